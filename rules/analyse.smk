@@ -50,14 +50,21 @@ TABLE_RULES = {
         {"cells": PATHS.tables / "measured/cells.parquet", **READS_PARSED, **READS_DEVICES},
         also={"checked": "cells"},
     ),
+    "waiting": TableRule(
+        "How the time of each repeat on a GPU divides into the GPU's work and waiting for its host.",
+        READS_CELLS | READS_PARSED | READS_DEVICES,
+    ),
     "waste": TableRule(
         "Reserved KV memory that holds no token: paged, contiguous, padded, and in HuggingFace's caches.",
         READS_CELLS | READS_PARSED,
     ),
     "ratios": TableRule(
-        "The speed-up of each device over each other, beside the rates of the devices.", READS_CELLS | READS_DEVICES
+        "The speed-up of each device over each other, beside the rates of the devices.",
+        READS_CELLS | READS_DEVICES | {name: table(name) for name in ("waiting", "predictions")},
     ),
-    "effects": TableRule("What each knob does to throughput, and whether it took effect."),
+    "effects": TableRule(
+        "What each knob does to throughput, and whether it took effect.", READS_CELLS | {"waiting": table("waiting")}
+    ),
     "engines": TableRule(
         "vLLM against HuggingFace at equal work, and how much of the gain is batching.",
         also={"decomposition": "engine_decomposition"},

@@ -2,7 +2,7 @@
 
 
 rule promise:
-    """What the study promises of the recommended setting, or of the one that `--config pick=` names."""
+    """What the study promises of the recommended setting for `--config workload=`, or of the cell `--config pick=`."""
     input:
         tables=[
             table(name) for name in ("cells", "serving", "serving_summary", "recommendations", "limits", "capacity")
@@ -17,12 +17,14 @@ rule promise:
     params:
         tables=PATHS.tables,
         pick=config.get("pick", ""),
+        workload=config.get("workload", ""),
     shell:
         "python -m workflow_scripts promise"
         " --study $STUDY"
         " --results $RESULTS"
         " --tables {params.tables}"
         " --pick={params.pick:q}"
+        " --workload={params.workload:q}"
         " --out {output}"
         " > {log} 2>&1"
 

@@ -3,20 +3,18 @@
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 from workflow_scripts.analyse.start_spread import FloatArray
 from workflow_scripts.analyse.statistics import (
-    ASSUMED_SD,
     BETWEEN_CARDS,
     BETWEEN_STARTS,
     CONFIDENCE,
     OCCASION_SD,
+    ONE_START,
     Samples,
     mean_errors,
 )
-
-ASSUMED = "one start, and an assumed spread between starts"
 
 
 @dataclass(frozen=True)
@@ -33,33 +31,30 @@ class AnotherStart:
 
     def half(self, confidence: float = CONFIDENCE) -> FloatArray:
         """Half the width of the two-sided interval."""
-        half: FloatArray = stats.t.ppf((1 + confidence) / 2, self.df) * np.sqrt(self.squared)
+        half: FloatArray = special.stdtrit(self.df, (1 + confidence) / 2) * np.sqrt(self.squared)
         return half
 
 
 def another_start(samples: Samples) -> AnotherStart:
     """What one further start of each cell, on another occasion, is expected to measure; `samples` are of one cell each.
 
-    Several starts show how much starts vary. A single one does not, so ASSUMED_SD is taken, as for comparisons of
-    single starts. A cell of a shared machine differs by OCCASION_SD on each occasion.
+    A cell of a shared machine differs by OCCASION_SD on each occasion.
 
     Three starts with a standard deviation of 2 %, on a machine that is not shared:
 
     >>> none = np.zeros(1, dtype=int)
-    >>> cell = Samples(np.log([[98.0, 100.0, 102.04]]), np.array([np.nan]), np.array([1.0]), none, none > 0)
+    >>> log, no, nothing = np.log([[98.0, 100.0, 102.04]]), none > 0, np.zeros((4, 1))
+    >>> cell = Samples(log, np.array([np.nan]), np.array([1.0]), none, no, no, none, none, nothing)
     >>> found = another_start(cell)
     >>> [round(float(np.exp(found.mean + end)[0]), 1) for end in (-found.half(), found.half())]
     [90.5, 110.6]
     """
     mean, squared, df = mean_errors(samples)
     n = samples.starts
-    several = n > 1
-    # The squared error of a mean of n starts is the variance of one over n.
-    start = np.where(several, squared * (n + 1), squared + samples.within + 2 * ASSUMED_SD**2)
-    df = np.where(several, df, np.inf)
-    occasions = 0.0 if samples.shared is None else 2 * OCCASION_SD**2 * samples.shared
+    start = squared * (n + 1)  # the squared error of a mean of n starts is the variance of one over n
+    occasions = 2 * OCCASION_SD**2 * samples.shared
     total = start + occasions
     with np.errstate(divide="ignore", invalid="ignore"):
         df = np.where(start > 0, df * (total / start) ** 2, np.inf)
-    scope = (BETWEEN_CARDS if samples.between_cards.all() else BETWEEN_STARTS) if several.all() else ASSUMED
+    scope = (BETWEEN_CARDS if samples.between_cards.all() else BETWEEN_STARTS) if (n > 1).all() else ONE_START
     return AnotherStart(mean, total, df, None if np.isnan(total).any() else scope)

@@ -17,7 +17,7 @@ from workflow_scripts.analyse.tables import INTEGER, NUMBER, TEXT, table_schema
 from workflow_scripts.study.study_file import Study
 
 MEASURES = (
-    *("output_tokens_per_s", "total_tokens_per_s", "requests_per_s"),
+    *("output_tokens_per_s", "steady_output_tokens_per_s", "total_tokens_per_s", "requests_per_s"),
     *("ttft_s_p50", "tpot_s_p50", "e2e_s_p50", "energy_j_per_output_token"),
 )
 

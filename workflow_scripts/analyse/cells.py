@@ -71,17 +71,27 @@ SCHEMA = table_schema(
     NUMBER(
         "steady_output_tokens_per_s",
         "output rate from the moment when the allowed number of sequences have their first token until fewer requests "
-        "than that remain; null if the workload never fills the engine",
+        "than that remain; from the tokens of the scheduler's steps, or, if the engine does not report these, as if "
+        "each request's tokens were evenly spaced; null if the workload never fills the engine",
+    ),
+    NUMBER("steady_s", "the time over which that rate is taken"),
+    NUMBER(
+        "drain_share",
+        "share of `wall_s` after that time, in which requests end and none are left to take their places, 0 to 1",
     ),
     NUMBER(
         "ttft_s_p50 ttft_s_p90 ttft_s_p99",
         "time from being queued, of a server's request from its scheduled arrival, to the first token",
     ),
+    NUMBER(
+        "queue_s_p50 prefill_s_p50",
+        "the two parts of that time: until the engine first scheduled the request, and from then on",
+    ),
     NUMBER("tpot_s_p50 tpot_s_p99", "mean time per output token after the first, per request"),
     NUMBER("e2e_s_p50 e2e_s_p99", "time to the last token, from the same moment as for the first token"),
     NUMBER(
-        "prefill_s_mean decode_s_mean",
-        "mean over requests of the times from scheduled to first token, and from first to last token",
+        "queue_s_mean prefill_s_mean decode_s_mean",
+        "mean over requests of the times until scheduled, from there to the first token, and from there to the last",
     ),
     NUMBER("running_peak running_mean", "sequences running at once: the peak, and the mean over time"),
     NUMBER(
@@ -143,13 +153,15 @@ SCHEMA = table_schema(
     NUMBER("utilization_pct_mean", "from the trace, in per cent of the device (on a CPU: of all its cores)"),
     NUMBER(
         "power_w_mean energy_j",
-        "from the trace, for all GPUs of the cell together; energy is from the counter, otherwise from the power "
-        "samples with the trapezoid rule. Both are scaled from the time between the first and the last sample to the "
-        "whole repeat; null if the samples cover less than 80 % of it",
+        "for all GPUs of the cell together: the growth of the device's energy counter from the beginning to the end of "
+        "the repeat, and that over `wall_s`. Without a counter, the mean power of the samples, and their integral, "
+        "scaled to the whole repeat; null if the samples cover less than 80 % of it",
     ),
     NUMBER("energy_j_per_output_token", "`energy_j / output_tokens`"),
     NUMBER("trace_gap_s_max", "longest time between two samples in the repeat"),
+    NUMBER("sm_clock_mhz_median sm_clock_mhz_min", "clock of the multiprocessors over the samples of all GPUs"),
     TEXT("throttle_reasons", "reasons reported during the repeat on any GPU of the cell, comma-separated"),
+    NUMBER("power_cap_share", "share of the samples in which the power limit lowered the clocks (`SwPowerCap`)"),
     NUMBER(
         "kv_tokens_live_mean",
         "tokens that live requests held in the cache, mean over time: as the engine reports at each step, otherwise "
@@ -260,6 +272,8 @@ _USED_UP = (
     "process_memory_bytes_before",
     "kv_tokens_held_mean",
     "sampled_s",
+    "counted_j",
+    "steady_end_s",
 )
 # With a smaller share of a repeat in the trace, its energy is not known: the GPU was lost, or the repeat was too short.
 _LEAST_SAMPLED = 0.8
@@ -316,6 +330,9 @@ def _of_gpu(parsed: Path, gpu: str, grid: pd.DataFrame, texts: Texts) -> pd.Data
     facts = read_parsed(parsed, gpu, "facts")
     of_start, of_repeat = wide(facts[facts["cell_id"].isin(grid.index)])
     start = _chosen(of_start, _START_FACTS)
+    # With a part of its evidence, a repeat would have too few tokens in its whole time.
+    is_whole = start["outcome"].ne("ok") | of_start.reindex(columns=["damaged"])["damaged"].isna()
+    start["outcome"] = start["outcome"].where(is_whole, "invalid")
     cores = of_start.reindex(columns=["device.cores"])["device.cores"].dropna().map(lambda told: len(json.loads(told)))
     told = of_start.assign(**{"effective.attention_backend": start["attention_backend"]})
     start["effective"] = _as_json(told)
@@ -324,18 +341,20 @@ def _of_gpu(parsed: Path, gpu: str, grid: pd.DataFrame, texts: Texts) -> pd.Data
     # A start that did not end ok has no measured values: those of an earlier repeat are evidence, not a result.
     ok = start.index[start["outcome"] == "ok"]
     counted = {column: [f"metric.{name}" for name in names] for column, names in metrics_of_columns().items()}
-    repeat = _chosen(of_repeat, {"wall_s": ["wall_s"], "start_unix_s": ["start_unix_s"], **counted})
+    own = {"wall_s": ["wall_s"], "start_unix_s": ["start_unix_s"], "counted_j": ["trace.energy_j"]}
+    repeat = _chosen(of_repeat, own | counted)
     repeat = repeat[repeat.reset_index("repeat").index.isin(ok)]
     requests = _of_starts(read_parsed(parsed, gpu, "requests"), ok)
     steps = _of_starts(read_parsed(parsed, gpu, "steps"), ok)
     # Without blocks, tokens of a prefix are shared one by one.
-    lives = request_lives(requests.join(asked[["workload"]].join(start["block_size_effective"]), on=START), texts)
+    blocks = asked[["workload"]].join(start["block_size_effective"])
+    lives = request_lives(requests.join(blocks, on=START), texts, steps)
     parts: list[pd.DataFrame | pd.Series] = [
         request_facts(requests),
         running_over_time(requests),
         tokens_held(lives, numbers(lives["block_size_effective"].fillna(1))),
         # Requests that arrive at a rate may never fill the engine.
-        steady_rate(requests[requests["sent_s"].isna()], grid["max_concurrency_allowed"]),
+        steady_rate(requests[requests["sent_s"].isna()], steps, grid["max_concurrency_allowed"]),
         step_facts(steps, requests.groupby(REPEAT)["scheduled_s"].min()),
         trace_facts(_of_starts(read_parsed(parsed, gpu, "trace"), ok), cores),
     ]
@@ -397,12 +416,15 @@ def _derived(t: pd.DataFrame) -> pd.DataFrame:
     preemptions = t["preemptions"].fillna(t["preemptions_counted"])
     started = pd.to_datetime(t["start_unix_s"], unit="s", utc=True).dt.strftime("%Y-%m-%dT%H:%M:%SZ")
     # The first and last sample are up to a tenth of a second inside the repeat.
-    energy_j = (t["energy_j"] * wall_s / t["sampled_s"]).where(t["sampled_s"] >= _LEAST_SAMPLED * wall_s)
+    sampled_j = (t["energy_j"] * wall_s / t["sampled_s"]).where(t["sampled_s"] >= _LEAST_SAMPLED * wall_s)
+    energy_j = t["counted_j"].fillna(sampled_j)
     return t.assign(
         energy_j=energy_j,
+        power_w_mean=(t["counted_j"] / wall_s).fillna(t["power_w_mean"]),
         output_tokens_per_s=t["output_tokens"] / wall_s,
         total_tokens_per_s=(t["output_tokens"] + t["prompt_tokens"]) / wall_s,
         requests_per_s=t["num_requests"] / wall_s,
+        drain_share=1 - t["steady_end_s"] / wall_s,
         prefix_cache_hit_rate=t["prefix_cache_hits"] / t["prefix_cache_queries"].where(t["prefix_cache_queries"] > 0),
         prefix_cache_saved_pct=100 * t["prefix_cache_hits"] / (t["prompt_tokens"] + t["output_tokens"]),
         draft_acceptance_rate=t["accepted_draft_tokens"] / t["draft_tokens"].where(t["draft_tokens"] > 0),

@@ -7,6 +7,7 @@ from workflow_scripts.analyse.evidence import (
     COMPUTED,
     CONTRADICTED,
     ON_GPUS,
+    SAME_PCT,
     SUPPORTED,
     Evidence,
     Finding,
@@ -14,7 +15,6 @@ from workflow_scripts.analyse.evidence import (
     rule,
 )
 from workflow_scripts.analyse.repeats import counted, records
-from workflow_scripts.analyse.statistics import decisive_ends
 from workflow_scripts.catalog.published import Claim
 from workflow_scripts.engines.block_sizes import default_block_size
 from workflow_scripts.physics import formulas
@@ -71,8 +71,10 @@ def speedup_of_a_shared_prompt(claim: Claim, evidence: Evidence) -> Iterator[Fin
     effects = evidence.tables["effects"]
     rows = effects[(effects["knob"] == "enable_prefix_caching") & (effects["comparison"] == PAIR)]
     for row in records(rows[rows["took_effect"].eq(True)]):
-        says = SUPPORTED if low <= row["ratio"] <= high else None
-        least, most = decisive_ends(row["ratio_low"], row["ratio_high"], row["scope"])
+        # The whole interval must lie in the claimed range, or within SAME_PCT of it.
+        within = 1 + SAME_PCT / 100
+        least, most = row["ratio_low"], row["ratio_high"]
+        says = SUPPORTED if low / within <= least and most <= high * within else None
         if least > high or most < low:
             says = CONTRADICTED
         bears = ON_GPUS.covers(row["gpu"], row["model"])

@@ -11,25 +11,26 @@ from functools import cache
 import pandas as pd
 
 from workflow_scripts.analyse.audit import Workload, audit_table
-from workflow_scripts.analyse.effects import OVERALL
+from workflow_scripts.analyse.effects import OVERALL, PAIR
 from workflow_scripts.analyse.evidence import (
     COMPUTED,
     CONTRADICTED,
     ON_GPUS,
     PUBLISHED,
+    SAME_PCT,
     SUPPORTED,
     Evidence,
     Finding,
     Setting,
-    is_same,
+    against_interval,
     measured,
     rule,
 )
 from workflow_scripts.analyse.explanation import NEAR_PCT
 from workflow_scripts.analyse.published_table import published_table
 from workflow_scripts.analyse.ratios import published_ratios, published_readings
-from workflow_scripts.analyse.repeats import Row, records
-from workflow_scripts.analyse.statistics import CHANGES, FLAT, decisive_ends
+from workflow_scripts.analyse.repeats import Row, cell_summary, records
+from workflow_scripts.analyse.statistics import CHANGES, FLAT
 from workflow_scripts.catalog.gpus_and_models import get_model
 from workflow_scripts.catalog.published import Claim
 from workflow_scripts.engines.block_sizes import why_block_size_is_refused
@@ -46,6 +47,7 @@ PAIRS = {"h200-over-l40s": ("H200", "L40S"), "h100-over-a100": ("H100", "A100 PC
 # ShareGPT's mean lengths with vLLM's benchmark, rounded (docs/workloads.md). Those of the published runs are unknown.
 LENGTHS = Workload(200, 200)
 PUBLISHED_UTILIZATION = 0.9
+TOTAL_RATE = "total_tokens_per_s"
 
 
 @cache
@@ -101,11 +103,36 @@ def flat_over_max_num_seqs(claim: Claim, evidence: Evidence) -> Iterator[Finding
     yield from against_ceilings(table, "throughput_tok_s", str(claim.table), PUBLISHED_UTILIZATION)
     ends = claim.range("max_num_seqs")
     yield from _flatness(evidence, "max_num_seqs", ends, must_cover=ends)
+    yield from _beside_published(evidence, table, str(claim.table))
+
+
+def _beside_published(evidence: Evidence, table: pd.DataFrame, where: str) -> Iterator[Finding]:
+    """For each device of the table that was measured, its rates with the fewest and the most sequences of the table."""
+    cells = evidence.tables["cells"]
+    summary, _ = cell_summary(cells[cells["engine"] == VLLM.name], TOTAL_RATE)
+    if summary.empty or "knob_max_num_seqs" not in summary:
+        return
+    for label, published in table.groupby("gpu", sort=False):
+        of_card = Setting((str(label),), model=LLAMA_8B)
+        rows = summary[[of_card.covers(*place) for place in zip(summary["gpu"], summary["model"], strict=True)]]
+        rows = rows.merge(published, left_on="knob_max_num_seqs", right_on="max_num_seqs", suffixes=("", "_published"))
+        for _, of_one in rows.sort_values("max_num_seqs").groupby(["gpu", "workload"], sort=False):
+            ends = records(of_one.iloc[[0, -1]])
+            rates = [math.exp(row["log_mean"]) for row in ends]
+            if ends[0]["max_num_seqs"] == ends[1]["max_num_seqs"]:
+                continue
+            told = [
+                f"{rate:,.0f} at {row['max_num_seqs']} ({label} as published: {row['throughput_tok_s']:,.0f}, which is"
+                f" {row['throughput_tok_s'] / rate:.3g} times that)"
+                for row, rate in zip(ends, rates, strict=True)
+            ]
+            text = f"Tokens/s, prompt and output: {told[0]} and {told[1]}; measured, {rates[1] / rates[0]:.3g} times."
+            yield measured(True, ends[0], text, None, (where, *(row["cell_id"] for row in ends)))
 
 
 @rule("throughput-flat-over-block-size", test=f"{SWEEP_STUDY} (sweep block-size)")
 def flat_over_block_size(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
-    """Contradicted by a rate above its ceiling or a measured change; supported by flat cells of the possible sizes."""
+    """Contradicted by a rate above its ceiling or a measured change; supported by flat cells of the accepted sizes."""
     table = published_table(evidence.published, claim)
     yield from against_ceilings(table, "throughput_tok_s", str(claim.table), PUBLISHED_UTILIZATION)
     sizes = claim.values("block_size")
@@ -119,18 +146,34 @@ def flat_over_block_size(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
 def _flatness(
     evidence: Evidence, knob: str, ends: tuple[float, float], must_cover: Collection[float]
 ) -> Iterator[Finding]:
+    """What all values of a group show, or its pairs within the claimed range if the group has values beyond that.
+
+    Rates that differ by at most SAME_PCT are as flat as the claim says, also if the study's own margin is narrower.
+    """
+
+    def is_within(values: Collection[float]) -> bool:
+        return ends[0] <= min(values) and max(values) <= ends[1]
+
     effects = evidence.tables["effects"]
-    rows = effects[(effects["knob"] == knob) & (effects["comparison"] == OVERALL) & (effects["engine"] == VLLM.name)]
-    for row in records(rows):
-        values = [float(value) for value in row["values"].split(", ")]
-        says = None
-        if ends[0] <= min(values) and max(values) <= ends[1]:
-            if row["verdict"] == CHANGES:
-                says = CONTRADICTED
-            elif row["verdict"] == FLAT and set(must_cover) <= set(values):
+    for row in records(effects[(effects["knob"] == knob) & (effects["engine"] == VLLM.name)]):
+        group = [float(value) for value in row["values"].split(", ")]
+        is_pair = row["comparison"] == PAIR
+        values = [float(row["value"]), float(row["baseline"])] if is_pair and not is_within(group) else group
+        if is_pair and (values == group or not is_within(values)):
+            continue
+        says, text = None, row["explanation"]
+        most_pct = 100 * (max(row["ratio_high"], 1 / row["ratio_low"]) - 1)
+        if is_within(values) and row["verdict"] == CHANGES:
+            says = CONTRADICTED
+        elif is_within(values) and set(must_cover) <= set(values):
+            if row["verdict"] == FLAT:
                 says = SUPPORTED
+            elif most_pct <= SAME_PCT:
+                says = SUPPORTED
+                text += f" Any difference is within {most_pct:.2g} %, and published numbers count as equal within"
+                text += f" {SAME_PCT:g} %."
         bears = FOUR_GPUS.covers(row["gpu"], row["model"])
-        yield measured(bears, row, row["explanation"], says, (row["cell_id"], row["baseline_cell_id"]))
+        yield measured(bears, row, text, says, (row["cell_id"], row["baseline_cell_id"]))
 
 
 def _refused_on_gpus(sizes: Collection[float]) -> Iterator[tuple[float, str]]:
@@ -183,11 +226,10 @@ def _says(row: Row, published: float) -> str | None:
     """What a measured ratio says: nothing without an interval, or if bandwidth cannot be told from other causes."""
     if pd.isna(row["explanation"]) or pd.notna(row["cannot_show"]) or pd.isna(row["ratio_low"]):
         return None
-    follows = ["bandwidth" in name for name in row["explanation"].split(", ")]
-    low, high = decisive_ends(row["ratio_low"], row["ratio_high"], row["scope"])
-    if not any(follows) or high < published or low > published:
-        return CONTRADICTED
-    return SUPPORTED if all(follows) and is_same(row["ratio"], published) else None
+    shown = ["bandwidth" in name for name in row["explanation"].split(", ")]
+    possible = any(shown) or "bandwidth" in str(row["compatible_with"])
+    says = against_interval(row["ratio_low"], row["ratio_high"], published) if possible else CONTRADICTED
+    return None if says == SUPPORTED and not all(shown) else says
 
 
 def _published_speedup(a: str, b: str, ratio: float, readings: list[Row]) -> Finding:

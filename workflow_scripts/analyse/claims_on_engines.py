@@ -29,7 +29,6 @@ from workflow_scripts.analyse.statistics import (
     FLAT,
     NOT_DECIDED,
     SLOWER,
-    decisive_ends,
     interval_text,
     mean_interval,
 )
@@ -69,7 +68,7 @@ def hf_generate(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
         rate_text = interval_text(value, low, high, " output tokens/s", scopes[row["sample"]])
         text = f"HuggingFace makes {rate_text} at batch {batch:g}."
         bears = ON_A100_PCIE.covers(row["gpu"], row["model"])
-        says = against_interval(low, high, scopes[row["sample"]], rate)
+        says = against_interval(low, high, rate)
         yield measured(bears, row, text, says, (row["cell_id"],))
 
 
@@ -213,11 +212,11 @@ def _several_ratios(low: Row, high: Row) -> Finding:
 
 
 def _ends(row: Row) -> tuple[float, float]:
-    return decisive_ends(row["improvement_ratio_low"], row["improvement_ratio_high"], row["scope"])
+    return row["improvement_ratio_low"], row["improvement_ratio_high"]
 
 
 def _against(row: Row, published: float) -> str | None:
-    return against_interval(row["improvement_ratio_low"], row["improvement_ratio_high"], row["scope"], published)
+    return against_interval(row["improvement_ratio_low"], row["improvement_ratio_high"], published)
 
 
 def _over(row: Row) -> str:
@@ -303,5 +302,5 @@ def _of_users(row: Row, slower: float) -> str | None:
         return None
     if row["verdict"] == FLAT:
         return CONTRADICTED
-    low, high = decisive_ends(row["ratio_low"], row["ratio_high"], row["scope"])
+    low, high = row["ratio_low"], row["ratio_high"]
     return SUPPORTED if low > max(slower, 1) else CONTRADICTED if high <= max(slower, 1) else None

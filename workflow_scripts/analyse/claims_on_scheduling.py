@@ -15,7 +15,6 @@ from workflow_scripts.analyse.evidence import (
     rule,
 )
 from workflow_scripts.analyse.repeats import Row, counted, records
-from workflow_scripts.analyse.statistics import decisive_ends
 from workflow_scripts.catalog.published import Claim, plain
 
 PRESSURE_STUDY = "snakemake --cores all --configfile config/studies/kv_pressure.yaml"
@@ -96,10 +95,7 @@ def tensor_or_pipeline(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
 
 
 def _stages_are_for_throughput(row: Row, shorter: bool) -> str | None:
-    tensor, pipeline = (
-        decisive_ends(row[f"ratio_low_{knob}"], row[f"ratio_high_{knob}"], row[f"scope_{knob}"])
-        for knob in ("tensor", "pipeline")
-    )
+    tensor, pipeline = ((row[f"ratio_low_{knob}"], row[f"ratio_high_{knob}"]) for knob in ("tensor", "pipeline"))
     if pipeline[1] < tensor[0]:
         return CONTRADICTED
     return SUPPORTED if shorter and pipeline[0] > tensor[1] else None

@@ -51,9 +51,8 @@ def summary(found: Comparison) -> list[str]:
         f"{_many(len(found.cells), 'measure')} of {_many(len({c.cell for c in found.cells}), 'cell')} compared: "
         f"{counts[CHANGES]} changed, {counts[FLAT]} flat within {found.margin_pct:g} %, "
         f"{counts[NOT_DECIDED]} not decided.",
-        "A rate that was measured on one occasion says nothing about other occasions. The intervals cover the "
-        "variation within each of the two occasions. A cell counts as changed only if the change exceeds the variation "
-        f"between occasions (standard deviation {found.occasions_vary_pct:g} %).",
+        "A rate that was measured on one occasion says nothing about other occasions. So the intervals of cells allow "
+        f"for the variation between occasions (standard deviation {found.occasions_vary_pct:g} %).",
     ]
     if found.refused:
         sentences.append(f"{_many(len(found.refused), 'cell')} cannot be compared; the reasons are below.")

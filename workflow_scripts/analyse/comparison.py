@@ -13,9 +13,11 @@ from pydantic import JsonValue
 from workflow_scripts.analyse.comparability import Side, differences, said, side, why_not, why_not_ended
 from workflow_scripts.analyse.digest import Digest, Mean, Pair
 from workflow_scripts.analyse.occasions import OCCASIONS_VARY_PCT, Means, compare_occasions
-from workflow_scripts.analyse.statistics import CHANGES, FASTER, FLAT, SLOWER, WITHIN_START, verdicts
+from workflow_scripts.analyse.statistics import CHANGES, FASTER, FLAT, SLOWER, verdicts
 from workflow_scripts.common.records import Record
 
+# The scope of an interval in digests of earlier versions, which says nothing about another start.
+WITHIN_START = "within one start"
 MISSING = "missing"
 FLAT_AGAINST_CHANGES = "flat against changes"
 OPPOSITE = "opposite directions"
@@ -242,8 +244,7 @@ def _turned(pair: Pair) -> Found:
 def _stated(found: Found) -> int | None:
     """What a comparison states: 1 for higher, -1 for lower, 0 for flat; None if it is not decided.
 
-    Without a verdict, an interval that excludes 1 states a direction. An interval from one start does not, because it
-    says nothing about another start.
+    Without a verdict, an interval that excludes 1 states a direction.
     """
     if found.verdict == FLAT:
         return 0

@@ -17,22 +17,22 @@ import pandas as pd
 from pandas.api.extensions import ExtensionArray
 
 from workflow_scripts.analyse.further_starts import MOST_FURTHER_STARTS, ONE_LOOK, Looks
-from workflow_scripts.analyse.knob_pairs import METRIC, MODEL, PLACE, compared_pairs, shown_in
+from workflow_scripts.analyse.knob_pairs import METRIC, MODEL, PLACE, STEADY, WORK, compared_pairs, shown_in
 from workflow_scripts.analyse.repeats import Row, knob_columns, knob_text, numbers, records
 from workflow_scripts.analyse.start_spread import FloatArray
 from workflow_scripts.analyse.statistics import (
-    ASSUMED_SD,
+    ANOTHER_RUN,
     CHANGES,
     FLAT,
     NOT_DECIDED,
     SCOPE_MEANING,
     STARTS_TO_SEE_MODES,
-    WITHIN_START,
     interval_text,
     log_margin,
 )
 from workflow_scripts.analyse.table_command import Output, table_command
 from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, table_schema
+from workflow_scripts.analyse.waiting import WAITING, WITHOUT_WAITING, with_device_ratio
 from workflow_scripts.common.knob import Knob
 from workflow_scripts.common.wording import listed, sentence
 from workflow_scripts.engines.registry import every_knob
@@ -41,7 +41,8 @@ from workflow_scripts.study.study_file import Study
 from workflow_scripts.workloads.arrivals import Load
 
 PAIR, OVERALL = "pair", "overall"
-OUTPUT_RATE = "output tokens/s"
+OUTPUT_RATE, STEADY_RATE = "output tokens/s", "output tokens/s while full"
+EQUAL, DIFFERS = "equal", "differs"
 
 
 def _shown_in_words() -> str:
@@ -50,7 +51,7 @@ def _shown_in_words() -> str:
 
 SCHEMA = table_schema(
     "effects",
-    "The effect of each knob on `output_tokens_per_s`, from cells that differ only in one knob or only in the model. "
+    "The effect of each knob on the output rate, from cells that differ only in one knob or only in the model. "
     "The models may be different ones, or the same with weights of other types. A cell for which the study leaves the "
     "knob to the engine is not compared. Rows with `comparison` `pair` compare one value with the baseline, which is "
     "the smallest value or `false`. Rows with `overall` compare all values of the group: they show the two values that "
@@ -65,17 +66,31 @@ SCHEMA = table_schema(
     TEXT("cell_id baseline_cell_id", "the cells of `value` and `baseline`"),
     INTEGER("repeats baseline_repeats", "repeats that count, of all starts"),
     INTEGER("starts", "starts that both have in the same rounds"),
+    TEXT(
+        "work",
+        "`equal` if all compared cells served the same number of requests, prompt tokens and output tokens, else "
+        "`differs`; null if it is not known",
+    ),
+    TEXT(
+        "metric",
+        "the compared column of `cells`: `output_tokens_per_s`, or, where the work differs and all cells of the group "
+        "have it, `steady_output_tokens_per_s`. For each of the two, a `changes` is false in at most 5 % of studies",
+    ),
+    NUMBER("rate baseline_rate", "of `value` and `baseline`, geometric means over the starts in the same rounds"),
+    NUMBER("whole_ratio", "the ratio of `output_tokens_per_s`, over whole repeats with the filling and the drain"),
     NUMBER(
         "ratio ratio_low ratio_high",
         "rate of `value` over that of `baseline`, mean of the ratios within rounds, with its 95 % interval; null if "
         "nothing shows what varies, or if the starts of a cell fall into two groups",
     ),
+    NUMBER("ratio_again_low ratio_again_high", f"for `pair`: {ANOTHER_RUN}"),
     TEXT("scope", SCOPE_MEANING),
+    WITHOUT_WAITING,
     TEXT(
         "verdict",
-        "`flat`: shown to be within the margin; `changes`: shown to be beyond it, with the error of all comparisons of "
-        "the study together at most 5 %; `not decided`. From one start it must hold also if starts vary by "
-        f"{100 * ASSUMED_SD:g} %",
+        "`flat`: shown to be within the margin; `changes`: shown to be beyond it; `not decided`. In at most 5 % of "
+        "studies any `flat` is false, and in at most 5 % any `changes`. The interval of what is flat lies within the "
+        "margin, and that of a pair that changes beyond it",
     ),
     NUMBER("margin_pct", "the study's `equivalence_margin_pct`"),
     INTEGER(
@@ -150,8 +165,9 @@ def _effects_of(
         [_against_baseline(rows, pairs[pairs["first"]], seen_in), _overall(rows, pairs, seen_in, margin_pct)]
     ).sort_values("group", kind="stable")
     cells = records(rows)
-    values = _by_group(rows, "value")
-    told = _by_group(rows, "effective")
+    of_groups: dict[int, list[Row]] = {}
+    for cell in cells:
+        of_groups.setdefault(cell["group"], []).append(cell)
     for effect in records(effects):
         a, b = cells[effect["a"]], cells[effect["b"]]
         row: Row = {name: a[name] for name in (*PLACE, "cell_id", "repeats")}
@@ -160,14 +176,24 @@ def _effects_of(
             "held": ", ".join(f"{o.removeprefix('knob_')}={knob_text(a[o])}" for o in others if not pd.isna(a[o])),
             "value": a["value"],
             "baseline": b["value"],
-            "values": ", ".join(values[effect["group"]]),
+            "values": ", ".join(cell["value"] for cell in of_groups[effect["group"]]),
             "baseline_cell_id": b["cell_id"],
             "baseline_repeats": b["repeats"],
             "margin_pct": margin_pct,
         }
-        several = told[effect["group"]] if effect["comparison"] == OVERALL else [b["effective"], a["effective"]]
-        row["moved_with_it"] = _moved(several, {knob, *described.settles} | _FOLLOWS)
-        yield row | {"explanation": _explanation(row, a, b, described, called)}
+        several = of_groups[effect["group"]] if effect["comparison"] == OVERALL else [b, a]
+        row["work"] = _work(several)
+        row["moved_with_it"] = _moved([cell["effective"] for cell in several], {knob, *described.settles} | _FOLLOWS)
+        of_row = STEADY_RATE if row["metric"] == STEADY else called
+        yield row | {"explanation": _explanation(row, a, b, described, of_row)}
+
+
+def _work(cells: Sequence[Row]) -> str | None:
+    """Whether cells served the same requests; None if it is not known of one of them."""
+    served = {tuple(cell[name] for name in WORK) for cell in cells}
+    if any(pd.isna(count) for counts in served for count in counts):
+        return None
+    return EQUAL if len(served) == 1 else DIFFERS
 
 
 def _moved(told: Sequence[str], left_out: set[str]) -> str | None:
@@ -211,13 +237,17 @@ def _overall(rows: pd.DataFrame, pairs: pd.DataFrame, seen_in: str, margin_pct: 
     """
     pairs = pairs.assign(beyond=pairs["verdict"] == CHANGES, flat=pairs["verdict"] == FLAT)
     ends = pairs.sort_values(["group", "beyond", "distance"], kind="stable").groupby("group").tail(1)
-    ends = ends.assign(ratio_low=ends["low_of_all"], ratio_high=ends["high_of_all"])
+    flat = pairs.groupby("group")["flat"].all()
+    # What is flat for every pair needs no correction, so its interval has none.
+    wide = ~flat[ends["group"]].to_numpy()
+    ends = ends.assign(**{end: ends[f"{end}_of_all"].where(wide, ends[f"ratio_{end}"]) for end in ("low", "high")})
+    ends = ends.assign(ratio_low=ends["low"], ratio_high=ends["high"], ratio_again_low=np.nan, ratio_again_high=np.nan)
     falls = (ends["ratio"] < 1).to_numpy()
-    inverse = {"a": ends["b"], "b": ends["a"], "ratio": 1 / ends["ratio"]}
+    inverse = {"a": ends["b"], "b": ends["a"], "ratio": 1 / ends["ratio"], "whole_ratio": 1 / ends["whole_ratio"]}
+    inverse |= {"rate": ends["baseline_rate"], "baseline_rate": ends["rate"]}
     inverse |= {"ratio_low": 1 / ends["ratio_high"], "ratio_high": 1 / ends["ratio_low"]}
     ends = ends.assign(**{name: np.where(falls, turned, ends[name]) for name, turned in inverse.items()})
 
-    flat = pairs.groupby("group")["flat"].all()
     verdict = np.select([flat, ends["beyond"]], [FLAT, CHANGES], NOT_DECIDED)
     # With more starts, values further apart than the margin can only become a change, the others only flat.
     needed = np.where(ends["distance"] > log_margin(margin_pct), ends["starts_needed"], _to_flat(pairs))
@@ -272,18 +302,13 @@ def _explanation(row: Row, a: Row, b: Row, knob: Knob, called: str) -> str:
 def _verdict_text(row: Row) -> str:
     margin = f"{row['margin_pct']:g} %"
     if row["verdict"] == FLAT:
-        within = 1 + row["margin_pct"] / 100
-        is_wider = row["ratio_low"] < 1 / within or row["ratio_high"] > within
-        wider = "; the interval is wider because it also allows for another run" if is_wider else ""
-        return f"flat: in these starts any difference is within {margin}{wider}"
+        return f"flat: in these starts any difference is within {margin}"
     if row["verdict"] == CHANGES:
         return f"a change of more than {margin}"
     if row["bimodal"]:
         return "not decided: the starts of a cell fall into two groups, so no single number describes it"
     if math.isnan(row["ratio_low"]):
         return "not decided: this needs at least two starts of each, in the same rounds"
-    if row["scope"] == WITHIN_START:
-        return f"not decided at a margin of {margin}: one start of each does not show how starts vary"
     if math.isnan(row["starts_needed"]):
         return (
             f"not decided at a margin of {margin}, nor likely to be with {MOST_FURTHER_STARTS} further starts of each"
@@ -336,14 +361,19 @@ def _bound_text(row: Row, a: Row) -> str:
 
 
 def _work_text(row: Row, a: Row, b: Row) -> str:
-    requests = a["num_requests"], b["num_requests"]
-    if row["comparison"] == OVERALL or any(pd.isna(n) for n in requests) or requests[0] == requests[1]:
+    if row["work"] != DIFFERS:
         return ""
-    return f"It was measured over {requests[0]} requests, against {requests[1]}."
+    requests = f"The requests differ: {a['num_requests']:g}, against {b['num_requests']:g}."
+    if row["metric"] != STEADY:
+        return requests
+    return f"{requests} Over whole repeats, with filling and drain, the ratio is {row['whole_ratio']:.3g}."
 
 
-@table_command("effects")
+@table_command("effects", WAITING)
 def main(args: Namespace, study: Study, cells: pd.DataFrame) -> list[Output]:
     """Write the effects table of a study."""
     looks = Looks(study.starts.at_least, study.starts.at_most)
-    return [(args.out, "effects", knob_effects(cells, study.equivalence_margin_pct, looks))]
+    margin_pct = study.equivalence_margin_pct
+    found = knob_effects(cells, margin_pct, looks)
+    found = with_device_ratio(found, found["cell_id"], found["baseline_cell_id"], args.waiting, margin_pct)
+    return [(args.out, "effects", found)]

@@ -17,7 +17,7 @@ import pandas as pd
 
 from workflow_scripts.analyse.repeats import Row, cell_summary, knob_columns, records
 from workflow_scripts.analyse.statistics import (
-    ASSUMED_SD,
+    ANOTHER_RUN,
     FASTER,
     SCOPE_MEANING,
     Samples,
@@ -40,8 +40,8 @@ PLACE = ("study", "source", "gpu", "model", "workload")
 BATCH_1, STATIC_BATCH, CONTINUOUS = "batch 1", "static batch", "continuous batching"
 
 _VERDICT_MEANING = (
-    "`faster` or `slower` if that is shown, with the error of all rows together at most 5 %; else `not decided`. From "
-    f"one start it must hold also if starts vary by {100 * ASSUMED_SD:g} %; null if not comparable"
+    "`faster` or `slower` if that is shown, with the error of all rows together at most 5 %; else `not decided`; null "
+    "if not comparable"
 )
 
 SCHEMA = table_schema(
@@ -66,6 +66,7 @@ SCHEMA = table_schema(
         "improvement_ratio improvement_ratio_low improvement_ratio_high",
         "vLLM's rate over HuggingFace's, with its 95 % interval; null if not comparable",
     ),
+    NUMBER("improvement_ratio_again_low improvement_ratio_again_high", ANOTHER_RUN),
     TEXT("scope", SCOPE_MEANING),
     TEXT("verdict", _VERDICT_MEANING),
     TEXT("explanation", "the row in words, and what the ratio includes"),
@@ -100,7 +101,7 @@ STATIC_BATCHING, CONTINUOUS_BATCHING, ENGINE, TOTAL = "static_batching", "contin
 
 NOT_MEASURED = -1
 _WORK = ("num_requests", "prompt_tokens", "output_tokens")
-ENDS = ("ratio", "ratio_low", "ratio_high")
+ENDS, AGAIN = ("ratio", "ratio_low", "ratio_high"), ("ratio_again_low", "ratio_again_high")
 # Knobs that change what is computed, in how many steps or on how many devices, with their neutral values.
 _UNEQUAL = {f"knob_{name}": knob.neutral for name, knob in every_knob().items() if knob.neutral is not None}
 
@@ -164,7 +165,10 @@ def _compared(rows: pd.DataFrame, samples: Samples, cells: list[Row], a: list[in
     sample = rows["sample"].to_numpy(dtype=int)
     found = compare(samples, sample[a], sample[b])
     comparable = np.array([reason is None for reason in reasons], dtype=bool)
-    ends = {name: np.where(comparable, end, np.nan) for name, end in zip(ENDS, found.interval(), strict=True)}
+    ends = {
+        name: np.where(comparable, end, np.nan)
+        for name, end in zip((*ENDS, *AGAIN), (*found.interval(), *found.another_run()), strict=True)
+    }
     scope = pd.Series(found.scope, dtype=object).where(comparable, None)
     verdict = pd.Series(pd.NA, index=scope.index, dtype=object)
     if comparable.any():
@@ -197,6 +201,8 @@ def _improvements(rows: pd.DataFrame, samples: Samples) -> pd.DataFrame:
             "improvement_ratio": found["ratio"],
             "improvement_ratio_low": found["ratio_low"],
             "improvement_ratio_high": found["ratio_high"],
+            "improvement_ratio_again_low": found["ratio_again_low"],
+            "improvement_ratio_again_high": found["ratio_again_high"],
             "scope": found["scope"],
             "verdict": found["verdict"],
             "explanation": [
@@ -224,6 +230,8 @@ def _improvement_text(vllm: Row, hf: Row, reason: str | None, interval: list[Any
     ratio = interval_text(value, low, high, " times the output tokens/s", scope)
     if kind == CONTINUOUS:
         what = f"Both admit requests as others end, with a paged cache; vLLM runs up to {seqs} at a time."
+    elif kind == STATIC_BATCH and vllm["num_requests"] <= min(seqs, hf["knob_batch_size"]):
+        what = f"Both run all {vllm['num_requests']:g} requests at once, HuggingFace until the longest ends."
     elif kind == STATIC_BATCH:
         batch = f"HuggingFace runs {hf['knob_batch_size']:g} at a time, each batch until its longest request ends"
         what = f"{batch}; vLLM admits requests as others end, up to {seqs} at a time."
@@ -239,8 +247,10 @@ def _decompositions(rows: pd.DataFrame, samples: Samples) -> pd.DataFrame:
     for _, place in rows.reset_index(names="row").groupby(list(PLACE), sort=False):
         continuous, ties = _fastest(place[place["engine"] == HF_CONTINUOUS.name], samples)
         vllm = place[(place["engine"] == VLLM.name) & (place["max_concurrency_allowed"] > 1)]
+        static = place[place["engine"] == HF_STATIC.name]
+        references = {n: _static_references(static, n) for n in vllm["max_concurrency_allowed"].unique()}
         for row, sequences in zip(vllm["row"], vllm["max_concurrency_allowed"], strict=True):
-            one, batch = _static_references(place[place["engine"] == HF_STATIC.name], sequences)
+            one, batch = references[sequences]
             if any(cell != NOT_MEASURED for cell in (one, batch, continuous)):
                 steps += [
                     {"last": row, "factor": STATIC_BATCHING, "a": batch, "b": one},

@@ -4,14 +4,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
 from workflow_scripts.analyse import capacity, effects, fragmentation, predictions, ratios
 from workflow_scripts.analyse import engine_gain as engines
 from workflow_scripts.analyse.repeats import Row
-from workflow_scripts.analyse.statistics import decisive_ends
 from workflow_scripts.analyse.tables import TABLE_SCHEMAS, read_table
 from workflow_scripts.catalog.gpus_and_models import load_gpus, resolve
 from workflow_scripts.catalog.published import Claim, Published
@@ -111,17 +109,16 @@ def is_same(found: float, published: float) -> bool:
     return abs(relative_difference(found, published)) * 100 <= SAME_PCT
 
 
-def against_interval(low: float, high: float, scope: Any, published: float) -> str | None:
+def against_interval(low: float, high: float, published: float) -> str | None:
     """What a measured interval says about a published number.
 
     It says nothing if only a part of the interval agrees with the number, or if there is no interval.
 
-    >>> against_interval(2.8, 3.0, None, 2.95), against_interval(2.0, 2.5, None, 2.95)
+    >>> against_interval(2.8, 3.0, 2.95), against_interval(2.0, 2.5, 2.95)
     ('supported', 'contradicted')
-    >>> against_interval(2.5, 3.5, None, 2.95), against_interval(float("nan"), float("nan"), None, 2.95)
+    >>> against_interval(2.5, 3.5, 2.95), against_interval(float("nan"), float("nan"), 2.95)
     (None, None)
     """
-    low, high = decisive_ends(low, high, scope)
     same = is_same(low, published), is_same(high, published)
     if all(same):
         return SUPPORTED

@@ -5,14 +5,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from workflow_scripts.analyse.repeats import Row
-from workflow_scripts.analyse.statistics import ASSUMED_SD, WITHIN_START, decisive_ends
 from workflow_scripts.catalog.gpus_and_models import Gpu
+from workflow_scripts.common.wording import listed
 from workflow_scripts.physics.formulas import relative_difference, speedup_bounds
 
-# A ratio of the devices explains nothing if it differs from the observed one by more than this.
+# A ratio of the devices explains an observed one if the two are shown to differ by at most this.
 NEAR_PCT = 10.0
 
-INSIDE, NEAR, NONE = "inside", "near", "none"
+SHOWN, COMPATIBLE, NEAR, NONE = "shown", "compatible", "near", "none"
 
 # What may explain a speed-up: the column with its ratio, the name of the explanation, and what it is a ratio of.
 CANDIDATES = {
@@ -24,7 +24,7 @@ CANDIDATES = {
     "kv_tokens_ratio": ("kv_capacity", "KV-cache capacities"),
 }
 _WORDS = dict(CANDIDATES.values())
-EXPLANATION_COLUMNS = ("explanation", "support", "nearest", "nearest_difference_pct", "verdict_text")
+EXPLANATION_COLUMNS = ("explanation", "compatible_with", "support", "nearest", "nearest_difference_pct", "verdict_text")
 
 
 def capability_ratios(a: Gpu | None, b: Gpu | None, dtype: str | None) -> tuple[float, float]:
@@ -46,14 +46,16 @@ def _quotient(a: float | None, b: float | None) -> float:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The known ratios of two devices that an observed one supports.
+    """What an observed ratio says about the known ratios of two devices.
 
-    `supported` are those in the interval, or else the nearest one if it is within NEAR_PCT. `support` says which of
-    these: `inside`, `near`, `none`, or None if no ratio is known. The observed ratio lies `difference_pct` above
-    `nearest`.
+    `shown` are those that the whole interval is within NEAR_PCT of; without an interval, the nearest one if it is that
+    near. `compatible` are the others in the interval, which explain nothing: a wide interval has any ratio in it.
+    `support` says which of these there are: `shown`, `near` (without an interval), `compatible`, `none`, or None if no
+    ratio is known. The observed ratio lies `difference_pct` above `nearest`.
     """
 
-    supported: tuple[str, ...]
+    shown: tuple[str, ...]
+    compatible: tuple[str, ...]
     support: str | None
     nearest: str | None
     difference_pct: float
@@ -62,20 +64,22 @@ class Explanation:
 def explain(ratio: float, low: float, high: float, candidates: Mapping[str, float]) -> Explanation:
     """Compare an observed ratio, and the ends of its interval (NaN if none), with the ratios that may explain it.
 
-    >>> explain(3.0, math.nan, math.nan, {"bandwidth": 5.56, "flop": 2.75})
-    Explanation(supported=('flop',), support='near', nearest='flop', difference_pct=9.090909090909083)
+    >>> found = explain(1.33, 1.17, 1.52, {"bandwidth": 1.43, "flop": 1.0})
+    >>> found.shown, found.compatible, found.support
+    ((), ('bandwidth',), 'compatible')
     """
     known = {name: value for name, value in candidates.items() if not math.isnan(value)}
     if not known:
-        return Explanation((), None, None, math.nan)
-    inside = tuple(name for name, value in known.items() if low <= value <= high)
-    difference_pct = {name: 100 * relative_difference(ratio, known[name]) for name in inside or known}
-    nearest = min(difference_pct, key=lambda name: abs(difference_pct[name]))
-    if inside:
-        return Explanation(inside, INSIDE, nearest, difference_pct[nearest])
-    if abs(difference_pct[nearest]) <= NEAR_PCT:
-        return Explanation((nearest,), NEAR, nearest, difference_pct[nearest])
-    return Explanation((), NONE, nearest, difference_pct[nearest])
+        return Explanation((), (), None, None, math.nan)
+    within = 1 + NEAR_PCT / 100
+    shown = tuple(name for name, value in known.items() if value / within <= low and high <= value * within)
+    compatible = tuple(name for name, value in known.items() if low <= value <= high and name not in shown)
+    difference_pct = {name: 100 * relative_difference(ratio, value) for name, value in known.items()}
+    nearest = min(shown or compatible or known, key=lambda name: abs(difference_pct[name]))
+    support = SHOWN if shown else COMPATIBLE if compatible else NONE
+    if math.isnan(low) and abs(difference_pct[nearest]) <= NEAR_PCT:
+        shown, support = (nearest,), NEAR
+    return Explanation(shown, compatible, support, nearest, difference_pct[nearest])
 
 
 def explanation_of(row: Row, columns: Sequence[str]) -> tuple[Row, str]:
@@ -88,9 +92,10 @@ def explanation_of(row: Row, columns: Sequence[str]) -> tuple[Row, str]:
     ('flop', 'near', 8.1)
     """
     candidates = {CANDIDATES[column][0]: row[column] for column in columns}
-    found = explain(row["ratio"], *decisive_ends(row["ratio_low"], row["ratio_high"], row.get("scope")), candidates)
+    found = explain(row["ratio"], row["ratio_low"], row["ratio_high"], candidates)
     known = {
-        "explanation": ", ".join(found.supported) or (found.support and NONE),
+        "explanation": ", ".join(found.shown) or (found.support and NONE),
+        "compatible_with": ", ".join(found.compatible) or None,
         "support": found.support,
         "nearest": found.nearest,
         "nearest_difference_pct": found.difference_pct,
@@ -100,33 +105,32 @@ def explanation_of(row: Row, columns: Sequence[str]) -> tuple[Row, str]:
 
 def _in_words(row: Row, candidates: Mapping[str, float], found: Explanation) -> str:
     def named(names: Sequence[str]) -> str:
-        return " and ".join(f"{_WORDS[name]} ({candidates[name]:.3g})" for name in names)
+        return listed(f"{_WORDS[name]} ({candidates[name]:.3g})" for name in names)
 
     if found.nearest is None:
         return "No known ratio of the two devices could explain it."
     direction = "above" if found.difference_pct > 0 else "below"
     distance = f"{named([found.nearest])}: the observed ratio lies {abs(found.difference_pct):.1f} % {direction} it"
-    interval = "its interval"
-    if row.get("scope") == WITHIN_START:
-        interval = f"if starts vary by {100 * ASSUMED_SD:g} %, which one start cannot show, its interval"
-    if found.support == INSIDE:
-        several = len(found.supported) > 1
-        text = f"{interval[0].upper()}{interval[1:]} contains the ratio{'s' * several} of {named(found.supported)}"
-        text += ", and cannot tell them apart." if several else "."
+    several = "s" * (len(found.shown or found.compatible) > 1)
+    sentences = []
+    if found.support == SHOWN:
+        sentences = [f"It is shown to be within {NEAR_PCT:g} % of the ratio{several} of {named(found.shown)}."]
     elif found.support == NEAR:
-        outside = "" if math.isnan(row["ratio_low"]) else f", and {interval} excludes it"
-        text = f"The nearest ratio is that of {distance}{outside}."
-    else:
-        text = f"No known ratio is within {NEAR_PCT:g} %. The nearest is that of {distance}."
-    rejected = [n for n, value in candidates.items() if not math.isnan(value) and n not in found.supported]
-    if rejected and found.support != NONE:
-        text += f" It does not support {named(rejected)}."
-    if found.support != INSIDE and _is_between(row):
-        text += (
-            " The observed ratio lies between those of FLOP rates and of bandwidths, as for a mix of steps bound by "
-            "each."
-        )
-    return text
+        sentences = [f"The nearest ratio is that of {distance}."]
+    elif found.support == NONE:
+        sentences = [f"The interval excludes every known ratio. The nearest is that of {distance}."]
+        if math.isnan(row["ratio_low"]):
+            sentences = [f"No known ratio is within {NEAR_PCT:g} %. The nearest is that of {distance}."]
+    if found.compatible:
+        only = "is compatible with" if found.support == COMPATIBLE else "is also compatible with"
+        sentences.append(f"It {only} {named(found.compatible)}, but the interval is too wide to show that.")
+    excluded = [n for n, v in candidates.items() if not math.isnan(v) and n not in (*found.shown, *found.compatible)]
+    if excluded and found.support != NONE:
+        sentences.append(f"It does not support {named(excluded)}.")
+    if found.support != SHOWN and _is_between(row):
+        mix = "as for a mix of steps bound by each"
+        sentences.append(f"The observed ratio lies between those of FLOP rates and of bandwidths, {mix}.")
+    return " ".join(sentences)
 
 
 def _is_between(row: Row) -> bool:

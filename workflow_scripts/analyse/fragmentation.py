@@ -24,7 +24,7 @@ from workflow_scripts.analyse.layer_memory import (
     kinds_of_layers,
 )
 from workflow_scripts.analyse.repeats import as_applied, dtypes, numbers
-from workflow_scripts.analyse.request_lives import TIMES, Texts, by_repeat, lengths, paged, request_lives, shared_texts
+from workflow_scripts.analyse.request_lives import TIMES, Texts, by_repeat, paged, request_lives, shared_texts
 from workflow_scripts.analyse.start_spread import FloatArray
 from workflow_scripts.analyse.table_command import Output, table_command
 from workflow_scripts.analyse.tables import INTEGER, NUMBER, TEXT, table_schema
@@ -71,6 +71,7 @@ SCHEMA = table_schema(
 )
 
 OF_REQUEST = (*REPEAT, "request_id", "prompt_tokens", "output_tokens", "cached_prompt_tokens", *TIMES)
+OF_STEP = (*REPEAT, "time_s", "generation_tokens")
 
 OF_REPEAT = (
     *("workload", "engine", "model", "dtype", "kv_cache_dtype", "block_size_effective", "max_model_len_effective"),
@@ -91,12 +92,15 @@ def waste_table(cells: pd.DataFrame, parsed: Path, texts: Texts) -> pd.DataFrame
     for gpu, rows in ok.groupby("gpu"):
         if (parsed / str(gpu) / "requests.parquet").exists():
             requests = read_parsed(parsed, str(gpu), "requests", OF_REQUEST)
-            parts += layouts(timeline(rows, requests, texts))
+            steps = read_parsed(parsed, str(gpu), "steps", OF_STEP)
+            parts += layouts(timeline(rows, requests, texts, steps))
     table = pd.concat([part for part in parts if len(part)] or parts)
     return table.reindex(columns=list(SCHEMA.columns)).sort_values([*REPEAT, "layout", "block_size"], kind="stable")
 
 
-def timeline(cells: pd.DataFrame, requests: pd.DataFrame, texts: Texts) -> pd.DataFrame:
+def timeline(
+    cells: pd.DataFrame, requests: pd.DataFrame, texts: Texts, steps: pd.DataFrame | None = None
+) -> pd.DataFrame:
     """The lives of the requests (`request_lives`), with the columns of `cells` that layouts need."""
     of_repeat = cells.assign(
         batch_size=cells["max_num_seqs_effective"].fillna(cells["max_concurrency_allowed"]),
@@ -105,7 +109,7 @@ def timeline(cells: pd.DataFrame, requests: pd.DataFrame, texts: Texts) -> pd.Da
         dtype=dtypes(cells),
         kv_cache_dtype=as_applied(cells, "kv_cache_dtype"),
     )[[*REPEAT, *OF_REPEAT]]
-    return request_lives(requests.merge(of_repeat, on=REPEAT), texts)
+    return request_lives(requests.merge(of_repeat, on=REPEAT), texts, steps)
 
 
 # --- layouts: tokens held and slots reserved, integrated over time, by repeat -----------------------------------------
@@ -113,7 +117,7 @@ def timeline(cells: pd.DataFrame, requests: pd.DataFrame, texts: Texts) -> pd.Da
 
 def contiguous(t: pd.DataFrame, slots: FloatArray) -> pd.DataFrame:
     """A fixed number of slots for each request, reserved for its whole life; nothing is shared."""
-    return by_repeat(t, formulas.token_seconds(*lengths(t)), slots * numbers(t["live_s"]))
+    return by_repeat(t, numbers(t["token_s"]), slots * numbers(t["live_s"]))
 
 
 def padded_batches(t: pd.DataFrame) -> pd.DataFrame:

@@ -12,7 +12,6 @@ import numpy.typing as npt
 
 from workflow_scripts.analyse.start_spread import BoolArray, FloatArray
 from workflow_scripts.analyse.statistics import (
-    CHANGES,
     CONFIDENCE,
     EQUIVALENCE_ALPHA,
     NOT_DECIDED,
@@ -75,7 +74,7 @@ def decide(samples: Samples, a: Rows, b: Rows, margin_pct: float, looks: Looks =
     rounds = np.maximum(samples.rounds[..., a], samples.rounds[..., b]).astype(float)
     verdict = verdicts(found, margin_pct, looks.share(rounds))
     undecided = verdict == NOT_DECIDED
-    family = (verdict != CHANGES).sum(axis=-1, keepdims=True)  # by Holm's method, changes shown no longer count
+    family = undecided.sum(axis=-1, keepdims=True)  # by Holm's method, what is shown no longer counts
     distance, error = np.abs(found.difference), np.sqrt(found.variance / np.maximum(found.starts, 1))
     needed, nearer, farther = (
         np.where(
@@ -101,7 +100,7 @@ def further_starts(
     Args:
         found: the comparisons.
         margin_pct: the margin of `flat`.
-        family: the number of comparisons among which a change must be shown.
+        family: the number of comparisons among which one must be shown.
         looks: when the study is looked at.
         rounds: how many rounds each comparison has had.
     """
@@ -109,7 +108,7 @@ def further_starts(
     def decided(further: FloatArray) -> BoolArray:
         then, share = found.after(further), looks.share(rounds + further)
         beyond = then.p_beyond(margin_pct) * family <= (1 - CONFIDENCE) * share
-        return then.is_within(margin_pct, EQUIVALENCE_ALPHA * share) | beyond
+        return (then.p_within(margin_pct) * family <= EQUIVALENCE_ALPHA * share) | beyond
 
     # Intervals shrink with every start, and no later look has a smaller share of the error, so bisection works.
     shape = found.difference.shape

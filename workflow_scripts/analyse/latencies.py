@@ -33,9 +33,10 @@ SCHEMA = table_schema(
     "those of `vllm-serve` and `openai`, also those whose requests arrive at a rate; the rate and the users count as "
     "knobs. A ratio above 1 means that requests take longer with `value`; in rows with `overall`, `value` has the "
     "longest and `baseline` the shortest latency. For each latency, a `changes` is false in at most 5 % of studies.",
-    TEXT("metric", ", ".join(f"`{name}` ({said})" for name, said in LATENCIES.items())),
     {
-        **dict(effects.SCHEMA.columns),
+        **{name: column for name, column in effects.SCHEMA.columns.items() if name != "whole_ratio"},
+        **TEXT("metric", ", ".join(f"`{name}` ({said})" for name, said in LATENCIES.items())),
+        **NUMBER("rate baseline_rate", "latency of `value` and `baseline`, over the starts in the same rounds"),
         **NUMBER(
             "ratio ratio_low ratio_high",
             "latency of `value` over that of `baseline`, mean of the ratios within rounds, with its 95 % interval; "

@@ -205,11 +205,16 @@ def _utilization(table: pd.DataFrame, facts: ModelFacts, rates: Rates, kv_cache_
 
 
 def _kv_bytes(table: pd.DataFrame, facts: ModelFacts, kv_cache_dtype: str) -> FloatArray:
-    """Bytes of keys, values and states that decode steps moved; a state is read and written."""
+    """Bytes of keys, values and states that decode steps moved on all ranks; a state is read and written."""
     element = facts.kv_dtype_bytes(kv_cache_dtype)
-    read = (element * r.kv_elements * numbers(table[f"kv_tokens_read{r.suffix}"]) for r in facts.reaches)
-    states = 2 * facts.state_bytes() * numbers(table["decode_tokens"])
-    return sum(read, start=states) * _readings_per_token(table)
+    tensor = table["tensor_parallel_size"].fillna(1).astype(int)
+    reaches = {ranks: facts.reaches_on(ranks) for ranks in tensor.unique()}
+    states = tensor.map({ranks: 2 * ranks * facts.state_bytes(ranks) for ranks in reaches})
+    read = numbers(states) * numbers(table["decode_tokens"])
+    for place, reach in enumerate(facts.reaches):
+        elements = tensor.map({ranks: of_ranks[place].kv_elements for ranks, of_ranks in reaches.items()})
+        read = read + element * numbers(elements) * numbers(table[f"kv_tokens_read{reach.suffix}"])
+    return read * _readings_per_token(table)
 
 
 def _readings_per_token(table: pd.DataFrame) -> FloatArray:

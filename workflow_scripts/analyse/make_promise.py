@@ -3,8 +3,9 @@
     kvsweep promise --study config/studies/demo.yaml --tables results/demo/tables --out promise.json
 
 `--pick` names the cell whose setting is used. Without it, the setting is the recommended one within the study's latency
-limits: of cells that were measured on a server, the one that kept up with the highest request rate; without such cells,
-the fastest of the recommendations `best_within_latency`.
+limits, for the workload that `--workload` names if the study has several: of cells that were measured on a server, the
+one that kept up with the highest request rate; without such cells, the fastest of the recommendations
+`best_within_latency`.
 """
 
 from argparse import Namespace
@@ -37,8 +38,10 @@ MOST_NAMED = 8
 _PREDICTED = ("weights", "activation", "cuda_graphs", "other", "kv_cache")
 
 
-def promise_of(study: Study, paths: StudyPaths, table: Table, asked: str | None = None) -> Promise:
-    """What the study promises of the requested cell, or of the recommended one.
+def promise_of(
+    study: Study, paths: StudyPaths, table: Table, asked: str | None = None, workload: str | None = None
+) -> Promise:
+    """What the study promises of the requested cell, or of the one that is recommended for a workload.
 
     Raises:
         PromiseError: there is no such cell, or nothing may be promised of it.
@@ -50,7 +53,11 @@ def promise_of(study: Study, paths: StudyPaths, table: Table, asked: str | None 
             f"study {study.name}: no cell of vLLM was measured as the study asks, so there is no setting to promise"
         )
     served = table("serving_summary")
-    cell_id, why = _asked(cells, asked) if asked else _recommended(study, cells, served, table("recommendations"))
+    if asked:
+        cell_id, why = _asked(cells, asked)
+    else:
+        of_workload = cells[cells["workload"] == _workload(study, cells, workload)]
+        cell_id, why = _recommended(study, of_workload, served, table("recommendations"))
     rows = cells[cells["cell_id"] == cell_id]
     row = records(rows)[0]
     settings = settings_of(row, prepared_models(study, paths))
@@ -108,6 +115,20 @@ def _asked(cells: pd.DataFrame, asked: str) -> tuple[str, str]:
     return str(found[0]), "It was picked by hand."
 
 
+def _workload(study: Study, cells: pd.DataFrame, asked: str | None) -> str:
+    """The workload to serve. Rates of different workloads do not say which setting is better for one of them."""
+    allowed = cells["workload"].unique().tolist()
+    if asked is None and len(allowed) == 1:
+        return str(allowed[0])
+    if asked is None or asked not in allowed:
+        what = f"workload={asked}: not measured" if asked else f"study {study.name} measured several workloads"
+        raise PromiseError(
+            f"{what}; name the one to serve with workload=, or a cell with pick=; allowed workloads:"
+            f" {', '.join(allowed)}"
+        )
+    return asked
+
+
 def _recommended(
     study: Study, cells: pd.DataFrame, served: pd.DataFrame, recommendations: pd.DataFrame
 ) -> tuple[str, str]:
@@ -132,7 +153,7 @@ def _recommended(
             f"name one with pick=, such as {cells['cell_id'].iloc[0]}"
         )
     best = records(rows.sort_values("output_tokens_per_s", kind="stable"))[-1]
-    others = f" It is the fastest of {len(rows)} devices and workloads." if len(rows) > 1 else ""
+    others = f" It is the fastest of {len(rows)} devices and models." if len(rows) > 1 else ""
     return str(best["cell_id"]), f"{best['explanation']}{others}"
 
 
@@ -206,11 +227,16 @@ def _or_none(value: Any) -> str | None:
     option(
         "--pick", help="the cell: gpu/engine/model/workload/knobs, or its knobs alone; without it, the recommended one"
     ),
+    option("--workload", help="the workload to serve, if the study has several"),
     out(PROMISE),
 )
 def main(args: Namespace) -> None:
     """Write what a study promises of a setting."""
     study = load_study(args.study)
     paths = StudyPaths(args.results, study.name)
-    found = promise_of(study, paths, lambda name: read_table(args.tables / f"{name}.parquet", name), args.pick or None)
+
+    def table(name: str) -> pd.DataFrame:
+        return read_table(args.tables / f"{name}.parquet", name)
+
+    found = promise_of(study, paths, table, args.pick or None, args.workload or None)
     write_json(args.out, found.model_dump(mode="json"))

@@ -1,8 +1,8 @@
 """Statistics of two occasions: the same cells measured at different times, on other hosts or by other versions.
 
 A rate that was measured on one occasion says nothing about other occasions, because its interval does not cover the
-effect of an occasion on a cell. So an interval of two occasions covers the variation within each, and a verdict also
-allows for the variation between occasions. `report/page/occasions.js` computes the same; a test compares the two.
+effect of an occasion on a cell. So the interval of two occasions covers the variation within each and between them.
+`report/page/occasions.js` computes the same; a test compares the two.
 
 Sources: [Welch] as in `statistics`; [Satterthwaite] An approximate distribution of estimates of variance components,
 Biometrics Bulletin 2, 1946.
@@ -12,12 +12,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from workflow_scripts.analyse.start_spread import BoolArray, FloatArray
-from workflow_scripts.analyse.statistics import ASSUMED_SD, STARTS_TO_SEE_MODES, WITHIN_START, Comparisons, IntArray
+from workflow_scripts.analyse.start_spread import FloatArray
+from workflow_scripts.analyse.statistics import STARTS_TO_SEE_MODES, Comparisons, IntArray
 
-BETWEEN_STARTS_OF_BOTH = "between starts of these two occasions"
-# Standard deviation between occasions, in per cent, if the user does not give that of their machines.
-OCCASIONS_VARY_PCT = 100 * ASSUMED_SD
+BETWEEN_OCCASIONS = "between occasions"
+# Standard deviation between occasions, in per cent, if the user does not give that of their machines: the
+# maximum seen on one shared machine.
+OCCASIONS_VARY_PCT = 15.0
 
 
 class Means(NamedTuple):
@@ -32,37 +33,32 @@ class Means(NamedTuple):
 def compare_occasions(a: Means, b: Means, vary_pct: float = OCCASIONS_VARY_PCT) -> Comparisons:
     """Compare each cell of `b` with the same cell of `a`; ratios are of `b` over `a`.
 
-    The interval is Welch's. Verdicts allow for a standard deviation of `vary_pct` per cent between occasions. It
-    includes the variation between starts if a cell has only one, and the risk that the few starts of a cell with two
-    modes are all in one of them.
+    The interval is Welch's, with a standard deviation of `vary_pct` per cent between occasions. This includes the risk
+    that the few starts of a cell with two modes are all in one of them.
 
     Two starts of each, with standard errors of 1 %, and a cell that became 3 times as fast:
 
     >>> of_a, of_b = (Means(np.log([x]), np.array([1e-4]), np.array([1.0]), np.array([2])) for x in (100.0, 300.0))
     >>> found = compare_occasions(of_a, of_b)
     >>> [round(float(end[0]), 2) for end in found.interval()], str(found.scope[0])
-    ([3.0, 2.82, 3.19], 'between starts of these two occasions')
-    >>> bool(found.p_beyond(2.0)[0] < 0.05), bool(compare_occasions(of_a, of_a).is_within(2.0)[0])
+    ([3.0, 1.98, 4.55], 'between occasions')
+    >>> bool(found.p_beyond(2.0)[0] < 0.05), bool(compare_occasions(of_a, of_a).p_within(2.0)[0] < 0.05)
     (True, False)
     """
     error = a.squared_error + b.squared_error
     with np.errstate(divide="ignore", invalid="ignore"):
         parts = a.squared_error**2 / a.df + b.squared_error**2 / b.df
         tested = error + 2 * (vary_pct / 100) ** 2
-        welch, df = error**2 / parts, np.where(parts == 0, np.inf, tested**2 / parts)
-    starts = np.minimum(a.starts, b.starts)
-    scope = np.where(starts > 1, BETWEEN_STARTS_OF_BOTH, WITHIN_START).astype(object)
+        df = np.where(parts == 0, np.inf, tested**2 / parts)
+    scope = np.full(error.shape, BETWEEN_OCCASIONS, dtype=object)
     scope[np.isnan(error)] = None
-    none: BoolArray = np.zeros(starts.shape, dtype=bool)
     # `Comparisons` divides the variance by the starts. With fewer of them it would allow for two modes of a cell, which
     # the variation between occasions includes here.
     return Comparisons(
         difference=b.log_mean - a.log_mean,
         variance=tested * STARTS_TO_SEE_MODES,
         df=df,
-        starts=np.full(starts.shape, STARTS_TO_SEE_MODES),
-        shown=(error, welch),
+        starts=np.full(error.shape, STARTS_TO_SEE_MODES),
         scope=scope,
-        pooled=none,
-        bimodal=none,
+        bimodal=np.zeros(error.shape, dtype=bool),
     )

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from workflow_scripts.analyse.facts import START
 from workflow_scripts.analyse.published_table import published_table
 from workflow_scripts.analyse.repeats import counted
 from workflow_scripts.analyse.table_command import Output, table_command
@@ -39,8 +40,15 @@ QUANTITIES = {
     "running_while_others_wait": False,
 }
 
+RAN = ("ok", "invalid")
+
 # (engine, model, device, max-num-seqs) -> tokens per s.
 Rates = Mapping[tuple[str, str, str, float], float]
+
+# Shares of the predicted time, in the order in which the page names them.
+SHARES = ("weights_share", "kv_share", "operations_share", "fixed_share", "launch_share")
+# What else the plan says of a cell's rate.
+_BESIDE = ("scaled_output_tokens_per_s", "graph_tokens", "captured_output_tokens_per_s")
 
 SCHEMA = table_schema(
     "predictions",
@@ -54,7 +62,11 @@ SCHEMA = table_schema(
         "the prediction and its band; null if nothing is predicted. Without a band, `low` of a rate and `high` of a "
         "latency are null, and the other end is what the data sheet allows",
     ),
-    NUMBER("measured", "median over the repeats of a cell that ended `ok`; null if there is none"),
+    NUMBER(
+        "measured",
+        "rates and latencies: geometric mean over the starts; others: median over the repeats. Null if no start ended "
+        "`ok`",
+    ),
     NUMBER(
         "error_pct",
         "how far the prediction is above the measured value, in per cent; negative if the prediction is too low",
@@ -63,7 +75,8 @@ SCHEMA = table_schema(
     FLAG(
         "flagged",
         "measured output tokens/s are outside the band, or only one of prediction and engine called the cell "
-        "infeasible; always false for other quantities",
+        "infeasible; null without a band, unless they are above what the data sheet allows; always false for other "
+        "quantities",
     ),
     TEXT("why", "why the row is flagged"),
     TEXT(
@@ -81,6 +94,21 @@ SCHEMA = table_schema(
     NUMBER(
         "prompts_to_fill",
         "minimum number of prompts for this many sequences to run; null if prompts are not what is missing",
+    ),
+    NUMBER(
+        "scaled_output_tokens_per_s",
+        "predicted from the ladders of the study's other devices alone, whose costs are scaled to this one by the "
+        "measured rates of both; geometric mean if there are several",
+    ),
+    NUMBER("graph_tokens", "maximum number of tokens of a step that is launched as captured graphs, by default"),
+    NUMBER(
+        "captured_output_tokens_per_s",
+        "predicted output tokens/s if graphs were captured for all steps; the graphs' memory is not counted",
+    ),
+    NUMBER(
+        SHARES,
+        "predicted shares of the time: reading weights, reading KV, operations (on a GPU beyond the reading that hides "
+        "them), what each step, layer and sequence takes, and waiting for launches and arrival",
     ),
     NUMBER(
         "published",
@@ -131,8 +159,10 @@ def predictions_table(cells: pd.DataFrame, plan: pd.DataFrame, published: Rates 
     points = zip(plan["engine"], plan["model"], plan["gpu"], plan["max_num_seqs"], strict=True)
     cached = plan["cached_tokens"] / plan["prompt_tokens"].where(plan["prompt_tokens"] > 0)
     plan = plan.assign(prefix_cache_hit_rate=cached, published=[found.get(point, np.nan) for point in points])
-    measured = counted(cells).groupby("cell_id")[[*QUANTITIES, "running_peak"]].median()
-    became = cells.drop_duplicates("cell_id").set_index("cell_id")[["outcome", "reason"]]
+    measured = _measured(counted(cells))
+    # A cell whose first start failed has run if a later one did.
+    ran_first = cells.sort_values("outcome", key=lambda outcomes: ~outcomes.isin(RAN), kind="stable")
+    became = ran_first.drop_duplicates("cell_id").set_index("cell_id")[["outcome", "reason"]]
     table = plan.join(measured.add_prefix("measured_"), on="cell_id").join(became, on="cell_id")
     parts = [_of_quantity(table, quantity) for quantity in QUANTITIES]
     whole = pd.concat(parts).assign(source="predicted")
@@ -140,15 +170,25 @@ def predictions_table(cells: pd.DataFrame, plan: pd.DataFrame, published: Rates 
     return whole.sort_values("cell_id", key=lambda ids: ids.map(order), kind="stable")[list(SCHEMA.columns)]
 
 
+def _measured(cells: pd.DataFrame) -> pd.DataFrame:
+    """By cell: geometric means over the starts of rates and latencies, as in all tables, and medians of the rest."""
+    timed = [name for name in QUANTITIES if name.endswith(("_per_s", "_s_p50"))]
+    logs = cells[timed].astype(float).where(cells[timed] > 0).apply(np.log)
+    means = logs.groupby([cells[name] for name in START]).mean().groupby("cell_id").mean().apply(np.exp)
+    return means.join(cells.groupby("cell_id")[[n for n in (*QUANTITIES, "running_peak") if n not in timed]].median())
+
+
 def _of_quantity(table: pd.DataFrame, quantity: str) -> pd.DataFrame:
     names = [quantity, f"{quantity}_low", f"{quantity}_high"]
     predicted, low, high = (column.astype(float) for _, column in table.reindex(columns=names).items())
     measured = table[f"measured_{quantity}"].astype(float)
     surprise = pd.Series(None, index=table.index, dtype="string")
+    judged = pd.Series(False, index=table.index, dtype="boolean")
     if QUANTITIES[quantity]:
         times = (measured / predicted).map(lambda ratio: f"{ratio:.2f} times the prediction")
         outside = (measured < low) | (measured > high)
         surprise = _surprise(table).fillna(times.where(outside).astype("string"))
+        judged = judged.mask(low.isna() & measured.notna())
     return table[["cell_id", "gpu", "engine", "model", "workload", "knobs", "speed_source", "bound_by"]].assign(
         quantity=quantity,
         predicted=predicted,
@@ -159,7 +199,7 @@ def _of_quantity(table: pd.DataFrame, quantity: str) -> pd.DataFrame:
         band_pct=table["ttft_error_pct" if quantity.startswith("ttft") else "error_pct"]
         .astype(float)
         .where(high.notna()),
-        flagged=surprise.notna(),
+        flagged=judged.where(surprise.isna(), True),
         why=surprise,
         running_peak_predicted=table["running_peak"].astype(float),
         running_peak_measured=table["measured_running_peak"].astype(float),
@@ -167,12 +207,13 @@ def _of_quantity(table: pd.DataFrame, quantity: str) -> pd.DataFrame:
         full_share=table["full_share"].astype(float),
         prompts_to_fill=table["prompts_to_fill"].astype(float),
         published=table["published"].astype(float),
+        **table.reindex(columns=[*_BESIDE, *SHARES]).astype(float),
     )
 
 
 def _surprise(table: pd.DataFrame) -> pd.Series:
     """How a cell contradicts its predicted feasibility; null for the other cells."""
-    ran = table["outcome"].isin(["ok", "invalid"]).to_numpy(dtype=bool)
+    ran = table["outcome"].isin(RAN).to_numpy(dtype=bool)
     refused = table["outcome"].eq("infeasible").fillna(False).to_numpy(dtype=bool)
     foreseen = table["infeasible"].notna().to_numpy()
     why = np.select(

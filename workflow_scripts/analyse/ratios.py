@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 
 from workflow_scripts.analyse.ceilings import as_measured
+from workflow_scripts.analyse.expected_ratio import EXPECTATION, with_expectation
 from workflow_scripts.analyse.explanation import CANDIDATES, EXPLANATION_COLUMNS, capability_ratios, explanation_of
 from workflow_scripts.analyse.repeats import (
     BOUND_BY_NEEDS,
@@ -29,9 +30,10 @@ from workflow_scripts.analyse.repeats import (
     records,
 )
 from workflow_scripts.analyse.start_spread import FloatArray
-from workflow_scripts.analyse.statistics import SCOPE_MEANING, compare, interval_text
+from workflow_scripts.analyse.statistics import ANOTHER_RUN, SCOPE_MEANING, compare, interval_text
 from workflow_scripts.analyse.table_command import Output, table_command
 from workflow_scripts.analyse.tables import INTEGER, NUMBER, TEXT, table_schema
+from workflow_scripts.analyse.waiting import WAITING, WITHOUT_WAITING, with_device_ratio
 from workflow_scripts.catalog.gpus_and_models import CatalogError, Gpu, get_model, load_gpus, resolve
 from workflow_scripts.common.command import option
 from workflow_scripts.device.device_rates import DeviceRates, read_device_rates
@@ -51,10 +53,13 @@ SCHEMA = table_schema(
     TEXT("engine model workload knobs", "what both were measured with"),
     TEXT("metric", "`output_tokens_per_s` or `total_tokens_per_s`"),
     INTEGER("repeats_a repeats_b", "repeats that count, of all starts"),
-    INTEGER("starts", "starts that both have in the same rounds"),
-    NUMBER("ratio", "observed: geometric mean of the ratios within rounds"),
+    INTEGER("starts", "starts in common; on two GPUs, whose rounds differ, the starts of the one with fewer"),
+    NUMBER("ratio", "observed: geometric mean of the ratios within rounds, on two GPUs ratio of the geometric means"),
     NUMBER("ratio_low ratio_high", "its 95 % interval; null if the variation is not known"),
+    NUMBER("ratio_again_low ratio_again_high", ANOTHER_RUN),
     TEXT("scope", SCOPE_MEANING),
+    WITHOUT_WAITING,
+    EXPECTATION,
     NUMBER("bandwidth_ratio", "of the data sheets' memory bandwidths"),
     NUMBER("flop_ratio", "of the data sheets' dense rates for the model's dtype; null for quantised weights"),
     NUMBER(
@@ -74,15 +79,16 @@ SCHEMA = table_schema(
     TEXT("bound_by_a bound_by_b", "what limited the sequences that ran at once, as in `effects`"),
     TEXT(
         "explanation",
-        "what the observed ratio supports: `bandwidth`, `flop`, `measured_bandwidth`, `measured_flop`, "
-        "`measured_cache`, `kv_capacity` (comma-separated), or `none`; null if no ratio is known",
+        "the ratios that the whole interval is within 10 % of: `bandwidth`, `flop`, `measured_bandwidth`, "
+        "`measured_flop`, `measured_cache`, `kv_capacity` (comma-separated), or `none`; null if no ratio is known",
     ),
+    TEXT("compatible_with", "further ratios in the interval, which is too wide to show that they explain it"),
     TEXT(
         "support",
-        "`inside`: the explanations are in the interval; `near`: none is in it, but the nearest is within 10 %; "
-        "`none`: nothing is within 10 %",
+        "`shown`: there is an explanation; `compatible`: only ratios in the interval; `none`: the interval excludes "
+        "all; `near`: without an interval, the nearest ratio is within 10 %",
     ),
-    TEXT("nearest", "the nearest of the known ratios (of those in the interval, if any)"),
+    TEXT("nearest", "the nearest of the known ratios (of the explanations or those in the interval, if any)"),
     NUMBER("nearest_difference_pct", "how far the observed ratio is above the nearest, in per cent of the latter"),
     TEXT("verdict_text", "the same in words"),
     TEXT(
@@ -151,7 +157,9 @@ def _pairs(cells: pd.DataFrame, metric: str) -> pd.DataFrame:
     pairs = pairs[(lead > 0) | ((lead == 0) & (pairs["gpu_a"] < pairs["gpu_b"]))]
     found = compare(samples, pairs["sample_a"].to_numpy(), pairs["sample_b"].to_numpy())
     ratio, low, high = found.interval()
-    return pairs.assign(ratio=ratio, ratio_low=low, ratio_high=high, scope=found.scope, starts=found.starts)
+    again_low, again_high = found.another_run()
+    ends = {"ratio_low": low, "ratio_high": high, "ratio_again_low": again_low, "ratio_again_high": again_high}
+    return pairs.assign(ratio=ratio, **ends, scope=found.scope, starts=found.starts)
 
 
 def _capability_columns(pairs: pd.DataFrame, gpus: Mapping[str, Gpu], prefix: str) -> dict[str, FloatArray]:
@@ -170,13 +178,16 @@ def _what_cannot_be_shown(pairs: pd.DataFrame, rates: Mapping[str, DeviceRates])
 
     If the weights fit into the caches of both devices, it also gives the ratio of their cache rates.
     """
-    quantization = pairs.get("knob_quantization", pd.Series(None, index=pairs.index, dtype=object))
-    settings = zip(*(pairs[name] for name in ("gpu_a", "gpu_b", "model", "dtype")), quantization, strict=True)
+    names = ["gpu_a", "gpu_b", "model", "dtype", "knob_quantization"]
+    settings = pairs.reindex(columns=names)
+    different = settings.drop_duplicates().reset_index(drop=True)
     found = [
         _of_pair(a, b, _step_bytes(model, dtype, None if pd.isna(method) else method), rates)
-        for a, b, model, dtype, method in settings
+        for a, b, model, dtype, method in different.itertuples(index=False)
     ]
-    return pd.DataFrame(found, index=pairs.index, columns=["measured_cache_ratio", "cannot_show", "explains_nothing"])
+    columns = ["measured_cache_ratio", "cannot_show", "explains_nothing"]
+    known = settings.merge(different.join(pd.DataFrame(found, columns=columns)), on=names, how="left")
+    return known[columns].set_index(pairs.index)
 
 
 def _of_pair(
@@ -316,8 +327,22 @@ def measured_devices(records: Mapping[str, DeviceRates]) -> dict[str, Gpu]:
     return {name: as_measured(gpus[name], rates) for name, rates in records.items()}
 
 
-@table_command("ratios", option("--devices", type=Path, help="folder with NAME.json of each measured device"))
-def main(args: Namespace, _: Study, cells: pd.DataFrame) -> list[Output]:
+@table_command(
+    "ratios",
+    option("--devices", type=Path, help="folder with NAME.json of each measured device"),
+    WAITING,
+    option("--predictions", type=Path, help="the study's predictions.parquet"),
+)
+def main(args: Namespace, study: Study, cells: pd.DataFrame) -> list[Output]:
     """Write the ratios table of a study."""
     rates = device_records(args.devices) if args.devices else {}
-    return [(args.out, "ratios", device_ratios(cells, measured_devices(rates), rates))]
+    found = device_ratios(cells, measured_devices(rates), rates)
+    a, b = (cell_ids(found, f"gpu_{side}") for side in "ab")
+    found = with_device_ratio(found, a, b, args.waiting, study.equivalence_margin_pct)
+    return [(args.out, "ratios", with_expectation(found, a, b, cells, args.predictions))]
+
+
+def cell_ids(pairs: pd.DataFrame, gpu: str) -> pd.Series:
+    """The id of the cell on one of the two devices of each pair."""
+    names = pairs[[gpu, "engine", "model", "workload", "knobs"]].astype("string")
+    return names[gpu].str.cat(names.drop(columns=gpu), sep="/")

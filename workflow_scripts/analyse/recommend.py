@@ -23,12 +23,14 @@ from workflow_scripts.analyse.repeats import (
     numbers,
     records,
 )
-from workflow_scripts.analyse.start_spread import BoolArray, FloatArray
+from workflow_scripts.analyse.start_spread import BoolArray, FloatArray, cell_means
 from workflow_scripts.analyse.statistics import (
+    EQUIVALENCE_ALPHA,
     SCOPE_MEANING,
     Comparisons,
     Samples,
     compare,
+    holm,
     interval_text,
     is_higher,
     mean_interval,
@@ -47,16 +49,20 @@ from workflow_scripts.study.study_file import Study
 PLACE = ("study", "source", "gpu", "model", "workload")
 RATE = "output_tokens_per_s"
 LATENCIES = ("tpot_s_p50", "ttft_s_p50")
+TAILS = ("ttft_s_p99", "tpot_s_p99")
 BEST, WITHIN_LATENCY, SMALLEST, PARETO = ("best_throughput", "best_within_latency", "smallest_within_margin", "pareto")
 # Maximum number of ties that the explanation names; the column `ties` has all of them.
 MOST_NAMED = 5
 # The bound if neither user nor study sets one is this many times the lowest time per output token of any configuration.
 DEFAULT_TPOT_FACTOR = 2.0
+# The mean of equal values may differ from them by this share.
+_ROUNDING = 1e-9
 
 SCHEMA = table_schema(
     "recommendations",
     "vLLM configurations to serve with, for each device, model and workload. All requests of a workload are "
-    "submitted at once, so time to the first token includes the wait for a free place.",
+    "submitted at once, so time to the first token includes the wait for a free place. Configurations are ranked by "
+    "their means without the effects of the rounds that they were measured in.",
     TEXT("study source gpu model workload", "what the recommendation holds for"),
     TEXT(
         "role",
@@ -74,7 +80,7 @@ SCHEMA = table_schema(
     NUMBER("ttft_s_p50", "geometric mean over the starts"),
     NUMBER("ttft_s_p50_low ttft_s_p50_high", "its 95 % interval; null if the variation is not known"),
     TEXT("scope", SCOPE_MEANING),
-    NUMBER("ttft_s_p99_worst tpot_s_p99_worst", "the highest 99th percentile of any repeat"),
+    NUMBER("ttft_s_p99 tpot_s_p99", "99th percentile over the requests of a repeat, geometric mean over the starts"),
     TEXT(
         "latency_bound",
         "the bound of `best_within_latency`; if neither the command line nor the study's `slo` bounds `tpot_s`, "
@@ -86,15 +92,17 @@ SCHEMA = table_schema(
         "knobs of the configurations that are not shown to be slower, comma-separated; they rank equally",
     ),
     TEXT("explanation", "the row in words"),
-    TEXT("command", "`vllm serve` with the configuration; null for a model that the study does not have"),
+    TEXT(
+        "command",
+        "`vllm serve` with the configuration, and with the published weights of the model, although the study may have "
+        "measured it with random ones; null for a model that the study does not have",
+    ),
     TEXT("config_yaml", "`command` as a file for `vllm serve --config`"),
 )
 
 _PINNED = [name for name, knob in VllmKnobs.described().items() if knob.pinned]
 _RESERVES = [f"knob_{name}" for name, knob in VllmKnobs.described().items() if knob.reserves]
 _OBSERVED = {
-    "ttft_s_p99": "max",
-    "tpot_s_p99": "max",
     "dtype": "first",
     "block_size_effective": "first",
     **{f"{name}_effective": "first" for name in _PINNED},
@@ -116,7 +124,7 @@ def recommendations(
         cells: the cells table.
         margin_pct: a configuration is as fast as the best if it is shown to be at most this much slower.
         models: name -> the model's resolved definition and its prepared folder; other models get no command.
-        ttft_p99_s, tpot_p99_s: bounds on the 99th percentiles, to be kept in every repeat. If neither is given, the
+        ttft_p99_s, tpot_p99_s: bounds on the 99th percentiles, as means over the starts. If neither is given, the
             bound on the time per output token is DEFAULT_TPOT_FACTOR times the lowest median of that time.
     """
     summary, samples = _summary(cells)
@@ -133,17 +141,22 @@ def _summary(cells: pd.DataFrame) -> tuple[pd.DataFrame, Samples]:
     vllm = cells[cells["engine"] == VLLM.name].assign(dtype=dtypes)
     summary, samples = cell_summary(vllm, RATE, _OBSERVED)
     summary = _with_interval(summary, samples, RATE)
-    for latency in LATENCIES:
+    for latency in (*LATENCIES, *TAILS):
         other = _with_interval(*cell_summary(vllm, latency), latency)
-        columns = [*IDENTITY, latency, f"{latency}_low", f"{latency}_high"]
+        columns = [*IDENTITY, latency, f"{latency}_low", f"{latency}_high", _ranks(latency)]
         summary = summary.merge(other[columns], on=list(IDENTITY), how="left")
-    summary = summary.rename(columns={"ttft_s_p99": "ttft_s_p99_worst", "tpot_s_p99": "tpot_s_p99_worst"})
     return summary, samples
+
+
+def _ranks(metric: str) -> str:
+    """The column by which cells are ranked."""
+    return f"{metric}_without_rounds"
 
 
 def _with_interval(summary: pd.DataFrame, samples: Samples, metric: str) -> pd.DataFrame:
     (value, low, high), scope = mean_interval(samples)
     found = pd.DataFrame({metric: value, f"{metric}_low": low, f"{metric}_high": high, "scope": scope})
+    found[_ranks(metric)] = cell_means(samples.log, samples.group)
     return summary.join(found, on="sample")
 
 
@@ -180,8 +193,10 @@ def _of_place(
         )
         yield where | latency | {"role": WITHIN_LATENCY, "explanation": text}
 
-    as_fast = _against(samples, place, place.iloc[[best]]).is_not_below(margin_pct)
-    as_fast[best] = True
+    # The smallest of all that pass is chosen, so the error must hold for all tests together.
+    as_fast = np.arange(len(place)) == best
+    against_best = _against(samples, place[~as_fast], place[as_fast])
+    as_fast[~as_fast] = holm(against_best.p_not_below(margin_pct)) <= EQUIVALENCE_ALPHA
     smallest = _smallest(place, as_fast)
     text = _smallest_text(cells, smallest, best, int(as_fast.sum()), margin_pct)
     yield _row(cells[smallest], SMALLEST, models, [], text) | {"margin_pct": margin_pct}
@@ -203,7 +218,7 @@ def _row(cell: Row, role: str, models: Settings, ties: list[Row], explanation: s
 
 
 def _fastest(place: pd.DataFrame, among: BoolArray) -> int:
-    return int(np.where(among, numbers(place["log_mean"]), -np.inf).argmax())
+    return int(np.where(among, numbers(place[_ranks(RATE)]), -np.inf).argmax())
 
 
 def _ties(place: pd.DataFrame, samples: Samples, best: int, among: BoolArray) -> list[int]:
@@ -221,7 +236,7 @@ def _against(samples: Samples, a: pd.DataFrame, b: pd.DataFrame) -> Comparisons:
 def _within_latency(
     place: pd.DataFrame, ttft_p99_s: float | None, tpot_p99_s: float | None
 ) -> tuple[str | None, BoolArray]:
-    """The bound in words (None if there is no time to derive it from), and which cells keep it in every repeat."""
+    """The bound in words (None if there is no time to derive it from), and which cells keep it."""
     default = ""
     if ttft_p99_s is None and tpot_p99_s is None:
         if place["tpot_s_p50"].isna().all():
@@ -232,7 +247,7 @@ def _within_latency(
     given = {name: bound for name, bound in bounds.items() if bound is not None}
     within = np.ones(len(place), dtype=bool)
     for name, bound in given.items():
-        within &= numbers(place[f"{name}_s_p99_worst"]) <= bound
+        within &= numbers(place[f"{name}_s_p99"]) <= bound * (1 + _ROUNDING)
     words = [f"p99 {name.upper()} <= {number(1000 * bound)} ms" for name, bound in given.items()]
     return " and ".join(words) + default, within
 
@@ -245,7 +260,8 @@ def _smallest(place: pd.DataFrame, among: BoolArray) -> int:
 
 
 def _on_front(place: pd.DataFrame) -> BoolArray:
-    values = np.column_stack([numbers(place[RATE]), *(-numbers(place[latency]) for latency in LATENCIES)])
+    rate, *latencies = (numbers(place[_ranks(metric)]) for metric in (RATE, *LATENCIES))
+    values = np.column_stack([rate, *(-latency for latency in latencies)])
     return pareto_front(values)
 
 
@@ -270,6 +286,7 @@ def _fastest_text(cell: Row, which: str, ties: list[Row]) -> str:
     if ties:
         more = f"; and {len(ties) - MOST_NAMED} more" if len(ties) > MOST_NAMED else ""
         text += f" Not shown to be slower: {'; '.join(tie['words'] for tie in ties[:MOST_NAMED])}{more}."
+        text += " The highest of several such means is on average too high."
     return text
 
 
@@ -315,7 +332,11 @@ def prepared_models(study: Study, paths: StudyPaths) -> Settings:
 def main(args: Namespace, study: Study, cells: pd.DataFrame) -> list[Output]:
     """Write the recommendations table of a study."""
     paths = StudyPaths(args.results, study.name)
-    models = prepared_models(study, paths)
+    # Weights of a published model may have been random, which does not change the speed; a server needs the real ones.
+    models = {
+        name: (model.model_copy(update={"load_format": "hub"}) if model.hub_repo else model, folder)
+        for name, (model, folder) in prepared_models(study, paths).items()
+    }
     # Requests that are submitted at once wait for a free place, so only the study's limit on this time is a bound.
     tpot_p99_s = args.tpot_p99_s or (study.slo.tpot_s if study.slo else None)
     table = recommendations(cells, study.equivalence_margin_pct, models, args.ttft_p99_s, tpot_p99_s)

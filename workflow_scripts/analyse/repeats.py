@@ -8,6 +8,7 @@ import pandas as pd
 
 from workflow_scripts.analyse.start_spread import FloatArray
 from workflow_scripts.analyse.statistics import Samples
+from workflow_scripts.analyse.variation import known_elsewhere
 from workflow_scripts.catalog.gpus_and_models import load_gpus, readable_models
 from workflow_scripts.engines.registry import every_knob, load_engines
 
@@ -30,7 +31,7 @@ KV_CACHE_FULL = 0.95
 
 # If the study sets the rate of arrivals, the throughput is that rate and not the engine's.
 RATE_OF_ARRIVALS = "knob_request_rate_per_s"
-THROUGHPUT = ("output_tokens_per_s", "total_tokens_per_s")
+THROUGHPUT = ("output_tokens_per_s", "total_tokens_per_s", "steady_output_tokens_per_s")
 
 
 def counted(cells: pd.DataFrame) -> pd.DataFrame:
@@ -103,13 +104,20 @@ def summarise(rows: pd.DataFrame, by: Sequence[str], column: str) -> tuple[pd.Da
     log[means.index.get_level_values(0), means.index.get_level_values(1)] = means
     of_cell = starts.assign(squares=starts["variance"] * (starts["n"] - 1), df=starts["n"] - 1).groupby("cell")
     within = (of_cell["squares"].sum(min_count=1) / of_cell["df"].sum()).reindex(summary.index)
+    is_cpu = np.isin(summary["gpu"], [name for name, gpu in load_gpus().items() if gpu.kind == "cpu"])
+    study = summary["study"].astype(str) if "study" in summary else pd.Series("", index=summary.index)
+    of_study = [study, *(summary[name] for name in ("source",) if name in summary)]
+    known = [known_elsewhere(cpu, name) for cpu, name in zip(is_cpu, study, strict=True)]
     samples = Samples(
         log=log,
         within=numbers(within),
         repeats=numbers(of_cell["n"].mean().reindex(summary.index)),
         group=group.astype(int),
         between_cards=np.isin(group, between_cards),
-        shared=np.isin(summary["gpu"], [name for name, gpu in load_gpus().items() if gpu.kind == "cpu"]),
+        shared=is_cpu,
+        device=summary.groupby([*of_study, "gpu"], dropna=False).ngroup().to_numpy().astype(int),
+        kind=summary.groupby([*of_study, is_cpu], dropna=False).ngroup().to_numpy().astype(int),
+        known=np.array(known, dtype=float).reshape(-1, 4).T,
     )
     known = ~np.isnan(log)
     summary.insert(len(by), "starts", known.sum(axis=1))

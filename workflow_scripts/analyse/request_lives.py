@@ -25,30 +25,52 @@ def shared_texts(study: Study) -> Texts:
     return {name: w for name, w in study.workloads.items() if isinstance(w, SharedTextWorkload)}
 
 
-def request_lives(requests: pd.DataFrame, texts: Texts) -> pd.DataFrame:
+def request_lives(requests: pd.DataFrame, texts: Texts, steps: pd.DataFrame | None = None) -> pd.DataFrame:
     """One row per request, in the order of the workload; repeats in which a time is missing are left out.
 
     Args:
         requests: rows of the parsed table, and `workload`.
         texts: workloads that say which prompts share text, by name.
+        steps: rows of the parsed table, with the times at which the requests got their tokens.
 
     Returns:
         The columns of `requests`, and
         `row`: number of the request's repeat;
         `prefill_s`, `decode_s`, `live_s`: from scheduled to first to last token, and from scheduled to last;
+        `token_s`: tokens that it holds, integrated over its life: token-seconds;
         `shared_tokens`: tokens at the beginning of its prompt that are in blocks of other requests too;
         `text`: the number of the text that these tokens are from, -1 for none.
     """
     t = requests.assign(row=requests.groupby(REPEAT, sort=False).ngroup())
     t = t[~t["row"].isin(t.loc[t[list(TIMES)].isna().any(axis=1), "row"])]
     text, shared_tokens = _shared(t, texts)
-    return t.assign(
+    t = t.assign(
         text=text,
         shared_tokens=shared_tokens,
         prefill_s=t["first_token_s"] - t["scheduled_s"],
         decode_s=t["last_token_s"] - t["first_token_s"],
         live_s=t["last_token_s"] - t["scheduled_s"],
     )
+    evenly = formulas.token_seconds(*lengths(t))
+    return t.assign(token_s=evenly if steps is None else _at_steps(t, steps).fillna(pd.Series(evenly, index=t.index)))
+
+
+def _at_steps(t: pd.DataFrame, steps: pd.DataFrame) -> pd.Series:
+    """Token-seconds of each request whose tokens came one by one at recorded steps; null for the others.
+
+    From each token on, except the last, the request holds one token more.
+    """
+    ended = steps[steps["generation_tokens"] > 0].drop_duplicates([*REPEAT, "time_s"]).sort_values([*REPEAT, "time_s"])
+    of_repeat = ended.groupby(REPEAT)
+    before_s = of_repeat["time_s"].cumsum() - ended["time_s"]
+    ended = ended[[*REPEAT, "time_s"]].assign(number=of_repeat.cumcount(), before_s=before_s)
+    first, last = (
+        t[REPEAT].assign(time_s=t[name]).merge(ended, on=[*REPEAT, "time_s"], how="left").set_axis(t.index)
+        for name in ("first_token_s", "last_token_s")
+    )
+    later = t["output_tokens"] - 1
+    held = t["prompt_tokens"] * t["live_s"] + later * t["last_token_s"] - (last["before_s"] - first["before_s"])
+    return held.where(last["number"] - first["number"] == later).astype(float)
 
 
 def _shared(t: pd.DataFrame, texts: Texts) -> tuple[pd.Series, pd.Series]:
@@ -86,14 +108,16 @@ def tokens_held(lives: pd.DataFrame, block_size: FloatArray) -> pd.Series:
 def paged(t: pd.DataFrame, block_size: FloatArray) -> pd.DataFrame:
     """Token-seconds and slot-seconds of each repeat (`row`) in blocks of `block_size` tokens.
 
-    Blocks are allocated as a sequence grows; whole blocks of a shared prefix are held once.
+    Blocks are allocated as a sequence grows; whole blocks of a shared prefix are held once. How many slots of the last
+    block are empty is computed as if a request's steps were equally long.
     """
     shared = numbers(t["shared_tokens"]) // block_size * block_size
     held_once = shared * numbers(t["live_s"])
-    slot_s = formulas.block_seconds(*lengths(t), block_size) * block_size
+    token_s = numbers(t["token_s"])
+    empty_s = formulas.block_seconds(*lengths(t), block_size) * block_size - formulas.token_seconds(*lengths(t))
     of_text = pd.Series(shared, index=t.index).groupby([t["row"], t["text"]]).max()
     prefix_s = (of_text * _sharing_s(t)).groupby("row").sum()
-    own = by_repeat(t, formulas.token_seconds(*lengths(t)) - held_once, slot_s - held_once)
+    own = by_repeat(t, token_s - held_once, token_s + empty_s - held_once)
     return own.add(prefix_s.fillna(0.0), axis="index")
 
 

@@ -9,6 +9,7 @@ docs/serving.md says how the numbers are made, docs/tables.md documents every co
 
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import statsmodels.api as sm
 
 from workflow_scripts.analyse.facts import REPEAT, START, read_parsed, wide
 from workflow_scripts.analyse.repeats import counted, records, summarise
-from workflow_scripts.analyse.statistics import SCOPE_MEANING, mean_interval, quantile_interval
+from workflow_scripts.analyse.statistics import ONE_START, SCOPE_MEANING, mean_interval
 from workflow_scripts.analyse.table_command import Output, table_command
 from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, table_schema
 from workflow_scripts.analyse.timeline import tokens_inside
@@ -98,8 +99,12 @@ SCHEMA = table_schema(
 
 # Columns with a geometric mean over the starts and its interval.
 MEANS = ("requests_per_s", "output_tokens_per_s", "ttft_s_p50", "tpot_s_p50", "itl_s_p50", "e2e_s_p50")
-# Latencies with a 99th percentile over the requests of all repeats.
-TAILS = ("ttft_s", "e2e_s")
+# The same for columns that depend on the arrivals so much that each start must have its own.
+TAILS = ("ttft_s_p99", "e2e_s_p99")
+# With fewer requests in a repeat, its 99th percentile is hardly more than its longest latency.
+TAIL_REQUESTS = 100
+# Arrivals of two starts are others if one of their requests arrives this much apart.
+_ARRIVES_APART_S = 0.001
 _OVER_REPEATS = {
     "slo": "first",
     "slo_attainment": "mean",
@@ -129,9 +134,10 @@ SUMMARY_SCHEMA = table_schema(
     ),
     TEXT("scope", SCOPE_MEANING),
     NUMBER(
-        [f"{name}_p99{end}" for name in TAILS for end in ("", "_low", "_high")],
-        "99th percentile over the requests of all repeats, with its exact (binomial) 95 % interval for such requests "
-        "in these starts; null with fewer than 368 requests",
+        [f"{name}{end}" for name in TAILS for end in ("", "_low", "_high")],
+        "99th percentile over the requests of a repeat, geometric mean over the starts; null with fewer than "
+        f"{TAIL_REQUESTS} requests. Its 95 % interval is null with one start, and if requests of an open loop arrived "
+        "at the same times in two starts",
     ),
     TEXT("slo", "as in `serving`"),
     NUMBER("slo_attainment goodput_requests_per_s", "means over the repeats"),
@@ -160,14 +166,9 @@ def serving_tables(cells: pd.DataFrame, parsed: Path, slo: Mapping[str, float]) 
     parts = [_of_gpu(of_gpu, parsed, str(gpu), slo) for gpu, of_gpu in rows.groupby("gpu")]
     table = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
     # A column is missing if no repeat was long enough for a steady state.
-    table = table.reindex(columns=[*SCHEMA.columns, *_OF_START, *map(_each, TAILS)])
+    table = table.reindex(columns=[*SCHEMA.columns, *_OF_START, "midway_s"])
     summary = _summary(table, counted(cells)["cell_id"])
     return table[list(SCHEMA.columns)], summary
-
-
-def _each(latency: str) -> str:
-    """The column with the latencies of all requests of a repeat."""
-    return f"{latency}_each"
 
 
 def _of_gpu(rows: pd.DataFrame, parsed: Path, gpu: str, slo: Mapping[str, float]) -> pd.DataFrame:
@@ -224,7 +225,6 @@ def of_pass(requests: pd.DataFrame, asked: Mapping[str, Any], slo: Mapping[str, 
     found: dict[str, Any] = {
         f"{name}_p{percent}": _quantile(values, percent) for name, values in latency.items() for percent in PERCENTS
     }
-    found |= {_each(name): latency[name] for name in TAILS}
     # A request without a time per further token keeps any bound on that time.
     kept = np.logical_and.reduce([~(latency[name] > bound) for name, bound in slo.items()] or [np.full(len(r), False)])
     kind = load_kind(asked, queued, sent)
@@ -234,6 +234,7 @@ def of_pass(requests: pd.DataFrame, asked: Mapping[str, Any], slo: Mapping[str, 
     grown = growth_per_s * (half[-1] - half[0])
     found |= {
         "load": kind,
+        "midway_s": queued[len(r) // 2] - queued[0],
         "arrivals_per_s": (len(r) - 1) / span_s if span_s > 0 and kind != CLOSED else np.nan,
         "slo_attainment": kept.mean() if slo else np.nan,
         "in_flight_peak": _peak(sent, last),
@@ -395,10 +396,16 @@ def _summary(table: pd.DataFrame, cell_ids: pd.Series) -> pd.DataFrame:
         (value, low, high), scope = mean_interval(summarise(table, by, metric)[1])
         summary = summary.assign(**{metric: value, f"{metric}_low": low, f"{metric}_high": high})
         summary["scope"] = scope if metric == MEANS[0] else summary["scope"]
-    for name in TAILS:
-        tails = [quantile_interval(np.concatenate(list(each)), 0.99) for _, each in groups[_each(name)]]
-        ends = [f"{name}_p99{end}" for end in ("", "_low", "_high")]
-        summary[ends] = np.array(tails, dtype=float).reshape(len(summary), 3)
+    varied = np.array([_varies(repeats) for _, repeats in groups], dtype=bool)
+    long = groups["num_requests"].min().ge(TAIL_REQUESTS).to_numpy(dtype=bool)
+    for metric in TAILS:
+        # How much a 99th percentile varies depends on the load, so other cells and studies say nothing about it.
+        samples, alone = summarise(table, by, metric)[1], np.arange(len(summary))
+        unknown = np.zeros_like(samples.known)
+        (value, low, high), scope = mean_interval(replace(samples, group=alone, kind=alone, known=unknown))
+        shown = long & varied & (scope != ONE_START)
+        summary[metric] = np.where(long, value, np.nan)
+        summary[f"{metric}_low"], summary[f"{metric}_high"] = np.where(shown, [low, high], np.nan)
     for name, how in _OVER_REPEATS.items():
         summary[name] = groups[name].sum(min_count=1).array if how == "sum" else groups[name].agg(how).array
     # If one repeat is undecided, "not saturated" in the others is not enough for the cell.
@@ -407,6 +414,14 @@ def _summary(table: pd.DataFrame, cell_ids: pd.Series) -> pd.DataFrame:
     summary["limited_by"] = groups["limited_by"].agg(_distinct).array
     summary["explanation"] = table["explanation"].reindex(worst.reindex(summary["cell_id"])).array
     return summary
+
+
+def _varies(repeats: pd.DataFrame) -> bool:
+    """Whether the arrivals of a cell are the load that is asked for, or drawn for each start."""
+    if repeats["load"].iloc[0] not in (OPEN, RAMP):
+        return True
+    midway_s = repeats.groupby("start")["midway_s"].first().sort_values()
+    return bool(midway_s.diff().min() > _ARRIVES_APART_S)
 
 
 def _distinct(texts: Sequence[str]) -> str:

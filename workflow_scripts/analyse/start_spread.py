@@ -1,4 +1,4 @@
-"""How much starts of an engine vary: pooled over cells with similar variances, without cells that stand out.
+"""How much starts of an engine vary, cell by cell, and whether they fall into two groups.
 
 Arrays have the shape (..., cells, rounds); leading axes, if any, are independent studies. A round's effect on all cells
 of a device and engine is removed first, so what remains is the difference between starts of one cell.
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats
+from scipy import special
 
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
@@ -30,17 +30,20 @@ _LEAST_VARIANCE = 1e-12
 
 
 class Spread(NamedTuple):
-    """Variance of logarithms between starts, for each cell.
+    """How the logarithms of starts vary, for each cell.
 
-    `variance` and `df` are those of the pooled cells (NaN and 0 if there are none); `pooled` says whether the cell is
-    one of them, and `bimodal` whether its starts fall into two groups. `rounds` has one more axis: the effect of each
-    round on the pooled cells together, or on the cell alone if it is not pooled; `share` is the cell's share in it.
+    `own` is the variance between the cell's starts without the effects of rounds, with its `df`; `alike` says that it
+    does not stand out above that of the other cells, and `bimodal` that the starts fall into two groups. `overlap` is
+    the correlation between the variances of two cells of the group: two cells show only one difference. `rounds` has
+    one more axis: the effect of each round on the cells that are alike, or on the cell if it is alone; `share` is the
+    cell's share in this effect.
     """
 
-    variance: FloatArray
+    own: FloatArray
     df: FloatArray
-    pooled: BoolArray
+    alike: BoolArray
     bimodal: BoolArray
+    overlap: FloatArray
     rounds: FloatArray
     share: FloatArray
 
@@ -52,22 +55,22 @@ def spread(log: FloatArray, group: npt.NDArray[np.int_]) -> Spread:
     >>> log = rng.normal(0, 0.03, (6, 6)) + rng.normal(0, 0.2, 6)  # each round is another occasion
     >>> log[2] += [0, 0.5, 0, 0.5, 0.5, 0]
     >>> found = spread(log, np.zeros(6, dtype=int))
-    >>> found.pooled.tolist(), found.bimodal.tolist()
+    >>> found.alike.tolist(), found.bimodal.tolist()
     ([True, True, False, True, True, True], [False, False, True, False, False, False])
-    >>> round(float(found.variance[0] ** 0.5), 2)
+    >>> round(float(found.own[found.alike].mean() ** 0.5), 2)
     0.03
     """
-    shape = log.shape[:-1]
-    variance, df = np.full(shape, np.nan), np.zeros(shape)
-    pooled, bimodal = np.zeros(shape, dtype=bool), np.zeros(shape, dtype=bool)
-    rounds, share = np.full(log.shape, np.nan), np.ones(shape)
+    cells = log.shape[:-1]
+    none = np.zeros(cells), np.zeros(cells, dtype=bool)
+    whole = Spread(none[0].copy(), none[0].copy(), none[1].copy(), none[1].copy(), none[0].copy(), log * 0, none[0])
     for number in np.unique(group):
         of = group == number
-        found = _of_group(log[..., of, :])
-        for whole, part in zip((variance, df, pooled, bimodal, share), (*found[:4], found.share), strict=True):
-            whole[..., of] = part
-        rounds[..., of, :] = found.rounds
-    return Spread(variance, df, pooled, bimodal, rounds, share)
+        for every, part in zip(whole, _of_group(log[..., of, :]), strict=True):
+            if every.ndim == log.ndim:
+                every[..., of, :] = part
+            else:
+                every[..., of] = part
+    return whole
 
 
 def _of_group(log: FloatArray) -> Spread:
@@ -77,25 +80,39 @@ def _of_group(log: FloatArray) -> Spread:
     # Once more without the cells that stand out, because they affected the effects of rounds.
     together = np.where(alike[..., None], shared, np.nan)
     own, df, lost, rounds = _own(together)
-    total = df.sum(axis=-1, keepdims=True)
+    total_df, cells = df.sum(axis=-1, keepdims=True), (df > 0).sum(axis=-1, keepdims=True)
     with np.errstate(divide="ignore", invalid="ignore"):
-        variance = np.nansum(own * df, axis=-1, keepdims=True) / total
-    pooled = ((df > 0).sum(axis=-1, keepdims=True) >= LEAST_POOLED) & (total > lost) & ~_differ(own, df, variance)
-    variance, total = np.where(pooled, variance, np.nan), np.where(pooled, total - lost, 0.0)
-    bimodal = _bimodal(_without_medians(shared) if log.shape[-2] >= LEAST_POOLED else log, variance, total)
-    wide = alike.shape
-    of_all = np.broadcast_to(variance, wide), np.broadcast_to(total, wide)
-    is_pooled = alike & pooled & ~bimodal
-    # If rounds lack cells, the mean over rounds is a good approximation.
-    share = _mean(1 / np.where(np.isnan(rounds), np.nan, (~np.isnan(together)).sum(axis=-2)))
-    alone = log - _mean(log)[..., None]
+        variance = np.nansum(own * df, axis=-1, keepdims=True) / total_df
+    pooled = (cells >= LEAST_POOLED) & (total_df > lost) & ~_differ(own, df, variance)
+    variance, total = np.where(pooled, variance, np.nan), np.where(pooled, total_df - lost, 0.0)
+    # The effects are those on the cells that do not stand out, so one with two levels does not change them.
+    bimodal = _bimodal(shared - rounds[..., None, :] if log.shape[-2] >= LEAST_POOLED else log, variance, total)
+    # What a round did to a cell that was measured alone belongs to the variation of its mean.
+    of_alike = np.where(alike[..., None], log, np.nan)
+    every_round = _without_rounds(of_alike)[1] if np.isnan(shared[~np.isnan(log)]).any() else rounds
+    several = (~np.isnan(together)).any(axis=-1).sum(axis=-1, keepdims=True) > 1
+    beside = shared - rounds[..., None, :]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        left = np.where(total_df > 0, (total_df - lost) / total_df, 0.0)
+        overlap = np.where(cells > 1, 1.0 / (cells - 1.0) ** 2, 0.0)
+        # If rounds lack cells, the mean over rounds is a good approximation.
+        share = _mean(1 / np.where(np.isnan(every_round), np.nan, (~np.isnan(of_alike)).sum(axis=-2)))[..., None]
+    of_others, n = _variance(beside)
     return Spread(
-        *of_all,
-        is_pooled,
+        np.nan_to_num(np.where(alike, own, of_others)),
+        np.where(alike, df * left, np.maximum(n - 1, 0)),
+        alike,
         bimodal,
-        np.where(is_pooled[..., None], rounds[..., None, :], alone),
-        np.where(is_pooled, share[..., None], 1.0),
+        np.broadcast_to(overlap, alike.shape),
+        np.where(several[..., None], every_round[..., None, :], log - _mean(log)[..., None]),
+        np.where(several, np.where(alike, share, 0.0), 1.0),
     )
+
+
+def _variance(log: FloatArray) -> tuple[FloatArray, npt.NDArray[np.int_]]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # fewer than two starts
+        return np.nanvar(log, axis=-1, ddof=1), (~np.isnan(log)).sum(axis=-1)
 
 
 def _own(log: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
@@ -127,22 +144,28 @@ def _without_rounds(log: FloatArray) -> tuple[FloatArray, FloatArray]:
     return left, rounds
 
 
+def cell_means(log: FloatArray, group: npt.NDArray[np.int_]) -> FloatArray:
+    """Means of cells without the effects of the rounds that they were measured in, to rank cells of one group.
+
+    The first cell is the faster one, but missed the fast round:
+
+    >>> log = np.log([[10.0, np.nan], [9.0, 18.0], [5.0, 10.0]])
+    >>> cell_means(log, np.zeros(3, dtype=int)).argmax(), np.nanmean(log, axis=1).argmax()
+    (np.int64(0), np.int64(1))
+    """
+    means = np.full(log.shape[:-1], np.nan)
+    for number in np.unique(group):
+        of = group == number
+        means[..., of] = _mean(log[..., of, :] - _without_rounds(log[..., of, :])[1][..., None, :])
+    return means
+
+
 def _mean(values: FloatArray) -> FloatArray:
     """The mean over the last axis without missing values."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # rows without a value
         mean: FloatArray = np.nanmean(values, axis=-1)
     return mean
-
-
-def _without_medians(log: FloatArray) -> FloatArray:
-    """Starts without the effects of rounds, by medians, so that a cell with two levels does not change the effects."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
-        left = log - np.nanmedian(log, axis=-1, keepdims=True)
-        rounds = np.nanmedian(left, axis=-2, keepdims=True)
-    without: FloatArray = log - rounds
-    return without
 
 
 def _alike(own: FloatArray, df: FloatArray) -> BoolArray:
@@ -155,7 +178,7 @@ def _alike(own: FloatArray, df: FloatArray) -> BoolArray:
         rest_df = weight.sum(axis=-1, keepdims=True) - weight
         with np.errstate(divide="ignore", invalid="ignore"):
             rest = ((weight * value).sum(axis=-1, keepdims=True) - weight * value) / rest_df
-            p = stats.f.sf(value / rest, df, rest_df)
+            p = special.fdtrc(df, rest_df, value / rest)
         p = np.where(alike & (df > 0) & (rest_df > 0) & ~np.isnan(p), p, 1.0)
         first = p.argmin(axis=-1)[..., None]
         stands_out = np.take_along_axis(p, first, axis=-1) * (weight > 0).sum(axis=-1, keepdims=True) < OUTLIER_ALPHA
@@ -172,7 +195,7 @@ def _differ(own: FloatArray, df: FloatArray, pooled: FloatArray) -> BoolArray:
         inverse = np.where(df > 0, 1 / df, 0).sum(axis=-1, keepdims=True)
         statistic = total * np.log(np.maximum(pooled, _LEAST_VARIANCE)) - logs
         statistic /= 1 + (inverse - 1 / total) / (3 * (cells - 1))
-        differ: BoolArray = stats.chi2.sf(statistic, cells - 1) < HOMOGENEITY_ALPHA
+        differ: BoolArray = special.chdtrc(cells - 1, statistic) < HOMOGENEITY_ALPHA
     return differ
 
 
@@ -180,33 +203,36 @@ def _bimodal(left: FloatArray, variance: FloatArray, df: FloatArray) -> BoolArra
     """Cells whose starts fall into two groups.
 
     If other cells have a pooled variance, the cell must vary more than they do, and not more within the two groups. If
-    not, the split must be clearer than chance makes it.
+    not, the split must be clearer than chance makes it, and not a single step in time, which may be drift.
     """
-    starts = (~np.isnan(left)).sum(axis=-1)
-    ordered = np.sort(left, axis=-1)  # missing starts come last
+    known = ~np.isnan(left)
+    starts = known.sum(axis=-1)
+    in_order = np.take_along_axis(left, np.argsort(~known, axis=-1, kind="stable"), axis=-1)  # missing starts come last
     found = np.zeros(starts.shape, dtype=bool)
     for n in range(2 * LEAST_OF_A_MODE, left.shape[-1] + 1):
-        total, within = _two_groups(ordered[..., :n])
+        total, within, upper = _two_groups(in_order[..., :n])
         with np.errstate(divide="ignore", invalid="ignore"):
-            varies_more = stats.f.sf(total / (n - 1) / variance, n - 1, df) < BIMODAL_ALPHA
-            as_others = stats.f.sf(within / (n - 2) / variance, n - 2, df) > OUTLIER_ALPHA
-            clear = 1 - within / total > _share_by_chance(n)
+            varies_more = special.fdtrc(n - 1, df, total / (n - 1) / variance) < BIMODAL_ALPHA
+            as_others = special.fdtrc(n - 2, df, within / (n - 2) / variance) > OUTLIER_ALPHA
+            clear = (1 - within / total > _share_by_chance(n)) & (np.diff(upper, axis=-1).sum(axis=-1) > 1)
         found |= (starts == n) & np.where(np.isnan(variance), clear, varies_more & as_others)
     return found
 
 
-def _two_groups(ordered: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Sum of squares around the mean, and around the means of the two groups that minimise it; last axis sorted."""
-    n = ordered.shape[-1]
+def _two_groups(values: FloatArray) -> tuple[FloatArray, FloatArray, BoolArray]:
+    """Sum of squares around the mean, and around the means of the two groups that minimise it; and the upper group."""
+    n = values.shape[-1]
+    ordered = np.sort(values, axis=-1)
     x = ordered - ordered.mean(axis=-1, keepdims=True)
     below = np.arange(LEAST_OF_A_MODE, n - LEAST_OF_A_MODE + 1)
     between = x.cumsum(axis=-1)[..., below - 1] ** 2 * (1 / below + 1 / (n - below))
     total = (x**2).sum(axis=-1)
-    return total, np.maximum(total - between.max(axis=-1), 0)
+    lowest = np.take_along_axis(ordered, below[between.argmax(axis=-1)][..., None], axis=-1)
+    return total, np.maximum(total - between.max(axis=-1), 0), values >= lowest
 
 
 @cache
 def _share_by_chance(n: int) -> float:
     """The share of the sum of squares that two groups explain in 1 of 1,000 normal samples of n."""
-    total, within = _two_groups(np.sort(np.random.default_rng(n).normal(size=(50_000, n)), axis=-1))
+    total, within, _ = _two_groups(np.random.default_rng(n).normal(size=(50_000, n)))
     return float(np.quantile(1 - within / total, 1 - BIMODAL_ALPHA))

@@ -2,14 +2,14 @@
 
 Rates and times are compared as logarithms, where a ratio of two cells and a margin in per cent are differences. The
 unit is the start of an engine. A ratio is taken within each round and averaged over rounds, so the effect of a round on
-both cells cancels. An interval is that of another run with the same number of starts: it contains the ratio of 95 % of
-such runs. Verdicts are about the ratio itself. Several independent studies can be computed at once, along leading axes.
+both cells cancels. The interval of a ratio is about the ratio itself, and verdicts follow from it; a second interval
+holds the ratio that another run with the same number of starts measures, in 95 % of such runs. Several independent
+studies can be computed at once, along leading axes.
 
 Sources: [Schuirmann] A comparison of the two one-sided tests procedure and the power approach, J. Pharmacokinet.
 Biopharm. 15, 1987; [Berger] Berger and Hsu, Bioequivalence trials, intersection-union tests and equivalence confidence
 sets, Statistical Science 11, 1996; [Holm] A simple sequentially rejective multiple test procedure, Scand. J. Statist.
-6, 1979; [Welch] The generalization of Student's problem, Biometrika 34, 1947; [Satterthwaite] An approximate
-distribution of estimates of variance components, Biometrics Bulletin 2, 1946.
+6, 1979.
 """
 
 import math
@@ -20,9 +20,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats
+from scipy import special
 
 from workflow_scripts.analyse.start_spread import BoolArray, FloatArray, Spread, spread
+from workflow_scripts.analyse.variation import MOST_ELSEWHERE_DF, Variation, beside_rounds, satterthwaite, variation
 from workflow_scripts.common.wording import number
 
 IntArray = npt.NDArray[np.int_]
@@ -31,26 +32,36 @@ Rows = Sequence[int] | IntArray
 CONFIDENCE = 0.95
 # Size of each of the two one-sided tests; together they are one test of this size. [Berger]
 EQUIVALENCE_ALPHA = 0.05
-# Standard deviation of logarithms between starts, if nothing is known about it: the maximum seen on one machine at
-# different times. A decision from one start must hold also if starts vary this much.
-ASSUMED_SD = 0.15
+# Two modes of a cell are assumed to be at most this far apart, as a difference of logarithms.
+MODES_APART = 0.15
 # Standard deviation between occasions of one cell on a shared machine, apart from the effect on all of its cells: the
 # maximum of what was seen, 2 to 6 %. Rounds within minutes of each other do not show it.
 OCCASION_SD = 0.06
 # Another run has the same error as this one, so the two differ by twice its square.
 _OF_BOTH_RUNS = 2
+_LEAST = 1e-9
 # With fewer starts, all starts of a cell with two equal modes are in the same mode too often: in 1 of 8 cells or more.
 STARTS_TO_SEE_MODES = 5
-# A pair that varies more than the pooled cells suggest is not pooled; size of the test.
-_OWN_VARIANCE_ALPHA = 0.1
+# Two engines on one device, or on two CPUs of one host, are measured in the same rounds: of the effect of a round, this
+# part of the variance is taken for what moves them apart, until rounds show it.
+_APART_IN_A_ROUND = 0.25
 
 FLAT, CHANGES, NOT_DECIDED = "flat", "changes", "not decided"
 FASTER, SLOWER = "faster", "slower"
-WITHIN_START, BETWEEN_STARTS, BETWEEN_CARDS = "within one start", "between starts on this device", "between cards"
+ONE_START, BETWEEN_STARTS, BETWEEN_CARDS = (
+    "one start, with the spread of other starts",
+    "between starts on this device",
+    "between cards",
+)
 
 SCOPE_MEANING = (
-    "what the row's intervals cover: `within one start` (only what varies between repeats, so nothing about another "
-    "start), `between starts on this device` or `between cards`"
+    "what the row's intervals cover: `between starts on this device`, `between cards`, or `one start, with the spread "
+    "of other starts`: how starts vary is then known only from other cells of the study, and from other studies on "
+    "this kind of device (config/variation.yaml)"
+)
+ANOTHER_RUN = (
+    "where 95 % of further runs with as many starts measure the ratio; on CPUs it allows for another occasion. It "
+    "decides nothing"
 )
 
 
@@ -74,6 +85,9 @@ class Samples:
         group: a number for each cell, the same for all cells of one device and engine.
         between_cards: for each cell whether columns are cards.
         shared: for each cell whether its machine is shared, so that it varies by OCCASION_SD between occasions.
+        device: a number for each cell, the same for all cells of one device.
+        kind: a number for each cell, the same for all cells of a study that are on the same kind of device.
+        known: for each cell what other studies show, with the fields of `variation.Known` along the first axis.
     """
 
     log: FloatArray
@@ -81,12 +95,22 @@ class Samples:
     repeats: FloatArray
     group: IntArray
     between_cards: BoolArray
-    shared: BoolArray | None = None
+    shared: BoolArray
+    device: IntArray
+    kind: IntArray
+    known: FloatArray
 
     @cached_property
     def spread(self) -> Spread:
-        """How much starts vary."""
+        """How much the starts of each cell vary."""
         return spread(self.log, self.group)
+
+    @cached_property
+    def variation(self) -> Variation:
+        """How much starts vary, by all that is known."""
+        # Cards vary more than starts on one card, which is all that is known from elsewhere.
+        known = np.where(self.between_cards, 0.0, self.known)
+        return variation(self.spread, self.group, self.kind, known, self.within / self.repeats)
 
     @cached_property
     def starts(self) -> IntArray:
@@ -104,45 +128,34 @@ class Samples:
         return most
 
 
-def _scope(half: FloatArray, several: BoolArray, between_cards: BoolArray) -> npt.NDArray[np.object_]:
-    """What an interval of one or of several starts covers; None if its width is not known."""
-    scope = np.where(several, np.where(between_cards, BETWEEN_CARDS, BETWEEN_STARTS), WITHIN_START).astype(object)
-    scope[np.isnan(half)] = None
+def _scope(error: FloatArray, starts: IntArray, between_cards: BoolArray) -> npt.NDArray[np.object_]:
+    """What an interval covers; None if its width is not known."""
+    scope = np.where(starts == 1, ONE_START, np.where(between_cards, BETWEEN_CARDS, BETWEEN_STARTS)).astype(object)
+    scope[np.isnan(error)] = None
     return scope
 
 
 def mean_interval(samples: Samples) -> tuple[Interval, npt.NDArray[np.object_]]:
-    """Geometric means of cells over their starts with the intervals of another run, and the scope of each.
+    """Geometric means of cells over their starts with their intervals, and the scope of each.
 
-    An interval from several starts covers the effect of rounds on the cell. That from one start covers only the
-    variation of its repeats. A cell whose starts fall into two groups has none, and then no scope.
-
-    Three starts with a standard deviation of 2 %, and one start with three repeats that vary by 1 %:
-
-    >>> log = np.log([[98.0, 100.0, 102.04], [50.0, np.nan, np.nan]])
-    >>> nothing = np.zeros(2, dtype=int)
-    >>> cells = Samples(log, np.array([np.nan, 0.0001]), np.array([1.0, 3.0]), nothing, nothing > 0)
-    >>> interval, scope = mean_interval(cells)
-    >>> [end.round(1).tolist() for end in interval], scope.tolist()
-    ([[100.0, 50.0], [93.1, 48.3], [107.4, 51.8]], ['between starts on this device', 'within one start'])
+    An interval covers the variation between starts and the effect of rounds on the cell. A cell whose starts fall into
+    two groups has none, and then no scope.
     """
     mean, squared, df = mean_errors(samples)
-    half = _half_width(_OF_BOTH_RUNS * squared, df, CONFIDENCE)
+    half = _half_width(squared, df, CONFIDENCE)
     interval = Interval(np.exp(mean), np.exp(mean - half), np.exp(mean + half))
-    return interval, _scope(half, samples.starts > 1, samples.between_cards)
+    return interval, _scope(half, samples.starts, samples.between_cards)
 
 
 def mean_errors(samples: Samples) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Means of the logarithms of cells over their starts, with squared standard errors and degrees of freedom.
 
-    The error of a single start is that of its repeats. The error is NaN if the variation is not known, or if the starts
-    of the cell fall into two groups.
+    The error is NaN if the variation is not known, or if the starts of the cell fall into two groups.
     """
-    n = samples.starts.astype(float)
-    mean, variance = _moments(samples.log)
-    one = n == 1
-    squared = np.where(one, samples.within / samples.repeats, variance / np.where(n > 1, n, np.nan))
-    return mean, np.where(samples.spread.bimodal, np.nan, squared), np.where(one, samples.repeats - 1, n - 1)
+    found = samples.variation
+    mean = np.where(samples.starts > 0, _mean(samples.log), np.nan)
+    squared = found.total / np.maximum(samples.starts, 1)
+    return mean, np.where(samples.spread.bimodal, np.nan, squared), found.total_df
 
 
 @dataclass(frozen=True)
@@ -153,183 +166,198 @@ class Comparisons:
         difference: mean of the differences of logarithms within rounds.
         variance, df: variance of the difference of one start of each, with its degrees of freedom; NaN if not known.
         starts: starts in common, over which the mean is taken.
-        shown: squared error and degrees of freedom of the interval that is shown, for `compare` that of another run. If
-            both cells have one start, it covers only their repeats; if these share no round, there is none.
-        scope: what that interval covers; None if there is none.
-        pooled: whether the variance is that of all cells of the device and engine, or of both devices or engines.
+        scope: what the interval covers; None if there is none.
         bimodal: whether the starts of one of the two fall into two groups; then there is no interval and no verdict.
-        occasions: variance that another occasion adds to the interval that is shown.
+        occasions: variance that another occasion adds to the error of another run; None if no other run is asked for.
     """
 
     difference: FloatArray
     variance: FloatArray
     df: FloatArray
     starts: IntArray
-    shown: tuple[FloatArray, FloatArray]
     scope: npt.NDArray[np.object_]
-    pooled: BoolArray
     bimodal: BoolArray
-    occasions: FloatArray | float = 0.0
+    occasions: FloatArray | None = None
 
     def interval(self, confidence: float | FloatArray = CONFIDENCE) -> Interval:
-        """Ratios of `a` over `b` with the intervals that are shown."""
-        half = self._shown_half(confidence)
+        """Ratios of `a` over `b` with their intervals."""
+        half = self._half(confidence)
         return Interval(*(np.exp(self.difference + end) for end in (0.0, -half, half)))
+
+    def another_run(self) -> tuple[FloatArray, FloatArray]:
+        """The ends between which 95 % of further runs with as many starts measure the ratio."""
+        half = _half_width(*self._of_another_run(), CONFIDENCE)
+        return np.exp(self.difference - half), np.exp(self.difference + half)
 
     def p_beyond(self, margin_pct: float) -> FloatArray:
         """P values of the tests whether ratios are beyond the margin.
 
         They are 1 if another run may show the other direction. They are also 1 for a change in few starts that two
-        modes of a cell, ASSUMED_SD apart, may cause: all starts of one cell may have been in one mode.
+        modes of a cell, MODES_APART, may cause: all starts of one cell may have been in one mode.
         """
-        distance = np.abs(self.difference)
-        beyond = distance - log_margin(margin_pct)
-        by_modes = (self.starts < STARTS_TO_SEE_MODES) & (beyond <= ASSUMED_SD)
-        either_way = distance <= self._shown_half(CONFIDENCE)
-        return np.where(by_modes | either_way, 1.0, np.minimum(self._p(beyond), 1.0))
+        beyond = np.abs(self.difference) - log_margin(margin_pct)
+        by_modes = (self.starts < STARTS_TO_SEE_MODES) & (beyond <= MODES_APART)
+        possible = ~(by_modes | (beyond <= 0))
+        of = self._where(possible)
+        either_way = of.occasions is not None and _p(np.abs(of.difference), *of._of_another_run()) >= 1 - CONFIDENCE
+        p = np.ones(beyond.shape)
+        p[possible] = np.where(either_way, 1.0, of._p(beyond[possible]))
+        return p
 
     def p_higher(self) -> FloatArray:
         """P values of the one-sided tests whether `a` is higher than `b`."""
         return np.minimum(self._p(self.difference) / 2, 1.0)
 
-    def is_within(self, margin_pct: float, alpha: float | FloatArray = EQUIVALENCE_ALPHA) -> BoolArray:
-        """Whether two one-sided t tests of size `alpha` show that the ratio is within the margin. [Schuirmann]"""
-        within: BoolArray = np.abs(self.difference) + self._half(1 - 2 * np.asarray(alpha)) <= log_margin(margin_pct)
-        return within
+    def p_within(self, margin_pct: float) -> FloatArray:
+        """P values of the two one-sided t tests whether the ratio is within the margin, as one test. [Schuirmann]
 
-    def is_not_below(self, margin_pct: float) -> BoolArray:
-        """Whether a one-sided t test of 5 % shows that `a` is not below `b` by more than the margin."""
-        not_below: BoolArray = self.difference - self._half(1 - 2 * EQUIVALENCE_ALPHA) >= -log_margin(margin_pct)
-        return not_below
+        They are 1 if the interval exceeds the margin, so that nothing is `flat` beside an interval that is not.
+        """
+        inside = log_margin(margin_pct) - np.abs(self.difference)
+        possible = ~(inside <= 0)
+        p = np.ones(inside.shape)
+        p[possible] = self._where(possible)._p(inside[possible])
+        return np.where(p > 1 - CONFIDENCE, 1.0, p / 2)
+
+    def p_not_below(self, margin_pct: float) -> FloatArray:
+        """P values of the one-sided tests whether `a` is not below `b` by more than the margin."""
+        return np.minimum(self._p(self.difference + log_margin(margin_pct)) / 2, 1.0)
+
+    def _where(self, chosen: BoolArray) -> "Comparisons":
+        """The chosen comparisons, of all studies along one axis."""
+        of = {name: np.broadcast_to(v, chosen.shape)[chosen] for name, v in vars(self).items() if v is not None}
+        return replace(self, **of)
 
     def after(self, further: FloatArray | float) -> "Comparisons":
         """The comparisons as they would be with this number of further starts, with the same means and variances."""
         n = self.starts + further
-        df = np.where(self.pooled, self.df * np.maximum(n - 1, 1) / np.maximum(self.starts - 1, 1), n - 1)
-        variance = np.where((self.starts > 1) | self.pooled, self.variance, np.nan)
         counted = (n * np.ones_like(self.difference)).astype(int)
-        shown = _OF_BOTH_RUNS * variance / n, df
-        return replace(self, variance=variance, df=df, starts=counted, shown=shown)
+        # Two cells alone gain one degree of freedom from a further start of each; beside others they gain more.
+        return replace(self, df=self.df + further, starts=counted)
 
-    def _shown_half(self, confidence: float | FloatArray) -> FloatArray:
-        squared_error, df = self.shown
-        total = squared_error + self.occasions
-        with np.errstate(divide="ignore", invalid="ignore"):  # the degrees of freedom are those of [Satterthwaite]
-            return _half_width(
-                total, np.where(squared_error > 0, df * (total / squared_error) ** 2, np.inf), confidence
-            )
+    def _of_another_run(self) -> tuple[FloatArray, FloatArray]:
+        """Squared error of the difference between two runs, with its degrees of freedom."""
+        error = _OF_BOTH_RUNS * self.variance / np.maximum(self.starts, 1)
+        occasions = np.zeros(error.shape) if self.occasions is None else self.occasions
+        return satterthwaite((error, self.df), (occasions, np.full(error.shape, np.inf)))
 
     def _half(self, confidence: float | FloatArray) -> FloatArray:
         return _half_width(self.variance / np.maximum(self.starts, 1), self.df, confidence)
 
     def _p(self, distance: FloatArray) -> FloatArray:
-        error = np.sqrt(self.variance / np.maximum(self.starts, 1))
-        with np.errstate(divide="ignore", invalid="ignore"):
-            exact = np.where(distance > 0, 0.0, 2.0)
-            p = np.where(error == 0, exact, 2 * stats.t.sf(distance / error, self.df))
-        return np.where(np.isnan(error), np.nan, np.minimum(p, 2))
+        return _p(distance, self.variance / np.maximum(self.starts, 1), self.df)
 
 
 def compare(samples: Samples, a: Rows, b: Rows) -> Comparisons:
     """Compare cells `a` with cells `b`, both as positions: paired t tests over the rounds that both were measured in.
 
-    Within a device and engine the variance is pooled over cells with similar variances. For two devices or engines it
-    is composed of the variation of the cells of each and the effects of rounds on the two. A pair that varies more than
-    the pooled cells suggest has its own variance. If both share only one round, or none, the tests allow for ASSUMED_SD
-    between starts. Two devices with several cards each share none, because their cards are different ones.
+    The variance is that of `variation`. Cells that were measured in the same rounds are paired; those of two GPUs are
+    not, because the rounds or cards of each are different ones.
 
     Two cells in three rounds, of which the second is 10 % slower:
 
-    >>> rounds, nothing = np.log([1.0, 0.9, 1.0]), np.zeros(2, dtype=int)
+    >>> nothing = np.zeros(2, dtype=int)
     >>> cells = Samples(
-    ...     np.stack([np.log([200, 202, 198]), np.log([100, 100, 100])]) + rounds,
-    ...     np.full(2, np.nan), np.ones(2), nothing, nothing > 0
+    ...     np.stack([np.log([200, 202, 198]), np.log([100, 100, 100])]) + np.log([1.0, 0.9, 1.0]),
+    ...     np.full(2, np.nan), np.ones(2), nothing, nothing > 0, nothing > 0, nothing, nothing, np.zeros((4, 2))
     ... )
     >>> found = compare(cells, [0], [1])
     >>> [round(float(end[0]), 2) for end in found.interval()], str(found.scope[0])
-    ([2.0, 1.93, 2.07], 'between starts on this device')
+    ([2.0, 1.95, 2.05], 'between starts on this device')
     """
     a, b = np.asarray(a, dtype=int), np.asarray(b, dtype=int)
-    log_a, log_b = samples.log[..., a, :], samples.log[..., b, :]
-    found = samples.spread
-    mean, own = _moments(log_a - log_b)
-    n = (~np.isnan(log_a - log_b)).sum(axis=-1)
-    (mean_a, _), (mean_b, _) = _moments(log_a), _moments(log_b)
-
-    together, together_df = _pooled(samples, a, b)
-    pooled = (together_df > 0) & (n > 0)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        pooled &= ~(stats.f.sf(own / together, n - 1, together_df) < _OWN_VARIANCE_ALPHA)
-    bimodal = found.bimodal[..., a] | found.bimodal[..., b]
-    single = (n < 2) & ~pooled
-    of_cards = (n == 0) & (samples.between_cards[a] | samples.between_cards[b])
-    of_cards &= np.minimum(samples.starts[..., a], samples.starts[..., b]) > 1
-    apart, apart_df = _welch(samples, a, b, over_starts=n == 0)
-    variance = np.where(pooled, together, np.where(single, apart + 2 * ASSUMED_SD**2, own))
-    variance = np.where(bimodal, np.nan, np.where(of_cards, apart, variance))
-    df = np.where(pooled, together_df, np.where(of_cards, apart_df, np.where(single, np.inf, np.maximum(n - 1, 1))))
-    error = np.where(single, np.where((n > 0) | of_cards, apart, np.nan), variance / np.maximum(n, 1))
-    error = np.where(bimodal, np.nan, error)
+    within = samples.log[..., a, :] - samples.log[..., b, :]
+    together = (~np.isnan(within)).sum(axis=-1)
+    same = samples.group[a] == samples.group[b]
+    one_host = (samples.device[a] == samples.device[b]) | (samples.shared[a] & samples.shared[b])
+    paired = (together > 0) & (same | one_host)
+    starts = np.where(paired, together, np.minimum(samples.starts[..., a], samples.starts[..., b]))
+    variance, df = (
+        np.where(paired & same, of_group, np.where(paired, of_rounds, apart))
+        for of_group, of_rounds, apart in zip(
+            _in_a_group(samples, a, b), _in_rounds(samples, a, b), _apart(samples, a, b, starts), strict=True
+        )
+    )
+    difference = np.where(paired, _mean(within), _mean(samples.log[..., a, :]) - _mean(samples.log[..., b, :]))
+    bimodal = samples.spread.bimodal[..., a] | samples.spread.bimodal[..., b]
+    variance = np.where(bimodal | (starts == 0), np.nan, variance)
     # One of two devices may have been measured on one card only.
-    scope = _scope(error, ~single | (n == 0), samples.between_cards[a] & samples.between_cards[b])
-    difference = np.where(n > 0, mean, mean_a - mean_b)
-    shown = _OF_BOTH_RUNS * error, np.where(single, apart_df, df)
-    occasions = np.zeros(df.shape)
-    if samples.shared is not None:
-        cells = samples.shared[a].astype(float) + samples.shared[b]
-        occasions = np.where(single, 0.0, _OF_BOTH_RUNS * OCCASION_SD**2 * cells)
-    return Comparisons(difference, variance, df, n, shown, scope, pooled, bimodal, occasions)
+    scope = _scope(variance, starts, samples.between_cards[a] & samples.between_cards[b])
+    return Comparisons(difference, variance, df, starts, scope, bimodal, _OF_BOTH_RUNS * _occasions(samples, a, b))
 
 
-def _pooled(samples: Samples, a: IntArray, b: IntArray) -> tuple[FloatArray, FloatArray]:
-    """Variance of the difference of one start of each within a round, from all cells that are pooled with them, and its
-    degrees of freedom, which are 0 if neither is pooled.
+def _occasions(samples: Samples, a: IntArray, b: IntArray) -> FloatArray:
+    """Variance that one occasion adds to the difference of two cells."""
+    return OCCASION_SD**2 * (samples.shared[a].astype(float) + samples.shared[b])
 
-    For cells that are not pooled together it is a sum: how the difference between the pooled cells of one and of the
-    other varies between rounds, and for each how the cell varies around the mean of those cells. [Satterthwaite]
+
+def _apart(samples: Samples, a: IntArray, b: IntArray, starts: IntArray) -> tuple[FloatArray, FloatArray]:
+    """Variance of the difference of one start of each, for cells that were measured in different rounds."""
+    found = samples.variation
+    of_a, of_b = (starts * found.total[..., c] / np.maximum(samples.starts[..., c], 1) for c in (a, b))
+    total = of_a + of_b
+    # Both may rest on the same evidence, so their relative errors are added as if they were one.
+    with np.errstate(divide="ignore", invalid="ignore"):
+        df = (total / (of_a / np.sqrt(found.total_df[..., a]) + of_b / np.sqrt(found.total_df[..., b]))) ** 2
+    return satterthwaite((total, df), (starts * _occasions(samples, a, b), np.full(total.shape, np.inf)))
+
+
+def _in_a_group(samples: Samples, a: IntArray, b: IntArray) -> tuple[FloatArray, FloatArray]:
+    """Variance of the difference of one start of each in a round, for cells of one device and engine."""
+    found, overlap = samples.variation, samples.spread.overlap[..., a]
+    (of_a, of_b), (error_a, error_b), (common_a, common_b) = (
+        (values[..., a], values[..., b]) for values in (found.variance, 2 / np.maximum(found.df, _LEAST), found.common)
+    )
+    shared = overlap * np.sqrt(error_a * error_b) + (1 - overlap) * np.sqrt(common_a * common_b)
+    total = of_a + of_b
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return total, 2 * total**2 / (of_a**2 * error_a + of_b**2 * error_b + 2 * of_a * of_b * shared)
+
+
+def _in_rounds(samples: Samples, a: IntArray, b: IntArray) -> tuple[FloatArray, FloatArray]:
+    """Variance of the difference of one start of each in a round, for cells of two devices or engines.
+
+    It is a sum: how the difference between the cells of one and of the other varies between rounds, and for each how
+    the cell varies around the mean of those cells.
     """
-    found = samples.spread
-    both, either = (how(found.pooled[..., a], found.pooled[..., b]) for how in (np.logical_and, np.logical_or))
-    apart = found.rounds[..., a, :] - found.rounds[..., b, :]
-    rounds, rounds_df = _moments(apart)[1], (~np.isnan(apart)).sum(axis=-1) - 1.0
-    own = [np.where(found.pooled[..., c], (1 - found.share[..., c]) * found.variance[..., c], 0.0) for c in (a, b)]
-    total = rounds + own[0] + own[1]
+    found, spread = samples.variation, samples.spread
+    apart = spread.rounds[..., a, :] - spread.rounds[..., b, :]
+    n = (~np.isnan(apart)).sum(axis=-1)
+    squares = np.nansum((apart - _mean(apart)[..., None]) ** 2, axis=-1)
+    # A single round in common does not show how rounds move the two apart; then the effects of all rounds count.
+    known = np.where(samples.between_cards, 0.0, samples.known)
+    (of_a, df_a), (of_b, df_b) = (
+        (np.where(n > 1, known[2, c], found.rounds[..., c]), np.where(n > 1, known[3, c], found.rounds_df[..., c]))
+        for c in (a, b)
+    )
+    expected, expected_df = _APART_IN_A_ROUND * (of_a + of_b), np.minimum(np.minimum(df_a, df_b), MOST_ELSEWHERE_DF)
+    df = np.maximum(n - 1, 0) + expected_df
     with np.errstate(divide="ignore", invalid="ignore"):
-        parts = [np.where(part > 0, part**2 / found.df[..., c], 0.0) for part, c in zip(own, (a, b), strict=True)]
-        df = total**2 / (rounds**2 / rounds_df + parts[0] + parts[1])
-    alike = both & (samples.group[a] == samples.group[b])
-    df = np.where(either & (rounds_df > 0), df, 0.0)
-    return np.where(alike, 2 * found.variance[..., a], total), np.where(alike, found.df[..., a], df)
+        rounds, shown = (squares + expected * expected_df) / df, np.maximum(n - 1, 0) / df
+    of_cells = ((beside_rounds(spread.share[..., c], found.variance[..., c], shown), found.df[..., c]) for c in (a, b))
+    return satterthwaite((rounds, df), *of_cells)
 
 
-def _welch(samples: Samples, a: IntArray, b: IntArray, over_starts: BoolArray) -> tuple[FloatArray, FloatArray]:
-    """Squared error of the difference of two means over repeats, or over starts, and its degrees of freedom. [Welch]"""
-    squared, df = [], []
-    for rows in (a, b):
-        several = over_starts & (samples.starts[..., rows] > 1)
-        counted = np.where(several, samples.starts[..., rows], samples.repeats[..., rows])
-        variance = np.where(several, _moments(samples.log[..., rows, :])[1], samples.within[..., rows])
-        squared.append(variance / counted)
-        df.append(counted - 1)
-    total = squared[0] + squared[1]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return total, total**2 / (squared[0] ** 2 / df[0] + squared[1] ** 2 / df[1])
-
-
-def _moments(log: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Mean and variance over the last axis without missing values; NaN without a value, the variance also with one."""
+def _mean(log: FloatArray) -> FloatArray:
+    """Mean over the last axis without missing values; NaN without a value."""
     known = ~np.isnan(log)
     n = known.sum(axis=-1)
+    return np.where(n > 0, np.where(known, log, 0).sum(axis=-1) / np.maximum(n, 1), np.nan)
+
+
+def _p(distance: FloatArray, squared_error: FloatArray, df: FloatArray) -> FloatArray:
+    """P values of two-sided t tests whether a distance is 0; above 1 if it is negative."""
+    error = np.sqrt(squared_error)
     with np.errstate(divide="ignore", invalid="ignore"):
-        mean = np.where(known, log, 0).sum(axis=-1) / n
-        variance = (np.where(known, log - mean[..., None], 0) ** 2).sum(axis=-1) / np.where(n > 1, n - 1, np.nan)
-    return np.where(n > 0, mean, np.nan), variance
+        exact = np.where(distance > 0, 0.0, 2.0)
+        p = np.where(error == 0, exact, 2 * special.stdtr(df, -distance / error))
+    return np.where(np.isnan(error), np.nan, np.minimum(p, 2))
 
 
 def _half_width(squared_error: FloatArray, df: FloatArray, confidence: float | FloatArray) -> FloatArray:
     # If starts agree to the last digit, the interval has no width, and Welch's degrees of freedom are 0/0.
     df = np.where(squared_error == 0, 1.0, df)
-    half: FloatArray = stats.t.ppf((1 + np.asarray(confidence)) / 2, df) * np.sqrt(squared_error)
+    half: FloatArray = special.stdtrit(df, (1 + np.asarray(confidence)) / 2) * np.sqrt(squared_error)
     return half
 
 
@@ -359,11 +387,11 @@ def holm(p: FloatArray) -> FloatArray:
 def verdicts(found: Comparisons, margin_pct: float, share: float | FloatArray = 1.0) -> npt.NDArray[np.str_]:
     """`flat` if a ratio is shown to be within the margin, `changes` if beyond it, else `not decided`.
 
-    `found` are all comparisons of a study: in at most 5 % of studies any change is false (Holm's method). A comparison
-    is falsely flat in at most 5 % of cases. `share` is the part of these errors that this look at the data may use.
+    `found` are all comparisons of a study: in at most 5 % of studies any change is false, and in at most 5 % any flat
+    is (Holm's method for each). `share` is the part of these errors that this look at the data may use.
     """
     changes = holm(np.minimum(found.p_beyond(margin_pct) / share, 1)) <= 1 - CONFIDENCE
-    flat = found.is_within(margin_pct, EQUIVALENCE_ALPHA * np.asarray(share))
+    flat = holm(np.minimum(found.p_within(margin_pct) / share, 1)) <= EQUIVALENCE_ALPHA
     return np.select([flat, changes], [FLAT, CHANGES], NOT_DECIDED)
 
 
@@ -379,45 +407,11 @@ def directions(found: Comparisons) -> npt.NDArray[np.str_]:
     return np.where(shown, np.where(found.difference > 0, FASTER, SLOWER), NOT_DECIDED)
 
 
-def decisive_ends(low: float, high: float, scope: Any) -> tuple[float, float]:
-    """The ends of an interval that a conclusion must allow for: those of one start are widened by ASSUMED_SD of each.
-
-    >>> [round(end, 2) for end in decisive_ends(2.0, 2.1, WITHIN_START)], decisive_ends(2.0, 2.1, BETWEEN_STARTS)
-    ([1.32, 3.18], (2.0, 2.1))
-    """
-    if scope != WITHIN_START:
-        return low, high
-    factor = math.exp(float(stats.norm.ppf((1 + CONFIDENCE) / 2)) * math.sqrt(2) * ASSUMED_SD)
-    return low / factor, high * factor
-
-
-def quantile_interval(values: Sequence[float] | FloatArray, share: float) -> tuple[float, float, float]:
-    """A quantile of independent values with its exact 95 % interval, whose ends are two of the values.
-
-    The number of values below the quantile is binomial, so no distribution is assumed. All three are NaN if there are
-    too few values for an interval: a 99th percentile needs 368.
-
-    >>> [round(float(x)) for x in quantile_interval(np.arange(1, 1001), 0.99)]
-    [990, 983, 997]
-    >>> quantile_interval(np.arange(300), 0.99)
-    (nan, nan, nan)
-    """
-    ordered = np.sort(np.asarray(values, dtype=float))
-    n = len(ordered)
-    if n == 0:
-        return math.nan, math.nan, math.nan
-    low = int(stats.binom.ppf((1 - CONFIDENCE) / 2, n, share))
-    high = int(stats.binom.ppf((1 + CONFIDENCE) / 2, n, share)) + 1
-    if low < 1 or high > n:
-        return math.nan, math.nan, math.nan
-    return float(np.quantile(ordered, share)), float(ordered[low - 1]), float(ordered[high - 1])
-
-
 def interval_text(value: float, low: float, high: float, unit: str = "", scope: Any = None) -> str:
     """A value with its unit, its interval, and what the interval covers, in words.
 
-    >>> interval_text(2.9541, 2.93, 2.98, " times the rate", WITHIN_START)
-    '2.95 times the rate (95 % interval 2.93 to 2.98, within one start)'
+    >>> interval_text(2.9541, 2.93, 2.98, " times the rate", BETWEEN_CARDS)
+    '2.95 times the rate (95 % interval 2.93 to 2.98, between cards)'
     >>> interval_text(2.9541, math.nan, math.nan)
     '2.95 (no interval)'
     """

@@ -150,7 +150,7 @@ def _pairs(places: dict[str, int], table: Table) -> Iterator[Pair]:
     """The comparisons of settings, devices and engines of which both cells are in the study."""
     for kind, name, cell, baseline, row, ratio in _compared(table):
         if cell in places and baseline in places and not pd.isna(row[ratio]):
-            ends = [row[ratio], row[f"{ratio}_low"], row[f"{ratio}_high"]]
+            ends = [row[ratio], row[f"{ratio}_again_low"], row[f"{ratio}_again_high"]]
             yield Pair(
                 kind=kind,
                 name=name,

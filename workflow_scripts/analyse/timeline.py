@@ -10,6 +10,8 @@ import pandas as pd
 
 from workflow_scripts.analyse.facts import REPEAT, START
 
+POWER_CAP = "SwPowerCap"  # NVML's name for clocks lowered to stay within the power limit
+
 
 def request_facts(requests: pd.DataFrame) -> pd.DataFrame:
     """Counts, latencies (s) and phases (s) over the requests of each repeat.
@@ -23,6 +25,7 @@ def request_facts(requests: pd.DataFrame) -> pd.DataFrame:
         ttft_s=requests["first_token_s"] - requests["queued_s"],
         e2e_s=requests["last_token_s"] - requests["queued_s"],
         tpot_s=decode_s.where(decode_s > 0) / (requests["output_tokens"] - 1).where(requests["output_tokens"] > 1),
+        queue_s=requests["scheduled_s"] - requests["queued_s"],
         prefill_s=requests["first_token_s"] - requests["scheduled_s"],
         decode_s=decode_s,
         found=(requests["cached_prompt_tokens"] > 0).astype("Int64"),
@@ -36,9 +39,12 @@ def request_facts(requests: pd.DataFrame) -> pd.DataFrame:
             # Without a count of preemptions, it is not known whether there were any.
             "preemptions": groups["preemptions"].sum(min_count=1),
             "requests_with_prefix_hits": groups["found"].sum(min_count=1),
+            "queue_s_mean": groups["queue_s"].mean(),
             "prefill_s_mean": groups["prefill_s"].mean(),
             "decode_s_mean": groups["decode_s"].mean(),
             **_quantiles(groups, "ttft_s", (50, 90, 99)),
+            **_quantiles(groups, "queue_s", (50,)),
+            **_quantiles(groups, "prefill_s", (50,)),
             **_quantiles(groups, "tpot_s", (50, 99)),
             **_quantiles(groups, "e2e_s", (50, 99)),
         }
@@ -65,27 +71,39 @@ def running_over_time(requests: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def steady_rate(requests: pd.DataFrame, allowed: pd.Series) -> pd.Series:
-    """Output tokens/s while the engine is full; null if the workload never fills it.
+def steady_rate(requests: pd.DataFrame, steps: pd.DataFrame, allowed: pd.Series) -> pd.DataFrame:
+    """Output tokens/s while the engine is full, with the window's length and end; no row if the engine is never full.
 
     The window is that of ML.ENERGY: from the first token of the S-th request to the completion after which fewer
-    than S requests remain. S is the number of sequences allowed at once (`allowed`, by cell_id). A request counts with
-    the decode tokens that fall inside the window, assumed to be evenly spaced.
+    than S requests remain. S is the number of sequences allowed at once (`allowed`, by cell_id). If the steps have all
+    tokens of the repeat, those of the steps in the window count. Otherwise a request counts with the decode tokens that
+    fall inside the window, assumed to be evenly spaced.
     """
     r = requests.assign(allowed=requests["cell_id"].map(allowed))
     r = r[r["first_token_s"].notna() & r["last_token_s"].notna()]
     count = r.groupby(REPEAT)["request_id"].transform("size")
     r = r[count >= 2 * r["allowed"]]  # with fewer requests the window is empty or consists only of ramps
-    if r.empty:
-        return pd.Series(dtype=float, name="steady_output_tokens_per_s")
-    keys = [r[name] for name in REPEAT]
     first_rank = r.groupby(REPEAT)["first_token_s"].rank(method="first")
     last_rank = r.groupby(REPEAT)["last_token_s"].rank(method="first", ascending=False)
-    start_s = r["first_token_s"].where(first_rank == r["allowed"]).groupby(keys).transform("max")
-    end_s = r["last_token_s"].where(last_rank == r["allowed"]).groupby(keys).transform("max")
-    sums = pd.DataFrame({"tokens": tokens_inside(r, start_s, end_s), "window_s": end_s - start_s}).groupby(keys)
-    window_s = sums["window_s"].max()
-    return (sums["tokens"].sum() / window_s.where(window_s > 0)).rename("steady_output_tokens_per_s")
+    start_s = r[first_rank == r["allowed"]].set_index(REPEAT)["first_token_s"].rename("start_s")
+    end_s = r[last_rank == r["allowed"]].set_index(REPEAT)["last_token_s"].rename("end_s")
+    window = start_s.to_frame().join(end_s).astype(float)
+    r = r.join(window, on=REPEAT)
+    r["inside"] = tokens_inside(r, r["start_s"], r["end_s"])
+    estimated = r.groupby(REPEAT)[["inside", "output_tokens"]].sum()
+    s = steps.join(window, on=REPEAT)
+    s["inside"] = s["generation_tokens"].where((s["time_s"] > s["start_s"]) & (s["time_s"] <= s["end_s"]))
+    counted = s.groupby(REPEAT)[["inside", "generation_tokens"]].sum().reindex(window.index)
+    complete = counted["generation_tokens"].eq(estimated["output_tokens"]).fillna(False)
+    tokens = counted["inside"].where(complete, estimated["inside"]).astype(float)
+    steady_s = window["end_s"] - window["start_s"]
+    return pd.DataFrame(
+        {
+            "steady_output_tokens_per_s": tokens / steady_s.where(steady_s > 0),
+            "steady_s": steady_s,
+            "steady_end_s": window["end_s"],
+        }
+    )
 
 
 def tokens_inside(requests: pd.DataFrame, start_s: Any, end_s: Any) -> pd.Series:
@@ -137,40 +155,41 @@ def running_told(steps: pd.DataFrame) -> pd.DataFrame:
 
 
 def trace_facts(trace: pd.DataFrame, cores: pd.Series) -> pd.DataFrame:
-    """Memory, utilisation, power and energy over each repeat's samples, and the longest gap between two samples.
+    """Memory, utilisation, power, energy and clocks over each repeat's samples, and the longest gap between samples.
 
     `cores` is the number of cores of a CPU device by `START`; other devices report their use themselves.
 
-    Energy is the growth of the device's counter, or without a counter power integrated over the samples with the
-    trapezoid rule. `sampled_s` is the time between the first and the last sample with the counter, or the power.
+    Energy is power integrated over the samples with the trapezoid rule, in `sampled_s`, the time that these cover.
     """
     t = trace.sort_values([*REPEAT, "time_s"], kind="stable").join(cores.rename("cores"), on=START)
     t = t.assign(
         memory=t["memory_used_bytes"].fillna(t["process_memory_bytes"]),
         use=t["utilization_pct"].fillna(t["process_cpu_pct"] / t["cores"]),
         gap_s=t.groupby(REPEAT)["time_s"].diff(),
+        capped=t["throttle_reasons"].str.contains(POWER_CAP, regex=False).astype("Float64"),
     )
     t["trapezoid_j"] = t["gap_s"] * (t["power_w"] + t.groupby(REPEAT)["power_w"].shift()) / 2
     t["trapezoid_s"] = t["gap_s"].where(t["trapezoid_j"].notna())
-    t["counted_s"] = t["time_s"].where(t["energy_j"].notna())
     groups = t.groupby(REPEAT)
-    counter_j = groups["energy_j"].max() - groups["energy_j"].min()
     return pd.DataFrame(
         {
             "memory_used_bytes_max": groups["memory"].max(),
             "memory_used_bytes_mean": groups["memory"].mean(),
             "utilization_pct_mean": groups["use"].mean(),
             "power_w_mean": groups["power_w"].mean(),
-            "energy_j": counter_j.fillna(groups["trapezoid_j"].sum(min_count=1)),
-            "sampled_s": (groups["counted_s"].max() - groups["counted_s"].min()).fillna(groups["trapezoid_s"].sum()),
+            "energy_j": groups["trapezoid_j"].sum(min_count=1),
+            "sampled_s": groups["trapezoid_s"].sum(),
             "trace_gap_s_max": groups["gap_s"].max(),
+            "sm_clock_mhz_median": groups["sm_clock_mhz"].median(),
+            "sm_clock_mhz_min": groups["sm_clock_mhz"].min(),
             "throttle_reasons": _reasons(t),
+            "power_cap_share": groups["capped"].mean(),
         }
     )
 
 
 def _reasons(trace: pd.DataFrame) -> pd.Series:
-    seen = trace.dropna(subset=["throttle_reasons"])
+    seen = trace.dropna(subset=["throttle_reasons"]).drop_duplicates([*REPEAT, "throttle_reasons"])
     return seen.groupby(REPEAT)["throttle_reasons"].agg(
         lambda texts: ",".join(sorted({reason for text in texts for reason in text.split(",") if reason}))
     )

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from workflow_scripts.analyse.facts import REPEAT, read_parsed
@@ -21,8 +22,9 @@ REQUEST_COLUMNS = (*REPEAT, "prompt_tokens", "output_tokens", "cached_prompt_tok
 def read_work(cells: pd.DataFrame, parsed: Path) -> pd.DataFrame:
     """The repeats among `cells` that ended ok and whose requests are known, with the sums of `request_sums`.
 
-    `steps` is the number of the scheduler's steps, null if the engine does not report them. `parsed` holds a folder
-    for each GPU.
+    `steps` is the number of the scheduler's steps, null if the engine does not report them. A record without tokens is
+    a step only if it computed a part of a prompt: vLLM also records that it found nothing to do. `parsed` holds a
+    folder for each GPU.
     """
     ok = cells[(cells["outcome"] == "ok") & cells["repeat"].notna()]
     parts = []
@@ -31,10 +33,13 @@ def read_work(cells: pd.DataFrame, parsed: Path) -> pd.DataFrame:
             continue
         requests = read_parsed(parsed, str(gpu), "requests", REQUEST_COLUMNS)
         requests = requests[requests["cell_id"].isin(rows["cell_id"])]
-        blocks = rows.drop_duplicates("cell_id").set_index("cell_id")["block_size_effective"]
-        work = request_sums(requests, blocks, reaches_of(rows["model"].unique())).join(
-            step_counts(parsed / str(gpu) / "steps.parquet")
-        )
+        cell = rows.drop_duplicates("cell_id").set_index("cell_id")
+        reaches = reaches_of(rows["model"].unique())
+        work = request_sums(
+            requests, cell["block_size_effective"], reaches, cell["max_num_batched_tokens_effective"]
+        ).join(step_counts(parsed / str(gpu) / "steps.parquet"))
+        idle = work.pop("records_without_tokens")
+        work["steps"] += np.minimum(idle, work.pop("further_chunks"))
         merged = rows.merge(work, left_on=REPEAT, right_index=True, suffixes=("_of_cell", ""))
         # If every layer forgets tokens, a request may hold fewer blocks than its tokens would take.
         parts.append(merged.assign(block_steps=merged["block_steps"].where(~merged["model"].map(forgets), 0.0)))
@@ -61,7 +66,12 @@ def _reaches(model: str) -> tuple[Reach, ...]:
         return ()
 
 
-def request_sums(requests: pd.DataFrame, block_size: pd.Series, reaches: Iterable[Reach] = ()) -> pd.DataFrame:
+def request_sums(
+    requests: pd.DataFrame,
+    block_size: pd.Series,
+    reaches: Iterable[Reach] = (),
+    batched_tokens: pd.Series | None = None,
+) -> pd.DataFrame:
     """Sums over the requests of each repeat, one row per cell and repeat.
 
     requests                 number of requests
@@ -72,12 +82,14 @@ def request_sums(requests: pd.DataFrame, block_size: pd.Series, reaches: Iterabl
     kv_tokens_read           cached tokens that decode steps read
     kv_tokens_shared         those of them that may be in a prefix that other sequences read in the same step
     block_steps              blocks held, summed over the steps that give output tokens; 0 without blocks
+    further_chunks           steps that prompts need beyond one each, because a step computes only so many tokens
 
     For each of `reaches`, the columns of attended and of read tokens again, with its suffix: only tokens within reach.
 
     Args:
         requests: the columns `REQUEST_COLUMNS`.
         block_size: tokens per KV block by cell_id, null if the engine has no blocks.
+        batched_tokens: maximum number of tokens per step by cell_id, null if there is none.
     """
     keys = [requests[name] for name in REPEAT]
     cached = requests["cached_prompt_tokens"].fillna(0)
@@ -88,6 +100,7 @@ def request_sums(requests: pd.DataFrame, block_size: pd.Series, reaches: Iterabl
     )
     block = numbers(requests["cell_id"].map(block_size))
     shared, decode = np.minimum(p, hit), o - 1
+    budget = np.nan if batched_tokens is None else numbers(requests["cell_id"].map(batched_tokens))
     held = formulas.blocks_summed(p + o - 1, block) - formulas.blocks_summed(p - 1, block) - o * (shared // block)
     terms = pd.DataFrame(
         {
@@ -101,6 +114,7 @@ def request_sums(requests: pd.DataFrame, block_size: pd.Series, reaches: Iterabl
             "kv_tokens_read": formulas.decode_kv_tokens_read(p, o),
             "kv_tokens_shared": decode * shared,
             "block_steps": held,
+            "further_chunks": np.nan_to_num(np.maximum(np.ceil((p - c) / budget) - 1, 0)),
         },
         index=requests.index,
     )
@@ -117,14 +131,18 @@ def request_sums(requests: pd.DataFrame, block_size: pd.Series, reaches: Iterabl
     return sums.assign(output_tokens_longest=terms["output_tokens"].groupby(keys).max())
 
 
-def step_counts(steps: Path) -> pd.Series:
-    """Steps of each cell and repeat in a parsed table; ids are read as codes, because it may have millions of rows.
+def step_counts(steps: Path) -> pd.DataFrame:
+    """By cell and repeat of a parsed table: `steps` that gave tokens, and `records_without_tokens`.
 
-    A row without a count of tokens is not a step but a reading of a server's queues.
+    A row without a count of tokens is not a step but a reading of a server's queues. Ids are read as codes, because the
+    table may have millions of rows.
     """
-    counted = "generation_tokens"
-    table = pq.read_table(steps, columns=[*REPEAT, counted], read_dictionary=["cell_id"]).unify_dictionaries()
-    counts = table.group_by(REPEAT).aggregate([(counted, "count")]).to_pandas()
+    counted = ["generation_tokens", "prompt_tokens"]
+    table = pq.read_table(steps, columns=[*REPEAT, *counted], read_dictionary=["cell_id"]).unify_dictionaries()
+    tokens = pc.add(table[counted[0]], pc.fill_null(table[counted[1]], 0))
+    table = table.select(REPEAT).append_column("gives", pc.greater(tokens, 0))
+    counts = table.group_by(REPEAT).aggregate([("gives", "sum"), ("gives", "count")]).to_pandas()
     counts["cell_id"] = counts["cell_id"].astype("string")
-    steps_of: pd.Series = counts.set_index(REPEAT)[f"{counted}_count"].astype(float).rename("steps")
-    return steps_of[steps_of > 0]
+    of_repeat = counts[counts["gives_count"] > 0].set_index(REPEAT).astype(float)
+    without = of_repeat["gives_count"] - of_repeat["gives_sum"]
+    return pd.DataFrame({"steps": of_repeat["gives_sum"], "records_without_tokens": without})

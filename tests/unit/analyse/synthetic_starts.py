@@ -5,7 +5,7 @@ import numpy as np
 from workflow_scripts.analyse.statistics import Samples, compare
 
 
-def samples(log, *, within=np.nan, repeats=1.0, group=None, cards=False, shared=False):
+def samples(log, *, within=np.nan, repeats=1.0, group=None, cards=False, shared=False, device=None, known=(0, 0, 0, 0)):
     """Cells with a row of logarithms each, one for a round."""
     log = np.asarray(log, dtype=float)
     shape = log.shape[:-1]
@@ -16,6 +16,9 @@ def samples(log, *, within=np.nan, repeats=1.0, group=None, cards=False, shared=
         np.zeros(shape[-1], dtype=int) if group is None else np.asarray(group),
         np.full(shape[-1], cards),
         np.full(shape[-1], shared),
+        np.zeros(shape[-1], dtype=int) if device is None else np.asarray(device),
+        np.zeros(shape[-1], dtype=int),
+        np.repeat(np.array(known, dtype=float)[:, None], shape[-1], axis=1),
     )
 
 
@@ -28,7 +31,6 @@ def ends(interval):
     return [float(end[0]) for end in interval]
 
 
-def another_run(expected):
-    """The interval that holds the mean of another run, from that of the mean: two means differ by twice the square."""
-    middle, half = (expected.low + expected.high) / 2, (expected.high - expected.low) / 2
-    return np.exp(middle - np.sqrt(2) * half), np.exp(middle + np.sqrt(2) * half)
+def as_ratio(expected):
+    """The ends of an interval of logarithms."""
+    return np.exp(expected.low), np.exp(expected.high)

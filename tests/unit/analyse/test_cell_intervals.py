@@ -24,7 +24,7 @@ def test_a_cell_of_three_starts_has_their_geometric_mean_and_an_interval_around_
 def test_every_engine_and_measure_has_rows_but_not_what_failed_or_arrives_at_a_rate():
     served = {"max_num_seqs": 4, "request_rate_per_s": 2.0}
     cells = table(
-        cell({"block_size": 16}, (98, 102), ttft_s_p50=[0.1, 0.2]),
+        cell({"block_size": 16}, (98, 102), ttft_s_p50=[0.1, 0.2], steady_output_tokens_per_s=[110, 112]),
         cell({"batch_size": 4}, (50, 51), engine="hf-static"),
         cell({"block_size": 32}, (9, 9), outcome="invalid"),
         cell(served, (7, 7), engine="vllm-serve", e2e_s_p50=1.0),
@@ -33,6 +33,7 @@ def test_every_engine_and_measure_has_rows_but_not_what_failed_or_arrives_at_a_r
     told = {(row.cell_id.split("/")[1], row.measure) for row in found.itertuples()}
     assert told == {
         ("vllm", "output_tokens_per_s"),
+        ("vllm", "steady_output_tokens_per_s"),
         ("vllm", "total_tokens_per_s"),
         ("vllm", "ttft_s_p50"),
         ("hf-static", "output_tokens_per_s"),

@@ -271,6 +271,13 @@ def test_damage_is_the_reason_where_no_other_is_given(tmp_path):
     assert row_of(table, EIGHT)["reason"] == "out of memory"
 
 
+def test_a_start_of_which_evidence_is_missing_is_invalid(tmp_path):
+    cut = OF_CELL | {"damaged": "requests.jsonl ends in the middle of a record"}
+    row = row_of(of_study(tmp_path, facts(FOUR, cut, OF_REPEAT), served=[two_requests(FOUR)]), FOUR)
+    assert (row["outcome"], row["reason"]) == ("invalid", cut["damaged"])
+    assert pd.isna(row["output_tokens_per_s"])
+
+
 def test_every_repeat_is_a_row_with_the_facts_of_its_cell(tmp_path):
     served = [two_requests(FOUR), two_requests(FOUR, repeat=1), two_requests(EIGHT)]
     table = of_study(
@@ -299,21 +306,20 @@ def test_nothing_is_divided_by_zero(fact, column, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("samples", "energy_j"),
+    ("samples", "counted_j", "energy_j"),
     [
-        # 100 W by the counter over most of 4 s, and without a counter by power.
-        ({"time_s": [0.1, 3.9], "energy_j": [1000.0, 1380.0]}, 400),
-        ({"time_s": [0.1, 3.9], "power_w": [100.0, 100.0]}, 400),
-        ({"time_s": [0.1, 3.9], "power_w": [7.0, 7.0], "energy_j": [1000.0, 1380.0]}, 400),
+        # 100 W by the counter over 4 s, whatever the samples say, and without a counter by power.
+        ({"time_s": [2.0], "power_w": [7.0]}, 400.0, 400),
+        ({"time_s": [0.1, 3.9], "power_w": [100.0, 100.0]}, None, 400),
         # The GPU was lost on the way, and a trace that has one sample.
-        ({"time_s": [0.1, 2.9, 3.9], "energy_j": [1000.0, 1280.0, None]}, None),
-        ({"time_s": [0.1, 2.9, 3.9], "power_w": [100.0, 100.0, None]}, None),
-        ({"time_s": [2.0], "power_w": [100.0], "energy_j": [1000.0]}, None),
+        ({"time_s": [0.1, 2.9, 3.9], "power_w": [100.0, 100.0, None]}, None, None),
+        ({"time_s": [2.0], "power_w": [100.0]}, None, None),
     ],
 )
-def test_energy_is_of_the_whole_repeat_or_not_known(samples, energy_j, tmp_path):
+def test_energy_is_of_the_whole_repeat_or_not_known(samples, counted_j, energy_j, tmp_path):
     trace = pd.DataFrame({"cell_id": FOUR, "start": 1, "repeat": 0, **samples})
-    table = of_study(tmp_path, facts(FOUR, OF_CELL, OF_REPEAT), served=[two_requests(FOUR)], trace=[trace])
+    known = facts(FOUR, OF_CELL, OF_REPEAT | {"trace.energy_j": counted_j})
+    table = of_study(tmp_path, known, served=[two_requests(FOUR)], trace=[trace])
     row = row_of(table, FOUR)
     if energy_j is None:
         assert pd.isna(row["energy_j"])
@@ -321,6 +327,7 @@ def test_energy_is_of_the_whole_repeat_or_not_known(samples, energy_j, tmp_path)
     else:
         assert row["energy_j"] == pytest.approx(energy_j)
         assert row["energy_j_per_output_token"] == pytest.approx(energy_j / 8)
+        assert row["power_w_mean"] == 100
 
 
 def test_numbers_of_a_pretended_gpu_have_a_source_of_their_own(tmp_path):

@@ -1,11 +1,13 @@
 """Claims on flatness and on speed-ups of devices: with evidence for them, against them, and without evidence."""
 
 import math
+import re
 
 import pandas as pd
 import pytest
 
 from tests.unit.analyse.claim_evidence import evidence, findings, judged, republished
+from tests.unit.analyse.synthetic_cells import cell
 from workflow_scripts.analyse.claims_on_devices import against_ceilings
 from workflow_scripts.analyse.evidence import COMPUTED, CONTRADICTED, MEASURED, NOT_TESTABLE, PUBLISHED, SUPPORTED
 from workflow_scripts.analyse.statistics import CHANGES, FLAT, NOT_DECIDED
@@ -117,6 +119,20 @@ def test_only_the_knob_over_all_its_values_on_vllm_counts(tmp_path, columns):
     assert len(findings(FLAT_SEQS, of)) == 1
 
 
+def test_measured_rates_stand_beside_those_published_for_the_card():
+    cells = [
+        cell({"max_num_seqs": n}, (1.0,), gpu="h200", model="llama-3.1-8b-instruct", total_tokens_per_s=rate)
+        for n, rate in ((1, 760.0), (16, 3_000.0), (256, 20_000.0))
+    ]
+    *_, found = findings(FLAT_SEQS, evidence(cells=cells))
+    assert (found.label, found.says) == (MEASURED, None)
+    numbers = re.findall(r"(?<!H)\b\d[\d.,]*\b", found.text.split(": ", 1)[1])
+    assert numbers == ["760", "1", "11,939", "15.7", "20,000", "256", "11,883", "0.594", "26.3"]
+    assert {place.rsplit("/", 1)[-1] for place in found.ids} == {SEQS_TABLE, "seqs1", "seqs256"}
+    planned = [row | {"outcome": "missing", "repeat": None} for row in cells[0]]
+    assert findings(FLAT_SEQS, evidence(cells=[planned])) == findings(FLAT_SEQS, evidence())
+
+
 def test_a_measured_finding_has_its_words_and_cells(tmp_path):
     of = evidence(slow(tmp_path), effects=[effect("1, 256", FLAT, source="measured elsewhere")])
     *_, found = findings(FLAT_SEQS, of)
@@ -150,6 +166,26 @@ def test_possible_rates_and_a_refused_size_leave_block_sizes_untested():
 def test_measured_block_sizes_decide_within_those_claimed(values, said, verdict):
     of = evidence(effects=[effect(values, said, knob="block_size")])
     assert judged(FLAT_BLOCKS, of) == verdict
+
+
+def pair(low, high, verdict=NOT_DECIDED, baseline="16", **columns):
+    ends = {"value": "32", "baseline": baseline, "ratio_low": low, "ratio_high": high, "scope": "between starts"}
+    return effect("16, 32, 64", verdict, knob="block_size", comparison="pair", **ends | columns)
+
+
+@pytest.mark.parametrize(
+    ("found", "verdict"),
+    [
+        (pair(0.95, 1.07), SUPPORTED),
+        (pair(0.95, 1.12), NOT_TESTABLE),
+        (pair(0.99, 1.01, baseline="64"), NOT_TESTABLE),  # beyond the claim
+        (pair(math.nan, math.nan), NOT_TESTABLE),
+        (pair(1.03, 1.05, CHANGES), CONTRADICTED),
+    ],
+)
+def test_the_claimed_sizes_decide_where_others_were_measured_too(found, verdict):
+    overall = effect("16, 32, 64", NOT_DECIDED, knob="block_size", ratio_low=0.8, ratio_high=1.3)
+    assert judged(FLAT_BLOCKS, evidence(effects=[overall, found])) == verdict
 
 
 def test_an_impossible_rate_contradicts_flat_block_sizes(tmp_path):
@@ -227,7 +263,11 @@ def test_a_ratio_near_none_of_the_cards_is_contradicted():
 def ratio(value, explanation, **columns):
     names = {"gpu_a": "h200", "gpu_b": "l40s", "metric": "output_tokens_per_s", "engine": "vllm", "knobs": "bs16"}
     names |= {"ratio_low": value * 0.99, "ratio_high": value * 1.01, "scope": "between starts on this device"}
-    return names | {"ratio": value, "explanation": explanation, "verdict_text": "It is so."} | columns
+    return (
+        names
+        | {"ratio": value, "explanation": explanation, "compatible_with": None, "verdict_text": "It is so."}
+        | columns
+    )
 
 
 @pytest.mark.parametrize(
@@ -239,8 +279,9 @@ def ratio(value, explanation, **columns):
         (5.5, "flop", {}, CONTRADICTED),
         (5.5, "none", {}, CONTRADICTED),
         (4.0, "bandwidth", {}, CONTRADICTED),  # another ratio than the published one
-        (4.0, "bandwidth", {"scope": "within one start"}, NOT_TESTABLE),
         (4.0, "bandwidth", {"ratio_high": 5.6}, NOT_TESTABLE),
+        (5.5, "none", {"compatible_with": "measured_bandwidth, flop"}, NOT_TESTABLE),
+        (5.5, "none", {"compatible_with": "flop"}, CONTRADICTED),
         (5.5, "flop", {"cannot_show": "the weights stay in the cache"}, NOT_TESTABLE),
         (5.5, None, {}, NOT_TESTABLE),
         (5.5, "none", {"ratio_low": math.nan, "ratio_high": math.nan, "scope": None}, NOT_TESTABLE),

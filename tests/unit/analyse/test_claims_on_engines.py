@@ -115,7 +115,6 @@ def possible(folder):
         (17.9, {"improvement_ratio_low": 9.0, "improvement_ratio_high": 40.0}, NOT_TESTABLE),
         (15.0, {"improvement_ratio_high": 18.0}, NOT_TESTABLE),
         (17.9, {"improvement_ratio_low": math.nan, "improvement_ratio_high": math.nan}, NOT_TESTABLE),
-        (17.9, {"scope": "within one start"}, NOT_TESTABLE),
         (17.9, {"gpu": "cpu-all"}, NOT_TESTABLE),
         (17.9, {"model": "opt-125m"}, NOT_TESTABLE),
         (17.9, {"comparable": False}, NOT_TESTABLE),
@@ -212,8 +211,6 @@ def alike(folder):
         (improvement(5.0, low=3.0, high=8.0), improvement(5.3, low=3.0, high=8.0), NOT_TESTABLE),
         (improvement(5.0), improvement(9.0), CONTRADICTED),
         (improvement(5.0, high=9.5), improvement(9.0, low=8.0), NOT_TESTABLE),
-        (improvement(5.0, scope="within one start"), improvement(9.0, scope="within one start"), NOT_TESTABLE),
-        (improvement(5.0, scope="within one start"), improvement(15.0, scope="within one start"), CONTRADICTED),
         (improvement(5.0, gpu="cpu-all"), improvement(9.0, gpu="cpu-all"), NOT_TESTABLE),
         (improvement(5.0), improvement(9.0, comparable=False), NOT_TESTABLE),
         (improvement(5.0), improvement(9.0, vllm_knobs="seqs1"), NOT_TESTABLE),
@@ -392,7 +389,6 @@ SINGLE = "faster-for-a-single-request"
         (6, {"hf_kind": "continuous batching"}, NOT_TESTABLE),
         (6, {"comparable": False}, NOT_TESTABLE),
         (6, {"gpu": "cpu-all"}, NOT_TESTABLE),
-        (29, {"scope": "within one start"}, NOT_TESTABLE),
     ],
 )
 def test_the_fastest_cells_must_be_30_to_100_times_apart(ratio, columns, verdict):

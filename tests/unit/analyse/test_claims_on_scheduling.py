@@ -113,7 +113,6 @@ def ranks(tensor, pipeline, tensor_s=0.01, pipeline_s=0.02, gpu="h200", scope="b
     [
         (ranks(1.5, 1.8), SUPPORTED),
         (ranks(1.8, 1.5), CONTRADICTED),
-        (ranks(1.8, 1.5, scope="within one start"), NOT_TESTABLE),
         (ranks(1.5, 1.51), NOT_TESTABLE),
         (ranks(1.5, 1.8, tensor_s=0.03), NOT_TESTABLE),
         (ranks(1.5, 1.8, gpu="cpu-all"), NOT_TESTABLE),

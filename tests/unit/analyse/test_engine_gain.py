@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from tests.unit.analyse.synthetic_cells import around, cell, only, starts_table
-from tests.unit.analyse.synthetic_starts import another_run
+from tests.unit.analyse.synthetic_starts import as_ratio
 from workflow_scripts.analyse.engine_gain import DECOMPOSITION_SCHEMA, SCHEMA, engine_tables, main
 from workflow_scripts.analyse.tables import read_table, write_table
 
@@ -89,7 +89,7 @@ def test_improvement_is_a_ratio_within_rounds():
     found = only(improvements(vllm(fast), static(slow, 1)))
     interval = stats.ttest_1samp(np.log(fast) - np.log(slow), 0).confidence_interval(0.95)
     assert found["improvement_ratio"] == pytest.approx(stats.gmean(fast) / stats.gmean(slow))
-    assert (found["improvement_ratio_low"], found["improvement_ratio_high"]) == pytest.approx(another_run(interval))
+    assert (found["improvement_ratio_low"], found["improvement_ratio_high"]) == pytest.approx(as_ratio(interval))
     assert found["verdict"] == "faster"
     assert (found["vllm_repeats"], found["hf_repeats"]) == (3, 3)
     assert found["scope"] == "between starts on this device"
@@ -195,10 +195,19 @@ def test_steps_that_draft_tokens_are_not_comparable(drafted, text):
             "vLLM admits requests as others end, up to 4 at a time.",
         ),
         (
+            64,
+            static([1.0, 1.0], 64),
+            "vLLM with at most 64 sequences against HuggingFace static batch "
+            "(batches of 64, cache implementation dynamic): "
+            "2 times the output tokens/s (95 % interval 2 to 2, between starts on this device). "
+            "Both run all 64 requests at once, HuggingFace until the longest ends.",
+        ),
+        (
             4,
             continuous([1.0]),
             "vLLM with at most 4 sequences against HuggingFace continuous batching "
-            "(pages of 32 tokens, 128 blocks, at most 256 tokens per step): 2 times the output tokens/s (no interval). "
+            "(pages of 32 tokens, 128 blocks, at most 256 tokens per step): 2 times the output tokens/s (95 % interval "
+            "2 to 2, one start, with the spread of other starts). "
             "Both admit requests as others end, with a paged cache; vLLM runs up to 4 at a time.",
         ),
     ],
@@ -334,7 +343,7 @@ def test_a_loss_has_a_negative_share_and_no_total_gain_no_shares():
     found = steps(vllm(8), static(1, 1), static(4, 8), continuous(2))
     assert found["share_pct"].tolist() == pytest.approx([200 / 3, -100 / 3, 200 / 3, 100])
     assert steps(vllm(0.5), static(1, 1), static(4, 8), continuous(2))["share_pct"].isna().all()
-    assert steps(vllm([8.0]), static(1, 1), static(4, 8), continuous(2))["share_pct"].isna().all()
+    assert steps(vllm([8.0]), static([1.0], 1), static([4.0], 8), continuous([2.0]))["share_pct"].isna().all()
 
 
 def test_steps_in_words():
@@ -352,7 +361,7 @@ def test_steps_in_words():
         "vLLM with at most 16 sequences instead of HuggingFace on single requests: "
         "8 times the output tokens/s (95 % interval 8 to 8, between starts on this device).",
     ]
-    found = steps(vllm([8.0]), static(exact, 1))
+    found = steps(vllm([8.0]), static([1.0], 1))
     assert found["explanation"].tolist()[::3] == [
         "HuggingFace in static batches instead of on single requests: not comparable, one of the two was not measured.",
         "vLLM with at most 16 sequences instead of HuggingFace on single requests: "

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.analyse.parsed_tables import requests, write_parsed
+from tests.unit.analyse.parsed_tables import requests, steps, write_parsed
 from tests.unit.analyse.synthetic_cells import cell, table
 from tests.unit.made_studies import write_study
 from workflow_scripts.analyse.fragmentation import SCHEMA, WHATIF_BLOCK_SIZES, layouts, main, timeline, waste_table
@@ -142,6 +142,18 @@ def test_one_request_by_hand():
     assert found["wasted_slots_per_sequence"] == pytest.approx((38.5 - 31.5) / 3)
     assert found["expected_wasted_slots_per_sequence"] == 5
     assert found["sequences_live_mean"] == 1
+
+
+def test_tokens_enter_the_cache_at_the_steps_that_the_engine_records():
+    # The request above, but its last step takes 0.9 of the second: 10 tokens for 2 s, 11 for 0.1 s, 12 for 0.9 s.
+    rows = requests(PLAIN_ID, (10, 3, 0, 1.0, 3.0, 4.0))
+    recorded = steps(PLAIN_ID, 3).assign(time_s=[3.0, 3.1, 4.0])
+    evenly, exactly, incomplete = (
+        next(layouts(timeline(PLAIN.assign(block_size_effective=16), rows, {}, of_cell)))["tokens_held_mean"].item()
+        for of_cell in (None, recorded, recorded[::2])
+    )
+    assert exactly == pytest.approx((20 + 1.1 + 10.8) / 3)
+    assert evenly == incomplete == pytest.approx(31.5 / 3)
 
 
 def test_the_published_example_of_contiguous_reservations():
@@ -329,6 +341,7 @@ def test_a_repeat_with_an_unknown_time_has_no_timeline(tmp_path):
         requests(known[0]["cell_id"], (10, 3, 0, 1.0, 3.0, 4.0)),
         requests(unknown[0]["cell_id"], (10, 3, 0, 1.0, 3.0, 4.0), (10, 3, 0, 1.0, None, 4.0)),
     )
+    write_parsed(tmp_path / "cpu-all", "steps", steps("another", 1))
     found = waste_table(table(known, unknown), tmp_path, {})
     assert set(found["cell_id"]) == {known[0]["cell_id"]}
 
@@ -378,6 +391,7 @@ def test_the_command_writes_the_table_of_the_studys_own_cells(study, tmp_path, c
     rows = [(40, 1, 0, 0.0, 1.0, 1.0), (40, 1, 32, 0.0, 1.0, 1.0)]
     names = [made[0]["cell_id"] for made in (own, another, published)]
     write_parsed(parsed / "cpu-all", "requests", *(requests(name, *rows) for name in names))
+    write_parsed(parsed / "cpu-all", "steps", steps(names[0], 1))
     assert main(["--study", str(study), "--cells", str(cells), "--parsed", str(parsed), "--out", str(out)]) == 0
     assert capsys.readouterr().err == ""
     assert not [w for w in recwarn if "workflow_scripts" in str(w.filename)]

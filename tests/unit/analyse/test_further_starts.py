@@ -6,7 +6,7 @@ from scipy import stats
 
 from tests.unit.analyse.synthetic_starts import pair, samples
 from workflow_scripts.analyse.further_starts import MOST_FURTHER_STARTS, Looks, decide, further_starts
-from workflow_scripts.analyse.statistics import ASSUMED_SD, STARTS_TO_SEE_MODES, compare, log_margin
+from workflow_scripts.analyse.statistics import MODES_APART, STARTS_TO_SEE_MODES, compare, log_margin
 
 NOISE = np.array([0.01, -0.01, 0.005])
 
@@ -24,9 +24,9 @@ def test_the_plan_is_the_first_number_that_decides():
         found = pair(NOISE + mean, np.zeros(3))
         n, sd = np.arange(3, 3 + MOST_FURTHER_STARTS + 1), NOISE.std(ddof=1)
         mean_now = abs(found.difference[0])
-        flat = mean_now + stats.t.ppf(0.95, n - 1) * sd / np.sqrt(n) <= log_margin(2.0)
+        flat = mean_now + stats.t.ppf(0.975, n - 1) * sd / np.sqrt(n) <= log_margin(2.0)
         beyond = mean_now - stats.t.ppf(0.975, n - 1) * sd / np.sqrt(n) > log_margin(2.0)
-        beyond &= (n >= STARTS_TO_SEE_MODES) | (mean_now > log_margin(2.0) + ASSUMED_SD)
+        beyond &= (n >= STARTS_TO_SEE_MODES) | (mean_now > log_margin(2.0) + MODES_APART)
         assert further_starts(found, 2.0)[0] == (flat | beyond).argmax()
 
 
@@ -46,7 +46,7 @@ def test_the_plan_for_a_single_start_beside_others():
     log = np.random.default_rng(1).normal(0, 0.001, (8, 4))
     log[0, 1:] = np.nan
     for factor, needed in ((0.9, STARTS_TO_SEE_MODES - 1), (1.1, 0)):
-        log[0, 0] = log[1, 0] + log_margin(2.0) + ASSUMED_SD * factor
+        log[0, 0] = log[1, 0] + log_margin(2.0) + MODES_APART * factor
         assert further_starts(compare(samples(log), [0], [1]), 2.0).tolist() == [needed]
 
 

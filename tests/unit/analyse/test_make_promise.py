@@ -7,10 +7,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from tests.unit.analyse.synthetic_starts import samples
 from tests.unit.present.synthetic import write_results
-from workflow_scripts.analyse.another_start import ASSUMED, another_start
+from workflow_scripts.analyse import repeats, variation
+from workflow_scripts.analyse.another_start import another_start
 from workflow_scripts.analyse.make_promise import main, promise_of
-from workflow_scripts.analyse.statistics import ASSUMED_SD, BETWEEN_STARTS, OCCASION_SD, Samples
+from workflow_scripts.analyse.statistics import BETWEEN_STARTS, OCCASION_SD, ONE_START
 from workflow_scripts.analyse.tables import read_table, write_table
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.promise import Promise, PromiseError, read_promise
@@ -41,8 +43,10 @@ def tables(results):
     return found
 
 
-def promised(study: Study, tables: dict[str, pd.DataFrame], pick: str | None = None) -> Promise:
-    return promise_of(study, StudyPaths(Path("results"), study.name), tables.__getitem__, pick)
+def promised(
+    study: Study, tables: dict[str, pd.DataFrame], pick: str | None = None, workload: str | None = "chat"
+) -> Promise:
+    return promise_of(study, StudyPaths(Path("results"), study.name), tables.__getitem__, pick, workload)
 
 
 def test_it_is_the_highest_rate_that_a_server_kept_up_with(study, tables):
@@ -81,7 +85,7 @@ def test_without_a_server_it_is_the_fastest_within_the_latency_bound(study, tabl
     fastest = rows[rows["role"] == "best_throughput"]
     tables["recommendations"] = fastest.assign(role="best_within_latency")
     best = fastest.sort_values("output_tokens_per_s").iloc[-1]
-    found = promised(study, tables)
+    found = promised(study, tables, workload=best["workload"])
     assert found.cell_id == best["cell_id"]
     assert found.why.startswith(best["explanation"])
     assert not found.server
@@ -100,6 +104,20 @@ def test_a_cell_is_picked_by_its_id_or_its_knobs(study, tables):
         promised(study, tables, "bs9")
 
 
+def test_of_several_workloads_one_must_be_named(study, tables):
+    """The highest rate of another workload says nothing about the setting to serve this one."""
+    served = tables["cells"]["cell_id"] == SERVED.format(4)
+    tables["cells"] = tables["cells"].assign(
+        workload=tables["cells"]["workload"].mask(served, "shared-prefix").astype("string")
+    )
+    for workload, why in ((None, "several workloads"), ("chess", "workload=chess: not measured")):
+        with pytest.raises(PromiseError, match=rf"{why}; .* allowed workloads: chat, .*shared-prefix"):
+            promised(study, tables, workload=workload)
+    assert promised(study, tables).cell_id == SERVED.format(1)
+    assert promised(study, tables, workload="shared-prefix").cell_id == SERVED.format(4)
+    assert promised(study, tables, SERVED.format(1)).cell_id == SERVED.format(1)
+
+
 def test_where_nothing_keeps_the_bound_a_cell_must_be_named(study, tables):
     tables["serving_summary"] = tables["serving_summary"].head(0)
     tables["recommendations"] = tables["recommendations"].head(0)
@@ -110,14 +128,15 @@ def test_where_nothing_keeps_the_bound_a_cell_must_be_named(study, tables):
         promised(study, tables)
 
 
-def test_a_single_start_promises_with_the_assumed_spread(study, tables):
+def test_a_single_start_promises_with_the_spread_of_other_studies(study, tables, monkeypatch):
+    monkeypatch.setattr(repeats, "known_elsewhere", variation.known_elsewhere)
     found = promised(study, tables)
     rate = found.measured["output_tokens_per_s"]
-    assert found.scope == ASSUMED
+    assert found.scope == ONE_START
     assert rate.low is not None
     assert rate.high is not None
     assert rate.high / rate.value == pytest.approx(rate.value / rate.low)
-    assert rate.high / rate.value > np.exp(1.96 * np.sqrt(2) * ASSUMED_SD)
+    assert rate.high / rate.value > np.exp(1.96 * np.sqrt(2) * 0.01)
 
 
 def test_several_starts_promise_what_they_vary(study, tables):
@@ -133,17 +152,14 @@ def test_several_starts_promise_what_they_vary(study, tables):
 
 
 def test_a_shared_machine_differs_on_each_occasion():
-    none = np.zeros(1, dtype=int)
     log = np.log([[100.0, 101.0, 99.0]])
-    own = another_start(Samples(log, np.array([np.nan]), np.array([1.0]), none, none > 0, none > 0))
-    shared = another_start(Samples(log, np.array([np.nan]), np.array([1.0]), none, none > 0, none == 0))
+    own, shared = (another_start(samples(log, shared=shared)) for shared in (False, True))
     assert shared.squared - own.squared == pytest.approx(2 * OCCASION_SD**2)
     assert shared.half() > own.half()
 
 
 def test_one_pass_alone_promises_nothing():
-    none = np.zeros(1, dtype=int)
-    found = another_start(Samples(np.log([[100.0]]), np.array([np.nan]), np.array([1.0]), none, none > 0))
+    found = another_start(samples(np.log([[100.0]])))
     assert np.isnan(found.half()).all()
     assert found.scope is None
 
@@ -152,6 +168,6 @@ def test_the_command_writes_a_record_that_can_be_read(results, tables, tmp_path)
     for name, table in tables.items():
         write_table(table, tmp_path / f"{name}.parquet", name)
     words = ["--study", str(results / "synthetic.yaml"), "--tables", str(tmp_path), "--out", str(tmp_path / "p.json")]
-    assert main([*words, "--pick="]) == 0
+    assert main([*words, "--pick=", "--workload=chat"]) == 0
     assert read_promise(tmp_path / "p.json").cell_id == SERVED.format(4)
     assert json.loads((tmp_path / "p.json").read_text())["schema_version"] == 1

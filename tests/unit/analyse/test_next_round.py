@@ -90,15 +90,20 @@ def test_few_starts_do_not_give_up_what_their_error_allows():
     assert found.undecided[0].further_starts is None
 
 
-def test_one_start_or_no_common_round_takes_two_in_common():
+def test_one_start_takes_a_second():
     assert decide(seqs({1: 100, 4: 100}, starts=1)).left_s == 20
-    apart = starts_table(*seqs({1: 100, 4: 100}, starts=3))
-    of_second = apart["cell_id"].str.endswith("seqs4")
-    apart.loc[of_second, "round"] += 3
-    cost = dict.fromkeys(apart["cell_id"], 10.0)
-    found = next_round(apart, 5.0, at_least=2, at_most=8, seconds_per_start=cost)
-    assert (len(found.cells), found.left_s) == (2, 40)
-    given_up = next_round(apart, 5.0, at_least=2, at_most=4, seconds_per_start=cost).not_decidable
+
+
+def test_cells_of_other_rounds_take_more_starts_than_the_study_allows_if_they_vary():
+    def of_other_rounds(sd, at_most):
+        apart = starts_table(*seqs({1: 100, 4: 100}, starts=3, sd=sd))
+        apart.loc[apart["cell_id"].str.endswith("seqs4"), "round"] += 3
+        cost = dict.fromkeys(apart["cell_id"], 10.0)
+        return next_round(apart, 5.0, at_least=2, at_most=at_most, seconds_per_start=cost)
+
+    found = of_other_rounds(0.01, 8)
+    assert (len(found.cells), found.left_s) == (2, 60)
+    given_up = of_other_rounds(0.03, 4).not_decidable
     assert [open_.given_up for open_ in given_up] == [TOO_MANY_STARTS]
 
 

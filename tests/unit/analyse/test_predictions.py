@@ -47,12 +47,14 @@ def predictions(*cells, published=None, **columns):
 
 def test_error_and_flag():
     rows = predictions(
-        cell({"max_num_seqs": 1}, [79, 80, 90], running_peak=1),
-        cell({"max_num_seqs": 4}, [126, 127, 125.5]),
+        cell({"max_num_seqs": 1}, [81, 81, 81], running_peak=1),
+        cell({"max_num_seqs": 4}, [125, 126, 126 * 126 / 125]),
         cell({"max_num_seqs": 16}, [70]),
     )
-    assert rows["measured"].tolist() == [80, 126, 70]
-    assert rows["error_pct"].tolist() == pytest.approx([25, 100 * (100 / 126 - 1), 100 * (100 / 70 - 1)])
+    assert rows["measured"].tolist() == pytest.approx([81, 126, 70])
+    assert rows["error_pct"].tolist() == pytest.approx(
+        [100 * (100 / 81 - 1), 100 * (100 / 126 - 1), 100 * (100 / 70 - 1)]
+    )
     assert rows["flagged"].tolist() == [False, True, True]
     assert rows["why"].tolist()[1:] == ["1.26 times the prediction", "0.70 times the prediction"]
     assert (rows["running_peak_predicted"].iloc[0], rows["running_peak_measured"].iloc[0]) == (16, 1)
@@ -65,7 +67,7 @@ def test_only_output_rates_are_flagged():
     assert rows.loc["ttft_s_p50", "error_pct"] == pytest.approx(-90)
     assert (rows.loc["ttft_s_p50", "band_pct"], rows.loc["tpot_s_p50", "band_pct"]) == (50, 25)
     assert not rows["flagged"].any()
-    assert rows.loc["total_tokens_per_s", "measured"] == 400
+    assert rows.loc["total_tokens_per_s", "measured"] == pytest.approx(400)
 
 
 def test_what_follows_from_the_schedule_is_compared_too():
@@ -98,10 +100,16 @@ def test_one_says_infeasible_and_the_other_not():
     assert not both["flagged"].any()
 
 
+def test_a_cell_of_which_one_start_ran_is_feasible():
+    failed = cell({"max_num_seqs": 1}, [np.nan], outcome="infeasible", reason="no room")
+    rows = predictions(failed, cell({"max_num_seqs": 1}, [100], start=2))
+    assert (rows["flagged"].tolist(), rows["measured"].tolist()) == ([False], [pytest.approx(100)])
+
+
 def test_a_prediction_without_a_band_is_flagged_only_beyond_the_data_sheet():
     ends = {"output_tokens_per_s_low": None, "error_pct": None}
     rows = predictions(cell({"max_num_seqs": 1}, [5]), cell({"max_num_seqs": 4}, [126]), **ends)
-    assert rows["flagged"].tolist() == [False, True]
+    assert rows["flagged"].tolist() == [pd.NA, True]
     assert rows["band_pct"].isna().all()
 
 
@@ -147,7 +155,7 @@ def test_the_command_writes_the_table(tmp_path):
     assert called(study, tmp_path / "plan.parquet", tmp_path / "traced.parquet", out) == 0
     rows = read_table(out)
     assert len(rows) == len(QUANTITIES)
-    assert rows["measured"].iloc[0] == 100
+    assert rows["measured"].iloc[0] == pytest.approx((99 * 100 * 101) ** (1 / 3))
     assert read_table(tmp_path / "blocks.parquet")["block"].tolist() == [7]
 
 

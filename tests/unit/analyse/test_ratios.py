@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from tests.unit.analyse.synthetic_cells import around, cell, only, starts_table
-from tests.unit.analyse.synthetic_starts import another_run
+from tests.unit.analyse.synthetic_starts import as_ratio
 from tests.unit.made_rates import rates_record
 from workflow_scripts.analyse.ratios import (
     PUBLISHED_COLUMNS,
@@ -109,9 +109,10 @@ def test_observed_ratio_with_its_interval_within_rounds_for_both_metrics():
         ("total_tokens_per_s", [900.0, 930.0, 915.0], [250.0, 249.0, 255.0]),
     ):
         found = only(ratios(*cells, metric=metric))
-        interval = stats.ttest_1samp(np.log(a) - np.log(b), 0).confidence_interval(0.95)
+        # Rounds of two GPUs are not the same, and one cell of each does not show how rounds differ from starts.
+        interval = stats.ttest_ind(np.log(a), np.log(b)).confidence_interval(0.95)
         assert found["ratio"] == pytest.approx(stats.gmean(a) / stats.gmean(b))
-        assert (found["ratio_low"], found["ratio_high"]) == pytest.approx(another_run(interval))
+        assert (found["ratio_low"], found["ratio_high"]) == pytest.approx(as_ratio(interval))
         assert (found["repeats_a"], found["repeats_b"], found["starts"]) == (3, 3, 3)
         assert found["scope"] == "between starts on this device"
 
@@ -121,7 +122,7 @@ def test_ratios_of_the_data_sheets_beside_it():
     assert found["bandwidth_ratio"] == pytest.approx(4.8e12 / 864e9)
     assert found["flop_ratio"] == pytest.approx(989.5 / 362.05)
     assert found[["measured_bandwidth_ratio", "measured_flop_ratio", "kv_tokens_ratio"]].isna().all()
-    assert (found["explanation"], found["support"], found["nearest"]) == ("flop", "near", "flop")
+    assert (found["explanation"], found["support"], found["nearest"]) == ("flop", "shown", "flop")
     assert found["nearest_difference_pct"] == pytest.approx(100 * (2.95 / (989.5 / 362.05) - 1))
 
 
@@ -185,7 +186,7 @@ def test_capacity_explains_only_where_it_bound(preempted, explanation):
 
 
 def test_without_repeats_there_is_no_interval_and_it_is_said_so():
-    found = only(ratios(cell(SEQS, [2.0]), cell(SEQS, [1.0, 1.1], gpu="l40s")))
+    found = only(ratios(cell(SEQS, [2.0]), cell(SEQS, [1.0], gpu="l40s")))
     assert math.isnan(found["ratio_low"])
     assert "(no interval)" in found["verdict_text"]
 
@@ -195,7 +196,7 @@ def test_a_verdict_in_words():
     low, high = found["ratio_low"], found["ratio_high"]
     assert found["verdict_text"] == (
         f"h200 makes 5.56 times the output tokens/s of l40s (95 % interval {low:.3g} to {high:.3g}, between starts on"
-        " this device). Its interval contains the ratio of memory bandwidths (5.56)."
+        " this device). It is shown to be within 10 % of the ratio of memory bandwidths (5.56)."
         " It does not support FLOP rates (2.73)."
     )
     total = only(ratios(cell(SEQS, around(3)), cell(SEQS, around(1), gpu="l40s"), metric="total_tokens_per_s"))

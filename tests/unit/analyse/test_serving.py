@@ -190,6 +190,29 @@ def test_an_interval_over_several_cards_is_said_to_be(tmp_path):
         assert summary["scope"].tolist() == [scope]
 
 
+@pytest.mark.parametrize(
+    ("count", "later_s", "starts", "value", "interval"),
+    [
+        (120, 0.3, [1, 2], True, True),
+        (120, 0.0, [1, 2], True, False),
+        (120, 0.3, [1, 1], True, False),
+        (90, 0.3, [1, 2], False, False),
+    ],
+    ids=["other arrivals", "the same arrivals", "one start", "few requests"],
+)
+def test_a_99th_percentile_has_an_interval_over_starts_with_arrivals_of_their_own(
+    tmp_path, count, later_s, starts, value, interval
+):
+    arrivals = np.arange(count) / 2
+    others = arrivals + later_s * (np.arange(count) > 9)
+    requests = [served(one, one + first, one + 0.6) for one, first in ((arrivals, 0.1), (others, 0.2))]
+    load = {"request_rate_per_s": 2.0}
+    _, summary = tables(tmp_path, load, requests, num_requests=count, start=starts, round=starts)
+    assert summary[["ttft_s_p99", "ttft_s_p99_low"]].notna().to_numpy().tolist() == [[value, interval]]
+    if value:
+        assert summary["ttft_s_p99"][0] == pytest.approx(0.02**0.5)
+
+
 def test_a_study_of_few_requests_has_no_steady_state_and_a_row_all_the_same(tmp_path):
     few = served(queued=[0.0, 0.5], first=[0.1, 0.6], last=[1.0, 1.5])
     rows, summary = tables(tmp_path, {"users": 1}, [few], num_requests=2)

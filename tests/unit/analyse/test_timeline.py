@@ -29,6 +29,14 @@ def began(times_s: dict[tuple[str, int], float | None]) -> pd.Series:
     return pd.Series(times_s, index=pd.MultiIndex.from_tuples(times_s, names=REPEAT), dtype="Float64")
 
 
+NO_STEPS = pd.DataFrame(columns=[*REPEAT, "time_s", "generation_tokens"])
+RATE = "steady_output_tokens_per_s"
+
+
+def steady(table: pd.DataFrame, **allowed: int) -> pd.Series:
+    return steady_rate(table, NO_STEPS, pd.Series(allowed))[RATE]
+
+
 NOT_KNOWN = began({("c", 1, 0): None})
 
 
@@ -46,7 +54,8 @@ def test_latencies_count_from_being_queued():
     assert facts["e2e_s_p50"] == pytest.approx(5.0)  # between 3 and 7
     assert facts["e2e_s_p99"] == pytest.approx(3 + 0.99 * 4)
     assert facts["tpot_s_p50"] == pytest.approx(1.0)  # 4 s for four tokens after the first; one token has no TPOT
-    assert facts["prefill_s_mean"] == pytest.approx(2.0)
+    assert facts["prefill_s_mean"] == facts["prefill_s_p50"] == pytest.approx(2.0)
+    assert facts["queue_s_mean"] == facts["queue_s_p50"] == pytest.approx(1.0)
     assert facts["decode_s_mean"] == pytest.approx(2.0)
     assert facts["preemptions"] == 0
 
@@ -131,7 +140,7 @@ def test_the_steady_rate_leaves_out_ramp_and_tail():
         ("2", 1, 3, 0.0, 5.0, 6.0, 8.0),
         ("3", 1, 5, 0.0, 6.0, 7.0, 11.0),
     ]
-    rate = steady_rate(requests(*rows), pd.Series({"c": 2}))
+    rate = steady(requests(*rows), c=2)
     # In 2..8 s: request 0 makes 3, request 1 its first and 4, request 2 its first and 2, request 3 its first and 1.
     assert rate.loc[("c", 1, 0)] == pytest.approx((3 + 5 + 3 + 2) / 6)
 
@@ -144,9 +153,28 @@ def test_what_lies_outside_of_the_window_does_not_count():
         ("2", 1, 5, 0.0, 3.0, 4.0, 8.0),
         ("3", 1, 3, 0.0, 6.0, 7.0, 9.0),
     ]
-    rate = steady_rate(requests(*rows), pd.Series({"c": 2}))
+    rate = steady(requests(*rows), c=2)
     assert rate.loc[("c", 1, 0)] == pytest.approx((0 + 5 + 5 + (1 + 1)) / 5)
-    assert rate.name == "steady_output_tokens_per_s"
+
+
+def test_recorded_steps_say_when_tokens_came():
+    # Two at once; their steps take 1 s up to 3 s and 0.5 s from then on. Full from 2 s (both have a token) to 4.5 s.
+    rows = [
+        ("0", 1, 6, 0.0, 0.0, 1.0, 4.5),
+        ("1", 1, 3, 0.0, 1.0, 2.0, 3.5),
+        ("2", 1, 2, 0.0, 3.5, 4.0, 4.5),
+        ("3", 1, 3, 0.0, 4.5, 5.0, 6.0),
+    ]
+    of_steps = {
+        "time_s": [1.0, 2.0, 3.0, 3.5, 4.0, 4.5, 5.0, 5.5, 6.0],
+        "generation_tokens": [1, 2, 2, 2, 2, 2, 1, 1, 1],
+    }
+    steps = pd.DataFrame({"cell_id": "c", "start": 1, "repeat": 0} | of_steps)
+    found = steady_rate(requests(*rows), steps, pd.Series({"c": 2}))
+    assert only(found).to_dict() == pytest.approx({RATE: 8 / 2.5, "steady_s": 2.5, "steady_end_s": 4.5})
+    # Steps that do not have all tokens say nothing.
+    estimated = steady_rate(requests(*rows), steps[1:], pd.Series({"c": 2}))
+    assert only(estimated)[RATE] == pytest.approx((5 * 2.5 / 3.5 + 3 + 2) / 2.5) == only(steady(requests(*rows), c=2))
 
 
 def test_each_cell_has_its_own_window():
@@ -154,8 +182,8 @@ def test_each_cell_has_its_own_window():
     rows = [(str(i), 1, 3, 0.0, 3.0 * i, 3.0 * i + 1, 3.0 * i + 3) for i in range(4)]
     slow = [(*r[:3], *(2 * t for t in r[3:])) for r in rows]
     table = pd.concat([requests(*slow).assign(cell_id="d"), requests(*rows), requests(*rows).assign(repeat=1)])
-    rates = steady_rate(table, pd.Series({"c": 1, "d": 2, "e": 1}))
-    of_c = steady_rate(requests(*rows), pd.Series({"c": 1})).loc[("c", 1, 0)]
+    rates = steady(table, c=1, d=2, e=1)
+    of_c = steady(requests(*rows), c=1).loc[("c", 1, 0)]
     # From 1 s to 12 s: 2 + 1 tokens of each of four, all of them inside.
     assert of_c == pytest.approx(4 * 3 / 11)
     # The second's first token at 8 s, the third's last at 18 s.
@@ -165,25 +193,25 @@ def test_each_cell_has_its_own_window():
 def test_requests_of_one_token_count_where_it_comes():
     rows = [(str(i), 1, 1, 0.0, float(i), float(i), float(i)) for i in range(4)]
     # From the second's token (1 s) to the third's (2 s), both inside.
-    assert steady_rate(requests(*rows), pd.Series({"c": 2})).loc[("c", 1, 0)] == pytest.approx(2.0)
+    assert steady(requests(*rows), c=2).loc[("c", 1, 0)] == pytest.approx(2.0)
 
 
 def test_twice_what_is_allowed_is_just_enough():
     rows = [(str(i), 1, 3, 0.0, 0.0, 1.0 + i / 10, 3.0 + i / 10) for i in range(4)]
-    assert len(steady_rate(requests(*rows), pd.Series({"c": 2}))) == 1
-    assert steady_rate(requests(*rows[:3]), pd.Series({"c": 2})).empty
+    assert len(steady(requests(*rows), c=2)) == 1
+    assert steady(requests(*rows[:3]), c=2).empty
     lost = [*rows[:3], (*rows[3][:5], None, 3.3)]
-    assert steady_rate(requests(*lost), pd.Series({"c": 2})).empty
+    assert steady(requests(*lost), c=2).empty
 
 
 def test_a_window_without_length_has_no_rate():
     rows = [(str(i), 1, 1, 0.0, 0.0, 1.0, 1.0) for i in range(2)]
-    assert steady_rate(requests(*rows), pd.Series({"c": 1})).isna().tolist() == [True]
+    assert steady(requests(*rows), c=1).isna().tolist() == [True]
 
 
 def test_a_workload_that_never_fills_the_engine_has_no_steady_rate():
     rows = [(str(i), 1, 3, 0.0, 0.0, 1.0, 3.0) for i in range(7)]
-    assert steady_rate(requests(*rows), pd.Series({"c": 4})).empty
+    assert steady(requests(*rows), c=4).empty
 
 
 def test_steps_weigh_with_the_time_they_last():
@@ -270,7 +298,8 @@ def test_one_step_has_peaks_and_no_mean():
 
 
 def trace(**columns: list[object]) -> pd.DataFrame:
-    names = ("memory_used_bytes", "process_memory_bytes", "utilization_pct", "process_cpu_pct", "power_w", "energy_j")
+    names = ["memory_used_bytes", "process_memory_bytes", "utilization_pct", "process_cpu_pct"]
+    names += ["power_w", "energy_j", "sm_clock_mhz"]
     empty: dict[str, object] = dict.fromkeys([*names, "throttle_reasons"])
     frame = pd.DataFrame({"cell_id": "c", "start": 1, "repeat": 0, "time_s": [0.0, 1.0, 3.0], **empty, **columns})
     return frame.astype(dict.fromkeys(names, "Float64") | {"throttle_reasons": "string"})
@@ -284,15 +313,11 @@ def cores(count: int | None) -> pd.Series:
 NO_CORES = cores(None)
 
 
-def test_energy_is_the_counters_growth_where_there_is_one():
-    facts = only(trace_facts(trace(power_w=[100, 200, 400], energy_j=[1000, 1150, 1800]), NO_CORES))
-    assert facts["energy_j"] == pytest.approx(800)
+def test_without_a_counter_energy_is_the_trapezoid_over_power():
+    facts = only(trace_facts(trace(power_w=[100, 200, 400]), NO_CORES))
+    assert facts["energy_j"] == pytest.approx(150 * 1 + 300 * 2)
     assert facts["power_w_mean"] == pytest.approx(700 / 3)
     assert facts["trace_gap_s_max"] == pytest.approx(2.0)
-
-
-def test_without_a_counter_energy_is_the_trapezoid_over_power():
-    assert only(trace_facts(trace(power_w=[100, 200, 400]), NO_CORES))["energy_j"] == pytest.approx(150 * 1 + 300 * 2)
 
 
 def test_a_machine_without_power_has_no_energy_and_its_processes_memory():
@@ -308,6 +333,13 @@ def test_a_machine_without_power_has_no_energy_and_its_processes_memory():
 def test_throttle_reasons_are_named_once_each():
     facts = only(trace_facts(trace(throttle_reasons=["", "SwPowerCap", "HwThermalSlowdown,SwPowerCap"]), NO_CORES))
     assert facts["throttle_reasons"] == "HwThermalSlowdown,SwPowerCap"
+    assert facts["power_cap_share"] == pytest.approx(2 / 3)
+
+
+def test_clocks_are_those_of_the_samples():
+    facts = only(trace_facts(trace(sm_clock_mhz=[1980, 1140, 1800]), NO_CORES))
+    assert (facts["sm_clock_mhz_median"], facts["sm_clock_mhz_min"]) == (1800, 1140)
+    assert pd.isna(facts["power_cap_share"])  # nothing was reported
 
 
 def test_what_the_device_tells_comes_before_what_its_processes_do():

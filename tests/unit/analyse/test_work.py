@@ -41,6 +41,7 @@ def test_one_request_by_hand():
         "kv_tokens_read": 10 + 11,
         "kv_tokens_shared": 2 * 4,
         "block_steps": (3 - 1) + (3 - 1) + (3 - 1),  # of 10, 11 and 12 tokens, less the block that may be shared
+        "further_chunks": 0,
     }
 
 
@@ -93,21 +94,20 @@ def test_without_blocks_no_blocks_are_held():
 
 def test_steps_are_counted_by_repeat(tmp_path):
     write_parsed(tmp_path, "steps", steps("a", 3), steps("a", 2, repeat=1), steps("b", 1))
-    counts = step_counts(tmp_path / "steps.parquet")
-    assert counts.name == "steps"
+    counts = step_counts(tmp_path / "steps.parquet")["steps"]
     assert counts.to_dict() == {("a", 1, 0): 3.0, ("a", 1, 1): 2.0, ("b", 1, 0): 1.0}
 
 
 def test_looks_at_the_queues_of_a_server_are_no_steps(tmp_path):
     looks = steps("served", 5).assign(generation_tokens=pd.array([None] * 5, dtype="Int64"))
     write_parsed(tmp_path, "steps", steps("a", 3), looks)
-    assert step_counts(tmp_path / "steps.parquet").to_dict() == {("a", 1, 0): 3.0}
+    assert step_counts(tmp_path / "steps.parquet")["steps"].to_dict() == {("a", 1, 0): 3.0}
 
 
 def test_steps_of_a_table_that_is_read_in_parts(tmp_path):
     table = pa.Table.from_pandas(pd.concat([steps("a", 3), steps("b", 2), steps("a", 1)]), preserve_index=False)
     pq.write_table(table, tmp_path / "steps.parquet", row_group_size=2)
-    assert step_counts(tmp_path / "steps.parquet").to_dict() == {("a", 1, 0): 4.0, ("b", 1, 0): 2.0}
+    assert step_counts(tmp_path / "steps.parquet")["steps"].to_dict() == {("a", 1, 0): 4.0, ("b", 1, 0): 2.0}
 
 
 def test_work_joins_ok_repeats_with_their_requests_and_steps(tmp_path):
@@ -135,6 +135,21 @@ def test_work_joins_ok_repeats_with_their_requests_and_steps(tmp_path):
     assert work["steps"].iloc[0] == 7
     assert np.isnan(work["steps"].iloc[1])
     assert work["output_tokens_per_s"].tolist() == [1.0, 2.0]
+
+
+def test_a_record_without_tokens_is_a_step_only_if_a_prompt_takes_several(tmp_path):
+    # Two prompts of 40 computed tokens. With 16 tokens per step they need two further steps each; three records are
+    # left that gave no token, so all of them may be such steps, but with 32 tokens per step only two.
+    found = {}
+    for budget in (16, 32, 64):
+        made = cell({"max_num_seqs": budget}, (1.0,), gpu="cpu-all", max_num_batched_tokens_effective=budget)
+        name = made[0]["cell_id"]
+        recorded = steps(name, 7).assign(generation_tokens=[0, 1, 0, 1, 0, 1, 1], prompt_tokens=0)
+        folder = tmp_path / str(budget) / "cpu-all"
+        write_parsed(folder, "requests", requests(name, (40, 2, 0), (60, 2, 20)))
+        write_parsed(folder, "steps", recorded)
+        found[budget] = read_work(table(made), tmp_path / str(budget))["steps"].tolist()
+    assert found == {16: [7], 32: [6], 64: [4]}
 
 
 def test_no_parsed_table_is_no_work(tmp_path):
