@@ -5,12 +5,14 @@ import { choiceInput, numberInput } from "./inputs.js";
 import { audit, findColumns, parseTable } from "./verdicts.js";
 import { number } from "./words.js";
 
-const EXAMPLE = "GPU, max-num-seqs, Output tok/s\nH200, 1, 310\nH200, 1, 450\nL40S, 64, 2100";
-
-export function showAudit(panel, { catalog }) {
+export function showAudit(panel, { catalog, cells }) {
+  const { published } = catalog;
+  // Mean tokens per request of the study's first measured cell of the model; 200 each if there is none.
+  const measured = cells.find((cell) => cell.model === published.model && cell.outcome === "ok")?.repeats[0];
+  const mean = (tokens) => Math.round(measured?.[tokens] / measured?.num_requests) || 200;
   const out = el("div");
   const text = el("textarea", { rows: 8, "aria-label": "Published table", spellcheck: "false", oninput: () => update() });
-  text.value = EXAMPLE;
+  text.value = published.table;
   const update = () => {
     try {
       const [prompt, output, share, seqs] = [inputs.prompt, inputs.output, inputs.share, inputs.seqs].map((input) => input.value());
@@ -42,10 +44,10 @@ export function showAudit(panel, { catalog }) {
     }
   };
   const inputs = {
-    model: choiceInput("Model", "model", catalog.models.map(({ name }) => [name, name]), "llama-3.1-8b-instruct", () => update()),
+    model: choiceInput("Model", "model", catalog.models.map(({ name }) => [name, name]), published.model, () => update()),
     weights: choiceInput("Weights", "weights", Object.entries(WEIGHTS), "", () => update()),
-    prompt: numberInput("Prompt tokens per request", "prompt", 200, { min: 1, changed: () => update() }),
-    output: numberInput("Output tokens per request", "output", 200, { min: 1, changed: () => update() }),
+    prompt: numberInput("Prompt tokens per request", "prompt", mean("prompt_tokens"), { min: 1, changed: () => update() }),
+    output: numberInput("Output tokens per request", "output", mean("output_tokens"), { min: 1, changed: () => update() }),
     share: numberInput("Memory that the engine may use (%)", "share", 100, { min: 1, max: 100, changed: () => update() }),
     seqs: numberInput("Sequences at once, if the table has no column for it", "seqs", 256, { min: 1, changed: () => update() }),
   };
@@ -53,6 +55,7 @@ export function showAudit(panel, { catalog }) {
     el("h2", {}, "Can this be true?"),
     el("p", { class: "lead" }, "Paste a table of published throughputs (CSV, tab-separated or Markdown) with a column for the GPU, one for the throughput and, if known, one for the sequences at once. A number above the ceiling of its device is impossible, or means something else than its table says. If something is not known, the highest possible ceiling is used. Nothing leaves this page."),
     el("div", { class: "controls" }, Object.values(inputs).map(({ node }) => node)),
+    el("p", { class: "note" }, `The table below is an example, published by the source ${published.source} (config/published). ${measured ? "The tokens per request are the means of this study with that model." : ""}`),
     text,
     out,
   );

@@ -8,7 +8,22 @@ import { number, plural } from "./words.js";
 
 const SIDE = 12;
 const MOST_DRAWN = 60;
+const KINDS = { full: "full", partly: "last block, partly filled", shared: "shared prefix, found in the cache" };
 const COLOURS = { full: "#0173b2", partly: "#d55e00", shared: "#9944ee" };
+
+// A block as a square: full, filled in part, or shared, which has a line across.
+function square(context, kind, x, y, share, line) {
+  context.fillStyle = COLOURS[kind];
+  context.strokeStyle = COLOURS[kind];
+  context.fillRect(x, y, SIDE * share, SIDE);
+  context.strokeRect(x + 0.5, y + 0.5, SIDE - 1, SIDE - 1);
+  if (kind !== "shared") return;
+  context.strokeStyle = line;
+  context.beginPath();
+  context.moveTo(x + 2, y + SIDE - 2);
+  context.lineTo(x + SIDE - 2, y + 2);
+  context.stroke();
+}
 
 // Tokens of a request in the cache at a time: the prompt while it is read, then one more in each step, because a token
 // enters the cache in the step that makes the next one.
@@ -52,7 +67,7 @@ export function blockMap(cell, part) {
   const box = el("div", { class: "chart" });
   const time = () => (Number(slider.value) / 1000) * part.end;
   const rowsNow = () => blocksAt(part.requests, time(), blockSize);
-  const kinds = [["full", "full"], ["partly", "last block, partly filled"], ...(part.requests.some((r) => r.cached_prompt_tokens > 0) ? [["shared", "shared prefix, found in the cache"]] : [])];
+  const kinds = Object.keys(KINDS).filter((kind) => kind !== "shared" || part.requests.some((r) => r.cached_prompt_tokens > 0));
   const perLine = () => Math.max(1, Math.floor((box.clientWidth - 48) / (SIDE + 2)));
   const linesOf = (row) => Math.ceil((row.full + (row.partly > 0 ? 1 : 0)) / perLine());
   const height = () => 8 + rowsNow().slice(0, MOST_DRAWN).reduce((sum, row) => sum + linesOf(row) * (SIDE + 2) + 4, SIDE);
@@ -68,22 +83,12 @@ export function blockMap(cell, part) {
       for (let i = 0; i < row.full + (row.partly > 0 ? 1 : 0); i += 1) {
         const x = 44 + (i % line) * (SIDE + 2);
         const y = top + Math.floor(i / line) * (SIDE + 2);
-        const colour = i < row.shared ? COLOURS.shared : i < row.full ? COLOURS.full : COLOURS.partly;
-        context.fillStyle = colour;
-        context.strokeStyle = colour;
-        context.fillRect(x, y, i < row.full ? SIDE : SIDE * row.partly, SIDE);
-        context.strokeRect(x + 0.5, y + 0.5, SIDE - 1, SIDE - 1);
-        if (i < row.shared) {
-          context.strokeStyle = ink.paper;
-          context.beginPath();
-          context.moveTo(x + 2, y + SIDE - 2);
-          context.lineTo(x + SIDE - 2, y + 2);
-          context.stroke();
-        }
+        const kind = i < row.shared ? "shared" : i < row.full ? "full" : "partly";
+        square(context, kind, x, y, i < row.full ? 1 : row.partly, ink.paper);
       }
       top += linesOf(row) * (SIDE + 2) + 4;
     }
-  }, () => ({ title: `Block map of ${cell.cell_id} at ${number(time())} s`, legend: kinds.map(([name, words]) => ({ name: words, colour: COLOURS[name], shape: 1 })) }));
+  }, () => ({ title: `Block map of ${cell.cell_id} at ${number(time())} s`, legend: kinds.map((kind) => ({ name: KINDS[kind], colour: COLOURS[kind], shape: 1 })) }));
   const update = () => {
     const rows = rowsNow();
     const used = blocksInUse(rows);
@@ -100,26 +105,15 @@ export function blockMap(cell, part) {
     "div",
     {},
     el("p", { class: "note" }, "Computed from the times and lengths of the requests: engines do not report which block a request holds. Each row is a request, each square a block. Numbers count requests in the order in which they were scheduled."),
-    el("p", { class: "legend" }, kinds.map(([name, words]) => el("span", { class: "key" }, swatch(COLOURS[name], name), words))),
+    el("p", { class: "legend" }, kinds.map((kind) => el("span", { class: "key" }, swatch(kind), KINDS[kind]))),
     el("label", { class: "choice" }, el("span", {}, "Moment of the repeat"), slider),
     told,
     box,
   );
 }
 
-function swatch(colour, name) {
-  const canvas = el("canvas", { width: 14, height: 14, "aria-hidden": "true" });
-  const context = canvas.getContext("2d");
-  context.fillStyle = colour;
-  context.strokeStyle = colour;
-  context.fillRect(0, 0, name === "partly" ? 6 : 14, 14);
-  context.strokeRect(0.5, 0.5, 13, 13);
-  if (name === "shared") {
-    context.strokeStyle = "#ffffff";
-    context.beginPath();
-    context.moveTo(2, 12);
-    context.lineTo(12, 2);
-    context.stroke();
-  }
+function swatch(kind) {
+  const canvas = el("canvas", { width: SIDE, height: SIDE, "aria-hidden": "true" });
+  square(canvas.getContext("2d"), kind, 0, 0, kind === "partly" ? 0.4 : 1, "#ffffff");
   return canvas;
 }

@@ -2,51 +2,10 @@
 import { el } from "./dom.js";
 import { inkOf, mark } from "./canvas.js";
 import { dodge } from "./dodge.js";
-import { scaleOf, ticksOf } from "./scale.js";
+import { drawAxis, scaleOf } from "./scale.js";
 import { sheet } from "./sheet.js";
-import { number } from "./words.js";
 
-const MARGIN = { top: 12, right: 16, bottom: 44, left: 64 };
 const NEAR_PX = 24;
-
-function drawAxis(context, scale, isX, width, height, ink, axis) {
-  const most = isX ? Math.max(3, (width - MARGIN.left - MARGIN.right) / 90) : 6;
-  const ticks = axis.ticks?.filter((tick) => tick >= scale.low && tick <= scale.high) ?? ticksOf(scale, most);
-  context.textAlign = isX ? "center" : "right";
-  context.textBaseline = isX ? "top" : "middle";
-  let free = -Infinity;
-  for (const tick of ticks) {
-    const at = scale.place(tick);
-    context.strokeStyle = ink.line;
-    context.beginPath();
-    if (isX) {
-      context.moveTo(at, MARGIN.top);
-      context.lineTo(at, height - MARGIN.bottom);
-    } else {
-      context.moveTo(MARGIN.left, at);
-      context.lineTo(width - MARGIN.right, at);
-    }
-    context.stroke();
-    context.fillStyle = ink.muted;
-    const text = axis.text ? axis.text(tick) : number(tick);
-    const half = context.measureText(text).width / 2;
-    if (!isX) context.fillText(text, MARGIN.left - 6, at);
-    else if (at - half > free) {
-      context.fillText(text, at, height - MARGIN.bottom + 6);
-      free = at + half + 4;
-    }
-  }
-  context.fillStyle = ink.ink;
-  if (isX) context.fillText(axis.label, (MARGIN.left + width - MARGIN.right) / 2, height - 18, width - MARGIN.left - MARGIN.right);
-  else {
-    context.save();
-    context.translate(12, (MARGIN.top + height - MARGIN.bottom) / 2);
-    context.rotate(-Math.PI / 2);
-    context.textAlign = "center";
-    context.fillText(axis.label, 0, 0, height - MARGIN.top - MARGIN.bottom);
-    context.restore();
-  }
-}
 
 // `pick(point)` is called when a point is chosen; `describe(point)` gives its lines of text.
 export class Chart {
@@ -93,20 +52,21 @@ export class Chart {
   draw(context, width, height) {
     const ink = inkOf();
     const points = this.points;
-    const across = scaleOf(points.flatMap((p) => [p.x, p.xLow ?? p.x, p.xHigh ?? p.x]), this.x?.isLog, MARGIN.left, width - MARGIN.right);
-    const up = scaleOf(points.flatMap((p) => [p.y, p.yLow ?? p.y, p.yHigh ?? p.y]), this.y?.isLog, height - MARGIN.bottom, MARGIN.top);
+    const area = { left: 70, right: width - 16, top: 12, bottom: height - 44 };
+    const across = scaleOf(points.flatMap((p) => [p.x, p.xLow ?? p.x, p.xHigh ?? p.x]), this.x?.isLog, area.left, area.right);
+    const up = scaleOf(points.flatMap((p) => [p.y, p.yLow ?? p.y, p.yHigh ?? p.y]), this.y?.isLog, area.bottom, area.top);
     if (!points.length) {
       context.fillStyle = ink.muted;
       context.textAlign = "center";
       context.fillText("No cell with these filters has a value of this measure.", width / 2, height / 2, width - 20);
       return;
     }
-    drawAxis(context, across, true, width, height, ink, this.x);
-    drawAxis(context, up, false, width, height, ink, this.y);
+    drawAxis(context, ink, across, true, area, this.x);
+    drawAxis(context, ink, up, false, area, this.y);
     const shown = (p) => across.shows(p.x) && up.shows(p.y);
     for (const p of points) Object.assign(p, shown(p) ? { px: across.place(p.x), py: up.place(p.y) } : { px: NaN, py: NaN });
     const radius = points.length > 2000 ? 2.5 : 4.5;
-    dodge(points, width - MARGIN.left - MARGIN.right, radius);
+    dodge(points, area.left, area.right, radius);
     this.showRing();
     context.lineWidth = 1.2;
     context.globalAlpha = 0.55;

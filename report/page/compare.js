@@ -3,13 +3,12 @@ import { comparison } from "./comparison.js";
 import { said } from "./comparability.js";
 import { median } from "./data.js";
 import { digestOf, ownDigest } from "./digest.js";
-import { el, tableOf } from "./dom.js";
+import { el, longTable } from "./dom.js";
 import { openCell } from "./drawer.js";
 import { CHANGES, FLAT, NOT_DECIDED, OCCASIONS_VARY_PCT } from "./occasions.js";
 import { numberInput } from "./inputs.js";
 import { METRICS, UNKNOWN, number, plural, withUnit } from "./words.js";
 
-const ROWS_AT_ONCE = 50;
 const TONES = { [CHANGES]: "bad", [FLAT]: "good" };
 // The chosen file, and whether this page is A, the study that was measured first.
 const chosen = { file: null, thisIsFirst: false };
@@ -53,21 +52,8 @@ function sentencesOf(found) {
   ];
 }
 
-// A table that shows more rows when asked.
-function longTable(caption, headings, rows, numeric = []) {
-  if (!rows.length) return [];
-  const box = el("div");
-  let count = ROWS_AT_ONCE;
-  const draw = () => {
-    const more = el("button", { type: "button", class: "plain", onclick: () => { count += ROWS_AT_ONCE; draw(); } }, `Show ${ROWS_AT_ONCE} more`);
-    const first = (most) => tableOf(caption, headings, rows.slice(0, most).map((row) => row()), numeric, most < rows.length ? () => first(rows.length) : null);
-    box.replaceChildren(
-      first(count),
-      ...(rows.length > count ? [el("p", { class: "note" }, `${count} of ${rows.length.toLocaleString("en")} rows are shown. `, more)] : []),
-    );
-  };
-  draw();
-  return [el("h3", {}, caption), box];
+function titled(caption, headings, rows, numeric = []) {
+  return rows.length ? [el("h3", {}, caption), longTable(caption, headings, rows, numeric)] : [];
 }
 
 function places(cells) {
@@ -112,27 +98,27 @@ function tables(found, store) {
   const byAgreement = [...found.pairs].sort((a, b) => (a.contradiction === null) - (b.contradiction === null) || (a.inside !== false) - (b.inside !== false));
   const agreement = ({ contradiction, inside }) => contradiction ?? (inside === null ? "A has no interval" : inside ? "inside A's interval" : "outside A's interval");
   return [
-    ...longTable("By device and engine", ["Device and engine", "Measure", "Cells", "Median B/A", "Range"], places(found.cells), [false, false, true, true, true]),
-    ...longTable(
+    ...titled("By device and engine", ["Device and engine", "Measure", "Cells", "Median B/A", "Range"], places(found.cells), [false, false, true, true, true]),
+    ...titled(
       "Cells, the largest change first",
       ["Cell", "B/A (95 % interval)", "Verdict", "A", "B", "Measure", "Interval covers"],
       bySize.map((cell) => () => [name(cell.cell), ratioWords(cell), verdictOf(cell.verdict), measured(cell.a, cell.measure), measured(cell.b, cell.measure), words(cell.measure), cell.scope ?? UNKNOWN]),
     ),
-    ...longTable("Other outcomes", ["Cell", "A", "B", "Reason"], found.outcomes.map(({ cell, a, b, reason }) => () => [name(cell), a, b, reason ?? ""])),
-    ...longTable("Not compared", ["Cell", "Why"], found.refused.map(({ cell, why }) => () => [name(cell), why.join("; ")])),
-    ...longTable(
+    ...titled("Other outcomes", ["Cell", "A", "B", "Reason"], found.outcomes.map(({ cell, a, b, reason }) => () => [name(cell), a, b, reason ?? ""])),
+    ...titled("Not compared", ["Cell", "Why"], found.refused.map(({ cell, why }) => () => [name(cell), why.join("; ")])),
+    ...titled(
       "Comparisons that both studies made, contradictions first",
       ["Cell", "Over", "Agreement", "Ratio in A (95 % interval)", "Ratio in B (95 % interval)"],
       byAgreement.map((pair) => () => [name(pair.cell), over(pair.baseline, pair.cell), agreement(pair), stated(pair.a), stated(pair.b)]),
     ),
-    ...longTable(
+    ...titled(
       "What differs between A and B",
       ["What", "A", "B", "Cells"],
       found.differences.map(({ what, a, b, cells, others }) => () => [what, said(a), `${said(b)}${others ? `, and ${plural(others, "other pair")}` : ""}`, cells ? String(cells) : ""]),
       [false, false, false, true],
     ),
-    ...longTable("Only in A", ["Cell"], found.only_a.map((id) => () => [name(id)])),
-    ...longTable("Only in B", ["Cell"], found.only_b.map((id) => () => [name(id)])),
+    ...titled("Only in A", ["Cell"], found.only_a.map((id) => () => [name(id)])),
+    ...titled("Only in B", ["Cell"], found.only_b.map((id) => () => [name(id)])),
   ];
 }
 
@@ -178,7 +164,7 @@ export function showCompare(panel, store) {
     el("p", { class: "lead" }, "Drop the report of another run onto this page, or choose it: of another day, another host or another version of an engine. It is read in this page and sent nowhere."),
     el("div", { class: "controls" }, el("label", { class: "choice" }, el("span", {}, "Another report (HTML)"), file), occasions.node, el("label", { class: "choice" }, el("span", {}, "This report was measured first"), el("span", { class: "boxes" }, first))),
     status,
-    el("p", { class: "note" }, "The same cell may be faster or slower on another occasion although nothing was changed. The intervals cover only what varied within each of the two occasions. So a cell counts as changed only if the change is larger than what varies between occasions. The default for this, 15 %, is the maximum seen on a shared machine."),
+    el("p", { class: "note" }, "The same cell may be faster or slower on another occasion although nothing was changed. So the intervals, and what counts as changed, allow for the variation between occasions. The default for this, 15 %, is the maximum seen on a shared machine."),
     out,
   );
   return update();

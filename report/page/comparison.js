@@ -1,8 +1,10 @@
 // Compare two studies by their digests, as workflow_scripts/analyse/comparison.py does; a test compares the two.
 import { differences, keysOf, own, said, whyNot } from "./comparability.js";
-import { CHANGES, FLAT, WITHIN_START, compareOccasions } from "./occasions.js";
+import { CHANGES, FLAT, compareOccasions } from "./occasions.js";
 
 const MISSING = "missing";
+// The scope of an interval in digests of earlier versions, which says nothing about another start.
+const WITHIN_START = "within one start";
 const DECIDED = [CHANGES, "faster", "slower"];
 
 function sideOf(digest, cell) {

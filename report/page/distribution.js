@@ -1,7 +1,7 @@
 // The distribution of a latency over the requests of a repeat: the share of requests that took at most this long.
 import { el } from "./dom.js";
 import { inkOf } from "./canvas.js";
-import { scaleOf, ticksOf } from "./scale.js";
+import { drawAxis, drawSteps, scaleOf } from "./scale.js";
 import { sheet } from "./sheet.js";
 import { number } from "./words.js";
 
@@ -17,35 +17,17 @@ function shares(title, curves, colours) {
   const sorted = [...all].sort((a, b) => a - b);
   const at = (share) => number(sorted[Math.ceil(share * sorted.length) - 1]);
   const label = `${title}: half of the requests took at most ${at(0.5)}, 90 % at most ${at(0.9)}, 99 % at most ${at(0.99)}.`;
-  sheet(box, () => 150, { role: "img", "aria-label": label }, (context, width, tall) => {
+  sheet(box, () => 160, { role: "img", "aria-label": label }, (context, width, tall) => {
     const ink = inkOf();
-    const across = scaleOf(all, false, 46, width - 14);
-    const up = { place: (share) => tall - 32 - share * (tall - 46) };
-    context.textBaseline = "middle";
-    for (const share of [0, 0.5, 0.9, 1]) {
-      context.strokeStyle = ink.line;
-      context.beginPath();
-      context.moveTo(46, up.place(share));
-      context.lineTo(width - 14, up.place(share));
-      context.stroke();
-      context.fillStyle = ink.muted;
-      context.textAlign = "right";
-      context.fillText(`${100 * share} %`, 42, up.place(share));
-    }
-    context.textAlign = "center";
-    for (const tick of ticksOf(across, 4)) context.fillText(number(tick), across.place(tick), tall - 20);
-    context.fillStyle = ink.ink;
-    context.fillText(title, width / 2, tall - 6, width - 8);
+    const area = { left: 46, right: width - 14, top: 14, bottom: tall - 44 };
+    const across = scaleOf(all, false, area.left, area.right);
+    const up = { low: 0, high: 1, place: (share) => area.bottom - share * (area.bottom - area.top) };
+    drawAxis(context, ink, across, true, area, { label: title });
+    drawAxis(context, ink, up, false, area, { ticks: [0, 0.5, 0.9], text: (share) => `${100 * share} %` });
     curves.forEach((values, i) => {
+      if (!values.length) return;
       context.strokeStyle = colours[i % colours.length];
-      context.lineWidth = 1.6;
-      context.beginPath();
-      context.moveTo(46, up.place(0));
-      values.forEach((value, j) => {
-        context.lineTo(across.place(value), up.place(j / values.length));
-        context.lineTo(across.place(value), up.place((j + 1) / values.length));
-      });
-      context.stroke();
+      drawSteps(context, across, up, [...values, values.at(-1)], [...values.keys(), values.length].map((below) => below / values.length), area.left);
     });
   }, () => ({ title }));
   return box;

@@ -1,8 +1,8 @@
 // Draw points of one setting side by side, because whiskers at the same place would hide each other.
 
-// Move points with the same horizontal position apart, those of a series next to each other. Points whose horizontal
-// position is measured (`xLow` is known) are not moved.
-export function dodge(points, width, radius) {
+// Move points with the same horizontal position apart, those of a series next to each other, between `left` and `right`.
+// Points whose horizontal position is measured (`xLow` is known) are not moved.
+export function dodge(points, left, right, radius) {
   const columns = new Map();
   for (const point of points) {
     if (point.xLow !== undefined || !Number.isFinite(point.px)) continue;
@@ -10,9 +10,10 @@ export function dodge(points, width, radius) {
     columns.get(point.px).push(point);
   }
   const places = [...columns.keys()].sort((a, b) => a - b);
-  const gap = places.slice(1).reduce((least, place, i) => Math.min(least, place - places[i]), width);
+  const gap = places.slice(1).reduce((least, place, i) => Math.min(least, place - places[i]), right - left);
   for (const [place, column] of columns) {
-    const step = Math.min(2 * radius + 3, (0.6 * gap) / column.length);
+    const room = Math.min(0.6 * gap, 2 * (place - left), 2 * (right - place));
+    const step = Math.min(2 * radius + 3, room / column.length);
     column.sort((a, b) => a.series - b.series || a.y - b.y);
     column.forEach((point, i) => (point.px = place + (i - (column.length - 1) / 2) * step));
   }

@@ -1,6 +1,8 @@
 // Elements. Text always enters as text nodes, so nothing in a log or a name can become markup.
 import { csvOf, download, latexOf, markdownOf, numericOf, slug, textsOf } from "./save.js";
 
+const ROWS_AT_ONCE = 50;
+
 export function el(tag, properties = {}, ...children) {
   const node = document.createElement(tag);
   for (const [name, value] of Object.entries(properties)) {
@@ -72,4 +74,16 @@ export function tableOf(caption, headings, rows, numeric = [], whole = null) {
     el("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": caption }, table),
     saveTable(caption, () => whole?.().querySelector("table") ?? table),
   );
+}
+
+// A table that shows more rows when asked, and saves all; `rows` are functions that give the row.
+export function longTable(caption, headings, rows, numeric = []) {
+  const box = el("div");
+  const table = (most) => tableOf(caption, headings, rows.slice(0, most).map((row) => row()), numeric, most < rows.length ? () => table(rows.length) : null);
+  const draw = (count) => {
+    const more = el("button", { type: "button", class: "plain", onclick: () => draw(count + ROWS_AT_ONCE) }, `Show ${ROWS_AT_ONCE} more`);
+    box.replaceChildren(table(count), ...(rows.length > count ? [el("p", { class: "note" }, `${count} of ${rows.length.toLocaleString("en")} rows are shown. `, more)] : []));
+  };
+  draw(ROWS_AT_ONCE);
+  return box;
 }

@@ -50,11 +50,16 @@ function repeatsTable(cell) {
     const { name: words, unit, factor } = METRICS[name];
     const found = cell.statistic(name);
     const { interval } = found;
-    const middle = interval ? `${number(interval.low * factor)} to ${number(interval.high * factor)}` : "–";
-    return [`${words} (${unit})`, ...repeats.map((repeat) => number(repeat[name] === null || repeat[name] === undefined ? null : repeat[name] * factor)), number(found.value * factor), middle];
+    return [
+      `${words} (${unit})`,
+      number(found.value * factor),
+      interval ? "mean" : "median",
+      interval ? `${number(interval.low * factor)} to ${number(interval.high * factor)}` : "–",
+      ...repeats.map((repeat) => number(typeof repeat[name] === "number" ? repeat[name] * factor : null)),
+    ];
   });
-  const headings = ["Measure", ...repeats.map(of), "Mean or median", "95 % interval"];
-  return tableOf("Every repeat", headings, rows, headings.map((_, i) => i > 0));
+  const headings = ["Measure", "Value", "Mean or median", "95 % interval", ...repeats.map(of)];
+  return tableOf("Every repeat", headings, rows, headings.map((_, i) => i > 0 && i !== 2));
 }
 
 function limitsTable(cell) {

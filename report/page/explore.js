@@ -1,13 +1,15 @@
 // The view Explore: one filter drives a chart and a table of cells.
 import { changeAddress, current } from "./address.js";
 import { Chart, legendOf } from "./chart.js";
-import { choice, el, tableOf } from "./dom.js";
+import { choice, el, longTable } from "./dom.js";
 import { openCell } from "./drawer.js";
 import { facetsOf, filterForm, filtered } from "./filter.js";
+import { isWide } from "./scale.js";
 import { METRICS, OUTCOMES, number, plural, setting, withUnit } from "./words.js";
 
-const PAGE = 50;
 const MOST_SERIES = 24;
+// A measure over a wider range than this has a logarithmic axis.
+export const MANY_TIMES = 20;
 const DRAWN = new Set(["ok", "invalid"]);
 
 function metricsWithValues(store) {
@@ -44,7 +46,7 @@ export function toldOf(cell, metric) {
   lines.push(
     found.n === 1
       ? "one repeat"
-      : `${interval ? "mean over starts," : "median of"} ${found.n} repeats, from ${number(found.low * factor)} to ${withUnit(found.high * factor, unit)}`,
+      : `${interval ? "mean" : "median"} of ${found.n} repeats, from ${number(found.low * factor)} to ${withUnit(found.high * factor, unit)}`,
   );
   if (interval && cell.scope) lines.push(`interval covers: ${cell.scope}`);
   return lines;
@@ -95,28 +97,26 @@ function countsOf(cells) {
   return `${plural(cells.length, "cell")}: ${parts.join(", ") || "none"}.`;
 }
 
-function resultsTable(cells, metric, store, count) {
+function resultsTable(cells, metric, store) {
   const { unit, factor, name } = METRICS[metric];
   const differing = ["gpu", "engine", "model", "workload"].filter((id) => new Set(store.cells.map((cell) => cell[id])).size > 1);
   const titles = { gpu: "Device", engine: "Engine", model: "Model", workload: "Workload" };
   const hasScope = cells.some((cell) => cell.scope && cell.statistic(metric)?.interval);
-  const rows = cells.slice(0, count).map((cell) => {
+  const rows = cells.map((cell) => () => {
     const found = cell.statistic(metric);
     const range = found && (found.interval ?? (found.n > 1 ? found : null));
     return [
       el("button", { type: "button", class: "link", onclick: () => openCell(cell.cell_id) }, cell.label),
-      ...differing.map((id) => cell[id]),
       found ? number(found.value * factor) : "–",
       range ? `${number(range.low * factor)} to ${number(range.high * factor)}${found.interval ? " (95 %)" : ""}` : "–",
       found ? String(found.n) : "–",
+      ...differing.map((id) => cell[id]),
       ...(hasScope ? [(found?.interval && cell.scope) || "–"] : []),
       cell.outcome === "ok" ? OUTCOMES.ok : `${OUTCOMES[cell.outcome] ?? cell.outcome}${cell.reason ? `: ${cell.reason.slice(0, 80)}` : ""}`,
     ];
   });
-  const headings = ["Settings", ...differing.map((id) => titles[id]), `Value (${unit})`, `Range or interval (${unit})`, "Repeats", ...(hasScope ? ["Interval covers"] : []), "Outcome"];
-  const first = 1 + differing.length;
-  const whole = count < cells.length ? () => resultsTable(cells, metric, store, cells.length) : null;
-  return tableOf(`Cells by ${name}`, headings, rows, headings.map((_, i) => i >= first && i < first + 3), whole);
+  const headings = ["Settings", `Value (${unit})`, `Range or interval (${unit})`, "Repeats", ...differing.map((id) => titles[id]), ...(hasScope ? ["Interval covers"] : []), "Outcome"];
+  return longTable(`Cells by ${name}`, headings, rows, headings.map((_, i) => i > 0 && i < 4));
 }
 
 function ordered(cells, metric) {
@@ -147,7 +147,6 @@ export function showExplore(panel, store) {
   const table = el("div");
   const controls = el("div", { class: "controls" });
   const form = el("div");
-  let shownRows = PAGE;
 
   const valuesOf = (axis) => [...new Set(store.cells.map(axis.of))].filter((value) => typeof value === "number").sort((a, b) => a - b);
   const axisOf = (axis, isLog) => {
@@ -155,23 +154,26 @@ export function showExplore(panel, store) {
     const few = values.length && values.length <= 12;
     return { label: axis.label, isLog, ticks: few ? values : undefined, text: axis.isSetting ? setting : undefined };
   };
-  // By default, settings over a wide range have a logarithmic axis.
-  const logOf = (parameters, x) => {
+  // By default, an axis is logarithmic if its values span a wide range: settings are mostly powers of two.
+  const logOf = (parameters, x, y) => {
     if (parameters.has("log")) return new Set(parameters.getAll("log").filter((axis) => axis !== "none"));
-    const values = x.isSetting ? valuesOf(x) : [];
-    return new Set(values.length && values[0] > 0 && values.at(-1) >= 16 * values[0] ? ["x"] : []);
+    const values = (axis) => store.cells.map((cell) => valueOf(cell, axis).value).filter((value) => typeof value === "number");
+    return new Set([["x", x], ["y", y]].filter(([, axis]) => isWide(values(axis), axis.isSetting ? 4 : MANY_TIMES)).map(([name]) => name));
+  };
+  const axesNow = (parameters) => {
+    const metric = metrics.includes(parameters.get("y")) ? parameters.get("y") : metrics[0];
+    const y = { id: metric, label: `${METRICS[metric].name} (${METRICS[metric].unit})`, metric };
+    const x = chosenOf(axes, parameters.get("x"));
+    return { metric, x, y, isLog: logOf(parameters, x, y) };
   };
 
   const update = (changes = {}) => {
     const parameters = changeAddress({ view: "explore", ...changes });
-    const metric = metrics.includes(parameters.get("y")) ? parameters.get("y") : metrics[0];
-    const x = chosenOf(axes, parameters.get("x"));
+    const { metric, x, y, isLog } = axesNow(parameters);
     const colours = facets.filter((facet) => facet.id !== "outcome" && facet.values.length <= MOST_SERIES);
     const colourBy = chosenOf(colours, parameters.get("by"));
-    const isLog = logOf(parameters, x);
     const hidden = new Set(parameters.getAll("hide"));
     const cells = filtered(store.cells, facets, parameters);
-    const y = { id: metric, label: `${METRICS[metric].name} (${METRICS[metric].unit})`, metric };
     const drawn = pointsOf(cells, x, y, colourBy, facets, hidden);
     const places = colourBy ? colourBy.values.map(colourBy.text) : ["all cells"];
     const series = drawn.series.map((name) => {
@@ -186,39 +188,33 @@ export function showExplore(panel, store) {
       update({ hide: [...next] });
       [...legend.children].find((button) => button.textContent === name)?.focus();
     }));
-    const more = el("button", { type: "button", class: "plain", onclick: () => { shownRows += PAGE; update(); } }, `Show ${PAGE} more`);
-    const byValue = ordered(cells, metric);
-    table.replaceChildren(resultsTable(byValue, metric, store, shownRows), ...(cells.length > shownRows ? [el("p", { class: "note" }, `${shownRows} of ${cells.length.toLocaleString("en")} cells are shown. `, more)] : []));
-    return { parameters, metric, x, colourBy, colours, isLog };
+    table.replaceChildren(resultsTable(ordered(cells, metric), metric, store));
+    for (const input of controls.querySelectorAll("input")) input.checked = isLog.has(input.value);
+    return { parameters, metric, x, colourBy, colours };
   };
 
   const chart = new Chart(box, {
     pick: (point) => openCell(point.cell.cell_id),
     describe: (point) => {
-      const metric = metrics.includes(current().get("y")) ? current().get("y") : metrics[0];
-      const { metric: other } = chosenOf(axes, current().get("x"));
+      const { metric, x: { metric: other } } = axesNow(current());
       return [cellWords(point.cell), ...toldOf(point.cell, metric), ...(other && other !== metric ? toldOf(point.cell, other) : [])];
     },
   });
-  const now = update();
-  const toggleLog = (axis, on) => {
-    const axesOn = logOf(current(), chosenOf(axes, current().get("x")));
-    if (on) axesOn.add(axis);
-    else axesOn.delete(axis);
-    update({ log: axesOn.size ? [...axesOn] : "none" });
+  const toggleLog = () => {
+    const chosen = [...controls.querySelectorAll("input:checked")].map((input) => input.value);
+    update({ log: chosen.length ? chosen : "none" });
   };
-  const logBox = (axis, words) => el("label", {}, el("input", { type: "checkbox", value: axis, checked: now.isLog.has(axis), onchange: (event) => toggleLog(axis, event.target.checked) }), " ", words);
-  controls.append(
-    choice("Show", metrics.map((name) => [name, METRICS[name].name]), now.metric, (value) => update({ y: value })),
-    choice("Against", axes.map((axis) => [axis.id, axis.label]), now.x.id, (value) => {
-      update({ x: value, log: null });
-      for (const box of controls.querySelectorAll("input")) box.checked = logOf(current(), chosenOf(axes, value)).has(box.value);
-    }),
+  const logBox = (axis, words) => el("label", {}, el("input", { type: "checkbox", value: axis, onchange: toggleLog }), " ", words);
+  const logBoxes = el("div", { class: "choice", role: "group", "aria-label": "Logarithmic axes" }, el("span", {}, "Logarithmic"), el("span", { class: "boxes" }, logBox("x", "across"), logBox("y", "up")));
+  controls.append(logBoxes);
+  const now = update();
+  controls.prepend(
+    choice("Show", metrics.map((name) => [name, METRICS[name].name]), now.metric, (value) => update({ y: value, log: null })),
+    choice("Against", axes.map((axis) => [axis.id, axis.label]), now.x.id, (value) => update({ x: value, log: null })),
     ...(now.colours.length ? [choice("Colour by", now.colours.map((facet) => [facet.id, facet.words]), now.colourBy?.id, (value) => update({ by: value, hide: [] }))] : []),
-    el("div", { class: "choice", role: "group", "aria-label": "Logarithmic axes" }, el("span", {}, "Logarithmic"), el("span", { class: "boxes" }, logBox("x", "across"), logBox("y", "up"))),
   );
   form.append(
-    filterForm(facets, now.parameters, (id, values) => { shownRows = PAGE; update({ [id]: values }); }),
+    filterForm(facets, now.parameters, (id, values) => update({ [id]: values })),
     el("button", { type: "button", class: "plain", onclick: () => {
       update(Object.fromEntries(["hide", ...facets.map((facet) => facet.id)].map((id) => [id, []])));
       for (const input of form.querySelectorAll("input:checked")) input.click();

@@ -1,14 +1,14 @@
 // The view Your limits: the best setting within a reader's own limits of latency, and the cost of tokens.
 import { changeAddress, current } from "./address.js";
+import { modelBytes } from "./calculator.js";
 import { Chart, legendOf } from "./chart.js";
-import { definitionList, el, tableOf } from "./dom.js";
+import { definitionList, el, longTable } from "./dom.js";
 import { openCell } from "./drawer.js";
-import { cellWords, toldOf } from "./explore.js";
+import { MANY_TIMES, cellWords, toldOf } from "./explore.js";
 import { choiceInput, numberInput } from "./inputs.js";
+import { isWide } from "./scale.js";
 import { METRICS, number, plural, withUnit } from "./words.js";
 
-// Rows of the table in the page; the saved table has all.
-const PAGE_OF_BEST = 50;
 const RATE = "output_tokens_per_s";
 const BOUNDS = { ttft: { column: "ttft_s", name: "TTFT" }, tpot: { column: "tpot_s", name: "TPOT" }, e2e: { column: "e2e_s", name: "end-to-end latency" } };
 
@@ -48,10 +48,6 @@ export function brokenBound(cell, bounds, percentile) {
   return null;
 }
 
-function candidatesOf(cells, model, workload) {
-  return cells.filter((cell) => cell.model === model && cell.workload === workload && cell.outcome === "ok" && cell.comparable !== false && cell.statistic(RATE));
-}
-
 function scored(cell, prices) {
   const rate = cell.statistic(RATE);
   const range = rate.interval ?? rate;
@@ -74,13 +70,15 @@ function bestSentence(ranked, goals, goal) {
 }
 
 export function showLimits(panel, store) {
-  const cells = store.cells.filter((cell) => cell.outcome === "ok" && cell.statistic(RATE));
+  const cells = store.cells.filter((cell) => cell.outcome === "ok" && cell.comparable !== false && cell.statistic(RATE));
   if (!cells.length) {
     panel.replaceChildren(el("p", { class: "absent" }, "No cell has been measured yet, so no setting can be chosen."));
     return;
   }
-  const different = (name) => [...new Set(cells.map((cell) => cell[name]))];
-  const devices = different("gpu");
+  const devices = [...new Set(cells.map((cell) => cell.gpu))];
+  // The cells of each model and workload: the largest model comes first, and its workload with the most cells.
+  const size = modelBytes(store.catalog);
+  const works = new Map([...Map.groupBy(cells, ({ model, workload }) => `${model}, ${workload}`)].sort(([, a], [, b]) => size(b[0]) - size(a[0]) || b.length - a.length));
   const percentiles = ["50", "90", "99"].filter((p) => Object.values(BOUNDS).some(({ column }) => store.repeats[`${column}_p${p}`]));
   const goals = new Map([["rate", "output tokens per second"], ["perPrice", "tokens per unit of money"], ["perJoule", "tokens per joule"]]);
   const out = el("div", { role: "status" });
@@ -88,10 +86,8 @@ export function showLimits(panel, store) {
   const legend = el("div", { class: "legend", role: "group", "aria-label": "Devices: show or hide" });
   const box = el("div", { class: "chart" });
   const changed = () => update();
-  const options = (names) => names.map((name) => [name, name]);
   const inputs = {
-    model: choiceInput("Model", "model", options(different("model")), "", changed),
-    workload: choiceInput("Workload", "workload", options(different("workload")), "", changed),
+    work: choiceInput("Model and workload", "work", [...works.keys()].map((work) => [work, work]), "", changed),
     percentile: choiceInput("Percentile of the requests", "p", percentiles.map((p) => [p, p === "50" ? "median" : `${p} % of the requests`]), "99", changed),
     ttft: numberInput("TTFT at most (ms)", "ttft", "", { changed }),
     tpot: numberInput("TPOT at most (ms)", "tpot", "", { changed }),
@@ -122,7 +118,7 @@ export function showLimits(panel, store) {
     });
     const series = devices.map((device, i) => ({ name: device, colour: store.colours[i % store.colours.length], shape: i }));
     const front = paretoFront(points.filter((point) => !point.hollow));
-    chart.show({ points, lines: front.length > 1 ? [front] : [], series, x: { label: `${name} (${unit})`, isLog: true }, y: { label: `${METRICS[RATE].name} (${METRICS[RATE].unit})` }, label: `Throughput against latency, ${plural(points.length, "cell")}, ${front.length} on the Pareto front.` });
+    chart.show({ points, lines: front.length > 1 ? [front] : [], series, x: { label: `${name} (${unit})`, isLog: true }, y: { label: `${METRICS[RATE].name} (${METRICS[RATE].unit})`, isLog: isWide(points.map((point) => point.y), MANY_TIMES) }, label: `Throughput against latency, ${plural(points.length, "cell")}, ${front.length} on the Pareto front.` });
     legend.replaceChildren(...legendOf(series, hidden, (device) => {
       if (!hidden.delete(device)) hidden.add(device);
       changeAddress({ hide: [...hidden] });
@@ -137,7 +133,7 @@ export function showLimits(panel, store) {
     const seconds = (input, factor) => (input.value() === null ? null : input.value() * factor);
     const bounds = { ttft: seconds(inputs.ttft, 1e-3), tpot: seconds(inputs.tpot, 1e-3), e2e: seconds(inputs.e2e, 1) };
     const known = new Map(prices.map(({ device, value }) => [device, value()]));
-    const candidates = candidatesOf(cells, inputs.model.value(), inputs.workload.value());
+    const candidates = works.get(inputs.work.value());
     const broken = new Map(candidates.map((cell) => [cell, brokenBound(cell, bounds, percentile)]));
     const keeping = candidates.filter((cell) => broken.get(cell) === null);
     const goal = inputs.goal.value();
@@ -152,7 +148,7 @@ export function showLimits(panel, store) {
     const cost = ranked.some((one) => one.perPrice !== null);
     const energy = ranked.some((one) => one.perJoule !== null);
     const headings = ["Settings", "Device", "Engine", "Output tokens/s", "Range or interval", ...columns.map(({ column, name }) => `${name}, p${percentile} (${METRICS[column].unit})`), ...(cost ? ["Tokens per unit of money"] : []), ...(energy ? ["Tokens per joule"] : []), "Pareto front"];
-    const rowsOfBest = (count) => ranked.slice(0, count).map(({ cell, rate, low, high, perPrice, perJoule }) => [
+    const rows = ranked.map(({ cell, rate, low, high, perPrice, perJoule }) => () => [
       el("button", { type: "button", class: "link", onclick: () => openCell(cell.cell_id) }, cell.label),
       cell.gpu,
       cell.engine,
@@ -164,8 +160,7 @@ export function showLimits(panel, store) {
       front.has(cell) ? "yes" : "no",
     ]);
     const numeric = headings.map((_, i) => i > 2 && i < headings.length - 1);
-    const tableOfBest = (count) => tableOf(`Settings within the limits, best first${count < ranked.length ? ` (${count} of ${ranked.length})` : ""}`, headings, rowsOfBest(count), numeric, count < ranked.length ? () => tableOfBest(ranked.length) : null);
-    table.replaceChildren(tableOfBest(PAGE_OF_BEST));
+    table.replaceChildren(longTable("Settings within the limits, best first", headings, rows, numeric));
   };
   panel.replaceChildren(
     el("h2", {}, "Your limits"),

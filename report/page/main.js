@@ -8,7 +8,7 @@ import { el } from "./dom.js";
 import { openCell } from "./drawer.js";
 import { showExplore } from "./explore.js";
 import { showLimits } from "./limits.js";
-import { foldSections, makeSortable, openFoldsForPrint, reveal } from "./static.js";
+import { makeSortable, openFoldsForPrint, reveal } from "./static.js";
 import { makeSavable } from "./take_away.js";
 
 const VIEWS = [
@@ -89,7 +89,6 @@ function build() {
 
 for (const table of document.querySelectorAll("table")) makeSortable(table);
 makeSavable();
-foldSections();
 build();
 openFoldsForPrint();
 acceptDrops(() => choose("compare"));

@@ -1,13 +1,11 @@
 // Statistics of two occasions, as workflow_scripts/analyse/occasions.py computes them; a test compares the two.
 import { studentQuantile, studentTail } from "./student.js";
 
-// As in workflow_scripts/analyse/statistics.py.
-const ASSUMED_SD = 0.15;
-export const OCCASIONS_VARY_PCT = 100 * ASSUMED_SD;
+// As in workflow_scripts/analyse/occasions.py.
+export const OCCASIONS_VARY_PCT = 15;
 export const CHANGES = "changes";
 export const FLAT = "flat";
 export const NOT_DECIDED = "not decided";
-export const WITHIN_START = "within one start";
 
 function halfWidth(squaredError, df, confidence) {
   if (squaredError === 0) return 0;
@@ -22,20 +20,24 @@ function compared(a, b, varyPct) {
   const tested = error + 2 * (varyPct / 100) ** 2;
   return {
     difference: b.log_mean - a.log_mean,
-    error,
-    welch: error ** 2 / parts,
     tested,
     df: parts === 0 ? Infinity : tested ** 2 / parts,
-    starts: Math.min(a.starts, b.starts),
   };
 }
 
-// P value of the test whether a ratio is beyond the margin; 1 if the interval contains 1.
-function pBeyond({ difference, tested, df, error, welch }, margin) {
-  if (Math.abs(difference) <= halfWidth(error, welch, 0.95)) return 1;
+// P value of the test whether a ratio is beyond the margin.
+function pBeyond({ difference, tested, df }, margin) {
   const beyond = Math.abs(difference) - margin;
   if (tested === 0) return beyond > 0 ? 0 : 1;
   return Math.min(1, 2 * studentTail(beyond / Math.sqrt(tested), df));
+}
+
+// P value of the test whether a ratio is within the margin; 1 if the interval exceeds it.
+function pWithin({ difference, tested, df }, margin) {
+  const within = margin - Math.abs(difference);
+  if (Number.isNaN(tested)) return NaN;
+  if (halfWidth(tested, df, 0.95) > within) return 1;
+  return tested === 0 ? 0 : studentTail(within / Math.sqrt(tested), df);
 }
 
 // P values adjusted for all comparisons by Holm's method; an unknown one counts as one of them.
@@ -55,16 +57,16 @@ export function compareOccasions(pairs, marginPct, varyPct) {
   const margin = Math.log1p(marginPct / 100);
   const all = pairs.map(([a, b]) => compared(a, b, varyPct));
   const adjusted = holm(all.map((one) => pBeyond(one, margin)));
+  const flat = holm(all.map((one) => pWithin(one, margin)));
   const known = (value) => (Number.isFinite(value) ? value : null);
   return all.map((one, i) => {
-    const half = halfWidth(one.error, one.welch, 0.95);
-    const isFlat = Math.abs(one.difference) + halfWidth(one.tested, one.df, 0.9) <= margin;
+    const half = halfWidth(one.tested, one.df, 0.95);
     return {
       ratio: Math.exp(one.difference),
       low: known(Math.exp(one.difference - half)),
       high: known(Math.exp(one.difference + half)),
-      scope: Number.isNaN(one.error) ? null : one.starts > 1 ? "between starts of these two occasions" : WITHIN_START,
-      verdict: isFlat ? FLAT : adjusted[i] <= 0.05 ? CHANGES : NOT_DECIDED,
+      scope: Number.isNaN(one.tested) ? null : "between occasions",
+      verdict: flat[i] <= 0.05 ? FLAT : adjusted[i] <= 0.05 ? CHANGES : NOT_DECIDED,
     };
   });
 }

@@ -1,4 +1,12 @@
-// Axes: positions of values, and ticks.
+// Axes: positions of values, ticks, and how both are drawn.
+import { number } from "./words.js";
+
+// Whether values, all above 0, span at least this ratio, so that a logarithmic axis shows more.
+export function isWide(values, ratio) {
+  let [low, high] = [Infinity, 0];
+  for (const value of values) [low, high] = [Math.min(low, value), Math.max(high, value)];
+  return low > 0 && high >= ratio * low;
+}
 
 export function scaleOf(values, isLog, from, to) {
   const usable = values.filter((value) => Number.isFinite(value) && (!isLog || value > 0));
@@ -38,4 +46,54 @@ export function ticksOf(scale, most) {
   const ticks = [];
   for (let tick = Math.ceil(scale.low / step); tick * step <= scale.high; tick += 1) ticks.push(tick * step);
   return ticks;
+}
+
+// Draw an axis below or left of `area`, {left, right, top, bottom}, with a line over the area at each tick. Labels that
+// would overlap the one before are left out.
+export function drawAxis(context, ink, scale, isX, area, { label = "", ticks = null, most = isX ? Math.max(3, (area.right - area.left) / 90) : 6, text = number }) {
+  context.textAlign = isX ? "center" : "right";
+  context.textBaseline = isX ? "top" : "middle";
+  context.lineWidth = 1;
+  context.strokeStyle = ink.line;
+  context.fillStyle = ink.muted;
+  let free = -Infinity;
+  for (const tick of ticks?.filter((value) => value >= scale.low && value <= scale.high) ?? ticksOf(scale, most)) {
+    const at = scale.place(tick);
+    context.beginPath();
+    context.moveTo(isX ? at : area.left, isX ? area.top : at);
+    context.lineTo(isX ? at : area.right, isX ? area.bottom : at);
+    context.stroke();
+    const words = text(tick);
+    const half = context.measureText(words).width / 2;
+    if (!isX) context.fillText(words, area.left - 6, at);
+    else if (at - half > free) {
+      context.fillText(words, at, area.bottom + 6);
+      free = at + half + 4;
+    }
+  }
+  const [width, height] = [area.right - area.left, area.bottom - area.top];
+  context.fillStyle = ink.ink;
+  context.save();
+  if (isX) context.translate(area.left + width / 2, area.bottom + 26);
+  else {
+    context.translate(12, area.top + height / 2);
+    context.rotate(-Math.PI / 2);
+  }
+  context.textAlign = "center";
+  if (label) context.fillText(label, 0, 0, isX ? width : height);
+  context.restore();
+}
+
+// Draw values that hold until their times, as a line of steps that begins at `from`; gaps in the values are bridged.
+export function drawSteps(context, across, up, times, values, from) {
+  let before = null;
+  context.lineWidth = 1.6;
+  context.beginPath();
+  times.forEach((time, i) => {
+    if (!Number.isFinite(values[i])) return;
+    context.lineTo(before ?? from, up.place(values[i]));
+    before = across.place(time);
+    context.lineTo(before, up.place(values[i]));
+  });
+  context.stroke();
 }

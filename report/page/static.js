@@ -1,6 +1,4 @@
-// What the script adds to the static page: tables that can be sorted by a column, sections that fold, and open folds on
-// paper.
-import { el } from "./dom.js";
+// What the script adds to the static page: tables that can be sorted by a column, and open folds on paper.
 
 function sortBy(table, heading, column) {
   const down = heading.getAttribute("aria-sort") === "ascending";
@@ -26,34 +24,10 @@ export function makeSortable(table) {
   });
 }
 
-// Fold each section below the summary and the findings, so that the page is short; titles and leads stay visible.
-export function foldSections() {
-  const folds = [...document.querySelectorAll("main > section:not(#summary, #findings)")].map((section) => {
-    const [heading, lead] = [section.querySelector("h2"), section.querySelector(".lead")];
-    const said = [lead?.textContent, section.matches(".empty") ? "Nothing to show." : ""].filter(Boolean).join(" ");
-    lead?.remove();
-    const fold = el("details", { class: "section" }, el("summary", {}, heading, el("span", { class: "lead" }, said)));
-    fold.append(...section.childNodes);
-    section.append(fold);
-    return fold;
-  });
-  const anyClosed = () => folds.some((fold) => !fold.open);
-  const all = el("button", { type: "button", class: "plain", onclick: () => {
-    const open = anyClosed();
-    for (const fold of folds) fold.open = open;
-  } });
-  const name = () => (all.textContent = anyClosed() ? "Open all sections" : "Close all sections");
-  for (const fold of folds) fold.addEventListener("toggle", name);
-  name();
-  // The folded sections are the contents.
-  document.querySelector("main > nav")?.remove();
-  document.querySelector("main > section:has(> .section)")?.before(all);
-}
-
 // Open the section or part with this address, and all folds around it.
 export function reveal(id) {
   const target = document.getElementById(id);
-  let fold = target?.querySelector(":scope > .section") ?? target?.closest("details");
+  let fold = target?.closest("details");
   for (; fold; fold = fold.parentElement.closest("details")) fold.open = true;
   target?.scrollIntoView();
 }

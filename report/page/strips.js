@@ -1,7 +1,7 @@
 // Strips above each other with one time axis, and a cursor that shows the values at its time.
 import { el } from "./dom.js";
 import { inkOf } from "./canvas.js";
-import { scaleOf, ticksOf } from "./scale.js";
+import { drawAxis, drawSteps, scaleOf } from "./scale.js";
 import { sheet } from "./sheet.js";
 import { number } from "./words.js";
 
@@ -25,34 +25,12 @@ export function curveStrip(title, curves, unit = "") {
     title,
     height: HEIGHT,
     isEmpty: !usable.length,
-    draw(context, place, top, ink, span) {
+    draw(context, across, top, ink, right) {
       const up = scaleOf(usable.flatMap((curve) => curve.values), false, top + HEIGHT, top);
-      context.textAlign = "right";
-      context.textBaseline = "middle";
-      for (const tick of ticksOf(up, 3)) {
-        context.strokeStyle = ink.line;
-        context.beginPath();
-        context.moveTo(LEFT, up.place(tick));
-        context.lineTo(span, up.place(tick));
-        context.stroke();
-        context.fillStyle = ink.muted;
-        context.fillText(number(tick), LEFT - 6, up.place(tick));
-      }
+      drawAxis(context, ink, up, false, { left: LEFT, right, top, bottom: top + HEIGHT }, { most: 3 });
       for (const { times, values, colour } of usable) {
         context.strokeStyle = colour;
-        context.lineWidth = 1.6;
-        context.beginPath();
-        let before = null;
-        times.forEach((time, i) => {
-          if (!Number.isFinite(values[i])) return;
-          const x = place(time);
-          const y = up.place(values[i]);
-          if (before === null) context.moveTo(LEFT, y);
-          else context.lineTo(before, y);
-          context.lineTo(x, y);
-          before = x;
-        });
-        context.stroke();
+        drawSteps(context, across, up, times, values, LEFT);
       }
     },
     legend: usable.map(({ name, colour }) => ({ name, colour })),
@@ -68,10 +46,10 @@ export function stripsView(strips, end, label, title) {
   const height = () => shown.reduce((sum, strip) => sum + strip.height + GAP, 0) + 44;
   let cursor = null;
   const properties = { tabindex: "0", role: "application", "aria-roledescription": "timeline", "aria-label": label };
-  const placeOf = (width) => (time) => LEFT + (time / end) * (width - LEFT - RIGHT);
   const { canvas, redraw } = sheet(box, height, properties, (context, width, tall) => {
     const ink = inkOf();
-    const place = placeOf(width);
+    const right = width - RIGHT;
+    const across = { low: 0, high: end, isLog: false, place: (time) => LEFT + (time / end) * (right - LEFT) };
     let top = TITLE;
     for (const strip of shown) {
       context.textAlign = "left";
@@ -79,35 +57,28 @@ export function stripsView(strips, end, label, title) {
       context.fillStyle = ink.ink;
       context.font = "600 12px system-ui, sans-serif";
       context.fillText(strip.title, LEFT, top - 1);
-      let right = LEFT + context.measureText(strip.title).width + 12;
+      let x = LEFT + context.measureText(strip.title).width + 12;
       context.font = "12px system-ui, sans-serif";
       for (const { name, colour } of strip.legend) {
         const wide = context.measureText(name).width + 20;
-        if (right + wide > width) break;
+        if (x + wide > width) break;
         context.fillStyle = colour;
-        context.fillRect(right, top - 11, 9, 9);
+        context.fillRect(x, top - 11, 9, 9);
         context.fillStyle = ink.muted;
-        context.fillText(name, right + 13, top - 1);
-        right += wide + 8;
+        context.fillText(name, x + 13, top - 1);
+        x += wide + 8;
       }
-      strip.draw(context, place, top, ink, width - RIGHT);
+      strip.draw(context, across, top, ink, right);
       top += strip.height + GAP;
     }
-    const across = { low: 0, high: end, isLog: false };
-    context.textAlign = "center";
-    context.textBaseline = "top";
-    for (const tick of ticksOf(across, Math.max(3, width / 110))) {
-      context.fillStyle = ink.muted;
-      context.fillText(number(tick), place(tick), tall - 48);
-    }
-    context.fillStyle = ink.ink;
-    context.fillText("Time since the repeat began (s)", (LEFT + width - RIGHT) / 2, tall - 28);
+    const bottom = tall - 54;
+    drawAxis(context, ink, across, true, { left: LEFT, right, top: bottom, bottom }, { label: "Time since the repeat began (s)" });
     if (cursor !== null) {
       context.strokeStyle = ink.ink;
       context.lineWidth = 1;
       context.beginPath();
-      context.moveTo(place(cursor), 0);
-      context.lineTo(place(cursor), tall - 54);
+      context.moveTo(across.place(cursor), 0);
+      context.lineTo(across.place(cursor), bottom);
       context.stroke();
     }
   }, () => ({ title }));

@@ -1,5 +1,6 @@
 // A cell's timeline: bars for its requests, curves of the scheduler and the device, and the export for Perfetto.
 import { rowsOf } from "./data.js";
+import { isWide } from "./scale.js";
 import { curveStrip } from "./strips.js";
 import { plural } from "./words.js";
 
@@ -35,12 +36,12 @@ export function phasesOf(request) {
 }
 
 function requestStrip(requests) {
-  const row = Math.max(2, Math.min(12, 260 / Math.max(1, requests.length)));
+  const row = Math.min(12, 320 / Math.max(1, requests.length));
   return {
     title: "Requests",
     height: row * requests.length,
     isEmpty: !requests.length,
-    draw(context, place, top) {
+    draw(context, { place }, top) {
       requests.forEach((request, i) => {
         const y = top + i * row;
         for (const [phase, from, to] of phasesOf(request)) {
@@ -74,13 +75,16 @@ export function stripsOf(cell, part, colours) {
   const blocks = cell.num_gpu_blocks;
   const curve = (name, column, colour, factor) => ({ name, colour, times, values: of(steps, column, factor) });
   const memory = trace.some((row) => Number.isFinite(row.memory_used_bytes)) ? "memory_used_bytes" : "process_memory_bytes";
+  const used = of(trace, memory, 2 ** -30);
   return [
     requestStrip(requests),
     curveStrip("Sequences", [curve("running", "running", colours[0]), curve("waiting", "waiting", colours[1])]),
     curveStrip(blocks ? "KV blocks in use" : "KV cache in use (%)", [curve("in use", "kv_cache_usage", colours[2], blocks ?? 100)]),
     curveStrip("Tokens per step", [curve("prompt", "prompt_tokens", colours[0]), curve("output", "generation_tokens", colours[1]), ...(steps.some((row) => row.preempted > 0) ? [curve("preempted requests", "preempted", colours[3])] : [])]),
-    curveStrip("Memory (GiB)", [{ name: memory === "memory_used_bytes" ? "of the device" : "of the engine's processes", colour: colours[3], times: sampled, values: of(trace, memory, 2 ** -30) }], "GiB"),
+    // An engine that takes its memory at the start has nothing to show here.
+    ...(isWide(used.filter(Number.isFinite), 1.01) ? [curveStrip("Memory (GiB)", [{ name: memory === "memory_used_bytes" ? "of the device" : "of the engine's processes", colour: colours[3], times: sampled, values: used }], "GiB")] : []),
     curveStrip("Power (W)", [{ name: "power", colour: colours[1], times: sampled, values: of(trace, "power_w") }], "W"),
+    curveStrip("Clock (MHz)", [{ name: "clock", colour: colours[0], times: sampled, values: of(trace, "sm_clock_mhz") }], "MHz"),
   ];
 }
 
@@ -104,7 +108,7 @@ export function traceEvents(cell, part) {
   });
   const counters = [
     [part.steps, ["running", "waiting", "kv_cache_usage", "prompt_tokens", "generation_tokens", "preempted"]],
-    [part.trace, ["memory_used_bytes", "process_memory_bytes", "power_w", "utilization_pct"]],
+    [part.trace, ["memory_used_bytes", "process_memory_bytes", "power_w", "sm_clock_mhz", "utilization_pct"]],
   ];
   for (const [rows, names] of counters) {
     for (const name of names) {

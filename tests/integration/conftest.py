@@ -132,6 +132,16 @@ def outcome_of(results: Path, cell: str) -> Path:
 
 
 @pytest.fixture(scope="session")
+def two_gpus(two_gpus_evidence, tmp_path_factory, snakemake):
+    """The folder of the study two_gpus with its tables and its report, drawn once (a minute) for all tests."""
+    results = tmp_path_factory.mktemp("drawn")
+    shutil.copytree(two_gpus_evidence, results / "two_gpus")
+    done = snakemake(CHECKOUT / "config/studies/two_gpus.yaml", results, "partial_report")
+    assert done.returncode == 0, done.stderr
+    return results / "two_gpus"
+
+
+@pytest.fixture(scope="session")
 def planted(environment):
     """The environment of a user who has secrets in it."""
     return {**environment, **served_study.SECRETS}

@@ -44,7 +44,7 @@ def test_points_of_one_setting_stand_side_by_side(run):
         *({"px": 100, "series": 1, "y": 5}, {"px": 100, "series": 0, "y": 9}, {"px": 100, "series": 0, "y": 3}),
         *({"px": 200, "series": 0, "y": 1}, {"px": 150, "xLow": 1, "series": 0, "y": 1}),
     ]
-    moved = f"((points) => (m.dodge(points, 500, 4.5), points.map((p) => p.px)))({json.dumps(points)})"
+    moved = f"((points) => (m.dodge(points, 0, 500, 4.5), points.map((p) => p.px)))({json.dumps(points)})"
     assert run("dodge.js", moved) == [112, 100, 88, 200, 150]
     # Crowds take more than half of the room to the next place, never all of it.
     crowd = [{"px": 100 + 50 * (i % 2), "series": i % 3, "y": i} for i in range(200)]

@@ -58,6 +58,7 @@ class Figure:
     narrow: str
     width_px: int
     height_px: int
+    narrow_px: tuple[int, int]
     alt: str
     caption: Sequence[tuple[str, str]]
     facts: str

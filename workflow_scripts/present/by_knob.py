@@ -3,16 +3,17 @@
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import cycle
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
 from workflow_scripts.present.plot import Panel, Plot, log2_axis, mark_handles, ratio_axis, some_panels
 from workflow_scripts.present.report_tables import MissingError, Tables
-from workflow_scripts.present.series import Group, groups_varying, repeats_of
+from workflow_scripts.present.series import Group, groups_varying, means, repeats_of
 from workflow_scripts.present.style import COLOURS, INK, MUTED, OUTCOMES, LineStyle, Mark, marks
 
 LINE_STYLES: Sequence[LineStyle] = ("-", (0, (5, 1.5)), (0, (4, 1.5, 1, 1.5)))
@@ -21,8 +22,15 @@ CEILINGS: Mapping[str, tuple[LineStyle, str]] = {
     "datasheet": ((0, (1, 1.2)), "ceiling, data sheet (predicted)"),
     "measured": ((0, (4, 1.2, 1, 1.2, 1, 1.2)), "ceiling, measured rates (predicted)"),
 }
+# A column of rows whose measure is the rate while the engine is full: the rate over whole repeats.
+WHOLE = "over_whole_repeats"
+WHOLE_LINE: Mapping[str, Any] = {"marker": "o", "markerfacecolor": "none", "linestyle": (0, (2, 1.5)), "linewidth": 0.9}
 # The same sign that invalid cells have in the figure of outcomes.
 INVALID = f"${OUTCOMES['invalid'][1]}$"
+PUBLISHED: Mapping[str, Any] = {"marker": "x", "markersize": 6, "markeredgewidth": 1.6, "linewidth": 0.7}
+IMPOSSIBLE, SHADE = COLOURS[7], 0.12
+# A published rate above the measured one by less than this factor may be of other lengths.
+WORTH_SAYING = 1.5
 ALL_SETTINGS, ONE_SETTING = "all settings of other knobs", "one setting of other knobs"
 
 
@@ -61,9 +69,15 @@ def compared(tables: Tables, rows: pd.DataFrame, knob: str, panel_keys: Sequence
 
 
 def plot_by_knob(
-    tables: Tables, groups: list[Group], knob: str, unit: str, measure: Measure, ceilings: pd.DataFrame | None = None
+    tables: Tables,
+    groups: list[Group],
+    knob: str,
+    unit: str,
+    measure: Measure,
+    ceilings: pd.DataFrame | None = None,
+    published: "pd.Series[float] | None" = None,
 ) -> Plot:
-    """The figure of a measure, one panel per group.
+    """The figure of a measure, one panel per group; `published` has rates by others for some cells, by their ids.
 
     Raises:
         MissingError: the measure is known for no cell.
@@ -79,12 +93,15 @@ def plot_by_knob(
     }
     drawn = [rows[measure.column], *([] if ceilings is None else [column for _, column in ceilings.items()])]
     drawn += [part[measure.column] for part in invalid.values() if len(part)]
+    drawn += [] if published is None else [published]
+    drawn += [rows[WHOLE]] if WHOLE in rows else []
     draw = partial(
         _draw,
         colours=colours,
         styles=styles,
         measure=measure,
         ceilings=ceilings,
+        published=published,
         limits=(min(float(column.min()) for column in drawn), max(float(column.max()) for column in drawn)),
     )
     panels, notes = some_panels(
@@ -96,14 +113,24 @@ def plot_by_knob(
             "and its band spans the lowest to the highest"
         )
     handles = _handles({name: colours[name] for name in dict.fromkeys(rows["colour"])}, styles, ceilings)
+    if WHOLE in rows:
+        handles.append(Line2D([], [], color=INK, label="over whole repeats, with filling and drain", **WHOLE_LINE))
+    if published is not None:
+        handles.append(Line2D([], [], color=INK, label="published by others", **PUBLISHED))
+        if ceilings is not None:
+            handles.append(Patch(color=IMPOSSIBLE, alpha=SHADE, linewidth=0, label="impossible: above every ceiling"))
     if any(len(part) for part in invalid.values()):
         handles.append(Line2D([], [], color=INK, linestyle="none", marker=INVALID, label="invalid, not compared"))
     return Plot(
         title=f"{measure.name} against {knob}",
         alt=_in_words(groups, measure, knob),
-        sources=[*sorted(rows["source"].unique()), *([] if ceilings is None else ["predicted"])],
+        sources=[
+            *sorted(rows["source"].unique()),
+            *([] if ceilings is None else ["predicted"]),
+            *([] if published is None else ["published"]),
+        ],
         panels=panels,
-        x_label=f"{knob[0].upper() if ' ' in knob else knob[0]}{knob[1:]} ({unit})",
+        x_label=f"{knob[0].upper() if ' ' in knob else knob[0]}{knob[1:]}" + f" ({unit})" * bool(unit),
         y_label=measure.label,
         handles=handles,
         repeats=repeats_of(rows),
@@ -124,14 +151,14 @@ def _invalid(tables: Tables, group: Group, knob: str, measure: Measure) -> pd.Da
     )
 
 
-def ceilings_of(tables: Tables, groups: Iterable[Group]) -> pd.DataFrame | None:
+def ceilings_of(tables: Tables, groups: Iterable[Group], rate: str = OUTPUT.column) -> pd.DataFrame | None:
     """Ceilings of each cell, one column per source of the device's rates; None if none is known."""
     limits = tables.get("limits")
     if limits is None:
         return None
     ids = {cell for group in groups for cell in group.rows["cell_id"]}
     ceilings = limits[limits["cell_id"].isin(ids)].pivot_table(
-        index="cell_id", columns="rates", values="output_tokens_per_s_ceiling"
+        index="cell_id", columns="rates", values=f"{rate}_ceiling"
     )
     return None if ceilings.empty else ceilings
 
@@ -143,13 +170,14 @@ def _draw(
     styles: Mapping[str, LineStyle],
     measure: Measure,
     ceilings: pd.DataFrame | None,
+    published: "pd.Series[float] | None",
     limits: tuple[float, float],
     invalid: pd.DataFrame,
 ) -> None:
     for (colour, style), rows in group.rows.groupby(["colour", "style"], sort=False):
         draw = _draw_band if ALL_SETTINGS in (colour, style) else _draw_line
         draw(ax, rows, measure.column, colours[str(colour)], styles[str(style)])
-    if ceilings is not None:
+    if ceilings is not None and WHOLE not in group.rows:
         for colour, rows in group.rows.groupby("colour", sort=False):
             for rates, ceiling in ceilings.items():
                 over = rows.assign(ceiling=rows["cell_id"].map(ceiling)).groupby("x")["ceiling"].max().dropna()
@@ -165,14 +193,52 @@ def _draw(
         ax.axhline(1, color=MUTED, linewidth=0.8)
     else:
         ratio_axis(ax, *limits)
+    if published is not None:
+        _draw_published(ax, group.rows, colours, measure.column, published)
+        if ceilings is not None:
+            rows = group.rows.assign(ceiling=group.rows["cell_id"].map(ceilings.max(axis=1)))
+            highest = rows.groupby("x")["ceiling"].max().dropna()
+            ax.fill_between(highest.index, highest, ax.get_ylim()[1], color=IMPOSSIBLE, alpha=SHADE, linewidth=0)
+
+
+def _draw_published(
+    ax: Axes, rows: pd.DataFrame, colours: Mapping[str, Mark], rate: str, published: "pd.Series[float]"
+) -> None:
+    """Draw published rates as crosses, and by how much they exceed what the first device measured, where it is most."""
+    rows = rows.assign(published=rows["cell_id"].map(published)).dropna(subset="published")
+    for colour, of_one in rows.groupby("colour", sort=False):
+        at = of_one.groupby("x")["published"].median()
+        ax.plot(at.index, at, color=colours[str(colour)].color, **PUBLISHED)
+    first = rows[rows["colour"] == rows["colour"].iloc[0]]
+    both = means(first, ["published", rate], "x")
+    most = int((both["published"] / both[rate]).to_numpy().argmax())
+    x, (highest, own) = both.index[most], both.to_numpy()[most]
+    times = highest / own
+    if times > WORTH_SAYING:
+        arrow = {"arrowstyle": "<->", "color": INK, "shrinkA": 5, "shrinkB": 5}
+        ax.annotate("", (x, own), (x, highest), arrowprops=arrow)
+        side = 1 if x < both.index.max() else -1
+        ax.annotate(
+            f"{times:.3g} times what\nwas measured",
+            (x, highest),
+            (6 * side, -8),
+            textcoords="offset points",
+            ha="left" if side > 0 else "right",
+            va="top",
+            fontsize=8.5,
+            fontweight="bold",
+        )
 
 
 def _draw_line(ax: Axes, rows: pd.DataFrame, rate: str, mark: Mark, style: LineStyle) -> None:
-    """Draw each repeat as a faint dot, and the median as a mark with a bar from the lowest to the highest repeat."""
-    at = rows.groupby("x")[rate].agg(["median", "min", "max"])
+    """Draw each repeat as a faint dot, and the mean as a mark with a bar from the lowest to the highest repeat."""
+    at = rows.groupby("x")[rate].agg(["min", "max"])
     ax.plot(rows["x"], rows[rate], linestyle="none", marker=".", color=mark.color, alpha=0.35, markersize=4)
     ax.vlines(at.index, at["min"], at["max"], color=mark.color, linewidth=1.5)
-    ax.plot(at.index, at["median"], color=mark.color, marker=mark.marker, linestyle=style)
+    ax.plot(at.index, means(rows, [rate], "x")[rate], color=mark.color, marker=mark.marker, linestyle=style)
+    if WHOLE in rows:
+        whole = means(rows, [WHOLE], "x")[WHOLE]
+        ax.plot(whole.index, whole, color=mark.color, **WHOLE_LINE)
 
 
 def _draw_band(ax: Axes, rows: pd.DataFrame, rate: str, mark: Mark, style: LineStyle) -> None:
@@ -195,9 +261,9 @@ def _in_words(groups: Sequence[Group], measure: Measure, knob: str) -> str:
     sentences = [f"{measure.name} against {knob}, measured."]
     for group in groups[:6]:
         for colour, rows in group.rows.groupby("colour", sort=False):
-            at = rows.groupby("x")[measure.column].median()
+            at = means(rows, [measure.column], "x")[measure.column]
             sentences.append(
-                f"{', '.join(filter(None, (group.title, str(colour))))}: median {at.iloc[0]:,.4g} at "
+                f"{', '.join(filter(None, (group.title, str(colour))))}: mean {at.iloc[0]:,.4g} at "
                 f"{at.index[0]:g}, {at.iloc[-1]:,.4g} at {at.index[-1]:g}."
             )
     return " ".join(sentences)

@@ -1,33 +1,28 @@
-"""The first screen of the page: what the study found, one scorecard per device, model and workload, and how reliable
-the numbers are.
-"""
+"""The first screen of the page: one sentence and one picture per answer, the best settings, and one line of trust."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from workflow_scripts.common.wording import listed, number, plural, sentence
-from workflow_scripts.present.blocks import outcome_words
-from workflow_scripts.present.report import Report
+from workflow_scripts.present.best_settings import best_settings
+from workflow_scripts.present.blocks import Figure, Fold, Table, outcome_words
+from workflow_scripts.present.by_knob import TOTAL
+from workflow_scripts.present.figures import FIGURES
+from workflow_scripts.present.ratio_by_sequences import speedups
+from workflow_scripts.present.report import Report, blocks_of
 from workflow_scripts.present.report_tables import MissingError, records
-from workflow_scripts.present.scorecards import SHOWN, Card, pairs_of_values, scorecards
+from workflow_scripts.present.series import means
+from workflow_scripts.present.subjects import device_ratios, other_settings, sequence_limit
 from workflow_scripts.present.subjects.where_measured import NOISY_PCT, host_load
 from workflow_scripts.present.words import explained, span
 from workflow_scripts.study.progress import clock
-from workflow_scripts.study.setting_words import said, setting
+from workflow_scripts.study.setting_words import said, setting, shortly
 
-OPEN_CARDS, MOST_CHANGES, MOST_DEVICES = 3, 4, 2
-# What a change of a knob is called; others are called by its values.
-_CHANGES: Mapping[str, str] = {
-    "max_num_seqs": "Up to {value} sequences at once instead of {baseline}",
-    "block_size": "Blocks of {value} tokens instead of {baseline}",
-    "batch_size": "Batches of {value} instead of {baseline}",
-    "num_speculative_tokens": "Drafting {value} tokens ahead instead of {baseline}",
-    "model": "{value} instead of {baseline}",
-}
+MOST_DEVICES = 2
 _FAILED = ("infeasible", "timeout", "engine_error")
 
 
@@ -41,25 +36,49 @@ class Unfinished:
 
 
 @dataclass(frozen=True)
+class Answer:
+    """An answer of the study: its sentences, and its picture, which is that of the section with this address."""
+
+    section: str
+    sentences: Sequence[str]
+    figure: Figure | None
+
+
+@dataclass(frozen=True)
 class FirstScreen:
-    """What the reader sees first; `more_cards` are folded, so that the rest fits on a screen."""
+    """What the reader sees first."""
 
     unfinished: Unfinished | None
-    answers: Sequence[str]
-    cards: Sequence[Card]
-    more_cards: Sequence[Card]
+    answers: Sequence[Answer]
     trust: Sequence[tuple[str, str]]
+    best: Table | Fold | None
 
 
 def first_screen(report: Report) -> FirstScreen:
     """The first screen of a study's report."""
-    cards = scorecards(report)
-    answers = [*_knobs(report), *_engines(report), *list(_devices(report))[:MOST_DEVICES]]
-    if not answers:
+    parts = {
+        sequence_limit.SUBJECT.id: (_throughput, sequence_limit.throughput),
+        device_ratios.SUBJECT.id: (_devices, device_ratios.device_ratios),
+        other_settings.SUBJECT.id: (_changes, other_settings.effects),
+    }
+    answers = []
+    for section, (told, draw) in parts.items():
+        try:
+            sentences = list(told(report))
+        except MissingError:
+            continue
+        answers.append(Answer(section, sentences, _figure(report, draw.__name__)))
+    if not any(answer.sentences for answer in answers):
         measured = report.grid["outcome"].eq("ok").any()
-        answers = ["No two measured cells can be compared." if measured else "Nothing has been measured yet."]
-    trust = [*_simulated(report), *_cells(report), *_intervals(report), *_load(report), *_hosts(report)]
-    return FirstScreen(_unfinished(report), answers, cards[:OPEN_CARDS], cards[OPEN_CARDS:], trust)
+        said_instead = "No two measured cells can be compared." if measured else "Nothing has been measured yet."
+        answers = [Answer("cells", [said_instead], None)]
+    trust = [*_simulated(report), *_cells(report), *_starts(report), *_load(report), *_versions(report)]
+    return FirstScreen(_unfinished(report), answers, trust, best_settings(report))
+
+
+def _figure(report: Report, name: str) -> Figure | None:
+    drawn = [block for block in blocks_of(FIGURES[name], report) if isinstance(block, Figure)]
+    return drawn[0] if drawn else None
 
 
 def _unfinished(report: Report) -> Unfinished | None:
@@ -70,102 +89,71 @@ def _unfinished(report: Report) -> Unfinished | None:
     return Unfinished(seen.ended, seen.wanted, [*words, f"As of {clock(seen.at_s)}."])
 
 
-def _knobs(report: Report) -> Iterator[str]:
-    """For each knob the change with the clearest effect; then the knobs without effect or without a verdict."""
-    effects = report.tables.get("effects")
-    if effects is None:
-        return
-    changes: list[str] = []
-    flat: list[str] = []
-    undecided: list[str] = []
-    pairs = pairs_of_values(effects)
-    pairs = pairs[pairs["verdict"] == "changes"]
-    for knob, rows in effects[effects["comparison"] == "overall"].groupby("knob", sort=False):
-        changed = rows[rows["verdict"] == "changes"]
-        if len(changed):
-            row = _surest(changed, pairs[pairs["knob"] == knob])
-            seen = f", in {len(changed)} of {len(rows)} comparisons" if len(changed) < len(rows) else ""
-            # An interval that holds for all pairs of values may contain 1 although two values are shown to differ.
-            size = "a difference of unknown size" if row["ratio_low"] <= 1 <= row["ratio_high"] else _times(row)
-            changes.append(f"{_change(row)}: {size}, {_where(report, row)}{seen}.")
-        else:
-            name = setting(str(knob), None).removesuffix(" default")
-            (flat if (rows["verdict"] == "flat").all() else undecided).append(name)
-    yield from changes[:MOST_CHANGES]
-    if flat:
-        margin = number(effects["margin_pct"].max())
-        yield f"No difference of more than {margin} %: {listed(flat)}."
-    if undecided:
-        yield f"No difference shown, and none ruled out: {listed(undecided)}."
-
-
-def _surest(overall: pd.DataFrame, pairs: pd.DataFrame) -> dict[str, Any]:
-    """The change whose interval is farthest from 1; a change that is less certain may have a larger mean.
-
-    The interval of `overall` is wider than those of other pairs, because it holds for all of them at once.
-    """
-    rows = pd.concat([overall, pairs])
-    distance = np.maximum(rows["ratio_low"].astype(float), 1 / rows["ratio_high"].astype(float))
-    return records(rows.assign(distance=distance).sort_values("distance", ascending=False, kind="stable").head(1))[0]
-
-
-def _change(row: Mapping[str, Any]) -> str:
-    knob, value, baseline = row["knob"], row["value"], row["baseline"]
-    if knob in _CHANGES:
-        return _CHANGES[knob].format(value=value, baseline=baseline)
-    if (value, baseline) == ("true", "false"):
-        return sentence(said(knob, True).removesuffix(" on"))
-    return f"{sentence(said(knob, value))} instead of {baseline}"
-
-
-def _where(report: Report, row: Mapping[str, Any]) -> str:
-    engine = [row["engine"]] if report.grid["engine"].nunique() > 1 else []
-    return ", ".join([row["gpu"], row["workload"], *engine])
-
-
-def _times(row: Mapping[str, Any], ratio: str = "ratio") -> str:
-    """A ratio with its interval."""
-    interval = span([row[f"{ratio}_low"], row[f"{ratio}_high"]])
-    return f"{number(row[ratio])} times" + (f" ({interval})" if interval else "")
-
-
-def _engines(report: Report) -> Iterator[str]:
-    """The fastest vLLM setting against the fastest HuggingFace setting of the same place."""
-    pairs = report.tables.get("engines")
-    if pairs is None:
-        return
-    pairs = pairs[pairs["comparable"].eq(True)]
-    fastest = pairs.sort_values(["vllm_output_tokens_per_s", "hf_output_tokens_per_s"], ascending=False)
-    fastest = fastest.drop_duplicates(["gpu", "model", "workload"])
-    if fastest.empty:
-        return
-    row = records(fastest.sort_values("improvement_ratio_low", ascending=False, kind="stable").head(1))[0]
-    place = f"{row['gpu']}, {row['workload']}"
-    # A table of an earlier version has no verdicts; there the interval decides.
-    low, high = row["improvement_ratio_low"], row["improvement_ratio_high"]
-    shown = row["verdict"] in SHOWN if "verdict" in row else low > 1 or high < 1
-    if shown:
-        times = _times(row, "improvement_ratio")
-        yield f"vLLM against HuggingFace, each at its fastest: {times}, {place}."
-    else:
-        yield f"vLLM against HuggingFace, each at its fastest: no difference shown, {place}."
+def _throughput(report: Report) -> Iterator[str]:
+    """The first device's total rate at the lowest and the highest value of the knob; then what others published."""
+    knob, group = sequence_limit.most_important_group(report.tables)
+    grown, ends = [], (group.rows["x"].min(), group.rows["x"].max())
+    for gpu, of_one in group.rows.groupby("gpu", sort=False):
+        at = means(of_one, [TOTAL.column], "x")[TOTAL.column].reindex(ends)
+        if at.notna().all():
+            grown.append(f"{number(at[ends[1]] / at[ends[0]])} times the tokens/s on {gpu} ({span(at)})")
+    if grown:
+        yield f"{sentence(said(knob, ends[1]))} instead of {shortly(knob, *ends)}: {grown[0]}, over whole repeats."
+    published = sequence_limit.published_rates(report.tables, set(group.rows["cell_id"]))
+    if published is not None:
+        rows = group.rows.assign(published=group.rows["cell_id"].map(published)).dropna(subset="published")
+        columns = ["published", TOTAL.column]
+        of_gpus = {gpu: means(of_one, columns, "x") for gpu, of_one in rows.groupby("gpu", sort=False)}
+        pairs = pd.concat(of_gpus, names=["gpu"]).reset_index()
+        pairs["times"] = pairs["published"] / pairs[TOTAL.column]
+        of_first = pairs[pairs["gpu"] == pairs["gpu"].iloc[0]]
+        worst = of_first.loc[of_first["times"].idxmax()]
+        yield (
+            f"Published for {worst['gpu']} with {said(knob, worst['x'])}: {worst['published']:,.0f}, "
+            f"{number(worst['times'])} times what was measured."
+        )
 
 
 def _devices(report: Report) -> Iterator[str]:
-    """For each pair of devices the median speed-up, and what explains it."""
-    ratios = report.tables.get("ratios")
-    if ratios is None:
+    """For each pair of devices how the speed-up changes with the number of sequences; else what explains it."""
+    with suppress(MissingError):
+        yield from (told for told, _ in list(speedups(report.tables))[:MOST_DEVICES])
         return
-    for (a, b), rows in ratios[ratios["metric"] == "output_tokens_per_s"].groupby(["gpu_a", "gpu_b"], sort=False):
+    ratios = report.tables.need("ratios")
+    of_rates = ratios[ratios["metric"] == "output_tokens_per_s"]
+    for (a, b), rows in list(of_rates.groupby(["gpu_a", "gpu_b"], sort=False))[:MOST_DEVICES]:
         known = rows["explanation"].where(rows["explanation"] != "none").dropna()
-        why = "no known ratio of the devices explains it"
+        why = "no single ratio of the devices is shown to explain it"
         if len(known):
             most = known.value_counts()
-            why = f"{explained(most.index[0])} explains it in {most.iloc[0]} of {len(rows)}"
+            why = f"it is shown to be the ratio of {explained(most.index[0])} in {most.iloc[0]} of {len(rows)}"
         if "cannot_show" in rows and rows["cannot_show"].notna().any():
             why = "this machine cannot show whether memory bandwidth explains it"
-        of_settings = f"median of {len(rows)} settings" if len(rows) > 1 else "one setting"
-        yield f"{a} against {b}: {number(rows['ratio'].median())} times, {of_settings}; {why}."
+        of_settings = f"{len(rows)} settings" if len(rows) > 1 else "one setting"
+        yield f"{a} against {b}: {span(rows['ratio'])} times over {of_settings}; {why}."
+
+
+def _changes(report: Report) -> Iterator[str]:
+    """The first device's largest change that is shown, then the settings without effect or without a verdict."""
+    rows = other_settings.largest_changes(report.tables)
+    shown = rows["verdict"].isin(["changes", "faster", "slower"])
+    own = rows[shown & (rows["gpu"] == next((gpu for gpu in report.tables.devices if gpu in set(rows["gpu"])), None))]
+    for row in records((own if len(own) else rows[shown]).head(1)):
+        yield f"{row['label']}: {_times(row)} the output tokens/s on {row['gpu']}."
+    settings = rows[~shown & (rows["about"] != "engine") & ~rows["about"].isin(rows.loc[shown, "about"])]
+    flat = settings.groupby("about", sort=False)["verdict"].agg(set).map({"flat"}.issuperset)
+    names = {knob: setting(str(knob), None).removesuffix(" default") for knob in flat.index}
+    if flat.any():
+        margin = number(rows["margin_pct"].max())
+        yield f"No difference of more than {margin} %: {listed(names[knob] for knob in flat[flat].index)}."
+    if not flat.all():
+        yield f"Not decided: {listed(names[knob] for knob in flat[~flat].index)}."
+
+
+def _times(row: dict[str, Any]) -> str:
+    """A ratio with its interval."""
+    interval = span([row["ratio_low"], row["ratio_high"]])
+    return f"{number(row['ratio'])} times" + (f" ({interval})" if interval else "")
 
 
 def _simulated(report: Report) -> Iterator[tuple[str, str]]:
@@ -175,40 +163,31 @@ def _simulated(report: Report) -> Iterator[tuple[str, str]]:
 
 
 def _cells(report: Report) -> Iterator[tuple[str, str]]:
-    grid = report.grid
-    elsewhere = grid["source"].eq("imported").to_numpy(dtype=bool)
-    outcomes = grid.loc[~elsewhere, "outcome"]
-    failed = outcomes[outcomes.isin(_FAILED)].value_counts()
-    how = (
-        f" ({', '.join(f'{count} {outcome_words(outcome)}' for outcome, count in failed.items())})"
-        if len(failed)
-        else ""
-    )
-    counted = [f"{outcomes.eq('ok').sum()} of {len(outcomes)} measured", f"{failed.sum()} failed{how}"]
-    counted.append(f"{outcomes.eq('invalid').sum()} invalid")
+    elsewhere = report.grid["source"].eq("imported").to_numpy(dtype=bool)
+    outcomes = report.grid.loc[~elsewhere, "outcome"]
+    counted = [f"{outcomes.eq('ok').sum()} of {len(outcomes)} measured"]
+    for outcome in (*_FAILED, "invalid"):
+        if count := outcomes.eq(outcome).sum():
+            counted.append(f"{count} {outcome_words(outcome)}")
     if missing := outcomes.eq("missing").sum():
         counted.append(f"{missing} not run yet")
     if elsewhere.any():
         counted.append(f"{elsewhere.sum()} imported from runs elsewhere")
     yield "Cells", ", ".join(counted)
-    effects = report.tables.get("effects")
-    if effects is not None:
-        overall = effects[effects["comparison"] == "overall"]
-        undecided = overall["verdict"].eq("not decided").sum()
-        yield "Undecided", f"{undecided} of {len(overall)} comparisons of settings"
 
 
-def _intervals(report: Report) -> Iterator[tuple[str, str]]:
-    starts = report.tables.cells.groupby("cell_id")["start"].nunique()
+def _starts(report: Report) -> Iterator[tuple[str, str]]:
+    """How often each cell was measured, and how far the starts of one cell are apart."""
+    cells = report.tables.cells
+    starts = cells.groupby("cell_id")["start"].nunique()
     several = starts.max() > 1
-    repeats = f"{plural(report.study.repeats, 'repeat')} per {'start' if several else 'cell'}"
+    told = f"{plural(report.study.repeats, 'repeat')} per {'start' if several else 'cell'}"
     if several:
-        repeats += f", {span(starts[starts > 0])} starts per cell"
-    effects = report.tables.get("effects")
-    scopes = [] if effects is None or "scope" not in effects else list(effects["scope"].dropna().unique())
-    # An interval says nothing about variation that it does not cover, such as another start.
-    covered = [f"if they differ only by what varies {listed(scopes, 'or')}"] if scopes else []
-    yield "Intervals", "; ".join([", ".join(["brackets hold 95 % of further runs", *covered]), repeats])
+        medians = cells.groupby(["cell_id", "start"])["output_tokens_per_s"].median().groupby("cell_id")
+        apart = 100 * (medians.max() / medians.min() - 1)[starts > 1].dropna()
+        told += f", {span(starts[starts > 0])} starts per cell"
+        told += f", which differ by at most {number(apart.max())} %" if len(apart) else ""
+    yield "Measured", told
 
 
 def _load(report: Report) -> Iterator[tuple[str, str]]:
@@ -220,15 +199,8 @@ def _load(report: Report) -> Iterator[tuple[str, str]]:
     yield "Load by others", above if len(noisy) else f"never above {NOISY_PCT:g} % of the CPU"
 
 
-def _hosts(report: Report) -> Iterator[tuple[str, str]]:
-    """Names of hosts and devices, and versions of engines."""
+def _versions(report: Report) -> Iterator[tuple[str, str]]:
     cells = report.tables.cells
-
-    def known(column: str) -> list[str]:
-        return [str(value) for value in cells[column].dropna().unique()] if column in cells else []
-
-    if hosts := known("host"):
-        yield "Host", ", ".join(dict.fromkeys([*hosts, *known("device_name")]))
     if "engine_version" in cells and cells["engine_version"].notna().any():
         versions = cells.dropna(subset="engine_version").groupby("engine", sort=False)["engine_version"].unique()
         named = [

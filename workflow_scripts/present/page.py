@@ -8,8 +8,10 @@ Styles, script and figures are inside the file. Missing parts are shown as missi
 
 import base64
 import hashlib
+import re
 from argparse import Namespace
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ import jinja2
 
 from workflow_scripts.common.command import STUDY, TABLES, command, option, out
 from workflow_scripts.common.files import read_json, write_text
-from workflow_scripts.present.blocks import Absent
+from workflow_scripts.present.blocks import Absent, Figure, Findings, Fold
 from workflow_scripts.present.first_screen import first_screen
 from workflow_scripts.present.page_data import packed, page_data
 from workflow_scripts.present.page_script import joined
@@ -25,12 +27,15 @@ from workflow_scripts.present.page_timelines import timelines
 from workflow_scripts.present.report import REPORT, Report, blocks_of
 from workflow_scripts.present.report_tables import Tables
 from workflow_scripts.present.subject import Subject
-from workflow_scripts.present.subjects import SUBJECTS
+from workflow_scripts.present.subjects import APPENDIX, SECTIONS
 from workflow_scripts.study.paths import DIGEST
 from workflow_scripts.study.study_file import load_study
 
 # The styles of the text, and those of the views that the script adds.
 STYLES = ("page.css", "views.css")
+# Findings of a section whose first sentence is not folded.
+OPEN_FINDINGS = 2
+_FIRST_SENTENCE = re.compile(r".*?[^.]\.(?= [A-Z(])")
 
 
 def render(report: Report, study_file: Path) -> str:
@@ -39,7 +44,6 @@ def render(report: Report, study_file: Path) -> str:
         loader=jinja2.FileSystemLoader(REPORT), autoescape=True, undefined=jinja2.StrictUndefined
     )
     environment.filters["sha256"] = _sha256
-    subjects = [subject for subject in SUBJECTS if subject.is_in(report.study)]
     return environment.get_template("page.html.j2").render(
         title=f"kvsweep: study {report.study.name}",
         question=report.study.question,
@@ -49,8 +53,8 @@ def render(report: Report, study_file: Path) -> str:
         data=packed(page_data(report, study_file)),
         timelines=timelines(report.tables),
         digest=_digest(report.tables.folder / DIGEST),
-        # Sections with content come first, then the empty ones.
-        sections=sorted((_filled(subject, report) for subject in subjects), key=lambda section: section["is_empty"]),
+        sections=_filled(SECTIONS, report),
+        appendix=_filled(APPENDIX, report),
     )
 
 
@@ -59,32 +63,51 @@ def _digest(path: Path) -> str | None:
     return packed(read_json(path)) if path.exists() else None
 
 
-def _filled(subject: Subject, report: Report) -> dict[str, Any]:
+def _filled(subjects: Sequence[Subject], report: Report) -> list[dict[str, Any]]:
+    return [_section(subject, report) for subject in subjects if subject.is_in(report.study)]
+
+
+def _section(subject: Subject, report: Report) -> dict[str, Any]:
+    """What the template needs of a section: its first findings in one sentence each, all others, and its blocks."""
+    told = [block for part in subject.findings for block in blocks_of(part, report)]
+    findings = [finding for block in told if isinstance(block, Findings) for finding in block.findings]
+    notes = " ".join(block.note for block in told if isinstance(block, Findings) and block.note)
     blocks = [block for part in subject.parts for block in blocks_of(part, report)]
     shown = [block for block in blocks if not isinstance(block, Absent)]
-    absent = _together([block for block in blocks if isinstance(block, Absent)])
-    if subject.is_summary and shown:
-        absent = []
+    absent = [block for block in (*told, *blocks) if isinstance(block, Absent)]
+    first = [replace(finding, sentence=_first_sentence(finding.sentence)) for finding in findings[:OPEN_FINDINGS]]
+    more = [finding for finding in findings if finding not in first]
     return {
         "id": subject.id,
         "title": subject.title,
-        "lead": subject.lead,
-        "blocks": [*shown, *absent],
-        "is_empty": not shown,
+        "findings": Findings(first, "" if more else notes) if findings else None,
+        "more": Fold("In detail", [Findings(more, notes)]) if more else None,
+        "blocks": sorted(shown, key=lambda block: not isinstance(block, Figure)),
+        "absent": _together(absent if shown or findings else absent[:1]),
+        "is_empty": not shown and not findings,
     }
 
 
-def _together(absent: Sequence[Absent]) -> list[Absent]:
-    """Join several blocks into one: each reason once, with what is missing for that reason.
+def _first_sentence(text: str) -> str:
+    """The first of several sentences.
+
+    >>> _first_sentence("It is 1.5 times faster. More starts would help. (h200)"), _first_sentence("One. (h200)")
+    ('It is 1.5 times faster.', 'One.')
+    """
+    found = _FIRST_SENTENCE.match(text)
+    return found[0] if found else text
+
+
+def _together(absent: Sequence[Absent]) -> str:
+    """What is missing, each reason once, with what is missing for that reason.
 
     >>> _together([Absent("figure a", "none ran"), Absent("", "no table"), Absent("figure b", "none ran")])
-    [Absent(what='Not shown', reason='none ran (figure a, figure b); no table')]
+    'none ran (figure a, figure b); no table'
     """
     lacking: dict[str, list[str]] = {}
     for block in absent:
         lacking.setdefault(block.reason, []).extend(filter(None, [block.what]))
-    reasons = [f"{reason} ({', '.join(whats)})" if whats else reason for reason, whats in lacking.items()]
-    return [Absent("Not shown", "; ".join(reasons))] if reasons else []
+    return "; ".join(f"{reason} ({', '.join(whats)})" if whats else reason for reason, whats in lacking.items())
 
 
 def _sha256(text: str) -> str:

@@ -1,9 +1,10 @@
-"""Devices and models of the catalogue, as the page's calculator and audit need them."""
+"""Devices, models and a published table of the catalogue, as the page's calculator and audit need them."""
 
 import math
 from typing import Any, TypedDict, get_args
 
 from workflow_scripts.catalog.gpus_and_models import CatalogError, Dtype, Gpu, Model, load_gpus, load_models
+from workflow_scripts.catalog.published import PUBLISHED, Published
 from workflow_scripts.physics.model_facts import DTYPE_BYTES, ModelFactsError, read_model_facts
 
 # Types of weights that the page offers; None is the model's own.
@@ -43,14 +44,23 @@ class Shape(TypedDict):
 
 
 def catalog() -> dict[str, Any]:
-    """All devices with data-sheet rates, and all models whose facts can be read."""
+    """All devices with data-sheet rates, all models whose facts can be read, and the first published table of rates."""
     models, shapes = load_models(), []
     for name in models:
         try:
             shapes.append(_shape(models[name]))
         except (CatalogError, ModelFactsError):
             continue  # these formulas do not apply to the model; the report of a study with it says why
-    return {"devices": [_device(gpu) for gpu in load_gpus().values() if not gpu.simulated], "models": shapes}
+    published = next(claim for claim in Published(PUBLISHED).claims if claim.table and claim.model)
+    return {
+        "devices": [_device(gpu) for gpu in load_gpus().values() if not gpu.simulated],
+        "models": shapes,
+        "published": {
+            "source": published.source,
+            "model": published.model,
+            "table": (PUBLISHED / str(published.table)).read_text(encoding="utf-8"),
+        },
+    }
 
 
 def _device(gpu: Gpu) -> Device:

@@ -26,10 +26,12 @@ VERSION = 1
 
 # Measured in each repeat; `mbu` and `mfu` are of the limits table.
 MEASURES = (
-    *("output_tokens_per_s", "total_tokens_per_s", "requests_per_s", "steady_output_tokens_per_s"),
+    *("output_tokens_per_s", "total_tokens_per_s", "requests_per_s", "steady_output_tokens_per_s", "drain_share"),
+    *("queue_s_p50", "prefill_s_p50"),
     *(f"{latency}_{q}" for latency in ("ttft_s", "tpot_s", "itl_s", "e2e_s") for q in ("p50", "p90", "p99")),
     *("goodput_requests_per_s", "slo_attainment"),
-    *("energy_j_per_output_token", "energy_j", "power_w_mean", "wall_s", "mbu", "mfu"),
+    *("energy_j_per_output_token", "energy_j", "power_w_mean", "power_cap_share", "wall_s", "mbu", "mfu"),
+    *("sm_clock_mhz_median", "sm_clock_mhz_min"),
     *("num_requests", "prompt_tokens", "output_tokens"),
     *("running_peak", "waiting_peak", "kv_cache_usage_peak", "preemptions", "memory_used_bytes_max"),
     *("prefix_cache_hit_rate", "draft_acceptance_rate", "cpu_others_pct", "started_at"),
@@ -106,8 +108,8 @@ def page_data(report: Report, study_file: Path) -> PageData:
             "name": report.study.name,
             "question": report.study.question,
             "repeats": report.study.repeats,
-            "file": str(study_file),
-            "cells": str(report.cells),
+            "file": _named(study_file),
+            "cells": _named(report.cells),
             "beside": os.path.relpath(report.cells, report.out.parent),
         },
         "colours": COLOURS,
@@ -119,6 +121,16 @@ def page_data(report: Report, study_file: Path) -> PageData:
         "intervals": columns_of(intervals, ["cell", "measure", "value", "low", "high", "n"]),
         "catalog": catalog(),
     }
+
+
+def _named(path: Path) -> str:
+    """A path as a command in the working directory names it, without the folders of this machine.
+
+    >>> _named(Path.cwd() / "results"), _named(Path("/elsewhere"))
+    ('results', '/elsewhere')
+    """
+    whole, here = path.absolute(), Path.cwd()
+    return str(whole.relative_to(here) if whole.is_relative_to(here) else path)
 
 
 def packed(data: Any) -> str:

@@ -30,7 +30,10 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
         *("repeat", "time_s", "running", "waiting", "kv_cache_usage", "prompt_tokens", "generation_tokens"),
         *("preempted", "kv_tokens_live", "kv_slots_reserved"),
     ),
-    "trace": ("repeat", "time_s", "memory_used_bytes", "process_memory_bytes", "utilization_pct", "power_w"),
+    "trace": (
+        *("repeat", "time_s", "memory_used_bytes", "process_memory_bytes"),
+        *("utilization_pct", "power_w", "sm_clock_mhz"),
+    ),
 }
 
 

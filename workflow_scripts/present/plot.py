@@ -11,10 +11,11 @@ from typing import Any
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
-import seaborn as sns
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
@@ -69,6 +70,8 @@ class Plot:
 
 def use_style() -> None:
     """Set matplotlib's defaults for every figure drawn afterwards."""
+    import seaborn as sns  # takes as long as a small page, which draws nothing
+
     mpl.use("agg")
     sns.set_theme(style="whitegrid", context="paper")
     mpl.rcParams.update(
@@ -152,17 +155,17 @@ def write_label(ax: Axes, y: float, text: str) -> None:
     label.set_in_layout(False)
 
 
-def some_panels(panels: Sequence[Panel], what: str) -> tuple[Sequence[Panel], list[str]]:
-    """At most `MAX_PANELS` panels, and a note that says what is not drawn.
+def some_panels(panels: Sequence[Panel], what: str, most: int = MAX_PANELS) -> tuple[Sequence[Panel], list[str]]:
+    """At most this many panels, and a note that says what is not drawn.
 
     >>> shown, notes = some_panels([Panel(str(i), print) for i in range(14)], "models and workloads")
     >>> len(shown), notes
     (12, ['12 of 14 models and workloads are drawn, those with the most cells; the tables hold all'])
     """
-    if len(panels) <= MAX_PANELS:
+    if len(panels) <= most:
         return panels, []
-    note = f"{MAX_PANELS} of {len(panels)} {what} are drawn, those with the most cells; the tables hold all"
-    return panels[:MAX_PANELS], [note]
+    note = f"{most} of {len(panels)} {what} are drawn, those with the most cells; the tables hold all"
+    return panels[:most], [note]
 
 
 def write_plot(plot: Plot, folder: Path, name: str) -> None:
@@ -223,13 +226,18 @@ def _fit_labels(ax: Axes) -> None:
 
 def _svg(figure: Any, plot: Plot) -> bytes:
     out = io.StringIO()
-    figure.savefig(out, format="svg", metadata={"Title": plot.title, "Date": None, "Creator": None})
+    # `savefig` would draw the figure twice.
+    figure.set_facecolor("none")
+    FigureCanvasSVG(figure).print_svg(out, metadata={"Title": plot.title, "Date": None, "Creator": None})
     # For a reader without the layout's font: fonts that are equally wide or narrower.
     text = out.getvalue().replace("'DejaVu Sans'", "'DejaVu Sans', Verdana, Arial, sans-serif")
-    return re.sub(r"\n\s*", "\n", text).encode()
+    # A hundredth of a point is enough.
+    return re.sub(r"(\d\.\d\d)\d+", r"\1", re.sub(r"\n\s*", "\n", text)).encode()
 
 
 def _png(figure: Any) -> bytes:
     out = io.BytesIO()
-    figure.savefig(out, format="png", dpi=PNG_DPI, facecolor="white")
+    figure.set_facecolor("white")
+    figure.set_dpi(PNG_DPI)
+    FigureCanvasAgg(figure).print_png(out)
     return out.getvalue()

@@ -40,6 +40,7 @@ def plot_ratios(
     panels_are: str,
     repeats: Sequence[str] = (),
     references: Sequence[Reference] = (),
+    interval: str = "95 % interval",
 ) -> Plot:
     """One panel per value of `panel`; the panel with the most rows comes first."""
     references = [r for r in references if rows[r.column].notna().any()]
@@ -62,7 +63,8 @@ def plot_ratios(
     if rows.duplicated(["panel", "label", "name"]).any():
         notes.append("dots with the same mark below the same label differ in other settings; the table names them")
     handles: list[Artist] = mark_handles({name: named[name] for name in named if name in set(rows["name"])})
-    handles.append(Line2D([], [], color=MUTED, linewidth=1.5, label="95 % interval"))
+    if rows["ratio_low"].notna().any():
+        handles.append(Line2D([], [], color=MUTED, linewidth=1.5, label=interval))
     handles += [Line2D([], [], color=r.color, linestyle=r.style, label=r.label) for r in references]
     if "beside" in rows and rows["beside"].notna().any():
         handles.append(Line2D([], [], color=INK, marker="x", linestyle="none", label="KV-cache tokens (measured)"))

@@ -8,6 +8,8 @@ from typing import Any
 import pandas as pd
 
 from workflow_scripts.common.faults import InputError
+from workflow_scripts.common.wording import plural
+from workflow_scripts.engines.registry import load_engines
 
 
 class MissingError(InputError):
@@ -86,10 +88,18 @@ class Tables:
             self._read[name] = _with_start(_with_source(_plain(pd.read_parquet(path))))
         table = self._read[name]
         if table.empty:
-            raise MissingError(EMPTY.get(name, f"the table {name} has no rows"))
+            raise MissingError(EMPTY.get(name, f"the table {name} has no rows") + self._failed_servers(name))
         if absent := [column for column in columns if column not in table.columns]:
             raise MissingError(f"the table {name} has no column {', '.join(absent)}")
         return table
+
+    def _failed_servers(self, name: str) -> str:
+        if name not in ("serving", "serving_summary") or "engine" not in self.cells:
+            return ""
+        serving = [engine.name for engine in load_engines().values() if engine.serves]
+        of_servers = self.cells[self.cells["engine"].isin(serving) & ~self.cells["outcome"].isin(["ok", "missing"])]
+        failed = plural(of_servers["cell_id"].nunique(), "server cell")
+        return f"; {failed} failed" if len(of_servers) else ""
 
     def get(self, name: str) -> pd.DataFrame | None:
         """The table with this name, or None if `need` would say that it is missing."""

@@ -33,6 +33,8 @@ EFFECT_COLUMNS: Mapping[str, str] = {
     "baseline": "Slowest",
     "ratio": "Fastest over slowest (95 % interval)",
     "scope": "Interval covers",
+    "whole_ratio": "Over whole repeats",
+    "work": "Requests",
     "verdict": "Verdict",
     "moved_with_it": "Settings that changed with it",
     "starts_needed": "Further starts needed to decide",
@@ -55,14 +57,14 @@ def effects_of(knob: str) -> TablePart:
 
 
 def verdicts_on(knob: str) -> Part:
-    """The verdicts over all values of a knob, and the largest change."""
+    """For each device the verdicts over all values of a knob, and the largest change."""
 
     def part(report: Report) -> Iterator[Block]:
         effects = report.tables.need("effects", "knob", "comparison", "ratio", "verdict")
         rows = effects[(effects["comparison"] == "overall") & (effects["knob"] == knob)]
         if rows.empty:
             raise MissingError(f"no two measured cells differ only in {knob}")
-        yield Findings([verdict_over(rows)])
+        yield Findings([verdict_over(of_one) for _, of_one in rows.groupby("gpu", sort=False)])
 
     return part
 
@@ -85,7 +87,9 @@ def verdict_over(rows: pd.DataFrame) -> Finding:
     counted = ", ".join(f"{count} {name}" for name, count in counts.items())
     what = "change" if largest["decided"] else "ratio"
     several = f" This is the largest {what} of {len(rows)} comparisons of {largest['knob']}: {counted}."
-    sentence = f"{largest['explanation']} ({place(largest)})"
+    sentence = f"{largest['gpu']}: {largest['explanation']} ({place(largest)})"
+    if largest.get("only_waiting") is True:
+        sentence += f" Without waiting for the host, the ratio is {largest['device_ratio']:.3g}, within the margin."
     return Finding(verdict, sentence + (several if len(rows) > 1 else ""), TONES.get(verdict, "neutral"))
 
 
@@ -94,8 +98,8 @@ def what_verdicts_cover(report: Report) -> Iterator[Block]:
     effects = report.tables.need("effects", "scope")
     scopes = list(effects["scope"].dropna().unique())
     covers = (
-        "Of 100 further runs, about 95 have a ratio within the interval, if runs differ only by what varies "
-        f"{', or '.join(scopes)}."
+        f"Of 100 intervals, about 95 contain the true ratio. They cover: {', or '.join(scopes)}. What a further run "
+        "measures may lie outside, because it has an error too."
         if scopes
         else "No ratio has an interval, because the variation is not known."
     )

@@ -6,6 +6,7 @@ from typing import Any
 
 import pandas as pd
 
+from workflow_scripts.common.wording import plural
 from workflow_scripts.present.blocks import Absent, Block, Figure, Fold, Text, table_of
 from workflow_scripts.present.plot import Plot
 from workflow_scripts.present.report import Part, Report
@@ -14,7 +15,6 @@ from workflow_scripts.present.svg import data_address, size_px
 from workflow_scripts.study.study_file import Study
 
 MOST_ROWS = 100
-MOST_OPEN_ROWS = 12
 # Columns that most tables share: where a cell was measured, and how.
 PLACE: Mapping[str, str] = {"gpu": "Device", "engine": "Engine", "model": "Model", "workload": "Workload"}
 CELL: Mapping[str, str] = {**PLACE, "knobs": "Settings"}
@@ -78,6 +78,7 @@ class FigurePart:
             narrow=data_address(narrow),
             width_px=width,
             height_px=height,
+            narrow_px=size_px(narrow),
             alt=facts["alt"],
             caption=self.caption.paragraphs,
             facts=figure_facts(facts),
@@ -109,14 +110,14 @@ class TablePart:
     keep: Callable[[pd.DataFrame], pd.DataFrame] = field(default=lambda rows: rows)
 
     def __call__(self, report: Report) -> Iterator[Block]:
-        """The table, folded if it is long."""
+        """The table, folded."""
         rows = self.keep(report.tables.need(self.source))
         if rows.empty:
             raise MissingError(f"the table {self.source} has no rows for: {self.caption}")
         note = f"{MOST_ROWS} of {len(rows)} rows; the file holds all." if len(rows) > MOST_ROWS else ""
         whole = report.link(report.tables.folder / f"{self.source}.csv", f"{self.source}.csv")
         shown = table_of(report.named(rows.head(MOST_ROWS)), self.columns, self.caption, note, whole)
-        yield shown if len(rows) <= MOST_OPEN_ROWS else Fold(f"{self.caption}: {len(rows)} rows", [shown])
+        yield Fold(f"{self.caption}: {plural(len(rows), 'row')}", [shown])
 
 
 def several_starts(rows: pd.DataFrame) -> pd.DataFrame:
@@ -155,18 +156,14 @@ def always(study: Study) -> bool:
 class Subject:
     """One subject of the report; `id` is the address of its section in the page.
 
-    `parts` are shown in its section. `warnings` (what limits all numbers) and `findings` are sentences that the first
-    section collects. A subject with `is_summary` repeats what other sections say, so it does not say what is missing.
+    Its section begins with its `findings`, which are sentences from tables, and then shows its `parts`.
     """
 
     id: str
     title: str
-    lead: str
     parts: Sequence[Part] = ()
-    warnings: Sequence[Part] = ()
     findings: Sequence[Part] = ()
     is_in: Callable[[Study], bool] = always
-    is_summary: bool = False
 
     @property
     def figures(self) -> Sequence[FigurePart]:

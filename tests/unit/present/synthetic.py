@@ -14,15 +14,17 @@ import workflow_scripts.analyse.capacity
 import workflow_scripts.analyse.claims
 import workflow_scripts.analyse.fragmentation
 import workflow_scripts.analyse.limits
-import workflow_scripts.analyse.serving  # noqa: F401 - these enter the schemas of their tables
+import workflow_scripts.analyse.serving
+import workflow_scripts.analyse.waiting  # noqa: F401 - these enter the schemas of their tables
 from tests.unit.made_studies import fixed, study_content
 from workflow_scripts.analyse import answers, study_digest
 from workflow_scripts.analyse.cell_intervals import cell_intervals
 from workflow_scripts.analyse.effects import knob_effects
 from workflow_scripts.analyse.engine_gain import engine_tables
+from workflow_scripts.analyse.expected_ratio import with_expectation
 from workflow_scripts.analyse.latencies import latency_effects
 from workflow_scripts.analyse.predictions import QUANTITIES, predictions_table
-from workflow_scripts.analyse.ratios import device_ratios
+from workflow_scripts.analyse.ratios import cell_ids, device_ratios
 from workflow_scripts.analyse.recommend import recommendations
 from workflow_scripts.analyse.tables import TABLE_SCHEMAS, read_table, write_table
 from workflow_scripts.predict.block_trace import trace_blocks
@@ -170,6 +172,8 @@ def measured_of(cell: dict[str, object], repeat: int, rng: np.random.Generator) 
         "total_tokens_per_s": (prompt_tokens + output_tokens) / wall_s,
         "requests_per_s": 64 / wall_s,
         "ttft_s_p50": 0.2,
+        "queue_s_p50": 0.15,
+        "prefill_s_p50": 0.05,
         "ttft_s_p99": 0.4,
         "tpot_s_p50": 0.02,
         "running_peak": seqs,
@@ -185,6 +189,8 @@ def measured_of(cell: dict[str, object], repeat: int, rng: np.random.Generator) 
         "power_w_mean": 300 * speed,
         "energy_j": 300 * speed * wall_s,
         "energy_j_per_output_token": 300 * speed / output_rate,
+        "power_cap_share": 0.5,
+        "sm_clock_mhz_min": 1200,
         "throttle_reasons": "HwThermalSlowdown,SwPowerCap" if cell["gpu"] == "l40s" and repeat == 1 else "SwPowerCap",
         "kv_tokens_live_mean": 100 * seqs,
         "kv_bytes_used_mean": 100 * seqs * BYTES_PER_TOKEN,
@@ -277,6 +283,11 @@ def limits_table(cells: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(
         rates="datasheet",
         output_tokens_per_s_ceiling=rows["output_tokens_per_s"].astype(float) / factor,
+        total_tokens_per_s_ceiling=rows["total_tokens_per_s"].astype(float) / factor,
+        memory_bandwidth_bytes_per_s=4e12,
+        flop_per_s=8e14,
+        read_bytes=1e12,
+        flops=rows["output_tokens_per_s"].astype(float) * 1e10,
         steps_bound_by="max_num_seqs",
         decode_bound_by="memory bandwidth",
         mbu=factor,
@@ -410,13 +421,22 @@ def answers_of(cells: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame([row], columns=list(answers.SCHEMA.columns))
 
 
+def waiting_table(cells: pd.DataFrame) -> pd.DataFrame:
+    """The table `waiting`: vLLM waits for a tenth of the time; of HuggingFace only the driver tells."""
+    rows = cells[(cells["outcome"] == "ok") & cells["engine"].isin(["vllm", "hf-static"])].reset_index(drop=True)
+    told, wall_s = rows["engine"].eq("vllm"), rows["wall_s"].astype(float)
+    parts = {"device_s": 0.9, "launch_s": 0.06, "arrival_s": 0.03, "other_s": 0.01, "waiting_share": 0.1 / wall_s}
+    divided = {name: (share * wall_s).where(told) for name, share in parts.items()}
+    table = rows.assign(**divided, prompt_steps=9, driver_idle_share=np.where(told, 0.1, 0.5))
+    return table.reindex(columns=columns_of("waiting"))
+
+
 def write_tables(cells: pd.DataFrame, tables: Path) -> None:
     """Write the cells and every table that follows from them."""
     write_table(cells, tables / "cells.parquet")
     cells = read_table(tables / "cells.parquet")
     write_table(knob_effects(cells, 2.0), tables / "effects.parquet")
     write_table(cell_intervals(cells), tables / "intervals.parquet")
-    write_table(device_ratios(cells), tables / "ratios.parquet")
     engines, decomposition = engine_tables(cells)
     write_table(engines, tables / "engines.parquet")
     write_table(decomposition, tables / "engine_decomposition.parquet")
@@ -428,10 +448,14 @@ def write_tables(cells: pd.DataFrame, tables: Path) -> None:
     write_table(answers_of(cells), tables / "answers.parquet")
     write_table(latency_effects(cells, serving_summary, 2.0), tables / "latencies.parquet")
     write_table(limits_table(cells), tables / "limits.parquet")
+    write_table(waiting_table(cells), tables / "waiting.parquet")
     write_table(waste_table(cells), tables / "waste.parquet")
     write_table(capacity_table(cells), tables / "capacity.parquet")
     predicted = predictions_table(cells, plan_table(cells), published_rates(cells))
     write_table(predicted, tables / "predictions.parquet")
+    ratios = device_ratios(cells)
+    ids = [cell_ids(ratios, f"gpu_{side}") for side in "ab"]
+    write_table(with_expectation(ratios, *ids, cells, tables / "predictions.parquet"), tables / "ratios.parquet")
     write_table(claims_table(), tables / "claims.parquet")
 
 

@@ -38,7 +38,7 @@ def test_every_device_stands_by_max_num_seqs_with_its_interval_and_huggingface_b
     assert " to " in of_h200[0][RATE]
     assert of_h200[0]["KV blocks"] == "144,000"
     assert of_h200[0]["Peak memory (GiB)"] == "55.88"
-    assert of_h200[0]["KV memory without tokens (%)"] != "–"
+    assert of_h200[0]["Empty slots in held KV memory (%)"] != "–"
     # HuggingFace was not run on this device.
     assert [row["max-num-seqs"] for row in found if row["Device"] == "a100-sxm-80gb"] == ["1", "4", "16", "64", "256"]
 

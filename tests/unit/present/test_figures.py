@@ -1,5 +1,4 @@
 import json
-import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -58,24 +57,30 @@ def test_every_figure_is_drawn_in_both_widths_and_described(results, name):
         ("output_by_max_num_seqs", "max-num-seqs (sequences)"),
         ("output_by_max_num_seqs", "Output tokens per s"),
         ("output_by_max_num_seqs", "ceiling, data sheet (predicted)"),
-        ("total_by_max_num_seqs", "Total tokens per s"),
+        ("throughput", "Total tokens per s"),
+        ("effects", "95 % interval"),
         ("output_by_block_size", "Block size (tokens)"),
         ("workload_lengths", "prompt tokens"),
         ("workload_lengths", "output tokens"),
         ("workload_lengths", "system-prompt"),
-        ("workload_arrivals", "Requests arrived"),
-        ("memory_over_time", "Memory in use (GiB)"),
-        ("memory_over_time", "Time since the repeat began (s)"),
+        ("sequences_over_time", "Time since the repeat began (s)"),
         ("kv_cache_over_time", "KV blocks in use (%)"),
-        ("device_ratios", "memory bandwidth (published)"),
-        ("device_ratios", "output tokens per s (measured)"),
-        ("prefix_caching", "95 % interval"),
-        ("kv_capacity", "predicted"),
-        ("kv_capacity", "published"),
+        ("device_ratios", "memory bandwidth"),
+        ("device_ratios", "observed (95 %)"),
+        ("device_ratios", "max-num-seqs (sequences)"),
+        ("prefix_caching", "a repeat"),
+        ("prefix_caching", "without prefix caching"),
+        ("engines", "a repeat"),
+        ("energy", "J per output token"),
+        ("latency", "waiting until scheduled"),
+        ("roofline", "TFLOP/s"),
+        ("roofline", "roof, data sheet (predicted)"),
+        ("prediction_errors", "band of the prediction"),
+        ("spread", "start 1"),
         ("serving_latency", "TTFT, 99th percentile"),
         ("serving_throughput", "answered within the SLO (goodput)"),
         ("serving_throughput", "more load than the server sustains"),
-        ("waste_by_block_size", "KV memory without tokens (%)"),
+        ("waste_by_block_size", "Empty slots in held KV memory (%)"),
         ("waste_by_block_size", "paged, other sizes (predicted)"),
     ],
 )
@@ -105,23 +110,6 @@ def test_lengths_are_those_of_the_requests_that_were_run(results):
     plt.close(figure)
 
 
-def test_arrivals_are_drawn_of_cells_alone_where_requests_arrive_over_time(results, tmp_path):
-    tables = Tables(results.root / "tables", results.root / "parsed")
-    plot = FIGURES["workload_arrivals"].plot(tables)
-    assert 0 < len(plot.panels) <= 6
-    assert all(cell.startswith("l40s/") for cell in re.findall(r"\S+/vllm/\S+", plot.alt))
-    figure, ax = plt.subplots()
-    plot.panels[0].draw(ax)
-    assert list(ax.lines[0].get_xdata()) == pytest.approx([0.1 * i for i in range(64)])
-    plt.close(figure)
-    for path in (results.root / "parsed").glob("*/requests.parquet"):
-        copy = tmp_path / path.parent.name / path.name
-        copy.parent.mkdir()
-        pd.read_parquet(path).assign(queued_s=0.01).to_parquet(copy)
-    with pytest.raises(MissingError, match="in every cell all requests were submitted at once"):
-        FIGURES["workload_arrivals"].plot(Tables(results.root / "tables", tmp_path))
-
-
 def test_a_text_has_a_panel_for_each_tokenizer_that_counts_it_differently(results, tmp_path):
     cells = pd.read_parquet(results.root / "tables" / "cells.parquet")
     longer = cells[cells["gpu"] == "h200"].assign(model="other-model", gpu="l4")
@@ -147,6 +135,19 @@ def test_a_text_has_a_panel_for_each_tokenizer_that_counts_it_differently(result
 def test_the_knobs_values_are_the_ticks(results):
     texts = words(results.root / "figures" / "output_by_max_num_seqs.svg")
     assert [text for text in texts if text in {"1", "4", "16", "64", "256"}] == ["1", "4", "16", "64", "256"]
+
+
+def test_cells_with_other_requests_are_drawn_while_full_beside_whole_repeats(results, tmp_path):
+    whole, cells = "over whole repeats, with filling and drain", pd.read_parquet(results.root / "tables/cells.parquet")
+    steady = cells.assign(steady_output_tokens_per_s=2 * cells["output_tokens_per_s"])
+    for requests, unequal in ((cells["num_requests"], False), (2 * cells["knob_max_num_seqs"], True)):
+        steady.assign(num_requests=requests).to_parquet(tmp_path / "cells.parquet")
+        plot = FIGURES["output_by_max_num_seqs"].plot(Tables(tmp_path))
+        assert (whole in [handle.get_label() for handle in plot.handles]) == unequal
+        figure, ax = plt.subplots()
+        plot.panels[0].draw(ax)
+        assert any(line.get_markerfacecolor() == "none" for line in ax.lines) == unequal
+        plt.close(figure)
 
 
 def test_a_refused_block_size_has_no_mark(results):
@@ -187,9 +188,9 @@ def test_what_cannot_be_drawn_is_not_drawn_and_the_reason_is_told(results, tmp_p
     told = manifest(tmp_path / "out")
     assert told["output_by_max_num_seqs"] == {"missing": "no two measured cells differ in max_num_seqs alone"}
     assert told["device_ratios"] == {"missing": "there is no table ratios (ratios.parquet was not made)"}
-    assert told["memory_over_time"] == {"missing": "no folder of parsed facts was given"}
+    assert told["sequences_over_time"] == {"missing": "no folder of parsed facts was given"}
     drawn = {name for name, figure in told.items() if "missing" not in figure}
-    assert drawn == {"output_by_block_size", "grid_outcomes"}
+    assert drawn == {"throughput", "latency", "energy", "output_by_block_size", "spread", "grid_outcomes"}
     assert {path.name.split(".")[0] for path in (tmp_path / "out").glob("*.svg")} == drawn
     assert {path.stem for path in (tmp_path / "out").glob("*.rst")} == drawn
 
@@ -226,11 +227,19 @@ def test_a_figure_that_lacks_a_column_says_which(results, tmp_path):
         FIGURES["device_ratios"].plot(Tables(tmp_path))
 
 
+def test_ratios_at_one_number_of_sequences_are_dots(results, tmp_path):
+    for name in ("cells", "ratios"):
+        rows = pd.read_parquet(results.root / "tables" / f"{name}.parquet")
+        rows[rows["knobs"].str.contains("seqs16-")].to_parquet(tmp_path / f"{name}.parquet")
+    plot = FIGURES["device_ratios"].plot(Tables(tmp_path))
+    assert plot.handles[0].get_label() == "output tokens per s (measured)"
+
+
 def test_a_measure_that_is_known_for_no_cell_is_missing(results, tmp_path):
     cells = pd.read_parquet(results.root / "tables" / "cells.parquet").assign(total_tokens_per_s=float("nan"))
     cells.to_parquet(tmp_path / "cells.parquet")
     with pytest.raises(MissingError, match="total_tokens_per_s is known for no cell"):
-        FIGURES["total_by_max_num_seqs"].plot(Tables(tmp_path))
+        FIGURES["throughput"].plot(Tables(tmp_path))
 
 
 def test_a_study_with_many_workloads_draws_some_panels_and_says_so(results, tmp_path):

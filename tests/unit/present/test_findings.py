@@ -13,11 +13,12 @@ from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import MissingError, Tables
 from workflow_scripts.present.sentences import verdicts_on, what_verdicts_cover
 from workflow_scripts.present.subject import TablePart
-from workflow_scripts.present.subjects import HEADLINES, hardware_limits
+from workflow_scripts.present.subjects import hardware_limits
 from workflow_scripts.present.subjects.cache_capacity import prediction_errors
 from workflow_scripts.present.subjects.device_ratios import cannot_show
 from workflow_scripts.present.subjects.every_cell import unsuccessful
 from workflow_scripts.present.subjects.hardware_limits import above_ceilings
+from workflow_scripts.present.subjects.host_waiting import much_waiting, shares_by_cell
 from workflow_scripts.present.subjects.other_settings import models_compared
 from workflow_scripts.present.subjects.prefix_caching import first_repeats_with_cache, gains_and_hits, memory_saved
 from workflow_scripts.present.subjects.speculation import gains_and_drafts
@@ -75,7 +76,9 @@ def test_the_table_of_limits_shows_the_experts_used_if_an_engine_told(report, sh
     experts = {"experts_touched_share": [share, None], "experts_touched_share_uniform": [share, None]}
     pd.read_parquet(path).assign(**experts, start=1, repeat=0, rates="datasheet").to_parquet(path)
     (part,) = [part for part in hardware_limits.SUBJECT.parts if isinstance(part, TablePart)]
-    (table,) = part(report)
+    (fold,) = part(report)
+    assert isinstance(fold, Fold)
+    [table] = fold.blocks
     shown = {"Experts that a decode step used", "Expected of equally likely experts"}
     assert shown & set(table.headings) == (shown if share else set())
 
@@ -132,18 +135,18 @@ def test_prefix_caching_is_told_with_its_gain_hit_rate_and_what_was_not_computed
 
 def test_the_memory_that_a_shared_prefix_saves_is_told_beside_what_it_takes_without(report):
     knob = "enable_prefix_caching"
-    pairs(report, knob, {"prefix_cache_hits": [0.0, 90.0], "kv_bytes_used_mean": [2.0**20, 4.0 * 2**20]}, [1.0, 5.0])
+    pairs(report, knob, {"prefix_cache_hits": [0.0, 90.0], "kv_bytes_used_mean": [2.0**20, 1000.0 * 2**20]}, [1.0, 5.0])
     folder = report.tables.folder
     effects, cells = (pd.read_parquet(folder / f"{name}.parquet") for name in ("effects", "cells"))
     effects.assign(baseline_cell_id=effects["cell_id"] + "-off").to_parquet(folder / "effects.parquet")
-    off = cells.assign(cell_id=cells["cell_id"] + "-off", prefix_cache_hits=0.0, kv_bytes_used_mean=32.0 * 2**20)
+    off = cells.assign(cell_id=cells["cell_id"] + "-off", prefix_cache_hits=0.0, kv_bytes_used_mean=8000.0 * 2**20)
     pd.concat([cells, off]).to_parquet(folder / "cells.parquet")
     # The first pair found nothing in the cache, so nothing is shared.
     assert told(memory_saved, report) == [
         (
             "8 times less memory",
-            "h200, m, w, at most 1 sequence: the tokens of running requests take 4 MiB of keys and values with prefix "
-            "caching, and 32 MiB without, because requests share the blocks of a prefix.",
+            "h200, m, w, at most 1 sequence: the tokens of running requests take 1,000 MiB of keys and values with "
+            "prefix caching, and 8,000 MiB without, because requests share the blocks of a prefix.",
         )
     ]
     pd.concat([cells.assign(prefix_cache_hits=0.0), off]).to_parquet(folder / "cells.parquet")
@@ -198,7 +201,7 @@ def test_capacity_says_how_many_cells_were_predicted_how_well(report):
     # The third tells no requests, so its tokens do not stand beside those of the others.
     assert told(prediction_errors, report) == [
         (
-            "missed",
+            "at most 12 % off",
             "Measured KV caches hold 80 to 100 tokens, or 10 to 12.5 requests of full length. The prediction is within "
             "1 % of the measured tokens in 1 of 2 cells; the largest error is 12.3 %. 1 more measured cells have no "
             "prediction.",
@@ -208,7 +211,7 @@ def test_capacity_says_how_many_cells_were_predicted_how_well(report):
     write_capacity(report, ("measured", 100, nan, 0.0), given=True)
     assert told(prediction_errors, report) == [
         (
-            "predicted",
+            "at most 0 % off",
             "The prediction is within 1 % of the measured tokens in 1 of 1 cells; the largest error is 0 %. In 1 of "
             "these cells the study sets the size of the cache, so the prediction is only arithmetic.",
         )
@@ -269,16 +272,15 @@ def test_the_headlines_say_what_their_intervals_do_not_cover(report):
     effects = effects.assign(comparison="overall", scope="within one start")
     effects.to_parquet(report.tables.folder / "effects.parquet")
     assert told(verdicts_on("max_num_seqs"), report) == [
-        ("changes", "So. (h200, m, w, block size 16, at most 0 sequences)")
+        ("changes", "h200: So. (h200, m, w, block size 16, at most 0 sequences)")
     ]
-    assert HEADLINES.parts[-1] is what_verdicts_cover
     (block,) = what_verdicts_cover(report)
     assert isinstance(block, Text)
-    assert "if runs differ only by what varies within one start." in block.text
+    assert "They cover: within one start." in block.text
     effects.assign(scope="between starts on this device").to_parquet(report.tables.folder / "effects.parquet")
     (block,) = what_verdicts_cover(replace(report, tables=Tables(report.tables.folder)))
     assert isinstance(block, Text)
-    assert "if runs differ only by what varies between starts on this device." in block.text
+    assert "They cover: between starts on this device." in block.text
     effects.assign(scope=None).to_parquet(report.tables.folder / "effects.parquet")
     (block,) = what_verdicts_cover(replace(report, tables=Tables(report.tables.folder)))
     assert isinstance(block, Text)
@@ -326,3 +328,23 @@ def test_a_model_of_unknown_structure_is_named_with_the_reason(report, tmp_path,
     (block,) = not_understood(report)
     sentence = "Limits, KV capacity and predictions of mine are unknown: model_type 'made_up' is not supported."
     assert [(f.verdict, f.sentence) for f in block.findings] == [("unknown", sentence)]
+
+
+def test_cells_whose_gpu_waits_are_named_and_the_driver_tells_of_engines_without_steps(report):
+    cells = pd.DataFrame({"cell_id": ["a", "b", "c"], "outcome": "ok", "reason": None})
+    named(cells).to_parquet(report.tables.folder / "cells.parquet")
+    waits = {"launch_s": [1.5, 0.3, None], "arrival_s": [0.4, 0.1, None], "other_s": [0.1, 0.1, None]}
+    waits |= {"device_s": [8.0, 9.5, None], "waiting_share": [0.2, 0.05, None], "driver_idle_share": [0.2, 0.05, 0.6]}
+    table = named(cells).assign(start=1, repeat=0, wall_s=10.0, prompt_steps=[10, 10, None], **waits)
+    table.to_parquet(report.tables.folder / "waiting.parquet")
+    rates = {"predicted": [100.0, 100.0, 100.0], "captured_output_tokens_per_s": [112.0, None, 101.0]}
+    predicted = named(cells).assign(quantity="output_tokens_per_s", graph_tokens=128.0, **rates)
+    predicted.to_parquet(report.tables.folder / "predictions.parquet")
+    by_driver, by_steps = (sentence for _, sentence in told(much_waiting, report))
+    assert "more than 128 tokens" in by_steps
+    assert "12 % more output tokens/s" in by_steps
+    assert "more output tokens/s" not in by_driver
+    assert by_driver.startswith("block size 3: the GPU waits for its host for 60 % of the time")
+    assert by_steps.startswith("block size 1: the GPU waits for its host for 20 % of the time")
+    assert "(10 steps, 150 ms each)" in by_steps
+    assert shares_by_cell(table)["device_share"].tolist()[1:] == [0.8, 0.95]

@@ -9,7 +9,7 @@ from tests.unit.present.conftest import Results
 from workflow_scripts.present.blocks import Findings, Fold, Link, Table, shown
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import MissingError, Tables
-from workflow_scripts.present.subjects import SUBJECTS
+from workflow_scripts.present.subjects import device_ratios, energy, how_sure
 from workflow_scripts.present.subjects.what_ran import simulated
 from workflow_scripts.present.subjects.where_measured import slowed_cells, slowed_gpus
 from workflow_scripts.study.study_file import load_study
@@ -27,7 +27,7 @@ def test_pretended_gpus_are_the_first_thing_that_the_page_says(results, tmp_path
     (finding,) = findings.findings
     assert (finding.verdict, finding.tone) == ("simulated", "bad")
     assert finding.sentence.startswith("No number of h200 (simulated), ")
-    assert SUBJECTS[0].parts[0] is simulated
+    assert how_sure.SUBJECT.findings[0] is simulated
     assert list(simulated(report_of(results, tmp_path))) == []
     assert "is a measurement of a GPU" not in results.html
 
@@ -55,21 +55,26 @@ def test_a_power_cap_is_no_fault(results, tmp_path):
     assert list(slowed_gpus(report)) == list(slowed_cells(report)) == []
 
 
+def test_ratios_without_an_expectation_are_named_as_missing(results, tmp_path):
+    ratios = pd.read_parquet(results.root / "tables" / "ratios.parquet")
+    ratios.drop(columns="own_expected_ratio").to_parquet(tmp_path / "ratios.parquet")
+    with pytest.raises(MissingError, match="own_expected_ratio"):
+        list(device_ratios.expectations(report_of(results, tmp_path)))
+
+
 def test_energy_is_the_median_over_the_repeats_of_a_cell(results, tmp_path):
     report = report_of(results, tmp_path)
-    [part] = next(section.parts for section in SUBJECTS if section.id == "energy")
+    [part] = energy.SUBJECT.tables
     [fold] = part(report)
     assert isinstance(fold, Fold)
-    [energy] = fold.blocks
-    assert isinstance(energy, Table)
+    [table] = fold.blocks
+    assert isinstance(table, Table)
     known = report.tables.cells.dropna(subset="energy_j")
     medians = known.groupby("cell_id", sort=False)["energy_j_per_output_token"].median()
-    assert [row[energy.headings.index("Energy per output token (J)")] for row in energy.rows] == list(
-        map(shown, medians)
-    )
+    assert [row[table.headings.index("Energy per output token (J)")] for row in table.rows] == list(map(shown, medians))
 
 
 def test_without_power_there_is_no_energy_to_show(results, tmp_path):
-    [part] = next(section.parts for section in SUBJECTS if section.id == "energy")
+    [part] = energy.SUBJECT.tables
     with pytest.raises(MissingError, match="no device reported its power"):
         list(part(report_of(results, tmp_path, energy_j=None)))

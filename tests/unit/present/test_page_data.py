@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 from tests.unit.present.synthetic import SCRIPT
+from workflow_scripts.analyse.statistics import ONE_START
 from workflow_scripts.present.page_data import VERSION, _intervals, columns_of, packed
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import Tables
@@ -86,7 +87,7 @@ def test_every_measured_cell_has_an_interval_and_says_what_it_covers(results, da
     of_rate = [i for i, name in enumerate(values(intervals["measure"])) if name == "output_tokens_per_s"]
     assert {ids[intervals["cell"][i]] for i in of_rate} == measured
     scopes = dict(zip(ids, values(data["cells"]["scope"]), strict=True))
-    assert {cell for cell, scope in scopes.items() if scope == "within one start"} >= measured
+    assert {cell for cell, scope in scopes.items() if scope == ONE_START} >= measured
     assert None in scopes.values()
 
 
@@ -115,7 +116,7 @@ def test_a_server_keeps_the_intervals_that_its_own_table_does_not_have(tmp_path)
     # A table from before scopes has no such column.
     pd.DataFrame({"cell_id": ["a"], "repeats": [3], **ends}).to_parquet(tmp_path / "serving_summary.parquet")
     rows = {"cell_id": "a", "measure": ["ttft_s_p50", "energy_j_per_output_token"], "value": 2.0, "low": 1.9}
-    others = pd.DataFrame(rows | {"high": 2.1, "repeats": 3, "scope": "within one start"})
+    others = pd.DataFrame(rows | {"high": 2.1, "repeats": 3, "scope": ONE_START})
     others.to_parquet(tmp_path / "intervals.parquet")
     report = cast(Report, SimpleNamespace(tables=Tables(tmp_path)))
     found = _intervals(report, pd.Series([0], index=["a"]))

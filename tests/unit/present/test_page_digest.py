@@ -10,6 +10,7 @@ from tests.unit.present.synthetic import SCRIPT, STUDY, cells_table, write_study
 from workflow_scripts.analyse.digest import DigestError, read_digest
 from workflow_scripts.analyse.study_digest import digest_of
 from workflow_scripts.analyse.tables import TABLE_SCHEMAS
+from workflow_scripts.analyse.variation import known_elsewhere
 from workflow_scripts.study.study_file import load_study
 
 
@@ -35,6 +36,7 @@ def test_every_cell_is_there_with_what_it_measured(results, digest):
     assert [cell.id for cell in digest.cells] == list(cells["cell_id"].drop_duplicates())
     assert Counter(cell.outcome for cell in digest.cells) == Counter(cells.drop_duplicates("cell_id")["outcome"])
     rates = cells[cells["outcome"] == "ok"].groupby("cell_id")["output_tokens_per_s"]
+    known = known_elsewhere(is_cpu=False, study="synthetic")
     for cell in digest.cells:
         if cell.outcome != "ok":
             assert cell.means == []
@@ -47,8 +49,11 @@ def test_every_cell_is_there_with_what_it_measured(results, digest):
         (mean,) = measures.values()
         logs = rates.get_group(cell.id).astype(float).map(math.log)
         assert mean.log_mean == pytest.approx(logs.mean())
-        assert mean.squared_error == pytest.approx(logs.var() / 3)
-        assert (mean.starts, mean.repeats, mean.df) == (1, 3, 2)
+        # A single start: what other studies show of starts and rounds, which is more than its repeats vary.
+        assert mean.squared_error >= 0.999 * (known.starts + known.rounds)
+        assert mean.squared_error > logs.var() / 3
+        assert (mean.starts, mean.repeats) == (1, 3)
+        assert 2 < mean.df < 5  # those of rounds, of starts and of repeats, together
 
 
 def test_it_says_what_was_asked_and_with_what_it_was_measured(digest):

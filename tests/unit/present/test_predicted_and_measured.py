@@ -1,3 +1,4 @@
+import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 
@@ -7,8 +8,8 @@ from workflow_scripts.present.subjects.predicted_and_measured import (
     LINES,
     SUBJECT,
     _accuracy,
-    predicted_beside_measured,
     predicted_by_max_num_seqs,
+    prediction_errors,
     prediction_findings,
 )
 from workflow_scripts.study.study_file import load_study
@@ -19,12 +20,19 @@ def tables(results):
     return Tables(results.root / "tables")
 
 
-def test_measured_is_drawn_against_predicted_and_says_how_far_off_it_is(tables):
-    plot = predicted_beside_measured(tables)
+def test_each_cell_is_a_dot_at_predicted_over_measured_in_ascending_order(tables):
+    plot = prediction_errors(tables)
     assert plot.sources == ["measured", "predicted"]
-    assert (plot.x_label, plot.y_label) == ("Predicted output tokens per s", "Measured output tokens per s")
-    assert "outside its band" in [handle.get_label() for handle in plot.handles]
-    assert "have a median error of 5 %" in plot.alt
+    table = tables.need("predictions").dropna(subset=["predicted", "measured"])
+    table = table[table["quantity"] == "output_tokens_per_s"]
+    error = 100 * (table["predicted"] / table["measured"] - 1).abs()
+    assert f"{len(table)} cells. Predictions have a median error of {error.median():.3g} %" in plot.alt
+    figure, ax = plt.subplots()
+    plot.panels[0].draw(ax)
+    of_one = table[table["gpu"] == "a100-sxm-80gb"]
+    drawn = [list(line.get_xdata()) for line in ax.lines if len(line.get_xdata()) == len(of_one)]
+    assert sorted(of_one["predicted"] / of_one["measured"]) in [pytest.approx(dots) for dots in drawn]
+    plt.close(figure)
 
 
 def test_what_was_only_predicted_is_drawn_apart(tables):
@@ -43,7 +51,12 @@ def test_findings_name_accuracy_flags_and_flat_lines(results):
     (block,) = prediction_findings(report)
     sentences = {finding.verdict: finding.sentence for finding in block.findings}
     assert set(sentences) == {"prediction", "flagged", "published too high"}
-    assert any(" is off by 5 % in the median" in finding.sentence for finding in block.findings)
+    rows = report.tables.need("predictions").dropna(subset=["predicted", "measured"])
+    rows = rows[rows["quantity"] == "output_tokens_per_s"]
+    said = [finding.sentence for finding in block.findings if finding.verdict == "prediction"]
+    for (gpu, engine), of_one in rows.groupby(["gpu", "engine"]):
+        error = 100 * (of_one["predicted"] / of_one["measured"] - 1).abs().median()
+        assert any(gpu in text and engine in text and f" is off by {error:.3g} % " in text for text in said)
     assert "2.01 times the prediction" in sentences["flagged"]
     assert "the published rate is 100,000 tokens per s, above the prediction of" in sentences["published too high"]
 

@@ -1,4 +1,4 @@
-"""If a study ran code from a model's repository, its report says so before anything else."""
+"""If a study ran code from a model's repository, its report says so."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from tests.unit.present.conftest import Results
 from workflow_scripts.present.blocks import Findings
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import Tables
-from workflow_scripts.present.subjects import SUBJECTS
+from workflow_scripts.present.subjects import how_sure
 from workflow_scripts.present.subjects.what_ran import remote_code
 from workflow_scripts.study.study_file import ModelOverride, load_study
 
@@ -24,7 +24,7 @@ def test_it_is_the_first_finding_with_repository_and_commit(results):
     (finding,) = findings.findings
     assert (finding.verdict, finding.tone) == ("remote code", "bad")
     assert "llama-3.1-8b-instruct (meta-llama/Llama-3.1-8B-Instruct at 0e9e39f2" in finding.sentence
-    assert remote_code in SUBJECTS[0].parts[:2]
+    assert remote_code in how_sure.SUBJECT.findings
 
 
 def test_a_study_without_it_has_nothing_to_say(results):

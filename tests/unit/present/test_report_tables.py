@@ -20,6 +20,18 @@ def test_an_absent_an_empty_and_a_lacking_table_are_missing(tmp_path):
     assert list(tables.need("some", "a")["a"]) == [1]
 
 
+def test_servers_that_failed_are_told_where_none_was_measured(tmp_path):
+    pd.DataFrame({"cell_id": []}).to_parquet(tmp_path / "serving.parquet")
+    cells = pd.DataFrame({"cell_id": ["a", "b", "c"], "engine": ["vllm-serve", "vllm-serve", "vllm"]})
+    for outcomes, why in [
+        (["missing", "missing", "timeout"], ""),
+        (["timeout", "missing", "ok"], "; 1 server cell failed"),
+    ]:
+        cells.assign(outcome=outcomes).to_parquet(tmp_path / "cells.parquet")
+        with pytest.raises(MissingError, match=f"^no server was measured{why}$"):
+            Tables(tmp_path).need("serving")
+
+
 def test_nulls_of_numbers_are_nan_and_of_flags_none(tmp_path):
     table = pd.DataFrame({"n": pd.array([1, None], "Int64"), "flag": pd.array([True, None], "boolean")})
     table.to_parquet(tmp_path / "t.parquet")

@@ -1,78 +1,68 @@
-"""The subjects of the report, in the page's order. Each module holds one: its section, figures, tables and findings."""
+"""The subjects of the report, in the page's order. Each module holds one: its section, figures, tables, sentences."""
 
 from collections.abc import Sequence
 
-from workflow_scripts.present.sentences import what_verdicts_cover
 from workflow_scripts.present.subject import Subject
 from workflow_scripts.present.subjects import (
     answers_compared,
     block_tables_by_step,
-    cache_capacity,
     central_tables,
-    claims_retested,
     device_ratios,
     energy,
     every_cell,
     glossary,
     hardware_limits,
+    host_waiting,
+    how_sure,
     kv_block_size,
+    latency,
     memory_pressure,
     other_settings,
     over_time,
     predicted_and_measured,
     prefix_caching,
-    reserved_memory,
     sequence_limit,
     servers_under_load,
     settings_to_serve,
     speculation,
     take_away,
     vllm_against_hf,
-    wasted_memory,
     what_ran,
     where_measured,
     workload_requests,
 )
 
-_MODULES = (
-    settings_to_serve,
-    what_ran,
-    workload_requests,
-    central_tables,
+# The sections of the page, then what it folds at its end.
+_SECTIONS = (
     sequence_limit,
-    kv_block_size,
-    prefix_caching,
-    speculation,
-    block_tables_by_step,
-    memory_pressure,
-    other_settings,
-    vllm_against_hf,
-    servers_under_load,
-    answers_compared,
-    cache_capacity,
-    predicted_and_measured,
-    over_time,
-    reserved_memory,
-    wasted_memory,
     device_ratios,
     hardware_limits,
+    latency,
+    host_waiting,
     energy,
-    claims_retested,
+    vllm_against_hf,
+    prefix_caching,
+    kv_block_size,
+    memory_pressure,
+    other_settings,
+    speculation,
+    answers_compared,
+    predicted_and_measured,
+    servers_under_load,
+    how_sure,
+)
+_APPENDIX = (
     every_cell,
+    settings_to_serve,
+    central_tables,
+    workload_requests,
+    over_time,
+    block_tables_by_step,
+    what_ran,
     where_measured,
     take_away,
     glossary,
 )
-_SUBJECTS = [module.SUBJECT for module in _MODULES]
-HEADLINES = Subject(
-    id="findings",
-    title="Headline findings",
-    lead="What the tables say. The sections below give the details.",
-    parts=[
-        *(warning for subject in _SUBJECTS for warning in subject.warnings),
-        *(finding for subject in _SUBJECTS for finding in subject.findings),
-        what_verdicts_cover,
-    ],
-    is_summary=True,
-)
-SUBJECTS: Sequence[Subject] = (HEADLINES, *_SUBJECTS)
+SECTIONS: Sequence[Subject] = [module.SUBJECT for module in _SECTIONS]
+APPENDIX: Sequence[Subject] = [module.SUBJECT for module in _APPENDIX]
+SUBJECTS: Sequence[Subject] = (*SECTIONS, *APPENDIX)

@@ -51,7 +51,6 @@ def _most_different_first(rows: pd.DataFrame) -> pd.DataFrame:
 SUBJECT = Subject(
     id="answers",
     title="Same answers",
-    lead="How many requests get the same greedy tokens under two engines or settings, and where the others differ.",
     parts=[
         prose(
             "Greedy decoding takes the most probable token. Another kernel, batch or number format rounds differently, "

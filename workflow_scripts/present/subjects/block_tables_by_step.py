@@ -158,7 +158,6 @@ def _in_words(moment: Moment, size: int) -> str:
 SUBJECT = Subject(
     id="block-tables",
     title="Block tables, step by step",
-    lead="Which KV blocks requests get, share and give back, computed with the rules of vLLM's scheduler.",
     parts=[
         FigurePart(
             block_tables,

@@ -9,7 +9,7 @@ from workflow_scripts.engines.registry import load_engines
 from workflow_scripts.present.blocks import Block, Fold, Table, outcome_words, table_of
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import MissingError, Tables, of_all_layers
-from workflow_scripts.present.subject import MOST_OPEN_ROWS, Subject
+from workflow_scripts.present.subject import Subject
 from workflow_scripts.study.setting_words import said, settings_in_words
 
 # Knob of the rows -> its name in the table.
@@ -21,7 +21,7 @@ COLUMNS: Mapping[str, str] = {
     "row": "Setting",
     RATE: "Output tokens per s (95 % interval)",
     "num_gpu_blocks": "KV blocks",
-    "waste_pct": "KV memory without tokens (%)",
+    "waste_pct": "Empty slots in held KV memory (%)",
     "memory_used_bytes": "Peak memory (GiB)",
     "remark": "Why there is no rate",
 }
@@ -83,14 +83,12 @@ def central_tables(report: Report) -> Iterator[Block]:
                 found.append(table_of(part, columns, f"Devices by {name}: {title}"))
     if not found:
         raise MissingError("no two cells of an engine differ only in max-num-seqs or the block size")
-    for i, table in enumerate(found):
-        yield table if i == 0 and len(table.rows) <= MOST_OPEN_ROWS else Fold(table.caption, [table])
+    for table in found:
+        yield Fold(table.caption, [table])
 
 
 SUBJECT = Subject(
     id="central-tables",
     title="Summary tables",
-    lead="Every device by max-num-seqs and by block size, with KV blocks, waste, memory and HuggingFace's rates for "
-    "the same requests. Cells that the engine refused stay in the table, with the reason.",
     parts=[central_tables],
 )

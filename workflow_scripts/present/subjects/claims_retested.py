@@ -1,43 +1,40 @@
-"""The published claims that the study names, with their verdicts."""
+"""The published claims that the study names, with their verdicts, beside what they are about."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 
-from workflow_scripts.present.blocks import Block, Finding, Findings, Fold, Text
-from workflow_scripts.present.report import Report
+from workflow_scripts.present.blocks import Block, Fold, Text
+from workflow_scripts.present.report import Part, Report
 from workflow_scripts.present.report_tables import records
-from workflow_scripts.present.subject import Subject
+
+# Address of a section -> the ids of claims that belong there; all others are about KV memory.
+_ABOUT: Mapping[str, str] = {
+    "max-num-seqs": "max-num-seqs|prompts-limit|gpu-utilisation",
+    "devices": "h200-over|h100-over|on-a100s|tensor-for",
+    "engines": "hf-|-hf|engines-on|improvement-ratio|hundred-times|single-request",
+    "prefix-caching": "prefix|system-prompt",
+}
 
 
-def claims_counted(report: Report) -> Iterator[Block]:
-    """The number of the study's published claims with each verdict."""
-    if not report.study.claims:
-        return
-    rows = report.tables.need("claims", "verdict")
-    counted = ", ".join(f"{count} {verdict}" for verdict, count in rows["verdict"].value_counts().items())
-    sentence = f"Published claims re-tested: {len(rows)}, of which {counted}. The section Claims re-tested lists them."
-    yield Findings([Finding("claims", sentence)])
+def claims_on(section: str) -> Part:
+    """The claims about the subject of a section; below each its evidence, labelled by source."""
+
+    def part(report: Report) -> Iterator[Block]:
+        if not report.study.claims:
+            return
+        rows = report.tables.need("claims", "claim", "published_by", "verdict", "evidence", "seen_here", "would_test")
+        for row in records(rows[rows["claim_id"].astype(str).map(_section) == section]):
+            paragraphs = {
+                f"Published by {row['published_by']}": row["published_value"],
+                "Evidence": row["evidence"],
+                "Seen here, without influence on the verdict": row["seen_here"],
+                "What would test it": row["would_test"],
+            }
+            told = [Text(f"{heading}: {text}") for heading, text in paragraphs.items() if text]
+            yield Fold(f"Published claim, {row['verdict']}: {row['claim']}", told)
+
+    return part
 
 
-def every_claim(report: Report) -> Iterator[Block]:
-    """The published claims that the study names, with verdicts; below each its evidence, labelled by source."""
-    rows = report.tables.need("claims", "claim", "published_by", "verdict", "evidence", "seen_here", "would_test")
-    decided_first = rows.sort_values("verdict", key=lambda verdicts: verdicts.str.startswith("not "), kind="stable")
-    for row in records(decided_first):
-        paragraphs = {
-            f"Published by {row['published_by']}": row["published_value"],
-            "Evidence": row["evidence"],
-            "Seen here, without influence on the verdict": row["seen_here"],
-            "What would test it": row["would_test"],
-        }
-        told = [Text(f"{heading}: {text}") for heading, text in paragraphs.items() if text]
-        yield Fold(f"{row['verdict']}: {row['claim']}", told)
-
-
-SUBJECT = Subject(
-    id="claims",
-    title="Claims re-tested",
-    lead="What others published, compared with the hardware's limits, with arithmetic and with this study.",
-    parts=[every_claim],
-    findings=[claims_counted],
-    is_in=lambda study: bool(study.claims),
-)
+def _section(claim_id: str) -> str:
+    return next((section for section, ids in _ABOUT.items() if re.search(ids, claim_id)), "block-size")

@@ -1,16 +1,25 @@
 """Speed-ups of one device over another, beside the ratios of their rates."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 
-from workflow_scripts.common.wording import listed
+from workflow_scripts.common.wording import listed, plural
 from workflow_scripts.present.blocks import Block, Finding, Findings
 from workflow_scripts.present.plot import Plot
+from workflow_scripts.present.ratio_by_sequences import (
+    groups_by_sequences,
+    misses_pct,
+    plot_by_sequences,
+    plot_power,
+    speedups,
+)
 from workflow_scripts.present.ratio_plot import Reference, labelled, plot_ratios
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import MissingError, Tables, records
 from workflow_scripts.present.sentences import some
 from workflow_scripts.present.style import COLOURS, LineStyle, Mark
 from workflow_scripts.present.subject import Caption, FigurePart, Subject, TablePart
+from workflow_scripts.present.subjects.claims_retested import claims_on
 from workflow_scripts.present.words import explained
 
 OBSERVED = "output tokens per s (measured)"
@@ -22,10 +31,19 @@ _REFERENCES = (
     Reference("measured_bandwidth_ratio", "memory bandwidth (measured)", COLOURS[1], DASHED),
     Reference("measured_flop_ratio", "matrix rate (measured)", COLOURS[2], DASHED),
 )
+_SHARES = {
+    "weights_share": "Reading weights",
+    "kv_share": "Reading KV",
+    "operations_share": "Operations",
+    "fixed_share": "Fixed costs",
+    "launch_share": "Launches and arrival",
+}
 
 
 def device_ratios(tables: Tables) -> Plot:
-    """The speed-up of one device over another, beside the ratios of their rates."""
+    """The ratio of two devices by the number of sequences, or of each setting if the number does not vary."""
+    with suppress(MissingError):
+        return plot_by_sequences(groups_by_sequences(tables), _REFERENCES)
     ratios = tables.need("ratios")
     ratios = ratios[ratios["metric"] == "output_tokens_per_s"]
     if ratios.empty:
@@ -41,6 +59,30 @@ def device_ratios(tables: Tables) -> Plot:
         repeats=("repeats_a", "repeats_b"),
         references=_REFERENCES,
     )
+
+
+def power_limit(tables: Tables) -> Plot:
+    """How often the power limit lowered the clocks of the compared devices, by the number of sequences."""
+    return plot_power(tables, groups_by_sequences(tables))
+
+
+def expectations(report: Report) -> Iterator[Block]:
+    """For each pair of devices the ratio by number of sequences, and how far the expected ratios are from it."""
+    tables = report.tables
+    tables.need("ratios", "expected_ratio", "own_expected_ratio", "measured_bandwidth_ratio")
+    findings = [Finding("ratio", told + why) for told, why in speedups(tables)]
+    for group in groups_by_sequences(tables):
+        rows = group.rows.dropna(subset="expected_ratio")
+        if len(rows):
+            sentence = (
+                f"The step model misses the ratio by {misses_pct(rows, 'expected_ratio'):.1f} % (root mean square of "
+                f"{plural(len(rows), 'cell')}), that of measured bandwidths by "
+                f"{misses_pct(rows, 'measured_bandwidth_ratio'):.1f} %. The model was fitted to a ladder of one device "
+                f"and scaled to the other by measured rates; fitted to ladders of both, it misses by "
+                f"{misses_pct(rows, 'own_expected_ratio'):.1f} %. ({group.title})"
+            )
+            findings.append(Finding("expected", sentence))
+    yield some(findings, "ratios")
 
 
 def explanations(report: Report) -> Iterator[Block]:
@@ -59,8 +101,8 @@ def explanations(report: Report) -> Iterator[Block]:
         findings.append(
             Finding(
                 verdict,
-                f"{a} against {b}: the ratio is explained by {counted} of {len(rows)} cells. For example, {where}: "
-                f"{example['verdict_text']}",
+                f"{a} against {b}: what is shown to explain the ratio is {counted} of {len(rows)} cells. "
+                f"For example, {where}: {example['verdict_text']}",
             )
         )
     yield some(findings, "ratios")
@@ -76,22 +118,37 @@ def cannot_show(report: Report) -> Iterator[Block]:
 SUBJECT = Subject(
     id="devices",
     title="Ratios of devices",
-    lead="Why one device is faster than another: memory bandwidth, arithmetic, or KV capacity.",
     parts=[
         FigurePart(
             device_ratios,
             {"ratios": ["gpu_a", "gpu_b", "metric", "ratio"]},
             Caption(
                 shows="Output tokens per second of one device divided by those of another, for cells that differ only "
-                "in the device. The line through a dot is its 95 % interval. Vertical lines are the ratios of the two "
-                "devices' rates: memory bandwidth and matrix rate, solid as published in data sheets and dashed as "
-                "measured. A cross is the ratio of the tokens that their KV caches hold.",
-                reading="If memory bandwidth is the limit, a dot lies at the bandwidth line; if arithmetic is, at "
-                "the line of the matrix rate. Longer prompts and more sequences at once move it from the former to "
-                "the latter.",
-                not_shown="A dot may lie on a line by chance. If an interval contains several lines, the data cannot "
-                "show which of them explains the speed-up. A device that is faster because its cache holds more "
-                "requests says nothing about bandwidth.",
+                "in the device, against max-num-seqs. The line through a dot is its 95 % interval; an open mark is the "
+                "ratio without the time in which the GPUs wait for their hosts. Horizontal lines are the ratios of "
+                "the devices' memory bandwidths and matrix rates, solid as published in data sheets and dashed as "
+                "measured. The violet line is what the step model expects that was fitted to a ladder of one device "
+                "and scaled to the other by their measured rates, so it has not seen this ratio; the band spans what "
+                "it expects from either ladder and from both. Where max-num-seqs does not vary, each setting has its "
+                "own dot instead, and a cross is the ratio of the tokens that the KV caches hold.",
+                reading="Reading weights takes most of the time of few sequences, so a dot lies near the bandwidth "
+                "line. With more sequences, operations take a larger share, and it moves to the line of the matrix "
+                "rate. Costs per step that are the same on both devices draw all dots towards 1.",
+                not_shown="A dot may lie on a line by chance. A line inside an interval is only compatible with the "
+                "data: it explains the speed-up if the whole interval is within 10 % of it. A device that is faster "
+                "because its cache holds more requests says nothing about bandwidth.",
+            ),
+        ),
+        FigurePart(
+            power_limit,
+            {"ratios": ["power_cap_share_a", "power_cap_share_b"]},
+            Caption(
+                shows="The share of the samples in which the power limit lowered the clocks of each device, against "
+                "max-num-seqs, for the cells of the figure above.",
+                reading="More sequences compute more per second and take more power. Where one device is limited more "
+                "often than the other, their ratio is also one of clocks.",
+                not_shown="Samples are 0.1 s apart, so shorter dips are missed. The limit is not a fault: it is part "
+                "of what the device can do.",
             ),
         ),
         TablePart(
@@ -105,20 +162,28 @@ SUBJECT = Subject(
                 "knobs": "Settings",
                 "ratio": "Speed-up (95 % interval)",
                 "scope": "Interval covers",
+                "device_ratio": "Without waiting for the host",
+                "expected_ratio": "Expected from one ladder (predicted)",
+                "own_expected_ratio": "Expected from both (predicted)",
                 "bandwidth_ratio": "Ratio of bandwidths, published",
                 "flop_ratio": "Ratio of matrix rates, published",
                 "measured_bandwidth_ratio": "Ratio of bandwidths, measured",
                 "measured_flop_ratio": "Ratio of matrix rates, measured",
                 "kv_tokens_ratio": "Ratio of KV-cache tokens",
-                "explanation": "Explained by",
+                **{f"{share}_b": f"{words}, slower device (predicted)" for share, words in _SHARES.items()},
+                "power_cap_share_a": "Samples at the power limit, faster device",
+                "power_cap_share_b": "Samples at the power limit, slower device",
+                "explanation": "Shown to be within 10 % of",
+                "compatible_with": "Also compatible with",
                 "nearest_difference_pct": "Difference from the nearest ratio (%)",
             },
             "Ratios of output tokens per second",
             lambda ratios: ratios[ratios["metric"] == "output_tokens_per_s"].assign(
-                explanation=lambda rows: rows["explanation"].map(explained, na_action="ignore")
+                explanation=lambda rows: rows["explanation"].map(explained, na_action="ignore"),
+                compatible_with=lambda rows: rows["compatible_with"].map(explained, na_action="ignore"),
             ),
         ),
+        claims_on("devices"),
     ],
-    warnings=[cannot_show],
-    findings=[explanations],
+    findings=[expectations, explanations, cannot_show],
 )

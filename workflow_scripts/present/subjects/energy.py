@@ -1,9 +1,19 @@
 """Power and energy of the GPUs of each cell."""
 
+from collections.abc import Iterator
+
 import pandas as pd
 
-from workflow_scripts.present.report_tables import MissingError
-from workflow_scripts.present.subject import CELL, Subject, TablePart
+from workflow_scripts.common.wording import number
+from workflow_scripts.present.blocks import Block
+from workflow_scripts.present.by_knob import Measure, plot_by_knob
+from workflow_scripts.present.plot import Plot
+from workflow_scripts.present.report import Report
+from workflow_scripts.present.report_tables import MissingError, Tables
+from workflow_scripts.present.subject import CELL, Caption, FigurePart, Subject, TablePart
+from workflow_scripts.present.subjects.sequence_limit import at_both_ends, most_important_group, named
+
+ENERGY = Measure("energy_j_per_output_token", "Energy per output token", "J per output token")
 
 
 def medians_with_energy(cells: pd.DataFrame) -> pd.DataFrame:
@@ -15,11 +25,32 @@ def medians_with_energy(cells: pd.DataFrame) -> pd.DataFrame:
     return known.groupby(list(CELL), sort=False)[values].median().reset_index()
 
 
+def energy(tables: Tables) -> Plot:
+    """Energy per output token against the knob that matters most, one line per device."""
+    knob, group = most_important_group(tables)
+    return plot_by_knob(tables, [group], *named(knob), ENERGY)
+
+
+def energy_saved(report: Report) -> Iterator[Block]:
+    """The energy of a token at both ends of the knob."""
+    yield from at_both_ends(report.tables, ENERGY.column, lambda joules: f"{number(joules)} J per output token")
+
+
 SUBJECT = Subject(
     id="energy",
     title="Energy",
-    lead="The energy that all GPUs of a cell consumed while it was timed, in total and per generated token.",
     parts=[
+        FigurePart(
+            energy,
+            {"cells": ["energy_j_per_output_token"]},
+            Caption(
+                shows="The energy that all GPUs of a cell took per generated token, against the setting that changed "
+                "throughput most. A mark is the median of a cell's repeats, and its bar spans the lowest to the "
+                "highest.",
+                reading="Both axes are logarithmic. Energy falls as long as throughput grows faster than power.",
+                not_shown="The energy of the host, of cooling and of idle time between requests is not counted.",
+            ),
+        ),
         TablePart(
             "cells",
             {
@@ -30,6 +61,7 @@ SUBJECT = Subject(
             },
             "Power and energy, medians over the repeats of each cell",
             medians_with_energy,
-        )
+        ),
     ],
+    findings=[energy_saved],
 )

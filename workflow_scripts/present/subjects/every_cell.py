@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from textwrap import shorten
 
 import pandas as pd
 from matplotlib.artist import Artist
@@ -12,12 +13,15 @@ from workflow_scripts.present.blocks import Block, Finding, Findings, Fold, Link
 from workflow_scripts.present.plot import Panel, Plot
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import Tables, records
+from workflow_scripts.present.series import means
 from workflow_scripts.present.style import INK, MUTED, OUTCOMES, PAPER
 from workflow_scripts.present.subject import MOST_ROWS, Caption, FigurePart, Subject
 
 TILES_PER_ROW = 30
 MOST_TILES = 600
 MOST_BARS = 40
+# Of a reason in a sentence; the list of reasons has the whole text.
+MOST_LETTERS = 120
 ROW_IN = 0.19
 
 
@@ -128,7 +132,9 @@ def unsuccessful(report: Report) -> Iterator[Block]:
         if len(reasons):
             example = cells.loc[cells["reason"] == reasons.index[0], "cell_id"].iloc[0]
             of_some = "" if reasons.iloc[0] == len(cells) else f"In {reasons.iloc[0]} of them: "
-            sentence += f" {of_some}{reasons.index[0]} ({report.names[example]})"
+            sentence += (
+                f" {of_some}{shorten(reasons.index[0], MOST_LETTERS, placeholder=' ...')} ({report.names[example]})"
+            )
         findings.append(Finding(outcome_words(outcome), sentence, "bad"))
     failed = report.grid["failed_starts"].dropna()
     if len(failed):
@@ -140,7 +146,7 @@ def unsuccessful(report: Report) -> Iterator[Block]:
         )
         findings.append(Finding("failed start", sentence, "bad"))
     if findings:
-        yield Findings(findings, "The section Every cell gives all reasons.")
+        yield Findings(findings, "The section Cells and failures gives all reasons.")
 
 
 def not_as_asked(report: Report) -> Iterator[Block]:
@@ -157,7 +163,7 @@ def not_as_asked(report: Report) -> Iterator[Block]:
 
 def every_cell(report: Report) -> Iterator[Block]:
     """Every cell with its outcome, its reason and its log, folded by device, engine, model and workload."""
-    rates = report.tables.cells.groupby("cell_id")["output_tokens_per_s"].median()
+    rates = means(report.tables.cells, ["output_tokens_per_s"])["output_tokens_per_s"]
     for names, part in report.grid.groupby(["gpu", "engine", "model", "workload"], sort=False):
         tally = ", ".join(
             f"{count} {outcome_words(outcome)}" for outcome, count in part["outcome"].value_counts().items()
@@ -175,14 +181,13 @@ def _cell_lines(report: Report, part: pd.DataFrame, rates: "pd.Series[float]") -
         rate = shown(rates.get(cell["cell_id"]))
         name = report.cell_link(cell["cell_id"], report.labels[cell["cell_id"]])
         rows.append([name, outcome, rate, shown(cell["reason"]), log or "no log"])
-    headings = ["Settings", "Outcome", "Output tokens per s (median)", "Reason", "Engine log"]
+    headings = ["Settings", "Outcome", "Output tokens per s", "Reason", "Engine log"]
     return Table("Cells", headings, rows, [False, False, True, False, False])
 
 
 SUBJECT = Subject(
     id="cells",
-    title="Every cell",
-    lead="The outcome of each cell, with the reason if it failed. A failed cell is a result, never a zero.",
+    title="Cells and failures",
     parts=[
         FigurePart(
             grid_outcomes,
@@ -200,5 +205,4 @@ SUBJECT = Subject(
         not_as_asked,
         every_cell,
     ],
-    warnings=[unsuccessful],
 )

@@ -76,8 +76,8 @@ ENTRIES = (
     ),
     (
         "95 % interval",
-        "The range in which another run of the study is expected: of 100 runs with as many starts, 95 measure a value "
-        "inside. Few starts give wide intervals.",
+        "Of 100 such intervals, 95 contain the true value on the occasion that was measured. Verdicts follow from it. "
+        "What another run measures may lie outside, because it has an error too.",
     ),
     (
         "Flat (equivalence test)",
@@ -97,4 +97,4 @@ def glossary(report: Report) -> Iterator[Block]:
     yield Definitions(ENTRIES)
 
 
-SUBJECT = Subject(id="glossary", title="Glossary", lead="The terms on this page, in short.", parts=[glossary])
+SUBJECT = Subject(id="glossary", title="Glossary", parts=[glossary])

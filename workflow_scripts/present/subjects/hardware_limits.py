@@ -1,37 +1,91 @@
 """How close the measurements come to what the hardware allows."""
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from functools import partial
+
+import numpy as np
+import pandas as pd
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 
 from workflow_scripts.present.blocks import Block, Finding
-from workflow_scripts.present.by_knob import MBU, MFU, Measure, compared, plot_by_knob
-from workflow_scripts.present.plot import Plot
+from workflow_scripts.present.by_knob import CEILINGS
+from workflow_scripts.present.plot import Panel, Plot, plain_log_ticks
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import REPEAT, MissingError, Tables, records
 from workflow_scripts.present.sentences import some
-from workflow_scripts.present.series import NAMES
+from workflow_scripts.present.series import NAMES, repeats_of
+from workflow_scripts.present.style import INK, Mark, marks
 from workflow_scripts.present.subject import Caption, FigurePart, Subject, TablePart, medians_by_cell
+from workflow_scripts.present.subjects.sequence_limit import most_important_group
+from workflow_scripts.present.subjects.sequence_limit import named as named_knob
+
+TERA = 1e12
 
 
-def mbu_by_max_num_seqs(tables: Tables) -> Plot:
-    """Minimum share of the memory bandwidth that a repeat used, by max-num-seqs."""
-    return _utilization(tables, MBU)
-
-
-def mfu_by_max_num_seqs(tables: Tables) -> Plot:
-    """Minimum share of the arithmetic that a repeat used, by max-num-seqs."""
-    return _utilization(tables, MFU)
-
-
-def _utilization(tables: Tables, share: Measure) -> Plot:
-    limits = tables.need("limits")
+def roofline(tables: Tables) -> Plot:
+    """The rate of operations of each cell against its operations per byte read, below the roofs of its device."""
+    limits = tables.need("limits").dropna(subset=["read_bytes", "flops", "mfu", "memory_bandwidth_bytes_per_s"])
+    cells = tables.measured[[*REPEAT, *NAMES]]
     # If a device's rates have two sources, the data sheet is preferred.
-    limits = limits[limits[share.column].notna()].sort_values("rates").drop_duplicates(REPEAT)
-    rows = tables.measured.merge(limits[[*REPEAT, share.column]], on=REPEAT)
+    rows = cells.merge(limits.sort_values("rates").drop_duplicates(REPEAT), on=REPEAT)
     if rows.empty:
-        raise MissingError(f"no {share.label} is known for any measured cell")
-    groups = compared(tables, rows, "knob_max_num_seqs", NAMES[1:])
-    return replace(plot_by_knob(tables, groups, "max-num-seqs", "sequences", share), sources=["measured", "predicted"])
+        raise MissingError("the work of no measured cell is known")
+    notes = ["a mark is the median of a cell; operations and bytes are computed from its schedule"]
+    rows = rows.assign(x=rows["flops"] / rows["read_bytes"], y=rows["mfu"] * rows["flop_per_s"] / TERA)
+    points = rows.groupby("cell_id", sort=False).agg({"gpu": "first", "x": "median", "y": "median"})
+    with suppress(MissingError):
+        knob, group = most_important_group(tables)
+        points["value"] = group.rows.drop_duplicates("cell_id").set_index("cell_id")["x"]
+        notes.append(f"numbers are {named_knob(knob)[0]}, for the cells of the figure of throughput")
+    roofs = limits.merge(cells[[*REPEAT, "gpu"]], on=REPEAT).drop_duplicates(["gpu", "rates"])
+    named = {gpu: mark for gpu, mark in marks(tables.devices).items() if gpu in set(points["gpu"])}
+    handles: list[Artist] = [
+        Line2D([], [], color=mark.color, marker=mark.marker, linestyle="none", label=gpu) for gpu, mark in named.items()
+    ]
+    handles += [
+        Line2D([], [], color=INK, linestyle=style, label=name.replace("ceiling", "roof"))
+        for rates, (style, name) in CEILINGS.items()
+        if rates in set(roofs["rates"])
+    ]
+    at = [f"{cell}: {row['x']:.3g} operations per byte, {row['y']:.3g} TFLOP/s" for cell, row in points.iterrows()]
+    return Plot(
+        title="Rate of operations against operations per byte, below the roofs of each device",
+        alt="; ".join(at[:8]) + ".",
+        sources=["measured", "predicted"],
+        panels=[Panel("", partial(_draw_roofline, points=points, roofs=roofs, named=named))],
+        x_label="Operations per byte that must be read (FLOP/byte)",
+        y_label="TFLOP/s",
+        handles=handles,
+        repeats=repeats_of(rows),
+        notes=notes,
+        panel_height_in=3.6,
+    )
+
+
+def _draw_roofline(ax: Axes, points: pd.DataFrame, roofs: pd.DataFrame, named: Mapping[str, Mark]) -> None:
+    ridge = roofs["flop_per_s"] / roofs["memory_bandwidth_bytes_per_s"]
+    low, high = points["x"].min() / 2, max(4 * points["x"].max(), 2 * ridge.max())
+    for roof in records(roofs):
+        x = np.array([low, roof["flop_per_s"] / roof["memory_bandwidth_bytes_per_s"], high])
+        y = np.minimum(x * roof["memory_bandwidth_bytes_per_s"], roof["flop_per_s"]) / TERA
+        ax.plot(x, y, color=named[roof["gpu"]].color, linestyle=CEILINGS[roof["rates"]][0], linewidth=1.2)
+    for gpu, part in points.groupby("gpu", sort=False):
+        mark = named[str(gpu)]
+        ax.plot(part["x"], part["y"], color=mark.color, marker=mark.marker, linestyle="none", alpha=0.8)
+    if "value" in points:
+        last = points[points["gpu"] == points["gpu"].iloc[-1]].dropna(subset="value")
+        for row in records(last.drop_duplicates("value")):
+            ax.annotate(f"{row['value']:g}", (row["x"], row["y"]), (5, -9), textcoords="offset points", fontsize=8)
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    ax.set_xlim(low, high)
+    bottom, top = points["y"].min() / 2, 1.6 * roofs["flop_per_s"].max() / TERA
+    ax.set_ylim(bottom, top)
+    plain_log_ticks(ax.xaxis, low, high, most=7)
+    plain_log_ticks(ax.yaxis, bottom, top, most=8)
 
 
 def above_ceilings(report: Report) -> Iterator[Block]:
@@ -69,37 +123,19 @@ def above_ceilings(report: Report) -> Iterator[Block]:
 SUBJECT = Subject(
     id="limits",
     title="How close to the hardware's limits",
-    lead="How much of the device's bandwidth and arithmetic the work needed, and which cells are above a ceiling.",
     parts=[
-        above_ceilings,
         FigurePart(
-            mbu_by_max_num_seqs,
-            {"limits": [*REPEAT, "rates", "mbu"]},
+            roofline,
+            {"limits": [*REPEAT, "rates", "read_bytes", "flops", "mfu", "flop_per_s", "memory_bandwidth_bytes_per_s"]},
             Caption(
-                shows="Model bandwidth utilization against max-num-seqs, one line per device: the bytes that the steps "
-                "of a repeat had to read (weights, and keys and values of all live tokens), divided by the time taken "
-                "and by the device's memory bandwidth. The bandwidth is that of the data sheet or, if there is none, "
-                "as measured on the device. A mark is the median of a cell's repeats, and its bar spans the lowest to "
-                "the highest repeat.",
-                reading="Near 1, memory is the limit, and no engine could be much faster with this batch. Far below 1, "
-                "the time goes elsewhere: to arithmetic, to starting kernels, or to waiting.",
-                not_shown="The bytes are computed, not counted: they are the minimum that had to be read. A falling "
-                "line does not mean lower throughput: with more sequences at once, arithmetic becomes the limit while "
-                "tokens per second still rise.",
-            ),
-        ),
-        FigurePart(
-            mfu_by_max_num_seqs,
-            {"limits": [*REPEAT, "rates", "mfu"]},
-            Caption(
-                shows="Model FLOP utilization against max-num-seqs, one line per device: the operations that the "
-                "tokens of a repeat need, divided by the time taken and by the device's dense rate for the model's "
-                "type. The rate is that of the data sheet or, if there is none, as measured on the device.",
-                reading="Decoding one sequence needs few operations per byte read, so the share is small. It rises "
-                "with the number of sequences that share a step. Together with MBU it shows which of the two limits a "
-                "setting approaches.",
-                not_shown="Operations on padding, and on tokens computed again after a preemption, are work for the "
-                "device but are not counted here.",
+                shows="One mark per cell: the operations that its tokens need, divided by the bytes that its steps "
+                "have to read, and by the time that it took. Lines are the roofs of each device: on the left what its "
+                "memory bandwidth allows, on the right its matrix rate.",
+                reading="The distance of a mark to the sloping roof is 1 / MBU, to the level roof 1 / MFU. A mark near "
+                "the sloping roof is limited by memory: more sequences per step move it up along the roof. A mark far "
+                "below both spends its time on something else, such as starting kernels or waiting for the host.",
+                not_shown="Operations and bytes are the minimum of the work. Padding, and tokens computed again after "
+                "a preemption, are work for the device but are not counted.",
             ),
         ),
         TablePart(
@@ -120,4 +156,5 @@ SUBJECT = Subject(
             lambda limits: medians_by_cell(limits, "rates").sort_values("factor", ascending=False, kind="stable"),
         ),
     ],
+    findings=[above_ceilings],
 )

@@ -1,4 +1,4 @@
-"""Throughput by the size of a KV block."""
+"""Throughput and KV memory by the size of a KV block."""
 
 from workflow_scripts.present.by_knob import OUTPUT, compared, plot_by_knob
 from workflow_scripts.present.plot import Plot
@@ -6,6 +6,10 @@ from workflow_scripts.present.report_tables import Tables
 from workflow_scripts.present.sentences import effects_of, verdicts_on
 from workflow_scripts.present.series import NAMES
 from workflow_scripts.present.subject import Caption, FigurePart, Subject
+from workflow_scripts.present.subjects import wasted_memory
+from workflow_scripts.present.subjects.cache_capacity import CAPACITY, prediction_errors, why_predictions_missed
+from workflow_scripts.present.subjects.claims_retested import claims_on
+from workflow_scripts.present.subjects.reserved_memory import RESERVED
 
 
 def output_by_block_size(tables: Tables) -> Plot:
@@ -16,15 +20,14 @@ def output_by_block_size(tables: Tables) -> Plot:
 
 SUBJECT = Subject(
     id="block-size",
-    title="Throughput against block size",
-    lead="Whether the size of a KV block changes how fast tokens are generated.",
+    title="Block size and KV memory",
     parts=[
         FigurePart(
             output_by_block_size,
             {"cells": ["output_tokens_per_s"]},
             Caption(
                 shows="Generated tokens per second against the size of a KV block. Each panel is a device, each line a "
-                "setting of the other knobs. A mark is the median of a cell's repeats, its bar spans the lowest to "
+                "setting of the other knobs. A mark is the mean over a cell's starts, its bar spans the lowest to "
                 "the highest repeat, and faint dots are the repeats. A question mark is a cell that failed a check, "
                 "for example because it is above its ceiling.",
                 reading="The vertical axis is logarithmic and the same in all panels. A level line means that the "
@@ -36,6 +39,10 @@ SUBJECT = Subject(
             ),
         ),
         effects_of("block_size"),
+        *wasted_memory.PARTS,
+        CAPACITY,
+        RESERVED,
+        claims_on("block-size"),
     ],
-    findings=[verdicts_on("block_size")],
+    findings=[verdicts_on("block_size"), prediction_errors, why_predictions_missed],
 )

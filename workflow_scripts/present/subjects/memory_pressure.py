@@ -247,7 +247,6 @@ def every_pool(report: Report) -> Iterator[Block]:
 SUBJECT = Subject(
     id="pressure",
     title="Memory pressure",
-    lead="The same requests with fewer and fewer KV blocks, down to so few that requests wait and are preempted.",
     parts=[
         FigurePart(
             pressure_by_pool,

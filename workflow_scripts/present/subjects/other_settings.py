@@ -1,15 +1,67 @@
-"""Effects of the settings that do not have their own section, and of the model."""
+"""What changed throughput, ranked: every setting, the model and the engine, each with its largest effect."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pandas as pd
 
+from workflow_scripts.common.wording import sentence
 from workflow_scripts.present.blocks import Block
+from workflow_scripts.present.plot import Plot
+from workflow_scripts.present.ratio_plot import plot_ratios
 from workflow_scripts.present.report import Report
+from workflow_scripts.present.report_tables import MissingError, Tables
 from workflow_scripts.present.sentences import EFFECT_COLUMNS, OWN_SECTION, pairs_that_differ_in, verdicts_of_others
-from workflow_scripts.present.subject import Subject, TablePart
+from workflow_scripts.present.style import marks
+from workflow_scripts.present.subject import Caption, FigurePart, Subject, TablePart
 from workflow_scripts.present.words import held_in_words
+from workflow_scripts.study.setting_words import instead_of
+
+MOST_CHANGES = 10
+ENGINE = "vLLM instead of HuggingFace, each at its fastest"
+
+
+STEADY, WHILE_FULL = "steady_output_tokens_per_s", ", while full"
+
+
+def largest_changes(tables: Tables) -> pd.DataFrame:
+    """For each setting and device the comparison with the largest effect, and that of the engines; the largest first.
+
+    Raises:
+        MissingError: nothing was compared.
+    """
+    effects, pairs = tables.get("effects"), tables.get("engines")
+    found = []
+    if effects is not None:
+        rows = effects[effects["comparison"] == "overall"]
+        words = [instead_of(k, v, b) for k, v, b in rows[["knob", "value", "baseline"]].itertuples(index=False)]
+        full = rows["metric"].eq(STEADY) if "metric" in rows else [False] * len(rows)
+        labels = [sentence(text) + WHILE_FULL * bool(steady) for text, steady in zip(words, full, strict=True)]
+        found.append(rows.assign(label=labels, about=rows["knob"]))
+    if pairs is not None:
+        rows = pairs[pairs["comparable"].eq(True)].rename(columns=lambda name: name.replace("improvement_", ""))
+        fastest = rows.sort_values(["vllm_output_tokens_per_s", "hf_output_tokens_per_s"], ascending=False)
+        found.append(fastest.drop_duplicates(["gpu", "model", "workload"]).assign(label=ENGINE, about="engine"))
+    rows = pd.concat(found) if found else pd.DataFrame(columns=["ratio"])
+    rows = rows[rows["ratio"] > 0]
+    if rows.empty:
+        raise MissingError("no two measured cells differ in one setting alone")
+    size = rows["ratio"].where(rows["ratio"] > 1, 1 / rows["ratio"])
+    ranked = rows.assign(size=size).sort_values("size", ascending=False, kind="stable")
+    return ranked.drop_duplicates(["about", "gpu"]).reset_index(drop=True)
+
+
+def effects(tables: Tables) -> Plot:
+    """The largest effect of each setting on output tokens per second, one dot per device, the largest first."""
+    rows = largest_changes(tables)
+    labels = list(dict.fromkeys(rows["label"]))
+    drawn = rows[rows["label"].isin(labels[:MOST_CHANGES])]
+    return plot_ratios(
+        drawn.assign(name=drawn["gpu"], panel=""),
+        marks(tables.devices),
+        title="What changed output tokens per second, largest effect first",
+        panels_are="",
+    )
 
 
 def models_compared(report: Report) -> Iterator[Block]:
@@ -28,15 +80,26 @@ def _others(effects: pd.DataFrame) -> pd.DataFrame:
 
 SUBJECT = Subject(
     id="settings",
-    title="Other settings",
-    lead="Pairs of cells that differ in only one other setting.",
+    title="All settings",
     parts=[
+        FigurePart(
+            effects,
+            {},
+            Caption(
+                shows="The largest effect of each setting on output tokens per second, as a ratio with its 95 % "
+                "interval: one dot for each device, the largest effect first.",
+                reading="To the right of 1, the value that is named first is faster. If an interval contains 1, or is "
+                "as wide as the distance to 1, more starts are needed to know the effect.",
+                not_shown="Effects hold for the values, workloads and devices of this study. A setting may have "
+                "another effect beside other values of the remaining settings; the table has every comparison.",
+            ),
+        ),
         TablePart(
             "effects",
             {"knob": "Setting", **EFFECT_COLUMNS},
             "Effects of other settings on output tokens per second",
             _others,
-        )
+        ),
     ],
     findings=[verdicts_of_others, models_compared],
 )

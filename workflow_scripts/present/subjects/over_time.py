@@ -1,15 +1,13 @@
-"""Curves over time inside a few cells: memory, running sequences, KV cache in use."""
+"""Curves over time inside a few cells: running sequences and KV cache in use."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Literal
 
 import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from workflow_scripts.present.blocks import GIB
 from workflow_scripts.present.plot import Panel, Plot
 from workflow_scripts.present.report_tables import MissingError, Tables
 from workflow_scripts.present.series import cell_titles, repeats_of
@@ -18,20 +16,6 @@ from workflow_scripts.present.subject import Caption, FigurePart, Subject
 
 MOST_CELLS = 6
 REPEAT_LINES = ("-", "--", ":")
-# A record of the scheduler says what ran in the step that ended at that time.
-DrawStyle = Literal["default", "steps-pre"]
-
-
-def memory_over_time(tables: Tables) -> Plot:
-    """Memory in use over the time of a repeat, in a few cells."""
-    rows = _rows_of_few_cells(tables, "trace")
-    column = next((c for c in ("memory_used_bytes", "process_memory_bytes") if rows[c].notna().any()), None)
-    if column is None:
-        raise MissingError("no sample of the device traces contains memory")
-    # A GPU's trace has the memory of the device, a CPU's trace that of the engine's processes.
-    rows["memory_gib"] = rows["memory_used_bytes"].fillna(rows["process_memory_bytes"]) / GIB
-    alt = _peaks(rows, "memory_gib", "memory in use", "GiB")
-    return _plot(tables, rows, "Memory in use", "Memory in use (GiB)", alt, {"memory_gib": COLOURS[0]}, "default")
 
 
 def sequences_over_time(tables: Tables) -> Plot:
@@ -39,7 +23,7 @@ def sequences_over_time(tables: Tables) -> Plot:
     rows = _rows_of_few_cells(tables, "steps")
     alt = _peaks(rows, "running", "sequences running", "sequences")
     columns = {"running": COLOURS[0], "waiting": COLOURS[1]}
-    return _plot(tables, rows, "Sequences running and waiting", "Sequences", alt, columns, "steps-pre")
+    return _plot(tables, rows, "Sequences running and waiting", "Sequences", alt, columns)
 
 
 def kv_cache_over_time(tables: Tables) -> Plot:
@@ -51,7 +35,7 @@ def kv_cache_over_time(tables: Tables) -> Plot:
     rows = rows.assign(kv_cache_pct=100 * rows["kv_cache_usage"])
     alt = _peaks(rows, "kv_cache_pct", "KV blocks in use", "per cent")
     columns = {"kv_cache_pct": COLOURS[2]}
-    return _plot(tables, rows, "KV cache in use", "KV blocks in use (%)", alt, columns, "steps-pre")
+    return _plot(tables, rows, "KV cache in use", "KV blocks in use (%)", alt, columns)
 
 
 def _plot(
@@ -61,7 +45,6 @@ def _plot(
     y_label: str,
     alt: str,
     columns: Mapping[str, str],
-    drawstyle: DrawStyle,
 ) -> Plot:
     """The figure of columns, each with its colour, one panel per cell."""
     handles: list[Artist] = [Line2D([], [], color=color, label=name) for name, color in columns.items()]
@@ -69,7 +52,7 @@ def _plot(
         title=f"{what} over the time of a repeat",
         alt=alt,
         sources=["measured"],
-        panels=_panels(tables, rows, columns, drawstyle),
+        panels=_panels(tables, rows, columns),
         x_label="Time since the repeat began (s)",
         y_label=y_label,
         handles=[*(handles if len(columns) > 1 else []), *_repeat_handles(rows)],
@@ -88,17 +71,17 @@ def _rows_of_few_cells(tables: Tables, facts: str) -> pd.DataFrame:
     return tables.facts_of_first_start(facts, chosen["cell_id"]).sort_values(["cell_id", "repeat", "time_s"])
 
 
-def _panels(tables: Tables, rows: pd.DataFrame, columns: Mapping[str, str], drawstyle: DrawStyle) -> Sequence[Panel]:
+def _panels(tables: Tables, rows: pd.DataFrame, columns: Mapping[str, str]) -> Sequence[Panel]:
     cells = tables.cells.drop_duplicates("cell_id").set_index("cell_id")
     shown = cells.loc[list(dict.fromkeys(rows["cell_id"]))]
     titles = cell_titles(shown, tables.knobs)
     return [
-        Panel(titles[cell], partial(_draw, rows=part, columns=columns, drawstyle=drawstyle))
+        Panel(titles[cell], partial(_draw, rows=part, columns=columns))
         for cell, part in rows.groupby("cell_id", sort=False)
     ]
 
 
-def _draw(ax: Axes, rows: pd.DataFrame, columns: Mapping[str, str], drawstyle: DrawStyle) -> None:
+def _draw(ax: Axes, rows: pd.DataFrame, columns: Mapping[str, str]) -> None:
     for column, color in columns.items():
         for i, (_, part) in enumerate(rows.groupby("repeat")):
             style = REPEAT_LINES[i % len(REPEAT_LINES)]
@@ -109,7 +92,7 @@ def _draw(ax: Axes, rows: pd.DataFrame, columns: Mapping[str, str], drawstyle: D
                 linestyle=style,
                 linewidth=1.2,
                 alpha=1 if i == 0 else 0.55,
-                drawstyle=drawstyle,
+                drawstyle="steps-pre",  # a record says what ran in the step that ended at that time
             )
     ax.set_xlim(left=0)
     ax.set_ylim(0, max(rows[column].max() for column in columns) * 1.12 or 1)
@@ -146,30 +129,14 @@ _CELLS = {"cells": ["cell_id", "max_concurrency_allowed"]}
 
 SUBJECT = Subject(
     id="over-time",
-    title="Memory over time",
-    lead="Memory, sequences and KV cache in the course of a repeat.",
+    title="Sequences and KV cache over time",
     parts=[
-        FigurePart(
-            memory_over_time,
-            _CELLS,
-            Caption(
-                shows="Memory in use over the time of a repeat, sampled in a few cells: for each device and engine, "
-                "those that may run the most and the fewest sequences at once. On a GPU it is the memory that the "
-                "device reports as used, on a CPU the resident memory of the engine's processes. Line styles are "
-                "repeats.",
-                reading="If an engine reserves its KV cache when it starts, the line is level, no matter how many "
-                "tokens the cache holds. For an engine whose cache grows, the line rises with the tokens and falls "
-                "when a batch ends.",
-                not_shown="A level line near the top does not mean that the memory is needed. The figure of the KV "
-                "cache in use shows how much of the cache holds tokens.",
-            ),
-        ),
         FigurePart(
             sequences_over_time,
             _CELLS,
             Caption(
                 shows="Running and waiting sequences at every step of the scheduler, over the time of a repeat, for "
-                "the same cells as in the figure of memory over time.",
+                "a few cells: for each device and engine, those that may run the most and the fewest sequences.",
                 reading="If all requests arrive at the beginning, the running sequences rise to the limit and stay "
                 "there while others wait. Once none waits, their number falls as the last requests end. During the "
                 "long tail on the right the device is not full.",
@@ -182,7 +149,7 @@ SUBJECT = Subject(
             _CELLS,
             Caption(
                 shows="The share of the KV blocks that hold tokens, at every step of the scheduler, over the time of a "
-                "repeat, for the same cells as in the figure of memory over time.",
+                "repeat, for the same cells.",
                 reading="At 100 %, new requests have to wait, or running requests are preempted and computed again. "
                 "Far below 100 %, the cache is larger than this workload needs, so neither its size nor the block "
                 "size can change the speed through it.",

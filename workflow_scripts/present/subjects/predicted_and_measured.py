@@ -1,21 +1,22 @@
 """Predictions made before anything ran, beside measured and published values."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pandas as pd
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from workflow_scripts.common.wording import plural
 from workflow_scripts.engines.vllm_engines import VLLM
 from workflow_scripts.present.blocks import Block, Finding, Findings
-from workflow_scripts.present.plot import Panel, Plot, log2_axis, mark_handles, plain_log_ticks, some_panels
+from workflow_scripts.present.plot import Panel, Plot, log2_axis, plain_log_ticks, some_panels
+from workflow_scripts.present.ratio_plot import plot_ratios
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import MissingError, Tables, records
-from workflow_scripts.present.style import COLOURS, INK, MUTED, Mark, marks
+from workflow_scripts.present.style import COLOURS, INK, marks
 from workflow_scripts.present.subject import CELL, Caption, FigurePart, Subject, TablePart
 
 QUANTITY, TOTAL = "output_tokens_per_s", "total_tokens_per_s"
@@ -26,61 +27,34 @@ LINES: Sequence[Mapping[str, Any]] = [
 ]
 MEASURED: Mapping[str, Any] = {"color": COLOURS[0], "marker": "o", "linestyle": "none"}
 PUBLISHED: Mapping[str, Any] = {"color": INK, "marker": "x", "linestyle": ":", "linewidth": 1.0}
-FLAGGED: Mapping[str, Any] = {
-    "color": INK,
-    "marker": "o",
-    "markersize": 11,
-    "markerfacecolor": "none",
-    "linestyle": "none",
-}
 
 
-def predicted_beside_measured(tables: Tables) -> Plot:
-    """Measured output tokens per second by predicted ones, with the predicted band."""
+def prediction_errors(tables: Tables) -> Plot:
+    """Predicted over measured output tokens per second, one dot per cell, sorted, with the band of the prediction."""
     table = tables.need("predictions")
-    rows = table[(table["quantity"] == QUANTITY) & table[["predicted", "measured"]].notna().all(axis=1)]
+    rows = table[(table["quantity"] == QUANTITY) & table["predicted"].notna() & table["measured"].notna()]
     if rows.empty:
         raise MissingError("no cell was both predicted and measured")
-    drawn_as = marks(tables.devices)
-    size = rows["error_pct"].abs()
-    flagged = rows[rows["flagged"].astype(bool)]
-    handles: list[Artist] = mark_handles({gpu: drawn_as[gpu] for gpu in dict.fromkeys(rows["gpu"])})
-    for handle in handles:
-        handle.set(linestyle="none")
-    handles += [
-        Line2D([], [], color=MUTED, linewidth=1.2, label="measured equals predicted"),
-        Line2D([], [], color=MUTED, marker="|", label="band of the prediction"),
-    ]
-    if len(flagged):
-        handles.append(Line2D([], [], label="outside its band", **FLAGGED))
-    return Plot(
-        title="Output tokens per second, measured against predicted",
-        alt=f"{len(rows)} cells. Predictions have a median error of {size.median():.3g} %; {len(flagged)} cells lie "
-        "outside their band.",
-        sources=["measured", "predicted"],
-        panels=[Panel("", partial(_draw_scatter, rows=rows, drawn_as=drawn_as))],
-        x_label="Predicted output tokens per s",
-        y_label="Measured output tokens per s",
-        handles=handles,
-        repeats="the median of each cell's repeats",
-        panel_height_in=4.2,
+    ratio, low, high = (rows[name] / rows["measured"] for name in ("predicted", "low", "high"))
+    both = low.notna() & high.notna()
+    rows = rows.assign(
+        ratio=ratio,
+        ratio_low=low.where(both),
+        ratio_high=high.where(both),
+        label=rows["gpu"] + " · " + rows["engine"],
+        name=rows["gpu"],
+        panel="",
     )
-
-
-def _draw_scatter(ax: Axes, rows: pd.DataFrame, drawn_as: Mapping[str, Mark]) -> None:
-    ends = rows[["predicted", "low", "high", "measured"]]
-    low, high = ends.min().min() / 1.3, ends.max().max() * 1.3
-    ax.plot([low, high], [low, high], color=MUTED, linewidth=1.2, zorder=1)
-    for gpu, part in rows.groupby("gpu", sort=False):
-        mark = drawn_as[str(gpu)]
-        ax.hlines(part["measured"], part["low"], part["high"], color=mark.color, alpha=0.35, linewidth=1.2)
-        ax.plot(part["predicted"], part["measured"], marker=mark.marker, color=mark.color, linestyle="none")
-    flagged = rows[rows["flagged"].astype(bool)]
-    ax.plot(flagged["predicted"], flagged["measured"], **FLAGGED)
-    for axis, set_scale, set_limits in ((ax.xaxis, ax.set_xscale, ax.set_xlim), (ax.yaxis, ax.set_yscale, ax.set_ylim)):
-        set_scale("log")
-        set_limits(low, high)
-        plain_log_ticks(axis, low, high, most=7)
+    size = rows["error_pct"].abs()
+    plot = plot_ratios(
+        rows.sort_values("ratio"),
+        marks(tables.devices),
+        title="Predicted output tokens per second over measured, cells sorted by their error",
+        panels_are="",
+        interval="band of the prediction",
+    )
+    alt = f"{len(rows)} cells. Predictions have a median error of {size.median():.3g} %, at most {size.max():.3g} %."
+    return replace(plot, alt=alt, sources=["measured", "predicted"])
 
 
 def predicted_by_max_num_seqs(tables: Tables) -> Plot:
@@ -179,7 +153,7 @@ def _accuracy(rows: pd.DataFrame) -> Iterator[Finding]:
 
 
 def _flags(rows: pd.DataFrame, report: Report) -> Iterator[Finding]:
-    flagged = rows[rows["flagged"].astype(bool)]
+    flagged = rows[rows["flagged"].eq(True)]
     if len(flagged):
         first = records(flagged)[0]
         sentence = (
@@ -209,25 +183,28 @@ def _with_band(row: Mapping[str, Any]) -> str:
     return f"{row['predicted']:,.0f} ({row['low']:,.0f} to {row['high']:,.0f})"
 
 
+def _with_ceilings(predictions: pd.DataFrame) -> pd.DataFrame:
+    """The predicted rates; where there is no band, the upper end is what the data sheet allows."""
+    rows = predictions[(predictions["quantity"] == QUANTITY) & predictions["predicted"].notna()]
+    has_band = rows["low"].notna()
+    return rows.assign(ceiling=rows["high"].mask(has_band), high=rows["high"].where(has_band))
+
+
 SUBJECT = Subject(
     id="predictions",
     title="Predicted and measured",
-    lead="What each cell should achieve according to its schedule and device, and what it achieved. No prediction uses "
-    "measurements of its own cell.",
     parts=[
-        prediction_findings,
         FigurePart(
-            predicted_beside_measured,
-            {"predictions": ["quantity", "predicted", "low", "high", "measured", "flagged"]},
+            prediction_errors,
+            {"predictions": ["quantity", "predicted", "low", "high", "measured", "error_pct"]},
             Caption(
-                shows="Every cell that was predicted and measured: the predicted value on the horizontal axis, the "
-                "measured value on the vertical axis. The bar through a mark is the band of the prediction.",
-                reading="Marks on the line are as predicted, and marks above it are faster. If a bar does not reach "
-                "the line, the cell missed its band; it has a ring. Both axes are logarithmic.",
-                not_shown="A prediction from a data sheet, from measured rates or from another model's ladder has no "
-                "band, because no measurements were held out to estimate one, so its bar is missing. The steps of a "
-                "cell follow from the schedule, and their durations from separate short calibration runs (a ladder), "
-                "never from the cell itself.",
+                shows="Every cell that was predicted and measured: the predicted rate divided by the measured one, "
+                "sorted, for each device and engine. The line through a dot is the band of the prediction.",
+                reading="A dot at 1 was predicted exactly; to the left of 1, the cell was faster than predicted. A "
+                "band that does not reach 1 missed.",
+                not_shown="A prediction without a band is one for which no measurements were held out to estimate it. "
+                "The steps of a cell follow from the schedule, and their durations from separate short calibration "
+                "runs, never from the cell itself.",
             ),
         ),
         FigurePart(
@@ -253,6 +230,7 @@ SUBJECT = Subject(
                 "predicted": "Predicted output tokens per s",
                 "low": "Band from",
                 "high": "Band to",
+                "ceiling": "Without a band: at most, by the data sheet",
                 "measured": "Measured output tokens per s",
                 "error_pct": "Error (%)",
                 "flagged": "Differs from its prediction",
@@ -261,7 +239,8 @@ SUBJECT = Subject(
                 "speed_source": "Source of the device's speed",
             },
             "Output tokens per second of every cell, predicted and measured",
-            lambda predictions: predictions[(predictions["quantity"] == QUANTITY) & predictions["predicted"].notna()],
+            _with_ceilings,
         ),
     ],
+    findings=[prediction_findings],
 )

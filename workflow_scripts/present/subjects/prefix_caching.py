@@ -5,33 +5,51 @@ from typing import Any
 
 import pandas as pd
 
-from workflow_scripts.present.blocks import Block, Finding
+from workflow_scripts.common.wording import number
+from workflow_scripts.present.bar_plot import plot_bars
+from workflow_scripts.present.blocks import GIB, Block, Finding
 from workflow_scripts.present.plot import Plot
-from workflow_scripts.present.ratio_plot import labelled, plot_ratios
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import MissingError, Tables, records
 from workflow_scripts.present.sentences import effects_of, pairs_that_differ_in, place, some
 from workflow_scripts.present.series import without_shared
 from workflow_scripts.present.style import marks
 from workflow_scripts.present.subject import CELL, Caption, FigurePart, Subject, TablePart
+from workflow_scripts.present.subjects.claims_retested import claims_on
 
 MIB = 2**20
+_MEASURES = {
+    "output_tokens_per_s": "Output tokens per s",
+    "kv_bytes_used_mean": "KV memory of running requests (GiB)",
+    "energy_j_per_output_token": "Energy per output token (J)",
+}
+_WORDS = {"true": "with", "false": "without"}
 
 
 def prefix_caching(tables: Tables) -> Plot:
-    """Ratio of output tokens per second with prefix caching to those without, one dot per pair of cells."""
+    """Rate, KV memory and energy of cells with and without prefix caching that differ in nothing else."""
     effects = tables.need("effects")
     pairs = effects[(effects["knob"] == "enable_prefix_caching") & (effects["comparison"] == "pair")]
     if pairs.empty:
         raise MissingError("no two measured cells differ only in prefix caching")
-    rows = pairs.assign(held=without_shared(pairs["held"]), name=pairs["gpu"], panel=pairs["workload"])
-    rows = labelled(rows, ["engine", "model"], "held")
-    return plot_ratios(
-        rows,
-        marks(tables.devices),
-        title="Speed-up by prefix caching: output tokens per second with it over without",
+    pairs = pairs.assign(held=without_shared(pairs["held"]))
+    cells = tables.measured.reindex(columns=["cell_id", "start", "repeat", "source", *_MEASURES])
+    cells = cells.assign(kv_bytes_used_mean=cells["kv_bytes_used_mean"] / GIB)
+    sides = [
+        pairs[["gpu", "model", "workload", "held"]].assign(
+            cell_id=pairs[of], name=pairs[value].map(_WORDS) + " prefix caching"
+        )
+        for of, value in (("cell_id", "value"), ("baseline_cell_id", "baseline"))
+    ]
+    rows = pd.concat(sides).merge(cells, on="cell_id")
+    told = [name for name in ("gpu", "model", "held") if rows[name].nunique() > 1]
+    labels = rows[["name", *told]].agg(" · ".join, axis=1)
+    return plot_bars(
+        rows.assign(panel=rows["workload"], label=labels),
+        _MEASURES,
+        marks(["without prefix caching", "with prefix caching"]),
+        title="Prefix caching: speed, KV memory and energy of the same requests",
         panels_are="workloads",
-        repeats=("repeats", "baseline_repeats"),
     )
 
 
@@ -64,9 +82,9 @@ def memory_saved(report: Report) -> Iterator[Block]:
         told = [
             Finding(
                 f"{row['saving']:.3g} times less memory",
-                f"{place(row)}: the tokens of running requests take {row['cached_mib']:.3g} MiB of keys and values "
-                f"with prefix caching, and {row['alone_mib']:.3g} MiB without, because requests share the blocks of a "
-                "prefix.",
+                f"{place(row)}: the tokens of running requests take {number(row['cached_mib'])} MiB of keys and "
+                f"values with prefix caching, and {number(row['alone_mib'])} MiB without, because requests share the "
+                "blocks of a prefix.",
                 "good",
             )
             for row in records(rows.sort_values("saving", ascending=False, kind="stable"))
@@ -85,17 +103,16 @@ def first_repeats_with_cache(cells: pd.DataFrame) -> pd.DataFrame:
 SUBJECT = Subject(
     id="prefix-caching",
     title="Prefix caching",
-    lead="The same requests with and without reusing the keys and values of prompts that begin alike.",
     parts=[
         FigurePart(
             prefix_caching,
-            {"effects": ["knob", "comparison", "ratio", "held"]},
+            {"effects": ["knob", "comparison", "cell_id", "baseline_cell_id", "held"]},
             Caption(
-                shows="Output tokens per second with prefix caching, divided by those without, for pairs of cells that "
-                "differ in nothing else. The line through a dot is the 95 % interval of the ratio.",
-                reading="To the right of 1, prefix caching made the engine faster. An interval that contains 1 leaves "
-                "open whether it changed anything. Workloads whose prompts share no beginning are the control: their "
-                "ratio should be 1. Below 1, searching the cache costs more time than it saves.",
+                shows="Cells with and without prefix caching that differ in nothing else: output tokens per second, "
+                "the memory that the tokens of running requests take, and the energy of a generated token. A bar is "
+                "the median of a cell's repeats, and a dot is one repeat.",
+                reading="Workloads whose prompts share no beginning are the control: their bars should be equal. If "
+                "prefix caching is slower there, searching the cache costs more time than it saves.",
                 not_shown="The gain holds for these prompt and output lengths and this share of common beginnings. It "
                 "is not a constant of the engine: longer shared prefixes and shorter outputs gain more.",
             ),
@@ -114,6 +131,7 @@ SUBJECT = Subject(
             "Prefix-cache hits in the first repeat of each cell",
             first_repeats_with_cache,
         ),
+        claims_on("prefix-caching"),
     ],
     findings=[gains_and_hits, memory_saved],
 )

@@ -1,40 +1,132 @@
 """Throughput by max-num-seqs, the number of sequences that may run at once."""
 
-from workflow_scripts.present.by_knob import OUTPUT, TOTAL, ceilings_of, compared, plot_by_knob
+from collections.abc import Callable, Collection, Iterator
+
+import pandas as pd
+
+from workflow_scripts.common.wording import number
+from workflow_scripts.present.blocks import Block, Finding, Findings
+from workflow_scripts.present.by_knob import OUTPUT, TOTAL, WHOLE, ceilings_of, compared, plot_by_knob
 from workflow_scripts.present.plot import Plot
-from workflow_scripts.present.report_tables import Tables
+from workflow_scripts.present.report_tables import MissingError, Tables
 from workflow_scripts.present.sentences import effects_of, verdicts_on
-from workflow_scripts.present.series import NAMES
+from workflow_scripts.present.series import NAMES, Group
 from workflow_scripts.present.subject import Caption, FigurePart, Subject
+from workflow_scripts.present.subjects.claims_retested import claims_on
+from workflow_scripts.study.setting_words import said, shortly
+
+STEADY, WORK = "steady_output_tokens_per_s", ("num_requests", "prompt_tokens", "output_tokens")
 
 
 def output_by_max_num_seqs(tables: Tables) -> Plot:
-    """Output tokens per second by max-num-seqs, one line per device, with the ceiling if it is known."""
+    """Output tokens per second by max-num-seqs, one line per device, with the ceiling if it is known.
+
+    If the requests differ along a line, the rate is that while the engine is full, beside that over whole repeats.
+    """
     groups = compared(tables, tables.measured, "knob_max_num_seqs", NAMES[1:])
+    for group in groups:
+        rows = group.rows
+        if rows[STEADY].notna().all() and (rows.groupby("colour")[list(WORK)].nunique() > 1).any(axis=None):
+            rows[WHOLE], rows[OUTPUT.column] = rows[OUTPUT.column], rows[STEADY]
     return plot_by_knob(tables, groups, "max-num-seqs", "sequences", OUTPUT, ceilings_of(tables, groups))
 
 
-def total_by_max_num_seqs(tables: Tables) -> Plot:
-    """Prompt and output tokens per second by max-num-seqs, one line per device."""
-    groups = compared(tables, tables.measured, "knob_max_num_seqs", NAMES[1:])
-    return plot_by_knob(tables, groups, "max-num-seqs", "sequences", TOTAL)
+def throughput(tables: Tables) -> Plot:
+    """Total tokens per second by the knob that matters most, with ceilings and with what others published."""
+    knob, group = most_important_group(tables)
+    ceilings = ceilings_of(tables, [group], TOTAL.column)
+    if ceilings is not None and "datasheet" in ceilings:
+        ceilings = ceilings[["datasheet"]]
+    published = published_rates(tables, set(group.rows["cell_id"]))
+    return plot_by_knob(tables, [group], *named(knob), TOTAL, ceilings, published)
+
+
+def named(knob: str) -> tuple[str, str]:
+    """The name of a knob on an axis, and its unit."""
+    return ("max-num-seqs", "sequences") if knob == "max_num_seqs" else (knob.replace("_", " "), "")
+
+
+def at_both_ends(tables: Tables, column: str, say: Callable[[float], str]) -> Iterator[Block]:
+    """A quantity at the lowest and the highest value of the knob that matters most, for each device."""
+    knob, group = most_important_group(tables)
+    medians = group.rows.groupby(["gpu", "x"], sort=False)[column].median().dropna()
+    findings = []
+    for gpu, of_one in medians.groupby(level="gpu", sort=False):
+        at = of_one.droplevel("gpu").sort_index()
+        (low, first), (high, last) = ((at.index[end], float(at.iloc[end])) for end in (0, -1))
+        if low < high:
+            times = f"{number(last / first)} times" if last > first else f"{number(first / last)} times less"
+            told = f"{gpu}: {say(first)} with {said(knob, low)}, {say(last)} with {shortly(knob, high, low)}."
+            findings.append(Finding(times, told))
+    if findings:
+        yield Findings(findings)
+
+
+def most_important_group(tables: Tables) -> tuple[str, Group]:
+    """The knob that matters most, and the cells of the model and workload in which it was varied in the most cells."""
+    knob = most_important_knob(tables)
+    return knob, compared(tables, tables.measured, f"knob_{knob}", NAMES[1:])[0]
+
+
+def most_important_knob(tables: Tables) -> str:
+    """The knob with numbers as values whose change had the largest effect; max-num-seqs if no effect is known.
+
+    Raises:
+        MissingError: no knob was varied.
+    """
+    numeric = [name for name in tables.knobs if pd.api.types.is_numeric_dtype(tables.measured[name])]
+    names = [name.removeprefix("knob_") for name in numeric if tables.measured[name].nunique() > 1]
+    effects = tables.get("effects")
+    if effects is not None:
+        rows = effects[(effects["comparison"] == "overall") & effects["knob"].isin(names) & (effects["ratio"] > 0)]
+        if len(rows):
+            size = rows["ratio"].where(rows["ratio"] > 1, 1 / rows["ratio"])
+            return str(rows["knob"][size == size.max()].iloc[0])
+    if not names:
+        raise MissingError("no two measured cells differ in one number")
+    return "max_num_seqs" if "max_num_seqs" in names else names[0]
+
+
+def published_rates(tables: Tables, cells: Collection[str]) -> "pd.Series[float] | None":
+    """What others published for the settings of these cells, in total tokens per second, by cell; None if nothing."""
+    predictions = tables.get("predictions")
+    if predictions is None:
+        return None
+    rows = predictions[(predictions["quantity"] == TOTAL.column) & predictions["cell_id"].isin(cells)]
+    rates = rows.set_index("cell_id")["published"].dropna()
+    return rates if len(rates) else None
 
 
 SUBJECT = Subject(
     id="max-num-seqs",
     title="Throughput against max-num-seqs",
-    lead="How much more a device delivers when more sequences may run at once.",
     parts=[
         FigurePart(
+            throughput,
+            {"cells": ["total_tokens_per_s"]},
+            Caption(
+                shows="Prompt and generated tokens together, per second, against the setting that changed them most, "
+                "for the model and workload with the most cells. A mark is the mean over a cell's starts. Dotted "
+                "lines are the ceilings that a device's data sheet sets for these requests. Crosses are rates that "
+                "others published for the same device and setting.",
+                reading="Both axes are logarithmic. No engine can be in the shaded area, because the bytes that the "
+                "requests need cannot be read faster than that.",
+                not_shown="Rates are over whole repeats, with filling and drain; the next figure has those in between. "
+                "The published sources do not say whether their rates include prompt tokens. A rate of "
+                "output tokens would be further above the ceiling.",
+            ),
+        ),
+        FigurePart(
             output_by_max_num_seqs,
-            {"cells": ["output_tokens_per_s"]},
+            {"cells": ["output_tokens_per_s", STEADY, *WORK]},
             Caption(
                 shows="Generated tokens per second against max-num-seqs, the limit on sequences that run at once. "
-                "Each line is a device, or a setting if there is only one device. Along a line nothing else changes. "
-                "A mark is the median of a cell's repeats, its bar spans the lowest to the highest repeat, and faint "
-                "dots are the repeats. Dotted and dash-dotted lines are the ceilings that the device's memory "
-                "bandwidth and arithmetic set. A question mark is a cell that failed a check, for example because it "
-                "is above its ceiling.",
+                "Each line is a device, or a setting if there is only one device. A mark is the mean over a cell's "
+                "starts, its bar spans the lowest to the highest repeat, and faint dots are the repeats. If cells "
+                "along a line served different requests, these are rates while as many sequences ran as the limit "
+                "allows; hollow marks are the rates over whole repeats, with filling and drain. Dotted and dash-dotted "
+                "lines are the ceilings that the device's memory bandwidth and arithmetic set for whole repeats. A "
+                "question mark is a cell that failed a check, for example because it is above its ceiling.",
                 reading="Both axes are logarithmic, so equal distances are equal ratios. A straight rise means that "
                 "throughput grows by the same factor each time the limit doubles. Where a line levels off, something "
                 "else is the limit: the number of requests, the KV blocks, or the device's arithmetic.",
@@ -43,19 +135,8 @@ SUBJECT = Subject(
                 "more of them run at once.",
             ),
         ),
-        FigurePart(
-            total_by_max_num_seqs,
-            {"cells": ["total_tokens_per_s"]},
-            Caption(
-                shows="Prompt tokens and generated tokens together, per second, against max-num-seqs. Lines and marks "
-                "mean the same as in the figure of output tokens.",
-                reading="The curve lies above that of output tokens by the ratio of all tokens to generated tokens. "
-                "This ratio is a property of the workload.",
-                not_shown="This rate cannot be compared with rates of output tokens, on this page or elsewhere. It "
-                "also counts prompt tokens that came from a prefix cache.",
-            ),
-        ),
         effects_of("max_num_seqs"),
+        claims_on("max-num-seqs"),
     ],
     findings=[verdicts_on("max_num_seqs")],
 )

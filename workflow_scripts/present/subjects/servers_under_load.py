@@ -326,9 +326,7 @@ def _told(rows: pd.DataFrame) -> pd.DataFrame:
 SUBJECT = Subject(
     id="serving",
     title="Serving",
-    lead="Servers under load: how many requests they answer, how long these take, and which load is too high.",
     parts=[
-        load_findings,
         FigurePart(
             serving_latency,
             _NEEDS,
@@ -364,5 +362,5 @@ SUBJECT = Subject(
         sequences_by_rate,
         latency_table,
     ],
-    findings=[sustained, latency_verdicts],
+    findings=[sustained, load_findings, latency_verdicts],
 )

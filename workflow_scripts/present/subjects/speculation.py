@@ -24,7 +24,6 @@ def _accepted(cell: Mapping[str, Any]) -> str:
 SUBJECT = Subject(
     id="speculation",
     title="Speculative decoding",
-    lead="Tokens are drafted ahead, from repeated text or by a small model, and the model checks them in one step.",
     parts=[
         effects_of("num_speculative_tokens"),
         TablePart(

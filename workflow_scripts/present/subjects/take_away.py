@@ -74,6 +74,5 @@ def files(report: Report) -> Iterator[Block]:
 SUBJECT = Subject(
     id="take-away",
     title="Citation and data",
-    lead="How to cite this study, and where to find its data. Every chart and table of this page can be saved.",
     parts=[citation, files],
 )

@@ -1,6 +1,6 @@
 """How much of the memory reserved for keys and values held no token."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -11,11 +11,13 @@ from matplotlib.lines import Line2D
 
 from workflow_scripts.present.blocks import Block
 from workflow_scripts.present.plot import Panel, Plot, log2_axis, some_panels
-from workflow_scripts.present.report import Report
+from workflow_scripts.present.report import Part, Report
 from workflow_scripts.present.report_tables import REPEAT, MissingError, Tables, of_all_layers, records
 from workflow_scripts.present.series import repeats_of
 from workflow_scripts.present.style import COLOURS, LineStyle
-from workflow_scripts.present.subject import Caption, FigurePart, Subject, TablePart, medians_by_cell
+from workflow_scripts.present.subject import Caption, FigurePart, TablePart, medians_by_cell
+
+MOST_WORKLOADS = 3
 
 
 class Layout(NamedTuple):
@@ -51,6 +53,7 @@ def waste_by_block_size(tables: Tables) -> Plot:
     panels, notes = some_panels(
         [Panel(" · ".join(map(str, names)), partial(_draw_waste, rows=part)) for names, part in groups],
         "models and workloads",
+        MOST_WORKLOADS,
     )
     layouts = set(rows["layout"])
     handles: list[Artist] = []
@@ -68,8 +71,8 @@ def waste_by_block_size(tables: Tables) -> Plot:
     measured = rows.assign(how=names.where(rows["layout"] != PAGED, blocks))[rows["source"] != "predicted"]
     medians = measured.groupby([*keys, "how"], sort=False)["waste_pct"].median().reset_index()
     return Plot(
-        title="KV memory that holds no token, against the block size",
-        alt="Share of KV memory that held no token, measured: "
+        title="Empty slots in held KV memory, against the block size",
+        alt="Share of the slots in held KV memory that held no token, measured: "
         + "; ".join(
             f"{', '.join(row[key] for key in keys)}, {row['how']}: {row['waste_pct']:.3g} %" for row in records(medians)
         )
@@ -77,7 +80,7 @@ def waste_by_block_size(tables: Tables) -> Plot:
         sources=sorted(rows["source"].unique()),
         panels=panels,
         x_label="Block size (tokens)",
-        y_label="KV memory without tokens (%)",
+        y_label="Empty slots in held KV memory (%)",
         handles=handles,
         repeats=repeats_of(rows),
         notes=[*notes, "marks and lines are medians over all cells and repeats of a panel, bars and bands the range"],
@@ -114,7 +117,7 @@ _BY_KIND_OF_LAYER = TablePart(
         "layout": "Layout",
         "tokens_held_mean": "Tokens needed",
         "slots_held_mean": "Slots held",
-        "waste_pct": "Memory without tokens (%)",
+        "waste_pct": "Empty slots in held memory (%)",
         "source": "Source",
     },
     "Waste by kind of layer, in tokens of all layers, medians over repeats",
@@ -129,46 +132,42 @@ def _by_kind_of_layer(report: Report) -> Iterator[Block]:
         yield from _BY_KIND_OF_LAYER(report)
 
 
-SUBJECT = Subject(
-    id="waste",
-    title="Memory waste by block size",
-    lead="How much of the memory reserved for keys and values held no token.",
-    parts=[
-        FigurePart(
-            waste_by_block_size,
-            {"waste": [*REPEAT, "layout", "block_size", "waste_pct", "source"]},
-            Caption(
-                shows="The share of the memory reserved for keys and values that held no token, over the time of a "
-                "repeat, against the block size. Dots show the engine's actual layout. All other layouts are computed "
-                "for the same requests at the same times: other block sizes, one contiguous region per request, and "
-                "padded static batches. For HuggingFace, its own caches were measured. Marks and lines are medians "
-                "over all cells and repeats of a panel; bars and bands are the range. For a model with windows or "
-                "states there are two other layouts: every layer with attention keeps all tokens, and pages have each "
-                "layer's own size.",
-                reading="With blocks, only the end of each sequence's last block is empty. So the share grows with the "
-                "block size, and it is large if sequences are short. A contiguous region of max-model-len wastes all "
-                "that a request does not use. With windows, a token that no later token attends to counts as empty. So "
-                "the distance between the dot and the line of layers that keep all tokens shows what windows save. Its "
-                "distance to the line of own pages shows the cost of pages with equal bytes and groups of equal size.",
-                not_shown="Wasted memory costs speed only if it keeps requests waiting. A small share with tiny blocks "
-                "is no reason to choose them: kernels read larger blocks more efficiently, and engines refuse some "
-                "sizes.",
-            ),
+PARTS: Sequence[Part] = [
+    FigurePart(
+        waste_by_block_size,
+        {"waste": [*REPEAT, "layout", "block_size", "waste_pct", "source"]},
+        Caption(
+            shows="Of the slots for keys and values that requests held, the share without a token, over the time of "
+            "a repeat, against the block size. Blocks of the pool that no request holds do not count. Dots show "
+            "the engine's actual layout. All other layouts are computed "
+            "for the same requests at the same times: other block sizes, one contiguous region per request, and "
+            "padded static batches. For HuggingFace, its own caches were measured. Marks and lines are medians "
+            "over all cells and repeats of a panel; bars and bands are the range. For a model with windows or "
+            "states there are two other layouts: every layer with attention keeps all tokens, and pages have each "
+            "layer's own size.",
+            reading="With blocks, only the end of each sequence's last block is empty. So the share grows with the "
+            "block size, and it is large if sequences are short. A contiguous region of max-model-len wastes all "
+            "that a request does not use. With windows, a token that no later token attends to counts as empty. So "
+            "the distance between the dot and the line of layers that keep all tokens shows what windows save. Its "
+            "distance to the line of own pages shows the cost of pages with equal bytes and groups of equal size.",
+            not_shown="Wasted memory costs speed only if it keeps requests waiting. A small share with tiny blocks "
+            "is no reason to choose them: kernels read larger blocks more efficiently, and engines refuse some "
+            "sizes.",
         ),
-        TablePart(
-            "waste",
-            {
-                "cell_id": "Cell",
-                "layout": "Layout",
-                "block_size": "Block size",
-                "waste_pct": "Memory without tokens (%)",
-                "wasted_slots_per_sequence": "Empty slots per sequence",
-                "expected_wasted_slots_per_sequence": "Empty slots per sequence, expected",
-                "source": "Source",
-            },
-            "Waste in the engines' actual layouts, medians over repeats",
-            lambda waste: medians_by_cell(of_all_layers(waste[waste["source"] == "measured"]), "layout"),
-        ),
-        _by_kind_of_layer,
-    ],
-)
+    ),
+    TablePart(
+        "waste",
+        {
+            "cell_id": "Cell",
+            "layout": "Layout",
+            "block_size": "Block size",
+            "waste_pct": "Empty slots in held memory (%)",
+            "wasted_slots_per_sequence": "Empty slots per sequence",
+            "expected_wasted_slots_per_sequence": "Empty slots per sequence, expected",
+            "source": "Source",
+        },
+        "Waste in the engines' actual layouts, medians over repeats",
+        lambda waste: medians_by_cell(of_all_layers(waste[waste["source"] == "measured"]), "layout"),
+    ),
+    _by_kind_of_layer,
+]

@@ -187,7 +187,5 @@ def not_understood(report: Report) -> Iterator[Block]:
 SUBJECT = Subject(
     id="runs",
     title="What was run",
-    lead="The cells of the study, the devices and the engines.",
     parts=[counts, devices, engines],
-    warnings=[simulated, remote_code, not_understood, native_types],
 )

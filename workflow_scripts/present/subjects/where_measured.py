@@ -208,7 +208,5 @@ def _flat_table(record: dict[str, Any]) -> Table:
 SUBJECT = Subject(
     id="provenance",
     title="Provenance",
-    lead="Where, when and with which versions the numbers were measured.",
-    parts=[load_warning, loaded_cells, slowed_cells, rounds, drift, provenance],
-    warnings=[load_warning, slowed_gpus, unsteady_cells],
+    parts=[provenance],
 )

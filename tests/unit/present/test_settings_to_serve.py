@@ -1,0 +1,42 @@
+"""Recommended settings and the workloads that they were measured with."""
+
+from dataclasses import replace
+
+import pandas as pd
+
+from tests.unit.present.test_first_screen import changed, report  # noqa: F401
+from workflow_scripts.present.blocks import Command, Table, Text
+from workflow_scripts.present.subjects.settings_to_serve import commands
+from workflow_scripts.present.subjects.workload_requests import workloads
+
+
+def test_each_command_is_shown_once_with_all_that_it_is_recommended_for(report, tmp_path):  # noqa: F811
+    table = pd.read_parquet(report.tables.folder / "recommendations.parquet")
+    first = table[table["gpu"].eq(table["gpu"].iloc[0]) & table["workload"].eq(table["workload"].iloc[0])]
+    both = first[first["role"].isin(["best_throughput", "smallest_within_margin"])]
+    assert len(both) == 2
+    none = first[:1].assign(role="best_within_latency", command=None, explanation="None keeps it.")
+    rows = pd.concat([both.assign(command="vllm serve org/model"), none])
+    block, without = commands(changed(report, tmp_path, recommendations=rows))
+    assert (without.command, without.why) == ("", "None keeps it.")
+    assert isinstance(block, Command)
+    assert block.command == "vllm serve org/model"
+    assert block.title.endswith(": highest throughput and smallest setting within the margin of the fastest")
+    assert all(text in block.why for text in both["explanation"])
+
+
+def test_random_weights_of_a_published_model_are_said_to_be_that(report):  # noqa: F811
+    models = report.study.models | {"opt-125m": {"load_format": "dummy"}}
+    study = type(report.study).model_validate(report.study.model_dump(mode="json") | {"models": models})
+    told = [block.text for block in commands(replace(report, study=study)) if isinstance(block, Text)]
+    assert all("opt-125m" in text for text in told)
+    assert len(told) <= 1
+
+
+def test_a_workload_has_the_requests_that_its_cells_served(report, tmp_path):  # noqa: F811
+    cells = pd.read_parquet(report.tables.folder / "cells.parquet")
+    chat = cells["workload"] == "chat"
+    cells.loc[chat, "num_requests"] = [12, *[512] * (chat.sum() - 1)]
+    table = next(block for block in workloads(changed(report, tmp_path, cells=cells)) if isinstance(block, Table))
+    place = table.headings.index("Requests per cell")
+    assert {row[0]: row[place] for row in table.rows}["chat"] == "12 to 512"

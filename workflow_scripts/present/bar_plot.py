@@ -1,0 +1,79 @@
+"""Figures of absolute values as bars, with every repeat as a dot."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from workflow_scripts.present.plot import LINE_IN, Panel, Plot, some_panels, write_label
+from workflow_scripts.present.series import repeats_of
+from workflow_scripts.present.style import INK, Mark
+
+LINES_PER_BAR = 2.0
+MOST_BARS = 12
+DOT: Mapping[str, Any] = {"color": INK, "marker": "o", "markersize": 3, "linestyle": "none"}
+
+
+def plot_bars(
+    rows: pd.DataFrame, measures: Mapping[str, str], named: Mapping[str, Mark], *, title: str, panels_are: str
+) -> Plot:
+    """One panel per value of `panel` and per measure (column -> name); a bar is the median of the rows of a `label`.
+
+    `name` says in which colour a bar is drawn.
+    """
+    known = {column: name for column, name in measures.items() if rows[column].notna().any()}
+    groups = sorted(rows.groupby("panel", sort=False), key=lambda item: -item[1]["cell_id"].nunique())
+    panels, notes = some_panels(
+        [
+            Panel("\n".join(filter(None, (name, str(panel)))), partial(_draw, rows=part, column=column, named=named))
+            for panel, part in groups
+            for column, name in known.items()
+            if part[column].notna().any()
+        ],
+        panels_are,
+    )
+    most = min(MOST_BARS, max(part["label"].nunique() for _, part in groups))
+    if rows.groupby("panel")["label"].nunique().max() > MOST_BARS:
+        notes = [*notes, f"the {MOST_BARS} highest bars of a panel are drawn; the tables hold all"]
+    return Plot(
+        title=title,
+        alt=f"{title}, measured: " + "; ".join(_in_words(panel, part, known) for panel, part in groups[:4]) + ".",
+        sources=sorted(rows["source"].unique()),
+        panels=panels,
+        handles=[
+            *(Patch(color=named[name].color, label=name) for name in dict.fromkeys(rows["name"])),
+            Line2D([], [], label="a repeat", **DOT),
+        ],
+        repeats=repeats_of(rows),
+        notes=[*notes, "bars are medians over the repeats"],
+        panel_height_in=LINE_IN * LINES_PER_BAR * most + 0.75,
+    )
+
+
+def _bars(rows: pd.DataFrame, column: str) -> list[tuple[str, float]]:
+    """The labels with their medians, the highest first."""
+    medians = rows.groupby("label", sort=False)[column].median().dropna().sort_values(ascending=False, kind="stable")
+    return list(medians.head(MOST_BARS).items())  # type: ignore[arg-type]
+
+
+def _draw(ax: Axes, rows: pd.DataFrame, column: str, named: Mapping[str, Mark]) -> None:
+    bars = _bars(rows, column)
+    for i, (label, median) in enumerate(bars):
+        y, part = LINES_PER_BAR * i, rows[rows["label"] == label]
+        write_label(ax, y + 0.5, f"{label}: {median:,.3g}" if median < 1000 else f"{label}: {median:,.0f}")
+        ax.barh(y + 1.3, median, height=0.6, color=named[part["name"].iloc[0]].color)
+        ax.plot(part[column], [y + 1.3] * len(part), **DOT)
+    ax.set_ylim(LINES_PER_BAR * len(bars), 0)
+    ax.set_xlim(0, 1.08 * float(rows[column].max()))
+    ax.locator_params(axis="x", nbins=5)
+    ax.yaxis.set_visible(False)
+    ax.spines["left"].set_visible(False)
+
+
+def _in_words(panel: object, rows: pd.DataFrame, measures: Mapping[str, str]) -> str:
+    told = [f"{label} {high:.3g} ({name})" for column, name in measures.items() for label, high in _bars(rows, column)]
+    return f"{panel}: {', '.join(told)}"

@@ -1,0 +1,208 @@
+"""The ratio of two devices by the number of sequences: observed, expected, and the ratios of their rates."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from workflow_scripts.common.wording import listed, number, plural
+from workflow_scripts.present.plot import Panel, Plot, log2_axis, mark_handles, some_panels
+from workflow_scripts.present.ratio_plot import Reference, repeats_of_pairs
+from workflow_scripts.present.report_tables import MissingError, Tables, records
+from workflow_scripts.present.series import NAMES, Group, groups_varying
+from workflow_scripts.present.style import COLOURS, INK, MUTED, Mark, marks
+
+# From this share of samples at the power limit on, a sentence names it.
+MUCH_AT_POWER_LIMIT = 0.5
+_EXPECTED_COLOUR = COLOURS[3]
+_X_LABEL = "max-num-seqs (sequences)"
+
+
+def groups_by_sequences(tables: Tables) -> list[Group]:
+    """The ratios of each pair of devices, model and workload by number of sequences, `x`; all else is equal.
+
+    Raises:
+        MissingError: no two devices were compared at several numbers of sequences.
+    """
+    ratios = tables.need("ratios", "gpu_a", "gpu_b", "metric", "ratio")
+    ratios = ratios[ratios["metric"] == "output_tokens_per_s"]
+    settings = tables.measured.drop_duplicates("cell_id")[[*NAMES, "knobs", "cell_id", *tables.knobs]]
+    rows = ratios.merge(settings.rename(columns={"gpu": "gpu_a"}), on=["gpu_a", *NAMES[1:], "knobs"])
+    rows = rows.assign(gpu=rows["gpu_a"] + " over " + rows["gpu_b"])
+    groups = groups_varying(rows, "knob_max_num_seqs", tables.knobs, NAMES)
+    return [_longest_series(group) for group in groups]
+
+
+def _longest_series(group: Group) -> Group:
+    """The setting of other knobs with the most numbers of sequences, the first of several."""
+    label = group.rows.groupby("series", sort=False)["x"].nunique().idxmax()
+    rows = group.rows[group.rows["series"] == label].sort_values("x")
+    pair = group.keys["gpu"]
+    title = group.title if pair in group.title else f"{pair} · {group.title}"
+    return Group(f"{title}: {label}" if label else title, group.keys, rows)
+
+
+def plot_by_sequences(groups: list[Group], references: Iterable[Reference]) -> Plot:
+    """The figure of the ratios, one panel for each group."""
+    references = [r for r in references if any(_known(group.rows, r.column) for group in groups)]
+    rows = pd.concat([group.rows for group in groups])
+    without_waiting = Line2D([], [], color=INK, linestyle="none", marker="D", markersize=4, fillstyle="none")
+    without_waiting.set_label("without host waits")
+    handles: list[Artist] = [Line2D([], [], color=INK, marker="o", label="observed (95 %)")]
+    if _known(rows, "device_ratio"):
+        handles.append(without_waiting)
+    if is_expected := _known(rows, "expected_ratio"):
+        handles.append(Patch(color=_EXPECTED_COLOUR, alpha=0.35, label="expected (predicted)"))
+    # A colour for each kind of rate, a dash for those that were measured.
+    kinds = {r.label.partition(" (")[0]: r.color for r in references}
+    handles += [Line2D([], [], color=color, label=name) for name, color in kinds.items()]
+    handles += [
+        Line2D([], [], color=MUTED, linestyle=r.style, label="rates as measured")
+        for r in references[-1:]
+        if r.style != "-"
+    ]
+    panels = [Panel(group.title, partial(_draw_ratios, rows=group.rows, references=references)) for group in groups]
+    panels_shown, notes = some_panels(panels, "panels")
+    return Plot(
+        title="Ratio of devices by the number of sequences that may run at once",
+        alt=" ".join(f"{group.title}: {ratios_in_words(group.rows)}." for group in groups[:4]),
+        sources=[*sorted(rows["source"].unique()), *(["predicted"] if is_expected else []), "published"],
+        panels=panels_shown,
+        x_label=_X_LABEL,
+        y_label="Ratio of output tokens/s",
+        handles=handles,
+        repeats=repeats_of_pairs(rows, "repeats_a", "repeats_b"),
+        notes=notes,
+    )
+
+
+def plot_power(tables: Tables, groups: list[Group]) -> Plot:
+    """The figure of the power limit, one panel for each group whose devices report it.
+
+    Raises:
+        MissingError: no device reports it.
+    """
+    groups = [group for group in groups if _known(group.rows, "power_cap_share_a")]
+    if not groups:
+        raise MissingError("no compared device reports its power limit")
+    devices = marks(tables.devices)
+    named = dict.fromkeys(gpu for group in groups for side in "ab" for gpu in group.rows[f"gpu_{side}"])
+    panels, notes = some_panels(
+        [Panel(group.title, partial(_draw_power, rows=group.rows, named=devices)) for group in groups], "panels"
+    )
+    clocks = [
+        f"{row[f'gpu_{side}']}: {row[f'sm_clock_mhz_min_{side}']:,.0f} MHz at least."
+        for group in groups
+        for row in records(group.rows.tail(1))
+        for side in "ab"
+    ]
+    return Plot(
+        title="How often the power limit lowers the clocks",
+        alt=" ".join(clocks),
+        sources=["measured"],
+        panels=panels,
+        x_label=_X_LABEL,
+        y_label="Samples at the limit (%)",
+        handles=mark_handles({name: devices[name] for name in named}),
+        notes=notes,
+        panel_height_in=1.8,
+    )
+
+
+def _known(rows: pd.DataFrame, column: str) -> bool:
+    return column in rows and bool(rows[column].notna().any())
+
+
+def _draw_ratios(ax: Axes, rows: pd.DataFrame, references: Iterable[Reference]) -> None:
+    drawn = [rows["ratio"]]
+    for reference in references:
+        for value in rows[reference.column].dropna().unique():
+            ax.axhline(value, color=reference.color, linestyle=reference.style, linewidth=1.2)
+        drawn.append(rows[reference.column])
+    if _known(rows, "expected_ratio"):
+        low, high = (rows[f"expected_ratio_{end}"].fillna(rows["expected_ratio"]) for end in ("low", "high"))
+        ax.fill_between(rows["x"], low, high, color=_EXPECTED_COLOUR, alpha=0.25, linewidth=0)
+        ax.plot(rows["x"], rows["expected_ratio"], color=_EXPECTED_COLOUR, linewidth=1)
+        drawn += [low, high]
+    ax.vlines(rows["x"], rows["ratio_low"], rows["ratio_high"], color=INK, linewidth=1.5)
+    ax.plot(rows["x"], rows["ratio"], color=INK, marker="o")
+    if _known(rows, "device_ratio"):
+        ax.plot(
+            rows["x"], rows["device_ratio"], color=INK, marker="D", markersize=4, fillstyle="none", linestyle="none"
+        )
+    log2_axis(ax, rows["x"].unique())
+    # Intervals that are wider than everything else end at the edge.
+    values = np.concatenate([column.to_numpy(dtype=float) for column in drawn])
+    ax.set_ylim(min(np.nanmin(values), 1) - 0.05, max(np.nanmax(values), 1) + 0.05)
+    ax.axhline(1, color=MUTED, linewidth=0.8, zorder=0)
+
+
+def _draw_power(ax: Axes, rows: pd.DataFrame, named: Mapping[str, Mark]) -> None:
+    for side in "ab":
+        mark = named[rows[f"gpu_{side}"].iloc[0]]
+        ax.plot(rows["x"], 100 * rows[f"power_cap_share_{side}"], color=mark.color, marker=mark.marker)
+    log2_axis(ax, rows["x"].unique())
+    ax.set_ylim(0, 105)
+
+
+def speedups(tables: Tables) -> Iterator[tuple[str, str]]:
+    """For each pair of devices the ratio at the lowest and the highest number of sequences in a sentence, and why.
+
+    For the first screen. All numbers are from the table `ratios`: observed ratios with the expected ones, the predicted
+    share of the time in which the slower device reads weights, and the ratio of the measured bandwidths (or, if they
+    were not measured, those of the data sheets). A power limit is named if it was reached in half of the samples.
+    """
+    seen = set()
+    for group in groups_by_sequences(tables):
+        if group.keys["gpu"] not in seen:
+            seen.add(group.keys["gpu"])
+            bandwidth = _bandwidth(records(group.rows)[0])
+            beside = f"; measured memory bandwidths differ by {bandwidth:.2f}" if bandwidth else ""
+            yield f"{group.keys['gpu']}: {ratios_in_words(group.rows)}{beside}.", _why(group.rows)
+
+
+def misses_pct(rows: pd.DataFrame, column: str) -> float:
+    """Root mean square of the differences between a column and the observed ratio, in per cent.
+
+    >>> round(misses_pct(pd.DataFrame({"ratio": [1.0, 2.0], "expected_ratio": [1.01, 1.98]}), "expected_ratio"), 1)
+    1.0
+    """
+    return float(100 * np.sqrt(np.mean(np.log((rows[column] / rows["ratio"]).astype(float)) ** 2)))
+
+
+def ratios_in_words(rows: pd.DataFrame) -> str:
+    """The first and the last ratio: `1.33 times at 1 sequence (expected 1.3), 1.17 at 256 (expected 1.14)`."""
+    ends = records(rows.iloc[[0, -1]])
+    told = []
+    for row, unit in zip(ends, (" times", ""), strict=True):
+        expected = row.get("expected_ratio", np.nan)
+        said = f" (expected {expected:.2f})" if expected == expected else ""
+        at = plural(int(row["x"]), "sequence") if unit else number(row["x"])
+        told.append(f"{row['ratio']:.2f}{unit} at {at}{said}")
+    return ", ".join(told)
+
+
+def _why(rows: pd.DataFrame) -> str:
+    first, last = records(rows.iloc[[0, -1]])
+    told = ""
+    if _known(rows, "weights_share_b"):
+        shares = " and ".join(f"{100 * row['weights_share_b']:.0f} %" for row in (first, last))
+        told += f" Reading weights takes {shares} of the time on {first['gpu_b']}."
+    if limited := [side for side in "ab" if last.get(f"power_cap_share_{side}", 0) >= MUCH_AT_POWER_LIMIT]:
+        shares = listed(f"{100 * last[f'power_cap_share_{x}']:.0f} % ({last[f'gpu_{x}']})" for x in limited)
+        lowest = min(last[f"sm_clock_mhz_min_{side}"] for side in limited)
+        told += (
+            f" At {number(last['x'])} the power limit lowers clocks in {shares} of the samples, to {lowest:,.0f} MHz."
+        )
+    return told
+
+
+def _bandwidth(row: Mapping[str, Any]) -> float | None:
+    known = row["measured_bandwidth_ratio"]
+    return float(known) if known == known else None

@@ -1,0 +1,201 @@
+"""Where GPUs wait for their hosts."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from workflow_scripts.catalog.gpus_and_models import load_gpus
+from workflow_scripts.present.blocks import Block, Finding, Findings
+from workflow_scripts.present.plot import LINE_IN, Panel, Plot, write_label
+from workflow_scripts.present.report import Report
+from workflow_scripts.present.report_tables import REPEAT, MissingError, Tables, records
+from workflow_scripts.present.sentences import some
+from workflow_scripts.present.series import repeats_of
+from workflow_scripts.present.style import COLOURS, INK
+from workflow_scripts.present.subject import CELL, Caption, FigurePart, Subject, TablePart
+from workflow_scripts.study.setting_words import labels
+from workflow_scripts.study.study_file import Study
+
+# A cell whose GPU waits for a larger share of the time is named.
+MUCH_WAITING = 0.1
+# A smaller predicted gain is not worth a sentence.
+MUCH_GAIN = 0.02
+# Cells of a panel, those that wait most.
+MOST_CELLS = 6
+WAITS: Mapping[str, tuple[str, str]] = {
+    "launch": ("launches of steps with prompts", COLOURS[1]),
+    "arrival": ("first steps, arrival of requests", COLOURS[2]),
+    "other": ("other", COLOURS[4]),
+}
+
+
+def waiting_by_repeat(tables: Tables) -> Plot:
+    """What each repeat waits for, in per cent of the GPU's work, in the cells that wait most."""
+    waiting = tables.need("waiting")
+    known = waiting["waiting_share"].notna() & waiting["driver_idle_share"].notna()
+    rows = waiting[known].merge(tables.measured[[*REPEAT, *tables.knobs]], on=REPEAT).sort_values(REPEAT)
+    if rows.empty:
+        raise MissingError("no engine reported its steps on a GPU with measured rates")
+    mean = rows.groupby(["gpu", "cell_id"])["waiting_share"].mean().sort_values(ascending=False)
+    most = mean.groupby(level="gpu").head(MOST_CELLS).reset_index()
+    cells = most[["cell_id"]].merge(rows.drop_duplicates("cell_id"), on="cell_id")
+    names = ["gpu", *(name for name in ("engine", "model", "workload") if cells[name].nunique() > 1)]
+    settings = labels(cells, tables.knobs)
+    titles = {
+        cell: ", ".join([*place[1:], words])
+        for cell, *place, words in zip(cells["cell_id"], *(cells[name] for name in names), settings, strict=True)
+    }
+    panels, lines = [], 0.0
+    for gpu in dict.fromkeys(device for device in tables.devices if device in set(cells["gpu"])):
+        shown = [(titles[cell], rows[rows["cell_id"] == cell]) for cell in cells.loc[cells["gpu"] == gpu, "cell_id"]]
+        panels.append(Panel(gpu, partial(_draw, cells=shown)))
+        lines = max(lines, sum(1.5 + len(repeats) / 2 for _, repeats in shown))
+    return Plot(
+        title="What GPUs wait for in each repeat",
+        alt=" ".join(
+            f"{gpu}, {titles[cell]}: waits for {_pct(share)} of the time."
+            for gpu, cell, share in most.itertuples(index=False, name=None)
+        ),
+        sources=["measured"],
+        panels=panels,
+        x_label="Waiting (% of the GPU's work)",
+        handles=[
+            *(Patch(color=color, label=words) for words, color in WAITS.values()),
+            Line2D([], [], color=INK, marker="|", linestyle="none", label="no kernel, by the driver"),
+        ],
+        repeats=repeats_of(rows),
+        notes=["the cells that wait most on each device; the table has all"],
+        panel_height_in=lines * LINE_IN + 0.7,
+    )
+
+
+def _draw(ax: Axes, cells: Sequence[tuple[str, pd.DataFrame]]) -> None:
+    """Draw a bar of half a line for each repeat, below the name of its cell."""
+    top = 0.0
+    for name, rows in cells:
+        write_label(ax, top + 0.5, name)
+        y = top + 1.25 + 0.5 * np.arange(len(rows))
+        left = np.zeros(len(rows))
+        for part, (_, color) in WAITS.items():
+            width = 100 * (rows[f"{part}_s"] / rows["device_s"]).clip(lower=0).to_numpy(dtype=float)
+            ax.barh(y, width, left=left, height=0.4, color=color)
+            left += width
+        by_driver = rows["driver_idle_share"].to_numpy(dtype=float)
+        ax.plot(100 * by_driver / (1 - by_driver), y, marker="|", color=INK, linestyle="none")
+        top = y[-1] + 0.5
+    ax.set_ylim(top, 0)
+    ax.yaxis.set_visible(False)
+    ax.spines["left"].set_visible(False)
+
+
+def shares_by_cell(waiting: pd.DataFrame) -> pd.DataFrame:
+    """One row per cell, the one that waits most first: means over repeats, and the range of waiting.
+
+    `waits` is the share of waiting, or where the engine does not report its steps, what the driver reports.
+    """
+    shares = {f"{part}_share": waiting[f"{part}_s"] / waiting["wall_s"] for part in ("device", *WAITS)}
+    rows = waiting.assign(waits=waiting["waiting_share"].fillna(waiting["driver_idle_share"]), **shares)
+    of_cell = rows[rows["waits"].notna()].groupby([*CELL, "cell_id"], sort=False)
+    means = of_cell[[*shares, "waits", "waiting_share", "driver_idle_share", "launch_s", "prompt_steps"]].mean()
+    ends = of_cell["waits"].agg(waits_low="min", waits_high="max")
+    return means.join(ends).reset_index().sort_values("waits", ascending=False, kind="stable")
+
+
+def much_waiting(report: Report) -> Iterator[Block]:
+    """The cells whose GPU waits for much of the time, and for what; not those that are too short to be sampled."""
+    cells = shares_by_cell(report.tables.need("waiting")).dropna(subset="driver_idle_share")
+    much = cells[cells["waits"] > MUCH_WAITING]
+    if much.empty:
+        sentence = f"In none of {len(cells)} cells does the GPU wait for its host for {_pct(MUCH_WAITING)} of the time."
+        yield Findings([Finding("busy GPU", sentence, "good")])
+    else:
+        remedies = _remedies(report.tables)
+        texts = [_waiting_text(report, row) + remedies.get(row["cell_id"], "") for row in records(much)]
+        yield some([Finding("host", text) for text in texts], "waiting")
+
+
+def _waiting_text(report: Report, row: Mapping[str, Any]) -> str:
+    name = report.names.get(row["cell_id"], row["cell_id"])
+    waits = f"{_pct(row['waits'])} of the time ({_pct(row['waits_low'])} to {_pct(row['waits_high'])} by repeat)"
+    if pd.isna(row["waiting_share"]):
+        why = "by the utilization that the driver reports"
+    else:
+        each_ms = 1000 * row["launch_s"] / row["prompt_steps"]
+        steps = f"{row['prompt_steps']:.0f} steps, {each_ms:.0f} ms each"
+        why = f"{_pct(row['launch_share'])} for launches of steps with prompts ({steps})"
+        why += f" and {_pct(row['arrival_share'])} for the first steps and the arrival of requests"
+    return f"{name}: the GPU waits for its host for {waits}, {why}."
+
+
+def _remedies(tables: Tables) -> Mapping[str, str]:
+    """By cell what the step model says of larger graphs, if these would help."""
+    try:
+        rows = tables.need("predictions", "quantity", "graph_tokens", "captured_output_tokens_per_s")
+    except MissingError:
+        return {}
+    gain = rows["captured_output_tokens_per_s"] / rows["predicted"] - 1
+    rows = rows.assign(gain=gain)[(rows["quantity"] == "output_tokens_per_s") & (gain > MUCH_GAIN)]
+    return {
+        row["cell_id"]: f" Steps of more than {row['graph_tokens']:.0f} tokens are launched kernel by kernel; the step "
+        f"model predicts {_pct(row['gain'])} more output tokens/s with graphs for all steps (a larger "
+        "max_cudagraph_capture_size, whose graphs take memory)."
+        for row in records(rows)
+    }
+
+
+def _pct(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def has_gpus(study: Study) -> bool:
+    """Whether a study runs on any GPU; on a CPU, device and host are one."""
+    gpus = load_gpus()
+    names = {name for sweep in study.sweeps for name in ([sweep.gpu] if isinstance(sweep.gpu, str) else sweep.gpu)}
+    return any(gpus[name].kind != "cpu" for name in names if name in gpus)
+
+
+SUBJECT = Subject(
+    id="waiting",
+    title="Where GPUs wait for their hosts",
+    is_in=has_gpus,
+    findings=[much_waiting],
+    parts=[
+        FigurePart(
+            waiting_by_repeat,
+            {"waiting": ["waiting_share"]},
+            Caption(
+                shows="For each repeat of the cells that wait most, how long the GPU waits for its host, in per cent "
+                "of its own work, and for what. That work is the sum of the decode steps, each with the median time of "
+                "the cell's steps with as many sequences, and of the operations of prompts at the measured rate of "
+                "matrix products. A vertical mark is the time without any kernel by the utilization that the driver "
+                "reports, which is measured independently.",
+                reading="An engine launches a step while the GPU computes the one before, so decode steps hide their "
+                "launches. A step with prompts takes longer to launch than a decode step takes to compute, and the "
+                "GPU waits. Repeats of a cell do the same work, so all that differs between them is waiting.",
+                not_shown="Decode steps whose pace the host sets count as work. Where that is so, the driver's mark is "
+                "far to the right of the bar.",
+            ),
+        ),
+        TablePart(
+            "waiting",
+            {
+                **CELL,
+                "device_share": "GPU works",
+                "launch_share": "Launches of steps with prompts",
+                "arrival_share": "First steps, arrival",
+                "other_share": "Other waiting",
+                "waits_low": "Least waiting of a repeat",
+                "waits_high": "Most waiting of a repeat",
+                "driver_idle_share": "No kernel, by the driver",
+            },
+            "Shares of the time, means over repeats",
+            shares_by_cell,
+        ),
+    ],
+)

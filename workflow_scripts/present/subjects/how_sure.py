@@ -1,0 +1,63 @@
+"""What limits the numbers of a study: failures, load, unsteady cells, drift, and what intervals cover."""
+
+from workflow_scripts.present.plot import Plot
+from workflow_scripts.present.ratio_plot import plot_ratios
+from workflow_scripts.present.report_tables import MissingError, Tables
+from workflow_scripts.present.sentences import what_verdicts_cover
+from workflow_scripts.present.style import marks
+from workflow_scripts.present.subject import Caption, FigurePart, Subject
+from workflow_scripts.present.subjects.every_cell import unsuccessful
+from workflow_scripts.present.subjects.what_ran import native_types, not_understood, remote_code, simulated
+from workflow_scripts.present.subjects.where_measured import (
+    drift,
+    load_warning,
+    loaded_cells,
+    rounds,
+    slowed_cells,
+    slowed_gpus,
+    unsteady_cells,
+)
+
+
+def spread(tables: Tables) -> Plot:
+    """The rate of each repeat over the median of its cell, one dot per repeat, by device and engine."""
+    rows = tables.measured.dropna(subset="output_tokens_per_s")
+    if rows.empty:
+        raise MissingError("no measured cell has a rate")
+    starts = "start " + rows["start"].map("{:g}".format)
+    ratio = rows["output_tokens_per_s"] / rows.groupby("cell_id")["output_tokens_per_s"].transform("median")
+    rows = rows.assign(ratio=ratio, name=starts, label=rows["gpu"] + " · " + rows["engine"], panel="")
+    rows = rows.assign(ratio_low=float("nan"), ratio_high=float("nan"))
+    return plot_ratios(
+        rows.sort_values("ratio"),
+        marks(starts.sort_values()),
+        title="Output tokens per second of each repeat over the median of its cell",
+        panels_are="",
+    )
+
+
+SUBJECT = Subject(
+    id="how-sure",
+    title="How sure the numbers are",
+    parts=[
+        FigurePart(
+            spread,
+            {"cells": ["output_tokens_per_s"]},
+            Caption(
+                shows="The rate of every repeat divided by the median of its cell, sorted, for each device and engine. "
+                "Marks tell the starts of the engine apart.",
+                reading="Dots far to the left of 1 are repeats that something slowed down, often the first one.",
+                not_shown="What all repeats of a cell have in common, such as a slow host, cancels here.",
+            ),
+        ),
+        what_verdicts_cover,
+        loaded_cells,
+        slowed_cells,
+        rounds,
+        drift,
+    ],
+    findings=[
+        *(simulated, unsuccessful, slowed_gpus, load_warning, unsteady_cells),
+        *(remote_code, not_understood, native_types),
+    ],
+)

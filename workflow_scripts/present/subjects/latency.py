@@ -1,0 +1,110 @@
+"""Latency against throughput, and how much of the wait for the first token is queueing."""
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+
+import numpy as np
+import pandas as pd
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+
+from workflow_scripts.present.blocks import Block
+from workflow_scripts.present.plot import Panel, Plot, log2_axis, mark_handles, plain_log_ticks, ratio_axis
+from workflow_scripts.present.report import Report
+from workflow_scripts.present.report_tables import MissingError, Tables
+from workflow_scripts.present.series import repeats_of
+from workflow_scripts.present.style import INK, LineStyle, Mark, marks
+from workflow_scripts.present.subject import Caption, FigurePart, Subject
+from workflow_scripts.present.subjects.sequence_limit import at_both_ends, most_important_group, named
+from workflow_scripts.present.words import duration
+
+RATE, PER_TOKEN = "output_tokens_per_s", "tpot_s_p50"
+FIRST: Mapping[str, tuple[LineStyle, str]] = {
+    "queue_s_p50": ("-", "waiting until scheduled"),
+    "prefill_s_p50": ((0, (5, 1.5)), "from there to the first token"),
+}
+
+
+def latency(tables: Tables) -> Plot:
+    """Time per token against throughput, and the two parts of the time to the first token."""
+    knob, group = most_important_group(tables)
+    rows = group.rows.dropna(subset=[RATE, PER_TOKEN, *FIRST])
+    if rows.empty:
+        raise MissingError("no request reports when it was scheduled")
+    named_as = {gpu: mark for gpu, mark in marks(tables.devices).items() if gpu in set(rows["gpu"])}
+    medians = rows.groupby(["gpu", "x"], sort=False)[[RATE, PER_TOKEN, *FIRST]].median().reset_index().sort_values("x")
+    handles: list[Artist] = mark_handles(named_as)
+    handles += [Line2D([], [], color=INK, linestyle=style, label=label) for style, label in FIRST.values()]
+    name = named(knob)[0]
+    ends = medians.iloc[[0, -1]]
+    return Plot(
+        title="Latency against throughput, and what the first token waits for",
+        alt="; ".join(
+            f"{gpu}, {name} {x:g}: {1000 * tpot:.3g} ms per token at {rate:.4g} output tokens per s"
+            for gpu, x, rate, tpot in ends[["gpu", "x", RATE, PER_TOKEN]].itertuples(index=False)
+        )
+        + ".",
+        sources=sorted(rows["source"].unique()),
+        panels=[
+            Panel(
+                f"Time per token (ms) against output tokens per s; numbers are {name}",
+                partial(_curve, rows=medians, named_as=named_as),
+            ),
+            Panel(f"Time to the first token (s) against {name}", partial(_first, rows=medians, named_as=named_as)),
+        ],
+        handles=handles,
+        repeats=repeats_of(rows),
+        notes=["marks are medians over the repeats of a cell"],
+    )
+
+
+def _curve(ax: Axes, rows: pd.DataFrame, named_as: Mapping[str, Mark]) -> None:
+    for gpu, part in rows.groupby("gpu", sort=False):
+        mark = named_as[str(gpu)]
+        ax.plot(part[RATE], 1000 * part[PER_TOKEN], color=mark.color, marker=mark.marker)
+    for x, rate, tpot in rows.drop_duplicates("x", keep="last")[["x", RATE, PER_TOKEN]].itertuples(index=False):
+        ax.annotate(f"{x:g}", (rate, 1000 * tpot), (0, 7), textcoords="offset points", ha="center", fontsize=8)
+    ax.set_xscale("log")
+    low, high = rows[RATE].min() / 1.5, rows[RATE].max() * 1.5
+    ax.set_xlim(low, high)
+    plain_log_ticks(ax.xaxis, low, high, most=6)
+    ratio_axis(ax, 1000 * rows[PER_TOKEN].min(), 1000 * rows[PER_TOKEN].max())
+
+
+def _first(ax: Axes, rows: pd.DataFrame, named_as: Mapping[str, Mark]) -> None:
+    for gpu, part in rows.groupby("gpu", sort=False):
+        mark = named_as[str(gpu)]
+        for column, (style, _) in FIRST.items():
+            ax.plot(part["x"], part[column], color=mark.color, marker=mark.marker, linestyle=style)
+    log2_axis(ax, rows["x"].unique())
+    known = rows[list(FIRST)].to_numpy(dtype=float)
+    ratio_axis(ax, np.nanmin(known[known > 0]), np.nanmax(known))
+
+
+def per_token(report: Report) -> Iterator[Block]:
+    """The time per token at both ends of the knob."""
+    yield from at_both_ends(report.tables, PER_TOKEN, lambda time_s: f"{duration(time_s)} per output token")
+
+
+SUBJECT = Subject(
+    id="latency",
+    title="Latency against throughput",
+    parts=[
+        FigurePart(
+            latency,
+            {"cells": [RATE, PER_TOKEN, *FIRST]},
+            Caption(
+                shows="On one panel the median time per output token after the first against output tokens per second, "
+                "one line per device, with the value of the setting that was varied beside each mark. On the other the "
+                "two parts of the time to the first token: until the engine first schedules a request, and from then "
+                "on. All are medians over requests.",
+                reading="Lower and further to the right is better. If all requests arrive at once and only some may "
+                "run, the first part is queueing. It says nothing about a server with another load.",
+                not_shown="Medians of two parts do not add up to the median of their sum. The section on serving has "
+                "latencies under load.",
+            ),
+        ),
+    ],
+    findings=[per_token],
+)
