@@ -14,11 +14,19 @@ export PATH := $(abspath $(BIN)):$(PATH)
 # Modules stay compiled between commands, which halves their start time, even if the machine's default differs.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-slurm test-cuda lint env debian lock bench-start bench-harness bench-analysis bench-plan bench-agreement bench-report bench-predict bench-statistics bench-variance pictures mutants clean-env
+.PHONY: help gpu-report demo test test-slurm test-cuda lint env debian lock bench-start bench-harness bench-analysis bench-plan bench-agreement bench-report bench-predict bench-statistics bench-variance pictures mutants clean-env
 .DEFAULT_GOAL := help
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+gpu-report: $(TOOLS_VENV)/tools.installed results/two_gpus/compare.json ## draw the report of one H200 and one H100 from their recorded evidence (no GPU, no engine)
+	$(TOOLS_VENV)/bin/snakemake --cores $(CORES) --configfile config/studies/two_gpus.yaml $(ARGS) -- partial_report
+	@echo "The report: $(CURDIR)/results/two_gpus/report.html"
+
+# The last file of the archive, so that an interrupted command is repeated.
+results/two_gpus/compare.json: | $(TOOLS_VENV)/tools.installed
+	$(TOOLS_VENV)/bin/python -m tarfile -e config/reference/two_gpus/evidence.tar.xz results
 
 demo: $(VENV)/cpu.installed ## run the demo study on this machine's CPU (CORES=all)
 	$(BIN)/snakemake --cores $(CORES) $(ARGS)
@@ -72,7 +80,7 @@ bench-agreement: $(VENV)/cpu.installed ## measure the demo twice, half an hour a
 bench-report: $(VENV)/cpu.installed ## measure size and speed of the report's page in a real Chromium
 	$(BIN)/python -m benchmarks.report_in_browser $(ARGS)
 
-pictures: $(VENV)/cpu.installed ## take the pictures of README.md and docs/report.md from the demo's report
+pictures: $(VENV)/cpu.installed gpu-report ## take the pictures of README.md and docs/report.md from the two GPUs' report
 	$(BIN)/python -m benchmarks.pictures $(ARGS)
 
 bench-predict: $(VENV)/cpu.installed ## measure how well one minute of calibration per device predicts the demo's cells here

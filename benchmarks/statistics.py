@@ -24,27 +24,33 @@ from rich.progress import track
 from rich.table import Table
 
 from workflow_scripts.analyse.further_starts import ONE_LOOK, Looks, decide
-from workflow_scripts.analyse.start_spread import FloatArray
+from workflow_scripts.analyse.start_spread import FloatArray, spread
 from workflow_scripts.analyse.statistics import (
     CHANGES,
+    EQUIVALENCE_ALPHA,
     FASTER,
     FLAT,
     NOT_DECIDED,
     OCCASION_SD,
     SLOWER,
     Comparisons,
+    IntArray,
     Samples,
     compare,
     directions,
+    holm,
     log_margin,
+    mean_interval,
 )
+from workflow_scripts.analyse.variation import UNKNOWN, Known, known_elsewhere
 from workflow_scripts.common.command import run_command
 
-COVERAGE, MOST_FALSE, MOST_STARTS = (0.93, 0.97), 0.05, 0.6
+# With few starts intervals are wide, so that those of a cell that varies more than the others are wide enough.
+COVERAGE, LEAST_OF_WORST, MOST_FALSE, MOST_STARTS = (0.93, 0.99), 0.85, 0.05, 0.6
 # How much repeats vary, and the cost of a start in repeats, on the CPUs that run the demo.
 WITHIN_SD, START_COSTS_REPEATS = 0.05, 8.0
 REPEATS, MARGIN_PCT, LOOKS = 3, 5.0, Looks(2, 8)
-FIXED = (2, 3, 4, 5, 6, 8, 10)
+FIXED = (1, 2, 3, 4, 5, 6, 8, 10)
 # The cells of a study like the demo: groups that differ in one knob, with the logarithms of their true rates. Four
 # groups change, one is flat; of the last two, one differs by the margin and one by a quarter of it.
 MARGIN = log_margin(MARGIN_PCT)
@@ -75,6 +81,7 @@ class Kind:
         outliers: share of starts that are 20 % slower.
         shared: whether the machine is shared, so that each cell differs from occasion to occasion by OCCASION_SD.
         apart: effect of a round on the cells of one engine, in addition to its effect on all cells.
+        noisy: how many times as much as the others the first cell varies.
     """
 
     name: str
@@ -84,6 +91,7 @@ class Kind:
     outliers: float = 0.0
     shared: bool = False
     apart: float = 0.0
+    noisy: float = 1.0
 
 
 KINDS = (
@@ -93,6 +101,7 @@ KINDS = (
     Kind("outliers", outliers=0.01),
     Kind("on a shared machine", shared=True),
     Kind("rounds move engines apart", apart=0.05),
+    Kind("one cell 3 times as noisy", noisy=3.0),
 )
 
 
@@ -128,8 +137,10 @@ class Studies:
         log += self.modes[..., None] * (rng.integers(0, 2, shape) - 0.5)
         log += np.where(rng.random(shape) < self.kind.outliers, np.log(0.8), 0.0)
         within, counts = repeats.var(axis=-1, ddof=1).mean(axis=-1), np.full((studies, cells), float(REPEATS))
-        nothing = np.zeros(cells, dtype=bool)
-        return Run(Samples(log, within, counts, ENGINE, nothing, ~nothing & self.kind.shared), TRUTH + occasion)
+        none, zero = np.zeros(cells, dtype=bool), np.zeros(cells, dtype=int)
+        known = np.repeat(np.array(known_elsewhere(True, ""))[:, None], cells, axis=1)
+        samples = Samples(log, within, counts, ENGINE, none, ~none & self.kind.shared, zero, zero, known)
+        return Run(samples, TRUTH + occasion)
 
 
 def made_up(kind: Kind, studies: int, rng: np.random.Generator) -> Studies:
@@ -138,6 +149,7 @@ def made_up(kind: Kind, studies: int, rng: np.random.Generator) -> Studies:
     low, high = np.log(kind.between)
     of_engine = rng.uniform(low, high, (studies, ENGINE[-1] + 1))
     between = np.exp(of_engine[:, ENGINE] + rng.normal(0, kind.uneven, (studies, cells)))
+    between[:, 0] *= kind.noisy
     one = np.arange(cells) == rng.integers(cells, size=(studies, 1))
     with_modes = (rng.random((studies, 1)) < kind.two_modes) & one
     return Studies(kind, between, np.where(with_modes, rng.uniform(0.1, 0.25, (studies, 1)), 0.0))
@@ -145,21 +157,25 @@ def made_up(kind: Kind, studies: int, rng: np.random.Generator) -> Studies:
 
 @dataclass(frozen=True)
 class Kept:
-    """Shares of intervals that contain the ratio of another run, of comparisons without an interval, of studies with
-    false verdicts (changes and flat of settings, directions of engines), and of decided comparisons."""
+    """Shares of intervals that contain the ratio of another run (of all comparisons, and of those of the cell with the
+    fewest), of comparisons without an interval, of studies with false verdicts (changes and flat of settings,
+    directions of engines), and of decided comparisons."""
 
+    starts: int
     coverage: float
+    worst: float
     without_interval: float
     false: tuple[float, ...]
     decided: float
 
     def fits(self) -> bool:
         """Whether the goals are reached."""
-        return COVERAGE[0] <= self.coverage <= COVERAGE[1] and max(self.false) <= MOST_FALSE
+        covers = self.starts == 1 or (self.coverage <= COVERAGE[1] and self.worst >= LEAST_OF_WORST)
+        return COVERAGE[0] <= self.coverage and covers and max(self.false) <= MOST_FALSE
 
     def row(self) -> list[str]:
         """The shares in per cent, and whether a goal is missed."""
-        shares = (self.coverage, self.without_interval, *self.false, self.decided)
+        shares = (self.coverage, self.worst, self.without_interval, *self.false, self.decided)
         return [*map(_pct, shares), "" if self.fits() else "missed"]
 
 
@@ -183,17 +199,27 @@ def kept(studies: Studies, starts: int, rng: np.random.Generator) -> tuple[Kept,
     decisions, engines = decide(one, A, B, MARGIN_PCT, ONE_LOOK), compare(one, ENGINE_A, ENGINE_B)
     direction = directions(engines)
     return (
-        _kept(decisions.found, compare(other, A, B), decisions.verdict, false_verdicts(decisions.verdict, truth)),
-        _kept(engines, compare(other, ENGINE_A, ENGINE_B), direction, (false_directions(direction, truth),)),
+        _kept(starts, decisions.found, other, (A, B), decisions.verdict, false_verdicts(decisions.verdict, truth)),
+        _kept(starts, engines, other, (ENGINE_A, ENGINE_B), direction, (false_directions(direction, truth),)),
     )
 
 
-def _kept(one: Comparisons, other: Comparisons, verdict: npt.NDArray[np.str_], false: tuple[float, ...]) -> Kept:
-    _, low, high = one.interval()
-    again = other.interval().value
+def _kept(
+    starts: int,
+    one: Comparisons,
+    another: Samples,
+    pairs: tuple[IntArray, IntArray],
+    verdict: npt.NDArray[np.str_],
+    false: tuple[float, ...],
+) -> Kept:
+    low, high = one.another_run()
+    again = np.exp(compare(another, *pairs).difference)
     known = ~np.isnan(low)
     inside = (low <= again) & (again <= high)
-    return Kept(float(inside[known].mean()), float(1 - known.mean()), false, float((verdict != NOT_DECIDED).mean()))
+    of_pairs = np.where(known, inside, False).sum(axis=0) / known.sum(axis=0)
+    worst = min(float(of_pairs[(pairs[0] == cell) | (pairs[1] == cell)].mean()) for cell in np.unique(pairs))
+    decided = float((verdict != NOT_DECIDED).mean())
+    return Kept(starts, float(inside[known].mean()), worst, float(1 - known.mean()), false, decided)
 
 
 @dataclass(frozen=True)
@@ -234,6 +260,69 @@ def starts_of_same_power(decided: float, by_starts: Mapping[int, float]) -> floa
     return float(np.interp(decided, list(by_starts.values()), list(by_starts)))
 
 
+def drift_taken_for_modes(studies: int, rng: np.random.Generator) -> tuple[Table, bool]:
+    """Shares of studies with a cell that is falsely bimodal, if all cells become faster by 9 % after round 4; and
+    whether the goal is reached. The adaptive rule measures each cell in another number of the eight rounds.
+    """
+    table, fits = Table("starts vary by", "starts", "studies with a falsely bimodal cell", "", box=None), True
+    shape = (studies, SETTINGS, LOOKS.at_most)
+    step = np.log(1.09) * (np.arange(LOOKS.at_most) >= 4)
+    for sd in (0.003, 0.01, 0.03):
+        log = TRUTH[:SETTINGS, None] + step + rng.normal(0, sd, shape)
+        some = np.arange(LOOKS.at_most) < rng.integers(LOOKS.at_least, LOOKS.at_most + 1, (*shape[:-1], 1))
+        for starts, measured in (("8", log), ("2 to 8", np.where(some, log, np.nan))):
+            share = float(spread(measured, ENGINE[:SETTINGS]).bimodal.any(axis=-1).mean())
+            fits &= share <= MOST_FALSE
+            table.add_row(_pct(sd), starts, _pct(share), "" if share <= MOST_FALSE else "missed")
+    return table, fits
+
+
+def plain(log: FloatArray, group: IntArray, known: Known = UNKNOWN, shared: bool = False) -> Samples:
+    """Cells of one device, whose repeats are not looked at."""
+    unknown, device = np.full(log.shape[:-1], np.nan), np.zeros_like(group)
+    of_cells = np.repeat(np.array(known)[:, None], len(group), axis=1)
+    return Samples(log, unknown, unknown, group, device > 0, np.full(len(group), shared), device, group, of_cells)
+
+
+def tails(studies: int, rng: np.random.Generator) -> tuple[Table, bool]:
+    """Shares of 95 % intervals of a 99th percentile that contain the expected one of a start, and whether the goal is
+    reached. Requests wait in one queue for one server; each start has other arrivals.
+    """
+    table, fits, requests = Table("load", "starts", "coverage", "", box=None), True, 400
+    for load in (0.5, 0.8):
+        for starts in (2, 3, 5, 8):
+            p99 = np.log(_p99(rng, (studies, starts), requests, load))
+            _, low, high = mean_interval(plain(p99, np.arange(studies)))[0]
+            share = float(((low <= np.exp(p99.mean())) & (np.exp(p99.mean()) <= high)).mean())
+            fits &= share >= COVERAGE[0]
+            table.add_row(f"{load:g}", str(starts), _pct(share), "" if share >= COVERAGE[0] else "missed")
+    return table, fits
+
+
+def _p99(rng: np.random.Generator, shape: tuple[int, ...], requests: int, load: float) -> FloatArray:
+    """The 99th percentile of the times that requests spend with a server, which begins without any."""
+    service, gap = rng.exponential(load, (requests, *shape)), rng.exponential(1.0, (requests, *shape))
+    times = [service[0]]
+    for own, before in zip(service[1:], gap[1:], strict=True):
+        times.append(np.maximum(times[-1] - before, 0) + own)
+    return np.quantile(times, 0.99, axis=0)
+
+
+def smallest_setting(studies: int, rng: np.random.Generator) -> tuple[Table, bool]:
+    """Shares of studies in which any of nine settings, which are slower by just more than the margin, is recommended as
+    one that is not; and whether the goal is reached.
+    """
+    table, fits = Table("starts", "starts vary by", "wrong", "", box=None), True
+    truth = np.where(np.arange(10) < 9, -1.0001 * MARGIN, 0.0)
+    for starts, sd in ((3, 0.01), (3, 0.03), (8, 0.01), (8, 0.03)):
+        log = truth[:, None] + rng.normal(0, sd, (studies, len(truth), starts))
+        found = compare(plain(log, np.zeros(len(truth), dtype=int)), np.arange(9), np.full(9, 9))
+        share = float((holm(found.p_not_below(MARGIN_PCT)) <= EQUIVALENCE_ALPHA).any(axis=-1).mean())
+        fits &= share <= MOST_FALSE
+        table.add_row(str(starts), _pct(sd), _pct(share), "" if share <= MOST_FALSE else "missed")
+    return table, fits
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Simulate, print, and compare with the goals."""
     parser = argparse.ArgumentParser(description="Test the statistics on simulated studies with known true values.")
@@ -242,8 +331,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     rng = np.random.default_rng(args.seed)
     false = ("false changes", "false flat")
-    fixed = Table("studies", "starts", "coverage", "no interval", *false, "decided", box=None)
-    engines = Table("studies", "starts", "coverage", "no interval", "false directions", "decided", box=None)
+    fixed = Table("studies", "starts", "coverage", "of worst cell", "no interval", *false, "decided", box=None)
+    engines = Table(
+        "studies", "starts", "coverage", "of worst cell", "no interval", "false directions", "decided", box=None
+    )
     rule = Table("studies", *false, "false directions", "decided", "starts", "fixed count", "ratio", box=None)
     fits, taken = [], []
     for kind in track(KINDS, description="simulating", console=Console(stderr=True)):
@@ -266,6 +357,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     starts, same = np.mean(taken, axis=0)
     fits.append(bool(starts / same <= MOST_STARTS))
     flag = "" if fits[-1] else "missed"
+    modes, few_modes = drift_taken_for_modes(args.studies, rng)
+    fits.append(few_modes)
+    of_tails, tails_fit = tails(args.studies, rng)
+    fits.append(tails_fit)
+    smallest, smallest_fits = smallest_setting(args.studies, rng)
+    fits.append(smallest_fits)
     rule.add_row("all together", *[""] * 4, f"{starts:.2f}", f"{same:.2f}", f"{starts / same:.2f}", flag)
     console = Console(width=120)
     console.print(f"{args.studies} studies of each kind; margin {MARGIN_PCT:g} %")
@@ -275,6 +372,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     console.print(engines)
     console.print(f"adaptive, {LOOKS.at_least} to {LOOKS.at_most} starts, and a fixed number that decides as many")
     console.print(rule)
+    console.print("all cells become faster by 9 % after round 4")
+    console.print(modes)
+    console.print("99th percentile of 400 requests per start")
+    console.print(of_tails)
+    console.print(f"nine settings are slower than the fastest by just more than {MARGIN_PCT:g} %")
+    console.print(smallest)
     # Kalibera and Jones, Rigorous benchmarking in reasonable time, ISMM 2013.
     repeats = {sd: math.ceil(math.sqrt(START_COSTS_REPEATS) * WITHIN_SD / sd) for sd in (0.02, 0.04, 0.08)}
     told = ", ".join(f"{count} if starts vary by {100 * sd:g} %" for sd, count in repeats.items())

@@ -27,6 +27,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Column, Table
 
+from workflow_scripts.analyse.repeats import cell_summary
+from workflow_scripts.analyse.variation import of_rounds
 from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.common.command import run_command
 from workflow_scripts.common.files import read_jsonl
@@ -149,6 +151,20 @@ def between_occasions(starts: pd.DataFrame) -> dict[str, float]:
     return {level: 100 * float(np.sqrt(np.clip(variance, 0.0, None))) for level, variance in pure.items()}
 
 
+def of_study(cells: pd.DataFrame) -> dict[str, float]:
+    """How much starts and rounds of a study vary, with degrees of freedom, as config/variation.yaml holds them."""
+    _, samples = cell_summary(cells, "output_tokens_per_s")
+    found, (rounds, rounds_df) = samples.spread, of_rounds(samples.spread)
+    counted = np.where(found.alike, found.df, 0.0)
+    first = np.unique(samples.group, return_index=True)[1]
+    return {
+        "starts_pct": 100 * float(np.sqrt((found.own * counted).sum() / counted.sum())),
+        "starts_df": float(counted.sum()),
+        "rounds_pct": 100 * float(np.sqrt((rounds * rounds_df)[first].sum() / rounds_df[first].sum())),
+        "rounds_df": float(rounds_df[first].sum()),
+    }
+
+
 def _per_cell(starts: pd.DataFrame) -> pd.DataFrame:
     """One row per cell and variant: its variation by level, and the correlations of its starts."""
     rows = {}
@@ -189,7 +205,11 @@ def main() -> int:
     parser.add_argument(
         "--variant", nargs="+", action="append", default=[], metavar=("NAME", "VARIABLE=VALUE"), help="add a variant"
     )
+    parser.add_argument("--of", type=Path, metavar="TABLE", help="only print what a study's cells.parquet shows")
     args = parser.parse_args()
+    if args.of:
+        console.print({name: round(value, 2) for name, value in of_study(pd.read_parquet(args.of)).items()})
+        return 0
     variants = {PLAIN: {}} | {name: dict(one.split("=", 1) for one in given) for name, *given in args.variant}
     args.results.mkdir(parents=True, exist_ok=True)
     occasion = Occasion(args.results, variants)

@@ -24,8 +24,8 @@ FLAGS = (
     "--hide-scrollbars",
 )
 LIMIT_S = 120.0
-# Opens every section of the report.
-UNFOLD = "for (const fold of document.querySelectorAll('#view-report .section')) fold.open = true"
+# Opens every fold of the report.
+UNFOLD = "for (const fold of document.querySelectorAll('#view-report details')) fold.open = true"
 # The browser reads commands from descriptor 3 and answers on descriptor 4.
 _LAUNCH = """
 import fcntl, os, sys

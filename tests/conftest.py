@@ -6,7 +6,9 @@ as .ci/run sets it, nothing may be skipped: every skip, of a test or of a whole 
 
 import os
 import shutil
+import tarfile
 from collections.abc import Generator
+from pathlib import Path
 from typing import TypeVar
 
 import pytest
@@ -18,6 +20,16 @@ settings.register_profile("kvsweep", deadline=None, derandomize="KVSWEEP_REQUIRE
 settings.load_profile("kvsweep")
 
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
+
+
+@pytest.fixture(scope="session")
+def two_gpus_evidence(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the study two_gpus with what one H200 and one H100 measured; read-only, for all tests."""
+    results = tmp_path_factory.mktemp("two_gpus")
+    archive = Path(__file__).parents[1] / "config/reference/two_gpus/evidence.tar.xz"
+    with tarfile.open(archive) as packed:
+        packed.extractall(results, filter="data")
+    return results / "two_gpus"
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -47,6 +47,7 @@ GROUPS = {
         "read-imported": "parse.imported_runs",
         "table-cells": "analyse.cells",
         "table-limits": "analyse.limits",
+        "table-waiting": "analyse.waiting",
         "table-waste": "analyse.fragmentation",
         "table-ratios": "analyse.ratios",
         "table-effects": "analyse.effects",

@@ -41,6 +41,7 @@ def test_the_fixed_count_that_decides_as_much():
 def test_it_prints_every_kind_and_ends_with_1_if_a_goal_is_missed(capsys, monkeypatch):
     monkeypatch.setattr(statistics, "FIXED", (2, 3))
     monkeypatch.setattr(statistics, "COVERAGE", (0.0, 1.0))
+    monkeypatch.setattr(statistics, "LEAST_OF_WORST", 0.0)
     monkeypatch.setattr(statistics, "MOST_FALSE", 1.0)
     for most, code in ((9.0, 0), (0.1, 1)):
         monkeypatch.setattr(statistics, "MOST_STARTS", most)

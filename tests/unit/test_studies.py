@@ -22,7 +22,7 @@ CHECKOUT = Path(__file__).parents[2]
 STUDIES = CHECKOUT / "config" / "studies"
 PAGE = (CHECKOUT / "docs" / "studies.md").read_text(encoding="utf-8")
 # The demo is a CPU study itself; the others are about devices and numbers that they name.
-WITHOUT_CUT = {"demo", "h200_reference", "paged_attention", "published_claims", "what_if"}
+WITHOUT_CUT = {"demo", "paged_attention", "published_claims", "two_gpus", "what_if"}
 # Sweeps that take too long on a CPU, as the cuts' own comments say.
 LEFT_OUT = {"parallelism": ["both"]}
 # Sweeps that only a cut has because the knob `room_tokens` is for CPUs.
