@@ -8,6 +8,8 @@ from pathlib import Path
 from shlex import quote
 from typing import NamedTuple
 
+from snakemake.cli import get_argument_parser
+
 from workflow_scripts.__main__ import COMMANDS
 from workflow_scripts.catalog.gpus_and_models import load_gpus
 from workflow_scripts.engines.registry import load_engines
@@ -62,14 +64,17 @@ shell.prefix(f"set -euo pipefail; export {' '.join(COMMAND_ENVIRONMENT)}; ")
 # Set by the slurm profile; then cells are measured in batches (rules/cluster.smk).
 CELLS_PER_JOB = workflow.resource_settings.overwrite_scatter.get("cells_per_job")
 
-# Snakemake tells a workflow its targets only after reading it. The jobs, which are other processes, get this variable.
-if {"partial_report", "import"} & set(sys.argv):
-    os.environ |= {"KVSWEEP_PARTIAL": "1"}
+# Targets for which it does not matter which devices this machine has.
+MEASURES_NOTHING = {"plan", "status", "check_study", "fetch_sharegpt", "prepare", "partial_report", "compare", "import"}
+# Snakemake tells a workflow its options only after reading it. Jobs are other processes, whose targets are not these.
+CALL = get_argument_parser().parse_args() if workflow.is_main_process else None
+TARGETS = set(CALL.targets) if CALL else set()
+MEASURES = not TARGETS or bool(TARGETS - MEASURES_NOTHING)
+if TARGETS & {"plan", "partial_report", "import"} and not MEASURES:
+    os.environ |= {"KVSWEEP_PARTIAL": "1"}  # for the jobs too
 PARTIAL = "KVSWEEP_PARTIAL" in os.environ
 if PARTIAL:
     os.nice(19)  # other processes may be measured at the same time
-# Targets for which it does not matter which devices this machine has.
-MEASURES_NOTHING = {"plan", "status", "check_study", "fetch_sharegpt", "prepare", "partial_report", "compare", "import"}
 
 # Filled by rules/rounds.smk: the batches of this call by GPU and key, in the order of their rounds.
 BATCHES = {}

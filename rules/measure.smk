@@ -18,7 +18,7 @@ if is_local and any(load_gpus()[gpu].kind != "cpu" for gpu in GPUS):
     ABSENT |= {cell.gpu for cell in cells_without_gpu(STUDY, [one.cell for one in LADDERS.values()], found)}
     if left:
         WHY_LEFT = f"{what_is_left(left, found)}. The same call on a machine that has them measures these cells."
-        if not MEASURES_NOTHING & set(sys.argv):
+        if MEASURES:
             logger.warning(WHY_LEFT)
 
 if workflow.is_main_process:

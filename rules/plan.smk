@@ -1,17 +1,6 @@
 """Plan: predict speed and cost of every cell before anything is queued, without GPU, engine or prepared files."""
 
 
-rule plan:
-    """Feasible cells, expected speed, knobs that can matter and GPU hours: printed, and written as tables."""
-    log:
-        PATHS.root / "logs/plan.log",
-    conda:
-        "../envs/cpu.conda.yaml"
-    threads: workflow.resource_settings.cores or 1
-    shell:
-        "python -m workflow_scripts plan" " --study $STUDY" " --results $RESULTS" " --processes {threads}" " 2> {log}"
-
-
 rule predict_cells:
     """Predictions for every cell, which the report compares with the measurements."""
     input:
@@ -39,3 +28,15 @@ rule predict_cells:
         " --processes {threads}"
         " --quiet"
         " > {log} 2>&1"
+
+
+rule plan:
+    """Print feasible cells, expected speed, knobs that can matter and GPU hours; `predict_cells` writes them."""
+    input:
+        rules.predict_cells.output,
+    log:
+        PATHS.root / "logs/plan.log",
+    conda:
+        "../envs/cpu.conda.yaml"
+    shell:
+        "python -m workflow_scripts plan --study $STUDY --results $RESULTS --written 2> {log}"

@@ -30,7 +30,6 @@ DECIDED = None
 # Newer than all results, so that `begin` runs in each call, and all that depends on it.
 THIS_CALL = workflow.snakemake_tmp_dir / "call"
 THIS_CALL.touch()
-DRY_RUN = any(re.match("--dry|-[a-zA-Z]*n", word) for word in sys.argv)
 
 
 def marker(gpu, key):
@@ -61,7 +60,7 @@ def plan_rounds(cells, batches_of):
     one that is decided while measuring, and OF_ROUND makes the batches of a round.
     """
     global DECIDED, MEASURED_HERE, OF_ROUND
-    if MEASURES_NOTHING & set(sys.argv):
+    if not MEASURES:
         return
     MEASURED_HERE = dict.fromkeys(CELLS[id].gpu for id in cells)
     repeated = [cell for cell in cells if PATHS.outcome(cell).exists() and 1 not in ended()[cell]]
@@ -127,7 +126,7 @@ def needed_by_batch(gpu, key):
     if (gpu, key) in BATCHES:
         before = [marker(*place) for place, one in BATCHES.items() if one.gpu == gpu and one.round < batch.round]
         before.append(begun())
-        if DRY_RUN:
+        if CALL and CALL.dryrun:
             tell(batch)
     elif workflow.is_main_process:
         before.append(PATHS.round_plan(batch.round))

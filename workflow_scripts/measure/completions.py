@@ -102,7 +102,7 @@ def _event(line: bytes) -> dict[str, Any] | None:
 
 
 def _is_piece(event: dict[str, Any]) -> bool:
-    """Whether an event brings a token: its text may be empty, unless the event only ends the answer with the counts.
+    """Whether an event brings a token: its text may be empty, unless the event only ends the answer.
 
     >>> counts = {"completion_tokens": 3}
     >>> [_is_piece({"choices": [{"text": text}], "usage": counts}) for text in ("a", "")]
@@ -110,16 +110,17 @@ def _is_piece(event: dict[str, Any]) -> bool:
     >>> _is_piece({"choices": [{"text": ""}]}), _is_piece({"choices": [], "usage": counts})
     (True, False)
 
-    The answer to a chat begins with an event that names only its role:
+    The answer to a chat begins with an event that names only its role, and may end with an empty one:
 
-    >>> [_is_piece({"choices": [{"delta": d}]}) for d in ({"role": "assistant", "content": ""}, {"content": "a"}, {})]
-    [False, True, True]
+    >>> deltas = ({"role": "assistant", "content": ""}, {"content": "a"}, {"content": ""}, {})
+    >>> [_is_piece({"choices": [{"delta": delta}]}) for delta in deltas]
+    [False, True, True, False]
     """
     choices = event.get("choices") or []
     if not choices:
         return False
-    begins = (choices[0].get("delta") or {}).get("role")
-    return bool(_text(choices[0]) or not (event.get("usage") or begins))
+    delta = choices[0].get("delta")
+    return bool(_text(choices[0]) or not (event.get("usage") or delta == {} or (delta or {}).get("role")))
 
 
 def _text(choice: dict[str, Any]) -> str:

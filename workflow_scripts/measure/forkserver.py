@@ -215,11 +215,12 @@ def _accept(listener: socket.socket, set_on_import: dict[str, str]) -> _Job | No
     connection, _ = listener.accept()
     try:
         message, (log_fd,) = _receive(connection)
+        server = os.getpid()
         pid = os.fork()
         if pid == 0:
             listener.close()
             connection.close()
-            _child(message, log_fd, set_on_import)
+            _child(message, log_fd, set_on_import, server)
         os.close(log_fd)
         connection.sendall(json.dumps({"pid": pid}).encode() + b"\n")
         return _Job(pid, os.pidfd_open(pid), connection)
@@ -269,11 +270,11 @@ def _session(leader: int) -> set[int]:
     return members
 
 
-def _child(job: dict[str, Any], log_fd: int, set_on_import: dict[str, str]) -> None:
+def _child(job: dict[str, Any], log_fd: int, set_on_import: dict[str, str], server: int) -> None:
     status = 1
     try:
         os.setsid()
-        die_with_parent()
+        die_with_parent(server)
         with Path(os.devnull).open("rb") as nothing:
             os.dup2(nothing.fileno(), 0)
         os.dup2(log_fd, 1)
@@ -294,10 +295,12 @@ def _child(job: dict[str, Any], log_fd: int, set_on_import: dict[str, str]) -> N
         os._exit(status)
 
 
-def die_with_parent() -> None:
-    """Ask the kernel to kill this process when its parent is killed."""
+def die_with_parent(parent: int) -> None:
+    """Ask the kernel to kill this process when its parent dies, and end it now if that has happened already."""
     pr_set_pdeathsig = 1
     ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

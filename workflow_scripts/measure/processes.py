@@ -133,10 +133,9 @@ def _run(body: Callable[[], None], parent: int) -> None:
     status = 1
     try:
         os.setpgid(0, 0)
-        die_with_parent()
-        if os.getppid() == parent:  # otherwise the parent died before the child could be tied to it
-            body()
-            status = 0
+        die_with_parent(parent)
+        body()
+        status = 0
     except SystemExit as e:
         status = e.code if isinstance(e.code, int) else 1
         print(f"SystemExit: {e.code}", file=sys.stderr)

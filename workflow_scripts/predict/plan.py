@@ -199,15 +199,19 @@ def _print_costs(console: Console, study: Study, table: pd.DataFrame) -> None:
     option("--project-files", type=Path, default=PROJECT_FILES, help="folder with ladders (%(default)s)"),
     PROCESSES,
     option("--quiet", action="store_true", help="write the files and print nothing"),
+    option("--written", action="store_true", help="print the plan that was written before, and write nothing"),
 )
 def main(args: Namespace) -> None:
     """Plan a study."""
     study = load_study(args.study)
     cells = expand(study)
     paths = StudyPaths(args.results, study.name)
-    table = plan(study, cells, paths.prepared, args.project_files, args.processes)
-    knobs = knob_effects(cells, table)
-    write_plan(table, knobs, trace_of_study(study, cells, table, paths.prepared, args.project_files), paths.plan)
+    if args.written:
+        table, knobs = pd.read_parquet(paths.plan / "plan.parquet"), pd.read_csv(paths.plan / "knobs.csv")
+    else:
+        table = plan(study, cells, paths.prepared, args.project_files, args.processes)
+        knobs = knob_effects(cells, table)
+        write_plan(table, knobs, trace_of_study(study, cells, table, paths.prepared, args.project_files), paths.plan)
     if not args.quiet:
         console = Console(width=None if sys.stdout.isatty() else 160)
         print_plan(console, study, table, knobs)

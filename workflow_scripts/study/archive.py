@@ -26,6 +26,7 @@ from workflow_scripts.common.commit import commit_of
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import read_json, write_bytes
 from workflow_scripts.study.grid import expand
+from workflow_scripts.study.outcome import ended_at
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study_file import Study, load_study
 
@@ -107,8 +108,7 @@ def description(study: Study, paths: StudyPaths, files: Mapping[str, Path]) -> d
     crate.description = study.question
     crate.license = "https://spdx.org/licenses/Apache-2.0"
     # The time of the last measurement, not of packing: equal contents give equal archives.
-    ends = [outcome["provenance"]["ended_at"] for outcome in outcomes]
-    crate.root_dataset["datePublished"] = max(ends)
+    crate.root_dataset["datePublished"] = max(ended_at(outcome["provenance"]) for outcome in outcomes)
     study_entity = crate.add_file(
         files[STUDY_FILE], STUDY_FILE, properties={"name": "the study", "encodingFormat": "text/yaml"}
     )
@@ -142,7 +142,7 @@ def _describe_device(
         "@type": "CreateAction",
         "name": f"measuring {len({o['cell_id'] for o in outcomes})} cells on {gpu}",
         "description": "hosts: " + ", ".join(sorted({str(p.get("host")) for p in where})),
-        "endTime": max(p["ended_at"] for p in where),
+        "endTime": max(map(ended_at, where)),
     }
     entity = crate.add(ContextEntity(crate, f"#measuring-{gpu}", properties=action))
     entity["object"] = study

@@ -139,6 +139,11 @@ def read_outcome(path: Path) -> Outcome:
     return Outcome.model_validate(read_json(path))
 
 
+def ended_at(provenance: Mapping[str, Any]) -> str:
+    """When a start ended (ISO 8601); the beginning of Unix time if a former version did not record it."""
+    return str(provenance.get("ended_at", "1970-01-01T00:00:00+00:00"))
+
+
 def never_ran(record: Mapping[str, Any]) -> bool:
     """Whether a record is of a cell that did not run, as former versions wrote it if the device was missing."""
     return record.get("outcome") == "invalid" and not record.get("phases_s")

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from workflow_scripts.common.files import read_json, write_text
 from workflow_scripts.common.records import Record
-from workflow_scripts.study.outcome import is_of
+from workflow_scripts.study.outcome import ended_at, is_of
 from workflow_scripts.study.paths import PARTIAL, StudyPaths
 
 # An interrupted round goes on as the same round if the break was at most this long.
@@ -59,7 +59,7 @@ def _ended(outcomes: Mapping[int, Path], definition: str) -> Iterable[tuple[int,
     for number, path in outcomes.items():
         record = read_json(path)
         if is_of(record, definition):
-            at = datetime.datetime.fromisoformat(record["provenance"].get("ended_at", "1970-01-01T00:00:00+00:00"))
+            at = datetime.datetime.fromisoformat(ended_at(record["provenance"]))
             yield number, Ended(record.get("start", {}).get("round", 1), at.timestamp())
 
 

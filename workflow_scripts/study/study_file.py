@@ -17,6 +17,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from workflow_scripts.catalog.endpoints import Endpoint
+from workflow_scripts.catalog.gpus_and_models import load_gpus
 from workflow_scripts.common.command import command, option
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.records import StrictRecord, validated
@@ -301,10 +302,14 @@ def check_files(study: Study) -> Iterator[str]:
 @command("check", option("study", type=Path, help="the study's YAML file"))
 def main(args: Namespace) -> None:
     """Check a study file and count its cells."""
-    from workflow_scripts.study.grid import expand  # grid builds on this module
+    from workflow_scripts.study.gpus_here import cells_without_gpu  # these build on this module
+    from workflow_scripts.study.grid import expand
 
     study = load_study(args.study)
     cells = expand(study)
     print(f"{args.study}: {len(cells)} cells on {', '.join(sorted({c.gpu for c in cells}))}")
     for note in check_files(study):
         print(f"note: {note}")
+    for gpu in sorted({cell.gpu for cell in cells_without_gpu(study, cells, ())}):
+        if load_gpus()[gpu].nvml_names is None:
+            print(f"note: {gpu}: its cells can be planned, but not measured; only NVIDIA's GPUs can be measured")

@@ -119,10 +119,11 @@ def delta(**content: Any) -> dict[str, Any]:
         ],
         # transformers: the role before anything is computed, and the counts with the end.
         [delta(role="assistant"), *(delta(content=c) for c in "abc"), {**delta(), "usage": COUNTS}],
-        # Others: the role in every piece.
+        # Others: the role in every piece, or an empty end without counts, which come later.
         [*(delta(role="assistant", content=c) for c in "ab"), {**delta(content="c"), "usage": COUNTS}],
+        [*(delta(content=c) for c in "abc"), delta(), {"choices": [], "usage": COUNTS}],
     ],
-    ids=["vllm", "transformers", "others"],
+    ids=["vllm", "transformers", "others", "empty end"],
 )
 def test_the_answer_to_a_chat_begins_with_its_first_token(answer, events):
     messages = [{"role": "user", "content": "Why?"}]

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 
 from workflow_scripts.measure import processes
+from workflow_scripts.measure.forkserver import die_with_parent
 from workflow_scripts.measure.processes import LastCommand, ServerProcess
 
 FAMILY = """
@@ -38,6 +39,14 @@ def family(folder: Path, *words: str) -> tuple[ServerProcess, list[int]]:
 
 def is_gone(pid: int) -> bool:
     return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_child_whose_parent_has_died_before_ends_at_once():
+    for parent, status in ((os.getpid(), 7), (-1, 1)):
+        if (child := os.fork()) == 0:
+            die_with_parent(parent)
+            os._exit(7)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == status
 
 
 def test_a_stopped_server_takes_what_it_started_with_it(tmp_path):

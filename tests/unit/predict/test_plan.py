@@ -38,6 +38,11 @@ def test_the_command_prints_a_summary_and_writes_the_tables(tmp_path, capsys):
     assert table["output_tokens_per_s"].notna().sum() == 12
     assert len(pd.read_csv(folder / "plan.csv")) == 18
     assert set(pd.read_csv(folder / "knobs.csv")["knob"]) == {"block_size", "max_num_seqs"}
+    # It can be printed again without being made.
+    kept = {file: file.stat().st_mtime_ns for file in folder.iterdir()}
+    assert main(["--study", str(path), "--results", str(tmp_path / "results"), "--written"]) == 0
+    assert capsys.readouterr().out == said
+    assert {file: file.stat().st_mtime_ns for file in folder.iterdir()} == kept
 
 
 def test_every_start_of_a_cell_costs_its_time(tmp_path, capsys):

@@ -137,6 +137,22 @@ def test_cells_without_their_gpu_are_named_and_left_missing_and_the_others_measu
     assert "> " + str(tmp_path / "results/mixed/logs/all.log") + "; exit 1" in planned
 
 
+def test_a_call_measures_if_one_of_its_targets_does(tmp_path):
+    study_file, results = write_study(tmp_path), tmp_path / "results"
+    both = {"cpu-1core seqs1", "cpu-1core seqs2"}
+    for targets, measured in (
+        (["prepare"], []),
+        (["plan"], []),
+        (["prepare", "all"], [both]),
+        (["all", "plan"], [both]),
+    ):
+        planned = dry_run(study_file, results, *targets)
+        assert measured_in(planned) == measured
+        # The plan's files are outputs of a job, so that Snakemake locks them; a plan alone measures no device.
+        assert ("rule predict_cells:" in planned) == (targets != ["prepare"])
+        assert ("rule prepare_device:" in planned) == bool(measured)
+
+
 def test_a_cell_that_was_measured_elsewhere_is_not_left_out(tmp_path):
     study_file, results = write_study(tmp_path), tmp_path / "results"
     study = load_study(study_file)

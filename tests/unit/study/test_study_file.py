@@ -210,6 +210,12 @@ def test_a_key_that_is_said_twice_is_refused_and_a_merged_one_may_be_said_anew(t
     assert [w.num_prompts for w in load_study(path).workloads.values()] == [2, 3, 4]
 
 
+def test_the_command_tells_of_gpus_that_cannot_be_measured(tmp_path, capsys):
+    assert main([str(written(tmp_path, sweeps=sweep(gpu=["cpu-all", "h200", "mi300x"])))]) == 0
+    notes = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note: ")]
+    assert [note.split(":")[1] for note in notes] == [" mi300x"]
+
+
 def test_the_command_tells_of_files_that_workloads_are_made_from(tmp_path, capsys):
     source = {"num_prompts": 2, "file": str(tmp_path / "source"), "sha256": "0" * 64}
     lengths = {"median": 8, "sigma": 0, "maximum": 8}
