@@ -205,6 +205,7 @@ SCHEMA = table_schema(
     TEXT("started_at", "wall-clock time of the repeat's start, UTC"),
     NUMBER("idle_before_s", "time since another start on this device of this host ended; null if not known"),
     TEXT("boot_id", "Linux's identifier of the host's current boot"),
+    TEXT("planned_starts", "starts per cell that the study asked for at the time of this one, e.g. `2, or up to 8`"),
     TEXT("host device_name device_uuid engine_version git_commit protocol lock_sha256", "provenance"),
     TEXT(
         "processor",
@@ -226,6 +227,7 @@ _START_FACTS = {
     "position": ["position"],
     "idle_before_s": ["idle_before_s"],
     "boot_id": ["boot_id"],
+    "planned_starts": ["planned"],
     "outcome": ["outcome"],
     "reason": ["reason", "damaged"],
     "block_size_effective": ["effective.block_size", "log.block_size"],
@@ -279,7 +281,7 @@ _USED_UP = (
 _LEAST_SAMPLED = 0.8
 _TEXT = (
     *("outcome", "reason", "attention_backend", "host", "device_name", "device_uuid", "engine_version", "git_commit"),
-    *("boot_id", "processor", "dtype", "lock_sha256", "definition_sha256"),
+    *("boot_id", "planned_starts", "processor", "dtype", "lock_sha256", "definition_sha256"),
 )
 
 

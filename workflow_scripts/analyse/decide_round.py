@@ -19,6 +19,7 @@ from statistics import fmean
 import pandas as pd
 
 from workflow_scripts.analyse.cells import SCHEMA, SIMULATED
+from workflow_scripts.analyse.knob_pairs import looks_at
 from workflow_scripts.analyse.limits import checked
 from workflow_scripts.analyse.next_round import next_round
 from workflow_scripts.analyse.tables import read_table
@@ -61,11 +62,11 @@ def decide_round(
     drift = [_device_seconds(cell, path, study) for cell in cells for path in paths.drift_outcomes(cell)]
     spent_s = sum(map(sum, [*seconds.values(), drift]))
     hours = study.starts.device_hours
+    table = table[table["source"].ne(SIMULATED)]
     found = next_round(
-        table[table["gpu"].isin(gpus) & table["source"].ne(SIMULATED)],
+        table[table["gpu"].isin(gpus)],
         study.equivalence_margin_pct,
-        at_least=study.starts.at_least,
-        at_most=study.starts.at_most,
+        looks_at(study.starts, table),
         seconds_per_start={cell: fmean(of_starts) for cell, of_starts in seconds.items() if of_starts},
         budget_s=inf if hours is None else 3600 * hours - spent_s,
     )

@@ -17,7 +17,7 @@ import pandas as pd
 from pandas.api.extensions import ExtensionArray
 
 from workflow_scripts.analyse.further_starts import MOST_FURTHER_STARTS, ONE_LOOK, Looks
-from workflow_scripts.analyse.knob_pairs import METRIC, MODEL, PLACE, STEADY, WORK, compared_pairs, shown_in
+from workflow_scripts.analyse.knob_pairs import METRIC, MODEL, PLACE, STEADY, WORK, compared_pairs, looks_at, shown_in
 from workflow_scripts.analyse.repeats import Row, knob_columns, knob_text, numbers, records
 from workflow_scripts.analyse.start_spread import FloatArray
 from workflow_scripts.analyse.statistics import (
@@ -93,6 +93,7 @@ SCHEMA = table_schema(
         "margin, and that of a pair that changes beyond it",
     ),
     NUMBER("margin_pct", "the study's `equivalence_margin_pct`"),
+    NUMBER("level_pct", "the part of the 5 % that this look at the study's data has; the rest is for other looks"),
     INTEGER(
         "starts_needed",
         "further starts of each cell that would decide, if means and variances stay the same; 0 if decided; null if "
@@ -372,8 +373,7 @@ def _work_text(row: Row, a: Row, b: Row) -> str:
 @table_command("effects", WAITING)
 def main(args: Namespace, study: Study, cells: pd.DataFrame) -> list[Output]:
     """Write the effects table of a study."""
-    looks = Looks(study.starts.at_least, study.starts.at_most)
     margin_pct = study.equivalence_margin_pct
-    found = knob_effects(cells, margin_pct, looks)
+    found = knob_effects(cells, margin_pct, looks_at(study.starts, cells))
     found = with_device_ratio(found, found["cell_id"], found["baseline_cell_id"], args.waiting, margin_pct)
     return [(args.out, "effects", found)]

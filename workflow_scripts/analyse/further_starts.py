@@ -1,7 +1,8 @@
 """How many further starts would decide a comparison, if the data of a study are looked at after each round.
 
-The error of a study is split over a fixed number of looks, so it holds whenever measuring ends (union bound, valid for
-any dependence between the looks).
+The error of a study is split over its looks, so it holds whenever measuring ends (union bound, valid for any dependence
+between the looks). A study may be measured further with more starts than it first asked for; each such plan has a part
+of what the plans before it left.
 """
 
 from dataclasses import dataclass, replace
@@ -26,25 +27,31 @@ from workflow_scripts.analyse.statistics import (
 MOST_FURTHER_STARTS = 100
 # The share of the error for the last look. The earlier looks share the rest: they decide only clear cases.
 _OF_LAST_LOOK = 0.8
+# The share of the error for a plan, of what earlier plans left.
+_OF_PLAN = 0.75
 
 
 @dataclass(frozen=True)
 class Looks:
-    """The looks at a study: after each round from `at_least` to `at_most`, so only one if the two are the same."""
+    """The looks at a study: after each round from `at_least` to `at_most`, so only one if the two are the same.
+
+    `earlier_plans`: how many plans with other numbers of starts were looked at before.
+    """
 
     at_least: int = 1
     at_most: int = 1
+    earlier_plans: int = 0
 
     def share(self, rounds: FloatArray | int) -> FloatArray:
         """The share of the error that belongs to the look after this number of rounds.
 
-        >>> Looks(2, 5).share(np.array([2, 4, 5, 6])).round(3).tolist(), Looks(3, 3).share(3).tolist()
-        ([0.067, 0.067, 0.8, 0.8], 1.0)
+        >>> Looks(2, 5).share(np.array([2, 4, 5, 6])).tolist(), Looks(3, 3, earlier_plans=1).share(3).tolist()
+        ([0.05, 0.05, 0.6, 0.6], 0.1875)
         """
-        earlier = self.at_most - self.at_least
+        of_plan, earlier = _OF_PLAN * (1 - _OF_PLAN) ** self.earlier_plans, self.at_most - self.at_least
         if earlier <= 0:
-            return np.ones_like(rounds, dtype=float)
-        return np.where(np.asarray(rounds) < self.at_most, (1 - _OF_LAST_LOOK) / earlier, _OF_LAST_LOOK)
+            return np.full_like(rounds, of_plan, dtype=float)
+        return of_plan * np.where(np.asarray(rounds) < self.at_most, (1 - _OF_LAST_LOOK) / earlier, _OF_LAST_LOOK)
 
 
 ONE_LOOK = Looks()
@@ -55,6 +62,7 @@ class Decisions(NamedTuple):
 
     Attributes:
         found: the comparisons.
+        share: the share of the error that belongs to this look.
         verdict: `flat`, `changes` or `not decided`.
         needed: further starts of both cells that would decide if means and variances stay as observed; NaN if not
             known or more than MOST_FURTHER_STARTS; 0 if decided.
@@ -63,6 +71,7 @@ class Decisions(NamedTuple):
     """
 
     found: Comparisons
+    share: FloatArray
     verdict: npt.NDArray[np.str_]
     needed: FloatArray
     least: FloatArray
@@ -72,7 +81,8 @@ def decide(samples: Samples, a: Rows, b: Rows, margin_pct: float, looks: Looks =
     """Compare cells `a` with cells `b`, which are all comparisons of a study, after the rounds that were measured."""
     found = compare(samples, a, b)
     rounds = np.maximum(samples.rounds[..., a], samples.rounds[..., b]).astype(float)
-    verdict = verdicts(found, margin_pct, looks.share(rounds))
+    share = looks.share(rounds)
+    verdict = verdicts(found, margin_pct, share)
     undecided = verdict == NOT_DECIDED
     family = undecided.sum(axis=-1, keepdims=True)  # by Holm's method, what is shown no longer counts
     distance, error = np.abs(found.difference), np.sqrt(found.variance / np.maximum(found.starts, 1))
@@ -82,7 +92,7 @@ def decide(samples: Samples, a: Rows, b: Rows, margin_pct: float, looks: Looks =
         )
         for d in (distance, np.maximum(distance - error, 0), distance + error)
     )
-    return Decisions(found, verdict, needed, np.fmin(nearer, farther))
+    return Decisions(found, share, verdict, needed, np.fmin(nearer, farther))
 
 
 def further_starts(
@@ -105,12 +115,16 @@ def further_starts(
         rounds: how many rounds each comparison has had.
     """
 
+    # What this plan does not decide takes another one.
+    next_plan = replace(looks, earlier_plans=looks.earlier_plans + 1)
+
     def decided(further: FloatArray) -> BoolArray:
-        then, share = found.after(further), looks.share(rounds + further)
+        then, n = found.after(further), rounds + further
+        share = np.where(np.asarray(rounds) < looks.at_most, looks.share(n), next_plan.share(n))
         beyond = then.p_beyond(margin_pct) * family <= (1 - CONFIDENCE) * share
         return (then.p_within(margin_pct) * family <= EQUIVALENCE_ALPHA * share) | beyond
 
-    # Intervals shrink with every start, and no later look has a smaller share of the error, so bisection works.
+    # Intervals shrink with every start, and no later look of a plan has a smaller share, so bisection works.
     shape = found.difference.shape
     too_few, enough = np.full(shape, -1.0), np.full(shape, float(MOST_FURTHER_STARTS))
     hopeless = ~decided(enough)

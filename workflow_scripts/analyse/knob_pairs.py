@@ -9,6 +9,7 @@ from workflow_scripts.analyse.repeats import (
     ENVIRONMENT,
     bound_by,
     cell_summary,
+    counted,
     knob_columns,
     knob_text,
     numbers,
@@ -16,6 +17,7 @@ from workflow_scripts.analyse.repeats import (
 from workflow_scripts.analyse.start_spread import FloatArray
 from workflow_scripts.analyse.statistics import CONFIDENCE, IntArray, Samples, compare
 from workflow_scripts.engines.registry import every_knob, metrics_of_columns
+from workflow_scripts.study.study_file import Starts
 
 METRIC, STEADY = "output_tokens_per_s", "steady_output_tokens_per_s"
 # What a repeat served; two cells of which one had other requests did unequal work.
@@ -32,6 +34,15 @@ def shown_in() -> dict[str, list[str]]:
         if knob.shown_in:
             columns.setdefault(knob.shown_in, []).append(name)
     return columns
+
+
+def looks_at(starts: Starts, cells: pd.DataFrame) -> Looks:
+    """The looks at a study: at the starts that it asks for, and at those that it asked for when it had fewer.
+
+    A plan that measured none of the counted starts was no look at them.
+    """
+    planned = counted(cells).reindex(columns=["planned_starts"])["planned_starts"].dropna()
+    return Looks(starts.at_least, starts.at_most, len(set(planned) - {starts.in_words}))
 
 
 def compared_pairs(
@@ -84,7 +95,7 @@ def _metric(rows: pd.DataFrame) -> pd.Series:
 def _decided(samples: Samples, pairs: pd.DataFrame, margin_pct: float, looks: Looks) -> pd.DataFrame:
     """What the comparison of each pair shows."""
     a, b = (pairs[name].to_numpy() for name in ("sample_a", "sample_b"))
-    found, verdict, needed, least = decide(samples, a, b, margin_pct, looks)
+    found, share, verdict, needed, least = decide(samples, a, b, margin_pct, looks)
     ratio, low, high = found.interval()
     again_low, again_high = found.another_run()
     values_of_group = numbers(pairs.groupby([pairs["knob"], pairs["group"]])["a"].transform("size"))
@@ -104,6 +115,7 @@ def _decided(samples: Samples, pairs: pd.DataFrame, margin_pct: float, looks: Lo
         scope=found.scope,
         starts=found.starts,
         verdict=verdict,
+        level_pct=100 * (1 - CONFIDENCE) * share,
         starts_needed=needed,
         starts_needed_at_least=least,
         bimodal=found.bimodal,

@@ -17,6 +17,7 @@ import pandas as pd
 from workflow_scripts.analyse import effects
 from workflow_scripts.analyse import serving as servers
 from workflow_scripts.analyse.further_starts import ONE_LOOK, Looks
+from workflow_scripts.analyse.knob_pairs import looks_at
 from workflow_scripts.analyse.repeats import Row, records
 from workflow_scripts.analyse.table_command import Output, table_command
 from workflow_scripts.analyse.tables import NUMBER, TEXT, read_table, table_schema
@@ -92,6 +93,11 @@ _LOAD = {
 @table_command("latencies", option("--serving", type=Path, required=True, help="serving_summary.parquet of the study"))
 def main(args: Namespace, study: Study, cells: pd.DataFrame) -> list[Output]:
     """Write the table of effects on the latencies of servers."""
-    looks = Looks(study.starts.at_least, study.starts.at_most)
     serving = read_table(args.serving, servers.SUMMARY_SCHEMA.name)
-    return [(args.out, "latencies", latency_effects(cells, serving, study.equivalence_margin_pct, looks))]
+    return [
+        (
+            args.out,
+            "latencies",
+            latency_effects(cells, serving, study.equivalence_margin_pct, looks_at(study.starts, cells)),
+        )
+    ]

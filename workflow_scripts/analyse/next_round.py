@@ -51,13 +51,12 @@ class NextRound:
 def next_round(
     cells: pd.DataFrame,
     margin_pct: float,
+    looks: Looks,
     *,
-    at_least: int,
-    at_most: int,
     seconds_per_start: Mapping[str, float],
     budget_s: float = inf,
 ) -> NextRound:
-    """Decide which cells the next round measures, after the `at_least` rounds that measure every cell.
+    """Decide which cells the next round measures, after the first rounds, which measure every cell.
 
     The comparisons are those of the effects table: cells that differ in one knob only, or in the model. Both cells of a
     comparison are always in the same round.
@@ -66,7 +65,7 @@ def next_round(
         cells: rows of the cells table, one per start and repeat; needed are the columns of a cell's identity, those of
             knobs, `outcome`, `comparable`, `start`, `round`, `output_tokens_per_s` and `max_concurrency_allowed`.
         margin_pct: the study's margin.
-        at_least, at_most: starts of each cell.
+        looks: the looks at the study, with the starts of each cell.
         seconds_per_start: device seconds that a start of each cell takes, by `cell_id`.
         budget_s: device seconds that are left.
 
@@ -74,10 +73,10 @@ def next_round(
         KeyError: a compared cell is not in `seconds_per_start`.
     """
     started = counted(cells).groupby("cell_id")["start"].nunique().to_dict()
-    pairs = list(_pairs(cells, margin_pct, Looks(at_least, at_most)))
+    pairs = list(_pairs(cells, margin_pct, looks))
     undecided = [pair for pair in pairs if pair["verdict"] == NOT_DECIDED]
     for pair in undecided:
-        pair["further"] = _further(pair, at_least)
+        pair["further"] = _further(pair, looks.at_least)
         pair["cost_s"] = pair["further"] * sum(seconds_per_start[cell] for cell in pair["cells"])
     going: list[OpenComparison] = []
     not_decidable: list[OpenComparison] = []
@@ -87,7 +86,7 @@ def next_round(
         total_s = sum(count * seconds_per_start[cell] for cell, count in then.items())
         if pair["bimodal"]:
             not_decidable.append(_open(pair, TWO_MODES))
-        elif any(started[cell] + pair["further"] > at_most for cell in pair["cells"]):
+        elif any(started[cell] + pair["further"] > looks.at_most for cell in pair["cells"]):
             not_decidable.append(_open(pair, TOO_MANY_STARTS))
         elif total_s > budget_s:
             not_decidable.append(_open(pair, TOO_LITTLE_TIME))

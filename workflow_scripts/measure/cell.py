@@ -121,7 +121,9 @@ def measure_cell(
         cell_id=cell.id,
         definition=definition.as_json(),
         definition_sha256=definition_sha256(definition),
-        start=start.model_copy(update={"idle_before_s": idle_before_s, "boot_id": _boot_id()}),
+        start=start.model_copy(
+            update={"idle_before_s": idle_before_s, "boot_id": _boot_id(), "planned": study.starts.in_words}
+        ),
         provenance=provenance(cell.engine, definition.endpoint),
         **record.model_dump(exclude={"wrong_device"}),
     )

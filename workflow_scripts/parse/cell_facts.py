@@ -155,7 +155,7 @@ def _outcome_facts(outcome: Outcome, rows: CellFacts) -> None:
     rows.add("outcome", outcome.outcome, source)
     rows.add("reason", outcome.reason, source)
     rows.add("definition_sha256", recorded_sha256(outcome.definition), source)
-    for name in ("round", "position", "idle_before_s", "boot_id"):
+    for name in ("round", "position", "idle_before_s", "boot_id", "planned"):
         rows.add(name, getattr(outcome.start, name), source)
     rows.add("protocol", outcome.definition.get("protocol"), source)
     groups = {

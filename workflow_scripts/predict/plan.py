@@ -29,7 +29,7 @@ from workflow_scripts.predict.knobs_that_matter import knob_effects
 from workflow_scripts.predict.prediction_record import FIELDS, TEXTS
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.paths import StudyPaths
-from workflow_scripts.study.study_file import Starts, Study, load_study
+from workflow_scripts.study.study_file import Study, load_study
 
 # With fewer cells than this, one process is done before a second one has started.
 CELLS_WORTH_A_PROCESS = 1000
@@ -148,11 +148,6 @@ def _print_knobs(console: Console, knobs: pd.DataFrame) -> None:
     console.print(shown)
 
 
-def _starts(starts: Starts) -> str:
-    """The number of starts of a cell, in words; the costs are those of the starts that every cell gets."""
-    return f"{starts.at_least}, or up to {starts.at_most}" if starts.is_adaptive else str(starts.at_least)
-
-
 def _print_costs(console: Console, study: Study, table: pd.DataFrame) -> None:
     shown = Table(title="Time, including the pipeline's own", title_justify="left")
     for heading in (
@@ -176,7 +171,7 @@ def _print_costs(console: Console, study: Study, table: pd.DataFrame) -> None:
             f"{timed:.2f} h",
             f"{whole - timed:.2f} h",
             _range(part["cell_s"]),
-            _starts(study.starts),
+            study.starts.in_words,
             str(study.repeats),
             _range(part["repeats_needed"]),
             f"{whole:.2f}",

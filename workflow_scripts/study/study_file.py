@@ -156,6 +156,11 @@ class Starts(StrictRecord):
         """Whether the number of starts depends on what they show."""
         return self.at_most > self.at_least
 
+    @property
+    def in_words(self) -> str:
+        """The number of starts of a cell."""
+        return f"{self.at_least}, or up to {self.at_most}" if self.is_adaptive else str(self.at_least)
+
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         return {"anyOf": [{"type": "integer", "minimum": 1, "maximum": 100}, handler(core)]}

@@ -12,11 +12,12 @@ NOISE = np.array([0.01, -0.01, 0.005])
 
 
 @given(st.integers(1, 6), st.integers(0, 12))
-def test_the_looks_of_a_study_have_the_whole_error_and_the_last_most_of_it(at_least, more):
-    looks = Looks(at_least, at_least + more)
-    shares = [float(looks.share(n)) for n in range(at_least, at_least + more + 1)]
-    assert sum(shares) == pytest.approx(1)
-    assert shares == sorted(shares)
+def test_all_looks_at_a_study_have_the_whole_error_and_the_last_of_a_plan_most_of_its(at_least, more):
+    plans = [Looks(at_least, at_least + more, earlier) for earlier in range(20)]
+    shares = [[float(plan.share(n)) for n in range(at_least, at_least + more + 1)] for plan in plans]
+    assert [sum(of_plan) for of_plan in shares[:3]] == pytest.approx([3 / 4, 3 / 16, 3 / 64])
+    assert sum(map(sum, shares)) == pytest.approx(1)
+    assert all(of_plan == sorted(of_plan) for of_plan in shares)
 
 
 def test_the_plan_is_the_first_number_that_decides():
@@ -24,8 +25,9 @@ def test_the_plan_is_the_first_number_that_decides():
         found = pair(NOISE + mean, np.zeros(3))
         n, sd = np.arange(3, 3 + MOST_FURTHER_STARTS + 1), NOISE.std(ddof=1)
         mean_now = abs(found.difference[0])
-        flat = mean_now + stats.t.ppf(0.975, n - 1) * sd / np.sqrt(n) <= log_margin(2.0)
-        beyond = mean_now - stats.t.ppf(0.975, n - 1) * sd / np.sqrt(n) > log_margin(2.0)
+        error = 0.05 * 3 / 16  # what a second plan has
+        flat = mean_now + stats.t.ppf(1 - error, n - 1) * sd / np.sqrt(n) <= log_margin(2.0)
+        beyond = mean_now - stats.t.ppf(1 - error / 2, n - 1) * sd / np.sqrt(n) > log_margin(2.0)
         beyond &= (n >= STARTS_TO_SEE_MODES) | (mean_now > log_margin(2.0) + MODES_APART)
         assert further_starts(found, 2.0)[0] == (flat | beyond).argmax()
 

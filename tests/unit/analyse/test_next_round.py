@@ -3,6 +3,7 @@ import pandas as pd
 import pytest
 
 from tests.unit.analyse.synthetic_cells import cell, starts_table
+from workflow_scripts.analyse.further_starts import Looks
 from workflow_scripts.analyse.next_round import (
     ALL_DECIDED,
     NONE_DECIDABLE,
@@ -32,7 +33,7 @@ def names(found):
 def decide(cells, margin_pct=5.0, at_least=2, at_most=8, seconds=10.0, **options):
     table = starts_table(*cells)
     cost = dict.fromkeys(table["cell_id"], seconds) if isinstance(seconds, float) else seconds
-    return next_round(table, margin_pct, at_least=at_least, at_most=at_most, seconds_per_start=cost, **options)
+    return next_round(table, margin_pct, Looks(at_least, at_most), seconds_per_start=cost, **options)
 
 
 def test_a_study_ends_when_every_comparison_is_decided():
@@ -99,7 +100,7 @@ def test_cells_of_other_rounds_take_more_starts_than_the_study_allows_if_they_va
         apart = starts_table(*seqs({1: 100, 4: 100}, starts=3, sd=sd))
         apart.loc[apart["cell_id"].str.endswith("seqs4"), "round"] += 3
         cost = dict.fromkeys(apart["cell_id"], 10.0)
-        return next_round(apart, 5.0, at_least=2, at_most=at_most, seconds_per_start=cost)
+        return next_round(apart, 5.0, Looks(2, at_most), seconds_per_start=cost)
 
     found = of_other_rounds(0.01, 8)
     assert (len(found.cells), found.left_s) == (2, 60)
@@ -118,7 +119,7 @@ def test_a_cell_with_two_modes_is_not_measured_again():
 def test_starts_that_failed_are_no_starts():
     cells = starts_table(*seqs({1: 100, 4: 100}, starts=8, sd=0.05))
     cells.loc[cells["start"] > 3, "outcome"] = "engine_error"
-    found = next_round(cells, 20.0, at_least=2, at_most=8, seconds_per_start=dict.fromkeys(cells["cell_id"], 1.0))
+    found = next_round(cells, 20.0, Looks(2, 8), seconds_per_start=dict.fromkeys(cells["cell_id"], 1.0))
     assert len(found.cells) == 2
 
 
@@ -132,7 +133,7 @@ def test_a_table_with_the_columns_that_it_names_is_enough():
     needed += ["outcome", "comparable", "start", "round", "output_tokens_per_s", "max_concurrency_allowed"]
     cells = starts_table(*seqs({1: 100, 4: 400}, sd=0.001))[[*needed, "knob_max_num_seqs"]]
     cost = dict.fromkeys(cells["cell_id"], 1.0)
-    assert next_round(pd.DataFrame(cells), 2.0, at_least=2, at_most=4, seconds_per_start=cost).decided == 1
+    assert next_round(pd.DataFrame(cells), 2.0, Looks(2, 4), seconds_per_start=cost).decided == 1
     undecided = starts_table(*seqs({1: 100, 4: 100}, sd=0.03))
     with pytest.raises(KeyError):
-        next_round(undecided, 2.0, at_least=2, at_most=8, seconds_per_start={})
+        next_round(undecided, 2.0, Looks(2, 8), seconds_per_start={})

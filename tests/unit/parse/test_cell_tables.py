@@ -146,7 +146,9 @@ def test_evidence_may_be_absent(cells):
 
 
 def test_every_start_of_a_cell_is_read_with_its_number(cells, tmp_path):
-    again = OUTCOME | {"start": {"start": 3, "round": 2, "position": 5, "idle_before_s": 1.5, "boot_id": "b"}}
+    again = OUTCOME | {
+        "start": {"start": 3, "round": 2, "position": 5, "idle_before_s": 1.5, "boot_id": "b", "planned": "3"}
+    }
     write_json(cells / CELL / "start-3/outcome.json", again)
     write_jsonl(cells / CELL / "start-3/raw/requests.jsonl", [{"repeat": 1, "request_id": "0", **REQUEST}])
     assert parse_cells(cells, "cpu-all", tmp_path / "parsed", 2) == (2, 0)
@@ -157,6 +159,7 @@ def test_every_start_of_a_cell_is_read_with_its_number(cells, tmp_path):
     # A record from before starts were counted is the first one, in the first round.
     assert [of_start.get(key) for key in ((1, "round"), (1, "position"))] == [1, None]
     assert [of_start[3, name] for name in ("round", "position", "idle_before_s")] == [2, 5, 1.5]
+    assert facts.loc[facts["name"] == "planned", "text"].tolist() == ["3"]
     # A further start leaves the tables of those before as they are.
     write_json(cells / CELL / "start-4/outcome.json", again)
     assert parse_cells(cells, "cpu-all", tmp_path / "parsed", 2) == (1, 2)
