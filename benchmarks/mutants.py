@@ -3,7 +3,8 @@
     python -m benchmarks.mutants analyse.limits [--sample 60]        (all modules that compute: make mutants)
 
 For each mutant, a new process runs the tests and doctests of the module that call the changed function, the fastest
-first, until one fails. The output has the surviving mutants, and a row of docs/mutants.md.
+first, until one fails. The output has the surviving mutants, and a row of a
+Markdown table: module, mutants, tried, killed.
 """
 
 import argparse
