@@ -12,6 +12,8 @@ from workflow_scripts.physics.formulas import relative_difference, speedup_bound
 # A ratio of the devices explains an observed one if the two are shown to differ by at most this.
 NEAR_PCT = 10.0
 
+# The explanation that is not one resource of the devices, but all that the step model knows of them.
+EXPECTED = "expected"
 SHOWN, COMPATIBLE, NEAR, NONE = "shown", "compatible", "near", "none"
 
 # What may explain a speed-up: the column with its ratio, the name of the explanation, and what it is a ratio of.
@@ -22,6 +24,7 @@ CANDIDATES = {
     "measured_flop_ratio": ("measured_flop", "measured matrix-product rates"),
     "measured_cache_ratio": ("measured_cache", "measured rates of reading the weights from cache"),
     "kv_tokens_ratio": ("kv_capacity", "KV-cache capacities"),
+    "expected_ratio": (EXPECTED, "rates that the step model expects"),
 }
 _WORDS = dict(CANDIDATES.values())
 EXPLANATION_COLUMNS = ("explanation", "compatible_with", "support", "nearest", "nearest_difference_pct", "verdict_text")

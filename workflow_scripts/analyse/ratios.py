@@ -41,7 +41,8 @@ from workflow_scripts.physics.model_facts import ModelFactsError, read_model_fac
 from workflow_scripts.study.study_file import Study
 
 METRICS = ("output_tokens_per_s", "total_tokens_per_s")
-_MEASURED_RATIOS = ("measured_bandwidth_ratio", "measured_flop_ratio", "measured_cache_ratio")
+# Ratios that follow from rates that were measured on the devices.
+_MEASURED_RATIOS = ("measured_bandwidth_ratio", "measured_flop_ratio", "measured_cache_ratio", "expected_ratio")
 _ALIKE = 0.1  # with bandwidths that differ by less, a speed-up cannot be attributed to them
 SCHEMA = table_schema(
     "ratios",
@@ -80,7 +81,7 @@ SCHEMA = table_schema(
     TEXT(
         "explanation",
         "the ratios that the whole interval is within 10 % of: `bandwidth`, `flop`, `measured_bandwidth`, "
-        "`measured_flop`, `measured_cache`, `kv_capacity` (comma-separated), or `none`; null if no ratio is known",
+        "`measured_flop`, `measured_cache`, `kv_capacity`, `expected` (comma-separated), or `none`; null without any",
     ),
     TEXT("compatible_with", "further ratios in the interval, which is too wide to show that they explain it"),
     TEXT(
@@ -116,7 +117,10 @@ PUBLISHED_COLUMNS = (
 
 
 def device_ratios(
-    cells: pd.DataFrame, measured: Mapping[str, Gpu] | None = None, rates: Mapping[str, DeviceRates] | None = None
+    cells: pd.DataFrame,
+    measured: Mapping[str, Gpu] | None = None,
+    rates: Mapping[str, DeviceRates] | None = None,
+    predictions: Path | None = None,
 ) -> pd.DataFrame:
     """The ratios table.
 
@@ -124,6 +128,7 @@ def device_ratios(
         cells: the cells table.
         measured: devices with measured rates instead of those of the data sheet.
         rates: the records of these rates, with those of caches.
+        predictions: the file of the predictions table, if it is known.
     """
     pairs = pd.concat([_pairs(cells, metric) for metric in METRICS], ignore_index=True)
     if pairs.empty:
@@ -134,6 +139,7 @@ def device_ratios(
         kv_tokens_ratio=numbers(pairs["kv_cache_tokens_a"]) / numbers(pairs["kv_cache_tokens_b"]),
     )
     pairs = pairs.join(_what_cannot_be_shown(pairs, rates or {}))
+    pairs = with_expectation(pairs, cell_ids(pairs, "gpu_a"), cell_ids(pairs, "gpu_b"), cells, predictions)
     return pd.DataFrame([_measured_row(row) for row in records(pairs)], columns=list(SCHEMA.columns))
 
 
@@ -336,10 +342,10 @@ def measured_devices(records: Mapping[str, DeviceRates]) -> dict[str, Gpu]:
 def main(args: Namespace, study: Study, cells: pd.DataFrame) -> list[Output]:
     """Write the ratios table of a study."""
     rates = device_records(args.devices) if args.devices else {}
-    found = device_ratios(cells, measured_devices(rates), rates)
+    found = device_ratios(cells, measured_devices(rates), rates, args.predictions)
     a, b = (cell_ids(found, f"gpu_{side}") for side in "ab")
     found = with_device_ratio(found, a, b, args.waiting, study.equivalence_margin_pct)
-    return [(args.out, "ratios", with_expectation(found, a, b, cells, args.predictions))]
+    return [(args.out, "ratios", found)]
 
 
 def cell_ids(pairs: pd.DataFrame, gpu: str) -> pd.Series:

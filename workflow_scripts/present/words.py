@@ -36,6 +36,7 @@ _EXPLAINS = {
     "measured_flop": "measured arithmetic",
     "measured_cache": "measured rate of reading from cache",
     "kv_capacity": "size of the KV cache",
+    "expected": "rates that the step model expects",
     "none": "no known ratio",
 }
 

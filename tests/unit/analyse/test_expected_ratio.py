@@ -5,8 +5,7 @@ import math
 import pandas as pd
 import pytest
 
-from tests.unit.analyse.synthetic_cells import cell, table
-from workflow_scripts.analyse.expected_ratio import with_expectation
+from tests.unit.analyse.synthetic_cells import around, cell, starts_table, table
 from workflow_scripts.analyse.predictions import SCHEMA
 from workflow_scripts.analyse.ratios import cell_ids, device_ratios
 from workflow_scripts.analyse.tables import write_table
@@ -28,9 +27,7 @@ def predicted(tmp_path, *rows):
 
 
 def expected(predictions):
-    pairs = device_ratios(CELLS)
-    ids = [cell_ids(pairs, f"gpu_{side}") for side in "ab"]
-    return with_expectation(pairs, *ids, CELLS, predictions).iloc[0]
+    return device_ratios(CELLS, predictions=predictions).iloc[0]
 
 
 def test_the_expected_ratio_is_from_the_ladder_of_one_device_at_a_time(tmp_path):
@@ -39,6 +36,16 @@ def test_the_expected_ratio_is_from_the_ladder_of_one_device_at_a_time(tmp_path)
     assert row["own_expected_ratio"] == pytest.approx(180 / 120)
     assert row[["expected_ratio_low", "expected_ratio_high"]].tolist() == pytest.approx([180 / 120, 180 / 100])
     assert row[["weights_share_a", "weights_share_b"]].tolist() == [0.4, 0.6]
+
+
+@pytest.mark.parametrize(("scale", "explanation", "support"), [(2.0, "expected", "shown"), (2.5, "none", "none")])
+def test_the_expected_ratio_explains_like_any_other(tmp_path, scale, explanation, support):
+    """Measured are 2 (1.9 to 2.1) of h200 over l40s, with bandwidths of 5.56 and FLOP rates of 2.73."""
+    of_each = ((200, "h200"), (100, "l40s"))
+    rows = starts_table(*(cell({"max_num_seqs": 64}, around(rate, 0.01), gpu=gpu) for rate, gpu in of_each))
+    row = device_ratios(rows, predictions=predicted(tmp_path, (100 * scale, 100 * scale), (100, 100))).iloc[0]
+    assert row["expected_ratio"] == pytest.approx(scale)
+    assert (row["explanation"], row["support"]) == (explanation, support)
 
 
 def test_without_a_second_ladder_only_the_devices_own_give_a_ratio(tmp_path):
@@ -51,8 +58,7 @@ def test_without_measured_cells_there_is_no_ratio(tmp_path):
     pairs = device_ratios(CELLS.head(0))
     ids = [cell_ids(pairs, f"gpu_{side}") for side in "ab"]
     write_table(waiting(CELLS.head(0), tmp_path, tmp_path), tmp_path / "waiting.parquet")
-    pairs = with_device_ratio(pairs, *ids, tmp_path / "waiting.parquet", 2.0)
-    assert with_expectation(pairs, *ids, CELLS.head(0), None).empty
+    assert with_device_ratio(pairs, *ids, tmp_path / "waiting.parquet", 2.0).empty
 
 
 def test_clocks_and_sequences_are_those_of_the_cells():

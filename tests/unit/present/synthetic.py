@@ -21,10 +21,9 @@ from workflow_scripts.analyse import answers, study_digest
 from workflow_scripts.analyse.cell_intervals import cell_intervals
 from workflow_scripts.analyse.effects import knob_effects
 from workflow_scripts.analyse.engine_gain import engine_tables
-from workflow_scripts.analyse.expected_ratio import with_expectation
 from workflow_scripts.analyse.latencies import latency_effects
 from workflow_scripts.analyse.predictions import QUANTITIES, predictions_table
-from workflow_scripts.analyse.ratios import cell_ids, device_ratios
+from workflow_scripts.analyse.ratios import device_ratios
 from workflow_scripts.analyse.recommend import recommendations
 from workflow_scripts.analyse.tables import TABLE_SCHEMAS, read_table, write_table
 from workflow_scripts.predict.block_trace import trace_blocks
@@ -453,9 +452,7 @@ def write_tables(cells: pd.DataFrame, tables: Path) -> None:
     write_table(capacity_table(cells), tables / "capacity.parquet")
     predicted = predictions_table(cells, plan_table(cells), published_rates(cells))
     write_table(predicted, tables / "predictions.parquet")
-    ratios = device_ratios(cells)
-    ids = [cell_ids(ratios, f"gpu_{side}") for side in "ab"]
-    write_table(with_expectation(ratios, *ids, cells, tables / "predictions.parquet"), tables / "ratios.parquet")
+    write_table(device_ratios(cells, predictions=tables / "predictions.parquet"), tables / "ratios.parquet")
     write_table(claims_table(), tables / "claims.parquet")
 
 
