@@ -34,11 +34,9 @@ _OF_WEIGHTS = ("quantization", "tensor_parallel_size", "pipeline_parallel_size",
 
 SCHEMA = table_schema(
     "answers",
-    "How many requests give the same greedy tokens in two cells. One row per pair of cells that differ in one knob, "
-    "with the smallest value (or the one that applies if the study leaves the knob out) as the baseline; one row per "
-    "pair of engines, each with its cell of the fewest sequences at once; and one row per cell that was served several "
-    "times, which shows how answers vary with the same settings. Two cells are not compared if they have different "
-    "weights: with `load_format: dummy`, each engine makes its own random weights.",
+    "How many requests give the same greedy tokens in two cells. One row per pair of cells that differ in one knob,"
+    " with the smallest value as the baseline; per pair of engines, each with its cell of the fewest sequences at"
+    " once; and per cell that was served several times. Two cells are not compared if they have different weights.",
     TEXT("study source gpu model workload", "as in `cells`; the two cells share them"),
     TEXT("differs_in", "a knob, `engine`, or `again`: the same cell in its other passes and starts"),
     TEXT("value baseline", "the two values of what differs; empty if the study leaves the knob out"),

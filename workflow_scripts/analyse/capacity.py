@@ -91,10 +91,9 @@ _CELL = (
 
 SCHEMA = table_schema(
     "capacity",
-    "KV capacity predicted before the cell was measured, beside what the engine had: one row per cell of vLLM and of "
-    "HuggingFace's continuous batching, and one row per published number of blocks in the claims that the study names. "
-    "`source` is that of the `observed_*` columns (`measured` or `published`); `predicted_*` columns are predicted in "
-    "every row. [capacity.md](capacity.md) describes the method.",
+    "KV capacity predicted before the cell was measured, beside what the engine had: one row per cell of vLLM and"
+    " of HuggingFace's continuous batching, and per published number of blocks in the claims that the study names."
+    " `source` is that of the `observed_*` columns. [capacity.md](capacity.md) describes the method.",
     TEXT(
         "study source cell_id gpu engine model workload knobs outcome",
         "as in `cells`; a published row has the published names, and `cell_id` `published/TABLE/ROW`",
@@ -122,8 +121,7 @@ SCHEMA = table_schema(
     NUMBER([f"{term}_error_pct" for term in COMPARED], "error of the prediction, in per cent of what was observed"),
     NUMBER(
         "recomputed_kv_cache_tokens",
-        "tokens computed from the KV memory in the log; null for pipelines, because their ranks differ, and for pools "
-        "of layers of several kinds, whose blocks do not hold a token in all layers",
+        "tokens computed from the KV memory in the log; null for pipelines and for pools of layers of several kinds",
     ),
     NUMBER("recomputed_error_pct", "how far this is above the engine's own number, in per cent"),
     FLAG("consistent", "whether the two agree within 0.5 % plus the effect of the log's rounding to 0.01 GiB"),
@@ -133,8 +131,7 @@ SCHEMA = table_schema(
     ),
     TEXT(
         "explanation",
-        "how prediction and engine differ (tokens by more than 5 %, block size, feasibility, or contradictions within "
-        "the log), and in which term; null if they agree",
+        "how prediction and engine differ, and in which term; null if they agree",
     ),
 )
 

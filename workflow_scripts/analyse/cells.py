@@ -51,14 +51,13 @@ SCHEMA = table_schema(
     TEXT("reason", "why not `ok`, in the engine's words if it gave any"),
     FLAG(
         "comparable",
-        "false if the cell was measured with another definition (protocol version, workload) than the study's: it is "
-        "shown but not compared",
+        "false if the cell was measured with another definition (protocol, workload) than the study's: shown but"
+        " not compared",
     ),
     INTEGER("start", "start of the cell's engine, from 1; each start has its own repeats and outcome"),
     INTEGER(
         "round position",
-        "round in which the start was measured, and its place in the order of the round, both from 1; results from "
-        "before rounds are of round 1 and have no place",
+        "round in which the start was measured, and its place in the order of the round, both from 1",
     ),
     INTEGER("repeat", "timed pass of the start, from 0"),
     INTEGER("num_requests", "requests served in the repeat"),
@@ -70,14 +69,13 @@ SCHEMA = table_schema(
     ),
     NUMBER(
         "steady_output_tokens_per_s",
-        "output rate from the moment when the allowed number of sequences have their first token until fewer requests "
-        "than that remain; from the tokens of the scheduler's steps, or, if the engine does not report these, as if "
-        "each request's tokens were evenly spaced; null if the workload never fills the engine",
+        "output rate while the engine is full: from the moment when the allowed number of sequences have their"
+        " first token until fewer requests remain; null if the workload never fills the engine",
     ),
     NUMBER("steady_s", "the time over which that rate is taken"),
     NUMBER(
         "drain_share",
-        "share of `wall_s` after that time, in which requests end and none are left to take their places, 0 to 1",
+        "share of `wall_s` after that time, in which no requests are left to fill the engine, 0 to 1",
     ),
     NUMBER(
         "ttft_s_p50 ttft_s_p90 ttft_s_p99",
@@ -91,26 +89,24 @@ SCHEMA = table_schema(
     NUMBER("e2e_s_p50 e2e_s_p99", "time to the last token, from the same moment as for the first token"),
     NUMBER(
         "queue_s_mean prefill_s_mean decode_s_mean",
-        "mean over requests of the times until scheduled, from there to the first token, and from there to the last",
+        "means over requests of the times until scheduled, from there to the first token, and on to the last",
     ),
     NUMBER("running_peak running_mean", "sequences running at once: the peak, and the mean over time"),
     NUMBER(
         "running_while_others_wait",
-        "mean number of running sequences while requests wait, so as many as settings and memory allow; null if none "
-        "waits, or if the engine does not report it",
+        "mean number of running sequences while requests wait; null if none waits, or if the engine does not report it",
     ),
     INTEGER("waiting_peak", "requests waiting at once"),
     NUMBER("kv_cache_usage_peak kv_cache_usage_mean", "share of KV blocks in use, 0 to 1"),
     INTEGER("preemptions", "requests that lost their blocks and were recomputed"),
     INTEGER(
         "recomputed_tokens",
-        "tokens that preempted requests computed again; null if there were preemptions and the engine has no prefix "
-        "cache, because vLLM then does not count them",
+        "tokens that preempted requests computed again; null after preemptions without a prefix cache, which vLLM does not"
+        " count",
     ),
     NUMBER(
         "draft_tokens accepted_draft_tokens",
-        "tokens drafted by speculative decoding, and how many of them were accepted; null without it, but "
-        "`draft_tokens` is 0 if the study sets `num_speculative_tokens` to 0",
+        "tokens drafted by speculative decoding, and how many of them were accepted; null without it",
     ),
     NUMBER("draft_acceptance_rate", "accepted over drafted tokens, 0 to 1"),
     NUMBER("tokens_per_draft_mean", "tokens per sequence and step with a draft: the accepted tokens plus one"),
@@ -118,8 +114,8 @@ SCHEMA = table_schema(
     NUMBER("prefix_cache_hit_rate", "hits over queries, in tokens, 0 to 1"),
     NUMBER(
         "prefix_cache_hit_rate_predicted",
-        "predicted: share of the prompt tokens that are in whole blocks at the start of an earlier prompt too; null if "
-        "the cache is off or the study does not say what prompts share",
+        "predicted: share of the prompt tokens in whole blocks that begin an earlier prompt too; null if the cache"
+        " is off or the study does not say what prompts share",
     ),
     NUMBER(
         "prefix_cache_saved_pct", "hits over all prompt and output tokens, in per cent: the share that was not computed"
@@ -137,8 +133,7 @@ SCHEMA = table_schema(
     TEXT("attention_backend", "as the engine named it"),
     TEXT(
         "not_as_asked",
-        "settings that the engine silently replaced, and their replacement: `attention_backend CPU_ATTN, not "
-        "FLASH_ATTN`; null if all settings that it reports are as the study asks",
+        "settings that the engine silently replaced, and by what: `attention_backend CPU_ATTN, not FLASH_ATTN`",
     ),
     TEXT("effective", "all settings that the engine reports as effective, a JSON object; true and false are 1 and 0"),
     NUMBER(
@@ -147,15 +142,14 @@ SCHEMA = table_schema(
     ),
     NUMBER(
         "memory_used_bytes_max memory_used_bytes_mean",
-        "from the device trace during the repeat; if a cell has several GPUs, of the first one (on a CPU: resident "
-        "memory of the engine's processes)",
+        "from the device trace during the repeat, of the first GPU of a cell (on a CPU: resident memory of the"
+        " engine's processes)",
     ),
     NUMBER("utilization_pct_mean", "from the trace, in per cent of the device (on a CPU: of all its cores)"),
     NUMBER(
         "power_w_mean energy_j",
-        "for all GPUs of the cell together: the growth of the device's energy counter from the beginning to the end of "
-        "the repeat, and that over `wall_s`. Without a counter, the mean power of the samples, and their integral, "
-        "scaled to the whole repeat; null if the samples cover less than 80 % of it",
+        "of all GPUs of the cell: the growth of the energy counter over the repeat, and that over `wall_s`; without"
+        " a counter from the samples' mean power, null if they cover less than 80 % of the repeat",
     ),
     NUMBER("energy_j_per_output_token", "`energy_j / output_tokens`"),
     NUMBER("trace_gap_s_max", "longest time between two samples in the repeat"),
@@ -164,20 +158,18 @@ SCHEMA = table_schema(
     NUMBER("power_cap_share", "share of the samples in which the power limit lowered the clocks (`SwPowerCap`)"),
     NUMBER(
         "kv_tokens_live_mean",
-        "tokens that live requests held in the cache, mean over time: as the engine reports at each step, otherwise "
-        "from the requests' times; whole blocks of a shared prefix count once ([fragmentation.md](fragmentation.md))",
+        "tokens that live requests held in the cache, mean over time; whole blocks of a shared prefix count once"
+        " ([fragmentation.md](fragmentation.md))",
     ),
     NUMBER("kv_slots_reserved_mean", "token slots reserved for these requests, mean over time"),
     NUMBER(
         "kv_bytes_used_mean",
-        "`kv_tokens_live_mean` in bytes of keys and values on all devices together, from the model's shape and the "
-        "type of the cache; includes a draft model, and the copies that tensor ranks keep if there are more ranks "
-        "than KV heads",
+        "`kv_tokens_live_mean` in bytes of keys and values on all devices together, with a draft model and the"
+        " copies that tensor ranks keep",
     ),
     NUMBER(
         "kv_bytes_reserved_mean kv_bytes_reserved_peak",
-        "bytes reserved for keys and values: for a cache allocated per batch, at each step; for a pool of blocks, the "
-        "whole pool all the time; counted like `kv_bytes_used_mean`",
+        "bytes reserved for keys and values, counted in the same way: of a pool of blocks the whole pool all the time",
     ),
     NUMBER(
         "torch_memory_bytes_max",
@@ -185,8 +177,8 @@ SCHEMA = table_schema(
     ),
     NUMBER(
         "process_memory_growth_bytes_max",
-        "on a CPU: the highest resident memory of the engine's processes in the repeat, minus the memory before the "
-        "engine started",
+        "on a CPU: highest resident memory of the engine's processes in the repeat, minus that before the engine"
+        " started",
     ),
     NUMBER(
         "cpu_steal_pct cpu_others_pct",
@@ -197,9 +189,8 @@ SCHEMA = table_schema(
     FLAG("warmup_steady", "whether the last two passes took equally long, within 5 %"),
     NUMBER(
         "experts_touched_share",
-        "share of a layer's routed experts that a decode step of the first warm-up pass used, mean over the steps with "
-        "a full batch and over the layers with experts; null for a model without experts, and for engines other than "
-        "`hf-static`, which do not report it",
+        "share of a layer's routed experts that a decode step of a full batch used in the first warm-up pass, mean"
+        " over steps and layers; only `hf-static` reports it",
     ),
     INTEGER("experts_touched_tokens", "tokens in each of these steps, one for each row of the batch"),
     TEXT("started_at", "wall-clock time of the repeat's start, UTC"),
@@ -209,8 +200,8 @@ SCHEMA = table_schema(
     TEXT("host device_name device_uuid engine_version git_commit protocol lock_sha256", "provenance"),
     TEXT(
         "processor",
-        "for a CPU device: name, vendor, family, model and the instruction sets that decide how fast a model runs; "
-        "cells of different processors are not compared",
+        "of a CPU: name, vendor, family, model and the instruction sets that decide the speed; cells of different"
+        " processors are not compared",
     ),
     TEXT("dtype", "type in which the model was computed, as the engine reports; what `native` resolved to"),
     TEXT(

@@ -61,8 +61,8 @@ SCHEMA = table_schema(
     ),
     TEXT(
         "evidence",
-        "sentences with numbers, each after the label of its source: `[measured here]`, `[computed from a "
-        "formula]`, `[published]`, or the source of rows measured elsewhere; deciding evidence comes first",
+        "sentences with numbers, each after the label of its source (`[measured here]`, `[computed from a"
+        " formula]`, `[published]`, ...); deciding evidence first",
     ),
     TEXT("evidence_sources", "the labels in `evidence`"),
     TEXT(

@@ -29,9 +29,7 @@ SCHEMA = table_schema(
     INTEGER("cells", "how many cells were measured from the first measurement to the last, including both"),
     TEXT("host", "where it was measured"),
     NUMBER("minutes", "time between the two measurements"),
-    NUMBER(
-        "drift_pct", "how much faster the cell was at the end, in per cent: mean time of its repeats, first over last"
-    ),
+    NUMBER("drift_pct", "how much faster the cell was at the end, in per cent"),
 )
 
 

@@ -51,12 +51,10 @@ def _shown_in_words() -> str:
 
 SCHEMA = table_schema(
     "effects",
-    "The effect of each knob on the output rate, from cells that differ only in one knob or only in the model. "
-    "The models may be different ones, or the same with weights of other types. A cell for which the study leaves the "
-    "knob to the engine is not compared. Rows with `comparison` `pair` compare one value with the baseline, which is "
-    "the smallest value or `false`. Rows with `overall` compare all values of the group: they show the two values that "
-    "are furthest apart (among the pairs that show a change, if any), the faster in `value` and the slower in "
-    "`baseline`, with an interval and a verdict that hold over all pairs of values.",
+    "The effect of each knob on the output rate, from cells that differ only in one knob or only in the model. A"
+    " cell for which the study leaves the knob to the engine is not compared. Rows with `pair` compare one value"
+    " with the baseline, the smallest value or `false`. Rows with `overall` show the two values that are furthest"
+    " apart, the faster in `value`, with an interval and a verdict over all pairs.",
     TEXT("study source gpu engine model workload", "what the cells share; if models differ, that of `value`"),
     TEXT("held", "the other knobs that the study sets, e.g. `block_size=32, enforce_eager=true`"),
     TEXT("knob", "the knob that differs, or `model`"),
@@ -68,36 +66,33 @@ SCHEMA = table_schema(
     INTEGER("starts", "starts that both have in the same rounds"),
     TEXT(
         "work",
-        "`equal` if all compared cells served the same number of requests, prompt tokens and output tokens, else "
-        "`differs`; null if it is not known",
+        "`equal` if all compared cells served the same numbers of requests, prompt and output tokens, else `differs`",
     ),
     TEXT(
         "metric",
-        "the compared column of `cells`: `output_tokens_per_s`, or, where the work differs and all cells of the group "
-        "have it, `steady_output_tokens_per_s`. For each of the two, a `changes` is false in at most 5 % of studies",
+        "the compared column of `cells`: `output_tokens_per_s`, or, where the work differs and all cells of the"
+        " group have it, `steady_output_tokens_per_s`",
     ),
     NUMBER("rate baseline_rate", "of `value` and `baseline`, geometric means over the starts in the same rounds"),
     NUMBER("whole_ratio", "the ratio of `output_tokens_per_s`, over whole repeats with the filling and the drain"),
     NUMBER(
         "ratio ratio_low ratio_high",
-        "rate of `value` over that of `baseline`, mean of the ratios within rounds, with its 95 % interval; null if "
-        "nothing shows what varies, or if the starts of a cell fall into two groups",
+        "rate of `value` over that of `baseline`, mean of the ratios within rounds, with its 95 % interval; null if"
+        " the starts of a cell fall into two groups",
     ),
     NUMBER("ratio_again_low ratio_again_high", f"for `pair`: {ANOTHER_RUN}"),
     TEXT("scope", SCOPE_MEANING),
     WITHOUT_WAITING,
     TEXT(
         "verdict",
-        "`flat`: shown to be within the margin; `changes`: shown to be beyond it; `not decided`. In at most 5 % of "
-        "studies any `flat` is false, and in at most 5 % any `changes`. The interval of what is flat lies within the "
-        "margin, and that of a pair that changes beyond it",
+        "`flat`: shown to be within the margin; `changes`: shown to be beyond it; `not decided`. In at most 5 % of"
+        " studies any `flat` is false, and in at most 5 % any `changes`",
     ),
     NUMBER("margin_pct", "the study's `equivalence_margin_pct`"),
     NUMBER("level_pct", "the part of the 5 % that this look at the study's data has; the rest is for other looks"),
     INTEGER(
         "starts_needed",
-        "further starts of each cell that would decide, if means and variances stay the same; 0 if decided; null if "
-        "not known or more than 100",
+        "further starts of each cell that would decide, if means and variances stay the same; null if more than 100",
     ),
     FLAG(
         "took_effect",
@@ -106,15 +101,14 @@ SCHEMA = table_schema(
     ),
     TEXT(
         "moved_with_it",
-        "other settings than the knob that differ between these cells, from `baseline` to `value` (`overall`: in the "
-        "order of `values`), e.g. `max_num_batched_tokens 512 -> 4,096`: then the verdict is not only about the knob. "
-        "Null if there are none, or if a cell does not report its settings",
+        "other settings that differ between these cells, from `baseline` to `value`, e.g. `max_num_batched_tokens"
+        " 512 -> 4,096`: then the verdict is not only about the knob",
     ),
     TEXT(
         "bound_by",
-        "what kept more sequences from running at once, at `value` (`overall`: at any value, comma-separated): "
-        "`sequences` (as many as the settings allow), `prompts` (all requests ran), `kv_blocks` (preemptions, or "
-        "requests waited with 95 % or more of the blocks in use), `token_budget` (none of these)",
+        "what kept more sequences from running at once, at `value` (`overall`: at any value): `sequences` (the"
+        " settings), `prompts` (all requests ran), `kv_blocks` (preemptions, or requests waited with 95 % of the"
+        " blocks in use), `token_budget`",
     ),
     TEXT("explanation", "the row in words"),
     notes=(

@@ -40,16 +40,13 @@ PLACE = ("study", "source", "gpu", "model", "workload")
 BATCH_1, STATIC_BATCH, CONTINUOUS = "batch 1", "static batch", "continuous batching"
 
 _VERDICT_MEANING = (
-    "`faster` or `slower` if that is shown, with the error of all rows together at most 5 %; else `not decided`; null "
-    "if not comparable"
+    "`faster` or `slower` if that is shown, with an error of at most 5 % for all rows together; else `not decided`"
 )
 
 SCHEMA = table_schema(
     "engines",
-    "Every vLLM cell compared with every HuggingFace cell of the same device, model and workload. Two cells are "
-    "comparable if they did equal work and have the same lock. Equal work means the same number of requests, prompt "
-    "tokens and output tokens in every repeat, without quantised weights, quantised KV cache, drafted tokens or "
-    "several devices on either side.",
+    "Every vLLM cell compared with every HuggingFace cell of the same device, model and workload. Two cells are"
+    " comparable if they did equal work ([statistics.md](statistics.md)) and have the same lock.",
     TEXT("study source gpu model workload", "what the cells share"),
     TEXT("vllm_knobs", "settings of vLLM"),
     INTEGER("vllm_max_num_seqs", "maximum number of sequences that may run at once with these settings"),
@@ -73,11 +70,9 @@ SCHEMA = table_schema(
 )
 DECOMPOSITION_SCHEMA = table_schema(
     "engine_decomposition",
-    "The gain of each vLLM cell that batches over HuggingFace with single requests, as a product of steps: `total` = "
-    "`static_batching` x `continuous_batching` x `engine`. The static batch is the one of as many sequences as vLLM "
-    "may run, or else the largest below that. It and the single requests have the same kind of cache. Continuous "
-    "batching is the fastest that was measured. HuggingFace's continuous batching keeps its cache in pages too, so "
-    "paging is part of that step, and `engine` is the rest.",
+    "The gain of each vLLM cell that batches over HuggingFace with single requests, as a product of steps: `total`"
+    " = `static_batching` x `continuous_batching` x `engine` ([statistics.md](statistics.md)). HuggingFace's"
+    " continuous batching keeps its cache in pages too, so paging is part of that step.",
     TEXT("study source gpu model workload", "what the cells share"),
     TEXT("vllm_knobs", "settings of the vLLM cell"),
     INTEGER("vllm_max_num_seqs", "as in `engines`"),
@@ -90,8 +85,7 @@ DECOMPOSITION_SCHEMA = table_schema(
     TEXT("verdict", _VERDICT_MEANING),
     NUMBER(
         "share_pct",
-        "share of the total, computed with logarithms so that steps add up to 100 %; a loss is negative; null if the "
-        "total is not shown to be a gain",
+        "share of the total, computed with logarithms; a loss is negative; null if the total is not shown to be a gain",
     ),
     TEXT("explanation", "the row in words"),
 )

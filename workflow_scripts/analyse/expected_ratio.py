@@ -20,19 +20,20 @@ EXPECTATION = {
     **INTEGER("sequences", "maximum number of sequences that may run at once (`max_concurrency_allowed`)"),
     **NUMBER(
         "expected_ratio",
-        "predicted by a model that has not seen both devices: from the ladder of each device alone, scaled to the "
-        "other by the measured rates of both; geometric mean. Null if a ladder or measured rates are missing",
+        "predicted from the calibration of each device alone, scaled to the other by the measured rates of both;"
+        " geometric mean. Null if calibration or rates are missing",
     ),
-    **NUMBER("own_expected_ratio", "predicted: ratio of the predicted rates, each from the ladder of its own device"),
+    **NUMBER(
+        "own_expected_ratio", "predicted: ratio of the predicted rates, each from the calibration of its own device"
+    ),
     **NUMBER(
         "expected_ratio_low expected_ratio_high",
-        "lowest and highest of the ratio from `gpu_a` alone, from `gpu_b` alone, and from both ladders; how far these "
-        "differ, not an interval",
+        "lowest and highest of the ratio from `gpu_a` alone, from `gpu_b` alone, and from both; not an interval",
     ),
     **NUMBER(
         [f"{share}_{side}" for share in SHARES for side in SIDES],
-        "predicted shares of the time on each device: reading weights, reading KV, operations beyond these, fixed cost "
-        "per step and sequence, and waiting for launches of steps with prompts and for requests",
+        "predicted shares of the time on each device: reading weights, reading KV, further operations, fixed cost"
+        " per step and sequence, and waiting for launches and requests",
     ),
     **NUMBER([f"{name}_{side}" for name in CLOCKS for side in SIDES], "as in `cells`, mean or minimum of repeats"),
 }

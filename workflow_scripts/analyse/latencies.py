@@ -30,24 +30,23 @@ LATENCIES = {"ttft_s_p50": "median TTFT", "tpot_s_p50": "median TPOT", "e2e_s_p5
 
 SCHEMA = table_schema(
     "latencies",
-    "The effect of each knob on the latencies of servers: the same as `effects`, with one row per latency. Cells are "
-    "those of `vllm-serve` and `openai`, also those whose requests arrive at a rate; the rate and the users count as "
-    "knobs. A ratio above 1 means that requests take longer with `value`; in rows with `overall`, `value` has the "
-    "longest and `baseline` the shortest latency. For each latency, a `changes` is false in at most 5 % of studies.",
+    "The effect of each knob on the latencies of servers, like `effects`, with one row per latency. The rate and"
+    " the users count as knobs. A ratio above 1 means that requests take longer with `value`; in rows with"
+    " `overall`, `value` has the longest latency.",
     {
         **{name: column for name, column in effects.SCHEMA.columns.items() if name != "whole_ratio"},
         **TEXT("metric", ", ".join(f"`{name}` ({said})" for name, said in LATENCIES.items())),
         **NUMBER("rate baseline_rate", "latency of `value` and `baseline`, over the starts in the same rounds"),
         **NUMBER(
             "ratio ratio_low ratio_high",
-            "latency of `value` over that of `baseline`, mean of the ratios within rounds, with its 95 % interval; "
-            "null if the variation is not known, or if the starts of a cell fall into two groups",
+            "latency of `value` over that of `baseline`, mean of the ratios within rounds, with its 95 % interval;"
+            " null if the starts of a cell fall into two groups",
         ),
     },
     TEXT(
         "saturated",
-        "which of the two had more load than the server sustains, so that its latencies grow with the length of the "
-        "run: `value`, `baseline` or `both`; null if neither had, or if it is not known",
+        "which of the two had more load than the server sustains, so that latencies grow with the run: `value`,"
+        " `baseline` or `both`",
     ),
 )
 

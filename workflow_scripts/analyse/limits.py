@@ -64,8 +64,8 @@ SCHEMA = table_schema(
     ),
     NUMBER(
         "read_bytes_per_s",
-        "maximum rate for reading a step's bytes: that of memory, or, if the weights fit in the cache and it was "
-        "measured, that of reading the same number of bytes repeatedly",
+        "maximum rate for reading a step's bytes: that of memory, or of the cache if the weights fit and it was"
+        " measured",
     ),
     NUMBER("sequences_max", "sequences that may run at once: the smaller of the setting and the number of requests"),
     NUMBER("steps_min", "minimum number of steps that give all output tokens"),
@@ -109,8 +109,7 @@ SCHEMA = table_schema(
     NUMBER("factor", "measured rate over its ceiling, the higher of output and total tokens"),
     NUMBER(
         "tolerance",
-        "how far above 1 `factor` may be; infinite if other processes loaded the machine while its rates were "
-        "measured, because these rates are then too low to call anything impossible",
+        "how far above 1 `factor` may be; infinite if other processes loaded the machine while its rates were measured",
     ),
     FLAG("exceeds", "`factor` is above 1 + `tolerance`"),
     TEXT("ceiling_broken", "the rate, and the ceiling that it exceeds"),

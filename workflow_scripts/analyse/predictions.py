@@ -59,8 +59,7 @@ SCHEMA = table_schema(
     TEXT("quantity", "a column of the cells table"),
     NUMBER(
         "predicted low high",
-        "the prediction and its band; null if nothing is predicted. Without a band, `low` of a rate and `high` of a "
-        "latency are null, and the other end is what the data sheet allows",
+        "the prediction and its band. Without a band only the end that the data sheet allows is given",
     ),
     NUMBER(
         "measured",
@@ -74,16 +73,14 @@ SCHEMA = table_schema(
     NUMBER("band_pct", "half width of the band, in per cent; null if the prediction is uncalibrated"),
     FLAG(
         "flagged",
-        "measured output tokens/s are outside the band, or only one of prediction and engine called the cell "
-        "infeasible; null without a band, unless they are above what the data sheet allows; always false for other "
-        "quantities",
+        "measured output tokens/s are outside the band, or only one of prediction and engine called the cell"
+        " infeasible; null without a band, unless above what the data sheet allows",
     ),
     TEXT("why", "why the row is flagged"),
     TEXT(
         "speed_source",
-        "where the costs of steps are from: `calibrated` (a ladder measured on this device; without a band it is a "
-        "ladder of another model, type or number of ranks, or too short), `project file`, `measured rates` or `data "
-        "sheet`; never from the cell itself",
+        "where the costs of steps are from: `calibrated` (on this device; without a band from another model, type"
+        " or number of ranks, or too short), `project file`, `measured rates` or `data sheet`",
     ),
     TEXT("bound_by", "what is predicted to prevent more sequences from running at once, in the words of `effects`"),
     NUMBER("running_peak_predicted running_peak_measured", "maximum number of sequences that run at once"),
@@ -97,8 +94,8 @@ SCHEMA = table_schema(
     ),
     NUMBER(
         "scaled_output_tokens_per_s",
-        "predicted from the ladders of the study's other devices alone, whose costs are scaled to this one by the "
-        "measured rates of both; geometric mean if there are several",
+        "predicted from the calibration of the study's other devices alone, scaled by the measured rates; geometric"
+        " mean of several",
     ),
     NUMBER("graph_tokens", "maximum number of tokens of a step that is launched as captured graphs, by default"),
     NUMBER(
@@ -107,31 +104,29 @@ SCHEMA = table_schema(
     ),
     NUMBER(
         SHARES,
-        "predicted shares of the time: reading weights, reading KV, operations (on a GPU beyond the reading that hides "
-        "them), what each step, layer and sequence takes, and waiting for launches and arrival",
+        "predicted shares of the time: reading weights, reading KV, further operations, fixed cost per step, layer"
+        " and sequence, and waiting for launches and arrival",
     ),
     NUMBER(
         "published",
-        "tokens/s for the model, device and max-num-seqs in the claims that the study names; the sources do not say "
-        "whether prompt tokens count",
+        "tokens/s for the model, device and max-num-seqs in the claims that the study names",
     ),
     TEXT("source", "`predicted`"),
 )
 BLOCKS_SCHEMA = table_schema(
     "blocks",
-    "What happens to KV blocks, computed from the lengths of the requests with the rules of vLLM's scheduler; one row "
-    "per event, in order. Of each workload it shows the first 64 requests as if there were no others, in the cell "
-    "whose KV cache is predicted to hold the fewest tokens. `kvsweep trace-blocks` traces all requests of any cell. "
-    "docs/schedule.md says how schedules are made.",
+    "What happens to KV blocks, computed with the rules of vLLM's scheduler; one row per event, in order. It shows"
+    " the first 64 requests of each workload as if there were no others, in the cell with the smallest KV cache."
+    " `kvsweep trace-blocks` traces all requests of any cell. docs/schedule.md says how schedules are made.",
     TEXT("cell_id gpu engine model workload knobs", "the cell"),
     INTEGER("block_size", "tokens of a block"),
     INTEGER("num_blocks", "predicted KV blocks of the device, of which the engine reserves one"),
     INTEGER("step", "the step of the engine that is being scheduled, or that comes next, from 0"),
     TEXT(
         "event",
-        "`allocated` (a new block for tokens of the prompt), `appended` (for tokens of the answer), `shared` (a block "
-        "from the prefix cache), `freed` (the request has ended, or no longer attends to the block), `preempted` "
-        "(taken away from a running request) or `evicted` (a block that no request holds loses its cached content)",
+        "`allocated` (for tokens of the prompt), `appended` (for tokens of the answer), `shared` (from the prefix"
+        " cache), `freed` (no longer needed), `preempted` (taken from a running request) or `evicted` (its cached"
+        " content is lost)",
     ),
     INTEGER("request", "the request's position in the workload, from 0; null for `evicted`"),
     INTEGER("group", "number of the group of layers; 0 if all layers keep all tokens"),
@@ -140,8 +135,8 @@ BLOCKS_SCHEMA = table_schema(
     INTEGER("users", "requests that hold the block afterwards"),
     INTEGER(
         "tokens",
-        "tokens of the request in its blocks after the step, for `shared` the tokens that were found; each later step "
-        "of a running request adds one; null if the request loses the block",
+        "tokens of the request in its blocks after the step, for `shared` the tokens that were found; null if the"
+        " request loses the block",
     ),
     TEXT("source", "`predicted`"),
 )

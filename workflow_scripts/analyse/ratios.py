@@ -46,9 +46,9 @@ _MEASURED_RATIOS = ("measured_bandwidth_ratio", "measured_flop_ratio", "measured
 _ALIKE = 0.1  # with bandwidths that differ by less, a speed-up cannot be attributed to them
 SCHEMA = table_schema(
     "ratios",
-    "Speed-up of one device over another, with all else equal (engine, model, workload, knobs), beside the ratios "
-    "that may explain it. One row per pair of devices, setting and metric; `gpu_a` is the device that is faster by "
-    "the geometric mean over all settings that both were measured with. A ratio that is not known is null.",
+    "Speed-up of one device over another, with all else equal (engine, model, workload, knobs), beside the ratios"
+    " that may explain it. One row per pair of devices, setting and metric; `gpu_a` is the faster device by the"
+    " geometric mean over all settings.",
     TEXT("study source", "as in `cells`; cells of different studies or sources are never compared"),
     TEXT("gpu_a gpu_b", "the two devices; every ratio is of `a` over `b`"),
     TEXT("engine model workload knobs", "what both were measured with"),
@@ -68,14 +68,13 @@ SCHEMA = table_schema(
     ),
     NUMBER(
         "measured_cache_ratio",
-        "of the measured rates of repeatedly reading as many bytes as a step's weights, if these fit into the "
-        "last-level caches of both; then memory bandwidths explain nothing",
+        "of the measured rates of repeatedly reading as many bytes as a step's weights, if these fit into the"
+        " caches of both",
     ),
     NUMBER("kv_tokens_ratio", "of the tokens that the KV caches hold"),
     NUMBER(
         "decode_share_a decode_share_b",
-        "share of decoding in the time from being scheduled to the last token: `decode_s_mean / (prefill_s_mean + "
-        "decode_s_mean)`, mean over repeats",
+        "`decode_s_mean / (prefill_s_mean + decode_s_mean)`, mean over repeats",
     ),
     TEXT("bound_by_a bound_by_b", "what limited the sequences that ran at once, as in `effects`"),
     TEXT(
@@ -94,8 +93,8 @@ SCHEMA = table_schema(
     TEXT("verdict_text", "the same in words"),
     TEXT(
         "cannot_show",
-        "why the two cannot show that decoding follows memory bandwidth: their rates were measured under load by "
-        "others, the weights fit into their caches, or their bandwidths hardly differ; null if none of these holds",
+        "why the two cannot show that decoding follows memory bandwidth: rates measured under load by others,"
+        " weights that fit into caches, or bandwidths that hardly differ",
     ),
     notes="`kv_capacity` counts as an explanation only if full KV blocks limited one of the two devices.",
 )

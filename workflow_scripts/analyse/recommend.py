@@ -60,16 +60,15 @@ _ROUNDING = 1e-9
 
 SCHEMA = table_schema(
     "recommendations",
-    "vLLM configurations to serve with, for each device, model and workload. All requests of a workload are "
-    "submitted at once, so time to the first token includes the wait for a free place. Configurations are ranked by "
-    "their means without the effects of the rounds that they were measured in.",
+    "vLLM configurations to serve with, for each device, model and workload. All requests of a workload are"
+    " submitted at once, so time to the first token includes the wait for a free place. Ranked by means without the"
+    " effects of rounds.",
     TEXT("study source gpu model workload", "what the recommendation holds for"),
     TEXT(
         "role",
-        "`best_throughput`; `best_within_latency`: the highest output tokens/s among configurations that keep the "
-        "bound, no cell if none does; `smallest_within_margin`: the fewest sequences, then the least reserved memory, "
-        "then the smallest block, among those shown to be slower than the best by at most the margin; `pareto`: one "
-        "row per configuration that no other beats in rate, `tpot_s_p50` and `ttft_s_p50`",
+        "`best_throughput`; `best_within_latency`: the highest rate within the bound; `smallest_within_margin`: the"
+        " fewest sequences, then the least memory, then the smallest block, among those shown to be slower than the"
+        " best by at most the margin; `pareto`: no other beats it in rate, `tpot_s_p50` and `ttft_s_p50`",
     ),
     TEXT("cell_id knobs", "the configuration"),
     INTEGER("repeats", "repeats that count, of all starts"),
@@ -94,8 +93,8 @@ SCHEMA = table_schema(
     TEXT("explanation", "the row in words"),
     TEXT(
         "command",
-        "`vllm serve` with the configuration, and with the published weights of the model, although the study may have "
-        "measured it with random ones; null for a model that the study does not have",
+        "`vllm serve` with the configuration and the published weights of the model, although the study may have"
+        " measured random ones",
     ),
     TEXT("config_yaml", "`command` as a file for `vllm serve --config`"),
 )

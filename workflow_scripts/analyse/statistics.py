@@ -55,13 +55,12 @@ ONE_START, BETWEEN_STARTS, BETWEEN_CARDS = (
 )
 
 SCOPE_MEANING = (
-    "what the row's intervals cover: `between starts on this device`, `between cards`, or `one start, with the spread "
-    "of other starts`: how starts vary is then known only from other cells of the study, and from other studies on "
-    "this kind of device (config/variation.yaml)"
+    "what the intervals cover: `between starts on this device`, `between cards`, or `one start, with the spread of"
+    " other starts` of the study and of other studies"
 )
 ANOTHER_RUN = (
-    "where 95 % of further runs with as many starts measure the ratio; on CPUs it allows for another occasion. It "
-    "decides nothing"
+    "where 95 % of further runs with as many starts measure the ratio ([statistics.md](statistics.md)). It decides"
+    " nothing"
 )
 
 

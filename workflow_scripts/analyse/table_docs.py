@@ -8,6 +8,7 @@ Each schema holds the meaning and unit of its columns.
 import importlib
 from argparse import Namespace
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 
 import pandera.pandas as pa
@@ -37,18 +38,29 @@ def schemas() -> list[pa.DataFrameSchema]:
 
 def documentation() -> str:
     """The text of docs/tables.md."""
-    return "\n".join([HEAD, *map(_section, schemas())])
+    first: dict[tuple[str, str, str], str] = {}  # a column with its type and meaning, and the first table that has it
+    return "\n".join([HEAD, *(_section(schema, first) for schema in schemas())])
 
 
-def _section(schema: pa.DataFrameSchema) -> str:
+def _section(schema: pa.DataFrameSchema, first: dict[tuple[str, str, str], str]) -> str:
     rows = ["| column | type | meaning |", "|---|---|---|"]
-    for (kind, meaning), same in groupby(
-        schema.columns.items(), key=lambda item: (_type(item[1]), item[1].description)
-    ):
-        names = ", ".join(f"`{'knob_*' if name == KNOBS else name}`" for name, _ in same)
-        rows.append(f"| {names} | {kind} | {meaning} |")
+    columns = [(_shown(name), _type(column), column.description) for name, column in schema.columns.items()]
+    for (kind, meaning), new in groupby((column for column in columns if column not in first), key=itemgetter(1, 2)):
+        rows.append(f"| {', '.join(name for name, _, _ in new)} | {kind} | {meaning} |")
+    known = [column for column in columns if column in first]
+    tables = [
+        f"[{table}](#{table}): {', '.join(column[0] for column in known if first[column] == table)}"
+        for table in dict.fromkeys(map(first.get, known))
+    ]
+    if tables:
+        rows.append(f"\nAs in {'; in '.join(tables)}.")
+    first |= {column: schema.name for column in columns if column not in first}
     notes = schema.metadata["notes"]
     return "\n".join([f"## {schema.name}\n", f"{schema.description}\n", *rows, *([f"\n{notes}"] if notes else []), ""])
+
+
+def _shown(name: str) -> str:
+    return f"`{'knob_*' if name == KNOBS else name}`"
 
 
 def _type(column: pa.Column) -> str:
