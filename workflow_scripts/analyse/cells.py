@@ -101,8 +101,7 @@ SCHEMA = table_schema(
     INTEGER("preemptions", "requests that lost their blocks and were recomputed"),
     INTEGER(
         "recomputed_tokens",
-        "tokens that preempted requests computed again; null after preemptions without a prefix cache, which vLLM does not"
-        " count",
+        "tokens that preempted requests computed again; null if vLLM does not count them (without a prefix cache)",
     ),
     NUMBER(
         "draft_tokens accepted_draft_tokens",
