@@ -41,7 +41,7 @@ from workflow_scripts.study.study_file import Study
 from workflow_scripts.workloads.arrivals import Load
 
 PAIR, OVERALL = "pair", "overall"
-OUTPUT_RATE, STEADY_RATE = "output tokens/s", "output tokens/s while full"
+OUTPUT_RATE, STEADY_RATE = "output tokens/s", "output tokens/s while that many run"
 EQUAL, DIFFERS = "equal", "differs"
 
 
@@ -361,7 +361,7 @@ def _work_text(row: Row, a: Row, b: Row) -> str:
     requests = f"The requests differ: {a['num_requests']:g}, against {b['num_requests']:g}."
     if row["metric"] != STEADY:
         return requests
-    return f"{requests} Over whole repeats, with filling and drain, the ratio is {row['whole_ratio']:.3g}."
+    return f"{requests} Over whole repeats of the starts compared, with drain, the ratio is {row['whole_ratio']:.3g}."
 
 
 @table_command("effects", WAITING)

@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from workflow_scripts.present.plot import LINE_IN, Panel, Plot, some_panels, write_label
-from workflow_scripts.present.series import repeats_of
+from workflow_scripts.present.series import means, repeats_of
 from workflow_scripts.present.style import INK, Mark
 
 LINES_PER_BAR = 2.0
@@ -21,7 +21,7 @@ DOT: Mapping[str, Any] = {"color": INK, "marker": "o", "markersize": 3, "linesty
 def plot_bars(
     rows: pd.DataFrame, measures: Mapping[str, str], named: Mapping[str, Mark], *, title: str, panels_are: str
 ) -> Plot:
-    """One panel per value of `panel` and per measure (column -> name); a bar is the median of the rows of a `label`.
+    """One panel per value of `panel` and per measure (column -> name); a bar is the mean of the rows of a `label`.
 
     `name` says in which colour a bar is drawn.
     """
@@ -49,23 +49,23 @@ def plot_bars(
             Line2D([], [], label="a repeat", **DOT),
         ],
         repeats=repeats_of(rows),
-        notes=[*notes, "bars are medians over the repeats"],
+        notes=[*notes, "bars are geometric means over repeats and starts, as in the tables"],
         panel_height_in=LINE_IN * LINES_PER_BAR * most + 0.75,
     )
 
 
 def _bars(rows: pd.DataFrame, column: str) -> list[tuple[str, float]]:
-    """The labels with their medians, the highest first."""
-    medians = rows.groupby("label", sort=False)[column].median().dropna().sort_values(ascending=False, kind="stable")
-    return list(medians.head(MOST_BARS).items())  # type: ignore[arg-type]
+    """The labels with their means, the highest first."""
+    of_label = means(rows, [column], "label")[column].dropna().sort_values(ascending=False, kind="stable")
+    return list(of_label.head(MOST_BARS).items())  # type: ignore[arg-type]
 
 
 def _draw(ax: Axes, rows: pd.DataFrame, column: str, named: Mapping[str, Mark]) -> None:
     bars = _bars(rows, column)
-    for i, (label, median) in enumerate(bars):
+    for i, (label, mean) in enumerate(bars):
         y, part = LINES_PER_BAR * i, rows[rows["label"] == label]
-        write_label(ax, y + 0.5, f"{label}: {median:,.3g}" if median < 1000 else f"{label}: {median:,.0f}")
-        ax.barh(y + 1.3, median, height=0.6, color=named[part["name"].iloc[0]].color)
+        write_label(ax, y + 0.5, f"{label}: {mean:,.3g}" if mean < 1000 else f"{label}: {mean:,.0f}")
+        ax.barh(y + 1.3, mean, height=0.6, color=named[part["name"].iloc[0]].color)
         ax.plot(part[column], [y + 1.3] * len(part), **DOT)
     ax.set_ylim(LINES_PER_BAR * len(bars), 0)
     ax.set_xlim(0, 1.08 * float(rows[column].max()))

@@ -24,14 +24,10 @@ HEADINGS = [
     "Output tokens/s",
     "Per token",
     "First token",
-    "Of limit",
+    "Of ceiling",
 ]
 MOST_OPEN = 10
-NOTE = (
-    "Means over the starts of the measured cells, in brackets the 95 % interval. Settings share a row if none of them "
-    "is shown to be slower. The time to the first token of requests that are submitted at once includes the wait for a "
-    "free place. The limit is that of the device's data sheet, or of its measured rates if it has none."
-)
+NOTE = "Means over starts (95 % interval). Settings of a row are not shown to differ. First tokens include waiting."
 
 
 def best_settings(report: Report) -> Table | Fold | None:

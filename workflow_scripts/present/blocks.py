@@ -97,12 +97,12 @@ class Fold:
 
 @dataclass(frozen=True)
 class Command:
-    """A command line to copy, with its purpose; empty if there is no command."""
+    """A command line to copy, with its purposes; empty if there is no command."""
 
     kind: ClassVar[str] = "command"
     title: str
     command: str
-    why: str
+    why: Sequence[str]
 
 
 @dataclass(frozen=True)

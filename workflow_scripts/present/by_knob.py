@@ -11,10 +11,12 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from workflow_scripts.common.wording import sentence
 from workflow_scripts.present.plot import Panel, Plot, log2_axis, mark_handles, ratio_axis, some_panels
 from workflow_scripts.present.report_tables import MissingError, Tables
 from workflow_scripts.present.series import Group, groups_varying, means, repeats_of
 from workflow_scripts.present.style import COLOURS, INK, MUTED, OUTCOMES, LineStyle, Mark, marks
+from workflow_scripts.study.setting_words import knob_name
 
 LINE_STYLES: Sequence[LineStyle] = ("-", (0, (5, 1.5)), (0, (4, 1.5, 1, 1.5)))
 # Rates from which a ceiling is computed -> style and name of its line.
@@ -31,6 +33,7 @@ PUBLISHED: Mapping[str, Any] = {"marker": "x", "markersize": 6, "markeredgewidth
 IMPOSSIBLE, SHADE = COLOURS[7], 0.12
 # A published rate above the measured one by less than this factor may be of other lengths.
 WORTH_SAYING = 1.5
+UNITS = {"max_num_seqs": " (sequences)", "block_size": " (tokens)"}
 ALL_SETTINGS, ONE_SETTING = "all settings of other knobs", "one setting of other knobs"
 
 
@@ -72,7 +75,6 @@ def plot_by_knob(
     tables: Tables,
     groups: list[Group],
     knob: str,
-    unit: str,
     measure: Measure,
     ceilings: pd.DataFrame | None = None,
     published: "pd.Series[float] | None" = None,
@@ -87,10 +89,8 @@ def plot_by_knob(
         raise MissingError(f"{measure.column} is known for no cell")
     colours = marks(tables.devices if set(rows["colour"]) <= set(tables.devices) else rows["colour"])
     styles = dict(zip(dict.fromkeys(rows["style"]), cycle(LINE_STYLES), strict=False))
-    invalid = {
-        group.title: _invalid(tables, group, f"knob_{knob.replace('-', '_').replace(' ', '_')}", measure)
-        for group in groups
-    }
+    name = knob_name(knob)
+    invalid = {group.title: _invalid(tables, group, f"knob_{knob}", measure) for group in groups}
     drawn = [rows[measure.column], *([] if ceilings is None else [column for _, column in ceilings.items()])]
     drawn += [part[measure.column] for part in invalid.values() if len(part)]
     drawn += [] if published is None else [published]
@@ -122,15 +122,15 @@ def plot_by_knob(
     if any(len(part) for part in invalid.values()):
         handles.append(Line2D([], [], color=INK, linestyle="none", marker=INVALID, label="invalid, not compared"))
     return Plot(
-        title=f"{measure.name} against {knob}",
-        alt=_in_words(groups, measure, knob),
+        title=f"{measure.name} against {name}",
+        alt=_in_words(groups, measure, name),
         sources=[
             *sorted(rows["source"].unique()),
             *([] if ceilings is None else ["predicted"]),
             *([] if published is None else ["published"]),
         ],
         panels=panels,
-        x_label=f"{knob[0].upper() if ' ' in knob else knob[0]}{knob[1:]}" + f" ({unit})" * bool(unit),
+        x_label=(sentence(name) if " " in name else name) + UNITS.get(knob, ""),
         y_label=measure.label,
         handles=handles,
         repeats=repeats_of(rows),

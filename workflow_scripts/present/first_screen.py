@@ -20,9 +20,11 @@ from workflow_scripts.present.subjects import device_ratios, other_settings, seq
 from workflow_scripts.present.subjects.where_measured import NOISY_PCT, host_load
 from workflow_scripts.present.words import explained, span
 from workflow_scripts.study.progress import clock
-from workflow_scripts.study.setting_words import said, setting, shortly
+from workflow_scripts.study.setting_words import knob_name, said, shortly
 
 MOST_DEVICES = 2
+# A larger share of a repeat in which the engine drains is told.
+MUCH_DRAIN = 0.1
 _FAILED = ("infeasible", "timeout", "engine_error")
 
 
@@ -96,9 +98,12 @@ def _throughput(report: Report) -> Iterator[str]:
     for gpu, of_one in group.rows.groupby("gpu", sort=False):
         at = means(of_one, [TOTAL.column], "x")[TOTAL.column].reindex(ends)
         if at.notna().all():
-            grown.append(f"{number(at[ends[1]] / at[ends[0]])} times the tokens/s on {gpu} ({span(at)})")
+            share = of_one.reindex(columns=["x", sequence_limit.DRAIN]).groupby("x").median().loc[ends[1]].item()
+            fewer = f", with fewer running in the last {100 * share:.0f} %" if share > MUCH_DRAIN else ""
+            times = number(at[ends[1]] / at[ends[0]])
+            grown.append(f"{times} times the total tokens/s on {gpu} ({span(at)}) over whole repeats{fewer}")
     if grown:
-        yield f"{sentence(said(knob, ends[1]))} instead of {shortly(knob, *ends)}: {grown[0]}, over whole repeats."
+        yield f"{sentence(said(knob, ends[1]))} instead of {shortly(knob, *ends)}: {grown[0]}."
     published = sequence_limit.published_rates(report.tables, set(group.rows["cell_id"]))
     if published is not None:
         rows = group.rows.assign(published=group.rows["cell_id"].map(published)).dropna(subset="published")
@@ -109,7 +114,7 @@ def _throughput(report: Report) -> Iterator[str]:
         of_first = pairs[pairs["gpu"] == pairs["gpu"].iloc[0]]
         worst = of_first.loc[of_first["times"].idxmax()]
         yield (
-            f"Published for {worst['gpu']} with {said(knob, worst['x'])}: {worst['published']:,.0f}, "
+            f"Published for {worst['gpu']} with {said(knob, worst['x'])}: {worst['published']:,.0f} tokens/s, "
             f"{number(worst['times'])} times what was measured."
         )
 
@@ -117,7 +122,7 @@ def _throughput(report: Report) -> Iterator[str]:
 def _devices(report: Report) -> Iterator[str]:
     """For each pair of devices how the speed-up changes with the number of sequences; else what explains it."""
     with suppress(MissingError):
-        yield from (told for told, _ in list(speedups(report.tables))[:MOST_DEVICES])
+        yield from (told for _, told, _ in list(speedups(report.tables))[:MOST_DEVICES])
         return
     ratios = report.tables.need("ratios")
     of_rates = ratios[ratios["metric"] == "output_tokens_per_s"]
@@ -142,12 +147,11 @@ def _changes(report: Report) -> Iterator[str]:
         yield f"{row['label']}: {_times(row)} the output tokens/s on {row['gpu']}."
     settings = rows[~shown & (rows["about"] != "engine") & ~rows["about"].isin(rows.loc[shown, "about"])]
     flat = settings.groupby("about", sort=False)["verdict"].agg(set).map({"flat"}.issuperset)
-    names = {knob: setting(str(knob), None).removesuffix(" default") for knob in flat.index}
     if flat.any():
         margin = number(rows["margin_pct"].max())
-        yield f"No difference of more than {margin} %: {listed(names[knob] for knob in flat[flat].index)}."
+        yield f"No difference of more than {margin} %: {listed(map(knob_name, flat[flat].index))}."
     if not flat.all():
-        yield f"Not decided: {listed(names[knob] for knob in flat[~flat].index)}."
+        yield f"Not decided: {listed(map(knob_name, flat[~flat].index))}."
 
 
 def _times(row: dict[str, Any]) -> str:

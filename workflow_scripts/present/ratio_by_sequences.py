@@ -93,8 +93,14 @@ def plot_power(tables: Tables, groups: list[Group]) -> Plot:
         raise MissingError("no compared device reports its power limit")
     devices = marks(tables.devices)
     named = dict.fromkeys(gpu for group in groups for side in "ab" for gpu in group.rows[f"gpu_{side}"])
+    drawn = {"Samples at the power limit (%)": _draw_power, "SM clock (MHz), median and lowest": _draw_clocks}
     panels, notes = some_panels(
-        [Panel(group.title, partial(_draw_power, rows=group.rows, named=devices)) for group in groups], "panels"
+        [
+            Panel(f"{group.title * (len(groups) > 1)}\n{what}".strip(), partial(draw, rows=group.rows, named=devices))
+            for group in groups
+            for what, draw in drawn.items()
+        ],
+        "panels",
     )
     clocks = [
         f"{row[f'gpu_{side}']}: {row[f'sm_clock_mhz_min_{side}']:,.0f} MHz at least."
@@ -103,15 +109,14 @@ def plot_power(tables: Tables, groups: list[Group]) -> Plot:
         for side in "ab"
     ]
     return Plot(
-        title="How often the power limit lowers the clocks",
+        title="How often the power limit lowers the clocks, and how far",
         alt=" ".join(clocks),
         sources=["measured"],
         panels=panels,
         x_label=_X_LABEL,
-        y_label="Samples at the limit (%)",
         handles=mark_handles({name: devices[name] for name in named}),
         notes=notes,
-        panel_height_in=1.8,
+        panel_height_in=2.0,
     )
 
 
@@ -137,9 +142,12 @@ def _draw_ratios(ax: Axes, rows: pd.DataFrame, references: Iterable[Reference]) 
             rows["x"], rows["device_ratio"], color=INK, marker="D", markersize=4, fillstyle="none", linestyle="none"
         )
     log2_axis(ax, rows["x"].unique())
-    # Intervals that are wider than everything else end at the edge.
+    # An interval that is wider than everything else ends at the edge.
     values = np.concatenate([column.to_numpy(dtype=float) for column in drawn])
-    ax.set_ylim(min(np.nanmin(values), 1) - 0.05, max(np.nanmax(values), 1) + 0.05)
+    bottom, top = np.nanmin([*values, 1]), np.nanmax([*values, 1])
+    room = (top - bottom) / 2
+    ends = np.clip(rows[["ratio_low", "ratio_high"]].to_numpy(dtype=float).ravel(), bottom - room, top + room)
+    ax.set_ylim(np.nanmin([bottom, *ends]) - 0.05, np.nanmax([top, *ends]) + 0.05)
     ax.axhline(1, color=MUTED, linewidth=0.8, zorder=0)
 
 
@@ -151,20 +159,30 @@ def _draw_power(ax: Axes, rows: pd.DataFrame, named: Mapping[str, Mark]) -> None
     ax.set_ylim(0, 105)
 
 
-def speedups(tables: Tables) -> Iterator[tuple[str, str]]:
-    """For each pair of devices the ratio at the lowest and the highest number of sequences in a sentence, and why.
+def _draw_clocks(ax: Axes, rows: pd.DataFrame, named: Mapping[str, Mark]) -> None:
+    for side in "ab":
+        mark = named[rows[f"gpu_{side}"].iloc[0]]
+        median, lowest = (rows[f"sm_clock_mhz_{of}_{side}"] for of in ("median", "min"))
+        ax.plot(rows["x"], median, color=mark.color, marker=mark.marker)
+        ax.plot(rows["x"], lowest, color=mark.color, marker=mark.marker, fillstyle="none", linestyle=(0, (2, 1.5)))
+    log2_axis(ax, rows["x"].unique())
+    ax.set_ylim(bottom=0)
 
-    For the first screen. All numbers are from the table `ratios`: observed ratios with the expected ones, the predicted
-    share of the time in which the slower device reads weights, and the ratio of the measured bandwidths (or, if they
-    were not measured, those of the data sheets). A power limit is named if it was reached in half of the samples.
+
+def speedups(tables: Tables) -> Iterator[tuple[str, str, str]]:
+    """For each pair of devices the ratios at the lowest and the highest number of sequences, in a sentence, and why.
+
+    For the first screen. All numbers are from the table `ratios`: observed ratios with the expected ones, the ratios of
+    the bandwidths, and the predicted share of the time in which the slower device reads weights. A power limit is named
+    if it was reached in half of the samples.
     """
     seen = set()
     for group in groups_by_sequences(tables):
         if group.keys["gpu"] not in seen:
             seen.add(group.keys["gpu"])
-            bandwidth = _bandwidth(records(group.rows)[0])
-            beside = f"; measured memory bandwidths differ by {bandwidth:.2f}" if bandwidth else ""
-            yield f"{group.keys['gpu']}: {ratios_in_words(group.rows)}{beside}.", _why(group.rows)
+            beside = _bandwidths(records(group.rows)[0])
+            told = f"{group.keys['gpu']}: {ratios_in_words(group.rows)}{beside}.{_limited(group.rows)}"
+            yield "{:.2f} to {:.2f}".format(*group.rows["ratio"].iloc[[0, -1]]), told, _why(group.rows)
 
 
 def misses_pct(rows: pd.DataFrame, column: str) -> float:
@@ -190,19 +208,24 @@ def ratios_in_words(rows: pd.DataFrame) -> str:
 
 def _why(rows: pd.DataFrame) -> str:
     first, last = records(rows.iloc[[0, -1]])
-    told = ""
-    if _known(rows, "weights_share_b"):
-        shares = " and ".join(f"{100 * row['weights_share_b']:.0f} %" for row in (first, last))
-        told += f" Reading weights takes {shares} of the time on {first['gpu_b']}."
+    if not _known(rows, "weights_share_b"):
+        return ""
+    shares = " and ".join(f"{100 * row['weights_share_b']:.0f} %" for row in (first, last))
+    return f" Reading weights takes {shares} of the time on {first['gpu_b']}."
+
+
+def _limited(rows: pd.DataFrame) -> str:
+    last = records(rows.tail(1))[0]
     if limited := [side for side in "ab" if last.get(f"power_cap_share_{side}", 0) >= MUCH_AT_POWER_LIMIT]:
         shares = listed(f"{100 * last[f'power_cap_share_{x}']:.0f} % ({last[f'gpu_{x}']})" for x in limited)
         lowest = min(last[f"sm_clock_mhz_min_{side}"] for side in limited)
-        told += (
+        return (
             f" At {number(last['x'])} the power limit lowers clocks in {shares} of the samples, to {lowest:,.0f} MHz."
         )
-    return told
+    return ""
 
 
-def _bandwidth(row: Mapping[str, Any]) -> float | None:
-    known = row["measured_bandwidth_ratio"]
-    return float(known) if known == known else None
+def _bandwidths(row: Mapping[str, Any]) -> str:
+    named = {"bandwidth_ratio": "data sheets", "measured_bandwidth_ratio": "measured"}
+    known = [f"{row[of]:.2f} ({source})" for of, source in named.items() if row.get(of, np.nan) == row[of]]
+    return f"; memory bandwidths differ by {listed(known)}" if known else ""

@@ -20,7 +20,32 @@ from workflow_scripts.present.style import INK, MUTED, LineStyle, Mark
 MOST_LABELS = 14
 MOST_DOTS = 40
 # Ticks of an axis of ratios, in order of preference.
-RATIO_TICKS = (1, 2, 5, 10, 0.5, 20, 50, 100, 200, 500, 0.2, 0.1, 3, 1.5, 7, 4, 1.2, 0.05, 0.8, 1.1, 0.9, 1.05, 0.95)
+RATIO_TICKS = (
+    1,
+    2,
+    5,
+    10,
+    0.5,
+    20,
+    50,
+    100,
+    200,
+    500,
+    0.2,
+    0.1,
+    3,
+    1.5,
+    7,
+    4,
+    1.2,
+    0.05,
+    0.8,
+    1.1,
+    0.9,
+    0.6,
+    1.4,
+    1.05,
+)
 
 
 class Reference(NamedTuple):

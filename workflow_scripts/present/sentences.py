@@ -11,6 +11,7 @@ from workflow_scripts.present.report_tables import MissingError, records
 from workflow_scripts.present.series import evenly, without_shared
 from workflow_scripts.present.subject import PLACE, TablePart
 from workflow_scripts.present.words import held_in_words
+from workflow_scripts.study.setting_words import knob_name
 
 # Maximum number of sentences of one kind; the table has all of them.
 MOST_SENTENCES = 6
@@ -53,7 +54,7 @@ def effects_of(knob: str) -> TablePart:
         rows = effects[(effects["knob"] == knob) & (effects["comparison"] == "overall")]
         return rows.assign(held=rows["held"].map(held_in_words))
 
-    return TablePart("effects", EFFECT_COLUMNS, f"Effect of {knob} on output tokens per second", keep)
+    return TablePart("effects", EFFECT_COLUMNS, f"Effect of {knob_name(knob)} on output tokens per second", keep)
 
 
 def verdicts_on(knob: str) -> Part:
@@ -63,7 +64,7 @@ def verdicts_on(knob: str) -> Part:
         effects = report.tables.need("effects", "knob", "comparison", "ratio", "verdict")
         rows = effects[(effects["comparison"] == "overall") & (effects["knob"] == knob)]
         if rows.empty:
-            raise MissingError(f"no two measured cells differ only in {knob}")
+            raise MissingError(f"no two measured cells differ only in {knob_name(knob)}")
         yield Findings([verdict_over(of_one) for _, of_one in rows.groupby("gpu", sort=False)])
 
     return part
@@ -83,14 +84,15 @@ def verdict_over(rows: pd.DataFrame) -> Finding:
     # A larger ratio that is not decided may be noise.
     order = rows.assign(decided=rows["verdict"] == "changes").sort_values(["decided", "ratio"], ascending=False)
     largest = records(order.head(1))[0]
-    verdict = str(counts.index[0]) if len(counts) == 1 else "mixed"
     counted = ", ".join(f"{count} {name}" for name, count in counts.items())
     what = "change" if largest["decided"] else "ratio"
-    several = f" This is the largest {what} of {len(rows)} comparisons of {largest['knob']}: {counted}."
+    several = f" This is the largest {what} of {len(rows)} comparisons of {knob_name(largest['knob'])}: {counted}."
     sentence = f"{largest['gpu']}: {largest['explanation']} ({place(largest)})"
     if largest.get("only_waiting") is True:
         sentence += f" Without waiting for the host, the ratio is {largest['device_ratio']:.3g}, within the margin."
-    return Finding(verdict, sentence + (several if len(rows) > 1 else ""), TONES.get(verdict, "neutral"))
+    verdict = str(largest["verdict"])
+    badge = f"{largest['ratio']:.3g} times" if largest["decided"] else verdict
+    return Finding(badge, sentence + (several if len(rows) > 1 else ""), TONES.get(verdict, "neutral"))
 
 
 def what_verdicts_cover(report: Report) -> Iterator[Block]:
@@ -117,7 +119,7 @@ def pairs_that_differ_in(
     effects = report.tables.need("effects", "comparison", "knob", "ratio", "held")
     pairs = effects[(effects["comparison"] == "pair") & (effects["knob"] == knob)]
     if pairs.empty:
-        raise MissingError(f"no two measured cells differ only in {knob}")
+        raise MissingError(f"no two measured cells differ only in {knob_name(knob)}")
     report.tables.need("cells", known_by)
     of_cell = report.tables.cells.groupby("cell_id").median(numeric_only=True)
     told = evenly(pairs.assign(held=without_shared(pairs["held"])), ["knob"], "ratio", MOST_SENTENCES)

@@ -10,6 +10,22 @@ import pandas as pd
 from workflow_scripts.engines.registry import every_knob
 
 _SWITCHED = {"true": True, "false": False}
+# Names of knobs that are not those of their options.
+_NAMES = {
+    "max_num_seqs": "max-num-seqs",
+    "gpu_memory_utilization": "share of the memory",
+    "num_speculative_tokens": "number of drafted tokens",
+}
+
+
+def knob_name(knob: str) -> str:
+    """A knob's name for readers; `knob` is its option or its column.
+
+    >>> knob_name("knob_gpu_memory_utilization"), knob_name("enable_prefix_caching")
+    ('share of the memory', 'prefix caching')
+    """
+    name = knob.removeprefix("knob_")
+    return _NAMES.get(name, name.removeprefix("enable_").replace("_", " "))
 
 
 def setting(knob: str, value: Any) -> str:
@@ -18,7 +34,7 @@ def setting(knob: str, value: Any) -> str:
     >>> setting("knob_enable_prefix_caching", True), setting("knob_block_size", 16.0)
     ('prefix caching on', 'block size 16')
     """
-    name = knob.removeprefix("knob_").removeprefix("enable_").replace("_", " ")
+    name = knob_name(knob)
     if value is None or value is pd.NA or value != value:
         return f"{name} default"
     if isinstance(value, bool | np.bool_):

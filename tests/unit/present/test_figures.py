@@ -1,4 +1,5 @@
 import json
+import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -63,6 +64,7 @@ def test_every_figure_is_drawn_in_both_widths_and_described(results, name):
         ("workload_lengths", "prompt tokens"),
         ("workload_lengths", "output tokens"),
         ("workload_lengths", "system-prompt"),
+        ("workload_arrivals", "Requests arrived"),
         ("sequences_over_time", "Time since the repeat began (s)"),
         ("kv_cache_over_time", "KV blocks in use (%)"),
         ("device_ratios", "memory bandwidth"),
@@ -108,6 +110,23 @@ def test_lengths_are_those_of_the_requests_that_were_run(results):
     assert set(output.get_xdata()) == {32}
     assert max(prompt.get_ydata()) == max(output.get_ydata()) == 1
     plt.close(figure)
+
+
+def test_arrivals_are_drawn_of_cells_alone_where_requests_arrive_over_time(results, tmp_path):
+    tables = Tables(results.root / "tables", results.root / "parsed")
+    plot = FIGURES["workload_arrivals"].plot(tables)
+    assert 0 < len(plot.panels) <= 6
+    assert all(cell.startswith("l40s/") for cell in re.findall(r"\S+/vllm/\S+", plot.alt))
+    figure, ax = plt.subplots()
+    plot.panels[0].draw(ax)
+    assert list(ax.lines[0].get_xdata()) == pytest.approx([0.1 * i for i in range(64)])
+    plt.close(figure)
+    for path in (results.root / "parsed").glob("*/requests.parquet"):
+        copy = tmp_path / path.parent.name / path.name
+        copy.parent.mkdir()
+        pd.read_parquet(path).assign(queued_s=0.01).to_parquet(copy)
+    with pytest.raises(MissingError, match="in every cell all requests were submitted at once"):
+        FIGURES["workload_arrivals"].plot(Tables(results.root / "tables", tmp_path))
 
 
 def test_a_text_has_a_panel_for_each_tokenizer_that_counts_it_differently(results, tmp_path):

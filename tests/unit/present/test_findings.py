@@ -145,8 +145,8 @@ def test_the_memory_that_a_shared_prefix_saves_is_told_beside_what_it_takes_with
     assert told(memory_saved, report) == [
         (
             "8 times less memory",
-            "h200, m, w, at most 1 sequence: the tokens of running requests take 1,000 MiB of keys and values with "
-            "prefix caching, and 8,000 MiB without, because requests share the blocks of a prefix.",
+            "h200, m, w, at most 1 sequence: the tokens of running requests take 0.977 GiB of keys and values with "
+            "prefix caching, and 7.81 GiB without, because requests share the blocks of a prefix.",
         )
     ]
     pd.concat([cells.assign(prefix_cache_hits=0.0), off]).to_parquet(folder / "cells.parquet")
@@ -177,7 +177,7 @@ def test_of_many_pairs_some_are_told_from_the_largest_gain_to_the_smallest(repor
 
 def test_a_study_that_does_not_vary_a_knob_has_no_finding_on_it(report):
     pairs(report, "block_size", {"draft_acceptance_rate": [0.5]}, [2.0])
-    with pytest.raises(MissingError, match="no two measured cells differ only in num_speculative_tokens"):
+    with pytest.raises(MissingError, match="no two measured cells differ only in number of drafted tokens"):
         told(gains_and_drafts, report)
 
 
@@ -202,9 +202,9 @@ def test_capacity_says_how_many_cells_were_predicted_how_well(report):
     assert told(prediction_errors, report) == [
         (
             "at most 12 % off",
-            "Measured KV caches hold 80 to 100 tokens, or 10 to 12.5 requests of full length. The prediction is within "
-            "1 % of the measured tokens in 1 of 2 cells; the largest error is 12.3 %. 1 more measured cells have no "
-            "prediction.",
+            "The predicted KV cache is within 1 % of the measured tokens in 1 of 2 cells; the largest error is 12.3 %. "
+            "Measured KV caches hold 80 to 100 tokens, or 10 to 12.5 requests of full length. 1 more measured cells "
+            "have no prediction.",
         )
     ]
     report = replace(report, tables=Tables(report.tables.folder))
@@ -212,8 +212,8 @@ def test_capacity_says_how_many_cells_were_predicted_how_well(report):
     assert told(prediction_errors, report) == [
         (
             "at most 0 % off",
-            "The prediction is within 1 % of the measured tokens in 1 of 1 cells; the largest error is 0 %. In 1 of "
-            "these cells the study sets the size of the cache, so the prediction is only arithmetic.",
+            "The predicted KV cache is within 1 % of the measured tokens in 1 of 1 cells; the largest error is 0 %. In "
+            "1 of these cells the study sets the size of the cache, so the prediction is only arithmetic.",
         )
     ]
     report = replace(report, tables=Tables(report.tables.folder))
@@ -272,7 +272,7 @@ def test_the_headlines_say_what_their_intervals_do_not_cover(report):
     effects = effects.assign(comparison="overall", scope="within one start")
     effects.to_parquet(report.tables.folder / "effects.parquet")
     assert told(verdicts_on("max_num_seqs"), report) == [
-        ("changes", "h200: So. (h200, m, w, block size 16, at most 0 sequences)")
+        ("2 times", "h200: So. (h200, m, w, block size 16, at most 0 sequences)")
     ]
     (block,) = what_verdicts_cover(report)
     assert isinstance(block, Text)

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 from tests.generated_study import write_outcomes
+from tests.unit.present.conftest import told
 from workflow_scripts.common.wording import number
 from workflow_scripts.present.best_settings import best_in_words, best_settings
 from workflow_scripts.present.blocks import Fold, Table
@@ -18,6 +19,7 @@ from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import Tables
 from workflow_scripts.present.series import means
 from workflow_scripts.present.subjects.other_settings import ENGINE, largest_changes
+from workflow_scripts.present.subjects.sequence_limit import drains
 from workflow_scripts.present.words import span
 from workflow_scripts.study.study_file import load_study
 
@@ -89,9 +91,23 @@ def test_published_rates_stand_beside_what_was_measured(report, tmp_path):
     rates = one.groupby("cell_id")["total_tokens_per_s"].median()
     published = predictions["cell_id"].map(10 * rates)
     told = answer(changed(report, tmp_path, predictions=predictions.assign(published=published)), "max-num-seqs")
-    assert re.search(r"Published for h200 with at most 1 sequence: [\d,]+, 10 times what was measured", told)
+    assert re.search(r"Published for h200 with at most 1 sequence: [\d,]+ tokens/s, 10 times what was measured", told)
     none = changed(report, tmp_path, predictions=predictions.assign(published=None).astype({"published": float}))
     assert "Published" not in answer(none, "max-num-seqs")
+
+
+def test_the_drain_is_told_with_the_rate_of_whole_repeats_and_the_steady_one(report, tmp_path):
+    cells = pd.read_parquet(report.tables.folder / "cells.parquet")
+    steady = 2 * cells["output_tokens_per_s"]
+    now = changed(report, tmp_path, cells=cells.assign(steady_output_tokens_per_s=steady, drain_share=0.25))
+    assert "with fewer running in the last 25 %" in answer(now, "max-num-seqs")
+    ends = told(drains, now)
+    assert {verdict for verdict, _ in ends} == {"25 % drain"}
+    for _, text in ends:
+        pairs = re.findall(r"([\d,.]+) output tokens/s over whole repeats, ([\d,.]+) while that many run", text)
+        assert [float(b.replace(",", "")) / float(a.replace(",", "")) for a, b in pairs] == pytest.approx(
+            [2] * 2, rel=0.01
+        )
 
 
 def test_the_row_of_a_recommendation_has_its_numbers(report, tmp_path):

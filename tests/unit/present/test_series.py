@@ -45,7 +45,7 @@ def test_a_knob_that_nothing_varies_is_missing():
 
 def test_titles_tell_the_cells_shown_apart():
     rows = cells(("h200", 16, 1), ("h200", 16, 4), ("l40s", 16, 4))
-    assert list(cell_titles(rows, KNOBS)) == ["h200\nmax num seqs 1", "h200\nmax num seqs 4", "l40s\nmax num seqs 4"]
+    assert list(cell_titles(rows, KNOBS)) == ["h200\nmax-num-seqs 1", "h200\nmax-num-seqs 4", "l40s\nmax-num-seqs 4"]
 
 
 def test_cells_of_which_each_sets_what_the_other_leaves_alone_have_titles_of_their_own():

@@ -170,9 +170,7 @@ SUBJECT = Subject(
                 "which is partly filled; only when it is full does the request get another block. That is why a "
                 "request wastes less than one block. Where several rows name the same block, their prompts begin alike "
                 "and the block is in memory once. Only full blocks are shared, so no request ever writes into a block "
-                "of another one: each computes its own copy of what follows, and nothing is copied on write. With a "
-                "prefix_match_unit below the block size, vLLM 0.32 also finds parts of blocks, and copies such a block "
-                "before a request writes into it; that is not traced.",
+                "of another one: each computes its own copy of what follows, and nothing is copied on write.",
                 not_shown="This is computed from the lengths of the requests. Engines do not report which block a "
                 "request holds, and number their blocks differently.",
             ),

@@ -27,11 +27,12 @@ def prediction_errors(report: Report) -> Iterator[Block]:
     # The number of full-length requests is not known for every cell, so the tokens shown with it are of the same cells.
     whole = measured.dropna(subset=names)
     held = [_span(whole[name]) for name in names]
-    sentence = f"Measured KV caches hold {held[0]} tokens, or {held[1]} requests of full length. " if held[0] else ""
-    sentence += (
-        f"The prediction is within {WITHIN_PCT:g} % of the measured tokens in {within} of {len(error_pct)} cells; the "
-        f"largest error is {error_pct.max():.3g} %."
+    sentence = (
+        f"The predicted KV cache is within {WITHIN_PCT:g} % of the measured tokens in {within} of {len(error_pct)} "
+        f"cells; the largest error is {error_pct.max():.3g} %."
     )
+    if held[0]:
+        sentence += f" Measured KV caches hold {held[0]} tokens, or {held[1]} requests of full length."
     if given := int(measured.loc[error_pct.index, "cell_id"].isin(_size_given(report.tables)).sum()):
         sentence += (
             f" In {given} of these cells the study sets the size of the cache, so the prediction is only arithmetic."

@@ -1,6 +1,8 @@
 """Summary tables: every device by max-num-seqs and by block size, with HuggingFace beside them."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from textwrap import shorten
 
 import pandas as pd
 
@@ -10,6 +12,7 @@ from workflow_scripts.present.blocks import Block, Fold, Table, outcome_words, t
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import MissingError, Tables, of_all_layers
 from workflow_scripts.present.subject import Subject
+from workflow_scripts.present.subjects.every_cell import MOST_LETTERS
 from workflow_scripts.study.setting_words import said, settings_in_words
 
 # Knob of the rows -> its name in the table.
@@ -41,7 +44,9 @@ def with_results(tables: Tables) -> pd.DataFrame:
     if waste is not None:
         measured = of_all_layers(waste[waste["source"] == "measured"])
         rows = rows.join(measured.groupby("cell_id")["waste_pct"].median())
-    why = grid["outcome"].map(outcome_words) + (": " + grid["reason"].astype(object)).fillna("")
+    why = (grid["outcome"].map(outcome_words) + (": " + grid["reason"].astype(object)).fillna("")).map(
+        partial(shorten, width=MOST_LETTERS, placeholder=" ...")
+    )
     return rows.assign(remark=why.where(grid["outcome"] != "ok", None)).reset_index()
 
 

@@ -70,7 +70,7 @@ def expectations(report: Report) -> Iterator[Block]:
     """For each pair of devices the ratio by number of sequences, and how far the expected ratios are from it."""
     tables = report.tables
     tables.need("ratios", "expected_ratio", "own_expected_ratio", "measured_bandwidth_ratio")
-    findings = [Finding("ratio", told + why) for told, why in speedups(tables)]
+    findings = [Finding(ratios, told + why) for ratios, told, why in speedups(tables)]
     for group in groups_by_sequences(tables):
         rows = group.rows.dropna(subset="expected_ratio")
         if len(rows):
@@ -81,7 +81,7 @@ def expectations(report: Report) -> Iterator[Block]:
                 f"and scaled to the other by measured rates; fitted to ladders of both, it misses by "
                 f"{misses_pct(rows, 'own_expected_ratio'):.1f} %. ({group.title})"
             )
-            findings.append(Finding("expected", sentence))
+            findings.append(Finding(f"{misses_pct(rows, 'expected_ratio'):.1f} % off", sentence))
     yield some(findings, "ratios")
 
 
@@ -143,8 +143,9 @@ SUBJECT = Subject(
             power_limit,
             {"ratios": ["power_cap_share_a", "power_cap_share_b"]},
             Caption(
-                shows="The share of the samples in which the power limit lowered the clocks of each device, against "
-                "max-num-seqs, for the cells of the figure above.",
+                shows="The share of the samples in which the power limit lowered the clocks of each device, and the "
+                "clock of its multiprocessors, against max-num-seqs, for the cells of the figure above. Filled marks "
+                "are medians over the samples, hollow ones the lowest.",
                 reading="More sequences compute more per second and take more power. Where one device is limited more "
                 "often than the other, their ratio is also one of clocks.",
                 not_shown="Samples are 0.1 s apart, so shorter dips are missed. The limit is not a fault: it is part "

@@ -11,7 +11,7 @@ from workflow_scripts.present.plot import Plot
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import MissingError, Tables
 from workflow_scripts.present.subject import CELL, Caption, FigurePart, Subject, TablePart
-from workflow_scripts.present.subjects.sequence_limit import at_both_ends, most_important_group, named
+from workflow_scripts.present.subjects.sequence_limit import at_both_ends, most_important_group
 
 ENERGY = Measure("energy_j_per_output_token", "Energy per output token", "J per output token")
 
@@ -28,7 +28,7 @@ def medians_with_energy(cells: pd.DataFrame) -> pd.DataFrame:
 def energy(tables: Tables) -> Plot:
     """Energy per output token against the knob that matters most, one line per device."""
     knob, group = most_important_group(tables)
-    return plot_by_knob(tables, [group], *named(knob), ENERGY)
+    return plot_by_knob(tables, [group], knob, ENERGY)
 
 
 def energy_saved(report: Report) -> Iterator[Block]:

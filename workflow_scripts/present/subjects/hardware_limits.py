@@ -19,8 +19,8 @@ from workflow_scripts.present.sentences import some
 from workflow_scripts.present.series import NAMES, repeats_of
 from workflow_scripts.present.style import INK, Mark, marks
 from workflow_scripts.present.subject import Caption, FigurePart, Subject, TablePart, medians_by_cell
-from workflow_scripts.present.subjects.sequence_limit import most_important_group
-from workflow_scripts.present.subjects.sequence_limit import named as named_knob
+from workflow_scripts.present.subjects.sequence_limit import at_both_ends, most_important_group
+from workflow_scripts.study.setting_words import knob_name
 
 TERA = 1e12
 
@@ -39,7 +39,7 @@ def roofline(tables: Tables) -> Plot:
     with suppress(MissingError):
         knob, group = most_important_group(tables)
         points["value"] = group.rows.drop_duplicates("cell_id").set_index("cell_id")["x"]
-        notes.append(f"numbers are {named_knob(knob)[0]}, for the cells of the figure of throughput")
+        notes.append(f"numbers are {knob_name(knob)}, for the cells of the figure of throughput")
     roofs = limits.merge(cells[[*REPEAT, "gpu"]], on=REPEAT).drop_duplicates(["gpu", "rates"])
     named = {gpu: mark for gpu, mark in marks(tables.devices).items() if gpu in set(points["gpu"])}
     handles: list[Artist] = [
@@ -56,7 +56,7 @@ def roofline(tables: Tables) -> Plot:
         alt="; ".join(at[:8]) + ".",
         sources=["measured", "predicted"],
         panels=[Panel("", partial(_draw_roofline, points=points, roofs=roofs, named=named))],
-        x_label="Operations per byte that must be read (FLOP/byte)",
+        x_label="Operations per byte read (FLOP/byte)",
         y_label="TFLOP/s",
         handles=handles,
         repeats=repeats_of(rows),
@@ -86,6 +86,20 @@ def _draw_roofline(ax: Axes, points: pd.DataFrame, roofs: pd.DataFrame, named: M
     ax.set_ylim(bottom, top)
     plain_log_ticks(ax.xaxis, low, high, most=7)
     plain_log_ticks(ax.yaxis, bottom, top, most=8)
+
+
+def reached(report: Report) -> Iterator[Block]:
+    """The share of the ceiling that was reached at both ends of the knob that matters most."""
+    limits = report.tables.need("limits", *REPEAT, "rates", "factor")
+    # If a device's rates have two sources, the data sheet is preferred.
+    limits = limits.sort_values("rates").drop_duplicates(REPEAT)
+    yield from at_both_ends(
+        report.tables,
+        "factor",
+        lambda share: f"{100 * share:.0f} % of the ceiling",
+        limits,
+        lambda first, last: f"{100 * first:.0f} to {100 * last:.0f} %",
+    )
 
 
 def above_ceilings(report: Report) -> Iterator[Block]:
@@ -156,5 +170,5 @@ SUBJECT = Subject(
             lambda limits: medians_by_cell(limits, "rates").sort_values("factor", ascending=False, kind="stable"),
         ),
     ],
-    findings=[above_ceilings],
+    findings=[reached, above_ceilings],
 )

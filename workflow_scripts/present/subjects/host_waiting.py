@@ -116,8 +116,11 @@ def much_waiting(report: Report) -> Iterator[Block]:
         yield Findings([Finding("busy GPU", sentence, "good")])
     else:
         remedies = _remedies(report.tables)
-        texts = [_waiting_text(report, row) + remedies.get(row["cell_id"], "") for row in records(much)]
-        yield some([Finding("host", text) for text in texts], "waiting")
+        told = [
+            Finding(_pct(row["waits"]), _waiting_text(report, row) + remedies.get(row["cell_id"], ""))
+            for row in records(much)
+        ]
+        yield some(told, "waiting")
 
 
 def _waiting_text(report: Report, row: Mapping[str, Any]) -> str:

@@ -15,7 +15,7 @@ from workflow_scripts.present.subjects.reserved_memory import RESERVED
 def output_by_block_size(tables: Tables) -> Plot:
     """Output tokens per second by block size, one panel per device, one line per setting of the other knobs."""
     groups = compared(tables, tables.measured, "knob_block_size", NAMES)
-    return plot_by_knob(tables, groups, "block size", "tokens", OUTPUT)
+    return plot_by_knob(tables, groups, "block_size", OUTPUT)
 
 
 SUBJECT = Subject(

@@ -16,8 +16,9 @@ from workflow_scripts.present.report_tables import MissingError, Tables
 from workflow_scripts.present.series import repeats_of
 from workflow_scripts.present.style import INK, LineStyle, Mark, marks
 from workflow_scripts.present.subject import Caption, FigurePart, Subject
-from workflow_scripts.present.subjects.sequence_limit import at_both_ends, most_important_group, named
+from workflow_scripts.present.subjects.sequence_limit import at_both_ends, most_important_group
 from workflow_scripts.present.words import duration
+from workflow_scripts.study.setting_words import knob_name
 
 RATE, PER_TOKEN = "output_tokens_per_s", "tpot_s_p50"
 FIRST: Mapping[str, tuple[LineStyle, str]] = {
@@ -36,7 +37,7 @@ def latency(tables: Tables) -> Plot:
     medians = rows.groupby(["gpu", "x"], sort=False)[[RATE, PER_TOKEN, *FIRST]].median().reset_index().sort_values("x")
     handles: list[Artist] = mark_handles(named_as)
     handles += [Line2D([], [], color=INK, linestyle=style, label=label) for style, label in FIRST.values()]
-    name = named(knob)[0]
+    name = knob_name(knob)
     ends = medians.iloc[[0, -1]]
     return Plot(
         title="Latency against throughput, and what the first token waits for",

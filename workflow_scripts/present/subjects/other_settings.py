@@ -15,13 +15,13 @@ from workflow_scripts.present.sentences import EFFECT_COLUMNS, OWN_SECTION, pair
 from workflow_scripts.present.style import marks
 from workflow_scripts.present.subject import Caption, FigurePart, Subject, TablePart
 from workflow_scripts.present.words import held_in_words
-from workflow_scripts.study.setting_words import instead_of
+from workflow_scripts.study.setting_words import instead_of, knob_name
 
 MOST_CHANGES = 10
 ENGINE = "vLLM instead of HuggingFace, each at its fastest"
 
 
-STEADY, WHILE_FULL = "steady_output_tokens_per_s", ", while full"
+STEADY, WHILE_FULL = "steady_output_tokens_per_s", ", while that many run"
 
 
 def largest_changes(tables: Tables) -> pd.DataFrame:
@@ -75,7 +75,7 @@ def _room(cell: Mapping[str, Any]) -> str:
 
 def _others(effects: pd.DataFrame) -> pd.DataFrame:
     rows = effects[~effects["knob"].isin(OWN_SECTION) & (effects["comparison"] == "overall")]
-    return rows.assign(held=rows["held"].map(held_in_words))
+    return rows.assign(held=rows["held"].map(held_in_words), knob=rows["knob"].map(knob_name))
 
 
 SUBJECT = Subject(

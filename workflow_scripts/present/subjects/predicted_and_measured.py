@@ -149,7 +149,7 @@ def _accuracy(rows: pd.DataFrame) -> Iterator[Finding]:
         sentence = (
             f"On {gpu}, the prediction of output tokens per second is off by {size.median():.3g} %{worst}, in {cells}."
         )
-        yield Finding("prediction", sentence, kind)
+        yield Finding(f"{size.median():.3g} % off", sentence, kind)
 
 
 def _flags(rows: pd.DataFrame, report: Report) -> Iterator[Finding]:
@@ -167,14 +167,16 @@ def _above_band(rows: pd.DataFrame) -> Iterator[Finding]:
     """Devices whose published rate is above the band of the prediction where this prediction is lowest."""
     known = rows[rows["published"].notna() & rows["predicted"].notna()].sort_values("predicted")
     for gpu, part in known.groupby("gpu", sort=False):
-        slowest, fastest = records(part)[0], records(part)[-1]
+        slowest = records(part)[0]
+        fastest = records(part[part["workload"] == slowest["workload"]])[-1]
         if slowest["published"] > slowest["high"]:
             sentence = (
                 f"{gpu}: where the prediction is lowest, the published rate is {slowest['published']:,.0f} tokens per "
                 f"s, above the prediction of {_with_band(slowest)} total tokens per s. Where it is highest, the "
                 f"published rate is {fastest['published']:,.0f} and the prediction {_with_band(fastest)}."
             )
-            yield Finding("published too high", sentence, "bad")
+            times = slowest["published"] / slowest["predicted"]
+            yield Finding(f"published {times:.3g} times too high", sentence, "bad")
 
 
 def _with_band(row: Mapping[str, Any]) -> str:

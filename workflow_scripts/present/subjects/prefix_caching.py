@@ -17,7 +17,6 @@ from workflow_scripts.present.style import marks
 from workflow_scripts.present.subject import CELL, Caption, FigurePart, Subject, TablePart
 from workflow_scripts.present.subjects.claims_retested import claims_on
 
-MIB = 2**20
 _MEASURES = {
     "output_tokens_per_s": "Output tokens per s",
     "kv_bytes_used_mean": "KV memory of running requests (GiB)",
@@ -74,16 +73,16 @@ def memory_saved(report: Report) -> Iterator[Block]:
     cached, alone = (of_cell.reindex(pairs[name]).set_index(pairs.index) for name in ("cell_id", "baseline_cell_id"))
     rows = pairs.assign(
         held=without_shared(pairs["held"]),
-        cached_mib=cached["kv_bytes_used_mean"] / MIB,
-        alone_mib=alone["kv_bytes_used_mean"] / MIB,
+        cached_gib=cached["kv_bytes_used_mean"] / GIB,
+        alone_gib=alone["kv_bytes_used_mean"] / GIB,
         saving=alone["kv_bytes_used_mean"] / cached["kv_bytes_used_mean"],
     )[cached["prefix_cache_hits"] > 0].dropna(subset="saving")
     if len(rows):
         told = [
             Finding(
                 f"{row['saving']:.3g} times less memory",
-                f"{place(row)}: the tokens of running requests take {number(row['cached_mib'])} MiB of keys and "
-                f"values with prefix caching, and {number(row['alone_mib'])} MiB without, because requests share the "
+                f"{place(row)}: the tokens of running requests take {number(row['cached_gib'])} GiB of keys and "
+                f"values with prefix caching, and {number(row['alone_gib'])} GiB without, because requests share the "
                 "blocks of a prefix.",
                 "good",
             )
@@ -110,7 +109,7 @@ SUBJECT = Subject(
             Caption(
                 shows="Cells with and without prefix caching that differ in nothing else: output tokens per second, "
                 "the memory that the tokens of running requests take, and the energy of a generated token. A bar is "
-                "the median of a cell's repeats, and a dot is one repeat.",
+                "the mean of a cell's repeats, and a dot is one repeat.",
                 reading="Workloads whose prompts share no beginning are the control: their bars should be equal. If "
                 "prefix caching is slower there, searching the cache costs more time than it saves.",
                 not_shown="The gain holds for these prompt and output lengths and this share of common beginnings. It "

@@ -8,14 +8,15 @@ from workflow_scripts.common.wording import number
 from workflow_scripts.present.blocks import Block, Finding, Findings
 from workflow_scripts.present.by_knob import OUTPUT, TOTAL, WHOLE, ceilings_of, compared, plot_by_knob
 from workflow_scripts.present.plot import Plot
-from workflow_scripts.present.report_tables import MissingError, Tables
+from workflow_scripts.present.report import Report
+from workflow_scripts.present.report_tables import REPEAT, MissingError, Tables
 from workflow_scripts.present.sentences import effects_of, verdicts_on
-from workflow_scripts.present.series import NAMES, Group
+from workflow_scripts.present.series import NAMES, Group, means
 from workflow_scripts.present.subject import Caption, FigurePart, Subject
 from workflow_scripts.present.subjects.claims_retested import claims_on
 from workflow_scripts.study.setting_words import said, shortly
 
-STEADY, WORK = "steady_output_tokens_per_s", ("num_requests", "prompt_tokens", "output_tokens")
+STEADY, DRAIN, WORK = "steady_output_tokens_per_s", "drain_share", ("num_requests", "prompt_tokens", "output_tokens")
 
 
 def output_by_max_num_seqs(tables: Tables) -> Plot:
@@ -28,7 +29,7 @@ def output_by_max_num_seqs(tables: Tables) -> Plot:
         rows = group.rows
         if rows[STEADY].notna().all() and (rows.groupby("colour")[list(WORK)].nunique() > 1).any(axis=None):
             rows[WHOLE], rows[OUTPUT.column] = rows[OUTPUT.column], rows[STEADY]
-    return plot_by_knob(tables, groups, "max-num-seqs", "sequences", OUTPUT, ceilings_of(tables, groups))
+    return plot_by_knob(tables, groups, "max_num_seqs", OUTPUT, ceilings_of(tables, groups))
 
 
 def throughput(tables: Tables) -> Plot:
@@ -38,26 +39,53 @@ def throughput(tables: Tables) -> Plot:
     if ceilings is not None and "datasheet" in ceilings:
         ceilings = ceilings[["datasheet"]]
     published = published_rates(tables, set(group.rows["cell_id"]))
-    return plot_by_knob(tables, [group], *named(knob), TOTAL, ceilings, published)
+    return plot_by_knob(tables, [group], knob, TOTAL, ceilings, published)
 
 
-def named(knob: str) -> tuple[str, str]:
-    """The name of a knob on an axis, and its unit."""
-    return ("max-num-seqs", "sequences") if knob == "max_num_seqs" else (knob.replace("_", " "), "")
+def times(first: float, last: float) -> str:
+    """How much more or less the last value is."""
+    return f"{number(last / first)} times" if last > first else f"{number(first / last)} times less"
 
 
-def at_both_ends(tables: Tables, column: str, say: Callable[[float], str]) -> Iterator[Block]:
-    """A quantity at the lowest and the highest value of the knob that matters most, for each device."""
+def at_both_ends(
+    tables: Tables,
+    column: str,
+    say: Callable[[float], str],
+    beside: pd.DataFrame | None = None,
+    badge: Callable[[float, float], str] = times,
+) -> Iterator[Block]:
+    """A quantity at the lowest and the highest value of the knob that matters most, for each device.
+
+    The quantity is a column of the cells, or of `beside`, which has one row per repeat.
+    """
     knob, group = most_important_group(tables)
-    medians = group.rows.groupby(["gpu", "x"], sort=False)[column].median().dropna()
+    rows = group.rows if beside is None else group.rows.merge(beside[[*REPEAT, column]], on=REPEAT)
+    medians = rows.groupby(["gpu", "x"], sort=False)[column].median().dropna()
     findings = []
     for gpu, of_one in medians.groupby(level="gpu", sort=False):
         at = of_one.droplevel("gpu").sort_index()
         (low, first), (high, last) = ((at.index[end], float(at.iloc[end])) for end in (0, -1))
         if low < high:
-            times = f"{number(last / first)} times" if last > first else f"{number(first / last)} times less"
             told = f"{gpu}: {say(first)} with {said(knob, low)}, {say(last)} with {shortly(knob, high, low)}."
-            findings.append(Finding(times, told))
+            findings.append(Finding(badge(first, last), told))
+    if findings:
+        yield Findings(findings)
+
+
+def drains(report: Report) -> Iterator[Block]:
+    """How much slower whole repeats are than the engine while it is full, where the drain is longest and at the end."""
+    report.tables.need("cells", STEADY, DRAIN)
+    knob, group = most_important_group(report.tables)
+    findings = []
+    for gpu, rows in group.rows.dropna(subset=[STEADY, DRAIN]).groupby("gpu", sort=False):
+        drain = rows.groupby("x")[DRAIN].median()
+        rates = means(rows, [OUTPUT.column, STEADY], "x").assign(drain_pct=100 * drain)
+        told = [
+            f"{said(knob, x)}: {number(whole)} output tokens/s over whole repeats, {number(steady)} while that many "
+            f"run (fewer in the last {drain_pct:.0f} %)"
+            for x, whole, steady, drain_pct in rates.loc[sorted({drain.idxmax(), drain.index[-1]})].itertuples()
+        ]
+        findings.append(Finding(f"{100 * drain.max():.0f} % drain", f"{gpu}: {'; '.join(told)}."))
     if findings:
         yield Findings(findings)
 
@@ -138,5 +166,5 @@ SUBJECT = Subject(
         effects_of("max_num_seqs"),
         claims_on("max-num-seqs"),
     ],
-    findings=[verdicts_on("max_num_seqs")],
+    findings=[verdicts_on("max_num_seqs"), drains],
 )

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from workflow_scripts.common.wording import listed, sentence
+from workflow_scripts.common.wording import listed
 from workflow_scripts.present.blocks import Block, Command, Text
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import MissingError, records
@@ -28,10 +28,8 @@ def commands(report: Report) -> Iterator[Block]:
         yield Text(f"Measured with random weights of {listed(random)}; the commands load the published ones.")
     rows = rows.assign(place=[place(row) for row in records(rows)], key=rows["command"].fillna(rows["explanation"]))
     for _, alike in list(rows.groupby("key", sort=False))[: 2 * MOST_SENTENCES]:
-        told = [f"{where}: {listed(roles.map(ROLES))}" for where, roles in alike.groupby("place", sort=False)["role"]]
-        yield Command(
-            sentence("; ".join(told)), alike["command"].fillna("").iloc[0], " ".join(alike["explanation"].unique())
-        )
+        told = [f"{row['place']}, {ROLES[row['role']]}: {row['explanation']}" for row in records(alike)]
+        yield Command("; ".join(alike["place"].unique()), alike["command"].fillna("").iloc[0], told)
 
 
 SUBJECT = Subject(

@@ -56,7 +56,7 @@ def citation(report: Report) -> Iterator[Block]:
     }
     fields = "".join(f"  {name} = {{{value}}},\n" for name, value in entry.items())
     command = f"@software{{{software['title']}-{study.name},\n{fields}}}"
-    yield Command("BibTeX", command, "The same citation for a bibliography.")
+    yield Command("BibTeX", command, ["The same citation for a bibliography."])
 
 
 def files(report: Report) -> Iterator[Block]:

@@ -65,13 +65,10 @@ def steps_between(report: Report) -> Iterator[Block]:
     """Steps from single HuggingFace requests to vLLM at the highest max-num-seqs of a device, model and workload."""
     factors = report.tables.need("engine_decomposition")
     most = factors.groupby(["gpu", "model", "workload"])["vllm_max_num_seqs"].transform("max")
-    rows = factors[factors["vllm_max_num_seqs"] == most]
+    rows = factors[(factors["vllm_max_num_seqs"] == most) & factors["ratio"].notna()]
     rows = rows.drop_duplicates(["gpu", "model", "workload", "factor"])
     yield some(
-        [
-            Finding(str(row["factor"]).replace("_", " "), f"{row['explanation']} ({place(row)})")
-            for row in records(rows)
-        ],
+        [Finding(f"{row['ratio']:.3g} times", f"{row['explanation']} ({place(row)})") for row in records(rows)],
         "engine_decomposition",
         4 * MOST_SENTENCES,
     )
@@ -86,7 +83,7 @@ SUBJECT = Subject(
             {"engines": ["vllm_knobs", "hf_knobs", "comparable"]},
             Caption(
                 shows="Output tokens per second of the vLLM and HuggingFace cells that served the same requests with "
-                "the same numbers of tokens. A bar is the median of a cell's repeats, and a dot is one repeat.",
+                "the same numbers of tokens. A bar is the mean of a cell's repeats, and a dot is one repeat.",
                 reading="Compare cells that run equally many requests at once. One request at a time shows the engine "
                 "alone; against single requests a batch also shows the gain from batching.",
                 not_shown="No single number says how much faster vLLM is. The table has the ratio of each pair with "

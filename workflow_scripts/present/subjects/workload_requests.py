@@ -1,9 +1,10 @@
-"""What the engines were asked: the workloads, and the lengths of the requests that really ran."""
+"""What the engines were asked: the workloads, and the lengths and arrivals of the requests that really ran."""
 
 from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
@@ -13,7 +14,8 @@ from workflow_scripts.common.files import read_json
 from workflow_scripts.present.blocks import Absent, Block, shown, table_of
 from workflow_scripts.present.plot import Panel, Plot, plain_log_ticks, some_panels
 from workflow_scripts.present.report import Report
-from workflow_scripts.present.report_tables import Tables
+from workflow_scripts.present.report_tables import MissingError, Tables
+from workflow_scripts.present.series import cell_titles, evenly
 from workflow_scripts.present.style import COLOURS, LineStyle
 from workflow_scripts.present.subject import Caption, FigurePart, Subject
 from workflow_scripts.study.paths import MANIFEST
@@ -25,6 +27,9 @@ LENGTHS: dict[str, tuple[str, str, LineStyle]] = {
     "prompt_tokens": ("prompt tokens", COLOURS[0], "-"),
     "output_tokens": ("output tokens", COLOURS[1], (0, (4, 1.5))),
 }
+MOST_CELLS = 6
+# If all requests are submitted at once, this takes less than this share of the repeat.
+AT_ONCE = 0.05
 
 
 def workload_lengths(tables: Tables) -> Plot:
@@ -58,6 +63,37 @@ def workload_lengths(tables: Tables) -> Plot:
     )
 
 
+def workload_arrivals(tables: Tables) -> Plot:
+    """Number of arrived requests over the time of a repeat, in cells where they did not all arrive at once."""
+    cells = tables.measured.drop_duplicates("cell_id").set_index("cell_id")
+    requests = _requests(tables, cells.index)
+    ends_s = requests.groupby("cell_id")[["queued_s", "last_token_s"]].max()
+    ends_s = ends_s[ends_s["queued_s"] > AT_ONCE * ends_s["last_token_s"]]
+    if ends_s.empty:
+        raise MissingError("in every cell all requests were submitted at once")
+    arriving = cells.loc[ends_s.index]
+    arriving["per_s"] = requests.groupby("cell_id").size() / ends_s["queued_s"]
+    of_each = max(2, MOST_CELLS // arriving["workload"].nunique())
+    shown = evenly(arriving, ["workload"], "per_s", of_each).head(MOST_CELLS).sort_values("per_s")
+    titles = cell_titles(shown, tables.knobs)
+    times_s = {cell: rows["queued_s"].sort_values() for cell, rows in requests.groupby("cell_id")}
+    notes = ["the first repeat of each cell"]
+    if len(shown) < len(arriving):
+        notes.append(f"{len(shown)} of {len(arriving)} cells are drawn, from the slowest to the fastest arrivals")
+    return Plot(
+        title="Arrivals of requests over the time of a repeat",
+        alt="Requests per second, measured: "
+        + "; ".join(f"{cell}: {per_s:.3g}" for cell, per_s in shown["per_s"].items())
+        + ".",
+        sources=["measured"],
+        panels=[Panel(titles[cell], partial(_draw_arrivals, times_s=times_s[cell])) for cell in shown.index],
+        x_label="Time since the repeat began (s)",
+        y_label="Requests arrived",
+        notes=notes,
+        panel_height_in=2.3,
+    )
+
+
 def _workloads(tables: Tables) -> Iterator[tuple[str, pd.DataFrame]]:
     """Each workload with its requests; several times if models' tokenizers give its texts different lengths."""
     cells = tables.measured.drop_duplicates("cell_id").sort_values("num_requests", ascending=False, kind="stable")
@@ -87,6 +123,13 @@ def _draw_lengths(ax: Axes, rows: pd.DataFrame, limits: tuple[float, float]) -> 
     plain_log_ticks(ax.xaxis, *limits, most=6)
     ax.set_ylim(0, 1.03)
     ax.yaxis.set_major_formatter(PercentFormatter(1, symbol=" %"))
+
+
+def _draw_arrivals(ax: Axes, times_s: pd.Series) -> None:
+    count = np.arange(1, len(times_s) + 1)
+    ax.plot(times_s, count, color=COLOURS[0], drawstyle="steps-post", linewidth=1.2)
+    ax.set_xlim(left=0)
+    ax.set_ylim(0, len(times_s) * 1.05)
 
 
 def workloads(report: Report) -> Iterator[Block]:
@@ -160,6 +203,19 @@ SUBJECT = Subject(
                 "takes most of the time.",
                 not_shown="The figure does not show whether long prompts have long answers, nor what prompts have in "
                 "common.",
+            ),
+        ),
+        FigurePart(
+            workload_arrivals,
+            {"cells": ["cell_id", "workload"]},
+            Caption(
+                shows="The number of requests that had arrived at the engine over the time of a repeat, for a few "
+                "cells whose requests do not all arrive at once: for each workload, those with the slowest and the "
+                "fastest arrivals.",
+                reading="A straight line is a steady rate, and its slope is the number of requests per second. Steps "
+                "are bursts. A line that bends may come from users who wait for an answer before they ask again.",
+                not_shown="The figure does not show whether the engine kept up. The latencies and the figure of "
+                "waiting sequences do.",
             ),
         ),
     ],
