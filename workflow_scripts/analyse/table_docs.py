@@ -9,8 +9,6 @@ import importlib
 import re
 from argparse import Namespace
 from collections.abc import Iterable
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 
 import pandera.pandas as pa
@@ -46,9 +44,10 @@ def documentation() -> str:
 def _section(schema: pa.DataFrameSchema, first: dict[tuple[str, str], str]) -> str:
     columns = [(name, column.description) for name, column in schema.columns.items()]
     table_of = {column: first.get(column) or _table_named(column[1]) for column in columns}
+    meanings = dict.fromkeys(meaning for (_, meaning), table in table_of.items() if not table)
     lines = [
-        f"- {_names(same)}: {meaning}"
-        for meaning, same in groupby((column for column in columns if not table_of[column]), key=itemgetter(1))
+        f"- {_names(column for column in columns if column[1] == meaning and not table_of[column])}: {meaning}"
+        for meaning in meanings
     ]
     for table in dict.fromkeys(filter(None, table_of.values())):
         lines.append(

@@ -51,11 +51,9 @@ SCHEMA = table_schema(
     INTEGER("prompt_steps", "steps that computed prompts"),
     NUMBER(
         "device_s",
-        "expected work of the GPU: each decode step takes the median time of the cell's decode steps with as many "
-        "sequences, and each step with prompts takes as long as such a step or as its operations, at "
-        f"{PROMPT_SHARE_OF_RATE:g} of the measured rate of matrix products, if that is longer. If it is longer than "
-        f"{1000 * LONGEST_LAUNCH_S:g} ms, no launch can delay it and all of its time is work. Null if the engine does "
-        "not report its steps, or no rate was measured",
+        "expected work of the GPU: a decode step takes the median of the cell's decode steps with as many sequences; "
+        f"a step with prompts as long, or as its operations at {PROMPT_SHARE_OF_RATE:g} of the measured rate if "
+        f"that is longer, and all of its time if it took more than {1000 * LONGEST_LAUNCH_S:g} ms",
     ),
     NUMBER("launch_s", "waiting before and in steps with prompts: the rest of their time; slightly below 0 if none"),
     NUMBER("arrival_s", "waiting in the first two steps, in which the requests arrive"),
