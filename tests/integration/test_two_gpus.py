@@ -93,6 +93,17 @@ def test_ratios_fall_from_the_bandwidths_to_the_operations(two_gpus):
     assert chat["operations_share_b"].is_monotonic_increasing
 
 
+def test_first_tokens_are_predicted_from_when_requests_reach_the_engine(two_gpus):
+    table = pd.read_parquet(two_gpus / "tables/predictions.parquet").query("quantity == 'ttft_s_p50'")
+    banded = table[table["engine"].eq("vllm") & table["band_pct"].notna()]
+    errors_pct = banded["error_pct"].abs()
+    assert len(banded) == 20
+    assert errors_pct.median() < 4
+    assert errors_pct.max() < 13
+    assert banded["measured"].between(banded["low"], banded["high"]).mean() >= 0.9
+    assert banded["band_pct"].median() < 11
+
+
 def test_claims_that_these_cells_decide(two_gpus):
     claims = pd.read_parquet(two_gpus / "tables/claims.parquet").set_index("claim_id")
     assert claims["verdict"].to_dict() == {

@@ -21,11 +21,17 @@ DEFAULT_OVERHEAD_S = {"cuda": 1.0e-3, "rocm": 1.5e-3, "cpu": 2.0e-3}
 # What the host of a GPU takes, as fitted to the ladders of vLLM on an H200 and an H100, and seen in HuggingFace's steps
 # there: docs/plan.md.
 DEFAULT_LAUNCH = LaunchCosts(
-    steps=2.4e-3, sequences=2.5e-5, prompts=1.5e-5, piecewise_layers=0.25e-3, eager_layers=0.8e-3, start=2.0e-3
+    steps=2.4e-3,
+    sequences=2.5e-5,
+    prompts=1.5e-5,
+    requests=0.8e-4,
+    piecewise_layers=0.25e-3,
+    eager_layers=0.8e-3,
+    start=2.0e-3,
 )
 NOT_AHEAD = LaunchCosts(steps=1.0e-3, sequences=0.4e-3, eager_layers=0.525e-3, ahead=False)
 # Where a fit to a GPU's ladder begins, besides the costs that follow from rates.
-ON_GPU = {"layers": 3.0e-5, "sequences": 1.2e-5, "requests": 0.8e-4}
+ON_GPU = {"layers": 3.0e-5, "sequences": 1.2e-5}
 UNCALIBRATED = "uncalibrated"
 
 Source = Literal["calibrated", "project file", "measured rates", "data sheet"]
@@ -35,6 +41,7 @@ class Speed(Record):
     """Costs of steps for one model on one device, how they were found, and how large a prediction's error may be.
 
     `error_pct`, `ttft_error_pct`: the band of times and rates, and of TTFT; None if nothing was held out to show it.
+    `error_s`, `ttft_error_s`: what comes on top, for a time of any length and independent of the share.
     `covered`: the largest work of a step that the costs were fitted to, by kinds whose cost only the steps show.
     """
 
@@ -42,6 +49,8 @@ class Speed(Record):
     source: Source
     error_pct: float | None = None
     ttft_error_pct: float | None = None
+    error_s: float = 0.0
+    ttft_error_s: float = 0.0
     repeat_sd: float | None = None
     covered: Mapping[str, float] | None = None
     how: str

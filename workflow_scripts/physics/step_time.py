@@ -40,14 +40,16 @@ _Cost = Field(default=0.0, ge=0)
 class LaunchCosts(Record):
     """Seconds that a GPU's host needs to launch a step.
 
-    `steps`, `sequences`, `prompts`: per step, sequence and prompt in it. `piecewise_layers`, `eager_layers`: per
-    layer that is launched in captured pieces, or kernel by kernel. `start`: from the first request until an idle engine
-    begins to launch. `ahead`: whether a step is launched while the device works on the one before.
+    `steps`, `sequences`, `prompts`: per step, sequence and prompt in it. `requests`: per request that is taken in
+    before the launch. `piecewise_layers`, `eager_layers`: per layer that is launched in captured pieces, or kernel by
+    kernel. `start`: from the first request until an idle engine begins to launch. `ahead`: whether a step is launched
+    while the device works on the one before.
     """
 
     steps: float = _Cost
     sequences: float = _Cost
     prompts: float = _Cost
+    requests: float = _Cost
     piecewise_layers: float = _Cost
     eager_layers: float = _Cost
     start: float = _Cost
@@ -67,7 +69,7 @@ class StepCosts(Record):
     `steps`: per step, whatever it does. `layers`: per layer of the model and step, for launching its kernels.
     `activation_bytes`: per byte that norms, residuals and activations move; they overlap with nothing.
     `sequences`: per sequence in a step, for scheduling and sampling. `prompts`: per prompt, or part of one, in a step.
-    `requests`: per request that an idle engine takes in before its first step.
+    `requests`: per request that an idle engine takes in before its first step, if nothing is launched.
     `overlap`: whether reading and computing overlap, as on a GPU, or add up, as on a CPU.
     `launch`: what the host of a GPU needs to launch a step; None if it costs nothing beside the above.
     """
@@ -114,14 +116,14 @@ class StepCosts(Record):
 class StepWork:
     """Segments of steps, one row each: the work of the first step by kind, and how much it grows from step to step.
 
-    `lone` is the work of launching a step for the first request alone, which an engine in its own process does before
-    the other requests reach it; None if it does not.
+    `arrival` is the work of a GPU's host before the first step: it takes all requests in and, if they reach an engine
+    in its own process one by one, has launched a step for the first one. None if the first step has this work.
     """
 
     steps: FloatArray
     first: FloatArray
     growth: FloatArray
-    lone: FloatArray | None = None
+    arrival: FloatArray | None = None
 
     @classmethod
     def of(cls, steps: FloatArray, first: Mapping[str, AnyFloats], growth: Mapping[str, AnyFloats]) -> "StepWork":
@@ -254,10 +256,10 @@ def _launches_s(work: StepWork, costs: StepCosts) -> tuple[FloatArray, FloatArra
 
 
 def arrival_s(work: StepWork, costs: StepCosts) -> float:
-    """Time from the first request until an engine with all requests launches its first step."""
+    """Time from the first request until an engine with all requests begins to launch its first step."""
     if costs.launch is None:
         return 0.0
-    return costs.launch.start + (0.0 if work.lone is None else float(costs.launch.host_s(work.lone)))
+    return costs.launch.start + (0.0 if work.arrival is None else float(costs.launch.host_s(work.arrival)))
 
 
 def _progression(count: FloatArray, first: FloatArray, growth: FloatArray) -> FloatArray:

@@ -20,14 +20,12 @@ from workflow_scripts.physics.model_facts import ModelFactsError, read_model_fac
 from workflow_scripts.physics.step_time import StepCosts
 from workflow_scripts.predict.engine_steps import UnpredictableError
 from workflow_scripts.predict.pipeline_fit import GUIDED, GUIDED_BY_DATA_SHEET, GUIDED_WITHIN
-from workflow_scripts.predict.step_fit import FitError, StepFit, fit_ladder
+from workflow_scripts.predict.step_fit import LEAST_ERROR, FitError, StepFit, fit_ladder
 from workflow_scripts.study.ladders import LadderRecord, identity, read_ladder
 from workflow_scripts.study.protocol import PROTOCOL_VERSION
 
 # Records of ladders that the project holds for particular devices: GPU/ENGINE/MODEL/VARIANT.json.
 PROJECT_FILES = CONFIG / "calibration"
-# No band is narrower than this, even if the prediction meets the rungs of a ladder better.
-LEAST_ERROR_PCT = 10.0
 
 
 @dataclass(frozen=True)
@@ -158,6 +156,8 @@ def _speed(found: StepFit, record: LadderRecord, dtype: Dtype, wanted: Wanted, s
         source=source,
         error_pct=None if other else _pct(found.band.throughput),
         ttft_error_pct=None if other else _pct(found.band.ttft),
+        error_s=found.band.wall_s,
+        ttft_error_s=found.band.ttft_s,
         repeat_sd=found.repeat_sd,
         covered={kind: most for kind, most in found.most.items() if not (by_rates and kind in GUIDED)},
         how=how,
@@ -170,7 +170,7 @@ def _of(found: StepFit) -> str:
 
 
 def _pct(factor: float | None) -> float | None:
-    return None if factor is None else max(LEAST_ERROR_PCT, 100 * (factor - 1))
+    return None if factor is None else 100 * max(LEAST_ERROR, factor - 1)
 
 
 def _in_type(costs: StepCosts, fitted: Dtype, wanted: Wanted) -> StepCosts:

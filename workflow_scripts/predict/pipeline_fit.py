@@ -17,9 +17,9 @@ from workflow_scripts.predict.observed_steps import Observed
 # Costs that are fitted: of the device, and of its host.
 DEVICE = (
     *("weight_bytes", "kv_bytes", "matrix_flops", "attention_flops"),
-    *("layers", "activation_bytes", "sequences", "requests"),
+    *("layers", "activation_bytes", "sequences"),
 )
-HOST = ("steps", "sequences", "prompts", "piecewise_layers", "eager_layers", "start")
+HOST = ("steps", "sequences", "prompts", "requests", "piecewise_layers", "eager_layers", "start")
 # Costs that follow from measured rates of the device, and how closely, as a share.
 GUIDED = ("weight_bytes", "kv_bytes", "matrix_flops", "attention_flops")
 GUIDED_WITHIN, GUIDED_BY_DATA_SHEET = 0.05, 0.3
@@ -58,7 +58,9 @@ class _Passes:
             return on_device_s.cumsum(axis=0)
         launch_s = host.host_s(self.rows)
         as_graph = np.equal(sum(self.rows[..., KIND[kind]] for kind in LAUNCHED), 0)
-        others_s = self.rows[0, :, KIND["requests"]] * costs.requests
+        # The other requests are taken in when the first step is launched.
+        others_s = self.rows[0, :, KIND["requests"]] * host.requests
+        launch_s[0] -= others_s
         reported = np.zeros_like(on_device_s)
         end_s = launched_s = np.full(on_device_s.shape[1], host.start)
         for step in range(len(on_device_s)):

@@ -120,13 +120,7 @@ def _predict(cell: CellTask, task: Task, made: list[Schedule]) -> Prediction:
         record = replace(record, scaled_output_tokens_per_s=record.output_tokens / geometric_mean(walls_s))
     record = _with_larger_graphs(record, found, cell, task)
     record = _with_costs(record, cell, speed, task, timed)
-    return replace(
-        record,
-        speed_source=speed.source,
-        error_pct=speed.error_pct,
-        ttft_error_pct=speed.ttft_error_pct,
-        how=speed.how,
-    )
+    return replace(record, speed_source=speed.source, how=speed.how)
 
 
 def _with_larger_graphs(record: Prediction, found: Schedule, cell: CellTask, task: Task) -> Prediction:
@@ -225,12 +219,16 @@ def _with_times(
 
     Without a band only that upper limit of speed is given, if the data sheet has one.
     """
-    wall = _band(timed.wall_s, fastest.wall_s if fastest else 0.0, speed.error_pct)
-    ttft = _bands(timed.ttft_s, fastest.ttft_s if fastest else None, speed.ttft_error_pct)
-    tpot = _bands(timed.tpot_s, fastest.tpot_s if fastest else None, speed.error_pct)
+    error_pct = _error_pct(speed.error_pct, speed.error_s, timed.wall_s)
+    ttft_error_pct = _error_pct(speed.ttft_error_pct, speed.ttft_error_s, float(np.median(timed.ttft_s)))
+    wall = _band(timed.wall_s, fastest.wall_s if fastest else 0.0, error_pct)
+    ttft = _bands(timed.ttft_s, fastest.ttft_s if fastest else None, ttft_error_pct)
+    tpot = _bands(timed.tpot_s, fastest.tpot_s if fastest else None, error_pct)
     output, total = requests.output_tokens.sum(), requests.output_tokens.sum() + requests.prompt_tokens.sum()
     return replace(
         record,
+        error_pct=error_pct,
+        ttft_error_pct=ttft_error_pct,
         output_tokens_per_s=_rate(float(output), wall),
         total_tokens_per_s=_rate(float(total), wall),
         wall_s=wall,
@@ -239,6 +237,15 @@ def _with_times(
         tpot_s_p50=tpot[0],
         tpot_s_p99=tpot[1],
     )
+
+
+def _error_pct(share_pct: float | None, error_s: float, of_s: float) -> float | None:
+    """Half width of the band of a time, from independent errors in per cent of it and in seconds.
+
+    >>> _error_pct(30.0, 0.4, 1.0), _error_pct(None, 0.4, 1.0)
+    (50.0, None)
+    """
+    return None if share_pct is None else math.hypot(share_pct, 100 * error_s / of_s)
 
 
 def _bands(
@@ -349,7 +356,7 @@ def _with_costs(record: Prediction, cell: CellTask, speed: Speed, task: Task, ti
         stop_s=stop_s,
         gpus=cell.ranks,
         cell_s=cell_s,
-        limit_s=LIMIT_MARGIN * (1 + (speed.error_pct or UNCALIBRATED_PCT) / 100) * cell_s,
+        limit_s=LIMIT_MARGIN * (1 + (record.error_pct or UNCALIBRATED_PCT) / 100) * cell_s,
         repeats_needed=repeats_needed(speed.repeat_sd or DEFAULT_REPEAT_SD[cell.kind], cell.margin_pct),
     )
 

@@ -7,6 +7,7 @@ import numpy as np
 from workflow_scripts.physics import formulas
 from workflow_scripts.physics.model_facts import ModelFacts
 from workflow_scripts.physics.step_time import (
+    KIND,
     KINDS,
     AnyFloats,
     StepCosts,
@@ -70,6 +71,7 @@ def step_work(
         if reach.limit is None:
             read_more, computed_more = kv_bytes, pair_flops * (segments.decode_seqs if one_mask else 1)
     decoding = segments.decode_seqs.astype(float)
+    at_once, later = np.ndim(taken_in) == 0, np.arange(len(segments)) > 0
     work = StepWork.of(
         segments.steps.astype(float),
         {
@@ -81,15 +83,19 @@ def step_work(
             "activation_bytes": tokens * activation_bytes_per_token(facts, ranks),
             "sequences": sequences.astype(float),
             "prompts": segments.prefill_seqs.astype(float),
-            "requests": np.where((np.arange(len(segments)) == 0) | (np.ndim(taken_in) == 1), taken_in, 0.0),
+            "requests": np.where(at_once & (later | bool(graphs)), 0.0, taken_in),
             **(graphs.launched(tokens, segments.prefill_seqs, facts.layers) if graphs else {}),
         },
         {"kv_bytes": decoding * (read_more / ranks), "attention_flops": decoding * (computed_more / ranks)},
     )
-    first = segments.prefill_seqs[0] if len(segments) and np.ndim(taken_in) == 0 and taken_in else 0
-    if graphs is None or first < 2:
+    if graphs is None or not at_once or not taken_in:
         return work
-    return replace(work, lone=launch_of_one_prompt(int(segments.prefill_tokens[0] // first), facts, graphs))
+    arrival = np.zeros(len(KINDS))
+    first = segments.prefill_seqs[0]
+    if first > 1:
+        arrival = launch_of_one_prompt(int(segments.prefill_tokens[0] // first), facts, graphs)
+    arrival[KIND["requests"]] = taken_in
+    return replace(work, arrival=arrival)
 
 
 def launch_of_one_prompt(tokens: int, facts: ModelFacts, graphs: Graphs) -> FloatArray:
@@ -135,14 +141,16 @@ class Timed:
     """A schedule with times: seconds from the first request's arrival.
 
     `segment_s` is the time of each segment; `wall_s` the end of the last step. `arrival_s` is how long it takes until
-    the first step is launched, and `launch_s` how long the device later waits for launches in total. `ttft_s` and
-    `tpot_s` have one element per request; `tpot_s` is NaN for a request of a single token.
+    the first step is launched, and `launch_s` how long the device later waits for launches in total. `first_token_s`,
+    `ttft_s` and `tpot_s` have one element per request; `ttft_s` counts from when the engine's core has the request, and
+    `tpot_s` is NaN for a request of a single token.
     """
 
     segment_s: FloatArray
     wall_s: float
     arrival_s: float
     launch_s: float
+    first_token_s: FloatArray
     ttft_s: FloatArray
     tpot_s: FloatArray
 
@@ -170,13 +178,25 @@ def lay(schedule: Schedule, work: StepWork, costs: StepCosts, requests: RequestL
         return end_s[segment] - within_s[segment] + segment_times_s(within, costs)
 
     first_s, last_s = made_at_s(schedule.first_token_step), made_at_s(schedule.last_token_step)
-    arrives_s = 0.0 if requests.arrival_s is None else requests.arrival_s
+    arrives_s = _queued_s(work, costs, len(requests)) if requests.arrival_s is None else requests.arrival_s
     further = (requests.output_tokens - 1).astype(float)
     return Timed(
         segment_s=within_s + waits_s,
         wall_s=float(end_s[-1]),
         arrival_s=until_s,
         launch_s=float(within_s.sum() + waits_s.sum() - segment_parts_s(work, costs).sum()),
+        first_token_s=first_s,
         ttft_s=first_s - arrives_s,
         tpot_s=np.divide(last_s - first_s, further, out=np.full(len(requests), np.nan), where=further > 0),
     )
+
+
+def _queued_s(work: StepWork, costs: StepCosts, requests: int) -> FloatArray:
+    """When requests that are sent at once reach the core of an engine.
+
+    On a GPU the core launches a step for the first one, and takes the others in when it is done.
+    """
+    queued_s = np.zeros(requests)
+    if costs.launch is not None and work.arrival is not None:
+        queued_s[0], queued_s[1:] = costs.launch.start, arrival_s(work, costs)
+    return queued_s

@@ -3,7 +3,8 @@ import pytest
 
 from workflow_scripts.catalog.gpus_and_models import get_model
 from workflow_scripts.physics.model_facts import read_model_facts
-from workflow_scripts.physics.step_time import KINDS, StepCosts, segment_times_s
+from workflow_scripts.physics.step_time import KINDS, LaunchCosts, StepCosts, segment_times_s
+from workflow_scripts.predict.graphs import Graphs
 from workflow_scripts.predict.schedule import RequestLengths, SchedulerSettings
 from workflow_scripts.predict.scheduler import make_schedule
 from workflow_scripts.predict.static_batches import static_schedule
@@ -131,6 +132,17 @@ def test_requests_that_an_idle_engine_takes_in_delay_the_first_step_alone():
     timed = lay(found, work, StepCosts(steps=1, requests=0.25), requests)
     assert timed.ttft_s == pytest.approx([1.5, 1.5])
     assert timed.wall_s == pytest.approx(3.5)
+
+
+def test_a_gpu_does_not_hide_arrivals_and_latency_counts_from_them():
+    requests = lengths([3, 5], [3, 2])
+    work = step_work(make_schedule(requests, settings(2)).segments, FACTS, taken_in=2, graphs=Graphs(512))
+    costs = StepCosts(steps=2, launch=LaunchCosts(steps=3, requests=0.25, start=0.5))
+    timed = lay(make_schedule(requests, settings(2)), work, costs, requests)
+    # The first request begins at 0.5; its launch and both arrivals take 3.5; the work hides 2 of the launch that follows.
+    assert timed.arrival_s == pytest.approx(4)
+    assert timed.first_token_s == pytest.approx([7, 7])
+    assert timed.ttft_s == pytest.approx([6.5, 3])
 
 
 def test_sequences_and_prompts_of_a_step_are_counted():
