@@ -139,7 +139,7 @@ def test_a_gpu_does_not_hide_arrivals_and_latency_counts_from_them():
     work = step_work(make_schedule(requests, settings(2)).segments, FACTS, taken_in=2, graphs=Graphs(512))
     costs = StepCosts(steps=2, launch=LaunchCosts(steps=3, requests=0.25, start=0.5))
     timed = lay(make_schedule(requests, settings(2)), work, costs, requests)
-    # The first request begins at 0.5; its launch and both arrivals take 3.5; the work hides 2 of the launch that follows.
+    # It begins at 0.5, a launch and both arrivals take 3.5, and the work hides 2 of the next launch.
     assert timed.arrival_s == pytest.approx(4)
     assert timed.first_token_s == pytest.approx([7, 7])
     assert timed.ttft_s == pytest.approx([6.5, 3])
