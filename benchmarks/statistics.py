@@ -2,12 +2,13 @@
 
     make bench-statistics         (or: python -m benchmarks.statistics [--studies 2000] [--seed 1])
 
-The starts of each study vary like measured ones: within a start by 1 to 3 %, between starts by 2 to 15 %, from round to
-round by 10 % for all cells together. Some cells have two modes, some starts are outliers, some rounds affect one engine
-more than another, and on a shared machine each cell also varies between occasions. The project's own functions compare
-the cells. The output has: the share of 95 % intervals that contain the ratio of another run, the share of studies with
-a false `changes`, `flat`, `faster` or `slower`, and the number of starts that the adaptive rule takes compared with a
-fixed number that decides as many comparisons. The exit code is 1 if a goal is missed.
+The starts of each study vary like measured ones: within a start by 1 to 3 %, between starts by 2 to 15 % (on GPUs by
+0.3 to 3 %), from round to round by 10 % for all cells together (on each GPU by 2.5 %). Some cells have two modes, some
+starts are outliers, some rounds affect one engine more than another, and on a shared machine each cell also varies
+between occasions. The project's own functions compare the cells. The output has: the share of 95 % intervals that
+contain the ratio of another run, the share of studies with a false `changes`, `flat`, `faster` or `slower`, and the
+number of starts that the adaptive rule takes compared with a fixed number that decides as many comparisons. The exit
+code is 1 if a goal is missed.
 """
 
 import argparse
@@ -46,8 +47,9 @@ from workflow_scripts.analyse.statistics import (
 from workflow_scripts.analyse.variation import UNKNOWN, Known, known_elsewhere
 from workflow_scripts.common.command import run_command
 
-# With few starts intervals are wide, so that those of a cell that varies more than the others are wide enough.
-COVERAGE, LEAST_OF_WORST, MOST_FALSE, MOST_STARTS = (0.93, 0.99), 0.85, 0.05, 0.6
+# With few starts intervals are wide, so that those of a cell that varies more than the others are wide enough. A single
+# start shows nothing of how a cell varies.
+COVERAGE, LEAST_OF_WORST, LEAST_OF_ONE_START, MOST_FALSE, MOST_STARTS = (0.93, 0.99), 0.85, 0.9, 0.05, 0.6
 # How much repeats vary, and the cost of a start in repeats, on the CPUs that run the demo.
 WITHIN_SD, START_COSTS_REPEATS = 0.05, 8.0
 REPEATS, MARGIN_PCT, LOOKS = 3, 5.0, Looks(2, 8)
@@ -83,6 +85,8 @@ class Kind:
         shared: whether the machine is shared, so that each cell differs from occasion to occasion by OCCASION_SD.
         apart: effect of a round on the cells of one engine, in addition to its effect on all cells.
         noisy: how many times as much as the others the first cell varies.
+        rounds: effect of a round on all cells.
+        gpus: whether each engine is instead a GPU of its own, in its own rounds.
     """
 
     name: str
@@ -93,6 +97,8 @@ class Kind:
     shared: bool = False
     apart: float = 0.0
     noisy: float = 1.0
+    rounds: float = 0.1
+    gpus: bool = False
 
 
 KINDS = (
@@ -103,6 +109,8 @@ KINDS = (
     Kind("on a shared machine", shared=True),
     Kind("rounds move engines apart", apart=0.05),
     Kind("one cell 3 times as noisy", noisy=3.0),
+    Kind("three GPUs", between=(0.003, 0.03), rounds=0.0, apart=0.025, gpus=True),
+    Kind("three GPUs, one noisy cell", between=(0.003, 0.03), rounds=0.0, apart=0.025, gpus=True, noisy=3.0),
 )
 
 
@@ -125,7 +133,7 @@ class Studies:
         """Measure all studies once, with this number of starts of each cell."""
         studies, cells = self.between.shape
         shape = (studies, cells, starts)
-        drift = rng.normal(0, 0.1, (studies, 1, starts)) + 0.02 * np.arange(starts)
+        drift = self.kind.rounds * (rng.normal(0, 1, (studies, 1, starts)) + 0.2 * np.arange(starts))
         drift = drift + rng.normal(0, self.kind.apart, (studies, ENGINE[-1] + 1, starts))[:, ENGINE]
         repeats = rng.normal(0, 1, (*shape, REPEATS)) * rng.uniform(0.01, 0.03, (studies, cells, 1, 1))
         occasion = rng.normal(0, OCCASION_SD * self.kind.shared, (studies, cells))
@@ -139,8 +147,9 @@ class Studies:
         log += np.where(rng.random(shape) < self.kind.outliers, np.log(0.8), 0.0)
         within, counts = repeats.var(axis=-1, ddof=1).mean(axis=-1), np.full((studies, cells), float(REPEATS))
         none, zero = np.zeros(cells, dtype=bool), np.zeros(cells, dtype=int)
-        known = np.repeat(np.array(known_elsewhere(True, ""))[:, None], cells, axis=1)
-        samples = Samples(log, within, counts, ENGINE, none, ~none & self.kind.shared, zero, zero, known)
+        known = np.repeat(np.array(known_elsewhere(not self.kind.gpus, ""))[:, None], cells, axis=1)
+        device = ENGINE if self.kind.gpus else zero
+        samples = Samples(log, within, counts, ENGINE, none, ~none & self.kind.shared, device, zero, known)
         return Run(samples, TRUTH + occasion)
 
 
@@ -171,8 +180,11 @@ class Kept:
 
     def fits(self) -> bool:
         """Whether the goals are reached."""
-        covers = self.starts == 1 or (self.coverage <= COVERAGE[1] and self.worst >= LEAST_OF_WORST)
-        return COVERAGE[0] <= self.coverage and covers and max(self.false) <= MOST_FALSE
+        if self.starts == 1:
+            covers = self.coverage >= LEAST_OF_ONE_START
+        else:
+            covers = COVERAGE[0] <= self.coverage <= COVERAGE[1] and self.worst >= LEAST_OF_WORST
+        return covers and max(self.false) <= MOST_FALSE
 
     def row(self) -> list[str]:
         """The shares in per cent, and whether a goal is missed."""
@@ -198,7 +210,7 @@ def kept(studies: Studies, starts: int, rng: np.random.Generator) -> tuple[Kept,
     """Measure studies twice with a fixed number of starts: the shares for settings, and for pairs of engines."""
     (one, truth), (other, _) = studies.run(starts, rng), studies.run(starts, rng)
     decisions, engines = decide(one, A, B, MARGIN_PCT, ONE_LOOK), compare(one, ENGINE_A, ENGINE_B)
-    direction = directions(engines)
+    direction = directions(engines, ONE_LOOK.of_plan)
     return (
         _kept(starts, decisions.found, other, (A, B), decisions.verdict, false_verdicts(decisions.verdict, truth)),
         _kept(starts, engines, other, (ENGINE_A, ENGINE_B), direction, (false_directions(direction, truth),)),
@@ -248,7 +260,7 @@ def adaptive(studies: Studies, rng: np.random.Generator) -> Adaptive:
             for cell in range(again.shape[-1]):
                 again[..., cell] = (goes_on & ((cell == A) | (cell == B))).any(axis=-1)
             log[..., rounds] = np.where(again, whole.log[..., rounds], np.nan)
-    direction = false_directions(directions(compare(samples, ENGINE_A, ENGINE_B)), truth)
+    direction = false_directions(directions(compare(samples, ENGINE_A, ENGINE_B), LOOKS.of_plan), truth)
     return Adaptive(
         float(samples.starts[..., :SETTINGS].mean()),
         float((verdict != NOT_DECIDED).mean()),
@@ -391,7 +403,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     console.print(f"{args.studies} studies of each kind; margin {MARGIN_PCT:g} %")
     console.print("settings of one engine")
     console.print(fixed)
-    console.print("pairs of engines")
+    console.print("pairs of engines, or of GPUs")
     console.print(engines)
     console.print(f"adaptive, {LOOKS.at_least} to {LOOKS.at_most} starts, and a fixed number that decides as many")
     console.print(rule)

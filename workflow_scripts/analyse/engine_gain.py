@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from workflow_scripts.analyse.further_starts import ONE_LOOK, Looks
+from workflow_scripts.analyse.knob_pairs import looks_at
 from workflow_scripts.analyse.repeats import Row, cell_summary, knob_columns, records
 from workflow_scripts.analyse.statistics import (
     ANOTHER_RUN,
@@ -100,13 +102,13 @@ ENDS, AGAIN = ("ratio", "ratio_low", "ratio_high"), ("ratio_again_low", "ratio_a
 _UNEQUAL = {f"knob_{name}": knob.neutral for name, knob in every_knob().items() if knob.neutral is not None}
 
 
-def engine_tables(cells: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The tables `engines` and `engine_decomposition`.
+def engine_tables(cells: pd.DataFrame, looks: Looks = ONE_LOOK) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The tables `engines` and `engine_decomposition`; each has the error of the study's present plan of `looks`.
 
     Compared cells did equal work: the same requests with the same numbers of tokens, in every repeat.
     """
     rows, samples = _work_summary(cells)
-    return _improvements(rows, samples), _decompositions(rows, samples)
+    return _improvements(rows, samples, looks), _decompositions(rows, samples, looks)
 
 
 def _work_summary(cells: pd.DataFrame) -> tuple[pd.DataFrame, Samples]:
@@ -145,7 +147,9 @@ def _why_not_comparable(a: Row, b: Row) -> str | None:
     return "; ".join(dict.fromkeys([*environment, *a["faults"], *b["faults"], *amounts])) or None
 
 
-def _compared(rows: pd.DataFrame, samples: Samples, cells: list[Row], a: list[int], b: list[int]) -> pd.DataFrame:
+def _compared(
+    rows: pd.DataFrame, samples: Samples, cells: list[Row], a: list[int], b: list[int], looks: Looks
+) -> pd.DataFrame:
     """For each pair of row numbers whether the two cells did equal work, and if so the ratio of their rates.
 
     NOT_MEASURED stands for a missing cell.
@@ -166,17 +170,19 @@ def _compared(rows: pd.DataFrame, samples: Samples, cells: list[Row], a: list[in
     scope = pd.Series(found.scope, dtype=object).where(comparable, None)
     verdict = pd.Series(pd.NA, index=scope.index, dtype=object)
     if comparable.any():
-        verdict[comparable] = directions(compare(samples, sample[a][comparable], sample[b][comparable]))
+        of_comparable = compare(samples, sample[a][comparable], sample[b][comparable])
+        verdict[comparable] = directions(of_comparable, looks.of_plan)
     return pd.DataFrame({"comparable": comparable, "reason": reasons} | ends | {"scope": scope, "verdict": verdict})
 
 
-def _improvements(rows: pd.DataFrame, samples: Samples) -> pd.DataFrame:
+def _improvements(rows: pd.DataFrame, samples: Samples, looks: Looks) -> pd.DataFrame:
     numbered = rows[[*PLACE, "engine"]].assign(row=np.arange(len(rows)))
     is_vllm, is_hf = numbered["engine"] == VLLM.name, numbered["engine"].isin([HF_STATIC.name, HF_CONTINUOUS.name])
     pairs = numbered[is_vllm].merge(numbered[is_hf], on=list(PLACE), suffixes=("_a", "_b"))
     a, b = pairs["row_a"].tolist(), pairs["row_b"].tolist()
     cells = _cells(rows)
-    vllm, hf, found = rows.iloc[a].reset_index(), rows.iloc[b].reset_index(), _compared(rows, samples, cells, a, b)
+    vllm, hf = rows.iloc[a].reset_index(), rows.iloc[b].reset_index()
+    found = _compared(rows, samples, cells, a, b, looks)
     return pd.DataFrame(
         {name: vllm[name] for name in PLACE}
         | {
@@ -236,7 +242,7 @@ def _improvement_text(vllm: Row, hf: Row, reason: str | None, interval: list[Any
     return f"{subject}: {ratio}. {what}"
 
 
-def _decompositions(rows: pd.DataFrame, samples: Samples) -> pd.DataFrame:
+def _decompositions(rows: pd.DataFrame, samples: Samples, looks: Looks) -> pd.DataFrame:
     steps: list[Row] = []
     for _, place in rows.reset_index(names="row").groupby(list(PLACE), sort=False):
         continuous, ties = _fastest(place[place["engine"] == HF_CONTINUOUS.name], samples)
@@ -253,7 +259,8 @@ def _decompositions(rows: pd.DataFrame, samples: Samples) -> pd.DataFrame:
                     {"last": row, "factor": TOTAL, "a": row, "b": one},
                 ]
     cells = _cells(rows)
-    found = records(_compared(rows, samples, cells, [step["a"] for step in steps], [step["b"] for step in steps]))
+    a, b = ([step[side] for step in steps] for side in "ab")
+    found = records(_compared(rows, samples, cells, a, b, looks))
     totals = {step["last"]: result for step, result in zip(steps, found, strict=True) if step["factor"] == TOTAL}
     table = [_step_row(cells, step, result, totals[step["last"]]) for step, result in zip(steps, found, strict=True)]
     return pd.DataFrame(table, columns=list(DECOMPOSITION_SCHEMA.columns))
@@ -347,7 +354,7 @@ def _step_text(factor: str, vllm: Row, found: Row, share_pct: float) -> str:
         help="engine_decomposition.parquet: the gain split into batching and engine; .csv is written beside it",
     ),
 )
-def main(args: Namespace, _: Study, cells: pd.DataFrame) -> list[Output]:
+def main(args: Namespace, study: Study, cells: pd.DataFrame) -> list[Output]:
     """Write the engines and engine_decomposition tables of a study."""
-    improvements, decomposition = engine_tables(cells)
+    improvements, decomposition = engine_tables(cells, looks_at(study.starts, cells))
     return [(args.out, "engines", improvements), (args.decomposition_out, "engine_decomposition", decomposition)]

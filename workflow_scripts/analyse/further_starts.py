@@ -42,16 +42,21 @@ class Looks:
     at_most: int = 1
     earlier_plans: int = 0
 
+    @property
+    def of_plan(self) -> float:
+        """The share of the error for all looks of this plan."""
+        return _OF_PLAN * (1 - _OF_PLAN) ** self.earlier_plans
+
     def share(self, rounds: FloatArray | int) -> FloatArray:
         """The share of the error that belongs to the look after this number of rounds.
 
         >>> Looks(2, 5).share(np.array([2, 4, 5, 6])).tolist(), Looks(3, 3, earlier_plans=1).share(3).tolist()
         ([0.05, 0.05, 0.6, 0.6], 0.1875)
         """
-        of_plan, earlier = _OF_PLAN * (1 - _OF_PLAN) ** self.earlier_plans, self.at_most - self.at_least
+        earlier = self.at_most - self.at_least
         if earlier <= 0:
-            return np.full_like(rounds, of_plan, dtype=float)
-        return of_plan * np.where(np.asarray(rounds) < self.at_most, (1 - _OF_LAST_LOOK) / earlier, _OF_LAST_LOOK)
+            return np.full_like(rounds, self.of_plan, dtype=float)
+        return self.of_plan * np.where(np.asarray(rounds) < self.at_most, (1 - _OF_LAST_LOOK) / earlier, _OF_LAST_LOOK)
 
 
 ONE_LOOK = Looks()

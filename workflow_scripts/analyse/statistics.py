@@ -400,9 +400,12 @@ def is_higher(found: Comparisons) -> BoolArray:
     return higher
 
 
-def directions(found: Comparisons) -> npt.NDArray[np.str_]:
-    """`faster` or `slower` where `a` is shown to be that, with an error of at most 5 % over all of the comparisons."""
-    shown = holm(found.p_beyond(0.0)) <= 1 - CONFIDENCE
+def directions(found: Comparisons, share: float = 1.0) -> npt.NDArray[np.str_]:
+    """`faster` or `slower` where `a` is shown to be that, with an error of at most 5 % over all of the comparisons.
+
+    `share` is the part of this error that the present plan of a study has.
+    """
+    shown = holm(np.minimum(found.p_beyond(0.0) / share, 1)) <= 1 - CONFIDENCE
     return np.where(shown, np.where(found.difference > 0, FASTER, SLOWER), NOT_DECIDED)
 
 
