@@ -50,7 +50,7 @@ class Looks:
     def share(self, rounds: FloatArray | int) -> FloatArray:
         """The share of the error that belongs to the look after this number of rounds.
 
-        >>> Looks(2, 5).share(np.array([2, 4, 5, 6])).tolist(), Looks(3, 3, earlier_plans=1).share(3).tolist()
+        >>> Looks(2, 5).share(np.array([2, 4, 5, 6])).round(3).tolist(), Looks(3, 3, earlier_plans=1).share(3).tolist()
         ([0.05, 0.05, 0.6, 0.6], 0.1875)
         """
         earlier = self.at_most - self.at_least
