@@ -7,7 +7,7 @@ import numpy as np
 from workflow_scripts.catalog.gpus_and_models import get_model
 from workflow_scripts.common.files import sha256_of
 from workflow_scripts.physics.model_facts import read_model_facts
-from workflow_scripts.physics.step_time import StepWork, segment_times_s, single_steps
+from workflow_scripts.physics.step_time import StepWork, launch_waits_s, segment_times_s, single_steps
 from workflow_scripts.predict.schedule import RequestLengths
 from workflow_scripts.predict.step_fit import scheduled
 from workflow_scripts.predict.timing import lay
@@ -77,7 +77,7 @@ def climbed(costs, model="tiny-llama-57m", noise=0.0, rounds=3, depths=(1, 2), s
 def _climb(costs, record, facts, noise, rounds, sequences, draw, moment):
     passes, on_cpu = [], not costs.overlap
     for number in range(rounds):
-        for rung, lengths in enumerate(rungs_for(sequences, 400, "cpu")):
+        for rung, lengths in enumerate(rungs_for(sequences, 400, "cpu" if on_cpu else "cuda")):
             requests = requests_of(lengths)
             schedule, work = scheduled(requests, record, SETTINGS, facts, on_cpu)
             # The first round is far slower, as it is with real engines.
@@ -85,7 +85,7 @@ def _climb(costs, record, facts, noise, rounds, sequences, draw, moment):
             factor *= moment
             rows = single_steps(work)
             one_each = StepWork(np.ones(len(rows)), rows, np.zeros_like(rows))
-            times = factor * segment_times_s(one_each, costs)
+            times = factor * (segment_times_s(one_each, costs) + launch_waits_s(one_each, costs))
             timed = lay(schedule, work, costs, requests)
             start = 100.0 * (number + 1)
             passes.append(

@@ -1,8 +1,11 @@
 import numpy as np
 import pytest
 
+from tests.unit.made_rates import made_rates
 from tests.unit.predict.climbed import SETTINGS, climbed, facts_of, requests_of
-from workflow_scripts.physics.step_time import StepCosts, single_steps
+from workflow_scripts.catalog.gpus_and_models import get_gpu
+from workflow_scripts.physics.calibration import default_speed
+from workflow_scripts.physics.step_time import LaunchCosts, StepCosts, single_steps
 from workflow_scripts.predict.step_fit import FitError, fit_ladder, fit_sums, scheduled
 from workflow_scripts.predict.timing import lay
 
@@ -66,6 +69,23 @@ def test_what_the_client_of_a_server_sees_is_fitted():
     for climb in record.climbs:
         climb.passes[:] = [one.model_copy(update={"step_ends_s": []}) for one in climb.passes]
     assert max(error_pct(fit_ladder(record, facts_of("tiny-llama-57m"), True).costs, CPU)) < 5
+
+
+def test_the_host_and_the_reads_of_huggingface_on_a_gpu_are_fitted():
+    guide = default_speed(get_gpu("h200"), "bfloat16", ahead=False, rates=made_rates(4e12, 8e14, "bf16")).costs
+    # A host of twice the speed, whose time depends less on the sequences, and kernels that move more.
+    launch = LaunchCosts(steps=3e-3, sequences=5e-5, eager_layers=0.25e-3, ahead=False)
+    device = {"activation_bytes": 2 * guide.activation_bytes, "layers": 5e-5, "steps": 0.0}
+    true = guide.model_copy(update={"launch": launch, **device})
+    told = {"gpu": "h200", "engine": "hf-static", "knobs": {"batch_size": 16}, "dtype": "bfloat16"}
+    record = climbed(true, "llama-3.1-8b-instruct", noise=0.02, **told)
+    found = fit_ladder(record, facts_of("llama-3.1-8b-instruct", "bfloat16"), False, guide)
+    assert (found.passes, found.band.points >= 9) == (found.climbed, True)
+    schedule, work = scheduled(OTHERS, record, SETTINGS, facts_of("llama-3.1-8b-instruct", "bfloat16"), False)
+    by_default, fitted, real = (lay(schedule, work, one, OTHERS).wall_s for one in (guide, found.costs, true))
+    assert fitted == pytest.approx(real, rel=0.03)
+    assert by_default > 1.3 * real
+    assert found.costs.launch.eager_layers == pytest.approx(launch.eager_layers, rel=0.2)
 
 
 def test_passes_of_the_first_round_and_without_their_steps_do_not_count():
