@@ -28,7 +28,8 @@ gpu-report: $(TOOLS_VENV)/tools.installed results/two_gpus/compare.json ## draw 
 results/two_gpus/compare.json: | $(TOOLS_VENV)/tools.installed
 	$(TOOLS_VENV)/bin/python -m tarfile -e config/reference/two_gpus/evidence.tar.xz results
 
-demo: $(VENV)/cpu.installed ## run the demo study on this machine's CPU (CORES=all)
+demo: $(VENV)/cpu.installed ## calibrate this machine's CPU and run the demo study on it (CORES=all)
+	$(BIN)/snakemake --cores $(CORES) $(ARGS) -- calibrate
 	$(BIN)/snakemake --cores $(CORES) $(ARGS)
 	@echo "The report: $(CURDIR)/results/demo/report.html"
 

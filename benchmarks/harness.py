@@ -166,7 +166,7 @@ def _new_folder(scratch: str, name: str) -> Path:
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the cost of the harness and its agreement with vLLM's own benchmark."""
     parser = argparse.ArgumentParser(description="Overhead of the pipeline beside a loop of vLLM's own benchmark.")
-    parser.add_argument("--cells", type=int, help="number of cells, the first ones (default: all 12)")
+    parser.add_argument("--cells", type=int, help="number of cells, the first ones (default: all)")
     parser.add_argument("--agreement-runs", type=int, default=3, help="runs of the cell that is compared")
     args = parser.parse_args(argv)
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:

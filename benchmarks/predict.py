@@ -54,11 +54,7 @@ Predictions = Mapping[str, Mapping[str, Any]]
 def study_file(folder: Path, gpus: Sequence[str]) -> Path:
     """The demo on some devices, with one start of each cell, and two cells of another model."""
     study = yaml.safe_load(DEMO.read_text(encoding="utf-8"))
-    sweeps = []
-    for sweep in study["sweeps"]:
-        named = sweep["gpu"] if isinstance(sweep["gpu"], list) else [sweep["gpu"]]
-        if kept := [gpu for gpu in named if gpu in gpus]:
-            sweeps.append({**sweep, "gpu": kept})
+    sweeps = [{**sweep, "gpu": [*gpus]} for sweep in study["sweeps"]]
     knobs = {"block_size": 32, "max_num_seqs": [1, 16]}
     other = {"name": "other-model", "gpu": gpus[0], "engine": "vllm", "model": OTHER, "workload": "few", "knobs": knobs}
     served = {

@@ -1,5 +1,6 @@
 """vLLM's OpenAI-compatible server, as `vllm serve` users run it."""
 
+import inspect
 import json
 import os
 from pathlib import Path
@@ -75,7 +76,7 @@ class VllmServe(Serving):
 
         def attempt() -> bool:
             told = self._target.address.call("/reset_prefix_cache", method="POST")
-            return not told or json.loads(told)["success"] is True  # vLLM 0.25.1 answers with an empty body
+            return not told or json.loads(told)["success"] is True  # an empty body: vLLM until 0.25.1
 
         forget_prefixes(attempt)
 
@@ -88,7 +89,7 @@ def _serve(words: list[str], effective: Path, on_cpu: bool) -> None:
 
     try:
         from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
-    except ImportError:  # where vLLM 0.25.1 has them
+    except ImportError:  # where vLLM 0.20 to 0.25.1 have them
         from vllm.entrypoints.openai.cli_args import make_arg_parser, validate_parsed_serve_args
 
     if on_cpu:
@@ -98,7 +99,9 @@ def _serve(words: list[str], effective: Path, on_cpu: bool) -> None:
 
     async def run() -> None:
         # What `api_server.run_server` does for one worker.
-        listen_address, sock = api_server.setup_server(args, reuse_port=False)
+        # vLLM 0.20 to 0.22 have no option to share the port, and never do.
+        may_share = "reuse_port" in inspect.signature(api_server.setup_server).parameters
+        listen_address, sock = api_server.setup_server(args, **({"reuse_port": False} if may_share else {}))
         async with api_server.build_async_engine_client(args) as engine:
             write_json(effective, effective_settings(engine.vllm_config))
             shut_down = await api_server.build_and_serve(engine, listen_address, sock, args)

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -66,10 +67,10 @@ def cell(gpu: str, engine: str = "vllm", **knobs: object) -> Cell:
     return Cell(gpu, engine, "opt-125m", "w", load_engines()[engine].knobs.model_validate(knobs), ("s",))
 
 
-def write_study(folder: Path, starts: int = 1, **knobs: object) -> Path:
+def write_study(folder: Path, starts: int = 1, gpu: Sequence[str] = ("cpu-1core", "h200"), **knobs: object) -> Path:
     endpoints = {"there": {"base_url": "http://there:8000", "served_model": "m"}}
     knobs = {"max_num_seqs": [1, 2], **knobs}
-    sweep = {"gpu": ["cpu-1core", "h200"], "model": "tiny-llama-57m", "knobs": knobs}
+    sweep = {"gpu": [*gpu], "model": "tiny-llama-57m", "knobs": knobs}
     workloads = {"w": made_studies.fixed()}
     return made_studies.write_study(
         folder, sweep, name="mixed", starts=starts, workloads=workloads, endpoints=endpoints
@@ -196,7 +197,8 @@ def test_ladders_are_climbed_on_the_devices_here(tmp_path):
     assert "ladders/h200.done" not in planned
     assert "ladders/cpu-1core.done" in planned
     # Devices that are this machine's CPU are climbed in turns by one job.
-    assert "ladders/cpu-1core+cpu-all.done" in dry_run(Path("config/studies/demo.yaml"), results, "calibrate")
+    both = write_study(tmp_path, gpu=("cpu-1core", "cpu-all"))
+    assert "ladders/cpu-1core+cpu-all.done" in dry_run(both, results, "calibrate")
 
 
 def test_a_further_start_that_was_measured_by_hand_is_parsed(tmp_path):
