@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from workflow_scripts.analyse.explanation import NEAR_PCT, explain
 from workflow_scripts.analyse.further_starts import ONE_LOOK, Looks, decide
 from workflow_scripts.analyse.start_spread import FloatArray, spread
 from workflow_scripts.analyse.statistics import (
@@ -101,6 +102,7 @@ class Kind:
     gpus: bool = False
 
 
+GPUS = Kind("three GPUs", between=(0.003, 0.03), rounds=0.0, apart=0.025, gpus=True)
 KINDS = (
     Kind("all cells alike"),
     Kind("cells differ", uneven=0.35),
@@ -109,8 +111,8 @@ KINDS = (
     Kind("on a shared machine", shared=True),
     Kind("rounds move engines apart", apart=0.05),
     Kind("one cell 3 times as noisy", noisy=3.0),
-    Kind("three GPUs", between=(0.003, 0.03), rounds=0.0, apart=0.025, gpus=True),
-    Kind("three GPUs, one noisy cell", between=(0.003, 0.03), rounds=0.0, apart=0.025, gpus=True, noisy=3.0),
+    GPUS,
+    replace(GPUS, name="three GPUs, one noisy cell", noisy=3.0),
 )
 
 
@@ -169,7 +171,7 @@ def made_up(kind: Kind, studies: int, rng: np.random.Generator) -> Studies:
 class Kept:
     """Shares of intervals that contain the ratio of another run (of all comparisons, and of those of the cell with the
     fewest), of comparisons without an interval, of studies with false verdicts (changes and flat of settings,
-    directions of engines), and of decided comparisons."""
+    directions of engines), and of decided comparisons; and the median of the intervals' half widths."""
 
     starts: int
     coverage: float
@@ -177,6 +179,7 @@ class Kept:
     without_interval: float
     false: tuple[float, ...]
     decided: float
+    width: float
 
     def fits(self) -> bool:
         """Whether the goals are reached."""
@@ -188,7 +191,7 @@ class Kept:
 
     def row(self) -> list[str]:
         """The shares in per cent, and whether a goal is missed."""
-        shares = (self.coverage, self.worst, self.without_interval, *self.false, self.decided)
+        shares = (self.coverage, self.worst, self.without_interval, *self.false, self.decided, self.width)
         return [*map(_pct, shares), "" if self.fits() else "missed"]
 
 
@@ -232,7 +235,8 @@ def _kept(
     of_pairs = np.where(known, inside, False).sum(axis=0) / known.sum(axis=0)
     worst = min(float(of_pairs[(pairs[0] == cell) | (pairs[1] == cell)].mean()) for cell in np.unique(pairs))
     decided = float((verdict != NOT_DECIDED).mean())
-    return Kept(starts, float(inside[known].mean()), worst, float(1 - known.mean()), false, decided)
+    width = float(np.median((one.interval().high / one.interval().value)[known])) - 1
+    return Kept(starts, float(inside[known].mean()), worst, float(1 - known.mean()), false, decided, width)
 
 
 @dataclass(frozen=True)
@@ -356,6 +360,22 @@ def raised_starts(studies: int, rng: np.random.Generator) -> tuple[Table, bool]:
     return table, fits
 
 
+def explained(studies: Studies, rng: np.random.Generator) -> tuple[Table, bool]:
+    """Shares of ratios of two GPUs that a candidate is said to explain, if it is the ratio itself and if it is just too
+    far from it; and whether the goal is reached.
+    """
+    table, fits = Table("starts", "the ratio itself", f"{NEAR_PCT:g} % away", "", box=None), True
+    shows = np.vectorize(lambda *interval, candidate: explain(*interval, {"": candidate}).shown == ("",))
+    for starts in FIXED:
+        run = studies.run(starts, rng)
+        truth = np.exp(run.truth[..., ENGINE_A] - run.truth[..., ENGINE_B])
+        interval = compare(run.samples, ENGINE_A, ENGINE_B).interval()
+        right, false = (float(shows(*interval, candidate=truth * away).mean()) for away in (1, 1.0001 + NEAR_PCT / 100))
+        fits &= false <= MOST_FALSE
+        table.add_row(str(starts), _pct(right), _pct(false), "" if false <= MOST_FALSE else "missed")
+    return table, fits
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Simulate, print, and compare with the goals."""
     parser = argparse.ArgumentParser(description="Test the statistics on simulated studies with known true values.")
@@ -364,9 +384,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     rng = np.random.default_rng(args.seed)
     false = ("false changes", "false flat")
-    fixed = Table("studies", "starts", "coverage", "of worst cell", "no interval", *false, "decided", box=None)
+    fixed = Table("studies", "starts", "coverage", "of worst cell", "no interval", *false, "decided", "±", box=None)
     engines = Table(
-        "studies", "starts", "coverage", "of worst cell", "no interval", "false directions", "decided", box=None
+        *("studies", "starts", "coverage", "of worst cell", "no interval", "false directions", "decided", "±"), box=None
     )
     rule = Table("studies", *false, "false directions", "decided", "starts", "fixed count", "ratio", box=None)
     fits, taken = [], []
@@ -396,6 +416,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     fits.append(tails_fit)
     smallest, smallest_fits = smallest_setting(args.studies, rng)
     fits.append(smallest_fits)
+    explains, explains_fit = explained(made_up(GPUS, args.studies, rng), rng)
+    fits.append(explains_fit)
     raised, raised_fits = raised_starts(args.studies, rng)
     fits.append(raised_fits)
     rule.add_row("all together", *[""] * 4, f"{starts:.2f}", f"{same:.2f}", f"{starts / same:.2f}", flag)
@@ -407,6 +429,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     console.print(engines)
     console.print(f"adaptive, {LOOKS.at_least} to {LOOKS.at_most} starts, and a fixed number that decides as many")
     console.print(rule)
+    console.print("ratios of GPUs that a candidate is shown to explain")
+    console.print(explains)
     console.print("all cells become faster by 9 % after round 4")
     console.print(modes)
     console.print("of five ratios just beyond the margin, any is once called flat while starts are raised from 2 to 8")

@@ -18,7 +18,14 @@ import pandas as pd
 
 from workflow_scripts.analyse.ceilings import as_measured
 from workflow_scripts.analyse.expected_ratio import EXPECTATION, with_expectation
-from workflow_scripts.analyse.explanation import CANDIDATES, EXPLANATION_COLUMNS, capability_ratios, explanation_of
+from workflow_scripts.analyse.explanation import (
+    CANDIDATES,
+    EXPLANATION_COLUMNS,
+    NEAR,
+    NONE,
+    capability_ratios,
+    explanation_of,
+)
 from workflow_scripts.analyse.repeats import (
     BOUND_BY_NEEDS,
     ENVIRONMENT,
@@ -237,6 +244,8 @@ def _measured_row(row: Row) -> Row:
     kv_bound = "kv_blocks" in (row["bound_by_a"], row["bound_by_b"])
     unasked = set() if kv_bound else {"kv_tokens_ratio"}
     known, text = explanation_of(row, [c for c in CANDIDATES if c not in unasked | set(row["explains_nothing"])])
+    if known["support"] == NEAR:  # without an interval nothing is shown
+        known["explanation"] = NONE
     rate = row["metric"].removesuffix("_tokens_per_s")
     unit = f" times the {rate} tokens/s of {row['gpu_b']}"
     observed = interval_text(row["ratio"], row["ratio_low"], row["ratio_high"], unit, row["scope"])

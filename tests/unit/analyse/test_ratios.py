@@ -126,6 +126,13 @@ def test_ratios_of_the_data_sheets_beside_it():
     assert found["nearest_difference_pct"] == pytest.approx(100 * (2.95 / (989.5 / 362.05) - 1))
 
 
+def test_without_an_interval_nothing_is_shown_to_explain_a_measured_ratio():
+    two_modes = [250.0, 331.0, 251.0, 330.0, 250.5, 330.5]
+    found = only(ratios(cell(SEQS, two_modes), cell(SEQS, [*around(100), *around(100, turn=1)], gpu="l40s")))
+    assert math.isnan(found["ratio_low"])
+    assert (found["explanation"], found["support"], found["nearest"]) == ("none", "near", "flop")
+
+
 def test_the_flop_rate_is_that_of_the_models_dtype():
     cells = (cell(SEQS, model="opt-125m"), cell(SEQS, gpu="rtx4090", model="opt-125m"))
     assert only(ratios(*cells))["flop_ratio"] == pytest.approx(989.5 / 330.3)
