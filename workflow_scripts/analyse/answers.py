@@ -47,7 +47,7 @@ SCHEMA = table_schema(
     NUMBER("same_share", "`same` as a share of `requests`, 0 to 1"),
     NUMBER(
         "first_difference_min first_difference_median",
-        "of the other requests: the position of the first token (of a text: character) that differs, from 1",
+        "position of the first token (of a text: character) that differs, from 1",
     ),
     TEXT("explanation", "the row in words"),
     notes="The first pass of the first start of each cell is compared. After the first difference two answers are "

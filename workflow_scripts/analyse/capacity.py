@@ -100,7 +100,7 @@ SCHEMA = table_schema(
     ),
     TEXT(
         "engine_version predicted_for_version",
-        "the engine version that ran, and the vLLM version that the prediction is for",
+        "the version that ran, and that of the prediction",
     ),
     TEXT("dtype predicted_dtype", "the type in which the model was computed, and the predicted type"),
     TEXT("predicted_infeasible", "why the engine would refuse the cell; null if it would not"),
@@ -114,7 +114,7 @@ SCHEMA = table_schema(
     ),
     NUMBER(
         [f"predicted_{term}" for term in COMPARED],
-        "terms of the prediction; activation includes graphs that are subtracted from the budget, as engines print it",
+        "terms of the prediction; activation includes graphs, as engines print it",
     ),
     NUMBER("predicted_overhead_bytes", "weights, activation, graphs and libraries together"),
     NUMBER([*_PRINTED_GIB, *_OBSERVED], "the same terms, as the engine printed them"),
@@ -124,10 +124,10 @@ SCHEMA = table_schema(
         "tokens computed from the KV memory in the log; null for pipelines and for pools of layers of several kinds",
     ),
     NUMBER("recomputed_error_pct", "how far this is above the engine's own number, in per cent"),
-    FLAG("consistent", "whether the two agree within 0.5 % plus the effect of the log's rounding to 0.01 GiB"),
+    FLAG("consistent", "whether the two agree within 0.5 % and the log's rounding"),
     NUMBER(
         "implied_memory_bytes implied_overhead_bytes",
-        "device memory and overhead implied by the blocks at several utilizations, with all else equal",
+        "device memory and overhead implied by the blocks at several utilizations",
     ),
     TEXT(
         "explanation",

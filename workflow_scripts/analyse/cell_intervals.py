@@ -28,7 +28,7 @@ SCHEMA = table_schema(
     TEXT("cell_id", "as in `cells`"),
     TEXT("measure", "a column of `cells`"),
     NUMBER("value", "geometric mean over the starts"),
-    NUMBER("low high", "its 95 % interval; null if the variation is not known"),
+    NUMBER("low high", "its 95 % interval"),
     INTEGER("repeats", "repeats that count, of all starts"),
     TEXT("scope", SCOPE_MEANING),
 )

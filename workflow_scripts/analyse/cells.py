@@ -39,14 +39,14 @@ MEASURED, SIMULATED = "measured", "simulated"
 
 SCHEMA = table_schema(
     "cells",
-    "One row per cell, start and repeat. A start that did not end `ok` has one row, with `repeat` null and no measured "
-    "values; a cell that was not run yet has one row with outcome `missing` and `start` null.",
+    "One row per cell, start and repeat. A start that did not end `ok` has one row without a repeat; a cell that"
+    " was not run has one with outcome `missing`.",
     TEXT("cell_id", "`gpu/engine/model/workload/knobs`, the cell's folder below `cells/`"),
     TEXT("study", "name of the study"),
     TEXT("sweeps", "names of the sweeps that hold the cell, comma-separated"),
     TEXT("gpu engine model workload", "names in the catalogues and the study"),
     TEXT("knobs", "slug of what the study sets"),
-    INTEGER("max_concurrency_allowed", "maximum number of sequences that may run at once with these knobs"),
+    INTEGER("max_concurrency_allowed", "sequences that may run at once with these knobs"),
     TEXT("outcome", "`ok`, `infeasible`, `timeout`, `engine_error`, `invalid`, `missing`"),
     TEXT("reason", "why not `ok`, in the engine's words if it gave any"),
     FLAG(
@@ -79,14 +79,14 @@ SCHEMA = table_schema(
     ),
     NUMBER(
         "ttft_s_p50 ttft_s_p90 ttft_s_p99",
-        "time from being queued, of a server's request from its scheduled arrival, to the first token",
+        "time from being queued (of a server's request: its scheduled arrival) to the first token",
     ),
     NUMBER(
         "queue_s_p50 prefill_s_p50",
-        "the two parts of that time: until the engine first scheduled the request, and from then on",
+        "its two parts: until the engine first scheduled the request, and from then on",
     ),
     NUMBER("tpot_s_p50 tpot_s_p99", "mean time per output token after the first, per request"),
-    NUMBER("e2e_s_p50 e2e_s_p99", "time to the last token, from the same moment as for the first token"),
+    NUMBER("e2e_s_p50 e2e_s_p99", "time to the last token, from the same moment"),
     NUMBER(
         "queue_s_mean prefill_s_mean decode_s_mean",
         "means over requests of the times until scheduled, from there to the first token, and on to the last",
@@ -94,7 +94,7 @@ SCHEMA = table_schema(
     NUMBER("running_peak running_mean", "sequences running at once: the peak, and the mean over time"),
     NUMBER(
         "running_while_others_wait",
-        "mean number of running sequences while requests wait; null if none waits, or if the engine does not report it",
+        "mean number of running sequences while requests wait",
     ),
     INTEGER("waiting_peak", "requests waiting at once"),
     NUMBER("kv_cache_usage_peak kv_cache_usage_mean", "share of KV blocks in use, 0 to 1"),
@@ -108,17 +108,14 @@ SCHEMA = table_schema(
         "tokens drafted by speculative decoding, and how many of them were accepted; null without it",
     ),
     NUMBER("draft_acceptance_rate", "accepted over drafted tokens, 0 to 1"),
-    NUMBER("tokens_per_draft_mean", "tokens per sequence and step with a draft: the accepted tokens plus one"),
+    NUMBER("tokens_per_draft_mean", "tokens per sequence and step with a draft: the accepted ones plus one"),
     NUMBER("prefix_cache_queries prefix_cache_hits", "tokens looked up in and found in the prefix cache"),
     NUMBER("prefix_cache_hit_rate", "hits over queries, in tokens, 0 to 1"),
     NUMBER(
         "prefix_cache_hit_rate_predicted",
-        "predicted: share of the prompt tokens in whole blocks that begin an earlier prompt too; null if the cache"
-        " is off or the study does not say what prompts share",
+        "predicted share of the prompt tokens in whole blocks that begin an earlier prompt too",
     ),
-    NUMBER(
-        "prefix_cache_saved_pct", "hits over all prompt and output tokens, in per cent: the share that was not computed"
-    ),
+    NUMBER("prefix_cache_saved_pct", "hits over all prompt and output tokens, in per cent"),
     INTEGER("requests_with_prefix_hits", "requests that found a part of their prompt in the cache"),
     NUMBER(
         "estimated_read_bytes estimated_write_bytes estimated_flops",
@@ -126,7 +123,7 @@ SCHEMA = table_schema(
     ),
     NUMBER(
         "block_size_effective num_gpu_blocks kv_cache_tokens max_concurrency",
-        "effective values: tokens per block, blocks, tokens in the cache, requests of full length that fit",
+        "effective tokens per block, blocks, tokens in the cache, requests of full length that fit",
     ),
     INTEGER("max_num_seqs_effective max_num_batched_tokens_effective max_model_len_effective", "effective values"),
     TEXT("attention_backend", "as the engine named it"),
@@ -134,7 +131,7 @@ SCHEMA = table_schema(
         "not_as_asked",
         "settings that the engine silently replaced, and by what: `attention_backend CPU_ATTN, not FLASH_ATTN`",
     ),
-    TEXT("effective", "all settings that the engine reports as effective, a JSON object; true and false are 1 and 0"),
+    TEXT("effective", "all settings that the engine reports as effective, a JSON object"),
     NUMBER(
         "available_kv_cache_gib model_weights_gib peak_activation_gib cuda_graph_gib",
         "memory terms that the engine printed",
@@ -144,7 +141,7 @@ SCHEMA = table_schema(
         "from the device trace during the repeat, of the first GPU of a cell (on a CPU: resident memory of the"
         " engine's processes)",
     ),
-    NUMBER("utilization_pct_mean", "from the trace, in per cent of the device (on a CPU: of all its cores)"),
+    NUMBER("utilization_pct_mean", "of the device from the trace, in per cent (on a CPU: of all its cores)"),
     NUMBER(
         "power_w_mean energy_j",
         "of all GPUs of the cell: the growth of the energy counter over the repeat, and that over `wall_s`; without"
@@ -153,8 +150,8 @@ SCHEMA = table_schema(
     NUMBER("energy_j_per_output_token", "`energy_j / output_tokens`"),
     NUMBER("trace_gap_s_max", "longest time between two samples in the repeat"),
     NUMBER("sm_clock_mhz_median sm_clock_mhz_min", "clock of the multiprocessors over the samples of all GPUs"),
-    TEXT("throttle_reasons", "reasons reported during the repeat on any GPU of the cell, comma-separated"),
-    NUMBER("power_cap_share", "share of the samples in which the power limit lowered the clocks (`SwPowerCap`)"),
+    TEXT("throttle_reasons", "reasons reported on any GPU of the cell, comma-separated"),
+    NUMBER("power_cap_share", "share of the samples in which the power limit lowered the clocks"),
     NUMBER(
         "kv_tokens_live_mean",
         "tokens that live requests held in the cache, mean over time; whole blocks of a shared prefix count once"
@@ -172,7 +169,7 @@ SCHEMA = table_schema(
     ),
     NUMBER(
         "torch_memory_bytes_max",
-        "HuggingFace engines on a GPU: `torch.cuda.max_memory_allocated` in the repeat, weights included",
+        "HuggingFace on a GPU: `torch.cuda.max_memory_allocated` in the repeat",
     ),
     NUMBER(
         "process_memory_growth_bytes_max",
@@ -181,9 +178,9 @@ SCHEMA = table_schema(
     ),
     NUMBER(
         "cpu_steal_pct cpu_others_pct",
-        "CPU time used by the hypervisor, and by other processes, in per cent of all cores",
+        "CPU time of the hypervisor and of other processes, in per cent of all cores",
     ),
-    NUMBER("start_s warmup_s measure_s", "time the harness spent in the cell's phases"),
+    NUMBER("start_s warmup_s measure_s", "time spent in the cell's phases"),
     INTEGER("warmup_requests warmup_passes", "requests per pass of the warm-up, and number of passes"),
     FLAG("warmup_steady", "whether the last two passes took equally long, within 5 %"),
     NUMBER(
@@ -193,7 +190,7 @@ SCHEMA = table_schema(
     ),
     INTEGER("experts_touched_tokens", "tokens in each of these steps, one for each row of the batch"),
     TEXT("started_at", "wall-clock time of the repeat's start, UTC"),
-    NUMBER("idle_before_s", "time since another start on this device of this host ended; null if not known"),
+    NUMBER("idle_before_s", "time since another start on this device of this host ended"),
     TEXT("boot_id", "Linux's identifier of the host's current boot"),
     TEXT("planned_starts", "starts per cell that the study asked for at the time of this one, e.g. `2, or up to 8`"),
     TEXT("host device_name device_uuid engine_version git_commit protocol lock_sha256", "provenance"),
@@ -202,11 +199,10 @@ SCHEMA = table_schema(
         "of a CPU: name, vendor, family, model and the instruction sets that decide the speed; cells of different"
         " processors are not compared",
     ),
-    TEXT("dtype", "type in which the model was computed, as the engine reports; what `native` resolved to"),
+    TEXT("dtype", "type in which the model was computed; what `native` resolved to"),
     TEXT(
         "source",
-        "`measured`, `imported` for a run that was measured elsewhere (docs/importing.md), or `simulated` for a "
-        "pretended GPU of a test",
+        "`measured`, `imported` (docs/importing.md), or `simulated` for a pretended GPU of a test",
     ),
     knobs=True,
 )

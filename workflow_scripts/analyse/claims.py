@@ -46,9 +46,8 @@ MOST_IDS = 20
 
 SCHEMA = table_schema(
     "claims",
-    "The published claims that the study names, with verdicts, the evidence for them, and what was observed in this "
-    "study. One row per claim; a study that names no claims has no such table. [claims.md](claims.md) explains the "
-    "verdicts. Lists are separated by semicolons.",
+    "The published claims that the study names, one row each. [claims.md](claims.md) explains the verdicts. Lists"
+    " are separated by semicolons.",
     TEXT("study", "name of the study whose tables were used"),
     TEXT("claim_id claim", "the claim, in words of this project"),
     TEXT("published_by", "who published it, by the labels in `config/published/README.md`"),

@@ -26,7 +26,7 @@ SCHEMA = table_schema(
     "job. These measurements do not count in any other table.",
     TEXT("cell_id gpu", "the first cell, and its device"),
     INTEGER("round", "the round"),
-    INTEGER("cells", "how many cells were measured from the first measurement to the last, including both"),
+    INTEGER("cells", "cells from the first measurement to the last, both included"),
     TEXT("host", "where it was measured"),
     NUMBER("minutes", "time between the two measurements"),
     NUMBER("drift_pct", "how much faster the cell was at the end, in per cent"),

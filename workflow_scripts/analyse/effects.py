@@ -96,8 +96,7 @@ SCHEMA = table_schema(
     ),
     FLAG(
         "took_effect",
-        "whether what the engine shows of the knob differs between the two (`overall`: between any two); null if "
-        "it shows nothing",
+        "whether what the engine shows of the knob differs between the two (below)",
     ),
     TEXT(
         "moved_with_it",

@@ -63,7 +63,7 @@ SCHEMA = table_schema(
     TEXT("reason", "why they are not comparable"),
     NUMBER(
         "improvement_ratio improvement_ratio_low improvement_ratio_high",
-        "vLLM's rate over HuggingFace's, with its 95 % interval; null if not comparable",
+        "vLLM's rate over HuggingFace's, with its 95 % interval",
     ),
     NUMBER("improvement_ratio_again_low improvement_ratio_again_high", ANOTHER_RUN),
     TEXT("scope", SCOPE_MEANING),

@@ -47,9 +47,7 @@ SCHEMA = table_schema(
     INTEGER("start repeat", "the start and the repeat, as in `cells`"),
     TEXT(
         "layout",
-        "`paged`, `block_size_whatif`, `contiguous_max_model_len`, `contiguous_request_length`, `padded_batch`, "
-        "`hf_dynamic_cache` or `hf_static_cache`; for models with layers of several kinds `paged`, `paged_own_pages` "
-        "and `paged_every_token`",
+        "`paged`, `block_size_whatif`, `contiguous_max_model_len`, ... ([fragmentation.md](fragmentation.md))",
     ),
     TEXT("layer_kind", "one kind of layers, e.g. `window of 128`; null for all layers together"),
     INTEGER("block_size", "tokens per block; null for layouts without blocks"),
@@ -64,8 +62,7 @@ SCHEMA = table_schema(
     NUMBER("engine_slots_held_mean", "slots in use according to the engine's own gauge, in rows of `paged`"),
     TEXT(
         "computed_from",
-        "`timeline`: the measured times of the requests; `lengths`: only their lengths; `steps`: what the engine "
-        "reported at each step",
+        "`timeline` (measured times of the requests), `lengths` or `steps` (as the engine reported)",
     ),
     TEXT("source", "`measured` for the layout that the engine had, `predicted` for the others"),
 )

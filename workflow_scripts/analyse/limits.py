@@ -60,7 +60,7 @@ SCHEMA = table_schema(
     NUMBER("memory_bandwidth_bytes_per_s flop_per_s", "the rates of one device; `flop_per_s` for the model's dtype"),
     FLAG(
         "weights_fit_cache",
-        "all weights fit in the last-level cache, so that the rate of the cache replaces that of memory",
+        "all weights fit in the last-level cache, whose rate replaces that of memory",
     ),
     NUMBER(
         "read_bytes_per_s",
@@ -77,7 +77,7 @@ SCHEMA = table_schema(
     ),
     TEXT(
         "prefill_bound_by decode_bound_by bound_by",
-        "the resource that takes longer, per phase and in total: `memory bandwidth`, `cache bandwidth` or `arithmetic`",
+        "the resource that takes longer, per phase and in total",
     ),
     NUMBER("wall_s_min", "minimum time of the whole repeat"),
     NUMBER("output_tokens_per_s_ceiling", "tokens over `wall_s_min`"),
@@ -93,18 +93,18 @@ SCHEMA = table_schema(
     NUMBER("steps", "steps that the scheduler took"),
     NUMBER(
         "read_bytes flops",
-        "bytes that these steps had to read and operations that they had to do, on all devices together",
+        "bytes that these steps had to read and operations that they had to do, on all devices",
     ),
     NUMBER("experts_touched_share", "as in `cells`: what the engine reports; `read_bytes` counts it"),
     NUMBER(
         "experts_touched_share_uniform",
-        "the share that is expected if all experts are equally likely, for the same number of tokens per step",
+        "the expected share if all experts are equally likely",
     ),
     NUMBER("mbu mfu", "`read_bytes` and `flops` over `wall_s`, as a share of the device's rate"),
     NUMBER("engine_mbu engine_mfu", "the same from the engine's own estimates"),
     NUMBER(
         "engine_read_bytes_difference engine_flops_difference",
-        "how far the engine's estimate is above the count here, as a share of that count",
+        "how far the engine's estimate is above the count here, as a share",
     ),
     NUMBER("factor", "measured rate over its ceiling, the higher of output and total tokens"),
     NUMBER(

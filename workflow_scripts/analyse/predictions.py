@@ -63,12 +63,11 @@ SCHEMA = table_schema(
     ),
     NUMBER(
         "measured",
-        "rates and latencies: geometric mean over the starts; others: median over the repeats. Null if no start ended "
-        "`ok`",
+        "geometric mean over the starts (others than rates and latencies: median over the repeats)",
     ),
     NUMBER(
         "error_pct",
-        "how far the prediction is above the measured value, in per cent; negative if the prediction is too low",
+        "how far the prediction is above the measured value, in per cent",
     ),
     NUMBER("band_pct", "half width of the band, in per cent; null if the prediction is uncalibrated"),
     FLAG(
@@ -82,15 +81,13 @@ SCHEMA = table_schema(
         "where the costs of steps are from: `calibrated` (on this device; without a band from another model, type"
         " or number of ranks, or too short), `project file`, `measured rates` or `data sheet`",
     ),
-    TEXT("bound_by", "what is predicted to prevent more sequences from running at once, in the words of `effects`"),
-    NUMBER("running_peak_predicted running_peak_measured", "maximum number of sequences that run at once"),
-    NUMBER(
-        "evicted_blocks_predicted", "how often a block of a text that prompts share is predicted to lose its content"
-    ),
+    TEXT("bound_by", "what is predicted to limit the running sequences, as in `effects`"),
+    NUMBER("running_peak_predicted running_peak_measured", "sequences that run at once"),
+    NUMBER("evicted_blocks_predicted", "how often a block of a shared text is predicted to lose its content"),
     NUMBER("full_share", "predicted share of the time in which as many sequences run as the settings allow"),
     NUMBER(
         "prompts_to_fill",
-        "minimum number of prompts for this many sequences to run; null if prompts are not what is missing",
+        "number of prompts for this many sequences to run, if prompts are missing",
     ),
     NUMBER(
         "scaled_output_tokens_per_s",
@@ -100,7 +97,7 @@ SCHEMA = table_schema(
     NUMBER("graph_tokens", "maximum number of tokens of a step that is launched as captured graphs, by default"),
     NUMBER(
         "captured_output_tokens_per_s",
-        "predicted output tokens/s if graphs were captured for all steps; the graphs' memory is not counted",
+        "predicted output tokens/s if graphs were captured for all steps",
     ),
     NUMBER(
         SHARES,
@@ -130,8 +127,8 @@ BLOCKS_SCHEMA = table_schema(
     ),
     INTEGER("request", "the request's position in the workload, from 0; null for `evicted`"),
     INTEGER("group", "number of the group of layers; 0 if all layers keep all tokens"),
-    INTEGER("place", "position in the request's block table, from 0; for `evicted`, the one it had before"),
-    INTEGER("block", "number of the block, from 1 in the order of first use; not the engine's own number"),
+    INTEGER("place", "position in the request's block table, from 0"),
+    INTEGER("block", "number of the block in the order of first use, from 1"),
     INTEGER("users", "requests that hold the block afterwards"),
     INTEGER(
         "tokens",

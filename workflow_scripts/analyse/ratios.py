@@ -61,9 +61,9 @@ SCHEMA = table_schema(
     TEXT("engine model workload knobs", "what both were measured with"),
     TEXT("metric", "`output_tokens_per_s` or `total_tokens_per_s`"),
     INTEGER("repeats_a repeats_b", "repeats that count, of all starts"),
-    INTEGER("starts", "starts in common; on two GPUs, whose rounds differ, the starts of the one with fewer"),
-    NUMBER("ratio", "observed: geometric mean of the ratios within rounds, on two GPUs ratio of the geometric means"),
-    NUMBER("ratio_low ratio_high", "its 95 % interval; null if the variation is not known"),
+    INTEGER("starts", "starts in common; on two GPUs those of the one with fewer"),
+    NUMBER("ratio", "observed: mean of the ratios within rounds, on two GPUs ratio of the geometric means"),
+    NUMBER("ratio_low ratio_high", "its 95 % interval"),
     NUMBER("ratio_again_low ratio_again_high", ANOTHER_RUN),
     TEXT("scope", SCOPE_MEANING),
     WITHOUT_WAITING,
@@ -92,11 +92,11 @@ SCHEMA = table_schema(
     TEXT("compatible_with", "further ratios in the interval, which is too wide to show that they explain it"),
     TEXT(
         "support",
-        "`shown`: there is an explanation; `compatible`: only ratios in the interval; `none`: the interval excludes "
-        "all; `near`: without an interval, the nearest ratio is within 10 %",
+        "`shown`: there is an explanation; `compatible`: only ratios in the interval; `none`; `near`: without an"
+        " interval, the nearest ratio is within 10 %",
     ),
-    TEXT("nearest", "the nearest of the known ratios (of the explanations or those in the interval, if any)"),
-    NUMBER("nearest_difference_pct", "how far the observed ratio is above the nearest, in per cent of the latter"),
+    TEXT("nearest", "the nearest of the known ratios"),
+    NUMBER("nearest_difference_pct", "how far the observed ratio is above the nearest, in per cent"),
     TEXT("verdict_text", "the same in words"),
     TEXT(
         "cannot_show",

@@ -73,22 +73,21 @@ SCHEMA = table_schema(
     TEXT("cell_id knobs", "the configuration"),
     INTEGER("repeats", "repeats that count, of all starts"),
     NUMBER("output_tokens_per_s", "geometric mean over the starts"),
-    NUMBER("output_tokens_per_s_low output_tokens_per_s_high", "its 95 % interval; null if the variation is not known"),
+    NUMBER("output_tokens_per_s_low output_tokens_per_s_high", "its 95 % interval"),
     NUMBER("tpot_s_p50", "geometric mean over the starts"),
-    NUMBER("tpot_s_p50_low tpot_s_p50_high", "its 95 % interval; null if the variation is not known"),
+    NUMBER("tpot_s_p50_low tpot_s_p50_high", "its 95 % interval"),
     NUMBER("ttft_s_p50", "geometric mean over the starts"),
-    NUMBER("ttft_s_p50_low ttft_s_p50_high", "its 95 % interval; null if the variation is not known"),
+    NUMBER("ttft_s_p50_low ttft_s_p50_high", "its 95 % interval"),
     TEXT("scope", SCOPE_MEANING),
-    NUMBER("ttft_s_p99 tpot_s_p99", "99th percentile over the requests of a repeat, geometric mean over the starts"),
+    NUMBER("ttft_s_p99 tpot_s_p99", "99th percentile of a repeat, geometric mean over the starts"),
     TEXT(
         "latency_bound",
-        "the bound of `best_within_latency`; if neither the command line nor the study's `slo` bounds `tpot_s`, "
-        "`tpot_s_p99` at most twice the lowest `tpot_s_p50`",
+        "the bound of `best_within_latency`; by default `tpot_s_p99` at most twice the lowest `tpot_s_p50`",
     ),
     NUMBER("margin_pct", "the margin of `smallest_within_margin`"),
     TEXT(
         "ties",
-        "knobs of the configurations that are not shown to be slower, comma-separated; they rank equally",
+        "knobs of the configurations that are not shown to be slower, comma-separated",
     ),
     TEXT("explanation", "the row in words"),
     TEXT(

@@ -61,7 +61,7 @@ SCHEMA = table_schema(
     NUMBER("ttft_s_p50 ttft_s_p90 ttft_s_p99", "time from the scheduled arrival to the first token"),
     NUMBER(
         "tpot_s_p50 tpot_s_p90 tpot_s_p99",
-        "mean time per token after the first, per request; unknown for answers in one piece",
+        "mean time per token after the first, per request",
     ),
     NUMBER("itl_s_p50 itl_s_p90 itl_s_p99", "time between two pieces of a streamed answer, over all requests"),
     NUMBER("e2e_s_p50 e2e_s_p90 e2e_s_p99", "time from the scheduled arrival to the last token"),
@@ -70,14 +70,14 @@ SCHEMA = table_schema(
     NUMBER("goodput_requests_per_s", "rate of the requests that keep all bounds"),
     NUMBER(
         "running_peak",
-        "maximum number of running sequences that the server reported, about once per second; null if it reports none",
+        "running sequences that the server reported, about once per second",
     ),
-    INTEGER("in_flight_peak", "maximum number of requests that the client had in flight at once"),
+    INTEGER("in_flight_peak", "requests that the client had in flight at once"),
     INTEGER("waiting_peak preemptions", "as the server reported them"),
     NUMBER("kv_cache_usage_peak", "as the server reported it"),
     NUMBER(
         "memory_used_bytes_max memory_utilization",
-        "maximum memory in use, and as a share of the device's (on a CPU: of the client's and the server's processes)",
+        "maximum memory in use, and as a share of the device's (on a CPU: of client and server)",
     ),
     NUMBER("client_lag_s_p99", "99th percentile of the time from scheduled to sent"),
     NUMBER("client_cpu_cores", "CPU time of the client over wall time"),
@@ -86,14 +86,14 @@ SCHEMA = table_schema(
     INTEGER("steady_requests", "arrivals in the steady state"),
     NUMBER(
         "steady_requests_per_s steady_output_tokens_per_s steady_ttft_s_p50 steady_ttft_s_p99",
-        "the same in the steady state; null with fewer than ten arrivals and for a ramp",
+        "the same in the steady state",
     ),
     NUMBER("queue_growth_per_s", "growth of the number of requests in the system in the second half of the arrivals"),
     FLAG(
         "saturated",
-        "more load than the server sustains; null in a closed loop, all at once, and if the run is too short to decide",
+        "more load than the server sustains; null if that is not decided ([serving.md](serving.md))",
     ),
-    TEXT("limited_by", "`client`, `users`, `server`, `load`, or `unknown` if the run is too short to decide"),
+    TEXT("limited_by", "`client`, `users`, `server`, `load` or `unknown`"),
     TEXT("explanation", "the row in words"),
 )
 

@@ -55,7 +55,7 @@ SCHEMA = table_schema(
         f"a step with prompts as long, or as its operations at {PROMPT_SHARE_OF_RATE:g} of the measured rate if "
         f"that is longer, and all of its time if it took more than {1000 * LONGEST_LAUNCH_S:g} ms",
     ),
-    NUMBER("launch_s", "waiting before and in steps with prompts: the rest of their time; slightly below 0 if none"),
+    NUMBER("launch_s", "waiting before and in steps with prompts; slightly below 0 if none"),
     NUMBER("arrival_s", "waiting in the first two steps, in which the requests arrive"),
     NUMBER("other_s", "waiting elsewhere: slow decode steps, and the time after the last step"),
     NUMBER("waiting_share", "`1 - device_s / wall_s`"),
@@ -73,11 +73,11 @@ WAITING = option("--waiting", type=Path, help="the study's waiting.parquet")
 WITHOUT_WAITING = {
     **NUMBER(
         "device_ratio",
-        "ratio of the rates without waiting, by the table `waiting`; null if not known, or if the requests differ",
+        "ratio of the rates without waiting, by the table `waiting`",
     ),
     **FLAG(
         "only_waiting",
-        "the rates differ by more than the study's margin and `device_ratio` does not: it is the host that differs",
+        "the rates differ by more than the study's margin and `device_ratio` does not: the host differs",
     ),
 }
 
