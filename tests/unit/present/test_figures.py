@@ -124,7 +124,7 @@ def test_arrivals_are_drawn_of_cells_alone_where_requests_arrive_over_time(resul
     for path in (results.root / "parsed").glob("*/requests.parquet"):
         copy = tmp_path / path.parent.name / path.name
         copy.parent.mkdir()
-        pd.read_parquet(path).assign(queued_s=0.01).to_parquet(copy)
+        pd.read_parquet(path).assign(queued_s=0.01, last_token_s=0.1).to_parquet(copy)
     with pytest.raises(MissingError, match="in every cell all requests were submitted at once"):
         FIGURES["workload_arrivals"].plot(Tables(results.root / "tables", tmp_path))
 

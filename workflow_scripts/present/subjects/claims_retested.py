@@ -30,7 +30,13 @@ def claims_on(section: str) -> Part:
                 "Seen here, without influence on the verdict": row["seen_here"],
                 "What would test it": row["would_test"],
             }
-            told = [Text(f"{heading}: {text}") for heading, text in paragraphs.items() if text]
+            # A paragraph for each piece of evidence, which begins with its source in brackets.
+            told = [
+                Text(part)
+                for heading, text in paragraphs.items()
+                if text
+                for part in re.split(r"(?<=\.) (?=\[)", f"{heading}: {text}")
+            ]
             yield Fold(f"Published claim, {row['verdict']}: {row['claim']}", told)
 
     return part

@@ -63,9 +63,10 @@ def _plot(
 
 
 def _rows_of_few_cells(tables: Tables, facts: str) -> pd.DataFrame:
-    """Rows of at most `MOST_CELLS` cells: for each device and engine the cell that may run the most sequences at once,
-    then the one that may run the fewest; of each its first start that gave results."""
-    cells = tables.measured.drop_duplicates("cell_id").sort_values("max_concurrency_allowed", kind="stable")
+    """Rows of at most `MOST_CELLS` cells: for each device and engine the cell that may run the most sequences at once
+    (of several the one with the most requests), then the one that may run the fewest; of each its first start that gave
+    results."""
+    cells = tables.measured.drop_duplicates("cell_id").sort_values(["max_concurrency_allowed", "num_requests"])
     ends = [cells.drop_duplicates(["gpu", "engine"], keep=end) for end in ("last", "first")]
     chosen = pd.concat(ends).drop_duplicates("cell_id").head(MOST_CELLS)
     return tables.facts_of_first_start(facts, chosen["cell_id"]).sort_values(["cell_id", "repeat", "time_s"])
@@ -125,7 +126,7 @@ def _peaks(rows: pd.DataFrame, column: str, what: str, unit: str) -> str:
     return f"Highest {what}, measured: " + "; ".join(f"{cell}: {peak:.3g} {unit}" for cell, peak in peaks.items()) + "."
 
 
-_CELLS = {"cells": ["cell_id", "max_concurrency_allowed"]}
+_CELLS = {"cells": ["cell_id", "max_concurrency_allowed", "num_requests"]}
 
 SUBJECT = Subject(
     id="over-time",
