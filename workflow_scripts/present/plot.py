@@ -231,8 +231,9 @@ def _svg(figure: Any, plot: Plot) -> bytes:
     FigureCanvasSVG(figure).print_svg(out, metadata={"Title": plot.title, "Date": None, "Creator": None})
     # For a reader without the layout's font: fonts that are equally wide or narrower.
     text = out.getvalue().replace("'DejaVu Sans'", "'DejaVu Sans', Verdana, Arial, sans-serif")
-    # A hundredth of a point is enough.
-    return re.sub(r"(\d\.\d\d)\d+", r"\1", re.sub(r"\n\s*", "\n", text)).encode()
+    # A hundredth of a point is enough for a coordinate; the numbers between the tags are what the figure says.
+    text = re.sub(r"<[^>]*>", lambda tag: re.sub(r"(\d\.\d\d)\d+", r"\1", tag[0]), text)
+    return re.sub(r"\n\s*", "\n", text).encode()
 
 
 def _png(figure: Any) -> bytes:

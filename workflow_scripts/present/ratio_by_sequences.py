@@ -166,7 +166,7 @@ def _draw_clocks(ax: Axes, rows: pd.DataFrame, named: Mapping[str, Mark]) -> Non
         ax.plot(rows["x"], median, color=mark.color, marker=mark.marker)
         ax.plot(rows["x"], lowest, color=mark.color, marker=mark.marker, fillstyle="none", linestyle=(0, (2, 1.5)))
     log2_axis(ax, rows["x"].unique())
-    ax.set_ylim(bottom=0)
+    ax.set_ylim(0, 1.05 * ax.get_ylim()[1])
 
 
 def speedups(tables: Tables) -> Iterator[tuple[str, str, str]]:

@@ -37,6 +37,14 @@ def words(svg: Path) -> list[str]:
     return ["".join(text.itertext()) for text in ET.parse(svg).iter(f"{SVG}text")]
 
 
+def test_coordinates_are_rounded_but_not_what_a_figure_says(tmp_path):
+    use_style()
+    write_plot(Plot("A title", "", [], [Panel("0.0796 GiB", print)]), tmp_path, "figure")
+    assert {"A title", "0.0796 GiB"} <= set(words(tmp_path / "figure.svg"))
+    coordinates = re.findall(r' [xy]="-?\d+\.(\d+)"', (tmp_path / "figure.svg").read_text())
+    assert max(map(len, coordinates)) == 2
+
+
 @pytest.mark.parametrize("name", FIGURES)
 def test_every_figure_is_drawn_in_both_widths_and_described(results, name):
     folder = results.root / "figures"
