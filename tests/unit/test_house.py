@@ -27,7 +27,6 @@ def test_every_module_says_what_it_holds():
 NO_ENGINE = {
     "vllm_serve.py": {"vllm"},  # a value of vLLM's argument generation_config
     "kubernetes_files.py": {"hf"},  # the command of huggingface_hub
-    "claims_on_engines.py": {"vllm", "hf"},  # rows of a published table
 }
 
 

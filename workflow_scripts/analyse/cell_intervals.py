@@ -7,6 +7,7 @@ Whether two cells differ is in other tables: intervals of two cells may overlap 
 """
 
 from argparse import Namespace
+from collections.abc import Sequence
 
 import pandas as pd
 
@@ -34,10 +35,10 @@ SCHEMA = table_schema(
 )
 
 
-def cell_intervals(cells: pd.DataFrame) -> pd.DataFrame:
+def cell_intervals(cells: pd.DataFrame, measures: Sequence[str] = MEASURES) -> pd.DataFrame:
     """The intervals table, from the cells table."""
     parts = [pd.DataFrame(columns=list(SCHEMA.columns))]
-    for measure in MEASURES:
+    for measure in measures:
         summary, samples = cell_summary(cells, measure)
         (value, low, high), scope = mean_interval(samples)
         found = pd.DataFrame({"value": value, "low": low, "high": high, "scope": scope})

@@ -13,29 +13,13 @@ from pathlib import Path
 
 import pandas as pd
 
-from workflow_scripts.analyse import (
-    claims_on_caching,
-    claims_on_devices,
-    claims_on_engines,
-    claims_on_memory,
-    claims_on_scheduling,
-    claims_on_sizes,
-)
-from workflow_scripts.analyse.evidence import NOT_TESTABLE, RULES, Evidence, Finding, read_tables, verdict
+from workflow_scripts.analyse.claim_checks import findings, parts
+from workflow_scripts.analyse.claim_tables import Evidence, read_tables
+from workflow_scripts.analyse.evidence import NOT_TESTABLE, Finding, verdict
 from workflow_scripts.analyse.tables import TEXT, table_schema, write_table
 from workflow_scripts.catalog.published import PUBLISHED, Claim, Published
 from workflow_scripts.common.command import STUDY, TABLES, command, option, out
 from workflow_scripts.study.study_file import load_study
-
-# Modules that register their rules when they are imported.
-RULE_MODULES = (
-    claims_on_devices,
-    claims_on_engines,
-    claims_on_caching,
-    claims_on_memory,
-    claims_on_scheduling,
-    claims_on_sizes,
-)
 
 # Maximum number of findings of one kind that are written out: of those that bear on a claim, and of the others. The
 # others are only counted.
@@ -66,7 +50,7 @@ SCHEMA = table_schema(
     TEXT("evidence_sources", "the labels in `evidence`"),
     TEXT(
         "seen_here",
-        "like `evidence`, for measurements on other devices or models than those of the claim; they decide nothing",
+        "like `evidence`, for measurements under other conditions than the source states; they decide nothing",
     ),
     TEXT("would_test", "the command, study or argument that would give a verdict; null if there is a verdict"),
     TEXT(
@@ -80,7 +64,7 @@ def claims_table(evidence: Evidence) -> pd.DataFrame:
     """One row per claim that the study names, in the study's order.
 
     Raises:
-        PublishedError: published data cannot be read, or a claim lacks a quantity that its rule needs.
+        PublishedError: published data cannot be read, or a check names what does not exist.
     """
     claims = [evidence.published.claim(claim_id) for claim_id in dict.fromkeys(evidence.study.claims)]
     rows = pd.DataFrame([_row(claim, evidence) for claim in claims], columns=list(SCHEMA.columns))
@@ -88,11 +72,10 @@ def claims_table(evidence: Evidence) -> pd.DataFrame:
 
 
 def _row(claim: Claim, evidence: Evidence) -> dict[str, str | None]:
-    rule = RULES.get(claim.id)
-    findings = list(rule.find(claim, evidence)) if rule else []
-    bearing = [finding for finding in findings if finding.bears]
-    found = verdict(findings)
-    decides, seen_here = _kinds(bearing), _kinds([finding for finding in findings if not finding.bears])
+    every = list(findings(claim, evidence))
+    bearing = [finding for finding in every if finding.bears]
+    found = verdict(every, parts(claim))
+    decides, seen_here = _kinds(bearing), _kinds([finding for finding in every if not finding.bears])
     return {
         "claim_id": claim.id,
         "claim": claim.text,
@@ -104,7 +87,7 @@ def _row(claim: Claim, evidence: Evidence) -> dict[str, str | None]:
         "evidence": _written(decides, MOST_WRITTEN),
         "evidence_sources": _listed(finding.label for finding in bearing),
         "seen_here": _written(seen_here, MOST_SEEN_HERE),
-        "would_test": (rule.test if rule else "a rule for this claim") if found == NOT_TESTABLE else None,
+        "would_test": claim.would_test if found == NOT_TESTABLE else None,
         "evidence_ids": _listed([*_ids(decides, MOST_WRITTEN), *_ids(seen_here, MOST_SEEN_HERE)]),
         "source": claim.label,
     }

@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from math import inf
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from workflow_scripts.catalog.gpus_and_models import CONFIG
 from workflow_scripts.common.faults import InputError
@@ -24,23 +25,40 @@ class PublishedError(InputError):
     """Published data that cannot be read; the message says what is wrong and what is allowed."""
 
 
-class Quantity(Record):
-    """One number of a claim: a value, several values, a range or a formula, and for which settings (`at`)."""
+class Stated(Record):
+    """What must hold: a value, or one or both ends of a range."""
+
+    value: float | None = None
+    min: float | None = None
+    max: float | None = None
+
+    def ends(self, tolerance: float = 0.0, tolerance_pct: float = 0.0) -> tuple[float, float]:
+        """The lowest and the highest number that agree with it.
+
+        >>> Stated(min=60, max=80).ends(tolerance=5), Stated(max=15).ends()
+        ((55.0, 85.0), (-inf, 15.0))
+        """
+        low, high = (self.value if end is None else end for end in (self.min, self.max))
+        share = tolerance_pct / 100
+        return (
+            -inf if low is None else low * (1 - share) - tolerance,
+            inf if high is None else high * (1 + share) + tolerance,
+        )
+
+
+class Quantity(Stated):
+    """One number of a claim: a value, several values or a range, and for which settings (`at`)."""
 
     name: str
     unit: str
-    value: float | None = None
     values: tuple[float, ...] | None = None
-    min: float | None = None
-    max: float | None = None
-    formula: str | None = None
     approximate: bool = False
     at: dict[str, float] = {}
 
     @model_validator(mode="after")
     def _says_something(self) -> "Quantity":
-        if all(part is None for part in (self.value, self.values, self.min, self.max, self.formula)):
-            raise ValueError(f"{self.name}: needs one of value, values, min, max, formula")
+        if all(part is None for part in (self.value, self.values, self.min, self.max)):
+            raise ValueError(f"{self.name}: needs one of value, values, min, max")
         return self
 
     def text(self) -> str:
@@ -54,7 +72,7 @@ class Quantity(Record):
         unit = _SYMBOLS.get(self.unit, f" {self.unit}")
         about = "about " if self.approximate else ""
         at = ", ".join(f"{name} {plain(value)}" for name, value in self.at.items())
-        return about + (self.formula or f"{self._numbers()}{unit}") + (f" at {at}" if at else "")
+        return f"{about}{self._numbers()}{unit}" + (f" at {at}" if at else "")
 
     def _numbers(self) -> str:
         if self.value is not None:
@@ -76,10 +94,55 @@ def plain(number: float | None) -> str:
     return f"{number:,.0f}" if number == int(number) else f"{number:,}"
 
 
+def _by_name(columns: Any) -> Any:
+    return {name: name for name in columns} if isinstance(columns, list) else columns
+
+
+class Rows(Record):
+    """Rows of one table of the study, or of one that `analyse.claim_tables` makes.
+
+    `where` is a condition on columns, as in `DataFrame.query`. `intervals` are measures of cells, which get the columns
+    MEASURE_low and MEASURE_high. `same` is for rows beside others: columns that must be equal, or column there ->
+    column here; without any, each row there is beside each row here.
+    """
+
+    table: str
+    where: str | None = None
+    intervals: tuple[str, ...] = ()
+    same: Annotated[dict[str, str], BeforeValidator(_by_name)] = {}
+
+
+class Check(Record):
+    """How one number of a claim is held against rows of a table; docs/claims.md describes each field."""
+
+    compare: Literal["range", "flat", "bandwidth"] = "range"
+    quantity: str | None = None
+    at: dict[str, float] = {}
+    stated: Stated | None = None
+    rows: Rows
+    beside: tuple[Rows, ...] = ()
+    where: str | None = None
+    by: tuple[str, ...] = ()
+    highest: tuple[str, ...] = ()
+    per: tuple[str, ...] = ()
+    value: str | None = None
+    low: str | None = None
+    high: str | None = None
+    tolerance: float = 0.0
+    tolerance_pct: float = 0.0
+    decides: tuple[Literal["supported", "contradicted"], ...] = ("supported", "contradicted")
+    gpus: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+    under: str | None = None
+    unstated: bool = False
+    text: str = "{explanation}"
+
+
 class Claim(Record):
-    """One claim: who makes it (`source`), in our words, with its quantities and the table behind it.
+    """One claim: who makes it (`source`), in our words, with its quantities, the table behind it, and how it is tested.
 
     `model`, a name in config/models/, is the model that a table of rates over max-num-seqs was measured with.
+    `would_test` says what would give a verdict where the checks give none.
     """
 
     id: str
@@ -89,6 +152,8 @@ class Claim(Record):
     table: str | None = None
     model: str | None = None
     quantities: Annotated[tuple[Quantity, ...], Field(min_length=1)]
+    checks: tuple[Check, ...] = ()
+    would_test: str = "a check in claims.yaml"
 
     def quantity(self, name: str, **at: float) -> Quantity:
         """The quantity with this name and these settings.

@@ -8,8 +8,9 @@ import yaml
 
 from tests.unit.analyse.synthetic_cells import starts_table
 from tests.unit.made_studies import fixed, made_study
-from workflow_scripts.analyse.claims import RULES  # importing it enters all rules
-from workflow_scripts.analyse.evidence import Evidence, read_tables, verdict
+from workflow_scripts.analyse import claim_checks
+from workflow_scripts.analyse.claim_tables import Evidence, read_tables
+from workflow_scripts.analyse.evidence import verdict
 from workflow_scripts.analyse.tables import TABLE_SCHEMAS
 from workflow_scripts.catalog.gpus_and_models import CONFIG
 from workflow_scripts.catalog.published import Published
@@ -59,13 +60,13 @@ def claim(claim_id, **numbers):
 
 
 def findings(claim_id, of, **numbers):
-    """What the claim's rule finds."""
-    return list(RULES[claim_id].find(claim(claim_id, **numbers), of))
+    """What the claim's checks find."""
+    return list(claim_checks.findings(claim(claim_id, **numbers), of))
 
 
 def judged(claim_id, of, **numbers):
-    """The verdict that the claim's rule comes to."""
-    return verdict(findings(claim_id, of, **numbers))
+    """The verdict that the claim's checks come to."""
+    return verdict(findings(claim_id, of, **numbers), claim_checks.parts(PUBLISHED.claim(claim_id)))
 
 
 def republished(folder, tables=None, claims=None):

@@ -10,8 +10,9 @@ import yaml
 
 from tests.unit.analyse.claim_evidence import LLAMA, PUBLISHED, STUDY, evidence, republished
 from tests.unit.analyse.synthetic_cells import cell, table
-from workflow_scripts.analyse.claims import MOST_IDS, MOST_SEEN_HERE, MOST_WRITTEN, RULES, SCHEMA, claims_table, main
-from workflow_scripts.analyse.evidence import COMPUTED, CONTRADICTED, MEASURED, NOT_TESTABLE, SUPPORTED, Finding, Rule
+from workflow_scripts.analyse import claims as claims_module
+from workflow_scripts.analyse.claims import MOST_IDS, MOST_SEEN_HERE, MOST_WRITTEN, SCHEMA, claims_table, main
+from workflow_scripts.analyse.evidence import COMPUTED, CONTRADICTED, MEASURED, NOT_TESTABLE, SUPPORTED, Finding
 from workflow_scripts.analyse.tables import TABLE_SCHEMAS, read_table, write_table
 from workflow_scripts.catalog import gpus_and_models as catalog
 from workflow_scripts.catalog.gpus_and_models import CONFIG
@@ -40,8 +41,10 @@ def verdicts(of):
 # --- the published claims --------------------------------------------------------------------------------------------
 
 
-def test_every_published_claim_has_a_rule_and_no_rule_is_without_a_claim():
-    assert set(RULES) == {claim.id for claim in PUBLISHED.claims}
+def test_every_published_claim_has_a_check_and_a_source_that_is_known():
+    assert all(claim.checks for claim in PUBLISHED.claims)
+    known = set(re.findall(r"^- `([\w-]+)`", (PUBLISHED.folder / "README.md").read_text(), re.MULTILINE))
+    assert {claim.source for claim in PUBLISHED.claims} <= known
 
 
 def test_verdicts_that_formulas_and_published_numbers_alone_come_to():
@@ -61,31 +64,36 @@ def test_verdicts_that_formulas_and_published_numbers_alone_come_to():
         "kv-of-llama-3-70b": CONTRADICTED,
         "blocks-linear-in-utilization": NOT_TESTABLE,  # the capacity table holds the line
         "capacity-of-an-l4": NOT_TESTABLE,
-        "prefix-hit-rate-of-identical-prompts": SUPPORTED,
+        "prefix-hit-rate-of-identical-prompts": CONTRADICTED,
         "speedup-of-a-shared-system-prompt": NOT_TESTABLE,
         "computation-saved-by-prefix-caching": NOT_TESTABLE,
         "block-size-by-length": CONTRADICTED,
         "concurrent-users-of-a-small-model": NOT_TESTABLE,
         "memory-used-by-paging": NOT_TESTABLE,
         "concurrency-gained-by-paging": NOT_TESTABLE,
-        "improvement-ratio": CONTRADICTED,
-        "kv-share-of-memory": CONTRADICTED,
+        "kv-share-of-memory": NOT_TESTABLE,
         "kv-of-a-batch-of-llama-3-70b": CONTRADICTED,
         "llama-70b-on-a100s": SUPPORTED,
         "tensor-for-latency-pipeline-for-throughput": NOT_TESTABLE,
-        "waste-of-512-slots": NOT_TESTABLE,
+        "waste-of-512-slots": SUPPORTED,
         "faster-for-a-single-request": NOT_TESTABLE,
         "prompts-limit-concurrency": NOT_TESTABLE,
         "thirty-to-a-hundred-times-faster": NOT_TESTABLE,
         "utilization-is-for-the-kv-cache": CONTRADICTED,
         "pages-of-4-kib": CONTRADICTED,
-        "least-recently-used-blocks-are-evicted": NOT_TESTABLE,
+        "eviction-by-lowest-utility": NOT_TESTABLE,
+        "kv-blocks-control-throughput": NOT_TESTABLE,
+        "slots-are-never-the-bottleneck": NOT_TESTABLE,
+        "hf-reserves-max-new-tokens": NOT_TESTABLE,
+        "max-model-len-is-a-capacity-knob": NOT_TESTABLE,
+        "capacity-of-32k-for-4k-chats": SUPPORTED,
+        "short-max-model-len": NOT_TESTABLE,
     }
 
 
 def test_nothing_that_was_measured_on_a_cpu_decides():
     cpu = {"gpu": "cpu-all", "model": LLAMA}
-    ids = {"cell_id": "a", "baseline_cell_id": "b"}
+    ids = {"cell_id": f"cpu-all/vllm/{LLAMA}/chat/bs32", "baseline_cell_id": "b"}
     effect = ids | {"engine": "vllm", "comparison": "overall", "verdict": "flat", "explanation": "Flat."}
     of = evidence(
         cells=[
@@ -128,34 +136,35 @@ def test_every_row_names_who_said_it_and_evidence_has_a_label():
     assert found["claim"].tolist() == [claim.text for claim in PUBLISHED.claims]
     assert found["published_by"].tolist() == [claim.source for claim in PUBLISHED.claims]
     for row in found.to_dict("records"):
-        assert row["evidence"].startswith("[")
+        assert (row["evidence"] or "[").startswith("[")
         assert (row["would_test"] is not None) == (row["verdict"] == NOT_TESTABLE)
         assert (row["scope"] is None) == (row["verdict"] == NOT_TESTABLE)
-        assert set(row["evidence_sources"].split("; ")) <= {COMPUTED, MEASURED, "published"}
-        assert row["evidence_ids"]
+        assert set((row["evidence_sources"] or COMPUTED).split("; ")) <= {COMPUTED, MEASURED, "published"}
+        assert (row["evidence_ids"] is None) == (row["evidence"] is None)
     seventy = found.set_index("claim_id").loc["kv-of-llama-3-70b"]
     assert (seventy["quantity"], seventy["published_value"]) == ("tokens; kv_cache", "4,096 tokens; about 5.2 GB")
-    assert seventy["evidence_ids"] == "formulas.bytes_per_token"
+    assert seventy["evidence_ids"] == "claims.yaml; numbers"
 
 
 def test_what_would_test_a_claim_names_a_study_and_a_sweep_that_exist():
     named = set()
-    for rule in RULES.values():
-        for path in re.findall(r"config/studies/\S+\.yaml", rule.test):
+    for claim in PUBLISHED.claims:
+        for path in re.findall(r"config/studies/\S+\.yaml", claim.would_test):
             sweeps = {sweep.name for sweep in load_study(CHECKOUT / path).sweeps}
-            for listed in re.findall(r"\(sweeps? ([\w -]+?)[;)]", rule.test):
+            for listed in re.findall(r"\(sweeps? ([\w -]+?)[;)]", claim.would_test):
                 names = listed.split(" and ")
                 assert set(names) <= sweeps
                 named |= set(names)
-    assert {"prefix-length", "concurrent-users", "utilization", "hf-baseline", "block-size"} <= named
+    assert {"prefix-length", "users", "utilization", "hf-baseline", "reserved-slots", "single-request"} <= named
 
 
 # --- any claims ------------------------------------------------------------------------------------------------------
 
 
 def made(tmp_path, monkeypatch, *found, claims=(ONE,), test="a study"):
-    (tmp_path / "claims.yaml").write_text(yaml.safe_dump(list(claims)))
-    monkeypatch.setitem(RULES, "one", Rule(lambda claim, evidence: iter(found), test))
+    (tmp_path / "claims.yaml").write_text(yaml.safe_dump([claims[0] | {"would_test": test}, *claims[1:]]))
+    monkeypatch.setattr(claims_module, "findings", lambda claim, evidence: iter(found))
+    monkeypatch.setattr(claims_module, "parts", lambda claim: ())
     study = STUDY.model_copy(update={"claims": [claim["id"] for claim in claims]})
     return claims_table(evidence(Published(tmp_path), study))
 
@@ -236,7 +245,7 @@ def test_as_many_as_are_written_leave_none_to_count(tmp_path, monkeypatch):
 def test_a_claim_without_evidence_or_rule_is_not_testable(tmp_path, monkeypatch):
     table = made(tmp_path, monkeypatch, claims=[ONE, ONE | {"id": "two"}], test="another study")
     assert table["verdict"].tolist() == [NOT_TESTABLE, NOT_TESTABLE]
-    assert table["would_test"].tolist() == ["another study", "a rule for this claim"]
+    assert table["would_test"].tolist() == ["another study", "a check in claims.yaml"]
     assert table["evidence"].isna().all()
     assert table["evidence_ids"].isna().all()
     assert table["claim_id"].tolist() == ["one", "two"]

@@ -33,7 +33,6 @@ def read(folder, *claims):
         ({"unit": "tokens", "max": 15}, "at most 15 tokens"),
         ({"unit": "tokens", "min": 15}, "at least 15 tokens"),
         ({"unit": "percent", "min": 60, "max": 80}, "60 to 80 %"),
-        ({"unit": "ratio", "formula": "a / b"}, "a / b"),
         (
             {"unit": "blocks", "value": 8, "at": {"utilization": 0.5, "length": 2048}},
             "8 blocks at utilization 0.5, length 2,048",
@@ -93,7 +92,7 @@ def test_the_tables_of_claims_are_read_from_the_same_folder(tmp_path):
     [
         ([CLAIM | {"label": "measured"}], r"claims.yaml: 0.label: Input should be 'published'"),
         ([CLAIM | {"quantities": []}], r"0.quantities: Tuple should have at least 1 item"),
-        ([CLAIM | {"quantities": [{"name": "a", "unit": "s"}]}], "a: needs one of value, values, min, max, formula"),
+        ([CLAIM | {"quantities": [{"name": "a", "unit": "s"}]}], "a: needs one of value, values, min, max"),
         ([CLAIM | {"verdict": "supported"}], r"0.verdict: unknown key; allowed: id, source"),
         ([CLAIM, CLAIM], "two claims have the id 'one'"),
     ],

@@ -274,7 +274,7 @@ def test_weights_of_an_unknown_kind_have_no_prediction_and_a_reason():
 
 # --- published numbers of blocks -------------------------------------------------------------------------------------
 
-BLOCKS = ["blocks-linear-in-utilization", "throughput-flat-over-block-size", "improvement-ratio"]
+BLOCKS = ["blocks-linear-in-utilization", "throughput-flat-over-block-size", "kv-share-of-memory"]
 HEADER = (
     "gpu,model,vllm_version,gpu_memory_utilization,max_model_len,block_size,"
     "num_gpu_blocks,kv_cache_tokens,max_concurrency\n"

@@ -75,7 +75,7 @@ STUDY = study_content(
     name="synthetic",
     question=f"Are made-up numbers drawn as they are? {SCRIPT}",
     repeats=3,
-    claims=["improvement-ratio"],
+    claims=["h200-over-l40s"],
     workloads={
         "chat": {
             "kind": "synthetic",

@@ -9,10 +9,10 @@ from workflow_scripts.present.report_tables import records
 
 # Address of a section -> the ids of claims that belong there; all others are about KV memory.
 _ABOUT: Mapping[str, str] = {
-    "max-num-seqs": "max-num-seqs|prompts-limit|gpu-utilisation",
+    "max-num-seqs": "max-num-seqs|prompts-limit|gpu-utilisation|control-throughput|slots-are-never",
     "devices": "h200-over|h100-over|on-a100s|tensor-for",
-    "engines": "hf-|-hf|engines-on|improvement-ratio|hundred-times|single-request",
-    "prefix-caching": "prefix|system-prompt",
+    "engines": "hf-|-hf|engines-on|hundred-times|single-request",
+    "prefix-caching": "prefix|system-prompt|eviction",
 }
 
 
