@@ -26,6 +26,7 @@ class EngineDescription:
         adapter: a class with the methods of `measure.engine.Engine`.
         library: the module that must be installed to run the engine.
         packages: distributions that provide the engine. The version of the first that is installed is recorded.
+        versions: which versions of these the adapter can measure, as a PEP 440 specifier.
         preload: modules to import, in this order, in the process that is forked for a cell.
         inherits_variables: whether the cell's process gets the environment variables that `preload` sets on import.
         locks: the package that only one environment has -> its lock in envs/. The first installed one counts.
@@ -46,6 +47,7 @@ class EngineDescription:
     adapter: str
     library: str
     packages: tuple[str, ...]
+    versions: str = ""
     preload: tuple[str, ...] = ()
     inherits_variables: bool = True
     locks: Mapping[str, str] = field(default_factory=lambda: LOCKS)

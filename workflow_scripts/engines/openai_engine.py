@@ -8,7 +8,6 @@ from workflow_scripts.common.knob import Knob
 from workflow_scripts.engines.description import EngineDescription
 from workflow_scripts.engines.hf_engines import PACKAGES
 from workflow_scripts.engines.knobs import Knobs
-from workflow_scripts.engines.vllm_engines import PRELOAD
 from workflow_scripts.workloads.arrivals import Load
 
 
@@ -31,10 +30,8 @@ OPENAI = EngineDescription(
     name="openai",
     knobs=OpenAiKnobs,
     adapter="workflow_scripts.measure.openai_endpoint:OpenAiEndpoint",
-    library="vllm",
+    library="aiohttp",
     # Of all servers that an endpoint can name, only that of transformers is in this environment.
     packages=PACKAGES,
-    # The client is a part of vLLM, but a server that it starts must not inherit vLLM's variables.
-    preload=PRELOAD,
-    inherits_variables=False,
+    preload=("aiohttp",),
 )

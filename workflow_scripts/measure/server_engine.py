@@ -20,7 +20,6 @@ from workflow_scripts.workloads.arrivals import Load
 from workflow_scripts.workloads.request import Prompt, Request
 
 LOOPBACK = "127.0.0.1"
-CLIENT_LOG = "client.log"
 # After a broken connection, it may take so long until the end of the server's process is seen.
 END_IS_SEEN_S = 0.5
 
@@ -95,10 +94,9 @@ class Serving:
         self._steps.clear()
 
     def _send(self, requests: Sequence[Request], arrivals_s: Sequence[float]) -> list[RequestRecord]:
-        log = self._setup.evidence / CLIENT_LOG
         guard = self._server.guarded() if self._server else contextlib.nullcontext()
         with guard, Scraper(self._target.address) as scraper:
-            records = send(self._target, requests, self._prompts(requests), arrivals_s, self._load.users, log)
+            records = send(self._target, requests, self._prompts(requests), arrivals_s, self._load.users)
         self._steps += scraper.steps
         return records
 

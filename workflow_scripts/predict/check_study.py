@@ -3,7 +3,8 @@
     kvsweep check-engines --study config/studies/paged_attention.yaml
 
 Needs no GPU, weights or network. Each distinct setting goes through vLLM's own argument parser and config classes, or
-those of transformers, with the model's configuration from config/models/. It takes about 15 s for each kind of device,
+those of transformers, with the model's configuration from config/models/. Before that, the installed versions are
+compared with those that the pipeline can measure. It takes about 15 s for each kind of device,
 nearly all of it for imports, so only `snakemake check_study` does it, not a dry run. It prints one line per fault:
 sweep, setting, and the reason in the engine's words. A cell predicted to end as `infeasible` is a result, not a fault;
 it is listed as a note.
@@ -16,6 +17,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from packaging.specifiers import SpecifierSet
 
 from workflow_scripts.catalog.gpus_and_models import load_gpus, load_models
 from workflow_scripts.common.command import STUDY, command
@@ -92,11 +95,21 @@ def _asked(cells: Sequence[Cell]) -> Mapping[str, EngineDescription]:
     return {engine.library: engine for engine in engines}
 
 
-def _version(library: str, packages: Iterable[str]) -> str:
+def _version(packages: Iterable[str]) -> tuple[str, str] | None:
+    """The first of the packages that is installed, with its version."""
     for package in packages:
         with contextlib.suppress(metadata.PackageNotFoundError):
-            return f"{package} {metadata.version(package)}"
-    return library
+            return package, metadata.version(package)
+    return None
+
+
+def unsupported(cells: Iterable[Cell]) -> Iterator[str]:
+    """A line for each engine of the cells whose installed version its adapter cannot measure."""
+    for engine in map(get_engine, dict.fromkeys(cell.engine for cell in cells)):
+        if (found := _version(engine.packages)) and not SpecifierSet(engine.versions, prereleases=True).contains(
+            found[1]
+        ):
+            yield f"{engine.name} can be measured with {found[0]} {engine.versions}; {found[1]} is installed here"
 
 
 @command("check-engines", STUDY)
@@ -107,6 +120,8 @@ def main(args: Namespace) -> None:
     for library in libraries:
         if importlib.util.find_spec(library) is None:
             raise InputError(f"{library} is not installed here; run this in the environment that measures")
+    if wrong := list(unsupported(cells)):
+        raise InputError("\n".join(wrong))
     found = list(check_cells(cells))
     faults = fault_lines(args.study, (pair for pair in found if not pair[1].only_here))
     unchecked = fault_lines(args.study, (pair for pair in found if pair[1].only_here))
@@ -114,5 +129,5 @@ def main(args: Namespace) -> None:
         print(note)
     if faults:
         raise InputError("\n".join(faults))
-    asked = " and ".join(_version(name, e.packages) for name, e in libraries.items()) or "no engine"
+    asked = " and ".join(" ".join(_version(e.packages) or [name]) for name, e in libraries.items()) or "no engine"
     print(f"{args.study}: {len(cells)} cells, no setting refused; checked with {asked}")

@@ -48,6 +48,19 @@ def test_a_library_that_is_not_installed_is_one_message(monkeypatch, capsys):
     )
 
 
+def test_a_version_that_the_adapter_cannot_measure_is_refused_before_its_settings_are_asked(monkeypatch, capsys):
+    asked = []
+    monkeypatch.setattr(check_study, "check_cells", lambda cells: asked.append(cells) or [])
+    monkeypatch.setattr(check_study.importlib.util, "find_spec", lambda name: name)
+    found = {"0.19.1": 2, "0.20.0": 0, "0.20.0rc1": 2, "0.33.0": 0}
+    for version, status in found.items():
+        installed = {"vllm": version, "transformers": "5.19.0"}
+        monkeypatch.setattr(check_study.metadata, "version", lambda package, known=installed: known[package])
+        assert check_study.main(["--study", "config/studies/demo.yaml"]) == status
+        assert (version in capsys.readouterr().err) == (status == 2)
+    assert len(asked) == 2
+
+
 def test_a_bad_study_is_refused_before_any_engine_is_asked(tmp_path, capsys):
     assert check_study.main(["--study", str(tmp_path / "none.yaml")]) == 2
     assert "there is no such study file" in capsys.readouterr().err
