@@ -113,9 +113,8 @@ SCHEMA = table_schema(
     notes=(
         f"What the engine shows of a knob: {_shown_in_words()}.\n\n"
         "An engine chooses settings that a study leaves out, and the choice may depend on the compared knob: vLLM's "
-        "default for `max_num_batched_tokens` depends on `max_num_seqs`. `moved_with_it` compares all effective "
-        "settings (`effective` of the cells table) except the knob itself and what follows from it by arithmetic, such "
-        "as the number of KV blocks. To compare only the knob, set the settings that moved in the study."
+        "default for `max_num_batched_tokens` depends on `max_num_seqs`. To compare only the knob, set the settings in "
+        "`moved_with_it`."
     ),
 )
 
