@@ -3,9 +3,6 @@
 A rate that was measured on one occasion says nothing about other occasions, because its interval does not cover the
 effect of an occasion on a cell. So the interval of two occasions covers the variation within each and between them.
 `report/page/occasions.js` computes the same; a test compares the two.
-
-Sources: [Welch] as in `statistics`; [Satterthwaite] An approximate distribution of estimates of variance components,
-Biometrics Bulletin 2, 1946.
 """
 
 from typing import NamedTuple
@@ -14,6 +11,7 @@ import numpy as np
 
 from workflow_scripts.analyse.start_spread import FloatArray
 from workflow_scripts.analyse.statistics import STARTS_TO_SEE_MODES, Comparisons, IntArray
+from workflow_scripts.analyse.variation import satterthwaite
 
 BETWEEN_OCCASIONS = "between occasions"
 # Standard deviation between occasions, in per cent, if the user does not give that of their machines: the
@@ -45,20 +43,17 @@ def compare_occasions(a: Means, b: Means, vary_pct: float = OCCASIONS_VARY_PCT) 
     >>> bool(found.p_beyond(2.0)[0] < 0.05), bool(compare_occasions(of_a, of_a).p_within(2.0)[0] < 0.05)
     (True, False)
     """
-    error = a.squared_error + b.squared_error
-    with np.errstate(divide="ignore", invalid="ignore"):
-        parts = a.squared_error**2 / a.df + b.squared_error**2 / b.df
-        tested = error + 2 * (vary_pct / 100) ** 2
-        df = np.where(parts == 0, np.inf, tested**2 / parts)
-    scope = np.full(error.shape, BETWEEN_OCCASIONS, dtype=object)
-    scope[np.isnan(error)] = None
+    occasions = np.full(a.df.shape, 2 * (vary_pct / 100) ** 2), np.full(a.df.shape, np.inf)
+    tested, df = satterthwaite((a.squared_error, a.df), (b.squared_error, b.df), occasions)
+    scope = np.full(df.shape, BETWEEN_OCCASIONS, dtype=object)
+    scope[np.isnan(tested)] = None
     # `Comparisons` divides the variance by the starts. With fewer of them it would allow for two modes of a cell, which
     # the variation between occasions includes here.
     return Comparisons(
         difference=b.log_mean - a.log_mean,
         variance=tested * STARTS_TO_SEE_MODES,
         df=df,
-        starts=np.full(error.shape, STARTS_TO_SEE_MODES),
+        starts=np.full(df.shape, STARTS_TO_SEE_MODES),
         scope=scope,
-        bimodal=np.zeros(error.shape, dtype=bool),
+        bimodal=np.zeros(df.shape, dtype=bool),
     )
