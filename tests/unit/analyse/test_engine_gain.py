@@ -11,6 +11,7 @@ from scipy import stats
 from tests.unit.analyse.synthetic_cells import around, cell, only, starts_table
 from tests.unit.analyse.synthetic_starts import as_ratio
 from workflow_scripts.analyse.engine_gain import DECOMPOSITION_SCHEMA, SCHEMA, engine_tables, main
+from workflow_scripts.analyse.further_starts import Looks
 from workflow_scripts.analyse.tables import read_table, write_table
 
 DEMO = Path(__file__).parents[3] / "config" / "studies" / "demo.yaml"
@@ -82,6 +83,12 @@ def test_cells_of_different_locks_are_not_comparable():
     assert found["reason"] == "the environments differ: lock aaaaaaaaaaaa against bbbbbbbbbbbb"
     assert math.isnan(found["improvement_ratio"])
     assert not steps(*apart)["comparable"].any()
+
+
+def test_each_plan_of_starts_has_less_of_the_error():
+    cells = starts_table(vllm(around(130, 0.06), 1), static(around(100, 0.06, 1), 1))
+    verdicts = [only(engine_tables(cells, Looks(3, 3, earlier))[0])["verdict"] for earlier in range(4)]
+    assert verdicts == ["faster", "faster", "not decided", "not decided"]
 
 
 def test_improvement_is_a_ratio_within_rounds():
