@@ -370,7 +370,9 @@ def explained(studies: Studies, rng: np.random.Generator) -> tuple[Table, bool]:
         run = studies.run(starts, rng)
         truth = np.exp(run.truth[..., ENGINE_A] - run.truth[..., ENGINE_B])
         interval = compare(run.samples, ENGINE_A, ENGINE_B).interval()
-        right, false = (float(shows(*interval, candidate=truth * away).mean()) for away in (1, 1.0001 + NEAR_PCT / 100))
+        known, far = ~np.isnan(interval.low), 1.0001 + NEAR_PCT / 100
+        ends = [end[known] for end in interval]
+        right, false = (float(shows(*ends, candidate=truth[known] * away).mean()) for away in (1, far))
         fits &= false <= MOST_FALSE
         table.add_row(str(starts), _pct(right), _pct(false), "" if false <= MOST_FALSE else "missed")
     return table, fits

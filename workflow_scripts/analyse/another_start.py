@@ -53,7 +53,7 @@ def another_start(samples: Samples) -> AnotherStart:
     mean, squared, df = mean_errors(samples)
     n = samples.starts
     start = squared * (n + 1)  # the squared error of a mean of n starts is the variance of one over n
-    occasions = 2 * OCCASION_SD**2 * samples.shared, np.full(n.shape, np.inf)
-    total, df = satterthwaite((start, df), occasions)
+    occasions = 2 * OCCASION_SD**2 * samples.shared.astype(float)
+    total, df = satterthwaite((start, df), (occasions, np.full_like(occasions, np.inf)))
     scope = (BETWEEN_CARDS if samples.between_cards.all() else BETWEEN_STARTS) if (n > 1).all() else ONE_START
     return AnotherStart(mean, total, df, None if np.isnan(total).any() else scope)

@@ -86,7 +86,7 @@ def test_cells_of_different_locks_are_not_comparable():
 
 
 def test_each_plan_of_starts_has_less_of_the_error():
-    cells = starts_table(vllm(around(130, 0.06), 1), static(around(100, 0.06, 1), 1))
+    cells = starts_table(vllm(around(130, 0.02), 1), static(around(100, 0.02, 1), 1))
     verdicts = [only(engine_tables(cells, Looks(3, 3, earlier))[0])["verdict"] for earlier in range(4)]
     assert verdicts == ["faster", "faster", "not decided", "not decided"]
 
