@@ -1,7 +1,7 @@
 """Cluster: one Slurm job per batch of cells. Preparing may run on nodes too; everything else runs on the login node."""
 
 from workflow_scripts.cluster.attempt import Attempt
-from workflow_scripts.cluster.site import SiteError, job_resources, load_site, predicted_limits_s, queue_resources
+from workflow_scripts.cluster.site import SiteError, job_resources, load_site, predicted_limits_s, queue_resources, what_fits
 
 try:
     SITE = load_site(Path(config["site"]))
@@ -27,6 +27,8 @@ if SITE.prepare != "login":
 
 if workflow.is_main_process:
     elsewhere = sorted(set(GPUS) - set(SITE.gpus))
+    if MEASURES and not set(GPUS) & set(SITE.gpus):
+        raise WorkflowError(f"study {STUDY.name!r} is for {', '.join(GPUS)}; {what_fits(SITE, config['site'])}")
     if elsewhere:
         logger.warning(f"{config['site']} has no {', '.join(elsewhere)}: their cells are left to another cluster.")
     here = [id for id, cell in CELLS.items() if cell.gpu in SITE.gpus]

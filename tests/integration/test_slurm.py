@@ -97,6 +97,21 @@ def test_the_call_of_the_docs_works_as_it_stands(checkout):
     assert {*planned} == {"h200", "h100-sxm", "a100-pcie-80gb", "l40s"}
 
 
+def test_without_a_study_the_profile_stops_and_names_a_command_that_works(checkout):
+    def typed(call):
+        command = [sys.executable, "-m", *call.split()]
+        return subprocess.run(command, cwd=checkout.root, env=checkout.lab.environment, capture_output=True, text=True)
+
+    stopped = typed("snakemake --profile slurm")
+    assert stopped.returncode == 1
+    assert "study 'demo' is for cpu-all; config/site.yaml has h200, h100-sxm, a100-pcie-80gb, l40s" in stopped.stderr
+    assert "Job stats" not in stopped.stdout + stopped.stderr
+    (named,) = re.findall(r"Type: (snakemake --profile slurm --configfile \S+)", stopped.stderr)
+    planned = typed(f"{named} --dry-run")
+    assert planned.returncode == 0, planned.stderr
+    assert "measure_batch" in planned.stdout
+
+
 def other(block_size: int) -> str:
     """Knobs of a cell that no other test measures."""
     return KNOBS.replace("bs32", f"bs{block_size}")

@@ -18,7 +18,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from workflow_scripts.catalog.gpus_and_models import load_gpus, load_models
+from workflow_scripts.catalog.gpus_and_models import CONFIG, load_gpus, load_models
 from workflow_scripts.cluster.attempt import Attempt
 from workflow_scripts.common.command import ATTEMPT, STUDY, command, option, positive
 from workflow_scripts.common.faults import InputError
@@ -108,6 +108,25 @@ def load_site(path: Path) -> Site:
         SiteError: the file is missing, is not YAML, or contains something that is not allowed.
     """
     return validated(Site, read_yaml(path, SiteError), str(path), SiteError)
+
+
+def what_fits(site: Site, file: str, studies: Path = CONFIG / "studies") -> str:
+    """The devices of a site, the studies whose devices it has, and the command for the first of them."""
+    fitting = [path for path in sorted(studies.glob("*.yaml")) if _devices(load_study(path)) <= set(site.gpus)]
+    says = f"{file} has {', '.join(site.gpus)}"
+    if not fitting:
+        return f"{says}, and no study of {studies} is for these alone"
+    names = ", ".join(path.stem for path in fitting)
+    return f"{says}. Studies for these: {names}. Type: snakemake --profile slurm --configfile {_shown(fitting[0])}"
+
+
+def _devices(study: Study) -> set[str]:
+    return {gpu for sweep in study.sweeps for gpu in sweep.gpu}
+
+
+def _shown(path: Path) -> Path:
+    """The path as it is typed in the root of the repository."""
+    return path.relative_to(CONFIG.parent)
 
 
 @dataclass(frozen=True)
