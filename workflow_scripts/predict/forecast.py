@@ -179,6 +179,7 @@ class _Known:
             eager=steps.eager,
             one_mask=steps.one_mask,
             graphs=steps.graphs,
+            closed_loop=steps.closed_loop,
             repeats=self.study.repeats,
             margin_pct=self.study.equivalence_margin_pct,
         )

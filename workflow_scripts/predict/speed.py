@@ -82,6 +82,7 @@ class CellTask:
     eager: bool
     one_mask: bool
     graphs: Graphs | None
+    closed_loop: bool
     repeats: int
     margin_pct: float
     # Costs of other devices' ladders, scaled to this device by measured rates.
@@ -113,6 +114,10 @@ def _predict(cell: CellTask, task: Task, made: list[Schedule]) -> Prediction:
     timed = lay(found, work, speed.costs, task.requests)
     fastest = lay(found, work, cell.ceiling, task.requests) if cell.ceiling else None
     record = _with_counts(cell.record, found, timed.segment_s, task)
+    if cell.closed_loop:  # a request is sent later than the schedule has it wait, and after a pause
+        timed = replace(timed, ttft_s=np.full(len(task.requests), np.nan))
+        how = f"{speed.how}; users' pauses between answers are not modelled"
+        speed = speed.model_copy(update={"error_pct": None, "ttft_error_pct": None, "how": how})
     record = _with_times(record, speed, timed, fastest, task.requests)
     record = _with_shares(record, work, speed.costs, timed)
     if cell.scaled and record.output_tokens:

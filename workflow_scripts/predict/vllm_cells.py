@@ -154,9 +154,16 @@ def vllm_steps(knobs: VllmKnobs, gpu: Gpu, facts: ModelFacts) -> EngineSteps:
 def serve_steps(knobs: VllmServeKnobs, gpu: Gpu, facts: ModelFacts) -> EngineSteps:
     """The scheduler of vLLM's server with these settings.
 
+    Users who send the next request at once when the last one is answered keep as many requests in progress as there
+    are users. So it is the schedule of requests that all wait from the start, with that limit.
+
     Raises:
         UnpredictableError: what the settings do is not modelled.
     """
-    if knobs.users is not None:
-        raise UnpredictableError("users: when a user sends the next request depends on answers, which is not modelled")
-    return vllm_steps(knobs, gpu, facts)
+    if knobs.users is not None and knobs.request_rate_per_s is not None:
+        raise UnpredictableError("users and a rate: which request waits depends on answers, which is not modelled")
+    steps = vllm_steps(knobs, gpu, facts)
+    if knobs.users is None:
+        return steps
+    assert isinstance(steps.decides, SchedulerSettings)
+    return replace(steps, decides=replace(steps.decides, max_num_seqs=knobs.max_concurrency), closed_loop=True)

@@ -156,6 +156,19 @@ def test_blocks_bind_where_memory_is_short(tmp_path):
     assert record["prompts_to_fill"] is None
 
 
+def test_users_keep_as_many_requests_in_progress_as_there_are_users(tmp_path):
+    users, slots = (
+        one(tmp_path, engine="vllm-serve", knobs={"max_num_seqs": seqs} | load)
+        for seqs, load in ((8, {"users": 4}), (4, {}))
+    )
+    assert [record["running_peak"] for record in (users, slots)] == [4, 4]
+    assert users["steps"] == slots["steps"]
+    assert users["wall_s"] == pytest.approx(slots["wall_s"], rel=0.01)
+    assert users["ttft_s_p50"] is None
+    assert users["error_pct"] is None
+    assert slots["ttft_s_p50"] > 0
+
+
 def test_how_many_prompts_would_fill_it(tmp_path):
     assert one(tmp_path, knobs={"max_num_seqs": 64})["prompts_to_fill"] == 64
     assert one(tmp_path, knobs={"max_num_seqs": 16})["prompts_to_fill"] is None
@@ -185,7 +198,7 @@ def test_cells_that_decide_alike_share_a_schedule(tmp_path, monkeypatch):
             "ranks that share a CPU",
         ),
         ({"knobs": {"speculative_method": "ngram", "num_speculative_tokens": 2}}, "speculative decoding"),
-        ({"engine": "vllm-serve", "knobs": {"users": 2}}, "when a user sends the next request depends on answers"),
+        ({"engine": "vllm-serve", "knobs": {"users": 2, "request_rate_per_s": 1}}, "which request waits depends on"),
         ({"engine": "openai", "knobs": {"endpoint": "tgi"}}, "there is no schedule of this engine"),
     ],
 )
