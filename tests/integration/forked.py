@@ -18,7 +18,6 @@ import aiohttp
 
 from workflow_scripts.common.files import read_jsonl
 from workflow_scripts.engines.vllm_engines import VLLM_SERVE
-from workflow_scripts.measure.engine import preload_of
 from workflow_scripts.measure.forkserver import run
 from workflow_scripts.measure.vllm_serve import _serve
 
@@ -78,6 +77,6 @@ if __name__ == "__main__":
         sys.stderr.buffer,
         dict(os.environ),
         LIMIT_S,
-        preload_of(VLLM_SERVE.name),
+        VLLM_SERVE.preload,
     )
     raise SystemExit(ended.exit_status)

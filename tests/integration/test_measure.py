@@ -22,8 +22,8 @@ from filelock import FileLock
 from tests.integration.conftest import CHECKOUT, SHORT, outcome_of, snakemake_command
 from workflow_scripts.catalog.gpus_and_models import get_model
 from workflow_scripts.common.files import read_jsonl
+from workflow_scripts.engines.registry import get_engine
 from workflow_scripts.measure.cell import WRONG_DEVICE
-from workflow_scripts.measure.engine import preload_of
 from workflow_scripts.measure.forkserver import Ended, run
 from workflow_scripts.measure.vllm_offline import LAYOUT
 from workflow_scripts.physics.model_facts import DTYPE_BYTES, read_model_facts
@@ -282,7 +282,7 @@ def state_of(own_tmpdir, environment, tmp_path, monkeypatch):
     def state(engine: str) -> Any:
         log = tmp_path / f"{engine}.log"
         with log.open("wb") as stream:
-            assert run(STATE, [], stream, environment, 60, preload_of(engine)) == Ended(0), log.read_text()
+            assert run(STATE, [], stream, environment, 60, get_engine(engine).preload) == Ended(0), log.read_text()
         return json.loads(log.read_text(encoding="utf-8"))
 
     return state
@@ -295,14 +295,14 @@ def test_transformers_is_measured_in_a_process_as_its_users_have_it(state_of, en
     state = state_of("hf-static")
     assert state == json.loads(plain.stdout)
     assert state["imported"] == ["torch", "transformers"]
-    assert preload_of("hf-continuous") == preload_of("hf-static")
+    assert get_engine("hf-continuous").preload == get_engine("hf-static").preload
 
 
 def test_vllm_is_measured_with_what_it_sets_on_import_and_a_server_of_another_make_without(state_of, environment):
     # The first one keeps torch from starting CUDA before vLLM forks its engine core.
     of_vllm = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     assert of_vllm.items() <= state_of("vllm")["environment"].items()
-    assert preload_of("vllm-serve") == preload_of("vllm")
+    assert get_engine("vllm-serve").preload == get_engine("vllm").preload
     assert state_of("openai")["environment"] == environment
 
 

@@ -28,7 +28,6 @@ class EngineDescription:
         packages: distributions that provide the engine. The version of the first that is installed is recorded.
         versions: which versions of these the adapter can measure, as a PEP 440 specifier.
         preload: modules to import, in this order, in the process that is forked for a cell.
-        inherits_variables: whether the cell's process gets the environment variables that `preload` sets on import.
         locks: the package that only one environment has -> its lock in envs/. The first installed one counts.
         counters: column of the cells table -> the adapter's metric; the value is its growth in a repeat.
         peaks: the same for metrics that start again from zero each time they are read.
@@ -49,7 +48,6 @@ class EngineDescription:
     packages: tuple[str, ...]
     versions: str = ""
     preload: tuple[str, ...] = ()
-    inherits_variables: bool = True
     locks: Mapping[str, str] = field(default_factory=lambda: LOCKS)
     counters: Mapping[str, str] = field(default_factory=dict)
     peaks: Mapping[str, str] = field(default_factory=dict)

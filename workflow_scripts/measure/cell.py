@@ -29,7 +29,8 @@ from workflow_scripts.cluster.attempt import Attempt
 from workflow_scripts.common.command import ATTEMPT, ATTEMPTS, RESULTS, STUDY, command, option, positive
 from workflow_scripts.common.files import read_json
 from workflow_scripts.device.device_check import device_lock, held_lock
-from workflow_scripts.measure.engine import SCRATCH, preload_of
+from workflow_scripts.engines.registry import get_engine
+from workflow_scripts.measure.engine import SCRATCH
 from workflow_scripts.measure.forkserver import ForkServerError
 from workflow_scripts.measure.forkserver import run as run_forked
 from workflow_scripts.measure.job import MEASURED, Job
@@ -98,7 +99,7 @@ def measure_cell(
         with (evidence / ENGINE_LOG).open("wb") as log:
             ended = run_forked(
                 *("workflow_scripts.measure.run", [str(job)], log, dict(os.environ), time_limit_s),
-                preload=preload_of(cell.engine),
+                preload=get_engine(cell.engine).preload,
             )
     measured = evidence / MEASURED
     if ended.exit_status is None:

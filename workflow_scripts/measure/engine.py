@@ -10,7 +10,6 @@ from typing import Any, Protocol, TypedDict
 from workflow_scripts.catalog.endpoints import Endpoint
 from workflow_scripts.engines.description import named
 from workflow_scripts.engines.registry import get_engine
-from workflow_scripts.measure.forkserver import Preload
 from workflow_scripts.study.outcome import Effective, ExpertsTouched
 from workflow_scripts.workloads.request import Request
 from workflow_scripts.workloads.sampling import Sampling
@@ -165,12 +164,6 @@ def forget_prefixes(attempt: Callable[[], bool], limit_s: float = RESET_LIMIT_S)
                 "in use: the next pass would have found what an earlier one left"
             )
         time.sleep(_RESET_POLL_S)
-
-
-def preload_of(name: str) -> Preload:
-    """What is imported before a cell of this engine is forked."""
-    engine = get_engine(name)
-    return Preload(engine.preload, with_variables=engine.inherits_variables)
 
 
 def make_engine(name: str, setup: EngineSetup) -> Engine:

@@ -40,14 +40,6 @@ class ForkServerError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Preload:
-    """Modules to import before a job, in this order, and whether the job gets the variables that they set on import."""
-
-    modules: tuple[str, ...]
-    with_variables: bool = True
-
-
-@dataclass(frozen=True)
 class Ended:
     """How a job ended: its exit status (negative: killed by that signal), or None if it reached the time limit."""
 
@@ -58,7 +50,7 @@ class Ended:
 
 
 def run(
-    module: str, argv: Sequence[str], log: IO[bytes], env: dict[str, str], time_limit_s: float, preload: Preload
+    module: str, argv: Sequence[str], log: IO[bytes], env: dict[str, str], time_limit_s: float, preload: Sequence[str]
 ) -> Ended:
     """Run `module.main(argv)` in a forked child whose output goes to `log`; wait for its end.
 
@@ -73,11 +65,10 @@ def run(
         "module": module,
         "argv": list(argv),
         "env": env,
-        "with_variables": preload.with_variables,
         "cwd": str(Path.cwd()),
     }
     for _ in range(3):
-        with _connection(preload.modules) as server:
+        with _connection(preload) as server:
             try:
                 socket.send_fds(server, [json.dumps(job).encode() + b"\n"], [log.fileno()])
                 replies = server.makefile("rb")
@@ -94,7 +85,7 @@ def run(
             if not ended:
                 raise ForkServerError("the fork server went away while the cell ran")
             return Ended(int(json.loads(ended)["exit_status"]))
-    raise ForkServerError(f"no fork server answers; its log is {_server_log(_socket_path(preload.modules))}")
+    raise ForkServerError(f"no fork server answers; its log is {_server_log(_socket_path(preload))}")
 
 
 def _runtime_dir() -> Path:
@@ -280,8 +271,7 @@ def _child(job: dict[str, Any], log_fd: int, set_on_import: dict[str, str], serv
         os.dup2(log_fd, 1)
         os.dup2(log_fd, 2)
         os.environ.clear()
-        if job["with_variables"]:
-            os.environ.update(set_on_import)
+        os.environ.update(set_on_import)
         os.environ.update(job["env"])
         os.chdir(job["cwd"])
         status = int(importlib.import_module(job["module"]).main(job["argv"]))

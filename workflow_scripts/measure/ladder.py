@@ -28,7 +28,6 @@ from workflow_scripts.device.device_check import WrongDeviceError, device_lock
 from workflow_scripts.device.device_rates import read_device_rates
 from workflow_scripts.engines.registry import get_engine
 from workflow_scripts.measure.cell import note_wrong_node
-from workflow_scripts.measure.engine import preload_of
 from workflow_scripts.measure.forkserver import ForkServerError
 from workflow_scripts.measure.forkserver import run as run_forked
 from workflow_scripts.measure.job import MEASURED, Job
@@ -272,7 +271,7 @@ def _forked(
             log,
             dict(os.environ),
             START_LIMIT_S + 2 * limit_s,
-            preload_of(definition.engine),
+            get_engine(definition.engine).preload,
         )
     written = evidence / MEASURED
     if ended.exit_status != 0 or not written.exists():

@@ -26,7 +26,6 @@ from workflow_scripts.common.files import last_line, read_jsonl, write_json
 from workflow_scripts.engines.openai_engine import OPENAI
 from workflow_scripts.engines.vllm_engines import VLLM_SERVE, VllmServeKnobs
 from workflow_scripts.measure.client import Target, send
-from workflow_scripts.measure.engine import preload_of
 from workflow_scripts.measure.forkserver import run as run_forked
 from workflow_scripts.measure.scrape import parse_metrics
 from workflow_scripts.measure.server_http import Address
@@ -173,7 +172,7 @@ def main(args: Namespace) -> int:
     words += ["--study", str(args.study), "--results", str(args.results), "--out", str(args.out)]
     with tempfile.NamedTemporaryFile(suffix=".log") as log:
         limit_s = max(load.arrivals_s, default=0.0) + LIMIT_S
-        ended = run_forked(__name__, words, log, dict(os.environ), limit_s, preload_of(OPENAI.name))
+        ended = run_forked(__name__, words, log, dict(os.environ), limit_s, OPENAI.preload)
         if ended.exit_status != 0:
             said = f"no end within {limit_s:g} s" if ended.exit_status is None else last_line(Path(log.name))
             raise LoadError(f"the load could not be sent: {said}")

@@ -70,7 +70,7 @@ def test_a_further_start_has_a_folder_of_its_own_and_leaves_the_first_as_it_is(t
     assert (one_start.outcome, second.outcome) == ("ok", "timeout")
     assert (one_start.start.start, one_start.start.round, one_start.start.position) == (1, 1, None)
     assert (second.start.start, second.start.round, second.start.position) == (2, 4, 7)
-    assert second.start.planned == load_study(DEMO).starts.in_words == "3, or up to 4"
+    assert second.start.planned == load_study(DEMO).starts.in_words == "2, or up to 3"
     assert second.start.boot_id == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     # The first start let the device go before the second one got it.
     assert second.start.idle_before_s is not None

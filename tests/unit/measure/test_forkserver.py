@@ -13,10 +13,10 @@ import psutil
 import pytest
 
 from workflow_scripts.measure import forkserver
-from workflow_scripts.measure.forkserver import Ended, ForkServerError, Preload, run
+from workflow_scripts.measure.forkserver import Ended, ForkServerError, run
 
 JOBS = "tests.unit.measure.forked_jobs"
-LITTLE = Preload(("json",))
+LITTLE = ("json",)
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def server(tmp_path, monkeypatch):
 
 
 def call(
-    tmp_path: Path, *argv: str, time_limit_s: float = 30, preload: Preload = LITTLE, **variables: str
+    tmp_path: Path, *argv: str, time_limit_s: float = 30, preload: tuple[str, ...] = LITTLE, **variables: str
 ) -> tuple[Ended, str]:
     log = tmp_path / f"{'-'.join(argv)}.log"
     with log.open("wb") as stream:
@@ -90,14 +90,13 @@ def library(tmp_path, monkeypatch):
 
 def test_a_job_has_what_its_libraries_set_on_import_where_it_does_not_say_otherwise(tmp_path, server, library):
     variable = ("variable", "SET_ON_IMPORT")
-    assert call(tmp_path, *variable, preload=Preload((library,)))[1] == "by the library\n"
-    assert call(tmp_path, *variable, preload=Preload((library,)), SET_ON_IMPORT="by the user")[1] == "by the user\n"
-    assert call(tmp_path, *variable, preload=Preload((library,), with_variables=False))[1] == "None\n"
+    assert call(tmp_path, *variable, preload=(library,))[1] == "by the library\n"
+    assert call(tmp_path, *variable, preload=(library,), SET_ON_IMPORT="by the user")[1] == "by the user\n"
     assert len(server) == 1
 
 
 def test_jobs_of_other_libraries_have_another_server(tmp_path, server, library):
-    call(tmp_path, "variable", "SET_ON_IMPORT", preload=Preload((library,)))
+    call(tmp_path, "variable", "SET_ON_IMPORT", preload=(library,))
     assert call(tmp_path, "variable", "SET_ON_IMPORT")[1] == "None\n"
     assert len(server) == 2
 
