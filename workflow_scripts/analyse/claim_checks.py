@@ -64,16 +64,14 @@ def rows_of(claim: Claim, check: Check, evidence: Evidence) -> pd.DataFrame:
     rows = rows[_holds(rows, check.where)] if check.where else rows
     if check.by:
         rows = means(rows, check.by)
-    if check.highest:
-        rows = (
-            rows.sort_values(list(check.highest), ascending=False, kind="stable")
-            .drop_duplicates(list(check.per))
-            .sort_index()
-        )
     value = _of(rows, check.value, numbers)
     low, high = (value if end is None else _of(rows, end, numbers) for end in (check.low, check.high))
     as_stated = _holds(rows, check.under) if check.under else True
-    return rows.assign(found=value, found_low=low, found_high=high, is_as_stated=as_stated)
+    rows = rows.assign(found=value, found_low=low, found_high=high, is_as_stated=as_stated)
+    if check.highest:
+        rows = rows.sort_values(list(check.highest), ascending=False, kind="stable")
+        rows = rows.drop_duplicates(list(check.per)).sort_index()
+    return rows
 
 
 def _rows(claim: Claim, check: Check, rows: Rows, evidence: Evidence) -> pd.DataFrame:

@@ -224,15 +224,14 @@ def test_the_ceiling_of_one_sequence_contradicts_flatness_on_every_gpu(tmp_path)
     assert (possible.says, "0.157 times" in possible.text, "possible with" in possible.text) == (None, True, False)
 
 
-def test_measured_rates_stand_beside_those_published_for_the_card():
+def test_the_published_rate_that_is_furthest_above_the_measured_one_is_told():
     cells = [
         cell({"max_num_seqs": n}, (1.0,), gpu=gpu, total_tokens_per_s=rate, **SHAREGPT)
         for n, rate, gpu in ((1, 760.0, "h200"), (256, 20_000.0, "h200"), (1, 9.0, "l4"), (7, 9.0, "h200"))
     ]
-    first, last = (f.text for f in findings("throughput-flat-over-max-num-seqs", evidence(cells=cells))[4:])
-    assert "760 tokens/s" in first
-    assert "11,939, which is 15.7 times" in first
-    assert "11,883, which is 0.594 times" in last
+    (furthest,) = findings("throughput-flat-over-max-num-seqs", evidence(cells=cells))[4:]
+    assert "760 tokens/s" in furthest.text
+    assert "11,939, which is 15.7 times" in furthest.text
 
 
 @pytest.mark.parametrize("field", ["itl_p50", "max_batch_size"])
