@@ -11,6 +11,7 @@ import json
 import math
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 import numpy as np
 import pandas as pd
@@ -195,12 +196,19 @@ def _moved(told: Sequence[str], left_out: set[str]) -> str | None:
     `told`: all effective settings of each cell, as in the cells table. A setting that one cell does not report is
     ignored.
     """
-    settings = [json.loads(text) for text in told if pd.notna(text)]
-    if len(settings) < len(told):
+    if any(pd.isna(text) for text in told):
         return None
+    settings = [_settings(text) for text in dict.fromkeys(told)]
     known = sorted(set.intersection(*map(set, settings)) - left_out)
-    moved = {name: list(dict.fromkeys(_setting_text(cell[name]) for cell in settings)) for name in known}
+    differing = [name for name in known if any(cell[name] != settings[0][name] for cell in settings)]
+    moved = {name: list(dict.fromkeys(_setting_text(cell[name]) for cell in settings)) for name in differing}
     return "; ".join(f"{name} {' -> '.join(texts)}" for name, texts in moved.items() if len(texts) > 1) or None
+
+
+@lru_cache(maxsize=10_000)
+def _settings(told: str) -> dict[str, float | str]:
+    settings: dict[str, float | str] = json.loads(told)
+    return settings
 
 
 def _setting_text(value: float | str) -> str:

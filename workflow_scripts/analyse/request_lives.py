@@ -4,6 +4,7 @@ Whole blocks of a prefix that requests share are held once.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -43,10 +44,7 @@ def request_lives(requests: pd.DataFrame, texts: Texts, steps: pd.DataFrame | No
     """
     t = requests.assign(row=requests.groupby(REPEAT, sort=False).ngroup())
     t = t[~t["row"].isin(t.loc[t[list(TIMES)].isna().any(axis=1), "row"])]
-    text, shared_tokens = _shared(t, texts)
-    t = t.assign(
-        text=text,
-        shared_tokens=shared_tokens,
+    t = _with_shared(t, texts).assign(
         prefill_s=t["first_token_s"] - t["scheduled_s"],
         decode_s=t["last_token_s"] - t["first_token_s"],
         live_s=t["last_token_s"] - t["scheduled_s"],
@@ -73,8 +71,8 @@ def _at_steps(t: pd.DataFrame, steps: pd.DataFrame) -> pd.Series:
     return held.where(last["number"] - first["number"] == later).astype(float)
 
 
-def _shared(t: pd.DataFrame, texts: Texts) -> tuple[pd.Series, pd.Series]:
-    """For each request the text that it begins with, and how many of its tokens are in blocks of other requests.
+def _with_shared(t: pd.DataFrame, texts: Texts) -> pd.DataFrame:
+    """The requests with the `text` that each begins with, and how many of its tokens are in blocks of others.
 
     These are all tokens that the prompt has from the text. If the workload does not give this number, or if the whole
     prompt is from the text, they are the tokens that were found in the prefix cache. The owner of these cache entries
@@ -82,19 +80,18 @@ def _shared(t: pd.DataFrame, texts: Texts) -> tuple[pd.Series, pd.Series]:
     shares as much as the others.
     """
     found = numbers(t["cached_prompt_tokens"].fillna(0))
-    unknown = SharedText(0, 0)
-    begins = [
-        texts[workload].shared_text(int(request_id)) if workload in texts else unknown
-        for workload, request_id in zip(t["workload"], t["request_id"], strict=True)
-    ]
-    text = pd.Series([-1 if b is None else b.id for b in begins], index=t.index, dtype="int64")
-    of_text = np.array([0 if b is None else b.tokens for b in begins], dtype=float)
+    text, of_text = np.zeros(len(t), dtype=int), np.zeros(len(t))
+    places_of: Any = t.groupby(["workload", "request_id"]).indices
+    for (workload, request_id), places in places_of.items():
+        if workload in texts:
+            text[places], of_text[places] = texts[workload].shared_text(int(request_id)) or SharedText(-1, 0)
+    t = t.assign(text=text)
     says = (of_text > 0) & (of_text < numbers(t["prompt_tokens"]))
     shared = pd.Series(np.where(says, of_text, found), index=t.index).where(found > 0, 0.0)
-    longest = shared.groupby([t["row"], text]).transform("max")
-    may_own = t[(longest > 0) & (shared == 0) & (text >= 0) & (t["prompt_tokens"] >= longest)].assign(text=text)
+    longest = shared.groupby([t["row"], t["text"]]).transform("max")
+    may_own = t[(longest > 0) & (shared == 0) & (text >= 0) & (t["prompt_tokens"] >= longest)]
     owners = may_own.sort_values("scheduled_s", kind="stable").drop_duplicates(["row", "text"]).index
-    return text, shared.mask(shared.index.isin(owners), longest)
+    return t.assign(shared_tokens=shared.mask(shared.index.isin(owners), longest))
 
 
 def tokens_held(lives: pd.DataFrame, block_size: FloatArray) -> pd.Series:

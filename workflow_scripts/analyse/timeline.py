@@ -190,6 +190,5 @@ def trace_facts(trace: pd.DataFrame, cores: pd.Series) -> pd.DataFrame:
 
 def _reasons(trace: pd.DataFrame) -> pd.Series:
     seen = trace.dropna(subset=["throttle_reasons"]).drop_duplicates([*REPEAT, "throttle_reasons"])
-    return seen.groupby(REPEAT)["throttle_reasons"].agg(
-        lambda texts: ",".join(sorted({reason for text in texts for reason in text.split(",") if reason}))
-    )
+    joined = (seen["throttle_reasons"].astype(object) + ",").groupby([seen[name] for name in REPEAT]).sum()
+    return joined.map({text: ",".join(sorted({*text.split(",")} - {""})) for text in joined.unique()})

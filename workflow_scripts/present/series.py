@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -66,10 +67,13 @@ def series_labels(rows: pd.DataFrame, knobs: Sequence[str]) -> pd.Series:
     ['a 1', 'a 2, c 3', 'a default, c default']
     """
     varied = [knob for knob in knobs if rows[knob].nunique(dropna=False) > 1]
-    labels = []
-    for _, *values in rows[varied].itertuples(name=None):
+
+    @cache
+    def label(*values: Any) -> str:
         named = list(zip(varied, values, strict=True))
-        labels.append(", ".join(setting(*of_one) for of_one in [n for n in named if pd.notna(n[1])] or named))
+        return ", ".join(setting(*of_one) for of_one in [n for n in named if pd.notna(n[1])] or named)
+
+    labels = [label(*values) for _, *values in rows[varied].itertuples(name=None)]
     return pd.Series(labels, index=rows.index, dtype=object)
 
 

@@ -74,6 +74,7 @@ def instead_of(knob: str, value: Any, baseline: Any) -> str:
     return f"{said(knob, value)} instead of {shortly(knob, baseline, value)}"
 
 
+@lru_cache(maxsize=10_000, typed=True)
 def shortly(knob: str, value: Any, beside: Any) -> str:
     """A setting beside another one of its knob: only what differs, if both begin with the same words.
 

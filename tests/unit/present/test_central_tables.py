@@ -2,7 +2,7 @@
 
 import pytest
 
-from workflow_scripts.present.blocks import Fold, Table
+from workflow_scripts.present.blocks import Fold, Table, Text
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import MissingError, Tables
 from workflow_scripts.present.subjects.central_tables import central_tables
@@ -15,8 +15,20 @@ RATE = "Output tokens per s (95 % interval)"
 def tables(results):
     root = results.root
     report = Report(load_study(results.study), Tables(root / "tables"), root, root, root, root / "report.html")
-    found = [block.blocks[0] if isinstance(block, Fold) else block for block in central_tables(report)]
-    return {table.caption: table for table in found if isinstance(table, Table)}
+    return {table.caption: table for table in folded(report)}
+
+
+def folded(report: Report) -> list[Table]:
+    return [block.blocks[0] for block in central_tables(report) if isinstance(block, Fold)]
+
+
+def test_a_large_study_shows_a_part_of_them_and_says_so(results, tables, monkeypatch):
+    monkeypatch.setattr("workflow_scripts.present.subjects.central_tables.MOST_TABLES", 1)
+    root = results.root
+    report = Report(load_study(results.study), Tables(root / "tables"), root, root, root, root / "report.html")
+    by_sequences = [table for caption, table in tables.items() if "by max-num-seqs" in caption]
+    assert folded(report) == [by_sequences[0], next(t for c, t in tables.items() if "by block size" in c)]
+    assert sum(isinstance(block, Text) for block in central_tables(report)) == 2
 
 
 def rows(table: Table) -> list[dict[str, str]]:

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from textwrap import shorten
 
 import pandas as pd
 
 from workflow_scripts.engines.hf_engines import HF_STATIC
 from workflow_scripts.engines.registry import load_engines
-from workflow_scripts.present.blocks import Block, Fold, Table, outcome_words, table_of
+from workflow_scripts.present.blocks import Block, Fold, Text, outcome_words, table_of
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import MissingError, Tables, of_all_layers
 from workflow_scripts.present.subject import Subject
@@ -19,6 +20,7 @@ from workflow_scripts.study.setting_words import said, settings_in_words
 KNOBS: Mapping[str, str] = {"knob_max_num_seqs": "max-num-seqs", "knob_block_size": "block size"}
 HUGGINGFACE = [engine.name for engine in load_engines().values() if engine.library == HF_STATIC.library]
 RATE = "output_tokens_per_s"
+MOST_TABLES = 50  # of each knob
 COLUMNS: Mapping[str, str] = {
     "gpu": "Device",
     "row": "Setting",
@@ -80,16 +82,18 @@ def central_tables(report: Report) -> Iterator[Block]:
     """A table for each knob and each engine, model, workload and setting of the other knobs."""
     tables = report.tables
     rows = with_results(tables)
-    found: list[Table] = []
+    found = False
     for knob, name in KNOBS.items():
-        if knob in rows:
-            for title, part in groups(rows, knob, tables.knobs):
-                columns = {**COLUMNS, "row": f"{name[0].upper() if ' ' in name else name[0]}{name[1:]}"}
-                found.append(table_of(part, columns, f"Devices by {name}: {title}"))
+        parts = groups(rows, knob, tables.knobs) if knob in rows else iter(())
+        for title, part in islice(parts, MOST_TABLES):
+            found = True
+            columns = {**COLUMNS, "row": f"{name[0].upper() if ' ' in name else name[0]}{name[1:]}"}
+            table = table_of(part, columns, f"Devices by {name}: {title}")
+            yield Fold(table.caption, [table])
+        if next(parts, None):
+            yield Text(f"Only the first {MOST_TABLES} tables by {name} are shown. The list of cells has all cells.")
     if not found:
         raise MissingError("no two cells of an engine differ only in max-num-seqs or the block size")
-    for table in found:
-        yield Fold(table.caption, [table])
 
 
 SUBJECT = Subject(
