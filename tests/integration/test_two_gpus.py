@@ -62,7 +62,12 @@ def test_where_the_host_costs_most(two_gpus):
     gain = rates["captured_output_tokens_per_s"] / rates["predicted"]
     assert gain.idxmax() == "h200/vllm/llama-3.1-8b-instruct/chat/bs16-seqs64-len4096-util0.9"
     assert gain.max() == pytest.approx(1.13, abs=0.03)
-    assert rates.loc[gain.idxmax(), "graph_tokens"] == 128  # as the engine's log says
+    assert rates.loc[gain.idxmax(), "graph_tokens"] == 128
+    cells = pd.read_parquet(two_gpus / "tables/cells.parquet").query("engine == 'vllm' and outcome == 'ok'")
+    captured = cells.groupby("max_num_seqs_effective")["max_cudagraph_capture_size"].unique().map(list)
+    assert captured.to_dict() == {1: [2], 4: [8], 16: [32], 64: [128], 256: [512]}
+    # Where the GPUs wait, no step has as many tokens as are allowed.
+    assert rates["twice_batched_output_tokens_per_s"].isna().all()
     # HuggingFace at batch 1: the driver alone tells.
     hf = waiting[waiting["knobs"].str.startswith("static-batch1-")]
     assert hf["device_s"].isna().all()

@@ -126,6 +126,8 @@ SCHEMA = table_schema(
         "effective tokens per block, blocks, tokens in the cache, requests of full length that fit",
     ),
     INTEGER("max_num_seqs_effective max_num_batched_tokens_effective max_model_len_effective", "effective values"),
+    INTEGER("max_cudagraph_capture_size", "effective value: maximum number of tokens of a step with CUDA graphs"),
+    TEXT("cudagraph_mode", "effective value; `FULL_AND_PIECEWISE` captures steps without prompts as one graph"),
     TEXT("attention_backend", "as the engine named it"),
     TEXT(
         "not_as_asked",
@@ -223,6 +225,8 @@ _START_FACTS = {
     "max_num_seqs_effective": ["effective.max_num_seqs"],
     "max_num_batched_tokens_effective": ["effective.max_num_batched_tokens"],
     "max_model_len_effective": ["effective.max_model_len"],
+    "max_cudagraph_capture_size": ["effective.max_cudagraph_capture_size", "log.max_cudagraph_capture_size"],
+    "cudagraph_mode": ["effective.cudagraph_mode", "log.cudagraph_mode"],
     "attention_backend": ["log.attention_backend", "effective.attention_backend"],
     "available_kv_cache_gib": ["log.available_kv_cache_gib"],
     "model_weights_gib": ["log.model_weights_gib"],

@@ -47,8 +47,13 @@ Rates = Mapping[tuple[str, str, str, float], float]
 
 # Shares of the predicted time, in the order in which the page names them.
 SHARES = ("weights_share", "kv_share", "operations_share", "fixed_share", "launch_share")
+# What else is measured and compared.
+_OTHER = ("running_peak", "max_cudagraph_capture_size")
 # What else the plan says of a cell's rate.
-_BESIDE = ("scaled_output_tokens_per_s", "graph_tokens", "captured_output_tokens_per_s")
+_BESIDE = (
+    *("scaled_output_tokens_per_s", "graph_tokens", "captured_output_tokens_per_s"),
+    "twice_batched_output_tokens_per_s",
+)
 
 SCHEMA = table_schema(
     "predictions",
@@ -94,10 +99,19 @@ SCHEMA = table_schema(
         "predicted from the calibration of the study's other devices alone, scaled by the measured rates; geometric"
         " mean of several",
     ),
-    NUMBER("graph_tokens", "maximum number of tokens of a step that is launched as captured graphs, by default"),
+    NUMBER(
+        "graph_tokens",
+        "maximum number of tokens of a step that is launched as captured graphs: `max_cudagraph_capture_size` of the "
+        "cell or, if it is not known, by default",
+    ),
     NUMBER(
         "captured_output_tokens_per_s",
         "predicted output tokens/s if graphs were captured for all steps",
+    ),
+    NUMBER(
+        "twice_batched_output_tokens_per_s",
+        "predicted output tokens/s with twice the `max_num_batched_tokens`, if any step has as many as are allowed and "
+        "the GPU is predicted to wait for its host for more than 10 % of the time; its memory is not counted",
     ),
     NUMBER(
         SHARES,
@@ -156,6 +170,8 @@ def predictions_table(cells: pd.DataFrame, plan: pd.DataFrame, published: Rates 
     ran_first = cells.sort_values("outcome", key=lambda outcomes: ~outcomes.isin(RAN), kind="stable")
     became = ran_first.drop_duplicates("cell_id").set_index("cell_id")[["outcome", "reason"]]
     table = plan.join(measured.add_prefix("measured_"), on="cell_id").join(became, on="cell_id")
+    if "graph_tokens" in plan:
+        table["graph_tokens"] = table["measured_max_cudagraph_capture_size"].fillna(table["graph_tokens"])
     parts = [_of_quantity(table, quantity) for quantity in QUANTITIES]
     whole = pd.concat(parts).assign(source="predicted")
     order = {cell: number for number, cell in enumerate(plan["cell_id"])}
@@ -167,7 +183,7 @@ def _measured(cells: pd.DataFrame) -> pd.DataFrame:
     timed = [name for name in QUANTITIES if name.endswith(("_per_s", "_s_p50"))]
     logs = cells[timed].astype(float).where(cells[timed] > 0).apply(np.log)
     means = logs.groupby([cells[name] for name in START]).mean().groupby("cell_id").mean().apply(np.exp)
-    return means.join(cells.groupby("cell_id")[[n for n in (*QUANTITIES, "running_peak") if n not in timed]].median())
+    return means.join(cells.groupby("cell_id")[[n for n in (*QUANTITIES, *_OTHER) if n not in timed]].median())
 
 
 def _of_quantity(table: pd.DataFrame, quantity: str) -> pd.DataFrame:

@@ -59,6 +59,8 @@ class EngineLogFacts(Record):
     model_weights_gib: float | None = None
     peak_activation_gib: float | None = None
     cuda_graph_gib: float | None = None
+    max_cudagraph_capture_size: int | None = None
+    cudagraph_mode: str | None = None
     attention_backend: str | None = None
     prefix_cache_hit_rate_pct: float | None = None
     preemptions: int | None = None

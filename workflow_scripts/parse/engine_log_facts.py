@@ -181,6 +181,9 @@ ROWS: tuple[Row, ...] = (
     _rank_row(_largest, r"Graph capturing finished in [\d.]+ secs?, took {cuda_graph_gib:size}"),  # 0.7 to 0.32
     _rank_row(_largest, r"CUDA graph pool memory: {cuda_graph_gib:size} \(actual\)"),  # V1: 0.22 and 0.32
     _rank_row(_largest, r"{cuda_graph_gib:size} for (?:CUDAGraph|NPU graph) memory"),  # V1, Ascend
+    # --- CUDA graphs, from the dump of the configuration: 0.25 and 0.32 -----------------------------------------------
+    _row(_first, r"'max_cudagraph_capture_size': {max_cudagraph_capture_size:count}"),
+    _row(_first, r"'cudagraph_mode': <CUDAGraphMode\.(?P<cudagraph_mode>\w+)"),
     # --- attention ---------------------------------------------------------------------------------------------------
     _row(
         _first,
@@ -275,7 +278,8 @@ def _matches(row: Row, text: str, rest: Sequence[str]) -> Iterator[re.Match[str]
         yield from (match for match in across if match.start() < len(text) < match.end())
 
 
-_WHOLE = ("_blocks", "block_size", "_tokens", "_tokens_per_request", "preemptions")
+_TEXTS = ("attention_backend", "cudagraph_mode", "engine_version")
+_WHOLE = ("_blocks", "_size", "_tokens", "_tokens_per_request", "preemptions")
 
 
 def _reading(row: Row, line: Line, match: re.Match[str]) -> Reading:
@@ -285,7 +289,7 @@ def _reading(row: Row, line: Line, match: re.Match[str]) -> Reading:
 
 def _value(fact: str, match: re.Match[str]) -> Value:
     text = match[fact]
-    if fact in ("attention_backend", "engine_version"):
+    if fact in _TEXTS:
         return " ".join(text.split())
     number = text.replace(",", "")
     if (unit := match.groupdict().get(f"{fact}__unit")) is not None:

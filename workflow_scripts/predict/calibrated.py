@@ -26,6 +26,8 @@ from workflow_scripts.study.protocol import PROTOCOL_VERSION
 
 # Records of ladders that the project holds for particular devices: GPU/ENGINE/MODEL/VARIANT.json.
 PROJECT_FILES = CONFIG / "calibration"
+# What is known of predictions of another model.
+OTHER_MODEL = "so predicted, opt-125m was 11 % off on an H200"
 
 
 @dataclass(frozen=True)
@@ -149,6 +151,8 @@ def _speed(found: StepFit, record: LadderRecord, dtype: Dtype, wanted: Wanted, s
         how += f", at {len(record.climbs)} of 2 depths ({_in_a_line(record.failure)})"
     if other:
         how = f"{UNCALIBRATED} for this: {how}, which is another {' and '.join(other)}"
+        if wanted.gpu.kind != "cpu" and record.model != wanted.model:
+            how += f" ({OTHER_MODEL})"
     elif found.band.throughput is None:
         how = f"{UNCALIBRATED}: {how}, with {found.band.points} held-out points, too few for a band"
     return Speed(

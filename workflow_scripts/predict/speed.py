@@ -50,6 +50,9 @@ MOST_REPEATS = 100
 # A time limit is this many times what a cell takes at the slow end of its band; without a band, that end is assumed.
 LIMIT_MARGIN, UNCALIBRATED_PCT = 2.0, 40.0
 
+# A GPU that waits for its host for more than this share of the time.
+MUCH_WAITING = 0.1
+
 # A step with this many times more work of a kind than any step of the ladder is outside of what the ladder covered.
 BEYOND = 1.5
 RANGES = {"sequences": "sequences", "kv_bytes": "bytes of KV", "matrix_flops": "operations"}
@@ -91,7 +94,7 @@ class CellTask:
 
 def predict_task(task: Task) -> list[Prediction]:
     """The records of cells that share a schedule, or of as many schedules as their KV blocks require."""
-    made: list[Schedule] = []
+    made: dict[Decides, list[Schedule]] = {}
     records = []
     # A schedule for many blocks serves all cells that have enough of them.
     for cell in sorted(task.cells, key=lambda cell: -(cell.num_blocks or 0)):
@@ -102,7 +105,7 @@ def predict_task(task: Task) -> list[Prediction]:
     return records
 
 
-def _predict(cell: CellTask, task: Task, made: list[Schedule]) -> Prediction:
+def _predict(cell: CellTask, task: Task, made: dict[Decides, list[Schedule]]) -> Prediction:
     found = schedule_for(cell, task, made)
     work = work_of(found, cell, task)
     if cell.speed is None:
@@ -123,25 +126,40 @@ def _predict(cell: CellTask, task: Task, made: list[Schedule]) -> Prediction:
     if cell.scaled and record.output_tokens:
         walls_s = [lay(found, work, costs, task.requests).wall_s for costs in cell.scaled]
         record = replace(record, scaled_output_tokens_per_s=record.output_tokens / geometric_mean(walls_s))
-    record = _with_larger_graphs(record, found, cell, task)
+    record = _with_remedies(record, found, cell, task, made)
     record = _with_costs(record, cell, speed, task, timed)
     return replace(record, speed_source=speed.source, how=speed.how)
 
 
-def _with_larger_graphs(record: Prediction, found: Schedule, cell: CellTask, task: Task) -> Prediction:
-    """The rate if graphs were also captured for the steps that are too large for them."""
-    graphs, arrives = cell.graphs, task.requests.arrival_s is not None
+def _with_remedies(
+    record: Prediction, found: Schedule, cell: CellTask, task: Task, made: dict[Decides, list[Schedule]]
+) -> Prediction:
+    """The rates if a GPU had to wait less for launches.
+
+    Either graphs are also captured for the steps that are too large for them. Or a step takes twice the tokens; this
+    schedule is only made if the GPU waits for much of the time, and if any step has as many as are allowed.
+    """
+    graphs, decides, arrives = cell.graphs, task.decides, task.requests.arrival_s is not None
     if cell.speed is None or graphs is None or cell.eager or arrives or not record.output_tokens:
         return record
+    costs = cell.speed.costs
     largest = int((found.segments.decode_seqs + found.segments.prefill_tokens).max())
     larger = replace(cell, graphs=replace(graphs, tokens=max(graphs.tokens, largest)))
-    timed = lay(found, work_of(found, larger, task), cell.speed.costs, task.requests)
-    return replace(record, graph_tokens=graphs.tokens, captured_output_tokens_per_s=record.output_tokens / timed.wall_s)
+    timed = lay(found, work_of(found, larger, task), costs, task.requests)
+    rate = record.output_tokens / timed.wall_s
+    waits = record.launch_share is not None and record.launch_share > MUCH_WAITING
+    known = replace(record, graph_tokens=graphs.tokens, captured_output_tokens_per_s=rate)
+    if isinstance(decides, StaticBatches) or not waits or largest < decides.max_num_batched_tokens:
+        return known
+    longer = replace(task, decides=replace(decides, max_num_batched_tokens=2 * decides.max_num_batched_tokens))
+    found = schedule_for(cell, longer, made)
+    timed = lay(found, work_of(found, cell, longer), costs, task.requests)
+    return replace(known, twice_batched_output_tokens_per_s=record.output_tokens / timed.wall_s)
 
 
-def schedule_for(cell: CellTask, task: Task, made: list[Schedule]) -> Schedule:
+def schedule_for(cell: CellTask, task: Task, made: dict[Decides, list[Schedule]]) -> Schedule:
     """A schedule that holds for the cell's blocks; an existing one if possible."""
-    for known in made:
+    for known in made.setdefault(task.decides, []):
         if cell.num_blocks is None or known.holds_for(cell.num_blocks):
             return known
     if isinstance(task.decides, StaticBatches):
@@ -153,7 +171,7 @@ def schedule_for(cell: CellTask, task: Task, made: list[Schedule]) -> Schedule:
         found = make_schedule(
             task.requests, settings, step_time_of(cell, cell.speed) if arrives and cell.speed else None
         )
-    made.append(found)
+    made[task.decides].append(found)
     return found
 
 

@@ -3,11 +3,17 @@
 import numpy as np
 import pytest
 
+from workflow_scripts.catalog.gpus_and_models import get_gpu, get_model
+from workflow_scripts.engines.vllm_engines import VllmKnobs
 from workflow_scripts.parse.device_trace import read_trace
 from workflow_scripts.parse.engine_log import read_engine_log
+from workflow_scripts.physics.model_facts import read_model_facts
+from workflow_scripts.predict.graphs import Graphs
+from workflow_scripts.predict.vllm_cells import vllm_steps
 from workflow_scripts.study.outcome import read_outcome
 
 CELL = "{}/vllm/llama-3.1-8b-instruct/chat/bs{}-seqs{}-len4096-util0.9"
+FACTS = read_model_facts(get_model("llama-3.1-8b-instruct").config, "bfloat16")
 GIB, BYTES_PER_TOKEN = 2**30, 2 * 2 * 32 * 8 * 128
 
 
@@ -35,10 +41,12 @@ def test_facts_of_an_h200(raw):
         "available_kv_cache_gib": 108.81,
         "block_size": 16,
         "cuda_graph_gib": 0.59,
+        "cudagraph_mode": "FULL_AND_PIECEWISE",
         "engine_version": "0.25.1",
         "kv_cache_tokens": 891_392,
         "max_concurrency": 217.62,
         "max_concurrency_tokens_per_request": 4096,
+        "max_cudagraph_capture_size": 512,
         "model_weights_gib": 15.0,
         "prefix_cache_hit_rate_pct": 0.0,
         "status": "ok",
@@ -50,6 +58,13 @@ def test_facts_of_an_h200(raw):
 def test_graphs_take_more_memory_for_more_sequences(raw, sequences, gib):
     for gpu in ("h200", "h100-sxm"):
         assert read_engine_log(raw(gpu, 16, sequences) / "engine.log").cuda_graph_gib == gib
+
+
+@pytest.mark.parametrize("sequences", [1, 4, 16, 64, 256])
+def test_the_captured_sizes_are_those_that_predictions_assume(raw, sequences):
+    steps = vllm_steps(VllmKnobs(max_num_seqs=sequences, max_model_len=4096), get_gpu("h200"), FACTS)
+    shown = read_engine_log(raw("h200", 16, sequences) / "engine.log")
+    assert steps.graphs == Graphs(shown.max_cudagraph_capture_size, shown.cudagraph_mode)
 
 
 def test_a_refused_block_size_is_the_engines_own_words(raw):

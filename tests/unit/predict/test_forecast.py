@@ -59,6 +59,18 @@ def test_graphs_for_all_steps_launch_those_with_prompts_faster(tmp_path, monkeyp
     assert record["captured_output_tokens_per_s"] == pytest.approx(8 / (lone + layers + 1))
 
 
+@pytest.mark.parametrize(("launch_s", "tokens", "gains"), [(10.0, 8, True), (0.1, 8, None), (10.0, 64, None)])
+def test_larger_steps_are_priced_where_launches_and_full_steps_cost_time(
+    launch_s, tokens, gains, tmp_path, monkeypatch
+):
+    known(monkeypatch, costs=StepCosts(steps=1, launch=LaunchCosts(piecewise_layers=launch_s / 32)))
+    workload = {"even": {"kind": "fixed", "num_prompts": 4, "prompt_tokens": 16, "output_tokens": 2}}
+    knobs = {"block_size": 16, "max_num_seqs": 4, "max_model_len": 64, "max_num_batched_tokens": tokens}
+    record = one(tmp_path, workload, knobs=knobs)
+    rate = record["twice_batched_output_tokens_per_s"]
+    assert (rate and rate > 1.3 * record["output_tokens_per_s"]) == gains
+
+
 def test_the_rate_by_ladders_of_other_devices(tmp_path, monkeypatch):
     known(monkeypatch)
     others = (StepCosts(steps=2), StepCosts(steps=8))
@@ -180,8 +192,9 @@ def test_cells_that_decide_alike_share_a_schedule(tmp_path, monkeypatch):
     monkeypatch.setattr(speed, "make_schedule", lambda *a, **k: made.append(a) or make(*a, **k))
     records = predict(tmp_path, sweeps=[sweep(gpu=["h200", "h100-sxm", "l40s"], knobs={"max_num_batched_tokens": 99})])
     assert len(records) == 1  # all have the same id behind the GPU
-    of_the_workload = [requests for requests, *_ in made if len(requests) == 24]
-    assert len(of_the_workload) == 1
+    # And one with twice the tokens of a step, because the GPUs wait for launches.
+    of_the_workload = [settings.max_num_batched_tokens for requests, settings, *_ in made if len(requests) == 24]
+    assert of_the_workload == [99, 198]
 
 
 @pytest.mark.parametrize(

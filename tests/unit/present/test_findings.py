@@ -338,12 +338,14 @@ def test_cells_whose_gpu_waits_are_named_and_the_driver_tells_of_engines_without
     table = named(cells).assign(start=1, repeat=0, wall_s=10.0, prompt_steps=[10, 10, None], **waits)
     table.to_parquet(report.tables.folder / "waiting.parquet")
     rates = {"predicted": [100.0, 100.0, 100.0], "captured_output_tokens_per_s": [112.0, None, 101.0]}
+    rates["twice_batched_output_tokens_per_s"] = [101.0, None, 130.0]
     predicted = named(cells).assign(quantity="output_tokens_per_s", graph_tokens=128.0, **rates)
     predicted.to_parquet(report.tables.folder / "predictions.parquet")
     by_driver, by_steps = (sentence for _, sentence in told(much_waiting, report))
     assert "more than 128 tokens" in by_steps
     assert "12 % more output tokens/s" in by_steps
-    assert "more output tokens/s" not in by_driver
+    assert "max_num_batched_tokens" not in by_steps
+    assert "30 % more output tokens/s" in by_driver
     assert by_driver.startswith("block size 3: the GPU waits for its host for 60 % of the time")
     assert by_steps.startswith("block size 1: the GPU waits for its host for 20 % of the time")
     assert "(10 steps, 150 ms each)" in by_steps

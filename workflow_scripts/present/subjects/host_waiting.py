@@ -137,19 +137,29 @@ def _waiting_text(report: Report, row: Mapping[str, Any]) -> str:
 
 
 def _remedies(tables: Tables) -> Mapping[str, str]:
-    """By cell what the step model says of larger graphs, if these would help."""
+    """By cell what the step model says of larger graphs and of larger steps, if these would help."""
+    rates = ("captured_output_tokens_per_s", "twice_batched_output_tokens_per_s")
     try:
-        rows = tables.need("predictions", "quantity", "graph_tokens", "captured_output_tokens_per_s")
+        rows = tables.need("predictions", "quantity", "graph_tokens", *rates)
     except MissingError:
         return {}
-    gain = rows["captured_output_tokens_per_s"] / rows["predicted"] - 1
-    rows = rows.assign(gain=gain)[(rows["quantity"] == "output_tokens_per_s") & (gain > MUCH_GAIN)]
-    return {
-        row["cell_id"]: f" Steps of more than {row['graph_tokens']:.0f} tokens are launched kernel by kernel; the step "
-        f"model predicts {_pct(row['gain'])} more output tokens/s with graphs for all steps (a larger "
-        "max_cudagraph_capture_size, whose graphs take memory)."
-        for row in records(rows)
-    }
+    rows = rows[rows["quantity"] == "output_tokens_per_s"]
+    found = {}
+    for row in records(rows):
+        captured, batched = (row[rate] / row["predicted"] - 1 for rate in rates)
+        found[row["cell_id"]] = ""
+        if captured > MUCH_GAIN:
+            found[row["cell_id"]] += (
+                f" Steps of more than {row['graph_tokens']:.0f} tokens are launched kernel by kernel; the step model "
+                f"predicts {_pct(captured)} more output tokens/s with graphs for all steps (a larger "
+                "max_cudagraph_capture_size, whose graphs take memory)."
+            )
+        if batched > MUCH_GAIN:
+            found[row["cell_id"]] += (
+                f" Prompts wait for the next step; with twice the max_num_batched_tokens the step model predicts "
+                f"{_pct(batched)} more output tokens/s (its memory is not counted)."
+            )
+    return found
 
 
 def _pct(share: float) -> str:
