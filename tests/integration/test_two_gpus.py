@@ -83,7 +83,7 @@ def test_ratios_fall_from_the_bandwidths_to_the_operations(two_gpus):
     assert not chat["only_waiting"].any()
     assert chat.loc[256, ["power_cap_share_a", "power_cap_share_b"]].tolist() == pytest.approx([0.75, 0.60], abs=0.01)
     assert chat.loc[256, "sm_clock_mhz_min_a"] == 1140
-    [(sentence, _)] = speedups(Tables(two_gpus / "tables"))
+    [(_, sentence, _)] = speedups(Tables(two_gpus / "tables"))
     assert sentence.startswith("h200 over h100-sxm: 1.33 times at 1 sequence")
     assert "1.14 at 256" in sentence
     # A model fitted to one GPU expects the ratio; that of the bandwidths does not explain it.

@@ -100,6 +100,8 @@ _LOG_FACTS = (
     "model_weights_gib",
     "peak_activation_gib",
     "cuda_graph_gib",
+    "max_cudagraph_capture_size",
+    "cudagraph_mode",
     "attention_backend",
 )
 
