@@ -270,8 +270,9 @@ _USED_UP = (
 # With a smaller share of a repeat in the trace, its energy is not known: the GPU was lost, or the repeat was too short.
 _LEAST_SAMPLED = 0.8
 _TEXT = (
-    *("outcome", "reason", "attention_backend", "host", "device_name", "device_uuid", "engine_version", "git_commit"),
-    *("boot_id", "planned_starts", "processor", "dtype", "lock_sha256", "definition_sha256"),
+    *("outcome", "reason", "attention_backend", "cudagraph_mode", "host", "device_name", "device_uuid"),
+    *("engine_version", "git_commit", "boot_id", "planned_starts", "processor", "dtype", "lock_sha256"),
+    "definition_sha256",
 )
 
 
