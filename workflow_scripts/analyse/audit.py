@@ -18,6 +18,7 @@ import io
 import json
 import math
 import re
+import sys
 from argparse import ArgumentTypeError, Namespace
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -61,6 +62,10 @@ class Workload:
     def __post_init__(self) -> None:
         if not (self.prompt_tokens >= 1 and self.output_tokens >= 1):
             raise AuditError("tokens per request must be two numbers of at least 1: prompt and output tokens")
+
+
+# About ShareGPT's means with vLLM's benchmark (docs/workloads.md), for tables that do not state their lengths.
+USUAL_LENGTHS = Workload(200, 200)
 
 
 @dataclass(frozen=True)
@@ -238,6 +243,42 @@ def judge(
     return _against(_number(row[columns.throughput]), highest, columns, assumed)
 
 
+def as_long(
+    names: Sequence[str], rows: Sequence[Row], gpu: str | None = None, of: str | None = None
+) -> tuple[list[str], list[Row]]:
+    """A table with one throughput per row: of a wide one, whose columns are settings or engines, each cell.
+
+    `of` says what the columns of a wide table are; otherwise the text before their numbers (`max_num_seqs=4`), or
+    behind a stroke in the first heading (`GPU / max_num_seqs`), says it.
+
+    >>> as_long(["GPU / max-num-seqs", "1", "4"], [{"GPU / max-num-seqs": "H200", "1": "11,939", "4": 11977}])[1]
+    ... # doctest: +NORMALIZE_WHITESPACE
+    [{'gpu': 'H200', 'max-num-seqs': 1.0, 'throughput': '11,939'},
+     {'gpu': 'H200', 'max-num-seqs': 4.0, 'throughput': 11977}]
+
+    Args:
+        names: columns.
+        rows: the table.
+        gpu: the GPU of a table that does not name it.
+        of: what the columns of a wide table are.
+    """
+    if gpu:
+        names, rows = ["gpu", *names], [{"gpu": gpu, **row} for row in rows]
+    first, _, stated = (part.strip() for part in re.sub(r"\s*[\\/|]\s*", "/", names[0]).partition("/"))
+    is_long = any(re.fullmatch(_THROUGHPUT, name, re.IGNORECASE) for name in names if name != names[0])
+    if is_long or not re.fullmatch(_GPU, first, re.IGNORECASE):
+        return list(names), list(rows)
+    long: list[Row] = []
+    for row in rows:
+        for name in names[1:]:
+            said = re.fullmatch(r"(.*?)[\s=:]*([\d,]+)", name)
+            knob = of or (said[1] if said else "") or stated or "setting"
+            value: Value = _number(said[2]) if said else name
+            if not math.isnan(_number(row[name])):
+                long.append({"gpu": row[names[0]], knob: value, "throughput": row[name]})
+    return list(dict.fromkeys(name for row in long for name in row)), long
+
+
 def audit_table(table: "pd.DataFrame", facts: ModelFacts, workload: Workload, **options: Any) -> "pd.DataFrame":
     """The table with a verdict on each row, in the fields of `Judged`; `options` are those of `judge`.
 
@@ -263,15 +304,13 @@ def _sequences(row: Mapping[str, Any], columns: Columns, default: int) -> tuple[
 
 
 def _number(value: Any) -> float:
-    """A number from a table, NaN if the text is not a number; thousands separators and an "about" sign are ignored.
+    """A number from a table, NaN if there is none; thousands separators, an "about" sign and a unit are ignored.
 
-    >>> _number("~11,939"), _number(4.5), _number("n/a")
-    (11939.0, 4.5, nan)
+    >>> _number("~11,939"), _number(4.5), _number("11 939 tok/s"), _number("11'939"), _number("n/a")
+    (11939.0, 4.5, 11939.0, 11939.0, nan)
     """
-    try:
-        return float(re.sub(r"^\s*[~≈]|,", "", str(value)))
-    except ValueError:
-        return math.nan
+    found = re.match(r"\s*[~≈]?\s*((?:\d{1,3}(?:[,'_\s]\d{3})+|\d+)(?:\.\d+)?(?:[eE][+-]?\d+)?)(?![\d,.])", str(value))
+    return float(re.sub(r"[,'_\s]", "", found[1])) if found else math.nan
 
 
 def _against(throughput: float, highest: Ceiling, columns: Columns, assumed: str) -> Judged:
@@ -378,27 +417,33 @@ def _workload(text: str) -> Workload:
 @command(
     "audit",
     option(
-        "table", type=Path, help="CSV with a column for the GPU, one for the throughput and, if known, max-num-seqs"
+        "table",
+        type=Path,
+        help="CSV or Markdown with columns for GPU, throughput and max-num-seqs, or with GPUs as rows",
     ),
     option("--model", required=True, help=ANY_MODEL),
     option(
         "--tokens-per-request",
         type=_workload,
-        required=True,
         metavar="PROMPT,OUTPUT",
-        help="tokens of a request; means, if requests differ",
+        help="tokens of a request; means, if requests differ (if left out: 200,200, with a warning)",
     ),
     QUANTIZATION,
     option("--gpu-memory-utilization", type=share, default=1.0, help="share of the memory in use (default: all of it)"),
     KV_CACHE_DTYPE,
     option("--max-num-seqs", type=positive, default=256, help="for rows that do not state it (default: 256)"),
+    option("--gpu", help="the GPU of a table that does not name it"),
+    option("--columns", metavar="KNOB", help="what the columns of a table with GPUs as rows are, such as max_num_seqs"),
     option("--throughput-column", help="the column to check if several look like a throughput"),
     option("--json", action="store_true", help="print JSON"),
     option("--out", type=Path, metavar="FILE.csv", help="write the table with its verdicts"),
 )
 def main(args: Namespace) -> None:
     """Print a verdict on each row of a table, and write the verdicts to a file if asked."""
-    found, rows = read_rows(args.table, AuditError)
+    if args.tokens_per_request is None:
+        args.tokens_per_request = USUAL_LENGTHS
+        print("kvsweep audit: lengths are not given: 200 prompt and 200 output tokens assumed", file=sys.stderr)
+    found, rows = as_long(*read_rows(args.table, AuditError), args.gpu, args.columns)
     names = [name for name in found if name not in ADDED]
     columns = find_columns(names, args.throughput_column)
     verdicts = _verdicts(args, columns, rows)

@@ -14,7 +14,8 @@ import pandas as pd
 
 from workflow_scripts.analyse import capacity, effects, fragmentation, predictions, ratios
 from workflow_scripts.analyse import engine_gain as engines
-from workflow_scripts.analyse.audit import Workload, audit_table
+from workflow_scripts.analyse.audit import USUAL_LENGTHS as LENGTHS
+from workflow_scripts.analyse.audit import audit_table
 from workflow_scripts.analyse.cell_intervals import cell_intervals
 from workflow_scripts.analyse.published_table import published_table
 from workflow_scripts.analyse.repeats import IDENTITY, Row, counted, records
@@ -29,9 +30,6 @@ from workflow_scripts.study.study_file import Study
 # Modules that register the schemas of their tables when they are imported, and the tables.
 TABLE_MODULES = (capacity, effects, engines, fragmentation, predictions, ratios)
 TABLES = ("cells", "capacity", "effects", "engines", "predictions", "ratios", "waste")
-
-# ShareGPT's mean lengths with vLLM's benchmark, rounded (docs/workloads.md). Those of the published runs are unknown.
-LENGTHS = Workload(200, 200)
 
 
 @dataclass(frozen=True)

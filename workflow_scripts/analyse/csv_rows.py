@@ -1,8 +1,10 @@
-"""CSV files as rows of plain values, for commands that start without pandas."""
+"""CSV files and Markdown tables as rows of plain values, for commands that start without pandas."""
 
 import csv
+import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TextIO
 
 from workflow_scripts.common.faults import InputError
 
@@ -14,7 +16,7 @@ _NULLS = ("", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "None", "#N/A", 
 
 
 def read_rows(path: Path, fault: type[InputError]) -> tuple[list[str], list[Row]]:
-    """Names of the columns, and the rows.
+    """Names of the columns, and the rows, of a CSV or a Markdown table.
 
     A column of only numbers, or of true and false, has such values. None is a field without a value. The second column
     of one name gets the name with `.1`.
@@ -32,7 +34,8 @@ def read_rows(path: Path, fault: type[InputError]) -> tuple[list[str], list[Row]
 
 def _rows(path: Path) -> tuple[list[str], list[Row]]:
     with path.open(encoding="utf-8-sig", newline="") as lines:
-        table = [row for row in csv.reader(lines) if row]
+        found = [row for row in csv.reader(lines) if row]
+        table = found if not found or not found[0][0].lstrip().startswith("|") else _markdown(lines)
     if not table:
         raise ValueError("it has no columns")
     names, *rows = table
@@ -42,6 +45,12 @@ def _rows(path: Path) -> tuple[list[str], list[Row]]:
     names = [f"{name}.{count}" if (count := names[:i].count(name)) else name for i, name in enumerate(names)]
     columns = [_typed([row[i] if i < len(row) else "" for row in rows]) for i in range(len(names))]
     return names, [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
+
+
+def _markdown(lines: TextIO) -> list[list[str]]:
+    lines.seek(0)
+    table = [[cell.strip().strip("*`") for cell in line.strip().strip("|").split("|")] for line in lines if "|" in line]
+    return [row for row in table if not all(re.fullmatch(r":?-+:?", cell) for cell in row)]
 
 
 def _typed(texts: Sequence[str]) -> Sequence[Value]:

@@ -334,6 +334,43 @@ def test_the_example_of_the_help_can_be_typed_in(monkeypatch, tmp_path):
     assert main(example_of("audit")) == 0
 
 
+WIDE = """
+| **GPU / max-num-seqs** | 1 | `4` |
+|:---|---:|---:|
+| H200 | ~11,939 tok/s | 11 977 |
+| L40S | n/a | 4'036 |
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "rows"),
+    [
+        (WIDE, [], [("H200", 1, "impossible"), ("H200", 4, "impossible"), ("L40S", 4, "impossible")]),
+        ("GPU,1,4\nH200,11939,600\n", ["--columns=max_num_seqs"], [("H200", 1, "impossible"), ("H200", 4, "possible")]),
+        ("GPU,seqs\nH200,600\n", [], [("H200", None, "possible")]),  # as many sequences as the default
+        ("GPU,max_num_seqs=1\nH200,639\n", [], [("H200", 1, "impossible")]),
+        ("GPU,vLLM,HF\nA100 PCIe,5241,293\n", [], [("A100 PCIe", None, "possible")] * 2),
+        ("max_num_seqs,tok/s\n1,11939\n", ["--gpu=H200"], [("H200", 1, "impossible")]),
+    ],
+)
+def test_tables_as_people_paste_them(text, options, rows, tmp_path, capsys):
+    table = tmp_path / "pasted.md"
+    table.write_text(text.lstrip())
+    assert main([str(table), *OPTIONS[:2], *options, "--json"]) == 0
+    printed = capsys.readouterr()
+    found = json.loads(printed.out)
+    assert (found["prompt_tokens"], found["output_tokens"]) == (200, 200)
+    assert "200 prompt and 200 output tokens assumed" in printed.err
+    sequences = [row.get("max-num-seqs", row.get("max_num_seqs")) for row in found["rows"]]
+    assert [(r["gpu"], n, r["verdict"]) for r, n in zip(found["rows"], sequences, strict=True)] == rows
+
+
+@pytest.mark.parametrize(("name", "impossible"), [("max_num_seqs", 12), ("block_size", 0)])
+def test_the_tables_of_the_first_source_go_in_unchanged(name, impossible, capsys):
+    assert main([str(PUBLISHED / f"paged_attention_lab_{name}.csv"), *OPTIONS[:2], "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["verdicts"]["impossible"] == impossible
+
+
 def test_unknown_rows_show_their_reason(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     table = tmp_path / "table.csv"
@@ -425,7 +462,7 @@ def test_options_with_a_value_that_is_not_allowed_are_refused(option, capsys):
 
 def test_every_claim_has_an_id_a_source_a_text_and_quantities_with_units():
     claims = yaml.safe_load((PUBLISHED / "claims.yaml").read_text())
-    sources = {"lab-hpc", "blog-engines", "lab-l4", "text-prefix", "text-users", "unrecorded"}
+    sources = {"lab-hpc", "blog-engines", "lab-l4", "text-prefix", "text-users"}
     assert len({claim["id"] for claim in claims}) == len(claims) >= 33
     assert {claim["source"] for claim in claims} == sources
     readme = (PUBLISHED / "README.md").read_text()
