@@ -140,7 +140,7 @@ def fit_ladder(
         climbed=sum(
             len(climb.passes) - WARM_ROUNDS * len({one.rung for one in climb.passes}) for climb in record.climbs
         ),
-        repeat_sd=_repeat_sd(record.climbs[0]),
+        repeat_sd=_repeat_sd(record.climbs[0]) if on_cpu else None,
     )
 
 
