@@ -27,6 +27,8 @@ PAGE_WIDTH_IN, SINGLE_WIDTH_IN, COLUMN_WIDTH_IN = 10.4, 6.6, 3.75
 PNG_DPI = 200
 LINE_IN = 0.2
 MAX_PANELS = 12
+# A logarithmic axis whose ends differ by a smaller factor has closer ticks.
+SHORT_AXIS = 7
 
 
 @dataclass(frozen=True)
@@ -121,9 +123,10 @@ def mark_handles(named: Mapping[str, Mark]) -> list[Artist]:
 
 
 def plain_log_ticks(axis: Axis, low: float, high: float, most: int) -> None:
-    """Set ticks of a logarithmic axis at 1, 2 and 5 of each decade, fewer if there are many, with plain numbers."""
+    """Set ticks of a logarithmic axis at 1, 2 and 5 of each decade, more on a short axis, fewer if there are many."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    for steps in ((1, 2, 5), (1, 3), (1,)):
+    short = high / low < SHORT_AXIS
+    for steps in ((1, 1.5, 2, 3, 4, 5, 7),) if short else ((1, 2, 5), (1, 3), (1,)):
         ticks = [step * 10.0**decade for decade in decades for step in steps if low <= step * 10.0**decade <= high]
         if len(ticks) <= most:
             break

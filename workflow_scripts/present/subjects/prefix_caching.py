@@ -19,7 +19,7 @@ from workflow_scripts.present.subjects.claims_retested import claims_on
 
 _MEASURES = {
     "output_tokens_per_s": "Output tokens per s",
-    "kv_bytes_used_mean": "KV memory of running requests (GiB)",
+    "kv_bytes_used_mean": "KV memory of running requests ({})",
     "energy_j_per_output_token": "Energy per output token (J)",
 }
 _WORDS = {"true": "with", "false": "without"}
@@ -33,7 +33,6 @@ def prefix_caching(tables: Tables) -> Plot:
         raise MissingError("no two measured cells differ only in prefix caching")
     pairs = pairs.assign(held=without_shared(pairs["held"]))
     cells = tables.measured.reindex(columns=["cell_id", "start", "repeat", "source", *_MEASURES])
-    cells = cells.assign(kv_bytes_used_mean=cells["kv_bytes_used_mean"] / GIB)
     sides = [
         pairs[["gpu", "model", "workload", "held"]].assign(
             cell_id=pairs[of], name=pairs[value].map(_WORDS) + " prefix caching"
@@ -41,15 +40,22 @@ def prefix_caching(tables: Tables) -> Plot:
         for of, value in (("cell_id", "value"), ("baseline_cell_id", "baseline"))
     ]
     rows = pd.concat(sides).merge(cells, on="cell_id")
+    unit, size = _unit(rows["kv_bytes_used_mean"])
+    rows["kv_bytes_used_mean"] /= size
     told = [name for name in ("gpu", "model", "held") if rows[name].nunique() > 1]
     labels = rows[["name", *told]].agg(" · ".join, axis=1)
     return plot_bars(
         rows.assign(panel=rows["workload"], label=labels),
-        _MEASURES,
+        {column: words.format(unit) for column, words in _MEASURES.items()},
         marks(["without prefix caching", "with prefix caching"]),
         title="Prefix caching: speed, KV memory and energy of the same requests",
         panels_are="workloads",
     )
+
+
+def _unit(sizes: "pd.Series[float]") -> tuple[str, int]:
+    """The unit in which the largest of some sizes is at least 1, and its bytes."""
+    return ("GiB", GIB) if sizes.max() >= GIB else ("MiB", 2**20)
 
 
 def gains_and_hits(report: Report) -> Iterator[Block]:
@@ -71,18 +77,19 @@ def memory_saved(report: Report) -> Iterator[Block]:
     pairs = effects[(effects["comparison"] == "pair") & (effects["knob"] == "enable_prefix_caching")]
     of_cell = report.tables.cells.groupby("cell_id")[["kv_bytes_used_mean", "prefix_cache_hits"]].median()
     cached, alone = (of_cell.reindex(pairs[name]).set_index(pairs.index) for name in ("cell_id", "baseline_cell_id"))
+    unit, size = _unit(alone["kv_bytes_used_mean"])
     rows = pairs.assign(
         held=without_shared(pairs["held"]),
-        cached_gib=cached["kv_bytes_used_mean"] / GIB,
-        alone_gib=alone["kv_bytes_used_mean"] / GIB,
+        cached=cached["kv_bytes_used_mean"] / size,
+        alone=alone["kv_bytes_used_mean"] / size,
         saving=alone["kv_bytes_used_mean"] / cached["kv_bytes_used_mean"],
     )[cached["prefix_cache_hits"] > 0].dropna(subset="saving")
     if len(rows):
         told = [
             Finding(
                 f"{row['saving']:.3g} times less memory",
-                f"{place(row)}: the tokens of running requests take {number(row['cached_gib'])} GiB of keys and "
-                f"values with prefix caching, and {number(row['alone_gib'])} GiB without, because requests share the "
+                f"{place(row)}: the tokens of running requests take {number(row['cached'])} {unit} of keys and "
+                f"values with prefix caching, and {number(row['alone'])} {unit} without, because requests share the "
                 "blocks of a prefix.",
                 "good",
             )
