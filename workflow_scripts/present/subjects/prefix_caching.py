@@ -12,7 +12,7 @@ from workflow_scripts.present.plot import Plot
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import MissingError, Tables, records
 from workflow_scripts.present.sentences import effects_of, pairs_that_differ_in, place, some
-from workflow_scripts.present.series import without_shared
+from workflow_scripts.present.series import means, without_shared
 from workflow_scripts.present.style import marks
 from workflow_scripts.present.subject import CELL, Caption, FigurePart, Subject, TablePart
 from workflow_scripts.present.subjects.claims_retested import claims_on
@@ -75,7 +75,8 @@ def memory_saved(report: Report) -> Iterator[Block]:
     effects = report.tables.need("effects", "comparison", "knob", "held", "cell_id", "baseline_cell_id")
     report.tables.need("cells", "kv_bytes_used_mean", "prefix_cache_hits")
     pairs = effects[(effects["comparison"] == "pair") & (effects["knob"] == "enable_prefix_caching")]
-    of_cell = report.tables.cells.groupby("cell_id")[["kv_bytes_used_mean", "prefix_cache_hits"]].median()
+    cells = report.tables.cells
+    of_cell = means(cells, ["kv_bytes_used_mean"]).join(cells.groupby("cell_id")["prefix_cache_hits"].median())
     cached, alone = (of_cell.reindex(pairs[name]).set_index(pairs.index) for name in ("cell_id", "baseline_cell_id"))
     unit, size = _unit(alone["kv_bytes_used_mean"])
     rows = pairs.assign(
