@@ -12,7 +12,7 @@ import yaml
 from tests.unit.present.conftest import arguments
 from tests.unit.present.synthetic import SCRIPT
 from workflow_scripts.common.files import write_json
-from workflow_scripts.present.blocks import Fold
+from workflow_scripts.present.blocks import Fold, Table
 from workflow_scripts.present.figures import FIGURES
 from workflow_scripts.present.page import main
 from workflow_scripts.present.report import Report
@@ -280,6 +280,16 @@ def test_what_was_recorded_is_named_by_the_cell_in_words(results, tmp_path):
     (told,) = [block.summary for block in provenance(report) if isinstance(block, Fold)]
     assert told == f"Versions and settings recorded in {report.names[cell]}"
     assert "block size " in told
+
+
+def test_provenance_has_the_share_of_starts_in_the_time_of_all_engines(results, tmp_path):
+    tables = Tables(results.root / "tables")
+    # Two starts, of which one has two repeats: the phases of a start count once.
+    starts = pd.DataFrame({"cell_id": ["a", "a", "b"], "start": 1, "start_s": [30.0, 30.0, 60.0], "warmup_s": 15.0})
+    tables.cells = starts.assign(measure_s=[60.0, 60.0, 0.0], host="here")
+    report = Report(load_study(results.study), tables, tmp_path, tmp_path, tmp_path, tmp_path / "report.html")
+    rows = next(block for block in provenance(report) if isinstance(block, Table)).rows
+    assert dict(map(tuple, rows))["Time of the engines"] == "3 min: 50 % starting, 17 % warming up, 33 % measuring"
 
 
 def test_what_has_nothing_to_show_is_one_line_with_the_reason_at_the_end(page):

@@ -116,6 +116,11 @@ def provenance(report: Report) -> Iterator[Block]:
     ]
     if len(started):
         rows.append(["First and last repeat started", f"{started.min()} and {started.max()}"])
+    names = {"start_s": "starting", "warmup_s": "warming up", "measure_s": "measuring"}
+    spent_s = cells.drop_duplicates(["cell_id", "start"]).reindex(columns=list(names)).astype(float).sum()
+    if total_s := spent_s.sum():
+        shares = ", ".join(f"{100 * spent_s[column] / total_s:.0f} % {name}" for column, name in names.items())
+        rows.append(["Time of the engines", f"{total_s / 60:.3g} min: {shares}"])
     yield Table("Where the numbers come from", ["What", "Values"], rows, [False, False])
     yield _measured_where(cells)
     records = report.outcome_records
