@@ -122,7 +122,7 @@ def _throughput(report: Report) -> Iterator[str]:
 def _devices(report: Report) -> Iterator[str]:
     """For each pair of devices how the speed-up changes with the number of sequences; else what explains it."""
     with suppress(MissingError):
-        yield from (told for _, told, _ in list(speedups(report.tables))[:MOST_DEVICES])
+        yield from (told + why for _, told, why in list(speedups(report.tables))[:MOST_DEVICES])
         return
     ratios = report.tables.need("ratios")
     of_rates = ratios[ratios["metric"] == "output_tokens_per_s"]

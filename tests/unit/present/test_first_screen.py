@@ -96,6 +96,11 @@ def test_published_rates_stand_beside_what_was_measured(report, tmp_path):
     assert "Published" not in answer(none, "max-num-seqs")
 
 
+def test_the_share_of_reading_weights_stands_beside_the_speed_up(report, tmp_path):
+    ratios = pd.read_parquet(report.tables.folder / "ratios.parquet").assign(weights_share_b=0.44)
+    assert "44 % and 44 %" in answer(changed(report, tmp_path, ratios=ratios), "devices")
+
+
 def test_the_drain_is_told_with_the_rate_of_whole_repeats_and_the_steady_one(report, tmp_path):
     cells = pd.read_parquet(report.tables.folder / "cells.parquet")
     steady = 2 * cells["output_tokens_per_s"]
