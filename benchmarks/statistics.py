@@ -334,7 +334,7 @@ def smallest_setting(studies: int, rng: np.random.Generator) -> tuple[Table, boo
     for starts, sd in ((3, 0.01), (3, 0.03), (8, 0.01), (8, 0.03)):
         log = truth[:, None] + rng.normal(0, sd, (studies, len(truth), starts))
         found = compare(plain(log, np.zeros(len(truth), dtype=int)), np.arange(9), np.full(9, 9))
-        share = float((holm(found.p_not_below(MARGIN_PCT)) <= EQUIVALENCE_ALPHA).any(axis=-1).mean())
+        share = float((holm(found.p_not_below(MARGIN_PCT)) <= EQUIVALENCE_ALPHA * ONE_LOOK.of_plan).any(axis=-1).mean())
         fits &= share <= MOST_FALSE
         table.add_row(str(starts), _pct(sd), _pct(share), "" if share <= MOST_FALSE else "missed")
     return table, fits

@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import pandas as pd
 
+from workflow_scripts.analyse.further_starts import ONE_LOOK, Looks
+from workflow_scripts.analyse.knob_pairs import looks_at
 from workflow_scripts.analyse.repeats import (
     ENVIRONMENT,
     IDENTITY,
@@ -115,6 +117,7 @@ def recommendations(
     models: Settings,
     ttft_p99_s: float | None = None,
     tpot_p99_s: float | None = None,
+    looks: Looks = ONE_LOOK,
 ) -> pd.DataFrame:
     """The recommendations table: the rows of each device, model and workload, for each lock and processor.
 
@@ -124,12 +127,13 @@ def recommendations(
         models: name -> the model's resolved definition and its prepared folder; other models get no command.
         ttft_p99_s, tpot_p99_s: bounds on the 99th percentiles, as means over the starts. If neither is given, the
             bound on the time per output token is DEFAULT_TPOT_FACTOR times the lowest median of that time.
+        looks: the looks at the study, which share the error of `smallest_within_margin`.
     """
     summary, samples = _summary(cells)
     rows = [
         row
         for _, place in summary.groupby([*PLACE, *ENVIRONMENT], dropna=False, sort=False)
-        for row in _of_place(place.reset_index(drop=True), samples, margin_pct, models, ttft_p99_s, tpot_p99_s)
+        for row in _of_place(place.reset_index(drop=True), samples, margin_pct, models, ttft_p99_s, tpot_p99_s, looks)
     ]
     return pd.DataFrame(rows, columns=list(SCHEMA.columns))
 
@@ -165,6 +169,7 @@ def _of_place(
     models: Settings,
     ttft_p99_s: float | None,
     tpot_p99_s: float | None,
+    looks: Looks,
 ) -> Iterator[Row]:
     cells = records(place.assign(words=labels(place, knob_columns(place))))
     everything = np.ones(len(place), dtype=bool)
@@ -194,7 +199,7 @@ def _of_place(
     # The smallest of all that pass is chosen, so the error must hold for all tests together.
     as_fast = np.arange(len(place)) == best
     against_best = _against(samples, place[~as_fast], place[as_fast])
-    as_fast[~as_fast] = holm(against_best.p_not_below(margin_pct)) <= EQUIVALENCE_ALPHA
+    as_fast[~as_fast] = holm(against_best.p_not_below(margin_pct)) <= EQUIVALENCE_ALPHA * looks.of_plan
     smallest = _smallest(place, as_fast)
     text = _smallest_text(cells, smallest, best, int(as_fast.sum()), margin_pct)
     yield _row(cells[smallest], SMALLEST, models, [], text) | {"margin_pct": margin_pct}
@@ -337,5 +342,6 @@ def main(args: Namespace, study: Study, cells: pd.DataFrame) -> list[Output]:
     }
     # Requests that are submitted at once wait for a free place, so only the study's limit on this time is a bound.
     tpot_p99_s = args.tpot_p99_s or (study.slo.tpot_s if study.slo else None)
-    table = recommendations(cells, study.equivalence_margin_pct, models, args.ttft_p99_s, tpot_p99_s)
+    looks = looks_at(study.starts, cells)
+    table = recommendations(cells, study.equivalence_margin_pct, models, args.ttft_p99_s, tpot_p99_s, looks)
     return [(args.out, "recommendations", table)]

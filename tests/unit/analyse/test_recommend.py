@@ -13,6 +13,7 @@ from scipy import stats
 from tests.unit.analyse.synthetic_cells import around, cell, only, starts_table
 from tests.unit.analyse.synthetic_starts import as_ratio
 from tests.unit.study.test_serve_command import DUMMY, HUB
+from workflow_scripts.analyse.further_starts import Looks
 from workflow_scripts.analyse.recommend import SCHEMA, main, pareto_front, recommendations
 from workflow_scripts.analyse.tables import read_table, write_table
 from workflow_scripts.study.study_file import load_study
@@ -229,14 +230,17 @@ def test_the_smallest_within_the_margin():
 
 
 def test_within_the_margin_is_shown_not_assumed():
-    # Turned round, the rates differ by 2 sd, 0 and -2 sd: the bound lies t(0.95, 2) * 2 sd / sqrt(3) below the ratio.
-    half = stats.t.ppf(0.95, 2) * 0.01 / math.sqrt(3)
-    fastest = config(16, around(100, 0.005))
+    # Turned round, the rates differ by 2 sd, 0 and -2 sd: the bound lies t * 2 sd / sqrt(3) below the ratio, with the t
+    # of two degrees of freedom for the error of a first plan.
+    half = stats.t.ppf(1 - 0.05 * 0.75, 2) * 0.005 / math.sqrt(3)
+    fastest = config(16, around(100, 0.0025))
     room = math.log(1.02) - half
     for distance, smallest in ((0.99, "seqs1"), (1.01, "seqs16")):
-        other = config(1, around(100 * math.exp(-room * distance), 0.005)[::-1])
+        other = config(1, around(100 * math.exp(-room * distance), 0.0025)[::-1])
         found = only(recommended(other, fastest, role="smallest_within_margin"))
         assert found["knobs"] == smallest
+        raised = only(recommended(other, fastest, role="smallest_within_margin", looks=Looks(3, 3, earlier_plans=1)))
+        assert raised["knobs"] == "seqs16"
     assert found["explanation"] == (
         "No smaller setting is shown to be within 2 % of the fastest (at most 16 sequences)."
     )
