@@ -18,6 +18,7 @@ from workflow_scripts.present.first_screen import first_screen
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import Tables
 from workflow_scripts.present.series import means
+from workflow_scripts.present.subjects.hardware_limits import reached
 from workflow_scripts.present.subjects.other_settings import ENGINE, largest_changes
 from workflow_scripts.present.subjects.sequence_limit import drains
 from workflow_scripts.present.words import span
@@ -113,6 +114,18 @@ def test_the_drain_is_told_with_the_rate_of_whole_repeats_and_the_steady_one(rep
         assert [float(b.replace(",", "")) / float(a.replace(",", "")) for a, b in pairs] == pytest.approx(
             [2] * 2, rel=0.01
         )
+
+
+def test_the_share_of_the_ceiling_is_that_of_the_table_at_both_ends(report):
+    limits = report.tables.need("limits")
+    sheet = limits[limits["rates"] == "datasheet"].groupby("cell_id")["factor"].median()
+    cells = report.tables.measured.drop_duplicates("cell_id")
+    for badge, text in told(reached, report):
+        shares = [f"{100 * share:.0f}" for share in sheet[sheet.index.isin(cells["cell_id"])]]
+        ends = re.fullmatch(r"(\d+) to (\d+) %", badge)
+        assert ends
+        assert set(ends.groups()) <= set(shares)
+        assert all(f"{end} % of the ceiling" in text for end in ends.groups())
 
 
 def test_the_row_of_a_recommendation_has_its_numbers(report, tmp_path):

@@ -141,6 +141,9 @@ def workloads(report: Report) -> Iterator[Block]:
         manifest = next((m for m in made if m["workload"] == name), None)
         asked = workload.num_prompts if manifest is None else manifest["num_requests"]
         counts = served.get(name, [asked])
+        prompt = getattr(workload, "prompt_tokens", None)
+        if prefix := getattr(workload, "prefix_tokens", 0):
+            prompt = f"{prefix} shared and {prompt}"
         rows.append(
             {
                 "workload": name,
@@ -149,7 +152,7 @@ def workloads(report: Report) -> Iterator[Block]:
                 "source": manifest and manifest.get("source"),
                 "requests": " to ".join(dict.fromkeys([shown(min(counts)), shown(max(counts))])),
                 "alike": manifest and manifest["requests_with_prefix"],
-                "prompt": _length(manifest, "prompt_tokens", getattr(workload, "prompt_tokens", None)),
+                "prompt": _length(manifest, "prompt_tokens", prompt),
                 "output": _length(manifest, "output_tokens", getattr(workload, "output_tokens", None)),
                 "tokens": in_words(workload.sampling),
             }
