@@ -66,8 +66,9 @@ def test_where_the_host_costs_most(two_gpus):
     cells = pd.read_parquet(two_gpus / "tables/cells.parquet").query("engine == 'vllm' and outcome == 'ok'")
     captured = cells.groupby("max_num_seqs_effective")["max_cudagraph_capture_size"].unique().map(list)
     assert captured.to_dict() == {1: [2], 4: [8], 16: [32], 64: [128], 256: [512]}
-    # Where the GPUs wait, no step has as many tokens as are allowed.
-    assert rates["twice_batched_output_tokens_per_s"].isna().all()
+    # Where the GPUs wait, steps are full only while the first prompts are computed.
+    batched = rates["twice_batched_output_tokens_per_s"].dropna() / rates["predicted"]
+    assert batched.max() < 1.02
     # HuggingFace at batch 1: the driver alone tells.
     hf = waiting[waiting["knobs"].str.startswith("static-batch1-")]
     assert hf["device_s"].isna().all()

@@ -111,7 +111,7 @@ SCHEMA = table_schema(
     NUMBER(
         "twice_batched_output_tokens_per_s",
         "predicted output tokens/s with twice the `max_num_batched_tokens`, if any step has as many as are allowed and "
-        "the GPU is predicted to wait for its host for more than 10 % of the time; its memory is not counted",
+        "the GPU is predicted to wait for its host for more than 5 % of the time; its memory is not counted",
     ),
     NUMBER(
         SHARES,

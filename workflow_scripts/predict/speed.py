@@ -51,8 +51,9 @@ MOST_REPEATS = 100
 # A time limit is this many times what a cell takes at the slow end of its band; without a band, that end is assumed.
 LIMIT_MARGIN, UNCALIBRATED_PCT = 2.0, 40.0
 
-# A GPU that waits for its host for more than this share of the time.
-MUCH_WAITING = 0.1
+# Larger steps are priced from this predicted share of waiting for the host on; half of what the report calls much,
+# because measured shares may be larger.
+WAITS_FROM = 0.05
 
 # A step with this many times more work of a kind than any step of the ladder is outside of what the ladder covered.
 BEYOND = 1.5
@@ -148,7 +149,7 @@ def _with_remedies(
     larger = replace(cell, graphs=replace(graphs, tokens=max(graphs.tokens, largest)))
     timed = lay(found, work_of(found, larger, task), costs, task.requests)
     rate = record.output_tokens / timed.wall_s
-    waits = record.launch_share is not None and record.launch_share > MUCH_WAITING
+    waits = record.launch_share is not None and record.launch_share > WAITS_FROM
     known = replace(record, graph_tokens=graphs.tokens, captured_output_tokens_per_s=rate)
     if isinstance(decides, StaticBatches) or not waits or largest < decides.max_num_batched_tokens:
         return known
