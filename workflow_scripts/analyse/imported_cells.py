@@ -81,9 +81,24 @@ def _row(run: Row, study: str) -> Row:
         **{column: ms / 1000 for column, fact in _MS_OF_LOG.items() if (ms := log.get(fact)) is not None},
         **trace,
     }
+    row |= _over_time(pd.DataFrame(log.get("over_time") or []))
     if (found := log.get("prefix_cache_hit_rate_pct")) is not None:
         row["prefix_cache_hit_rate"] = found / 100
     return row | _outcome(run, row)
+
+
+def _over_time(lines: pd.DataFrame) -> Row:
+    """Peaks and means over the engine's periodic lines."""
+    if lines.empty:
+        return {}
+    used = lines["kv_cache_usage_pct"] / 100
+    return {
+        "running_peak": lines["running"].max(),
+        "running_mean": lines["running"].mean(),
+        "waiting_peak": lines["waiting"].max(),
+        "kv_cache_usage_peak": used.max(),
+        "kv_cache_usage_mean": used.mean(),
+    }
 
 
 def _allowed(run: Row) -> int | None:

@@ -217,6 +217,7 @@ ROWS: tuple[Row, ...] = (
     _row(_last, r"Throughput: {requests_per_s:number} requests/s"),
     _row(_last, r"Throughput: [\d.]+ requests/s, {total_tokens_per_s:number} (?:total\b|tokens/s)"),
     _row(_last, r"Throughput: [\d.]+ requests/s, [^,]*tokens/s, {output_tokens_per_s:number} output\b"),
+    _row(_last, r"HF throughput: {output_tokens_per_s:number} tok"),  # scripts with generate()
     # The result files of both, also printed into logs.
     _row(_last, r"\"(?:request_throughput|requests_per_second)\": {requests_per_s:number}"),
     _row(_last, r"\"(?:total_token_throughput|tokens_per_second)\": {total_tokens_per_s:number}"),

@@ -7,6 +7,7 @@ describes it. The output has one record per run, with everything that its files 
 """
 
 import math
+import re
 from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +18,7 @@ from workflow_scripts.common.command import command, option, out
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import write_jsonl
 from workflow_scripts.engines.registry import get_engine
+from workflow_scripts.logs.engine_log_text import decode, read_lines
 from workflow_scripts.parse.device_trace import read_trace
 from workflow_scripts.parse.engine_log import read_engine_log
 from workflow_scripts.study.runs_file import MappingError, Run, load_runs
@@ -53,14 +55,29 @@ def _record(run: Run, folder: Path, where: str) -> dict[str, Any]:
         "slug": knobs.slug_of(values),
         "tokens_per_request": run.tokens_per_request,
         "files": [name for name in (run.results, run.trace) if name],
-        "log": _log(folder / run.results) if run.results else None,
+        "log": (_log(folder / run.results) if run.results else {}) | run.rates or None,
         "trace": _trace(folder / run.trace, run.trace_columns, where) if run.trace else None,
     }
 
 
-def _log(path: Path) -> Mapping[str, Any]:
+def _log(path: Path) -> dict[str, Any]:
     facts = read_engine_log(path)
-    return facts.model_dump(mode="json", exclude={"ranks", "derived", "read_from"}) | facts.derived
+    found = facts.model_dump(mode="json", exclude={"ranks", "derived", "read_from"}) | facts.derived
+    return found | {"over_time": _over_time(path)}
+
+
+# Every few seconds; V0 calls waiting requests pending.
+_PERIODIC = re.compile(
+    r"Running: (?P<running>\d+) reqs.*?(?:Waiting|Pending): (?P<waiting>\d+) reqs"
+    r".*?KV cache usage: (?P<kv_cache_usage_pct>[\d.]+)%"
+    r"(?:.*?[^l] [Pp]refix cache hit rate: (?:GPU: )?(?P<prefix_cache_hit_rate_pct>[\d.]+)%)?"
+)
+
+
+def _over_time(path: Path) -> list[dict[str, float]]:
+    """What the engine's periodic lines say, in their order: requests that run and wait, use of the KV cache, hits."""
+    found = (_PERIODIC.search(line.text) for line in read_lines(decode(path.read_bytes())))
+    return [{name: float(text) for name, text in line.groupdict().items() if text} for line in found if line]
 
 
 def _trace(path: Path, columns: list[str] | None, where: str) -> Mapping[str, Any]:
@@ -90,7 +107,9 @@ def main(args: Namespace) -> None:
     """Read the runs of a mapping file."""
     records = read_runs(args.runs)
     write_jsonl(args.out, records)
-    unread = [record for record in records if record["log"] and record["log"]["error"] and not record["log"]["status"]]
+    unread = [
+        record for record in records if record["log"] and record["log"].get("error") and not record["log"]["status"]
+    ]
     for record in unread:
         print(f"{record['files'][0]}: {record['log']['error']}")
     for record in records:

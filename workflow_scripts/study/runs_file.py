@@ -33,14 +33,18 @@ class Run(StrictRecord):
         list[Annotated[float, Field(ge=1)]] | None,
         Field(min_length=2, max_length=2, description="mean prompt and output tokens; needed to check the rates"),
     ] = None
+    rates: Annotated[
+        dict[Literal["output_tokens_per_s", "total_tokens_per_s", "requests_per_s"], Annotated[float, Field(gt=0)]],
+        Field(description="rates that no file says"),
+    ] = {}
     results: Annotated[str | None, Field(description="the output of vLLM or of its benchmark, as text")] = None
     trace: Annotated[str | None, Field(description="a CSV of nvidia-smi")] = None
     trace_columns: Annotated[list[str] | None, Field(description="fields of a CSV without a header, in order")] = None
 
     @model_validator(mode="after")
     def _is_complete(self) -> "Run":
-        if self.results is None and self.trace is None:
-            raise ValueError("name at least one file: results or trace")
+        if self.results is None and self.trace is None and not self.rates:
+            raise ValueError("name at least one file: results or trace; or rates")
         if self.engine not in load_engines():
             raise ValueError(f"engine {self.engine!r} is unknown; allowed: {', '.join(sorted(load_engines()))}")
         return self

@@ -62,6 +62,29 @@ def test_what_the_files_say_becomes_a_record_and_the_rest_stays_empty(tmp_path):
     assert [file.name for file in files_of(path)][:3] == ["fast.txt", "smi.csv", "flat.txt"]
 
 
+def test_periodic_lines_rates_of_the_mapping_and_of_a_script_are_kept(tmp_path):
+    log = "Avg generation throughput: 679.1 tokens/s, Running: {} reqs, Waiting: {} reqs, GPU KV cache usage: {}%"
+    lines = [log.format(56, 42, 99.4) + ", Prefix cache hit rate: 12.5%", log.format(20, 0, 30.6)]
+    path = write_runs(
+        tmp_path,
+        RUN | {"results": "serve.log", "rates": {"output_tokens_per_s": 650}},
+        RUN | {"engine": "hf-static", "knobs": {"batch_size": 1}, "results": "hf.txt"},
+        RUN | {"rates": {"total_tokens_per_s": 900}},
+    )
+    (tmp_path / "serve.log").write_text("\n".join(lines))
+    (tmp_path / "hf.txt").write_text("HF throughput: 293.1 tok/s\n")
+    runs = read_runs(path)
+    assert runs[0]["log"]["over_time"] == [
+        {"running": 56, "waiting": 42, "kv_cache_usage_pct": 99.4, "prefix_cache_hit_rate_pct": 12.5},
+        {"running": 20, "waiting": 0, "kv_cache_usage_pct": 30.6},
+    ]
+    cells = imported_cells(runs, "try")
+    counts = ["running_peak", "running_mean", "waiting_peak", "kv_cache_usage_peak", "kv_cache_usage_mean"]
+    assert cells.loc[0, counts].tolist() == pytest.approx([56, 38, 42, 0.994, 0.65])
+    assert cells["output_tokens_per_s"].tolist()[:2] == [650, 293.1]
+    assert cells.loc[2, "total_tokens_per_s"] == 900
+
+
 def test_no_block_at_all_is_a_number_of_blocks(tmp_path):
     path = write_runs(tmp_path, RUN | {"results": "none.txt"})
     (tmp_path / "none.txt").write_text("INFO 12-19 15:34:12 llm_engine.py:219] # GPU blocks: 0, # CPU blocks: 327\n")
