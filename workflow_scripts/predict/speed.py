@@ -96,18 +96,19 @@ class CellTask:
 
 def predict_task(task: Task) -> list[Prediction]:
     """The records of cells that share a schedule, or of as many schedules as their KV blocks require."""
-    made: dict[Decides, list[Schedule]] = {}
+    made: list[Schedule] = []
+    with_longer_steps: list[Schedule] = []
     records = []
     # A schedule for many blocks serves all cells that have enough of them.
     for cell in sorted(task.cells, key=lambda cell: -(cell.num_blocks or 0)):
         try:
-            records.append(_predict(cell, task, made))
+            records.append(_predict(cell, task, made, with_longer_steps))
         except ScheduleError as e:
             records.append(replace(cell.record, unknown=str(e)))
     return records
 
 
-def _predict(cell: CellTask, task: Task, made: dict[Decides, list[Schedule]]) -> Prediction:
+def _predict(cell: CellTask, task: Task, made: list[Schedule], with_longer_steps: list[Schedule]) -> Prediction:
     found = schedule_for(cell, task, made)
     work = work_of(found, cell, task)
     if cell.speed is None:
@@ -128,13 +129,13 @@ def _predict(cell: CellTask, task: Task, made: dict[Decides, list[Schedule]]) ->
     if cell.scaled and record.output_tokens:
         walls_s = [lay(found, work, costs, task.requests).wall_s for costs in cell.scaled]
         record = replace(record, scaled_output_tokens_per_s=record.output_tokens / geometric_mean(walls_s))
-    record = _with_remedies(record, found, cell, task, made)
+    record = _with_remedies(record, found, cell, task, with_longer_steps)
     record = _with_costs(record, cell, speed, task, timed)
     return replace(record, speed_source=speed.source, how=speed.how)
 
 
 def _with_remedies(
-    record: Prediction, found: Schedule, cell: CellTask, task: Task, made: dict[Decides, list[Schedule]]
+    record: Prediction, found: Schedule, cell: CellTask, task: Task, with_longer_steps: list[Schedule]
 ) -> Prediction:
     """The rates if a GPU had to wait less for launches.
 
@@ -154,14 +155,14 @@ def _with_remedies(
     if isinstance(decides, StaticBatches) or not waits or largest < decides.max_num_batched_tokens:
         return known
     longer = replace(task, decides=replace(decides, max_num_batched_tokens=2 * decides.max_num_batched_tokens))
-    found = schedule_for(cell, longer, made)
+    found = schedule_for(cell, longer, with_longer_steps)
     timed = lay(found, work_of(found, cell, longer), costs, task.requests)
     return replace(known, twice_batched_output_tokens_per_s=record.output_tokens / timed.wall_s)
 
 
-def schedule_for(cell: CellTask, task: Task, made: dict[Decides, list[Schedule]]) -> Schedule:
+def schedule_for(cell: CellTask, task: Task, made: list[Schedule]) -> Schedule:
     """A schedule that holds for the cell's blocks; an existing one if possible."""
-    for known in made.setdefault(task.decides, []):
+    for known in made:
         if cell.num_blocks is None or known.holds_for(cell.num_blocks):
             return known
     if isinstance(task.decides, StaticBatches):
@@ -173,7 +174,7 @@ def schedule_for(cell: CellTask, task: Task, made: dict[Decides, list[Schedule]]
         found = make_schedule(
             task.requests, settings, step_time_of(cell, cell.speed) if arrives and cell.speed else None
         )
-    made[task.decides].append(found)
+    made.append(found)
     return found
 
 
