@@ -8,7 +8,7 @@ Each schema holds the meaning and unit of its columns.
 import importlib
 import re
 from argparse import Namespace
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pandera.pandas as pa
@@ -37,13 +37,20 @@ def schemas() -> list[pa.DataFrameSchema]:
 
 def documentation() -> str:
     """The text of docs/tables.md."""
-    first: dict[tuple[str, str], str] = {}  # a column with its meaning, and the first table that has it
-    return "\n".join([HEAD, *(_section(schema, first) for schema in schemas())])
+    tables = schemas()
+    # A column with its meaning, and the first table that has it.
+    first = {column: schema.name for schema in reversed(tables) for column in _columns(schema)}
+    return "\n".join([HEAD, *(_section(schema, first) for schema in tables)])
 
 
-def _section(schema: pa.DataFrameSchema, first: dict[tuple[str, str], str]) -> str:
-    columns = [(name, column.description) for name, column in schema.columns.items()]
-    table_of = {column: first.get(column) or _table_named(column[1]) for column in columns}
+def _columns(schema: pa.DataFrameSchema) -> list[tuple[str, str]]:
+    return [(name, column.description) for name, column in schema.columns.items()]
+
+
+def _section(schema: pa.DataFrameSchema, first: Mapping[tuple[str, str], str]) -> str:
+    columns = _columns(schema)
+    elsewhere = {column: first[column] for column in columns if first[column] != schema.name}
+    table_of = {column: _table_named(column[1]) or elsewhere.get(column) for column in columns}
     meanings = dict.fromkeys(meaning for (_, meaning), table in table_of.items() if not table)
     lines = [
         f"- {_names(column for column in columns if column[1] == meaning and not table_of[column])}: {meaning}"
@@ -53,7 +60,6 @@ def _section(schema: pa.DataFrameSchema, first: dict[tuple[str, str], str]) -> s
         lines.append(
             f"- as in [{table}](#{table}): {_names(column for column in columns if table_of[column] == table)}"
         )
-    first |= {column: table_of[column] or schema.name for column in columns}
     notes = schema.metadata["notes"]
     return "\n".join([f"## {schema.name}\n", f"{schema.description}\n", *lines, *([f"\n{notes}"] if notes else []), ""])
 
