@@ -68,12 +68,11 @@ def compared_pairs(
         return []
     groups = {c: rows.assign(metric=_metric(rows) if metric == METRIC else metric) for c, rows in groups.items()}
     paired = {column: _pairs(rows) for column, rows in groups.items()}
-    pairs = pd.concat(paired.values(), ignore_index=True)
-    by_metric = [
+    # Of the pairs, of which there may be half a million, no further copies are kept.
+    decided = pd.concat(
         _decided(samples if name == metric else cell_summary(cells, str(name))[1], of_metric, margin_pct, looks)
-        for name, of_metric in pairs.groupby("metric")
-    ]
-    decided = pd.concat(by_metric).sort_index()
+        for name, of_metric in pd.concat(paired.values(), ignore_index=True).groupby("metric")
+    ).sort_index()
     a, b = (decided[name].to_numpy() for name in ("sample_a", "sample_b"))
     decided["whole_ratio"] = compare(samples, a, b).interval().value
     ends = np.cumsum([len(pairs) for pairs in paired.values()])
