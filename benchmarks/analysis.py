@@ -21,7 +21,7 @@ from tests.generated_study import write_generated_study
 from workflow_scripts.common.command import run_command
 
 CHECKOUT = Path(__file__).resolve().parents[1]
-GOAL_S, GOAL_GB = 120, 2
+GOAL_S, GOAL_GB = 60, 1
 
 
 @dataclass(frozen=True)

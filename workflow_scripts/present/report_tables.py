@@ -108,10 +108,10 @@ class Tables:
         except MissingError:
             return None
 
-    def facts(self, name: str, cell_ids: Iterable[str]) -> pd.DataFrame:
-        """Rows of `parsed/{gpu}/{name}.parquet` that belong to these cells.
+    def facts(self, name: str, cell_ids: Iterable[str], columns: list[str] | None = None) -> pd.DataFrame:
+        """Rows of `parsed/{gpu}/{name}.parquet` that belong to these cells, with all columns or only these.
 
-        Only these rows are read, because the traces of a large study do not fit in memory.
+        Only these are read, because the traces of a large study do not fit in memory.
 
         Raises:
             MissingError: there is no such file, or none of the cells is in it.
@@ -123,7 +123,7 @@ class Tables:
         for gpu, ids in wanted.groupby(wanted.str.split("/").str[0]):
             path = self.parsed / str(gpu) / f"{name}.parquet"
             if path.exists():
-                parts.append(pd.read_parquet(path, filters=[("cell_id", "in", list(ids))]))
+                parts.append(pd.read_parquet(path, columns=columns, filters=[("cell_id", "in", list(ids))]))
         if not parts:
             raise MissingError(f"no {name}.parquet was parsed")
         facts = _with_start(_plain(pd.concat(parts, ignore_index=True)))
@@ -131,13 +131,15 @@ class Tables:
             raise MissingError(f"{name}.parquet has no rows of the cells to be shown")
         return facts
 
-    def facts_of_first_start(self, name: str, cell_ids: Iterable[str]) -> pd.DataFrame:
+    def facts_of_first_start(
+        self, name: str, cell_ids: Iterable[str], columns: list[str] | None = None
+    ) -> pd.DataFrame:
         """Rows as of `facts`, of the first start of each cell that gave results.
 
         Raises:
             MissingError: as `facts`; or none of the rows is of such a start.
         """
-        rows = self.facts(name, cell_ids)
+        rows = self.facts(name, cell_ids, columns)
         ran = self.cells[self.cells["repeat"].notna()]
         rows = rows[rows["start"] == rows["cell_id"].map(ran.groupby("cell_id")["start"].min())]
         if rows.empty:

@@ -111,7 +111,8 @@ def _lengths(rows: pd.DataFrame) -> tuple[int, ...]:
 
 def _requests(tables: Tables, cell_ids: Iterable[str]) -> pd.DataFrame:
     """Requests of the first repeat of each cell's first start."""
-    rows = tables.facts_of_first_start("requests", cell_ids)
+    columns = ["cell_id", "start", "repeat", *LENGTHS, "queued_s", "last_token_s"]
+    rows = tables.facts_of_first_start("requests", cell_ids, columns)
     return rows[rows["repeat"] == rows.groupby("cell_id")["repeat"].transform("min")]
 
 
