@@ -80,7 +80,7 @@ HF_STATIC = EngineDescription(
     adapter="workflow_scripts.measure.hf_static:HfStatic",
     library="transformers",
     packages=PACKAGES,
-    versions=">=5.19",
+    versions=">=5.17",
     preload=("torch", "transformers", "transformers.modeling_utils"),
     peaks={"torch_memory_bytes_max": "torch_max_memory_allocated_bytes"},
     random_weights="transformers",
