@@ -1,7 +1,14 @@
 """Cluster: one Slurm job per batch of cells. Preparing may run on nodes too; everything else runs on the login node."""
 
 from workflow_scripts.cluster.attempt import Attempt
-from workflow_scripts.cluster.site import SiteError, job_resources, load_site, predicted_limits_s, queue_resources, what_fits
+from workflow_scripts.cluster.site import (
+    SiteError,
+    job_resources,
+    load_site,
+    predicted_limits_s,
+    queue_resources,
+    what_fits,
+)
 
 try:
     SITE = load_site(Path(config["site"]))

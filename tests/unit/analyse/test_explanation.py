@@ -148,6 +148,7 @@ def test_each_candidate_has_its_own_name():
         "measured_flop_ratio": ("measured_flop", "measured matrix-product rates"),
         "measured_cache_ratio": ("measured_cache", "measured rates of reading the weights from cache"),
         "kv_tokens_ratio": ("kv_capacity", "KV-cache capacities"),
+        "expected_ratio": ("expected", "rates that the step model expects"),
     }
 
 
