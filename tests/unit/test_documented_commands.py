@@ -71,6 +71,10 @@ INSTEAD: dict[str, tuple[Callable[[str], str], str]] = {
         dry_run_in_archive,
         "redraws a study, and is for a folder of its own",
     ),
+    "snakemake --profile slurm": (
+        lambda command: syntax(command) if command == "snakemake --profile slurm" else dry_run(command),
+        "stops where the site lacks the study's devices, as tests/integration/test_slurm.py shows",
+    ),
     "snakemake": (dry_run, "hours, GPUs or a cluster"),
     "make": (make_dry_run, "installs, or takes minutes"),
     ".ci/run": (lambda command: f"bash -n {command}", "runs this very test"),
