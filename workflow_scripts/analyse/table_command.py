@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pandas as pd
 
-from workflow_scripts.analyse.cells import SCHEMA as CELLS
-from workflow_scripts.analyse.cells import SIMULATED
+from workflow_scripts.analyse.cells.cells import SCHEMA as CELLS
+from workflow_scripts.analyse.cells.cells import SIMULATED
 from workflow_scripts.analyse.tables import read_table, write_table
 from workflow_scripts.common.command import STUDY, AddOption, Command, command, option, out
-from workflow_scripts.study.study_file import Study, load_study
+from workflow_scripts.study.study import Study
+from workflow_scripts.study.study_file import load_study
 
 # The file of a table, the name of its schema, and the table.
 Output = tuple[Path, str, pd.DataFrame]

@@ -22,9 +22,10 @@ HEAD = """<!-- Written by `kvsweep write-table-docs` from the schemas of the tab
 
 # Tables
 
-Every table lies in `results/{study}/tables/` as Parquet, which keeps the types, and as CSV. Units are in the names.
-A value that is not known is null, never zero. `source` says what kind of number a row holds: `measured`, `imported`
-(measured elsewhere), `predicted`, `published` or `simulated`.
+Every table lies in `results/{study}/tables/` as Parquet, which keeps the types, and as CSV. Names end in their unit;
+`_pct` is per cent, a share lies between 0 and 1. `{x}_low` and `{x}_high` are the 95 % interval of `{x}`, unless
+described otherwise. `_p50`, `_p90` and `_p99` are percentiles. An unknown value is null, never zero. `source` is
+`measured`, `imported` (measured elsewhere), `predicted`, `published` or `simulated`.
 """
 
 

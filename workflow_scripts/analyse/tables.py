@@ -4,7 +4,6 @@ A module that makes a table registers its schema here with `table_schema`: its c
 `workflow_scripts.analyse.table_docs` writes docs/tables.md from them.
 """
 
-import io
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,9 +12,11 @@ import pandas as pd
 import pandera.pandas as pa
 import pyarrow as arrow
 from pandera.errors import SchemaErrors
+from pyarrow import csv, parquet
 
 from workflow_scripts.common.faults import InputError
-from workflow_scripts.common.files import write_bytes, write_text
+from workflow_scripts.common.files import write_bytes
+from workflow_scripts.common.parquet import read_parquet
 
 
 class Kind(NamedTuple):
@@ -61,8 +62,7 @@ def table_schema(
             nullable=True,
             regex=True,
             required=False,
-            description="one column per knob that any cell of the study sets, e.g. `knob_block_size`; null if a cell"
-            " does not set it",
+            description="one column per knob that any cell sets, e.g. `knob_block_size`; null where not set",
         )
     TABLE_SCHEMAS[table] = pa.DataFrameSchema(
         schema, coerce=True, strict=True, name=table, description=about, metadata={"notes": notes}
@@ -82,10 +82,12 @@ def write_table(frame: pd.DataFrame, path: Path, table: str | None = None) -> No
         TableError: the frame does not fit the schema.
     """
     checked = _checked(frame, table or path.stem, path)
-    buffer = io.BytesIO()
-    checked.to_parquet(buffer, index=False)
-    write_text(path.with_suffix(".csv"), checked.to_csv(index=False))
-    write_bytes(path, buffer.getvalue())
+    rows = arrow.Table.from_pandas(checked, preserve_index=False)
+    # Arrow writes a CSV ten times as fast as pandas.
+    for file, write in ((path.with_suffix(".csv"), csv.write_csv), (path, parquet.write_table)):
+        buffer = arrow.BufferOutputStream()
+        write(rows, buffer)
+        write_bytes(file, buffer.getvalue())
 
 
 def read_table(path: Path, table: str | None = None) -> pd.DataFrame:
@@ -95,7 +97,7 @@ def read_table(path: Path, table: str | None = None) -> pd.DataFrame:
         TableError: there is no such file, it is not Parquet, or it does not fit the schema.
     """
     try:
-        frame = pd.read_parquet(path)
+        frame = read_parquet(path)
     except FileNotFoundError:
         raise TableError(f"{path}: there is no such table") from None
     except arrow.ArrowInvalid as e:

@@ -1,7 +1,7 @@
 import pytest
 
-from workflow_scripts.analyse import repeats
-from workflow_scripts.analyse.variation import Known
+from workflow_scripts.analyse.intervals import repeats
+from workflow_scripts.analyse.intervals.variation import Known
 
 
 @pytest.fixture(scope="module", autouse=True)

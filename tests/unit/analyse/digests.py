@@ -4,7 +4,7 @@ import math
 import random
 from typing import Any
 
-from workflow_scripts.analyse.digest import Digest, DigestCell, Mean, Pair
+from workflow_scripts.analyse.compare.digest import Digest, DigestCell, Mean, Pair
 
 CONTENT = {
     "model": {"name": "tiny", "dtype": "bfloat16", "load_format": "dummy"},
@@ -101,6 +101,7 @@ def random_digest(chance: random.Random) -> Digest:
             environment=often(0, 1, 2, 3),
             effective=chance.choice([0, 1, -1]),
             ceilings=often({"datasheet": 500.0}, {"datasheet": 510.5, "measured": 300.0}, {}),
+            device_rate=chance.choice([None, 200.0, 201.0, 300.0]),
         )
         for name in range(30)
         if chance.random() < 0.9

@@ -4,7 +4,7 @@ import math
 
 import pandas as pd
 
-from workflow_scripts.analyse.cells import SCHEMA
+from workflow_scripts.analyse.cells.cells import SCHEMA
 from workflow_scripts.engines.registry import load_engines
 
 COLUMNS = [name for name in SCHEMA.columns if not name.startswith("^")]

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from workflow_scripts.analyse.statistics import Samples, compare
+from workflow_scripts.analyse.intervals.statistics import Samples, compare
 
 
 def samples(log, *, within=np.nan, repeats=1.0, group=None, cards=False, shared=False, device=None, known=(0, 0, 0, 0)):

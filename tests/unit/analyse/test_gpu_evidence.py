@@ -10,12 +10,13 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from workflow_scripts.analyse import cells as cells_module
-from workflow_scripts.analyse import fragmentation, limits
-from workflow_scripts.analyse.effects import knob_effects
-from workflow_scripts.analyse.engine_gain import engine_tables
-from workflow_scripts.analyse.predictions import predictions_table
-from workflow_scripts.analyse.request_lives import shared_texts
+from workflow_scripts.analyse.cells import cells as cells_module
+from workflow_scripts.analyse.cells.request_lives import shared_texts
+from workflow_scripts.analyse.limits import limits
+from workflow_scripts.analyse.limits.predictions import predictions_table
+from workflow_scripts.analyse.memory import fragmentation
+from workflow_scripts.analyse.settings.effects import knob_effects
+from workflow_scripts.analyse.settings.engine_gain import engine_tables
 from workflow_scripts.parse.cell_facts import _counted_j
 from workflow_scripts.parse.cell_tables import parse_cells
 from workflow_scripts.study.grid import expand

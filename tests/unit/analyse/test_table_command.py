@@ -4,17 +4,10 @@ import pytest
 
 from tests.unit.analyse.synthetic_cells import cell, table
 from tests.unit.examples import example_of
-from workflow_scripts.analyse import (
-    capacity,
-    effects,
-    engine_gain,
-    fragmentation,
-    limits,
-    predictions,
-    ratios,
-    recommend,
-    serving,
-)
+from workflow_scripts.analyse.limits import limits, predictions, ratios
+from workflow_scripts.analyse.memory import capacity, fragmentation
+from workflow_scripts.analyse.serving import serving
+from workflow_scripts.analyse.settings import effects, engine_gain, recommend
 from workflow_scripts.analyse.table_command import table_command
 from workflow_scripts.analyse.tables import read_table, write_table
 from workflow_scripts.catalog.gpus_and_models import CatalogError

@@ -46,7 +46,7 @@ def test_types_and_nulls_survive_in_both_formats(tmp_path):
     assert back.index.tolist() == [0, 1]
     assert back.iloc[0].tolist() == ["a", 1, 0.5, True]
     assert back.iloc[1].isna().all()
-    assert path.with_suffix(".csv").read_text() == "name,count,rate,good\na,1,0.5,True\n,,,\n"
+    assert path.with_suffix(".csv").read_text() == '"name","count","rate","good"\n"a",1,0.5,true\n,,,\n'
 
 
 def test_the_schema_is_chosen_by_file_name_unless_it_is_named(tmp_path):

@@ -1,0 +1,123 @@
+"""Which cells are compared by their answers, how many are the same, and where the first difference lies."""
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from tests.unit.analyse.parsed_tables import write_parsed
+from tests.unit.analyse.synthetic_cells import cell, table
+from tests.unit.made_studies import fixed, made_study
+from workflow_scripts.analyse.cells.answers import Answer, answers_table, compared
+from workflow_scripts.analyse.tables import TABLE_SCHEMAS
+from workflow_scripts.parse.cell_facts import REQUEST_COLUMNS
+from workflow_scripts.study.study import Study
+
+MODEL = "tiny-llama-57m"
+PLACE: dict[str, Any] = {"gpu": "cpu-all", "model": MODEL, "rates": [100.0, 100.0]}
+ANSWERS = [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
+OTHERS = [[1, 2, 3], [4, 0, 0], [7, 8, 0]]  # two answers differ, from the second and from the third token on
+
+
+def study(load_format: str = "seeded", **workload: Any) -> Study:
+    return made_study(
+        {"gpu": "cpu-all", "model": MODEL},
+        workloads={"chat": fixed(3, 4, 3, keep_answers=True) | workload},
+        models={MODEL: {"load_format": load_format}},
+    )
+
+
+def served(cells: list[dict[str, Any]], *passes: list[list[int]], tokens: bool = True) -> pd.DataFrame:
+    """The requests of a cell in each of its passes."""
+    rows = [
+        {
+            "cell_id": cells[0]["cell_id"],
+            "start": 1,
+            "repeat": repeat,
+            "request_id": str(i),
+            "token_ids": ids if tokens else None,
+            "text": "".join(map(chr, (64 + token for token in ids))),
+        }
+        for repeat, answers in enumerate(passes)
+        for i, ids in enumerate(answers)
+    ]
+    return pd.DataFrame(rows, columns=list(REQUEST_COLUMNS)).astype(REQUEST_COLUMNS)
+
+
+def answers(folder: Path, content: Study, *cells: tuple[list[dict[str, Any]], pd.DataFrame]) -> pd.DataFrame:
+    write_parsed(folder / "cpu-all", "requests", *(requests for _, requests in cells))
+    found = answers_table(content, table(*(rows for rows, _ in cells)), folder)
+    return TABLE_SCHEMAS["answers"].validate(found)
+
+
+def vllm(*passes: list[list[int]], engine: str = "vllm", **knobs: Any) -> tuple[list[dict[str, Any]], pd.DataFrame]:
+    rows = cell(knobs, **PLACE, engine=engine)
+    return rows, served(rows, *passes)
+
+
+def test_a_knob_that_changes_some_answers_is_told_with_the_first_difference(tmp_path):
+    plain, fp8 = vllm(ANSWERS, max_num_seqs=4), vllm(OTHERS, max_num_seqs=4, kv_cache_dtype="fp8")
+    (row,) = answers(tmp_path, study(), fp8, plain).to_dict("records")
+    assert (row["differs_in"], row["value"], row["baseline"]) == ("kv_cache_dtype", "fp8", "auto")
+    assert (row["cell_id"], row["baseline_cell_id"]) == (fp8[0][0]["cell_id"], plain[0][0]["cell_id"])
+    assert (row["requests"], row["same"], row["same_share"]) == (3, 1, pytest.approx(1 / 3))
+    assert (row["first_difference_min"], row["first_difference_median"]) == (2, 2.5)
+    assert "1 of 3 answers" in row["explanation"]
+
+
+def test_each_value_is_compared_with_the_smallest_and_only_one_setting_differs(tmp_path):
+    cells = [vllm(ANSWERS, max_num_seqs=seqs, block_size=size) for size in (16, 32) for seqs in (1, 4, 8)]
+    found = answers(tmp_path, study(), *cells)
+    assert set(found["differs_in"]) == {"max_num_seqs", "block_size"}
+    pairs = found[found["differs_in"] == "max_num_seqs"][["value", "baseline"]].value_counts()
+    assert dict(pairs) == {("4", "1"): 2, ("8", "1"): 2}
+    assert (found["same"] == 3).all()
+
+
+def test_the_same_cell_again_shows_what_changes_by_itself(tmp_path):
+    (row,) = answers(tmp_path, study(), vllm(ANSWERS, OTHERS, max_num_seqs=4)).to_dict("records")
+    assert (row["differs_in"], row["requests"], row["same"]) == ("again", 3, 1)
+
+
+def test_engines_are_compared_in_their_cells_of_the_fewest_sequences(tmp_path):
+    cells = [vllm(ANSWERS, max_num_seqs=seqs) for seqs in (8, 1)]
+    cells.append(vllm(OTHERS, engine="hf-static", batch_size=2))
+    found = answers(tmp_path, study(), *cells)
+    (row,) = found[found["differs_in"] == "engine"].to_dict("records")
+    assert (row["value"], row["baseline"], row["same"]) == ("hf-static", "vllm", 1)
+    assert row["baseline_cell_id"].endswith("seqs1")
+
+
+@pytest.mark.parametrize(
+    ("engine", "knobs", "is_compared"),
+    [
+        ("hf-static", {"batch_size": 1}, False),
+        ("vllm-serve", {"max_num_seqs": 1}, True),
+        ("vllm", {"max_num_seqs": 1, "tensor_parallel_size": 2}, False),
+        ("vllm", {"max_num_seqs": 1, "kv_cache_dtype": "fp8"}, True),
+    ],
+)
+def test_weights_that_each_engine_makes_up_are_not_compared(tmp_path, engine, knobs, is_compared):
+    cells = [vllm(ANSWERS, max_num_seqs=1), vllm(ANSWERS, engine=engine, **knobs)]
+    assert len(answers(tmp_path, study("dummy"), *cells)) == is_compared
+    assert len(answers(tmp_path, study("seeded"), *cells)) == 1
+
+
+@pytest.mark.parametrize("workload", [{"keep_answers": False}, {"sampling": {"temperature": 1.0}}])
+def test_only_greedy_answers_that_are_kept_are_compared(tmp_path, workload):
+    cells = [vllm(ANSWERS, max_num_seqs=1), vllm(ANSWERS, max_num_seqs=4)]
+    assert answers(tmp_path, study(**workload), *cells).empty
+    assert len(answers(tmp_path, study(), *cells)) == 1
+
+
+def test_a_server_that_tells_no_tokens_is_compared_by_text(tmp_path):
+    one, rows = vllm(ANSWERS, max_num_seqs=1), cell({"max_num_seqs": 1}, **PLACE, engine="vllm-serve")
+    (row,) = answers(tmp_path, study(), one, (rows, served(rows, OTHERS, tokens=False))).to_dict("records")
+    assert (row["compared_by"], row["same"], row["first_difference_min"]) == ("text", 1, 2)
+    assert "from character 2 on" in row["explanation"]
+
+
+def test_an_answer_that_ends_early_differs_after_its_end():
+    found = compared([(Answer((1, 2), "ab"), Answer((1, 2, 3), "abc"))])
+    assert (found["same"], found["first_difference_min"]) == (0, 3)

@@ -1,0 +1,408 @@
+"""The cells table, checked by hand: which fact becomes which column, what is derived, and which rows exist."""
+
+import json
+import re
+
+import pandas as pd
+import pytest
+import yaml
+
+from tests.unit.analyse.parsed_tables import requests, write_parsed
+from tests.unit.made_studies import fixed, study_content
+from workflow_scripts.analyse.cells.cells import cells_table, main
+from workflow_scripts.analyse.facts import read_parsed, wide
+from workflow_scripts.analyse.tables import TABLE_SCHEMAS, read_table
+from workflow_scripts.parse.cell_facts import TABLES
+from workflow_scripts.study.definition import cell_definition, definition_sha256, resolved_models
+from workflow_scripts.study.grid import expand
+from workflow_scripts.study.study import Study
+
+MODEL = "tiny-llama-57m"
+DEFINITION = study_content(
+    *(
+        {"name": name, "gpu": gpu, "engine": engine, "model": MODEL, "knobs": knobs}
+        for name, gpu, engine, knobs in (
+            ("seqs", "cpu-all", "vllm", {"block_size": 32, "max_num_seqs": [4, 8]}),
+            ("blocks", "cpu-all", "vllm", {"block_size": 32, "max_num_seqs": 4}),
+            ("static", "cpu-all", "hf-static", {"batch_size": 2}),
+            ("elsewhere", "h200", "vllm", {"block_size": 16, "max_num_seqs": 4}),
+        )
+    ),
+    repeats=2,
+    workloads={"chat": fixed(2, 10, 5)},
+    engine_defaults={"vllm": {"max_model_len": 512}},
+)
+STUDY = Study.model_validate(DEFINITION)
+CELLS = expand(STUDY)
+FOUR, EIGHT, STATIC, H200 = (cell.id for cell in CELLS)
+
+# A cell's facts, and the columns that they become.
+NUMBERS = {
+    "effective.block_size": ("block_size_effective", 32.0),
+    "effective.num_gpu_blocks": ("num_gpu_blocks", 100.0),
+    "log.kv_cache_tokens": ("kv_cache_tokens", 3104.0),
+    "log.max_concurrency": ("max_concurrency", 6.25),
+    "effective.max_num_seqs": ("max_num_seqs_effective", 4),
+    "effective.max_num_batched_tokens": ("max_num_batched_tokens_effective", 2048),
+    "effective.max_model_len": ("max_model_len_effective", 512),
+    "log.available_kv_cache_gib": ("available_kv_cache_gib", 1.5),
+    "log.model_weights_gib": ("model_weights_gib", 0.11),
+    "log.peak_activation_gib": ("peak_activation_gib", 0.2),
+    "log.cuda_graph_gib": ("cuda_graph_gib", 0.3),
+    "host_load.cpu_steal_pct": ("cpu_steal_pct", 0.4),
+    "host_load.cpu_others_pct": ("cpu_others_pct", 0.5),
+    "phase_s.start": ("start_s", 40.0),
+    "log.graphs_from_cache": ("graphs_from_cache", True),
+    "log.compile_s": ("compile_s", 6.4),
+    "phase_s.warmup": ("warmup_s", 2.0),
+    "warmup.requests": ("warmup_requests", 8),
+    "warmup.passes": ("warmup_passes", 3),
+    "warmup.steady": ("warmup_steady", True),
+    "warmup.experts_touched_share": ("experts_touched_share", 0.6),
+    "warmup.experts_touched_tokens": ("experts_touched_tokens", 4),
+    "phase_s.measure": ("measure_s", 10.0),
+    "protocol": ("protocol", 3.0),
+}
+TEXTS = {
+    "outcome": ("outcome", "ok"),
+    "log.attention_backend": ("attention_backend", "CPU_ATTN"),
+    "provenance.host": ("host", "here"),
+    "device.name": ("device_name", "a CPU"),
+    "device.uuid": ("device_uuid", "u-1"),
+    "provenance.engine_version": ("engine_version", "0.32.0"),
+    "provenance.git_commit": ("git_commit", "abc"),
+    "provenance.lock_sha256": ("lock_sha256", "f00"),
+}
+REPEAT_NUMBERS = {
+    "metric.vllm:prefix_cache_queries": ("prefix_cache_queries", 40.0),
+    "metric.vllm:prefix_cache_hits": ("prefix_cache_hits", 10.0),
+    "metric.vllm:estimated_read_bytes_per_gpu": ("estimated_read_bytes", 7e9),
+    "metric.vllm:estimated_write_bytes_per_gpu": ("estimated_write_bytes", 8e9),
+    "metric.vllm:estimated_flops_per_gpu": ("estimated_flops", 9e12),
+}
+OF_CELL = {name: value for name, (_, value) in (NUMBERS | TEXTS).items()}
+OF_REPEAT = {"wall_s": 4.0, "start_unix_s": 1_700_000_000.0} | {n: v for n, (_, v) in REPEAT_NUMBERS.items()}
+
+
+def facts(cell_id, of_cell, *of_repeats):
+    """Facts of a cell and of its repeats from names and values; a value of None is left out."""
+    rows = [
+        {
+            "cell_id": cell_id,
+            "start": 1,
+            "repeat": repeat,
+            "name": name,
+            "text" if isinstance(value, str) else "value": value,
+        }
+        for repeat, named in [(None, of_cell), *enumerate(of_repeats)]
+        for name, value in named.items()
+        if value is not None
+    ]
+    return pd.DataFrame(rows).reindex(columns=list(TABLES["facts"])).astype(TABLES["facts"])
+
+
+def definition_of(cell_id, study=STUDY):
+    [cell] = [cell for cell in CELLS if cell.id == cell_id]
+    return definition_sha256(cell_definition(study, cell, resolved_models(study)))
+
+
+def two_requests(cell_id, repeat=0):
+    """10 + 5 and 20 + 3 tokens, scheduled at 0 s, first tokens after 1 s, last ones after 3 s and 4 s."""
+    return requests(cell_id, (10, 5, 0, 0.0, 1.0, 3.0), (20, 3, 0, 0.0, 1.0, 4.0), repeat=repeat)
+
+
+def of_study(folder, *parsed_facts, served=(), **others):
+    """The table of STUDY, of which only cpu-all was measured, by cell and repeat."""
+    tables = {"facts": parsed_facts, "requests": served, **others}
+    for name, columns in TABLES.items():
+        frames = tables.get(name) or [pd.DataFrame(columns=list(columns))]
+        full = [frame.reindex(columns=list(columns)).astype(columns) for frame in frames]
+        write_parsed(folder / "cpu-all", name, *full)
+    return cells_table(STUDY, CELLS, folder)
+
+
+def row_of(table, cell_id):
+    [row] = table[table["cell_id"] == cell_id].to_dict("records")
+    return row
+
+
+def test_every_cell_of_the_study_has_a_row_and_the_columns_of_the_schema(tmp_path):
+    table = of_study(tmp_path, facts(FOUR, OF_CELL, OF_REPEAT), served=[two_requests(FOUR)])
+    assert table["cell_id"].tolist() == [FOUR, EIGHT, STATIC, H200]
+    assert table["outcome"].tolist() == ["ok", "missing", "missing", "missing"]
+    assert table["comparable"].tolist() == [False] * 4  # nothing says what was measured
+    assert table["source"].tolist() == ["measured"] * 4
+    knobs = {
+        "knob_block_size",
+        "knob_max_num_seqs",
+        "knob_max_model_len",
+        "knob_batch_size",
+        "knob_cache_implementation",
+    }
+    assert set(table) == {name for name in TABLE_SCHEMAS["cells"].columns if not name.startswith("^")} | knobs
+
+
+def test_each_start_has_its_own_outcome_and_its_own_repeats(tmp_path):
+    second = OF_CELL | {"round": 2.0, "position": 3.0, "effective.block_size": 64.0}
+    failed = OF_CELL | {"outcome": "timeout", "reason": "too long", "round": 3.0}
+    table = of_study(
+        tmp_path,
+        facts(FOUR, OF_CELL | {"round": 1.0}, OF_REPEAT, OF_REPEAT),
+        facts(FOUR, second, OF_REPEAT | {"wall_s": 8.0}).assign(start=2),
+        facts(FOUR, failed, OF_REPEAT).assign(start=3),
+        served=[
+            *(two_requests(FOUR), two_requests(FOUR, repeat=1)),
+            *(two_requests(FOUR).assign(start=start) for start in (2, 3)),
+        ],
+    )
+    rows = table[table["cell_id"] == FOUR]
+    told = ["start", "round", "position", "repeat", "outcome", "output_tokens_per_s", "block_size_effective"]
+    assert rows[told].astype(object).where(rows[told].notna(), None).to_numpy().tolist() == [
+        [1, 1, None, 0, "ok", 2.0, 32],
+        [1, 1, None, 1, "ok", 2.0, 32],
+        [2, 2, 3, 0, "ok", 1.0, 64],
+        [3, 3, None, None, "timeout", None, 32],
+    ]
+    assert table.loc[table["cell_id"] == EIGHT, "start"].isna().all()
+
+
+def test_what_the_study_asks_for(tmp_path):
+    table = of_study(tmp_path, facts(FOUR, OF_CELL, OF_REPEAT), served=[two_requests(FOUR)])
+    asked = ["study", "sweeps", "gpu", "engine", "model", "workload", "knobs", "max_concurrency_allowed"]
+    assert table[asked].to_numpy().tolist() == [
+        ["try", "seqs,blocks", "cpu-all", "vllm", MODEL, "chat", CELLS[0].knobs.slug(), 4],
+        ["try", "seqs", "cpu-all", "vllm", MODEL, "chat", CELLS[1].knobs.slug(), 8],
+        ["try", "static", "cpu-all", "hf-static", MODEL, "chat", CELLS[2].knobs.slug(), 2],
+        ["try", "elsewhere", "h200", "vllm", MODEL, "chat", CELLS[3].knobs.slug(), 4],
+    ]
+    assert table["knob_max_num_seqs"].fillna(0).tolist() == [4, 8, 0, 4]
+    assert table["knob_block_size"].fillna(0).tolist() == [32, 32, 0, 16]
+    assert table["knob_batch_size"].fillna(0).tolist() == [0, 0, 2, 0]
+    assert table["knob_max_model_len"].fillna(0).tolist() == [512, 512, 0, 512]
+
+
+def test_each_fact_is_in_its_column(tmp_path):
+    row = row_of(of_study(tmp_path, facts(FOUR, OF_CELL, OF_REPEAT), served=[two_requests(FOUR)]), FOUR)
+    expected = dict((NUMBERS | TEXTS | REPEAT_NUMBERS).values())
+    assert {column: row[column] for column in expected} == expected
+    assert (row["repeat"], row["wall_s"]) == (0, 4.0)
+    assert row["started_at"] == "2023-11-14T22:13:20Z"
+
+
+def test_all_that_took_effect_is_kept_as_one_text(tmp_path):
+    table = of_study(tmp_path, facts(FOUR, OF_CELL, OF_REPEAT), served=[two_requests(FOUR)])
+    settings = {"attention_backend": "CPU_ATTN", "block_size": 32, "max_num_seqs": 4, "max_num_batched_tokens": 2048}
+    told = json.loads(row_of(table, FOUR)["effective"])
+    assert told == settings | {"max_model_len": 512, "num_gpu_blocks": 100}
+    assert pd.isna(row_of(table, EIGHT)["effective"])
+
+
+def test_rates_are_over_the_time_from_the_first_request_to_the_end_of_the_last(tmp_path):
+    trace = pd.DataFrame({"cell_id": FOUR, "start": 1, "repeat": 0, "time_s": [0.0, 4.0], "power_w": [100.0, 100.0]})
+    steps = pd.DataFrame({"cell_id": FOUR, "start": 1, "repeat": 0, "time_s": [0.0, 4.0], "waiting": [3, 0]})
+    served = [two_requests(FOUR)]
+    table = of_study(tmp_path, facts(FOUR, OF_CELL, OF_REPEAT), served=served, steps=[steps], trace=[trace])
+    row = row_of(table, FOUR)
+    assert (row["num_requests"], row["prompt_tokens"], row["output_tokens"]) == (2, 30, 8)
+    assert (row["output_tokens_per_s"], row["total_tokens_per_s"], row["requests_per_s"]) == (2.0, 9.5, 0.5)
+    assert row["prefix_cache_hit_rate"] == 0.25
+    assert (row["energy_j"], row["energy_j_per_output_token"]) == (400.0, 50.0)
+    assert (row["running_peak"], row["running_mean"]) == (2, 1.75)
+    assert row["waiting_peak"] == 3
+    assert pd.isna(row["steady_output_tokens_per_s"])  # two requests never fill an engine that takes four
+
+
+def test_a_hit_rate_stands_beside_the_one_that_the_workload_implies(tmp_path):
+    content = STUDY.model_dump(mode="json")
+    content["workloads"] = {
+        name: {"kind": "identical", "num_prompts": 2, "prompt_tokens": 65, "output_tokens": 8}
+        for name in STUDY.workloads
+    }
+    study = Study.model_validate(content)
+    cells = expand(study)
+    for name, rows in {"facts": facts(FOUR, OF_CELL, OF_REPEAT), "requests": two_requests(FOUR)}.items():
+        write_parsed(tmp_path / "cpu-all", name, rows)
+    for name in ("steps", "trace"):
+        write_parsed(tmp_path / "cpu-all", name, pd.DataFrame(columns=list(TABLES[name])).astype(TABLES[name]))
+    row = row_of(cells_table(study, cells, tmp_path), FOUR)
+    # The second finds two blocks of 32; the requests are said to have had 30 prompt tokens and 8 output tokens.
+    assert row["prefix_cache_hit_rate_predicted"] == pytest.approx(64 / 30)
+    assert row["prefix_cache_saved_pct"] == pytest.approx(100 * 10 / 38)
+    missing = cells_table(study, cells, tmp_path)["cell_id"].ne(FOUR)
+    assert cells_table(study, cells, tmp_path).loc[missing, "prefix_cache_hit_rate_predicted"].isna().all()
+
+
+def test_the_steady_rate_goes_by_what_the_cell_lets_run_at_once(tmp_path):
+    # One at a time, though the engine takes two: four requests of a token in each of 4 s.
+    rows = [(10, 4, 0, 4.0 * i, 4.0 * i + 1, 4.0 * i + 4) for i in range(4)]
+    table = of_study(tmp_path, facts(STATIC, {"outcome": "ok"}, {"wall_s": 16.0}), served=[requests(STATIC, *rows)])
+    # From the second's first token (5 s) to the third's last (12 s).
+    assert row_of(table, STATIC)["steady_output_tokens_per_s"] == pytest.approx(8 / 7)
+
+
+@pytest.mark.parametrize(
+    ("effective", "logged", "found"), [(32.0, 16.0, 32.0), (None, 16.0, 16.0), (32.0, None, 32.0), (None, None, None)]
+)
+def test_what_took_effect_comes_before_what_the_log_says(effective, logged, found, tmp_path):
+    told = {"outcome": "ok", "effective.block_size": effective, "log.block_size": logged}
+    other = {"outcome": "ok", "effective.block_size": 64.0, "log.block_size": 128.0}
+    row = row_of(of_study(tmp_path, facts(FOUR, told), facts(EIGHT, other)), FOUR)
+    assert row["block_size_effective"] == found or (found is None and pd.isna(row["block_size_effective"]))
+
+
+def test_tokens_of_the_cache_are_blocks_times_their_size_where_the_engine_prints_none(tmp_path):
+    row = row_of(of_study(tmp_path, facts(FOUR, OF_CELL | {"log.kv_cache_tokens": None}, OF_REPEAT)), FOUR)
+    assert row["kv_cache_tokens"] == 3200
+
+
+def test_a_cell_that_failed_has_one_row_and_no_measured_values(tmp_path):
+    failed = OF_CELL | {"outcome": "timeout", "reason": "repeat 1 took too long"}
+    table = of_study(tmp_path, facts(FOUR, failed, OF_REPEAT, OF_REPEAT), served=[two_requests(FOUR)])
+    row = row_of(table, FOUR)
+    assert (row["outcome"], row["reason"]) == ("timeout", "repeat 1 took too long")
+    assert row["block_size_effective"] == 32
+    measured = ["repeat", "wall_s", "num_requests", "output_tokens", "output_tokens_per_s", "prefix_cache_hits"]
+    assert pd.isna(pd.Series(row)[measured]).all()
+
+
+def test_damage_is_the_reason_where_no_other_is_given(tmp_path):
+    damaged = {"outcome": "engine_error", "damaged": "steps.jsonl is cut"}
+    both = damaged | {"reason": "out of memory"}
+    table = of_study(tmp_path, facts(FOUR, damaged), facts(EIGHT, both))
+    assert row_of(table, FOUR)["reason"] == "steps.jsonl is cut"
+    assert row_of(table, EIGHT)["reason"] == "out of memory"
+
+
+def test_a_start_of_which_evidence_is_missing_is_invalid(tmp_path):
+    cut = OF_CELL | {"damaged": "requests.jsonl ends in the middle of a record"}
+    row = row_of(of_study(tmp_path, facts(FOUR, cut, OF_REPEAT), served=[two_requests(FOUR)]), FOUR)
+    assert (row["outcome"], row["reason"]) == ("invalid", cut["damaged"])
+    assert pd.isna(row["output_tokens_per_s"])
+
+
+def test_every_repeat_is_a_row_with_the_facts_of_its_cell(tmp_path):
+    served = [two_requests(FOUR), two_requests(FOUR, repeat=1), two_requests(EIGHT)]
+    table = of_study(
+        tmp_path,
+        facts(FOUR, OF_CELL, OF_REPEAT, OF_REPEAT | {"wall_s": 2.0}),
+        facts(EIGHT, OF_CELL | {"effective.max_num_seqs": 8.0}, OF_REPEAT),
+        served=served,
+    )
+    columns = ["cell_id", "repeat", "output_tokens_per_s", "max_num_seqs_effective"]
+    measured = table.loc[table["outcome"] == "ok", columns]
+    assert measured.to_numpy().tolist() == [[FOUR, 0, 2.0, 4], [FOUR, 1, 4.0, 4], [EIGHT, 0, 2.0, 8]]
+
+
+@pytest.mark.parametrize(
+    ("fact", "column"),
+    [
+        ("wall_s", "output_tokens_per_s"),
+        ("wall_s", "total_tokens_per_s"),
+        ("wall_s", "requests_per_s"),
+        ("metric.vllm:prefix_cache_queries", "prefix_cache_hit_rate"),
+    ],
+)
+def test_nothing_is_divided_by_zero(fact, column, tmp_path):
+    table = of_study(tmp_path, facts(FOUR, OF_CELL, OF_REPEAT | {fact: 0.0}), served=[two_requests(FOUR)])
+    assert pd.isna(row_of(table, FOUR)[column])
+
+
+@pytest.mark.parametrize(
+    ("samples", "counted_j", "energy_j"),
+    [
+        # 100 W by the counter over 4 s, whatever the samples say, and without a counter by power.
+        ({"time_s": [2.0], "power_w": [7.0]}, 400.0, 400),
+        ({"time_s": [0.1, 3.9], "power_w": [100.0, 100.0]}, None, 400),
+        # The GPU was lost on the way, and a trace that has one sample.
+        ({"time_s": [0.1, 2.9, 3.9], "power_w": [100.0, 100.0, None]}, None, None),
+        ({"time_s": [2.0], "power_w": [100.0]}, None, None),
+    ],
+)
+def test_energy_is_of_the_whole_repeat_or_not_known(samples, counted_j, energy_j, tmp_path):
+    trace = pd.DataFrame({"cell_id": FOUR, "start": 1, "repeat": 0, **samples})
+    known = facts(FOUR, OF_CELL, OF_REPEAT | {"trace.energy_j": counted_j})
+    table = of_study(tmp_path, known, served=[two_requests(FOUR)], trace=[trace])
+    row = row_of(table, FOUR)
+    if energy_j is None:
+        assert pd.isna(row["energy_j"])
+        assert pd.isna(row["energy_j_per_output_token"])
+    else:
+        assert row["energy_j"] == pytest.approx(energy_j)
+        assert row["energy_j_per_output_token"] == pytest.approx(energy_j / 8)
+        assert row["power_w_mean"] == 100
+
+
+def test_numbers_of_a_pretended_gpu_have_a_source_of_their_own(tmp_path):
+    pretended = facts(FOUR, OF_CELL | {"device.simulated": 1.0}, OF_REPEAT)
+    table = of_study(tmp_path, pretended, facts(EIGHT, OF_CELL, OF_REPEAT), served=[two_requests(FOUR)])
+    assert table["source"].tolist() == ["simulated", "measured", "measured", "measured"]
+
+
+def test_no_output_has_no_energy_a_token(tmp_path):
+    trace = pd.DataFrame({"cell_id": FOUR, "start": 1, "repeat": 0, "time_s": [0.0, 4.0], "power_w": [100.0, 100.0]})
+    served = [requests(FOUR, (10, 0, 0, 0.0, 1.0, 1.0))]
+    row = row_of(of_study(tmp_path, facts(FOUR, OF_CELL, OF_REPEAT), served=served, trace=[trace]), FOUR)
+    assert row["energy_j"] == 400
+    assert pd.isna(row["energy_j_per_output_token"])
+
+
+def test_what_was_measured_under_another_definition_is_not_comparable(tmp_path):
+    table = of_study(
+        tmp_path,
+        facts(FOUR, OF_CELL | {"definition_sha256": definition_of(FOUR)}, OF_REPEAT),
+        facts(EIGHT, OF_CELL | {"definition_sha256": "f" * 64}, OF_REPEAT),
+    )
+    assert table.set_index("cell_id")["comparable"].to_dict() == {FOUR: True, EIGHT: False, STATIC: False, H200: False}
+
+
+def test_cells_of_no_sweep_are_left_out(tmp_path):
+    table = of_study(tmp_path, facts(FOUR, OF_CELL, OF_REPEAT), facts("cpu-all/vllm/other", OF_CELL, OF_REPEAT))
+    assert table["cell_id"].tolist() == [FOUR, EIGHT, STATIC, H200]
+
+
+def test_a_study_of_which_nothing_was_run(tmp_path):
+    table = cells_table(STUDY, CELLS, tmp_path)
+    assert table["outcome"].tolist() == ["missing"] * 4
+    assert table["comparable"].tolist() == [False] * 4
+    assert table["max_concurrency_allowed"].tolist() == [4, 8, 2, 4]
+
+
+def test_a_fact_is_a_number_or_a_text():
+    of_cell, of_repeat = wide(facts("c", {"a": 1.5, "b": "text"}, {"a": 2.0}, {"a": 3.0, "d": "more"}))
+    assert of_cell.loc[("c", 1)].to_dict() == {"a": 1.5, "b": "text"}
+    assert of_repeat["a"].to_dict() == {("c", 1, 0): 2.0, ("c", 1, 1): 3.0}
+    assert of_repeat.loc[("c", 1, 1), "d"] == "more"
+    assert pd.isna(of_repeat.loc[("c", 1, 0), "d"])
+
+
+def test_only_the_columns_that_are_asked_for_are_read(tmp_path):
+    write_parsed(tmp_path / "h200", "requests", two_requests("c"))
+    assert list(read_parsed(tmp_path, "h200", "requests", ["cell_id", "output_tokens"])) == ["cell_id", "output_tokens"]
+    assert read_parsed(tmp_path, "h200", "requests")["prompt_tokens"].tolist() == [10, 20]
+
+
+def test_the_command_writes_the_table(tmp_path, capsys):
+    study, out = tmp_path / "try.yaml", tmp_path / "tables" / "cells.parquet"
+    study.write_text(yaml.safe_dump(DEFINITION))
+    expected = of_study(tmp_path / "parsed", facts(FOUR, OF_CELL, OF_REPEAT), served=[two_requests(FOUR)])
+    command = ["--study", str(study), "--parsed", str(tmp_path / "parsed"), "--out", str(out)]
+    assert main(command) == 0
+    written = read_table(out)
+    assert written["cell_id"].tolist() == expected["cell_id"].tolist()
+    assert written["output_tokens_per_s"].tolist()[0] == 2.0
+    assert len(out.with_suffix(".csv").read_text().splitlines()) == 5
+    study.write_text(yaml.safe_dump(DEFINITION | {"sweeps": [DEFINITION["sweeps"][0] | {"gpu": "h2000"}]}))
+    assert main(command) == 2
+    assert "'h2000' is unknown; allowed: " in capsys.readouterr().err
+    study.write_text(yaml.safe_dump(DEFINITION))
+    assert main([*command[:-1], str(tmp_path / "all.parquet")]) == 2
+    # Which others there are depends on what was imported before.
+    assert re.search("no schema of a table 'all'; allowed: .*cells", capsys.readouterr().err)
+
+
+def test_a_setting_that_the_engine_replaced_is_told_of_cells_that_ran(tmp_path):
+    replaced = OF_CELL | {"effective.max_num_seqs": 3.0}
+    failed = replaced | {"outcome": "engine_error"}
+    table = of_study(tmp_path, facts(FOUR, replaced, OF_REPEAT), facts(EIGHT, failed), served=[two_requests(FOUR)])
+    assert row_of(table, FOUR)["not_as_asked"] == "max_num_seqs 3, not 4"
+    assert pd.isna(row_of(table, EIGHT)["not_as_asked"])

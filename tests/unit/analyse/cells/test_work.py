@@ -1,0 +1,167 @@
+import json
+import math
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.unit.analyse.parsed_tables import requests, steps, write_parsed
+from tests.unit.analyse.synthetic_cells import cell, table
+from workflow_scripts.analyse.cells import work as work_module
+from workflow_scripts.analyse.cells.work import forgets, read_work, request_sums, step_counts
+from workflow_scripts.catalog.gpus_and_models import get_model
+
+lengths = st.lists(
+    st.tuples(st.integers(1, 200), st.integers(1, 40), st.one_of(st.none(), st.integers(0, 199))),
+    min_size=1,
+    max_size=6,
+)
+
+
+def sums(*rows, block_size=None):
+    found = request_sums(requests("c", *rows), pd.Series({"c": block_size}, dtype="Float64"))
+    assert found.index.tolist() == [("c", 1, 0)]
+    return found.iloc[0].to_dict()
+
+
+def test_one_request_by_hand():
+    # 10 prompt tokens, 4 of them cached, and 3 output tokens; blocks of 4.
+    assert sums((10, 3, 4), block_size=4) == {
+        "requests": 1,
+        "prompt_tokens": 10,
+        "output_tokens": 3,
+        "output_tokens_longest": 3,
+        "decode_tokens": 2,
+        "computed_prompt_tokens": 6,
+        "prefill_attended_tokens": 5 + 6 + 7 + 8 + 9 + 10,
+        "decode_attended_tokens": 11 + 12,
+        "kv_tokens_read": 10 + 11,
+        "kv_tokens_shared": 2 * 4,
+        "block_steps": (3 - 1) + (3 - 1) + (3 - 1),  # of 10, 11 and 12 tokens, less the block that may be shared
+        "further_chunks": 0,
+    }
+
+
+def test_a_request_of_one_token_decodes_nothing():
+    found = sums((7, 1, None), block_size=16)
+    assert found["decode_tokens"] == found["kv_tokens_read"] == found["decode_attended_tokens"] == 0
+    assert found["block_steps"] == 1
+    assert found["computed_prompt_tokens"] == 7
+
+
+@given(lengths, st.sampled_from([1, 4, 16]))
+def test_sums_are_those_of_a_walk_through_all_steps(rows, block_size):
+    rows = [(p, o, None if c is None else min(c, p - 1)) for p, o, c in rows]
+    found = sums(*rows, block_size=block_size)
+    longest_hit = max(c or 0 for _, _, c in rows)
+    prefill = decode = read = shared = blocks = 0
+    for p, o, c in rows:
+        prefill += sum(range((c or 0) + 1, p + 1))
+        share = min(p, longest_hit)
+        blocks += math.ceil(p / block_size) - share // block_size
+        for held in range(p, p + o - 1):
+            read += held
+            shared += share
+            decode += held + 1
+            blocks += math.ceil((held + 1) / block_size) - share // block_size
+    assert found["prefill_attended_tokens"] == prefill
+    assert found["decode_attended_tokens"] == decode
+    assert found["kv_tokens_read"] == read
+    assert found["kv_tokens_shared"] == shared
+    assert found["block_steps"] == blocks
+    assert found["output_tokens_longest"] == max(o for _, o, _ in rows)
+    assert found["output_tokens"] - found["decode_tokens"] == found["requests"] == len(rows)
+
+
+def test_the_request_that_filled_the_prefix_cache_may_share_its_blocks_too():
+    found = sums((40, 2, 0), (40, 2, 32), (20, 2, 0), block_size=16)
+    assert found["kv_tokens_shared"] == 32 + 32 + 20
+    assert found["computed_prompt_tokens"] == 40 + 8 + 20
+
+
+def test_a_shared_prefix_of_one_repeat_is_none_of_another():
+    table = pd.concat([requests("c", (40, 2, 32)), requests("c", (40, 2, 0), repeat=1)])
+    found = request_sums(table, pd.Series({"c": 16}, dtype="Float64"))
+    assert found["kv_tokens_shared"].to_dict() == {("c", 1, 0): 32, ("c", 1, 1): 0}
+
+
+def test_without_blocks_no_blocks_are_held():
+    assert sums((10, 3, None))["block_steps"] == 0
+
+
+def test_steps_are_counted_by_repeat(tmp_path):
+    write_parsed(tmp_path, "steps", steps("a", 3), steps("a", 2, repeat=1), steps("b", 1))
+    counts = step_counts(tmp_path / "steps.parquet")["steps"]
+    assert counts.to_dict() == {("a", 1, 0): 3.0, ("a", 1, 1): 2.0, ("b", 1, 0): 1.0}
+
+
+def test_looks_at_the_queues_of_a_server_are_no_steps(tmp_path):
+    looks = steps("served", 5).assign(generation_tokens=pd.array([None] * 5, dtype="Int64"))
+    write_parsed(tmp_path, "steps", steps("a", 3), looks)
+    assert step_counts(tmp_path / "steps.parquet")["steps"].to_dict() == {("a", 1, 0): 3.0}
+
+
+def test_steps_of_a_table_that_is_read_in_parts(tmp_path):
+    table = pa.Table.from_pandas(pd.concat([steps("a", 3), steps("b", 2), steps("a", 1)]), preserve_index=False)
+    pq.write_table(table, tmp_path / "steps.parquet", row_group_size=2)
+    assert step_counts(tmp_path / "steps.parquet")["steps"].to_dict() == {("a", 1, 0): 4.0, ("b", 1, 0): 2.0}
+
+
+def test_work_joins_ok_repeats_with_their_requests_and_steps(tmp_path):
+    good = cell({"max_num_seqs": 4}, (1.0, 2.0), gpu="cpu-all", block_size_effective=32)
+    elsewhere = cell({"max_num_seqs": 4}, (1.0,), gpu="h200")
+    broken = cell({"max_num_seqs": 8}, (1.0,), gpu="cpu-all", outcome="timeout")
+    missing = cell({"max_num_seqs": 16}, (1.0,), gpu="cpu-all", repeat=None, outcome="ok")
+    name = good[0]["cell_id"]
+    folder = tmp_path / "cpu-all"
+    write_parsed(
+        folder,
+        "requests",
+        requests(name, (40, 2, 0)),
+        requests(name, (40, 3, 0), repeat=1),
+        requests(broken[0]["cell_id"], (5, 5, 0)),
+    )
+    write_parsed(folder, "steps", steps(name, 7))
+    before = cell({"max_num_seqs": 4}, (1.0,), gpu="a100-pcie-80gb")
+    work = read_work(table(before, good, elsewhere, broken, missing), tmp_path)
+    assert work["cell_id"].tolist() == [name, name]
+    assert work["repeat"].tolist() == [0, 1]
+    assert work["prompt_tokens"].tolist() == [40, 40]
+    assert work["output_tokens"].tolist() == [2, 3]
+    assert work["block_steps"].tolist() == [4, 6]
+    assert work["steps"].iloc[0] == 7
+    assert np.isnan(work["steps"].iloc[1])
+    assert work["output_tokens_per_s"].tolist() == [1.0, 2.0]
+
+
+def test_a_record_without_tokens_is_a_step_only_if_a_prompt_takes_several(tmp_path):
+    # Two prompts of 40 computed tokens. With 16 tokens per step they need two further steps each; three records are
+    # left that gave no token, so all of them may be such steps, but with 32 tokens per step only two.
+    found = {}
+    for budget in (16, 32, 64):
+        made = cell({"max_num_seqs": budget}, (1.0,), gpu="cpu-all", max_num_batched_tokens_effective=budget)
+        name = made[0]["cell_id"]
+        recorded = steps(name, 7).assign(generation_tokens=[0, 1, 0, 1, 0, 1, 1], prompt_tokens=0)
+        folder = tmp_path / str(budget) / "cpu-all"
+        write_parsed(folder, "requests", requests(name, (40, 2, 0), (60, 2, 20)))
+        write_parsed(folder, "steps", recorded)
+        found[budget] = read_work(table(made), tmp_path / str(budget))["steps"].tolist()
+    assert found == {16: [7], 32: [6], 64: [4]}
+
+
+def test_no_parsed_table_is_no_work(tmp_path):
+    assert read_work(table(cell({"max_num_seqs": 4}, gpu="cpu-all")), tmp_path).empty
+
+
+def test_only_a_model_without_a_layer_that_keeps_all_tokens_forgets(tmp_path, monkeypatch):
+    config = json.loads(get_model("mistral-7b-instruct-v0.3").config.read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"sliding_window": 64}))
+    windowed = get_model("mistral-7b-instruct-v0.3").model_copy(update={"config": tmp_path / "config.json"})
+    monkeypatch.setattr(work_module, "load_models", lambda: {"all": get_model("opt-125m"), "windowed": windowed})
+    assert [forgets(name) for name in ("all", "windowed", "not known")] == [False, True, False]
+    assert [reach.suffix for reach in work_module.reaches_of(["all", "windowed"])] == ["_window_64"]
+    for cached in (forgets, work_module._reaches):
+        cached.cache_clear()

@@ -1,0 +1,480 @@
+import json
+import math
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.unit.examples import example_of
+from workflow_scripts.analyse.claims.audit import AuditError, Workload, audit_table, ceiling, find_columns, main
+from workflow_scripts.catalog.gpus_and_models import CONFIG, get_model, load_gpus
+from workflow_scripts.physics.model_facts import read_model_facts
+
+PUBLISHED = CONFIG / "published"
+GPUS = load_gpus()
+LLAMA = read_model_facts(get_model("llama-3.1-8b-instruct").config)
+LLAMA_70B = read_model_facts(get_model("llama-3-70b").config)
+EVEN = Workload(200, 200)
+
+
+def audit(rows, workload=EVEN, facts=LLAMA, **options):
+    return audit_table(pd.DataFrame(rows), facts, workload, gpus=GPUS, **options)
+
+
+def row(gpu="H200", max_num_seqs=1, **throughput):
+    return {"gpu": gpu, "max_num_seqs": max_num_seqs, **(throughput or {"throughput_tok_s": 100})}
+
+
+def test_one_sequence_on_an_h200_is_limited_by_reading_the_weights():
+    highest = ceiling(LLAMA, GPUS["h200"], 1, Workload(1, 1000))
+    # 7.5e9 parameters of two bytes, all but the embedding table, and the KV of a few hundred tokens at 4.8 TB/s.
+    assert highest.output_tokens_per_s == pytest.approx(4.8e12 / (2 * (8_030_261_248 - 128256 * 4096)), rel=0.005)
+    assert (highest.gpu, highest.limit) == ("h200", "memory bandwidth")
+
+
+def test_a_ceiling_of_each_kind_by_hand():
+    # Two sequences of 100 + 5 tokens on an H200: each has half of the weights of 5 steps, and reads the KV of
+    # 100 + 101 + 102 + 103 tokens.
+    by_memory = ceiling(LLAMA, GPUS["h200"], 2, Workload(100, 5))
+    time_s = (5 * LLAMA.decode_weight_bytes / 2 + 406 * 131072) / 4.8e12
+    assert by_memory.total_tokens_per_s == pytest.approx(105 / time_s)
+    assert by_memory.output_tokens_per_s == pytest.approx(5 / time_s)
+    assert by_memory.because == "2 live sequences: a step reads 15.0 GB of weights at 4.8 TB/s"
+    # 48 GB less 16.06 GB of weights, in requests that hold 8000 + 99/2 tokens on average.
+    by_size = ceiling(LLAMA, GPUS["l40s"], 1000, Workload(8000, 100), 0.9)
+    memory = max(GPUS["l40s"].memory_bytes, GPUS["l40s"].usable_memory_bytes or 0) * 0.9
+    sequences = (memory - 2 * 8030261248) / (131072 * 8049.5)
+    time_s = (100 * LLAMA.decode_weight_bytes / sequences + 99 * (8000 + 49) * 131072) / 864e9
+    assert by_size.total_tokens_per_s == pytest.approx(8100 / max(time_s, LLAMA.request_flops(8000, 100) / 362.05e12))
+    by_arithmetic = ceiling(LLAMA, GPUS["l40s"], 256, Workload(8000, 1))
+    assert by_arithmetic.total_tokens_per_s == pytest.approx(8001 / (LLAMA.prefill_flops(8000) / 362.05e12))
+
+
+def test_a_cache_that_just_holds_one_request_serves_it():
+    # What is left beside the weights holds 1 request, or a little less than 1.
+    tokens = (GPUS["l40s"].memory_bytes - LLAMA.weight_bytes) / 131072
+    card = GPUS["l40s"].model_copy(update={"usable_memory_bytes": None})
+    assert ceiling(LLAMA, card, 8, Workload(math.floor(tokens), 1)).limit != "memory size"
+    refused = ceiling(LLAMA, card, 8, Workload(math.ceil(tokens) + 1, 1))
+    assert (refused.limit, refused.total_tokens_per_s, refused.output_tokens_per_s) == ("memory size", 0, 0)
+
+
+def test_a_quantized_model_may_run_at_the_highest_rate_of_the_card():
+    prompts = Workload(8000, 1)
+    awq = replace(LLAMA, quantization="awq")
+    assert ceiling(awq, GPUS["h200"], 256, prompts).total_tokens_per_s == pytest.approx(
+        8001 / (LLAMA.prefill_flops(8000) / 1979e12)
+    )
+
+
+def test_a_rate_at_its_ceiling_is_possible():
+    highest = ceiling(LLAMA, GPUS["h200"], 1, EVEN).total_tokens_per_s
+    assert audit([row(throughput_tok_s=highest)]).loc[0, "verdict"] == "possible"
+    above = audit([row(throughput_tok_s=highest * 1.0001)]).loc[0]
+    assert (above["verdict"], above["ceiling_gpu"], above["limit"]) == ("impossible", "h200", "memory bandwidth")
+    assert above["predicted_ceiling_tokens_per_s"] == highest
+    assert above["times_ceiling"] == pytest.approx(1.0001)
+
+
+def test_prompt_tokens_count_for_the_table_unless_its_column_says_output():
+    audited = audit([row(throughput_tok_s=600)])
+    assert audited.loc[0, "verdict"] == "possible"
+    assert audited.loc[0, "predicted_ceiling_tokens_per_s"] == pytest.approx(2 * 319.8, rel=0.01)
+    of_output = audit([row(output_tokens_per_s=600)])
+    assert of_output.loc[0, "verdict"] == "impossible"
+    assert of_output.loc[0, "predicted_ceiling_tokens_per_s"] == pytest.approx(319.8, rel=0.01)
+    assert of_output.loc[0, "times_ceiling"] == pytest.approx(600 / 319.8, rel=0.01)
+
+
+@pytest.mark.parametrize("workload", [Workload(200, 200), Workload(225, 190), Workload(1000, 200), Workload(100, 400)])
+def test_published_throughput_at_one_sequence_is_impossible_on_every_gpu(workload):
+    table = pd.read_csv(PUBLISHED / "paged_attention_lab_max_num_seqs.csv")
+    audited = audit_table(table, LLAMA, workload, gpus=GPUS)
+    assert list(audited.columns[: len(table.columns)]) == list(table.columns)
+    few = audited[audited["max_num_seqs"] <= 4]
+    assert set(few[few["max_num_seqs"] == 1]["verdict"]) == {"impossible"}
+    assert few[few["max_num_seqs"] == 1]["times_ceiling"].min() > 5
+    assert set(audited[audited["max_num_seqs"] == 256]["verdict"]) == {"possible"}
+
+
+def test_the_published_h200_row_by_hand():
+    """11,939 tok/s at one sequence: at most 320 decode steps a second, each with one output and one prompt token."""
+    table = pd.read_csv(PUBLISHED / "paged_attention_lab_max_num_seqs.csv")
+    first = audit_table(table, LLAMA, EVEN, gpus=GPUS).iloc[0]
+    assert (first["gpu"], first["max_num_seqs"], first["throughput_tok_s"]) == ("H200", 1, 11939)
+    assert first["verdict"] == "impossible"
+    assert first["times_ceiling"] == pytest.approx(11939 / (2 * 319.8), rel=0.01)
+    assert "18.7 times" in first["reason"]
+
+
+def test_an_ambiguous_card_is_the_one_with_the_highest_ceiling():
+    audited = audit([row("A100 PCIe"), row("H100"), row("h100-pcie")])
+    assert list(audited["ceiling_gpu"]) == ["a100-pcie-80gb", "h100-nvl", "h100-pcie"]
+
+
+def test_hf_at_batch_one_is_possible_only_if_prompts_count():
+    one = {"gpu": "A100 PCIe", "batch_size": 1}
+    assert audit([one | {"tok/s": 293}], Workload(250, 150)).loc[0, "verdict"] == "possible"
+    assert audit([one | {"generated tok/s": 293}], Workload(250, 150)).loc[0, "verdict"] == "impossible"
+
+
+def test_rows_that_do_not_say_how_many_sequences_get_a_stated_number():
+    table = pd.read_csv(PUBLISHED / "paged_attention_lab_block_size.csv")
+    audited = audit_table(table, LLAMA, EVEN, gpus=GPUS)
+    assert set(audited["verdict"]) == {"possible"}
+    assert audited["reason"].str.contains("256 assumed").all()
+    alone = audit_table(table, LLAMA, EVEN, gpus=GPUS, default_max_num_seqs=1)
+    assert set(alone["verdict"]) == {"impossible"}
+    assert "256 assumed" in audit([row(max_num_seqs=None, throughput_tok_s=5000)]).loc[0, "reason"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "reason"),
+    [
+        (row("H300"), "unknown GPU 'H300'"),
+        (row(float("nan")), "unknown GPU 'nan'"),
+        (row("cpu-1core"), "no data sheet gives the rates of cpu-1core"),
+        (row(throughput_tok_s=None), "no number in throughput_tok_s"),
+        (row(throughput_tok_s="n/a"), "no number in throughput_tok_s"),
+        (row(throughput_tok_s=0), "no number in throughput_tok_s"),
+        (row(max_num_seqs="many"), "max_num_seqs is 'many'"),
+    ],
+)
+def test_what_cannot_be_judged_is_unknown_with_the_reason(rows, reason):
+    audited = audit([rows])
+    assert audited.loc[0, "verdict"] == "unknown"
+    assert reason in audited.loc[0, "reason"]
+    assert math.isnan(audited.loc[0, "times_ceiling"])
+
+
+def test_a_model_that_does_not_fit_has_no_throughput():
+    audited = audit([row("H100", 16), row("B200", 16)], facts=LLAMA_70B)
+    assert list(audited["verdict"]) == ["impossible", "possible"]
+    assert audited.loc[0, "limit"] == "memory size"
+    assert audit([row("H200", 16)], facts=LLAMA_70B, gpu_memory_utilization=0.9).loc[0, "verdict"] == "impossible"
+
+
+def test_live_sequences_are_limited_by_the_kv_cache():
+    long = Workload(8000, 100)
+    many, few = ceiling(LLAMA, GPUS["l40s"], 1000, long), ceiling(LLAMA, GPUS["l40s"], 30, long)
+    # 48e9 - 16.06e9 bytes hold 243,640 tokens, 30.3 requests of 8,049.5 tokens.
+    assert many.output_tokens_per_s == pytest.approx(few.output_tokens_per_s, rel=0.02)
+    smaller = ceiling(LLAMA, GPUS["l40s"], 1000, Workload(2000, 1000), 0.6)
+    assert smaller.output_tokens_per_s < ceiling(LLAMA, GPUS["l40s"], 1000, Workload(2000, 1000)).output_tokens_per_s
+
+
+def test_quantized_weights_raise_the_ceiling():
+    def output_rate(facts):
+        return ceiling(facts, GPUS["h200"], 1, Workload(1, 100)).output_tokens_per_s
+
+    assert 1.8 < output_rate(replace(LLAMA, quantization="fp8")) / output_rate(LLAMA) < 2
+    assert 2.5 < output_rate(replace(LLAMA, quantization="awq")) / output_rate(LLAMA) < 4
+
+
+@given(
+    a=st.integers(1, 2000),
+    b=st.integers(1, 2000),
+    prompt=st.floats(1, 4000),
+    output=st.floats(1, 4000),
+    gpu=st.sampled_from([name for name, gpu in GPUS.items() if gpu.kind != "cpu"]),
+)
+def test_more_sequences_or_memory_never_lower_a_ceiling(a, b, prompt, output, gpu):
+    a, b = sorted((a, b))
+    workload = Workload(prompt, output)
+    low, high = ceiling(LLAMA, GPUS[gpu], a, workload), ceiling(LLAMA, GPUS[gpu], b, workload)
+    assert low.total_tokens_per_s <= high.total_tokens_per_s * (1 + 1e-9)
+    assert high.output_tokens_per_s == pytest.approx(high.total_tokens_per_s * output / (prompt + output))
+    less = ceiling(LLAMA, GPUS[gpu], b, workload, 0.9)
+    assert less.total_tokens_per_s <= high.total_tokens_per_s * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["GPU", "Max-Num-Seqs", "Throughput (tok/s)"], ("GPU", "Throughput (tok/s)", "Max-Num-Seqs")),
+        (["device", "max_batch_size", "tokens_per_s"], ("device", "tokens_per_s", "max_batch_size")),
+        (["gpu", "concurrency", "Output_Tokens_Per_S"], ("gpu", "Output_Tokens_Per_S", "concurrency")),
+        (["gpu", "knob_max_num_seqs", "total_tokens_per_s"], ("gpu", "total_tokens_per_s", "knob_max_num_seqs")),
+        (["gpu", "tok/s", "requests_per_s", "tok_per_watt", "output_tokens"], ("gpu", "tok/s", None)),
+        (["gpu", "request_throughput", "Tokens/sec"], ("gpu", "Tokens/sec", None)),
+        (["gpu", "batch size", "output_tps"], ("gpu", "output_tps", "batch size")),
+        (["gpu", "generation tok/s", "tok/s ratio"], ("gpu", "generation tok/s", None)),
+    ],
+)
+def test_columns_are_found_by_the_names_that_tables_use(names, expected):
+    columns = find_columns(names)
+    assert (columns.gpu, columns.throughput, columns.sequences) == expected
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["metric", "unit", "vllm"], "no column names the GPU"),
+        (["gpu", "max_num_seqs"], "no column looks like a throughput"),
+        (["gpu", "output_tokens_per_s", "total_tokens_per_s"], "2 columns look like a throughput"),
+    ],
+)
+def test_a_table_without_what_is_needed_is_refused(names, message):
+    with pytest.raises(AuditError, match=message):
+        find_columns(names)
+
+
+def test_a_column_can_be_chosen():
+    names = ["gpu", "output_tokens_per_s", "total_tokens_per_s"]
+    assert find_columns(names, "total_tokens_per_s").counts_output_only is False
+    assert find_columns(names, "output_tokens_per_s").counts_output_only is True
+    with pytest.raises(AuditError, match="no column 'tps'"):
+        find_columns(names, "tps")
+
+
+def test_an_audited_table_can_be_audited_again():
+    once = audit([row()])
+    again = audit_table(once, LLAMA, EVEN, gpus=GPUS)
+    pd.testing.assert_frame_equal(once, again)
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+MAX_NUM_SEQS = str(PUBLISHED / "paged_attention_lab_max_num_seqs.csv")
+OPTIONS = ["--model", "llama-3.1-8b-instruct", "--tokens-per-request", "200,200"]
+
+
+def test_the_command_prints_json_and_writes_the_table(tmp_path, capsys):
+    out = tmp_path / "verdicts.csv"
+    assert main([MAX_NUM_SEQS, *OPTIONS, "--gpu-memory-utilization", "0.9", "--json", "--out", str(out)]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record.pop("verdicts") == {"possible": 8, "impossible": 12, "unknown": 0}
+    assert {name: value for name, value in record.items() if name != "rows"} == {
+        "table": MAX_NUM_SEQS,
+        "model": "llama-3.1-8b-instruct",
+        "quantization": None,
+        "prompt_tokens": 200,
+        "output_tokens": 200,
+        "gpu_memory_utilization": 0.9,
+    }
+    assert record["rows"][0]["verdict"] == "impossible"
+    written = pd.read_csv(out)
+    assert list(written["verdict"]) == [r["verdict"] for r in record["rows"]]
+
+
+def test_the_command_prints_a_table(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")  # only the last column is broken
+    assert main([MAX_NUM_SEQS, *OPTIONS]) == 0
+    printed = capsys.readouterr().out
+    headings, first = printed[printed.index("gpu ") :].splitlines()[:2]
+    assert headings.split() == ["gpu", "max_num_seqs", "throughput_tok_s", "ceiling", "times", "verdict", "limit"]
+    assert first.split()[:6] == ["H200", "1", "11939", "638", "18.72", "impossible"]
+    assert main([str(PUBLISHED / "paged_attention_lab_block_size.csv"), *OPTIONS, "--max-num-seqs", "64"]) == 0
+    assert "64 assumed" in " ".join(capsys.readouterr().out.split())
+
+
+def rates(capsys, *argv):
+    assert main([*argv, "--json"]) == 0
+    return [row["predicted_ceiling_tokens_per_s"] for row in json.loads(capsys.readouterr().out)["rows"]]
+
+
+def test_every_option_reaches_the_ceilings(tmp_path, capsys):
+    table = tmp_path / "table.csv"
+    table.write_text("gpu,tok/s,output tok/s\nL40S,5,5\n")
+    options = [str(table), "--model", "llama-3.1-8b-instruct", "--tokens-per-request", "8000,100"]
+    options += ["--throughput-column", "tok/s"]
+    [plain] = rates(capsys, *options)
+    assert plain == pytest.approx(ceiling(LLAMA, GPUS["l40s"], 256, Workload(8000, 100)).total_tokens_per_s)
+    for more, facts, arguments in (
+        (["--max-num-seqs", "2"], LLAMA, (2, Workload(8000, 100))),
+        (["--gpu-memory-utilization", "0.5"], LLAMA, (256, Workload(8000, 100), 0.5)),
+        (["--kv-cache-dtype", "fp8"], LLAMA, (256, Workload(8000, 100), 1.0, "fp8")),
+        (["--quantization", "awq"], replace(LLAMA, quantization="awq"), (256, Workload(8000, 100))),
+        (["--tokens-per-request", "1,100"], LLAMA, (256, Workload(1, 100))),
+    ):
+        expected = ceiling(facts, GPUS["l40s"], *arguments).total_tokens_per_s
+        assert rates(capsys, *options, *more) == pytest.approx([expected])
+    of_output = [*options[:-1], "output tok/s"]
+    expected = ceiling(LLAMA, GPUS["l40s"], 256, Workload(8000, 100)).output_tokens_per_s
+    assert rates(capsys, *of_output) == pytest.approx([expected])
+
+
+def test_the_example_of_the_help_can_be_typed_in(monkeypatch, tmp_path):
+    shutil.copy(MAX_NUM_SEQS, tmp_path / "rates.csv")
+    monkeypatch.chdir(tmp_path)
+    assert main(example_of("audit")) == 0
+
+
+WIDE = """
+| **GPU / max-num-seqs** | 1 | `4` | % of H200 |
+|:---|---:|---:|---|
+| H200 | ~11,939 tok/s | 11 977 | 100 % |
+| L40S | n/a | 4'036 | 34 % |
+"""
+IN_A_README = r"""
+# Speed of a | b
+
+GPU | Seqs | tok/s
+--- | :-: | ---
+1x NVIDIA H100 80GB SXM | 1 | **11.2k**[^1]
+ | 256 | 4000-4100
+
+[^1]: warm
+"""
+TWO_HEADINGS = r"""GPU,\multicolumn{2}{c}{max\_num\_seqs},
+,1,64
+H200,"11,939","11{,}975"
+"""
+TRANSPOSED = """
++----------------+--------+-------+
+|                | H200   | L40S  |
++================+========+=======+
+| max_num_seqs=1 | 11,939 | OOM   |
++----------------+--------+-------+
+"""
+EITHER, PROMPTS_TOO = ("impossible", "unknown"), ("H200", 1, "impossible")
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "rows"),
+    [
+        (WIDE, [], [("H200", 1, "impossible"), ("H200", 4, "impossible"), ("L40S", 4, "impossible")]),
+        ("GPU,1,4\nH200,11939,600\n", ["--columns=max_num_seqs"], [("H200", 1, "impossible"), ("H200", 4, "possible")]),
+        ("GPU,seqs\nH200,600\n", [], [("H200", None, "possible")]),  # as many sequences as the default
+        ("GPU,max_num_seqs=1\nH200,639\n", [], [("H200", 1, "impossible")]),
+        ("GPU,vLLM,HF\nA100 PCIe,5241,293\n", [], [("A100 PCIe", None, "possible")] * 2),
+        ("max_num_seqs,tok/s\n1,11939\n", ["--gpu=H200"], [("H200", 1, "impossible")]),
+        (IN_A_README, [], [("1x NVIDIA H100 80GB SXM", n, v) for n, v in ((1, "impossible"), (256, "possible"))]),
+        (TWO_HEADINGS, [], [("H200", 1, "impossible"), ("H200", 64, "possible")]),
+        (TRANSPOSED, [], [("H200", 1, "impossible"), ("L40S", 1, "unknown")]),
+        ("GPU\tvLLM (tok/s)\tHF (tok/s)\tSpeed-up\nH100\t9,000\t500\t18x\n", [], [("H100", None, "possible")] * 2),
+        ("GPU;Batch;Tokens/s;Use %\nH200;1;11939;95\nH200;1;2.144,2;95\n", [], [("H200", 1, v) for v in EITHER]),
+        ("gpu,seqs,output tok/s,total tok/s\nH200,1,400,800\n", ["--throughput-column=total tok/s"], [PROMPTS_TOO]),
+    ],
+)
+def test_tables_as_people_paste_them(text, options, rows, tmp_path, capsys):
+    table = tmp_path / "pasted.md"
+    table.write_text(text.lstrip())
+    assert main([str(table), *OPTIONS[:2], *options, "--json"]) == 0
+    printed = capsys.readouterr()
+    found = json.loads(printed.out)
+    assert (found["prompt_tokens"], found["output_tokens"]) == (200, 200)
+    assert "assumed" in printed.err
+    names = ("max-num-seqs", "max_num_seqs", "Seqs", "Batch", "seqs")
+    sequences = [next(filter(None, map(row.get, names)), None) for row in found["rows"]]
+    gpus = [row.get("gpu") or row["GPU"] for row in found["rows"]]
+    verdicts = [row["verdict"] for row in found["rows"]]
+    assert list(zip(gpus, sequences, verdicts, strict=True)) == rows
+
+
+@pytest.mark.parametrize(("name", "impossible"), [("max_num_seqs", 12), ("block_size", 0)])
+def test_the_tables_of_the_first_source_go_in_unchanged(name, impossible, capsys):
+    assert main([str(PUBLISHED / f"paged_attention_lab_{name}.csv"), *OPTIONS[:2], "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["verdicts"]["impossible"] == impossible
+
+
+def test_unknown_rows_show_their_reason(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    table = tmp_path / "table.csv"
+    table.write_text('gpu,throughput_tok_s\nH300,5\nH200,"~11,939"\n')
+    assert main([str(table), *OPTIONS]) == 0
+    printed = capsys.readouterr().out
+    assert "unknown GPU 'H300'" in printed
+    assert main([str(table), *OPTIONS, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert rows[0]["times_ceiling"] is None
+    assert rows[1]["times_ceiling"] > 0
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({"model_type": "made_up"}, "model_type 'made_up' is not supported"),
+        ({"model_type": "mistral", "sliding_window": 64}, "layers with memory of kind window of 64"),
+    ],
+)
+def test_a_model_of_unknown_structure_makes_every_row_unknown(config, reason, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "5000")
+    llama = json.loads(get_model("llama-3.1-8b-instruct").config.read_text())
+    (tmp_path / "config.json").write_text(json.dumps(llama | config))
+    argv = [MAX_NUM_SEQS, "--model", str(tmp_path), "--tokens-per-request", "200,200"]
+    assert main([*argv, "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["verdicts"] == {"possible": 0, "impossible": 0, "unknown": 20}
+    assert all(reason in row["reason"] for row in record["rows"])
+    assert main(argv) == 0
+    printed = capsys.readouterr().out
+    assert printed.count(reason) == 1
+    assert "unknown: " in printed
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["none.csv", *OPTIONS], "none.csv: No such file"),
+        ([str(PUBLISHED / "engines_a100_80gb_llama31_8b.csv"), *OPTIONS], "no column names the GPU"),
+        ([MAX_NUM_SEQS, *OPTIONS, "--model", "gpt-5"], "unknown model 'gpt-5'"),
+        ([MAX_NUM_SEQS, *OPTIONS, "--gpu", "H200"], "--gpu is for a table that does not name it; this one has"),
+    ],
+)
+def test_bad_input_ends_with_2_and_one_message(argv, message, capsys, tmp_path):
+    out = tmp_path / "out.csv"
+    assert main([*argv, "--out", str(out)]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not out.exists()
+
+
+def test_a_file_that_is_no_table_is_refused(tmp_path, capsys):
+    table = tmp_path / "table.csv"
+    table.write_text("")
+    assert main([str(table), *OPTIONS]) == 2
+    assert "not a CSV table" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "--tokens-per-request=200",
+        "--tokens-per-request=0,5",
+        "--tokens-per-request=5,0.5",
+        "--max-num-seqs=0",
+        "--max-num-seqs=1.5",
+        "--gpu-memory-utilization=0",
+        "--gpu-memory-utilization=1.01",
+        "--gpu-memory-utilization=half",
+        "--quantization=int3",
+        "--kv-cache-dtype=int3",
+    ],
+)
+def test_options_with_a_value_that_is_not_allowed_are_refused(option, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main([MAX_NUM_SEQS, *OPTIONS, option])
+    assert re.search("is not|invalid choice", capsys.readouterr().err)
+
+
+# --- the claims ------------------------------------------------------------------------------------------------------
+
+
+def test_every_claim_has_its_own_id_and_a_source_that_the_readme_names():
+    claims = yaml.safe_load((PUBLISHED / "claims.yaml").read_text())
+    readme = (PUBLISHED / "README.md").read_text()
+    assert len({claim["id"] for claim in claims}) == len(claims) >= 33
+    for claim in claims:
+        assert f"`{claim['source']}`" in readme
+        assert claim["label"] == "published"
+        for quantity in claim["quantities"]:
+            assert {"value", "values", "min", "max", "formula"} & set(quantity)
+
+
+def test_every_published_table_is_in_the_readme_and_used_by_a_claim_or_a_test_of_predictions():
+    tables = {path.name for path in Path(PUBLISHED).glob("*.csv")}
+    claims = yaml.safe_load((PUBLISHED / "claims.yaml").read_text())
+    used = {claim["table"] for claim in claims if "table" in claim}
+    tests = Path("tests/unit/predict/test_published_times.py").read_text()
+    used |= {table for table in tables if f"published/{table}" in tests}
+    assert used == tables
+    readme = (PUBLISHED / "README.md").read_text()
+    assert all(f"`{table}`" in readme for table in tables)

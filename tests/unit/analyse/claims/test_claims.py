@@ -1,0 +1,288 @@
+"""The claims table: every published claim with a verdict from a rule, on real and on made-up evidence."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pandas as pd
+import yaml
+
+from tests.unit.analyse.claim_evidence import LLAMA, PUBLISHED, STUDY, evidence, republished
+from tests.unit.analyse.synthetic_cells import cell, table
+from workflow_scripts.analyse.claims import claims as claims_module
+from workflow_scripts.analyse.claims.claims import MOST_IDS, MOST_SEEN_HERE, MOST_WRITTEN, SCHEMA, claims_table, main
+from workflow_scripts.analyse.claims.evidence import COMPUTED, CONTRADICTED, MEASURED, NOT_TESTABLE, SUPPORTED, Finding
+from workflow_scripts.analyse.tables import TABLE_SCHEMAS, read_table, write_table
+from workflow_scripts.catalog import gpus_and_models as catalog
+from workflow_scripts.catalog.gpus_and_models import CONFIG
+from workflow_scripts.catalog.published import Published
+from workflow_scripts.study.study_file import load_study
+
+CHECKOUT = Path(__file__).parents[4]
+STUDY_FILE = CHECKOUT / "config" / "studies" / "published_claims.yaml"
+ONE = {
+    "id": "one",
+    "source": "lab",
+    "label": "published",
+    "text": "It is so.",
+    "quantities": [
+        {"name": "rate", "unit": "tokens/s", "value": 5},
+        {"name": "waste", "unit": "percent", "min": 60, "max": 80},
+    ],
+}
+
+
+def verdicts(of):
+    found = claims_table(of)
+    return dict(zip(found["claim_id"], found["verdict"], strict=True))
+
+
+# --- the published claims --------------------------------------------------------------------------------------------
+
+
+def test_every_published_claim_has_a_check():
+    assert all(claim.checks for claim in PUBLISHED.claims)
+
+
+def test_verdicts_that_formulas_and_published_numbers_alone_come_to():
+    """With no study at all: what cannot be true, what is arithmetic, and what only a GPU can tell."""
+    assert verdicts(evidence()) == {
+        "throughput-flat-over-max-num-seqs": CONTRADICTED,
+        "throughput-flat-over-block-size": NOT_TESTABLE,
+        "h200-over-l40s": CONTRADICTED,
+        "h100-over-a100": NOT_TESTABLE,
+        "hf-generate-on-a100": CONTRADICTED,
+        "vllm-over-hf-on-a100": CONTRADICTED,
+        "empty-slots-per-sequence": SUPPORTED,
+        "engines-on-one-a100": NOT_TESTABLE,
+        "contiguous-allocation-waste": NOT_TESTABLE,
+        "contiguous-allocation-example": SUPPORTED,
+        "gpu-utilisation-of-continuous-batching": NOT_TESTABLE,
+        "kv-of-llama-3-70b": CONTRADICTED,
+        "blocks-linear-in-utilization": NOT_TESTABLE,  # the capacity table holds the line
+        "capacity-of-an-l4": NOT_TESTABLE,
+        "prefix-hit-rate-of-identical-prompts": CONTRADICTED,
+        "speedup-of-a-shared-system-prompt": NOT_TESTABLE,
+        "computation-saved-by-prefix-caching": NOT_TESTABLE,
+        "block-size-by-length": CONTRADICTED,
+        "concurrent-users-of-a-small-model": NOT_TESTABLE,
+        "memory-used-by-paging": NOT_TESTABLE,
+        "concurrency-gained-by-paging": NOT_TESTABLE,
+        "kv-share-of-memory": NOT_TESTABLE,
+        "kv-of-a-batch-of-llama-3-70b": CONTRADICTED,
+        "llama-70b-on-a100s": SUPPORTED,
+        "tensor-for-latency-pipeline-for-throughput": NOT_TESTABLE,
+        "waste-of-512-slots": SUPPORTED,
+        "faster-for-a-single-request": NOT_TESTABLE,
+        "prompts-limit-concurrency": NOT_TESTABLE,
+        "thirty-to-a-hundred-times-faster": NOT_TESTABLE,
+        "utilization-is-for-the-kv-cache": CONTRADICTED,
+        "pages-of-4-kib": CONTRADICTED,
+        "eviction-by-lowest-utility": NOT_TESTABLE,
+        "kv-blocks-control-throughput": NOT_TESTABLE,
+        "slots-are-never-the-bottleneck": NOT_TESTABLE,
+        "hf-reserves-max-new-tokens": NOT_TESTABLE,
+        "max-model-len-is-a-capacity-knob": NOT_TESTABLE,
+        "capacity-of-32k-for-4k-chats": SUPPORTED,
+        "short-max-model-len": NOT_TESTABLE,
+    }
+
+
+def test_nothing_that_was_measured_on_a_cpu_decides():
+    cpu = {"gpu": "cpu-all", "model": LLAMA}
+    ids = {"cell_id": f"cpu-all/vllm/{LLAMA}/chat/bs32", "baseline_cell_id": "b"}
+    effect = ids | {"engine": "vllm", "comparison": "overall", "verdict": "flat", "explanation": "Flat."}
+    of = evidence(
+        cells=[
+            cell({"batch_size": 1}, (293.0, 293.0), engine="hf-static", **cpu),
+            cell({"batch_size": 16}, (99.0,), engine="hf-static", utilization_pct_mean=55.0, **cpu),
+            cell({"max_num_seqs": 16}, (99.0,), utilization_pct_mean=95.0, max_model_len_effective=512, **cpu),
+            cell({"block_size": 32}, (99.0,), prefix_cache_hits=800.0, max_model_len_effective=512, **cpu),
+        ],
+        effects=[
+            cpu | effect | {"knob": "max_num_seqs", "values": "1, 256"},
+            cpu | effect | {"knob": "block_size", "values": "16, 32"},
+            cpu | effect | {"knob": "enable_prefix_caching", "comparison": "pair", "took_effect": True, "ratio": 1.2},
+        ],
+        ratios=[{"gpu_a": "cpu-all", "gpu_b": "cpu-1core", "metric": "output_tokens_per_s", "ratio": 2.95}],
+        waste=[
+            {"cell_id": f"cpu-all/vllm/{LLAMA}/chat/bs32", "layout": layout, "block_size": size, "waste_pct": waste}
+            for layout, size, waste in (("contiguous_max_model_len", None, 80.0), ("block_size_whatif", 16, 5.0))
+        ],
+    )
+    assert verdicts(of) == verdicts(evidence())
+    seen = claims_table(of).set_index("claim_id")["seen_here"]
+    for claim_id in (
+        "throughput-flat-over-max-num-seqs",
+        "h200-over-l40s",
+        "hf-generate-on-a100",
+        "gpu-utilisation-of-continuous-batching",
+        "contiguous-allocation-waste",
+        "memory-used-by-paging",
+        "speedup-of-a-shared-system-prompt",
+        "computation-saved-by-prefix-caching",
+    ):
+        assert "cpu-all" in seen[claim_id]
+
+
+def test_every_row_names_who_said_it_and_evidence_has_a_label():
+    found = claims_table(evidence())
+    assert list(found.columns) == list(SCHEMA.columns)
+    assert set(found["source"]) == {"published"}
+    assert set(found["study"]) == {"try"}
+    assert found["claim"].tolist() == [claim.text for claim in PUBLISHED.claims]
+    assert found["published_by"].tolist() == [claim.source for claim in PUBLISHED.claims]
+    for row in found.to_dict("records"):
+        assert (row["evidence"] or "[").startswith("[")
+        assert (row["would_test"] is not None) == (row["verdict"] == NOT_TESTABLE)
+        assert (row["scope"] is None) == (row["verdict"] == NOT_TESTABLE)
+        assert set((row["evidence_sources"] or COMPUTED).split("; ")) <= {COMPUTED, MEASURED, "published"}
+        assert (row["evidence_ids"] is None) == (row["evidence"] is None)
+    seventy = found.set_index("claim_id").loc["kv-of-llama-3-70b"]
+    assert (seventy["quantity"], seventy["published_value"]) == ("tokens; kv_cache", "4,096 tokens; about 5.2 GB")
+    assert seventy["evidence_ids"] == "claims.yaml; numbers"
+
+
+def test_what_would_test_a_claim_names_a_study_and_a_sweep_that_exist():
+    named = set()
+    for claim in PUBLISHED.claims:
+        for path in re.findall(r"config/studies/\S+\.yaml", claim.would_test):
+            sweeps = {sweep.name for sweep in load_study(CHECKOUT / path).sweeps}
+            for listed in re.findall(r"\(sweeps? ([\w -]+?)[;)]", claim.would_test):
+                names = listed.split(" and ")
+                assert set(names) <= sweeps
+                named |= set(names)
+    assert {"prefix-length", "users", "utilization", "hf-baseline", "reserved-slots", "single-request"} <= named
+
+
+# --- any claims ------------------------------------------------------------------------------------------------------
+
+
+def made(tmp_path, monkeypatch, *found, claims=(ONE,), test="a study"):
+    (tmp_path / "claims.yaml").write_text(yaml.safe_dump([claims[0] | {"would_test": test}, *claims[1:]]))
+    monkeypatch.setattr(claims_module, "findings", lambda claim, evidence: iter(found))
+    monkeypatch.setattr(claims_module, "parts", lambda claim: ())
+    study = STUDY.model_copy(update={"claims": [claim["id"] for claim in claims]})
+    return claims_table(evidence(Published(tmp_path), study))
+
+
+def test_only_the_claims_that_the_study_names_have_a_row_in_its_order():
+    named = ["kv-of-llama-3-70b", "empty-slots-per-sequence"]
+    found = claims_table(evidence(study=STUDY.model_copy(update={"claims": [*named, named[0]]})))
+    assert found["claim_id"].tolist() == named
+    assert found["verdict"].tolist() == [CONTRADICTED, SUPPORTED]
+
+
+def test_a_model_that_no_claim_is_about_fails_none(monkeypatch, tmp_path):
+    """A folder in config/models/ may hold what cannot be read yet; no rule looks at models that it does not name."""
+    models = tmp_path / "models"
+    shutil.copytree(CONFIG / "models", models)
+    shutil.copytree(models / "opt-125m", models / "another")
+    (models / "another/config.json").write_text('{"model_type": "unheard-of"}')
+    (models / "broken").mkdir()
+    (models / "broken/model.yaml").write_text("dtype: none")
+    monkeypatch.setattr(catalog.load_models, "__defaults__", (models,))
+    assert {"another", "broken"} <= set(catalog.load_models())
+    assert len(claims_table(evidence())) == len(PUBLISHED.claims)
+
+
+def finding(text, says=None, bears=True, label=MEASURED, scope="h200", ids=("a",)):
+    return Finding(text, label, scope, ids, says, bears)
+
+
+def test_what_decides_comes_first_and_what_does_not_bear_is_apart(tmp_path, monkeypatch):
+    found = (
+        finding("A note.", label=COMPUTED),
+        finding("It fits.", SUPPORTED, scope="l4", ids=("b",)),
+        finding("Elsewhere.", bears=False, scope="cpu-all", ids=("c",)),
+        finding("It fits too.", SUPPORTED, label=COMPUTED, scope="l4", ids=("a", "b")),
+    )
+    (row,) = made(tmp_path, monkeypatch, *found).to_dict("records")
+    assert (row["verdict"], row["scope"], row["would_test"]) == (SUPPORTED, "l4", None)
+    assert row["evidence"] == f"[{MEASURED}] It fits. [{COMPUTED}] It fits too. [{COMPUTED}] A note."
+    assert (row["evidence_sources"], row["evidence_ids"]) == (f"{COMPUTED}; {MEASURED}", "b; a; c")
+    assert row["seen_here"] == f"[{MEASURED}] Elsewhere."
+    assert (row["quantity"], row["published_value"]) == ("rate; waste", "5 tokens/s; 60 to 80 %")
+
+
+def test_the_scope_is_that_of_what_decides(tmp_path, monkeypatch):
+    found = (finding("It fits.", SUPPORTED, scope="l4"), finding("It does not.", CONTRADICTED, scope="h200"))
+    (row,) = made(tmp_path, monkeypatch, *found).to_dict("records")
+    assert (row["verdict"], row["scope"]) == (CONTRADICTED, "h200")
+
+
+def test_of_many_findings_of_a_kind_some_are_written_and_the_rest_counted(tmp_path, monkeypatch):
+    many = [finding(f"Number {i}.", CONTRADICTED, ids=(f"cell-{i}",)) for i in range(MOST_WRITTEN + 3)]
+    seen = [finding(f"Seen {i}.", bears=False) for i in range(MOST_SEEN_HERE + 1)]
+    (row,) = made(tmp_path, monkeypatch, *many, finding("It fits.", SUPPORTED), *seen).to_dict("records")
+    assert row["evidence"] == (
+        "".join(f"[{MEASURED}] Number {i}. " for i in range(MOST_WRITTEN))
+        + f"[{MEASURED}] 3 more. [{MEASURED}] It fits."
+    )
+    assert row["seen_here"].endswith(f"Seen 1. [{MEASURED}] 1 more.")
+    assert row["evidence_ids"] == "; ".join([*(f"cell-{i}" for i in range(MOST_WRITTEN)), "a"])
+
+
+def test_of_a_finding_that_sums_up_many_cells_some_are_named(tmp_path, monkeypatch):
+    many = finding("Many.", ids=tuple(f"cell-{i}" for i in range(MOST_IDS + 1)))
+    (row,) = made(tmp_path, monkeypatch, many).to_dict("records")
+    assert row["evidence_ids"] == "; ".join(f"cell-{i}" for i in range(MOST_IDS))
+
+
+def test_a_claim_without_evidence_or_rule_is_not_testable(tmp_path, monkeypatch):
+    table = made(tmp_path, monkeypatch, claims=[ONE, ONE | {"id": "two"}], test="another study")
+    assert table["claim_id"].tolist() == ["one", "two"]
+    assert table["verdict"].tolist() == [NOT_TESTABLE, NOT_TESTABLE]
+    assert table["would_test"].tolist() == ["another study", "a check in claims.yaml"]
+    assert table[["evidence", "evidence_ids"]].isna().all(axis=None)
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+
+def call(folder, *options):
+    return main(
+        ["--study", str(STUDY_FILE), "--tables", str(folder), "--out", str(folder / "claims.parquet"), *options]
+    )
+
+
+def test_the_command_writes_the_table_from_what_tables_there_are(tmp_path):
+    row = {"source": "published", "cell_id": "published/kv_blocks_l4_opt125m/1", "gpu": "L4", "explanation": "So."}
+    row |= {"model": "facebook/opt-125m", "gpu_memory_utilization": 0.5, "kv_cache_tokens_error_pct": 110.0}
+    row |= {"implied_overhead_bytes": 1.0e9, "predicted_overhead_bytes": 1.1e9}
+    capacity = pd.DataFrame([row]).reindex(columns=list(TABLE_SCHEMAS["capacity"].columns))
+    write_table(capacity, tmp_path / "capacity.parquet")
+    write_table(table(cell({"max_num_seqs": 1})), tmp_path / "cells.parquet")
+    assert call(tmp_path) == 0
+    found = read_table(tmp_path / "claims.parquet").set_index("claim_id")
+    assert found.loc["blocks-linear-in-utilization", "verdict"] == SUPPORTED
+    assert found.loc["capacity-of-an-l4", "verdict"] == CONTRADICTED
+    assert set(found["study"]) == {"published_claims"}
+    assert (tmp_path / "claims.csv").is_file()
+
+
+def test_another_folder_of_published_data_is_read(tmp_path):
+    other = republished(tmp_path, claims={"kv-of-llama-3-70b": {"kv_cache": 1.34}})
+    assert call(tmp_path, "--published", str(other.folder)) == 0
+    found = read_table(tmp_path / "claims.parquet").set_index("claim_id")
+    assert found.loc["kv-of-llama-3-70b", "verdict"] == SUPPORTED
+
+
+def test_bad_input_ends_with_2_and_one_message(tmp_path, capsys):
+    assert call(tmp_path, "--published", str(tmp_path / "none")) == 2
+    (tmp_path / "cells.parquet").write_text("?")
+    assert call(tmp_path) == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert "none/claims.yaml: No such" in first
+    assert "cells.parquet: not readable" in second
+
+
+def test_a_claim_without_what_its_rule_needs_is_refused(tmp_path, capsys):
+    other = republished(tmp_path)
+    entries = json.loads(json.dumps(yaml.safe_load((other.folder / "claims.yaml").read_text())))
+    for entry in entries:
+        entry["quantities"] = [q for q in entry["quantities"] if q["name"] != "kv_cache"] or entry["quantities"]
+    (other.folder / "claims.yaml").write_text(yaml.safe_dump(entries))
+    assert call(tmp_path, "--published", str(other.folder)) == 2
+    assert "no quantity 'kv_cache'" in capsys.readouterr().err

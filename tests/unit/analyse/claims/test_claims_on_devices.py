@@ -1,0 +1,85 @@
+"""Speed-ups of devices against the ratios of their bandwidths: with evidence for, against, and without evidence."""
+
+import math
+
+import pytest
+
+from tests.unit.analyse.claim_evidence import evidence, findings, judged
+from workflow_scripts.analyse.claims.evidence import COMPUTED, CONTRADICTED, NOT_TESTABLE, PUBLISHED, SUPPORTED
+
+
+def test_a_ratio_far_from_that_of_bandwidths_is_contradicted():
+    own, found = findings("h200-over-l40s", evidence())
+    assert (own.label, own.says) == (PUBLISHED, None)
+    assert "2.954x" in own.text
+    assert (found.label, found.says, found.scope) == (COMPUTED, CONTRADICTED, "H200 over L40S, by data sheets")
+    assert "bandwidths (5.56)" in found.text
+
+
+@pytest.mark.parametrize(("ratio", "verdict"), [(5.56, SUPPORTED), (6.1, SUPPORTED), (6.2, CONTRADICTED)])
+def test_a_ratio_within_10_percent_of_that_of_bandwidths_is_supported(ratio, verdict):
+    assert judged("h200-over-l40s", evidence(), throughput_ratio=ratio) == verdict
+
+
+def test_names_of_several_cards_leave_a_ratio_open_where_the_cards_disagree():
+    own, found = findings("h100-over-a100", evidence())
+    assert "2.111x" in own.text
+    assert found.says is None
+    near, _, far = found.text.partition("outside")
+    assert [text.count("over a100-pcie") for text in (near, far)] == [2, 4]
+    assert "h100-sxm over a100-pcie-40gb (2.15x)" in near
+    assert judged("h100-over-a100", evidence()) == NOT_TESTABLE
+
+
+def test_a_ratio_near_none_of_the_cards_is_contradicted():
+    *_, found = findings("h100-over-a100", evidence(), throughput_ratio=5.0)
+    assert (found.says, "of none;" in found.text) == (CONTRADICTED, True)
+
+
+def ratio(value, explanation, **columns):
+    names = {"gpu_a": "h200", "gpu_b": "l40s", "metric": "output_tokens_per_s", "engine": "vllm", "knobs": "bs16"}
+    names |= {"ratio_low": value * 0.99, "ratio_high": value * 1.01, "scope": "between starts on this device"}
+    return (
+        names
+        | {"ratio": value, "explanation": explanation, "compatible_with": None, "verdict_text": "It is so."}
+        | columns
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "explanation", "columns", "verdict"),
+    [
+        (5.5, "bandwidth", {}, SUPPORTED),
+        (5.5, "bandwidth, measured_bandwidth", {}, SUPPORTED),
+        (5.5, "flop, measured_bandwidth", {}, NOT_TESTABLE),  # not told apart
+        (5.5, "flop", {}, CONTRADICTED),
+        (5.5, "none", {}, CONTRADICTED),
+        (4.0, "bandwidth", {}, CONTRADICTED),  # another ratio than the published one
+        (4.0, "bandwidth", {"ratio_high": 5.6}, NOT_TESTABLE),
+        (5.5, "none", {"compatible_with": "measured_bandwidth, flop"}, NOT_TESTABLE),
+        (5.5, "none", {"compatible_with": "flop"}, CONTRADICTED),
+        (5.5, "bandwidth, expected", {}, SUPPORTED),
+        (5.5, "expected", {"compatible_with": "bandwidth"}, NOT_TESTABLE),
+        (5.5, "expected", {}, CONTRADICTED),
+        (5.5, "flop", {"cannot_show": "the weights stay in the cache"}, NOT_TESTABLE),
+        (5.5, None, {}, NOT_TESTABLE),
+        (5.5, "none", {"ratio_low": math.nan, "ratio_high": math.nan, "scope": None}, NOT_TESTABLE),
+    ],
+)
+def test_a_measured_ratio_must_be_the_published_one_and_follow_bandwidth(value, explanation, columns, verdict):
+    rows = [ratio(value, explanation, **columns)]
+    measured = findings("h200-over-l40s", evidence(ratios=rows), throughput_ratio=5.5)[-1]
+    assert measured.says == (None if verdict == NOT_TESTABLE else verdict)
+    assert measured.text.endswith(": It is so.")
+    assert measured.ids == ("h200/vllm/llama-3.1-8b-instruct/chat/bs16", "l40s/vllm/llama-3.1-8b-instruct/chat/bs16")
+
+
+@pytest.mark.parametrize("columns", [{"gpu_a": "h100-sxm"}, {"gpu_b": "cpu-all"}, {"model": "opt-125m"}])
+def test_other_pairs_of_devices_are_only_seen_here(columns):
+    found = findings("h200-over-l40s", evidence(ratios=[ratio(5.5, "bandwidth", **columns)]))[-1]
+    assert (found.bears, found.says) == (False, None)
+
+
+def test_total_rates_are_no_further_evidence():
+    of = evidence(ratios=[ratio(5.5, "bandwidth", metric="total_tokens_per_s")])
+    assert len(findings("h200-over-l40s", of)) == 2

@@ -1,0 +1,453 @@
+import math
+
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.unit.analyse.parsed_tables import requests, steps, write_parsed
+from tests.unit.analyse.synthetic_cells import cell, table
+from tests.unit.made_rates import made_rates
+from tests.unit.made_studies import fixed, write_study
+from workflow_scripts.analyse.cells.work import read_work
+from workflow_scripts.analyse.limits import limits
+from workflow_scripts.analyse.limits.limits import SCHEMA, limits_table, main, mark_invalid
+from workflow_scripts.analyse.tables import read_table, write_table
+from workflow_scripts.catalog.gpus_and_models import get_model
+from workflow_scripts.physics.layers import Experts
+from workflow_scripts.physics.model_facts import read_model_facts
+
+TINY = read_model_facts(get_model("tiny-llama-57m").config, "float32")
+
+# 24 requests of (prompt, output) that vLLM 0.32 served in 51 steps with at most 16 sequences at once, and what its
+# counters of estimated work grew by. No prefix was shared.
+CHAT = [
+    (28, 10), (30, 19), (21, 19), (24, 16), (39, 8), (30, 23), (45, 26), (23, 19), (36, 27), (24, 23), (29, 40),
+    (41, 43), (19, 33), (40, 11), (15, 20), (18, 18), (34, 20), (71, 16), (11, 33), (35, 15), (37, 12), (57, 17),
+    (34, 17), (27, 32),
+]  # fmt: skip
+CHAT_ESTIMATE = {"steps": 51, "estimated_read_bytes": 11_646_794_752, "estimated_flops": 131_419_643_904}
+SHARED_PREFIX = [(272, 8, 0)] + [(272, 8, 256)] * 23
+SHARED_PREFIX_ESTIMATE = {"steps": 16, "estimated_read_bytes": 4_528_078_848, "estimated_flops": 87_961_632_768}
+PREFIX_OFF_ESTIMATE = {"steps": 16, "estimated_read_bytes": 6_264_785_920, "estimated_flops": 719_932_096_512}
+
+
+def measured_device(folder, *rates, gpu="cpu-all", **changes):
+    made_rates(*rates, gpu=gpu, **changes).write(folder / f"{gpu}.json")
+
+
+class Parsed:
+    """A folder of parsed tables and device records, filled cell by cell."""
+
+    def __init__(self, folder):
+        self.folder, self.devices = folder / "parsed", folder / "devices"
+        self.devices.mkdir()
+        self.cells, self.requests, self.steps = [], {}, {}
+
+    def cell(
+        self, rows, knobs=None, wall_s=10.0, steps_taken=None, *, gpu="cpu-all", model="tiny-llama-57m", **columns
+    ):
+        """A cell of one repeat that served `rows` in `wall_s`; returns its id."""
+        output = sum(o for _, o, _ in rows)
+        total = output + sum(p for p, _, _ in rows)
+        made = cell(
+            knobs or {"max_num_seqs": 16},
+            (output / wall_s,),
+            gpu=gpu,
+            model=model,
+            **{"wall_s": wall_s, "total_tokens_per_s": total / wall_s} | columns,
+        )
+        cell_id = made[0]["cell_id"]
+        self.cells.append(made)
+        self.requests.setdefault(gpu, []).append(requests(cell_id, *rows))
+        self.steps.setdefault(gpu, []).append(steps(cell_id, steps_taken or 0))
+        return cell_id
+
+    def table(self):
+        for gpu, frames in self.requests.items():
+            write_parsed(self.folder / gpu, "requests", *frames)
+            write_parsed(self.folder / gpu, "steps", *self.steps[gpu])
+        return table(*self.cells)
+
+    def limits(self):
+        return limits_table(read_work(self.table(), self.folder), self.devices)
+
+
+@pytest.fixture
+def parsed(tmp_path):
+    return Parsed(tmp_path)
+
+
+def row(parsed, **where):
+    found, reasons = parsed.limits()
+    assert reasons == []
+    for name, value in where.items():
+        found = found[found[name] == value]
+    assert len(found) == 1
+    return found.iloc[0]
+
+
+# --- the engine's own estimate -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rows", "estimate", "flops_apart"),
+    [
+        ([(p, o, 0) for p, o in CHAT], CHAT_ESTIMATE, 0.003),
+        (SHARED_PREFIX, SHARED_PREFIX_ESTIMATE, 0.012),
+        # The estimate lets every prompt token look at all of its prompt's tokens.
+        ([(272, 8, 0)] * 24, PREFIX_OFF_ESTIMATE, 0.032),
+    ],
+)
+def test_work_agrees_with_what_the_engine_counted(parsed, rows, estimate, flops_apart):
+    measured_device(parsed.devices)
+    estimated = {name: estimate[name] for name in ("estimated_read_bytes", "estimated_flops")}
+    parsed.cell(rows, steps_taken=estimate["steps"], wall_s=10.0, **estimated)
+    found = row(parsed)
+    assert found["steps"] == estimate["steps"]
+    assert abs(found["engine_read_bytes_difference"]) < 0.0003
+    assert 0 < found["engine_flops_difference"] < flops_apart
+    assert found["engine_mbu"] == pytest.approx(estimate["estimated_read_bytes"] / 10 / 10e9)
+    assert found["engine_mfu"] == pytest.approx(estimate["estimated_flops"] / 10 / 100e9)
+    assert found["mbu"] == pytest.approx(found["read_bytes"] / 10 / 10e9)
+    assert found["mfu"] == pytest.approx(found["flops"] / 10 / 100e9)
+
+
+def test_work_is_that_of_the_model_and_the_steps_taken(parsed):
+    measured_device(parsed.devices)
+    parsed.cell([(10, 3, 0), (20, 1, 0)], steps_taken=5)
+    found = row(parsed)
+    kv = TINY.bytes_per_token() * (10 + 11)
+    assert found["read_bytes"] == 5 * TINY.decode_weight_bytes + kv
+    assert found["flops"] == TINY.request_flops(10, 3) + TINY.request_flops(20, 1)
+
+
+def test_the_experts_that_an_engine_told_take_the_place_of_those_expected(parsed):
+    measured_device(parsed.devices)
+    facts = read_model_facts(get_model("tiny-experts-57m").config, "float32")
+    hf = {"engine": "hf-static", "model": "tiny-experts-57m", "steps_taken": 3}
+    (experts, layers), *others = facts.of_kind(Experts)
+    assert not others
+    told = {"experts_touched_share": 0.625, "experts_touched_tokens": 4}
+    knobs = {"batch_size": 4, "cache_implementation": "dynamic"}
+    four = parsed.cell([(10, 3, 0)] * 4, knobs, **hf, **told)
+    alone = parsed.cell([(10, 3, 0)] * 4, knobs | {"cache_implementation": "static"}, **hf)
+    dense = parsed.cell([(10, 3, 0)] * 4, steps_taken=3)
+    found, reasons = parsed.limits()
+    assert reasons == []
+    of_four, of_other, of_dense = (found.set_index("cell_id").loc[name] for name in (four, alone, dense))
+    assert of_four["experts_touched_share"] == 0.625
+    assert of_four["experts_touched_share_uniform"] == 1 - (1 - experts.per_token / experts.count) ** 4
+    expected = 1 - (1 - experts.per_token / experts.count) ** 16  # 48 tokens in 3 steps
+    one_share = 4 * 3 * layers * 3 * facts.hidden * experts.intermediate * experts.count
+    assert of_other["read_bytes"] - of_four["read_bytes"] == pytest.approx(one_share * (expected - 0.625))
+    for row, names in ((of_other, ["", "_uniform"]), (of_dense, ["", "_uniform"])):
+        assert all(math.isnan(row[f"experts_touched_share{name}"]) for name in names)
+    assert of_dense["mbu"] > 0
+
+
+def test_several_devices_add_up_and_the_engine_estimates_for_each(parsed):
+    # 20 steps in 2 s: 0.3 TB and 2 PFLOP in all, of which each of four devices (4.8 TB/s, 989.5 TFLOP/s) has a part.
+    llama = {"gpu": "h200", "model": "llama-3.1-8b-instruct", "wall_s": 2.0, "steps_taken": 20}
+    ranks = {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}
+    alone = parsed.cell([(1000, 20, 0)], {}, **llama, estimated_read_bytes=3e11, estimated_flops=2e15)
+    four = parsed.cell([(1000, 20, 0)], ranks, **llama, estimated_read_bytes=0.75e11, estimated_flops=0.5e15)
+    found, reasons = parsed.limits()
+    assert reasons == []
+    of_one, of_four = (found.set_index("cell_id").loc[name] for name in (alone, four))
+    assert of_one["engine_mbu"] == pytest.approx(0.3 / 2 / 4.8)
+    assert of_four["engine_mbu"] == pytest.approx(0.3 / 2 / 4.8 / 4)
+    assert of_one["engine_mfu"] == pytest.approx(2000 / 2 / 989.5)
+    assert of_four["engine_mfu"] == pytest.approx(2000 / 2 / 989.5 / 4)
+    for name in ("mbu", "mfu"):
+        assert of_four[name] == pytest.approx(of_one[name] / 4)
+    for name in ("read_bytes", "flops", "engine_read_bytes_difference", "engine_flops_difference"):
+        assert of_four[name] == pytest.approx(of_one[name])
+
+
+def test_ranks_on_a_cpu_share_its_bandwidth(parsed):
+    measured_device(parsed.devices)
+    alone = parsed.cell([(10, 3, 0)], {}, steps_taken=5, estimated_read_bytes=4e8)
+    two = parsed.cell([(10, 3, 0)], {"tensor_parallel_size": 2}, steps_taken=5, estimated_read_bytes=2e8)
+    found, _ = parsed.limits()
+    of_one, of_two = (found.set_index("cell_id").loc[name] for name in (alone, two))
+    for name in ("mbu", "mfu", "engine_mbu", "output_tokens_per_s_ceiling"):
+        assert of_two[name] == pytest.approx(of_one[name])
+
+
+def test_without_steps_or_estimates_there_is_no_bandwidth_utilization(parsed):
+    measured_device(parsed.devices)
+    parsed.cell([(10, 3, 0)], {"page_size": 32, "num_blocks": 8, "max_batch_tokens": 64}, engine="hf-continuous")
+    found = row(parsed)
+    assert math.isnan(found["mbu"])
+    assert math.isnan(found["engine_mbu"])
+    assert math.isnan(found["engine_flops_difference"])
+    assert found["mfu"] > 0
+
+
+# --- ceilings ----------------------------------------------------------------------------------------------------
+
+
+def test_ceilings_count_output_tokens_or_all_tokens_over_the_same_time(parsed):
+    measured_device(parsed.devices)
+    parsed.cell([(10, 3, 0)] * 4)
+    found = row(parsed)
+    memory_s = (3 * TINY.decode_weight_bytes + 4 * 21 * TINY.bytes_per_token()) / 10e9
+    arithmetic_s = 4 * TINY.request_flops(10, 3) / 100e9
+    assert found["output_tokens_per_s_ceiling_memory"] == pytest.approx(12 / memory_s)
+    assert found["total_tokens_per_s_ceiling_memory"] == pytest.approx(52 / memory_s)
+    assert found["output_tokens_per_s_ceiling_arithmetic"] == pytest.approx(12 / arithmetic_s)
+    assert found["total_tokens_per_s_ceiling_arithmetic"] == pytest.approx(52 / arithmetic_s)
+    assert found["wall_s_min"] == pytest.approx(max(memory_s, arithmetic_s))
+    assert found["output_tokens_per_s_ceiling"] == pytest.approx(12 / max(memory_s, arithmetic_s))
+    assert found["total_tokens_per_s_ceiling"] == pytest.approx(52 / max(memory_s, arithmetic_s))
+    assert (found["memory_bandwidth_bytes_per_s"], found["flop_per_s"]) == (10e9, 100e9)
+    assert (found["sequences_max"], found["steps_min"], found["output_tokens_per_step_max"]) == (4, 3, 4)
+    assert found["steps_bound_by"] == "requests"
+    assert found["source"] == "predicted"
+
+
+def test_each_phase_has_what_binds_it(parsed):
+    # 90 operations a byte: above what a step of one token needs, below that of a prompt of 200 tokens.
+    measured_device(parsed.devices, flop_per_s=900e9)
+    parsed.cell([(200, 50, 0)])
+    found = row(parsed)
+    assert found["prefill_bound_by"] == "arithmetic"
+    assert found["decode_bound_by"] == found["bound_by"] == "memory bandwidth"
+    assert found["prefill_arithmetic_s"] == pytest.approx(TINY.prefill_flops(200) / 900e9)
+
+
+def test_a_gpu_has_a_row_for_each_source_of_rates(parsed):
+    measured_device(parsed.devices, 4e12, 700e12, "bf16", gpu="h200", last_level_cache_bytes=0)
+    parsed.cell([(100, 20, 0)], {"max_num_seqs": 1}, gpu="h200", model="llama-3.1-8b-instruct")
+    datasheet, measured = row(parsed, rates="datasheet"), row(parsed, rates="measured")
+    assert datasheet["memory_bandwidth_bytes_per_s"] == 4.8e12
+    assert measured["memory_bandwidth_bytes_per_s"] == 4e12
+    assert measured["wall_s_min"] == pytest.approx(datasheet["wall_s_min"] * 1.2, rel=0.01)
+    assert (datasheet["tolerance"], measured["tolerance"]) == (0, 0.25)
+
+
+def test_weights_in_the_cache_leave_only_arithmetic_as_a_ceiling(parsed):
+    measured_device(parsed.devices, last_level_cache_bytes=10**9)
+    parsed.cell([(10, 3, 0)] * 4)
+    found = row(parsed)
+    assert found["weights_fit_cache"]
+    assert found["read_bytes_per_s"] == found["memory_bandwidth_bytes_per_s"]
+    assert math.isnan(found["output_tokens_per_s_ceiling_memory"])
+    assert found["output_tokens_per_s_ceiling"] == found["output_tokens_per_s_ceiling_arithmetic"]
+    assert found["bound_by"] == "arithmetic"
+
+
+def test_the_measured_rate_of_the_cache_is_a_ceiling_of_its_own(parsed):
+    measured_device(
+        parsed.devices,
+        last_level_cache_bytes=10**9,
+        read_bytes_per_s_by_size={2**22: 40e9, 2**26: 20e9, 2**30: 10e9},
+        flop_per_s=1e15,
+    )
+    parsed.cell([(10, 3, 0)] * 4, steps_taken=3, wall_s=1.0)
+    found = row(parsed)
+    assert found["weights_fit_cache"]
+    assert (found["read_bytes_per_s"], found["memory_bandwidth_bytes_per_s"]) == (20e9, 10e9)
+    assert (found["bound_by"], found["decode_bound_by"]) == ("cache bandwidth", "cache bandwidth")
+    kv = (10 + 11) * 4 * TINY.bytes_per_token()
+    assert found["output_tokens_per_s_ceiling_memory"] == pytest.approx(12 * 20e9 / (3 * TINY.decode_weight_bytes + kv))
+    assert found["mbu"] == pytest.approx((3 * TINY.decode_weight_bytes + kv) / 20e9)
+    assert not found["exceeds"]
+
+
+def test_knobs_reach_the_ceilings(parsed):
+    llama = {"gpu": "h200", "model": "llama-3.1-8b-instruct"}
+    plain = parsed.cell([(1000, 20, 0)], {"max_num_seqs": 8}, **llama)
+    awq = parsed.cell([(1000, 20, 0)], {"max_num_seqs": 8, "quantization": "awq"}, **llama)
+    fp8 = parsed.cell([(1000, 20, 0)], {"max_num_seqs": 8, "kv_cache_dtype": "fp8"}, **llama)
+    two = parsed.cell([(1000, 20, 0)], {"max_num_seqs": 8, "tensor_parallel_size": 2}, **llama)
+    found, reasons = parsed.limits()
+    assert reasons == []
+    times = found.set_index("cell_id")["decode_memory_s"]
+    assert times[two] == pytest.approx(times[plain] / 2)
+    facts = read_model_facts(get_model("llama-3.1-8b-instruct").config, "bfloat16")
+    kv_tokens = 19 * 1000 + 19 * 18 / 2
+    assert times[plain] - times[fp8] == pytest.approx(kv_tokens * facts.bytes_per_token() / 2 / 4.8e12)
+    small = read_model_facts(get_model("llama-3.1-8b-instruct").config, "bfloat16", "awq")
+    fewer = 19 * (facts.decode_weight_bytes - small.decode_weight_bytes)
+    assert times[plain] - times[awq] == pytest.approx(fewer / 4.8e12)
+    rates = found.set_index("cell_id")["flop_per_s"]
+    assert rates[plain] == 989.5e12
+    assert rates[awq] == rates[fp8] == 1979e12
+
+
+# --- verdicts ----------------------------------------------------------------------------------------------------
+
+
+def limits_of(parsed, factor, source="measured"):
+    """Limits of a cell that is `factor` times as fast as its ceiling."""
+    rows = [(1, 101, 0)] * 2
+    gpu, model = ("cpu-all", "tiny-llama-57m") if source == "measured" else ("h200", "llama-3.1-8b-instruct")
+    measured_device(parsed.devices, flop_per_s=1e15)
+    probe = Parsed(parsed.folder.parent / "devices")
+    probe.devices = parsed.devices
+    probe.cell(rows, gpu=gpu, model=model)
+    wall_s = row(probe, rates=source)["wall_s_min"] / factor
+    parsed.cell(rows, wall_s=wall_s, gpu=gpu, model=model)
+    return row(parsed, rates=source)
+
+
+@pytest.mark.parametrize(
+    ("source", "factor", "exceeds"),
+    [("datasheet", 0.999, False), ("datasheet", 1.001, True), ("measured", 1.249, False), ("measured", 1.251, True)],
+)
+def test_a_value_above_its_ceiling_is_told(parsed, source, factor, exceeds):
+    found = limits_of(parsed, factor, source)
+    assert found["factor"] == pytest.approx(factor)
+    assert found["exceeds"] == exceeds
+    assert ("memory bandwidth" in str(found["ceiling_broken"])) == exceeds
+
+
+def test_rates_that_were_disturbed_call_nothing_impossible(parsed):
+    measured_device(parsed.devices, flop_per_s=1e3, host_load={"cpu_others_pct": 50.0})
+    parsed.cell([(1, 101, 0)] * 2, wall_s=0.001)
+    found = row(parsed)
+    assert found["factor"] > 100
+    assert found["tolerance"] == float("inf")
+    assert not found["exceeds"]
+
+
+def judged(**columns):
+    columns = {"total_tokens_per_s": 1.0, "total_tokens_per_s_ceiling": 10.0, "bound_by": "arithmetic"} | columns
+    return limits._verdict(pd.DataFrame(columns))
+
+
+def test_a_value_at_its_ceiling_is_possible():
+    found = judged(
+        rates=["datasheet", "measured", "datasheet"],
+        tolerance=[0.0, 0.25, 0.0],
+        output_tokens_per_s=[10.0, 12.5, 1.0],
+        output_tokens_per_s_ceiling=10.0,
+        total_tokens_per_s=[1.0, 1.0, 15.0],
+    )
+    assert found["exceeds"].tolist() == [False, False, True]
+    assert found["factor"].tolist() == [1.0, 1.25, 1.5]
+    assert found["ceiling_broken"].isna().tolist() == [True, True, False]
+    assert found["ceiling_broken"][2] == "total_tokens_per_s: arithmetic of the data sheet"
+
+
+def test_without_a_ceiling_nothing_is_broken():
+    unknown = {"output_tokens_per_s_ceiling": math.nan, "total_tokens_per_s_ceiling": math.nan, "bound_by": None}
+    found = judged(rates=["measured"], tolerance=0.25, output_tokens_per_s=10.0, **unknown)
+    assert found["exceeds"].tolist() == [False]
+    assert math.isnan(found["factor"][0])
+
+
+def test_marking_a_cell_invalid_keeps_its_values_and_leaves_the_others():
+    broken = cell({"max_num_seqs": 1}, (10.0, 30.0, 20.0))
+    fine = cell({"max_num_seqs": 2}, (10.0,))
+    late = cell({"max_num_seqs": 4}, (99.0,), outcome="timeout", reason="too slow")
+    published = cell({"max_num_seqs": 1}, (10.0,), source="measured elsewhere")
+    cells = table(broken, fine, late, published)
+    found = pd.DataFrame(
+        {
+            "cell_id": [broken[0]["cell_id"]] * 3 + [fine[0]["cell_id"], late[0]["cell_id"]],
+            "start": 1,
+            "repeat": pd.array([0, 1, 2, 0, 0], dtype="Int64"),
+            "factor": [0.9, 3.14159, 2.0, 1.1, 9.0],
+            "exceeds": pd.array([False, True, True, False, True], dtype="boolean"),
+            "ceiling_broken": pd.array([None, "this one", "that one", None, "another"], dtype="string"),
+        }
+    )
+    marked = mark_invalid(cells, found)
+    assert marked["outcome"].tolist() == ["invalid"] * 3 + ["ok", "timeout", "ok"]
+    reason = "repeat 1 is 3.14 times its ceiling on this one"
+    assert marked["reason"].fillna("").tolist() == [reason] * 3 + ["", "too slow", ""]
+    unchanged = [name for name in cells.columns if name not in ("outcome", "reason")]
+    pd.testing.assert_frame_equal(marked[unchanged], cells[unchanged])
+    assert "repeat 1 of start 2" in mark_invalid(cells, found.assign(start=2))["reason"][0]
+
+
+def test_nothing_broken_changes_nothing():
+    cells = table(cell({"max_num_seqs": 1}))
+    none = pd.DataFrame({name: pd.Series(dtype=str(column.dtype)) for name, column in SCHEMA.columns.items()})
+    pd.testing.assert_frame_equal(mark_invalid(cells, none), cells)
+
+
+# --- what has no limits ------------------------------------------------------------------------------------------
+
+
+def test_a_device_without_rates_is_said_once(parsed):
+    parsed.cell([(10, 3, 0)])
+    parsed.cell([(10, 3, 0)], {"max_num_seqs": 4})
+    found, (reason,) = parsed.limits()
+    assert found.empty
+    assert "limits on cpu-all" in reason
+
+
+def test_a_model_without_facts_is_said(parsed):
+    measured_device(parsed.devices)
+    parsed.cell([(10, 3, 0)], {"max_num_seqs": 1, "quantization": "compressed-tensors"})
+    parsed.cell([(10, 3, 0)], {"max_num_seqs": 2})
+    found, (reason,) = parsed.limits()
+    assert len(found) == 1
+    assert reason.startswith("no limits of tiny-llama-57m: ")
+    assert "quantization 'compressed-tensors' is not supported" in reason
+
+
+def test_no_work_is_an_empty_table(tmp_path):
+    found, reasons = limits_table(pd.DataFrame(), tmp_path)
+    assert list(found.columns) == list(SCHEMA.columns)
+    assert (len(found), reasons) == (0, [])
+
+
+# --- the command -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def study(tmp_path):
+    return write_study(tmp_path, {"gpu": "cpu-all", "model": "tiny-llama-57m"}, workloads={"chat": fixed()})
+
+
+def run(parsed, study, out):
+    cells = out.parent / "cells.parquet"
+    write_table(parsed.table(), cells)
+    folders = ["--parsed", str(parsed.folder), "--devices", str(parsed.devices)]
+    outs = ["--out", str(out), "--checked-out", str(out.parent / "checked" / "cells.parquet")]
+    return main(["--study", str(study), "--cells", str(cells), *folders, *outs])
+
+
+def test_the_command_writes_the_table_of_the_studys_own_cells(parsed, study, tmp_path, capsys):
+    measured_device(parsed.devices)
+    second = parsed.cell([(10, 3, 0)], {"max_num_seqs": 2}, steps_taken=3)
+    first = parsed.cell([(10, 3, 0)], {"max_num_seqs": 1}, steps_taken=3)
+    parsed.cell([(10, 3, 0)], {"max_num_seqs": 3}, study="another")
+    parsed.cell([(10, 3, 0)], {"max_num_seqs": 4}, source="measured elsewhere")
+    out = tmp_path / "limits.parquet"
+    assert run(parsed, study, out) == 0
+    assert capsys.readouterr().err == ""
+    found = read_table(out)
+    assert found["cell_id"].tolist() == [first, second]
+    assert list(found.columns) == list(SCHEMA.columns)
+    assert pd.read_csv(out.with_suffix(".csv"))["steps"].tolist() == [3, 3]
+
+
+def test_the_command_says_what_has_no_limits(parsed, study, tmp_path, capsys):
+    parsed.cell([(10, 3, 0)])
+    out = tmp_path / "limits.parquet"
+    assert run(parsed, study, out) == 0
+    assert "no limits on cpu-all" in capsys.readouterr().err
+    assert read_table(out).empty
+    checked = read_table(out.parent / "checked" / "cells.parquet")
+    assert checked["outcome"].tolist() == parsed.table()["outcome"].tolist()
+
+
+@settings(max_examples=25)
+@given(
+    st.lists(st.tuples(st.integers(1, 500), st.integers(1, 100), st.integers(0, 499)), min_size=1, max_size=8),
+    st.integers(1, 8),
+)
+def test_more_sequences_never_lower_a_ceiling(tmp_path_factory, rows, allowed):
+    parsed = Parsed(tmp_path_factory.mktemp("study"))
+    measured_device(parsed.devices)
+    rows = [(p, o, min(c, p - 1)) for p, o, c in rows]
+    few = parsed.cell(rows, {"max_num_seqs": allowed})
+    more = parsed.cell(rows, {"max_num_seqs": allowed + 1})
+    found = parsed.limits()[0].set_index("cell_id")["output_tokens_per_s_ceiling"]
+    assert found[more] >= found[few] * (1 - 1e-12)

@@ -1,0 +1,383 @@
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from tests.unit.analyse.synthetic_cells import around, cell, only, starts_table
+from tests.unit.analyse.synthetic_starts import as_ratio
+from tests.unit.made_rates import rates_record
+from workflow_scripts.analyse.limits.ratios import (
+    PUBLISHED_COLUMNS,
+    SCHEMA,
+    device_ratios,
+    device_records,
+    main,
+    measured_devices,
+    published_ratios,
+    published_readings,
+)
+from workflow_scripts.analyse.tables import read_table, write_table
+from workflow_scripts.catalog.gpus_and_models import CatalogError, get_gpu
+from workflow_scripts.device.device_rates import DeviceRatesError
+
+CHECKOUT = Path(__file__).parents[4]
+DEMO = CHECKOUT / "config" / "studies" / "demo.yaml"
+LAB = CHECKOUT / "config" / "published" / "paged_attention_lab_max_num_seqs.csv"
+
+
+def ratios(*cells, measured=None, metric="output_tokens_per_s"):
+    found = SCHEMA.validate(device_ratios(starts_table(*cells), measured))
+    return found[found["metric"] == metric].reset_index(drop=True)
+
+
+SEQS = {"max_num_seqs": 16}
+
+
+# --- which cells are compared
+
+
+def test_devices_are_compared_on_the_same_settings_alone():
+    found = ratios(
+        *(cell({"max_num_seqs": n}, around(100 * n)) for n in (1, 4, 16)),
+        *(cell({"max_num_seqs": n}, around(50 * n), gpu="l40s") for n in (1, 16, 64)),
+    )
+    assert found[["gpu_a", "gpu_b", "knobs"]].values.tolist() == [["h200", "l40s", "seqs1"], ["h200", "l40s", "seqs16"]]
+    assert found["ratio"].tolist() == pytest.approx([2, 2])
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"model": "opt-125m"},
+        {"workload": "long"},
+        {"study": "other"},
+        {"source": "measured elsewhere"},
+        {"lock_sha256": "f00"},
+        {"processor": "another one"},
+        {"outcome": "timeout"},
+        {"comparable": False},
+        {"gpu": "h200"},
+    ],
+)
+def test_cells_that_differ_in_more_than_the_device_are_not(other):
+    assert ratios(cell(SEQS), cell(SEQS, **({"gpu": "l40s"} | other))).empty
+
+
+def test_every_pair_of_devices():
+    found = ratios(*(cell(SEQS, around(rate), gpu=gpu) for gpu, rate in (("l40s", 1), ("h200", 3), ("h100-sxm", 2))))
+    pairs = sorted(found[["gpu_a", "gpu_b"]].values.tolist())
+    assert pairs == [["h100-sxm", "l40s"], ["h200", "h100-sxm"], ["h200", "l40s"]]
+
+
+def test_the_faster_device_over_all_they_share_is_first_in_every_row():
+    found = ratios(
+        *(cell({"max_num_seqs": n}, around(rate)) for n, rate in ((1, 100), (4, 100))),
+        *(cell({"max_num_seqs": n}, around(rate), gpu="l40s") for n, rate in ((1, 110), (4, 50))),
+    )
+    assert found["gpu_a"].tolist() == ["h200", "h200"]
+    assert found["ratio"].tolist() == pytest.approx([100 / 110, 2])
+
+
+def test_of_equals_the_first_in_the_alphabet_is_first():
+    found = only(ratios(cell(SEQS, around(10), gpu="l40s"), cell(SEQS, around(10), gpu="h200")))
+    assert (found["gpu_a"], found["gpu_b"], found["ratio"]) == ("h200", "l40s", 1)
+
+
+def test_no_pairs_no_rows():
+    assert device_ratios(starts_table(cell(SEQS))).columns.tolist() == list(SCHEMA.columns)
+    assert ratios(cell(SEQS)).empty
+
+
+# --- the numbers
+
+
+def test_observed_ratio_with_its_interval_within_rounds_for_both_metrics():
+    cells = (
+        cell(SEQS, [300.0, 310.0, 305.0], total_tokens_per_s=[900.0, 930.0, 915.0]),
+        cell(SEQS, [100.0, 99.0, 98.0], gpu="l40s", total_tokens_per_s=[250.0, 249.0, 255.0]),
+    )
+    for metric, a, b in (
+        ("output_tokens_per_s", [300.0, 310.0, 305.0], [100.0, 99.0, 98.0]),
+        ("total_tokens_per_s", [900.0, 930.0, 915.0], [250.0, 249.0, 255.0]),
+    ):
+        found = only(ratios(*cells, metric=metric))
+        # Rounds of two GPUs are not the same, and one cell of each does not show how rounds differ from starts.
+        interval = stats.ttest_ind(np.log(a), np.log(b)).confidence_interval(0.95)
+        assert found["ratio"] == pytest.approx(stats.gmean(a) / stats.gmean(b))
+        assert (found["ratio_low"], found["ratio_high"]) == pytest.approx(as_ratio(interval))
+        assert (found["repeats_a"], found["repeats_b"], found["starts"]) == (3, 3, 3)
+        assert found["scope"] == "between starts on this device"
+
+
+def test_ratios_of_the_data_sheets_beside_it():
+    found = only(ratios(cell(SEQS, around(295)), cell(SEQS, around(100), gpu="l40s")))
+    assert found["bandwidth_ratio"] == pytest.approx(4.8e12 / 864e9)
+    assert found["flop_ratio"] == pytest.approx(989.5 / 362.05)
+    assert found[["measured_bandwidth_ratio", "measured_flop_ratio", "kv_tokens_ratio"]].isna().all()
+    assert (found["explanation"], found["support"], found["nearest"]) == ("flop", "shown", "flop")
+    assert found["nearest_difference_pct"] == pytest.approx(100 * (2.95 / (989.5 / 362.05) - 1))
+
+
+def test_without_an_interval_nothing_is_shown_to_explain_a_measured_ratio():
+    two_modes = [250.0, 331.0, 251.0, 330.0, 250.5, 330.5]
+    found = only(ratios(cell(SEQS, two_modes), cell(SEQS, [*around(100), *around(100, turn=1)], gpu="l40s")))
+    assert math.isnan(found["ratio_low"])
+    assert (found["explanation"], found["support"], found["nearest"]) == ("none", "near", "flop")
+
+
+def test_the_flop_rate_is_that_of_the_models_dtype():
+    cells = (cell(SEQS, model="opt-125m"), cell(SEQS, gpu="rtx4090", model="opt-125m"))
+    assert only(ratios(*cells))["flop_ratio"] == pytest.approx(989.5 / 330.3)
+
+
+def test_quantised_weights_and_unknown_names_have_no_flop_ratio():
+    awq = {"quantization": "awq"}
+    found = ratios(cell(awq), cell(awq, gpu="l40s"), cell(SEQS), cell(SEQS, gpu="l40s"))
+    assert found.set_index("knobs")["flop_ratio"].to_dict() == {
+        "quantawq": pytest.approx(math.nan, nan_ok=True),
+        "seqs16": pytest.approx(2.733, abs=1e-3),
+    }
+    assert found["bandwidth_ratio"].notna().all()
+    strange = only(ratios(cell(SEQS, model="mine"), cell(SEQS, gpu="l40s", model="mine")))
+    assert math.isnan(strange["flop_ratio"])
+    assert strange["bandwidth_ratio"] == pytest.approx(5.556, abs=1e-3)
+    elsewhere = only(ratios(cell(SEQS, gpu="abc"), cell(SEQS, gpu="l40s")))
+    assert math.isnan(elsewhere["bandwidth_ratio"])
+    assert pd.isna(elsewhere["explanation"])
+
+
+def test_measured_rates_beside_it():
+    h200, l40s = get_gpu("h200"), get_gpu("l40s")
+    measured = {
+        "h200": h200.model_copy(update={"memory_bandwidth_bytes_per_s": 4e12, "dense_flop_per_s": {"bf16": 7e14}}),
+        "l40s": l40s.model_copy(update={"memory_bandwidth_bytes_per_s": 8e11, "dense_flop_per_s": {"bf16": 2e14}}),
+    }
+    cells = cell(SEQS, around(5)), cell(SEQS, around(1), gpu="l40s")
+    found = only(ratios(*cells, measured=measured))
+    assert (found["measured_bandwidth_ratio"], found["measured_flop_ratio"]) == pytest.approx((5, 3.5))
+    assert found["explanation"] == "measured_bandwidth"
+    one = only(ratios(*cells, measured={"h200": h200}))
+    assert math.isnan(one["measured_bandwidth_ratio"])
+
+
+def test_shares_of_decoding_are_means_over_repeats():
+    fast = cell(SEQS, around(2), prefill_s_mean=[1.0, 2.0, 3.0], decode_s_mean=[5.0, 6.0, 7.0])
+    slow = cell(SEQS, around(1), gpu="l40s", prefill_s_mean=0.1, decode_s_mean=0.3)
+    found = only(ratios(fast, slow))
+    assert (found["decode_share_a"], found["decode_share_b"]) == pytest.approx((6 / 8, 0.75))
+    assert "75 % and 75 %" in found["verdict_text"]
+    assert math.isnan(only(ratios(fast, cell(SEQS, around(1), gpu="l40s", decode_s_mean=0.3)))["decode_share_b"])
+
+
+@pytest.mark.parametrize(
+    ("preempted", "explanation"), [((0, 0), "none"), ((3, 0), "kv_capacity"), ((0, 3), "kv_capacity")]
+)
+def test_capacity_explains_only_where_it_bound(preempted, explanation):
+    a = cell(SEQS, around(2), kv_cache_tokens=2000, preemptions=preempted[0], running_peak=16)
+    b = cell(SEQS, around(1), gpu="l40s", kv_cache_tokens=1000, preemptions=preempted[1], running_peak=16)
+    found = only(ratios(a, b))
+    assert found["kv_tokens_ratio"] == 2
+    assert found["explanation"] == explanation
+    limits = {0: "sequences", 3: "kv_blocks"}
+    assert (found["bound_by_a"], found["bound_by_b"]) == tuple(limits[n] for n in preempted)
+
+
+def test_without_repeats_there_is_no_interval():
+    assert math.isnan(only(ratios(cell(SEQS, [2.0]), cell(SEQS, [1.0], gpu="l40s")))["ratio_low"])
+
+
+def test_a_verdict_in_words():
+    found = only(ratios(cell(SEQS, around(5556, 0.0)), cell(SEQS, around(1000, 0.0001), gpu="l40s")))
+    assert found["verdict_text"] == (
+        f"h200 makes 5.56 times the output tokens/s of l40s (95 % interval {found['ratio_low']:.3g} to"
+        f" {found['ratio_high']:.3g}, between starts on this device). It is shown to be within 10 % of the ratio of"
+        " memory bandwidths (5.56). It does not support FLOP rates (2.73)."
+    )
+
+
+# --- published numbers
+
+
+@pytest.fixture(scope="module")
+def lab():
+    return published_ratios(pd.read_csv(LAB))
+
+
+def reading(found, a, b):
+    return only(found[(found["gpu_a"] == a) & (found["gpu_b"] == b)])
+
+
+def test_h200_over_l40s_was_not_the_bandwidth_ratio(lab):
+    found = reading(lab, "h200", "l40s")
+    assert found["ratio"] == pytest.approx(2.95, abs=0.01)
+    assert (found["bandwidth_ratio"], found["flop_ratio"]) == pytest.approx((5.56, 2.73), abs=0.005)
+    assert (found["explanation"], found["support"]) == ("flop", "near")
+    assert "8.1 % above" in found["verdict_text"]
+
+
+def test_h100_over_a100_depends_on_which_cards_are_meant(lab):
+    found = lab[(lab["label_a"] == "H100") & (lab["label_b"] == "A100 PCIe")]
+    assert len(found) == 6
+    of_40gb, of_80gb = (reading(found, "h100-sxm", f"a100-pcie-{size}gb") for size in (40, 80))
+    assert (of_40gb["bandwidth_ratio"], of_80gb["bandwidth_ratio"]) == pytest.approx((2.154, 1.731), abs=1e-3)
+    assert (of_40gb["explanation"], of_80gb["explanation"]) == ("bandwidth", "none")
+    assert "from 1.05 to 2.51" in of_80gb["verdict_text"]
+
+
+def test_the_claimed_2_16_is_the_bandwidth_ratio_of_one_reading_only():
+    found = {(r["gpu_a"], r["gpu_b"]): r for r in published_readings("H100", "A100 PCIe", 2.16, "bfloat16")}
+    assert found["h100-sxm", "a100-pcie-40gb"]["explanation"] == "bandwidth"
+    assert found["h100-sxm", "a100-pcie-80gb"]["explanation"] == "none"
+    assert found["h100-sxm", "a100-pcie-80gb"]["nearest_difference_pct"] == pytest.approx(24.8, abs=0.05)
+    assert all(math.isnan(r["ratio_low"]) and math.isnan(r["ratio_high"]) for r in found.values())
+    assert {r["source"] for r in found.values()} == {"published"}
+
+
+def test_published_tables_give_a_row_for_each_pair_of_names_and_reading(lab):
+    assert lab.columns.tolist() == list(PUBLISHED_COLUMNS)
+    counts = lab.groupby(["label_a", "label_b"]).size().to_dict()
+    assert counts == {
+        ("H200", "H100"): 3,
+        ("H200", "A100 PCIe"): 2,
+        ("H200", "L40S"): 1,
+        ("H100", "A100 PCIe"): 6,
+        ("H100", "L40S"): 3,
+        ("A100 PCIe", "L40S"): 2,
+    }
+    assert set(lab["settings"]) == {5}
+    assert (lab["ratio"] >= 1).all()
+
+
+def published(**rates):
+    rows = [
+        (gpu, seqs, rate, gpu == "L4") for gpu, r in rates.items() for seqs, rate in zip((1, 4, 16), r, strict=False)
+    ]
+    return pd.DataFrame(rows, columns=["gpu", "seqs", "rate", "approximate"])
+
+
+def test_published_ratios_are_geometric_means_over_shared_settings():
+    frame = published(L40S=[10.0, 10.0], H200=[20.0, 45.0, 1.0])
+    found = only(published_ratios(frame, value="rate", setting="seqs"))
+    assert (found["label_a"], found["label_b"], found["settings"]) == ("H200", "L40S", 2)
+    assert (found["ratio"], found["ratio_min"], found["ratio_max"]) == pytest.approx((3.0, 2.0, 4.5))
+    assert not found["approximate"]
+    fp8 = published_ratios(published(H200=[2.0], L4=[1.0]), value="rate", setting="seqs", dtype="float32")
+    assert only(fp8)["flop_ratio"] == pytest.approx(494.5 / 60)
+    assert only(fp8)["approximate"]
+
+
+def test_names_without_a_shared_setting_are_not_compared():
+    frame = published(L40S=[10.0], H200=[20.0])
+    frame.loc[1, "seqs"] = 4
+    assert published_ratios(frame, value="rate", setting="seqs").empty
+
+
+def test_an_unknown_name_is_an_error():
+    with pytest.raises(CatalogError, match="unknown GPU 'H999'"):
+        published_ratios(published(H999=[1.0], H200=[2.0]), value="rate", setting="seqs")
+
+
+# --- measured rates of devices
+
+
+def record(**changes):
+    rates = {"read_bytes_per_s": 4e12, "copy_bytes_per_s": 3e12}
+    return rates_record(2e12, 7e14, "bf16", **{"gpu": "h200", "threads": None, **rates} | changes)
+
+
+def test_records_of_devices_stand_in_for_data_sheets(tmp_path):
+    (tmp_path / "h200.json").write_text(json.dumps(record()))
+    (tmp_path / "unknown.json").write_text("{}")
+    found = measured_devices(device_records(tmp_path))
+    assert list(found) == ["h200"]
+    assert found["h200"].memory_bandwidth_bytes_per_s == 4e12
+    assert found["h200"].peak_flop_per_s("bfloat16") == 7e14
+    assert found["h200"].peak_flop_per_s("float16") is None
+    assert device_records(tmp_path / "nowhere") == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("{", "not JSON: "),
+        (json.dumps(record(matmul_flop_per_s={"bf16": "fast"})), r"matmul_flop_per_s\.bf16: [^\n]+$"),
+    ],
+)
+def test_a_damaged_record_is_named(tmp_path, text, fault):
+    (tmp_path / "h200.json").write_text(text)
+    with pytest.raises(DeviceRatesError, match=rf"^.*h200\.json: {fault}"):
+        device_records(tmp_path)
+
+
+SMALL_CACHE = {"last_level_cache_bytes": 2**25}
+BUSY = {"host_load": {"cpu_steal_pct": 40.0, "cpu_others_pct": 8.0}}
+ALIKE = {"copy_bytes_per_s": 12.6e9, "read_bytes_per_s": 12.6e9}
+
+
+def of_processors(folder, ratio, one, both):
+    """The row of two processor devices with a last-level cache of 480 MiB, of which `both` reads and computes twice."""
+    for gpu, scale, changes in (("cpu-1core", 1, one), ("cpu-all", 2, both)):
+        rates = {"copy_bytes_per_s": scale * 12e9, "read_bytes_per_s": scale * 12e9, "threads": scale, "gpu": gpu}
+        rates |= {"matmul_flop_per_s": {"fp32": 1.94e11 if scale > 1 else 1e11}, "last_level_cache_bytes": 480 * 2**20}
+        rates |= {"read_bytes_per_s_by_size": {2**22: 80e9}} | changes
+        (folder / f"{gpu}.json").write_text(json.dumps(record(**rates)))
+    cpu = {"model": "tiny-llama-57m", "processor": "Intel Xeon: avx2"}
+    pair = cell(SEQS, around(ratio), gpu="cpu-all", **cpu), cell(SEQS, around(1), gpu="cpu-1core", **cpu)
+    known = device_records(folder)
+    return device_ratios(starts_table(*pair), measured_devices(known), known).iloc[0]
+
+
+@pytest.mark.parametrize(
+    ("of_all", "explanation"), [({2**22: 160e9, 2**26: 90e9}, "none"), ({2**22: 90e9, 2**26: 60e9}, "measured_cache")]
+)
+def test_a_processor_whose_cache_holds_the_model_cannot_show_what_memory_does(tmp_path, of_all, explanation):
+    """An Intel Xeon with 480 MiB: ratios of 1.41 to 1.61 where memory gives 2.00 and matrix products 1.94."""
+    by_size = [{"read_bytes_per_s_by_size": of} for of in ({2**22: 80e9, 2**26: 40e9}, of_all)]
+    row = of_processors(tmp_path, 1.5, *by_size)
+    assert (row["explanation"], row["measured_bandwidth_ratio"]) == (explanation, 2)
+    assert row["measured_cache_ratio"] == of_all[2**26] / 40e9
+    assert "cache of 480 MiB" in row["cannot_show"]
+    assert "memory bandwidths" not in row["verdict_text"]
+
+
+@pytest.mark.parametrize(
+    ("ratio", "changes", "why", "explanation"),
+    [
+        (1.95, BUSY, "48 % for cpu-all", None),
+        (1.95, ALIKE, "1.05 times", "measured_flop"),
+        (2, {}, None, "measured_bandwidth, measured_flop"),
+    ],
+)
+def test_a_model_beyond_the_cache_is_explained_by_memory_unless_loaded_or_alike(
+    tmp_path, ratio, changes, why, explanation
+):
+    row = of_processors(tmp_path, ratio, SMALL_CACHE, SMALL_CACHE | changes)
+    assert row["explanation"] == explanation
+    assert (row["cannot_show"] is None) if why is None else (why in row["cannot_show"])
+    assert math.isnan(row["measured_cache_ratio"])
+
+
+# --- the command
+
+
+def test_the_command_writes_the_table(tmp_path):
+    write_table(starts_table(cell(SEQS, around(3)), cell(SEQS, around(1), gpu="l40s")), tmp_path / "cells.parquet")
+    devices = tmp_path / "devices"
+    devices.mkdir()
+    for name, bandwidth in (("h200", 3e12), ("l40s", 1e12)):
+        rates = record(gpu=name, copy_bytes_per_s=bandwidth, read_bytes_per_s=bandwidth)
+        (devices / f"{name}.json").write_text(json.dumps(rates))
+    out = tmp_path / "ratios.parquet"
+    command = ["--study", str(DEMO), "--cells", str(tmp_path / "cells.parquet"), "--out", str(out)]
+    assert main(command) == 0
+    assert read_table(out)["measured_bandwidth_ratio"].isna().all()
+    assert main([*command, "--devices", str(devices)]) == 0
+    written = read_table(out)
+    assert written["metric"].tolist() == ["output_tokens_per_s", "total_tokens_per_s"]
+    assert written["measured_bandwidth_ratio"].tolist() == [3.0, 3.0]
+    assert written["explanation"].tolist() == ["measured_bandwidth", "measured_bandwidth"]
+    assert len(pd.read_csv(out.with_suffix(".csv"))) == 2

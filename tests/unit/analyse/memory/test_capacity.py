@@ -1,0 +1,400 @@
+"""Predicted and measured capacity: made-up logs with hand-computed numbers, and published numbers for an L4."""
+
+import math
+
+import pandas as pd
+import pytest
+
+from tests.unit.analyse.synthetic_cells import cell, table
+from tests.unit.made_studies import fixed, write_study
+from workflow_scripts.analyse.memory.capacity import COMPARED, SCHEMA, capacity_table, main, read_predictions
+from workflow_scripts.analyse.tables import TableError, read_table, write_table
+from workflow_scripts.common.files import write_jsonl
+
+GIB = 2**30
+KNOBS = {"block_size": 16, "gpu_memory_utilization": 0.9}
+CELL = "h200/vllm/llama-3.1-8b-instruct/chat/bs16-util0.9"
+
+# 100 GiB at 0.9 with 15 of weights, 2 of activation, 1 of graphs and 1 of the rest: 71 GiB, 36,352 blocks of 2 MiB.
+PREDICTED = {
+    "cell_id": CELL,
+    "source": "predicted",
+    "vllm_version": "0.32.0",
+    "gpu_memory_utilization": 0.9,
+    "block_size": 16,
+    "device_memory_bytes": 100 * GIB,
+    "budget_bytes": 90 * GIB,
+    "weights_bytes": 15 * GIB,
+    "activation_bytes": 2 * GIB,
+    "cuda_graphs_bytes": 1 * GIB,
+    "other_bytes": 1 * GIB,
+    "kv_cache_bytes": 71 * GIB,
+    "bytes_per_token": 131072,
+    "bytes_per_block": 2**21,
+    "num_blocks": 36352,
+    "kv_cache_tokens": 581632,
+    "max_concurrency": 142.0,
+    "infeasible": None,
+    "unknown": None,
+    "how": {},
+}
+# What the engine of the same cell printed, as predicted.
+PRINTED = {
+    "engine_version": "vllm 0.32.0",
+    "block_size_effective": 16,
+    "num_gpu_blocks": 36352,
+    "kv_cache_tokens": 581632,
+    "max_concurrency": 142.0,
+    "available_kv_cache_gib": 71.0,
+    "model_weights_gib": 15.0,
+    "peak_activation_gib": 3.0,
+    "cuda_graph_gib": 1.0,
+}
+L4 = {
+    "vllm_version": "0.22.1",
+    "device_memory_bytes": 22 * GIB,
+    "weights_bytes": 0.25 * GIB,
+    "activation_bytes": 0.25 * GIB,
+    "cuda_graphs_bytes": 0.25 * GIB,
+    "other_bytes": 0.25 * GIB,
+    "bytes_per_token": 36864,
+    "bytes_per_block": 589824,
+}
+
+
+def predictions(*changes):
+    rows = [PREDICTED | change for change in changes or ({},)]
+    return pd.DataFrame(rows).reindex(columns=[*PREDICTED, "published"]).astype({"published": object})
+
+
+def published(utilization, blocks, predicted_blocks, name="published/kv_blocks_try/1", tokens=None, concurrency=None):
+    numbers = {"num_blocks": blocks, "kv_cache_tokens": tokens, "max_concurrency": concurrency}
+    return L4 | {
+        "cell_id": name,
+        "gpu_memory_utilization": utilization,
+        "num_blocks": predicted_blocks,
+        "kv_cache_tokens": 16 * predicted_blocks,
+        "published": {"gpu": "L4", "model": "facebook/opt-125m"} | numbers,
+    }
+
+
+def row_of(*predicted, knobs=KNOBS, **printed):
+    """The row of one cell that printed what was predicted, but for these changes."""
+    (row,) = capacity_table(table(cell(knobs, **(PRINTED | printed))), predictions(*predicted)).to_dict("records")
+    return row
+
+
+def test_what_came_as_predicted_has_no_error_is_consistent_and_needs_no_explanation():
+    row = row_of()
+    assert {term: row[f"{term}_error_pct"] for term in COMPARED} == dict.fromkeys(COMPARED, 0.0)
+    assert {term: row[f"observed_{term}"] for term in COMPARED} == {term: row[f"predicted_{term}"] for term in COMPARED}
+    assert row["predicted_num_blocks"] == 36352
+    assert row["predicted_activation_bytes"] == 3 * GIB  # the graphs are in what the engine prints
+    assert row["predicted_overhead_bytes"] == 19 * GIB
+    assert (row["recomputed_kv_cache_tokens"], row["recomputed_error_pct"], row["consistent"]) == (581632, 0.0, True)
+    assert pd.isna(row["explanation"])
+    assert (row["source"], row["study"], row["cell_id"]) == ("measured", "try", CELL)
+    assert math.isnan(row["implied_memory_bytes"])
+
+
+@pytest.mark.parametrize(
+    ("printed", "term", "error_pct"),
+    [
+        ({"model_weights_gib": 12.0}, "weights_bytes", 25.0),
+        ({"model_weights_gib": 20.0}, "weights_bytes", -25.0),
+        ({"peak_activation_gib": 2.0}, "activation_bytes", 50.0),
+        ({"cuda_graph_gib": 0.5}, "cuda_graphs_bytes", 100.0),
+        ({"available_kv_cache_gib": 35.5}, "kv_cache_bytes", 100.0),
+        ({"num_gpu_blocks": 18176}, "num_blocks", 100.0),
+        ({"kv_cache_tokens": 290816}, "kv_cache_tokens", 100.0),
+        ({"max_concurrency": 284.0}, "max_concurrency", -50.0),
+    ],
+)
+def test_an_error_is_the_prediction_over_what_was_seen(printed, term, error_pct):
+    row = row_of(**printed)
+    assert row[f"{term}_error_pct"] == pytest.approx(error_pct)
+    assert sum(row[f"{other}_error_pct"] != 0 for other in COMPARED) == 1
+
+
+def test_what_was_not_printed_or_is_zero_has_no_error():
+    row = row_of(model_weights_gib=None, available_kv_cache_gib=0.0, num_gpu_blocks=0)
+    assert math.isnan(row["weights_bytes_error_pct"])
+    assert math.isnan(row["kv_cache_bytes_error_pct"])
+    assert math.isnan(row["num_blocks_error_pct"])
+
+
+def test_graphs_that_come_off_no_budget_are_not_held_against_the_log():
+    row = row_of({"cuda_graphs_bytes": 0})
+    assert math.isnan(row["cuda_graphs_bytes_error_pct"])
+    assert row["activation_bytes_error_pct"] == pytest.approx(100 * (2 / 3 - 1))
+
+
+# --- the log against itself ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tokens", "consistent"),
+    [
+        (581632, True),
+        (581632 * 1.0049, True),
+        (581632 * 0.9953, True),
+        (581632 * 1.0060, False),
+        (581632 * 0.9940, False),
+    ],
+)
+def test_tokens_counted_from_the_logs_memory_must_be_those_it_names_to_half_a_percent(tokens, consistent):
+    row = row_of(kv_cache_tokens=tokens, num_gpu_blocks=None)
+    assert row["consistent"] is consistent
+    assert row["recomputed_error_pct"] == pytest.approx(100 * (581632 / tokens - 1))
+    assert pd.isna(row["explanation"]) is consistent
+
+
+def test_hundredths_of_a_gib_hide_more_of_a_small_cache():
+    # 0.05 GiB are 25 blocks of 2 MiB; the 0.005 GiB that rounding hides are 40.96 tokens.
+    assert row_of(available_kv_cache_gib=0.05, kv_cache_tokens=27 * 16)["consistent"] is True
+    assert row_of(available_kv_cache_gib=0.05, kv_cache_tokens=28 * 16)["consistent"] is False
+    assert row_of(available_kv_cache_gib=0.0, kv_cache_tokens=40)["consistent"] is True
+
+
+def test_blocks_are_whole_and_of_the_size_that_took_effect():
+    row = row_of(available_kv_cache_gib=1.5 * 2**21 * 4 / GIB, block_size_effective=64, kv_cache_tokens=64)
+    assert row["recomputed_kv_cache_tokens"] == 64
+    assert "blocks of 64 tokens, not of 16." in row["explanation"]
+
+
+def test_ranks_of_a_pipeline_differ_so_nothing_is_recomputed():
+    knobs = KNOBS | {"pipeline_parallel_size": 2}
+    name = CELL + "-pp2"
+    row = row_of({"cell_id": name}, knobs=knobs, kv_cache_tokens=600000)
+    assert pd.isna(row["consistent"])
+    assert math.isnan(row["recomputed_kv_cache_tokens"])
+    assert row_of({"cell_id": CELL + "-pp1"}, knobs=KNOBS | {"pipeline_parallel_size": 1})["consistent"] is True
+
+
+def test_blocks_of_layers_of_several_kinds_hold_no_token_whole_so_nothing_is_recomputed():
+    # As vLLM 0.32 logged for tiny-windows-57m: blocks of 128 tokens in two of eight layers.
+    pool = {"block_size": 128, "bytes_per_token": 8192, "bytes_per_block": 2**18, "kv_cache_bytes": GIB}
+    pool |= {"num_blocks": 4096, "kv_cache_tokens": 161_319, "max_concurrency": 315.08}
+    printed = {"block_size_effective": 128, "num_gpu_blocks": 4096, "kv_cache_tokens": 161_319}
+    row = row_of(PREDICTED | pool, **printed, max_concurrency=315.08, available_kv_cache_gib=1.0)
+    assert math.isnan(row["recomputed_kv_cache_tokens"])
+    assert pd.isna(row["consistent"])
+    assert pd.isna(row["explanation"])
+
+
+def test_a_block_size_is_not_held_against_a_cell_that_was_not_predicted():
+    unknown = dict.fromkeys(("kv_cache_bytes", "bytes_per_token", "bytes_per_block", "num_blocks", "kv_cache_tokens"))
+    assert pd.isna(
+        row_of(unknown | {"max_concurrency": None, "unknown": "why"}, block_size_effective=32)["explanation"]
+    )
+
+
+def test_a_negative_cache_holds_nothing():
+    row = row_of(available_kv_cache_gib=-0.53, kv_cache_tokens=None, num_gpu_blocks=None)
+    assert row["recomputed_kv_cache_tokens"] == 0
+    assert pd.isna(row["consistent"])
+
+
+# --- explanations ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("blocks", "explained"), [(34621, False), (34619, True), (38265, False), (38266, True)])
+def test_more_than_5_percent_either_way_are_explained(blocks, explained):
+    row = row_of(num_gpu_blocks=blocks, kv_cache_tokens=blocks * 16, available_kv_cache_gib=blocks / 512)
+    assert abs(abs(row["kv_cache_tokens_error_pct"]) - 5) < 0.01
+    assert pd.isna(row["explanation"]) is not explained
+
+
+def test_an_explanation_holds_predicted_terms_against_those_of_the_log():
+    seen = {"kv_cache_tokens": 532480, "num_gpu_blocks": 33280, "available_kv_cache_gib": 65, "peak_activation_gib": 9}
+    assert row_of(**seen)["explanation"] == (
+        "The prediction is 581,632 tokens, 9.2 % more than the 532,480 seen. Predicted against printed:"
+        " weights 15.00 GiB against 15.00 GiB, activation and graphs 3.00 GiB against 9.00 GiB,"
+        " KV cache 71.00 GiB against 65.00 GiB."
+    )
+
+
+NO_TERMS = dict.fromkeys(["model_weights_gib", "peak_activation_gib", "available_kv_cache_gib", "cuda_graph_gib"])
+GIVEN = dict.fromkeys(L4) | {"bytes_per_token": 131072, "bytes_per_block": 2**21}
+
+
+@pytest.mark.parametrize(
+    ("predicted", "printed", "phrase"),
+    [
+        ({}, {"kv_cache_tokens": 600000}, "contradicts itself"),
+        ({}, {"kv_cache_tokens": 700000} | NO_TERMS, "no memory terms"),
+        ({}, {"kv_cache_tokens": None, "num_gpu_blocks": 20000}, "36,352 blocks, 81.8 % more"),
+        (
+            {},
+            {"kv_cache_tokens": 300000, "available_kv_cache_gib": None, "engine_version": "vllm 0.22.1"},
+            "vLLM 0.32.0,",
+        ),
+        (GIVEN, {"kv_cache_tokens": 480000, "available_kv_cache_gib": None}, "21.2 % more"),
+        ({"infeasible": "no backend"}, {}, "infeasible: no backend"),
+        ({"infeasible": "no backend"}, {"outcome": "invalid"}, "infeasible: no backend"),
+        ({"infeasible": "no backend"}, {"outcome": "infeasible", "reason": "no"}, None),
+        ({}, {"outcome": "infeasible", "reason": "no memory"}, "run: no memory"),
+        ({"unknown": "why"}, {"outcome": "infeasible", "reason": "no memory"}, None),
+        ({}, {"outcome": "engine_error", "reason": "a signal"}, None),
+    ],
+)
+def test_each_disagreement_has_its_explanation(predicted, printed, phrase):
+    explanation = row_of(predicted, **printed)["explanation"]
+    assert pd.isna(explanation) if phrase is None else phrase in explanation
+
+
+def test_a_cell_that_was_not_run_has_its_prediction_alone():
+    row = row_of(outcome="missing", **dict.fromkeys(PRINTED))
+    assert row["predicted_kv_cache_tokens"] == 581632
+    assert math.isnan(row["observed_kv_cache_tokens"])
+    assert pd.isna(row["explanation"])
+    assert pd.isna(row["consistent"])
+
+
+# --- blocks at several utilizations ----------------------------------------------------------------------------------
+
+
+def at(utilization, memory_gib, overhead_gib, **change):
+    """A cell's prediction (100 GiB, 19 of them overhead) and its blocks on another device."""
+    knobs = KNOBS | {"gpu_memory_utilization": utilization} | change
+    (first, *_) = cell(knobs)
+    kv_gib = memory_gib * utilization - overhead_gib
+    predicted = {"cell_id": first["cell_id"], "gpu_memory_utilization": utilization}
+    printed = {"num_gpu_blocks": kv_gib * 512, "kv_cache_tokens": kv_gib * 512 * 16, "available_kv_cache_gib": kv_gib}
+    return cell(knobs, **(PRINTED | printed)), predicted
+
+
+@pytest.mark.parametrize(
+    ("memory_gib", "overhead_gib", "phrase"), [(50, 19, "size of the device"), (100, 39, "the overhead differs")]
+)
+def test_blocks_at_several_utilizations_tell_the_device_from_the_overhead(memory_gib, overhead_gib, phrase):
+    made = [at(utilization, memory_gib, overhead_gib) for utilization in (0.5, 0.7, 0.9)]
+    rows = capacity_table(table(*(c for c, _ in made)), predictions(*(p for _, p in made)))
+    assert rows["implied_memory_bytes"].tolist() == pytest.approx([memory_gib * GIB] * 3)
+    assert rows["implied_overhead_bytes"].tolist() == pytest.approx([overhead_gib * GIB] * 3)
+    assert rows["explanation"].str.contains(phrase).all()
+
+
+@pytest.mark.parametrize(("memory_gib", "device"), [(94.0, True), (96.0, False), (104.0, False), (106.0, True)])
+def test_a_device_within_5_percent_is_the_predicted_one(memory_gib, device):
+    rows = [at(utilization, memory_gib, 35) for utilization in (0.5, 0.6)]
+    texts = capacity_table(table(*(c for c, _ in rows)), predictions(*(p for _, p in rows)))["explanation"]
+    assert texts.str.contains("size of the device differs").tolist() == [device] * 2
+
+
+def test_only_cells_that_differ_in_utilization_alone_make_a_line():
+    (one, predicted_one), (other, predicted_other) = at(0.5, 50, 19), at(0.9, 50, 19, max_num_seqs=8)
+    rows = capacity_table(table(one, other), predictions(predicted_one, predicted_other | {"activation_bytes": GIB}))
+    assert rows["implied_memory_bytes"].isna().all()
+    assert rows["explanation"].str.contains("Predicted against printed").all()
+    same = capacity_table(table(one, one), predictions(predicted_one))
+    assert same["implied_memory_bytes"].isna().all()
+
+
+# --- published blocks ------------------------------------------------------------------------------------------------
+
+
+def test_published_blocks_have_the_prediction_beside_them_and_are_named_so():
+    rows = capacity_table(
+        table(cell(KNOBS, **PRINTED)),
+        predictions(
+            {},
+            published(0.5, 8788, 18444, tokens=140608, concurrency=68.65) | {"max_concurrency": 144.1},
+            published(0.9, 17234, 34487, "published/kv_blocks_try/2"),
+        ),
+    )
+    assert rows["source"].tolist() == ["measured", "published", "published"]
+    first, second = rows.to_dict("records")[1:]
+    assert (first["gpu"], first["model"], first["engine_version"]) == ("L4", "facebook/opt-125m", "vllm 0.22.1")
+    assert (first["observed_num_blocks"], first["predicted_num_blocks"]) == (8788, 18444)
+    assert first["kv_cache_tokens_error_pct"] == pytest.approx(100 * (18444 / 8788 - 1))
+    assert first["max_concurrency_error_pct"] == pytest.approx(100 * (144.1 / 68.65 - 1))
+    assert math.isnan(second["kv_cache_tokens_error_pct"])
+    # Two points make a line: (17234 - 8788) blocks of 589,824 bytes over 0.4 of the memory.
+    assert first["implied_memory_bytes"] == pytest.approx(8446 * 589824 / 0.4)
+    assert first["implied_overhead_bytes"] == pytest.approx((8446 / 0.4 * 0.5 - 8788) * 589824)
+    assert "of which 0.97 GiB" in first["explanation"]
+    assert pd.isna(first["study"])
+    assert (first["observed_block_size"], pd.isna(first["consistent"])) == (16, True)
+
+
+def test_two_published_tables_are_never_one_line():
+    rows = capacity_table(
+        table(cell(KNOBS, **PRINTED)),
+        predictions(published(0.5, 8788, 18444), published(0.9, 17234, 34487, "published/kv_blocks_other/1")),
+    )
+    assert rows["implied_memory_bytes"].isna().all()
+    assert len(rows) == 2
+
+
+def test_a_cell_without_a_prediction_has_no_row_and_repeats_are_one():
+    rows = capacity_table(
+        table(cell(KNOBS, (1.0, 2.0, 3.0), **PRINTED), cell({"batch_size": 4}, engine="hf-static")), predictions()
+    )
+    assert rows["cell_id"].tolist() == [CELL]
+    assert list(rows.columns) == list(SCHEMA.columns)
+
+
+def test_a_number_that_only_one_repeat_has_is_that_of_the_cell():
+    row = row_of(num_gpu_blocks=None, kv_cache_tokens=None)
+    assert math.isnan(row["observed_num_blocks"])
+    (row,) = capacity_table(
+        table(cell(KNOBS, (1.0, 2.0), **(PRINTED | {"num_gpu_blocks": [None, 36352]}))), predictions()
+    ).to_dict("records")
+    assert row["observed_num_blocks"] == 36352
+
+
+def test_the_same_cell_of_two_sources_has_two_rows():
+    rows = capacity_table(
+        table(cell(KNOBS, **PRINTED), cell(KNOBS, source="measured elsewhere", study="other", **PRINTED)), predictions()
+    )
+    assert sorted(rows["source"]) == ["measured", "measured elsewhere"]
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+
+def call(folder, predictions_text=None):
+    write_table(table(cell(KNOBS, **PRINTED)), folder / "cells.parquet")
+    if predictions_text is None:
+        write_jsonl(folder / "capacity.jsonl", [PREDICTED])
+    else:
+        (folder / "capacity.jsonl").write_text(predictions_text)
+    names = {
+        "study": write_study(folder, workloads={"chat": fixed()}),
+        "cells": "cells.parquet",
+        "predictions": "capacity.jsonl",
+    }
+    argv = [text for name, value in names.items() for text in (f"--{name}", str(folder / value))]
+    return main([*argv, "--out", str(folder / "capacity.parquet")])
+
+
+def test_the_command_writes_the_table(tmp_path):
+    assert call(tmp_path) == 0
+    written = read_table(tmp_path / "capacity.parquet")
+    assert written["num_blocks_error_pct"].tolist() == [0.0]
+    assert (tmp_path / "capacity.csv").is_file()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "capacity.jsonl: not JSON Lines"),
+        ('{"cell_id": "a", "vllm_version": "1"}\n', "no predictions of capacity: without infeasible, unknown, gpu_mem"),
+    ],
+)
+def test_bad_predictions_end_with_2_and_one_message(tmp_path, text, message, capsys):
+    assert call(tmp_path, text) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_predictions_that_are_not_there_are_refused(tmp_path):
+    with pytest.raises(TableError, match=r"none.jsonl: there are no such predictions"):
+        read_predictions(tmp_path / "none.jsonl")
+
+
+def test_a_study_without_paged_cells_has_an_empty_table(tmp_path):
+    assert call(tmp_path, "") == 0
+    assert len(read_table(tmp_path / "capacity.parquet")) == 0

@@ -1,0 +1,412 @@
+import itertools
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.unit.analyse.parsed_tables import requests, steps, write_parsed
+from tests.unit.analyse.synthetic_cells import cell, table
+from tests.unit.made_studies import write_study
+from workflow_scripts.analyse.cells.request_lives import paged
+from workflow_scripts.analyse.memory.fragmentation import (
+    SCHEMA,
+    WHATIF_BLOCK_SIZES,
+    layouts,
+    main,
+    timeline,
+    waste_table,
+)
+from workflow_scripts.analyse.tables import read_table, write_table
+from workflow_scripts.workloads.workload_kinds import SharedPrefixWorkload
+
+
+def one_cell(knobs=None, **columns):
+    return cell(knobs or {"max_num_seqs": 2}, (1.0,), gpu="cpu-all", model="tiny-llama-57m", **columns)
+
+
+PLAIN = table(one_cell())
+PLAIN_ID = PLAIN["cell_id"][0]
+
+
+def prefix_of(tokens, users=1, share=1.0):
+    """A workload whose requests begin with a prefix of so many tokens."""
+    return SharedPrefixWorkload(
+        kind="shared_prefix",
+        num_prompts=2,
+        prefix_tokens=tokens,
+        prompt_tokens=4,
+        output_tokens=1,
+        users=users,
+        share=share,
+    )
+
+
+def waste(*rows, texts=None, knobs=None, **columns):
+    """Rows of the table for one repeat with these requests, by layout and block size."""
+    made = one_cell(knobs, **columns)
+    lives = timeline(table(made), requests(made[0]["cell_id"], *rows), texts or {})
+    found = pd.concat(list(layouts(lives))).reindex(columns=list(SCHEMA.columns))
+    assert (found["cell_id"] == made[0]["cell_id"]).all()
+    assert (found["repeat"] == 0).all()
+    return found.set_index(["layout", "block_size"])
+
+
+def at(found, layout, block_size=math.nan):
+    rows = found[found.index.get_level_values("layout") == layout]
+    sizes = rows.index.get_level_values("block_size").astype(float)
+    chosen = rows[np.isnan(sizes)] if math.isnan(block_size) else rows[sizes == block_size]
+    assert len(chosen) == 1
+    return chosen.iloc[0]
+
+
+# --- an engine that is looked at all the time --------------------------------------------------------------------
+
+request_lives = st.lists(
+    st.tuples(
+        st.integers(1, 100),  # prompt tokens
+        st.integers(1, 30),  # output tokens
+        st.booleans(),  # begins with the common prefix
+        st.floats(0, 10),  # scheduled, s
+        st.floats(0.1, 5),  # prefill, s
+        st.floats(0.01, 0.5),  # a decode step, s
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+def as_rows(lives, prefix):
+    """Rows of requests; the first one that is long enough fills the cache, the later ones find it there."""
+    lives = sorted(lives, key=lambda life: life[3])
+    rows, owned = [], False
+    for prompt, output, shares, scheduled_s, prefill_s, step_s in lives:
+        prompt, shares = (prompt + prefix, prefix > 0) if shares else (min(prompt, max(prefix - 1, 1)), False)
+        first_s = scheduled_s + prefill_s
+        last_s = first_s + step_s * (output - 1)
+        rows.append((prompt, output, prefix if shares and owned else 0, scheduled_s, first_s, last_s))
+        owned |= shares
+    return rows
+
+
+def watched(rows, block_size, prefix):
+    """Token-seconds and slot-seconds held, by looking between any two moments at which anything changes."""
+    moments = {t for r in rows for t in r[3:5]}
+    moments |= {first + i * (last - first) / (o - 1) for _, o, _, _, first, last in rows for i in range(1, o) if o > 1}
+    shared = prefix // block_size * block_size if any(cached for _, _, cached, *_ in rows) else 0
+    moments = sorted(moments | {r[5] for r in rows})
+    tokens_s = slots_s = 0.0
+    for begins, ends in itertools.pairwise(moments):
+        now, tokens, blocks, sharing = (begins + ends) / 2, 0, 0, False
+        for prompt, output, _, scheduled, first, last in rows:
+            if not scheduled < now < last:
+                continue
+            made = 0 if now < first else 1 + math.floor((now - first) / (last - first) * (output - 1))
+            common = shared if prompt > prefix else 0
+            sharing |= common > 0
+            tokens += prompt + made - common
+            blocks += math.ceil((prompt + made) / block_size) - common // block_size
+        tokens_s += (ends - begins) * (tokens + shared * sharing)
+        slots_s += (ends - begins) * (blocks * block_size + shared * sharing)
+    return tokens_s, slots_s
+
+
+@settings(max_examples=100)
+@given(request_lives, st.sampled_from([1, 8, 16, 32]), st.sampled_from([0, 7, 16, 40]))
+def test_waste_is_what_one_sees_who_looks_all_the_time(lives, block_size, prefix):
+    rows = as_rows(lives, prefix)
+    (held,) = paged(timeline(PLAIN, requests(PLAIN_ID, *rows), {}), np.full(len(rows), float(block_size))).itertuples()
+    assert (held.token_s, held.slot_s) == pytest.approx(watched(rows, block_size, prefix))
+
+
+@settings(max_examples=60)
+@given(request_lives, st.sampled_from([0, 16, 40]))
+def test_waste_has_its_bounds(lives, prefix):
+    rows = as_rows(lives, prefix)
+    t = timeline(PLAIN, requests(PLAIN_ID, *rows), {})
+    wasted_s = []
+    for size in WHATIF_BLOCK_SIZES:
+        (held,) = paged(t, np.full(len(rows), float(size))).itertuples()
+        assert held.token_s > 0
+        wasted_s.append(held.slot_s - held.token_s)
+        assert -1e-9 <= wasted_s[-1] <= (size - 1) * t["live_s"].sum() + 1e-9
+    assert wasted_s[0] == pytest.approx(0, abs=1e-9)
+    # Every size is a multiple of the one before it, so that it can only waste more.
+    assert all(small <= large + 1e-9 for small, large in itertools.pairwise(wasted_s))
+
+
+# --- by hand -----------------------------------------------------------------------------------------------------
+
+
+def test_one_request_by_hand():
+    # 10 + 3 tokens in blocks of 11: 10 tokens for 2 s, 11 for 0.5 s, 12 in two blocks for 0.5 s.
+    found = at(waste((10, 3, 0, 1.0, 3.0, 4.0), block_size_effective=11), "paged", 11)
+    assert found["tokens_held_mean"] == pytest.approx(31.5 / 3)
+    assert found["slots_held_mean"] == pytest.approx((2.5 * 11 + 0.5 * 22) / 3)
+    assert found["waste_pct"] == pytest.approx(100 * (1 - 31.5 / 38.5))
+    assert found["wasted_slots_per_sequence"] == pytest.approx((38.5 - 31.5) / 3)
+    assert found["expected_wasted_slots_per_sequence"] == 5
+    assert found["sequences_live_mean"] == 1
+
+
+def test_tokens_enter_the_cache_at_the_steps_that_the_engine_records():
+    # The request above, but its last step takes 0.9 of the second: 10 tokens for 2 s, 11 for 0.1 s, 12 for 0.9 s.
+    rows = requests(PLAIN_ID, (10, 3, 0, 1.0, 3.0, 4.0))
+    recorded = steps(PLAIN_ID, 3).assign(time_s=[3.0, 3.1, 4.0])
+    evenly, exactly, incomplete = (
+        next(layouts(timeline(PLAIN.assign(block_size_effective=16), rows, {}, of_cell)))["tokens_held_mean"].item()
+        for of_cell in (None, recorded, recorded[::2])
+    )
+    assert exactly == pytest.approx((20 + 1.1 + 10.8) / 3)
+    assert evenly == incomplete == pytest.approx(31.5 / 3)
+
+
+def test_the_published_example_of_contiguous_reservations():
+    # Three requests of 1024, 512 and 3072 tokens, each with 4096 slots.
+    rows = [(tokens, 1, 0, 0.0, 5.0, 5.0) for tokens in (1024, 512, 3072)]
+    found = at(waste(*rows, max_model_len_effective=4096), "contiguous_max_model_len")
+    assert found["waste_pct"] == 62.5
+    assert found["slots_held_mean"] == 3 * 4096
+    assert found["sequences_live_mean"] == 3
+
+
+def test_a_request_may_reserve_its_own_length_only():
+    found = at(waste((10, 3, 0, 1.0, 3.0, 4.0)), "contiguous_request_length")
+    assert found["tokens_held_mean"] == pytest.approx(31.5 / 3)
+    assert found["slots_held_mean"] == 13
+    assert found["source"] == "predicted"
+
+
+def test_contiguous_memory_shares_no_prefix():
+    rows = [(20, 1, 0, 0.0, 1.0, 1.0), (20, 1, 16, 0.0, 1.0, 1.0)]
+    found = waste(*rows, block_size_effective=16, max_model_len_effective=100)
+    assert at(found, "contiguous_max_model_len")["tokens_held_mean"] == 40
+    assert at(found, "contiguous_request_length")["slots_held_mean"] == 42
+    assert at(found, "paged", 16)["tokens_held_mean"] == 24
+
+
+def test_a_padded_batch_waits_for_its_longest_request():
+    # Batches of two, in the order of the workload. Steps of the first hold 2 x (8, 9, 10) slots, for (8, 9, 10) and
+    # (5) tokens; those of the second 4 and 5 slots, for as many tokens.
+    rows = [(8, 3, 0, 0.0, 1.0, 2.0), (5, 1, 0, 0.0, 1.0, 1.0), (4, 2, 0, 1.0, 2.0, 3.0)]
+    found = at(waste(*rows), "padded_batch")
+    assert found["waste_pct"] == pytest.approx(100 * (1 - (27 + 5 + 9) / (54 + 9)))
+    assert found["slots_held_mean"] == pytest.approx((54 + 9) / 5)
+    assert found["tokens_held_mean"] == pytest.approx((27 + 5 + 9) / 5)
+    assert found["sequences_live_mean"] == pytest.approx((3 + 1 + 2) / 5)
+    assert found["wasted_slots_per_sequence"] == pytest.approx((63 - 41) / 6)
+    assert found["computed_from"] == "lengths"
+
+
+def test_batches_are_as_large_as_what_took_effect():
+    rows = [(8, 2, 0, 0.0, 1.0, 2.0), (2, 2, 0, 0.0, 1.0, 2.0)]
+    assert at(waste(*rows, max_num_seqs_effective=1), "padded_batch")["waste_pct"] == 0
+    assert at(waste(*rows, max_num_seqs_effective=2), "padded_batch")["waste_pct"] > 0
+
+
+def test_only_the_layout_of_the_engine_is_measured():
+    found = waste((10, 3, 0, 1.0, 3.0, 4.0), block_size_effective=16, max_model_len_effective=64)
+    sizes = found.index.get_level_values("block_size").dropna()
+    expected = found["expected_wasted_slots_per_sequence"].dropna()
+    assert expected.tolist() == [(size - 1) / 2 for size in sizes]
+    assert set(found.index.get_level_values("layout")) == {
+        "paged",
+        "block_size_whatif",
+        "contiguous_max_model_len",
+        "contiguous_request_length",
+        "padded_batch",
+    }
+    assert found.groupby("layout")["source"].first().to_dict() == {
+        "paged": "measured",
+        "block_size_whatif": "predicted",
+        "contiguous_max_model_len": "predicted",
+        "contiguous_request_length": "predicted",
+        "padded_batch": "predicted",
+    }
+    assert set(found["computed_from"]) == {"timeline", "lengths"}
+    pd.testing.assert_series_equal(
+        at(found, "paged", 16).drop(["source", "engine_slots_held_mean"]),
+        at(found, "block_size_whatif", 16).drop(["source", "engine_slots_held_mean"]),
+        check_names=False,
+    )
+
+
+def test_what_is_not_known_has_no_row():
+    layouts_found = set(waste((10, 3, 0, 1.0, 3.0, 4.0)).index.get_level_values("layout"))
+    assert layouts_found == {"block_size_whatif", "contiguous_request_length", "padded_batch"}
+
+
+def test_the_engines_own_gauge_stands_beside_the_paged_layout():
+    columns = {"block_size_effective": 16, "kv_cache_usage_mean": 0.25, "kv_cache_tokens": 400}
+    found = waste((10, 3, 0, 1.0, 3.0, 4.0), **columns)
+    assert at(found, "paged", 16)["engine_slots_held_mean"] == 100
+    assert found["engine_slots_held_mean"].notna().sum() == 1
+
+
+# --- shared prefixes ---------------------------------------------------------------------------------------------
+
+
+def test_a_prefix_is_held_once_while_any_request_with_it_lives():
+    # Owner from 0 to 2 s, one that found 16 tokens from 1 to 3 s, another from 5 to 6 s; 16 of 20 tokens are shared.
+    rows = [(20, 1, 0, 0.0, 2.0, 2.0), (20, 1, 16, 1.0, 3.0, 3.0), (20, 1, 16, 5.0, 6.0, 6.0)]
+    found = at(waste(*rows, block_size_effective=16), "paged", 16)
+    live_s, covered_s, span_s = 2 + 2 + 1, 3 + 1, 6
+    assert found["tokens_held_mean"] == pytest.approx((4 * live_s + 16 * covered_s) / span_s)
+    assert found["slots_held_mean"] == pytest.approx((16 * live_s + 16 * covered_s) / span_s)
+
+
+def test_a_life_within_another_adds_no_time():
+    rows = [(20, 1, 0, 0.0, 9.0, 9.0), (20, 1, 16, 1.0, 2.0, 2.0), (20, 1, 16, 3.0, 4.0, 4.0)]
+    found = at(waste(*rows, block_size_effective=16), "paged", 16)
+    assert found["tokens_held_mean"] == pytest.approx((4 * 11 + 16 * 9) / 9)
+
+
+def test_only_whole_blocks_of_a_prefix_are_shared():
+    rows = [(40, 1, 0, 0.0, 1.0, 1.0), (40, 1, 32, 0.0, 1.0, 1.0)]
+    found = waste(*rows)
+    assert at(found, "block_size_whatif", 16)["tokens_held_mean"] == 80 - 32
+    assert at(found, "block_size_whatif", 64)["tokens_held_mean"] == 80
+    # The workload says that 36 tokens are common, of which blocks of 8 hold 32 and single tokens all.
+    found = waste(*rows, texts={"chat": prefix_of(36)})
+    assert at(found, "block_size_whatif", 8)["tokens_held_mean"] == 80 - 32
+    assert at(found, "block_size_whatif", 1)["tokens_held_mean"] == 80 - 36
+
+
+def test_a_prefix_of_one_token_is_shared_too():
+    rows = [(40, 1, 0, 0.0, 1.0, 1.0), (40, 1, 1, 0.0, 1.0, 1.0)]
+    assert at(waste(*rows), "block_size_whatif", 1)["tokens_held_mean"] == 80 - 1
+
+
+def test_the_prefix_of_another_workload_is_none_of_this_one():
+    rows = [(40, 1, 0, 0.0, 1.0, 1.0), (40, 1, 32, 0.0, 1.0, 1.0)]
+    found = waste(*rows, texts={"another": prefix_of(40)})
+    assert at(found, "block_size_whatif", 1)["tokens_held_mean"] == 80 - 32
+
+
+def test_each_users_prefix_is_held_for_itself():
+    # Two users' requests in turn, all at once: two prefixes of 32 tokens, and 8 tokens of each request's own.
+    rows = [(40, 1, found, 0.0, 1.0, 1.0) for found in (0, 0, 32, 32)]
+    found = waste(*rows, texts={"chat": prefix_of(32, users=2)})
+    assert at(found, "block_size_whatif", 8)["tokens_held_mean"] == 2 * 32 + 4 * 8
+    # Taken for one prefix, the second would be held for nothing.
+    assert at(waste(*rows), "block_size_whatif", 8)["tokens_held_mean"] == 32 + 40 + 3 * 8
+
+
+def test_a_request_that_does_not_begin_with_the_prefix_owns_none():
+    # Of two requests in a row one begins with the prefix: the second, which is long enough, does not.
+    rows = [(40, 1, found, at_s, at_s + 1, at_s + 1) for found, at_s in ((0, 1.0), (0, 0.0), (32, 1.0))]
+    found = waste(*rows, texts={"chat": prefix_of(32, share=0.5)})
+    assert at(found, "block_size_whatif", 8)["tokens_held_mean"] == (40 + 32 + 2 * 8) / 2
+
+
+def test_without_hits_nothing_is_shared_whatever_the_workload():
+    rows = [(40, 1, 0, 0.0, 1.0, 1.0), (40, 1, None, 0.0, 1.0, 1.0)]
+    found = waste(*rows, texts={"chat": prefix_of(36)})
+    assert at(found, "block_size_whatif", 1)["tokens_held_mean"] == 80
+
+
+def test_the_first_request_that_is_long_enough_is_taken_for_the_owner():
+    rows = [
+        (20, 1, 0, 2.0, 3.0, 3.0),  # long enough, but later
+        (10, 1, 0, 0.0, 1.0, 1.0),  # first, but too short
+        (16, 1, 0, 1.0, 2.0, 2.0),
+        (20, 1, 16, 2.0, 3.0, 3.0),
+    ]
+    found = at(waste(*rows, block_size_effective=16), "paged", 16)
+    # 10 for 1 s, then 16 for 1 s, then 20 alone and the prefix with 4 more.
+    assert found["tokens_held_mean"] == pytest.approx((10 + 16 + 20 + 20) / 3)
+
+
+def test_repeats_do_not_share(tmp_path):
+    made = one_cell(block_size_effective=16)
+    second = [row | {"repeat": 1} for row in made]
+    name = made[0]["cell_id"]
+    lives = timeline(
+        table(made, second),
+        pd.concat(
+            [
+                requests(name, (20, 1, 0, 0.0, 1.0, 1.0), (20, 1, 16, 0.0, 1.0, 1.0)),
+                requests(name, (20, 1, 0, 0.0, 1.0, 1.0), (20, 1, 0, 0.0, 1.0, 1.0), repeat=1),
+            ]
+        ),
+        {},
+    )
+    assert lives["shared_tokens"].tolist() == [16, 16, 0, 0]
+    assert next(layouts(lives))["tokens_held_mean"].tolist() == [24, 40]
+
+
+# --- the table ---------------------------------------------------------------------------------------------------
+
+
+def test_a_repeat_with_an_unknown_time_has_no_timeline(tmp_path):
+    known, unknown = one_cell({"max_num_seqs": 1}), one_cell({"max_num_seqs": 2})
+    write_parsed(
+        tmp_path / "cpu-all",
+        "requests",
+        requests(known[0]["cell_id"], (10, 3, 0, 1.0, 3.0, 4.0)),
+        requests(unknown[0]["cell_id"], (10, 3, 0, 1.0, 3.0, 4.0), (10, 3, 0, 1.0, None, 4.0)),
+    )
+    write_parsed(tmp_path / "cpu-all", "steps", steps("another", 1))
+    found = waste_table(table(known, unknown), tmp_path, {})
+    assert set(found["cell_id"]) == {known[0]["cell_id"]}
+
+
+def test_caches_of_huggingface_are_as_measured(tmp_path):
+    held = {"kv_tokens_live_mean": 30.0, "kv_slots_reserved_mean": 120.0, "engine": "hf-static"}
+    default = one_cell({"batch_size": 4}, **held)
+    static = one_cell({"batch_size": 8, "cache_implementation": "static"}, **held)
+    broken = one_cell({"batch_size": 2}, **held | {"outcome": "timeout"})
+    found = waste_table(table(default, static, broken), tmp_path, {})
+    assert found["cell_id"].tolist() == [default[0]["cell_id"], static[0]["cell_id"]]
+    assert found["layout"].tolist() == ["hf_dynamic_cache", "hf_static_cache"]
+    assert found["waste_pct"].tolist() == [75, 75]
+    assert found["tokens_held_mean"].tolist() == [30, 30]
+    assert found["slots_held_mean"].tolist() == [120, 120]
+    assert found["source"].tolist() == ["measured", "measured"]
+    assert found["computed_from"].tolist() == ["steps", "steps"]
+
+
+def test_a_cache_that_no_knob_names_is_the_dynamic_one(tmp_path):
+    made = table(
+        one_cell({"batch_size": 4}, kv_tokens_live_mean=30.0, kv_slots_reserved_mean=120.0, engine="hf-static")
+    )
+    found = waste_table(made.assign(knob_cache_implementation=pd.NA), tmp_path, {})
+    assert found["layout"].tolist() == ["hf_dynamic_cache"]
+
+
+def test_no_cell_is_an_empty_table(tmp_path):
+    found = waste_table(table(one_cell()), tmp_path, {})
+    assert found.empty
+    assert list(found.columns) == list(SCHEMA.columns)
+
+
+@pytest.fixture
+def study(tmp_path):
+    chat = {"kind": "shared_prefix", "num_prompts": 2, "prefix_tokens": 36, "prompt_tokens": 4, "output_tokens": 1}
+    return write_study(tmp_path, {"gpu": "cpu-all", "model": "tiny-llama-57m"}, workloads={"chat": chat})
+
+
+def test_the_command_writes_the_table_of_the_studys_own_cells(study, tmp_path, capsys, recwarn):
+    parsed, cells, out = tmp_path / "parsed", tmp_path / "cells.parquet", tmp_path / "waste.parquet"
+    own = one_cell({"max_num_seqs": 2}, block_size_effective=16)
+    another = one_cell({"max_num_seqs": 3}, study="another")
+    published = one_cell({"max_num_seqs": 4}, source="measured elsewhere")
+    static = one_cell({"batch_size": 4}, kv_tokens_live_mean=30.0, kv_slots_reserved_mean=120.0, engine="hf-static")
+    write_table(table(own, another, published, static), cells)
+    rows = [(40, 1, 0, 0.0, 1.0, 1.0), (40, 1, 32, 0.0, 1.0, 1.0)]
+    names = [made[0]["cell_id"] for made in (own, another, published)]
+    write_parsed(parsed / "cpu-all", "requests", *(requests(name, *rows) for name in names))
+    write_parsed(parsed / "cpu-all", "steps", steps(names[0], 1))
+    assert main(["--study", str(study), "--cells", str(cells), "--parsed", str(parsed), "--out", str(out)]) == 0
+    assert capsys.readouterr().err == ""
+    assert not [w for w in recwarn if "workflow_scripts" in str(w.filename)]
+    found = read_table(out)
+    assert set(found["cell_id"]) == {names[0], static[0]["cell_id"]}
+    keys = found[found["cell_id"] == names[0]]
+    assert keys["layout"].is_monotonic_increasing
+    whatif = keys[keys["layout"] == "block_size_whatif"].set_index("block_size")
+    assert whatif.index.tolist() == list(WHATIF_BLOCK_SIZES)
+    assert whatif["tokens_held_mean"][1] == 80 - 36
+    assert out.with_suffix(".csv").exists()

@@ -1,0 +1,349 @@
+"""Latency, goodput, limits and the steady state of servers, from requests made up for the purpose."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from tests.unit.analyse.parsed_tables import REQUEST_COLUMNS, write_parsed
+from tests.unit.analyse.synthetic_cells import cell, table
+from workflow_scripts.analyse.serving.serving import e2e_grows, load_kind, of_pass, queue_growth_per_s, serving_tables
+from workflow_scripts.analyse.tables import TABLE_SCHEMAS
+
+OPEN = {"request_rate_per_s": 2.0, "ramp_to_per_s": np.nan, "users": np.nan}
+CLOSED = {"request_rate_per_s": np.nan, "ramp_to_per_s": np.nan, "users": 2}
+ARRIVALS = np.arange(40) / 2
+
+
+def served(queued, first, last, sent=None, outputs=11, cell_id="c", repeat=0, gaps=None):
+    count = len(queued)
+    return pd.DataFrame(
+        {
+            "cell_id": cell_id,
+            "start": 1,
+            "repeat": repeat,
+            "request_id": [str(i) for i in range(count)],
+            "prompt_tokens": 10,
+            "output_tokens": outputs,
+            "queued_s": queued,
+            "first_token_s": first,
+            "last_token_s": last,
+            "sent_s": queued if sent is None else sent,
+            "itl_s": [gaps or [0.05] * 10 for _ in range(count)],
+        },
+        columns=list(REQUEST_COLUMNS),
+    ).astype(REQUEST_COLUMNS)
+
+
+def prompt_server(**options):
+    """Answers each request within 0.6 s: a first token after 0.1 s and ten more, 0.05 s each."""
+    return served(ARRIVALS, ARRIVALS + 0.1, ARRIVALS + 0.6, **options)
+
+
+def test_latencies_count_from_the_scheduled_arrival_also_where_a_request_was_sent_late():
+    found = of_pass(prompt_server(sent=ARRIVALS + 0.04), OPEN, {})
+    assert found["ttft_s_p50"] == pytest.approx(0.1)
+    assert found["tpot_s_p99"] == pytest.approx(0.05)
+    assert found["itl_s_p90"] == pytest.approx(0.05)
+    assert found["e2e_s_p99"] == pytest.approx(0.6)
+    assert found["client_lag_s_p99"] == pytest.approx(0.04)
+    assert found["arrivals_per_s"] == pytest.approx(2.0)
+    assert found["load"] == "open loop"
+
+
+def test_gaps_between_tokens_are_pooled_over_requests():
+    slow = prompt_server()
+    slow.at[0, "itl_s"] = [1.0] * 390
+    found = of_pass(slow, OPEN, {})
+    assert found["itl_s_p50"] == pytest.approx(0.525)  # 390 gaps of 0.05 s and as many of 1 s
+
+
+@pytest.mark.parametrize(
+    ("slo", "kept"),
+    [({"ttft_s": 0.11}, 1.0), ({"ttft_s": 0.09}, 0.0), ({"ttft_s": 0.11, "tpot_s": 0.04}, 0.0), ({"e2e_s": 0.7}, 1.0)],
+)
+def test_a_request_counts_for_goodput_if_it_keeps_every_bound(slo, kept):
+    assert of_pass(prompt_server(), OPEN, slo)["slo_attainment"] == kept
+
+
+def test_half_of_the_requests_keep_a_bound():
+    first = ARRIVALS + np.where(np.arange(40) % 2, 0.1, 0.3)
+    assert of_pass(served(ARRIVALS, first, first + 0.5), OPEN, {"ttft_s": 0.2})["slo_attainment"] == 0.5
+    assert np.isnan(of_pass(prompt_server(), OPEN, {})["slo_attainment"])
+
+
+def test_a_request_of_one_token_keeps_a_bound_on_further_ones():
+    one = served(ARRIVALS, ARRIVALS + 0.1, ARRIVALS + 0.1, outputs=1)
+    assert of_pass(one, OPEN, {"tpot_s": 0.01})["slo_attainment"] == 1.0
+
+
+def test_an_answer_that_came_in_one_piece_has_no_time_between_tokens():
+    """Half of the answers are seen at their end alone: theirs is no time of 0 s."""
+    first = ARRIVALS + np.where(np.arange(40) % 2, 0.6, 0.1)
+    found = of_pass(served(ARRIVALS, first, ARRIVALS + 0.6), OPEN, {})
+    assert found["tpot_s_p50"] == pytest.approx(0.05)
+    assert found["ttft_s_p90"] == pytest.approx(0.6)
+    assert np.isnan(of_pass(served(ARRIVALS, ARRIVALS + 1, ARRIVALS + 1), OPEN, {})["tpot_s_p50"])
+
+
+def test_the_steady_state_is_apart_from_ramp_and_tail():
+    found = of_pass(prompt_server(), OPEN, {})
+    # From the first end, at 0.6 s, to the last arrival, at 19.5 s; those that arrive at 0 and 0.5 s are the ramp.
+    assert found["steady_s"] == pytest.approx(18.9)
+    assert found["steady_requests"] == 38
+    assert found["steady_requests_per_s"] == pytest.approx(38 / 18.9, abs=1 / 18)
+    assert found["steady_output_tokens_per_s"] == pytest.approx(22, rel=0.03)
+    few = of_pass(prompt_server().head(5), OPEN, {})
+    assert "steady_s" not in few
+    assert few["steady_requests"] == 3
+    assert "steady_s" not in of_pass(prompt_server(), {**OPEN, "ramp_to_per_s": 3.0}, {})
+
+
+def test_a_queue_that_grows_is_told_from_one_that_does_not():
+    # One after the other, 1 s each, of those that come every 0.5 s.
+    last = 1 + np.arange(40, dtype=float)
+    assert queue_growth_per_s(ARRIVALS, last) == pytest.approx(1.0, abs=0.1)
+    assert queue_growth_per_s(ARRIVALS, ARRIVALS + 3) == pytest.approx(0.0, abs=0.01)
+    assert np.isnan(queue_growth_per_s(np.zeros(9), np.ones(9)))
+
+
+def test_later_requests_that_take_longer_are_told_from_longer_ones():
+    lengths = np.tile([10.0, 40.0], 20)
+    assert not e2e_grows(ARRIVALS, 0.1 * lengths, lengths)
+    longer = np.arange(40) + lengths  # the later, the longer
+    assert not e2e_grows(ARRIVALS, 0.3 * longer, longer)
+    assert e2e_grows(ARRIVALS, 0.1 * lengths + 0.2 * ARRIVALS, lengths)
+    assert not e2e_grows(ARRIVALS, 0.1 * lengths + 0.05 * ARRIVALS, lengths)
+    assert e2e_grows(ARRIVALS, 1 + 0.2 * ARRIVALS, np.full(40, 8.0))
+    assert not e2e_grows(ARRIVALS, 1 - 0.2 * ARRIVALS, np.full(40, 8.0))
+    assert not e2e_grows(ARRIVALS[:5], 1 + 0.2 * ARRIVALS[:5], np.full(5, 8.0))
+
+
+@pytest.mark.parametrize(
+    ("asked", "queued", "sent", "kind"),
+    [
+        (OPEN, [0.0, 1.0], [0.0, 1.1], "open loop"),
+        ({**OPEN, "ramp_to_per_s": 9.0}, [0.0, 1.0], [0.0, 1.1], "ramp"),
+        (CLOSED, [0.0, 1.0], [0.0, 1.0], "closed loop"),
+        (CLOSED, [0.0], [0.0], "closed loop"),
+        (CLOSED, [0.0, 1.0], [0.001, 1.1], "replay"),
+        ({**CLOSED, "users": np.nan}, [0.0, 1.0], [0.0, 1.1], "replay"),
+        ({**CLOSED, "users": np.nan}, [0.0, 0.0], [0.0, 0.1], "all at once"),
+    ],
+)
+def test_kinds_of_load(asked, queued, sent, kind):
+    assert load_kind(asked, np.array(queued), np.array(sent)) == kind
+
+
+def tables(tmp_path, knobs, requests, facts=(), slo=None, rates=None, **columns):
+    """The two tables of one cell with these requests in each of its repeats."""
+    repeats = len(requests)
+    columns = {"num_requests": 40, "wall_s": 20.0, "requests_per_s": 2.0, "memory_used_bytes_max": 5e9, **columns}
+    cells = cell({"max_num_seqs": 4, **knobs}, [22.0] * repeats, engine="vllm-serve", gpu="cpu-all", **columns)
+    for row, rate in zip(cells, rates or (), strict=False):
+        row["requests_per_s"] = rate
+    name = cells[0]["cell_id"]
+    of_repeats = (
+        r.assign(cell_id=name, start=row["start"], repeat=i)
+        for i, (r, row) in enumerate(zip(requests, cells, strict=True))
+    )
+    write_parsed(tmp_path / "cpu-all", "requests", *of_repeats)
+    rows = [{"start": 1, "repeat": None, "name": "device.memory_total_bytes", "value": 20e9}, *facts]
+    columns_of_facts = {
+        "cell_id": "string",
+        "start": "int64",
+        "repeat": "Int64",
+        "name": "string",
+        "value": "Float64",
+        "text": "string",
+    }
+    frame = pd.DataFrame([{"cell_id": name, **row} for row in rows], columns=list(columns_of_facts))
+    write_parsed(tmp_path / "cpu-all", "facts", frame.astype(columns_of_facts))
+    found, summary = serving_tables(table(cells), tmp_path, slo or {})
+    checked = TABLE_SCHEMAS["serving"].validate(found), TABLE_SCHEMAS["serving_summary"].validate(summary)
+    assert list(checked[0].columns) == list(TABLE_SCHEMAS["serving"].columns)
+    return checked
+
+
+def test_a_server_that_keeps_up_is_limited_by_its_load(tmp_path):
+    rows, summary = tables(tmp_path, {"request_rate_per_s": 2.0}, [prompt_server()] * 2, slo={"ttft_s": 0.2})
+    row = rows.iloc[0]
+    assert (row["limited_by"], row["saturated"]) == ("load", False)
+    assert (row["goodput_requests_per_s"], row["slo"], row["memory_utilization"]) == (2.0, "ttft_s <= 0.2", 0.25)
+    assert row["explanation"] == "The server kept up: 2 requests/s arrived, 2 requests/s were answered."
+    assert summary["repeats"].tolist() == [2]
+    assert summary["ttft_s_p50"].tolist() == pytest.approx([0.1])
+
+
+def test_an_interval_over_several_cards_is_said_to_be(tmp_path):
+    for cards, scope in ((["GPU-1", "GPU-2"], "between cards"), (["GPU-1"] * 2, "between starts on this device")):
+        _, summary = tables(
+            tmp_path / scope,
+            {"request_rate_per_s": 2.0},
+            [prompt_server()] * 2,
+            start=[1, 2],
+            round=[1, 2],
+            device_uuid=cards,
+        )
+        assert summary["scope"].tolist() == [scope]
+
+
+@pytest.mark.parametrize(
+    ("count", "later_s", "starts", "value", "interval"),
+    [
+        (120, 0.3, [1, 2], True, True),
+        (120, 0.0, [1, 2], True, False),
+        (120, 0.3, [1, 1], True, False),
+        (90, 0.3, [1, 2], False, False),
+    ],
+    ids=["other arrivals", "the same arrivals", "one start", "few requests"],
+)
+def test_a_99th_percentile_has_an_interval_over_starts_with_arrivals_of_their_own(
+    tmp_path, count, later_s, starts, value, interval
+):
+    arrivals = np.arange(count) / 2
+    others = arrivals + later_s * (np.arange(count) > 9)
+    requests = [served(one, one + first, one + 0.6) for one, first in ((arrivals, 0.1), (others, 0.2))]
+    load = {"request_rate_per_s": 2.0}
+    _, summary = tables(tmp_path, load, requests, num_requests=count, start=starts, round=starts)
+    assert summary[["ttft_s_p99", "ttft_s_p99_low"]].notna().to_numpy().tolist() == [[value, interval]]
+    if value:
+        assert summary["ttft_s_p99"][0] == pytest.approx(0.02**0.5)
+
+
+def test_a_study_of_few_requests_has_no_steady_state_and_a_row_all_the_same(tmp_path):
+    few = served(queued=[0.0, 0.5], first=[0.1, 0.6], last=[1.0, 1.5])
+    rows, summary = tables(tmp_path, {"users": 1}, [few], num_requests=2)
+    assert rows["steady_requests_per_s"].isna().all()
+    assert len(rows) == len(summary) == 1
+
+
+def test_more_load_than_a_server_sustains_is_said(tmp_path):
+    last = 1 + np.arange(40, dtype=float)
+    requests = [served(ARRIVALS, last - 0.5, last)]
+    rows, summary = tables(tmp_path, {"request_rate_per_s": 2.0}, requests, requests_per_s=1.0)
+    assert (rows.iloc[0]["limited_by"], rows.iloc[0]["saturated"]) == ("server", True)
+    assert summary["saturated"].tolist() == [True]
+
+
+def test_a_burst_at_the_end_is_not_more_than_the_server_sustains(tmp_path):
+    arrivals = np.append(np.arange(30.0), 29.5 + np.arange(10) / 100)
+    burst = served(arrivals, arrivals + 0.1, arrivals + 0.6)
+    assert queue_growth_per_s(arrivals, arrivals + 0.6) * 15 > 2
+    rows, _ = tables(tmp_path, {"request_rate_per_s": 1.3}, [burst], wall_s=30.2, requests_per_s=40 / 30.2)
+    assert not rows.iloc[0]["saturated"]
+
+
+@pytest.mark.parametrize("lengths", [np.full(40, 10.0), np.tile([6.0, 14.0], 20)], ids=["equal", "not equal"])
+def test_a_run_shorter_than_its_answers_does_not_say_what_the_server_sustains(tmp_path, lengths):
+    """A server that answers each request in its own time, however many there are; they come within 5 s."""
+    arrivals = np.arange(40) / 8
+    requests = served(arrivals, arrivals + 0.1, arrivals + lengths, outputs=lengths.astype(int) * 10)
+    rows, _ = tables(tmp_path, {"request_rate_per_s": 8.0}, [requests], wall_s=19.0, requests_per_s=40 / 19)
+    row = rows.iloc[0]
+    assert row["queue_growth_per_s"] == pytest.approx(8.0)
+    assert (row["saturated"] is pd.NA, row["limited_by"]) == (True, "unknown")
+
+
+def test_a_repeat_that_is_too_short_leaves_open_what_the_others_do_not_show(tmp_path):
+    short = served(ARRIVALS / 4, ARRIVALS / 4 + 0.1, ARRIVALS / 4 + 10)
+    last = 1 + np.arange(40, dtype=float)
+    slow = served(ARRIVALS, last - 0.5, last)
+    for name, repeats, rates, saturated in (
+        ("none", [prompt_server(), short], [2.0, 2.1], [pd.NA]),
+        ("one", [prompt_server(), short, slow], [2.0, 2.1, 1.0], [True]),
+        ("all", [prompt_server(), prompt_server()], [2.0, 2.0], [False]),
+    ):
+        _, summary = tables(tmp_path / name, {"request_rate_per_s": 2.0}, repeats, rates=rates)
+        assert summary["saturated"].tolist() == saturated
+
+
+def test_one_request_says_nothing_of_what_the_server_sustains(tmp_path):
+    one = served([0.0], [0.1], [0.6], sent=[0.001])
+    rows, summary = tables(tmp_path, {"request_rate_per_s": 2.0}, [one], num_requests=1, requests_per_s=1.6)
+    assert rows["limited_by"].tolist() == ["unknown"]
+    assert summary["e2e_s_p50"].tolist() == [pytest.approx(0.6)]
+
+
+def test_growth_is_measured_by_the_rate_and_length_of_the_second_half_of_a_ramp(tmp_path):
+    """20 requests come in 20 s and as many in one; a queue that grows by 1 a second is little to these."""
+    arrivals = np.concatenate([np.arange(20.0), 20 + np.arange(20) / 20])
+    last = arrivals + 0.01 + np.concatenate([np.zeros(20), 0.2 * np.arange(20) / 20])
+    found = of_pass(served(arrivals, last, last, outputs=1), {**OPEN, "ramp_to_per_s": 20.0}, {})
+    assert found["queue_grows"]
+    quarter = arrivals + 0.01 + np.concatenate([np.zeros(20), 0.05 * np.arange(20) / 20])
+    assert queue_growth_per_s(arrivals, quarter) > 0.1 * 39 / 20.95
+    assert not of_pass(served(arrivals, quarter, quarter, outputs=1), {**OPEN, "ramp_to_per_s": 20.0}, {})[
+        "queue_grows"
+    ]
+
+
+def test_the_steady_state_of_one_repeat_is_not_lost_to_another_without_one(tmp_path):
+    """The cells table has a column of the same name."""
+    few = served(ARRIVALS, ARRIVALS + 0.1, ARRIVALS + 19.4)
+    rows, _ = tables(tmp_path, {"request_rate_per_s": 2.0}, [few, prompt_server()], steady_output_tokens_per_s=np.nan)
+    assert rows["steady_output_tokens_per_s"].isna().tolist() == [True, False]
+    assert rows["steady_output_tokens_per_s"][1] == pytest.approx(22, rel=0.03)
+
+
+def test_a_cell_is_summed_up_in_the_words_of_its_worst_repeat(tmp_path):
+    last = 1 + np.arange(40, dtype=float)
+    late, slow = prompt_server(sent=ARRIVALS + 0.05), served(ARRIVALS, last - 0.5, last)
+    _, summary = tables(tmp_path / "client", {"request_rate_per_s": 2.0}, [prompt_server(), late])
+    assert summary["limited_by"].tolist() == ["client,load"]
+    assert "The client was" in summary["explanation"][0]
+    repeats = [prompt_server(), late, slow]
+    _, summary = tables(tmp_path / "all", {"request_rate_per_s": 2.0}, repeats, rates=[2.0, 2.0, 1.0])
+    assert summary["explanation"][0].startswith("More load than")
+
+
+@pytest.mark.parametrize(("limit", "knobs"), [("users", {"users": 1}), ("client", {})])
+def test_a_cap_or_a_client_that_saturates_is_not_put_on_the_server(tmp_path, limit, knobs):
+    sent = np.maximum(ARRIVALS, np.arange(40) * 1.0)
+    capped = served(ARRIVALS, sent + 0.1, sent + 0.9, sent=sent)
+    rows, _ = tables(tmp_path, {"request_rate_per_s": 2.0, **knobs}, [capped], requests_per_s=1.0)
+    assert (rows["limited_by"][0], rows["saturated"][0]) == (limit, True)
+
+
+def test_a_replay_may_be_capped_to_users(tmp_path):
+    sent = np.maximum(ARRIVALS, np.arange(40) * 0.6 + 0.001)
+    rows, _ = tables(tmp_path, {"users": 1}, [served(ARRIVALS, sent + 0.1, sent + 0.6, sent=sent)])
+    assert rows[["load", "limited_by", "arrivals_per_s"]].to_numpy().tolist() == [["replay", "users", 2.0]]
+
+
+@pytest.mark.parametrize(("users", "who"), [(1, "1 user,"), (2, "2 users,"), (5, "2 of 5 users,")])
+def test_users_of_a_closed_loop_who_had_nothing_to_ask_are_told(tmp_path, users, who):
+    starts = np.array([0, 0.001])
+    rows, _ = tables(tmp_path, {"users": users}, [served(starts, starts + 0.1, starts + 1)], num_requests=2)
+    assert who in rows["explanation"][0]
+
+
+def test_a_late_or_busy_client_is_the_limit(tmp_path):
+    late = prompt_server(sent=ARRIVALS + 0.05)
+    rows, _ = tables(tmp_path / "late", {"request_rate_per_s": 2.0}, [late])
+    assert rows["limited_by"].tolist() == ["client"]
+    assert "0.05 s late" in rows["explanation"][0]
+    cpu = [{"start": 1, "repeat": 0, "name": "metric.client_cpu_s", "value": 19.0}]
+    rows, _ = tables(tmp_path / "busy", {"request_rate_per_s": 2.0}, [prompt_server()], facts=cpu)
+    assert (rows["limited_by"][0], rows["client_cpu_cores"][0]) == ("client", pytest.approx(0.95))
+
+
+def test_users_wait_for_the_server_and_a_cap_on_them_holds_requests_back(tmp_path):
+    starts = np.repeat(np.arange(20.0), 2)
+    rows, _ = tables(tmp_path / "closed", {"users": 2}, [served(starts, starts + 0.1, starts + 1)])
+    row = rows.iloc[0]
+    assert (row["load"], row["limited_by"], row["in_flight_peak"]) == ("closed loop", "server", 2)
+    assert pd.isna(row["saturated"])
+    assert pd.isna(row["arrivals_per_s"])
+    sent = np.maximum(ARRIVALS, np.arange(40) * 0.6)
+    capped = served(ARRIVALS, sent + 0.1, sent + 0.6, sent=sent)
+    rows, _ = tables(tmp_path / "capped", {"request_rate_per_s": 2.0, "users": 1}, [capped])
+    assert rows.iloc[0]["limited_by"] == "users"
+
+
+def test_only_cells_of_servers_that_ended_ok_have_rows(tmp_path):
+    offline = cell({"max_num_seqs": 4}, (1.0,), gpu="cpu-all")
+    broken = cell({"request_rate_per_s": 2.0}, (1.0,), engine="vllm-serve", gpu="cpu-all", outcome="engine_error")
+    rows, summary = serving_tables(table(offline, broken), tmp_path, {})
+    assert rows.empty
+    assert summary.empty
+    assert list(TABLE_SCHEMAS["serving_summary"].validate(summary).columns) == list(summary.columns)

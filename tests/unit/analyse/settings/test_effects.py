@@ -1,0 +1,563 @@
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from tests.unit.analyse.synthetic_cells import around, cell, only, starts_table
+from workflow_scripts.analyse.intervals.further_starts import Looks
+from workflow_scripts.analyse.intervals.statistics import ONE_START
+from workflow_scripts.analyse.settings.effects import SCHEMA, knob_effects, main
+from workflow_scripts.analyse.settings.knob_pairs import looks_at
+from workflow_scripts.analyse.tables import read_table, write_table
+from workflow_scripts.study.study import Starts
+from workflow_scripts.study.study_file import load_study
+
+DEMO = Path(__file__).parents[4] / "config" / "studies" / "demo.yaml"
+
+
+def effects(*cells, margin_pct=2.0, comparison=None):
+    found = SCHEMA.validate(knob_effects(starts_table(*cells), margin_pct))
+    return found[found["comparison"] == comparison].reset_index(drop=True) if comparison else found
+
+
+def flag(value):
+    return None if pd.isna(value) else bool(value)
+
+
+# --- equal work
+
+
+def limited(seqs, requests, rate, steady):
+    steady = steady and [steady * factor for factor in around(1)]
+    return cell({"max_num_seqs": seqs}, around(rate), num_requests=requests, steady_output_tokens_per_s=steady)
+
+
+def test_cells_with_other_requests_are_compared_while_they_are_full():
+    equal = [limited(seqs, 64, rate, steady) for seqs, rate, steady in ((1, 100, 100), (4, 300, 400), (16, 400, 800))]
+    assert set(effects(*equal)["metric"]) == {"output_tokens_per_s"}
+    assert set(effects(*equal)["work"]) == {"equal"}
+    other = limited(16, 128, 400, 800)
+    found = effects(*equal[:2], other).set_index(["comparison", "value"])
+    assert set(found["metric"]) == {"steady_output_tokens_per_s"}
+    assert found["work"].tolist() == ["equal", "differs", "differs"]
+    assert found.loc[("pair", "4"), ["ratio", "whole_ratio"]].tolist() == pytest.approx([4, 3])
+    assert found.loc[("overall", "16"), ["rate", "baseline_rate"]].tolist() == pytest.approx([800, 100])
+    assert found.loc[("overall", "16"), ["ratio", "whole_ratio"]].tolist() == pytest.approx([8, 4])
+    # A cell that is never full has no such rate, and then none of its group is compared by it.
+    unknown = effects(*equal[:2], limited(16, 128, 400, None)).set_index(["comparison", "value"])
+    assert set(unknown["metric"]) == {"output_tokens_per_s"}
+    assert unknown.loc["overall", ["ratio", "whole_ratio"]].values.tolist() == [pytest.approx([4, 4])]
+    assert unknown["work"].tolist() == ["equal", "differs", "differs"]
+
+
+def test_the_rates_beside_a_ratio_are_those_of_the_rounds_that_both_share():
+    rows = starts_table(cell({"max_num_seqs": 1}, around(100)), cell({"max_num_seqs": 4}, [200, 200, 200, 800]))
+    [row] = knob_effects(rows, 2.0).query("comparison == 'pair'").itertuples()
+    assert (row.rate, row.baseline_rate, row.ratio) == pytest.approx((200, 100, 2), rel=1e-3)
+    assert row.ratio == pytest.approx(row.rate / row.baseline_rate)
+
+
+# --- what is compared with what
+
+
+def test_values_are_compared_with_the_smallest_in_every_group_that_is_alike_otherwise():
+    found = effects(
+        *(
+            cell({"max_num_seqs": seqs, "block_size": block}, around(100), gpu=gpu)
+            for gpu in ("h200", "l40s")
+            for block in (16, 32)
+            for seqs in (128, 1, 16)
+        ),
+        comparison="pair",
+    )
+    by_seqs = found[found["knob"] == "max_num_seqs"]
+    assert by_seqs[["gpu", "held", "value", "baseline", "values"]].values.tolist() == [
+        [gpu, f"block_size={block}", value, "1", "1, 16, 128"]
+        for gpu in ("h200", "l40s")
+        for block in (16, 32)
+        for value in ("16", "128")
+    ]
+    by_block = found[found["knob"] == "block_size"]
+    assert len(by_block) == 6
+    assert set(by_block["held"]) == {"max_num_seqs=1", "max_num_seqs=16", "max_num_seqs=128"}
+    assert set(by_block["value"] + by_block["baseline"]) == {"3216"}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"gpu": "l40s"},
+        {"model": "opt-125m"},
+        {"workload": "long"},
+        {"study": "other"},
+        {"source": "measured elsewhere"},
+        {"engine": "hf-static"},
+    ],
+)
+def test_cells_that_differ_in_anything_else_are_not_compared(other):
+    knobs = {"batch_size": 8} if "engine" in other else {"max_num_seqs": 16}
+    assert effects(cell({"max_num_seqs": 1}), cell(knobs, **other)).empty
+
+
+def test_models_are_compared_at_equal_settings_with_the_first_in_the_alphabet():
+    found = effects(
+        *(
+            cell({"max_num_seqs": seqs}, around(rate), model=model)
+            for seqs in (1, 16)
+            for model, rate in (("opt", 100), ("opt-awq", 200))
+        ),
+        cell({"max_num_seqs": 64}, around(100), model="opt"),
+    )
+    by_model = found[found["knob"] == "model"]
+    pairs = by_model[by_model["comparison"] == "pair"]
+    assert pairs[["model", "value", "baseline", "held"]].values.tolist() == [
+        ["opt-awq", "opt-awq", "opt", f"max_num_seqs={seqs}"] for seqs in (1, 16)
+    ]
+    assert pairs["ratio"].tolist() == pytest.approx([2, 2])
+    assert by_model["took_effect"].isna().all()
+    assert not by_model["explanation"].str.contains("effect|engine tells").any()
+    assert set(found.loc[found["knob"] == "max_num_seqs", "model"]) == {"opt", "opt-awq"}
+
+
+def test_a_knob_that_a_cell_leaves_to_the_engine_has_no_value_there():
+    found = effects(
+        cell({"max_num_seqs": 1}),
+        cell({"max_num_seqs": 1, "block_size": 16}),
+        cell({"max_num_seqs": 1, "block_size": 32}),
+        cell({"max_num_seqs": 4}),
+        comparison="pair",
+    )
+    assert found[["knob", "value", "baseline", "held"]].values.tolist() == [
+        ["max_num_seqs", "4", "1", ""],
+        ["block_size", "32", "16", "max_num_seqs=1"],
+    ]
+
+
+def test_cells_that_do_not_count_are_left_out():
+    assert effects(cell({"max_num_seqs": 1}), cell({"max_num_seqs": 4}, outcome="engine_error")).empty
+    assert effects(cell({"max_num_seqs": 1}), cell({"max_num_seqs": 4}, comparable=False)).empty
+
+
+def test_cells_of_different_locks_are_kept_apart():
+    assert effects(cell({"max_num_seqs": 1}, lock_sha256="a"), cell({"max_num_seqs": 4}, lock_sha256="b")).empty
+    assert not effects(cell({"max_num_seqs": 1}, lock_sha256="a"), cell({"max_num_seqs": 4}, lock_sha256="a")).empty
+
+
+def test_a_table_without_anything_to_compare_has_all_columns_and_no_rows():
+    assert effects(cell({"max_num_seqs": 1})).columns.tolist() == list(SCHEMA.columns)
+    assert effects(cell({"max_num_seqs": 1}, outcome="missing")).columns.tolist() == list(SCHEMA.columns)
+
+
+def test_baseline_of_switches_is_false_and_of_names_the_first_in_the_alphabet():
+    switch = effects(*(cell({"enable_prefix_caching": on}, around(1)) for on in (True, False)), comparison="pair")
+    assert only(switch)[["value", "baseline", "values"]].tolist() == ["true", "false", "false, true"]
+    names = effects(*(cell({"kv_cache_dtype": t}, around(1)) for t in ("fp8", "auto")), comparison="pair")
+    assert only(names)[["value", "baseline"]].tolist() == ["fp8", "auto"]
+
+
+# --- the numbers
+
+
+def test_ratio_and_interval_of_a_pair_are_those_of_a_paired_t_test():
+    found = only(
+        effects(
+            cell({"max_num_seqs": 1}, [100.0, 102.0, 101.0]),
+            cell({"max_num_seqs": 4}, [205.0, 200.0, 207.0, 500.0]),
+            comparison="pair",
+        )
+    )
+    logs = np.log([205.0, 200.0, 207.0]) - np.log([100.0, 102.0, 101.0])
+    interval = stats.ttest_1samp(logs, 0).confidence_interval(0.95)
+    assert found["ratio"] == pytest.approx(np.exp(logs.mean()))
+    assert (found["ratio_low"], found["ratio_high"]) == pytest.approx(np.exp([interval.low, interval.high]))
+    half = np.sqrt(2) * (interval.high - interval.low) / 2
+    assert found["ratio_again_high"] == pytest.approx(np.exp(logs.mean() + half))
+    assert (found["repeats"], found["baseline_repeats"], found["starts"]) == (4, 3, 3)
+    assert found["scope"] == "between starts on this device"
+    assert found["cell_id"].endswith("/seqs4")
+    assert found["baseline_cell_id"].endswith("/seqs1")
+    assert found["margin_pct"] == 2.0
+
+
+@pytest.mark.parametrize(
+    ("ratio", "sd", "verdict", "needed"),
+    [
+        (1.001, 0.001, "flat", 0),
+        (1.5, 0.001, "changes", 0),
+        (0.5, 0.001, "changes", 0),
+        # A second plan with n starts must have t(1 - 0.05 * 3 / 16, n - 1) * sqrt(3) * sd / sqrt(n) within 1.98 %: it
+        # is 2.09 % at 7, 1.86 % at 8.
+        (1.0, 0.01, "not decided", 5),
+        (1.0199, 0.01, "not decided", None),
+    ],
+)
+def test_verdict_and_what_it_would_take(ratio, sd, verdict, needed):
+    found = only(
+        effects(
+            cell({"block_size": 16}, around(100, sd)),
+            cell({"block_size": 32}, around(100 * ratio, sd, 1)),
+            comparison="pair",
+        )
+    )
+    assert found["verdict"] == verdict
+    assert (None if pd.isna(found["starts_needed"]) else found["starts_needed"]) == needed
+
+
+def test_the_margin_is_the_studys():
+    cells = cell({"block_size": 16}, around(100)), cell({"block_size": 32}, around(130))
+    assert only(effects(*cells, margin_pct=35.0, comparison="pair"))["verdict"] == "flat"
+    assert only(effects(*cells, margin_pct=2.0, comparison="pair"))["verdict"] == "changes"
+
+
+def test_one_repeat_decides_nothing_and_plans_nothing():
+    found = effects(cell({"block_size": 16}, [100.0]), cell({"block_size": 32}, [300.0]))
+    assert found["ratio"].tolist() == pytest.approx([3, 3])
+    assert found[["ratio_low", "ratio_high", "starts_needed"]].isna().all(axis=None)
+    assert set(found["verdict"]) == {"not decided"}
+
+
+@pytest.mark.parametrize(
+    ("ratio", "others", "verdict"),
+    [(1.0, 0.002, "flat"), (1.46, 0.002, "changes"), (1.46, 0.3, "not decided"), (1.12, 0.002, "not decided")],
+)
+def test_one_start_is_worth_what_other_starts_vary(ratio, others, verdict):
+    """Other cells of the device show how starts vary; a change must also be larger than two modes make."""
+    known = [cell({"max_num_seqs": n}, np.tile(around(100, others, n), 3)) for n in range(1, 5)]
+    found = effects(*known, cell({"block_size": 32}, [100.0]), cell({"block_size": 64}, [100 * ratio]), margin_pct=5)
+    pair = only(found[(found["knob"] == "block_size") & (found["comparison"] == "pair")])
+    assert (pair["verdict"], pair["scope"], pair["starts"]) == (verdict, ONE_START, 1)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "starts", "verdict", "needed"),
+    [(1.12, 4, "not decided", 1), (1.12, 5, "changes", 0), (1.25, 2, "changes", 0)],
+)
+def test_a_change_in_few_starts_must_be_larger_than_two_modes_make(ratio, starts, verdict, needed):
+    rates = np.tile(around(100), 2)[:starts]
+    cells = cell({"block_size": 32}, rates), cell({"block_size": 64}, ratio * rates)
+    found = only(effects(*cells, comparison="pair"))
+    assert (found["verdict"], found["starts_needed"]) == (verdict, needed)
+
+
+def test_a_cell_with_two_modes_has_no_interval():
+    def starts(of, *rates):
+        noise = np.roll([0.002, 0, -0.002, 0, 0.001, -0.001], of)
+        return cell({"max_num_seqs": of}, np.array(rates) * np.exp(noise))
+
+    steady = [starts(n, *[100.0] * 6) for n in (1, 2, 4)]
+    found = effects(*steady, starts(8, 300, 390, 300, 390, 390, 300), comparison="pair").set_index("value")
+    assert found["verdict"].to_dict() == {"2": "flat", "4": "flat", "8": "not decided"}
+    assert found.loc["8", ["ratio_low", "ratio_high"]].isna().all()
+
+
+def test_looks_at_the_study_share_the_error():
+    cells = cell({"block_size": 16}, around(100, 0.004)), cell({"block_size": 32}, around(100, 0.004, 1))
+    assert set(knob_effects(starts_table(*cells), 2.0)["verdict"]) == {"flat"}
+    assert set(knob_effects(starts_table(*cells), 2.0, Looks(2, 8))["verdict"]) == {"not decided"}
+
+
+def test_a_plan_that_gave_counted_starts_was_a_look_at_them():
+    cells = cell({"block_size": 16}, around(100, 0.004)), cell({"block_size": 32}, around(100, 0.004, 1))
+    rows = starts_table(*cells)
+    three = Starts(at_least=3, at_most=3)
+    for planned, earlier in ((["3"] * 3, 0), (["2", "2", "3"], 1), (["1", "2, or up to 8", "3"], 2), ([None] * 3, 0)):
+        seen = rows.assign(planned_starts=planned * 2)
+        assert looks_at(three, seen) == Looks(3, 3, earlier)
+        found = knob_effects(seen, 2.0, looks_at(three, seen))
+        assert found["level_pct"].tolist() == pytest.approx([5 * 0.75 * 0.25**earlier] * 2)
+        assert set(found["verdict"]) == {"not decided" if earlier else "flat"}
+    gone = rows.assign(planned_starts=["2", "2", "3"] * 2, comparable=[False, False, True] * 2)
+    assert looks_at(three, gone) == Looks(3, 3)
+
+
+# --- all values together
+
+
+def seqs(rates, sd=0.001, **columns):
+    return [cell({"max_num_seqs": n}, around(rate, sd, i % 3), **columns) for i, (n, rate) in enumerate(rates.items())]
+
+
+def test_overall_is_the_fastest_against_the_slowest_with_an_interval_over_all_pairs():
+    found = only(effects(*seqs({1: 100, 4: 300, 16: 50}, sd=0.01), comparison="overall"))
+    assert found[["value", "baseline", "values", "verdict"]].tolist() == ["4", "16", "1, 4, 16", "changes"]
+    assert found["ratio"] == pytest.approx(6)
+    # Three cells of three starts without the effects of rounds: four degrees of freedom.
+    half = stats.t.ppf(1 - 0.025 / 3, 4) * 0.01 * math.sqrt(3 / 2) * math.sqrt(2 / 3)
+    ends = 6 * math.exp(-half), 6 * math.exp(half)
+    assert (found["ratio_low"], found["ratio_high"]) == pytest.approx(ends, rel=0.005)
+    assert found["starts_needed"] == 0
+
+
+@pytest.mark.parametrize(
+    ("rates", "sd", "fastest", "decided"),
+    [
+        ({1: 100, 4: 300, 16: 50}, 0.001, "4", True),
+        ({1: 100, 4: 300, 16: 301}, 0.001, "4, 16", True),  # equally fast
+        ({1: 100, 4: 300, 16: 330}, 0.1, "4, 16", False),  # only the smallest is shown to be slower
+        ({1: 100, 4: 116, 16: 130}, 0.1, "1, 4, 16", False),
+    ],
+)
+def test_the_fastest_are_those_that_no_other_is_shown_to_exceed(rates, sd, fastest, decided):
+    found = only(effects(*seqs(rates, sd), comparison="overall"))
+    assert (found["fastest"], flag(found["fastest_decided"])) == (fastest, decided)
+
+
+def test_overall_is_flat_only_if_every_pair_is():
+    assert only(effects(*seqs({1: 100, 4: 101, 16: 100.5}), comparison="overall"))["verdict"] == "flat"
+    # Each is within 20 % of the first, but not the others of each other.
+    pairs = effects(*seqs({1: 100, 4: 116, 16: 86}), margin_pct=20)
+    assert pairs.loc[pairs["comparison"] == "pair", "verdict"].tolist() == ["flat", "flat"]
+    assert only(pairs[pairs["comparison"] == "overall"])["verdict"] == "not decided"
+    assert only(pairs[pairs["comparison"] == "overall"])["starts_needed"] == 2
+
+
+def test_a_change_needs_more_the_more_comparisons_the_study_has():
+    two = effects(*seqs({1: 100, 4: 130}, sd=0.04))
+    assert two["verdict"].tolist() == ["changes", "changes"]
+    gpus = ("l40s", "h100-sxm", "a100-pcie-80gb")
+    many = [row for gpu in gpus for row in seqs({1: 100, 4: 101}, sd=0.04, gpu=gpu, study="other")]
+    five = effects(*seqs({1: 100, 4: 130}, sd=0.04), *many)
+    assert set(five.loc[five["gpu"] == "h200", "verdict"]) == {"not decided"}
+
+
+def test_overall_waits_for_the_last_pair_to_be_flat():
+    pairs = effects(*seqs({1: 100, 4: 100, 16: 101.5}, sd=0.01))
+    needed = pairs.loc[pairs["comparison"] == "pair", "starts_needed"].tolist()
+    overall = only(pairs[pairs["comparison"] == "overall"])
+    assert overall["verdict"] == "not decided"
+    assert overall["starts_needed"] == max(needed) > min(needed)
+
+
+def test_overall_has_no_plan_where_a_pair_has_none():
+    cells = [*seqs({1: 100, 4: 102}), cell({"max_num_seqs": 16}, [101.0])]
+    overall = only(effects(*cells, comparison="overall"))
+    assert (overall["value"], overall["baseline"], overall["verdict"]) == ("4", "1", "not decided")
+    assert pd.isna(overall["starts_needed"])
+
+
+def test_overall_shows_the_pair_that_decides_it():
+    # 64 is the slowest, and one start of it decides nothing.
+    cells = [*seqs({1: 100, 4: 130}), cell({"max_num_seqs": 64}, [95.0])]
+    overall = only(effects(*cells, comparison="overall"))
+    assert overall[["value", "baseline", "verdict"]].tolist() == ["4", "1", "changes"]
+    assert overall["ratio_low"] > 1.28
+    # Without any repeats the furthest apart are shown all the same.
+    cells = [cell({"max_num_seqs": n}, [rate]) for n, rate in ((1, 100.0), (4, 40.0), (16, 90.0))]
+    overall = only(effects(*cells, comparison="overall"))
+    assert overall[["value", "baseline", "verdict"]].tolist() == ["1", "4", "not decided"]
+    assert overall["ratio"] == pytest.approx(2.5)
+
+
+def test_values_that_are_all_equal_are_still_two_cells():
+    overall = only(effects(*seqs({1: 100, 4: 100}, sd=0.0), comparison="overall"))
+    assert overall[["value", "baseline", "ratio", "verdict"]].tolist() == ["4", "1", 1.0, "flat"]
+
+
+def test_groups_come_one_after_the_other_pairs_first():
+    found = effects(*seqs({1: 1, 4: 2}), *seqs({1: 3, 4: 1}, gpu="l40s"))
+    assert found[["gpu", "comparison", "value"]].values.tolist() == [
+        ["h200", "pair", "4"],
+        ["h200", "overall", "4"],
+        ["l40s", "pair", "4"],
+        ["l40s", "overall", "1"],
+    ]
+
+
+# --- whether the knob took effect, and what bound
+
+
+@pytest.mark.parametrize(
+    ("engine", "knob", "values", "column"),
+    [
+        ("vllm", "block_size", (16, 32), "block_size_effective"),
+        ("vllm", "max_num_seqs", (16, 32), "running_peak"),
+        ("vllm", "max_num_batched_tokens", (1024, 2048), "max_num_batched_tokens_effective"),
+        ("vllm", "max_model_len", (1024, 2048), "max_model_len_effective"),
+        ("vllm", "gpu_memory_utilization", (0.5, 0.75), "kv_cache_tokens"),
+        ("vllm", "cpu_kv_cache_gib", (1, 2), "kv_cache_tokens"),
+        ("vllm", "kv_cache_dtype", ("auto", "fp8"), "kv_cache_tokens"),
+        ("vllm", "tensor_parallel_size", (1, 2), "kv_cache_tokens"),
+        ("vllm", "pipeline_parallel_size", (1, 2), "kv_cache_tokens"),
+        ("vllm-serve", "users", (1, 4), "running_peak"),
+        ("vllm", "enable_prefix_caching", (False, True), "prefix_cache_hits"),
+        ("vllm", "num_speculative_tokens", (0, 4), "draft_tokens"),
+        ("vllm", "attention_backend", ("FLASHINFER", "FLASH_ATTN"), "attention_backend"),
+        ("hf-static", "batch_size", (1, 8), "running_peak"),
+        ("hf-continuous", "page_size", (16, 32), "block_size_effective"),
+        ("hf-continuous", "num_blocks", (64, 128), "num_gpu_blocks"),
+        ("hf-continuous", "max_batch_tokens", (64, 128), "max_num_batched_tokens_effective"),
+    ],
+)
+def test_a_knob_took_effect_if_the_engine_shows_a_difference(engine, knob, values, column):
+    others = {"page_size": 32, "num_blocks": 64, "max_batch_tokens": 64} if engine == "hf-continuous" else {}
+    others |= {"speculative_method": "ngram"} if knob == "num_speculative_tokens" else {}
+    text = column == "attention_backend"
+
+    def found(seen):
+        cells = (
+            cell(others | {knob: value}, around(1), engine=engine, **{column: shown})
+            for value, shown in zip(values, seen, strict=True)
+        )
+        both = effects(*cells)
+        assert set(both["knob"]) == {knob}
+        pair, overall = (flag(x) for x in both["took_effect"])
+        assert pair is overall
+        return pair
+
+    assert found(("A", "B") if text else (3, 4)) is True
+    assert found(("A", "A") if text else (3, 3)) is False
+    assert found(("A", None) if text else (3, None)) is None
+
+
+def test_what_the_engine_shows_is_that_of_one_repeat():
+    seen = ((False, 0), (True, 96))
+    found = effects(*(cell({"enable_prefix_caching": on}, around(1), prefix_cache_hits=hits) for on, hits in seen))
+    assert found["explanation"].str.contains(" was 96,").any()
+
+
+def test_nothing_shows_whether_another_knob_took_effect():
+    found = effects(*(cell({"enforce_eager": eager}, around(1)) for eager in (True, False)))
+    assert found["took_effect"].isna().all()
+
+
+def test_overall_took_effect_if_any_pair_shows_it():
+    def overall(*peaks):
+        cells = (
+            cell({"max_num_seqs": n}, around(1), running_peak=peak, num_requests=24)
+            for n, peak in zip((1, 4, 16), peaks, strict=True)
+        )
+        return flag(only(effects(*cells, comparison="overall"))["took_effect"])
+
+    assert overall(1, 1, 2) is True
+    assert overall(1, None, 2) is True
+    assert overall(2, 2, 2) is False
+    assert overall(2, 2, None) is None
+
+
+def test_what_bound_the_engine():
+    found = effects(
+        *(cell({"max_num_seqs": n}, around(1), running_peak=min(n, 24), num_requests=24) for n in (1, 4, 64))
+    )
+    assert found[["comparison", "value", "bound_by"]].values.tolist()[:2] == [
+        ["pair", "4", "sequences"],
+        ["pair", "64", "prompts"],
+    ]
+    assert only(found[found["comparison"] == "overall"])["bound_by"] == "prompts, sequences"
+    unknown = effects(*(cell({"max_num_seqs": n}, around(1)) for n in (1, 4)))
+    assert unknown["bound_by"].isna().all()
+
+
+# --- words
+
+
+def explained(*cells, comparison="pair", **options):
+    return only(effects(*cells, comparison=comparison, **options))["explanation"]
+
+
+@pytest.mark.parametrize(
+    ("comparison", "end"),
+    [
+        ("overall", ""),
+        ("pair", " It took effect: running_peak was 4, against 1. As many sequences ran as the settings allow (4)."),
+    ],
+)
+def test_a_change_in_words(comparison, end):
+    peaks = {1: 1, 4: 4}
+    cells = [cell({"max_num_seqs": n}, around(100 * n, 0.0), running_peak=peaks[n], num_requests=24) for n in peaks]
+    assert explained(*cells, comparison=comparison) == (
+        "At most 4 sequences instead of 1: 4 times the output tokens/s (95 % interval 4 to 4, between starts "
+        f"on this device), a change of more than 2 %.{end}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("knob", "values", "columns", "phrase"),
+    [
+        ("max_num_seqs", (64, 256), {"running_peak": 24, "num_requests": 24}, "made no difference"),
+        ("block_size", (16, 128), {"block_size_effective": [16, 64]}, "not the requested"),
+        ("enforce_eager", (False, True), {}, "Nothing that"),
+    ],
+)
+def test_what_came_of_a_knob_in_words(knob, values, columns, phrase):
+    shown = [{k: v[i] if isinstance(v, list) else v for k, v in columns.items()} for i in range(2)]
+    cells = [cell({knob: value}, around(100, 0.0), **of) for value, of in zip(values, shown, strict=True)]
+    assert phrase in explained(*cells)
+
+
+# --- as a whole
+
+
+# Making an example smaller takes longer than reading it as it is.
+@settings(max_examples=30, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@given(
+    st.dictionaries(st.integers(1, 512), st.lists(st.floats(50, 200), min_size=1, max_size=4), min_size=2, max_size=5)
+)
+def test_properties_of_any_group(rates):
+    found = effects(*(cell({"max_num_seqs": n}, values) for n, values in rates.items()))
+    pairs, overall = found[found["comparison"] == "pair"], only(found[found["comparison"] == "overall"])
+    assert pairs["value"].tolist() == [str(n) for n in sorted(rates)[1:]]
+    assert set(pairs["baseline"]) == {str(min(rates))}
+    assert overall["ratio"] >= 1
+    if overall["verdict"] != "changes":
+        assert overall["ratio"] >= pairs["ratio"].max() * (1 - 1e-12)
+    decided = found["verdict"] != "not decided"
+    assert (found.loc[decided, "starts_needed"] == 0).all()
+    assert not (found.loc[~decided, "starts_needed"] == 0).any()
+    assert found.loc[decided, "ratio_low"].notna().all()
+    if overall["verdict"] == "flat":
+        assert (pairs["verdict"] == "flat").all()
+
+
+def test_the_command_writes_the_table(tmp_path):
+    write_table(starts_table(*seqs({1: 100, 4: 300})), tmp_path / "cells.parquet")
+    out = tmp_path / "tables" / "effects.parquet"
+    assert main(["--study", str(DEMO), "--cells", str(tmp_path / "cells.parquet"), "--out", str(out)]) == 0
+    written = read_table(out)
+    assert written["verdict"].tolist() == ["changes", "changes"]
+    assert set(written["margin_pct"]) == {load_study(DEMO).equivalence_margin_pct}
+    assert written["starts_needed"].dtype == "Int64"
+    assert len(pd.read_csv(out.with_suffix(".csv"))) == 2
+
+
+# --- what the engine moved with the knob
+
+
+def of_settings(seqs, **settings):
+    return cell({"max_num_seqs": seqs}, around(100 + seqs), effective=json.dumps({"max_num_seqs": seqs, **settings}))
+
+
+def test_a_default_that_moves_with_a_knob_is_told_beside_the_verdict():
+    cells = [
+        of_settings(seqs, max_num_batched_tokens=tokens, num_gpu_blocks=100 - seqs, max_model_len=512)
+        for seqs, tokens in ((1, 512.0), (8, 4096.0), (16, 4096.0))
+    ]
+    found = effects(*cells)
+    assert found[["comparison", "value", "moved_with_it"]].values.tolist() == [
+        ["pair", "8", "max_num_batched_tokens 512 -> 4,096"],
+        ["pair", "16", "max_num_batched_tokens 512 -> 4,096"],
+        ["overall", "16", "max_num_batched_tokens 512 -> 4,096"],
+    ]
+    assert found["explanation"].str.contains("4,096").all()
+
+
+def test_what_the_study_asks_for_and_what_only_one_cell_tells_did_not_move():
+    same = {"attention_backend": "CPU_ATTN", "max_num_batched_tokens": 512}
+    found = effects(of_settings(1, **same), of_settings(8, **same, dtype="float32"))
+    assert found["moved_with_it"].isna().all()
+    assert not found["explanation"].str.contains("alone").any()
+    assert effects(of_settings(1, **same), cell({"max_num_seqs": 8}, around(100)))["moved_with_it"].isna().all()
+    others = {"num_blocks": 8, "max_batch_tokens": 64}
+    pages = [
+        cell({"page_size": size, **others}, engine="hf-continuous", effective=json.dumps(told))
+        for size, told in (
+            (32, {"block_size": 32, "attention_backend": "a"}),
+            (64, {"block_size": 64, "attention_backend": "b"}),
+        )
+    ]
+    assert set(effects(*pages)["moved_with_it"]) == {"attention_backend a -> b"}

@@ -1,0 +1,327 @@
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from tests.unit.analyse.synthetic_cells import around, cell, only, starts_table
+from tests.unit.analyse.synthetic_starts import as_ratio
+from workflow_scripts.analyse.intervals.further_starts import Looks
+from workflow_scripts.analyse.intervals.statistics import FASTER
+from workflow_scripts.analyse.settings.engine_gain import DECOMPOSITION_SCHEMA, SCHEMA, engine_tables, main
+from workflow_scripts.analyse.tables import read_table, write_table
+
+DEMO = Path(__file__).parents[4] / "config" / "studies" / "demo.yaml"
+
+
+def vllm(rate, seqs=16, **options):
+    knobs = {"max_num_seqs": seqs} | options.pop("knobs", {})
+    return cell(knobs, rate if isinstance(rate, list) else around(rate), **options)
+
+
+def static(rate, batch, cache="dynamic", **options):
+    knobs = {"batch_size": batch, "cache_implementation": cache}
+    return cell(knobs, rate if isinstance(rate, list) else around(rate), engine="hf-static", **options)
+
+
+def continuous(rate, tokens=256, **options):
+    knobs = {"page_size": 32, "num_blocks": 128, "max_batch_tokens": tokens}
+    return cell(knobs, rate if isinstance(rate, list) else around(rate), engine="hf-continuous", **options)
+
+
+def improvements(*cells):
+    return SCHEMA.validate(engine_tables(starts_table(*cells))[0])
+
+
+def steps(*cells):
+    return DECOMPOSITION_SCHEMA.validate(engine_tables(starts_table(*cells))[1])
+
+
+# --- every vLLM cell against every HuggingFace cell
+
+
+def test_every_vllm_cell_meets_every_huggingface_cell_of_its_place():
+    found = improvements(vllm(8, 1), vllm(9, 16), static(1, 1), static(2, 8), continuous(4), static(1, 1, gpu="l40s"))
+    assert found[["vllm_knobs", "hf_knobs"]].values.tolist() == [
+        [seqs, hf]
+        for seqs in ("seqs1", "seqs16")
+        for hf in ("static-batch1-cachedynamic", "static-batch8-cachedynamic", "continuous-page32-blocks128-tokens256")
+    ]
+    assert found["hf_kind"].tolist()[:3] == ["batch 1", "static batch", "continuous batching"]
+    assert found["hf_engine"].tolist()[:3] == ["hf-static", "hf-static", "hf-continuous"]
+    assert found["hf_batch_size"].tolist()[:2] == [1, 8]
+    assert pd.isna(found["hf_batch_size"][2])
+    assert found["vllm_max_num_seqs"].tolist() == [1, 1, 1, 16, 16, 16]
+    assert found["comparable"].all()
+    assert found["reason"].isna().all()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"gpu": "l40s"},
+        {"model": "opt-125m"},
+        {"workload": "long"},
+        {"study": "other"},
+        {"source": "measured elsewhere"},
+        {"outcome": "infeasible"},
+        {"comparable": False},
+    ],
+)
+def test_cells_of_another_place_do_not_meet(other):
+    assert improvements(vllm(8), static(1, 1, **other)).empty
+    assert steps(vllm(8), static(1, 1, **other)).empty
+
+
+def test_cells_of_different_locks_are_not_comparable():
+    apart = vllm(8, lock_sha256="b" * 64), static(1, 1, lock_sha256="a" * 64)
+    found = only(improvements(*apart))
+    assert not found["comparable"]
+    assert "lock aaaaaaaaaaaa against bbbbbbbbbbbb" in found["reason"]
+    assert math.isnan(found["improvement_ratio"])
+    assert not steps(*apart)["comparable"].any()
+
+
+def test_each_plan_of_starts_has_less_of_the_error():
+    cells = starts_table(vllm(around(130, 0.02), 1), static(around(100, 0.02, 1), 1))
+    verdicts = [only(engine_tables(cells, Looks(3, 3, earlier))[0])["verdict"] for earlier in range(4)]
+    assert verdicts == ["faster", "faster", "not decided", "not decided"]
+
+
+def test_improvement_is_a_ratio_within_rounds():
+    fast, slow = [170.0, 180.0, 175.0], [10.0, 9.9, 10.3]
+    found = only(improvements(vllm(fast), static(slow, 1)))
+    interval = stats.ttest_1samp(np.log(fast) - np.log(slow), 0).confidence_interval(0.95)
+    assert found["improvement_ratio"] == pytest.approx(stats.gmean(fast) / stats.gmean(slow))
+    assert (found["improvement_ratio_low"], found["improvement_ratio_high"]) == pytest.approx(as_ratio(interval))
+    assert found["verdict"] == "faster"
+    assert (found["vllm_repeats"], found["hf_repeats"]) == (3, 3)
+    assert found["scope"] == "between starts on this device"
+    assert found["vllm_output_tokens_per_s"] == pytest.approx(stats.gmean(fast))
+    assert found["hf_output_tokens_per_s"] == pytest.approx(stats.gmean(slow))
+
+
+def test_no_huggingface_or_no_vllm_no_rows():
+    for cells in ((vllm(8),), (static(1, 1), continuous(2))):
+        assert improvements(*cells).empty
+        assert steps(*cells).empty
+
+
+# --- equal work
+
+
+@pytest.mark.parametrize("work", ["num_requests", "prompt_tokens", "output_tokens"])
+def test_unequal_work_is_not_comparable(work):
+    found = only(improvements(vllm(8, **{work: 10}), static(1, 1, **{work: 11})))
+    assert (found["comparable"], found["reason"]) == (False, f"{work} differs: 10 against 11")
+    assert found[["improvement_ratio", "improvement_ratio_low", "improvement_ratio_high"]].isna().all()
+    assert found["vllm_output_tokens_per_s"] == pytest.approx(8)
+
+
+@pytest.mark.parametrize("side", ["vllm", "hf"])
+def test_work_that_differs_between_repeats_or_is_not_known_is_not_comparable(side):
+    def reason(**work):
+        a, b = (work, {}) if side == "vllm" else ({}, work)
+        return only(improvements(vllm(8, **a), static(1, 1, **b)))["reason"]
+
+    assert reason(output_tokens=[1000, 1000, 999]) == "output_tokens differs between repeats"
+    assert reason(output_tokens=None) == "output_tokens is not known"
+    first, second = reason(num_requests=7, prompt_tokens=[1, 2, 3]).split("; ")
+    assert first == "prompt_tokens differs between repeats"
+    assert second == ("num_requests differs: 7 against 64" if side == "vllm" else "num_requests differs: 64 against 7")
+
+
+def test_a_fault_of_both_is_said_once():
+    unknown = {"prompt_tokens": None}
+    assert only(improvements(vllm(8, **unknown), static(1, 1, **unknown)))["reason"] == "prompt_tokens is not known"
+
+
+@pytest.mark.parametrize(
+    ("knobs", "differs"),
+    [
+        ({"quantization": "awq"}, "quantization awq"),
+        ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype fp8"),
+        ({"tensor_parallel_size": 2}, "tensor_parallel_size 2"),
+        ({"pipeline_parallel_size": 4}, "pipeline_parallel_size 4"),
+        ({"speculative_method": "ngram", "num_speculative_tokens": 4}, "num_speculative_tokens 4"),
+        ({"kv_cache_dtype": "auto"}, None),
+        ({"kv_cache_dtype": "bfloat16"}, None),
+        ({"kv_cache_dtype": "float16"}, None),
+        ({"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "block_size": 32}, None),
+        ({"speculative_method": "ngram", "num_speculative_tokens": 0}, None),
+    ],
+)
+def test_other_numbers_or_more_devices_are_not_comparable(knobs, differs):
+    found = only(improvements(vllm(8, knobs=knobs), static(1, 1)))
+    assert found["comparable"] == (differs is None)
+    assert pd.isna(found["reason"]) if differs is None else found["reason"].startswith(differs)
+
+
+# --- in words
+
+
+@pytest.mark.parametrize(
+    ("seqs", "hf", "phrase"),
+    [
+        (1, static([1.0, 1.0], 1), "not include batching"),
+        (2, static([1.0, 1.0], 1), "gain is batching"),
+        (4, static([1.0, 1.0], 8), "runs 8 at"),
+        (64, static([1.0, 1.0], 64), "all 64 requests"),
+        (4, continuous([1.0]), "one start"),
+    ],
+)
+def test_improvements_in_words(seqs, hf, phrase):
+    assert phrase in only(improvements(vllm([2.0, 2.0], seqs), hf))["explanation"]
+
+
+# --- the gain as a product of steps
+
+
+def test_the_steps_from_single_requests_to_vllm():
+    found = steps(vllm(24), static(1, 1), static(3, 8), continuous(4))
+    assert found[["factor", "numerator", "denominator"]].values.tolist() == [
+        ["static_batching", "hf-static/static-batch8-cachedynamic", "hf-static/static-batch1-cachedynamic"],
+        [
+            "continuous_batching",
+            "hf-continuous/continuous-page32-blocks128-tokens256",
+            "hf-static/static-batch8-cachedynamic",
+        ],
+        ["engine", "vllm/seqs16", "hf-continuous/continuous-page32-blocks128-tokens256"],
+        ["total", "vllm/seqs16", "hf-static/static-batch1-cachedynamic"],
+    ]
+    assert found["ratio"].tolist() == pytest.approx([3, 4 / 3, 6, 24])
+    assert found["ratio_low"].tolist() == pytest.approx(found["ratio"].tolist())
+    assert found["ratio_high"].tolist() == pytest.approx(found["ratio"].tolist())
+    assert set(found["scope"]) == {"between starts on this device"}
+    assert found["share_pct"].tolist() == pytest.approx([100 * math.log(r) / math.log(24) for r in (3, 4 / 3, 6, 24)])
+    assert found["comparable"].all()
+    assert set(found["vllm_knobs"]) == {"seqs16"}
+    assert set(found["vllm_max_num_seqs"]) == {16}
+
+
+# Making an example smaller takes longer than reading it as it is.
+@settings(max_examples=25, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@given(st.lists(st.lists(st.floats(1, 100), min_size=3, max_size=3), min_size=4, max_size=4))
+def test_steps_multiply_to_the_total_and_shares_add_up(rates):
+    one, batch, flowing, fast = rates
+    found = steps(vllm(fast), static(one, 1), static(batch, 8), continuous(flowing))
+    assert found["ratio"][:3].prod() == pytest.approx(found["ratio"][3])
+    if found["verdict"][3] == FASTER:
+        assert found["share_pct"][:3].sum() == pytest.approx(100)
+        assert found["share_pct"][3] == pytest.approx(100)
+    else:
+        assert found["share_pct"].isna().all()
+
+
+def test_every_vllm_cell_that_batches_has_its_own_steps():
+    found = steps(vllm(1, 1), vllm(2, 2), vllm(3, 16), static(1, 1))
+    assert found["vllm_knobs"].tolist() == ["seqs2"] * 4 + ["seqs16"] * 4
+
+
+def test_the_static_batch_has_vllms_size_and_the_cache_of_the_single_requests_whatever_their_speed():
+    found = steps(
+        vllm(24),
+        static(1, 1),
+        static(0.5, 1, "static"),
+        static(2, 4),
+        static(3, 8, "static"),
+        static(2.9, 16, "static"),
+        continuous(5, tokens=512),
+        continuous(4),
+    )
+    assert found["numerator"].tolist()[:2] == [
+        "hf-static/static-batch16-cachestatic",
+        "hf-continuous/continuous-page32-blocks128-tokens512",
+    ]
+    assert found["denominator"].tolist()[0] == "hf-static/static-batch1-cachestatic"
+    assert found["ratio"].tolist() == pytest.approx([5.8, 5 / 2.9, 24 / 5, 48])
+
+
+def test_a_cache_without_single_requests_is_left_out_however_fast_its_batches_are():
+    for fast in (2.9, 3.1):
+        found = steps(vllm(24, 8), static(1, 1), static(3, 8), static(fast, 8, "static"))
+        assert found["numerator"][0] == "hf-static/static-batch8-cachedynamic"
+        assert found["comparable"].tolist() == [True, False, False, True]
+
+
+@pytest.mark.parametrize(("seqs", "batch"), [(4, 4), (6, 4), (8, 8), (256, 16), (2, 4)])
+def test_the_static_batch_is_the_largest_that_is_no_larger_than_vllms(seqs, batch):
+    found = steps(vllm(24, seqs), static(1, 1), *(static(3, size) for size in (4, 8, 16)))
+    assert found["numerator"][0] == f"hf-static/static-batch{batch}-cachedynamic"
+
+
+def test_continuous_batchings_that_are_not_told_apart_are_named():
+    alone = vllm(24), static(1, 1), continuous(4), continuous(4.0001, 512), continuous(2, 128)
+    assert not steps(*alone)["explanation"][1:3].str.contains("shown to differ").any()
+    repeated = continuous([4.0, 4.2, 4.1]), continuous([4.1, 4.0, 4.3], 512)
+    found = steps(*alone[:2], *repeated, continuous(2, 128))
+    assert found["numerator"][1] == "hf-continuous/continuous-page32-blocks128-tokens512"
+    assert found["explanation"].str.contains("shown to differ").tolist() == [False, True, True, False]
+
+
+def test_without_any_batch_single_requests_with_the_first_cache_are_taken():
+    found = steps(vllm(24), static(1, 1), static(2, 1, "static"))
+    assert only(found[found["factor"] == "total"])["denominator"] == "hf-static/static-batch1-cachedynamic"
+
+
+@pytest.mark.parametrize(
+    ("cells", "ratios"),
+    [
+        ((static(3, 8), continuous(4)), {"continuous_batching": 4 / 3, "engine": 6}),
+        ((static(1, 1),), {"total": 24}),
+        ((continuous(1),), {"engine": 24}),
+    ],
+)
+def test_a_step_whose_cells_were_not_measured_has_no_ratio(cells, ratios):
+    found = steps(vllm(24), *cells).set_index("factor")
+    assert found["ratio"].dropna().to_dict() == pytest.approx(ratios)
+    assert found["comparable"].to_dict() == {factor: factor in ratios for factor in found.index}
+    assert found.loc["total", "numerator"] == "vllm/seqs16"
+    assert pd.isna(found.loc["total", "denominator"]) == ("total" not in ratios)
+
+
+def test_a_step_of_unequal_work_has_no_ratio():
+    found = steps(vllm(24, output_tokens=5), static(1, 1), static(3, 8), continuous(4)).set_index("factor")
+    assert found["comparable"].to_dict() == {
+        "static_batching": True,
+        "continuous_batching": True,
+        "engine": False,
+        "total": False,
+    }
+    assert found.loc["engine", "reason"] == "output_tokens differs: 5 against 1000"
+    assert found["share_pct"].isna().all()
+
+
+def test_a_loss_has_a_negative_share_and_no_total_gain_no_shares():
+    found = steps(vllm(8), static(1, 1), static(4, 8), continuous(2))
+    assert found["share_pct"].tolist() == pytest.approx([200 / 3, -100 / 3, 200 / 3, 100])
+    assert steps(vllm(0.5), static(1, 1), static(4, 8), continuous(2))["share_pct"].isna().all()
+    assert steps(vllm([8.0]), static([1.0], 1), static([4.0], 8), continuous([2.0]))["share_pct"].isna().all()
+
+
+def test_steps_in_words():
+    found = steps(vllm([8.0, 8.0]), static([1.0, 1.0], 1), static([4.0, 4.0], 8), continuous([2.0, 2.0]))
+    assert found["share_pct"].dropna().round().tolist() == [67, -33, 67, 100]
+    assert found["explanation"][1] == (
+        "HuggingFace with continuous batching over a paged cache instead of static batches: "
+        "0.5 times the output tokens/s (95 % interval 0.5 to 0.5, between starts on this device), "
+        "-33 % of the gain on a logarithmic scale."
+    )
+
+
+# --- the command
+
+
+def test_the_command_writes_both_tables(tmp_path):
+    cells = starts_table(vllm(24), static(1, 1), static(3, 8), continuous(4))
+    write_table(cells, tmp_path / "cells.parquet")
+    out, decomposition = tmp_path / "engines.parquet", tmp_path / "steps.parquet"
+    command = ["--study", str(DEMO), "--cells", str(tmp_path / "cells.parquet"), "--out", str(out)]
+    assert main([*command, "--decomposition-out", str(decomposition)]) == 0
+    assert read_table(out)["improvement_ratio"].tolist() == pytest.approx([24, 8, 6])
+    assert read_table(decomposition, "engine_decomposition")["ratio"].tolist() == pytest.approx([3, 4 / 3, 6, 24])
+    assert decomposition.with_suffix(".csv").exists()

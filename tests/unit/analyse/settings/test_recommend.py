@@ -1,0 +1,359 @@
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from scipy import stats
+
+from tests.unit.analyse.synthetic_cells import around, cell, only, starts_table
+from tests.unit.analyse.synthetic_starts import as_ratio
+from tests.unit.study.test_serve_command import DUMMY, HUB
+from workflow_scripts.analyse.intervals.further_starts import Looks
+from workflow_scripts.analyse.settings.recommend import SCHEMA, main, pareto_front, recommendations
+from workflow_scripts.analyse.tables import read_table, write_table
+from workflow_scripts.study.study_file import load_study
+
+DEMO = Path(__file__).parents[4] / "config" / "studies" / "demo.yaml"
+MODELS = {
+    "llama-3.1-8b-instruct": (HUB.model_copy(update={"hub_repo": "org/llama", "revision": None}), Path("models/llama")),
+    "tiny": (DUMMY, Path("models/tiny")),
+}
+
+
+def config(seqs, rate, tpot=0.01, *, ttft=0.1, p99=1.5, **options):
+    """A cell whose latencies are the same in all repeats, with 99th percentiles p99 times the median."""
+    knobs = {"max_num_seqs": seqs} | options.pop("knobs", {})
+    columns = {"tpot_s_p50": tpot, "ttft_s_p50": ttft, "tpot_s_p99": p99 * tpot, "ttft_s_p99": p99 * ttft}
+    return cell(knobs, rate if isinstance(rate, list) else around(rate), **(columns | options))
+
+
+def recommended(*cells, role=None, margin_pct=2.0, models=MODELS, **bounds):
+    found = SCHEMA.validate(recommendations(starts_table(*cells), margin_pct, models, **bounds))
+    return found[found["role"] == role].reset_index(drop=True) if role else found
+
+
+# --- the fastest
+
+
+def test_the_fastest_with_its_intervals():
+    rates, tpots, ttfts = [100.0, 104.0, 102.0], [0.01, 0.012, 0.011], [0.5, 0.7, 0.6]
+    fast = config(
+        16, rates, tpot_s_p50=tpots, ttft_s_p50=ttfts, tpot_s_p99=[0.02, 0.03, 0.025], ttft_s_p99=[1.0, 0.8, 0.9]
+    )
+    found = only(recommended(fast, role="best_throughput"))
+    assert (found["knobs"], found["cell_id"]) == ("seqs16", "h200/vllm/llama-3.1-8b-instruct/chat/seqs16")
+    assert found["repeats"] == 3
+    for metric, values in (("output_tokens_per_s", rates), ("tpot_s_p50", tpots), ("ttft_s_p50", ttfts)):
+        interval = stats.ttest_1samp(np.log(values), 0).confidence_interval(0.95)
+        assert found[metric] == pytest.approx(stats.gmean(values))
+        assert (found[f"{metric}_low"], found[f"{metric}_high"]) == pytest.approx(as_ratio(interval))
+    assert found["tpot_s_p99"] == pytest.approx(stats.gmean([0.02, 0.03, 0.025]))
+    assert found["ttft_s_p99"] == pytest.approx(stats.gmean([1.0, 0.8, 0.9]))
+    assert pd.isna(found["latency_bound"])
+    assert pd.isna(found["margin_pct"])
+
+
+def test_only_vllm_cells_that_count_are_recommended():
+    found = recommended(
+        config(4, 50),
+        config(8, 90, outcome="invalid"),
+        config(16, 90, comparable=False),
+        cell({"batch_size": 8}, around(90), engine="hf-static"),
+    )
+    assert set(found["knobs"]) == {"seqs4"}
+    assert recommended(config(8, 90, outcome="timeout")).empty
+    assert recommended(config(8, 90, outcome="timeout")).columns.tolist() == list(SCHEMA.columns)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"gpu": "l40s"}, {"model": "opt-125m"}, {"workload": "long"}, {"study": "b"}, {"source": "measured elsewhere"}],
+)
+def test_every_place_has_its_own(other):
+    found = recommended(config(4, 50), config(16, 90, **other), role="best_throughput")
+    assert found["knobs"].tolist() == ["seqs4", "seqs16"]
+    (name, value), *_ = other.items()
+    assert found[name][1] == value
+
+
+def test_cells_of_different_locks_are_not_ranked_against_each_other():
+    locks = {4: "a", 8: "b", 16: "b"}
+    found = recommended(*(config(n, 10 * n, lock_sha256=locks[n]) for n in locks), role="best_throughput")
+    assert found["knobs"].tolist() == ["seqs4", "seqs16"]
+
+
+def test_the_roles_of_a_place_in_order():
+    found = recommended(config(1, 10, 0.01), config(4, 30, 0.015), config(16, 60, 0.1))
+    assert found[["role", "knobs"]].values.tolist() == [
+        ["best_throughput", "seqs16"],
+        ["best_within_latency", "seqs1"],
+        ["smallest_within_margin", "seqs16"],
+        ["pareto", "seqs1"],
+        ["pareto", "seqs4"],
+        ["pareto", "seqs16"],
+    ]
+
+
+# --- ties
+
+
+def test_configurations_that_are_not_shown_to_be_slower_are_ties():
+    def best(*cells):
+        return only(recommended(*cells, role="best_throughput"))[["knobs", "ties"]].tolist()
+
+    assert best(config(1, 99), config(4, 100), config(8, [99.8, 99.9, 100.2])) == ["seqs4", "seqs8"]
+    # One start each does not show what another would give, unless they are far apart.
+    assert best(config(1, [20.0]), config(4, [100.0]), config(8, [80.0])) == ["seqs4", "seqs1, seqs8"]
+
+
+def test_a_tie_is_a_test_that_is_not_passed():
+    # Turned round, the rates differ by 2 sd, 0 and -2 sd, so half of the 95 % interval is t(0.975, 2) * 2 sd / sqrt(3).
+    half = stats.t.ppf(0.975, 2) * 0.02 / math.sqrt(3)
+    best = config(4, around(100, 0.01))
+    for distance, ties in ((0.999, "seqs1"), (1.001, None)):
+        other = config(1, around(100 * math.exp(-half * distance), 0.01)[::-1])
+        found = only(recommended(best, other, role="best_throughput"))
+        assert (None if pd.isna(found["ties"]) else found["ties"]) == ties
+        assert ("shown to be slower" in found["explanation"]) == (ties is not None)
+
+
+@pytest.mark.parametrize(("last", "end"), [(8, "6 sequences; and 2 more."), (6, "6 sequences.")])
+def test_a_long_list_of_ties_is_cut_in_words_only(last, end):
+    found = only(recommended(*(config(n, 100) for n in range(1, last + 1)), role="best_throughput"))
+    assert (found["knobs"], found["ties"]) == ("seqs1", ", ".join(f"seqs{n}" for n in range(2, last + 1)))
+    assert f"{end} The highest" in found["explanation"]
+
+
+def test_the_fastest_in_words():
+    found = recommended(config(1, [50.0, 50.0]), config(16, [1234.0, 1234.0]), role="best_throughput")
+    assert only(found)["explanation"] == (
+        "At most 16 sequences: 1,230 output tokens/s (95 % interval 1,230 to 1,230, between starts on this device), "
+        "the highest of 2 settings."
+    )
+
+
+# --- within a latency
+
+
+def test_without_a_bound_it_is_twice_the_lowest_time_per_token():
+    cells = config(1, 10, 0.01, p99=1.0), config(4, 30, 0.02, p99=1.0), config(16, 60, 0.0201, p99=1.0)
+    found = only(recommended(*cells, role="best_within_latency"))
+    assert (found["knobs"], found["latency_bound"]) == ("seqs4", "p99 TPOT <= 20 ms, 2 times the lowest median")
+    assert "(2 of 3 settings)" in found["explanation"]
+
+
+@pytest.mark.parametrize(
+    ("bounds", "knobs", "bound"),
+    [
+        ({"tpot_p99_s": 0.02}, "seqs4", "p99 TPOT <= 20 ms"),
+        ({"ttft_p99_s": 0.1}, "seqs16", "p99 TTFT <= 100 ms"),
+        ({"ttft_p99_s": 0.5, "tpot_p99_s": 0.05}, "seqs4", "p99 TTFT <= 500 ms and p99 TPOT <= 50 ms"),
+    ],
+)
+def test_bounds_of_the_user(bounds, knobs, bound):
+    latencies = ((1, 10, 0.01, 1.0), (4, 30, 0.02, 0.5), (16, 60, 0.1, 0.1))
+    cells = (config(n, rate, tpot, ttft=ttft, p99=1.0) for n, rate, tpot, ttft in latencies)
+    found = only(recommended(*cells, role="best_within_latency", **bounds))
+    assert found[["knobs", "latency_bound"]].tolist() == [knobs, bound]
+
+
+def test_more_starts_do_not_make_a_bound_harder_to_keep():
+    """The highest of many would: the mean over starts is 0.0144."""
+    shaky = config(4, [30.0] * 9, tpot_s_p99=[0.01, 0.03, 0.01] * 3)
+    for bound, knobs in ((0.014, "seqs1"), (0.015, "seqs4")):
+        found = only(recommended(config(1, 10, 0.005), shaky, role="best_within_latency", tpot_p99_s=bound))
+        assert found["knobs"] == knobs
+
+
+def test_only_those_that_keep_the_bound_are_ties_of_the_fastest_that_does():
+    cells = config(1, 100, 0.01), config(4, 100, 0.01), config(16, 100, 0.1)
+    found = only(recommended(*cells, role="best_within_latency", tpot_p99_s=0.02))
+    assert (found["knobs"], found["ties"]) == ("seqs1", "seqs4")
+
+
+def test_a_bound_that_none_keeps_is_said_so():
+    found = only(recommended(config(1, 10), config(4, 30), role="best_within_latency", tpot_p99_s=0.001))
+    assert found["explanation"].startswith("None of 2")
+    assert found["latency_bound"] == "p99 TPOT <= 1 ms"
+    of = ["gpu", "model", "workload", "study", "source"]
+    assert found[of].tolist() == ["h200", "llama-3.1-8b-instruct", "chat", "try", "measured"]
+    assert found[["cell_id", "knobs", "output_tokens_per_s", "command", "config_yaml", "ties"]].isna().all()
+
+
+def test_without_latencies_no_bound_is_kept():
+    without = cell({"max_num_seqs": 1}, around(10))
+    found = recommended(without)
+    assert found["role"].tolist() == ["best_throughput", "best_within_latency", "smallest_within_margin"]
+    assert found.loc[1, ["knobs", "latency_bound"]].isna().all()
+    assert found["tpot_s_p50"].isna().all()
+    assert pd.isna(only(recommended(without, role="best_within_latency", tpot_p99_s=1.0))["knobs"])
+
+
+# --- the smallest that is as fast
+
+
+@pytest.mark.parametrize(("margin_pct", "smallest"), [(2.0, "seqs4"), (0.8, "seqs16")])
+def test_the_smallest_within_the_margin(margin_pct, smallest):
+    cells = config(1, 50), config(4, 99), config(16, 100), config(64, 100.5)
+    found = only(recommended(*cells, role="smallest_within_margin", margin_pct=margin_pct))
+    assert found[["knobs", "margin_pct"]].tolist() == [smallest, margin_pct]
+    assert pd.isna(found["ties"])
+
+
+def test_within_the_margin_is_shown_not_assumed():
+    # Turned round, the rates differ by 2 sd, 0 and -2 sd: the bound lies t * 2 sd / sqrt(3) below the ratio, with the t
+    # of two degrees of freedom for the error of a first plan.
+    half = stats.t.ppf(1 - 0.05 * 0.75, 2) * 0.005 / math.sqrt(3)
+    fastest = config(16, around(100, 0.0025))
+    room = math.log(1.02) - half
+    for distance, smallest in ((0.99, "seqs1"), (1.01, "seqs16")):
+        other = config(1, around(100 * math.exp(-room * distance), 0.0025)[::-1])
+        found = only(recommended(other, fastest, role="smallest_within_margin"))
+        assert found["knobs"] == smallest
+        raised = only(recommended(other, fastest, role="smallest_within_margin", looks=Looks(3, 3, earlier_plans=1)))
+        assert raised["knobs"] == "seqs16"
+
+
+def test_that_one_of_many_settings_is_as_fast_is_tested_over_all_of_them():
+    """Nine are slower by just more than the margin; one test per setting would choose one of them in 20 %."""
+    rng, count = np.random.default_rng(1), 60
+    rates = 100 * np.exp(rng.normal(0, 0.005, (count, 10, 4)) - 0.0199 * (np.arange(10) < 9)[:, None])
+    cells = (config(2 + n, rates[i, n].tolist(), workload=f"w{i}") for i in range(count) for n in range(10))
+    found = recommended(*cells, role="smallest_within_margin")
+    assert len(found) == count
+    assert (found["knobs"] != "seqs11").mean() <= 0.1
+
+
+def test_a_setting_that_missed_a_fast_round_is_ranked_without_the_rounds():
+    slow_rounds = starts_table(config(4, [100.0, 100.0]))
+    others = starts_table(config(8, [90.0, 90.0, 135.0]), config(16, [80.0, 80.0, 120.0]))
+    found = recommendations(pd.concat([slow_rounds, others], ignore_index=True), 2.0, MODELS)
+    assert found["knobs"][0] == "seqs4"
+
+
+def test_one_repeat_shows_nothing_so_the_fastest_itself_is_left():
+    found = only(recommended(config(1, [100.0]), config(16, [100.001]), role="smallest_within_margin"))
+    assert found["knobs"] == "seqs16"
+
+
+# Fewest sequences first, then memory, then the block. A share that the study leaves to the engine may be a large one.
+@pytest.mark.parametrize(
+    ("larger", "smaller"),
+    [
+        ({"gpu_memory_utilization": 0.5, "block_size": 16}, {"max_num_seqs": 2, "gpu_memory_utilization": 0.9}),
+        ({"gpu_memory_utilization": 0.9, "block_size": 16}, {"gpu_memory_utilization": 0.5, "block_size": 64}),
+        ({"cpu_kv_cache_gib": 4}, {"cpu_kv_cache_gib": 2, "block_size": 64}),
+        ({"block_size": 32}, {"block_size": 16}),
+        ({"enable_prefix_caching": True}, {"enable_prefix_caching": False}),
+        ({}, {"gpu_memory_utilization": 0.95}),
+    ],
+)
+def test_what_is_smallest(larger, smaller):
+    knobs = [{"max_num_seqs": 4} | of for of in (larger, smaller)]
+    cells = [cell(k, around(100), block_size_effective=k.get("block_size")) for k in knobs]
+    for these in (cells, cells[::-1]):
+        assert only(recommended(*these, role="smallest_within_margin"))["knobs"] == cells[1][0]["knobs"]
+
+
+# --- the Pareto front
+
+
+def test_the_front_of_rate_and_both_latencies():
+    cells = (
+        (1, 10, 0.01, 0.9), (2, 10, 0.011, 0.8), (4, 30, 0.02, 0.5),
+        (8, 29, 0.02, 0.5), (16, 60, 0.1, 0.4), (32, 60, 0.1, 0.41),
+    )  # fmt: skip
+    found = recommended(*(config(n, rate, tpot, ttft=ttft) for n, rate, tpot, ttft in cells), role="pareto")
+    assert found["knobs"].tolist() == ["seqs1", "seqs2", "seqs4", "seqs16"]
+
+
+@given(
+    arrays(float, st.tuples(st.integers(1, 12), st.integers(1, 3)), elements=st.sampled_from([0.0, 1.0, 2.0, np.nan]))
+)
+def test_a_row_is_on_the_front_unless_another_beats_it(values):
+    def beats(a, b):
+        return not np.isnan(a).any() and all(a >= b) and any(a > b)
+
+    expected = [not np.isnan(b).any() and not any(beats(a, b) for a in values) for b in values]
+    assert pareto_front(values).tolist() == expected
+
+
+# --- ready to serve
+
+
+def test_commands_and_files():
+    found = only(
+        recommended(
+            config(
+                16,
+                100,
+                knobs={"enable_prefix_caching": False, "gpu_memory_utilization": 0.85},
+                max_num_seqs_effective=16,
+                max_num_batched_tokens_effective=8192,
+                max_model_len_effective=4096,
+                block_size_effective=16,
+            ),
+            role="best_throughput",
+        )
+    )
+    assert found["command"] == (
+        "vllm serve org/llama --dtype bfloat16 --max-num-seqs 16 --max-num-batched-tokens 8192 --max-model-len 4096"
+        " --gpu-memory-utilization 0.85 --no-enable-prefix-caching"
+    )
+    assert yaml.safe_load(found["config_yaml"]) == {
+        "model": "org/llama",
+        "dtype": "bfloat16",
+        "max-num-seqs": 16,
+        "max-num-batched-tokens": 8192,
+        "max-model-len": 4096,
+        "gpu-memory-utilization": 0.85,
+        "no-enable-prefix-caching": True,
+    }
+
+
+def test_commands_of_random_weights_and_without_what_took_effect():
+    cells = config(16, 100, model="tiny"), cell({"batch_size": 1}, engine="hf-static", model="tiny")
+    found = only(recommended(*cells, role="best_throughput"))
+    assert found["command"] == "vllm serve models/tiny --load-format dummy --dtype float32 --max-num-seqs 16"
+
+
+def test_a_model_that_is_not_the_studys_has_no_command():
+    found = only(recommended(config(16, 100, model="opt-125m"), role="best_throughput"))
+    assert found[["command", "config_yaml"]].isna().all()
+
+
+# --- the command
+
+
+def test_commands_name_the_published_model_although_its_weights_were_random(tmp_path):
+    cells, out = tmp_path / "cells.parquet", tmp_path / "recommendations.parquet"
+    write_table(starts_table(config(4, 10, 0.01)), cells)
+    study = DEMO.parent / "two_gpus.yaml"
+    results = ["--results", str(tmp_path / "results")]
+    assert main(["--study", str(study), "--cells", str(cells), "--out", str(out), *results]) == 0
+    command = read_table(out).set_index("role").loc["best_throughput", "command"]
+    assert command.startswith("vllm serve meta-llama/Llama-3.1-8B-Instruct --revision ")
+    assert "dummy" not in command
+
+
+def test_the_command_writes_the_table(tmp_path):
+    cells = tmp_path / "cells.parquet"
+    options = {"model": "tiny-llama-57m", "gpu": "cpu-all"}
+    write_table(starts_table(config(1, 10, 0.01, **options), config(4, 10.01, 0.1, **options)), cells)
+    out = tmp_path / "recommendations.parquet"
+    command = ["--study", str(DEMO), "--cells", str(cells), "--out", str(out)]
+    assert main([*command, "--results", str(tmp_path / "results")]) == 0
+    written = read_table(out).set_index("role")
+    smallest = written.loc["smallest_within_margin"]
+    assert (smallest["knobs"], smallest["margin_pct"]) == ("seqs1", load_study(DEMO).equivalence_margin_pct)
+    model = Path(written.loc["best_throughput", "command"].split()[2])
+    assert model.parent == tmp_path / "results" / "demo" / "prepared" / "models"
+    assert model.name.startswith("tiny-llama-57m-")
+    assert main([*command, "--ttft-p99-s", "0.2", "--tpot-p99-s", "0.5"]) == 0
+    written = read_table(out).set_index("role")
+    assert written.loc["best_within_latency", "latency_bound"] == "p99 TTFT <= 200 ms and p99 TPOT <= 500 ms"

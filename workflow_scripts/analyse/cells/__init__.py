@@ -1,0 +1,1 @@
+"""One row per cell, start and repeat: rates, request times, timelines and answers."""

@@ -1,0 +1,450 @@
+"""Write the cells table: one row per cell, start and repeat, with everything that was measured.
+
+    kvsweep table-cells --study config/studies/demo.yaml --parsed results/demo/parsed \\
+        --out results/demo/tables/cells.parquet
+
+Cells of the study that were not run are rows with the outcome `missing`. docs/tables.md documents every column.
+"""
+
+import json
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from workflow_scripts.analyse.cells.as_asked import not_as_asked
+from workflow_scripts.analyse.cells.imported_cells import with_imported
+from workflow_scripts.analyse.cells.kv_memory import kv_memory
+from workflow_scripts.analyse.cells.request_lives import Texts, request_lives, shared_texts, tokens_held
+from workflow_scripts.analyse.cells.timeline import (
+    request_facts,
+    running_over_time,
+    running_told,
+    steady_rate,
+    step_facts,
+    trace_facts,
+)
+from workflow_scripts.analyse.facts import REPEAT, START, read_parsed, wide
+from workflow_scripts.analyse.intervals.repeats import numbers
+from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, table_schema, write_table
+from workflow_scripts.common.command import PARSED, STUDY, command, option, out
+from workflow_scripts.common.files import read_jsonl
+from workflow_scripts.engines.registry import metrics_of_columns
+from workflow_scripts.study.definition import cell_definition, definition_sha256, resolved_models
+from workflow_scripts.study.grid import Cell, expand
+from workflow_scripts.study.study import Study
+from workflow_scripts.study.study_file import load_study
+
+MEASURED, SIMULATED = "measured", "simulated"
+
+SCHEMA = table_schema(
+    "cells",
+    "One row per cell, start and repeat. A start that did not end `ok` has one row without a repeat; a cell that"
+    " was not run has one with outcome `missing`.",
+    TEXT("cell_id", "`gpu/engine/model/workload/knobs`, the cell's folder below `cells/`"),
+    TEXT("study", "name of the study"),
+    TEXT("sweeps", "sweeps with this cell, comma-separated"),
+    TEXT("gpu engine model workload", "names in the catalogues and the study"),
+    TEXT("knobs", "short form of the settings"),
+    INTEGER("max_concurrency_allowed", "sequences that may run at once"),
+    TEXT("outcome", "`ok`, `infeasible`, `timeout`, `engine_error`, `invalid`, `missing`"),
+    TEXT("reason", "why not `ok`, if possible the engine's message"),
+    FLAG(
+        "comparable",
+        "false if measured with another definition (protocol, workload): shown, not compared",
+    ),
+    INTEGER("start", "start of the engine, from 1"),
+    INTEGER(
+        "round position",
+        "round of the start, and its place in that round, from 1",
+    ),
+    INTEGER("repeat", "timed pass, from 0"),
+    INTEGER("num_requests", "requests of the repeat"),
+    INTEGER("prompt_tokens output_tokens", "all tokens of the repeat, counted by the engine"),
+    NUMBER("wall_s", "from the submission of the first request to the end of the last"),
+    NUMBER(
+        "output_tokens_per_s total_tokens_per_s requests_per_s",
+        "over `wall_s`; total tokens include prompts",
+    ),
+    NUMBER(
+        "steady_output_tokens_per_s",
+        "output rate while the engine is full: from the first tokens of the allowed number of sequences "
+        "until fewer requests remain; null if it is never full",
+    ),
+    NUMBER("steady_s", "duration of that time"),
+    NUMBER(
+        "drain_share",
+        "share of `wall_s` after that time",
+    ),
+    NUMBER(
+        "ttft_s_p50 ttft_s_p90 ttft_s_p99",
+        "time to the first token, from being queued (servers: from the scheduled arrival)",
+    ),
+    NUMBER(
+        "queue_s_p50 prefill_s_p50",
+        "its parts, before and after the request was first scheduled",
+    ),
+    NUMBER("tpot_s_p50 tpot_s_p99", "mean time per output token after the first, per request"),
+    NUMBER("e2e_s_p50 e2e_s_p99", "time to the last token, from the same moment"),
+    NUMBER(
+        "queue_s_mean prefill_s_mean decode_s_mean",
+        "mean times until scheduled, then to the first token, then to the last",
+    ),
+    NUMBER("running_peak running_mean", "running sequences"),
+    NUMBER(
+        "running_while_others_wait",
+        "mean running sequences while requests wait",
+    ),
+    INTEGER("waiting_peak", "waiting requests"),
+    NUMBER("kv_cache_usage_peak kv_cache_usage_mean", "share of KV blocks in use"),
+    INTEGER("preemptions", "requests that lost their blocks and were recomputed"),
+    INTEGER(
+        "recomputed_tokens",
+        "tokens computed again after preemption; null if vLLM does not count them (without a prefix cache)",
+    ),
+    NUMBER(
+        "draft_tokens accepted_draft_tokens",
+        "tokens drafted and accepted in speculative decoding",
+    ),
+    NUMBER("draft_acceptance_rate", "accepted over drafted tokens"),
+    NUMBER("tokens_per_draft_mean", "accepted tokens plus one, per sequence and step with a draft"),
+    NUMBER("prefix_cache_queries prefix_cache_hits", "tokens looked up and found"),
+    NUMBER("prefix_cache_hit_rate", "hits over queries"),
+    NUMBER(
+        "prefix_cache_hit_rate_predicted",
+        "predicted share of prompt tokens in whole blocks that begin an earlier prompt too",
+    ),
+    NUMBER("prefix_cache_saved_pct", "hits over all prompt and output tokens"),
+    INTEGER("requests_with_prefix_hits", "requests with a hit"),
+    NUMBER(
+        "estimated_read_bytes estimated_write_bytes estimated_flops",
+        "the engine's own estimate of its work, per device",
+    ),
+    NUMBER(
+        "block_size_effective num_gpu_blocks kv_cache_tokens max_concurrency",
+        "effective tokens per block, blocks, tokens in the cache, full-length requests that fit",
+    ),
+    INTEGER("max_num_seqs_effective max_num_batched_tokens_effective max_model_len_effective", "effective values"),
+    INTEGER("max_cudagraph_capture_size", "effective: tokens of the largest step with CUDA graphs"),
+    TEXT("cudagraph_mode", "effective; `FULL_AND_PIECEWISE`: one graph per step without prompts"),
+    TEXT("attention_backend", "named by the engine"),
+    TEXT(
+        "not_as_asked",
+        "settings that the engine silently replaced, e.g. `attention_backend CPU_ATTN, not FLASH_ATTN`",
+    ),
+    TEXT("effective", "all effective settings, a JSON object"),
+    NUMBER(
+        "available_kv_cache_gib model_weights_gib peak_activation_gib cuda_graph_gib",
+        "printed by the engine",
+    ),
+    NUMBER(
+        "memory_used_bytes_max memory_used_bytes_mean",
+        "of the first GPU during the repeat (CPU: resident memory of the engine's processes)",
+    ),
+    NUMBER("utilization_pct_mean", "of the device (CPU: of all its cores)"),
+    NUMBER(
+        "power_w_mean energy_j",
+        "all GPUs of the cell, by the energy counter, else by sampled power; null if samples cover less "
+        "than 80 % of the repeat",
+    ),
+    NUMBER("energy_j_per_output_token", "`energy_j / output_tokens`"),
+    NUMBER("trace_gap_s_max", "longest time between two samples"),
+    NUMBER("sm_clock_mhz_median sm_clock_mhz_min", "multiprocessor clock in the samples of all GPUs"),
+    TEXT("throttle_reasons", "of all GPUs of the cell, comma-separated"),
+    NUMBER("power_cap_share", "share of samples in which the power limit lowered the clocks"),
+    NUMBER(
+        "kv_tokens_live_mean",
+        "tokens of live requests in the cache, mean over time; whole blocks of a shared prefix count "
+        "once ([how](fragmentation.md))",
+    ),
+    NUMBER("kv_slots_reserved_mean", "token slots reserved for them, mean over time"),
+    NUMBER(
+        "kv_bytes_used_mean",
+        "`kv_tokens_live_mean` in bytes on all devices, with a draft model and copies on tensor ranks",
+    ),
+    NUMBER(
+        "kv_bytes_reserved_mean kv_bytes_reserved_peak",
+        "bytes reserved for keys and values, counted alike; a pool of blocks counts whole",
+    ),
+    NUMBER(
+        "torch_memory_bytes_max",
+        "HuggingFace on a GPU: `torch.cuda.max_memory_allocated`",
+    ),
+    NUMBER(
+        "process_memory_growth_bytes_max",
+        "CPU: highest resident memory of the engine's processes, minus that before the start",
+    ),
+    NUMBER(
+        "cpu_steal_pct cpu_others_pct",
+        "CPU time of the hypervisor and of other processes, of all cores",
+    ),
+    NUMBER("start_s warmup_s measure_s", "time of the cell's phases"),
+    FLAG(
+        "graphs_from_cache",
+        "start: compiled graphs all loaded from vLLM's cache; false: compiled; null: not in the log",
+    ),
+    NUMBER("compile_s", "start: compiling or loading graphs, by the log"),
+    INTEGER("warmup_requests warmup_passes", "requests per pass, and passes"),
+    FLAG("warmup_steady", "the last two passes agree within 5 %"),
+    NUMBER(
+        "experts_touched_share",
+        "share of a layer's experts that a decode step of a full batch used in the first warm-up pass, "
+        "mean over steps and layers; `hf-static` only",
+    ),
+    INTEGER("experts_touched_tokens", "tokens of each of these steps"),
+    TEXT("started_at", "start of the repeat, UTC"),
+    NUMBER("idle_before_s", "time since the previous start on this device ended"),
+    TEXT("boot_id", "Linux's id of the host's current boot"),
+    TEXT("planned_starts", "the study's `starts` at that time, e.g. `2, or up to 8`"),
+    TEXT("host device_name device_uuid engine_version git_commit protocol lock_sha256", "provenance"),
+    TEXT(
+        "processor",
+        "CPU name, vendor, family, model, instruction sets; other processors are not compared",
+    ),
+    TEXT("dtype", "type in which the model was computed"),
+    TEXT(
+        "source",
+        "`measured`, `imported` ([importing.md](importing.md)) or `simulated` (a test's pretended GPU)",
+    ),
+    knobs=True,
+)
+
+# Column of the table <- facts that may give its value; the first known one is used.
+_START_FACTS = {
+    "round": ["round"],
+    "position": ["position"],
+    "idle_before_s": ["idle_before_s"],
+    "boot_id": ["boot_id"],
+    "planned_starts": ["planned"],
+    "outcome": ["outcome"],
+    "reason": ["reason", "damaged"],
+    "block_size_effective": ["effective.block_size", "log.block_size"],
+    "num_gpu_blocks": ["effective.num_gpu_blocks", "log.num_gpu_blocks"],
+    "kv_cache_tokens": ["log.kv_cache_tokens"],
+    "max_concurrency": ["log.max_concurrency"],
+    "max_num_seqs_effective": ["effective.max_num_seqs"],
+    "max_num_batched_tokens_effective": ["effective.max_num_batched_tokens"],
+    "max_model_len_effective": ["effective.max_model_len"],
+    "max_cudagraph_capture_size": ["effective.max_cudagraph_capture_size", "log.max_cudagraph_capture_size"],
+    "cudagraph_mode": ["effective.cudagraph_mode", "log.cudagraph_mode"],
+    "attention_backend": ["log.attention_backend", "effective.attention_backend"],
+    "available_kv_cache_gib": ["log.available_kv_cache_gib"],
+    "model_weights_gib": ["log.model_weights_gib"],
+    "peak_activation_gib": ["log.peak_activation_gib"],
+    "cuda_graph_gib": ["log.cuda_graph_gib"],
+    "kv_pool_bytes": ["effective.kv_cache_bytes"],
+    "process_memory_bytes_before": ["trace.process_memory_bytes_before"],
+    "cpu_steal_pct": ["host_load.cpu_steal_pct"],
+    "cpu_others_pct": ["host_load.cpu_others_pct"],
+    "start_s": ["phase_s.start"],
+    "graphs_from_cache": ["log.graphs_from_cache"],
+    "compile_s": ["log.compile_s"],
+    "warmup_s": ["phase_s.warmup"],
+    "warmup_requests": ["warmup.requests"],
+    "warmup_passes": ["warmup.passes"],
+    "warmup_steady": ["warmup.steady"],
+    "experts_touched_share": ["warmup.experts_touched_share"],
+    "experts_touched_tokens": ["warmup.experts_touched_tokens"],
+    "measure_s": ["phase_s.measure"],
+    "host": ["provenance.host"],
+    "device_name": ["device.name"],
+    "device_uuid": ["device.uuid"],
+    "simulated": ["device.simulated"],
+    "processor": ["device.processor"],
+    "dtype": ["effective.dtype"],
+    "engine_version": ["provenance.engine_version"],
+    "git_commit": ["provenance.git_commit"],
+    "protocol": ["protocol"],
+    "lock_sha256": ["provenance.lock_sha256"],
+    "definition_sha256": ["definition_sha256"],
+}
+# Columns that are used only to compute others.
+_USED_UP = (
+    "start_unix_s",
+    "preemptions_counted",
+    "drafts",
+    "process_memory_bytes_before",
+    "kv_tokens_held_mean",
+    "sampled_s",
+    "counted_j",
+    "steady_end_s",
+)
+# With a smaller share of a repeat in the trace, its energy is not known: the GPU was lost, or the repeat was too short.
+_LEAST_SAMPLED = 0.8
+_TEXT = (
+    *("outcome", "reason", "attention_backend", "cudagraph_mode", "host", "device_name", "device_uuid"),
+    *("engine_version", "git_commit", "boot_id", "planned_starts", "processor", "dtype", "lock_sha256"),
+    "definition_sha256",
+)
+
+
+def grid_rows(study: Study, cells: Sequence[Cell]) -> pd.DataFrame:
+    """What the study asks for: one row per cell, indexed by `cell_id`."""
+    models = resolved_models(study)
+    names = list(dict.fromkeys(name for cell in cells for name in cell.knobs.set_values()))
+    rows = [
+        {
+            "cell_id": cell.id,
+            "study": study.name,
+            "sweeps": ",".join(cell.sweeps),
+            "gpu": cell.gpu,
+            "engine": cell.engine,
+            "model": cell.model,
+            "workload": cell.workload,
+            "knobs": cell.knobs.slug(),
+            **{f"knob_{name}": cell.knobs.set_values().get(name) for name in names},
+            "max_concurrency_allowed": cell.knobs.max_concurrency,
+            "definition_asked": definition_sha256(cell_definition(study, cell, models)),
+        }
+        for cell in cells
+    ]
+    return pd.DataFrame(rows).convert_dtypes().set_index("cell_id")
+
+
+def cells_table(study: Study, cells: Sequence[Cell], parsed: Path, imported: Path | None = None) -> pd.DataFrame:
+    """The table for all cells of a study; `parsed` holds a folder for each GPU, `imported` runs measured elsewhere."""
+    grid, texts = grid_rows(study, cells), shared_texts(study)
+    measured = [
+        _of_gpu(parsed, gpu, grid, texts)
+        for gpu in dict.fromkeys(cell.gpu for cell in cells)
+        if (parsed / gpu / "facts.parquet").exists()
+    ]
+    rows = pd.concat(measured) if measured else pd.DataFrame(columns=[*REPEAT, *_START_FACTS])
+    table = grid.reset_index().merge(rows, on="cell_id", how="left")
+    table["outcome"] = table["outcome"].fillna("missing")
+    table["comparable"] = table["definition_sha256"].eq(table["definition_asked"]).fillna(False).astype(bool)
+    table["source"] = table["simulated"].eq(1).fillna(False).map({True: SIMULATED, False: MEASURED})
+    if measured:
+        table = kv_memory(_without_drafts(table))
+        table["prefix_cache_hit_rate_predicted"] = _predicted_hit_rate(table, texts)
+    table = table.drop(columns=["definition_sha256", "definition_asked", "simulated"])
+    return table if imported is None else with_imported(table, read_jsonl(imported), study.name)
+
+
+def _of_gpu(parsed: Path, gpu: str, grid: pd.DataFrame, texts: Texts) -> pd.DataFrame:
+    facts = read_parsed(parsed, gpu, "facts")
+    of_start, of_repeat = wide(facts[facts["cell_id"].isin(grid.index)])
+    start = _chosen(of_start, _START_FACTS)
+    # With a part of its evidence, a repeat would have too few tokens in its whole time.
+    is_whole = start["outcome"].ne("ok") | of_start.reindex(columns=["damaged"])["damaged"].isna()
+    start["outcome"] = start["outcome"].where(is_whole, "invalid")
+    cores = of_start.reindex(columns=["device.cores"])["device.cores"].dropna().map(lambda told: len(json.loads(told)))
+    told = of_start.assign(**{"effective.attention_backend": start["attention_backend"]})
+    start["effective"] = _as_json(told)
+    asked = grid.loc[start.index.get_level_values("cell_id")].set_index(start.index)
+    start["not_as_asked"] = not_as_asked(asked, told).where(start["outcome"] == "ok")
+    # A start that did not end ok has no measured values: those of an earlier repeat are evidence, not a result.
+    ok = start.index[start["outcome"] == "ok"]
+    counted = {column: [f"metric.{name}" for name in names] for column, names in metrics_of_columns().items()}
+    own = {"wall_s": ["wall_s"], "start_unix_s": ["start_unix_s"], "counted_j": ["trace.energy_j"]}
+    repeat = _chosen(of_repeat, own | counted)
+    repeat = repeat[repeat.reset_index("repeat").index.isin(ok)]
+    requests = _of_starts(read_parsed(parsed, gpu, "requests"), ok)
+    steps = _of_starts(read_parsed(parsed, gpu, "steps"), ok)
+    # Without blocks, tokens of a prefix are shared one by one.
+    blocks = asked[["workload"]].join(start["block_size_effective"])
+    lives = request_lives(requests.join(blocks, on=START), texts, steps)
+    parts: list[pd.DataFrame | pd.Series] = [
+        request_facts(requests),
+        running_over_time(requests),
+        tokens_held(lives, numbers(lives["block_size_effective"].fillna(1))),
+        # Requests that arrive at a rate may never fill the engine.
+        steady_rate(requests[requests["sent_s"].isna()], steps, grid["max_concurrency_allowed"]),
+        step_facts(steps, requests.groupby(REPEAT)["scheduled_s"].min()),
+        trace_facts(_of_starts(read_parsed(parsed, gpu, "trace"), ok), cores),
+    ]
+    repeat = repeat.join(parts)
+    # An engine behind a server reports its queues from time to time, but not when a request leaves the queue.
+    reported = running_told(steps).reindex(repeat.index)
+    for name in ("running_peak", "running_mean"):
+        repeat[name] = repeat[name].fillna(reported[name])
+    return _derived(start.reset_index().merge(repeat.reset_index(), on=START, how="left"))
+
+
+def _as_json(told: pd.DataFrame) -> pd.Series:
+    """All settings that an engine reports as effective, as one text per cell; null if it reports none."""
+    names = {name: name.removeprefix("effective.") for name in map(str, told) if name.startswith("effective.")}
+    known = [
+        {names[str(column)]: value for column, value in sorted(settings.items()) if pd.notna(value)}
+        for settings in told[list(names)].to_dict("records")
+    ]
+    return pd.Series([json.dumps(s) if s else None for s in known], index=told.index, dtype="string")
+
+
+def _predicted_hit_rate(table: pd.DataFrame, texts: Texts) -> pd.Series:
+    """Share of the prompt tokens that a prefix cache should find; null unless the study says what prompts share."""
+    known = table[table["workload"].isin(texts) & (pd.to_numeric(table["prefix_cache_queries"]) > 0)]
+    found = [
+        texts[str(workload)].tokens_found(int(requests), int(block_size))
+        for workload, requests, block_size in zip(
+            known["workload"], known["num_requests"], known["block_size_effective"], strict=True
+        )
+    ]
+    return (pd.Series(found, index=known.index, dtype=float) / known["prompt_tokens"]).reindex(table.index)
+
+
+def _without_drafts(table: pd.DataFrame) -> pd.DataFrame:
+    """The table with 0 drafted tokens where the study asks for none, because the engine then has no counter of them."""
+    if "knob_num_speculative_tokens" not in table:
+        return table
+    none = table["knob_num_speculative_tokens"].eq(0).fillna(False) & table["wall_s"].notna()
+    return table.assign(draft_tokens=table["draft_tokens"].mask(none, 0.0))
+
+
+def _of_starts(table: pd.DataFrame, starts: pd.Index) -> pd.DataFrame:
+    return table[pd.MultiIndex.from_frame(table[START]).isin(starts)]
+
+
+def _chosen(facts: pd.DataFrame, wanted: dict[str, list[str]]) -> pd.DataFrame:
+    chosen = pd.DataFrame(index=facts.index)
+    for column, names in wanted.items():
+        values = pd.Series(None, index=facts.index, dtype=object)
+        for name in names:
+            if name in facts:
+                values = values.where(values.notna(), facts[name])
+        chosen[column] = values.astype("string") if column in _TEXT else pd.to_numeric(values)
+    return chosen
+
+
+def _derived(t: pd.DataFrame) -> pd.DataFrame:
+    wall_s = t["wall_s"].where(t["wall_s"] > 0)
+    preemptions = t["preemptions"].fillna(t["preemptions_counted"])
+    started = pd.to_datetime(t["start_unix_s"], unit="s", utc=True).dt.strftime("%Y-%m-%dT%H:%M:%SZ")
+    # The first and last sample are up to a tenth of a second inside the repeat.
+    sampled_j = (t["energy_j"] * wall_s / t["sampled_s"]).where(t["sampled_s"] >= _LEAST_SAMPLED * wall_s)
+    energy_j = t["counted_j"].fillna(sampled_j)
+    return t.assign(
+        energy_j=energy_j,
+        power_w_mean=(t["counted_j"] / wall_s).fillna(t["power_w_mean"]),
+        output_tokens_per_s=t["output_tokens"] / wall_s,
+        total_tokens_per_s=(t["output_tokens"] + t["prompt_tokens"]) / wall_s,
+        requests_per_s=t["num_requests"] / wall_s,
+        drain_share=1 - t["steady_end_s"] / wall_s,
+        prefix_cache_hit_rate=t["prefix_cache_hits"] / t["prefix_cache_queries"].where(t["prefix_cache_queries"] > 0),
+        prefix_cache_saved_pct=100 * t["prefix_cache_hits"] / (t["prompt_tokens"] + t["output_tokens"]),
+        draft_acceptance_rate=t["accepted_draft_tokens"] / t["draft_tokens"].where(t["draft_tokens"] > 0),
+        # The token that a sequence always gets, and the accepted tokens of its draft.
+        tokens_per_draft_mean=1 + t["accepted_draft_tokens"] / t["drafts"].where(t["drafts"] > 0),
+        process_memory_growth_bytes_max=t["memory_used_bytes_max"] - t["process_memory_bytes_before"],
+        kv_tokens_live_mean=t["kv_tokens_live_mean"].fillna(t["kv_tokens_held_mean"]),
+        energy_j_per_output_token=energy_j / t["output_tokens"].where(t["output_tokens"] > 0),
+        # The engine's own token count if it prints one; on hybrid models it is not blocks times block size.
+        kv_cache_tokens=t["kv_cache_tokens"].fillna(t["num_gpu_blocks"] * t["block_size_effective"]),
+        started_at=started,
+        preemptions=preemptions,
+        recomputed_tokens=t["recomputed_tokens"].where((t["prefix_cache_queries"] > 0) | (preemptions == 0)),
+    ).drop(columns=list(_USED_UP))
+
+
+@command(
+    "table-cells",
+    STUDY,
+    PARSED,
+    option("--imported", type=Path, help="imported.jsonl of `kvsweep read-imported`"),
+    out("cells.parquet; cells.csv is written beside it"),
+)
+def main(args: Namespace) -> None:
+    """Write the cells table of a study."""
+    study = load_study(args.study)
+    write_table(cells_table(study, expand(study), args.parsed, args.imported), args.out)

@@ -1,0 +1,154 @@
+"""Runs that were measured elsewhere, as rows of the cells table with the source `imported`.
+
+A rate above what the data sheet allows makes a row `invalid`, as for measured cells.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import pandas as pd
+
+from workflow_scripts.analyse.claims.audit import Workload, ceiling
+from workflow_scripts.analyse.intervals.repeats import Row
+from workflow_scripts.catalog.gpus_and_models import get_gpu, get_model
+from workflow_scripts.engines.registry import every_knob, get_engine
+from workflow_scripts.physics.model_facts import ModelFactsError, read_model_facts
+
+IMPORTED = "imported"
+# Statuses of a log that mean that the engine cannot do what was asked.
+_INFEASIBLE = ("kv_too_small", "oom", "unsupported_block_size")
+# Column of the cells table <- fact of a log.
+_OF_LOG = {
+    "output_tokens_per_s": "output_tokens_per_s",
+    "total_tokens_per_s": "total_tokens_per_s",
+    "requests_per_s": "requests_per_s",
+    "block_size_effective": "block_size",
+    "num_gpu_blocks": "num_gpu_blocks",
+    "kv_cache_tokens": "kv_cache_tokens",
+    "max_concurrency": "max_concurrency",
+    "available_kv_cache_gib": "available_kv_cache_gib",
+    "model_weights_gib": "model_weights_gib",
+    "peak_activation_gib": "peak_activation_gib",
+    "cuda_graph_gib": "cuda_graph_gib",
+    "attention_backend": "attention_backend",
+    "engine_version": "engine_version",
+    "preemptions": "preemptions",
+}
+# The same for times, which logs give in milliseconds.
+_MS_OF_LOG = {"ttft_s_p50": "ttft_ms_median", "ttft_s_p99": "ttft_ms_p99", "tpot_s_p50": "tpot_ms_median"}
+# With other values than the neutral ones, the ceiling does not hold: it is that of one device, which gives one token to
+# each sequence in a step.
+_ONE_DEVICE = ("tensor_parallel_size", "pipeline_parallel_size", "num_speculative_tokens")
+
+
+def with_imported(cells: pd.DataFrame, runs: Iterable[Row], study: str) -> pd.DataFrame:
+    """The cells table, followed by one row per run that was measured elsewhere."""
+    rows = imported_cells(runs, study)
+    names = [*cells.columns, *(name for name in rows if name not in cells)]
+    known = [part.dropna(axis=1, how="all") for part in (cells, rows.convert_dtypes())]
+    return pd.concat(known, ignore_index=True).reindex(columns=names)
+
+
+def imported_cells(runs: Iterable[Row], study: str) -> pd.DataFrame:
+    """One row per run; runs of the same GPU, engine, model, workload and settings are repeats of one cell."""
+    rows: list[Row] = []
+    repeats: dict[str, int] = {}
+    for run in runs:
+        row = _row(run, study)
+        if row["outcome"] in ("ok", "invalid"):
+            row["repeat"] = repeats.get(row["cell_id"], 0)
+            repeats[row["cell_id"]] = row["repeat"] + 1
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def _row(run: Row, study: str) -> Row:
+    log, trace = run["log"] or {}, run["trace"] or {}
+    place = {name: run[name] for name in ("gpu", "engine", "model", "workload")}
+    row: Row = {
+        "cell_id": "/".join((IMPORTED, *place.values(), run["slug"])),
+        "study": study,
+        "sweeps": IMPORTED,
+        **place,
+        "knobs": run["slug"],
+        **{f"knob_{name}": value for name, value in run["knobs"].items()},
+        "max_concurrency_allowed": _allowed(run),
+        "start": 1,
+        "round": 1,
+        "comparable": True,
+        "source": IMPORTED,
+        **{column: log.get(fact) for column, fact in _OF_LOG.items()},
+        **{column: ms / 1000 for column, fact in _MS_OF_LOG.items() if (ms := log.get(fact)) is not None},
+        **trace,
+    }
+    row |= _over_time(pd.DataFrame(log.get("over_time") or []))
+    if (found := log.get("prefix_cache_hit_rate_pct")) is not None:
+        row["prefix_cache_hit_rate"] = found / 100
+    return row | _outcome(run, row)
+
+
+def _over_time(lines: pd.DataFrame) -> Row:
+    """Peaks and means over the engine's periodic lines."""
+    if lines.empty:
+        return {}
+    used = lines["kv_cache_usage_pct"] / 100
+    return {
+        "running_peak": lines["running"].max(),
+        "running_mean": lines["running"].mean(),
+        "waiting_peak": lines["waiting"].max(),
+        "kv_cache_usage_peak": used.max(),
+        "kv_cache_usage_mean": used.mean(),
+    }
+
+
+def _allowed(run: Row) -> int | None:
+    try:
+        return get_engine(run["engine"]).knobs.model_validate(run["knobs"]).max_concurrency
+    except ValueError:  # a setting that the engine needs is not known
+        return None
+
+
+def _outcome(run: Row, row: Row) -> Row:
+    """How the run ended, and why it has no result."""
+    log = run["log"] or {}
+    status, error = log.get("status"), log.get("error")
+    rates = {name: row[name] for name in ("output_tokens_per_s", "total_tokens_per_s") if row[name] is not None}
+    if not rates and status in _INFEASIBLE:
+        return {"outcome": "infeasible", "reason": error}
+    if not rates and status == "error":
+        return {"outcome": "engine_error", "reason": error}
+    above = _above_ceiling(run, rates)
+    return {"outcome": "invalid" if above else "ok", "reason": above}
+
+
+def _above_ceiling(run: Row, rates: dict[str, Any]) -> str | None:
+    """Which rate is above what the data sheet allows; None if none is, or if too little is known to say."""
+    knobs = run["knobs"]
+    if run["tokens_per_request"] is None or not rates:
+        return None
+    if any(knobs.get(name) not in (None, *(every_knob()[name].neutral or ())) for name in _ONE_DEVICE):
+        return None
+    model = get_model(run["model"])
+    try:
+        facts = read_model_facts(model.config, model.fixed_dtype, knobs.get("quantization"))
+        highest = ceiling(
+            facts,
+            get_gpu(run["gpu"]),
+            _allowed(run) or 256,
+            Workload(*run["tokens_per_request"]),
+            kv_cache_dtype=knobs.get("kv_cache_dtype") or "auto",
+        )
+    except ModelFactsError:
+        return None
+    if highest is None:
+        return None
+    for name, rate in rates.items():
+        allowed = getattr(highest, name)
+        if rate > allowed:
+            what = (
+                f" is {rate / allowed:.3g} times its ceiling of {allowed:,.0f}"
+                if allowed
+                else f", but {highest.because}"
+            )
+            return f"{name} {rate:,.0f}{what}"
+    return None

@@ -1,0 +1,1 @@
+"""Published claims and pasted tables, held against measurements and the hardware."""

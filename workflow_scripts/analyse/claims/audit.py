@@ -1,0 +1,546 @@
+"""Check a table of throughputs against the maximum that the hardware allows.
+
+    kvsweep audit rates.csv \\
+        --model llama-3.1-8b-instruct --tokens-per-request 200,200
+
+All uncertainties are resolved in the table's favour: memory and arithmetic run at their data-sheet rates and overlap
+fully, prompts are read in steps in which other requests decode, tok/s counts prompt tokens unless the column says
+output, and a name shared by several cards means the one with the highest ceiling. A number above such a ceiling is
+wrong, or means something else than its table says. A number below the ceiling may still be wrong. A row without a
+ceiling is `unknown`, and so are all rows if the model is not understood. Of a range the lower end counts. The exit code
+is 0 for all verdicts.
+
+The audit assumes: the model and the type of its weights, one device per row, one new token per sequence and step (no
+speculative decoding), and prompts that are read in full (no shared prefix).
+"""
+
+import csv
+import io
+import json
+import math
+import re
+import sys
+from argparse import ArgumentTypeError, Namespace
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from workflow_scripts.analyse.claims.csv_rows import Row, Value, read_rows
+from workflow_scripts.catalog.any_model import ANY_MODEL, find_model
+from workflow_scripts.catalog.gpus_and_models import CatalogError, Gpu, load_gpus, resolve
+from workflow_scripts.common.command import command, option, positive, share
+from workflow_scripts.common.faults import InputError
+from workflow_scripts.common.files import write_text
+from workflow_scripts.physics import formulas
+from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, read_model_facts
+from workflow_scripts.physics.stored_weights import KV_CACHE_DTYPE, QUANTIZATION
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Verdict = Literal["possible", "impossible", "unknown"]
+
+_GPU = r"gpus?|gpu[ _-]?(name|type|model)|device|accelerator|hardware"
+_SEQUENCES = (
+    r"(knob[ _-])?max[ _-]?num[ _-]?seqs|(max[ _-]?)?batch([ _-]?size)?|(max[ _-]?)?concurrency"
+    r"|((max[ _-])?num[ _-]|concurrent[ _-])?(seqs?|sequences|users)"
+)
+_THROUGHPUT = r".*(throughput|tok\w*(\s*/\s*|[_ -]per[_ -]|_)s(ec(ond)?)?(?![a-z])|\btps\b|_tps\b).*"
+_NOT_TOKENS = (
+    r".*(req|per[ _-]?watt|per[ _-]?joule|(?<![a-z])ratio|speed-?up|time|latency|ms\b|%|percent|\bv?ram\b|\bgi?b\b).*"
+)
+_OUTPUT = r".*(output|generat|decod).*"
+# Tables with several such columns count one work in several ways.
+_COUNTED = r".*(output|generat|decod|total|prompt|prefill|input).*"
+
+
+class AuditError(InputError):
+    """A table that cannot be audited; the message says what is missing and what is allowed."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Tokens of every request; means, if requests differ."""
+
+    prompt_tokens: float
+    output_tokens: float
+
+    def __post_init__(self) -> None:
+        if not (self.prompt_tokens >= 1 and self.output_tokens >= 1):
+            raise AuditError("tokens per request must be two numbers of at least 1: prompt and output tokens")
+
+
+# About ShareGPT's means with vLLM's benchmark (docs/workloads.md), for tables that do not state their lengths.
+USUAL_LENGTHS = Workload(200, 200)
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """The highest rates that a device allows, and what limits them.
+
+    `total_tokens_per_s` counts prompt and output tokens, `output_tokens_per_s` only output tokens. `limit` is
+    "memory bandwidth", "arithmetic" or "memory size", and `because` gives the numbers.
+    """
+
+    gpu: str
+    total_tokens_per_s: float
+    output_tokens_per_s: float
+    limit: str
+    because: str
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Names of the columns that an audit reads; `sequences` is None if the table has no such column."""
+
+    gpu: str
+    throughput: str
+    sequences: str | None
+
+    @property
+    def counts_output_only(self) -> bool:
+        """Whether the name of the throughput column says that prompt tokens are not counted."""
+        return _like(_OUTPUT, self.throughput)
+
+
+def ceiling(
+    facts: ModelFacts,
+    gpu: Gpu,
+    max_num_seqs: float,
+    workload: Workload,
+    gpu_memory_utilization: float = 1.0,
+    kv_cache_dtype: str = "auto",
+) -> Ceiling | None:
+    """The highest rates of one device with at most `max_num_seqs` live sequences; None without data-sheet rates.
+
+    The KV cache limits live sequences too: at best it has all memory that the weights leave free, and each sequence
+    takes the memory that it holds on average over its steps.
+
+    Llama-3.1-8B on an H200, one sequence: each of 4 steps reads 15.01 GB of weights at 4.8 TB/s, and also its KV cache.
+
+    >>> from workflow_scripts.catalog.gpus_and_models import get_model
+    >>> llama = read_model_facts(get_model("llama-3.1-8b-instruct").config)
+    >>> highest = ceiling(llama, load_gpus()["h200"], 1, Workload(prompt_tokens=4, output_tokens=4))
+    >>> round(highest.output_tokens_per_s, 1), round(highest.total_tokens_per_s, 1), highest.limit
+    (319.8, 639.6, 'memory bandwidth')
+    """
+    if gpu.memory_bandwidth_bytes_per_s is None or gpu.memory_bytes is None or gpu.dense_flop_per_s is None:
+        return None
+    memory = max(gpu.memory_bytes, gpu.usable_memory_bytes or 0) * gpu_memory_utilization
+    bytes_per_token = facts.uniform().bytes_per_token(kv_cache_dtype)
+    held_tokens = workload.prompt_tokens + (workload.output_tokens - 1) / 2
+    fitting = formulas.kv_cache_bytes(memory, 1, facts.weight_bytes) / (bytes_per_token * held_tokens)
+    if fitting < 1:
+        because = f"{facts.weight_bytes / 1e9:.1f} GB of weights and a request do not fit in {memory / 1e9:.0f} GB"
+        return Ceiling(gpu.name, 0.0, 0.0, "memory size", because)
+    sequences = min(max_num_seqs, fitting)
+    bandwidth, flop_per_s = gpu.memory_bandwidth_bytes_per_s, _flop_per_s(facts, gpu)
+    flops = facts.request_flops(workload.prompt_tokens, workload.output_tokens)
+    time_s = formulas.request_time_min_s(
+        sequences,
+        workload.prompt_tokens,
+        workload.output_tokens,
+        facts.decode_weight_bytes,
+        bytes_per_token,
+        flops,
+        bandwidth,
+        flop_per_s,
+    )
+    if flops / flop_per_s >= time_s:
+        limit, because = "arithmetic", f"{flops / 1e12:.3g} TFLOP per request at {flop_per_s / 1e12:.4g} TFLOP/s"
+    else:
+        live = f"{sequences:.4g} live sequences" + (", as many as the KV cache holds" if sequences == fitting else "")
+        weights = f"a step reads {facts.decode_weight_bytes / 1e9:.1f} GB of weights at {bandwidth / 1e12:.4g} TB/s"
+        limit, because = "memory bandwidth", f"{live}: {weights}"
+    total = formulas.total_tokens_per_s_ceiling(workload.prompt_tokens, workload.output_tokens, time_s)
+    return Ceiling(gpu.name, total, workload.output_tokens / time_s, limit, because)
+
+
+def _flop_per_s(facts: ModelFacts, gpu: Gpu) -> float:
+    """The rate for the model's type; for a quantized model, which may run in a smaller type, the device's highest."""
+    rates = gpu.dense_flop_per_s or {}
+    highest = max(rates.values()) if facts.quantization else gpu.peak_flop_per_s(facts.dtype)
+    return highest or math.inf
+
+
+def find_columns(names: Sequence[str], throughput: str | None = None) -> Columns:
+    """Find the columns for an audit by their usual names, in upper or lower case.
+
+    >>> find_columns(["GPU", "max-num-seqs", "Output tok/s", "TTFT ms"])
+    Columns(gpu='GPU', throughput='Output tok/s', sequences='max-num-seqs')
+
+    Raises:
+        AuditError: there is no GPU or throughput column, or there are several throughput columns and none is chosen.
+    """
+
+    found = ", ".join(names) or "none"
+    if not (gpus := [name for name in names if _like(_GPU, name)]):
+        raise AuditError(f"no column names the GPU (gpu, device): give it with --gpu; columns: {found}")
+    rates = [name for name in names if _is_rate(name)]
+    if throughput is not None and throughput not in names:
+        raise AuditError(f"no column {throughput!r}; columns: {found}")
+    if throughput is None and len(rates) != 1:
+        which = (
+            f"{len(rates)} columns look like a throughput ({', '.join(rates)}): choose one"
+            if rates
+            else "no column looks like a throughput (tokens_per_s, throughput, tok/s): name it"
+        )
+        raise AuditError(f"{which} with --throughput-column; columns: {found}")
+    return Columns(gpus[0], throughput or rates[0], next((name for name in names if _like(_SEQUENCES, name)), None))
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The verdict on a row.
+
+    `predicted_ceiling_tokens_per_s` is that of `ceiling_gpu`, the card with the highest one. `limit` is what limits
+    that card, and `times_ceiling` the throughput over the ceiling. A number is NaN if it is not known.
+    """
+
+    verdict: Verdict = "unknown"
+    predicted_ceiling_tokens_per_s: float = math.nan
+    times_ceiling: float = math.nan
+    ceiling_gpu: str | None = None
+    limit: str | None = None
+    reason: str = ""
+
+
+ADDED = tuple(field.name for field in fields(Judged))
+
+
+def judge(
+    row: Mapping[str, Any],
+    columns: Columns,
+    facts: ModelFacts,
+    workload: Workload,
+    *,
+    gpu_memory_utilization: float = 1.0,
+    kv_cache_dtype: str = "auto",
+    default_max_num_seqs: int = 256,
+    gpus: Mapping[str, Gpu] | None = None,
+) -> Judged:
+    """The verdict on one throughput.
+
+    Args:
+        row: a row of a table.
+        columns: which of its columns count.
+        facts: the model that ran.
+        workload: tokens of a request.
+        gpu_memory_utilization: largest share of the memory that the engine could use.
+        kv_cache_dtype: type of the KV cache; "auto" is the model's.
+        default_max_num_seqs: live sequences if the row does not give them.
+        gpus: the catalogue; the project's own if None.
+    """
+    sequences, assumed = _sequences(row, columns, default_max_num_seqs)
+    if sequences is None:
+        return Judged(reason=f"{columns.sequences} is {row[columns.sequences or '']!r}, not a number of sequences")
+    try:
+        candidates = resolve(str(row[columns.gpu]), load_gpus() if gpus is None else gpus)
+    except CatalogError as e:
+        return Judged(reason=str(e).partition(";")[0])
+    found = [ceiling(facts, g, sequences, workload, gpu_memory_utilization, kv_cache_dtype) for g in candidates]
+    ceilings = [one for one in found if one is not None]
+    if not ceilings:
+        return Judged(reason=f"no data sheet gives the rates of {row[columns.gpu]}")
+    highest = max(ceilings, key=lambda one: one.total_tokens_per_s)
+    return _against(_number(row[columns.throughput]), highest, columns, assumed)
+
+
+def as_long(
+    names: Sequence[str],
+    rows: Sequence[Row],
+    gpu: str | None = None,
+    of: str | None = None,
+    throughput: str | None = None,
+) -> tuple[list[str], list[Row]]:
+    """A table with one GPU and one throughput per row: of one whose columns are GPUs, settings or engines, each cell.
+
+    `of` says what the columns are; otherwise the text before their numbers (`max_num_seqs=4`), or behind a stroke in
+    the heading of the GPUs (`GPU / max_num_seqs`), says it. A row that names no GPU has that of the row above.
+
+    >>> as_long(["GPU / max-num-seqs", "1", "4"], [{"GPU / max-num-seqs": "H200", "1": "11,939", "4": 11977}])[1]
+    ... # doctest: +NORMALIZE_WHITESPACE
+    [{'gpu': 'H200', 'max-num-seqs': 1, 'throughput': '11,939'},
+     {'gpu': 'H200', 'max-num-seqs': 4, 'throughput': 11977}]
+
+    Args:
+        names: columns.
+        rows: the table.
+        gpu: the GPU of a table that does not name it.
+        of: what the columns of a wide table are.
+        throughput: the column to check, if it is chosen.
+
+    Raises:
+        AuditError: a GPU is given for a table that names it.
+    """
+    place = next((name for name in names if _like(_GPU, _halves(name)[0])), None)
+    if gpu is not None:
+        if place is not None:
+            raise AuditError(f"--gpu is for a table that does not name it; this one has the column {place!r}")
+        place, names, rows = "gpu", ["gpu", *names], [{"gpu": gpu, **row} for row in rows]
+    rates = [name for name in names if _is_rate(name)]
+    if throughput is not None or len(rates) == 1 or any(_like(_COUNTED, name) for name in rates):
+        cards, values = [], []
+    elif place is None:
+        cards = values = [name for name in names if _is_card(name)]
+    else:
+        cards, values = [], rates or _with_numbers([name for name in names if name != place], rows)
+    if place is not None:
+        rows = _filled(rows, place)
+    if not values:
+        return list(names), list(rows)
+    stated = "gpu" if cards else of or _halves(str(place))[1] or "setting"
+    long: list[Row] = []
+    for row in rows:
+        held = dict(_named(name, row[name]) for name in names if name not in (place, *values))
+        held |= {} if place is None else {"gpu": row[place]}
+        for name in values:
+            setting = (stated, name) if cards else _setting(name, stated, of)
+            long += [{**held, **dict([setting]), "throughput": row[name]}] if row[name] is not None else []
+    return list(dict.fromkeys(name for row in long for name in row)), long
+
+
+def _like(pattern: str, name: str) -> bool:
+    return re.fullmatch(pattern, name.strip(), re.IGNORECASE) is not None
+
+
+def _is_rate(name: str) -> bool:
+    return _like(_THROUGHPUT, name) and not _like(_NOT_TOKENS, name)
+
+
+def _is_card(name: str) -> bool:
+    try:
+        return bool(resolve(name))
+    except CatalogError:
+        return False
+
+
+def _filled(rows: Sequence[Row], place: str) -> list[Row]:
+    """The rows, each with its GPU: in many tables only the first of several rows names it."""
+    filled: list[Row] = []
+    for row in rows:
+        filled.append(row | {place: filled[-1][place]} if filled and row[place] is None else row)
+    return filled
+
+
+def _halves(heading: str) -> list[str]:
+    """The two parts of a heading such as `GPU / max_num_seqs`."""
+    return [part.strip() for part in re.sub(r"[\\|]", "/", heading).partition("/")[::2]]
+
+
+def _with_numbers(names: Sequence[str], rows: Sequence[Row]) -> list[str]:
+    """The columns that may hold throughputs."""
+    return [
+        name
+        for name in names
+        if not _like(_NOT_TOKENS, name) and not all(math.isnan(_number(row[name])) for row in rows)
+    ]
+
+
+def _setting(text: str, name: str, of: str | None = None) -> tuple[str, Value]:
+    """A setting, such as `block size 16` or only its value, as its name and value."""
+    said = re.fullmatch(r"(.*?)[\s=:]*([\d,]+)", text)
+    return (of or said[1] or name, int(said[2].replace(",", ""))) if said else (of or name, text)
+
+
+def _named(name: str, value: Value) -> tuple[str, Value]:
+    """A value with the name of its column or, if that has none, with the name that the value begins with."""
+    return (name, value) if name or value is None else _setting(str(value), "setting")
+
+
+def audit_table(table: "pd.DataFrame", facts: ModelFacts, workload: Workload, **options: Any) -> "pd.DataFrame":
+    """The table with a verdict on each row, in the fields of `Judged`; `options` are those of `judge`.
+
+    Raises:
+        AuditError: a column is missing.
+    """
+    import pandas as pd  # the command does not need it
+
+    table = table.drop(columns=list(ADDED), errors="ignore").reset_index(drop=True)
+    columns = find_columns([str(name) for name in table.columns])
+    rows = [dict(zip(map(str, table), row, strict=True)) for row in table.itertuples(index=False, name=None)]
+    verdicts = [asdict(judge(row, columns, facts, workload, **options)) for row in rows]
+    return pd.concat([table, pd.DataFrame(verdicts, columns=list(ADDED))], axis=1)
+
+
+def _sequences(row: Mapping[str, Any], columns: Columns, default: int) -> tuple[float | None, str]:
+    """Live sequences of a row (None if the value is not a number), and a note if they are assumed."""
+    stated = None if columns.sequences is None else row[columns.sequences]
+    if stated is None or stated != stated:  # NaN, as pandas reads an empty field
+        return default, f"; max-num-seqs is not stated: {default} assumed"
+    number = _number(stated)
+    return (number, "") if number >= 1 else (None, "")
+
+
+_NUMBER = re.compile(
+    r"\s*[~≈<>≤≥]?\s*((?:\d{1,3}(?:[,'_\s]\d{3})+|\d+)(?:\.\d+)?(?:e[+-]?\d+)?)(?![\d,.]|\s*(?:%|[x×]\b))"
+    r"\s*(k(?:\b|tok))?",
+    re.IGNORECASE,
+)
+
+
+def _number(value: Any) -> float:
+    """A number from a table, NaN if there is none, or if it is a share or a multiple; a range has its lower end.
+
+    Thousands separators, an "about" sign, units and marks of footnotes are ignored.
+
+    >>> [_number(text) for text in ("~11,939", 4.5, "11 939 tok/s", "11'939", "11.2k", "4000-4100", "4,036[^1]")]
+    [11939.0, 4.5, 11939.0, 11939.0, 11200.0, 4000.0, 4036.0]
+    >>> [_number(text) for text in ("n/a", "95 %", "17.9x", "2.144,2")]
+    [nan, nan, nan, nan]
+    """
+    found = _NUMBER.match(str(value))
+    return float(re.sub(r"[,'_\s]", "", found[1])) * (1000 if found[2] else 1) if found else math.nan
+
+
+def _against(throughput: float, highest: Ceiling, columns: Columns, assumed: str) -> Judged:
+    limit = highest.output_tokens_per_s if columns.counts_output_only else highest.total_tokens_per_s
+    known = Judged(predicted_ceiling_tokens_per_s=limit, ceiling_gpu=highest.gpu, limit=highest.limit)
+    if not throughput > 0:
+        return replace(known, reason=f"no number in {columns.throughput}")
+    times = throughput / limit if limit else math.inf
+    counted = "output tokens" if columns.counts_output_only else "prompt and output tokens"
+    reason = f"{times:.3g} times the ceiling for {counted}; {highest.because}{assumed}"
+    return replace(known, verdict="impossible" if times > 1 else "possible", times_ceiling=times, reason=reason)
+
+
+def _plain(value: Value) -> Value:
+    """The value, or None for a number that JSON cannot hold."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _as_csv(names: Sequence[str], rows: Sequence[Row]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _record(args: Namespace, rows: Sequence[Row]) -> dict[str, Any]:
+    counts = Counter(row["verdict"] for row in rows)
+    return {
+        "table": str(args.table),
+        "model": args.model,
+        "quantization": args.quantization,
+        "prompt_tokens": args.tokens_per_request.prompt_tokens,
+        "output_tokens": args.tokens_per_request.output_tokens,
+        "gpu_memory_utilization": args.gpu_memory_utilization,
+        "verdicts": {name: counts[name] for name in get_args(Verdict)},
+        "rows": rows,
+    }
+
+
+def _print(
+    args: Namespace, columns: Columns, also: Sequence[str], rows: Sequence[Row], verdicts: Sequence[Judged]
+) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    workload: Workload = args.tokens_per_request
+    assumed = "" if columns.sequences else f"; max-num-seqs is not stated: {args.max_num_seqs} assumed"
+    caption = f"predicted ceilings; uncertainties are resolved in the table's favour{assumed}"
+    if len(unknown := set(verdicts)) == 1 and (shared := unknown.pop()).verdict == "unknown":
+        caption = f"unknown: {shared.reason}"
+        verdicts = [replace(shared, reason="")] * len(rows)
+    tokens = f"{workload.prompt_tokens:g} + {workload.output_tokens:g} tokens per request"
+    shown = Table(
+        title=f"{args.table.name}: {args.model}, {tokens}",
+        caption=caption,
+        box=None,
+        collapse_padding=True,
+        pad_edge=False,
+    )
+    stated = [columns.gpu, *([columns.sequences] if columns.sequences else []), *also, columns.throughput]
+    for name in (*stated, "ceiling", "times"):
+        shown.add_column(name, justify="left" if name == columns.gpu else "right", no_wrap=True)
+    shown.add_column("verdict", no_wrap=True)
+    shown.add_column("limit")
+    for row, found in zip(rows, verdicts, strict=True):
+        ceiling_, times = found.predicted_ceiling_tokens_per_s, found.times_ceiling
+        shown.add_row(
+            *("" if row[name] is None else str(row[name]) for name in stated),
+            "" if math.isnan(ceiling_) else f"{ceiling_:,.0f}",
+            "" if math.isnan(times) else f"{times:.2f}",
+            found.verdict,
+            found.reason if found.verdict == "unknown" else found.limit,
+        )
+    Console().print(shown)
+
+
+def _verdicts(args: Namespace, columns: Columns, rows: Sequence[Row]) -> list[Judged]:
+    model = find_model(args.model)
+    try:
+        facts = read_model_facts(model.config, model.fixed_dtype, args.quantization)
+        return [
+            judge(
+                row,
+                columns,
+                facts,
+                args.tokens_per_request,
+                gpu_memory_utilization=args.gpu_memory_utilization,
+                kv_cache_dtype=args.kv_cache_dtype,
+                default_max_num_seqs=args.max_num_seqs,
+            )
+            for row in rows
+        ]
+    except ModelFactsError as e:
+        return [Judged(reason=str(e))] * len(rows)
+
+
+def _workload(text: str) -> Workload:
+    try:
+        prompt_tokens, output_tokens = (float(part) for part in text.split(","))
+        return Workload(prompt_tokens, output_tokens)
+    except ValueError:
+        raise ArgumentTypeError(f"{text!r} is not PROMPT,OUTPUT: two numbers of at least 1") from None
+
+
+@command(
+    "audit",
+    option(
+        "table",
+        type=Path,
+        help="CSV or Markdown with columns for GPU, throughput and max-num-seqs, or with GPUs as rows or columns",
+    ),
+    option("--model", required=True, help=ANY_MODEL),
+    option(
+        "--tokens-per-request",
+        type=_workload,
+        metavar="PROMPT,OUTPUT",
+        help="tokens of a request; means, if requests differ (if left out: 200,200, with a warning)",
+    ),
+    QUANTIZATION,
+    option("--gpu-memory-utilization", type=share, default=1.0, help="share of the memory in use (default: all of it)"),
+    KV_CACHE_DTYPE,
+    option("--max-num-seqs", type=positive, default=256, help="for rows that do not state it (default: 256)"),
+    option("--gpu", help="the GPU of a table that does not name it"),
+    option("--columns", metavar="KNOB", help="setting in the headings of a table with GPUs as rows"),
+    option("--throughput-column", help="the column to check if several look like a throughput"),
+    option("--json", action="store_true", help="print JSON"),
+    option("--out", type=Path, metavar="FILE.csv", help="write the table with its verdicts"),
+)
+def main(args: Namespace) -> None:
+    """Print a verdict on each row of a table, and write the verdicts to a file if asked."""
+    if args.tokens_per_request is None:
+        args.tokens_per_request = USUAL_LENGTHS
+        print("kvsweep audit: lengths are not given: 200 prompt and 200 output tokens assumed", file=sys.stderr)
+    of_file, cells = read_rows(args.table, AuditError)
+    found, rows = as_long(of_file, cells, args.gpu, args.columns, args.throughput_column)
+    names = [name for name in found if name not in ADDED]
+    columns = find_columns(names, args.throughput_column)
+    verdicts = _verdicts(args, columns, rows)
+    audited = [
+        {name: _plain(value) for name, value in (row | asdict(found)).items() if name in (*names, *ADDED)}
+        for row, found in zip(rows, verdicts, strict=True)
+    ]
+    if args.out is not None:
+        write_text(args.out, _as_csv([*names, *ADDED], audited))
+    if args.json:
+        print(json.dumps(_record(args, audited), indent=2))
+    else:
+        # The settings that were columns of the file tell its numbers apart.
+        also = [name for name in names if name not in (*of_file, columns.gpu, columns.sequences, columns.throughput)]
+        _print(args, columns, also, rows, verdicts)

@@ -1,0 +1,173 @@
+"""Hold the checks of a claim against tables: a range, flatness over a knob, or a speed-up that follows bandwidth."""
+
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from math import nan
+
+import pandas as pd
+
+from workflow_scripts.analyse.claims.claim_tables import Evidence, means, table_of
+from workflow_scripts.analyse.claims.claims_on_devices import speed_follows_bandwidth
+from workflow_scripts.analyse.claims.evidence import (
+    COMPUTED,
+    CONTRADICTED,
+    MEASURED,
+    SAME_PCT,
+    SUPPORTED,
+    Finding,
+    Setting,
+    against,
+)
+from workflow_scripts.analyse.intervals.repeats import Row, records
+from workflow_scripts.analyse.intervals.statistics import CHANGES, FLAT
+from workflow_scripts.analyse.settings.effects import PAIR
+from workflow_scripts.catalog.published import CLAIMS, Check, Claim, PublishedError, Rows
+from workflow_scripts.engines.block_sizes import why_block_size_is_refused
+
+# What `source` says of rows in which a published or a predicted number stands beside another prediction.
+_LABELS = {"measured": MEASURED, "predicted": COMPUTED, "published": COMPUTED}
+_IDS = ("cell_id", "baseline_cell_id", "cell_id_b")
+
+
+def findings(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
+    """What the checks of a claim find.
+
+    Raises:
+        PublishedError: a check names a column, a number or a table that does not exist.
+    """
+    for check in claim.checks:
+        try:
+            yield from _COMPARE[check.compare](claim, check, evidence)
+        except (KeyError, NameError, SyntaxError, TypeError, ValueError) as e:
+            raise PublishedError(f"{CLAIMS}: {claim.id}: {check.rows.table}: {e}") from None
+
+
+def parts(claim: Claim) -> set[str]:
+    """The parts of a claim that need support."""
+    return {_part(check) for check in claim.checks if check.quantity and SUPPORTED in check.decides}
+
+
+def _part(check: Check) -> str:
+    return " ".join([str(check.quantity), *(f"{name} {value:g}" for name, value in check.at.items())])
+
+
+def rows_of(claim: Claim, check: Check, evidence: Evidence) -> pd.DataFrame:
+    """The rows that a check compares, with the columns `found`, `found_low`, `found_high` and `is_as_stated`."""
+    numbers = {quantity.name: quantity.value for quantity in claim.quantities}
+    rows = _rows(claim, check, check.rows, evidence)
+    for beside, suffix in zip(check.beside, ("_b", "_c"), strict=False):
+        other = _rows(claim, check, beside, evidence)
+        keys = (
+            {"left_on": list(beside.same), "right_on": list(beside.same.values())} if beside.same else {"how": "cross"}
+        )
+        rows = rows.merge(other, suffixes=("", suffix), **keys)
+    rows = rows[_holds(rows, check.where)] if check.where else rows
+    if check.by:
+        rows = means(rows, check.by)
+    value = _of(rows, check.value, numbers)
+    low, high = (value if end is None else _of(rows, end, numbers) for end in (check.low, check.high))
+    as_stated = _holds(rows, check.under) if check.under else True
+    rows = rows.assign(found=value, found_low=low, found_high=high, is_as_stated=as_stated)
+    if check.highest:
+        rows = rows.sort_values(list(check.highest), ascending=False, kind="stable")
+        rows = rows.drop_duplicates(list(check.per)).sort_index()
+    return rows.sort_values("is_as_stated", ascending=False, kind="stable")
+
+
+def _rows(claim: Claim, check: Check, rows: Rows, evidence: Evidence) -> pd.DataFrame:
+    table = table_of(claim, check, rows, evidence)
+    if rows.table == "cells":  # no cell of the study may set a knob
+        table = table.assign(**{name: nan for name in re.findall(r"\bknob_\w+", repr(check)) if name not in table})
+    return table[_holds(table, rows.where)] if rows.where and len(table) else table
+
+
+def _of(rows: pd.DataFrame, expression: str | None, numbers: Mapping[str, float | None] | None = None) -> pd.Series:
+    """An expression of columns and, as `@name`, of the claim's numbers."""
+    if rows.empty or expression is None:
+        return pd.Series(nan, index=rows.index)
+    return pd.Series(rows.eval(expression, local_dict=dict(numbers or {})), index=rows.index)
+
+
+def _holds(rows: pd.DataFrame, condition: str) -> pd.Series:
+    return _of(rows, condition).fillna(False).astype(bool)
+
+
+# --- a range ---------------------------------------------------------------------------------------------------------
+
+
+def _range(claim: Claim, check: Check, evidence: Evidence) -> Iterator[Finding]:
+    """The whole interval of each row must lie in what is stated."""
+    stated = check.stated or (claim.quantity(check.quantity, **check.at) if check.quantity else None)
+    for row in records(rows_of(claim, check, evidence)):
+        says = None
+        if stated and check.quantity:
+            says = against(row["found_low"], row["found_high"], *stated.ends(check.tolerance, check.tolerance_pct))
+        yield _finding(claim, check, row, check.text.format(**row), says)
+
+
+def _finding(claim: Claim, check: Check, row: Row, text: str, says: str | None) -> Finding:
+    """A finding on one row. What was measured under other conditions than the stated ones bears not on the claim."""
+    source = row.get("source")
+    label = _LABELS.get(str(source), str(source)) if source else COMPUTED
+    place = [str(row[name]) for name in ("gpu", "model", "workload") if pd.notna(row.get(name))]
+    bears = not check.unstated and bool(row["is_as_stated"])
+    if check.condition:
+        text = f"{'With' if row['is_as_stated'] else 'Not with'} {check.condition}: {text}"
+    if source and source != "published":
+        bears &= Setting(check.gpus, check.models).covers(row["gpu"], row["model"])
+        text = f"{', '.join(place)}: {text}"
+    ids = [str(row[name]) for name in _IDS if pd.notna(row.get(name))]
+    says = says if bears and says in check.decides else None
+    return Finding(
+        text=text,
+        label=label,
+        scope=", ".join(place) or "arithmetic",
+        ids=tuple(ids) or (claim.table or CLAIMS, check.rows.table),
+        says=says,
+        bears=bears,
+        part=_part(check),
+    )
+
+
+# --- flatness --------------------------------------------------------------------------------------------------------
+
+
+def _flat(claim: Claim, check: Check, evidence: Evidence) -> Iterator[Finding]:
+    """What all values of a group show, or its pairs within the claimed range if the group has values beyond that.
+
+    Rates that differ by at most SAME_PCT are as flat as the claim says, also if the study's own margin is narrower. The
+    quantity has the name of the knob. Support needs all its values, or both ends, that the engine accepts.
+    """
+    stated = claim.quantity(str(check.quantity))
+    values = stated.values or stated.ends()
+    accepted = {v for v in values if check.quantity != "block_size" or not why_block_size_is_refused("cuda", int(v))}
+
+    def is_within(group: Collection[float]) -> bool:
+        return min(values) <= min(group) and max(group) <= max(values)
+
+    rows = rows_of(claim, check, evidence)
+    for row in records(rows[rows["knob"] == check.quantity]):
+        group = [float(value) for value in row["values"].split(", ")]
+        is_pair = row["comparison"] == PAIR
+        compared = [float(row["value"]), float(row["baseline"])] if is_pair and not is_within(group) else group
+        if is_pair and (compared == group or not is_within(compared)):
+            continue
+        says, text = None, row["explanation"]
+        most_pct = 100 * (max(row["ratio_high"], 1 / row["ratio_low"]) - 1)
+        if is_within(compared) and row["verdict"] == CHANGES:
+            says = CONTRADICTED
+        elif is_within(compared) and accepted <= set(compared):
+            if row["verdict"] == FLAT:
+                says = SUPPORTED
+            elif most_pct <= SAME_PCT:
+                says = SUPPORTED
+                text += f" Any difference is within {most_pct:.2g} %, and published numbers count as equal within"
+                text += f" {SAME_PCT:g} %."
+        yield _finding(claim, check, row, text, says)
+
+
+_COMPARE: dict[str, Callable[[Claim, Check, Evidence], Iterator[Finding]]] = {
+    "range": _range,
+    "flat": _flat,
+    "bandwidth": speed_follows_bandwidth,
+}

@@ -1,0 +1,221 @@
+"""The tables that checks of claims read: those of the study, as needed here, and some that are made of what is known.
+
+Made here are `numbers` (the claim's own), `published` (its table), `models` (sizes of models and GPUs), `block_sizes`
+and `ceilings`.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+
+import pandas as pd
+
+from workflow_scripts.analyse.cells.cell_intervals import cell_intervals
+from workflow_scripts.analyse.claims.audit import USUAL_LENGTHS as LENGTHS
+from workflow_scripts.analyse.claims.audit import audit_table
+from workflow_scripts.analyse.claims.published_table import published_table
+from workflow_scripts.analyse.intervals.repeats import IDENTITY, Row, counted, records
+from workflow_scripts.analyse.limits import predictions, ratios
+from workflow_scripts.analyse.memory import capacity, fragmentation
+from workflow_scripts.analyse.settings import effects
+from workflow_scripts.analyse.settings import engine_gain as engines
+from workflow_scripts.analyse.tables import TABLE_SCHEMAS, read_table
+from workflow_scripts.catalog.gpus_and_models import CatalogError, Gpu, get_model, resolve
+from workflow_scripts.catalog.published import Check, Claim, Published, Rows
+from workflow_scripts.engines.block_sizes import why_block_size_is_refused
+from workflow_scripts.engines.vllm_engines import VLLM
+from workflow_scripts.physics.model_facts import ModelFacts, read_model_facts
+from workflow_scripts.study.study import Study
+
+# Modules that register the schemas of their tables when they are imported, and the tables.
+TABLE_MODULES = (capacity, effects, engines, fragmentation, predictions, ratios)
+TABLES = ("cells", "capacity", "effects", "engines", "predictions", "ratios", "waste")
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What checks may use: the study, its tables by name, and the published data."""
+
+    study: Study
+    tables: Mapping[str, pd.DataFrame]
+    published: Published
+
+    @cached_property
+    def cells(self) -> pd.DataFrame:
+        """One row per cell that counts: means over its starts and repeats, and its first text."""
+        return means(counted(self.tables["cells"]), IDENTITY)
+
+    @cached_property
+    def engines(self) -> pd.DataFrame:
+        """The engines table with the ids of its two cells."""
+        table = self.tables["engines"].assign(vllm_engine=VLLM.name)
+        for cell_id, parts in (
+            ("cell_id", ["gpu", "vllm_engine", "model", "workload", "vllm_knobs"]),
+            ("baseline_cell_id", ["gpu", "hf_engine", "model", "workload", "hf_knobs"]),
+        ):
+            texts = table[parts].astype("string")
+            table[cell_id] = texts["gpu"].str.cat(texts.drop(columns="gpu"), sep="/")
+        return table
+
+
+def read_tables(folder: Path) -> dict[str, pd.DataFrame]:
+    """The tables that checks use; a table that was not made has no rows.
+
+    Raises:
+        TableError: a table does not fit its schema.
+    """
+    return {name: _read(folder / f"{name}.parquet", name) for name in TABLES}
+
+
+def _read(path: Path, name: str) -> pd.DataFrame:
+    if path.exists():
+        return read_table(path, name)
+    schema = TABLE_SCHEMAS[name]
+    empty: pd.DataFrame = schema.validate(pd.DataFrame(columns=[c for c in schema.columns if not c.startswith("^")]))
+    return empty
+
+
+def means(rows: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
+    """One row per combination of `by`: means of numbers, and the first value of everything else."""
+    numeric = set(rows.select_dtypes("number").columns)
+    groups = rows.groupby(list(by), dropna=False, sort=False)
+    how = {name: "mean" if name in numeric else "first" for name in rows.columns if name not in by}
+    return groups.agg(how).reset_index()
+
+
+def table_of(claim: Claim, check: Check, rows: Rows, evidence: Evidence) -> pd.DataFrame:
+    """The rows of a table before any condition.
+
+    Raises:
+        PublishedError: the claim has no such table.
+    """
+    if rows.table in _MADE:
+        return _MADE[rows.table](claim, check, evidence)
+    if rows.table == "engines":
+        return evidence.engines
+    if rows.table != "cells":
+        return evidence.tables[rows.table]
+    cells = evidence.cells
+    if rows.intervals:
+        found = cell_intervals(evidence.tables["cells"], rows.intervals)
+        for measure, ends in found.groupby("measure"):
+            ends = ends.rename(
+                columns={
+                    "value": measure,
+                    "low": f"{measure}_low",
+                    "high": f"{measure}_high",
+                    "scope": f"{measure}_scope",
+                }
+            )
+            cells = cells.drop(columns=measure).merge(ends.drop(columns=["measure", "repeats"]), on="cell_id")
+        cells = cells.reindex(
+            columns=[*cells, *(f"{m}_{e}" for m in rows.intervals for e in ("low", "high") if f"{m}_{e}" not in cells)]
+        )
+    return cells
+
+
+def _numbers(claim: Claim, check: Check, evidence: Evidence) -> pd.DataFrame:
+    """The claim's numbers in columns; several values of one are rows."""
+    row = {quantity.name: [quantity.values or quantity.value] for quantity in reversed(claim.quantities)}
+    table = pd.DataFrame(row)
+    for quantity in claim.quantities:
+        table = table.explode(quantity.name) if quantity.values else table
+    return table.reset_index(drop=True).convert_dtypes()
+
+
+def _published(claim: Claim, check: Check, evidence: Evidence) -> pd.DataFrame:
+    """The claim's table, with one row per device (`card`) that a name may mean; of metrics, one row per engine."""
+    table = published_table(evidence.published, claim)
+    if "metric" in table:
+        table = (
+            table.set_index("metric")
+            .drop(columns="unit", errors="ignore")
+            .T.astype(float)
+            .rename_axis("engine")
+            .reset_index()
+        )
+        return table.assign(gpu=check.gpus[0])
+    return table.assign(card=table["gpu"].map(_cards)).explode("card")
+
+
+def _cards(name: str) -> list[str]:
+    try:
+        return [gpu.name for gpu in resolve(name)]
+    except CatalogError:
+        return []
+
+
+def _models(claim: Claim, check: Check, evidence: Evidence) -> pd.DataFrame:
+    """Sizes of each model of the check on each device that its names may mean."""
+    gpus = [_device(gpu) for label in check.gpus for gpu in resolve(label)]
+    return pd.DataFrame([_sizes(model) | gpu for model in check.models for gpu in gpus or [{}]])
+
+
+def _sizes(model: str) -> Row:
+    facts = facts_of(model)
+    names = ("parameters", "weight_bytes", "decode_weight_bytes", "layers")
+    sizes = {name: getattr(facts, name) for name in names} | {"bytes_per_token": facts.bytes_per_token()}
+    return sizes | {"model": model, "heads": facts.attention.heads, "kv_heads": facts.attention.kv_heads}
+
+
+def _device(gpu: Gpu) -> Row:
+    names = {"gpu": gpu.name, "memory_bytes": gpu.usable_memory_bytes or gpu.memory_bytes}
+    return names | {"bandwidth_bytes_per_s": gpu.memory_bandwidth_bytes_per_s}
+
+
+@cache
+def facts_of(model: str) -> ModelFacts:
+    """Facts of a model of the catalogue."""
+    entry = get_model(model)
+    return read_model_facts(entry.config, entry.fixed_dtype)
+
+
+def _block_sizes(claim: Claim, check: Check, evidence: Evidence) -> pd.DataFrame:
+    """The claim's block sizes, and why GPUs refuse them (null if they do not)."""
+    sizes = [int(size) for q in claim.quantities if q.unit == "tokens" for size in q.values or (q.value,) if size]
+    why = [why_block_size_is_refused("cuda", size) for size in sizes]
+    return pd.DataFrame({"block_size": sizes, "why": why, "accepted": [float(one is None) for one in why]})
+
+
+def _ceilings(claim: Claim, check: Check, evidence: Evidence) -> pd.DataFrame:
+    """The claim's rates over the ceilings of their devices, of its table or of its numbers (`analyse.claims.audit`)."""
+    rates = _published(claim, check, evidence) if claim.table else _numbers(claim, check, evidence)
+    rates = rates.drop(columns="card", errors="ignore").drop_duplicates()
+    if "gpu" not in rates:
+        rates = rates.assign(gpu=check.gpus[0])
+    known = rates.columns.intersection(["gpu", "engine", "throughput", "throughput_tok_s", "tokens_per_s", *_SEQUENCES])
+    audited = audit_table(rates[known], facts_of(check.models[0]), LENGTHS)
+    lengths = f"{LENGTHS.prompt_tokens:g} + {LENGTHS.output_tokens:g} tokens per request"
+    possible = [_possible_with(row) for row in records(audited)]
+    return audited.assign(model=check.models[0], workload=lengths, possible=possible).dropna(subset="times_ceiling")
+
+
+_SEQUENCES = ("max_num_seqs", "batch_size", "max_batch_size")
+
+
+def _possible_with(row: Row) -> str:
+    """What would make an impossible rate possible.
+
+    A ceiling rises at most in proportion to sequences; that of output tokens falls as prompts get longer.
+    """
+    stated = next((name for name in _SEQUENCES if name in row), None)
+    if stated is None or not row["times_ceiling"] > 1:
+        return ""
+    least = math.ceil(row["times_ceiling"] * row[stated])
+    # A ceiling counts all tokens, of which outputs are a share.
+    longer = row["times_ceiling"] * (1 + LENGTHS.prompt_tokens / LENGTHS.output_tokens) - 1
+    return (
+        f" It would be possible with at least {least} sequences at once, or with prompts that are at least {longer:.3g}"
+        " times as long as outputs."
+    )
+
+
+_MADE = {
+    "numbers": _numbers,
+    "published": _published,
+    "models": _models,
+    "block_sizes": _block_sizes,
+    "ceilings": _ceilings,
+}

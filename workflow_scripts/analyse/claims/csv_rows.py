@@ -1,0 +1,122 @@
+"""CSV files and Markdown tables as rows of plain values, for commands that start without pandas."""
+
+import csv
+import re
+from collections.abc import Sequence
+from itertools import takewhile
+from pathlib import Path
+
+from workflow_scripts.common.faults import InputError
+
+Value = bool | int | float | str | None
+Row = dict[str, Value]
+
+# What tables write for no value, as pandas reads them.
+_NULLS = ("", "-", "--", "–", "—", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "None", "#N/A", "<NA>")
+
+
+def read_rows(path: Path, fault: type[InputError]) -> tuple[list[str], list[Row]]:
+    """Names of the columns, and the rows, of a CSV or a Markdown table.
+
+    A column of only numbers, or of true and false, has such values. None is a field without a value. The second column
+    of one name gets the name with `.1`.
+
+    Raises:
+        fault: the file cannot be opened, or is not a CSV table in UTF-8.
+    """
+    try:
+        return _rows(path)
+    except OSError as e:
+        raise fault(f"{path}: {e.strerror}") from None
+    except (ValueError, csv.Error) as e:
+        raise fault(f"{path}: not a CSV table: {' '.join(str(e).split())}") from None
+
+
+def _rows(path: Path) -> tuple[list[str], list[Row]]:
+    text = path.read_text(encoding="utf-8-sig")
+    lines = text.splitlines()
+    framed = [i for i, line in enumerate(lines) if line.lstrip().startswith("|")]
+    # The line below the names, with or without strokes at its ends.
+    rules = [i for i, line in enumerate(lines) if re.fullmatch(r"\s*\|?(\s*:?-+:?\s*\|)+(\s*:?-+:?\s*)?", line)]
+    if len(rules) > 1:
+        raise ValueError(f"it has {len(rules)} tables (at lines {', '.join(map(str, rules))}): keep one")
+    if rules or (framed and all(line.strip()[:1] in ("", "|", "+") for line in lines)):
+        table = _markdown(lines, max(rules[0] - 1, 0) if rules else framed[0])
+    else:
+        separator = max(",;\t", key=text.partition("\n")[0].count)
+        table = [
+            [_plain(cell) for cell in row] for row in csv.reader(text.splitlines(True), delimiter=separator) if row
+        ]
+    if not table:
+        raise ValueError("it has no columns")
+    names, *rows = _one_header(table)
+    for number, row in enumerate(rows, start=1):
+        if len(row) > len(names):
+            raise ValueError(f"row {number} has {len(row)} fields, and {len(names)} columns have a name")
+    names = [f"{name}.{count}" if (count := names[:i].count(name)) else name for i, name in enumerate(names)]
+    columns = [_typed([row[i] if i < len(row) else "" for row in rows]) for i in range(len(names))]
+    return names, [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
+
+
+def _markdown(lines: Sequence[str], first: int) -> list[list[str]]:
+    """The table that begins at this line; it ends at the first line without a stroke that is no rule."""
+    table = takewhile(lambda line: "|" in line or line.startswith("+"), lines[first:])
+    rows = [line.rstrip() for line in table if re.search(r"[^-+=:|\s]", line)]
+    if all(row.lstrip().startswith("|") for row in rows):
+        rows = [row.lstrip()[1:].removesuffix("|") for row in rows]
+    return [[_plain(cell) for cell in row.split("|")] for row in rows]
+
+
+def _one_header(table: list[list[str]]) -> list[list[str]]:
+    """The table with one line of names: the names of two are joined if the first line has names for several columns.
+
+    >>> _one_header([["GPU", "seqs", ""], ["", "1", "4"], ["H200", "5", "6"]])
+    [['GPU', 'seqs 1', 'seqs 4'], ['H200', '5', '6']]
+    """
+    above, below = [*table[:2], [""]][:2]
+    spans = "" in above[1:] or len(set(above)) < len(above)
+    if not spans or len(above) != len(below) or bool(above[0]) == bool(below[0]):
+        return table
+    names: list[str] = []
+    over = ""
+    for name, under in zip(above, below, strict=True):
+        over = name or over
+        names.append(f"{over} {under}".strip())
+    return [names, *table[2:]]
+
+
+# What text processors write around a value -> what is left of it.
+_MARKUP = {
+    r"\\multicolumn\{\d+\}\{[^}]*\}|\\multirow\{\d+\}\{[^}]*\}|\\text\w+|\$|<[^>]*>": "",
+    r"\\,|\{,\}|\\thinspace": ",",
+    r"\\([_%&#])": r"\1",
+    r"^[{}*`\s]+|[{}*`\s]+$": "",
+}
+
+
+def _plain(text: str) -> str:
+    r"""A value without the markup of Markdown, HTML and LaTeX.
+
+    >>> _plain("**`4,036`**"), _plain(r"\multicolumn{2}{c}{max\_num\_seqs}"), _plain(r"\textbf{11{,}939}")
+    ('4,036', 'max_num_seqs', '11,939')
+    """
+    for markup, left in _MARKUP.items():
+        text = re.sub(markup, left, text)
+    return text
+
+
+def _typed(texts: Sequence[str]) -> Sequence[Value]:
+    """The values of a column.
+
+    >>> _typed(["1", ""]), _typed(["1", "2.5"]), _typed(["1", "~2"])
+    ([1, None], [1.0, 2.5], ['1', '~2'])
+    """
+    given = [None if text.strip() in _NULLS else text for text in texts]
+    if {text.lower() for text in given if text} <= {"true", "false"} and any(given):
+        return [text and text.lower() == "true" for text in given]
+    for kind in (int, float):
+        try:
+            return [None if text is None else kind(text) for text in given]
+        except ValueError:
+            continue
+    return given

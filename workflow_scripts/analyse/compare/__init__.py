@@ -1,0 +1,1 @@
+"""Two results of one study compared."""

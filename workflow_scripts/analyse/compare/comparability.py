@@ -1,0 +1,158 @@
+"""Whether a cell of one study may be compared with the same cell of another one, and if not, why.
+
+Two cells may differ in what a comparison examines: host, device, processor, versions, and the settings that an engine
+chooses because of these. They may not differ in what the study specifies: weights, requests, protocol. Each rule gives
+a sentence. `report/page/comparability.js` has the same rules for the page; a test compares the two.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from workflow_scripts.analyse.cells.cells import SIMULATED
+from workflow_scripts.analyse.compare.digest import Digest, DigestCell
+
+# Maximum number of differing weights or requests that a sentence names.
+MOST_NAMED = 3
+
+
+@dataclass(frozen=True)
+class Side:
+    """A cell with what its digest says about it."""
+
+    cell: DigestCell
+    content: dict[str, Any]
+    environment: dict[str, list[str]]
+    effective: dict[str, Any]
+
+
+class Rule(NamedTuple):
+    """A reason not to compare: `why` gives a sentence, or None if the rule allows the comparison."""
+
+    name: str
+    why: Callable[[Side, Side], str | None]
+
+
+class Difference(NamedTuple):
+    """A value that differs between two records, by the path of its keys."""
+
+    path: str
+    a: Any
+    b: Any
+
+
+def side(digest: Digest, cell: DigestCell) -> Side:
+    """A cell with its content, environment and effective settings, empty where they are not known."""
+
+    def at(values: list[Any], place: int) -> dict[str, Any]:
+        return values[place] if place >= 0 else {}
+
+    return Side(
+        cell,
+        at(digest.contents, cell.content),
+        at(digest.environments, cell.environment),
+        at(digest.effective, cell.effective),
+    )
+
+
+def differences(a: Any, b: Any, path: str = "") -> Iterator[Difference]:
+    """Where two JSON values differ, in the order of their keys; a missing value is None.
+
+    >>> [tuple(d) for d in differences({"x": {"y": 1, "z": [1, 2]}}, {"x": {"z": [1, 3]}, "w": "new"})]
+    [('w', None, 'new'), ('x.y', 1, None), ('x.z.1', 2, 3)]
+    """
+    if isinstance(a, list) and isinstance(b, list):
+        a, b = ({str(place): value for place, value in enumerate(values)} for values in (a, b))
+    if isinstance(a, dict) and isinstance(b, dict):
+        for key in sorted({*a, *b}):
+            yield from differences(a.get(key), b.get(key), f"{path}.{key}" if path else key)
+    elif a != b or isinstance(a, bool) != isinstance(b, bool):
+        yield Difference(path, a, b)
+
+
+def said(value: Any) -> str:
+    """A value as it appears in a sentence.
+
+    >>> [said(value) for value in (None, True, 32.0, 0.6, "bfloat16", -0.0, 1e16, 1e-5)]
+    ['nothing', 'true', '32', '0.6', 'bfloat16', '0', '1e+16', '1e-05']
+    """
+    if value is None:
+        return "nothing"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return f"{value + 0.0:.15g}"  # + 0.0 turns -0 into 0
+    return value if isinstance(value, str) else "other values"
+
+
+def _not_defined(a: Side, b: Side) -> str | None:
+    sides = [name for name, of in (("A", a), ("B", b)) if not of.cell.comparable]
+    return f"in {' and '.join(sides)} it was measured with another definition than the study's" if sides else None
+
+
+def _source(a: Side, b: Side) -> str | None:
+    if a.cell.source != b.cell.source:
+        return f"its numbers are {a.cell.source} in A and {b.cell.source} in B"
+    return "its numbers are simulated and say nothing about a GPU" if a.cell.source == SIMULATED else None
+
+
+def _protocol(a: Side, b: Side) -> str | None:
+    return _unlike(a, b, "protocol", "it was measured by protocol {} in A and {} in B")
+
+
+def _dtype(a: Side, b: Side) -> str | None:
+    return _unlike(a, b, "dtype", "it was computed in {} in A and in {} in B")
+
+
+def _unlike(a: Side, b: Side, name: str, words: str) -> str | None:
+    values = [", ".join(of.environment.get(name, ["an unknown one"])) for of in (a, b)]
+    return words.format(*values) if values[0] != values[1] else None
+
+
+def _several(a: Side, b: Side) -> str | None:
+    for name, words in (("lock_sha256", "locks"), ("processor", "processors")):
+        for letter, of in (("A", a), ("B", b)):
+            if len(of.environment.get(name, [])) > 1:
+                return f"in {letter} its starts were measured with several {words}"
+    return None
+
+
+def _content(a: Side, b: Side) -> str | None:
+    found = list(differences(a.content, b.content))
+    if not found:
+        return None
+    named = [f"{d.path} is {said(d.a)} in A and {said(d.b)} in B" for d in found[:MOST_NAMED]]
+    more = f"; and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
+    return f"weights or requests differ: {'; '.join(named)}{more}"
+
+
+def _same(a: Side, b: Side) -> str | None:
+    began = a.cell.began is not None and a.cell.began == b.cell.began
+    if began and a.environment.get("host") == b.environment.get("host"):
+        return "A and B hold the same measurement of it"
+    return None
+
+
+RULES = (
+    Rule("definition", _not_defined),
+    Rule("source", _source),
+    Rule("protocol", _protocol),
+    Rule("content", _content),
+    Rule("dtype", _dtype),
+    Rule("environments", _several),
+    Rule("same measurement", _same),
+)
+
+
+# Rules that also forbid a comparison of outcomes.
+_OF_OUTCOMES = {"source", "content"}
+
+
+def why_not_ended(a: Side, b: Side) -> list[str]:
+    """Every reason not to compare the outcomes of two cells, if one of them did not end ok; empty if there is none."""
+    return [why for rule in RULES if rule.name in _OF_OUTCOMES and (why := rule.why(a, b)) is not None]
+
+
+def why_not(a: Side, b: Side) -> list[str]:
+    """Every reason not to compare two cells that both ended ok; empty if they may be compared."""
+    return [why for rule in RULES if (why := rule.why(a, b)) is not None]

@@ -1,0 +1,231 @@
+"""Compare two studies, cell by cell: two versions of an engine, two clusters or two days.
+
+    kvsweep compare results/demo other/results/demo --markdown comparison.md --json comparison.json
+
+A is the earlier run and B the present one: the folder of a study, an unpacked archive, or a report. Ratios are of B
+over A. If two cells cannot be compared, the output says why. A rate that was measured on one occasion says nothing
+about other occasions, so a cell counts as changed only if the change exceeds the variation between occasions.
+
+Exit codes: 0: nothing changed; 1: a cell changed or has another outcome, or a comparison in B contradicts the one in A;
+2: bad input, or no cell can be compared.
+"""
+
+import math
+from argparse import ArgumentTypeError, Namespace
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from workflow_scripts.analyse.compare.comparability import said
+from workflow_scripts.analyse.compare.comparison import CellRatio, Comparison, Found, comparison
+from workflow_scripts.analyse.compare.digest import DigestError, read_digest
+from workflow_scripts.analyse.intervals.occasions import OCCASIONS_VARY_PCT
+from workflow_scripts.analyse.intervals.statistics import CHANGES, FLAT, NOT_DECIDED
+from workflow_scripts.common.command import command, option
+from workflow_scripts.common.files import write_text
+from workflow_scripts.common.markdown import cell, printable, rows_of
+from workflow_scripts.common.wording import number
+
+CHANGED = 1
+# Maximum number of rows of a table in the terminal and in Markdown; JSON has all.
+MOST_ROWS = 40
+
+
+class Section(NamedTuple):
+    """A table of the comparison, with what it shows."""
+
+    title: str
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+def summary(found: Comparison) -> list[str]:
+    """What the comparison shows, in sentences."""
+    counts = {verdict: sum(c.verdict == verdict for c in found.cells) for verdict in (CHANGES, FLAT, NOT_DECIDED)}
+    sentences = [
+        f"{_many(len(found.cells), 'measure')} of {_many(len({c.cell for c in found.cells}), 'cell')} compared: "
+        f"{counts[CHANGES]} changed, {counts[FLAT]} flat within {found.margin_pct:g} %, "
+        f"{counts[NOT_DECIDED]} not decided.",
+        "A rate that was measured on one occasion says nothing about other occasions. So the intervals of cells allow "
+        f"for the variation between occasions (standard deviation {found.occasions_vary_pct:g} %).",
+    ]
+    if found.refused:
+        sentences.append(f"{_many(len(found.refused), 'cell')} cannot be compared; the reasons are below.")
+    if found.outcomes:
+        sentences.append(f"{_many(len(found.outcomes), 'cell')} ended with another outcome.")
+    if found.only_a or found.only_b:
+        sentences.append(f"Only in A: {_many(len(found.only_a), 'cell')}; only in B: {len(found.only_b)}.")
+    known = [pair.inside for pair in found.pairs if pair.inside is not None]
+    contradictions = sum(pair.contradiction is not None for pair in found.pairs)
+    if found.pairs:
+        sentences.append(
+            f"Both studies made {_many(len(found.pairs), 'comparison')} of the same two cells. In {sum(known)} of the "
+            f"{len(known)} that have an interval in A, the ratio in B is inside it. "
+            f"In {contradictions or 'none'}, A and B contradict each other."
+        )
+    return sentences
+
+
+def sections(found: Comparison) -> Iterator[Section]:
+    """The tables of the comparison; those without rows are left out."""
+    yield from filter(
+        lambda section: section.rows,
+        [
+            Section(
+                "By device and engine", ("device and engine", "measure", "cells", "median B/A", "range"), _places(found)
+            ),
+            Section(
+                "Cells, the largest change first",
+                ("cell", "measure", "A", "B", "B/A (95 % interval)", "interval covers", "verdict"),
+                [
+                    (c.cell, c.measure, number(c.a), number(c.b), _ratio(c), c.scope or "", _verdict(c))
+                    for c in sorted(found.cells, key=lambda c: (c.verdict != CHANGES, -abs(math.log(c.ratio))))
+                ],
+            ),
+            Section(
+                "Other outcomes",
+                ("cell", "A", "B", "reason"),
+                [(o.cell, o.a, o.b, o.reason or "") for o in found.outcomes],
+            ),
+            Section("Not compared", ("cell", "why"), [(r.cell, "; ".join(r.why)) for r in found.refused]),
+            Section(
+                "Comparisons that both studies made, contradictions first",
+                ("cell", "over", "A (95 % interval)", "verdict", "B (95 % interval)", "verdict", "agreement"),
+                [
+                    (p.cell, p.baseline, _ratio(p.a), p.a.verdict or "", _ratio(p.b), p.b.verdict or "", _agreement(p))
+                    for p in sorted(found.pairs, key=lambda p: (p.contradiction is None, p.inside is not False))
+                ],
+            ),
+            Section(
+                "What differs between A and B",
+                ("what", "A", "B", "cells"),
+                [(d.what, said(d.a), said(d.b) + _others(d.others), str(d.cells or "")) for d in found.differences],
+            ),
+            Section("Only in A", ("cell",), [(cell,) for cell in found.only_a]),
+            Section("Only in B", ("cell",), [(cell,) for cell in found.only_b]),
+        ],
+    )
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def _others(count: int) -> str:
+    return f", and {_many(count, 'other pair')}" if count else ""
+
+
+def _ratio(of: CellRatio | Found) -> str:
+    ends = "no interval" if of.low is None or of.high is None else f"{number(of.low)} to {number(of.high)}"
+    return f"{number(of.ratio)} ({ends})"
+
+
+def _verdict(cell: CellRatio) -> str:
+    """The verdict on a cell, and whether its rates differ only because the GPU waits for its host."""
+    if cell.device_ratio is None or not cell.only_waiting:
+        return cell.verdict
+    return f"{cell.verdict}; only waiting for the host ({number(cell.device_ratio)} without)"
+
+
+def _agreement(pair: Any) -> str:
+    if pair.contradiction:
+        return str(pair.contradiction)
+    return {True: "inside A's interval", False: "outside A's interval", None: "A has no interval"}[pair.inside]
+
+
+def _places(found: Comparison) -> list[tuple[str, ...]]:
+    groups: dict[tuple[str, str], list[float]] = {}
+    for c in found.cells:
+        groups.setdefault(("/".join(c.cell.split("/")[:2]), c.measure), []).append(c.ratio)
+    return [
+        (place, measure, str(len(r)), number(median(r)), f"{number(min(r))} to {number(max(r))}")
+        for (place, measure), r in groups.items()
+    ]
+
+
+def plain(text: str) -> Text:
+    """A text without control characters, which a terminal would execute.
+
+    >>> print(plain("a\\x1b[2Jb"))
+    a\\x1b[2Jb
+    """
+    return Text(printable(text))
+
+
+def wide_console() -> Console:
+    """A console that does not wrap the lines of a table: a wrapped name cannot be copied."""
+    return Console(width=1000, soft_wrap=True, highlight=False)
+
+
+def print_comparison(found: Comparison) -> None:
+    """Print the comparison as tables of text."""
+    console = wide_console()
+    for sentence in summary(found):
+        console.print(plain(sentence))
+    for section in sections(found):
+        table = Table(*section.headings, title=section.title, title_justify="left", box=None, pad_edge=False)
+        for row in section.rows[:MOST_ROWS]:
+            table.add_row(*map(plain, row))
+        console.print()
+        console.print(table)
+        if len(section.rows) > MOST_ROWS:
+            console.print(Text(f"{MOST_ROWS} of {len(section.rows)} rows; --json writes all"))
+
+
+def markdown(found: Comparison) -> str:
+    """The comparison as Markdown, such as for the summary of a CI job."""
+    lines = [f"# {cell(found.study_a)} (A) and {cell(found.study_b)} (B)", "", *summary(found)]
+    for section in sections(found):
+        lines += ["", f"## {section.title}", "", *rows_of(section.headings, section.rows[:MOST_ROWS])]
+        if len(section.rows) > MOST_ROWS:
+            lines += ["", f"{MOST_ROWS} of {len(section.rows)} rows; JSON has all."]
+    return "\n".join(lines) + "\n"
+
+
+def per_cent(text: str) -> float:
+    """The type of an option that is a percentage, from 0 to below 100."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < 100:
+        raise ArgumentTypeError(f"{text!r} is not a percentage from 0 to below 100")
+    return value
+
+
+OCCASIONS = option(
+    "--occasions-vary",
+    type=per_cent,
+    default=OCCASIONS_VARY_PCT,
+    metavar="PCT",
+    help="standard deviation of a cell's rate between occasions, in per cent (%(default)g: the maximum seen on a "
+    "shared machine)",
+)
+
+
+@command(
+    "compare",
+    option("a", type=Path, help="the earlier run: a study's folder, an unpacked archive, or a report"),
+    option("b", type=Path, help="measured now"),
+    OCCASIONS,
+    option("--markdown", type=Path, metavar="FILE", help="write the comparison as Markdown"),
+    option("--json", type=Path, metavar="FILE", help="write the comparison as JSON, with every row"),
+)
+def main(args: Namespace) -> int:
+    """Compare two studies; the exit code says whether anything changed."""
+    found = comparison(read_digest(args.a), read_digest(args.b), args.occasions_vary)
+    if args.markdown:
+        write_text(args.markdown, markdown(found))
+    if args.json:
+        write_text(args.json, found.model_dump_json(indent=2) + "\n")
+    print_comparison(found)
+    if found.changed:
+        return CHANGED
+    if not found.cells:
+        raise DigestError(f"{args.a}, {args.b}: no cell can be compared; allowed: studies that have cells in common")
+    return 0

@@ -1,0 +1,321 @@
+"""Compare two studies by their digests: cell by cell, and by each study's comparisons of its own cells.
+
+`report/page/comparison.js` computes the same in the page; a test compares the two. docs/report.md explains the result.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from pydantic import JsonValue
+
+from workflow_scripts.analyse.compare.comparability import Side, differences, said, side, why_not, why_not_ended
+from workflow_scripts.analyse.compare.digest import RATE, Digest, DigestCell, Mean, Pair
+from workflow_scripts.analyse.intervals.occasions import OCCASIONS_VARY_PCT, Means, compare_occasions
+from workflow_scripts.analyse.intervals.statistics import CHANGES, FASTER, FLAT, SLOWER, log_margin, verdicts
+from workflow_scripts.common.records import Record
+
+# The scope of an interval in digests of earlier versions, which says nothing about another start.
+WITHIN_START = "within one start"
+MISSING = "missing"
+FLAT_AGAINST_CHANGES = "flat against changes"
+OPPOSITE = "opposite directions"
+APART = "intervals share no value"
+
+
+class CellRatio(Record):
+    """A cell that both measured: the ratio of B over A, and what it shows.
+
+    `device_ratio`: the ratio of the output rates without waiting for the host, None if not known. `only_waiting`: the
+    rates differ by more than the margin and `device_ratio` does not.
+    """
+
+    cell: str
+    measure: str
+    a: float
+    b: float
+    ratio: float
+    low: float | None
+    high: float | None
+    scope: str | None
+    verdict: str
+    device_ratio: float | None
+    only_waiting: bool
+
+
+class Refused(Record):
+    """A cell that both measured but that cannot be compared, with all reasons."""
+
+    cell: str
+    why: list[str]
+
+
+class OutcomeChange(Record):
+    """A cell that has another outcome in B than in A."""
+
+    cell: str
+    a: str
+    b: str
+    reason: str | None
+
+
+class Found(Record):
+    """A study's own comparison of two of its cells."""
+
+    ratio: float
+    low: float | None
+    high: float | None
+    scope: str | None
+    verdict: str | None
+
+
+class PairAgreement(Record):
+    """A comparison of two cells that both studies made.
+
+    `inside`: whether B's ratio lies in A's interval; None without an interval. `contradiction`: how the two contradict
+    each other, or None.
+    """
+
+    kind: str
+    name: str
+    cell: str
+    baseline: str
+    a: Found
+    b: Found
+    inside: bool | None
+    contradiction: str | None
+
+
+class Different(Record):
+    """Something that differs between A and B: the first pair of values, how many cells, and how many other pairs."""
+
+    what: str
+    a: JsonValue
+    b: JsonValue
+    cells: int
+    others: int
+
+
+class Comparison(Record):
+    """What two studies have in common, and how they differ."""
+
+    study_a: str
+    study_b: str
+    margin_pct: float
+    occasions_vary_pct: float
+    cells: list[CellRatio]
+    refused: list[Refused]
+    outcomes: list[OutcomeChange]
+    only_a: list[str]
+    only_b: list[str]
+    pairs: list[PairAgreement]
+    differences: list[Different]
+
+    @property
+    def changed(self) -> list[str]:
+        """Everything that changed, in words; empty if nothing did."""
+        return [
+            *(f"{c.cell}: {c.measure} {c.verdict}" for c in self.cells if c.verdict == CHANGES),
+            *(f"{c.cell}: ended as {c.a} in A and as {c.b} in B" for c in self.outcomes),
+            *(f"{p.cell} over {p.baseline}: {p.contradiction}" for p in self.pairs if p.contradiction),
+        ]
+
+
+def comparison(a: Digest, b: Digest, occasions_vary_pct: float = OCCASIONS_VARY_PCT) -> Comparison:
+    """Compare study B with study A. The margin is A's.
+
+    Args:
+        a: the earlier run, or the reference.
+        b: the present run.
+        occasions_vary_pct: standard deviation of a rate between occasions, in per cent.
+    """
+    of_a, of_b = ({cell.id: cell for cell in digest.cells} for digest in (a, b))
+    common = [(side(a, cell), side(b, of_b[name])) for name, cell in of_a.items() if name in of_b]
+    ended = [(x, y) for x, y in common if MISSING not in (x.cell.outcome, y.cell.outcome)]
+    alike = [(x, y) for x, y in ended if x.cell.outcome == y.cell.outcome == "ok"]
+    otherwise = [(x, y) for x, y in ended if x.cell.outcome != y.cell.outcome]
+    reasons = [(x, y, why_not(x, y)) for x, y in alike]
+    reasons_otherwise = [(x, y, why_not_ended(x, y)) for x, y in otherwise]
+    compared = [(x, y) for x, y, why in reasons if not why]
+    margin = _margin(a)
+    return Comparison(
+        study_a=a.study,
+        study_b=b.study,
+        margin_pct=margin,
+        occasions_vary_pct=occasions_vary_pct,
+        cells=_ratios(compared, margin, occasions_vary_pct),
+        refused=[Refused(cell=x.cell.id, why=why) for x, _, why in [*reasons, *reasons_otherwise] if why],
+        outcomes=[
+            OutcomeChange(cell=x.cell.id, a=x.cell.outcome, b=y.cell.outcome, reason=y.cell.reason or x.cell.reason)
+            for x, y, why in reasons_otherwise
+            if not why
+        ],
+        only_a=[name for name in of_a if name not in of_b],
+        only_b=[name for name in of_b if name not in of_a],
+        pairs=list(_agreements(a, b, {x.cell.id for x, _ in compared})),
+        differences=_different(a, b, ended),
+    )
+
+
+def _margin(digest: Digest) -> float:
+    margin = digest.settings.get("equivalence_margin_pct")
+    return float(margin) if isinstance(margin, int | float) else 2.0
+
+
+def _ratios(compared: Sequence[tuple[Side, Side]], margin_pct: float, vary_pct: float) -> list[CellRatio]:
+    """The ratios of all measures that both have; the error of the verdicts is that of all of them together."""
+    rows = [
+        (x.cell, y.cell, mean, other)
+        for x, y in compared
+        for mean in x.cell.means
+        for other in y.cell.means
+        if mean.measure == other.measure
+    ]
+    if not rows:
+        return []
+    a, b = _means(mean for _, _, mean, _ in rows), _means(mean for *_, mean in rows)
+    found = compare_occasions(a, b, vary_pct)
+    ratio, low, high = found.interval()
+    verdict = verdicts(found, margin_pct)
+    without_waiting = [_without_waiting(*row[:3]) for row in rows]
+    margin = log_margin(margin_pct)
+    return [
+        CellRatio(
+            cell=cell.id,
+            measure=mean.measure,
+            a=math.exp(mean.log_mean),
+            b=math.exp(other.log_mean),
+            ratio=float(ratio[i]),
+            low=_known(low[i]),
+            high=_known(high[i]),
+            scope=found.scope[i],
+            verdict=str(verdict[i]),
+            device_ratio=of_device,
+            only_waiting=of_device is not None and abs(math.log(of_device)) <= margin < abs(math.log(ratio[i])),
+        )
+        for i, ((cell, _, mean, other), of_device) in enumerate(zip(rows, without_waiting, strict=True))
+    ]
+
+
+def _without_waiting(a: DigestCell, b: DigestCell, mean: Mean) -> float | None:
+    """The ratio of the rates of two cells without waiting for the host; None for other measures."""
+    return b.device_rate / a.device_rate if mean.measure == RATE and a.device_rate and b.device_rate else None
+
+
+def _means(means: Iterable[Mean]) -> Means:
+    listed = list(means)
+    return Means(
+        np.array([mean.log_mean for mean in listed]),
+        np.array([math.nan if mean.squared_error is None else mean.squared_error for mean in listed]),
+        np.array([math.nan if mean.df is None else mean.df for mean in listed]),
+        np.array([mean.starts for mean in listed]),
+    )
+
+
+def _known(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
+
+
+def _agreements(a: Digest, b: Digest, compared: set[str]) -> Iterator[PairAgreement]:
+    """The comparisons that both studies made, of cells that may be compared."""
+    in_b = {_key(b, pair): pair for pair in b.pairs}
+    for pair in a.pairs:
+        kind, cell, baseline = _key(a, pair)
+        if not {cell, baseline} <= compared:
+            continue
+        # Which of two devices comes first depends on their speed, so another run may name them in the other order.
+        other = in_b.get((kind, cell, baseline))
+        turned = None if other else in_b.get((kind, baseline, cell))
+        found = _found(other) if other else _turned(turned) if turned else None
+        if found is None:
+            continue
+        first = _found(pair)
+        yield PairAgreement(
+            kind=kind,
+            name=pair.name,
+            cell=cell,
+            baseline=baseline,
+            a=first,
+            b=found,
+            inside=None if first.low is None or first.high is None else first.low <= found.ratio <= first.high,
+            contradiction=contradiction(first, found),
+        )
+
+
+def _key(digest: Digest, pair: Pair) -> tuple[str, str, str]:
+    return pair.kind, digest.cells[pair.cell].id, digest.cells[pair.baseline].id
+
+
+def _found(pair: Pair) -> Found:
+    return Found(ratio=pair.ratio, low=pair.low, high=pair.high, scope=pair.scope, verdict=pair.verdict)
+
+
+def _turned(pair: Pair) -> Found:
+    low, high = (None if end is None else 1 / end for end in (pair.high, pair.low))
+    return Found(ratio=1 / pair.ratio, low=low, high=high, scope=pair.scope, verdict=pair.verdict)
+
+
+def _stated(found: Found) -> int | None:
+    """What a comparison states: 1 for higher, -1 for lower, 0 for flat; None if it is not decided.
+
+    Without a verdict, an interval that excludes 1 states a direction.
+    """
+    if found.verdict == FLAT:
+        return 0
+    if found.verdict is None:
+        ends = (found.low, found.high) if found.scope != WITHIN_START else (None, None)
+        decided = ends[0] is not None and ends[1] is not None and not ends[0] <= 1 <= ends[1]
+    else:
+        decided = found.verdict in (CHANGES, FASTER, SLOWER)
+    return (1 if found.ratio > 1 else -1) if decided else None
+
+
+def contradiction(a: Found, b: Found) -> str | None:
+    """How two comparisons contradict each other; None if they do not.
+
+    >>> a = Found(ratio=1.46, low=1.38, high=1.55, scope=None, verdict=CHANGES)
+    >>> contradiction(a, Found(ratio=1.04, low=0.98, high=1.1, scope=None, verdict="not decided"))
+    'intervals share no value'
+    >>> contradiction(a, Found(ratio=1.4, low=0.9, high=2.1, scope=None, verdict="not decided"))
+    """
+    stated = _stated(a), _stated(b)
+    if None not in stated and stated[0] != stated[1]:
+        return FLAT_AGAINST_CHANGES if 0 in stated else OPPOSITE
+    if stated == (None, None) or a.low is None or b.low is None or a.high is None or b.high is None:
+        return None
+    return APART if a.high < b.low or b.high < a.low else None
+
+
+def _different(a: Digest, b: Digest, ended: Sequence[tuple[Side, Side]]) -> list[Different]:
+    """How the studies and their common cells differ: settings, environments, limits."""
+    found: dict[str, list[tuple[Any, Any]]] = {}
+    for difference in differences(a.settings, b.settings):
+        found.setdefault(f"study: {difference.path}", []).append((difference.a, difference.b))
+    of_study = len(found)
+    for x, y in ended:
+        for what, one, other in _of_cell(x, y):
+            found.setdefault(what, []).append((one, other))
+    return [
+        Different(
+            what=what,
+            a=values[0][0],
+            b=values[0][1],
+            cells=0 if place < of_study else len(values),
+            others=len({(said(one), said(other)) for one, other in values}) - 1,
+        )
+        for place, (what, values) in enumerate(found.items())
+    ]
+
+
+def _of_cell(x: Side, y: Side) -> Iterator[tuple[str, Any, Any]]:
+    for name in sorted({*x.environment, *y.environment}):
+        one, other = (", ".join(of.environment.get(name, [])) or None for of in (x, y))
+        if one != other:
+            yield name, one, other
+    for difference in differences(x.effective, y.effective):
+        if difference.a is not None and difference.b is not None:
+            yield f"setting: {difference.path}", difference.a, difference.b
+    for rates in sorted({*x.cell.ceilings} & {*y.cell.ceilings}):
+        if x.cell.ceilings[rates] != y.cell.ceilings[rates]:
+            yield f"limit: output tokens/s by {rates} rates", x.cell.ceilings[rates], y.cell.ceilings[rates]

@@ -1,0 +1,149 @@
+"""The digest of a study: all that a comparison with another study needs, as `kvsweep digest` writes it.
+
+It is a file among the tables of a study, and the report embeds it.
+"""
+
+import base64
+import gzip
+import re
+from pathlib import Path
+from typing import Literal
+
+from pydantic import JsonValue, PositiveFloat, ValidationError
+
+from workflow_scripts.common.faults import InputError
+from workflow_scripts.common.records import StrictRecord, faults
+from workflow_scripts.study.paths import DIGEST
+
+RATE = "output_tokens_per_s"
+Kind = Literal["setting", "device", "engine"]
+_IN_PAGE = re.compile(r'<template id="digest">([A-Za-z0-9+/=\s]*)</template>')
+
+
+class DigestError(InputError):
+    """Something that cannot be compared; the message says what it is and what is allowed."""
+
+
+class Mean(StrictRecord):
+    """One measure of a cell: the mean of its logarithms over starts, as `statistics.mean_errors` gives it."""
+
+    measure: str
+    log_mean: float
+    squared_error: float | None
+    df: float | None
+    starts: int
+    repeats: int
+
+
+class DigestCell(StrictRecord):
+    """A cell. `content`, `environment` and `effective` are positions in the lists of the digest; -1: not known.
+
+    `comparable`: whether it was measured as its study defines it. `began`: when its first repeat began, UTC.
+    `ceilings`: the highest output tokens/s that its device allows, by the source of the device's rates. `device_rate`:
+    output tokens per second of the GPU's own work, by the table `waiting`; None if not known.
+    """
+
+    id: str
+    outcome: str
+    reason: str | None
+    comparable: bool
+    source: str
+    began: str | None
+    content: int
+    environment: int
+    effective: int
+    means: list[Mean]
+    ceilings: dict[str, float]
+    device_rate: PositiveFloat | None = None
+
+
+class Pair(StrictRecord):
+    """A study's own comparison of two of its cells, given by their positions: `cell` over `baseline`.
+
+    `kind`: `setting`, `device` or `engine`; `name`: the setting. A comparison without a test has no verdict.
+    """
+
+    kind: Kind
+    name: str
+    cell: int
+    baseline: int
+    ratio: float
+    low: float | None
+    high: float | None
+    scope: str | None
+    verdict: str | None
+
+
+class Digest(StrictRecord):
+    """All that a comparison of a study with another one needs."""
+
+    version: Literal[1] = 1
+    study: str
+    question: str
+    settings: dict[str, JsonValue]
+    contents: list[dict[str, JsonValue]]
+    environments: list[dict[str, list[str]]]
+    effective: list[dict[str, JsonValue]]
+    cells: list[DigestCell]
+    pairs: list[Pair]
+
+
+def read_digest(place: Path) -> Digest:
+    """The digest of a study's results folder, of an unpacked archive, or in a report.
+
+    Raises:
+        DigestError: there is none, or what is there is not one.
+    """
+    if place.is_dir():
+        found = [place / "tables" / DIGEST, *sorted(place.glob(f"results/*/tables/{DIGEST}"))]
+        there = [path for path in found if path.is_file()]
+        if len(there) != 1:
+            what = f"holds {len(there)} studies; name one of their folders" if there else f"has no tables/{DIGEST}"
+            raise DigestError(
+                f"{place}: {what}. Allowed: a study's folder below results/, an unpacked archive, a report. "
+                "`snakemake partial_report` writes the digest of what has been measured"
+            )
+        place = there[0]
+    try:
+        text = place.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise DigestError(f"{place}: neither a report nor a digest; unpack an archive first") from None
+    return parsed(unpacked(text, place) if place.suffix != ".json" else text, place)
+
+
+def unpacked(html: str, place: Path) -> str:
+    """The digest in the text of a report.
+
+    Raises:
+        DigestError: there is none, or it is damaged.
+    """
+    found = _IN_PAGE.search(html)
+    if found is None:
+        raise DigestError(f"{place}: a report without a digest, or no report; draw it again with `snakemake`")
+    try:
+        return gzip.decompress(base64.b64decode(found[1])).decode()
+    except (OSError, EOFError, ValueError) as e:
+        raise DigestError(f"{place}: its digest is damaged: {e}") from None
+
+
+def parsed(text: str, place: Path) -> Digest:
+    """A digest from its JSON.
+
+    Raises:
+        DigestError: it is not one; the message names the first fault.
+    """
+    try:
+        digest = Digest.model_validate_json(text)
+    except ValidationError as e:
+        first = ": ".join(filter(None, next(faults(e, Digest, {}))))
+        raise DigestError(f"{place}: not a digest: {first}") from None
+    for what, places, values in (
+        ("content", (cell.content for cell in digest.cells), digest.contents),
+        ("environment", (cell.environment for cell in digest.cells), digest.environments),
+        ("effective", (cell.effective for cell in digest.cells), digest.effective),
+        ("pairs", (at for pair in digest.pairs for at in (pair.cell, pair.baseline)), digest.cells),
+    ):
+        least = 0 if what == "pairs" else -1
+        if not all(least <= at < len(values) for at in places):
+            raise DigestError(f"{place}: not a digest: {what} names an entry that does not exist")
+    return digest

@@ -1,0 +1,203 @@
+"""Write the digest of a study: all that a comparison with another study needs, in one JSON file.
+
+    kvsweep digest --study config/studies/demo.yaml \\
+        --tables results/demo/tables --out results/demo/tables/digest.json
+
+It holds what was measured in each cell, with what, where and when, and the study's own comparisons of cells. The report
+embeds it, so a report can be compared without the folder that it was made from.
+"""
+
+import json
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from workflow_scripts.analyse.cells.cells import SCHEMA as CELLS
+from workflow_scripts.analyse.compare.digest import RATE, Digest, DigestCell, Kind, Mean, Pair
+from workflow_scripts.analyse.intervals.repeats import RATE_OF_ARRIVALS, Row, cell_summary, counted, records
+from workflow_scripts.analyse.intervals.statistics import mean_errors
+from workflow_scripts.analyse.limits.limits import SCHEMA as LIMITS
+from workflow_scripts.analyse.limits.ratios import SCHEMA as RATIOS
+from workflow_scripts.analyse.limits.waiting import SCHEMA as WAITING
+from workflow_scripts.analyse.settings.effects import PAIR
+from workflow_scripts.analyse.settings.effects import SCHEMA as EFFECTS
+from workflow_scripts.analyse.settings.engine_gain import SCHEMA as ENGINES
+from workflow_scripts.analyse.tables import read_table
+from workflow_scripts.common.command import STUDY, TABLES, command, out
+from workflow_scripts.common.files import write_text
+from workflow_scripts.engines.vllm_engines import VLLM
+from workflow_scripts.study.definition import cell_definition, resolved_models
+from workflow_scripts.study.grid import expand
+from workflow_scripts.study.study import Study
+from workflow_scripts.study.study_file import load_study
+
+# If requests arrive at a rate, that rate sets the throughput, so latencies are compared.
+LATENCIES = ("ttft_s_p50", "tpot_s_p50")
+# Columns of the cells table that say where and with what a cell was measured.
+ENVIRONMENT = (
+    *("host", "device_name", "device_uuid", "processor", "engine_version", "lock_sha256", "git_commit", "protocol"),
+    "dtype",
+)
+# Settings of a study apart from its grid.
+SETTINGS = {"repeats", "starts", "cell_time_limit_s", "equivalence_margin_pct", "slo"}
+Table = Callable[[str], pd.DataFrame]
+
+
+class _Places:
+    """A list without duplicates."""
+
+    def __init__(self) -> None:
+        self.values: list[Any] = []
+        self._found: dict[str, int] = {}
+
+    def of(self, value: Any) -> int:
+        """The position of a value, which is added if it is new; -1 for an empty one."""
+        if not value:
+            return -1
+        key = json.dumps(value, sort_keys=True)
+        if key not in self._found:
+            self._found[key] = len(self.values)
+            self.values.append(value)
+        return self._found[key]
+
+
+def digest_of(study: Study, table: Table) -> Digest:
+    """The digest of a study; `table` gives a table by its name."""
+    cells, models = table(CELLS.name), resolved_models(study)
+    by_cell = dict(list(cells.groupby("cell_id", sort=False)))
+    means, ceilings = _means(cells), _ceilings(table(LIMITS.name))
+    device_rates = table(WAITING.name).groupby("cell_id")["output_tokens_per_device_s"].median()
+    contents, environments, effective = _Places(), _Places(), _Places()
+    found = []
+    for cell in expand(study):
+        if (rows := by_cell.get(cell.id)) is None:
+            continue
+        content = cell_definition(study, cell, models).as_json()
+        for name in ("gpu", "engine", "knobs", "repeats", "protocol"):
+            content.pop(name, None)
+        # Starts with an earlier definition do not count, and neither does their environment.
+        ok = rows[rows["outcome"].eq("ok").fillna(False)]
+        rows = next(part for part in (counted(rows), ok, rows) if len(part))
+        first = rows.iloc[0]
+        told = first["effective"]
+        began = rows["started_at"].dropna()
+        found.append(
+            DigestCell(
+                id=cell.id,
+                outcome=str(first["outcome"]),
+                reason=None if pd.isna(first["reason"]) else str(first["reason"]),
+                comparable=bool(ok["comparable"].any()),
+                source=str(first["source"]),
+                began=None if began.empty else str(began.min()),
+                content=contents.of(content),
+                environment=environments.of(_environment(rows)),
+                effective=effective.of(None if pd.isna(told) else json.loads(told)),
+                means=means.get(cell.id, []),
+                ceilings=ceilings.get(cell.id, {}),
+                device_rate=_known(device_rates.get(cell.id)),
+            )
+        )
+    places = {cell.id: place for place, cell in enumerate(found)}
+    return Digest(
+        study=study.name,
+        question=study.question,
+        settings=study.model_dump(mode="json", include=SETTINGS),
+        contents=contents.values,
+        environments=environments.values,
+        effective=effective.values,
+        cells=found,
+        pairs=list(_pairs(places, table)),
+    )
+
+
+def _environment(rows: pd.DataFrame) -> dict[str, list[str]]:
+    known = {name: sorted(map(str, rows[name].dropna().unique())) for name in ENVIRONMENT if name in rows}
+    return {name: values for name, values in known.items() if values}
+
+
+def _means(cells: pd.DataFrame) -> dict[str, list[Mean]]:
+    """The means of each cell that may be compared. If a cell has several environments, the first one counts."""
+    parts = [(RATE, cells)]
+    if RATE_OF_ARRIVALS in cells:
+        parts += [(name, cells[cells[RATE_OF_ARRIVALS].notna()]) for name in LATENCIES]
+    found: dict[str, list[Mean]] = {}
+    for measure, rows in parts:
+        summary, samples = cell_summary(rows, measure)
+        mean, squared, df = mean_errors(samples)
+        for row in records(summary.drop_duplicates("cell_id")):
+            at = row["sample"]
+            of_cell = Mean(
+                measure=measure,
+                log_mean=_rounded(float(mean[at])),
+                squared_error=_known(squared[at]),
+                df=_known(df[at]),
+                starts=int(samples.starts[at]),
+                repeats=int(row["repeats"]),
+            )
+            found.setdefault(row["cell_id"], []).append(of_cell)
+    return found
+
+
+def _ceilings(limits: pd.DataFrame) -> dict[str, dict[str, float]]:
+    known = limits.dropna(subset=["output_tokens_per_s_ceiling"])
+    medians = known.groupby(["cell_id", "rates"])["output_tokens_per_s_ceiling"].median()
+    found: dict[str, dict[str, float]] = {}
+    for row in records(medians.reset_index(name="ceiling")):
+        found.setdefault(row["cell_id"], {})[row["rates"]] = float(f"{row['ceiling']:.4g}")
+    return found
+
+
+def _pairs(places: dict[str, int], table: Table) -> Iterator[Pair]:
+    """The comparisons of settings, devices and engines of which both cells are in the study."""
+    for kind, name, cell, baseline, row, ratio in _compared(table):
+        if cell in places and baseline in places and not pd.isna(row[ratio]):
+            ends = [row[ratio], row[f"{ratio}_again_low"], row[f"{ratio}_again_high"]]
+            yield Pair(
+                kind=kind,
+                name=name,
+                cell=places[cell],
+                baseline=places[baseline],
+                ratio=_rounded(ends[0]),
+                low=_known(ends[1]),
+                high=_known(ends[2]),
+                scope=row["scope"] if isinstance(row["scope"], str) else None,
+                verdict=row.get("verdict"),
+            )
+
+
+def _compared(table: Table) -> Iterator[tuple[Kind, str, str, str, Row, str]]:
+    """For each comparison its kind, its name, both cells, the row of the table, and the column of the ratio."""
+    effects = table(EFFECTS.name)
+    for row in records(effects[effects["comparison"] == PAIR]):
+        yield "setting", row["knob"], row["cell_id"], row["baseline_cell_id"], row, "ratio"
+    ratios = table(RATIOS.name)
+    for row in records(ratios[ratios["metric"] == RATE]):
+        a, b = (_id(row, row[gpu], row["engine"], row["knobs"]) for gpu in ("gpu_a", "gpu_b"))
+        yield "device", "device", a, b, row, "ratio"
+    engines = table(ENGINES.name)
+    for row in records(engines[engines["comparable"].fillna(False)]):
+        # Each row compares a cell of vLLM with one of HuggingFace.
+        hf = _id(row, row["gpu"], row["hf_engine"], row["hf_knobs"])
+        yield "engine", "engine", _id(row, row["gpu"], VLLM.name, row["vllm_knobs"]), hf, row, "improvement_ratio"
+
+
+def _id(row: Row, gpu: str, engine: str, knobs: str) -> str:
+    return f"{gpu}/{engine}/{row['model']}/{row['workload']}/{knobs}"
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.10g}")
+
+
+def _known(value: Any) -> float | None:
+    return None if pd.isna(value) or not np.isfinite(value) else _rounded(value)
+
+
+@command("digest", STUDY, TABLES, out("the JSON file to write"))
+def main(args: Namespace) -> None:
+    """Write the digest of a study."""
+    digest = digest_of(load_study(args.study), lambda name: read_table(args.tables / f"{name}.parquet"))
+    write_text(args.out, digest.model_dump_json() + "\n")

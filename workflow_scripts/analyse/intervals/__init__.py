@@ -1,0 +1,1 @@
+"""How sure a number is: spread of starts, intervals, and tests of ratios."""

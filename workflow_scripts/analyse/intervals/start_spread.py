@@ -1,0 +1,240 @@
+"""How much starts of an engine vary, cell by cell, and whether they fall into two groups.
+
+Arrays have the shape (..., cells, rounds); leading axes, if any, are independent studies. A round's effect on all cells
+of a device and engine is removed first, so what remains is the difference between starts of one cell.
+
+Sources: [Bartlett] Properties of sufficiency and statistical tests, Proc. R. Soc. A 160, 1937; [Cochran] The
+distribution of the largest of a set of estimated variances, Annals of Eugenics 11, 1941.
+"""
+
+import warnings
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from scipy import special
+
+FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
+
+# Sizes of the tests: cells are pooled unless the first shows that their variances differ; the second excludes outliers.
+HOMOGENEITY_ALPHA, OUTLIER_ALPHA = 0.05, 0.01
+# With fewer cells, a cell that stands out cannot be told from the others.
+LEAST_POOLED = 3
+# Starts fall into two groups if each group has this many, and chance splits starts as clearly in 1 of 1,000 cells only.
+LEAST_OF_A_MODE, BIMODAL_ALPHA = 2, 0.001
+# Sweeps over cells and rounds that remove their effects, also if a round lacks cells.
+_SWEEPS = 25
+_LEAST_VARIANCE = 1e-12
+
+
+class Spread(NamedTuple):
+    """How the logarithms of starts vary, for each cell.
+
+    `own` is the variance between the cell's starts without the effects of rounds, with its `df`; `alike` says that it
+    does not stand out above that of the other cells, and `bimodal` that the starts fall into two groups. `overlap` is
+    the correlation between the variances of two cells of the group: two cells show only one difference. `rounds` has
+    one more axis: the effect of each round on the cells that are alike, or on the cell if it is alone; `share` is the
+    cell's share in this effect.
+    """
+
+    own: FloatArray
+    df: FloatArray
+    alike: BoolArray
+    bimodal: BoolArray
+    overlap: FloatArray
+    rounds: FloatArray
+    share: FloatArray
+
+
+def spread(log: FloatArray, group: npt.NDArray[np.int_]) -> Spread:
+    """The spread of the starts of cells; cells of one device and engine have the same number in `group`.
+
+    >>> rng = np.random.default_rng(24)
+    >>> log = rng.normal(0, 0.03, (6, 6)) + rng.normal(0, 0.2, 6)  # each round is another occasion
+    >>> log[2] += [0, 0.5, 0, 0.5, 0.5, 0]
+    >>> found = spread(log, np.zeros(6, dtype=int))
+    >>> found.alike.tolist(), found.bimodal.tolist()
+    ([True, True, False, True, True, True], [False, False, True, False, False, False])
+    >>> round(float(found.own[found.alike].mean() ** 0.5), 2)
+    0.03
+    """
+    cells = log.shape[:-1]
+    none = np.zeros(cells), np.zeros(cells, dtype=bool)
+    whole = Spread(none[0].copy(), none[0].copy(), none[1].copy(), none[1].copy(), none[0].copy(), log * 0, none[0])
+    for number in np.unique(group):
+        of = group == number
+        for every, part in zip(whole, _of_group(log[..., of, :]), strict=True):
+            if every.ndim == log.ndim:
+                every[..., of, :] = part
+            else:
+                every[..., of] = part
+    return whole
+
+
+def _of_group(log: FloatArray) -> Spread:
+    # A round in which only one cell was measured says nothing about its effect on others.
+    shared = np.where((~np.isnan(log)).sum(axis=-2, keepdims=True) > 1, log, np.nan)
+    alike = _alike(*_own(shared)[:2])
+    # Once more without the cells that stand out, because they affected the effects of rounds.
+    together = np.where(alike[..., None], shared, np.nan)
+    own, df, lost, rounds = _own(together)
+    total_df, cells = df.sum(axis=-1, keepdims=True), (df > 0).sum(axis=-1, keepdims=True)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        variance = np.nansum(own * df, axis=-1, keepdims=True) / total_df
+    pooled = (cells >= LEAST_POOLED) & (total_df > lost) & ~_differ(own, df, variance)
+    variance, total = np.where(pooled, variance, np.nan), np.where(pooled, total_df - lost, 0.0)
+    # The effects are those on the cells that do not stand out, so one with two levels does not change them.
+    bimodal = _bimodal(shared - rounds[..., None, :] if log.shape[-2] >= LEAST_POOLED else log, variance, total)
+    # What a round did to a cell that was measured alone belongs to the variation of its mean.
+    of_alike = np.where(alike[..., None], log, np.nan)
+    every_round = _without_rounds(of_alike)[1] if np.isnan(shared[~np.isnan(log)]).any() else rounds
+    several = (~np.isnan(together)).any(axis=-1).sum(axis=-1, keepdims=True) > 1
+    beside = shared - rounds[..., None, :]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        left = np.where(total_df > 0, (total_df - lost) / total_df, 0.0)
+        overlap = np.where(cells > 1, 1.0 / (cells - 1.0) ** 2, 0.0)
+        # If rounds lack cells, the mean over rounds is a good approximation.
+        share = _mean(1 / np.where(np.isnan(every_round), np.nan, (~np.isnan(of_alike)).sum(axis=-2)))[..., None]
+    of_others, n = _variance(beside)
+    return Spread(
+        np.nan_to_num(np.where(alike, own, of_others)),
+        np.where(alike, df * left, np.maximum(n - 1, 0)),
+        alike,
+        bimodal,
+        np.broadcast_to(overlap, alike.shape),
+        np.where(several[..., None], every_round[..., None, :], log - _mean(log)[..., None]),
+        np.where(several, np.where(alike, share, 0.0), 1.0),
+    )
+
+
+def _variance(log: FloatArray) -> tuple[FloatArray, npt.NDArray[np.int_]]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # fewer than two starts
+        return np.nanvar(log, axis=-1, ddof=1), (~np.isnan(log)).sum(axis=-1)
+
+
+def _own(log: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+    """Each cell's variance without the effects of rounds, its degrees of freedom, how many of these all effects
+    use, and the effects.
+    """
+    known = ~np.isnan(log)
+    df = np.maximum(known.sum(axis=-1) - 1, 0).astype(float)
+    lost = np.maximum(known.any(axis=-2).sum(axis=-1) - 1, 0)[..., None].astype(float)
+    total = df.sum(axis=-1, keepdims=True)
+    left, rounds = _without_rounds(log)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        unbiased = total / np.maximum(total - lost, 1)  # the effects use as many from each cell
+        own = np.where(df > 0, np.nansum(left**2, axis=-1) / df * unbiased, np.nan)
+    return own, df, lost, rounds
+
+
+def _without_rounds(log: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """What is left of each start without the effects of its cell and its round, by least squares; and the effects of
+    the rounds.
+    """
+    left, rounds = log, np.zeros((*log.shape[:-2], log.shape[-1]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # rounds and cells without a start
+        for _ in range(_SWEEPS):
+            left = left - np.nanmean(left, axis=-1, keepdims=True)
+            moved = np.nanmean(left, axis=-2)
+            left, rounds = left - moved[..., None, :], rounds + moved
+    return left, rounds
+
+
+def cell_means(log: FloatArray, group: npt.NDArray[np.int_]) -> FloatArray:
+    """Means of cells without the effects of the rounds that they were measured in, to rank cells of one group.
+
+    The first cell is the faster one, but missed the fast round:
+
+    >>> log = np.log([[10.0, np.nan], [9.0, 18.0], [5.0, 10.0]])
+    >>> cell_means(log, np.zeros(3, dtype=int)).argmax(), np.nanmean(log, axis=1).argmax()
+    (np.int64(0), np.int64(1))
+    """
+    means = np.full(log.shape[:-1], np.nan)
+    for number in np.unique(group):
+        of = group == number
+        means[..., of] = _mean(log[..., of, :] - _without_rounds(log[..., of, :])[1][..., None, :])
+    return means
+
+
+def _mean(values: FloatArray) -> FloatArray:
+    """The mean over the last axis without missing values."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # rows without a value
+        mean: FloatArray = np.nanmean(values, axis=-1)
+    return mean
+
+
+def _alike(own: FloatArray, df: FloatArray) -> BoolArray:
+    """Cells whose variance does not stand out above that of the others, found one after another. [Cochran]"""
+    alike = ~(np.isnan(own) & (df > 0))
+    cells = own.shape[-1]
+    value = np.nan_to_num(own)
+    for _ in range(cells // LEAST_POOLED):
+        weight = np.where(alike, df, 0)
+        rest_df = weight.sum(axis=-1, keepdims=True) - weight
+        with np.errstate(divide="ignore", invalid="ignore"):
+            rest = ((weight * value).sum(axis=-1, keepdims=True) - weight * value) / rest_df
+            p = special.fdtrc(df, rest_df, value / rest)
+        p = np.where(alike & (df > 0) & (rest_df > 0) & ~np.isnan(p), p, 1.0)
+        first = p.argmin(axis=-1)[..., None]
+        stands_out = np.take_along_axis(p, first, axis=-1) * (weight > 0).sum(axis=-1, keepdims=True) < OUTLIER_ALPHA
+        if not stands_out.any():
+            break
+        alike &= ~(stands_out & (np.arange(cells) == first))
+    return alike
+
+
+def _differ(own: FloatArray, df: FloatArray, pooled: FloatArray) -> BoolArray:
+    """Whether the variances of the cells with `df` above 0 differ. [Bartlett]"""
+    cells = (df > 0).sum(axis=-1, keepdims=True)
+    total = df.sum(axis=-1, keepdims=True)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        logs = np.where(df > 0, df * np.log(np.maximum(own, _LEAST_VARIANCE)), 0).sum(axis=-1, keepdims=True)
+        inverse = np.where(df > 0, 1 / df, 0).sum(axis=-1, keepdims=True)
+        statistic = total * np.log(np.maximum(pooled, _LEAST_VARIANCE)) - logs
+        statistic /= 1 + (inverse - 1 / total) / (3 * (cells - 1))
+        differ: BoolArray = special.chdtrc(cells - 1, statistic) < HOMOGENEITY_ALPHA
+    return differ
+
+
+def _bimodal(left: FloatArray, variance: FloatArray, df: FloatArray) -> BoolArray:
+    """Cells whose starts fall into two groups.
+
+    If other cells have a pooled variance, the cell must vary more than they do, and not more within the two groups. If
+    not, the split must be clearer than chance makes it, and not a single step in time, which may be drift.
+    """
+    known = ~np.isnan(left)
+    starts = known.sum(axis=-1)
+    in_order = np.take_along_axis(left, np.argsort(~known, axis=-1, kind="stable"), axis=-1)  # missing starts come last
+    found = np.zeros(starts.shape, dtype=bool)
+    for n in range(2 * LEAST_OF_A_MODE, left.shape[-1] + 1):
+        total, within, upper = _two_groups(in_order[..., :n])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            varies_more = special.fdtrc(n - 1, df, total / (n - 1) / variance) < BIMODAL_ALPHA
+            as_others = special.fdtrc(n - 2, df, within / (n - 2) / variance) > OUTLIER_ALPHA
+            clear = (1 - within / total > _share_by_chance(n)) & (np.diff(upper, axis=-1).sum(axis=-1) > 1)
+        found |= (starts == n) & np.where(np.isnan(variance), clear, varies_more & as_others)
+    return found
+
+
+def _two_groups(values: FloatArray) -> tuple[FloatArray, FloatArray, BoolArray]:
+    """Sum of squares around the mean, and around the means of the two groups that minimise it; and the upper group."""
+    n = values.shape[-1]
+    ordered = np.sort(values, axis=-1)
+    x = ordered - ordered.mean(axis=-1, keepdims=True)
+    below = np.arange(LEAST_OF_A_MODE, n - LEAST_OF_A_MODE + 1)
+    between = x.cumsum(axis=-1)[..., below - 1] ** 2 * (1 / below + 1 / (n - below))
+    total = (x**2).sum(axis=-1)
+    lowest = np.take_along_axis(ordered, below[between.argmax(axis=-1)][..., None], axis=-1)
+    return total, np.maximum(total - between.max(axis=-1), 0), values >= lowest
+
+
+@cache
+def _share_by_chance(n: int) -> float:
+    """The share of the sum of squares that two groups explain in 1 of 1,000 normal samples of n."""
+    total, within, _ = _two_groups(np.random.default_rng(n).normal(size=(50_000, n)))
+    return float(np.quantile(1 - within / total, 1 - BIMODAL_ALPHA))

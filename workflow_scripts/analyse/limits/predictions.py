@@ -1,0 +1,273 @@
+"""Compare the predicted and measured values of every cell, with the error.
+
+    kvsweep table-predictions --study config/studies/demo.yaml \\
+        --cells results/demo/tables/cells.parquet --plan results/demo/plan/plan.parquet \\
+        --blocks results/demo/plan/blocks.parquet --out results/demo/tables/predictions.parquet \\
+        --blocks-out results/demo/tables/blocks.parquet
+
+One row per cell and quantity, and in `blocks` one row per event of a KV block. docs/plan.md says how predictions are
+made, docs/tables.md documents every column.
+"""
+
+from argparse import Namespace
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from workflow_scripts.analyse.claims.published_table import published_table
+from workflow_scripts.analyse.facts import START
+from workflow_scripts.analyse.intervals.repeats import counted
+from workflow_scripts.analyse.table_command import Output, table_command
+from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, TableError, table_schema
+from workflow_scripts.catalog.gpus_and_models import resolve
+from workflow_scripts.catalog.published import PUBLISHED, Published
+from workflow_scripts.common.command import option
+from workflow_scripts.engines.vllm_engines import VLLM
+from workflow_scripts.study.study import Study
+
+# Quantity -> whether a cell is flagged if this quantity is outside its band. Latencies of single requests depend on the
+# order within a step, which no band covers.
+QUANTITIES = {
+    "output_tokens_per_s": True,
+    "total_tokens_per_s": False,
+    "ttft_s_p50": False,
+    "tpot_s_p50": False,
+    "preemptions": False,
+    "recomputed_tokens": False,
+    "prefix_cache_hit_rate": False,
+    "running_while_others_wait": False,
+}
+
+RAN = ("ok", "invalid")
+
+# (engine, model, device, max-num-seqs) -> tokens per s.
+Rates = Mapping[tuple[str, str, str, float], float]
+
+# Shares of the predicted time, in the order in which the page names them.
+SHARES = ("weights_share", "kv_share", "operations_share", "fixed_share", "launch_share")
+# What else is measured and compared.
+_OTHER = ("running_peak", "max_cudagraph_capture_size")
+# What else the plan says of a cell's rate.
+_BESIDE = (
+    *("scaled_output_tokens_per_s", "graph_tokens", "captured_output_tokens_per_s"),
+    "twice_batched_output_tokens_per_s",
+)
+
+SCHEMA = table_schema(
+    "predictions",
+    f"Predicted and measured {', '.join(f'`{name}`' for name in QUANTITIES)}: one row per cell and quantity "
+    "([how](plan.md)). The last four follow from the schedule and have no band.",
+    TEXT("cell_id gpu engine model workload knobs", "as in `cells`"),
+    TEXT("quantity", "a column of `cells`"),
+    NUMBER(
+        "predicted low high",
+        "the prediction and its band; without a band, only the end that the data sheet allows",
+    ),
+    NUMBER(
+        "measured",
+        "geometric mean over the starts (rates, latencies) or median over the repeats",
+    ),
+    NUMBER(
+        "error_pct",
+        "predicted over measured, minus 1",
+    ),
+    NUMBER("band_pct", "half width of the band; null if uncalibrated"),
+    FLAG(
+        "flagged",
+        "measured output tokens/s are outside the band, or prediction and engine disagree on "
+        "`infeasible`; without a band, only above what the data sheet allows",
+    ),
+    TEXT("why", "reason"),
+    TEXT(
+        "speed_source",
+        "source of the costs of steps: `calibrated` (on this device; without a band if from another "
+        "model, type or number of ranks, or too short), `project file`, `measured rates` or `data sheet`",
+    ),
+    TEXT("bound_by", "predicted limit of the running sequences, as in `effects`"),
+    NUMBER("running_peak_predicted running_peak_measured", "sequences that run at once"),
+    NUMBER("evicted_blocks_predicted", "predicted number of times that a block of a shared text loses its content"),
+    NUMBER("full_share", "predicted share of time with all allowed sequences running"),
+    NUMBER(
+        "prompts_to_fill",
+        "prompts needed to run that many sequences, if prompts are the limit",
+    ),
+    NUMBER(
+        "scaled_output_tokens_per_s",
+        "predicted from the study's other devices, scaled by the measured rates; geometric mean of several",
+    ),
+    NUMBER(
+        "graph_tokens",
+        "tokens of the largest step with CUDA graphs: `max_cudagraph_capture_size`, or the default",
+    ),
+    NUMBER(
+        "captured_output_tokens_per_s",
+        "predicted with graphs for all steps",
+    ),
+    NUMBER(
+        "twice_batched_output_tokens_per_s",
+        "predicted with twice the `max_num_batched_tokens`, if steps are full and the GPU waits for its "
+        "host for more than 5 % of the time; without the memory needed",
+    ),
+    NUMBER(
+        SHARES,
+        "predicted shares of time: reading weights, reading KV, further operations, fixed costs per "
+        "step, layer and sequence, and waiting for launches and arrival",
+    ),
+    NUMBER(
+        "published",
+        "published tokens/s for this model, device and max-num-seqs, of the study's claims",
+    ),
+    TEXT("source", "`predicted`"),
+)
+BLOCKS_SCHEMA = table_schema(
+    "blocks",
+    "Events of KV blocks by the rules of vLLM's scheduler, in order ([how](schedule.md)): of the first 64 "
+    "requests of each workload alone, in the cell with the smallest KV cache. `kvsweep trace-blocks` "
+    "traces all requests of any cell.",
+    TEXT("cell_id gpu engine model workload knobs", "as in `cells`"),
+    INTEGER("block_size", "tokens per block"),
+    INTEGER("num_blocks", "predicted; the engine reserves one"),
+    INTEGER("step", "step of the engine, from 0"),
+    TEXT(
+        "event",
+        "`allocated` (prompt), `appended` (answer), `shared` (found in the prefix cache), `freed`, "
+        "`preempted` (taken from a running request) or `evicted` (cached content lost)",
+    ),
+    INTEGER("request", "position in the workload, from 0; null for `evicted`"),
+    INTEGER("group", "group of layers; 0 if all layers keep all tokens"),
+    INTEGER("place", "position in the request's block table, from 0"),
+    INTEGER("block", "block in the order of first use, from 1"),
+    INTEGER("users", "requests that hold the block afterwards"),
+    INTEGER(
+        "tokens",
+        "tokens of the request in its blocks after the step (`shared`: tokens found); null if it loses the block",
+    ),
+    TEXT("source", "`predicted`"),
+)
+
+
+def predictions_table(cells: pd.DataFrame, plan: pd.DataFrame, published: Rates | None = None) -> pd.DataFrame:
+    """The table for all cells of the plan.
+
+    Args:
+        cells: the cells table.
+        plan: rows of `predict.plan`.
+        published: published rates by engine, model, device and max-num-seqs.
+    """
+    found = published or {}
+    points = zip(plan["engine"], plan["model"], plan["gpu"], plan["max_num_seqs"], strict=True)
+    cached = plan["cached_tokens"] / plan["prompt_tokens"].where(plan["prompt_tokens"] > 0)
+    plan = plan.assign(prefix_cache_hit_rate=cached, published=[found.get(point, np.nan) for point in points])
+    measured = _measured(counted(cells))
+    # A cell whose first start failed has run if a later one did.
+    ran_first = cells.sort_values("outcome", key=lambda outcomes: ~outcomes.isin(RAN), kind="stable")
+    became = ran_first.drop_duplicates("cell_id").set_index("cell_id")[["outcome", "reason"]]
+    table = plan.join(measured.add_prefix("measured_"), on="cell_id").join(became, on="cell_id")
+    if "graph_tokens" in plan:
+        table["graph_tokens"] = table["measured_max_cudagraph_capture_size"].fillna(table["graph_tokens"])
+    parts = [_of_quantity(table, quantity) for quantity in QUANTITIES]
+    whole = pd.concat(parts).assign(source="predicted")
+    order = {cell: number for number, cell in enumerate(plan["cell_id"])}
+    return whole.sort_values("cell_id", key=lambda ids: ids.map(order), kind="stable")[list(SCHEMA.columns)]
+
+
+def _measured(cells: pd.DataFrame) -> pd.DataFrame:
+    """By cell: geometric means over the starts of rates and latencies, as in all tables, and medians of the rest."""
+    timed = [name for name in QUANTITIES if name.endswith(("_per_s", "_s_p50"))]
+    logs = cells[timed].astype(float).where(cells[timed] > 0).apply(np.log)
+    means = logs.groupby([cells[name] for name in START]).mean().groupby("cell_id").mean().apply(np.exp)
+    return means.join(cells.groupby("cell_id")[[n for n in (*QUANTITIES, *_OTHER) if n not in timed]].median())
+
+
+def _of_quantity(table: pd.DataFrame, quantity: str) -> pd.DataFrame:
+    names = [quantity, f"{quantity}_low", f"{quantity}_high"]
+    predicted, low, high = (column.astype(float) for _, column in table.reindex(columns=names).items())
+    measured = table[f"measured_{quantity}"].astype(float)
+    surprise = pd.Series(None, index=table.index, dtype="string")
+    judged = pd.Series(False, index=table.index, dtype="boolean")
+    if QUANTITIES[quantity]:
+        times = (measured / predicted).map(lambda ratio: f"{ratio:.2f} times the prediction")
+        outside = (measured < low) | (measured > high)
+        surprise = _surprise(table).fillna(times.where(outside).astype("string"))
+        judged = judged.mask(low.isna() & measured.notna())
+    return table[["cell_id", "gpu", "engine", "model", "workload", "knobs", "speed_source", "bound_by"]].assign(
+        quantity=quantity,
+        predicted=predicted,
+        low=low,
+        high=high,
+        measured=measured,
+        error_pct=100 * (predicted / measured.where(measured > 0) - 1),
+        band_pct=table["ttft_error_pct" if quantity.startswith("ttft") else "error_pct"]
+        .astype(float)
+        .where(high.notna()),
+        flagged=judged.where(surprise.isna(), True),
+        why=surprise,
+        running_peak_predicted=table["running_peak"].astype(float),
+        running_peak_measured=table["measured_running_peak"].astype(float),
+        evicted_blocks_predicted=table["evicted_blocks"].astype(float),
+        full_share=table["full_share"].astype(float),
+        prompts_to_fill=table["prompts_to_fill"].astype(float),
+        published=table["published"].astype(float),
+        **table.reindex(columns=[*_BESIDE, *SHARES]).astype(float),
+    )
+
+
+def _surprise(table: pd.DataFrame) -> pd.Series:
+    """How a cell contradicts its predicted feasibility; null for the other cells."""
+    ran = table["outcome"].isin(RAN).to_numpy(dtype=bool)
+    refused = table["outcome"].eq("infeasible").fillna(False).to_numpy(dtype=bool)
+    foreseen = table["infeasible"].notna().to_numpy()
+    why = np.select(
+        [ran & foreseen, refused & ~foreseen],
+        [
+            "ran, and was predicted to be infeasible: " + table["infeasible"].fillna("").astype(str),
+            "infeasible, which was not predicted: " + table["reason"].fillna("").astype(str),
+        ],
+        "",
+    )
+    return pd.Series(why, index=table.index, dtype="string").replace("", pd.NA)
+
+
+def published_rates(study: Study, published: Published) -> Rates:
+    """Tokens per s of vLLM by model, device and max-num-seqs, from the claims that the study names.
+
+    The sources do not say whether they count prompt tokens. A name that may mean several devices counts for each.
+
+    Raises:
+        TableError: a table is no sweep over max-num-seqs, or names a device that is not in the catalogue.
+    """
+    rates: dict[tuple[str, str, str, float], float] = {}
+    for claim in map(published.claim, study.claims):
+        if claim.model is not None:
+            rows = published_table(published, claim)
+            try:
+                for name, seqs, rate in zip(rows["gpu"], rows["max_num_seqs"], rows["throughput_tok_s"], strict=True):
+                    rates |= {(VLLM.name, claim.model, gpu.name, float(seqs)): float(rate) for gpu in resolve(name)}
+            except (ValueError, KeyError) as e:
+                words = " ".join(str(e).split())
+                raise TableError(f"{claim.table}: no published sweep over max-num-seqs: {words}") from None
+    return rates
+
+
+@table_command(
+    "predictions",
+    option("--plan", type=Path, required=True, help="plan.parquet of `kvsweep plan`"),
+    option("--blocks", type=Path, required=True, help="blocks.parquet of `kvsweep plan`"),
+    option("--blocks-out", type=Path, required=True, help="blocks.parquet; blocks.csv is written beside it"),
+    option("--published", type=Path, default=PUBLISHED, help="folder with claims.yaml and its tables (%(default)s)"),
+)
+def main(args: Namespace, study: Study, cells: pd.DataFrame) -> list[Output]:
+    """Write the predictions table of a study."""
+    plan, blocks = _of_plan(args.plan), _of_plan(args.blocks)
+    own = cells[cells["study"].eq(study.name)]
+    published = published_rates(study, Published(args.published))
+    return [(args.out, "predictions", predictions_table(own, plan, published)), (args.blocks_out, "blocks", blocks)]
+
+
+def _of_plan(path: Path) -> pd.DataFrame:
+    try:
+        return pd.read_parquet(path)
+    except (OSError, ValueError) as e:
+        raise TableError(f"{path}: not a plan: {' '.join(str(e).split())}") from None

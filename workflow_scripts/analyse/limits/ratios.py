@@ -1,0 +1,361 @@
+"""Compare devices: the observed speed-ups, beside the ratios of what the devices can do.
+
+    kvsweep table-ratios --study config/studies/demo.yaml \\
+        --cells results/demo/tables/cells.parquet --devices results/demo/prepared/devices \\
+        --out results/demo/tables/ratios.parquet
+
+Two devices are compared on the same engine, model, workload and settings. docs/tables.md documents every column.
+"""
+
+import math
+from argparse import Namespace
+from collections.abc import Mapping
+from itertools import combinations, product
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from workflow_scripts.analyse.intervals.repeats import (
+    BOUND_BY_NEEDS,
+    ENVIRONMENT,
+    Row,
+    bound_by,
+    cell_summary,
+    dtypes,
+    numbers,
+    records,
+)
+from workflow_scripts.analyse.intervals.start_spread import FloatArray
+from workflow_scripts.analyse.intervals.statistics import ANOTHER_RUN, SCOPE_MEANING, compare, interval_text
+from workflow_scripts.analyse.limits.ceilings import as_measured
+from workflow_scripts.analyse.limits.expected_ratio import EXPECTATION, with_expectation
+from workflow_scripts.analyse.limits.explanation import (
+    CANDIDATES,
+    EXPLANATION_COLUMNS,
+    NEAR,
+    NONE,
+    capability_ratios,
+    explanation_of,
+)
+from workflow_scripts.analyse.limits.waiting import WAITING, WITHOUT_WAITING, with_device_ratio
+from workflow_scripts.analyse.table_command import Output, table_command
+from workflow_scripts.analyse.tables import INTEGER, NUMBER, TEXT, table_schema
+from workflow_scripts.catalog.gpus_and_models import CatalogError, Gpu, get_model, load_gpus, resolve
+from workflow_scripts.common.command import option
+from workflow_scripts.device.device_rates import DeviceRates, read_device_rates
+from workflow_scripts.physics.model_facts import ModelFactsError, read_model_facts
+from workflow_scripts.study.study import Study
+
+METRICS = ("output_tokens_per_s", "total_tokens_per_s")
+# Ratios that follow from rates that were measured on the devices.
+_MEASURED_RATIOS = ("measured_bandwidth_ratio", "measured_flop_ratio", "measured_cache_ratio", "expected_ratio")
+_ALIKE = 0.1  # with bandwidths that differ by less, a speed-up cannot be attributed to them
+SCHEMA = table_schema(
+    "ratios",
+    "Speed-up of one device over another with the same setting, beside the ratios that may explain it. "
+    "One row per pair of devices, setting and metric; `gpu_a` is the faster one by the geometric mean "
+    "over all settings.",
+    TEXT("study source", "as in `cells`"),
+    TEXT("gpu_a gpu_b", "every ratio is of `a` over `b`"),
+    TEXT("engine model workload knobs", "as in `cells`"),
+    TEXT("metric", "`output_tokens_per_s` or `total_tokens_per_s`"),
+    INTEGER("repeats_a repeats_b", "valid repeats of all starts"),
+    INTEGER("starts", "starts in common; on two GPUs the smaller number"),
+    NUMBER("ratio", "mean within rounds; on two GPUs ratio of the geometric means"),
+    NUMBER("ratio_low ratio_high", "its 95 % interval"),
+    NUMBER("ratio_again_low ratio_again_high", ANOTHER_RUN),
+    TEXT("scope", SCOPE_MEANING),
+    WITHOUT_WAITING,
+    EXPECTATION,
+    NUMBER("bandwidth_ratio", "of the data sheets' memory bandwidths"),
+    NUMBER("flop_ratio", "of the data sheets' dense rates for the dtype; null for quantised weights"),
+    NUMBER(
+        "measured_bandwidth_ratio measured_flop_ratio", "of the rates measured on the devices (`prepared/devices/`)"
+    ),
+    NUMBER(
+        "measured_cache_ratio",
+        "of the measured rates of reading the weights again and again, if they fit both caches",
+    ),
+    NUMBER("kv_tokens_ratio", "of the tokens in the KV caches"),
+    NUMBER(
+        "decode_share_a decode_share_b",
+        "`decode_s_mean / (prefill_s_mean + decode_s_mean)`, mean over repeats",
+    ),
+    TEXT("bound_by_a bound_by_b", "as in `effects`"),
+    TEXT(
+        "explanation",
+        "the ratios within 10 % of the whole interval: `bandwidth`, `flop`, `measured_bandwidth`, "
+        "`measured_flop`, `measured_cache`, `kv_capacity`, `expected` (comma-separated), or `none`",
+    ),
+    TEXT("compatible_with", "further ratios inside the interval, which is too wide to show more"),
+    TEXT(
+        "support",
+        "`shown`: explained; `compatible`: only ratios inside the interval; `none`; `near`: no interval, "
+        "nearest ratio within 10 %",
+    ),
+    TEXT("nearest", "nearest of these ratios"),
+    NUMBER("nearest_difference_pct", "observed ratio over the nearest, minus 1"),
+    TEXT("verdict_text", "the row in words"),
+    TEXT(
+        "cannot_show",
+        "why decoding cannot be shown to follow memory bandwidth: rates measured under load, weights in "
+        "caches, or nearly equal bandwidths",
+    ),
+    notes="`kv_capacity` explains a ratio only if full KV blocks limited one of the two devices.",
+)
+PUBLISHED_COLUMNS = (
+    "source",
+    "label_a",
+    "label_b",
+    "gpu_a",
+    "gpu_b",
+    "settings",
+    "approximate",
+    "ratio",
+    "ratio_min",
+    "ratio_max",
+    "bandwidth_ratio",
+    "flop_ratio",
+    *EXPLANATION_COLUMNS,
+)
+
+
+def device_ratios(
+    cells: pd.DataFrame,
+    measured: Mapping[str, Gpu] | None = None,
+    rates: Mapping[str, DeviceRates] | None = None,
+    predictions: Path | None = None,
+) -> pd.DataFrame:
+    """The ratios table.
+
+    Args:
+        cells: the cells table.
+        measured: devices with measured rates instead of those of the data sheet.
+        rates: the records of these rates, with those of caches.
+        predictions: the file of the predictions table, if it is known.
+    """
+    pairs = pd.concat([_pairs(cells, metric) for metric in METRICS], ignore_index=True)
+    if pairs.empty:
+        return pd.DataFrame(columns=list(SCHEMA.columns))
+    pairs = pairs.assign(
+        **_capability_columns(pairs, load_gpus(), ""),
+        **_capability_columns(pairs, measured or {}, "measured_"),
+        kv_tokens_ratio=numbers(pairs["kv_cache_tokens_a"]) / numbers(pairs["kv_cache_tokens_b"]),
+    )
+    pairs = pairs.join(_what_cannot_be_shown(pairs, rates or {}))
+    pairs = with_expectation(pairs, cell_ids(pairs, "gpu_a"), cell_ids(pairs, "gpu_b"), cells, predictions)
+    return pd.DataFrame([_measured_row(row) for row in records(pairs)], columns=list(SCHEMA.columns))
+
+
+def _pairs(cells: pd.DataFrame, metric: str) -> pd.DataFrame:
+    """Cells of two devices with all else equal, side by side in columns `_a` and `_b`, the faster device first."""
+    observed = BOUND_BY_NEEDS | {"kv_cache_tokens": "first", "prefill_s_mean": "mean", "decode_s_mean": "mean"}
+    summary, samples = cell_summary(cells.assign(dtype=dtypes), metric, observed | {"dtype": "first"})
+    summary["bound_by"] = bound_by(summary)
+    summary["decode_share"] = summary["decode_s_mean"] / (summary["prefill_s_mean"] + summary["decode_s_mean"])
+    alike = ["study", "source", *ENVIRONMENT, "engine", "model", "dtype", "workload", "knobs"]
+    sides = ["gpu", "repeats", "log_mean", "sample", "kv_cache_tokens", "decode_share", "bound_by"]
+    quantization = [name for name in ("knob_quantization",) if name in summary]
+    one = summary[[*alike, *quantization, *sides]]
+    pairs = one.merge(one[[*alike, *sides]], on=alike, suffixes=("_a", "_b")).assign(metric=metric)
+    pairs = pairs[pairs["gpu_a"] != pairs["gpu_b"]]
+    lead = (
+        (pairs["log_mean_a"] - pairs["log_mean_b"])
+        .groupby([pairs[name] for name in ("study", "source", "gpu_a", "gpu_b")])
+        .transform("mean")
+    )
+    pairs = pairs[(lead > 0) | ((lead == 0) & (pairs["gpu_a"] < pairs["gpu_b"]))]
+    found = compare(samples, pairs["sample_a"].to_numpy(), pairs["sample_b"].to_numpy())
+    ratio, low, high = found.interval()
+    again_low, again_high = found.another_run()
+    ends = {"ratio_low": low, "ratio_high": high, "ratio_again_low": again_low, "ratio_again_high": again_high}
+    return pairs.assign(ratio=ratio, **ends, scope=found.scope, starts=found.starts)
+
+
+def _capability_columns(pairs: pd.DataFrame, gpus: Mapping[str, Gpu], prefix: str) -> dict[str, FloatArray]:
+    # Quantised weights may be multiplied in another type than the model's; then it is unknown which rate applies.
+    quantised = pairs["knob_quantization"].notna() if "knob_quantization" in pairs else np.zeros(len(pairs), dtype=bool)
+    found = [
+        capability_ratios(gpus.get(a), gpus.get(b), None if is_quantised else dtype)
+        for a, b, dtype, is_quantised in zip(pairs["gpu_a"], pairs["gpu_b"], pairs["dtype"], quantised, strict=True)
+    ]
+    bandwidth, flop = np.array(found).T
+    return {f"{prefix}bandwidth_ratio": bandwidth, f"{prefix}flop_ratio": flop}
+
+
+def _what_cannot_be_shown(pairs: pd.DataFrame, rates: Mapping[str, DeviceRates]) -> pd.DataFrame:
+    """Why a pair cannot show that decoding follows memory bandwidth, and which ratios then explain nothing.
+
+    If the weights fit into the caches of both devices, it also gives the ratio of their cache rates.
+    """
+    names = ["gpu_a", "gpu_b", "model", "dtype", "knob_quantization"]
+    settings = pairs.reindex(columns=names)
+    different = settings.drop_duplicates().reset_index(drop=True)
+    found = [
+        _of_pair(a, b, _step_bytes(model, dtype, None if pd.isna(method) else method), rates)
+        for a, b, model, dtype, method in different.itertuples(index=False)
+    ]
+    columns = ["measured_cache_ratio", "cannot_show", "explains_nothing"]
+    known = settings.merge(different.join(pd.DataFrame(found, columns=columns)), on=names, how="left")
+    return known[columns].set_index(pairs.index)
+
+
+def _of_pair(
+    a: str, b: str, step_bytes: float, rates: Mapping[str, DeviceRates]
+) -> tuple[float, str | None, tuple[str, ...]]:
+    if not {a, b} <= rates.keys():
+        return math.nan, None, ()
+    words = f"{a} and {b} cannot show here that decoding follows memory bandwidth: "
+    if disturbed := [name for name in (a, b) if rates[name].disturbed]:
+        loads = ", ".join(f"{rates[name].load_pct:.0f} % for {name}" for name in disturbed)
+        why = (
+            f"others used the CPU while its rates were measured ({loads}), so it is unknown how fast it reads memory. A"
+            " quieter machine would show it."
+        )
+        return math.nan, words + why, _MEASURED_RATIOS
+    cache_bytes = min(rates[name].last_level_cache_bytes or 0 for name in (a, b))
+    if step_bytes <= cache_bytes:
+        of_a, of_b = (rates[name].rereading_bytes_per_s(step_bytes) for name in (a, b))
+        why = (
+            f"the {step_bytes / 1e6:.0f} MB of weights that a step reads fit into the processor's last-level cache of"
+            f" {cache_bytes / 2**20:.0f} MiB, so they need not come from memory. A larger model, or a processor with a"
+            " smaller cache, would show it."
+        )
+        return of_a / of_b if of_a and of_b else math.nan, words + why, ("bandwidth_ratio", "measured_bandwidth_ratio")
+    bandwidth = rates[a].memory_bytes_per_s / rates[b].memory_bytes_per_s
+    if abs(math.log(bandwidth)) < math.log1p(_ALIKE):
+        why = f"{a} reads memory {bandwidth:.2f} times as fast as {b}, so their bandwidths hardly differ."
+        return math.nan, words + why, ()
+    return math.nan, None, ()
+
+
+def _step_bytes(model: str, dtype: str, quantization: str | None) -> float:
+    try:
+        return read_model_facts(get_model(model).config, dtype, quantization).decode_weight_bytes
+    except (CatalogError, ModelFactsError):
+        return math.inf
+
+
+def _measured_row(row: Row) -> Row:
+    # Room for more tokens makes a device faster only if a full KV cache limited one of the two. Memory bandwidth does
+    # not limit weights that stay in a cache.
+    kv_bound = "kv_blocks" in (row["bound_by_a"], row["bound_by_b"])
+    unasked = set() if kv_bound else {"kv_tokens_ratio"}
+    known, text = explanation_of(row, [c for c in CANDIDATES if c not in unasked | set(row["explains_nothing"])])
+    if known["support"] == NEAR:  # without an interval nothing is shown
+        known["explanation"] = NONE
+    rate = row["metric"].removesuffix("_tokens_per_s")
+    unit = f" times the {rate} tokens/s of {row['gpu_b']}"
+    observed = interval_text(row["ratio"], row["ratio_low"], row["ratio_high"], unit, row["scope"])
+    texts = [f"{row['gpu_a']} makes {observed}.", text]
+    if not math.isnan(row["decode_share_a"]) and not math.isnan(row["decode_share_b"]):
+        shares = f"{100 * row['decode_share_a']:.0f} % and {100 * row['decode_share_b']:.0f} %"
+        texts.append(f"Decoding took {shares} of the time in which requests were served.")
+    return row | known | {"verdict_text": " ".join(texts)}
+
+
+def published_ratios(
+    frame: pd.DataFrame, *, value: str = "throughput_tok_s", setting: str = "max_num_seqs", dtype: str = "bfloat16"
+) -> pd.DataFrame:
+    """Ratios of the devices of a published table, with the ratios of every device that its names may mean.
+
+    Args:
+        frame: the columns `gpu` (as published), `approximate`, and those that `value` and `setting` name: one rate per
+            device and setting, without repeats.
+        value: column of rates.
+        setting: column of what was varied; devices are compared on the settings that both have.
+        dtype: type in which the model was computed; it determines the FLOP rates.
+
+    Returns:
+        One row per pair of names and pair of devices that they may mean, with PUBLISHED_COLUMNS. `ratio` is the
+        geometric mean over the settings, `ratio_min` and `ratio_max` are the extremes; they are not an interval,
+        because there are no repeats.
+
+    Raises:
+        CatalogError: a name belongs to no device of the catalogue.
+    """
+    logs = frame.assign(log=np.log(frame[value])).pivot_table(values="log", index=setting, columns="gpu", sort=False)
+    approximate = frame.groupby("gpu")["approximate"].any()
+    rows: list[Row] = []
+    for one, other in combinations(logs.columns, 2):
+        a, b = (one, other) if (logs[one] - logs[other]).mean() >= 0 else (other, one)
+        differences = (logs[a] - logs[b]).dropna()
+        if len(differences):
+            observed = {
+                "settings": len(differences),
+                "approximate": bool(approximate[a] or approximate[b]),
+                "ratio": math.exp(differences.mean()),
+                "ratio_min": math.exp(differences.min()),
+                "ratio_max": math.exp(differences.max()),
+            }
+            rows += [observed | reading for reading in published_readings(a, b, observed["ratio"], dtype)]
+    return pd.DataFrame(rows, columns=list(PUBLISHED_COLUMNS))
+
+
+def published_readings(label_a: str, label_b: str, ratio: float, dtype: str) -> list[Row]:
+    """A published ratio of two devices, with the ratios of each pair of devices that the names may mean.
+
+    >>> for r in published_readings("H200", "L40S", 2.95, "bfloat16"):
+    ...     print(r["gpu_a"], r["gpu_b"], round(r["bandwidth_ratio"], 2), round(r["flop_ratio"], 2), r["explanation"])
+    h200 l40s 5.56 2.73 flop
+
+    Raises:
+        CatalogError: a name belongs to no device of the catalogue.
+    """
+    pairs = [(a, b, *capability_ratios(a, b, dtype)) for a, b in product(resolve(label_a), resolve(label_b))]
+    rows: list[Row] = []
+    for a, b, bandwidth, flop in pairs:
+        row = {"ratio": ratio, "ratio_low": math.nan, "ratio_high": math.nan}
+        row |= {"bandwidth_ratio": bandwidth, "flop_ratio": flop}
+        known, text = explanation_of(row, ["bandwidth_ratio", "flop_ratio"])
+        texts = [f"{label_a} was published as {ratio:.3g} times as fast as {label_b}, without an interval."]
+        if len(pairs) > 1:
+            span = f"{min(p[2] for p in pairs):.3g} to {max(p[2] for p in pairs):.3g}"
+            texts.append(f"The names may mean {len(pairs)} pairs of devices, with bandwidth ratios from {span}.")
+            texts.append(f"Read as {a.name} over {b.name}:")
+        texts.append(text)
+        rows.append(
+            {"source": "published", "label_a": label_a, "label_b": label_b, "gpu_a": a.name, "gpu_b": b.name}
+            | row
+            | known
+            | {"verdict_text": " ".join(texts)}
+        )
+    return rows
+
+
+def device_records(folder: Path) -> dict[str, DeviceRates]:
+    """The records NAME.json of devices in `folder`.
+
+    Raises:
+        DeviceRatesError: a record is not readable.
+    """
+    files = {name: folder / f"{name}.json" for name in load_gpus()}
+    return {name: read_device_rates(file) for name, file in files.items() if file.is_file()}
+
+
+def measured_devices(records: Mapping[str, DeviceRates]) -> dict[str, Gpu]:
+    """Devices that have a record, with measured rates instead of those of the data sheet."""
+    gpus = load_gpus()
+    return {name: as_measured(gpus[name], rates) for name, rates in records.items()}
+
+
+@table_command(
+    "ratios",
+    option("--devices", type=Path, help="folder with NAME.json of each measured device"),
+    WAITING,
+    option("--predictions", type=Path, help="the study's predictions.parquet"),
+)
+def main(args: Namespace, study: Study, cells: pd.DataFrame) -> list[Output]:
+    """Write the ratios table of a study."""
+    rates = device_records(args.devices) if args.devices else {}
+    found = device_ratios(cells, measured_devices(rates), rates, args.predictions)
+    a, b = (cell_ids(found, f"gpu_{side}") for side in "ab")
+    found = with_device_ratio(found, a, b, args.waiting, study.equivalence_margin_pct)
+    return [(args.out, "ratios", found)]
+
+
+def cell_ids(pairs: pd.DataFrame, gpu: str) -> pd.Series:
+    """The id of the cell on one of the two devices of each pair."""
+    names = pairs[[gpu, "engine", "model", "workload", "knobs"]].astype("string")
+    return names[gpu].str.cat(names.drop(columns=gpu), sep="/")

@@ -1,0 +1,1 @@
+"""KV cache: its predicted and measured capacity, and the share that held no token."""

@@ -1,0 +1,349 @@
+"""Compare predicted KV capacity with the engine's: blocks, tokens, concurrency, memory.
+
+    kvsweep table-capacity --study config/studies/demo.yaml \\
+        --cells results/demo/tables/cells.parquet --predictions results/demo/prepared/capacity.jsonl \\
+        --out results/demo/tables/capacity.parquet
+
+One row per cell with a prediction, and one per published number of blocks. docs/capacity.md says how predictions are
+made, docs/tables.md documents every column.
+"""
+
+import json
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from workflow_scripts.analyse.intervals.repeats import Row, numbers, records
+from workflow_scripts.analyse.table_command import Output, table_command
+from workflow_scripts.analyse.tables import FLAG, NUMBER, TEXT, TableError, table_schema
+from workflow_scripts.common.command import option
+from workflow_scripts.common.files import read_jsonl
+from workflow_scripts.engines.vllm_engines import VLLM
+from workflow_scripts.physics import formulas
+from workflow_scripts.study.study import Study
+
+PUBLISHED = "published"
+RAN = ("ok", "invalid")
+GIB = 2**30
+
+# The table explains a prediction whose error is larger than this.
+DISAGREES_PCT = 5.0
+# Tokens computed from the memory in a log agree with the log's tokens within this, plus the rounding to 0.01 GiB.
+CONSISTENT_PCT = 0.5
+PRINTED_TO_GIB = 0.005
+
+# Terms that are compared with what was observed. An engine prints the activation peak together with the graphs that it
+# subtracts from the budget, so both are predicted together.
+COMPARED = (
+    "weights_bytes",
+    "activation_bytes",
+    "cuda_graphs_bytes",
+    "kv_cache_bytes",
+    "num_blocks",
+    "kv_cache_tokens",
+    "max_concurrency",
+)
+# Column <- column of the cells table.
+_PRINTED_GIB = {
+    "observed_weights_bytes": "model_weights_gib",
+    "observed_activation_bytes": "peak_activation_gib",
+    "observed_cuda_graphs_bytes": "cuda_graph_gib",
+    "observed_kv_cache_bytes": "available_kv_cache_gib",
+}
+_OBSERVED = {
+    "observed_block_size": "block_size_effective",
+    "observed_num_blocks": "num_gpu_blocks",
+    "observed_kv_cache_tokens": "kv_cache_tokens",
+    "observed_max_concurrency": "max_concurrency",
+}
+# Column <- field of a prediction.
+_PREDICTED_TEXT = {
+    "predicted_for_version": "vllm_version",
+    "predicted_infeasible": "infeasible",
+    "predicted_unknown": "unknown",
+}
+_PREDICTED = {
+    "gpu_memory_utilization": "gpu_memory_utilization",
+    "predicted_block_size": "block_size",
+    "bytes_per_token": "bytes_per_token",
+    "bytes_per_block": "bytes_per_block",
+    "predicted_device_memory_bytes": "device_memory_bytes",
+    "predicted_budget_bytes": "budget_bytes",
+    "predicted_other_bytes": "other_bytes",
+    **{f"predicted_{term}": term for term in COMPARED},
+}
+_CELL = (
+    "study",
+    "source",
+    "cell_id",
+    "gpu",
+    "engine",
+    "model",
+    "workload",
+    "knobs",
+    "outcome",
+    "engine_version",
+    "dtype",
+)
+
+SCHEMA = table_schema(
+    "capacity",
+    "KV capacity as predicted before the measurement and as reported by the engine ([how](capacity.md)). "
+    "One row per cell of vLLM and of HuggingFace's continuous batching, and per published number of "
+    "blocks. `source` is that of the `observed_*` columns.",
+    TEXT(
+        "study source cell_id gpu engine model workload knobs outcome",
+        "as in `cells`; a published row has the published names, and `cell_id` `published/TABLE/ROW`",
+    ),
+    TEXT(
+        "engine_version predicted_for_version",
+        "measured and predicted version",
+    ),
+    TEXT("dtype predicted_dtype", "measured and predicted type"),
+    TEXT("predicted_infeasible", "why the engine would refuse the cell"),
+    TEXT("predicted_unknown", "why there is no prediction"),
+    NUMBER("gpu_memory_utilization", "share of the memory; null if the cell sets the size of the cache"),
+    NUMBER("predicted_block_size", "tokens per block"),
+    NUMBER("bytes_per_token bytes_per_block", "KV cache of one device, by formula"),
+    NUMBER(
+        "predicted_device_memory_bytes predicted_budget_bytes predicted_other_bytes",
+        "device memory, the engine's share of it, and memory of libraries",
+    ),
+    NUMBER(
+        [f"predicted_{term}" for term in COMPARED],
+        "terms of the prediction; activation includes graphs, as engines print it",
+    ),
+    NUMBER("predicted_overhead_bytes", "weights, activation, graphs and libraries"),
+    NUMBER([*_PRINTED_GIB, *_OBSERVED], "the same terms, printed by the engine"),
+    NUMBER([f"{term}_error_pct" for term in COMPARED], "predicted minus observed, over observed"),
+    NUMBER(
+        "recomputed_kv_cache_tokens",
+        "tokens computed from the KV memory in the log; null for pipelines and layers of several kinds",
+    ),
+    NUMBER("recomputed_error_pct", "difference from the engine's own number"),
+    FLAG("consistent", "the two agree within 0.5 % and the log's rounding"),
+    NUMBER(
+        "implied_memory_bytes implied_overhead_bytes",
+        "device memory and overhead computed from the blocks at several utilizations",
+    ),
+    TEXT(
+        "explanation",
+        "the term in which prediction and engine differ; null if they agree",
+    ),
+)
+
+
+def capacity_table(cells: pd.DataFrame, predictions: pd.DataFrame) -> pd.DataFrame:
+    """The capacity table.
+
+    Args:
+        cells: the cells table.
+        predictions: records of `predict.capacity_of_cells`, one per row.
+    """
+    parts = [part for part in (_of_cells(cells), _of_published(predictions)) if len(part)]
+    observed = pd.concat(parts, ignore_index=True) if parts else _of_cells(cells)
+    table = observed.merge(_predicted(predictions), on="cell_id")
+    table = _with_recomputed(_with_errors(table))
+    table = table.join(_implied(table))
+    table["explanation"] = pd.Series([_explanation(row) for row in records(table)], index=table.index, dtype="string")
+    return table[list(SCHEMA.columns)]
+
+
+def _of_cells(cells: pd.DataFrame) -> pd.DataFrame:
+    """One row per cell: the memory terms that its engine printed, in bytes."""
+    known = cells.groupby(["study", "source", "cell_id"], dropna=False, sort=False).first().reset_index()
+    observed = {name: GIB * known[column].astype(float) for name, column in _PRINTED_GIB.items()}
+    observed |= {name: known[column].astype(float) for name, column in _OBSERVED.items()}
+    ranks = known.get("knob_pipeline_parallel_size", pd.Series(pd.NA, index=known.index))
+    return known[[*_CELL, "reason"]].assign(**observed, pipeline_parallel_size=ranks)
+
+
+def _of_published(predictions: pd.DataFrame) -> pd.DataFrame:
+    """One row per published number of blocks."""
+    rows = [row for row in records(predictions) if isinstance(row["published"], dict)]
+    published = ("num_blocks", "kv_cache_tokens", "max_concurrency")
+    table = pd.DataFrame(
+        {
+            "source": PUBLISHED,
+            "cell_id": [row["cell_id"] for row in rows],
+            "gpu": [row["published"]["gpu"] for row in rows],
+            "engine": VLLM.name,
+            "model": [row["published"]["model"] for row in rows],
+            "engine_version": [f"vllm {row['vllm_version']}" for row in rows],
+            "observed_block_size": [row["block_size"] for row in rows],
+            **{f"observed_{name}": [row["published"][name] for row in rows] for name in published},
+        }
+    )
+    observed = [*_PRINTED_GIB, *_OBSERVED, "pipeline_parallel_size"]
+    texts = [*_CELL, "reason"]
+    return table.reindex(columns=[*texts, *observed]).astype(
+        dict.fromkeys(texts, "string") | dict.fromkeys(observed, float)
+    )
+
+
+def _predicted(predictions: pd.DataFrame) -> pd.DataFrame:
+    table = pd.DataFrame(
+        {"cell_id": predictions["cell_id"]}
+        | {name: predictions[field].astype("string") for name, field in _PREDICTED_TEXT.items()}
+        | {name: predictions[field].astype(float) for name, field in _PREDICTED.items()}
+    )
+    table["predicted_activation_bytes"] += table["predicted_cuda_graphs_bytes"]
+    taken = table["predicted_weights_bytes"] + table["predicted_activation_bytes"] + table["predicted_other_bytes"]
+    # Predictions from before the type was recorded have no type.
+    dtype = predictions["dtype"].astype("string") if "dtype" in predictions else None
+    return table.assign(predicted_overhead_bytes=taken, predicted_dtype=dtype)
+
+
+def _with_errors(table: pd.DataFrame) -> pd.DataFrame:
+    errors = {}
+    for term in COMPARED:
+        observed, predicted = table[f"observed_{term}"], table[f"predicted_{term}"]
+        if term == "cuda_graphs_bytes":
+            # Before vLLM 0.21 graphs are not subtracted from the budget. Then 0 is predicted, which says nothing about
+            # their size.
+            predicted = predicted.where(predicted > 0)
+        errors[f"{term}_error_pct"] = 100 * (predicted / observed.where(observed > 0) - 1)
+    return table.assign(**errors)
+
+
+def _with_recomputed(table: pd.DataFrame) -> pd.DataFrame:
+    """Add the tokens computed from the KV memory in the engine's log.
+
+    They are null for pipelines, because their ranks differ, and if a block does not hold its tokens in all layers.
+    """
+    block_size, per_token = numbers(table["observed_block_size"]), numbers(table["bytes_per_token"])
+    kv_bytes = np.maximum(numbers(table["observed_kv_cache_bytes"]), 0)
+    in_all_layers = numbers(table["bytes_per_block"]) == per_token * numbers(table["predicted_block_size"])
+    kv_bytes = np.where((numbers(table["pipeline_parallel_size"]) > 1) | ~in_all_layers, np.nan, kv_bytes)
+    tokens = np.floor(kv_bytes / (per_token * block_size)) * block_size
+    observed = numbers(table["observed_kv_cache_tokens"])
+    allowed = CONSISTENT_PCT / 100 * observed + PRINTED_TO_GIB * GIB / per_token
+    consistent = pd.Series(np.abs(tokens - observed) <= allowed, index=table.index, dtype="boolean")
+    return table.assign(
+        recomputed_kv_cache_tokens=tokens,
+        recomputed_error_pct=100 * (tokens / observed - 1),
+        consistent=consistent.mask(np.isnan(tokens - observed)),
+    )
+
+
+def _implied(table: pd.DataFrame) -> pd.DataFrame:
+    """Memory and overhead implied by the blocks at several utilizations, with all else equal."""
+    where = table["cell_id"].str.rsplit("/", n=1).str[0].where(table["source"] == PUBLISHED, "")
+    seen = table.assign(where=where).dropna(subset=["gpu_memory_utilization", "observed_num_blocks"])
+    alike = ["study", "source", "where", "gpu", "engine", "model", "engine_version", "bytes_per_block"]
+    implied = pd.DataFrame(index=table.index, columns=["implied_memory_bytes", "implied_overhead_bytes"], dtype=float)
+    for _, rows in seen.groupby([*alike, "predicted_overhead_bytes"], dropna=False):
+        if rows["gpu_memory_utilization"].nunique() > 1:
+            observed = list(zip(rows["gpu_memory_utilization"], rows["observed_num_blocks"], strict=True))
+            implied.loc[rows.index] = formulas.memory_and_overhead(observed, rows["bytes_per_block"].iloc[0])
+    return implied
+
+
+# --- why a prediction is wrong ---------------------------------------------------------------------------------------
+
+
+def _explanation(row: Row) -> str | None:
+    """Why the predicted and the observed value differ; None if they agree, or if one of them is not known."""
+    return " ".join([*_feasibility(row), *_block_size(row), *_tokens(row), *_log_itself(row)]) or None
+
+
+def _feasibility(row: Row) -> Iterator[str]:
+    if row["outcome"] in RAN and not pd.isna(row["predicted_infeasible"]):
+        yield f"It ran, although it was predicted to be infeasible: {row['predicted_infeasible']}."
+    if row["outcome"] == "infeasible" and pd.isna(row["predicted_infeasible"]) and pd.isna(row["predicted_unknown"]):
+        yield f"The engine refused what was predicted to run: {str(row['reason']).rstrip('.')}."
+
+
+def _block_size(row: Row) -> Iterator[str]:
+    predicted, observed = row["predicted_block_size"], row["observed_block_size"]
+    if not pd.isna(row["predicted_unknown"]) or pd.isna(predicted) or pd.isna(observed):
+        return
+    if predicted != observed:
+        yield f"The engine used blocks of {observed:g} tokens, not of {predicted:g}."
+
+
+def _tokens(row: Row) -> Iterator[str]:
+    name, what = "kv_cache_tokens", "tokens"
+    if np.isnan(row["kv_cache_tokens_error_pct"]):
+        name, what = "num_blocks", "blocks"
+    error_pct = row[f"{name}_error_pct"]
+    if not abs(error_pct) > DISAGREES_PCT:
+        return
+    side = "more" if error_pct > 0 else "fewer"
+    yield (
+        f"The prediction is {row[f'predicted_{name}']:,.0f} {what}, {abs(error_pct):.1f} % {side} than the"
+        f" {row[f'observed_{name}']:,.0f} {'published' if row['source'] == PUBLISHED else 'seen'}."
+    )
+    types = [row["predicted_dtype"], row["dtype"]]
+    if not pd.isna(types).any() and types[0] != types[1]:
+        yield f"The prediction assumes that `native` is {types[0]}; the model ran in {types[1]}."
+    version = row["predicted_for_version"]
+    if not pd.isna(version) and version not in str(row["engine_version"]):
+        yield f"The prediction is for vLLM {version}, this is {row['engine_version']}."
+    if not np.isnan(row["implied_memory_bytes"]):
+        yield _line(row)
+    else:
+        yield _terms(row)
+
+
+def _line(row: Row) -> str:
+    implied, predicted = row["implied_memory_bytes"], row["predicted_device_memory_bytes"]
+    differs = abs(implied / predicted - 1) > DISAGREES_PCT / 100
+    return (
+        f"The blocks at different utilizations imply a device with {implied / GIB:.2f} GiB, of which"
+        f" {row['implied_overhead_bytes'] / GIB:.2f} GiB are weights and overhead; the prediction has"
+        f" {predicted / GIB:.2f} GiB and {row['predicted_overhead_bytes'] / GIB:.2f} GiB. So"
+        + (" the size of the device differs, which no missing term explains." if differs else " the overhead differs.")
+    )
+
+
+_WORDS = {"weights_bytes": "weights", "activation_bytes": "activation and graphs", "kv_cache_bytes": "KV cache"}
+
+
+def _terms(row: Row) -> str:
+    known = [
+        f"{words} {row[f'predicted_{term}'] / GIB:.2f} GiB against {row[f'observed_{term}'] / GIB:.2f} GiB"
+        for term, words in _WORDS.items()
+        if not pd.isna(row[f"{term}_error_pct"])
+    ]
+    if not known:
+        return "The log has no memory terms, so it is not known which one differs."
+    return f"Predicted against printed: {', '.join(known)}."
+
+
+def _log_itself(row: Row) -> Iterator[str]:
+    if row["consistent"] is False:
+        yield (
+            f"The log contradicts itself: {row['observed_kv_cache_bytes'] / GIB:.2f} GiB hold"
+            f" {row['recomputed_kv_cache_tokens']:,.0f} tokens of {row['bytes_per_token']:,.0f} bytes, but it says"
+            f" {row['observed_kv_cache_tokens']:,.0f}."
+        )
+
+
+def read_predictions(path: Path) -> pd.DataFrame:
+    """The records of `predict.capacity_of_cells`, one per row.
+
+    Raises:
+        TableError: there is no such file, or it has other content.
+    """
+    try:
+        found = list(read_jsonl(path))
+    except FileNotFoundError:
+        raise TableError(f"{path}: there are no such predictions; `predict.capacity_of_cells` makes them") from None
+    except json.JSONDecodeError as e:
+        raise TableError(f"{path}: not JSON Lines: {e}") from None
+    fields = ["cell_id", *_PREDICTED_TEXT.values(), *_PREDICTED.values()]
+    if missing := [field for record in found[:1] for field in fields if field not in record]:
+        raise TableError(f"{path}: no predictions of capacity: without {', '.join(missing)}")
+    return pd.DataFrame(found, columns=[*fields, "published"])
+
+
+@table_command(
+    "capacity", option("--predictions", type=Path, required=True, help="capacity.jsonl of `kvsweep predict-capacity`")
+)
+def main(args: Namespace, _: Study, cells: pd.DataFrame) -> list[Output]:
+    """Write the capacity table of a study."""
+    return [(args.out, "capacity", capacity_table(cells, read_predictions(args.predictions)))]

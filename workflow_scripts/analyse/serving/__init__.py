@@ -1,0 +1,1 @@
+"""Servers under load: latencies, saturation, promises and their check."""

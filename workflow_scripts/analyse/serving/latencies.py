@@ -1,0 +1,100 @@
+"""Compare knobs by the latencies of servers under load.
+
+    kvsweep table-latencies --study config/studies/arrivals.yaml \\
+        --cells results/arrivals/tables/cells.parquet \\
+        --serving results/arrivals/tables/serving_summary.parquet \\
+        --out results/arrivals/tables/latencies.parquet
+
+If requests arrive at a rate, the throughput is that rate, so a knob only changes how long requests take. Compared cells
+differ in exactly one knob, which may be the rate. docs/tables.md documents every column.
+"""
+
+from argparse import Namespace
+from pathlib import Path
+
+import pandas as pd
+
+from workflow_scripts.analyse.intervals.further_starts import ONE_LOOK, Looks
+from workflow_scripts.analyse.intervals.repeats import Row, records
+from workflow_scripts.analyse.serving import serving as servers
+from workflow_scripts.analyse.settings import effects
+from workflow_scripts.analyse.settings.knob_pairs import looks_at
+from workflow_scripts.analyse.table_command import Output, table_command
+from workflow_scripts.analyse.tables import NUMBER, TEXT, read_table, table_schema
+from workflow_scripts.common.command import option
+from workflow_scripts.engines.registry import load_engines
+from workflow_scripts.study.study import Study
+
+# The compared columns of the cells table, with their names in sentences.
+LATENCIES = {"ttft_s_p50": "median TTFT", "tpot_s_p50": "median TPOT", "e2e_s_p50": "median end-to-end latency"}
+
+SCHEMA = table_schema(
+    "latencies",
+    "Like `effects`, for the latencies of servers: one row per latency. Request rate and users count "
+    "as knobs. With a ratio above 1, requests take longer with `value`.",
+    {
+        **{name: column for name, column in effects.SCHEMA.columns.items() if name not in effects.OF_RATES},
+        **TEXT("metric", ", ".join(f"`{name}` ({said})" for name, said in LATENCIES.items())),
+        **NUMBER("rate baseline_rate", "latency of `value` and `baseline`, over the starts in the same rounds"),
+        **NUMBER(
+            "ratio ratio_low ratio_high",
+            "latency of `value` over that of `baseline`, mean within rounds; null if a cell is bimodal",
+        ),
+    },
+    TEXT(
+        "saturated",
+        "which cells had more load than the server sustains, so latencies grow with the run: `value`, "
+        "`baseline` or `both`",
+    ),
+)
+
+
+def latency_effects(
+    cells: pd.DataFrame, serving: pd.DataFrame, margin_pct: float, looks: Looks = ONE_LOOK
+) -> pd.DataFrame:
+    """The table of effects on latencies.
+
+    Args:
+        cells: the cells table.
+        serving: the table `serving_summary`.
+        margin_pct: differences within this are `flat`.
+        looks: when the study is looked at to decide whether to go on.
+    """
+    engines = [engine.name for engine in load_engines().values() if engine.serves]
+    served = cells[cells["engine"].isin(engines)]
+    saturated = set(serving.loc[serving["saturated"].fillna(False).astype(bool), "cell_id"])
+    found = [
+        _with_load(row, saturated) | {"metric": metric}
+        for metric, called in LATENCIES.items()
+        for row in records(effects.knob_effects(served, margin_pct, looks, metric, called))
+    ]
+    return pd.DataFrame(found, columns=list(SCHEMA.columns))
+
+
+def _with_load(row: Row, saturated: set[str]) -> Row:
+    over = [name for name in ("value", "baseline") if row[_CELL[name]] in saturated]
+    which = "both" if len(over) > 1 else over[0] if over else None
+    return row | {"saturated": which, "explanation": row["explanation"] + _LOAD[which]}
+
+
+_CELL = {"value": "cell_id", "baseline": "baseline_cell_id"}
+_GROWS = "more load than it sustains, so {} latency grows with the length of the run."
+_LOAD = {
+    None: "",
+    "value": " The first had " + _GROWS.format("its"),
+    "baseline": " The second had " + _GROWS.format("its"),
+    "both": " Both had " + _GROWS.format("their"),
+}
+
+
+@table_command("latencies", option("--serving", type=Path, required=True, help="serving_summary.parquet of the study"))
+def main(args: Namespace, study: Study, cells: pd.DataFrame) -> list[Output]:
+    """Write the table of effects on the latencies of servers."""
+    serving = read_table(args.serving, servers.SUMMARY_SCHEMA.name)
+    return [
+        (
+            args.out,
+            "latencies",
+            latency_effects(cells, serving, study.equivalence_margin_pct, looks_at(study.starts, cells)),
+        )
+    ]

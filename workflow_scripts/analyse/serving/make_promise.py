@@ -1,0 +1,243 @@
+"""Write what a study measured of one vLLM setting, for a deployment with it.
+
+    kvsweep promise --study config/studies/demo.yaml --tables results/demo/tables --out promise.json
+
+`--pick` names the cell whose setting is used. Without it, the setting is the recommended one within the study's latency
+limits, for the workload that `--workload` names if the study has several: of cells that were measured on a server, the
+one that kept up with the highest request rate; without such cells, the fastest of the recommendations
+`best_within_latency`.
+"""
+
+from argparse import Namespace
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from workflow_scripts.analyse.intervals.another_start import another_start
+from workflow_scripts.analyse.intervals.repeats import Row, counted, knob_columns, records, summarise
+from workflow_scripts.analyse.limits.limits import SCHEMA as LIMITS
+from workflow_scripts.analyse.memory.capacity import SCHEMA as CAPACITY
+from workflow_scripts.analyse.serving.serving import GROWTH_REQUESTS, GROWTH_SHARE
+from workflow_scripts.analyse.settings.recommend import WITHIN_LATENCY, prepared_models, settings_of
+from workflow_scripts.analyse.tables import read_table
+from workflow_scripts.common.command import RESULTS, STUDY, TABLES, command, option, out
+from workflow_scripts.common.files import write_json
+from workflow_scripts.engines.vllm_engines import VLLM, VLLM_SERVE
+from workflow_scripts.study.paths import StudyPaths
+from workflow_scripts.study.promise import PROMISE, Promise, Promised, PromiseError
+from workflow_scripts.study.study import Study
+from workflow_scripts.study.study_file import load_study
+
+Table = Callable[[str], pd.DataFrame]
+
+MEASURES = ("output_tokens_per_s", "requests_per_s", "ttft_s_p50", "tpot_s_p50", "itl_s_p50", "e2e_s_p50")
+# A server is within the study's limits if this share of its requests keeps them, like a 99th percentile.
+WITHIN_SHARE = 0.99
+MOST_NAMED = 8
+_PREDICTED = ("weights", "activation", "cuda_graphs", "other", "kv_cache")
+
+
+def promise_of(
+    study: Study, paths: StudyPaths, table: Table, asked: str | None = None, workload: str | None = None
+) -> Promise:
+    """What the study promises of the requested cell, or of the one that is recommended for a workload.
+
+    Raises:
+        PromiseError: there is no such cell, or nothing may be promised of it.
+    """
+    cells = counted(table("cells"))
+    cells = cells[cells["engine"].isin([VLLM.name, VLLM_SERVE.name]) & cells["repeat"].notna()]
+    if cells.empty:
+        raise PromiseError(
+            f"study {study.name}: no cell of vLLM was measured as the study asks, so there is no setting to promise"
+        )
+    served = table("serving_summary")
+    if asked:
+        cell_id, why = _asked(cells, asked)
+    else:
+        of_workload = cells[cells["workload"] == _workload(study, cells, workload)]
+        cell_id, why = _recommended(study, of_workload, served, table("recommendations"))
+    rows = cells[cells["cell_id"] == cell_id]
+    row = records(rows)[0]
+    settings = settings_of(row, prepared_models(study, paths))
+    if settings is None:
+        raise PromiseError(f"{cell_id}: the study no longer has the model {row['model']}")
+    of_server = row["engine"] == VLLM_SERVE.name
+    extra = table("serving")
+    keys = ["cell_id", "start", "repeat"]
+    new = [name for name in extra.columns if name not in rows.columns]
+    rows = rows.merge(extra[[*keys, *new]], on=keys, how="left") if of_server else rows
+    measured, scope = _measured(rows)
+    sustained, too_much = _loads(served, cells, row) if of_server else (None, None)
+    seqs = row["max_num_seqs_effective"]
+    seqs = int(row["max_concurrency_allowed"] if pd.isna(seqs) else seqs)
+    rate = row.get("knob_request_rate_per_s")
+    return Promise(
+        study=study.name,
+        cell_id=cell_id,
+        why=why,
+        serve=settings,
+        served_model=str(row["model"]),
+        engine_version=_or_none(row["engine_version"]),
+        engine_release=str(row["engine_version"]).split()[-1],
+        effective=_effective(row),
+        max_num_seqs=seqs,
+        start_s=_number(rows["start_s"].max()) or 0.0,
+        starts=int(rows["start"].nunique()),
+        repeats=len(rows),
+        load=_load_text(row, of_server),
+        server=of_server,
+        request_rate_per_s=None if pd.isna(rate) else float(rate),
+        busy=float(rows["in_flight_peak"].max()) if of_server else seqs,
+        measured=measured,
+        scope=scope,
+        ceiling_output_tokens_per_s=_lowest(table(LIMITS.name), cell_id, "output_tokens_per_s_ceiling"),
+        kv_cache_usage_peak=_number(rows["kv_cache_usage_peak"].max()),
+        preemptions_per_s=float((rows["preemptions"].fillna(0) / rows["wall_s"]).max()),
+        hit_rate=_number(rows["prefix_cache_hit_rate"].min()) or None,
+        slo=study.slo.bounds() if study.slo else {},
+        sustained_per_s=sustained,
+        too_much_per_s=too_much,
+        growth_share=GROWTH_SHARE,
+        growth_requests=GROWTH_REQUESTS,
+        predicted_bytes=_predicted(table(CAPACITY.name), cell_id),
+    )
+
+
+def _asked(cells: pd.DataFrame, asked: str) -> tuple[str, str]:
+    allowed = cells["cell_id"].unique()
+    found = [cell for cell in allowed if asked in (cell, cell.rpartition("/")[2])]
+    if len(found) != 1:
+        what = "is no measured cell of vLLM" if not found else f"names {len(found)} cells; give gpu/engine/.../knobs"
+        named = ", ".join((found or allowed)[:MOST_NAMED])
+        raise PromiseError(f"pick={asked}: {what}; allowed: {named}" + (", ..." if len(allowed) > MOST_NAMED else ""))
+    return str(found[0]), "It was picked by hand."
+
+
+def _workload(study: Study, cells: pd.DataFrame, asked: str | None) -> str:
+    """The workload to serve. Rates of different workloads do not say which setting is better for one of them."""
+    allowed = cells["workload"].unique().tolist()
+    if asked is None and len(allowed) == 1:
+        return str(allowed[0])
+    if asked is None or asked not in allowed:
+        what = f"workload={asked}: not measured" if asked else f"study {study.name} measured several workloads"
+        raise PromiseError(
+            f"{what}; name the one to serve with workload=, or a cell with pick=; allowed workloads:"
+            f" {', '.join(allowed)}"
+        )
+    return asked
+
+
+def _recommended(
+    study: Study, cells: pd.DataFrame, served: pd.DataFrame, recommendations: pd.DataFrame
+) -> tuple[str, str]:
+    limits = ", ".join(f"{name} <= {bound:g}" for name, bound in study.slo.bounds().items()) if study.slo else ""
+    kept_up = served[served["cell_id"].isin(cells.loc[cells["engine"] == VLLM_SERVE.name, "cell_id"])]
+    kept_up = kept_up[kept_up["saturated"].eq(False) & kept_up["ramp_to_per_s"].isna()]
+    kept_up = kept_up[kept_up["request_rate_per_s"].notna()]
+    within = kept_up[kept_up["slo_attainment"] >= WITHIN_SHARE] if study.slo else kept_up
+    if len(within):
+        best = records(within.sort_values("request_rate_per_s", kind="stable"))[-1]
+        limit = f" and at which at least {100 * WITHIN_SHARE:g} % of the requests kept {limits}" if limits else ""
+        return str(best["cell_id"]), (
+            f"Of the server loads that were kept up with{limit} ({len(within)} in all), it has the highest rate:"
+            f" {best['request_rate_per_s']:g} requests/s."
+        )
+    rows = recommendations[
+        recommendations["role"].eq(WITHIN_LATENCY) & recommendations["cell_id"].isin(cells["cell_id"])
+    ]
+    if rows.empty:
+        raise PromiseError(
+            f"study {study.name}: no measured setting keeps the latency limit ({limits or 'of the recommendations'}); "
+            f"name one with pick=, such as {cells['cell_id'].iloc[0]}"
+        )
+    best = records(rows.sort_values("output_tokens_per_s", kind="stable"))[-1]
+    others = f" It is the fastest of {len(rows)} devices and models." if len(rows) > 1 else ""
+    return str(best["cell_id"]), f"{best['explanation']}{others}"
+
+
+def _measured(rows: pd.DataFrame) -> tuple[dict[str, Promised], str | None]:
+    found, scopes = {}, set()
+    for measure in MEASURES:
+        if measure not in rows or not rows[measure].gt(0).any():
+            continue
+        _, samples = summarise(rows, ["gpu", "cell_id"], measure)
+        expected = another_start(samples)
+        value, half = float(expected.mean[0]), float(expected.half()[0])
+        ends = {} if np.isnan(half) else {"low": np.exp(value - half), "high": np.exp(value + half)}
+        found[measure] = Promised(value=np.exp(value), **ends)
+        scopes.add(expected.scope)
+    return found, next(iter(scopes - {None}), None)
+
+
+def _loads(served: pd.DataFrame, cells: pd.DataFrame, row: Row) -> tuple[float | None, float | None]:
+    """The request rates between which this setting saturates: the highest that it kept up with, the lowest too high."""
+    loads = ("knob_request_rate_per_s", "knob_ramp_to_per_s", "knob_burstiness", "knob_users")
+    knobs = [name for name in knob_columns(cells) if name not in loads]
+    same = cells.drop_duplicates("cell_id")
+    for name in ("gpu", "engine", "model", "workload", *knobs):
+        same = same[same[name].isna()] if pd.isna(row[name]) else same[same[name].eq(row[name]).fillna(False)]
+    of_setting = served[served["cell_id"].isin(same["cell_id"]) & served["ramp_to_per_s"].isna()]
+    rates = of_setting["request_rate_per_s"].astype(float)
+    kept, over = (rates[of_setting["saturated"].eq(state).fillna(False)] for state in (False, True))
+    return _number(kept.max()), _number(over.min())
+
+
+def _load_text(row: Row, of_server: bool) -> str:
+    if not of_server:
+        return f"all {row['num_requests']} requests of workload {row['workload']} at once, without a server"
+    rate, users = row.get("knob_request_rate_per_s"), row.get("knob_users")
+    words = [f"{rate:g} requests/s"] if not pd.isna(rate) else []
+    words += [f"{users:g} users"] if not pd.isna(users) else []
+    return (
+        f"{row['num_requests']} requests of workload {row['workload']}, {' of '.join(words) or 'as the workload says'}"
+    )
+
+
+def _effective(row: Row) -> dict[str, Any]:
+    names = ("block_size", "num_gpu_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len")
+    found = {name: row.get(f"{name}_effective", row.get(name)) for name in names}
+    return {name: int(value) for name, value in found.items() if not pd.isna(value)} | {"dtype": _or_none(row["dtype"])}
+
+
+def _predicted(capacity: pd.DataFrame, cell_id: str) -> dict[str, float]:
+    rows = capacity[capacity["cell_id"] == cell_id]
+    values = {name: _number(rows[f"predicted_{name}_bytes"].min()) for name in _PREDICTED}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _lowest(table: pd.DataFrame, cell_id: str, column: str) -> float | None:
+    return _number(table.loc[table["cell_id"] == cell_id, column].min())
+
+
+def _number(value: Any) -> float | None:
+    return None if pd.isna(value) else float(value)
+
+
+def _or_none(value: Any) -> str | None:
+    return None if pd.isna(value) else str(value)
+
+
+@command(
+    "promise",
+    STUDY,
+    RESULTS,
+    TABLES,
+    option(
+        "--pick", help="the cell: gpu/engine/model/workload/knobs, or its knobs alone; without it, the recommended one"
+    ),
+    option("--workload", help="the workload to serve, if the study has several"),
+    out(PROMISE),
+)
+def main(args: Namespace) -> None:
+    """Write what a study promises of a setting."""
+    study = load_study(args.study)
+    paths = StudyPaths(args.results, study.name)
+
+    def table(name: str) -> pd.DataFrame:
+        return read_table(args.tables / f"{name}.parquet", name)
+
+    found = promise_of(study, paths, table, args.pick or None, args.workload or None)
+    write_json(args.out, found.model_dump(mode="json"))

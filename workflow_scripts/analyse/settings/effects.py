@@ -1,0 +1,396 @@
+"""Compare knobs and models: the effect of each on throughput, and whether it took effect.
+
+    kvsweep table-effects --study config/studies/demo.yaml \\
+        --cells results/demo/tables/cells.parquet --out results/demo/tables/effects.parquet
+
+Compared cells differ in exactly one knob, or in the model. docs/tables.md documents every column,
+docs/statistics.md the tests.
+"""
+
+import json
+import math
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+
+import numpy as np
+import pandas as pd
+from pandas.api.extensions import ExtensionArray
+
+from workflow_scripts.analyse.intervals.further_starts import MOST_FURTHER_STARTS, ONE_LOOK, Looks
+from workflow_scripts.analyse.intervals.repeats import Row, knob_columns, knob_text, numbers, records
+from workflow_scripts.analyse.intervals.start_spread import FloatArray
+from workflow_scripts.analyse.intervals.statistics import (
+    ANOTHER_RUN,
+    CHANGES,
+    FLAT,
+    NOT_DECIDED,
+    SCOPE_MEANING,
+    STARTS_TO_SEE_MODES,
+    interval_text,
+    log_margin,
+)
+from workflow_scripts.analyse.limits.waiting import WAITING, WITHOUT_WAITING, with_device_ratio
+from workflow_scripts.analyse.settings.knob_pairs import (
+    METRIC,
+    MODEL,
+    PLACE,
+    STEADY,
+    WORK,
+    compared_pairs,
+    looks_at,
+    shown_in,
+)
+from workflow_scripts.analyse.table_command import Output, table_command
+from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, table_schema
+from workflow_scripts.common.knob import Knob
+from workflow_scripts.common.wording import listed, sentence
+from workflow_scripts.engines.registry import every_knob
+from workflow_scripts.study.setting_words import instead_of, shortly
+from workflow_scripts.study.study import Study
+from workflow_scripts.workloads.arrivals import Load
+
+PAIR, OVERALL = "pair", "overall"
+OUTPUT_RATE, STEADY_RATE = "output tokens/s", "output tokens/s while that many run"
+EQUAL, DIFFERS = "equal", "differs"
+# Columns that make sense only for rates.
+OF_RATES = ("whole_ratio", "fastest", "fastest_decided")
+
+
+def _shown_in_words() -> str:
+    return "; ".join(f"`{column}` for {', '.join(f'`{n}`' for n in names)}" for column, names in shown_in().items())
+
+
+SCHEMA = table_schema(
+    "effects",
+    "The effect of each knob on the output rate, from cells that differ only in one knob or in the model. "
+    "Cells that leave the knob to the engine are not compared. `pair`: a value against the baseline, the "
+    "smallest value or `false`. `overall`: the two values furthest apart, the faster in `value`, with a "
+    "verdict over all pairs.",
+    TEXT("study source gpu engine model workload", "shared by the cells; if models differ, that of `value`"),
+    TEXT("held", "the other knobs, e.g. `block_size=32, enforce_eager=true`"),
+    TEXT("knob", "the knob that differs, or `model`"),
+    TEXT("comparison", "`pair` or `overall`"),
+    TEXT("value baseline", "the compared values"),
+    TEXT("values", "all values of the group, in order"),
+    TEXT("fastest", "`overall`: the values that no other value is shown to exceed by more than the margin, in order"),
+    FLAG("fastest_decided", "whether `fastest` is one value, or several of which all pairs are `flat`"),
+    TEXT("cell_id baseline_cell_id", "the cells of `value` and `baseline`"),
+    INTEGER("repeats baseline_repeats", "valid repeats of all starts"),
+    INTEGER("starts", "starts of both in the same rounds"),
+    TEXT(
+        "work",
+        "`equal` if the compared cells have equal numbers of requests, prompt and output tokens, else `differs`",
+    ),
+    TEXT(
+        "metric",
+        "the compared rate: `output_tokens_per_s`, or `steady_output_tokens_per_s` if the work differs "
+        "and all cells have it",
+    ),
+    NUMBER("rate baseline_rate", "of `value` and `baseline`, geometric mean over the starts in the same rounds"),
+    NUMBER("whole_ratio", "ratio of `output_tokens_per_s`, with ramp-up and drain"),
+    NUMBER(
+        "ratio ratio_low ratio_high",
+        "rate of `value` over that of `baseline`, mean within rounds; null if a cell is bimodal",
+    ),
+    NUMBER("ratio_again_low ratio_again_high", f"for `pair`: {ANOTHER_RUN}"),
+    TEXT("scope", SCOPE_MEANING),
+    WITHOUT_WAITING,
+    TEXT(
+        "verdict",
+        "`flat`: shown to be within the margin; `changes`: shown to be beyond it; `not decided`. At most "
+        "5 % of studies have a false `flat`, and 5 % a false `changes`",
+    ),
+    NUMBER("margin_pct", "the study's `equivalence_margin_pct`"),
+    NUMBER("level_pct", "error probability of this look at the data; the rest of the 5 % is for other looks"),
+    INTEGER(
+        "starts_needed",
+        "further starts per cell that would decide with the same means and variances; null above 100",
+    ),
+    FLAG(
+        "took_effect",
+        "whether the knob's column (below) differs between the two",
+    ),
+    TEXT(
+        "moved_with_it",
+        "other settings that differ, e.g. `max_num_batched_tokens 512 -> 4,096`; then the verdict is not "
+        "about the knob alone",
+    ),
+    TEXT(
+        "bound_by",
+        "what kept more sequences from running at `value` (`overall`: at any value): `sequences` (the "
+        "settings), `prompts` (all requests ran), `kv_blocks` (preemptions, or requests waited with 95 % "
+        "of the blocks in use), `token_budget`",
+    ),
+    TEXT("explanation", "the row in words"),
+    notes=(
+        f"Columns for `took_effect`: {_shown_in_words()}.\n\n"
+        "An engine's default may depend on the compared knob, as vLLM's `max_num_batched_tokens` does on "
+        "`max_num_seqs`. To compare only the knob, set the settings in `moved_with_it`."
+    ),
+)
+
+# The model counts as a knob.
+_OF_MODEL = Knob(MODEL, settles=("dtype", "quantization"))
+# Settings that follow from many others and have their own column or table.
+_FOLLOWS = {"num_gpu_blocks", "kv_cache_bytes", "client_cores", "client_shares_cores"}
+
+
+def knob_effects(
+    cells: pd.DataFrame, margin_pct: float, looks: Looks = ONE_LOOK, metric: str = METRIC, called: str = OUTPUT_RATE
+) -> pd.DataFrame:
+    """The effects table: for every knob, and for the model, the groups of cells that differ in nothing else.
+
+    In each group, every value is compared with the baseline (the smallest value, or false), then all values together.
+
+    Args:
+        cells: the cells table; cells for which the study leaves the knob to the engine are not compared.
+        margin_pct: differences within this are `flat`.
+        looks: when the study is looked at to decide whether to go on.
+        metric: the compared column of the cells table.
+        called: its name in sentences.
+    """
+    knobs = knob_columns(cells)
+    effects = [
+        row
+        for column, rows, pairs in compared_pairs(cells, margin_pct, looks, metric)
+        for row in _effects_of(rows, pairs, column, knobs, margin_pct, called)
+    ]
+    return pd.DataFrame(effects, columns=list(SCHEMA.columns))
+
+
+def _effects_of(
+    rows: pd.DataFrame, pairs: pd.DataFrame, column: str, knobs: list[str], margin_pct: float, called: str
+) -> Iterator[Row]:
+    others = [other for other in knobs if other != column]
+    knob = column.removeprefix("knob_")
+    described = every_knob().get(knob, _OF_MODEL)
+    seen_in = described.shown_in
+    effects = pd.concat(
+        [_against_baseline(rows, pairs[pairs["first"]], seen_in), _overall(rows, pairs, seen_in, margin_pct)]
+    ).sort_values("group", kind="stable")
+    cells = records(rows)
+    of_groups: dict[int, list[Row]] = {}
+    for cell in cells:
+        of_groups.setdefault(cell["group"], []).append(cell)
+    for effect in records(effects):
+        a, b = cells[effect["a"]], cells[effect["b"]]
+        row: Row = {name: a[name] for name in (*PLACE, "cell_id", "repeats")}
+        row |= effect | {
+            "knob": knob,
+            "held": ", ".join(f"{o.removeprefix('knob_')}={knob_text(a[o])}" for o in others if not pd.isna(a[o])),
+            "value": a["value"],
+            "baseline": b["value"],
+            "values": ", ".join(cell["value"] for cell in of_groups[effect["group"]]),
+            "baseline_cell_id": b["cell_id"],
+            "baseline_repeats": b["repeats"],
+            "margin_pct": margin_pct,
+        }
+        several = of_groups[effect["group"]] if effect["comparison"] == OVERALL else [b, a]
+        row["work"] = _work(several)
+        row["moved_with_it"] = _moved([cell["effective"] for cell in several], {knob, *described.settles} | _FOLLOWS)
+        of_row = STEADY_RATE if row["metric"] == STEADY else called
+        yield row | {"explanation": _explanation(row, a, b, described, of_row)}
+
+
+def _work(cells: Sequence[Row]) -> str | None:
+    """Whether cells served the same requests; None if it is not known of one of them."""
+    served = {tuple(cell[name] for name in WORK) for cell in cells}
+    if any(pd.isna(count) for counts in served for count in counts):
+        return None
+    return EQUAL if len(served) == 1 else DIFFERS
+
+
+def _moved(told: Sequence[str], left_out: set[str]) -> str | None:
+    """Settings that differ between cells, except those left out, e.g. `max_num_batched_tokens 512 -> 4,096`; or None.
+
+    `told`: all effective settings of each cell, as in the cells table. A setting that one cell does not report is
+    ignored.
+    """
+    if any(pd.isna(text) for text in told):
+        return None
+    settings = [_settings(text) for text in dict.fromkeys(told)]
+    known = sorted(set.intersection(*map(set, settings)) - left_out)
+    differing = [name for name in known if any(cell[name] != settings[0][name] for cell in settings)]
+    moved = {name: list(dict.fromkeys(_setting_text(cell[name]) for cell in settings)) for name in differing}
+    return "; ".join(f"{name} {' -> '.join(texts)}" for name, texts in moved.items() if len(texts) > 1) or None
+
+
+@lru_cache(maxsize=10_000)
+def _settings(told: str) -> dict[str, float | str]:
+    settings: dict[str, float | str] = json.loads(told)
+    return settings
+
+
+def _setting_text(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:,.10g}"
+
+
+def _against_baseline(rows: pd.DataFrame, pairs: pd.DataFrame, seen_in: str) -> pd.DataFrame:
+    return pairs.assign(
+        comparison=PAIR,
+        took_effect=_took_effect(rows, pairs, seen_in),
+        bound_by=rows["bound_by"].iloc[pairs["a"]].array,
+    )
+
+
+def _took_effect(rows: pd.DataFrame, pairs: pd.DataFrame, seen_in: str) -> ExtensionArray | None:
+    if not seen_in:
+        return None
+    a, b = (rows[seen_in].convert_dtypes().iloc[pairs[side]].reset_index(drop=True) for side in ("a", "b"))
+    return a.ne(b).astype("boolean").array
+
+
+def _overall(rows: pd.DataFrame, pairs: pd.DataFrame, seen_in: str, margin_pct: float) -> pd.DataFrame:
+    """One row per group: its two values that are furthest apart, with a verdict over all pairs of the group.
+
+    The verdict is `flat` if every pair is flat, which needs no correction. It is `changes` if any pair changes; the row
+    then shows the pair among these that is furthest apart. Its interval holds over all pairs of the group.
+    """
+    pairs = pairs.assign(beyond=pairs["verdict"] == CHANGES, flat=pairs["verdict"] == FLAT)
+    ends = pairs.sort_values(["group", "beyond", "distance"], kind="stable").groupby("group").tail(1)
+    flat = pairs.groupby("group")["flat"].all()
+    # What is flat for every pair needs no correction, so its interval has none.
+    wide = ~flat[ends["group"]].to_numpy()
+    ends = ends.assign(**{end: ends[f"{end}_of_all"].where(wide, ends[f"ratio_{end}"]) for end in ("low", "high")})
+    ends = ends.assign(ratio_low=ends["low"], ratio_high=ends["high"], ratio_again_low=np.nan, ratio_again_high=np.nan)
+    falls = (ends["ratio"] < 1).to_numpy()
+    inverse = {"a": ends["b"], "b": ends["a"], "ratio": 1 / ends["ratio"], "whole_ratio": 1 / ends["whole_ratio"]}
+    inverse |= {"rate": ends["baseline_rate"], "baseline_rate": ends["rate"]}
+    inverse |= {"ratio_low": 1 / ends["ratio_high"], "ratio_high": 1 / ends["ratio_low"]}
+    ends = ends.assign(**{name: np.where(falls, turned, ends[name]) for name, turned in inverse.items()})
+
+    slower = np.where(pairs["ratio"] > 1, pairs["b"], pairs["a"])[pairs["beyond"]]
+    others = _by_group(rows[~rows.index.isin(slower)], "value")
+    undecided = pairs[~(pairs["flat"] | pairs["a"].isin(slower) | pairs["b"].isin(slower))]
+
+    verdict = np.select([flat, ends["beyond"]], [FLAT, CHANGES], NOT_DECIDED)
+    # With more starts, values further apart than the margin can only become a change, the others only flat.
+    needed = np.where(ends["distance"] > log_margin(margin_pct), ends["starts_needed"], _to_flat(pairs))
+    known = _by_group(rows[rows["bound_by"].notna()], "bound_by")
+    bounds = pd.Series([", ".join(sorted(set(known.get(group, [])))) for group in ends["group"]], dtype="string")
+    return ends.assign(
+        comparison=OVERALL,
+        verdict=verdict,
+        fastest=[", ".join(others.get(group, [])) for group in ends["group"]],
+        fastest_decided=(~ends["group"].isin(undecided["group"])).astype("boolean"),
+        starts_needed=np.where(verdict == NOT_DECIDED, needed, 0.0),
+        took_effect=_ever_took_effect(rows, seen_in),
+        bound_by=bounds.mask(bounds == "").array,
+    )
+
+
+def _to_flat(pairs: pd.DataFrame) -> FloatArray:
+    """Further starts until all pairs of each group are flat; NaN if some pair would never be."""
+    return numbers(pairs["starts_needed"].fillna(np.inf).groupby(pairs["group"]).max().replace(np.inf, np.nan))
+
+
+def _ever_took_effect(rows: pd.DataFrame, seen_in: str) -> ExtensionArray | None:
+    """Whether any two values of a group differ in what the engine shows; null if only an unknown value might differ."""
+    if not seen_in:
+        return None
+    groups = rows.groupby("group")[seen_in]
+    differs = groups.nunique() > 1
+    return differs.astype("boolean").mask(~differs & (groups.count() < groups.size())).array
+
+
+def _by_group(rows: pd.DataFrame, column: str) -> dict[int, list[str]]:
+    """The texts of a column in each group, in order."""
+    texts: dict[int, list[str]] = {}
+    for group, text in zip(rows["group"], rows[column], strict=True):
+        texts.setdefault(group, []).append(text)
+    return texts
+
+
+def _explanation(row: Row, a: Row, b: Row, knob: Knob, called: str) -> str:
+    settings = sentence(instead_of(row["knob"], row["value"], row["baseline"]))
+    unit = f" times the {called}"
+    ratio = interval_text(row["ratio"], row["ratio_low"], row["ratio_high"], unit, row["scope"])
+    sentences = [
+        f"{settings}: {ratio}, {_verdict_text(row)}.",
+        _others_text(row),
+        _effect_text(row, a, b, knob),
+        _moved_text(row),
+        _bound_text(row, a),
+        _work_text(row, a, b),
+    ]
+    return " ".join(s for s in sentences if s)
+
+
+def _verdict_text(row: Row) -> str:
+    margin = f"{row['margin_pct']:g} %"
+    if row["verdict"] == FLAT:
+        return f"flat: in these starts any difference is within {margin}"
+    if row["verdict"] == CHANGES:
+        return f"a change of more than {margin}"
+    if row["bimodal"]:
+        return "not decided: the starts of a cell fall into two groups, so no single number describes it"
+    if math.isnan(row["ratio_low"]):
+        return "not decided: this needs at least two starts of each, in the same rounds"
+    if math.isnan(row["starts_needed"]):
+        return (
+            f"not decided at a margin of {margin}, nor likely to be with {MOST_FURTHER_STARTS} further starts of each"
+        )
+    few = "1 further start" if row["starts_needed"] == 1 else f"{row['starts_needed']:g} further starts"
+    modes = row["starts"] < STARTS_TO_SEE_MODES and not row["ratio_low"] <= 1 <= row["ratio_high"]
+    why = ", because in so few starts a cell with two modes may show only one" if modes else ""
+    return f"not decided at a margin of {margin}{why}: about {few} of each would decide"
+
+
+def _others_text(row: Row) -> str:
+    """The other values of a group, if it has any."""
+    others = [value for value in row["values"].split(", ") if value not in {row["value"], row["baseline"]}]
+    if row["comparison"] != OVERALL or not others:
+        return ""
+    return f"Also compared: {listed(shortly(row['knob'], other, row['value']) for other in others)}."
+
+
+def _effect_text(row: Row, a: Row, b: Row, knob: Knob) -> str:
+    seen_in = knob.shown_in
+    if row["knob"] == MODEL or (not seen_in and row["knob"] in Load.model_fields):
+        return ""  # the load is what the client sends
+    if pd.isna(row["took_effect"]):
+        return "Nothing that the engine reports shows whether the setting took effect."
+    if row["comparison"] == OVERALL:
+        return "" if row["took_effect"] else f"It made no difference to the engine: {seen_in} never changed."
+    seen, before = knob_text(a[seen_in]), knob_text(b[seen_in])
+    asked = f", not the requested {row['value']}" if knob.value_in and seen != row["value"] else ""
+    if row["took_effect"]:
+        return f"It took effect: {seen_in} was {seen}{asked}, against {before}."
+    return f"It made no difference to the engine: {seen_in} was {seen} with both{asked}."
+
+
+def _moved_text(row: Row) -> str:
+    if row["moved_with_it"] is None:
+        return ""
+    cause = f"so {row['knob']} alone may not be the cause"
+    return f"The engine changed other settings with it, {cause}: {row['moved_with_it']}."
+
+
+def _bound_text(row: Row, a: Row) -> str:
+    if row["comparison"] == OVERALL or pd.isna(a["bound_by"]):
+        return ""
+    return {
+        "sequences": f"As many sequences ran as the settings allow ({a['max_concurrency_allowed']}).",
+        "prompts": f"All {a['num_requests']} requests ran at once, so a higher limit could change nothing.",
+        "kv_blocks": "The KV cache was full, which limited how many sequences ran at once.",
+        "token_budget": "A step's token budget limited how many sequences ran at once; nothing else was full.",
+    }[a["bound_by"]]
+
+
+def _work_text(row: Row, a: Row, b: Row) -> str:
+    if row["work"] != DIFFERS:
+        return ""
+    requests = f"The requests differ: {a['num_requests']:g}, against {b['num_requests']:g}."
+    if row["metric"] != STEADY:
+        return requests
+    return f"{requests} Over whole repeats of the starts compared, with drain, the ratio is {row['whole_ratio']:.3g}."
+
+
+@table_command("effects", WAITING)
+def main(args: Namespace, study: Study, cells: pd.DataFrame) -> list[Output]:
+    """Write the effects table of a study."""
+    margin_pct = study.equivalence_margin_pct
+    found = knob_effects(cells, margin_pct, looks_at(study.starts, cells))
+    found = with_device_ratio(found, found["cell_id"], found["baseline_cell_id"], args.waiting, margin_pct)
+    return [(args.out, "effects", found)]

@@ -1,0 +1,358 @@
+"""Compare vLLM with HuggingFace at equal work, and split the gain into batching and engine.
+
+    kvsweep table-engines --study config/studies/demo.yaml \\
+        --cells results/demo/tables/cells.parquet --out results/demo/tables/engines.parquet \\
+        --decomposition-out results/demo/tables/engine_decomposition.parquet
+
+docs/tables.md documents every column of both tables.
+"""
+
+import math
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from workflow_scripts.analyse.intervals.further_starts import ONE_LOOK, Looks
+from workflow_scripts.analyse.intervals.repeats import Row, cell_summary, knob_columns, records
+from workflow_scripts.analyse.intervals.statistics import (
+    ANOTHER_RUN,
+    FASTER,
+    SCOPE_MEANING,
+    Samples,
+    compare,
+    directions,
+    interval_text,
+    is_higher,
+)
+from workflow_scripts.analyse.settings.knob_pairs import looks_at
+from workflow_scripts.analyse.table_command import Output, table_command
+from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, table_schema
+from workflow_scripts.common.command import option
+from workflow_scripts.engines.hf_engines import HF_CONTINUOUS, HF_STATIC
+from workflow_scripts.engines.registry import every_knob
+from workflow_scripts.engines.vllm_engines import VLLM
+from workflow_scripts.study.setting_words import settings_in_words
+from workflow_scripts.study.study import Study
+
+METRIC = "output_tokens_per_s"
+PLACE = ("study", "source", "gpu", "model", "workload")
+BATCH_1, STATIC_BATCH, CONTINUOUS = "batch 1", "static batch", "continuous batching"
+
+_VERDICT_MEANING = "`faster` or `slower` with an error of at most 5 % for all rows together, else `not decided`"
+
+SCHEMA = table_schema(
+    "engines",
+    "Every vLLM cell beside every HuggingFace cell of the same device, model and workload. They are "
+    "comparable with equal work ([how](statistics.md#equal-work-of-engines)) and the same lock.",
+    TEXT("study source gpu model workload", "as in `cells`"),
+    TEXT("vllm_knobs", "settings of vLLM"),
+    INTEGER("vllm_max_num_seqs", "sequences that may run at once"),
+    INTEGER("vllm_repeats", "valid repeats of all starts"),
+    NUMBER("vllm_output_tokens_per_s", "geometric mean over the starts"),
+    TEXT("hf_engine hf_knobs", "engine and settings of HuggingFace"),
+    TEXT("hf_kind", "`batch 1`, `static batch` or `continuous batching`"),
+    INTEGER("hf_batch_size", "null for continuous batching"),
+    INTEGER("hf_repeats", "valid repeats of all starts"),
+    NUMBER("hf_output_tokens_per_s", "geometric mean over the starts"),
+    FLAG("comparable", "equal work and environment"),
+    TEXT("reason", "why not"),
+    NUMBER(
+        "improvement_ratio improvement_ratio_low improvement_ratio_high",
+        "vLLM's rate over HuggingFace's",
+    ),
+    NUMBER("improvement_ratio_again_low improvement_ratio_again_high", ANOTHER_RUN),
+    TEXT("scope", SCOPE_MEANING),
+    TEXT("verdict", _VERDICT_MEANING),
+    TEXT("explanation", "the row in words, and what the ratio includes"),
+)
+DECOMPOSITION_SCHEMA = table_schema(
+    "engine_decomposition",
+    "The gain of each batching vLLM cell over HuggingFace with single requests, as a product: "
+    "`total` = `static_batching` x `continuous_batching` x `engine`. HuggingFace's continuous "
+    "batching also has a paged cache, so paging is part of that step.",
+    TEXT("study source gpu model workload", "as in `cells`"),
+    TEXT("vllm_knobs", "settings of vLLM"),
+    INTEGER("vllm_max_num_seqs", "as in `engines`"),
+    TEXT("factor", "`static_batching`, `continuous_batching`, `engine` or `total`"),
+    TEXT("numerator denominator", "the two cells, `engine/knobs`; null if missing"),
+    FLAG("comparable", "as in `engines`"),
+    TEXT("reason", "as in `engines`"),
+    NUMBER("ratio ratio_low ratio_high", "the step; null if not comparable"),
+    TEXT("scope", SCOPE_MEANING),
+    TEXT("verdict", _VERDICT_MEANING),
+    NUMBER(
+        "share_pct",
+        "share of the total's logarithm; negative for a loss; null if no gain is shown",
+    ),
+    TEXT("explanation", "the row in words"),
+)
+
+# Steps from single requests on HuggingFace to vLLM; the last one, the total, is their product.
+STATIC_BATCHING, CONTINUOUS_BATCHING, ENGINE, TOTAL = "static_batching", "continuous_batching", "engine", "total"
+
+NOT_MEASURED = -1
+_WORK = ("num_requests", "prompt_tokens", "output_tokens")
+ENDS, AGAIN = ("ratio", "ratio_low", "ratio_high"), ("ratio_again_low", "ratio_again_high")
+# Knobs that change what is computed, in how many steps or on how many devices, with their neutral values.
+_UNEQUAL = {f"knob_{name}": knob.neutral for name, knob in every_knob().items() if knob.neutral is not None}
+
+
+def engine_tables(cells: pd.DataFrame, looks: Looks = ONE_LOOK) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The tables `engines` and `engine_decomposition`; each has the error of the study's present plan of `looks`.
+
+    Compared cells did equal work: the same requests with the same numbers of tokens, in every repeat.
+    """
+    rows, samples = _work_summary(cells)
+    return _improvements(rows, samples, looks), _decompositions(rows, samples, looks)
+
+
+def _work_summary(cells: pd.DataFrame) -> tuple[pd.DataFrame, Samples]:
+    """Cells with the work of a repeat: the minimum over repeats in the columns of _WORK, the maximum in `*_most`."""
+    most = {f"{name}_most": cells[name] for name in _WORK}
+    observed = dict.fromkeys(_WORK, "min") | dict.fromkeys(most, "max")
+    columns = dict.fromkeys([*cells.columns, *_UNEQUAL, "knob_batch_size", "knob_cache_implementation"])
+    return cell_summary(cells.reindex(columns=list(columns)).assign(**most), METRIC, observed)
+
+
+def _cells(rows: pd.DataFrame) -> list[Row]:
+    """Cells with their `work`, if it is known and equal in every repeat, and the `faults` that forbid a comparison."""
+    cells = records(rows.assign(words=settings_in_words(rows, knob_columns(rows))))
+    for cell in cells:
+        ends = {name: (cell[name], cell[f"{name}_most"]) for name in _WORK}
+        unknown = [name for name, (least, most) in ends.items() if pd.isna(least) or pd.isna(most)]
+        varying = [name for name, (least, most) in ends.items() if name not in unknown and least != most]
+        unequal = [knob for knob, equal in _UNEQUAL.items() if not pd.isna(cell[knob]) and cell[knob] not in equal]
+        cell["work"] = {name: least for name, (least, _) in ends.items() if name not in (*unknown, *varying)}
+        cell["faults"] = [
+            *(f"{name} is not known" for name in unknown),
+            *(f"{name} differs between repeats" for name in varying),
+            *(f"{knob.removeprefix('knob_')} {cell[knob]} on one side" for knob in unequal),
+        ]
+    return cells
+
+
+def _why_not_comparable(a: Row, b: Row) -> str | None:
+    """What makes the work or the environment of two cells unequal; None if nothing does."""
+    differing = [name for name, amount in a["work"].items() if amount != b["work"].get(name, amount)]
+    amounts = [f"{name} differs: {a['work'][name]} against {b['work'][name]}" for name in differing]
+    locks = {str(cell["lock_sha256"])[:12] for cell in (a, b)}
+    environment = [f"the environments differ: lock {' against '.join(sorted(locks))}"] if len(locks) > 1 else []
+    processors = {str(cell["processor"]) for cell in (a, b)}
+    environment += [f"the processors differ: {' against '.join(sorted(processors))}"] if len(processors) > 1 else []
+    return "; ".join(dict.fromkeys([*environment, *a["faults"], *b["faults"], *amounts])) or None
+
+
+def _compared(
+    rows: pd.DataFrame, samples: Samples, cells: list[Row], a: list[int], b: list[int], looks: Looks
+) -> pd.DataFrame:
+    """For each pair of row numbers whether the two cells did equal work, and if so the ratio of their rates.
+
+    NOT_MEASURED stands for a missing cell.
+    """
+    reasons = [
+        _why_not_comparable(cells[one], cells[other])
+        if NOT_MEASURED not in (one, other)
+        else "one of the two was not measured"
+        for one, other in zip(a, b, strict=True)
+    ]
+    sample = rows["sample"].to_numpy(dtype=int)
+    found = compare(samples, sample[a], sample[b])
+    comparable = np.array([reason is None for reason in reasons], dtype=bool)
+    ends = {
+        name: np.where(comparable, end, np.nan)
+        for name, end in zip((*ENDS, *AGAIN), (*found.interval(), *found.another_run()), strict=True)
+    }
+    scope = pd.Series(found.scope, dtype=object).where(comparable, None)
+    verdict = pd.Series(pd.NA, index=scope.index, dtype=object)
+    if comparable.any():
+        of_comparable = compare(samples, sample[a][comparable], sample[b][comparable])
+        verdict[comparable] = directions(of_comparable, looks.of_plan)
+    return pd.DataFrame({"comparable": comparable, "reason": reasons} | ends | {"scope": scope, "verdict": verdict})
+
+
+def _improvements(rows: pd.DataFrame, samples: Samples, looks: Looks) -> pd.DataFrame:
+    numbered = rows[[*PLACE, "engine"]].assign(row=np.arange(len(rows)))
+    is_vllm, is_hf = numbered["engine"] == VLLM.name, numbered["engine"].isin([HF_STATIC.name, HF_CONTINUOUS.name])
+    pairs = numbered[is_vllm].merge(numbered[is_hf], on=list(PLACE), suffixes=("_a", "_b"))
+    a, b = pairs["row_a"].tolist(), pairs["row_b"].tolist()
+    cells = _cells(rows)
+    vllm, hf = rows.iloc[a].reset_index(), rows.iloc[b].reset_index()
+    found = _compared(rows, samples, cells, a, b, looks)
+    return pd.DataFrame(
+        {name: vllm[name] for name in PLACE}
+        | {
+            "vllm_knobs": vllm["knobs"],
+            "vllm_max_num_seqs": vllm["max_concurrency_allowed"],
+            "vllm_repeats": vllm["repeats"],
+            "vllm_output_tokens_per_s": np.exp(vllm["log_mean"]),
+            "hf_engine": hf["engine"],
+            "hf_knobs": hf["knobs"],
+            "hf_kind": [_kind(cells[row]) for row in b],
+            "hf_batch_size": hf["knob_batch_size"],
+            "hf_repeats": hf["repeats"],
+            "hf_output_tokens_per_s": np.exp(hf["log_mean"]),
+            "comparable": found["comparable"],
+            "reason": found["reason"],
+            "improvement_ratio": found["ratio"],
+            "improvement_ratio_low": found["ratio_low"],
+            "improvement_ratio_high": found["ratio_high"],
+            "improvement_ratio_again_low": found["ratio_again_low"],
+            "improvement_ratio_again_high": found["ratio_again_high"],
+            "scope": found["scope"],
+            "verdict": found["verdict"],
+            "explanation": [
+                _improvement_text(cells[one], cells[other], reason, interval)
+                for one, other, reason, *interval in zip(
+                    a, b, found["reason"], *(found[end] for end in (*ENDS, "scope")), strict=True
+                )
+            ],
+        }
+    )
+
+
+def _kind(hf: Row) -> str:
+    if hf["engine"] == HF_CONTINUOUS.name:
+        return CONTINUOUS
+    return BATCH_1 if hf["knob_batch_size"] == 1 else STATIC_BATCH
+
+
+def _improvement_text(vllm: Row, hf: Row, reason: str | None, interval: list[Any]) -> str:
+    seqs, kind = vllm["max_concurrency_allowed"], _kind(hf)
+    subject = f"vLLM with at most {seqs} sequence{'s' * (seqs > 1)} against HuggingFace {kind} ({hf['words']})"
+    if reason is not None:
+        return f"{subject}: not comparable, {reason}."
+    value, low, high, scope = interval
+    ratio = interval_text(value, low, high, " times the output tokens/s", scope)
+    if kind == CONTINUOUS:
+        what = f"Both admit requests as others end, with a paged cache; vLLM runs up to {seqs} at a time."
+    elif kind == STATIC_BATCH and vllm["num_requests"] <= min(seqs, hf["knob_batch_size"]):
+        what = f"Both run all {vllm['num_requests']:g} requests at once, HuggingFace until the longest ends."
+    elif kind == STATIC_BATCH:
+        batch = f"HuggingFace runs {hf['knob_batch_size']:g} at a time, each batch until its longest request ends"
+        what = f"{batch}; vLLM admits requests as others end, up to {seqs} at a time."
+    elif seqs > 1:
+        what = f"HuggingFace runs one request at a time, vLLM up to {seqs}, so part of the gain is batching."
+    else:
+        what = "Both run one request at a time, so the ratio does not include batching."
+    return f"{subject}: {ratio}. {what}"
+
+
+def _decompositions(rows: pd.DataFrame, samples: Samples, looks: Looks) -> pd.DataFrame:
+    steps: list[Row] = []
+    for _, place in rows.reset_index(names="row").groupby(list(PLACE), sort=False):
+        continuous, ties = _fastest(place[place["engine"] == HF_CONTINUOUS.name], samples)
+        vllm = place[(place["engine"] == VLLM.name) & (place["max_concurrency_allowed"] > 1)]
+        static = place[place["engine"] == HF_STATIC.name]
+        references = {n: _static_references(static, n) for n in vllm["max_concurrency_allowed"].unique()}
+        for row, sequences in zip(vllm["row"], vllm["max_concurrency_allowed"], strict=True):
+            one, batch = references[sequences]
+            if any(cell != NOT_MEASURED for cell in (one, batch, continuous)):
+                steps += [
+                    {"last": row, "factor": STATIC_BATCHING, "a": batch, "b": one},
+                    {"last": row, "factor": CONTINUOUS_BATCHING, "a": continuous, "b": batch, "ties": ties},
+                    {"last": row, "factor": ENGINE, "a": row, "b": continuous, "ties": ties},
+                    {"last": row, "factor": TOTAL, "a": row, "b": one},
+                ]
+    cells = _cells(rows)
+    a, b = ([step[side] for step in steps] for side in "ab")
+    found = records(_compared(rows, samples, cells, a, b, looks))
+    totals = {step["last"]: result for step, result in zip(steps, found, strict=True) if step["factor"] == TOTAL}
+    table = [_step_row(cells, step, result, totals[step["last"]]) for step, result in zip(steps, found, strict=True)]
+    return pd.DataFrame(table, columns=list(DECOMPOSITION_SCHEMA.columns))
+
+
+def _static_references(static: pd.DataFrame, sequences: float) -> tuple[int, int]:
+    """Rows of HuggingFace with single requests and with the static batch that is closest to `sequences`.
+
+    A batch whose type of cache was also measured with single requests comes first, then the size decides, then the
+    name. Speed does not decide, because the order of two equally fast cells would vary from run to run.
+    """
+    static = static.assign(cache=static["knob_cache_implementation"].fillna("").astype(str))
+    sizes = static["knob_batch_size"].astype(float)
+    single, batched = static[sizes == 1], static[sizes > 1]
+    order = batched.assign(
+        unpaired=~batched["cache"].isin(single["cache"]),
+        too_many=sizes[batched.index] > sequences,
+        apart=(sizes[batched.index] - sequences).abs(),
+    ).sort_values(["unpaired", "too_many", "apart", "cache", "knobs"])
+    if not order.empty:
+        single = single[single["cache"] == order["cache"].iloc[0]]
+    return _first(single.sort_values(["cache", "knobs"])), _first(order)
+
+
+def _first(rows: pd.DataFrame) -> int:
+    return NOT_MEASURED if rows.empty else int(rows["row"].iloc[0])
+
+
+def _fastest(cells: pd.DataFrame, samples: Samples) -> tuple[int, list[int]]:
+    """The row of the fastest cell, and the rows of those that are not shown to be slower."""
+    if cells.empty:
+        return NOT_MEASURED, []
+    cells = cells.sort_values(["log_mean", "knobs"], ascending=[False, True])
+    others = cells.iloc[1:]
+    first = cells["sample"].iloc[[0] * len(others)].to_numpy(dtype=int)
+    slower = is_higher(compare(samples, first, others["sample"].to_numpy(dtype=int)))
+    return _first(cells), others["row"][~slower].tolist()
+
+
+def _step_row(cells: list[Row], step: Row, found: Row, total: Row) -> Row:
+    vllm = cells[step["last"]]
+    row: Row = {name: vllm[name] for name in PLACE}
+    share_pct = _share_pct(found, total)
+    text = _step_text(step["factor"], vllm, found, share_pct)
+    if ties := step.get("ties"):
+        others = "; ".join(cells[row]["words"] for row in ties)
+        text += f" This continuous batching is not shown to differ in speed from {others}."
+    return (
+        row
+        | {"vllm_knobs": vllm["knobs"], "vllm_max_num_seqs": vllm["max_concurrency_allowed"], "factor": step["factor"]}
+        | {"numerator": _name(cells, step["a"]), "denominator": _name(cells, step["b"])}
+        | found
+        | {"share_pct": share_pct, "explanation": text}
+    )
+
+
+def _name(cells: list[Row], row: int) -> str | None:
+    return None if row == NOT_MEASURED else f"{cells[row]['engine']}/{cells[row]['knobs']}"
+
+
+def _share_pct(found: Row, total: Row) -> float:
+    """A step's share of the total, computed with logarithms so that shares add up to 100 %; a loss is negative.
+
+    NaN if the total is not shown to be a gain.
+    """
+    return 100 * math.log(found["ratio"]) / math.log(total["ratio"]) if total["verdict"] == FASTER else math.nan
+
+
+def _step_text(factor: str, vllm: Row, found: Row, share_pct: float) -> str:
+    seqs = vllm["max_concurrency_allowed"]
+    subject = {
+        STATIC_BATCHING: "HuggingFace in static batches instead of on single requests",
+        CONTINUOUS_BATCHING: "HuggingFace with continuous batching over a paged cache instead of static batches",
+        ENGINE: f"vLLM with at most {seqs} sequences instead of HuggingFace with continuous batching",
+        TOTAL: f"vLLM with at most {seqs} sequences instead of HuggingFace on single requests",
+    }[factor]
+    if not found["comparable"]:
+        return f"{subject}: not comparable, {found['reason']}."
+    value, low, high = (found[name] for name in ENDS)
+    ratio = interval_text(value, low, high, " times the output tokens/s", found["scope"])
+    has_share = factor != TOTAL and not math.isnan(share_pct)
+    return f"{subject}: {ratio}" + (f", {share_pct:.0f} % of the gain on a logarithmic scale." if has_share else ".")
+
+
+@table_command(
+    "engines",
+    option(
+        "--decomposition-out",
+        type=Path,
+        required=True,
+        help="engine_decomposition.parquet: the gain split into batching and engine; .csv is written beside it",
+    ),
+)
+def main(args: Namespace, study: Study, cells: pd.DataFrame) -> list[Output]:
+    """Write the engines and engine_decomposition tables of a study."""
+    improvements, decomposition = engine_tables(cells, looks_at(study.starts, cells))
+    return [(args.out, "engines", improvements), (args.decomposition_out, "engine_decomposition", decomposition)]

@@ -1,0 +1,151 @@
+"""Which cells of a study differ only in one knob or only in the model, and what the comparison of each pair shows."""
+
+import numpy as np
+import pandas as pd
+
+from workflow_scripts.analyse.intervals.further_starts import ONE_LOOK, Looks, decide
+from workflow_scripts.analyse.intervals.repeats import (
+    BOUND_BY_NEEDS,
+    ENVIRONMENT,
+    bound_by,
+    cell_summary,
+    counted,
+    knob_columns,
+    knob_text,
+    numbers,
+)
+from workflow_scripts.analyse.intervals.start_spread import FloatArray
+from workflow_scripts.analyse.intervals.statistics import CONFIDENCE, IntArray, Samples, compare
+from workflow_scripts.engines.registry import every_knob, metrics_of_columns
+from workflow_scripts.study.study import Starts
+
+METRIC, STEADY = "output_tokens_per_s", "steady_output_tokens_per_s"
+# What a repeat served; two cells of which one had other requests did unequal work.
+WORK = ("num_requests", "prompt_tokens", "output_tokens")
+PLACE = ("study", "source", "gpu", "engine", "model", "workload")
+# The column that counts as a knob.
+MODEL = "model"
+
+
+def shown_in() -> dict[str, list[str]]:
+    """Columns in which engines show knobs, with these knobs: if two cells agree there, the knob had no effect."""
+    columns: dict[str, list[str]] = {}
+    for name, knob in every_knob().items():
+        if knob.shown_in:
+            columns.setdefault(knob.shown_in, []).append(name)
+    return columns
+
+
+def looks_at(starts: Starts, cells: pd.DataFrame) -> Looks:
+    """The looks at a study: at the starts that it asks for, and at those that it asked for when it had fewer.
+
+    A plan that measured none of the counted starts was no look at them.
+    """
+    planned = counted(cells).reindex(columns=["planned_starts"])["planned_starts"].dropna()
+    return Looks(starts.at_least, starts.at_most, len(set(planned) - {starts.in_words}))
+
+
+def compared_pairs(
+    cells: pd.DataFrame, margin_pct: float, looks: Looks = ONE_LOOK, metric: str = METRIC
+) -> list[tuple[str, pd.DataFrame, pd.DataFrame]]:
+    """For each knob's column that was varied: the cells in groups that differ in nothing else, and all pairs of these.
+
+    Pairs are positions `a` and `b` of cells of one `group`, with what their comparison shows; `first` marks those with
+    the baseline. Verdicts allow for all pairs of all knobs. `metric` is the compared column of the cells table. Cells
+    whose requests differ are compared by the steady rate instead of the output rate, if all of the group have one.
+    """
+    # Counts differ between repeats; everything else that an engine shows of a knob is a setting.
+    counted = metrics_of_columns()
+    observed = {column: "mean" if column in counted else "first" for column in ("effective", *shown_in())}
+    observed |= BOUND_BY_NEEDS | dict.fromkeys(WORK, "first") | {STEADY: "first"}
+    known = list(dict.fromkeys([*cells.columns, *observed]))
+    summary, samples = cell_summary(cells.reindex(columns=known), metric, observed)
+    summary["bound_by"] = bound_by(summary)
+    knobs = knob_columns(cells)
+    groups = {column: _groups(summary, column, [k for k in knobs if k != column]) for column in (*knobs, MODEL)}
+    groups = {column: rows for column, rows in groups.items() if len(rows)}
+    if not groups:
+        return []
+    groups = {c: rows.assign(metric=_metric(rows) if metric == METRIC else metric) for c, rows in groups.items()}
+    paired = {column: _pairs(rows) for column, rows in groups.items()}
+    # Of the pairs, of which there may be half a million, no further copies are kept.
+    decided = pd.concat(
+        _decided(samples if name == metric else cell_summary(cells, str(name))[1], of_metric, margin_pct, looks)
+        for name, of_metric in pd.concat(paired.values(), ignore_index=True).groupby("metric")
+    ).sort_index()
+    others = decided["metric"] != metric
+    a, b = (decided.loc[others, name].to_numpy() for name in ("sample_a", "sample_b"))
+    decided["whole_ratio"] = decided["ratio"]
+    decided.loc[others, "whole_ratio"] = compare(samples, a, b).interval().value
+    ends = np.cumsum([len(pairs) for pairs in paired.values()])
+    parts = np.split(np.arange(len(decided)), ends[:-1])
+    return [
+        (column, rows, decided.iloc[part].reset_index(drop=True))
+        for (column, rows), part in zip(groups.items(), parts, strict=True)
+    ]
+
+
+def _metric(rows: pd.DataFrame) -> pd.Series:
+    """The rate by which each group is compared: the steady one if its cells had other requests and all have it."""
+    groups = rows.groupby("group")
+    differs = (groups[list(WORK)].nunique() > 1).any(axis=1)
+    steady = groups[STEADY].count() == groups.size()
+    return rows["group"].map((differs & steady).map({True: STEADY, False: METRIC}))
+
+
+def _decided(samples: Samples, pairs: pd.DataFrame, margin_pct: float, looks: Looks) -> pd.DataFrame:
+    """What the comparison of each pair shows."""
+    a, b = (pairs[name].to_numpy() for name in ("sample_a", "sample_b"))
+    decided = decide(samples, a, b, margin_pct, looks)
+    found = decided.found
+    ratio, low, high = found.interval()
+    again_low, again_high = found.another_run()
+    values_of_group = numbers(pairs.groupby([pairs["knob"], pairs["group"]])["a"].transform("size"))
+    _, low_of_all, high_of_all = found.interval(1 - (1 - CONFIDENCE) / values_of_group)
+    rate, baseline_rate = _rates_in_common(samples, a, b)
+    return pairs.assign(
+        distance=np.abs(found.difference),
+        rate=rate,
+        baseline_rate=baseline_rate,
+        ratio=ratio,
+        ratio_low=low,
+        ratio_high=high,
+        ratio_again_low=again_low,
+        ratio_again_high=again_high,
+        low_of_all=low_of_all,
+        high_of_all=high_of_all,
+        scope=found.scope,
+        starts=found.starts,
+        verdict=decided.verdict,
+        level_pct=100 * (1 - CONFIDENCE) * decided.share,
+        starts_needed=decided.needed,
+        # A study with a fixed number of starts gets no further ones.
+        starts_needed_at_least=decided.least if looks.at_least < looks.at_most else np.nan,
+        bimodal=found.bimodal,
+    )
+
+
+def _rates_in_common(samples: Samples, a: IntArray, b: IntArray) -> tuple[FloatArray, FloatArray]:
+    """Geometric means of both over the rounds that they share; over all their starts if they share none."""
+    known = ~np.isnan(samples.log[a] - samples.log[b])
+    known |= ~known.any(axis=1, keepdims=True)
+    of_a, of_b = (np.exp(np.nanmean(np.where(known, samples.log[c], np.nan), axis=1)) for c in (a, b))
+    return of_a, of_b
+
+
+def _groups(summary: pd.DataFrame, column: str, others: list[str]) -> pd.DataFrame:
+    """Cells that differ from other cells only in the knob, ordered by `group` and the knob's value."""
+    alike = [name for name in (*PLACE, *ENVIRONMENT, *others) if name != column]
+    rows = summary[summary[column].notna()]
+    group = rows.groupby(alike, dropna=False, sort=False).ngroup()
+    rows = rows.assign(group=group, knob=column, value=rows[column].map(knob_text)).sort_values(["group", column])
+    return rows[rows["group"].duplicated(keep=False)].reset_index(drop=True)
+
+
+def _pairs(rows: pd.DataFrame) -> pd.DataFrame:
+    """All pairs of rows of one group, `b` above `a`: the row numbers `a` and `b`, and the numbers of their samples."""
+    numbered = rows[["group", "sample", "knob", "metric"]]
+    numbered = numbered.assign(row=np.arange(len(rows)), first=~rows["group"].duplicated())
+    pairs = numbered.merge(numbered.drop(columns=["knob", "first", "metric"]), on="group", suffixes=("_b", "_a"))
+    pairs = pairs[pairs["row_a"] > pairs["row_b"]].rename(columns={"row_a": "a", "row_b": "b"})
+    return pairs.reset_index(drop=True)

@@ -1,0 +1,351 @@
+"""Recommend vLLM configurations to serve with: the fastest, and the smallest equally fast one.
+
+    kvsweep table-recommendations --study config/studies/demo.yaml --results results \\
+        --cells results/demo/tables/cells.parquet --out results/demo/tables/recommendations.parquet
+
+Each comes with its interval, with the configurations that cannot be distinguished from it, and as a `vllm serve`
+command. docs/tables.md documents every column.
+"""
+
+from argparse import Namespace
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import pandas as pd
+
+from workflow_scripts.analyse.intervals.further_starts import ONE_LOOK, Looks
+from workflow_scripts.analyse.intervals.repeats import (
+    ENVIRONMENT,
+    IDENTITY,
+    Row,
+    cell_summary,
+    dtypes,
+    knob_columns,
+    numbers,
+    records,
+)
+from workflow_scripts.analyse.intervals.start_spread import BoolArray, FloatArray, cell_means
+from workflow_scripts.analyse.intervals.statistics import (
+    EQUIVALENCE_ALPHA,
+    SCOPE_MEANING,
+    Comparisons,
+    Samples,
+    compare,
+    holm,
+    interval_text,
+    is_higher,
+    mean_interval,
+)
+from workflow_scripts.analyse.settings.knob_pairs import looks_at
+from workflow_scripts.analyse.table_command import Output, table_command
+from workflow_scripts.analyse.tables import INTEGER, NUMBER, TEXT, table_schema
+from workflow_scripts.common.command import RESULTS, option
+from workflow_scripts.common.wording import number, sentence
+from workflow_scripts.engines.vllm_engines import VLLM, VllmKnobs
+from workflow_scripts.study.definition import model_key, resolved_models
+from workflow_scripts.study.paths import StudyPaths
+from workflow_scripts.study.serve_command import Prepared, ServeSettings, serve_settings
+from workflow_scripts.study.setting_words import labels
+from workflow_scripts.study.study import Study
+
+PLACE = ("study", "source", "gpu", "model", "workload")
+RATE = "output_tokens_per_s"
+LATENCIES = ("tpot_s_p50", "ttft_s_p50")
+TAILS = ("ttft_s_p99", "tpot_s_p99")
+BEST, WITHIN_LATENCY, SMALLEST, PARETO = ("best_throughput", "best_within_latency", "smallest_within_margin", "pareto")
+# Maximum number of ties that the explanation names; the column `ties` has all of them.
+MOST_NAMED = 5
+# The bound if neither user nor study sets one is this many times the lowest time per output token of any configuration.
+DEFAULT_TPOT_FACTOR = 2.0
+# The mean of equal values may differ from them by this share.
+_ROUNDING = 1e-9
+
+SCHEMA = table_schema(
+    "recommendations",
+    "vLLM configurations to serve with, per device, model and workload. Requests are submitted all "
+    "at once, so TTFT includes the wait for a free place. Ranked by means without the effects of "
+    "rounds.",
+    TEXT("study source gpu model workload", "as in `cells`"),
+    TEXT(
+        "role",
+        "`best_throughput`; `best_within_latency`: highest rate within the bound; "
+        "`smallest_within_margin`: fewest sequences, then least memory, then smallest block, among those "
+        "shown to be slower than the best by at most the margin; `pareto`: none is better in rate, "
+        "`tpot_s_p50` and `ttft_s_p50`",
+    ),
+    TEXT("cell_id knobs", "the configuration"),
+    INTEGER("repeats", "valid repeats of all starts"),
+    NUMBER("output_tokens_per_s", "geometric mean over the starts"),
+    NUMBER("output_tokens_per_s_low output_tokens_per_s_high", "its 95 % interval"),
+    NUMBER("tpot_s_p50", "geometric mean over the starts"),
+    NUMBER("tpot_s_p50_low tpot_s_p50_high", "its 95 % interval"),
+    NUMBER("ttft_s_p50", "geometric mean over the starts"),
+    NUMBER("ttft_s_p50_low ttft_s_p50_high", "its 95 % interval"),
+    TEXT("scope", SCOPE_MEANING),
+    NUMBER("ttft_s_p99 tpot_s_p99", "99th percentile of a repeat, geometric mean over the starts"),
+    TEXT(
+        "latency_bound",
+        "bound of `best_within_latency`; default: `tpot_s_p99` at most twice the lowest `tpot_s_p50`",
+    ),
+    NUMBER("margin_pct", "margin of `smallest_within_margin`"),
+    TEXT(
+        "ties",
+        "knobs of configurations not shown to be slower, comma-separated",
+    ),
+    TEXT("explanation", "the row in words"),
+    TEXT(
+        "command",
+        "`vllm serve` with this configuration and the model's published weights, even if the study "
+        "measured random ones",
+    ),
+    TEXT("config_yaml", "the same for `vllm serve --config`"),
+)
+
+_PINNED = [name for name, knob in VllmKnobs.described().items() if knob.pinned]
+_RESERVES = [f"knob_{name}" for name, knob in VllmKnobs.described().items() if knob.reserves]
+_OBSERVED = {
+    "dtype": "first",
+    "block_size_effective": "first",
+    **{f"{name}_effective": "first" for name in _PINNED},
+}
+
+Settings = Mapping[str, Prepared]
+
+
+def recommendations(
+    cells: pd.DataFrame,
+    margin_pct: float,
+    models: Settings,
+    ttft_p99_s: float | None = None,
+    tpot_p99_s: float | None = None,
+    looks: Looks = ONE_LOOK,
+) -> pd.DataFrame:
+    """The recommendations table: the rows of each device, model and workload, for each lock and processor.
+
+    Args:
+        cells: the cells table.
+        margin_pct: a configuration is as fast as the best if it is shown to be at most this much slower.
+        models: name -> the model's resolved definition and its prepared folder; other models get no command.
+        ttft_p99_s, tpot_p99_s: bounds on the 99th percentiles, as means over the starts. If neither is given, the
+            bound on the time per output token is DEFAULT_TPOT_FACTOR times the lowest median of that time.
+        looks: the looks at the study, which share the error of `smallest_within_margin`.
+    """
+    summary, samples = _summary(cells)
+    rows = [
+        row
+        for _, place in summary.groupby([*PLACE, *ENVIRONMENT], dropna=False, sort=False)
+        for row in _of_place(place.reset_index(drop=True), samples, margin_pct, models, ttft_p99_s, tpot_p99_s, looks)
+    ]
+    return pd.DataFrame(rows, columns=list(SCHEMA.columns))
+
+
+def _summary(cells: pd.DataFrame) -> tuple[pd.DataFrame, Samples]:
+    """vLLM's cells with means and intervals of rate and latencies; samples are of the rate."""
+    vllm = cells[cells["engine"] == VLLM.name].assign(dtype=dtypes)
+    summary, samples = cell_summary(vllm, RATE, _OBSERVED)
+    summary = _with_interval(summary, samples, RATE)
+    for latency in (*LATENCIES, *TAILS):
+        other = _with_interval(*cell_summary(vllm, latency), latency)
+        columns = [*IDENTITY, latency, f"{latency}_low", f"{latency}_high", _ranks(latency)]
+        summary = summary.merge(other[columns], on=list(IDENTITY), how="left")
+    return summary, samples
+
+
+def _ranks(metric: str) -> str:
+    """The column by which cells are ranked."""
+    return f"{metric}_without_rounds"
+
+
+def _with_interval(summary: pd.DataFrame, samples: Samples, metric: str) -> pd.DataFrame:
+    (value, low, high), scope = mean_interval(samples)
+    found = pd.DataFrame({metric: value, f"{metric}_low": low, f"{metric}_high": high, "scope": scope})
+    found[_ranks(metric)] = cell_means(samples.log, samples.group)
+    return summary.join(found, on="sample")
+
+
+def _of_place(
+    place: pd.DataFrame,
+    samples: Samples,
+    margin_pct: float,
+    models: Settings,
+    ttft_p99_s: float | None,
+    tpot_p99_s: float | None,
+    looks: Looks,
+) -> Iterator[Row]:
+    cells = records(place.assign(words=labels(place, knob_columns(place))))
+    everything = np.ones(len(place), dtype=bool)
+    best = _fastest(place, everything)
+
+    def fastest(among: BoolArray, role: str, which: str) -> Row:
+        cell = _fastest(place, among)
+        ties = [cells[tie] for tie in _ties(place, samples, cell, among)]
+        return _row(cells[cell], role, models, ties, _fastest_text(cells[cell], which, ties))
+
+    yield fastest(everything, BEST, f"of {_settings(len(cells))}")
+
+    bound, within = _within_latency(place, ttft_p99_s, tpot_p99_s)
+    latency: Row = {"latency_bound": bound}
+    if within.any():
+        which = f"of those that keep {bound} ({within.sum()} of {_settings(len(cells))})"
+        yield fastest(within, WITHIN_LATENCY, which) | latency
+    else:
+        where: Row = {name: cells[best][name] for name in PLACE}
+        text = (
+            f"None of {_settings(len(cells))} keeps {bound}."
+            if bound
+            else "No latency was measured, so there is no bound."
+        )
+        yield where | latency | {"role": WITHIN_LATENCY, "explanation": text}
+
+    # The smallest of all that pass is chosen, so the error must hold for all tests together.
+    as_fast = np.arange(len(place)) == best
+    against_best = _against(samples, place[~as_fast], place[as_fast])
+    as_fast[~as_fast] = holm(against_best.p_not_below(margin_pct)) <= EQUIVALENCE_ALPHA * looks.of_plan
+    smallest = _smallest(place, as_fast)
+    text = _smallest_text(cells, smallest, best, int(as_fast.sum()), margin_pct)
+    yield _row(cells[smallest], SMALLEST, models, [], text) | {"margin_pct": margin_pct}
+
+    for member in np.flatnonzero(_on_front(place)):
+        text = "No other setting is as good in rate and in both latencies and better in one, by their means."
+        yield _row(cells[member], PARETO, models, [], text)
+
+
+def _row(cell: Row, role: str, models: Settings, ties: list[Row], explanation: str) -> Row:
+    settings = settings_of(cell, models)
+    return cell | {
+        "role": role,
+        "ties": ", ".join(tie["knobs"] for tie in ties) or None,
+        "explanation": explanation,
+        "command": settings and settings.command(),
+        "config_yaml": settings and settings.config(),
+    }
+
+
+def _fastest(place: pd.DataFrame, among: BoolArray) -> int:
+    return int(np.where(among, numbers(place[_ranks(RATE)]), -np.inf).argmax())
+
+
+def _ties(place: pd.DataFrame, samples: Samples, best: int, among: BoolArray) -> list[int]:
+    """The other cells that are not shown to be slower than the best."""
+    others = place[among & (np.arange(len(place)) != best)]
+    slower = is_higher(_against(samples, place.iloc[[best]], others))
+    return [int(row) for row in others.index[~slower]]
+
+
+def _against(samples: Samples, a: pd.DataFrame, b: pd.DataFrame) -> Comparisons:
+    """Cells `a` compared with cells `b`, of which one side may be a single cell."""
+    return compare(samples, *np.broadcast_arrays(*(numbers(cells["sample"]).astype(int) for cells in (a, b))))
+
+
+def _within_latency(
+    place: pd.DataFrame, ttft_p99_s: float | None, tpot_p99_s: float | None
+) -> tuple[str | None, BoolArray]:
+    """The bound in words (None if there is no time to derive it from), and which cells keep it."""
+    default = ""
+    if ttft_p99_s is None and tpot_p99_s is None:
+        if place["tpot_s_p50"].isna().all():
+            return None, np.zeros(len(place), dtype=bool)
+        tpot_p99_s = DEFAULT_TPOT_FACTOR * float(place["tpot_s_p50"].min())
+        default = f", {DEFAULT_TPOT_FACTOR:g} times the lowest median"
+    bounds = {"ttft": ttft_p99_s, "tpot": tpot_p99_s}
+    given = {name: bound for name, bound in bounds.items() if bound is not None}
+    within = np.ones(len(place), dtype=bool)
+    for name, bound in given.items():
+        within &= numbers(place[f"{name}_s_p99"]) <= bound * (1 + _ROUNDING)
+    words = [f"p99 {name.upper()} <= {number(1000 * bound)} ms" for name, bound in given.items()]
+    return " and ".join(words) + default, within
+
+
+def _smallest(place: pd.DataFrame, among: BoolArray) -> int:
+    """The cell with the fewest sequences, then the least reserved memory, then the smallest block."""
+    memory = [name for name in _RESERVES if name in place]
+    order = ["max_concurrency_allowed", *memory, "block_size_effective", "knobs"]
+    return int(place[among].sort_values(order, kind="stable").index[0])
+
+
+def _on_front(place: pd.DataFrame) -> BoolArray:
+    rate, *latencies = (numbers(place[_ranks(metric)]) for metric in (RATE, *LATENCIES))
+    values = np.column_stack([rate, *(-latency for latency in latencies)])
+    return pareto_front(values)
+
+
+def pareto_front(values: FloatArray) -> BoolArray:
+    """The rows that no other row beats; in every column higher is better. A row with a NaN is not on the front.
+
+    >>> pareto_front(np.array([[1.0, 5.0], [2.0, 4.0], [1.0, 4.0], [3.0, np.nan]])).tolist()
+    [True, True, False, False]
+    """
+    left, at = np.flatnonzero(~np.isnan(values).any(axis=1)), 0
+    while at < len(left):
+        row = values[left[at]]
+        stays = (values[left] > row).any(axis=1) | (values[left] == row).all(axis=1)
+        left, at = left[stays], stays[: at + 1].sum()
+    return np.isin(np.arange(len(values)), left)
+
+
+def _settings(count: int) -> str:
+    return f"{count} setting{'s' * (count != 1)}"
+
+
+def _fastest_text(cell: Row, which: str, ties: list[Row]) -> str:
+    rate = interval_text(cell[RATE], cell[f"{RATE}_low"], cell[f"{RATE}_high"], " output tokens/s", cell["scope"])
+    text = f"{sentence(cell['words'])}: {rate}, the highest {which}."
+    if ties:
+        more = f"; and {len(ties) - MOST_NAMED} more" if len(ties) > MOST_NAMED else ""
+        text += f" Not shown to be slower: {'; '.join(tie['words'] for tie in ties[:MOST_NAMED])}{more}."
+        text += " The highest of several such means is on average too high."
+    return text
+
+
+def _smallest_text(cells: list[Row], smallest: int, best: int, as_fast: int, margin_pct: float) -> str:
+    cell, fastest = cells[smallest]["words"], cells[best]["words"]
+    if smallest == best:
+        return f"No smaller setting is shown to be within {margin_pct:g} % of the fastest ({fastest})."
+    return (
+        f"{sentence(cell)}: the smallest of the {as_fast} of {_settings(len(cells))} that are"
+        f" shown to be within {margin_pct:g} % of the fastest ({fastest}), including the fastest itself."
+    )
+
+
+def settings_of(cell: Row, models: Settings) -> ServeSettings | None:
+    """How to serve with the settings of a row of the cells table; None for a model that the study does not have."""
+    if cell["model"] not in models:
+        return None
+    model, folder = models[cell["model"]]
+    knobs = {
+        name.removeprefix("knob_"): value
+        for name, value in cell.items()
+        if name.startswith("knob_") and name.removeprefix("knob_") in VllmKnobs.model_fields and not pd.isna(value)
+    }
+    effective = {name: cell[f"{name}_effective"] for name in _PINNED if not pd.isna(cell[f"{name}_effective"])}
+    # In a column with nulls, whole numbers may be floats.
+    settings = VllmKnobs.model_validate(knobs, strict=False)
+    if model.dtype == "native":
+        model = model.model_copy(update={"dtype": cell["dtype"]})
+    return serve_settings(model, folder, settings, effective, models.get(settings.draft_model or ""))
+
+
+def prepared_models(study: Study, paths: StudyPaths) -> Settings:
+    """Every model of a study, with its prepared folder."""
+    return {name: (model, paths.model(name, model_key(model))) for name, model in resolved_models(study).items()}
+
+
+@table_command(
+    "recommendations",
+    RESULTS,
+    option("--ttft-p99-s", type=float, help="bound on the 99th percentile of the time to the first token"),
+    option("--tpot-p99-s", type=float, help="bound on the 99th percentile of the time per output token"),
+)
+def main(args: Namespace, study: Study, cells: pd.DataFrame) -> list[Output]:
+    """Write the recommendations table of a study."""
+    paths = StudyPaths(args.results, study.name)
+    # Weights of a published model may have been random, which does not change the speed; a server needs the real ones.
+    models = {
+        name: (model.model_copy(update={"load_format": "hub"}) if model.hub_repo else model, folder)
+        for name, (model, folder) in prepared_models(study, paths).items()
+    }
+    # Requests that are submitted at once wait for a free place, so only the study's limit on this time is a bound.
+    tpot_p99_s = args.tpot_p99_s or (study.slo.tpot_s if study.slo else None)
+    looks = looks_at(study.starts, cells)
+    table = recommendations(cells, study.equivalence_margin_pct, models, args.ttft_p99_s, tpot_p99_s, looks)
+    return [(args.out, "recommendations", table)]
