@@ -12,7 +12,9 @@ include: "rules/common.smk"
 include: "rules/rounds.smk"
 
 
-if not PARTIAL:
+if PARTIAL:
+    MEASURING = Measuring()
+else:
 
     include: "rules/cluster.smk" if CELLS_PER_JOB else "rules/measure.smk"
 
@@ -26,7 +28,7 @@ include: "rules/present.smk"
 include: "rules/deploy.smk"
 
 
-if LEFT:
+if MEASURING.left:
 
     rule all:
         """Draw the report of the study, then fail, because cells were left out."""
@@ -38,7 +40,7 @@ if LEFT:
         conda:
             "envs/cpu.conda.yaml"
         params:
-            why=WHY_LEFT,
+            why=MEASURING.why_left,
         shell:
             "echo {params.why:q} > {log}; exit 1"
 
@@ -105,4 +107,4 @@ rule archive_study:
 
 
 # On a cluster, nodes prepare and measure; planning, parsing and the report stay where snakemake runs.
-workflow.localrules(*(rule.name for rule in workflow.rules if rule.name not in ON_NODES))
+workflow.localrules(*(rule.name for rule in workflow.rules if rule.name not in MEASURING.on_nodes))

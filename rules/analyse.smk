@@ -6,7 +6,7 @@ rule measured_cells:
     input:
         parsed=expand(PATHS.parsed("{gpu}") / "{table}", gpu=GPUS, table=PARSED),
         imported=[PATHS.imported] if "runs" in config or PATHS.imported.exists() else [],
-        code=sources("analyse.cells"),
+        code=sources("analyse.cells.cells"),
     output:
         table=PATHS.tables / "measured/cells.parquet",
         csv=PATHS.tables / "measured/cells.csv",
@@ -127,8 +127,8 @@ for made, of in TABLE_RULES.items():
 rule digest:
     """All that a comparison with another study needs; the report embeds it."""
     input:
-        tables=[table(name) for name in ("cells", "limits", "effects", "ratios", "engines")],
-        code=sources("analyse.study_digest"),
+        tables=[table(name) for name in ("cells", "limits", "waiting", "effects", "ratios", "engines")],
+        code=sources("analyse.compare.study_digest"),
     output:
         PATHS.digest,
     log:
@@ -149,7 +149,7 @@ if STUDY.claims:
         input:
             tables=list(map(table, TABLES)),
             published=PUBLISHED,
-            code=sources("analyse.claims"),
+            code=sources("analyse.claims.claims"),
         output:
             **written("claims"),
         log:
@@ -173,7 +173,7 @@ if STUDY.starts.at_most > 1:
         """How much the first cell of each round changed until its end."""
         input:
             ended=expand(PATHS.ended("{gpu}"), gpu=GPUS),
-            code=sources("analyse.drift"),
+            code=sources("analyse.cells.drift"),
         output:
             **written("drift"),
         log:

@@ -26,20 +26,12 @@ BATCH_RESOURCES = (
     "constraint",
 )
 QUEUE_RESOURCES = ("slurm_account", "slurm_partition", "qos", "slurm_extra")
-ON_NODES = ["measure_batch"]
-if SITE.prepare != "login":
-    PREPARE_RESOURCES = queue_resources(SITE.queue_to_prepare())
-    ON_NODES += ["prepare_model", "prepare_workload"]
-
-
 if workflow.is_main_process:
     elsewhere = sorted(set(GPUS) - set(SITE.gpus))
     if MEASURES and not set(GPUS) & set(SITE.gpus):
         raise WorkflowError(f"study {STUDY.name!r} is for {', '.join(GPUS)}; {what_fits(SITE, config['site'])}")
     if elsewhere:
         logger.warning(f"{config['site']} has no {', '.join(elsewhere)}: their cells are left to another cluster.")
-    here = [id for id, cell in CELLS.items() if cell.gpu in SITE.gpus]
-    plan_rounds(here, partial(batches_of_cluster, cells=CELLS, size=CELLS_PER_JOB))
 
 
 def ladder_resource(name):
@@ -54,13 +46,19 @@ def ladder_resource(name):
     return resource
 
 
-CALIBRATE |= {
-    "resources": {name: ladder_resource(name) for name in (*BATCH_RESOURCES, *QUEUE_RESOURCES)},
-    "setup": "\n".join(["set +u", *SITE.setup, "set -u"]),
-    "launcher": SITE.launcher,
-    "gpus": set(SITE.gpus),
-}
-ON_NODES += ["climb_ladders"]
+prepares_on_nodes = SITE.prepare != "login"
+MEASURING = Measuring(
+    **planned_rounds(
+        [id for id, cell in CELLS.items() if cell.gpu in SITE.gpus],
+        partial(batches_of_cluster, cells=CELLS, size=CELLS_PER_JOB),
+    ),
+    calibrated=[[gpu] for gpu in dict.fromkeys(one.cell.gpu for one in LADDERS.values()) if gpu in SITE.gpus],
+    calibrate_resources={name: ladder_resource(name) for name in (*BATCH_RESOURCES, *QUEUE_RESOURCES)},
+    prepare_resources=queue_resources(SITE.queue_to_prepare()) if prepares_on_nodes else {},
+    setup="\n".join(["set +u", *SITE.setup, "set -u"]),
+    launcher=SITE.launcher,
+    on_nodes=("measure_batch", "climb_ladders", *(("prepare_model", "prepare_workload") if prepares_on_nodes else ())),
+)
 
 
 def batch_resource(name):
@@ -108,8 +106,8 @@ rule measure_batch:
         attempt=lambda wildcards, attempt: attempt,
     params:
         batch=str(PATHS.batch("{gpu}", "{key}")),
-        setup="\n".join(["set +u", *SITE.setup, "set -u"]),
-        launcher=SITE.launcher,
+        setup=MEASURING.setup,
+        launcher=MEASURING.launcher,
         attempts=SITE.attempts,
     shell:
         "exec > {log} 2>&1\n"

@@ -3,6 +3,7 @@
 import os
 import re
 import sys
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from shlex import quote
@@ -22,6 +23,7 @@ from workflow_scripts.study.definition import (
     resolved_models,
     workload_key,
 )
+from workflow_scripts.study.gpus_here import unmeasurable
 from workflow_scripts.study.grid import expand as expand_study
 from workflow_scripts.study.ladders import ladders_of
 from workflow_scripts.study.outcome import is_outcome_of
@@ -70,23 +72,37 @@ MEASURES_NOTHING = {"plan", "status", "check_study", "fetch_sharegpt", "prepare"
 CALL = get_argument_parser().parse_args() if workflow.is_main_process else None
 TARGETS = set(CALL.targets) if CALL else set()
 MEASURES = not TARGETS or bool(TARGETS - MEASURES_NOTHING)
+if CALL and MEASURES and (fault := unmeasurable(STUDY, list(CELLS.values()))):
+    raise WorkflowError(f"study {STUDY.name!r}: {fault}. Targets that measure nothing: plan, partial_report, import.")
 if TARGETS & {"plan", "partial_report", "import"} and not MEASURES:
     os.environ |= {"KVSWEEP_PARTIAL": "1"}  # for the jobs too
 PARTIAL = "KVSWEEP_PARTIAL" in os.environ
 if PARTIAL:
     os.nice(19)  # other processes may be measured at the same time
 
-# Filled by rules/rounds.smk: the batches of this call by GPU and key, in the order of their rounds.
-BATCHES = {}
-# Filled by rules/cluster.smk: where preparing and calibrating are queued, and rules that need a node.
-PREPARE_RESOURCES = {}
-CALIBRATE = {"resources": {"host_device": 1}, "setup": "", "launcher": "", "gpus": None}
-ON_NODES = ["measure", "measure_round"]
-# Filled by rules/measure.smk: cells without a device on this machine, and the same in words; devices with ladders that
-# this machine does not have.
-LEFT = {}
-WHY_LEFT = ""
-ABSENT = set()
+
+class Measuring(NamedTuple):
+    """What and where this call measures, as rules/measure.smk or rules/cluster.smk define it.
+
+    `batches`: those known in advance, by GPU and key, in the order of their rounds. `decided`: the number of the first
+    round that is decided while measuring; None if there is none. `of_round` makes the batches of a round. `gpus`: the
+    devices whose cells this call can measure. `left`: cells without a device on this machine, and `why_left` in words.
+    `calibrated`: lists of devices that share a calibration job. `on_nodes`: rules that run on a cluster's nodes.
+    """
+
+    batches: dict = {}
+    decided: int | None = None
+    of_round: Callable | None = None
+    gpus: tuple = ()
+    left: dict = {}
+    why_left: str = ""
+    calibrated: list = []
+    calibrate_resources: dict = {"host_device": 1}
+    prepare_resources: dict = {}
+    setup: str = ""
+    launcher: str = ""
+    on_nodes: tuple = ()
+
 
 # Settings of the study besides its cells that tables and pages read; an edit of them makes these again.
 SETTINGS = STUDY.model_dump_json(include={"question", "equivalence_margin_pct", "slo", "claims"})
@@ -154,7 +170,7 @@ def is_current(cell, start=1):
 
 
 def all_measured(gpu):
-    return all(PATHS.outcome(id).exists() for id, cell in CELLS.items() if cell.gpu == gpu and id not in LEFT)
+    return all(PATHS.outcome(id).exists() for id, cell in CELLS.items() if cell.gpu == gpu and id not in MEASURING.left)
 
 
 def is_complete():
@@ -201,19 +217,6 @@ def ladders_to_climb(gpus):
             climbed = [told["model"], told["knobs"], told["protocol"]]
             wanted[name] = [*climbed, ladder.sequences, ladder.tokens]
     return json_sha256(wanted)
-
-
-def calibrated_gpus():
-    """The devices of this machine or cluster that have ladders, as lists of devices that share a job.
-
-    Several names of this machine's CPU share a job, which climbs their ladders in turns and so over a longer time.
-    """
-    with_ladder = dict.fromkeys(ladder.cell.gpu for ladder in LADDERS.values())
-    if CALIBRATE["gpus"] is not None:
-        return [[gpu] for gpu in with_ladder if gpu in CALIBRATE["gpus"]]
-    here = [gpu for gpu in with_ladder if gpu not in ABSENT]
-    cpus = [gpu for gpu in here if load_gpus()[gpu].kind == "cpu"]
-    return [*([cpus] if cpus else []), *([gpu] for gpu in here if gpu not in cpus)]
 
 
 def table(name):

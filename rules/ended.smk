@@ -3,8 +3,8 @@
 The path of a list of ended cells never changes, because with other inputs everything would be parsed and drawn again.
 """
 
-PENDING = {one.cell.split("/")[0] for batch in BATCHES.values() for one in batch.starts}
-PENDING |= set(MEASURED_HERE if DECIDED else ())
+PENDING = {one.cell.split("/")[0] for batch in MEASURING.batches.values() for one in batch.starts}
+PENDING |= set(MEASURING.gpus if MEASURING.decided else ())
 # GPUs with a list that is missing or does not hold what has ended. A call that neither measures nor draws needs none.
 CHANGED = set()
 if workflow.is_main_process and (MEASURES or TARGETS & {"partial_report", "compare", "import"}):

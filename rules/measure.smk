@@ -9,20 +9,30 @@ from workflow_scripts.study.gpus_here import cells_without_gpu, gpus_here, what_
 
 # With `--jobs`, which is for other machines, each job finds its device where it runs.
 is_local = workflow.is_main_process and workflow.resource_settings.nodes is None
-elsewhere = {}
+elsewhere, absent = {}, set()
 if is_local and any(load_gpus()[gpu].kind != "cpu" for gpu in GPUS):
     found = gpus_here()
     elsewhere = {cell.id: cell for cell in cells_without_gpu(STUDY, list(CELLS.values()), found)}
-    left = [cell for cell in elsewhere.values() if not is_measured(cell.id)]
-    LEFT |= {cell.id: cell for cell in left}
-    ABSENT |= {cell.gpu for cell in cells_without_gpu(STUDY, [one.cell for one in LADDERS.values()], found)}
-    if left:
-        WHY_LEFT = f"{what_is_left(left, found)}. The same call on a machine that has them measures these cells."
-        if MEASURES:
-            logger.warning(WHY_LEFT)
+    absent = {cell.gpu for cell in cells_without_gpu(STUDY, [one.cell for one in LADDERS.values()], found)}
+left = {id: cell for id, cell in elsewhere.items() if not is_measured(id)}
+why_left = ""
+if left:
+    why_left = (
+        f"{what_is_left([*left.values()], found)}. The same call on a machine that has them measures these cells."
+    )
+    if MEASURES:
+        logger.warning(why_left)
 
-if workflow.is_main_process:
-    plan_rounds([id for id in CELLS if id not in elsewhere], batches_of_machine)
+calibrated = [gpu for gpu in dict.fromkeys(ladder.cell.gpu for ladder in LADDERS.values()) if gpu not in absent]
+cpus = [gpu for gpu in calibrated if load_gpus()[gpu].kind == "cpu"]
+MEASURING = Measuring(
+    **planned_rounds([id for id in CELLS if id not in elsewhere], batches_of_machine),
+    left=left,
+    why_left=why_left,
+    # Several names of this machine's CPU share a job, which calibrates them in turns and so over a longer time.
+    calibrated=[*([cpus] if cpus else []), *([gpu] for gpu in calibrated if gpu not in cpus)],
+    on_nodes=("measure", "measure_round"),
+)
 
 
 rule measure_round:

@@ -6,7 +6,7 @@ rule predict_cells:
     input:
         devices=lambda wildcards: device_records(),
         ladders=lambda wildcards: ladder_records(),
-        project_files=sorted(map(str, Path("config/calibration").glob("*/*/*/*.json"))),
+        project_files=["config/endpoints.yaml", *sorted(map(str, Path("config/calibration").glob("*/*/*/*.json")))],
         code=sources("predict.plan", *PREDICTING),
     output:
         PATHS.plan / "plan.parquet",

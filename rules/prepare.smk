@@ -14,7 +14,7 @@ rule prepare_model:
     conda:
         "../envs/cpu.conda.yaml"
     resources:
-        **PREPARE_RESOURCES,
+        **MEASURING.prepare_resources,
     params:
         folder=lambda wildcards, output: Path(output.config).parent,
         weights=lambda wildcards: "--weights" if MODELS[wildcards.model].load_format == "hub" else "",
@@ -40,7 +40,7 @@ rule prepare_workload:
     conda:
         "../envs/cpu.conda.yaml"
     resources:
-        **PREPARE_RESOURCES,
+        **MEASURING.prepare_resources,
     params:
         model_dir=lambda wildcards, input: Path(input.model).parent,
     shell:
@@ -116,12 +116,12 @@ rule climb_ladders:
     conda:
         ENGINE_ENVIRONMENT
     # All cores of a local run, because nothing else may load the machine while steps are timed.
-    threads: (workflow.resource_settings.cores or 1) if CALIBRATE["gpus"] is None else 1
+    threads: 1 if CELLS_PER_JOB else workflow.resource_settings.cores or 1
     resources:
-        **CALIBRATE["resources"],
+        **MEASURING.calibrate_resources,
     params:
-        setup=CALIBRATE["setup"],
-        launcher=CALIBRATE["launcher"],
+        setup=MEASURING.setup,
+        launcher=MEASURING.launcher,
         # If the study needs other ladders, or the protocol of recording steps changed, ladders are climbed again.
         ladders=lambda wildcards: ladders_to_climb(wildcards.gpus.split("+")),
         gpus=lambda wildcards: wildcards.gpus.split("+"),
@@ -135,9 +135,9 @@ rule climb_ladders:
 
 
 rule calibrate:
-    """Climb the ladders of every device of this machine; plans and the report then predict with them."""
+    """Calibrate every device of this machine; plans and the report then predict with it."""
     input:
-        [PATHS.ladders_climbed("+".join(gpus)) for gpus in calibrated_gpus()],
+        [PATHS.ladders_climbed("+".join(gpus)) for gpus in MEASURING.calibrated],
 
 
 rule predict_capacity:

@@ -24,9 +24,6 @@ from workflow_scripts.cluster.batches import (
 from workflow_scripts.study.paths import HERE
 from workflow_scripts.study.rounds import Round, ended_starts, forget_plans, read_plan
 
-# The devices whose cells this call can measure.
-MEASURED_HERE = {}
-DECIDED = None
 # Newer than all results, so that `begin` runs in each call, and all that depends on it.
 THIS_CALL = workflow.snakemake_tmp_dir / "call"
 THIS_CALL.touch()
@@ -53,26 +50,24 @@ def is_measured(cell):
     return len(ended()[cell]) >= STUDY.starts.at_least
 
 
-def plan_rounds(cells, batches_of):
-    """Plan the rounds of this call, which measures these cells; log how many are repeated, and why.
-
-    Batches that are known in advance are in BATCHES. If there may be further rounds, DECIDED is the number of the first
-    one that is decided while measuring, and OF_ROUND makes the batches of a round.
-    """
-    global DECIDED, MEASURED_HERE, OF_ROUND
-    if not MEASURES:
-        return
-    MEASURED_HERE = dict.fromkeys(CELLS[id].gpu for id in cells)
+def planned_rounds(cells, batches_of):
+    """The rounds of this call, which measures these cells, as fields of Measuring; log how many are repeated, and why."""
+    if not (MEASURES and workflow.is_main_process):
+        return {}
     repeated = [cell for cell in cells if PATHS.outcome(cell).exists() and 1 not in ended()[cell]]
     if repeated:
         logger.warning(
             f"{len(repeated)} cells were measured by another definition or protocol, or did not run, and are measured"
             f" again. The first is {PATHS.outcome(repeated[0])}."
         )
-    OF_ROUND = partial(batches_of, definitions=definitions())
+    of_round = partial(batches_of, definitions=definitions())
     found = pending(STUDY, PATHS, ended(), cells, time.time())
-    BATCHES.update({(batch.gpu, batch.key): batch for one in found.rounds for batch in OF_ROUND(one)})
-    DECIDED = found.decided
+    return {
+        "batches": {(batch.gpu, batch.key): batch for one in found.rounds for batch in of_round(one)},
+        "decided": found.decided,
+        "of_round": of_round,
+        "gpus": tuple(dict.fromkeys(CELLS[id].gpu for id in cells)),
+    }
 
 
 def begun():
@@ -86,7 +81,7 @@ def begun():
 def batches_of_decided(number):
     """The batches of a round that was decided in this call, written for their jobs; none if measuring has ended."""
     starts = read_plan(PATHS.round_plan(number)).starts
-    batches = list(OF_ROUND(Round(number, starts))) if starts else []
+    batches = list(MEASURING.of_round(Round(number, starts))) if starts else []
     for batch in batches:
         write_batch(PATHS.batch(batch.gpu, batch.key), batch)
         # A batch of pending cells is not done, however it ended before.
@@ -96,8 +91,8 @@ def batches_of_decided(number):
 
 def all_batches():
     """The batches of this call, as far as they are known. Snakemake evaluates this again after each decision."""
-    yield from BATCHES.values()
-    number = DECIDED
+    yield from MEASURING.batches.values()
+    number = MEASURING.decided
     while number:
         checkpoints.next_round.get(round=number)
         yield from batches_of_decided(number)
@@ -106,14 +101,14 @@ def all_batches():
 
 def batch_of(gpu, key):
     """A batch; those that are known in advance are not yet files while a call is planned."""
-    return BATCHES.get((gpu, key)) or read_batch(PATHS.batch(gpu, key))
+    return MEASURING.batches.get((gpu, key)) or read_batch(PATHS.batch(gpu, key))
 
 
 def needed_by_decision(wildcards):
     """The batches of the rounds before."""
     number = int(wildcards.round)
-    if number == DECIDED:
-        return [begun(), *(marker(*place) for place in BATCHES)]
+    if number == MEASURING.decided:
+        return [begun(), *(marker(*place) for place in MEASURING.batches)]
     return [marker(batch.gpu, batch.key) for batch in batches_of_decided(number - 1)]
 
 
@@ -123,8 +118,9 @@ def needed_by_batch(gpu, key):
     cells = {one.cell for one in batch.starts}
     files = {prepared_workload(cell) for cell in cells}.union(*map(prepared_models, cells))
     before = []
-    if (gpu, key) in BATCHES:
-        before = [marker(*place) for place, one in BATCHES.items() if one.gpu == gpu and one.round < batch.round]
+    if (gpu, key) in MEASURING.batches:
+        earlier = (one for one in MEASURING.batches.values() if one.gpu == gpu and one.round < batch.round)
+        before = [marker(one.gpu, one.key) for one in earlier]
         before.append(begun())
         if CALL and CALL.dryrun:
             tell(batch)
@@ -151,16 +147,16 @@ def needed_by_list(wildcards):
     if wildcards.gpu in CHANGED:
         return [PATHS.begun]
     markers = markers_with(wildcards.gpu)
-    return [*markers, PATHS.round_plan(DECIDED)] if DECIDED else markers
+    return [*markers, PATHS.round_plan(MEASURING.decided)] if MEASURING.decided else markers
 
 
 onstart:
     # Every call that runs a job runs this hook; the processes inside jobs have none.
     store_configs(STUDY, PATHS)
     if any(job.rule.name == "begin" for job in workflow.dag.needrun_jobs()):
-        if DECIDED:
-            forget_plans(PATHS, DECIDED)
-        for batch in BATCHES.values():
+        if MEASURING.decided:
+            forget_plans(PATHS, MEASURING.decided)
+        for batch in MEASURING.batches.values():
             write_batch(PATHS.batch(batch.gpu, batch.key), batch)
 
 
@@ -181,10 +177,10 @@ if STUDY.starts.is_adaptive and not PARTIAL:
             "../envs/cpu.conda.yaml"
         threads: workflow.resource_settings.cores or 1
         params:
-            gpus=lambda wildcards: list(MEASURED_HERE),
+            gpus=lambda wildcards: MEASURING.gpus,
             cells=PATHS.root / "cells",
             batches=lambda wildcards, input: [Path(one).with_suffix(".json") for one in input if one.endswith(".done")],
-            first=lambda wildcards: "--first" if int(wildcards.round) == DECIDED else "",
+            first=lambda wildcards: "--first" if int(wildcards.round) == MEASURING.decided else "",
             devices=PATHS.device("any").parent,
             # A separate folder, because other jobs write the tables of the report.
             folder=PATHS.round_plan("").parent,

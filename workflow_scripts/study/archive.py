@@ -28,7 +28,8 @@ from workflow_scripts.common.files import read_json, write_bytes
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.outcome import ended_at
 from workflow_scripts.study.paths import StudyPaths
-from workflow_scripts.study.study_file import Study, load_study
+from workflow_scripts.study.study import Study
+from workflow_scripts.study.study_file import load_study
 
 CODE = (
     *("Snakefile", "LICENSE", "CITATION.cff", "rules", "workflow_scripts", "config"),
@@ -43,11 +44,8 @@ class ArchiveError(InputError):
 
 
 def contents(study: Study, study_file: Path, paths: StudyPaths, checkout: Path = CHECKOUT) -> dict[str, Path]:
-    """Every file of the archive except the manifest and the description: its name there, and where it is now.
-
-    Raises:
-        ArchiveError: no cell has ended, or there are no tables or no report.
-    """
+    """Every file of the archive except the manifest and the description: its name there, and where it is now. Raises
+    ArchiveError if no cell has ended, or there are no tables or no report."""
     for needed in (paths.tables, paths.report):
         if not needed.exists():
             raise ArchiveError(f"{needed} is not there; `snakemake partial_report` makes it from the cells there are")
@@ -68,19 +66,12 @@ def _files(place: Path) -> Iterator[Path]:
     found = [place] if place.is_file() else sorted(path for path in place.rglob("*") if path.is_file())
     # Weights belong to the model and are larger than everything else; its manifest holds their hashes. What an engine
     # that was killed left behind is no evidence.
-    return (path for path in found if path.suffix != ".safetensors" and not any(map(_is_left_out, path.parts)))
-
-
-def _is_left_out(part: str) -> bool:
-    return part == "__pycache__" or part.endswith(".partial")
+    kept = (path for path in found if path.suffix != ".safetensors" and "__pycache__" not in path.parts)
+    return (path for path in kept if not any(part.endswith(".partial") for part in path.parts))
 
 
 def write_archive(study: Study, study_file: Path, paths: StudyPaths, out: Path) -> int:
-    """Write the archive whole or not at all; return the number of its files.
-
-    Raises:
-        ArchiveError: see `contents`.
-    """
+    """Write the archive whole or not at all; return the number of its files. Raises ArchiveError as `contents` does."""
     files = contents(study, study_file, paths)
     buffer = BytesIO()
     hashes: dict[str, str] = {}

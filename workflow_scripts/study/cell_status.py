@@ -11,16 +11,13 @@ from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.outcome import is_of, never_ran
 from workflow_scripts.study.paths import ENGINE_LOG, RAW, StudyPaths
 from workflow_scripts.study.progress import Progress, Run, progress_of
-from workflow_scripts.study.study_file import Study
+from workflow_scripts.study.study import Study
 
 
 @dataclass(frozen=True)
 class CellStatus:
-    """A start of a cell and its state.
-
-    `reason` is one line; `log` is None if the start was never tried; `run` is None unless the start has ended by the
-    cell's present definition.
-    """
+    """A start of a cell and its state. `reason` is one line; `log` is None if the start was never tried; `run` is None
+    unless the start has ended by the cell's present definition."""
 
     cell: Cell
     state: str
@@ -51,10 +48,8 @@ def progress(study: Study, paths: StudyPaths, starts: Mapping[Cell, Sequence[Cel
 
 
 def status_of_cell(starts: Sequence[CellStatus], at_least: int) -> CellStatus:
-    """The status of a cell, given those of its starts: that of the first one that is not ok.
-
-    A start beyond `at_least` that has no outcome leaves the cell as it was.
-    """
+    """The status of a cell, given those of its starts: that of the first one that is not ok. A start beyond `at_least`
+    that has no outcome leaves the cell as it was."""
     bad = (one for one in starts if one.state != "ok" and not (one.state == "missing" and one.start > at_least))
     return next(bad, starts[0])
 
@@ -65,7 +60,8 @@ def _status_of_start(study: Study, cell: Cell, paths: StudyPaths, definition: st
         record = read_json(outcome)
     except FileNotFoundError:
         log = _there(paths.log(cell, start))
-        return CellStatus(cell, "missing", _why_missing(log), log, None, None, start=start)
+        why = (last_line(log) or "its log is empty") if log else "not tried yet"
+        return CellStatus(cell, "missing", why, log, None, None, start=start)
     provenance = record["provenance"]
     state, reason = record["outcome"], _one_line(record["reason"] or "")
     at = provenance.get("ended_at")
@@ -93,10 +89,6 @@ def _status_of_start(study: Study, cell: Cell, paths: StudyPaths, definition: st
 
 def _there(path: Path) -> Path | None:
     return path if path.exists() else None
-
-
-def _why_missing(log: Path | None) -> str:
-    return (last_line(log) or "its log is empty") if log else "not tried yet"
 
 
 def _one_line(text: str) -> str:

@@ -15,7 +15,7 @@ from workflow_scripts.engines.knobs import Knobs
 from workflow_scripts.engines.registry import get_engine
 from workflow_scripts.study.grid import Cell, endpoints_of, expand
 from workflow_scripts.study.protocol import PROTOCOL_VERSION
-from workflow_scripts.study.study_file import Study, as_list
+from workflow_scripts.study.study import Study, as_list
 from workflow_scripts.workloads.workload_kinds import TextWorkload, Workload
 
 # Increased when the same definition of a workload leads to other prepared files.
@@ -45,11 +45,8 @@ class ResolvedModel(Record):
 
 
 class Definition(Record):
-    """A cell with its names resolved.
-
-    A time limit is not part of it: giving a cell more time does not change what it measures. `repeats` is recorded but
-    does not tell definitions apart: each start has its own number of repeats.
-    """
+    """A cell with its names resolved. A time limit is not part of it: giving a cell more time does not change what it
+    measures. `repeats` is recorded but does not tell definitions apart: each start has its own number of repeats."""
 
     gpu: str
     engine: str
@@ -161,11 +158,8 @@ def definitions_sha256(study: Study) -> dict[str, str]:
 
 
 def model_key(model: ResolvedModel) -> str:
-    """Name of what is prepared for a model; another definition of the model gets another folder.
-
-    A prepared file never changes under its name: cells measured with it stay valid, and new cells find that theirs is
-    missing.
-    """
+    """Name of what is prepared for a model; another definition of the model gets another folder. A prepared file never
+    changes under its name: cells measured with it stay valid, and new cells find that theirs is missing."""
     return json_sha256(model.as_json())[:8]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from workflow_scripts.catalog.gpus_and_models import load_gpus
 from workflow_scripts.device.device_check import nvml_handle
 from workflow_scripts.study.grid import Cell, endpoints_of
-from workflow_scripts.study.study_file import Study
+from workflow_scripts.study.study import Study
 
 
 def gpus_here() -> list[str]:
@@ -37,6 +37,18 @@ def cells_without_gpu(study: Study, cells: Sequence[Cell], here: Sequence[str]) 
         found = sum(map(gpu.is_called, here[: cell.knobs.ranks]))
         if gpu.kind != "cpu" and not is_elsewhere and found < cell.knobs.ranks:
             yield cell
+
+
+def unmeasurable(study: Study, cells: Sequence[Cell]) -> str | None:
+    """Which devices of the study no machine can measure, and what that would need; None if all can be measured."""
+    without = {cell.gpu for cell in cells_without_gpu(study, cells, ()) if load_gpus()[cell.gpu].nvml_names is None}
+    if not without:
+        return None
+    return (
+        f"{', '.join(sorted(without))}: its cells can be planned, but not measured; only NVIDIA's GPUs can. Another"
+        " vendor's would need its own library instead of NVML to find and watch the device, and a lock with engines"
+        " built for it"
+    )
 
 
 def what_is_left(left: Sequence[Cell], here: Sequence[str]) -> str:

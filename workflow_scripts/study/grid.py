@@ -14,8 +14,8 @@ from workflow_scripts.catalog.gpus_and_models import CatalogError, Model, load_g
 from workflow_scripts.catalog.published import PUBLISHED, Published, PublishedError
 from workflow_scripts.common.records import faults
 from workflow_scripts.engines.knobs import Knobs
-from workflow_scripts.engines.registry import every_knob, get_engine
-from workflow_scripts.study.study_file import Study, StudyError, Sweep
+from workflow_scripts.engines.registry import every_knob, get_engine, load_engines
+from workflow_scripts.study.study import Study, StudyError, Sweep
 
 MOST_CELLS = 100_000
 # Locks are files named after their cell; file systems allow names of 255 bytes.
@@ -24,11 +24,9 @@ MOST_ID = 240
 
 @dataclass(frozen=True)
 class Cell:
-    """One point of the grid: the unit that is run, fails, is run again and is reported.
-
-    `gpu`, `engine`, `model` and `workload` name entries of the catalogue or the study; `sweeps` names every sweep of
-    the study that holds this cell.
-    """
+    """One point of the grid: the unit that is run, fails, is run again and is reported. `gpu`, `engine`, `model` and
+    `workload` name entries of the catalogue or the study; `sweeps` names every sweep of the study that holds this
+    cell."""
 
     gpu: str
     engine: str
@@ -49,11 +47,8 @@ class Cell:
 
 
 def expand(study: Study) -> tuple[Cell, ...]:
-    """All cells of a study, each once, in the order in which the sweeps name them.
-
-    Raises:
-        StudyError: a GPU, model or knob that does not exist, a value that is not allowed, or a cell that cannot be run.
-    """
+    """All cells of a study, each once, in the order in which the sweeps name them. Raises StudyError if a name or value
+    is not allowed, or a cell cannot be run."""
     gpus, models, endpoints = load_gpus(), load_models(), endpoints_of(study)
     cells: dict[str, Cell] = {}
     _check_models(study, models)
@@ -69,13 +64,16 @@ def expand(study: Study) -> tuple[Cell, ...]:
                 raise StudyError(
                     f"{place}.knobs.{name}: only for {kind.upper()} devices; it changes nothing on {', '.join(others)}"
                 )
-        if (points := _points(sweep)) > MOST_CELLS:
+        points = math.prod(map(len, (sweep.gpu, sweep.engine, sweep.model, sweep.workload)))
+        points *= math.prod(map(len, sweep.knob_values().values()))
+        if points > MOST_CELLS:
             raise StudyError(f"{place}: {points:,} cells; a sweep has at most {MOST_CELLS:,}")
         for cell in _cells_of(sweep, study, place):
             if cell.knobs.draft_model is not None:
                 _check([cell.knobs.draft_model], models, f"{place}.knobs.speculative_model")
             if cell.endpoint is not None:
                 _check([cell.endpoint], endpoints, f"{place}.knobs.endpoint")
+                like(cell.endpoint, endpoints)
             if (fault := _fault_of(cell, study)) is not None:
                 raise StudyError(f"{place}: {fault}")
             # The same point may belong to two sweeps: it is then measured once and counts in both.
@@ -90,6 +88,16 @@ def expand(study: Study) -> tuple[Cell, ...]:
 def endpoints_of(study: Study) -> Mapping[str, Endpoint]:
     """The servers that a study may name: those of config/endpoints.yaml, and its own, which take precedence."""
     return {**load_endpoints(), **study.endpoints}
+
+
+def like(name: str, endpoints: Mapping[str, Endpoint]) -> tuple[str, Knobs] | None:
+    """The engine, with its knobs, by which a server is predicted; None if its entry names none. Raises StudyError."""
+    knobs = dict(endpoints[name].like)
+    if not knobs:
+        return None
+    place, engine = f"endpoints.{name}.like", str(knobs.pop("engine", ""))
+    _check([engine], load_engines(), f"{place}.engine")
+    return engine, _knobs(engine, {}, knobs, place)
 
 
 def _check(names: list[str], allowed: Any, place: str) -> None:
@@ -123,18 +131,16 @@ def _check_claims(study: Study) -> None:
             raise StudyError(f"study {study.name!r}, claims: {e}") from None
 
 
-def _points(sweep: Sweep) -> int:
-    named = (sweep.gpu, sweep.engine, sweep.model, sweep.workload)
-    return math.prod(map(len, (*named, *sweep.knob_values().values())))
-
-
 def _fault_of(cell: Cell, study: Study) -> str | None:
     """Why the cell cannot be run, regardless of the engine; None if it can."""
     context, needed = cell.knobs.longest_request, study.workloads[cell.workload].total_tokens_needed()
     if context is not None and needed is not None and needed > context:
         return f"requests of workload {cell.workload!r} have {needed} tokens, max_model_len is {context}"
     if unknown := _sampling_not_applied(cell, study):
-        return f"workload {cell.workload!r} sets {', '.join(unknown)} of sampling, which {_server(cell)} does not apply"
+        server = (
+            f"the server {cell.endpoint!r} (see its entry `sampling`)" if cell.endpoint else f"engine {cell.engine!r}"
+        )
+        return f"workload {cell.workload!r} sets {', '.join(unknown)} of sampling, which {server} does not apply"
     if len(cell.id) > MOST_ID:
         return f"{cell.id[:60]}...: the names and knobs of a cell make {len(cell.id)} characters; at most {MOST_ID}"
     return None
@@ -143,12 +149,7 @@ def _fault_of(cell: Cell, study: Study) -> str | None:
 def _sampling_not_applied(cell: Cell, study: Study) -> list[str]:
     sampling = study.workloads[cell.workload].sampling
     described = endpoints_of(study)[cell.endpoint] if cell.endpoint else get_engine(cell.engine)
-    applied = described.sampling
-    return sorted(sampling.names() - set(applied)) if sampling else []
-
-
-def _server(cell: Cell) -> str:
-    return f"the server {cell.endpoint!r} (see its entry `sampling`)" if cell.endpoint else f"engine {cell.engine!r}"
+    return sorted(sampling.names() - set(described.sampling)) if sampling else []
 
 
 def _cells_of(sweep: Sweep, study: Study, place: str) -> Iterator[Cell]:

@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal
 
 from workflow_scripts.catalog.gpus_and_models import Dtype, load_gpus
 from workflow_scripts.common.faults import InputError
-from workflow_scripts.common.files import write_text
 from workflow_scripts.common.records import AsRecorded, Record, read_record
 from workflow_scripts.device.device_rates import DeviceRates
 from workflow_scripts.device.device_record import Device, LoadByOthers
@@ -22,7 +21,7 @@ from workflow_scripts.engines.registry import get_engine
 from workflow_scripts.physics.model_facts import ModelFacts
 from workflow_scripts.study.grid import Cell
 from workflow_scripts.study.outcome import Effective
-from workflow_scripts.study.study_file import Study
+from workflow_scripts.study.study import Study
 from workflow_scripts.workloads.arrivals import Load
 from workflow_scripts.workloads.workload_kinds import SyntheticWorkload, Workload
 
@@ -77,11 +76,9 @@ class Climb(Record):
 
 
 class LadderRecord(Record):
-    """What was measured, with everything that its times depend on.
-
-    `climbs`: the model itself, and the same architecture with fewer layers and random weights; none if the engine
-    broke, for the reason in `failure`. `rates`: of the device, without their samples, if they had been measured.
-    """
+    """What was measured, with everything that its times depend on. `climbs`: the model itself, and the same
+    architecture with fewer layers and random weights; none if the engine broke, for the reason in `failure`. `rates`:
+    of the device, without their samples, if they had been measured."""
 
     schema_version: Literal[1] = 1
     gpu: str
@@ -101,17 +98,9 @@ class LadderRecord(Record):
     failure: str | None = None
     rates: DeviceRates | None = None
 
-    def write(self, path: Path) -> None:
-        """Write the record, whole or not at all."""
-        write_text(path, self.model_dump_json() + "\n")
-
 
 def read_ladder(path: Path) -> LadderRecord:
-    """Read a ladder's record.
-
-    Raises:
-        LadderError: it is missing, or it is no such record.
-    """
+    """Read a ladder's record. Raises LadderError if it is missing, or it is no such record."""
     return read_record(path, LadderRecord, LadderError)
 
 
@@ -142,11 +131,9 @@ def without_load(knobs: Knobs) -> Knobs:
 
 @dataclass(frozen=True)
 class Ladder:
-    """A ladder to climb: its place in the grid, and the cell whose settings the engine starts with.
-
-    The ladder has to cover up to `sequences` sequences, and up to `tokens` tokens of a single one. `others` are the
-    cells with other settings, which the engine may take if it refuses these.
-    """
+    """A ladder to climb: its place in the grid, and the cell whose settings the engine starts with. The ladder has to
+    cover up to `sequences` sequences, and up to `tokens` tokens of a single one. `others` are the cells with other
+    settings, which the engine may take if it refuses these."""
 
     cell: Cell
     variant: str
@@ -166,11 +153,9 @@ def ladder_name(cell: Cell) -> str:
 
 
 def ladders_of(study: Study, cells: Iterable[Cell]) -> dict[str, Ladder]:
-    """The ladders that cells of a study need, by name.
-
-    There is none for what is not predicted, or only by the device's rates: an engine whose description does not say how
-    it forms steps, several ranks, speculative decoding, and a server with a number of users.
-    """
+    """The ladders that cells of a study need, by name. There is none for what is not predicted, or only by the device's
+    rates: an engine whose description does not say how it forms steps, several ranks, speculative decoding, and a
+    server with a number of users."""
     groups: dict[str, list[Cell]] = {}
     for cell in cells:
         answers_decide = isinstance(cell.knobs, Load) and cell.knobs.users is not None
@@ -180,11 +165,8 @@ def ladders_of(study: Study, cells: Iterable[Cell]) -> dict[str, Ladder]:
 
 
 def ladder_of(study: Study, group: Sequence[Cell]) -> Ladder:
-    """The ladder of cells that share one.
-
-    Its settings are those of a cell whose block size is accepted and which allows most; of equal cells, the study's
-    first one.
-    """
+    """The ladder of cells that share one. Its settings are those of a cell whose block size is accepted and which
+    allows most; of equal cells, the study's first one."""
 
     def is_accepted(cell: Cell) -> bool:
         size = cell.knobs.set_values().get("block_size")
@@ -213,14 +195,10 @@ def _longest(workload: Workload) -> int | None:
 def rungs_for(sequences: int, tokens: int, kind: str, sustained: int = 0) -> list[list[Lengths]]:
     """Requests of each rung; a rung is served at once.
 
-    Few and many sequences that decode with short and with long prompts, single prompts of several lengths, and
-    mixtures in which prompts arrive while other requests decode.
-
-    Args:
-        sequences: how many may run at once.
-        tokens: of the longest request.
-        kind: of the device.
-        sustained: tokens of KV at which a GPU's steps take a good part of their time to read it; 0 for no such rung.
+    Few and many sequences that decode with short and with long prompts, single prompts of several lengths, and mixtures
+    in which prompts arrive while other requests decode. `sequences`: how many may run at once; `tokens`: of the longest
+    request; `sustained`: tokens of KV at which a GPU's steps take a good part of their time to read it; 0 for no such
+    rung.
 
     >>> rungs_for(2, 60, "cpu")[:5]
     [[(8, 6)], [(8, 6), (8, 6)], [(32, 2)], [(54, 2)], [(54, 6)]]
@@ -232,10 +210,8 @@ def rungs_for(sequences: int, tokens: int, kind: str, sustained: int = 0) -> lis
 
 
 def sustained_tokens(facts: ModelFacts, memory_bytes: float) -> int:
-    """Tokens of KV that are 0.7 times as large as the weights, or as fit into 0.8 of the memory beside them.
-
-    Reading them then takes a fifth of a step with many sequences, of which about half is neither weights nor KV.
-    """
+    """Tokens of KV that are 0.7 times as large as the weights, or as fit into 0.8 of the memory beside them. Reading
+    them then takes a fifth of a step with many sequences, of which about half is neither weights nor KV."""
     room_bytes = 0.8 * max(0.0, memory_bytes - facts.weight_bytes)
     return int(min(0.7 * facts.weight_bytes, room_bytes) // max(1, facts.bytes_per_token()))
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, TypedDict
 
 from pydantic import JsonValue
 
-from workflow_scripts.common.files import read_json, write_text
+from workflow_scripts.common.files import read_json
 from workflow_scripts.common.records import AsRecorded, Record
 from workflow_scripts.device.device_record import Device, LoadByOthers
 from workflow_scripts.study.definition import recorded_sha256
@@ -53,11 +53,9 @@ class ExpertsTouched(Record):
 
 
 class WarmUp(Record):
-    """Warm-up passes, which do not count; each served the same number of `requests`, with `tokens` in total.
-
-    `steady`: the last two passes took equally long, within `warmup.TOLERANCE`. `experts`: of the first pass's decode
-    steps, if the model has experts and the engine reports which ones a step used.
-    """
+    """Warm-up passes, which do not count; each served the same number of `requests`, with `tokens` in total. `steady`:
+    the last two passes took equally long, within `warmup.TOLERANCE`. `experts`: of the first pass's decode steps, if
+    the model has experts and the engine reports which ones a step used."""
 
     requests: int
     tokens: int
@@ -87,10 +85,8 @@ class Start(Record):
 
 
 class Measured(Record):
-    """What the measuring process observed; the fields are those of `Outcome`.
-
-    `wrong_device`: the cell did not run, because the device was not its own.
-    """
+    """What the measuring process observed; the fields are those of `Outcome`. `wrong_device`: the cell did not run,
+    because the device was not its own."""
 
     outcome: Verdict
     reason: str | None = None
@@ -127,17 +123,9 @@ class Outcome(Record):
     host_load: Annotated[LoadByOthers, AsRecorded] = {}
     provenance: Annotated[Provenance, AsRecorded]
 
-    def write(self, path: Path) -> None:
-        """Write the record, whole or not at all."""
-        write_text(path, self.model_dump_json(indent=2) + "\n")
-
 
 def read_outcome(path: Path) -> Outcome:
-    """Read a cell's record.
-
-    Raises:
-        pydantic.ValidationError: the file does not follow the schema.
-    """
+    """Read a cell's record. Raises pydantic.ValidationError if the file does not follow the schema."""
     return Outcome.model_validate(read_json(path))
 
 

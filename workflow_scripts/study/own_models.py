@@ -7,16 +7,12 @@ from workflow_scripts.catalog.gpus_and_models import MODELS, Model
 from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.common.files import write_bytes
 from workflow_scripts.study.paths import StudyPaths
-from workflow_scripts.study.study_file import ModelOverride, Study, StudyError
+from workflow_scripts.study.study import ModelOverride, Study, StudyError
 
 
 def enter_models(study: Study, results: Path) -> None:
-    """Make the study's own models known by name; nothing is written.
-
-    Raises:
-        StudyError: one has the name of a catalogue entry.
-        CatalogError, HubError: a config cannot be read or fetched.
-    """
+    """Make the study's own models known by name; nothing is written. Raises StudyError if one has the name of a
+    catalogue entry, and CatalogError or HubError if a config cannot be read or fetched."""
     own = {name: entry for name, entry in study.models.items() if entry.is_own}
     for name in own:
         if (MODELS / name).exists():

@@ -1,8 +1,6 @@
 """Where everything of a study is below `results/{study}/`."""
 
 import os
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 from workflow_scripts.study.grid import Cell
@@ -38,25 +36,32 @@ def start_number(folder: Path) -> int:
     return int(number) if folder.name.startswith(START_FOLDER) and number.isdecimal() else 1
 
 
-@dataclass(frozen=True)
 class StudyPaths:
     """Paths of one study; `results` is the folder that holds all studies."""
 
-    results: Path
-    study: str
-
-    @cached_property
-    def root(self) -> Path:
-        """The study's own folder."""
-        return self.results / self.study
+    def __init__(self, results: Path, study: str) -> None:
+        self.results, self.study = results, study
+        self.root = root = results / study
+        self._cells = root / "cells"
+        # Everything that is there before cells are measured, with the predicted KV capacity, one record per cell.
+        self.prepared = root / "prepared"
+        self.capacity = self.prepared / "capacity.jsonl"
+        # Runs that were measured elsewhere, one record per run; it exists once some were imported.
+        self.imported = root / "imported.jsonl"
+        # Mark that a call of snakemake began to measure or to list; each call creates it again.
+        self.begun = root / "batches" / "begun"
+        # The predictions for every cell, what knobs can change, and what the study costs.
+        self.plan = root / "plan"
+        # Tidy tables and verdicts, with all that a comparison with another study needs.
+        self.tables = root / "tables"
+        self.digest = self.tables / DIGEST
+        self.figures, self.report = root / "figures", root / "report.html"
+        # Files to serve one setting, with what the study promises for it.
+        self.deploy = root / "deploy"
 
     def cell(self, cell: Cell | str) -> Path:
         """Folder of a cell (given as a cell, as its id, or as the pattern of all cells)."""
         return self._cells / (cell.id if isinstance(cell, Cell) else cell)
-
-    @cached_property
-    def _cells(self) -> Path:
-        return self.root / "cells"
 
     def start(self, cell: Cell | str, start: int = 1) -> Path:
         """Folder with the evidence of one engine start of a cell: the cell's own for the first, or one in it."""
@@ -98,25 +103,13 @@ class StudyPaths:
         return self.prepared / "models" / f"{model}-{key}"
 
     def workload(self, model: str, workload: str, key: str) -> Path:
-        """Requests of a workload, tokenised for a model; `key` is the `workload_key` of the cell's definition.
-
-        The warm-up requests are beside it.
-        """
+        """Requests of a workload, tokenised for a model; `key` is the `workload_key` of the cell's definition. The
+        warm-up requests are beside it."""
         return self.prepared / "workloads" / model / workload / key / "workload.jsonl"
 
     def model_config(self, model: str, revision: str | None) -> Path:
         """The config of a model that is not in config/models/, at a commit if it comes from the hub."""
         return self.prepared / "configs" / (model if revision is None else f"{model}-{revision}") / "config.json"
-
-    @property
-    def imported(self) -> Path:
-        """Runs that were measured elsewhere, one record per run; it exists once some were imported."""
-        return self.root / "imported.jsonl"
-
-    @property
-    def prepared(self) -> Path:
-        """Folder of everything that is there before cells are measured."""
-        return self.root / "prepared"
 
     def device(self, gpu: str) -> Path:
         """Record of the rates at which a device copies, reads and multiplies."""
@@ -133,11 +126,6 @@ class StudyPaths:
     def batch(self, gpu: str, key: str) -> Path:
         """Which starts of cells share a job."""
         return self.root / "batches" / gpu / f"{key}.json"
-
-    @property
-    def begun(self) -> Path:
-        """Mark that a call of snakemake began to measure or to list; each call creates it again."""
-        return self.root / "batches" / "begun"
 
     def round_plan(self, number: int | str) -> Path:
         """What was decided before a round: which cells it measures again, or why there is none."""
@@ -158,38 +146,3 @@ class StudyPaths:
     def parsed(self, gpu: str) -> Path:
         """Folder with the tables of facts of one GPU's cells."""
         return self.root / "parsed" / gpu
-
-    @property
-    def capacity(self) -> Path:
-        """Predicted KV capacity, one record per cell."""
-        return self.prepared / "capacity.jsonl"
-
-    @property
-    def plan(self) -> Path:
-        """Folder of the plan: the predictions for every cell, what knobs can change, and what the study costs."""
-        return self.root / "plan"
-
-    @property
-    def tables(self) -> Path:
-        """Tidy tables and verdicts."""
-        return self.root / "tables"
-
-    @property
-    def digest(self) -> Path:
-        """All that a comparison with another study needs."""
-        return self.tables / DIGEST
-
-    @property
-    def figures(self) -> Path:
-        """Figures of the report."""
-        return self.root / "figures"
-
-    @property
-    def deploy(self) -> Path:
-        """A deployment of one setting, with what the study promises for it."""
-        return self.root / "deploy"
-
-    @property
-    def report(self) -> Path:
-        """The one-page report."""
-        return self.root / "report.html"

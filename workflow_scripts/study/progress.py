@@ -17,7 +17,7 @@ from typing import NamedTuple
 from workflow_scripts.study.grid import Cell
 from workflow_scripts.study.paths import ENGINE_LOG, HERE, JOB, PARTIAL, TRACE, StudyPaths, start_number
 from workflow_scripts.study.rounds import last_plan
-from workflow_scripts.study.study_file import Study
+from workflow_scripts.study.study import Study
 
 # If a trace has not grown for so long, its process was killed. Shared file systems show growth late.
 SILENT_S = 180.0
@@ -248,10 +248,8 @@ def _alike(cell: Cell) -> list[tuple[object, ...]]:
 
 
 def _between_s(runs: Runs) -> float:
-    """Median seconds from the end of a start to the beginning of the next one on its host.
-
-    Pauses are rare, so the median leaves them out; on a host that measures several cells at once it is 0.
-    """
+    """Median seconds from the end of a start to the beginning of the next one on its host. Pauses are rare, so the
+    median leaves them out; on a host that measures several cells at once it is 0."""
     by_host: dict[str | None, list[Run]] = {}
     for of_cell in runs.values():
         for run in of_cell.values():

@@ -60,9 +60,5 @@ class Promise(Record):
 
 
 def read_promise(path: Path) -> Promise:
-    """Read the record.
-
-    Raises:
-        PromiseError: it is not there or not valid; `snakemake export` writes it.
-    """
+    """Read the record. Raises PromiseError if it is not there or not valid; `snakemake export` writes it."""
     return read_record(path, Promise, PromiseError)

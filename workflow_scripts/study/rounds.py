@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from workflow_scripts.common.files import read_json, write_text
+from workflow_scripts.common.files import read_json
 from workflow_scripts.common.records import Record
 from workflow_scripts.study.outcome import ended_at, is_of
 from workflow_scripts.study.paths import PARTIAL, StudyPaths
@@ -64,12 +64,9 @@ def _ended(outcomes: Mapping[int, Path], definition: str) -> Iterable[tuple[int,
 
 
 class OpenComparison(Record):
-    """A comparison of two cells that is not decided.
-
-    `knob`: in what the cells differ. `further_starts`: how many starts of each cell would decide it if means and
-    variances stay the same; null if that is not known or too many. `given_up`: why the cells are not measured again;
-    null if they are.
-    """
+    """A comparison of two cells that is not decided. `knob`: in what the cells differ. `further_starts`: how many
+    starts of each cell would decide it if means and variances stay the same; null if that is not known or too many.
+    `given_up`: why the cells are not measured again; null if they are."""
 
     knob: str
     cells: tuple[str, str]
@@ -107,10 +104,6 @@ class RoundPlan(Record):
             f"{decided}; round {self.round} measures {len(self.starts)} cells again, and what is not decided takes"
             f" about {_hours(self.left_s)} of device time"
         )
-
-    def write(self, path: Path) -> None:
-        """Write the plan, whole or not at all."""
-        write_text(path, self.model_dump_json(indent=2) + "\n")
 
 
 def _hours(seconds: float) -> str:
@@ -161,10 +154,8 @@ def last_seen_s(ended: EndedStarts, paths: StudyPaths) -> float:
 
 
 def present_round(ended: EndedStarts, now_s: float, seen_s: float = -math.inf) -> int:
-    """The round that a start now belongs to: the last one, or after a longer break the next.
-
-    `now_s` is the present Unix time, `seen_s` that of `last_seen_s`.
-    """
+    """The round that a start now belongs to: the last one, or after a longer break the next. `now_s` is the present
+    Unix time, `seen_s` that of `last_seen_s`."""
     last = last_round(ended)
     at_s = [one.at_s for starts in ended.values() for one in starts.values() if one.round == last]
     return last if last and now_s - max(*at_s, seen_s) <= LONGEST_BREAK_S else last + 1
@@ -174,9 +165,7 @@ def rounds_to_measure(
     ended: EndedStarts, plan: RoundPlan | None, cells: Sequence[str], at_least: int, present: int
 ) -> list[Round]:
     """The rounds that are known before anything more is measured; `plan` is the last one, `present` the present round.
-
-    The rest of a round that was decided on and interrupted comes first, and then what `missing_rounds` says.
-    """
+    The rest of a round that was decided on and interrupted comes first, and then what `missing_rounds` says."""
     rest = interrupted(ended, plan, present, cells)
     if rest is None:
         return missing_rounds(ended, cells, at_least, present)

@@ -10,7 +10,7 @@ from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.records import StrictRecord, validated
 from workflow_scripts.common.yaml_file import read_yaml
 from workflow_scripts.engines.registry import load_engines
-from workflow_scripts.study.study_file import Name
+from workflow_scripts.study.study import Name
 
 UNKNOWN_WORKLOAD = "unknown"
 
@@ -58,19 +58,11 @@ class Runs(StrictRecord):
 
 
 def load_runs(path: Path) -> list[Run]:
-    """The runs of a mapping file, in its order.
-
-    Raises:
-        MappingError: it is not valid; the message says where, and what is allowed.
-    """
+    """The runs of a mapping file, in its order. Raises MappingError if it is not valid."""
     return validated(Runs, read_yaml(path, MappingError), str(path), MappingError).runs
 
 
 def files_of(path: Path) -> Iterator[Path]:
-    """The files that a mapping file names.
-
-    Raises:
-        MappingError: the mapping is not valid.
-    """
+    """The files that a mapping file names. Raises MappingError if the mapping is not valid."""
     for run in load_runs(path):
         yield from (path.parent / name for name in (run.results, run.trace) if name)

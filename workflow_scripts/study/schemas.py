@@ -17,7 +17,7 @@ from workflow_scripts.common.command import command, option
 from workflow_scripts.common.files import write_text
 from workflow_scripts.engines.registry import BUILT_IN
 from workflow_scripts.study.outcome import Outcome
-from workflow_scripts.study.study_file import Study
+from workflow_scripts.study.study import Study
 
 SCHEMAS: Mapping[str, type[BaseModel]] = {
     "study": Study,

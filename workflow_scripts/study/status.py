@@ -29,7 +29,8 @@ from workflow_scripts.study.cell_status import CellStatus, progress, status_of_c
 from workflow_scripts.study.outcome import Verdict
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.rounds import last_plan
-from workflow_scripts.study.study_file import Study, load_study
+from workflow_scripts.study.study import Study
+from workflow_scripts.study.study_file import load_study
 
 STATES = (*get_args(Verdict), "outdated", "missing")
 # Seconds between two updates of `--watch`, which spends at most this share of its time on them.

@@ -17,7 +17,7 @@ from workflow_scripts.study.definition import (
     workload_key,
 )
 from workflow_scripts.study.grid import expand
-from workflow_scripts.study.study_file import Study
+from workflow_scripts.study.study import Study
 
 # A study and the definitions of its cells, as version 0.1.0 wrote them into `outcome.json`.
 STORED = json.loads((Path(__file__).parents[2] / "fixtures/definitions.json").read_text())

@@ -19,7 +19,8 @@ from workflow_scripts.study.definition import (
 )
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.paths import StudyPaths
-from workflow_scripts.study.study_file import Study, load_study
+from workflow_scripts.study.study import Study
+from workflow_scripts.study.study_file import load_study
 
 DEMO = load_study(Path("config/studies/demo.yaml"))
 
@@ -116,4 +117,4 @@ def test_paths_of_a_cell():
     cell = expand(DEMO)[0]
     paths = StudyPaths(Path("results"), DEMO.name)
     assert paths.outcome(cell) == Path(f"results/demo/cells/{cell.id}/outcome.json")
-    assert cell.id == "cpu-all/vllm/tiny-llama-57m/chat/bs32-seqs2-len256-eager1-cpukv1"
+    assert cell.id == "cpu-all/vllm/tiny-llama-57m/chat/bs32-seqs2-len128-eager1-cpukv1"

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from tests.unit import made_studies
-from workflow_scripts.analyse.imported_cells import imported_cells
+from workflow_scripts.analyse.cells.imported_cells import imported_cells
 from workflow_scripts.catalog import hub
 from workflow_scripts.catalog.gpus_and_models import OWN_MODELS, CatalogError, get_model
 from workflow_scripts.parse.imported_runs import read_runs
@@ -19,7 +19,8 @@ from workflow_scripts.study.grid import expand
 from workflow_scripts.study.own_models import store_configs
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.runs_file import MappingError
-from workflow_scripts.study.study_file import StudyError, load_study
+from workflow_scripts.study.study import StudyError
+from workflow_scripts.study.study_file import load_study
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 CONFIG = get_model("tiny-llama-57m").config
@@ -105,7 +106,7 @@ def test_a_model_of_unknown_structure_is_prepared_and_its_predictions_are_unknow
     path, made = write_study({"folder": str(folder)}), tmp_path / "made"
     study = load_study(path)
     (record,) = predict_cells(study, expand(study))
-    assert record.unknown.startswith(f"{folder}/config.json: model_type 'made_up' is not supported; supported: ")
+    assert record.unknown.startswith(f"{folder}/config.json: model_type 'made_up'")
     assert record.output_tokens_per_s is record.kv_cache_tokens is None
     assert prepare_model(["--study", str(path), "--model", "mine", "--out", str(made)]) == 0
     words = ["--study", str(path), "--workload", "load", "--model", "mine", "--model-dir", str(made)]

@@ -1,0 +1,234 @@
+"""What a study says: what to combine, how often to repeat it, and within which limits."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, GetJsonSchemaHandler, WithJsonSchema, model_validator
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
+
+from workflow_scripts.catalog.endpoints import Endpoint
+from workflow_scripts.common.faults import InputError
+from workflow_scripts.common.records import StrictRecord, validated
+from workflow_scripts.engines.registry import get_engine, load_engines
+from workflow_scripts.workloads.workload_kinds import Workload
+
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+
+
+MOST_NAME = 100  # names are joined into file names, which hold 255 bytes
+
+
+_NAMES = "a name has letters a to z, digits, '.', '_' and '-', and begins with a letter or digit"
+
+
+Name = Annotated[str, Field(pattern=NAME_PATTERN, max_length=MOST_NAME)]
+
+
+class StudyError(InputError):
+    """A study that cannot be run; the message names the file, the place in it and the allowed values."""
+
+
+def as_list(value: Any) -> Any:
+    """The value as a list; a single value becomes a list of one."""
+    return value if isinstance(value, list) else [value]
+
+
+_NAME_SCHEMA = {"type": "string", "pattern": NAME_PATTERN, "maxLength": MOST_NAME}
+
+
+OneOrMore = Annotated[
+    list[Name],
+    BeforeValidator(as_list),
+    Field(min_length=1),
+    WithJsonSchema({"anyOf": [_NAME_SCHEMA, {"type": "array", "items": _NAME_SCHEMA, "minItems": 1}]}),
+]
+
+
+class Sweep(StrictRecord):
+    """A cross product: every GPU with every engine, model, workload and value of every knob."""
+
+    name: Name
+    gpu: OneOrMore
+    engine: OneOrMore
+    model: OneOrMore
+    workload: OneOrMore
+    knobs: Annotated[dict[str, Any], Field(description="knob -> one value or a list of values to cross")] = {}
+
+    def knob_values(self) -> dict[str, list[Any]]:
+        """Each knob with the list of values that it takes."""
+        return {name: as_list(values) for name, values in self.knobs.items()}
+
+
+class ModelOverride(StrictRecord):
+    """What a study changes of a model's entry in config/models/, or where a model without an entry comes from."""
+
+    folder: Annotated[
+        str | None, Field(min_length=1, description="a folder with the config.json of a model; its weights are random")
+    ] = None
+    hub: Annotated[
+        str | None, Field(pattern=r"^[\w.-]+/[\w.-]+$", description="a repository, ORG/REPO, with `revision`")
+    ] = None
+    revision: Annotated[
+        str | None, Field(pattern=r"^[0-9a-f]{40}$", description="the commit of that repository, 40 digits")
+    ] = None
+
+    load_format: Annotated[
+        Literal["hub", "dummy", "seeded"] | None,
+        Field(
+            description="weights from the hub, or random ones from the config alone: `dummy`, which each engine makes"
+            " up when it starts, or `seeded`, which are written once and are the same for all engines"
+        ),
+    ] = None
+    trust_remote_code: Annotated[
+        bool, Field(description="run Python code of the model's repository; the report says so")
+    ] = False
+
+    @model_validator(mode="after")
+    def _one_source(self) -> "ModelOverride":
+        if self.folder is not None and self.hub is not None:
+            raise ValueError("give folder or hub, not both")
+        if (self.hub is None) != (self.revision is None):
+            raise ValueError("hub and revision belong together: a repository, and the commit to fetch of it")
+        if self.folder is not None and self.load_format == "hub":
+            raise ValueError("load_format hub needs `hub` and `revision`; a folder gives the config alone")
+        return self
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the model is not from config/models/."""
+        return self.folder is not None or self.hub is not None
+
+
+class Slo(StrictRecord):
+    """Latency limits in seconds; a served request counts for goodput if it keeps all that are set."""
+
+    ttft_s: Annotated[float, Field(gt=0, description="time from the scheduled arrival to the first token")] | None = (
+        None
+    )
+    tpot_s: Annotated[float, Field(gt=0, description="mean time of an output token after the first")] | None = None
+    e2e_s: Annotated[float, Field(gt=0, description="time from the scheduled arrival to the last token")] | None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> "Slo":
+        if not self.bounds():
+            raise ValueError(f"an slo sets at least one of {', '.join(Slo.model_fields)}")
+        return self
+
+    def bounds(self) -> dict[str, float]:
+        """Each latency that has a limit, with the limit."""
+        return self.model_dump(exclude_none=True)
+
+
+class Starts(StrictRecord):
+    """In how many starts of its engine each cell is measured, each in another round; a number alone is both counts.
+    Beyond `at_least`, only cells of comparisons that are not decided get further starts."""
+
+    at_least: Annotated[int, Field(ge=1, description="starts of every cell")]
+    at_most: Annotated[int, Field(le=100, description="starts of a cell while a comparison with it is not decided")]
+    device_hours: Annotated[
+        float | None, Field(gt=0, description="time on all devices after which no further round begins")
+    ] = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_number(cls, value: Any) -> Any:
+        return {"at_least": value, "at_most": value} if type(value) is int else value
+
+    @model_validator(mode="after")
+    def _fit(self) -> "Starts":
+        if self.at_least > self.at_most:
+            raise ValueError(f"at_least is {self.at_least} and at_most {self.at_most}; at_most must not be smaller")
+        if self.at_least == 1 < self.at_most:
+            raise ValueError("at_least is 1; it takes 2 to see what starts vary, and so which cells need more")
+        if self.device_hours is not None and not self.is_adaptive:
+            raise ValueError("device_hours limits further rounds; there are some if at_most is above at_least")
+        return self
+
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether the number of starts depends on what they show."""
+        return self.at_most > self.at_least
+
+    @property
+    def in_words(self) -> str:
+        """The number of starts of a cell."""
+        return f"{self.at_least}, or up to {self.at_most}" if self.is_adaptive else str(self.at_least)
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return {"anyOf": [{"type": "integer", "minimum": 1, "maximum": 100}, handler(core)]}
+
+
+ONE_START = Starts(at_least=1, at_most=1)
+
+
+class Study(StrictRecord):
+    """The file under config/studies/; its grid is the union of its sweeps."""
+
+    schema_version: Literal[1]
+    name: Name
+    question: Annotated[str, Field(min_length=1, description="what the study is to answer; the report opens with it")]
+    repeats: Annotated[
+        int, Field(ge=1, description="timed passes over the workload per start of the engine, after warm-up")
+    ] = 3
+    starts: Annotated[
+        Starts,
+        Field(
+            description="starts of the engine per cell, each in another round; more starts repeat nothing that was"
+            " measured"
+        ),
+    ] = ONE_START
+    cell_time_limit_s: Annotated[float, Field(gt=0, description="a cell that runs longer ends as `timeout`")] = 1800
+    equivalence_margin_pct: Annotated[float, Field(gt=0, le=50, description="within this margin, a knob is `flat`")] = (
+        2.0
+    )
+    server_start_limit_s: Annotated[
+        float, Field(gt=0, description="a server that is not healthy by then ends its cell as `timeout`")
+    ] = 600
+    slo: Annotated[Slo | None, Field(description="latency limits; a request that keeps them counts for goodput")] = None
+    claims: Annotated[
+        list[Name], Field(description="published claims to re-test: ids in config/published/claims.yaml")
+    ] = []
+    workloads: Annotated[dict[Name, Workload], Field(min_length=1)]
+    models: dict[Name, ModelOverride] = {}
+    endpoints: Annotated[
+        dict[Name, Endpoint], Field(description="servers of this study, beside those of config/endpoints.yaml")
+    ] = {}
+    engine_defaults: Annotated[
+        dict[str, dict[str, Any]], Field(description="engine -> knobs that all sweeps of that engine share")
+    ] = {}
+    sweeps: Annotated[list[Sweep], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _known_names(self) -> "Study":
+        seen: dict[str, str] = {}
+        for i, sweep in enumerate(self.sweeps):
+            place = f"sweeps[{i}] ({sweep.name})"
+            for engine in sweep.engine:
+                _check_known(engine, load_engines(), f"{place}.engine")
+            for workload in sweep.workload:
+                _check_known(workload, self.workloads, f"{place}.workload")
+            if sweep.name in seen.values():
+                raise ValueError(f"{place}: another sweep is named {sweep.name!r}; every sweep needs its own name")
+            content = sweep.model_dump_json(exclude={"name"})
+            if content in seen:
+                raise ValueError(f"{place}: a duplicate of sweep {seen[content]!r}; remove one of them")
+            seen[content] = sweep.name
+        for engine, knobs in self.engine_defaults.items():
+            _check_known(engine, load_engines(), "engine_defaults")
+            for name, value in knobs.items():
+                place = f"engine_defaults.{engine}"
+                _check_known(name, get_engine(engine).knobs.model_fields, place)
+                if isinstance(value, list):
+                    raise ValueError(f"{place}.{name}: one value for all sweeps; a list to cross belongs to a sweep")
+        return self
+
+
+def _check_known(name: str, allowed: Any, place: str) -> None:
+    if name not in allowed:
+        raise ValueError(f"{place}: {name!r} is unknown; allowed: {', '.join(sorted(allowed))}")
+
+
+def study_of(content: Any, where: str) -> Study:
+    """A study from its content. Raises StudyError, beginning with `where`, if something in it is not allowed."""
+    return validated(Study, content, where, StudyError, {NAME_PATTERN: _NAMES})
