@@ -60,14 +60,8 @@ class Speed(Record):
 
 
 def default_speed(gpu: Gpu, dtype: Dtype, *, ahead: bool = True, rates: DeviceRates | None = None) -> Speed | None:
-    """Costs from the rates of a device; None if nothing is known of them.
-
-    Args:
-        gpu: the device.
-        dtype: type in which the model computes.
-        ahead: whether a GPU's steps are launched while others run.
-        rates: the device's measured rates.
-    """
+    """Costs from the rates of a device; None if nothing is known of them. `ahead`: whether a GPU's steps are launched
+    while others run."""
     bandwidth = rates.memory_bytes_per_s if rates else gpu.memory_bandwidth_bytes_per_s
     flop_per_s = peak_flop_per_s(gpu, dtype, rates)
     if not bandwidth or not flop_per_s:
@@ -89,10 +83,8 @@ def default_speed(gpu: Gpu, dtype: Dtype, *, ahead: bool = True, rates: DeviceRa
 
 
 def scaled(costs: StepCosts, known: DeviceRates, other: DeviceRates, dtype: Dtype, gpus: tuple[Gpu, Gpu]) -> StepCosts:
-    """Costs fitted on a device with `known` rates for another: reading and computing follow the measured rates.
-
-    What a step, a layer, a sequence and the host take stays as it is.
-    """
+    """Costs fitted on a device with `known` rates for another: reading and computing follow the measured rates. What a
+    step, a layer, a sequence and the host take stays as it is."""
     memory = known.memory_bytes_per_s / other.memory_bytes_per_s
     first, second = (peak_flop_per_s(gpu, dtype, rates) for gpu, rates in zip(gpus, (known, other), strict=True))
     flop = first / second if first and second else 1.0

@@ -58,14 +58,6 @@ def _llama(c: ConfigValues, **changes: Any) -> Fields:
     return decoder(c, equal_layers(c, mixer, Mlp(c.size("intermediate_size"), bias=c.flag("mlp_bias", False))))
 
 
-def _mistral(c: ConfigValues) -> Fields:
-    return _llama(c, window=window_of(c))
-
-
-def _ministral3(c: ConfigValues) -> Fields:
-    return _llama(c, window=window_of(c), head_dim=128)
-
-
 def by_kind(
     c: ConfigValues, kinds: Sequence[str], norms: int, feed_forward: FeedForward, **changes: Any
 ) -> list[Layer]:
@@ -95,11 +87,6 @@ def _qwen_kinds(c: ConfigValues) -> Sequence[str]:
     return c.layer_kinds("layer_types", layers, kinds, (FULL, WINDOWED))
 
 
-def _qwen2(c: ConfigValues) -> Fields:
-    mlp = Mlp(c.size("intermediate_size"))
-    return decoder(c, by_kind(c, _qwen_kinds(c), 2, mlp, qkv_bias=True))
-
-
 def _qwen3(c: ConfigValues) -> Fields:
     bias, head_dim = c.flag("attention_bias", False), c.size("head_dim", 128)
     own = {"head_dim": head_dim, "norm_parameters": 2 * head_dim, "qkv_bias": bias, "output_bias": bias}
@@ -111,10 +98,6 @@ def _phi3(c: ConfigValues) -> Fields:
     if window is not None and window >= c.size("max_position_embeddings"):
         window = None
     return _llama(c, window=window)
-
-
-def _gemma(c: ConfigValues) -> Fields:
-    return _llama(c, head_dim=256) | {"tied_embeddings": c.flag("tie_word_embeddings", True)}
 
 
 def _gemma2(c: ConfigValues) -> Fields:
@@ -146,11 +129,9 @@ def _olmo2(c: ConfigValues) -> Fields:
 
 
 def _olmo3(c: ConfigValues) -> Fields:
-    """OLMo 2 with windows in three of four layers."""
     layers, fields = c.size("num_hidden_layers"), _olmo2(c)
-    kinds = c.layer_kinds(
-        "layer_types", layers, [WINDOWED if (i + 1) % 4 else FULL for i in range(layers)], (FULL, WINDOWED)
-    )
+    pattern = [WINDOWED if (i + 1) % 4 else FULL for i in range(layers)]
+    kinds = c.layer_kinds("layer_types", layers, pattern, (FULL, WINDOWED))
     (layer,) = set(fields["stack"])
     window = replace(layer, mixers=(replace(layer.mixers[0], window=window_of(c, 4096)),))
     return fields | {"stack": tuple(window if kind == WINDOWED else layer for kind in kinds)}
@@ -173,7 +154,6 @@ def _glm4(c: ConfigValues) -> Fields:
 
 
 def _layer_norms(c: ConfigValues, mixer: Attention, mlp: Mlp, *, layers: int, norms: int = 2, **others: Any) -> Fields:
-    """A decoder whose norms have biases."""
     hidden = mixer.heads * mixer.head_dim
     return {
         "hidden": hidden,
@@ -275,12 +255,12 @@ def _falcon(c: ConfigValues) -> Fields:
 
 DENSE: dict[str, Reader] = {
     "llama": _llama,
-    "mistral": _mistral,
-    "ministral3": _ministral3,
-    "qwen2": _qwen2,
+    "mistral": lambda c: _llama(c, window=window_of(c)),
+    "ministral3": lambda c: _llama(c, window=window_of(c), head_dim=128),
+    "qwen2": lambda c: decoder(c, by_kind(c, _qwen_kinds(c), 2, Mlp(c.size("intermediate_size")), qkv_bias=True)),
     "qwen3": _qwen3,
     "phi3": _phi3,
-    "gemma": _gemma,
+    "gemma": lambda c: _llama(c, head_dim=256) | {"tied_embeddings": c.flag("tie_word_embeddings", True)},
     "gemma2": _gemma2,
     "gemma3_text": gemma3_text,
     "granite": _llama,

@@ -23,11 +23,8 @@ from workflow_scripts.physics.layers import Experts, FeedForward, LatentAttentio
 def experts_of(
     c: ConfigValues, count: int, intermediate: int, *, used: str = "num_experts_per_tok", **others: Any
 ) -> Experts:
-    """Routed experts; the key `used` says how many of them a token uses.
-
-    Raises:
-        ModelFactsError: a token would use more experts than there are.
-    """
+    """Routed experts; the key `used` says how many of them a token uses. Raises ModelFactsError if a token would use
+    more experts than there are."""
     per_token = c.size(used)
     if per_token > count:
         raise c.fault(f"{used} {per_token} must be at most the number of experts, {count}")
@@ -104,10 +101,6 @@ def _deepseek(c: ConfigValues) -> Fields:
     return latent_experts(c, latent_attention(c))
 
 
-def _glm4_moe_lite(c: ConfigValues) -> Fields:
-    return latent_experts(c, latent_attention(c), dense_layers=1)
-
-
 def _sparse_attention(c: ConfigValues) -> Fields:
     """DeepSeek-V3.2 and GLM-5: tokens attend to those that an indexer chooses."""
     if c.size("index_topk_freq", 1) != 1 or "shared" in c.elements("indexer_types") or c.get("index_topk_pattern"):
@@ -126,7 +119,6 @@ def _minimax_m2(c: ConfigValues) -> Fields:
 def _dense_first(
     c: ConfigValues, mixer: Mixer, dense: Mlp, block: Sequence[FeedForward], norm_parameters: int
 ) -> list[Layer]:
-    """Dense layers first, then layers with experts."""
     layers, first = c.size("num_hidden_layers"), c.size("first_k_dense_replace", 0, least=0)
     if c.size("moe_layer_freq", 1) != 1:
         raise c.fault("moe_layer_freq other than 1 is not supported")
@@ -237,7 +229,7 @@ EXPERTS: dict[str, Reader] = {
     "deepseek_v32": _sparse_attention,
     "glm_moe_dsa": _sparse_attention,
     "glm4_moe": _glm4_moe,
-    "glm4_moe_lite": _glm4_moe_lite,
+    "glm4_moe_lite": lambda c: latent_experts(c, latent_attention(c), dense_layers=1),
     "minimax_m2": _minimax_m2,
     "llama4_text": _llama4_text,
     "olmoe": _olmoe,

@@ -2,8 +2,8 @@
 
 Sizes are in bytes, times in seconds, rates in bytes/s or operations/s; a multiply-add is two operations.
 The speed limits are lower bounds of time, so a measurement that beats one is wrong or measures something else. They
-hold for one new token per sequence and step, and for prompts that share no cached prefix; `analyse.ceilings` handles
-speculative decoding and shared prefixes.
+hold for one new token per sequence and step, and for prompts that share no cached prefix; `analyse.limits.ceilings`
+handles speculative decoding and shared prefixes.
 
 Sources: [Pope] Pope et al., Efficiently Scaling Transformer Inference, 2022; [Kwon] Kwon et al., Efficient Memory
 Management for LLM Serving with PagedAttention, 2023; [Williams] Williams et al., Roofline, 2009.
@@ -134,17 +134,6 @@ def expected_slots_wasted_per_sequence(block_size: int) -> float:
     7.5
     """
     return (block_size - 1) / 2
-
-
-def contiguous_preallocation_waste(tokens_used: Sequence[float], tokens_reserved_per_sequence: float) -> float:
-    """Share of slots never used if every sequence reserves room for the longest one beforehand. [Kwon]
-
-    Three sequences of 1024, 512 and 3072 tokens, each with 4096 slots:
-
-    >>> contiguous_preallocation_waste([1024, 512, 3072], 4096)
-    0.625
-    """
-    return 1 - sum(tokens_used) / (len(tokens_used) * tokens_reserved_per_sequence)
 
 
 def blocks_summed(tokens: Number, block_size: Number | float) -> Number:

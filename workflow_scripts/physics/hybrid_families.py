@@ -164,7 +164,6 @@ def _jamba(c: ConfigValues) -> Fields:
 
 
 def _falcon_h1(c: ConfigValues) -> Fields:
-    """Attention and a state side by side in every layer."""
     hidden = c.size("hidden_size")
     inner = c.size("mamba_d_ssm", c.size("mamba_expand", 2) * hidden)
     bias = c.flag("attention_bias", False)

@@ -9,11 +9,9 @@ from workflow_scripts.physics.layers import Attention, Layer, Mixer, State
 
 @dataclass(frozen=True)
 class KvGroup:
-    """Layers of one kind that share a block table, by their numbers; `slots` counts padding too.
-
-    `reach`: tokens that a layer looks back over, None for all; 0 for a state, which has no tokens. `chunked`: it looks
-    back only within chunks of `reach` tokens. `stretch`: how many times the pool's usual number of tokens a page holds.
-    """
+    """Layers of one kind that share a block table, by their numbers; `slots` counts padding too. `reach`: tokens that a
+    layer looks back over, None for all; 0 for a state, which has no tokens. `chunked`: it looks back only within chunks
+    of `reach` tokens. `stretch`: how many times the pool's usual number of tokens a page holds."""
 
     kind: str
     layers: tuple[int, ...]

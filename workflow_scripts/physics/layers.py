@@ -136,10 +136,8 @@ class LatentAttention:
 
     @property
     def decode_pair_flops(self) -> int:
-        """Operations for a decoded token and one token that it attends to, in the absorbed form.
-
-        Queries are mapped into the space of the latent vectors, so these serve as keys and as values of all heads.
-        """
+        """Operations for a decoded token and one token that it attends to, in the absorbed form. Queries are mapped
+        into the space of the latent vectors, so these serve as keys and as values of all heads."""
         return 2 * self.heads * (2 * self.kv_rank + self.rope_dim)
 
     @property
@@ -197,13 +195,10 @@ class State:
     recurrent_dtype: str | None = None
 
     def state_elements(self, tensor: int = 1, drafted: int = 0) -> tuple[int, int]:
-        """Elements of one sequence on one rank: of the convolution's last inputs, and of the recurrent state.
-
-        With `drafted` tokens per step the convolution keeps that many more inputs.
-
-        If the ranks do not divide the groups, each rank keeps a copy of its group's channels
-        (`extra_groups_for_head_shards` in vllm/model_executor/layers/mamba/mamba_utils.py).
-        """
+        """Elements of one sequence on one rank: of the convolution's last inputs, and of the recurrent state. With
+        `drafted` tokens per step the convolution keeps that many more inputs. If the ranks do not divide the groups,
+        each rank keeps a copy of its group's channels (`extra_groups_for_head_shards` in
+        vllm/model_executor/layers/mamba/mamba_utils.py)."""
         shared = self.shared_width
         if shared and self.groups % tensor:
             shared = shared // self.groups * tensor
@@ -251,10 +246,8 @@ class Mlp:
 
 @dataclass(frozen=True)
 class Experts:
-    """Routed experts, of which each token uses `per_token`.
-
-    `latent`: width in which the experts work if it is not the hidden size. `router_parameters`: besides its matrix.
-    """
+    """Routed experts, of which each token uses `per_token`. `latent`: width in which the experts work if it is not the
+    hidden size. `router_parameters`: besides its matrix."""
 
     count: int
     per_token: int
@@ -270,10 +263,8 @@ class Experts:
         return (3 if self.gated else 2) * self.intermediate * self.per_token
 
     def matrices(self, hidden: int, tensor: int = 1, *, whole: bool = False) -> tuple[Matrix, ...]:
-        """The router, which is whole on every rank, and the matrices that lead into and out of all experts.
-
-        A rank has a part of each expert or, with `whole` (expert parallelism), some of the experts.
-        """
+        """The router, which is whole on every rank, and the matrices that lead into and out of all experts. A rank has
+        a part of each expert or, with `whole` (expert parallelism), some of the experts."""
         split, inner = (self.intermediate if whole else -(-self.intermediate // tensor)), self.latent or hidden
         count = -(-self.count // tensor) if whole else self.count
         per_token = min(self.per_token, count)

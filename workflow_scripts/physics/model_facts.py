@@ -14,6 +14,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from workflow_scripts.catalog.gpus_and_models import Gpu, Model
+from workflow_scripts.device.device_record import Device
+from workflow_scripts.device.processor import dtype_on
 from workflow_scripts.physics import formulas
 from workflow_scripts.physics.config_values import ConfigValues
 from workflow_scripts.physics.config_values import ModelFactsError as ModelFactsError
@@ -36,10 +39,8 @@ NOT_COUNTED = "not counted"
 
 class Reach(NamedTuple):
     """Layers that look back equally far: over at most `limit` tokens, or within chunks of `limit` tokens if `chunked`.
-
     `kv_elements`: of one token in the caches of these layers. `prefill_pair_flops`, `decode_pair_flops`: operations for
-    each pair of tokens of which one attends to the other.
-    """
+    each pair of tokens of which one attends to the other."""
 
     limit: int | None
     chunked: bool
@@ -103,11 +104,8 @@ class ModelFacts:
 
     @property
     def attention(self) -> Attention:
-        """The attention that every layer has, to all earlier tokens.
-
-        Raises:
-            ModelFactsError: layers differ, or have another memory than keys and values of all earlier tokens.
-        """
+        """The attention that every layer has, to all earlier tokens. Raises ModelFactsError if layers differ, or have
+        another memory than keys and values of all earlier tokens."""
         mixers = {mixer for layer in self.layer_counts for mixer in layer.mixers}
         match list(mixers):
             case [Attention(window=None, chunk=None) as attention] if all(layer.mixers for layer in self.stack):
@@ -116,10 +114,7 @@ class ModelFacts:
 
     def uniform(self) -> "ModelFacts":
         """The model itself, if all layers have the same memory, of all earlier tokens: keys and values, or latent ones.
-
-        Raises:
-            ModelFactsError: layers differ, or keep less than all tokens.
-        """
+        Raises ModelFactsError if layers differ, or keep less than all tokens."""
         if not self.is_uniform:
             raise self._memory_fault()
         return self
@@ -162,20 +157,16 @@ class ModelFacts:
         return sum(count * part.token_flops for part, count in self.of_kind(State))
 
     def touched_share(self, tokens: Number) -> Number:
-        """Share of the routed experts that a step of `tokens` tokens is expected to use, if all are equally likely.
-
-        It is the mean over the layers with experts; NaN if there are none.
-        """
+        """Share of the routed experts that a step of `tokens` tokens is expected to use, if all are equally likely. It
+        is the mean over the layers with experts; NaN if there are none."""
         none: Number = tokens * 0
         layers = sum(count for _, count in self.of_kind(Experts)) or math.nan
         return sum((count * part.touched_share(tokens) for part, count in self.of_kind(Experts)), none) / layers
 
     def step_weight_bytes(self, tokens: Number, touched: Number | None = None) -> Number:
         """Bytes of weights that a step of `tokens` tokens is expected to read, if each expert is equally likely.
-
         `decode_weight_bytes` is the least: all tokens of the step use the experts of one. `touched`: the share of the
-        experts that is read, if it is known.
-        """
+        experts that is read, if it is known."""
         read: Number = tokens * 0 + self.decode_weight_bytes
         for part, count in self.of_kind(Experts):
             for matrix in part.matrices(self.hidden):
@@ -292,12 +283,9 @@ class ModelFacts:
 
     @property
     def decode_weight_bytes(self) -> int:
-        """Bytes of weights that a decode step reads at least, whatever its batch.
-
-        These are all weights except the tables of which a step reads only rows (a tied table is still read completely,
-        as output matrix), the encoder, and the experts that a single token does not use: in the best case, all
-        sequences use the same experts.
-        """
+        """Bytes of weights that a decode step reads at least, whatever its batch. These are all weights except the
+        tables of which a step reads only rows (a tied table is still read completely, as output matrix), the encoder,
+        and the experts that a single token does not use: in the best case, all sequences use the same experts."""
         rows = (0 if self.tied_embeddings else self.token_embedding_parameters) + self.position_embedding_parameters
         others = self.parameters - self.layer_matrix_parameters - rows - self.encoder_parameters
         matrices = sum(count * m.used * self.bytes_of(m) for m, count in self.matrices)
@@ -309,8 +297,7 @@ class ModelFacts:
         >>> model_facts(_EXAMPLE).kv_dtype_bytes(), model_facts(_EXAMPLE).kv_dtype_bytes("fp8")
         (4, 1)
 
-        Raises:
-            ModelFactsError: the type is unknown.
+        Raises ModelFactsError if the type is unknown.
         """
         if kv_cache_dtype == "auto":
             return DTYPE_BYTES[self.dtype]
@@ -363,11 +350,8 @@ class ModelFacts:
 
     @property
     def attention_width(self) -> int:
-        """Elements of all query heads of a token in all layers.
-
-        Raises:
-            ModelFactsError: not all layers attend to all earlier tokens with keys and values.
-        """
+        """Elements of all query heads of a token in all layers. Raises ModelFactsError if not all layers attend to all
+        earlier tokens with keys and values."""
         return self.layers * self.attention.heads * self.attention.head_dim
 
     def decode_flops(self, sequences: float, kv_tokens: float) -> float:
@@ -412,14 +396,9 @@ def read_model_facts(
     >>> read_model_facts(get_model("opt-125m").config).parameters
     125239296
 
-    Args:
-        path: the file, or its folder.
-        dtype: type of the weights; the config's own if None.
-        quantization: method that shrinks the layers' matrices; the config's own if None.
-        weights: whether the bytes of the weights must be known.
-
-    Raises:
-        ModelFactsError: no such file, not JSON, an unsupported architecture, or a missing value.
+    `dtype` and `quantization`: type of the weights, and the method that shrinks the layers' matrices, if not the
+    config's own. `weights`: whether the bytes of the weights must be known. Raises ModelFactsError if there is no such
+    file, it is not JSON, the architecture is unsupported, or a value is missing.
     """
     config = read_config(path)
     try:
@@ -428,12 +407,17 @@ def read_model_facts(
         raise ModelFactsError(f"{path}: {e}") from None
 
 
-def read_config(path: Path) -> dict[str, Any]:
-    """A `config.json`, or that of a folder.
+def facts_on(
+    model: Model, gpu: Gpu, device: Device, quantization: str | None = None, *, weights: bool = True
+) -> ModelFacts:
+    """Facts of a model as `gpu` computes it; `device` is what is known of the device at hand. `quantization` and
+    `weights` are those of `read_model_facts`. Raises ModelFactsError if the model's structure is not known."""
+    return read_model_facts(model.config, dtype_on(model.dtype, gpu, device), quantization, weights=weights)
 
-    Raises:
-        ModelFactsError: no such file, or not a JSON object.
-    """
+
+def read_config(path: Path) -> dict[str, Any]:
+    """A `config.json`, or that of a folder. Raises ModelFactsError if there is no such file, or it is no JSON
+    object."""
     if path.is_dir():
         path = path / "config.json"
     try:
@@ -454,8 +438,7 @@ def vocabulary_and_context(path: Path) -> tuple[int, int]:
     >>> vocabulary_and_context(get_model("opt-125m").config)
     (50272, 2048)
 
-    Raises:
-        ModelFactsError: no such file, not JSON, or one of them is missing.
+    Raises ModelFactsError if there is no such file, it is not JSON, or one of them is missing.
     """
     config = read_config(path)
     c = ConfigValues({**config, **_part_of(config, "text_config")})
@@ -471,15 +454,13 @@ def vocabulary_size(config: Mapping[str, Any]) -> int:
     >>> vocabulary_size({"text_config": {"vocab_size": 9}})
     9
 
-    Raises:
-        ModelFactsError: the config does not say it, and its family has no default.
+    Raises ModelFactsError if the config does not say it, and its family has no default.
     """
     c = ConfigValues({**config, **_part_of(config, "text_config")})
     return c.size("vocab_size") if c.get("vocab_size") is not None else model_facts(config).vocab
 
 
 def _part_of(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """A config inside another; empty without one."""
     return ConfigValues(config).part(key).given() if config.get(key) else {}
 
 
@@ -494,8 +475,7 @@ def model_facts(
     >>> model_facts(_EXAMPLE).attention.kv_heads, model_facts(_EXAMPLE, dtype="float16").dtype
     (1, 'float16')
 
-    Raises:
-        ModelFactsError: an unsupported architecture, or a value that is missing or that no such model has.
+    Raises ModelFactsError if the architecture is unsupported, or a value is missing or impossible.
     """
     kind, inner = str(config.get("model_type")), _part_of(config, "text_config")
     _part_of(config, "quantization_config")

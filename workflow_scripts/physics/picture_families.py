@@ -34,7 +34,6 @@ def _encoder_layer(hidden: int, intermediate: int) -> int:
 
 
 def _gemma3(c: ConfigValues) -> Fields:
-    """Gemma 3 with SigLIP."""
     fields = gemma3_text(ConfigValues({**_GEMMA3_TEXT, **c.part("text_config").given()}))
     v = c.part("vision_config")
     hidden, patch = v.size("hidden_size"), v.size("patch_size")
@@ -47,7 +46,6 @@ def _gemma3(c: ConfigValues) -> Fields:
 
 
 def _llama4(c: ConfigValues) -> Fields:
-    """Llama 4 with its own encoder."""
     fields, v = EXPERTS["llama4_text"](c.part("text_config")), c.part("vision_config")
     hidden, patch, out = v.size("hidden_size"), v.size("patch_size"), v.size("projector_output_dim")
     patches = (v.size("image_size") // patch) ** 2 + 1
@@ -60,8 +58,6 @@ def _llama4(c: ConfigValues) -> Fields:
 
 
 def _qwen(text: Reader) -> Reader:
-    """Qwen3-VL, Qwen3.5 and their kin."""
-
     def read(c: ConfigValues) -> Fields:
         fields, v = text(c.part("text_config")), c.part("vision_config")
         hidden, out = v.size("hidden_size"), v.size("out_hidden_size")

@@ -115,10 +115,8 @@ class StepCosts(Record):
 @dataclass(frozen=True)
 class StepWork:
     """Segments of steps, one row each: the work of the first step by kind, and how much it grows from step to step.
-
     `arrival` is the work of a GPU's host before the first step: it takes all requests in and, if they reach an engine
-    in its own process one by one, has launched a step for the first one. None if the first step has this work.
-    """
+    in its own process one by one, has launched a step for the first one. None if the first step has this work."""
 
     steps: FloatArray
     first: FloatArray
@@ -175,10 +173,7 @@ def device_s(rows: FloatArray, costs: StepCosts) -> FloatArray:
 
 
 # Columns of reading and of computing that belong to the same kernels: products with weights, and attention.
-_KERNELS = (
-    (KIND["weight_bytes"], KIND["matrix_flops"]),
-    (KIND["kv_bytes"], KIND["attention_flops"]),
-)
+_KERNELS = (KIND["weight_bytes"], KIND["matrix_flops"]), (KIND["kv_bytes"], KIND["attention_flops"])
 
 
 def segment_parts_s(work: StepWork, costs: StepCosts) -> FloatArray:
@@ -220,11 +215,9 @@ def _launches_within_s(work: StepWork, costs: StepCosts) -> FloatArray:
 
 
 def launch_waits_s(work: StepWork, costs: StepCosts) -> FloatArray:
-    """How long the device waits before or in the first step of each segment until the host has launched it.
-
-    The host begins to launch a step when the step before the last one is done and the last one is launched. A graph
-    starts when it is launched; layers that are launched one by one are computed meanwhile.
-    """
+    """How long the device waits before or in the first step of each segment until the host has launched it. The host
+    begins to launch a step when the step before the last one is done and the last one is launched. A graph starts when
+    it is launched; layers that are launched one by one are computed meanwhile."""
     if costs.launch is None:
         return np.zeros(len(work.steps))
     columns = (*_launches_s(work, costs), device_s(work.last, costs), work.steps > 1)

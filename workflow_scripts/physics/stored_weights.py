@@ -55,11 +55,8 @@ def is_quantized(quantization: str, role: Role) -> bool:
 
 
 def quantization_of(config: Mapping[str, Any], asked: str | None) -> str | None:
-    """The method, as named in `QUANTIZED_BITS`: the one asked for, else the checkpoint's own; None without any.
-
-    Raises:
-        ModelFactsError: the method is unknown, or it leaves the bytes of some matrices unknown.
-    """
+    """The method, as named in `QUANTIZED_BITS`: the one asked for, else the checkpoint's own; None without any. Raises
+    ModelFactsError if the method is unknown, or it leaves the bytes of some matrices unknown."""
     stored = config.get("quantization_config") or {}
     found = _stored_quantization(stored)
     quantization = found if asked is None or (asked == COMPRESSED_TENSORS and stored) else asked
@@ -89,7 +86,6 @@ def _never_quantized(name: str) -> bool:
 
 
 def _compressed_weights(stored: Mapping[str, Any]) -> str:
-    """How a model in the compressed-tensors format stores its matrices, as named in `QUANTIZED_BITS`."""
     groups = (stored.get("config_groups") or {}).values()
     weights = sorted(
         {

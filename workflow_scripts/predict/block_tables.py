@@ -35,10 +35,8 @@ class Table:
         return max(0, tokens - self.reach + 1) // self.block_size
 
     def needed(self, r: Owner, end: int, found: Sequence[Block | None], start: int, *, whole: bool) -> int:
-        """Free blocks needed for the tokens from `start` up to `end`, which is excluded.
-
-        With `whole`, when a request is admitted, a window needs only the blocks that it holds at one time.
-        """
+        """Free blocks needed for the tokens from `start` up to `end`, which is excluded. With `whole`, when a request
+        is admitted, a window needs only the blocks that it holds at one time."""
         required = -(-end // self.block_size)
         if whole:
             required = min(required, self.most)
@@ -59,7 +57,6 @@ class Table:
             self._drop(r, place)
 
     def _drop(self, r: Owner, place: int) -> None:
-        """Give back one block of a request."""
         block = self.of[r.index][place]
         self.of[r.index][place] = None
         self._release(r, [(place, block)], "freed")
@@ -145,11 +142,9 @@ class StateTable(Table):
 
 
 class KeptStateTable(Table):
-    """Blocks of a group of layers with a state, with prefix caching: states at the ends of blocks can be found again.
-
-    A step that passes the end of a block writes its state to a new one, and the former one is given back later. With
-    `checkpoints`, a prefill also leaves behind the state at the end of its last block (Mamba-2 since vLLM 0.32).
-    """
+    """Blocks of a group of layers with a state, with prefix caching: states at the ends of blocks can be found again. A
+    step that passes the end of a block writes its state to a new one, and the former one is given back later. With
+    `checkpoints`, a prefill also leaves behind the state at the end of its last block (Mamba-2 since vLLM 0.32)."""
 
     def __init__(self, number: int, pool: KvPool, max_model_len: int, blocks: Blocks) -> None:
         super().__init__(number, pool, max_model_len, blocks)

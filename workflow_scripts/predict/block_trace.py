@@ -28,7 +28,8 @@ from workflow_scripts.predict.speed import CellTask, Task, step_time_of
 from workflow_scripts.predict.step_scheduler import StepScheduler
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.paths import StudyPaths
-from workflow_scripts.study.study_file import Study, StudyError, load_study
+from workflow_scripts.study.study import Study, StudyError
+from workflow_scripts.study.study_file import load_study
 
 # Requests of each workload that the report shows: enough to fill small pools, traced in well under a second.
 MOST_REQUESTS = 64
@@ -39,33 +40,23 @@ COLUMNS = (*PLACE, "block_size", "num_blocks", *BlockEvent._fields, "source")
 def trace_blocks(
     requests: RequestLengths, settings: SchedulerSettings, step_time: StepTime | None = None
 ) -> list[BlockEvent]:
-    """Everything that happens to KV blocks until all requests have ended. The arguments are those of `make_schedule`.
-
-    Raises:
-        ScheduleError: a request can never run with these settings, or there are arrivals but no step times.
-    """
+    """Everything that happens to KV blocks until all requests have ended. Arguments and errors are those of
+    `make_schedule`."""
     check_requests(requests, settings, step_time)
-    pool = settings.pool or _one_group(settings.block_size)
-    scheduler = StepScheduler(requests, replace(settings, pool=pool), step_time, None)
+    one_group = KvPool((KvGroup("attention", (0,), 1, None),), 1, settings.block_size, 1, 0)
+    scheduler = StepScheduler(requests, replace(settings, pool=settings.pool or one_group), step_time, None)
     events: list[BlockEvent] = []
     scheduler.kv.blocks.events = events
     scheduler.run()
     return events
 
 
-def _one_group(block_size: int) -> KvPool:
-    """The pool of a model whose layers all keep all tokens."""
-    return KvPool((KvGroup("attention", (0,), 1, None),), 1, block_size, 1, 0)
-
-
 def trace_of_study(
     study: Study, cells: Sequence[Cell], plan: pd.DataFrame, prepared: Path | None, project_files: Path = PROJECT_FILES
 ) -> pd.DataFrame:
-    """The events of the first requests of each workload, in the cell whose KV cache holds the fewest tokens.
-
-    Of cells with equal caches it is the one with the most tokens found in its prefix cache. `plan` has the predictions
-    of the cells. A workload without a cell whose scheduler and cache are known has no rows.
-    """
+    """The events of the first requests of each workload, in the cell whose KV cache holds the fewest tokens. Of cells
+    with equal caches it is the one with the most tokens found in its prefix cache. `plan` has the predictions of the
+    cells. A workload without a cell whose scheduler and cache are known has no rows."""
     known = plan[plan["kv_cache_tokens"].notna() & plan["steps"].notna()]
     order = known.sort_values(["kv_cache_tokens", "cached_tokens"], ascending=[True, False], kind="stable")
     chosen = set(order.drop_duplicates("workload")["cell_id"])
@@ -81,11 +72,8 @@ def trace_of_study(
 
 
 def trace_of_cell(task: Task, cell: CellTask, most: int | None = None) -> pd.DataFrame:
-    """The events of a cell, or only of its first `most` requests.
-
-    Raises:
-        ScheduleError: the cell has no schedule of blocks; the message says why.
-    """
+    """The events of a cell, or only of its first `most` requests. Raises ScheduleError if it has no schedule of
+    blocks."""
     if not isinstance(task.decides, SchedulerSettings):
         raise ScheduleError(f"{cell.record.engine}: static batches have no KV blocks")
     requests = task.requests
@@ -111,7 +99,7 @@ def _table(rows: list[dict[str, object]]) -> pd.DataFrame:
     STUDY,
     RESULTS,
     option("--cell", required=True, help="the cell's ID, as in plan.csv"),
-    option("--project-files", type=Path, default=PROJECT_FILES, help="folder with ladders (%(default)s)"),
+    option("--project-files", type=Path, default=PROJECT_FILES, help="folder with calibrations (%(default)s)"),
     out("CSV file to write"),
 )
 def main(args: Namespace) -> None:

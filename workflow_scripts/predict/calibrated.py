@@ -1,4 +1,4 @@
-"""The costs of steps that a prediction uses, in this order: a ladder of this device, a project file, its rates.
+"""The costs of steps that a prediction uses, in this order: its calibration, a project file, its rates.
 
 A ladder of another model on the same device, engine and kernels comes after those of the model itself. A prediction
 always names what it used.
@@ -46,11 +46,7 @@ class Wanted:
 
 
 def speed_for(wanted: Wanted, ladders: Path | None, project_files: Path = PROJECT_FILES) -> Speed | None:
-    """The best known costs; None if nothing is known of the device.
-
-    Raises:
-        LadderError: a record cannot be read.
-    """
+    """The best known costs; None if nothing is known of the device. Raises LadderError if a record cannot be read."""
     default = default_speed(wanted.gpu, wanted.dtype, ahead=wanted.ahead, rates=wanted.rates)
     unused = ""
     for source, path in _candidates(wanted, ladders, project_files):
@@ -64,16 +60,13 @@ def speed_for(wanted: Wanted, ladders: Path | None, project_files: Path = PROJEC
             except (FitError, ModelFactsError, UnpredictableError) as e:
                 why = f"is of no use: {e}"
         if record.model == wanted.model and not unused:
-            unused = f"; its ladder {why}"
+            unused = f"; its calibration {why}"
     return default and default.model_copy(update={"how": default.how + unused})
 
 
 def _candidates(wanted: Wanted, ladders: Path | None, project_files: Path) -> Iterator[tuple[Source, Path]]:
-    """Records of the model itself, then those of other models.
-
-    After those of the engine itself come, on a GPU, those of an engine with the same core: a server's client does not
-    share the cores of its host.
-    """
+    """Records of the model itself, then those of other models. After those of the engine itself come, on a GPU, those
+    of an engine with the same core: a server's client does not share the cores of its host."""
     folders: list[tuple[Source, Path]] = [("project file", project_files / wanted.gpu.name)]
     if ladders is not None:
         folders.insert(0, ("calibrated", ladders / wanted.gpu.name))
@@ -94,7 +87,7 @@ def _why_unusable(record: LadderRecord, wanted: Wanted) -> str | None:
     if record.dtype is None or not record.climbs:
         return f"has no steps: {_in_a_line(record.failure)}"
     if record.protocol != PROTOCOL_VERSION:
-        return f"was climbed with protocol {record.protocol}, which is now {PROTOCOL_VERSION}"
+        return f"was measured with protocol {record.protocol}, which is now {PROTOCOL_VERSION}"
     if wanted.gpu.kind == "cpu" and identity(record.device) != identity(wanted.device):
         return "is of another processor or number of cores"
     try:
@@ -115,10 +108,8 @@ def _in_a_line(failure: str | None) -> str:
 
 
 def _guide(record: LadderRecord, wanted: Wanted) -> tuple[StepCosts | None, float]:
-    """Costs by the rates of the device that was climbed on, and how closely they hold.
-
-    Without these rates they are by those of the device at hand or, without these too, by the data sheet.
-    """
+    """Costs by the rates of the device that was climbed on, and how closely they hold. Without these rates they are by
+    those of the device at hand or, without these too, by the data sheet."""
     rates = record.rates or wanted.rates
     known = default_speed(wanted.gpu, wanted.dtype, ahead=wanted.ahead, rates=rates)
     return known.costs if known else None, GUIDED_WITHIN if rates else GUIDED_BY_DATA_SHEET
@@ -140,8 +131,9 @@ def _speed(found: StepFit, record: LadderRecord, dtype: Dtype, wanted: Wanted, s
         *(["number of ranks"] if wanted.ranks > 1 else []),
     ]
     by_rates = wanted.gpu.kind != "cpu" and (record.rates or wanted.rates)
+    used = "" if found.passes == found.climbed else f" of {found.passes} of {found.climbed} passes"
     how = (
-        f"fitted to {found.steps} steps{_of(found)} of {record.model} in {dtype}, {record.engine_version}, "
+        f"fitted to {found.steps} steps{used} of {record.model} in {dtype}, {record.engine_version}, "
         f"on {record.host}, {record.measured_at}"
     )
     if wanted.gpu.kind != "cpu" and identity(record.device) != identity(wanted.device):
@@ -166,11 +158,6 @@ def _speed(found: StepFit, record: LadderRecord, dtype: Dtype, wanted: Wanted, s
         covered={kind: most for kind, most in found.most.items() if not (by_rates and kind in GUIDED)},
         how=how,
     )
-
-
-def _of(found: StepFit) -> str:
-    """How many passes were used, if not all."""
-    return "" if found.passes == found.climbed else f" of {found.passes} of {found.climbed} passes"
 
 
 def _pct(factor: float | None) -> float | None:

@@ -23,8 +23,7 @@ from workflow_scripts.device.device_check import cpu_here
 from workflow_scripts.engines.description import named
 from workflow_scripts.engines.knobs import Knobs
 from workflow_scripts.engines.registry import get_engine
-from workflow_scripts.physics.facts_on_device import facts_on
-from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError
+from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, facts_on
 from workflow_scripts.predict.capacity_record import Capacity, PublishedCapacity
 from workflow_scripts.predict.engine_memory import EngineSettings
 from workflow_scripts.predict.engine_steps import CapacityBy
@@ -57,15 +56,10 @@ def predict_study(cells: Iterable[Cell]) -> Iterator[Capacity]:
 
 
 def predict_published(published: Published, claims: Iterable[str]) -> Iterator[Capacity]:
-    """One record for each number of blocks in the tables of these claims; `published` holds what was published.
-
-    Such a table is `kv_blocks_*.csv`, with the columns gpu, model (its name on the hub), vllm_version,
-    gpu_memory_utilization, max_model_len, block_size, num_gpu_blocks, kv_cache_tokens and max_concurrency.
-
-    Raises:
-        PublishedError: no such claim or table, a table without one of the columns, or a row with a value that is not a
-            number or a device that no catalogue entry names.
-    """
+    """One record for each number of blocks in the tables of these claims; `published` holds what was published. Such a
+    table is `kv_blocks_*.csv`, with the columns gpu, model (its name on the hub), vllm_version, gpu_memory_utilization,
+    max_model_len, block_size, num_gpu_blocks, kv_cache_tokens and max_concurrency. Raises PublishedError if a claim,
+    table or column is missing, a value is no number, or no catalogue entry names a device."""
     tables = {claim.table for claim in map(published.claim, claims) if claim.table is not None}
     for path in sorted(published.folder / table for table in tables if table.startswith("kv_blocks_")):
         with path.open(encoding="utf-8", newline="") as lines:

@@ -37,11 +37,8 @@ class PublishedCapacity:
 
 @dataclass(frozen=True)
 class Capacity:
-    """The KV capacity of an engine with certain settings.
-
-    `terms`: those that are known, each with how it was found. `infeasible`: why the engine would refuse to start.
-    `unknown`: why there is no prediction.
-    """
+    """The KV capacity of an engine with certain settings. `terms`: those that are known, each with how it was found.
+    `infeasible`: why the engine would refuse to start. `unknown`: why there is no prediction."""
 
     terms: Mapping[str, Term]
     cell_id: str = ""

@@ -17,10 +17,8 @@ from workflow_scripts.predict.engine_setting import EngineSetting, Fault
 
 
 def hf_faults(settings: Sequence[EngineSetting]) -> list[Fault | None]:
-    """The fault of each setting that transformers refuses, else None, in the order of `settings`.
-
-    A model that its paged cache cannot hold is no fault of a setting: the cell is predicted to end as infeasible.
-    """
+    """The fault of each setting that transformers refuses, else None, in the order of `settings`. A model that its
+    paged cache cannot hold is no fault of a setting: the cell is predicted to end as infeasible."""
     model_of = _model_reader()
 
     def fault(setting: EngineSetting) -> Fault | None:

@@ -34,11 +34,9 @@ from workflow_scripts.study.study_file import load_study
 
 
 def check_cells(cells: Sequence[Cell]) -> Iterator[tuple[list[Cell], Fault]]:
-    """Every fault with the cells that have it; settings that differ only in the workload are checked once.
-
-    The function that an engine's description names takes a list of `EngineSetting` and returns for each a `Fault`, or
-    None if the engine accepts it.
-    """
+    """Every fault with the cells that have it; settings that differ only in the workload are checked once. The function
+    that an engine's description names takes a list of `EngineSetting` and returns for each a `Fault`, or None if the
+    engine accepts it."""
     alike: dict[tuple[Any, ...], list[Cell]] = {}
     for cell in cells:
         alike.setdefault((cell.engine, cell.gpu, cell.model, cell.knobs), []).append(cell)
@@ -96,7 +94,6 @@ def _asked(cells: Sequence[Cell]) -> Mapping[str, EngineDescription]:
 
 
 def _version(packages: Iterable[str]) -> tuple[str, str] | None:
-    """The first of the packages that is installed, with its version."""
     for package in packages:
         with contextlib.suppress(metadata.PackageNotFoundError):
             return package, metadata.version(package)

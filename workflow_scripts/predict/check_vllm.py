@@ -34,19 +34,10 @@ _QUESTIONS = (
 # Operators that modules of compilation passes use by name while they are imported. vLLM's CPU build has them; its CUDA
 # build has them in an extension that cannot be loaded without NVIDIA's driver.
 _OPERATORS = (
-    "dynamic_per_token_scaled_fp8_quant",
-    "dynamic_scaled_fp8_quant",
-    "fused_add_rms_norm",
-    "fused_add_rms_norm_static_fp8_quant",
-    "fused_qk_norm_rope",
-    "rms_norm",
-    "rms_norm_dynamic_per_token_quant",
-    "rms_norm_static_fp8_quant",
-    "rotary_embedding",
-    "silu_and_mul",
-    "silu_and_mul_per_block_quant",
-    "silu_and_mul_quant",
-    "static_scaled_fp8_quant",
+    *("dynamic_per_token_scaled_fp8_quant", "dynamic_scaled_fp8_quant", "fused_add_rms_norm"),
+    *("fused_add_rms_norm_static_fp8_quant", "fused_qk_norm_rope", "rms_norm"),
+    *("rms_norm_dynamic_per_token_quant", "rms_norm_static_fp8_quant", "rotary_embedding", "silu_and_mul"),
+    *("silu_and_mul_per_block_quant", "silu_and_mul_quant", "static_scaled_fp8_quant"),
 )
 # vLLM's words if the module of a model cannot be imported, for example because the CPU environment has no torchvision.
 _NOT_LOADED = "failed to be inspected"
@@ -59,10 +50,8 @@ _ENVIRONMENT = {
 
 
 def vllm_faults(settings: Sequence[EngineSetting]) -> list[Fault | None]:
-    """The fault of each setting that vLLM refuses, else None, in the order of `settings`.
-
-    vLLM keeps one platform for the life of a process, so each kind of device is checked in its own process.
-    """
+    """The fault of each setting that vLLM refuses, else None, in the order of `settings`. vLLM keeps one platform for
+    the life of a process, so each kind of device is checked in its own process."""
     faults: dict[int, Fault | None] = {}
     by_kind: dict[bool, list[int]] = {}
     for index, setting in enumerate(settings):
@@ -143,7 +132,6 @@ def _without_one(knobs: VllmKnobs) -> Iterator[tuple[str, VllmKnobs]]:
 
 
 def _words(error: BaseException) -> str:
-    """An error's own words on one line."""
     if isinstance(error, ValidationError):
         faults = [
             ": ".join([*map(str, fault["loc"]), fault["msg"].removeprefix("Value error, ")])

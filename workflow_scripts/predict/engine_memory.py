@@ -97,8 +97,7 @@ class EngineSettings:
         >>> EngineSettings(vllm_version="0.6.4.dev9+g5d264f4a").version
         (0, 6, 4)
 
-        Raises:
-            CapacityError: the text is not a version.
+        Raises CapacityError if the text is not a version.
         """
         found = re.match(r"v?(\d+(?:\.\d+)*)", self.vllm_version)
         if found is None:
@@ -107,9 +106,7 @@ class EngineSettings:
 
     def caches_prefixes(self, facts: ModelFacts) -> bool:
         """Whether prefixes are cached: as set, else by vLLM's default, which excluded models with states before 0.28.
-
-        (vllm-project/vllm#50991)
-        """
+        (vllm-project/vllm#50991)"""
         if self.enable_prefix_caching is not None:
             return self.enable_prefix_caching
         return self.version >= _CACHES_STATES or not any(facts.of_kind(State))
@@ -172,10 +169,8 @@ def split_layers(layers: int, pipeline_parallel_size: int) -> list[PipelineRank]
 
 
 def bytes_per_token(facts: ModelFacts, settings: EngineSettings, rank: PipelineRank) -> Term:
-    """Bytes of a token in all layers of one device that keep it, at least for a while.
-
-    If there are more ranks than KV heads, each rank keeps a whole head; it keeps all of a latent vector.
-    """
+    """Bytes of a token in all layers of one device that keep it, at least for a while. If there are more ranks than KV
+    heads, each rank keeps a whole head; it keeps all of a latent vector."""
     element = facts.kv_dtype_bytes(settings.kv_cache_dtype)
     stack = facts.stack[rank.first_layer : rank.first_layer + rank.layers]
     mixers = Counter(mixer for layer in stack for mixer in layer.mixers if not isinstance(mixer, State))
@@ -197,13 +192,9 @@ def _of_one_kind(mixer: Attention | LatentAttention, layers: int, tensor: int, e
 def memory_terms(
     facts: ModelFacts, gpu: Gpu, settings: EngineSettings, rank: PipelineRank, log_gib: Mapping[str, float]
 ) -> dict[str, Term]:
-    """Bytes of one device, from its memory down to what is left for the KV cache.
-
-    `log_gib` holds values in GiB from an engine's log; such a term is used instead of a prediction.
-
-    Raises:
-        CapacityError: the device has no memory of its own and no size of the KV cache is given.
-    """
+    """Bytes of one device, from its memory down to what is left for the KV cache. `log_gib` holds values in GiB from an
+    engine's log; such a term is used instead of a prediction. Raises CapacityError if the device has no memory of its
+    own and no size of the KV cache is given."""
     if settings.kv_cache_memory_bytes is not None:
         return {
             "available_kv_cache": Term(settings.kv_cache_memory_bytes, "bytes", "given: the engine does not profile")
@@ -247,7 +238,7 @@ def device_memory(gpu: Gpu) -> Term:
 def weights(facts: ModelFacts, settings: EngineSettings, rank: PipelineRank) -> Term:
     """Weights of one rank: matrices and vocabulary tables are split over tensor ranks; norms and biases are copied."""
     tensor, hidden, element = settings.tensor_parallel_size, facts.hidden, DTYPE_BYTES[facts.dtype]
-    stack = facts.stack[rank.first_layer : rank.first_layer + rank.layers]
+    layers = Counter(facts.stack[rank.first_layer : rank.first_layer + rank.layers])
     vocabulary = math.ceil(facts.vocab / _VOCABULARY_STEP) * _VOCABULARY_STEP
     tables = rank.first + (rank.last and not (rank.first and facts.tied_embeddings))
     # Rotary positions are a table of cosines and sines, as long as the model's longest context.
@@ -255,11 +246,11 @@ def weights(facts: ModelFacts, settings: EngineSettings, rank: PipelineRank) -> 
     value = (
         sum(
             count * _allocated(matrix.parameters * facts.bytes_of(matrix))
-            for layer, count in Counter(stack).items()
+            for layer, count in layers.items()
             for matrix in layer.matrices(hidden, tensor, whole_experts=settings.enable_expert_parallel)
         )
         + tables * _allocated(vocabulary * hidden / tensor * element)
-        + (sum(layer.vector_parameters(hidden) for layer in stack) + positions) * element
+        + (sum(count * layer.vector_parameters(hidden) for layer, count in layers.items()) + positions) * element
     )
     stored = f"{facts.quantization} matrices, else {facts.dtype}" if facts.quantization else facts.dtype
     experts = f", but 1/{tensor} of the experts" if settings.enable_expert_parallel else ""

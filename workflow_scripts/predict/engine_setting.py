@@ -21,10 +21,8 @@ class EngineSetting:
 
 @dataclass(frozen=True)
 class Fault:
-    """What an engine refuses, in its own words. `knobs`: without any one of them it accepts the setting.
-
-    `only_here` says that this installation of the engine could not look at the model, which is no fault of the study.
-    """
+    """What an engine refuses, in its own words. `knobs`: without any one of them it accepts the setting. `only_here`
+    says that this installation of the engine could not look at the model, which is no fault of the study."""
 
     knobs: tuple[str, ...]
     words: str

@@ -33,7 +33,6 @@ class EngineSteps:
         eager: whether each layer starts its kernels by itself, without captured graphs.
         one_mask: whether a step's tokens attend to the KV of all its sequences, most of it masked.
         graphs: how a GPU's host launches steps; None on a CPU.
-        closed_loop: whether each of several users sends a request when the last one is answered.
     """
 
     decides: Decides
@@ -42,7 +41,6 @@ class EngineSteps:
     eager: bool = False
     one_mask: bool = False
     graphs: Graphs | None = None
-    closed_loop: bool = False
 
     @property
     def max_num_batched_tokens(self) -> int | None:

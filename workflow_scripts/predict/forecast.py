@@ -4,6 +4,7 @@ Cells whose engines make the same decisions share one schedule, on any device. d
 is made and what a record holds.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
@@ -19,23 +20,26 @@ from workflow_scripts.device.device_record import Device
 from workflow_scripts.engines.description import named
 from workflow_scripts.engines.registry import get_engine
 from workflow_scripts.physics.calibration import Speed, scaled
-from workflow_scripts.physics.facts_on_device import facts_on
-from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError
+from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, facts_on
 from workflow_scripts.physics.step_time import StepCosts
 from workflow_scripts.predict.calibrated import PROJECT_FILES, Wanted, speed_for
 from workflow_scripts.predict.capacity_record import Capacity
 from workflow_scripts.predict.engine_steps import CapacityBy, Decides, EngineSteps, StepsBy, UnpredictableError
 from workflow_scripts.predict.prediction_record import Prediction
-from workflow_scripts.predict.request_lengths import lengths_of
 from workflow_scripts.predict.schedule import RequestLengths
 from workflow_scripts.predict.speed import CellTask, Task, predict_task
 from workflow_scripts.predict.static_batches import StaticBatches, batch_that_fits
-from workflow_scripts.study.grid import Cell
+from workflow_scripts.study.grid import Cell, endpoints_of, like
 from workflow_scripts.study.ladders import variant
 from workflow_scripts.study.protocol import SEED
-from workflow_scripts.study.study_file import Study
+from workflow_scripts.study.study import Study
 from workflow_scripts.workloads.arrivals import Load
+from workflow_scripts.workloads.make_requests import make_requests
 from workflow_scripts.workloads.request import WorkloadError
+from workflow_scripts.workloads.vocabulary import Vocabulary
+from workflow_scripts.workloads.workload_kinds import Workload
+
+CHARACTERS_PER_TOKEN = 4
 
 
 def predict_cells(
@@ -45,19 +49,10 @@ def predict_cells(
     project_files: Path = PROJECT_FILES,
     run: Callable[..., Iterable[list[Prediction]]] = map,
 ) -> Iterator[Prediction]:
-    """One record per cell, in no particular order.
-
-    Args:
-        study: the study that the cells belong to.
-        cells: which of its cells.
-        prepared: folder with the records of measured devices (`devices`) and of ladders (`ladders`).
-        project_files: folder with ladders that the project holds.
-        run: `map`, or a function that does the same in parallel.
-
-    Raises:
-        WorkloadError: a workload's requests cannot be determined.
-        LadderError: a ladder cannot be read.
-    """
+    """One record per cell, in no particular order. Raises WorkloadError if a workload's requests cannot be determined,
+    and LadderError if a ladder cannot be read. `prepared`: folder with the records of measured devices (`devices`) and
+    of ladders (`ladders`). `project_files`: folder with ladders that the project holds. `run`: `map`, or a function
+    that does the same in parallel."""
     tasks, unpredictable = tasks_of(study, cells, prepared, project_files)
     yield from unpredictable
     for records in run(predict_task, tasks):
@@ -137,24 +132,29 @@ class _Known:
 
     def task(self, cell: Cell) -> tuple[Decides, RequestLengths, CellTask] | Prediction:
         """What decides the cell's schedule, its requests, and its task; or its record if it cannot be predicted."""
-        gpu, knobs = self.gpus[cell.gpu], cell.knobs
-        count = self.study.workloads[cell.workload].prompts_for(knobs.max_concurrency)
-        place = (cell.id, cell.gpu, cell.engine, cell.model, cell.workload, knobs.slug())
+        gpu, load = self.gpus[cell.gpu], cell.knobs if isinstance(cell.knobs, Load) else Load()
+        count = self.study.workloads[cell.workload].prompts_for(cell.knobs.max_concurrency)
+        place = (cell.id, cell.gpu, cell.engine, cell.model, cell.workload, cell.knobs.slug())
         record = Prediction(*place, num_requests=count)
+        cell = _stand_in(cell, self.study)
+        knobs = cell.knobs
         try:
             facts = self._facts_of(cell)
             record = _with_capacity(record, _capacity(cell, gpu, facts))
             if record.infeasible or record.unknown:
                 return record
-            steps = _steps_of(cell, gpu, facts)
+            steps_by: StepsBy = named(cast(str, get_engine(cell.engine).steps_by))
+            steps = _under_load(steps_by(cell.knobs, gpu, facts), load)
             record = replace(
                 record, max_num_seqs=steps.decides.max_num_seqs, max_num_batched_tokens=steps.max_num_batched_tokens
             )
-            requests, kind = self._requests_of(cell, count, steps.longest_request)
+            requests, kind = self._requests_of(cell.workload, load, count, steps.longest_request)
         except UnpredictableError as e:
             return replace(record, unknown=str(e))
         decides = steps.decides
         if isinstance(decides, StaticBatches):
+            if requests.arrival_s is not None:
+                return replace(record, unknown="a server that answers in static batches at a rate is not modelled")
             decides = replace(decides, batch_size=batch_that_fits(requests, decides, facts))
             if not decides.batch_size:
                 return replace(record, infeasible="not even one request fits into the memory beside the model")
@@ -179,7 +179,8 @@ class _Known:
             eager=steps.eager,
             one_mask=steps.one_mask,
             graphs=steps.graphs,
-            closed_loop=steps.closed_loop,
+            users=load.users if requests.arrival_s is None else None,
+            unmodelled="; ".join(_unmodelled(record.engine != cell.engine, load)),
             repeats=self.study.repeats,
             margin_pct=self.study.equivalence_margin_pct,
         )
@@ -191,30 +192,57 @@ class _Known:
         except ModelFactsError as e:
             raise UnpredictableError(str(e)) from None
 
-    def _requests_of(self, cell: Cell, count: int, limit: int) -> tuple[RequestLengths, str]:
+    def _requests_of(self, workload: str, load: Load, count: int, limit: int) -> tuple[RequestLengths, str]:
         try:
-            requests, kind = self.lengths(cell.workload, count)
+            requests, kind = self.lengths(workload, count)
         except WorkloadError as e:
-            raise UnpredictableError(f"workload {cell.workload!r}: {e}") from None
+            raise UnpredictableError(f"workload {workload!r}: {e}") from None
         longest = int((requests.prompt_tokens + requests.output_tokens).max())
         if longest > limit:
             raise UnpredictableError(f"a request of {longest} tokens does not fit a context of {limit}")
-        return (_as_sent(requests, cell.knobs) if isinstance(cell.knobs, Load) else requests), kind
+        return _as_sent(requests, load), kind
+
+
+def _stand_in(cell: Cell, study: Study) -> Cell:
+    """The cell of the engine that forms steps like the cell's server; without such an entry the cell itself."""
+    found = like(cell.endpoint, endpoints_of(study)) if cell.endpoint else None
+    return replace(cell, engine=found[0], knobs=found[1]) if found else cell
+
+
+def _under_load(steps: EngineSteps, load: Load) -> EngineSteps:
+    """The steps with no more requests in progress than users.
+
+    Users who send the next request at once when the last one is answered keep as many in progress as there are users.
+    So it is the schedule of requests that all wait from the start, with that limit.
+
+    Raises:
+        UnpredictableError: users with a rate.
+    """
+    if load.users is None or isinstance(steps.decides, StaticBatches):
+        return steps
+    if load.request_rate_per_s is not None:
+        raise UnpredictableError("users and a rate: which request waits depends on answers, which is not modelled")
+    slots = min(load.users, steps.decides.max_num_seqs)
+    return replace(steps, decides=replace(steps.decides, max_num_seqs=slots))
+
+
+def _unmodelled(is_like: bool, load: Load) -> Iterator[str]:
+    """What a prediction leaves out, so that it has no band."""
+    if is_like:
+        yield "the server around this engine is not modelled"
+    if load.users:
+        yield "users' pauses between answers are not modelled"
 
 
 def _as_sent(requests: RequestLengths, load: Load) -> RequestLengths:
-    """The requests at the moments at which the client sends them."""
     of_workload = np.zeros(len(requests)) if requests.arrival_s is None else requests.arrival_s
     arrival_s = np.array(load.arrivals_s(of_workload.tolist(), SEED))
     return replace(requests, arrival_s=arrival_s if arrival_s.any() else None)
 
 
 def _capacity(cell: Cell, gpu: Gpu, facts: ModelFacts) -> Capacity:
-    """The KV cache of a cell, empty if its engine has no paged one.
-
-    Raises:
-        UnpredictableError: the engine's steps, or the model, are not modelled.
-    """
+    """The KV cache of a cell, empty if its engine has no paged one. Raises UnpredictableError if its steps are
+    unknown."""
     engine = get_engine(cell.engine)
     if engine.steps_by is None:
         raise UnpredictableError(f"{cell.engine}: there is no schedule of this engine")
@@ -239,14 +267,32 @@ def _with_capacity(record: Prediction, capacity: Capacity) -> Prediction:
     )
 
 
-def _steps_of(cell: Cell, gpu: Gpu, facts: ModelFacts) -> EngineSteps:
-    steps_by: StepsBy = named(cast(str, get_engine(cell.engine).steps_by))
-    return steps_by(cell.knobs, gpu, facts)
-
-
 def _ceiling(gpu: Gpu, facts: ModelFacts) -> StepCosts | None:
     """Costs by the data sheet, which no engine on the device can undercut; None without data-sheet rates."""
     flop_per_s = gpu.peak_flop_per_s(facts.dtype)
     if gpu.memory_bandwidth_bytes_per_s is None or flop_per_s is None:
         return None
     return StepCosts.of_rates(gpu.memory_bandwidth_bytes_per_s, flop_per_s, 0.0)
+
+
+class _LengthsOnly(Vocabulary):
+    def random_ids(self, rng: np.random.Generator, count: int) -> list[int]:
+        """`count` equal tokens; nothing is drawn."""
+        return [0] * count
+
+
+def _guess(text: str) -> list[int]:
+    return [0] * math.ceil(len(text) / CHARACTERS_PER_TOKEN)
+
+
+def lengths_of(spec: Workload, count: int) -> tuple[RequestLengths, str]:
+    """The lengths of the first `count` requests of a workload, and what they really are: the requests that are
+    measured, except for texts of a file, whose tokens are estimated from characters. Raises WorkloadError if the
+    workload's file is missing or wrong, or has fewer requests."""
+    vocabulary = _LengthsOnly(
+        np.zeros(1, dtype=np.int64), _guess, lambda chat: _guess("".join(one["role"] + one["content"] for one in chat))
+    )
+    requests, stream = make_requests(spec, vocabulary, count)
+    guessed = stream.kind in ("sharegpt", "prompts")
+    kind = f"{stream.kind}, a token for every {CHARACTERS_PER_TOKEN} characters" if guessed else stream.kind
+    return RequestLengths.of(requests), kind

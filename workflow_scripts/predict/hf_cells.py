@@ -15,11 +15,8 @@ from workflow_scripts.predict.static_batches import StaticBatches
 
 
 def hf_continuous_capacity(knobs: HfContinuousKnobs, gpu: Gpu, facts: ModelFacts) -> Capacity:
-    """The paged cache, whose number of blocks is given instead of profiled, on any device.
-
-    Raises:
-        ModelFactsError: the layers do not all keep keys and values of all earlier tokens.
-    """
+    """The paged cache, whose number of blocks is given instead of profiled, on any device. Raises ModelFactsError if
+    the layers do not all keep keys and values of all earlier tokens."""
     if refused := why_paged_cache_is_refused(facts):
         return Capacity({}, block_size=knobs.page_size, infeasible=refused)
     assert facts.attention  # raises if it is not known
@@ -50,11 +47,8 @@ def hf_continuous_steps(knobs: HfContinuousKnobs, gpu: Gpu, facts: ModelFacts) -
 
 
 def hf_static_steps(knobs: HfStaticKnobs, gpu: Gpu, facts: ModelFacts) -> EngineSteps:
-    """Static batches, which need no scheduler.
-
-    Raises:
-        UnpredictableError: what the model's layers read is not modelled.
-    """
+    """Static batches, which need no scheduler. Raises UnpredictableError if what the model's layers read is not
+    modelled."""
     try:
         assert facts.attention
     except ModelFactsError as e:

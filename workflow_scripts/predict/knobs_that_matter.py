@@ -22,10 +22,8 @@ MATTERS, CANNOT, NO_STEP, OPEN = "can matter", "cannot matter", "changes no step
 
 def knob_effects(cells: Sequence[Cell], forecast: pd.DataFrame) -> pd.DataFrame:
     """One row for each knob that a study varies for a GPU, engine, model and workload, with the columns `COLUMNS`.
-
     `spread_pct`: how much faster the fastest value is than the slowest, in predicted output tokens/s; the largest such
-    difference between cells that agree in all other knobs and are predicted from the same source.
-    """
+    difference between cells that agree in all other knobs and are predicted from the same source."""
     knob_rows = [{f"knob_{name}": value for name, value in cell.knobs.set_values().items()} for cell in cells]
     settings = pd.DataFrame(knob_rows, index=[cell.id for cell in cells], dtype=object)
     table = forecast.set_index("cell_id").join(settings)

@@ -28,14 +28,10 @@ class SharedBlock:
 
 
 class BlockPool:
-    """The blocks of one device.
-
-    Args:
-        capacity: blocks that requests can get, without the one that the engine reserves.
-        block_size: tokens in a block.
-        caching: whether blocks keep their content when they are freed.
-        shared_contents: for each request, numbers that identify the contents of its prompt's leading blocks, as far as
-            other prompts may have them too; empty without caching.
+    """The blocks of one device. `capacity`: those that requests can get, without the one that the engine reserves.
+    `caching`: whether blocks keep their content when they are freed. `shared_contents`: for each request, numbers that
+    identify the contents of its prompt's leading blocks, as far as other prompts may have them too; empty without
+    caching.
     """
 
     def __init__(self, capacity: int, block_size: int, caching: bool, shared_contents: Sequence[Sequence[int]]) -> None:
@@ -84,10 +80,8 @@ class BlockPool:
             del self._holders[block.content]
 
     def lookup(self, request: int, most_blocks: int) -> tuple[list[SharedBlock], int]:
-        """Leading blocks of a waiting request that are still there: the shared ones, and the number of its own.
-
-        `most_blocks`: upper limit, because the last token must be computed anyway.
-        """
+        """Leading blocks of a waiting request that are still there: the shared ones, and the number of its own; at most
+        `most_blocks`, because the last token must be computed anyway."""
         shared: list[SharedBlock] = []
         contents = self.shared_contents[request]
         for content in contents[:most_blocks]:

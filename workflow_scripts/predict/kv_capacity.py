@@ -11,7 +11,7 @@ blocks. If the capacity of such a model cannot be predicted, the field `unknown`
 import json
 from argparse import BooleanOptionalAction, Namespace
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,8 @@ from workflow_scripts.common.command import command, option, positive, share
 from workflow_scripts.common.files import read_json
 from workflow_scripts.device.device_check import cpu_here
 from workflow_scripts.physics import formulas
-from workflow_scripts.physics.facts_on_device import facts_on
 from workflow_scripts.physics.layers import Attention, Experts, State
-from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError
+from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, facts_on
 from workflow_scripts.physics.stored_weights import KV_CACHE_DTYPE, QUANTIZATION
 from workflow_scripts.predict.engine_memory import (
     GIB,
@@ -57,15 +56,8 @@ def predict_capacity(
     >>> [terms[name].value for name in ("bytes_per_block", "num_blocks", "kv_cache_tokens")]
     [917504, 5863, 93808]
 
-    Args:
-        facts: the model.
-        gpu: the devices, all of one kind.
-        settings: how the engine is started.
-        log_facts: values from an engine's log, by the names of `LOG_FACTS`; used in place of predictions.
-
-    Raises:
-        CapacityError: there is no prediction for these settings.
-        ModelFactsError: there is none for a model with such layers.
+    Values of `log_facts`, from an engine's log by the names of `LOG_FACTS`, replace predictions. Raises CapacityError
+    if there is no prediction for these settings, and ModelFactsError if there is none for a model with such layers.
     """
     _check_ranks(facts, settings)
     log_gib = {name: value for name in LOG_FACTS if (value := (log_facts or {}).get(name)) is not None}
@@ -143,35 +135,19 @@ def _requests(pool: KvPool, batch: Batch, settings: EngineSettings, blocks: int)
     }
 
 
-@dataclass(frozen=True)
-class Explained:
-    """What observed numbers of blocks imply, and what is predicted for comparison."""
+def explain_observed(terms: Mapping[str, Term], observed: Sequence[tuple[float, int]]) -> dict[str, Term | str]:
+    """What pairs of gpu_memory_utilization and observed blocks imply for the device's memory and the overhead.
 
-    implied_memory: Term
-    implied_overhead: Term
-    predicted_overhead: Term
-    explanation: str
-
-
-def explain_observed(terms: Mapping[str, Term], observed: Sequence[tuple[float, int]]) -> Explained:
-    """What the numbers of blocks observed at several utilizations imply for the device's memory and the overhead.
-
-    This distinguishes a wrong prediction from a different device: see `formulas.memory_and_overhead`.
-
-    Blocks of 1 MB on a device of 10 GB, on which 1 GB is predicted to be taken but 2 GB are:
+    This distinguishes a wrong prediction, `terms`, from a different device: see `formulas.memory_and_overhead`. Blocks
+    of 1 MB on a device of 10 GB, on which 1 GB is predicted to be taken but 2 GB are:
 
     >>> sizes = {"bytes_per_block": 1e6, "device_memory": 10e9, "weights": 1e9}
     >>> terms = {n: Term(sizes.get(n, 0), "", "") for n in (*sizes, "activation", "cuda_graphs", "other")}
     >>> found = explain_observed(terms, [(0.5, 3000), (0.9, 7000)])
-    >>> [round(term.value / 1e9, 3) for name, term in vars(found).items() if name != "explanation"]
+    >>> [round(term.value / 1e9, 3) for term in found.values() if isinstance(term, Term)]
     [10.0, 2.0, 1.0]
 
-    Args:
-        terms: the prediction for this model and GPU.
-        observed: pairs of gpu_memory_utilization and number of blocks.
-
-    Raises:
-        CapacityError: fewer than two utilizations, or a prediction without a device's memory.
+    Raises CapacityError if there are fewer than two utilizations, or the device's memory is not predicted.
     """
     if len({utilization for utilization, _ in observed}) < 2:
         raise CapacityError("--observed is needed for two utilizations or more, to tell memory from overhead")
@@ -180,16 +156,16 @@ def explain_observed(terms: Mapping[str, Term], observed: Sequence[tuple[float, 
     per_block, device = terms["bytes_per_block"].value, terms["device_memory"].value
     memory, overhead = formulas.memory_and_overhead(observed, per_block)
     expected = sum(terms[name].value for name in ("weights", "activation", "cuda_graphs", "other"))
-    return Explained(
-        implied_memory=Term(round(memory), "bytes", "slope of the observed blocks x bytes_per_block"),
-        implied_overhead=Term(round(overhead), "bytes", "minus intercept of the observed blocks x bytes_per_block"),
-        predicted_overhead=Term(expected, "bytes", "weights + activation + cuda_graphs + other"),
-        explanation=(
+    return {
+        "implied_memory": Term(round(memory), "bytes", "slope of the observed blocks x bytes_per_block"),
+        "implied_overhead": Term(round(overhead), "bytes", "minus intercept of the observed blocks x bytes_per_block"),
+        "predicted_overhead": Term(expected, "bytes", "weights + activation + cuda_graphs + other"),
+        "explanation": (
             f"Blocks of {per_block:,.0f} bytes fit a device of {memory / GIB:.2f} GiB with {overhead / GIB:.2f} GiB of "
             f"weights and overhead (predicted: {expected / GIB:.2f} GiB); this GPU has {device / GIB:.2f} GiB. "
             + _factor(device / memory)
         ),
-    )
+    }
 
 
 def _factor(factor: float) -> str:
@@ -284,7 +260,7 @@ def _observation(text: str) -> tuple[float, int]:
     option(
         "--enable-prefix-caching",
         action=BooleanOptionalAction,
-        help="matters for models with states (default: vLLM's, without for these before 0.28)",
+        help="for models with states (default: that of the version of vLLM)",
     ),
     option("--enforce-eager", action="store_true", help="no CUDA graphs"),
     option(
@@ -294,7 +270,7 @@ def _observation(text: str) -> tuple[float, int]:
     ),
     option("--num-gpu-blocks-override", type=positive, help="blocks of the KV cache, given instead of profiled"),
     option("--vllm-version", help=f"default: the log's, otherwise {EngineSettings.vllm_version}"),
-    option("--usage", choices=["server", "offline"], default="server", help="whose default batch sizes (%(default)s)"),
+    option("--usage", choices=["server", "offline"], default="server", help="for default batch sizes (%(default)s)"),
     option(
         "--sampler",
         choices=["auto", "fused", "sort"],

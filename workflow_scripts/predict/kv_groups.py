@@ -30,9 +30,7 @@ _BLOCK_WITH_INDEXER = 64  # the only one that kernels of sparse attention take
 @dataclass(frozen=True)
 class KvPool:
     """The groups of a model, and the bytes of a page on a tensor rank. `block_size`: tokens in a page of attention.
-
-    `context_ranks` share the tokens of a request among them (decode context parallelism).
-    """
+    `context_ranks` share the tokens of a request among them (decode context parallelism)."""
 
     groups: tuple[KvGroup, ...]
     page_bytes: int
@@ -54,10 +52,8 @@ class KvPool:
         )
 
     def blocks_of_group(self, group: KvGroup, max_model_len: int) -> int:
-        """Blocks of a group that a request of `max_model_len` tokens may take.
-
-        A window need not begin at the beginning of a block, so it may lie in one block more.
-        """
+        """Blocks of a group that a request of `max_model_len` tokens may take. A window need not begin at the beginning
+        of a block, so it may lie in one block more."""
         block_size = self.block_size * group.stretch
         if group.reach == 0:
             return self.state_blocks
@@ -74,11 +70,8 @@ class KvPool:
 
 
 def kv_pool(facts: ModelFacts, settings: EngineSettings, batch: Batch, kind: str) -> KvPool:
-    """How vLLM plans the pool of a model on devices of a kind (`cuda`, `rocm` or `cpu`).
-
-    Raises:
-        ModelFactsError: the planning of such layers is not known here.
-    """
+    """How vLLM plans the pool of a model on devices of a kind (`cuda`, `rocm` or `cpu`). Raises ModelFactsError if the
+    planning of such layers is not known here."""
     tensor, element = settings.tensor_parallel_size, facts.kv_dtype_bytes(settings.kv_cache_dtype)
     stack = _with_drafting_layers(facts, settings)
     mixers = {mixer for mixer, _ in layers_with_memory(stack)}
@@ -110,20 +103,19 @@ def kv_pool(facts: ModelFacts, settings: EngineSettings, batch: Batch, kind: str
     groups = layer_groups(stack, settings.version >= _FREES_CHUNKS)
     if len(per_token) > 1:
         own = {n: m.cache_bytes(element, tensor) for m, n in layers_with_memory(stack) if not isinstance(m, State)}
-        groups = (_stretched(group, token_bytes, own[group.layers[0]]) for group in groups)
+        # More tokens in a page if these fill it, else padding.
+        fill = {layer: token_bytes // size if token_bytes % size == 0 else 1 for layer, size in own.items()}
+        groups = (replace(group, stretch=fill[group.layers[0]]) for group in groups)
+    # Batches whose tokens a window must keep; on GPUs the next one is planned while one runs.
+    in_flight = 1 if settings.version < _IN_FLIGHT else settings.pipeline_parallel_size + (kind != "cpu")
     return KvPool(
         groups=tuple(groups),
         page_bytes=block_size * token_bytes,
         block_size=block_size,
         state_blocks=_state_blocks(settings, facts),
-        in_flight_tokens=batch.max_num_batched_tokens * _batches_in_flight(settings, kind),
+        in_flight_tokens=batch.max_num_batched_tokens * in_flight,
         context_ranks=settings.decode_context_parallel_size,
     )
-
-
-def _stretched(group: KvGroup, page: int, own: int) -> KvGroup:
-    """A group in pages of `page` bytes per token: more tokens of `own` bytes if these fill a page, else padding."""
-    return replace(group, stretch=page // own if page % own == 0 else 1)
 
 
 def _with_drafting_layers(facts: ModelFacts, settings: EngineSettings) -> tuple[Layer, ...]:
@@ -152,18 +144,9 @@ def kv_cache_tokens(pool: KvPool, num_blocks: int, batch: Batch, settings: Engin
 
 
 def _state_blocks(settings: EngineSettings, facts: ModelFacts) -> int:
-    """States of a sequence in a layer: one, and one per drafted token.
-
-    With prefix caching there is also the one before the last block boundary.
-    """
+    """States of a sequence in a layer: one, and one per drafted token. With prefix caching there is also the one before
+    the last block boundary."""
     if not settings.caches_prefixes(facts):
         return 1 + settings.num_speculative_tokens
     checkpoint = settings.version >= _PREFILL_CHECKPOINT and any(s.kind == MAMBA_2 for s, _ in facts.of_kind(State))
     return 2 + checkpoint + settings.num_speculative_tokens
-
-
-def _batches_in_flight(settings: EngineSettings, kind: str) -> int:
-    """Batches whose tokens a window must keep; on GPUs the next one is planned while one runs."""
-    if settings.version < _IN_FLIGHT:
-        return 1
-    return settings.pipeline_parallel_size + (kind != "cpu")

@@ -11,14 +11,8 @@ from workflow_scripts.predict.pool_blocks import Block, Blocks, Owner
 
 
 class LayeredPool:
-    """The blocks of one device, and a table for each group of layers.
-
-    Args:
-        pool: the groups.
-        capacity: blocks that requests can get.
-        max_model_len: tokens of the longest request.
-        caching: whether blocks keep their content when they are given back.
-    """
+    """The blocks of one device, and a table for each group of layers. `capacity`: blocks that requests can get.
+    `caching`: whether blocks keep their content when they are given back."""
 
     def __init__(self, pool: KvPool, capacity: int, max_model_len: int, *, caching: bool) -> None:
         self.block_size, self.caching = pool.block_size, caching
@@ -73,10 +67,8 @@ class LayeredPool:
     def allocate(
         self, request: Owner, tokens: int, found: Sequence[Sequence[Block | None]] | None = None, start: int = 0
     ) -> bool:
-        """Give a request the blocks for its next tokens; False if there are too few.
-
-        A request that is admitted comes with what was `found` for it up to `start`, and all its tokens must fit.
-        """
+        """Give a request the blocks for its next tokens; False if there are too few. A request that is admitted comes
+        with what was `found` for it up to `start`, and all its tokens must fit."""
         of_table = found if found is not None else [()] * len(self.tables)
         start = request.computed + start
         if found is not None:
@@ -123,9 +115,7 @@ class LayeredPool:
 
 def _find_kind(tables: Sequence[Table], request: Owner, tokens: int) -> list[list[Block | None] | None]:
     """The longest beginning of at most `tokens` tokens that groups of one kind all have: their blocks, place by place.
-
-    A place is None if no token after the beginning looks at it.
-    """
+    A place is None if no token after the beginning looks at it."""
 
     def cached(place: int) -> list[Block | None] | None:
         found = [table.blocks.find(table.content(request, place)) for table in tables]

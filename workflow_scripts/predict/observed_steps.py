@@ -22,9 +22,7 @@ SAME_S = 1e-4
 @dataclass(frozen=True)
 class Observed:
     """The steps of one pass: the work of each, one column per kind, and seconds from the start of the pass to its end.
-
-    `ends_s` is NaN for a step whose end was not reported, but the last one always is.
-    """
+    `ends_s` is NaN for a step whose end was not reported, but the last one always is."""
 
     rows: FloatArray
     ends_s: FloatArray
@@ -45,12 +43,8 @@ class _Prompt(NamedTuple):
 
 
 def segments_of(one: Pass, budget: int) -> Segments | None:
-    """The steps of a pass, one segment each; None if its requests do not account for all of them.
-
-    Args:
-        one: the pass.
-        budget: maximum number of tokens in a step; a prompt that does not fit began in the step before.
-    """
+    """The steps of a pass, one segment each; None if its requests do not account for all of them. `budget`: maximum
+    number of tokens in a step; a prompt that does not fit began in the step before."""
     ends_s = np.array(one.step_ends_s)
     if not len(ends_s):
         return None

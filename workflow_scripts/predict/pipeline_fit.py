@@ -98,14 +98,9 @@ def _between(ends_s: FloatArray, seen: npt.NDArray[np.bool_]) -> FloatArray:
 def fit_pipeline(
     observed: Sequence[Observed], weights: FloatArray, begin: StepCosts, within: float | None = GUIDED_WITHIN
 ) -> StepCosts:
-    """The costs that meet the reported times of passes best.
-
-    Args:
-        observed: the passes.
-        weights: of each pass.
-        begin: costs by the rates of the device. With these the search begins.
-        within: how far costs of reading and of operations are from those, as a share; None if it is not known.
-    """
+    """The costs that meet the reported times of passes best. `begin`: costs by the rates of the device, with which the
+    search begins. `within`: how far costs of reading and of operations are from those, as a share; None if it is not
+    known."""
     passes = _Passes.of(observed, weights)
     amounts = passes.rows.max(axis=(0, 1))
     names = [kind for kind in DEVICE if amounts[KIND[kind]] > 0 and getattr(begin, kind)]

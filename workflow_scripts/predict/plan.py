@@ -7,7 +7,6 @@ prints a summary and writes `results/{study}/plan/plan.parquet` (and `.csv`), on
 docs/plan.md says how the numbers are made.
 """
 
-import io
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
@@ -29,7 +28,8 @@ from workflow_scripts.predict.knobs_that_matter import knob_effects
 from workflow_scripts.predict.prediction_record import FIELDS, TEXTS
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.paths import StudyPaths
-from workflow_scripts.study.study_file import Study, load_study
+from workflow_scripts.study.study import Study
+from workflow_scripts.study.study_file import load_study
 
 # With fewer cells than this, one process is done before a second one has started.
 CELLS_WORTH_A_PROCESS = 1000
@@ -56,9 +56,7 @@ def write_plan(table: pd.DataFrame, knobs: pd.DataFrame, blocks: pd.DataFrame, f
     write_text(folder / "plan.csv", table.to_csv(index=False))
     write_text(folder / "knobs.csv", knobs.to_csv(index=False))
     for name, frame in (("plan", table), ("blocks", blocks)):
-        buffer = io.BytesIO()
-        frame.to_parquet(buffer, index=False)
-        write_bytes(folder / f"{name}.parquet", buffer.getvalue())
+        write_bytes(folder / f"{name}.parquet", frame.to_parquet(index=False))
 
 
 def print_plan(console: Console, study: Study, table: pd.DataFrame, knobs: pd.DataFrame) -> None:
@@ -151,15 +149,8 @@ def _print_knobs(console: Console, knobs: pd.DataFrame) -> None:
 def _print_costs(console: Console, study: Study, table: pd.DataFrame) -> None:
     shown = Table(title="Time, including the pipeline's own", title_justify="left")
     for heading in (
-        "gpu",
-        "cells",
-        "timed",
-        "not timed",
-        "seconds per start",
-        "starts",
-        "repeats",
-        "for the margin",
-        "GPU hours",
+        *("gpu", "cells", "timed", "not timed", "seconds per start"),
+        *("starts", "repeats", "for the margin", "GPU hours"),
     ):
         shown.add_column(heading, justify="left" if heading == "gpu" else "right")
     for gpu, part in table[table["cell_s"].notna()].groupby("gpu", sort=False):
@@ -191,7 +182,7 @@ def _print_costs(console: Console, study: Study, table: pd.DataFrame) -> None:
     "plan",
     STUDY,
     RESULTS,
-    option("--project-files", type=Path, default=PROJECT_FILES, help="folder with ladders (%(default)s)"),
+    option("--project-files", type=Path, default=PROJECT_FILES, help="folder with calibrations (%(default)s)"),
     PROCESSES,
     option("--quiet", action="store_true", help="write the files and print nothing"),
     option("--written", action="store_true", help="print the plan that was written before, and write nothing"),

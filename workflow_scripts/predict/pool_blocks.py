@@ -9,11 +9,9 @@ Content = tuple[int, int, int]
 
 
 class Owner(Protocol):
-    """What a table must know of a request.
-
-    `prompt`, `tokens`, `computed`: tokens of its prompt, known so far, and computed. `in_flight`: computed in steps
-    that still run. `junction`: tokens of its prompt that some groups of layers found, if all found fewer; else 0.
-    """
+    """What a table must know of a request. `prompt`, `tokens`, `computed`: tokens of its prompt, known so far, and
+    computed. `in_flight`: computed in steps that still run. `junction`: tokens of its prompt that some groups of layers
+    found, if all found fewer; else 0."""
 
     index: int
     prompt: int

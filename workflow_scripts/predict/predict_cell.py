@@ -27,7 +27,8 @@ from workflow_scripts.predict.forecast import predict_cells
 from workflow_scripts.predict.prediction_record import Band, Prediction
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.paths import StudyPaths
-from workflow_scripts.study.study_file import Study, StudyError, load_study, study_of
+from workflow_scripts.study.study import Study, StudyError, study_of
+from workflow_scripts.study.study_file import load_study
 
 # Types of the JSON schema -> types of the command line.
 TYPES = {"integer": int, "number": float}
@@ -54,11 +55,7 @@ def _knob_options() -> Iterator[AddOption]:
 
 
 def one_cell(args: Namespace) -> Study:
-    """A study with only the requested cell.
-
-    Raises:
-        StudyError, CatalogError: a name or value that is not allowed.
-    """
+    """A study with only the requested cell. Raises StudyError or CatalogError if a name or value is not allowed."""
     of_any = {name for engine in predictable().values() for name in engine.knobs.described()}
     knobs = {name: value for name, value in vars(args).items() if name in of_any and value is not None}
     defaults: dict[str, Any] = {}
@@ -136,7 +133,7 @@ def _rounded(value: float) -> float:
     option("--num-prompts", type=positive, help="requests per repeat (default: the workload's, or 300)"),
     option("--repeats", type=positive, default=3, help="default: %(default)s"),
     RESULTS,
-    option("--project-files", type=Path, default=PROJECT_FILES, help="folder with ladders (%(default)s)"),
+    option("--project-files", type=Path, default=PROJECT_FILES, help="folder with calibrations (%(default)s)"),
 )
 def main(args: Namespace) -> None:
     """Print the prediction of one cell."""

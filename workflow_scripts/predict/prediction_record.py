@@ -21,10 +21,8 @@ class Band:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What one cell should do; a value that is not predicted is None.
-
-    `unknown` says why there is no prediction, `infeasible` why the engine would refuse the cell.
-    """
+    """What one cell should do; a value that is not predicted is None. `unknown` says why there is no prediction,
+    `infeasible` why the engine would refuse the cell."""
 
     cell_id: str
     gpu: str

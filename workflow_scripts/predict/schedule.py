@@ -7,6 +7,7 @@ again. It also serves other numbers of KV blocks, within the limits of `Schedule
 `predict.scheduler` makes schedules.
 """
 
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -133,10 +134,7 @@ class Segments:
 
     def within(self, limit: int | None, chunked: bool) -> "Within":
         """What tokens look at in layers that look back over at most `limit` tokens, or over chunks of `limit` tokens.
-
-        Raises:
-            ScheduleError: the schedule is one of a model whose layers look at all tokens.
-        """
+        Raises ScheduleError if the schedule is one of a model whose layers look at all tokens."""
         if limit is not None:
             raise ScheduleError("the schedule does not say what layers with a window or chunks look at")
         looked_back = self.decode_kv_tokens - self.decode_seqs + self.prefill_kv_tokens - self.prefill_tokens
@@ -151,10 +149,8 @@ class Segments:
 @dataclass(frozen=True)
 class Within:
     """Sums over the tokens of a step, one element per segment, of the tokens within reach of a layer.
-
     `decode_kv_tokens`: that decoding sequences attend to, their new ones included. `looked_back`: earlier ones, which
-    are read. `prefill_attended_tokens`: as in `Segments`.
-    """
+    are read. `prefill_attended_tokens`: as in `Segments`."""
 
     decode_kv_tokens: IntArray
     looked_back: IntArray
@@ -178,11 +174,9 @@ StepTime = Callable[[Segments], FloatArray]
 
 @dataclass(frozen=True)
 class StepRun:
-    """A run of equal steps with its requests by index, for detailed checks.
-
-    `running`: in the engine's order, after the step was planned. `scheduled_tokens`: of each request that computes
-    something, in one step. `blocks_held`: in each step of the run.
-    """
+    """A run of equal steps with its requests by index, for detailed checks. `running`: in the engine's order, after the
+    step was planned. `scheduled_tokens`: of each request that computes something, in one step. `blocks_held`: in each
+    step of the run."""
 
     steps: int
     running: list[int]
@@ -227,4 +221,39 @@ class Schedule:
         """Whether an engine with this many blocks makes the same decisions."""
         return num_blocks == self.settings.num_blocks or (
             self.needs_blocks is not None and num_blocks >= self.needs_blocks
+        )
+
+
+class ScheduleMaker:
+    """What both schedulers know at the start, and note while they make a schedule; see `make_schedule`."""
+
+    def __init__(
+        self,
+        requests: RequestLengths,
+        settings: SchedulerSettings,
+        step_time: StepTime | None,
+        observe: Callable[[StepRun], None] | None,
+    ) -> None:
+        count = len(requests)
+        self.settings, self.step_time, self.observe = settings, step_time, observe
+        self.shares = settings.enable_prefix_caching and requests.prefix_id is not None
+        self.arrivals: list[float] = [0.0] * count if requests.arrival_s is None else requests.arrival_s.tolist()
+        self.now_s = self.free_s = 0.0  # when the step is planned, and when the device has finished the one before
+        self.step = self.peak_blocks_held = 0
+        self.first_step, self.first_token_step, self.last_token_step = ([-1] * count for _ in range(3))
+        self.preemptions, self.cached_tokens, self.recomputed_tokens = ([0] * count for _ in range(3))
+        self.columns = {name: array("q") for name in Segments.__dataclass_fields__ if name != "idle_s"}
+        self.idle_s = array("d")
+
+    def made(self, segments: Segments, evicted_blocks: int | None, needs_blocks: int | None) -> Schedule:
+        """The schedule of these segments."""
+        of_steps = ("first_step", "first_token_step", "last_token_step")
+        names = (*of_steps, "preemptions", "cached_tokens", "recomputed_tokens")
+        return Schedule(
+            self.settings,
+            segments,
+            **{name: np.array(getattr(self, name), dtype=np.int64) for name in names},
+            evicted_blocks=evicted_blocks,
+            peak_blocks_held=self.peak_blocks_held,
+            needs_blocks=needs_blocks,
         )

@@ -12,7 +12,6 @@ left out.
 """
 
 import heapq
-from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -25,6 +24,7 @@ from workflow_scripts.predict.schedule import (
     RequestLengths,
     Schedule,
     ScheduleError,
+    ScheduleMaker,
     SchedulerSettings,
     Segments,
     StepRun,
@@ -39,17 +39,9 @@ def make_schedule(
     step_time: StepTime | None = None,
     observe: Callable[[StepRun], None] | None = None,
 ) -> Schedule:
-    """What runs when, until all requests have ended.
-
-    Args:
-        requests: in order of arrival.
-        settings: of the engine.
-        step_time: needed if requests arrive over time, because what waits at a step depends on how long steps take.
-        observe: is called with each run of steps, in order.
-
-    Raises:
-        ScheduleError: a request can never run with these settings, or there are arrivals but no step times.
-    """
+    """What runs when, until all requests have ended. Raises ScheduleError as `check_requests` does. `requests` are in
+    order of arrival. `step_time` is needed if they arrive over time, because what waits at a step depends on how long
+    steps take. `observe` is called with each run of steps, in order."""
     check_requests(requests, settings, step_time)
     if settings.pool is not None and not settings.pool.keeps_all:
         return StepScheduler(requests, settings, step_time, observe).run()
@@ -57,11 +49,7 @@ def make_schedule(
 
 
 def check_requests(requests: RequestLengths, settings: SchedulerSettings, step_time: StepTime | None) -> None:
-    """Check that the requests can run with these settings.
-
-    Raises:
-        ScheduleError: one never can, or there are arrivals but no step times.
-    """
+    """Raise ScheduleError if a request can never run with these settings, or there are arrivals but no step times."""
     if requests.arrival_s is not None and step_time is None:
         raise ScheduleError("requests that arrive over time need step_time: it decides what has arrived at a step")
     for name in ("max_num_seqs", "max_num_batched_tokens", "block_size"):
@@ -95,8 +83,7 @@ class _Chunk(NamedTuple):
 
 
 class _Row(NamedTuple):
-    """One step, with the fields of `Segments`."""
-
+    # The fields of `Segments`.
     decode_seqs: int
     decode_kv_tokens: int
     prefill_seqs: int
@@ -109,7 +96,7 @@ class _Row(NamedTuple):
     blocks_held: int
 
 
-class _Scheduler:
+class _Scheduler(ScheduleMaker):
     """The engine's state before step `self.step`."""
 
     def __init__(
@@ -119,22 +106,18 @@ class _Scheduler:
         step_time: StepTime | None,
         observe: Callable[[StepRun], None] | None,
     ) -> None:
+        super().__init__(requests, settings, step_time, observe)
         count = len(requests)
-        self.settings = settings
         self.block_size = settings.block_size
         self.prompt_tokens: list[int] = requests.prompt_tokens.tolist()
         self.output_tokens: list[int] = requests.output_tokens.tolist()
-        caching = settings.enable_prefix_caching
-        self.shares = caching and requests.prefix_id is not None
         self.pool = BlockPool(
             UNLIMITED if settings.num_blocks is None else settings.num_blocks - 1,
             settings.block_size,
-            caching,
+            settings.enable_prefix_caching,
             _shared_contents(requests, settings.block_size) if self.shares else [()] * count,
         )
-        self.observe = observe
-        self.step = 0
-
+        self.arrived = 0
         self.waiting: deque[int] = deque()
         # In the order of admission; a dict, because requests leave from anywhere.
         self.running: dict[int, None] = {}
@@ -150,24 +133,8 @@ class _Scheduler:
         self.generated = [0] * count  # tokens before its latest prefill
         self.ends_at: dict[int, list[int]] = {}
         self.next_ends: list[int] = []  # heap of the keys of `ends_at`
-
-        self.first_step = [-1] * count
-        self.first_token_step = [-1] * count
-        self.last_token_step = [-1] * count
-        self.preemptions = [0] * count
-        self.cached_tokens = [0] * count
-        self.recomputed_tokens = [0] * count
-        self.peak_blocks_held = 0
         self.peak_blocks_asked = 0
         self.short_of_blocks = False
-        self.columns = {name: array("q") for name in ("steps", *_Row._fields)}
-        self.idle_s = array("d")
-
-        self.step_time = step_time
-        self.arrivals: list[float] = [0.0] * count if requests.arrival_s is None else requests.arrival_s.tolist()
-        self.arrived = 0
-        self.now_s = 0.0  # when the step is planned
-        self.free_s = 0.0  # when the device has finished the previous step
 
     def run(self) -> Schedule:
         """Schedule steps until all requests have ended."""
@@ -401,29 +368,13 @@ class _Scheduler:
                 self.waiting.remove(request)
 
     def _schedule(self) -> Schedule:
-        return Schedule(
-            self.settings,
-            Segments(
-                **{name: np.frombuffer(column, np.int64) for name, column in self.columns.items()},
-                idle_s=np.frombuffer(self.idle_s),
-            ),
-            first_step=np.array(self.first_step, dtype=np.int64),
-            first_token_step=np.array(self.first_token_step, dtype=np.int64),
-            last_token_step=np.array(self.last_token_step, dtype=np.int64),
-            preemptions=np.array(self.preemptions, dtype=np.int64),
-            cached_tokens=np.array(self.cached_tokens, dtype=np.int64),
-            recomputed_tokens=np.array(self.recomputed_tokens, dtype=np.int64),
-            evicted_blocks=self.pool.evicted_shared,
-            peak_blocks_held=self.peak_blocks_held,
-            needs_blocks=self._needs_blocks(),
-        )
-
-    def _needs_blocks(self) -> int | None:
-        if self.short_of_blocks or any(self.preemptions) or self.pool.evicted_shared:
-            return None
+        columns = {name: np.frombuffer(column, np.int64) for name, column in self.columns.items()}
+        depends_on_blocks = self.short_of_blocks or any(self.preemptions) or self.pool.evicted_shared
         # With fewer blocks, other blocks would have been evicted, possibly shared ones.
         filled = self.pool.most_filled if self.shares else 0
-        return max(self.peak_blocks_held, self.peak_blocks_asked, filled) + 1
+        needed = max(self.peak_blocks_held, self.peak_blocks_asked, filled) + 1
+        segments = Segments(**columns, idle_s=np.frombuffer(self.idle_s))
+        return self.made(segments, self.pool.evicted_shared, None if depends_on_blocks else needed)
 
 
 def _shared_contents(requests: RequestLengths, block_size: int) -> list[Sequence[int]]:
@@ -439,7 +390,6 @@ def _shared_contents(requests: RequestLengths, block_size: int) -> list[Sequence
 
 
 def _one_by_one(row: _Row, steps: int) -> Segments:
-    """The steps of a run as segments of one step each."""
     columns = {name: np.full(steps, value, dtype=np.int64) for name, value in row._asdict().items()}
     columns["decode_kv_tokens"] += row.decode_seqs * np.arange(steps)
     return Segments(steps=np.ones(steps, dtype=np.int64), **columns, idle_s=np.zeros(steps))

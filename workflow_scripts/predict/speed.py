@@ -31,7 +31,6 @@ from workflow_scripts.predict.schedule import (
 )
 from workflow_scripts.predict.scheduler import make_schedule
 from workflow_scripts.predict.static_batches import StaticBatches, static_schedule, static_work
-from workflow_scripts.predict.student_t import share_within
 from workflow_scripts.predict.timing import Timed, lay, step_work
 from workflow_scripts.workloads.warmup import USUAL_PASSES, pass_size
 
@@ -62,10 +61,8 @@ RANGES = {"sequences": "sequences", "kv_bytes": "bytes of KV", "matrix_flops": "
 
 @dataclass(frozen=True)
 class Task:
-    """Cells that one schedule may serve: same requests, same scheduler settings except for KV blocks.
-
-    `decides` has the settings of the scheduler, without its KV blocks, or the static batches.
-    """
+    """Cells that one schedule may serve: same requests, same scheduler settings except for KV blocks. `decides` has the
+    settings of the scheduler, without its KV blocks, or the static batches."""
 
     requests: RequestLengths
     decides: Decides
@@ -87,7 +84,8 @@ class CellTask:
     eager: bool
     one_mask: bool
     graphs: Graphs | None
-    closed_loop: bool
+    users: int | None
+    unmodelled: str
     repeats: int
     margin_pct: float
     # Costs of other devices' ladders, scaled to this device by measured rates.
@@ -117,12 +115,11 @@ def _predict(cell: CellTask, task: Task, made: list[Schedule], with_longer_steps
     speed = cell.speed
     if beyond := _beyond(work, speed):
         speed = speed.model_copy(update={"error_pct": None, "ttft_error_pct": None, "how": speed.how + beyond})
-    timed = lay(found, work, speed.costs, task.requests)
-    fastest = lay(found, work, cell.ceiling, task.requests) if cell.ceiling else None
+    timed = lay(found, work, speed.costs, task.requests, cell.users)
+    fastest = lay(found, work, cell.ceiling, task.requests, cell.users) if cell.ceiling else None
     record = _with_counts(cell.record, found, timed.segment_s, task)
-    if cell.closed_loop:  # a request is sent later than the schedule has it wait, and after a pause
-        timed = replace(timed, ttft_s=np.full(len(task.requests), np.nan))
-        how = f"{speed.how}; users' pauses between answers are not modelled"
+    if cell.unmodelled:
+        how = f"{speed.how}; {cell.unmodelled}"
         speed = speed.model_copy(update={"error_pct": None, "ttft_error_pct": None, "how": how})
     record = _with_times(record, speed, timed, fastest, task.requests)
     record = _with_shares(record, work, speed.costs, timed)
@@ -137,11 +134,9 @@ def _predict(cell: CellTask, task: Task, made: list[Schedule], with_longer_steps
 def _with_remedies(
     record: Prediction, found: Schedule, cell: CellTask, task: Task, with_longer_steps: list[Schedule]
 ) -> Prediction:
-    """The rates if a GPU had to wait less for launches.
-
-    Either graphs are also captured for the steps that are too large for them. Or a step takes twice the tokens; this
-    schedule is only made if the GPU waits for much of the time, and if any step has as many as are allowed.
-    """
+    """The rates if a GPU had to wait less for launches. Either graphs are also captured for the steps that are too
+    large for them. Or a step takes twice the tokens; this schedule is only made if the GPU waits for much of the time,
+    and if any step has as many as are allowed."""
     graphs, decides, arrives = cell.graphs, task.decides, task.requests.arrival_s is not None
     if cell.speed is None or graphs is None or cell.eager or arrives or not record.output_tokens:
         return record
@@ -183,7 +178,8 @@ def work_of(found: Schedule, cell: CellTask, task: Task) -> StepWork:
     if isinstance(task.decides, StaticBatches):
         return static_work(task.requests, task.decides, cell.facts, copies_matrices=cell.kind == "cpu")
     # A request that comes later is taken in when its prompt is computed.
-    taken_in = len(task.requests) if task.requests.arrival_s is None else found.segments.prefill_seqs
+    later = task.requests.arrival_s is not None or cell.users
+    taken_in = found.segments.prefill_seqs if later else len(task.requests)
     return _work(found.segments, cell, taken_in)
 
 
@@ -241,10 +237,8 @@ def _with_counts(record: Prediction, found: Schedule, segment_s: FloatArray, tas
 def _with_times(
     record: Prediction, speed: Speed, timed: Timed, fastest: Timed | None, requests: RequestLengths
 ) -> Prediction:
-    """Rates and latencies with their bands; no band exceeds what the device's data sheet allows.
-
-    Without a band only that upper limit of speed is given, if the data sheet has one.
-    """
+    """Rates and latencies with their bands; no band exceeds what the device's data sheet allows. Without a band only
+    that upper limit of speed is given, if the data sheet has one."""
     error_pct = _error_pct(speed.error_pct, speed.error_s, timed.wall_s)
     ttft_error_pct = _error_pct(speed.ttft_error_pct, speed.ttft_error_s, float(np.median(timed.ttft_s)))
     wall = _band(timed.wall_s, fastest.wall_s if fastest else 0.0, error_pct)
@@ -318,7 +312,7 @@ def _beyond(work: StepWork, speed: Speed) -> str:
         for kind, name in RANGES.items()
         if most[kind] > BEYOND * speed.covered.get(kind, np.inf)
     ]
-    return f"; beyond the ladder, so without a band: {', '.join(found)}" if found else ""
+    return f"; beyond the calibration, so without a band: {', '.join(found)}" if found else ""
 
 
 def _with_shares(record: Prediction, work: StepWork, costs: StepCosts, timed: Timed) -> Prediction:
@@ -344,10 +338,8 @@ def _with_shares(record: Prediction, work: StepWork, costs: StepCosts, timed: Ti
 
 
 def _prompts_to_fill(bound_by: str, task: Task) -> int | None:
-    """Fewest prompts with which as many sequences run as allowed; None if prompts are not the limit.
-
-    Additional prompts repeat the lengths of the existing ones.
-    """
+    """Fewest prompts with which as many sequences run as allowed; None if prompts are not the limit. Additional prompts
+    repeat the lengths of the existing ones."""
     settings = task.decides
     arrives = task.requests.arrival_s is not None
     if isinstance(settings, StaticBatches) or bound_by != PROMPTS or arrives:
@@ -401,3 +393,20 @@ def repeats_needed(repeat_sd: float, margin_pct: float) -> int | None:
         if share_within(margin * math.sqrt(repeats) / repeat_sd, repeats - 1) >= 0.95:
             return repeats
     return None
+
+
+# A prediction starts faster without SciPy.
+def share_within(t: float, degrees: int) -> float:
+    """Probability that a variable with Student's t distribution lies between -t and t [Abramowitz-Stegun 26.7.3-4].
+
+    >>> round(share_within(12.7062, 1), 4), round(share_within(3.1824, 3), 4), round(share_within(2.2281, 10), 4)
+    (0.95, 0.95, 0.95)
+    """
+    angle = math.atan(t / math.sqrt(degrees))
+    odd = degrees % 2
+    term, total = math.cos(angle) if odd else 1.0, 0.0
+    for power in range(odd, degrees - 1, 2):
+        total += term
+        term *= (power + 1) / (power + 2) * math.cos(angle) ** 2
+    total *= math.sin(angle)
+    return 2 / math.pi * (angle + total) if odd else total

@@ -20,10 +20,8 @@ CacheKind = Literal["dynamic", "static"]
 
 @dataclass(frozen=True)
 class StaticBatches:
-    """Batches of `batch_size` requests that stay together until the longest is done, and the kind of their cache.
-
-    With `room_tokens`, memory in tokens of KV cache, batches are the largest that fit, up to `batch_size`.
-    """
+    """Batches of `batch_size` requests that stay together until the longest is done, and the kind of their cache. With
+    `room_tokens`, memory in tokens of KV cache, batches are the largest that fit, up to `batch_size`."""
 
     batch_size: int
     cache: CacheKind
@@ -77,11 +75,8 @@ def batch_that_fits(requests: RequestLengths, asked: StaticBatches, facts: Model
 
 @dataclass(frozen=True)
 class _Batches:
-    """Batches in the order of the requests, one element each.
-
-    `prompt` is the length to which its `rows` prompts are padded, `further` the number of steps after the first, and
-    `padded` whether any row has padding.
-    """
+    """Batches in the order of the requests, one element each. `prompt` is the length to which its `rows` prompts are
+    padded, `further` the number of steps after the first, and `padded` whether any row has padding."""
 
     rows: IntArray
     prompt: IntArray
@@ -101,11 +96,9 @@ class _Batches:
 
 
 def static_schedule(requests: RequestLengths, batch_size: int) -> Schedule:
-    """Batches in the order of the requests, one after the other, each padded to its longest prompt and answer.
-
-    The first step reads the prompts of a batch, including padding. Each further step makes a token for all its rows,
-    even for those that are complete.
-    """
+    """Batches in the order of the requests, one after the other, each padded to its longest prompt and answer. The
+    first step reads the prompts of a batch, including padding. Each further step makes a token for all its rows, even
+    for those that are complete."""
     batches = _Batches.of(requests, batch_size)
     rows, prompt, further = batches.rows, batches.prompt, batches.further
     batch = np.arange(len(requests)) // batch_size
@@ -162,14 +155,9 @@ def static_work(
     - Attention reads that KV once. With a mask, for padding or for empty slots, KV heads that several query heads
       share are expanded before: read, written for each query head, and read from there.
 
-    Masks take a few bytes per slot and are left out. Logits are made only for the last token of each row.
-
-    Args:
-        requests: the requests.
-        asked: rows of a batch, and the kind of cache.
-        facts: of the model.
-        copies_matrices: whether a product of several rows first copies its matrix into another layout, and so reads
-            its bytes twice. torch on a CPU does; vLLM packs matrices when it loads them.
+    Masks take a few bytes per slot and are left out. Logits are made only for the last token of each row. With
+    `copies_matrices`, a product of several rows first copies its matrix into another layout, and so reads its bytes
+    twice. torch on a CPU does; vLLM packs matrices when it loads them.
     """
     batches = _Batches.of(requests, asked.batch_size)
     static = asked.cache == "static"

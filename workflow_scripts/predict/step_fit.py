@@ -57,9 +57,7 @@ class FitError(ValueError):
 @dataclass(frozen=True)
 class Rung:
     """One rung in one start of the engine: its schedule and work, and what its passes without the first measured.
-
-    `observed` is what costs are fitted to; `wall_s` and `ttft_s` are medians.
-    """
+    `observed` is what costs are fitted to; `wall_s` and `ttft_s` are medians."""
 
     start: int
     number: int
@@ -74,9 +72,7 @@ class Rung:
 @dataclass(frozen=True)
 class Band:
     """Largest error of `COVERAGE` of cross-validated predictions, as a factor above 1; None with too few of them.
-
-    `wall_s`, `ttft_s`: what comes on top, in seconds of a pass however long it takes.
-    """
+    `wall_s`, `ttft_s`: what comes on top, in seconds of a pass however long it takes."""
 
     throughput: float | None
     ttft: float | None
@@ -87,10 +83,8 @@ class Band:
 
 @dataclass(frozen=True)
 class StepFit:
-    """Fitted costs, their band, and the range that the ladder covered (largest work of a step, by kind).
-
-    `passes` of `climbed` passes were used, with `steps` steps; each rung's first pass only warms up.
-    """
+    """Fitted costs, their band, and the range that the ladder covered (largest work of a step, by kind). `passes` of
+    `climbed` passes were used, with `steps` steps; each rung's first pass only warms up."""
 
     costs: StepCosts
     band: Band
@@ -108,19 +102,14 @@ def fit_ladder(
     guide: StepCosts | None = None,
     within: float | None = GUIDED_WITHIN,
 ) -> StepFit:
-    """Costs fitted to all rungs of a ladder, with a band from rungs that were held out in turn.
-
-    `guide` has the costs by the device's rates, for costs that the steps cannot separate, and `within` how closely they
-    hold on a GPU.
-
-    Raises:
-        FitError: no rung of the model itself has a complete pass after its first.
-    """
+    """Costs fitted to all rungs of a ladder, with a band from rungs that were held out in turn. `guide` has the costs
+    by the device's rates, for costs that the steps cannot separate, and `within` how closely they hold on a GPU. Raises
+    FitError if no rung of the model itself has a complete pass after its first."""
     found = [rungs_of(start, record, facts, on_cpu) for start in range(len(record.climbs))]
     rungs = [rung for of_start in found for rung in of_start]
     own = [rung for climb, of in zip(record.climbs, found, strict=True) if climb.layers == facts.layers for rung in of]
     if not own:
-        raise FitError("no rung was passed twice with steps that its requests account for")
+        raise FitError("no requests were served twice in steps that can be told from them")
     if not on_cpu and guide is None:
         raise FitError("the rates of the device are not known")
     observed = [one for rung in rungs for one in rung.observed]
@@ -199,11 +188,8 @@ def _seen_by_client(one: Pass, schedule: Schedule, work: StepWork) -> Observed:
 
 
 def engine_steps(record: LadderRecord, facts: ModelFacts) -> EngineSteps:
-    """How the engine of a ladder forms steps.
-
-    Raises:
-        FitError, UnpredictableError: the engine or its settings are not modelled.
-    """
+    """How the engine of a ladder forms steps. Raises FitError or UnpredictableError if the engine or its settings are
+    not modelled."""
     engine = get_engine(record.engine)
     if engine.steps_by is None:
         raise FitError(f"there is no schedule of the engine {engine.name}")
@@ -214,11 +200,8 @@ def engine_steps(record: LadderRecord, facts: ModelFacts) -> EngineSteps:
 def scheduled(
     requests: RequestLengths, record: LadderRecord, effective: Mapping[str, Any], facts: ModelFacts, on_cpu: bool
 ) -> tuple[Schedule, StepWork]:
-    """What an engine with these settings runs when, and the work of it.
-
-    Raises:
-        FitError, UnpredictableError: the engine or its settings are not modelled.
-    """
+    """What an engine with these settings runs when, and the work of it. Raises FitError or UnpredictableError if the
+    engine or its settings are not modelled."""
     steps = engine_steps(record, facts)
     if isinstance(steps.decides, StaticBatches):
         schedule = static_schedule(requests, steps.decides.batch_size)
@@ -264,12 +247,8 @@ def fit_sums(rows: FloatArray, times: FloatArray, guide: StepCosts | None = None
 
     Errors are counted in shares of the geometric mean of measured and expected time, so that twice too slow weighs as
     much as twice too fast. Shares of the measured time would weigh slow steps less, and find costs that are too low.
-    What is expected follows from the costs, so the fit is repeated until it settles.
-
-    Args:
-        rows: work of each step, one column per kind.
-        times: seconds of each step.
-        guide: decides where the steps of one model leave open which of two kinds of work takes the time.
+    What is expected follows from the costs, so the fit is repeated until it settles. `rows`: work of each step, one
+    column per kind. `guide` decides where the steps of one model leave open which of two kinds of work takes the time.
     """
     expected = times
     for _ in range(FIT_ROUNDS):

@@ -22,14 +22,12 @@ from workflow_scripts.predict.schedule import (
     RequestLengths,
     Schedule,
     ScheduleError,
+    ScheduleMaker,
     SchedulerSettings,
-    Segments,
     StepRun,
     StepTime,
     Within,
 )
-
-_WORK = [name for name in Segments.__dataclass_fields__ if name not in ("steps", "idle_s")]
 
 # A request that lost its blocks this often while no other was running, and without a new token, never ends. What
 # remains in the prefix cache may help it after a few times.
@@ -37,9 +35,9 @@ _HOPELESS = 100
 
 
 class _Request:
-    """A request. `tokens`: of its prompt and of the answer as far as it is known. `awaited`: tokens of the answer that
-    steps still make. `stale`: of `in_flight`, computed before its blocks were taken away.
-    """
+    """A request. `tokens`: tokens of its prompt and of the known part of its answer. `awaited`: tokens of the answer
+    that scheduled steps will still generate. `stale`: the part of `in_flight` that was computed before the request was
+    preempted."""
 
     def __init__(self, index: int, prompt: int, output: int, text: int, shared_blocks: int) -> None:
         self.index = index
@@ -65,7 +63,7 @@ class _Batch:
     end_s: float
 
 
-class StepScheduler:
+class StepScheduler(ScheduleMaker):
     """The engine's state between steps. The arguments are those of `make_schedule`."""
 
     def __init__(
@@ -75,13 +73,12 @@ class StepScheduler:
         step_time: StepTime | None,
         observe: Callable[[StepRun], None] | None,
     ) -> None:
+        super().__init__(requests, settings, step_time, observe)
         assert settings.pool is not None
-        self.settings, self.pool = settings, settings.pool
         self.block_size = settings.pool.block_size
         capacity = UNLIMITED if settings.num_blocks is None else settings.num_blocks - 1
         self.kv = LayeredPool(settings.pool, capacity, settings.max_model_len, caching=settings.enable_prefix_caching)
         count = len(requests)
-        self.shares = settings.enable_prefix_caching and requests.prefix_id is not None
         text = requests.prefix_id if requests.prefix_id is not None else np.full(count, -1)
         shared = requests.prefix_tokens if requests.prefix_tokens is not None else np.zeros(count, np.int64)
         columns = (requests.prompt_tokens, requests.output_tokens, text, shared // self.block_size)
@@ -89,21 +86,11 @@ class StepScheduler:
             _Request(index, *values)
             for index, values in enumerate(zip(*(column.tolist() for column in columns), strict=True))
         )
-        self.arrivals = [0.0] * count if requests.arrival_s is None else requests.arrival_s.tolist()
-        self.step_time, self.observe = step_time, observe
         self.waiting: deque[_Request] = deque()
         self.running: list[_Request] = []
         self.someone_ended = False  # the engine reports this in a step, even if it has no work
-        self.now_s = self.free_s = 0.0
-        self.step = 0
-
-        self.first_step, self.first_token_step, self.last_token_step = ([-1] * count for _ in range(3))
-        self.preemptions, self.cached_tokens, self.recomputed_tokens = ([0] * count for _ in range(3))
-        self.peak_blocks_held = 0
-        self.columns = {name: array("q") for name in _WORK}
-        reaches = [(group.reach, group.chunked) for group in self.pool.groups if group.reach]
+        reaches = [(group.reach, group.chunked) for group in settings.pool.groups if group.reach]
         self.near = {reach: tuple(array("q") for _ in range(3)) for reach in dict.fromkeys(reaches)}
-        self.idle_s = array("d")
 
     def run(self) -> Schedule:
         """Schedule steps until all requests have ended."""
@@ -131,7 +118,6 @@ class StepScheduler:
                 self._computed(batch.step, *work)
 
     def _plan(self) -> _Batch:
-        """Put the next step together."""
         self.kv.blocks.new.clear()
         decoding = {request.index for request in self.running if not request.is_prefill}
         scheduled, preempted = self._schedule_running()
@@ -231,7 +217,6 @@ class StepScheduler:
         self.waiting.appendleft(request)
 
     def _computed(self, step: int, request: _Request, tokens: int, makes_token: bool) -> None:
-        """A step has computed tokens of a request."""
         request.in_flight -= tokens
         is_stale = request.stale > 0
         request.stale -= tokens if is_stale else 0
@@ -252,7 +237,7 @@ class StepScheduler:
 
     def _record(self, work: list[tuple[_Request, int, bool]], decoding: set[int], preempted: list[_Request]) -> float:
         """Note what a step does; return when it ends."""
-        row = dict.fromkeys(_WORK, 0)
+        row = dict.fromkeys(self.columns, 0) | {"steps": 1}
         for request, tokens, makes_token in work:
             end = request.computed
             if request.index in decoding:
@@ -302,13 +287,10 @@ class StepScheduler:
                 column.append(value)
 
     def _segments(self, last: int) -> LayeredSegments:
-        """The `last` steps."""
-
         def end(column: Sequence[int]) -> IntArray:
             return np.array(column[-last:], dtype=np.int64)
 
         return LayeredSegments(
-            steps=np.ones(last, np.int64),
             **{name: end(column) for name, column in self.columns.items()},
             idle_s=np.array(self.idle_s[-last:]),
             near={reach: Within(*map(end, columns)) for reach, columns in self.near.items()},
@@ -317,18 +299,8 @@ class StepScheduler:
     def _schedule(self) -> Schedule:
         filled = self.kv.blocks.most_filled if self.shares else 0
         depends_on_blocks = self.kv.short or any(self.preemptions) or (self.shares and self.kv.blocks.evicted)
-        of_requests = ("first_step", "first_token_step", "last_token_step", "preemptions", "cached_tokens")
-        per_request = {
-            name: np.array(getattr(self, name), dtype=np.int64) for name in (*of_requests, "recomputed_tokens")
-        }
-        return Schedule(
-            self.settings,
-            self._segments(last=self.step),
-            **per_request,
-            evicted_blocks=None,
-            peak_blocks_held=self.peak_blocks_held,
-            needs_blocks=None if depends_on_blocks else max(self.peak_blocks_held, self.kv.most_asked, filled) + 1,
-        )
+        needed = max(self.peak_blocks_held, self.kv.most_asked, filled) + 1
+        return self.made(self._segments(last=self.step), None, None if depends_on_blocks else needed)
 
 
 def _too_few(request: _Request, kv: LayeredPool) -> str:

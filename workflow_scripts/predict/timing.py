@@ -38,17 +38,10 @@ def step_work(
     tokens that its own tokens attend to, and the states of its sequences, which it also writes. Logits are computed
     once per sequence, even if its prompt is not complete. Communication between devices takes no time here.
 
-    With `one_mask`, all tokens of a step attend to the KV of all its sequences, and a mask hides most of it. That KV is
-    read and written to be put together, and again for each query head if several share a KV head.
-
-    Args:
-        segments: of a schedule.
-        facts: of the model.
-        kv_cache_dtype: type of the KV cache.
-        ranks: devices that share the model.
-        taken_in: requests that the engine takes in before the first step, or in each segment.
-        one_mask: whether attention is computed like this, as HuggingFace's continuous batching does.
-        graphs: how a GPU's host launches steps; None if launching takes no time of its own.
+    With `one_mask`, as in HuggingFace's continuous batching, all tokens of a step attend to the KV of all its
+    sequences, and a mask hides most of it. That KV is read and written to be put together, and again for each query
+    head if several share a KV head. `taken_in`: requests that the engine takes in before the first step, or in each
+    segment. `graphs`: how a GPU's host launches steps; None if launching takes no time of its own.
     """
     tokens, sequences = segments.decode_seqs + segments.prefill_tokens, segments.decode_seqs + segments.prefill_seqs
     element = facts.kv_dtype_bytes(kv_cache_dtype)
@@ -124,11 +117,9 @@ def matrix_flops(facts: ModelFacts, tokens: FloatArray, logit_tokens: FloatArray
 
 
 def activation_bytes_per_token(facts: ModelFacts, ranks: int = 1) -> float:
-    """Bytes that the operators between the matrices of all layers read and write for a token.
-
-    Two norms and two residual sums move 10 times the hidden size, the activation moves its inputs and its output, and
-    rotary positions read and write queries and keys.
-    """
+    """Bytes that the operators between the matrices of all layers read and write for a token. Two norms and two
+    residual sums move 10 times the hidden size, the activation moves its inputs and its output, and rotary positions
+    read and write queries and keys."""
     # Four operations for each element of a query and token looked back at; keys are half of the KV cache.
     queries = sum(reach.decode_pair_flops for reach in facts.reaches) / 4
     rotary = 2 * (queries + facts.bytes_per_token() / 2 / facts.kv_dtype_bytes())
@@ -155,15 +146,11 @@ class Timed:
     tpot_s: FloatArray
 
 
-def lay(schedule: Schedule, work: StepWork, costs: StepCosts, requests: RequestLengths) -> Timed:
-    """Times of a schedule's steps and requests on a device.
-
-    Args:
-        schedule: what runs when.
-        work: its segments by `step_work`.
-        costs: of the device.
-        requests: the requests of the schedule.
-    """
+def lay(
+    schedule: Schedule, work: StepWork, costs: StepCosts, requests: RequestLengths, users: int | None = None
+) -> Timed:
+    """Times of a schedule's steps and requests on a device; `work` is that of its segments by `step_work`. `users`: how
+    many users send a request as soon as their last one is answered; without, all are sent at once."""
     within_s = segment_times_s(work, costs)
     # A schedule with arrivals was made without a history of launches.
     waits_s = launch_waits_s(work, costs) if requests.arrival_s is None else usual_waits_s(work, costs)
@@ -178,7 +165,10 @@ def lay(schedule: Schedule, work: StepWork, costs: StepCosts, requests: RequestL
         return end_s[segment] - within_s[segment] + segment_times_s(within, costs)
 
     first_s, last_s = made_at_s(schedule.first_token_step), made_at_s(schedule.last_token_step)
-    arrives_s = _queued_s(work, costs, len(requests)) if requests.arrival_s is None else requests.arrival_s
+    if users:
+        arrives_s = np.concatenate([np.zeros(users), np.sort(last_s)])[: len(requests)]
+    else:
+        arrives_s = _queued_s(work, costs, len(requests)) if requests.arrival_s is None else requests.arrival_s
     further = (requests.output_tokens - 1).astype(float)
     return Timed(
         segment_s=within_s + waits_s,
@@ -192,10 +182,8 @@ def lay(schedule: Schedule, work: StepWork, costs: StepCosts, requests: RequestL
 
 
 def _queued_s(work: StepWork, costs: StepCosts, requests: int) -> FloatArray:
-    """When requests that are sent at once reach the core of an engine.
-
-    On a GPU the core launches a step for the first one, and takes the others in when it is done.
-    """
+    """When requests that are sent at once reach the core of an engine. On a GPU the core launches a step for the first
+    one, and takes the others in when it is done."""
     queued_s = np.zeros(requests)
     if costs.launch is not None and work.arrival is not None:
         queued_s[0], queued_s[1:] = costs.launch.start, arrival_s(work, costs)

@@ -8,7 +8,6 @@ from workflow_scripts.engines.block_sizes import default_block_size, why_block_s
 from workflow_scripts.engines.vllm_engines import VllmKnobs, VllmServeKnobs
 from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError
 from workflow_scripts.predict.capacity_record import Capacity
-from workflow_scripts.predict.compute_capability import why_gpu_is_refused
 from workflow_scripts.predict.engine_memory import (
     GIB,
     CapacityError,
@@ -25,6 +24,18 @@ from workflow_scripts.predict.kv_groups import kv_pool
 from workflow_scripts.predict.schedule import SchedulerSettings
 
 DEFAULT_UTILIZATION = 0.92  # vLLM 0.32's own; 0.9 before
+
+# What vLLM 0.32 refuses because of a GPU's compute capability: `check_if_supports_dtype` of `platforms/cuda.py`,
+# `get_min_capability` of its quantization methods, and its attention backends. fp8 needs no GPU with fp8 arithmetic:
+# Marlin's kernels accept fp8 weights from 7.5 on, and FlashInfer accepts an fp8 cache from 8.0 on.
+_BFLOAT16 = (8, 0)
+_FP8_CACHE_OF_FLASHINFER = (8, 0)
+_FP8_CACHE_OF_OTHERS = (8, 9)
+_BACKENDS: Mapping[str | None, tuple[int, int]] = {"FLASH_ATTN": (8, 0), "FLASHINFER": (8, 0)}
+# For weights, by how a model stores them; methods that are not here run on any GPU of the catalogue.
+_WEIGHTS: Mapping[str | None, tuple[int, int]] = dict.fromkeys(
+    ("awq", "awq_marlin", "fp8", "fp8_per_tensor", "int8"), (7, 5)
+)
 
 
 def engine_settings(knobs: VllmKnobs, gpu: Gpu) -> EngineSettings:
@@ -73,6 +84,40 @@ def vllm_capacity(knobs: VllmKnobs, gpu: Gpu, facts: ModelFacts) -> Capacity:
     return capacity_of_settings(settings, terms, infeasible=refused or _too_small(terms))
 
 
+def why_gpu_is_refused(gpu: Gpu, knobs: VllmKnobs, facts: ModelFacts) -> str | None:
+    """Why vLLM does not start on this GPU, with a remedy; None if its compute capability is sufficient.
+
+    >>> from workflow_scripts.catalog.gpus_and_models import get_gpu, get_model
+    >>> from workflow_scripts.physics.model_facts import read_model_facts
+    >>> llama = read_model_facts(get_model("llama-3.1-8b-instruct").config, "bfloat16")
+    >>> why_gpu_is_refused(get_gpu("t4"), VllmKnobs(), llama)
+    'bfloat16 needs compute capability 8.0, and t4 has 7.5: set dtype: float16 in the model.yaml of the model'
+    >>> why_gpu_is_refused(get_gpu("a10"), VllmKnobs(), llama) is None
+    True
+    """
+    if gpu.compute_capability is None:
+        return None
+    major, minor = map(int, gpu.compute_capability.split("."))
+    has, cache, chosen = (major, minor), knobs.kv_cache_dtype or "auto", knobs.attention_backend
+
+    def lacks(what: str, needed: tuple[int, int], remedy: str) -> str:
+        return f"{what} needs compute capability {needed[0]}.{needed[1]}, and {gpu.name} has {major}.{minor}: {remedy}"
+
+    if facts.dtype == "bfloat16" and has < _BFLOAT16:
+        return lacks("bfloat16", _BFLOAT16, "set dtype: float16 in the model.yaml of the model")
+    if has < (needed := _WEIGHTS.get(facts.quantization, has)):
+        return lacks(f"quantization {facts.quantization}", needed, "gptq runs on any GPU from 6.0 on")
+    if has < (needed := _BACKENDS.get(chosen, has)):
+        return lacks(f"attention_backend {chosen}", needed, "leave attention_backend out")
+    if cache == "bfloat16" and has < _BFLOAT16:
+        return lacks("kv_cache_dtype bfloat16", _BFLOAT16, "set kv_cache_dtype: float16")
+    if cache.startswith("fp8") and has < _FP8_CACHE_OF_FLASHINFER:
+        return lacks(f"kv_cache_dtype {cache}", _FP8_CACHE_OF_FLASHINFER, "set kv_cache_dtype: auto")
+    if cache.startswith("fp8") and chosen not in (None, "FLASHINFER") and has < _FP8_CACHE_OF_OTHERS:
+        return lacks(f"kv_cache_dtype {cache} with {chosen}", _FP8_CACHE_OF_OTHERS, "set attention_backend: FLASHINFER")
+    return None
+
+
 def _too_long(settings: EngineSettings, facts: ModelFacts) -> str | None:
     if settings.max_model_len is None or settings.max_model_len <= facts.max_positions:
         return None
@@ -116,11 +161,8 @@ def capacity_of_settings(
 
 
 def vllm_steps(knobs: VllmKnobs, gpu: Gpu, facts: ModelFacts) -> EngineSteps:
-    """The scheduler of vLLM with these settings.
-
-    Raises:
-        UnpredictableError: what the settings do is not modelled, or how vLLM plans the KV cache of such layers.
-    """
+    """The scheduler of vLLM with these settings. Raises UnpredictableError if what the settings do is not modelled, or
+    how vLLM plans the KV cache of such layers."""
     if knobs.drafts:
         raise UnpredictableError("speculative decoding: which drafted tokens are accepted is not known beforehand")
     if (knobs.pipeline_parallel_size or 1) > 1:
@@ -149,21 +191,3 @@ def vllm_steps(knobs: VllmKnobs, gpu: Gpu, facts: ModelFacts) -> EngineSteps:
     if gpu.kind != "cpu":
         graphs = Graphs(0 if engine.enforce_eager else capture_sizes(batch, captured_limit(gpu))[-1])
     return EngineSteps(scheduler, batch.max_model_len, engine.kv_cache_dtype, engine.enforce_eager, graphs=graphs)
-
-
-def serve_steps(knobs: VllmServeKnobs, gpu: Gpu, facts: ModelFacts) -> EngineSteps:
-    """The scheduler of vLLM's server with these settings.
-
-    Users who send the next request at once when the last one is answered keep as many requests in progress as there
-    are users. So it is the schedule of requests that all wait from the start, with that limit.
-
-    Raises:
-        UnpredictableError: what the settings do is not modelled.
-    """
-    if knobs.users is not None and knobs.request_rate_per_s is not None:
-        raise UnpredictableError("users and a rate: which request waits depends on answers, which is not modelled")
-    steps = vllm_steps(knobs, gpu, facts)
-    if knobs.users is None:
-        return steps
-    assert isinstance(steps.decides, SchedulerSettings)
-    return replace(steps, decides=replace(steps.decides, max_num_seqs=knobs.max_concurrency), closed_loop=True)

@@ -62,11 +62,6 @@ def test_fragmentation_is_below_one_block_a_sequence(lengths, block_size):
     assert waste * blocks * block_size <= len(lengths) * (block_size - 1) + 1e-6
 
 
-def test_fragmentation_takes_arrays():
-    waste = f.internal_fragmentation(np.array([16.0, 1.0]), np.array([1.0, 1.0]), 16)
-    np.testing.assert_allclose(waste, [0, 15 / 16])
-
-
 def test_mean_of_empty_slots_over_all_remainders():
     empty = [(-n) % 16 for n in range(1, 1 + 16 * 10)]
     assert sum(empty) / len(empty) == f.expected_slots_wasted_per_sequence(16)
@@ -95,11 +90,6 @@ def test_the_decode_ceiling_grows_with_sequences_and_per_sequence_rate_falls(a, 
 def test_the_decode_ceiling_grows_with_bandwidth(low, high, weights, s):
     low, high = sorted((low, high))
     assert f.output_tokens_per_s_ceiling(s, weights, low) <= f.output_tokens_per_s_ceiling(s, weights, high)
-
-
-def test_arithmetic_binds_a_large_batch():
-    # 16 GB at 1 TB/s takes 16 ms; 256 sequences at 1 TFLOP a token and 1 PFLOP/s take 256 ms.
-    assert f.output_tokens_per_s_ceiling(256, 16e9, 1e12, flops_per_token=1e12, flop_per_s=1e15) == 1000
 
 
 @given(prompt=tokens, output=st.integers(1, 60), weights=size, per_token=st.floats(0, 1e6), bandwidth=rate)
@@ -182,9 +172,3 @@ def test_a_decode_rate_by_hand():
     assert ceiling(3, 100, 10, kv_tokens_per_sequence=5, bytes_per_token=2) == pytest.approx(3 / 13)
     assert ceiling(3, 100, 10) == ceiling(3, 100, 10, kv_tokens_per_sequence=5) == pytest.approx(3 / 10)
     assert ceiling(3, 100, 10, flops_per_token=7, flop_per_s=1) == pytest.approx(3 / 21)
-
-
-def test_a_single_step_lasts_the_whole_decode():
-    # 11 tokens for 2 s in one block of 11, then 12 tokens for 1 s in two.
-    assert f.block_seconds(11.0, 2.0, 2.0, 1.0, 11) == 1 * 2 + 2 * 1
-    assert f.token_seconds(11.0, 2.0, 2.0, 1.0) == 11 * 2 + 12 * 1

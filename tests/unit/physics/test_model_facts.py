@@ -6,7 +6,6 @@ import pytest
 from tests.unit.made_models import shape
 from workflow_scripts.catalog.gpus_and_models import get_model, load_models
 from workflow_scripts.physics.model_facts import (
-    ModelFacts,
     ModelFactsError,
     model_facts,
     read_config,
@@ -645,13 +644,6 @@ def test_any_config_has_a_vocabulary_and_a_context(tmp_path):
     path.write_text(json.dumps({"model_type": "y"}))
     with pytest.raises(ModelFactsError, match="model_type 'y' is not supported"):
         vocabulary_and_context(path)
-
-
-def test_facts_are_frozen():
-    facts = model_facts(LLAMA)
-    assert isinstance(facts, ModelFacts)
-    with pytest.raises(AttributeError):
-        facts.hidden = 1
 
 
 @pytest.mark.parametrize("config", [{"text_config": {"num_hidden_layers": 2}}, {"model_type": "llama"}])

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from tests.unit import made_studies
-from workflow_scripts.study.study_file import Study, load_study
+from workflow_scripts.study.study import Study
+from workflow_scripts.study.study_file import load_study
 
 EVEN = made_studies.fixed(24, 64, 32)
 

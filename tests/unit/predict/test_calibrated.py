@@ -40,7 +40,6 @@ def test_the_ladder_of_the_device_goes_before_a_project_file(tmp_path):
     ladders, project = written(tmp_path / "ladders"), written(tmp_path / "project", host="elsewhere")
     speed = speed_for(wanted(), ladders, project)
     assert (speed.source, speed.error_pct, speed.ttft_error_pct) == ("calibrated", 10, 10)
-    assert "steps of tiny-llama-57m in float32, vllm 1, on here, today" in speed.how
     assert speed_for(wanted(), tmp_path / "none", project).source == "project file"
     assert speed_for(wanted(), None, tmp_path / "none") is None
 
@@ -63,7 +62,7 @@ def test_a_ladder_serves_nothing_that_it_was_not_climbed_for(tmp_path, changes):
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"protocol": 0}, "was climbed with protocol 0, which is now "),
+        ({"protocol": 0}, "was measured with protocol 0, which is now "),
         ({"device": {**HERE, "processor": "another CPU"}}, "is of another processor or number of cores"),
         ({"config_sha256": "0"}, "is of another configuration of the model"),
         ({"climbs": [], "failure": "the engine broke:\nlog\nno memory"}, "has no steps: the engine broke: no memory"),
@@ -74,7 +73,7 @@ def test_why_a_ladder_is_not_used_is_said_beside_the_rates(tmp_path, changes, wh
     ladders = written(tmp_path, record=climbed(COSTS).model_copy(update=changes))
     assert speed_for(wanted(), ladders, tmp_path / "none") is None
     speed = speed_for(wanted(rates=RATES), ladders, tmp_path / "none")
-    assert (speed.source, f"; its ladder {why}" in speed.how) == ("measured rates", True)
+    assert (speed.source, f"; its calibration {why}" in speed.how) == ("measured rates", True)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +89,7 @@ def test_a_ladder_of_another_model_to_which_nothing_can_be_fitted_stops_no_plan(
 
 def test_one_rank_says_nothing_certain_about_several(tmp_path):
     speed = speed_for(wanted(ranks=2), written(tmp_path), tmp_path / "none")
-    assert (speed.error_pct, speed.how.endswith("which is another number of ranks")) == (None, True)
+    assert (speed.error_pct, speed.how.endswith("number of ranks")) == (None, True)
 
 
 def test_a_ladder_of_one_depth_says_so(tmp_path):
@@ -102,8 +101,7 @@ def test_a_ladder_of_one_depth_says_so(tmp_path):
 def test_another_model_of_the_device_is_used_without_a_band_and_said_so(tmp_path):
     speed = speed_for(wanted(model="smollm-135m", dtype="bfloat16"), written(tmp_path), tmp_path / "none")
     assert (speed.source, speed.error_pct, speed.ttft_error_pct) == ("calibrated", None, None)
-    assert speed.how.startswith("uncalibrated for this: fitted to")
-    assert speed.how.endswith("which is another model tiny-llama-57m and type float32")
+    assert speed.how.endswith("tiny-llama-57m and type float32")
 
 
 def test_another_card_of_the_type_is_named(tmp_path):
@@ -121,4 +119,4 @@ def test_a_ladder_on_which_the_engine_broke_leaves_the_rates_and_says_so(tmp_pat
     ladders = written(tmp_path, "h200/vllm/tiny-llama-57m/eager1.json", broken)
     speed = speed_for(wanted(gpu=get_gpu("h200"), device={}), ladders, tmp_path / "none")
     assert speed.source == "data sheet"
-    assert speed.how.endswith("; its ladder has no steps: no memory")
+    assert speed.how.endswith("; its calibration has no steps: no memory")

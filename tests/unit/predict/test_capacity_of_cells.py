@@ -72,12 +72,10 @@ def test_blocks_that_the_study_gives_replace_those_that_fit():
     assert (record["num_blocks"], record["kv_cache_tokens"]) == (1025, 1025 * 16)
     assert record["kv_cache_bytes"] == 1025 * record["bytes_per_block"]
     assert (record["gpu_memory_utilization"], record["infeasible"]) == (None, None)
-    assert record["how"]["kv_cache_bytes"] == "num_gpu_blocks_override x bytes_per_block"
     # 4,096 tokens take 256 blocks, and the engine keeps one.
     assert predict(num_gpu_blocks_override=257, max_model_len=4096)["infeasible"] is None
     assert "are 256 blocks, too few" in predict(num_gpu_blocks_override=256, max_model_len=4096)["infeasible"]
-    beyond = predict(num_gpu_blocks_override=40_000, max_model_len=4096)["infeasible"]
-    assert re.fullmatch(r"num_gpu_blocks_override 40000 is beyond the 3\d{4} blocks that fit on the GPU", beyond)
+    assert "40000 is beyond" in predict(num_gpu_blocks_override=40_000, max_model_len=4096)["infeasible"]
 
 
 def test_blocks_are_known_on_a_cpu_if_the_study_gives_them():
@@ -184,21 +182,12 @@ def test_what_does_not_fit_says_by_how_much():
 
 
 def test_every_cell_with_blocks_has_one_record_in_order_and_static_batches_have_none():
+    llama, pages = {"model": "llama-3.1-8b-instruct"}, {"page_size": 32, "num_blocks": 100, "max_batch_tokens": 512}
+    knobs = {"block_size": [16, 32], "quantization": "fp8"}
     grid = cells(
-        {
-            "gpu": ["h200", "l40s"],
-            "engine": "vllm",
-            "model": "llama-3.1-8b-instruct",
-            "workload": ["load", "other"],
-            "knobs": {"block_size": [16, 32], "quantization": "fp8"},
-        },
-        {"gpu": "h200", "engine": "hf-static", "model": "llama-3.1-8b-instruct", "knobs": {"batch_size": 4}},
-        {
-            "gpu": "h200",
-            "engine": "hf-continuous",
-            "model": "llama-3.1-8b-instruct",
-            "knobs": {"page_size": 32, "num_blocks": 100, "max_batch_tokens": 512},
-        },
+        llama | {"gpu": ["h200", "l40s"], "workload": ["load", "other"], "knobs": knobs},
+        llama | {"gpu": "h200", "engine": "hf-static", "knobs": {"batch_size": 4}},
+        llama | {"gpu": "h200", "engine": "hf-continuous", "knobs": pages},
     )
     records = [capacity.line() for capacity in predict_study(grid)]
     assert [r["cell_id"] for r in records] == [cell.id for cell in grid if cell.engine != "hf-static"]
@@ -211,13 +200,6 @@ def test_every_cell_with_blocks_has_one_record_in_order_and_static_batches_have_
     assert continuous["kv_cache_bytes"] == 100 * 32 * 131072
     assert (continuous["max_concurrency"], continuous["weights_bytes"], continuous["block_size"]) == (None, None, 32)
     assert (continuous["bytes_per_token"], continuous["vllm_version"]) == (131072, None)
-    assert continuous["how"] == {
-        "kv_cache_bytes": "num_blocks x bytes_per_block",
-        "bytes_per_token": "2 x layers x KV heads x elements of a head x bytes of an element",
-        "bytes_per_block": "bytes_per_token x 32 tokens",
-        "num_blocks": "given: num_blocks",
-        "kv_cache_tokens": "num_blocks x page_size",
-    }
 
 
 def test_what_the_paged_cache_of_transformers_does_not_hold_is_infeasible():
@@ -226,30 +208,22 @@ def test_what_the_paged_cache_of_transformers_does_not_hold_is_infeasible():
     grid = cells({"gpu": "h200", "engine": "hf-continuous", "model": models, "knobs": knobs})
     refused = {record.cell_id.split("/")[2]: record.infeasible for record in predict_study(grid)}
     assert [model for model in models if refused[model] is None] == models[:4]
-    assert "of one width, and no latent vectors (deepseek_v2)" in refused["latent-8b"]
-    assert "and no states (qwen3_5_text)" in refused["states-8b"]
+    assert "(deepseek_v2)" in refused["latent-8b"]
+    assert "(qwen3_5_text)" in refused["states-8b"]
 
 
 @pytest.mark.parametrize(("native", "bytes_per_token"), [(["float32"], 16384), (["float32", "bfloat16"], 8192)])
 def test_a_model_in_the_dtype_that_this_host_has_and_not_that_of_its_config(monkeypatch, native, bytes_per_token):
     monkeypatch.setattr(predictions, "cpu_here", lambda gpu: {"native_dtypes": native})
-    (record,) = predict_study(
-        cells(
-            {
-                "gpu": "cpu-all",
-                "engine": "vllm",
-                "model": "tiny-llama-57m",
-                "knobs": {"block_size": 32, "cpu_kv_cache_gib": 1},
-            }
-        )
-    )
+    knobs = {"block_size": 32, "cpu_kv_cache_gib": 1}
+    (record,) = predict_study(cells({"gpu": "cpu-all", "model": "tiny-llama-57m", "knobs": knobs}))
     assert (record.value("bytes_per_token"), record.dtype) == (bytes_per_token, native[-1])
 
 
 def test_a_draft_model_leaves_the_capacity_unknown_and_n_grams_or_no_drafts_do_not():
     by = {"speculative_method": "draft_model", "speculative_model": "opt-125m"}
     drafted = predict(**by, num_speculative_tokens=4)
-    assert "a draft model has weights and a KV cache of its own" in drafted["unknown"]
+    assert "draft model" in drafted["unknown"]
     assert drafted["num_blocks"] is None
     assert predict(**by, num_speculative_tokens=4, block_size=8)["infeasible"] is not None
     for knobs in (by | {"num_speculative_tokens": 0}, {"speculative_method": "ngram", "num_speculative_tokens": 4}):
@@ -257,16 +231,8 @@ def test_a_draft_model_leaves_the_capacity_unknown_and_n_grams_or_no_drafts_do_n
 
 
 def test_weights_of_an_unknown_kind_have_no_prediction_and_a_reason():
-    (record,) = predict_study(
-        cells(
-            {
-                "gpu": "h200",
-                "engine": "vllm",
-                "model": "llama-3.1-8b-instruct",
-                "knobs": {"quantization": "compressed-tensors"},
-            }
-        )
-    )
+    asked = {"gpu": "h200", "model": "llama-3.1-8b-instruct", "knobs": {"quantization": "compressed-tensors"}}
+    (record,) = predict_study(cells(asked))
     assert record.value("num_blocks") is None
     assert "'compressed-tensors' is not supported" in record.unknown
     assert record.line()["how"] == {}
@@ -292,13 +258,8 @@ def published(tmp_path, text):
 def test_published_blocks_get_the_prediction_of_their_version_beside_them():
     first, second = (capacity.line() for capacity in predict_published(Published(CONFIG / "published"), BLOCKS))
     assert [r["cell_id"] for r in (first, second)] == [f"published/kv_blocks_l4_opt125m/{i}" for i in (1, 2)]
-    assert first["published"] == {
-        "gpu": "L4",
-        "model": "facebook/opt-125m",
-        "num_blocks": 8788,
-        "kv_cache_tokens": 140608,
-        "max_concurrency": 68.65,
-    }
+    numbers = {"num_blocks": 8788, "kv_cache_tokens": 140608, "max_concurrency": 68.65}
+    assert first["published"] == {"gpu": "L4", "model": "facebook/opt-125m"} | numbers
     assert second["published"]["kv_cache_tokens"] is second["published"]["max_concurrency"] is None
     assert (first["vllm_version"], first["gpu_memory_utilization"]) == ("0.22.1", 0.5)
     facts = read_model_facts(get_model("opt-125m").config)
@@ -307,18 +268,13 @@ def test_published_blocks_get_the_prediction_of_their_version_beside_them():
     )
     assert first["num_blocks"] == predict_capacity(facts, get_gpu("l4"), settings)["num_blocks"].value
     assert second["num_blocks"] > first["num_blocks"] > 2 * 8788
-    assert first["how"]["max_concurrency"] == "num_blocks / 128 blocks of a request of 2048 tokens"
 
 
 def test_a_name_that_means_several_cards_or_an_unknown_model_has_no_prediction(tmp_path):
-    several, unknown = published(
-        tmp_path,
-        HEADER
-        + "A100 PCIe,facebook/opt-125m,0.22.1,0.5,2048,16,100,1600,0.8\n"
-        + "L4,other/model,0.22.1,0.5,2048,16,100,1600,0.8\n",
-    )
-    assert several["unknown"] == "A100 PCIe may be any of a100-pcie-40gb, a100-pcie-80gb"
-    assert unknown["unknown"] == "other/model is no model of config/models"
+    rest = ",0.22.1,0.5,2048,16,100,1600,0.8\n"
+    several, unknown = published(tmp_path, f"{HEADER}A100 PCIe,facebook/opt-125m{rest}L4,other/model{rest}")
+    assert "a100-pcie-40gb, a100-pcie-80gb" in several["unknown"]
+    assert unknown["unknown"].startswith("other/model is")
     assert several["num_blocks"] is unknown["num_blocks"] is None
 
 
@@ -366,14 +322,8 @@ def test_the_command_writes_a_record_a_line(tmp_path):
     ],
 )
 def test_bad_input_ends_with_2_and_one_message(tmp_path, sweeps, change, options, message, capsys):
-    argv = [
-        "--study",
-        str(write_study(tmp_path, *sweeps, **change)),
-        "--out",
-        str(tmp_path / "capacity.jsonl"),
-        *options,
-    ]
-    assert main(argv) == 2
+    files = ["--study", str(write_study(tmp_path, *sweeps, **change)), "--out", str(tmp_path / "capacity.jsonl")]
+    assert main([*files, *options]) == 2
     error = capsys.readouterr().err
     assert message in error
     assert error.startswith("kvsweep predict-capacity: ")

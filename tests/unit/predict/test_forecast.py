@@ -4,12 +4,13 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.predict.planned import study, sweep
+from workflow_scripts.catalog.endpoints import load_endpoints
 from workflow_scripts.physics.calibration import Speed
 from workflow_scripts.physics.step_time import LaunchCosts, StepCosts
 from workflow_scripts.predict import forecast, speed
 from workflow_scripts.predict.forecast import predict_cells
 from workflow_scripts.predict.prediction_record import FIELDS
-from workflow_scripts.study.grid import expand
+from workflow_scripts.study.grid import expand, like
 
 
 def predict(tmp_path, **changes):
@@ -35,11 +36,9 @@ def test_requests_reach_a_server_when_the_client_sends_them(tmp_path, monkeypatc
     known(monkeypatch, costs=StepCosts(steps=1, requests=1))
     workload = {"even": {"kind": "fixed", "num_prompts": 3, "prompt_tokens": 3, "output_tokens": 1}}
     knobs = {"block_size": 16, "max_num_seqs": 4, "max_model_len": 4096, "burstiness": 1000.0}
-
     rarely, often = (
         one(tmp_path, workload, engine="vllm-serve", knobs=knobs | {"request_rate_per_s": rate}) for rate in (0.1, 1000)
     )
-
     assert rarely["ttft_s_p50"] == pytest.approx(2)
     assert rarely["wall_s"] == pytest.approx(2 / 0.1 + 2, abs=0.1)
     # The first is served alone, the other two together after it.
@@ -114,7 +113,7 @@ def test_beyond_the_ladder_there_is_no_band(tmp_path, monkeypatch):
     known(monkeypatch, error_pct=25.0, ttft_error_pct=100.0, covered={"sequences": 0.5})
     record = one(tmp_path, knobs={"block_size": 16, "max_num_seqs": 1})
     assert (record["error_pct"], record["ttft_error_pct"], record["wall_s_high"]) == (None, None, None)
-    said = "by hand; beyond the ladder, so without a band: 1 sequences in a step, fitted up to 0.5"
+    said = "by hand; beyond the calibration, so without a band: 1 sequences in a step, fitted up to 0.5"
     assert record["how"] == said
 
 
@@ -175,10 +174,38 @@ def test_users_keep_as_many_requests_in_progress_as_there_are_users(tmp_path):
     )
     assert [record["running_peak"] for record in (users, slots)] == [4, 4]
     assert users["steps"] == slots["steps"]
-    assert users["wall_s"] == pytest.approx(slots["wall_s"], rel=0.01)
-    assert users["ttft_s_p50"] is None
+    # Only the first four are taken in before the first step.
+    assert 0.95 * slots["wall_s"] < users["wall_s"] < slots["wall_s"]
     assert users["error_pct"] is None
-    assert slots["ttft_s_p50"] > 0
+    # A user has a place at once; of 24 requests that are sent together, most wait for one.
+    assert 0 < users["ttft_s_p50"] < 0.1 * slots["ttft_s_p50"]
+
+
+def test_users_beyond_the_places_wait_for_others(tmp_path, monkeypatch):
+    # Steps take 1 s; each request has 32. Of 12 users 4 run, so a request waits for 8 others: two batches of 4.
+    known(monkeypatch)
+    knobs = {"max_num_seqs": 4, "users": 12, "max_num_batched_tokens": 1024}
+    assert one(tmp_path, engine="vllm-serve", knobs=knobs)["ttft_s_p50"] == pytest.approx(2 * 32 + 1, abs=3)
+
+
+def test_servers_are_predicted_like_the_engine_that_their_entry_names(tmp_path, monkeypatch):
+    known(monkeypatch, error_pct=10.0)
+    alone, batch = (
+        one(tmp_path, engine="openai", knobs={"endpoint": endpoint, "users": 8})
+        for endpoint in ("transformers-serve", "transformers-serve-continuous")
+    )
+    assert (alone["running_peak"], alone["steps"], batch["running_peak"]) == (1, 24 * 32, 8)
+    # One after the other: each waits for the seven others.
+    assert alone["ttft_s_p50"] == pytest.approx(7 * 32 + 1)
+    assert batch["num_blocks"] == 256
+    for record in (alone, batch):
+        assert record["error_pct"] is None
+        assert "the server around this engine is not modelled" in record["how"]
+
+
+def test_every_entry_that_names_an_engine_names_one_with_these_knobs():
+    found = {name for name in load_endpoints() if like(name, load_endpoints())}
+    assert found == {"transformers-serve", "transformers-serve-continuous"}
 
 
 def test_how_many_prompts_would_fill_it(tmp_path):
@@ -213,6 +240,10 @@ def test_cells_that_decide_alike_share_a_schedule(tmp_path, monkeypatch):
         ({"knobs": {"speculative_method": "ngram", "num_speculative_tokens": 2}}, "speculative decoding"),
         ({"engine": "vllm-serve", "knobs": {"users": 2, "request_rate_per_s": 1}}, "which request waits depends on"),
         ({"engine": "openai", "knobs": {"endpoint": "tgi"}}, "there is no schedule of this engine"),
+        (
+            {"engine": "openai", "knobs": {"endpoint": "transformers-serve", "request_rate_per_s": 1}},
+            "answers in static batches at a rate",
+        ),
     ],
 )
 def test_what_is_not_predicted_says_why(tmp_path, changes, unknown):

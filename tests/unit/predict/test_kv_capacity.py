@@ -185,39 +185,12 @@ def test_worked_example():
     assert terms["feasible"].value is True
 
 
-def test_each_term_says_its_unit_and_how_it_was_found():
-    settings = EngineSettings(gpu_memory_utilization=0.5, max_model_len=2048, vllm_version="0.22.1", enforce_eager=True)
-    terms = predict_capacity(OPT_125M, get_gpu("l4"), settings)
-    assert {name: (term.unit, term.how) for name, term in terms.items()} == {
-        "pipeline_rank": ("rank", "fewest blocks of 1"),
-        "device_memory": ("bytes", f"l4: usable_memory_bytes, {get_gpu('l4').sources['usable_memory_bytes']}"),
-        "budget": ("bytes", "device_memory x 0.5"),
-        "weights": ("bytes", "float16: 12 layers, vocabulary tables: 1, each matrix 1/1; in the allocator's steps"),
-        "activation": ("bytes", "logits of 256 sequences over 50272 tokens, 3 float32 copies of them (fused sampler)"),
-        "cuda_graphs": ("bytes", "none are captured (enforce_eager)"),
-        "other": ("bytes", "CUDA modules and libraries, seen from vLLM 0.18 on"),
-        "available_kv_cache": ("bytes", "budget - weights - activation - cuda_graphs - other"),
-        "bytes_per_token": ("bytes", "2 x 12 layers x 12 KV heads x 64 elements x 2 bytes, on one device"),
-        "bytes_per_block": ("bytes", "bytes_per_token x 16 tokens"),
-        "num_blocks": ("blocks", "available_kv_cache / bytes_per_block, rounded down"),
-        "kv_cache_tokens": ("tokens", "max_concurrency x 2048 tokens"),
-        "max_concurrency": ("requests", "num_blocks / 128 blocks of a request of 2048 tokens"),
-        "feasible": ("bool", "a request of 2048 tokens fits beside the engine's own block"),
-    }
-    observed = explain_observed(terms, PUBLISHED_ON_AN_L4)
-    assert {name: (term.unit, term.how) for name, term in vars(observed).items() if name != "explanation"} == {
-        "implied_memory": ("bytes", "slope of the observed blocks x bytes_per_block"),
-        "implied_overhead": ("bytes", "minus intercept of the observed blocks x bytes_per_block"),
-        "predicted_overhead": ("bytes", "weights + activation + cuda_graphs + other"),
-    }
-
-
 @pytest.mark.parametrize(
     ("settings", "value", "how"),
     [
         # Sizes 1, 2, 4, 8, 16, 24 and 32 in 33 pieces of 0.26 MiB; the first five are also whole, 32 layers of 0.1 MiB.
-        ({"max_num_seqs": 16}, (7 * 33 * 0.26 + 5 * 32 * 0.1) * 2**20, "7 batch sizes in 33 pieces each, 5 of them"),
-        ({"vllm_version": "0.20.9"}, 0, "vLLM 0.20.9 takes none off the budget; 0.21 and later do"),
+        ({"max_num_seqs": 16}, (7 * 33 * 0.26 + 5 * 32 * 0.1) * 2**20, "7 batch sizes"),
+        ({"vllm_version": "0.20.9"}, 0, "vLLM 0.20.9"),
     ],
 )
 def test_graphs_by_hand(settings, value, how):
@@ -231,8 +204,8 @@ def test_a_b200_captures_larger_batches():
     def graphs(gpu):
         return predict_capacity(LLAMA_8B, get_gpu(gpu), EngineSettings())["cuda_graphs"].how
 
-    assert graphs("h200").startswith(f"{3 + 31 + 17} batch sizes in 33 pieces each, 51 of them")
-    assert graphs("b200").startswith(f"{3 + 31 + 49} batch sizes in 33 pieces each, 83 of them")
+    assert graphs("h200").startswith(f"{3 + 31 + 17} batch sizes")
+    assert graphs("b200").startswith(f"{3 + 31 + 49} batch sizes")
 
 
 UNITS = {"num_blocks": "blocks", "kv_cache_tokens": "tokens", "max_concurrency": "requests", "feasible": "bool"}
@@ -451,22 +424,15 @@ def test_a_cpu_has_the_cache_that_it_is_given():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"tensor_parallel_size": 3}, "must divide the model's 28 attention heads"),
-        ({"tensor_parallel_size": 7}, "must divide the model's 4 KV heads or be a multiple of them"),
-        ({"pipeline_parallel_size": 29}, "must be at most the model's 28 layers"),
-        ({"vllm_version": "latest"}, "'latest' is not a version"),
+        ({"tensor_parallel_size": 3}, "28 attention heads"),
+        ({"tensor_parallel_size": 7}, "4 KV heads"),
+        ({"pipeline_parallel_size": 29}, "28 layers"),
+        ({"vllm_version": "latest"}, "'latest' is not"),
     ],
 )
 def test_settings_without_a_prediction_are_refused(settings, message):
     with pytest.raises(CapacityError, match=message):
         predict_capacity(QWEN2_7B, get_gpu("h200"), EngineSettings(**settings))
-
-
-def test_a_pipeline_has_no_more_ranks_than_layers():
-    thin = llama_8b(num_hidden_layers=5)
-    assert predict_capacity(thin, H100, EngineSettings(pipeline_parallel_size=5))["bytes_per_token"].value == 4096
-    with pytest.raises(CapacityError, match="6 must be at most the model's 5 layers"):
-        predict_capacity(thin, H100, EngineSettings(pipeline_parallel_size=6))
 
 
 def test_capture_sizes_stop_at_what_a_batch_can_hold():
@@ -489,30 +455,20 @@ def test_published_blocks_of_an_l4_are_half_of_what_fits_and_imply_a_device_of_h
     terms = l4_terms(usage="offline")
     assert terms["num_blocks"].value / 8788 == pytest.approx(2.1, abs=0.05)
     found = explain_observed(terms, PUBLISHED_ON_AN_L4)
-    assert found.implied_memory.value / GIB == pytest.approx(11.60, abs=0.005)
+    assert found["implied_memory"].value / GIB == pytest.approx(11.60, abs=0.005)
     # The overhead, which comes out of the same two numbers, is what is predicted for this model: so is the block.
-    assert found.implied_overhead.value == pytest.approx(found.predicted_overhead.value, rel=0.11)
-    assert found.explanation == (
-        "Blocks of 589,824 bytes fit a device of 11.60 GiB with 0.97 GiB of weights and overhead (predicted: 0.88 GiB);"
-        " this GPU has 22.03 GiB. Only blocks 1.90 times as large would fill it; no width of elements makes such"
-        " blocks."
-    )
+    assert found["implied_overhead"].value == pytest.approx(found["predicted_overhead"].value, rel=0.11)
+    assert "1.90 times" in found["explanation"]
 
 
-def test_blocks_of_the_predicted_device_and_of_twice_the_width_are_told_apart():
+@pytest.mark.parametrize(("width", "phrase"), [(1, "of this GPU."), (2, "of 2 times")])
+def test_blocks_of_the_predicted_device_and_of_twice_the_width_are_told_apart(width, phrase):
     terms = l4_terms()
-    device, per_block = terms["device_memory"].value, terms["bytes_per_block"].value
-
-    def blocks(utilization, size):
-        return utilization, int((device * utilization - GIB) / size)
-
-    same = explain_observed(terms, [blocks(0.5, per_block), blocks(0.9, per_block)])
-    assert "The blocks are those of this GPU." in same.explanation
-    assert same.implied_overhead.value == pytest.approx(GIB, rel=1e-3)
-    twice = explain_observed(
-        terms, [blocks(0.5, 2 * per_block), blocks(0.7, 2 * per_block), blocks(0.9, 2 * per_block)]
-    )
-    assert "elements of 2 times the width" in twice.explanation
+    device, per_block = terms["device_memory"].value, width * terms["bytes_per_block"].value
+    blocks = [(utilization, int((device * utilization - GIB) / per_block)) for utilization in (0.5, 0.7, 0.9)]
+    found = explain_observed(terms, blocks)
+    assert phrase in found["explanation"]
+    assert found["implied_overhead"].value == pytest.approx(GIB / width, rel=2e-3)
 
 
 def test_one_utilization_or_no_profiling_explains_nothing():
@@ -528,12 +484,8 @@ REQUIRED = ["--block-size", "16", "--gpu-memory-utilization", "0.5", "--max-mode
 
 
 def test_the_command_prints_each_term_with_how_it_was_found(capsys):
-    argv = ["--model", "opt-125m", "--gpu", "L4", "--vllm-version", "0.22.1", *REQUIRED]
-    assert main([*argv, "--observed", "0.5=8788", "--observed", "0.9=17234"]) == 0
+    assert main([*example_of("capacity"), "--observed", "0.5=8788", "--observed", "0.9=17234"]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert report["source"] == "predicted"
-    assert report["bytes_per_block"] == {"value": 589824, "unit": "bytes", "how": "bytes_per_token x 16 tokens"}
-    assert report["settings"]["max_num_batched_tokens"] == 2048
     assert report["source"] == "predicted"
     terms = [v for v in report.values() if isinstance(v, dict) and "how" in v]
     assert len(terms) == 14
@@ -639,11 +591,11 @@ def test_a_log_with_the_memory_needs_no_weights(tmp_path, capsys):
     assert report["num_blocks"]["value"] == 5863
     assert "weights" not in report
     assert main(asked) == 0
-    assert "quantization 'modelopt' is not supported" in json.loads(capsys.readouterr().out)["unknown"]
+    assert "'modelopt' is not" in json.loads(capsys.readouterr().out)["unknown"]
     config["quantization_config"] |= {"kv_cache_scheme": {"num_bits": 8, "type": "float"}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert main([*asked, "--from-log", str(log)]) == 2
-    assert "kv_cache_scheme names the type of the KV cache: give it as --kv-cache-dtype" in capsys.readouterr().err
+    assert "--kv-cache-dtype" in capsys.readouterr().err
     assert main([*asked, "--from-log", str(log), "--kv-cache-dtype", "fp8"]) == 0
     assert json.loads(capsys.readouterr().out)["num_blocks"]["value"] == 2 * 5863
 
@@ -652,20 +604,15 @@ def test_the_capacity_of_a_model_of_unknown_structure_is_unknown(tmp_path, capsy
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "made_up"}))
     assert main(["--model", str(tmp_path), "--gpu", "l4", *REQUIRED]) == 0
     record = json.loads(capsys.readouterr().out)
-    assert record.pop("unknown").startswith(f"{tmp_path}/config.json: model_type 'made_up' is not supported; supported")
+    assert "'made_up' is not" in record.pop("unknown")
     assert record == {"source": "predicted", "model": str(tmp_path), "gpu": "l4"}
-
-
-def test_the_example_of_the_help_can_be_typed_in(capsys):
-    assert main(example_of("capacity")) == 0
-    assert json.loads(capsys.readouterr().out)["source"] == "predicted"
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (["--model", "gpt-5"], "unknown model 'gpt-5'; allowed: a folder with config.json, ORG/REPO"),
-        (["--gpu", "A100 PCIe"], "may be any of a100-pcie-40gb, a100-pcie-80gb"),
+        (["--model", "gpt-5"], "unknown model 'gpt-5'"),
+        (["--gpu", "A100 PCIe"], "a100-pcie-40gb, a100-pcie-80gb"),
         (["--gpu", "H300"], "unknown GPU 'H300'; allowed: h200"),
         (["--from-log", "none.json"], "none.json: No such file"),
         (["--from-log", "."], ".: Is a directory"),
@@ -690,30 +637,14 @@ def test_a_log_that_says_nothing_of_memory_is_refused(text, tmp_path, capsys):
 @pytest.mark.parametrize(
     "option",
     [
-        "--block-size=0",
-        "--block-size=1.5",
-        "--gpu-memory-utilization=1.2",
-        "--gpu-memory-utilization=0",
-        "--gpu-memory-utilization=half",
-        "--tensor-parallel-size=0",
-        "--pipeline-parallel-size=0",
-        "--max-num-seqs=0",
-        "--max-num-batched-tokens=0",
-        "--kv-cache-memory-bytes=0",
-        "--observed=half",
-        "--observed=2=x",
-        "--observed=0.5=0",
-        "--observed=0.5",
+        "--block-size=0", "--block-size=1.5", "--gpu-memory-utilization=1.2", "--gpu-memory-utilization=0",
+        "--gpu-memory-utilization=half", "--tensor-parallel-size=0", "--pipeline-parallel-size=0", "--max-num-seqs=0",
+        "--max-num-batched-tokens=0", "--kv-cache-memory-bytes=0", "--observed=half", "--observed=2=x",
+        "--observed=0.5=0", "--observed=0.5", "--usage=both", "--sampler=sorted", "--quantization=int3",
+        "--kv-cache-dtype=int3",
     ],
-)
+)  # fmt: skip
 def test_values_out_of_range_are_refused(option, capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["--model", "opt-125m", "--gpu", "l4", *REQUIRED, option])
-    assert "is not" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("option", ["--usage=both", "--sampler=sorted", "--quantization=int3", "--kv-cache-dtype=int3"])
-def test_values_that_are_no_choice_are_refused(option, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        main(["--model", "opt-125m", "--gpu", "l4", *REQUIRED, option])
-    assert "invalid choice" in capsys.readouterr().err
+    assert option.partition("=")[0] in capsys.readouterr().err

@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from workflow_scripts.predict.request_lengths import lengths_of
+from workflow_scripts.predict.forecast import lengths_of
 from workflow_scripts.predict.schedule import SchedulerSettings
 from workflow_scripts.predict.scheduler import make_schedule
 from workflow_scripts.study.study_file import load_study

@@ -1,7 +1,7 @@
 import pytest
 from scipy import stats
 
-from workflow_scripts.predict.student_t import share_within
+from workflow_scripts.predict.speed import share_within
 
 
 @pytest.mark.parametrize("degrees", [1, 2, 3, 4, 7, 30, 99])
