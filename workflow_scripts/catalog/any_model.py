@@ -29,10 +29,7 @@ _REPO = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+?)(@(?P<revision>[\w./-]+))?")
 
 def model_of_folder(name: str, folder: Path, stored: Path | None = None) -> Model:
     """A model with the config of a folder and random weights; `stored` is a copy that stands in for a lost folder.
-
-    Raises:
-        CatalogError: the folder has no `config.json`, or one that cannot be read.
-    """
+    Raises CatalogError if the folder has no `config.json`, or one that cannot be read."""
     config = folder / "config.json"
     if not config.is_file():
         if stored is None or not stored.is_file():
@@ -42,14 +39,9 @@ def model_of_folder(name: str, folder: Path, stored: Path | None = None) -> Mode
 
 
 def model_of_hub(name: str, repo: str, revision: str, stored: Path | None = None) -> Model:
-    """A model with the config and the weights of a repository at a commit or, for tools, at a branch.
-
-    The config is read from `stored` if it is there, else from the hub's cache (HF_HOME), else fetched.
-
-    Raises:
-        CatalogError: the repository has no config that can be read.
-        HubError: the hub does not provide it, or cannot be reached.
-    """
+    """A model with the config and the weights of a repository at a commit or, for tools, at a branch. The config is
+    read from `stored` if it is there, else from the hub's cache (HF_HOME), else fetched. Raises CatalogError if the
+    repository has no config that can be read, and HubError if the hub does not provide it, or cannot be reached."""
     pinned = revision if re.fullmatch(r"[0-9a-f]{40}", revision) else None
     if stored is not None and stored.is_file():
         return _model(name, stored, load_format="hub", hub_repo=repo, revision=pinned)
@@ -86,12 +78,9 @@ def enter(models: Mapping[str, Model]) -> None:
 
 
 def find_model(asked: str) -> Model:
-    """The model that a tool's `--model` means: a name in the catalogue, a folder, or ORG/REPO[@REVISION].
-
-    Raises:
-        CatalogError: it is none of them, or has no config that can be read.
-        HubError: the hub does not provide its config.
-    """
+    """The model that a tool's `--model` means: a name in the catalogue, a folder, or ORG/REPO[@REVISION]. Raises
+    CatalogError if it is none of them, or has no config that can be read; HubError if the hub does not provide its
+    config."""
     if asked in load_models():
         return get_model(asked)
     folder = Path(asked).expanduser()

@@ -75,6 +75,11 @@ class Endpoint(Record):
             exclude_if=lambda names: names == OPENAI_SAMPLING,
         ),
     ] = OPENAI_SAMPLING
+    like: Annotated[
+        dict[str, Any],
+        # A prediction changes nothing that is measured.
+        Field(description="`engine` and its knobs by which the server is predicted; none if left out", exclude=True),
+    ] = {}
     sampled_body: Annotated[
         dict[str, Any],
         Field(description="instead of `extra_body` where tokens are drawn", exclude_if=lambda body: not body),
@@ -107,11 +112,7 @@ class Endpoint(Record):
 
 @cache
 def load_endpoints(path: Path = ENDPOINTS) -> Mapping[str, Endpoint]:
-    """All servers of the catalogue by name.
-
-    Raises:
-        CatalogError: the file is missing or an entry is not valid.
-    """
+    """All servers of the catalogue by name. Raises CatalogError if the file is missing or an entry is not valid."""
     return validated(dict[str, Endpoint], read_yaml(path, CatalogError), str(path), CatalogError)
 
 

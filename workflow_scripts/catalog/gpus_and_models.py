@@ -8,7 +8,7 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -100,11 +100,9 @@ class Gpu(Record):
 
 
 class Model(Record):
-    """One model: where its weights come from and in which type they are computed.
-
-    `load_format` is `hub` (weights of `hub_repo` at `revision`) or `dummy` (random weights from the config alone).
-    The dtype `native` is decided by the device that measures; see `processor.dtype_on`.
-    """
+    """One model: where its weights come from and in which type they are computed. `load_format` is `hub` (weights of
+    `hub_repo` at `revision`) or `dummy` (random weights from the config alone). The dtype `native` is decided by the
+    device that measures; see `processor.dtype_on`."""
 
     name: str
     hub_repo: str | None = None
@@ -126,11 +124,8 @@ class Model(Record):
         return None if self.dtype == "native" else self.dtype
 
     def pinned(self) -> tuple[str, str]:
-        """Hub repository and commit to fetch; without a commit two runs could load different weights.
-
-        Raises:
-            CatalogError: the entry names no repository or no commit.
-        """
+        """Hub repository and commit to fetch; without a commit two runs could load different weights. Raises
+        CatalogError if the entry names no repository or no commit."""
         if self.hub_repo is None or self.revision is None:
             missing = "hub_repo" if self.hub_repo is None else "revision (a 40-digit commit)"
             raise CatalogError(
@@ -140,11 +135,8 @@ class Model(Record):
 
 
 def load_gpus(path: Path | None = None) -> Mapping[str, Gpu]:
-    """All devices of the catalogue by name, in the file's order; tests name another catalogue in $KVSWEEP_GPUS.
-
-    Raises:
-        CatalogError: the file is missing or an entry is not valid.
-    """
+    """All devices of the catalogue by name, in the file's order; tests name another catalogue in $KVSWEEP_GPUS. Raises
+    CatalogError if the file is missing or an entry is not valid."""
     path = path or Path(os.environ.get("KVSWEEP_GPUS", GPUS))
     return _gpus(path, path.stat().st_mtime_ns if path.exists() else 0)
 
@@ -159,11 +151,7 @@ def _gpus(path: Path, changed_ns: int) -> Mapping[str, Gpu]:
 
 
 def get_gpu(name: str) -> Gpu:
-    """The device with exactly this name.
-
-    Raises:
-        CatalogError: there is none; the message lists the existing names.
-    """
+    """The device with exactly this name. Raises CatalogError if there is none."""
     gpus = load_gpus()
     if name not in gpus:
         raise CatalogError(f"unknown GPU {name!r}; allowed: {', '.join(gpus)}")
@@ -175,15 +163,14 @@ def resolve(name: str, gpus: Mapping[str, Gpu] | None = None) -> tuple[Gpu, ...]
 
     >>> [gpu.name for gpu in resolve("A100 PCIe")]
     ['a100-pcie-40gb', 'a100-pcie-80gb']
-    >>> [gpu.name for gpu in resolve("H200")]
-    ['h200']
+    >>> [gpu.name for name in ("H200", "1x NVIDIA H100 80GB SXM") for gpu in resolve(name)]
+    ['h200', 'h100-sxm']
 
-    Raises:
-        CatalogError: no device has this name or alias.
+    Raises CatalogError if no device has this name or alias.
     """
     gpus = load_gpus() if gpus is None else gpus
-    wanted = _normalised(name)
-    found = tuple(g for g in gpus.values() if wanted in {_normalised(n) for n in (g.name, g.title, *g.aliases)})
+    wanted = _words(name)
+    found = tuple(g for g in gpus.values() if _means(wanted, [_words(n) for n in (g.name, g.title, *g.aliases)]))
     if not found:
         known = dict.fromkeys(n for g in gpus.values() for n in (g.name, *g.aliases))
         raise CatalogError(f"unknown GPU {name!r}; allowed: {', '.join(known)}")
@@ -191,19 +178,21 @@ def resolve(name: str, gpus: Mapping[str, Gpu] | None = None) -> tuple[Gpu, ...]
 
 
 def resolve_one(name: str) -> Gpu:
-    """The device that `name` means.
-
-    Raises:
-        CatalogError: no device has this name or alias, or several have.
-    """
+    """The device that `name` means. Raises CatalogError if no device has this name or alias, or several have."""
     candidates = resolve(name)
     if len(candidates) > 1:
         raise CatalogError(f"GPU {name!r} may be any of {', '.join(gpu.name for gpu in candidates)}: name one")
     return candidates[0]
 
 
-def _normalised(name: str) -> str:
-    return re.sub(r"[\s_-]+", "-", name.strip().lower()).removeprefix("nvidia-").removeprefix("amd-")
+def _words(name: str) -> frozenset[str]:
+    words = re.split(r"[\s_-]+", re.sub(r"^1 ?x ?", "", name.strip().lower()))
+    return frozenset(words) - {"nvidia", "amd", ""}
+
+
+def _means(wanted: frozenset[str], names: Sequence[frozenset[str]]) -> bool:
+    """Whether the words are those of one name of a device, perhaps with words of its other names."""
+    return any(name <= wanted for name in names) and wanted <= frozenset[str]().union(*names)
 
 
 class _Models(Mapping[str, Model]):
@@ -238,13 +227,9 @@ def _read_model(path: Path) -> Model:
 
 
 def load_models(folder: Path = MODELS) -> Mapping[str, Model]:
-    """All models of the catalogue by name; each is a folder with `model.yaml` and `config.json`.
-
-    Models that a study or a tool has added are included. An invalid entry raises CatalogError when it is needed.
-
-    Raises:
-        CatalogError: the folder is missing.
-    """
+    """All models of the catalogue by name; each is a folder with `model.yaml` and `config.json`. Models that a study or
+    a tool has added are included. An invalid entry raises CatalogError when it is needed. Raises CatalogError if the
+    folder is missing."""
     if not folder.is_dir():
         raise CatalogError(f"{folder}: no such folder of models")
     return _Models(folder)
@@ -265,11 +250,7 @@ def models_by_repo() -> Mapping[str, Model]:
 
 
 def get_model(name: str) -> Model:
-    """The model with exactly this name.
-
-    Raises:
-        CatalogError: there is none; the message lists the existing names.
-    """
+    """The model with exactly this name. Raises CatalogError if there is none."""
     models = load_models()
     if name not in models:
         raise CatalogError(f"unknown model {name!r}; allowed: {', '.join(models)}")

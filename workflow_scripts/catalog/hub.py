@@ -23,14 +23,10 @@ class HubError(InputError):
 
 
 def fetch(repo: str, revision: str, patterns: Sequence[str], repo_type: str = "model") -> list[Path]:
-    """Files at the top of `repo` at commit `revision` whose names match `patterns`, in the hub's cache on disk.
-
-    Files that are already in the cache (`HF_HOME`) are not fetched again and need no network. The access token comes
-    only from the environment variable `HF_TOKEN`.
-
-    Raises:
-        HubError: no network, no access, or no such repository or commit.
-    """
+    """Files at the top of `repo` at commit `revision` whose names match `patterns`, in the hub's cache on disk. Files
+    that are already in the cache (`HF_HOME`) are not fetched again and need no network. The access token comes only
+    from the environment variable `HF_TOKEN`. Raises HubError if there is no network, no access, or no such repository
+    or commit."""
     # Each retry logs a warning; the failure itself is reported once, below.
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     try:

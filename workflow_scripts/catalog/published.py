@@ -99,7 +99,7 @@ def _by_name(columns: Any) -> Any:
 
 
 class Rows(Record):
-    """Rows of one table of the study, or of one that `analyse.claim_tables` makes.
+    """Rows of one table of the study, or of one that `analyse.claims.claim_tables` makes.
 
     `where` is a condition on columns, as in `DataFrame.query`. `intervals` are measures of cells, which get the columns
     MEASURE_low and MEASURE_high. `same` is for rows beside others: columns that must be equal, or column there ->
@@ -134,16 +134,15 @@ class Check(Record):
     gpus: tuple[str, ...] = ()
     models: tuple[str, ...] = ()
     under: str | None = None
+    condition: str | None = None
     unstated: bool = False
     text: str = "{explanation}"
 
 
 class Claim(Record):
     """One claim: who makes it (`source`), in our words, with its quantities, the table behind it, and how it is tested.
-
     `model`, a name in config/models/, is the model that a table of rates over max-num-seqs was measured with.
-    `would_test` says what would give a verdict where the checks give none.
-    """
+    `would_test` says what would give a verdict where the checks give none."""
 
     id: str
     source: str
@@ -156,11 +155,7 @@ class Claim(Record):
     would_test: str = "a check in claims.yaml"
 
     def quantity(self, name: str, **at: float) -> Quantity:
-        """The quantity with this name and these settings.
-
-        Raises:
-            PublishedError: there is none.
-        """
+        """The quantity with this name and these settings. Raises PublishedError if there is none."""
         for quantity in self.quantities:
             if quantity.name == name and (not at or quantity.at == at):
                 return quantity
@@ -194,11 +189,8 @@ class Published:
 
     @cached_property
     def claims(self) -> tuple[Claim, ...]:
-        """All claims, in the file's order.
-
-        Raises:
-            PublishedError: the file is missing or a claim in it is not valid.
-        """
+        """All claims, in the file's order. Raises PublishedError if the file is missing or a claim in it is not
+        valid."""
         path = self.folder / CLAIMS
         found = validated(tuple[Claim, ...], read_yaml(path, PublishedError), str(path), PublishedError)
         twice = {claim.id for claim in found if sum(other.id == claim.id for other in found) > 1}
@@ -207,11 +199,7 @@ class Published:
         return found
 
     def claim(self, claim_id: str) -> Claim:
-        """The claim with this id.
-
-        Raises:
-            PublishedError: there is none.
-        """
+        """The claim with this id. Raises PublishedError if there is none."""
         for claim in self.claims:
             if claim.id == claim_id:
                 return claim

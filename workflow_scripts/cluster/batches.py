@@ -36,7 +36,8 @@ from workflow_scripts.study.rounds import (
     present_round,
     rounds_to_measure,
 )
-from workflow_scripts.study.study_file import Study, load_study
+from workflow_scripts.study.study import Study
+from workflow_scripts.study.study_file import load_study
 
 
 @dataclass(frozen=True)
@@ -115,9 +116,7 @@ def known_sha256(study: Study, paths: StudyPaths, gpus: Iterable[str]) -> str:
 @dataclass(frozen=True)
 class Pending:
     """What a call of snakemake measures: the `rounds` that are known now, and further ones that are decided on later.
-
-    `decided`: the number of the first round that is decided on while measuring; None if there is none.
-    """
+    `decided`: the number of the first round that is decided on while measuring; None if there is none."""
 
     rounds: Sequence[Round]
     decided: int | None

@@ -24,10 +24,10 @@ from workflow_scripts.common.command import ATTEMPT, STUDY, command, option, pos
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.records import Record, validated
 from workflow_scripts.common.yaml_file import read_yaml
-from workflow_scripts.physics.facts_on_device import facts_on
-from workflow_scripts.physics.model_facts import ModelFactsError
+from workflow_scripts.physics.model_facts import ModelFactsError, facts_on
 from workflow_scripts.study.grid import Cell, expand
-from workflow_scripts.study.study_file import Study, StudyError, load_study
+from workflow_scripts.study.study import Study, StudyError
+from workflow_scripts.study.study_file import load_study
 
 SITE = Path("config/site.yaml")
 
@@ -102,31 +102,24 @@ class Site(Record):
 
 
 def load_site(path: Path) -> Site:
-    """Read and check a site file.
-
-    Raises:
-        SiteError: the file is missing, is not YAML, or contains something that is not allowed.
-    """
+    """Read and check a site file. Raises SiteError if the file is missing, is not YAML, or contains something that is
+    not allowed."""
     return validated(Site, read_yaml(path, SiteError), str(path), SiteError)
 
 
 def what_fits(site: Site, file: str, studies: Path = CONFIG / "studies") -> str:
     """The devices of a site, the studies whose devices it has, and the command for the first of them."""
-    fitting = [path for path in sorted(studies.glob("*.yaml")) if _devices(load_study(path)) <= set(site.gpus)]
+
+    def devices(study: Study) -> set[str]:
+        return {gpu for sweep in study.sweeps for gpu in sweep.gpu}
+
+    fitting = [path for path in sorted(studies.glob("*.yaml")) if devices(load_study(path)) <= set(site.gpus)]
     says = f"{file} has {', '.join(site.gpus)}"
     if not fitting:
         return f"{says}, and no study of {studies} is for these alone"
     names = ", ".join(path.stem for path in fitting)
-    return f"{says}. Studies for these: {names}. Type: snakemake --profile slurm --configfile {_shown(fitting[0])}"
-
-
-def _devices(study: Study) -> set[str]:
-    return {gpu for sweep in study.sweeps for gpu in sweep.gpu}
-
-
-def _shown(path: Path) -> Path:
-    """The path as it is typed in the root of the repository."""
-    return path.relative_to(CONFIG.parent)
+    first = fitting[0].relative_to(CONFIG.parent)
+    return f"{says}. Studies for these: {names}. Type: snakemake --profile slurm --configfile {first}"
 
 
 @dataclass(frozen=True)
@@ -180,11 +173,9 @@ def job_resources(
     avoid_nodes: Iterable[str] = (),
     limits_s: Mapping[str, float] | None = None,
 ) -> Resources:
-    """Resources of a job that measures `cells` one after another, with the names of Snakemake's Slurm executor.
-
-    All cells are of one GPU type; `cap_s` is the study's time limit of a cell; `avoid_nodes` had the wrong hardware;
-    `limits_s` are predicted limits by cell id. The run time is in minutes, memory in MB.
-    """
+    """Resources of a job that measures `cells` one after another, with the names of Snakemake's Slurm executor. All
+    cells are of one GPU type; `cap_s` is the study's time limit of a cell; `avoid_nodes` had the wrong hardware;
+    `limits_s` are predicted limits by cell id. The run time is in minutes, memory in MB."""
     queue = site.queue_of(cells[0].gpu)
     needs = [needs_of(cell) for cell in cells]
     gpus = max(max(n.gpus for n in needs), 1)

@@ -30,14 +30,9 @@ class WrongDeviceError(RuntimeError):
 
 
 def found_device(gpu: Gpu, count: int = 1) -> Device:
-    """Describe the device that this process got, and check that it is `gpu`.
-
-    If a cell uses several GPUs, all of them are checked and the first is described.
-
-    Raises:
-        WrongDeviceError: too few cores or GPUs; or a GPU that is of another type, in MIG mode, used by others, slowed
-            down by heat or its power supply, or not visible to torch.
-    """
+    """Describe the device that this process got, and check that it is `gpu`. If a cell uses several GPUs, all of them
+    are checked and the first is described. Raises WrongDeviceError if there are too few cores or GPUs, or a GPU is of
+    another type, in MIG mode, used by others, slowed down by heat or its power supply, or not visible to torch."""
     return _found_cpu(gpu) if gpu.kind == "cpu" else _found_gpus(gpu, count)
 
 
@@ -169,17 +164,17 @@ def throttle_reasons(handle: Any) -> list[str]:
     """Why the clocks of a GPU are below their maximum, in NVML's words, e.g. `GpuIdle` or `SwPowerCap`."""
     import pynvml
 
-    bits = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
-    return sorted(name for name, bit in _throttle_bits().items() if bits & bit)
+    return reasons_of(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
 
 
 @cache
-def _throttle_bits() -> dict[str, int]:
+def reasons_of(mask: int) -> list[str]:
+    """The names of the bits in NVML's mask of such reasons."""
     import pynvml
 
     prefix = "nvmlClocksThrottleReason"
     named = {name.removeprefix(prefix): bit for name, bit in vars(pynvml).items() if name.startswith(prefix)}
-    return {name: bit for name, bit in named.items() if name != "All"}
+    return sorted(name for name, bit in named.items() if name != "All" and mask & bit)
 
 
 def _check_torch(gpu: Gpu, count: int) -> None:
@@ -191,15 +186,10 @@ def _check_torch(gpu: Gpu, count: int) -> None:
 
 
 def nvml_handle(place: int = 0) -> Any:
-    """NVML's handle of one of the GPUs that are visible to this process; NVML must be initialised.
-
-    NVML counts all GPUs of the host, CUDA only those in CUDA_VISIBLE_DEVICES, which holds indices or UUIDs; of a UUID
-    it may hold only the beginning.
-
-    Raises:
-        IndexError, ValueError: the variable does not name so many GPUs.
-        pynvml.NVMLError: NVML does not find the GPU.
-    """
+    """NVML's handle of one of the GPUs that are visible to this process; NVML must be initialised. NVML counts all GPUs
+    of the host, CUDA only those in CUDA_VISIBLE_DEVICES, which holds indices or UUIDs; of a UUID it may hold only the
+    beginning. Raises IndexError or ValueError if the variable does not name so many GPUs, and pynvml.NVMLError if NVML
+    does not find the GPU."""
     import pynvml
 
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -228,11 +218,8 @@ def _or_none(read: Callable[[], Any]) -> Any:
 @contextlib.contextmanager
 def device_lock(gpu: Gpu, count: int = 1) -> Iterator[float | None]:
     """Hold `count` devices for one job, so that no other job on this host uses them, whichever snakemake started it.
-
-    The value is the time in seconds since a job last released one of them; None if that is not known.
-
-    All CPU devices of a host share one lock, because they share its cores and its memory bandwidth.
-    """
+    The value is the time in seconds since a job last released one of them; None if that is not known. All CPU devices
+    of a host share one lock, because they share its cores and its memory bandwidth."""
     place = Path(tempfile.gettempdir()) / "kvsweep-locks"
     place.mkdir(exist_ok=True)
     with contextlib.suppress(PermissionError):
@@ -260,10 +247,8 @@ def _touch(file: Path) -> None:
 
 
 def _lock_names(gpu: Gpu, count: int) -> list[str]:
-    """Lock names in the same order for all jobs, so that no two jobs each wait for what the other holds.
-
-    A GPU is named by its UUID, because a cluster may give each job on a host another GPU as number 0.
-    """
+    """Lock names in the same order for all jobs, so that no two jobs each wait for what the other holds. A GPU is named
+    by its UUID, because a cluster may give each job on a host another GPU as number 0."""
     if gpu.kind == "cpu":
         return ["cpu"]
     import pynvml

@@ -6,7 +6,6 @@ from typing import Annotated, Literal
 
 from workflow_scripts.catalog.gpus_and_models import FlopDtype
 from workflow_scripts.common.faults import InputError
-from workflow_scripts.common.files import write_text
 from workflow_scripts.common.records import AsRecorded, Record, read_record
 from workflow_scripts.device.device_record import Device, LoadByOthers
 
@@ -16,11 +15,8 @@ class DeviceRatesError(InputError):
 
 
 class Samples(Record):
-    """Timed runs of one operation.
-
-    `amount` is what one call moves (bytes, both read and written) or computes (operations), `shape` the operands'
-    sizes, and `call_s` the mean time of a call in each run.
-    """
+    """Timed runs of one operation. `amount` is what one call moves (bytes, both read and written) or computes
+    (operations), `shape` the operands' sizes, and `call_s` the mean time of a call in each run."""
 
     amount: float
     shape: list[int]
@@ -74,11 +70,9 @@ class DeviceRates(Record):
         return max(self.copy_bytes_per_s, self.read_bytes_per_s)
 
     def rereading_bytes_per_s(self, set_bytes: float) -> float | None:
-        """The highest rate at which this many bytes, read repeatedly, can come from caches and memory.
-
-        Larger sets are not read faster, so it is the highest rate of the next smaller measured set and of all larger
-        ones; None if no smaller set was measured.
-        """
+        """The highest rate at which this many bytes, read repeatedly, can come from caches and memory. Larger sets are
+        not read faster, so it is the highest rate of the next smaller measured set and of all larger ones; None if no
+        smaller set was measured."""
         smaller = [size for size in self.read_bytes_per_s_by_size if size <= set_bytes]
         if not smaller:
             return None
@@ -95,15 +89,7 @@ class DeviceRates(Record):
         """Whether others used the CPU while it was measured, so that it can do more than what was measured."""
         return self.threads is not None and self.load_pct > DISTURBED_PCT
 
-    def write(self, path: Path) -> None:
-        """Write the record, whole or not at all."""
-        write_text(path, self.model_dump_json(indent=2) + "\n")
-
 
 def read_device_rates(path: Path) -> DeviceRates:
-    """Read a device's record.
-
-    Raises:
-        DeviceRatesError: the file is missing, is not JSON, or is not such a record.
-    """
+    """Read a device's record. Raises DeviceRatesError if the file is missing, is not JSON, or is not such a record."""
     return read_record(path, DeviceRates, DeviceRatesError)

@@ -30,21 +30,16 @@ _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 def processor_facts(
     cores: Sequence[int], cpuinfo: Path = CPUINFO, cpus: Path = CPUS, huge_pages: Path = HUGE_PAGES
 ) -> Device:
-    """Facts about the processor; what the system does not report is not in the lists.
+    """Facts about the processor of these cores; what the system does not report is not in the lists.
 
-    Args:
-        cores: the cores of the device; caches and shared cores are theirs.
-        cpuinfo: Linux's description of each core.
-        cpus: Linux's folder of cores, with their caches and siblings.
-        huge_pages: Linux's choice of who gets transparent huge pages.
-
-    Returns:
-        `name`; `processor`: name, vendor, family, model and instruction sets in one line, the same for processors with
-        the same abilities; `instruction_sets`; `native_dtypes`; `caches`: `level`, `size_bytes`, `cpus` that share one
-        and `instances` that the cores use together; `shared_cores`: those of `cores` that are threads of one core;
-        `huge_pages`: who gets transparent huge pages (`always`, `madvise`, `never`), null if there are none.
+    `processor`: name, vendor, family, model and instruction sets in one line, the same for processors with the same
+    abilities. `caches`: `level`, `size_bytes`, `cpus` that share one and `instances` that the cores use together.
+    `shared_cores`: those of `cores` that are threads of one core. `huge_pages`: who gets transparent huge pages
+    (`always`, `madvise`, `never`), null if there are none. The paths are Linux's descriptions of all this.
     """
-    told = _first_core(cpuinfo)
+    first = cpuinfo.read_text(encoding="utf-8").strip().split("\n\n")[0]
+    told = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.splitlines())}
+    chosen = re.search(r"\[(\w+)\]", _text(huge_pages)) if huge_pages.exists() else None
     flags = told.get("flags", "").split()
     found = [name for name in INSTRUCTION_SETS if name in flags]
     name = told.get("model name") or os.uname().machine
@@ -56,13 +51,8 @@ def processor_facts(
         "native_dtypes": ["float32", *(dtype for dtype, sets in _NEEDED.items() if set(sets) & set(found))],
         "caches": _caches(cores, cpus),
         "shared_cores": _shared_cores(cores, cpus),
-        "huge_pages": _chosen(huge_pages),
+        "huge_pages": chosen[1] if chosen else None,
     }
-
-
-def _first_core(cpuinfo: Path) -> dict[str, str]:
-    block = cpuinfo.read_text(encoding="utf-8").strip().split("\n\n")[0]
-    return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in block.splitlines())}
 
 
 def _caches(cores: Sequence[int], cpus: Path) -> list[Cache]:
@@ -86,12 +76,6 @@ def _shared_cores(cores: Sequence[int], cpus: Path) -> list[list[int]]:
     siblings = [cpus / f"cpu{core}" / "topology" / "thread_siblings_list" for core in cores]
     groups = {tuple(sorted(set(cpu_list(_text(path))) & set(cores))) for path in siblings if path.exists()}
     return sorted(list(group) for group in groups if len(group) > 1)
-
-
-def _chosen(path: Path) -> str | None:
-    """The choice in brackets."""
-    found = re.search(r"\[(\w+)\]", _text(path)) if path.exists() else None
-    return found[1] if found else None
 
 
 def _text(path: Path) -> str:

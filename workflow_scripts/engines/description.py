@@ -70,8 +70,7 @@ def named(place: str) -> Any:
     >>> named("math:pi")
     3.141592653589793
 
-    Raises:
-        ImportError, AttributeError: there is no such module, or nothing of that name in it.
+    Raises ImportError or AttributeError if there is no such module, or nothing of that name in it.
     """
     module, _, name = place.partition(":")
     return getattr(importlib.import_module(module), name)

@@ -67,9 +67,7 @@ class HfContinuousKnobs(Knobs):
 
 def attention_of(config: Any, classes: Any) -> str:
     """The attention to ask transformers for: SDPA, or `eager` if a family's code has no SDPA (gpt-oss, for its sinks).
-
-    The attention in a model's own config is ignored. `classes`: transformers' `MODEL_FOR_CAUSAL_LM_MAPPING`.
-    """
+    The attention in a model's own config is ignored. `classes`: transformers' `MODEL_FOR_CAUSAL_LM_MAPPING`."""
     model_class = classes.get(type(config), None)
     return "eager" if model_class is not None and not model_class._supports_sdpa else "sdpa"
 
@@ -80,7 +78,7 @@ HF_STATIC = EngineDescription(
     adapter="workflow_scripts.measure.hf_static:HfStatic",
     library="transformers",
     packages=PACKAGES,
-    versions=">=5.17",
+    versions=">=4.57",
     preload=("torch", "transformers", "transformers.modeling_utils"),
     peaks={"torch_memory_bytes_max": "torch_max_memory_allocated_bytes"},
     random_weights="transformers",
@@ -93,6 +91,7 @@ HF_CONTINUOUS = replace(
     name="hf-continuous",
     knobs=HfContinuousKnobs,
     adapter="workflow_scripts.measure.hf_continuous:HfContinuous",
+    versions=">=5.18",  # 5.17 calls a page a block
     # Its maximum comes from the budget of tokens.
     bounds_sequences=False,
     # It drops the processor of a repetition penalty with no more than a warning.

@@ -23,11 +23,8 @@ class Knobs(StrictRecord):
     @classmethod
     @cache
     def described(cls) -> Mapping[str, Knob]:
-        """The description of each knob by name, in the order of the slug: the load on a server comes last.
-
-        Raises:
-            TypeError: a field has no `Knob`.
-        """
+        """The description of each knob by name, in the order of the slug: the load on a server comes last. Raises
+        TypeError if a field has no `Knob`."""
         found = {
             name: next((item for item in field.metadata if isinstance(item, Knob)), None)
             for name, field in cls.model_fields.items()

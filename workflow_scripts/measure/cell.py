@@ -1,7 +1,7 @@
 """Measure one cell of a study.
 
     kvsweep measure-cell --study config/studies/demo.yaml \\
-        --cell cpu-all/vllm/tiny-llama-57m/chat/bs32-seqs4-len256-eager1-cpukv1
+        --cell cpu-all/vllm/tiny-llama-57m/chat/bs32-seqs4-len128-eager1-cpukv1
 
 writes `results/{study}/cells/{cell}/raw/` (engine log, requests, steps, metrics, device trace) and, last,
 `outcome.json` beside it. A cell that has been measured before is measured in a further start of its engine, into
@@ -48,7 +48,8 @@ from workflow_scripts.study.outcome import Measured, Outcome, Start, is_outcome_
 from workflow_scripts.study.paths import ENGINE_LOG, JOB, OUTCOME, PARTIAL, RAW, StudyPaths
 from workflow_scripts.study.protocol import SEED
 from workflow_scripts.study.rounds import CellStart, ended_starts, last_seen_s, next_start, present_round
-from workflow_scripts.study.study_file import Study, StudyError, load_study
+from workflow_scripts.study.study import Study, StudyError
+from workflow_scripts.study.study_file import load_study
 
 LOG_TAIL_LINES = 60
 WRONG_DEVICE = 3
@@ -60,14 +61,10 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 def measure_cell(
     study: Study, cell: Cell, paths: StudyPaths, attempt: Attempt = ONLY_ATTEMPT, start: Start = FIRST_START
 ) -> int:
-    """Measure a cell in one start of its engine and write the start's folder; return the exit status.
-
-    The status is 3 on the wrong device, and 1 if an attempt other than the last reached the time limit.
-
-    Raises:
-        StudyError: the cell's model or workload was not prepared.
-        ForkServerError: the process that should measure the cell could not be started.
-    """
+    """Measure a cell in one start of its engine and write the start's folder; return the exit status. The status is 3
+    on the wrong device, and 1 if an attempt other than the last reached the time limit. Raises StudyError if the cell's
+    model or workload was not prepared, and ForkServerError if the process that should measure the cell could not be
+    started."""
     folder = _folder(paths, cell, start)
     definition = cell_definition(study, cell, resolved_models(study))
     model_dir = paths.model(cell.model, model_key(definition.model))
@@ -118,12 +115,13 @@ def measure_cell(
         reason = record.reason or "the wrong device"
         note_wrong_node(paths.wrong_nodes(cell.gpu), reason)
         return _left_to_the_next(attempt, evidence, reason, status=WRONG_DEVICE)
+    boot_id = BOOT_ID.read_text(encoding="utf-8").strip() if BOOT_ID.exists() else None
     outcome = Outcome(
         cell_id=cell.id,
         definition=definition.as_json(),
         definition_sha256=definition_sha256(definition),
         start=start.model_copy(
-            update={"idle_before_s": idle_before_s, "boot_id": _boot_id(), "planned": study.starts.in_words}
+            update={"idle_before_s": idle_before_s, "boot_id": boot_id, "planned": study.starts.in_words}
         ),
         provenance=provenance(cell.engine, definition.endpoint),
         **record.model_dump(exclude={"wrong_device"}),
@@ -174,10 +172,6 @@ def _report_failure(evidence: Path, exit_status: int) -> None:
     shutil.rmtree(evidence)
 
 
-def _boot_id() -> str | None:
-    return BOOT_ID.read_text(encoding="utf-8").strip() if BOOT_ID.exists() else None
-
-
 def _folder(paths: StudyPaths, cell: Cell, start: Start) -> Path:
     return paths.again(cell, start.round) if start.again else paths.start(cell, start.start)
 
@@ -194,11 +188,7 @@ def _next_start(study: Study, cell: Cell, paths: StudyPaths) -> tuple[CellStart,
 
 
 def find_cell(study: Study, cell_id: str) -> Cell:
-    """The cell with that id.
-
-    Raises:
-        StudyError: the grid of the study has no such cell.
-    """
+    """The cell with that id. Raises StudyError if the grid of the study has no such cell."""
     cells = {cell.id: cell for cell in expand(study)}
     if cell_id not in cells:
         some = "\n  ".join(sorted(cells)[:40])

@@ -22,11 +22,9 @@ ANSWER_LIMIT_S = 6 * 60 * 60.0
 
 @dataclass(frozen=True)
 class Target:
-    """A server as a client sees it.
-
-    `extra_body`: further fields of each request, such as one that makes it generate past an end token. Without
-    `sampling`, tokens are chosen greedily. With `keep_answers`, the records have the answers.
-    """
+    """A server as a client sees it. `extra_body`: further fields of each request, such as one that makes it generate
+    past an end token. Without `sampling`, tokens are chosen greedily. With `keep_answers`, the records have the
+    answers."""
 
     address: Address
     model: str
@@ -59,14 +57,8 @@ def send(
     users: int | None,
 ) -> list[RequestRecord]:
     """Send all requests and return their records, in the order of `requests`; a failed request has an `error`.
-
-    Args:
-        target: the server.
-        requests: the requests.
-        prompts: what is sent for each request: token ids, text, or the messages of a chat.
-        arrivals_s: when each request is due, in seconds after the first.
-        users: maximum number of requests in flight at once; None: no limit.
-    """
+    `arrivals_s`: when each request is due, in seconds after the first. `users`: maximum number of requests in flight at
+    once."""
     answers, began_s = asyncio.run(_sent(target, requests, prompts, arrivals_s, users))
     # With a number of users only, a request arrives when a user is free; its position in the file is no arrival time.
     closed_loop = users is not None and not any(arrivals_s)

@@ -25,12 +25,9 @@ class Asked(NamedTuple):
 
 @dataclass
 class Answer:
-    """An answer, or its `error`.
-
-    `start_time` is of the performance counter; other times count from this moment of sending, in seconds. `itl` has the
-    times between pieces. Counts are those of the server's usage report. `token_ids` are those of the answer, if the
-    server reports them.
-    """
+    """An answer, or its `error`. `start_time` is of the performance counter; other times count from this moment of
+    sending, in seconds. `itl` has the times between pieces. Counts are those of the server's usage report. `token_ids`
+    are those of the answer, if the server reports them."""
 
     start_time: float
     success: bool = False

@@ -24,13 +24,13 @@ from workflow_scripts.catalog.gpus_and_models import FlopDtype, Gpu, get_gpu, lo
 from workflow_scripts.common.command import command, option, out
 from workflow_scripts.device.device_check import WrongDeviceError, device_lock, found_device, use_cores
 from workflow_scripts.device.device_rates import DeviceRates, Samples
-from workflow_scripts.device.device_record import Device, LoadByOthers
+from workflow_scripts.device.device_record import Device
 from workflow_scripts.device.host_load import HostLoad
 from workflow_scripts.device.processor import last_level_cache_bytes
-from workflow_scripts.physics.facts_on_device import facts_on
-from workflow_scripts.physics.model_facts import ModelFactsError
+from workflow_scripts.physics.model_facts import ModelFactsError, facts_on
 from workflow_scripts.study.definition import resolved_models
-from workflow_scripts.study.study_file import Study, load_study
+from workflow_scripts.study.study import Study
+from workflow_scripts.study.study_file import load_study
 
 RUNS = 20
 ATTEMPTS = 4  # on a shared host the load by others comes in bursts of some seconds
@@ -73,14 +73,9 @@ def operations(
     device: str, set_bytes: int, side: int, arithmetic: Sequence[FlopDtype], reread: Sequence[int] = ()
 ) -> dict[str, Operation]:
     """What is timed, by name: `copy`, `read`, `read-BYTES` for smaller sets, and one matrix product per arithmetic.
-
-    Args:
-        device: `cpu` or `cuda`.
-        set_bytes: size of the matrix to copy and read, a multiple of `ROW_BYTES`.
-        side: rows and columns of the matrices to multiply.
-        arithmetic: names of the products; `tf32` is a product of float32 matrices that may be rounded to TF32.
-        reread: bytes of the smaller sets to read repeatedly, so that they may stay in caches.
-    """
+    `set_bytes`: size of the matrix to copy and read, a multiple of `ROW_BYTES`. `side`: rows and columns of the
+    matrices to multiply. `arithmetic`: names of the products; `tf32` is a product of float32 matrices that may be
+    rounded to TF32. `reread`: bytes of the smaller sets to read repeatedly, so that they may stay in caches."""
     import torch
 
     source = torch.ones(set_bytes // ROW_BYTES, COLUMNS, device=device)
@@ -120,10 +115,8 @@ def time_runs(
     run_min_s: float = RUN_MIN_S,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Samples]:
-    """Time each operation `runs` times, in turns, so that a disturbance does not hit all runs of one operation.
-
-    The first call of each operation is not counted; the second shows how many calls a run of `run_min_s` needs.
-    """
+    """Time each operation `runs` times, in turns, so that a disturbance does not hit all runs of one operation. The
+    first call of each operation is not counted; the second shows how many calls a run of `run_min_s` needs."""
 
     def call_s(operation: Operation, calls: int) -> float:
         synchronize()
@@ -168,13 +161,8 @@ def sets_to_read(largest: int, of_models: Sequence[int]) -> list[int]:
 
 
 def measure_device(gpu: Gpu, study: Study | None = None) -> DeviceRates:
-    """Measure the device that this process has; nothing else may use it meanwhile.
-
-    A CPU also reads as many bytes as a decode step of each of the study's models.
-
-    Raises:
-        WrongDeviceError: the device is not `gpu`.
-    """
+    """Measure the device that this process has; nothing else may use it meanwhile. A CPU also reads as many bytes as a
+    decode step of each of the study's models. Raises WrongDeviceError if the device is not `gpu`."""
     found = found_device(gpu)
     if gpu.kind == "cpu":
         use_cores(found["cores"])
@@ -196,31 +184,6 @@ def measure_device(gpu: Gpu, study: Study | None = None) -> DeviceRates:
     reread = sets_to_read(set_bytes, of_models) if device == "cpu" else []
     with HostLoad() as load:
         samples = time_runs(operations(device, set_bytes, MATRIX_SIDE[device], arithmetic, reread), synchronize)
-    return _record(gpu, found, samples, arithmetic, cache_bytes, threads, torch.__version__, load.record)
-
-
-def measure_undisturbed(gpu: Gpu, study: Study | None = None) -> DeviceRates:
-    """Measure the device again while others use it, up to `ATTEMPTS` times; the measurement with the least load counts.
-
-    Raises:
-        WrongDeviceError: the device is not `gpu`.
-    """
-    found = [measure_device(gpu, study)]
-    while found[-1].disturbed and len(found) < ATTEMPTS:
-        found.append(measure_device(gpu, study))
-    return min(found, key=lambda rates: rates.load_pct)
-
-
-def _record(
-    gpu: Gpu,
-    found: Device,
-    samples: dict[str, Samples],
-    arithmetic: Sequence[FlopDtype],
-    cache_bytes: int | None,
-    threads: int | None,
-    torch_version: str,
-    host_load: LoadByOthers,
-) -> DeviceRates:
     return DeviceRates(
         gpu=gpu.name,
         copy_bytes_per_s=samples["copy"].best_per_s,
@@ -238,11 +201,20 @@ def _record(
         device=found,
         threads=threads,
         host=os.uname().nodename,
-        torch_version=str(torch_version),
-        host_load=host_load,
+        torch_version=str(torch.__version__),
+        host_load=load.record,
         measured_at=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         samples=samples,
     )
+
+
+def measure_undisturbed(gpu: Gpu, study: Study | None = None) -> DeviceRates:
+    """Measure the device again while others use it, up to `ATTEMPTS` times; the measurement with the least load counts.
+    Raises WrongDeviceError if the device is not `gpu`."""
+    found = [measure_device(gpu, study)]
+    while found[-1].disturbed and len(found) < ATTEMPTS:
+        found.append(measure_device(gpu, study))
+    return min(found, key=lambda rates: rates.load_pct)
 
 
 @command(

@@ -48,11 +48,9 @@ class RequestRecord:
 
 
 class Step(TypedDict, total=False):
-    """A step of a scheduler, or its queues at one moment; `docs/tables.md` says what the fields mean.
-
-    An engine leaves out what it does not know. `time_s` is of the monotonic clock. `computed_tokens` are all tokens of
-    the step, and `graph` is how a GPU's host launched it, by vLLM's names.
-    """
+    """A step of a scheduler, or its queues at one moment; `docs/tables.md` says what the fields mean. An engine leaves
+    out what it does not know. `time_s` is of the monotonic clock. `computed_tokens` are all tokens of the step, and
+    `graph` is how a GPU's host launched it, by vLLM's names."""
 
     time_s: float
     running: int
@@ -112,25 +110,18 @@ class Engine(Protocol):
         ...
 
     def warm_up(self, requests: Sequence[Request]) -> ExpertsTouched | None:
-        """Serve requests that do not count, all at once; for a server up to the limit of its users.
-
-        The first time, return how many experts the steps used, if the model has experts and the engine reports them.
-        """
+        """Serve requests that do not count, all at once; for a server up to the limit of its users. The first time,
+        return how many experts the steps used, if the model has experts and the engine reports them."""
         ...
 
     def run(self, requests: Sequence[Request]) -> list[RequestRecord]:
-        """Serve all requests and return when the last one is done.
-
-        All requests are there from the beginning, except that requests to a server arrive as the load says.
-        """
+        """Serve all requests and return when the last one is done. All requests are there from the beginning, except
+        that requests to a server arrive as the load says."""
         ...
 
     def reset(self) -> None:
-        """Forget cached prefixes, so that a repeat does not measure the cache.
-
-        Raises:
-            CacheHeldError: the engine keeps some of them.
-        """
+        """Forget cached prefixes, so that a repeat does not measure the cache. Raises CacheHeldError if the engine
+        keeps some of them."""
         ...
 
     def metrics(self) -> Metrics:
@@ -152,10 +143,7 @@ class CacheHeldError(RuntimeError):
 
 def forget_prefixes(attempt: Callable[[], bool], limit_s: float = RESET_LIMIT_S) -> None:
     """Try until an engine says that its prefix cache is empty; an engine refuses while a request still holds blocks.
-
-    Raises:
-        CacheHeldError: the engine has not said so after `limit_s`.
-    """
+    Raises CacheHeldError if the engine has not said so after `limit_s`."""
     deadline = time.monotonic() + limit_s
     while not attempt():
         if time.monotonic() > deadline:
@@ -167,9 +155,7 @@ def forget_prefixes(attempt: Callable[[], bool], limit_s: float = RESET_LIMIT_S)
 
 
 def make_engine(name: str, setup: EngineSetup) -> Engine:
-    """The engine with that name, not started yet.
-
-    Its adapter is imported only now, because the libraries of other engines may be absent.
-    """
+    """The engine with that name, not started yet. Its adapter is imported only now, because the libraries of other
+    engines may be absent."""
     engine: Engine = named(get_engine(name).adapter)(setup)
     return engine

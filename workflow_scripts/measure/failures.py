@@ -53,10 +53,8 @@ def start_failure(error: Exception, log: Path) -> tuple[Verdict, str]:
 
 
 def run_failure(error: Exception, log: Path) -> tuple[Verdict, str] | None:
-    """Classify a failure during a run; None if a process of the engine ended without giving a reason.
-
-    That is a fault of the infrastructure, like the death of the measuring process itself: the job must be repeated.
-    """
+    """Classify a failure during a run; None if a process of the engine ended without giving a reason. That is a fault
+    of the infrastructure, like the death of the measuring process itself: the job must be repeated."""
     if isinstance(error, CacheHeldError):
         return "invalid", str(error)
     if isinstance(error, NoRoomError):
@@ -93,16 +91,12 @@ def _a_kernel_refuses(words: str) -> bool:
 
 
 def _name(words: str) -> str:
-    """The name of the exception class at the beginning of an error message."""
     return words.partition(":")[0].rpartition(".")[2]
 
 
 def _cause(error: Exception, log: Path) -> tuple[str | None, str]:
-    """Status and message of the cause.
-
-    An engine in separate processes raises an error here that only says where to look, so the cause is read from its
-    log; if the log has none, `error` itself counts.
-    """
+    """Status and message of the cause. An engine in separate processes raises an error here that only says where to
+    look, so the cause is read from its log; if the log has none, `error` itself counts."""
     found = _judged(log)
     return (found.status, found.error) if found.error else (None, f"{type(error).__name__}: {error}")
 

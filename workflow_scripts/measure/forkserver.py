@@ -52,15 +52,10 @@ class Ended:
 def run(
     module: str, argv: Sequence[str], log: IO[bytes], env: dict[str, str], time_limit_s: float, preload: Sequence[str]
 ) -> Ended:
-    """Run `module.main(argv)` in a forked child whose output goes to `log`; wait for its end.
-
-    The child's environment is `env`, plus variables that the preloaded modules set and `env` lacks. The child and
-    everything that it started are killed after `time_limit_s`, or when this process ends. The limit counts from the
-    fork, not from the start of the server.
-
-    Raises:
-        ForkServerError: no server could be started, or it ended during the job.
-    """
+    """Run `module.main(argv)` in a forked child whose output goes to `log`; wait for its end. The child's environment
+    is `env`, plus variables that the preloaded modules set and `env` lacks. The child and everything that it started
+    are killed after `time_limit_s`, or when this process ends. The limit counts from the fork, not from the start of
+    the server. Raises ForkServerError if no server could be started, or it ended during the job."""
     job = {
         "module": module,
         "argv": list(argv),

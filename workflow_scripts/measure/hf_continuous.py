@@ -7,8 +7,13 @@ from typing import Any
 
 from workflow_scripts.engines.paged_cache import why_model_is_refused
 from workflow_scripts.measure.engine import EngineSetup, Metrics, RequestRecord, Step
-from workflow_scripts.measure.hf_model import device_memory, generation_arguments, load_hf_model, seed_the_pass
-from workflow_scripts.measure.torch_state import torch_state
+from workflow_scripts.measure.hf_model import (
+    device_memory,
+    generation_arguments,
+    load_hf_model,
+    seed_the_pass,
+    torch_state,
+)
 from workflow_scripts.study.outcome import Effective
 from workflow_scripts.workloads.request import Request
 
@@ -24,12 +29,8 @@ class HfContinuous:
         self._steps: list[Step] = []
 
     def start(self) -> Effective:
-        """Load the model and allocate the paged cache.
-
-        Raises:
-            NotImplementedError: the cache cannot hold what the model's layers keep. transformers itself would fail at
-                the first request.
-        """
+        """Load the model and allocate the paged cache. Raises NotImplementedError if the cache cannot hold what the
+        model's layers keep. transformers itself would fail at the first request."""
         from transformers import ContinuousBatchingConfig, GenerationConfig
 
         if refused := why_model_is_refused(self._setup.model_dir):
@@ -88,7 +89,6 @@ class HfContinuous:
         return [replace(r, token_ids=list(done[r.request_id].generated_tokens)) for r in records]
 
     def _cache(self) -> Any:
-        """The paged cache, which the generation thread allocates."""
         while self._manager.batch_processor is None:
             if not self._manager.is_running():
                 raise RuntimeError("the generation thread of transformers ended before it had a cache")
@@ -96,10 +96,8 @@ class HfContinuous:
         return self._manager.batch_processor.cache
 
     def _note_steps(self) -> None:
-        """Record the state of the scheduler and the cache at the end of each step of the generation thread.
-
-        Requests get the blocks for a step before it. The blocks of requests that end are freed after the recording.
-        """
+        """Record the state of the scheduler and the cache at the end of each step of the generation thread. Requests
+        get the blocks for a step before it. The blocks of requests that end are freed after the recording."""
         step = self._manager._generation_step
 
         def noted() -> None:

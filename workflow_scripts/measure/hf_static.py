@@ -2,15 +2,20 @@
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from workflow_scripts.measure.engine import EngineSetup, Metrics, RequestRecord, Step
-from workflow_scripts.measure.hf_model import device_memory, generation_arguments, load_hf_model, seed_the_pass
+from workflow_scripts.measure.hf_model import (
+    device_memory,
+    generation_arguments,
+    load_hf_model,
+    seed_the_pass,
+    torch_state,
+)
 from workflow_scripts.measure.memory_room import NoRoomError, largest_that_fits, peak_bytes, runs_in
-from workflow_scripts.measure.routed_experts import experts_noted, touched
-from workflow_scripts.measure.torch_state import torch_state
 from workflow_scripts.physics.model_facts import read_model_facts
 from workflow_scripts.study.outcome import Effective, ExpertsTouched
 from workflow_scripts.workloads.request import Request
@@ -49,10 +54,8 @@ class HfStatic:
         }
 
     def warm_up(self, requests: Sequence[Request]) -> ExpertsTouched | None:
-        """Serve requests that do not count; in limited memory, first find the largest batch that fits.
-
-        The first time, note which experts the steps of full batches use.
-        """
+        """Serve requests that do not count; in limited memory, first find the largest batch that fits. The first time,
+        note which experts the steps of full batches use."""
         if self._is_warm:
             self.run(requests)
             return None
@@ -62,16 +65,14 @@ class HfStatic:
         rows = min(self._batch_size, len(requests))
         with experts_noted(self._model, rows) as shares:
             self.run(requests)
-        return touched(shares, rows)
+        if not shares:
+            return None
+        return ExpertsTouched(share=sum(float(share) for share in shares) / len(shares), tokens=rows)
 
     def _largest_batch(self, requests: Sequence[Request], room_tokens: int) -> int:
-        """The largest batch up to the batch size for which the memory suffices, whichever requests it has.
-
-        So it is tried with rows that all have the longest prompt and answer. If prompts differ, one row has padding.
-
-        Raises:
-            NoRoomError: not even a single request fits.
-        """
+        """The largest batch up to the batch size for which the memory suffices, whichever requests it has. So it is
+        tried with rows that all have the longest prompt and answer. If prompts differ, one row has padding. Raises
+        NoRoomError if not even a single request fits."""
         prompts = sorted((r.prompt_token_ids for r in requests), key=len)
         padding = int(len(prompts[0]) < len(prompts[-1]))
         whole = replace(requests[0], prompt_token_ids=prompts[-1], output_tokens=max(r.output_tokens for r in requests))
@@ -100,7 +101,9 @@ class HfStatic:
         """Serve the requests batch by batch, in their order."""
         seed_the_pass(self._setup.sampling)
         queued_s = time.monotonic()
-        return [record for batch in _batches(requests, self._batch_size) for record in self._batch(batch, queued_s)]
+        starts = range(0, len(requests), self._batch_size)
+        batches = (requests[start : start + self._batch_size] for start in starts)
+        return [record for batch in batches for record in self._batch(batch, queued_s)]
 
     def _batch(self, batch: Sequence[Request], queued_s: float) -> list[RequestRecord]:
         import torch
@@ -229,6 +232,37 @@ def _states(layer: Any) -> Iterator[Any]:
         yield from (state for state in getattr(layer, name, {}).values() if state is not None)
 
 
-def _batches(requests: Sequence[Request], size: int) -> Iterator[Sequence[Request]]:
-    for start in range(0, len(requests), size):
-        yield requests[start : start + size]
+@contextmanager
+def experts_noted(model: Any, tokens: int) -> Iterator[list[Any]]:
+    """While the context lasts, note the share of a layer's experts that each call with `tokens` tokens uses. The shares
+    stay on the device, so that it need not wait for the host. In every family, transformers keeps a layer's routed
+    experts in one module `experts`, which receives the routes; code from a model's own repository may not."""
+    shares: list[Any] = []
+
+    def note(experts: Any, given: tuple[Any, ...]) -> None:
+        used = _used(experts.num_experts, given, tokens)
+        if used is not None:
+            shares.append(used.float().mean())
+
+    modules = [module for name, module in model.named_modules() if name.rpartition(".")[2] == "experts"]
+    hooks = [module.register_forward_pre_hook(note) for module in modules if hasattr(module, "num_experts")]
+    try:
+        yield shares
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _used(count: int, given: tuple[Any, ...], tokens: int) -> Any:
+    """Which of `count` experts a call uses; None if it has another number of tokens, or does not get routes."""
+    import torch
+
+    inputs, *routes = given
+    if not routes:  # Llama 4: the inputs of all tokens for each expert, zero where a token is not routed to it
+        of_expert = inputs.reshape(count, -1)
+        return of_expert.any(dim=1) if len(inputs) == count * tokens else None
+    if not isinstance(routes[0], torch.Tensor) or routes[0].is_floating_point() or len(routes[0]) != tokens:
+        return None
+    used = torch.zeros(count, dtype=torch.bool, device=routes[0].device)
+    used[routes[0].flatten()] = True
+    return used

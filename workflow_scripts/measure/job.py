@@ -3,7 +3,7 @@
 import math
 from pathlib import Path
 
-from workflow_scripts.common.files import read_json, write_json
+from workflow_scripts.common.files import read_json
 from workflow_scripts.common.records import Record
 from workflow_scripts.study.definition import Definition
 from workflow_scripts.study.protocol import SEED
@@ -13,11 +13,9 @@ MEASURED = "measured.json"
 
 
 class Job(Record):
-    """The cell's definition, and the paths of its inputs and its evidence.
-
-    A ladder has `passes` instead of a warm-up and repeats: which requests of the workload each one serves. No pass
-    begins later than `passes_s` after the first, if that is set.
-    """
+    """The cell's definition, and the paths of its inputs and its evidence. A ladder has `passes` instead of a warm-up
+    and repeats: which requests of the workload each one serves. No pass begins later than `passes_s` after the first,
+    if that is set."""
 
     definition: Definition
     model_dir: Path
@@ -29,15 +27,7 @@ class Job(Record):
     passes: list[list[int]] | None = None
     passes_s: float | None = None
 
-    def write(self, path: Path) -> None:
-        """Write the record, whole or not at all."""
-        write_json(path, self.model_dump(mode="json"))
-
 
 def read_job(path: Path) -> Job:
-    """Read the record.
-
-    Raises:
-        pydantic.ValidationError: the file does not follow the schema.
-    """
+    """Read the record. Raises pydantic.ValidationError if the file does not follow the schema."""
     return Job.model_validate(read_json(path))

@@ -1,4 +1,4 @@
-"""Climb a device's ladders: serve short series of requests and time each step of the engine.
+"""Calibrate a device: serve short series of requests and time each step of the engine.
 
     kvsweep measure-ladders --study config/studies/demo.yaml --gpu cpu-all
 
@@ -32,8 +32,7 @@ from workflow_scripts.measure.forkserver import ForkServerError
 from workflow_scripts.measure.forkserver import run as run_forked
 from workflow_scripts.measure.job import MEASURED, Job
 from workflow_scripts.measure.provenance import provenance
-from workflow_scripts.physics.facts_on_device import facts_on
-from workflow_scripts.physics.model_facts import ModelFactsError, vocabulary_size
+from workflow_scripts.physics.model_facts import ModelFactsError, facts_on, vocabulary_size
 from workflow_scripts.study.definition import Definition, cell_definition, model_key, resolved_models
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.ladders import (
@@ -53,7 +52,8 @@ from workflow_scripts.study.ladders import (
 from workflow_scripts.study.outcome import Measured
 from workflow_scripts.study.paths import ENGINE_LOG, JOB, StudyPaths
 from workflow_scripts.study.protocol import PROTOCOL_VERSION
-from workflow_scripts.study.study_file import Study, StudyError, load_study
+from workflow_scripts.study.study import Study, StudyError
+from workflow_scripts.study.study_file import load_study
 from workflow_scripts.workloads.request import Request
 
 ROUNDS = 5
@@ -118,14 +118,8 @@ class Climbing:
         return sustained_tokens(facts, (used or 0.9) * memory_bytes)
 
     def climb(self, whole: bool, limit_s: float, backwards: bool) -> LadderRecord:
-        """Start the engine once more, pass over the rungs, and write the record, even if the engine breaks.
-
-        An engine that broke before is not started again. No pass begins after `limit_s`.
-
-        Raises:
-            WrongDeviceError: the device is another one.
-            ForkServerError: the measuring process could not be started.
-        """
+        """Start the engine once more, pass over the rungs, and write the record, even if the engine breaks; one that
+        broke before is not started again. No pass begins after `limit_s`. Raises as `climb_all` does."""
         scratch = self._out.with_suffix(".partial")
         shutil.rmtree(scratch, ignore_errors=True)
         try:
@@ -136,7 +130,7 @@ class Climbing:
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
         record = self._record()
-        record.write(self._out)
+        record.write(self._out, indent=None)
         return record
 
     def _climbed(self, whole: bool, limit_s: float, backwards: bool, scratch: Path) -> Climb:
@@ -192,23 +186,16 @@ class Climbing:
 
 
 def climb_all(ladders: Sequence[Climbing], limit_s: float | None = None) -> None:
-    """Climb ladders in turns: one start of each, in random order, then the next.
-
-    Args:
-        ladders: the ladders.
-        limit_s: seconds for all passes of a ladder, instead of the limit of the kind of device.
-
-    Raises:
-        WrongDeviceError: a device is another one.
-        ForkServerError: the measuring process could not be started.
-    """
+    """Climb ladders in turns: one start of each, in random order, then the next. `limit_s`: seconds for all passes of a
+    ladder, instead of the limit of the kind of device. Raises WrongDeviceError if a device is another one, and
+    ForkServerError if the measuring process could not be started."""
     draw = random.Random(0)
     for number in range(max(len(ON_CPU), len(ON_GPU))):
         for one in draw.sample(ladders, len(ladders)):
             starts = ON_CPU if one.gpu.kind == "cpu" else ON_GPU
             if number < len(starts):
                 whole, share = starts[number]
-                print(f"climbing {one.ladder.name}, start {number + 1} of {len(starts)}", flush=True)
+                print(f"calibrating {one.ladder.name}, start {number + 1} of {len(starts)}", flush=True)
                 with device_lock(one.gpu):
                     record = one.climb(whole, share * (limit_s or CLIMB_S[one.gpu.kind]), backwards=number > 1)
                 print(f"{sum(len(climb.passes) for climb in record.climbs)} passes", record.failure or "", flush=True)
@@ -222,8 +209,7 @@ def shallower(config: Mapping[str, Any]) -> tuple[int, int, dict[str, Any]]:
     >>> shallower({"text_config": {"num_hidden_layers": 4}, "vision_config": {"num_hidden_layers": 9}})
     (4, 2, {'text_config': {'num_hidden_layers': 2}, 'vision_config': {'num_hidden_layers': 9}})
 
-    Raises:
-        ClimbError: the configuration does not say how many layers there are.
+    Raises ClimbError if the configuration does not say how many layers there are.
     """
     if isinstance(config.get("text_config"), dict):
         whole, half, of_half = shallower(config["text_config"])
@@ -345,10 +331,10 @@ def _known(records: Sequence[dict[str, Any]], name: str, start_s: float | None =
     STUDY,
     option("--gpu", nargs="+", required=True, help="devices of the study"),
     RESULTS,
-    option("--seconds", type=float, help="time for the passes of each ladder (default: by the device)"),
+    option("--seconds", type=float, help="time for the passes of each calibration series (default: by the device)"),
 )
 def main(args: Namespace) -> int:
-    """Climb all ladders of some devices."""
+    """Measure the calibration series of some devices."""
     study = load_study(args.study)
     cells = expand(study)
     known = {cell.gpu for cell in cells}

@@ -38,10 +38,8 @@ def largest_that_fits(most: int, fits: Callable[[int], bool]) -> int:
 
 def runs_in(room_bytes: int, work: Callable[[], object]) -> bool:
     """Whether `work` finishes in a copy of this process that may allocate `room_bytes` more than this process has.
-
     Everything that the copy allocates counts: caches, copies of them, and activations. The reason why `work` does not
-    finish does not matter: oneDNN crashes if it gets no memory.
-    """
+    finish does not matter: oneDNN crashes if it gets no memory."""
 
     def limited() -> None:
         _, most = resource.getrlimit(resource.RLIMIT_DATA)
@@ -52,11 +50,8 @@ def runs_in(room_bytes: int, work: Callable[[], object]) -> bool:
 
 
 def peak_bytes(work: Callable[[], object]) -> int:
-    """The peak memory of `work` in a copy of this process, in bytes beyond those that this process has.
-
-    Raises:
-        RuntimeError: `work` does not finish there.
-    """
+    """The peak memory of `work` in a copy of this process, in bytes beyond those that this process has. Raises
+    RuntimeError if `work` does not finish there."""
     reading, writing = os.pipe()
 
     def told() -> None:

@@ -50,7 +50,8 @@ class OpenAiEndpoint(Serving):
             }
             address = address_on(port, self._values["api_key"])
             check_port_is_free(port)
-            words, environment = self._filled(endpoint.command), self._environment()
+            own = dict(zip(endpoint.environment, self._filled(list(endpoint.environment.values())), strict=True))
+            words, environment = self._filled(endpoint.command), {**os.environ, **own}
             if shutil.which(words[0], path=environment.get("PATH")) is None:
                 raise ServerError(f"there is no command {words[0]!r} in PATH")
             if endpoint.stop_command:
@@ -83,10 +84,6 @@ class OpenAiEndpoint(Serving):
     def _filled(self, words: Sequence[str] | None) -> list[str]:
         return filled(words or (), self._values)
 
-    def _environment(self) -> dict[str, str]:
-        own = self._endpoint.environment
-        return {**os.environ, **dict(zip(own, self._filled(list(own.values())), strict=True))}
-
     def _effective(self) -> Effective:
         return {"prompts": self._endpoint.prompts, "ignores_eos": self._endpoint.ignores_eos}
 
@@ -112,11 +109,9 @@ class OpenAiEndpoint(Serving):
 
 
 def text_of_as_many_tokens(tokenizer: Any, token_ids: Sequence[int]) -> str:
-    """Decode tokens to text that a server with this tokenizer reads as about the same number of tokens.
-
-    The text of random tokens is often read as more tokens; then its end is cut off. Special tokens that the tokenizer
-    adds count too. Sometimes no text gives exactly this number, so results use the server's own count.
-    """
+    """Decode tokens to text that a server with this tokenizer reads as about the same number of tokens. The text of
+    random tokens is often read as more tokens; then its end is cut off. Special tokens that the tokenizer adds count
+    too. Sometimes no text gives exactly this number, so results use the server's own count."""
     text = str(tokenizer.decode(token_ids))
     for _ in range(MOST_CUTS):
         surplus = len(tokenizer(text)["input_ids"]) - len(token_ids)

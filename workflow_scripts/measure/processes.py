@@ -22,11 +22,9 @@ WATCH_S = 0.2
 
 
 class ServerProcess:
-    """The leader of a process group in this process's session, started by `forked` or `command`.
-
-    It writes to this process's standard output and error, the engine's log, and is killed when this process dies.
-    Processes that it started are in the session of the cell; the fork server kills this session whenever the cell ends.
-    """
+    """The leader of a process group in this process's session, started by `forked` or `command`. It writes to this
+    process's standard output and error, the engine's log, and is killed when this process dies. Processes that it
+    started are in the session of the cell; the fork server kills this session whenever the cell ends."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -68,10 +66,8 @@ class ServerProcess:
 
     @contextlib.contextmanager
     def guarded(self) -> Iterator[None]:
-        """While the body runs, kill the rest of the group as soon as its leader has ended.
-
-        A child forked from the leader holds its listening socket, so that a client that connects would wait forever.
-        """
+        """While the body runs, kill the rest of the group as soon as its leader has ended. A child forked from the
+        leader holds its listening socket, so that a client that connects would wait forever."""
         over = threading.Event()
 
         def watch() -> None:
@@ -109,10 +105,8 @@ class ServerProcess:
 
 
 class LastCommand:
-    """A command that runs once: when `run` is called, or when this process ends, even if it was killed by force.
-
-    It waits outside the session of the cell, so that it is not killed with the session.
-    """
+    """A command that runs once: when `run` is called, or when this process ends, even if it was killed by force. It
+    waits outside the session of the cell, so that it is not killed with the session."""
 
     def __init__(self, argv: Sequence[str], environment: Mapping[str, str]) -> None:
         # The shell reads until the other end of its input is closed; only this process holds that end.
@@ -129,7 +123,6 @@ class LastCommand:
 
 
 def _run(body: Callable[[], None], parent: int) -> None:
-    """Run `body` in the child, then end the child."""
     status = 1
     try:
         os.setpgid(0, 0)

@@ -30,12 +30,10 @@ _JOB_VARIABLES = (
 
 
 def provenance(engine: str, endpoint: Endpoint | None = None) -> Provenance:
-    """What a reader needs to know about this process and host to judge or repeat a result of `engine`.
-
-    `endpoint` is the server, for the engine that needs one. If the server is not from this environment, its version is
-    None. `git_dirty` is None if it is unknown whether the code is that of the commit.
-    `lock` is None in an environment that no lock describes; `lock_sha256` is then the hash of the installed packages.
-    """
+    """What a reader needs to know about this process and host to judge or repeat a result of `engine`. `endpoint` is
+    the server, for the engine that needs one. If the server is not from this environment, its version is None.
+    `git_dirty` is None if it is unknown whether the code is that of the commit. `lock` is None in an environment that
+    no lock describes; `lock_sha256` is then the hash of the installed packages."""
     described_by = get_engine(engine)
     lock = next((CHECKOUT / "envs" / lock for package, lock in described_by.locks.items() if _version(package)), None)
     if lock is not None and not is_installed_from(lock):
@@ -68,7 +66,6 @@ def is_installed_from(lock: Path) -> bool:
 
 
 def _installed() -> dict[str, str]:
-    """Versions of the installed packages that decide what is measured."""
     of_engines = [package for engine in load_engines().values() for package in engine.packages]
     names = dict.fromkeys((*of_engines, *_FURTHER_PACKAGES))
     return {name: version for name in names if (version := _version(name)) is not None}

@@ -25,7 +25,6 @@ from workflow_scripts.device.device_check import WrongDeviceError, found_device,
 from workflow_scripts.device.device_record import Device, LoadByOthers
 from workflow_scripts.device.host_load import HostLoad
 from workflow_scripts.device.processor import dtype_on
-from workflow_scripts.engines.knobs import Knobs
 from workflow_scripts.measure.engine import SCRATCH, Engine, EngineSetup, Metrics, RequestRecord, Step, make_engine
 from workflow_scripts.measure.failures import request_failures, run_failure, start_failure
 from workflow_scripts.measure.job import MEASURED, Job, read_job
@@ -182,7 +181,10 @@ def _run(engine: Engine, job: Job, measured: _Measured) -> None:
 def _warm_up(engine: Engine, requests: Sequence[Request], definition: Definition, effective: Effective) -> WarmUp:
     """Serve requests that do not count until two consecutive passes take equally long, or the pass limit is reached."""
     joins = not hasattr(definition.knobs, "batch_size")
-    count = pass_size(len(requests), _concurrency(definition.knobs, effective), joins)
+    # The engine's own limit is preferred to the study's setting.
+    allowed = int(effective.get("max_num_seqs", definition.knobs.max_concurrency))
+    concurrency = min(allowed, getattr(definition.knobs, "users", None) or allowed)
+    count = pass_size(len(requests), concurrency, joins)
     some = [requests[i] for i in chosen([len(r.prompt_token_ids) for r in requests], count)]
     passes_s: list[float] = []
     experts: ExpertsTouched | None = None
@@ -200,12 +202,6 @@ def _warm_up(engine: Engine, requests: Sequence[Request], definition: Definition
         steady=is_steady(passes_s),
         experts=experts,
     )
-
-
-def _concurrency(knobs: Knobs, effective: Effective) -> int:
-    """Maximum number of requests that may run at once; the engine's own value is preferred to the study's setting."""
-    allowed = int(effective.get("max_num_seqs", knobs.max_concurrency))
-    return min(allowed, getattr(knobs, "users", None) or allowed)
 
 
 def _one_pass(engine: Engine, requests: Sequence[Request], repeat: int, measured: _Measured, job: Job) -> None:
@@ -240,12 +236,9 @@ def with_texts(records: Sequence[RequestRecord], model_dir: Path) -> Sequence[Re
 
 
 def _wrong_lengths(requests: Sequence[Request], records: Sequence[RequestRecord], effective: Effective) -> str | None:
-    """Say which request got another number of tokens than it asked for, if any.
-
-    If a server takes text, its own count is the length of a prompt; but a chat must have the tokens that the workload
-    says. A server that stops at an end token may generate fewer tokens. Which of these apply is in `effective`, the
-    settings that took effect.
-    """
+    """Say which request got another number of tokens than it asked for, if any. If a server takes text, its own count
+    is the length of a prompt; but a chat must have the tokens that the workload says. A server that stops at an end
+    token may generate fewer tokens. Which of these apply is in `effective`, the settings that took effect."""
     for request, record in zip(requests, records, strict=True):
         asked = len(request.prompt_token_ids), request.output_tokens
         got = record.prompt_tokens, record.output_tokens

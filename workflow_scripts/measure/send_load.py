@@ -33,7 +33,8 @@ from workflow_scripts.study.definition import cell_definition, resolved_models, 
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.protocol import SEED
-from workflow_scripts.study.study_file import Study, load_study
+from workflow_scripts.study.study import Study
+from workflow_scripts.study.study_file import load_study
 from workflow_scripts.workloads.arrivals import Load
 from workflow_scripts.workloads.request import Request
 from workflow_scripts.workloads.sampling import Sampling
@@ -60,11 +61,8 @@ def is_here(url: str) -> bool:
 
 
 def address_of(url: str, key_variable: str, elsewhere: bool) -> Address:
-    """The server's address, if a load may be sent there.
-
-    Raises:
-        LoadError: it is not an address, or it is one of another machine without `elsewhere`.
-    """
+    """The server's address, if a load may be sent there. Raises LoadError if it is not an address, or it is one of
+    another machine without `elsewhere`."""
     parts = urllib.parse.urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise LoadError(f"--url {url}: no address of a server; it looks like http://localhost:8000")
@@ -74,11 +72,7 @@ def address_of(url: str, key_variable: str, elsewhere: bool) -> Address:
 
 
 def served_models(address: Address) -> list[dict[str, Any]]:
-    """The models of a server, as it describes them.
-
-    Raises:
-        LoadError: no server answers there as vLLM does.
-    """
+    """The models of a server, as it describes them. Raises LoadError if no server answers there as vLLM does."""
     try:
         found: list[dict[str, Any]] = json.loads(address.call("/v1/models"))["data"]
         return found
@@ -96,11 +90,8 @@ class CellLoad(NamedTuple):
 
 
 def load_of(study: Study, cell_id: str, paths: StudyPaths, count: int) -> CellLoad:
-    """The first requests of a cell's load.
-
-    Raises:
-        LoadError: the study has no such cell of a server, or its requests are not prepared here.
-    """
+    """The first requests of a cell's load. Raises LoadError if the study has no such cell of a server, or its requests
+    are not prepared here."""
     servers = {cell.id: cell for cell in expand(study) if cell.engine == VLLM_SERVE.name}
     cell: Cell | None = servers.get(cell_id)
     if cell is None:

@@ -25,10 +25,8 @@ END_IS_SEEN_S = 0.5
 
 
 class Serving:
-    """A server under load; subclasses define how it is launched and what is sent to it.
-
-    The client is this process. On a CPU it runs on the cores that are not the device's, if there are any.
-    """
+    """A server under load; subclasses define how it is launched and what is sent to it. The client is this process. On
+    a CPU it runs on the cores that are not the device's, if there are any."""
 
     def __init__(self, setup: EngineSetup) -> None:
         self._setup = setup
@@ -71,10 +69,8 @@ class Serving:
         return {"client_cores": others or list(self._setup.cores), "client_shares_cores": not others}
 
     def run(self, requests: Sequence[Request]) -> list[RequestRecord]:
-        """Send the requests as the load says, and watch the server's queues meanwhile.
-
-        A request that failed has an `error`; if the server has ended, the `error` says so.
-        """
+        """Send the requests as the load says, and watch the server's queues meanwhile. A request that failed has an
+        `error`; if the server has ended, the `error` says so."""
         records = self._send(requests, self._load.arrivals_s([r.arrival_s for r in requests], self._setup.arrival_seed))
         if any(record.error for record in records):
             time.sleep(END_IS_SEEN_S)
@@ -83,11 +79,7 @@ class Serving:
         return records
 
     def warm_up(self, requests: Sequence[Request]) -> None:
-        """Send the requests all at once.
-
-        Raises:
-            ServerError: one of them failed.
-        """
+        """Send the requests all at once. Raises ServerError if one of them failed."""
         failed = [record for record in self._send(requests, [0.0] * len(requests)) if record.error]
         if failed:
             raise ServerError(f"{len(failed)} of {len(requests)} requests to warm up with failed: {failed[0].error}")
@@ -128,11 +120,8 @@ def free_port() -> int:
 
 
 def check_port_is_free(port: int) -> None:
-    """Make sure that no other server is measured instead of the one to be started.
-
-    Raises:
-        ServerError: something listens there.
-    """
+    """Make sure that no other server is measured instead of the one to be started. Raises ServerError if something
+    listens there."""
     with contextlib.closing(socket.socket()) as probe:
         # As servers do: a connection that an earlier server left in TIME_WAIT does not block the port.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -36,11 +36,8 @@ class Address:
         return {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
 
     def call(self, path: str, body: Any = None, method: str | None = None) -> str:
-        """Send a request and return the text of the answer.
-
-        Raises:
-            OSError: the server cannot be reached, or answers with an error (`urllib.error.HTTPError`).
-        """
+        """Send a request and return the text of the answer. Raises OSError if the server cannot be reached, or answers
+        with an error (`urllib.error.HTTPError`)."""
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.base_url + path, data=data, method=method, headers=self.headers)
         if data is not None:
@@ -54,12 +51,8 @@ class Address:
 
 
 def wait_until_healthy(address: Address, path: str, ended: Callable[[], str | None], limit_s: float) -> None:
-    """Wait until the server answers at `path`.
-
-    Raises:
-        ServerError: the server ended; `ended` says how.
-        ServerTimeoutError: the server is not healthy after `limit_s`.
-    """
+    """Wait until the server answers at `path`. Raises ServerError if the server ended (`ended` says how),
+    ServerTimeoutError if the server is not healthy after `limit_s`."""
     deadline = time.monotonic() + limit_s
     last = "no answer"
     while True:

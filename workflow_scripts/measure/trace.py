@@ -21,7 +21,6 @@ from typing import Any
 import psutil
 
 from workflow_scripts.common.command import command, option, out
-from workflow_scripts.device.device_check import nvml_handle, throttle_reasons
 
 INTERVAL_S = 0.1
 # A scan for child processes reads all of /proc: 7 ms on the machine that is measured. Once a second is enough.
@@ -32,11 +31,8 @@ Sample = dict[str, Any]
 
 @contextlib.contextmanager
 def sampled(kind: str, out: Path, gpus: int = 1) -> Iterator[None]:
-    """Sample while the body runs and shortly after its end, so that the last second is covered.
-
-    Raises:
-        RuntimeError: the sampler ended before its first sample.
-    """
+    """Sample while the body runs and shortly after its end, so that the last second is covered. Raises RuntimeError if
+    the sampler ended before its first sample."""
     command = [sys.executable, "-m", "workflow_scripts", "sample-device", "--pid", str(os.getpid()), "--kind", kind]
     sampler = subprocess.Popen([*command, "--gpus", str(gpus), "--out", str(out)], stdout=subprocess.PIPE)
     try:
@@ -51,11 +47,12 @@ def sampled(kind: str, out: Path, gpus: int = 1) -> Iterator[None]:
 
 
 def gpu_sampler(gpus: int = 1) -> Callable[[], Sample]:
-    """Read GPUs through NVML: power, energy and throttling of all GPUs together, other values of the first GPU.
-
-    A sample leaves out what a GPU does not support.
-    """
+    """Read GPUs through NVML: power, energy and throttling of all GPUs together, other values of the first GPU. A
+    sample leaves out what a GPU does not support."""
     import pynvml
+
+    # Takes longer to import than the rest of the sampler to start, which each cell waits for.
+    from workflow_scripts.device.device_check import nvml_handle, throttle_reasons
 
     pynvml.nvmlInit()
     handles = [nvml_handle(place) for place in range(gpus)]
@@ -88,11 +85,9 @@ def gpu_sampler(gpus: int = 1) -> Callable[[], Sample]:
 
 
 def process_sampler(pid: int) -> Callable[[], Sample]:
-    """Read memory and CPU of a process and its children, on a machine without a GPU.
-
-    Memory is the resident set size: it includes libraries shared with a fork's parent, and is cheap to read (a
-    proportional set size walks all pages, which would cost a tenth of a core at 10 Hz).
-    """
+    """Read memory and CPU of a process and its children, on a machine without a GPU. Memory is the resident set size:
+    it includes libraries shared with a fork's parent, and is cheap to read (a proportional set size walks all pages,
+    which would cost a tenth of a core at 10 Hz)."""
     watched = psutil.Process(pid)
     family = [watched]
     samples = 0

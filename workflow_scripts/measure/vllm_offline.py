@@ -25,10 +25,8 @@ class VllmOffline:
         self._steps: list[Step] = []
 
     def start(self) -> Effective:
-        """Start the engine. On a CPU one rank runs in this process; on a GPU vLLM has its default process layout.
-
-        If the job's environment names a layout, that layout is used.
-        """
+        """Start the engine. On a CPU one rank runs in this process; on a GPU vLLM has its default process layout. If
+        the job's environment names a layout, that layout is used."""
         knobs = VllmKnobs.model_validate(self._setup.knobs)
         draft_model = self._setup.draft_model_dir
         os.environ |= vllm_environment(self._setup, knobs) | {k: v for k, v in os.environ.items() if k == LAYOUT}
@@ -142,11 +140,8 @@ class VllmOffline:
         return taken
 
     def stop(self) -> None:
-        """End the engine's other processes.
-
-        Neither a core nor a worker in this process is torn down: the process ends right after, and collecting garbage
-        takes a second.
-        """
+        """End the engine's other processes. Neither a core nor a worker in this process is torn down: the process ends
+        right after, and collecting garbage takes a second."""
         core = self._llm.llm_engine.engine_core
         in_this_process = getattr(core, "engine_core", None)
         if in_this_process is None:

@@ -18,28 +18,14 @@ from workflow_scripts.study.definition import recorded_sha256
 from workflow_scripts.study.outcome import Outcome, read_outcome
 from workflow_scripts.study.paths import CLIENT_CPU_S, ENGINE_LOG, METRICS, OUTCOME, RAW, TRACE, start_number
 
-FACT_COLUMNS = {
-    "cell_id": "string",
-    "start": "int64",
-    "repeat": "Int64",
-    "name": "string",
-    "value": "Float64",
-    "text": "string",
-    "read_from": "string",
-}
+_ROW = {"cell_id": "string", "start": "int64", "repeat": "Int64"}
+FACT_COLUMNS = _ROW | {"name": "string", "value": "Float64", "text": "string", "read_from": "string"}
 REQUEST_COLUMNS = {
-    "cell_id": "string",
-    "start": "int64",
-    "repeat": "Int64",
+    **_ROW,
     "request_id": "string",
-    "prompt_tokens": "Int64",
-    "output_tokens": "Int64",
-    "queued_s": "Float64",
-    "scheduled_s": "Float64",
-    "first_token_s": "Float64",
-    "last_token_s": "Float64",
-    "preemptions": "Int64",
-    "cached_prompt_tokens": "Int64",
+    **dict.fromkeys(("prompt_tokens", "output_tokens"), "Int64"),
+    **dict.fromkeys(("queued_s", "scheduled_s", "first_token_s", "last_token_s"), "Float64"),
+    **dict.fromkeys(("preemptions", "cached_prompt_tokens"), "Int64"),
     "sent_s": "Float64",
     # A list of numbers per request, null if the engine does not report them.
     "itl_s": "object",
@@ -48,40 +34,20 @@ REQUEST_COLUMNS = {
     "token_ids": "object",
     "text": "string",
 }
+_COUNTS = (
+    *("prompt_tokens", "generation_tokens", "preempted", "prefix_queries", "prefix_hits", "recomputed_tokens"),
+    *("kv_tokens_live", "kv_slots_reserved", "kv_bytes_reserved"),
+)
 STEP_COLUMNS = {
-    "cell_id": "string",
-    "start": "int64",
-    "repeat": "Int64",
-    "time_s": "Float64",
-    "running": "Int64",
-    "waiting": "Int64",
-    "kv_cache_usage": "Float64",
-    "prompt_tokens": "Int64",
-    "generation_tokens": "Int64",
-    "preempted": "Int64",
-    "prefix_queries": "Int64",
-    "prefix_hits": "Int64",
-    "recomputed_tokens": "Int64",
-    "kv_tokens_live": "Int64",
-    "kv_slots_reserved": "Int64",
-    "kv_bytes_reserved": "Int64",
+    **_ROW,
+    **{"time_s": "Float64", "running": "Int64", "waiting": "Int64", "kv_cache_usage": "Float64"},
+    **dict.fromkeys(_COUNTS, "Int64"),
 }
-TRACE_COLUMNS = {
-    "cell_id": "string",
-    "start": "int64",
-    "repeat": "Int64",
-    "time_s": "Float64",
-    "memory_used_bytes": "Float64",
-    "process_memory_bytes": "Float64",
-    "utilization_pct": "Float64",
-    "process_cpu_pct": "Float64",
-    "power_w": "Float64",
-    "energy_j": "Float64",
-    "sm_clock_mhz": "Float64",
-    "memory_clock_mhz": "Float64",
-    "temperature_c": "Float64",
-    "throttle_reasons": "string",
-}
+_SAMPLED = (
+    *("time_s", "memory_used_bytes", "process_memory_bytes", "utilization_pct", "process_cpu_pct", "power_w"),
+    *("energy_j", "sm_clock_mhz", "memory_clock_mhz", "temperature_c"),
+)
+TRACE_COLUMNS = _ROW | dict.fromkeys(_SAMPLED, "Float64") | {"throttle_reasons": "string"}
 TABLES = {"facts": FACT_COLUMNS, "requests": REQUEST_COLUMNS, "steps": STEP_COLUMNS, "trace": TRACE_COLUMNS}
 
 # Readings of a counter between which its growth counts as even.
@@ -89,20 +55,10 @@ _MOST_APART_S = 1.0
 
 # Facts from the log that outcome.json and the metrics do not have.
 _LOG_FACTS = (
-    "engine_version",
-    "num_gpu_blocks",
-    "num_cpu_blocks",
-    "block_size",
-    "kv_cache_tokens",
-    "max_concurrency",
-    "max_concurrency_tokens_per_request",
-    "available_kv_cache_gib",
-    "model_weights_gib",
-    "peak_activation_gib",
-    "cuda_graph_gib",
-    "max_cudagraph_capture_size",
-    "cudagraph_mode",
-    "attention_backend",
+    *("engine_version", "num_gpu_blocks", "num_cpu_blocks", "block_size"),
+    *("kv_cache_tokens", "max_concurrency", "max_concurrency_tokens_per_request", "available_kv_cache_gib"),
+    *("model_weights_gib", "peak_activation_gib", "cuda_graph_gib", "max_cudagraph_capture_size"),
+    *("cudagraph_mode", "graphs_from_cache", "compile_s", "attention_backend"),
 )
 
 

@@ -12,7 +12,6 @@ import hashlib
 import json
 from argparse import Namespace
 from concurrent.futures import ProcessPoolExecutor
-from io import BytesIO
 from pathlib import Path
 
 import pandas as pd
@@ -22,7 +21,7 @@ from workflow_scripts.common.command import PROCESSES, command, option, out
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import read_json, write_bytes, write_json
 from workflow_scripts.common.sources import sources
-from workflow_scripts.parse.cell_facts import TABLES, CellFacts, frame, parse_cell
+from workflow_scripts.parse.cell_facts import TABLES, frame, parse_cell
 from workflow_scripts.study.paths import OUTCOME, RAW, START_FOLDER, start_folder, start_number
 
 STAMPS = "stamps.json"
@@ -71,22 +70,16 @@ def parse_cells(cells: Path, gpu: str, out: Path, processes: int) -> tuple[int, 
         parsed = list(pool.map(parse_cell, [folders[start] for start in changed], [c for c, _ in changed], chunksize=8))
     (out / STAMPS).unlink(missing_ok=True)  # so that after an interruption the next call reads everything again
     for name, columns in TABLES.items():
-        table = _new_rows(parsed, name, columns)
+        rows = [{"cell_id": cell.cell_id, "start": cell.start, **row} for cell in parsed for row in getattr(cell, name)]
+        table = frame(rows, columns)
         if kept:
             old = pd.read_parquet(out / f"{name}.parquet")
             table = pd.concat([old[pd.MultiIndex.from_frame(old[START]).isin(kept)], table], ignore_index=True).astype(
                 columns
             )
-        buffer = BytesIO()
-        table.sort_values(START, kind="stable").to_parquet(buffer, index=False)
-        write_bytes(out / f"{name}.parquet", buffer.getvalue())
+        write_bytes(out / f"{name}.parquet", table.sort_values(START, kind="stable").to_parquet(index=False))
     write_json(out / STAMPS, stamps)
     return len(changed), len(kept)
-
-
-def _new_rows(parsed: list[CellFacts], name: str, columns: dict[str, str]) -> pd.DataFrame:
-    rows = [{"cell_id": cell.cell_id, "start": cell.start, **row} for cell in parsed for row in getattr(cell, name)]
-    return frame(rows, columns)
 
 
 @command(

@@ -25,29 +25,17 @@ if TYPE_CHECKING:
     import pandas as pd
 
 NUMBERS = (
-    "time_unix_s",
-    "time_monotonic_s",
-    "memory_used_bytes",
-    "memory_free_bytes",
-    "memory_total_bytes",
-    "utilization_pct",
-    "power_w",
-    "energy_j",
-    "sm_clock_mhz",
-    "memory_clock_mhz",
-    "temperature_c",
-    "process_memory_bytes",
-    "process_cpu_pct",
+    *("time_unix_s", "time_monotonic_s", "memory_used_bytes", "memory_free_bytes", "memory_total_bytes"),
+    *("utilization_pct", "power_w", "energy_j", "sm_clock_mhz", "memory_clock_mhz"),
+    *("temperature_c", "process_memory_bytes", "process_cpu_pct"),
 )
 COLUMNS = ("gpu", *NUMBERS, "throttle_reasons")
 
 
 class TraceSummary(Record):
-    """Extremes over all samples of all devices in a trace; None: the trace does not give the value.
-
-    Memory is that of one device, not the sum over several. `power_w_mean` is the mean over the samples with a value
-    for power. `reason` says what could not be read and what was assumed.
-    """
+    """Extremes over all samples of all devices in a trace; None: the trace does not give the value. Memory is that of
+    one device, not the sum over several. `power_w_mean` is the mean over the samples with a value for power. `reason`
+    says what could not be read and what was assumed."""
 
     rows: int
     memory_used_mib_max: int | float | None
@@ -85,16 +73,8 @@ class Trace:
 
 
 def read_trace(path: Path, columns: Sequence[str] | None = None) -> Trace:
-    """Read a trace of either format.
-
-    Args:
-        path: JSON Lines of the pipeline, or CSV of nvidia-smi.
-        columns: nvidia-smi's fields, for a CSV without a header.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: `columns` does not fit the file.
-    """
+    """Read a trace: JSON Lines of the pipeline, or CSV of nvidia-smi, whose fields `columns` names if it has no header.
+    Raises OSError if the file cannot be read, and ValueError if `columns` does not fit the file."""
     return parse_trace(decode(path.read_bytes()), columns)
 
 

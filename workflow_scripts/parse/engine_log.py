@@ -61,6 +61,8 @@ class EngineLogFacts(Record):
     cuda_graph_gib: float | None = None
     max_cudagraph_capture_size: int | None = None
     cudagraph_mode: str | None = None
+    graphs_from_cache: bool | None = None
+    compile_s: float | None = None
     attention_backend: str | None = None
     prefix_cache_hit_rate_pct: float | None = None
     preemptions: int | None = None
@@ -121,10 +123,8 @@ def _bind(found: Sequence[tuple[Row, list[Reading]]], lines: Sequence[Line]) -> 
 def _of_the_last_result(
     found: Sequence[tuple[Row, list[Reading]]], lines: Sequence[Line]
 ) -> Iterator[tuple[Row, list[Reading]]]:
-    """Leave out what benchmarks before the last one printed: the last result may be cut off, but is not mixed.
-
-    A result prints its rate of requests before its other numbers, or sorts them. It may have a headline.
-    """
+    """Leave out what benchmarks before the last one printed: the last result may be cut off, but is not mixed. A result
+    prints its rate of requests before its other numbers, or sorts them. It may have a headline."""
     benchmarks = [(row.key, reading.line) for row, readings in found if row.of_a_result for reading in readings]
     rates = sorted({line for key, line in benchmarks if key == "requests_per_s"})
     start = 0
@@ -142,10 +142,8 @@ def _of_the_last_result(
 def _with_memory(
     verdict: Verdict, values: dict[str, Value], read_from: dict[str, int], lines: Sequence[Line]
 ) -> Verdict:
-    """Set the status to too little memory if an engine that did not start had none left for its KV cache.
-
-    An engine that processed prompts had started; on a CPU it has no blocks on a GPU.
-    """
+    """Set the status to too little memory if an engine that did not start had none left for its KV cache. An engine
+    that processed prompts had started; on a CPU it has no blocks on a GPU."""
     if any("Processed prompts:" in line.text for line in lines):
         return verdict
     for fact in ("available_kv_cache_gib", "num_gpu_blocks"):
@@ -209,11 +207,7 @@ def _ranks(found: Sequence[tuple[Row, list[Reading]]]) -> dict[str, list[RankRea
 
 
 def read_engine_log(path: Path) -> EngineLogFacts:
-    """Read the facts from a log file.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
+    """Read the facts from a log file. Raises OSError if the file cannot be read."""
     return parse_engine_log(decode(path.read_bytes()))
 
 

@@ -57,11 +57,8 @@ def _last(readings: Sequence[Reading], _: str) -> Reading:
 
 @dataclass(frozen=True)
 class Row:
-    """One form of a fact that some versions print.
-
-    If there are several readings, `pick` chooses the one that counts by the values of the fact `key`. `per_rank` marks
-    facts that each rank of a distributed engine prints for itself.
-    """
+    """One form of a fact that some versions print. If there are several readings, `pick` chooses the one that counts by
+    the values of the fact `key`. `per_rank` marks facts that each rank of a distributed engine prints for itself."""
 
     pattern: re.Pattern[str]
     facts: tuple[str, ...]
@@ -184,6 +181,10 @@ ROWS: tuple[Row, ...] = (
     # --- CUDA graphs, from the dump of the configuration: 0.25 and 0.32 -----------------------------------------------
     _row(_first, r"'max_cudagraph_capture_size': {max_cudagraph_capture_size:count}"),
     _row(_first, r"'cudagraph_mode': <CUDAGraphMode\.(?P<cudagraph_mode>\w+)"),
+    # --- torch.compile: who loaded some graphs and compiled others compiled ------------------------------------------
+    _row(_first, r"(?P<graphs_from_cache>Compiling a graph|saved AOT compiled function)"),  # 0.8 to 0.25, 0.25 and 0.32
+    _row(_first, r"(?P<graphs_from_cache>Directly load) (?:AOT compilation|the compiled graph)"),
+    _rank_row(_largest, r"torch\.compile (?:and [\w /]+ together )?t(?:akes|ook) {compile_s:number} s"),  # 0.8 to 0.32
     # --- attention ---------------------------------------------------------------------------------------------------
     _row(
         _first,
@@ -239,6 +240,7 @@ _WORTH_A_LOOK = re.compile(
         r"|Available memory"
         r"|for weights?|activation|peak memory|raph (?:capturing|pool|memory)|CUDAGraph|backend"
         r"|hit rate|reempt|hroughput|TTFT|TPOT|ITL|per_second|_ms\"|LLM engine|ersion|^vllm|\] vllm=="
+        r"|ompil|Directly load"
     ).replace(" ", r"\s*")
 )
 
@@ -292,6 +294,8 @@ def _value(fact: str, match: re.Match[str]) -> Value:
     text = match[fact]
     if fact in _TEXTS:
         return " ".join(text.split())
+    if fact == "graphs_from_cache":
+        return text.startswith("Directly")
     number = text.replace(",", "")
     if (unit := match.groupdict().get(f"{fact}__unit")) is not None:
         return gib(float(number), unit or "bytes")

@@ -25,11 +25,8 @@ from workflow_scripts.study.runs_file import MappingError, Run, load_runs
 
 
 def read_runs(path: Path) -> list[dict[str, Any]]:
-    """One record per run of a mapping file, in its order.
-
-    Raises:
-        InputError: the mapping is not valid, or a file is missing; the message says where, and what is allowed.
-    """
+    """One record per run of a mapping file, in its order. Raises InputError if the mapping is not valid, or a file is
+    missing."""
     return [_record(run, path.parent, f"{path}: runs.{i}") for i, run in enumerate(load_runs(path))]
 
 
@@ -63,7 +60,10 @@ def _record(run: Run, folder: Path, where: str) -> dict[str, Any]:
 def _log(path: Path) -> dict[str, Any]:
     facts = read_engine_log(path)
     found = facts.model_dump(mode="json", exclude={"ranks", "derived", "read_from"}) | facts.derived
-    return found | {"over_time": _over_time(path)}
+    # What the engine's periodic lines say, in their order: requests that run and wait, use of the KV cache, hits.
+    lines = (_PERIODIC.search(line.text) for line in read_lines(decode(path.read_bytes())))
+    over_time = [{name: float(text) for name, text in line.groupdict().items() if text} for line in lines if line]
+    return found | {"over_time": over_time}
 
 
 # Every few seconds; V0 calls waiting requests pending.
@@ -74,14 +74,7 @@ _PERIODIC = re.compile(
 )
 
 
-def _over_time(path: Path) -> list[dict[str, float]]:
-    """What the engine's periodic lines say, in their order: requests that run and wait, use of the KV cache, hits."""
-    found = (_PERIODIC.search(line.text) for line in read_lines(decode(path.read_bytes())))
-    return [{name: float(text) for name, text in line.groupdict().items() if text} for line in found if line]
-
-
 def _trace(path: Path, columns: list[str] | None, where: str) -> Mapping[str, Any]:
-    """Extremes and means over the samples."""
     try:
         samples = read_trace(path, columns).samples
     except ValueError as e:

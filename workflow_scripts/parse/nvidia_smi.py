@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from workflow_scripts.device.device_check import reasons_of
+
 Value = float | str | list[str]
 Sample = dict[str, Value]
 
@@ -70,19 +72,6 @@ _SCALE: dict[str, dict[str, float]] = {
 _SCALE["memory_free_bytes"] = _SCALE["memory_total_bytes"] = _SCALE["memory_used_bytes"]
 _SCALE["memory_clock_mhz"] = _SCALE["sm_clock_mhz"]
 
-# The bits of NVML's mask, by the names that NVML gives them.
-_THROTTLE_BITS = {
-    0x1: "GpuIdle",
-    0x2: "ApplicationsClocksSetting",
-    0x4: "SwPowerCap",
-    0x8: "HwSlowdown",
-    0x10: "SyncBoost",
-    0x20: "SwThermalSlowdown",
-    0x40: "HwThermalSlowdown",
-    0x80: "HwPowerBrakeSlowdown",
-    0x100: "DisplayClockSetting",
-}
-
 _NUMBER = re.compile(r"([-+]?\d+(?:\.\d*)?)\s*([A-Za-z%]*)")
 _DATE = re.compile(r"\d{4}[/-]\d\d[/-]\d\d[ T]\d\d:\d\d")
 _MASK = re.compile(r"0x[0-9a-fA-F]{1,16}")
@@ -110,8 +99,7 @@ def parse_csv(text: str, columns: Sequence[str] | None = None) -> Samples:
     >>> parse_csv("memory.used [MiB], power.draw [W]\n1 MiB, 61.5 W\n[N/A], 60.5 W\n").rows
     [{'memory_used_bytes': 1048576.0, 'power_w': 61.5}, {'power_w': 60.5}]
 
-    Raises:
-        ValueError: `columns` does not fit the lines.
+    Raises ValueError if `columns` does not fit the lines.
     """
     # nvidia-smi does not quote values, and none of them contains a comma.
     table = [[cell.strip(' "') for cell in line.split(",")] for line in text.splitlines() if line.strip()]
@@ -122,19 +110,16 @@ def parse_csv(text: str, columns: Sequence[str] | None = None) -> Samples:
     rows: list[Sample] = []
     bad_lines = 0
     for number, row in enumerate(table, start=1):
+        has_data = any(_NUMBER.fullmatch(cell) or _DATE.match(cell) or _is_null(cell) for cell in row)
         cut = number == len(table) and not text.endswith("\n") and _is_cut(row, current, table[:-1])
         if names := _header(row):
             current, readable = names, _names_a_field(names)
-        elif readable and len(row) == len(current) and _is_data(row) and not cut:
+        elif readable and len(row) == len(current) and has_data and not cut:
             rows.append(_sample(row, current))
         else:
             bad_lines += 1
     lacking = bool(rows or bad_lines) and header is None and columns is None
     return Samples(rows, bad_lines, ["there is no header: name the fields with --columns"] if lacking else [])
-
-
-def _is_data(row: Sequence[str]) -> bool:
-    return any(_NUMBER.fullmatch(cell) or _DATE.match(cell) or _is_null(cell) for cell in row)
 
 
 def _names_a_field(columns: Sequence[_Column]) -> bool:
@@ -168,7 +153,6 @@ def _header(row: Sequence[str]) -> list[_Column] | None:
 
 
 def _named(table: Sequence[Sequence[str]], names: Sequence[str]) -> list[_Column]:
-    """The columns of a table without a header."""
     data = [row for row in table if any(_NUMBER.fullmatch(cell) for cell in row)]
     if data and not any(len(row) == len(names) for row in data):
         raise ValueError(f"--columns names {len(names)} fields, but the lines have {len(data[0])}")
@@ -220,7 +204,7 @@ def _value(column: str, cell: str, unit: str) -> Value | None:
     if column == "time_unix_s":
         return _unix_seconds(cell)
     if column == "throttle_reasons":
-        return [name for bit, name in _THROTTLE_BITS.items() if int(cell, 16) & bit] if _MASK.fullmatch(cell) else None
+        return reasons_of(int(cell, 16)) if _MASK.fullmatch(cell) else None
     found = _NUMBER.fullmatch(cell)
     if not found:
         return None

@@ -24,18 +24,13 @@ from workflow_scripts.common.files import read_json, sha256_of, write_json
 from workflow_scripts.prepare.tokenizer import write_tokenizer
 from workflow_scripts.study.definition import resolved_models
 from workflow_scripts.study.protocol import SEED
-from workflow_scripts.study.study_file import StudyError, load_study
+from workflow_scripts.study.study import StudyError
+from workflow_scripts.study.study_file import load_study
 
 CONFIG_FILES = ("config.json", "generation_config.json")
 TOKENIZER_FILES = (
-    "tokenizer*",
-    "vocab.*",
-    "merges.txt",
-    "*.model",
-    "*.tiktoken",
-    "added_tokens.json",
-    "special_tokens_map.json",
-    "chat_template*",
+    *("tokenizer*", "vocab.*", "merges.txt", "*.model"),
+    *("*.tiktoken", "added_tokens.json", "special_tokens_map.json", "chat_template*"),
 )
 CODE_FILES = ("*.py",)
 # In order of preference; a repository often holds the same weights in several formats.
@@ -51,13 +46,10 @@ def prepare_model(
 ) -> None:
     """Write the folder `out` for `model`, whole or not at all; an existing folder is replaced.
 
-    Python code of the model's repository is fetched only with `trust_remote_code`; it is never run here.
-
-    Raises:
-        CatalogError: `load_format` is `hub` and the catalogue names no commit.
-        HubError: the hub does not provide the files.
-        ModelError: the hub has no weights, or a config that differs from the catalogue's.
-        TokenizerError: the config's vocabulary is too small for a tokenizer.
+    Python code of the model's repository is fetched only with `trust_remote_code`; it is never run here. Raises
+    CatalogError if `load_format` is `hub` and the catalogue names no commit; HubError if the hub does not provide the
+    files; ModelError if the hub has no weights, or a config that differs from the catalogue's; TokenizerError if the
+    config's vocabulary is too small for a tokenizer.
     """
     if trust_remote_code and load_format != "hub":
         raise ModelError(f"{model.name}: trust_remote_code needs load_format: hub, because the code comes from there")

@@ -13,8 +13,9 @@ from argparse import Namespace
 from workflow_scripts.catalog.hub import HubError, fetch
 from workflow_scripts.common.command import STUDY, command
 from workflow_scripts.common.files import sha256_of
-from workflow_scripts.study.study_file import StudyError, load_study
-from workflow_scripts.workloads.source_file import checked_file
+from workflow_scripts.study.study import StudyError
+from workflow_scripts.study.study_file import load_study
+from workflow_scripts.workloads.request import checked_file
 from workflow_scripts.workloads.workload_kinds import ShareGptWorkload
 
 DATASET = "anon8231489123/ShareGPT_Vicuna_unfiltered"
@@ -22,11 +23,8 @@ REVISION = "192ab2185289094fc556ec8ce5ce1e8e587154ca"
 
 
 def fetch_file(spec: ShareGptWorkload) -> None:
-    """Put the file of a workload in its place.
-
-    Raises:
-        HubError: the hub does not provide the file, or not the one that the study expects; nothing is written.
-    """
+    """Put the file of a workload in its place. Raises HubError if the hub does not provide the file, or not the one
+    that the study expects; nothing is written."""
     found = fetch(DATASET, REVISION, [spec.path.name], "dataset")
     if not found:
         raise HubError(f"the dataset {DATASET} has no file {spec.path.name} at {REVISION}")

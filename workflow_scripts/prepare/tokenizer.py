@@ -1,6 +1,7 @@
 """A byte-level tokenizer for models that are only a config, and the vocabulary of any tokenizer."""
 
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,7 @@ def build_tokenizer(vocab_size: int, special_tokens: Mapping[int, str]) -> Token
     >>> tokenizer.encode("ab").ids, tokenizer.decode([65, 66, 280])
     ([65, 66], 'ab<|filler-280|>')
 
-    Raises:
-        TokenizerError: `vocab_size` has no room for the bytes and the special tokens.
+    Raises TokenizerError if `vocab_size` has no room for the bytes and the special tokens.
     """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     if max(special_tokens, default=0) >= vocab_size or vocab_size < len(alphabet) + len(special_tokens):
@@ -56,10 +56,8 @@ def build_tokenizer(vocab_size: int, special_tokens: Mapping[int, str]) -> Token
 
 
 def write_tokenizer(folder: Path, config: Mapping[str, Any]) -> None:
-    """Write `tokenizer.json` and `tokenizer_config.json` for a model's config, with the special tokens at its ids.
-
-    If several tokens end a sequence, the tokenizer uses the first.
-    """
+    """Write `tokenizer.json` and `tokenizer_config.json` for a model's config, with the special tokens at its ids. If
+    several tokens end a sequence, the tokenizer uses the first."""
     ids = {role: _as_list(config.get(f"{role}_token_id")) for role in ("bos", "eos", "pad")}
     special_tokens = {i: f"<|special-{i}|>" for role in ids for i in ids[role]}
     # transformers' class for Qwen models looks for its own tokens under this name, regardless of the settings; without
@@ -84,17 +82,21 @@ def _as_list(value: int | list[int] | None) -> list[int]:
 
 
 def load_vocabulary(model_dir: Path, vocab_size: int) -> Vocabulary:
-    """Read the vocabulary of a prepared model folder, without the network.
+    """Read the vocabulary of a prepared model folder, without the network. `vocab_size` is the model's own, which need
+    not be the tokenizer's. Raises TokenizerError if the folder has no tokenizer that can be read."""
+    from transformers import PreTrainedTokenizerFast  # takes a second to import, so not before arguments are checked
 
-    `vocab_size` is the model's own, which need not be the tokenizer's.
+    @cache
+    def as_served() -> Any:
+        """The tokenizer with which an engine reads texts; its import includes torch, for 4 s."""
+        from transformers import AutoTokenizer
 
-    Raises:
-        TokenizerError: the folder has no tokenizer that can be read.
-    """
-    from transformers import AutoTokenizer  # takes seconds to import, so not before arguments are checked
+        return AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
+        ids_of = PreTrainedTokenizerFast.from_pretrained
+        is_whole = (model_dir / "tokenizer.json").exists()
+        tokenizer = ids_of(model_dir, local_files_only=True) if is_whole else as_served()
     except (OSError, ValueError):
         fault = f"{model_dir}: no tokenizer there that can be read; `kvsweep prepare-model` writes one"
         raise TokenizerError(fault) from None
@@ -103,14 +105,14 @@ def load_vocabulary(model_dir: Path, vocab_size: int) -> Vocabulary:
     known = {i for i in tokenizer.get_vocab().values() if i < vocab_size}
 
     def encode(text: str) -> list[int]:
-        ids: list[int] = tokenizer(text).input_ids
+        ids: list[int] = as_served()(text).input_ids
         return ids
 
     def encode_chat(messages: Messages) -> list[int]:
-        if not tokenizer.chat_template:
+        if not as_served().chat_template:
             raise TokenizerError(f"{model_dir}: its tokenizer has no chat template, so no workload can be a chat")
         chat = [dict(message) for message in messages]
-        ids: list[int] = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
+        ids: list[int] = as_served().apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
         return ids
 
     return Vocabulary(np.array(sorted(known - special), dtype=np.int64), encode, encode_chat)

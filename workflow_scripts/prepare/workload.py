@@ -21,17 +21,14 @@ from workflow_scripts.physics.model_facts import vocabulary_and_context
 from workflow_scripts.prepare.tokenizer import load_vocabulary
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.paths import MANIFEST, WARMUP
-from workflow_scripts.study.study_file import Study, StudyError, load_study
+from workflow_scripts.study.study import Study, StudyError
+from workflow_scripts.study.study_file import load_study
 from workflow_scripts.workloads.make_requests import make_requests, make_warmup
 from workflow_scripts.workloads.request import Request, WorkloadError
 
 
 def cells_with(study: Study, workload: str, model: str) -> list[Cell]:
-    """The study's cells with this workload and model.
-
-    Raises:
-        StudyError: there are none.
-    """
+    """The study's cells with this workload and model. Raises StudyError if there are none."""
     cells = [cell for cell in expand(study) if (cell.workload, cell.model) == (workload, model)]
     if not cells:
         raise StudyError(f"study {study.name!r}: no cell has the workload {workload!r} and the model {model!r}")
@@ -39,11 +36,8 @@ def cells_with(study: Study, workload: str, model: str) -> list[Cell]:
 
 
 def check_fits(requests: Iterable[Request], cells: Iterable[Cell], max_positions: int) -> None:
-    """Check that every request fits the shortest context of the cells that it is for.
-
-    Raises:
-        WorkloadError: a request does not fit; the message names the longest request and the cell.
-    """
+    """Check that every request fits the shortest context of the cells that it is for. Raises WorkloadError if a request
+    does not fit; the message names the longest request and the cell."""
 
     def context(cell: Cell) -> int:
         return cell.knobs.longest_request or max_positions
@@ -93,13 +87,9 @@ def write_workload(out: Path, requests: Sequence[Request], warmup: Sequence[Requ
 def prepare_workload(
     study: Study, workload: str, model: str, model_dir: Path, out: Path, num_prompts: int | None = None
 ) -> None:
-    """Make the requests of one workload for one model and write them.
-
-    `num_prompts`: how many; by default as many as the study's most demanding cell needs.
-
-    Raises:
-        StudyError, ModelFactsError, TokenizerError, WorkloadError: the workload cannot be made.
-    """
+    """Make the requests of one workload for one model and write them. `num_prompts`: how many; by default as many as
+    the study's most demanding cell needs. Raises StudyError, ModelFactsError, TokenizerError, WorkloadError if the
+    workload cannot be made."""
     cells = cells_with(study, workload, model)
     spec = study.workloads[workload]
     count = num_prompts or max(spec.prompts_for(cell.knobs.max_concurrency) for cell in cells)

@@ -44,11 +44,8 @@ MOST_LEFT_OUT = 10_000
 
 
 def make_requests(spec: Workload, vocabulary: Vocabulary, count: int) -> tuple[list[Request], RequestStream]:
-    """The first `count` requests of a workload, and the stream from which they were drawn.
-
-    Raises:
-        WorkloadError: the workload's source is wrong, or has fewer requests.
-    """
+    """The first `count` requests of a workload, and the stream from which they were drawn. Raises WorkloadError if the
+    workload's source is wrong, or has fewer requests."""
     generator: Generator = sharing if isinstance(spec, SharedTextWorkload) else GENERATORS[spec.kind]
     stream = _short_enough(generator(spec, vocabulary, spec.seed), spec.max_total_tokens)
     requests = list(itertools.islice(stream.requests, count))
@@ -79,14 +76,9 @@ def _short_enough(stream: RequestStream, max_total_tokens: int | None) -> Reques
 
 
 def make_warmup(spec: Workload, vocabulary: Vocabulary, requests: Sequence[Request]) -> list[Request]:
-    """As many requests of the same lengths, which leave nothing in a prefix cache that `requests` could hit.
-
-    If prompts share text, these share other text in the same way; otherwise they are random tokens, because a file has
-    no text to spare.
-
-    Raises:
-        WorkloadError: there are too few other prompts of these lengths.
-    """
+    """As many requests of the same lengths, which leave nothing in a prefix cache that `requests` could hit. If prompts
+    share text, these share other text in the same way; otherwise they are random tokens, because a file has no text to
+    spare. Raises WorkloadError if there are too few other prompts of these lengths."""
     taken = {_start(request) for request in requests}
     seed = spec.seed + WARMUP_SEED
     if isinstance(spec, SharedTextWorkload):

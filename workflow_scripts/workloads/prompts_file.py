@@ -8,8 +8,7 @@ from typing import Literal, Self
 from pydantic import ConfigDict, Field, model_validator
 
 from workflow_scripts.common.records import StrictRecord, validated
-from workflow_scripts.workloads.request import Request, RequestStream, WorkloadError
-from workflow_scripts.workloads.source_file import checked_file
+from workflow_scripts.workloads.request import Request, RequestStream, WorkloadError, checked_file
 from workflow_scripts.workloads.vocabulary import Messages, Vocabulary
 from workflow_scripts.workloads.workload_kinds import PromptsWorkload
 
@@ -45,11 +44,8 @@ def chat_request(messages: Messages, vocabulary: Vocabulary, output_tokens: int)
 
 
 def prompts(spec: PromptsWorkload, vocabulary: Vocabulary, seed: int) -> RequestStream:
-    """The texts in the order of the file; the seed has no effect.
-
-    Raises:
-        WorkloadError: the file's content differs from the study's sha256, or it holds no texts.
-    """
+    """The texts in the order of the file; the seed has no effect. Raises WorkloadError if the file's content differs
+    from the study's sha256, or it holds no texts."""
     path = checked_file(spec)
     lines = list(read_prompts(path))
     if not spec.chat and any(line.messages for line in lines):
@@ -67,11 +63,8 @@ def prompts(spec: PromptsWorkload, vocabulary: Vocabulary, seed: int) -> Request
 
 
 def read_prompts(path: Path) -> Iterator[_Line]:
-    """Texts of a file: each line that is not blank, or `prompt` of each line if the file's name ends in .jsonl.
-
-    Raises:
-        WorkloadError: a line is not such a record, or there is none.
-    """
+    """Texts of a file: each line that is not blank, or `prompt` of each line if the file's name ends in .jsonl. Raises
+    WorkloadError if a line is not such a record, or there is none."""
     try:
         # Not splitlines(): it also breaks at separators such as U+2028, which a text or a JSON string may hold.
         text = path.read_text(encoding="utf-8-sig").split("\n")

@@ -38,10 +38,8 @@ def synthetic(spec: SyntheticWorkload, vocabulary: Vocabulary, seed: int) -> Req
 
 
 def sharing(spec: SharedTextWorkload, vocabulary: Vocabulary, seed: int) -> RequestStream:
-    """Requests, some of which begin with the same text.
-
-    The others begin with as many tokens of their own, so that sharing changes no length.
-    """
+    """Requests, some of which begin with the same text. The others begin with as many tokens of their own, so that
+    sharing changes no length."""
 
     @cache
     def text(text_id: int) -> list[int]:

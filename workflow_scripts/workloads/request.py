@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.workloads.vocabulary import Messages
+from workflow_scripts.workloads.workload_kinds import FileWorkload
 
 # What a server gets: token ids, text, or the messages of a chat.
 Prompt = list[int] | str | Messages
@@ -62,12 +64,18 @@ class Request:
 
 @dataclass(frozen=True)
 class RequestStream:
-    """Requests in a fixed order, as many as are asked for or as exist.
-
-    `kind`: what the requests really are, as the report names it. `details`: facts for the manifest, among them the
-    `source` if there is one; counts in it cover what has been drawn so far.
-    """
+    """Requests in a fixed order, as many as are asked for or as exist. `kind`: what the requests really are, as the
+    report names it. `details`: facts for the manifest, among them the `source` if there is one; counts in it cover what
+    has been drawn so far."""
 
     kind: str
     requests: Iterator[Request]
     details: dict[str, Any] = field(default_factory=dict)
+
+
+def checked_file(spec: FileWorkload) -> Path:
+    """Path of a workload's file. Raises WorkloadError if it is missing, or its content differs from the study's
+    sha256."""
+    if fault := spec.file_fault():
+        raise WorkloadError(fault)
+    return spec.path

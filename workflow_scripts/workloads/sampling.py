@@ -14,10 +14,8 @@ def _is_none(value: object) -> bool:
 
 
 class Sampling(StrictRecord):
-    """Settings of sampling, under the names of the OpenAI API; a setting that is left out changes nothing.
-
-    Lengths stay fixed: end tokens are ignored in any case.
-    """
+    """Settings of sampling, under the names of the OpenAI API; a setting that is left out changes nothing. Lengths stay
+    fixed: end tokens are ignored in any case."""
 
     temperature: Annotated[float, Field(ge=0, le=100, description="0: greedy, the most probable token")] = 0.0
     top_p: Annotated[

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from workflow_scripts.workloads.prompts_file import chat_request, said_by_user
 from workflow_scripts.workloads.random_prompts import synthetic
-from workflow_scripts.workloads.request import Request, RequestStream, WorkloadError
-from workflow_scripts.workloads.source_file import checked_file
+from workflow_scripts.workloads.request import Request, RequestStream, WorkloadError, checked_file
 from workflow_scripts.workloads.vocabulary import Vocabulary
 from workflow_scripts.workloads.workload_kinds import ShareGptWorkload
 
@@ -22,11 +21,8 @@ MAX_TOTAL_TOKENS = 2048
 
 
 def sharegpt(spec: ShareGptWorkload, vocabulary: Vocabulary, seed: int) -> RequestStream:
-    """First question and first answer of conversations in a seeded order; if there is no file, its stand-in.
-
-    Raises:
-        WorkloadError: the file's content differs from the study's sha256, or it is not a ShareGPT file.
-    """
+    """First question and first answer of conversations in a seeded order; if there is no file, its stand-in. Raises
+    WorkloadError if the file's content differs from the study's sha256, or it is not a ShareGPT file."""
     if not spec.path.is_file() and not spec.chat:
         return _stand_in(spec, vocabulary, seed)
     turns = _first_turns(checked_file(spec))

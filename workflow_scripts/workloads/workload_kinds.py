@@ -35,10 +35,8 @@ class LengthDistribution(StrictRecord):
 
 
 class SharedText(NamedTuple):
-    """The beginning of a prompt: the first `tokens` tokens of the text `id`.
-
-    Two prompts that begin with the same text have the shorter of their beginnings in common.
-    """
+    """The beginning of a prompt: the first `tokens` tokens of the text `id`. Two prompts that begin with the same text
+    have the shorter of their beginnings in common."""
 
     id: int
     tokens: int
@@ -87,11 +85,9 @@ class _Workload(StrictRecord):
         return max(self.num_prompts, (self.prompts_per_seq or 0) * max_concurrency)
 
     def total_tokens_needed(self) -> int | None:
-        """Prompt and output tokens that a request must be allowed to have, so that the study gets what it asks for.
-
-        If the study fixes every length, those of the longest request; if lengths are drawn, those of the shortest;
-        None if a file decides.
-        """
+        """Prompt and output tokens that a request must be allowed to have, so that the study gets what it asks for. If
+        the study fixes every length, those of the longest request; if lengths are drawn, those of the shortest; None if
+        a file decides."""
         return None
 
     def shared_text(self, index: int) -> SharedText | None:
@@ -233,11 +229,9 @@ class SharedPrefixWorkload(SharedTextWorkload):
 
 
 class MultiTurnWorkload(SharedTextWorkload):
-    """Conversations: each turn's prompt holds all earlier prompts and answers, and what the user says next.
-
-    Answers are random tokens too, because an engine's own are not known beforehand. A prefix cache therefore finds the
-    previous prompt but not the previous answer.
-    """
+    """Conversations: each turn's prompt holds all earlier prompts and answers, and what the user says next. Answers are
+    random tokens too, because an engine's own are not known beforehand. A prefix cache therefore finds the previous
+    prompt but not the previous answer."""
 
     kind: Literal["multi_turn"]
     turns: Annotated[int, Field(ge=2, description="requests of one conversation")]
@@ -330,10 +324,8 @@ class TextWorkload(FileWorkload):
 
 
 class ShareGptWorkload(TextWorkload):
-    """Conversations of a ShareGPT file, filtered as `vllm bench` filters them.
-
-    Without the file the workload uses `fallback` instead, and the results say so.
-    """
+    """Conversations of a ShareGPT file, filtered as `vllm bench` filters them. Without the file the workload uses
+    `fallback` instead, and the results say so."""
 
     kind: Literal["sharegpt"]
     output_tokens: Annotated[int | None, Field(ge=1, description="instead of the answer's own length")] = None

@@ -9,7 +9,7 @@ from workflow_scripts.catalog.endpoints import Endpoint, filled, load_endpoints
 from workflow_scripts.catalog.gpus_and_models import CatalogError
 from workflow_scripts.study.definition import cell_definition, resolved_models
 from workflow_scripts.study.grid import expand
-from workflow_scripts.study.study_file import Study, StudyError
+from workflow_scripts.study.study import Study, StudyError
 
 COMMAND = {"command": ["serve", "--port={port}"], "served_model": "m"}
 
@@ -76,3 +76,15 @@ def test_a_study_names_servers_of_its_own_and_another_command_is_another_cell():
     assert definitions[0].endpoint is not None
     assert definitions[0].endpoint.command == ("serve",)
     assert definitions[0] != definitions[1]
+
+
+@pytest.mark.parametrize(
+    ("named", "message"),
+    [
+        ({"engine": "nope"}, r"endpoints\.mine\.like\.engine: 'nope' .* allowed: .*hf-static"),
+        ({"engine": "hf-static", "batchsize": 2}, r"endpoints\.mine\.like\.knobs\.batch"),
+    ],
+)
+def test_a_server_is_predicted_like_an_engine_that_there_is(named, message):
+    with pytest.raises(StudyError, match=message):
+        expand(study(endpoints={"mine": {**COMMAND, "like": named}}))

@@ -133,13 +133,6 @@ def test_a_number_without_a_source_is_refused():
         Gpu(name="x", title="x", kind="cuda", nvml_names=("x",), memory_bytes=1e9)
 
 
-def test_gpus_cannot_be_changed():
-    with pytest.raises(ValidationError):
-        get_gpu("h200").tdp_w = 1
-    with pytest.raises(TypeError):
-        load_gpus()["h300"] = get_gpu("h200")
-
-
 def test_a_bad_file_names_the_place_and_the_allowed_keys(tmp_path):
     path = tmp_path / "gpus.yaml"
     path.write_text("x: {title: X, kind: cpu, core: 1}\n")
@@ -157,33 +150,6 @@ def test_a_bad_file_names_the_place_and_the_allowed_keys(tmp_path):
 
 def test_models():
     models = load_models()
-    assert set(models) == {
-        "llama-3.1-8b-instruct",
-        "llama-3.1-8b-instruct-awq",
-        "llama-3.1-8b-instruct-gptq",
-        "llama-3.1-8b-instruct-w8a8",
-        "llama-2-70b",
-        "llama-3-70b",
-        "llama-3.1-70b-instruct-awq",
-        "llama-3.1-405b",
-        "qwen3-30b-a3b",
-        "qwen3-235b-a22b",
-        "mixtral-8x7b",
-        "gemma-3-27b-it",
-        "gpt-oss-20b",
-        "gpt-oss-120b",
-        "deepseek-v3",
-        *(f"{structure}-8b" for structure in ("experts", "windows", "latent", "states")),
-        *(f"tiny-{structure}-57m" for structure in ("experts", "windows", "latent", "states")),
-        "opt-125m",
-        "smollm-135m",
-        "qwen2-7b",
-        "qwen2.5-0.5b-instruct",
-        "mistral-7b-instruct-v0.3",
-        "tiny-llama-57m",
-        "tiny-llama-57m-awq",
-        "tiny-llama-57m-w8a8",
-    }
     assert models["opt-125m"].pinned() == ("facebook/opt-125m", "27dcfa74d334bc871f3234de431e71c6eeba5dd6")
     tiny = models["tiny-llama-57m"]
     assert (tiny.load_format, tiny.dtype, tiny.fixed_dtype) == ("dummy", "native", None)

@@ -18,7 +18,7 @@ from workflow_scripts.engines import registry
 from workflow_scripts.engines.registry import VARIABLE, every_knob
 from workflow_scripts.engines.vllm_engines import VLLM, VllmKnobs
 from workflow_scripts.study.grid import expand
-from workflow_scripts.study.study_file import Study
+from workflow_scripts.study.study import Study
 
 ENGINE, KNOB = recipe("An engine"), recipe("A knob")
 

@@ -12,8 +12,8 @@ import yaml
 from tests import echo_engine
 from tests.echo_engine import ECHO
 from tests.unit.made_studies import fixed, study_content
-from workflow_scripts.analyse import cells as cells_command
-from workflow_scripts.analyse import effects as effects_command
+from workflow_scripts.analyse.cells import cells as cells_command
+from workflow_scripts.analyse.settings import effects as effects_command
 from workflow_scripts.catalog.gpus_and_models import CatalogError
 from workflow_scripts.engines.description import named
 from workflow_scripts.engines.registry import BUILT_IN, VARIABLE, get_engine, load_engines
@@ -28,7 +28,8 @@ from workflow_scripts.study.grid import expand
 from workflow_scripts.study.ladders import ladders_of
 from workflow_scripts.study.outcome import read_outcome
 from workflow_scripts.study.paths import StudyPaths
-from workflow_scripts.study.study_file import StudyError, load_study
+from workflow_scripts.study.study import StudyError
+from workflow_scripts.study.study_file import load_study
 
 STUDY = study_content(
     {"name": "groups", "gpu": "cpu-1core", "engine": "echo", "model": "tiny-llama-57m", "knobs": {"at_once": [1, 4]}},

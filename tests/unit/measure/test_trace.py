@@ -9,7 +9,7 @@ import pynvml
 import pytest
 
 from workflow_scripts.common.files import read_jsonl
-from workflow_scripts.measure import trace
+from workflow_scripts.device import device_check
 from workflow_scripts.measure.trace import SAMPLES_PER_SCAN, gpu_sampler, process_sampler, sampled
 
 HOLD = "import time; block = bytearray(80_000_000); print('up', flush=True); time.sleep(60)"
@@ -68,8 +68,8 @@ def test_power_and_energy_are_of_all_gpus_and_the_rest_is_of_the_first(monkeypat
     for name, answer in answers.items():
         monkeypatch.setattr(pynvml, f"nvmlDeviceGet{name}", answer)
     monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
-    monkeypatch.setattr(trace, "nvml_handle", lambda place=0: place)
-    monkeypatch.setattr(trace, "throttle_reasons", lambda _: ["GpuIdle"])
+    monkeypatch.setattr(device_check, "nvml_handle", lambda place=0: place)
+    monkeypatch.setattr(device_check, "throttle_reasons", lambda _: ["GpuIdle"])
     first = {"sm_clock_mhz": 1000, "memory_clock_mhz": 1000, "temperature_c": 40, "throttle_reasons": ["GpuIdle"]}
     assert gpu_sampler(1)() == {"power_w": 100, "energy_j": 5, **first}
     assert gpu_sampler(2)() == {"power_w": 300, "energy_j": 15, **first}

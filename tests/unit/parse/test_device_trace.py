@@ -67,9 +67,7 @@ NAMES = ["timestamp", "index", "memory.used", "memory.total", "utilization.gpu",
 def test_forms_of_one_trace(tmp_path, text, columns):
     path = tmp_path / "gpu.csv"
     path.write_bytes(text.encode())
-
     found = read_trace(path, columns)
-
     assert summarise(found).model_dump() == {**EXTREMES, "reason": None}
     trace = found.table()
     assert trace["memory_used_bytes"].tolist() == [1000 * MIB, 70321 * MIB, 70320 * MIB]
@@ -95,16 +93,13 @@ def test_other_names_of_the_fields(names):
 )
 def test_what_the_gpu_does_not_report_is_null(null):
     text = HEADER + with_units(SAMPLES[:1]) + f"2024/05/01 12:00:01.000, 0, {null}, {null}, {null}, {null}\n"
-
     found = summary(text)
-
     assert found["rows"] == 2
     assert (found["memory_used_mib_min"], found["utilization_pct_max"], found["power_w_mean"]) == (1000, 0, 60.5)
 
 
 def test_a_column_without_any_value_is_null():
     found = summary("memory.used [MiB], power.draw [W]\n512 MiB, [N/A]\n513 MiB, [N/A]\n")
-
     assert found["power_w_mean"] is None
     assert found["memory_used_mib_max"] == 513
     assert parse_trace("memory.used [MiB], power.draw [W]\n[N/A], [N/A]\n").samples == [{}]
@@ -112,14 +107,12 @@ def test_a_column_without_any_value_is_null():
 
 def test_a_field_without_values_gives_way_to_its_next():
     header = "power.draw [W], power.draw.average [W], power.draw.instant [W]\n"
-
     assert summary(header + "100.00 W, 90.00 W, 80.00 W\n")["power_w_mean"] == 100
     assert summary(header + "[N/A], [N/A], 80.00 W\n")["power_w_mean"] == 80
 
 
 def test_units_are_converted():
     found = summary("memory.used, memory.free, power.draw\n1.5 GiB, 512 KiB, 50000 mW\n")
-
     assert (found["memory_used_mib_max"], found["memory_free_mib_min"], found["power_w_mean"]) == (1536, 0.5, 50)
     assert summary("memory.used [GiB]\n2\n")["memory_used_mib_max"] == 2048
     assert summary("memory.used\n2097152 bytes\n")["memory_used_mib_max"] == 2
@@ -129,7 +122,6 @@ def test_units_are_converted():
 
 def test_memory_utilisation_is_not_the_gpus():
     found = summary("utilization.memory [%], utilization.gpu [%], fan.speed [%]\n90 %, 40 %, 99 %\n")
-
     assert found["utilization_pct_max"] == 40
     assert summary("utilization.memory [%], memory.used [MiB]\n90 %, 1 MiB\n")["utilization_pct_max"] is None
 
@@ -142,9 +134,7 @@ def test_several_gpus_in_turn():
     text = HEADER + with_units(
         [("2024/05/01 12:00:00.000", "0", 100, 81920, 5, 50), ("2024/05/01 12:00:00.001", "1", 900, 81920, 95, 150)]
     )
-
     trace = parse_trace(text).table()
-
     assert trace.groupby("gpu")["memory_used_bytes"].max().to_dict() == {"0": 100 * MIB, "1": 900 * MIB}
     assert summary(text)["memory_used_mib_max"] == 900
     assert summary(text)["power_w_mean"] == 100
@@ -155,7 +145,6 @@ def test_several_gpus_in_turn():
 )
 def test_a_last_line_that_breaks_off_is_left_out(cut):
     found = summary(HEADER + with_units() + cut)
-
     assert {**found, "reason": None} == {**EXTREMES, "reason": None}
     assert found["reason"] == "1 line without a readable sample"
 
@@ -164,28 +153,24 @@ def test_lines_of_something_else_are_counted():
     trace = parse_trace(
         "Unable to determine the device handle for GPU\n" + HEADER + "No devices were found\n" + with_units()
     )
-
     assert trace.bad_lines == 2
     assert len(trace.samples) == 3
 
 
 def test_samples_of_another_query_are_not_taken():
     text = HEADER + with_units() + "pid, used_gpu_memory [MiB]\n4242, 99999 MiB\n" + HEADER + with_units()
-
     assert summary(text)["memory_used_mib_max"] == 70321
     assert summary(text)["rows"] == 6
 
 
 def test_a_later_header_may_have_other_columns():
     text = "memory.used [MiB]\n5 MiB\n" + "power.draw [W], memory.used [MiB]\n100 W, 7 MiB\n"
-
     assert summary(text)["memory_used_mib_max"] == 7
     assert summary(text)["power_w_mean"] == 100
 
 
 def test_without_a_header_or_names_nothing_is_guessed():
     found = summary(with_units())
-
     assert found["rows"] == 0
     assert found["reason"].startswith("there is no header: name the fields with --columns; 3 lines without a readable")
 
@@ -197,7 +182,6 @@ def test_clocks_and_reasons_for_throttling():
         "1980 MHz, 1593 MHz, 67, [N/A]\n"
         "1980 MHz, 1593 MHz, 67, 0xNONE\n"
     ).table()
-
     assert trace["sm_clock_mhz"].tolist() == [1410, 1980, 1980]
     assert trace["temperature_c"].tolist() == [66, 67, 67]
     assert trace["throttle_reasons"][0] == ["SwPowerCap", "SwThermalSlowdown"]
@@ -223,9 +207,7 @@ OWN = [
 
 def test_the_pipelines_own_trace():
     text = "".join(json.dumps(record) + "\n" for record in [{"schema": "device_trace/1", "interval_s": 0.1}, *OWN])
-
     found = parse_trace(text)
-
     assert found.header == {"schema": "device_trace/1", "interval_s": 0.1}
     assert found.bad_lines == 0
     trace = found.table()
@@ -240,9 +222,7 @@ def test_the_pipelines_own_trace():
 def test_bad_lines_of_the_pipelines_own_trace_are_counted():
     lines = [json.dumps(record) for record in OWN]
     text = "\n".join([lines[0], "{not json", "[1, 2]", '{"other": 1}', lines[1], lines[1][:30]])
-
     trace = parse_trace(text)
-
     assert (len(trace.samples), trace.bad_lines) == (2, 4)
     assert trace.reason == "4 lines without a readable sample"
 
@@ -251,7 +231,6 @@ def test_wrong_types_are_null():
     trace = parse_trace(
         '{"time_unix_s": 1, "power_w": {"a": 1}, "memory_used_bytes": "many", "utilization_pct": null}\n'
     ).table()
-
     assert len(trace) == 1
     assert trace.reindex(columns=["power_w", "memory_used_bytes", "utilization_pct"]).isna().all(axis=None)
 
@@ -270,7 +249,6 @@ def test_wrong_types_are_null():
 )
 def test_what_is_no_trace_says_so(text):
     found = summary(text)
-
     assert found["rows"] == 0
     assert {value for name, value in found.items() if name not in ("rows", "reason")} == {None}
     assert found["reason"]
@@ -291,7 +269,6 @@ CELLS = st.sampled_from(
 )
 def test_any_text_is_a_trace(text):
     trace = parse_trace(text)
-
     table = trace.table()
     assert isinstance(table, pd.DataFrame)
     assert set(table) <= set(COLUMNS)
@@ -303,7 +280,6 @@ def test_any_text_is_a_trace(text):
 def test_a_trace_that_breaks_off_says_nothing_new(share):
     text = HEADER + with_units()
     found = summary(text[: int(len(text) * share)])
-
     assert found["rows"] <= 3
     assert found["memory_used_mib_max"] in (None, 1000, 70321)
     assert found["power_w_mean"] in (None, 60.5, pytest.approx((60.5 + 401.25) / 2), EXTREMES["power_w_mean"])
@@ -312,7 +288,6 @@ def test_a_trace_that_breaks_off_says_nothing_new(share):
 def test_command(tmp_path, capsys):
     path = tmp_path / "gpu.csv"
     path.write_text(without_units())
-
     assert main([str(path), "--columns", ",".join(NAMES)]) == 0
     assert json.loads(capsys.readouterr().out) == {**EXTREMES, "reason": None}
 
@@ -328,7 +303,6 @@ def test_command(tmp_path, capsys):
 def test_bad_input_is_one_message(tmp_path, capsys, monkeypatch, arguments, words):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "gpu.csv").write_text(without_units())
-
     assert main(arguments) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)

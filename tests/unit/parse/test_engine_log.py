@@ -34,7 +34,6 @@ def stated(facts: EngineLogFacts) -> dict:
 def test_reads_what_a_person_reads(name):
     facts = read_engine_log(LOGS / name)
     expected = dict(EXPECTED[name])
-
     assert facts.derived == expected.pop("derived", {})
     assert stated(facts) == expected
 
@@ -43,7 +42,6 @@ def test_reads_what_a_person_reads(name):
 def test_says_where_each_number_stands(name):
     facts = read_engine_log(LOGS / name)
     lines = text_of(name).split("\n")
-
     for fact, number in facts.read_from.items():
         value = getattr(facts, fact)
         if fact not in ("status", "error", "preemptions"):
@@ -53,7 +51,6 @@ def test_says_where_each_number_stands(name):
 
 def test_a_number_that_was_not_printed_has_no_line():
     facts = read_engine_log(LOGS / "template-0.2.7-serve.log")
-
     assert facts.kv_cache_tokens == facts.num_gpu_blocks * facts.block_size
     assert "kv_cache_tokens" not in facts.read_from
 
@@ -98,12 +95,10 @@ def coloured(text: str, places: list[int]) -> str:
 def test_collectors_and_terminals_do_no_harm(name, prefix, width, places, newline):
     text = text_of(name)
     plain = stated(parse_engine_log(text))
-
     changed = "\n".join(prefix + line for line in text.split("\n"))
     if width is not None:
         changed = wrapped(changed, width)
     changed = coloured(changed, places).replace("\n", newline)
-
     found = stated(parse_engine_log(changed))
     # A terminal's cut shows in a log of several long lines; the end of a message of one long line may be lost.
     assert found.pop("error", "")[:60] == plain.pop("error", "")[:60]
@@ -114,7 +109,6 @@ def test_collectors_and_terminals_do_no_harm(name, prefix, width, places, newlin
 @given(st.text() | st.binary().map(lambda raw: raw.decode("latin-1")))
 def test_any_text_is_a_log(text):
     facts = parse_engine_log(text).model_dump(mode="json")
-
     assert json.loads(json.dumps(facts, allow_nan=False)) == facts
 
 
@@ -125,7 +119,6 @@ def test_any_mix_of_lines_is_a_log(data):
     lines = [line for name in sorted(EXPECTED) for line in text_of(name).split("\n")]
     picked = data.draw(st.lists(st.sampled_from(lines), max_size=30))
     text = "\n".join(picked)
-
     parse_engine_log(text[: data.draw(st.integers(0, len(text)))])
 
 
@@ -140,7 +133,6 @@ def test_a_log_that_breaks_off_says_less_but_nothing_else(name, share):
         *("status", "error", "prefix_cache_hit_rate_pct", "preemptions", "kv_cache_tokens", "max_concurrency"),
         *("available_kv_cache_gib", "model_weights_gib", "cuda_graph_gib", "block_size"),
     }
-
     assert all(whole.get(fact) == value for fact, value in part.items() if fact not in differ_by_rank_or_time)
 
 
@@ -180,7 +172,6 @@ def test_time_is_linear_in_any_text(joint, length):
     started = time.process_time()
     for piece in ENDLESS.strip().split("$\n"):
         parse_engine_log((piece + joint) * (length // len(piece)))
-
     assert time.process_time() - started < 60
 
 
@@ -191,7 +182,6 @@ def test_digits_without_end_are_no_number():
 @pytest.mark.parametrize("text", ["", "\n \n", "\x00\x01\x7fELF", "Dear Sir or Madam,\nthank you for your letter.\n"])
 def test_what_is_no_log_says_so(text):
     facts = parse_engine_log(text)
-
     assert facts.status is None
     assert facts.error in ("the log is empty", "nothing of an inference engine was recognised in this log")
     assert stated(facts) == {"error": facts.error}
@@ -200,9 +190,7 @@ def test_what_is_no_log_says_so(text):
 def test_lines_of_dockers_json_driver():
     lines = ["[32mINFO[0m 05-30 16:23:28 a.py:1] # GPU blocks: 7, # CPU blocks: 2\n", "ValueError: \ud800 broke\n"]
     text = "".join(json.dumps({"log": line, "stream": "stderr", "time": "2024-05-30"}) + "\n" for line in lines)
-
     facts = parse_engine_log(text.replace(', "', ',"').replace('": ', '":'))
-
     assert (facts.num_gpu_blocks, facts.error) == (7, "ValueError: ? broke")
 
 
@@ -214,7 +202,6 @@ def test_lines_of_loggers_that_write_json():
         {"msg": None, "nested": 1},
     ]
     facts = parse_engine_log("\n".join(json.dumps(record) for record in records) + "\n" + '{"a":' * 5000)
-
     assert (facts.num_gpu_blocks, facts.status) == (7, "kv_too_small")
     assert facts.error == "ValueError: No available memory for the cache blocks."
     assert parse_engine_log(json.dumps(records[1])).status is None
@@ -224,13 +211,11 @@ def test_lines_of_loggers_that_write_json():
 def test_encodings_of_redirects(tmp_path, encoding):
     path = tmp_path / "vllm.log"
     path.write_text("INFO 05-30 16:23:28 a.py:1] # GPU blocks: 7, # CPU blocks: 2\n", encoding=encoding)
-
     assert read_engine_log(path).num_gpu_blocks == 7
 
 
 def test_command_prints_one_object_with_all_keys(capsys):
     assert main([str(LOGS / "vllm-0.32-cpu-ok.log")]) == 0
-
     printed = json.loads(capsys.readouterr().out)
     assert list(printed) == list(EngineLogFacts.model_fields)
     assert printed["num_gpu_blocks"] is None
@@ -240,7 +225,6 @@ def test_command_prints_one_object_with_all_keys(capsys):
 @pytest.mark.parametrize("name", ["missing.log", "."])
 def test_a_file_that_cannot_be_read_is_one_message(tmp_path, capsys, name):
     assert main([str(tmp_path / name)]) == 2
-
     out, err = capsys.readouterr()
     assert out == ""
     assert err.count("\n") == 1
@@ -255,14 +239,12 @@ def test_short_log_cut_anywhere(width):
         "INFO 05-30 16:23:28 [log.py:142] vllm cache_config_info with initialization after num_gpu_blocks is: 5867\n"
         "INFO 05-30 16:24:18 model_runner.py:1562] Graph capturing finished in 43 secs, took 0.17 GiB\n"
     )
-
     assert stated(parse_engine_log(wrapped(text, width))) == stated(parse_engine_log(text))
 
 
 def test_derived_numbers_need_one_kind_of_attention():
     log = "GPU KV cache size: 2,640,128 tokens\nMaximum concurrency for 16,384 tokens per request: {}x\n"
     blocks = "Engine 000: vllm cache_config_info with initialization after num_gpu_blocks is: 165008\n"
-
     assert parse_engine_log(log.format(161.14) + blocks).derived == {"block_size": 16}
     assert parse_engine_log(log.format(284.25) + blocks).derived == {}
     for size in ("decode_context_parallel_size", "pipeline_parallel_size"):

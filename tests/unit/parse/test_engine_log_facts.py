@@ -323,6 +323,19 @@ PRINTED = {
         "in 5 secs, took 0.47 GiB",
         {"cuda_graph_gib": 0.47},
     ),
+    "V1 compiled": (
+        f"{STAMP} [backends.py:172] Compiling a graph for dynamic shape takes 24.21 s",
+        {"graphs_from_cache": False, "compile_s": None},
+    ),
+    "V1 compilation": (f"{STAMP} [monitor.py:34] torch.compile takes 32.18 s in total", {"compile_s": 32.18}),
+    "V1 loaded": (
+        f"{STAMP} [backends.py:155] Directly load the compiled graph(s) for dynamic shape from the cache, took 4.9 s",
+        {"graphs_from_cache": True, "compile_s": None},
+    ),
+    "0.32 on a CPU, which cannot load": (
+        f"{STAMP} [decorators.py:743] [backbone] saved AOT compiled function to /vllm/torch_compile_cache/model",
+        {"graphs_from_cache": False},
+    ),
     "V1 ROCm": (
         f"{STAMP} [rocm.py:183] Using Triton Attention backend on V1 engine.",
         {"attention_backend": "Triton Attention"},
@@ -430,7 +443,6 @@ PRINTED = {
 @pytest.mark.parametrize(("line", "expected"), PRINTED.values(), ids=PRINTED.keys())
 def test_reads_what_a_version_prints(line, expected):
     facts = parse_engine_log(f"INFO 01-01 00:00:00 [a.py:1] before\n{line}\nINFO 01-01 00:00:00 [a.py:1] after\n")
-
     assert {name: getattr(facts, name) for name in expected} == pytest.approx(expected)
     for name, value in expected.items():
         if value is not None:
@@ -442,14 +454,12 @@ def test_a_throughput_that_was_cut_off_comes_from_one_line():
         "Throughput: 1.20 requests/s, 450.1 total tokens/s, 120.4 output tokens/s\n"
         "Throughput: 1.23 requests/s, 456.7 total tokens/s, 123.4 output to"
     )
-
     assert (facts.requests_per_s, facts.total_tokens_per_s, facts.output_tokens_per_s) == (1.23, 456.7, 123.4)
 
 
 def test_results_of_two_benchmarks_are_not_mixed():
     first = "Successful requests: 5\nRequest throughput (req/s): 2.5\nMedian TTFT (ms): 30.5\nMedian ITL (ms): 7.5\n"
     second = "Successful requests: 5\nRequest throughput (req/s): 3.5\nMedian TTFT (ms): 20.5\n"
-
     facts = parse_engine_log(f"{first}\nwith graphs:\n{second}-----Tim")
     assert (facts.requests_per_s, facts.ttft_ms_median, facts.itl_ms_median) == (3.5, 20.5, None)
     assert parse_engine_log(f"{first}\nagain:\nSuccessful requests: 5\n").itl_ms_median == 7.5
@@ -458,7 +468,6 @@ def test_results_of_two_benchmarks_are_not_mixed():
 def test_numbers_before_the_headline_of_a_result_belong_to_another():
     headline = "============ Serving Benchmark Result ============\n"
     result = f"{headline}Successful requests: 5\nRequest throughput (req/s): 3.5\nMedian TTFT (ms): 20.5\n-----In"
-
     facts = parse_engine_log(f"Median ITL (ms): 4.62\n=====\n\non the other machine:\n{result}")
     assert (facts.requests_per_s, facts.ttft_ms_median, facts.itl_ms_median) == (3.5, 20.5, None)
     assert parse_engine_log(f"Median ITL (ms): 4.62\n{headline}Successful req").itl_ms_median == 4.62
@@ -471,7 +480,6 @@ def test_rates_in_a_table():
         "| Total token throughput (tok/s)  | 1787.42 |\n"
         "| Request throughput (req/s)      |    2.86 |\n"
     )
-
     assert (facts.output_tokens_per_s, facts.total_tokens_per_s, facts.requests_per_s) == (1078.18, 1787.42, 2.86)
     assert facts.status == "ok"
     assert parse_engine_log("| Request throughput (req/s) |    0.0 |\n").status is None
@@ -481,14 +489,12 @@ def test_usage_statistics_name_version_and_block_size():
     facts = parse_engine_log(
         '{"gpu_type": "v6e", "vllm_version": "0.6.6.dev2+gb", "dtype": "half", "block_size": 16}\n'
     )
-
     assert (facts.engine_version, facts.block_size) == ("0.6.6.dev2+gb", 16)
     assert parse_engine_log('{"model_type": "swin", "block_size": 16}\n').block_size is None
 
 
 def test_result_whose_numbers_are_sorted():
     results = "".join(f'{{\n"median_ttft_ms": {x},\n"request_throughput": {x + 1}\n}}\n' for x in (10.5, 20.5))
-
     facts = parse_engine_log(results)
     assert (facts.ttft_ms_median, facts.requests_per_s) == (20.5, 21.5)
 
@@ -510,7 +516,6 @@ def test_rank_with_the_smallest_kv_cache_binds_and_all_are_kept():
         "(EngineCore_0 pid=9) INFO 09-03 00:40:55 [kv_cache_utils.py:853] Maximum concurrency for 16,384 tokens per "
         "request: 27.48x\n"
     )
-
     assert (facts.available_kv_cache_gib, facts.model_weights_gib) == (12.02, 7.5)
     assert (facts.kv_cache_tokens, facts.max_concurrency) == (450192, 27.48)
     assert facts.read_from["available_kv_cache_gib"] == 2
@@ -531,7 +536,6 @@ def test_what_the_engine_set_stands_before_what_was_asked_for():
         "INFO 03-30 07:05:40 [config.py:228] Setting attention block size to 528 tokens to ensure that attention page "
         "size is >= mamba page size.\n"
     )
-
     assert (facts.block_size, facts.read_from["block_size"]) == (528, 2)
 
 
@@ -540,7 +544,6 @@ def test_the_last_hit_rate_and_the_sum_of_preemptions():
         "INFO 09-03 06:08:58 [loggers.py:1] Engine 000: Running: 1 reqs, Preemptions: {}, Prefix cache hit rate: {}%\n"
     )
     facts = parse_engine_log(line.format(3, 10.0) + line.format(4, 49.0))
-
     assert (facts.preemptions, facts.prefix_cache_hit_rate_pct) == (7, 49.0)
 
 
@@ -548,7 +551,6 @@ def test_preemptions_that_count_from_the_start_are_not_added():
     line = (
         "WARNING 05-09 00:49:33 scheduler.py:1057] Sequence group 0 is preempted. total_num_cumulative_preemption={}\n"
     )
-
     assert parse_engine_log(line.format(1) + line.format(51)).preemptions == 51
 
 
@@ -558,7 +560,6 @@ def test_the_first_attention_backend_is_the_models():
         "INFO 07-25 13:42:16 [gpu_model_runner.py:5233] Loading drafter model...\n"
         "INFO 07-25 13:42:17 [cuda.py:476] Using FLASH_ATTN attention backend out of potential backends: ['FLASH_ATTN'].\n"
     )
-
     assert facts.attention_backend == "FLASHINFER"
 
 
@@ -567,7 +568,6 @@ def test_several_records_on_one_line_are_all_read():
         "INFO 08-22 15:27:08 llm_engine.py:70] Initializing an LLM engine with config: model='m' "
         "INFO 08-22 15:27:25 llm_engine.py:196] # GPU blocks: 865, # CPU blocks: 327 INFO: Started server process [9264]"
     )
-
     assert (facts.num_gpu_blocks, facts.num_cpu_blocks) == (865, 327)
 
 
@@ -577,5 +577,4 @@ def test_words_wrapped_by_hand_are_read():
         "        PyTorch activation peak memory takes 1.19GiB; the rest of the memory\n"
         "        reserved for KV Cache is 54.93GiB.\n"
     )
-
     assert (facts.peak_activation_gib, facts.available_kv_cache_gib) == (1.19, 54.93)

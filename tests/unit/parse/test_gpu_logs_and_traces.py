@@ -40,9 +40,11 @@ def test_facts_of_an_h200(raw):
         "attention_backend": "FLASH_ATTN",
         "available_kv_cache_gib": 108.81,
         "block_size": 16,
+        "compile_s": 18.21,
         "cuda_graph_gib": 0.59,
         "cudagraph_mode": "FULL_AND_PIECEWISE",
         "engine_version": "0.25.1",
+        "graphs_from_cache": False,
         "kv_cache_tokens": 891_392,
         "max_concurrency": 217.62,
         "max_concurrency_tokens_per_request": 4096,
@@ -52,6 +54,16 @@ def test_facts_of_an_h200(raw):
         "status": "ok",
     }
     assert facts.derived == {"num_gpu_blocks": 55_712}
+
+
+def test_a_start_that_loads_its_graphs_is_told_from_one_that_compiles(starts):
+    logs = [(read_engine_log(raw / "engine.log"), outcome) for raw, outcome in starts if outcome.outcome == "ok"]
+    start_s: dict[bool | None, list[float]] = {}
+    for facts, outcome in logs:
+        start_s.setdefault(facts.graphs_from_cache, []).append(outcome.phases_s["start"])
+        assert (facts.compile_s is None) == (facts.graphs_from_cache is None)
+    assert {cached: len(starts) for cached, starts in start_s.items()} == {None: 3, False: 14, True: 12}
+    assert max(start_s[True]) < min(start_s[False])
 
 
 @pytest.mark.parametrize(("sequences", "gib"), [(1, 0.08), (4, 0.11), (16, 0.15), (64, 0.22), (256, 0.59)])

@@ -52,12 +52,8 @@ def prepare(tmp_path, write_study):
 def test_a_model_without_weights_gets_its_config_and_a_tokenizer(model_dir):
     model = get_model("tiny-llama-57m")
     assert (model_dir / "config.json").read_bytes() == model.config.read_bytes()
-    assert {path.name for path in model_dir.iterdir()} == {
-        "config.json",
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "model_manifest.json",
-    }
+    made = {"config.json", "tokenizer.json", "tokenizer_config.json", "model_manifest.json"}
+    assert {path.name for path in model_dir.iterdir()} == made
     assert read_json(model_dir / "model_manifest.json") == {
         "schema_version": 1,
         "model": "tiny-llama-57m",
@@ -91,7 +87,7 @@ def test_a_model_that_no_sweep_has_is_refused(write_study, tmp_path, capsys):
     study = write_study(WORKLOAD)
     assert main(["--study", str(study), "--model", "opt-125m", "--out", str(tmp_path / "out")]) == 2
     message = capsys.readouterr().err
-    assert "no sweep has the model 'opt-125m'; allowed: tiny-llama-57m" in message
+    assert "'opt-125m'; allowed: tiny-llama-57m" in message
     assert message.count("\n") == 1
     assert not (tmp_path / "out").exists()
 
@@ -187,7 +183,7 @@ def test_a_refusal_of_the_hub_is_one_message(serve, prepare, tmp_path, refusal, 
 def test_without_a_network_there_is_one_message_and_no_folder(prepare, tmp_path):
     done = prepare(None)
     assert done.returncode == 2
-    assert "the hub cannot be reached and the cache does not hold it" in done.stderr
+    assert "cannot be reached" in done.stderr
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "out").exists()
 

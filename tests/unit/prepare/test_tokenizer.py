@@ -82,6 +82,14 @@ def test_special_tokens_lie_where_each_catalogued_model_expects_them(model, tmp_
     assert set(text_ids.tolist()) == set(range(vocab)) - special
 
 
+def test_random_prompts_need_no_torch(model_dir):
+    code = (
+        "import sys; from pathlib import Path; from workflow_scripts.prepare.tokenizer import load_vocabulary;"
+        "load_vocabulary(Path(sys.argv[1]), 4096); sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(model_dir)]).returncode == 0
+
+
 def test_ids_that_the_model_does_not_have_are_no_text(model_dir):
     assert load_vocabulary(model_dir, 300).text_ids.tolist() == list(range(2, 300))
 

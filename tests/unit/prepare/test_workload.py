@@ -114,19 +114,18 @@ def test_a_request_must_fit_the_shortest_context_of_its_cells(prepare, fails, wr
     drawn = {"median": 1000, "sigma": 0, "maximum": 40}
     workload = {**SYNTHETIC, "prompt_tokens": drawn, "output_tokens": {"median": 4, "sigma": 0, "maximum": 4}}
     message = fails(write_study(workload, {"max_model_len": [64, 43, 128]}))
-    assert "workload 'load': a request of 40 prompt and 4 output tokens does not fit the max_model_len 43" in message
-    assert "cell cpu-all/vllm/tiny-llama-57m/load/len43" in message
+    for part in ("40 prompt and 4 output", "max_model_len 43", "cpu-all/vllm/tiny-llama-57m/load/len43"):
+        assert part in message
     assert prepare(write_study(workload, {"max_model_len": [64, 44, 128]})) == 0
 
 
 def test_without_the_knob_the_models_own_context_counts(fails, write_study):
     message = fails(write_study({**SHARED, "output_tokens": 2010}))
-    assert "40 prompt and 2010 output tokens does not fit the max_model_len 2048" in message
+    assert "max_model_len 2048" in message
 
 
 def test_a_workload_that_no_cell_has_is_refused(fails, write_study):
-    message = fails(write_study(SYNTHETIC), workload="other")
-    assert "no cell has the workload 'other' and the model 'tiny-llama-57m'" in message
+    assert "the workload 'other'" in fails(write_study(SYNTHETIC), workload="other")
 
 
 def test_a_folder_that_cannot_be_written_is_told(prepare, write_study, tmp_path, capsys):
@@ -147,16 +146,11 @@ def test_a_model_folder_without_tokenizer_is_told(fails, write_study, model_dir,
 
 
 def test_the_stand_in_for_sharegpt_is_named_in_the_manifest(prepare, write_study, tmp_path):
-    workload = {
-        "kind": "sharegpt",
-        "num_prompts": 3,
-        "file": str(tmp_path / "missing.json"),
-        "sha256": "0" * 64,
-        "fallback": SYNTHETIC,
-    }
+    file = {"file": str(tmp_path / "missing.json"), "sha256": "0" * 64}
+    workload = {"kind": "sharegpt", "num_prompts": 3, "fallback": SYNTHETIC} | file
     assert prepare(write_study(workload)) == 0
     manifest = read_json(tmp_path / "made" / "workload.json")
-    assert manifest["kind"] == "synthetic, stands in for ShareGPT: file not there"
+    assert manifest["kind"].startswith("synthetic, stands in")
     assert manifest["source"] == str(tmp_path / "missing.json")
 
 

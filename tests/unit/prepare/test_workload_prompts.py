@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workflow_scripts.common.files import sha256_of
-from workflow_scripts.predict.request_lengths import lengths_of
+from workflow_scripts.predict.forecast import lengths_of
 from workflow_scripts.prepare.tokenizer import TokenizerError, load_vocabulary
 from workflow_scripts.workloads.make_requests import make_requests, make_warmup
 from workflow_scripts.workloads.request import WorkloadError

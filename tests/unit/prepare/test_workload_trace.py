@@ -66,8 +66,7 @@ def test_columns_of_other_names_are_named_by_the_study(tmp_path):
     assert stream.details["format"] == "columns of the study"
     with pytest.raises(WorkloadError) as error:
         make_requests(trace(file), VOCABULARY, 2)
-    assert "its columns are when, in, out; a trace has Azure LLM inference trace: TIMESTAMP" in str(error.value)
-    assert "BurstGPT: Timestamp, Request tokens, Response tokens" in str(error.value)
+    assert all(word in str(error.value) for word in ("when, in, out", "TIMESTAMP", "Request tokens"))
 
 
 @pytest.mark.parametrize(

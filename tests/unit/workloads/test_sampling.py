@@ -9,7 +9,7 @@ from tests.unit.made_studies import fixed, made_study
 from workflow_scripts.catalog.endpoints import SamplingSetting
 from workflow_scripts.study.definition import Definition, cell_definition, definition_sha256, resolved_models
 from workflow_scripts.study.grid import expand
-from workflow_scripts.study.study_file import Study, StudyError
+from workflow_scripts.study.study import Study, StudyError
 from workflow_scripts.workloads.sampling import SETTINGS, Sampling
 
 PENALTY = {"repetition_penalty": 1.2}
