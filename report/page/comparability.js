@@ -1,4 +1,4 @@
-// Whether two cells may be compared, as workflow_scripts/analyse/comparability.py decides it; a test compares the two.
+// Whether two cells may be compared, as workflow_scripts/analyse/compare/comparability.py decides it; a test compares the two.
 
 const MOST_NAMED = 3;
 

@@ -7,7 +7,8 @@ import { el, longTable } from "./dom.js";
 import { openCell } from "./drawer.js";
 import { CHANGES, FLAT, NOT_DECIDED, OCCASIONS_VARY_PCT } from "./occasions.js";
 import { numberInput } from "./inputs.js";
-import { METRICS, UNKNOWN, number, plural, withUnit } from "./words.js";
+import { METRICS } from "./metrics.js";
+import { UNKNOWN, number, plural, withUnit } from "./words.js";
 
 const TONES = { [CHANGES]: "bad", [FLAT]: "good" };
 // The chosen file, and whether this page is A, the study that was measured first.
@@ -31,8 +32,9 @@ function ratioWords({ ratio, low, high }) {
   return low === null || high === null ? `${number(ratio)} (no interval)` : `${number(ratio)} (${number(low)} to ${number(high)})`;
 }
 
-function verdictOf(verdict) {
-  return el("span", { class: `verdict ${TONES[verdict] ?? ""}` }, verdict);
+function verdictOf({ verdict, only_waiting: onlyWaiting, device_ratio: deviceRatio }) {
+  const why = onlyWaiting ? ` only waiting for the host (${number(deviceRatio)} without)` : "";
+  return el("span", {}, el("span", { class: `verdict ${TONES[verdict] ?? ""}` }, verdict), why);
 }
 
 // The results of the comparison, in sentences.
@@ -102,7 +104,7 @@ function tables(found, store) {
     ...titled(
       "Cells, the largest change first",
       ["Cell", "B/A (95 % interval)", "Verdict", "A", "B", "Measure", "Interval covers"],
-      bySize.map((cell) => () => [name(cell.cell), ratioWords(cell), verdictOf(cell.verdict), measured(cell.a, cell.measure), measured(cell.b, cell.measure), words(cell.measure), cell.scope ?? UNKNOWN]),
+      bySize.map((cell) => () => [name(cell.cell), ratioWords(cell), verdictOf(cell), measured(cell.a, cell.measure), measured(cell.b, cell.measure), words(cell.measure), cell.scope ?? UNKNOWN]),
     ),
     ...titled("Other outcomes", ["Cell", "A", "B", "Reason"], found.outcomes.map(({ cell, a, b, reason }) => () => [name(cell), a, b, reason ?? ""])),
     ...titled("Not compared", ["Cell", "Why"], found.refused.map(({ cell, why }) => () => [name(cell), why.join("; ")])),

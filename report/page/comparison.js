@@ -1,4 +1,4 @@
-// Compare two studies by their digests, as workflow_scripts/analyse/comparison.py does; a test compares the two.
+// Compare two studies by their digests, as workflow_scripts/analyse/compare/comparison.py does; a test compares the two.
 import { differences, keysOf, own, said, whyNot } from "./comparability.js";
 import { CHANGES, FLAT, compareOccasions } from "./occasions.js";
 
@@ -19,10 +19,18 @@ function sideOf(digest, cell) {
 
 function ratios(compared, marginPct, varyPct) {
   const rows = compared.flatMap(([x, y]) =>
-    x.cell.means.flatMap((mean) => y.cell.means.filter((other) => other.measure === mean.measure).map((other) => ({ cell: x.cell.id, mean, other }))),
+    x.cell.means.flatMap((mean) => y.cell.means.filter((other) => other.measure === mean.measure).map((other) => ({ x: x.cell, y: y.cell, mean, other }))),
   );
   const found = compareOccasions(rows.map(({ mean, other }) => [mean, other]), marginPct, varyPct);
-  return rows.map(({ cell, mean, other }, i) => ({ cell, measure: mean.measure, a: Math.exp(mean.log_mean), b: Math.exp(other.log_mean), ...found[i] }));
+  const exceeds = (ratio) => Math.abs(Math.log(ratio)) > Math.log1p(marginPct / 100);
+  return rows.map(({ x, y, mean, other }, i) => {
+    const [one, two] = [x, y].map((cell) => (mean.measure === "output_tokens_per_s" ? own(cell, "device_rate") : null));
+    const deviceRatio = one && two ? two / one : null;
+    return {
+      cell: x.id, measure: mean.measure, a: Math.exp(mean.log_mean), b: Math.exp(other.log_mean), ...found[i],
+      device_ratio: deviceRatio, only_waiting: deviceRatio !== null && exceeds(found[i].ratio) && !exceeds(deviceRatio),
+    };
+  });
 }
 
 function turned({ ratio, low, high, scope, verdict }) {

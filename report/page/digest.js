@@ -10,12 +10,13 @@ const isFlag = (value) => typeof value === "boolean";
 const orNothing = (test) => (value) => value === null || test(value);
 const isRecordOf = (test) => (value) => typeof value === "object" && value !== null && !Array.isArray(value) && Object.values(value).every(test);
 const isListOf = (test) => (value) => Array.isArray(value) && value.every(test);
-const isShape = (shape) => (value) => isRecordOf(() => true)(value) && Object.entries(shape).every(([name, test]) => Object.hasOwn(value, name) && test(value[name]));
+const isShape = (shape) => (value) => isRecordOf(() => true)(value) && Object.entries(shape).every(([name, test]) => test(Object.hasOwn(value, name) ? value[name] : null));
 
 const MEAN = { measure: isText, log_mean: isNumber, squared_error: orNothing(isNumber), df: orNothing(isNumber), starts: Number.isInteger, repeats: Number.isInteger };
 const CELL = {
   id: isText, outcome: isText, reason: orNothing(isText), comparable: isFlag, source: isText, began: orNothing(isText),
   content: isPlace, environment: isPlace, effective: isPlace, means: isListOf(isShape(MEAN)), ceilings: isRecordOf(isNumber),
+  device_rate: orNothing((value) => isNumber(value) && value > 0),
 };
 const PAIR = {
   kind: isText, name: isText, cell: isPlace, baseline: isPlace, ratio: isNumber,

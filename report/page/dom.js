@@ -42,14 +42,22 @@ export function nameSaves(row, what) {
   for (const button of row.querySelectorAll("button")) button.setAttribute("aria-label", `Save as ${button.textContent}: ${what}`);
 }
 
-// The buttons of a table; `whole()` gives the table with all its rows.
+// The buttons of a table; `whole()` gives the table with all its rows. Markdown is copied, or saved where that is refused.
 export function saveTable(caption, whole) {
-  const save = (ending, type, textOf) => () => {
-    const table = whole();
-    download(`${slug(document.title, caption)}.${ending}`, textOf(textsOf(table), numericOf(table)), type);
+  const content = (textOf) => ((table) => textOf(textsOf(table), numericOf(table)))(whole());
+  const save = (ending, type, textOf) => () => download(`${slug(document.title, caption)}.${ending}`, content(textOf), type);
+  const copy = async (event) => {
+    try {
+      await navigator.clipboard.writeText(content(markdownOf));
+      event.target.textContent = "copied";
+      event.target.ariaLabel = `copied: ${caption}`;
+    } catch {
+      save("md", "text/markdown", markdownOf)();
+    }
   };
-  const kinds = { CSV: ["csv", "text/csv", csvOf], Markdown: ["md", "text/markdown", markdownOf], LaTeX: ["tex", "application/x-tex", latexOf] };
-  return saveRow(caption, Object.fromEntries(Object.entries(kinds).map(([kind, file]) => [kind, save(...file)])));
+  const row = saveRow(caption, { CSV: save("csv", "text/csv", csvOf), LaTeX: save("tex", "application/x-tex", latexOf) });
+  row.append("; ", el("button", { type: "button", class: "link", onclick: copy, "aria-live": "polite", "aria-label": `copy as Markdown: ${caption}` }, "copy as Markdown"));
+  return row;
 }
 
 // A table in a box that scrolls; rows are lists of texts or elements, the first of each is its heading. If rows are left

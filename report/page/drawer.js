@@ -7,7 +7,8 @@ import { choice, definitionList, el, tableOf } from "./dom.js";
 import { download } from "./save.js";
 import { stripsView } from "./strips.js";
 import { chosenNote, ofRepeat, stripsOf, timelineOf, traceEvents } from "./timeline.js";
-import { METRICS, OUTCOMES, number, setting, withUnit } from "./words.js";
+import { METRICS } from "./metrics.js";
+import { OUTCOMES, number, setting, withUnit } from "./words.js";
 
 // What a cell's reason is, by its outcome.
 const REASONS = { ok: "Starts that failed", missing: "Last line of its log", invalid: "Check that failed", timeout: "Reason" };

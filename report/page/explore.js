@@ -5,7 +5,8 @@ import { choice, el, longTable } from "./dom.js";
 import { openCell } from "./drawer.js";
 import { facetsOf, filterForm, filtered } from "./filter.js";
 import { isWide } from "./scale.js";
-import { METRICS, OUTCOMES, number, plural, setting, withUnit } from "./words.js";
+import { METRICS } from "./metrics.js";
+import { OUTCOMES, number, plural, setting, withUnit } from "./words.js";
 
 const MOST_SERIES = 24;
 // A measure over a wider range than this has a logarithmic axis.

@@ -7,7 +7,8 @@ import { openCell } from "./drawer.js";
 import { MANY_TIMES, cellWords, toldOf } from "./explore.js";
 import { choiceInput, numberInput } from "./inputs.js";
 import { isWide } from "./scale.js";
-import { METRICS, number, plural, withUnit } from "./words.js";
+import { METRICS } from "./metrics.js";
+import { number, plural, withUnit } from "./words.js";
 
 const RATE = "output_tokens_per_s";
 const BOUNDS = { ttft: { column: "ttft_s", name: "TTFT" }, tpot: { column: "tpot_s", name: "TPOT" }, e2e: { column: "e2e_s", name: "end-to-end latency" } };

@@ -1,7 +1,7 @@
-// Statistics of two occasions, as workflow_scripts/analyse/occasions.py computes them; a test compares the two.
+// Statistics of two occasions, as workflow_scripts/analyse/intervals/occasions.py computes them; a test compares the two.
 import { studentQuantile, studentTail } from "./student.js";
 
-// As in workflow_scripts/analyse/occasions.py.
+// As in workflow_scripts/analyse/intervals/occasions.py.
 export const OCCASIONS_VARY_PCT = 15;
 export const CHANGES = "changes";
 export const FLAT = "flat";

@@ -46,8 +46,8 @@ export function markdownOf(texts, numeric = []) {
 
 // A table for LaTeX, with the rules of the package booktabs.
 export function latexOf(texts, numeric = []) {
-  const named = { "\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}" };
-  const escaped = (text) => text.replace(/[\\~^&%$#_{}]/g, (sign) => named[sign] ?? `\\${sign}`).replace(/\s*\n\s*/g, " ");
+  const named = { "\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}", "★": "$\\star$", "☆": "$\\circ$" };
+  const escaped = (text) => text.replace(/[\\~^&%$#_{}★☆]/g, (sign) => named[sign] ?? `\\${sign}`).replace(/\s*\n\s*/g, " ");
   const line = (parts) => `${parts.join(" & ")} \\\\\n`;
   const [headings, ...rows] = texts.map((row) => row.map(escaped));
   const columns = headings.map((_, i) => (numeric[i] ? "r" : "l")).join("");

@@ -1,11 +1,11 @@
-// Whether a published throughput is possible, as workflow_scripts/analyse/audit.py decides it; a test compares the two.
+// Whether a published throughput is possible, as workflow_scripts/analyse/claims/audit.py decides it; a test compares the two.
 import { kv_cache_bytes, request_flops, request_time_min_s, total_tokens_per_s_ceiling } from "./formulas.js";
 import { number } from "./words.js";
 
-const GPU = /^(?:gpu|gpu[ _-]?(name|type)|device|accelerator)$/i;
-const SEQUENCES = /^(?:(knob[ _-])?max[ _-]?num[ _-]?seqs|max[ _-]?batch[ _-]?size|batch[ _-]?size|(max[ _-]?)?concurrency)$/i;
+const GPU = /^(?:gpus?|gpu[ _-]?(name|type|model)|device|accelerator|hardware)$/i;
+const SEQUENCES = /^(?:(knob[ _-])?max[ _-]?num[ _-]?seqs|(max[ _-]?)?batch([ _-]?size)?|(max[ _-]?)?concurrency|((max[ _-])?num[ _-]|concurrent[ _-])?(seqs?|sequences|users))$/i;
 const THROUGHPUT = /^.*(throughput|tok\w*(\s*\/\s*|[ _-]per[ _-]|_)s(ec(ond)?)?(?![a-z])|\btps\b|_tps\b).*$/i;
-const NOT_TOKENS = /^.*(req|per[ _-]?watt|per[ _-]?joule|ratio|time|latency|ms\b).*$/i;
+const NOT_TOKENS = /^.*(req|per[ _-]?watt|per[ _-]?joule|(?<![a-z])ratio|speed-?up|time|latency|ms\b|%|percent|\bv?ram\b|\bgi?b\b).*$/i;
 const OUTPUT = /^.*(output|generat|decod).*$/i;
 
 export function findColumns(names, throughput = null) {
@@ -23,19 +23,26 @@ export function findColumns(names, throughput = null) {
   return { gpu: gpus[0], throughput: rate, sequences: like(SEQUENCES)[0] ?? null, countsOutputOnly: OUTPUT.test(rate) };
 }
 
-function normalised(name) {
-  return name.trim().toLowerCase().replace(/[\s_-]+/g, "-").replace(/^nvidia-/, "").replace(/^amd-/, "");
+function words(name) {
+  const found = name.trim().toLowerCase().replace(/^1 ?x ?/, "").split(/[\s_-]+/);
+  return new Set(found.filter((word) => !["nvidia", "amd", ""].includes(word)));
 }
+
+const within = (few, many) => [...few].every((word) => many.has(word));
 
 // Every device that a name may mean: "A100 PCIe" is a 40 GB or an 80 GB card.
 export function resolve(name, devices) {
-  const wanted = normalised(name);
-  return devices.filter((device) => device.names.some((other) => normalised(other) === wanted));
+  const wanted = words(name);
+  return devices.filter((device) => {
+    const names = device.names.map(words);
+    return names.some((other) => within(other, wanted)) && within(wanted, new Set(names.flatMap((other) => [...other])));
+  });
 }
 
+// A number, or the lower end of a range, without its unit; NaN if it is a share or a multiple.
 function readNumber(text) {
-  const cleaned = String(text).replace(/^\s*[~≈]/, "").replaceAll(",", "").trim();
-  return /^[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$/i.test(cleaned) ? Number(cleaned) : NaN;
+  const found = /^\s*[~≈<>≤≥]?\s*((?:\d{1,3}(?:[,'_\s]\d{3})+|\d+)(?:\.\d+)?(?:e[+-]?\d+)?)(?![\d,.]|\s*(?:%|[x×]\b))\s*(k(?:\b|tok))?/i.exec(text);
+  return found ? Number(found[1].replace(/[,'_\s]/g, "")) * (found[2] ? 1000 : 1) : NaN;
 }
 
 // The highest possible rates of a device with at most `most` live sequences; null without data-sheet rates.

@@ -59,11 +59,9 @@ def share(text: str) -> float:
 
 
 class Command:
-    """One command of `kvsweep`: called with the words after its name, it returns its exit code.
-
-    Its help is the docstring of its module. Bad input (an InputError, or a named file that cannot be opened) becomes
-    one message on stderr and exit code 2.
-    """
+    """One command of `kvsweep`: called with the words after its name, it returns its exit code. Its help is the
+    docstring of its module. Bad input (an InputError, or a named file that cannot be opened) becomes one message on
+    stderr and exit code 2."""
 
     def __init__(self, name: str, body: Body, options: Sequence[AddOption]) -> None:
         self.name, self.body, self.options = name, body, options
@@ -97,10 +95,8 @@ class Command:
 
 
 def command(name: str, *options: AddOption) -> Callable[[Body], Command]:
-    """Make a function the command `kvsweep NAME`; it gets the parsed options and may return an exit code.
-
-    If its module is itself run as a program, which would do nothing, that ends with a message and exit code 2.
-    """
+    """Make a function the command `kvsweep NAME`; it gets the parsed options and may return an exit code. If its module
+    is itself run as a program, which would do nothing, that ends with a message and exit code 2."""
 
     def decorate(body: Body) -> Command:
         if body.__module__ == "__main__":
@@ -112,10 +108,8 @@ def command(name: str, *options: AddOption) -> Callable[[Body], Command]:
 
 
 def run_command(main: Callable[[], int]) -> NoReturn:
-    """Call `main` and exit with what it returns; if nobody reads the output any more, end as if killed by SIGPIPE.
-
-    The signal itself stays ignored: on a socket, a broken connection is an error that must be handled.
-    """
+    """Call `main` and exit with what it returns; if nobody reads the output any more, end as if killed by SIGPIPE. The
+    signal itself stays ignored: on a socket, a broken connection is an error that must be handled."""
     try:
         try:
             status = main()

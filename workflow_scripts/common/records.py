@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, GetPydanticSchema, TypeAdapter, ValidationError
 
 from workflow_scripts.common.faults import InputError
-from workflow_scripts.common.files import read_json
+from workflow_scripts.common.files import read_json, write_text
 
 Kind = TypeVar("Kind")
 # For a typed dict in a record: it is read and written unchanged, because other versions may have recorded other fields.
@@ -21,6 +21,10 @@ class Record(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    def write(self, path: Path, indent: int | None = 2) -> None:
+        """Write the record as JSON, whole or not at all."""
+        write_text(path, self.model_dump_json(indent=indent) + "\n")
+
 
 class StrictRecord(Record):
     """A record that people write: a text or a boolean is never a number, even if it could be read as one."""
@@ -31,18 +35,9 @@ class StrictRecord(Record):
 def validated(
     kind: type[Kind], content: Any, where: str, fault: type[InputError], words: Mapping[str, str] | None = None
 ) -> Kind:
-    """The content of a file as a record, or as a collection of records.
-
-    Args:
-        kind: what it should be.
-        content: plain values.
-        where: the file, and the place in it if it is not the whole.
-        fault: what to raise.
-        words: see `faults`.
-
-    Raises:
-        fault: the content is not valid; one line for each fault says where, what, and which values are allowed.
-    """
+    """The content of a file, plain values, as a record or as a collection of records. `where`: the file, and the place
+    in it if it is not the whole. `words`: see `faults`. Raises `fault` if the content is not valid; one line for each
+    fault says where, what, and which values are allowed."""
     try:
         found: Kind = _adapter(kind).validate_python(content)  # type: ignore[arg-type]  # a type is hashable
     except ValidationError as e:
@@ -52,11 +47,8 @@ def validated(
 
 
 def read_record(path: Path, kind: type[Kind], fault: type[InputError]) -> Kind:
-    """A record from its JSON file, which a program wrote.
-
-    Raises:
-        fault: the file cannot be opened, is not JSON, or is not valid; of several faults, the first.
-    """
+    """A record from its JSON file, which a program wrote. Raises `fault` if the file cannot be opened, is not JSON, or
+    is not valid; of several faults, the first."""
     try:
         content = read_json(path)
     except OSError as e:
@@ -75,7 +67,8 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def faults(error: ValidationError, kind: Any, words: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Where each fault is, and what is wrong there and allowed instead.
+    """Where each fault is, and what is wrong there and allowed instead. `words`: our own messages, by pydantic's type
+    of fault, or by the pattern that a text does not match.
 
     >>> class Size(StrictRecord):
     ...     width: int
@@ -84,11 +77,6 @@ def faults(error: ValidationError, kind: Any, words: Mapping[str, str]) -> Itera
     ... except ValidationError as e:
     ...     list(faults(e, Size, {}))
     [('width', "Input should be a valid integer, not '2'"), ('depth', 'unknown key; allowed: width')]
-
-    Args:
-        error: what pydantic found.
-        kind: the type that the content should have.
-        words: our own messages, by pydantic's type of fault, or by the pattern that a text does not match.
     """
     for fault in error.errors(include_url=False):
         place, holder, here = _followed(kind, fault["loc"])
@@ -111,10 +99,8 @@ def _message(fault: Any, holder: Any, here: Any, words: Mapping[str, str]) -> st
 
 
 def _followed(kind: Any, loc: Sequence[int | str]) -> tuple[list[str], Any, Any]:
-    """A place as it is written in the file, what holds its last part, and what should be there.
-
-    Pydantic adds which member of a union it tried, and marks a fault in a key itself; the file has neither.
-    """
+    """A place as it is written in the file, what holds its last part, and what should be there. Pydantic adds which
+    member of a union it tried, and marks a fault in a key itself; the file has neither."""
     place: list[str] = []
     holder = None
     for part in loc:

@@ -22,8 +22,7 @@ def sources(*modules: str) -> list[str]:
     >>> [Path(file).name for file in sources("common.sources")]
     ['__init__.py', '__init__.py', 'checkout.py', 'sources.py']
 
-    Raises:
-        ValueError: the package has no such module.
+    Raises ValueError if the package has no such module.
     """
     found: set[Path] = set()
     waiting: list[Path] = []

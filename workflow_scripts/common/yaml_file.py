@@ -23,11 +23,7 @@ class _UniqueKeys(yaml.SafeLoader):
 
 
 def read_yaml(path: Path, fault: type[InputError]) -> Any:
-    """The content of a YAML file.
-
-    Raises:
-        fault: the file cannot be opened, is not YAML, or has a key twice.
-    """
+    """The content of a YAML file. Raises `fault` if the file cannot be opened, is not YAML, or has a key twice."""
     try:
         return _UniqueKeys(path.read_text(encoding="utf-8")).get_single_data()
     except OSError as e:

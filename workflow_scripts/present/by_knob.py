@@ -1,6 +1,7 @@
 """Figures of a rate or share by the value of one knob: which lines they have, and how these are drawn."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import cycle
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ from matplotlib.patches import Patch
 
 from workflow_scripts.common.wording import sentence
 from workflow_scripts.present.plot import Panel, Plot, log2_axis, mark_handles, ratio_axis, some_panels
-from workflow_scripts.present.report_tables import MissingError, Tables
+from workflow_scripts.present.report_tables import REPEAT, MissingError, Tables
 from workflow_scripts.present.series import Group, groups_varying, means, repeats_of
 from workflow_scripts.present.style import COLOURS, INK, MUTED, OUTCOMES, LineStyle, Mark, marks
 from workflow_scripts.study.setting_words import knob_name
@@ -58,7 +59,7 @@ def compared(tables: Tables, rows: pd.DataFrame, knob: str, panel_keys: Sequence
     Colours distinguish devices; in a panel with only one device they distinguish settings, which may be more numerous.
     """
     groups = groups_varying(rows, knob, tables.knobs, panel_keys)
-    one_device = pd.concat([group.rows for group in groups])["gpu"].nunique() == 1
+    one_device = len({gpu for group in groups for gpu in group.rows["gpu"]}) == 1
     several = any(len(group.labels) > 1 for group in groups)
     by_setting = "gpu" in panel_keys or (one_device and several)
     most_series = len(COLOURS) if by_setting else len(LINE_STYLES)
@@ -84,6 +85,8 @@ def plot_by_knob(
     Raises:
         MissingError: the measure is known for no cell.
     """
+    names = (*REPEAT, "gpu", "source", "x", "colour", "style", measure.column, WHOLE)
+    groups = [replace(group, rows=group.rows[[name for name in names if name in group.rows]]) for group in groups]
     rows = pd.concat([group.rows for group in groups])
     if rows[measure.column].isna().all():
         raise MissingError(f"{measure.column} is known for no cell")

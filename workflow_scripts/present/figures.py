@@ -3,7 +3,8 @@
     kvsweep figures --study config/studies/demo.yaml --tables results/demo/tables \\
         --parsed results/demo/parsed --out results/demo/figures
 
-A figure whose table is absent or empty is not drawn; `figures.json` says why.
+A figure whose table is absent or empty is not drawn; `figures.json` says why. The summary tables are written beside, as
+Markdown: `by_block_size.md` and so on.
 """
 
 from argparse import Namespace
@@ -13,10 +14,12 @@ from typing import Any
 
 from workflow_scripts.common.command import STUDY, TABLES, command, option, out
 from workflow_scripts.common.files import write_json, write_text
+from workflow_scripts.common.markdown import rows_of
 from workflow_scripts.present.plot import use_style, write_plot
 from workflow_scripts.present.report_tables import MissingError, Tables
 from workflow_scripts.present.subject import FigurePart
 from workflow_scripts.present.subjects import SUBJECTS
+from workflow_scripts.present.subjects.central_tables import knob_tables
 from workflow_scripts.study.study_file import load_study
 
 MANIFEST = "figures.json"
@@ -42,6 +45,16 @@ def draw_figures(tables: Tables, out: Path) -> dict[str, dict[str, Any]]:
     return drawn
 
 
+def write_tables(tables: Tables, out: Path) -> None:
+    """Write the summary tables of each knob as a page of Markdown."""
+    for knob, found in knob_tables(tables):
+        pages = [
+            "\n".join([f"## {table.caption}", "", table.note, "", *rows_of(table.headings, table.rows, table.numeric)])
+            for table in found
+        ]
+        write_text(out / f"by_{knob}.md", "\n\n".join(pages) + "\n")
+
+
 @command(
     "figures",
     STUDY,
@@ -56,3 +69,4 @@ def main(args: Namespace) -> None:
     tables.need("cells", "cell_id", "outcome")
     for name, figure in draw_figures(tables, args.out).items():
         print(f"{name}: {figure.get('missing', 'drawn')}")
+    write_tables(tables, args.out)

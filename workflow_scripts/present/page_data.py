@@ -15,6 +15,7 @@ from typing import Any, TypedDict
 import numpy as np
 import pandas as pd
 
+from workflow_scripts.common.metrics import LATENCIES, METRICS
 from workflow_scripts.present.page_catalog import catalog
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import REPEAT
@@ -24,21 +25,9 @@ from workflow_scripts.study.setting_words import setting, settings_in_words
 
 VERSION = 1
 
-# Measured in each repeat; `mbu` and `mfu` are of the limits table.
-MEASURES = (
-    *("output_tokens_per_s", "total_tokens_per_s", "requests_per_s", "steady_output_tokens_per_s", "drain_share"),
-    *("queue_s_p50", "prefill_s_p50"),
-    *(f"{latency}_{q}" for latency in ("ttft_s", "tpot_s", "itl_s", "e2e_s") for q in ("p50", "p90", "p99")),
-    *("goodput_requests_per_s", "slo_attainment"),
-    *("energy_j_per_output_token", "energy_j", "power_w_mean", "power_cap_share", "wall_s", "mbu", "mfu"),
-    *("sm_clock_mhz_median", "sm_clock_mhz_min"),
-    *("num_requests", "prompt_tokens", "output_tokens"),
-    *("running_peak", "waiting_peak", "kv_cache_usage_peak", "preemptions", "memory_used_bytes_max"),
-    *("prefix_cache_hit_rate", "draft_acceptance_rate", "cpu_others_pct", "started_at"),
-)
+MEASURES = tuple(metric.column for metric in METRICS)
 # The serving table has these too, with further percentiles.
-LATENCIES = tuple(name for name in MEASURES if name.startswith(("ttft_s", "tpot_s", "itl_s", "e2e_s")))
-SERVED = (*LATENCIES, "goodput_requests_per_s", "slo_attainment")
+SERVED = (*(metric.column for metric in LATENCIES), "goodput_requests_per_s", "slo_attainment")
 OF_CELLS = (
     *("cell_id", "gpu", "engine", "model", "workload", "knobs", "sweeps", "outcome", "reason", "comparable", "source"),
     *("max_concurrency_allowed", "host", "device_name", "processor", "engine_version", "dtype", "attention_backend"),
@@ -136,7 +125,7 @@ def _named(path: Path) -> str:
 def packed(data: Any) -> str:
     """Data as a text for the page: JSON, compressed by gzip, in base64. The same data give the same text."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
-    return base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
+    return base64.b64encode(gzip.compress(text.encode(), 6, mtime=0)).decode()
 
 
 def columns_of(rows: pd.DataFrame, names: Sequence[str], digits: int = 5) -> Columns:

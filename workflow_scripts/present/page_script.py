@@ -3,12 +3,15 @@
 The page's policy allows one inline script by its digest, and a page that is opened from a file can import nothing. So
 the modules are joined: each once, after those that it imports, without the words `import` and `export`. This needs no
 tool and allows only what the modules use: `import { name } from "./module.js";` on one line, and declarations that
-begin with `export`. As all names share one scope, no two modules may declare the same name.
+begin with `export`. As all names share one scope, no two modules may declare the same name. `metrics.js` is made from
+`common/metrics.py`.
 """
 
 import re
 from collections.abc import Mapping
 from pathlib import Path
+
+from workflow_scripts.common.metrics import metrics_module
 
 _IMPORT = re.compile(r'^import \{ (?P<names>[\w, ]+) \} from "\./(?P<module>[\w-]+\.js)";\n', re.MULTILINE)
 _DECLARATION = re.compile(
@@ -57,7 +60,7 @@ def _with(folder: Path, module: str, texts: Mapping[str, str], importers: tuple[
     if module in texts:
         return texts
     try:
-        text = (folder / module).read_text(encoding="utf-8")
+        text = metrics_module() if module == "metrics.js" else (folder / module).read_text(encoding="utf-8")
     except OSError as e:
         raise ScriptError(f"{folder / module}: {e.strerror}") from None
     for found in _IMPORT.finditer(text):

@@ -18,7 +18,7 @@ from workflow_scripts.present.series import NAMES
 MOST_BYTES = 700_000
 MOST_CELLS = 128
 # Cells in the first batch that is read, and the growth of the batches: each reading searches a whole file.
-BATCH, GROWTH = 8, 4
+BATCH, GROWTH = 32, 4
 # Rows per repeat.
 MOST_ROWS: Mapping[str, int] = {"requests": 500, "steps": 1500, "trace": 400}
 COLUMNS: Mapping[str, tuple[str, ...]] = {

@@ -20,7 +20,7 @@ from workflow_scripts.study.cell_status import progress, status_of_starts
 from workflow_scripts.study.paths import ENGINE_LOG, MEASURE_LOG, OUTCOME, RAW, StudyPaths, start_folder
 from workflow_scripts.study.progress import Progress, may_grow
 from workflow_scripts.study.setting_words import labels
-from workflow_scripts.study.study_file import Study
+from workflow_scripts.study.study import Study
 
 REPORT = CHECKOUT / "report"
 

@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 
 from workflow_scripts.common.faults import InputError
+from workflow_scripts.common.parquet import read_parquet
 from workflow_scripts.common.wording import plural
 from workflow_scripts.engines.registry import load_engines
 
@@ -85,7 +86,7 @@ class Tables:
             path = self.folder / f"{name}.parquet"
             if not path.exists():
                 raise MissingError(f"there is no table {name} ({path.name} was not made)")
-            self._read[name] = _with_start(_with_source(_plain(pd.read_parquet(path))))
+            self._read[name] = _with_start(_with_source(_plain(read_parquet(path))))
         table = self._read[name]
         if table.empty:
             raise MissingError(EMPTY.get(name, f"the table {name} has no rows") + self._failed_servers(name))
@@ -123,7 +124,7 @@ class Tables:
         for gpu, ids in wanted.groupby(wanted.str.split("/").str[0]):
             path = self.parsed / str(gpu) / f"{name}.parquet"
             if path.exists():
-                parts.append(pd.read_parquet(path, columns=columns, filters=[("cell_id", "in", list(ids))]))
+                parts.append(read_parquet(path, columns=columns, filters=[("cell_id", "in", list(ids))]))
         if not parts:
             raise MissingError(f"no {name}.parquet was parsed")
         facts = _with_start(_plain(pd.concat(parts, ignore_index=True)))

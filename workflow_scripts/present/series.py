@@ -44,9 +44,8 @@ def groups_varying(rows: pd.DataFrame, knob: str, knobs: Sequence[str], panel_ke
         raise MissingError(f"no cell of the study sets {name}")
     rows = rows[rows[knob].notna()]
     others = [column for column in knobs if column != knob]
-    settings = [repr(values) for _, *values in rows[others].itertuples(name=None)]
-    rows = rows.assign(x=rows[knob], settings=settings)
-    rows = rows[rows.groupby([*NAMES, "settings"])["x"].transform("nunique") >= 2]
+    rows = rows.assign(x=rows[knob])
+    rows = rows[rows.groupby([*NAMES, *others], dropna=False, sort=False)["x"].transform("nunique") >= 2]
     if rows.empty:
         raise MissingError(f"no two measured cells differ in {name} alone")
     return sorted(_groups(rows, others, panel_keys), key=lambda group: -group.rows["cell_id"].nunique())

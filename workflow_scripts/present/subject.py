@@ -12,7 +12,7 @@ from workflow_scripts.present.plot import Plot
 from workflow_scripts.present.report import Part, Report
 from workflow_scripts.present.report_tables import MissingError, Tables
 from workflow_scripts.present.svg import data_address, size_px
-from workflow_scripts.study.study_file import Study
+from workflow_scripts.study.study import Study
 
 MOST_ROWS = 100
 # Columns that most tables share: where a cell was measured, and how.

@@ -67,7 +67,7 @@ run_command(lambda: print("done") or print("said", file=sys.stderr) or {status})
     assert (ended.returncode, ended.stdout, ended.stderr) == (status, "done\n", "said\n")
 
 
-@pytest.mark.parametrize(("module", "name"), [("parse.engine_log", "log"), ("analyse.limits", "table-limits")])
+@pytest.mark.parametrize(("module", "name"), [("parse.engine_log", "log"), ("analyse.limits.limits", "table-limits")])
 def test_a_module_that_is_run_instead_of_its_command_names_the_command(module, name):
     failed = piped(f"workflow_scripts.{module} {LOG}")
     assert (failed.returncode, failed.stdout) == (2, "")

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from tests.unit.examples import example_of, module_of
-from workflow_scripts import __version__
 from workflow_scripts.__main__ import COMMANDS, GROUPS, main, overview, sentence
 from workflow_scripts.common.command import Command
 
@@ -27,30 +26,6 @@ def test_every_module_with_a_main_is_registered_once():
     }
     assert found - STARTED_OTHERWISE == set(COMMANDS.values())
     assert len(COMMANDS) == sum(map(len, GROUPS.values()))
-
-
-# Options without a default.
-REQUIRED = {
-    "audit": "--model",
-    "capacity": "--model --gpu --block-size --gpu-memory-utilization --max-model-len",
-    "predict-capacity": "--study --out",
-    "table-cells": "--study --parsed --out",
-    "table-limits": "--study --cells --parsed --devices --out --checked-out",
-    "table-waste": "--study --cells --parsed --out",
-    "table-waiting": "--study --cells --parsed --devices --out",
-    "table-effects": "--study --cells --out",
-    "table-engines": "--study --cells --out --decomposition-out",
-    "table-capacity": "--study --cells --predictions --out",
-}
-
-
-@pytest.mark.parametrize(("name", "missing"), [(name, one) for name, all_ in REQUIRED.items() for one in all_.split()])
-def test_what_has_no_default_must_be_given(name, missing, capsys):
-    words = ["rates.csv"] if name == "audit" else []
-    words += [f"{one}=1" for one in REQUIRED[name].split() if one != missing]
-    with pytest.raises(SystemExit, match="2"):
-        module_of(name).main(words)
-    assert f"required: {missing}\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -114,18 +89,6 @@ def test_a_command_that_does_not_exist_ends_with_2_and_the_allowed_ones(capsys):
     assert main(["serve"]) == 2
     said = capsys.readouterr().err
     assert said == f"kvsweep: no command 'serve'; allowed: {', '.join(COMMANDS)}\n"
-
-
-def test_the_version_is_that_of_the_package(capsys):
-    assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"kvsweep {__version__}\n"
-
-
-def test_nothing_names_a_module_where_there_is_a_command():
-    # The fork server alone is run by the name of its module.
-    files = [":!CHANGELOG.md", ":!workflow_scripts/measure/forkserver.py"]
-    command = ["git", "grep", "-nE", "-e", r'-m"?,? "?workflow_scripts\.', "--", *files]
-    assert subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout == ""
 
 
 @pytest.mark.needs_tool("kvsweep")

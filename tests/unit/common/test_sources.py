@@ -49,7 +49,7 @@ def test_imports_are_followed_however_they_are_written(tmp_path, monkeypatch):
 def test_figures_of_other_studies_count_like_the_module_that_reads_them():
     with_figures = {name for name in COMMANDS if "config/variation.yaml" in sources(COMMANDS[name])}
     assert with_figures == {
-        name for name in COMMANDS if "workflow_scripts/analyse/variation.py" in sources(COMMANDS[name])
+        name for name in COMMANDS if "workflow_scripts/analyse/intervals/variation.py" in sources(COMMANDS[name])
     }
     assert {f"table-{name}" for name in ("effects", "engines", "intervals", "ratios", "recommendations")} < with_figures
 
@@ -118,7 +118,7 @@ def planned_again(finished: Path, *edited: str) -> dict[str, set[str]]:
             "predict/hf_cells.py": {"predict_cells", "predict_capacity"},
         },
         {"physics/formulas.py": {"predict_cells", "predict_capacity", "measured_cells"}},
-        {"analyse/effects.py": {"effects"}, "analyse/recommend.py": {"recommendations"}},
+        {"analyse/settings/effects.py": {"effects"}, "analyse/settings/recommend.py": {"recommendations"}},
         {"present/page.py": {"report"}},
     ],
     ids=["nothing", "rows and predictions", "a formula", "tables", "the page"],
@@ -167,7 +167,3 @@ def test_a_rule_that_makes_a_table_or_a_page_of_a_study_runs_again_if_its_settin
         found for found, rule in of_study.items() if not re.search(r"^ *settings=SETTINGS,$", rule, re.MULTILINE)
     }
     assert without == ONLY_CELLS & set(of_study)
-
-
-def test_a_plan_is_made_again_if_the_settings_of_its_study_change():
-    assert "settings=SETTINGS," in (CHECKOUT / "rules/plan.smk").read_text(encoding="utf-8")

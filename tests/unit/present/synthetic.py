@@ -10,27 +10,33 @@ import numpy as np
 import pandas as pd
 import yaml
 
-import workflow_scripts.analyse.capacity
-import workflow_scripts.analyse.claims
-import workflow_scripts.analyse.fragmentation
-import workflow_scripts.analyse.limits
-import workflow_scripts.analyse.serving
-import workflow_scripts.analyse.waiting  # noqa: F401 - these enter the schemas of their tables
+# These enter the schemas of their tables.
+import workflow_scripts.analyse.claims.claims
+import workflow_scripts.analyse.limits.limits
+import workflow_scripts.analyse.limits.waiting
+import workflow_scripts.analyse.memory.capacity
+import workflow_scripts.analyse.memory.fragmentation
+import workflow_scripts.analyse.serving.serving  # noqa: F401
 from tests.unit.made_studies import fixed, study_content
-from workflow_scripts.analyse import answers, study_digest
-from workflow_scripts.analyse.cell_intervals import cell_intervals
-from workflow_scripts.analyse.effects import knob_effects
-from workflow_scripts.analyse.engine_gain import engine_tables
-from workflow_scripts.analyse.latencies import latency_effects
-from workflow_scripts.analyse.predictions import QUANTITIES, predictions_table
-from workflow_scripts.analyse.ratios import device_ratios
-from workflow_scripts.analyse.recommend import recommendations
+from workflow_scripts.analyse.cells import answers
+from workflow_scripts.analyse.cells.cell_intervals import cell_intervals
+from workflow_scripts.analyse.compare import study_digest
+from workflow_scripts.analyse.limits.predictions import QUANTITIES, predictions_table
+from workflow_scripts.analyse.limits.ratios import device_ratios
+from workflow_scripts.analyse.serving.latencies import latency_effects
+from workflow_scripts.analyse.settings.effects import knob_effects
+from workflow_scripts.analyse.settings.engine_gain import engine_tables
+from workflow_scripts.analyse.settings.recommend import recommendations
+from workflow_scripts.analyse.table_docs import schemas
 from workflow_scripts.analyse.tables import TABLE_SCHEMAS, read_table, write_table
 from workflow_scripts.predict.block_trace import trace_blocks
-from workflow_scripts.predict.request_lengths import lengths_of
+from workflow_scripts.predict.forecast import lengths_of
 from workflow_scripts.predict.schedule import SchedulerSettings
 from workflow_scripts.study.grid import expand
-from workflow_scripts.study.study_file import Study, load_study
+from workflow_scripts.study.study import Study
+from workflow_scripts.study.study_file import load_study
+
+schemas()  # imports every module that makes a table, so that each table has its schema here
 
 # Text that a log, a prompt or a study file may hold, and that must never reach a browser as markup.
 SCRIPT = "<script>alert('from a log')</script>"
@@ -426,6 +432,7 @@ def waiting_table(cells: pd.DataFrame) -> pd.DataFrame:
     told, wall_s = rows["engine"].eq("vllm"), rows["wall_s"].astype(float)
     parts = {"device_s": 0.9, "launch_s": 0.06, "arrival_s": 0.03, "other_s": 0.01, "waiting_share": 0.1 / wall_s}
     divided = {name: (share * wall_s).where(told) for name, share in parts.items()}
+    divided["output_tokens_per_device_s"] = rows["output_tokens"].astype(float) / divided["device_s"]
     table = rows.assign(**divided, prompt_steps=9, driver_idle_share=np.where(told, 0.1, 0.5))
     return table.reindex(columns=columns_of("waiting"))
 

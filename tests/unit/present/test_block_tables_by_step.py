@@ -54,16 +54,13 @@ def test_the_workload_whose_requests_share_most_is_drawn(tmp_path):
     both.to_parquet(tmp_path / "blocks.parquet")
     plot = block_tables(Tables(tmp_path))
     assert plot.sources == ["predicted"]
-    assert plot.alt.startswith(
-        "Step 0: 8 requests with 80 tokens; block tables with 24 block numbers of 10 blocks; shared by several "
-        "requests: 2."
-    )
+    assert all(number in plot.alt for number in ("80 tokens", "24 block", "10 blocks", "requests: 2."))
 
 
 def test_of_long_tables_the_beginning_and_the_end_are_drawn(tmp_path):
     events(prompt=200, output=5, shared=150).to_parquet(tmp_path / "blocks.parquet")
     plot = block_tables(Tables(tmp_path))
-    assert plot.notes[1] == "of tables with up to 51 places, the first 6 and last 8 are drawn"
+    assert all(number in plot.notes[1] for number in ("51 places", "first 6", "last 8"))
 
 
 def test_without_a_trace_the_figure_says_what_is_missing(tmp_path):

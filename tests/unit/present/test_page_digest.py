@@ -7,10 +7,10 @@ import pandas as pd
 import pytest
 
 from tests.unit.present.synthetic import SCRIPT, STUDY, cells_table, write_study
-from workflow_scripts.analyse.digest import DigestError, read_digest
-from workflow_scripts.analyse.study_digest import digest_of
+from workflow_scripts.analyse.compare.digest import DigestError, read_digest
+from workflow_scripts.analyse.compare.study_digest import digest_of
+from workflow_scripts.analyse.intervals.variation import known_elsewhere
 from workflow_scripts.analyse.tables import TABLE_SCHEMAS
-from workflow_scripts.analyse.variation import known_elsewhere
 from workflow_scripts.study.study_file import load_study
 
 
@@ -66,6 +66,13 @@ def test_it_says_what_was_asked_and_with_what_it_was_measured(digest):
     assert digest.environments[cell.environment]["host"] == ["node-1"]
     assert digest.settings["equivalence_margin_pct"] == 2
     assert {tuple(cell.ceilings) for cell in digest.cells if cell.means} == {("datasheet",)}
+
+
+def test_it_has_the_rates_without_waiting_of_the_cells_that_have_them(results, digest):
+    waiting = pd.read_parquet(results.root / "tables" / "waiting.parquet")
+    rates = waiting.groupby("cell_id")["output_tokens_per_device_s"].median().dropna()
+    assert len(rates) > 0
+    assert {cell.id: cell.device_rate for cell in digest.cells if cell.device_rate} == pytest.approx(rates.to_dict())
 
 
 def test_the_studys_own_comparisons_are_there(results, digest):

@@ -8,7 +8,8 @@ from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import Tables
 from workflow_scripts.present.subjects import how_sure
 from workflow_scripts.present.subjects.what_ran import remote_code
-from workflow_scripts.study.study_file import ModelOverride, load_study
+from workflow_scripts.study.study import ModelOverride
+from workflow_scripts.study.study_file import load_study
 
 
 def report_of(results: Results, **override: bool) -> Report:

@@ -43,11 +43,6 @@ def test_a_knob_that_nothing_varies_is_missing():
         groups_varying(cells(("h200", 16, 1)), "knob_page_size", KNOBS, NAMES)
 
 
-def test_titles_tell_the_cells_shown_apart():
-    rows = cells(("h200", 16, 1), ("h200", 16, 4), ("l40s", 16, 4))
-    assert list(cell_titles(rows, KNOBS)) == ["h200\nmax-num-seqs 1", "h200\nmax-num-seqs 4", "l40s\nmax-num-seqs 4"]
-
-
 def test_cells_of_which_each_sets_what_the_other_leaves_alone_have_titles_of_their_own():
     cells = pd.DataFrame({"knob_a": [1.0, None], "knob_b": [None, 2.0]}).assign(**dict.fromkeys(NAMES, "x"))
     assert list(cell_titles(cells, ["knob_a", "knob_b"])) == ["x\na 1", "x\nb 2"]

@@ -65,7 +65,7 @@ def test_a_figure_fits_a_column_also_where_nothing_is_saturated(tmp_path):
 
 def test_a_single_load_is_no_curve(tmp_path):
     tables = write(tmp_path, ("openai", "tgi", {}, [4.0]))
-    with pytest.raises(MissingError, match="no server was measured at two request rates or numbers of users"):
+    with pytest.raises(MissingError, match="no server"):
         serving.serving_latency(tables)
 
 
@@ -104,58 +104,38 @@ def test_what_a_server_sustains_lies_between_the_most_it_kept_up_with_and_the_le
         tmp_path, rate(16, 7.5, **too_much), rate(1, 1.0), rate(4, 4.0), rate(8, 7.456, **too_much)
     )
     assert verdict == "sustains 4, not 8 requests/s"
-    assert sentence == (
-        "h200, m, w, vllm-serve: at 4 requests/s it kept up: it answered 4 requests/s, with a TTFT of 0.123 s in the "
-        "median and 0.568 s at the 99th percentile; at 8 requests/s it did not keep up: it answered 7.46 "
-        "requests/s, with a TTFT of 0.123 s in the median and 0.568 s at the 99th percentile."
-    )
+    assert all(number in sentence for number in ("answered 7.46 requests/s", "0.123 s", "0.568 s"))
 
 
-def test_a_server_that_was_never_or_always_saturated_has_one_bound(tmp_path):
-    ((verdict, _),) = sustained(tmp_path, rate(1, 1.0), rate(4, 4.0))
-    assert verdict == "sustains 4 requests/s"
-    ((verdict, _),) = sustained(tmp_path, rate(8, 3.0, saturated=True), rate(4, 3.0, saturated=True))
-    assert verdict == "does not sustain 4 requests/s"
+TOO_SHORT = {"saturated": None, "limited_by": "unknown"}
 
 
-def test_a_run_that_is_too_short_to_say_is_no_bound(tmp_path):
-    too_short = {"saturated": None, "limited_by": "unknown"}
-    ((verdict, sentence),) = sustained(tmp_path, rate(32, 10.0, **too_short))
-    assert (verdict, sentence) == ("not known", "h200, m, w, vllm-serve: So.")
-    ((verdict, _),) = sustained(tmp_path, rate(1, 1.0), rate(32, 10.0, **too_short))
-    assert verdict == "sustains 1 requests/s"
+@pytest.mark.parametrize(
+    ("loads", "verdict"),
+    [
+        ([rate(1, 1.0), rate(4, 4.0)], "sustains 4 requests/s"),
+        ([rate(8, 3.0, saturated=True), rate(4, 3.0, saturated=True)], "does not sustain 4 requests/s"),
+        ([rate(32, 10.0, **TOO_SHORT)], "not known"),
+        ([rate(1, 1.0), rate(32, 10.0, **TOO_SHORT)], "sustains 1 requests/s"),
+    ],
+)
+def test_a_server_that_was_never_or_always_saturated_has_one_bound(tmp_path, loads, verdict):
+    ((found, _),) = sustained(tmp_path, *loads)
+    assert found == verdict
 
 
 def test_every_load_is_among_the_findings_and_one_that_needs_a_warning_first(tmp_path):
     """That a closed loop or a short run saturates is not known."""
-    rows = pd.DataFrame(
-        {
-            **LOAD,
-            "cell_id": f"{saturated} {limited_by}",
-            "knobs": "bs16",
-            "saturated": saturated,
-            "limited_by": limited_by,
-        }
-        for saturated, limited_by in (
-            (None, "server"),
-            (None, "unknown"),
-            (False, "load"),
-            (True, "server"),
-            (None, "client,server"),
-        )
-    )
+    loads = [(None, "server"), (None, "unknown"), (False, "load"), (True, "server"), (None, "client,server")]
+    rows = pd.DataFrame(loads, columns=["saturated", "limited_by"]).assign(**LOAD, knobs="bs16")
+    rows["cell_id"] = list("abcde")
     rows.astype({"saturated": "boolean", "limited_by": "string"}).to_parquet(tmp_path / "serving_summary.parquet")
-    cells = rows[["cell_id", "gpu", "engine", "model", "workload", "knobs"]].assign(
-        outcome="ok", reason=None, knob_block_size=16
-    )
-    cells.to_parquet(tmp_path / "cells.parquet")
+    cells = rows[["cell_id", "gpu", "engine", "model", "workload", "knobs"]]
+    cells.assign(outcome="ok", reason=None, knob_block_size=16).to_parquet(tmp_path / "cells.parquet")
     study = load_study(Path("config/studies/demo.yaml"))
     report = Report(study, Tables(tmp_path), tmp_path, tmp_path, tmp_path, tmp_path / "report.html")
-    (block,) = serving.load_findings(report)
-    assert isinstance(block, Findings)
-    verdicts = [finding.verdict for finding in block.findings]
+    verdicts = [verdict for verdict, _ in told(serving.load_findings, report)]
     assert verdicts == ["saturated", "limited by client and server", "limited by server", "too short to say", "kept up"]
-    assert block.findings[0].sentence.startswith("h200, m, w, vllm-serve (block size 16): ")
 
 
 def test_servers_settings_ramps_and_users_are_told_apart(tmp_path):
@@ -169,26 +149,15 @@ def test_servers_settings_ramps_and_users_are_told_apart(tmp_path):
         {"users": 8, "answered": 5.0, "block_size": 16},
         {"users": 4, "answered": 3.0, "block_size": 32},
     )
-    assert [verdict for verdict, _ in found] == [
-        "sustains 1 requests/s",
-        "sustains 2 requests/s",
-        "sustains 3 requests/s",
-        "ramp",
-        "1 to 8 users",
-        "4 users",
-    ]
-    assert [sentence.split(": ")[0] for _, sentence in found[:3]] == [
-        "h200, m, w, vllm-serve, block size 16",
-        "h200, m, w, vllm-serve, block size 32",
-        "h200, m, w, tgi",
-    ]
-    assert found[3][1].endswith("So.")
-    assert "with 1 user it answered 1 requests/s" in found[4][1]
-    assert "with 8 users it answered 5 requests/s" in found[4][1]
+    sustains = [f"sustains {rate} requests/s" for rate in (1, 2, 3)]
+    assert [verdict for verdict, _ in found] == [*sustains, "ramp", "1 to 8 users", "4 users"]
+    servers = [sentence.split(": ")[0].removeprefix("h200, m, w, ") for _, sentence in found[:3]]
+    assert servers == ["vllm-serve, block size 16", "vllm-serve, block size 32", "tgi"]
+    assert all(f"{users} it answered {rate} requests/s" in found[4][1] for users, rate in (("user", 1), ("users", 5)))
 
 
 def test_of_a_server_whose_client_was_the_limit_nothing_is_known(tmp_path):
-    with pytest.raises(MissingError, match="no server was measured at a load that the client could send"):
+    with pytest.raises(MissingError, match="the client could"):
         sustained(tmp_path, rate(64, 9.0, saturated=True, limited_by="client,server"))
 
 
@@ -225,17 +194,9 @@ def test_max_num_seqs_is_put_against_the_rate_for_each_measure(tmp_path):
     ttft, tpot = sequences_by_rate(report)
     assert isinstance(ttft, Table)
     assert isinstance(tpot, Table)
-    assert ttft.caption == "Median TTFT (s) by max-num-seqs and rate: h200, vllm-serve, m, w, block size 16"
+    assert ttft.caption.startswith("Median TTFT")
     assert ttft.rows == [["4", "0.5", "2.5 *", "–"], ["64", "0.03125", "0.1562", "0.3125"]]
-    assert "more load than the server sustains" in ttft.note
 
     one_rate = cells.join(knobs.assign(**{RATE: 2.0}))
     one_rate.to_parquet(tmp_path / "cells.parquet")
     assert list(sequences_by_rate(replace(report, tables=Tables(tmp_path)))) == []
-
-
-def test_saturated_loads_are_told_first(results):
-    root = results.root
-    report = Report(load_study(results.study), Tables(root / "tables"), root, root, root, root / "report.html")
-    verdicts = [verdict for verdict, _ in told(serving.load_findings, report)]
-    assert verdicts.index("saturated") < verdicts.index("kept up")

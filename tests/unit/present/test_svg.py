@@ -1,8 +1,6 @@
 import base64
 import xml.etree.ElementTree as ET
 
-import pytest
-
 from workflow_scripts.present.style import INK
 from workflow_scripts.present.svg import data_address, size_px
 
@@ -30,10 +28,3 @@ def test_size_in_css_pixels(tmp_path):
     drawn = tmp_path / "a.svg"
     drawn.write_text(SVG)
     assert size_px(drawn) == (96, 49)
-
-
-def test_an_svg_without_a_size_is_an_error(tmp_path):
-    drawn = tmp_path / "a.svg"
-    drawn.write_text("<svg/>")
-    with pytest.raises(ValueError, match=r"a\.svg: an SVG without width and height in points"):
-        size_px(drawn)

@@ -10,7 +10,7 @@ from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import records
 from workflow_scripts.present.sentences import some
 from workflow_scripts.present.subject import Subject, TablePart, prose
-from workflow_scripts.study.study_file import Study
+from workflow_scripts.study.study import Study
 
 _COLUMNS = {
     "gpu": "Device",

@@ -1,99 +1,223 @@
-"""Summary tables: every device by max-num-seqs and by block size, with HuggingFace beside them."""
+"""Summary tables: every device by each value of one knob, as papers print them."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
-from itertools import islice
 from textwrap import shorten
+from typing import Any, NamedTuple
 
 import pandas as pd
 
-from workflow_scripts.engines.hf_engines import HF_STATIC
-from workflow_scripts.engines.registry import load_engines
-from workflow_scripts.present.blocks import Block, Fold, Text, outcome_words, table_of
+from workflow_scripts.common.wording import plural
+from workflow_scripts.present.blocks import UNKNOWN, Block, Fold, Table, outcome_words, shown, with_intervals
 from workflow_scripts.present.report import Report
-from workflow_scripts.present.report_tables import MissingError, Tables, of_all_layers
-from workflow_scripts.present.subject import Subject
+from workflow_scripts.present.report_tables import MissingError, Tables, of_all_layers, records
+from workflow_scripts.present.series import NAMES
+from workflow_scripts.present.subject import MOST_ROWS, PLACE, Subject
 from workflow_scripts.present.subjects.every_cell import MOST_LETTERS
-from workflow_scripts.study.setting_words import said, settings_in_words
+from workflow_scripts.study.setting_words import knob_name, knobs_that_differ, said, settings_in_words
 
-# Knob of the rows -> its name in the table.
-KNOBS: Mapping[str, str] = {"knob_max_num_seqs": "max-num-seqs", "knob_block_size": "block size"}
-HUGGINGFACE = [engine.name for engine in load_engines().values() if engine.library == HF_STATIC.library]
-RATE = "output_tokens_per_s"
-MOST_TABLES = 50  # of each knob
-COLUMNS: Mapping[str, str] = {
-    "gpu": "Device",
-    "row": "Setting",
-    RATE: "Output tokens per s (95 % interval)",
+KNOBS = ("max_num_seqs", "block_size", "batch_size")
+OUTPUT, STEADY, TOTAL = "output_tokens_per_s", "steady_output_tokens_per_s", "total_tokens_per_s"
+OVER: Mapping[str, str] = {OUTPUT: "whole repeats", STEADY: "while that many run"}
+MEMORY: Mapping[str, str] = {
     "num_gpu_blocks": "KV blocks",
     "waste_pct": "Empty slots in held KV memory (%)",
     "memory_used_bytes": "Peak memory (GiB)",
-    "remark": "Why there is no rate",
 }
+BEST, PERHAPS_BEST = "★", "☆"
+PUBLISHED = "Total tokens per s, beside published ones,"
+SETTINGS, WHY = "Other settings", "Why there is no rate"
 
 
-def with_results(tables: Tables) -> pd.DataFrame:
-    """One row per cell: its settings, medians over repeats, and the interval of its rate or why it has none."""
-    cells, grid = tables.cells, tables.grid.set_index("cell_id")
-    memory = cells.groupby("cell_id")[["num_gpu_blocks", "memory_used_bytes_max"]].median()
+class Line(NamedTuple):
+    """A row of a table: its names by heading, and its text at each value of the knob; `why` explains missing rates."""
+
+    names: Mapping[str, str]
+    values: Mapping[float, str]
+    why: str = ""
+
+
+def knob_tables(tables: Tables) -> Iterator[tuple[str, list[Table]]]:
+    """For each knob tables of rates, of published rates and of KV memory; the tables of rates come first.
+
+    A row has all cells of a device that differ only in the knob.
+    """
+    grid, rates = _with_memory(tables), _rates(tables)
+    for knob in KNOBS:
+        column, name = f"knob_{knob}", knob_name(knob)
+        if column not in grid:
+            continue
+        others = [other for other in tables.knobs if other != column]
+        of_others = grid[others].astype(object).where(grid[others].notna(), None)
+        rows = grid.assign(x=grid[column], settings=list(map(repr, of_others.itertuples(index=False, name=None))))
+        rows = rows[rows.groupby([*NAMES, "settings"])["x"].transform("nunique") > 1]
+        if rows.empty:
+            continue
+        varied = knobs_that_differ(rows, others)
+        # The devices of one setting stand below each other.
+        rows["setting"] = rows.groupby([*NAMES[1:], "settings"], sort=False).ngroup()
+        rows = rows.sort_values("setting", kind="stable")
+        rows["row"] = rows.groupby(["setting", "gpu"], sort=False).ngroup()
+        firsts = rows.drop_duplicates("row")
+        settings = settings_in_words(firsts, varied)
+        named = [
+            {**{heading: str(row[of]) for of, heading in PLACE.items()}, SETTINGS: words}
+            for row, words in zip(records(firsts[list(PLACE)]), settings, strict=True)
+        ]
+        parts = [part for _, part in rows[rows["row"] < MOST_ROWS].groupby("row")]
+        effects = _effects(tables, knob)
+        by_cell = {row["cell_id"]: row for row in records(effects)}
+        lines = [_rates_of(part, names, by_cell, rates) for part, names in zip(parts, named, strict=False)]
+        fixed = [said(of, rows[of].iloc[0]) for of in others if of not in varied and rows[of].notna().all()]
+        found = [_table(lines, named, name, "Output tokens per s (95 % interval)", fixed, _marks(lines, effects))]
+        if knob == "max_num_seqs":  # the setting for which rates are published
+            published = rows["cell_id"].isin([cell for source, cell, _ in rates if source == "published"])
+            with_published = rows[rows["row"].isin(rows.loc[published, "row"])]
+            several = (_published(part, named[part["row"].iloc[0]], rates) for _, part in with_published.groupby("row"))
+            if beside := [line for lines in several for line in lines]:
+                found.append(_table(beside, [line.names for line in beside], name, PUBLISHED, fixed))
+        for of, quantity in MEMORY.items():
+            if of in rows and rows[of].notna().any():
+                texts = [dict(zip(part["x"], (shown(value, of) for value in part[of]), strict=True)) for part in parts]
+                lines = [Line(names, values) for names, values in zip(named, texts, strict=False)]
+                found.append(_table(lines, named, name, quantity, fixed))
+        yield knob, found
+
+
+def _with_memory(tables: Tables) -> pd.DataFrame:
+    """One row per cell, with medians over its repeats of what describes its KV memory."""
+    memory = tables.cells.groupby("cell_id")[["num_gpu_blocks", "memory_used_bytes_max"]].median()
     memory.columns = ["num_gpu_blocks", "memory_used_bytes"]
-    rows = grid.drop(columns=["num_gpu_blocks", RATE], errors="ignore").join(memory)
-    intervals = tables.get("intervals")
-    if intervals is not None:
-        rates = intervals[intervals["measure"] == RATE].set_index("cell_id")[["value", "low", "high"]]
-        rows = rows.join(rates.set_axis([RATE, f"{RATE}_low", f"{RATE}_high"], axis=1))
     waste = tables.get("waste")
     if waste is not None:
         measured = of_all_layers(waste[waste["source"] == "measured"])
-        rows = rows.join(measured.groupby("cell_id")["waste_pct"].median())
-    why = (grid["outcome"].map(outcome_words) + (": " + grid["reason"].astype(object)).fillna("")).map(
-        partial(shorten, width=MOST_LETTERS, placeholder=" ...")
-    )
-    return rows.assign(remark=why.where(grid["outcome"] != "ok", None)).reset_index()
+        memory["waste_pct"] = measured.groupby("cell_id")["waste_pct"].median()
+    return tables.grid.drop(columns=list(memory), errors="ignore").join(memory, on="cell_id")
 
 
-def groups(rows: pd.DataFrame, knob: str, knobs: Sequence[str]) -> Iterator[tuple[str, pd.DataFrame]]:
-    """The cells of each engine, model and workload in which only the knob and the device change, with their title.
+def _rates(tables: Tables) -> Mapping[tuple[str, str, str], str]:
+    """Texts of rates by source, cell and measure: those measured with their intervals."""
+    found: dict[tuple[str, str, str], str] = {}
+    intervals, predictions = tables.get("intervals"), tables.get("predictions")
+    if intervals is not None:
+        of_rates = intervals[intervals["measure"].isin([OUTPUT, STEADY, TOTAL])]
+        known = with_intervals(of_rates.rename(columns={"low": "value_low", "high": "value_high"}))
+        # A line may break before an interval, and not inside it.
+        texts = [shown(row["value"]).replace(" to ", "\u00a0to\u00a0") for row in records(known)]
+        cells = zip(known["cell_id"], known["measure"], texts, strict=True)
+        found |= {("measured", cell, measure): text for cell, measure, text in cells}
+    if predictions is not None:
+        for source in ("predicted", "published"):
+            rows = records(predictions.dropna(subset=source))
+            found |= {(source, row["cell_id"], row["quantity"]): shown(row[source]) for row in rows}
+    return found
 
-    Cells of HuggingFace with the same model and workload follow.
+
+def _effects(tables: Tables, knob: str) -> pd.DataFrame:
+    """The comparisons of all values of the knob."""
+    effects = tables.get("effects")
+    if effects is None or "fastest" not in effects:
+        return pd.DataFrame(columns=["cell_id", "metric", "fastest", "fastest_decided", "margin_pct"])
+    return effects[(effects["comparison"] == "overall") & (effects["knob"] == knob)]
+
+
+def _rates_of(
+    part: pd.DataFrame,
+    names: Mapping[str, str],
+    effects: Mapping[str, Mapping[str, Any]],
+    rates: Mapping[tuple[str, str, str], str],
+) -> Line:
+    """The rates of a row, by which the analysis compared them, with the fastest marked."""
+    of_row = [effects[cell] for cell in part["cell_id"] if cell in effects]
+    # Cells of several machines are not compared with each other.
+    effect: Mapping[str, Any] = of_row[0] if len(of_row) == 1 else {"metric": OUTPUT, "fastest": ""}
+    fastest = {float(value) for value in effect["fastest"].split(", ") if value}
+    mark = BEST if effect.get("fastest_decided") else PERHAPS_BEST
+    values: dict[float, str] = {}
+    reasons: dict[str, list[float]] = {}
+    for cell_id, outcome, reason, x in zip(*(part[of] for of in ("cell_id", "outcome", "reason", "x")), strict=True):
+        predicted = rates.get(("predicted", cell_id, OUTPUT))
+        if outcome == "ok":
+            rate = rates.get(("measured", cell_id, effect["metric"]), UNKNOWN)
+            value, bracket, interval = rate.partition(" (")
+            values[x] = f"{value}\u00a0{mark}{bracket}{interval}" if x in fastest else rate
+        elif outcome == "missing" and predicted is not None:
+            values[x] = f"{predicted} predicted"
+        else:
+            values[x] = outcome_words(outcome)
+            if isinstance(reason, str):
+                reasons.setdefault(shorten(reason, MOST_LETTERS, placeholder=" ..."), []).append(x)
+    why = "; ".join(f"{', '.join(f'{x:g}' for x in at)}: {reason}" for reason, at in reasons.items())
+    return Line({**names, "Rate": OVER[effect["metric"]]}, values, why)
+
+
+def _marks(lines: Sequence[Line], effects: pd.DataFrame) -> str:
+    """What the marks in a table mean, of those that it has."""
+    texts = " ".join(text for line in lines for text in line.values.values())
+    margin = "" if effects.empty else f"{effects['margin_pct'].iloc[0]:g} %"
+    meanings = {
+        BEST: f"the fastest measured of the row, or one of several that are equally fast (within {margin}).",
+        PERHAPS_BEST: "perhaps the fastest measured of the row; which one is not decided.",
+    }
+    return " ".join(f"{mark} {meaning}" for mark, meaning in meanings.items() if mark in texts)
+
+
+def _published(
+    part: pd.DataFrame, names: Mapping[str, str], rates: Mapping[tuple[str, str, str], str]
+) -> Iterator[Line]:
+    """A row of measured total rates and one of those that others published, if there are any."""
+    at = dict(zip(part["cell_id"], part["x"], strict=True))
+    for source in ("measured", "published"):
+        if any(("published", cell, TOTAL) in rates for cell in at):
+            values = {x: rates.get((source, cell, TOTAL), UNKNOWN) for cell, x in at.items()}
+            # Others published rates of their own requests.
+            own = {"Device": f"{names['Device']} (published)", PLACE["workload"]: "the source's own"}
+            yield Line({**names, **(own if source == "published" else {})}, values)
+
+
+def _table(
+    lines: Sequence[Line],
+    named: Sequence[Mapping[str, str]],
+    knob: str,
+    quantity: str,
+    fixed: Sequence[str],
+    note: str = "",
+) -> Table:
+    """A table with the values of the knob as columns; names that all rows share are in its note, as `fixed` are.
+
+    `named` has the names of all rows, of which `lines` may be the first ones.
     """
-    others = [name for name in knobs if name != knob]
-    of_others = rows[others].astype(object).where(rows[others].notna(), None)
-    rows = rows.assign(settings=[repr(values) for values in of_others.itertuples(index=False, name=None)])
-    baseline = rows[rows["engine"].isin(HUGGINGFACE)]
-    for (engine, model, workload, _), part in rows[rows[knob].notna()].groupby(
-        ["engine", "model", "workload", "settings"], sort=False
-    ):
-        if part[knob].nunique() < 2:
-            continue
-        held = ", ".join(said(name, part[name].iloc[0]) for name in others if pd.notna(part[name].iloc[0]))
-        beside = baseline[(baseline["model"] == model) & (baseline["workload"] == workload)]
-        beside = beside[beside["gpu"].isin(part["gpu"])]
-        names = [f"{of}, {words}" for of, words in zip(beside["engine"], settings_in_words(beside, knobs), strict=True)]
-        named = pd.concat([part.sort_values(knob).assign(row=part[knob].map("{:g}".format)), beside.assign(row=names)])
-        devices = list(dict.fromkeys(rows["gpu"]))
-        yield (
-            f"{engine}, {model}, {workload}{', ' if held else ''}{held}",
-            named.sort_values("gpu", key=lambda gpus: gpus.map(devices.index), kind="stable"),
-        )
+    first, *others = list(lines[0].names)
+    of_all = [*named, *(line.names for line in lines)]
+    names = [first, *(name for name in others if len({of[name] for of in of_all if name in of}) > 1)]
+    shared = [lines[0].names[name] for name in others if name not in (*names, SETTINGS)]
+    values = sorted({value for line in lines for value in line.values})
+    why = [WHY] if any(line.why for line in lines) else []
+    body = [
+        [
+            *(line.names[name] for name in names),
+            *(line.values.get(value, UNKNOWN) for value in values),
+            *(line.why or UNKNOWN for _ in why),
+        ]
+        for line in lines[:MOST_ROWS]
+    ]
+    headings = [f"{first} / {knob}", *names[1:], *(f"{value:g}" for value in values), *why]
+    numeric = [*(False for _ in names), *(True for _ in values), *(False for _ in why)]
+    few = f"{MOST_ROWS} of {len(named)} rows; the list of cells has all." if len(named) > MOST_ROWS else ""
+    told = f"All rows: {', '.join([*shared, *fixed])}." if shared or fixed else ""
+    return Table(f"{quantity} by {knob}", headings, body, numeric, " ".join(filter(None, (told, note, few))))
 
 
 def central_tables(report: Report) -> Iterator[Block]:
-    """A table for each knob and each engine, model, workload and setting of the other knobs."""
-    tables = report.tables
-    rows = with_results(tables)
+    """For each knob the table of rates, and those of published rates and of memory folded."""
     found = False
-    for knob, name in KNOBS.items():
-        parts = groups(rows, knob, tables.knobs) if knob in rows else iter(())
-        for title, part in islice(parts, MOST_TABLES):
-            found = True
-            columns = {**COLUMNS, "row": f"{name[0].upper() if ' ' in name else name[0]}{name[1:]}"}
-            table = table_of(part, columns, f"Devices by {name}: {title}")
-            yield Fold(table.caption, [table])
-        if next(parts, None):
-            yield Text(f"Only the first {MOST_TABLES} tables by {name} are shown. The list of cells has all cells.")
+    for knob, (rates, *others) in knob_tables(report.tables):
+        found = True
+        yield rates
+        if others:
+            what = "Published rates and KV memory" if PUBLISHED in others[0].caption else "KV memory"
+            yield Fold(f"{what} by {knob_name(knob)}: {plural(len(others), 'table')}", others)
     if not found:
-        raise MissingError("no two cells of an engine differ only in max-num-seqs or the block size")
+        raise MissingError(f"no two cells of an engine differ only in {', '.join(map(knob_name, KNOBS))}")
 
 
 SUBJECT = Subject(

@@ -77,8 +77,8 @@ def expectations(report: Report) -> Iterator[Block]:
             sentence = (
                 f"The step model misses the ratio by {misses_pct(rows, 'expected_ratio'):.1f} % (root mean square of "
                 f"{plural(len(rows), 'cell')}), that of measured bandwidths by "
-                f"{misses_pct(rows, 'measured_bandwidth_ratio'):.1f} %. The model was fitted to a ladder of one device "
-                f"and scaled to the other by measured rates; fitted to ladders of both, it misses by "
+                f"{misses_pct(rows, 'measured_bandwidth_ratio'):.1f} %. The model was fitted to one calibration "
+                f"and scaled to the other device by measured rates; fitted to both calibrations, it misses by "
                 f"{misses_pct(rows, 'own_expected_ratio'):.1f} %. ({group.title})"
             )
             findings.append(Finding(f"{misses_pct(rows, 'expected_ratio'):.1f} % off", sentence))
@@ -127,10 +127,10 @@ SUBJECT = Subject(
                 "in the device, against max-num-seqs. The line through a dot is its 95 % interval; an open mark is the "
                 "ratio without the time in which the GPUs wait for their hosts. Horizontal lines are the ratios of "
                 "the devices' memory bandwidths and matrix rates, solid as published in data sheets and dashed as "
-                "measured. The violet line is what the step model expects that was fitted to a ladder of one device "
-                "and scaled to the other by their measured rates, so it has not seen this ratio; the band spans what "
-                "it expects from either ladder and from both. Where max-num-seqs does not vary, each setting has its "
-                "own dot instead, and a cross is the ratio of the tokens that the KV caches hold.",
+                "measured. The violet line is the ratio expected by the step model, fitted to one device's calibration "
+                "and scaled to the other by their measured rates, so the model does not know this ratio; the band "
+                "spans the expected ratios from either calibration and from both. Where max-num-seqs does not vary, "
+                "each setting has its own dot instead, and a cross is the ratio of the tokens that the KV caches hold.",
                 reading="Reading weights takes most of the time of few sequences, so a dot lies near the bandwidth "
                 "line. With more sequences, operations take a larger share, and it moves to the line of the matrix "
                 "rate. Costs per step that are the same on both devices draw all dots towards 1.",
@@ -146,8 +146,8 @@ SUBJECT = Subject(
                 shows="The share of the samples in which the power limit lowered the clocks of each device, and the "
                 "clock of its multiprocessors, against max-num-seqs, for the cells of the figure above. Filled marks "
                 "are medians over the samples, hollow ones the lowest.",
-                reading="More sequences compute more per second and take more power. Where one device is limited more "
-                "often than the other, their ratio is also one of clocks.",
+                reading="More sequences compute more per second and take more power. If the limit acts more often on "
+                "one device, a part of the ratio comes from the clocks.",
                 not_shown="Samples are 0.1 s apart, so shorter dips are missed. The limit is not a fault: it is part "
                 "of what the device can do.",
             ),
@@ -164,7 +164,7 @@ SUBJECT = Subject(
                 "ratio": "Speed-up (95 % interval)",
                 "scope": "Interval covers",
                 "device_ratio": "Without waiting for the host",
-                "expected_ratio": "Expected from one ladder (predicted)",
+                "expected_ratio": "Expected from one calibration (predicted)",
                 "own_expected_ratio": "Expected from both (predicted)",
                 "bandwidth_ratio": "Ratio of bandwidths, published",
                 "flop_ratio": "Ratio of matrix rates, published",

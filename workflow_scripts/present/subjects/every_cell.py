@@ -23,6 +23,7 @@ MOST_BARS = 40
 # Of a reason in a sentence; the list of reasons has the whole text.
 MOST_LETTERS = 120
 ROW_IN = 0.19
+_OF_LINE = ("cell_id", "start", "outcome", "comparable", "reason")
 
 
 @dataclass(frozen=True)
@@ -173,7 +174,7 @@ def every_cell(report: Report) -> Iterator[Block]:
 
 def _cell_lines(report: Report, part: pd.DataFrame, rates: "pd.Series[float]") -> Table:
     rows: list[list[str | Link]] = []
-    for cell in records(part):
+    for cell in records(part[[name for name in _OF_LINE if name in part]]):
         logs = (report.link(path, "log") for path in report.logs(cell["cell_id"], cell.get("start", 1)))
         log = next(filter(None, logs), None)
         ended = cell["outcome"] != "missing"

@@ -20,7 +20,7 @@ from workflow_scripts.present.series import repeats_of
 from workflow_scripts.present.style import COLOURS, INK
 from workflow_scripts.present.subject import CELL, Caption, FigurePart, Subject, TablePart
 from workflow_scripts.study.setting_words import labels
-from workflow_scripts.study.study_file import Study
+from workflow_scripts.study.study import Study
 
 # A cell whose GPU waits for a larger share of the time is named.
 MUCH_WAITING = 0.1
@@ -191,7 +191,7 @@ SUBJECT = Subject(
                 reading="An engine launches a step while the GPU computes the one before, so decode steps hide their "
                 "launches. A step with prompts takes longer to launch than a decode step takes to compute, and the "
                 "GPU waits. Repeats of a cell do the same work, so all that differs between them is waiting.",
-                not_shown="Decode steps whose pace the host sets count as work. Where that is so, the driver's mark is "
+                not_shown="Decode steps that the host slows down count as work. Then the driver's mark is "
                 "far to the right of the bar.",
             ),
         ),

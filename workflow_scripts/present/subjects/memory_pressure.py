@@ -17,7 +17,7 @@ from workflow_scripts.present.report_tables import MissingError, Tables, records
 from workflow_scripts.present.series import NAMES, repeats_of
 from workflow_scripts.present.style import COLOURS, INK, Mark, marks
 from workflow_scripts.present.subject import CELL, Caption, FigurePart, Subject
-from workflow_scripts.study.study_file import Study
+from workflow_scripts.study.study import Study
 
 # Lines that a layout takes in a panel of users.
 LINES_PER_LAYOUT = 2.0

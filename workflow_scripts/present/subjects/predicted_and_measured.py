@@ -204,7 +204,7 @@ SUBJECT = Subject(
                 "sorted, for each device and engine. The line through a dot is the band of the prediction.",
                 reading="A dot at 1 was predicted exactly; to the left of 1, the cell was faster than predicted. A "
                 "band that does not reach 1 missed.",
-                not_shown="A prediction without a band is one for which no measurements were held out to estimate it. "
+                not_shown="A prediction has no band if no measurements were held out to estimate one. "
                 "The steps of a cell follow from the schedule, and their durations from separate short calibration "
                 "runs, never from the cell itself.",
             ),

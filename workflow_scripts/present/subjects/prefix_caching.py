@@ -54,7 +54,11 @@ def prefix_caching(tables: Tables) -> Plot:
 
 
 def _unit(sizes: "pd.Series[float]") -> tuple[str, int]:
-    """The unit in which the largest of some sizes is at least 1, and its bytes."""
+    """The unit in which the largest of some sizes is at least 1, and its bytes.
+
+    >>> _unit(pd.Series([8490 * 2**20])), _unit(pd.Series([3.0e8]))
+    (('GiB', 1073741824), ('MiB', 1048576))
+    """
     return ("GiB", GIB) if sizes.max() >= GIB else ("MiB", 2**20)
 
 

@@ -1,6 +1,7 @@
 """Throughput by max-num-seqs, the number of sequences that may run at once."""
 
 from collections.abc import Callable, Collection, Iterator
+from functools import cache
 
 import pandas as pd
 
@@ -90,6 +91,7 @@ def drains(report: Report) -> Iterator[Block]:
         yield Findings(findings)
 
 
+@cache
 def most_important_group(tables: Tables) -> tuple[str, Group]:
     """The knob that matters most, and the cells of the model and workload in which it was varied in the most cells."""
     knob = most_important_knob(tables)

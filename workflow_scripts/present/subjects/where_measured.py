@@ -117,10 +117,17 @@ def provenance(report: Report) -> Iterator[Block]:
     if len(started):
         rows.append(["First and last repeat started", f"{started.min()} and {started.max()}"])
     names = {"start_s": "starting", "warmup_s": "warming up", "measure_s": "measuring"}
-    spent_s = cells.drop_duplicates(["cell_id", "start"]).reindex(columns=list(names)).astype(float).sum()
+    starts = cells.drop_duplicates(["cell_id", "start"]).reindex(columns=[*names, "graphs_from_cache"])
+    spent_s = starts[list(names)].astype(float).sum()
     if total_s := spent_s.sum():
         shares = ", ".join(f"{100 * spent_s[column] / total_s:.0f} % {name}" for column, name in names.items())
         rows.append(["Time of the engines", f"{total_s / 60:.3g} min: {shares}"])
+    graphs = [
+        f"{'loaded' if cached else 'compiled'} in {plural(len(some), 'start')} (median {some.median():.3g} s)"
+        for cached, some in starts.groupby("graphs_from_cache")["start_s"]
+    ]
+    if graphs:
+        rows.append(["Compiled graphs of the engines", ", ".join(graphs)])
     yield Table("Where the numbers come from", ["What", "Values"], rows, [False, False])
     yield _measured_where(cells)
     records = report.outcome_records
