@@ -17,7 +17,8 @@ from workflow_scripts.study.definition import cell_definition, definition_sha256
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.outcome import Outcome
 from workflow_scripts.study.paths import StudyPaths
-from workflow_scripts.study.study_file import Study, load_study
+from workflow_scripts.study.study import Study
+from workflow_scripts.study.study_file import load_study
 
 REPEATS = 3
 REQUESTS = 24
