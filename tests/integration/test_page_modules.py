@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from workflow_scripts.analyse.audit import AuditError, Workload, audit_table, ceiling, find_columns
+from workflow_scripts.analyse.claims.audit import AuditError, Workload, audit_table, ceiling, find_columns
 from workflow_scripts.catalog.gpus_and_models import CatalogError, get_model, load_gpus, resolve
 from workflow_scripts.physics import formulas
 from workflow_scripts.physics.model_facts import read_model_facts
@@ -371,7 +371,8 @@ def test_names_of_columns_and_devices_are_found_as_by_the_audit(run):
 
 def test_a_pasted_table_gets_the_verdicts_of_the_audit(run):
     rows = [
-        *(["H200", "1", "310"], ["H200", "1", "~4,500"], ["RTX 9", "1", "5"], ["L40S", "x", "5"], ["L40S", "8", "n/a"])
+        *(["H200", "1", "310"], ["H200", "1", "~4,500"], ["1x H100 80GB SXM", "1", "11.2k tok/s"]),
+        *(["RTX 9", "1", "5"], ["L40S", "x", "5"], ["L40S", "8", "95 %"]),
     ]
     names = ["GPU", "max-num-seqs", "Output tok/s"]
     pasted = "\n".join(f"| {' | '.join(row)} |" for row in (names, ["---", "--:", "---"], *rows))
@@ -384,7 +385,11 @@ def test_a_pasted_table_gets_the_verdicts_of_the_audit(run):
     model = get_model("llama-3.1-8b-instruct")
     table = pd.DataFrame(rows, columns=names)
     there = audit_table(table, read_model_facts(model.config, model.fixed_dtype), Workload(200, 200))
-    assert [row["verdict"] for row in here] == list(there["verdict"]) == [*("possible", "impossible"), *["unknown"] * 3]
+    assert (
+        [row["verdict"] for row in here]
+        == list(there["verdict"])
+        == [*("possible", *["impossible"] * 2), *["unknown"] * 3]
+    )
     for row, expected in zip(here, there["predicted_ceiling_tokens_per_s"], strict=True):
         assert (row["ceiling"] is None) == math.isnan(expected)
         assert row["ceiling"] is None or row["ceiling"] == pytest.approx(expected)
