@@ -14,7 +14,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 # Modules stay compiled between commands, which halves their start time, even if the machine's default differs.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help gpu-report demo test test-slurm test-cuda lint env debian lock bench-start bench-harness bench-analysis bench-plan bench-agreement bench-report bench-predict bench-statistics bench-variance pictures mutants clean-env
+.PHONY: help gpu-report demo test test-studies test-slurm test-cuda lint env debian lock bench-start bench-harness bench-analysis bench-plan bench-agreement bench-report bench-predict bench-statistics bench-variance pictures mutants clean-env
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -34,9 +34,12 @@ demo: $(VENV)/cpu.installed ## calibrate this machine's CPU and run the demo stu
 	@echo "The report: $(CURDIR)/results/demo/report.html"
 
 # Real engines and clusters need the whole machine, the other tests do not. Exit code 5: pytest found no test to run.
-test: $(VENV)/dev.installed ## run all tests (ARGS="-k page": some of them; ARGS="-m 'not slurm'": all but the long ones)
+test: $(VENV)/dev.installed ## run all tests (ARGS="-k page": some of them; ARGS="-m 'not (slurm or studies)'": all but the long ones)
 	$(BIN)/pytest --numprocesses=auto --dist=loadfile tests/unit workflow_scripts $(ARGS) || test $$? = 5
 	$(BIN)/pytest tests/integration $(ARGS) || test $$? = 5
+
+test-studies: $(VENV)/dev.installed ## run every study's cut for a CPU, from the study file to the report (an hour; ARGS="-k answers": one)
+	$(BIN)/pytest -m studies tests/integration/test_studies.py $(ARGS)
 
 test-slurm: $(VENV)/dev.installed ## run only the tests on a real Slurm of four nodes, started in a scratch folder (a quarter of an hour)
 	$(BIN)/pytest -m slurm tests/integration/test_slurm.py $(ARGS)
@@ -97,7 +100,7 @@ bench-statistics: $(VENV)/cpu.installed ## test the statistics on thousands of s
 	$(BIN)/python -m benchmarks.statistics $(ARGS)
 
 MUTATED ?= $(subst /,.,$(patsubst workflow_scripts/%.py,%,$(filter-out %/__init__.py,$(wildcard \
-	workflow_scripts/analyse/*.py $(patsubst %,workflow_scripts/predict/%.py,kv_capacity engine_memory capacity_of_cells) \
+	workflow_scripts/analyse/*.py workflow_scripts/analyse/*/*.py $(patsubst %,workflow_scripts/predict/%.py,kv_capacity engine_memory capacity_of_cells) \
 	workflow_scripts/physics/formulas.py workflow_scripts/physics/model_facts.py))))
 
 mutants: $(VENV)/dev.installed ## make small changes to the code that computes, and count those that its tests notice (MUTATED=physics.formulas)

@@ -19,10 +19,10 @@ from typing import NamedTuple
 
 from rich.table import Table
 
-from workflow_scripts.analyse.compare import markdown, plain, print_comparison, wide_console
-from workflow_scripts.analyse.comparison import FLAT_AGAINST_CHANGES, OPPOSITE, Comparison, comparison
-from workflow_scripts.analyse.digest import read_digest
-from workflow_scripts.analyse.statistics import CHANGES, NOT_DECIDED
+from workflow_scripts.analyse.compare.compare import markdown, plain, print_comparison, wide_console
+from workflow_scripts.analyse.compare.comparison import FLAT_AGAINST_CHANGES, OPPOSITE, Comparison, comparison
+from workflow_scripts.analyse.compare.digest import read_digest
+from workflow_scripts.analyse.intervals.statistics import CHANGES, NOT_DECIDED
 from workflow_scripts.common.command import BAD_INPUT, run_command
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import write_text

@@ -30,7 +30,8 @@ from workflow_scripts.study.definition import cell_definition, model_key, resolv
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.outcome import Outcome, read_outcome
 from workflow_scripts.study.paths import StudyPaths
-from workflow_scripts.study.study_file import Study, load_study
+from workflow_scripts.study.study import Study
+from workflow_scripts.study.study_file import load_study
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 DEMO = CHECKOUT / "config" / "studies" / "demo.yaml"

@@ -1,6 +1,6 @@
 """Which small faults in a module its tests detect: runs the tests on a random sample of mutmut's mutants.
 
-    python -m benchmarks.mutants analyse.limits [--sample 60]        (all modules that compute: make mutants)
+    python -m benchmarks.mutants analyse.limits.limits [--sample 60]        (all modules that compute: make mutants)
 
 For each mutant, a new process runs the tests and doctests of the module that call the changed function, the fastest
 first, until one fails. The output has the surviving mutants, and a row of a
@@ -100,7 +100,7 @@ class Survey:
 def main() -> int:
     """Survey a module."""
     parser = argparse.ArgumentParser(description="Run a module's tests on a random sample of its mutants.")
-    parser.add_argument("module", help="such as analyse.limits")
+    parser.add_argument("module", help="such as analyse.limits.limits")
     parser.add_argument("--sample", type=int, default=60, help="how many mutants (default: 60)")
     args = parser.parse_args()
     survey = Survey(f"workflow_scripts.{args.module}", args.sample)

@@ -33,7 +33,8 @@ from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.outcome import read_outcome
 from workflow_scripts.study.paths import HERE, StudyPaths
 from workflow_scripts.study.rounds import CellStart
-from workflow_scripts.study.study_file import Study, load_study
+from workflow_scripts.study.study import Study
+from workflow_scripts.study.study_file import load_study
 
 DEMO = CHECKOUT / "config/studies/demo.yaml"
 MODEL, OTHER = "tiny-llama-57m", "smollm-135m"
@@ -147,7 +148,7 @@ def show(whole: Predictions, cross: Predictions, values: Mapping[str, tuple[floa
     """Print each cell, and the figures beside their goals."""
     errors, other = errors_pct(whole, values), errors_pct(cross, values)
     table = Table(title="Errors (%), positive if predicted too high", title_justify="left")
-    for heading in ("cell", "output tok/s", "TTFT p50", "from", "by another model's ladder"):
+    for heading in ("cell", "output tok/s", "TTFT p50", "from", "by another model's calibration"):
         table.add_column(heading, overflow="fold", justify="left" if heading in ("cell", "from") else "right")
     for cell in values:
         rate, first = errors.get(cell, (None, None))
@@ -188,10 +189,10 @@ def _call(*command: str) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Climb, predict, measure, compare."""
-    parser = argparse.ArgumentParser(description="Measure how well short ladders predict the demo's cells here.")
+    parser = argparse.ArgumentParser(description="Measure how well short calibrations predict the demo's cells here.")
     parser.add_argument("--gpu", nargs="+", default=["cpu-1core", "cpu-all"], help="devices (default: %(default)s)")
-    parser.add_argument("--seconds", type=float, default=8, help="for the passes of each ladder (default: %(default)s)")
-    parser.add_argument("--keep", type=Path, help="a new folder for ladders and cells (default: none are kept)")
+    parser.add_argument("--seconds", type=float, default=8, help="for each calibration (default: %(default)s)")
+    parser.add_argument("--keep", type=Path, help="a new folder for calibrations and cells (default: none are kept)")
     args = parser.parse_args(argv)
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="bench-predict-") as name:
@@ -205,7 +206,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _call(*flow, "prepare", *(str(paths.device(gpu)) for gpu in args.gpu))
         where = ("--study", str(file), "--results", str(results))
         _call("workflow_scripts", "measure-ladders", *where, "--gpu", *args.gpu, "--seconds", str(args.seconds))
-        console.print(f"ladders after {time.monotonic() - began:.0f} s")
+        console.print(f"calibrated after {time.monotonic() - began:.0f} s")
         whole, cross = predicted(study, cells, paths.prepared), crossed(study, cells, paths.prepared, folder)
         _call("workflow_scripts", "measure-batch", *where, "--batch", str(batch_file(folder, cells)))
         found = {cell.id: measured(paths, cell) for cell in cells}

@@ -24,10 +24,9 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from workflow_scripts.analyse.explanation import NEAR_PCT, explain
-from workflow_scripts.analyse.further_starts import ONE_LOOK, Looks, decide
-from workflow_scripts.analyse.start_spread import FloatArray, spread
-from workflow_scripts.analyse.statistics import (
+from workflow_scripts.analyse.intervals.further_starts import ONE_LOOK, Looks, decide
+from workflow_scripts.analyse.intervals.start_spread import FloatArray, spread
+from workflow_scripts.analyse.intervals.statistics import (
     CHANGES,
     EQUIVALENCE_ALPHA,
     FASTER,
@@ -45,7 +44,8 @@ from workflow_scripts.analyse.statistics import (
     mean_interval,
     verdicts,
 )
-from workflow_scripts.analyse.variation import UNKNOWN, Known, known_elsewhere
+from workflow_scripts.analyse.intervals.variation import UNKNOWN, Known, known_elsewhere
+from workflow_scripts.analyse.limits.explanation import NEAR_PCT, explain
 from workflow_scripts.common.command import run_command
 
 # With few starts intervals are wide, so that those of a cell that varies more than the others are wide enough. A single
@@ -256,10 +256,10 @@ def adaptive(studies: Studies, rng: np.random.Generator) -> Adaptive:
     log[..., LOOKS.at_least :] = np.nan
     for rounds in range(LOOKS.at_least, LOOKS.at_most + 1):
         samples = replace(whole, log=log[..., :rounds].copy())
-        found, _, verdict, _, least = decide(samples, A, B, MARGIN_PCT, LOOKS)
+        found = decide(samples, A, B, MARGIN_PCT, LOOKS)
         if rounds < LOOKS.at_most:
             starts = np.maximum(samples.starts[..., A], samples.starts[..., B])
-            goes_on = (verdict == NOT_DECIDED) & ~found.bimodal & (starts + least <= LOOKS.at_most)
+            goes_on = (found.verdict == NOT_DECIDED) & ~found.found.bimodal & (starts + found.least <= LOOKS.at_most)
             again = np.zeros(log.shape[:-1], dtype=bool)
             for cell in range(again.shape[-1]):
                 again[..., cell] = (goes_on & ((cell == A) | (cell == B))).any(axis=-1)
@@ -267,8 +267,8 @@ def adaptive(studies: Studies, rng: np.random.Generator) -> Adaptive:
     direction = false_directions(directions(compare(samples, ENGINE_A, ENGINE_B), LOOKS.of_plan), truth)
     return Adaptive(
         float(samples.starts[..., :SETTINGS].mean()),
-        float((verdict != NOT_DECIDED).mean()),
-        (*false_verdicts(verdict, truth), direction),
+        float((found.verdict != NOT_DECIDED).mean()),
+        (*false_verdicts(found.verdict, truth), direction),
     )
 
 

@@ -27,8 +27,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Column, Table
 
-from workflow_scripts.analyse.repeats import cell_summary
-from workflow_scripts.analyse.variation import of_rounds
+from workflow_scripts.analyse.intervals.repeats import cell_summary
+from workflow_scripts.analyse.intervals.variation import of_rounds
 from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.common.command import run_command
 from workflow_scripts.common.files import read_jsonl

@@ -28,7 +28,8 @@ from workflow_scripts.measure.trace import sampled
 from workflow_scripts.study.definition import cell_definition, model_key, resolved_models, workload_key
 from workflow_scripts.study.grid import Cell
 from workflow_scripts.study.paths import StudyPaths
-from workflow_scripts.study.study_file import Study, load_study
+from workflow_scripts.study.study import Study
+from workflow_scripts.study.study_file import load_study
 from workflow_scripts.workloads.request import Request
 
 PAIRS = 4

@@ -31,7 +31,8 @@ from workflow_scripts.study.ladders import ladders_of
 from workflow_scripts.study.outcome import is_outcome_of, read_outcome
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.rounds import CellStart
-from workflow_scripts.study.study_file import Study, StudyError, load_study
+from workflow_scripts.study.study import Study, StudyError
+from workflow_scripts.study.study_file import load_study
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 PACKING_S = 20.0

@@ -9,7 +9,7 @@ from workflow_scripts.study.definition import cell_definition, recorded_sha256, 
 from workflow_scripts.study.grid import Cell
 from workflow_scripts.study.outcome import Outcome
 from workflow_scripts.study.paths import StudyPaths
-from workflow_scripts.study.study_file import Study
+from workflow_scripts.study.study import Study
 
 
 def fixed(num_prompts: int = 4, prompt_tokens: int = 16, output_tokens: int = 8, **changes: Any) -> dict[str, Any]:

@@ -20,14 +20,12 @@ def starts(within: float, between_starts: float, between_occasions: float) -> pd
 @pytest.mark.parametrize("levels", [(0.03, 0.02, 0.1), (0.1, 0.05, 0.05), (0.01, 0.08, 0.02)])
 def test_each_level_gets_its_own_spread(levels):
     found = components(starts(*levels))
-
     assert list(found) == ["within a start", "between starts", "between occasions"]
     assert np.allclose(list(found.values()), 100 * np.array(levels), rtol=0.15, atol=0.3)
 
 
 def test_what_a_single_occasion_cannot_show_is_empty():
     found = components(starts(0.03, 0.02, 0.1)[lambda table: table["occasion"] == 0])
-
     assert np.isnan(found["between occasions"])
     assert found["within a start"] > 0
 
@@ -48,7 +46,6 @@ def of_occasions(count: int, together: float, own: float, within: float = 0.01) 
 @pytest.mark.parametrize(("together", "own"), [(0.1, 0.04), (0.02, 0.06)])
 def test_what_an_occasion_does_to_all_cells_is_told_from_what_it_does_to_one(together, own):
     found = between_occasions(of_occasions(300, together, own))
-
     assert np.allclose(list(found.values()), [100 * together, 100 * own], rtol=0.15, atol=0.3)
 
 
@@ -58,7 +55,6 @@ def test_one_occasion_shows_nothing_between_occasions():
 
 def test_the_study_covers_two_engines_and_two_devices():
     cells = expand(load_study(STUDY))
-
     assert {(cell.gpu, cell.engine) for cell in cells} == {
         ("cpu-1core", "vllm"),
         ("cpu-all", "vllm"),

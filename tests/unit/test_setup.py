@@ -71,18 +71,15 @@ def test_where_there_is_no_uv_either_any_python_makes_one(setup):
 def test_where_it_cannot_be_fetched_the_message_says_what_to_do(setup, commands):
     done, _ = setup(commands)
     assert done.returncode == 2
-    last = done.stderr.splitlines()[-1]
-    assert "the locks are for Python 3.11, and uv found none and could not fetch one" in last
-    assert "PYTHON=/path/to/python3.11" in last
-    assert "UV_PYTHON_INSTALL_MIRROR" in last
+    assert "PYTHON=/path/to/python3.11" in done.stderr
+    assert "UV_PYTHON_INSTALL_MIRROR" in done.stderr
 
 
 def test_a_python_that_is_named_is_the_only_one_asked(setup, tmp_path):
     write_command(tmp_path / "python3.13", ANOTHER)
     done, said = setup({"python3.11": PYTHON311, "uv": UV}, PYTHON=str(tmp_path / "python3.13"))
-    assert done.returncode == 2
-    assert f"the locks are for Python 3.11, and '{tmp_path}/python3.13' is not one" in done.stderr
-    assert said == []
+    assert (done.returncode, said) == (2, [])
+    assert f"'{tmp_path}/python3.13' is not" in done.stderr
 
 
 @pytest.mark.parametrize(("lock", "installs"), [("cpu", True), ("cuda", True), ("tools", True), ("dev", False)])

@@ -35,10 +35,7 @@ class Deployment:
 
     @property
     def name(self) -> str:
-        """A name that Kubernetes and Slurm allow.
-
-        It begins with a letter and has letters, digits and hyphens only.
-        """
+        """A name that Kubernetes and Slurm allow. It begins with a letter and has letters, digits and hyphens only."""
         return "vllm-" + "".join(c if c.isalnum() else "-" for c in self.promise.served_model.lower()).strip("-")
 
     @property

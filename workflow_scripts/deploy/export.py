@@ -26,18 +26,15 @@ from workflow_scripts.deploy.serving_files import compose_yaml, slurm_script, vl
 from workflow_scripts.physics.model_facts import ModelFactsError, read_model_facts
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.promise import Promise, PromiseError, read_promise
-from workflow_scripts.study.study_file import Study, load_study
+from workflow_scripts.study.study import Study
+from workflow_scripts.study.study_file import load_study
 
 # How long a Slurm job serves; the measured cells say nothing about it.
 JOB_MINUTES = 24 * 60
 
 
 def deployment_of(promise: Promise, study: Study, site: Site) -> Deployment:
-    """The promise with what its cell needs.
-
-    Raises:
-        PromiseError: the study has no such cell.
-    """
+    """The promise with what its cell needs. Raises PromiseError if the study has no such cell."""
     cell = next((cell for cell in expand(study) if cell.id == promise.cell_id), None)
     if cell is None:
         raise PromiseError(

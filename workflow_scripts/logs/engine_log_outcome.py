@@ -43,12 +43,9 @@ class _Failure:
 
 
 def judge(lines: Sequence[Line]) -> Verdict:
-    """Decide how the engine ended.
-
-    A sign of life after a failure cancels it. A failure that no engine survives is cancelled only by a new start. What
-    happens after a benchmark has printed its result does not count, unless a new engine was started. An error of one
-    request is not a failure of an engine that goes on serving.
-    """
+    """Decide how the engine ended. A sign of life after a failure cancels it. A failure that no engine survives is
+    cancelled only by a new start. What happens after a benchmark has printed its result does not count, unless a new
+    engine was started. An error of one request is not a failure of an engine that goes on serving."""
     # Of two failures on one line, the first says more than the traceback that begins there.
     failures = {failure.index: failure for failure in reversed([*_failures(lines)])}
     pending: list[_Failure] = []
@@ -86,10 +83,8 @@ def _says(sign: re.Pattern[str], lines: Sequence[Line], index: int) -> bool:
 
 
 def _cause(failures: Sequence[_Failure]) -> _Failure:
-    """The first failure whose words name a known cause; otherwise the end of the first chain of exceptions, or any.
-
-    An exception that ended its process is preferred to one that a logger printed, which the process may have survived.
-    """
+    """The first failure whose words name a known cause; otherwise the end of the first chain of exceptions, or any. An
+    exception that ended its process is preferred to one that a logger printed, which the process may have survived."""
     specific = [failure for failure in failures if not failure.generic and failure.message]
     certain = [failure for failure in specific if failure.certain] or [f for f in failures if f.certain]
     if certain:
@@ -187,10 +182,8 @@ def _statement(index: int, body: str, before: tuple[int, str] | None) -> tuple[i
 
 
 def _cut_off(lines: Sequence[Line], index: int, statement: str) -> _Failure:
-    """The failure of a traceback whose last line, the exception, was cut off: what it was about to raise.
-
-    A text with placeholders is not what the engine printed, so it gives only the status.
-    """
+    """The failure of a traceback whose last line, the exception, was cut off: what it was about to raise. A text with
+    placeholders is not what the engine printed, so it gives only the status."""
     found = signs.RAISE.match(statement)
     text = "".join(double or single for double, single in signs.TEXT.findall(statement))
     name = found["name"] if found else ""

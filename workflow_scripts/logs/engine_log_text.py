@@ -96,11 +96,9 @@ _EXCEPTION_IN_A_LINE = re.compile(r"(?<=\s)(?:\w+\.)*[A-Z]\w*(?:Error|Exception)
 
 @dataclass(frozen=True)
 class Line:
-    """One line as the engine printed it.
-
-    `text` is the whole line; `pieces` holds, for each physical line that was joined, the offset in `text` and the line
-    number (from 1). `starts` means that it cannot continue the line before.
-    """
+    """One line as the engine printed it. `text` is the whole line; `pieces` holds, for each physical line that was
+    joined, the offset in `text` and the line number (from 1). `starts` means that it cannot continue the line
+    before."""
 
     text: str
     pieces: tuple[tuple[int, int], ...]
@@ -198,13 +196,10 @@ def _record_start(lines: Sequence[str]) -> re.Pattern[str]:
 
 
 def _cut_lengths(lines: Sequence[str]) -> set[int]:
-    """The lengths of the lines that a terminal cut; empty if it cut nothing.
-
-    A terminal leaves several lines of exactly its width, all with different ends, and no longer line, although an
-    engine prints its configuration in one line of thousands of characters. Ranks that print the same text also leave
-    lines of one length, but those have the same end. If escape codes were lost, the lines of each kind of prefix have
-    their own length.
-    """
+    """The lengths of the lines that a terminal cut; empty if it cut nothing. A terminal leaves several lines of exactly
+    its width, all with different ends, and no longer line, although an engine prints its configuration in one line of
+    thousands of characters. Ranks that print the same text also leave lines of one length, but those have the same end.
+    If escape codes were lost, the lines of each kind of prefix have their own length."""
     ends: dict[int, set[str]] = defaultdict(set)
     for line in lines:
         if not _PROGRESS_BAR.search(line):

@@ -148,12 +148,12 @@ def test_what_the_study_did_not_measure_has_no_alert(tmp_path):
 
 def test_each_bound_says_where_it_is_from(hub):
     said = {rule["alert"]: rule["annotations"]["description"] for rule in alerts(hub, Watch())}
-    assert "kept up with 4 requests/s and did not keep up with 16" in said[SATURATED]
-    assert (
-        "500 output tokens/s, and expects 450 to 555 after a restart (between starts on this device; study"
-        in said[SLOWER]
-    )
-    assert "more than 93.60% of 1000 blocks" in said[PREEMPTS]
+    for alert, numbers in {
+        SATURATED: ("with 4 requests/s", "with 16"),
+        SLOWER: ("500 output", "450 to 555", "between starts"),
+        PREEMPTS: ("93.60% of 1000 blocks",),
+    }.items():
+        assert all(number in said[alert] for number in numbers)
     assert kv_bound(hub) == 1 - 64 / 1000
 
 
