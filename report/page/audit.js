@@ -20,8 +20,8 @@ export function showAudit(panel, { catalog, cells }) {
       const model = catalog.models.find(({ name }) => name === inputs.model.value());
       const quantization = inputs.weights.value() in model.weights ? inputs.weights.value() : "";
       const rows = parseTable(text.value);
-      const columns = findColumns(Object.keys(rows[0]));
-      const verdicts = audit(rows, model, catalog.devices, { prompt, output }, { utilization: share / 100, sequences: seqs, quantization });
+      const columns = findColumns(Object.keys(rows[0]), catalog.columns);
+      const verdicts = audit(rows, model, catalog, { prompt, output }, { utilization: share / 100, sequences: seqs, quantization });
       const count = (verdict) => verdicts.filter((row) => row.verdict === verdict).length;
       const tone = { possible: "good", impossible: "bad", unknown: "" };
       out.replaceChildren(

@@ -4,6 +4,7 @@ import { bytes_per_block, decode_step_flops, expected_slots_wasted_per_sequence,
 import { cellWords } from "./explore.js";
 import { openCell } from "./drawer.js";
 import { choiceInput, numberInput } from "./inputs.js";
+import { flopRate } from "./verdicts.js";
 import { bytes, number, plural, withUnit } from "./words.js";
 
 const GIB = 2 ** 30;
@@ -18,7 +19,7 @@ export function capacity(of) {
   const blocks = num_blocks(free, perBlock);
   const requests = max_concurrency(blocks, of.blockSize, of.length);
   const sequences = Math.min(of.sequences, Math.floor(requests));
-  const flop_per_s = (of.quantization || of.model.quantization ? of.device.highest_flop_per_s : of.device.flop_per_s[of.model.dtype]) || Infinity;
+  const flop_per_s = flopRate(of.model, of.device, of.quantization);
   const matmul = of.model.layer_parameters + of.model.lm_head_parameters;
   const flops = decode_step_flops(matmul, 1, of.length, of.model.attention_width);
   const rate = sequences >= 1 && of.device.memory_bandwidth_bytes_per_s

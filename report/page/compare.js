@@ -70,14 +70,11 @@ function places(cells) {
   });
 }
 
-const COMMON = ["gpu", "engine", "model", "workload"];
-
 // A cell in words, without what all cells of the page have in common; null if the page does not have the cell.
 function partsOf(store) {
-  const differing = COMMON.filter((id) => new Set(store.cells.map((cell) => cell[id])).size > 1);
   return (id) => {
     const cell = store.byId.get(id);
-    return cell ? [...differing.map((name) => cell[name]), ...cell.label.split(", ")] : null;
+    return cell ? [...store.differing.map((name) => cell[name]), ...cell.label.split(", ")] : null;
   };
 }
 

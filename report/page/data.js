@@ -1,4 +1,5 @@
 // The data of the page: a compressed block, unpacked when a view first needs it.
+import { PLACES } from "./words.js";
 
 export async function unpack(base64) {
   const text = atob(base64);
@@ -62,7 +63,7 @@ function statisticsOf(repeats, intervals, measure, cells) {
   });
 }
 
-// Every cell as an object, with its repeats, limits and predictions.
+// Every cell as an object, with its repeats, limits and predictions; and of which places there are several.
 export function storeOf(data) {
   const count = Object.values(plainColumns(data.cells))[0]?.length ?? 0;
   const [repeats, limits, predictions, intervals] = ["repeats", "limits", "predictions", "intervals"].map((name) => tableByCell(data[name], count));
@@ -77,7 +78,8 @@ export function storeOf(data) {
     predictions: { get: () => predictions.of(place) },
     statistic: { value: (measure) => statistics(measure)[place] },
   }));
-  return { ...data, cells, byId: new Map(cells.map((cell) => [cell.cell_id, cell])) };
+  const differing = Object.keys(PLACES).filter((name) => new Set(cells.map((cell) => cell[name])).size > 1);
+  return { ...data, cells, differing, byId: new Map(cells.map((cell) => [cell.cell_id, cell])) };
 }
 
 function packed() {

@@ -6,7 +6,7 @@ import { openCell } from "./drawer.js";
 import { facetsOf, filterForm, filtered } from "./filter.js";
 import { isWide } from "./scale.js";
 import { METRICS } from "./metrics.js";
-import { OUTCOMES, number, plural, setting, withUnit } from "./words.js";
+import { OUTCOMES, PLACES, number, plural, setting, withUnit } from "./words.js";
 
 const MOST_SERIES = 24;
 // A measure over a wider range than this has a logarithmic axis.
@@ -100,8 +100,6 @@ function countsOf(cells) {
 
 function resultsTable(cells, metric, store) {
   const { unit, factor, name } = METRICS[metric];
-  const differing = ["gpu", "engine", "model", "workload"].filter((id) => new Set(store.cells.map((cell) => cell[id])).size > 1);
-  const titles = { gpu: "Device", engine: "Engine", model: "Model", workload: "Workload" };
   const hasScope = cells.some((cell) => cell.scope && cell.statistic(metric)?.interval);
   const rows = cells.map((cell) => () => {
     const found = cell.statistic(metric);
@@ -111,12 +109,12 @@ function resultsTable(cells, metric, store) {
       found ? number(found.value * factor) : "–",
       range ? `${number(range.low * factor)} to ${number(range.high * factor)}${found.interval ? " (95 %)" : ""}` : "–",
       found ? String(found.n) : "–",
-      ...differing.map((id) => cell[id]),
+      ...store.differing.map((id) => cell[id]),
       ...(hasScope ? [(found?.interval && cell.scope) || "–"] : []),
       cell.outcome === "ok" ? OUTCOMES.ok : `${OUTCOMES[cell.outcome] ?? cell.outcome}${cell.reason ? `: ${cell.reason.slice(0, 80)}` : ""}`,
     ];
   });
-  const headings = ["Settings", `Value (${unit})`, `Range or interval (${unit})`, "Repeats", ...differing.map((id) => titles[id]), ...(hasScope ? ["Interval covers"] : []), "Outcome"];
+  const headings = ["Settings", `Value (${unit})`, `Range or interval (${unit})`, "Repeats", ...store.differing.map((id) => PLACES[id]), ...(hasScope ? ["Interval covers"] : []), "Outcome"];
   return longTable(`Cells by ${name}`, headings, rows, headings.map((_, i) => i > 0 && i < 4));
 }
 

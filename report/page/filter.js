@@ -1,8 +1,6 @@
 // One filter for all that a view shows: from each group the cells with any chosen value, or all cells without a choice.
 import { el } from "./dom.js";
-import { OUTCOMES, setting } from "./words.js";
-
-const NAMES = [["gpu", "Device"], ["engine", "Engine"], ["model", "Model"], ["workload", "Workload"]];
+import { OUTCOMES, PLACES, setting } from "./words.js";
 
 function sortedValues(values) {
   const rank = (value) => (value === null || value === undefined ? 2 : typeof value === "number" ? 0 : 1);
@@ -21,7 +19,7 @@ function differsWithinAnEngine(cells, of) {
 // Properties by which cells differ: {id, words, of(cell), values, text(value)}; each has at least two values.
 export function facetsOf(store) {
   const facets = [
-    ...NAMES.map(([id, words]) => ({ id, words, of: (cell) => cell[id], text: String })),
+    ...Object.entries(PLACES).map(([id, words]) => ({ id, words, of: (cell) => cell[id], text: String })),
     ...store.knobs.map(({ name, words }) => ({ id: `set.${name}`, words: words[0].toUpperCase() + words.slice(1), of: (cell) => cell[`knob_${name}`] ?? null, text: setting, isKnob: true })),
     { id: "outcome", words: "Outcome", of: (cell) => cell.outcome, text: (value) => OUTCOMES[value] ?? String(value) },
   ];

@@ -1,26 +1,20 @@
-// Whether a published throughput is possible, as workflow_scripts/analyse/claims/audit.py decides it; a test compares the two.
+// Whether a published throughput is possible, as analyse/claims/audit.py decides it; a test compares the two.
 import { kv_cache_bytes, request_flops, request_time_min_s, total_tokens_per_s_ceiling } from "./formulas.js";
 import { number } from "./words.js";
 
-const GPU = /^(?:gpus?|gpu[ _-]?(name|type|model)|device|accelerator|hardware)$/i;
-const SEQUENCES = /^(?:(knob[ _-])?max[ _-]?num[ _-]?seqs|(max[ _-]?)?batch([ _-]?size)?|(max[ _-]?)?concurrency|((max[ _-])?num[ _-]|concurrent[ _-])?(seqs?|sequences|users))$/i;
-const THROUGHPUT = /^.*(throughput|tok\w*(\s*\/\s*|[ _-]per[ _-]|_)s(ec(ond)?)?(?![a-z])|\btps\b|_tps\b).*$/i;
-const NOT_TOKENS = /^.*(req|per[ _-]?watt|per[ _-]?joule|(?<![a-z])ratio|speed-?up|time|latency|ms\b|%|percent|\bv?ram\b|\bgi?b\b).*$/i;
-const OUTPUT = /^.*(output|generat|decod).*$/i;
-
-export function findColumns(names, throughput = null) {
-  const like = (pattern) => names.filter((name) => pattern.test(name.trim()));
-  const gpus = like(GPU);
+// Which of the names are those of a GPU, a throughput and sequences, by the patterns of the catalogue.
+export function findColumns(names, patterns) {
+  const isLike = (kind, name) => new RegExp(`^(?:${patterns[kind]})$`, "i").test(name.trim());
+  const like = (kind) => names.filter((name) => isLike(kind, name));
+  const gpus = like("gpu");
   if (!gpus.length) throw new Error(`No column names the GPU (gpu, device). Columns: ${names.join(", ") || "none"}.`);
-  const others = new Set(like(NOT_TOKENS));
-  const rates = like(THROUGHPUT).filter((name) => !others.has(name));
-  if (throughput === null && rates.length !== 1) {
+  const rates = like("throughput").filter((name) => !isLike("not_tokens", name));
+  if (rates.length !== 1) {
     throw new Error(rates.length
       ? `${rates.length} columns look like a throughput (${rates.join(", ")}): keep one of them.`
       : `No column looks like a throughput (tokens_per_s, throughput, tok/s). Columns: ${names.join(", ")}.`);
   }
-  const rate = throughput ?? rates[0];
-  return { gpu: gpus[0], throughput: rate, sequences: like(SEQUENCES)[0] ?? null, countsOutputOnly: OUTPUT.test(rate) };
+  return { gpu: gpus[0], throughput: rates[0], sequences: like("sequences")[0] ?? null, countsOutputOnly: isLike("output", rates[0]) };
 }
 
 function words(name) {
@@ -45,6 +39,11 @@ function readNumber(text) {
   return found ? Number(found[1].replace(/[,'_\s]/g, "")) * (found[2] ? 1000 : 1) : NaN;
 }
 
+// The rate of a device for the type of a model; for quantized weights, which may run in a smaller type, its highest.
+export function flopRate(model, device, quantization) {
+  return (quantization || model.quantization ? device.highest_flop_per_s : device.flop_per_s[model.dtype]) || Infinity;
+}
+
 // The highest possible rates of a device with at most `most` live sequences; null without data-sheet rates.
 export function ceiling(model, device, most, workload, { utilization = 1, kv = "auto", quantization = "" } = {}) {
   const bandwidth = device.memory_bandwidth_bytes_per_s;
@@ -58,8 +57,8 @@ export function ceiling(model, device, most, workload, { utilization = 1, kv = "
     return { device: device.name, total: 0, output: 0, limit: "memory size", because: `${number(weights / 1e9)} GB of weights and a request do not fit in ${number(memory / 1e9)} GB` };
   }
   const sequences = Math.min(most, fitting);
-  const flop_per_s = (quantization || model.quantization ? device.highest_flop_per_s : device.flop_per_s[model.dtype]) || Infinity;
-  const flops = request_flops(model, prompt, output);
+  const flop_per_s = flopRate(model, device, quantization);
+  const flops = request_flops(model.layer_parameters, model.lm_head_parameters, model.attention_width, prompt, output);
   const time = request_time_min_s(sequences, prompt, output, read, perToken, flops, bandwidth, flop_per_s);
   const arithmetic = flops / flop_per_s >= time;
   return {
@@ -74,14 +73,14 @@ export function ceiling(model, device, most, workload, { utilization = 1, kv = "
 }
 
 // The rows, each with {verdict, ceiling, times, device, limit, reason}; `workload` is {prompt, output} tokens.
-export function audit(rows, model, devices, workload, settings = {}) {
-  const columns = findColumns(Object.keys(rows[0] ?? {}), settings.throughput ?? null);
+export function audit(rows, model, catalog, workload, settings = {}) {
+  const columns = findColumns(Object.keys(rows[0] ?? {}), catalog.columns);
   const unknown = (reason) => ({ verdict: "unknown", ceiling: null, times: null, device: null, limit: null, reason });
   return rows.map((row) => {
     const stated = columns.sequences === null ? "" : String(row[columns.sequences]).trim();
     const sequences = stated === "" ? (settings.sequences ?? 256) : readNumber(stated);
     if (!(sequences >= 1)) return unknown(`${columns.sequences} is "${stated}", not a number of sequences`);
-    const candidates = resolve(String(row[columns.gpu]), devices);
+    const candidates = resolve(String(row[columns.gpu]), catalog.devices);
     if (!candidates.length) return unknown(`unknown GPU "${row[columns.gpu]}"`);
     const ceilings = candidates.map((device) => ceiling(model, device, sequences, workload, settings)).filter(Boolean);
     if (!ceilings.length) return unknown(`no data sheet gives the rates of ${row[columns.gpu]}`);

@@ -2,6 +2,9 @@
 
 export const UNKNOWN = "–";
 
+// Where a cell was measured: columns, and their names.
+export const PLACES = { gpu: "Device", engine: "Engine", model: "Model", workload: "Workload" };
+
 export const OUTCOMES = {
   ok: "measured",
   infeasible: "infeasible",

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -16,6 +17,8 @@ from tests.pretended_gpu import build
 from tests.unit.made_studies import fixed, study_content
 from tests.unit.present.synthetic import write_results
 from workflow_scripts.present import figures, page
+from workflow_scripts.present.page_script import joined
+from workflow_scripts.present.report import REPORT
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -166,6 +169,16 @@ def tab(one_tab):
     yield one_tab
     one_tab.evaluate("1")
     assert one_tab.complaints == []
+
+
+@pytest.fixture
+def in_page(one_tab):
+    """Evaluate an expression in a browser, with what a module of the page exports as `m`."""
+
+    def evaluate(module: str, expression: str) -> Any:
+        return one_tab.evaluate(f"((m) => ({expression}))({joined(REPORT / 'page', module).strip().removesuffix(';')})")
+
+    return evaluate
 
 
 @pytest.fixture(scope="session")

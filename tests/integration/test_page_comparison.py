@@ -13,14 +13,11 @@ from scipy import stats
 
 from tests.browser import Tab
 from tests.unit.analyse.digests import ENVIRONMENT, cell, digest, mean, pair, random_digest
-from tests.unit.present.synthetic import SCRIPT, write_results
+from tests.unit.present.synthetic import SCRIPT
 from workflow_scripts.analyse.compare.comparability import said
 from workflow_scripts.analyse.compare.comparison import comparison
 from workflow_scripts.analyse.compare.digest import Digest, read_digest
-from workflow_scripts.present import page
 from workflow_scripts.present.page_data import packed
-from workflow_scripts.present.page_script import joined
-from workflow_scripts.present.report import REPORT
 
 pytestmark = pytest.mark.needs_tool("chromium")
 
@@ -29,35 +26,30 @@ STATUS = "document.querySelector('#view-compare [role=status]')"
 IN_PAGE = re.compile(r'<template id="digest">[^<]*</template>')
 
 
-@pytest.fixture
-def run(one_tab):
-    """Evaluate an expression with what a module exports as `m`."""
-
-    def evaluate(module: str, expression: str) -> Any:
-        return one_tab.evaluate(f"((m) => ({expression}))({joined(REPORT / 'page', module).strip().removesuffix(';')})")
-
-    return evaluate
-
-
-def test_students_distribution_is_that_of_scipy(run):
+def test_students_distribution_is_that_of_scipy(in_page):
     """Tails and quantiles for 4,000 random degrees of freedom from 0.5 to 10 million, and the normal distribution."""
     chance = random.Random(8)
     dfs = [*(10 ** chance.uniform(-0.3, 7) for _ in range(4000)), 1.0, 2.0]
     points = [[10 ** chance.uniform(-3, 1), df] for df in dfs]
-    tails = run("student.js", f"{json.dumps(points)}.map(([t, df]) => m.studentTail(t, df))")
+    tails = in_page("student.js", f"{json.dumps(points)}.map(([t, df]) => m.studentTail(t, df))")
     assert tails == pytest.approx([stats.t.sf(t, df) for t, df in points], rel=1e-6, abs=1e-20)
     asked = [[chance.choice([0.95, 0.975]), df] for df in dfs]
-    quantiles = run("student.js", f"{json.dumps(asked)}.map(([p, df]) => m.studentQuantile(p, df))")
+    quantiles = in_page("student.js", f"{json.dumps(asked)}.map(([p, df]) => m.studentQuantile(p, df))")
     assert quantiles == pytest.approx([stats.t.ppf(p, df) for p, df in asked], rel=1e-9)
     normal = "[m.studentTail(1.5, Infinity), m.studentTail(6, Infinity), m.studentQuantile(0.975, Infinity)]"
-    assert run("student.js", normal) == pytest.approx([stats.norm.sf(1.5), stats.norm.sf(6), stats.norm.ppf(0.975)])
-    assert run("student.js", "[m.studentTail(-1, 5), m.studentTail(0, 5)]") == pytest.approx([stats.t.sf(-1, 5), 0.5])
-    assert run("student.js", "[m.studentTail(1, 0), m.studentQuantile(0.95, NaN)].map(Number.isNaN)") == [True, True]
+    assert in_page("student.js", normal) == pytest.approx([stats.norm.sf(1.5), stats.norm.sf(6), stats.norm.ppf(0.975)])
+    assert in_page("student.js", "[m.studentTail(-1, 5), m.studentTail(0, 5)]") == pytest.approx(
+        [stats.t.sf(-1, 5), 0.5]
+    )
+    assert in_page("student.js", "[m.studentTail(1, 0), m.studentQuantile(0.95, NaN)].map(Number.isNaN)") == [
+        True,
+        True,
+    ]
 
 
-def test_numbers_are_written_as_by_the_command(run):
+def test_numbers_are_written_as_by_the_command(in_page):
     numbers = [0, -0.0, 1, -2.5, 1e15, 999999999999999.9, 1e16, 1e21, 1e22, 1.5e-4, 1e-5, 1.25e-7, -3e-300, 0.1 + 0.2]
-    assert run("comparability.js", f"{json.dumps(numbers)}.map(m.said)") == [said(value) for value in numbers]
+    assert in_page("comparability.js", f"{json.dumps(numbers)}.map(m.said)") == [said(value) for value in numbers]
 
 
 def same(here: Any, there: Any, where: str = "") -> None:
@@ -76,12 +68,12 @@ def same(here: Any, there: Any, where: str = "") -> None:
         assert here == there, where
 
 
-def test_a_comparison_is_that_of_python(run):
+def test_a_comparison_is_that_of_python(in_page):
     """60 pairs of made-up studies with some of everything: ratios, intervals, verdicts, reasons and differences."""
     chance = random.Random(15)
     cases = [(random_digest(chance), random_digest(chance), chance.choice([0.0, 0.1, 15.0])) for _ in range(60)]
     told = json.dumps([[a.model_dump(mode="json"), b.model_dump(mode="json"), vary] for a, b, vary in cases])
-    here = run("comparison.js", f"{told}.map(([a, b, vary]) => m.comparison(a, b, vary))")
+    here = in_page("comparison.js", f"{told}.map(([a, b, vary]) => m.comparison(a, b, vary))")
     seen = set()
     for found, (a, b, vary) in zip(here, cases, strict=True):
         expected = comparison(a, b, vary).model_dump(mode="json")
@@ -90,15 +82,6 @@ def test_a_comparison_is_that_of_python(run):
         seen |= {why.split(" in A")[0] for row in expected["refused"] for why in row["why"]}
     assert {"changes", "flat", "not decided", "opposite directions", "flat against changes", None} <= seen
     assert len(seen) > 12
-
-
-@pytest.fixture(scope="module")
-def report(tmp_path_factory):
-    root = tmp_path_factory.mktemp("compared")
-    study = str(write_results(root))
-    folders = ["--tables", str(root / "tables"), "--figures", str(root / "figures"), "--cells", str(root / "cells")]
-    assert page.main(["--study", study, *folders, "--out", str(root / "report.html")]) == 0
-    return root / "report.html"
 
 
 def other(report: Path, name: str, change: Callable[[dict[str, Any]], object]) -> Path:

@@ -3,6 +3,7 @@
 import json
 import math
 import random
+from inspect import signature
 from typing import Any
 
 import pandas as pd
@@ -10,83 +11,73 @@ import pytest
 
 from workflow_scripts.analyse.claims.audit import AuditError, Workload, audit_table, ceiling, find_columns
 from workflow_scripts.catalog.gpus_and_models import CatalogError, get_model, load_gpus, resolve
+from workflow_scripts.catalog.rate_columns import PATTERNS
 from workflow_scripts.physics import formulas
 from workflow_scripts.physics.model_facts import read_model_facts
 from workflow_scripts.present.page_catalog import catalog
-from workflow_scripts.present.page_script import joined
-from workflow_scripts.present.report import REPORT
+from workflow_scripts.present.page_script import FORMULAS
 
 pytestmark = pytest.mark.needs_tool("chromium")
 
 
-@pytest.fixture
-def run(one_tab):
-    """Evaluate an expression with what a module exports as `m`."""
-
-    def evaluate(module: str, expression: str) -> Any:
-        return one_tab.evaluate(f"((m) => ({expression}))({joined(REPORT / 'page', module).strip().removesuffix(';')})")
-
-    return evaluate
-
-
-def test_numbers_have_three_digits_and_thousands_separated(run):
+def test_numbers_have_three_digits_and_thousands_separated(in_page):
     numbers = [12345.678, 0.0123456, 0, None, 999.5, 1e-7, 1e6]
-    assert run("words.js", f"{json.dumps(numbers)}.map((n) => m.number(n))") == [
+    assert in_page("words.js", f"{json.dumps(numbers)}.map((n) => m.number(n))") == [
         *("12,300", "0.0123", "0", "–", "1,000", "1.00e-7", "1,000,000")
     ]
-    assert run("words.js", "[m.bytes(131072), m.bytes(0), m.bytes(5e12), m.withUnit(null, 's')]") == [
+    assert in_page("words.js", "[m.bytes(131072), m.bytes(0), m.bytes(5e12), m.withUnit(null, 's')]") == [
         *("128 KiB", "0 bytes", "4.55 TiB", "–")
     ]
 
 
-def test_points_of_one_setting_stand_side_by_side(run):
+def test_points_of_one_setting_stand_side_by_side(in_page):
     points = [
         *({"px": 100, "series": 1, "y": 5}, {"px": 100, "series": 0, "y": 9}, {"px": 100, "series": 0, "y": 3}),
         *({"px": 200, "series": 0, "y": 1}, {"px": 150, "xLow": 1, "series": 0, "y": 1}),
     ]
     moved = f"((points) => (m.dodge(points, 0, 500, 4.5), points.map((p) => p.px)))({json.dumps(points)})"
-    assert run("dodge.js", moved) == [112, 100, 88, 200, 150]
+    assert in_page("dodge.js", moved) == [112, 100, 88, 200, 150]
     # Crowds take more than half of the room to the next place, never all of it.
     crowd = [{"px": 100 + 50 * (i % 2), "series": i % 3, "y": i} for i in range(200)]
     moved = moved.replace(json.dumps(points), json.dumps(crowd))
-    places = run("dodge.js", moved)
+    places = in_page("dodge.js", moved)
     assert 110 < max(places[::2]) < 120
     assert 130 < min(places[1::2]) < 140
     assert len({round(place, 6) for place in places}) == 200
 
 
-def test_tables_are_written_as_csv_markdown_and_latex(run):
+def test_tables_are_written_as_csv_markdown_and_latex(in_page):
     texts = [["Name", "Rate", "8,16"], ['=1+"2"', "12,300", "–"], ["a\nb | c", "+3.1 %", "8,16"]]
-    assert run("save.js", f"m.csvOf({json.dumps(texts)}, [false, true])") == (
+    assert in_page("save.js", f"m.csvOf({json.dumps(texts)}, [false, true])") == (
         'Name,Rate,"8,16"\r\n"\'=1+""2""",12300,\r\n"a\nb | c",+3.1 %,"8,16"\r\n'
     )
-    assert run("save.js", f"m.markdownOf({json.dumps(texts)}, [false, true])").splitlines() == [
+    assert in_page("save.js", f"m.markdownOf({json.dumps(texts)}, [false, true])").splitlines() == [
         "| Name | Rate | 8,16 |",
         "| --- | ---: | --- |",
         '| =1+"2" | 12,300 | – |',
         "| a b \\| c | +3.1 % | 8,16 |",
     ]
     ranges = [["-1.2 to 3", "-1.2 to +3.5 %", "-2 to 1 (95 %)", "-1+2", "-1 to 3+A1", "+cmd"]]
-    assert run("save.js", f"m.csvOf({json.dumps(ranges)})") == (
+    assert in_page("save.js", f"m.csvOf({json.dumps(ranges)})") == (
         "-1.2 to 3,-1.2 to +3.5 %,-2 to 1 (95 %),'-1+2,'-1 to 3+A1,'+cmd\r\n"
     )
     latex = [["Name", "50 % & more"], ["a_b\\c", "12,300"]]
-    assert run("save.js", f"m.latexOf({json.dumps(latex)}, [false, true])").splitlines() == [
+    assert in_page("save.js", f"m.latexOf({json.dumps(latex)}, [false, true])").splitlines() == [
         *(r"\begin{tabular}{lr}", r"\toprule", r"Name & 50 \% \& more \\", r"\midrule"),
         *(r"a\_b\textbackslash{}c & 12,300 \\", r"\bottomrule", r"\end{tabular}"),
     ]
-    assert run("save.js", "[m.slug('Study demo: KV blocks'), m.slug('??'), m.slug('../x')]") == [
+    assert in_page("save.js", "[m.slug('Study demo: KV blocks'), m.slug('??'), m.slug('../x')]") == [
         *("study-demo-kv-blocks", "kvsweep", "x")
     ]
 
 
-def test_a_column_of_repeated_texts_is_read_back(run):
+def test_a_column_of_repeated_texts_is_read_back(in_page):
     columns = {"a": [1, None], "b": {"of": ["x"], "at": [None, 0]}}
-    assert run("data.js", f"m.rowsOf({json.dumps(columns)})") == [{"a": 1, "b": None}, {"a": None, "b": "x"}]
-    assert run("data.js", "[m.rowsOf({}), m.median([3, 1, 2]), m.median([4, 1, 2, 3])]") == [[], 2, 2.5]
+    assert in_page("data.js", f"m.rowsOf({json.dumps(columns)})") == [{"a": 1, "b": None}, {"a": None, "b": "x"}]
+    assert in_page("data.js", "[m.rowsOf({}), m.median([3, 1, 2]), m.median([4, 1, 2, 3])]") == [[], 2, 2.5]
 
 
-def test_a_cell_has_its_rows_and_of_each_measure_the_mean_or_the_median(run):
+def test_a_cell_has_its_rows_and_of_each_measure_the_mean_or_the_median(in_page):
     data = {
         "cells": {"cell_id": ["a", "b", "c"]},
         # The rows of a cell need not follow each other.
@@ -99,7 +90,7 @@ def test_a_cell_has_its_rows_and_of_each_measure_the_mean_or_the_median(run):
         },
     }
     told = "[c.repeats, c.limits, c.statistic('rate'), c.statistic('power'), c.statistic('none')]"
-    a, b, c = run("data.js", f"m.storeOf({json.dumps(data)}).cells.map((c) => {told})")
+    a, b, c = in_page("data.js", f"m.storeOf({json.dumps(data)}).cells.map((c) => {told})")
     interval = {"value": 1.5, "low": 1.2, "high": 1.8}
     assert a[0] == [{"cell": 0, "rate": 1, "power": None}, {"cell": 0, "rate": None, "power": None}]
     assert a[1:] == [[], {"value": 1.5, "low": 1, "high": 1, "n": 1, "interval": interval}, None, None]
@@ -107,25 +98,28 @@ def test_a_cell_has_its_rows_and_of_each_measure_the_mean_or_the_median(run):
     # An interval of a measure that no repeat has is of no cell here.
     assert b[2:] == [{"value": 5, "low": 4, "high": 9, "n": 3, "interval": None}, None, None]
     assert c == [[], [{"cell": 2, "rates": "measured"}], None, None, None]
-    assert run("data.js", f"m.storeOf({json.dumps(data)}).byId.get('c').limits.length") == 1
+    assert in_page("data.js", f"m.storeOf({json.dumps(data)}).byId.get('c').limits.length") == 1
 
 
-def test_an_address_holds_a_view_or_a_section(run):
-    assert run(
+def test_an_address_holds_a_view_or_a_section(in_page):
+    assert in_page(
         "address.js",
         "['', '#energy', '#figure-x', '#%', '#a%20b'].map((a) => [m.parseAddress(a).view, m.parseAddress(a).section])",
     ) == [*(["report", ""], ["report", "energy"], ["report", "figure-x"], ["report", "%"], ["report", "a b"])]
-    assert run("address.js", "m.parseAddress('#view=explore&gpu=a%26b&gpu=c').parameters.getAll('gpu')") == ["a&b", "c"]
+    assert in_page("address.js", "m.parseAddress('#view=explore&gpu=a%26b&gpu=c').parameters.getAll('gpu')") == [
+        "a&b",
+        "c",
+    ]
 
 
-def test_axes_have_round_ticks_within_their_ends(run):
-    linear = run("scale.js", "m.ticksOf(m.scaleOf([0, 97], false, 0, 1), 5)")
+def test_axes_have_round_ticks_within_their_ends(in_page):
+    linear = in_page("scale.js", "m.ticksOf(m.scaleOf([0, 97], false, 0, 1), 5)")
     assert linear == [0, 25, 50, 75, 100]
-    logarithmic = run("scale.js", "m.ticksOf(m.scaleOf([3, 2000], true, 0, 1), 8)")
+    logarithmic = in_page("scale.js", "m.ticksOf(m.scaleOf([3, 2000], true, 0, 1), 8)")
     assert logarithmic == [5, 10, 20, 50, 100, 200, 500, 1000, 2000]
     # A scale of nothing, of zeros and of one value still has an extent.
     assert (
-        run(
+        in_page(
             "scale.js",
             "[[], [0, 0], [5]].map((v) => [true, false].every((l) => m.ticksOf(m.scaleOf(v, l, 0, 1), 5).length > 0))",
         )
@@ -133,7 +127,7 @@ def test_axes_have_round_ticks_within_their_ends(run):
     )
 
 
-def test_blocks_of_a_request_over_its_steps_are_those_of_the_formula(run):
+def test_blocks_of_a_request_over_its_steps_are_those_of_the_formula(in_page):
     """The sum over the decode steps is what `block_seconds` counts, and the prompt's blocks are there before."""
     chance = random.Random(3)
     requests = [
@@ -150,7 +144,7 @@ def test_blocks_of_a_request_over_its_steps_are_those_of_the_formula(run):
       const held = (time) => m.blocksAt([request], time, r.block_size).reduce((n, b) => n + b.full + (b.partly > 0), 0);
       return [held(0.5), ...Array.from({length: steps}, (_, i) => held(1.5 + i))].reduce((a, b) => a + b);
     })"""
-    summed = run("blocks.js", f"({script})({json.dumps(requests)})")
+    summed = in_page("blocks.js", f"({script})({json.dumps(requests)})")
     expected = [
         formulas.block_seconds(
             float(r["prompt_tokens"]), float(r["output_tokens"]), 1.0, r["output_tokens"] - 1.0, r["block_size"]
@@ -160,21 +154,21 @@ def test_blocks_of_a_request_over_its_steps_are_those_of_the_formula(run):
     assert summed == pytest.approx(expected)
 
 
-def test_shared_blocks_count_once(run):
+def test_shared_blocks_count_once(in_page):
     """Four requests of 40 tokens; three found the 32 of two blocks in the cache, and the first filled them."""
     of_one = {"prompt_tokens": 40, "output_tokens": 10, "scheduled_s": 0, "first_token_s": 5, "last_token_s": 9}
     requests = [of_one, *({**of_one, "cached_prompt_tokens": 32} for _ in range(3))]
-    assert run("blocks.js", f"m.blocksInUse(m.blocksAt({json.dumps(requests)}, 1, 16))") == 3 + 3
-    assert run("blocks.js", f"m.blocksInUse(m.blocksAt({json.dumps(requests[1:])}, 1, 16))") == 2 + 3
-    assert run("blocks.js", f"m.blocksAt({json.dumps(requests)}, 9, 16)") == []
+    assert in_page("blocks.js", f"m.blocksInUse(m.blocksAt({json.dumps(requests)}, 1, 16))") == 3 + 3
+    assert in_page("blocks.js", f"m.blocksInUse(m.blocksAt({json.dumps(requests[1:])}, 1, 16))") == 2 + 3
+    assert in_page("blocks.js", f"m.blocksAt({json.dumps(requests)}, 9, 16)") == []
 
 
-def test_phases_of_a_request_that_lack_a_time_are_left_out(run):
+def test_phases_of_a_request_that_lack_a_time_are_left_out(in_page):
     request = {"queued_s": 0, "scheduled_s": 0.5, "first_token_s": 1, "last_token_s": None}
-    assert run("timeline.js", f"m.phasesOf({json.dumps(request)})") == [["waiting", 0, 0.5], ["prefill", 0.5, 1]]
+    assert in_page("timeline.js", f"m.phasesOf({json.dumps(request)})") == [["waiting", 0, 0.5], ["prefill", 0.5, 1]]
 
 
-def test_the_pareto_front_is_what_no_other_point_beats(run):
+def test_the_pareto_front_is_what_no_other_point_beats(in_page):
     chance = random.Random(2)
     clouds = [
         [{"x": chance.randint(1, 9), "y": chance.randint(1, 9)} for _ in range(chance.randint(0, 25))]
@@ -188,12 +182,12 @@ def test_the_pareto_front_is_what_no_other_point_beats(run):
     def by_place(points: list[dict[str, int]]) -> list[dict[str, int]]:
         return sorted(points, key=lambda point: (point["x"], point["y"]))
 
-    found = run("limits.js", f"{json.dumps(clouds)}.map(m.paretoFront)")
+    found = in_page("limits.js", f"{json.dumps(clouds)}.map(m.paretoFront)")
     for cloud, front in zip(clouds, found, strict=True):
         assert by_place(front) == by_place([p for p in cloud if not any(beaten(p, other) for other in cloud)])
 
 
-def test_only_an_interval_holds_for_a_scope(run):
+def test_only_an_interval_holds_for_a_scope(in_page):
     """A median of repeats has a range, which promises nothing, whatever other measures of the cell have."""
     measures = ["output_tokens_per_s", "total_tokens_per_s"]
     data = {
@@ -206,86 +200,42 @@ def test_only_an_interval_holds_for_a_scope(run):
     known = (
         f"Object.fromEntries({measures}.map((name) => [name, m.storeOf({json.dumps(data)}).cells[0].statistic(name)]))"
     )
-    cell = f"{{scope: 'within one start', statistic: (name) => ({json.dumps(run('data.js', known))})[name]}}"
+    cell = f"{{scope: 'within one start', statistic: (name) => ({json.dumps(in_page('data.js', known))})[name]}}"
     script = f"{measures}.map((name) => m.toldOf({cell}, name))"
-    of_mean, of_median = run("explore.js", script)
+    of_mean, of_median = in_page("explore.js", script)
     assert of_mean[-1] == "interval covers: within one start"
     assert of_median[1:] == ["median of 2 repeats, from 8 to 9 tokens/s"]
 
 
-def test_a_limit_must_be_kept_in_every_repeat_and_prices_count_all_devices(run):
+def test_a_limit_must_be_kept_in_every_repeat_and_prices_count_all_devices(in_page):
     highest = {"ttft_s_p99": {"high": 0.4}, "tpot_s_p99": {"high": 0.01}}
     cell = f"{{statistic: (measure) => ({json.dumps(highest)})[measure] ?? null}}"
     bounds = [[0.5, 0.02], [0.3, None], [None, 0.005], [None, None]]
     script = f"{json.dumps(bounds)}.map(([ttft, tpot]) => m.brokenBound({cell}, {{ttft, tpot}}, 99))"
-    assert run("limits.js", script) == [None, "TTFT too long", "TPOT too long", None]
-    assert run("limits.js", f"m.brokenBound({cell}, {{e2e: 1}}, 99)") == "end-to-end latency not known"
+    assert in_page("limits.js", script) == [None, "TTFT too long", "TPOT too long", None]
+    assert in_page("limits.js", f"m.brokenBound({cell}, {{e2e: 1}}, 99)") == "end-to-end latency not known"
     # 100 tokens/s for an hour at 2 per device hour, on one device and on four.
-    assert run("limits.js", "[1, 4].map((n) => m.tokensPerPrice(100, 2, n))") == [180_000, 45_000]
-    assert run("limits.js", "m.tokensPerPrice(100, 0, 1)") is None
+    assert in_page("limits.js", "[1, 4].map((n) => m.tokensPerPrice(100, 2, n))") == [180_000, 45_000]
+    assert in_page("limits.js", "m.tokensPerPrice(100, 0, 1)") is None
     ranks = {"knob_tensor_parallel_size": 2, "knob_pipeline_parallel_size": 3}
-    assert run("limits.js", f"[{{}}, {json.dumps(ranks)}].map(m.devicesOf)") == [1, 6]
+    assert in_page("limits.js", f"[{{}}, {json.dumps(ranks)}].map(m.devicesOf)") == [1, 6]
 
 
-# Each formula with ranges of its arguments, in the order of both languages; integers where Python needs them.
-FORMULAS: dict[str, list[tuple[float, float]]] = {
-    "bytes_per_block": [(1, 256), (1, 1e6)],
-    "kv_cache_bytes": [(1e9, 2e11), (0.1, 1), (1e8, 1e11), (0, 1e10), (0, 1e9), (0, 1e9)],
-    "num_blocks": [(-1e9, 1e11), (1e3, 1e7)],
-    "max_concurrency": [(0, 1e6), (1, 256), (1, 131072)],
-    "expected_slots_wasted_per_sequence": [(1, 256)],
-    "step_time_min_s": [(1, 1e11), (1, 1e15), (1e9, 1e13), (1e12, 1e16)],
-    "prefill_flops": [(1e6, 1e11), (1e6, 1e9), (1, 1e5), (1, 1e6)],
-    "decode_step_flops": [(1e6, 1e11), (1, 1024), (0, 1e6), (1, 1e6)],
-    "request_time_min_s": [
-        (1, 512),
-        (1, 1e4),
-        (1, 1e4),
-        (1e8, 1e11),
-        (1e3, 1e6),
-        (1e9, 1e15),
-        (1e11, 1e13),
-        (1e12, 1e16),
-    ],
-    "total_tokens_per_s_ceiling": [(1, 1e4), (1, 1e4), (1e-4, 1e3)],
-    "output_tokens_per_s_ceiling": [
-        (1, 512),
-        (1e8, 1e11),
-        (1e11, 1e13),
-        (0, 1e4),
-        (1e3, 1e6),
-        (1e9, 1e12),
-        (1e12, 1e16),
-    ],
-}
-BY_NAME = {
-    "output_tokens_per_s_ceiling": ("kv_tokens_per_sequence", "bytes_per_token", "flops_per_token", "flop_per_s")
-}
-
-
-def test_formulas_agree_with_those_of_the_pipeline(run):
-    """5,500 random inputs, evaluated at once; whole numbers for blocks, tokens and sequences."""
+def test_formulas_give_in_the_page_what_they_give_in_python(in_page):
+    """Each on 200 random lists of arguments, evaluated at once."""
     chance = random.Random(11)
     calls = [
-        (
-            name,
-            [
-                float(round(chance.uniform(*ends))) if ends[1] > 1 and ends[0] in (0, 1) else chance.uniform(*ends)
-                for ends in ranges
-            ],
-        )
-        for name, ranges in FORMULAS.items()
-        for _ in range(500)
+        (formula, {name: float(chance.randint(1, 10**6)) for name in signature(formula).parameters})
+        for formula in FORMULAS
+        for _ in range(200)
     ]
-    here = run("formulas.js", f"{json.dumps(calls)}.map(([name, values]) => m[name](...values))")
-    for (name, values), found in zip(calls, here, strict=True):
-        named = BY_NAME.get(name, ())
-        plain = values[: len(values) - len(named)]
-        expected = getattr(formulas, name)(*plain, **dict(zip(named, values[len(plain) :], strict=True)))
-        assert found == pytest.approx(expected, rel=1e-12), (name, values)
+    given = json.dumps([[formula.__name__, list(values.values())] for formula, values in calls])
+    here = in_page("formulas.js", f"{given}.map(([name, values]) => m[name](...values))")
+    for (formula, values), found in zip(calls, here, strict=True):
+        assert found == pytest.approx(formula(**values), rel=1e-12), (formula.__name__, values)
 
 
-def test_ceilings_and_operations_agree_with_the_audit_for_every_model_and_device(run):
+def test_ceilings_and_operations_agree_with_the_audit_for_every_model_and_device(in_page):
     """Each model on each device with random settings: 3,000 ceilings at once."""
     chance, known, gpus = random.Random(5), catalog(), load_gpus()
     calls = [
@@ -307,7 +257,7 @@ def test_ceilings_and_operations_agree_with_the_audit_for_every_model_and_device
       if (!(c.settings.quantization in model.weights)) return "quantized already";
       return m.ceiling(model, catalog.devices.find((one) => one.name === c.device), c.most, c.workload, c.settings);
     })"""
-    here = run("verdicts.js", f"({script})({json.dumps(known)}, {json.dumps(calls)})")
+    here = in_page("verdicts.js", f"({script})({json.dumps(known)}, {json.dumps(calls)})")
     assert sum(isinstance(one, dict) for one in here) > 1000
     for call, found in zip(calls, here, strict=True):
         if found == "quantized already":
@@ -324,7 +274,7 @@ def test_ceilings_and_operations_agree_with_the_audit_for_every_model_and_device
         assert found["output"] == pytest.approx(highest.output_tokens_per_s, rel=1e-9), call
 
 
-def test_names_of_columns_and_devices_are_found_as_by_the_audit(run):
+def test_names_of_columns_and_devices_are_found_as_by_the_audit(in_page):
     rates = [
         "Output tok/s",
         "throughput",
@@ -340,11 +290,11 @@ def test_names_of_columns_and_devices_are_found_as_by_the_audit(run):
     lists = [[gpu, *(rates[i:j])] for gpu in gpus for i in range(len(rates)) for j in range(i, len(rates) + 1)]
     script = """(names) => {
       try {
-        const found = m.findColumns(names);
+        const found = m.findColumns(names, patterns);
         return [found.gpu, found.throughput, found.sequences, found.countsOutputOnly];
       } catch { return null; }
     }"""
-    here = run("verdicts.js", f"{json.dumps(lists)}.map({script})")
+    here = in_page("verdicts.js", f"((patterns) => {json.dumps(lists)}.map({script}))({json.dumps(PATTERNS)})")
 
     def of_audit(names: list[str]) -> list[Any] | None:
         try:
@@ -362,14 +312,14 @@ def test_names_of_columns_and_devices_are_found_as_by_the_audit(run):
         except CatalogError:
             return []
 
-    found = run(
+    found = in_page(
         "verdicts.js",
         f"{json.dumps(written)}.map((n) => m.resolve(n, {json.dumps(catalog()['devices'])}).map((d) => d.name))",
     )
     assert found == [resolved(name) for name in written]
 
 
-def test_a_pasted_table_gets_the_verdicts_of_the_audit(run):
+def test_a_pasted_table_gets_the_verdicts_of_the_audit(in_page):
     rows = [
         *(["H200", "1", "310"], ["H200", "1", "~4,500"], ["1x H100 80GB SXM", "1", "11.2k tok/s"]),
         *(["RTX 9", "1", "5"], ["L40S", "x", "5"], ["L40S", "8", "95 %"]),
@@ -379,9 +329,9 @@ def test_a_pasted_table_gets_the_verdicts_of_the_audit(run):
     script = f"""(() => {{
       const known = {json.dumps(catalog())};
       const model = known.models.find((one) => one.name === "llama-3.1-8b-instruct");
-      return m.audit(m.parseTable({json.dumps(pasted)}), model, known.devices, {{prompt: 200, output: 200}});
+      return m.audit(m.parseTable({json.dumps(pasted)}), model, known, {{prompt: 200, output: 200}});
     }})()"""
-    here = run("verdicts.js", script)
+    here = in_page("verdicts.js", script)
     model = get_model("llama-3.1-8b-instruct")
     table = pd.DataFrame(rows, columns=names)
     there = audit_table(table, read_model_facts(model.config, model.fixed_dtype), Workload(200, 200))
@@ -394,10 +344,10 @@ def test_a_pasted_table_gets_the_verdicts_of_the_audit(run):
         assert (row["ceiling"] is None) == math.isnan(expected)
         assert row["ceiling"] is None or row["ceiling"] == pytest.approx(expected)
     quoted = 'GPU,"tok/s, output"\nH200,"1,200"'
-    assert run("verdicts.js", f"m.parseTable({json.dumps(quoted)})") == [{"GPU": "H200", "tok/s, output": "1,200"}]
+    assert in_page("verdicts.js", f"m.parseTable({json.dumps(quoted)})") == [{"GPU": "H200", "tok/s, output": "1,200"}]
 
 
-def test_the_calculator_counts_blocks_as_the_formulas_do(run):
+def test_the_calculator_counts_blocks_as_the_formulas_do(in_page):
     """Qwen2-7B on 80 GB with 4 GB for the rest, in blocks of 16 tokens."""
     model = next(one for one in catalog()["models"] if one["name"] == "qwen2-7b")
     device = {
@@ -415,7 +365,7 @@ def test_the_calculator_counts_blocks_as_the_formulas_do(run):
         "blockSize": 16,
         "length": 4096,
     }
-    found = run("calculator.js", f"m.capacity({json.dumps({**given, 'overhead': 4e9, 'sequences': 64})})")
+    found = in_page("calculator.js", f"m.capacity({json.dumps({**given, 'overhead': 4e9, 'sequences': 64})})")
     free = formulas.kv_cache_bytes(80e9, 0.9, model["weights"][""]["weight_bytes"], 4e9)
     blocks = formulas.num_blocks(free, formulas.bytes_per_block(16, 57344))
     assert (found["perToken"], found["blocks"], found["tokens"]) == (57344, blocks, 16 * blocks)

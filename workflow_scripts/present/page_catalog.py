@@ -1,50 +1,37 @@
 """Devices, models and a published table of the catalogue, as the page's calculator and audit need them."""
 
 import math
-from typing import Any, TypedDict, get_args
+from typing import Any, get_args
 
 from workflow_scripts.catalog.gpus_and_models import CatalogError, Dtype, Gpu, Model, load_gpus, load_models
 from workflow_scripts.catalog.published import PUBLISHED, Published
+from workflow_scripts.catalog.rate_columns import PATTERNS
+from workflow_scripts.physics.formulas import decode_step_flops, prefill_flops
 from workflow_scripts.physics.model_facts import DTYPE_BYTES, ModelFactsError, read_model_facts
 
 # Types of weights that the page offers; None is the model's own.
 QUANTIZATIONS: tuple[str | None, ...] = (None, "fp8", "awq", "gptq")
 
 
-class Device(TypedDict):
-    """One device; null is not known. `flop_per_s` has the dense rate by dtype, and `highest` the highest of any."""
-
-    name: str
-    names: list[str]
-    memory_bytes: float | None
-    memory_bandwidth_bytes_per_s: float | None
-    flop_per_s: dict[str, float | None]
-    highest_flop_per_s: float | None
-
-
-class Weights(TypedDict):
-    """Bytes of all weights, and of those that a decode step reads."""
-
-    weight_bytes: float
-    decode_weight_bytes: float
-
-
-class Shape(TypedDict):
-    """One model: the facts that determine its memory and operations. `weights` are by type, "" for the model's own."""
-
-    name: str
-    dtype: str
-    quantization: str | None
-    max_positions: int
-    weights: dict[str, Weights]
-    kv_bytes_per_token: dict[str, float]
-    layer_parameters: float
-    lm_head_parameters: float
-    attention_width: float
+def request_flops(
+    layer_parameters: float,
+    lm_head_parameters: float,
+    attention_width: float,
+    prompt_tokens: float,
+    output_tokens: float,
+) -> float:
+    """Operations of a whole request of a model with full attention alone, as `ModelFacts.request_flops` counts them."""
+    further = output_tokens - 1
+    prompt = prefill_flops(layer_parameters, lm_head_parameters, prompt_tokens, attention_width)
+    kv_tokens = further * (prompt_tokens + (further + 1) / 2)
+    return prompt + decode_step_flops(layer_parameters + lm_head_parameters, further, kv_tokens, attention_width)
 
 
 def catalog() -> dict[str, Any]:
-    """All devices with data-sheet rates, all models whose facts can be read, and the first published table of rates."""
+    """All devices with data-sheet rates, all models whose facts can be read, and the first published table of rates.
+
+    `columns` has the patterns by which the columns of a table of rates are known.
+    """
     models, shapes = load_models(), []
     for name in models:
         try:
@@ -55,6 +42,7 @@ def catalog() -> dict[str, Any]:
     return {
         "devices": [_device(gpu) for gpu in load_gpus().values() if not gpu.simulated],
         "models": shapes,
+        "columns": PATTERNS,
         "published": {
             "source": published.source,
             "model": published.model,
@@ -63,7 +51,8 @@ def catalog() -> dict[str, Any]:
     }
 
 
-def _device(gpu: Gpu) -> Device:
+def _device(gpu: Gpu) -> dict[str, Any]:
+    """One device; null is not known. `flop_per_s` has the dense rate by dtype, `highest_flop_per_s` that of any."""
     rates = gpu.dense_flop_per_s or {}
     memory = None if gpu.memory_bytes is None else max(gpu.memory_bytes, gpu.usable_memory_bytes or 0)
     return {
@@ -76,9 +65,13 @@ def _device(gpu: Gpu) -> Device:
     }
 
 
-def _shape(model: Model) -> Shape:
+def _shape(model: Model) -> dict[str, Any]:
+    """The facts of a model that determine its memory and operations.
+
+    `weights` has by type, "" for the model's own, the bytes of all and of those that a decode step reads.
+    """
     facts = read_model_facts(model.config, model.fixed_dtype).uniform()
-    weights: dict[str, Weights] = {}
+    weights = {}
     for quantization in QUANTIZATIONS:
         if quantization and facts.quantization:
             continue  # the checkpoint has its own
@@ -86,8 +79,7 @@ def _shape(model: Model) -> Shape:
         weights[quantization or ""] = {"weight_bytes": of.weight_bytes, "decode_weight_bytes": of.decode_weight_bytes}
     layer, head, width = facts.layer_matmul_parameters, facts.vocab * facts.hidden, facts.attention_width
     # The page computes a request's operations from these three; models for which that is wrong are left out.
-    flops = 2 * layer * 10 + 2 * head + 2 * width * 10 * 11 + 2 * (layer + head) * 4 + 4 * width * 4 * (10 + 5 / 2)
-    if not math.isclose(flops, facts.request_flops(10, 5)):
+    if not math.isclose(request_flops(layer, head, width, 10, 5), facts.request_flops(10, 5)):
         raise ModelFactsError(f"{model.name}: its operations do not follow from its matrices and attention alone")
     return {
         "name": model.name,

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from workflow_scripts.analyse.claims.csv_rows import Row, Value, read_rows
 from workflow_scripts.catalog.any_model import ANY_MODEL, find_model
 from workflow_scripts.catalog.gpus_and_models import CatalogError, Gpu, load_gpus, resolve
+from workflow_scripts.catalog.rate_columns import PATTERNS
 from workflow_scripts.common.command import command, option, positive, share
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import write_text
@@ -41,19 +42,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Verdict = Literal["possible", "impossible", "unknown"]
-
-_GPU = r"gpus?|gpu[ _-]?(name|type|model)|device|accelerator|hardware"
-_SEQUENCES = (
-    r"(knob[ _-])?max[ _-]?num[ _-]?seqs|(max[ _-]?)?batch([ _-]?size)?|(max[ _-]?)?concurrency"
-    r"|((max[ _-])?num[ _-]|concurrent[ _-])?(seqs?|sequences|users)"
-)
-_THROUGHPUT = r".*(throughput|tok\w*(\s*/\s*|[_ -]per[_ -]|_)s(ec(ond)?)?(?![a-z])|\btps\b|_tps\b).*"
-_NOT_TOKENS = (
-    r".*(req|per[ _-]?watt|per[ _-]?joule|(?<![a-z])ratio|speed-?up|time|latency|ms\b|%|percent|\bv?ram\b|\bgi?b\b).*"
-)
-_OUTPUT = r".*(output|generat|decod).*"
-# Tables with several such columns count one work in several ways.
-_COUNTED = r".*(output|generat|decod|total|prompt|prefill|input).*"
 
 
 class AuditError(InputError):
@@ -102,7 +90,7 @@ class Columns:
     @property
     def counts_output_only(self) -> bool:
         """Whether the name of the throughput column says that prompt tokens are not counted."""
-        return _like(_OUTPUT, self.throughput)
+        return _like("output", self.throughput)
 
 
 def ceiling(
@@ -176,7 +164,7 @@ def find_columns(names: Sequence[str], throughput: str | None = None) -> Columns
     """
 
     found = ", ".join(names) or "none"
-    if not (gpus := [name for name in names if _like(_GPU, name)]):
+    if not (gpus := [name for name in names if _like("gpu", name)]):
         raise AuditError(f"no column names the GPU (gpu, device): give it with --gpu; columns: {found}")
     rates = [name for name in names if _is_rate(name)]
     if throughput is not None and throughput not in names:
@@ -188,7 +176,7 @@ def find_columns(names: Sequence[str], throughput: str | None = None) -> Columns
             else "no column looks like a throughput (tokens_per_s, throughput, tok/s): name it"
         )
         raise AuditError(f"{which} with --throughput-column; columns: {found}")
-    return Columns(gpus[0], throughput or rates[0], next((name for name in names if _like(_SEQUENCES, name)), None))
+    return Columns(gpus[0], throughput or rates[0], next((name for name in names if _like("sequences", name)), None))
 
 
 @dataclass(frozen=True)
@@ -275,13 +263,13 @@ def as_long(
     Raises:
         AuditError: a GPU is given for a table that names it.
     """
-    place = next((name for name in names if _like(_GPU, _halves(name)[0])), None)
+    place = next((name for name in names if _like("gpu", _halves(name)[0])), None)
     if gpu is not None:
         if place is not None:
             raise AuditError(f"--gpu is for a table that does not name it; this one has the column {place!r}")
         place, names, rows = "gpu", ["gpu", *names], [{"gpu": gpu, **row} for row in rows]
     rates = [name for name in names if _is_rate(name)]
-    if throughput is not None or len(rates) == 1 or any(_like(_COUNTED, name) for name in rates):
+    if throughput is not None or len(rates) == 1 or any(_like("counted", name) for name in rates):
         cards, values = [], []
     elif place is None:
         cards = values = [name for name in names if _is_card(name)]
@@ -302,12 +290,12 @@ def as_long(
     return list(dict.fromkeys(name for row in long for name in row)), long
 
 
-def _like(pattern: str, name: str) -> bool:
-    return re.fullmatch(pattern, name.strip(), re.IGNORECASE) is not None
+def _like(kind: str, name: str) -> bool:
+    return re.fullmatch(PATTERNS[kind], name.strip(), re.IGNORECASE) is not None
 
 
 def _is_rate(name: str) -> bool:
-    return _like(_THROUGHPUT, name) and not _like(_NOT_TOKENS, name)
+    return _like("throughput", name) and not _like("not_tokens", name)
 
 
 def _is_card(name: str) -> bool:
@@ -335,7 +323,7 @@ def _with_numbers(names: Sequence[str], rows: Sequence[Row]) -> list[str]:
     return [
         name
         for name in names
-        if not _like(_NOT_TOKENS, name) and not all(math.isnan(_number(row[name])) for row in rows)
+        if not _like("not_tokens", name) and not all(math.isnan(_number(row[name])) for row in rows)
     ]
 
 
