@@ -15,17 +15,17 @@ from workflow_scripts.present.figures import FIGURES
 from workflow_scripts.present.ratio_by_sequences import speedups
 from workflow_scripts.present.report import Report, blocks_of
 from workflow_scripts.present.report_tables import MissingError, records
+from workflow_scripts.present.sentences import without_effect
 from workflow_scripts.present.series import means
 from workflow_scripts.present.subjects import device_ratios, other_settings, sequence_limit
 from workflow_scripts.present.subjects.where_measured import NOISY_PCT, host_load
-from workflow_scripts.present.words import explained, span
+from workflow_scripts.present.words import DECIDED, explained, span
 from workflow_scripts.study.progress import clock
-from workflow_scripts.study.setting_words import knob_name, said, shortly
+from workflow_scripts.study.setting_words import said, shortly
 
 MOST_DEVICES = 2
 # A larger share of a repeat in which the engine drains is told.
 MUCH_DRAIN = 0.1
-_FAILED = ("infeasible", "timeout", "engine_error")
 
 
 @dataclass(frozen=True)
@@ -141,17 +141,13 @@ def _devices(report: Report) -> Iterator[str]:
 def _changes(report: Report) -> Iterator[str]:
     """The first device's largest change that is shown, then the settings without effect or without a verdict."""
     rows = other_settings.largest_changes(report.tables)
-    shown = rows["verdict"].isin(["changes", "faster", "slower"])
+    shown = rows["verdict"].isin(DECIDED)
     own = rows[shown & (rows["gpu"] == next((gpu for gpu in report.tables.devices if gpu in set(rows["gpu"])), None))]
     for row in records((own if len(own) else rows[shown]).head(1)):
         yield f"{row['label']}: {_times(row)} the output tokens/s on {row['gpu']}."
-    settings = rows[~shown & (rows["about"] != "engine") & ~rows["about"].isin(rows.loc[shown, "about"])]
-    flat = settings.groupby("about", sort=False)["verdict"].agg(set).map({"flat"}.issuperset)
-    if flat.any():
-        margin = number(rows["margin_pct"].max())
-        yield f"No difference of more than {margin} %: {listed(map(knob_name, flat[flat].index))}."
-    if not flat.all():
-        yield f"Not decided: {listed(map(knob_name, flat[~flat].index))}."
+    yield from without_effect(
+        rows[~shown & (rows["about"] != "engine") & ~rows["about"].isin(rows.loc[shown, "about"])]
+    )
 
 
 def _times(row: dict[str, Any]) -> str:
@@ -170,7 +166,7 @@ def _cells(report: Report) -> Iterator[tuple[str, str]]:
     elsewhere = report.grid["source"].eq("imported").to_numpy(dtype=bool)
     outcomes = report.grid.loc[~elsewhere, "outcome"]
     counted = [f"{outcomes.eq('ok').sum()} of {len(outcomes)} measured"]
-    for outcome in (*_FAILED, "invalid"):
+    for outcome in ("infeasible", "timeout", "engine_error", "invalid"):
         if count := outcomes.eq(outcome).sum():
             counted.append(f"{count} {outcome_words(outcome)}")
     if missing := outcomes.eq("missing").sum():

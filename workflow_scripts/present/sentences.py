@@ -1,31 +1,21 @@
-"""Sentences and tables that several subjects share: the effects of a knob, and pairs of cells that differ in it."""
+"""Sentences and tables that several subjects share: what is decided, the effects of a knob, and pairs of cells."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pandas as pd
 
+from workflow_scripts.common.wording import listed, number, sentence
 from workflow_scripts.present.blocks import Block, Finding, Findings, Text
 from workflow_scripts.present.report import Part, Report
 from workflow_scripts.present.report_tables import MissingError, records
 from workflow_scripts.present.series import evenly, without_shared
 from workflow_scripts.present.subject import PLACE, TablePart
-from workflow_scripts.present.words import held_in_words
+from workflow_scripts.present.words import DECIDED, FLAT, NOT_DECIDED, held_in_words
 from workflow_scripts.study.setting_words import knob_name
 
 # Maximum number of sentences of one kind; the table has all of them.
 MOST_SENTENCES = 6
-TONES: Mapping[str, str] = {
-    "flat": "good",
-    "changes": "neutral",
-    "holds": "good",
-    "possible": "good",
-    "supported": "good",
-    "contradicted": "bad",
-    "refuted": "bad",
-    "impossible": "bad",
-    "exceeds": "bad",
-}
 EFFECT_COLUMNS: Mapping[str, str] = {
     **PLACE,
     "held": "Other settings",
@@ -45,6 +35,22 @@ EFFECT_COLUMNS: Mapping[str, str] = {
 OWN_SECTION = ("max_num_seqs", "block_size", "enable_prefix_caching", "num_speculative_tokens")
 # What `pairs_that_differ_in` reports pair by pair.
 _TOLD_APART = ("enable_prefix_caching", "num_speculative_tokens", "model")
+
+
+def ratio_finding(ratio: float, verdict: str, sentence: str) -> Finding:
+    """A finding on a ratio, with the ratio as its badge if a difference is shown, otherwise with the verdict."""
+    badge = f"{ratio:.3g} times" if verdict in DECIDED else verdict
+    return Finding(badge, sentence, "good" if verdict == FLAT else "neutral")
+
+
+def without_effect(rows: pd.DataFrame) -> Iterator[str]:
+    """Which of the settings (`about`) are flat in all their comparisons, and on which there is no verdict."""
+    flat = rows.groupby("about", sort=False)["verdict"].agg(set).map({FLAT}.issuperset)
+    if flat.any():
+        margin = number(rows["margin_pct"].max())
+        yield f"No difference of more than {margin} %: {listed(map(knob_name, flat[flat].index))}."
+    if not flat.all():
+        yield f"{sentence(NOT_DECIDED)}: {listed(map(knob_name, flat[~flat].index))}."
 
 
 def effects_of(knob: str) -> TablePart:
@@ -80,19 +86,17 @@ def verdicts_of_others(report: Report) -> Iterator[Block]:
 
 def verdict_over(rows: pd.DataFrame) -> Finding:
     """The verdicts of rows that compare all values of one knob, and the largest change."""
-    counts = rows["verdict"].value_counts()
     # A larger ratio that is not decided may be noise.
-    order = rows.assign(decided=rows["verdict"] == "changes").sort_values(["decided", "ratio"], ascending=False)
+    order = rows.assign(decided=rows["verdict"].isin(DECIDED)).sort_values(["decided", "ratio"], ascending=False)
     largest = records(order.head(1))[0]
-    counted = ", ".join(f"{count} {name}" for name, count in counts.items())
-    what = "change" if largest["decided"] else "ratio"
-    several = f" This is the largest {what} of {len(rows)} comparisons of {knob_name(largest['knob'])}: {counted}."
-    sentence = f"{largest['gpu']}: {largest['explanation']} ({place(largest)})"
+    text = f"{largest['gpu']}: {largest['explanation']} ({place(largest)})"
     if largest.get("only_waiting") is True:
-        sentence += f" Without waiting for the host, the ratio is {largest['device_ratio']:.3g}, within the margin."
-    verdict = str(largest["verdict"])
-    badge = f"{largest['ratio']:.3g} times" if largest["decided"] else verdict
-    return Finding(badge, sentence + (several if len(rows) > 1 else ""), TONES.get(verdict, "neutral"))
+        text += f" Without waiting for the host, the ratio is {largest['device_ratio']:.3g}, within the margin."
+    if len(rows) > 1:
+        counted = ", ".join(f"{count} {name}" for name, count in rows["verdict"].value_counts().items())
+        what = f"largest {'change' if largest['decided'] else 'ratio'} of {len(rows)} comparisons"
+        text += f" This is the {what} of {knob_name(largest['knob'])}: {counted}."
+    return ratio_finding(largest["ratio"], largest["verdict"], text)
 
 
 def what_verdicts_cover(report: Report) -> Iterator[Block]:
@@ -126,10 +130,9 @@ def pairs_that_differ_in(
     findings = []
     for row in records(told.sort_values("ratio", ascending=False, kind="stable")):
         cell = of_cell.loc[row["cell_id"]]
-        sentence = f"{place(row)}: {row['explanation']}"
-        sentence += f" {found(cell)}" if pd.notna(cell.get(known_by)) else ""
-        verdict = f"{row['ratio']:.3g} times" if row["verdict"] == "changes" else str(row["verdict"])
-        findings.append(Finding(verdict, sentence, TONES.get(str(row["verdict"]), "neutral")))
+        further = f" {found(cell)}" if pd.notna(cell.get(known_by)) else ""
+        text = f"{place(row)}: {row['explanation']}{further}"
+        findings.append(ratio_finding(row["ratio"], row["verdict"], text))
     few = f"{len(told)} of {len(pairs)} comparisons, evenly from the largest ratio to the smallest; the table effects "
     return Findings(findings, few + "holds all." if len(told) < len(pairs) else "")
 

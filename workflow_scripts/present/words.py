@@ -1,10 +1,13 @@
-"""Times, ranges and settings of tables in words."""
+"""Verdicts, times, ranges and settings of tables in words."""
 
 import math
 from collections.abc import Iterable
 
 from workflow_scripts.common.wording import listed, number
 from workflow_scripts.study.setting_words import said
+
+# Verdicts by which a difference is shown, the one by which there is none, and the one by which it is not known.
+DECIDED, FLAT, NOT_DECIDED = ("changes", "faster", "slower"), "flat", "not decided"
 
 
 def duration(seconds: float, high: float | None = None) -> str:
