@@ -6,10 +6,9 @@ from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from workflow_scripts.present.plot import LINE_IN, Panel, Plot, some_panels, write_label
+from workflow_scripts.present.plot import LINE_IN, Panel, Plot, hide_y, key, some_panels, write_label
 from workflow_scripts.present.series import means, repeats_of
 from workflow_scripts.present.style import INK, Mark
 
@@ -46,7 +45,7 @@ def plot_bars(
         panels=panels,
         handles=[
             *(Patch(color=named[name].color, label=name) for name in dict.fromkeys(rows["name"])),
-            Line2D([], [], label="a repeat", **DOT),
+            key("a repeat", **DOT),
         ],
         repeats=repeats_of(rows),
         notes=[*notes, "bars are geometric means over repeats and starts, as in the tables"],
@@ -70,8 +69,7 @@ def _draw(ax: Axes, rows: pd.DataFrame, column: str, named: Mapping[str, Mark]) 
     ax.set_ylim(LINES_PER_BAR * len(bars), 0)
     ax.set_xlim(0, 1.08 * float(rows[column].max()))
     ax.locator_params(axis="x", nbins=5)
-    ax.yaxis.set_visible(False)
-    ax.spines["left"].set_visible(False)
+    hide_y(ax)
 
 
 def _in_words(panel: object, rows: pd.DataFrame, measures: Mapping[str, str]) -> str:

@@ -8,13 +8,12 @@ import pandas as pd
 from workflow_scripts.common.wording import listed, number, plural, sentence
 from workflow_scripts.present.blocks import UNKNOWN, Fold, Table
 from workflow_scripts.present.report import Report
-from workflow_scripts.present.report_tables import Tables, records
-from workflow_scripts.present.series import means
+from workflow_scripts.present.report_tables import RATE, Tables, records
+from workflow_scripts.present.series import PLACES, means
 from workflow_scripts.present.words import duration, span
 from workflow_scripts.study.setting_words import settings_in_words
 
-PLACE = ["gpu", "model", "workload"]
-RATE, TIMES, WAIT = "output_tokens_per_s", ("tpot_s_p50", "ttft_s_p50"), "queue_s_p50"
+TIMES, WAIT = ("tpot_s_p50", "ttft_s_p50"), "queue_s_p50"
 # A wait for a free place is told if it is more than this share of the time to the first token.
 WORTH_SAYING = 0.05
 HEADINGS = [
@@ -40,8 +39,8 @@ def best_settings(report: Report) -> Table | Fold | None:
     if cells.empty:
         return None
     rows: list[list[str]] = []
-    for names, of_place in cells.groupby(PLACE, sort=False):
-        best = [] if recommended is None else records(recommended[(recommended[PLACE] == list(names)).all(axis=1)])
+    for names, of_place in cells.groupby(PLACES, sort=False):
+        best = [] if recommended is None else records(recommended[(recommended[PLACES] == list(names)).all(axis=1)])
         rows.append(_row(tables, of_place, means_of, next((r for r in best if r["role"] == "best_throughput"), None)))
     order = _weight(tables, cells)
     rows.sort(key=lambda row: order[row[0], row[1]], reverse=True)
@@ -53,7 +52,7 @@ def _weight(tables: Tables, cells: pd.DataFrame) -> dict[tuple[str, str], tuple[
     """For each model and workload, and device, how large the model is and how many tokens it generated."""
     rows = tables.cells[tables.cells["cell_id"].isin(cells["cell_id"])]
     size = rows.groupby("model")["model_weights_gib"].max() if "model_weights_gib" in rows else pd.Series(dtype=float)
-    work = rows.assign(tokens=rows[RATE] * rows["wall_s"]).groupby(PLACE)["tokens"].sum()
+    work = rows.assign(tokens=rows[RATE] * rows["wall_s"]).groupby(PLACES)["tokens"].sum()
     return {
         (f"{model}, {workload}", gpu): (float(size.fillna(0).get(model, 0)), float(tokens))
         for gpu, model, workload, tokens in work.reset_index().itertuples(index=False, name=None)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,7 +17,6 @@ GIB = 2**30
 class Text:
     """One paragraph."""
 
-    kind: ClassVar[str] = "text"
     text: str
 
 
@@ -25,7 +24,6 @@ class Text:
 class Absent:
     """Something that the report would show but that is missing, with the reason; `what` may be empty."""
 
-    kind: ClassVar[str] = "absent"
     what: str
     reason: str
 
@@ -43,7 +41,6 @@ class Finding:
 class Findings:
     """Sentences from tables, each with its verdict."""
 
-    kind: ClassVar[str] = "findings"
     findings: Sequence[Finding]
     note: str = ""
 
@@ -52,7 +49,6 @@ class Findings:
 class Figure:
     """A drawn figure: its images in page width and column width as data addresses, and its caption."""
 
-    kind: ClassVar[str] = "figure"
     name: str
     wide: str
     narrow: str
@@ -76,7 +72,6 @@ class Link:
 class Table:
     """Rows with headings; the first value of a row is its name. `numeric` says which columns hold numbers."""
 
-    kind: ClassVar[str] = "table"
     caption: str
     headings: Sequence[str]
     rows: Sequence[Sequence[str | Link]]
@@ -89,7 +84,6 @@ class Table:
 class Fold:
     """Blocks below a line that shows and hides them."""
 
-    kind: ClassVar[str] = "fold"
     summary: str
     blocks: Sequence[Any]
     is_open: bool = False
@@ -99,7 +93,6 @@ class Fold:
 class Command:
     """A command line to copy, with its purposes; empty if there is no command."""
 
-    kind: ClassVar[str] = "command"
     title: str
     command: str
     why: Sequence[str]
@@ -109,7 +102,6 @@ class Command:
 class Definitions:
     """Words and their meanings."""
 
-    kind: ClassVar[str] = "definitions"
     entries: Sequence[tuple[str, str]]
 
 
@@ -145,14 +137,15 @@ def outcome_words(outcome: object) -> str:
 
 
 def table_of(
-    rows: pd.DataFrame, columns: Mapping[str, str], caption: str, note: str = "", link: Link | None = None
+    rows: pd.DataFrame, columns: Mapping[str, str] | None, caption: str, note: str = "", link: Link | None = None
 ) -> Table:
-    """A table of those `columns` of `rows` (column -> heading) that have any value.
+    """A table of those `columns` of `rows` (column -> heading; None for all by their names) that have any value.
 
     An interval, from the columns `*_low` and `*_high`, is written into the column of its value. Names that are the same
     in all rows appear only once, in the note.
     """
     rows = with_intervals(rows)
+    columns = {str(name): str(name) for name in rows} if columns is None else columns
     used = {c: heading for c, heading in columns.items() if c in rows and rows[c].notna().any()}
     same = [
         c for c in used if len(rows) > 1 and isinstance(rows[c].iloc[0], str) and rows[c].nunique(dropna=False) == 1

@@ -7,13 +7,11 @@ from itertools import cycle
 from typing import Any, NamedTuple
 
 import pandas as pd
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from workflow_scripts.common.wording import sentence
-from workflow_scripts.present.plot import Panel, Plot, log2_axis, mark_handles, ratio_axis, some_panels
+from workflow_scripts.present.plot import Panel, Plot, key, log2_axis, mark_handles, ratio_axis, some_panels
 from workflow_scripts.present.report_tables import REPEAT, MissingError, Tables
 from workflow_scripts.present.series import Group, groups_varying, means, repeats_of
 from workflow_scripts.present.style import COLOURS, INK, MUTED, OUTCOMES, LineStyle, Mark, marks
@@ -115,15 +113,18 @@ def plot_by_knob(
             "if many settings of other knobs were measured, a line is the median of all of them "
             "and its band spans the lowest to the highest"
         )
-    handles = _handles({name: colours[name] for name in dict.fromkeys(rows["colour"])}, styles, ceilings)
+    handles = mark_handles({name: colours[name] for name in dict.fromkeys(rows["colour"])})
+    handles += [key(name, linestyle=style) for name, style in styles.items() if name]
+    ceiling_lines = [] if ceilings is None else [CEILINGS[str(rates)] for rates in ceilings]
+    handles += [key(name, linestyle=style) for style, name in ceiling_lines]
     if WHOLE in rows:
-        handles.append(Line2D([], [], color=INK, label="over whole repeats, with filling and drain", **WHOLE_LINE))
+        handles.append(key("over whole repeats, with filling and drain", **WHOLE_LINE))
     if published is not None:
-        handles.append(Line2D([], [], color=INK, label="published by others", **PUBLISHED))
+        handles.append(key("published by others", **PUBLISHED))
         if ceilings is not None:
             handles.append(Patch(color=IMPOSSIBLE, alpha=SHADE, linewidth=0, label="impossible: above every ceiling"))
     if any(len(part) for part in invalid.values()):
-        handles.append(Line2D([], [], color=INK, linestyle="none", marker=INVALID, label="invalid, not compared"))
+        handles.append(key("invalid, not compared", linestyle="none", marker=INVALID))
     return Plot(
         title=f"{measure.name} against {name}",
         alt=_in_words(groups, measure, name),
@@ -146,8 +147,8 @@ def _invalid(tables: Tables, group: Group, knob: str, measure: Measure) -> pd.Da
     rows = tables.invalid
     if measure.column not in rows:
         return rows.head(0)
-    for key, name in group.keys.items():
-        rows = rows[rows[key] == name]
+    for place, name in group.keys.items():
+        rows = rows[rows[place] == name]
     rows = rows[rows[knob].isin(group.rows["x"].unique())]
     return rows.groupby(["cell_id", "gpu"], as_index=False).agg(
         x=(knob, "first"), **{measure.column: (measure.column, "median")}
@@ -248,16 +249,6 @@ def _draw_band(ax: Axes, rows: pd.DataFrame, rate: str, mark: Mark, style: LineS
     at = rows.groupby("x")[rate].agg(["median", "min", "max"])
     ax.fill_between(at.index, at["min"], at["max"], color=mark.color, alpha=0.15, linewidth=0)
     ax.plot(at.index, at["median"], color=mark.color, marker=mark.marker, linestyle=style)
-
-
-def _handles(
-    colours: Mapping[str, Mark], styles: Mapping[str, LineStyle], ceilings: pd.DataFrame | None
-) -> list[Artist]:
-    handles = mark_handles(colours)
-    handles += [Line2D([], [], color=INK, linestyle=style, label=name) for name, style in styles.items() if name]
-    for style, name in (CEILINGS[str(rates)] for rates in ([] if ceilings is None else ceilings)):
-        handles.append(Line2D([], [], color=INK, linestyle=style, label=name))
-    return handles
 
 
 def _in_words(groups: Sequence[Group], measure: Measure, knob: str) -> str:

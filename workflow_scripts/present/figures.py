@@ -39,7 +39,7 @@ def draw_figures(tables: Tables, out: Path) -> dict[str, dict[str, Any]]:
                 old.unlink()
             continue
         write_plot(plot, out, name)
-        write_text(out / f"{name}.rst", figure.caption.rst)
+        write_text(out / f"{name}.rst", figure.caption)
         drawn[name] = plot.describe()
     write_json(out / MANIFEST, drawn)
     return drawn

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 
 from workflow_scripts.present.report_tables import MissingError, Tables, of_all_layers
-from workflow_scripts.present.series import NAMES
+from workflow_scripts.present.series import NAMES, PLACES
 from workflow_scripts.present.subject import CELL
 
 POOL = "num_gpu_blocks_override"
@@ -23,7 +23,7 @@ EVICTED = "evicted_blocks"
 # Of these the table of predictions has columns.
 _SCHEDULED = ("running_peak", EVICTED)
 # Rows are compared if these are equal: they have the same requests and the same memory for them.
-MEMORY = ["gpu", "model", "workload", "pool_tokens"]
+MEMORY = [*PLACES, "pool_tokens"]
 
 
 def under_pressure(tables: Tables) -> pd.DataFrame:

@@ -44,6 +44,7 @@ def render(report: Report, study_file: Path) -> str:
         loader=jinja2.FileSystemLoader(REPORT), autoescape=True, undefined=jinja2.StrictUndefined
     )
     environment.filters["sha256"] = _sha256
+    environment.filters["type_name"] = lambda block: type(block).__name__.lower()
     return environment.get_template("page.html.j2").render(
         title=f"kvsweep: study {report.study.name}",
         question=report.study.question,

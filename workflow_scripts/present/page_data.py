@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -47,33 +47,12 @@ Column = list[Any] | dict[str, list[Any]]
 Columns = dict[str, Column]
 
 
-class Knob(TypedDict):
-    """A setting that some cell sets: its name, and the same in words."""
+def page_data(report: Report, study_file: Path) -> dict[str, Any]:
+    """Everything that the views read of a study.
 
-    name: str
-    words: str
-
-
-class PageData(TypedDict):
-    """Everything that the views read. `cell` in `repeats`, `limits`, `predictions` and `intervals` is a row of `cells`.
-
-    `intervals` holds the value of a cell's measure with its 95 % interval.
+    `knobs` are the settings that some cell sets, each with its words. `cell` in `repeats`, `limits`, `predictions` and
+    `intervals` is a row of `cells`; `intervals` holds the value of a cell's measure with its 95 % interval.
     """
-
-    version: int
-    study: dict[str, Any]
-    colours: Sequence[str]
-    knobs: list[Knob]
-    cells: Columns
-    repeats: Columns
-    limits: Columns
-    predictions: Columns
-    intervals: Columns
-    catalog: dict[str, Any]
-
-
-def page_data(report: Report, study_file: Path) -> PageData:
-    """The data of a study's page."""
     grid = report.grid.reset_index(drop=True)
     knobs = [name for name in report.tables.knobs if grid[name].notna().any()]
     starts = grid.get("start", pd.Series(1, index=grid.index))
@@ -88,7 +67,7 @@ def page_data(report: Report, study_file: Path) -> PageData:
         log=logs[1],
         scope=scopes,
     )
-    words: list[Knob] = [
+    words = [
         {"name": name.removeprefix("knob_"), "words": setting(name, None).removesuffix(" default")} for name in knobs
     ]
     return {

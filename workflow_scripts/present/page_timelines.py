@@ -60,16 +60,14 @@ def _timelines(tables: Tables) -> Iterator[tuple[str, dict[str, Any]]]:
         parts = {name: dict(iter(_chosen(name, facts[name]).groupby("cell_id", sort=False))) for name in counts}
         for cell_id in ids:
             if any(cell_id in of_cells for of_cells in parts.values()):
-                yield (
-                    cell_id,
-                    {
-                        name: {
-                            "columns": columns_of(of_cells.get(cell_id, facts[name].head(0)), COLUMNS[name], digits=9),
-                            "rows": int(counts[name].get(cell_id, 0)),
-                        }
-                        for name, of_cells in parts.items()
-                    },
-                )
+                timeline = {
+                    name: {
+                        "columns": columns_of(of_cells.get(cell_id, facts[name].head(0)), COLUMNS[name], digits=9),
+                        "rows": int(counts[name].get(cell_id, 0)),
+                    }
+                    for name, of_cells in parts.items()
+                }
+                yield cell_id, timeline
 
 
 def _cells_by_interest(tables: Tables) -> list[str]:

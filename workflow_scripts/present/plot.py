@@ -1,5 +1,6 @@
-"""From panels to files: lay out a figure in page width and in column width, and write it as SVG and PNG."""
+"""From panels to files: lay out a figure in page width and in column width, write it as SVG and PNG, and embed it."""
 
+import base64
 import io
 import math
 import re
@@ -20,11 +21,11 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from workflow_scripts.common.files import write_bytes
-from workflow_scripts.present.style import GRID, INK, MUTED, PAPER, Mark
+from workflow_scripts.present.style import DARK, GRID, INK, MUTED, PAPER, LineStyle, Mark
 
 # Widths in inches, of a page and of a column. With an SVG's 72 points per inch they are 998 and 360 CSS pixels.
 PAGE_WIDTH_IN, SINGLE_WIDTH_IN, COLUMN_WIDTH_IN = 10.4, 6.6, 3.75
-PNG_DPI = 200
+PNG_DPI, PX_PER_PT = 200, 96 / 72
 LINE_IN = 0.2
 MAX_PANELS = 12
 # A logarithmic axis whose ends differ by a smaller factor has closer ticks.
@@ -61,11 +62,8 @@ class Plot:
 
     def describe(self) -> dict[str, Any]:
         """What the page says about the figure, as JSON values."""
-        return {
-            "title": self.title,
-            "alt": self.alt,
+        return {of: getattr(self, of) for of in ("title", "alt", "repeats")} | {
             "sources": list(self.sources),
-            "repeats": self.repeats,
             "notes": list(self.notes),
         }
 
@@ -76,44 +74,36 @@ def use_style() -> None:
 
     mpl.use("agg")
     sns.set_theme(style="whitegrid", context="paper")
-    mpl.rcParams.update(
-        {
-            "font.family": "DejaVu Sans",
-            "font.size": 9,
-            "axes.labelsize": 9,
-            "axes.titlesize": 9,
-            "axes.titleweight": "bold",
-            "axes.titlelocation": "left",
-            "xtick.labelsize": 8.5,
-            "ytick.labelsize": 8.5,
-            "legend.fontsize": 8.5,
-            "legend.frameon": False,
-            "text.color": INK,
-            "axes.labelcolor": INK,
-            "axes.edgecolor": MUTED,
-            "xtick.color": INK,
-            "ytick.color": INK,
-            "grid.color": GRID,
-            "grid.linewidth": 0.6,
-            "axes.linewidth": 0.7,
-            "axes.facecolor": "none",
-            "axes.spines.top": False,
-            "axes.spines.right": False,
-            "lines.linewidth": 1.5,
-            "lines.markersize": 5.5,
-            # Text stays text: the files are small, and can be searched and read aloud.
-            "svg.fonttype": "none",
-            "svg.hashsalt": "kvsweep",
-            # Lines may be off by half a point, which nobody sees, and need fewer points.
-            "path.simplify_threshold": 0.5,
-            "savefig.facecolor": "none",
-        }
-    )
+    mpl.rc("font", family="DejaVu Sans", size=9)
+    mpl.rc("axes", labelsize=9, titlesize=9, titleweight="bold", titlelocation="left", linewidth=0.7, facecolor="none")
+    mpl.rc("axes", labelcolor=INK, edgecolor=MUTED)
+    mpl.rc("axes.spines", top=False, right=False)
+    mpl.rc(("xtick", "ytick"), labelsize=8.5, color=INK)
+    mpl.rc("legend", fontsize=8.5, frameon=False)
+    mpl.rc("text", color=INK)
+    mpl.rc("grid", color=GRID, linewidth=0.6)
+    mpl.rc("lines", linewidth=1.5, markersize=5.5)
+    # Text stays text: the files are small, and can be searched and read aloud.
+    mpl.rc("svg", fonttype="none", hashsalt="kvsweep")
+    # Lines may be off by half a point, which nobody sees, and need fewer points.
+    mpl.rc("path", simplify_threshold=0.5)
+    mpl.rc("savefig", facecolor="none")
 
 
-def mark_handles(named: Mapping[str, Mark]) -> list[Artist]:
+def key(label: str, color: str = INK, linestyle: LineStyle = "-", **style: Any) -> Artist:
+    """A legend entry."""
+    return Line2D([], [], label=label, color=color, linestyle=linestyle, **style)
+
+
+def mark_handles(named: Mapping[str, Mark], **style: Any) -> list[Artist]:
     """Legend entries for what differs by colour and mark."""
-    return [Line2D([], [], color=m.color, marker=m.marker, label=name) for name, m in named.items() if name]
+    return [key(name, m.color, marker=m.marker, **style) for name, m in named.items() if name]
+
+
+def hide_y(ax: Axes) -> None:
+    """Remove the y axis of marks whose labels say what they are."""
+    ax.yaxis.set_visible(False)
+    ax.spines["left"].set_visible(False)
 
 
 def plain_log_ticks(axis: Axis, low: float, high: float, most: int) -> None:
@@ -253,3 +243,22 @@ def _png(figure: Any) -> bytes:
     figure.set_dpi(PNG_DPI)
     FigureCanvasAgg(figure).print_png(out)
     return out.getvalue()
+
+
+def data_address(svg: Path) -> str:
+    """A drawn figure as one address for an `img`; its ink is light if the page is dark."""
+    text = svg.read_text(encoding="utf-8")
+    names = {color: f"c{i}" for i, color in enumerate(DARK)}
+    for color, name in names.items():
+        text = text.replace(color, f"var(--{name})")
+    light = "".join(f"--{name}:{color};" for color, name in names.items())
+    dark = "".join(f"--{names[color]}:{value};" for color, value in DARK.items())
+    sheet = f"<style>:root{{{light}}}@media(prefers-color-scheme:dark){{:root{{{dark}}}}}</style>"
+    text = re.sub(r"(<svg\b[^>]*>)", lambda match: match[1] + sheet, text, count=1)
+    return "data:image/svg+xml;base64," + base64.b64encode(text.encode()).decode()
+
+
+def size_px(svg: Path) -> tuple[int, int]:
+    """Width and height of a drawn figure in CSS pixels, rounded."""
+    sizes = dict(re.findall(r'\b(width|height)="([\d.]+)pt"', svg.read_text(encoding="utf-8")[:2000]))
+    return round(float(sizes["width"]) * PX_PER_PT), round(float(sizes["height"]) * PX_PER_PT)

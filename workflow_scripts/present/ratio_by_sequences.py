@@ -6,13 +6,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from workflow_scripts.common.wording import listed, number, plural
-from workflow_scripts.present.plot import Panel, Plot, log2_axis, mark_handles, some_panels
+from workflow_scripts.present.plot import Panel, Plot, key, log2_axis, mark_handles, some_panels
 from workflow_scripts.present.ratio_plot import Reference, repeats_of_pairs
 from workflow_scripts.present.report_tables import MissingError, Tables, records
 from workflow_scripts.present.series import NAMES, Group, groups_varying
@@ -52,21 +50,15 @@ def plot_by_sequences(groups: list[Group], references: Iterable[Reference]) -> P
     """The figure of the ratios, one panel for each group."""
     references = [r for r in references if any(_known(group.rows, r.column) for group in groups)]
     rows = pd.concat([group.rows for group in groups])
-    without_waiting = Line2D([], [], color=INK, linestyle="none", marker="D", markersize=4, fillstyle="none")
-    without_waiting.set_label("without host waits")
-    handles: list[Artist] = [Line2D([], [], color=INK, marker="o", label="observed (95 %)")]
+    handles = [key("observed (95 %)", marker="o")]
     if _known(rows, "device_ratio"):
-        handles.append(without_waiting)
+        handles.append(key("without host waits", linestyle="none", marker="D", markersize=4, fillstyle="none"))
     if is_expected := _known(rows, "expected_ratio"):
         handles.append(Patch(color=_EXPECTED_COLOUR, alpha=0.35, label="expected (predicted)"))
     # A colour for each kind of rate, a dash for those that were measured.
     kinds = {r.label.partition(" (")[0]: r.color for r in references}
-    handles += [Line2D([], [], color=color, label=name) for name, color in kinds.items()]
-    handles += [
-        Line2D([], [], color=MUTED, linestyle=r.style, label="rates as measured")
-        for r in references[-1:]
-        if r.style != "-"
-    ]
+    handles += [key(name, color) for name, color in kinds.items()]
+    handles += [key("rates as measured", MUTED, r.style) for r in references[-1:] if r.style != "-"]
     panels = [Panel(group.title, partial(_draw_ratios, rows=group.rows, references=references)) for group in groups]
     panels_shown, notes = some_panels(panels, "panels")
     return Plot(

@@ -7,12 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from workflow_scripts.present.plot import LINE_IN, Panel, Plot, mark_handles, some_panels, write_label
+from workflow_scripts.present.plot import LINE_IN, Panel, Plot, hide_y, key, mark_handles, some_panels, write_label
 from workflow_scripts.present.report_tables import records
 from workflow_scripts.present.series import evenly, repeats_in_words
 from workflow_scripts.present.style import INK, MUTED, LineStyle, Mark
@@ -20,32 +18,7 @@ from workflow_scripts.present.style import INK, MUTED, LineStyle, Mark
 MOST_LABELS = 14
 MOST_DOTS = 40
 # Ticks of an axis of ratios, in order of preference.
-RATIO_TICKS = (
-    1,
-    2,
-    5,
-    10,
-    0.5,
-    20,
-    50,
-    100,
-    200,
-    500,
-    0.2,
-    0.1,
-    3,
-    1.5,
-    7,
-    4,
-    1.2,
-    0.05,
-    0.8,
-    1.1,
-    0.9,
-    0.6,
-    1.4,
-    1.05,
-)
+TICKS = (1, 2, 5, 10, 0.5, 20, 50, 100, 200, 500, 0.2, 0.1, 3, 1.5, 7, 4, 1.2, 0.05, 0.8, 1.1, 0.9, 0.6, 1.4, 1.05)
 
 
 class Reference(NamedTuple):
@@ -87,12 +60,12 @@ def plot_ratios(
         )
     if rows.duplicated(["panel", "label", "name"]).any():
         notes.append("dots with the same mark below the same label differ in other settings; the table names them")
-    handles: list[Artist] = mark_handles({name: named[name] for name in named if name in set(rows["name"])})
+    handles = mark_handles({name: named[name] for name in named if name in set(rows["name"])})
     if rows["ratio_low"].notna().any():
-        handles.append(Line2D([], [], color=MUTED, linewidth=1.5, label=interval))
-    handles += [Line2D([], [], color=r.color, linestyle=r.style, label=r.label) for r in references]
+        handles.append(key(interval, MUTED, linewidth=1.5))
+    handles += [key(r.label, r.color, r.style) for r in references]
     if "beside" in rows and rows["beside"].notna().any():
-        handles.append(Line2D([], [], color=INK, marker="x", linestyle="none", label="KV-cache tokens (measured)"))
+        handles.append(key("KV-cache tokens (measured)", marker="x", linestyle="none"))
     return Plot(
         title=title,
         alt=_in_words(f"{title}, measured.", rows),
@@ -152,8 +125,7 @@ def _draw(
             ax.plot(part["beside"], part["y"], marker="x", color=INK, linestyle="none", markersize=4)
         y += thickness
     ax.set_ylim(y + 0.2, 0)
-    ax.yaxis.set_visible(False)
-    ax.spines["left"].set_visible(False)
+    hide_y(ax)
     _ratio_axis(ax, *limits)
 
 
@@ -168,7 +140,7 @@ def _ratio_axis(ax: Axes, low: float, high: float) -> None:
     ax.set_xlim(low, high)
     apart = math.log(high / low) / 8
     ticks: list[float] = []
-    for tick in RATIO_TICKS:
+    for tick in TICKS:
         if low <= tick <= high and all(abs(math.log(tick / other)) > apart for other in ticks):
             ticks.append(tick)
     ax.xaxis.set_major_locator(FixedLocator(ticks))

@@ -19,6 +19,8 @@ class MissingError(InputError):
 
 # What tables of repeats have in common.
 REPEAT = ["cell_id", "start", "repeat"]
+# Rates of cells: over whole repeats, while the engine is full, and with prompt tokens.
+RATE, STEADY, TOTAL = "output_tokens_per_s", "steady_output_tokens_per_s", "total_tokens_per_s"
 
 # The meaning of a table without rows.
 EMPTY = {

@@ -9,10 +9,13 @@ import numpy as np
 import pandas as pd
 
 from workflow_scripts.common.wording import plural
-from workflow_scripts.present.report_tables import REPEAT, MissingError
+from workflow_scripts.present.report_tables import REPEAT, MissingError, Tables
+from workflow_scripts.present.style import Mark, marks
 from workflow_scripts.study.setting_words import knobs_that_differ, setting
 
 NAMES = ["gpu", "engine", "model", "workload"]
+# Where cells of several engines are compared.
+PLACES = ["gpu", "model", "workload"]
 
 
 @dataclass(frozen=True)
@@ -110,6 +113,11 @@ def without_shared(settings: "pd.Series[str]") -> "pd.Series[str]":
     parts = settings.str.split(", ")
     shared = set.intersection(*map(set, parts)) if len(parts) else set()
     return parts.map(lambda of_one: ", ".join(part for part in of_one if part not in shared))
+
+
+def device_marks(tables: Tables, rows: pd.DataFrame) -> dict[str, Mark]:
+    """The marks of the devices in the rows, each as in every other figure."""
+    return {gpu: mark for gpu, mark in marks(tables.devices).items() if gpu in set(rows["gpu"])}
 
 
 def repeats_of(rows: pd.DataFrame) -> str:

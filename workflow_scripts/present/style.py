@@ -11,6 +11,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*", "h")
 
 # These four change when the page is dark, so no other part of a figure may have exactly these colours.
 INK, MUTED, GRID, PAPER = "#1f2328", "#59636e", "#d8dee4", "#fefefe"
+DARK: Mapping[str, str] = {INK: "#e6edf3", MUTED: "#9aa4af", GRID: "#343b44", PAPER: "#14181d"}
 
 OUTCOMES: Mapping[str, tuple[str, str]] = {
     # outcome -> colour, and the sign with the same meaning

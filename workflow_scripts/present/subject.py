@@ -8,10 +8,9 @@ import pandas as pd
 
 from workflow_scripts.common.wording import plural
 from workflow_scripts.present.blocks import Absent, Block, Figure, Fold, Text, table_of
-from workflow_scripts.present.plot import Plot
-from workflow_scripts.present.report import Part, Report
+from workflow_scripts.present.plot import Plot, data_address, size_px
+from workflow_scripts.present.report import REPORT, Part, Report
 from workflow_scripts.present.report_tables import MissingError, Tables
-from workflow_scripts.present.svg import data_address, size_px
 from workflow_scripts.study.study import Study
 
 MOST_ROWS = 100
@@ -22,36 +21,30 @@ REPEAT_COLUMNS: Mapping[str, str] = {"start": "Start", "repeat": "Repeat"}
 
 
 @dataclass(frozen=True)
-class Caption:
-    """What a figure shows, how to read it, and what it does not show."""
-
-    shows: str
-    reading: str
-    not_shown: str
-
-    @property
-    def paragraphs(self) -> Sequence[tuple[str, str]]:
-        """The paragraphs, each with its bold words at the beginning, if any."""
-        return ("", self.shows), ("How to read it:", self.reading), ("What it does not show:", self.not_shown)
-
-    @property
-    def rst(self) -> str:
-        """The caption as Snakemake's own report reads it."""
-        return "\n\n".join(f"**{lead}** {text}" if lead else text for lead, text in self.paragraphs) + "\n"
-
-
-@dataclass(frozen=True)
 class FigurePart:
-    """The part of a section that shows one figure; `needs` names tables and the columns that it cannot do without."""
+    """The part of a section that shows one figure; `needs` names tables and the columns that it cannot do without.
+
+    Its caption is in `report/captions`, by its name: what it shows, how to read it, and what it does not show.
+    """
 
     draw: Callable[[Tables], Plot]
     needs: Mapping[str, Sequence[str]]
-    caption: Caption
 
     @property
     def name(self) -> str:
         """The figure's name, which is that of the function that draws it."""
         return self.draw.__name__
+
+    @property
+    def caption(self) -> str:
+        """The caption, as Snakemake's own report reads it."""
+        return (REPORT / "captions" / f"{self.name}.rst").read_text(encoding="utf-8")
+
+    @property
+    def paragraphs(self) -> Sequence[tuple[str, str]]:
+        """The paragraphs of the caption, each with its bold words at the beginning, if any."""
+        parts = [" ".join(paragraph.split()).rpartition(":** ") for paragraph in self.caption.split("\n\n")]
+        return [(f"{lead.removeprefix('**')}:" if lead else "", text) for lead, _, text in parts]
 
     def plot(self, tables: Tables) -> Plot:
         """What is to be drawn.
@@ -80,7 +73,7 @@ class FigurePart:
             height_px=height,
             narrow_px=size_px(narrow),
             alt=facts["alt"],
-            caption=self.caption.paragraphs,
+            caption=self.paragraphs,
             facts=figure_facts(facts),
         )
 

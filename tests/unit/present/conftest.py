@@ -1,14 +1,22 @@
 """Made-up results, drawn once for all tests of this room."""
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import pytest
+from matplotlib.axes import Axes
 
 from tests.unit.present.synthetic import write_results
 from workflow_scripts.present import figures, page
-from workflow_scripts.present.blocks import Findings
+from workflow_scripts.present.blocks import Findings, Fold, Table
+from workflow_scripts.present.plot import Plot
 from workflow_scripts.present.report import Part, Report
+from workflow_scripts.present.report_tables import Tables
+from workflow_scripts.study.study_file import load_study
+
+DEMO = Path("config/studies/demo.yaml")
 
 
 @dataclass(frozen=True)
@@ -21,6 +29,15 @@ class Results:
     @property
     def html(self) -> str:
         return (self.root / "report.html").read_text(encoding="utf-8")
+
+    @property
+    def tables(self) -> Tables:
+        return Tables(self.root / "tables", self.root / "parsed")
+
+    @property
+    def report(self) -> Report:
+        places = (self.root / "figures", self.root / "cells", self.root, self.root / "report.html")
+        return Report(load_study(self.study), Tables(self.root / "tables"), *places)
 
     def draw(self, out: Path) -> int:
         folders = {"--tables": self.root / "tables", "--parsed": self.root / "parsed"}
@@ -44,8 +61,34 @@ def results(tmp_path_factory):
     return made
 
 
+def report_of(tables: Path, study: Path = DEMO) -> Report:
+    """A report of tables without any other file."""
+    return Report(load_study(study), Tables(tables), tables, tables, tables, tables / "report.html")
+
+
 def told(part: Part, report: Report) -> list[tuple[str, str]]:
     """The findings of a part, each with its verdict and its sentence."""
     (block,) = part(report)
     assert isinstance(block, Findings)
     return [(finding.verdict, finding.sentence) for finding in block.findings]
+
+
+def table_in(part: Part, report: Report) -> Table:
+    """The only table of a part, folded or not."""
+    (block,) = part(report)
+    (table,) = block.blocks if isinstance(block, Fold) else [block]
+    assert isinstance(table, Table)
+    return table
+
+
+@pytest.fixture
+def axes_of() -> Iterator[Callable[..., Axes]]:
+    """A function that draws a panel of a plot."""
+
+    def draw(plot: Plot, panel: int = 0) -> Axes:
+        _, ax = plt.subplots()
+        plot.panels[panel].draw(ax)
+        return ax
+
+    yield draw
+    plt.close("all")

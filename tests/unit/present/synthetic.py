@@ -4,7 +4,9 @@ Numbers of cells are made up here. Tables that follow from them are made by the 
 evidence than cells are made up too, and checked with their schema.
 """
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -43,6 +45,12 @@ SCRIPT = "<script>alert('from a log')</script>"
 # Of keys and values, of an 8B model in 16 bits.
 BYTES_PER_TOKEN = 131_072
 SPEED = {"h200": 4.8, "a100-sxm-80gb": 2.0, "l40s": 0.86}
+NAMES = ("gpu", "engine", "model", "workload")
+MEASURED_BY = {
+    **{"comparable": True, "source": "measured", "host": "node-1", "git_commit": "0" * 40, "protocol": "1"},
+    **{"engine_version": "0.32.0", "attention_backend": "FLASH_ATTN"},
+}
+LATENCIES = {"ttft_s_p50": 0.2, "queue_s_p50": 0.15, "prefill_s_p50": 0.05, "ttft_s_p99": 0.4, "tpot_s_p50": 0.02}
 
 LLAMA = {"model": "llama-3.1-8b-instruct"}
 STUDY = study_content(
@@ -125,23 +133,14 @@ def cells_table(study: Study) -> pd.DataFrame:
             "cell_id": cell.id,
             "study": study.name,
             "sweeps": ",".join(cell.sweeps),
-            "gpu": cell.gpu,
-            "engine": cell.engine,
-            "model": cell.model,
-            "workload": cell.workload,
+            **{name: getattr(cell, name) for name in NAMES},
             "knobs": cell.knobs.slug(),
             **{f"knob_{name}": value for name, value in cell.knobs.set_values().items()},
             "max_concurrency_allowed": cell.knobs.max_concurrency,
-            "comparable": True,
-            "source": "measured",
-            "host": "node-1",
+            **MEASURED_BY,
             "device_name": f"Made-up {cell.gpu}",
-            "git_commit": "0" * 40,
-            "engine_version": "0.32.0",
-            "attention_backend": "FLASH_ATTN",
             "not_as_asked": "max_model_len 2048, not 4096" if cell.gpu == "h200" else None,
             "warmup_steady": cell.gpu != "l40s",
-            "protocol": "1",
             "lock_sha256": ("a" if cell.gpu == "h200" else "b") * 64,
         }
         outcome, reason = outcome_of(asked)
@@ -176,11 +175,7 @@ def measured_of(cell: dict[str, object], repeat: int, rng: np.random.Generator) 
         "output_tokens_per_s": output_rate,
         "total_tokens_per_s": (prompt_tokens + output_tokens) / wall_s,
         "requests_per_s": 64 / wall_s,
-        "ttft_s_p50": 0.2,
-        "queue_s_p50": 0.15,
-        "prefill_s_p50": 0.05,
-        "ttft_s_p99": 0.4,
-        "tpot_s_p50": 0.02,
+        **LATENCIES,
         "running_peak": seqs,
         "kv_cache_usage_peak": 0.02 * seqs / 64,
         "preemptions": 0,
@@ -213,67 +208,52 @@ def measured_of(cell: dict[str, object], repeat: int, rng: np.random.Generator) 
     }
 
 
-def trace_table(cells: pd.DataFrame, gpu: str) -> pd.DataFrame:
-    """The table `parsed/{gpu}/trace.parquet`."""
+def of_repeats(cells: pd.DataFrame, gpu: str, columns: Callable[[Any], Mapping[str, object]]) -> pd.DataFrame:
+    """Facts of each measured repeat of a device's cells."""
     measured = cells[(cells["gpu"] == gpu) & cells["repeat"].notna()]
-    time_s = np.linspace(0, 10, 40)
     parts = [
-        pd.DataFrame(
-            {
-                "cell_id": row.cell_id,
-                "start": 1,
-                "repeat": row.repeat,
-                "time_s": time_s,
-                "memory_used_bytes": 40e9 + 4e9 * np.minimum(time_s, 4) + 1e8 * row.repeat,
-                "process_memory_bytes": np.nan,
-            }
-        )
+        pd.DataFrame({"cell_id": row.cell_id, "start": 1, "repeat": row.repeat, **columns(row)})
         for row in measured.itertuples()
     ]
-    return pd.concat(parts).astype(
-        {"cell_id": "string", "start": "int64", "repeat": "Int64", "memory_used_bytes": "Float64"}
-    )
+    return pd.concat(parts).astype({"cell_id": "string", "start": "int64", "repeat": "Int64"})
+
+
+def trace_table(cells: pd.DataFrame, gpu: str) -> pd.DataFrame:
+    """The table `parsed/{gpu}/trace.parquet`."""
+    time_s = np.linspace(0, 10, 40)
+
+    def trace(row: Any) -> Mapping[str, object]:
+        used = 40e9 + 4e9 * np.minimum(time_s, 4) + 1e8 * row.repeat
+        return {"time_s": time_s, "memory_used_bytes": used, "process_memory_bytes": np.nan}
+
+    return of_repeats(cells, gpu, trace)
 
 
 def steps_table(cells: pd.DataFrame, gpu: str) -> pd.DataFrame:
     """The table `parsed/{gpu}/steps.parquet`; the static HuggingFace engine has no scheduler."""
-    measured = cells[(cells["gpu"] == gpu) & cells["repeat"].notna() & (cells["engine"] == "vllm")]
     time_s = np.linspace(0, 10, 60)
-    parts = []
-    for row in measured.itertuples():
+
+    def steps(row: Any) -> Mapping[str, object]:
         seqs = min(row.max_concurrency_allowed, 64)
         running = np.round(seqs * np.clip((10 - time_s) / 3, 0, 1))
-        parts.append(
-            pd.DataFrame(
-                {
-                    "cell_id": row.cell_id,
-                    "start": 1,
-                    "repeat": row.repeat,
-                    "time_s": time_s,
-                    "running": running,
-                    "waiting": np.round(np.clip((64 - seqs) * (1 - time_s / 7), 0, None)),
-                    "kv_cache_usage": 0.001 * running,
-                }
-            )
-        )
-    return pd.concat(parts).astype(
-        {"cell_id": "string", "start": "int64", "repeat": "Int64", "running": "Int64", "waiting": "Int64"}
-    )
+        waiting = np.round(np.clip((64 - seqs) * (1 - time_s / 7), 0, None))
+        return {"time_s": time_s, "running": running, "waiting": waiting, "kv_cache_usage": 0.001 * running}
+
+    return of_repeats(cells[cells["engine"] == "vllm"], gpu, steps)
 
 
 def requests_table(cells: pd.DataFrame, gpu: str) -> pd.DataFrame:
     """The table `parsed/{gpu}/requests.parquet`: all at once, but on the L40S one every tenth of a second."""
-    measured = cells[(cells["gpu"] == gpu) & cells["repeat"].notna()]
     numbers = np.arange(64)
     queued_s = 0.1 * numbers if gpu == "l40s" else np.zeros(64)
-    parts = []
-    for row in measured.itertuples():
+
+    def requests(row: Any) -> Mapping[str, object]:
         prompt_tokens = 576 if row.workload == "system-prompt" else 20 + 10 * numbers
         times_s = {"queued_s": queued_s, "scheduled_s": queued_s, "first_token_s": queued_s + 0.2}
         lengths = {"prompt_tokens": prompt_tokens, "output_tokens": 32}
-        ids = {"cell_id": row.cell_id, "start": 1, "repeat": row.repeat, "request_id": numbers.astype(str)}
-        parts.append(pd.DataFrame({**ids, **lengths, **times_s, "last_token_s": queued_s + 2}))
-    return pd.concat(parts).astype({"cell_id": "string", "start": "int64", "repeat": "Int64"})
+        return {"request_id": numbers.astype(str), **lengths, **times_s, "last_token_s": queued_s + 2}
+
+    return of_repeats(cells, gpu, requests)
 
 
 def columns_of(table: str) -> list[str]:
@@ -329,12 +309,8 @@ def capacity_table(cells: pd.DataFrame) -> pd.DataFrame:
     published = rows.head(1).assign(cell_id="published/made-up/1", source="published", gpu="H200")
     table = pd.concat([rows, published], ignore_index=True)
     factor = np.where(table["source"] == "published", 2.0, 1.02)
-    for name, column in {
-        "num_blocks": "num_gpu_blocks",
-        "kv_cache_tokens": "kv_cache_tokens",
-        "max_concurrency": "max_concurrency",
-    }.items():
-        table[f"observed_{name}"] = table[column].astype(float)
+    for name in ("num_blocks", "kv_cache_tokens", "max_concurrency"):
+        table[f"observed_{name}"] = table[name.replace("num_", "num_gpu_")].astype(float)
         table[f"predicted_{name}"] = table[f"observed_{name}"] * factor
         table[f"{name}_error_pct"] = 100 * (factor - 1)
     table["explanation"] = np.where(table["source"] == "published", f"Predicted are twice as many {SCRIPT}.", None)
@@ -346,7 +322,7 @@ def blocks_table(study: Study) -> pd.DataFrame:
     requests, _ = lengths_of(study.workloads["system-prompt"], 12)
     settings = SchedulerSettings(64, 8192, 16, 4096, num_blocks=257)
     cell = next(cell for cell in expand(study) if "pool257" in cell.id)
-    place = {name: getattr(cell, name) for name in ("gpu", "engine", "model", "workload")}
+    place = {name: getattr(cell, name) for name in NAMES}
     place |= {"cell_id": cell.id, "knobs": cell.knobs.slug(), "block_size": 16, "num_blocks": 257}
     rows = [place | event._asdict() | {"source": "predicted"} for event in trace_blocks(requests, settings)]
     return pd.DataFrame(rows)[columns_of("blocks")]
@@ -439,28 +415,22 @@ def waiting_table(cells: pd.DataFrame) -> pd.DataFrame:
 
 def write_tables(cells: pd.DataFrame, tables: Path) -> None:
     """Write the cells and every table that follows from them."""
-    write_table(cells, tables / "cells.parquet")
+
+    def write(**of: pd.DataFrame) -> None:
+        for name, table in of.items():
+            write_table(table, tables / f"{name}.parquet")
+
+    write(cells=cells)
     cells = read_table(tables / "cells.parquet")
-    write_table(knob_effects(cells, 2.0), tables / "effects.parquet")
-    write_table(cell_intervals(cells), tables / "intervals.parquet")
     engines, decomposition = engine_tables(cells)
-    write_table(engines, tables / "engines.parquet")
-    write_table(decomposition, tables / "engine_decomposition.parquet")
-    recommended = recommendations(cells, 2.0, {})
-    write_table(recommended.assign(command=f"vllm serve {SCRIPT}"), tables / "recommendations.parquet")
-    serving, serving_summary = serving_tables(cells)
-    write_table(serving, tables / "serving.parquet")
-    write_table(serving_summary, tables / "serving_summary.parquet")
-    write_table(answers_of(cells), tables / "answers.parquet")
-    write_table(latency_effects(cells, serving_summary, 2.0), tables / "latencies.parquet")
-    write_table(limits_table(cells), tables / "limits.parquet")
-    write_table(waiting_table(cells), tables / "waiting.parquet")
-    write_table(waste_table(cells), tables / "waste.parquet")
-    write_table(capacity_table(cells), tables / "capacity.parquet")
-    predicted = predictions_table(cells, plan_table(cells), published_rates(cells))
-    write_table(predicted, tables / "predictions.parquet")
-    write_table(device_ratios(cells, predictions=tables / "predictions.parquet"), tables / "ratios.parquet")
-    write_table(claims_table(), tables / "claims.parquet")
+    serving, summary = serving_tables(cells)
+    write(effects=knob_effects(cells, 2.0), intervals=cell_intervals(cells))
+    write(engines=engines, engine_decomposition=decomposition, serving=serving, serving_summary=summary)
+    write(recommendations=recommendations(cells, 2.0, {}).assign(command=f"vllm serve {SCRIPT}"))
+    write(answers=answers_of(cells), latencies=latency_effects(cells, summary, 2.0), limits=limits_table(cells))
+    write(waiting=waiting_table(cells), waste=waste_table(cells), capacity=capacity_table(cells))
+    write(predictions=predictions_table(cells, plan_table(cells), published_rates(cells)), claims=claims_table())
+    write(ratios=device_ratios(cells, predictions=tables / "predictions.parquet"))
 
 
 def _words(**options: Path) -> list[str]:
@@ -478,9 +448,8 @@ def write_results(folder: Path) -> Path:
     for gpu in SPEED:
         parsed = folder / "parsed" / gpu
         parsed.mkdir(parents=True, exist_ok=True)
-        trace_table(cells, gpu).to_parquet(parsed / "trace.parquet")
-        steps_table(cells, gpu).to_parquet(parsed / "steps.parquet")
-        requests_table(cells, gpu).to_parquet(parsed / "requests.parquet")
+        for name, table in (("trace", trace_table), ("steps", steps_table), ("requests", requests_table)):
+            table(cells, gpu).to_parquet(parsed / f"{name}.parquet")
     for cell_id, outcome in cells[["cell_id", "outcome"]].drop_duplicates().itertuples(index=False):
         if outcome != "missing":
             log = folder / "cells" / cell_id / "raw" / "engine.log"

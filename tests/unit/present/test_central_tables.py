@@ -3,24 +3,20 @@
 import pandas as pd
 import pytest
 
-from tests.unit.present.synthetic import write_results
+from tests.unit.present.conftest import report_of
 from workflow_scripts.analyse.tables import read_table, write_table
 from workflow_scripts.present import figures
 from workflow_scripts.present.blocks import Fold, Table
-from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import MissingError, Tables
 from workflow_scripts.present.subjects import central_tables as module
 from workflow_scripts.present.subjects.central_tables import central_tables, knob_tables
-from workflow_scripts.study.study_file import load_study
 
 RATES, TOTAL, BLOCKS = range(3)
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    root = tmp_path_factory.mktemp("tables")
-    write_results(root)
-    return root
+@pytest.fixture
+def root(results):
+    return results.root
 
 
 @pytest.fixture
@@ -117,10 +113,9 @@ def test_a_large_study_shows_some_rows_and_says_so(root, monkeypatch):
     assert "2 of 12 rows" in table.note
 
 
-def test_they_are_shown_and_written_as_markdown(root, tmp_path):
-    report = Report(load_study(root / "synthetic.yaml"), Tables(root / "tables"), *[root] * 3, root / "report.html")
-    shown = list(central_tables(report))
-    assert [type(block) for block in shown] == [Table, Fold] * 3
+def test_they_are_shown_and_written_as_markdown(results, tmp_path):
+    report = results.report
+    assert [type(block) for block in central_tables(report)] == [Table, Fold] * 3
     figures.write_tables(report.tables, tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {f"by_{knob}.md" for knob in module.KNOBS}
     heading, rule, *_, of_h200 = (tmp_path / "by_max_num_seqs.md").read_text(encoding="utf-8").splitlines()[4:10]
@@ -133,6 +128,5 @@ def test_a_study_that_varies_no_such_knob_has_no_such_table(root, tmp_path):
     tables = Tables(root / "tables")
     one_cell = tables.cells[tables.cells["cell_id"] == tables.cells["cell_id"].iloc[0]]
     one_cell.to_parquet(tmp_path / "cells.parquet")
-    report = Report(load_study(root / "synthetic.yaml"), Tables(tmp_path), *[tmp_path] * 3, tmp_path / "report.html")
     with pytest.raises(MissingError, match="no two cells of an engine differ only in max-num-seqs, block size, batch"):
-        list(central_tables(report))
+        list(central_tables(report_of(tmp_path)))

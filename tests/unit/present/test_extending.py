@@ -13,11 +13,8 @@ from workflow_scripts.analyse.table_docs import documentation
 from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.present import page
 from workflow_scripts.present.figures import draw_figures
-from workflow_scripts.present.report import Report
-from workflow_scripts.present.report_tables import Tables
 from workflow_scripts.present.subject import Subject
 from workflow_scripts.present.subjects import SECTIONS
-from workflow_scripts.study.study_file import load_study
 
 NAME = "workflow_scripts.present.subjects.longest_waits"
 
@@ -31,10 +28,14 @@ def module_of(name: str, code: str, monkeypatch: pytest.MonkeyPatch) -> ModuleTy
 
 
 @pytest.fixture
-def subject(monkeypatch):
+def subject(monkeypatch, tmp_path):
     """The recipe's subject, listed as the recipe says."""
     text = recipe("A figure with its table")
     assert f"`{NAME.replace('.', '/')}.py`" in text.partition("```")[0]
+    (caption,) = blocks(text, "rst")
+    (tmp_path / "captions").mkdir()
+    (tmp_path / "captions" / "longest_waits.rst").write_text(caption)
+    monkeypatch.setattr("workflow_scripts.present.subject.REPORT", tmp_path)
     subject: Subject = module_of(NAME, blocks(text, "python")[0], monkeypatch).SUBJECT
     monkeypatch.setattr(page, "SECTIONS", [*SECTIONS, subject])
     monkeypatch.setattr("workflow_scripts.present.figures.FIGURES", {figure.name: figure for figure in subject.figures})
@@ -42,7 +43,7 @@ def subject(monkeypatch):
 
 
 def test_the_recipe_for_a_figure_with_its_table_works(results, subject, tmp_path):
-    drawn = draw_figures(Tables(results.root / "tables"), tmp_path / "figures")
+    drawn = draw_figures(results.tables, tmp_path / "figures")
     assert "missing" not in drawn["longest_waits"]
     assert (tmp_path / "figures" / "longest_waits.rst").read_text(encoding="utf-8").startswith("The time that 99 %")
     assert results.write_page(tmp_path / "report.html", figures=tmp_path / "figures") == 0
@@ -52,9 +53,7 @@ def test_the_recipe_for_a_figure_with_its_table_works(results, subject, tmp_path
     assert "A falling line means" in section
     assert 'aria-label="The longest waits"' in section
     [finding] = subject.findings
-    root = results.root
-    report = Report(load_study(results.study), Tables(root / "tables"), root, root, root, root / "report.html")
-    [block] = finding(report)
+    [block] = finding(results.report)
     assert "wait longest" in str(block)
 
 

@@ -22,17 +22,13 @@ from workflow_scripts.present.subjects.hardware_limits import reached
 from workflow_scripts.present.subjects.other_settings import ENGINE, largest_changes
 from workflow_scripts.present.subjects.sequence_limit import drains
 from workflow_scripts.present.words import span
-from workflow_scripts.study.study_file import load_study
 
 KNOBS = ["knob_block_size", "knob_max_num_seqs"]
 
 
 @pytest.fixture
 def report(results):
-    root = results.root
-    return Report(
-        load_study(results.study), Tables(root / "tables"), root / "figures", root / "cells", root, root / "report.html"
-    )
+    return results.report
 
 
 def changed(report: Report, folder: Path, **tables: pd.DataFrame) -> Report:

@@ -4,13 +4,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
 
-from tests.unit.present.conftest import told
-from workflow_scripts.present.blocks import Fold, Table
+from tests.unit.present.conftest import report_of, table_in, told
 from workflow_scripts.present.kv_pools import POOL, QUANTITIES, USERS, same_memory, under_pressure
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import MissingError, Tables
@@ -73,7 +71,7 @@ TRANSFORMERS = [
 ]
 
 
-def report_of(folder: Path, predicted_preemptions: float = 7, further: Sequence[dict[str, object]] = ()) -> Report:
+def pools(folder: Path, predicted_preemptions: float = 7, further: Sequence[dict[str, object]] = ()) -> Report:
     cells = pd.DataFrame([*CELLS, *further])
     cells.to_parquet(folder / "cells.parquet")
     measured = cells.set_index("cell_id")
@@ -92,24 +90,22 @@ def report_of(folder: Path, predicted_preemptions: float = 7, further: Sequence[
     short = predictions["cell_id"].str.endswith("bs32-pool33") & predictions["quantity"].eq("preemptions")
     predictions.loc[short, "predicted"] = predicted_preemptions
     predictions.to_parquet(folder / "predictions.parquet")
-    study = load_study(Path("config/studies/kv_pressure.yaml"))
-    return Report(study, Tables(folder), folder, folder, folder, folder / "report.html")
+    return report_of(folder, Path("config/studies/kv_pressure.yaml"))
 
 
 def test_users_in_the_same_memory_are_counted_in_blocks_and_contiguously(tmp_path):
-    users, blocks, predicted = told(users_in_the_same_memory, report_of(tmp_path))
-    assert users == (
-        "5 times the users",
-        "h200, m, chat: a KV cache of 1,024 tokens holds 4 requests at once if each reserves 256 tokens; 20 in "
-        "blocks of 32 tokens; 8 in blocks of 128 tokens. All values are measured.",
+    users, blocks, predicted = told(users_in_the_same_memory, pools(tmp_path))
+    assert users[0] == "5 times the users"
+    assert all(
+        number in users[1] for number in ("1,024 tokens", "4 requests", "256 tokens; 20 in", "8 in blocks of 128")
     )
     assert (blocks[0], predicted[0]) == ("block size", "predicted")
     assert all(number in blocks[1] for number in ("128 instead of 32", "8 requests", "80 output", "instead of 200"))
     assert all(number in predicted[1] for number in ("5 of 5", "up to 7"))
 
 
-def test_caches_of_transformers_are_compared_in_the_same_memory(tmp_path):
-    report = report_of(tmp_path, further=TRANSFORMERS)
+def test_caches_of_transformers_are_compared_in_the_same_memory(tmp_path, axes_of):
+    report = pools(tmp_path, further=TRANSFORMERS)
     waste = [{"cell_id": row["cell_id"], "layer_kind": None, "source": "measured", "waste_pct": 20.0} for row in CELLS]
     what_if = [row | {"source": "predicted", "waste_pct": 90.0} for row in waste]
     pd.DataFrame([*waste, *what_if]).to_parquet(tmp_path / "waste.parquet")
@@ -120,21 +116,17 @@ def test_caches_of_transformers_are_compared_in_the_same_memory(tmp_path):
     assert small["times"].tolist() == [5, 4.5, 2, 1.5, 1.25, 1]
     assert small["users_predicted"].tolist() == [21, 19, 9, 7, 6, 5]
     assert set(rows["pool_tokens"]) == {1024, 2048}
-    (table,) = every_way(report)
-    assert isinstance(table, Table)
-    assert len(table.rows) == 8
+    assert len(table_in(every_way, report).rows) == 8
     plot = users_by_cache(report.tables)
     assert plot.sources == ["measured", "predicted"]
     assert [panel.title[-12:] for panel in plot.panels] == ["1,024 tokens", "2,048 tokens"]
-    figure, ax = plt.subplots()
-    plot.panels[0].draw(ax)
+    ax = axes_of(plot, 0)
     assert [bar.get_width() for bar in ax.patches] == [20, 18, 8, 6, 5, 4]
     assert [line.get_xdata() for line in ax.lines] == [[21], [19], [9], [7], [6], [5]]
-    plt.close(figure)
 
 
 def test_without_a_pool_in_which_reservations_wait_there_are_no_users_to_compare(tmp_path):
-    report = report_of(tmp_path)
+    report = pools(tmp_path)
     cells = pd.DataFrame(CELLS).assign(running_while_others_wait=float("nan"))
     cells.to_parquet(tmp_path / "cells.parquet")
     tables = Tables(tmp_path)
@@ -144,25 +136,23 @@ def test_without_a_pool_in_which_reservations_wait_there_are_no_users_to_compare
 
 
 def test_a_wrong_prediction_is_counted_as_such(tmp_path):
-    (*_, last) = told(users_in_the_same_memory, report_of(tmp_path, predicted_preemptions=6))
+    (*_, last) = told(users_in_the_same_memory, pools(tmp_path, predicted_preemptions=6))
     assert "4 of 5" in last[1]
 
 
-def test_pools_of_equal_memory_lie_above_each_other(tmp_path):
-    report = report_of(tmp_path)
+def test_pools_of_equal_memory_lie_above_each_other(tmp_path, axes_of):
+    report = pools(tmp_path)
     rows = under_pressure(report.tables).set_index("knobs")
-    pools = {"bs32-pool33": 1024, "bs32-pool65": 2048, "bs128-pool9": 1024, "bs256-pool5": 1024, "bs256-pool9": 2048}
-    assert rows["pool_tokens"].to_dict() == pools
+    sizes = {"bs32-pool33": 1024, "bs32-pool65": 2048, "bs128-pool9": 1024, "bs256-pool5": 1024, "bs256-pool9": 2048}
+    assert rows["pool_tokens"].to_dict() == sizes
     assert rows.loc["bs256-pool5", "layout"] == "contiguous: 256 tokens per request"
     assert rows["running_peak_predicted"].eq(1).all()
     plot = pressure_by_pool(report.tables)
     # Nothing was found in a prefix cache, so there is nothing to draw of it.
     assert [panel.title for panel in plot.panels] == list(QUANTITIES.values())[:-1]
-    figure, ax = plt.subplots()
-    plot.panels[3].draw(ax)
+    ax = axes_of(plot, 3)
     lines = {line.get_marker(): np.asarray(line.get_ydata()).tolist() for line in ax.lines[:2]}
     assert list(lines.values()) == [[7, 0], [7, 0]]
-    plt.close(figure)
 
 
 def test_pools_of_one_size_have_no_axis(tmp_path):
@@ -172,10 +162,7 @@ def test_pools_of_one_size_have_no_axis(tmp_path):
 
 
 def test_the_table_has_measured_beside_predicted(tmp_path):
-    (fold,) = every_pool(report_of(tmp_path))
-    assert isinstance(fold, Fold)
-    (table,) = fold.blocks
-    assert isinstance(table, Table)
+    table = table_in(every_pool, pools(tmp_path))
     evicted = "Blocks of shared prompts that lost their content, predicted"
     assert {"Preemptions", "Preemptions, predicted", evicted} <= set(table.headings)
     assert {row[table.headings.index(evicted)] for row in table.rows} == {"3"}
@@ -183,11 +170,11 @@ def test_the_table_has_measured_beside_predicted(tmp_path):
 
 
 def test_a_study_without_the_knob_has_no_such_section(tmp_path):
-    report = report_of(tmp_path)
+    report = pools(tmp_path)
     assert SUBJECT.is_in(report.study)
     assert not sets_the_pool(load_study(Path("config/studies/paged_attention.yaml")))
     pd.DataFrame(CELLS).drop(columns=f"knob_{POOL}").to_parquet(tmp_path / "cells.parquet")
     without = Tables(tmp_path)
     with pytest.raises(MissingError, match="of no measured cell"):
         under_pressure(without)
-    assert list(users_in_the_same_memory(Report(report.study, without, *[tmp_path] * 3, tmp_path / "r.html"))) == []
+    assert list(users_in_the_same_memory(replace(report, tables=without))) == []

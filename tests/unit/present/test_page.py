@@ -7,17 +7,15 @@ from html.parser import HTMLParser
 
 import pandas as pd
 import pytest
-import yaml
 
-from tests.unit.present.conftest import arguments
+from tests.unit.present.conftest import arguments, report_of
 from tests.unit.present.synthetic import SCRIPT
 from workflow_scripts.common.files import write_json
 from workflow_scripts.present.blocks import Fold, Table
 from workflow_scripts.present.figures import FIGURES
 from workflow_scripts.present.page import main
-from workflow_scripts.present.report import Report
-from workflow_scripts.present.report_tables import Tables
 from workflow_scripts.present.subjects import APPENDIX, SECTIONS, SUBJECTS
+from workflow_scripts.present.subjects.claims_retested import claims_on
 from workflow_scripts.present.subjects.wasted_memory import _by_kind_of_layer
 from workflow_scripts.present.subjects.where_measured import provenance
 from workflow_scripts.study.definition import study_sha256
@@ -157,11 +155,23 @@ def test_cells_that_are_not_ok_are_told_with_their_reasons(page):
     assert any("2 times its ceiling" in finding for finding in page.text["li"])
 
 
-def test_settings_that_the_engine_replaced_are_told_with_the_cells_they_are_of(page):
-    told = next(table for table in page.text["figure"] if "Settings that the engine replaced" in table)
-    assert "max_model_len 2048, not 4096" in told
-    assert "h200, vllm, chat: block size 8" in told
-    assert "l40s" not in told
+@pytest.mark.parametrize(
+    ("kind", "title", "cells", "others"),
+    [
+        (
+            "figure",
+            "Settings that the engine replaced",
+            ["max_model_len 2048", "h200, vllm, chat: block size 8"],
+            "l40s",
+        ),
+        ("figure", "CPU used by others", ["l40s, vllm, chat: block size 16"], "h200"),
+        ("li", "not steady", ["l40s, vllm, chat: block size 8, at most 1 sequence; "], "h200"),
+    ],
+)
+def test_cells_with_replaced_settings_a_loaded_host_or_an_unsteady_warm_up_are_named(page, kind, title, cells, others):
+    text = next(text for text in page.text[kind] if title in text)
+    assert all(cell in text for cell in cells)
+    assert others not in text
 
 
 def test_the_page_says_how_to_cite_the_study_and_where_its_tables_are(results, page):
@@ -184,28 +194,10 @@ def test_claims_are_told_with_their_verdicts_and_evidence(page):
     assert any("What would test it: snakemake --cores all" in text for text in told)
 
 
-def test_a_study_that_names_no_claims_has_no_word_of_them(results, tmp_path):
-    study = yaml.safe_load(results.study.read_text(encoding="utf-8"))
-    del study["claims"]
-    other = tmp_path / "other.yaml"
-    other.write_text(yaml.safe_dump(study), encoding="utf-8")
-    assert replace(results, study=other).write_page(tmp_path / "report.html") == 0
-    html = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert 'id="recommendations"' in html
-    assert "Published claim" not in html
-
-
-def test_cells_measured_on_a_loaded_host_are_named(page):
-    assert any("loaded host" in finding for finding in page.text["li"])
-    named = next(table for table in page.text["figure"] if "CPU used by others" in table)
-    assert "l40s, vllm, chat: block size 16" in named
-    assert "h200" not in named
-
-
-def test_cells_that_were_not_steady_after_their_warm_up_are_named(page):
-    told = next(finding for finding in page.text["li"] if "not steady" in finding)
-    assert "l40s, vllm, chat: block size 8, at most 1 sequence; " in told
-    assert "h200" not in told
+def test_a_study_that_names_no_claims_has_no_word_of_them(results):
+    report = replace(results.report, study=results.report.study.model_copy(update={"claims": []}))
+    assert [list(claims_on(section)(report)) for section in ("devices", "block-size")] == [[], []]
+    assert [len(list(claims_on(section)(results.report))) for section in ("devices", "block-size")] != [0, 0]
 
 
 def test_cells_are_told_by_device_host_and_lock(page):
@@ -247,8 +239,7 @@ def test_waste_by_kind_of_layer_is_told_and_older_tables_do_without(results, tmp
     for name, table, told in (("none", waste, 0), ("some", pd.concat([waste, by_kind]), 1), ("older", older, 0)):
         tables = shutil.copytree(results.root / "tables", tmp_path / name)
         table.to_parquet(tables / "waste.parquet")
-        places = (tmp_path, tmp_path, tmp_path, tmp_path / "report.html")
-        blocks = list(_by_kind_of_layer(Report(load_study(results.study), Tables(tables), *places)))
+        blocks = list(_by_kind_of_layer(report_of(tables, results.study)))
         assert len(blocks) == told
         assert all("sliding window 1024" in str(block) for block in blocks)
 
@@ -261,8 +252,7 @@ def test_no_headline_names_a_cell_by_its_slug(results, page):
 
 
 def test_what_was_recorded_is_named_by_the_cell_in_words(results, tmp_path):
-    tables = Tables(results.root / "tables")
-    report = Report(load_study(results.study), tables, tmp_path, tmp_path, tmp_path, tmp_path / "report.html")
+    report = replace(results.report, cells=tmp_path)
     cell = report.grid.loc[report.grid["outcome"] != "missing", "cell_id"].iloc[0]
     write_json(tmp_path / cell / "outcome.json", {"cell_id": cell, "provenance": {"host": "node-1"}})
     (told,) = [block.summary for block in provenance(report) if isinstance(block, Fold)]
@@ -271,11 +261,10 @@ def test_what_was_recorded_is_named_by_the_cell_in_words(results, tmp_path):
 
 
 def test_provenance_has_the_share_of_starts_in_the_time_of_all_engines(results, tmp_path):
-    tables = Tables(results.root / "tables")
+    report = replace(results.report, cells=tmp_path)
     # Two starts, of which one has two repeats: the phases of a start count once.
     starts = pd.DataFrame({"cell_id": ["a", "a", "b"], "start": 1, "start_s": [30.0, 30.0, 60.0], "warmup_s": 15.0})
-    tables.cells = starts.assign(measure_s=[60.0, 60.0, 0.0], host="here", graphs_from_cache=[True, True, False])
-    report = Report(load_study(results.study), tables, tmp_path, tmp_path, tmp_path, tmp_path / "report.html")
+    report.tables.cells = starts.assign(measure_s=[60.0, 60.0, 0.0], host="here", graphs_from_cache=[True, True, False])
     rows = next(block for block in provenance(report) if isinstance(block, Table)).rows
     told = dict(map(tuple, rows))
     assert told["Time of the engines"] == "3 min: 50 % starting, 17 % warming up, 33 % measuring"

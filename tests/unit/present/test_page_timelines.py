@@ -6,12 +6,11 @@ from workflow_scripts.present.report_tables import Tables
 
 
 def test_the_page_holds_timelines_of_its_cells_up_to_a_size(results):
-    tables = Tables(results.root / "tables", results.root / "parsed")
-    all_of_them = timelines(tables)
+    all_of_them = timelines(results.tables)
     assert sum(map(len, all_of_them.values())) <= MOST_BYTES
     held = dict(re.findall(r'<template class="timeline" data-cell="([^"]*)">([^<]*)</template>', results.html))
     assert held == all_of_them
-    few = timelines(tables, 30_000)
+    few = timelines(results.tables, 30_000)
     assert 0 < len(few) < len(all_of_them)
     assert sum(map(len, few.values())) <= 30_000
     # The fastest cell of each place comes before the second fastest of any.
@@ -20,9 +19,8 @@ def test_the_page_holds_timelines_of_its_cells_up_to_a_size(results):
 
 
 def test_a_timeline_has_every_repeat_with_all_rows_or_evenly_chosen_ones(results):
-    tables = Tables(results.root / "tables", results.root / "parsed")
     cell = "l40s/vllm/llama-3.1-8b-instruct/chat/bs16-seqs16-len4096"
-    timeline = unpacked(timelines(tables)[cell])
+    timeline = unpacked(timelines(results.tables)[cell])
     requests = timeline["requests"]["columns"]
     assert timeline["requests"]["rows"] == len(requests["repeat"]) == 3 * 64
     assert values(requests["queued_s"])[:3] == [0, 0.1, 0.2]
@@ -31,17 +29,15 @@ def test_a_timeline_has_every_repeat_with_all_rows_or_evenly_chosen_ones(results
 
 
 def test_the_page_holds_timelines_of_few_cells_of_a_large_study(results, monkeypatch):
-    tables = Tables(results.root / "tables", results.root / "parsed")
-    ten = list(timelines(tables).items())[:10]
+    ten = list(timelines(results.tables).items())[:10]
     # Ten cells are read eight and two at a time.
     monkeypatch.setattr("workflow_scripts.present.page_timelines.MOST_CELLS", 10)
-    assert list(timelines(tables).items()) == ten
+    assert list(timelines(results.tables).items()) == ten
 
 
 def test_a_long_repeat_keeps_evenly_chosen_rows(results, monkeypatch):
     monkeypatch.setattr("workflow_scripts.present.page_timelines.MOST_ROWS", {"requests": 10, "steps": 25, "trace": 7})
-    tables = Tables(results.root / "tables", results.root / "parsed")
-    timeline = unpacked(next(iter(timelines(tables).values())))
+    timeline = unpacked(next(iter(timelines(results.tables).values())))
     assert {name: len(timeline[name]["columns"]["repeat"]) for name in timeline} == {
         "requests": 30,
         "steps": 75,

@@ -1,10 +1,8 @@
 import re
 
-import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 
-from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import MissingError, Tables
 from workflow_scripts.present.subjects.predicted_and_measured import (
     LINES,
@@ -14,27 +12,24 @@ from workflow_scripts.present.subjects.predicted_and_measured import (
     prediction_errors,
     prediction_findings,
 )
-from workflow_scripts.study.study_file import load_study
 
 
 @pytest.fixture
 def tables(results):
-    return Tables(results.root / "tables")
+    return results.tables
 
 
-def test_each_cell_is_a_dot_at_predicted_over_measured_in_ascending_order(tables):
+def test_each_cell_is_a_dot_at_predicted_over_measured_in_ascending_order(tables, axes_of):
     plot = prediction_errors(tables)
     assert plot.sources == ["measured", "predicted"]
     table = tables.need("predictions").dropna(subset=["predicted", "measured"])
     table = table[table["quantity"] == "output_tokens_per_s"]
     error = 100 * (table["predicted"] / table["measured"] - 1).abs()
     assert f"{len(table)} cells. Predictions have a median error of {error.median():.3g} %" in plot.alt
-    figure, ax = plt.subplots()
-    plot.panels[0].draw(ax)
+    ax = axes_of(plot)
     of_one = table[table["gpu"] == "a100-sxm-80gb"]
     drawn = [list(line.get_xdata()) for line in ax.lines if len(line.get_xdata()) == len(of_one)]
     assert sorted(of_one["predicted"] / of_one["measured"]) in [pytest.approx(dots) for dots in drawn]
-    plt.close(figure)
 
 
 def test_what_was_only_predicted_is_drawn_apart(tables):
@@ -48,13 +43,11 @@ def test_what_was_only_predicted_is_drawn_apart(tables):
 
 
 def test_findings_name_accuracy_flags_and_flat_lines(results):
-    root = results.root
-    report = Report(load_study(results.study), Tables(root / "tables"), root, root, root, root / "report.html")
-    (block,) = prediction_findings(report)
+    (block,) = prediction_findings(results.report)
     sentences = {finding.verdict: finding.sentence for finding in block.findings}
     numberless = {re.sub(r"[\d.]+", "N", verdict) for verdict in sentences}
     assert numberless == {"N % off", "flagged", "published N times too high"}
-    rows = report.tables.need("predictions").dropna(subset=["predicted", "measured"])
+    rows = results.tables.need("predictions").dropna(subset=["predicted", "measured"])
     rows = rows[rows["quantity"] == "output_tokens_per_s"]
     for (gpu, engine), of_one in rows.groupby(["gpu", "engine"]):
         error = 100 * (of_one["predicted"] / of_one["measured"] - 1).abs().median()

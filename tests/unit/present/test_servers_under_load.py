@@ -8,14 +8,11 @@ import pandas as pd
 import pytest
 from matplotlib.collections import LineCollection
 
-from tests.unit.present.conftest import told
-from workflow_scripts.present.blocks import Findings, Table
+from tests.unit.present.conftest import report_of, told
+from workflow_scripts.present.blocks import Table
 from workflow_scripts.present.plot import use_style, write_plot
-from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import MissingError, Tables
-from workflow_scripts.present.sequences_by_rate import RATE, SEQUENCES, sequences_by_rate
 from workflow_scripts.present.subjects import servers_under_load as serving
-from workflow_scripts.study.study_file import load_study
 
 
 def write(folder: Path, *servers: tuple[str, str | None, dict[str, object], list[float]]) -> Tables:
@@ -81,17 +78,14 @@ LOAD = {"gpu": "h200", "model": "m", "workload": "w", "engine": "vllm-serve", "e
 
 def sustained(folder: Path, *loads: dict[str, object]) -> list[tuple[str, str]]:
     """What is told of servers, each load with what differs from that of one server at an open rate."""
-    told = {"ramp_to_per_s": None, "users": None, "request_rate_per_s": None, "saturated": False, "limited_by": "load"}
-    rows = pd.DataFrame([{**LOAD, **told, **load, "cell_id": str(i)} for i, load in enumerate(loads)])
+    one = {"ramp_to_per_s": None, "users": None, "request_rate_per_s": None, "saturated": False, "limited_by": "load"}
+    rows = pd.DataFrame([{**LOAD, **one, **load, "cell_id": str(i)} for i, load in enumerate(loads)])
     rows = rows.assign(requests_per_s=rows["answered"], ttft_s_p50=0.1234, ttft_s_p99=0.5678)
     numbers = dict.fromkeys(("ramp_to_per_s", "users", "request_rate_per_s"), float)
     rows.astype({**numbers, "saturated": "boolean"}).to_parquet(folder / "serving_summary.parquet")
     cells = pd.DataFrame({"cell_id": rows["cell_id"], "outcome": "ok", "knob_request_rate_per_s": 1.0})
     cells.assign(knob_block_size=rows.get("block_size", 16)).to_parquet(folder / "cells.parquet")
-    study = load_study(Path("config/studies/demo.yaml"))
-    (block,) = serving.sustained(Report(study, Tables(folder), folder, folder, folder, folder / "report.html"))
-    assert isinstance(block, Findings)
-    return [(finding.verdict, finding.sentence) for finding in block.findings]
+    return told(serving.sustained, report_of(folder))
 
 
 def rate(per_s: float, answered: float, **others: object) -> dict[str, object]:
@@ -132,9 +126,7 @@ def test_every_load_is_among_the_findings_and_one_that_needs_a_warning_first(tmp
     rows.astype({"saturated": "boolean", "limited_by": "string"}).to_parquet(tmp_path / "serving_summary.parquet")
     cells = rows[["cell_id", "gpu", "engine", "model", "workload", "knobs"]]
     cells.assign(outcome="ok", reason=None, knob_block_size=16).to_parquet(tmp_path / "cells.parquet")
-    study = load_study(Path("config/studies/demo.yaml"))
-    report = Report(study, Tables(tmp_path), tmp_path, tmp_path, tmp_path, tmp_path / "report.html")
-    verdicts = [verdict for verdict, _ in told(serving.load_findings, report)]
+    verdicts = [verdict for verdict, _ in told(serving.load_findings, report_of(tmp_path))]
     assert verdicts == ["saturated", "limited by client and server", "limited by server", "too short to say", "kept up"]
 
 
@@ -187,16 +179,14 @@ def test_max_num_seqs_is_put_against_the_rate_for_each_measure(tmp_path):
     summary = pd.DataFrame(rows).astype({"saturated": "boolean", "goodput_requests_per_s": float})
     summary.to_parquet(tmp_path / "serving_summary.parquet")
     cells = pd.DataFrame({"cell_id": summary["cell_id"], "outcome": "ok", "comparable": True, "knob_block_size": 16})
-    knobs = pd.DataFrame(settings, columns=[SEQUENCES, RATE])
+    knobs = pd.DataFrame(settings, columns=[serving.SEQUENCES, serving.ARRIVALS])
     cells.join(knobs).to_parquet(tmp_path / "cells.parquet")
-    study = load_study(Path("config/studies/demo.yaml"))
-    report = Report(study, Tables(tmp_path), tmp_path, tmp_path, tmp_path, tmp_path / "report.html")
-    ttft, tpot = sequences_by_rate(report)
+    report = report_of(tmp_path)
+    ttft, _ = serving.sequences_by_rate(report)
     assert isinstance(ttft, Table)
-    assert isinstance(tpot, Table)
     assert ttft.caption.startswith("Median TTFT")
     assert ttft.rows == [["4", "0.5", "2.5 *", "–"], ["64", "0.03125", "0.1562", "0.3125"]]
 
-    one_rate = cells.join(knobs.assign(**{RATE: 2.0}))
+    one_rate = cells.join(knobs.assign(**{serving.ARRIVALS: 2.0}))
     one_rate.to_parquet(tmp_path / "cells.parquet")
-    assert list(sequences_by_rate(replace(report, tables=Tables(tmp_path)))) == []
+    assert list(serving.sequences_by_rate(replace(report, tables=Tables(tmp_path)))) == []

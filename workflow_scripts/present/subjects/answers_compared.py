@@ -9,13 +9,11 @@ from workflow_scripts.present.blocks import Block, Finding
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import records
 from workflow_scripts.present.sentences import some
-from workflow_scripts.present.subject import Subject, TablePart, prose
+from workflow_scripts.present.subject import PLACE, Subject, TablePart, prose
 from workflow_scripts.study.study import Study
 
 _COLUMNS = {
-    "gpu": "Device",
-    "model": "Model",
-    "workload": "Workload",
+    **PLACE,
     "differs_in": "Differs in",
     "value": "Value",
     "baseline": "Compared with",

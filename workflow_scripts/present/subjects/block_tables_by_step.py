@@ -6,7 +6,6 @@ from functools import partial
 from typing import NamedTuple
 
 import pandas as pd
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch, PathPatch
 from matplotlib.path import Path
@@ -16,7 +15,7 @@ from workflow_scripts.common.wording import plural
 from workflow_scripts.present.plot import LINE_IN, Panel, Plot
 from workflow_scripts.present.report_tables import Tables, records
 from workflow_scripts.present.style import COLOURS, PAPER
-from workflow_scripts.present.subject import Caption, FigurePart, Subject, TablePart
+from workflow_scripts.present.subject import FigurePart, Subject, TablePart
 
 COLUMNS = ["cell_id", "block_size", "step", "event", "request", "group", "place", "block", "tokens"]
 TAKEN = ("allocated", "appended", "shared")
@@ -97,7 +96,6 @@ def block_tables(tables: Tables) -> Plot:
         notes.append(
             f"of tables with up to {longest} places, the first {FIRST_PLACES} and last {LAST_PLACES} are drawn"
         )
-    handles: list[Artist] = [Patch(color=colour, label=name) for colour, name in LEGEND.items()]
     return Plot(
         title="Block tables of the first requests",
         alt=" ".join(_in_words(moment, size) for moment in moments),
@@ -105,7 +103,7 @@ def block_tables(tables: Tables) -> Plot:
         panels=[Panel(f"step {m.step}", partial(_draw, moment=m, size=size, places=places)) for m in moments],
         x_label="Place in the block table",
         y_label="Request",
-        handles=handles,
+        handles=[Patch(color=colour, label=name) for colour, name in LEGEND.items()],
         notes=notes,
         panel_height_in=LINE_IN * 1.3 * MOST_ROWS + 0.7,
     )
@@ -159,22 +157,7 @@ SUBJECT = Subject(
     id="block-tables",
     title="Block tables, step by step",
     parts=[
-        FigurePart(
-            block_tables,
-            {"blocks": COLUMNS},
-            Caption(
-                shows="The block tables of the first requests of a workload at up to three steps. Each row is a "
-                "request, each square a block of its table. A number is that of the block in the pool, in the order of "
-                "first use. The workload is the one whose requests share the most blocks.",
-                reading="A prompt gets its blocks when it is computed. Then each step adds a token to the last block, "
-                "which is partly filled; only when it is full does the request get another block. That is why a "
-                "request wastes less than one block. Where several rows name the same block, their prompts begin alike "
-                "and the block is in memory once. Only full blocks are shared, so no request ever writes into a block "
-                "of another one: each computes its own copy of what follows, and nothing is copied on write.",
-                not_shown="This is computed from the lengths of the requests. Engines do not report which block a "
-                "request holds, and number their blocks differently.",
-            ),
-        ),
+        FigurePart(block_tables, {"blocks": COLUMNS}),
         TablePart(
             "blocks",
             {

@@ -1,4 +1,4 @@
-"""The capacity of KV caches, as predicted and as the engines had it."""
+"""The capacity of KV caches, as predicted and as the engines had it, and how much of it they used."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from workflow_scripts.present.blocks import Block, Finding, Findings, shown
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import MissingError, Tables, records
 from workflow_scripts.present.sentences import some
-from workflow_scripts.present.subject import TablePart
+from workflow_scripts.present.subject import CELL, TablePart
 
 # A smaller error of a KV cache prediction may come from other data in the device's memory.
 WITHIN_PCT = 1.0
@@ -92,4 +92,36 @@ CAPACITY = TablePart(
         "observed_kv_cache_bytes": "KV cache (GiB)",
     },
     "Capacity of the KV cache, as the engine had it and as predicted",
+)
+
+
+def reserved_and_used(cells: pd.DataFrame) -> pd.DataFrame:
+    """Bytes that engines reserved for keys and values, and those that they used: medians over the repeats of a cell."""
+    known = cells[cells["repeat"].notna() & cells["kv_bytes_reserved_peak"].notna()]
+    if known.empty:
+        raise MissingError("no cell recorded how many bytes its KV cache reserved")
+    names = {
+        "kv_bytes_reserved_peak": "reserved_bytes",
+        "kv_bytes_reserved_mean": "reserved_mean_bytes",
+        "kv_bytes_used_mean": "used_bytes",
+        "torch_memory_bytes_max": "torch_bytes",
+        "process_memory_growth_bytes_max": "process_bytes",
+    }
+    rows = known.groupby(list(CELL), sort=False)[list(names)].median().rename(columns=names).reset_index()
+    return rows.assign(used_pct=100 * rows["used_bytes"] / rows["reserved_mean_bytes"])
+
+
+RESERVED = TablePart(
+    "cells",
+    {
+        **CELL,
+        "reserved_bytes": "KV reserved, peak (GiB)",
+        "reserved_mean_bytes": "KV reserved, mean (GiB)",
+        "used_bytes": "KV used, mean (GiB)",
+        "used_pct": "Used share of reserved, of means (%)",
+        "torch_bytes": "Peak of torch, with weights (GiB)",
+        "process_bytes": "Growth of the process (GiB)",
+    },
+    "KV memory reserved and used, medians over repeats",
+    reserved_and_used,
 )

@@ -9,15 +9,14 @@ import pandas as pd
 from workflow_scripts.common.wording import plural
 from workflow_scripts.present.blocks import UNKNOWN, Block, Fold, Table, outcome_words, shown, with_intervals
 from workflow_scripts.present.report import Report
-from workflow_scripts.present.report_tables import MissingError, Tables, of_all_layers, records
+from workflow_scripts.present.report_tables import RATE, STEADY, TOTAL, MissingError, Tables, of_all_layers, records
 from workflow_scripts.present.series import NAMES
 from workflow_scripts.present.subject import MOST_ROWS, PLACE, Subject
 from workflow_scripts.present.subjects.every_cell import MOST_LETTERS
 from workflow_scripts.study.setting_words import knob_name, knobs_that_differ, said, settings_in_words
 
 KNOBS = ("max_num_seqs", "block_size", "batch_size")
-OUTPUT, STEADY, TOTAL = "output_tokens_per_s", "steady_output_tokens_per_s", "total_tokens_per_s"
-OVER: Mapping[str, str] = {OUTPUT: "whole repeats", STEADY: "while that many run"}
+OVER: Mapping[str, str] = {RATE: "whole repeats", STEADY: "while that many run"}
 MEMORY: Mapping[str, str] = {
     "num_gpu_blocks": "KV blocks",
     "waste_pct": "Empty slots in held KV memory (%)",
@@ -99,7 +98,7 @@ def _rates(tables: Tables) -> Mapping[tuple[str, str, str], str]:
     found: dict[tuple[str, str, str], str] = {}
     intervals, predictions = tables.get("intervals"), tables.get("predictions")
     if intervals is not None:
-        of_rates = intervals[intervals["measure"].isin([OUTPUT, STEADY, TOTAL])]
+        of_rates = intervals[intervals["measure"].isin([RATE, STEADY, TOTAL])]
         known = with_intervals(of_rates.rename(columns={"low": "value_low", "high": "value_high"}))
         # A line may break before an interval, and not inside it.
         texts = [shown(row["value"]).replace(" to ", "\u00a0to\u00a0") for row in records(known)]
@@ -129,13 +128,13 @@ def _rates_of(
     """The rates of a row, by which the analysis compared them, with the fastest marked."""
     of_row = [effects[cell] for cell in part["cell_id"] if cell in effects]
     # Cells of several machines are not compared with each other.
-    effect: Mapping[str, Any] = of_row[0] if len(of_row) == 1 else {"metric": OUTPUT, "fastest": ""}
+    effect: Mapping[str, Any] = of_row[0] if len(of_row) == 1 else {"metric": RATE, "fastest": ""}
     fastest = {float(value) for value in effect["fastest"].split(", ") if value}
     mark = BEST if effect.get("fastest_decided") else PERHAPS_BEST
     values: dict[float, str] = {}
     reasons: dict[str, list[float]] = {}
     for cell_id, outcome, reason, x in zip(*(part[of] for of in ("cell_id", "outcome", "reason", "x")), strict=True):
-        predicted = rates.get(("predicted", cell_id, OUTPUT))
+        predicted = rates.get(("predicted", cell_id, RATE))
         if outcome == "ok":
             rate = rates.get(("measured", cell_id, effect["metric"]), UNKNOWN)
             value, bracket, interval = rate.partition(" (")
@@ -220,8 +219,4 @@ def central_tables(report: Report) -> Iterator[Block]:
         raise MissingError(f"no two cells of an engine differ only in {', '.join(map(knob_name, KNOBS))}")
 
 
-SUBJECT = Subject(
-    id="central-tables",
-    title="Summary tables",
-    parts=[central_tables],
-)
+SUBJECT = Subject(id="central-tables", title="Summary tables", parts=[central_tables])

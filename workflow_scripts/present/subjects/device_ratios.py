@@ -18,7 +18,7 @@ from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import MissingError, Tables, records
 from workflow_scripts.present.sentences import some
 from workflow_scripts.present.style import COLOURS, LineStyle, Mark
-from workflow_scripts.present.subject import Caption, FigurePart, Subject, TablePart
+from workflow_scripts.present.subject import FigurePart, Subject, TablePart
 from workflow_scripts.present.subjects.claims_retested import claims_on
 from workflow_scripts.present.words import explained
 
@@ -119,39 +119,8 @@ SUBJECT = Subject(
     id="devices",
     title="Ratios of devices",
     parts=[
-        FigurePart(
-            device_ratios,
-            {"ratios": ["gpu_a", "gpu_b", "metric", "ratio"]},
-            Caption(
-                shows="Output tokens per second of one device divided by those of another, for cells that differ only "
-                "in the device, against max-num-seqs. The line through a dot is its 95 % interval; an open mark is the "
-                "ratio without the time in which the GPUs wait for their hosts. Horizontal lines are the ratios of "
-                "the devices' memory bandwidths and matrix rates, solid as published in data sheets and dashed as "
-                "measured. The violet line is the ratio expected by the step model, fitted to one device's calibration "
-                "and scaled to the other by their measured rates, so the model does not know this ratio; the band "
-                "spans the expected ratios from either calibration and from both. Where max-num-seqs does not vary, "
-                "each setting has its own dot instead, and a cross is the ratio of the tokens that the KV caches hold.",
-                reading="Reading weights takes most of the time of few sequences, so a dot lies near the bandwidth "
-                "line. With more sequences, operations take a larger share, and it moves to the line of the matrix "
-                "rate. Costs per step that are the same on both devices draw all dots towards 1.",
-                not_shown="A dot may lie on a line by chance. A line inside an interval is only compatible with the "
-                "data: it explains the speed-up if the whole interval is within 10 % of it. A device that is faster "
-                "because its cache holds more requests says nothing about bandwidth.",
-            ),
-        ),
-        FigurePart(
-            power_limit,
-            {"ratios": ["power_cap_share_a", "power_cap_share_b"]},
-            Caption(
-                shows="The share of the samples in which the power limit lowered the clocks of each device, and the "
-                "clock of its multiprocessors, against max-num-seqs, for the cells of the figure above. Filled marks "
-                "are medians over the samples, hollow ones the lowest.",
-                reading="More sequences compute more per second and take more power. If the limit acts more often on "
-                "one device, a part of the ratio comes from the clocks.",
-                not_shown="Samples are 0.1 s apart, so shorter dips are missed. The limit is not a fault: it is part "
-                "of what the device can do.",
-            ),
-        ),
+        FigurePart(device_ratios, {"ratios": ["gpu_a", "gpu_b", "metric", "ratio"]}),
+        FigurePart(power_limit, {"ratios": ["power_cap_share_a", "power_cap_share_b"]}),
         TablePart(
             "ratios",
             {

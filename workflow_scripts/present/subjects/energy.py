@@ -10,7 +10,7 @@ from workflow_scripts.present.by_knob import Measure, plot_by_knob
 from workflow_scripts.present.plot import Plot
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import MissingError, Tables
-from workflow_scripts.present.subject import CELL, Caption, FigurePart, Subject, TablePart
+from workflow_scripts.present.subject import CELL, FigurePart, Subject, TablePart
 from workflow_scripts.present.subjects.sequence_limit import at_both_ends, most_important_group
 
 ENERGY = Measure("energy_j_per_output_token", "Energy per output token", "J per output token")
@@ -40,17 +40,7 @@ SUBJECT = Subject(
     id="energy",
     title="Energy",
     parts=[
-        FigurePart(
-            energy,
-            {"cells": ["energy_j_per_output_token"]},
-            Caption(
-                shows="The energy that all GPUs of a cell took per generated token, against the setting that changed "
-                "throughput most. A mark is the median of a cell's repeats, and its bar spans the lowest to the "
-                "highest.",
-                reading="Both axes are logarithmic. Energy falls as long as throughput grows faster than power.",
-                not_shown="The energy of the host, of cooling and of idle time between requests is not counted.",
-            ),
-        ),
+        FigurePart(energy, {"cells": ["energy_j_per_output_token"]}),
         TablePart(
             "cells",
             {

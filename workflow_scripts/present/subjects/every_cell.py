@@ -1,21 +1,19 @@
 """The outcome of every cell, with the reasons of those that failed."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from textwrap import shorten
 
 import pandas as pd
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch, Rectangle
 
 from workflow_scripts.present.blocks import Block, Finding, Findings, Fold, Link, Table, outcome_words, shown, table_of
-from workflow_scripts.present.plot import Panel, Plot
+from workflow_scripts.present.plot import Panel, Plot, hide_y
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import Tables, records
 from workflow_scripts.present.series import means
 from workflow_scripts.present.style import INK, MUTED, OUTCOMES, PAPER
-from workflow_scripts.present.subject import MOST_ROWS, Caption, FigurePart, Subject
+from workflow_scripts.present.subject import MOST_ROWS, FigurePart, Subject
 
 TILES_PER_ROW = 30
 MOST_TILES = 600
@@ -26,77 +24,60 @@ ROW_IN = 0.19
 _OF_LINE = ("cell_id", "start", "outcome", "comparable", "reason")
 
 
-@dataclass(frozen=True)
-class _Strip:
-    """Cells of one device, engine, model and workload: one outcome per cell."""
-
-    title: str
-    outcomes: list[str]
-
-    @property
-    def rows(self) -> int:
-        return 1 + -(-len(self.outcomes) // TILES_PER_ROW)
-
-
 def grid_outcomes(tables: Tables) -> Plot:
     """One tile per cell, with colour and sign of its outcome; bars of counts if there are too many cells for tiles."""
     cells = tables.grid
     counts = cells["outcome"].value_counts()
     tiles = len(cells) <= MOST_TILES
-    strips = list(_strips(cells, ["gpu", "engine", "model", "workload"] if tiles else ["gpu", "engine", "model"]))
+    keys = ["gpu", "engine", "model", "workload"] if tiles else ["gpu", "engine", "model"]
+    strips = {" · ".join(map(str, names)): list(part["outcome"]) for names, part in cells.groupby(keys, sort=False)}
     notes = []
     if not tiles:
         notes.append(f"the study has {len(cells)} cells, more than can be drawn one by one: bars count them")
         if len(strips) > MOST_BARS:
             notes.append(f"{MOST_BARS} of {len(strips)} combinations of device, engine and model are drawn")
-            strips = strips[:MOST_BARS]
-    rows = sum(strip.rows for strip in strips) if tiles else 2 * len(strips)
+            strips = dict(list(strips.items())[:MOST_BARS])
+    rows = sum(map(_lines_of, strips.values())) if tiles else 2 * len(strips)
     return Plot(
         title=f"Outcome of each of the {len(cells)} cells" if tiles else f"Outcomes of {len(cells)} cells",
         alt=f"{len(cells)} cells: {', '.join(f'{count} {outcome_words(of)}' for of, count in counts.items())}.",
         sources=["measured"],
         panels=[Panel("", lambda ax: _draw_tiles(ax, strips) if tiles else _draw_bars(ax, strips))],
-        handles=_handles(cells),
+        handles=[
+            Patch(facecolor=color, edgecolor=MUTED, label=f"{sign} {outcome_words(outcome)}".strip())
+            for outcome, (color, sign) in OUTCOMES.items()
+            if outcome in counts
+        ],
         notes=notes,
         panel_height_in=rows * ROW_IN + (0.1 if tiles else 0.5),
         x_label="" if tiles else "Cells",
     )
 
 
-def _strips(cells: pd.DataFrame, keys: list[str]) -> Iterator[_Strip]:
-    for names, part in cells.groupby(keys, sort=False):
-        yield _Strip(" · ".join(map(str, names)), list(part["outcome"]))
+def _lines_of(outcomes: list[str]) -> int:
+    return 1 + -(-len(outcomes) // TILES_PER_ROW)
 
 
-def _handles(cells: pd.DataFrame) -> list[Artist]:
-    seen = set(cells["outcome"])
-    return [
-        Patch(facecolor=color, edgecolor=MUTED, label=f"{sign} {outcome_words(outcome)}".strip())
-        for outcome, (color, sign) in OUTCOMES.items()
-        if outcome in seen
-    ]
-
-
-def _draw_tiles(ax: Axes, strips: list[_Strip]) -> None:
+def _draw_tiles(ax: Axes, strips: Mapping[str, list[str]]) -> None:
     y = 0
-    for strip in strips:
-        ax.text(0, y + 0.62, strip.title, va="center", fontsize=8.5)
-        for i, outcome in enumerate(strip.outcomes):
+    for title, outcomes in strips.items():
+        ax.text(0, y + 0.62, title, va="center", fontsize=8.5)
+        for i, outcome in enumerate(outcomes):
             color, sign = OUTCOMES[outcome]
             column, row = i % TILES_PER_ROW, y + 1 + i // TILES_PER_ROW
             ax.add_patch(Rectangle((column, row + 0.08), 0.88, 0.84, facecolor=color, edgecolor=MUTED, linewidth=0.4))
             ink = INK if color == PAPER else "white"
             ax.text(column + 0.44, row + 0.5, sign, color=ink, ha="center", va="center_baseline", fontsize=7)
-        y += strip.rows
+        y += _lines_of(outcomes)
     ax.set_xlim(0, TILES_PER_ROW)
     ax.set_ylim(y, 0)
     ax.axis("off")
 
 
-def _draw_bars(ax: Axes, strips: list[_Strip]) -> None:
-    for i, strip in enumerate(strips):
-        counts = pd.Series(strip.outcomes).value_counts()
-        ax.text(0, 2 * i + 0.62, f"{strip.title}: {len(strip.outcomes)}", va="center", fontsize=8.5)
+def _draw_bars(ax: Axes, strips: Mapping[str, list[str]]) -> None:
+    for i, (title, outcomes) in enumerate(strips.items()):
+        counts = pd.Series(outcomes).value_counts()
+        ax.text(0, 2 * i + 0.62, f"{title}: {len(outcomes)}", va="center", fontsize=8.5)
         left = 0
         for outcome, (color, _) in OUTCOMES.items():
             if outcome in counts:
@@ -105,8 +86,7 @@ def _draw_bars(ax: Axes, strips: list[_Strip]) -> None:
                 )
                 left += counts[outcome]
     ax.set_ylim(2 * len(strips), 0)
-    ax.yaxis.set_visible(False)
-    ax.spines["left"].set_visible(False)
+    hide_y(ax)
 
 
 def reasons(report: Report) -> Iterator[Block]:
@@ -189,21 +169,5 @@ def _cell_lines(report: Report, part: pd.DataFrame, rates: "pd.Series[float]") -
 SUBJECT = Subject(
     id="cells",
     title="Cells and failures",
-    parts=[
-        FigurePart(
-            grid_outcomes,
-            {"cells": ["cell_id", "outcome"]},
-            Caption(
-                shows="The outcome of each cell, one tile per cell, in the order of the study. The sign in a tile "
-                "means the same as its colour. In studies with very many cells, bars count the outcomes instead.",
-                reading="Infeasible means that the engine cannot run the setting; for example, it refuses a block "
-                "size. Timeouts, engine errors and invalid results (the cell ran, and a check failed) have their own "
-                "signs. Missing cells have not run yet. The list below gives the reasons.",
-                not_shown="A failed cell has no throughput: it does not count as zero, and no average includes it.",
-            ),
-        ),
-        reasons,
-        not_as_asked,
-        every_cell,
-    ],
+    parts=[FigurePart(grid_outcomes, {"cells": ["cell_id", "outcome"]}), reasons, not_as_asked, every_cell],
 )

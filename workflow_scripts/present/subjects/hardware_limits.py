@@ -6,20 +6,19 @@ from functools import partial
 
 import numpy as np
 import pandas as pd
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 
 from workflow_scripts.present.blocks import Block, Finding
 from workflow_scripts.present.by_knob import CEILINGS
-from workflow_scripts.present.plot import Panel, Plot, plain_log_ticks
+from workflow_scripts.present.plot import Panel, Plot, key, mark_handles, plain_log_ticks
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import REPEAT, MissingError, Tables, records
 from workflow_scripts.present.sentences import some
-from workflow_scripts.present.series import NAMES, repeats_of
-from workflow_scripts.present.style import INK, Mark, marks
-from workflow_scripts.present.subject import Caption, FigurePart, Subject, TablePart, medians_by_cell
+from workflow_scripts.present.series import NAMES, device_marks, repeats_of
+from workflow_scripts.present.style import Mark
+from workflow_scripts.present.subject import FigurePart, Subject, TablePart, medians_by_cell
 from workflow_scripts.present.subjects.sequence_limit import at_both_ends, most_important_group
+from workflow_scripts.present.words import NOT_DECIDED
 from workflow_scripts.study.setting_words import knob_name
 
 TERA = 1e12
@@ -41,15 +40,10 @@ def roofline(tables: Tables) -> Plot:
         points["value"] = group.rows.drop_duplicates("cell_id").set_index("cell_id")["x"]
         notes.append(f"numbers are {knob_name(knob)}, for the cells of the figure of throughput")
     roofs = limits.merge(cells[[*REPEAT, "gpu"]], on=REPEAT).drop_duplicates(["gpu", "rates"])
-    named = {gpu: mark for gpu, mark in marks(tables.devices).items() if gpu in set(points["gpu"])}
-    handles: list[Artist] = [
-        Line2D([], [], color=mark.color, marker=mark.marker, linestyle="none", label=gpu) for gpu, mark in named.items()
-    ]
-    handles += [
-        Line2D([], [], color=INK, linestyle=style, label=name.replace("ceiling", "roof"))
-        for rates, (style, name) in CEILINGS.items()
-        if rates in set(roofs["rates"])
-    ]
+    named = device_marks(tables, points)
+    handles = mark_handles(named, linestyle="none")
+    known = [CEILINGS[rates] for rates in CEILINGS if rates in set(roofs["rates"])]
+    handles += [key(name.replace("ceiling", "roof"), linestyle=style) for style, name in known]
     at = [f"{cell}: {row['x']:.3g} operations per byte, {row['y']:.3g} TFLOP/s" for cell, row in points.iterrows()]
     return Plot(
         title="Rate of operations against operations per byte, below the roofs of each device",
@@ -125,7 +119,7 @@ def above_ceilings(report: Report) -> Iterator[Block]:
             "rates, but within the error of these rates. If others loaded the host while the rates were measured, this "
             "error is not known."
         )
-        findings.append(Finding("not decided", sentence))
+        findings.append(Finding(NOT_DECIDED, sentence))
     if not findings:
         sentence = (
             f"None of the {known['cell_id'].nunique()} cells with a known ceiling is faster than its device allows."
@@ -141,16 +135,6 @@ SUBJECT = Subject(
         FigurePart(
             roofline,
             {"limits": [*REPEAT, "rates", "read_bytes", "flops", "mfu", "flop_per_s", "memory_bandwidth_bytes_per_s"]},
-            Caption(
-                shows="One mark per cell: the operations that its tokens need, divided by the bytes that its steps "
-                "have to read, and by the time that it took. Lines are the roofs of each device: on the left what its "
-                "memory bandwidth allows, on the right its matrix rate.",
-                reading="The distance of a mark to the sloping roof is 1 / MBU, to the level roof 1 / MFU. A mark near "
-                "the sloping roof is limited by memory: more sequences per step move it up along the roof. A mark far "
-                "below both spends its time on something else, such as starting kernels or waiting for the host.",
-                not_shown="Operations and bytes are the minimum of the work. Padding, and tokens computed again after "
-                "a preemption, are work for the device but are not counted.",
-            ),
         ),
         TablePart(
             "limits",

@@ -7,18 +7,17 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from workflow_scripts.catalog.gpus_and_models import load_gpus
 from workflow_scripts.present.blocks import Block, Finding, Findings
-from workflow_scripts.present.plot import LINE_IN, Panel, Plot, write_label
+from workflow_scripts.present.plot import LINE_IN, Panel, Plot, hide_y, key, write_label
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import REPEAT, MissingError, Tables, records
 from workflow_scripts.present.sentences import some
 from workflow_scripts.present.series import repeats_of
 from workflow_scripts.present.style import COLOURS, INK
-from workflow_scripts.present.subject import CELL, Caption, FigurePart, Subject, TablePart
+from workflow_scripts.present.subject import CELL, FigurePart, Subject, TablePart
 from workflow_scripts.study.setting_words import labels
 from workflow_scripts.study.study import Study
 
@@ -67,7 +66,7 @@ def waiting_by_repeat(tables: Tables) -> Plot:
         x_label="Waiting (% of the GPU's work)",
         handles=[
             *(Patch(color=color, label=words) for words, color in WAITS.values()),
-            Line2D([], [], color=INK, marker="|", linestyle="none", label="no kernel, by the driver"),
+            key("no kernel, by the driver", marker="|", linestyle="none"),
         ],
         repeats=repeats_of(rows),
         notes=["the cells that wait most on each device; the table has all"],
@@ -90,8 +89,7 @@ def _draw(ax: Axes, cells: Sequence[tuple[str, pd.DataFrame]]) -> None:
         ax.plot(100 * by_driver / (1 - by_driver), y, marker="|", color=INK, linestyle="none")
         top = y[-1] + 0.5
     ax.set_ylim(top, 0)
-    ax.yaxis.set_visible(False)
-    ax.spines["left"].set_visible(False)
+    hide_y(ax)
 
 
 def shares_by_cell(waiting: pd.DataFrame) -> pd.DataFrame:
@@ -179,22 +177,7 @@ SUBJECT = Subject(
     is_in=has_gpus,
     findings=[much_waiting],
     parts=[
-        FigurePart(
-            waiting_by_repeat,
-            {"waiting": ["waiting_share"]},
-            Caption(
-                shows="For each repeat of the cells that wait most, how long the GPU waits for its host, in per cent "
-                "of its own work, and for what. That work is the sum of the decode steps, each with the median time of "
-                "the cell's steps with as many sequences, and of the operations of prompts at the measured rate of "
-                "matrix products. A vertical mark is the time without any kernel by the utilization that the driver "
-                "reports, which is measured independently.",
-                reading="An engine launches a step while the GPU computes the one before, so decode steps hide their "
-                "launches. A step with prompts takes longer to launch than a decode step takes to compute, and the "
-                "GPU waits. Repeats of a cell do the same work, so all that differs between them is waiting.",
-                not_shown="Decode steps that the host slows down count as work. Then the driver's mark is "
-                "far to the right of the bar.",
-            ),
-        ),
+        FigurePart(waiting_by_repeat, {"waiting": ["waiting_share"]}),
         TablePart(
             "waiting",
             {

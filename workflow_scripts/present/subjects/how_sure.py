@@ -5,7 +5,7 @@ from workflow_scripts.present.ratio_plot import plot_ratios
 from workflow_scripts.present.report_tables import MissingError, Tables
 from workflow_scripts.present.sentences import what_verdicts_cover
 from workflow_scripts.present.style import marks
-from workflow_scripts.present.subject import Caption, FigurePart, Subject
+from workflow_scripts.present.subject import FigurePart, Subject
 from workflow_scripts.present.subjects.every_cell import unsuccessful
 from workflow_scripts.present.subjects.what_ran import native_types, not_understood, remote_code, simulated
 from workflow_scripts.present.subjects.where_measured import (
@@ -40,16 +40,7 @@ SUBJECT = Subject(
     id="how-sure",
     title="How sure the numbers are",
     parts=[
-        FigurePart(
-            spread,
-            {"cells": ["output_tokens_per_s"]},
-            Caption(
-                shows="The rate of every repeat divided by the median of its cell, sorted, for each device and engine. "
-                "Marks tell the starts of the engine apart.",
-                reading="Dots far to the left of 1 are repeats that something slowed down, often the first one.",
-                not_shown="What all repeats of a cell have in common, such as a slow host, cancels here.",
-            ),
-        ),
+        FigurePart(spread, {"cells": ["output_tokens_per_s"]}),
         what_verdicts_cover,
         loaded_cells,
         slowed_cells,

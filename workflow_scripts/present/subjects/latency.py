@@ -5,22 +5,20 @@ from functools import partial
 
 import numpy as np
 import pandas as pd
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 
 from workflow_scripts.present.blocks import Block
-from workflow_scripts.present.plot import Panel, Plot, log2_axis, mark_handles, plain_log_ticks, ratio_axis
+from workflow_scripts.present.plot import Panel, Plot, key, log2_axis, mark_handles, plain_log_ticks, ratio_axis
 from workflow_scripts.present.report import Report
-from workflow_scripts.present.report_tables import MissingError, Tables
-from workflow_scripts.present.series import repeats_of
-from workflow_scripts.present.style import INK, LineStyle, Mark, marks
-from workflow_scripts.present.subject import Caption, FigurePart, Subject
+from workflow_scripts.present.report_tables import RATE, MissingError, Tables
+from workflow_scripts.present.series import device_marks, repeats_of
+from workflow_scripts.present.style import LineStyle, Mark
+from workflow_scripts.present.subject import FigurePart, Subject
 from workflow_scripts.present.subjects.sequence_limit import at_both_ends, most_important_group
 from workflow_scripts.present.words import duration
 from workflow_scripts.study.setting_words import knob_name
 
-RATE, PER_TOKEN = "output_tokens_per_s", "tpot_s_p50"
+PER_TOKEN = "tpot_s_p50"
 FIRST: Mapping[str, tuple[LineStyle, str]] = {
     "queue_s_p50": ("-", "waiting until scheduled"),
     "prefill_s_p50": ((0, (5, 1.5)), "from there to the first token"),
@@ -33,10 +31,9 @@ def latency(tables: Tables) -> Plot:
     rows = group.rows.dropna(subset=[RATE, PER_TOKEN, *FIRST])
     if rows.empty:
         raise MissingError("no request reports when it was scheduled")
-    named_as = {gpu: mark for gpu, mark in marks(tables.devices).items() if gpu in set(rows["gpu"])}
+    named_as = device_marks(tables, rows)
     medians = rows.groupby(["gpu", "x"], sort=False)[[RATE, PER_TOKEN, *FIRST]].median().reset_index().sort_values("x")
-    handles: list[Artist] = mark_handles(named_as)
-    handles += [Line2D([], [], color=INK, linestyle=style, label=label) for style, label in FIRST.values()]
+    handles = mark_handles(named_as) + [key(label, linestyle=style) for style, label in FIRST.values()]
     name = knob_name(knob)
     ends = medians.iloc[[0, -1]]
     return Plot(
@@ -91,21 +88,6 @@ def per_token(report: Report) -> Iterator[Block]:
 SUBJECT = Subject(
     id="latency",
     title="Latency against throughput",
-    parts=[
-        FigurePart(
-            latency,
-            {"cells": [RATE, PER_TOKEN, *FIRST]},
-            Caption(
-                shows="On one panel the median time per output token after the first against output tokens per second, "
-                "one line per device, with the value of the setting that was varied beside each mark. On the other the "
-                "two parts of the time to the first token: until the engine first schedules a request, and from then "
-                "on. All are medians over requests.",
-                reading="Lower and further to the right is better. If all requests arrive at once and only some may "
-                "run, the first part is queueing. It says nothing about a server with another load.",
-                not_shown="Medians of two parts do not add up to the median of their sum. The section on serving has "
-                "latencies under load.",
-            ),
-        ),
-    ],
+    parts=[FigurePart(latency, {"cells": [RATE, PER_TOKEN, *FIRST]})],
     findings=[per_token],
 )

@@ -5,18 +5,26 @@ from functools import partial
 from typing import Any
 
 import pandas as pd
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 
 from workflow_scripts.present.blocks import Block, Finding, Findings, Fold, table_of
 from workflow_scripts.present.kv_pools import EVICTED, MEMORY, POOL, QUANTITIES, USERS, same_memory, under_pressure
-from workflow_scripts.present.plot import LINE_IN, Panel, Plot, log2_axis, some_panels, write_label
+from workflow_scripts.present.plot import (
+    LINE_IN,
+    Panel,
+    Plot,
+    hide_y,
+    key,
+    log2_axis,
+    mark_handles,
+    some_panels,
+    write_label,
+)
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import MissingError, Tables, records
-from workflow_scripts.present.series import NAMES, repeats_of
+from workflow_scripts.present.series import NAMES, PLACES, repeats_of
 from workflow_scripts.present.style import COLOURS, INK, Mark, marks
-from workflow_scripts.present.subject import CELL, Caption, FigurePart, Subject
+from workflow_scripts.present.subject import CELL, FigurePart, Subject
 from workflow_scripts.study.study import Study
 
 # Lines that a layout takes in a panel of users.
@@ -46,12 +54,8 @@ def pressure_by_pool(tables: Tables) -> Plot:
                 panels.append(Panel(title, partial(_draw, rows=part, column=column, layouts=layouts)))
     shown, notes = some_panels(panels, "panels")
     predicted = rows.filter(like="_predicted").notna().any(axis=None)
-    handles: list[Artist] = [
-        Line2D([], [], color=mark.color, marker=mark.marker, label=f"{layout} (measured)")
-        for layout, mark in layouts.items()
-    ]
-    if predicted:
-        handles.append(Line2D([], [], color=INK, label="predicted", **PREDICTED))
+    handles = mark_handles({f"{layout} (measured)": mark for layout, mark in layouts.items()})
+    handles += [key("predicted", **PREDICTED)] if predicted else []
     measured = tables.measured
     return Plot(
         title="When KV blocks run short",
@@ -104,7 +108,7 @@ def users_in_the_same_memory(report: Report) -> Iterator[Block]:
 
 def _users(rows: pd.DataFrame) -> Iterator[Finding]:
     """One sentence per device, model and workload: for the memory used in most ways, then with the largest ratio."""
-    for (gpu, model, workload), part in rows.groupby(["gpu", "model", "workload"], sort=False):
+    for (gpu, model, workload), part in rows.groupby(PLACES, sort=False):
         pools = part.groupby("pool_tokens")["times"].agg(["size", "max"]).sort_values(["size", "max"])
         of_pool = part[part["pool_tokens"] == pools.index[-1]]
         whole = records(of_pool[of_pool["contiguous"]])[0]
@@ -181,9 +185,7 @@ def users_by_cache(tables: Tables) -> Plot:
     shown, notes = some_panels(panels, "sizes of the memory")
     measured = tables.measured
     predicted = "users_predicted" in rows
-    handles: list[Artist] = [Line2D([], [], color=COLOURS[0], linewidth=7, label="measured")]
-    if predicted:
-        handles.append(Line2D([], [], color=INK, label="predicted", **PREDICTED))
+    handles = [key("measured", COLOURS[0], linewidth=7)] + ([key("predicted", **PREDICTED)] if predicted else [])
     return Plot(
         title="Requests at once in the same memory, by the way their KV cache is kept",
         alt="Requests at once, measured: "
@@ -210,14 +212,13 @@ def _draw_users(ax: Axes, rows: pd.DataFrame, most: float, lines: float) -> None
             ax.plot(row["users_predicted"], y + 1.3, color=INK, **PREDICTED)
     ax.set_ylim(lines, 0)
     ax.set_xlim(0, 1.05 * most)
-    ax.yaxis.set_visible(False)
-    ax.spines["left"].set_visible(False)
+    hide_y(ax)
 
 
 def every_way(report: Report) -> Iterator[Block]:
     """The table of all ways to keep the same requests in the same memory."""
     rows = same_memory(report.tables)
-    columns = {name: CELL[name] for name in ("gpu", "model", "workload")} | {
+    columns = {name: CELL[name] for name in PLACES} | {
         "pool_tokens": "Memory, in tokens",
         "layout": "KV cache in",
         "users": "Requests at once",
@@ -248,39 +249,8 @@ SUBJECT = Subject(
     id="pressure",
     title="Memory pressure",
     parts=[
-        FigurePart(
-            pressure_by_pool,
-            {"cells": [*QUANTITIES, "num_gpu_blocks", "block_size_effective"]},
-            Caption(
-                shows="How the same requests run with KV caches of different sizes. Each line is a block size; equal "
-                "positions on the horizontal axis are equal memory. A block as long as the longest allowed request is "
-                "a contiguous reservation: each request holds memory for max-model-len from its beginning. Hollow "
-                "diamonds are predicted.",
-                reading="To the right, blocks never run short, and nothing depends on the size of the pool. To the "
-                "left, fewer requests run at once, so throughput falls and the first token comes later. A running "
-                "request that finds no free block takes those of the request that was admitted last. The latter is "
-                "preempted and computes its tokens again. Requests also find less in the prefix cache, because its "
-                "blocks are taken. With contiguous reservations nothing is preempted, and the fewest requests run.",
-                not_shown="Requests at once, preemptions, tokens computed again and hits follow from the schedule, "
-                "which depends only on the lengths of the requests. The speed depends on the device.",
-            ),
-        ),
-        FigurePart(
-            users_by_cache,
-            {"cells": [USERS, *QUANTITIES], "waste": ["waste_pct"]},
-            Caption(
-                shows="How many of the same requests run at once in the same memory. vLLM has blocks, or one block of "
-                "max-model-len for each request: a contiguous reservation. HuggingFace has pages, or batches "
-                "whose cache grows (dynamic) or has all its slots at once (static). Bars are measured, hollow diamonds "
-                "predicted.",
-                reading="With blocks and pages, a bar is the mean over the time in which other requests wait. With "
-                "HuggingFace's caches it is the largest batch that did not run out of memory, of requests that all "
-                "have the longest prompt and answer, because a batch is padded to these.",
-                not_shown="HuggingFace's batches need further memory within the limit: for copies of the cache, and "
-                "while prompts are read. vLLM and HuggingFace's pages take such memory outside their pool, where it is "
-                "not counted.",
-            ),
-        ),
+        FigurePart(pressure_by_pool, {"cells": [*QUANTITIES, "num_gpu_blocks", "block_size_effective"]}),
+        FigurePart(users_by_cache, {"cells": [USERS, *QUANTITIES], "waste": ["waste_pct"]}),
         every_way,
         every_pool,
     ],

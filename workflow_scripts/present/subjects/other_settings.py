@@ -10,18 +10,17 @@ from workflow_scripts.present.blocks import Block
 from workflow_scripts.present.plot import Plot
 from workflow_scripts.present.ratio_plot import plot_ratios
 from workflow_scripts.present.report import Report
-from workflow_scripts.present.report_tables import MissingError, Tables
+from workflow_scripts.present.report_tables import STEADY, MissingError, Tables
 from workflow_scripts.present.sentences import EFFECT_COLUMNS, OWN_SECTION, pairs_that_differ_in, verdicts_of_others
+from workflow_scripts.present.series import PLACES
 from workflow_scripts.present.style import marks
-from workflow_scripts.present.subject import Caption, FigurePart, Subject, TablePart
+from workflow_scripts.present.subject import FigurePart, Subject, TablePart
 from workflow_scripts.present.words import held_in_words
 from workflow_scripts.study.setting_words import instead_of, knob_name
 
 MOST_CHANGES = 10
 ENGINE = "vLLM instead of HuggingFace, each at its fastest"
-
-
-STEADY, WHILE_FULL = "steady_output_tokens_per_s", ", while that many run"
+WHILE_FULL = ", while that many run"
 
 
 def largest_changes(tables: Tables) -> pd.DataFrame:
@@ -41,7 +40,7 @@ def largest_changes(tables: Tables) -> pd.DataFrame:
     if pairs is not None:
         rows = pairs[pairs["comparable"].eq(True)].rename(columns=lambda name: name.replace("improvement_", ""))
         fastest = rows.sort_values(["vllm_output_tokens_per_s", "hf_output_tokens_per_s"], ascending=False)
-        found.append(fastest.drop_duplicates(["gpu", "model", "workload"]).assign(label=ENGINE, about="engine"))
+        found.append(fastest.drop_duplicates(PLACES).assign(label=ENGINE, about="engine"))
     rows = pd.concat(found) if found else pd.DataFrame(columns=["ratio"])
     rows = rows[rows["ratio"] > 0]
     if rows.empty:
@@ -82,18 +81,7 @@ SUBJECT = Subject(
     id="settings",
     title="All settings",
     parts=[
-        FigurePart(
-            effects,
-            {},
-            Caption(
-                shows="The largest effect of each setting on output tokens per second, as a ratio with its 95 % "
-                "interval: one dot for each device, the largest effect first.",
-                reading="To the right of 1, the value that is named first is faster. If an interval contains 1, or is "
-                "as wide as the distance to 1, more starts are needed to know the effect.",
-                not_shown="Effects hold for the values, workloads and devices of this study. A setting may have "
-                "another effect beside other values of the remaining settings; the table has every comparison.",
-            ),
-        ),
+        FigurePart(effects, {}),
         TablePart(
             "effects",
             {"knob": "Setting", **EFFECT_COLUMNS},

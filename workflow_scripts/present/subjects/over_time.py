@@ -6,13 +6,12 @@ from functools import partial
 import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 
-from workflow_scripts.present.plot import Panel, Plot
+from workflow_scripts.present.plot import Panel, Plot, key
 from workflow_scripts.present.report_tables import MissingError, Tables
 from workflow_scripts.present.series import cell_titles, repeats_of
 from workflow_scripts.present.style import COLOURS
-from workflow_scripts.present.subject import Caption, FigurePart, Subject
+from workflow_scripts.present.subject import FigurePart, Subject
 
 MOST_CELLS = 6
 REPEAT_LINES = ("-", "--", ":")
@@ -38,16 +37,9 @@ def kv_cache_over_time(tables: Tables) -> Plot:
     return _plot(tables, rows, "KV cache in use", "KV blocks in use (%)", alt, columns)
 
 
-def _plot(
-    tables: Tables,
-    rows: pd.DataFrame,
-    what: str,
-    y_label: str,
-    alt: str,
-    columns: Mapping[str, str],
-) -> Plot:
+def _plot(tables: Tables, rows: pd.DataFrame, what: str, y_label: str, alt: str, columns: Mapping[str, str]) -> Plot:
     """The figure of columns, each with its colour, one panel per cell."""
-    handles: list[Artist] = [Line2D([], [], color=color, label=name) for name, color in columns.items()]
+    handles = [key(name, color) for name, color in columns.items()]
     return Plot(
         title=f"{what} over the time of a repeat",
         alt=alt,
@@ -102,10 +94,7 @@ def _draw(ax: Axes, rows: pd.DataFrame, columns: Mapping[str, str]) -> None:
 def _repeat_handles(rows: pd.DataFrame) -> list[Artist]:
     repeats = sorted(int(repeat) for repeat in rows["repeat"].unique())
     drawn = [(line, repeats[i :: len(REPEAT_LINES)]) for i, line in enumerate(REPEAT_LINES[: len(repeats)])]
-    return [
-        Line2D([], [], color="#7d7d7d", linestyle=line, label=f"repeat {', '.join(map(str, alike))}")
-        for line, alike in drawn
-    ]
+    return [key(f"repeat {', '.join(map(str, alike))}", "#7d7d7d", line) for line, alike in drawn]
 
 
 def _chosen(tables: Tables, rows: pd.DataFrame) -> list[str]:
@@ -131,32 +120,5 @@ _CELLS = {"cells": ["cell_id", "max_concurrency_allowed", "num_requests"]}
 SUBJECT = Subject(
     id="over-time",
     title="Sequences and KV cache over time",
-    parts=[
-        FigurePart(
-            sequences_over_time,
-            _CELLS,
-            Caption(
-                shows="Running and waiting sequences at every step of the scheduler, over the time of a repeat, for "
-                "a few cells: for each device and engine, those that may run the most and the fewest sequences.",
-                reading="If all requests arrive at the beginning, the running sequences rise to the limit and stay "
-                "there while others wait. Once none waits, their number falls as the last requests end. During the "
-                "long tail on the right the device is not full.",
-                not_shown="A rate averaged over the whole repeat includes the start and this tail. It is lower than "
-                "the rate of a device that is kept full.",
-            ),
-        ),
-        FigurePart(
-            kv_cache_over_time,
-            _CELLS,
-            Caption(
-                shows="The share of the KV blocks that hold tokens, at every step of the scheduler, over the time of a "
-                "repeat, for the same cells.",
-                reading="At 100 %, new requests have to wait, or running requests are preempted and computed again. "
-                "Far below 100 %, the cache is larger than this workload needs, so neither its size nor the block "
-                "size can change the speed through it.",
-                not_shown="A block in use may be partly empty: the last block of a sequence usually is. The figure of "
-                "memory waste shows how much this is.",
-            ),
-        ),
-    ],
+    parts=[FigurePart(sequences_over_time, _CELLS), FigurePart(kv_cache_over_time, _CELLS)],
 )

@@ -7,19 +7,18 @@ from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 
 from workflow_scripts.common.wording import plural
 from workflow_scripts.engines.vllm_engines import VLLM
 from workflow_scripts.present.blocks import Block, Finding, Findings
-from workflow_scripts.present.plot import Panel, Plot, log2_axis, plain_log_ticks, some_panels
+from workflow_scripts.present.plot import Panel, Plot, key, log2_axis, plain_log_ticks, some_panels
 from workflow_scripts.present.ratio_plot import plot_ratios
 from workflow_scripts.present.report import Report
-from workflow_scripts.present.report_tables import MissingError, Tables, records
+from workflow_scripts.present.report_tables import RATE, TOTAL, MissingError, Tables, records
+from workflow_scripts.present.series import PLACES
 from workflow_scripts.present.style import COLOURS, INK, marks
-from workflow_scripts.present.subject import CELL, Caption, FigurePart, Subject, TablePart
+from workflow_scripts.present.subject import CELL, FigurePart, Subject, TablePart
 
-QUANTITY, TOTAL = "output_tokens_per_s", "total_tokens_per_s"
 # Values that are only predicted have hollow marks on a broken line; each workload of a panel has its own line.
 LINES: Sequence[Mapping[str, Any]] = [
     {"color": COLOURS[i], "marker": marker, "markerfacecolor": "none", "linestyle": (0, dashes), "linewidth": 1.3}
@@ -32,7 +31,7 @@ PUBLISHED: Mapping[str, Any] = {"color": INK, "marker": "x", "linestyle": ":", "
 def prediction_errors(tables: Tables) -> Plot:
     """Predicted over measured output tokens per second, one dot per cell, sorted, with the band of the prediction."""
     table = tables.need("predictions")
-    rows = table[(table["quantity"] == QUANTITY) & table["predicted"].notna() & table["measured"].notna()]
+    rows = table[(table["quantity"] == RATE) & table["predicted"].notna() & table["measured"].notna()]
     if rows.empty:
         raise MissingError("no cell was both predicted and measured")
     ratio, low, high = (rows[name] / rows["measured"] for name in ("predicted", "low", "high"))
@@ -65,12 +64,11 @@ def predicted_by_max_num_seqs(tables: Tables) -> Plot:
         raise MissingError("no cell sets max-num-seqs")
     rows = table[(table["quantity"] == TOTAL) & table["predicted"].notna() & (table["engine"] == VLLM.name)]
     rows = rows.merge(cells[["cell_id", "knob_max_num_seqs"]], on="cell_id").dropna(subset=["knob_max_num_seqs"])
-    lines = ["gpu", "model", "workload"]
-    rows = rows[rows.groupby(lines)["knob_max_num_seqs"].transform("nunique") > 1]
+    rows = rows[rows.groupby(PLACES)["knob_max_num_seqs"].transform("nunique") > 1]
     if rows.empty:
         raise MissingError("no prediction over several values of max-num-seqs")
     in_a_panel = rows["workload"].nunique() <= len(LINES)
-    keys = [key for key in lines if key == "gpu" or (rows[key].nunique() > 1 and (key == "model" or not in_a_panel))]
+    keys = [key for key in PLACES if key == "gpu" or (rows[key].nunique() > 1 and (key == "model" or not in_a_panel))]
     styles = {name: LINES[i if in_a_panel else 0] for i, name in enumerate(dict.fromkeys(rows["workload"]))}
     groups = list(rows.groupby(keys, sort=False))
     panels, notes = some_panels(
@@ -81,14 +79,14 @@ def predicted_by_max_num_seqs(tables: Tables) -> Plot:
     known = [name for name in ("measured", "published") if rows[name].notna().any()]
     handles = [
         *(
-            Line2D([], [], label="predicted" + (f": {name}" if len(named) > 1 else "") + ", with its band", **style)
+            key(f"predicted{f': {name}' if len(named) > 1 else ''}, with its band", **style)
             for name, style in named.items()
         ),
-        *(Line2D([], [], label=name, **(MEASURED if name == "measured" else PUBLISHED)) for name in known),
+        *(key(name, **(MEASURED if name == "measured" else PUBLISHED)) for name in known),
     ]
     return Plot(
         title="Total tokens (prompt and output) per second against max-num-seqs, as predicted",
-        alt="; ".join(_ends_in_words(names, part) for names, part in list(rows.groupby(lines, sort=False))[:8]) + ".",
+        alt="; ".join(_ends_in_words(names, part) for names, part in list(rows.groupby(PLACES, sort=False))[:8]) + ".",
         sources=["predicted", *known],
         panels=panels,
         x_label="max-num-seqs (sequences)",
@@ -131,7 +129,7 @@ def _ends_in_words(names: Any, part: pd.DataFrame) -> str:
 def prediction_findings(report: Report) -> Iterator[Block]:
     """How accurate predictions were, which cells should be checked, and published rates above their predicted band."""
     table = report.tables.need("predictions", "quantity", "predicted", "low", "measured", "flagged", "published")
-    rows = table[table["quantity"] == QUANTITY]
+    rows = table[table["quantity"] == RATE]
     found = [*_accuracy(rows), *_flags(rows, report), *_above_band(table[table["quantity"] == TOTAL])]
     if found:
         yield Findings(found)
@@ -187,7 +185,7 @@ def _with_band(row: Mapping[str, Any]) -> str:
 
 def _with_ceilings(predictions: pd.DataFrame) -> pd.DataFrame:
     """The predicted rates; where there is no band, the upper end is what the data sheet allows."""
-    rows = predictions[(predictions["quantity"] == QUANTITY) & predictions["predicted"].notna()]
+    rows = predictions[(predictions["quantity"] == RATE) & predictions["predicted"].notna()]
     has_band = rows["low"].notna()
     return rows.assign(ceiling=rows["high"].mask(has_band), high=rows["high"].where(has_band))
 
@@ -197,33 +195,11 @@ SUBJECT = Subject(
     title="Predicted and measured",
     parts=[
         FigurePart(
-            prediction_errors,
-            {"predictions": ["quantity", "predicted", "low", "high", "measured", "error_pct"]},
-            Caption(
-                shows="Every cell that was predicted and measured: the predicted rate divided by the measured one, "
-                "sorted, for each device and engine. The line through a dot is the band of the prediction.",
-                reading="A dot at 1 was predicted exactly; to the left of 1, the cell was faster than predicted. A "
-                "band that does not reach 1 missed.",
-                not_shown="A prediction has no band if no measurements were held out to estimate one. "
-                "The steps of a cell follow from the schedule, and their durations from separate short calibration "
-                "runs, never from the cell itself.",
-            ),
+            prediction_errors, {"predictions": ["quantity", "predicted", "low", "high", "measured", "error_pct"]}
         ),
         FigurePart(
             predicted_by_max_num_seqs,
             {"predictions": ["cell_id", "quantity", "predicted", "low", "high", "measured", "published"]},
-            Caption(
-                shows="What each device should deliver when more sequences may run at once, from the schedule of the "
-                "study's own requests and from the device's rates. Broken lines with hollow marks are predicted, with "
-                "the band of the prediction around them if the device is calibrated. Filled dots are measured, and "
-                "crosses are published by others.",
-                reading="A step reads all weights once for all sequences in it. So the first sequences cost almost "
-                "nothing, and the line rises in proportion until arithmetic, KV memory or the number of prompts bends "
-                "it. Published rates above what the data sheet allows at one sequence would need more bytes per "
-                "second than the device has.",
-                not_shown="For a device without calibration, rates are shares of its data sheet that held for other "
-                "devices. The height of such a line is less certain than its shape.",
-            ),
         ),
         TablePart(
             "predictions",

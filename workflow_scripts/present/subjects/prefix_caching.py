@@ -14,7 +14,7 @@ from workflow_scripts.present.report_tables import MissingError, Tables, records
 from workflow_scripts.present.sentences import effects_of, pairs_that_differ_in, place, some
 from workflow_scripts.present.series import means, without_shared
 from workflow_scripts.present.style import marks
-from workflow_scripts.present.subject import CELL, Caption, FigurePart, Subject, TablePart
+from workflow_scripts.present.subject import CELL, FigurePart, Subject, TablePart
 from workflow_scripts.present.subjects.claims_retested import claims_on
 
 _MEASURES = {
@@ -115,19 +115,7 @@ SUBJECT = Subject(
     id="prefix-caching",
     title="Prefix caching",
     parts=[
-        FigurePart(
-            prefix_caching,
-            {"effects": ["knob", "comparison", "cell_id", "baseline_cell_id", "held"]},
-            Caption(
-                shows="Cells with and without prefix caching that differ in nothing else: output tokens per second, "
-                "the memory that the tokens of running requests take, and the energy of a generated token. A bar is "
-                "the mean of a cell's repeats, and a dot is one repeat.",
-                reading="Workloads whose prompts share no beginning are the control: their bars should be equal. If "
-                "prefix caching is slower there, searching the cache costs more time than it saves.",
-                not_shown="The gain holds for these prompt and output lengths and this share of common beginnings. It "
-                "is not a constant of the engine: longer shared prefixes and shorter outputs gain more.",
-            ),
-        ),
+        FigurePart(prefix_caching, {"effects": ["knob", "comparison", "cell_id", "baseline_cell_id", "held"]}),
         effects_of("enable_prefix_caching"),
         TablePart(
             "cells",

@@ -10,14 +10,14 @@ from workflow_scripts.present.blocks import Block, Finding, Findings
 from workflow_scripts.present.by_knob import OUTPUT, TOTAL, WHOLE, ceilings_of, compared, plot_by_knob
 from workflow_scripts.present.plot import Plot
 from workflow_scripts.present.report import Report
-from workflow_scripts.present.report_tables import REPEAT, MissingError, Tables
+from workflow_scripts.present.report_tables import REPEAT, STEADY, MissingError, Tables
 from workflow_scripts.present.sentences import effects_of, verdicts_on
 from workflow_scripts.present.series import NAMES, Group, means
-from workflow_scripts.present.subject import Caption, FigurePart, Subject
+from workflow_scripts.present.subject import FigurePart, Subject
 from workflow_scripts.present.subjects.claims_retested import claims_on
 from workflow_scripts.study.setting_words import said, shortly
 
-STEADY, DRAIN, WORK = "steady_output_tokens_per_s", "drain_share", ("num_requests", "prompt_tokens", "output_tokens")
+DRAIN, WORK = "drain_share", ("num_requests", "prompt_tokens", "output_tokens")
 
 
 def output_by_max_num_seqs(tables: Tables) -> Plot:
@@ -131,40 +131,8 @@ SUBJECT = Subject(
     id="max-num-seqs",
     title="Throughput against max-num-seqs",
     parts=[
-        FigurePart(
-            throughput,
-            {"cells": ["total_tokens_per_s"]},
-            Caption(
-                shows="Prompt and generated tokens together, per second, against the setting that changed them most, "
-                "for the model and workload with the most cells. A mark is the mean over a cell's starts. Dotted "
-                "lines are the ceilings that a device's data sheet sets for these requests. Crosses are rates that "
-                "others published for the same device and setting.",
-                reading="Both axes are logarithmic. No engine can be in the shaded area, because the bytes that the "
-                "requests need cannot be read faster than that.",
-                not_shown="Rates are over whole repeats, with filling and drain; the next figure has those in between. "
-                "The published sources do not say whether their rates include prompt tokens. A rate of "
-                "output tokens would be further above the ceiling.",
-            ),
-        ),
-        FigurePart(
-            output_by_max_num_seqs,
-            {"cells": ["output_tokens_per_s", STEADY, *WORK]},
-            Caption(
-                shows="Generated tokens per second against max-num-seqs, the limit on sequences that run at once. "
-                "Each line is a device, or a setting if there is only one device. A mark is the mean over a cell's "
-                "starts, its bar spans the lowest to the highest repeat, and faint dots are the repeats. If cells "
-                "along a line served different requests, these are rates while as many sequences ran as the limit "
-                "allows; hollow marks are the rates over whole repeats, with filling and drain. Dotted and dash-dotted "
-                "lines are the ceilings that the device's memory bandwidth and arithmetic set for whole repeats. A "
-                "question mark is a cell that failed a check, for example because it is above its ceiling.",
-                reading="Both axes are logarithmic, so equal distances are equal ratios. A straight rise means that "
-                "throughput grows by the same factor each time the limit doubles. Where a line levels off, something "
-                "else is the limit: the number of requests, the KV blocks, or the device's arithmetic.",
-                not_shown="A level line does not prove that the limit has no effect, because the limit may never have "
-                "been reached; the table of effects says whether it was. A single request usually takes longer when "
-                "more of them run at once.",
-            ),
-        ),
+        FigurePart(throughput, {"cells": ["total_tokens_per_s"]}),
+        FigurePart(output_by_max_num_seqs, {"cells": ["output_tokens_per_s", STEADY, *WORK]}),
         effects_of("max_num_seqs"),
         claims_on("max-num-seqs"),
     ],

@@ -5,22 +5,19 @@ from functools import partial
 from typing import Any
 
 import pandas as pd
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 
 from workflow_scripts.common.wording import listed, plural
-from workflow_scripts.present.blocks import Block, Finding, Findings
-from workflow_scripts.present.plot import Panel, Plot, log2_axis, mark_handles, ratio_axis, some_panels
+from workflow_scripts.present.blocks import Block, Finding, Findings, Table, shown
+from workflow_scripts.present.plot import Panel, Plot, key, log2_axis, mark_handles, ratio_axis, some_panels
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import REPEAT, MissingError, Tables, records
 from workflow_scripts.present.sentences import EFFECT_COLUMNS, verdict_over
-from workflow_scripts.present.sequences_by_rate import sequences_by_rate
-from workflow_scripts.present.series import repeats_of, series_labels
+from workflow_scripts.present.series import NAMES, PLACES, repeats_of, series_labels
 from workflow_scripts.present.style import INK, MUTED, LineStyle, Mark, marks
-from workflow_scripts.present.subject import Caption, FigurePart, Subject, TablePart
+from workflow_scripts.present.subject import PLACE, FigurePart, Subject, TablePart
 from workflow_scripts.present.words import held_in_words
-from workflow_scripts.study.setting_words import setting
+from workflow_scripts.study.setting_words import said, setting
 from workflow_scripts.workloads.arrivals import Load
 
 # The column that sets the load, in the order of the search -> its name.
@@ -38,13 +35,17 @@ OFFERED: LineStyle = (0, (1, 1.2))
 # Words for what the table says limited a load.
 LIMITED: Mapping[str, str] = {"load": "kept up", "client,load": "kept up, slow client", "unknown": "too short to say"}
 SATURATED_LABEL = "more load than the server sustains"
+# A table of max-num-seqs by rate for each of these, with a sign at loads that were too high.
+SEQUENCES, ARRIVALS, TOO_HIGH = "knob_max_num_seqs", "knob_request_rate_per_s", "*"
+BY_RATE: Mapping[str, str] = {
+    "ttft_s_p50": "Median TTFT (s)",
+    "tpot_s_p50": "Median TPOT (s)",
+    "goodput_requests_per_s": "Goodput (requests per s within the SLO)",
+}
 MOST_SERIES, MOST_FINDINGS = 6, 8
 _NEEDS = {"serving": [*REPEAT, *LOADS, *LATENCIES, *RATES, "saturated"]}
 _COLUMNS = {
-    "gpu": "Device",
-    "model": "Model",
-    "workload": "Workload",
-    "engine": "Engine",
+    **PLACE,
     "endpoint": "Server",
     "knobs": "Settings and load",
     "load": "Kind of load",
@@ -106,6 +107,11 @@ def _plot(
     panels, notes = some_panels(drawn, "combinations of device, workload and kind of load")
     if any(part["series"].nunique() > MOST_SERIES for _, part in rows.groupby(list(_PANEL))):
         notes = [*notes, f"at most {MOST_SERIES} settings per panel have a line; the table holds all"]
+    handles = mark_handles(colours) + [key(name, linestyle=style) for style, name in known.values()]
+    if offered and rows["axis"].eq("request_rate_per_s").any():
+        handles.append(key("arrived", MUTED, OFFERED))
+    if rows["saturated"].eq(True).any():
+        handles.append(key(SATURATED_LABEL, linestyle="none", marker="o", markerfacecolor="none"))
     return Plot(
         title=title,
         alt=_in_words(groups, known, title),
@@ -113,7 +119,7 @@ def _plot(
         panels=panels,
         x_label="Load (logarithmic)",
         y_label=y_label,
-        handles=_handles(colours, known, rows, offered),
+        handles=handles,
         repeats=repeats_of(rows),
         notes=notes,
     )
@@ -127,9 +133,7 @@ def _rows(tables: Tables) -> pd.DataFrame:
     counted = tables.measured.drop_duplicates("cell_id")[["cell_id", *knobs]]
     rows = serving.merge(counted, on="cell_id")
     rows = rows[rows["ramp_to_per_s"].isna()]
-    rows["axis"] = rows["request_rate_per_s"].notna().map({True: "request_rate_per_s", False: "users"})
-    rows["x"] = rows["request_rate_per_s"].fillna(rows["users"]).astype(float)
-    rows = rows[rows["x"].notna()]
+    rows = _with_load(rows)
     rows = rows[rows.groupby(list(_PANEL))["x"].transform("nunique") >= 2]
     if rows.empty:
         raise MissingError("no server was measured at two request rates or numbers of users")
@@ -137,7 +141,14 @@ def _rows(tables: Tables) -> pd.DataFrame:
     return rows
 
 
-_PANEL = ("gpu", "model", "workload", "axis")
+def _with_load(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows whose load is steady, with its kind as `axis` and the load as `x`."""
+    axis = rows["request_rate_per_s"].notna().map({True: "request_rate_per_s", False: "users"})
+    x = rows["request_rate_per_s"].fillna(rows["users"]).astype(float)
+    return rows.assign(axis=axis, x=x)[x.notna()]
+
+
+_PANEL = (*PLACES, "axis")
 
 
 def _series(rows: pd.DataFrame, knobs: Sequence[str]) -> pd.Series:
@@ -154,7 +165,7 @@ def _series(rows: pd.DataFrame, knobs: Sequence[str]) -> pd.Series:
 
 
 def _groups(rows: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
-    told_apart = [name for name in _PANEL[:3] if rows[name].nunique() > 1] or ["model", "workload"]
+    told_apart = [name for name in PLACES if rows[name].nunique() > 1] or ["model", "workload"]
     groups = []
     for _, part in rows.groupby(list(_PANEL), sort=False):
         names = list(dict.fromkeys(part["series"]))
@@ -191,20 +202,6 @@ def _draw(
         ax.plot(loads, loads, color=MUTED, linestyle=OFFERED, linewidth=1.2)
 
 
-def _handles(
-    colours: Mapping[str, Mark], columns: Mapping[str, tuple[LineStyle, str]], rows: pd.DataFrame, offered: bool
-) -> list[Artist]:
-    handles = mark_handles(colours)
-    handles += [Line2D([], [], color=INK, linestyle=style, label=name) for style, name in columns.values()]
-    if offered and rows["axis"].eq("request_rate_per_s").any():
-        handles.append(Line2D([], [], color=MUTED, linestyle=OFFERED, label="arrived"))
-    if rows["saturated"].eq(True).any():
-        handles.append(
-            Line2D([], [], color=INK, linestyle="none", marker="o", markerfacecolor="none", label=SATURATED_LABEL)
-        )
-    return handles
-
-
 def _in_words(
     groups: Sequence[tuple[str, pd.DataFrame]], columns: Mapping[str, tuple[LineStyle, str]], title: str
 ) -> str:
@@ -227,10 +224,8 @@ def sustained(report: Report) -> Iterator[Block]:
     knobs = [name for name in report.tables.knobs if name not in loads]
     cells = report.tables.cells.drop_duplicates("cell_id")[["cell_id", *knobs]]
     rows = report.tables.need("serving_summary", "saturated", "limited_by", *LOADS).merge(cells, on="cell_id")
-    rows["axis"] = rows["request_rate_per_s"].notna().map({True: "request_rate_per_s", False: "users"})
-    rows["x"] = rows["request_rate_per_s"].fillna(rows["users"]).astype(float)
     # If the client was the limit, nothing is known about the server.
-    rows = rows[rows["x"].notna() & ~rows["limited_by"].str.contains("client|users")]
+    rows = _with_load(rows[~rows["limited_by"].str.contains("client|users")])
     if rows.empty:
         raise MissingError("no server was measured at a load that the client could send")
     rows["series"] = _series(rows, knobs)
@@ -301,6 +296,40 @@ def _finding(row: Mapping[str, Any], labels: Mapping[str, str]) -> Finding:
     return Finding(verdict, f"{place}: {row['explanation']}", tone)
 
 
+def sequences_by_rate(report: Report) -> Iterator[Block]:
+    """For each server and other settings a table of max-num-seqs by rate for each measure; nothing if none has both."""
+    for title, rows in _with_both(report.tables):
+        for measure, name in BY_RATE.items():
+            if rows[measure].notna().any():
+                yield _by_rate(rows, measure, f"{name} by max-num-seqs and rate: {title}")
+
+
+def _with_both(tables: Tables) -> Iterator[tuple[str, pd.DataFrame]]:
+    """The cells of servers among which only max-num-seqs and the rate change, and both do; with their title."""
+    summary = tables.need("serving_summary")
+    if not {SEQUENCES, ARRIVALS} <= set(tables.knobs):
+        return
+    others = [name for name in tables.knobs if name not in (SEQUENCES, ARRIVALS)]
+    cells = tables.measured.drop_duplicates("cell_id")[["cell_id", *tables.knobs]]
+    rows = summary.merge(cells[cells[SEQUENCES].notna() & cells[ARRIVALS].notna()], on="cell_id")
+    settings = [repr(values) for values in rows[others].itertuples(index=False, name=None)]
+    for _, part in rows.assign(settings=settings).groupby([*NAMES, "settings"], sort=False):
+        if part[SEQUENCES].nunique() > 1 and part[ARRIVALS].nunique() > 1:
+            first = part.iloc[0]
+            held = [said(name, first[name]) for name in others if pd.notna(first[name])]
+            yield ", ".join([*first[NAMES], *held]), part
+
+
+def _by_rate(rows: pd.DataFrame, measure: str, caption: str) -> Table:
+    too_high = rows["saturated"].eq(True).map({True: f" {TOO_HIGH}", False: ""})
+    texts = rows.assign(text=rows[measure].map(shown) + too_high)
+    wide = texts.pivot(index=SEQUENCES, columns=ARRIVALS, values="text").fillna(shown(None))
+    headings = ["max-num-seqs", *(f"{rate:g} requests/s" for rate in wide.columns)]
+    body = [[f"{sequences:g}", *values] for sequences, values in zip(wide.index, wide.to_numpy(), strict=True)]
+    note = f"{TOO_HIGH}: more load than the server sustains, so its latencies grow with the length of the run."
+    return Table(caption, headings, body, [True] * len(headings), note if too_high.any() else "")
+
+
 def latency_verdicts(report: Report) -> Iterator[Block]:
     """For each setting of the servers the verdicts on each latency, and the largest change."""
     rows = report.tables.need("latencies", "metric", "knob", "comparison", "ratio", "verdict")
@@ -327,37 +356,8 @@ SUBJECT = Subject(
     id="serving",
     title="Serving",
     parts=[
-        FigurePart(
-            serving_latency,
-            _NEEDS,
-            Caption(
-                shows="Latency of requests to a server against the load, one line per server and setting. The load is "
-                "a request rate (requests arrive whatever the server does) or a number of users (each sends the next "
-                "request when the last one is answered). Time to the first token counts from the scheduled arrival of "
-                "a request, even if the client sent it later. A mark is the median of a cell's repeats, and its bar "
-                "spans the lowest to the highest. A setting with only one load has short strokes instead of lines.",
-                reading="Both axes are logarithmic. Where a line turns up steeply, the load is more than the server "
-                "sustains, and requests wait. A ring marks loads at which the queue grew until the last arrival. "
-                "Latency beyond that point depends on the length of the run, not on the server.",
-                not_shown="Latency is different with other lengths of prompts and answers, or with another client. If "
-                "the client was the limit, the findings above the figure say so.",
-            ),
-        ),
-        FigurePart(
-            serving_throughput,
-            _NEEDS,
-            Caption(
-                shows="Requests answered per second against the load, one line per server and setting, and those of "
-                "them that met every latency target of the study (goodput). The grey dotted line is the load that "
-                "arrived. A mark is the median of a cell's repeats, and its bar spans the lowest to the highest.",
-                reading="As long as the answered requests follow the arrivals, the server keeps up. Where they fall "
-                "behind, the server has reached its maximum; a ring marks loads at which the queue grew until the last "
-                "arrival. Goodput usually falls earlier.",
-                not_shown="A repeat includes the time after the last arrival, in which the server answers the "
-                "remaining requests. So in a short run the line lies slightly below the arrivals even if the server "
-                "keeps up. A goodput of zero cannot be drawn on a logarithmic axis; the table has it.",
-            ),
-        ),
+        FigurePart(serving_latency, _NEEDS),
+        FigurePart(serving_throughput, _NEEDS),
         TablePart("serving_summary", _COLUMNS, "Servers side by side, one row per load"),
         sequences_by_rate,
         latency_table,

@@ -32,8 +32,4 @@ def commands(report: Report) -> Iterator[Block]:
         yield Command("; ".join(alike["place"].unique()), alike["command"].fillna("").iloc[0], told)
 
 
-SUBJECT = Subject(
-    id="recommendations",
-    title="Recommendations",
-    parts=[commands],
-)
+SUBJECT = Subject(id="recommendations", title="Recommendations", parts=[commands])

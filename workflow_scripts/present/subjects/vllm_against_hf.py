@@ -8,27 +8,25 @@ from workflow_scripts.present.bar_plot import plot_bars
 from workflow_scripts.present.blocks import Block, Finding
 from workflow_scripts.present.plot import Plot
 from workflow_scripts.present.report import Report
-from workflow_scripts.present.report_tables import MissingError, Tables, records
+from workflow_scripts.present.report_tables import RATE, MissingError, Tables, records
 from workflow_scripts.present.sentences import MOST_SENTENCES, place, some
+from workflow_scripts.present.series import PLACES
 from workflow_scripts.present.style import marks
-from workflow_scripts.present.subject import Caption, FigurePart, Subject, TablePart
+from workflow_scripts.present.subject import PLACE, FigurePart, Subject, TablePart
 from workflow_scripts.present.subjects.claims_retested import claims_on
 from workflow_scripts.study.setting_words import settings_in_words
-
-RATE = "output_tokens_per_s"
 
 
 def engines(tables: Tables) -> Plot:
     """Output tokens per second of both engines, for the cells that did equal work."""
     pairs = _equal_work(tables.need("engines"))
     cells = tables.measured
-    place = ["gpu", "model", "workload"]
     compared = pd.concat(
-        [pairs[[*place, knobs]].set_axis([*place, "knobs"], axis=1) for knobs in ("vllm_knobs", "hf_knobs")]
+        [pairs[[*PLACES, knobs]].set_axis([*PLACES, "knobs"], axis=1) for knobs in ("vllm_knobs", "hf_knobs")]
     ).drop_duplicates()
-    rows = cells.merge(compared, on=[*place, "knobs"])
+    rows = cells.merge(compared, on=[*PLACES, "knobs"])
     rows = rows[rows["gpu"].notna() & rows[RATE].notna()]
-    told = [place_name for place_name in place if rows[place_name].nunique() > 1] or ["workload"]
+    told = [place_name for place_name in PLACES if rows[place_name].nunique() > 1] or ["workload"]
     differing = [knob for knob in tables.knobs if rows.groupby("engine")[knob].nunique(dropna=False).max() > 1]
     return plot_bars(
         rows.assign(
@@ -54,7 +52,7 @@ def fastest_of_both(report: Report) -> Iterator[Block]:
     """The fastest vLLM cell compared with the fastest HuggingFace cell, for each device, model and workload."""
     pairs = _equal_work(report.tables.need("engines"))
     fastest = pairs.sort_values(["vllm_output_tokens_per_s", "hf_output_tokens_per_s"], ascending=False)
-    rows = records(fastest.drop_duplicates(["gpu", "model", "workload"]))
+    rows = records(fastest.drop_duplicates(PLACES))
     yield some(
         [Finding(f"{row['improvement_ratio']:.3g} times", f"{row['explanation']} ({place(row)})") for row in rows],
         "engines",
@@ -64,9 +62,9 @@ def fastest_of_both(report: Report) -> Iterator[Block]:
 def steps_between(report: Report) -> Iterator[Block]:
     """Steps from single HuggingFace requests to vLLM at the highest max-num-seqs of a device, model and workload."""
     factors = report.tables.need("engine_decomposition")
-    most = factors.groupby(["gpu", "model", "workload"])["vllm_max_num_seqs"].transform("max")
+    most = factors.groupby(PLACES)["vllm_max_num_seqs"].transform("max")
     rows = factors[(factors["vllm_max_num_seqs"] == most) & factors["ratio"].notna()]
-    rows = rows.drop_duplicates(["gpu", "model", "workload", "factor"])
+    rows = rows.drop_duplicates([*PLACES, "factor"])
     yield some(
         [Finding(f"{row['ratio']:.3g} times", f"{row['explanation']} ({place(row)})") for row in records(rows)],
         "engine_decomposition",
@@ -78,24 +76,11 @@ SUBJECT = Subject(
     id="engines",
     title="HuggingFace against vLLM",
     parts=[
-        FigurePart(
-            engines,
-            {"engines": ["vllm_knobs", "hf_knobs", "comparable"]},
-            Caption(
-                shows="Output tokens per second of the vLLM and HuggingFace cells that served the same requests with "
-                "the same numbers of tokens. A bar is the mean of a cell's repeats, and a dot is one repeat.",
-                reading="Compare cells that run equally many requests at once. One request at a time shows the engine "
-                "alone; against single requests a batch also shows the gain from batching.",
-                not_shown="No single number says how much faster vLLM is. The table has the ratio of each pair with "
-                "its interval.",
-            ),
-        ),
+        FigurePart(engines, {"engines": ["vllm_knobs", "hf_knobs", "comparable"]}),
         TablePart(
             "engines",
             {
-                "gpu": "Device",
-                "model": "Model",
-                "workload": "Workload",
+                **PLACE,
                 "vllm_knobs": "vLLM settings",
                 "hf_engine": "HuggingFace engine",
                 "hf_knobs": "HuggingFace settings",

@@ -5,17 +5,15 @@ from functools import partial
 from typing import NamedTuple
 
 import pandas as pd
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 
 from workflow_scripts.present.blocks import Block
-from workflow_scripts.present.plot import Panel, Plot, log2_axis, some_panels
+from workflow_scripts.present.plot import Panel, Plot, key, log2_axis, some_panels
 from workflow_scripts.present.report import Part, Report
 from workflow_scripts.present.report_tables import REPEAT, MissingError, Tables, of_all_layers, records
 from workflow_scripts.present.series import repeats_of
 from workflow_scripts.present.style import COLOURS, LineStyle
-from workflow_scripts.present.subject import Caption, FigurePart, TablePart, medians_by_cell
+from workflow_scripts.present.subject import FigurePart, TablePart, medians_by_cell
 
 MOST_WORKLOADS = 3
 
@@ -55,17 +53,11 @@ def waste_by_block_size(tables: Tables) -> Plot:
         "models and workloads",
         MOST_WORKLOADS,
     )
-    layouts = set(rows["layout"])
-    handles: list[Artist] = []
-    if PAGED in layouts:
-        handles.append(Line2D([], [], color=COLOURS[0], marker="o", linestyle="none", label="paged (measured)"))
-    if WHATIF in layouts:
-        handles.append(Line2D([], [], color=COLOURS[0], linestyle=":", label="paged, other sizes (predicted)"))
-    handles += [
-        Line2D([], [], color=layout.color, linestyle=layout.style, label=layout.label)
-        for name, layout in LEVEL.items()
-        if name in layouts
-    ]
+    handles = {
+        PAGED: key("paged (measured)", COLOURS[0], "none", marker="o"),
+        WHATIF: key("paged, other sizes (predicted)", COLOURS[0], ":"),
+        **{name: key(*layout) for name, layout in LEVEL.items()},
+    }
     names = rows["layout"].map({name: layout.label.removesuffix(" (measured)") for name, layout in LEVEL.items()})
     blocks = "blocks of " + rows["block_size"].map("{:g}".format) + " tokens"
     measured = rows.assign(how=names.where(rows["layout"] != PAGED, blocks))[rows["source"] != "predicted"]
@@ -81,7 +73,7 @@ def waste_by_block_size(tables: Tables) -> Plot:
         panels=panels,
         x_label="Block size (tokens)",
         y_label="Empty slots in held KV memory (%)",
-        handles=handles,
+        handles=[handle for name, handle in handles.items() if name in set(rows["layout"])],
         repeats=repeats_of(rows),
         notes=[*notes, "marks and lines are medians over all cells and repeats of a panel, bars and bands the range"],
         panel_height_in=3.0,
@@ -133,28 +125,7 @@ def _by_kind_of_layer(report: Report) -> Iterator[Block]:
 
 
 PARTS: Sequence[Part] = [
-    FigurePart(
-        waste_by_block_size,
-        {"waste": [*REPEAT, "layout", "block_size", "waste_pct", "source"]},
-        Caption(
-            shows="Of the slots for keys and values that requests held, the share without a token, over the time of "
-            "a repeat, against the block size. Blocks of the pool that no request holds do not count. Dots show "
-            "the engine's actual layout. All other layouts are computed "
-            "for the same requests at the same times: other block sizes, one contiguous region per request, and "
-            "padded static batches. For HuggingFace, its own caches were measured. Marks and lines are medians "
-            "over all cells and repeats of a panel; bars and bands are the range. For a model with windows or "
-            "states there are two other layouts: every layer with attention keeps all tokens, and pages have each "
-            "layer's own size.",
-            reading="With blocks, only the end of each sequence's last block is empty. So the share grows with the "
-            "block size, and it is large if sequences are short. A contiguous region of max-model-len wastes all "
-            "that a request does not use. With windows, a token that no later token attends to counts as empty. So "
-            "the distance between the dot and the line of layers that keep all tokens shows what windows save. Its "
-            "distance to the line of own pages shows the cost of pages with equal bytes and groups of equal size.",
-            not_shown="Wasted memory costs speed only if it keeps requests waiting. A small share with tiny blocks "
-            "is no reason to choose them: kernels read larger blocks more efficiently, and engines refuse some "
-            "sizes.",
-        ),
-    ),
+    FigurePart(waste_by_block_size, {"waste": [*REPEAT, "layout", "block_size", "waste_pct", "source"]}),
     TablePart(
         "waste",
         {

@@ -1,7 +1,6 @@
 """What was run on what: counts of cells, devices and engines."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -59,33 +58,21 @@ def devices(report: Report) -> Iterator[Block]:
         flop = max((entry.dense_flop_per_s or {}).items(), key=lambda item: item[0] == "bf16", default=(None, None))
         rows.append(
             {
-                "gpu": gpu,
-                "title": entry.title,
-                "cells": len(cells),
-                "found": _all_of(report.tables.cells, gpu, "device_name"),
-                "memory_gb": entry.memory_bytes and entry.memory_bytes / 1e9,
-                "bandwidth_gb_per_s": entry.memory_bandwidth_bytes_per_s and entry.memory_bandwidth_bytes_per_s / 1e9,
-                "tflop_per_s": flop[1] and flop[1] / 1e12,
-                "flop_dtype": flop[0],
-                "tdp_w": entry.tdp_w,
-                "measured_gb_per_s": measured["memory_bandwidth_bytes_per_s"].get(gpu, np.nan) / 1e9,
-                "measured_tflop_per_s": measured["flop_per_s"].get(gpu, np.nan) / 1e12,
+                "Device": gpu,
+                "Description": entry.title,
+                "Cells": len(cells),
+                "Reported name": _each_once(report.tables.cells.loc[report.tables.cells["gpu"] == gpu, "device_name"]),
+                "Memory (GB)": entry.memory_bytes and entry.memory_bytes / 1e9,
+                "Memory bandwidth (GB/s)": entry.memory_bandwidth_bytes_per_s
+                and entry.memory_bandwidth_bytes_per_s / 1e9,
+                "Dense matrix rate (TFLOP/s)": flop[1] and flop[1] / 1e12,
+                "Type of the matrix rate": flop[0],
+                "Power limit (W)": entry.tdp_w,
+                "Memory bandwidth, measured (GB/s)": measured["memory_bandwidth_bytes_per_s"].get(gpu, np.nan) / 1e9,
+                "Matrix rate, measured (TFLOP/s)": measured["flop_per_s"].get(gpu, np.nan) / 1e12,
             }
         )
-    columns = {
-        "gpu": "Device",
-        "title": "Description",
-        "cells": "Cells",
-        "found": "Reported name",
-        "memory_gb": "Memory (GB)",
-        "bandwidth_gb_per_s": "Memory bandwidth (GB/s)",
-        "tflop_per_s": "Dense matrix rate (TFLOP/s)",
-        "flop_dtype": "Type of the matrix rate",
-        "tdp_w": "Power limit (W)",
-        "measured_gb_per_s": "Memory bandwidth, measured (GB/s)",
-        "measured_tflop_per_s": "Matrix rate, measured (TFLOP/s)",
-    }
-    yield table_of(pd.DataFrame(rows), columns, "Devices, with data-sheet numbers unless a column says measured")
+    yield table_of(pd.DataFrame(rows), None, "Devices, with data-sheet numbers unless a column says measured")
     sources = [(gpu, "; ".join(dict.fromkeys(catalogue[gpu].sources.values()))) for gpu, _ in named]
     yield Fold("Sources of the data-sheet numbers", [Definitions([(g, s or "no data sheet") for g, s in sources])])
 
@@ -98,10 +85,6 @@ def _measured_rates(report: Report) -> pd.DataFrame:
         return pd.DataFrame(columns=columns)
     of_cells = limits[limits["rates"] == "measured"].merge(report.grid[["cell_id", "gpu"]], on="cell_id")
     return of_cells.groupby("gpu")[columns].first()
-
-
-def _all_of(cells: pd.DataFrame, gpu: Any, column: str) -> str:
-    return ", ".join(cells.loc[cells["gpu"] == gpu, column].dropna().unique())
 
 
 def engines(report: Report) -> Iterator[Block]:
@@ -184,8 +167,4 @@ def not_understood(report: Report) -> Iterator[Block]:
         yield Findings(findings)
 
 
-SUBJECT = Subject(
-    id="runs",
-    title="What was run",
-    parts=[counts, devices, engines],
-)
+SUBJECT = Subject(id="runs", title="What was run", parts=[counts, devices, engines])

@@ -217,8 +217,4 @@ def _flat_table(record: dict[str, Any]) -> Table:
     return Table("Provenance", ["What", "Value"], rows, [False, False])
 
 
-SUBJECT = Subject(
-    id="provenance",
-    title="Provenance",
-    parts=[provenance],
-)
+SUBJECT = Subject(id="provenance", title="Provenance", parts=[provenance])

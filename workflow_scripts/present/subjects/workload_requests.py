@@ -7,17 +7,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 from matplotlib.ticker import PercentFormatter
 
 from workflow_scripts.common.files import read_json
 from workflow_scripts.present.blocks import Absent, Block, shown, table_of
-from workflow_scripts.present.plot import Panel, Plot, plain_log_ticks, some_panels
+from workflow_scripts.present.plot import Panel, Plot, key, plain_log_ticks, some_panels
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import MissingError, Tables
 from workflow_scripts.present.series import cell_titles, evenly
 from workflow_scripts.present.style import COLOURS, LineStyle
-from workflow_scripts.present.subject import Caption, FigurePart, Subject
+from workflow_scripts.present.subject import FigurePart, Subject
 from workflow_scripts.study.paths import MANIFEST
 from workflow_scripts.workloads.sampling import in_words
 from workflow_scripts.workloads.workload_kinds import LengthDistribution, TextWorkload
@@ -53,7 +52,7 @@ def workload_lengths(tables: Tables) -> Plot:
         panels=panels,
         x_label="Tokens in the request",
         y_label="Share of requests",
-        handles=[Line2D([], [], color=color, linestyle=style, label=label) for label, color, style in LENGTHS.values()],
+        handles=[key(*length) for length in LENGTHS.values()],
         notes=[
             *notes,
             "the requests are those of the cell that served the most; other cells with this workload served the first "
@@ -147,29 +146,19 @@ def workloads(report: Report) -> Iterator[Block]:
             prompt = f"{prefix} shared and {prompt}"
         rows.append(
             {
-                "workload": name,
-                "asked": workload.kind + (", chat" if isinstance(workload, TextWorkload) and workload.chat else ""),
-                "kind": manifest and manifest["kind"],
-                "source": manifest and manifest.get("source"),
-                "requests": " to ".join(dict.fromkeys([shown(min(counts)), shown(max(counts))])),
-                "alike": manifest and manifest["requests_with_prefix"],
-                "prompt": _length(manifest, "prompt_tokens", prompt),
-                "output": _length(manifest, "output_tokens", getattr(workload, "output_tokens", None)),
-                "tokens": in_words(workload.sampling),
+                "Workload": name,
+                "Requested kind": workload.kind
+                + (", chat" if isinstance(workload, TextWorkload) and workload.chat else ""),
+                "Actual kind": manifest and manifest["kind"],
+                "Made from": manifest and manifest.get("source"),
+                "Requests per cell": " to ".join(dict.fromkeys([shown(min(counts)), shown(max(counts))])),
+                "Requests that share text": manifest and manifest["requests_with_prefix"],
+                "Prompt tokens": _length(manifest, "prompt_tokens", prompt),
+                "Output tokens": _length(manifest, "output_tokens", getattr(workload, "output_tokens", None)),
+                "Sampling": in_words(workload.sampling),
             }
         )
-    columns = {
-        "workload": "Workload",
-        "asked": "Requested kind",
-        "kind": "Actual kind",
-        "source": "Made from",
-        "requests": "Requests per cell",
-        "alike": "Requests that share text",
-        "prompt": "Prompt tokens",
-        "output": "Output tokens",
-        "tokens": "Sampling",
-    }
-    yield table_of(pd.DataFrame(rows), columns, "Workloads with the lengths of their requests")
+    yield table_of(pd.DataFrame(rows), None, "Workloads with the lengths of their requests")
     if not made:
         yield Absent(
             "requests as made",
@@ -196,31 +185,7 @@ SUBJECT = Subject(
     title="Workloads",
     parts=[
         workloads,
-        FigurePart(
-            workload_lengths,
-            {"cells": ["cell_id", "num_requests"]},
-            Caption(
-                shows="Prompt and output lengths of the requests of each workload, as the engine counted them: the "
-                "share of requests with at most that many tokens. The axis of tokens is logarithmic.",
-                reading="A line that rises at one place is a fixed length; the wider its rise, the more the lengths "
-                "vary. If the line of output tokens lies to the right of that of prompt tokens, decoding usually "
-                "takes most of the time.",
-                not_shown="The figure does not show whether long prompts have long answers, nor what prompts have in "
-                "common.",
-            ),
-        ),
-        FigurePart(
-            workload_arrivals,
-            {"cells": ["cell_id", "workload"]},
-            Caption(
-                shows="The number of requests that had arrived at the engine over the time of a repeat, for a few "
-                "cells whose requests do not all arrive at once: for each workload, those with the slowest and the "
-                "fastest arrivals.",
-                reading="A straight line is a steady rate, and its slope is the number of requests per second. Steps "
-                "are bursts. A line that bends may come from users who wait for an answer before they ask again.",
-                not_shown="The figure does not show whether the engine kept up. The latencies and the figure of "
-                "waiting sequences do.",
-            ),
-        ),
+        FigurePart(workload_lengths, {"cells": ["cell_id", "num_requests"]}),
+        FigurePart(workload_arrivals, {"cells": ["cell_id", "workload"]}),
     ],
 )
