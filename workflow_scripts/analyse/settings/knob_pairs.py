@@ -62,7 +62,7 @@ def compared_pairs(
     summary, samples = cell_summary(cells.reindex(columns=known), metric, observed)
     summary["bound_by"] = bound_by(summary)
     knobs = knob_columns(cells)
-    groups = {column: _groups(summary, column, [k for k in knobs if k != column]) for column in (*knobs, MODEL)}
+    groups = {column: knob_groups(summary, column, [k for k in knobs if k != column]) for column in (*knobs, MODEL)}
     groups = {column: rows for column, rows in groups.items() if len(rows)}
     if not groups:
         return []
@@ -133,7 +133,7 @@ def _rates_in_common(samples: Samples, a: IntArray, b: IntArray) -> tuple[FloatA
     return of_a, of_b
 
 
-def _groups(summary: pd.DataFrame, column: str, others: list[str]) -> pd.DataFrame:
+def knob_groups(summary: pd.DataFrame, column: str, others: list[str]) -> pd.DataFrame:
     """Cells that differ from other cells only in the knob, ordered by `group` and the knob's value."""
     alike = [name for name in (*PLACE, *ENVIRONMENT, *others) if name != column]
     rows = summary[summary[column].notna()]

@@ -1,0 +1,76 @@
+import numpy as np
+import pandas as pd
+import pytest
+
+from tests.unit.analyse.choose.small_grid import IDS, POINTS, cells, law, plan
+from workflow_scripts.analyse.choose.choose_cells import ALL_ANSWERED, NO_TIME, NOTHING_HELPS, choose
+from workflow_scripts.analyse.choose.estimates import Estimates, check_cells, estimate
+from workflow_scripts.analyse.choose.questions import KNOBS, RECOMMENDATION, Question, ask
+
+DRAWS = np.random.default_rng(5).normal(0, 0.05, (2000, 4))
+
+
+def known(draws=DRAWS, cost_s=(10.0, 10.0, 10.0, 10.0)):
+    names = list("abcd")
+    return Estimates(pd.DataFrame({"cost_s": cost_s}, index=pd.Index(names, name="cell_id")), draws, 1e-6, 1.0)
+
+
+def question(values, needs=(), is_answered=False):
+    return Question("knobs", "here", "it", "flat", 0.5, is_answered, values, needs)
+
+
+def test_the_cells_come_first_that_explain_a_question():
+    choice = choose(known(), [question(DRAWS[:, 2] + 0.6 * DRAWS[:, 0])], list("abcd"))
+    assert choice.cells[0] == "c"
+    assert "b" not in choice.cells
+    assert choice.ended is None
+
+
+def test_of_equally_good_cells_the_cheaper_one_is_chosen_and_the_other_is_then_worth_nothing():
+    draws = DRAWS.copy()
+    draws[:, 1] = draws[:, 0]
+    for cheap in (0, 1):
+        costs = np.where(np.arange(4) == cheap, 5.0, 50.0)
+        assert choose(known(draws, costs), [question(draws[:, 0])], list("abcd")).cells == (("a", "b")[cheap],)
+
+
+def test_what_a_question_needs_is_measured_whatever_it_explains():
+    assert choose(known(), [question(np.zeros(2000), needs=("d",))], list("abcd")).cells == ("d",)
+
+
+def test_why_nothing_is_chosen():
+    of_a = question(DRAWS[:, 0])
+    answered = question(DRAWS[:, 0], is_answered=True)
+    assert choose(known(), [answered], list("abcd")).ended == ALL_ANSWERED
+    assert choose(known(), [of_a], list("bcd")).ended == NOTHING_HELPS
+    assert choose(known(), [of_a], list("abcd"), budget_s=9).ended == NO_TIME
+    assert choose(known(), [of_a], list("abcd"), budget_s=19, starts=2).ended == NO_TIME
+    assert choose(known(), [of_a], list("abcd"), budget_s=20, starts=2).cells == ("a",)
+
+
+@pytest.mark.parametrize("slow", [None, 8, 32])
+def test_a_study_that_measures_what_it_chooses_answers_as_the_whole_grid_does(slow):
+    def rate(point):
+        bias = 0.93 if point[0] == "h200" else 1.05
+        return law(point) * bias * (0.7 if point[2] == slow and point[0] == "l40s" else 1.0)
+
+    whole = plan()
+    check = check_cells(whole, 10, "small")
+    measured = {point for point in POINTS if IDS[point] in check}
+    for _ in range(len(POINTS)):
+        table = cells(measured, rate)
+        estimates = estimate(whole, table, check)
+        questions = ask(estimates, whole, table, 5.0)
+        choice = choose(estimates, questions, [IDS[point] for point in POINTS if point not in measured])
+        if choice.ended:
+            break
+        measured |= {point for point in POINTS if IDS[point] in choice.cells}
+    assert choice.ended == ALL_ANSWERED
+    verdicts = {(q.place.split(",")[0], q.subject): q.answer for q in questions if q.kind == KNOBS}
+    assert verdicts["h200", "block_size"] == "flat"
+    assert verdicts["l40s", "block_size"] == ("changes" if slow else "flat")
+    for q in questions:
+        if q.kind == RECOMMENDATION:
+            (point,) = (point for point in POINTS if IDS[point] == q.answer)
+            assert rate(point) >= max(rate(other) for other in POINTS if other[0] == point[0]) / 1.05
+    assert len(measured) < len(POINTS)

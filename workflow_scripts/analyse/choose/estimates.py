@@ -1,0 +1,257 @@
+"""Estimates of the output rates of all cells of a study, from its plan and the cells that were measured.
+
+The logarithm of measured over predicted is a Gaussian process over the settings [Rasmussen]. Its covariance is a sum of
+components: one for each factor that varies (device, engine, model, workload, knobs), each pair of factors, and all
+together, as in an analysis of variance. So the error of a prediction on one device or with one value of a knob is
+learned from few cells. Without measurements a component has a part of the variance that the plan's band stands for;
+measurements give its size, but never less than a floor, so what was never measured keeps a band.
+
+Bands are widened by the errors with which the model predicts each measured cell without it [Vovk], and by those of the
+check cells, which the model never uses.
+
+Sources: [Rasmussen] Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, sections 2.2 and 5.4.2;
+[Vovk] Vovk, Gammerman and Shafer, Algorithmic Learning in a Random World, 2005.
+"""
+
+import hashlib
+import math
+import warnings
+from collections.abc import Collection
+from dataclasses import dataclass
+from itertools import combinations, pairwise
+
+import numpy as np
+import pandas as pd
+from scipy import linalg, stats
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import ConstantKernel, Kernel, Matern
+
+from workflow_scripts.analyse.intervals.repeats import cell_summary, knob_columns, numbers
+from workflow_scripts.analyse.intervals.start_spread import BoolArray, FloatArray
+from workflow_scripts.analyse.intervals.statistics import CONFIDENCE, mean_errors
+from workflow_scripts.analyse.settings.knob_pairs import METRIC
+
+MEASURED, PREDICTED, CHECK, INFEASIBLE, UNKNOWN = "measured", "predicted", "check", "infeasible", "unknown"
+# Columns that place a cell, beside its knobs.
+SETTING = ("gpu", "engine", "model", "workload")
+LEAST_CHECKED = 3
+DRAWS = 2000
+# Standard deviation of log(measured / predicted) by a data sheet alone, and of a rate that nothing predicts.
+_UNCALIBRATED_SD, _UNPREDICTED_SD = 0.35, 1.0
+# Of the logarithm of a cell's mean, if starts do not show how much they vary.
+_USUAL_SD = 0.01
+# Part of the plan's variance that each component has before anything is measured, and has at least.
+_FLOOR = 0.02
+# Distance, in octaves of a number, at which errors hardly resemble each other; equal names alone resemble each other.
+_OCTAVES, _NAMES_APART = 3.0, 0.4
+# With fewer cells the sizes of components are not fitted; with more, this many at random give them.
+_LEAST_FITTED, _MOST_FITTED = 12, 150
+# Standard deviations from the middle to the end of a band.
+_ENDS = float(stats.norm.ppf((1 + CONFIDENCE) / 2))
+
+
+@dataclass(frozen=True)
+class Estimates:
+    """What is known of all cells of a study.
+
+    Attributes:
+        table: by `cell_id` in the order of the plan: `state` (`measured`, `predicted`, `check`, `infeasible`,
+            `unknown`); `log_rate`, natural logarithm of the output tokens/s, of a check cell as predicted without it;
+            its `sd`; `low` and `high`, the 95 % band in tokens/s; `log_measured`, NaN if not measured; `cost_s`, device
+            seconds of one start, from the plan.
+        draws: joint posterior of the logarithms of the rates, shape (draws, cells). Check cells that were measured have
+            their own values, from which nothing is learned about others.
+        noise: variance of the logarithm of a measured cell's mean.
+        widened: by how much errors have widened the bands.
+    """
+
+    table: pd.DataFrame
+    draws: FloatArray
+    noise: float
+    widened: float
+
+
+def check_cells(plan: pd.DataFrame, check_pct: float, seed: str) -> tuple[str, ...]:
+    """The cells that are always measured and never used to predict or choose: a random share of the feasible ones.
+
+    A cell that is added to a study changes few of them. At least LEAST_CHECKED, if there are as many.
+
+    >>> plan = pd.DataFrame({"cell_id": list("abcdefgh"), "infeasible": [None] * 7 + ["too large"]})
+    >>> len(check_cells(plan, 10, "study")), "h" in check_cells(plan, 100, "study")
+    (3, False)
+    """
+    feasible = plan.loc[plan["infeasible"].isna(), "cell_id"]
+    count = max(LEAST_CHECKED, round(len(feasible) * check_pct / 100))
+    return tuple(sorted(feasible, key=lambda cell: hashlib.sha256(f"{seed}\n{cell}".encode()).digest())[:count])
+
+
+def estimate(plan: pd.DataFrame, cells: pd.DataFrame, check: Collection[str], seed: int = 0) -> Estimates:
+    """Estimate the rates of all cells of a plan.
+
+    Args:
+        plan: rows of `predict.plan`.
+        cells: rows of the cells table of one study, with a row of every cell of the plan: `missing` if not measured.
+        check: ids of the cells that the model does not use.
+        seed: of the draws.
+    """
+    plan = plan.set_index("cell_id")
+    first = cells.drop_duplicates("cell_id").set_index("cell_id").reindex(plan.index)
+    measured, squared_error = _measured(cells, plan.index)
+    has_value = ~np.isnan(measured)
+    is_check = plan.index.isin(list(check))
+    used = has_value & ~is_check
+    mean, prior_sd, is_unknown = _prior(plan, measured, used)
+    noise = float(np.median(squared_error[has_value])) if has_value.any() else _USUAL_SD**2
+
+    points, kernel = _points_and_kernel(first)
+    model = _fitted(points[used], kernel, ((measured - mean) / prior_sd)[used], (squared_error / prior_sd**2)[used])
+    unit_mean, unit_cov = model.predict(points, return_cov=True)
+    log_rate = mean + prior_sd * unit_mean
+    cov = unit_cov * np.outer(prior_sd, prior_sd)
+    sd = np.sqrt(np.maximum(np.diag(cov), 1e-12))
+    widened = _widened_by(_errors_without_each(model)) if used.any() else 1.0
+    of_check = has_value & is_check
+    beside = (measured - log_rate)[of_check] / np.sqrt((widened * sd[of_check]) ** 2 + squared_error[of_check])
+    widened *= _widened_by_check(beside)
+
+    rng = np.random.default_rng(seed)
+    away = _correlated(cov, rng) * np.where(used, 1.0, widened)
+    draws = log_rate + away
+    draws[:, of_check] = measured[of_check] + rng.normal(size=(DRAWS, of_check.sum())) * np.sqrt(
+        squared_error[of_check]
+    )
+    sd = np.where(used, sd, widened * sd)
+    refused = first["outcome"].eq("infeasible").fillna(False).to_numpy(dtype=bool)
+    infeasible = ~has_value & (refused | (plan["infeasible"].notna().to_numpy() & ~_tried(first)))
+    half = np.where(is_unknown & ~has_value, np.nan, _ENDS * sd)
+    table = pd.DataFrame(
+        {
+            "state": np.select(
+                [infeasible, of_check, has_value, is_unknown], [INFEASIBLE, CHECK, MEASURED, UNKNOWN], PREDICTED
+            ),
+            "log_rate": log_rate,
+            "sd": sd,
+            "low": np.exp(log_rate - half),
+            "high": np.exp(log_rate + half),
+            "log_measured": measured,
+            "cost_s": _cost_s(plan),
+        },
+        index=plan.index,
+    )
+    return Estimates(table, draws, noise, widened)
+
+
+def _tried(first: pd.DataFrame) -> BoolArray:
+    tried: BoolArray = (~first["outcome"].fillna("missing").isin(["missing", "infeasible"])).to_numpy(dtype=bool)
+    return tried
+
+
+def _measured(cells: pd.DataFrame, ids: pd.Index) -> tuple[FloatArray, FloatArray]:
+    """Means of the logarithms of measured rates with their squared errors, in the order of `ids`; NaN if not known."""
+    summary, samples = cell_summary(cells, METRIC)
+    mean, squared, _ = mean_errors(samples)
+    sample = summary["sample"].to_numpy(dtype=int)
+    squared = np.where(np.isnan(squared[sample]), _USUAL_SD**2, squared[sample])
+    of_cells = pd.DataFrame({"mean": mean[sample], "squared": squared}, index=summary["cell_id"])
+    of_cells = of_cells[~of_cells.index.duplicated(keep="last")].reindex(ids)
+    return numbers(of_cells["mean"]), numbers(of_cells["squared"])
+
+
+def _prior(plan: pd.DataFrame, measured: FloatArray, used: BoolArray) -> tuple[FloatArray, FloatArray, BoolArray]:
+    """The logarithm of each rate before the model, its standard deviation, and whether it is a mere guess."""
+    rate, low, high = (numbers(plan[f"output_tokens_per_s{end}"]) for end in ("", "_low", "_high"))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        mean, band = np.log(rate), np.log(high / low) / (2 * _ENDS)
+    sd = np.where(np.isnan(band), _UNCALIBRATED_SD, np.maximum(band, _USUAL_SD))
+    unpredicted = ~np.isfinite(mean)
+    of_used = pd.Series(np.where(used, measured, np.nan), index=plan.index)
+    of_place = numbers(of_used.groupby([plan[name] for name in SETTING], dropna=False).transform("mean"))
+    overall = float(of_used.mean()) if used.any() else 0.0
+    mean = np.where(unpredicted, np.where(np.isnan(of_place), overall, of_place), mean)
+    return mean, np.where(unpredicted, _UNPREDICTED_SD, sd), unpredicted & np.isnan(of_place)
+
+
+def _cost_s(plan: pd.DataFrame) -> FloatArray:
+    """Device seconds of a start; where the plan has none, those of a usual cell of the device."""
+    cost = plan["cell_s"].astype(float) * plan["gpus"].astype(float).fillna(1.0)
+    cost = cost.fillna(cost.groupby(plan["gpu"]).transform("median")).fillna(cost.median()).fillna(1.0)
+    return numbers(cost)
+
+
+def _points_and_kernel(first: pd.DataFrame) -> tuple[FloatArray, Kernel]:
+    """Each cell's place, shape (cells, columns), and the covariance of the errors of two predictions."""
+    factors = [
+        factor
+        for name in (*SETTING, *knob_columns(first))
+        if (factor := _factor(first[name])).shape[1] and np.ptp(factor, axis=0).any()
+    ]
+    points = np.hstack([*factors, np.zeros((len(first), 1))])
+    ends = np.cumsum([0, *(factor.shape[1] for factor in factors)])
+    columns = [range(a, b) for a, b in pairwise(ends)]
+    parts = [*combinations(columns, 1), *combinations(columns, 2), *([tuple(columns)] if len(columns) > 2 else [])]
+    part = max(_FLOOR, 1 / (len(parts) + 1))
+    kernel = ConstantKernel(part, (_FLOOR, 100.0))
+    for of in parts:
+        length = np.full(points.shape[1], np.inf)
+        length[[column for columns_of in of for column in columns_of]] = 1.0
+        # Rough, so that a step from one value of a knob to the next is possible.
+        kernel += ConstantKernel(part, (_FLOOR, 100.0)) * Matern(length, "fixed", nu=0.5)
+    return points, kernel
+
+
+def _factor(values: pd.Series) -> FloatArray:
+    """A number in units of _OCTAVES, anything else as one column per value; unit distances are far apart."""
+    as_numbers = pd.to_numeric(values, errors="coerce") if not _is_flag(values) else pd.Series(dtype=float)
+    if len(as_numbers) and as_numbers.notna().all() and (as_numbers > 0).all():
+        return np.log2(numbers(as_numbers))[:, None] / _OCTAVES
+    return pd.get_dummies(values.astype("string").fillna("")).to_numpy(dtype=float) / _NAMES_APART
+
+
+def _is_flag(values: pd.Series) -> bool:
+    return pd.api.types.is_bool_dtype(values.dropna().convert_dtypes())
+
+
+def _fitted(points: FloatArray, kernel: Kernel, y: FloatArray, noise: FloatArray) -> GaussianProcessRegressor:
+    """The process given the measured cells, at first of this covariance."""
+    if not len(points):
+        return GaussianProcessRegressor(kernel)
+    if len(points) >= _LEAST_FITTED:
+        some = np.random.default_rng(len(points)).permutation(len(points))[:_MOST_FITTED]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)  # a component at its floor
+            kernel = GaussianProcessRegressor(kernel, alpha=noise[some]).fit(points[some], y[some]).kernel_
+    return GaussianProcessRegressor(kernel, alpha=noise, optimizer=None).fit(points, y)
+
+
+def _errors_without_each(model: GaussianProcessRegressor) -> FloatArray:
+    """Errors in standard deviations if each cell is predicted from the others. [Rasmussen]"""
+    inverse = np.diag(linalg.cho_solve((model.L_, True), np.eye(len(model.L_))))
+    errors: FloatArray = np.ravel(model.alpha_) / np.sqrt(inverse)
+    return errors
+
+
+def _widened_by(errors: FloatArray) -> float:
+    """The factor by which a band must be widened to hold its share of such errors, at least 1. [Vovk]
+
+    >>> _widened_by(np.full(100, 0.5)), round(_widened_by(np.full(100, 3.92)), 2)
+    (1.0, 2.0)
+    """
+    share = min(1.0, math.ceil((len(errors) + 1) * CONFIDENCE) / len(errors))
+    return max(1.0, float(np.quantile(np.abs(errors), share, method="higher")) / _ENDS)
+
+
+def _widened_by_check(errors: FloatArray) -> float:
+    """The same for check cells, if more of them than chance explains are outside of the band."""
+    outside = int((np.abs(errors) > _ENDS).sum())
+    if not outside or stats.binomtest(outside, len(errors), 1 - CONFIDENCE, "greater").pvalue > 1 - CONFIDENCE:
+        return 1.0
+    return _widened_by(errors)
+
+
+def _correlated(cov: FloatArray, rng: np.random.Generator) -> FloatArray:
+    """Draws with mean 0 and this covariance, shape (draws, cells)."""
+    jitter = 1e-9 * max(float(np.diag(cov).max()), 1e-12)
+    root = linalg.cholesky(cov + jitter * np.eye(len(cov)), lower=True)
+    draws: FloatArray = rng.normal(size=(DRAWS, len(cov))) @ root.T
+    return draws

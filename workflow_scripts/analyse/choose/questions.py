@@ -1,0 +1,223 @@
+"""The questions of a study, and what the estimates of its cells answer.
+
+`recommendation`: per device, model and workload the measured setting of vLLM that no other one exceeds by more than the
+margin, of those that keep the study's latency. `knobs`: per place and knob whether it changes the rate, from all pairs
+that differ in nothing else: `flat` if each pair is within the margin [Berger], `changes` if any is beyond. `devices`:
+the mean ratio of two devices over the cells that both have. `memory`: where cells begin to preempt or are refused, with
+measured cells on both sides.
+
+All questions of a study share its error (Holm's method), with posterior probabilities in place of p values.
+
+Source: [Berger] Berger and Hsu, Bioequivalence trials, intersection-union tests and equivalence confidence sets,
+Statistical Science 11, 1996.
+"""
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+from itertools import combinations, pairwise
+
+import numpy as np
+import pandas as pd
+
+from workflow_scripts.analyse.choose.estimates import CHECK, INFEASIBLE, MEASURED, SETTING, Estimates
+from workflow_scripts.analyse.intervals.repeats import ENVIRONMENT, counted, knob_columns, knob_text, numbers
+from workflow_scripts.analyse.intervals.start_spread import FloatArray
+from workflow_scripts.analyse.intervals.statistics import (
+    CHANGES,
+    EQUIVALENCE_ALPHA,
+    FLAT,
+    NOT_DECIDED,
+    IntArray,
+    holm,
+    log_margin,
+)
+from workflow_scripts.analyse.settings.knob_pairs import knob_groups
+from workflow_scripts.engines.vllm_engines import VLLM
+
+RECOMMENDATION, KNOBS, DEVICES, MEMORY = KINDS = ("recommendation", "knobs", "devices", "memory")
+# How a cell uses its memory.
+FITS, PREEMPTS, REFUSED = "fits", "preempts", "infeasible"
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question and its answer.
+
+    Attributes:
+        kind: one of KINDS.
+        place: what it is asked of, e.g. `h200, vllm, opt-125m, chat`.
+        subject: the knob, the two devices or the bound.
+        answer: the cell, the verdict, the ratio or the limit, as far as it is known.
+        probability: that the answer holds, by the estimates; of `memory` 1 or 0.
+        is_answered: whether it is shown at the study's error.
+        values: what it depends on, for each draw: the regret of the recommended cell, the largest difference between
+            values of a knob, the ratio of two devices, as logarithms.
+        needs: cells that must be measured, whatever they show.
+    """
+
+    kind: str
+    place: str
+    subject: str
+    answer: str
+    probability: float
+    is_answered: bool
+    values: FloatArray
+    needs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Grid:
+    """The cells of a study, in the order of the draws: `rows` has their settings with `at`, the position, and `state`,
+    `cost_s`, `memory`, `is_tried` and `keeps`, whether the latency may be kept."""
+
+    rows: pd.DataFrame
+    draws: FloatArray
+    margin: float
+    bound: str
+
+    def places(self, *further: str) -> Iterator[tuple[str, pd.DataFrame]]:
+        """The cells that run, for each place."""
+        rows = self.rows[self.rows["state"] != INFEASIBLE]
+        for names, place in rows.groupby([*SETTING, *further], sort=False):
+            yield ", ".join(map(str, names)), place
+
+    def ids(self, at: IntArray) -> tuple[str, ...]:
+        """The cells at these positions."""
+        return tuple(self.rows["cell_id"].iloc[at])
+
+
+def ask(
+    estimates: Estimates,
+    plan: pd.DataFrame,
+    cells: pd.DataFrame,
+    margin_pct: float,
+    decide: Collection[str] = KINDS,
+    tpot_p99_s: float | None = None,
+) -> tuple[Question, ...]:
+    """The questions of a study, answered as far as its estimates show.
+
+    Args:
+        estimates: of the same plan and cells.
+        plan: rows of `predict.plan`.
+        cells: rows of the cells table, with a row of every cell of the plan.
+        margin_pct: the study's margin.
+        decide: kinds of questions.
+        tpot_p99_s: bound on the 99th percentile of the time per output token of recommended settings.
+    """
+    grid = _grid(estimates, plan, cells, log_margin(margin_pct), tpot_p99_s)
+    kinds = {RECOMMENDATION: _recommendations, KNOBS: _knobs, DEVICES: _devices, MEMORY: _memory}
+    asked = [question for kind in KINDS if kind in decide for question in kinds[kind](grid)]
+    # Limits of memory are seen, not estimated.
+    p = np.array([np.nan if question.kind == MEMORY else 1 - question.probability for question in asked])
+    shown = np.zeros(len(asked), dtype=bool)
+    shown[~np.isnan(p)] = holm(p[~np.isnan(p)]) <= EQUIVALENCE_ALPHA
+    return tuple(
+        _answered(question, bool(is_shown) or (question.kind == MEMORY and not question.needs))
+        for question, is_shown in zip(asked, shown, strict=True)
+    )
+
+
+def _answered(question: Question, is_answered: bool) -> Question:
+    open_verdict = question.kind == KNOBS and not is_answered
+    return replace(question, is_answered=is_answered, answer=NOT_DECIDED if open_verdict else question.answer)
+
+
+def _grid(
+    estimates: Estimates, plan: pd.DataFrame, cells: pd.DataFrame, margin: float, tpot_p99_s: float | None
+) -> _Grid:
+    table, plan = estimates.table, plan.set_index("cell_id")
+    settings = ["cell_id", *SETTING, "knobs", *knob_columns(cells)]
+    rows = cells[settings].drop_duplicates("cell_id").set_index("cell_id").reindex(plan.index)
+    by_cell = counted(cells).groupby("cell_id")
+    outcomes = cells.groupby("cell_id")["outcome"].agg(set).reindex(plan.index)
+    was_refused = np.array(["infeasible" in outcome and "ok" not in outcome for outcome in outcomes])
+    ran = np.array(["ok" in outcome for outcome in outcomes])
+    preempted = np.where(ran, numbers(by_cell["preemptions"].sum().reindex(plan.index)), numbers(plan["preemptions"]))
+    refused = was_refused | (plan["infeasible"].notna().to_numpy() & ~ran)
+    # Before a cell is measured, the low end of its band counts.
+    tpot = by_cell["tpot_s_p99"].mean().reindex(plan.index)
+    least = numbers(tpot.fillna(plan["tpot_s_p99_low"]).fillna(plan["tpot_s_p99"]))
+    rows = rows.assign(
+        at=np.arange(len(rows)),
+        state=table["state"],
+        cost_s=table["cost_s"],
+        memory=np.select([refused, preempted > 0], [REFUSED, PREEMPTS], FITS),
+        is_tried=[outcome != {"missing"} for outcome in outcomes],
+        keeps=True if tpot_p99_s is None else ~(least > tpot_p99_s),
+        # Cells are compared whether or not they were measured.
+        **dict.fromkeys((*ENVIRONMENT, "study", "source"), ""),
+    )
+    bound = "" if tpot_p99_s is None else f"p99 TPOT <= {1000 * tpot_p99_s:g} ms"
+    return _Grid(rows.reset_index(), estimates.draws, margin, bound)
+
+
+def _recommendations(grid: _Grid) -> Iterator[Question]:
+    for name, place in grid.places():
+        place = place[place["keeps"] & place["engine"].eq(VLLM.name)]
+        if place.empty:
+            continue
+        at = place["at"].to_numpy()
+        draws = grid.draws[:, at]
+        mean, is_measured = draws.mean(axis=0), place["state"].isin([MEASURED, CHECK]).to_numpy()
+        fastest = int(mean.argmax())
+        best = int(np.where(is_measured, mean, -np.inf).argmax()) if is_measured.any() else fastest
+        regret = draws.max(axis=1) - draws[:, best]
+        needs = () if is_measured[fastest] else grid.ids(at[[fastest]])
+        probability = float((regret <= grid.margin).mean()) if is_measured.any() else 0.0
+        answer = grid.ids(at[[best]])[0]
+        yield Question(RECOMMENDATION, name, grid.bound, answer, probability, False, regret, needs)
+
+
+def _groups(rows: pd.DataFrame) -> Iterator[tuple[str, str, list[pd.DataFrame]]]:
+    """The name of each place, each knob that varies there, and the groups of cells that differ in nothing else."""
+    knobs = knob_columns(rows)
+    for column in knobs:
+        rows_of = knob_groups(rows, column, [knob for knob in knobs if knob != column])
+        for names, place in rows_of.groupby(list(SETTING), sort=False):
+            groups = [group for _, group in place.groupby("group", sort=False)]
+            yield ", ".join(map(str, names)), column.removeprefix("knob_"), groups
+
+
+def _knobs(grid: _Grid) -> Iterator[Question]:
+    for name, knob, groups in _groups(grid.rows[grid.rows["state"] != INFEASIBLE]):
+        of_groups = [np.ascontiguousarray(grid.draws[:, group["at"]].T) for group in groups]
+        spread = np.max([np.ptp(draws, axis=0) for draws in of_groups], axis=0)
+        # Each pair on its own, as two one-sided tests of each have the size of one test of all.
+        pairs = ((a, b) for draws in of_groups for a, b in combinations(draws, 2))
+        beyond = max(float((np.abs(a - b) > grid.margin).mean()) for a, b in pairs)
+        is_flat, changes = 1 - beyond, float((spread > grid.margin).mean())
+        answer = FLAT if is_flat >= changes else CHANGES
+        yield Question(KNOBS, name, knob, answer, max(is_flat, changes), False, spread)
+
+
+def _devices(grid: _Grid) -> Iterator[Question]:
+    rows = grid.rows[grid.rows["state"] != INFEASIBLE]
+    for names, place in rows.groupby(["engine", "model"], sort=False):
+        of_devices = {
+            str(gpu): of.set_index(["workload", "knobs"])["at"] for gpu, of in place.groupby("gpu", sort=False)
+        }
+        for a, b in combinations(of_devices, 2):
+            both = pd.concat([of_devices[a], of_devices[b]], axis=1, join="inner").to_numpy()
+            if len(both):
+                ratio = (grid.draws[:, both[:, 0]] - grid.draws[:, both[:, 1]]).mean(axis=1)
+                probability = float((np.abs(ratio - ratio.mean()) <= grid.margin).mean())
+                answer = f"{np.exp(ratio.mean()):.3g}"
+                yield Question(DEVICES, ", ".join(map(str, names)), f"{a} / {b}", answer, probability, False, ratio)
+
+
+def _memory(grid: _Grid) -> Iterator[Question]:
+    nothing = np.zeros(len(grid.draws))
+    for name, knob, groups in _groups(grid.rows):
+        limits: dict[tuple[str, str], list[tuple[float, tuple[str, ...], str]]] = {}
+        for group in groups:
+            for lower, upper in pairwise(group.to_dict("records")):
+                if lower["memory"] != upper["memory"]:
+                    needs = tuple(cell["cell_id"] for cell in (lower, upper) if not cell["is_tried"])
+                    cost_s = sum(cell["cost_s"] for cell in (lower, upper) if not cell["is_tried"])
+                    values = " to ".join(knob_text(cell[f"knob_{knob}"]) for cell in (lower, upper))
+                    limits.setdefault((lower["memory"], upper["memory"]), []).append((cost_s, needs, values))
+        for (below, above), places in limits.items():
+            # Of the limits with other settings the one that costs least to see.
+            _, needs, values = min(places, key=lambda limit: limit[0])
+            subject = f"{knob}: {below}, then {above}"
+            yield Question(MEMORY, name, subject, values, float(not needs), False, nothing, needs)
