@@ -14,7 +14,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 # Modules stay compiled between commands, which halves their start time, even if the machine's default differs.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help gpu-report demo test test-studies test-slurm test-cuda lint env debian lock bench-start bench-harness bench-analysis bench-plan bench-agreement bench-report bench-predict bench-statistics bench-variance pictures mutants clean-env
+.PHONY: help gpu-report demo test test-studies test-slurm test-cuda lint env debian lock bench-start bench-harness bench-analysis bench-plan bench-agreement bench-report bench-predict bench-replay bench-statistics bench-variance pictures mutants clean-env
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -95,6 +95,9 @@ bench-variance: $(VENV)/cpu.installed ## measure how much rates vary within star
 
 bench-plan: $(VENV)/cpu.installed ## measure what planning costs, and how it grows with the number of cells
 	$(BIN)/python -m benchmarks.plan $(ARGS)
+
+bench-replay: $(VENV)/cpu.installed ## replay complete grids with only the chosen cells measured, and compare with the whole grids
+	$(BIN)/python -m benchmarks.replay $(ARGS)
 
 bench-statistics: $(VENV)/cpu.installed ## test the statistics on thousands of simulated studies with known true values
 	$(BIN)/python -m benchmarks.statistics $(ARGS)
