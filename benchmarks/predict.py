@@ -2,10 +2,10 @@
 
     make bench-predict       (or: python -m benchmarks.predict [--gpu cpu-1core cpu-all] [--seconds 8] [--keep FOLDER])
 
-First the ladders of the demo's cells and of a second model are climbed. Then all predictions are made, and last the
-cells are measured. Errors are of output tokens per second and of the median TTFT. The other model's cells are also
-predicted from the ladder of the first model alone, and vice versa. Requests reach a server at a low rate, so that none
-waits long.
+First the devices are calibrated for the demo's cells and for a second model. Then all predictions are made, and last
+the cells are measured. Errors are of output tokens per second and of the median TTFT. The other model's cells are also
+predicted from the calibration of the first model alone, and vice versa. Requests reach a server at a low rate, so that
+none waits long.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from workflow_scripts.common.files import read_jsonl
 from workflow_scripts.predict.forecast import predict_cells
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.outcome import read_outcome
-from workflow_scripts.study.paths import HERE, StudyPaths
+from workflow_scripts.study.paths import HERE, StudyPaths, calibrations_in
 from workflow_scripts.study.rounds import CellStart
 from workflow_scripts.study.study import Study
 from workflow_scripts.study.study_file import load_study
@@ -89,12 +89,12 @@ def predicted(study: Study, cells: Sequence[Cell], prepared: Path) -> Prediction
 
 
 def crossed(study: Study, cells: Sequence[Cell], prepared: Path, folder: Path) -> Predictions:
-    """Predictions of vLLM's cells of each of the two models, without any ladder of the model itself."""
+    """Predictions of vLLM's cells of each of the two models, without any calibration of the model itself."""
     found: dict[str, Mapping[str, Any]] = {}
     for model in (MODEL, OTHER):
         alone = folder / model
         shutil.copytree(prepared / "devices", alone / "devices")
-        shutil.copytree(prepared / "ladders", alone / "ladders", ignore=shutil.ignore_patterns(model))
+        shutil.copytree(calibrations_in(prepared), alone / "calibrations", ignore=shutil.ignore_patterns(model))
         gpu = next(cell.gpu for cell in cells if cell.model == OTHER)
         some = [cell for cell in cells if (cell.model, cell.gpu, cell.engine) == (model, gpu, "vllm")]
         found |= predicted(study, some, alone)
@@ -188,7 +188,7 @@ def _call(*command: str) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Climb, predict, measure, compare."""
+    """Calibrate, predict, measure, compare."""
     parser = argparse.ArgumentParser(description="Measure how well short calibrations predict the demo's cells here.")
     parser.add_argument("--gpu", nargs="+", default=["cpu-1core", "cpu-all"], help="devices (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=8, help="for each calibration (default: %(default)s)")
@@ -205,7 +205,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         flow += (f"results={results}", "--")
         _call(*flow, "prepare", *(str(paths.device(gpu)) for gpu in args.gpu))
         where = ("--study", str(file), "--results", str(results))
-        _call("workflow_scripts", "measure-ladders", *where, "--gpu", *args.gpu, "--seconds", str(args.seconds))
+        _call("workflow_scripts", "calibrate", *where, "--gpu", *args.gpu, "--seconds", str(args.seconds))
         console.print(f"calibrated after {time.monotonic() - began:.0f} s")
         whole, cross = predicted(study, cells, paths.prepared), crossed(study, cells, paths.prepared, folder)
         _call("workflow_scripts", "measure-batch", *where, "--batch", str(batch_file(folder, cells)))

@@ -34,11 +34,11 @@ if workflow.is_main_process:
         logger.warning(f"{config['site']} has no {', '.join(elsewhere)}: their cells are left to another cluster.")
 
 
-def ladder_resource(name):
-    """A resource of the job that climbs a GPU's ladders, as for a batch of one cell per ladder."""
+def calibration_resource(name):
+    """A resource of the job that calibrates a GPU, as for a batch of one cell per calibration."""
 
     def resource(wildcards, attempt):
-        cells = [ladder.cell for ladder in LADDERS.values() if ladder.cell.gpu == wildcards.gpus]
+        cells = [calibration.cell for calibration in CALIBRATIONS.values() if calibration.cell.gpu == wildcards.gpus]
         avoid = [path.name for path in PATHS.wrong_nodes(wildcards.gpus).glob("*")]
         limits = (STUDY.cell_time_limit_s, Attempt(attempt, SITE.attempts), avoid, {})
         return job_resources(cells, SITE, *limits).get(name)
@@ -52,12 +52,12 @@ MEASURING = Measuring(
         [id for id, cell in CELLS.items() if cell.gpu in SITE.gpus],
         partial(batches_of_cluster, cells=CELLS, size=CELLS_PER_JOB),
     ),
-    calibrated=[[gpu] for gpu in dict.fromkeys(one.cell.gpu for one in LADDERS.values()) if gpu in SITE.gpus],
-    calibrate_resources={name: ladder_resource(name) for name in (*BATCH_RESOURCES, *QUEUE_RESOURCES)},
+    calibrated=[[gpu] for gpu in dict.fromkeys(wanted.cell.gpu for wanted in CALIBRATIONS.values()) if gpu in SITE.gpus],
+    calibrate_resources={name: calibration_resource(name) for name in (*BATCH_RESOURCES, *QUEUE_RESOURCES)},
     prepare_resources=queue_resources(SITE.queue_to_prepare()) if prepares_on_nodes else {},
     setup="\n".join(["set +u", *SITE.setup, "set -u"]),
     launcher=SITE.launcher,
-    on_nodes=("measure_batch", "climb_ladders", *(("prepare_model", "prepare_workload") if prepares_on_nodes else ())),
+    on_nodes=("measure_batch", "calibrate_devices", *(("prepare_model", "prepare_workload") if prepares_on_nodes else ())),
 )
 
 

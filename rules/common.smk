@@ -25,7 +25,7 @@ from workflow_scripts.study.definition import (
 )
 from workflow_scripts.study.gpus_here import unmeasurable
 from workflow_scripts.study.grid import expand as expand_study
-from workflow_scripts.study.ladders import ladders_of
+from workflow_scripts.study.calibrations import calibrations_of
 from workflow_scripts.study.outcome import is_outcome_of
 from workflow_scripts.study.paths import CELL_PATTERN, StudyPaths
 from workflow_scripts.study.progress import may_grow
@@ -54,7 +54,7 @@ PATHS = StudyPaths(Path(config["results"]), STUDY.name)
 # The modules of this package that predict cells because an engine's description names them.
 NAMED = [place or "" for engine in load_engines().values() for place in (engine.steps_by, engine.capacity_by)]
 PREDICTING = {found[1] for place in NAMED if (found := re.match(r"workflow_scripts\.(.+):", place))}
-LADDERS = ladders_of(STUDY, CELLS.values())
+CALIBRATIONS = calibrations_of(STUDY, CELLS.values())
 
 # Variables of every command. In the text of the rules they would make a study under another path look like other code.
 COMMAND_ENVIRONMENT = [f"STUDY={quote(str(STUDY_FILE))}", f"RESULTS={quote(str(PATHS.results))}"]
@@ -202,20 +202,20 @@ def runs_to_import():
     return config["runs"]
 
 
-def ladder_records():
-    """Records of ladders that were climbed, by `snakemake calibrate`."""
-    found = (PATHS.ladder(name) for name in LADDERS)
-    return [record for record in found if record.exists()]
+def calibration_records():
+    """Records of the calibrations that `snakemake calibrate` made."""
+    records = (PATHS.calibration(name) for name in CALIBRATIONS)
+    return [record for record in records if record.exists()]
 
 
-def ladders_to_climb(gpus):
-    """A hash over everything that the ladders of some devices depend on."""
+def calibrations_sha256(gpus):
+    """A hash over everything that the calibrations of some devices depend on."""
     wanted = {}
-    for name, ladder in LADDERS.items():
-        if ladder.cell.gpu in gpus:
-            told = definition(ladder.cell.id).as_json()
-            climbed = [told["model"], told["knobs"], told["protocol"]]
-            wanted[name] = [*climbed, ladder.sequences, ladder.tokens]
+    for name, calibration in CALIBRATIONS.items():
+        if calibration.cell.gpu in gpus:
+            cell = definition(calibration.cell.id).as_json()
+            parts = [cell["model"], cell["knobs"], cell["protocol"]]
+            wanted[name] = [*parts, calibration.sequences, calibration.tokens]
     return json_sha256(wanted)
 
 

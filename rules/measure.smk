@@ -11,19 +11,19 @@ from workflow_scripts.study.gpus_here import cells_without_gpu, gpus_here, what_
 is_local = workflow.is_main_process and workflow.resource_settings.nodes is None
 elsewhere, absent = {}, set()
 if is_local and any(load_gpus()[gpu].kind != "cpu" for gpu in GPUS):
-    found = gpus_here()
-    elsewhere = {cell.id: cell for cell in cells_without_gpu(STUDY, list(CELLS.values()), found)}
-    absent = {cell.gpu for cell in cells_without_gpu(STUDY, [one.cell for one in LADDERS.values()], found)}
+    gpus = gpus_here()
+    elsewhere = {cell.id: cell for cell in cells_without_gpu(STUDY, list(CELLS.values()), gpus)}
+    absent = {cell.gpu for cell in cells_without_gpu(STUDY, [wanted.cell for wanted in CALIBRATIONS.values()], gpus)}
 left = {id: cell for id, cell in elsewhere.items() if not is_measured(id)}
 why_left = ""
 if left:
     why_left = (
-        f"{what_is_left([*left.values()], found)}. The same call on a machine that has them measures these cells."
+        f"{what_is_left([*left.values()], gpus)}. The same call on a machine that has them measures these cells."
     )
     if MEASURES:
         logger.warning(why_left)
 
-calibrated = [gpu for gpu in dict.fromkeys(ladder.cell.gpu for ladder in LADDERS.values()) if gpu not in absent]
+calibrated = [gpu for gpu in dict.fromkeys(wanted.cell.gpu for wanted in CALIBRATIONS.values()) if gpu not in absent]
 cpus = [gpu for gpu in calibrated if load_gpus()[gpu].kind == "cpu"]
 MEASURING = Measuring(
     **planned_rounds([id for id in CELLS if id not in elsewhere], batches_of_machine),

@@ -5,7 +5,7 @@ rule predict_cells:
     """Predictions for every cell, which the report compares with the measurements."""
     input:
         devices=lambda wildcards: device_records(),
-        ladders=lambda wildcards: ladder_records(),
+        calibrations=lambda wildcards: calibration_records(),
         project_files=["config/endpoints.yaml", *sorted(map(str, Path("config/calibration").glob("*/*/*/*.json")))],
         code=sources("predict.plan", *PREDICTING),
     output:

@@ -99,20 +99,20 @@ rule prepare_device:
         " > {log} 2>&1"
 
 
-rule climb_ladders:
+rule calibrate_devices:
     """Time short series of steps of every engine and model on some devices; the costs of steps are fitted to them."""
     input:
         lambda wildcards: sorted(
             {
-                ancient(prepared_model(ladder.cell.model))
-                for ladder in LADDERS.values()
-                if ladder.cell.gpu in wildcards.gpus.split("+")
+                ancient(prepared_model(calibration.cell.model))
+                for calibration in CALIBRATIONS.values()
+                if calibration.cell.gpu in wildcards.gpus.split("+")
             }
         ),
     output:
-        touch(PATHS.ladders_climbed("{gpus}")),
+        touch(PATHS.calibrated("{gpus}")),
     log:
-        PATHS.root / "logs/climb_ladders/{gpus}.log",
+        PATHS.root / "logs/calibrate_devices/{gpus}.log",
     conda:
         ENGINE_ENVIRONMENT
     # All cores of a local run, because nothing else may load the machine while steps are timed.
@@ -122,13 +122,13 @@ rule climb_ladders:
     params:
         setup=MEASURING.setup,
         launcher=MEASURING.launcher,
-        # If the study needs other ladders, or the protocol of recording steps changed, ladders are climbed again.
-        ladders=lambda wildcards: ladders_to_climb(wildcards.gpus.split("+")),
+        # Devices are calibrated again if the study needs other calibrations, or if the protocol changed.
+        calibrations=lambda wildcards: calibrations_sha256(wildcards.gpus.split("+")),
         gpus=lambda wildcards: wildcards.gpus.split("+"),
     shell:
         "exec > {log} 2>&1\n"
         "{params.setup}\n"
-        "{params.launcher} python -m workflow_scripts measure-ladders"
+        "{params.launcher} python -m workflow_scripts calibrate"
         " --study $STUDY"
         " --results $RESULTS"
         " --gpu {params.gpus}"
@@ -137,7 +137,7 @@ rule climb_ladders:
 rule calibrate:
     """Calibrate every device of this machine; plans and the report then predict with it."""
     input:
-        [PATHS.ladders_climbed("+".join(gpus)) for gpus in MEASURING.calibrated],
+        [PATHS.calibrated("+".join(gpus)) for gpus in MEASURING.calibrated],
 
 
 rule predict_capacity:

@@ -39,7 +39,7 @@ GROUPS = {
         "prepare-workload": "prepare.workload",
         "predict-capacity": "predict.capacity_of_cells",
         "measure-device": "measure.device_speed",
-        "measure-ladders": "measure.ladder",
+        "calibrate": "measure.calibration_run",
         "measure-cell": "measure.cell",
         "measure-batch": "measure.batch",
         "list-ended": "cluster.batches",

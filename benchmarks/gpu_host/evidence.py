@@ -29,7 +29,7 @@ def _contents(paths: StudyPaths, gpu: str) -> Iterator[Path]:
     describe_host(paths.root / f"host-{gpu}.json")
     yield from sorted(path for path in paths.root.glob("*.*") if path.suffix in (".json", ".log"))
     yield from sorted(paths.device("any").parent.glob("*.json"))
-    yield from sorted(paths.ladder("any").parent.glob("**/*.json"))
+    yield from sorted(paths.calibration("any").parent.glob("**/*.json"))
     # The folder of a cell holds those of its further starts.
     folders = {log.parent for log in (paths.root / "cells").glob("**/measure.log")}
     yield from sorted((one for one in folders if not one.name.startswith(START_FOLDER)), key=_ended)

@@ -27,7 +27,7 @@ from workflow_scripts.measure.batch import measure_device
 from workflow_scripts.measure.cell import PARTIAL, WRONG_DEVICE, find_cell
 from workflow_scripts.study.definition import cell_definition, definition_sha256, resolved_models
 from workflow_scripts.study.grid import Cell, expand
-from workflow_scripts.study.ladders import ladders_of
+from workflow_scripts.study.calibrations import calibrations_of
 from workflow_scripts.study.outcome import is_outcome_of, read_outcome
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.rounds import CellStart
@@ -151,10 +151,10 @@ def _waiting(visit: Visit, before: dict[CellStart, str | None]) -> Iterator[Cell
 
 def calibrate(visit: Visit) -> None:
     """Measure the calibration series of the GPU, once, if there is time for two starts of an engine."""
-    records = [visit.paths.ladder(name) for name in ladders_of(visit.study, visit.cells)]
+    records = [visit.paths.calibration(name) for name in calibrations_of(visit.study, visit.cells)]
     if all(record.exists() for record in records) or visit.left_s() < 2 * visit.cell_s:
         return
-    run_within(visit, "calibration", visit.command("measure-ladders", "--gpu", visit.gpu))
+    run_within(visit, "calibration", visit.command("calibrate", "--gpu", visit.gpu))
 
 
 def run_within(visit: Visit, what: str, command: list[str]) -> None:

@@ -31,7 +31,7 @@ from workflow_scripts.predict.schedule import RequestLengths
 from workflow_scripts.predict.step_fit import scheduled
 from workflow_scripts.study.cell_status import progress, status_of_starts
 from workflow_scripts.study.definition import Definition
-from workflow_scripts.study.ladders import LadderRecord, read_ladder
+from workflow_scripts.study.calibrations import CalibrationRecord, read_calibration
 from workflow_scripts.study.outcome import Outcome, read_outcome
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.rounds import RoundPlan, last_plan, read_plan
@@ -72,25 +72,25 @@ def raw(measured: Callable[[str], Outcome], name: str) -> Path:
     return measured.folder / "raw" / name  # type: ignore[attr-defined,no-any-return]
 
 
-def steps_of(record: LadderRecord, effective: dict[str, Any], lengths: list[tuple[int, int]]) -> int:
+def steps_of(record: CalibrationRecord, effective: dict[str, Any], lengths: list[tuple[int, int]]) -> int:
     """Steps that the schedule has for these requests, with an engine's own settings."""
     facts = read_model_facts(get_model(record.model).config, effective["dtype"])
     requests = RequestLengths(*(np.array(column) for column in zip(*lengths, strict=True)))
     return int(scheduled(requests, record, effective, facts, True)[0].segments.steps.sum())
 
 
-def test_a_ladders_passes_have_the_steps_of_their_schedule(measured, environment):
+def test_a_calibrations_passes_have_the_steps_of_their_schedule(measured, environment):
     study = measured.results.parent / "small.yaml"  # type: ignore[attr-defined]
     options = ["--study", study, "--results", measured.results, "--gpu", "cpu-1core", "--seconds", "3"]  # type: ignore[attr-defined]
-    command = [sys.executable, "-m", "workflow_scripts", "measure-ladders", *map(str, options)]
+    command = [sys.executable, "-m", "workflow_scripts", "calibrate", *map(str, options)]
     done = subprocess.run(command, cwd=CHECKOUT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    (path,) = (measured.results / "small/prepared/ladders").rglob("*.json")  # type: ignore[attr-defined]
-    record = read_ladder(path)
+    (path,) = (measured.results / "small/prepared/calibrations").rglob("*.json")  # type: ignore[attr-defined]
+    record = read_calibration(path)
     assert (path.stem, record.engine, record.model, record.failure) == ("eager1", "vllm", "tiny-llama-57m", None)
-    assert [one.layers for one in record.climbs] == [8, 4, 8]
+    assert [one.layers for one in record.starts] == [8, 4, 8]
     assert record.device["processor"]
-    for one in record.climbs:
+    for one in record.starts:
         assert one.passes
         for each in one.passes:
             assert len(each.step_ends_s) == steps_of(record, one.effective, each.requests)
@@ -101,7 +101,7 @@ def test_a_ladders_passes_have_the_steps_of_their_schedule(measured, environment
 def test_huggingface_runs_the_steps_that_are_predicted(measured, cell):
     outcome = measured(cell)
     told = Definition.model_validate(outcome.definition)
-    record = LadderRecord.model_construct(
+    record = CalibrationRecord.model_construct(
         gpu=cell.partition("/")[0], engine=told.engine, model=told.model.name, knobs=told.knobs.set_values()
     )
     steps, requests = (list(read_jsonl(raw(measured, f"{name}.jsonl"))) for name in ("steps", "requests"))

@@ -483,14 +483,14 @@ def test_a_cell_on_the_wrong_gpu_counts_nothing_and_is_sent_to_another_node(chec
         assert outcome.provenance["job"]["SLURMD_NODENAME"] == f"n-{gpu.removesuffix('-sxm')}"
 
 
-def test_the_ladders_of_a_gpu_type_are_one_job_after_which_the_login_node_predicts_with_them(checkout, lab):
-    short = checkout.root / "workflow_scripts/study/ladders.py"
-    short.write_text(short.read_text().replace('CLIMB_S = {"cpu": 20.0', 'CLIMB_S = {"cpu": 2.0'))
+def test_the_calibrations_of_a_gpu_type_are_one_job_after_which_the_login_node_predicts_with_them(checkout, lab):
+    short = checkout.root / "workflow_scripts/study/calibrations.py"
+    short.write_text(short.read_text().replace('CALIBRATION_S = {"cpu": 20.0', 'CALIBRATION_S = {"cpu": 2.0'))
     checkout.write_site()
     checkout.write_study([{"gpu": ["lab-l40s"], "knobs": {"max_num_seqs": [1, 2]}}])
     known = known_jobs(lab)
     assert checkout.snakemake("calibrate").returncode == 0
-    (job,) = (job for job in lab.jobs() if job["JobId"] not in known and "climb_ladders" in job["Comment"])
+    (job,) = (job for job in lab.jobs() if job["JobId"] not in known and "calibrate_devices" in job["Comment"])
     assert (job["Partition"], job["JOB_GRES"]) == ("gpu-l40s", "gpu:l40s:1")
     assert checkout.snakemake("plan").returncode == 0
     with (checkout.root / "results/lab/plan/plan.csv").open() as lines:

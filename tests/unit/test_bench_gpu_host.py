@@ -21,7 +21,7 @@ from workflow_scripts.study.study_file import load_study
 
 STUDY = run.CHECKOUT / "config/studies/two_gpus.yaml"
 CELLS = [cell.id for cell in expand(load_study(STUDY)) if cell.gpu == "h200"]
-LADDERS = (
+CALIBRATIONS = (
     "vllm/opt-125m/default",
     "vllm/llama-3.1-8b-instruct/default",
     "hf-static/llama-3.1-8b-instruct/cachedynamic",
@@ -38,7 +38,7 @@ class Host:
         self.commands: list[list[str]] = []
         self.limits_s: list[float] = []
         self.answers: dict[str, list[int | str | Exception]] = {}
-        self.climbs = True
+        self.calibrates = True
 
     def __call__(self, command: list[str], **options: Any) -> SimpleNamespace:
         if command[0] == "nvidia-smi":
@@ -49,9 +49,9 @@ class Host:
         if command[2] == "benchmarks.gpu_host.compare":
             return SimpleNamespace(returncode=0)
         assert command[:3] == [sys.executable, "-m", "workflow_scripts"]
-        if command[3] == "measure-ladders":
-            self.asked.append(f"ladders of {command[-1]}")
-            return SimpleNamespace(returncode=self.climb())
+        if command[3] == "calibrate":
+            self.asked.append(f"calibrations of {command[-1]}")
+            return SimpleNamespace(returncode=self.calibrate())
         assert command[3] == "measure-cell"
         assert command[-4:] == ["--attempt", "1", "--attempts", "2"]
         cell_id, start, round_number = (command[command.index(f"--{o}") + 1] for o in ("cell", "start", "round"))
@@ -73,19 +73,19 @@ class Host:
         reason = None if outcome == "ok" else f"the engine said {outcome}"
         end_cell(self.study, self.paths, cell, start, outcome=outcome, reason=reason)
 
-    def climb(self) -> int:
+    def calibrate(self) -> int:
         """Write the calibration records, unless that shall fail."""
-        for name in LADDERS if self.climbs else ():
-            record = self.paths.ladder(f"h200/{name}")
+        for name in CALIBRATIONS if self.calibrates else ():
+            record = self.paths.calibration(f"h200/{name}")
             record.parent.mkdir(parents=True, exist_ok=True)
             record.write_text("{}", encoding="utf-8")
-        return 0 if self.climbs else 1
+        return 0 if self.calibrates else 1
 
 
 @pytest.fixture
 def host(tmp_path, monkeypatch):
     host = Host(StudyPaths(tmp_path / "results", "two_gpus"))
-    host.climb()  # so that only tests of the calibration meet it
+    host.calibrate()  # so that only tests of the calibration meet it
     monkeypatch.setattr(run.subprocess, "run", host)
     monkeypatch.setattr(run, "RETRY_S", 0.0)
     return host
@@ -194,26 +194,26 @@ def test_an_engine_that_failed_is_tried_again_by_the_next_call_last(host):
 
 @pytest.mark.parametrize(("ended", "after", "place"), [(0, 3, 3), (2, 3, 1), (5, 3, 0), (0, 99, 19)])
 def test_calibrations_follow_the_first_cells_and_are_made_once(host, ended, after, place):
-    for name in LADDERS:
-        host.paths.ladder(f"h200/{name}").unlink()
+    for name in CALIBRATIONS:
+        host.paths.calibration(f"h200/{name}").unlink()
     for cell in CELLS[:ended]:
         host.measure(find_cell(host.study, cell))
     measure(host, calibrate_after=after)
-    assert host.asked.index("ladders of h200") == place
+    assert host.asked.index("calibrations of h200") == place
     host.asked.clear()
     measure(host, calibrate_after=after)
     assert host.asked == []
 
 
 def test_a_calibration_that_fails_costs_no_cell_and_is_tried_once_a_call(host, capsys):
-    host.paths.ladder(f"h200/{LADDERS[0]}").unlink()
-    host.climbs = False
+    host.paths.calibration(f"h200/{CALIBRATIONS[0]}").unlink()
+    host.calibrates = False
     measure(host, seconds=119)
-    assert "ladders of h200" not in host.asked  # there was no time
+    assert "calibrations of h200" not in host.asked  # there was no time
     host.asked.clear()
     host.paths.outcome(CELLS[5]).unlink()
     measure(host)
-    assert host.asked == ["ladders of h200", CELLS[5]]
+    assert host.asked == ["calibrations of h200", CELLS[5]]
     assert "exit 1" in capsys.readouterr().out
 
 
@@ -247,13 +247,13 @@ def test_evidence_is_packed_in_small_archives_with_no_cell_cut(host, tmp_path):
     packed = [name for of_archive in names for name in of_archive]
     assert len(packed) == len(set(packed))
     assert sum(name.endswith("/outcome.json") for name in packed) == len(CELLS) - 1 + 1
-    assert sum("/ladders/" in name for name in packed) == len(LADDERS)
+    assert sum("/calibrations/" in name for name in packed) == len(CALIBRATIONS)
     assert len(pack(host.paths, "h200", tmp_path / "one")) == 1
 
 
 def test_the_host_needs_few_packages():
     modules = ["benchmarks.gpu_host.run", "benchmarks.gpu_host.compare"]
-    names = ("device_speed", "ladder", "run", "trace", "vllm_offline", "hf_static")
+    names = ("device_speed", "calibration_run", "run", "trace", "vllm_offline", "hf_static")
     modules += [f"workflow_scripts.measure.{name}" for name in names]
     loaded = f"import sys, {', '.join(modules)}; print(*{{name.partition('.')[0] for name in sys.modules}})"
     names = subprocess.run([sys.executable, "-c", loaded], check=True, capture_output=True, text=True).stdout.split()

@@ -2,7 +2,7 @@ import pytest
 
 from benchmarks import predict
 from workflow_scripts.study.grid import expand
-from workflow_scripts.study.ladders import ladders_of
+from workflow_scripts.study.calibrations import calibrations_of
 from workflow_scripts.study.study_file import load_study
 
 WHOLE = {"g/vllm/tiny-llama-57m/chat/a": {"output_tokens_per_s": 110.0, "ttft_s_p50": 1.0}}
@@ -15,7 +15,7 @@ def test_it_is_the_demo_with_another_model(tmp_path, gpus):
     cells = expand(study)
     assert {cell.gpu for cell in cells} == set(gpus)
     assert {cell.model for cell in cells} == {predict.MODEL, predict.OTHER}
-    assert {name.split("/")[2] for name in ladders_of(study, cells)} == {predict.MODEL, predict.OTHER}
+    assert {name.split("/")[2] for name in calibrations_of(study, cells)} == {predict.MODEL, predict.OTHER}
 
 
 @pytest.mark.parametrize(("measured", "within"), [(100.0, True), (130.0, False)])

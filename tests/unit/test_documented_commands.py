@@ -102,7 +102,7 @@ PARSED = {
     "kvsweep compare": "needs the results of two runs, which tests/unit/analyse/compare/test_compare.py makes up",
     "kvsweep status --study config/studies/paged_attention.yaml --watch": "ends with the study",
     "kvsweep figures": "draws for a quarter of a minute",
-    "kvsweep measure-ladders": "climbs ladders for minutes; tests/integration/test_measure.py climbs one",
+    "kvsweep calibrate": "measures for minutes; tests/integration/test_measure.py measures one calibration",
 }
 
 

@@ -37,8 +37,8 @@ class EngineDescription:
         checked_by: a function that asks the installed library whether it accepts settings; see `predict.check_study`.
         capacity_by: a function that predicts the KV capacity; None if the engine does not keep its cache in blocks. See
             `predict.engine_steps`, which also describes `steps_by`.
-        steps_by: a function that says how the engine forms steps; without one, its speed is not predicted and no ladder
-            is climbed for it.
+        steps_by: a function that says how the engine forms steps; without one, its speed is not predicted and no
+            calibration is measured for it.
     """
 
     name: str

@@ -13,9 +13,9 @@ MEASURED = "measured.json"
 
 
 class Job(Record):
-    """The cell's definition, and the paths of its inputs and its evidence. A ladder has `passes` instead of a warm-up
-    and repeats: which requests of the workload each one serves. No pass begins later than `passes_s` after the first,
-    if that is set."""
+    """The cell's definition, and the paths of its inputs and its evidence. A calibration has `passes` instead of a
+    warm-up and repeats: which requests of the workload each one serves. No pass begins later than `passes_s` after the
+    first, if that is set."""
 
     definition: Definition
     model_dir: Path

@@ -1,7 +1,7 @@
-"""What steps cost on a device that has no ladder: shares of its measured rates or, without these, of its data sheet.
+"""What steps cost on a device without calibration: shares of its measured rates or, without these, of its data sheet.
 
-The same costs guide the fit to a ladder where its steps alone cannot tell two kinds of work apart. docs/plan.md says
-where the shares come from.
+The same costs guide the fit to a calibration where its steps alone cannot tell two kinds of work apart. docs/plan.md
+says where the shares come from.
 """
 
 from collections.abc import Mapping
@@ -12,13 +12,13 @@ from workflow_scripts.common.records import Record
 from workflow_scripts.device.device_rates import DeviceRates
 from workflow_scripts.physics.step_time import LaunchCosts, StepCosts
 
-# Shares of a device's rates that steps reach, and the overhead of a step, if there is no ladder. On a GPU the fits to
-# two ladders come within a few per cent of 1/1.1 of the measured rates.
+# Shares of a device's rates that steps reach, and the overhead of a step, without calibration. On a GPU the fits to two
+# calibrations come within a few per cent of 1/1.1 of the measured rates.
 DEFAULT_MEMORY_EFFICIENCY = 0.85
 DEFAULT_FLOP_EFFICIENCY = {"cuda": 0.6, "rocm": 0.45, "cpu": 0.8}
 OF_MEASURED_RATES = 1 / 1.1
 DEFAULT_OVERHEAD_S = {"cuda": 1.0e-3, "rocm": 1.5e-3, "cpu": 2.0e-3}
-# What the host of a GPU takes, as fitted to the ladders of vLLM on an H200 and an H100, and seen in HuggingFace's steps
+# What the host of a GPU takes, as fitted to vLLM's calibrations on an H200 and an H100, and seen in HuggingFace's steps
 # there: docs/plan.md.
 DEFAULT_LAUNCH = LaunchCosts(
     steps=2.4e-3,
@@ -33,7 +33,7 @@ NOT_AHEAD = LaunchCosts(steps=1.0e-3, sequences=0.4e-3, eager_layers=0.525e-3, a
 # HuggingFace's kernels move activations three times as often as fused ones: a norm alone casts, squares, averages and
 # scales in separate kernels, most of them in 32 bits.
 UNFUSED = 3.0
-# Where a fit to a GPU's ladder begins, besides the costs that follow from rates.
+# Where a fit to a GPU's calibration begins, besides the costs that follow from rates.
 ON_GPU = {"layers": 3.0e-5, "sequences": 1.2e-5}
 UNCALIBRATED = "uncalibrated"
 

@@ -1,7 +1,7 @@
 """The costs of steps that a prediction uses, in this order: its calibration, a project file, its rates.
 
-A ladder of another model on the same device, engine and kernels comes after those of the model itself. A prediction
-always names what it used.
+A calibration of another model on the same device, engine and kernels comes after those of the model itself. A
+prediction always names what it used.
 """
 
 from collections.abc import Iterator
@@ -20,11 +20,11 @@ from workflow_scripts.physics.model_facts import ModelFactsError, read_model_fac
 from workflow_scripts.physics.step_time import StepCosts
 from workflow_scripts.predict.engine_steps import UnpredictableError
 from workflow_scripts.predict.pipeline_fit import GUIDED, GUIDED_BY_DATA_SHEET, GUIDED_WITHIN
-from workflow_scripts.predict.step_fit import LEAST_ERROR, FitError, StepFit, fit_ladder
-from workflow_scripts.study.ladders import LadderRecord, identity, read_ladder
+from workflow_scripts.predict.step_fit import LEAST_ERROR, FitError, StepFit, fit_calibration
+from workflow_scripts.study.calibrations import CalibrationRecord, identity, read_calibration
 from workflow_scripts.study.protocol import PROTOCOL_VERSION
 
-# Records of ladders that the project holds for particular devices: GPU/ENGINE/MODEL/VARIANT.json.
+# Records of calibrations that the project holds for particular devices: GPU/ENGINE/MODEL/VARIANT.json.
 PROJECT_FILES = CONFIG / "calibration"
 # What is known of predictions of another model.
 OTHER_MODEL = "so predicted, opt-125m was 11 % off on an H200"
@@ -45,12 +45,13 @@ class Wanted:
     ranks: int = 1
 
 
-def speed_for(wanted: Wanted, ladders: Path | None, project_files: Path = PROJECT_FILES) -> Speed | None:
-    """The best known costs; None if nothing is known of the device. Raises LadderError if a record cannot be read."""
+def speed_for(wanted: Wanted, calibrations: Path | None, project_files: Path = PROJECT_FILES) -> Speed | None:
+    """The best known costs; None if nothing is known of the device. Raises CalibrationRecordError if a record cannot be
+    read."""
     default = default_speed(wanted.gpu, wanted.dtype, ahead=wanted.ahead, rates=wanted.rates)
     unused = ""
-    for source, path in _candidates(wanted, ladders, project_files):
-        record = read_ladder(path)
+    for source, path in _candidates(wanted, calibrations, project_files):
+        record = read_calibration(path)
         why = _why_unusable(record, wanted)
         if record.dtype is not None and why is None:
             try:
@@ -64,12 +65,12 @@ def speed_for(wanted: Wanted, ladders: Path | None, project_files: Path = PROJEC
     return default and default.model_copy(update={"how": default.how + unused})
 
 
-def _candidates(wanted: Wanted, ladders: Path | None, project_files: Path) -> Iterator[tuple[Source, Path]]:
+def _candidates(wanted: Wanted, calibrations: Path | None, project_files: Path) -> Iterator[tuple[Source, Path]]:
     """Records of the model itself, then those of other models. After those of the engine itself come, on a GPU, those
     of an engine with the same core: a server's client does not share the cores of its host."""
     folders: list[tuple[Source, Path]] = [("project file", project_files / wanted.gpu.name)]
-    if ladders is not None:
-        folders.insert(0, ("calibrated", ladders / wanted.gpu.name))
+    if calibrations is not None:
+        folders.insert(0, ("calibrated", calibrations / wanted.gpu.name))
     name, knobs = f"{wanted.variant}.json", get_engine(wanted.engine).knobs
     same_core = [one.name for one in load_engines().values() if issubclass(knobs, one.knobs) and one.steps_by]
     others = [engine for engine in same_core if engine != wanted.engine and wanted.gpu.kind != "cpu"]
@@ -82,9 +83,9 @@ def _candidates(wanted: Wanted, ladders: Path | None, project_files: Path) -> It
             yield from ((source, path) for path in of_others if path.parent.name != wanted.model)
 
 
-def _why_unusable(record: LadderRecord, wanted: Wanted) -> str | None:
+def _why_unusable(record: CalibrationRecord, wanted: Wanted) -> str | None:
     """What is wrong with a record; None if its steps are recorded as now, on this type of GPU or this processor."""
-    if record.dtype is None or not record.climbs:
+    if record.dtype is None or not record.starts:
         return f"has no steps: {_in_a_line(record.failure)}"
     if record.protocol != PROTOCOL_VERSION:
         return f"was measured with protocol {record.protocol}, which is now {PROTOCOL_VERSION}"
@@ -107,8 +108,8 @@ def _in_a_line(failure: str | None) -> str:
     return " ".join(dict.fromkeys([*lines[:1], *lines[-1:]]))
 
 
-def _guide(record: LadderRecord, wanted: Wanted) -> tuple[StepCosts | None, float]:
-    """Costs by the rates of the device that was climbed on, and how closely they hold. Without these rates they are by
+def _guide(record: CalibrationRecord, wanted: Wanted) -> tuple[StepCosts | None, float]:
+    """Costs by the rates of the device that was calibrated, and how closely they hold. Without these rates they are by
     those of the device at hand or, without these too, by the data sheet."""
     rates = record.rates or wanted.rates
     known = default_speed(wanted.gpu, wanted.dtype, ahead=wanted.ahead, rates=rates)
@@ -117,13 +118,13 @@ def _guide(record: LadderRecord, wanted: Wanted) -> tuple[StepCosts | None, floa
 
 @cache
 def _fitted(path: Path, changed_ns: int, on_cpu: bool, guide: StepCosts | None, within: float) -> StepFit:
-    record = read_ladder(path)
+    record = read_calibration(path)
     dtype, quantization = cast(Dtype, record.dtype), record.knobs.get("quantization")
     facts = read_model_facts(get_model(record.model).config, dtype, quantization)
-    return fit_ladder(record, facts, on_cpu, guide, within)
+    return fit_calibration(record, facts, on_cpu, guide, within)
 
 
-def _speed(found: StepFit, record: LadderRecord, dtype: Dtype, wanted: Wanted, source: Source) -> Speed:
+def _speed(found: StepFit, record: CalibrationRecord, dtype: Dtype, wanted: Wanted, source: Source) -> Speed:
     other = [
         *([f"engine {record.engine}"] if record.engine != wanted.engine else []),
         *([f"model {record.model}"] if record.model != wanted.model else []),
@@ -131,7 +132,7 @@ def _speed(found: StepFit, record: LadderRecord, dtype: Dtype, wanted: Wanted, s
         *(["number of ranks"] if wanted.ranks > 1 else []),
     ]
     by_rates = wanted.gpu.kind != "cpu" and (record.rates or wanted.rates)
-    used = "" if found.passes == found.climbed else f" of {found.passes} of {found.climbed} passes"
+    used = "" if found.passes == found.measured_passes else f" of {found.passes} of {found.measured_passes} passes"
     how = (
         f"fitted to {found.steps} steps{used} of {record.model} in {dtype}, {record.engine_version}, "
         f"on {record.host}, {record.measured_at}"
@@ -140,7 +141,7 @@ def _speed(found: StepFit, record: LadderRecord, dtype: Dtype, wanted: Wanted, s
         card = f"{record.device.get('name')} {record.device.get('uuid')}, driver {record.device.get('driver_version')}"
         how += f"; of this type's {card}"
     if record.failure:
-        how += f", at {len(record.climbs)} of 2 depths ({_in_a_line(record.failure)})"
+        how += f", at {len(record.starts)} of 2 depths ({_in_a_line(record.failure)})"
     if other:
         how = f"{UNCALIBRATED} for this: {how}, which is another {' and '.join(other)}"
         if wanted.gpu.kind != "cpu" and record.model != wanted.model:

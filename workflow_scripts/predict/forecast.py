@@ -29,8 +29,9 @@ from workflow_scripts.predict.prediction_record import Prediction
 from workflow_scripts.predict.schedule import RequestLengths
 from workflow_scripts.predict.speed import CellTask, Task, predict_task
 from workflow_scripts.predict.static_batches import StaticBatches, batch_that_fits
+from workflow_scripts.study.calibrations import variant
 from workflow_scripts.study.grid import Cell, endpoints_of, like
-from workflow_scripts.study.ladders import variant
+from workflow_scripts.study.paths import calibrations_in
 from workflow_scripts.study.protocol import SEED
 from workflow_scripts.study.study import Study
 from workflow_scripts.workloads.arrivals import Load
@@ -50,9 +51,9 @@ def predict_cells(
     run: Callable[..., Iterable[list[Prediction]]] = map,
 ) -> Iterator[Prediction]:
     """One record per cell, in no particular order. Raises WorkloadError if a workload's requests cannot be determined,
-    and LadderError if a ladder cannot be read. `prepared`: folder with the records of measured devices (`devices`) and
-    of ladders (`ladders`). `project_files`: folder with ladders that the project holds. `run`: `map`, or a function
-    that does the same in parallel."""
+    and CalibrationRecordError if a calibration cannot be read. `prepared`: folder with the records of measured devices
+    (`devices`) and calibrations (`calibrations`). `project_files`: folder with calibrations that the project holds.
+    `run`: `map`, or a function that does the same in parallel."""
     tasks, unpredictable = tasks_of(study, cells, prepared, project_files)
     yield from unpredictable
     for records in run(predict_task, tasks):
@@ -107,7 +108,7 @@ class _Known:
         ) -> Speed | None:
             measured = rates(gpu)
             wanted = Wanted(gpus[gpu], device(gpu), measured, engine, model, dtype, kernels, ahead, ranks)
-            speed = speed_for(wanted, prepared / "ladders" if prepared else None, project_files)
+            speed = speed_for(wanted, calibrations_in(prepared) if prepared else None, project_files)
             if speed is None or models[model].dtype != "native":
                 return speed
             known_by = "data sheet" if gpus[gpu].kind != "cpu" else "record" if measured else "host that predicts"
@@ -115,7 +116,7 @@ class _Known:
 
         @cache
         def scaled_to(gpu: str, *wanted: Any) -> tuple[StepCosts, ...]:
-            """Costs from the ladders of the study's other devices of its kind, if the rates of both were measured."""
+            """Costs by calibrations of the study's other devices of its kind, if the rates of both were measured."""
             here, found = rates(gpu), []
             for other in [name for name in devices if name != gpu and gpus[name].kind == gpus[gpu].kind]:
                 there, fitted = rates(other), speed(other, *wanted)

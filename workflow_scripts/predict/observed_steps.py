@@ -1,4 +1,4 @@
-"""What the steps of a ladder's pass did, and when each was done.
+"""What the steps of a calibration's pass did, and when each was done.
 
 An engine whose core has its own process begins with the first request alone, and others join when they reach it. So the
 steps of a pass are not those of a schedule in which all requests are there. They follow from the pass itself: a first
@@ -13,7 +13,7 @@ import numpy as np
 
 from workflow_scripts.physics.step_time import KIND, LAUNCHED, FloatArray
 from workflow_scripts.predict.schedule import IntArray, Segments
-from workflow_scripts.study.ladders import Pass
+from workflow_scripts.study.calibrations import Pass
 
 # A first token belongs to a step whose end is this close.
 SAME_S = 1e-4

@@ -1,4 +1,4 @@
-"""The costs of a GPU and its host, fitted to the steps of a ladder.
+"""The costs of a GPU and its host, fitted to the steps of a calibration.
 
 A step is launched while the one before runs, and its end is reported when the next one is launched. So the time between
 two reports holds the work of one step and the launch of another. Each pass is passed through this pipeline, and least
@@ -122,7 +122,7 @@ def fit_pipeline(
         found = np.sign(far) * np.sqrt(2 * (np.sqrt(1 + far**2) - 1)) * passes.weights
         return found if within is None else np.concatenate([found, logs[guided] / within])
 
-    from scipy.optimize import least_squares  # takes longer than a prediction that fits no ladder
+    from scipy.optimize import least_squares  # takes longer than a prediction that fits no calibration
 
     logs = least_squares(off, np.zeros(len(first)), method="lm", ftol=1e-4, xtol=1e-3).x
     costs = costs_of(logs)

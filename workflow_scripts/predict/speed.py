@@ -42,8 +42,8 @@ EAGER_START_S = {"cpu": 6.0, "cuda": 25.0, "rocm": 35.0}
 STOP_S = {"cpu": 1.0, "cuda": 5.0, "rocm": 5.0}
 WEIGHTS_BYTES_PER_S = 1.5e9
 
-# Standard deviation of the logarithm of repeated wall times if no ladder gives it. On an H200 and an H100 its median
-# over 26 starts was 2.0 %; passes of a GPU's ladder are shorter than repeats and vary more.
+# Standard deviation of the logarithm of repeated wall times if no calibration gives it. On an H200 and an H100 its
+# median over 26 starts was 2.0 %; passes of a GPU's calibration are shorter than repeats and vary more.
 DEFAULT_REPEAT_SD = {"cpu": 0.03, "cuda": 0.02, "rocm": 0.02}
 MOST_REPEATS = 100
 
@@ -54,7 +54,7 @@ LIMIT_MARGIN, UNCALIBRATED_PCT = 2.0, 40.0
 # because measured shares may be larger.
 WAITS_FROM = 0.05
 
-# A step with this many times more work of a kind than any step of the ladder is outside of what the ladder covered.
+# A step with this many times more work of a kind than any step of the calibration is beyond the calibration.
 BEYOND = 1.5
 RANGES = {"sequences": "sequences", "kv_bytes": "bytes of KV", "matrix_flops": "operations"}
 
@@ -88,7 +88,7 @@ class CellTask:
     unmodelled: str
     repeats: int
     margin_pct: float
-    # Costs of other devices' ladders, scaled to this device by measured rates.
+    # Costs of other devices' calibrations, scaled to this device by measured rates.
     scaled: tuple[StepCosts, ...] = ()
 
 
@@ -302,7 +302,7 @@ def _rate(tokens: float, wall: Band) -> Band | None:
 
 
 def _beyond(work: StepWork, speed: Speed) -> str:
-    """The kinds of work of which a step has far more than any step of the ladder, in words; empty if there are none."""
+    """The kinds of work of which a step has far more than any step of the calibration, in words; empty without any."""
     if not speed.covered:
         return ""
     last = work.first + (work.steps - 1)[:, None] * work.growth

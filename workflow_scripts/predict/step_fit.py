@@ -1,9 +1,9 @@
-"""The costs of a device's steps, fitted to the steps of a ladder.
+"""The costs of a device's steps, fitted to the steps of a calibration.
 
-Each pass of a ladder has the schedule that `predict` makes for its requests, so each of its steps has its work by kind
-(`physics.step_time.KINDS`) and its measured time. On a CPU non-negative least squares finds the costs that meet the
-times best, as factors; `predict.pipeline_fit` does so for a GPU and its host. docs/plan.md describes the method and its
-test.
+Each pass of a calibration has the schedule that `predict` makes for its requests, so each of its steps has its work by
+kind (`physics.step_time.KINDS`) and its measured time. On a CPU non-negative least squares finds the costs that meet
+the times best, as factors; `predict.pipeline_fit` does so for a GPU and its host. docs/plan.md describes the method and
+its test.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,10 +26,10 @@ from workflow_scripts.predict.schedule import RequestLengths, Schedule, Segments
 from workflow_scripts.predict.scheduler import make_schedule
 from workflow_scripts.predict.static_batches import StaticBatches, static_schedule, static_work
 from workflow_scripts.predict.timing import lay, step_work
-from workflow_scripts.study.ladders import Climb, LadderRecord, Pass
+from workflow_scripts.study.calibrations import CalibrationStart, CalibrationRecord, Pass
 
 COVERAGE = 0.9
-# No band is narrower, even if rungs are met better: models of this form miss the operators of other models by 3 to 6 %
+# No band is narrower, even if points are met better: models of this form miss the operators of other models by 3 to 6 %
 # in the median (docs/plan.md), and starts of the same cell differ by 2.6 % (standard deviation).
 LEAST_ERROR = 0.1
 # With n points the quantile with this coverage is the ceil((n + 1) 0.9)-th, which needs at least so many points.
@@ -51,12 +51,12 @@ SHOWN = (
 
 
 class FitError(ValueError):
-    """A ladder to which nothing can be fitted; the message says why."""
+    """A calibration to which nothing can be fitted; the message says why."""
 
 
 @dataclass(frozen=True)
-class Rung:
-    """One rung in one start of the engine: its schedule and work, and what its passes without the first measured.
+class CalibrationPoint:
+    """One point in one start of the engine: its schedule and work, and what its passes without the first measured.
     `observed` is what costs are fitted to; `wall_s` and `ttft_s` are medians."""
 
     start: int
@@ -83,68 +83,73 @@ class Band:
 
 @dataclass(frozen=True)
 class StepFit:
-    """Fitted costs, their band, and the range that the ladder covered (largest work of a step, by kind). `passes` of
-    `climbed` passes were used, with `steps` steps; each rung's first pass only warms up."""
+    """Fitted costs, their band, and the range that the calibration covered (largest work of a step, by kind). `passes`
+    of `measured_passes` were used, with `steps` steps; each point's first pass only warms up."""
 
     costs: StepCosts
     band: Band
     most: Mapping[str, float]
     steps: int
     passes: int
-    climbed: int
+    measured_passes: int
     repeat_sd: float | None = None
 
 
-def fit_ladder(
-    record: LadderRecord,
+def fit_calibration(
+    record: CalibrationRecord,
     facts: ModelFacts,
     on_cpu: bool,
     guide: StepCosts | None = None,
     within: float | None = GUIDED_WITHIN,
 ) -> StepFit:
-    """Costs fitted to all rungs of a ladder, with a band from rungs that were held out in turn. `guide` has the costs
-    by the device's rates, for costs that the steps cannot separate, and `within` how closely they hold on a GPU. Raises
-    FitError if no rung of the model itself has a complete pass after its first."""
-    found = [rungs_of(start, record, facts, on_cpu) for start in range(len(record.climbs))]
-    rungs = [rung for of_start in found for rung in of_start]
-    own = [rung for climb, of in zip(record.climbs, found, strict=True) if climb.layers == facts.layers for rung in of]
+    """Costs fitted to all points of a calibration, with a band from points that were held out in turn. `guide` has the
+    costs by the device's rates, for costs that the steps cannot separate, and `within` how closely they hold on a GPU.
+    Raises FitError if no point of the model itself has a complete pass after its first."""
+    by_start = [points_of(start, record, facts, on_cpu) for start in range(len(record.starts))]
+    points = [point for of_start in by_start for point in of_start]
+    own = [
+        point
+        for start, points_of_start in zip(record.starts, by_start, strict=True)
+        if start.layers == facts.layers
+        for point in points_of_start
+    ]
     if not own:
         raise FitError("no requests were served twice in steps that can be told from them")
     if not on_cpu and guide is None:
         raise FitError("the rates of the device are not known")
-    observed = [one for rung in rungs for one in rung.observed]
+    observed = [one for point in points for one in point.observed]
 
-    def fit_to(some: Sequence[Rung]) -> StepCosts:
+    def fit_to(some: Sequence[CalibrationPoint]) -> StepCosts:
         return fit_adding(some, guide) if on_cpu or guide is None else fit_on_gpu(some, guide, within)
 
-    costs = fit_to(rungs)
+    costs = fit_to(points)
     return StepFit(
         costs=costs,
-        band=band(own, rungs, fit_to, on_cpu),
+        band=band(own, points, fit_to, on_cpu),
         most=dict(
-            zip(KINDS, np.max([one.rows.max(axis=0) for rung in own for one in rung.observed], axis=0), strict=True)
+            zip(KINDS, np.max([one.rows.max(axis=0) for point in own for one in point.observed], axis=0), strict=True)
         ),
         steps=sum(len(one.ends_s) for one in observed),
         passes=len(observed),
-        climbed=sum(
-            len(climb.passes) - WARM_ROUNDS * len({one.rung for one in climb.passes}) for climb in record.climbs
+        measured_passes=sum(
+            len(start.passes) - WARM_ROUNDS * len({each.point for each in start.passes}) for start in record.starts
         ),
-        repeat_sd=_repeat_sd(record.climbs[0]) if on_cpu else None,
+        repeat_sd=_repeat_sd(record.starts[0]) if on_cpu else None,
     )
 
 
-def rungs_of(start: int, record: LadderRecord, facts: ModelFacts, on_cpu: bool) -> list[Rung]:
-    """The rungs that were passed again in a start of the engine; the first pass of each warms up."""
-    climb = record.climbs[start]
-    facts = replace(facts, stack=facts.stack[: climb.layers])
+def points_of(start: int, record: CalibrationRecord, facts: ModelFacts, on_cpu: bool) -> list[CalibrationPoint]:
+    """The points that were passed again in a start of the engine; the first pass of each warms up."""
+    engine = record.starts[start]
+    facts = replace(facts, stack=facts.stack[: engine.layers])
     passes: dict[int, list[Pass]] = {}
-    for one in climb.passes:
-        passes.setdefault(one.rung, []).append(one)
+    for one in engine.passes:
+        passes.setdefault(one.point, []).append(one)
     steps = engine_steps(record, facts)
     made = []
     for again in passes.values():
         requests = RequestLengths(*(np.array(column) for column in zip(*again[0].requests, strict=True)))
-        schedule, work = scheduled(requests, record, climb.effective, facts, on_cpu)
+        schedule, work = scheduled(requests, record, engine.effective, facts, on_cpu)
         ahead = steps.graphs is not None and getattr(steps.decides, "async_scheduling", False)
         told = not get_engine(record.engine).serves
         whole = []
@@ -152,7 +157,7 @@ def rungs_of(start: int, record: LadderRecord, facts: ModelFacts, on_cpu: bool) 
             if ahead and told:
                 found = observed_steps.segments_of(one, schedule.settings.max_num_batched_tokens)
                 if found is not None:
-                    rows = work_of(found, steps, climb.effective, facts, 0).first
+                    rows = work_of(found, steps, engine.effective, facts, 0).first
                     rows[0, KIND["requests"]] = len(requests)
                     whole.append((one, Observed(with_graphs(rows, one), np.array(one.step_ends_s) - one.start_s)))
             elif not told:
@@ -161,8 +166,8 @@ def rungs_of(start: int, record: LadderRecord, facts: ModelFacts, on_cpu: bool) 
                 whole.append((one, Observed(single_steps(work), np.array(one.step_ends_s) - one.start_s)))
         if whole:
             made.append(
-                Rung(
-                    *(start, again[0].rung, requests, schedule, work),
+                CalibrationPoint(
+                    *(start, again[0].point, requests, schedule, work),
                     observed=tuple(seen for _, seen in whole),
                     wall_s=float(np.median([one.end_s - one.start_s for one, _ in whole])),
                     ttft_s=float(np.median([np.median(one.ttft_s) for one, _ in whole])),
@@ -187,9 +192,9 @@ def _seen_by_client(one: Pass, schedule: Schedule, work: StepWork) -> Observed:
     return Observed(np.vstack([work.arrival, rows]), np.concatenate([[np.nan], ends_s]))
 
 
-def engine_steps(record: LadderRecord, facts: ModelFacts) -> EngineSteps:
-    """How the engine of a ladder forms steps. Raises FitError or UnpredictableError if the engine or its settings are
-    not modelled."""
+def engine_steps(record: CalibrationRecord, facts: ModelFacts) -> EngineSteps:
+    """How the engine of a calibration forms steps. Raises FitError or UnpredictableError if the engine or its settings
+    are not modelled."""
     engine = get_engine(record.engine)
     if engine.steps_by is None:
         raise FitError(f"there is no schedule of the engine {engine.name}")
@@ -198,7 +203,7 @@ def engine_steps(record: LadderRecord, facts: ModelFacts) -> EngineSteps:
 
 
 def scheduled(
-    requests: RequestLengths, record: LadderRecord, effective: Mapping[str, Any], facts: ModelFacts, on_cpu: bool
+    requests: RequestLengths, record: CalibrationRecord, effective: Mapping[str, Any], facts: ModelFacts, on_cpu: bool
 ) -> tuple[Schedule, StepWork]:
     """What an engine with these settings runs when, and the work of it. Raises FitError or UnpredictableError if the
     engine or its settings are not modelled."""
@@ -219,26 +224,26 @@ def work_of(
     return step_work(segments, facts, steps.kv_cache_dtype, taken_in=requests, one_mask=steps.one_mask, graphs=graphs)
 
 
-def _repeat_sd(climb: Climb) -> float | None:
-    """Standard deviation of the logarithm of a rung's times over its passes; the median over all rungs."""
+def _repeat_sd(start: CalibrationStart) -> float | None:
+    """Standard deviation of the logarithm of a point's times over its passes; the median over all points."""
     walls: dict[int, list[float]] = {}
-    for one in climb.passes:
-        walls.setdefault(one.rung, []).append(one.end_s - one.start_s)
+    for one in start.passes:
+        walls.setdefault(one.point, []).append(one.end_s - one.start_s)
     found = [np.std(np.log(again[WARM_ROUNDS:]), ddof=1) for again in walls.values() if len(again) > WARM_ROUNDS + 1]
     return float(np.median(found)) if found else None
 
 
-def fit_on_gpu(rungs: Sequence[Rung], guide: StepCosts, within: float | None) -> StepCosts:
-    """The costs that meet the times of all passes best on a GPU; each rung counts alike."""
-    sizes = [sum(int((~np.isnan(one.ends_s)).sum()) for one in rung.observed) for rung in rungs]
-    weights = [1 / np.sqrt(size) for rung, size in zip(rungs, sizes, strict=True) for _ in rung.observed]
-    observed = [one for rung in rungs for one in rung.observed]
+def fit_on_gpu(points: Sequence[CalibrationPoint], guide: StepCosts, within: float | None) -> StepCosts:
+    """The costs that meet the times of all passes best on a GPU; each point counts alike."""
+    sizes = [sum(int((~np.isnan(one.ends_s)).sum()) for one in point.observed) for point in points]
+    weights = [1 / np.sqrt(size) for point, size in zip(points, sizes, strict=True) for _ in point.observed]
+    observed = [one for point in points for one in point.observed]
     return fit_pipeline(observed, np.array(weights), guide.model_copy(update=ON_GPU), within)
 
 
-def fit_adding(rungs: Sequence[Rung], guide: StepCosts | None) -> StepCosts:
+def fit_adding(points: Sequence[CalibrationPoint], guide: StepCosts | None) -> StepCosts:
     """The costs that meet the times of all passes best where all times add up, as on a CPU."""
-    rows, times_s = zip(*(one.sums for rung in rungs for one in rung.observed), strict=True)
+    rows, times_s = zip(*(one.sums for point in points for one in point.observed), strict=True)
     return fit_sums(np.concatenate(rows), np.concatenate(times_s), guide)
 
 
@@ -269,38 +274,41 @@ def _solved(rows: FloatArray, times: FloatArray, expected: FloatArray, guide: St
         shares, target = np.vstack([shares, row]), np.append(target, GUIDE_WEIGHT)
     # Columns of equal size, because work in bytes and work in steps differ by many orders of magnitude.
     columns = np.where(shares.any(axis=0), np.linalg.norm(shares, axis=0), 1.0)
-    from scipy.optimize import nnls  # takes longer than a prediction that fits no ladder
+    from scipy.optimize import nnls  # takes longer than a prediction that fits no calibration
 
     solution, _ = nnls(shares / columns, target)
     return StepCosts(**dict(zip(KINDS, (solution / columns).tolist(), strict=False)), overlap=False)
 
 
 def band(
-    held_out: Sequence[Rung], rungs: Sequence[Rung], fit_to: Callable[[Sequence[Rung]], StepCosts], on_cpu: bool
+    held_out: Sequence[CalibrationPoint],
+    points: Sequence[CalibrationPoint],
+    fit_to: Callable[[Sequence[CalibrationPoint]], StepCosts],
+    on_cpu: bool,
 ) -> Band:
-    """The band from rungs of the model itself, by cross-validation: each is predicted by costs fitted without it.
+    """The band from points of the model itself, by cross-validation: each is predicted by costs fitted without it.
 
     If the model was started several times, they are also fitted without the start that it was measured in, so the band
     has what differs from one moment to another. It is the ceil((n + 1) 0.9)-th smallest of n errors.
 
-    On a GPU the passes of a ladder take 20 to 400 ms, and most of their errors are of arrivals and single launches.
-    These do not grow with the length of a pass, so the band has `LEAST_ERROR` and as many seconds as rungs need.
+    On a GPU a calibration's passes take 20 to 400 ms, and most of their errors are of arrivals and single launches.
+    These do not grow with the length of a pass, so the band has `LEAST_ERROR` and as many seconds as points need.
     """
     if len(held_out) < FEWEST_POINTS:
         return Band(throughput=None, ttft=None, points=len(held_out))
-    starts = {rung.start for rung in held_out}
-    numbers = sorted({rung.number for rung in held_out})
+    starts = {point.start for point in held_out}
+    numbers = sorted({point.number for point in held_out})
     walls, firsts = [], []
     for start in starts:
-        others = [rung for rung in rungs if len(starts) == 1 or rung.start != start]
+        others = [point for point in points if len(starts) == 1 or point.start != start]
         for fold in range(min(FOLDS, len(numbers))):
             out = set(numbers[fold::FOLDS])
-            costs = fit_to([rung for rung in others if rung.number not in out])
-            for rung in held_out:
-                if rung.start == start and rung.number in out:
-                    timed = lay(rung.schedule, rung.work, costs, rung.requests)
-                    walls.append((timed.wall_s, rung.wall_s))
-                    firsts.append((float(np.median(timed.first_token_s)), rung.ttft_s))
+            costs = fit_to([point for point in others if point.number not in out])
+            for point in held_out:
+                if point.start == start and point.number in out:
+                    timed = lay(point.schedule, point.work, costs, point.requests)
+                    walls.append((timed.wall_s, point.wall_s))
+                    firsts.append((float(np.median(timed.first_token_s)), point.ttft_s))
     if len(walls) < FEWEST_POINTS:
         return Band(throughput=None, ttft=None, points=len(walls))
     if on_cpu:

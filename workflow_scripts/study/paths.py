@@ -21,6 +21,12 @@ DIGEST = "digest.json"
 HERE = "here"
 
 
+def calibrations_in(prepared: Path) -> Path:
+    """Folder of a study's calibrations; `ladders` in studies that were calibrated with an earlier version."""
+    earlier = prepared / "ladders"
+    return earlier if earlier.exists() else prepared / "calibrations"
+
+
 def start_folder(start: int) -> str:
     """Name of the folder of a further start, in the cell's folder."""
     return f"{START_FOLDER}{start}"
@@ -46,6 +52,7 @@ class StudyPaths:
         # Everything that is there before cells are measured, with the predicted KV capacity, one record per cell.
         self.prepared = root / "prepared"
         self.capacity = self.prepared / "capacity.jsonl"
+        self.calibrations = calibrations_in(self.prepared)
         # Runs that were measured elsewhere, one record per run; it exists once some were imported.
         self.imported = root / "imported.jsonl"
         # Mark that a call of snakemake began to measure or to list; each call creates it again.
@@ -115,13 +122,13 @@ class StudyPaths:
         """Record of the rates at which a device copies, reads and multiplies."""
         return self.prepared / "devices" / f"{gpu}.json"
 
-    def ladder(self, name: str) -> Path:
-        """Record of a ladder, named GPU/ENGINE/MODEL/VARIANT."""
-        return self.prepared / "ladders" / f"{name}.json"
+    def calibration(self, name: str) -> Path:
+        """Record of a calibration, named GPU/ENGINE/MODEL/VARIANT."""
+        return self.calibrations / f"{name}.json"
 
-    def ladders_climbed(self, gpus: str) -> Path:
-        """Mark that all ladders of a device were climbed, or of several devices, joined by `+`."""
-        return self.prepared / "ladders" / f"{gpus}.done"
+    def calibrated(self, gpus: str) -> Path:
+        """Mark that a device was calibrated for the study, or several devices, joined by `+`."""
+        return self.calibrations / f"{gpus}.done"
 
     def batch(self, gpu: str, key: str) -> Path:
         """Which starts of cells share a job."""

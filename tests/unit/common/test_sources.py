@@ -130,7 +130,7 @@ def test_an_edit_makes_again_what_uses_the_module(finished, again):
 
 
 # What never becomes outdated by an edit: what was prepared, decided and measured, and the list of that.
-ONCE = {"prepare-model", "prepare-workload", "measure-device", "measure-ladders", "measure-cell", "measure-batch"}
+ONCE = {"prepare-model", "prepare-workload", "measure-device", "calibrate", "measure-cell", "measure-batch"}
 ONCE |= {"list-ended", "next-round"}
 
 

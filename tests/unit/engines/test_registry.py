@@ -25,7 +25,7 @@ from workflow_scripts.prepare import model as model_command
 from workflow_scripts.prepare import workload as workload_command
 from workflow_scripts.study.definition import cell_definition, model_key, resolved_models, workload_key
 from workflow_scripts.study.grid import expand
-from workflow_scripts.study.ladders import ladders_of
+from workflow_scripts.study.calibrations import calibrations_of
 from workflow_scripts.study.outcome import read_outcome
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study import StudyError
@@ -72,7 +72,7 @@ def test_an_engine_of_ones_own_is_measured_from_study_file_to_tables(study_file,
     # Four requests with answers of 5 tokens, one by one or all at once.
     predicted = {record.cell_id: record.steps for record in predict_cells(study, cells)}
     assert [predicted[cell.id] for cell in cells] == [4 * 5, 5]
-    assert {ladder.cell.engine for ladder in ladders_of(study, cells).values()} == {"echo"}
+    assert {calibration.cell.engine for calibration in calibrations_of(study, cells).values()} == {"echo"}
     of_study = ["--study", str(study_file)]
     for cell in cells:
         definition = cell_definition(study, cell, resolved_models(study))
@@ -113,7 +113,7 @@ def test_without_a_word_on_its_steps_an_engine_is_measured_but_not_predicted(stu
     study = load_study(study_file)
     cells = expand(study)
     assert {record.unknown for record in predict_cells(study, cells)} == {"silent: there is no schedule of this engine"}
-    assert ladders_of(study, cells) == {}
+    assert calibrations_of(study, cells) == {}
 
 
 def test_its_faults_are_told_like_those_of_any_engine(study_file):

@@ -1,6 +1,6 @@
 import pytest
 
-from tests.unit.predict.climbed import HERE, climbed
+from tests.unit.predict.calibration_records import HERE, calibration_with
 from workflow_scripts.catalog.gpus_and_models import get_gpu, get_model, load_models
 from workflow_scripts.common.files import sha256_of
 from workflow_scripts.device.device_rates import DeviceRates
@@ -32,13 +32,13 @@ def named(model):
 
 
 def written(folder, name=OWN, record=None, **changes):
-    (record or climbed(COSTS, **changes)).write(folder / name)
+    (record or calibration_with(COSTS, **changes)).write(folder / name)
     return folder
 
 
-def test_the_ladder_of_the_device_goes_before_a_project_file(tmp_path):
-    ladders, project = written(tmp_path / "ladders"), written(tmp_path / "project", host="elsewhere")
-    speed = speed_for(wanted(), ladders, project)
+def test_the_calibration_of_the_device_goes_before_a_project_file(tmp_path):
+    calibrations, project = written(tmp_path / "calibrations"), written(tmp_path / "project", host="elsewhere")
+    speed = speed_for(wanted(), calibrations, project)
     assert (speed.source, speed.error_pct, speed.ttft_error_pct) == ("calibrated", 10, 10)
     assert speed_for(wanted(), tmp_path / "none", project).source == "project file"
     assert speed_for(wanted(), None, tmp_path / "none") is None
@@ -55,7 +55,7 @@ def test_the_ladder_of_the_device_goes_before_a_project_file(tmp_path):
     ],
     ids=["processor", "cores", "engine", "kernels", "name"],
 )
-def test_a_ladder_serves_nothing_that_it_was_not_climbed_for(tmp_path, changes):
+def test_a_calibration_serves_nothing_that_it_was_not_measured_for(tmp_path, changes):
     assert speed_for(wanted(**changes), written(tmp_path), tmp_path / "none") is None
 
 
@@ -65,14 +65,14 @@ def test_a_ladder_serves_nothing_that_it_was_not_climbed_for(tmp_path, changes):
         ({"protocol": 0}, "was measured with protocol 0, which is now "),
         ({"device": {**HERE, "processor": "another CPU"}}, "is of another processor or number of cores"),
         ({"config_sha256": "0"}, "is of another configuration of the model"),
-        ({"climbs": [], "failure": "the engine broke:\nlog\nno memory"}, "has no steps: the engine broke: no memory"),
+        ({"starts": [], "failure": "the engine broke:\nlog\nno memory"}, "has no steps: the engine broke: no memory"),
     ],
     ids=["protocol", "processor", "configuration", "failure"],
 )
-def test_why_a_ladder_is_not_used_is_said_beside_the_rates(tmp_path, changes, why):
-    ladders = written(tmp_path, record=climbed(COSTS).model_copy(update=changes))
-    assert speed_for(wanted(), ladders, tmp_path / "none") is None
-    speed = speed_for(wanted(rates=RATES), ladders, tmp_path / "none")
+def test_why_a_calibration_is_not_used_is_said_beside_the_rates(tmp_path, changes, why):
+    calibrations = written(tmp_path, record=calibration_with(COSTS).model_copy(update=changes))
+    assert speed_for(wanted(), calibrations, tmp_path / "none") is None
+    speed = speed_for(wanted(rates=RATES), calibrations, tmp_path / "none")
     assert (speed.source, f"; its calibration {why}" in speed.how) == ("measured rates", True)
 
 
@@ -80,11 +80,11 @@ def test_why_a_ladder_is_not_used_is_said_beside_the_rates(tmp_path, changes, wh
     ("model", "knobs"),
     [("gpt-oss-120b", {"speculative_method": "ngram", "num_speculative_tokens": 2}), ("no-such-model", {})],
 )
-def test_a_ladder_of_another_model_to_which_nothing_can_be_fitted_stops_no_plan(tmp_path, model, knobs):
-    record = climbed(COSTS)
+def test_a_calibration_of_another_model_to_which_nothing_can_be_fitted_stops_no_plan(tmp_path, model, knobs):
+    record = calibration_with(COSTS)
     record = record.model_copy(update=named(model) | {"knobs": {**record.knobs, **knobs}})
-    ladders = written(tmp_path, f"cpu-1core/vllm/{model}/eager1.json", record)
-    assert speed_for(wanted(), ladders, tmp_path / "none") is None
+    calibrations = written(tmp_path, f"cpu-1core/vllm/{model}/eager1.json", record)
+    assert speed_for(wanted(), calibrations, tmp_path / "none") is None
 
 
 def test_one_rank_says_nothing_certain_about_several(tmp_path):
@@ -92,8 +92,8 @@ def test_one_rank_says_nothing_certain_about_several(tmp_path):
     assert (speed.error_pct, speed.how.endswith("number of ranks")) == (None, True)
 
 
-def test_a_ladder_of_one_depth_says_so(tmp_path):
-    record = climbed(COSTS, depths=(1,)).model_copy(update={"failure": "the engine broke:\nno memory"})
+def test_a_calibration_of_one_depth_says_so(tmp_path):
+    record = calibration_with(COSTS, depths=(1,)).model_copy(update={"failure": "the engine broke:\nno memory"})
     speed = speed_for(wanted(), written(tmp_path, record=record), tmp_path / "none")
     assert speed.how.endswith(", at 1 of 2 depths (the engine broke: no memory)")
 
@@ -106,17 +106,17 @@ def test_another_model_of_the_device_is_used_without_a_band_and_said_so(tmp_path
 
 def test_another_card_of_the_type_is_named(tmp_path):
     card = {"name": "NVIDIA H200", "uuid": "GPU-1", "driver_version": "580"}
-    record = climbed(COSTS.model_copy(update={"overlap": True}), gpu="h200", device=card)
-    ladders = written(tmp_path, "h200/vllm/tiny-llama-57m/eager1.json", record)
+    record = calibration_with(COSTS.model_copy(update={"overlap": True}), gpu="h200", device=card)
+    calibrations = written(tmp_path, "h200/vllm/tiny-llama-57m/eager1.json", record)
     here = wanted(gpu=get_gpu("h200"), device=card)
-    assert "of this type's" not in speed_for(here, ladders, tmp_path / "none").how
-    other = speed_for(wanted(gpu=get_gpu("h200"), device={**card, "uuid": "GPU-2"}), ladders, tmp_path / "none")
+    assert "of this type's" not in speed_for(here, calibrations, tmp_path / "none").how
+    other = speed_for(wanted(gpu=get_gpu("h200"), device={**card, "uuid": "GPU-2"}), calibrations, tmp_path / "none")
     assert (other.source, "of this type's NVIDIA H200 GPU-1, driver 580" in other.how) == ("calibrated", True)
 
 
-def test_a_ladder_on_which_the_engine_broke_leaves_the_rates_and_says_so(tmp_path):
-    broken = climbed(COSTS, depths=()).model_copy(update={"failure": "no memory", "gpu": "h200"})
-    ladders = written(tmp_path, "h200/vllm/tiny-llama-57m/eager1.json", broken)
-    speed = speed_for(wanted(gpu=get_gpu("h200"), device={}), ladders, tmp_path / "none")
+def test_a_calibration_on_which_the_engine_broke_leaves_the_rates_and_says_so(tmp_path):
+    broken = calibration_with(COSTS, depths=()).model_copy(update={"failure": "no memory", "gpu": "h200"})
+    calibrations = written(tmp_path, "h200/vllm/tiny-llama-57m/eager1.json", broken)
+    speed = speed_for(wanted(gpu=get_gpu("h200"), device={}), calibrations, tmp_path / "none")
     assert speed.source == "data sheet"
     assert speed.how.endswith("; its calibration has no steps: no memory")

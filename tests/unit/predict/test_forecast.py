@@ -70,7 +70,7 @@ def test_larger_steps_are_priced_where_launches_and_full_steps_cost_time(
     assert (rate and rate > 1.3 * record["output_tokens_per_s"]) == gains
 
 
-def test_the_rate_by_ladders_of_other_devices(tmp_path, monkeypatch):
+def test_the_rate_by_calibrations_of_other_devices(tmp_path, monkeypatch):
     known(monkeypatch)
     others = (StepCosts(steps=2), StepCosts(steps=8))
     whole = speed.predict_task
@@ -81,7 +81,7 @@ def test_the_rate_by_ladders_of_other_devices(tmp_path, monkeypatch):
     )
     workload = {"even": {"kind": "fixed", "num_prompts": 2, "prompt_tokens": 3, "output_tokens": 2}}
     record = one(tmp_path, workload, knobs={"block_size": 16, "max_num_seqs": 1, "max_model_len": 4096})
-    # Four steps make four tokens, at 1 s each by the device's own ladder.
+    # Four steps make four tokens, at 1 s each by the device's own calibration.
     assert record["output_tokens_per_s"] == 1
     assert record["scaled_output_tokens_per_s"] == pytest.approx(1 / 4)  # the geometric mean of 2 s and 8 s is 4 s
 
@@ -108,7 +108,7 @@ def test_a_cell_by_hand(tmp_path, monkeypatch):
     assert record["limit_s"] == 2 * 1.25 * record["cell_s"]
 
 
-def test_beyond_the_ladder_there_is_no_band(tmp_path, monkeypatch):
+def test_beyond_the_calibration_there_is_no_band(tmp_path, monkeypatch):
     # A step has twice as many sequences as the costs were fitted to.
     known(monkeypatch, error_pct=25.0, ttft_error_pct=100.0, covered={"sequences": 0.5})
     record = one(tmp_path, knobs={"block_size": 16, "max_num_seqs": 1})
@@ -117,7 +117,7 @@ def test_beyond_the_ladder_there_is_no_band(tmp_path, monkeypatch):
     assert record["how"] == said
 
 
-def test_without_a_ladder_there_is_no_band(tmp_path):
+def test_without_a_calibration_there_is_no_band(tmp_path):
     record = one(tmp_path)
     assert (record["speed_source"], record["error_pct"], record["ttft_error_pct"]) == ("data sheet", None, None)
     assert record["how"].startswith("uncalibrated: ")

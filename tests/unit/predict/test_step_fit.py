@@ -2,11 +2,11 @@ import numpy as np
 import pytest
 
 from tests.unit.made_rates import made_rates
-from tests.unit.predict.climbed import SETTINGS, climbed, facts_of, requests_of
+from tests.unit.predict.calibration_records import SETTINGS, calibration_with, facts_of, requests_of
 from workflow_scripts.catalog.gpus_and_models import get_gpu
 from workflow_scripts.physics.calibration import default_speed
 from workflow_scripts.physics.step_time import LaunchCosts, StepCosts, single_steps
-from workflow_scripts.predict.step_fit import FitError, fit_ladder, fit_sums, scheduled
+from workflow_scripts.predict.step_fit import FitError, fit_calibration, fit_sums, scheduled
 from workflow_scripts.predict.timing import lay
 
 CPU = StepCosts(
@@ -20,29 +20,29 @@ CPU = StepCosts(
     requests=2e-4,
     overlap=False,
 )
-# Requests as no rung has them: more of them, and other lengths.
+# Requests as no point has them: more of them, and other lengths.
 OTHERS = requests_of(np.random.default_rng(3).integers((4, 2), (300, 40), (40, 2)).tolist())
 
 
 def error_pct(costs, true, model="tiny-llama-57m"):
     """Error of the wall time of `OTHERS`, and of their median TTFT."""
-    schedule, work = scheduled(OTHERS, climbed(true, depths=()), SETTINGS, facts_of(model), not true.overlap)
+    schedule, work = scheduled(OTHERS, calibration_with(true, depths=()), SETTINGS, facts_of(model), not true.overlap)
     found, real = (lay(schedule, work, one, OTHERS) for one in (costs, true))
     pairs = (found.wall_s, real.wall_s), (np.median(found.ttft_s), np.median(real.ttft_s))
     return [abs(100 * (a / b - 1)) for a, b in pairs]
 
 
-def test_the_steps_of_a_ladder_predict_other_requests():
-    found = fit_ladder(climbed(CPU), facts_of("tiny-llama-57m"), True)
+def test_the_steps_of_a_calibration_predict_other_requests():
+    found = fit_calibration(calibration_with(CPU), facts_of("tiny-llama-57m"), True)
     assert max(error_pct(found.costs, CPU)) < 2
     assert found.costs.overlap is False
     assert found.band.throughput == pytest.approx(1, abs=0.05)
-    assert found.passes == found.climbed
+    assert found.passes == found.measured_passes
 
 
 def steps_of(rng, costs):
     """Work of many steps, and times that scatter by 30 % around what they cost."""
-    record = climbed(costs, depths=())
+    record = calibration_with(costs, depths=())
     drawn = rng.integers((4, 2), (300, 20), (60, 2)).tolist()
     rows = single_steps(scheduled(requests_of(drawn), record, SETTINGS, facts_of("tiny-llama-57m"), True)[1])
     expected = rows @ costs.seconds
@@ -65,10 +65,10 @@ def test_a_step_that_was_disturbed_changes_little():
 
 
 def test_what_the_client_of_a_server_sees_is_fitted():
-    record = climbed(CPU, engine="vllm-serve", knobs={"block_size": 32})
-    for climb in record.climbs:
-        climb.passes[:] = [one.model_copy(update={"step_ends_s": []}) for one in climb.passes]
-    assert max(error_pct(fit_ladder(record, facts_of("tiny-llama-57m"), True).costs, CPU)) < 5
+    record = calibration_with(CPU, engine="vllm-serve", knobs={"block_size": 32})
+    for start in record.starts:
+        start.passes[:] = [one.model_copy(update={"step_ends_s": []}) for one in start.passes]
+    assert max(error_pct(fit_calibration(record, facts_of("tiny-llama-57m"), True).costs, CPU)) < 5
 
 
 def test_the_host_and_the_reads_of_huggingface_on_a_gpu_are_fitted():
@@ -78,9 +78,9 @@ def test_the_host_and_the_reads_of_huggingface_on_a_gpu_are_fitted():
     device = {"activation_bytes": 2 * guide.activation_bytes, "layers": 5e-5, "steps": 0.0}
     true = guide.model_copy(update={"launch": launch, **device})
     told = {"gpu": "h200", "engine": "hf-static", "knobs": {"batch_size": 16}, "dtype": "bfloat16"}
-    record = climbed(true, "llama-3.1-8b-instruct", noise=0.02, **told)
-    found = fit_ladder(record, facts_of("llama-3.1-8b-instruct", "bfloat16"), False, guide)
-    assert (found.passes, found.band.points >= 9) == (found.climbed, True)
+    record = calibration_with(true, "llama-3.1-8b-instruct", noise=0.02, **told)
+    found = fit_calibration(record, facts_of("llama-3.1-8b-instruct", "bfloat16"), False, guide)
+    assert (found.passes, found.band.points >= 9) == (found.measured_passes, True)
     schedule, work = scheduled(OTHERS, record, SETTINGS, facts_of("llama-3.1-8b-instruct", "bfloat16"), False)
     by_default, fitted, real = (lay(schedule, work, one, OTHERS).wall_s for one in (guide, found.costs, true))
     assert fitted == pytest.approx(real, rel=0.03)
@@ -89,14 +89,14 @@ def test_the_host_and_the_reads_of_huggingface_on_a_gpu_are_fitted():
 
 
 def test_passes_of_the_first_round_and_without_their_steps_do_not_count():
-    record = climbed(CPU, rounds=1)
+    record = calibration_with(CPU, rounds=1)
     with pytest.raises(FitError, match="no requests were served twice"):
-        fit_ladder(record, facts_of("tiny-llama-57m"), True)
-    whole = climbed(CPU)
-    broken = [one.model_copy(update={"step_ends_s": one.step_ends_s[1:]}) for one in whole.climbs[0].passes]
+        fit_calibration(record, facts_of("tiny-llama-57m"), True)
+    whole = calibration_with(CPU)
+    broken = [one.model_copy(update={"step_ends_s": one.step_ends_s[1:]}) for one in whole.starts[0].passes]
     with pytest.raises(FitError, match="no requests were served twice"):
-        fit_ladder(
-            whole.model_copy(update={"climbs": [whole.climbs[0].model_copy(update={"passes": broken})]}),
+        fit_calibration(
+            whole.model_copy(update={"starts": [whole.starts[0].model_copy(update={"passes": broken})]}),
             facts_of("tiny-llama-57m"),
             True,
         )
@@ -105,14 +105,16 @@ def test_passes_of_the_first_round_and_without_their_steps_do_not_count():
 def test_another_model_follows_from_two_depths_and_the_rates():
     # Rates are known within 15 %; what is left open by the steps of one model is decided by them.
     guide = StepCosts.of_rates(12e9 * 1.15, 60e9 * 0.85, 2e-3, overlap=False)
-    found = fit_ladder(climbed(CPU), facts_of("tiny-llama-57m"), True, guide)
+    found = fit_calibration(calibration_with(CPU), facts_of("tiny-llama-57m"), True, guide)
     assert max(error_pct(found.costs, CPU, "smollm-135m")) < 15
-    alone = fit_ladder(climbed(CPU, depths=(1,)), facts_of("tiny-llama-57m"), True)
+    alone = fit_calibration(calibration_with(CPU, depths=(1,)), facts_of("tiny-llama-57m"), True)
     assert error_pct(alone.costs, CPU)[0] < 2
 
 
-def test_the_band_is_what_held_out_rungs_show():
-    quiet, loud = (fit_ladder(climbed(CPU, noise=n), facts_of("tiny-llama-57m"), True) for n in (0.02, 0.2))
+def test_the_band_is_what_held_out_points_show():
+    quiet, loud = (
+        fit_calibration(calibration_with(CPU, noise=n), facts_of("tiny-llama-57m"), True) for n in (0.02, 0.2)
+    )
     assert 1 < quiet.band.throughput < 1.1 < loud.band.throughput < 2
     assert quiet.band.ttft < loud.band.ttft
     assert quiet.repeat_sd < 0.05 < loud.repeat_sd
@@ -120,29 +122,31 @@ def test_the_band_is_what_held_out_rungs_show():
 
 def test_the_band_has_what_differs_from_start_to_start():
     facts = facts_of("tiny-llama-57m")
-    steady, drifts = (fit_ladder(climbed(CPU, depths=(1, 2, 1), slower=by), facts, True) for by in (1.0, 1.2))
+    steady, drifts = (
+        fit_calibration(calibration_with(CPU, depths=(1, 2, 1), slower=by), facts, True) for by in (1.0, 1.2)
+    )
     assert steady.band.throughput < 1.05
     assert drifts.band.throughput == pytest.approx(1.2**2, rel=0.15)
     # The costs are those of all starts together: the third is 44 % slower than the first.
     assert 15 < error_pct(drifts.costs, CPU)[0] < 30
 
 
-@pytest.mark.parametrize("rungs", [1, 8])
-def test_with_fewer_than_nine_points_there_is_no_band(rungs):
-    record = climbed(CPU)
-    few = [one for one in record.climbs[0].passes if one.rung < rungs]
-    record = record.model_copy(update={"climbs": [record.climbs[0].model_copy(update={"passes": few})]})
-    found = fit_ladder(record, facts_of("tiny-llama-57m"), True)
-    assert (found.band.points, found.band.throughput, found.band.ttft) == (rungs, None, None)
+@pytest.mark.parametrize("points", [1, 8])
+def test_with_fewer_than_nine_points_there_is_no_band(points):
+    record = calibration_with(CPU)
+    few = [one for one in record.starts[0].passes if one.point < points]
+    record = record.model_copy(update={"starts": [record.starts[0].model_copy(update={"passes": few})]})
+    found = fit_calibration(record, facts_of("tiny-llama-57m"), True)
+    assert (found.band.points, found.band.throughput, found.band.ttft) == (points, None, None)
 
 
-def test_a_second_depth_alone_is_no_ladder_of_the_model():
-    record = climbed(CPU)
-    record.climbs[0].passes.clear()
+def test_a_second_depth_alone_is_no_calibration_of_the_model():
+    record = calibration_with(CPU)
+    record.starts[0].passes.clear()
     with pytest.raises(FitError, match="no requests were served twice"):
-        fit_ladder(record, facts_of("tiny-llama-57m"), True)
+        fit_calibration(record, facts_of("tiny-llama-57m"), True)
 
 
-def test_what_the_ladder_covered_is_known():
-    found = fit_ladder(climbed(CPU), facts_of("tiny-llama-57m"), True)
+def test_what_the_calibration_covered_is_known():
+    found = fit_calibration(calibration_with(CPU), facts_of("tiny-llama-57m"), True)
     assert found.most["sequences"] == 16

@@ -1,4 +1,4 @@
-"""Predictions of the cells that an H200 and an H100 measured, by the ladders that were climbed on them."""
+"""Predictions of the cells that an H200 and an H100 measured, by their calibrations."""
 
 import json
 import tarfile
@@ -16,10 +16,10 @@ from workflow_scripts.predict import forecast
 from workflow_scripts.predict.calibrated import PROJECT_FILES, speed_for
 from workflow_scripts.predict.forecast import predict_cells
 from workflow_scripts.predict.schedule import RequestLengths
-from workflow_scripts.predict.step_fit import fit_ladder, scheduled
+from workflow_scripts.predict.step_fit import fit_calibration, scheduled
 from workflow_scripts.predict.timing import lay
 from workflow_scripts.study.grid import expand
-from workflow_scripts.study.ladders import CLIMB_S, read_ladder, rungs_for, sustained_tokens
+from workflow_scripts.study.calibrations import CALIBRATION_S, read_calibration, points_for, sustained_tokens
 from workflow_scripts.study.study_file import load_study
 
 STUDY = CONFIG / "studies/two_gpus.yaml"
@@ -30,7 +30,7 @@ GPUS = ("h200", "h100-sxm")
 
 
 def record_of(gpu):
-    return read_ladder(PROJECT_FILES / f"{gpu}/vllm/{MODEL}/default.json")
+    return read_calibration(PROJECT_FILES / f"{gpu}/vllm/{MODEL}/default.json")
 
 
 @pytest.fixture(scope="module")
@@ -51,14 +51,14 @@ def predicted():
 
 
 def errors_pct(records, walls_s, gpu):
-    """Errors of wall times of vLLM's cells of the model of the ladder, with sign."""
+    """Errors of wall times of vLLM's cells of the model of the calibration, with sign."""
     of_gpu = [
         r for r in records.values() if (r.gpu, r.engine, r.model) == (gpu, "vllm", MODEL) and r.cell_id in walls_s
     ]
     return np.array([100 * (r.wall_s.value / np.median(walls_s[r.cell_id]) - 1) for r in of_gpu])
 
 
-def test_a_laptop_predicts_the_cells_of_both_gpus_from_the_projects_ladders(walls_s):
+def test_a_laptop_predicts_the_cells_of_both_gpus_from_the_projects_calibrations(walls_s):
     records = predicted()
     for gpu, cells in (("h200", 15), ("h100-sxm", 5)):
         errors = np.abs(errors_pct(records, walls_s, gpu))
@@ -68,7 +68,7 @@ def test_a_laptop_predicts_the_cells_of_both_gpus_from_the_projects_ladders(wall
     within = [r.wall_s.low <= wall <= r.wall_s.high for r in banded for wall in walls_s[r.cell_id]]
     assert len(banded) == 20
     assert np.mean(within) >= 0.9
-    # Passes of the ladder vary by 8 %, but repeats by 2 %.
+    # Passes of the calibration vary by 8 %, but repeats by 2 %.
     assert {r.repeats_needed for r in banded} == {7}
     # Only passes of less than a second have bands much wider than 10 %.
     assert {10 <= r.error_pct < (11 if r.wall_s.value > 1 else 17) for r in banded} == {True}
@@ -76,14 +76,15 @@ def test_a_laptop_predicts_the_cells_of_both_gpus_from_the_projects_ladders(wall
 
 
 @pytest.mark.parametrize(("gpu", "other"), [GPUS, GPUS[::-1]])
-def test_one_gpus_ladder_and_the_rates_of_another_predict_the_others_cells(gpu, other, walls_s, monkeypatch):
+def test_one_gpus_calibration_and_the_rates_of_another_predict_the_others_cells(gpu, other, walls_s, monkeypatch):
     known, here = record_of(other).rates, record_of(gpu).rates
 
     def from_the_other(wanted, *folders):
         speed = speed_for(wanted, *folders)
         if (wanted.gpu.name, wanted.engine) != (gpu, "vllm"):
             return speed
-        found = fit_ladder(record_of(other), FACTS, False, default_speed(get_gpu(other), "bfloat16", rates=known).costs)
+        guide = default_speed(get_gpu(other), "bfloat16", rates=known).costs
+        found = fit_calibration(record_of(other), FACTS, False, guide)
         costs = scaled(found.costs, known, here, "bfloat16", (get_gpu(other), get_gpu(gpu)))
         return speed.model_copy(update={"costs": costs})
 
@@ -96,8 +97,8 @@ def test_one_gpus_ladder_and_the_rates_of_another_predict_the_others_cells(gpu, 
 def test_all_passes_are_used_whichever_steps_their_requests_formed(gpu, passes):
     record = record_of(gpu)
     guide = default_speed(get_gpu(gpu), "bfloat16", rates=record.rates).costs
-    found = fit_ladder(record, FACTS, False, guide)
-    assert (found.passes, found.climbed) == (passes, passes)
+    found = fit_calibration(record, FACTS, False, guide)
+    assert (found.passes, found.measured_passes) == (passes, passes)
     # A step with prompts takes 7 to 9 ms to launch in captured pieces, and 25 to 27 ms kernel by kernel.
     launch = found.costs.launch
     assert 6e-3 < 32 * launch.piecewise_layers < 10e-3
@@ -119,29 +120,30 @@ def test_the_shares_of_the_time_say_why_a_gpu_is_faster():
 def test_passes_that_cannot_be_used_are_counted():
     record = record_of("h200")
     broken = [
-        one.model_copy(update={"step_ends_s": one.step_ends_s[1:]}) if one.rung == 4 else one
-        for one in record.climbs[0].passes
+        one.model_copy(update={"step_ends_s": one.step_ends_s[1:]}) if one.point == 4 else one
+        for one in record.starts[0].passes
     ]
-    record = record.model_copy(update={"climbs": [record.climbs[0].model_copy(update={"passes": broken})]})
-    found = fit_ladder(record, FACTS, False, default_speed(get_gpu("h200"), "bfloat16", rates=record.rates).costs)
-    assert (found.passes, found.climbed) == (76, 80)
+    record = record.model_copy(update={"starts": [record.starts[0].model_copy(update={"passes": broken})]})
+    found = fit_calibration(record, FACTS, False, default_speed(get_gpu("h200"), "bfloat16", rates=record.rates).costs)
+    assert (found.passes, found.measured_passes) == (76, 80)
 
 
 def test_a_gpus_series_takes_its_time_twice_and_reads_kv_in_a_fifth_of_a_step():
     record = record_of("h200")
-    costs = fit_ladder(record, FACTS, False, default_speed(get_gpu("h200"), "bfloat16", rates=record.rates).costs).costs
-    rungs = rungs_for(256, 4096, "cuda", sustained_tokens(FACTS, 0.9 * 141e9))
+    guide = default_speed(get_gpu("h200"), "bfloat16", rates=record.rates).costs
+    costs = fit_calibration(record, FACTS, False, guide).costs
+    points = points_for(256, 4096, "cuda", sustained_tokens(FACTS, 0.9 * 141e9))
     seconds, kv_share = {}, {}
-    for number, rung in enumerate(rungs):
-        requests = RequestLengths(*(np.array(column) for column in zip(*rung, strict=True)))
-        schedule, work = scheduled(requests, record, record.climbs[0].effective, FACTS, False)
+    for number, point in enumerate(points):
+        requests = RequestLengths(*(np.array(column) for column in zip(*point, strict=True)))
+        schedule, work = scheduled(requests, record, record.starts[0].effective, FACTS, False)
         seconds[number] = lay(schedule, work, costs, requests).wall_s
         kv_share[number] = (work.last[:, KIND["kv_bytes"]] * costs.kv_bytes / device_s(work.last, costs)).max()
-    # The first round passes each rung twice; the model itself has three quarters of the time.
-    assert 2 * sum(seconds.values()) < 0.75 * CLIMB_S["cuda"]
+    # The first round passes each point twice; the model itself has three quarters of the time.
+    assert 2 * sum(seconds.values()) < 0.75 * CALIBRATION_S["cuda"]
     assert max(kv_share.values()) > 0.2
     # In mixtures, prompts come while others decode.
-    schedule, _ = scheduled(requests, record, record.climbs[0].effective, FACTS, False)
+    schedule, _ = scheduled(requests, record, record.starts[0].effective, FACTS, False)
     assert ((schedule.segments.prefill_seqs > 0) & (schedule.segments.decode_seqs > 0)).sum() > 6
 
 
@@ -152,6 +154,6 @@ def test_first_tokens_of_a_server_below_saturation_do_not_drift(tmp_path):
     (record,) = predict_cells(planned, expand(planned))
     # A step with one prompt takes some 27 ms to launch, of which the device's own work hides a part.
     assert (0.01 < record.ttft_s_p50.value < 0.04, record.ttft_s_p99.value < 0.06) == (True, True)
-    # The offline engine's ladder is used without a band.
+    # The offline engine's calibration is used without a band.
     assert (record.speed_source, record.error_pct) == ("project file", None)
     assert "another engine vllm" in record.how

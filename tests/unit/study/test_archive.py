@@ -34,7 +34,7 @@ def study(tmp_path):
     model.mkdir(parents=True)
     (model / "config.json").write_text("{}")
     (model / "model.safetensors").write_text("weights")
-    killed = paths.root / "prepared/ladders/h200/vllm/opt-125m/default.partial"
+    killed = paths.root / "prepared/calibrations/h200/vllm/opt-125m/default.partial"
     killed.mkdir(parents=True)
     (killed / "engine.log").write_text("killed\n")
     return path

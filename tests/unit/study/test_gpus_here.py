@@ -196,22 +196,22 @@ def test_every_start_of_the_cells_is_a_round_of_its_own(tmp_path):
     assert measured_in(dry_run(study_file, results)) == [{f"cpu-1core {here[0].knobs.slug()}"}]
 
 
-def test_ladders_are_climbed_on_the_devices_here(tmp_path):
+def test_the_devices_here_are_calibrated(tmp_path):
     study_file, results = write_study(tmp_path, tensor_parallel_size=[1, 2]), tmp_path / "results"
-    # A pair is missing, but a ladder needs one GPU.
+    # A pair is missing, but a calibration needs one GPU.
     planned = dry_run(study_file, results, "calibrate", nvml=ONE_H200)
-    assert "ladders/h200.done" in planned
-    assert "ladders/cpu-1core.done" in planned
+    assert "calibrations/h200.done" in planned
+    assert "calibrations/cpu-1core.done" in planned
     # All cells of the missing GPU were measured elsewhere, so none is left out.
     study = load_study(study_file)
     for one in expand(study):
         end_cell(study, StudyPaths(results, study.name), one, phases_s={"start": 1.0})
     planned = dry_run(study_file, results, "calibrate")
-    assert "ladders/h200.done" not in planned
-    assert "ladders/cpu-1core.done" in planned
-    # Devices that are this machine's CPU are climbed in turns by one job.
+    assert "calibrations/h200.done" not in planned
+    assert "calibrations/cpu-1core.done" in planned
+    # Devices that are this machine's CPU are calibrated in turns by one job.
     both = write_study(tmp_path, gpu=("cpu-1core", "cpu-all"))
-    assert "ladders/cpu-1core+cpu-all.done" in dry_run(both, results, "calibrate")
+    assert "calibrations/cpu-1core+cpu-all.done" in dry_run(both, results, "calibrate")
 
 
 def test_a_further_start_that_was_measured_by_hand_is_parsed(tmp_path):

@@ -18,7 +18,7 @@ CELLS = table(
 
 
 def predicted(tmp_path, *rows):
-    """The file of a predictions table of (rate by its own ladder, rate by the other's) of the two cells."""
+    """The file of a predictions table of (rate by its own calibration, rate by the other's) of the two cells."""
     frame = pd.DataFrame(rows, columns=["predicted", "scaled_output_tokens_per_s"])
     frame = frame.assign(cell_id=CELLS["cell_id"].unique(), quantity="output_tokens_per_s", weights_share=[0.4, 0.6])
     path = tmp_path / "predictions.parquet"
@@ -30,7 +30,7 @@ def expected(predictions):
     return device_ratios(CELLS, predictions=predictions).iloc[0]
 
 
-def test_the_expected_ratio_is_from_the_ladder_of_one_device_at_a_time(tmp_path):
+def test_the_expected_ratio_is_from_the_calibration_of_one_device_at_a_time(tmp_path):
     row = expected(predicted(tmp_path, (180, 200), (120, 100)))
     assert row["expected_ratio"] == pytest.approx(math.sqrt(180 / 100 * 200 / 120))
     assert row["own_expected_ratio"] == pytest.approx(180 / 120)
@@ -48,7 +48,7 @@ def test_the_expected_ratio_explains_like_any_other(tmp_path, scale, explanation
     assert (row["explanation"], row["support"]) == (explanation, support)
 
 
-def test_without_a_second_ladder_only_the_devices_own_give_a_ratio(tmp_path):
+def test_without_a_second_calibration_only_the_devices_own_give_a_ratio(tmp_path):
     row = expected(predicted(tmp_path, (180, None), (120, None)))
     assert row["own_expected_ratio"] == pytest.approx(1.5)
     assert row[["expected_ratio", "expected_ratio_low"]].isna().all()

@@ -1,12 +1,13 @@
 """Calibrate a device: serve short series of requests and time each step of the engine.
 
-    kvsweep measure-ladders --study config/studies/demo.yaml --gpu cpu-all
+    kvsweep calibrate --study config/studies/demo.yaml --gpu cpu-all
 
-writes `results/{study}/prepared/ladders/{gpu}/{engine}/{model}/{variant}.json`. The engine runs as it does for a cell:
-forked, under the device's lock, with the settings of one of the study's cells. One start has half of the model's layers
-and random weights, because only another depth separates the fixed time of a step from the time to read the weights. On
-a CPU the model itself is started twice, and the starts of all other ladders come between, because a shared machine is
-not equally fast at all times. `--gpu cpu-1core cpu-all` climbs those of both in turns, so that more time lies between.
+writes `results/{study}/prepared/calibrations/{gpu}/{engine}/{model}/{variant}.json`. The engine runs as it does for a
+cell: forked, under the device's lock, with the settings of one of the study's cells. One start has half of the model's
+layers and random weights, because only another depth separates the fixed time of a step from the time to read the
+weights. On a CPU the model itself is started twice, and the starts of all other calibrations come between, because a
+shared machine is not equally fast at all times. `--gpu cpu-1core cpu-all` measures those of both in turns, so that more
+time lies between.
 """
 
 import os
@@ -35,17 +36,17 @@ from workflow_scripts.measure.provenance import provenance
 from workflow_scripts.physics.model_facts import ModelFactsError, facts_on, vocabulary_size
 from workflow_scripts.study.definition import Definition, cell_definition, model_key, resolved_models
 from workflow_scripts.study.grid import expand
-from workflow_scripts.study.ladders import (
-    CLIMB_S,
-    Climb,
-    Ladder,
-    LadderRecord,
+from workflow_scripts.study.calibrations import (
+    CALIBRATION_S,
+    CalibrationStart,
+    Calibration,
+    CalibrationRecord,
     Lengths,
     Pass,
     at_half_depth,
-    ladder_of,
-    ladders_of,
-    rungs_for,
+    calibration_of,
+    calibrations_of,
+    points_for,
     sustained_tokens,
     without_load,
 )
@@ -64,38 +65,38 @@ ON_CPU, ON_GPU = ((WHOLE, 0.4), (HALF, 0.2), (WHOLE, 0.4)), ((WHOLE, 0.75), (HAL
 DEPTHS = ("num_hidden_layers", "n_layer")
 LOG_TAIL_LINES = 40
 START_LIMIT_S = 600.0
-# How many settings an engine may refuse before its ladder is given up.
+# How many settings an engine may refuse before its calibration is given up.
 MAY_REFUSE = 2
 
 
-class ClimbError(RuntimeError):
-    """The engine did not climb the ladder; the message says why."""
+class CalibrationRunError(RuntimeError):
+    """The engine could not be calibrated; the message says why."""
 
 
-class RefusedError(ClimbError):
+class RefusedError(CalibrationRunError):
     """The engine does not take the settings; it may take others."""
 
 
-class Climbing:
-    """A ladder that is being climbed: the input of its engine, and what was measured so far."""
+class CalibrationRun:
+    """A calibration that is being measured: the input of its engine, and what was measured so far."""
 
-    def __init__(self, study: Study, ladder: Ladder, paths: StudyPaths) -> None:
+    def __init__(self, study: Study, calibration: Calibration, paths: StudyPaths) -> None:
         """Raises a StudyError if the model was not prepared."""
-        self._study, self._paths, self._out = study, paths, paths.ladder(ladder.name)
-        self._engine_version = provenance(ladder.cell.engine)["engine_version"]
+        self._study, self._paths, self._out = study, paths, paths.calibration(calibration.name)
+        self._engine_version = provenance(calibration.cell.engine)["engine_version"]
         self._first: Measured | None = None
-        self._climbs: list[Climb] = []
+        self._starts: list[CalibrationStart] = []
         self._failure: str | None = None
         self._refused = 0
-        rates = paths.device(ladder.cell.gpu)
+        rates = paths.device(calibration.cell.gpu)
         self._rates = read_device_rates(rates).model_copy(update={"samples": {}}) if rates.exists() else None
-        self._use(ladder)
+        self._use(calibration)
 
-    def _use(self, ladder: Ladder) -> None:
-        study, paths, cell = self._study, self._paths, ladder.cell
-        self.ladder = ladder
+    def _use(self, calibration: Calibration) -> None:
+        study, paths, cell = self._study, self._paths, calibration.cell
+        self.calibration = calibration
         definition = cell_definition(study, cell, resolved_models(study))
-        # A ladder is for all workloads, so its tokens are chosen greedily.
+        # A calibration is for all workloads, so its tokens are chosen greedily.
         workload = definition.workload.model_copy(update={"sampling": None, "keep_answers": False})
         self._definition = definition.model_copy(update={"knobs": without_load(cell.knobs), "workload": workload})
         self._model_dir = paths.model(cell.model, model_key(definition.model))
@@ -103,11 +104,11 @@ class Climbing:
             missing = self._model_dir / "config.json"
             raise StudyError(f"{missing} is not there; `snakemake calibrate` prepares and measures")
         self.gpu = load_gpus()[cell.gpu]
-        self._rungs = rungs_for(ladder.sequences, ladder.tokens, self.gpu.kind, self._sustained())
+        self._points = points_for(calibration.sequences, calibration.tokens, self.gpu.kind, self._sustained())
 
     def _sustained(self) -> int:
         """Tokens of KV for sustained decoding; 0 if the engine has no cache of the GPU's size, or that is not known."""
-        cell, memory_bytes = self.ladder.cell, self.gpu.usable_memory_bytes or self.gpu.memory_bytes
+        cell, memory_bytes = self.calibration.cell, self.gpu.usable_memory_bytes or self.gpu.memory_bytes
         used = getattr(cell.knobs, "gpu_memory_utilization", 0)
         if used == 0 or memory_bytes is None:
             return 0
@@ -117,15 +118,15 @@ class Climbing:
             return 0
         return sustained_tokens(facts, (used or 0.9) * memory_bytes)
 
-    def climb(self, whole: bool, limit_s: float, backwards: bool) -> LadderRecord:
-        """Start the engine once more, pass over the rungs, and write the record, even if the engine breaks; one that
-        broke before is not started again. No pass begins after `limit_s`. Raises as `climb_all` does."""
+    def measure_start(self, whole: bool, limit_s: float, backwards: bool) -> CalibrationRecord:
+        """Start the engine once more, pass over the points, and write the record, even if the engine breaks; one that
+        broke before is not started again. No pass begins after `limit_s`. Raises as `calibrate` does."""
         scratch = self._out.with_suffix(".partial")
         shutil.rmtree(scratch, ignore_errors=True)
         try:
             if self._failure is None:
-                self._climbs.append(self._climbed(whole, limit_s, backwards, scratch))
-        except ClimbError as e:
+                self._starts.append(self._started(whole, limit_s, backwards, scratch))
+        except CalibrationRunError as e:
             self._failure = str(e)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
@@ -133,7 +134,7 @@ class Climbing:
         record.write(self._out, indent=None)
         return record
 
-    def _climbed(self, whole: bool, limit_s: float, backwards: bool, scratch: Path) -> Climb:
+    def _started(self, whole: bool, limit_s: float, backwards: bool, scratch: Path) -> CalibrationStart:
         model_dir, definition = self._model_dir, self._definition
         config = read_json(model_dir / "config.json")
         layers, half, of_half = shallower(config)
@@ -143,29 +144,29 @@ class Climbing:
             write_json(shallow / "config.json", of_half)
             random_weights = definition.model.model_copy(update={"load_format": "dummy"})
             model_dir, definition = shallow, definition.model_copy(update={"model": random_weights})
-        passes = order(range(len(self._rungs)) if whole else at_half_depth(self._rungs, self.gpu.kind), backwards)
+        passes = order(range(len(self._points)) if whole else at_half_depth(self._points, self.gpu.kind), backwards)
         evidence = scratch / "evidence"
         try:
             vocab = vocabulary_size(config)
         except ModelFactsError as e:
-            raise ClimbError(str(e)) from None
+            raise CalibrationRunError(str(e)) from None
         try:
-            measured = _forked(definition, model_dir, evidence, self._rungs, passes, vocab, limit_s)
+            measured = _forked(definition, model_dir, evidence, self._points, passes, vocab, limit_s)
         except RefusedError as e:
-            if self._first or not self.ladder.others or self._refused == MAY_REFUSE:
+            if self._first or not self.calibration.others or self._refused == MAY_REFUSE:
                 raise
-            print(f"{self.ladder.cell.id}: {e}; the settings of another cell are tried", flush=True)
+            print(f"{self.calibration.cell.id}: {e}; the settings of another cell are tried", flush=True)
             self._refused += 1
-            self._use(ladder_of(self._study, self.ladder.others))
+            self._use(calibration_of(self._study, self.calibration.others))
             shutil.rmtree(scratch)
-            return self._climbed(whole, limit_s, backwards, scratch)
+            return self._started(whole, limit_s, backwards, scratch)
         self._first = self._first or measured
-        served = _passes(measured, evidence, self._rungs, passes, get_engine(definition.engine).serves)
-        return Climb(layers=layers if whole else half, effective=measured.effective, passes=served)
+        served = _passes(measured, evidence, self._points, passes, get_engine(definition.engine).serves)
+        return CalibrationStart(layers=layers if whole else half, effective=measured.effective, passes=served)
 
-    def _record(self) -> LadderRecord:
-        cell, first = self.ladder.cell, self._first
-        return LadderRecord(
+    def _record(self) -> CalibrationRecord:
+        cell, first = self.calibration.cell, self._first
+        return CalibrationRecord(
             gpu=cell.gpu,
             device=first.device if first else {},
             engine=cell.engine,
@@ -173,32 +174,33 @@ class Climbing:
             model=cell.model,
             config_sha256=self._definition.model.config_sha256,
             dtype=first.effective.get("dtype") if first else None,
-            variant=self.ladder.variant,
+            variant=self.calibration.variant,
             knobs=self._definition.knobs.set_values(),
             protocol=PROTOCOL_VERSION,
             host=os.uname().nodename,
             host_load=first.host_load if first else {},
             measured_at=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            climbs=self._climbs,
+            starts=self._starts,
             failure=self._failure,
             rates=self._rates,
         )
 
 
-def climb_all(ladders: Sequence[Climbing], limit_s: float | None = None) -> None:
-    """Climb ladders in turns: one start of each, in random order, then the next. `limit_s`: seconds for all passes of a
-    ladder, instead of the limit of the kind of device. Raises WrongDeviceError if a device is another one, and
-    ForkServerError if the measuring process could not be started."""
+def calibrate(runs: Sequence[CalibrationRun], limit_s: float | None = None) -> None:
+    """Measure calibrations in turns: one start of each, in random order, then the next. `limit_s`: seconds for all
+    passes of a calibration, instead of the limit of the kind of device. Raises WrongDeviceError if a device is another
+    one, and ForkServerError if the measuring process could not be started."""
     draw = random.Random(0)
     for number in range(max(len(ON_CPU), len(ON_GPU))):
-        for one in draw.sample(ladders, len(ladders)):
-            starts = ON_CPU if one.gpu.kind == "cpu" else ON_GPU
+        for run in draw.sample(runs, len(runs)):
+            starts = ON_CPU if run.gpu.kind == "cpu" else ON_GPU
             if number < len(starts):
                 whole, share = starts[number]
-                print(f"calibrating {one.ladder.name}, start {number + 1} of {len(starts)}", flush=True)
-                with device_lock(one.gpu):
-                    record = one.climb(whole, share * (limit_s or CLIMB_S[one.gpu.kind]), backwards=number > 1)
-                print(f"{sum(len(climb.passes) for climb in record.climbs)} passes", record.failure or "", flush=True)
+                print(f"calibrating {run.calibration.name}, start {number + 1} of {len(starts)}", flush=True)
+                with device_lock(run.gpu):
+                    passes_s = share * (limit_s or CALIBRATION_S[run.gpu.kind])
+                    record = run.measure_start(whole, passes_s, backwards=number > 1)
+                print(f"{sum(len(start.passes) for start in record.starts)} passes", record.failure or "", flush=True)
 
 
 def shallower(config: Mapping[str, Any]) -> tuple[int, int, dict[str, Any]]:
@@ -209,14 +211,14 @@ def shallower(config: Mapping[str, Any]) -> tuple[int, int, dict[str, Any]]:
     >>> shallower({"text_config": {"num_hidden_layers": 4}, "vision_config": {"num_hidden_layers": 9}})
     (4, 2, {'text_config': {'num_hidden_layers': 2}, 'vision_config': {'num_hidden_layers': 9}})
 
-    Raises ClimbError if the configuration does not say how many layers there are.
+    Raises CalibrationRunError if the configuration does not say how many layers there are.
     """
     if isinstance(config.get("text_config"), dict):
         whole, half, of_half = shallower(config["text_config"])
         return whole, half, {**config, "text_config": of_half}
     depth = next((name for name in DEPTHS if name in config), None)
     if depth is None:
-        raise ClimbError(f"config.json does not have one of {', '.join(DEPTHS)}")
+        raise CalibrationRunError(f"config.json does not have one of {', '.join(DEPTHS)}")
     whole = config[depth]
     half = max(1, whole // 2)
     by_layer = {name: value[:half] for name, value in config.items() if isinstance(value, list) and len(value) == whole}
@@ -227,7 +229,7 @@ def _forked(
     definition: Definition,
     model_dir: Path,
     evidence: Path,
-    rungs: Sequence[list[Lengths]],
+    points: Sequence[list[Lengths]],
     passes: Sequence[int],
     vocab: int,
     limit_s: float,
@@ -236,9 +238,9 @@ def _forked(
     draw = random.Random(0)
     requests: list[Request] = []
     places = []
-    for rung in rungs:
-        places.append(list(range(len(requests), len(requests) + len(rung))))
-        requests += [Request([draw.randrange(vocab) for _ in range(prompt)], output) for prompt, output in rung]
+    for point in points:
+        places.append(list(range(len(requests), len(requests) + len(point))))
+        requests += [Request([draw.randrange(vocab) for _ in range(prompt)], output) for prompt, output in point]
     workload, job = evidence / "requests_to_serve.jsonl", evidence / JOB
     write_jsonl(workload, (r.as_line(str(i)) for i, r in enumerate(requests)))
     Job(
@@ -246,7 +248,7 @@ def _forked(
         model_dir=model_dir,
         workload=workload,
         evidence=evidence,
-        passes=[places[rung] for rung in passes],
+        passes=[places[point] for point in passes],
         passes_s=limit_s,
         start_limit_s=START_LIMIT_S,
     ).write(job)
@@ -262,32 +264,32 @@ def _forked(
     written = evidence / MEASURED
     if ended.exit_status != 0 or not written.exists():
         log_text = (evidence / ENGINE_LOG).read_text(encoding="utf-8", errors="replace").splitlines()
-        raise ClimbError("the engine broke:\n" + "\n".join(log_text[-LOG_TAIL_LINES:]))
+        raise CalibrationRunError("the engine broke:\n" + "\n".join(log_text[-LOG_TAIL_LINES:]))
     measured = Measured.model_validate(read_json(written))
     if measured.wrong_device:
         raise WrongDeviceError(measured.reason or "the wrong device")
     if measured.outcome != "ok":
-        error = RefusedError if measured.outcome == "infeasible" else ClimbError
+        error = RefusedError if measured.outcome == "infeasible" else CalibrationRunError
         raise error(f"{measured.outcome}: {measured.reason}")
     return measured
 
 
-def order(rungs: Sequence[int], backwards: bool = False) -> list[int]:
-    """Which rung each pass serves: all rungs in each round, in random order.
+def order(points: Sequence[int], backwards: bool = False) -> list[int]:
+    """Which point each pass serves: all points in each round, in random order.
 
-    In the first round each rung is passed twice, because a rung's first pass only warms up: every rung that was passed
+    In the first round each point is passed twice, because its first pass only warms up: every point that was passed
     when the time is over can be used. A second start goes `backwards`, and reaches what the first one had no time for.
 
     >>> order(range(3))[:6], order(range(3), backwards=True)[:6], len(order([0, 2, 7]))
     ([1, 1, 2, 2, 0, 0], [0, 0, 2, 2, 1, 1], 15)
     """
     draw = random.Random(0)
-    rounds = [draw.sample(rungs, len(rungs))[:: -1 if backwards else 1] for _ in range(ROUNDS - 1)]
-    return [rung for rung in rounds[0] for _ in range(2)] + [rung for again in rounds[1:] for rung in again]
+    rounds = [draw.sample(points, len(points))[:: -1 if backwards else 1] for _ in range(ROUNDS - 1)]
+    return [point for point in rounds[0] for _ in range(2)] + [point for again in rounds[1:] for point in again]
 
 
 def _passes(
-    measured: Measured, evidence: Path, rungs: Sequence[list[Lengths]], passes: Sequence[int], serves: bool
+    measured: Measured, evidence: Path, points: Sequence[list[Lengths]], passes: Sequence[int], serves: bool
 ) -> list[Pass]:
     steps: dict[int, list[dict[str, Any]]] = {}
     of_pass: dict[int, list[dict[str, Any]]] = {}
@@ -296,15 +298,15 @@ def _passes(
     for request in read_jsonl(evidence / "requests.jsonl"):
         of_pass.setdefault(request["repeat"], []).append(request)
     served = []
-    for rung, one in zip(passes, measured.repeats, strict=False):
-        requests, own = of_pass[one.repeat], steps.get(one.repeat, [])
+    for point, served_pass in zip(passes, measured.repeats, strict=False):
+        requests, own = of_pass[served_pass.repeat], steps.get(served_pass.repeat, [])
         # The client of a server takes some time before the first and after the last request, which is not the server's.
-        start_s = min(request["sent_s"] for request in requests) if serves else one.start_monotonic_s
-        end_s = max(request["last_token_s"] for request in requests) if serves else one.end_monotonic_s
+        start_s = min(request["sent_s"] for request in requests) if serves else served_pass.start_monotonic_s
+        end_s = max(request["last_token_s"] for request in requests) if serves else served_pass.end_monotonic_s
         served.append(
             Pass(
-                rung=rung,
-                requests=rungs[rung],
+                point=point,
+                requests=points[point],
                 start_s=start_s,
                 end_s=end_s,
                 step_ends_s=[step["time_s"] for step in own],
@@ -327,7 +329,7 @@ def _known(records: Sequence[dict[str, Any]], name: str, start_s: float | None =
 
 
 @command(
-    "measure-ladders",
+    "calibrate",
     STUDY,
     option("--gpu", nargs="+", required=True, help="devices of the study"),
     RESULTS,
@@ -341,13 +343,13 @@ def main(args: Namespace) -> int:
     if unknown := [gpu for gpu in args.gpu if gpu not in known]:
         raise StudyError(f"study {study.name!r} has no device {unknown[0]!r}; it has {', '.join(sorted(known))}")
     paths = StudyPaths(args.results, study.name)
-    ladders = ladders_of(study, [cell for cell in cells if cell.gpu in args.gpu])
+    calibrations = calibrations_of(study, [cell for cell in cells if cell.gpu in args.gpu])
     try:
-        climb_all([Climbing(study, one, paths) for one in ladders.values()], args.seconds)
+        calibrate([CalibrationRun(study, wanted, paths) for wanted in calibrations.values()], args.seconds)
     except (WrongDeviceError, ForkServerError) as e:
         if isinstance(e, WrongDeviceError):
             for gpu in args.gpu:
                 note_wrong_node(paths.wrong_nodes(gpu), str(e))
-        print(f"kvsweep measure-ladders: {e}", file=sys.stderr)
+        print(f"kvsweep calibrate: {e}", file=sys.stderr)
         return 1
     return 0

@@ -1,4 +1,4 @@
-"""The second depth of a ladder, the order of its passes, and a wrong node."""
+"""The second depth of a calibration, the order of its passes, and a wrong node."""
 
 import json
 import shutil
@@ -9,11 +9,11 @@ import pytest
 from tests.unit.predict.planned import study, sweep
 from workflow_scripts.catalog.gpus_and_models import get_model
 from workflow_scripts.device.device_check import WrongDeviceError
-from workflow_scripts.measure import ladder
-from workflow_scripts.measure.ladder import ClimbError, Climbing, RefusedError, order, shallower
+from workflow_scripts.measure import calibration_run
+from workflow_scripts.measure.calibration_run import CalibrationRunError, CalibrationRun, RefusedError, order, shallower
 from workflow_scripts.study.definition import Definition, cell_definition, model_key, resolved_models
 from workflow_scripts.study.grid import expand
-from workflow_scripts.study.ladders import ladders_of
+from workflow_scripts.study.calibrations import calibrations_of
 from workflow_scripts.study.outcome import Measured
 from workflow_scripts.study.paths import StudyPaths
 
@@ -37,8 +37,8 @@ def test_a_model_that_also_sees_is_cut_in_its_text_part():
 
 
 @pytest.mark.parametrize("config", [{"text_config": {"vocab_size": 2}}, {"vocab_size": 2}])
-def test_a_model_that_does_not_say_how_deep_it_is_climbs_no_ladder(config):
-    with pytest.raises(ClimbError, match="does not have one of num_hidden_layers, n_layer"):
+def test_a_model_that_does_not_say_how_deep_it_is_is_not_calibrated(config):
+    with pytest.raises(CalibrationRunError, match="does not have one of num_hidden_layers, n_layer"):
         shallower(config)
 
 
@@ -46,7 +46,7 @@ def test_a_model_that_does_not_say_how_deep_it_is_climbs_no_ladder(config):
 def test_a_refused_cell_gives_way_to_another_one(refused, tmp_path, monkeypatch):
     planned = study(tmp_path, sweeps=[sweep(knobs={"block_size": [16, 32, 64, 128]})])
     paths = StudyPaths(tmp_path, planned.name)
-    (wanted,) = ladders_of(planned, expand(planned)).values()
+    (wanted,) = calibrations_of(planned, expand(planned)).values()
     model = cell_definition(planned, wanted.cell, resolved_models(planned)).model
     config = paths.model(wanted.cell.model, model_key(model)) / "config.json"
     config.parent.mkdir(parents=True)
@@ -60,37 +60,37 @@ def test_a_refused_cell_gives_way_to_another_one(refused, tmp_path, monkeypatch)
             raise RefusedError("infeasible: no backend")
         return Measured(outcome="ok", effective={}, repeats=[])
 
-    monkeypatch.setattr(ladder, "_forked", forked)
-    monkeypatch.setattr(ladder, "_passes", lambda *_: [])
-    climbing = Climbing(planned, wanted, paths)
-    record = climbing.climb(True, 1.0, backwards=False)
+    monkeypatch.setattr(calibration_run, "_forked", forked)
+    monkeypatch.setattr(calibration_run, "_passes", lambda *_: [])
+    calibrated = CalibrationRun(planned, wanted, paths)
+    record = calibrated.measure_start(True, 1.0, backwards=False)
     if refused == 1:
         assert (asked, record.failure, record.knobs["block_size"]) == ([16, 32], None, 32)
-        assert len(climbing.climb(False, 1.0, backwards=False).climbs) == 2
+        assert len(calibrated.measure_start(False, 1.0, backwards=False).starts) == 2
         assert asked == [16, 32, 32]
     else:
-        assert (asked, record.failure, record.climbs) == ([16, 32, 64], "infeasible: no backend", [])
+        assert (asked, record.failure, record.starts) == ([16, 32, 64], "infeasible: no backend", [])
 
 
-@pytest.mark.parametrize("rungs", [1, 4, 18])
-def test_every_rung_that_was_reached_is_passed_twice(rungs):
-    for passes in (order(range(rungs)), order(range(rungs), backwards=True)):
-        assert {passes.count(rung) for rung in range(rungs)} == {5}
-        for reached in range(2, 2 * rungs + 1, 2):  # the time may be over after any of these passes
-            assert {passes[:reached].count(rung) for rung in passes[:reached]} == {2}
-    # Two starts that get through half of the rungs reach all of them.
-    half = 2 * ((rungs + 1) // 2)
-    assert {*order(range(rungs))[:half], *order(range(rungs), backwards=True)[:half]} == {*range(rungs)}
+@pytest.mark.parametrize("points", [1, 4, 18])
+def test_every_point_that_was_reached_is_passed_twice(points):
+    for passes in (order(range(points)), order(range(points), backwards=True)):
+        assert {passes.count(point) for point in range(points)} == {5}
+        for reached in range(2, 2 * points + 1, 2):  # the time may be over after any of these passes
+            assert {passes[:reached].count(point) for point in passes[:reached]} == {2}
+    # Two starts that get through half of the points reach all of them.
+    half = 2 * ((points + 1) // 2)
+    assert {*order(range(points))[:half], *order(range(points), backwards=True)[:half]} == {*range(points)}
 
 
 def test_a_node_with_another_gpu_is_noted_for_the_next_attempt(tmp_path, monkeypatch, capsys):
     def wrong(*_: object) -> None:
         raise WrongDeviceError("h200 was requested, but the GPU here is 'L4'")
 
-    monkeypatch.setattr(ladder, "Climbing", lambda *_: None)
-    monkeypatch.setattr(ladder, "climb_all", wrong)
+    monkeypatch.setattr(calibration_run, "CalibrationRun", lambda *_: None)
+    monkeypatch.setattr(calibration_run, "calibrate", wrong)
     monkeypatch.setenv("SLURMD_NODENAME", "node7")
     study = ["--study", "config/studies/what_if.yaml", "--gpu", "h200"]
-    assert ladder.main([*study, "--results", str(tmp_path)]) == 1
+    assert calibration_run.main([*study, "--results", str(tmp_path)]) == 1
     assert (tmp_path / "what_if/wrong_nodes/h200/node7").read_text() == "h200 was requested, but the GPU here is 'L4'\n"
     assert "the GPU here is 'L4'" in capsys.readouterr().err

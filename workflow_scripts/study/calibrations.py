@@ -1,7 +1,8 @@
-"""Ladders: short series of steps that show how long an engine's steps take on a device.
+"""Calibrations: short series of steps that show how long an engine's steps take on a device.
 
-A ladder belongs to a device, an engine, a model and the settings that choose kernels (`variant`). `measure.ladder`
-climbs it and writes a `LadderRecord`; `predict.step_fit` fits the costs of steps to it. docs/plan.md says how.
+A calibration belongs to a device, an engine, a model and the settings that choose kernels (`variant`). It consists of
+points: groups of requests that are served at once, in several passes. `measure.calibration_run` measures it and writes
+a `CalibrationRecord`; `predict.step_fit` fits the costs of steps to it. docs/plan.md says how.
 """
 
 import random
@@ -9,6 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field
 
 from workflow_scripts.catalog.gpus_and_models import Dtype, load_gpus
 from workflow_scripts.common.faults import InputError
@@ -25,37 +28,39 @@ from workflow_scripts.study.study import Study
 from workflow_scripts.workloads.arrivals import Load
 from workflow_scripts.workloads.workload_kinds import SyntheticWorkload, Workload
 
-# Seconds for all passes of a ladder, its second depth included; starting the engine comes on top.
-CLIMB_S = {"cpu": 20.0, "cuda": 25.0, "rocm": 25.0}
-# Maximum number of prompt tokens of a CPU's rung, so that a few rounds fit into that time; mixtures have half of it.
+# Seconds for all passes of a calibration, its second depth included; starting the engine comes on top.
+CALIBRATION_S = {"cpu": 20.0, "cuda": 25.0, "rocm": 25.0}
+# Most prompt tokens of a point on a CPU, so that a few rounds fit into that time; mixtures have half of it.
 PROMPT_TOKENS = 1024
 SHORT_PROMPT, DECODE_STEPS = 8, 5
 LONGEST = 4096  # tokens of a request, if neither the settings nor the workload say
-MIXED_RUNGS = 4
+MIXED_POINTS = 4
 # On a GPU: steps that only decode, lengths of single prompts, and what requests of mixtures have. Steps with more than
 # 512 tokens are in no captured graph.
 GPU_DECODE_STEPS, SUSTAINED_STEPS = 32, 256
 GPU_PROMPTS = (60, 250, 600, 900, 2042)
-GPU_MIXED_RUNGS, GPU_MIXED_PROMPTS, GPU_MIXED_OUTPUTS = 2, (40, 600), (8, 60)
+GPU_MIXED_POINTS, GPU_MIXED_PROMPTS, GPU_MIXED_OUTPUTS = 2, (40, 600), (8, 60)
 PROMPT_AT_HALF_DEPTH = 600
 
 # A request as (prompt tokens, output tokens).
 Lengths = tuple[int, int]
 
 
-class LadderError(InputError):
-    """A ladder's record that cannot be read; the message names the file and what is wrong."""
+class CalibrationRecordError(InputError):
+    """A record of a calibration that cannot be read; the message names the file and what is wrong."""
 
 
 class Pass(Record):
-    """One pass over a rung; times in seconds of the host's monotonic clock.
+    """One pass over a point; times in seconds of the host's monotonic clock.
 
     `ttft_s` has one element per request, and `step_ends_s` one per step of the engine; a server does not
     report its steps. `step_tokens` and `step_graphs` have the tokens of each step and how it was launched, and
     `queued_s` and `scheduled_s` seconds from the start for each request, if the engine reports them.
     """
 
-    rung: int
+    model_config = ConfigDict(populate_by_name=True, loc_by_alias=False)  # earlier versions wrote the alias
+
+    point: int = Field(validation_alias="rung")
     requests: list[Lengths]
     start_s: float
     end_s: float
@@ -67,7 +72,7 @@ class Pass(Record):
     scheduled_s: list[float] | None = None
 
 
-class Climb(Record):
+class CalibrationStart(Record):
     """All passes of an engine that was started once, with the model's number of layers."""
 
     layers: int
@@ -75,10 +80,12 @@ class Climb(Record):
     passes: list[Pass]
 
 
-class LadderRecord(Record):
-    """What was measured, with everything that its times depend on. `climbs`: the model itself, and the same
+class CalibrationRecord(Record):
+    """What was measured, with everything that its times depend on. `starts`: the model itself, and the same
     architecture with fewer layers and random weights; none if the engine broke, for the reason in `failure`. `rates`:
     of the device, without their samples, if they had been measured."""
+
+    model_config = ConfigDict(populate_by_name=True, loc_by_alias=False)  # earlier versions wrote the alias
 
     schema_version: Literal[1] = 1
     gpu: str
@@ -94,14 +101,14 @@ class LadderRecord(Record):
     host: str
     host_load: Annotated[LoadByOthers, AsRecorded] = {}
     measured_at: str
-    climbs: list[Climb] = []
+    starts: list[CalibrationStart] = Field(default=[], validation_alias="climbs")
     failure: str | None = None
     rates: DeviceRates | None = None
 
 
-def read_ladder(path: Path) -> LadderRecord:
-    """Read a ladder's record. Raises LadderError if it is missing, or it is no such record."""
-    return read_record(path, LadderRecord, LadderError)
+def read_calibration(path: Path) -> CalibrationRecord:
+    """Read a calibration's record. Raises CalibrationRecordError if it is missing, or it is no such record."""
+    return read_record(path, CalibrationRecord, CalibrationRecordError)
 
 
 def variant(knobs: Knobs) -> str:
@@ -120,7 +127,7 @@ def variant(knobs: Knobs) -> str:
 
 
 def without_load(knobs: Knobs) -> Knobs:
-    """The knobs of a server without the load on it: a rung's requests are sent at once.
+    """The knobs of a server without the load on it: a point's requests are sent at once.
 
     >>> from workflow_scripts.engines.vllm_engines import VllmServeKnobs
     >>> without_load(VllmServeKnobs(block_size=32, request_rate_per_s=2.0)).set_values()
@@ -130,8 +137,8 @@ def without_load(knobs: Knobs) -> Knobs:
 
 
 @dataclass(frozen=True)
-class Ladder:
-    """A ladder to climb: its place in the grid, and the cell whose settings the engine starts with. The ladder has to
+class Calibration:
+    """A calibration to measure: its place in the grid, and the cell whose settings the engine starts with. It has to
     cover up to `sequences` sequences, and up to `tokens` tokens of a single one. `others` are the cells with other
     settings, which the engine may take if it refuses these."""
 
@@ -143,29 +150,29 @@ class Ladder:
 
     @property
     def name(self) -> str:
-        """Path of its record below the folder of ladders, without suffix."""
-        return ladder_name(self.cell)
+        """Path of its record below the folder of calibrations, without suffix."""
+        return calibration_name(self.cell)
 
 
-def ladder_name(cell: Cell) -> str:
-    """Path of a cell's ladder below the folder of ladders, without suffix."""
+def calibration_name(cell: Cell) -> str:
+    """Path of a cell's calibration below the folder of calibrations, without suffix."""
     return f"{cell.gpu}/{cell.engine}/{cell.model}/{variant(cell.knobs)}"
 
 
-def ladders_of(study: Study, cells: Iterable[Cell]) -> dict[str, Ladder]:
-    """The ladders that cells of a study need, by name. There is none for what is not predicted, or only by the device's
-    rates: an engine whose description does not say how it forms steps, several ranks, speculative decoding, and a
-    server with a number of users."""
+def calibrations_of(study: Study, cells: Iterable[Cell]) -> dict[str, Calibration]:
+    """The calibrations that cells of a study need, by name. There is none for what is not predicted, or only by the
+    device's rates: an engine whose description does not say how it forms steps, several ranks, speculative decoding, and
+    a server with a number of users."""
     groups: dict[str, list[Cell]] = {}
     for cell in cells:
         answers_decide = isinstance(cell.knobs, Load) and cell.knobs.users is not None
         if get_engine(cell.engine).steps_by and cell.knobs.ranks == 1 and not cell.knobs.drafts and not answers_decide:
-            groups.setdefault(ladder_name(cell), []).append(cell)
-    return {name: ladder_of(study, group) for name, group in groups.items()}
+            groups.setdefault(calibration_name(cell), []).append(cell)
+    return {name: calibration_of(study, group) for name, group in groups.items()}
 
 
-def ladder_of(study: Study, group: Sequence[Cell]) -> Ladder:
-    """The ladder of cells that share one. Its settings are those of a cell whose block size is accepted and which
+def calibration_of(study: Study, group: Sequence[Cell]) -> Calibration:
+    """The calibration of cells that share one. Its settings are those of a cell whose block size is accepted and which
     allows most; of equal cells, the study's first one."""
 
     def is_accepted(cell: Cell) -> bool:
@@ -182,7 +189,7 @@ def ladder_of(study: Study, group: Sequence[Cell]) -> Ladder:
 
     first = max(group, key=lambda cell: (is_accepted(cell), cell.knobs.max_concurrency, context(cell)))
     others = tuple(cell for cell in group if cell.knobs != first.knobs)
-    return Ladder(first, variant(first.knobs), max(map(sequences, group)), max(map(context, group)), others)
+    return Calibration(first, variant(first.knobs), max(map(sequences, group)), max(map(context, group)), others)
 
 
 def _longest(workload: Workload) -> int | None:
@@ -192,43 +199,43 @@ def _longest(workload: Workload) -> int | None:
     return workload.total_tokens_needed()
 
 
-def rungs_for(sequences: int, tokens: int, kind: str, sustained: int = 0) -> list[list[Lengths]]:
-    """Requests of each rung; a rung is served at once.
+def points_for(sequences: int, tokens: int, kind: str, sustained: int = 0) -> list[list[Lengths]]:
+    """Requests of each point; a point is served at once.
 
     Few and many sequences that decode with short and with long prompts, single prompts of several lengths, and mixtures
     in which prompts arrive while other requests decode. `sequences`: how many may run at once; `tokens`: of the longest
     request; `sustained`: tokens of KV at which a GPU's steps take a good part of their time to read it; 0 for no such
-    rung.
+    point.
 
-    >>> rungs_for(2, 60, "cpu")[:5]
+    >>> points_for(2, 60, "cpu")[:5]
     [[(8, 6)], [(8, 6), (8, 6)], [(32, 2)], [(54, 2)], [(54, 6)]]
-    >>> [(len(rung), rung[0]) for rung in rungs_for(256, 4096, "cuda", 85_000)[:7]]
+    >>> [(len(point), point[0]) for point in points_for(256, 4096, "cuda", 85_000)[:7]]
     [(1, (8, 65)), (8, (8, 33)), (64, (8, 33)), (128, (8, 33)), (256, (8, 33)), (256, (76, 257)), (1, (60, 2))]
     """
     made = _on_cpu(sequences, tokens) if kind == "cpu" else _on_gpu(sequences, tokens, sustained)
-    return [rung for i, rung in enumerate(made) if rung not in made[:i]]
+    return [point for i, point in enumerate(made) if point not in made[:i]]
 
 
 def sustained_tokens(facts: ModelFacts, memory_bytes: float) -> int:
     """Tokens of KV that are 0.7 times as large as the weights, or as fit into 0.8 of the memory beside them. Reading
     them then takes a fifth of a step with many sequences, of which about half is neither weights nor KV."""
-    room_bytes = 0.8 * max(0.0, memory_bytes - facts.weight_bytes)
-    return int(min(0.7 * facts.weight_bytes, room_bytes) // max(1, facts.bytes_per_token()))
+    free_bytes = 0.8 * max(0.0, memory_bytes - facts.weight_bytes)
+    return int(min(0.7 * facts.weight_bytes, free_bytes) // max(1, facts.bytes_per_token()))
 
 
-def at_half_depth(rungs: list[list[Lengths]], kind: str) -> list[int]:
-    """Which rungs a start with half of the layers serves: all on a CPU; on a GPU one and many sequences, and a prompt.
+def at_half_depth(points: list[list[Lengths]], kind: str) -> list[int]:
+    """Which points a start with half of the layers serves: all on a CPU; on a GPU one and many sequences, and a prompt.
 
-    >>> rungs = rungs_for(256, 4096, "cuda", 85_000)
-    >>> [(len(rungs[number]), rungs[number][0]) for number in at_half_depth(rungs, "cuda")]
+    >>> points = points_for(256, 4096, "cuda", 85_000)
+    >>> [(len(points[number]), points[number][0]) for number in at_half_depth(points, "cuda")]
     [(1, (8, 65)), (256, (8, 33)), (1, (600, 2))]
     """
     if kind == "cpu":
-        return list(range(len(rungs)))
-    alike = [number for number, rung in enumerate(rungs) if len(set(rung)) == 1]
-    many = max(alike, key=lambda number: (len(rungs[number]), -sum(rungs[number][0])))
-    prompts = [number for number in alike if len(rungs[number]) == 1 and rungs[number][0][1] == 2]
-    nearest = min(prompts, key=lambda number: abs(rungs[number][0][0] - PROMPT_AT_HALF_DEPTH))
+        return list(range(len(points)))
+    alike = [number for number, point in enumerate(points) if len(set(point)) == 1]
+    many = max(alike, key=lambda number: (len(points[number]), -sum(points[number][0])))
+    prompts = [number for number in alike if len(points[number]) == 1 and points[number][0][1] == 2]
+    nearest = min(prompts, key=lambda number: abs(points[number][0][0] - PROMPT_AT_HALF_DEPTH))
     return sorted({0, many, nearest})
 
 
@@ -251,7 +258,7 @@ def _on_gpu(sequences: int, tokens: int, sustained: int) -> list[list[Lengths]]:
         made.append([cut(prompt, SUSTAINED_STEPS + 1)] * sequences)
     made += [[cut(prompt, 2)] for prompt in GPU_PROMPTS]
     made += [[cut(256, DECODE_STEPS + 1)] * max(1, sequences // 4)]
-    for _ in range(GPU_MIXED_RUNGS):
+    for _ in range(GPU_MIXED_POINTS):
         # The last ones wait until others are done, so their prompts come while others decode.
         late = [draw.randint(*GPU_MIXED_PROMPTS) for _ in range(max(2, sequences // 6))]
         prompts = [SHORT_PROMPT] * sequences + late
@@ -268,7 +275,7 @@ def _on_cpu(sequences: int, tokens: int) -> list[list[Lengths]]:
     made += [[(length, 2)] for length in lengths]
     for count in sorted({1, max(1, sequences // 4), sequences}):
         made.append([(min(longest, max(SHORT_PROMPT, PROMPT_TOKENS // count)), DECODE_STEPS + 1)] * count)
-    for _ in range(MIXED_RUNGS):
+    for _ in range(MIXED_POINTS):
         count = sequences + draw.randint(1, max(2, sequences // 4))
         usual = max(SHORT_PROMPT, PROMPT_TOKENS // 2 // count)
         drawn = [round(usual * draw.lognormvariate(-0.2, 0.6)) for _ in range(count)]

@@ -1,4 +1,4 @@
-"""Records of ladders whose steps take exactly as long as known costs say, or nearly so."""
+"""Records of calibrations whose steps take exactly as long as known costs say, or nearly so."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ from workflow_scripts.physics.step_time import StepWork, launch_waits_s, segment
 from workflow_scripts.predict.schedule import RequestLengths
 from workflow_scripts.predict.step_fit import scheduled
 from workflow_scripts.predict.timing import lay
-from workflow_scripts.study.ladders import Climb, LadderRecord, Pass, rungs_for
+from workflow_scripts.study.calibrations import CalibrationStart, CalibrationRecord, Pass, points_for
 from workflow_scripts.study.protocol import PROTOCOL_VERSION
 
 SETTINGS = {
@@ -33,13 +33,15 @@ def requests_of(lengths):
     return RequestLengths(*(np.array(column) for column in zip(*lengths, strict=True)))
 
 
-def climbed(costs, model="tiny-llama-57m", noise=0.0, rounds=3, depths=(1, 2), sequences=16, slower=1.0, **changes):
-    """A ladder of an engine with these costs.
+def calibration_with(
+    costs, model="tiny-llama-57m", noise=0.0, rounds=3, depths=(1, 2), sequences=16, slower=1.0, **changes
+):
+    """A calibration of an engine with these costs.
 
-    `noise` is the scatter of a rung's passes, and `depths` divide the layers of each start. Each start is `slower` than
-    the one before by this factor.
+    `noise` is the scatter of a point's passes, and `depths` divide the layers of each start. Each start is `slower`
+    than the one before by this factor.
     """
-    record = LadderRecord(
+    record = CalibrationRecord(
         gpu="cpu-1core",
         device=HERE,
         engine="vllm",
@@ -57,8 +59,8 @@ def climbed(costs, model="tiny-llama-57m", noise=0.0, rounds=3, depths=(1, 2), s
     facts, draw = facts_of(model, record.dtype), np.random.default_rng(1)
     return record.model_copy(
         update={
-            "climbs": [
-                _climb(
+            "starts": [
+                _start(
                     costs,
                     record,
                     replace(facts, stack=facts.stack[: facts.layers // depth]),
@@ -74,10 +76,10 @@ def climbed(costs, model="tiny-llama-57m", noise=0.0, rounds=3, depths=(1, 2), s
     )
 
 
-def _climb(costs, record, facts, noise, rounds, sequences, draw, moment):
+def _start(costs, record, facts, noise, rounds, sequences, draw, moment):
     passes, on_cpu = [], not costs.overlap
     for number in range(rounds):
-        for rung, lengths in enumerate(rungs_for(sequences, 400, "cpu" if on_cpu else "cuda")):
+        for point, lengths in enumerate(points_for(sequences, 400, "cpu" if on_cpu else "cuda")):
             requests = requests_of(lengths)
             schedule, work = scheduled(requests, record, SETTINGS, facts, on_cpu)
             # The first round is far slower, as it is with real engines.
@@ -90,7 +92,7 @@ def _climb(costs, record, facts, noise, rounds, sequences, draw, moment):
             start = 100.0 * (number + 1)
             passes.append(
                 Pass(
-                    rung=rung,
+                    point=point,
                     requests=lengths,
                     start_s=start,
                     end_s=start + times.sum(),
@@ -98,4 +100,4 @@ def _climb(costs, record, facts, noise, rounds, sequences, draw, moment):
                     ttft_s=(factor * timed.ttft_s).tolist(),
                 )
             )
-    return Climb(layers=facts.layers, effective=SETTINGS, passes=passes)
+    return CalibrationStart(layers=facts.layers, effective=SETTINGS, passes=passes)

@@ -4,19 +4,20 @@ from tests.unit.predict.planned import study, sweep
 from workflow_scripts.catalog.gpus_and_models import get_model
 from workflow_scripts.physics.model_facts import read_model_facts
 from workflow_scripts.study.grid import expand
-from workflow_scripts.study.ladders import (
+from workflow_scripts.study.calibrations import (
     PROMPT_TOKENS,
-    LadderError,
+    CalibrationRecordError,
     identity,
-    ladder_of,
-    ladders_of,
-    read_ladder,
-    rungs_for,
+    calibration_of,
+    calibrations_of,
+    read_calibration,
+    points_for,
     sustained_tokens,
 )
+from workflow_scripts.study.paths import StudyPaths
 
 
-def test_cells_that_differ_in_more_than_kernels_share_a_ladder(tmp_path):
+def test_cells_that_differ_in_more_than_kernels_share_a_calibration(tmp_path):
     planned = study(
         tmp_path,
         sweeps=[
@@ -29,7 +30,7 @@ def test_cells_that_differ_in_more_than_kernels_share_a_ladder(tmp_path):
             sweep(name="used", engine="vllm-serve", knobs={"users": 4, "enforce_eager": True}),
         ],
     )
-    found = ladders_of(planned, expand(planned))
+    found = calibrations_of(planned, expand(planned))
     model = "llama-3.1-8b-instruct"
     assert list(found) == [
         f"h200/vllm/{model}/default",
@@ -44,24 +45,24 @@ def test_cells_that_differ_in_more_than_kernels_share_a_ladder(tmp_path):
 
 def test_the_engine_starts_with_a_block_size_that_it_accepts_and_other_settings_come_next(tmp_path):
     planned = study(tmp_path, sweeps=[sweep(knobs={"block_size": [8, 32, 16], "max_num_seqs": [4, 64]})])
-    (ladder,) = ladders_of(planned, expand(planned)).values()
+    (calibration,) = calibrations_of(planned, expand(planned)).values()
     sizes = []
     for _ in range(4):
-        sizes.append((ladder.cell.knobs.block_size, ladder.cell.knobs.max_num_seqs))
-        ladder = ladder_of(planned, ladder.others)
+        sizes.append((calibration.cell.knobs.block_size, calibration.cell.knobs.max_num_seqs))
+        calibration = calibration_of(planned, calibration.others)
     assert sizes == [(32, 64), (16, 64), (32, 4), (16, 4)]
-    assert {cell.knobs.block_size for cell in (ladder.cell, *ladder.others)} == {8}
+    assert {cell.knobs.block_size for cell in (calibration.cell, *calibration.others)} == {8}
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
 @pytest.mark.parametrize(("sequences", "tokens"), [(1, 20), (16, 512), (256, 4096)])
-def test_rungs_keep_to_what_the_engine_allows(kind, sequences, tokens):
-    rungs = rungs_for(sequences, tokens, kind, 60_000)
-    assert rungs == rungs_for(sequences, tokens, kind, 60_000)
-    assert all(prompt + output <= max(tokens, 14) + 10 for rung in rungs for prompt, output in rung)
-    assert {1, sequences} <= {len(rung) for rung in rungs}
-    assert any(len(rung) > sequences for rung in rungs)
-    one_each = max(sum(prompt for prompt, _ in rung) for rung in rungs)
+def test_points_keep_to_what_the_engine_allows(kind, sequences, tokens):
+    points = points_for(sequences, tokens, kind, 60_000)
+    assert points == points_for(sequences, tokens, kind, 60_000)
+    assert all(prompt + output <= max(tokens, 14) + 10 for point in points for prompt, output in point)
+    assert {1, sequences} <= {len(point) for point in points}
+    assert any(len(point) > sequences for point in points)
+    one_each = max(sum(prompt for prompt, _ in point) for point in points)
     assert one_each <= (max(3 * PROMPT_TOKENS, 16 * sequences) if kind == "cpu" else 80_000)
 
 
@@ -75,12 +76,12 @@ def test_cards_of_one_type_and_cpus_with_other_cores_are_different_devices():
 @pytest.mark.parametrize(
     ("text", "said"), [("[", "not JSON"), ('{"gpu": 1}', "gpu: Input should be"), (None, "No such")]
 )
-def test_what_is_no_ladder_is_said_so(tmp_path, text, said):
+def test_what_is_no_calibration_is_said_so(tmp_path, text, said):
     path = tmp_path / "x.json"
     if text is not None:
         path.write_text(text)
-    with pytest.raises(LadderError, match=f"{path}.*{said}"):
-        read_ladder(path)
+    with pytest.raises(CalibrationRecordError, match=f"{path}.*{said}"):
+        read_calibration(path)
 
 
 def test_a_gpus_series_reads_much_kv_and_has_prompts_beyond_the_captured_sizes():
@@ -89,10 +90,16 @@ def test_a_gpus_series_reads_much_kv_and_has_prompts_beyond_the_captured_sizes()
     sustained = sustained_tokens(facts, 0.9 * 141e9)
     assert sustained == pytest.approx(85_800, rel=0.01)
     assert sustained_tokens(facts, 18e9) == pytest.approx(0.8 * (18e9 - facts.weight_bytes) / 131_072, abs=1)
-    rungs = rungs_for(256, 4096, "cuda", sustained)
-    most = max(sum(prompt + output for prompt, output in rung) for rung in rungs if len(set(rung)) == 1)
+    points = points_for(256, 4096, "cuda", sustained)
+    most = max(sum(prompt + output for prompt, output in point) for point in points if len(set(point)) == 1)
     assert most == pytest.approx(sustained, rel=0.01)
-    singles = [rung[0][0] for rung in rungs if len(rung) == 1]
+    singles = [point[0][0] for point in points if len(point) == 1]
     assert sum(prompt > 512 for prompt in singles) == 3
-    few = rungs_for(4, 4096, "cuda", sustained)
-    assert max(sum(prompt + output for prompt, output in rung) for rung in few) == pytest.approx(4 * 4096, rel=0.1)
+    few = points_for(4, 4096, "cuda", sustained)
+    assert max(sum(prompt + output for prompt, output in point) for point in few) == pytest.approx(4 * 4096, rel=0.1)
+
+
+def test_the_folder_of_an_earlier_version_is_still_read(tmp_path):
+    earlier = tmp_path / "small/prepared/ladders"
+    earlier.mkdir(parents=True)
+    assert StudyPaths(tmp_path, "small").calibration("h200/vllm") == earlier / "h200/vllm.json"
