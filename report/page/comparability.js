@@ -24,7 +24,7 @@ export function differences(a, b, path = "") {
   return Object.is(one, other) || one === other ? [] : [{ path, a: one, b: other }];
 }
 
-export function said(value) {
+export function valueText(value) {
   if (value === null) return "nothing";
   if (typeof value === "object") return "other values";
   return typeof value === "number" ? shortest(value) : String(value);
@@ -58,7 +58,7 @@ function several(a, b) {
 function content(a, b) {
   const found = differences(a.content, b.content);
   if (!found.length) return null;
-  const named = found.slice(0, MOST_NAMED).map((one) => `${one.path} is ${said(one.a)} in A and ${said(one.b)} in B`);
+  const named = found.slice(0, MOST_NAMED).map((one) => `${one.path} is ${valueText(one.a)} in A and ${valueText(one.b)} in B`);
   const more = found.length > MOST_NAMED ? `; and ${found.length - MOST_NAMED} more` : "";
   return `weights or requests differ: ${named.join("; ")}${more}`;
 }

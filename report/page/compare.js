@@ -1,6 +1,6 @@
 // The view Compare: another report is dropped or chosen, and its study is compared with the one of this page.
 import { comparison } from "./comparison.js";
-import { said } from "./comparability.js";
+import { valueText } from "./comparability.js";
 import { median } from "./data.js";
 import { digestOf, ownDigest } from "./digest.js";
 import { el, longTable } from "./dom.js";
@@ -113,7 +113,7 @@ function tables(found, store) {
     ...titled(
       "What differs between A and B",
       ["What", "A", "B", "Cells"],
-      found.differences.map(({ what, a, b, cells, others }) => () => [what, said(a), `${said(b)}${others ? `, and ${plural(others, "other pair")}` : ""}`, cells ? String(cells) : ""]),
+      found.differences.map(({ what, a, b, cells, others }) => () => [what, valueText(a), `${valueText(b)}${others ? `, and ${plural(others, "other pair")}` : ""}`, cells ? String(cells) : ""]),
       [false, false, false, true],
     ),
     ...titled("Only in A", ["Cell"], found.only_a.map((id) => () => [name(id)])),

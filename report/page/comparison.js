@@ -1,5 +1,5 @@
 // Compare two studies by their digests, as workflow_scripts/analyse/compare/comparison.py does; a test compares the two.
-import { differences, keysOf, own, said, whyNot } from "./comparability.js";
+import { differences, keysOf, own, valueText, whyNot } from "./comparability.js";
 import { CHANGES, FLAT, compareOccasions } from "./occasions.js";
 
 const MISSING = "missing";
@@ -99,7 +99,7 @@ function different(a, b, ended) {
   return [...found].map(([what, values]) => ({
     what, a: values[0][0], b: values[0][1],
     cells: settings.has(what) ? 0 : values.length,
-    others: new Set(values.map((pair) => JSON.stringify(pair.map(said)))).size - 1,
+    others: new Set(values.map((pair) => JSON.stringify(pair.map(valueText)))).size - 1,
   }));
 }
 

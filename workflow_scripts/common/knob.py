@@ -27,7 +27,7 @@ class Knob:
         kernels: the knob selects kernels, so the same step takes another time.
         argument: the engine's name for the knob, if it differs; `whole.part` for a part of a structured argument.
         variable: the environment variable that sets it, if no argument does.
-        said: how the report words a value, with {} in its place; for a switch, the words for on and for off. Without
+        wording: how the report words a value, with {} in its place; for a switch, the words for on and for off. Without
             it, the report gives name and value.
     """
 
@@ -43,7 +43,7 @@ class Knob:
     kernels: bool = False
     argument: str | None = None
     variable: str | None = None
-    said: str | tuple[str, str] | None = None
+    wording: str | tuple[str, str] | None = None
 
     @property
     def shown_in(self) -> str:

@@ -16,7 +16,7 @@ PACKAGES = ("transformers",)
 class HfStaticKnobs(Knobs):
     """`transformers` `generate()` on left-padded static batches."""
 
-    batch_size: Annotated[Positive, Knob("static-batch", value_in="running_peak", said="batches of {}")]
+    batch_size: Annotated[Positive, Knob("static-batch", value_in="running_peak", wording="batches of {}")]
     cache_implementation: Annotated[Literal["dynamic", "static"], Knob("cache", kernels=True)] = "dynamic"
     # In tokens and not in bytes, so that it equals a pool of blocks with as many tokens, in any dtype.
     room_tokens: Annotated[
@@ -29,7 +29,7 @@ class HfStaticKnobs(Knobs):
             ),
         ]
         | None,
-        Knob("room", limits="sequences", effect_in="running_peak", only_on="cpu", said="memory of {} tokens"),
+        Knob("room", limits="sequences", effect_in="running_peak", only_on="cpu", wording="memory of {} tokens"),
     ] = None
 
     @property
@@ -43,11 +43,11 @@ class HfContinuousKnobs(Knobs):
 
     page_size: Annotated[
         Positive,
-        Knob("continuous-page", value_in="block_size_effective", settles=("block_size",), said="pages of {} tokens"),
+        Knob("continuous-page", value_in="block_size_effective", settles=("block_size",), wording="pages of {} tokens"),
     ]
     # Without it the cache is sized from the host's memory and takes all of it.
     num_blocks: Annotated[
-        Positive, Knob("blocks", value_in="num_gpu_blocks", limits="kv_cache", reserves="amount", said="{} blocks")
+        Positive, Knob("blocks", value_in="num_gpu_blocks", limits="kv_cache", reserves="amount", wording="{} blocks")
     ]
     max_batch_tokens: Annotated[
         Positive,
@@ -55,7 +55,7 @@ class HfContinuousKnobs(Knobs):
             "tokens",
             value_in="max_num_batched_tokens_effective",
             settles=("max_num_batched_tokens",),
-            said="at most {} tokens per step",
+            wording="at most {} tokens per step",
         ),
     ]
 

@@ -46,19 +46,19 @@ class VllmKnobs(Knobs):
     block_size: Annotated[Positive | None, Knob("bs", value_in="block_size_effective")] = None
     max_num_seqs: Annotated[
         Positive | None,
-        Knob("seqs", value_in="running_peak", limits="sequences", pinned=True, said="at most {} sequences"),
+        Knob("seqs", value_in="running_peak", limits="sequences", pinned=True, wording="at most {} sequences"),
     ] = None
     max_num_batched_tokens: Annotated[
         Positive | None,
-        Knob("tokens", value_in="max_num_batched_tokens_effective", pinned=True, said="at most {} tokens per step"),
+        Knob("tokens", value_in="max_num_batched_tokens_effective", pinned=True, wording="at most {} tokens per step"),
     ] = None
     max_model_len: Annotated[
         Positive | None,
-        Knob("len", value_in="max_model_len_effective", limits="kv_cache", pinned=True, said="context of {} tokens"),
+        Knob("len", value_in="max_model_len_effective", limits="kv_cache", pinned=True, wording="context of {} tokens"),
     ] = None
     gpu_memory_utilization: Annotated[
         Annotated[float, Field(gt=0, le=1)] | None,
-        Knob("util", effect_in="kv_cache_tokens", limits="kv_cache", reserves="share", said="{} of the memory"),
+        Knob("util", effect_in="kv_cache_tokens", limits="kv_cache", reserves="share", wording="{} of the memory"),
     ] = None
     enable_prefix_caching: Annotated[bool | None, Knob("pc", effect_in="prefix_cache_hits", limits="prefixes")] = None
     enable_chunked_prefill: Annotated[bool | None, Knob("cp")] = None
@@ -71,17 +71,17 @@ class VllmKnobs(Knobs):
         Knob("quant", settles=("dtype",), neutral=(), kernels=True),
     ] = None
     tensor_parallel_size: Annotated[
-        Positive | None, Knob("tp", effect_in="kv_cache_tokens", neutral=(1,), said="{} tensor ranks")
+        Positive | None, Knob("tp", effect_in="kv_cache_tokens", neutral=(1,), wording="{} tensor ranks")
     ] = None
     pipeline_parallel_size: Annotated[
-        Positive | None, Knob("pp", effect_in="kv_cache_tokens", neutral=(1,), said="{} pipeline ranks")
+        Positive | None, Knob("pp", effect_in="kv_cache_tokens", neutral=(1,), wording="{} pipeline ranks")
     ] = None
     enable_expert_parallel: Annotated[
         Annotated[bool, Field(description="each tensor rank has some whole experts, not a part of each")] | None,
-        Knob("ep", kernels=True, said=("whole experts on each rank", "a part of each expert on each rank")),
+        Knob("ep", kernels=True, wording=("whole experts on each rank", "a part of each expert on each rank")),
     ] = None
     enforce_eager: Annotated[
-        bool | None, Knob("eager", kernels=True, said=("no compiled graphs", "compiled graphs"))
+        bool | None, Knob("eager", kernels=True, wording=("no compiled graphs", "compiled graphs"))
     ] = None
     attention_backend: Annotated[
         Annotated[str, Field(pattern=r"^[A-Z0-9_]+$")] | None, Knob("attn", value_in="attention_backend", kernels=True)
@@ -95,7 +95,7 @@ class VllmKnobs(Knobs):
             reserves="amount",
             only_on="cpu",
             variable="VLLM_CPU_KVCACHE_SPACE",
-            said="{} GiB of KV cache",
+            wording="{} GiB of KV cache",
         ),
     ] = None
     num_gpu_blocks_override: Annotated[
@@ -104,7 +104,7 @@ class VllmKnobs(Knobs):
             Field(ge=2, description="blocks of the KV cache, of which vLLM keeps one; replaces the number that fit"),
         ]
         | None,
-        Knob("pool", value_in="num_gpu_blocks", limits="kv_cache", reserves="amount", said="{} KV blocks"),
+        Knob("pool", value_in="num_gpu_blocks", limits="kv_cache", reserves="amount", wording="{} KV blocks"),
     ] = None
     speculative_method: Annotated[
         Literal["ngram", "draft_model"] | None, Knob("spec", argument="speculative_config.method")
@@ -117,7 +117,7 @@ class VllmKnobs(Knobs):
             settles=("speculative_method",),
             neutral=(0,),
             argument="speculative_config.num_speculative_tokens",
-            said="{} drafted tokens",
+            wording="{} drafted tokens",
         ),
     ] = None
     prompt_lookup_max: Annotated[

@@ -31,7 +31,7 @@ from workflow_scripts.predict.schedule import (
 )
 from workflow_scripts.predict.scheduler import make_schedule
 from workflow_scripts.predict.static_batches import StaticBatches, static_schedule, static_work
-from workflow_scripts.predict.timing import Timed, lay, step_work
+from workflow_scripts.predict.timing import Timed, time_schedule, step_work
 from workflow_scripts.workloads.warmup import USUAL_PASSES, pass_size
 
 # Seconds that the pipeline itself takes for a cell besides the engine's work: `start` until the engine is ready, `stop`
@@ -115,8 +115,8 @@ def _predict(cell: CellTask, task: Task, made: list[Schedule], with_longer_steps
     speed = cell.speed
     if beyond := _beyond(work, speed):
         speed = speed.model_copy(update={"error_pct": None, "ttft_error_pct": None, "how": speed.how + beyond})
-    timed = lay(found, work, speed.costs, task.requests, cell.users)
-    fastest = lay(found, work, cell.ceiling, task.requests, cell.users) if cell.ceiling else None
+    timed = time_schedule(found, work, speed.costs, task.requests, cell.users)
+    fastest = time_schedule(found, work, cell.ceiling, task.requests, cell.users) if cell.ceiling else None
     record = _with_counts(cell.record, found, timed.segment_s, task)
     if cell.unmodelled:
         how = f"{speed.how}; {cell.unmodelled}"
@@ -124,7 +124,7 @@ def _predict(cell: CellTask, task: Task, made: list[Schedule], with_longer_steps
     record = _with_times(record, speed, timed, fastest, task.requests)
     record = _with_shares(record, work, speed.costs, timed)
     if cell.scaled and record.output_tokens:
-        walls_s = [lay(found, work, costs, task.requests).wall_s for costs in cell.scaled]
+        walls_s = [time_schedule(found, work, costs, task.requests).wall_s for costs in cell.scaled]
         record = replace(record, scaled_output_tokens_per_s=record.output_tokens / geometric_mean(walls_s))
     record = _with_remedies(record, found, cell, task, with_longer_steps)
     record = _with_costs(record, cell, speed, task, timed)
@@ -143,7 +143,7 @@ def _with_remedies(
     costs = cell.speed.costs
     largest = int((found.segments.decode_seqs + found.segments.prefill_tokens).max())
     larger = replace(cell, graphs=replace(graphs, tokens=max(graphs.tokens, largest)))
-    timed = lay(found, work_of(found, larger, task), costs, task.requests)
+    timed = time_schedule(found, work_of(found, larger, task), costs, task.requests)
     rate = record.output_tokens / timed.wall_s
     waits = record.launch_share is not None and record.launch_share > WAITS_FROM
     known = replace(record, graph_tokens=graphs.tokens, captured_output_tokens_per_s=rate)
@@ -151,7 +151,7 @@ def _with_remedies(
         return known
     longer = replace(task, decides=replace(decides, max_num_batched_tokens=2 * decides.max_num_batched_tokens))
     found = schedule_for(cell, longer, with_longer_steps)
-    timed = lay(found, work_of(found, cell, longer), costs, task.requests)
+    timed = time_schedule(found, work_of(found, cell, longer), costs, task.requests)
     return replace(known, twice_batched_output_tokens_per_s=record.output_tokens / timed.wall_s)
 
 

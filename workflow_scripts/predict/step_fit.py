@@ -25,7 +25,7 @@ from workflow_scripts.predict.pipeline_fit import GUIDED_WITHIN, fit_pipeline
 from workflow_scripts.predict.schedule import RequestLengths, Schedule, Segments
 from workflow_scripts.predict.scheduler import make_schedule
 from workflow_scripts.predict.static_batches import StaticBatches, static_schedule, static_work
-from workflow_scripts.predict.timing import lay, step_work
+from workflow_scripts.predict.timing import time_schedule, step_work
 from workflow_scripts.study.calibrations import CalibrationStart, CalibrationRecord, Pass
 
 COVERAGE = 0.9
@@ -306,7 +306,7 @@ def band(
             costs = fit_to([point for point in others if point.number not in out])
             for point in held_out:
                 if point.start == start and point.number in out:
-                    timed = lay(point.schedule, point.work, costs, point.requests)
+                    timed = time_schedule(point.schedule, point.work, costs, point.requests)
                     walls.append((timed.wall_s, point.wall_s))
                     firsts.append((float(np.median(timed.first_token_s)), point.ttft_s))
     if len(walls) < FEWEST_POINTS:

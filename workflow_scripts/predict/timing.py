@@ -146,7 +146,7 @@ class Timed:
     tpot_s: FloatArray
 
 
-def lay(
+def time_schedule(
     schedule: Schedule, work: StepWork, costs: StepCosts, requests: RequestLengths, users: int | None = None
 ) -> Timed:
     """Times of a schedule's steps and requests on a device; `work` is that of its segments by `step_work`. `users`: how

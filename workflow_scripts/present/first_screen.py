@@ -21,7 +21,7 @@ from workflow_scripts.present.subjects import device_ratios, other_settings, seq
 from workflow_scripts.present.subjects.where_measured import NOISY_PCT, host_load
 from workflow_scripts.present.words import DECIDED, explained, span
 from workflow_scripts.study.progress import clock
-from workflow_scripts.study.setting_words import said, shortly
+from workflow_scripts.study.setting_words import setting_phrase, shortly
 
 MOST_DEVICES = 2
 # A larger share of a repeat in which the engine drains is told.
@@ -103,7 +103,7 @@ def _throughput(report: Report) -> Iterator[str]:
             times = number(at[ends[1]] / at[ends[0]])
             grown.append(f"{times} times the total tokens/s on {gpu} ({span(at)}) over whole repeats{fewer}")
     if grown:
-        yield f"{sentence(said(knob, ends[1]))} instead of {shortly(knob, *ends)}: {grown[0]}."
+        yield f"{sentence(setting_phrase(knob, ends[1]))} instead of {shortly(knob, *ends)}: {grown[0]}."
     published = sequence_limit.published_rates(report.tables, set(group.rows["cell_id"]))
     if published is not None:
         rows = group.rows.assign(published=group.rows["cell_id"].map(published)).dropna(subset="published")
@@ -114,7 +114,7 @@ def _throughput(report: Report) -> Iterator[str]:
         of_first = pairs[pairs["gpu"] == pairs["gpu"].iloc[0]]
         worst = of_first.loc[of_first["times"].idxmax()]
         yield (
-            f"Published for {worst['gpu']} with {said(knob, worst['x'])}: {worst['published']:,.0f} tokens/s, "
+            f"Published for {worst['gpu']} with {setting_phrase(knob, worst['x'])}: {worst['published']:,.0f} tokens/s, "
             f"{number(worst['times'])} times what was measured."
         )
 

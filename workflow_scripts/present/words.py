@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable
 
 from workflow_scripts.common.wording import listed, number
-from workflow_scripts.study.setting_words import said
+from workflow_scripts.study.setting_words import setting_phrase
 
 # Verdicts by which a difference is shown, the one by which there is none, and the one by which it is not known.
 DECIDED, FLAT, NOT_DECIDED = ("changes", "faster", "slower"), "flat", "not decided"
@@ -60,4 +60,4 @@ def held_in_words(held: str) -> str:
     ('block size 32, at most 1 sequence, no compiled graphs', '')
     """
     parts = [part.partition("=") for part in held.split(", ") if part]
-    return ", ".join(said(knob, value) if value else knob for knob, _, value in parts)
+    return ", ".join(setting_phrase(knob, value) if value else knob for knob, _, value in parts)

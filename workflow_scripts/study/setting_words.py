@@ -43,18 +43,20 @@ def setting(knob: str, value: Any) -> str:
 
 
 @lru_cache(maxsize=10_000, typed=True)
-def said(knob: str, value: Any) -> str:
+def setting_phrase(knob: str, value: Any) -> str:
     """A setting as the report words it; `knob` is its name or its column, and `value` may be the text in a table.
 
-    >>> said("max_num_seqs", 16.0), said("max_num_seqs", "1"), said("knob_enable_prefix_caching", "true")
-    ('at most 16 sequences', 'at most 1 sequence', 'prefix caching on')
-    >>> said("block_size", 32), said("gpu_memory_utilization", 0.9), said("enforce_eager", True)
-    ('block size 32', '90 % of the memory', 'no compiled graphs')
+    >>> setting_phrase("max_num_seqs", 16.0), setting_phrase("max_num_seqs", "1")
+    ('at most 16 sequences', 'at most 1 sequence')
+    >>> setting_phrase("knob_enable_prefix_caching", "true"), setting_phrase("block_size", 32)
+    ('prefix caching on', 'block size 32')
+    >>> setting_phrase("gpu_memory_utilization", 0.9), setting_phrase("enforce_eager", True)
+    ('90 % of the memory', 'no compiled graphs')
     """
     if isinstance(value, str):
         value = _SWITCHED.get(value, _number_in(value))
     described = every_knob().get(knob.removeprefix("knob_"))
-    words = described.said if described else None
+    words = described.wording if described else None
     if described is None or words is None or isinstance(value, str) or pd.isna(value):
         return setting(knob, value)
     if isinstance(words, tuple):
@@ -71,7 +73,7 @@ def instead_of(knob: str, value: Any, baseline: Any) -> str:
     >>> instead_of("enforce_eager", "true", "false"), instead_of("model", "opt-awq", "opt")
     ('no compiled graphs instead of compiled graphs', 'model opt-awq instead of opt')
     """
-    return f"{said(knob, value)} instead of {shortly(knob, baseline, value)}"
+    return f"{setting_phrase(knob, value)} instead of {shortly(knob, baseline, value)}"
 
 
 @lru_cache(maxsize=10_000, typed=True)
@@ -81,7 +83,7 @@ def shortly(knob: str, value: Any, beside: Any) -> str:
     >>> shortly("max_num_seqs", 4, 16), shortly("gpu_memory_utilization", 0.5, 0.9)
     ('4', '50 % of the memory')
     """
-    words, others = said(knob, value).split(), said(knob, beside).split()
+    words, others = setting_phrase(knob, value).split(), setting_phrase(knob, beside).split()
     if words[0] != others[0]:
         return " ".join(words)
     while len(words) > 1 and len(others) > 1 and words[0] == others[0]:
@@ -117,7 +119,7 @@ def settings_in_words(rows: pd.DataFrame, knobs: Sequence[str]) -> list[str]:
     (['block size 32', 'batches of 8'], ["engine's defaults", "engine's defaults"])
     """
     cells = rows[list(knobs)].to_numpy(dtype=object)  # `itertuples` gives no row where there is no column
-    words = [[said(*of_knob) for of_knob in zip(knobs, row, strict=True) if pd.notna(of_knob[1])] for row in cells]
+    words = [[setting_phrase(*of_knob) for of_knob in zip(knobs, row, strict=True) if pd.notna(of_knob[1])] for row in cells]
     return [", ".join(of_cell) or "engine's defaults" for of_cell in words]
 
 

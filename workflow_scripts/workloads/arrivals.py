@@ -22,11 +22,11 @@ class Load(StrictRecord):
 
     request_rate_per_s: Annotated[
         Annotated[Rate, Field(description="mean rate at which requests arrive")] | None,
-        Knob("rate", said="{} requests/s"),
+        Knob("rate", wording="{} requests/s"),
     ] = None
     ramp_to_per_s: Annotated[
         Annotated[Rate, Field(description="the rate changes to this, linearly from request to request")] | None,
-        Knob("to", said="rising to {} requests/s"),
+        Knob("to", wording="rising to {} requests/s"),
     ] = None
     burstiness: Annotated[
         Annotated[Rate, Field(description="shape of the gamma distribution of gaps; 1: Poisson, less: bursts")] | None,
@@ -34,7 +34,7 @@ class Load(StrictRecord):
     ] = None
     users: Annotated[
         Annotated[int, Field(ge=1, description="maximum number of requests that the client has in flight")] | None,
-        Knob("users", value_in="running_peak", said="{} users"),
+        Knob("users", value_in="running_peak", wording="{} users"),
     ] = None
 
     @model_validator(mode="after")

@@ -10,7 +10,7 @@ from workflow_scripts.physics.model_facts import read_model_facts
 from workflow_scripts.physics.step_time import StepWork, launch_waits_s, segment_times_s, single_steps
 from workflow_scripts.predict.schedule import RequestLengths
 from workflow_scripts.predict.step_fit import scheduled
-from workflow_scripts.predict.timing import lay
+from workflow_scripts.predict.timing import time_schedule
 from workflow_scripts.study.calibrations import CalibrationStart, CalibrationRecord, Pass, points_for
 from workflow_scripts.study.protocol import PROTOCOL_VERSION
 
@@ -88,7 +88,7 @@ def _start(costs, record, facts, noise, rounds, sequences, draw, moment):
             rows = single_steps(work)
             one_each = StepWork(np.ones(len(rows)), rows, np.zeros_like(rows))
             times = factor * (segment_times_s(one_each, costs) + launch_waits_s(one_each, costs))
-            timed = lay(schedule, work, costs, requests)
+            timed = time_schedule(schedule, work, costs, requests)
             start = 100.0 * (number + 1)
             passes.append(
                 Pass(

@@ -15,7 +15,7 @@ from workflow_scripts.predict.pipeline_fit import fit_pipeline
 from workflow_scripts.predict.schedule import RequestLengths, SchedulerSettings
 from workflow_scripts.predict.scheduler import make_schedule
 from workflow_scripts.predict.step_fit import fit_sums
-from workflow_scripts.predict.timing import activation_bytes_per_token, lay, matrix_flops, step_work
+from workflow_scripts.predict.timing import activation_bytes_per_token, time_schedule, matrix_flops, step_work
 
 LLAMA = {
     "model_type": "llama",
@@ -117,6 +117,6 @@ def test_the_default_shares_meet_published_sweeps(gpu, worst):
         settings = SchedulerSettings(clients, 2048, 16, facts.max_positions, async_scheduling=False)
         schedule = make_schedule(requests, settings)
         speed = default_speed(get_gpu(gpu), facts.dtype)
-        timed = lay(schedule, step_work(schedule.segments, facts), speed.costs, requests)
+        timed = time_schedule(schedule, step_work(schedule.segments, facts), speed.costs, requests)
         predicted = requests.output_tokens.sum() / timed.wall_s
         assert abs(100 * (predicted / float(row["output_tokens_per_s"]) - 1)) < worst

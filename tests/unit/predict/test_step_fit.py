@@ -7,7 +7,7 @@ from workflow_scripts.catalog.gpus_and_models import get_gpu
 from workflow_scripts.physics.calibration import default_speed
 from workflow_scripts.physics.step_time import LaunchCosts, StepCosts, single_steps
 from workflow_scripts.predict.step_fit import FitError, fit_calibration, fit_sums, scheduled
-from workflow_scripts.predict.timing import lay
+from workflow_scripts.predict.timing import time_schedule
 
 CPU = StepCosts(
     weight_bytes=1 / 12e9,
@@ -27,7 +27,7 @@ OTHERS = requests_of(np.random.default_rng(3).integers((4, 2), (300, 40), (40, 2
 def error_pct(costs, true, model="tiny-llama-57m"):
     """Error of the wall time of `OTHERS`, and of their median TTFT."""
     schedule, work = scheduled(OTHERS, calibration_with(true, depths=()), SETTINGS, facts_of(model), not true.overlap)
-    found, real = (lay(schedule, work, one, OTHERS) for one in (costs, true))
+    found, real = (time_schedule(schedule, work, one, OTHERS) for one in (costs, true))
     pairs = (found.wall_s, real.wall_s), (np.median(found.ttft_s), np.median(real.ttft_s))
     return [abs(100 * (a / b - 1)) for a, b in pairs]
 
@@ -82,7 +82,7 @@ def test_the_host_and_the_reads_of_huggingface_on_a_gpu_are_fitted():
     found = fit_calibration(record, facts_of("llama-3.1-8b-instruct", "bfloat16"), False, guide)
     assert (found.passes, found.band.points >= 9) == (found.measured_passes, True)
     schedule, work = scheduled(OTHERS, record, SETTINGS, facts_of("llama-3.1-8b-instruct", "bfloat16"), False)
-    by_default, fitted, real = (lay(schedule, work, one, OTHERS).wall_s for one in (guide, found.costs, true))
+    by_default, fitted, real = (time_schedule(schedule, work, one, OTHERS).wall_s for one in (guide, found.costs, true))
     assert fitted == pytest.approx(real, rel=0.03)
     assert by_default > 1.3 * real
     assert found.costs.launch.eager_layers == pytest.approx(launch.eager_layers, rel=0.2)

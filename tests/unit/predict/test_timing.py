@@ -8,7 +8,7 @@ from workflow_scripts.predict.graphs import Graphs
 from workflow_scripts.predict.schedule import RequestLengths, SchedulerSettings
 from workflow_scripts.predict.scheduler import make_schedule
 from workflow_scripts.predict.static_batches import static_schedule
-from workflow_scripts.predict.timing import lay, step_work
+from workflow_scripts.predict.timing import time_schedule, step_work
 
 TINY = get_model("tiny-llama-57m")
 FACTS = read_model_facts(TINY.config, TINY.fixed_dtype)
@@ -100,7 +100,7 @@ def test_first_and_last_tokens_of_requests_that_take_turns():
     # One at a time, a second a step: the first request's tokens come after 1 to 3 s, the second's after 4 and 5 s.
     requests = lengths([3, 5], [3, 2])
     found = make_schedule(requests, settings(1))
-    timed = lay(found, step_work(found.segments, FACTS), A_SECOND_A_STEP, requests)
+    timed = time_schedule(found, step_work(found.segments, FACTS), A_SECOND_A_STEP, requests)
     assert timed.wall_s == pytest.approx(5)
     assert timed.ttft_s == pytest.approx([1, 4])
     assert timed.tpot_s == pytest.approx([1, 1])
@@ -109,7 +109,7 @@ def test_first_and_last_tokens_of_requests_that_take_turns():
 def test_a_request_of_one_token_has_no_time_per_further_token():
     requests = lengths([3], [1])
     found = make_schedule(requests, settings(1))
-    timed = lay(found, step_work(found.segments, FACTS), A_SECOND_A_STEP, requests)
+    timed = time_schedule(found, step_work(found.segments, FACTS), A_SECOND_A_STEP, requests)
     assert np.isnan(timed.tpot_s).all()
 
 
@@ -120,7 +120,7 @@ def test_latency_counts_from_the_arrival():
         return segment_times_s(step_work(segments, FACTS), A_SECOND_A_STEP)
 
     found = make_schedule(requests, settings(1), step_time)
-    timed = lay(found, step_work(found.segments, FACTS), A_SECOND_A_STEP, requests)
+    timed = time_schedule(found, step_work(found.segments, FACTS), A_SECOND_A_STEP, requests)
     assert timed.ttft_s == pytest.approx([1, 1])
     assert timed.wall_s == pytest.approx(12)
 
@@ -129,7 +129,7 @@ def test_requests_that_an_idle_engine_takes_in_delay_the_first_step_alone():
     requests = lengths([3, 5], [3, 2])
     found = make_schedule(requests, settings(2))
     work = step_work(found.segments, FACTS, taken_in=2)
-    timed = lay(found, work, StepCosts(steps=1, requests=0.25), requests)
+    timed = time_schedule(found, work, StepCosts(steps=1, requests=0.25), requests)
     assert timed.ttft_s == pytest.approx([1.5, 1.5])
     assert timed.wall_s == pytest.approx(3.5)
 
@@ -138,7 +138,7 @@ def test_a_gpu_does_not_hide_arrivals_and_latency_counts_from_them():
     requests = lengths([3, 5], [3, 2])
     work = step_work(make_schedule(requests, settings(2)).segments, FACTS, taken_in=2, graphs=Graphs(512))
     costs = StepCosts(steps=2, launch=LaunchCosts(steps=3, requests=0.25, start=0.5))
-    timed = lay(make_schedule(requests, settings(2)), work, costs, requests)
+    timed = time_schedule(make_schedule(requests, settings(2)), work, costs, requests)
     # It begins at 0.5, a launch and both arrivals take 3.5, and the work hides 2 of the next launch.
     assert timed.arrival_s == pytest.approx(4)
     assert timed.first_token_s == pytest.approx([7, 7])
@@ -161,6 +161,6 @@ def test_static_batches_are_padded_and_wait_for_their_longest():
     assert found.segments.waiting_seqs.tolist() == [1, 1, 0]
     assert found.first_token_step.tolist() == [0, 0, 4]
     assert found.last_token_step.tolist() == [1, 3, 4]
-    timed = lay(found, step_work(found.segments, FACTS), A_SECOND_A_STEP, requests)
+    timed = time_schedule(found, step_work(found.segments, FACTS), A_SECOND_A_STEP, requests)
     assert timed.ttft_s == pytest.approx([1, 1, 5])
     assert timed.tpot_s[:2] == pytest.approx([1, 1])

@@ -17,7 +17,7 @@ from workflow_scripts.predict.calibrated import PROJECT_FILES, speed_for
 from workflow_scripts.predict.forecast import predict_cells
 from workflow_scripts.predict.schedule import RequestLengths
 from workflow_scripts.predict.step_fit import fit_calibration, scheduled
-from workflow_scripts.predict.timing import lay
+from workflow_scripts.predict.timing import time_schedule
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.calibrations import CALIBRATION_S, read_calibration, points_for, sustained_tokens
 from workflow_scripts.study.study_file import load_study
@@ -137,7 +137,7 @@ def test_a_gpus_series_takes_its_time_twice_and_reads_kv_in_a_fifth_of_a_step():
     for number, point in enumerate(points):
         requests = RequestLengths(*(np.array(column) for column in zip(*point, strict=True)))
         schedule, work = scheduled(requests, record, record.starts[0].effective, FACTS, False)
-        seconds[number] = lay(schedule, work, costs, requests).wall_s
+        seconds[number] = time_schedule(schedule, work, costs, requests).wall_s
         kv_share[number] = (work.last[:, KIND["kv_bytes"]] * costs.kv_bytes / device_s(work.last, costs)).max()
     # The first round passes each point twice; the model itself has three quarters of the time.
     assert 2 * sum(seconds.values()) < 0.75 * CALIBRATION_S["cuda"]

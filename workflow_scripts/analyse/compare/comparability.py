@@ -70,10 +70,10 @@ def differences(a: Any, b: Any, path: str = "") -> Iterator[Difference]:
         yield Difference(path, a, b)
 
 
-def said(value: Any) -> str:
+def value_text(value: Any) -> str:
     """A value as it appears in a sentence.
 
-    >>> [said(value) for value in (None, True, 32.0, 0.6, "bfloat16", -0.0, 1e16, 1e-5)]
+    >>> [value_text(value) for value in (None, True, 32.0, 0.6, "bfloat16", -0.0, 1e16, 1e-5)]
     ['nothing', 'true', '32', '0.6', 'bfloat16', '0', '1e+16', '1e-05']
     """
     if value is None:
@@ -121,7 +121,7 @@ def _content(a: Side, b: Side) -> str | None:
     found = list(differences(a.content, b.content))
     if not found:
         return None
-    named = [f"{d.path} is {said(d.a)} in A and {said(d.b)} in B" for d in found[:MOST_NAMED]]
+    named = [f"{d.path} is {value_text(d.a)} in A and {value_text(d.b)} in B" for d in found[:MOST_NAMED]]
     more = f"; and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
     return f"weights or requests differ: {'; '.join(named)}{more}"
 

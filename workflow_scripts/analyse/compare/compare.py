@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from workflow_scripts.analyse.compare.comparability import said
+from workflow_scripts.analyse.compare.comparability import value_text
 from workflow_scripts.analyse.compare.comparison import CellRatio, Comparison, Found, comparison
 from workflow_scripts.analyse.compare.digest import DigestError, read_digest
 from workflow_scripts.analyse.intervals.occasions import OCCASIONS_VARY_PCT
@@ -104,7 +104,7 @@ def sections(found: Comparison) -> Iterator[Section]:
             Section(
                 "What differs between A and B",
                 ("what", "A", "B", "cells"),
-                [(d.what, said(d.a), said(d.b) + _others(d.others), str(d.cells or "")) for d in found.differences],
+                [(d.what, value_text(d.a), value_text(d.b) + _others(d.others), str(d.cells or "")) for d in found.differences],
             ),
             Section("Only in A", ("cell",), [(cell,) for cell in found.only_a]),
             Section("Only in B", ("cell",), [(cell,) for cell in found.only_b]),

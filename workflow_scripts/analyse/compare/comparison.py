@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from pydantic import JsonValue
 
-from workflow_scripts.analyse.compare.comparability import Side, differences, said, side, why_not, why_not_ended
+from workflow_scripts.analyse.compare.comparability import Side, differences, value_text, side, why_not, why_not_ended
 from workflow_scripts.analyse.compare.digest import RATE, Digest, DigestCell, Mean, Pair
 from workflow_scripts.analyse.intervals.occasions import OCCASIONS_VARY_PCT, Means, compare_occasions
 from workflow_scripts.analyse.intervals.statistics import CHANGES, FASTER, FLAT, SLOWER, log_margin, verdicts
@@ -302,7 +302,7 @@ def _different(a: Digest, b: Digest, ended: Sequence[tuple[Side, Side]]) -> list
             a=values[0][0],
             b=values[0][1],
             cells=0 if place < of_study else len(values),
-            others=len({(said(one), said(other)) for one, other in values}) - 1,
+            others=len({(value_text(one), value_text(other)) for one, other in values}) - 1,
         )
         for place, (what, values) in enumerate(found.items())
     ]

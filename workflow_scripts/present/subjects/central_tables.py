@@ -13,7 +13,7 @@ from workflow_scripts.present.report_tables import RATE, STEADY, TOTAL, MissingE
 from workflow_scripts.present.series import NAMES
 from workflow_scripts.present.subject import MOST_ROWS, PLACE, Subject
 from workflow_scripts.present.subjects.every_cell import MOST_LETTERS
-from workflow_scripts.study.setting_words import knob_name, knobs_that_differ, said, settings_in_words
+from workflow_scripts.study.setting_words import knob_name, knobs_that_differ, setting_phrase, settings_in_words
 
 KNOBS = ("max_num_seqs", "block_size", "batch_size")
 OVER: Mapping[str, str] = {RATE: "whole repeats", STEADY: "while that many run"}
@@ -66,7 +66,7 @@ def knob_tables(tables: Tables) -> Iterator[tuple[str, list[Table]]]:
         effects = _effects(tables, knob)
         by_cell = {row["cell_id"]: row for row in records(effects)}
         lines = [_rates_of(part, names, by_cell, rates) for part, names in zip(parts, named, strict=False)]
-        fixed = [said(of, rows[of].iloc[0]) for of in others if of not in varied and rows[of].notna().all()]
+        fixed = [setting_phrase(of, rows[of].iloc[0]) for of in others if of not in varied and rows[of].notna().all()]
         found = [_table(lines, named, name, "Output tokens per s (95 % interval)", fixed, _marks(lines, effects))]
         if knob == "max_num_seqs":  # the setting for which rates are published
             published = rows["cell_id"].isin([cell for source, cell, _ in rates if source == "published"])

@@ -15,7 +15,7 @@ from workflow_scripts.present.sentences import effects_of, verdicts_on
 from workflow_scripts.present.series import NAMES, Group, means
 from workflow_scripts.present.subject import FigurePart, Subject
 from workflow_scripts.present.subjects.claims_retested import claims_on
-from workflow_scripts.study.setting_words import said, shortly
+from workflow_scripts.study.setting_words import setting_phrase, shortly
 
 DRAIN, WORK = "drain_share", ("num_requests", "prompt_tokens", "output_tokens")
 
@@ -67,7 +67,7 @@ def at_both_ends(
         at = of_one.droplevel("gpu").sort_index()
         (low, first), (high, last) = ((at.index[end], float(at.iloc[end])) for end in (0, -1))
         if low < high:
-            told = f"{gpu}: {say(first)} with {said(knob, low)}, {say(last)} with {shortly(knob, high, low)}."
+            told = f"{gpu}: {say(first)} with {setting_phrase(knob, low)}, {say(last)} with {shortly(knob, high, low)}."
             findings.append(Finding(badge(first, last), told))
     if findings:
         yield Findings(findings)
@@ -82,8 +82,8 @@ def drains(report: Report) -> Iterator[Block]:
         drain = rows.groupby("x")[DRAIN].median()
         rates = means(rows, [OUTPUT.column, STEADY], "x").assign(drain_pct=100 * drain)
         told = [
-            f"{said(knob, x)}: {number(whole)} output tokens/s over whole repeats, {number(steady)} while that many "
-            f"run (fewer in the last {drain_pct:.0f} %)"
+            f"{setting_phrase(knob, x)}: {number(whole)} output tokens/s over whole repeats, {number(steady)} while that"
+            f" many run (fewer in the last {drain_pct:.0f} %)"
             for x, whole, steady, drain_pct in rates.loc[sorted({drain.idxmax(), drain.index[-1]})].itertuples()
         ]
         findings.append(Finding(f"{100 * drain.max():.0f} % drain", f"{gpu}: {'; '.join(told)}."))

@@ -17,7 +17,7 @@ from workflow_scripts.present.series import NAMES, PLACES, repeats_of, series_la
 from workflow_scripts.present.style import INK, MUTED, LineStyle, Mark, marks
 from workflow_scripts.present.subject import PLACE, FigurePart, Subject, TablePart
 from workflow_scripts.present.words import held_in_words
-from workflow_scripts.study.setting_words import said, setting
+from workflow_scripts.study.setting_words import setting_phrase, setting
 from workflow_scripts.workloads.arrivals import Load
 
 # The column that sets the load, in the order of the search -> its name.
@@ -316,7 +316,7 @@ def _with_both(tables: Tables) -> Iterator[tuple[str, pd.DataFrame]]:
     for _, part in rows.assign(settings=settings).groupby([*NAMES, "settings"], sort=False):
         if part[SEQUENCES].nunique() > 1 and part[ARRIVALS].nunique() > 1:
             first = part.iloc[0]
-            held = [said(name, first[name]) for name in others if pd.notna(first[name])]
+            held = [setting_phrase(name, first[name]) for name in others if pd.notna(first[name])]
             yield ", ".join([*first[NAMES], *held]), part
 
 
