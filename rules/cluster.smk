@@ -52,12 +52,18 @@ MEASURING = Measuring(
         [id for id, cell in CELLS.items() if cell.gpu in SITE.gpus],
         partial(batches_of_cluster, cells=CELLS, size=CELLS_PER_JOB),
     ),
-    calibrated=[[gpu] for gpu in dict.fromkeys(wanted.cell.gpu for wanted in CALIBRATIONS.values()) if gpu in SITE.gpus],
+    calibrated=[
+        [gpu] for gpu in dict.fromkeys(wanted.cell.gpu for wanted in CALIBRATIONS.values()) if gpu in SITE.gpus
+    ],
     calibrate_resources={name: calibration_resource(name) for name in (*BATCH_RESOURCES, *QUEUE_RESOURCES)},
     prepare_resources=queue_resources(SITE.queue_to_prepare()) if prepares_on_nodes else {},
     setup="\n".join(["set +u", *SITE.setup, "set -u"]),
     launcher=SITE.launcher,
-    on_nodes=("measure_batch", "calibrate_devices", *(("prepare_model", "prepare_workload") if prepares_on_nodes else ())),
+    on_nodes=(
+        "measure_batch",
+        "calibrate_devices",
+        *(("prepare_model", "prepare_workload") if prepares_on_nodes else ()),
+    ),
 )
 
 

@@ -17,9 +17,7 @@ if is_local and any(load_gpus()[gpu].kind != "cpu" for gpu in GPUS):
 left = {id: cell for id, cell in elsewhere.items() if not is_measured(id)}
 why_left = ""
 if left:
-    why_left = (
-        f"{what_is_left([*left.values()], gpus)}. The same call on a machine that has them measures these cells."
-    )
+    why_left = f"{what_is_left([*left.values()], gpus)}. The same call on a machine that has them measures these cells."
     if MEASURES:
         logger.warning(why_left)
 

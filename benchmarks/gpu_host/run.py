@@ -2,7 +2,7 @@
 
     python3 -m benchmarks.gpu_host.run --study STUDY.yaml --gpu h200 --budget-s 480 --evidence OUT
 
-It describes the host, then measures the device's own rates and the cells in the study's order. The calibration series
+It describes the host, then measures the device's own rates and the cells in the study's order. The calibrations
 follow the first cells, second starts of chosen cells the last one, and then the overhead of measuring one of them. A
 cell is measured by `measure-cell` and counts as soon as it is done. A cell is started only if it is expected to end in
 time. A cell that hangs or exceeds the budget is killed and left to the next call. At the end the results so far are
@@ -25,9 +25,9 @@ from benchmarks.gpu_host.probe import main as probe
 from workflow_scripts.common.command import run_command
 from workflow_scripts.measure.batch import measure_device
 from workflow_scripts.measure.cell import PARTIAL, WRONG_DEVICE, find_cell
+from workflow_scripts.study.calibrations import calibrations_of
 from workflow_scripts.study.definition import cell_definition, definition_sha256, resolved_models
 from workflow_scripts.study.grid import Cell, expand
-from workflow_scripts.study.calibrations import calibrations_of
 from workflow_scripts.study.outcome import is_outcome_of, read_outcome
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.rounds import CellStart
@@ -62,7 +62,7 @@ class Visit:
         gpu: the study's name of the host's GPU.
         deadline_s: when the last measurement ends, on the monotonic clock.
         cell_s: seconds that must be left to start a cell.
-        calibrate_after: the calibration series are measured when this many cells have an outcome.
+        calibrate_after: the calibrations are measured when this many cells have an outcome.
         again: cells that get a second start, as patterns of their names.
     """
 
@@ -150,7 +150,7 @@ def _waiting(visit: Visit, before: dict[CellStart, str | None]) -> Iterator[Cell
 
 
 def calibrate(visit: Visit) -> None:
-    """Measure the calibration series of the GPU, once, if there is time for two starts of an engine."""
+    """Measure the calibrations of the GPU, once, if there is time for two starts of an engine."""
     records = [visit.paths.calibration(name) for name in calibrations_of(visit.study, visit.cells)]
     if all(record.exists() for record in records) or visit.left_s() < 2 * visit.cell_s:
         return
@@ -227,7 +227,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--budget-s", type=float, default=480, help="seconds within which the call ends (%(default)s)")
     parser.add_argument("--cell-s", type=float, default=140, help="seconds needed to start a cell (%(default)s)")
     parser.add_argument(
-        "--calibrate-after", type=int, default=3, help="cells that come before the calibration series (%(default)s)"
+        "--calibrate-after", type=int, default=3, help="cells that come before the calibrations (%(default)s)"
     )
     parser.add_argument(
         "--again", action="append", default=[], help="cells that get a second start, such as '*/chat/*'; repeatable"

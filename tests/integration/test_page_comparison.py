@@ -49,7 +49,9 @@ def test_students_distribution_is_that_of_scipy(in_page):
 
 def test_numbers_are_written_as_by_the_command(in_page):
     numbers = [0, -0.0, 1, -2.5, 1e15, 999999999999999.9, 1e16, 1e21, 1e22, 1.5e-4, 1e-5, 1.25e-7, -3e-300, 0.1 + 0.2]
-    assert in_page("comparability.js", f"{json.dumps(numbers)}.map(m.valueText)") == [value_text(value) for value in numbers]
+    assert in_page("comparability.js", f"{json.dumps(numbers)}.map(m.valueText)") == [
+        value_text(value) for value in numbers
+    ]
 
 
 def same(here: Any, there: Any, where: str = "") -> None:

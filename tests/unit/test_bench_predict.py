@@ -1,8 +1,8 @@
 import pytest
 
 from benchmarks import predict
-from workflow_scripts.study.grid import expand
 from workflow_scripts.study.calibrations import calibrations_of
+from workflow_scripts.study.grid import expand
 from workflow_scripts.study.study_file import load_study
 
 WHOLE = {"g/vllm/tiny-llama-57m/chat/a": {"output_tokens_per_s": 110.0, "ttft_s_p50": 1.0}}

@@ -34,13 +34,11 @@ from workflow_scripts.measure.forkserver import run as run_forked
 from workflow_scripts.measure.job import MEASURED, Job
 from workflow_scripts.measure.provenance import provenance
 from workflow_scripts.physics.model_facts import ModelFactsError, facts_on, vocabulary_size
-from workflow_scripts.study.definition import Definition, cell_definition, model_key, resolved_models
-from workflow_scripts.study.grid import expand
 from workflow_scripts.study.calibrations import (
     CALIBRATION_S,
-    CalibrationStart,
     Calibration,
     CalibrationRecord,
+    CalibrationStart,
     Lengths,
     Pass,
     at_half_depth,
@@ -50,6 +48,8 @@ from workflow_scripts.study.calibrations import (
     sustained_tokens,
     without_load,
 )
+from workflow_scripts.study.definition import Definition, cell_definition, model_key, resolved_models
+from workflow_scripts.study.grid import expand
 from workflow_scripts.study.outcome import Measured
 from workflow_scripts.study.paths import ENGINE_LOG, JOB, StudyPaths
 from workflow_scripts.study.protocol import PROTOCOL_VERSION
@@ -333,10 +333,10 @@ def _known(records: Sequence[dict[str, Any]], name: str, start_s: float | None =
     STUDY,
     option("--gpu", nargs="+", required=True, help="devices of the study"),
     RESULTS,
-    option("--seconds", type=float, help="time for the passes of each calibration series (default: by the device)"),
+    option("--seconds", type=float, help="time for the passes of each calibration (default: by the device)"),
 )
 def main(args: Namespace) -> int:
-    """Measure the calibration series of some devices."""
+    """Calibrate some devices."""
     study = load_study(args.study)
     cells = expand(study)
     known = {cell.gpu for cell in cells}

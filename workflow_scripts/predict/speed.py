@@ -31,7 +31,7 @@ from workflow_scripts.predict.schedule import (
 )
 from workflow_scripts.predict.scheduler import make_schedule
 from workflow_scripts.predict.static_batches import StaticBatches, static_schedule, static_work
-from workflow_scripts.predict.timing import Timed, time_schedule, step_work
+from workflow_scripts.predict.timing import Timed, step_work, time_schedule
 from workflow_scripts.workloads.warmup import USUAL_PASSES, pass_size
 
 # Seconds that the pipeline itself takes for a cell besides the engine's work: `start` until the engine is ready, `stop`

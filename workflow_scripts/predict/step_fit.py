@@ -25,8 +25,8 @@ from workflow_scripts.predict.pipeline_fit import GUIDED_WITHIN, fit_pipeline
 from workflow_scripts.predict.schedule import RequestLengths, Schedule, Segments
 from workflow_scripts.predict.scheduler import make_schedule
 from workflow_scripts.predict.static_batches import StaticBatches, static_schedule, static_work
-from workflow_scripts.predict.timing import time_schedule, step_work
-from workflow_scripts.study.calibrations import CalibrationStart, CalibrationRecord, Pass
+from workflow_scripts.predict.timing import step_work, time_schedule
+from workflow_scripts.study.calibrations import CalibrationRecord, CalibrationStart, Pass
 
 COVERAGE = 0.9
 # No band is narrower, even if points are met better: models of this form miss the operators of other models by 3 to 6 %

@@ -114,8 +114,8 @@ def _throughput(report: Report) -> Iterator[str]:
         of_first = pairs[pairs["gpu"] == pairs["gpu"].iloc[0]]
         worst = of_first.loc[of_first["times"].idxmax()]
         yield (
-            f"Published for {worst['gpu']} with {setting_phrase(knob, worst['x'])}: {worst['published']:,.0f} tokens/s, "
-            f"{number(worst['times'])} times what was measured."
+            f"Published for {worst['gpu']} with {setting_phrase(knob, worst['x'])}: {worst['published']:,.0f} tokens/s,"
+            f" {number(worst['times'])} times what was measured."
         )
 
 

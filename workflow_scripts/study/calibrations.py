@@ -161,8 +161,8 @@ def calibration_name(cell: Cell) -> str:
 
 def calibrations_of(study: Study, cells: Iterable[Cell]) -> dict[str, Calibration]:
     """The calibrations that cells of a study need, by name. There is none for what is not predicted, or only by the
-    device's rates: an engine whose description does not say how it forms steps, several ranks, speculative decoding, and
-    a server with a number of users."""
+    device's rates: an engine whose description does not say how it forms steps, several ranks, speculative decoding,
+    and a server with a number of users."""
     groups: dict[str, list[Cell]] = {}
     for cell in cells:
         answers_decide = isinstance(cell.knobs, Load) and cell.knobs.users is not None

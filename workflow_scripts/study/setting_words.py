@@ -119,7 +119,9 @@ def settings_in_words(rows: pd.DataFrame, knobs: Sequence[str]) -> list[str]:
     (['block size 32', 'batches of 8'], ["engine's defaults", "engine's defaults"])
     """
     cells = rows[list(knobs)].to_numpy(dtype=object)  # `itertuples` gives no row where there is no column
-    words = [[setting_phrase(*of_knob) for of_knob in zip(knobs, row, strict=True) if pd.notna(of_knob[1])] for row in cells]
+    words = [
+        [setting_phrase(*of_knob) for of_knob in zip(knobs, row, strict=True) if pd.notna(of_knob[1])] for row in cells
+    ]
     return [", ".join(of_cell) or "engine's defaults" for of_cell in words]
 
 

@@ -23,9 +23,9 @@ from workflow_scripts.predict.check_study import check_cells
 from workflow_scripts.predict.forecast import predict_cells
 from workflow_scripts.prepare import model as model_command
 from workflow_scripts.prepare import workload as workload_command
+from workflow_scripts.study.calibrations import calibrations_of
 from workflow_scripts.study.definition import cell_definition, model_key, resolved_models, workload_key
 from workflow_scripts.study.grid import expand
-from workflow_scripts.study.calibrations import calibrations_of
 from workflow_scripts.study.outcome import read_outcome
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study import StudyError

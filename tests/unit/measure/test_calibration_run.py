@@ -10,10 +10,10 @@ from tests.unit.predict.planned import study, sweep
 from workflow_scripts.catalog.gpus_and_models import get_model
 from workflow_scripts.device.device_check import WrongDeviceError
 from workflow_scripts.measure import calibration_run
-from workflow_scripts.measure.calibration_run import CalibrationRunError, CalibrationRun, RefusedError, order, shallower
+from workflow_scripts.measure.calibration_run import CalibrationRun, CalibrationRunError, RefusedError, order, shallower
+from workflow_scripts.study.calibrations import calibrations_of
 from workflow_scripts.study.definition import Definition, cell_definition, model_key, resolved_models
 from workflow_scripts.study.grid import expand
-from workflow_scripts.study.calibrations import calibrations_of
 from workflow_scripts.study.outcome import Measured
 from workflow_scripts.study.paths import StudyPaths
 

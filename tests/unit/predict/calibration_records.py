@@ -11,7 +11,7 @@ from workflow_scripts.physics.step_time import StepWork, launch_waits_s, segment
 from workflow_scripts.predict.schedule import RequestLengths
 from workflow_scripts.predict.step_fit import scheduled
 from workflow_scripts.predict.timing import time_schedule
-from workflow_scripts.study.calibrations import CalibrationStart, CalibrationRecord, Pass, points_for
+from workflow_scripts.study.calibrations import CalibrationRecord, CalibrationStart, Pass, points_for
 from workflow_scripts.study.protocol import PROTOCOL_VERSION
 
 SETTINGS = {

@@ -15,7 +15,7 @@ from workflow_scripts.predict.pipeline_fit import fit_pipeline
 from workflow_scripts.predict.schedule import RequestLengths, SchedulerSettings
 from workflow_scripts.predict.scheduler import make_schedule
 from workflow_scripts.predict.step_fit import fit_sums
-from workflow_scripts.predict.timing import activation_bytes_per_token, time_schedule, matrix_flops, step_work
+from workflow_scripts.predict.timing import activation_bytes_per_token, matrix_flops, step_work, time_schedule
 
 LLAMA = {
     "model_type": "llama",

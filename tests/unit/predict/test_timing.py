@@ -8,7 +8,7 @@ from workflow_scripts.predict.graphs import Graphs
 from workflow_scripts.predict.schedule import RequestLengths, SchedulerSettings
 from workflow_scripts.predict.scheduler import make_schedule
 from workflow_scripts.predict.static_batches import static_schedule
-from workflow_scripts.predict.timing import time_schedule, step_work
+from workflow_scripts.predict.timing import step_work, time_schedule
 
 TINY = get_model("tiny-llama-57m")
 FACTS = read_model_facts(TINY.config, TINY.fixed_dtype)

@@ -18,8 +18,8 @@ from workflow_scripts.predict.forecast import predict_cells
 from workflow_scripts.predict.schedule import RequestLengths
 from workflow_scripts.predict.step_fit import fit_calibration, scheduled
 from workflow_scripts.predict.timing import time_schedule
+from workflow_scripts.study.calibrations import CALIBRATION_S, points_for, read_calibration, sustained_tokens
 from workflow_scripts.study.grid import expand
-from workflow_scripts.study.calibrations import CALIBRATION_S, read_calibration, points_for, sustained_tokens
 from workflow_scripts.study.study_file import load_study
 
 STUDY = CONFIG / "studies/two_gpus.yaml"

@@ -3,17 +3,17 @@ import pytest
 from tests.unit.predict.planned import study, sweep
 from workflow_scripts.catalog.gpus_and_models import get_model
 from workflow_scripts.physics.model_facts import read_model_facts
-from workflow_scripts.study.grid import expand
 from workflow_scripts.study.calibrations import (
     PROMPT_TOKENS,
     CalibrationRecordError,
-    identity,
     calibration_of,
     calibrations_of,
-    read_calibration,
+    identity,
     points_for,
+    read_calibration,
     sustained_tokens,
 )
+from workflow_scripts.study.grid import expand
 from workflow_scripts.study.paths import StudyPaths
 
 

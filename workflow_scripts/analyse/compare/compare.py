@@ -104,7 +104,10 @@ def sections(found: Comparison) -> Iterator[Section]:
             Section(
                 "What differs between A and B",
                 ("what", "A", "B", "cells"),
-                [(d.what, value_text(d.a), value_text(d.b) + _others(d.others), str(d.cells or "")) for d in found.differences],
+                [
+                    (d.what, value_text(d.a), value_text(d.b) + _others(d.others), str(d.cells or ""))
+                    for d in found.differences
+                ],
             ),
             Section("Only in A", ("cell",), [(cell,) for cell in found.only_a]),
             Section("Only in B", ("cell",), [(cell,) for cell in found.only_b]),

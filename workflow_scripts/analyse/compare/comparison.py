@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from pydantic import JsonValue
 
-from workflow_scripts.analyse.compare.comparability import Side, differences, value_text, side, why_not, why_not_ended
+from workflow_scripts.analyse.compare.comparability import Side, differences, side, value_text, why_not, why_not_ended
 from workflow_scripts.analyse.compare.digest import RATE, Digest, DigestCell, Mean, Pair
 from workflow_scripts.analyse.intervals.occasions import OCCASIONS_VARY_PCT, Means, compare_occasions
 from workflow_scripts.analyse.intervals.statistics import CHANGES, FASTER, FLAT, SLOWER, log_margin, verdicts

@@ -82,8 +82,8 @@ def drains(report: Report) -> Iterator[Block]:
         drain = rows.groupby("x")[DRAIN].median()
         rates = means(rows, [OUTPUT.column, STEADY], "x").assign(drain_pct=100 * drain)
         told = [
-            f"{setting_phrase(knob, x)}: {number(whole)} output tokens/s over whole repeats, {number(steady)} while that"
-            f" many run (fewer in the last {drain_pct:.0f} %)"
+            f"{setting_phrase(knob, x)}: {number(whole)} output tokens/s over whole repeats, {number(steady)} while"
+            f" that many run (fewer in the last {drain_pct:.0f} %)"
             for x, whole, steady, drain_pct in rates.loc[sorted({drain.idxmax(), drain.index[-1]})].itertuples()
         ]
         findings.append(Finding(f"{100 * drain.max():.0f} % drain", f"{gpu}: {'; '.join(told)}."))

@@ -17,7 +17,7 @@ from workflow_scripts.present.series import NAMES, PLACES, repeats_of, series_la
 from workflow_scripts.present.style import INK, MUTED, LineStyle, Mark, marks
 from workflow_scripts.present.subject import PLACE, FigurePart, Subject, TablePart
 from workflow_scripts.present.words import held_in_words
-from workflow_scripts.study.setting_words import setting_phrase, setting
+from workflow_scripts.study.setting_words import setting, setting_phrase
 from workflow_scripts.workloads.arrivals import Load
 
 # The column that sets the load, in the order of the search -> its name.
