@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -28,62 +28,49 @@ class Endpoint(Record):
     its device is not checked, and no trace is taken.
     """
 
-    command: Annotated[
-        tuple[str, ...] | None,
-        Field(
-            min_length=1,
-            description="words of the command; {port}, {model_dir} and {name} (unique to the run) are filled in",
-        ),
-    ] = None
-    stop_command: Annotated[tuple[str, ...] | None, Field(min_length=1)] = None
-    environment: Annotated[
-        dict[str, str],
-        Field(description="variables for the command; the same placeholders and {api_key} are filled in"),
-    ] = {}
-    port: Annotated[int | None, Field(ge=1, le=65535, description="a fixed port; by default any free one")] = None
-    base_url: Annotated[str | None, Field(pattern=r"^https?://[^/?#\s@]+(/[^?#\s]*)?$")] = None
-    api_key_env: Annotated[
-        str | None,
-        Field(pattern=r"^[A-Z_][A-Z0-9_]*$", description="variable that holds the key of a base_url while a cell runs"),
-    ] = None
-    served_model: Annotated[str, Field(min_length=1, description="the model's name in requests; may be {model_dir}")]
-    health_path: Annotated[str, Field(pattern=r"^/")] = "/health"
-    completions_path: Annotated[str, Field(pattern=r"^/.*completions$")] = "/v1/completions"
-    chat_path: Annotated[
-        str,
-        Field(
-            pattern=r"^/.*completions$",
-            description="where messages of a chat go",
-            exclude_if=lambda path: path == CHAT_PATH,
-        ),
-    ] = CHAT_PATH
-    prompts: Annotated[Literal["token_ids", "text"], Field(description="what the server takes as a prompt")] = (
-        "token_ids"
+    command: tuple[str, ...] | None = Field(
+        None,
+        min_length=1,
+        description="words of the command; {port}, {model_dir} and {name} (unique to the run) are filled in",
     )
-    ignores_eos: Annotated[
-        bool,
-        Field(description="it generates as many tokens as requested; if false, those that it generated are counted"),
-    ] = True
-    extra_body: Annotated[
-        dict[str, Any], Field(description="further fields of each request, such as the one that ignores end tokens")
-    ] = {}
-    sampling: Annotated[
-        tuple[SamplingSetting, ...],
-        Field(
-            description="the settings of sampling that it applies",
-            # Fields that were added later are left out if they are not set, so that earlier measurements stay valid.
-            exclude_if=lambda names: names == OPENAI_SAMPLING,
-        ),
-    ] = OPENAI_SAMPLING
-    like: Annotated[
-        dict[str, Any],
-        # A prediction changes nothing that is measured.
-        Field(description="`engine` and its knobs by which the server is predicted; none if left out", exclude=True),
-    ] = {}
-    sampled_body: Annotated[
-        dict[str, Any],
-        Field(description="instead of `extra_body` where tokens are drawn", exclude_if=lambda body: not body),
-    ] = {}
+    stop_command: tuple[str, ...] | None = Field(None, min_length=1)
+    environment: dict[str, str] = Field(
+        {}, description="variables for the command; the same placeholders and {api_key} are filled in"
+    )
+    port: int | None = Field(None, ge=1, le=65535, description="a fixed port; by default any free one")
+    base_url: str | None = Field(None, pattern=r"^https?://[^/?#\s@]+(/[^?#\s]*)?$")
+    api_key_env: str | None = Field(
+        None, pattern=r"^[A-Z_][A-Z0-9_]*$", description="variable that holds the key of a base_url while a cell runs"
+    )
+    served_model: str = Field(min_length=1, description="the model's name in requests; may be {model_dir}")
+    health_path: str = Field("/health", pattern=r"^/")
+    completions_path: str = Field("/v1/completions", pattern=r"^/.*completions$")
+    # Fields that were added later are left out if they are not set, so that earlier measurements stay valid.
+    chat_path: str = Field(
+        CHAT_PATH,
+        pattern=r"^/.*completions$",
+        description="where messages of a chat go",
+        exclude_if=lambda path: path == CHAT_PATH,
+    )
+    prompts: Literal["token_ids", "text"] = Field("token_ids", description="what the server takes as a prompt")
+    ignores_eos: bool = Field(
+        True, description="it generates as many tokens as requested; if false, those that it generated are counted"
+    )
+    extra_body: dict[str, Any] = Field(
+        {}, description="further fields of each request, such as the one that ignores end tokens"
+    )
+    sampling: tuple[SamplingSetting, ...] = Field(
+        OPENAI_SAMPLING,
+        description="the settings of sampling that it applies",
+        exclude_if=lambda names: names == OPENAI_SAMPLING,
+    )
+    # A prediction changes nothing that is measured.
+    like: dict[str, Any] = Field(
+        {}, description="`engine` and its knobs by which the server is predicted; none if left out", exclude=True
+    )
+    sampled_body: dict[str, Any] = Field(
+        {}, description="instead of `extra_body` where tokens are drawn", exclude_if=lambda body: not body
+    )
 
     def needed_for(self, *, sampled: bool, chat: bool) -> "Endpoint":
         """The entry without fields that only matter for other requests, so that changing these repeats no cell."""

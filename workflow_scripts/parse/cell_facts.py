@@ -109,33 +109,24 @@ def parse_cell(folder: Path, cell_id: str) -> CellFacts:
 
 
 def _outcome_facts(outcome: Outcome, rows: CellFacts) -> None:
-    source = OUTCOME
-    rows.add("outcome", outcome.outcome, source)
-    rows.add("reason", outcome.reason, source)
-    rows.add("definition_sha256", recorded_sha256(outcome.definition), source)
-    for name in ("round", "position", "idle_before_s", "boot_id", "planned"):
-        rows.add(name, getattr(outcome.start, name), source)
-    rows.add("protocol", outcome.definition.get("protocol"), source)
-    groups = {
-        "effective": outcome.effective,
-        "phase_s": outcome.phases_s,
-        "device": outcome.device,
-        "host_load": outcome.host_load,
-        "provenance": outcome.provenance,
-    }
-    for group, values in groups.items():
-        for name, value in values.items():
-            rows.add(f"{group}.{name}", value, source)
-    if outcome.warmup is not None:
-        rows.add("warmup.requests", outcome.warmup.requests, source)
-        rows.add("warmup.passes", len(outcome.warmup.passes_s), source)
-        rows.add("warmup.steady", outcome.warmup.steady, source)
-        if experts := outcome.warmup.experts:
-            rows.add("warmup.experts_touched_share", experts.share, source)
-            rows.add("warmup.experts_touched_tokens", experts.tokens, source)
+    facts: dict[str, Any] = {"outcome": outcome.outcome, "reason": outcome.reason}
+    facts["definition_sha256"] = recorded_sha256(outcome.definition)
+    of_start = ("round", "position", "idle_before_s", "boot_id", "planned")
+    facts |= {name: getattr(outcome.start, name) for name in of_start}
+    facts["protocol"] = outcome.definition.get("protocol")
+    groups = {"effective": outcome.effective, "phase_s": outcome.phases_s, "device": outcome.device}
+    groups |= {"host_load": outcome.host_load, "provenance": outcome.provenance}
+    facts |= {f"{group}.{name}": value for group, values in groups.items() for name, value in values.items()}
+    if warmup := outcome.warmup:
+        passes = {"requests": warmup.requests, "passes": len(warmup.passes_s), "steady": warmup.steady}
+        facts |= {f"warmup.{name}": value for name, value in passes.items()}
+        if experts := warmup.experts:
+            facts |= {"warmup.experts_touched_share": experts.share, "warmup.experts_touched_tokens": experts.tokens}
+    for name, value in facts.items():
+        rows.add(name, value, OUTCOME)
     for repeat in outcome.repeats:
-        rows.add("wall_s", repeat.end_monotonic_s - repeat.start_monotonic_s, source, repeat.repeat)
-        rows.add("start_unix_s", repeat.start_unix_s, source, repeat.repeat)
+        rows.add("wall_s", repeat.end_monotonic_s - repeat.start_monotonic_s, OUTCOME, repeat.repeat)
+        rows.add("start_unix_s", repeat.start_unix_s, OUTCOME, repeat.repeat)
 
 
 def _log_facts(log: Path, rows: CellFacts) -> None:

@@ -194,15 +194,9 @@ def _ranks(found: Sequence[tuple[Row, list[Reading]]]) -> dict[str, list[RankRea
     """All readings of the facts that each rank prints, if there is more than one rank."""
     ranks: dict[str, list[RankReading]] = {}
     for row, readings in found:
-        if row.per_rank and len(readings) > 1:
-            for fact in row.facts:
-                ranks.setdefault(
-                    fact,
-                    [
-                        RankReading.model_validate({"rank": r.rank, "value": r.values[fact], "line": r.line})
-                        for r in readings
-                    ],
-                )
+        for fact in row.facts if row.per_rank and len(readings) > 1 else ():
+            each = ({"rank": r.rank, "value": r.values[fact], "line": r.line} for r in readings)
+            ranks.setdefault(fact, [RankReading.model_validate(reading) for reading in each])
     return ranks
 
 

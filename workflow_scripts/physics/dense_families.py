@@ -27,6 +27,19 @@ def attention_of(c: ConfigValues, *, head_dim: int | None = None, **others: Any)
     return Attention(heads, kv_heads, c.size("head_dim", head_dim), **others)
 
 
+def biases(c: ConfigValues, default: bool = False) -> Fields:
+    """Whether queries, keys, values and the output have biases, by the usual key."""
+    bias = c.flag("attention_bias", default)
+    return {"qkv_bias": bias, "output_bias": bias}
+
+
+def every_full(c: ConfigValues, every: int, layers: int | None = None) -> Sequence[str]:
+    """Kinds of layers: as listed, else with a window except for every `every`-th. `layers`: the family's default."""
+    count = c.size("num_hidden_layers", layers)
+    pattern = [WINDOWED if (i + 1) % every else FULL for i in range(count)]
+    return c.layer_kinds("layer_types", count, pattern, (FULL, WINDOWED))
+
+
 def decoder(c: ConfigValues, layers: Sequence[Layer], **others: Any) -> Fields:
     """The fields that all families share, with the tables and the final norm of a model with RMS norms."""
     return {
@@ -46,6 +59,11 @@ def equal_layers(c: ConfigValues, mixer: Mixer, feed_forward: FeedForward, norms
     return [layer] * c.size("num_hidden_layers")
 
 
+def with_norms(mixer: Attention) -> Attention:
+    """The attention with norms over the queries and keys of all heads together."""
+    return replace(mixer, norm_parameters=(mixer.heads + mixer.kv_heads) * mixer.head_dim)
+
+
 def window_of(c: ConfigValues, default: int | None = None) -> int | None:
     """The size of the sliding window, None without one."""
     window = c.get("sliding_window", default)
@@ -53,8 +71,7 @@ def window_of(c: ConfigValues, default: int | None = None) -> int | None:
 
 
 def _llama(c: ConfigValues, **changes: Any) -> Fields:
-    bias = c.flag("attention_bias", False)
-    mixer = attention_of(c, **{"qkv_bias": bias, "output_bias": bias} | changes)
+    mixer = attention_of(c, **biases(c) | changes)
     return decoder(c, equal_layers(c, mixer, Mlp(c.size("intermediate_size"), bias=c.flag("mlp_bias", False))))
 
 
@@ -88,8 +105,8 @@ def _qwen_kinds(c: ConfigValues) -> Sequence[str]:
 
 
 def _qwen3(c: ConfigValues) -> Fields:
-    bias, head_dim = c.flag("attention_bias", False), c.size("head_dim", 128)
-    own = {"head_dim": head_dim, "norm_parameters": 2 * head_dim, "qkv_bias": bias, "output_bias": bias}
+    head_dim = c.size("head_dim", 128)
+    own = {"head_dim": head_dim, "norm_parameters": 2 * head_dim, **biases(c)}
     return decoder(c, by_kind(c, _qwen_kinds(c), 2, Mlp(c.size("intermediate_size")), **own))
 
 
@@ -101,40 +118,27 @@ def _phi3(c: ConfigValues) -> Fields:
 
 
 def _gemma2(c: ConfigValues) -> Fields:
-    layers = c.size("num_hidden_layers")
-    alternate = [FULL if i % 2 else WINDOWED for i in range(layers)]
-    kinds = c.layer_kinds("layer_types", layers, alternate, (FULL, WINDOWED))
-    bias = c.flag("attention_bias", False)
-    stack = by_kind(c, kinds, 4, Mlp(c.size("intermediate_size")), head_dim=256, qkv_bias=bias, output_bias=bias)
+    stack = by_kind(c, every_full(c, 2), 4, Mlp(c.size("intermediate_size")), head_dim=256, **biases(c))
     return decoder(c, stack, tied_embeddings=c.flag("tie_word_embeddings", True))
 
 
 def gemma3_text(c: ConfigValues) -> Fields:
     """Most layers with a window, every sixth without."""
-    layers, every = c.size("num_hidden_layers", 26), c.size("sliding_window_pattern", 6)
-    pattern = [WINDOWED if (i + 1) % every else FULL for i in range(layers)]
-    kinds = c.layer_kinds("layer_types", layers, pattern, (FULL, WINDOWED))
-    bias, head_dim = c.flag("attention_bias", False), c.size("head_dim", 256)
-    own = {"head_dim": head_dim, "norm_parameters": 2 * head_dim, "qkv_bias": bias, "output_bias": bias}
+    kinds, head_dim = every_full(c, c.size("sliding_window_pattern", 6), layers=26), c.size("head_dim", 256)
+    own = {"head_dim": head_dim, "norm_parameters": 2 * head_dim, **biases(c)}
     stack = by_kind(c, kinds, 4, Mlp(c.size("intermediate_size")), **own)
     return decoder(c, stack, tied_embeddings=c.flag("tie_word_embeddings", True))
 
 
 def _olmo2(c: ConfigValues) -> Fields:
-    bias = c.flag("attention_bias", False)
-    mixer = attention_of(c, qkv_bias=bias, output_bias=bias)
-    norms = (mixer.heads + mixer.kv_heads) * mixer.head_dim
-    mixer = attention_of(c, qkv_bias=bias, output_bias=bias, norm_parameters=norms)
-    return decoder(c, equal_layers(c, mixer, Mlp(c.size("intermediate_size"))))
+    return decoder(c, equal_layers(c, with_norms(attention_of(c, **biases(c))), Mlp(c.size("intermediate_size"))))
 
 
 def _olmo3(c: ConfigValues) -> Fields:
-    layers, fields = c.size("num_hidden_layers"), _olmo2(c)
-    pattern = [WINDOWED if (i + 1) % 4 else FULL for i in range(layers)]
-    kinds = c.layer_kinds("layer_types", layers, pattern, (FULL, WINDOWED))
+    fields = _olmo2(c)
     (layer,) = set(fields["stack"])
     window = replace(layer, mixers=(replace(layer.mixers[0], window=window_of(c, 4096)),))
-    return fields | {"stack": tuple(window if kind == WINDOWED else layer for kind in kinds)}
+    return fields | {"stack": tuple(window if kind == WINDOWED else layer for kind in every_full(c, 4))}
 
 
 def _seed_oss(c: ConfigValues) -> Fields:
@@ -153,15 +157,13 @@ def _glm4(c: ConfigValues) -> Fields:
     return decoder(c, equal_layers(c, mixer, Mlp(c.size("intermediate_size")), norms=4))
 
 
-def _layer_norms(c: ConfigValues, mixer: Attention, mlp: Mlp, *, layers: int, norms: int = 2, **others: Any) -> Fields:
+def _layer_norms(
+    c: ConfigValues, mixer: Attention, mlp: Mlp, layers: int, max_positions: int, *, norms: int = 2, **others: Any
+) -> Fields:
     hidden = mixer.heads * mixer.head_dim
-    return {
-        "hidden": hidden,
-        "vocab": c.size("vocab_size"),
-        "stack": (Layer((mixer,), (mlp,), norms * 2 * hidden),) * layers,
-        "final_norm_parameters": 2 * hidden,
-        **others,
-    }
+    stack = (Layer((mixer,), (mlp,), norms * 2 * hidden),) * layers
+    sizes = {"hidden": hidden, "vocab": c.size("vocab_size"), "max_positions": max_positions}
+    return {**sizes, "stack": stack, "final_norm_parameters": 2 * hidden, **others}
 
 
 def _own_heads(c: ConfigValues, hidden: str, heads: str, **others: Any) -> Attention:
@@ -192,44 +194,26 @@ def _opt(c: ConfigValues) -> Fields:
         raise c.fault("word_embed_proj_dim other than hidden_size is not supported")
     bias, positions = c.flag("enable_bias", True), c.size("max_position_embeddings")
     mixer = _own_heads(c, "hidden_size", "num_attention_heads", qkv_bias=bias, output_bias=bias)
-    fields = _layer_norms(
-        c,
-        mixer,
-        Mlp(c.size("ffn_dim"), gated=False, bias=bias),
-        layers=c.size("num_hidden_layers"),
-        max_positions=positions,
-        tied_embeddings=c.flag("tie_word_embeddings", True),
-        learned_positions=positions + 2,  # they are looked up with an offset of two
-    )
+    mlp, tied = Mlp(c.size("ffn_dim"), gated=False, bias=bias), c.flag("tie_word_embeddings", True)
+    fields = _layer_norms(c, mixer, mlp, c.size("num_hidden_layers"), positions, tied_embeddings=tied)
+    fields["learned_positions"] = positions + 2  # they are looked up with an offset of two
     if not c.flag("do_layer_norm_before", True) or c.flag("_remove_final_layer_norm", False):
         fields["final_norm_parameters"] = 0
     return fields
 
 
 def _gpt2(c: ConfigValues) -> Fields:
-    mixer = _own_heads(c, "n_embd", "n_head", qkv_bias=True, output_bias=True)
-    return _layer_norms(
-        c,
-        mixer,
-        Mlp(c.size("n_inner", 4 * c.size("n_embd")), gated=False, bias=True),
-        layers=c.size("n_layer"),
-        max_positions=c.size("n_positions"),
-        tied_embeddings=c.flag("tie_word_embeddings", True),
-        learned_positions=c.size("n_positions"),
-    )
+    mixer, positions = _own_heads(c, "n_embd", "n_head", qkv_bias=True, output_bias=True), c.size("n_positions")
+    mlp = Mlp(c.size("n_inner", 4 * c.size("n_embd")), gated=False, bias=True)
+    own = {"tied_embeddings": c.flag("tie_word_embeddings", True), "learned_positions": positions}
+    return _layer_norms(c, mixer, mlp, c.size("n_layer"), positions, **own)
 
 
 def _gpt_neox(c: ConfigValues) -> Fields:
-    bias = c.flag("attention_bias", True)
-    mixer = _own_heads(c, "hidden_size", "num_attention_heads", qkv_bias=bias, output_bias=bias)
-    return _layer_norms(
-        c,
-        mixer,
-        Mlp(c.size("intermediate_size"), gated=False, bias=True),
-        layers=c.size("num_hidden_layers"),
-        max_positions=c.size("max_position_embeddings"),
-        tied_embeddings=c.flag("tie_word_embeddings", False),
-    )
+    mixer = _own_heads(c, "hidden_size", "num_attention_heads", **biases(c, True))
+    mlp, layers = Mlp(c.size("intermediate_size"), gated=False, bias=True), c.size("num_hidden_layers")
+    tied = c.flag("tie_word_embeddings", False)
+    return _layer_norms(c, mixer, mlp, layers, c.size("max_position_embeddings"), tied_embeddings=tied)
 
 
 def _falcon(c: ConfigValues) -> Fields:
@@ -242,15 +226,11 @@ def _falcon(c: ConfigValues) -> Fields:
     bias = c.flag("bias", False)
     head_dim = c.divided("hidden_size", "num_attention_heads", (hidden, heads))
     c.divided("num_attention_heads", "num_kv_heads", (heads, kv_heads))
-    return _layer_norms(
-        c,
-        Attention(heads, kv_heads, head_dim, qkv_bias=bias, output_bias=bias),
-        Mlp(c.size("ffn_hidden_size", 4 * hidden), gated=False, bias=bias),
-        norms=1 if shared_norm else 2,
-        layers=c.size("num_hidden_layers"),
-        max_positions=c.size("max_position_embeddings", 2048),
-        tied_embeddings=c.flag("tie_word_embeddings", True),
-    )
+    mixer = Attention(heads, kv_heads, head_dim, qkv_bias=bias, output_bias=bias)
+    mlp = Mlp(c.size("ffn_hidden_size", 4 * hidden), gated=False, bias=bias)
+    layers, positions = c.size("num_hidden_layers"), c.size("max_position_embeddings", 2048)
+    own = {"norms": 1 if shared_norm else 2, "tied_embeddings": c.flag("tie_word_embeddings", True)}
+    return _layer_norms(c, mixer, mlp, layers, positions, **own)
 
 
 DENSE: dict[str, Reader] = {

@@ -12,10 +12,13 @@ from workflow_scripts.physics.dense_families import (
     Fields,
     Reader,
     attention_of,
+    biases,
     by_kind,
     decoder,
     equal_layers,
+    every_full,
     window_of,
+    with_norms,
 )
 from workflow_scripts.physics.layers import Experts, FeedForward, LatentAttention, Layer, Mixer, Mlp
 
@@ -56,12 +59,10 @@ def _qwen2_moe(c: ConfigValues) -> Fields:
 
 
 def _qwen3_moe(c: ConfigValues) -> Fields:
-    bias = c.flag("attention_bias", False)
-    mixer = attention_of(c, qkv_bias=bias, output_bias=bias)
+    mixer = attention_of(c, **biases(c))
     mixer = replace(mixer, norm_parameters=2 * mixer.head_dim)
-    block: list[FeedForward] = [experts_of(c, c.size("num_experts"), c.size("moe_intermediate_size"))]
     _refuse_window(c)
-    return decoder(c, _sparse(c, block, mixer))
+    return decoder(c, _sparse(c, [experts_of(c, c.size("num_experts"), c.size("moe_intermediate_size"))], mixer))
 
 
 def _refuse_window(c: ConfigValues) -> None:
@@ -87,14 +88,16 @@ def latent_experts(c: ConfigValues, mixer: LatentAttention, dense_layers: int = 
     """DeepSeek-V2 and V3, and Kimi-K2, which has the structure of V3. `dense_layers`: the family's default."""
     c = ConfigValues({"first_k_dense_replace": dense_layers, **c.given()})
     bias = c.model_type == "deepseek_v2" and c.flag("mlp_bias", False)
-    block: list[FeedForward] = []
-    if c.size("first_k_dense_replace", least=0) < c.size("num_hidden_layers"):
-        intermediate = c.size("moe_intermediate_size")
-        block.append(experts_of(c, c.size("n_routed_experts"), intermediate))
-        if shared := c.size("n_shared_experts", 0, least=0):
-            block.append(Mlp(shared * intermediate, bias=bias))
-    dense = Mlp(c.size("intermediate_size"), bias=bias)
-    return decoder(c, _dense_first(c, mixer, dense, block, 2 * c.size("hidden_size")))
+    has_experts = c.size("first_k_dense_replace", least=0) < c.size("num_hidden_layers")
+    return decoder(c, _dense_first(c, mixer, _routed_and_shared(c, bias) if has_experts else [], bias))
+
+
+def _routed_and_shared(c: ConfigValues, bias: bool = False) -> list[FeedForward]:
+    intermediate = c.size("moe_intermediate_size")
+    block: list[FeedForward] = [experts_of(c, c.size("n_routed_experts"), intermediate)]
+    if shared := c.size("n_shared_experts", 0, least=0):
+        block.append(Mlp(shared * intermediate, bias=bias))
+    return block
 
 
 def _deepseek(c: ConfigValues) -> Fields:
@@ -111,30 +114,23 @@ def _sparse_attention(c: ConfigValues) -> Fields:
 
 
 def _minimax_m2(c: ConfigValues) -> Fields:
-    mixer = attention_of(c, head_dim=128)
-    mixer = replace(mixer, norm_parameters=(mixer.heads + mixer.kv_heads) * mixer.head_dim)
+    mixer = with_norms(attention_of(c, head_dim=128))
     return decoder(c, equal_layers(c, mixer, experts_of(c, c.size("num_local_experts"), c.size("intermediate_size"))))
 
 
-def _dense_first(
-    c: ConfigValues, mixer: Mixer, dense: Mlp, block: Sequence[FeedForward], norm_parameters: int
-) -> list[Layer]:
+def _dense_first(c: ConfigValues, mixer: Mixer, block: Sequence[FeedForward], bias: bool = False) -> list[Layer]:
     layers, first = c.size("num_hidden_layers"), c.size("first_k_dense_replace", 0, least=0)
     if c.size("moe_layer_freq", 1) != 1:
         raise c.fault("moe_layer_freq other than 1 is not supported")
-    dense_layer = Layer((mixer,), (dense,), norm_parameters)
-    return [dense_layer if i < first else Layer((mixer,), tuple(block), norm_parameters) for i in range(layers)]
+    dense, norms = Mlp(c.size("intermediate_size"), bias=bias), 2 * c.size("hidden_size")
+    return [Layer((mixer,), (dense,) if i < first else tuple(block), norms) for i in range(layers)]
 
 
 def _glm4_moe(c: ConfigValues) -> Fields:
-    intermediate, bias = c.size("moe_intermediate_size"), c.flag("attention_bias", False)
-    mixer = attention_of(c, qkv_bias=bias)
+    mixer = attention_of(c, qkv_bias=c.flag("attention_bias", False))
     if c.flag("use_qk_norm", False):
         mixer = replace(mixer, norm_parameters=2 * mixer.head_dim)
-    block: list[FeedForward] = [experts_of(c, c.size("n_routed_experts"), intermediate)]
-    if shared := c.size("n_shared_experts", 0, least=0):
-        block.append(Mlp(shared * intermediate))
-    return decoder(c, _dense_first(c, mixer, Mlp(c.size("intermediate_size")), block, 2 * c.size("hidden_size")))
+    return decoder(c, _dense_first(c, mixer, _routed_and_shared(c)))
 
 
 def _llama4_text(c: ConfigValues) -> Fields:
@@ -148,40 +144,29 @@ def _llama4_text(c: ConfigValues) -> Fields:
     routed = experts_of(c, c.size("num_local_experts"), c.size("intermediate_size"))
     block = (routed, Mlp(c.size("intermediate_size")))
     dense = (Mlp(c.size("intermediate_size_mlp")),)
-    bias = c.flag("attention_bias", False)
     chunk = {"chunk": c.size("attention_chunk_size")} if CHUNKED in kinds else {}
-    mixers = {
-        kind: attention_of(c, qkv_bias=bias, output_bias=bias, **(chunk if kind == CHUNKED else {}))
-        for kind in set(kinds)
-    }
+    mixers = {kind: attention_of(c, **biases(c), **(chunk if kind == CHUNKED else {})) for kind in set(kinds)}
     stack = [Layer((mixers[kind],), block if i in sparse else dense, 2 * hidden) for i, kind in enumerate(kinds)]
     return decoder(c, stack)
 
 
 def _olmoe(c: ConfigValues) -> Fields:
-    bias = c.flag("attention_bias", False)
-    mixer = attention_of(c, qkv_bias=bias, output_bias=bias)
-    mixer = replace(mixer, norm_parameters=(mixer.heads + mixer.kv_heads) * mixer.head_dim)
+    mixer = with_norms(attention_of(c, **biases(c)))
     return decoder(c, equal_layers(c, mixer, experts_of(c, c.size("num_experts"), c.size("intermediate_size"))))
 
 
 def _phimoe(c: ConfigValues) -> Fields:
-    hidden, bias = c.size("hidden_size"), c.flag("attention_bias", False)
-    mixer = attention_of(c, qkv_bias=bias, output_bias=bias, window=window_of(c))
+    mixer = attention_of(c, **biases(c), window=window_of(c))
     block = experts_of(c, c.size("num_local_experts"), c.size("intermediate_size"))
     head_bias = c.size("vocab_size") if c.flag("lm_head_bias", False) else 0
-    norms = {"final_norm_parameters": 2 * hidden + head_bias}
+    norms = {"final_norm_parameters": 2 * c.size("hidden_size") + head_bias}
     return decoder(c, equal_layers(c, mixer, block, norms=4), **norms)
 
 
 def _gpt_oss(c: ConfigValues) -> Fields:
-    layers = c.size("num_hidden_layers")
-    alternate = [FULL if i % 2 else WINDOWED for i in range(layers)]
-    kinds = c.layer_kinds("layer_types", layers, alternate, (FULL, WINDOWED))
-    bias, experts = c.flag("attention_bias", True), c.size("num_local_experts")
+    experts = c.size("num_local_experts")
     block = experts_of(c, experts, c.size("intermediate_size"), bias=True, router_parameters=experts)
-    own = {"head_dim": 64, "qkv_bias": bias, "output_bias": bias, "sinks": True}
-    return decoder(c, by_kind(c, kinds, 2, block, **own))
+    return decoder(c, by_kind(c, every_full(c, 2), 2, block, head_dim=64, sinks=True, **biases(c, True)))
 
 
 def _gemma4_text(c: ConfigValues) -> Fields:
@@ -189,9 +174,7 @@ def _gemma4_text(c: ConfigValues) -> Fields:
     for key, default in (("hidden_size_per_layer_input", 256), ("num_kv_shared_layers", 0)):
         if c.size(key, default, least=0):
             raise c.fault(f"{key} above 0 is not supported")
-    layers, hidden, bias = c.size("num_hidden_layers"), c.size("hidden_size"), c.flag("attention_bias", False)
-    pattern = [WINDOWED if (i + 1) % 6 else FULL for i in range(layers)]
-    kinds = [*c.layer_kinds("layer_types", layers, pattern, (FULL, WINDOWED))[:-1], FULL]
+    hidden, kinds = c.size("hidden_size"), [*every_full(c, 6)[:-1], FULL]
     block: list[FeedForward] = [Mlp(c.size("intermediate_size"))]
     if sparse := c.flag("enable_moe_block", False):
         count, intermediate = c.size("num_experts"), c.size("moe_intermediate_size")
@@ -206,8 +189,7 @@ def _gemma4_text(c: ConfigValues) -> Fields:
         of_kind = ConfigValues({"head_dim": 256, **c.given(), **own[kind]})
         mixer_of[kind] = attention_of(
             of_kind,
-            qkv_bias=bias,
-            output_bias=bias,
+            **biases(c),
             norm_parameters=2 * of_kind.size("head_dim"),
             window=c.size("sliding_window", 512) if kind == WINDOWED else None,
             keys_are_values=same and kind == FULL,

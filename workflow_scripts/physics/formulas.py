@@ -23,17 +23,6 @@ Number = TypeVar("Number", float, npt.NDArray[np.float64])
 # --- KV cache: how much fits -------------------------------------------------------------------------------------
 
 
-def bytes_per_token(layers: int, kv_heads: int, head_dim: int, dtype_bytes: int) -> int:
-    """Bytes that one token holds in the KV cache: a key and a value vector in every layer. [Pope]
-
-    Llama-3.1-8B in BF16, opt-125m in FP16 and Llama-3-70B in BF16:
-
-    >>> bytes_per_token(32, 8, 128, 2), bytes_per_token(12, 12, 64, 2), bytes_per_token(80, 8, 128, 2)
-    (131072, 36864, 327680)
-    """
-    return 2 * layers * kv_heads * head_dim * dtype_bytes
-
-
 def bytes_per_block(block_size: int, bytes_per_token: int) -> int:
     """Bytes of one KV block of `block_size` tokens, over all layers. [Kwon]
 

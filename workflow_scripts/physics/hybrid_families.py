@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from workflow_scripts.physics.config_values import ConfigValues
-from workflow_scripts.physics.dense_families import FULL, Fields, Reader, attention_of, decoder
+from workflow_scripts.physics.dense_families import FULL, Fields, Reader, attention_of, biases, decoder
 from workflow_scripts.physics.expert_families import experts_of, latent_attention, latent_experts
 from workflow_scripts.physics.layers import MAMBA_2, FeedForward, Layer, Mixer, Mlp, State
 
@@ -166,11 +166,8 @@ def _jamba(c: ConfigValues) -> Fields:
 def _falcon_h1(c: ConfigValues) -> Fields:
     hidden = c.size("hidden_size")
     inner = c.size("mamba_d_ssm", c.size("mamba_expand", 2) * hidden)
-    bias = c.flag("attention_bias", False)
-    state = _mamba2_by_usual_keys(
-        c, inner, norm=c.flag("mamba_rms_norm", False), out_bias=c.flag("projectors_bias", False)
-    )
-    mixers = (attention_of(c, qkv_bias=bias, output_bias=bias), state)
+    norm, out_bias = c.flag("mamba_rms_norm", False), c.flag("projectors_bias", False)
+    mixers = (attention_of(c, **biases(c)), _mamba2_by_usual_keys(c, inner, norm=norm, out_bias=out_bias))
     layer = Layer(mixers, (Mlp(c.size("intermediate_size"), bias=c.flag("mlp_bias", False)),), 2 * hidden)
     return decoder(c, [layer] * c.size("num_hidden_layers"))
 
@@ -178,9 +175,7 @@ def _falcon_h1(c: ConfigValues) -> Fields:
 def _bamba(c: ConfigValues) -> Fields:
     hidden, layers = c.size("hidden_size"), c.size("num_hidden_layers")
     attending = c.numbers("attn_layer_indices", layers)
-    state = _mamba2_by_usual_keys(c, c.size("mamba_expand", 2) * hidden)
-    bias = c.flag("attention_bias", False)
-    attention = attention_of(c, qkv_bias=bias, output_bias=bias)
+    state, attention = _mamba2_by_usual_keys(c, c.size("mamba_expand", 2) * hidden), attention_of(c, **biases(c))
     mlp = Mlp(c.size("intermediate_size"), bias=c.flag("mlp_bias", False))
     stack = [Layer((attention if i in attending else state,), (mlp,), 2 * hidden) for i in range(layers)]
     return decoder(c, stack)
@@ -194,8 +189,7 @@ def _granite_hybrid(c: ConfigValues) -> Fields:
     blocks: list[FeedForward] = [Mlp(c.size("shared_intermediate_size"))]
     if count := c.size("num_local_experts", 8, least=0):
         blocks.append(experts_of(c, count, c.size("intermediate_size")))
-    bias = c.flag("attention_bias", False)
-    mixer_of: dict[str, Mixer] = {FULL: attention_of(c, qkv_bias=bias, output_bias=bias)}
+    mixer_of: dict[str, Mixer] = {FULL: attention_of(c, **biases(c))}
     if LINEAR in kinds:
         mixer_of[LINEAR] = _mamba2_by_usual_keys(c, c.size("mamba_expand", 2) * hidden)
     return decoder(c, [Layer((mixer_of[kind],), tuple(blocks), 2 * hidden) for kind in kinds])
@@ -227,16 +221,12 @@ def _qwen_hybrid(c: ConfigValues) -> Fields:
     hidden, layers, every = c.size("hidden_size"), c.size("num_hidden_layers"), c.size("full_attention_interval", 4)
     pattern = [FULL if (i + 1) % every == 0 else LINEAR for i in range(layers)]
     kinds = c.layer_kinds("layer_types", layers, pattern, (FULL, LINEAR))
-    bias, head_dim = c.flag("attention_bias", False), c.size("head_dim", 256)
-    own = {"qkv_bias": bias, "output_bias": bias, "norm_parameters": 2 * head_dim, "output_gate": True}
-    mixer_of: dict[str, Mixer] = {
-        FULL: attention_of(c, head_dim=head_dim, **own),
-        LINEAR: _delta_net(c, c.choice("mamba_ssm_dtype", None, DTYPES)),
-    }
-    dense: tuple[FeedForward, ...] = ()
+    head_dim = c.size("head_dim", 256)
+    own = {"head_dim": head_dim, "norm_parameters": 2 * head_dim, "output_gate": True, **biases(c)}
+    states = _delta_net(c, c.choice("mamba_ssm_dtype", None, DTYPES))
+    mixer_of: dict[str, Mixer] = {FULL: attention_of(c, **own), LINEAR: states}
+    dense = (Mlp(c.size("intermediate_size")),) if c.get("intermediate_size") is not None else ()
     sparse: tuple[FeedForward, ...] = ()
-    if c.get("intermediate_size") is not None:
-        dense = (Mlp(c.size("intermediate_size")),)
     if ("moe" in c.model_type or c.model_type == "qwen3_next") and c.size("num_experts", least=0):
         routed = experts_of(c, c.size("num_experts"), c.size("moe_intermediate_size"), router_parameters=hidden)
         sparse = (routed, Mlp(c.size("shared_expert_intermediate_size")))

@@ -130,11 +130,11 @@ class ModelFacts:
         return len(mixers) == 1 and not any(isinstance(mixer, State) or mixer.attended for mixer in mixers)
 
     @cached_property
-    def reaches(self) -> tuple["Reach", ...]:
+    def reaches(self) -> tuple[Reach, ...]:
         """How far layers with attention look back; each reach has its sums over all layers."""
         return self.reaches_on(1)
 
-    def reaches_on(self, tensor: int) -> tuple["Reach", ...]:
+    def reaches_on(self, tensor: int) -> tuple[Reach, ...]:
         """The same with what `tensor` ranks keep together: each keeps at least one KV head, and all of a latent vector.
 
         1 KV head x 2 x 4 elements in each of 3 layers, and both ranks keep it:
@@ -242,20 +242,9 @@ class ModelFacts:
     @property
     def parameters(self) -> int:
         """All parameters; a tied matrix is counted once."""
-        return (
-            self.layer_matrix_parameters
-            + self.layer_vector_parameters
-            + self.final_norm_parameters
-            + self.token_embedding_parameters
-            + self.position_embedding_parameters
-            + self.lm_head_parameters
-            + self.encoder_parameters
-        )
-
-    @property
-    def active_parameters(self) -> int:
-        """Parameters that one token needs: all except the experts that it does not use."""
-        return self.parameters - self.layer_matrix_parameters + self.layer_matmul_parameters
+        layers = self.layer_matrix_parameters + self.layer_vector_parameters + self.final_norm_parameters
+        tables = self.token_embedding_parameters + self.position_embedding_parameters + self.lm_head_parameters
+        return layers + tables + self.encoder_parameters
 
     @property
     def matmul_parameters(self) -> int:
@@ -341,12 +330,8 @@ class ModelFacts:
         >>> model_facts(_EXAMPLE).prefill_flops(10)
         29920
         """
-        return formulas.prefill_flops(
-            layer_parameters=self.layer_matmul_parameters,
-            lm_head_parameters=self.vocab * self.hidden,
-            attention_width=_width(self.uniform().reaches[0].prefill_pair_flops),
-            prompt_tokens=prompt_tokens,
-        )
+        width = _width(self.uniform().reaches[0].prefill_pair_flops)
+        return formulas.prefill_flops(self.layer_matmul_parameters, self.vocab * self.hidden, prompt_tokens, width)
 
     @property
     def attention_width(self) -> int:
@@ -362,12 +347,8 @@ class ModelFacts:
         >>> model_facts(_EXAMPLE).decode_flops(sequences=2, kv_tokens=50)
         12608
         """
-        return formulas.decode_step_flops(
-            matmul_parameters=self.matmul_parameters,
-            attention_width=_width(self.uniform().reaches[0].decode_pair_flops),
-            sequences=sequences,
-            kv_tokens=kv_tokens,
-        )
+        width = _width(self.uniform().reaches[0].decode_pair_flops)
+        return formulas.decode_step_flops(self.matmul_parameters, sequences, kv_tokens, width)
 
     def request_flops(self, prompt_tokens: float, output_tokens: float) -> float:
         """Operations of a whole request: its prompt, and a decode step for each output token after the first.

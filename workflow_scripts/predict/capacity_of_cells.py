@@ -25,7 +25,7 @@ from workflow_scripts.engines.knobs import Knobs
 from workflow_scripts.engines.registry import get_engine
 from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, facts_on
 from workflow_scripts.predict.capacity_record import Capacity, PublishedCapacity
-from workflow_scripts.predict.engine_memory import EngineSettings
+from workflow_scripts.predict.engine_memory import EngineSettings, Term
 from workflow_scripts.predict.engine_steps import CapacityBy
 from workflow_scripts.predict.kv_capacity import predict_capacity
 from workflow_scripts.predict.vllm_cells import capacity_of_settings
@@ -84,14 +84,14 @@ def _predict_row(row: Mapping[str, str]) -> Capacity:
     )
     gpus = resolve(row["gpu"])
     model = models_by_repo().get(row["model"])
+    terms: Mapping[str, Term] = {}
+    unknown = None
     if len(gpus) > 1:
-        which = ", ".join(gpu.name for gpu in gpus)
-        capacity = capacity_of_settings(settings, {}, unknown=f"{row['gpu']} may be any of {which}")
+        unknown = f"{row['gpu']} may be any of {', '.join(gpu.name for gpu in gpus)}"
     elif model is None:
-        capacity = capacity_of_settings(settings, {}, unknown=f"{row['model']} is no model of config/models")
+        unknown = f"{row['model']} is no model of config/models"
     else:
-        facts = facts_on(model, gpus[0], cpu_here(gpus[0]))
-        capacity = capacity_of_settings(settings, predict_capacity(facts, gpus[0], settings))
+        terms = predict_capacity(facts_on(model, gpus[0], cpu_here(gpus[0])), gpus[0], settings)
     published = PublishedCapacity(
         gpu=row["gpu"],
         model=row["model"],
@@ -99,7 +99,7 @@ def _predict_row(row: Mapping[str, str]) -> Capacity:
         kv_cache_tokens=int(row["kv_cache_tokens"]) if row["kv_cache_tokens"] else None,
         max_concurrency=float(row["max_concurrency"]) if row["max_concurrency"] else None,
     )
-    return replace(capacity, published=published)
+    return replace(capacity_of_settings(settings, terms, unknown=unknown), published=published)
 
 
 @command(

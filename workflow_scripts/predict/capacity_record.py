@@ -56,16 +56,12 @@ class Capacity:
 
     def line(self) -> dict[str, JsonValue]:
         """The record as a line of `capacity.jsonl`; a field without a value is null."""
+        settings = ("dtype", "vllm_version", "gpu_memory_utilization", "block_size")
         return {
-            "cell_id": self.cell_id,
-            "source": "predicted",
-            "dtype": self.dtype,
-            "vllm_version": self.vllm_version,
-            "gpu_memory_utilization": self.gpu_memory_utilization,
-            "block_size": self.block_size,
+            **{"cell_id": self.cell_id, "source": "predicted"},
+            **{name: getattr(self, name) for name in settings},
             **{field: self.value(term) for field, term in TERMS.items()},
-            "infeasible": self.infeasible,
-            "unknown": self.unknown,
+            **{"infeasible": self.infeasible, "unknown": self.unknown},
             "how": {field: self.terms[term].how for field, term in TERMS.items() if term in self.terms},
             **({"published": asdict(self.published)} if self.published else {}),
         }

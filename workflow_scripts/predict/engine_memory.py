@@ -254,11 +254,8 @@ def weights(facts: ModelFacts, settings: EngineSettings, rank: PipelineRank) -> 
     )
     stored = f"{facts.quantization} matrices, else {facts.dtype}" if facts.quantization else facts.dtype
     experts = f", but 1/{tensor} of the experts" if settings.enable_expert_parallel else ""
-    how = (
-        f"{stored}: {rank.layers} layers, vocabulary tables: {tables}, each matrix 1/{tensor}{experts}; in the "
-        "allocator's steps"
-    )
-    return Term(round(value), "bytes", how)
+    how = f"{stored}: {rank.layers} layers, vocabulary tables: {tables}, each matrix 1/{tensor}{experts}"
+    return Term(round(value), "bytes", f"{how}; in the allocator's steps")
 
 
 def _allocated(size: float) -> float:
@@ -329,6 +326,6 @@ def other(settings: EngineSettings) -> Term:
     """CUDA modules and libraries. Buffers of collectives, observed to take 0.1 to 2 GiB, are not predicted."""
     several = settings.tensor_parallel_size * settings.pipeline_parallel_size > 1
     without = "; without buffers of collectives" if several else ""
-    if settings.version >= _MORE_LIBRARIES:
-        return Term(round(_NON_TORCH_BYTES), "bytes", f"CUDA modules and libraries, seen from vLLM 0.18 on{without}")
-    return Term(round(_NON_TORCH_BYTES_BEFORE), "bytes", f"CUDA modules and libraries, seen before vLLM 0.18{without}")
+    now = settings.version >= _MORE_LIBRARIES
+    size, seen = (_NON_TORCH_BYTES, "from vLLM 0.18 on") if now else (_NON_TORCH_BYTES_BEFORE, "before vLLM 0.18")
+    return Term(round(size), "bytes", f"CUDA modules and libraries, seen {seen}{without}")

@@ -9,7 +9,7 @@ docs/plan.md says how the numbers are made.
 
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -34,6 +34,8 @@ from workflow_scripts.study.study_file import load_study
 # With fewer cells than this, one process is done before a second one has started.
 CELLS_WORTH_A_PROCESS = 1000
 MOST_GROUPS = 40
+PLACE = ("gpu", "engine", "model", "workload")
+TEXT_HEADINGS = (*PLACE, "knob", "values", "verdict", "why", "GPUs", "for example", "limited by")
 
 
 def plan(
@@ -69,41 +71,36 @@ def print_plan(console: Console, study: Study, table: pd.DataFrame, knobs: pd.Da
     _print_costs(console, study, table)
 
 
+def _print_table(console: Console, title: str, headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    shown = Table(title=title, title_justify="left")
+    for heading in headings:
+        shown.add_column(heading, justify="left" if heading in TEXT_HEADINGS else "right", overflow="fold")
+    for row in rows:
+        shown.add_row(*map(str, row))
+    console.print(shown)
+
+
 def _print_reasons(console: Console, table: pd.DataFrame, column: str, title: str) -> None:
     reasons = table.dropna(subset=[column]).groupby(column, sort=False)["cell_id"].agg(["size", "first"])
-    if reasons.empty:
-        return
-    shown = Table(title=f"{title}: {int(reasons['size'].sum())} cells", title_justify="left")
-    shown.add_column("cells", justify="right")
-    shown.add_column("why")
-    shown.add_column("for example", overflow="fold")
-    for reason, row in reasons.sort_values("size", ascending=False, kind="stable").head(MOST_GROUPS).iterrows():
-        shown.add_row(str(row["size"]), str(reason), str(row["first"]))
-    console.print(shown)
+    if not reasons.empty:
+        most = reasons.sort_values("size", ascending=False, kind="stable").head(MOST_GROUPS)
+        rows = [(size, reason, example) for reason, size, example in most.itertuples()]
+        _print_table(console, f"{title}: {int(reasons['size'].sum())} cells", ("cells", "why", "for example"), rows)
 
 
 def _print_groups(console: Console, table: pd.DataFrame) -> None:
     known = table[table["running_peak"].notna()]
-    keys = [key for key in ("gpu", "engine", "model", "workload") if known[key].nunique() > 1] or ["gpu"]
-    shown = Table(title="Speed and memory, from the slowest to the fastest cell", title_justify="left")
-    for heading in keys:
-        shown.add_column(heading, overflow="fold")
-    for heading in ("cells", "KV blocks", "requests of full length", "run at once", "output tok/s", "TTFT p50 (s)"):
-        shown.add_column(heading, justify="right")
-    shown.add_column("within", justify="right")
-    shown.add_column("limited by")
+    keys = [key for key in PLACE if known[key].nunique() > 1] or ["gpu"]
+    ranges = {"KV blocks": "num_blocks", "requests of full length": "max_concurrency", "run at once": "running_peak"}
+    ranges |= {"output tok/s": "output_tokens_per_s", "TTFT p50 (s)": "ttft_s_p50"}
     groups = list(known.groupby(keys, sort=False))
+    rows = []
     for names, part in groups[:MOST_GROUPS]:
         bound = part["bound_by"].value_counts()
-        shown.add_row(
-            *map(str, names),
-            str(len(part)),
-            *(_range(part[name]) for name in ("num_blocks", "max_concurrency", "running_peak", "output_tokens_per_s")),
-            _range(part["ttft_s_p50"]),
-            _within(part),
-            ", ".join(f"{str(what).replace('_', ' ')} {count}" for what, count in bound.items()),
-        )
-    console.print(shown)
+        bounds = ", ".join(f"{str(what).replace('_', ' ')} {count}" for what, count in bound.items())
+        rows.append([*names, len(part), *(_range(part[name]) for name in ranges.values()), _within(part), bounds])
+    headings = (*keys, "cells", *ranges, "within", "limited by")
+    _print_table(console, "Speed and memory, from the slowest to the fastest cell", headings, rows)
     if len(groups) > MOST_GROUPS:
         console.print(f"{MOST_GROUPS} of {len(groups)} groups; the file holds all cells.")
 
@@ -136,38 +133,23 @@ def _print_knobs(console: Console, knobs: pd.DataFrame) -> None:
     if knobs.empty:
         return
     same = ["engine", "model", "workload", "knob", "values", "verdict", "why"]
-    shown = Table(title="Knobs: what they can change", title_justify="left")
-    for heading in ("engine", "model", "workload", "knob", "values", "verdict", "difference", "why", "GPUs"):
-        shown.add_column(heading, justify="right" if heading == "difference" else "left", overflow="fold")
-    groups = list(knobs.groupby(same, sort=False, dropna=False))
-    for (*names, verdict, why), part in groups[:MOST_GROUPS]:
-        spread, gpus = _range(part["spread_pct"], after=" %"), ", ".join(part["gpu"])
-        shown.add_row(*map(str, names), str(verdict), spread, str(why), gpus)
-    console.print(shown)
+    groups = list(knobs.groupby(same, sort=False, dropna=False))[:MOST_GROUPS]
+    rows = [
+        [*names, _range(part["spread_pct"], after=" %"), why, ", ".join(part["gpu"])] for (*names, why), part in groups
+    ]
+    _print_table(console, "Knobs: what they can change", (*same[:-1], "difference", "why", "GPUs"), rows)
 
 
 def _print_costs(console: Console, study: Study, table: pd.DataFrame) -> None:
-    shown = Table(title="Time, including the pipeline's own", title_justify="left")
-    for heading in (
-        *("gpu", "cells", "timed", "not timed", "seconds per start"),
-        *("starts", "repeats", "for the margin", "GPU hours"),
-    ):
-        shown.add_column(heading, justify="left" if heading == "gpu" else "right")
+    headings = ("gpu", "cells", "timed", "not timed", "seconds per start", "starts", "repeats", "for the margin")
+    rows = []
     for gpu, part in table[table["cell_s"].notna()].groupby("gpu", sort=False):
         timed = float((part["wall_s"] * part["gpus"]).sum() * study.repeats * study.starts.at_least) / 3600
         whole = float((part["cell_s"] * part["gpus"]).sum() * study.starts.at_least) / 3600
-        shown.add_row(
-            str(gpu),
-            str(len(part)),
-            f"{timed:.2f} h",
-            f"{whole - timed:.2f} h",
-            _range(part["cell_s"]),
-            study.starts.in_words,
-            str(study.repeats),
-            _range(part["repeats_needed"]),
-            f"{whole:.2f}",
-        )
-    console.print(shown)
+        hours = f"{timed:.2f} h", f"{whole - timed:.2f} h", _range(part["cell_s"])
+        starts = study.starts.in_words, study.repeats, _range(part["repeats_needed"])
+        rows.append((gpu, len(part), *hours, *starts, f"{whole:.2f}"))
+    _print_table(console, "Time, including the pipeline's own", (*headings, "GPU hours"), rows)
     late = table[table["cell_s"] > study.cell_time_limit_s]
     if len(late):
         console.print(

@@ -224,15 +224,14 @@ class Schedule:
         )
 
 
+Observe = Callable[[StepRun], None]
+
+
 class ScheduleMaker:
     """What both schedulers know at the start, and note while they make a schedule; see `make_schedule`."""
 
     def __init__(
-        self,
-        requests: RequestLengths,
-        settings: SchedulerSettings,
-        step_time: StepTime | None,
-        observe: Callable[[StepRun], None] | None,
+        self, requests: RequestLengths, settings: SchedulerSettings, step_time: StepTime | None, observe: Observe | None
     ) -> None:
         count = len(requests)
         self.settings, self.step_time, self.observe = settings, step_time, observe

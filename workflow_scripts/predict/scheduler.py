@@ -13,7 +13,7 @@ left out.
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +21,7 @@ import numpy as np
 from workflow_scripts.predict.decode_group import DecodeGroup
 from workflow_scripts.predict.kv_blocks import UNLIMITED, BlockPool
 from workflow_scripts.predict.schedule import (
+    Observe,
     RequestLengths,
     Schedule,
     ScheduleError,
@@ -37,7 +38,7 @@ def make_schedule(
     requests: RequestLengths,
     settings: SchedulerSettings,
     step_time: StepTime | None = None,
-    observe: Callable[[StepRun], None] | None = None,
+    observe: Observe | None = None,
 ) -> Schedule:
     """What runs when, until all requests have ended. Raises ScheduleError as `check_requests` does. `requests` are in
     order of arrival. `step_time` is needed if they arrive over time, because what waits at a step depends on how long
@@ -100,11 +101,7 @@ class _Scheduler(ScheduleMaker):
     """The engine's state before step `self.step`."""
 
     def __init__(
-        self,
-        requests: RequestLengths,
-        settings: SchedulerSettings,
-        step_time: StepTime | None,
-        observe: Callable[[StepRun], None] | None,
+        self, requests: RequestLengths, settings: SchedulerSettings, step_time: StepTime | None, observe: Observe | None
     ) -> None:
         super().__init__(requests, settings, step_time, observe)
         count = len(requests)
@@ -259,20 +256,12 @@ class _Scheduler(ScheduleMaker):
 
     def _pass(self, chunks: list[_Chunk], preempted: list[int]) -> None:
         """Advance past this step and the equal steps after it."""
-        complete = sum(
-            chunk.end == self.prompt_tokens[chunk.request] + self.generated[chunk.request] for chunk in chunks
-        )
+        complete = sum(c.end == self.prompt_tokens[c.request] + self.generated[c.request] for c in chunks)
+        tokens, ends = sum(chunk.end - chunk.start for chunk in chunks), sum(chunk.end for chunk in chunks)
+        pairs = sum(chunk.end * (chunk.end + 1) - chunk.start * (chunk.start + 1) for chunk in chunks) // 2
         row = _Row(
-            self.decoding.size,
-            self.decoding.kv_tokens(self.step),
-            len(chunks),
-            sum(chunk.end - chunk.start for chunk in chunks),
-            sum(chunk.end for chunk in chunks),
-            sum(chunk.end * (chunk.end + 1) - chunk.start * (chunk.start + 1) for chunk in chunks) // 2,
-            self.decoding.size + complete,
-            len(self.running),
-            len(self.waiting),
-            self.pool.held,
+            *(self.decoding.size, self.decoding.kv_tokens(self.step), len(chunks), tokens, ends, pairs),
+            *(self.decoding.size + complete, len(self.running), len(self.waiting), self.pool.held),
         )
         steps = 1 if chunks or preempted or self.ending else self._alike_steps()
         idle_s = 0.0

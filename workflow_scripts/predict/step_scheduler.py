@@ -7,7 +7,7 @@ request, as vLLM does: the cost grows with the tokens.
 
 from array import array
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +19,7 @@ from workflow_scripts.predict.layered_pool import LayeredPool
 from workflow_scripts.predict.schedule import (
     IntArray,
     LayeredSegments,
+    Observe,
     RequestLengths,
     Schedule,
     ScheduleError,
@@ -67,11 +68,7 @@ class StepScheduler(ScheduleMaker):
     """The engine's state between steps. The arguments are those of `make_schedule`."""
 
     def __init__(
-        self,
-        requests: RequestLengths,
-        settings: SchedulerSettings,
-        step_time: StepTime | None,
-        observe: Callable[[StepRun], None] | None,
+        self, requests: RequestLengths, settings: SchedulerSettings, step_time: StepTime | None, observe: Observe | None
     ) -> None:
         super().__init__(requests, settings, step_time, observe)
         assert settings.pool is not None
@@ -258,9 +255,7 @@ class StepScheduler(ScheduleMaker):
         for name, value in row.items():
             self.columns[name].append(value)
         if self.observe is not None:
-            running, waiting, lost = (
-                [request.index for request in group] for group in (self.running, self.waiting, preempted)
-            )
+            running, waiting, lost = ([r.index for r in group] for group in (self.running, self.waiting, preempted))
             scheduled = {request.index: tokens for request, tokens, _ in work}
             self.observe(StepRun(1, running, waiting, scheduled, lost, [self.kv.blocks.held]))
         if self.step_time is None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from workflow_scripts.catalog.gpus_and_models import Gpu
 from workflow_scripts.engines.block_sizes import default_block_size, why_block_size_is_refused
@@ -41,21 +42,13 @@ _WEIGHTS: Mapping[str | None, tuple[int, int]] = dict.fromkeys(
 def engine_settings(knobs: VllmKnobs, gpu: Gpu) -> EngineSettings:
     """How the engine is started: the knobs, and those defaults of vLLM that a study can change."""
     given_gib = knobs.cpu_kv_cache_gib if gpu.kind == "cpu" else None
+    values: dict[str, Any] = {
+        **{"block_size": default_block_size(gpu.kind), "gpu_memory_utilization": DEFAULT_UTILIZATION},
+        **{name: value for name, value in knobs.set_values().items() if name in EngineSettings.__dataclass_fields__},
+    }
     return EngineSettings(
-        block_size=knobs.block_size or default_block_size(gpu.kind),
-        gpu_memory_utilization=knobs.gpu_memory_utilization or DEFAULT_UTILIZATION,
-        max_model_len=knobs.max_model_len,
-        tensor_parallel_size=knobs.tensor_parallel_size or 1,
-        pipeline_parallel_size=knobs.pipeline_parallel_size or 1,
-        enable_expert_parallel=bool(knobs.enable_expert_parallel),
-        num_speculative_tokens=knobs.num_speculative_tokens or 0,
-        kv_cache_dtype=knobs.kv_cache_dtype or "auto",
-        max_num_seqs=knobs.max_num_seqs,
-        max_num_batched_tokens=knobs.max_num_batched_tokens,
-        enable_prefix_caching=knobs.enable_prefix_caching,
-        enforce_eager=bool(knobs.enforce_eager),
+        **values,
         kv_cache_memory_bytes=given_gib * GIB if given_gib else None,
-        num_gpu_blocks_override=knobs.num_gpu_blocks_override,
         usage="server" if isinstance(knobs, VllmServeKnobs) else "offline",
     )
 
@@ -68,20 +61,21 @@ def vllm_capacity(knobs: VllmKnobs, gpu: Gpu, facts: ModelFacts) -> Capacity:
         or why_block_size_is_refused(gpu.kind, settings.block_size)
         or _too_long(settings, facts)
     )
+    terms: Mapping[str, Term] = {}
+    unknown = None
     if gpu.kind == "cpu" and knobs.cpu_kv_cache_gib is None and knobs.num_gpu_blocks_override is None:
         unknown = "without cpu_kv_cache_gib the cache takes a share of the host's memory, which is not known beforehand"
-        return capacity_of_settings(settings, {}, infeasible=refused, unknown=unknown)
-    if knobs.draft_model:
+    elif knobs.draft_model:
         unknown = "a draft model has weights and a KV cache of its own, which are not predicted"
-        return capacity_of_settings(settings, {}, infeasible=refused, unknown=unknown)
-    try:
-        terms = predict_capacity(facts, gpu, settings)
-        refused = refused or _beyond_the_gpu(facts, gpu, settings)
-    except CapacityError as e:
-        return capacity_of_settings(settings, {}, infeasible=refused or str(e))
-    except ModelFactsError as e:
-        return capacity_of_settings(settings, {}, infeasible=refused, unknown=str(e))
-    return capacity_of_settings(settings, terms, infeasible=refused or _too_small(terms))
+    else:
+        try:
+            terms = predict_capacity(facts, gpu, settings)
+            refused = refused or _beyond_the_gpu(facts, gpu, settings) or _too_small(terms)
+        except CapacityError as e:
+            refused, terms = refused or str(e), {}
+        except ModelFactsError as e:
+            unknown, terms = str(e), {}
+    return capacity_of_settings(settings, terms, infeasible=refused, unknown=unknown)
 
 
 def why_gpu_is_refused(gpu: Gpu, knobs: VllmKnobs, facts: ModelFacts) -> str | None:

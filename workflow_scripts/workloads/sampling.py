@@ -1,6 +1,6 @@
 """How the engines choose the next token: greedily, unless a workload says otherwise."""
 
-from typing import Annotated, Self
+from typing import Self
 
 from pydantic import Field, model_validator
 
@@ -17,26 +17,20 @@ class Sampling(StrictRecord):
     """Settings of sampling, under the names of the OpenAI API; a setting that is left out changes nothing. Lengths stay
     fixed: end tokens are ignored in any case."""
 
-    temperature: Annotated[float, Field(ge=0, le=100, description="0: greedy, the most probable token")] = 0.0
-    top_p: Annotated[
-        float | None,
-        Field(gt=0, le=1, description="only the most probable tokens that have this probability", exclude_if=_is_none),
-    ] = None
-    repetition_penalty: Annotated[
-        float | None,
-        Field(
-            gt=0, le=100, description="above 1: tokens that occurred before become less probable", exclude_if=_is_none
-        ),
-    ] = None
-    seed: Annotated[
-        int | None,
-        Field(
-            ge=0,
-            lt=2**31,
-            description="seed of the first request, each further one has the next; without it, engines choose",
-            exclude_if=_is_none,
-        ),
-    ] = None
+    temperature: float = Field(0.0, ge=0, le=100, description="0: greedy, the most probable token")
+    top_p: float | None = Field(
+        None, gt=0, le=1, description="only the most probable tokens that have this probability", exclude_if=_is_none
+    )
+    repetition_penalty: float | None = Field(
+        None, gt=0, le=100, description="above 1: tokens that occurred before become less probable", exclude_if=_is_none
+    )
+    seed: int | None = Field(
+        None,
+        ge=0,
+        lt=2**31,
+        description="seed of the first request, each further one has the next; without it, engines choose",
+        exclude_if=_is_none,
+    )
 
     @model_validator(mode="after")
     def _has_an_effect(self) -> Self:

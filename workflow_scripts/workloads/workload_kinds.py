@@ -19,11 +19,15 @@ MOST_TOKENS = MOST_PROMPTS = 10_000_000
 Tokens = Annotated[int, Field(ge=1, le=MOST_TOKENS)]
 
 
+def _is_unset(value: object) -> bool:
+    return value is None or value is False
+
+
 class LengthDistribution(StrictRecord):
     """Token counts drawn from a lognormal distribution truncated to [minimum, maximum]."""
 
-    median: Annotated[float, Field(gt=0, description="median of the lognormal, in tokens")]
-    sigma: Annotated[float, Field(ge=0, description="standard deviation of the logarithm")]
+    median: float = Field(gt=0, description="median of the lognormal, in tokens")
+    sigma: float = Field(ge=0, description="standard deviation of the logarithm")
     minimum: Tokens = 1
     maximum: Tokens
 
@@ -44,32 +48,24 @@ class SharedText(NamedTuple):
 
 class _Workload(StrictRecord):
     kind: str
-    num_prompts: Annotated[int, Field(ge=1, le=MOST_PROMPTS, description="requests in one repeat")]
-    prompts_per_seq: Annotated[
-        int | None,
-        Field(ge=1, le=100_000, description="at least this many requests for each sequence that may run at once"),
-    ] = None
-    max_total_tokens: Annotated[
-        int | None,
-        # A field added later is left out if it is not set, so that earlier measurements stay valid.
-        Field(
-            ge=2,
-            description="requests with more prompt and output tokens together are left out",
-            exclude_if=lambda value: value is None,
-        ),
-    ] = None
-    seed: Annotated[int, Field(ge=0)] = 0
-    sampling: Annotated[
-        Sampling | None,
-        Field(description="how tokens are chosen; if left out, greedily", exclude_if=lambda value: value is None),
-    ] = None
-    keep_answers: Annotated[
-        bool,
-        Field(
-            description="keep each request's tokens and text, to compare them between cells",
-            exclude_if=lambda keep: not keep,
-        ),
-    ] = False
+    num_prompts: int = Field(ge=1, le=MOST_PROMPTS, description="requests in one repeat")
+    prompts_per_seq: int | None = Field(
+        None, ge=1, le=100_000, description="at least this many requests for each sequence that may run at once"
+    )
+    # A field added later is left out if it is not set, so that earlier measurements stay valid.
+    max_total_tokens: int | None = Field(
+        None,
+        ge=2,
+        description="requests with more prompt and output tokens together are left out",
+        exclude_if=_is_unset,
+    )
+    seed: int = Field(0, ge=0)
+    sampling: Sampling | None = Field(
+        None, description="how tokens are chosen; if left out, greedily", exclude_if=_is_unset
+    )
+    keep_answers: bool = Field(
+        False, description="keep each request's tokens and text, to compare them between cells", exclude_if=_is_unset
+    )
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -165,14 +161,12 @@ class IdenticalWorkload(SharedTextWorkload):
 
     kind: Literal["identical"]
     prompt_tokens: Tokens
-    samples: Annotated[
-        int | None,
-        Field(
-            ge=1,
-            description="answers to each prompt, like `n` of the OpenAI API; if left out, all requests have one prompt",
-            exclude_if=lambda value: value is None,
-        ),
-    ] = None
+    samples: int | None = Field(
+        None,
+        ge=1,
+        description="answers to each prompt, like `n` of the OpenAI API; if left out, all requests have one prompt",
+        exclude_if=_is_unset,
+    )
 
     def tokens_of_prompt(self, index: int) -> int:
         """The same length for all."""
@@ -196,17 +190,15 @@ class SharedPrefixWorkload(SharedTextWorkload):
     """A share of the requests begins with a system prompt, one per user; then comes text of their own."""
 
     kind: Literal["shared_prefix"]
-    prefix_tokens: Annotated[int, Field(ge=1, description="length of the shared system prompt")]
-    prompt_tokens: Annotated[int, Field(ge=1, description="unique tokens of each request after the prefix")]
-    share: Annotated[float, Field(ge=0, le=1, description="share of the requests that begin with a prefix")] = 1.0
-    users: Annotated[
-        int,
-        Field(
-            ge=1,
-            description="users who take turns, each with their own system prompt",
-            exclude_if=lambda users: users == 1,
-        ),
-    ] = 1
+    prefix_tokens: int = Field(ge=1, description="length of the shared system prompt")
+    prompt_tokens: int = Field(ge=1, description="unique tokens of each request after the prefix")
+    share: float = Field(1.0, ge=0, le=1, description="share of the requests that begin with a prefix")
+    users: int = Field(
+        1,
+        ge=1,
+        description="users who take turns, each with their own system prompt",
+        exclude_if=lambda users: users == 1,
+    )
 
     def tokens_of_prompt(self, index: int) -> int:
         """The same length for all, with or without the prefix."""
@@ -234,10 +226,10 @@ class MultiTurnWorkload(SharedTextWorkload):
     prompt but not the previous answer."""
 
     kind: Literal["multi_turn"]
-    turns: Annotated[int, Field(ge=2, description="requests of one conversation")]
-    prompt_tokens: Annotated[int, Field(ge=1, description="tokens that the user adds in a turn")]
-    output_tokens: Annotated[int, Field(ge=1, description="tokens of an answer")]
-    users: Annotated[int, Field(ge=1, description="conversations at once; their turns alternate")] = 1
+    turns: int = Field(ge=2, description="requests of one conversation")
+    prompt_tokens: int = Field(ge=1, description="tokens that the user adds in a turn")
+    output_tokens: int = Field(ge=1, description="tokens of an answer")
+    users: int = Field(1, ge=1, description="conversations at once; their turns alternate")
 
     def tokens_of_prompt(self, index: int) -> int:
         """Prompt lengths grow with each turn.
@@ -314,13 +306,11 @@ class FileWorkload(_Workload):
 class TextWorkload(FileWorkload):
     """Texts of a file, as prompts or as chats."""
 
-    chat: Annotated[
-        bool,
-        Field(
-            description="texts are messages of a user; they go through the model's chat template",
-            exclude_if=lambda chat: not chat,
-        ),
-    ] = False
+    chat: bool = Field(
+        False,
+        description="texts are messages of a user; they go through the model's chat template",
+        exclude_if=_is_unset,
+    )
 
 
 class ShareGptWorkload(TextWorkload):
@@ -328,7 +318,7 @@ class ShareGptWorkload(TextWorkload):
     `fallback` instead, and the results say so."""
 
     kind: Literal["sharegpt"]
-    output_tokens: Annotated[int | None, Field(ge=1, description="instead of the answer's own length")] = None
+    output_tokens: int | None = Field(None, ge=1, description="instead of the answer's own length")
     fallback: SyntheticWorkload
 
     def file_fault(self) -> str | None:
@@ -354,19 +344,19 @@ class TraceWorkload(FileWorkload):
     """Requests that arrive as in a CSV file, with its lengths and random tokens as prompts."""
 
     kind: Literal["trace"]
-    columns: Annotated[
-        TraceColumns | None, Field(description="names of the columns, where they are not those of a known format")
-    ] = None
-    time_scale: Annotated[
-        float, Field(gt=0, le=1e6, description="factor on arrival times: 0.5 makes requests arrive twice as fast")
-    ] = 1.0
+    columns: TraceColumns | None = Field(
+        None, description="names of the columns, where they are not those of a known format"
+    )
+    time_scale: float = Field(
+        1.0, gt=0, le=1e6, description="factor on arrival times: 0.5 makes requests arrive twice as fast"
+    )
 
 
 class PromptsWorkload(TextWorkload):
     """Texts of a file, in its order: one per line, or JSON Lines with a `prompt` or the `messages` of a chat each."""
 
     kind: Literal["prompts"]
-    output_tokens: Annotated[int, Field(ge=1, description="for every text whose line gives none")]
+    output_tokens: int = Field(ge=1, description="for every text whose line gives none")
 
 
 Workload = Annotated[
