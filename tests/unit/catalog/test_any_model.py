@@ -22,10 +22,6 @@ def folder_of(tmp_path, **changed):
     return folder
 
 
-def test_a_name_of_the_catalogue_comes_first():
-    assert find_model("opt-125m") == get_model("opt-125m")
-
-
 @pytest.mark.parametrize(("own", "dtype"), [("bfloat16", "bfloat16"), (None, "native"), ("float8_e4m3fn", "native")])
 def test_a_folder_is_a_model_with_random_weights_that_is_known_by_its_name(tmp_path, own, dtype):
     folder = folder_of(tmp_path, torch_dtype=own)
@@ -76,11 +72,8 @@ def test_a_folder_without_a_readable_config_is_refused(tmp_path, content, told):
         find_model(str(tmp_path))
 
 
-def test_anything_else_is_unknown():
-    with pytest.raises(CatalogError, match=r"unknown model 'gpt-5'; allowed: a folder with config.json, ORG/REPO"):
-        find_model("gpt-5")
-
-
-def test_the_folder_of_a_catalogue_entry_is_that_entry():
+def test_a_name_or_a_folder_of_the_catalogue_is_its_entry_and_anything_else_is_unknown():
     llama = get_model("tiny-llama-57m")
-    assert find_model(str(llama.config.parent)) == llama
+    assert find_model("tiny-llama-57m") == find_model(str(llama.config.parent)) == llama
+    with pytest.raises(CatalogError, match=r"unknown model 'gpt-5'; allowed: a folder"):
+        find_model("gpt-5")

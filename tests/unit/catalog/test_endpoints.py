@@ -5,7 +5,7 @@ import yaml
 from pydantic import ValidationError
 
 from tests.unit.made_studies import made_study
-from workflow_scripts.catalog.endpoints import Endpoint, filled, load_endpoints
+from workflow_scripts.catalog.endpoints import Endpoint, load_endpoints
 from workflow_scripts.catalog.gpus_and_models import CatalogError
 from workflow_scripts.study.definition import cell_definition, resolved_models
 from workflow_scripts.study.grid import expand
@@ -48,15 +48,8 @@ def test_a_bad_file_is_one_message(tmp_path):
     path.write_text(yaml.safe_dump({"mine": {**COMMAND, "portt": 1}}))
     with pytest.raises(CatalogError, match=rf"{path}: mine.portt: .*; allowed: command, "):
         load_endpoints(path)
-    path.write_text("[")
-    with pytest.raises(CatalogError, match="not readable as YAML"):
-        load_endpoints(path)
     with pytest.raises(CatalogError, match="No such file"):
         load_endpoints(tmp_path / "none.yaml")
-
-
-def test_placeholders_are_filled_and_other_braces_stay():
-    assert filled(['{"a": {"b": 1}}', "{port}{port}"], {"port": "1"}) == ['{"a": {"b": 1}}', "11"]
 
 
 def study(**changes: object) -> Study:

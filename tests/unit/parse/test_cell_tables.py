@@ -43,8 +43,9 @@ def cells(tmp_path):
     request = {"request_id": "0", **REQUEST, "last_token_s": None}
     write_jsonl(raw / "requests.jsonl", [{"repeat": repeat, **request} for repeat in (0, 1)])
     write_jsonl(raw / "steps.jsonl", [{"repeat": 1, "time_s": 16.0, "running": 3, "kv_cache_usage": 0.25}])
-    counters = {"hits": 7, "gauge": 0.5, "hist": {"sum": 3.0, "count": 2, "buckets": {}}}
-    later = {"hits": 9, "gauge": 0.75, "hist": {"sum": 5.0, "count": 6, "buckets": {}}}
+    peak = "torch_max_memory_allocated_bytes"
+    counters = {"hits": 7, "gauge": 0.5, "hist": {"sum": 3.0, "count": 2, "buckets": {}}, peak: 3}
+    later = {"hits": 9, "gauge": 0.75, "hist": {"sum": 5.0, "count": 6, "buckets": {}}, peak: 5}
     write_jsonl(raw / "metrics.jsonl", [{"repeat": 0, "before": counters, "after": later}])
     samples = [{"time_unix_s": 0, "time_monotonic_s": t, "process_memory_bytes": t * 1e6} for t in (9, 11, 13, 16)]
     write_jsonl(raw / "device_trace.jsonl", [{"schema": "device_trace/1"}, *samples])
@@ -63,34 +64,14 @@ def test_numbers_texts_and_lists_are_facts_with_their_place(cells):
     assert facts["effective.enable_prefix_caching", None]["value"] == 1
     assert ("effective.quantization", None) not in facts
     assert json.loads(str(facts["device.cores", None]["text"])) == [0, 1]
-    assert facts["log.kv_cache_tokens", None] == {
-        "repeat": None,
-        "name": "log.kv_cache_tokens",
-        "value": 65536.0,
-        "text": None,
-        "read_from": "raw/engine.log:1",
-    }
-    assert facts["log.max_concurrency", None]["value"] == 128
-    assert facts["wall_s", 0]["value"] == 4
-    assert facts["wall_s", 1]["value"] == 2
-
-
-def test_a_peak_is_its_value_at_the_end_and_memory_before_the_engine_is_known(cells):
-    peak = {"torch_max_memory_allocated_bytes": 5}
-    write_jsonl(
-        cells / CELL / "raw" / "metrics.jsonl",
-        [{"repeat": 0, "before": {"torch_max_memory_allocated_bytes": 3}, "after": peak}],
-    )
-    facts = facts_of(cells)
-    assert facts["metric.torch_max_memory_allocated_bytes", 0]["value"] == 5
-    assert facts["trace.process_memory_bytes_before", None]["value"] == 9e6
-
-
-def test_counters_are_their_growth_in_the_repeat(cells):
-    facts = facts_of(cells)
-    assert facts["metric.hits", 0]["value"] == 2
-    assert facts["metric.hist.sum", 0]["value"] == 2
-    assert facts["metric.hist.count", 0]["value"] == 4
+    of_log = {"repeat": None, "value": 65536.0, "text": None, "read_from": "raw/engine.log:1"}
+    assert facts["log.kv_cache_tokens", None] == of_log | {"name": "log.kv_cache_tokens"}
+    numbers = {("log.max_concurrency", None): 128, ("wall_s", 0): 4, ("wall_s", 1): 2}
+    numbers |= {("trace.process_memory_bytes_before", None): 9e6}
+    # Counters are their growth in the repeat, and a peak is its value at the end.
+    numbers |= {("metric.hits", 0): 2, ("metric.hist.sum", 0): 2, ("metric.hist.count", 0): 4}
+    numbers |= {("metric.torch_max_memory_allocated_bytes", 0): 5}
+    assert {key: facts[key]["value"] for key in numbers} == numbers
 
 
 def test_without_metrics_before_a_repeat_only_the_clients_own_growth_is_known(cells):
@@ -129,19 +110,15 @@ def test_requests_that_are_missing_in_one_repeat_are_damage(cells):
     assert all(part in damage for part in ("steps.jsonl ends", "1 and 2"))
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"schema_version": 9}'])
-def test_a_foreign_outcome_is_damage(cells, content):
-    (cells / CELL / "outcome.json").write_text(content, encoding="utf-8")
-    facts = facts_of(cells)
-    assert list(facts) == [("damaged", None)]
-
-
-def test_evidence_may_be_absent(cells):
+def test_evidence_may_be_absent_and_a_foreign_outcome_is_damage(cells):
     for path in (cells / CELL / "raw").iterdir():
         path.unlink()
     rows = parse_cell(cells / CELL, CELL)
     assert (rows.requests, rows.steps, rows.trace) == ([], [], [])
     assert not any(f["name"] == "damaged" for f in rows.facts)
+    for content in ("", "{", "[]", '{"schema_version": 9}'):
+        (cells / CELL / "outcome.json").write_text(content, encoding="utf-8")
+        assert list(facts_of(cells)) == [("damaged", None)]
 
 
 def test_every_start_of_a_cell_is_read_with_its_number(cells, tmp_path):
@@ -166,9 +143,9 @@ def test_every_start_of_a_cell_is_read_with_its_number(cells, tmp_path):
     pd.testing.assert_frame_equal(kept, requests)
 
 
-@pytest.mark.parametrize("name", ["start-2.old", "start-02", "start-1"])
-def test_a_copy_of_a_start_is_no_start(cells, tmp_path, name):
-    write_json(cells / CELL / name / "outcome.json", OUTCOME | {"outcome": "timeout"})
+def test_a_copy_of_a_start_is_no_start(cells, tmp_path):
+    for name in ("start-2.old", "start-02", "start-1"):
+        write_json(cells / CELL / name / "outcome.json", OUTCOME | {"outcome": "timeout"})
     parse_cells(cells, "cpu-all", tmp_path / "parsed", 1)
     facts = pd.read_parquet(tmp_path / "parsed/facts.parquet")
     assert facts.loc[facts["name"] == "outcome", ["start", "text"]].to_numpy().tolist() == [[1, "ok"]]

@@ -98,36 +98,30 @@ def test_what_the_gpu_does_not_report_is_null(null):
     assert (found["memory_used_mib_min"], found["utilization_pct_max"], found["power_w_mean"]) == (1000, 0, 60.5)
 
 
-def test_a_column_without_any_value_is_null():
-    found = summary("memory.used [MiB], power.draw [W]\n512 MiB, [N/A]\n513 MiB, [N/A]\n")
-    assert found["power_w_mean"] is None
-    assert found["memory_used_mib_max"] == 513
-    assert parse_trace("memory.used [MiB], power.draw [W]\n[N/A], [N/A]\n").samples == [{}]
+POWERS = "power.draw [W], power.draw.average [W], power.draw.instant [W]\n"
 
 
-def test_a_field_without_values_gives_way_to_its_next():
-    header = "power.draw [W], power.draw.average [W], power.draw.instant [W]\n"
-    assert summary(header + "100.00 W, 90.00 W, 80.00 W\n")["power_w_mean"] == 100
-    assert summary(header + "[N/A], [N/A], 80.00 W\n")["power_w_mean"] == 80
-
-
-def test_units_are_converted():
-    found = summary("memory.used, memory.free, power.draw\n1.5 GiB, 512 KiB, 50000 mW\n")
-    assert (found["memory_used_mib_max"], found["memory_free_mib_min"], found["power_w_mean"]) == (1536, 0.5, 50)
-    assert summary("memory.used [GiB]\n2\n")["memory_used_mib_max"] == 2048
-    assert summary("memory.used\n2097152 bytes\n")["memory_used_mib_max"] == 2
-    # A share of the memory is no size, so the value is unknown.
-    assert summary("mem, power\n45 %, 61 watts\n")["memory_used_mib_max"] is None
-
-
-def test_memory_utilisation_is_not_the_gpus():
-    found = summary("utilization.memory [%], utilization.gpu [%], fan.speed [%]\n90 %, 40 %, 99 %\n")
-    assert found["utilization_pct_max"] == 40
-    assert summary("utilization.memory [%], memory.used [MiB]\n90 %, 1 MiB\n")["utilization_pct_max"] is None
-
-
-def test_limits_are_not_the_draw():
-    assert summary("power.limit [W], power.draw [W]\n700.00 W, 61.00 W\n")["power_w_mean"] == 61
+@pytest.mark.parametrize(
+    ("text", "name", "value"),
+    [
+        ("memory.used [MiB], power.draw [W]\n512 MiB, [N/A]\n513 MiB, [N/A]\n", "memory_used_mib_max", 513),
+        ("memory.used [MiB], power.draw [W]\n512 MiB, [N/A]\n513 MiB, [N/A]\n", "power_w_mean", None),
+        (POWERS + "100.00 W, 90.00 W, 80.00 W\n", "power_w_mean", 100),
+        (POWERS + "[N/A], [N/A], 80.00 W\n", "power_w_mean", 80),
+        ("power.limit [W], power.draw [W]\n700.00 W, 61.00 W\n", "power_w_mean", 61),
+        ("power.draw\n50000 mW\n", "power_w_mean", 50),
+        ("memory.used\n1.5 GiB\n", "memory_used_mib_max", 1536),
+        ("memory.free\n512 KiB\n", "memory_free_mib_min", 0.5),
+        ("memory.used [GiB]\n2\n", "memory_used_mib_max", 2048),
+        ("memory.used\n2097152 bytes\n", "memory_used_mib_max", 2),
+        ("mem, power\n45 %, 61 watts\n", "memory_used_mib_max", None),  # a share of the memory is no size
+        ("utilization.memory [%], utilization.gpu [%], fan.speed [%]\n9 %, 4 %, 8 %\n", "utilization_pct_max", 4),
+        ("utilization.memory [%], memory.used [MiB]\n90 %, 1 MiB\n", "utilization_pct_max", None),
+        ("memory.used [MiB]\n5 MiB\npower.draw [W], memory.used [MiB]\n100 W, 7 MiB\n", "memory_used_mib_max", 7),
+    ],
+)
+def test_fields_and_units(text, name, value):
+    assert summary(text)[name] == value
 
 
 def test_several_gpus_in_turn():
@@ -163,16 +157,9 @@ def test_samples_of_another_query_are_not_taken():
     assert summary(text)["rows"] == 6
 
 
-def test_a_later_header_may_have_other_columns():
-    text = "memory.used [MiB]\n5 MiB\n" + "power.draw [W], memory.used [MiB]\n100 W, 7 MiB\n"
-    assert summary(text)["memory_used_mib_max"] == 7
-    assert summary(text)["power_w_mean"] == 100
-
-
 def test_without_a_header_or_names_nothing_is_guessed():
     found = summary(with_units())
-    assert found["rows"] == 0
-    assert found["reason"].startswith("there is no header: name the fields with --columns; 3 lines without a readable")
+    assert (found["rows"], "--columns" in found["reason"]) == (0, True)
 
 
 def test_clocks_and_reasons_for_throttling():
@@ -188,20 +175,8 @@ def test_clocks_and_reasons_for_throttling():
 
 
 OWN = [
-    {
-        "time_unix_s": 100.0,
-        "time_monotonic_s": 5.0,
-        "memory_used_bytes": 3 * MIB,
-        "utilization_pct": 7,
-        "power_w": 60.0,
-    },
-    {
-        "time_unix_s": 100.1,
-        "time_monotonic_s": 5.1,
-        "memory_used_bytes": MIB,
-        "power_w": 80.0,
-        "throttle_reasons": ["A"],
-    },
+    {"time_monotonic_s": 5.0, "memory_used_bytes": 3 * MIB, "utilization_pct": 7, "power_w": 60.0},
+    {"time_monotonic_s": 5.1, "memory_used_bytes": MIB, "power_w": 80.0, "throttle_reasons": ["A"]},
 ]
 
 
@@ -214,9 +189,8 @@ def test_the_pipelines_own_trace():
     assert trace["time_monotonic_s"].tolist() == [5.0, 5.1]
     assert trace["throttle_reasons"].iloc[1] == ["A"]
     assert "energy_j" not in trace
-    told = summary(text)
-    assert (told["rows"], told["memory_used_mib_max"], told["memory_used_mib_min"]) == (2, 3, 1)
-    assert (told["utilization_pct_max"], told["power_w_mean"], told["reason"]) == (7, 70, None)
+    extremes = {"memory_used_mib_max": 3, "memory_used_mib_min": 1, "utilization_pct_max": 7, "power_w_mean": 70}
+    assert summary(text).items() >= {**extremes, "rows": 2, "reason": None}.items()
 
 
 def test_bad_lines_of_the_pipelines_own_trace_are_counted():
@@ -235,18 +209,7 @@ def test_wrong_types_are_null():
     assert trace.reindex(columns=["power_w", "memory_used_bytes", "utilization_pct"]).isna().all(axis=None)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "\n",
-        "Dear Sir or Madam,\nthank you, and goodbye.\n",
-        "sizes are:\n512, 504, 496\n",
-        "\x00\x01\x02",
-        "{",
-        "{}\n",
-    ],
-)
+@pytest.mark.parametrize("text", ["", "Dear Sir,\nthank you.\n", "sizes:\n512, 504\n", "\x00\x01\x02", "{", "{}\n"])
 def test_what_is_no_trace_says_so(text):
     found = summary(text)
     assert found["rows"] == 0
@@ -285,13 +248,6 @@ def test_a_trace_that_breaks_off_says_nothing_new(share):
     assert found["power_w_mean"] in (None, 60.5, pytest.approx((60.5 + 401.25) / 2), EXTREMES["power_w_mean"])
 
 
-def test_command(tmp_path, capsys):
-    path = tmp_path / "gpu.csv"
-    path.write_text(without_units())
-    assert main([str(path), "--columns", ",".join(NAMES)]) == 0
-    assert json.loads(capsys.readouterr().out) == {**EXTREMES, "reason": None}
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -300,9 +256,11 @@ def test_command(tmp_path, capsys):
         (["gpu.csv", "--columns", "a,b,c,d,e,f"], "none is known; allowed are timestamp, index"),
     ],
 )
-def test_bad_input_is_one_message(tmp_path, capsys, monkeypatch, arguments, words):
+def test_the_command_prints_the_extremes_or_one_message(tmp_path, capsys, monkeypatch, arguments, words):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "gpu.csv").write_text(without_units())
+    assert main(["gpu.csv", "--columns", ",".join(NAMES)]) == 0
+    assert json.loads(capsys.readouterr().out) == {**EXTREMES, "reason": None}
     assert main(arguments) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)

@@ -9,367 +9,100 @@ STAMP = "INFO 05-30 16:23:28"
 
 PRINTED = {
     # --- version
-    "V0 engine": (
-        "INFO 02-11 10:00:01 llm_engine.py:72] Initializing an LLM engine (v0.3.0) with config: model='m', seed=0)",
-        {"engine_version": "0.3.0"},
-    ),
-    "V1 engine, development version": (
-        "INFO 03-09 06:41:09 [core.py:51] Initializing a V1 LLM engine (v0.7.4.dev217+geb59b5a6c) with config: model='m'",
-        {"engine_version": "0.7.4.dev217+geb59b5a6c"},
-    ),
-    "version before it was printed": (
-        "INFO 08-22 15:27:08 llm_engine.py:70] Initializing an LLM engine with config: model='m', seed=0)",
-        {"engine_version": None},
-    ),
+    "V0 engine": ("INFO 02-11 10:00:01 llm_engine.py:72] Initializing an LLM engine (v0.3.0) with config: model='m', seed=0)", {"engine_version": "0.3.0"}),
+    "V1 engine, development version": ("INFO 03-09 06:41:09 [core.py:51] Initializing a V1 LLM engine (v0.7.4.dev217+geb59b5a6c) with config: model='m'", {"engine_version": "0.7.4.dev217+geb59b5a6c"}),
+    "version before it was printed": ("INFO 08-22 15:27:08 llm_engine.py:70] Initializing an LLM engine with config: model='m', seed=0)", {"engine_version": None}),
     "API server": (f"{STAMP} [api_server.py:1805] vLLM API server version 0.10.1", {"engine_version": "0.10.1"}),
-    "server without logo": (
-        f"{STAMP} [api_utils.py:347] vLLM server version 0.26.0, serving model m",
-        {"engine_version": "0.26.0"},
-    ),
-    "logo": (
-        "(APIServer pid=1) INFO 08-18 02:56:55 [api_utils.py:339]  ▄▄ ▄█ █     █     █ ▀▄▀ █  version 0.25.1",
-        {"engine_version": "0.25.1"},
-    ),
-    "dump of a crashed engine": (
-        "ERROR 08-23 17:24:52 [dump_input.py:72] Dumping input data for V1 LLM engine (v0.24.0) with config: model='m'",
-        {"engine_version": "0.24.0"},
-    ),
+    "server without logo": (f"{STAMP} [api_utils.py:347] vLLM server version 0.26.0, serving model m", {"engine_version": "0.26.0"}),
+    "logo": ("(APIServer pid=1) INFO 08-18 02:56:55 [api_utils.py:339]  ▄▄ ▄█ █     █     █ ▀▄▀ █  version 0.25.1", {"engine_version": "0.25.1"}),
+    "dump of a crashed engine": ("ERROR 08-23 17:24:52 [dump_input.py:72] Dumping input data for V1 LLM engine (v0.24.0) with config: model='m'", {"engine_version": "0.24.0"}),
     "list of packages": ("vllm                              0.5.4", {"engine_version": "0.5.4"}),
     "pinned package": ("[pip3] vllm==0.8.5.post1", {"engine_version": "0.8.5.post1"}),
     "other package": ("vllm-flash-attn                   2.6.1", {"engine_version": None}),
     "nccl is not the engine": (f"{STAMP} [pynccl.py:70] vLLM is using nccl==2.26.2", {"engine_version": None}),
     # --- blocks
-    "0.2": (
-        "INFO 12-19 15:34:12 llm_engine.py:219] # GPU blocks: 3418, # CPU blocks: 327",
-        {"num_gpu_blocks": 3418, "num_cpu_blocks": 327},
-    ),
+    "0.2": ("INFO 12-19 15:34:12 llm_engine.py:219] # GPU blocks: 3418, # CPU blocks: 327", {"num_gpu_blocks": 3418, "num_cpu_blocks": 327}),
     "0.7": (f"{STAMP} executor_base.py:110] # cuda blocks: 7191, # CPU blocks: 4681", {"num_gpu_blocks": 7191}),
-    "0.7, capitals": (f"{STAMP} executor_base.py:110] # CUDA blocks: 5519, # CPU blocks: 0", {"num_cpu_blocks": 0}),
-    "ROCm": (f"{STAMP} executor_base.py:110] # rocm blocks: 26041, # CPU blocks: 2048", {"num_gpu_blocks": 26041}),
-    "Gaudi": (f"{STAMP} hpu_executor.py:87] # HPU blocks: 2407, # CPU blocks: 256", {"num_gpu_blocks": 2407}),
     "TPU": (f"{STAMP} tpu_executor.py:81] # TPU blocks: 1777", {"num_gpu_blocks": 1777, "num_cpu_blocks": None}),
-    "number under the rest of a progress bar": (
-        "INFO 11-30 05:02:06 llm_engine.py:219] # GPU blocks: 7, # CPU blocks: 20484MB/s]",
-        {"num_gpu_blocks": 7, "num_cpu_blocks": None},
-    ),
+    "number under the rest of a progress bar": ("INFO 11-30 05:02:06 llm_engine.py:219] # GPU blocks: 7, # CPU blocks: 20484MB/s]", {"num_gpu_blocks": 7, "num_cpu_blocks": None}),
     "V1 before 0.8": (f"{STAMP} kv_cache_utils.py:407] # GPU blocks: 33660", {"num_gpu_blocks": 33660}),
-    "CPU before 0.7": (
-        f"{STAMP} cpu_executor.py:212] # CPU blocks: 7281",
-        {"num_cpu_blocks": 7281, "num_gpu_blocks": None},
-    ),
-    "CPU, 0.7": (
-        f"{STAMP} executor_base.py:110] # cpu blocks: 2048, # CPU blocks: 0",
-        {"num_gpu_blocks": 2048, "num_cpu_blocks": 0},
-    ),
-    "a platform whose device is called CPU": (
-        f"{STAMP} executor_base.py:108] # CPU blocks: 35064, # CPU blocks: 2730",
-        {"num_gpu_blocks": 35064, "num_cpu_blocks": 2730},
-    ),
+    "CPU before 0.7": (f"{STAMP} cpu_executor.py:212] # CPU blocks: 7281", {"num_cpu_blocks": 7281, "num_gpu_blocks": None}),
+    "a platform whose device is called CPU": (f"{STAMP} executor_base.py:108] # CPU blocks: 35064, # CPU blocks: 2730", {"num_gpu_blocks": 35064, "num_cpu_blocks": 2730}),
     "without a prefix": ("# cuda blocks: 2542, # CPU blocks: 9362", {"num_gpu_blocks": 2542, "num_cpu_blocks": 9362}),
     "thousands separators": (f"{STAMP} a.py:1] # GPU blocks: 33,660, # CPU blocks: 2,048", {"num_gpu_blocks": 33660}),
-    "V1 block count": (
-        "INFO 09-04 01:04:33 [loggers.py:142] Engine 000: vllm cache_config_info with initialization after "
-        "num_gpu_blocks is: 5867",
-        {"num_gpu_blocks": 5867},
-    ),
-    "metrics": (
-        'vllm:cache_config_info{block_size="32",cache_dtype="auto",mamba_block_size="None",num_cpu_blocks="None",'
-        'num_gpu_blocks="8192",num_gpu_blocks_override="None"} 1.0',
-        {"num_gpu_blocks": 8192, "block_size": 32, "num_cpu_blocks": None},
-    ),
+    "V1 block count": ("INFO 09-04 01:04:33 [loggers.py:142] Engine 000: vllm cache_config_info with initialization after num_gpu_blocks is: 5867", {"num_gpu_blocks": 5867}),
+    "metrics": ('vllm:cache_config_info{block_size="32",cache_dtype="auto",mamba_block_size="None",num_cpu_blocks="None",num_gpu_blocks="8192",num_gpu_blocks_override="None"} 1.0', {"num_gpu_blocks": 8192, "block_size": 32, "num_cpu_blocks": None}),
     "first # cut off": ("GPU blocks: 2104, # CPU blocks: 1024", {"num_gpu_blocks": 2104, "num_cpu_blocks": 1024}),
-    "cut in the name": ("PU blocks: 2104, # CPU blocks: 1024", {"num_gpu_blocks": 2104, "num_cpu_blocks": 1024}),
     "name cut off": ("blocks: 2104, # CPU blocks: 1024", {"num_gpu_blocks": 2104, "num_cpu_blocks": 1024}),
     "V1, # cut off": ("GPU blocks: 33660", {"num_gpu_blocks": 33660, "num_cpu_blocks": None}),
     "blocks of something else": (f"{STAMP} [a.py:1] GPU blocks: 100 total, 20 free", {"num_gpu_blocks": None}),
-    "an override for a trial run": (
-        f"{STAMP} [kv_cache_utils.py:1087] Overriding num_gpu_blocks=8192 with num_gpu_blocks_override=512",
-        {"num_gpu_blocks": None},
-    ),
-    "blocks on disk": (
-        f"{STAMP} [worker.py:214] SimpleCPUOffloadWorker [CPU]: 2 tensors, 99 CPU blocks (1.00 GB)",
-        {"num_cpu_blocks": None, "available_kv_cache_gib": None},
-    ),
+    "an override for a trial run": (f"{STAMP} [kv_cache_utils.py:1087] Overriding num_gpu_blocks=8192 with num_gpu_blocks_override=512", {"num_gpu_blocks": None}),
+    "blocks on disk": (f"{STAMP} [worker.py:214] SimpleCPUOffloadWorker [CPU]: 2 tensors, 99 CPU blocks (1.00 GB)", {"num_cpu_blocks": None, "available_kv_cache_gib": None}),
     # --- block size
-    "args of 0.3": (
-        "INFO 02-11 10:00:00 api_server.py:228] args: Namespace(host=None, model='m', block_size=16, seed=0)",
-        {"block_size": 16},
-    ),
+    "args of 0.3": ("INFO 02-11 10:00:00 api_server.py:228] args: Namespace(host=None, model='m', block_size=16, seed=0)", {"block_size": 16}),
     "default args of V1": ("Namespace(model='m', block_size=None, seed=0)", {"block_size": None}),
-    "non-default args": (
-        f"{STAMP} [utils.py:326] non-default args: {{'model': 'm', 'block_size': 32, 'seed': 1}}",
-        {"block_size": 32},
-    ),
+    "non-default args": (f"{STAMP} [utils.py:326] non-default args: {{'model': 'm', 'block_size': 32, 'seed': 1}}", {"block_size": 32}),
     "echoed command": ("+ vllm serve m --block-size 64 --max-num-seqs 8", {"block_size": 64}),
-    "other block sizes": (
-        "Namespace(quantization_config={'weight_block_size': [128, 128]}, mamba_block_size=8)",
-        {"block_size": None},
-    ),
-    "set by the platform": (
-        f"{STAMP} [cuda.py:114] Forcing kv cache block size to 64 for FlashMLA backend.",
-        {"block_size": 64, "attention_backend": None},
-    ),
-    "set by a hybrid model": (
-        f"{STAMP} [config.py:228] Setting attention block size to 528 tokens to ensure that attention page size is >= "
-        "mamba page size.",
-        {"block_size": 528},
-    ),
+    "other block sizes": ("Namespace(quantization_config={'weight_block_size': [128, 128]}, mamba_block_size=8)", {"block_size": None}),
+    "set by the platform": (f"{STAMP} [cuda.py:114] Forcing kv cache block size to 64 for FlashMLA backend.", {"block_size": 64, "attention_backend": None}),
+    "set by a hybrid model": (f"{STAMP} [config.py:228] Setting attention block size to 528 tokens to ensure that attention page size is >= mamba page size.", {"block_size": 528}),
     "in a platform's refusal": ("RuntimeError: --block-size=64 requires ipex", {"block_size": None}),
-    "in a backend's refusal": (
-        "ValueError: No valid attention backend found for cuda with AttentionSelectorConfig(head_size=128, "
-        "block_size=8, use_mla=False). Reasons: {FLASH_ATTN: [block_size not supported]}.",
-        {"block_size": None},
-    ),
+    "in a backend's refusal": ("ValueError: No valid attention backend found for cuda with AttentionSelectorConfig(head_size=128, block_size=8, use_mla=False). Reasons: {FLASH_ATTN: [block_size not supported]}.", {"block_size": None}),
     # --- KV cache
     "V1": (f"{STAMP} [kv_cache_utils.py:849] GPU KV cache size: 93,872 tokens", {"kv_cache_tokens": 93872}),
-    "V1 without separators": (
-        f"{STAMP} [kv_cache_utils.py:537] GPU KV cache size: 93872 tokens",
-        {"kv_cache_tokens": 93872},
-    ),
-    "XPU": (f"{STAMP} [kv_cache_utils.py:2327] XPU KV cache size: 70,144 tokens", {"kv_cache_tokens": 70144}),
-    "with a host pool": (
-        f"{STAMP} [kv_cache_utils.py:2327] GPU + host KV cache size: 1,048,576 tokens, Maximum concurrency for 131,072 "
-        "tokens per request: 8.00x",
-        {"kv_cache_tokens": 1048576, "max_concurrency": 8.0, "max_concurrency_tokens_per_request": 131072},
-    ),
-    "V0 when it refuses": (
-        "ERROR 03-25 21:32:48 engine.py:387] The model's max seq len (131072) is larger than the maximum number of tokens "
-        "that can be stored in KV cache (37696). Try increasing `gpu_memory_utilization`.",
-        {"kv_cache_tokens": 37696},
-    ),
-    "the shape of what a connector sends": (
-        f"{STAMP} [mooncake_engine.py:102] num_blocks: 566, block_shape: torch.Size([128, 8, 128])",
-        {"num_gpu_blocks": None},
-    ),
-    "cut in the first word": (
-        "mum concurrency for 32768 tokens per request: 2.69x",
-        {"max_concurrency": 2.69, "max_concurrency_tokens_per_request": 32768},
-    ),
-    "V0 concurrency": (
-        f"{STAMP} executor_base.py:115] Maximum concurrency for 32768 tokens per request: 2.69x",
-        {"max_concurrency": 2.69, "max_concurrency_tokens_per_request": 32768},
-    ),
-    "negative memory": (
-        f"{STAMP} [gpu_worker.py:276] Available KV cache memory: -0.53 GiB",
-        {"available_kv_cache_gib": -0.53},
-    ),
-    "memory in MiB": (
-        f"{STAMP} [gpu_worker.py:276] Available KV cache memory: 512.0 MiB",
-        {"available_kv_cache_gib": 0.5},
-    ),
-    "0.6.3 profile": (
-        f"{STAMP} worker.py:232] Memory profiling results: total_gpu_memory=44.53GiB initial_memory_usage=15.31GiB "
-        "peak_torch_memory=16.40GiB memory_usage_post_profile=15.36Gib non_torch_memory=0.15GiB "
-        "kv_cache_size=23.53GiB gpu_memory_utilization=0.90",
-        {"available_kv_cache_gib": 23.53, "peak_activation_gib": None},
-    ),
-    "0.8 profile": (
-        f"{STAMP} worker.py:267] model weights take 14.99GiB; non_torch_memory takes 0.12GiB; PyTorch activation peak "
-        "memory takes 1.19GiB; the rest of the memory reserved for KV Cache is 54.93GiB.",
-        {"model_weights_gib": 14.99, "peak_activation_gib": 1.19, "available_kv_cache_gib": 54.93},
-    ),
-    "asked for in bytes": (
-        f"{STAMP} [gpu_worker.py:655] Initial free memory 78.5 GiB, reserved 20.0 GiB memory for KV Cache as specified "
-        "by kv_cache_memory_bytes config and skipped memory profiling. If OOM'ed, check the difference.",
-        {"available_kv_cache_gib": 20.0},
-    ),
-    "CPU": (
-        f"{STAMP} [cpu_worker.py:260] Explicitly set (1.5/7.71) GiB for KV cache on node 0.",
-        {"available_kv_cache_gib": 1.5},
-    ),
-    "a line per term": (
-        "INFO 12-13 19:54:18 worker.py:243] available_kv_cache_memory    53.29GiB",
-        {"available_kv_cache_gib": 53.29},
-    ),
-    "Ascend in bytes": (
-        f"{STAMP} [worker_v1.py:181] Available memory: 21474836480, total memory: 65464696832",
-        {"available_kv_cache_gib": 20.0},
-    ),
-    "a framework's own settings": (
-        "2024-03-11 02:55:27,501 core 249 INFO     Loading m with following model config: {'block_size': 16, 'swap_space': 4}",
-        {"block_size": 16},
-    ),
-    "blocks of a quantized model": (
-        f"{STAMP} config.py:1] model config: {{'quantization_config': {{'weight_block_size': [128, 128]}}}}",
-        {"block_size": None},
-    ),
-    "auto-fit": (
-        f"{STAMP} [kv_cache_utils.py:2468] Auto-fit max_model_len: reduced from 131072 to 40960 to fit in available KV "
-        "cache memory (5.0 GiB)",
-        {"available_kv_cache_gib": 5.0, "status": None},
-    ),
-    "memory of a host": (
-        "ValueError: Available memory on node 0 (3.1/7.7 GiB) on kv cache allocation is less than requested",
-        {"available_kv_cache_gib": None},
-    ),
-    "Gaudi V0": (
-        f"{STAMP} hpu_worker.py:240] Free device memory: 79.16 GiB, 39.58 GiB usable (gpu_memory_utilization=0.5), 15.83 "
-        "GiB reserved for HPUGraphs (VLLM_GRAPH_RESERVED_MEM=0.4), 23.75 GiB reserved for KV cache",
-        {"available_kv_cache_gib": 23.75},
-    ),
-    "Gaudi V1": (
-        f"{STAMP} hpu_worker.py:240] Free device memory: 79.16 GiB, 39.58 GiB usable (gpu_memory_utilization=0.5), 15.83 "
-        "GiB reserved for HPUGraphs (VLLM_GRAPH_RESERVED_MEM=0.4), 8.0 MiB reserved for KV cache dummy block 23.5 GiB "
-        "reserved for usable KV cache",
-        {"available_kv_cache_gib": 23.5},
-    ),
+    "with a host pool": (f"{STAMP} [kv_cache_utils.py:2327] GPU + host KV cache size: 1,048,576 tokens, Maximum concurrency for 131,072 tokens per request: 8.00x", {"kv_cache_tokens": 1048576, "max_concurrency": 8.0, "max_concurrency_tokens_per_request": 131072}),
+    "V0 when it refuses": ("ERROR 03-25 21:32:48 engine.py:387] The model's max seq len (131072) is larger than the maximum number of tokens that can be stored in KV cache (37696). Try increasing `gpu_memory_utilization`.", {"kv_cache_tokens": 37696}),
+    "the shape of what a connector sends": (f"{STAMP} [mooncake_engine.py:102] num_blocks: 566, block_shape: torch.Size([128, 8, 128])", {"num_gpu_blocks": None}),
+    "cut in the first word": ("mum concurrency for 32768 tokens per request: 2.69x", {"max_concurrency": 2.69, "max_concurrency_tokens_per_request": 32768}),
+    "negative memory": (f"{STAMP} [gpu_worker.py:276] Available KV cache memory: -0.53 GiB", {"available_kv_cache_gib": -0.53}),
+    "memory in MiB": (f"{STAMP} [gpu_worker.py:276] Available KV cache memory: 512.0 MiB", {"available_kv_cache_gib": 0.5}),
+    "0.6.3 profile": (f"{STAMP} worker.py:232] Memory profiling results: total_gpu_memory=44.53GiB initial_memory_usage=15.31GiB peak_torch_memory=16.40GiB memory_usage_post_profile=15.36Gib non_torch_memory=0.15GiB kv_cache_size=23.53GiB gpu_memory_utilization=0.90", {"available_kv_cache_gib": 23.53, "peak_activation_gib": None}),
+    "0.8 profile": (f"{STAMP} worker.py:267] model weights take 14.99GiB; non_torch_memory takes 0.12GiB; PyTorch activation peak memory takes 1.19GiB; the rest of the memory reserved for KV Cache is 54.93GiB.", {"model_weights_gib": 14.99, "peak_activation_gib": 1.19, "available_kv_cache_gib": 54.93}),
+    "asked for in bytes": (f"{STAMP} [gpu_worker.py:655] Initial free memory 78.5 GiB, reserved 20.0 GiB memory for KV Cache as specified by kv_cache_memory_bytes config and skipped memory profiling. If OOM'ed, check the difference.", {"available_kv_cache_gib": 20.0}),
+    "CPU": (f"{STAMP} [cpu_worker.py:260] Explicitly set (1.5/7.71) GiB for KV cache on node 0.", {"available_kv_cache_gib": 1.5}),
+    "a line per term": ("INFO 12-13 19:54:18 worker.py:243] available_kv_cache_memory    53.29GiB", {"available_kv_cache_gib": 53.29}),
+    "Ascend in bytes": (f"{STAMP} [worker_v1.py:181] Available memory: 21474836480, total memory: 65464696832", {"available_kv_cache_gib": 20.0}),
+    "a framework's own settings": ("2024-03-11 02:55:27,501 core 249 INFO     Loading m with following model config: {'block_size': 16, 'swap_space': 4}", {"block_size": 16}),
+    "blocks of a quantized model": (f"{STAMP} config.py:1] model config: {{'quantization_config': {{'weight_block_size': [128, 128]}}}}", {"block_size": None}),
+    "auto-fit": (f"{STAMP} [kv_cache_utils.py:2468] Auto-fit max_model_len: reduced from 131072 to 40960 to fit in available KV cache memory (5.0 GiB)", {"available_kv_cache_gib": 5.0, "status": None}),
+    "memory of a host": ("ValueError: Available memory on node 0 (3.1/7.7 GiB) on kv cache allocation is less than requested", {"available_kv_cache_gib": None}),
+    "Gaudi V0": (f"{STAMP} hpu_worker.py:240] Free device memory: 79.16 GiB, 39.58 GiB usable (gpu_memory_utilization=0.5), 15.83 GiB reserved for HPUGraphs (VLLM_GRAPH_RESERVED_MEM=0.4), 23.75 GiB reserved for KV cache", {"available_kv_cache_gib": 23.75}),
+    "Gaudi V1": (f"{STAMP} hpu_worker.py:240] Free device memory: 79.16 GiB, 39.58 GiB usable (gpu_memory_utilization=0.5), 15.83 GiB reserved for HPUGraphs (VLLM_GRAPH_RESERVED_MEM=0.4), 8.0 MiB reserved for KV cache dummy block 23.5 GiB reserved for usable KV cache", {"available_kv_cache_gib": 23.5}),
     # --- memory
-    "GB was GiB": (
-        f"{STAMP} model_runner.py:1071] Loading model weights took 14.2487 GB",
-        {"model_weights_gib": 14.2487},
-    ),
-    "0.9": (
-        f"{STAMP} [gpu_model_runner.py:2007] Model loading took 14.2488 GiB and 4.422213 seconds",
-        {"model_weights_gib": 14.2488},
-    ),
-    "0.13": (
-        f"{STAMP} [gpu_model_runner.py:4216] Model loading took 11.55 GiB memory and 40.36 seconds",
-        {"model_weights_gib": 11.55},
-    ),
-    "a line per term of the profile": (
-        "INFO 12-13 19:54:18 worker.py:243] PyTorch activation peak memory       1.26GiB",
-        {"peak_activation_gib": 1.26},
-    ),
-    "peak with the weights in it": (
-        f"{STAMP} worker.py:1] Memory profiling results: peak_torch_memory=17.06GiB, non_torch_memory=0.35GiB",
-        {"peak_activation_gib": None, "model_weights_gib": None},
-    ),
-    "Gaudi weights, first on the device": (
-        f"{STAMP} hpu_model_runner.py:712] Pre-loading model weights on hpu:0 took 79.41 GiB of device memory (79.41 "
-        "GiB/94.62 GiB used) and 4.706 GiB of host memory (98.92 GiB/1007 GiB used)",
-        {"model_weights_gib": 79.41},
-    ),
-    "Gaudi cache": (
-        f"{STAMP} hpu_worker.py:238] Initializing cache engine took 23.73 GiB of device memory (54.34 GiB/94.62 GiB used)",
-        {"available_kv_cache_gib": 23.73},
-    ),
-    "Gaudi weights": (
-        f"{STAMP} hpu_model_runner.py:612] Loading model weights took in total 14.97 GiB of device memory",
-        {"model_weights_gib": 14.97},
-    ),
-    "seconds are no size": (
-        f"{STAMP} [default_loader.py:262] Loading weights took 3.03 seconds",
-        {"model_weights_gib": None},
-    ),
-    "0.9 profile": (
-        f"{STAMP} [gpu_worker.py:227] Memory profiling takes 11.20 seconds. Total non KV cache memory: 20.19GiB; torch "
-        "peak memory increase: 1.42GiB; non-torch forward increase memory: 0.51GiB; weights memory: 18.26GiB.",
-        {"model_weights_gib": 18.26, "peak_activation_gib": 1.42},
-    ),
-    "0.13 usage": (
-        f"{STAMP} [gpu_worker.py:424] Free memory on device (78.5/79.25 GiB) on startup. Desired GPU memory utilization "
-        "is (0.9, 71.33 GiB). Actual usage is 14.99 GiB for weight, 1.22 GiB for peak activation, 0.11 GiB for "
-        "non-torch memory, and 0.58 GiB for CUDAGraph memory. Replace gpu_memory_utilization config with "
-        "`--kv-cache-memory=58248000000` (54.25 GiB) to fit into requested memory, or `--kv-cache-memory=65948000000` "
-        "(61.42 GiB) to fully utilize gpu memory. Current kv cache memory in use is 55.01 GiB.",
-        {
-            "model_weights_gib": 14.99,
-            "peak_activation_gib": 1.22,
-            "cuda_graph_gib": 0.58,
-            "available_kv_cache_gib": 55.01,
-            "status": None,
-        },
-    ),
-    "0.32 usage": (
-        f"{STAMP} [gpu_worker.py:1014] Actual usage is 15.4 GiB for consumed memory (weights + non-torch), 1.1 GiB for "
-        "peak activation, and 0.0 GiB for CUDAGraph memory. Current kv cache memory in use is 50.0 GiB.",
-        {"model_weights_gib": None, "peak_activation_gib": 1.1, "cuda_graph_gib": 0.0, "available_kv_cache_gib": 50.0},
-    ),
-    "Ascend usage": (
-        f"{STAMP} [worker.py:561] Actual usage: 3.87 GiB for weights, 0.04 GiB for peak activation, 0.02 GiB for "
-        "non-torch memory, 0.25 GiB for NPU graph memory. Current KV cache memory: 14.46 GiB.",
-        {"model_weights_gib": 3.87, "cuda_graph_gib": 0.25, "available_kv_cache_gib": 14.46},
-    ),
-    "graphs": (
-        f"{STAMP} [gpu_model_runner.py:2708] Graph capturing finished in 3 secs, took 0.50 GiB",
-        {"cuda_graph_gib": 0.5},
-    ),
-    "graphs without a size": (
-        f"{STAMP} model_runner.py:1530] Graph capturing finished in 13 secs.",
-        {"cuda_graph_gib": None},
-    ),
-    "graph pool": (
-        f"{STAMP} [gpu_worker.py:970] CUDA graph pool memory: 0.19 GiB (actual), 0.64 GiB (estimated), difference: 0.45 "
-        "GiB (244.2%).",
-        {"cuda_graph_gib": 0.19},
-    ),
-    "estimate of graphs": (
-        f"{STAMP} [gpu_model_runner.py:6475] Estimated CUDA graph memory: 0.64 GiB total",
-        {"cuda_graph_gib": None},
-    ),
-    "encoder graphs": (
-        f"{STAMP} [mm.py:95] Encoder graph capturing finished in 2 secs, took 0.10 GiB (8 graphs)",
-        {"cuda_graph_gib": None},
-    ),
+    "GB was GiB": (f"{STAMP} model_runner.py:1071] Loading model weights took 14.2487 GB", {"model_weights_gib": 14.2487}),
+    "0.9": (f"{STAMP} [gpu_model_runner.py:2007] Model loading took 14.2488 GiB and 4.422213 seconds", {"model_weights_gib": 14.2488}),
+    "a line per term of the profile": ("INFO 12-13 19:54:18 worker.py:243] PyTorch activation peak memory       1.26GiB", {"peak_activation_gib": 1.26}),
+    "peak with the weights in it": (f"{STAMP} worker.py:1] Memory profiling results: peak_torch_memory=17.06GiB, non_torch_memory=0.35GiB", {"peak_activation_gib": None, "model_weights_gib": None}),
+    "Gaudi weights, first on the device": (f"{STAMP} hpu_model_runner.py:712] Pre-loading model weights on hpu:0 took 79.41 GiB of device memory (79.41 GiB/94.62 GiB used) and 4.706 GiB of host memory (98.92 GiB/1007 GiB used)", {"model_weights_gib": 79.41}),
+    "Gaudi cache": (f"{STAMP} hpu_worker.py:238] Initializing cache engine took 23.73 GiB of device memory (54.34 GiB/94.62 GiB used)", {"available_kv_cache_gib": 23.73}),
+    "seconds are no size": (f"{STAMP} [default_loader.py:262] Loading weights took 3.03 seconds", {"model_weights_gib": None}),
+    "0.9 profile": (f"{STAMP} [gpu_worker.py:227] Memory profiling takes 11.20 seconds. Total non KV cache memory: 20.19GiB; torch peak memory increase: 1.42GiB; non-torch forward increase memory: 0.51GiB; weights memory: 18.26GiB.", {"model_weights_gib": 18.26, "peak_activation_gib": 1.42}),
+    "0.13 usage": (f"{STAMP} [gpu_worker.py:424] Free memory on device (78.5/79.25 GiB) on startup. Desired GPU memory utilization is (0.9, 71.33 GiB). Actual usage is 14.99 GiB for weight, 1.22 GiB for peak activation, 0.11 GiB for non-torch memory, and 0.58 GiB for CUDAGraph memory. Replace gpu_memory_utilization config with `--kv-cache-memory=58248000000` (54.25 GiB) to fit into requested memory, or `--kv-cache-memory=65948000000` (61.42 GiB) to fully utilize gpu memory. Current kv cache memory in use is 55.01 GiB.", {"model_weights_gib": 14.99, "peak_activation_gib": 1.22, "cuda_graph_gib": 0.58, "available_kv_cache_gib": 55.01, "status": None}),
+    "0.32 usage": (f"{STAMP} [gpu_worker.py:1014] Actual usage is 15.4 GiB for consumed memory (weights + non-torch), 1.1 GiB for peak activation, and 0.0 GiB for CUDAGraph memory. Current kv cache memory in use is 50.0 GiB.", {"model_weights_gib": None, "peak_activation_gib": 1.1, "cuda_graph_gib": 0.0, "available_kv_cache_gib": 50.0}),
+    "Ascend usage": (f"{STAMP} [worker.py:561] Actual usage: 3.87 GiB for weights, 0.04 GiB for peak activation, 0.02 GiB for non-torch memory, 0.25 GiB for NPU graph memory. Current KV cache memory: 14.46 GiB.", {"model_weights_gib": 3.87, "cuda_graph_gib": 0.25, "available_kv_cache_gib": 14.46}),
+    "graphs": (f"{STAMP} [gpu_model_runner.py:2708] Graph capturing finished in 3 secs, took 0.50 GiB", {"cuda_graph_gib": 0.5}),
+    "graphs without a size": (f"{STAMP} model_runner.py:1530] Graph capturing finished in 13 secs.", {"cuda_graph_gib": None}),
+    "graph pool": (f"{STAMP} [gpu_worker.py:970] CUDA graph pool memory: 0.19 GiB (actual), 0.64 GiB (estimated), difference: 0.45 GiB (244.2%).", {"cuda_graph_gib": 0.19}),
+    "estimate of graphs": (f"{STAMP} [gpu_model_runner.py:6475] Estimated CUDA graph memory: 0.64 GiB total", {"cuda_graph_gib": None}),
+    "encoder graphs": (f"{STAMP} [mm.py:95] Encoder graph capturing finished in 2 secs, took 0.10 GiB (8 graphs)", {"cuda_graph_gib": None}),
     # --- attention
-    "V0 xformers": (f"{STAMP} cuda.py:227] Using XFormers backend.", {"attention_backend": "XFormers"}),
     "V0 sdpa": (f"{STAMP} selector.py:131] Using Torch SDPA backend.", {"attention_backend": "Torch SDPA"}),
-    "V0 cannot": (
-        f"{STAMP} selector.py:51] Cannot use FlashAttention-2 backend because the flash_attn package is not found.",
-        {"attention_backend": None},
-    ),
-    "V0 pallas": (f"{STAMP} tpu.py:42] Using Pallas backend.", {"attention_backend": "Pallas"}),
-    "V1 flash": (
-        f"{STAMP} [cuda.py:328] Using Flash Attention backend on V1 engine.",
-        {"attention_backend": "Flash Attention"},
-    ),
-    "V1 Blackwell": (
-        f"{STAMP} [cuda.py:253] Using FlashInfer backend with HND KV cache layout on V1 engine by default for Blackwell "
-        "(SM 10.0) GPUs.",
-        {"attention_backend": "FlashInfer"},
-    ),
-    "escape codes by number": (
-        "#033[1;36m(VllmWorkerProcess pid=237)#033[0;0m INFO 02-14 08:23:25 model_runner.py:1563] Graph capturing finished "
-        "in 5 secs, took 0.47 GiB",
-        {"cuda_graph_gib": 0.47},
-    ),
-    "V1 compiled": (
-        f"{STAMP} [backends.py:172] Compiling a graph for dynamic shape takes 24.21 s",
-        {"graphs_from_cache": False, "compile_s": None},
-    ),
+    "V0 cannot": (f"{STAMP} selector.py:51] Cannot use FlashAttention-2 backend because the flash_attn package is not found.", {"attention_backend": None}),
+    "V1 flash": (f"{STAMP} [cuda.py:328] Using Flash Attention backend on V1 engine.", {"attention_backend": "Flash Attention"}),
+    "V1 Blackwell": (f"{STAMP} [cuda.py:253] Using FlashInfer backend with HND KV cache layout on V1 engine by default for Blackwell (SM 10.0) GPUs.", {"attention_backend": "FlashInfer"}),
+    "escape codes by number": ("#033[1;36m(VllmWorkerProcess pid=237)#033[0;0m INFO 02-14 08:23:25 model_runner.py:1563] Graph capturing finished in 5 secs, took 0.47 GiB", {"cuda_graph_gib": 0.47}),
+    "V1 compiled": (f"{STAMP} [backends.py:172] Compiling a graph for dynamic shape takes 24.21 s", {"graphs_from_cache": False, "compile_s": None}),
     "V1 compilation": (f"{STAMP} [monitor.py:34] torch.compile takes 32.18 s in total", {"compile_s": 32.18}),
-    "V1 loaded": (
-        f"{STAMP} [backends.py:155] Directly load the compiled graph(s) for dynamic shape from the cache, took 4.9 s",
-        {"graphs_from_cache": True, "compile_s": None},
-    ),
-    "0.32 on a CPU, which cannot load": (
-        f"{STAMP} [decorators.py:743] [backbone] saved AOT compiled function to /vllm/torch_compile_cache/model",
-        {"graphs_from_cache": False},
-    ),
-    "V1 ROCm": (
-        f"{STAMP} [rocm.py:183] Using Triton Attention backend on V1 engine.",
-        {"attention_backend": "Triton Attention"},
-    ),
-    "V1 enum": (
-        f"{STAMP} [cuda.py:412] Using AttentionBackendEnum.FLASH_ATTN backend.",
-        {"attention_backend": "FLASH_ATTN"},
-    ),
-    "V1 candidates": (
-        f"{STAMP} [cuda.py:506] Using FLASHINFER attention backend out of potential backends: ['FLASHINFER', 'X'].",
-        {"attention_backend": "FLASHINFER"},
-    ),
-    "ROCm selected": (
-        f"{STAMP} [rocm.py:750] Using ROCM_ATTN backend (selected via --attention-backend).",
-        {"attention_backend": "ROCM_ATTN"},
-    ),
+    "V1 loaded": (f"{STAMP} [backends.py:155] Directly load the compiled graph(s) for dynamic shape from the cache, took 4.9 s", {"graphs_from_cache": True, "compile_s": None}),
+    "0.32 on a CPU, which cannot load": (f"{STAMP} [decorators.py:743] [backbone] saved AOT compiled function to /vllm/torch_compile_cache/model", {"graphs_from_cache": False}),
+    "V1 enum": (f"{STAMP} [cuda.py:412] Using AttentionBackendEnum.FLASH_ATTN backend.", {"attention_backend": "FLASH_ATTN"}),
+    "V1 candidates": (f"{STAMP} [cuda.py:506] Using FLASHINFER attention backend out of potential backends: ['FLASHINFER', 'X'].", {"attention_backend": "FLASHINFER"}),
+    "ROCm selected": (f"{STAMP} [rocm.py:750] Using ROCM_ATTN backend (selected via --attention-backend).", {"attention_backend": "ROCM_ATTN"}),
     "Gaudi attention": (f"{STAMP} hpu.py:46] Using HPUAttentionV1 backend.", {"attention_backend": "HPUAttentionV1"}),
-    "Ray repeats": (
-        f"{STAMP} [cuda.py:323] Using Triton backend on V1 engine. [repeated 3x across cluster]",
-        {"attention_backend": "Triton"},
-    ),
-    "layout": (
-        f"{STAMP} [selector.py:138] Using HND KV cache layout for CPU_ATTN backend.",
-        {"attention_backend": "CPU_ATTN"},
-    ),
-    "forced": (
-        f"{STAMP} [config.py:101] Forcing TRITON_ATTN backend to prevent mixed-backend numerical divergence.",
-        {"attention_backend": "TRITON_ATTN"},
-    ),
-    "instead of what the block size excludes": (
-        f"{STAMP} [cuda.py:324] --block-size 8 precluded higher-priority backend(s) FLASH_ATTN, TRITON_ATTN. Using "
-        "FLEX_ATTENTION instead, which may result in reduced performance.",
-        {"attention_backend": "FLEX_ATTENTION", "block_size": 8},
-    ),
+    "Ray repeats": (f"{STAMP} [cuda.py:323] Using Triton backend on V1 engine. [repeated 3x across cluster]", {"attention_backend": "Triton"}),
+    "layout": (f"{STAMP} [selector.py:138] Using HND KV cache layout for CPU_ATTN backend.", {"attention_backend": "CPU_ATTN"}),
+    "forced": (f"{STAMP} [config.py:101] Forcing TRITON_ATTN backend to prevent mixed-backend numerical divergence.", {"attention_backend": "TRITON_ATTN"}),
+    "instead of what the block size excludes": (f"{STAMP} [cuda.py:324] --block-size 8 precluded higher-priority backend(s) FLASH_ATTN, TRITON_ATTN. Using FLEX_ATTENTION instead, which may result in reduced performance.", {"attention_backend": "FLEX_ATTENTION", "block_size": 8}),
     "MLA": (f"{STAMP} [cuda.py:200] Using Cutlass MLA backend on V1 engine.", {"attention_backend": "Cutlass MLA"}),
     "MoE is not attention": (f"{STAMP} [x.py:1] Using FlashInfer MoE backend.", {"attention_backend": None}),
     "quoted MoE": (f"{STAMP} [x.py:1] Using 'TRITON' Mxfp4 MoE backend.", {"attention_backend": None}),
@@ -378,66 +111,24 @@ PRINTED = {
     "sampling": (f"{STAMP} [x.py:1] Using FlashInfer for top-p & top-k sampling.", {"attention_backend": None}),
     "modeling": (f"{STAMP} [x.py:1] Using Transformers modeling backend.", {"attention_backend": None}),
     # --- serving
-    "prefix cache of V1": (
-        f"{STAMP} [loggers.py:123] Engine 000: Avg prompt throughput: 0.0 tokens/s, Avg generation throughput: 679.1 "
-        "tokens/s, Running: 56 reqs, Waiting: 42 reqs, Preemptions: 7, GPU KV cache usage: 99.4%, Prefix cache hit rate: "
-        "49.1%, External prefix cache hit rate: 12.5%, MM cache hit rate: 77.0%",
-        {"prefix_cache_hit_rate_pct": 49.1, "preemptions": 7, "status": "ok"},
-    ),
-    "external cache alone": (
-        f"{STAMP} [loggers.py:123] Engine 000: Avg prompt throughput: 0.0 tokens/s, External prefix cache hit rate: 12.5%",
-        {"prefix_cache_hit_rate_pct": None},
-    ),
-    "prefix cache of V0": (
-        f"{STAMP} metrics.py:471] Prefix cache hit rate: GPU: 12.34%, CPU: 0.50%",
-        {"prefix_cache_hit_rate_pct": 12.34},
-    ),
-    "preemptions of V0": (
-        "WARNING 05-09 00:49:33 scheduler.py:1057] Sequence group 0 is preempted by PreemptionMode.SWAP mode because "
-        "there is not enough KV cache space. total_cumulative_preemption_cnt=51",
-        {"preemptions": 51, "status": None},
-    ),
+    "prefix cache of V1": (f"{STAMP} [loggers.py:123] Engine 000: Avg prompt throughput: 0.0 tokens/s, Avg generation throughput: 679.1 tokens/s, Running: 56 reqs, Waiting: 42 reqs, Preemptions: 7, GPU KV cache usage: 99.4%, Prefix cache hit rate: 49.1%, External prefix cache hit rate: 12.5%, MM cache hit rate: 77.0%", {"prefix_cache_hit_rate_pct": 49.1, "preemptions": 7, "status": "ok"}),
+    "external cache alone": (f"{STAMP} [loggers.py:123] Engine 000: Avg prompt throughput: 0.0 tokens/s, External prefix cache hit rate: 12.5%", {"prefix_cache_hit_rate_pct": None}),
+    "prefix cache of V0": (f"{STAMP} metrics.py:471] Prefix cache hit rate: GPU: 12.34%, CPU: 0.50%", {"prefix_cache_hit_rate_pct": 12.34}),
+    "preemptions of V0": ("WARNING 05-09 00:49:33 scheduler.py:1057] Sequence group 0 is preempted by PreemptionMode.SWAP mode because there is not enough KV cache space. total_cumulative_preemption_cnt=51", {"preemptions": 51, "status": None}),
     "preemptions in metrics": ('vllm:num_preemptions_total{engine="0",model_name="m"} 12.0', {"preemptions": 12}),
     # --- benchmarks
-    "throughput": (
-        "Throughput: 1.23 requests/s, 456.7 total tokens/s, 123.4 output tokens/s",
-        {"requests_per_s": 1.23, "total_tokens_per_s": 456.7, "output_tokens_per_s": 123.4, "status": "ok"},
-    ),
-    "arguments whose beginning was cut off": (
-        "False, block_size=32, enable_prefix_caching=False, disable_sliding_window=False, use_v2_block_manager=False",
-        {"block_size": 32},
-    ),
-    "throughput before 0.6.5": (
-        "Throughput: 0.49 requests/s, 125.48 tokens/s",
-        {"requests_per_s": 0.49, "total_tokens_per_s": 125.48, "output_tokens_per_s": None},
-    ),
+    "throughput": ("Throughput: 1.23 requests/s, 456.7 total tokens/s, 123.4 output tokens/s", {"requests_per_s": 1.23, "total_tokens_per_s": 456.7, "output_tokens_per_s": 123.4, "status": "ok"}),
+    "arguments whose beginning was cut off": ("False, block_size=32, enable_prefix_caching=False, disable_sliding_window=False, use_v2_block_manager=False", {"block_size": 32}),
+    "throughput before 0.6.5": ("Throughput: 0.49 requests/s, 125.48 tokens/s", {"requests_per_s": 0.49, "total_tokens_per_s": 125.48, "output_tokens_per_s": None}),
     "serving before 0.3.3": ("Throughput: 3.26 requests/s", {"requests_per_s": 3.26, "total_tokens_per_s": None}),
     "serving, 0.3.3": ("Output token throughput: 218.64 tokens/s", {"output_tokens_per_s": 218.64}),
     "latency, 0.3.3": ("Median TTFT: 48.5 ms", {"ttft_ms_median": 48.5}),
     "peak rate": ("Peak output token throughput (tok/s):            900.00", {"output_tokens_per_s": None}),
     "goodput": ("Request goodput (req/s):                 1.25", {"requests_per_s": None}),
     "lower case token": ("Total token throughput (tok/s):          524.06", {"total_tokens_per_s": 524.06}),
-    "throughput's file": (
-        '{"elapsed_time": 17.6, "num_requests": 24, "total_num_tokens": 2304, "requests_per_second": 1.36, '
-        '"tokens_per_second": 130.6}',
-        {"requests_per_s": 1.36, "total_tokens_per_s": 130.6, "output_tokens_per_s": None, "status": "ok"},
-    ),
-    "serving's file": (
-        '{"completed": 900, "request_throughput": 43.02, "output_throughput": 11481.0, "total_token_throughput": '
-        '54462.5, "mean_ttft_ms": 902.2, "median_ttft_ms": 877.0, "p99_ttft_ms": 1353.1, "median_tpot_ms": 43.7, '
-        '"median_itl_ms": 36.9, "p99_itl_ms": 66.3}',
-        {
-            "requests_per_s": 43.02,
-            "output_tokens_per_s": 11481.0,
-            "total_tokens_per_s": 54462.5,
-            "ttft_ms_median": 877.0,
-            "ttft_ms_p99": 1353.1,
-            "tpot_ms_median": 43.7,
-            "itl_ms_median": 36.9,
-            "itl_ms_p99": 66.3,
-        },
-    ),
-}
+    "throughput's file": ('{"elapsed_time": 17.6, "num_requests": 24, "total_num_tokens": 2304, "requests_per_second": 1.36, "tokens_per_second": 130.6}', {"requests_per_s": 1.36, "total_tokens_per_s": 130.6, "output_tokens_per_s": None, "status": "ok"}),
+    "serving's file": ('{"completed": 900, "request_throughput": 43.02, "output_throughput": 11481.0, "total_token_throughput": 54462.5, "mean_ttft_ms": 902.2, "median_ttft_ms": 877.0, "p99_ttft_ms": 1353.1, "median_tpot_ms": 43.7, "median_itl_ms": 36.9, "p99_itl_ms": 66.3}', {"requests_per_s": 43.02, "output_tokens_per_s": 11481.0, "total_tokens_per_s": 54462.5, "ttft_ms_median": 877.0, "ttft_ms_p99": 1353.1, "tpot_ms_median": 43.7, "itl_ms_median": 36.9, "itl_ms_p99": 66.3}),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("line", "expected"), PRINTED.values(), ids=PRINTED.keys())
@@ -510,11 +201,9 @@ def test_rank_with_the_smallest_kv_cache_binds_and_all_are_kept():
         "(VllmWorker TP0 pid=11) INFO 09-03 00:40:55 [gpu_model_runner.py:1] Model loading took 7.0 GiB and 9.1 seconds\n"
         "(VllmWorker TP1 pid=12) INFO 09-03 00:40:55 [gpu_model_runner.py:1] Model loading took 7.5 GiB and 9.1 seconds\n"
         "(EngineCore_0 pid=9) INFO 09-03 00:40:55 [kv_cache_utils.py:849] GPU KV cache size: 468,160 tokens\n"
-        "(EngineCore_0 pid=9) INFO 09-03 00:40:55 [kv_cache_utils.py:853] Maximum concurrency for 16,384 tokens per "
-        "request: 28.57x\n"
+        "(EngineCore_0 pid=9) INFO 09-03 00:40:55 [kv_cache_utils.py:853] Maximum concurrency for 16,384 tokens per request: 28.57x\n"
         "(EngineCore_0 pid=9) INFO 09-03 00:40:55 [kv_cache_utils.py:849] GPU KV cache size: 450,192 tokens\n"
-        "(EngineCore_0 pid=9) INFO 09-03 00:40:55 [kv_cache_utils.py:853] Maximum concurrency for 16,384 tokens per "
-        "request: 27.48x\n"
+        "(EngineCore_0 pid=9) INFO 09-03 00:40:55 [kv_cache_utils.py:853] Maximum concurrency for 16,384 tokens per request: 27.48x\n"
     )
     assert (facts.available_kv_cache_gib, facts.model_weights_gib) == (12.02, 7.5)
     assert (facts.kv_cache_tokens, facts.max_concurrency) == (450192, 27.48)
@@ -533,8 +222,7 @@ def test_one_engine_has_no_ranks():
 def test_what_the_engine_set_stands_before_what_was_asked_for():
     facts = parse_engine_log(
         "INFO 03-30 07:05:39 [utils.py:1] non-default args: {'block_size': 16}\n"
-        "INFO 03-30 07:05:40 [config.py:228] Setting attention block size to 528 tokens to ensure that attention page "
-        "size is >= mamba page size.\n"
+        "INFO 03-30 07:05:40 [config.py:228] Setting attention block size to 528 tokens to ensure that attention page size is >= mamba page size.\n"
     )
     assert (facts.block_size, facts.read_from["block_size"]) == (528, 2)
 
@@ -565,8 +253,7 @@ def test_the_first_attention_backend_is_the_models():
 
 def test_several_records_on_one_line_are_all_read():
     facts = parse_engine_log(
-        "INFO 08-22 15:27:08 llm_engine.py:70] Initializing an LLM engine with config: model='m' "
-        "INFO 08-22 15:27:25 llm_engine.py:196] # GPU blocks: 865, # CPU blocks: 327 INFO: Started server process [9264]"
+        "INFO 08-22 15:27:08 llm_engine.py:70] Initializing an LLM engine with config: model='m' INFO 08-22 15:27:25 llm_engine.py:196] # GPU blocks: 865, # CPU blocks: 327 INFO: Started server process [9264]"
     )
     assert (facts.num_gpu_blocks, facts.num_cpu_blocks) == (865, 327)
 

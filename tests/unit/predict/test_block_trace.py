@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.predict.planned import study, write_study
+from tests.unit.predict.test_step_scheduler import sharing_requests
 from workflow_scripts.predict.block_trace import COLUMNS, MOST_REQUESTS, main, trace_blocks, trace_of_study
 from workflow_scripts.predict.plan import plan
 from workflow_scripts.predict.pool_blocks import BlockEvent
@@ -69,15 +70,9 @@ def test_the_last_request_is_preempted_and_its_kept_blocks_are_evicted():
     assert again[0].event in ("allocated", "shared")
 
 
-lengths = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 12), st.integers(0, 30)), min_size=1, max_size=8)
-
-
 @settings(max_examples=25)
-@given(lengths, st.integers(12, 40), st.booleans(), st.booleans())
-def test_a_trace_has_the_blocks_and_the_preemptions_of_the_schedule(rows, blocks, is_async, caching):
-    prompts, outputs, shared = (np.array(column) for column in zip(*rows, strict=True))
-    shared = np.minimum(prompts, shared)
-    requests = RequestLengths(prompts, outputs, prefix_id=np.where(shared > 0, 0, -1), prefix_tokens=shared)
+@given(sharing_requests(), st.integers(12, 40), st.booleans(), st.booleans())
+def test_a_trace_has_the_blocks_and_the_preemptions_of_the_schedule(requests, blocks, is_async, caching):
     limits = replace(SETTINGS, num_blocks=blocks, async_scheduling=is_async, enable_prefix_caching=caching)
     schedule, events = make_schedule(requests, limits), trace_blocks(requests, limits)
     held: Counter[int] = Counter()

@@ -145,15 +145,15 @@ def test_nothing_is_predicted_beyond_what_the_data_sheet_allows(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "bound_by", "peak"),
     [
-        ({"knobs": {"block_size": 16, "max_num_seqs": 16}}, "sequences", 16),
-        ({"knobs": {"block_size": 16, "max_num_seqs": 256}}, "prompts", 24),
+        ({"max_num_seqs": 16}, "sequences", 16),
+        ({"max_num_seqs": 256}, "prompts", 24),
         # Less than a prompt in a step: the first request is gone after 32 more, when not all others have begun.
-        ({"knobs": {"block_size": 16, "max_num_seqs": 32, "max_num_batched_tokens": 40}}, "token_budget", None),
+        ({"max_num_seqs": 32, "max_num_batched_tokens": 40}, "token_budget", None),
     ],
 )
 def test_what_keeps_more_from_running_at_once(tmp_path, changes, bound_by, peak):
-    record = one(tmp_path, **changes)
-    assert record["bound_by"] == bound_by
+    record = one(tmp_path, knobs={"block_size": 16} | changes)
+    assert (record["bound_by"], record["prompts_to_fill"]) == (bound_by, 256 if bound_by == "prompts" else None)
     assert record["running_peak"] == peak or (peak is None and record["running_peak"] < 24)
 
 
@@ -208,11 +208,6 @@ def test_every_entry_that_names_an_engine_names_one_with_these_knobs():
     assert found == {"transformers-serve", "transformers-serve-continuous"}
 
 
-def test_how_many_prompts_would_fill_it(tmp_path):
-    assert one(tmp_path, knobs={"max_num_seqs": 64})["prompts_to_fill"] == 64
-    assert one(tmp_path, knobs={"max_num_seqs": 16})["prompts_to_fill"] is None
-
-
 def test_cells_that_decide_alike_share_a_schedule(tmp_path, monkeypatch):
     made = []
     make = speed.make_schedule
@@ -224,41 +219,32 @@ def test_cells_that_decide_alike_share_a_schedule(tmp_path, monkeypatch):
     assert of_the_workload == [99, 198]
 
 
+CPU = {"block_size": 32, "cpu_kv_cache_gib": 1}
+
+
 @pytest.mark.parametrize(
-    ("changes", "unknown"),
+    ("place", "knobs", "unknown"),
     [
-        (
-            {"gpu": "cpu-all", "knobs": {"block_size": 32, "cpu_kv_cache_gib": 1}},
-            "the rates of this device are not known",
-        ),
-        ({"gpu": "cpu-all", "knobs": {"block_size": 32}}, "without cpu_kv_cache_gib"),
-        ({"knobs": {"pipeline_parallel_size": 2}}, "pipeline_parallel_size above 1"),
-        (
-            {"gpu": "cpu-all", "knobs": {"block_size": 32, "cpu_kv_cache_gib": 1, "tensor_parallel_size": 2}},
-            "ranks that share a CPU",
-        ),
-        ({"knobs": {"speculative_method": "ngram", "num_speculative_tokens": 2}}, "speculative decoding"),
-        ({"engine": "vllm-serve", "knobs": {"users": 2, "request_rate_per_s": 1}}, "which request waits depends on"),
-        ({"engine": "openai", "knobs": {"endpoint": "tgi"}}, "there is no schedule of this engine"),
-        (
-            {"engine": "openai", "knobs": {"endpoint": "transformers-serve", "request_rate_per_s": 1}},
-            "answers in static batches at a rate",
-        ),
+        ({"gpu": "cpu-all"}, CPU, "the rates of this device"),
+        ({"gpu": "cpu-all"}, {"block_size": 32}, "without cpu_kv_cache_gib"),
+        ({"gpu": "cpu-all"}, CPU | {"tensor_parallel_size": 2}, "tensor_parallel_size"),
+        ({}, {"pipeline_parallel_size": 2}, "pipeline_parallel_size"),
+        ({}, {"speculative_method": "ngram", "num_speculative_tokens": 2}, "speculative decoding"),
+        ({"engine": "vllm-serve"}, {"users": 2, "request_rate_per_s": 1}, "users and a rate"),
+        ({"engine": "openai"}, {"endpoint": "tgi"}, "no schedule"),
+        ({"engine": "openai"}, {"endpoint": "transformers-serve", "request_rate_per_s": 1}, "static batches at a rate"),
     ],
 )
-def test_what_is_not_predicted_says_why(tmp_path, changes, unknown):
-    record = one(tmp_path, **changes)
+def test_what_is_not_predicted_says_why(tmp_path, place, knobs, unknown):
+    record = one(tmp_path, **place, knobs=knobs)
     assert unknown in record["unknown"]
     assert record["output_tokens_per_s"] is None
     assert record["cell_s"] is None
 
 
-def test_without_rates_the_schedule_is_known_all_the_same(tmp_path):
+def test_without_rates_the_schedule_is_known_and_an_infeasible_cell_says_why_and_nothing_else(tmp_path):
     record = one(tmp_path, gpu="cpu-all", knobs={"block_size": 32, "max_num_seqs": 4, "cpu_kv_cache_gib": 8})
     assert (record["running_peak"], record["bound_by"]) == (4, "sequences")
-
-
-def test_infeasible_cells_say_why_and_nothing_else(tmp_path):
     record = one(tmp_path, knobs={"block_size": 8})
     assert "blocks of 8 tokens" in record["infeasible"]
     assert (record["unknown"], record["wall_s"]) == (None, None)

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from tests.unit.made_models import shape
 from workflow_scripts.catalog.gpus_and_models import CONFIG, get_gpu, models_by_repo, resolve
 from workflow_scripts.physics.calibration import default_speed
 from workflow_scripts.physics.model_facts import model_facts, read_model_facts
@@ -17,21 +18,12 @@ from workflow_scripts.predict.scheduler import make_schedule
 from workflow_scripts.predict.step_fit import fit_sums
 from workflow_scripts.predict.timing import activation_bytes_per_token, matrix_flops, step_work, time_schedule
 
-LLAMA = {
-    "model_type": "llama",
-    "num_hidden_layers": 1,
-    "max_position_embeddings": 4096,
-    "vocab_size": 32_000,
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-5,
-    "torch_dtype": "float16",
-}
 SHAPES = {
-    "meta-llama/Llama-2-7b-hf": (4096, 11_008, 32, 32),
-    "meta-llama/Llama-2-70b-hf": (8192, 28_672, 64, 8),
-    "meta-llama/Meta-Llama-3-8B": (4096, 14_336, 32, 8),
+    "meta-llama/Llama-2-7b-hf": {"hidden": 4096, "inner": 11_008, "heads": 32, "kv_heads": 32},
+    "meta-llama/Llama-2-70b-hf": {"hidden": 8192, "inner": 28_672, "heads": 64, "kv_heads": 8},
+    "meta-llama/Meta-Llama-3-8B": {"hidden": 4096, "inner": 14_336, "heads": 32, "kv_heads": 8},
 }
-NAMES = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
+LLAMA = shape("llama", layers=1, positions=4096, vocab=32_000, torch_dtype="float16")
 
 
 def operator_times():
@@ -44,22 +36,14 @@ def operator_times():
 
 def work_of(rows):
     works = []
-    for model, ranks, tokens in zip(
-        rows["model"], rows["num_tensor_parallel_workers"], rows["num_tokens"], strict=True
-    ):
-        facts = model_facts(LLAMA | dict(zip(NAMES, SHAPES[model], strict=True)))
-        weights = facts.layer_matrix_parameters * 2 / ranks
+    for row in rows.itertuples():
+        facts, ranks = model_facts(LLAMA | shape(**SHAPES[row.model])), row.num_tensor_parallel_workers
+        tokens = row.num_tokens
         flops = matrix_flops(facts, np.array([float(tokens)]), np.zeros(1)) / ranks
-        moved = tokens * activation_bytes_per_token(facts, ranks)
-        of_step = {
-            "weight_bytes": weights,
-            "matrix_flops": flops,
-            "layers": 1.0,
-            "activation_bytes": moved,
-            "steps": 0.0,
-        }
+        read = {"weight_bytes": facts.layer_matrix_parameters * 2 / ranks, "matrix_flops": flops}
         # One layer is a part of a step, not a step of its own.
-        works.append(StepWork.of(np.ones(1), of_step | {"steps": 0.0}, {}))
+        moved = {"activation_bytes": tokens * activation_bytes_per_token(facts, ranks), "layers": 1.0, "steps": 0.0}
+        works.append(StepWork.of(np.ones(1), read | moved, {}))
     return StepWork(*(np.concatenate([getattr(work, name) for work in works]) for name in ("steps", "first", "growth")))
 
 

@@ -87,30 +87,7 @@ def test_segments_do_not_grow_with_the_tokens():
     assert make_schedule(lengths((1, 10**8), (1, 10**7)), settings).segments.steps.tolist() == [1, 10**7 - 1, 9 * 10**7]
 
 
-def test_a_place_is_free_at_once_or_a_step_later():
-    requests, two = lengths((4, 1), (4, 3), (4, 1)), replace(SETTINGS, max_num_seqs=2)
-    assert scheduled(requests, two) == [{0: 4, 1: 4}, {1: 1, 2: 4}, {1: 1}]
-    late = replace(two, async_scheduling=True)
-    assert scheduled(requests, late) == [{0: 4, 1: 4}, {1: 1}, {1: 1, 2: 4}]
-    assert make_schedule(requests, late).segments.running_seqs.tolist() == [2, 2, 2]
-
-
-def test_a_step_without_work_is_none():
-    one = replace(SETTINGS, max_num_seqs=1, async_scheduling=True)
-    assert scheduled(lengths((4, 2), (4, 1)), one) == [{0: 4}, {0: 1}, {1: 4}]
-
-
-def test_prompts_are_cut_to_the_tokens_of_a_step():
-    requests = lengths((6, 3), (6, 1), (6, 1))
-    assert scheduled(requests, replace(SETTINGS, max_num_batched_tokens=8)) == [
-        {0: 6, 1: 2},
-        {0: 1, 1: 4, 2: 3},
-        {0: 1, 2: 3},
-    ]
-    whole = replace(SETTINGS, max_num_batched_tokens=9, max_model_len=9, enable_chunked_prefill=False)
-    assert scheduled(requests, whole) == [{0: 6}, {0: 1, 1: 6}, {0: 1, 2: 6}]
-
-
+# What each request computes step by step is held against vLLM's own scheduler in tests/integration.
 def test_a_cut_prompt_attends_to_what_was_computed_before():
     segments = make_schedule(lengths((6, 1)), replace(SETTINGS, max_num_batched_tokens=4)).segments
     assert segments.prefill_tokens.tolist() == [4, 2]
@@ -141,35 +118,13 @@ def test_the_last_that_runs_gives_its_blocks():
     assert not schedule.holds_for(5)
 
 
-def test_what_was_preempted_finds_what_is_left_of_it():
-    settings = replace(TWO_BLOCKS_OF_TWO, num_blocks=5, enable_prefix_caching=True)
+@pytest.mark.parametrize(("caching", "tokens"), [(True, 3), (False, 5)])
+def test_what_was_preempted_finds_what_is_left_of_it(caching, tokens):
     # In step 3 the second has two full blocks and gives both; the first request takes one, of the later tokens.
-    assert scheduled(lengths((2, 4), (2, 4)), settings) == [{0: 2, 1: 2}, {0: 1, 1: 1}, {0: 1, 1: 1}, {0: 1}, {1: 3}]
-    assert make_schedule(lengths((2, 4), (2, 4)), settings).recomputed_tokens.tolist() == [0, 3]
-    uncached = replace(settings, enable_prefix_caching=False)
-    assert scheduled(lengths((2, 4), (2, 4)), uncached)[-1] == {1: 5}
-    assert make_schedule(lengths((2, 4), (2, 4)), uncached).recomputed_tokens.tolist() == [0, 5]
-
-
-def test_a_token_on_its_way_when_its_request_is_preempted_counts():
-    settings = replace(TWO_BLOCKS_OF_TWO, num_blocks=6, enable_prefix_caching=True, async_scheduling=True)
-    # In step 3 both need a third block and there is one. The second has generated 3 tokens, of which the last is not
-    # known yet, so of its two blocks one can be found again. In step 5 the first takes the other one.
-    assert scheduled(lengths((2, 6), (2, 6)), settings) == [
-        *({0: 2, 1: 2}, {0: 1, 1: 1}, {0: 1, 1: 1}),
-        *({0: 1}, {0: 1}, {0: 1}),
-        *({1: 3}, {1: 1}, {1: 1}),
-    ]
-
-
-def test_who_has_ended_may_still_be_preempted():
-    settings = replace(TWO_BLOCKS_OF_TWO, num_blocks=4, async_scheduling=True)
-    runs: list[StepRun] = []
-    schedule = make_schedule(lengths((4, 3), (2, 1)), settings, observe=runs.append)
-    assert [run.scheduled_tokens for run in runs] == [{0: 4, 1: 2}, {0: 1}, {0: 1}]
-    assert [(run.preempted, run.waiting) for run in runs] == [([], []), ([1], [1]), ([], [])]
-    assert schedule.preemptions.tolist() == [0, 1]
-    assert schedule.last_token_step.tolist() == [2, 0]
+    settings = replace(TWO_BLOCKS_OF_TWO, num_blocks=5, enable_prefix_caching=caching)
+    steps = [{0: 2, 1: 2}, {0: 1, 1: 1}, {0: 1, 1: 1}, {0: 1}, {1: tokens}]
+    assert scheduled(lengths((2, 4), (2, 4)), settings) == steps
+    assert make_schedule(lengths((2, 4), (2, 4)), settings).recomputed_tokens.tolist() == [0, tokens]
 
 
 def test_prompts_that_begin_alike_share_blocks():
@@ -183,11 +138,6 @@ def test_prompts_that_begin_alike_share_blocks():
     off = make_schedule(requests, replace(SETTINGS, enable_prefix_caching=False))
     assert off.cached_tokens.tolist() == [0, 0, 0]
     assert off.peak_blocks_held == 9
-
-
-def test_the_last_token_of_a_prompt_is_always_computed():
-    requests = lengths((8, 1), (8, 1), prefix_id=[0, 0], prefix_tokens=[8, 8])
-    assert make_schedule(requests, SETTINGS).cached_tokens.tolist() == [0, 4]
 
 
 def test_a_shared_text_is_lost_when_its_blocks_are_needed():
@@ -224,11 +174,11 @@ def test_an_engine_without_requests_waits(async_scheduling):
 @pytest.mark.parametrize(
     ("requests", "changes", "message"),
     [
-        (lengths((4, 61)), {}, "a request of 65 tokens does not fit max_model_len 64"),
-        (lengths((4, 14)), {"num_blocks": 5}, "takes 6 blocks of 4 tokens, the engine's own included; there are 5"),
-        (lengths((4, 1)), {"max_num_batched_tokens": 63, "enable_chunked_prefill": False}, "must be at least max_mod"),
-        (lengths((4, 1)), {"max_num_seqs": 0}, "max_num_seqs must be at least 1"),
-        (lengths((4, 1), arrival_s=[1.0]), {}, "need step_time"),
+        (lengths((4, 61)), {}, "65 tokens does not fit max_model_len 64"),
+        (lengths((4, 14)), {"num_blocks": 5}, "takes 6 blocks of 4 tokens"),
+        (lengths((4, 1)), {"max_num_batched_tokens": 63, "enable_chunked_prefill": False}, "must be at least"),
+        (lengths((4, 1)), {"max_num_seqs": 0}, "max_num_seqs"),
+        (lengths((4, 1), arrival_s=[1.0]), {}, "step_time"),
     ],
 )
 def test_what_can_never_run_is_an_error(requests, changes, message):
@@ -236,23 +186,19 @@ def test_what_can_never_run_is_an_error(requests, changes, message):
         make_schedule(requests, replace(SETTINGS, **changes))
 
 
-def test_a_request_may_take_all_that_there_is():
-    assert make_schedule(lengths((4, 13)), replace(SETTINGS, num_blocks=5, max_model_len=17)).peak_blocks_held == 4
-
-
 @pytest.mark.parametrize(
-    ("arrays", "message"),
+    ("prompts", "outputs", "arrays"),
     [
-        ({"prompt_tokens": [1, 2], "output_tokens": [1]}, "same length"),
-        ({"prompt_tokens": [1], "output_tokens": [0]}, "at least 1 prompt token and 1 output token"),
-        ({"prompt_tokens": [1, 1], "output_tokens": [1, 1], "arrival_s": [2.0, 1.0]}, "in the order"),
-        ({"prompt_tokens": [1], "output_tokens": [1], "prefix_tokens": [1]}, "together"),
-        ({"prompt_tokens": [1], "output_tokens": [1], "prefix_tokens": [2], "prefix_id": [0]}, "more tokens than"),
+        ([1, 2], [1], {}),
+        ([1], [0], {}),
+        ([1, 1], [1, 1], {"arrival_s": [2.0, 1.0]}),
+        ([1], [1], {"prefix_tokens": [1]}),
+        ([1], [1], {"prefix_tokens": [2], "prefix_id": [0]}),
     ],
 )
-def test_requests_that_cannot_be_are_refused(arrays, message):
-    with pytest.raises(ScheduleError, match=message):
-        RequestLengths(**{name: np.array(values) for name, values in arrays.items()})
+def test_requests_that_cannot_be_are_refused(prompts, outputs, arrays):
+    with pytest.raises(ScheduleError):
+        RequestLengths(np.array(prompts), np.array(outputs), **{name: np.array(v) for name, v in arrays.items()})
 
 
 def test_lengths_are_those_of_a_workloads_requests():
@@ -260,10 +206,8 @@ def test_lengths_are_those_of_a_workloads_requests():
     assert (plain.prompt_tokens.tolist(), plain.output_tokens.tolist()) == ([3, 1], [4, 6])
     assert (plain.arrival_s, plain.prefix_id, plain.prefix_tokens) == (None, None, None)
     sharing = RequestLengths.of([Request([1, 2, 3], 4), Request([1, 2], 6, 0.5, prefix_tokens=2, prefix_id=3)])
-    assert sharing.arrival_s is not None
-    assert sharing.arrival_s.tolist() == [0.0, 0.5]
-    assert sharing.prefix_id is not None
-    assert sharing.prefix_id.tolist() == [-1, 3]
+    found = [np.asarray(column).tolist() for column in (sharing.arrival_s, sharing.prefix_id, sharing.prefix_tokens)]
+    assert found == [[0.0, 0.5], [-1, 3], [0, 2]]
 
 
 def test_no_requests_are_no_steps():

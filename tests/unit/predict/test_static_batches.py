@@ -85,16 +85,14 @@ def test_heads_that_share_no_kv_are_not_spread_out():
     ]
 
 
-def read(prompts, outputs, copies_matrices):
-    return of_kinds(work(prompts, outputs, "dynamic", copies_matrices).first, READING)
-
-
-def test_matrices_are_copied_where_several_rows_are_multiplied():
-    several = read([3, 5], [2, 3], True) - read([3, 5], [2, 3], False)
-    assert several.tolist() == [MATRICES, MATRICES]
+@pytest.mark.parametrize(
+    ("prompts", "outputs", "copied"),
     # One prompt has several tokens in the layers, but one for the output matrix; its further steps have one in both.
-    single = read([4], [2], True) - read([4], [2], False)
-    assert single.tolist() == [4 * LAYER_PARAMETERS, 0]
+    [([3, 5], [2, 3], [MATRICES, MATRICES]), ([4], [2], [4 * LAYER_PARAMETERS, 0])],
+)
+def test_matrices_are_copied_where_several_rows_are_multiplied(prompts, outputs, copied):
+    copies, none = (of_kinds(work(prompts, outputs, "dynamic", each).first, READING) for each in (True, False))
+    assert (copies - none).tolist() == copied
 
 
 def test_work_is_that_of_the_schedules_segments():

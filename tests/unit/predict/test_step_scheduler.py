@@ -22,15 +22,8 @@ def pool(*reaches: int | None, state_blocks: int = 1, in_flight_tokens: int = 64
 
 
 def settings_of(*reaches: int | None, caching: bool = False, state_blocks: int = 1) -> SchedulerSettings:
-    return SchedulerSettings(
-        max_num_seqs=8,
-        max_num_batched_tokens=64,
-        block_size=4,
-        max_model_len=64,
-        enable_prefix_caching=caching,
-        async_scheduling=False,
-        pool=pool(*reaches, state_blocks=state_blocks),
-    )
+    of_layers = pool(*reaches, state_blocks=state_blocks)
+    return SchedulerSettings(8, 64, 4, 64, enable_prefix_caching=caching, async_scheduling=False, pool=of_layers)
 
 
 def one(prompt: int, output: int) -> RequestLengths:
@@ -94,44 +87,36 @@ def test_too_few_blocks_for_one_request_are_refused():
         make_schedule(one(10, 6), replace(least, num_blocks=5))
 
 
-lengths = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 12), st.integers(0, 30)), min_size=1, max_size=8)
+@st.composite
+def sharing_requests(draw: st.DrawFn) -> RequestLengths:
+    row = st.tuples(st.integers(1, 30), st.integers(1, 12), st.integers(0, 30))
+    prompts, outputs, shared = np.array(draw(st.lists(row, min_size=1, max_size=8))).T
+    shared = np.minimum(prompts, shared)
+    return RequestLengths(prompts, outputs, prefix_id=np.where(shared > 0, 0, -1), prefix_tokens=shared)
 
 
 @settings(max_examples=25)
-@given(lengths, st.integers(1, 64), st.integers(0, 12), st.booleans(), st.booleans())
-def test_a_pool_of_layers_that_keep_all_has_the_schedule_of_any_dense_model(rows, tokens, spare, is_async, caching):
-    prompts, outputs, shared = (np.array(column) for column in zip(*rows, strict=True))
-    shared = np.minimum(prompts, shared)
-    requests = RequestLengths(prompts, outputs, prefix_id=np.where(shared > 0, 0, -1), prefix_tokens=shared)
+@given(sharing_requests(), st.integers(1, 64), st.integers(0, 12), st.booleans(), st.booleans())
+def test_a_pool_of_layers_that_keep_all_has_the_schedule_of_any_dense_model(requests, tokens, spare, is_async, caching):
     dense = SchedulerSettings(4, tokens, 4, 64, 12 + spare, caching, async_scheduling=is_async)
     expected = make_schedule(requests, dense)
     found = StepScheduler(requests, replace(dense, pool=pool(ALL)), None, None).run()
     for name, values in asdict(expected.segments).items():
-        if name in ("steps", "decode_kv_tokens", "blocks_held", "idle_s"):
-            continue  # a run of steps has those of its first step
-        assert np.repeat(values, expected.segments.steps).tolist() == getattr(found.segments, name).tolist(), name
-    for name in (
-        "first_step",
-        "first_token_step",
-        "last_token_step",
-        "preemptions",
-        "cached_tokens",
-        "recomputed_tokens",
-    ):
+        if name not in ("steps", "decode_kv_tokens", "blocks_held", "idle_s"):  # a run has those of its first step
+            assert np.repeat(values, expected.segments.steps).tolist() == getattr(found.segments, name).tolist(), name
+    of_requests = ("first_step", "first_token_step", "last_token_step")
+    for name in (*of_requests, "preemptions", "cached_tokens", "recomputed_tokens"):
         assert getattr(found, name).tolist() == getattr(expected, name).tolist(), name
     assert found.peak_blocks_held == expected.peak_blocks_held
 
 
 @settings(max_examples=20)
-@given(lengths, st.sampled_from([(4,), (ALL, 4), (ALL, STATE), (9, STATE, ALL)]), st.booleans())
-def test_with_the_blocks_that_a_schedule_needs_it_stays_the_same(rows, reaches, caching):
-    prompts, outputs, shared = (np.array(column) for column in zip(*rows, strict=True))
-    shared = np.minimum(prompts, shared)
-    requests = RequestLengths(prompts, outputs, prefix_id=np.where(shared > 0, 0, -1), prefix_tokens=shared)
+@given(sharing_requests(), st.sampled_from([(4,), (ALL, 4), (ALL, STATE), (9, STATE, ALL)]), st.booleans())
+def test_with_the_blocks_that_a_schedule_needs_it_stays_the_same(requests, reaches, caching):
     free = make_schedule(requests, settings_of(*reaches, caching=caching, state_blocks=2 if caching else 1))
     assert free.needs_blocks is not None
     again = make_schedule(requests, replace(free.settings, num_blocks=free.needs_blocks))
     assert again.needs_blocks == free.needs_blocks
     for name in Segments.__dataclass_fields__:
         assert np.array_equal(getattr(free.segments, name), getattr(again.segments, name)), name
-    assert free.segments.sampled_tokens.sum() == outputs.sum()
+    assert free.segments.sampled_tokens.sum() == requests.output_tokens.sum()

@@ -27,15 +27,13 @@ def lengths(prompts, outputs, arrivals=None):
     return RequestLengths(np.array(prompts), np.array(outputs), arrival_s)
 
 
-def settings(max_num_seqs, **changes):
-    return SchedulerSettings(**{
-        "max_num_seqs": max_num_seqs,
-        "max_num_batched_tokens": 512,
-        "block_size": 16,
-        "max_model_len": 512,
-        "async_scheduling": False,
-        **changes,
-    })  # fmt: skip
+def settings(max_num_seqs, most=512):
+    return SchedulerSettings(max_num_seqs, most, 16, 2 * most, async_scheduling=False)
+
+
+def timed(requests, max_num_seqs, costs=None, step_time=None, **work):
+    found = make_schedule(requests, settings(max_num_seqs), step_time)
+    return time_schedule(found, step_work(found.segments, FACTS, **work), costs or A_SECOND_A_STEP, requests)
 
 
 def test_one_request_reads_the_weights_in_each_step_and_its_kv_in_all_but_the_first():
@@ -67,11 +65,8 @@ def test_under_one_mask_all_tokens_attend_to_all_sequences():
 def kv_of_a_step(model, dtype, ranks, tokens):
     """Bytes of KV that one of several ranks reads in a decode step of one sequence that has so many earlier tokens."""
     facts = read_model_facts(get_model(model).config, dtype)
-    segments = make_schedule(
-        lengths([tokens], [2]), settings(1, max_num_batched_tokens=tokens, max_model_len=2 * tokens)
-    ).segments
-    work = step_work(segments, facts, ranks=ranks)
-    return work.first[1, KINDS.index("kv_bytes")]
+    segments = make_schedule(lengths([tokens], [2]), settings(1, tokens)).segments
+    return step_work(segments, facts, ranks=ranks).first[1, KINDS.index("kv_bytes")]
 
 
 def test_ranks_share_matrices_and_kv_heads_evenly():
@@ -98,51 +93,35 @@ def test_a_smaller_cache_type_is_read_faster():
 
 def test_first_and_last_tokens_of_requests_that_take_turns():
     # One at a time, a second a step: the first request's tokens come after 1 to 3 s, the second's after 4 and 5 s.
-    requests = lengths([3, 5], [3, 2])
-    found = make_schedule(requests, settings(1))
-    timed = time_schedule(found, step_work(found.segments, FACTS), A_SECOND_A_STEP, requests)
-    assert timed.wall_s == pytest.approx(5)
-    assert timed.ttft_s == pytest.approx([1, 4])
-    assert timed.tpot_s == pytest.approx([1, 1])
-
-
-def test_a_request_of_one_token_has_no_time_per_further_token():
-    requests = lengths([3], [1])
-    found = make_schedule(requests, settings(1))
-    timed = time_schedule(found, step_work(found.segments, FACTS), A_SECOND_A_STEP, requests)
-    assert np.isnan(timed.tpot_s).all()
+    found = timed(lengths([3, 5], [3, 2]), 1)
+    assert found.wall_s == pytest.approx(5)
+    assert found.ttft_s == pytest.approx([1, 4])
+    assert found.tpot_s == pytest.approx([1, 1])
+    assert np.isnan(timed(lengths([3], [1]), 1).tpot_s).all()
 
 
 def test_latency_counts_from_the_arrival():
-    requests = lengths([3, 3], [2, 2], arrivals=[0, 10])
-
     def step_time(segments):
         return segment_times_s(step_work(segments, FACTS), A_SECOND_A_STEP)
 
-    found = make_schedule(requests, settings(1), step_time)
-    timed = time_schedule(found, step_work(found.segments, FACTS), A_SECOND_A_STEP, requests)
-    assert timed.ttft_s == pytest.approx([1, 1])
-    assert timed.wall_s == pytest.approx(12)
+    found = timed(lengths([3, 3], [2, 2], arrivals=[0, 10]), 1, step_time=step_time)
+    assert found.ttft_s == pytest.approx([1, 1])
+    assert found.wall_s == pytest.approx(12)
 
 
 def test_requests_that_an_idle_engine_takes_in_delay_the_first_step_alone():
-    requests = lengths([3, 5], [3, 2])
-    found = make_schedule(requests, settings(2))
-    work = step_work(found.segments, FACTS, taken_in=2)
-    timed = time_schedule(found, work, StepCosts(steps=1, requests=0.25), requests)
-    assert timed.ttft_s == pytest.approx([1.5, 1.5])
-    assert timed.wall_s == pytest.approx(3.5)
+    found = timed(lengths([3, 5], [3, 2]), 2, StepCosts(steps=1, requests=0.25), taken_in=2)
+    assert found.ttft_s == pytest.approx([1.5, 1.5])
+    assert found.wall_s == pytest.approx(3.5)
 
 
 def test_a_gpu_does_not_hide_arrivals_and_latency_counts_from_them():
-    requests = lengths([3, 5], [3, 2])
-    work = step_work(make_schedule(requests, settings(2)).segments, FACTS, taken_in=2, graphs=Graphs(512))
     costs = StepCosts(steps=2, launch=LaunchCosts(steps=3, requests=0.25, start=0.5))
-    timed = time_schedule(make_schedule(requests, settings(2)), work, costs, requests)
+    found = timed(lengths([3, 5], [3, 2]), 2, costs, taken_in=2, graphs=Graphs(512))
     # It begins at 0.5, a launch and both arrivals take 3.5, and the work hides 2 of the next launch.
-    assert timed.arrival_s == pytest.approx(4)
-    assert timed.first_token_s == pytest.approx([7, 7])
-    assert timed.ttft_s == pytest.approx([6.5, 3])
+    assert found.arrival_s == pytest.approx(4)
+    assert found.first_token_s == pytest.approx([7, 7])
+    assert found.ttft_s == pytest.approx([6.5, 3])
 
 
 def test_sequences_and_prompts_of_a_step_are_counted():
@@ -161,6 +140,6 @@ def test_static_batches_are_padded_and_wait_for_their_longest():
     assert found.segments.waiting_seqs.tolist() == [1, 1, 0]
     assert found.first_token_step.tolist() == [0, 0, 4]
     assert found.last_token_step.tolist() == [1, 3, 4]
-    timed = time_schedule(found, step_work(found.segments, FACTS), A_SECOND_A_STEP, requests)
-    assert timed.ttft_s == pytest.approx([1, 1, 5])
-    assert timed.tpot_s[:2] == pytest.approx([1, 1])
+    times = time_schedule(found, step_work(found.segments, FACTS), A_SECOND_A_STEP, requests)
+    assert times.ttft_s == pytest.approx([1, 1, 5])
+    assert times.tpot_s[:2] == pytest.approx([1, 1])

@@ -1,13 +1,10 @@
 """The model folder, from only a config and from a hub, which this module serves on localhost."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
-from tests.unit.prepare.fake_hub import FakeHub, serving
+from tests.unit.prepare.fake_hub import serving
 from workflow_scripts.catalog.gpus_and_models import CatalogError, get_model
 from workflow_scripts.common.files import read_json, sha256_of
 from workflow_scripts.prepare.model import ModelError, main, prepare_model
@@ -31,20 +28,13 @@ def serve():
 
 
 @pytest.fixture
-def prepare(tmp_path, write_study):
-    """Runs the command on opt-125m as a process, since the hub's client reads its settings when it is imported."""
+def prepare(tmp_path, write_study, command):
+    """Runs the command on opt-125m."""
 
-    def run(
-        hub: FakeHub | None, *flags: str, token: str | None = None, **changes: object
-    ) -> subprocess.CompletedProcess[str]:
+    def run(hub, *flags, token=None, **changes):
         study = write_study(WORKLOAD, model="opt-125m", **changes)
-        env = {k: v for k, v in os.environ.items() if k != "HF_TOKEN"} | {"HF_HOME": str(tmp_path / "hf")}
-        env |= {"HF_HUB_OFFLINE": "1"} if hub is None else {"HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}"}
-        env |= {"HF_TOKEN": token} if token else {}
-        command = [sys.executable, "-m", "workflow_scripts", "prepare-model", "--study", study, "--model", "opt-125m"]
-        return subprocess.run(
-            [*map(str, command), "--out", str(tmp_path / "out"), *flags], env=env, capture_output=True, text=True
-        )
+        words = ("prepare-model", "--study", study, "--model", "opt-125m", "--out", tmp_path / "out", *flags)
+        return command(hub, *words, token=token)
 
     return run
 
@@ -92,9 +82,11 @@ def test_a_model_that_no_sweep_has_is_refused(write_study, tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_hub_model_without_a_commit_is_refused(tmp_path):
+def test_a_hub_model_without_a_commit_and_code_without_a_repository_are_refused(tmp_path):
     with pytest.raises(CatalogError, match="revision"):
         prepare_model(OPT.model_copy(update={"revision": None}), "hub", tmp_path / "out")
+    with pytest.raises(ModelError, match="trust_remote_code needs load_format: hub"):
+        prepare_model(OPT, "dummy", tmp_path / "out", trust_remote_code=True)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -139,25 +131,16 @@ def test_code_of_a_repository_is_fetched_only_where_the_study_trusts_it(serve, p
     assert read_json(tmp_path / "out" / "model_manifest.json")["trust_remote_code"] is True
 
 
-def test_code_of_a_repository_needs_the_repository(tmp_path):
-    with pytest.raises(ModelError, match="trust_remote_code needs load_format: hub"):
-        prepare_model(OPT, "dummy", tmp_path / "out", trust_remote_code=True)
-
-
-def test_what_the_cache_holds_needs_no_network(serve, prepare, tmp_path):
-    assert prepare(serve()).returncode == 0
-    (tmp_path / "out" / "vocab.json").unlink()
-    assert prepare(None).returncode == 0
-    assert (tmp_path / "out" / "vocab.json").read_bytes() == OPT_FILES["vocab.json"]
-
-
-def test_the_token_of_the_environment_is_sent_and_not_told(serve, prepare, tmp_path):
+def test_the_token_is_sent_and_not_shown_and_what_the_cache_holds_needs_no_network(serve, prepare, tmp_path):
     hub = serve()
     done = prepare(hub, token="hf_of_the_test")
     assert done.returncode == 0
     assert {authorization for _, authorization in hub.requests} == {"Bearer hf_of_the_test"}
     written = "".join(path.read_text() for path in (tmp_path / "out").iterdir())
     assert "hf_of_the_test" not in done.stdout + done.stderr + written
+    (tmp_path / "out" / "vocab.json").unlink()
+    assert prepare(None).returncode == 0
+    assert (tmp_path / "out" / "vocab.json").read_bytes() == OPT_FILES["vocab.json"]
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,11 @@
 """The ShareGPT file, from a hub on localhost."""
 
 import hashlib
-import os
-import subprocess
-import sys
 
 import pytest
 
-from tests.unit.prepare.fake_hub import FakeHub, serving
-from workflow_scripts.prepare.sharegpt_file import DATASET, REVISION
+from tests.unit.prepare.fake_hub import serving
+from workflow_scripts.prepare.sharegpt_file import DATASET, REVISION, main
 
 NAME = "ShareGPT_V3_unfiltered_cleaned_split.json"
 CONTENT = b'[{"conversations": []}]'
@@ -16,23 +13,14 @@ LENGTHS = {"median": 20.0, "sigma": 1.0, "maximum": 40}
 
 
 @pytest.fixture
-def fetched(tmp_path, write_study):
-    """Runs the command as a process, since the hub's client reads its settings when it is imported."""
+def fetched(tmp_path, write_study, command):
+    """Runs the command."""
 
-    def run(hub: FakeHub | None, **changes: object) -> subprocess.CompletedProcess[str]:
+    def run(hub, **changes):
         fallback = {"kind": "synthetic", "num_prompts": 4, "prompt_tokens": LENGTHS, "output_tokens": LENGTHS}
-        workload = {
-            "kind": "sharegpt",
-            "num_prompts": 4,
-            "file": str(tmp_path / "put" / NAME),
-            "sha256": hashlib.sha256(CONTENT).hexdigest(),
-            "fallback": fallback,
-        }
-        study = write_study({**workload, **changes})
-        env = {k: v for k, v in os.environ.items() if k != "HF_TOKEN"} | {"HF_HOME": str(tmp_path / "hf")}
-        env |= {"HF_HUB_OFFLINE": "1"} if hub is None else {"HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}"}
-        command = [sys.executable, "-m", "workflow_scripts", "fetch-sharegpt", "--study", str(study)]
-        return subprocess.run(command, env=env, capture_output=True, text=True)
+        workload = {"kind": "sharegpt", "num_prompts": 4, "fallback": fallback}
+        workload |= {"file": str(tmp_path / "put" / NAME), "sha256": hashlib.sha256(CONTENT).hexdigest()}
+        return command(hub, "fetch-sharegpt", "--study", write_study(workload | changes))
 
     return run
 
@@ -65,17 +53,12 @@ def test_a_file_with_another_checksum_is_not_put_in_place(tmp_path, fetched, hub
 
 
 def test_without_a_network_or_with_another_name_it_says_so(tmp_path, fetched, hub):
-    done = fetched(None)
-    assert done.returncode == 2
+    done, other = fetched(None), fetched(hub, file=str(tmp_path / "other.json"))
+    assert (done.returncode, other.returncode) == (2, 2)
     assert "the hub cannot be reached" in done.stderr
-    assert "if the workload has a fallback" in done.stderr
-    other = fetched(hub, file=str(tmp_path / "other.json"))
-    assert other.returncode == 2
     assert f"the dataset {DATASET} has no file other.json" in other.stderr
 
 
-def test_a_study_without_such_a_workload_is_refused(write_study, tmp_path):
-    from workflow_scripts.prepare.sharegpt_file import main
-
+def test_a_study_without_such_a_workload_is_refused(write_study):
     study = write_study({"kind": "fixed", "num_prompts": 4, "prompt_tokens": 8, "output_tokens": 4})
     assert main(["--study", str(study)]) == 2

@@ -86,17 +86,13 @@ def test_shared_prefixes_are_marked(prepare, write_study, tmp_path):
     assert read_json(tmp_path / "made" / "workload.json")["requests_with_prefix"] == 2
 
 
-def test_by_default_the_neediest_cell_decides_how_many(prepare, write_study, tmp_path):
+def test_the_neediest_cell_decides_how_many_unless_a_count_is_given(prepare, write_study, tmp_path):
     study = write_study({**SYNTHETIC, "prompts_per_seq": 3}, {"max_num_seqs": [1, 7, 4]})
-    assert prepare(study) == 0
-    assert len(list(read_jsonl(tmp_path / "made" / "workload.jsonl"))) == 21
-
-
-def test_a_count_that_is_given_counts(prepare, write_study, tmp_path):
-    assert prepare(write_study(SYNTHETIC), "--num-prompts", "2") == 0
-    assert len(list(read_jsonl(tmp_path / "made" / "workload.jsonl"))) == 2
+    for flags, count in (((), 21), (("--num-prompts", "2"), 2)):
+        assert prepare(study, *flags) == 0
+        assert len(list(read_jsonl(tmp_path / "made" / "workload.jsonl"))) == count
     with pytest.raises(SystemExit, match="2"):
-        prepare(write_study(SYNTHETIC), "--num-prompts", "0")
+        prepare(study, "--num-prompts", "0")
 
 
 def test_the_same_bytes_are_written_again(prepare, write_study, tmp_path):
@@ -119,30 +115,17 @@ def test_a_request_must_fit_the_shortest_context_of_its_cells(prepare, fails, wr
     assert prepare(write_study(workload, {"max_model_len": [64, 44, 128]})) == 0
 
 
-def test_without_the_knob_the_models_own_context_counts(fails, write_study):
-    message = fails(write_study({**SHARED, "output_tokens": 2010}))
-    assert "max_model_len 2048" in message
-
-
-def test_a_workload_that_no_cell_has_is_refused(fails, write_study):
-    assert "the workload 'other'" in fails(write_study(SYNTHETIC), workload="other")
-
-
-def test_a_folder_that_cannot_be_written_is_told(prepare, write_study, tmp_path, capsys):
-    (tmp_path / "made").write_text("a file")
-    assert prepare(write_study(SYNTHETIC)) == 2
-    assert capsys.readouterr().err == f"kvsweep prepare-workload: {tmp_path / 'made'}: File exists\n"
-
-
-def test_a_missing_model_folder_is_told(fails, write_study, tmp_path):
-    assert str(tmp_path / "nowhere") in fails(write_study(SYNTHETIC), folder=tmp_path / "nowhere")
-
-
-def test_a_model_folder_without_tokenizer_is_told(fails, write_study, model_dir, tmp_path):
-    folder = tmp_path / "model"
+def test_what_cannot_be_prepared_is_one_message(fails, prepare, write_study, model_dir, tmp_path):
+    # Without the knob the model's own context counts.
+    assert "max_model_len 2048" in fails(write_study({**SHARED, "output_tokens": 2010}))
+    study, folder = write_study(SYNTHETIC), tmp_path / "model"
+    assert "the workload 'other'" in fails(study, workload="other")
+    assert str(folder) in fails(study, folder=folder)
     folder.mkdir()
     (folder / "config.json").write_bytes((model_dir / "config.json").read_bytes())
-    assert "no tokenizer there" in fails(write_study(SYNTHETIC), folder=folder)
+    assert "no tokenizer there" in fails(study, folder=folder)
+    (tmp_path / "made").write_text("a file")
+    assert prepare(study) == 2
 
 
 def test_the_stand_in_for_sharegpt_is_named_in_the_manifest(prepare, write_study, tmp_path):

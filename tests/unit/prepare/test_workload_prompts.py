@@ -53,14 +53,8 @@ def test_a_chat_goes_through_the_models_template(model_dir):
     assert requests[1].messages == [{"role": "user", "content": "Why does a batch make decoding faster?"}]
     assert [r.output_tokens for r in requests] == [6, 16, 16]
     assert requests[0].as_line("0")["messages"] == requests[0].messages
-    plain, _ = make_requests(prompts(FOLDER / "questions.jsonl"), VOCABULARY, 3)
-    assert "messages" not in plain[0].as_line("0")
-
-
-def test_the_prediction_of_a_chat_needs_no_tokenizer():
-    lengths, kind = lengths_of(prompts(FOLDER / "chats.jsonl", chat=True), 3)
-    assert len(lengths.prompt_tokens) == 3
-    assert kind == "prompts, a token for every 4 characters"
+    # A prediction needs no tokenizer.
+    assert len(lengths_of(prompts(FOLDER / "chats.jsonl", chat=True), 3)[0]) == 3
 
 
 def test_a_model_without_a_template_is_told(model_dir, tmp_path):
@@ -95,35 +89,22 @@ def test_warmup_is_as_long_and_no_text_of_the_file():
     ("name", "content", "words"),
     [
         ("a.jsonl", '{"prompt": "x"}\n{"text": "y"}', ":2: a line has either a prompt or messages"),
-        (
-            "a.jsonl",
-            '{"prompt": "x", "messages": [{"role": "user", "content": "y"}]}',
-            ":1: a line has either a prompt",
-        ),
-        ("a.jsonl", '{"messages": []}', ":1: messages: List should have at least 1 item"),
+        ("a.jsonl", '{"prompt": "x", "messages": [{"role": "user", "content": "y"}]}', ":1: a line has either"),
         ("a.jsonl", '{"messages": [{"role": "me", "content": "x"}]}', ":1: messages.0.role: "),
         ("a.jsonl", '{"messages": [{"role": "user", "content": "x"}]}', ": it has messages; set chat: true"),
-        ("a.jsonl", '{"prompt": ""}', ":1: prompt: String should have at least 1 character"),
-        ("a.jsonl", '{"prompt": "x", "output_tokens": 0}', ":1: output_tokens: Input should be greater than"),
+        ("a.jsonl", '{"prompt": "x", "output_tokens": 0}', ":1: output_tokens: "),
         ("a.jsonl", "[1]", ":1: not a JSON object with a `prompt` or `messages`"),
         ("a.jsonl", "text", ":1: not JSON"),
         ("a.txt", "\n \n", "there is no text in it"),
+        ("a.txt", "\udcff\udcfe", "not UTF-8"),
     ],
 )
 def test_a_file_without_texts_is_refused(tmp_path, name, content, words):
     file = tmp_path / name
-    file.write_text(content)
-    with pytest.raises(WorkloadError) as error:
+    file.write_text(content, errors="surrogateescape")
+    with pytest.raises(WorkloadError, match=words) as error:
         make_requests(prompts(file), VOCABULARY, 1)
-    assert f"{file}" in str(error.value)
-    assert words in str(error.value)
-
-
-def test_what_is_no_text_is_refused(tmp_path):
-    file = tmp_path / "a.txt"
-    file.write_bytes(b"\xff\xfe")
-    with pytest.raises(WorkloadError, match="not UTF-8"):
-        make_requests(prompts(file), VOCABULARY, 1)
+    assert str(file) in str(error.value)
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])

@@ -133,13 +133,6 @@ def test_a_warmup_that_cannot_differ_is_refused():
         make_warmup(spec, vocabulary, requests)
 
 
-@given(fixed, counts)
-def test_fixed_lengths(spec, count):
-    requests, _ = make_requests(spec, VOCABULARY, count)
-    assert {len(request.prompt_token_ids) for request in requests} == {spec.prompt_tokens}
-    assert {request.output_tokens for request in requests} == {spec.output_tokens}
-
-
 @given(synthetic, counts)
 def test_drawn_lengths_keep_their_bounds(spec, count):
     requests, _ = make_requests(spec, VOCABULARY, count)
@@ -179,15 +172,12 @@ def test_a_share_of_the_requests_begins_with_the_prefix_of_a_user(spec, count):
     having = [request.prefix_id for request in requests if request.prefix_tokens]
     assert len(having) == math.ceil(count * spec.share)
     assert having == [i % spec.users for i in range(len(having))]
-    assert {request.prefix_tokens for request in requests if request.prefix_tokens} <= {spec.prefix_tokens}
-    assert {len(request.prompt_token_ids) for request in requests} == {spec.prefix_tokens + spec.prompt_tokens}
 
 
 def test_one_users_prompts_are_those_of_a_study_without_users():
     """What was prepared before there were users is what would be prepared now."""
-    spec = SharedPrefixWorkload(
-        kind="shared_prefix", num_prompts=1, seed=3, prefix_tokens=6, prompt_tokens=4, output_tokens=1
-    )
+    lengths = {"prefix_tokens": 6, "prompt_tokens": 4, "output_tokens": 1}
+    spec = SharedPrefixWorkload(kind="shared_prefix", num_prompts=1, seed=3, **lengths)
     (request,), _ = make_requests(spec, VOCABULARY, 1)
     prefix = VOCABULARY.random_ids(np.random.default_rng([3, 1]), 6)
     assert request.prompt_token_ids == prefix + VOCABULARY.random_ids(np.random.default_rng([3, 0, 0]), 10)[6:]
@@ -252,12 +242,11 @@ def test_what_is_too_long_is_left_out_and_counted(spec, count):
     assert stream.details["left_out_as_too_long"] == last + 1 - len(expected)
 
 
-def test_a_limit_that_no_request_keeps_is_told():
-    lengths = LengthDistribution(median=500, sigma=0.01, minimum=1, maximum=1000)
-    spec = SyntheticWorkload(
-        kind="synthetic", num_prompts=1, prompt_tokens=lengths, output_tokens=lengths, max_total_tokens=20
-    )
-    with pytest.raises(WorkloadError, match="max_total_tokens 20: 10000 requests in a row are longer"):
+def test_a_limit_that_no_request_keeps_is_refused():
+    drawn = LengthDistribution(median=500, sigma=0.01, minimum=1, maximum=1000)
+    lengths = {"prompt_tokens": drawn, "output_tokens": drawn}
+    spec = SyntheticWorkload(kind="synthetic", num_prompts=1, max_total_tokens=20, **lengths)
+    with pytest.raises(WorkloadError, match="max_total_tokens 20: 10000"):
         make_requests(spec, VOCABULARY, 1)
 
 
@@ -280,12 +269,6 @@ def test_a_limit_below_the_lengths_that_the_study_says_is_refused(fields, longes
         adapter.validate_python({**content, "max_total_tokens": longest - 1})
 
 
-@given(identical, counts)
-def test_identical_prompts_are_one(spec, count):
-    requests, _ = make_requests(spec, VOCABULARY, count)
-    assert len({tuple(request.prompt_token_ids) for request in requests}) == 1
-
-
 def test_each_prompt_has_as_many_answers_as_the_study_says():
     spec = IdenticalWorkload(kind="identical", num_prompts=7, samples=3, seed=4, prompt_tokens=20, output_tokens=2)
     requests, _ = make_requests(spec, VOCABULARY, 7)
@@ -300,13 +283,12 @@ def test_each_prompt_has_as_many_answers_as_the_study_says():
 @given(shared_prefix.filter(lambda spec: spec.share > 0.1))
 def test_warmup_has_a_prefix_of_its_own(spec):
     requests, _ = make_requests(spec, VOCABULARY, 8)
-    warmup = make_warmup(spec, VOCABULARY, requests)
-    prefixes = [
+    own, of_warmup = (
         {tuple(r.prompt_token_ids[: spec.prefix_tokens]) for r in some if r.prefix_tokens}
-        for some in (requests, warmup)
-    ]
-    assert len(prefixes[0]) == len(prefixes[1]) > 0
-    assert prefixes[0] != prefixes[1]
+        for some in (requests, make_warmup(spec, VOCABULARY, requests))
+    )
+    assert len(own) == len(of_warmup) > 0
+    assert own != of_warmup
 
 
 @given(any_workload)
@@ -315,30 +297,18 @@ def test_another_seed_gives_other_prompts(spec):
     assert make_requests(spec, VOCABULARY, 3)[0] != make_requests(other, VOCABULARY, 3)[0]
 
 
+def lines(specification):
+    spec = TypeAdapter(Workload).validate_json(specification)
+    return json.dumps([r.as_line("") for r in make_requests(spec, VOCABULARY, 5)[0]])
+
+
 @settings(max_examples=3)
 @given(any_workload)
 def test_another_process_draws_the_same(spec):
-    code = (
-        "import json, sys\n"
-        "import numpy as np\n"
-        "from pydantic import TypeAdapter\n"
-        "from workflow_scripts.prepare.tokenizer import Vocabulary\n"
-        "from workflow_scripts.prepare.workload import make_requests\n"
-        "from workflow_scripts.workloads.workload_kinds import Workload\n"
-        "spec = TypeAdapter(Workload).validate_json(sys.stdin.read())\n"
-        "text_ids = np.array([i for i in range(3000) if i % 7])\n"
-        "requests, _ = make_requests(spec, Vocabulary(text_ids, list), 5)\n"
-        "print(json.dumps([r.as_line('') for r in requests]))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        input=spec.model_dump_json(),
-        env={**os.environ, "PYTHONHASHSEED": "7"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert json.loads(done.stdout) == [r.as_line("") for r in make_requests(spec, VOCABULARY, 5)[0]]
+    text, code = spec.model_dump_json(), f"import sys; from {__name__} import lines; print(lines(sys.stdin.read()))"
+    env = {**os.environ, "PYTHONHASHSEED": "7"}
+    done = subprocess.run([sys.executable, "-c", code], input=text, env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == lines(text)
 
 
 def test_lengths_follow_the_truncated_lognormal():
