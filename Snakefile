@@ -59,7 +59,7 @@ rule partial_report:
         PATHS.report,
 
 
-rule import:
+rule import_runs:
     """Draw the report with runs that were measured elsewhere, which `--config runs=FILE` names; nothing is measured."""
     input:
         runs=lambda wildcards: runs_to_import(),

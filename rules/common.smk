@@ -12,6 +12,7 @@ from typing import NamedTuple
 from snakemake.cli import get_argument_parser
 
 from workflow_scripts.__main__ import COMMANDS
+from workflow_scripts.catalog.any_model import entered_models
 from workflow_scripts.catalog.gpus_and_models import load_gpus
 from workflow_scripts.engines.registry import load_engines
 from workflow_scripts.study.runs_file import files_of
@@ -42,6 +43,7 @@ PARSED = ("facts.parquet", "requests.parquet", "steps.parquet", "trace.parquet")
 try:
     STUDY_FILE = study_file(config, workflow.configfiles)
     STUDY = load_study(STUDY_FILE, Path(config["results"]))
+    os.environ |= entered_models()  # for the commands of the jobs
     CELLS = {cell.id: cell for cell in expand_study(STUDY)}
     MODELS = resolved_models(STUDY)
     # Of runs that were measured elsewhere: the files that their mapping file names.
@@ -67,14 +69,15 @@ shell.prefix(f"set -euo pipefail; export {' '.join(COMMAND_ENVIRONMENT)}; ")
 CELLS_PER_JOB = workflow.resource_settings.overwrite_scatter.get("cells_per_job")
 
 # Targets for which it does not matter which devices this machine has.
-MEASURES_NOTHING = {"plan", "status", "check_study", "fetch_sharegpt", "prepare", "partial_report", "compare", "import"}
+NO_DEVICE = {"plan", "partial_report", "import_runs"}
+MEASURES_NOTHING = NO_DEVICE | {"status", "check_study", "fetch_sharegpt", "prepare", "compare"}
 # Snakemake tells a workflow its options only after reading it. Jobs are other processes, whose targets are not these.
 CALL = get_argument_parser().parse_args() if workflow.is_main_process else None
 TARGETS = set(CALL.targets) if CALL else set()
 MEASURES = not TARGETS or bool(TARGETS - MEASURES_NOTHING)
 if CALL and MEASURES and (fault := unmeasurable(STUDY, list(CELLS.values()))):
-    raise WorkflowError(f"study {STUDY.name!r}: {fault}. Targets that measure nothing: plan, partial_report, import.")
-if TARGETS & {"plan", "partial_report", "import"} and not MEASURES:
+    raise WorkflowError(f"study {STUDY.name!r}: {fault}. Targets without a device: {', '.join(sorted(NO_DEVICE))}.")
+if TARGETS & NO_DEVICE and not MEASURES:
     os.environ |= {"KVSWEEP_PARTIAL": "1"}  # for the jobs too
 PARTIAL = "KVSWEEP_PARTIAL" in os.environ
 if PARTIAL:
@@ -196,7 +199,7 @@ def compared_with():
 
 
 def runs_to_import():
-    """The mapping file of the runs that `import` reads."""
+    """The mapping file of the runs that `import_runs` reads."""
     if "runs" not in config:
         raise WorkflowError("name the mapping file of the runs: --config runs=FILE (docs/importing.md)")
     return config["runs"]

@@ -1,4 +1,4 @@
-"""The target `import` of the workflow, on small logs; nothing is measured."""
+"""The target `import_runs` of the workflow, on small logs; nothing is measured."""
 
 import re
 import subprocess
@@ -35,7 +35,7 @@ def test_the_documented_command_draws_the_report_of_imported_runs(tmp_path, envi
     study = write_study(
         tmp_path, {"gpu": "h100-sxm", "model": RUN["model"], "knobs": {"max_num_seqs": 4}}, name="elsewhere"
     )
-    command = snakemake_command(study, tmp_path / "results", "import")
+    command = snakemake_command(study, tmp_path / "results", "import_runs")
     command.insert(command.index("--"), f"runs={tmp_path / 'runs.yaml'}")
     done = subprocess.run(command, cwd=CHECKOUT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -1,17 +1,17 @@
 """Models that are not in config/models/: a folder with `config.json`, or a repository of the hub at a commit.
 
-A study names its own under `models`; tools take them as `--model PATH` and `--model ORG/REPO@REVISION`. A command
-passes them in the environment variable KVSWEEP_MODELS to the processes that it starts, which then know them by name.
+A study names its own under `models`; tools take them as `--model PATH` and `--model ORG/REPO@REVISION`. A workflow
+passes them to the commands of its jobs in the environment variable KVSWEEP_MODELS.
 """
 
 import json
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
 from workflow_scripts.catalog.gpus_and_models import (
+    ENTERED,
     OWN_MODELS,
     CatalogError,
     Dtype,
@@ -71,10 +71,13 @@ def _own_dtype(config: Path) -> ModelDtype:
 
 
 def enter(models: Mapping[str, Model]) -> None:
-    """Make models known by name, to this process and to those that it starts, in addition to config/models/."""
-    entered = json.loads(os.environ.get(OWN_MODELS) or "{}")
-    entered |= {name: model.model_dump(mode="json") for name, model in models.items()}
-    os.environ[OWN_MODELS] = json.dumps(entered)
+    """Make models known to this process by name, in addition to config/models/."""
+    ENTERED.update(models)
+
+
+def entered_models() -> dict[str, str]:
+    """The environment variable from which another process knows the models that this one has entered."""
+    return {OWN_MODELS: json.dumps({name: model.model_dump(mode="json") for name, model in ENTERED.items()})}
 
 
 def find_model(asked: str) -> Model:

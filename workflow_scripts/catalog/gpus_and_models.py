@@ -25,7 +25,7 @@ CONFIG = CHECKOUT / "config"
 GPUS = CONFIG / "gpus.yaml"
 MODELS = CONFIG / "models"
 PRETENDED = "Pretended GPU"
-# Environment variable with models that are not in the catalogue, as JSON (`catalog.any_model`).
+# Environment variable that passes models that are not in the catalogue to other processes, as JSON.
 OWN_MODELS = "KVSWEEP_MODELS"
 
 FlopDtype = Literal["fp32", "tf32", "bf16", "fp16", "fp8", "int8"]
@@ -195,13 +195,17 @@ def _means(wanted: frozenset[str], names: Sequence[frozenset[str]]) -> bool:
     return any(name <= wanted for name in names) and wanted <= frozenset[str]().union(*names)
 
 
+# Models that this process has entered besides those of the catalogue, by name (`catalog.any_model`).
+ENTERED: dict[str, Model] = {}
+
+
 class _Models(Mapping[str, Model]):
     """Models by name. Each is read when it is needed, so an unused broken entry never makes a study fail."""
 
     def __init__(self, folder: Path) -> None:
         self._files = {path.parent.name: path for path in sorted(folder.glob("*/model.yaml"))}
-        own = os.environ.get(OWN_MODELS)
-        self._read = validated(dict[str, Model], json.loads(own), OWN_MODELS, CatalogError) if own else {}
+        given = json.loads(os.environ.get(OWN_MODELS) or "{}")
+        self._read = validated(dict[str, Model], given, OWN_MODELS, CatalogError) | ENTERED
 
     def __getitem__(self, name: str) -> Model:
         if name not in self._read:

@@ -15,8 +15,7 @@ class Knob:
         code: short name in the ids of cells.
         value_in: column in which the engine shows the value that took effect.
         effect_in: column in which the engine shows only what follows from the value; has no meaning with `value_in`.
-        settles: other effective settings that follow from the knob. A comparison in which they differ too is still
-            one of this knob alone.
+        settles: other effective settings that follow from the knob. They may differ in a comparison of this knob.
         neutral: only for a knob that changes what is computed, in how many steps or on how many devices: the values
             with which it changes nothing. The first is what applies if a study leaves the knob out.
         limits: the limit that the knob moves. It cannot matter where that limit is never reached. A knob without one

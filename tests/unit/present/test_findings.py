@@ -6,8 +6,8 @@ import pandas as pd
 import pytest
 
 from tests.unit.present.conftest import report_of, table_in, told
-from workflow_scripts.catalog.any_model import enter, model_of_folder
-from workflow_scripts.catalog.gpus_and_models import OWN_MODELS, get_model
+from workflow_scripts.catalog.any_model import model_of_folder
+from workflow_scripts.catalog.gpus_and_models import ENTERED, get_model
 from workflow_scripts.present.blocks import Findings, Fold, Text
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import MissingError, Tables
@@ -252,8 +252,7 @@ def test_a_model_of_unknown_structure_is_named_with_the_reason(report, tmp_path,
     config = json.loads(get_model("tiny-llama-57m").config.read_text())
     (tmp_path / "given").mkdir()
     (tmp_path / "given/config.json").write_text(json.dumps(config | {"model_type": "made_up"}))
-    monkeypatch.setenv(OWN_MODELS, "{}")
-    enter({"mine": model_of_folder("mine", tmp_path / "given")})
+    monkeypatch.setitem(ENTERED, "mine", model_of_folder("mine", tmp_path / "given"))
     cells = named(pd.DataFrame({"cell_id": ["a", "b"]})).assign(model=["mine", "tiny-llama-57m"])
     cells.to_parquet(report.tables.folder / "cells.parquet")
     ((verdict, sentence),) = told(not_understood, report)

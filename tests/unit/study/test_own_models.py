@@ -1,7 +1,9 @@
 """Studies that name their own models, also such whose structure is not understood."""
 
 import json
+import os
 import shutil
+from unittest.mock import patch
 
 import pytest
 import yaml
@@ -9,7 +11,7 @@ import yaml
 from tests.unit import made_studies
 from workflow_scripts.analyse.cells.imported_cells import imported_cells
 from workflow_scripts.catalog import hub
-from workflow_scripts.catalog.gpus_and_models import OWN_MODELS, CatalogError, get_model
+from workflow_scripts.catalog.gpus_and_models import ENTERED, CatalogError, get_model
 from workflow_scripts.parse.imported_runs import read_runs
 from workflow_scripts.predict.forecast import predict_cells
 from workflow_scripts.prepare.model import main as prepare_model
@@ -28,8 +30,9 @@ CONFIG = get_model("tiny-llama-57m").config
 
 @pytest.fixture(autouse=True)
 def _nothing_entered(monkeypatch, tmp_path):
-    monkeypatch.setenv(OWN_MODELS, "{}")
     monkeypatch.setenv("RESULTS", str(tmp_path / "results"))
+    with patch.dict(ENTERED, clear=True):
+        yield
 
 
 @pytest.fixture
@@ -48,8 +51,9 @@ def write_study(tmp_path):
 
 
 def test_a_folder_is_a_model_of_the_study(write_study, folder, tmp_path):
-    path = write_study({"folder": str(folder)})
+    path, environment = write_study({"folder": str(folder)}), dict(os.environ)
     study = load_study(path)
+    assert dict(os.environ) == environment
     (model,) = resolved_models(study).values()
     assert (model.name, model.load_format, model.hub_repo) == ("mine", "dummy", None)
     (record,) = predict_cells(study, expand(study))
@@ -93,7 +97,7 @@ def test_a_repository_needs_the_hub_once(write_study, tmp_path, monkeypatch):
         raise hub.LocalEntryNotFoundError("no network")
 
     monkeypatch.undo()
-    monkeypatch.setenv(OWN_MODELS, "{}")
+    ENTERED.clear()
     monkeypatch.setattr(hub, "snapshot_download", unreachable)
     assert resolved_models(load_study(path, tmp_path / "results"))["mine"] == model
     with pytest.raises(hub.HubError, match=f"org/model at {COMMIT}: the hub cannot be reached"):
