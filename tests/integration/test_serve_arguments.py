@@ -8,7 +8,6 @@ import pytest
 
 from tests.unit.deploy.promises import deployment, on_cpu, promise
 from tests.unit.study.test_serve_command import ALL_KNOBS, DUMMY, FOLDER, HUB
-from workflow_scripts.deploy.deployment import server_command
 from workflow_scripts.deploy.serving_files import vllm_yaml
 from workflow_scripts.engines.vllm_engines import VllmKnobs
 from workflow_scripts.study.serve_command import ServeSettings, serve_settings
@@ -61,7 +60,7 @@ def test_the_model_of_the_command_line_goes_before_that_of_the_file(parse, tmp_p
     """Containers have the folder of a model elsewhere."""
     made = deployment(tmp_path, on_cpu())
     (file := tmp_path / "vllm.yaml").write_text(vllm_yaml(made))
-    words = [str(file) if word == "/deploy/vllm.yaml" else word for word in server_command(made)]
+    words = [str(file) if word == "/deploy/vllm.yaml" else word for word in made.server_command]
     read = parse(words[words.index("serve") :])
     assert (read.model_tag, read.port, read.max_num_seqs) == ("/models/tiny-llama-57m", 8000, 4)
 

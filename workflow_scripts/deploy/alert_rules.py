@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from workflow_scripts.deploy.deployment import PORT, Deployment, head
+from workflow_scripts.deploy.deployment import PORT, Deployment
 from workflow_scripts.deploy.noted import Noted, noted_yaml
 from workflow_scripts.deploy.server_metrics import ANSWERED, PREEMPTIONS, TOKENS, WAITING, Queries
 
@@ -113,7 +113,7 @@ def _alert(name: str, expression: str, patience: str, summary: str, description:
 def alerts_yaml(deployment: Deployment, watch: Watch) -> str:
     """The rules as a file for Prometheus."""
     rules = alerts(deployment, watch)
-    lines = head(deployment, "Prometheus alerts; thresholds are the study's, each description says which")
+    lines = deployment.head("Prometheus alerts; thresholds are the study's, each description says which")
     missing = [name for name in (PREEMPTS, SLOWER, FEWER_HITS) if name not in {rule["alert"] for rule in rules}]
     lines += [f"No {', '.join(missing)}: the study measured no bound for it."] if missing else []
     return noted_yaml({"groups": [{"name": "kvsweep", "interval": f"{watch.scrape_s}s", "rules": rules}]}, head=lines)
@@ -128,5 +128,5 @@ def prometheus_yaml(deployment: Deployment, watch: Watch) -> str:
             "rule_files": [ALERTS_FILE],
             "scrape_configs": [{"job_name": "server", "static_configs": [{"targets": [watch.target]}]}],
         },
-        head=head(deployment, "prometheus --config.file=prometheus.yml"),
+        head=deployment.head("prometheus --config.file=prometheus.yml"),
     )

@@ -54,59 +54,51 @@ class Deployment:
         p = self.promise
         return f"study {p.study}, cell {p.cell_id}, {plural(p.starts, 'start')}"
 
+    @property
+    def start_limit(self) -> Noted:
+        """How long a server may take to become healthy, in seconds."""
+        start_s = self.promise.start_s
+        return Noted(
+            math.ceil(START_FACTOR * (start_s + IMPORT_S)),
+            f"{START_FACTOR} times the longest measured start ({start_s:.1f} s, {self.where}) and {IMPORT_S} s for"
+            " imports, which the study did before that time began",
+        )
 
-def head(deployment: Deployment, what: str) -> list[str]:
-    """The first lines of each file: what it is, and from which measurement."""
-    p = deployment.promise
-    return [
-        what,
-        f"Study {p.study}, cell {p.cell_id}, measured with {p.engine_version}. {p.why}",
-        *(
-            []
-            if deployment.of_hub
-            else ["Random weights were measured; name a model and drop load-format to serve it."]
-        ),
-        "`snakemake export` writes this file; docs/production.md explains how to use all of them.",
-    ]
+    @property
+    def host_memory(self) -> Noted:
+        """Memory of the machine, in GiB."""
+        kv = self.promise.predicted_bytes.get("kv_cache", 0.0) if self.on_cpu else 0.0
+        why = "estimate of config/site.yaml's rules: libraries, engine processes and weights"
+        why += f"; and the predicted KV cache of {kv / GIB:.1f} GiB" if kv else ""
+        return Noted(math.ceil((self.needs.memory_mb * 1e6 + kv) / GIB), f"GiB: {why}")
 
+    @property
+    def device_memory(self) -> str:
+        """The predicted memory of each device, in words."""
+        parts = self.promise.predicted_bytes
+        if self.on_cpu or not parts:
+            return "no prediction of device memory"
+        said = ", ".join(f"{name.replace('_', ' ')} {value / GIB:.1f}" for name, value in parts.items())
+        return f"predicted per GPU: {sum(parts.values()) / GIB:.1f} GiB ({said})"
 
-def start_limit_s(promise: Promise) -> int:
-    """How long a server may take to become healthy, in seconds."""
-    return math.ceil(START_FACTOR * (promise.start_s + IMPORT_S))
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables of the server, without secrets."""
+        return {**self.promise.serve.environment, **({"HF_HOME": MODELS} if self.of_hub else {})}
 
+    @property
+    def server_command(self) -> list[str]:
+        """The words that start the server in a container."""
+        # A model folder is mounted elsewhere; the model on the command line goes before that of the file.
+        model = [] if self.of_hub else [f"{MODELS}/{self.promise.served_model}"]
+        return [*SERVE_COMMAND, *model, "--config", f"/deploy/{VLLM_FILE}", "--port", str(PORT)]
 
-def start_why(deployment: Deployment) -> str:
-    """The reason for that limit."""
-    return (
-        f"{START_FACTOR} times the longest measured start ({deployment.promise.start_s:.1f} s, {deployment.where})"
-        f" and {IMPORT_S} s for imports, which the study did before that time began"
-    )
-
-
-def host_memory(deployment: Deployment) -> Noted:
-    """Memory of the machine, in GiB."""
-    kv = deployment.promise.predicted_bytes.get("kv_cache", 0.0) if deployment.on_cpu else 0.0
-    why = "estimate of config/site.yaml's rules: libraries, engine processes and weights"
-    why += f"; and the predicted KV cache of {kv / GIB:.1f} GiB" if kv else ""
-    return Noted(math.ceil((deployment.needs.memory_mb * 1e6 + kv) / GIB), f"GiB: {why}")
-
-
-def device_memory(deployment: Deployment) -> str:
-    """The predicted memory of each device, in words."""
-    parts = deployment.promise.predicted_bytes
-    if deployment.on_cpu or not parts:
-        return "no prediction of device memory"
-    said = ", ".join(f"{name.replace('_', ' ')} {value / GIB:.1f}" for name, value in parts.items())
-    return f"predicted per GPU: {sum(parts.values()) / GIB:.1f} GiB ({said})"
-
-
-def environment(deployment: Deployment) -> dict[str, str]:
-    """Variables of the server, without secrets."""
-    return {**deployment.promise.serve.environment, **({"HF_HOME": MODELS} if deployment.of_hub else {})}
-
-
-def server_command(deployment: Deployment) -> list[str]:
-    """The words that start the server in a container."""
-    # A model folder is mounted elsewhere; the model on the command line goes before that of the file.
-    model = [] if deployment.of_hub else [f"{MODELS}/{deployment.promise.served_model}"]
-    return [*SERVE_COMMAND, *model, "--config", f"/deploy/{VLLM_FILE}", "--port", str(PORT)]
+    def head(self, what: str) -> list[str]:
+        """The first lines of each file: what it is, and from which measurement."""
+        p, random = self.promise, "Random weights were measured; name a model and drop load-format to serve it."
+        return [
+            what,
+            f"Study {p.study}, cell {p.cell_id}, measured with {p.engine_version}. {p.why}",
+            *([] if self.of_hub else [random]),
+            "`snakemake export` writes this file; docs/production.md explains how to use all of them.",
+        ]

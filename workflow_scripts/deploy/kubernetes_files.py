@@ -4,44 +4,31 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from workflow_scripts.deploy.deployment import (
-    GIB,
-    MODELS,
-    PORT,
-    PROBE_S,
-    VLLM_FILE,
-    Deployment,
-    device_memory,
-    environment,
-    head,
-    host_memory,
-    server_command,
-    start_limit_s,
-    start_why,
-)
+from workflow_scripts.deploy.deployment import GIB, MODELS, PORT, PROBE_S, VLLM_FILE, Deployment
 from workflow_scripts.deploy.noted import Noted, noted_yaml
 from workflow_scripts.deploy.serving_files import vllm_yaml
 
 
 def kubernetes_yaml(deployment: Deployment) -> str:
     """Manifests of the server: its settings, model volume, Deployment, Service and scaling rule."""
-    p, name = deployment.promise, deployment.name
+    name = deployment.name
     meta: dict[str, Any] = {"name": name, "labels": {"app": name}}
     weights = deployment.weights_bytes or 0.0
     volume = math.ceil(2 * weights / GIB) + 1
-    resources: dict[str, Any] = {"memory": Noted(f"{host_memory(deployment).value}Gi", host_memory(deployment).why)}
+    memory, limit = deployment.host_memory, deployment.start_limit
+    resources: dict[str, Any] = {"memory": Noted(f"{memory.value}Gi", memory.why)}
     if not deployment.on_cpu:
-        why = f"{deployment.gpu_title}; {device_memory(deployment)}"
+        why = f"{deployment.gpu_title}; {deployment.device_memory}"
         resources["nvidia.com/gpu"] = Noted(deployment.needs.gpus, why)
     probe = {"httpGet": {"path": "/health", "port": "http"}, "periodSeconds": PROBE_S}
     mounts = [{"name": "settings", "mountPath": "/deploy"}, {"name": "models", "mountPath": MODELS}]
-    plain_variables = [{"name": key, "value": value} for key, value in environment(deployment).items()]
+    plain_variables = [{"name": key, "value": value} for key, value in deployment.environment.items()]
     token = {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": name, "key": "hf-token", "optional": True}}}
     key = {"name": "VLLM_API_KEY", "valueFrom": {"secretKeyRef": {"name": name, "key": "api-key"}}}
     container: dict[str, Any] = {
         "name": "server",
         "image": Noted(deployment.image, "the release that was measured"),
-        "command": server_command(deployment),
+        "command": deployment.server_command,
         "env": [*plain_variables, *([token] if deployment.of_hub else []), key],
         "ports": [{"name": "http", "containerPort": PORT}],
         "resources": {
@@ -50,7 +37,7 @@ def kubernetes_yaml(deployment: Deployment) -> str:
         },
         "startupProbe": {
             **probe,
-            "failureThreshold": Noted(math.ceil(start_limit_s(p) / PROBE_S), f"{start_why(deployment)}, in probes"),
+            "failureThreshold": Noted(math.ceil(limit.value / PROBE_S), f"{limit.why}, in probes"),
         },
         "readinessProbe": probe,
         "livenessProbe": {**probe, "periodSeconds": 4 * PROBE_S, "failureThreshold": 3},
@@ -101,9 +88,7 @@ def kubernetes_yaml(deployment: Deployment) -> str:
         },
         _scaling(deployment, meta),
     ]
-    return noted_yaml(
-        *documents, head=head(deployment, "kubectl apply -f kubernetes.yaml; create the Secret yourself first")
-    )
+    return noted_yaml(*documents, head=deployment.head("kubectl apply -f kubernetes.yaml; create the Secret first"))
 
 
 def _download(deployment: Deployment, variables: list[Any], mounts: list[Any]) -> dict[str, Any]:

@@ -33,7 +33,7 @@ def measure_batch(study_file: Path, paths: StudyPaths, batch: Batch, attempt: At
     for number, one in enumerate(batch.starts):
         print(f"[{number + 1}/{len(batch.starts)}] {one.cell}", flush=True)
         where = Start(start=one.start, round=batch.round, position=batch.first_position + number)
-        status = _measure_one(study_file, paths.start(one.cell, one.start), paths, one.cell, where, attempt)
+        status = _measure_one(study_file, paths, one.cell, where, attempt)
         if status != 0:
             failed.append(one)
             print(f"    no outcome (exit {status}); its log is {paths.log(one.cell, one.start)}", flush=True)
@@ -43,24 +43,15 @@ def measure_batch(study_file: Path, paths: StudyPaths, batch: Batch, attempt: At
     return failed
 
 
-def measure_again(study_file: Path, paths: StudyPaths, batch: Batch, first: CellStart, attempt: Attempt) -> None:
-    """Measure the first cell of a batch that has an outcome once more, to show drift; nothing depends on it."""
-    position = batch.first_position + len(batch.starts)
-    print(f"[once more, for drift] {first.cell}", flush=True)
-    where = Start(start=first.start, round=batch.round, position=position, again=True)
-    status = _measure_one(study_file, paths.again(first.cell, batch.round), paths, first.cell, where, attempt)
-    if status != 0:
-        print(f"    no outcome (exit {status})", flush=True)
-
-
-def _measure_one(study_file: Path, folder: Path, paths: StudyPaths, cell: str, where: Start, attempt: Attempt) -> int:
+def _measure_one(study_file: Path, paths: StudyPaths, cell: str, where: Start, attempt: Attempt) -> int:
     command = [sys.executable, "-m", "workflow_scripts", "measure-cell", "--study", str(study_file), "--cell", cell]
     command += ["--results", str(paths.results), "--attempt", str(attempt.number), "--attempts", str(attempt.of)]
     command += ["--start", str(where.start), "--round", str(where.round), "--position", str(where.position)]
+    command += ["--unless-done", *(["--again"] if where.again else [])]
+    folder = paths.again(cell, where.round) if where.again else paths.start(cell, where.start)
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / MEASURE_LOG).open("wb") as log:
-        again = ["--again"] if where.again else []
-        return subprocess.run([*command, "--unless-done", *again], stdout=log, stderr=subprocess.STDOUT).returncode
+        return subprocess.run(command, stdout=log, stderr=subprocess.STDOUT).returncode
 
 
 def measure_device(gpu: str, record: Path, limit_s: float | None = None) -> None:
@@ -95,7 +86,12 @@ def main(args: Namespace) -> int:
         if not (in_rounds and attempt.last):
             return 1
     if in_rounds and len(measured) > 1:
-        measure_again(args.study, paths, batch, measured[0], attempt)
+        # To show drift; nothing depends on it.
+        first, position = measured[0], batch.first_position + len(batch.starts)
+        print(f"[once more, for drift] {first.cell}", flush=True)
+        where = Start(start=first.start, round=batch.round, position=position, again=True)
+        if status := _measure_one(args.study, paths, first.cell, where, attempt):
+            print(f"    no outcome (exit {status})", flush=True)
     if batch.gpu != HERE and not failed:
         measure_device(batch.gpu, paths.device(batch.gpu))
     return 0

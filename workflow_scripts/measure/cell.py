@@ -13,13 +13,11 @@ reached while `--attempts` are left. It exits with 3 on the wrong device, withou
 ran.
 """
 
-import contextlib
 import os
 import shutil
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Iterator
 from pathlib import Path
 
 from filelock import FileLock
@@ -47,20 +45,16 @@ from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.outcome import Measured, Outcome, Start, is_outcome_of
 from workflow_scripts.study.paths import ENGINE_LOG, JOB, OUTCOME, PARTIAL, RAW, StudyPaths
 from workflow_scripts.study.protocol import SEED
-from workflow_scripts.study.rounds import CellStart, ended_starts, last_seen_s, next_start, present_round
+from workflow_scripts.study.rounds import ended_starts, last_seen_s, next_start, present_round
 from workflow_scripts.study.study import Study, StudyError
 from workflow_scripts.study.study_file import load_study
 
 LOG_TAIL_LINES = 60
 WRONG_DEVICE = 3
-ONLY_ATTEMPT = Attempt()
-FIRST_START = Start()
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
-def measure_cell(
-    study: Study, cell: Cell, paths: StudyPaths, attempt: Attempt = ONLY_ATTEMPT, start: Start = FIRST_START
-) -> int:
+def measure_cell(study: Study, cell: Cell, paths: StudyPaths, attempt: Attempt, start: Start) -> int:
     """Measure a cell in one start of its engine and write the start's folder; return the exit status. The status is 3
     on the wrong device, and 1 if an attempt other than the last reached the time limit. Raises StudyError if the cell's
     model or workload was not prepared, and ForkServerError if the process that should measure the cell could not be
@@ -146,14 +140,6 @@ def note_wrong_node(folder: Path, reason: str) -> None:
         (folder / node).write_text(f"{reason}\n", encoding="utf-8")
 
 
-@contextlib.contextmanager
-def cell_lock(path: Path) -> Iterator[None]:
-    """Let only one process at a time measure a cell, across all jobs and all hosts that share the results."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with held_lock(FileLock(path, mode=0o666), "waiting: another process measures this cell", 1):
-        yield
-
-
 def _put_in_place(evidence: Path, folder: Path, outcome: Outcome) -> None:
     shutil.rmtree(evidence / SCRATCH, ignore_errors=True)  # of an engine that was killed
     raw = folder / RAW
@@ -174,17 +160,6 @@ def _report_failure(evidence: Path, exit_status: int) -> None:
 
 def _folder(paths: StudyPaths, cell: Cell, start: Start) -> Path:
     return paths.again(cell, start.round) if start.again else paths.start(cell, start.start)
-
-
-def _is_done(study: Study, cell: Cell, folder: Path) -> bool:
-    definition = cell_definition(study, cell, resolved_models(study))
-    return is_outcome_of(folder / OUTCOME, definition_sha256(definition))
-
-
-def _next_start(study: Study, cell: Cell, paths: StudyPaths) -> tuple[CellStart, int]:
-    """The next start of the cell, and the round that it belongs to if it begins now."""
-    ended = ended_starts(definitions_sha256(study), paths)
-    return next_start(ended, cell.id, present_round(ended, time.time(), last_seen_s(ended, paths)))
 
 
 def find_cell(study: Study, cell_id: str) -> Cell:
@@ -214,15 +189,22 @@ def main(args: Namespace) -> int:
     study = load_study(args.study)
     cell = find_cell(study, args.cell)
     paths = StudyPaths(args.results, study.name)
+    # Only one process at a time measures a cell, of all jobs on all hosts that share the results.
+    lock = paths.lock(cell)
     try:
-        with cell_lock(paths.lock(cell)):
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        with held_lock(FileLock(lock, mode=0o666), "waiting: another process measures this cell", 1):
             number, round_number = args.start, args.round
             if number is None or round_number is None:
-                (_, next_number), present = _next_start(study, cell, paths)
+                # The next start, and the round that it belongs to if it begins now.
+                ended = ended_starts(definitions_sha256(study), paths)
+                present = present_round(ended, time.time(), last_seen_s(ended, paths))
+                (_, next_number), present = next_start(ended, cell.id, present)
                 number, round_number = number or next_number, round_number or present
             start = Start(start=number, round=round_number, position=args.position, again=args.again)
             folder = _folder(paths, cell, start)
-            if args.unless_done and _is_done(study, cell, folder):
+            definition = cell_definition(study, cell, resolved_models(study))
+            if args.unless_done and is_outcome_of(folder / OUTCOME, definition_sha256(definition)):
                 print("this start of the cell has its outcome already")
                 return 0
             try:

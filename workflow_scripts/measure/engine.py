@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypedDict
+from typing import Any, TypedDict
 
 from workflow_scripts.catalog.endpoints import Endpoint
 from workflow_scripts.engines.description import named
@@ -100,41 +100,44 @@ class EngineSetup:
     keep_answers: bool = False
 
 
-class Engine(Protocol):
-    """An engine in this process; a cell starts it, runs the workload a few times and stops it."""
+class Engine:
+    """An engine in this process; a cell starts it, runs the workload a few times and stops it. An engine from outside
+    has the same methods, inherited or not."""
 
-    def __init__(self, setup: EngineSetup) -> None: ...
+    def __init__(self, setup: EngineSetup) -> None:
+        self._setup = setup
+        self._steps: list[Step] = []
 
     def start(self) -> Effective:
         """Start up; return the settings that took effect."""
-        ...
+        raise NotImplementedError
 
     def warm_up(self, requests: Sequence[Request]) -> ExpertsTouched | None:
         """Serve requests that do not count, all at once; for a server up to the limit of its users. The first time,
         return how many experts the steps used, if the model has experts and the engine reports them."""
-        ...
+        self.run(requests)
+        return None
 
     def run(self, requests: Sequence[Request]) -> list[RequestRecord]:
         """Serve all requests and return when the last one is done. All requests are there from the beginning, except
         that requests to a server arrive as the load says."""
-        ...
+        raise NotImplementedError
 
     def reset(self) -> None:
-        """Forget cached prefixes, so that a repeat does not measure the cache. Raises CacheHeldError if the engine
-        keeps some of them."""
-        ...
+        """Forget cached prefixes, so that a repeat does not measure the cache; do nothing if none are kept, or how is
+        not known. Raises CacheHeldError if the engine keeps some of them."""
 
     def metrics(self) -> Metrics:
         """The engine's own counters and gauges now; empty if it has none."""
-        ...
+        return {}
 
     def take_steps(self) -> list[Step]:
         """The scheduler's steps since the last call, with times of the monotonic clock."""
-        ...
+        taken, self._steps = self._steps, []
+        return taken
 
     def stop(self) -> None:
-        """End the engine's processes."""
-        ...
+        """End the engine's processes, if it has any."""
 
 
 class CacheHeldError(RuntimeError):

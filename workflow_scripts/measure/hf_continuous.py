@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from workflow_scripts.engines.paged_cache import why_model_is_refused
-from workflow_scripts.measure.engine import EngineSetup, Metrics, RequestRecord, Step
+from workflow_scripts.measure.engine import Engine, Metrics, RequestRecord
 from workflow_scripts.measure.hf_model import (
     device_memory,
     generation_arguments,
@@ -20,13 +20,10 @@ from workflow_scripts.workloads.request import Request
 RESULT_TIMEOUT_S = 1.0
 
 
-class HfContinuous:
+class HfContinuous(Engine):
     """The manager behind `generate_batch`, called directly because only it accepts an output length per request."""
 
-    def __init__(self, setup: EngineSetup) -> None:
-        self._setup = setup
-        self._pass = 0
-        self._steps: list[Step] = []
+    _pass = 0
 
     def start(self) -> Effective:
         """Load the model and allocate the paged cache. Raises NotImplementedError if the cache cannot hold what the
@@ -56,10 +53,6 @@ class HfContinuous:
             "dtype": str(self._model.dtype).removeprefix("torch."),
             **torch_state(),
         }
-
-    def warm_up(self, requests: Sequence[Request]) -> None:
-        """Serve requests that do not count."""
-        self.run(requests)
 
     def run(self, requests: Sequence[Request]) -> list[RequestRecord]:
         """Submit all requests at once and collect them as they end."""
@@ -96,8 +89,8 @@ class HfContinuous:
         return self._manager.batch_processor.cache
 
     def _note_steps(self) -> None:
-        """Record the state of the scheduler and the cache at the end of each step of the generation thread. Requests
-        get the blocks for a step before it. The blocks of requests that end are freed after the recording."""
+        """Record what the scheduler holds and how much of the cache is allocated at the end of each step. Requests get
+        the blocks for a step before it. The blocks of requests that end are freed after the recording."""
         step = self._manager._generation_step
 
         def noted() -> None:
@@ -117,17 +110,9 @@ class HfContinuous:
 
         self._manager._generation_step = noted
 
-    def reset(self) -> None:
-        """Block sharing is off, so nothing is kept between repeats."""
-
     def metrics(self) -> Metrics:
         """Torch's peak memory on a GPU; `transformers` has no counter for it."""
         return device_memory(self._setup)
-
-    def take_steps(self) -> list[Step]:
-        """One record per step, from its end: what the scheduler holds and how much of the cache is allocated."""
-        taken, self._steps = self._steps, []
-        return taken
 
     def stop(self) -> None:
         """End the generation thread."""

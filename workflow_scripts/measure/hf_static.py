@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from workflow_scripts.measure.engine import EngineSetup, Metrics, RequestRecord, Step
+from workflow_scripts.measure.engine import Engine, EngineSetup, Metrics, RequestRecord
 from workflow_scripts.measure.hf_model import (
     device_memory,
     generation_arguments,
@@ -24,18 +24,18 @@ from workflow_scripts.workloads.request import Request
 SOME_ROWS = 8
 
 
-class HfStatic:
+class HfStatic(Engine):
     """`generate()` with DynamicCache (grows) or StaticCache (allocated for the batch's full length at once)."""
 
+    _is_warm = False
+    _padded_prompt_tokens = 0
+    _surplus_output_tokens = 0
+
     def __init__(self, setup: EngineSetup) -> None:
-        self._setup = setup
+        super().__init__(setup)
         self._batch_size = int(setup.knobs["batch_size"])
         self._cache = str(setup.knobs["cache_implementation"])
         self._room_tokens: int | None = setup.knobs.get("room_tokens")
-        self._is_warm = False
-        self._steps: list[Step] = []
-        self._padded_prompt_tokens = 0
-        self._surplus_output_tokens = 0
 
     def start(self) -> Effective:
         """Load the model."""
@@ -197,9 +197,6 @@ class HfStatic:
                 }
             )
 
-    def reset(self) -> None:
-        """Do nothing: each batch has its own cache."""
-
     def metrics(self) -> Metrics:
         """Padding so far, and torch's peak memory on a GPU."""
         return {
@@ -207,14 +204,6 @@ class HfStatic:
             "surplus_output_tokens": self._surplus_output_tokens,
             **device_memory(self._setup),
         }
-
-    def take_steps(self) -> list[Step]:
-        """One record per decoding step of a batch."""
-        taken, self._steps = self._steps, []
-        return taken
-
-    def stop(self) -> None:
-        """Do nothing: nothing runs outside this process."""
 
 
 def _one_of_each_kind(cache: Any) -> list[Any]:

@@ -16,7 +16,7 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from workflow_scripts.catalog.gpus_and_models import load_gpus
@@ -48,19 +48,19 @@ class _Pass:
     after: Metrics
 
 
+@dataclass
 class _Measured:
-    """What is known so far; always written at the end, even after a failure."""
+    """What is known so far, by the names of `Measured`; always written at the end, even after a failure."""
 
-    def __init__(self) -> None:
-        self.outcome: Verdict = "ok"
-        self.reason: str | None = None
-        self.wrong_device = False
-        self.device: Device = {}
-        self.effective: Effective = {}
-        self.phases_s: dict[str, float] = {}
-        self.warmup: WarmUp | None = None
-        self.passes: list[_Pass] = []
-        self.host_load: LoadByOthers = {}
+    outcome: Verdict = "ok"
+    reason: str | None = None
+    wrong_device: bool = False
+    device: Device = field(default_factory=Device)
+    effective: Effective = field(default_factory=dict)
+    phases_s: dict[str, float] = field(default_factory=dict)
+    warmup: WarmUp | None = None
+    passes: list[_Pass] = field(default_factory=list)
+    host_load: LoadByOthers = field(default_factory=LoadByOthers)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -78,17 +78,8 @@ class _Measured:
         write_jsonl(folder / "requests.jsonl", (of | asdict(record) for of, one in passes for record in one.requests))
         write_jsonl(folder / "steps.jsonl", ({**of, **step} for of, one in passes for step in one.steps))
         write_jsonl(folder / METRICS, (of | {"before": one.before, "after": one.after} for of, one in passes))
-        measured = Measured(
-            outcome=self.outcome,
-            reason=self.reason,
-            effective=self.effective,
-            phases_s=self.phases_s,
-            warmup=self.warmup,
-            repeats=[one.repeat for one in self.passes],
-            device=self.device,
-            host_load=self.host_load,
-            wrong_device=self.wrong_device,
-        )
+        known = {name: value for name, value in vars(self).items() if name != "passes"}
+        measured = Measured(**known, repeats=[one.repeat for one in self.passes])
         write_json(folder / MEASURED, measured.model_dump(mode="json"))
 
 

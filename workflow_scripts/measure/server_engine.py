@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from workflow_scripts.measure.client import Target, send
-from workflow_scripts.measure.engine import EngineSetup, Metrics, RequestRecord, Step
+from workflow_scripts.measure.engine import Engine, EngineSetup, Metrics, RequestRecord
 from workflow_scripts.measure.processes import ServerProcess
 from workflow_scripts.measure.scrape import Scraper, read_metrics
 from workflow_scripts.measure.server_http import Address, ServerError, wait_until_healthy
@@ -24,14 +24,14 @@ LOOPBACK = "127.0.0.1"
 END_IS_SEEN_S = 0.5
 
 
-class Serving:
+class Serving(Engine):
     """A server under load; subclasses define how it is launched and what is sent to it. The client is this process. On
-    a CPU it runs on the cores that are not the device's, if there are any."""
+    a CPU it runs on the cores that are not the device's, if there are any. Its steps are the server's queues, about
+    once a second, without token counts."""
 
     def __init__(self, setup: EngineSetup) -> None:
-        self._setup = setup
+        super().__init__(setup)
         self._load = Load.model_validate({k: setup.knobs[k] for k in Load.model_fields if k in setup.knobs})
-        self._steps: list[Step] = []
         self._server: ServerProcess | None = None
         self._target: Target
 
@@ -92,18 +92,10 @@ class Serving:
         self._steps += scraper.steps
         return records
 
-    def reset(self) -> None:
-        """Do nothing: how to empty this server's cache is not known."""
-
     def metrics(self) -> Metrics:
         """The server's own metrics, and the CPU time of the client so far."""
         used = resource.getrusage(resource.RUSAGE_SELF)
         return {**read_metrics(self._target.address), CLIENT_CPU_S: used.ru_utime + used.ru_stime}
-
-    def take_steps(self) -> list[Step]:
-        """The server's queues, about once a second; these are not scheduler steps and have no token counts."""
-        taken, self._steps = self._steps, []
-        return taken
 
     def stop(self) -> None:
         """End the server and every process that it started."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from workflow_scripts.engines.vllm_engines import VllmKnobs
-from workflow_scripts.measure.engine import EngineSetup, Metrics, RequestRecord, Step, forget_prefixes
+from workflow_scripts.measure.engine import Engine, EngineSetup, Metrics, RequestRecord, Step, forget_prefixes
 from workflow_scripts.measure.scrape import labelled
 from workflow_scripts.study.outcome import Effective
 from workflow_scripts.workloads.request import Request
@@ -17,12 +17,8 @@ from workflow_scripts.workloads.sampling import settings_of_request
 LAYOUT = "VLLM_ENABLE_V1_MULTIPROCESSING"
 
 
-class VllmOffline:
+class VllmOffline(Engine):
     """One `vllm.LLM`, with a listener on its scheduler's steps."""
-
-    def __init__(self, setup: EngineSetup) -> None:
-        self._setup = setup
-        self._steps: list[Step] = []
 
     def start(self) -> Effective:
         """Start the engine. On a CPU one rank runs in this process; on a GPU vLLM has its default process layout. If
@@ -61,13 +57,13 @@ class VllmOffline:
         """Record each step that the engine core reports, with the core's own time."""
         from vllm.v1.metrics.loggers import StatLoggerBase
 
-        steps, core = self._steps, self._llm.llm_engine.engine_core
+        adapter, core = self, self._llm.llm_engine.engine_core
         get_output = core.get_output
 
         def noted() -> Any:
             outputs = get_output()
             if outputs.scheduler_stats is not None:
-                steps.append({"time_s": outputs.timestamp, **step_record(outputs.scheduler_stats, None)})
+                self._steps.append({"time_s": outputs.timestamp, **step_record(outputs.scheduler_stats, None)})
             return outputs
 
         class StepRecorder(StatLoggerBase):  # type: ignore[misc]  # vLLM is not typed for us
@@ -77,7 +73,7 @@ class VllmOffline:
             def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
                 # Tokens are counted in this process, right after the core's report of the step.
                 if iteration_stats is not None:
-                    steps[-1] |= step_record(scheduler_stats, iteration_stats)
+                    adapter._steps[-1] |= step_record(scheduler_stats, iteration_stats)
 
             def log_engine_initialized(self) -> None:
                 pass
@@ -100,10 +96,6 @@ class VllmOffline:
             core.outputs_queue.put(RuntimeError("the engine core is gone"))
 
         threading.Thread(target=watch, daemon=True).start()
-
-    def warm_up(self, requests: Sequence[Request]) -> None:
-        """Serve requests that do not count."""
-        self.run(requests)
 
     def run(self, requests: Sequence[Request]) -> list[RequestRecord]:
         """Generate; each request gets exactly the number of tokens that it asks for."""
@@ -132,12 +124,6 @@ class VllmOffline:
         """vLLM's Prometheus counters, gauges and histograms by name and labels; also prints its periodic log line."""
         self._llm.llm_engine.do_log_stats()
         return {labelled(m.name, m.labels): _value(m) for m in self._llm.get_metrics()}
-
-    def take_steps(self) -> list[Step]:
-        """One record per step of the scheduler."""
-        taken = self._steps[:]
-        self._steps.clear()
-        return taken
 
     def stop(self) -> None:
         """End the engine's other processes. Neither a core nor a worker in this process is torn down: the process ends

@@ -10,7 +10,7 @@ from compose_spec import PyCompose
 from kubernetes_validate import ValidationError, validate
 
 from tests.unit.deploy.promises import HUB, deployment, on_cpu, promise
-from workflow_scripts.deploy.deployment import Deployment, start_limit_s
+from workflow_scripts.deploy.deployment import Deployment
 from workflow_scripts.deploy.kubernetes_files import kubernetes_yaml
 from workflow_scripts.deploy.serving_files import compose_yaml, slurm_script, vllm_yaml
 from workflow_scripts.study.promise import PromiseError
@@ -133,7 +133,7 @@ def test_gpus_and_memory_are_those_of_the_cell(hub, cpu):
 
 
 def test_probes_allow_the_measured_start(hub):
-    assert start_limit_s(hub.promise) == 3 * (15 + 85)
+    assert hub.start_limit.value == 3 * (15 + 85)
     probe = container(hub)["startupProbe"]
     assert probe["periodSeconds"] * probe["failureThreshold"] == 300
     assert "longest measured start (15.0 s, study promised, cell h200/" in kubernetes_yaml(hub)

@@ -9,7 +9,7 @@ import pytest
 from tests.unit.made_studies import made_study
 from workflow_scripts.common.files import read_json, write_jsonl
 from workflow_scripts.measure import run
-from workflow_scripts.measure.engine import RequestRecord
+from workflow_scripts.measure.engine import Engine, RequestRecord
 from workflow_scripts.measure.job import Job
 from workflow_scripts.study.definition import Definition, cell_definition, resolved_models
 from workflow_scripts.study.grid import expand
@@ -27,28 +27,16 @@ def defined(engine: str, knobs: dict[str, Any], repeats: int) -> Definition:
     return cell_definition(study, expand(study)[0], resolved_models(study))
 
 
-class Engine:
+class Unstoppable(Engine):
     """Does what is asked and cannot stop."""
 
     def start(self) -> dict[str, Any]:
         return {"block_size": 32}
 
-    def warm_up(self, requests: Sequence[Request]) -> None:
-        pass
-
     def run(self, requests: Sequence[Request]) -> list[RequestRecord]:
         return [
             RequestRecord(r.request_id, len(r.prompt_token_ids), r.output_tokens, 0.0, 0.0, 1.0, 2.0) for r in requests
         ]
-
-    def reset(self) -> None:
-        pass
-
-    def metrics(self) -> dict[str, Any]:
-        return {}
-
-    def take_steps(self) -> list[dict[str, Any]]:
-        return []
 
     def stop(self) -> None:
         raise RuntimeError("a worker does not answer")
@@ -57,7 +45,7 @@ class Engine:
 def test_an_engine_that_fails_to_stop_loses_nothing_that_was_measured(tmp_path, monkeypatch, capsys):
     for name in ("workload.jsonl", "warmup.jsonl"):
         write_jsonl(tmp_path / name, [{"request_id": "a", "prompt_token_ids": [1, 2], "output_tokens": 3}])
-    monkeypatch.setattr(run, "make_engine", lambda *_: Engine())
+    monkeypatch.setattr(run, "make_engine", lambda _, setup: Unstoppable(setup))
     monkeypatch.setattr(run, "use_cores", lambda _: None)
     evidence = tmp_path / "raw"
     evidence.mkdir()

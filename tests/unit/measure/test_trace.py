@@ -5,12 +5,10 @@ import sys
 import time
 
 import psutil
-import pynvml
 import pytest
 
 from workflow_scripts.common.files import read_jsonl
-from workflow_scripts.device import device_check
-from workflow_scripts.measure.trace import SAMPLES_PER_SCAN, gpu_sampler, process_sampler, sampled
+from workflow_scripts.measure.trace import SAMPLES_PER_SCAN, process_sampler, sampled
 
 HOLD = "import time; block = bytearray(80_000_000); print('up', flush=True); time.sleep(60)"
 
@@ -51,25 +49,3 @@ def test_samples_come_ten_a_second_and_end_with_the_body(tmp_path):
     assert times[-1] >= ended_s
     assert 2 <= len(times) <= (times[-1] - times[0]) / 0.1 + 2
     assert not [p for p in psutil.Process().children() if "measure.trace" in " ".join(p.cmdline())]
-
-
-def test_power_and_energy_are_of_all_gpus_and_the_rest_is_of_the_first(monkeypatch):
-    def unsupported(_: int) -> int:
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-
-    answers = {
-        "PowerUsage": lambda place: 100_000 * (place + 1),
-        "TotalEnergyConsumption": lambda place: 5_000 * (place + 1),
-        "Temperature": lambda place, _: 40 + place,
-        "ClockInfo": lambda place, _: 1000 + place,
-        "MemoryInfo": unsupported,
-        "UtilizationRates": unsupported,
-    }
-    for name, answer in answers.items():
-        monkeypatch.setattr(pynvml, f"nvmlDeviceGet{name}", answer)
-    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
-    monkeypatch.setattr(device_check, "nvml_handle", lambda place=0: place)
-    monkeypatch.setattr(device_check, "throttle_reasons", lambda _: ["GpuIdle"])
-    first = {"sm_clock_mhz": 1000, "memory_clock_mhz": 1000, "temperature_c": 40, "throttle_reasons": ["GpuIdle"]}
-    assert gpu_sampler(1)() == {"power_w": 100, "energy_j": 5, **first}
-    assert gpu_sampler(2)() == {"power_w": 300, "energy_j": 15, **first}
