@@ -277,11 +277,23 @@ def starts_of_same_power(decided: float, by_starts: Mapping[int, float]) -> floa
     return float(np.interp(decided, list(by_starts.values()), list(by_starts)))
 
 
-def drift_taken_for_modes(studies: int, rng: np.random.Generator) -> tuple[Table, bool]:
-    """Shares of studies with a cell that is falsely bimodal, if all cells become faster by 9 % after round 4; and
-    whether the goal is reached. The adaptive rule measures each cell in another number of the eight rounds.
-    """
-    table, fits = Table("starts vary by", "starts", "studies with a falsely bimodal cell", "", box=None), True
+class Check:
+    """A table of shares, and whether all of them reach their goal."""
+
+    def __init__(self, title: str, *headings: str) -> None:
+        self.title, self.table, self.fits = title, Table(*headings, "", box=None), True
+
+    def add(self, fits: bool, *row: str) -> None:
+        """Add a row."""
+        self.fits &= fits
+        self.table.add_row(*row, "" if fits else "missed")
+
+
+def drift_taken_for_modes(studies: int, rng: np.random.Generator) -> Check:
+    """Shares of studies with a cell that is falsely bimodal. The adaptive rule measures each cell in another number of
+    the eight rounds."""
+    headings = ("starts vary by", "starts", "studies with a falsely bimodal cell")
+    check = Check("all cells become faster by 9 % after round 4", *headings)
     shape = (studies, SETTINGS, LOOKS.at_most)
     step = np.log(1.09) * (np.arange(LOOKS.at_most) >= 4)
     for sd in (0.003, 0.01, 0.03):
@@ -289,9 +301,8 @@ def drift_taken_for_modes(studies: int, rng: np.random.Generator) -> tuple[Table
         some = np.arange(LOOKS.at_most) < rng.integers(LOOKS.at_least, LOOKS.at_most + 1, (*shape[:-1], 1))
         for starts, measured in (("8", log), ("2 to 8", np.where(some, log, np.nan))):
             share = float(spread(measured, ENGINE[:SETTINGS]).bimodal.any(axis=-1).mean())
-            fits &= share <= MOST_FALSE
-            table.add_row(_pct(sd), starts, _pct(share), "" if share <= MOST_FALSE else "missed")
-    return table, fits
+            check.add(share <= MOST_FALSE, _pct(sd), starts, _pct(share))
+    return check
 
 
 def plain(log: FloatArray, group: IntArray, known: Known = UNKNOWN, shared: bool = False) -> Samples:
@@ -301,19 +312,17 @@ def plain(log: FloatArray, group: IntArray, known: Known = UNKNOWN, shared: bool
     return Samples(log, unknown, unknown, group, device > 0, np.full(len(group), shared), device, group, of_cells)
 
 
-def tails(studies: int, rng: np.random.Generator) -> tuple[Table, bool]:
-    """Shares of 95 % intervals of a 99th percentile that contain the expected one of a start, and whether the goal is
-    reached. Requests wait in one queue for one server; each start has other arrivals.
-    """
-    table, fits, requests = Table("load", "starts", "coverage", "", box=None), True, 400
+def tails(studies: int, rng: np.random.Generator) -> Check:
+    """Shares of 95 % intervals of a 99th percentile that contain the expected one of a start. Requests wait in one
+    queue for one server; each start has other arrivals."""
+    check, requests = Check("99th percentile of 400 requests per start", "load", "starts", "coverage"), 400
     for load in (0.5, 0.8):
         for starts in (2, 3, 5, 8):
             p99 = np.log(_p99(rng, (studies, starts), requests, load))
             _, low, high = mean_interval(plain(p99, np.arange(studies)))[0]
             share = float(((low <= np.exp(p99.mean())) & (np.exp(p99.mean()) <= high)).mean())
-            fits &= share >= COVERAGE[0]
-            table.add_row(f"{load:g}", str(starts), _pct(share), "" if share >= COVERAGE[0] else "missed")
-    return table, fits
+            check.add(share >= COVERAGE[0], f"{load:g}", str(starts), _pct(share))
+    return check
 
 
 def _p99(rng: np.random.Generator, shape: tuple[int, ...], requests: int, load: float) -> FloatArray:
@@ -325,26 +334,23 @@ def _p99(rng: np.random.Generator, shape: tuple[int, ...], requests: int, load: 
     return np.quantile(times, 0.99, axis=0)
 
 
-def smallest_setting(studies: int, rng: np.random.Generator) -> tuple[Table, bool]:
-    """Shares of studies in which any of nine settings, which are slower by just more than the margin, is recommended as
-    one that is not; and whether the goal is reached.
-    """
-    table, fits = Table("starts", "starts vary by", "wrong", "", box=None), True
+def smallest_setting(studies: int, rng: np.random.Generator) -> Check:
+    """Shares of studies in which any of nine settings is recommended as one that is not slower."""
+    title = f"nine settings are slower than the fastest by just more than {MARGIN_PCT:g} %"
+    check = Check(title, "starts", "starts vary by", "wrong")
     truth = np.where(np.arange(10) < 9, -1.0001 * MARGIN, 0.0)
     for starts, sd in ((3, 0.01), (3, 0.03), (8, 0.01), (8, 0.03)):
         log = truth[:, None] + rng.normal(0, sd, (studies, len(truth), starts))
         found = compare(plain(log, np.zeros(len(truth), dtype=int)), np.arange(9), np.full(9, 9))
         share = float((holm(found.p_not_below(MARGIN_PCT)) <= EQUIVALENCE_ALPHA * ONE_LOOK.of_plan).any(axis=-1).mean())
-        fits &= share <= MOST_FALSE
-        table.add_row(str(starts), _pct(sd), _pct(share), "" if share <= MOST_FALSE else "missed")
-    return table, fits
+        check.add(share <= MOST_FALSE, str(starts), _pct(sd), _pct(share))
+    return check
 
 
-def raised_starts(studies: int, rng: np.random.Generator) -> tuple[Table, bool]:
-    """Shares of studies of five ratios just beyond the margin in which any is ever called flat, while `starts` is
-    raised from 2 to 8 one at a time; and whether the goal is reached.
-    """
-    table, fits = Table("starts vary by", "each with the whole error", "as a plan", "", box=None), True
+def raised_starts(studies: int, rng: np.random.Generator) -> Check:
+    """Shares of studies in which any of five ratios is ever called flat, while `starts` is raised one at a time."""
+    title = "of five ratios just beyond the margin, any is once called flat while starts are raised from 2 to 8"
+    check = Check(title, "starts vary by", "each with the whole error", "as a plan")
     truth = np.repeat([0.0, 1.0001 * MARGIN], 5)
     a, b = np.arange(5), np.arange(5, 10)
     for sd in (0.01, 0.02, 0.03):
@@ -355,16 +361,15 @@ def raised_starts(studies: int, rng: np.random.Generator) -> tuple[Table, bool]:
             shares = 1.0, Looks(starts, starts, earlier).share(starts)
             false |= [(verdicts(found, MARGIN_PCT, share) == FLAT).any(axis=-1) for share in shares]
         whole, spent = false.mean(axis=-1)
-        fits &= spent <= MOST_FALSE
-        table.add_row(_pct(sd), _pct(whole), _pct(spent), "" if spent <= MOST_FALSE else "missed")
-    return table, fits
+        check.add(spent <= MOST_FALSE, _pct(sd), _pct(whole), _pct(spent))
+    return check
 
 
-def explained(studies: Studies, rng: np.random.Generator) -> tuple[Table, bool]:
+def explained(studies: Studies, rng: np.random.Generator) -> Check:
     """Shares of ratios of two GPUs that a candidate is said to explain, if it is the ratio itself and if it is just too
-    far from it; and whether the goal is reached.
-    """
-    table, fits = Table("starts", "the ratio itself", f"{NEAR_PCT:g} % away", "", box=None), True
+    far from it."""
+    title = "ratios of GPUs that a candidate is shown to explain"
+    check = Check(title, "starts", "the ratio itself", f"{NEAR_PCT:g} % away")
     shows = np.vectorize(lambda *interval, candidate: explain(*interval, {"": candidate}).shown == ("",))
     for starts in FIXED:
         run = studies.run(starts, rng)
@@ -373,9 +378,8 @@ def explained(studies: Studies, rng: np.random.Generator) -> tuple[Table, bool]:
         known, far = ~np.isnan(interval.low), 1.0001 + NEAR_PCT / 100
         ends = [end[known] for end in interval]
         right, false = (float(shows(*ends, candidate=truth[known] * away).mean()) for away in (1, far))
-        fits &= false <= MOST_FALSE
-        table.add_row(str(starts), _pct(right), _pct(false), "" if false <= MOST_FALSE else "missed")
-    return table, fits
+        check.add(false <= MOST_FALSE, str(starts), _pct(right), _pct(false))
+    return check
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -400,9 +404,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 fits.append(found.fits())
                 table.add_row(kind.name, str(starts), *found.row())
         rule_found = adaptive(studies, rng)
-        same = starts_of_same_power(
-            rule_found.decided, {starts: found.decided for starts, (found, _) in by_starts.items()}
-        )
+        decided = {starts: found.decided for starts, (found, _) in by_starts.items()}
+        same = starts_of_same_power(rule_found.decided, decided)
         ratio = rule_found.starts / same
         taken.append((rule_found.starts, same))
         fits.append(max(rule_found.false) <= MOST_FALSE)
@@ -412,35 +415,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     starts, same = np.mean(taken, axis=0)
     fits.append(bool(starts / same <= MOST_STARTS))
     flag = "" if fits[-1] else "missed"
-    modes, few_modes = drift_taken_for_modes(args.studies, rng)
-    fits.append(few_modes)
-    of_tails, tails_fit = tails(args.studies, rng)
-    fits.append(tails_fit)
-    smallest, smallest_fits = smallest_setting(args.studies, rng)
-    fits.append(smallest_fits)
-    explains, explains_fit = explained(made_up(GPUS, args.studies, rng), rng)
-    fits.append(explains_fit)
-    raised, raised_fits = raised_starts(args.studies, rng)
-    fits.append(raised_fits)
     rule.add_row("all together", *[""] * 4, f"{starts:.2f}", f"{same:.2f}", f"{starts / same:.2f}", flag)
+    checks = [of(args.studies, rng) for of in (drift_taken_for_modes, tails, smallest_setting)]
+    checks += [explained(made_up(GPUS, args.studies, rng), rng), raised_starts(args.studies, rng)]
     console = Console(width=120)
     console.print(f"{args.studies} studies of each kind; margin {MARGIN_PCT:g} %")
-    console.print("settings of one engine")
-    console.print(fixed)
-    console.print("pairs of engines, or of GPUs")
-    console.print(engines)
-    console.print(f"adaptive, {LOOKS.at_least} to {LOOKS.at_most} starts, and a fixed number that decides as many")
-    console.print(rule)
-    console.print("ratios of GPUs that a candidate is shown to explain")
-    console.print(explains)
-    console.print("all cells become faster by 9 % after round 4")
-    console.print(modes)
-    console.print("of five ratios just beyond the margin, any is once called flat while starts are raised from 2 to 8")
-    console.print(raised)
-    console.print("99th percentile of 400 requests per start")
-    console.print(of_tails)
-    console.print(f"nine settings are slower than the fastest by just more than {MARGIN_PCT:g} %")
-    console.print(smallest)
+    adaptive_title = f"adaptive, {LOOKS.at_least} to {LOOKS.at_most} starts, and a fixed number that decides as many"
+    console.print("settings of one engine", fixed, "pairs of engines, or of GPUs", engines, adaptive_title, rule)
+    for check in checks:
+        console.print(check.title, check.table)
     # Kalibera and Jones, Rigorous benchmarking in reasonable time, ISMM 2013.
     repeats = {sd: math.ceil(math.sqrt(START_COSTS_REPEATS) * WITHIN_SD / sd) for sd in (0.02, 0.04, 0.08)}
     told = ", ".join(f"{count} if starts vary by {100 * sd:g} %" for sd, count in repeats.items())
@@ -448,7 +431,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"repeats per start that give the narrowest intervals, if repeats vary by {100 * WITHIN_SD:g} % and a start"
         f" takes as long as {START_COSTS_REPEATS:g} of them: {told}"
     )
-    return 0 if all(fits) else 1
+    return 0 if all(fits) and all(check.fits for check in checks) else 1
 
 
 def _pct(share: float) -> str:

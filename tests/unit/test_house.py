@@ -2,7 +2,6 @@
 
 import ast
 import re
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,11 +10,6 @@ from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.engines.registry import BUILT_IN
 
 MODULES = sorted((CHECKOUT / "workflow_scripts").rglob("*.py"))
-
-
-def test_no_two_modules_share_a_name():
-    names = Counter(path.stem for path in MODULES if path.name != "__init__.py")
-    assert [name for name, count in names.items() if count > 1] == []
 
 
 # Texts that only look like an engine's name, by module.
@@ -65,6 +59,3 @@ def test_a_room_names_only_its_own_modules_and_those_of_earlier_rooms_and_the_co
     assert ("analyse", "measure") in found  # `check-server` sends load to a server
     later = [(place, room) for place, room in found if place not in ROOMS[ROOMS.index(room) :]]
     assert later == []
-
-
-# Names that others chose, and files that are shown as a source.

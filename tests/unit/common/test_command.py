@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -14,8 +13,6 @@ from workflow_scripts.common.command import ATTEMPT, ATTEMPTS
 
 ROOT = Path(__file__).parents[3]
 LOG = "tests/fixtures/logs/vllm-0.32-cpu-ok.log"
-# It is started by the measuring commands, prints nothing, and imports nothing of the pipeline.
-OTHERWISE = {"workflow_scripts/measure/forkserver.py"}
 
 
 def piped(command: str) -> "subprocess.CompletedProcess[str]":
@@ -72,17 +69,3 @@ def test_a_module_that_is_run_instead_of_its_command_names_the_command(module, n
     failed = piped(f"workflow_scripts.{module} {LOG}")
     assert (failed.returncode, failed.stdout) == (2, "")
     assert failed.stderr.endswith(f"{module.rpartition('.')[2]}.py: call this command as `kvsweep {name}`\n")
-
-
-def test_every_module_that_is_run_by_name_ends_in_this_way():
-    modules = [path for folder in ("workflow_scripts", "benchmarks") for path in (ROOT / folder).rglob("*.py")]
-    ends = {
-        str(path.relative_to(ROOT)): ended[1]
-        for path in modules
-        if (ended := re.search(r'^if __name__ == "__main__":\n((?:.|\n)*)', path.read_text(), re.MULTILINE))
-    }
-    assert {name for name, end in ends.items() if end != "    run_command(main)\n"} == OTHERWISE
-    assert {name for name in ends if name.startswith("workflow_scripts/")} == {
-        *OTHERWISE,
-        "workflow_scripts/__main__.py",
-    }

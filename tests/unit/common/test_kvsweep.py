@@ -3,11 +3,11 @@
 import re
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
 
+from benchmarks.start import CALLS
 from tests.unit.examples import example_of, module_of
 from workflow_scripts.__main__ import COMMANDS, GROUPS, main, overview, sentence
 from workflow_scripts.common.command import Command
@@ -60,26 +60,18 @@ def test_the_overview_imports_no_command():
     }
 
 
-# Calls of the commands that need no engine, whose lock is envs/tools.txt; what that lock does not hold, and what takes
-# longer to import than a small call may last.
-WITHOUT_ENGINE = {
-    "audit": "config/published/paged_attention_lab_max_num_seqs.csv --model llama-3.1-8b-instruct"
-    " --tokens-per-request 200,200",
-    "capacity": "--model opt-125m --gpu l4 --block-size 16 --gpu-memory-utilization 0.9 --max-model-len 2048",
-    "log": "tests/fixtures/logs/vllm-0.32-cpu-ok.log",
-    "trace": "{trace}",
-    "predict": "--model opt-125m --gpu l4 --prompt-tokens 100 --output-tokens 50 --num-prompts 4",
-}
+# Commands that need no engine have the lock envs/tools.txt: what that does not hold, and what takes longer to import
+# than a small call may last.
 NOT_IN_THE_LOCK = {"vllm", "torch", "transformers", "snakemake", "pandera", "statsmodels", "matplotlib", "jinja2"}
 SLOW_TO_IMPORT = {"pandas", "scipy"}
 CALL = "import sys, workflow_scripts.__main__ as m; m.main(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
 
 
-@pytest.mark.parametrize("name", WITHOUT_ENGINE)
+@pytest.mark.parametrize("name", CALLS)
 def test_a_small_call_that_needs_no_engine_imports_little(name, tmp_path):
     trace = tmp_path / "smi.csv"
     trace.write_text("timestamp, power.draw [W]\n2026/01/01 00:00:00.000, 70.00 W\n")
-    command = [sys.executable, "-c", CALL, name, *WITHOUT_ENGINE[name].format(trace=trace).split()]
+    command = [sys.executable, "-c", CALL, name, *CALLS[name].format(trace=trace).split()]
     done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
     assert done.stdout
     assert (NOT_IN_THE_LOCK | SLOW_TO_IMPORT) & set(done.stderr.split()) == set()
@@ -96,11 +88,6 @@ def test_the_installed_command_runs_a_command():
     done = subprocess.run(["kvsweep", "check", "config/studies/demo.yaml"], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("config/studies/demo.yaml: ")
-
-
-def test_the_console_command_is_an_entry_point():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert project["scripts"] == {"kvsweep": "workflow_scripts.__main__:console"}
 
 
 def test_a_command_says_what_its_environment_lacks():

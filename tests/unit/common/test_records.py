@@ -6,7 +6,6 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import Field
 
-from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.records import Record, StrictRecord, read_record, validated
 
@@ -86,9 +85,3 @@ def test_a_file_without_a_record_is_named(tmp_path, text, said):
         path.write_text(text)
     with pytest.raises(InputError, match=f"^{re.escape(str(path))}: {said}"):
         read_record(path, Style, InputError)
-
-
-def test_every_model_has_the_one_base():
-    of_pydantic = re.compile(r"\(BaseModel\)|ConfigDict\((?!extra=\"ignore\"\))")
-    files = sorted((CHECKOUT / "workflow_scripts").rglob("*.py"))
-    assert [file.name for file in files if of_pydantic.search(file.read_text(encoding="utf-8"))] == ["records.py"]

@@ -1,7 +1,5 @@
 """Engines are registered once, and one from outside the package is an engine like any other."""
 
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +14,7 @@ from workflow_scripts.analyse.cells import cells as cells_command
 from workflow_scripts.analyse.settings import effects as effects_command
 from workflow_scripts.catalog.gpus_and_models import CatalogError
 from workflow_scripts.engines.description import named
-from workflow_scripts.engines.registry import BUILT_IN, VARIABLE, get_engine, load_engines
+from workflow_scripts.engines.registry import BUILT_IN, VARIABLE, get_engine
 from workflow_scripts.measure import cell as cell_command
 from workflow_scripts.parse import cell_tables
 from workflow_scripts.predict.check_study import check_cells
@@ -54,14 +52,6 @@ def test_every_place_that_a_description_names_exists(engine):
     lazy = [engine.checked_by, engine.capacity_by, engine.steps_by]
     assert all(callable(named(place)) for place in lazy if place is not None)
     assert all(Path("envs", lock).is_file() for lock in engine.locks.values())
-
-
-def test_descriptions_are_read_without_any_engine():
-    code = (
-        "import sys; import workflow_scripts.engines.registry as r; r.load_engines()\n"
-        "sys.exit(str({'vllm', 'torch', 'transformers', 'pandas', 'numpy'} & set(sys.modules) or ''))"
-    )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False).stderr == "\n"
 
 
 def test_an_engine_of_ones_own_is_measured_from_study_file_to_tables(study_file, tmp_path):
@@ -145,7 +135,3 @@ def test_a_wrong_value_of_the_variable_is_one_message(value, fault, study_file, 
         load_study(study_file)
     assert f"${VARIABLE}: '" in str(told.value)
     assert fault in str(told.value)
-
-
-def test_the_engine_of_the_tests_is_no_part_of_the_package():
-    assert ECHO.name not in load_engines()

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workflow_scripts.engines.hf_engines import HfContinuousKnobs, HfStaticKnobs
 from workflow_scripts.engines.registry import load_engines
 from workflow_scripts.engines.vllm_engines import VllmKnobs
 from workflow_scripts.study.definition import (
@@ -23,19 +22,6 @@ from workflow_scripts.study.study import Study
 from workflow_scripts.study.study_file import load_study
 
 DEMO = load_study(Path("config/studies/demo.yaml"))
-
-
-def test_slugs_name_what_is_set_in_a_fixed_order():
-    assert VllmKnobs(enable_prefix_caching=True, block_size=16).slug() == "bs16-pc1"
-    assert VllmKnobs(gpu_memory_utilization=0.9, kv_cache_dtype="fp8").slug() == "util0.9-kvfp8"
-    assert VllmKnobs().slug() == "default"
-    assert VllmKnobs(
-        speculative_method="draft_model", num_speculative_tokens=4, speculative_model="smollm-135m", block_size=16
-    ).slug() == ("bs16-specdraft_model-draft4-bysmollm-135m")
-    assert HfStaticKnobs(batch_size=16).slug() == "static-batch16-cachedynamic"
-    assert HfContinuousKnobs(page_size=32, num_blocks=64, max_batch_tokens=256).slug() == (
-        "continuous-page32-blocks64-tokens256"
-    )
 
 
 @pytest.mark.parametrize("kind", [engine.knobs for engine in load_engines().values()], ids=load_engines())

@@ -220,10 +220,3 @@ def test_the_study_of_a_call_is_named_or_given_as_configuration(tmp_path):
     assert study_file({"study": "a.yaml"}, [given, "config/config.yaml"]) == given
     with pytest.raises(StudyError, match="must name a study file"):
         study_file({}, [])
-
-
-@pytest.mark.parametrize("path", sorted(Path("config/studies").glob("*.yaml")), ids=lambda p: p.stem)
-def test_every_study_of_the_project_expands(path):
-    study = load_study(path)
-    assert study.name == path.stem
-    assert len(expand(study)) > 1
