@@ -14,18 +14,22 @@ from pathlib import Path
 import pandera.pandas as pa
 
 from workflow_scripts.__main__ import COMMANDS
+from workflow_scripts.analyse.intervals.statistics import ANOTHER_RUN
 from workflow_scripts.analyse.tables import KNOBS
 from workflow_scripts.common.command import command, option
 from workflow_scripts.common.files import write_text
 
+INTERVAL = "its 95 % interval"
 HEAD = """<!-- Written by `kvsweep write-table-docs` from the schemas of the tables. -->
 
 # Tables
 
 Every table lies in `results/{study}/tables/` as Parquet, which keeps the types, and as CSV. Names end in their unit;
-`_pct` is per cent, a share lies between 0 and 1. `{x}_low` and `{x}_high` are the 95 % interval of `{x}`, unless
-described otherwise. `_p50`, `_p90` and `_p99` are percentiles. An unknown value is null, never zero. `source` is
-`measured`, `imported` (measured elsewhere), `predicted`, `published` or `simulated`.
+`_pct` is per cent, a share lies between 0 and 1. `_p50`, `_p90` and `_p99` are percentiles. An unknown value is null,
+never zero. `source` is `measured`, `imported` (measured elsewhere), `predicted`, `published` or `simulated`.
+
+Not listed, unless described otherwise: `{x}_low` and `{x}_high`, the 95 % interval of `{x}`; and `{x}_again_low` and
+`{x}_again_high`, between which 95 % of further runs with as many starts measure `{x}` (verdicts do not use them).
 """
 
 
@@ -45,7 +49,14 @@ def documentation() -> str:
 
 
 def _columns(schema: pa.DataFrameSchema) -> list[tuple[str, str]]:
-    return [(name, column.description) for name, column in schema.columns.items()]
+    """The columns with their meanings, without the ends of intervals that `HEAD` explains."""
+    meanings = {name: column.description for name, column in schema.columns.items()}
+
+    def is_end(name: str, meaning: str) -> bool:
+        of = re.sub("(_again)?_(low|high)$", "", name)
+        return of != name and (meaning in (meanings.get(of), INTERVAL) or meaning.endswith(ANOTHER_RUN))
+
+    return [(name, meaning) for name, meaning in meanings.items() if not is_end(name, meaning)]
 
 
 def _section(schema: pa.DataFrameSchema, first: Mapping[tuple[str, str], str]) -> str:

@@ -40,8 +40,8 @@ MEASURED, SIMULATED = "measured", "simulated"
 
 SCHEMA = table_schema(
     "cells",
-    "One row per cell, start and repeat. A start that did not end `ok` has one row without a repeat; a cell that"
-    " was not run has one with outcome `missing`.",
+    "One row per cell, start and repeat; one without a repeat for a start that did not end `ok` or a cell that was not"
+    " run.",
     TEXT("cell_id", "`gpu/engine/model/workload/knobs`, the cell's folder below `cells/`"),
     TEXT("study", "name of the study"),
     TEXT("sweeps", "sweeps with this cell, comma-separated"),
@@ -52,30 +52,30 @@ SCHEMA = table_schema(
     TEXT("reason", "why not `ok`, if possible the engine's message"),
     FLAG(
         "comparable",
-        "false if measured with another definition (protocol, workload): shown, not compared",
+        "false if measured with another definition: shown, not compared",
     ),
     INTEGER("start", "start of the engine, from 1"),
     INTEGER(
         "round position",
-        "round of the start, and its place in that round, from 1",
+        "round of the start, and its place in it, from 1",
     ),
     INTEGER("repeat", "timed pass, from 0"),
     INTEGER("num_requests", "requests of the repeat"),
-    INTEGER("prompt_tokens output_tokens", "all tokens of the repeat, counted by the engine"),
+    INTEGER("prompt_tokens output_tokens", "tokens of the repeat"),
     NUMBER("wall_s", "from the submission of the first request to the end of the last"),
     NUMBER(
         "output_tokens_per_s total_tokens_per_s requests_per_s",
-        "over `wall_s`; total tokens include prompts",
+        "over `wall_s`; total includes prompts",
     ),
     NUMBER(
         "steady_output_tokens_per_s",
         "output rate while the engine is full: from the first tokens of the allowed number of sequences "
-        "until fewer requests remain; null if it is never full",
+        "until fewer requests remain",
     ),
     NUMBER("steady_s", "duration of that time"),
     NUMBER(
         "drain_share",
-        "share of `wall_s` after that time",
+        "share of `wall_s` after it",
     ),
     NUMBER(
         "ttft_s_p50 ttft_s_p90 ttft_s_p99",
@@ -86,7 +86,7 @@ SCHEMA = table_schema(
         "its parts, before and after the request was first scheduled",
     ),
     NUMBER("tpot_s_p50 tpot_s_p99", "mean time per output token after the first, per request"),
-    NUMBER("e2e_s_p50 e2e_s_p99", "time to the last token, from the same moment"),
+    NUMBER("e2e_s_p50 e2e_s_p99", "time to the last token"),
     NUMBER(
         "queue_s_mean prefill_s_mean decode_s_mean",
         "mean times until scheduled, then to the first token, then to the last",
@@ -101,11 +101,11 @@ SCHEMA = table_schema(
     INTEGER("preemptions", "requests that lost their blocks and were recomputed"),
     INTEGER(
         "recomputed_tokens",
-        "tokens computed again after preemption; null if vLLM does not count them (without a prefix cache)",
+        "tokens computed again after preemption; null without a prefix cache",
     ),
     NUMBER(
         "draft_tokens accepted_draft_tokens",
-        "tokens drafted and accepted in speculative decoding",
+        "tokens drafted and accepted",
     ),
     NUMBER("draft_acceptance_rate", "accepted over drafted tokens"),
     NUMBER("tokens_per_draft_mean", "accepted tokens plus one, per sequence and step with a draft"),
@@ -119,19 +119,19 @@ SCHEMA = table_schema(
     INTEGER("requests_with_prefix_hits", "requests with a hit"),
     NUMBER(
         "estimated_read_bytes estimated_write_bytes estimated_flops",
-        "the engine's own estimate of its work, per device",
+        "the engine's own estimate, per device",
     ),
     NUMBER(
         "block_size_effective num_gpu_blocks kv_cache_tokens max_concurrency",
-        "effective tokens per block, blocks, tokens in the cache, full-length requests that fit",
+        "tokens per block, blocks, tokens in the cache, full-length requests that fit",
     ),
     INTEGER("max_num_seqs_effective max_num_batched_tokens_effective max_model_len_effective", "effective values"),
     INTEGER("max_cudagraph_capture_size", "effective: tokens of the largest step with CUDA graphs"),
-    TEXT("cudagraph_mode", "effective; `FULL_AND_PIECEWISE`: one graph per step without prompts"),
+    TEXT("cudagraph_mode", "effective"),
     TEXT("attention_backend", "named by the engine"),
     TEXT(
         "not_as_asked",
-        "settings that the engine silently replaced, e.g. `attention_backend CPU_ATTN, not FLASH_ATTN`",
+        "settings that the engine silently replaced",
     ),
     TEXT("effective", "all effective settings, a JSON object"),
     NUMBER(
@@ -140,32 +140,30 @@ SCHEMA = table_schema(
     ),
     NUMBER(
         "memory_used_bytes_max memory_used_bytes_mean",
-        "of the first GPU during the repeat (CPU: resident memory of the engine's processes)",
+        "of the first GPU (CPU: resident memory of the engine's processes)",
     ),
     NUMBER("utilization_pct_mean", "of the device (CPU: of all its cores)"),
     NUMBER(
         "power_w_mean energy_j",
-        "all GPUs of the cell, by the energy counter, else by sampled power; null if samples cover less "
-        "than 80 % of the repeat",
+        "all GPUs of the cell, by the energy counter, else by sampled power",
     ),
     NUMBER("energy_j_per_output_token", "`energy_j / output_tokens`"),
     NUMBER("trace_gap_s_max", "longest time between two samples"),
-    NUMBER("sm_clock_mhz_median sm_clock_mhz_min", "multiprocessor clock in the samples of all GPUs"),
+    NUMBER("sm_clock_mhz_median sm_clock_mhz_min", "multiprocessor clock, all GPUs"),
     TEXT("throttle_reasons", "of all GPUs of the cell, comma-separated"),
     NUMBER("power_cap_share", "share of samples in which the power limit lowered the clocks"),
     NUMBER(
         "kv_tokens_live_mean",
-        "tokens of live requests in the cache, mean over time; whole blocks of a shared prefix count "
-        "once ([how](fragmentation.md))",
+        "tokens of live requests in the cache, mean over time ([how](fragmentation.md))",
     ),
     NUMBER("kv_slots_reserved_mean", "token slots reserved for them, mean over time"),
     NUMBER(
         "kv_bytes_used_mean",
-        "`kv_tokens_live_mean` in bytes on all devices, with a draft model and copies on tensor ranks",
+        "`kv_tokens_live_mean` in bytes on all devices",
     ),
     NUMBER(
         "kv_bytes_reserved_mean kv_bytes_reserved_peak",
-        "bytes reserved for keys and values, counted alike; a pool of blocks counts whole",
+        "bytes reserved for keys and values; a pool of blocks counts whole",
     ),
     NUMBER(
         "torch_memory_bytes_max",
@@ -182,30 +180,30 @@ SCHEMA = table_schema(
     NUMBER("start_s warmup_s measure_s", "time of the cell's phases"),
     FLAG(
         "graphs_from_cache",
-        "start: compiled graphs all loaded from vLLM's cache; false: compiled; null: not in the log",
+        "start: compiled graphs all loaded from vLLM's cache",
     ),
     NUMBER("compile_s", "start: compiling or loading graphs, by the log"),
     INTEGER("warmup_requests warmup_passes", "requests per pass, and passes"),
     FLAG("warmup_steady", "the last two passes agree within 5 %"),
     NUMBER(
         "experts_touched_share",
-        "share of a layer's experts that a decode step of a full batch used in the first warm-up pass, "
-        "mean over steps and layers; `hf-static` only",
+        "share of a layer's experts that a decode step of a full batch used, mean over steps and layers; "
+        "`hf-static` only",
     ),
     INTEGER("experts_touched_tokens", "tokens of each of these steps"),
     TEXT("started_at", "start of the repeat, UTC"),
     NUMBER("idle_before_s", "time since the previous start on this device ended"),
-    TEXT("boot_id", "Linux's id of the host's current boot"),
-    TEXT("planned_starts", "the study's `starts` at that time, e.g. `2, or up to 8`"),
+    TEXT("boot_id", "Linux's id of the boot"),
+    TEXT("planned_starts", "the study's `starts` at that time"),
     TEXT("host device_name device_uuid engine_version git_commit protocol lock_sha256", "provenance"),
     TEXT(
         "processor",
-        "CPU name, vendor, family, model, instruction sets; other processors are not compared",
+        "CPU name, vendor, family, model, instruction sets",
     ),
     TEXT("dtype", "type in which the model was computed"),
     TEXT(
         "source",
-        "`measured`, `imported` ([importing.md](importing.md)) or `simulated` (a test's pretended GPU)",
+        "`measured`, `imported` ([importing.md](importing.md)) or `simulated`",
     ),
     knobs=True,
 )

@@ -42,8 +42,7 @@ SCHEMA = table_schema(
     ),
     TEXT(
         "evidence",
-        "sentences with numbers and their source (`[measured here]`, `[computed from a formula]`, "
-        "`[published]`, ...); deciding ones first",
+        "sentences with numbers and their source, such as `[measured here]`; deciding ones first",
     ),
     TEXT("evidence_sources", "the labels in `evidence`"),
     TEXT(

@@ -52,12 +52,11 @@ _LABELS = {"datasheet": "data sheet", "measured": "device as measured"}
 
 SCHEMA = table_schema(
     "limits",
-    "The highest rate that the hardware allows each repeat, and how close the repeat came to it. One "
-    "row per repeat and source of rates ([how](limits.md)).",
+    "The highest rate that the hardware allows: one row per repeat and source of rates ([how](limits.md)).",
     TEXT("cell_id", "as in `cells`"),
     INTEGER("start repeat", "as in `cells`"),
     TEXT("rates", "source of the device's rates: `datasheet` or `measured`"),
-    NUMBER("memory_bandwidth_bytes_per_s flop_per_s", "rates of one device; `flop_per_s` for the model's dtype"),
+    NUMBER("memory_bandwidth_bytes_per_s flop_per_s", "rates of one device"),
     FLAG(
         "weights_fit_cache",
         "all weights fit in the last-level cache, whose rate replaces that of memory",
@@ -108,7 +107,7 @@ SCHEMA = table_schema(
     NUMBER("factor", "measured rate over its ceiling, the higher of output and total tokens"),
     NUMBER(
         "tolerance",
-        "how far `factor` may exceed 1; infinite if other programs disturbed the measurement of the rates",
+        "how far `factor` may exceed 1; infinite if other programs disturbed the measured rates",
     ),
     FLAG("exceeds", "`factor` is above 1 + `tolerance`"),
     TEXT("ceiling_broken", "the rate and the exceeded ceiling"),

@@ -82,8 +82,7 @@ SCHEMA = table_schema(
     TEXT("why", "reason"),
     TEXT(
         "speed_source",
-        "source of the costs of steps: `calibrated` (on this device; without a band if from another "
-        "model, type or number of ranks, or too short), `project file`, `measured rates` or `data sheet`",
+        "source of the costs of steps: `calibrated` (on this device), `project file`, `measured rates` or `data sheet`",
     ),
     TEXT("bound_by", "predicted limit of the running sequences, as in `effects`"),
     NUMBER("running_peak_predicted running_peak_measured", "sequences that run at once"),
@@ -107,17 +106,17 @@ SCHEMA = table_schema(
     ),
     NUMBER(
         "twice_batched_output_tokens_per_s",
-        "predicted with twice the `max_num_batched_tokens`, if steps are full and the GPU waits for its "
-        "host for more than 5 % of the time; without the memory needed",
+        "predicted with twice the `max_num_batched_tokens`, if steps are full and the GPU waits for its host for more "
+        "than 5 % of the time",
     ),
     NUMBER(
         SHARES,
-        "predicted shares of time: reading weights, reading KV, further operations, fixed costs per "
-        "step, layer and sequence, and waiting for launches and arrival",
+        "predicted shares of time: reading weights, reading KV, further operations, fixed costs, and waiting for "
+        "launches and arrival",
     ),
     NUMBER(
         "published",
-        "published tokens/s for this model, device and max-num-seqs, of the study's claims",
+        "published tokens/s for this model, device and max-num-seqs",
     ),
     TEXT("source", "`predicted`"),
 )

@@ -51,10 +51,9 @@ SCHEMA = table_schema(
     INTEGER("prompt_steps", "steps with prompts"),
     NUMBER(
         "device_s",
-        "expected work of the GPU. A decode step counts as the median of the cell's decode steps with as many "
-        "sequences; a step with prompts as that or, if longer, as its operations at "
-        f"{PROMPT_SHARE_OF_RATE:g} of the measured rate. A step of more than {1000 * LONGEST_LAUNCH_S:g} ms counts "
-        "with all of its time",
+        "expected work of the GPU. A decode step counts as the median of those with as many sequences; a step with "
+        f"prompts as that or, if longer, as its operations at {PROMPT_SHARE_OF_RATE:g} of the measured rate. A step of "
+        f"more than {1000 * LONGEST_LAUNCH_S:g} ms counts whole",
     ),
     NUMBER("launch_s", "waiting before and in steps with prompts; slightly negative if none"),
     NUMBER("arrival_s", "waiting in the first two steps, while requests arrive"),
@@ -63,9 +62,8 @@ SCHEMA = table_schema(
     NUMBER("output_tokens_per_device_s", "output tokens over `device_s`"),
     NUMBER(
         "driver_idle_share",
-        "share of time without a running kernel, by the driver's utilization, independent of the other columns; "
-        f"null with fewer than {LEAST_SAMPLES} samples. If much larger than `waiting_share`, the host also limits "
-        "decode steps",
+        f"share of time without a running kernel, by the driver's utilization; null with fewer than {LEAST_SAMPLES} "
+        "samples. If much larger than `waiting_share`, the host also limits decode steps",
     ),
 )
 
