@@ -26,7 +26,7 @@ from workflow_scripts.study.definition import (
 )
 from workflow_scripts.study.gpus_here import unmeasurable
 from workflow_scripts.study.grid import expand as expand_study
-from workflow_scripts.study.calibrations import calibrations_of
+from workflow_scripts.study.calibrations import calibrations_of, check_calibrations
 from workflow_scripts.study.outcome import is_outcome_of
 from workflow_scripts.study.paths import CELL_PATTERN, StudyPaths
 from workflow_scripts.study.progress import may_grow
@@ -46,6 +46,8 @@ try:
     os.environ |= entered_models()  # for the commands of the jobs
     CELLS = {cell.id: cell for cell in expand_study(STUDY)}
     MODELS = resolved_models(STUDY)
+    CALIBRATIONS = calibrations_of(STUDY, CELLS.values())
+    check_calibrations(STUDY, CALIBRATIONS)
     # Of runs that were measured elsewhere: the files that their mapping file names.
     RUN_FILES = list(files_of(Path(config["runs"]))) if "runs" in config else []
 except InputError as e:
@@ -56,7 +58,6 @@ PATHS = StudyPaths(Path(config["results"]), STUDY.name)
 # The modules of this package that predict cells because an engine's description names them.
 NAMED = [place or "" for engine in load_engines().values() for place in (engine.steps_by, engine.capacity_by)]
 PREDICTING = {found[1] for place in NAMED if (found := re.match(r"workflow_scripts\.(.+):", place))}
-CALIBRATIONS = calibrations_of(STUDY, CELLS.values())
 
 # Variables of every command. In the text of the rules they would make a study under another path look like other code.
 COMMAND_ENVIRONMENT = [f"STUDY={quote(str(STUDY_FILE))}", f"RESULTS={quote(str(PATHS.results))}"]
@@ -108,7 +109,7 @@ class Measuring(NamedTuple):
 
 
 # Settings of the study besides its cells that tables and pages read; an edit of them makes these again.
-SETTINGS = STUDY.model_dump_json(include={"question", "equivalence_margin_pct", "slo", "claims"})
+SETTINGS = STUDY.model_dump_json(include={"question", "equivalence_margin_pct", "slo", "claims", "measure"})
 
 GPUS = tuple(dict.fromkeys(cell.gpu for cell in CELLS.values()))
 
@@ -178,7 +179,7 @@ def all_measured(gpu):
 
 def is_complete():
     """Whether all measurements of the study have ended."""
-    at_least = STUDY.starts.at_least
+    at_least = 0 if STUDY.measure else STUDY.starts.at_least
     return all(len(PATHS.outcomes(id)) >= at_least for id in CELLS) and not may_grow(STUDY, PATHS)
 
 
@@ -206,7 +207,11 @@ def runs_to_import():
 
 
 def calibration_records():
-    """Records of the calibrations that `snakemake calibrate` made."""
+    """Records of the calibrations that `snakemake calibrate` made; with `measure` the marks that they were made, because
+    they are made before the first round."""
+    if STUDY.measure:
+        marks = [PATHS.calibrated("+".join(gpus)) for gpus in MEASURING.calibrated]
+        return marks or sorted(PATHS.calibrated("any").parent.glob("*.done"))
     records = (PATHS.calibration(name) for name in CALIBRATIONS)
     return [record for record in records if record.exists()]
 

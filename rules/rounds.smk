@@ -46,7 +46,9 @@ def ended():
 
 
 def is_measured(cell):
-    """Whether a cell has as many starts as every cell gets."""
+    """Whether a cell has as many starts as every cell gets; with `measure`, whether its device has measured any."""
+    if STUDY.measure:
+        return any(starts for id, starts in ended().items() if CELLS[id].gpu == CELLS[cell].gpu)
     return len(ended()[cell]) >= STUDY.starts.at_least
 
 
@@ -160,12 +162,14 @@ onstart:
             write_batch(PATHS.batch(batch.gpu, batch.key), batch)
 
 
-if STUDY.starts.is_adaptive and not PARTIAL:
+if STUDY.is_adaptive and not PARTIAL:
 
     checkpoint next_round:
-        """Decide after a round which cells the next one measures again, or that measuring has ended."""
+        """Decide which cells the next round measures, or that measuring has ended."""
         input:
             needed_by_decision,
+            # Nothing is known before the first round but what is predicted.
+            plan=[PATHS.plan / "plan.parquet"] if STUDY.measure else [],
             devices=lambda wildcards: device_records(),
         output:
             PATHS.round_plan("{round}"),
@@ -182,10 +186,12 @@ if STUDY.starts.is_adaptive and not PARTIAL:
             batches=lambda wildcards, input: [Path(one).with_suffix(".json") for one in input if one.endswith(".done")],
             first=lambda wildcards: "--first" if int(wildcards.round) == MEASURING.decided else "",
             devices=PATHS.device("any").parent,
+            plan=lambda wildcards, input: [f"--plan {quote(str(path))}" for path in input.plan],
             # A separate folder, because other jobs write the tables of the report.
             folder=PATHS.round_plan("").parent,
         shell:
-            "(for gpu in {params.gpus}; do"
+            "(mkdir -p {params.cells};"
+            " for gpu in {params.gpus}; do"
             " python -m workflow_scripts parse-cells --cells {params.cells} --gpu $gpu --processes {threads}"
             " --out {params.folder}/parsed/$gpu;"
             " done;"
@@ -193,5 +199,5 @@ if STUDY.starts.is_adaptive and not PARTIAL:
             " --out {params.folder}/cells.parquet;"
             " python -m workflow_scripts next-round --study $STUDY --results $RESULTS --number {wildcards.round}"
             " --gpus {params.gpus} --cells {params.folder}/cells.parquet --parsed {params.folder}/parsed"
-            " --devices {params.devices} --batches {params.batches} {params.first} --out {output})"
+            " --devices {params.devices} --batches {params.batches} {params.first} {params.plan} --out {output})"
             " > {log} 2>&1"

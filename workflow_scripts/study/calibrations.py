@@ -6,7 +6,7 @@ a `CalibrationRecord`; `predict.step_fit` fits the costs of steps to it. docs/pl
 """
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -20,11 +20,11 @@ from workflow_scripts.device.device_rates import DeviceRates
 from workflow_scripts.device.device_record import Device, LoadByOthers
 from workflow_scripts.engines.block_sizes import why_block_size_is_refused
 from workflow_scripts.engines.knobs import Knobs
-from workflow_scripts.engines.registry import get_engine
+from workflow_scripts.engines.registry import get_engine, load_engines
 from workflow_scripts.physics.model_facts import ModelFacts
 from workflow_scripts.study.grid import Cell
 from workflow_scripts.study.outcome import Effective
-from workflow_scripts.study.study import Study
+from workflow_scripts.study.study import Study, StudyError
 from workflow_scripts.workloads.arrivals import Load
 from workflow_scripts.workloads.workload_kinds import SyntheticWorkload, Workload
 
@@ -169,6 +169,17 @@ def calibrations_of(study: Study, cells: Iterable[Cell]) -> dict[str, Calibratio
         if get_engine(cell.engine).steps_by and cell.knobs.ranks == 1 and not cell.knobs.drafts and not answers_decide:
             groups.setdefault(calibration_name(cell), []).append(cell)
     return {name: calibration_of(study, group) for name, group in groups.items()}
+
+
+def check_calibrations(study: Study, calibrations: Collection[str]) -> None:
+    """Raises StudyError if a study would measure only what matters, but nothing of it is calibrated: then there are no
+    predictions to choose by."""
+    if study.measure and not calibrations:
+        able = ", ".join(sorted(name for name, engine in load_engines().items() if engine.steps_by))
+        raise StudyError(
+            f"study {study.name!r}: measure: none of its cells is calibrated, so none is predicted; allowed: at least"
+            f" one cell of {able} on one device, without drafts and users. Without `measure`, every cell is measured"
+        )
 
 
 def calibration_of(study: Study, group: Sequence[Cell]) -> Calibration:

@@ -1,7 +1,7 @@
 """The status of every start of every cell of a study, from their files."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -12,6 +12,9 @@ from workflow_scripts.study.outcome import is_of, never_ran
 from workflow_scripts.study.paths import ENGINE_LOG, RAW, StudyPaths
 from workflow_scripts.study.progress import Progress, Run, progress_of
 from workflow_scripts.study.study import Study
+
+# The state of a cell that a study with `measure` has not measured.
+PREDICTED = "predicted"
 
 
 @dataclass(frozen=True)
@@ -31,13 +34,17 @@ class CellStatus:
 
 
 def status_of_starts(study: Study, paths: StudyPaths) -> dict[Cell, list[CellStatus]]:
-    """The starts that the study asks for and those tried beyond, by number, for every cell of the grid in its order."""
+    """The starts that the study asks for and those tried beyond, by number, for every cell of the grid in its order. A
+    cell that a study with `measure` has not started has one that is `predicted`."""
     definitions = definitions_sha256(study)
     found = {}
     for cell in expand(study):
         asked = study.starts.at_least
         numbers = [*range(1, asked + 1), *paths.tried_beyond(cell, asked)]
-        found[cell] = [_status_of_start(study, cell, paths, definitions[cell.id], start) for start in numbers]
+        starts = [_status_of_start(study, cell, paths, definitions[cell.id], start) for start in numbers]
+        if study.measure and all(one.state == "missing" and one.log is None for one in starts):
+            starts = [replace(starts[0], state=PREDICTED)]
+        found[cell] = starts
     return found
 
 

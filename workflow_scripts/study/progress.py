@@ -130,8 +130,8 @@ def _length(seconds: float) -> str:
 
 def may_grow(study: Study, paths: StudyPaths) -> bool:
     """Whether further rounds may follow, depending on what is measured."""
-    plan = last_plan(paths) if study.starts.is_adaptive else None
-    return study.starts.is_adaptive and (plan is None or not plan.ended)
+    plan = last_plan(paths) if study.is_adaptive else None
+    return study.is_adaptive and (plan is None or not plan.ended)
 
 
 def progress_of(study: Study, paths: StudyPaths, runs: Runs, now_s: float) -> Progress:
@@ -141,7 +141,8 @@ def progress_of(study: Study, paths: StudyPaths, runs: Runs, now_s: float) -> Pr
     if grows and (plan := last_plan(paths)):
         by_id = {cell.id: ended for cell, ended in runs.items()}
         of_plan.update(one.cell for one in plan.starts if one.cell in by_id and one.start not in by_id[one.cell])
-    missing = {cell: max(study.starts.at_least - len(ended), of_plan[cell.id], 0) for cell, ended in runs.items()}
+    every = 0 if study.measure else study.starts.at_least
+    missing = {cell: max(every - len(ended), of_plan[cell.id], 0) for cell, ended in runs.items()}
     ended = sum(map(len, runs.values()))
     running = sorted(_running(paths, runs, study.cell_time_limit_s, now_s), key=lambda one: one.for_s)
     ends = [run.ended_s for of_cell in runs.values() for run in of_cell.values()]

@@ -74,13 +74,28 @@ class OpenComparison(Record):
     given_up: str | None = None
 
 
+class OpenQuestion(Record):
+    """A question of a study with `measure` that is not answered. `answer`: the likeliest one; `probability`: of it."""
+
+    kind: str
+    place: str
+    subject: str
+    answer: str
+    probability: float
+
+    def in_words(self) -> str:
+        """The question with its likeliest answer."""
+        return f"{self.kind}, {self.place}: {self.subject}: {self.answer} (probability {self.probability:.2f})"
+
+
 class RoundPlan(Record):
     """What was decided after a round: the starts of the next one, in their order, or why measuring `ended`.
 
     `undecided` comparisons are measured again, those that are `not_decidable` are not; `decided` is the number of the
     others. `spent_s`: device seconds that all starts took; `left_s`: those that the undecided comparisons will take.
     `failed`: cells that have no outcome of a start that was due, and are not measured again by this call. `known`: a
-    hash of all that the decision depends on.
+    hash of all that the decision depends on. `asked`: how many questions a study with `measure` has, of which
+    `questions` are open; its `left_s` are the device seconds of the starts that are known to follow.
     """
 
     round: int
@@ -93,13 +108,21 @@ class RoundPlan(Record):
     ended: str | None
     failed: tuple[str, ...] = ()
     known: str
+    asked: int | None = None
+    questions: tuple[OpenQuestion, ...] = ()
 
     def in_words(self) -> str:
-        """How far the comparisons are, and what is measured next or why measuring ended."""
+        """How far the comparisons or questions are, and what is measured next or why measuring ended."""
         opens = len(self.undecided) + len(self.not_decidable)
         decided = f"After round {self.round - 1}: {self.decided} of {self.decided + opens} comparisons decided"
+        if self.asked is not None:
+            answered = self.asked - len(self.questions)
+            decided = f"After round {self.round - 1}: {answered} of {self.asked} questions answered"
         if self.ended:
             return f"{decided}; {self.ended}. All starts took {_hours(self.spent_s)} of device time"
+        if self.asked is not None:
+            due = f"the starts due so far take about {_hours(self.left_s)} of device time"
+            return f"{decided}; round {self.round} measures {len(self.starts)} cells, and {due}"
         return (
             f"{decided}; round {self.round} measures {len(self.starts)} cells again, and what is not decided takes"
             f" about {_hours(self.left_s)} of device time"

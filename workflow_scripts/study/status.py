@@ -6,7 +6,8 @@ says how far an unfinished study is, counts cells by GPU, engine, model and work
 that is not `ok`, with the reason in one line and the path of its log; those with the same reason are grouped. A cell
 counts in the state of its first start that is not `ok`; a start beyond those that every cell gets counts only if it has
 ended. Cells that have not ended are `missing`; those of an older protocol or another definition are `outdated`;
-`snakemake` measures both again. If undecided comparisons may get further starts, they are listed last.
+`snakemake` measures both again. In a study with `measure`, cells that were not started are `predicted`. Undecided
+comparisons and open questions are listed last.
 
 `--watch` shows the progress and the counts again and again until all cells have ended; Ctrl-C ends it.
 """
@@ -25,17 +26,17 @@ from rich.table import Table
 from rich.text import Text
 
 from workflow_scripts.common.command import RESULTS, STUDY, command, option, positive
-from workflow_scripts.study.cell_status import CellStatus, progress, status_of_cell, status_of_starts
+from workflow_scripts.study.cell_status import PREDICTED, CellStatus, progress, status_of_cell, status_of_starts
 from workflow_scripts.study.outcome import Verdict
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.rounds import last_plan
 from workflow_scripts.study.study import Study
 from workflow_scripts.study.study_file import load_study
 
-STATES = (*get_args(Verdict), "outdated", "missing")
+STATES = (*get_args(Verdict), "outdated", "missing", PREDICTED)
 # Seconds between two updates of `--watch`, which spends at most this share of its time on them.
 WATCH_S, WATCH_SHARE = 5, 0.1
-_STYLES = {"ok": "green", "infeasible": "yellow", "missing": "dim", "outdated": "cyan"}
+_STYLES = {"ok": "green", "infeasible": "yellow", "missing": "dim", PREDICTED: "dim", "outdated": "cyan"}
 
 
 def counts(statuses: Iterable[CellStatus]) -> Table:
@@ -86,11 +87,11 @@ def _kept_apart(how: str, named: Iterable[tuple[str | None, CellStatus]]) -> Ite
 
 
 def rounds(study: Study, paths: StudyPaths) -> Iterator[str]:
-    """How many comparisons of a study with further starts are decided, and what the open ones would take."""
-    plan = last_plan(paths) if study.starts.is_adaptive else None
+    """How many comparisons or questions are decided, and those that are open with what they would take."""
+    plan = last_plan(paths) if study.is_adaptive else None
     if plan is None:
         return
-    hours = study.starts.device_hours
+    hours = study.device_hours
     left = "" if hours is None or plan.ended else f"; {hours - plan.spent_s / 3600:.2g} of {hours:g} hours are left"
     yield plan.in_words() + left
     opened = sorted([*plan.undecided, *plan.not_decidable], key=lambda one: one.given_up or "")
@@ -99,6 +100,8 @@ def rounds(study: Study, paths: StudyPaths) -> Iterator[str]:
         for one in alike:
             count = one.further_starts or "an unknown number of"
             yield f"    {one.knob}: {count} further starts of each  {'  '.join(one.cells)}"
+    for question in plan.questions:
+        yield f"Open: {question.in_words()}"
 
 
 def _watch(study: Study, paths: StudyPaths, every_s: float) -> None:

@@ -162,6 +162,22 @@ class Starts(StrictRecord):
 ONE_START = Starts(at_least=1, at_most=1)
 
 
+class Measure(StrictRecord):
+    """Measure only cells that can change an answer, after a calibration of every device; the others are predicted."""
+
+    decide: Annotated[
+        list[Literal["recommendation", "knobs", "devices", "memory"]],
+        Field(min_length=1, description="which questions are to be answered"),
+    ] = ["recommendation", "knobs", "devices", "memory"]
+    device_hours: Annotated[
+        float | None, Field(gt=0, description="time on all devices after which no further round begins")
+    ] = None
+    check_pct: Annotated[
+        float,
+        Field(gt=0, le=100, description="share of the feasible cells that are measured only to check predictions"),
+    ] = 10.0
+
+
 class Study(StrictRecord):
     """The file under config/studies/; its grid is the union of its sweeps."""
 
@@ -178,6 +194,13 @@ class Study(StrictRecord):
             " measured"
         ),
     ] = ONE_START
+    measure: Annotated[
+        Measure | None,
+        Field(
+            description="measure only cells that can change an answer; if left out, every cell is measured",
+            exclude_if=lambda value: value is None,
+        ),
+    ] = None
     cell_time_limit_s: Annotated[float, Field(gt=0, description="a cell that runs longer ends as `timeout`")] = 1800
     equivalence_margin_pct: Annotated[float, Field(gt=0, le=50, description="within this margin, a knob is `flat`")] = (
         2.0
@@ -198,6 +221,22 @@ class Study(StrictRecord):
         dict[str, dict[str, Any]], Field(description="engine -> knobs that all sweeps of that engine share")
     ] = {}
     sweeps: Annotated[list[Sweep], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _one_budget(self) -> "Study":
+        if self.measure and self.measure.device_hours and self.starts.device_hours:
+            raise ValueError("device_hours: give measure.device_hours or starts.device_hours, not both")
+        return self
+
+    @property
+    def device_hours(self) -> float | None:
+        """Time on all devices after which no further round begins; None if there is no limit."""
+        return (self.measure or self.starts).device_hours or self.starts.device_hours
+
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether what is measured depends on what was measured before."""
+        return self.measure is not None or self.starts.is_adaptive
 
     @model_validator(mode="after")
     def _known_names(self) -> "Study":

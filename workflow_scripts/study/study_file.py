@@ -17,6 +17,7 @@ from workflow_scripts.common.command import command, option
 from workflow_scripts.common.yaml_file import read_yaml
 from workflow_scripts.study.gpus_here import unmeasurable
 from workflow_scripts.study.grid import expand
+from workflow_scripts.study.calibrations import calibrations_of, check_calibrations
 from workflow_scripts.study.own_models import enter_models
 from workflow_scripts.study.study import Study, StudyError, study_of
 from workflow_scripts.workloads.workload_kinds import FileWorkload, ShareGptWorkload
@@ -71,6 +72,7 @@ def main(args: Namespace) -> None:
     """Check a study file and count its cells."""
     study = load_study(args.study)
     cells = expand(study)
+    check_calibrations(study, calibrations_of(study, cells))
     print(f"{args.study}: {len(cells)} cells on {', '.join(sorted({c.gpu for c in cells}))}")
     for note in filter(None, [*check_files(study), unmeasurable(study, cells)]):
         print(f"note: {note}")

@@ -28,9 +28,9 @@ HOUR = 3600.0
 class Called:
     """A study on two GPU types, some cells of which have ended."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, **changes: object) -> None:
         knobs = {"max_num_seqs": [1, 2], "tensor_parallel_size": [1, 2]}
-        settings = {"starts": {"at_least": 2, "at_most": 4}, "workloads": {"chat": fixed()}}
+        settings = {"starts": {"at_least": 2, "at_most": 4}, "workloads": {"chat": fixed()}} | changes
         self.file = write_study(folder, {"gpu": ["h200", "l40s"], "knobs": knobs}, name="called", **settings)
         self.study = load_study(self.file)
         self.paths = StudyPaths(folder / "results", "called")
@@ -101,6 +101,22 @@ def test_a_decision_holds_for_the_devices_that_its_call_could_measure(called):
     called.end(*called.on("l40s"), start=3)
     called.decide(4, ["l40s"])
     assert called.pending("h200") == called.pending("l40s") == Pending([], None)
+
+
+def test_with_measure_nothing_is_known_in_advance_but_the_rest_of_an_interrupted_round(tmp_path):
+    called = Called(tmp_path, measure={}, starts={"at_least": 2, "at_most": 2})
+    first, second, *_ = called.on("h200")
+    assert called.pending("h200") == Pending([], 1)
+    called.end(first)
+    # One start of a cell, and none of the others: what is due is decided with the choice of further cells.
+    assert called.pending("h200") == Pending([], 2)
+    called.decide(1, ["h200"], starts=[[first, 1], [second, 1]], ended=None)
+    rest = pending(called.study, called.paths, ended_starts(called.definitions, called.paths), called.on("h200"), 60.0)
+    assert rest == Pending([Round(1, (CellStart(second, 1),), (first,))], 2)
+    called.decide(2, ["h200"])
+    assert called.pending("h200") == Pending([], None)
+    hours = Called(tmp_path, measure={"device_hours": 1}, starts={"at_least": 2, "at_most": 2})
+    assert hours.pending("h200") == Pending([], 2)
 
 
 def test_places_in_a_round_are_counted_for_each_gpu_type(called):

@@ -145,3 +145,25 @@ def test_a_round_that_was_decided_on_counts_and_more_may_follow(tmp_path):
     assert list(of(seen).in_words())[-1].endswith("; further rounds may follow.")
     plan.model_copy(update={"round": 4, "starts": (), "ended": "all is said"}).write(seen.paths.round_plan(4))
     assert of(seen).is_complete
+
+
+def test_a_study_that_measures_only_what_matters_wants_what_its_rounds_have_decided(tmp_path):
+    seen = Seen(tmp_path, starts={"at_least": 2, "at_most": 2}, measure={})
+    assert (of(seen).ended, of(seen).wanted, of(seen).may_grow) == (0, 0, True)
+    first, second, *_ = seen.cells
+    plan = RoundPlan(
+        round=1,
+        starts=(CellStart(first, 1), CellStart(second, 1)),
+        undecided=(),
+        not_decidable=(),
+        decided=0,
+        spent_s=0,
+        left_s=0,
+        ended=None,
+        known="",
+    )
+    plan.write(seen.paths.round_plan(1))
+    seen.end(first, "ok", phases_s=TOOK, ended_s=NOW - 5)
+    assert (of(seen).ended, of(seen).wanted) == (1, 2)
+    plan.model_copy(update={"round": 2, "starts": (), "ended": "all is said"}).write(seen.paths.round_plan(2))
+    assert of(seen).is_complete

@@ -14,7 +14,7 @@ from workflow_scripts.study.cell_status import status_of_starts
 from workflow_scripts.study.definition import cell_definition, resolved_models
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.paths import PARTIAL, StudyPaths
-from workflow_scripts.study.rounds import CellStart, OpenComparison, RoundPlan
+from workflow_scripts.study.rounds import CellStart, OpenComparison, OpenQuestion, RoundPlan
 from workflow_scripts.study.status import main
 from workflow_scripts.study.study_file import load_study
 
@@ -143,6 +143,34 @@ def test_a_further_start_that_failed_is_shown_and_leaves_its_cell_ok(tmp_path, c
     lines = seen.printed(capsys).splitlines()
     assert lines[-2:] == ["missing: killed by signal 9", f"    {tried} start 3  {log}"]
     assert lines[-3].split() == ["all", "1", "11"]
+
+
+def test_cells_that_a_study_need_not_measure_are_predicted_and_open_questions_are_listed(tmp_path, capsys):
+    seen = Seen(tmp_path, measure={"device_hours": 1})
+    seen.end(cell("h200", 8), "ok")
+    seen.paths.log(cell("h200", 16)).parent.mkdir(parents=True)
+    seen.paths.log(cell("h200", 16)).write_text("killed by signal 9\n")
+    question = OpenQuestion(kind="knobs", place="h200, vllm", subject="block_size", answer="flat", probability=0.8125)
+    plan = RoundPlan(
+        round=2,
+        starts=(CellStart(cell("h200", 16), 1),),
+        undecided=(),
+        not_decidable=(),
+        decided=0,
+        spent_s=900,
+        left_s=360,
+        ended=None,
+        known="",
+        asked=5,
+        questions=(question,),
+    )
+    plan.write(seen.paths.round_plan(2))
+    printed = seen.printed(capsys)
+    (heading,) = (line.split() for line in printed.splitlines() if line.startswith("GPU "))
+    (totals,) = (line.split() for line in printed.splitlines() if line.startswith("all "))
+    assert dict(zip(heading[4:], totals[1:], strict=True)) == {"ok": "1", "missing": "1", "predicted": "10"}
+    for number in ("4 of 5", "1 cells", "0.1 h", "0.75 of 1", "block_size: flat (probability 0.81)"):
+        assert number in printed
 
 
 def test_what_is_not_decided_is_shown_with_what_it_would_take(tmp_path, capsys):

@@ -69,6 +69,46 @@ def test_contradictory_counts_and_an_empty_budget_are_refused(tmp_path, starts, 
     assert f"{path}: {said}" in refusal(path)
 
 
+def test_what_is_measured_may_depend_on_what_it_decides(tmp_path):
+    assert load_study(written(tmp_path)).measure is None
+    study = load_study(written(tmp_path, measure={}, starts={"at_least": 2, "at_most": 2}))
+    assert study.measure.model_dump() == {
+        "decide": ["recommendation", "knobs", "devices", "memory"],
+        "device_hours": None,
+        "check_pct": 10.0,
+    }
+    assert (study.is_adaptive, study.starts.is_adaptive, study.device_hours) == (True, False, None)
+    for hours in ({"measure": {"device_hours": 2}}, {"measure": {}, "starts": STARTS}):
+        assert load_study(written(tmp_path, **hours)).device_hours == 2
+
+
+STARTS = {"at_least": 2, "at_most": 4, "device_hours": 2}
+
+
+@pytest.mark.parametrize(
+    ("changes", "place", "words"),
+    [
+        ({"measure": {"decide": ["latency"]}}, "measure.decide.0: ", ["recommendation", "memory", "latency"]),
+        ({"measure": {"decide": []}}, "measure.decide: ", []),
+        ({"measure": {"check_pct": 0}}, "measure.check_pct: ", ["0"]),
+        ({"measure": {"hours": 2}}, "measure.hours: ", ["decide", "device_hours", "check_pct"]),
+        ({"measure": {"device_hours": 2}, "starts": STARTS}, "", ["measure.device_hours", "starts.device_hours"]),
+    ],
+)
+def test_contradictions_in_what_is_measured_are_refused(tmp_path, changes, place, words):
+    path = written(tmp_path, **changes)
+    (line,) = refusal(path).splitlines()
+    assert line.startswith(f"{path}: {place}")
+    assert [word for word in words if word not in line] == []
+
+
+def test_a_study_of_which_nothing_is_calibrated_must_measure_every_cell(tmp_path, capsys):
+    server = sweep(engine="vllm-serve", knobs={"block_size": 32, "users": [1, 4]})
+    assert main([str(written(tmp_path, sweeps=server))]) == 0
+    assert main([str(written(tmp_path, sweeps=server, measure={}))]) == 2
+    assert "'good': measure: none of its cells is calibrated" in capsys.readouterr().err
+
+
 def test_a_good_study_is_the_union_of_its_cross_products(tmp_path):
     again = {**GOOD["sweeps"][0], "name": "b", "knobs": {"block_size": 32, "max_num_seqs": [4, 8]}}
     cells = expand(load_study(written(tmp_path, sweeps=[*GOOD["sweeps"], again])))

@@ -143,9 +143,9 @@ def provenance(report: Report) -> Iterator[Block]:
 def rounds(report: Report) -> Iterator[Block]:
     """Why measuring ended and what is not decided, in a study whose number of starts depends on its results."""
     plan = last_plan(StudyPaths(report.cells.parent.parent, report.study.name))
-    if plan is None or not report.study.starts.is_adaptive:
+    if plan is None or not report.study.is_adaptive:
         return
-    is_open = plan.undecided or plan.not_decidable
+    is_open = plan.questions if plan.asked is not None else plan.undecided or plan.not_decidable
     yield Findings([Finding("rounds", f"{plan.in_words()}.", "bad" if is_open else "good")])
     rows = [
         [

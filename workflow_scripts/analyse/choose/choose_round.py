@@ -1,0 +1,82 @@
+"""Which cells a round starts in a study with `measure`: those that may change an answer, and those that check it."""
+
+from collections.abc import Collection, Mapping
+
+import pandas as pd
+
+from workflow_scripts.analyse.choose.choose_cells import ALL_ANSWERED, choose
+from workflow_scripts.analyse.choose.estimates import Estimates, check_cells, estimate
+from workflow_scripts.analyse.choose.questions import Question, ask
+from workflow_scripts.study.rounds import OpenQuestion, RoundPlan
+from workflow_scripts.study.study import Measure, Study
+
+# Why comparisons are given up, and why measuring ends.
+NOT_ASKED = "every question is answered without it"
+HOURS_SPENT = "the device hours are spent"
+
+
+def estimates_and_questions(
+    study: Study, measure: Measure, plan: pd.DataFrame, cells: pd.DataFrame
+) -> tuple[Estimates, tuple[Question, ...], tuple[str, ...]]:
+    """What is estimated of every cell, what this answers, and the ids of the cells that check it. `measure` is the
+    study's field of that name; `plan` has all predictions, and `cells` is the cells table without simulated rows."""
+    plan = plan[plan["cell_id"].isin(cells["cell_id"])]
+    check = check_cells(plan, measure.check_pct, study.name)
+    estimates = estimate(plan, cells, check)
+    bound_s = study.slo.tpot_s if study.slo else None
+    return estimates, ask(estimates, plan, cells, study.equivalence_margin_pct, measure.decide, bound_s), check
+
+
+def choose_round(
+    further: RoundPlan,
+    study: Study,
+    measure: Measure,
+    plan: pd.DataFrame,
+    cells: pd.DataFrame,
+    starts: Mapping[str, Collection[int]],
+    budget_s: float,
+) -> tuple[RoundPlan, set[str]]:
+    """The decision on a round, and the cells that it starts once.
+
+    Args:
+        further: the decision on further starts of measured cells, which belong to the round while questions are open.
+        study: the study.
+        measure: its field of that name.
+        plan: the prediction of every cell.
+        cells: the cells table.
+        starts: the starts that have ended of each cell that can be measured now.
+        budget_s: device seconds that are left.
+    """
+    estimates, questions, check = estimates_and_questions(study, measure, plan, cells)
+    cost_s, at_least = estimates.table["cost_s"], study.starts.at_least
+    able = [cell for cell in starts if cell in cost_s.index and cell not in further.failed]
+    due = {cell for cell in able if len(starts[cell]) < at_least and (starts[cell] or cell in check)}
+    due_s = sum(float(cost_s[cell]) * (at_least - len(starts[cell])) for cell in due)
+    new = [cell for cell in able if not starts[cell] and cell not in check]
+    choice = choose(estimates, questions, new, max(0.0, budget_s - due_s), at_least)
+    again = {start.cell for start in further.starts}
+    given_up = further.not_decidable
+    if choice.ended == ALL_ANSWERED:
+        again = set()
+        given_up = (*given_up, *(pair.model_copy(update={"given_up": NOT_ASKED}) for pair in further.undecided))
+    chosen = due | again | {*choice.cells} if budget_s > 0 else set()
+    opened = [
+        OpenQuestion(
+            kind=question.kind,
+            place=question.place,
+            subject=question.subject,
+            answer=question.answer,
+            probability=float(question.probability),
+        )
+        for question in questions
+        if not question.is_answered
+    ]
+    changes = {
+        "undecided": further.undecided if again & chosen else (),
+        "not_decidable": given_up,
+        "left_s": further.left_s * bool(again) + due_s + at_least * float(cost_s[[*choice.cells]].sum()),
+        "ended": None if chosen else HOURS_SPENT if budget_s <= 0 else choice.ended,
+        "asked": len(questions),
+        "questions": tuple(opened),
+    }
+    return further.model_copy(update=changes), chosen
