@@ -88,6 +88,12 @@ if any(load_engines()[cell.engine].serves for cell in CELLS.values()):
     TABLE_RULES["latencies"] = TableRule(
         "What each knob does to the latencies of servers.", READS_CELLS | {"serving": table("serving_summary")}
     )
+if STUDY.measure:
+    TABLE_RULES["estimates"] = TableRule(
+        "What is measured and what is predicted of every cell, and which questions are answered.",
+        READS_CELLS | {"plan": PATHS.plan / "plan.parquet"},
+        also={"questions": "questions"},
+    )
 if any(workload.keep_answers for workload in STUDY.workloads.values()):
     TABLE_RULES["answers"] = TableRule(
         "How many requests get the same greedy tokens under two engines or settings.",
@@ -167,7 +173,7 @@ if STUDY.claims:
             " > {log} 2>&1"
 
 
-if STUDY.starts.at_most > 1:
+if STUDY.starts.at_most > 1 and not STUDY.measure:
 
     rule drift:
         """How much the first cell of each round changed until its end."""

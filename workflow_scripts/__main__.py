@@ -58,6 +58,7 @@ GROUPS = {
         "table-recommendations": "analyse.settings.recommend",
         "table-capacity": "analyse.memory.capacity",
         "table-predictions": "analyse.limits.predictions",
+        "table-estimates": "analyse.choose.estimate_tables",
         "table-answers": "analyse.cells.answers",
         "table-claims": "analyse.claims.claims",
         "table-drift": "analyse.cells.drift",

@@ -18,6 +18,7 @@ from workflow_scripts.present.report_tables import MissingError, records
 from workflow_scripts.present.sentences import without_effect
 from workflow_scripts.present.series import means
 from workflow_scripts.present.subjects import device_ratios, other_settings, sequence_limit
+from workflow_scripts.present.subjects.measured_or_predicted import predicted_in_words
 from workflow_scripts.present.subjects.where_measured import NOISY_PCT, host_load
 from workflow_scripts.present.words import DECIDED, explained, span
 from workflow_scripts.study.progress import clock
@@ -169,7 +170,10 @@ def _cells(report: Report) -> Iterator[tuple[str, str]]:
     for outcome in ("infeasible", "timeout", "engine_error", "invalid"):
         if count := outcomes.eq(outcome).sum():
             counted.append(f"{count} {outcome_words(outcome)}")
-    if missing := outcomes.eq("missing").sum():
+    estimates = report.tables.get("estimates")
+    if estimates is not None:
+        counted += predicted_in_words(estimates)
+    elif missing := outcomes.eq("missing").sum():
         counted.append(f"{missing} not run yet")
     if elsewhere.any():
         counted.append(f"{elsewhere.sum()} imported from runs elsewhere")

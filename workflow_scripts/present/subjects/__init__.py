@@ -16,6 +16,7 @@ from workflow_scripts.present.subjects import (
     how_sure,
     kv_block_size,
     latency,
+    measured_or_predicted,
     memory_pressure,
     other_settings,
     over_time,
@@ -34,9 +35,9 @@ from workflow_scripts.present.subjects import (
 
 # The sections of the page, then what it folds at its end.
 _SECTIONS = (
-    *(sequence_limit, device_ratios, hardware_limits, latency, host_waiting, energy, vllm_against_hf, prefix_caching),
-    *(kv_block_size, memory_pressure, other_settings, speculation, answers_compared, predicted_and_measured),
-    *(servers_under_load, how_sure),
+    *(measured_or_predicted, sequence_limit, device_ratios, hardware_limits, latency, host_waiting, energy),
+    *(vllm_against_hf, prefix_caching, kv_block_size, memory_pressure, other_settings, speculation, answers_compared),
+    *(predicted_and_measured, servers_under_load, how_sure),
 )
 _APPENDIX = (
     *(every_cell, settings_to_serve, central_tables, workload_requests, over_time, block_tables_by_step, what_ran),

@@ -1,0 +1,161 @@
+"""Rounds of a study with `measure`, from its first decision to its last."""
+
+import math
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from tests.unit.analyse.synthetic_cells import cell, starts_table
+from tests.unit.made_studies import end_cell, fixed, write_study
+from workflow_scripts.analyse.choose.choose_cells import ALL_ANSWERED
+from workflow_scripts.analyse.choose.choose_round import HOURS_SPENT
+from workflow_scripts.analyse.choose.estimate_tables import main as table_estimates
+from workflow_scripts.analyse.choose.estimates import check_cells
+from workflow_scripts.analyse.settings.decide_round import decide_round
+from workflow_scripts.analyse.tables import write_table
+from workflow_scripts.predict.prediction_record import FIELDS, Band, Prediction
+from workflow_scripts.study.grid import expand
+from workflow_scripts.study.paths import StudyPaths
+from workflow_scripts.study.rounds import RoundPlan
+from workflow_scripts.study.study_file import load_study
+
+SECONDS = 90.0
+MOST_ROUNDS = 30
+
+
+class Grid:
+    """A grid of 18 cells, whose rate grows with max-num-seqs and does not depend on the block size, as predicted."""
+
+    def __init__(self, folder: Path, **changes: object) -> None:
+        knobs = {"block_size": [16, 32, 64], "max_num_seqs": [4, 8, 16, 32, 64, 128]}
+        known = {"equivalence_margin_pct": 10.0, "starts": {"at_least": 2, "at_most": 2}, "measure": {}}
+        workloads = {"chat": fixed()}
+        sweep = {"model": "llama-3.1-8b-instruct", "knobs": knobs}
+        self.file = write_study(folder, sweep, workloads=workloads, **known | changes)
+        self.study = load_study(self.file)
+        self.paths = StudyPaths(folder / "results", "try")
+        self.cells = {one.id: one for one in expand(self.study)}
+        rows = [
+            Prediction(
+                *(one.id, one.gpu, one.engine, one.model, one.workload, one.knobs.slug()),
+                output_tokens_per_s=Band(self.rate(name), self.rate(name) / 1.1, self.rate(name) * 1.1),
+                preemptions=0,
+                cell_s=SECONDS,
+                gpus=1,
+            ).row()
+            for name, one in self.cells.items()
+        ]
+        self.predicted = pd.DataFrame(rows, columns=list(FIELDS))
+        self.check = check_cells(self.predicted, 10, "try")
+
+    def rate(self, cell_id: str) -> float:
+        return 100 * self.cells[cell_id].knobs.max_num_seqs ** 0.8
+
+    def table(self) -> pd.DataFrame:
+        """The cells table: each start has the predicted rate with 0.5 % noise."""
+        rows = []
+        for place, (name, one) in enumerate(self.cells.items()):
+            ended = self.paths.outcomes(one)
+            rates = [self.rate(name) * math.exp(0.005 * (-1) ** (place + start)) for start in ended]
+            state = {} if ended else {"outcome": "missing", "start": None, "round": None}
+            rows.append(cell(one.knobs.set_values(), rates or [math.nan], **state))
+        return starts_table(*rows)
+
+    def decide(self, number: int, before: RoundPlan | None = None, tried: set[str] = frozenset()) -> RoundPlan:
+        table = self.table()
+        return decide_round(self.study, self.paths, table, number, ["h200"], before, tried, self.predicted)
+
+    def measure(self, plan: RoundPlan) -> None:
+        for name, start in plan.starts:
+            end_cell(
+                self.study,
+                self.paths,
+                self.cells[name],
+                start,
+                start={"start": start, "round": plan.round},
+                phases_s={"measure": SECONDS},
+                provenance={"ended_at": "2026-01-01T00:00:00+00:00"},
+            )
+
+    def run(self) -> list[RoundPlan]:
+        """All rounds, until measuring ends."""
+        plans = [self.decide(1)]
+        while not plans[-1].ended and len(plans) < MOST_ROUNDS:
+            self.measure(plans[-1])
+            plans.append(self.decide(len(plans) + 1, plans[-1]))
+        return plans
+
+    def starts(self) -> dict[str, int]:
+        """The number of starts of each cell that was measured."""
+        counts = {name: len(self.paths.outcomes(one)) for name, one in self.cells.items()}
+        return {name: count for name, count in counts.items() if count}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A grid of which everything was measured that its questions need, and the plans of its rounds."""
+    grid = Grid(tmp_path_factory.mktemp("finished"))
+    return grid, grid.run()
+
+
+def test_fewer_cells_are_measured_until_every_question_is_answered(finished):
+    grid, plans = finished
+    assert set(grid.check) <= {start.cell for start in plans[0].starts}
+    assert (plans[-1].ended, plans[-1].starts, plans[-1].questions) == (ALL_ANSWERED, (), ())
+    # One setting to serve with, and what each of two knobs changes.
+    assert {plan.asked for plan in plans} == {3}
+    assert set(grid.starts().values()) == {2}
+    assert set(grid.check) < set(grid.starts())
+    assert len(grid.starts()) < len(grid.cells)
+    # The same again decides the same: nothing is measured by another call.
+    assert grid.decide(len(plans)).ended == ALL_ANSWERED
+
+
+def test_the_tables_say_what_was_measured_and_what_each_question_is_answered_by(tmp_path, finished):
+    grid, _ = finished
+    grid.predicted.to_parquet(tmp_path / "plan.parquet")
+    write_table(grid.table(), tmp_path / "cells.parquet", "cells")
+    named = {"study": grid.file, "plan": tmp_path / "plan.parquet", "cells": tmp_path / "cells.parquet"}
+    named |= {"out": tmp_path / "estimates.parquet", "questions-out": tmp_path / "questions.parquet"}
+    assert table_estimates([str(word) for name, path in named.items() for word in (f"--{name}", path)]) == 0
+    estimates = pd.read_parquet(tmp_path / "estimates.parquet").set_index("cell_id")
+    measured = set(grid.starts())
+    assert set(estimates.index[estimates["measured"].notna()]) == measured
+    assert set(estimates.index[estimates["state"] == "predicted"]) == set(grid.cells) - measured
+    assert set(estimates.index[estimates["state"] == "check"]) == set(grid.check)
+    assert set(estimates.index[estimates["error_pct"].notna()]) == set(grid.check)
+    assert estimates["error_pct"].abs().max() < 5
+    rates = estimates.index.to_series().map(grid.rate)
+    assert estimates["measured"].dropna().to_dict() == pytest.approx(rates[list(measured)].to_dict(), rel=0.006)
+    others = estimates["state"] == "predicted"
+    assert rates[others].between(estimates.loc[others, "low"], estimates.loc[others, "high"]).all()
+    questions = pd.read_parquet(tmp_path / "questions.parquet").set_index(["kind", "subject"])
+    assert questions["is_answered"].all()
+    assert questions.loc[("knobs", "max_num_seqs"), "answer"] == "changes"
+    assert questions.loc[("knobs", "block_size"), "answer"] == "flat"
+    assert grid.cells[questions.loc["recommendation", "answer"].item()].knobs.max_num_seqs == 128
+
+
+def test_measuring_ends_with_the_device_hours_and_says_what_is_open(tmp_path):
+    grid = Grid(tmp_path, measure={"device_hours": 4 * SECONDS / 3600})
+    plans = grid.run()
+    assert (plans[-1].ended, plans[-1].starts) == (HOURS_SPENT, ())
+    assert plans[-1].spent_s >= 4 * SECONDS
+    assert 0 < len(plans[-1].questions) <= plans[-1].asked
+
+
+def test_a_cell_that_failed_is_not_started_again_by_the_same_call(tmp_path):
+    grid = Grid(tmp_path)
+    first = grid.decide(1)
+    lost, *_ = grid.check
+    grid.measure(first.model_copy(update={"starts": tuple(start for start in first.starts if start.cell != lost)}))
+    second = grid.decide(2, first)
+    assert second.failed == (lost,)
+    assert lost not in {start.cell for start in second.starts}
+    assert lost in {start.cell for start in grid.decide(2).starts}  # by another call it is
+
+
+def test_only_the_questions_that_are_named_are_asked(tmp_path):
+    grid = Grid(tmp_path, measure={"decide": ["recommendation"]})
+    assert grid.decide(1).asked == 1

@@ -1,0 +1,81 @@
+"""What was measured and what is predicted stay apart: in the figure, in the counts and in the words."""
+
+import shutil
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+
+from tests.unit.present.conftest import told
+from workflow_scripts.present.first_screen import first_screen
+from workflow_scripts.present.report import Report
+from workflow_scripts.present.report_tables import Tables
+from workflow_scripts.present.subjects.measured_or_predicted import SUBJECT, measured_or_predicted, states
+from workflow_scripts.study.study import Measure
+from workflow_scripts.study.study_file import load_study
+
+OUTPUT = "output_tokens_per_s"
+
+
+@pytest.fixture
+def report(results, tmp_path):
+    """The made-up study, as if every third cell that ran checked the predictions, and every second other one had only
+    been predicted."""
+    folder = tmp_path / "tables"
+    shutil.copytree(results.root / "tables", folder)
+    tables = Tables(folder)
+    rate = tables.measured.groupby("cell_id")[OUTPUT].mean()
+    rows = tables.grid[["cell_id", "gpu", "engine", "model", "workload", "knobs"]]
+    rows = rows[rows["cell_id"].isin(rate.index)].assign(estimated=lambda rows: rows["cell_id"].map(rate))
+    place = np.arange(len(rows))
+    rows["state"] = np.select([place % 3 == 0, place % 3 == 1], ["check", "predicted"], "measured")
+    rows["measured"] = rows["estimated"].where(rows["state"] != "predicted")
+    rows = rows.assign(low=0.8 * rows["estimated"], high=1.25 * rows["estimated"], predicted=rows["estimated"])
+    rows.assign(error_pct=0.0).to_parquet(folder / "estimates.parquet")
+    questions = [["knobs", "here", "block_size", "flat", 0.99, True], ["devices", "here", "a / b", "2", 0.6, False]]
+    columns = ["kind", "place", "subject", "answer", "probability", "is_answered"]
+    pd.DataFrame(questions, columns=columns).to_parquet(folder / "questions.parquet")
+    root = results.root
+    return Report(load_study(results.study), Tables(folder), root, root / "cells", root, root / "report.html")
+
+
+def test_marks_are_filled_only_for_what_was_measured(report):
+    plot = measured_or_predicted(report.tables)
+    labels = {handle.get_label(): handle for handle in plot.handles}
+    assert labels["predicted, with its 95 % band"].get_markerfacecolor() == "none"
+    rows = report.tables.need("estimates")
+    filled, hollow = [], []
+    for panel in plot.panels:
+        figure, ax = plt.subplots()
+        panel.draw(ax)
+        for line in ax.lines:
+            if line.get_marker() in ("o", "s"):
+                (hollow if line.get_markerfacecolor() == "none" else filled).extend(line.get_ydata())
+        plt.close(figure)
+    measured = set(rows["measured"].dropna())
+    assert filled
+    assert hollow
+    assert set(filled) <= measured
+    assert set(hollow) <= set(rows.loc[rows["state"] != "measured", "estimated"])
+    assert plot.sources == ["measured", "predicted"]
+
+
+def test_counts_tell_what_was_measured_what_is_predicted_and_what_checks_it(report):
+    rows = report.tables.need("estimates")
+    count = rows["state"].value_counts()
+    (_, sentence), (verdict, opened) = told(states, report)
+    assert f"{count['measured'] + count['check']} of {len(rows)} cells measured" in sentence
+    assert f"{count['predicted']} predicted within 25 %" in sentence
+    assert f"checked on {count['check']} held back at random, {count['check']} within the band" in sentence
+    assert verdict == "1 answered"
+    assert "1 of 2 questions answered" in opened
+    assert "devices, here: a / b" in opened
+    (of_cells,) = (words for name, words in first_screen(report).trust if name == "Cells")
+    assert f"{count['predicted']} predicted within 25 %" in of_cells
+    assert "not run" not in of_cells
+
+
+def test_only_a_study_that_chooses_its_cells_has_the_section(report):
+    assert not SUBJECT.is_in(report.study)
+    assert SUBJECT.is_in(report.study.model_copy(update={"measure": Measure()}))

@@ -1,0 +1,86 @@
+"""Say of every cell of a study with `measure` what is measured and what is predicted, and which questions are answered.
+
+    kvsweep table-estimates --study config/studies/my-study.yaml --plan results/my-study/plan/plan.parquet \\
+        --cells results/my-study/tables/cells.parquet --out results/my-study/tables/estimates.parquet \\
+        --questions-out results/my-study/tables/questions.parquet
+
+`choose_round` decides by the same estimates and questions which cells a round measures.
+"""
+
+from argparse import Namespace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from workflow_scripts.analyse.choose.choose_round import estimates_and_questions
+from workflow_scripts.analyse.choose.estimates import CHECK, Estimates
+from workflow_scripts.analyse.choose.questions import Question
+from workflow_scripts.analyse.table_command import Output, table_command
+from workflow_scripts.analyse.tables import FLAG, NUMBER, TEXT, table_schema
+from workflow_scripts.common.command import option
+from workflow_scripts.common.faults import InputError
+from workflow_scripts.common.parquet import read_parquet
+from workflow_scripts.study.study import Study
+
+PLACE = ["gpu", "engine", "model", "workload", "knobs"]
+SCHEMA = table_schema(
+    "estimates",
+    "Every cell of a study with `measure`: what is known of its output tokens/s, and from what "
+    "([how](measuring_what_matters.md)).",
+    TEXT("cell_id gpu engine model workload knobs", "as in `cells`"),
+    TEXT(
+        "state",
+        "`measured`; `predicted`; `check` (measured, and drawn at random to check predictions: no estimate uses it); "
+        "`infeasible`; `unknown` (neither measured nor predicted)",
+    ),
+    NUMBER("estimated low high", "output tokens/s by the predictions and by other measured cells, with a 95 % band"),
+    NUMBER("measured", "output tokens/s, geometric mean over the starts; null if not measured"),
+    NUMBER("predicted", "output tokens/s, predicted before anything was measured"),
+    NUMBER("error_pct", "of a `check` cell: estimated over measured, minus 1"),
+)
+QUESTIONS_SCHEMA = table_schema(
+    "questions",
+    "The questions that a study with `measure` is to decide.",
+    TEXT("kind", "`recommendation`, `knobs`, `devices` or `memory`"),
+    TEXT("place subject", "where it is asked, and of what: a knob, two devices, a limit of memory"),
+    TEXT("answer", "the likeliest answer"),
+    NUMBER("probability", "of that answer"),
+    FLAG("is_answered", "whether it is as sure as the error rate of the study demands, over all questions"),
+)
+
+
+def estimates_table(plan: pd.DataFrame, estimates: Estimates) -> pd.DataFrame:
+    """The estimates table; cells are in the order of the plan."""
+    of_cells = estimates.table.reindex(plan["cell_id"]).reset_index(drop=True)
+    table = plan[["cell_id", *PLACE]].reset_index(drop=True).join(of_cells[["state", "low", "high"]])
+    # Where there is no band, the rate is a mere guess.
+    table["estimated"] = np.exp(of_cells["log_rate"]).where(of_cells["low"].notna())
+    table["measured"] = np.exp(of_cells["log_measured"])
+    table["predicted"] = plan["output_tokens_per_s"].to_numpy(dtype=float)
+    error_pct = 100 * (table["estimated"] / table["measured"] - 1)
+    table["error_pct"] = error_pct.where(table["state"] == CHECK)
+    return table[list(SCHEMA.columns)]
+
+
+def questions_table(questions: tuple[Question, ...]) -> pd.DataFrame:
+    """The questions table."""
+    columns = list(QUESTIONS_SCHEMA.columns)
+    return pd.DataFrame([[getattr(question, name) for name in columns] for question in questions], columns=columns)
+
+
+@table_command(
+    "estimates",
+    option("--plan", type=Path, required=True, help="plan.parquet of `kvsweep plan`"),
+    option("--questions-out", type=Path, required=True, help="questions.parquet; questions.csv is written beside it"),
+)
+def main(args: Namespace, study: Study, cells: pd.DataFrame) -> list[Output]:
+    """Write the estimates and the questions of a study."""
+    if study.measure is None:
+        raise InputError(f"{args.study}: without `measure` every cell is measured, and nothing is chosen")
+    plan = read_parquet(args.plan)
+    estimates, questions, _ = estimates_and_questions(study, study.measure, plan, cells)
+    return [
+        (args.out, "estimates", estimates_table(plan, estimates)),
+        (args.questions_out, "questions", questions_table(questions)),
+    ]
