@@ -67,7 +67,8 @@ def test_a_cut_is_small_and_runs_on_a_cpu(name):
     cells = expand(cut)
     assert {cell.gpu for cell in cells} == {"cpu-all"}
     assert all(cell.model.startswith("tiny-") for cell in cells)
-    assert len(cells) <= 20
+    # Of a grid, only the cells that matter are measured.
+    assert len(cells) <= (60 if cut.measure else 20)
     assert cut.cell_time_limit_s <= 240
 
 
