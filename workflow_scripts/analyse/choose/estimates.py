@@ -1,10 +1,10 @@
 """Estimates of the output rates of all cells of a study, from its plan and the cells that were measured.
 
 The logarithm of measured over predicted is a Gaussian process over the settings [Rasmussen]. Its covariance is a sum of
-components: one for each factor that varies (device, engine, model, workload, knobs), each pair of factors, and all
-together, as in an analysis of variance. So the error of a prediction on one device or with one value of a knob is
-learned from few cells. Without measurements a component has a part of the variance that the plan's band stands for;
-measurements give its size, but never less than a floor, so what was never measured keeps a band.
+components, as in an analysis of variance: one for each factor that varies (device, engine, model, workload, knobs),
+each pair of factors, each knob in each place, and all together. So the error of a prediction on one device or with one
+value of a knob is learned from few cells. Without measurements a component has a part of the variance that the plan's
+band stands for; measurements give its size, but never less than a floor, so what was never measured keeps a band.
 
 Bands are widened by the errors with which the model predicts each measured cell without it [Vovk], and by those of the
 check cells, which the model never uses.
@@ -58,8 +58,8 @@ class Estimates:
     Attributes:
         table: by `cell_id` in the order of the plan: `state` (`measured`, `predicted`, `check`, `infeasible`,
             `unknown`); `log_rate`, natural logarithm of the output tokens/s, of a check cell as predicted without it;
-            its `sd`; `low` and `high`, the 95 % band in tokens/s; `log_measured`, NaN if not measured; `cost_s`, device
-            seconds of one start, from the plan.
+            its `sd`; `low` and `high`, the 95 % band in tokens/s, for the measured mean of a cell that the model does
+            not use; `log_measured`, NaN if not measured; `cost_s`, device seconds of one start, from the plan.
         draws: joint posterior of the logarithms of the rates, shape (draws, cells). Check cells that were measured have
             their own values, from which nothing is learned about others.
         noise: variance of the logarithm of a measured cell's mean.
@@ -124,7 +124,7 @@ def estimate(plan: pd.DataFrame, cells: pd.DataFrame, check: Collection[str], se
     sd = np.where(used, sd, widened * sd)
     refused = first["outcome"].eq("infeasible").fillna(False).to_numpy(dtype=bool)
     infeasible = ~has_value & (refused | (plan["infeasible"].notna().to_numpy() & ~_tried(first)))
-    half = np.where(is_unknown & ~has_value, np.nan, _ENDS * sd)
+    half = _ENDS * np.where(is_unknown & ~has_value, np.nan, np.sqrt(sd**2 + np.where(used, 0.0, noise)))
     table = pd.DataFrame(
         {
             "state": np.select(
@@ -181,20 +181,19 @@ def _cost_s(plan: pd.DataFrame) -> FloatArray:
 
 def _points_and_kernel(first: pd.DataFrame) -> tuple[FloatArray, Kernel]:
     """Each cell's place, shape (cells, columns), and the covariance of the errors of two predictions."""
-    factors = [
-        factor
-        for name in (*SETTING, *knob_columns(first))
-        if (factor := _factor(first[name])).shape[1] and np.ptp(factor, axis=0).any()
-    ]
-    points = np.hstack([*factors, np.zeros((len(first), 1))])
-    ends = np.cumsum([0, *(factor.shape[1] for factor in factors)])
-    columns = [range(a, b) for a, b in pairwise(ends)]
-    parts = [*combinations(columns, 1), *combinations(columns, 2), *([tuple(columns)] if len(columns) > 2 else [])]
+    factors = {name: _factor(first[name]) for name in (*SETTING, *knob_columns(first))}
+    factors = {name: factor for name, factor in factors.items() if np.ptp(factor, axis=0).any()}
+    points = np.hstack([*factors.values(), np.zeros((len(first), 1))])
+    ends = np.cumsum([0, *(factor.shape[1] for factor in factors.values())])
+    columns = {name: [*range(a, b)] for name, (a, b) in zip(factors, pairwise(ends), strict=True)}
+    place, knobs = ([name for name in factors if (name in SETTING) == is_place] for is_place in (True, False))
+    parts = [*combinations(factors, 1), *combinations(factors, 2), *((*place, knob) for knob in knobs), tuple(factors)]
+    parts = [part for part in dict.fromkeys(parts) if part]
     part = max(_FLOOR, 1 / (len(parts) + 1))
     kernel = ConstantKernel(part, (_FLOOR, 100.0))
-    for of in parts:
+    for names in parts:
         length = np.full(points.shape[1], np.inf)
-        length[[column for columns_of in of for column in columns_of]] = 1.0
+        length[[column for name in names for column in columns[name]]] = 1.0
         # Rough, so that a step from one value of a knob to the next is possible.
         kernel += ConstantKernel(part, (_FLOOR, 100.0)) * Matern(length, "fixed", nu=0.5)
     return points, kernel
