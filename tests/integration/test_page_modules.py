@@ -129,13 +129,9 @@ def test_axes_have_round_ticks_within_their_ends(in_page):
 
 def test_blocks_of_a_request_over_its_steps_are_those_of_the_formula(in_page):
     """The sum over the decode steps is what `block_seconds` counts, and the prompt's blocks are there before."""
-    chance = random.Random(3)
+    chance, names = random.Random(3), ("prompt_tokens", "output_tokens", "block_size")
     requests = [
-        {
-            "prompt_tokens": chance.randint(1, 200),
-            "output_tokens": chance.randint(2, 90),
-            "block_size": chance.choice([1, 8, 16, 48]),
-        }
+        dict(zip(names, (chance.randint(1, 200), chance.randint(2, 90), chance.choice([1, 8, 16, 48])), strict=True))
         for _ in range(300)
     ]
     script = """(requests) => requests.map((r) => {
@@ -146,10 +142,8 @@ def test_blocks_of_a_request_over_its_steps_are_those_of_the_formula(in_page):
     })"""
     summed = in_page("blocks.js", f"({script})({json.dumps(requests)})")
     expected = [
-        formulas.block_seconds(
-            float(r["prompt_tokens"]), float(r["output_tokens"]), 1.0, r["output_tokens"] - 1.0, r["block_size"]
-        )
-        for r in requests
+        formulas.block_seconds(float(prompt), float(output), 1.0, output - 1.0, size)
+        for prompt, output, size in (r.values() for r in requests)
     ]
     assert summed == pytest.approx(expected)
 
@@ -235,6 +229,9 @@ def test_formulas_give_in_the_page_what_they_give_in_python(in_page):
         assert found == pytest.approx(formula(**values), rel=1e-12), (formula.__name__, values)
 
 
+SETTINGS = {"utilization": [0.5, 0.9, 1.0], "kv": ["auto", "fp8"], "quantization": ["", "awq", "fp8"]}
+
+
 def test_ceilings_and_operations_agree_with_the_audit_for_every_model_and_device(in_page):
     """Each model on each device with random settings: 3,000 ceilings at once."""
     chance, known, gpus = random.Random(5), catalog(), load_gpus()
@@ -244,11 +241,7 @@ def test_ceilings_and_operations_agree_with_the_audit_for_every_model_and_device
             "device": chance.choice(known["devices"])["name"],
             "most": chance.choice([1, 4, 16, 64, 256, 1024]),
             "workload": {"prompt": chance.randint(1, 4000), "output": chance.randint(1, 2000)},
-            "settings": {
-                "utilization": chance.choice([0.5, 0.9, 1.0]),
-                "kv": chance.choice(["auto", "fp8"]),
-                "quantization": chance.choice(["", "awq", "fp8"]),
-            },
+            "settings": {name: chance.choice(values) for name, values in SETTINGS.items()},
         }
         for _ in range(3000)
     ]
@@ -276,15 +269,8 @@ def test_ceilings_and_operations_agree_with_the_audit_for_every_model_and_device
 
 def test_names_of_columns_and_devices_are_found_as_by_the_audit(in_page):
     rates = [
-        "Output tok/s",
-        "throughput",
-        "tokens_per_s",
-        "TPS",
-        "req/s",
-        "tok/s per watt",
-        "latency ms",
-        "tokens per second",
-        "tokenss",
+        *("Output tok/s", "throughput", "tokens_per_s", "TPS", "req/s", "tok/s per watt", "latency ms"),
+        *("tokens per second", "tokenss"),
     ]
     gpus = ["GPU", "device", "gpu_type", "card"]
     lists = [[gpu, *(rates[i:j])] for gpu in gpus for i in range(len(rates)) for j in range(i, len(rates) + 1)]
@@ -335,11 +321,8 @@ def test_a_pasted_table_gets_the_verdicts_of_the_audit(in_page):
     model = get_model("llama-3.1-8b-instruct")
     table = pd.DataFrame(rows, columns=names)
     there = audit_table(table, read_model_facts(model.config, model.fixed_dtype), Workload(200, 200))
-    assert (
-        [row["verdict"] for row in here]
-        == list(there["verdict"])
-        == [*("possible", *["impossible"] * 2), *["unknown"] * 3]
-    )
+    assert [row["verdict"] for row in here] == list(there["verdict"])
+    assert list(there["verdict"]) == ["possible", *["impossible"] * 2, *["unknown"] * 3]
     for row, expected in zip(here, there["predicted_ceiling_tokens_per_s"], strict=True):
         assert (row["ceiling"] is None) == math.isnan(expected)
         assert row["ceiling"] is None or row["ceiling"] == pytest.approx(expected)
@@ -350,22 +333,10 @@ def test_a_pasted_table_gets_the_verdicts_of_the_audit(in_page):
 def test_the_calculator_counts_blocks_as_the_formulas_do(in_page):
     """Qwen2-7B on 80 GB with 4 GB for the rest, in blocks of 16 tokens."""
     model = next(one for one in catalog()["models"] if one["name"] == "qwen2-7b")
-    device = {
-        "memory_bytes": 80e9,
-        "memory_bandwidth_bytes_per_s": 2e12,
-        "highest_flop_per_s": 3e14,
-        "flop_per_s": {"bfloat16": 3e14},
-    }
-    given = {
-        "model": model,
-        "device": device,
-        "quantization": "",
-        "kv": "auto",
-        "utilization": 0.9,
-        "blockSize": 16,
-        "length": 4096,
-    }
-    found = in_page("calculator.js", f"m.capacity({json.dumps({**given, 'overhead': 4e9, 'sequences': 64})})")
+    rates = {"memory_bandwidth_bytes_per_s": 2e12, "highest_flop_per_s": 3e14, "flop_per_s": {"bfloat16": 3e14}}
+    given = {"model": model, "device": {"memory_bytes": 80e9, **rates}, "quantization": "", "kv": "auto"}
+    given |= {"utilization": 0.9, "blockSize": 16, "length": 4096, "overhead": 4e9, "sequences": 64}
+    found = in_page("calculator.js", f"m.capacity({json.dumps(given)})")
     free = formulas.kv_cache_bytes(80e9, 0.9, model["weights"][""]["weight_bytes"], 4e9)
     blocks = formulas.num_blocks(free, formulas.bytes_per_block(16, 57344))
     assert (found["perToken"], found["blocks"], found["tokens"]) == (57344, blocks, 16 * blocks)

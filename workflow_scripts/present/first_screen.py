@@ -80,8 +80,7 @@ def first_screen(report: Report) -> FirstScreen:
 
 
 def _figure(report: Report, name: str) -> Figure | None:
-    drawn = [block for block in blocks_of(FIGURES[name], report) if isinstance(block, Figure)]
-    return drawn[0] if drawn else None
+    return next((block for block in blocks_of(FIGURES[name], report) if isinstance(block, Figure)), None)
 
 
 def _unfinished(report: Report) -> Unfinished | None:

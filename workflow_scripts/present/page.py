@@ -43,6 +43,7 @@ def render(report: Report, study_file: Path) -> str:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(REPORT), autoescape=True, undefined=jinja2.StrictUndefined
     )
+    digest = report.tables.folder / DIGEST
     environment.filters["sha256"] = _sha256
     environment.filters["type_name"] = lambda block: type(block).__name__.lower()
     return environment.get_template("page.html.j2").render(
@@ -53,15 +54,11 @@ def render(report: Report, study_file: Path) -> str:
         first=first_screen(report),
         data=packed(page_data(report, study_file)),
         timelines=timelines(report.tables),
-        digest=_digest(report.tables.folder / DIGEST),
+        # With this digest of the study another report is compared.
+        digest=packed(read_json(digest)) if digest.exists() else None,
         sections=_filled(SECTIONS, report),
         appendix=_filled(APPENDIX, report),
     )
-
-
-def _digest(path: Path) -> str | None:
-    """The digest of the study, with which another report is compared; None if it was not made."""
-    return packed(read_json(path)) if path.exists() else None
 
 
 def _filled(subjects: Sequence[Subject], report: Report) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib.pyplot as plt
+import pandas as pd
 import pytest
 from matplotlib.axes import Axes
 
@@ -61,6 +62,11 @@ def results(tmp_path_factory):
     return made
 
 
+@pytest.fixture
+def cells(results: Results) -> pd.DataFrame:
+    return pd.read_parquet(results.root / "tables" / "cells.parquet")
+
+
 def report_of(tables: Path, study: Path = DEMO) -> Report:
     """A report of tables without any other file."""
     return Report(load_study(study), Tables(tables), tables, tables, tables, tables / "report.html")
@@ -92,3 +98,14 @@ def axes_of() -> Iterator[Callable[..., Axes]]:
 
     yield draw
     plt.close("all")
+
+
+@pytest.fixture
+def plot_of(tmp_path: Path) -> Callable[[str, pd.DataFrame], Plot]:
+    """A figure of a study with these cells and no other table."""
+
+    def plot(name: str, cells: pd.DataFrame) -> Plot:
+        cells.to_parquet(tmp_path / "cells.parquet")
+        return figures.FIGURES[name].plot(Tables(tmp_path))
+
+    return plot

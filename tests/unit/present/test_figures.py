@@ -130,8 +130,7 @@ def test_arrivals_are_drawn_of_cells_alone_where_requests_arrive_over_time(resul
         FIGURES["workload_arrivals"].plot(Tables(results.root / "tables", tmp_path))
 
 
-def test_a_text_has_a_panel_for_each_tokenizer_that_counts_it_differently(results, tmp_path):
-    cells = pd.read_parquet(results.root / "tables" / "cells.parquet")
+def test_a_text_has_a_panel_for_each_tokenizer_that_counts_it_differently(results, tmp_path, cells):
     longer = cells[cells["gpu"] == "h200"].assign(model="other-model", gpu="l4")
     longer["cell_id"] = longer["cell_id"].str.replace("h200/", "l4/")
     pd.concat([cells, longer]).to_parquet(tmp_path / "cells.parquet")
@@ -152,12 +151,11 @@ def test_a_text_has_a_panel_for_each_tokenizer_that_counts_it_differently(result
     }
 
 
-def test_cells_with_other_requests_are_drawn_while_full_beside_whole_repeats(results, tmp_path, axes_of):
+def test_cells_with_other_requests_are_drawn_while_full_beside_whole_repeats(results, axes_of, plot_of):
     whole, cells = "over whole repeats, with filling and drain", pd.read_parquet(results.root / "tables/cells.parquet")
     steady = cells.assign(steady_output_tokens_per_s=2 * cells["output_tokens_per_s"])
     for requests, unequal in ((cells["num_requests"], False), (2 * cells["knob_max_num_seqs"], True)):
-        steady.assign(num_requests=requests).to_parquet(tmp_path / "cells.parquet")
-        plot = FIGURES["output_by_max_num_seqs"].plot(Tables(tmp_path))
+        plot = plot_of("output_by_max_num_seqs", steady.assign(num_requests=requests))
         assert (whole in [handle.get_label() for handle in plot.handles]) == unequal
         ax = axes_of(plot)
         assert any(line.get_markerfacecolor() == "none" for line in ax.lines) == unequal
@@ -167,7 +165,7 @@ def test_a_refused_block_size_has_no_mark(results):
     assert "8" not in words(results.root / "figures" / "output_by_block_size.svg")
 
 
-def test_an_invalid_cell_is_shown_as_such_and_is_in_no_line(results, tmp_path, axes_of):
+def test_an_invalid_cell_is_shown_as_such_and_is_in_no_line(results, axes_of):
     """The cell of the A100 with blocks of 32 tokens and one sequence is invalid."""
     plot = FIGURES["output_by_block_size"].plot(results.tables)
     assert "invalid, not compared" in [handle.get_label() for handle in plot.handles]
@@ -177,8 +175,7 @@ def test_an_invalid_cell_is_shown_as_such_and_is_in_no_line(results, tmp_path, a
     assert lines["o"] == [16, 64]
 
 
-def test_a_cell_measured_under_another_definition_is_in_no_comparison(results, tmp_path):
-    cells = pd.read_parquet(results.root / "tables" / "cells.parquet")
+def test_a_cell_measured_under_another_definition_is_in_no_comparison(results, tmp_path, cells):
     (tmp_path / "tables").mkdir()
     cells.assign(comparable=False).to_parquet(tmp_path / "tables" / "cells.parquet")
     assert draw(results, tmp_path) == 0
@@ -189,8 +186,7 @@ def draw(results: Results, folder: Path) -> int:
     return main(["--study", str(results.study), "--tables", str(folder / "tables"), "--out", str(folder / "out")])
 
 
-def test_what_cannot_be_drawn_is_not_drawn_and_the_reason_is_told(results, tmp_path):
-    cells = pd.read_parquet(results.root / "tables" / "cells.parquet")
+def test_what_cannot_be_drawn_is_not_drawn_and_the_reason_is_told(results, tmp_path, cells):
     (tmp_path / "tables").mkdir()
     cells[cells["knob_max_num_seqs"] == 16].to_parquet(tmp_path / "tables" / "cells.parquet")
     (tmp_path / "out").mkdir()
@@ -237,42 +233,35 @@ def test_a_figure_that_lacks_a_column_says_which(results, tmp_path):
         FIGURES["device_ratios"].plot(Tables(tmp_path))
 
 
-def test_a_study_with_many_workloads_draws_some_panels_and_says_so(results, tmp_path):
-    cells = pd.read_parquet(results.root / "tables" / "cells.parquet")
+def test_a_study_with_many_workloads_draws_some_panels_and_says_so(cells, plot_of):
     cells = cells[cells["engine"] == "vllm"]
     many = [cells.assign(workload=f"w{i}", cell_id=cells["cell_id"] + str(i)) for i in range(MAX_PANELS + 3)]
-    pd.concat(many).to_parquet(tmp_path / "cells.parquet")
-    plot = FIGURES["output_by_max_num_seqs"].plot(Tables(tmp_path))
+    plot = plot_of("output_by_max_num_seqs", pd.concat(many))
     assert len(plot.panels) == MAX_PANELS
     assert f"{MAX_PANELS} of {MAX_PANELS + 3} panels are drawn" in plot.notes[0]
 
 
-def test_numbers_measured_elsewhere_are_a_line_of_their_own_and_named(results, tmp_path):
-    cells = pd.read_parquet(results.root / "tables" / "cells.parquet")
+def test_numbers_measured_elsewhere_are_a_line_of_their_own_and_named(cells, plot_of):
     theirs = cells[cells["gpu"] == "h200"].assign(source="measured elsewhere", cell_id=cells["cell_id"] + "/elsewhere")
-    pd.concat([cells, theirs]).to_parquet(tmp_path / "cells.parquet")
-    plot = FIGURES["output_by_max_num_seqs"].plot(Tables(tmp_path))
+    plot = plot_of("output_by_max_num_seqs", pd.concat([cells, theirs]))
     assert plot.sources == ["measured", "measured elsewhere"]
     assert "h200 (measured elsewhere)" in [handle.get_label() for handle in plot.handles]
 
 
-def test_many_settings_become_one_line_with_a_band_and_the_figure_says_so(results, tmp_path):
-    cells = pd.read_parquet(results.root / "tables" / "cells.parquet")
+def test_many_settings_become_one_line_with_a_band_and_the_figure_says_so(cells, plot_of):
     many = [cells.assign(knob_seed=i, cell_id=cells["cell_id"] + str(i)) for i in range(5)]
-    pd.concat(many).to_parquet(tmp_path / "cells.parquet")
-    plot = FIGURES["output_by_max_num_seqs"].plot(Tables(tmp_path))
+    plot = plot_of("output_by_max_num_seqs", pd.concat(many))
     assert any("median of all" in note for note in plot.notes)
 
 
-def test_settings_of_one_device_are_told_apart_by_colour(results, tmp_path):
-    cells = pd.read_parquet(results.root / "tables" / "cells.parquet")
+def test_settings_of_one_device_are_told_apart_by_colour(cells, plot_of):
     one = cells[
         (cells["gpu"] == "h200") & (cells["knob_block_size"] == 16) & cells["knob_enable_prefix_caching"].isna()
     ]
-    pd.concat([one.assign(knob_seed=i, cell_id=one["cell_id"] + str(i)) for i in range(4)]).to_parquet(
-        tmp_path / "cells.parquet"
+    plot = plot_of(
+        "output_by_max_num_seqs",
+        pd.concat([one.assign(knob_seed=i, cell_id=one["cell_id"] + str(i)) for i in range(4)]),
     )
-    plot = FIGURES["output_by_max_num_seqs"].plot(Tables(tmp_path))
     lines = [handle for handle in plot.handles if "seed" in str(handle.get_label())]
     assert len(lines) == 4
     assert len({handle.get_color() for handle in lines}) == 4
@@ -291,12 +280,8 @@ def test_a_long_legend_is_broken_into_lines_and_stays_on_the_page():
     assert drawn.y1 < head.texts[0].get_window_extent().y0
 
 
-def test_a_study_with_thousands_of_cells_counts_its_outcomes(results, tmp_path):
-    cells = pd.read_parquet(results.root / "tables" / "cells.parquet")
-    pd.concat([cells.assign(cell_id=cells["cell_id"] + str(i)) for i in range(20)]).to_parquet(
-        tmp_path / "cells.parquet"
-    )
-    plot = FIGURES["grid_outcomes"].plot(Tables(tmp_path))
+def test_a_study_with_thousands_of_cells_counts_its_outcomes(cells, plot_of):
+    plot = plot_of("grid_outcomes", pd.concat([cells.assign(cell_id=cells["cell_id"] + str(i)) for i in range(20)]))
     assert "bars count them" in plot.notes[0]
     assert "300 infeasible" in plot.alt
 

@@ -293,8 +293,7 @@ def test_code_from_a_models_repository_is_named_with_its_commit(results):
     assert "remote code" not in results.html
 
 
-def test_reserved_memory_is_the_median_over_the_repeats_of_each_cell(results, tmp_path):
-    cells = pd.read_parquet(results.root / "tables" / "cells.parquet")
+def test_reserved_memory_is_the_median_over_the_repeats_of_each_cell(results, tmp_path, cells):
     reserved = cells["engine"].map({"vllm": 8 * 2**30, "hf-static": 2 * 2**30}).where(cells["repeat"].notna())
     used = reserved / 8 * (1 + cells["repeat"].astype(float) / 10)
     sizes = {"kv_bytes_reserved_peak": reserved, "kv_bytes_reserved_mean": reserved / 2, "kv_bytes_used_mean": used}

@@ -65,7 +65,7 @@ def page(results):
     return Page(results.html)
 
 
-def test_nothing_is_loaded_from_anywhere(results, page):
+def test_nothing_is_loaded_from_anywhere(page):
     sources = [a[name] for _, a in page.elements for name in ("src", "srcset", "data", "poster", "action") if name in a]
     answers = 3
     assert len(sources) == 2 * len(FIGURES) + answers
@@ -271,8 +271,7 @@ def test_provenance_has_the_share_of_starts_in_the_time_of_all_engines(results, 
     assert re.findall(r"[\d.]+", told["Compiled graphs of the engines"]) == ["1", "60", "1", "30"]
 
 
-def test_logs_are_those_of_cells_that_were_tried_in_vain_and_of_the_start_that_is_shown(results, tmp_path):
-    cells = pd.read_parquet(results.root / "tables" / "cells.parquet")
+def test_logs_are_those_of_cells_that_were_tried_in_vain_and_of_the_start_that_is_shown(results, tmp_path, cells):
     missing, shown = (cells.loc[cells["outcome"] == outcome, "cell_id"].iloc[0] for outcome in ("missing", "ok"))
     tables = shutil.copytree(results.root / "tables", tmp_path / "tables")
     cells.assign(start=cells["start"].mask(cells["cell_id"] == shown, 2)).to_parquet(tables / "cells.parquet")

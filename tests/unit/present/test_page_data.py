@@ -50,8 +50,7 @@ def test_every_cell_is_there_with_its_outcome_and_its_settings_in_words(results,
     assert SCRIPT in values(data["cells"]["log"])[5]
 
 
-def test_every_repeat_has_its_measured_values_and_limits(results, data):
-    cells = pd.read_parquet(results.root / "tables" / "cells.parquet")
+def test_every_repeat_has_its_measured_values_and_limits(data, cells):
     measured = cells[cells["repeat"].notna()]
     repeats = data["repeats"]
     ids = values(data["cells"]["cell_id"])
@@ -80,8 +79,7 @@ def test_limits_predictions_and_intervals_name_their_cells(data):
     assert all(low <= high for low, high in zip(intervals["low"], intervals["high"], strict=True))
 
 
-def test_every_measured_cell_has_an_interval_and_says_what_it_covers(results, data):
-    cells = pd.read_parquet(results.root / "tables" / "cells.parquet")
+def test_every_measured_cell_has_an_interval_and_says_what_it_covers(data, cells):
     measured = set(cells.loc[cells["outcome"].eq("ok") & cells["engine"].ne("vllm-serve"), "cell_id"])
     ids, intervals = values(data["cells"]["cell_id"]), data["intervals"]
     of_rate = [i for i, name in enumerate(values(intervals["measure"])) if name == "output_tokens_per_s"]

@@ -31,8 +31,7 @@ def test_a_report_without_a_digest_is_complete_otherwise(results, tmp_path):
         read_digest(tmp_path / "report.html")
 
 
-def test_every_cell_is_there_with_what_it_measured(results, digest):
-    cells = pd.read_parquet(results.root / "tables" / "cells.parquet")
+def test_every_cell_is_there_with_what_it_measured(digest, cells):
     assert [cell.id for cell in digest.cells] == list(cells["cell_id"].drop_duplicates())
     assert Counter(cell.outcome for cell in digest.cells) == Counter(cells.drop_duplicates("cell_id")["outcome"])
     rates = cells[cells["outcome"] == "ok"].groupby("cell_id")["output_tokens_per_s"]

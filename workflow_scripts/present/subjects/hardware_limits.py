@@ -42,8 +42,8 @@ def roofline(tables: Tables) -> Plot:
     roofs = limits.merge(cells[[*REPEAT, "gpu"]], on=REPEAT).drop_duplicates(["gpu", "rates"])
     named = device_marks(tables, points)
     handles = mark_handles(named, linestyle="none")
-    known = [CEILINGS[rates] for rates in CEILINGS if rates in set(roofs["rates"])]
-    handles += [key(name.replace("ceiling", "roof"), linestyle=style) for style, name in known]
+    roof_lines = [CEILINGS[rates] for rates in CEILINGS if rates in set(roofs["rates"])]
+    handles += [key(name.replace("ceiling", "roof"), linestyle=style) for style, name in roof_lines]
     at = [f"{cell}: {row['x']:.3g} operations per byte, {row['y']:.3g} TFLOP/s" for cell, row in points.iterrows()]
     return Plot(
         title="Rate of operations against operations per byte, below the roofs of each device",

@@ -1,6 +1,6 @@
 """Curves over time inside a few cells: running sequences and KV cache in use."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 
 import pandas as pd
@@ -40,11 +40,16 @@ def kv_cache_over_time(tables: Tables) -> Plot:
 def _plot(tables: Tables, rows: pd.DataFrame, what: str, y_label: str, alt: str, columns: Mapping[str, str]) -> Plot:
     """The figure of columns, each with its colour, one panel per cell."""
     handles = [key(name, color) for name, color in columns.items()]
+    cells = tables.cells.drop_duplicates("cell_id").set_index("cell_id").loc[list(dict.fromkeys(rows["cell_id"]))]
+    titles = cell_titles(cells, tables.knobs)
     return Plot(
         title=f"{what} over the time of a repeat",
         alt=alt,
         sources=["measured"],
-        panels=_panels(tables, rows, columns),
+        panels=[
+            Panel(titles[cell], partial(_draw, rows=part, columns=columns))
+            for cell, part in rows.groupby("cell_id", sort=False)
+        ],
         x_label="Time since the repeat began (s)",
         y_label=y_label,
         handles=[*(handles if len(columns) > 1 else []), *_repeat_handles(rows)],
@@ -62,16 +67,6 @@ def _rows_of_few_cells(tables: Tables, facts: str) -> pd.DataFrame:
     ends = [cells.drop_duplicates(["gpu", "engine"], keep=end) for end in ("last", "first")]
     chosen = pd.concat(ends).drop_duplicates("cell_id").head(MOST_CELLS)
     return tables.facts_of_first_start(facts, chosen["cell_id"]).sort_values(["cell_id", "repeat", "time_s"])
-
-
-def _panels(tables: Tables, rows: pd.DataFrame, columns: Mapping[str, str]) -> Sequence[Panel]:
-    cells = tables.cells.drop_duplicates("cell_id").set_index("cell_id")
-    shown = cells.loc[list(dict.fromkeys(rows["cell_id"]))]
-    titles = cell_titles(shown, tables.knobs)
-    return [
-        Panel(titles[cell], partial(_draw, rows=part, columns=columns))
-        for cell, part in rows.groupby("cell_id", sort=False)
-    ]
 
 
 def _draw(ax: Axes, rows: pd.DataFrame, columns: Mapping[str, str]) -> None:
