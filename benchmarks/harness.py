@@ -36,7 +36,7 @@ from workflow_scripts.study.study_file import load_study
 CHECKOUT = Path(__file__).resolve().parents[1]
 DEMO = CHECKOUT / "config" / "studies" / "demo.yaml"
 REFUSED_BLOCK_SIZE = 16  # the cell that demonstrates a refusal; there is nothing to time
-GOAL_RATIO = 0.25
+GOAL_RATIO = 0.20
 console = Console(width=110)
 
 
