@@ -189,8 +189,7 @@ class Published:
 
     @cached_property
     def claims(self) -> tuple[Claim, ...]:
-        """All claims, in the file's order. Raises PublishedError if the file is missing or a claim in it is not
-        valid."""
+        """All claims, in the file's order. Raises PublishedError if the file is missing or a claim is not valid."""
         path = self.folder / CLAIMS
         found = validated(tuple[Claim, ...], read_yaml(path, PublishedError), str(path), PublishedError)
         twice = {claim.id for claim in found if sum(other.id == claim.id for other in found) > 1}

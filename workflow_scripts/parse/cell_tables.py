@@ -74,9 +74,8 @@ def parse_cells(cells: Path, gpu: str, out: Path, processes: int) -> tuple[int, 
         table = frame(rows, columns)
         if kept:
             old = pd.read_parquet(out / f"{name}.parquet")
-            table = pd.concat([old[pd.MultiIndex.from_frame(old[START]).isin(kept)], table], ignore_index=True).astype(
-                columns
-            )
+            before = old[pd.MultiIndex.from_frame(old[START]).isin(kept)]
+            table = pd.concat([before, table], ignore_index=True).astype(columns)
         write_bytes(out / f"{name}.parquet", table.sort_values(START, kind="stable").to_parquet(index=False))
     write_json(out / STAMPS, stamps)
     return len(changed), len(kept)

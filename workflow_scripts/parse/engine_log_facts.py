@@ -12,6 +12,7 @@ once (one line per rank, one line every ten seconds), `pick` decides which of th
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from workflow_scripts.logs.engine_log_text import Line, what_may_follow
 
@@ -92,8 +93,7 @@ def _row(pick: Pick, pattern: str, *, key: str | None = None, per_rank: bool = F
     return Row(compiled, facts, key or facts[0], pick, per_rank)
 
 
-def _rank_row(pick: Pick, pattern: str, *, key: str | None = None) -> Row:
-    return _row(pick, pattern, key=key, per_rank=True)
+_rank_row = partial(_row, per_rank=True)
 
 
 # A log names many backends. The name of an attention backend contains an _ATTENTION_WORD and no word excluded by _WORD.

@@ -25,8 +25,7 @@ from workflow_scripts.study.runs_file import MappingError, Run, load_runs
 
 
 def read_runs(path: Path) -> list[dict[str, Any]]:
-    """One record per run of a mapping file, in its order. Raises InputError if the mapping is not valid, or a file is
-    missing."""
+    """One record per run of a mapping file, in its order. Raises InputError if it is not valid or a file is missing."""
     return [_record(run, path.parent, f"{path}: runs.{i}") for i, run in enumerate(load_runs(path))]
 
 
@@ -100,12 +99,10 @@ def main(args: Namespace) -> None:
     """Read the runs of a mapping file."""
     records = read_runs(args.runs)
     write_jsonl(args.out, records)
-    unread = [
-        record for record in records if record["log"] and record["log"].get("error") and not record["log"]["status"]
-    ]
-    for record in unread:
-        print(f"{record['files'][0]}: {record['log']['error']}")
     for record in records:
-        if record["trace"] and not any(value is not None for value in record["trace"].values()):
+        log, trace = record["log"] or {}, record["trace"]
+        if log.get("error") and not log["status"]:
+            print(f"{record['files'][0]}: {log['error']}")
+        if trace and not any(value is not None for value in trace.values()):
             print(f"{record['files'][-1]}: nothing of nvidia-smi was recognised in this trace")
     print(f"{args.runs}: {len(records)} runs read")

@@ -5,7 +5,7 @@ that the GPU does not report (`[N/A]`, `ERR!`, ...) is null.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -183,19 +183,13 @@ def _is_cut(row: Sequence[str], columns: Sequence[_Column], before: Sequence[Seq
 
 def _sample(row: Sequence[str], columns: Sequence[_Column]) -> Sample:
     sample: Sample = {}
-    for field, cell, unit in _in_order_of_preference(row, columns):
-        column = _FIELDS[field]
+    cells = {column.field: (cell, column.unit) for cell, column in zip(row, columns, strict=True) if column.field}
+    for field, column in _FIELDS.items():
+        cell, unit = cells.get(field, ("", ""))
         value = None if column in sample or _is_null(cell) else _value(column, cell, unit)
         if value is not None:
             sample[column] = value
     return sample
-
-
-def _in_order_of_preference(row: Sequence[str], columns: Sequence[_Column]) -> Iterator[tuple[str, str, str]]:
-    cells = {column.field: (cell, column.unit) for cell, column in zip(row, columns, strict=True) if column.field}
-    for field in _FIELDS:
-        if field in cells:
-            yield field, *cells[field]
 
 
 def _value(column: str, cell: str, unit: str) -> Value | None:

@@ -60,8 +60,7 @@ class Speed(Record):
 
 
 def default_speed(gpu: Gpu, dtype: Dtype, *, ahead: bool = True, rates: DeviceRates | None = None) -> Speed | None:
-    """Costs from the rates of a device; None if nothing is known of them. `ahead`: whether a GPU's steps are launched
-    while others run."""
+    """Costs from the rates of a device; None without any. `ahead`: whether a GPU launches steps while others run."""
     bandwidth = rates.memory_bytes_per_s if rates else gpu.memory_bandwidth_bytes_per_s
     flop_per_s = peak_flop_per_s(gpu, dtype, rates)
     if not bandwidth or not flop_per_s:

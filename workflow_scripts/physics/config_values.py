@@ -42,8 +42,7 @@ class ConfigValues:
         return ModelFactsError(f"{self.model_type}: {message}")
 
     def size(self, key: str, default: int | None = None, *, least: int = 1) -> int:
-        """A whole number of at least `least`. Raises ModelFactsError if it is missing and has no default, or it is
-        something else."""
+        """A whole number of at least `least`. Raises ModelFactsError if it is missing or something else."""
         value = self.get(key, default)
         if value is None:
             raise self.fault(f"missing {key!r}")
@@ -75,8 +74,7 @@ class ConfigValues:
         return value
 
     def numbers(self, key: str, layers: int | None = None) -> Sequence[int]:
-        """A list of whole numbers; empty if it is missing. With `layers`, each must be the number of a layer, from 0.
-        Raises ModelFactsError if it is something else."""
+        """A list of whole numbers, with `layers` of layers, from 0; empty if it is missing. Raises ModelFactsError."""
         values = self.elements(key)
         if strange := [value for value in values if not isinstance(value, int)]:
             raise self.fault(f"{key} must be a list of whole numbers, but has {strange[0]!r}")
@@ -85,24 +83,21 @@ class ConfigValues:
         return values
 
     def part(self, key: str) -> "ConfigValues":
-        """A config inside this one, such as `text_config`. Raises ModelFactsError if it is missing, or not a
-        mapping."""
+        """A config inside this one, such as `text_config`. Raises ModelFactsError if it is no mapping."""
         value = self._values.get(key)
         if not isinstance(value, Mapping):
             raise self.fault(f"{key} must be a mapping of keys to values, not {value!r}")
         return ConfigValues({"model_type": f"{self.model_type}.{key}", **value})
 
     def divided(self, key: str, by: str, sizes: tuple[int, int]) -> int:
-        """The quotient of two sizes. Raises ModelFactsError if the second does not divide the first; the message names
-        both."""
+        """The quotient of two sizes. Raises ModelFactsError if the second does not divide the first."""
         size, divisor = sizes
         if size % divisor:
             raise self.fault(f"{by} {divisor} must divide {key} {size}")
         return size // divisor
 
     def layer_kinds(self, key: str, layers: int, default: Sequence[str], allowed: Sequence[str]) -> Sequence[str]:
-        """What each layer is, from a list of names with one element per layer. Raises ModelFactsError if the list has
-        another length, or holds an unknown name."""
+        """What each of the layers is. Raises ModelFactsError if the list has another length or an unknown name."""
         kinds = self.get(key, default)
         if not isinstance(kinds, Sequence) or isinstance(kinds, str) or len(kinds) != layers:
             raise self.fault(f"{key} must be a list with one element for each of {layers} layers")

@@ -26,8 +26,7 @@ from workflow_scripts.physics.layers import Experts, FeedForward, LatentAttentio
 def experts_of(
     c: ConfigValues, count: int, intermediate: int, *, used: str = "num_experts_per_tok", **others: Any
 ) -> Experts:
-    """Routed experts; the key `used` says how many of them a token uses. Raises ModelFactsError if a token would use
-    more experts than there are."""
+    """Routed experts; `used`: the key with how many a token uses. Raises ModelFactsError if these are too many."""
     per_token = c.size(used)
     if per_token > count:
         raise c.fault(f"{used} {per_token} must be at most the number of experts, {count}")

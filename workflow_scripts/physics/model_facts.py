@@ -397,8 +397,7 @@ def facts_on(
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """A `config.json`, or that of a folder. Raises ModelFactsError if there is no such file, or it is no JSON
-    object."""
+    """A `config.json`, or that of a folder. Raises ModelFactsError if there is none, or it is no JSON object."""
     if path.is_dir():
         path = path / "config.json"
     try:

@@ -40,8 +40,7 @@ COLUMNS = (*PLACE, "block_size", "num_blocks", *BlockEvent._fields, "source")
 def trace_blocks(
     requests: RequestLengths, settings: SchedulerSettings, step_time: StepTime | None = None
 ) -> list[BlockEvent]:
-    """Everything that happens to KV blocks until all requests have ended. Arguments and errors are those of
-    `make_schedule`."""
+    """Everything that happens to KV blocks until all requests end; arguments and errors as in `make_schedule`."""
     check_requests(requests, settings, step_time)
     one_group = KvPool((KvGroup("attention", (0,), 1, None),), 1, settings.block_size, 1, 0)
     scheduler = StepScheduler(requests, replace(settings, pool=settings.pool or one_group), step_time, None)
@@ -72,8 +71,7 @@ def trace_of_study(
 
 
 def trace_of_cell(task: Task, cell: CellTask, most: int | None = None) -> pd.DataFrame:
-    """The events of a cell, or only of its first `most` requests. Raises ScheduleError if it has no schedule of
-    blocks."""
+    """The events of a cell, or of its first `most` requests. Raises ScheduleError if it has no schedule of blocks."""
     if not isinstance(task.decides, SchedulerSettings):
         raise ScheduleError(f"{cell.record.engine}: static batches have no KV blocks")
     requests = task.requests

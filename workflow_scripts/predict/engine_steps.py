@@ -48,7 +48,7 @@ class EngineSteps:
         return None if isinstance(self.decides, StaticBatches) else self.decides.max_num_batched_tokens
 
 
-# The functions that descriptions name. Both get the knobs, the device and the model. The first raises an
-# UnpredictableError for settings that are not modelled; the second predicts the KV cache.
+# The functions that descriptions name. Both get the knobs, the device and the model, and raise ModelFactsError for
+# layers that are not modelled; the first UnpredictableError for such settings. The second predicts the KV cache.
 StepsBy = Callable[[Any, Gpu, ModelFacts], EngineSteps]
 CapacityBy = Callable[[Any, Gpu, ModelFacts], Capacity]

@@ -140,7 +140,7 @@ class _Known:
         cell = _stand_in(cell, self.study)
         knobs = cell.knobs
         try:
-            facts = self._facts_of(cell)
+            facts = self.facts(cell.gpu, cell.model, cell.knobs.quantized_as)
             record = _with_capacity(record, _capacity(cell, gpu, facts))
             if record.infeasible or record.unknown:
                 return record
@@ -150,7 +150,7 @@ class _Known:
                 record, max_num_seqs=steps.decides.max_num_seqs, max_num_batched_tokens=steps.max_num_batched_tokens
             )
             requests, kind = self._requests_of(cell.workload, load, count, steps.longest_request)
-        except UnpredictableError as e:
+        except (UnpredictableError, ModelFactsError) as e:
             return replace(record, unknown=str(e))
         decides = steps.decides
         if isinstance(decides, StaticBatches):
@@ -186,12 +186,6 @@ class _Known:
             margin_pct=self.study.equivalence_margin_pct,
         )
         return decides, requests, task
-
-    def _facts_of(self, cell: Cell) -> ModelFacts:
-        try:
-            return self.facts(cell.gpu, cell.model, cell.knobs.quantized_as)
-        except ModelFactsError as e:
-            raise UnpredictableError(str(e)) from None
 
     def _requests_of(self, workload: str, load: Load, count: int, limit: int) -> tuple[RequestLengths, str]:
         try:
@@ -242,18 +236,14 @@ def _as_sent(requests: RequestLengths, load: Load) -> RequestLengths:
 
 
 def _capacity(cell: Cell, gpu: Gpu, facts: ModelFacts) -> Capacity:
-    """The KV cache of a cell, empty if its engine has no paged one. Raises UnpredictableError if its steps are
-    unknown."""
+    """The KV cache of a cell, empty if its engine has no paged one."""
     engine = get_engine(cell.engine)
     if engine.steps_by is None:
         raise UnpredictableError(f"{cell.engine}: there is no schedule of this engine")
     if engine.capacity_by is None:
         return Capacity({})
     capacity_by: CapacityBy = named(engine.capacity_by)
-    try:
-        return capacity_by(cell.knobs, gpu, facts)
-    except ModelFactsError as e:
-        raise UnpredictableError(str(e)) from None
+    return capacity_by(cell.knobs, gpu, facts)
 
 
 def _with_capacity(record: Prediction, capacity: Capacity) -> Prediction:

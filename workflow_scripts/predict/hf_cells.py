@@ -5,7 +5,7 @@ from workflow_scripts.engines.hf_engines import HfContinuousKnobs, HfStaticKnobs
 from workflow_scripts.engines.paged_cache import why_paged_cache_is_refused
 from workflow_scripts.physics import formulas
 from workflow_scripts.physics.layers import Experts
-from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError
+from workflow_scripts.physics.model_facts import ModelFacts
 from workflow_scripts.predict.capacity_record import Capacity
 from workflow_scripts.predict.engine_memory import Term
 from workflow_scripts.predict.engine_steps import EngineSteps, UnpredictableError
@@ -47,12 +47,8 @@ def hf_continuous_steps(knobs: HfContinuousKnobs, gpu: Gpu, facts: ModelFacts) -
 
 
 def hf_static_steps(knobs: HfStaticKnobs, gpu: Gpu, facts: ModelFacts) -> EngineSteps:
-    """Static batches, which need no scheduler. Raises UnpredictableError if what the model's layers read is not
-    modelled."""
-    try:
-        assert facts.attention
-    except ModelFactsError as e:
-        raise UnpredictableError(str(e)) from None
+    """Static batches. Raises UnpredictableError or ModelFactsError if what the model's layers read is not modelled."""
+    assert facts.attention  # raises if it is not known
     if any(facts.of_kind(Experts)):
         raise UnpredictableError("what HuggingFace's experts read and copy is not modelled")
     batches = StaticBatches(knobs.batch_size, knobs.cache_implementation, knobs.room_tokens)

@@ -14,15 +14,12 @@ import numpy.typing as npt
 from workflow_scripts.physics.step_time import KIND, KINDS, LAUNCHED, FloatArray, StepCosts, device_s
 from workflow_scripts.predict.observed_steps import Observed
 
-# Costs that are fitted: of the device, and of its host.
-DEVICE = (
-    *("weight_bytes", "kv_bytes", "matrix_flops", "attention_flops"),
-    *("layers", "activation_bytes", "sequences"),
-)
-HOST = ("steps", "sequences", "prompts", "requests", "piecewise_layers", "eager_layers", "start")
 # Costs that follow from measured rates of the device, and how closely, as a share.
 GUIDED = ("weight_bytes", "kv_bytes", "matrix_flops", "attention_flops")
 GUIDED_WITHIN, GUIDED_BY_DATA_SHEET = 0.05, 0.3
+# Costs that are fitted: of the device, and of its host.
+DEVICE = (*GUIDED, "layers", "activation_bytes", "sequences")
+HOST = ("steps", "sequences", "prompts", "requests", *LAUNCHED, "start")
 # Errors beyond this share count by their size instead of their square, because disturbances only add time.
 DISTURBED = 0.05
 # No cost is further than this from where the search begins, as a logarithm.

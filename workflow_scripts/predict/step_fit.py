@@ -21,7 +21,7 @@ from workflow_scripts.physics.step_time import KIND, KINDS, LAUNCHED, FloatArray
 from workflow_scripts.predict import observed_steps
 from workflow_scripts.predict.engine_steps import EngineSteps, StepsBy
 from workflow_scripts.predict.observed_steps import Observed, with_graphs
-from workflow_scripts.predict.pipeline_fit import GUIDED_WITHIN, fit_pipeline
+from workflow_scripts.predict.pipeline_fit import GUIDED, GUIDED_WITHIN, fit_pipeline
 from workflow_scripts.predict.schedule import RequestLengths, Schedule, Segments
 from workflow_scripts.predict.scheduler import make_schedule
 from workflow_scripts.predict.static_batches import StaticBatches, static_schedule, static_work
@@ -39,9 +39,8 @@ WARM_ROUNDS = 1
 FIT_ROUNDS, SETTLED = 20, 1e-4
 # A step that took more than this many times what is expected of it was disturbed, and weighs less.
 DISTURBED = 2.0
-# Costs for which a device's rates give a first value. A factor of two away from it weighs as much as an error of
-# GUIDE_WEIGHT of the time of one step, so it decides only where the steps do not.
-GUIDED = ("weight_bytes", "kv_bytes", "matrix_flops", "attention_flops")
+# A factor of two away from the value that a device's rates give a cost (`GUIDED`) weighs as much as an error of this
+# share of the time of one step, so it decides only where the steps do not.
 GUIDE_WEIGHT = 0.1
 # Settings of a scheduler that an engine shows under these names once it runs.
 SHOWN = (
@@ -193,8 +192,7 @@ def _seen_by_client(one: Pass, schedule: Schedule, work: StepWork) -> Observed:
 
 
 def engine_steps(record: CalibrationRecord, facts: ModelFacts) -> EngineSteps:
-    """How the engine of a calibration forms steps. Raises FitError or UnpredictableError if the engine or its settings
-    are not modelled."""
+    """How the engine of a calibration forms steps. Raises FitError or UnpredictableError if that is not modelled."""
     engine = get_engine(record.engine)
     if engine.steps_by is None:
         raise FitError(f"there is no schedule of the engine {engine.name}")
@@ -205,8 +203,7 @@ def engine_steps(record: CalibrationRecord, facts: ModelFacts) -> EngineSteps:
 def scheduled(
     requests: RequestLengths, record: CalibrationRecord, effective: Mapping[str, Any], facts: ModelFacts, on_cpu: bool
 ) -> tuple[Schedule, StepWork]:
-    """What an engine with these settings runs when, and the work of it. Raises FitError or UnpredictableError if the
-    engine or its settings are not modelled."""
+    """What an engine with these settings runs when, and its work; raises as `engine_steps` does."""
     steps = engine_steps(record, facts)
     if isinstance(steps.decides, StaticBatches):
         schedule = static_schedule(requests, steps.decides.batch_size)

@@ -155,8 +155,8 @@ def capacity_of_settings(
 
 
 def vllm_steps(knobs: VllmKnobs, gpu: Gpu, facts: ModelFacts) -> EngineSteps:
-    """The scheduler of vLLM with these settings. Raises UnpredictableError if what the settings do is not modelled, or
-    how vLLM plans the KV cache of such layers."""
+    """The scheduler of vLLM with these settings. Raises UnpredictableError if what the settings do is not modelled, and
+    ModelFactsError if it is not known how vLLM plans the KV cache of such layers."""
     if knobs.drafts:
         raise UnpredictableError("speculative decoding: which drafted tokens are accepted is not known beforehand")
     if (knobs.pipeline_parallel_size or 1) > 1:
@@ -165,10 +165,7 @@ def vllm_steps(knobs: VllmKnobs, gpu: Gpu, facts: ModelFacts) -> EngineSteps:
         raise UnpredictableError("tensor_parallel_size above 1: ranks that share a CPU are not modelled")
     engine = engine_settings(knobs, gpu)
     batch = batch_of(engine, facts, gpu)
-    try:
-        pool = None if facts.is_uniform else kv_pool(facts, engine, batch, gpu.kind)
-    except ModelFactsError as e:
-        raise UnpredictableError(str(e)) from None
+    pool = None if facts.is_uniform else kv_pool(facts, engine, batch, gpu.kind)
     if pool and any(group.stretch > 1 for group in pool.groups):
         raise UnpredictableError(f"{facts.model_type}: groups with blocks of unequal length are not modelled")
     scheduler = SchedulerSettings(

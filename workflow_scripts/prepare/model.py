@@ -54,24 +54,16 @@ def prepare_model(
     if trust_remote_code and load_format != "hub":
         raise ModelError(f"{model.name}: trust_remote_code needs load_format: hub, because the code comes from there")
     with _replaced_folder(out) as folder:
-        if load_format != "hub":
-            source = _from_config(model, folder)
-            if load_format == "seeded":
-                _write_random_weights(folder)
-        else:
+        if load_format == "hub":
             source = _from_hub(model, folder, weights, CODE_FILES if trust_remote_code else ())
-        write_json(
-            folder / "model_manifest.json",
-            {
-                "schema_version": 1,
-                "model": model.name,
-                "load_format": load_format,
-                "dtype": model.dtype,
-                **({"trust_remote_code": True} if trust_remote_code else {}),
-                "config_sha256": sha256_of(folder / "config.json"),
-                **source,
-            },
-        )
+        else:
+            source = _from_config(model, folder)
+        if load_format == "seeded":
+            _write_random_weights(folder)
+        manifest = {"schema_version": 1, "model": model.name, "load_format": load_format, "dtype": model.dtype}
+        manifest |= {"trust_remote_code": True} if trust_remote_code else {}
+        manifest |= {"config_sha256": sha256_of(folder / "config.json"), **source}
+        write_json(folder / "model_manifest.json", manifest)
 
 
 def _from_config(model: Model, folder: Path) -> dict[str, Any]:
@@ -134,13 +126,11 @@ def _replaced_folder(path: Path) -> Iterator[Path]:
     beside.mkdir(parents=True)
     try:
         yield beside
+        old = beside.with_suffix(".old")
         if path.exists():
-            old = beside.with_suffix(".old")
             path.rename(old)
-            beside.rename(path)
-            shutil.rmtree(old)
-        else:
-            beside.rename(path)
+        beside.rename(path)
+        shutil.rmtree(old, ignore_errors=True)
     except BaseException:
         shutil.rmtree(beside, ignore_errors=True)
         raise

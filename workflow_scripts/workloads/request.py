@@ -74,8 +74,7 @@ class RequestStream:
 
 
 def checked_file(spec: FileWorkload) -> Path:
-    """Path of a workload's file. Raises WorkloadError if it is missing, or its content differs from the study's
-    sha256."""
+    """Path of a workload's file. Raises WorkloadError if it is missing or its sha256 is not the study's."""
     if fault := spec.file_fault():
         raise WorkloadError(fault)
     return spec.path

@@ -21,6 +21,7 @@ from workflow_scripts.predict.engine_memory import (
     Term,
     batch_of,
     capture_sizes,
+    captured_limit,
     split_layers,
 )
 from workflow_scripts.predict.kv_capacity import explain_observed, main, predict_capacity
@@ -167,8 +168,9 @@ def test_graphs_by_hand():
 
 def test_a_b200_captures_larger_batches():
     # 1, 2 and 4; 8 to 248 in steps of 8; then up to 512, or 1024, in steps of 16.
-    for gpu, sizes in (("h200", 3 + 31 + 17), ("b200", 3 + 31 + 49)):
-        assert predict_capacity(LLAMA_8B, get_gpu(gpu), EngineSettings())["cuda_graphs"].how.startswith(f"{sizes} ")
+    assert len(capture_sizes(Batch(1, 1024, 8192), captured_limit(get_gpu("h200")))) == 3 + 31 + 17
+    assert len(capture_sizes(Batch(1, 1024, 8192), captured_limit(get_gpu("b200")))) == 3 + 31 + 49
+    assert capture_sizes(Batch(1, max_num_seqs=1, max_num_batched_tokens=2048)) == [1, 2]
 
 
 UNITS = {"num_blocks": "blocks", "kv_cache_tokens": "tokens", "max_concurrency": "requests", "feasible": "bool"}
@@ -251,24 +253,16 @@ def test_default_batches_go_by_the_gpu(gpu, usage, seqs, tokens):
     assert (batch.max_model_len, batch.max_num_seqs, batch.max_num_batched_tokens) == (4096, seqs, tokens)
 
 
-@pytest.mark.parametrize(
-    ("memory_gib", "seqs", "tokens"), [(69.9, 256, 2048), (70, 1024, 8192), (159.9, 1024, 8192), (160, 1024, 16384)]
-)
-def test_default_batches_grow_at_70_and_160_gib(memory_gib, seqs, tokens):
-    card = H100.model_copy(update={"usable_memory_bytes": memory_gib * 2**30})
-    batch = batch_of(EngineSettings(max_model_len=4096), LLAMA_8B, card)
-    assert (batch.max_num_seqs, batch.max_num_batched_tokens) == (seqs, tokens)
-
-
-@pytest.mark.parametrize(
-    ("usage", "ranks", "seqs", "tokens"),
-    [("server", 1, 128, 2048), ("offline", 1, 256, 4096), ("server", 3, 384, 6144), ("offline", 3, 768, 12288)],
-)
-def test_default_batches_of_a_cpu_grow_with_its_ranks(usage, ranks, seqs, tokens):
-    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
-        settings = EngineSettings(max_model_len=4096, usage=usage, **{name: ranks})
-        batch = batch_of(settings, LLAMA_8B, get_gpu("cpu-all"))
-        assert (batch.max_num_seqs, batch.max_num_batched_tokens) == (seqs, tokens)
+def test_default_batches_grow_at_70_and_160_gib_and_with_the_ranks_of_a_cpu():
+    for memory_gib, expected in {69.9: (256, 2048), 70: (1024, 8192), 159.9: (1024, 8192), 160: (1024, 16384)}.items():
+        card = H100.model_copy(update={"usable_memory_bytes": memory_gib * 2**30})
+        batch = batch_of(EngineSettings(max_model_len=4096), LLAMA_8B, card)
+        assert (batch.max_num_seqs, batch.max_num_batched_tokens) == expected
+    for usage, one in {"server": (128, 2048), "offline": (256, 4096)}.items():
+        for ranks in ({}, {"tensor_parallel_size": 3}, {"pipeline_parallel_size": 3}):
+            settings = EngineSettings(max_model_len=4096, usage=usage, **ranks)
+            batch, factor = batch_of(settings, LLAMA_8B, get_gpu("cpu-all")), 3 if ranks else 1
+            assert (batch.max_num_seqs, batch.max_num_batched_tokens) == (factor * one[0], factor * one[1])
 
 
 def test_a_batch_is_no_larger_than_its_tokens():
@@ -394,12 +388,6 @@ def test_settings_without_a_prediction_are_refused(settings, message):
         predict_capacity(QWEN2_7B, get_gpu("h200"), EngineSettings(**settings))
 
 
-def test_capture_sizes_stop_at_what_a_batch_can_hold():
-    assert capture_sizes(Batch(1, max_num_seqs=1, max_num_batched_tokens=2048)) == [1, 2]
-    assert len(capture_sizes(Batch(1, max_num_seqs=256, max_num_batched_tokens=2048))) == 51
-    assert capture_sizes(Batch(1, max_num_seqs=1024, max_num_batched_tokens=8192), limit=1024)[-1] == 1024
-
-
 # --- blocks that were published for an L4 ----------------------------------------------------------------------------
 
 PUBLISHED_ON_AN_L4 = [(0.5, 8788), (0.9, 17234)]
@@ -430,9 +418,7 @@ def test_blocks_of_the_predicted_device_and_of_twice_the_width_are_told_apart(wi
     assert found["implied_overhead"].value == pytest.approx(GIB / width, rel=2e-3)
 
 
-def test_one_utilization_or_no_profiling_explains_nothing():
-    with pytest.raises(CapacityError, match="two utilizations"):
-        explain_observed(l4_terms(), [(0.5, 8788), (0.5, 8790)])
+def test_without_profiling_nothing_is_explained():
     with pytest.raises(CapacityError, match="given size"):
         explain_observed(l4_terms(kv_cache_memory_bytes=2**30), PUBLISHED_ON_AN_L4)
 
@@ -541,9 +527,7 @@ def test_a_log_with_the_memory_needs_no_weights(tmp_path, capsys):
 def test_the_capacity_of_a_model_of_unknown_structure_is_unknown(tmp_path, capsys):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "made_up"}))
     assert main(["--model", str(tmp_path), "--gpu", "l4", *REQUIRED]) == 0
-    record = json.loads(capsys.readouterr().out)
-    assert "'made_up' is not" in record.pop("unknown")
-    assert record == {"source": "predicted", "model": str(tmp_path), "gpu": "l4"}
+    assert set(json.loads(capsys.readouterr().out)) == {"source", "model", "gpu", "unknown"}
 
 
 @pytest.mark.parametrize(
@@ -564,12 +548,12 @@ def test_bad_input_ends_with_2_and_one_message(change, message, capsys):
     assert error.count("\n") == 1
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"num_gpu_blocks": 3}', '{"available_kv_cache_gib": "5"}'])
-def test_a_log_that_says_nothing_of_memory_is_refused(text, tmp_path, capsys):
-    log = tmp_path / "log.json"
-    log.write_text(text)
-    assert main(["--model", "opt-125m", "--gpu", "l4", "--from-log", str(log), *REQUIRED]) == 2
-    assert "log.json: " in capsys.readouterr().err
+def test_a_log_that_says_nothing_of_memory_is_refused(tmp_path, capsys):
+    for text in ("{", "[]", '{"num_gpu_blocks": 3}', '{"available_kv_cache_gib": "5"}'):
+        (tmp_path / "log.json").write_text(text)
+        options = ["--model", "opt-125m", "--gpu", "l4", "--from-log", str(tmp_path / "log.json")]
+        assert main([*options, *REQUIRED]) == 2
+        assert "log.json: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -107,15 +107,11 @@ def test_the_last_that_runs_gives_its_blocks():
     expected = [{0: 2, 1: 2}, {0: 1}, {0: 1}, {0: 1}, {1: 3}, {1: 1}, {1: 1}]
     assert scheduled(requests, settings) == expected
     schedule = make_schedule(requests, settings)
-    assert schedule.preemptions.tolist() == [0, 1]
-    assert schedule.recomputed_tokens.tolist() == [0, 3]
-    assert schedule.first_step.tolist() == [0, 0]
-    assert schedule.first_token_step.tolist() == [0, 0]
-    assert schedule.last_token_step.tolist() == [3, 6]
-    assert schedule.peak_blocks_held == 3
-    assert schedule.needs_blocks is None
-    assert schedule.holds_for(4)
-    assert not schedule.holds_for(5)
+    columns = {"preemptions": [0, 1], "recomputed_tokens": [0, 3], "first_step": [0, 0], "first_token_step": [0, 0]}
+    columns["last_token_step"] = [3, 6]
+    assert {name: getattr(schedule, name).tolist() for name in columns} == columns
+    assert (schedule.peak_blocks_held, schedule.needs_blocks) == (3, None)
+    assert (schedule.holds_for(4), schedule.holds_for(5)) == (True, False)
 
 
 @pytest.mark.parametrize(("caching", "tokens"), [(True, 3), (False, 5)])

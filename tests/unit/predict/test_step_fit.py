@@ -38,6 +38,7 @@ def test_the_steps_of_a_calibration_predict_other_requests():
     assert found.costs.overlap is False
     assert found.band.throughput == pytest.approx(1, abs=0.05)
     assert found.passes == found.measured_passes
+    assert found.most["sequences"] == 16
 
 
 def steps_of(rng, costs):
@@ -88,18 +89,26 @@ def test_the_host_and_the_reads_of_huggingface_on_a_gpu_are_fitted():
     assert found.costs.launch.eager_layers == pytest.approx(launch.eager_layers, rel=0.2)
 
 
-def test_passes_of_the_first_round_and_without_their_steps_do_not_count():
-    record = calibration_with(CPU, rounds=1)
+def with_passes(passes):
+    """The first start of a calibration alone, with these of its passes."""
+    record = calibration_with(CPU)
+    start = record.starts[0]
+    return record.model_copy(update={"starts": [start.model_copy(update={"passes": list(passes(start.passes))})]})
+
+
+UNUSABLE = {
+    "of the first round": lambda: calibration_with(CPU, rounds=1),
+    "of a second depth alone": lambda: with_passes(lambda passes: ()),
+    "without their steps": lambda: with_passes(
+        lambda passes: (one.model_copy(update={"step_ends_s": one.step_ends_s[1:]}) for one in passes)
+    ),
+}
+
+
+@pytest.mark.parametrize("record", UNUSABLE.values(), ids=UNUSABLE)
+def test_passes_that_do_not_count(record):
     with pytest.raises(FitError, match="no requests were served twice"):
-        fit_calibration(record, facts_of("tiny-llama-57m"), True)
-    whole = calibration_with(CPU)
-    broken = [one.model_copy(update={"step_ends_s": one.step_ends_s[1:]}) for one in whole.starts[0].passes]
-    with pytest.raises(FitError, match="no requests were served twice"):
-        fit_calibration(
-            whole.model_copy(update={"starts": [whole.starts[0].model_copy(update={"passes": broken})]}),
-            facts_of("tiny-llama-57m"),
-            True,
-        )
+        fit_calibration(record(), facts_of("tiny-llama-57m"), True)
 
 
 def test_another_model_follows_from_two_depths_and_the_rates():
@@ -133,20 +142,6 @@ def test_the_band_has_what_differs_from_start_to_start():
 
 @pytest.mark.parametrize("points", [1, 8])
 def test_with_fewer_than_nine_points_there_is_no_band(points):
-    record = calibration_with(CPU)
-    few = [one for one in record.starts[0].passes if one.point < points]
-    record = record.model_copy(update={"starts": [record.starts[0].model_copy(update={"passes": few})]})
-    found = fit_calibration(record, facts_of("tiny-llama-57m"), True)
+    few = with_passes(lambda passes: (one for one in passes if one.point < points))
+    found = fit_calibration(few, facts_of("tiny-llama-57m"), True)
     assert (found.band.points, found.band.throughput, found.band.ttft) == (points, None, None)
-
-
-def test_a_second_depth_alone_is_no_calibration_of_the_model():
-    record = calibration_with(CPU)
-    record.starts[0].passes.clear()
-    with pytest.raises(FitError, match="no requests were served twice"):
-        fit_calibration(record, facts_of("tiny-llama-57m"), True)
-
-
-def test_what_the_calibration_covered_is_known():
-    found = fit_calibration(calibration_with(CPU), facts_of("tiny-llama-57m"), True)
-    assert found.most["sequences"] == 16
