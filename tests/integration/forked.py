@@ -72,11 +72,6 @@ def main(argv: Sequence[str]) -> int:
 
 if __name__ == "__main__":
     ended = run(
-        "tests.integration.forked",
-        sys.argv[1:],
-        sys.stderr.buffer,
-        dict(os.environ),
-        LIMIT_S,
-        VLLM_SERVE.preload,
+        "tests.integration.forked", sys.argv[1:], sys.stderr.buffer, dict(os.environ), LIMIT_S, VLLM_SERVE.preload
     )
     raise SystemExit(ended.exit_status)

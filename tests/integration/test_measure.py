@@ -20,6 +20,7 @@ import pytest
 from filelock import FileLock
 
 from tests.integration.conftest import CHECKOUT, SHORT, outcome_of, snakemake_command
+from tests.processes import is_session_gone, measuring, wait_for
 from workflow_scripts.catalog.gpus_and_models import get_model
 from workflow_scripts.common.files import read_jsonl
 from workflow_scripts.engines.registry import get_engine
@@ -397,35 +398,19 @@ def start_cell(study: Path, results: Path, cell: str, environment: dict[str, str
 
 def engine_process(results: Path, timeout_s: float = 120, sign: str = "init engine") -> psutil.Process:
     """The child that measures a cell of `results`, once there is a sign in its log."""
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        for log in results.glob("small/cells/*/*/*/*/*/raw.partial/engine.log"):
-            if sign in log.read_text(encoding="utf-8", errors="replace"):
-                for process in psutil.process_iter(["cmdline"]):
-                    if "sample-device" in (process.info["cmdline"] or []) and str(results) in " ".join(
-                        process.info["cmdline"]
-                    ):
-                        parent = process.parent()
-                        assert parent is not None
-                        return parent
-        time.sleep(0.1)
-    raise AssertionError("no engine came up")
+
+    def look() -> psutil.Process | None:
+        logs = results.glob("small/cells/*/*/*/*/*/raw.partial/engine.log")
+        is_up = any(sign in log.read_text(encoding="utf-8", errors="replace") for log in logs)
+        return measuring(results) if is_up else None
+
+    found = wait_for(look, timeout_s, "an engine")
+    assert found is not None
+    return found
 
 
-def session_is_gone(session: int, timeout_s: float = 60) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        members = []
-        for process in psutil.process_iter():
-            try:
-                if os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE:
-                    members.append(process)
-            except (ProcessLookupError, psutil.NoSuchProcess):
-                continue
-        if not members:
-            return True
-        time.sleep(0.1)
-    return False
+def session_is_gone(session: int) -> bool:
+    return wait_for(lambda: is_session_gone(session), what=f"the end of session {session}")
 
 
 @pytest.fixture

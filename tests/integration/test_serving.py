@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
@@ -17,6 +16,7 @@ import psutil
 import pytest
 
 from tests.integration.served_study import CHECKOUT, SECRETS, made, study, write
+from tests.processes import is_session_gone, measuring, wait_for
 from workflow_scripts.common.files import read_jsonl
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.outcome import Outcome, read_outcome
@@ -280,24 +280,15 @@ def ended(command: "subprocess.Popen[str]", folder: Path, cell: str) -> Outcome:
     return outcome(folder / "results" / "served", cell)
 
 
-def no_longer(running: Callable[[], list[int]], limit_s: float = 60) -> bool:
-    """Whether no process is left; one that was killed goes when it next gets a core."""
-    deadline = time.monotonic() + limit_s
-    while running():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
+def no_server_is_left() -> bool:
+    """Wait until no server of the fault tests runs any more; one that was killed goes when it next gets a core."""
 
+    def all_gone() -> bool:
+        running = psutil.process_iter(["cmdline", "status"])
+        ours = [p for p in running if "a-server-of-the-fault-tests" in (p.info["cmdline"] or [])]
+        return all(p.info["status"] == psutil.STATUS_ZOMBIE for p in ours)
 
-def sleepers() -> list[int]:
-    """Servers of the fault tests that still run, by a word of their command lines."""
-    found = []
-    for process in psutil.process_iter(["cmdline", "status"]):
-        words = process.info["cmdline"] or []
-        if "a-server-of-the-fault-tests" in words and process.info["status"] != psutil.STATUS_ZOMBIE:
-            found.append(process.pid)
-    return found
+    return wait_for(all_gone, what="the end of the servers")
 
 
 def command_of(code: str, *words: object) -> dict[str, object]:
@@ -311,7 +302,7 @@ def test_a_server_that_never_becomes_healthy_is_a_timeout(tmp_path, measure):
     assert found.outcome == "timeout"
     assert "not healthy after 2 s; /health last said: [Errno 111] Connection refused" in str(found.reason)
     assert found.repeats == []
-    assert no_longer(sleepers)
+    assert no_server_is_left()
 
 
 def test_a_server_that_ends_at_once_and_one_that_is_not_there_are_errors_with_reasons(tmp_path, measure):
@@ -340,7 +331,7 @@ def test_a_taken_port_is_told_and_nothing_is_measured_in_its_place(tmp_path, mea
     assert found.outcome == "engine_error"
     assert f"port {port} of 127.0.0.1 is not available: Address already in use" in str(found.reason)
     assert found.repeats == []
-    assert no_longer(sleepers)
+    assert no_server_is_left()
 
 
 def test_requests_that_get_500s_are_an_error_and_count_for_nothing(tmp_path, measure):
@@ -358,7 +349,7 @@ def test_requests_that_get_500s_are_an_error_and_count_for_nothing(tmp_path, mea
     requests = raw(tmp_path / "results" / "served", at("breaks"), "requests")
     assert [r["error"] is None for r in requests].count(True) == 5
     assert {r["repeat"] for r in requests} == {0}
-    assert no_longer(sleepers)
+    assert no_server_is_left()
 
 
 def test_a_server_that_answers_is_measured_with_its_own_counts(tmp_path, measure):
@@ -367,7 +358,7 @@ def test_a_server_that_answers_is_measured_with_its_own_counts(tmp_path, measure
     assert found.outcome == "ok", found.reason
     assert [r.repeat for r in found.repeats] == [0, 1]
     assert found.effective["prompts"] == "token_ids"
-    assert no_longer(sleepers)
+    assert no_server_is_left()
 
 
 @pytest.mark.parametrize("cell", [at("slow") + "-rate4", LONG], ids=["another", "vllm"])
@@ -382,38 +373,23 @@ def test_a_server_killed_in_mid_load_is_an_error_with_its_end_as_the_reason(tmp_
     assert "requests failed; the first: the server was killed by signal 9 (SIGKILL)" in str(found.reason)
     requests = raw(tmp_path / "results" / "served", cell, "requests")
     assert any("killed by signal 9" in str(r["error"]) for r in requests)
-    assert no_longer(lambda: members(session))
+    wait_for(lambda: is_session_gone(session), what="the end of the session")
     json.dumps(requests, allow_nan=False)
 
 
 def server_under_load(evidence: Path, limit_s: float = 200) -> int:
     """The leader of the server's process group, once the load that counts is on it."""
-    deadline = time.monotonic() + limit_s
     log = evidence / "engine.log"
-    while time.monotonic() < deadline:
-        if log.exists() and "warmed up by " in log.read_text(encoding="utf-8", errors="replace"):
-            time.sleep(1)
-            for process in psutil.process_iter(["cmdline"]):
-                if "sample-device" in (process.info["cmdline"] or []) and str(evidence) in " ".join(
-                    process.info["cmdline"]
-                ):
-                    measuring = process.parent()
-                    assert measuring is not None
-                    (leader,) = (c.pid for c in measuring.children() if os.getpgid(c.pid) == c.pid)
-                    return leader
-        time.sleep(0.1)
-    raise AssertionError("no server came under load")
 
+    def is_under_load() -> bool:
+        return log.exists() and "warmed up by " in log.read_text(encoding="utf-8", errors="replace")
 
-def members(session: int) -> list[int]:
-    found = []
-    for process in psutil.process_iter(["status"]):
-        try:
-            if os.getsid(process.pid) == session and process.info["status"] != psutil.STATUS_ZOMBIE:
-                found.append(process.pid)
-        except ProcessLookupError:
-            continue
-    return found
+    wait_for(is_under_load, limit_s, "a server under load")
+    time.sleep(1)
+    process = measuring(evidence)
+    assert process is not None
+    (leader,) = (c.pid for c in process.children() if os.getpgid(c.pid) == c.pid)
+    return leader
 
 
 def test_the_cells_of_the_study_are_those_that_are_checked(tmp_path):

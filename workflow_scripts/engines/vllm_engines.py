@@ -254,8 +254,5 @@ VLLM = EngineDescription(
     steps_by="workflow_scripts.predict.vllm_cells:vllm_steps",
 )
 VLLM_SERVE = replace(
-    VLLM,
-    name="vllm-serve",
-    knobs=VllmServeKnobs,
-    adapter="workflow_scripts.measure.vllm_serve:VllmServe",
+    VLLM, name="vllm-serve", knobs=VllmServeKnobs, adapter="workflow_scripts.measure.vllm_serve:VllmServe"
 )

@@ -30,8 +30,7 @@ from workflow_scripts.device.device_rates import read_device_rates
 from workflow_scripts.engines.registry import get_engine
 from workflow_scripts.measure.cell import note_wrong_node
 from workflow_scripts.measure.forkserver import ForkServerError
-from workflow_scripts.measure.forkserver import run as run_forked
-from workflow_scripts.measure.job import MEASURED, Job
+from workflow_scripts.measure.job import Job
 from workflow_scripts.measure.provenance import provenance
 from workflow_scripts.physics.model_facts import ModelFactsError, facts_on, vocabulary_size
 from workflow_scripts.study.calibrations import (
@@ -241,9 +240,9 @@ def _forked(
     for point in points:
         places.append(list(range(len(requests), len(requests) + len(point))))
         requests += [Request([draw.randrange(vocab) for _ in range(prompt)], output) for prompt, output in point]
-    workload, job = evidence / "requests_to_serve.jsonl", evidence / JOB
+    workload = evidence / "requests_to_serve.jsonl"
     write_jsonl(workload, (r.as_line(str(i)) for i, r in enumerate(requests)))
-    Job(
+    job = Job(
         definition=definition,
         model_dir=model_dir,
         workload=workload,
@@ -251,21 +250,12 @@ def _forked(
         passes=[places[point] for point in passes],
         passes_s=limit_s,
         start_limit_s=START_LIMIT_S,
-    ).write(job)
-    with (evidence / ENGINE_LOG).open("wb") as log:
-        ended = run_forked(
-            "workflow_scripts.measure.run",
-            [str(job)],
-            log,
-            dict(os.environ),
-            START_LIMIT_S + 2 * limit_s,
-            get_engine(definition.engine).preload,
-        )
-    written = evidence / MEASURED
-    if ended.exit_status != 0 or not written.exists():
+    )
+    job.write(evidence / JOB)
+    _, measured = job.run(START_LIMIT_S + 2 * limit_s)
+    if measured is None:
         log_text = (evidence / ENGINE_LOG).read_text(encoding="utf-8", errors="replace").splitlines()
         raise CalibrationRunError("the engine broke:\n" + "\n".join(log_text[-LOG_TAIL_LINES:]))
-    measured = Measured.model_validate(read_json(written))
     if measured.wrong_device:
         raise WrongDeviceError(measured.reason or "the wrong device")
     if measured.outcome != "ok":

@@ -25,12 +25,9 @@ from filelock import FileLock
 from workflow_scripts.catalog.gpus_and_models import load_gpus
 from workflow_scripts.cluster.attempt import Attempt
 from workflow_scripts.common.command import ATTEMPT, ATTEMPTS, RESULTS, STUDY, command, option, positive
-from workflow_scripts.common.files import read_json
 from workflow_scripts.device.device_check import device_lock, held_lock
-from workflow_scripts.engines.registry import get_engine
 from workflow_scripts.measure.engine import SCRATCH
 from workflow_scripts.measure.forkserver import ForkServerError
-from workflow_scripts.measure.forkserver import run as run_forked
 from workflow_scripts.measure.job import MEASURED, Job
 from workflow_scripts.measure.provenance import provenance
 from workflow_scripts.study.definition import (
@@ -73,8 +70,7 @@ def measure_cell(study: Study, cell: Cell, paths: StudyPaths, attempt: Attempt, 
     shutil.rmtree(evidence, ignore_errors=True)
     evidence.mkdir(parents=True)
     time_limit_s = attempt.time_limit_s(study.cell_time_limit_s)
-    job = evidence / JOB
-    Job(
+    job = Job(
         definition=definition,
         model_dir=model_dir,
         draft_model_dir=draft_model_dir,
@@ -83,28 +79,24 @@ def measure_cell(study: Study, cell: Cell, paths: StudyPaths, attempt: Attempt, 
         start_limit_s=min(study.server_start_limit_s, time_limit_s),
         # All cells of a round get the same arrivals, and each round gets others.
         arrival_seed=SEED + start.round - 1,
-    ).write(job)
+    )
+    job.write(evidence / JOB)
     with device_lock(load_gpus()[cell.gpu], cell.knobs.ranks) as idle_before_s:
         print(f"measuring {cell.id}" + (f", start {start.start}" if start.start > 1 else ""), flush=True)
         began = time.monotonic()
-        with (evidence / ENGINE_LOG).open("wb") as log:
-            ended = run_forked(
-                *("workflow_scripts.measure.run", [str(job)], log, dict(os.environ), time_limit_s),
-                preload=get_engine(cell.engine).preload,
-            )
-    measured = evidence / MEASURED
-    if ended.exit_status is None:
+        exit_status, measured = job.run(time_limit_s)
+    if exit_status is None:
         reason = f"not done after {time_limit_s:g} s; the engine and all its processes were killed"
         if not attempt.last:
             return _left_to_the_next(attempt, evidence, reason, status=1)
         record = Measured(outcome="timeout", reason=reason)
-    elif ended.exit_status != 0 or not measured.exists():
-        _report_failure(evidence, ended.exit_status)
+    elif measured is None:
+        _report_failure(evidence, exit_status)
         return 1
     else:
-        record = Measured.model_validate(read_json(measured))
-        measured.unlink()
-    job.unlink()
+        record = measured
+        (evidence / MEASURED).unlink()
+    (evidence / JOB).unlink()
     if record.wrong_device:
         reason = record.reason or "the wrong device"
         note_wrong_node(paths.wrong_nodes(cell.gpu), reason)

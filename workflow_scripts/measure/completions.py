@@ -36,7 +36,6 @@ class Answer:
     output_tokens: int = 0
     ttft: float = 0.0
     itl: list[float] = field(default_factory=list)
-    latency: float = 0.0
     generated_text: str = ""
     token_ids: list[int] | None = None
 
@@ -85,7 +84,6 @@ async def stream_completion(asked: Asked, session: Any) -> Answer:
         output.success = True
         output.ttft = pieces_s[0] - output.start_time
         output.itl = [later - earlier for earlier, later in pairwise(pieces_s)]
-        output.latency = pieces_s[-1] - output.start_time
     except Exception as e:
         output.error = str(e) if isinstance(e, ServerError) else f"{type(e).__name__}: {e}"
     return output

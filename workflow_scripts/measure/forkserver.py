@@ -56,12 +56,7 @@ def run(
     is `env`, plus variables that the preloaded modules set and `env` lacks. The child and everything that it started
     are killed after `time_limit_s`, or when this process ends. The limit counts from the fork, not from the start of
     the server. Raises ForkServerError if no server could be started, or it ended during the job."""
-    job = {
-        "module": module,
-        "argv": list(argv),
-        "env": env,
-        "cwd": str(Path.cwd()),
-    }
+    job = {"module": module, "argv": list(argv), "env": env, "cwd": str(Path.cwd())}
     for _ in range(3):
         with _connection(preload) as server:
             try:

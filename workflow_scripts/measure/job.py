@@ -1,11 +1,16 @@
 """The input of the process that measures a cell: the record `job.json`."""
 
 import math
+import os
 from pathlib import Path
 
 from workflow_scripts.common.files import read_json
 from workflow_scripts.common.records import Record
+from workflow_scripts.engines.registry import get_engine
+from workflow_scripts.measure.forkserver import run as run_forked
 from workflow_scripts.study.definition import Definition
+from workflow_scripts.study.outcome import Measured
+from workflow_scripts.study.paths import ENGINE_LOG, JOB
 from workflow_scripts.study.protocol import SEED
 
 # Written last by that process, beside its input: what it observed.
@@ -27,7 +32,12 @@ class Job(Record):
     passes: list[list[int]] | None = None
     passes_s: float | None = None
 
-
-def read_job(path: Path) -> Job:
-    """Read the record. Raises pydantic.ValidationError if the file does not follow the schema."""
-    return Job.model_validate(read_json(path))
+    def run(self, limit_s: float) -> tuple[int | None, Measured | None]:
+        """Run the record, as it was written into the evidence, in a forked process; raises as `forkserver.run` does.
+        Return the process's exit status, None if it was killed after `limit_s`, and what it observed, None if it
+        broke."""
+        with (self.evidence / ENGINE_LOG).open("wb") as log:
+            words = ("workflow_scripts.measure.run", [str(self.evidence / JOB)], log, dict(os.environ), limit_s)
+            status = run_forked(*words, get_engine(self.definition.engine).preload).exit_status
+        measured = self.evidence / MEASURED
+        return status, Measured.model_validate(read_json(measured)) if status == 0 and measured.exists() else None

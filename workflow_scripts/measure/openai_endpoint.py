@@ -13,7 +13,7 @@ from workflow_scripts.measure.client import Target
 from workflow_scripts.measure.engine import SCRATCH, EngineSetup
 from workflow_scripts.measure.hf_model import with_random_weights
 from workflow_scripts.measure.processes import LastCommand, ServerProcess
-from workflow_scripts.measure.server_engine import Serving, address_on, check_port_is_free, free_port, new_api_key
+from workflow_scripts.measure.server_engine import Serving, check_port_is_free, free_port, new_address
 from workflow_scripts.measure.server_http import Address, ServerError
 from workflow_scripts.study.outcome import Effective
 from workflow_scripts.workloads.request import Prompt, Request
@@ -42,13 +42,9 @@ class OpenAiEndpoint(Serving):
             address, server = Address(endpoint.base_url.rstrip("/"), key), None
         else:
             port = endpoint.port or free_port()
-            self._values = {
-                "port": str(port),
-                "model_dir": model_dir,
-                "api_key": new_api_key(),
-                "name": f"kvsweep-{secrets.token_hex(4)}",
-            }
-            address = address_on(port, self._values["api_key"])
+            address = new_address(port)
+            name = f"kvsweep-{secrets.token_hex(4)}"
+            self._values = {"port": str(port), "model_dir": model_dir, "api_key": str(address.api_key), "name": name}
             check_port_is_free(port)
             own = dict(zip(endpoint.environment, self._filled(list(endpoint.environment.values())), strict=True))
             words, environment = self._filled(endpoint.command), {**os.environ, **own}

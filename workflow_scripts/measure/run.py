@@ -20,14 +20,14 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from workflow_scripts.catalog.gpus_and_models import load_gpus
-from workflow_scripts.common.files import read_jsonl, write_json, write_jsonl
+from workflow_scripts.common.files import read_json, read_jsonl, write_json, write_jsonl
 from workflow_scripts.device.device_check import WrongDeviceError, found_device, lost_gpu, use_cores
 from workflow_scripts.device.device_record import Device, LoadByOthers
 from workflow_scripts.device.host_load import HostLoad
 from workflow_scripts.device.processor import dtype_on
 from workflow_scripts.measure.engine import SCRATCH, Engine, EngineSetup, Metrics, RequestRecord, Step, make_engine
 from workflow_scripts.measure.failures import request_failures, run_failure, start_failure
-from workflow_scripts.measure.job import MEASURED, Job, read_job
+from workflow_scripts.measure.job import MEASURED, Job
 from workflow_scripts.measure.trace import sampled
 from workflow_scripts.study.definition import Definition
 from workflow_scripts.study.outcome import Effective, ExpertsTouched, Measured, Repeat, Verdict, WarmUp
@@ -250,5 +250,5 @@ def _read_requests(path: Path) -> list[Request]:
 def main(argv: Sequence[str]) -> int:
     """Measure the cell that a job file describes; the fork server calls it with the path of that file."""
     (job,) = argv
-    measure(read_job(Path(job)))
+    measure(Job.model_validate(read_json(Path(job))))
     return 0

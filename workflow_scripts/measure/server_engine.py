@@ -123,11 +123,6 @@ def check_port_is_free(port: int) -> None:
             raise ServerError(f"port {port} of {LOOPBACK} is not available: {e.strerror}") from None
 
 
-def address_on(port: int, api_key: str | None) -> Address:
-    """The address of a server on this machine, reachable from this machine only."""
-    return Address(f"http://{LOOPBACK}:{port}", api_key)
-
-
-def new_api_key() -> str:
-    """A new random key."""
-    return secrets.token_urlsafe(24)
+def new_address(port: int) -> Address:
+    """The address of a server on this machine, reachable from this machine only, with a new random key."""
+    return Address(f"http://{LOOPBACK}:{port}", secrets.token_urlsafe(24))

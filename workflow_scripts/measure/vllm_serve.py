@@ -10,7 +10,7 @@ from workflow_scripts.engines.vllm_engines import VllmServeKnobs, command_line
 from workflow_scripts.measure.client import Target
 from workflow_scripts.measure.engine import forget_prefixes
 from workflow_scripts.measure.processes import ServerProcess
-from workflow_scripts.measure.server_engine import LOOPBACK, Serving, address_on, free_port, new_api_key
+from workflow_scripts.measure.server_engine import LOOPBACK, Serving, free_port, new_address
 from workflow_scripts.measure.vllm_offline import effective_settings, fork_the_engine_core, vllm_environment
 from workflow_scripts.study.outcome import Effective
 
@@ -22,13 +22,13 @@ class VllmServe(Serving):
     """The API server in a fork of this process, which has imported vLLM, and its engine core in another fork."""
 
     def _launch(self) -> tuple[ServerProcess, Target, str]:
-        port, api_key = free_port(), new_api_key()
+        address = new_address(port := free_port())
         on_cpu = self._setup.device_kind == "cpu"
         words = self._arguments(port)
-        environment = self._environment(api_key)
+        environment = self._environment(str(address.api_key))
         effective = self._setup.evidence / EFFECTIVE
         target = Target(
-            address_on(port, api_key),
+            address,
             SERVED_MODEL_NAME,
             extra_body={"ignore_eos": True, **({"return_token_ids": True} if self._setup.keep_answers else {})},
             sampling=self._setup.sampling,

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from workflow_scripts.measure import cell as command
+from workflow_scripts.measure import job
 from workflow_scripts.measure.forkserver import Ended
 from workflow_scripts.study.definition import cell_definition, model_key, resolved_models, workload_key
 from workflow_scripts.study.grid import Cell, expand
@@ -39,7 +40,7 @@ def let_measure(monkeypatch: pytest.MonkeyPatch, *records: dict[str, Any]) -> No
         (Path(arguments[0]).parent / "measured.json").write_text(json.dumps(next(left)))
         return Ended(0)
 
-    monkeypatch.setattr(command, "run_forked", measured)
+    monkeypatch.setattr(job, "run_forked", measured)
 
 
 def test_a_full_disk_leaves_a_last_line_and_no_half_evidence(tmp_path, monkeypatch, capsys):

@@ -6,12 +6,12 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 
+from tests.processes import is_gone, wait_for
 from workflow_scripts.measure import forkserver
 from workflow_scripts.measure.forkserver import Ended, ForkServerError, run
 
@@ -45,25 +45,6 @@ def call(
     with log.open("wb") as stream:
         ended = run(JOBS, argv, stream, {**os.environ, **variables}, time_limit_s, preload)
     return ended, log.read_text(encoding="utf-8")
-
-
-def gone(pid: int, timeout_s: float = 60) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-            return True
-        time.sleep(0.02)
-    return False
-
-
-def hanging(log: Path, timeout_s: float = 60) -> list[int]:
-    """Process ids of the job that hangs and of its helper."""
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        if log.exists() and log.read_text(encoding="utf-8").endswith("\n"):
-            return [int(word) for word in log.read_text(encoding="utf-8").split()]
-        time.sleep(0.02)
-    raise AssertionError("the job did not start")
 
 
 def test_a_job_has_its_own_log_environment_and_status(tmp_path, server):
@@ -117,7 +98,7 @@ def test_a_hanging_job_is_killed_with_all_that_it_started(tmp_path, server):
     assert ended == Ended(None)
     pids = [int(word) for word in log.split()]
     assert len(pids) == 2
-    assert all(gone(pid) for pid in pids)
+    wait_for(lambda: all(map(is_gone, pids)), what="the end of the job")
 
 
 def test_a_job_dies_with_its_server_and_the_command_is_told(tmp_path, server):
@@ -131,17 +112,19 @@ def test_a_job_dies_with_its_server_and_the_command_is_told(tmp_path, server):
 
     thread = threading.Thread(target=ask)
     thread.start()
-    job, helper = hanging(tmp_path / "hang.log")
+    log = tmp_path / "hang.log"
+    wait_for(lambda: log.exists() and log.read_text(encoding="utf-8").endswith("\n"), what="the job")
+    job, helper = map(int, log.read_text(encoding="utf-8").split())
     server[0].kill()
     thread.join(timeout=60)
     assert "went away while the cell ran" in str(caught[0])
-    assert gone(job)
+    wait_for(lambda: is_gone(job), what="the end of the job")
     psutil.Process(helper).kill()  # the kernel ends the child; what that had started is its own to end
 
 
 def test_an_idle_server_ends_and_the_next_job_starts_another(tmp_path, server):
     call(tmp_path, "say", "0")
-    assert gone(server[0].pid)
+    wait_for(lambda: is_gone(server[0].pid), what="the end of the idle server")
     assert not list(tmp_path.glob("kvsweep-*/*.sock"))
     assert call(tmp_path, "say", "0")[0] == Ended(0)
     assert len(server) == 2

@@ -5,11 +5,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
-import psutil
-
+from tests.processes import is_gone, wait_for
 from workflow_scripts.measure import processes
 from workflow_scripts.measure.forkserver import die_with_parent
 from workflow_scripts.measure.processes import LastCommand, ServerProcess
@@ -23,22 +21,11 @@ time.sleep(600)
 """
 
 
-def wait_for(done: Callable[[], bool], limit_s: float = 60) -> None:
-    deadline = time.monotonic() + limit_s
-    while not done():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def family(folder: Path, *words: str) -> tuple[ServerProcess, list[int]]:
     pids = folder / "pids"
     server = ServerProcess.command([sys.executable, "-c", FAMILY, str(pids), *words], dict(os.environ), folder)
     wait_for(lambda: pids.exists() and pids.read_text().endswith("\n"))
     return server, [int(word) for word in pids.read_text().split()]
-
-
-def is_gone(pid: int) -> bool:
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
 def test_a_child_whose_parent_has_died_before_ends_at_once():
