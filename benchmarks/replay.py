@@ -1,6 +1,6 @@
 """Replay complete grids: does a study that measures only what it chooses answer as the whole grid does?
 
-    make bench-replay             (or: python -m benchmarks.replay [--replays 20] [--seed 1] [--time-pct 25])
+    make bench-replay             (or: python -m benchmarks.replay [--replays 10] [--seed 1] [--time-pct 25])
 
 A replay reveals the results of a cell when it is chosen, until every question is answered or the share of the grid's
 device time is spent. The synthetic grid has 700 cells (4 GPUs, 5 block sizes, 7 limits of sequences, 5 workloads) by
@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -209,9 +210,9 @@ def _cells(
     return table.astype({name: str(SCHEMA.columns[name].dtype) for name in COLUMNS})
 
 
-def of_results(name: str) -> Grid | None:
-    """The grid of a complete study under results/; None if it was not measured here."""
-    folder, study_file = CHECKOUT / "results" / name, CHECKOUT / "config" / "studies" / f"{name}.yaml"
+def of_results(name: str, results: Path) -> Grid | None:
+    """The grid of a complete study in a folder of results; None if it was not measured there."""
+    folder, study_file = results / name, CHECKOUT / "config" / "studies" / f"{name}.yaml"
     if not (folder / "tables" / "cells.parquet").exists() or not (folder / "plan" / "plan.parquet").exists():
         return None
     study = load_study(study_file)
@@ -267,10 +268,10 @@ def replay(grid: Grid, truth: Truth, seed: int, time_share: float) -> Replayed:
             break
         measured |= set(choice.cells)
         rounds += 1
-    return _compared(grid, truth, questions, estimates, spent_s / total_s, rounds, time.monotonic() - began)
+    return compared(grid, truth, questions, estimates, spent_s / total_s, rounds, time.monotonic() - began)
 
 
-def _compared(
+def compared(
     grid: Grid,
     truth: Truth,
     questions: Sequence[Question],
@@ -279,6 +280,7 @@ def _compared(
     rounds: int,
     seconds: float,
 ) -> Replayed:
+    """The answers beside those of the whole grid, and how well bands hold for the check cells."""
     margin = log_margin(grid.margin_pct)
     same: dict[str, list[bool]] = {RECOMMENDATION: [], KNOBS: [], DEVICES: []}
     wrong = 0
@@ -317,9 +319,9 @@ def _is_same(question: Question, truth: Truth, margin: float) -> bool | None:
     return bool(abs(question.values.mean() - ratio) <= margin)
 
 
-def replays(name: str, count: int, seed: int, time_share: float) -> Iterator[Replayed]:
+def replays(name: str, results: Path, count: int, seed: int, time_share: float) -> Iterator[Replayed]:
     """Replays of one grid; the synthetic one is another in each."""
-    grid = None if name == "synthetic" else of_results(name)
+    grid = None if name == "synthetic" else of_results(name, results)
     truth = truth_of(grid) if grid else None
     for number in range(count):
         of_replay = grid or synthetic(np.random.default_rng([seed, number]))
@@ -333,17 +335,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1, help="of grids and check cells (default: %(default)s)")
     parser.add_argument("--time-pct", type=float, default=25.0, help="share of the device time (default: %(default)s)")
     parser.add_argument("--grids", nargs="+", default=["synthetic", "demo", "two_gpus"], help="default: %(default)s")
+    parser.add_argument("--results", type=Path, default=CHECKOUT / "results", help="folder of studies")
     args = parser.parse_args(argv)
     table = Table("grid", "replays", "time", "recommended", "verdicts", "ratios", "all the same", box=None)
     for heading in ("answered", "wrong answers", "check cells in band", "rounds", "seconds", ""):
         table.add_column(heading)
     fits = True
     for name in args.grids:
-        if name != "synthetic" and of_results(name) is None:
+        if name != "synthetic" and of_results(name, args.results) is None:
             continue
         console = Console(stderr=True)
         found = list(
-            track(replays(name, args.replays, args.seed, args.time_pct / 100), name, args.replays, console=console)
+            track(
+                replays(name, args.results, args.replays, args.seed, args.time_pct / 100),
+                name,
+                args.replays,
+                console=console,
+            )
         )
         row, of_grid = _row(name, found)
         fits &= of_grid
@@ -355,11 +363,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _row(name: str, replayed: Sequence[Replayed]) -> tuple[list[str], bool]:
     def mean(value: Callable[[Replayed], float]) -> float:
-        return float(np.nanmean([value(one) for one in replayed]))
+        values = [value(one) for one in replayed]
+        return float("nan") if np.isnan(values).all() else float(np.nanmean(values))
 
     shares = {kind: mean(lambda one, kind=kind: one.same[kind]) for kind in (RECOMMENDATION, KNOBS, DEVICES)}
     covered, wrong = mean(lambda one: one.covered), sum(one.wrong for one in replayed)
-    fits = min(shares.values()) >= LEAST_SAME and not wrong and covered >= LEAST_COVERED
+    fits = bool(np.nanmin([*shares.values()]) >= LEAST_SAME) and not wrong and covered >= LEAST_COVERED
     return [
         *(name, str(len(replayed)), _pct(mean(lambda one: one.time_share)), *map(_pct, shares.values())),
         *(_pct(mean(lambda one: one.all_same)), _pct(mean(lambda one: one.answered / one.asked)), str(wrong)),
@@ -369,7 +378,7 @@ def _row(name: str, replayed: Sequence[Replayed]) -> tuple[list[str], bool]:
 
 
 def _pct(share: float) -> str:
-    return f"{100 * share:.1f} %"
+    return "" if np.isnan(share) else f"{100 * share:.1f} %"
 
 
 if __name__ == "__main__":
