@@ -15,9 +15,9 @@ import yaml
 
 from workflow_scripts.common.command import command, option
 from workflow_scripts.common.yaml_file import read_yaml
+from workflow_scripts.study.calibrations import calibrations_of, check_calibrations
 from workflow_scripts.study.gpus_here import unmeasurable
 from workflow_scripts.study.grid import expand
-from workflow_scripts.study.calibrations import calibrations_of, check_calibrations
 from workflow_scripts.study.own_models import enter_models
 from workflow_scripts.study.study import Study, StudyError, study_of
 from workflow_scripts.workloads.workload_kinds import FileWorkload, ShareGptWorkload

@@ -34,9 +34,8 @@ _OF_WEIGHTS = ("quantization", "tensor_parallel_size", "pipeline_parallel_size",
 
 SCHEMA = table_schema(
     "answers",
-    "Requests with the same greedy tokens in two cells with the same weights. One row per pair of cells "
-    "that differ in one knob (baseline: smallest value), per pair of engines (each with its fewest "
-    "sequences), and per cell that was served several times.",
+    "Requests with the same greedy tokens in two cells with the same weights: cells that differ in one knob, engines "
+    "(each with its fewest sequences), and a cell that was served several times.",
     TEXT("study source gpu model workload", "as in `cells`"),
     TEXT("differs_in", "a knob, `engine`, or `again`: other passes and starts of the same cell"),
     TEXT("value baseline", "the two values; empty if the study leaves the knob out"),
@@ -50,8 +49,7 @@ SCHEMA = table_schema(
         "position of the first different token (of a text: character), from 1",
     ),
     TEXT("explanation", "the row in words"),
-    notes="The first pass of the first start of each cell is compared. After the first difference the "
-    "texts differ, so later differences are not counted.",
+    notes="The first pass of the first start of each cell is compared.",
 )
 
 

@@ -122,9 +122,8 @@ SCHEMA = table_schema(
 )
 BLOCKS_SCHEMA = table_schema(
     "blocks",
-    "Events of KV blocks by the rules of vLLM's scheduler, in order ([how](schedule.md)): of the first 64 "
-    "requests of each workload alone, in the cell with the smallest KV cache. `kvsweep trace-blocks` "
-    "traces all requests of any cell.",
+    "Events of KV blocks by the rules of vLLM's scheduler, in order ([how](schedule.md)), of the first 64 requests of "
+    "each workload in the cell with the smallest KV cache.",
     TEXT("cell_id gpu engine model workload knobs", "as in `cells`"),
     INTEGER("block_size", "tokens per block"),
     INTEGER("num_blocks", "predicted; the engine reserves one"),
@@ -141,7 +140,7 @@ BLOCKS_SCHEMA = table_schema(
     INTEGER("users", "requests that hold the block afterwards"),
     INTEGER(
         "tokens",
-        "tokens of the request in its blocks after the step (`shared`: tokens found); null if it loses the block",
+        "tokens of the request in its blocks after the step (`shared`: tokens found)",
     ),
     TEXT("source", "`predicted`"),
 )

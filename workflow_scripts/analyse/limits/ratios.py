@@ -54,8 +54,7 @@ _ALIKE = 0.1  # with bandwidths that differ by less, a speed-up cannot be attrib
 SCHEMA = table_schema(
     "ratios",
     "Speed-up of one device over another with the same setting, beside the ratios that may explain it. "
-    "One row per pair of devices, setting and metric; `gpu_a` is the faster one by the geometric mean "
-    "over all settings.",
+    "`gpu_a` is the faster one by the geometric mean over all settings.",
     TEXT("study source", "as in `cells`"),
     TEXT("gpu_a gpu_b", "every ratio is of `a` over `b`"),
     TEXT("engine model workload knobs", "as in `cells`"),
@@ -75,7 +74,7 @@ SCHEMA = table_schema(
     ),
     NUMBER(
         "measured_cache_ratio",
-        "of the measured rates of reading the weights again and again, if they fit both caches",
+        "of the measured rates of reading the weights, if they fit both caches",
     ),
     NUMBER("kv_tokens_ratio", "of the tokens in the KV caches"),
     NUMBER(
@@ -91,8 +90,7 @@ SCHEMA = table_schema(
     TEXT("compatible_with", "further ratios inside the interval, which is too wide to show more"),
     TEXT(
         "support",
-        "`shown`: explained; `compatible`: only ratios inside the interval; `none`; `near`: no interval, "
-        "nearest ratio within 10 %",
+        "`shown`: explained; `compatible`: only ratios inside the interval; `near`: no interval; `none`",
     ),
     TEXT("nearest", "nearest of these ratios"),
     NUMBER("nearest_difference_pct", "observed ratio over the nearest, minus 1"),

@@ -63,12 +63,11 @@ def _shown_in_words() -> str:
 
 SCHEMA = table_schema(
     "effects",
-    "The effect of each knob on the output rate, from cells that differ only in one knob or in the model. "
-    "Cells that leave the knob to the engine are not compared. `pair`: a value against the baseline, the "
-    "smallest value or `false`. `overall`: the two values furthest apart, the faster in `value`, with a "
-    "verdict over all pairs.",
+    "The effect of each knob on the output rate, from cells that differ only in one knob or in the model. `pair`: a "
+    "value against the baseline, the smallest value or `false`. `overall`: the two values furthest apart, the faster "
+    "in `value`, with a verdict over all pairs.",
     TEXT("study source gpu engine model workload", "shared by the cells; if models differ, that of `value`"),
-    TEXT("held", "the other knobs, e.g. `block_size=32, enforce_eager=true`"),
+    TEXT("held", "the other knobs, e.g. `block_size=32`"),
     TEXT("knob", "the knob that differs, or `model`"),
     TEXT("comparison", "`pair` or `overall`"),
     TEXT("value baseline", "the compared values"),
@@ -80,7 +79,7 @@ SCHEMA = table_schema(
     INTEGER("starts", "starts of both in the same rounds"),
     TEXT(
         "work",
-        "`equal` if the compared cells have equal numbers of requests, prompt and output tokens, else `differs`",
+        "`equal`: the compared cells have equal numbers of requests, prompt and output tokens; else `differs`",
     ),
     TEXT(
         "metric",
@@ -98,11 +97,10 @@ SCHEMA = table_schema(
     WITHOUT_WAITING,
     TEXT(
         "verdict",
-        "`flat`: shown to be within the margin; `changes`: shown to be beyond it; `not decided`. At most "
-        "5 % of studies have a false `flat`, and 5 % a false `changes`",
+        "`flat`: shown to be within the margin; `changes`: shown to be beyond it; `not decided`",
     ),
     NUMBER("margin_pct", "the study's `equivalence_margin_pct`"),
-    NUMBER("level_pct", "error probability of this look at the data; the rest of the 5 % is for other looks"),
+    NUMBER("level_pct", "error probability of this look at the data"),
     INTEGER(
         "starts_needed",
         "further starts per cell that would decide with the same means and variances; null above 100",
@@ -113,21 +111,16 @@ SCHEMA = table_schema(
     ),
     TEXT(
         "moved_with_it",
-        "other settings that differ, e.g. `max_num_batched_tokens 512 -> 4,096`; then the verdict is not "
-        "about the knob alone",
+        "other settings that differ, because an engine's default may depend on the knob; set them to compare only "
+        "the knob",
     ),
     TEXT(
         "bound_by",
-        "what kept more sequences from running at `value` (`overall`: at any value): `sequences` (the "
-        "settings), `prompts` (all requests ran), `kv_blocks` (preemptions, or requests waited with 95 % "
-        "of the blocks in use), `token_budget`",
+        "what kept more sequences from running at `value`: `sequences` (the settings), `prompts` (all requests ran), "
+        "`kv_blocks` (preemptions, or requests waited with 95 % of the blocks in use), `token_budget`",
     ),
     TEXT("explanation", "the row in words"),
-    notes=(
-        f"Columns for `took_effect`: {_shown_in_words()}.\n\n"
-        "An engine's default may depend on the compared knob, as vLLM's `max_num_batched_tokens` does on "
-        "`max_num_seqs`. To compare only the knob, set the settings in `moved_with_it`."
-    ),
+    notes=f"Columns for `took_effect`: {_shown_in_words()}.",
 )
 
 # The model counts as a knob.
