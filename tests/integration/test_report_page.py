@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.browser import UNFOLD, Tab
-from workflow_scripts.present import figures
+from tests.unit.present.synthetic import DRAWN
 
 pytestmark = pytest.mark.needs_tool("chromium")
 
@@ -55,7 +55,7 @@ def test_the_page_fits_its_width_with_every_figure_and_begins_with_a_picture(one
     assert seen["tooWide"] == []
     assert seen["scrollWidth"] == width
     images = seen["images"]
-    assert len(images) == len(figures.FIGURES)
+    assert len(images) == len(DRAWN)
     assert all(image["loaded"] and image["drawn"] == drawn and image["width"] > 300 for image in images)
     assert seen["sortable"] > 20
     folded = seen["folded"]
@@ -122,4 +122,4 @@ def test_the_page_prints_as_an_a4_document_whatever_is_on_the_screen(one_tab, re
     seen = one_tab.evaluate(PRINTED)
     one_tab.call("Emulation.setEmulatedMedia", media="", features=[])
     answers = 3
-    assert seen == {"report": len(figures.FIGURES) + answers + 1, "screen": 0, "wide": [], "ink": "rgb(31, 35, 40)"}
+    assert seen == {"report": len(DRAWN) + answers + 1, "screen": 0, "wide": [], "ink": "rgb(31, 35, 40)"}

@@ -9,8 +9,7 @@ from xml.etree import ElementTree
 import pandas as pd
 import pytest
 
-from tests.unit.present.synthetic import SCRIPT
-from workflow_scripts.present.figures import FIGURES
+from tests.unit.present.synthetic import DRAWN, SCRIPT
 
 pytestmark = pytest.mark.needs_tool("chromium")
 
@@ -44,7 +43,7 @@ def texts_of(drawing: Path) -> list[str]:
 
 def test_every_figure_is_saved_as_it_was_drawn_and_as_a_picture_for_print(tab, report, tmp_path):
     tab.open(report, dark=True)
-    assert tab.evaluate("document.querySelectorAll('#view-report figure[id^=figure-] .save').length") == len(FIGURES)
+    assert tab.evaluate("document.querySelectorAll('#view-report figure[id^=figure-] .save').length") == len(DRAWN)
     saved = tab.download(button("#figure-grid_outcomes", "SVG"), tmp_path)
     assert saved.name == "kvsweep-study-synthetic-grid-outcomes.svg"
     drawn = report.parent / "figures" / "grid_outcomes.svg"

@@ -34,6 +34,7 @@ from workflow_scripts.analyse.tables import TABLE_SCHEMAS, read_table, write_tab
 from workflow_scripts.predict.block_trace import trace_blocks
 from workflow_scripts.predict.forecast import lengths_of
 from workflow_scripts.predict.schedule import SchedulerSettings
+from workflow_scripts.present.subjects import SUBJECTS
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.study import Study
 from workflow_scripts.study.study_file import load_study
@@ -101,6 +102,10 @@ STUDY = study_content(
     },
     engine_defaults={"vllm": {"max_model_len": 4096}},
 )
+
+
+# The figures of the sections that the study has.
+DRAWN = [part.name for of in SUBJECTS if of.is_in(Study.model_validate(STUDY)) for part in of.figures]
 
 
 def write_study(folder: Path) -> Path:

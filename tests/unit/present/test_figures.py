@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from tests.unit.present.conftest import Results
+from tests.unit.present.synthetic import DRAWN
 from workflow_scripts.present.figures import FIGURES, main
 from workflow_scripts.present.plot import (
     COLUMN_WIDTH_IN,
@@ -49,7 +50,7 @@ def test_coordinates_are_rounded_but_not_what_a_figure_says(tmp_path):
     assert max(map(len, coordinates)) == 2
 
 
-@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("name", DRAWN)
 def test_every_figure_is_drawn_in_both_widths_and_described(results, name):
     folder = results.root / "figures"
     described = manifest(folder)[name]
@@ -221,7 +222,9 @@ def test_every_figure_has_a_caption_beside_it_that_is_plain_text_but_for_its_hea
     for name, figure in FIGURES.items():
         assert all(len(text) > 40 and not set("*`|<>") & set(text) for _, text in figure.paragraphs), name
         assert [lead for lead, _ in figure.paragraphs] == ["", "How to read it:", "What it does not show:"]
-        assert (results.root / "figures" / f"{name}.rst").read_text(encoding="utf-8") == figure.caption
+    for name in DRAWN:
+        written = (results.root / "figures" / f"{name}.rst").read_text(encoding="utf-8")
+        assert written == FIGURES[name].caption
 
 
 def test_a_figure_that_lacks_a_column_says_which(results, tmp_path):
