@@ -25,14 +25,13 @@ from tests.pretended_gpu import (
     Pretended,
     build,
 )
+from tests.unit.measure.test_run import defined
 from workflow_scripts.catalog.gpus_and_models import CatalogError, Gpu, load_gpus
 from workflow_scripts.common.files import read_json, read_jsonl
 from workflow_scripts.device import device_check as device
 from workflow_scripts.device.device_check import WrongDeviceError, device_lock, found_device
 from workflow_scripts.measure import run
 from workflow_scripts.measure.trace import gpu_sampler, sampled
-from workflow_scripts.study.definition import Definition
-from workflow_scripts.study.protocol import PROTOCOL_VERSION
 
 pytestmark = pytest.mark.needs_tool("gcc")
 PRETENDED = load_gpus(CATALOGUE)["pretended-gpu"]
@@ -283,25 +282,7 @@ def test_an_engine_that_fails_on_a_lost_gpu_is_left_to_another_node(gpus, tmp_pa
     monkeypatch.setattr(run, "make_engine", lambda *_: Engine())
     for name in ("workload.jsonl", "warmup.jsonl", "engine.log"):
         (tmp_path / name).touch()
-    definition = Definition.model_validate(
-        {
-            "gpu": "pretended-gpu",
-            "engine": "hf-static",
-            "model": {
-                "name": "tiny",
-                "hub_repo": None,
-                "revision": None,
-                "dtype": "float32",
-                "load_format": "dummy",
-                "config_sha256": "0",
-            },
-            "workload": {"name": "short", "kind": "fixed", "num_prompts": 1, "prompt_tokens": 1, "output_tokens": 1},
-            "num_prompts": 1,
-            "knobs": {"batch_size": 1, "cache_implementation": "dynamic"},
-            "repeats": 1,
-            "protocol": PROTOCOL_VERSION,
-        }
-    )
+    definition = defined("hf-static", {"batch_size": 1}, repeats=1).model_copy(update={"gpu": "pretended-gpu"})
     files = {"model_dir": tmp_path, "workload": tmp_path / "workload.jsonl", "evidence": tmp_path}
     run.measure(run.Job(definition=definition, **files))
     record = read_json(tmp_path / "measured.json")

@@ -73,7 +73,11 @@ def _found_gpus(gpu: Gpu, count: int) -> Device:
     except pynvml.NVMLError as e:
         raise WrongDeviceError(f"{gpu.name} was requested, but there is no NVIDIA GPU here: {e}") from None
     try:
-        found = [_described(handle) for handle in _handles(count)]
+        try:
+            handles = [nvml_handle(place) for place in range(count)]
+        except (pynvml.NVMLError, IndexError, ValueError):
+            raise WrongDeviceError(f"{count} GPUs were requested, but this process sees fewer") from None
+        found = list(map(_described, handles))
     except pynvml.NVMLError as e:
         raise WrongDeviceError(f"{gpu.name} was requested, but NVML cannot read a GPU here: {e}") from None
     finally:
@@ -82,7 +86,11 @@ def _found_gpus(gpu: Gpu, count: int) -> Device:
         _check(gpu, one)
     if gpu.simulated:
         return {**found[0], "simulated": True}
-    _check_torch(gpu, count)
+    import torch
+
+    # torch counts through NVML: asking whether CUDA is available would start CUDA here, before the engine forks.
+    if (seen := torch.cuda.device_count()) < count:
+        raise WrongDeviceError(f"torch {torch.__version__} sees only {seen} of {count} {gpu.name} here as CUDA devices")
     return found[0]
 
 
@@ -97,15 +105,6 @@ def lost_gpu(count: int = 1) -> str | None:
     except pynvml.NVMLError as e:
         return str(e)
     return None
-
-
-def _handles(count: int) -> list[Any]:
-    import pynvml
-
-    try:
-        return [nvml_handle(place) for place in range(count)]
-    except (pynvml.NVMLError, IndexError, ValueError):
-        raise WrongDeviceError(f"{count} GPUs were requested, but this process sees fewer") from None
 
 
 def _described(handle: Any) -> Device:
@@ -175,14 +174,6 @@ def reasons_of(mask: int) -> list[str]:
     prefix = "nvmlClocksThrottleReason"
     named = {name.removeprefix(prefix): bit for name, bit in vars(pynvml).items() if name.startswith(prefix)}
     return sorted(name for name, bit in named.items() if name != "All" and mask & bit)
-
-
-def _check_torch(gpu: Gpu, count: int) -> None:
-    import torch
-
-    # torch counts through NVML: asking whether CUDA is available would start CUDA here, before the engine forks.
-    if (seen := torch.cuda.device_count()) < count:
-        raise WrongDeviceError(f"torch {torch.__version__} sees only {seen} of {count} {gpu.name} here as CUDA devices")
 
 
 def nvml_handle(place: int = 0) -> Any:

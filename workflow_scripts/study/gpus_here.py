@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from workflow_scripts.catalog.gpus_and_models import load_gpus
@@ -59,10 +60,7 @@ def what_is_left(left: Sequence[Cell], here: Sequence[str]) -> str:
     >>> what_is_left(cells, ["NVIDIA L40S"])
     '3 cells are left out, because this machine has NVIDIA L40S: 1 needs h200, 2 need 2 h200'
     """
-    needs: dict[str, int] = {}
-    for cell in left:
-        gpu = cell.gpu if cell.knobs.ranks == 1 else f"{cell.knobs.ranks} {cell.gpu}"
-        needs[gpu] = needs.get(gpu, 0) + 1
+    needs = Counter(cell.gpu if cell.knobs.ranks == 1 else f"{cell.knobs.ranks} {cell.gpu}" for cell in left)
     found = ", ".join(f"{here.count(name)} {name}" if here.count(name) > 1 else name for name in dict.fromkeys(here))
     wanted = ", ".join(f"{count} {'needs' if count == 1 else 'need'} {gpu}" for gpu, count in needs.items())
     cells = "1 cell is" if len(left) == 1 else f"{len(left)} cells are"
