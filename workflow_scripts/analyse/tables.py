@@ -6,7 +6,7 @@ A module that makes a table registers its schema here with `table_schema`: its c
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pandas as pd
 import pandera.pandas as pa
@@ -47,23 +47,14 @@ class TableError(InputError):
 def table_schema(
     table: str, about: str, *parts: Mapping[str, pa.Column], notes: str = "", knobs: bool = False
 ) -> pa.DataFrameSchema:
-    """Register the schema of a table: its columns in order, and no others.
+    """Register the schema of a table: its columns, and no others; with `knobs`, also `knob_*` of any type.
 
-    Args:
-        table: name of the table and of its file.
-        about: what a row is, in Markdown.
-        parts: columns, as a `Kind` makes them.
-        notes: text below the columns in the documentation, in Markdown.
-        knobs: whether columns `knob_*` of any type may follow.
+    `about` says what a row is, and `notes` follow the columns in the documentation, both in Markdown.
     """
     schema = {name: column for part in parts for name, column in part.items()}
     if knobs:
-        schema[KNOBS] = pa.Column(
-            nullable=True,
-            regex=True,
-            required=False,
-            description="one column per knob that any cell sets, e.g. `knob_block_size`; null where not set",
-        )
+        about_knobs = "one column per knob that any cell sets, e.g. `knob_block_size`; null where not set"
+        schema[KNOBS] = pa.Column(nullable=True, regex=True, required=False, description=about_knobs)
     TABLE_SCHEMAS[table] = pa.DataFrameSchema(
         schema, coerce=True, strict=True, name=table, description=about, metadata={"notes": notes}
     )
@@ -73,10 +64,7 @@ def table_schema(
 def write_table(frame: pd.DataFrame, path: Path, table: str | None = None) -> None:
     """Write a table as Parquet to `path` and as CSV beside it; each file is written completely or not at all.
 
-    Args:
-        frame: the rows; columns of another type than the schema's are converted if no value is lost.
-        path: a file with the suffix .parquet.
-        table: name of the schema; the file's name without its suffix if None.
+    The schema is that of `table`, or of the file's name. Types are converted if no value is lost.
 
     Raises:
         TableError: the frame does not fit the schema.
@@ -112,17 +100,17 @@ def _checked(frame: pd.DataFrame, table: str, path: Path) -> pd.DataFrame:
         checked: pd.DataFrame = TABLE_SCHEMAS[table].validate(frame.reset_index(drop=True), lazy=True)
     except SchemaErrors as e:
         raise TableError(f"{path}: not a table {table!r}: {_faults(e.failure_cases)}") from None
-    return checked
+    order = {name: place for place, name in enumerate(TABLE_SCHEMAS[table].columns)}
+    return checked[sorted(checked, key=lambda name: order.get(name, len(order)))]
 
 
 def _faults(cases: pd.DataFrame) -> str:
     """The faults in words, each only once."""
-    return "; ".join(dict.fromkeys(_fault(case) for case in cases.itertuples()))
-
-
-def _fault(case: Any) -> str:
-    if case.check == "column_in_schema":
-        return f"column {case.failure_case!r} is not allowed"
-    if case.check == "column_in_dataframe":
-        return f"column {case.failure_case!r} is missing"
-    return f"column {case.column!r} is not of {case.check.removeprefix('coerce_')}"
+    what = {"column_in_schema": "is not allowed", "column_in_dataframe": "is missing"}
+    faults = (
+        f"column {case.failure_case!r} {what[str(case.check)]}"
+        if case.check in what
+        else f"column {case.column!r} is not of {str(case.check).removeprefix('coerce_')}"
+        for case in cases.itertuples()
+    )
+    return "; ".join(dict.fromkeys(faults))

@@ -136,7 +136,10 @@ class Check(Record):
     under: str | None = None
     condition: str | None = None
     unstated: bool = False
-    text: str = "{explanation}"
+    text: str = (
+        "{knob} {value} makes {ratio:.3g} times the output tokens/s of {baseline} (95 % interval {ratio_low:.3g} to "
+        "{ratio_high:.3g}): {verdict}."
+    )
 
 
 class Claim(Record):

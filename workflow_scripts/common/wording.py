@@ -1,5 +1,6 @@
 """Numbers, counts and lists as text for readers."""
 
+import math
 from collections.abc import Iterable
 
 
@@ -29,6 +30,19 @@ def sentence(text: str) -> str:
     'At most 16 sequences'
     """
     return text[:1].upper() + text[1:]
+
+
+def interval_text(value: float, low: float, high: float, unit: str = "", scope: str | None = None) -> str:
+    """A value with its unit, its interval, and what the interval covers, in words.
+
+    >>> interval_text(2.9541, 2.93, 2.98, " times the rate", "between cards")
+    '2.95 times the rate (95 % interval 2.93 to 2.98, between cards)'
+    >>> interval_text(2.9541, math.nan, math.nan)
+    '2.95 (no interval)'
+    """
+    ends = "no interval" if math.isnan(low) else f"95 % interval {number(low)} to {number(high)}"
+    holds = f", {scope}" if isinstance(scope, str) and not math.isnan(low) else ""
+    return f"{number(value)}{unit} ({ends}{holds})"
 
 
 def listed(texts: Iterable[str], last: str = "and") -> str:

@@ -369,18 +369,6 @@ def model_flops_utilization(flops: Number, time_s: Number, flop_per_s: Number | 
 # --- ratios of two devices ---------------------------------------------------------------------------------------
 
 
-def speedup_bounds(bandwidth_ratio: float, flop_ratio: float) -> tuple[float, float]:
-    """Lowest and highest speed-up of one device over another, if each step is bound by memory or by arithmetic.
-
-    H200 over L40S: between the ratio of their dense BF16 rates and the ratio of their bandwidths.
-
-    >>> low, high = speedup_bounds(4.8e12 / 864e9, 989.5e12 / 362.05e12)
-    >>> round(low, 2), round(high, 2)
-    (2.73, 5.56)
-    """
-    return min(bandwidth_ratio, flop_ratio), max(bandwidth_ratio, flop_ratio)
-
-
 def relative_difference(value: float, reference: float) -> float:
     """How far `value` is from `reference`, as a share of the reference; negative if it is below.
 

@@ -5,14 +5,14 @@ from typing import Any
 
 import pandas as pd
 
-from workflow_scripts.common.wording import listed, number, sentence
+from workflow_scripts.common.wording import interval_text, listed, number, plural, sentence
 from workflow_scripts.present.blocks import Block, Finding, Findings, Text
 from workflow_scripts.present.report import Part, Report
 from workflow_scripts.present.report_tables import MissingError, records
 from workflow_scripts.present.series import evenly, without_shared
 from workflow_scripts.present.subject import PLACE, TablePart
 from workflow_scripts.present.words import DECIDED, FLAT, NOT_DECIDED, held_in_words
-from workflow_scripts.study.setting_words import knob_name
+from workflow_scripts.study.setting_words import instead_of, knob_name
 
 # Maximum number of sentences of one kind; the table has all of them.
 MOST_SENTENCES = 6
@@ -33,6 +33,14 @@ EFFECT_COLUMNS: Mapping[str, str] = {
 }
 # Knobs whose effects have their own section.
 OWN_SECTION = ("max_num_seqs", "block_size", "enable_prefix_caching", "num_speculative_tokens")
+# Column that is compared -> its name in sentences.
+_COMPARED: Mapping[str, str] = {
+    "output_tokens_per_s": "output tokens/s",
+    "steady_output_tokens_per_s": "output tokens/s while that many run",
+    "ttft_s_p50": "median TTFT",
+    "tpot_s_p50": "median TPOT",
+    "e2e_s_p50": "median end-to-end latency",
+}
 # What `pairs_that_differ_in` reports pair by pair.
 _TOLD_APART = ("enable_prefix_caching", "num_speculative_tokens", "model")
 
@@ -89,7 +97,7 @@ def verdict_over(rows: pd.DataFrame) -> Finding:
     # A larger ratio that is not decided may be noise.
     order = rows.assign(decided=rows["verdict"].isin(DECIDED)).sort_values(["decided", "ratio"], ascending=False)
     largest = records(order.head(1))[0]
-    text = f"{largest['gpu']}: {largest['explanation']} ({place(largest)})"
+    text = f"{largest['gpu']}: {effect_in_words(largest)} ({place(largest)})"
     if largest.get("only_waiting") is True:
         text += f" Without waiting for the host, the ratio is {largest['device_ratio']:.3g}, within the margin."
     if len(rows) > 1:
@@ -97,6 +105,37 @@ def verdict_over(rows: pd.DataFrame) -> Finding:
         what = f"largest {'change' if largest['decided'] else 'ratio'} of {len(rows)} comparisons"
         text += f" This is the {what} of {knob_name(largest['knob'])}: {counted}."
     return ratio_finding(largest["ratio"], largest["verdict"], text)
+
+
+def effect_in_words(row: Mapping[str, Any]) -> str:
+    """The ratio of two values of a setting with its verdict, and what else the engine changed."""
+    unit = f" times the {_COMPARED[row['metric']]}"
+    ratio = interval_text(row["ratio"], row["ratio_low"], row["ratio_high"], unit, row["scope"])
+    words = [f"{sentence(instead_of(row['knob'], row['value'], row['baseline']))}: {ratio}, {_verdict(row)}."]
+    if pd.notna(row["took_effect"]):
+        both = f", against {row['baseline_shown']}" if row["took_effect"] else " with both"
+        words.append(f"The engine reports {row['shown']}{both}.")
+    if pd.notna(row["moved_with_it"]):
+        words.append(f"The engine changed other settings with it: {row['moved_with_it']}.")
+    if pd.notna(over := row.get("saturated")):
+        words.append(f"More load than the server sustains ({over}), so latencies grow with the run.")
+    return " ".join(words)
+
+
+def _verdict(row: Mapping[str, Any]) -> str:
+    margin = f"{row['margin_pct']:g} %"
+    if row["verdict"] == FLAT:
+        return f"flat: in these starts any difference is within {margin}"
+    if row["verdict"] == "changes":
+        return f"a change of more than {margin}"
+    if row["bimodal"]:
+        return "not decided, because the starts of a cell fall into two groups"
+    if pd.isna(row["ratio_low"]):
+        return "not decided: this needs at least two starts of each, in the same rounds"
+    if pd.isna(row["starts_needed"]):
+        return f"not decided at a margin of {margin}, nor likely to be with 100 further starts of each"
+    starts = plural(int(row["starts_needed"]), "further start")
+    return f"not decided at a margin of {margin}: about {starts} of each would decide"
 
 
 def what_verdicts_cover(report: Report) -> Iterator[Block]:
@@ -131,7 +170,7 @@ def pairs_that_differ_in(
     for row in records(told.sort_values("ratio", ascending=False, kind="stable")):
         cell = of_cell.loc[row["cell_id"]]
         further = f" {found(cell)}" if pd.notna(cell.get(known_by)) else ""
-        text = f"{place(row)}: {row['explanation']}{further}"
+        text = f"{place(row)}: {effect_in_words(row)}{further}"
         findings.append(ratio_finding(row["ratio"], row["verdict"], text))
     few = f"{len(told)} of {len(pairs)} comparisons, evenly from the largest ratio to the smallest; the table effects "
     return Findings(findings, few + "holds all." if len(told) < len(pairs) else "")

@@ -93,7 +93,7 @@ def test_an_engine_of_ones_own_is_measured_from_study_file_to_tables(study_file,
     (pair,) = pd.read_parquet(effects_file).query("comparison == 'pair'").to_dict("records")
     assert (pair["knob"], pair["value"], pair["took_effect"]) == ("at_once", "4", True)
     assert pair["bound_by"] == "sequences"
-    assert "It took effect: running_peak was 4, against 1." in pair["explanation"]
+    assert (pair["shown"], pair["baseline_shown"]) == ("4", "1")
 
 
 def test_without_a_word_on_its_steps_an_engine_is_measured_but_not_predicted(study_file, monkeypatch):

@@ -97,7 +97,9 @@ def pairs(report: Report, knob: str, cells: dict[str, list[float]], ratios: list
     """Tables of pairs of cells that differ in a knob, and of the cells with the knob on, two repeats each."""
     ids = [str(i) for i in range(len(ratios))]
     effects = pd.DataFrame({"cell_id": ids, "ratio": ratios, "knob": knob, "comparison": "pair"})
-    effects = effects.assign(gpu="h200", model="m", workload="w", verdict="changes", explanation="So.")
+    effects = effects.assign(gpu="h200", model="m", workload="w", verdict="changes", value="2", baseline="1")
+    effects = effects.assign(metric="output_tokens_per_s", ratio_low=ratios, ratio_high=ratios, margin_pct=2.0)
+    effects = effects.assign(scope=None, bimodal=False, took_effect=None, moved_with_it=None)
     effects = effects.assign(held=[f"block_size=16, max_num_seqs={i}" for i in ids])
     effects.loc[effects["ratio"] == 1, "verdict"] = "flat"
     effects.to_parquet(report.tables.folder / "effects.parquet")
@@ -232,9 +234,9 @@ def test_the_headlines_say_what_their_intervals_do_not_cover(report):
 
 
 def test_a_processor_that_hides_what_memory_does_is_said_once(report):
-    ratios = pd.DataFrame({"cannot_show": ["It holds it.", "It holds it.", None]})
+    ratios = pd.DataFrame({"gpu_a": "a", "gpu_b": "b", "cannot_show": ["disturbed", "disturbed", None]})
     ratios.to_parquet(report.tables.folder / "ratios.parquet")
-    assert told(cannot_show, report) == [("cannot show", "It holds it.")]
+    assert [verdict for verdict, _ in told(cannot_show, report)] == ["cannot show"]
     ratios.assign(cannot_show=None).to_parquet(report.tables.folder / "ratios.parquet")
     assert list(cannot_show(replace(report, tables=Tables(report.tables.folder)))) == []
 

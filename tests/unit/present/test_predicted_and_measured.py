@@ -55,7 +55,7 @@ def test_findings_name_accuracy_flags_and_flat_lines(results):
         assert gpu in text
         assert engine in text
         assert f" is off by {error:.3g} % " in text
-    assert "2.01 times the prediction" in sentences["flagged"]
+    assert "outside the band" in sentences["flagged"]
     assert "100,000 tokens" in next(text for verdict, text in sentences.items() if "too high" in verdict)
 
 

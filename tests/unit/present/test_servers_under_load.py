@@ -73,7 +73,9 @@ def test_more_than_six_settings_are_some_of_them_and_it_is_said(tmp_path):
     assert "at most 6 settings per panel have a line; the table holds all" in plot.notes
 
 
-LOAD = {"gpu": "h200", "model": "m", "workload": "w", "engine": "vllm-serve", "endpoint": None, "explanation": "So."}
+LOAD = {"gpu": "h200", "model": "m", "workload": "w", "engine": "vllm-serve", "endpoint": None}
+LOAD |= {"requests_per_s": 1.0, "arrivals_per_s": None}
+LOAD |= dict.fromkeys(("queue_growth_per_s", "client_lag_s_p99", "client_cpu_cores"), 0.5)
 
 
 def sustained(folder: Path, *loads: dict[str, object]) -> list[tuple[str, str]]:

@@ -22,10 +22,8 @@ from workflow_scripts.analyse.intervals.repeats import Row, as_applied, counted,
 from workflow_scripts.analyse.table_command import Output, table_command
 from workflow_scripts.analyse.tables import INTEGER, NUMBER, TEXT, table_schema
 from workflow_scripts.common.command import PARSED
-from workflow_scripts.common.wording import sentence
 from workflow_scripts.engines.registry import every_knob, get_engine
 from workflow_scripts.study.definition import resolved_models
-from workflow_scripts.study.setting_words import instead_of
 from workflow_scripts.study.study import Study
 
 ENGINE, AGAIN = "engine", "again"
@@ -48,7 +46,6 @@ SCHEMA = table_schema(
         "first_difference_min first_difference_median",
         "position of the first different token (of a text: character), from 1",
     ),
-    TEXT("explanation", "the row in words"),
     notes="The first pass of the first start of each cell is compared.",
 )
 
@@ -99,13 +96,7 @@ def compared(pairs: Iterable[tuple[Answer, Answer]]) -> Row:
 
 
 def answers_table(study: Study, cells: pd.DataFrame, parsed: Path) -> pd.DataFrame:
-    """The table of a study's own cells.
-
-    Args:
-        study: the study.
-        cells: the cells table.
-        parsed: folder with a folder of parsed tables for each GPU.
-    """
+    """The table of a study's own cells."""
     kept = [name for name, w in study.workloads.items() if w.keep_answers and (not w.sampling or w.sampling.is_greedy)]
     rows = counted(cells).drop_duplicates("cell_id")
     rows = rows[rows["workload"].isin(kept) & rows["study"].eq(study.name)]
@@ -176,26 +167,7 @@ def _row(
 ) -> Row:
     row = {name: one[name] for name in ("study", "source", "gpu", "model", "workload", "cell_id")}
     row |= {"differs_in": differs_in, "value": value, "baseline": base, "baseline_cell_id": baseline["cell_id"]}
-    row |= compared(pairs)
-    return row | {"explanation": _explanation(row)}
-
-
-def _explanation(row: Row) -> str:
-    if row["differs_in"] == AGAIN:
-        what = "Served again with the same settings"
-    elif row["differs_in"] == ENGINE:
-        what = f"{row['value']} instead of {row['baseline']}"
-    else:
-        what = sentence(instead_of(row["differs_in"], row["value"] or None, row["baseline"] or None))
-    unit = "greedy tokens" if row["compared_by"] == "tokens" else "text"
-    if row["same"] == row["requests"]:
-        return f"{what}: all {row['requests']} answers have the same {unit}."
-    said = f"{what}: {row['same'] or 'none'} of {row['requests']} answers have the same {unit}"
-    where = "token" if row["compared_by"] == "tokens" else "character"
-    first, middle = row["first_difference_min"], row["first_difference_median"]
-    return (
-        f"{said}. The others differ from {where} {first:g} on at the earliest, from {where} {middle:g} in the median."
-    )
+    return row | compared(pairs)
 
 
 @table_command("answers", PARSED)

@@ -210,63 +210,39 @@ SCHEMA = table_schema(
 
 # Column of the table <- facts that may give its value; the first known one is used.
 _START_FACTS = {
-    "round": ["round"],
-    "position": ["position"],
-    "idle_before_s": ["idle_before_s"],
-    "boot_id": ["boot_id"],
-    "planned_starts": ["planned"],
-    "outcome": ["outcome"],
-    "reason": ["reason", "damaged"],
+    **{name: [name] for name in ("round", "position", "idle_before_s", "boot_id", "outcome", "protocol")},
+    **{"definition_sha256": ["definition_sha256"], "planned_starts": ["planned"], "reason": ["reason", "damaged"]},
     "block_size_effective": ["effective.block_size", "log.block_size"],
-    "num_gpu_blocks": ["effective.num_gpu_blocks", "log.num_gpu_blocks"],
-    "kv_cache_tokens": ["log.kv_cache_tokens"],
-    "max_concurrency": ["log.max_concurrency"],
-    "max_num_seqs_effective": ["effective.max_num_seqs"],
-    "max_num_batched_tokens_effective": ["effective.max_num_batched_tokens"],
-    "max_model_len_effective": ["effective.max_model_len"],
-    "max_cudagraph_capture_size": ["effective.max_cudagraph_capture_size", "log.max_cudagraph_capture_size"],
-    "cudagraph_mode": ["effective.cudagraph_mode", "log.cudagraph_mode"],
     "attention_backend": ["log.attention_backend", "effective.attention_backend"],
-    "available_kv_cache_gib": ["log.available_kv_cache_gib"],
-    "model_weights_gib": ["log.model_weights_gib"],
-    "peak_activation_gib": ["log.peak_activation_gib"],
-    "cuda_graph_gib": ["log.cuda_graph_gib"],
-    "kv_pool_bytes": ["effective.kv_cache_bytes"],
+    **{
+        name: [f"effective.{name}", f"log.{name}"]
+        for name in ("num_gpu_blocks", "max_cudagraph_capture_size", "cudagraph_mode")
+    },
+    **{
+        f"{name}_effective": [f"effective.{name}"]
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len")
+    },
+    **{"kv_pool_bytes": ["effective.kv_cache_bytes"], "dtype": ["effective.dtype"]},
+    **{
+        name: [f"log.{name}"]
+        for name in (
+            *("kv_cache_tokens", "max_concurrency", "available_kv_cache_gib", "model_weights_gib"),
+            *("peak_activation_gib", "cuda_graph_gib", "graphs_from_cache", "compile_s"),
+        )
+    },
     "process_memory_bytes_before": ["trace.process_memory_bytes_before"],
-    "cpu_steal_pct": ["host_load.cpu_steal_pct"],
-    "cpu_others_pct": ["host_load.cpu_others_pct"],
-    "start_s": ["phase_s.start"],
-    "graphs_from_cache": ["log.graphs_from_cache"],
-    "compile_s": ["log.compile_s"],
-    "warmup_s": ["phase_s.warmup"],
-    "warmup_requests": ["warmup.requests"],
-    "warmup_passes": ["warmup.passes"],
-    "warmup_steady": ["warmup.steady"],
-    "experts_touched_share": ["warmup.experts_touched_share"],
-    "experts_touched_tokens": ["warmup.experts_touched_tokens"],
-    "measure_s": ["phase_s.measure"],
-    "host": ["provenance.host"],
-    "device_name": ["device.name"],
-    "device_uuid": ["device.uuid"],
-    "simulated": ["device.simulated"],
-    "processor": ["device.processor"],
-    "dtype": ["effective.dtype"],
-    "engine_version": ["provenance.engine_version"],
-    "git_commit": ["provenance.git_commit"],
-    "protocol": ["protocol"],
-    "lock_sha256": ["provenance.lock_sha256"],
-    "definition_sha256": ["definition_sha256"],
+    **{name: [f"host_load.{name}"] for name in ("cpu_steal_pct", "cpu_others_pct")},
+    **{f"{name}_s": [f"phase_s.{name}"] for name in ("start", "warmup", "measure")},
+    **{f"warmup_{name}": [f"warmup.{name}"] for name in ("requests", "passes", "steady")},
+    **{name: [f"warmup.{name}"] for name in ("experts_touched_share", "experts_touched_tokens")},
+    **{f"device_{name}": [f"device.{name}"] for name in ("name", "uuid")},
+    **{name: [f"device.{name}"] for name in ("simulated", "processor")},
+    **{name: [f"provenance.{name}"] for name in ("host", "engine_version", "git_commit", "lock_sha256")},
 }
 # Columns that are used only to compute others.
 _USED_UP = (
-    "start_unix_s",
-    "preemptions_counted",
-    "drafts",
-    "process_memory_bytes_before",
-    "kv_tokens_held_mean",
-    "sampled_s",
-    "counted_j",
-    "steady_end_s",
+    *("start_unix_s", "preemptions_counted", "drafts", "process_memory_bytes_before", "kv_tokens_held_mean"),
+    *("sampled_s", "counted_j", "steady_end_s"),
 )
 # With a smaller share of a repeat in the trace, its energy is not known: the GPU was lost, or the repeat was too short.
 _LEAST_SAMPLED = 0.8

@@ -17,24 +17,13 @@ from workflow_scripts.physics.model_facts import ModelFactsError, read_model_fac
 IMPORTED = "imported"
 # Statuses of a log that mean that the engine cannot do what was asked.
 _INFEASIBLE = ("kv_too_small", "oom", "unsupported_block_size")
-# Column of the cells table <- fact of a log.
-_OF_LOG = {
-    "output_tokens_per_s": "output_tokens_per_s",
-    "total_tokens_per_s": "total_tokens_per_s",
-    "requests_per_s": "requests_per_s",
-    "block_size_effective": "block_size",
-    "num_gpu_blocks": "num_gpu_blocks",
-    "kv_cache_tokens": "kv_cache_tokens",
-    "max_concurrency": "max_concurrency",
-    "available_kv_cache_gib": "available_kv_cache_gib",
-    "model_weights_gib": "model_weights_gib",
-    "peak_activation_gib": "peak_activation_gib",
-    "cuda_graph_gib": "cuda_graph_gib",
-    "attention_backend": "attention_backend",
-    "engine_version": "engine_version",
-    "preemptions": "preemptions",
-}
-# The same for times, which logs give in milliseconds.
+# Facts of a log that are columns of the cells table too.
+_OF_LOG = (
+    *("output_tokens_per_s", "total_tokens_per_s", "requests_per_s", "num_gpu_blocks", "kv_cache_tokens"),
+    *("max_concurrency", "available_kv_cache_gib", "model_weights_gib", "peak_activation_gib", "cuda_graph_gib"),
+    *("attention_backend", "engine_version", "preemptions"),
+)
+# Column <- fact of a log, in milliseconds.
 _MS_OF_LOG = {"ttft_s_p50": "ttft_ms_median", "ttft_s_p99": "ttft_ms_p99", "tpot_s_p50": "tpot_ms_median"}
 # With other values than the neutral ones, the ceiling does not hold: it is that of one device, which gives one token to
 # each sequence in a step.
@@ -77,7 +66,8 @@ def _row(run: Row, study: str) -> Row:
         "round": 1,
         "comparable": True,
         "source": IMPORTED,
-        **{column: log.get(fact) for column, fact in _OF_LOG.items()},
+        **{fact: log.get(fact) for fact in _OF_LOG},
+        "block_size_effective": log.get("block_size"),
         **{column: ms / 1000 for column, fact in _MS_OF_LOG.items() if (ms := log.get(fact)) is not None},
         **trace,
     }
@@ -143,12 +133,7 @@ def _above_ceiling(run: Row, rates: dict[str, Any]) -> str | None:
     if highest is None:
         return None
     for name, rate in rates.items():
-        allowed = getattr(highest, name)
-        if rate > allowed:
-            what = (
-                f" is {rate / allowed:.3g} times its ceiling of {allowed:,.0f}"
-                if allowed
-                else f", but {highest.because}"
-            )
-            return f"{name} {rate:,.0f}{what}"
+        if rate > (allowed := getattr(highest, name)):
+            times = f" is {rate / allowed:.3g} times its ceiling of {allowed:,.0f}" if allowed else ""
+            return f"{name} {rate:,.0f}{times or f', but {highest.because}'}"
     return None

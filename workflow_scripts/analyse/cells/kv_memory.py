@@ -18,9 +18,7 @@ from workflow_scripts.physics.model_facts import ModelFactsError, read_model_fac
 def kv_memory(cells: pd.DataFrame) -> pd.DataFrame:
     """The cells table with `kv_bytes_used_mean`, and with the pool if the engine reports no reservation per step.
 
-    Args:
-        cells: rows of the cells table, and `kv_pool_bytes`, the bytes of the pool if the engine reports them. This
-            column is dropped. Otherwise the pool is computed: blocks x tokens per block x bytes per token.
+    If `kv_pool_bytes` (dropped) is null, the pool is blocks x tokens per block x bytes per token.
     """
     bytes_per_token = _bytes_per_token(cells)
     counted = cells["num_gpu_blocks"].astype(float) * cells["block_size_effective"].astype(float) * bytes_per_token

@@ -30,9 +30,8 @@ def request_lives(requests: pd.DataFrame, texts: Texts, steps: pd.DataFrame | No
     """One row per request, in the order of the workload; repeats in which a time is missing are left out.
 
     Args:
-        requests: rows of the parsed table, and `workload`.
+        requests, steps: rows of the parsed tables, and the `workload` of each request.
         texts: workloads that say which prompts share text, by name.
-        steps: rows of the parsed table, with the times at which the requests got their tokens.
 
     Returns:
         The columns of `requests`, and
@@ -75,10 +74,9 @@ def _at_steps(t: pd.DataFrame, steps: pd.DataFrame) -> pd.Series:
 def _with_shared(t: pd.DataFrame, texts: Texts) -> pd.DataFrame:
     """The requests with the `text` that each begins with, and how many of its tokens are in blocks of others.
 
-    These are all tokens that the prompt has from the text. If the workload does not give this number, or if the whole
-    prompt is from the text, they are the tokens that were found in the prefix cache. The owner of these cache entries
-    is not recorded. It is assumed to be the first request of the text that is long enough and found no entry itself; it
-    shares as much as the others.
+    If the workload does not give this number, or if the whole prompt is from the text, they are the tokens found in the
+    prefix cache. The owner of these entries is not recorded: it is assumed to be the first request of the text that is
+    long enough and found no entry itself.
     """
     found = numbers(t["cached_prompt_tokens"].fillna(0))
     text, of_text = np.zeros(len(t), dtype=int), np.zeros(len(t))

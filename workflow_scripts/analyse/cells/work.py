@@ -86,10 +86,7 @@ def request_sums(
 
     For each of `reaches`, the columns of attended and of read tokens again, with its suffix: only tokens within reach.
 
-    Args:
-        requests: the columns `REQUEST_COLUMNS`.
-        block_size: tokens per KV block by cell_id, null if the engine has no blocks.
-        batched_tokens: maximum number of tokens per step by cell_id, null if there is none.
+    `block_size` (tokens per KV block) and `batched_tokens` (most per step) are by cell_id, null if there is none.
     """
     keys = [requests[name] for name in REPEAT]
     cached = requests["cached_prompt_tokens"].fillna(0)

@@ -209,18 +209,7 @@ def judge(
     default_max_num_seqs: int = 256,
     gpus: Mapping[str, Gpu] | None = None,
 ) -> Judged:
-    """The verdict on one throughput.
-
-    Args:
-        row: a row of a table.
-        columns: which of its columns count.
-        facts: the model that ran.
-        workload: tokens of a request.
-        gpu_memory_utilization: largest share of the memory that the engine could use.
-        kv_cache_dtype: type of the KV cache; "auto" is the model's.
-        default_max_num_seqs: live sequences if the row does not give them.
-        gpus: the catalogue; the project's own if None.
-    """
+    """The verdict on the throughput in a row of a table; `columns` says which of its columns count."""
     sequences, assumed = _sequences(row, columns, default_max_num_seqs)
     if sequences is None:
         return Judged(reason=f"{columns.sequences} is {row[columns.sequences or '']!r}, not a number of sequences")
@@ -253,15 +242,8 @@ def as_long(
     [{'gpu': 'H200', 'max-num-seqs': 1, 'throughput': '11,939'},
      {'gpu': 'H200', 'max-num-seqs': 4, 'throughput': 11977}]
 
-    Args:
-        names: columns.
-        rows: the table.
-        gpu: the GPU of a table that does not name it.
-        of: what the columns of a wide table are.
-        throughput: the column to check, if it is chosen.
-
     Raises:
-        AuditError: a GPU is given for a table that names it.
+        AuditError: a `gpu` is given for a table that names it.
     """
     place = next((name for name in names if _like("gpu", _halves(name)[0])), None)
     if gpu is not None:

@@ -152,7 +152,7 @@ def _flat(claim: Claim, check: Check, evidence: Evidence) -> Iterator[Finding]:
         compared = [float(row["value"]), float(row["baseline"])] if is_pair and not is_within(group) else group
         if is_pair and (compared == group or not is_within(compared)):
             continue
-        says, text = None, row["explanation"]
+        says, text = None, check.text.format(**row)
         most_pct = 100 * (max(row["ratio_high"], 1 / row["ratio_low"]) - 1)
         if is_within(compared) and row["verdict"] == CHANGES:
             says = CONTRADICTED

@@ -51,13 +51,10 @@ class Evidence:
     def engines(self) -> pd.DataFrame:
         """The engines table with the ids of its two cells."""
         table = self.tables["engines"].assign(vllm_engine=VLLM.name)
-        for cell_id, parts in (
-            ("cell_id", ["gpu", "vllm_engine", "model", "workload", "vllm_knobs"]),
-            ("baseline_cell_id", ["gpu", "hf_engine", "model", "workload", "hf_knobs"]),
-        ):
-            texts = table[parts].astype("string")
-            table[cell_id] = texts["gpu"].str.cat(texts.drop(columns="gpu"), sep="/")
-        return table
+        return table.assign(
+            cell_id=ratios.cell_ids(table, engine="vllm_engine", knobs="vllm_knobs"),
+            baseline_cell_id=ratios.cell_ids(table, engine="hf_engine", knobs="hf_knobs"),
+        )
 
 
 def read_tables(folder: Path) -> dict[str, pd.DataFrame]:
@@ -101,14 +98,8 @@ def table_of(claim: Claim, check: Check, rows: Rows, evidence: Evidence) -> pd.D
     if rows.intervals:
         found = cell_intervals(evidence.tables["cells"], rows.intervals)
         for measure, ends in found.groupby("measure"):
-            ends = ends.rename(
-                columns={
-                    "value": measure,
-                    "low": f"{measure}_low",
-                    "high": f"{measure}_high",
-                    "scope": f"{measure}_scope",
-                }
-            )
+            names = {name: f"{measure}_{name}" for name in ("low", "high", "scope")}
+            ends = ends.rename(columns={"value": str(measure)} | names)
             cells = cells.drop(columns=measure).merge(ends.drop(columns=["measure", "repeats"]), on="cell_id")
         cells = cells.reindex(
             columns=[*cells, *(f"{m}_{e}" for m in rows.intervals for e in ("low", "high") if f"{m}_{e}" not in cells)]
@@ -129,14 +120,8 @@ def _published(claim: Claim, check: Check, evidence: Evidence) -> pd.DataFrame:
     """The claim's table, with one row per device (`card`) that a name may mean; of metrics, one row per engine."""
     table = published_table(evidence.published, claim)
     if "metric" in table:
-        table = (
-            table.set_index("metric")
-            .drop(columns="unit", errors="ignore")
-            .T.astype(float)
-            .rename_axis("engine")
-            .reset_index()
-        )
-        return table.assign(gpu=check.gpus[0])
+        rates = table.set_index("metric").drop(columns="unit", errors="ignore").T.astype(float)
+        return rates.rename_axis("engine").reset_index().assign(gpu=check.gpus[0])
     return table.assign(card=table["gpu"].map(_cards)).explode("card")
 
 

@@ -26,6 +26,7 @@ from workflow_scripts.analyse.limits.explanation import EXPECTED, NEAR_PCT
 from workflow_scripts.analyse.limits.ratios import published_ratios, published_readings
 from workflow_scripts.catalog.gpus_and_models import get_model
 from workflow_scripts.catalog.published import Check, Claim, Stated
+from workflow_scripts.common.wording import interval_text, plural
 from workflow_scripts.physics import formulas
 
 
@@ -49,7 +50,10 @@ def speed_follows_bandwidth(claim: Claim, check: Check, evidence: Evidence) -> I
         label = MEASURED if row["source"] == "measured" else str(row["source"])
         scope = f"{' over '.join(gpus)}, {row['model']}, {row['workload']}"
         says = _says(row, ratio) if bears else None
-        yield Finding(f"{scope}: {row['verdict_text']}", label, scope, tuple(ids), says, bears, part)
+        ends = interval_text(row["ratio"], row["ratio_low"], row["ratio_high"], "x", row["scope"])
+        nearest = f"nearest: {row['nearest']}, {row['nearest_difference_pct']:+.1f} %"
+        text = f"{scope}: {ends}; explained by: {row['explanation']}; {nearest}."
+        yield Finding(text, label, scope, tuple(ids), says, bears, part)
 
 
 def _says(row: Row, published: float) -> str | None:
@@ -71,14 +75,11 @@ def _published_speedup(a: str, b: str, ratio: float, readings: list[Row]) -> Fin
     """Supported or contradicted if all cards that the names may mean agree; otherwise it depends on the cards."""
     near = [r for r in readings if abs(formulas.relative_difference(ratio, r["bandwidth_ratio"])) * 100 <= NEAR_PCT]
     far = [r for r in readings if r not in near]
-    says = None
-    if len(readings) == 1:
-        text = str(readings[0]["verdict_text"])
-    else:
-        text = f"{a} over {b} may mean {len(readings)} pairs of cards. Within {NEAR_PCT:g} % of {ratio:.4g}x are the"
-        text += f" ratios of bandwidths of {_named(near)}; outside are those of {_named(far)}."
-    if not (near and far):
-        says = SUPPORTED if near else CONTRADICTED
+    text = (
+        f"{a} over {b} may mean {plural(len(readings), 'pair')} of cards. Within {NEAR_PCT:g} % of {ratio:.4g}x are the"
+        f" ratios of bandwidths of {_named(near)}; outside are those of {_named(far)}."
+    )
+    says = None if near and far else SUPPORTED if near else CONTRADICTED
     return Finding(text, COMPUTED, f"{a} over {b}, by data sheets", ("config/gpus.yaml", "analyse.limits.ratios"), says)
 
 

@@ -64,16 +64,7 @@ ONE_LOOK = Looks()
 
 @dataclass(frozen=True)
 class Decisions:
-    """What the comparisons of a study show after a look.
-
-    Attributes:
-        found: the comparisons.
-        share: the share of the error that belongs to this look.
-        verdict: `flat`, `changes` or `not decided`.
-        margin_pct: the margin of `flat`.
-        looks: when the study is looked at.
-        rounds: how many rounds each comparison has had.
-    """
+    """What the comparisons of a study show after a look, which has a `share` of the error; `rounds` is of each."""
 
     found: Comparisons
     share: FloatArray
@@ -128,14 +119,7 @@ def further_starts(
     """Minimum number of further starts of both cells that would decide, if means and variances stay as observed.
 
     NaN if no two starts show how much starts vary, or if MOST_FURTHER_STARTS are not enough. Means move as starts are
-    added, so the number may not be enough.
-
-    Args:
-        found: the comparisons.
-        margin_pct: the margin of `flat`.
-        family: the number of comparisons among which one must be shown.
-        looks: when the study is looked at.
-        rounds: how many rounds each comparison has had.
+    added, so the number may not be enough. `family` is the number of comparisons among which one must be shown.
     """
 
     # What this plan does not decide takes another one.

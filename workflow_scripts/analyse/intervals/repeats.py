@@ -23,6 +23,12 @@ ENVIRONMENT = ("lock_sha256", "processor")
 # The identity of a cell. Cells of different studies or sources are never pooled either, even if their names are equal.
 IDENTITY = ("study", "source", "gpu", "engine", "model", "workload", "knobs", "cell_id", *ENVIRONMENT)
 
+# What cells of several engines must share to be compared, and their rate.
+PLACE = ("study", "source", "gpu", "model", "workload")
+RATE = "output_tokens_per_s"
+# Outcomes of cells that the engine could run.
+RAN = ("ok", "invalid")
+
 # What cells must share to be pooled: a device, an engine and its environment.
 POOLED = ("study", "source", "gpu", "engine", *ENVIRONMENT)
 

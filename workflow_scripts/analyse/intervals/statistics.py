@@ -16,7 +16,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +30,6 @@ from workflow_scripts.analyse.intervals.variation import (
     satterthwaite,
     variation,
 )
-from workflow_scripts.common.wording import number
 
 IntArray = npt.NDArray[np.int_]
 Rows = Sequence[int] | IntArray
@@ -410,16 +409,3 @@ def directions(found: Comparisons, share: float = 1.0) -> npt.NDArray[np.str_]:
     """
     shown = holm(np.minimum(found.p_beyond(0.0) / share, 1)) <= 1 - CONFIDENCE
     return np.where(shown, np.where(found.difference > 0, FASTER, SLOWER), NOT_DECIDED)
-
-
-def interval_text(value: float, low: float, high: float, unit: str = "", scope: Any = None) -> str:
-    """A value with its unit, its interval, and what the interval covers, in words.
-
-    >>> interval_text(2.9541, 2.93, 2.98, " times the rate", BETWEEN_CARDS)
-    '2.95 times the rate (95 % interval 2.93 to 2.98, between cards)'
-    >>> interval_text(2.9541, math.nan, math.nan)
-    '2.95 (no interval)'
-    """
-    ends = "no interval" if math.isnan(low) else f"95 % interval {number(low)} to {number(high)}"
-    holds = f", {scope}" if isinstance(scope, str) and not math.isnan(low) else ""
-    return f"{number(value)}{unit} ({ends}{holds})"

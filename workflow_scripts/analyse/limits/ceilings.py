@@ -76,12 +76,8 @@ def rates_of(gpu: Gpu, devices: Path) -> list[Rates]:
 
 def as_measured(gpu: Gpu, rates: DeviceRates) -> Gpu:
     """The device with its measured rates instead of those of the data sheet."""
-    return gpu.model_copy(
-        update={
-            "memory_bandwidth_bytes_per_s": rates.memory_bytes_per_s,
-            "dense_flop_per_s": rates.matmul_flop_per_s,
-        }
-    )
+    measured = {"memory_bandwidth_bytes_per_s": rates.memory_bytes_per_s, "dense_flop_per_s": rates.matmul_flop_per_s}
+    return gpu.model_copy(update=measured)
 
 
 def least_steps(work: pd.DataFrame) -> pd.DataFrame:
@@ -173,12 +169,8 @@ def devices_of(work: pd.DataFrame, gpu: Gpu) -> pd.Series:
 def phase_times(work: pd.DataFrame, facts: ModelFacts, rates: Rates, kv_cache_dtype: str) -> pd.DataFrame:
     """Shortest times (s) of a repeat's two phases, by memory and by arithmetic, and of both phases together.
 
-    Args:
-        work: sums of `analyse.cells.work`, the columns of `least_steps`, and the ranks `tensor_parallel_size` and
-            `pipeline_parallel_size`.
-        facts: the model that all rows ran.
-        rates: the device; each rank has one such device, but on a CPU all ranks share it.
-        kv_cache_dtype: type of the KV cache; "auto" is the model's.
+    `work` has sums of `analyse.cells.work`, the columns of `least_steps`, and the numbers of ranks. Each rank has one
+    such device, but on a CPU all ranks share it.
 
     Returns:
         `prefill_memory_s`, `prefill_arithmetic_s`, `decode_memory_s`, `decode_arithmetic_s`, `wall_s_min`, null if

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from workflow_scripts.analyse.intervals.repeats import counted, numbers
+from workflow_scripts.analyse.intervals.repeats import RATE, counted, numbers
 from workflow_scripts.analyse.limits.predictions import SCHEMA as PREDICTIONS
 from workflow_scripts.analyse.limits.predictions import SHARES
 from workflow_scripts.analyse.tables import INTEGER, NUMBER, read_table
@@ -13,7 +13,6 @@ from workflow_scripts.analyse.tables import INTEGER, NUMBER, read_table
 # Columns of the cells table, and how their values over the repeats are reduced.
 CLOCKS = {"sm_clock_mhz_median": "mean", "sm_clock_mhz_min": "min", "power_cap_share": "mean", "power_w_mean": "mean"}
 SIDES = ("a", "b")
-_PREDICTED = "output_tokens_per_s"
 
 # Columns of `with_expectation`.
 EXPECTATION = {
@@ -28,10 +27,7 @@ EXPECTATION = {
         "expected_ratio_low expected_ratio_high",
         "range of the ratios predicted from `gpu_a`, from `gpu_b` and from both; not an interval",
     ),
-    **NUMBER(
-        [f"{share}_{side}" for share in SHARES for side in SIDES],
-        "as in `predictions`",
-    ),
+    **NUMBER([f"{share}_{side}" for share in SHARES for side in SIDES], "as in `predictions`"),
     **NUMBER([f"{name}_{side}" for name in CLOCKS for side in SIDES], "as in `cells`, mean or minimum of repeats"),
 }
 
@@ -39,18 +35,12 @@ EXPECTATION = {
 def with_expectation(
     pairs: pd.DataFrame, a: pd.Series, b: pd.Series, cells: pd.DataFrame, predictions: Path | None
 ) -> pd.DataFrame:
-    """The pairs with the columns `EXPECTATION`.
-
-    Args:
-        pairs: pairs of cells `a` and `b` (ids).
-        cells: the cells table.
-        predictions: the file of the predictions table, if it is known.
-    """
+    """The pairs of cells `a` and `b` (ids) with the columns `EXPECTATION`."""
     columns = ["predicted", "scaled_output_tokens_per_s", *SHARES]
     predicted = pd.DataFrame(columns=columns, dtype=float)
     if predictions is not None:
         table = read_table(predictions, PREDICTIONS.name)
-        predicted = table[table["quantity"] == _PREDICTED].set_index("cell_id")[columns]
+        predicted = table[table["quantity"] == RATE].set_index("cell_id")[columns]
     rows = counted(cells)
     measured = rows.groupby("cell_id").agg(CLOCKS)
     allowed = rows.groupby("cell_id")["max_concurrency_allowed"].first()

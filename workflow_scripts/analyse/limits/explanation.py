@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from workflow_scripts.analyse.intervals.repeats import Row
 from workflow_scripts.catalog.gpus_and_models import Gpu
-from workflow_scripts.common.wording import listed
-from workflow_scripts.physics.formulas import relative_difference, speedup_bounds
+from workflow_scripts.physics.formulas import relative_difference
 
 # A ratio of the devices explains an observed one if the two are shown to differ by at most this.
 NEAR_PCT = 10.0
@@ -16,18 +15,17 @@ NEAR_PCT = 10.0
 EXPECTED = "expected"
 SHOWN, COMPATIBLE, NEAR, NONE = "shown", "compatible", "near", "none"
 
-# What may explain a speed-up: the column with its ratio, the name of the explanation, and what it is a ratio of.
+# What may explain a speed-up: the column with its ratio -> the name of the explanation.
 CANDIDATES = {
-    "bandwidth_ratio": ("bandwidth", "memory bandwidths"),
-    "flop_ratio": ("flop", "FLOP rates"),
-    "measured_bandwidth_ratio": ("measured_bandwidth", "measured memory bandwidths"),
-    "measured_flop_ratio": ("measured_flop", "measured matrix-product rates"),
-    "measured_cache_ratio": ("measured_cache", "measured rates of reading the weights from cache"),
-    "kv_tokens_ratio": ("kv_capacity", "KV-cache capacities"),
-    "expected_ratio": (EXPECTED, "rates that the step model expects"),
+    "bandwidth_ratio": "bandwidth",
+    "flop_ratio": "flop",
+    "measured_bandwidth_ratio": "measured_bandwidth",
+    "measured_flop_ratio": "measured_flop",
+    "measured_cache_ratio": "measured_cache",
+    "kv_tokens_ratio": "kv_capacity",
+    "expected_ratio": EXPECTED,
 }
-_WORDS = dict(CANDIDATES.values())
-EXPLANATION_COLUMNS = ("explanation", "compatible_with", "support", "nearest", "nearest_difference_pct", "verdict_text")
+EXPLANATION_COLUMNS = ("explanation", "compatible_with", "support", "nearest", "nearest_difference_pct")
 
 
 def capability_ratios(a: Gpu | None, b: Gpu | None, dtype: str | None) -> tuple[float, float]:
@@ -85,61 +83,21 @@ def explain(ratio: float, low: float, high: float, candidates: Mapping[str, floa
     return Explanation(shown, compatible, support, nearest, difference_pct[nearest])
 
 
-def explanation_of(row: Row, columns: Sequence[str]) -> tuple[Row, str]:
-    """Columns that say which of the ratios in `columns` explain the observed one, and the same in words.
+def explanation_of(row: Row, columns: Sequence[str]) -> Row:
+    """Columns that say which of the ratios in `columns` explain the observed one.
 
     >>> row = {"ratio": 2.95, "bandwidth_ratio": 5.56, "flop_ratio": 2.73}
     >>> row |= {"ratio_low": math.nan, "ratio_high": math.nan}
-    >>> known, text = explanation_of(row, ["bandwidth_ratio", "flop_ratio"])
+    >>> known = explanation_of(row, ["bandwidth_ratio", "flop_ratio"])
     >>> known["explanation"], known["support"], round(known["nearest_difference_pct"], 1)
     ('flop', 'near', 8.1)
     """
-    candidates = {CANDIDATES[column][0]: row[column] for column in columns}
+    candidates = {CANDIDATES[column]: row[column] for column in columns}
     found = explain(row["ratio"], row["ratio_low"], row["ratio_high"], candidates)
-    known = {
+    return {
         "explanation": ", ".join(found.shown) or (found.support and NONE),
         "compatible_with": ", ".join(found.compatible) or None,
         "support": found.support,
         "nearest": found.nearest,
         "nearest_difference_pct": found.difference_pct,
     }
-    return known, _in_words(row, candidates, found)
-
-
-def _in_words(row: Row, candidates: Mapping[str, float], found: Explanation) -> str:
-    def named(names: Sequence[str]) -> str:
-        return listed(f"{_WORDS[name]} ({candidates[name]:.3g})" for name in names)
-
-    if found.nearest is None:
-        return "No known ratio of the two devices could explain it."
-    direction = "above" if found.difference_pct > 0 else "below"
-    distance = f"{named([found.nearest])}: the observed ratio lies {abs(found.difference_pct):.1f} % {direction} it"
-    several = "s" * (len(found.shown or found.compatible) > 1)
-    sentences = []
-    if found.support == SHOWN:
-        sentences = [f"It is shown to be within {NEAR_PCT:g} % of the ratio{several} of {named(found.shown)}."]
-    elif found.support == NEAR:
-        sentences = [f"The nearest ratio is that of {distance}."]
-    elif found.support == NONE:
-        sentences = [f"The interval excludes every known ratio. The nearest is that of {distance}."]
-        if math.isnan(row["ratio_low"]):
-            sentences = [f"No known ratio is within {NEAR_PCT:g} %. The nearest is that of {distance}."]
-    if found.compatible:
-        only = "is compatible with" if found.support == COMPATIBLE else "is also compatible with"
-        sentences.append(f"It {only} {named(found.compatible)}, but the interval is too wide to show that.")
-    excluded = [n for n, v in candidates.items() if not math.isnan(v) and n not in (*found.shown, *found.compatible)]
-    if excluded and found.support != NONE:
-        sentences.append(f"It does not support {named(excluded)}.")
-    if found.support != SHOWN and _is_between(row):
-        mix = "as for a mix of steps bound by each"
-        sentences.append(f"The observed ratio lies between those of FLOP rates and of bandwidths, {mix}.")
-    return " ".join(sentences)
-
-
-def _is_between(row: Row) -> bool:
-    """Whether the ratio lies between the ratios of bandwidths and of FLOP rates, from data sheets or measured."""
-    bounds = [
-        speedup_bounds(row.get(f"{prefix}bandwidth_ratio", math.nan), row.get(f"{prefix}flop_ratio", math.nan))
-        for prefix in ("", "measured_")
-    ]
-    return any(low < row["ratio"] < high for low, high in bounds)

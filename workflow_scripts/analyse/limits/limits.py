@@ -11,9 +11,8 @@ numbers are made.
 
 import sys
 from argparse import Namespace
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -116,12 +115,7 @@ SCHEMA = table_schema(
 
 
 def limits_table(work: pd.DataFrame, devices: Path) -> tuple[pd.DataFrame, list[str]]:
-    """The table, and the reasons why some repeats have no rows.
-
-    Args:
-        work: rows of the cells table joined with the sums over their requests.
-        devices: folder with the records of measured devices.
-    """
+    """The table of `read_work`, with the records in `devices`, and the reasons why some repeats have no rows."""
     if work.empty:
         return pd.DataFrame(columns=list(SCHEMA.columns)), []
     settings = {name: as_applied(work, name) for name, knob in every_knob().items() if knob.neutral is not None}
@@ -172,10 +166,7 @@ def _limits(work: pd.DataFrame, facts: ModelFacts, rates: Rates, kv_cache_dtype:
 
 
 def _utilization(table: pd.DataFrame, facts: ModelFacts, rates: Rates, kv_cache_dtype: str) -> pd.DataFrame:
-    """Add what the repeat had to read and compute, as a share of what the device could do in the same time.
-
-    For the comparison with the engine's estimate of bytes read, the items that only the engine counts are added.
-    """
+    """Add what the repeat had to read and compute, as a share of what the device could do in the same time."""
     ranks = numbers(table["tensor_parallel_size"] * table["pipeline_parallel_size"])
     wall_s, steps = numbers(table["wall_s"]), numbers(table["steps"])
     devices = numbers(devices_of(table, rates.gpu))
@@ -215,10 +206,7 @@ def _kv_bytes(table: pd.DataFrame, facts: ModelFacts, kv_cache_dtype: str) -> Fl
 
 
 def _readings_per_token(table: pd.DataFrame) -> FloatArray:
-    """How often the cache is read per output token: once, or less often if a step also accepts drafted tokens.
-
-    NaN if tokens are drafted and the number of accepted ones is not known.
-    """
+    """How often the cache is read per output token: once, or less often if a step also accepts drafted tokens."""
     accepted = table.get("accepted_draft_tokens", pd.Series(np.nan, index=table.index))
     unread = numbers(accepted.where(table["num_speculative_tokens"] > 0, 0.0))
     return 1 - unread / numbers(table["output_tokens"])
@@ -227,8 +215,7 @@ def _readings_per_token(table: pd.DataFrame) -> FloatArray:
 def _activation_bytes(table: pd.DataFrame, facts: ModelFacts) -> FloatArray:
     """Bytes that vLLM's estimate (vllm/v1/metrics/perf.py) counts in addition to weights and earlier tokens' KV.
 
-    They are the inputs of each layer's matrix products, queries and activation function, those of the output matrix,
-    and the keys and values of the step's own tokens. All of them may stay on the chip, so no ceiling counts them.
+    Inputs of matrix products, and the step's own KV, may stay on the chip, so no ceiling counts them.
     """
     tokens = numbers(table["computed_prompt_tokens"] + table["decode_tokens"])
     inputs = facts.layers * 2 * facts.hidden + facts.query_elements + facts.feed_forward_elements
@@ -249,11 +236,6 @@ def _verdict(table: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def _broken_text(row: Mapping[Hashable, Any]) -> str:
-    start = f" of start {row['start']}" if row["start"] > 1 else ""
-    return f"repeat {row['repeat']}{start} is {row['factor']:.3g} times its ceiling on {row['ceiling_broken']}"
-
-
 def mark_invalid(cells: pd.DataFrame, limits: pd.DataFrame) -> pd.DataFrame:
     """Mark every cell with a repeat above a ceiling as `invalid`; `reason` names the ceiling.
 
@@ -262,7 +244,11 @@ def mark_invalid(cells: pd.DataFrame, limits: pd.DataFrame) -> pd.DataFrame:
     if limits.empty:  # no device has known rates
         return cells
     broken = limits[limits["exceeds"].fillna(False)].sort_values("factor")
-    worst = {row["cell_id"]: _broken_text(row) for row in broken.to_dict("records")}
+    worst = {
+        row.cell_id: f"repeat {row.repeat} of start {row.start} is {row.factor:.3g} times its ceiling on "
+        f"{row.ceiling_broken}"
+        for row in broken.itertuples()
+    }
     reason = cells["cell_id"].map(worst).where(cells["outcome"].eq("ok") & cells["source"].eq(MEASURED))
     return cells.assign(
         outcome=cells["outcome"].mask(reason.notna(), "invalid"), reason=cells["reason"].mask(reason.notna(), reason)

@@ -18,7 +18,7 @@ import pandas as pd
 
 from workflow_scripts.analyse.claims.published_table import published_table
 from workflow_scripts.analyse.facts import START
-from workflow_scripts.analyse.intervals.repeats import counted
+from workflow_scripts.analyse.intervals.repeats import RAN, counted
 from workflow_scripts.analyse.table_command import Output, table_command
 from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, TableError, table_schema
 from workflow_scripts.catalog.gpus_and_models import resolve
@@ -39,8 +39,6 @@ QUANTITIES = {
     "prefix_cache_hit_rate": False,
     "running_while_others_wait": False,
 }
-
-RAN = ("ok", "invalid")
 
 # (engine, model, device, max-num-seqs) -> tokens per s.
 Rates = Mapping[tuple[str, str, str, float], float]
@@ -79,7 +77,7 @@ SCHEMA = table_schema(
         "measured output tokens/s are outside the band, or prediction and engine disagree on "
         "`infeasible`; without a band, only above what the data sheet allows",
     ),
-    TEXT("why", "reason"),
+    TEXT("why", "`outside the band`, `ran, predicted infeasible` or `infeasible, not predicted`"),
     TEXT(
         "speed_source",
         "source of the costs of steps: `calibrated` (on this device), `project file`, `measured rates` or `data sheet`",
@@ -147,13 +145,7 @@ BLOCKS_SCHEMA = table_schema(
 
 
 def predictions_table(cells: pd.DataFrame, plan: pd.DataFrame, published: Rates | None = None) -> pd.DataFrame:
-    """The table for all cells of the plan.
-
-    Args:
-        cells: the cells table.
-        plan: rows of `predict.plan`.
-        published: published rates by engine, model, device and max-num-seqs.
-    """
+    """The table for all cells of the plan (rows of `predict.plan`), from the cells table."""
     found = published or {}
     points = zip(plan["engine"], plan["model"], plan["gpu"], plan["max_num_seqs"], strict=True)
     cached = plan["cached_tokens"] / plan["prompt_tokens"].where(plan["prompt_tokens"] > 0)
@@ -186,9 +178,8 @@ def _of_quantity(table: pd.DataFrame, quantity: str) -> pd.DataFrame:
     surprise = pd.Series(None, index=table.index, dtype="string")
     judged = pd.Series(False, index=table.index, dtype="boolean")
     if QUANTITIES[quantity]:
-        times = (measured / predicted).map(lambda ratio: f"{ratio:.2f} times the prediction")
         outside = (measured < low) | (measured > high)
-        surprise = _surprise(table).fillna(times.where(outside).astype("string"))
+        surprise = _surprise(table).mask(lambda codes: codes.isna() & outside, "outside the band")
         judged = judged.mask(low.isna() & measured.notna())
     return table[["cell_id", "gpu", "engine", "model", "workload", "knobs", "speed_source", "bound_by"]].assign(
         quantity=quantity,
@@ -217,14 +208,8 @@ def _surprise(table: pd.DataFrame) -> pd.Series:
     ran = table["outcome"].isin(RAN).to_numpy(dtype=bool)
     refused = table["outcome"].eq("infeasible").fillna(False).to_numpy(dtype=bool)
     foreseen = table["infeasible"].notna().to_numpy()
-    why = np.select(
-        [ran & foreseen, refused & ~foreseen],
-        [
-            "ran, and was predicted to be infeasible: " + table["infeasible"].fillna("").astype(str),
-            "infeasible, which was not predicted: " + table["reason"].fillna("").astype(str),
-        ],
-        "",
-    )
+    codes = ["ran, predicted infeasible", "infeasible, not predicted"]
+    why = np.select([ran & foreseen, refused & ~foreseen], codes, "")
     return pd.Series(why, index=table.index, dtype="string").replace("", pd.NA)
 
 

@@ -27,7 +27,7 @@ from workflow_scripts.analyse.intervals.repeats import (
     records,
 )
 from workflow_scripts.analyse.intervals.start_spread import FloatArray
-from workflow_scripts.analyse.intervals.statistics import ANOTHER_RUN, SCOPE_MEANING, compare, interval_text
+from workflow_scripts.analyse.intervals.statistics import ANOTHER_RUN, SCOPE_MEANING, compare
 from workflow_scripts.analyse.limits.ceilings import as_measured
 from workflow_scripts.analyse.limits.expected_ratio import EXPECTATION, with_expectation
 from workflow_scripts.analyse.limits.explanation import (
@@ -94,28 +94,16 @@ SCHEMA = table_schema(
     ),
     TEXT("nearest", "nearest of these ratios"),
     NUMBER("nearest_difference_pct", "observed ratio over the nearest, minus 1"),
-    TEXT("verdict_text", "the row in words"),
     TEXT(
         "cannot_show",
-        "why decoding cannot be shown to follow memory bandwidth: rates measured under load, weights in "
-        "caches, or nearly equal bandwidths",
+        "why decoding cannot be shown to follow memory bandwidth: `disturbed` (others used a CPU while its rates were "
+        "measured), `cached weights` (they fit the last-level caches of both), or `equal bandwidths` (within 10 %)",
     ),
     notes="`kv_capacity` explains a ratio only if full KV blocks limited one of the two devices.",
 )
 PUBLISHED_COLUMNS = (
-    "source",
-    "label_a",
-    "label_b",
-    "gpu_a",
-    "gpu_b",
-    "settings",
-    "approximate",
-    "ratio",
-    "ratio_min",
-    "ratio_max",
-    "bandwidth_ratio",
-    "flop_ratio",
-    *EXPLANATION_COLUMNS,
+    *("source", "label_a", "label_b", "gpu_a", "gpu_b", "settings", "approximate", "ratio", "ratio_min", "ratio_max"),
+    *("bandwidth_ratio", "flop_ratio", *EXPLANATION_COLUMNS),
 )
 
 
@@ -127,11 +115,7 @@ def device_ratios(
 ) -> pd.DataFrame:
     """The ratios table.
 
-    Args:
-        cells: the cells table.
-        measured: devices with measured rates instead of those of the data sheet.
-        rates: the records of these rates, with those of caches.
-        predictions: the file of the predictions table, if it is known.
+    `measured` are devices with measured instead of published rates, `rates` their records, `predictions` is a file.
     """
     pairs = pd.concat([_pairs(cells, metric) for metric in METRICS], ignore_index=True)
     if pairs.empty:
@@ -204,28 +188,14 @@ def _of_pair(
 ) -> tuple[float, str | None, tuple[str, ...]]:
     if not {a, b} <= rates.keys():
         return math.nan, None, ()
-    words = f"{a} and {b} cannot show here that decoding follows memory bandwidth: "
-    if disturbed := [name for name in (a, b) if rates[name].disturbed]:
-        loads = ", ".join(f"{rates[name].load_pct:.0f} % for {name}" for name in disturbed)
-        why = (
-            f"others used the CPU while its rates were measured ({loads}), so it is unknown how fast it reads memory. A"
-            " quieter machine would show it."
-        )
-        return math.nan, words + why, _MEASURED_RATIOS
-    cache_bytes = min(rates[name].last_level_cache_bytes or 0 for name in (a, b))
-    if step_bytes <= cache_bytes:
+    if rates[a].disturbed or rates[b].disturbed:
+        return math.nan, "disturbed", _MEASURED_RATIOS
+    if step_bytes <= min(rates[name].last_level_cache_bytes or 0 for name in (a, b)):
         of_a, of_b = (rates[name].rereading_bytes_per_s(step_bytes) for name in (a, b))
-        why = (
-            f"the {step_bytes / 1e6:.0f} MB of weights that a step reads fit into the processor's last-level cache of"
-            f" {cache_bytes / 2**20:.0f} MiB, so they need not come from memory. A larger model, or a processor with a"
-            " smaller cache, would show it."
-        )
-        return of_a / of_b if of_a and of_b else math.nan, words + why, ("bandwidth_ratio", "measured_bandwidth_ratio")
+        ratio = of_a / of_b if of_a and of_b else math.nan
+        return ratio, "cached weights", ("bandwidth_ratio", "measured_bandwidth_ratio")
     bandwidth = rates[a].memory_bytes_per_s / rates[b].memory_bytes_per_s
-    if abs(math.log(bandwidth)) < math.log1p(_ALIKE):
-        why = f"{a} reads memory {bandwidth:.2f} times as fast as {b}, so their bandwidths hardly differ."
-        return math.nan, words + why, ()
-    return math.nan, None, ()
+    return math.nan, "equal bandwidths" if abs(math.log(bandwidth)) < math.log1p(_ALIKE) else None, ()
 
 
 def _step_bytes(model: str, dtype: str, quantization: str | None) -> float:
@@ -240,35 +210,20 @@ def _measured_row(row: Row) -> Row:
     # not limit weights that stay in a cache.
     kv_bound = "kv_blocks" in (row["bound_by_a"], row["bound_by_b"])
     unasked = set() if kv_bound else {"kv_tokens_ratio"}
-    known, text = explanation_of(row, [c for c in CANDIDATES if c not in unasked | set(row["explains_nothing"])])
+    known = explanation_of(row, [c for c in CANDIDATES if c not in unasked | set(row["explains_nothing"])])
     if known["support"] == NEAR:  # without an interval nothing is shown
         known["explanation"] = NONE
-    rate = row["metric"].removesuffix("_tokens_per_s")
-    unit = f" times the {rate} tokens/s of {row['gpu_b']}"
-    observed = interval_text(row["ratio"], row["ratio_low"], row["ratio_high"], unit, row["scope"])
-    texts = [f"{row['gpu_a']} makes {observed}.", text]
-    if not math.isnan(row["decode_share_a"]) and not math.isnan(row["decode_share_b"]):
-        shares = f"{100 * row['decode_share_a']:.0f} % and {100 * row['decode_share_b']:.0f} %"
-        texts.append(f"Decoding took {shares} of the time in which requests were served.")
-    return row | known | {"verdict_text": " ".join(texts)}
+    return row | known
 
 
 def published_ratios(
     frame: pd.DataFrame, *, value: str = "throughput_tok_s", setting: str = "max_num_seqs", dtype: str = "bfloat16"
 ) -> pd.DataFrame:
-    """Ratios of the devices of a published table, with the ratios of every device that its names may mean.
+    """Ratios of the devices of a published table: one row per pair of names and pair of devices that they may mean.
 
-    Args:
-        frame: the columns `gpu` (as published), `approximate`, and those that `value` and `setting` name: one rate per
-            device and setting, without repeats.
-        value: column of rates.
-        setting: column of what was varied; devices are compared on the settings that both have.
-        dtype: type in which the model was computed; it determines the FLOP rates.
-
-    Returns:
-        One row per pair of names and pair of devices that they may mean, with PUBLISHED_COLUMNS. `ratio` is the
-        geometric mean over the settings, `ratio_min` and `ratio_max` are the extremes; they are not an interval,
-        because there are no repeats.
+    `frame` has one rate (`value`) per `gpu`, as published, and `setting`. `ratio` is the geometric mean over the
+    settings that both have; `ratio_min` and `ratio_max` are the extremes, not an interval. The model's `dtype`
+    determines the FLOP rates.
 
     Raises:
         CatalogError: a name belongs to no device of the catalogue.
@@ -306,19 +261,8 @@ def published_readings(label_a: str, label_b: str, ratio: float, dtype: str) -> 
     for a, b, bandwidth, flop in pairs:
         row = {"ratio": ratio, "ratio_low": math.nan, "ratio_high": math.nan}
         row |= {"bandwidth_ratio": bandwidth, "flop_ratio": flop}
-        known, text = explanation_of(row, ["bandwidth_ratio", "flop_ratio"])
-        texts = [f"{label_a} was published as {ratio:.3g} times as fast as {label_b}, without an interval."]
-        if len(pairs) > 1:
-            span = f"{min(p[2] for p in pairs):.3g} to {max(p[2] for p in pairs):.3g}"
-            texts.append(f"The names may mean {len(pairs)} pairs of devices, with bandwidth ratios from {span}.")
-            texts.append(f"Read as {a.name} over {b.name}:")
-        texts.append(text)
-        rows.append(
-            {"source": "published", "label_a": label_a, "label_b": label_b, "gpu_a": a.name, "gpu_b": b.name}
-            | row
-            | known
-            | {"verdict_text": " ".join(texts)}
-        )
+        named = {"source": "published", "label_a": label_a, "label_b": label_b, "gpu_a": a.name, "gpu_b": b.name}
+        rows.append(named | row | explanation_of(row, ["bandwidth_ratio", "flop_ratio"]))
     return rows
 
 
@@ -334,8 +278,7 @@ def device_records(folder: Path) -> dict[str, DeviceRates]:
 
 def measured_devices(records: Mapping[str, DeviceRates]) -> dict[str, Gpu]:
     """Devices that have a record, with measured rates instead of those of the data sheet."""
-    gpus = load_gpus()
-    return {name: as_measured(gpus[name], rates) for name, rates in records.items()}
+    return {name: as_measured(load_gpus()[name], rates) for name, rates in records.items()}
 
 
 @table_command(
@@ -353,7 +296,7 @@ def main(args: Namespace, study: Study, cells: pd.DataFrame) -> list[Output]:
     return [(args.out, "ratios", found)]
 
 
-def cell_ids(pairs: pd.DataFrame, gpu: str) -> pd.Series:
-    """The id of the cell on one of the two devices of each pair."""
-    names = pairs[[gpu, "engine", "model", "workload", "knobs"]].astype("string")
+def cell_ids(pairs: pd.DataFrame, gpu: str = "gpu", engine: str = "engine", knobs: str = "knobs") -> pd.Series:
+    """The id of one of the two cells of each pair, from the columns that describe it."""
+    names = pairs[[gpu, engine, "model", "workload", knobs]].astype("string")
     return names[gpu].str.cat(names.drop(columns=gpu), sep="/")

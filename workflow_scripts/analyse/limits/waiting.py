@@ -130,12 +130,7 @@ def _prompt_costs(cells: pd.DataFrame, rates: Sequence[Rates]) -> pd.DataFrame:
 
 
 def divided(steps: pd.DataFrame) -> pd.DataFrame:
-    """The columns `_OF_STEPS` for each repeat.
-
-    Args:
-        steps: `REPEAT`, `time_s` since the repeat began, `prompt_tokens`, `generation_tokens`, `prefix_hits`, and the
-            costs `token_s` and `weights_s` of prompts.
-    """
+    """The columns `_OF_STEPS` for each repeat; `steps` has the costs `token_s` and `weights_s` of prompts."""
     s = steps.sort_values([*REPEAT, "time_s"], kind="stable").reset_index(drop=True)
     of_repeat = s.groupby(REPEAT, sort=False)
     took_s = of_repeat["time_s"].diff().fillna(s["time_s"])
@@ -178,13 +173,7 @@ def _of_decode_step(steps: pd.DataFrame, took_s: pd.Series) -> pd.Series:
 def with_device_ratio(
     pairs: pd.DataFrame, a: pd.Series, b: pd.Series, table: Path | None, margin_pct: float
 ) -> pd.DataFrame:
-    """The pairs with the columns `WITHOUT_WAITING`.
-
-    Args:
-        pairs: a table with `ratio`, of cells `a` over cells `b` (ids).
-        table: the file of the table `waiting`, if it is known.
-        margin_pct: differences within this do not count.
-    """
+    """The pairs, which have the `ratio` of cells `a` over cells `b` (ids), with the columns `WITHOUT_WAITING`."""
     if table is None:
         return pairs
     found = read_table(table, SCHEMA.name)

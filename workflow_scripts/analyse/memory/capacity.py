@@ -10,13 +10,12 @@ made, docs/tables.md documents every column.
 
 import json
 from argparse import Namespace
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from workflow_scripts.analyse.intervals.repeats import Row, numbers, records
+from workflow_scripts.analyse.intervals.repeats import RAN, Row, numbers, records
 from workflow_scripts.analyse.table_command import Output, table_command
 from workflow_scripts.analyse.tables import FLAG, NUMBER, TEXT, TableError, table_schema
 from workflow_scripts.common.command import option
@@ -26,10 +25,9 @@ from workflow_scripts.physics import formulas
 from workflow_scripts.study.study import Study
 
 PUBLISHED = "published"
-RAN = ("ok", "invalid")
 GIB = 2**30
 
-# The table explains a prediction whose error is larger than this.
+# A prediction whose error is larger than this disagrees.
 DISAGREES_PCT = 5.0
 # Tokens computed from the memory in a log agree with the log's tokens within this, plus the rounding to 0.01 GiB.
 CONSISTENT_PCT = 0.5
@@ -76,17 +74,8 @@ _PREDICTED = {
     **{f"predicted_{term}": term for term in COMPARED},
 }
 _CELL = (
-    "study",
-    "source",
-    "cell_id",
-    "gpu",
-    "engine",
-    "model",
-    "workload",
-    "knobs",
-    "outcome",
-    "engine_version",
-    "dtype",
+    *("study", "source", "cell_id", "gpu", "engine", "model", "workload", "knobs"),
+    *("outcome", "engine_version", "dtype"),
 )
 
 SCHEMA = table_schema(
@@ -130,25 +119,23 @@ SCHEMA = table_schema(
         "device memory and overhead computed from the blocks at several utilizations",
     ),
     TEXT(
-        "explanation",
-        "the term in which prediction and engine differ; null if they agree",
+        "disagrees",
+        "what prediction and engine disagree on, comma-separated; null if nothing: `ran` (predicted as infeasible), "
+        "`refused` (predicted to run), `block_size`, `kv_cache_tokens` or `num_blocks` (by more than 5 %), and why: "
+        "`dtype`, `version`, or, by the blocks at several utilizations, `device_memory` or `overhead`. "
+        "`log`: the log contradicts itself (`consistent`)",
     ),
 )
 
 
 def capacity_table(cells: pd.DataFrame, predictions: pd.DataFrame) -> pd.DataFrame:
-    """The capacity table.
-
-    Args:
-        cells: the cells table.
-        predictions: records of `predict.capacity_of_cells`, one per row.
-    """
+    """The capacity table; `predictions` are records of `predict.capacity_of_cells`, one per row."""
     parts = [part for part in (_of_cells(cells), _of_published(predictions)) if len(part)]
     observed = pd.concat(parts, ignore_index=True) if parts else _of_cells(cells)
     table = observed.merge(_predicted(predictions), on="cell_id")
     table = _with_recomputed(_with_errors(table))
     table = table.join(_implied(table))
-    table["explanation"] = pd.Series([_explanation(row) for row in records(table)], index=table.index, dtype="string")
+    table["disagrees"] = pd.Series([_disagreements(row) for row in records(table)], index=table.index, dtype="string")
     return table[list(SCHEMA.columns)]
 
 
@@ -158,7 +145,7 @@ def _of_cells(cells: pd.DataFrame) -> pd.DataFrame:
     observed = {name: GIB * known[column].astype(float) for name, column in _PRINTED_GIB.items()}
     observed |= {name: known[column].astype(float) for name, column in _OBSERVED.items()}
     ranks = known.get("knob_pipeline_parallel_size", pd.Series(pd.NA, index=known.index))
-    return known[[*_CELL, "reason"]].assign(**observed, pipeline_parallel_size=ranks)
+    return known[list(_CELL)].assign(**observed, pipeline_parallel_size=ranks)
 
 
 def _of_published(predictions: pd.DataFrame) -> pd.DataFrame:
@@ -178,7 +165,7 @@ def _of_published(predictions: pd.DataFrame) -> pd.DataFrame:
         }
     )
     observed = [*_PRINTED_GIB, *_OBSERVED, "pipeline_parallel_size"]
-    texts = [*_CELL, "reason"]
+    texts = list(_CELL)
     return table.reindex(columns=[*texts, *observed]).astype(
         dict.fromkeys(texts, "string") | dict.fromkeys(observed, float)
     )
@@ -242,85 +229,26 @@ def _implied(table: pd.DataFrame) -> pd.DataFrame:
     return implied
 
 
-# --- why a prediction is wrong ---------------------------------------------------------------------------------------
-
-
-def _explanation(row: Row) -> str | None:
-    """Why the predicted and the observed value differ; None if they agree, or if one of them is not known."""
-    return " ".join([*_feasibility(row), *_block_size(row), *_tokens(row), *_log_itself(row)]) or None
-
-
-def _feasibility(row: Row) -> Iterator[str]:
-    if row["outcome"] in RAN and not pd.isna(row["predicted_infeasible"]):
-        yield f"It ran, although it was predicted to be infeasible: {row['predicted_infeasible']}."
-    if row["outcome"] == "infeasible" and pd.isna(row["predicted_infeasible"]) and pd.isna(row["predicted_unknown"]):
-        yield f"The engine refused what was predicted to run: {str(row['reason']).rstrip('.')}."
-
-
-def _block_size(row: Row) -> Iterator[str]:
-    predicted, observed = row["predicted_block_size"], row["observed_block_size"]
-    if not pd.isna(row["predicted_unknown"]) or pd.isna(predicted) or pd.isna(observed):
-        return
-    if predicted != observed:
-        yield f"The engine used blocks of {observed:g} tokens, not of {predicted:g}."
-
-
-def _tokens(row: Row) -> Iterator[str]:
-    name, what = "kv_cache_tokens", "tokens"
-    if np.isnan(row["kv_cache_tokens_error_pct"]):
-        name, what = "num_blocks", "blocks"
-    error_pct = row[f"{name}_error_pct"]
-    if not abs(error_pct) > DISAGREES_PCT:
-        return
-    side = "more" if error_pct > 0 else "fewer"
-    yield (
-        f"The prediction is {row[f'predicted_{name}']:,.0f} {what}, {abs(error_pct):.1f} % {side} than the"
-        f" {row[f'observed_{name}']:,.0f} {'published' if row['source'] == PUBLISHED else 'seen'}."
-    )
-    types = [row["predicted_dtype"], row["dtype"]]
-    if not pd.isna(types).any() and types[0] != types[1]:
-        yield f"The prediction assumes that `native` is {types[0]}; the model ran in {types[1]}."
-    version = row["predicted_for_version"]
-    if not pd.isna(version) and version not in str(row["engine_version"]):
-        yield f"The prediction is for vLLM {version}, this is {row['engine_version']}."
-    if not np.isnan(row["implied_memory_bytes"]):
-        yield _line(row)
-    else:
-        yield _terms(row)
-
-
-def _line(row: Row) -> str:
-    implied, predicted = row["implied_memory_bytes"], row["predicted_device_memory_bytes"]
-    differs = abs(implied / predicted - 1) > DISAGREES_PCT / 100
-    return (
-        f"The blocks at different utilizations imply a device with {implied / GIB:.2f} GiB, of which"
-        f" {row['implied_overhead_bytes'] / GIB:.2f} GiB are weights and overhead; the prediction has"
-        f" {predicted / GIB:.2f} GiB and {row['predicted_overhead_bytes'] / GIB:.2f} GiB. So"
-        + (" the size of the device differs, which no missing term explains." if differs else " the overhead differs.")
-    )
-
-
-_WORDS = {"weights_bytes": "weights", "activation_bytes": "activation and graphs", "kv_cache_bytes": "KV cache"}
-
-
-def _terms(row: Row) -> str:
-    known = [
-        f"{words} {row[f'predicted_{term}'] / GIB:.2f} GiB against {row[f'observed_{term}'] / GIB:.2f} GiB"
-        for term, words in _WORDS.items()
-        if not pd.isna(row[f"{term}_error_pct"])
-    ]
-    if not known:
-        return "The log has no memory terms, so it is not known which one differs."
-    return f"Predicted against printed: {', '.join(known)}."
-
-
-def _log_itself(row: Row) -> Iterator[str]:
-    if row["consistent"] is False:
-        yield (
-            f"The log contradicts itself: {row['observed_kv_cache_bytes'] / GIB:.2f} GiB hold"
-            f" {row['recomputed_kv_cache_tokens']:,.0f} tokens of {row['bytes_per_token']:,.0f} bytes, but it says"
-            f" {row['observed_kv_cache_tokens']:,.0f}."
-        )
+def _disagreements(row: Row) -> str | None:
+    """What the predicted and the observed values disagree on; None if they agree, or if one of them is not known."""
+    infeasible, unknown = pd.notna(row["predicted_infeasible"]), pd.notna(row["predicted_unknown"])
+    sizes = [row["predicted_block_size"], row["observed_block_size"]]
+    types, version = [row["predicted_dtype"], row["dtype"]], row["predicted_for_version"]
+    tokens = "num_blocks" if np.isnan(row["kv_cache_tokens_error_pct"]) else "kv_cache_tokens"
+    differs = bool(abs(row[f"{tokens}_error_pct"]) > DISAGREES_PCT)
+    implied = row["implied_memory_bytes"] / row["predicted_device_memory_bytes"] - 1
+    found = {
+        "ran": row["outcome"] in RAN and infeasible,
+        "refused": row["outcome"] == "infeasible" and not infeasible and not unknown,
+        "block_size": not unknown and not pd.isna(sizes).any() and sizes[0] != sizes[1],
+        tokens: differs,
+        "dtype": differs and not pd.isna(types).any() and types[0] != types[1],
+        "version": differs and pd.notna(version) and version not in str(row["engine_version"]),
+        "device_memory": differs and abs(implied) > DISAGREES_PCT / 100,
+        "overhead": differs and abs(implied) <= DISAGREES_PCT / 100,
+        "log": row["consistent"] is False,
+    }
+    return ",".join(name for name, does in found.items() if does) or None
 
 
 def read_predictions(path: Path) -> pd.DataFrame:

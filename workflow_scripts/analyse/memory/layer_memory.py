@@ -70,12 +70,8 @@ def held_by_layout(t: pd.DataFrame, facts: ModelFacts, kv_cache_dtype: str) -> I
     """For each layout and kind of layer, the token-seconds needed (`token_s`) and slot-seconds held (`slot_s`) by row.
 
     A prompt is computed at once, or in chunks of `max_num_batched_tokens`; blocks behind a window are freed with the
-    next step. A token is needed as long as a later one attends to it, and a state as long as its request lives.
-
-    Args:
-        t: rows of `fragmentation.timeline`, of one model.
-        facts: of the model.
-        kv_cache_dtype: type of its KV cache.
+    next step. A token is needed as long as a later one attends to it, and a state as long as its request lives. `t` are
+    rows of `fragmentation.timeline`, of one model.
     """
     kinds = kinds_of_layers(facts)
     of_token = token_bytes(kinds, facts.kv_dtype_bytes(kv_cache_dtype))

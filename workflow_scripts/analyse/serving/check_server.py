@@ -71,13 +71,7 @@ def first_requests(requests: pd.DataFrame, seconds: float) -> list[str]:
 
 
 def of_study(cells: pd.DataFrame, requests: pd.DataFrame, ids: list[str]) -> dict[str, AnotherStart]:
-    """What one further start of a cell is expected to measure for these requests, by latency.
-
-    Args:
-        cells: the rows of the cell in the cells table.
-        requests: the rows of the cell in the parsed requests.
-        ids: the requests that count.
-    """
+    """What one further start of a cell is expected to measure for the requests with these ids, by latency."""
     passes = dict(iter(requests[requests["request_id"].astype(str).isin(ids)].groupby(list(REPEAT))))
     rows = [{**row, **of_pass(passes[tuple(row[name] for name in REPEAT)], _ANY_LOAD, {})} for row in records(cells)]
     table = pd.DataFrame(rows)

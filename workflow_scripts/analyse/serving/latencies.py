@@ -12,10 +12,10 @@ differ in exactly one knob, which may be the rate. docs/tables.md documents ever
 from argparse import Namespace
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from workflow_scripts.analyse.intervals.further_starts import ONE_LOOK, Looks
-from workflow_scripts.analyse.intervals.repeats import Row, records
 from workflow_scripts.analyse.serving import serving as servers
 from workflow_scripts.analyse.settings import effects
 from workflow_scripts.analyse.settings.knob_pairs import looks_at
@@ -25,7 +25,7 @@ from workflow_scripts.common.command import option
 from workflow_scripts.engines.registry import load_engines
 from workflow_scripts.study.study import Study
 
-# The compared columns of the cells table, with their names in sentences.
+# The compared columns of the cells table, with their names.
 LATENCIES = {"ttft_s_p50": "median TTFT", "tpot_s_p50": "median TPOT", "e2e_s_p50": "median end-to-end latency"}
 
 SCHEMA = table_schema(
@@ -38,7 +38,7 @@ SCHEMA = table_schema(
         **NUMBER("rate baseline_rate", "latency of `value` and `baseline`, over the starts in the same rounds"),
         **NUMBER(
             "ratio ratio_low ratio_high",
-            "latency of `value` over that of `baseline`, mean within rounds; null if a cell is bimodal",
+            "latency of `value` over that of `baseline`, mean within rounds",
         ),
     },
     TEXT(
@@ -52,49 +52,21 @@ SCHEMA = table_schema(
 def latency_effects(
     cells: pd.DataFrame, serving: pd.DataFrame, margin_pct: float, looks: Looks = ONE_LOOK
 ) -> pd.DataFrame:
-    """The table of effects on latencies.
-
-    Args:
-        cells: the cells table.
-        serving: the table `serving_summary`.
-        margin_pct: differences within this are `flat`.
-        looks: when the study is looked at to decide whether to go on.
-    """
+    """The table of effects on latencies, from the tables `cells` and `serving_summary`."""
     engines = [engine.name for engine in load_engines().values() if engine.serves]
     served = cells[cells["engine"].isin(engines)]
     saturated = set(serving.loc[serving["saturated"].fillna(False).astype(bool), "cell_id"])
-    found = [
-        _with_load(row, saturated) | {"metric": metric}
-        for metric, called in LATENCIES.items()
-        for row in records(effects.knob_effects(served, margin_pct, looks, metric, called))
-    ]
-    return pd.DataFrame(found, columns=list(SCHEMA.columns))
-
-
-def _with_load(row: Row, saturated: set[str]) -> Row:
-    over = [name for name in ("value", "baseline") if row[_CELL[name]] in saturated]
-    which = "both" if len(over) > 1 else over[0] if over else None
-    return row | {"saturated": which, "explanation": row["explanation"] + _LOAD[which]}
-
-
-_CELL = {"value": "cell_id", "baseline": "baseline_cell_id"}
-_GROWS = "more load than it sustains, so {} latency grows with the length of the run."
-_LOAD = {
-    None: "",
-    "value": " The first had " + _GROWS.format("its"),
-    "baseline": " The second had " + _GROWS.format("its"),
-    "both": " Both had " + _GROWS.format("their"),
-}
+    parts = [effects.knob_effects(served, margin_pct, looks, name).assign(metric=name) for name in LATENCIES]
+    found = pd.concat([part for part in parts if len(part)] or parts, ignore_index=True)
+    value, baseline = (found[name].isin(saturated) for name in ("cell_id", "baseline_cell_id"))
+    which = np.select([value & baseline, value, baseline], ["both", "value", "baseline"], "")
+    found["saturated"] = pd.Series(which, index=found.index, dtype="string").replace("", pd.NA)
+    return found.reindex(columns=list(SCHEMA.columns))
 
 
 @table_command("latencies", option("--serving", type=Path, required=True, help="serving_summary.parquet of the study"))
 def main(args: Namespace, study: Study, cells: pd.DataFrame) -> list[Output]:
     """Write the table of effects on the latencies of servers."""
     serving = read_table(args.serving, servers.SUMMARY_SCHEMA.name)
-    return [
-        (
-            args.out,
-            "latencies",
-            latency_effects(cells, serving, study.equivalence_margin_pct, looks_at(study.starts, cells)),
-        )
-    ]
+    found = latency_effects(cells, serving, study.equivalence_margin_pct, looks_at(study.starts, cells))
+    return [(args.out, "latencies", found)]

@@ -154,8 +154,9 @@ def _recommended(
             f"name one with pick=, such as {cells['cell_id'].iloc[0]}"
         )
     best = records(rows.sort_values("output_tokens_per_s", kind="stable"))[-1]
-    others = f" It is the fastest of {len(rows)} devices and models." if len(rows) > 1 else ""
-    return str(best["cell_id"]), f"{best['explanation']}{others}"
+    kept = f"{best['eligible']} of {best['compared']} settings that keep {best['latency_bound']}"
+    others = f", and of {len(rows)} devices and models" if len(rows) > 1 else ""
+    return str(best["cell_id"]), f"It is the fastest of {kept}{others}."
 
 
 def _measured(rows: pd.DataFrame) -> tuple[dict[str, Promised], str | None]:

@@ -24,7 +24,6 @@ from workflow_scripts.analyse.intervals.statistics import ONE_START, SCOPE_MEANI
 from workflow_scripts.analyse.table_command import Output, table_command
 from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, table_schema
 from workflow_scripts.common.command import PARSED, option
-from workflow_scripts.common.wording import number
 from workflow_scripts.engines.registry import load_engines
 from workflow_scripts.study.study import Study
 from workflow_scripts.workloads.arrivals import Load
@@ -92,7 +91,6 @@ SCHEMA = table_schema(
         "more load than the server sustains; null if not decided",
     ),
     TEXT("limited_by", "`client`, `users`, `server`, `load` or `unknown`"),
-    TEXT("explanation", "the row in words"),
 )
 
 # Columns with a geometric mean over the starts and its interval.
@@ -112,6 +110,8 @@ _OVER_REPEATS = {
     "preemptions": "sum",
     "kv_cache_usage_peak": "max",
     "memory_utilization": "max",
+    "arrivals_per_s": "mean",
+    **dict.fromkeys(("queue_growth_per_s", "client_lag_s_p99", "client_cpu_cores"), "max"),
 }
 _OF_CELL = (
     *("study", "source", "cell_id", "gpu", "engine", "endpoint", "model", "workload", "knobs"),
@@ -144,18 +144,13 @@ SUMMARY_SCHEMA = table_schema(
     NUMBER("kv_cache_usage_peak memory_utilization", "highest of all repeats"),
     FLAG("saturated", "whether any repeat is; null if none is, but one is too short to decide"),
     TEXT("limited_by", "of all repeats, comma-separated"),
-    TEXT("explanation", "that of the worst repeat"),
+    NUMBER("arrivals_per_s", "mean over the repeats"),
+    NUMBER("queue_growth_per_s client_lag_s_p99 client_cpu_cores", "highest of all repeats"),
 )
 
 
 def serving_tables(cells: pd.DataFrame, parsed: Path, slo: Mapping[str, float]) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The tables `serving` (one row per repeat) and `serving_summary` (one row per cell) for a study's own cells.
-
-    Args:
-        cells: the cells table.
-        parsed: folder with a folder of parsed tables for each GPU.
-        slo: latency -> bound that a request must keep to count for goodput.
-    """
+    """The tables `serving` and `serving_summary` for a study's own cells; `slo` bounds latencies for the goodput."""
     servers = [engine.name for engine in load_engines().values() if engine.serves]
     rows = cells[cells["engine"].isin(servers) & cells["outcome"].eq("ok") & cells["repeat"].notna()]
     knobs = {f"knob_{name}": name for name in ("endpoint", *Load.model_fields)}
@@ -201,10 +196,7 @@ def _numbers(facts: pd.DataFrame, name: str) -> pd.Series:
 def of_pass(requests: pd.DataFrame, asked: Mapping[str, Any], slo: Mapping[str, float]) -> dict[str, Any]:
     """Results from the requests of one repeat: latencies, goodput, load, steady state.
 
-    Args:
-        requests: the repeat's rows of the parsed table.
-        asked: `request_rate_per_s`, `ramp_to_per_s` and `users` as the study sets them, null if it does not.
-        slo: latency -> bound.
+    `asked` has `request_rate_per_s`, `ramp_to_per_s` and `users`, null if the study does not set them.
     """
     r = requests.sort_values("queued_s", kind="stable")
     queued, sent, first, last = (
@@ -331,7 +323,7 @@ def _steady(r: pd.DataFrame, queued: Any, first: Any, last: Any) -> dict[str, An
 
 
 def _limits(table: pd.DataFrame) -> pd.DataFrame:
-    """Add whether the load was more than the server sustains, what limited it, and both in words."""
+    """Add whether the load was more than the server sustains, and what limited it."""
     # A burst at the end leaves a queue too, but the server clears it quickly.
     behind = table["requests_per_s"].astype(float) < (1 - GROWTH_SHARE) * table["arrivals_per_s"].astype(float)
     suspect, slower = behind & table["queue_grows"], table["e2e_grows"]
@@ -344,48 +336,12 @@ def _limits(table: pd.DataFrame) -> pd.DataFrame:
     limited_by = np.select(
         [capped, late | busy, waits_for_server, ~decided], ["users", "client", "server", "unknown"], "load"
     )
-    table = table.assign(saturated=saturated, limited_by=limited_by)
-    return table.assign(explanation=[_words(row) for row in records(table)])
-
-
-def _words(row: Mapping[str, Any]) -> str:
-    served = f"{number(row['requests_per_s'])} requests/s were answered"
-    rates = (
-        served if pd.isna(row["arrivals_per_s"]) else f"{number(row['arrivals_per_s'])} requests/s arrived, {served}"
-    )
-    if row["load"] == CLOSED:
-        users = f"{row['users']} user{'s' if row['users'] > 1 else ''}, each of whom waits for the answer"
-        idle = f"{row['num_requests']} of " if row["num_requests"] < row["users"] else ""
-        words = f"{served} to {idle}{users}."
-    elif row["load"] == AT_ONCE:
-        words = f"All requests arrived at once; {served}."
-    elif pd.isna(row["saturated"]):
-        words = f"The run is too short to say whether the server keeps up: {rates}."
-    elif row["saturated"]:
-        who = {"users": f"{row['users']} requests at once sustain", "client": "client and server sustain"}
-        words = (
-            f"More load than {who.get(row['limited_by'], 'the server sustains')}: {rates}, and "
-            f"{number(row['queue_growth_per_s'])} more were unanswered each second. Latencies grow with the "
-            "length of the run."
-        )
-    else:
-        words = f"The server kept up: {rates}."
-    if row["limited_by"] == "users":
-        most = f"{row['users']} request{'s' * (row['users'] > 1)}"
-        words += f" The client sent at most {most} at once; others waited in the client."
-    elif row["limited_by"] == "client":
-        words += (
-            f" The client was the limit: 1 % of the requests left it {number(row['client_lag_s_p99'])} s late or"
-            f" later, and it used {number(row['client_cpu_cores'])} cores."
-        )
-    return words
+    return table.assign(saturated=saturated, limited_by=limited_by)
 
 
 def _summary(table: pd.DataFrame, cell_ids: pd.Series) -> pd.DataFrame:
-    """One row per cell that comparisons may use, with the words of its worst repeat."""
+    """One row per cell that comparisons may use."""
     table = table[table["cell_id"].isin(cell_ids)]
-    badness = table["saturated"].fillna(False).astype(int) * 2 + table["limited_by"].ne("load").astype(int)
-    worst = badness.groupby(table["cell_id"], sort=False).idxmax()
     by = list(_OF_CELL)
     groups = table.groupby(by, dropna=False, sort=False)
     summary = groups.size().rename("repeats").reset_index()
@@ -409,7 +365,6 @@ def _summary(table: pd.DataFrame, cell_ids: pd.Series) -> pd.DataFrame:
     saturated, some_are_open = groups["saturated"].max(), groups["saturated"].count() < groups.size()
     summary["saturated"] = saturated.mask(saturated.eq(False) & some_are_open).array
     summary["limited_by"] = groups["limited_by"].agg(_distinct).array
-    summary["explanation"] = table["explanation"].reindex(worst.reindex(summary["cell_id"])).array
     return summary
 
 

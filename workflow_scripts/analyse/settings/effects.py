@@ -8,7 +8,6 @@ docs/statistics.md the tests.
 """
 
 import json
-import math
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
@@ -17,7 +16,7 @@ import numpy as np
 import pandas as pd
 from pandas.api.extensions import ExtensionArray
 
-from workflow_scripts.analyse.intervals.further_starts import MOST_FURTHER_STARTS, ONE_LOOK, Looks
+from workflow_scripts.analyse.intervals.further_starts import ONE_LOOK, Looks
 from workflow_scripts.analyse.intervals.repeats import Row, knob_columns, knob_text, numbers, records
 from workflow_scripts.analyse.intervals.start_spread import FloatArray
 from workflow_scripts.analyse.intervals.statistics import (
@@ -26,8 +25,6 @@ from workflow_scripts.analyse.intervals.statistics import (
     FLAT,
     NOT_DECIDED,
     SCOPE_MEANING,
-    STARTS_TO_SEE_MODES,
-    interval_text,
     log_margin,
 )
 from workflow_scripts.analyse.limits.waiting import WAITING, WITHOUT_WAITING, with_device_ratio
@@ -35,7 +32,6 @@ from workflow_scripts.analyse.settings.knob_pairs import (
     METRIC,
     MODEL,
     PLACE,
-    STEADY,
     WORK,
     compared_pairs,
     looks_at,
@@ -44,14 +40,10 @@ from workflow_scripts.analyse.settings.knob_pairs import (
 from workflow_scripts.analyse.table_command import Output, table_command
 from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, table_schema
 from workflow_scripts.common.knob import Knob
-from workflow_scripts.common.wording import listed, sentence
 from workflow_scripts.engines.registry import every_knob
-from workflow_scripts.study.setting_words import instead_of, shortly
 from workflow_scripts.study.study import Study
-from workflow_scripts.workloads.arrivals import Load
 
 PAIR, OVERALL = "pair", "overall"
-OUTPUT_RATE, STEADY_RATE = "output tokens/s", "output tokens/s while that many run"
 EQUAL, DIFFERS = "equal", "differs"
 # Columns that make sense only for rates.
 OF_RATES = ("whole_ratio", "fastest", "fastest_decided")
@@ -90,8 +82,9 @@ SCHEMA = table_schema(
     NUMBER("whole_ratio", "ratio of `output_tokens_per_s`, with ramp-up and drain"),
     NUMBER(
         "ratio ratio_low ratio_high",
-        "rate of `value` over that of `baseline`, mean within rounds; null if a cell is bimodal",
+        "rate of `value` over that of `baseline`, mean within rounds",
     ),
+    FLAG("bimodal", "starts of one of the cells fall into two groups, so the ratio has no interval and no verdict"),
     NUMBER("ratio_again_low ratio_again_high", f"for `pair`: {ANOTHER_RUN}"),
     TEXT("scope", SCOPE_MEANING),
     WITHOUT_WAITING,
@@ -105,10 +98,8 @@ SCHEMA = table_schema(
         "starts_needed",
         "further starts per cell that would decide with the same means and variances; null above 100",
     ),
-    FLAG(
-        "took_effect",
-        "whether the knob's column (below) differs between the two",
-    ),
+    TEXT("shown baseline_shown", "the knob's column (below) at the two"),
+    FLAG("took_effect", "whether that column differs"),
     TEXT(
         "moved_with_it",
         "other settings that differ, because an engine's default may depend on the knob; set them to compare only "
@@ -119,7 +110,6 @@ SCHEMA = table_schema(
         "what kept more sequences from running at `value`: `sequences` (the settings), `prompts` (all requests ran), "
         "`kv_blocks` (preemptions, or requests waited with 95 % of the blocks in use), `token_budget`",
     ),
-    TEXT("explanation", "the row in words"),
     notes=f"Columns for `took_effect`: {_shown_in_words()}.",
 )
 
@@ -129,31 +119,23 @@ _OF_MODEL = Knob(MODEL, settles=("dtype", "quantization"))
 _FOLLOWS = {"num_gpu_blocks", "kv_cache_bytes", "client_cores", "client_shares_cores"}
 
 
-def knob_effects(
-    cells: pd.DataFrame, margin_pct: float, looks: Looks = ONE_LOOK, metric: str = METRIC, called: str = OUTPUT_RATE
-) -> pd.DataFrame:
+def knob_effects(cells: pd.DataFrame, margin_pct: float, looks: Looks = ONE_LOOK, metric: str = METRIC) -> pd.DataFrame:
     """The effects table: for every knob, and for the model, the groups of cells that differ in nothing else.
 
-    In each group, every value is compared with the baseline (the smallest value, or false), then all values together.
-
-    Args:
-        cells: the cells table; cells for which the study leaves the knob to the engine are not compared.
-        margin_pct: differences within this are `flat`.
-        looks: when the study is looked at to decide whether to go on.
-        metric: the compared column of the cells table.
-        called: its name in sentences.
+    In each group, every value is compared with the baseline (the smallest value, or false), then all values together,
+    by the column `metric`. Cells for which the study leaves the knob to the engine are not compared.
     """
     knobs = knob_columns(cells)
     effects = [
         row
         for column, rows, pairs in compared_pairs(cells, margin_pct, looks, metric)
-        for row in _effects_of(rows, pairs, column, knobs, margin_pct, called)
+        for row in _effects_of(rows, pairs, column, knobs, margin_pct)
     ]
     return pd.DataFrame(effects, columns=list(SCHEMA.columns))
 
 
 def _effects_of(
-    rows: pd.DataFrame, pairs: pd.DataFrame, column: str, knobs: list[str], margin_pct: float, called: str
+    rows: pd.DataFrame, pairs: pd.DataFrame, column: str, knobs: list[str], margin_pct: float
 ) -> Iterator[Row]:
     others = [other for other in knobs if other != column]
     knob = column.removeprefix("knob_")
@@ -179,11 +161,12 @@ def _effects_of(
             "baseline_repeats": b["repeats"],
             "margin_pct": margin_pct,
         }
+        if seen_in:
+            row |= {"shown": knob_text(a[seen_in]), "baseline_shown": knob_text(b[seen_in])}
         several = of_groups[effect["group"]] if effect["comparison"] == OVERALL else [b, a]
         row["work"] = _work(several)
         row["moved_with_it"] = _moved([cell["effective"] for cell in several], {knob, *described.settles} | _FOLLOWS)
-        of_row = STEADY_RATE if row["metric"] == STEADY else called
-        yield row | {"explanation": _explanation(row, a, b, described, of_row)}
+        yield row
 
 
 def _work(cells: Sequence[Row]) -> str | None:
@@ -197,8 +180,7 @@ def _work(cells: Sequence[Row]) -> str | None:
 def _moved(told: Sequence[str], left_out: set[str]) -> str | None:
     """Settings that differ between cells, except those left out, e.g. `max_num_batched_tokens 512 -> 4,096`; or None.
 
-    `told`: all effective settings of each cell, as in the cells table. A setting that one cell does not report is
-    ignored.
+    `told` are the column `effective` of the cells. A setting that one cell does not report is ignored.
     """
     if any(pd.isna(text) for text in told):
         return None
@@ -220,11 +202,8 @@ def _setting_text(value: float | str) -> str:
 
 
 def _against_baseline(rows: pd.DataFrame, pairs: pd.DataFrame, seen_in: str) -> pd.DataFrame:
-    return pairs.assign(
-        comparison=PAIR,
-        took_effect=_took_effect(rows, pairs, seen_in),
-        bound_by=rows["bound_by"].iloc[pairs["a"]].array,
-    )
+    bounds = rows["bound_by"].iloc[pairs["a"]].array
+    return pairs.assign(comparison=PAIR, took_effect=_took_effect(rows, pairs, seen_in), bound_by=bounds)
 
 
 def _took_effect(rows: pd.DataFrame, pairs: pd.DataFrame, seen_in: str) -> ExtensionArray | None:
@@ -293,91 +272,6 @@ def _by_group(rows: pd.DataFrame, column: str) -> dict[int, list[str]]:
     for group, text in zip(rows["group"], rows[column], strict=True):
         texts.setdefault(group, []).append(text)
     return texts
-
-
-def _explanation(row: Row, a: Row, b: Row, knob: Knob, called: str) -> str:
-    settings = sentence(instead_of(row["knob"], row["value"], row["baseline"]))
-    unit = f" times the {called}"
-    ratio = interval_text(row["ratio"], row["ratio_low"], row["ratio_high"], unit, row["scope"])
-    sentences = [
-        f"{settings}: {ratio}, {_verdict_text(row)}.",
-        _others_text(row),
-        _effect_text(row, a, b, knob),
-        _moved_text(row),
-        _bound_text(row, a),
-        _work_text(row, a, b),
-    ]
-    return " ".join(s for s in sentences if s)
-
-
-def _verdict_text(row: Row) -> str:
-    margin = f"{row['margin_pct']:g} %"
-    if row["verdict"] == FLAT:
-        return f"flat: in these starts any difference is within {margin}"
-    if row["verdict"] == CHANGES:
-        return f"a change of more than {margin}"
-    if row["bimodal"]:
-        return "not decided: the starts of a cell fall into two groups, so no single number describes it"
-    if math.isnan(row["ratio_low"]):
-        return "not decided: this needs at least two starts of each, in the same rounds"
-    if math.isnan(row["starts_needed"]):
-        return (
-            f"not decided at a margin of {margin}, nor likely to be with {MOST_FURTHER_STARTS} further starts of each"
-        )
-    few = "1 further start" if row["starts_needed"] == 1 else f"{row['starts_needed']:g} further starts"
-    modes = row["starts"] < STARTS_TO_SEE_MODES and not row["ratio_low"] <= 1 <= row["ratio_high"]
-    why = ", because in so few starts a cell with two modes may show only one" if modes else ""
-    return f"not decided at a margin of {margin}{why}: about {few} of each would decide"
-
-
-def _others_text(row: Row) -> str:
-    """The other values of a group, if it has any."""
-    others = [value for value in row["values"].split(", ") if value not in {row["value"], row["baseline"]}]
-    if row["comparison"] != OVERALL or not others:
-        return ""
-    return f"Also compared: {listed(shortly(row['knob'], other, row['value']) for other in others)}."
-
-
-def _effect_text(row: Row, a: Row, b: Row, knob: Knob) -> str:
-    seen_in = knob.shown_in
-    if row["knob"] == MODEL or (not seen_in and row["knob"] in Load.model_fields):
-        return ""  # the load is what the client sends
-    if pd.isna(row["took_effect"]):
-        return "Nothing that the engine reports shows whether the setting took effect."
-    if row["comparison"] == OVERALL:
-        return "" if row["took_effect"] else f"It made no difference to the engine: {seen_in} never changed."
-    seen, before = knob_text(a[seen_in]), knob_text(b[seen_in])
-    asked = f", not the requested {row['value']}" if knob.value_in and seen != row["value"] else ""
-    if row["took_effect"]:
-        return f"It took effect: {seen_in} was {seen}{asked}, against {before}."
-    return f"It made no difference to the engine: {seen_in} was {seen} with both{asked}."
-
-
-def _moved_text(row: Row) -> str:
-    if row["moved_with_it"] is None:
-        return ""
-    cause = f"so {row['knob']} alone may not be the cause"
-    return f"The engine changed other settings with it, {cause}: {row['moved_with_it']}."
-
-
-def _bound_text(row: Row, a: Row) -> str:
-    if row["comparison"] == OVERALL or pd.isna(a["bound_by"]):
-        return ""
-    return {
-        "sequences": f"As many sequences ran as the settings allow ({a['max_concurrency_allowed']}).",
-        "prompts": f"All {a['num_requests']} requests ran at once, so a higher limit could change nothing.",
-        "kv_blocks": "The KV cache was full, which limited how many sequences ran at once.",
-        "token_budget": "A step's token budget limited how many sequences ran at once; nothing else was full.",
-    }[a["bound_by"]]
-
-
-def _work_text(row: Row, a: Row, b: Row) -> str:
-    if row["work"] != DIFFERS:
-        return ""
-    requests = f"The requests differ: {a['num_requests']:g}, against {b['num_requests']:g}."
-    if row["metric"] != STEADY:
-        return requests
-    return f"{requests} Over whole repeats of the starts compared, with drain, the ratio is {row['whole_ratio']:.3g}."
 
 
 @table_command("effects", WAITING)

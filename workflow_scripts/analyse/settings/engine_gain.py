@@ -10,13 +10,12 @@ docs/tables.md documents every column of both tables.
 import math
 from argparse import Namespace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from workflow_scripts.analyse.intervals.further_starts import ONE_LOOK, Looks
-from workflow_scripts.analyse.intervals.repeats import Row, cell_summary, knob_columns, records
+from workflow_scripts.analyse.intervals.repeats import PLACE, RATE, Row, cell_summary, records
 from workflow_scripts.analyse.intervals.statistics import (
     ANOTHER_RUN,
     FASTER,
@@ -24,7 +23,6 @@ from workflow_scripts.analyse.intervals.statistics import (
     Samples,
     compare,
     directions,
-    interval_text,
     is_higher,
 )
 from workflow_scripts.analyse.settings.knob_pairs import looks_at
@@ -34,11 +32,8 @@ from workflow_scripts.common.command import option
 from workflow_scripts.engines.hf_engines import HF_CONTINUOUS, HF_STATIC
 from workflow_scripts.engines.registry import every_knob
 from workflow_scripts.engines.vllm_engines import VLLM
-from workflow_scripts.study.setting_words import settings_in_words
 from workflow_scripts.study.study import Study
 
-METRIC = "output_tokens_per_s"
-PLACE = ("study", "source", "gpu", "model", "workload")
 BATCH_1, STATIC_BATCH, CONTINUOUS = "batch 1", "static batch", "continuous batching"
 
 _VERDICT_MEANING = "`faster` or `slower` with an error of at most 5 % for all rows together, else `not decided`"
@@ -66,7 +61,6 @@ SCHEMA = table_schema(
     NUMBER("improvement_ratio_again_low improvement_ratio_again_high", ANOTHER_RUN),
     TEXT("scope", SCOPE_MEANING),
     TEXT("verdict", _VERDICT_MEANING),
-    TEXT("explanation", "the row in words, and what the ratio includes"),
 )
 DECOMPOSITION_SCHEMA = table_schema(
     "engine_decomposition",
@@ -87,7 +81,7 @@ DECOMPOSITION_SCHEMA = table_schema(
         "share_pct",
         "share of the total's logarithm; negative for a loss; null if no gain is shown",
     ),
-    TEXT("explanation", "the row in words"),
+    TEXT("ties", "of steps with continuous batching: `knobs` of others not shown to be slower, comma-separated"),
 )
 
 # Steps from single requests on HuggingFace to vLLM; the last one, the total, is their product.
@@ -114,12 +108,12 @@ def _work_summary(cells: pd.DataFrame) -> tuple[pd.DataFrame, Samples]:
     most = {f"{name}_most": cells[name] for name in _WORK}
     observed = dict.fromkeys(_WORK, "min") | dict.fromkeys(most, "max")
     columns = dict.fromkeys([*cells.columns, *_UNEQUAL, "knob_batch_size", "knob_cache_implementation"])
-    return cell_summary(cells.reindex(columns=list(columns)).assign(**most), METRIC, observed)
+    return cell_summary(cells.reindex(columns=list(columns)).assign(**most), RATE, observed)
 
 
 def _cells(rows: pd.DataFrame) -> list[Row]:
     """Cells with their `work`, if it is known and equal in every repeat, and the `faults` that forbid a comparison."""
-    cells = records(rows.assign(words=settings_in_words(rows, knob_columns(rows))))
+    cells = records(rows)
     for cell in cells:
         ends = {name: (cell[name], cell[f"{name}_most"]) for name in _WORK}
         unknown = [name for name, (least, most) in ends.items() if pd.isna(least) or pd.isna(most)]
@@ -194,50 +188,14 @@ def _improvements(rows: pd.DataFrame, samples: Samples, looks: Looks) -> pd.Data
             "hf_batch_size": hf["knob_batch_size"],
             "hf_repeats": hf["repeats"],
             "hf_output_tokens_per_s": np.exp(hf["log_mean"]),
-            "comparable": found["comparable"],
-            "reason": found["reason"],
-            "improvement_ratio": found["ratio"],
-            "improvement_ratio_low": found["ratio_low"],
-            "improvement_ratio_high": found["ratio_high"],
-            "improvement_ratio_again_low": found["ratio_again_low"],
-            "improvement_ratio_again_high": found["ratio_again_high"],
-            "scope": found["scope"],
-            "verdict": found["verdict"],
-            "explanation": [
-                _improvement_text(cells[one], cells[other], reason, interval)
-                for one, other, reason, *interval in zip(
-                    a, b, found["reason"], *(found[end] for end in (*ENDS, "scope")), strict=True
-                )
-            ],
         }
-    )
+    ).join(found.rename(columns={name: f"improvement_{name}" for name in (*ENDS, *AGAIN)}))
 
 
 def _kind(hf: Row) -> str:
     if hf["engine"] == HF_CONTINUOUS.name:
         return CONTINUOUS
     return BATCH_1 if hf["knob_batch_size"] == 1 else STATIC_BATCH
-
-
-def _improvement_text(vllm: Row, hf: Row, reason: str | None, interval: list[Any]) -> str:
-    seqs, kind = vllm["max_concurrency_allowed"], _kind(hf)
-    subject = f"vLLM with at most {seqs} sequence{'s' * (seqs > 1)} against HuggingFace {kind} ({hf['words']})"
-    if reason is not None:
-        return f"{subject}: not comparable, {reason}."
-    value, low, high, scope = interval
-    ratio = interval_text(value, low, high, " times the output tokens/s", scope)
-    if kind == CONTINUOUS:
-        what = f"Both admit requests as others end, with a paged cache; vLLM runs up to {seqs} at a time."
-    elif kind == STATIC_BATCH and vllm["num_requests"] <= min(seqs, hf["knob_batch_size"]):
-        what = f"Both run all {vllm['num_requests']:g} requests at once, HuggingFace until the longest ends."
-    elif kind == STATIC_BATCH:
-        batch = f"HuggingFace runs {hf['knob_batch_size']:g} at a time, each batch until its longest request ends"
-        what = f"{batch}; vLLM admits requests as others end, up to {seqs} at a time."
-    elif seqs > 1:
-        what = f"HuggingFace runs one request at a time, vLLM up to {seqs}, so part of the gain is batching."
-    else:
-        what = "Both run one request at a time, so the ratio does not include batching."
-    return f"{subject}: {ratio}. {what}"
 
 
 def _decompositions(rows: pd.DataFrame, samples: Samples, looks: Looks) -> pd.DataFrame:
@@ -301,17 +259,13 @@ def _fastest(cells: pd.DataFrame, samples: Samples) -> tuple[int, list[int]]:
 def _step_row(cells: list[Row], step: Row, found: Row, total: Row) -> Row:
     vllm = cells[step["last"]]
     row: Row = {name: vllm[name] for name in PLACE}
-    share_pct = _share_pct(found, total)
-    text = _step_text(step["factor"], vllm, found, share_pct)
-    if ties := step.get("ties"):
-        others = "; ".join(cells[row]["words"] for row in ties)
-        text += f" This continuous batching is not shown to differ in speed from {others}."
+    ties = ", ".join(cells[row]["knobs"] for row in step.get("ties", ())) or None
     return (
         row
         | {"vllm_knobs": vllm["knobs"], "vllm_max_num_seqs": vllm["max_concurrency_allowed"], "factor": step["factor"]}
         | {"numerator": _name(cells, step["a"]), "denominator": _name(cells, step["b"])}
         | found
-        | {"share_pct": share_pct, "explanation": text}
+        | {"share_pct": _share_pct(found, total), "ties": ties}
     )
 
 
@@ -325,22 +279,6 @@ def _share_pct(found: Row, total: Row) -> float:
     NaN if the total is not shown to be a gain.
     """
     return 100 * math.log(found["ratio"]) / math.log(total["ratio"]) if total["verdict"] == FASTER else math.nan
-
-
-def _step_text(factor: str, vllm: Row, found: Row, share_pct: float) -> str:
-    seqs = vllm["max_concurrency_allowed"]
-    subject = {
-        STATIC_BATCHING: "HuggingFace in static batches instead of on single requests",
-        CONTINUOUS_BATCHING: "HuggingFace with continuous batching over a paged cache instead of static batches",
-        ENGINE: f"vLLM with at most {seqs} sequences instead of HuggingFace with continuous batching",
-        TOTAL: f"vLLM with at most {seqs} sequences instead of HuggingFace on single requests",
-    }[factor]
-    if not found["comparable"]:
-        return f"{subject}: not comparable, {found['reason']}."
-    value, low, high = (found[name] for name in ENDS)
-    ratio = interval_text(value, low, high, " times the output tokens/s", found["scope"])
-    has_share = factor != TOTAL and not math.isnan(share_pct)
-    return f"{subject}: {ratio}" + (f", {share_pct:.0f} % of the gain on a logarithmic scale." if has_share else ".")
 
 
 @table_command(

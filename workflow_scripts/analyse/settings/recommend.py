@@ -17,10 +17,11 @@ from workflow_scripts.analyse.intervals.further_starts import ONE_LOOK, Looks
 from workflow_scripts.analyse.intervals.repeats import (
     ENVIRONMENT,
     IDENTITY,
+    PLACE,
+    RATE,
     Row,
     cell_summary,
     dtypes,
-    knob_columns,
     numbers,
     records,
 )
@@ -32,7 +33,6 @@ from workflow_scripts.analyse.intervals.statistics import (
     Samples,
     compare,
     holm,
-    interval_text,
     is_higher,
     mean_interval,
 )
@@ -40,21 +40,16 @@ from workflow_scripts.analyse.settings.knob_pairs import looks_at
 from workflow_scripts.analyse.table_command import Output, table_command
 from workflow_scripts.analyse.tables import INTEGER, NUMBER, TEXT, table_schema
 from workflow_scripts.common.command import RESULTS, option
-from workflow_scripts.common.wording import number, sentence
+from workflow_scripts.common.wording import number
 from workflow_scripts.engines.vllm_engines import VLLM, VllmKnobs
 from workflow_scripts.study.definition import model_key, resolved_models
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.serve_command import Prepared, ServeSettings, serve_settings
-from workflow_scripts.study.setting_words import labels
 from workflow_scripts.study.study import Study
 
-PLACE = ("study", "source", "gpu", "model", "workload")
-RATE = "output_tokens_per_s"
 LATENCIES = ("tpot_s_p50", "ttft_s_p50")
 TAILS = ("ttft_s_p99", "tpot_s_p99")
 BEST, WITHIN_LATENCY, SMALLEST, PARETO = ("best_throughput", "best_within_latency", "smallest_within_margin", "pareto")
-# Maximum number of ties that the explanation names; the column `ties` has all of them.
-MOST_NAMED = 5
 # The bound if neither user nor study sets one is this many times the lowest time per output token of any configuration.
 DEFAULT_TPOT_FACTOR = 2.0
 # The mean of equal values may differ from them by this share.
@@ -88,11 +83,9 @@ SCHEMA = table_schema(
         "bound of `best_within_latency`; default: `tpot_s_p99` at most twice the lowest `tpot_s_p50`",
     ),
     NUMBER("margin_pct", "margin of `smallest_within_margin`"),
-    TEXT(
-        "ties",
-        "knobs of configurations not shown to be slower, comma-separated",
-    ),
-    TEXT("explanation", "the row in words"),
+    TEXT("ties", "knobs of configurations not shown to be slower, comma-separated"),
+    INTEGER("compared", "configurations of this device, model and workload"),
+    INTEGER("eligible", "those of them among which the role chooses; 0: none keeps the bound; null for `pareto`"),
     TEXT(
         "command",
         "`vllm serve` with this configuration and the model's published weights, even if the study "
@@ -124,11 +117,10 @@ def recommendations(
 
     Args:
         cells: the cells table.
-        margin_pct: a configuration is as fast as the best if it is shown to be at most this much slower.
+        margin_pct: margin of `smallest_within_margin`, whose error `looks` share.
         models: name -> the model's resolved definition and its prepared folder; other models get no command.
-        ttft_p99_s, tpot_p99_s: bounds on the 99th percentiles, as means over the starts. If neither is given, the
-            bound on the time per output token is DEFAULT_TPOT_FACTOR times the lowest median of that time.
-        looks: the looks at the study, which share the error of `smallest_within_margin`.
+        ttft_p99_s, tpot_p99_s: bounds on the 99th percentiles, as means over the starts.
+        looks: the looks at the study.
     """
     summary, samples = _summary(cells)
     rows = [
@@ -172,53 +164,40 @@ def _of_place(
     tpot_p99_s: float | None,
     looks: Looks,
 ) -> Iterator[Row]:
-    cells = records(place.assign(words=labels(place, knob_columns(place))))
+    cells = records(place.assign(compared=len(place)))
     everything = np.ones(len(place), dtype=bool)
     best = _fastest(place, everything)
 
-    def fastest(among: BoolArray, role: str, which: str) -> Row:
+    def fastest(among: BoolArray, role: str) -> Row:
         cell = _fastest(place, among)
-        ties = [cells[tie] for tie in _ties(place, samples, cell, among)]
-        return _row(cells[cell], role, models, ties, _fastest_text(cells[cell], which, ties))
+        ties = [cells[tie]["knobs"] for tie in _ties(place, samples, cell, among)]
+        return _row(cells[cell], role, models) | {"ties": ", ".join(ties) or None, "eligible": among.sum()}
 
-    yield fastest(everything, BEST, f"of {_settings(len(cells))}")
+    yield fastest(everything, BEST)
 
     bound, within = _within_latency(place, ttft_p99_s, tpot_p99_s)
     latency: Row = {"latency_bound": bound}
     if within.any():
-        which = f"of those that keep {bound} ({within.sum()} of {_settings(len(cells))})"
-        yield fastest(within, WITHIN_LATENCY, which) | latency
+        yield fastest(within, WITHIN_LATENCY) | latency
     else:
-        where: Row = {name: cells[best][name] for name in PLACE}
-        text = (
-            f"None of {_settings(len(cells))} keeps {bound}."
-            if bound
-            else "No latency was measured, so there is no bound."
-        )
-        yield where | latency | {"role": WITHIN_LATENCY, "explanation": text}
+        where: Row = {name: cells[best][name] for name in (*PLACE, "compared")}
+        yield where | latency | {"role": WITHIN_LATENCY, "eligible": 0}
 
     # The smallest of all that pass is chosen, so the error must hold for all tests together.
     as_fast = np.arange(len(place)) == best
     against_best = _against(samples, place[~as_fast], place[as_fast])
     as_fast[~as_fast] = holm(against_best.p_not_below(margin_pct)) <= EQUIVALENCE_ALPHA * looks.of_plan
-    smallest = _smallest(place, as_fast)
-    text = _smallest_text(cells, smallest, best, int(as_fast.sum()), margin_pct)
-    yield _row(cells[smallest], SMALLEST, models, [], text) | {"margin_pct": margin_pct}
+    smallest = _row(cells[_smallest(place, as_fast)], SMALLEST, models)
+    yield smallest | {"margin_pct": margin_pct, "eligible": as_fast.sum()}
 
     for member in np.flatnonzero(_on_front(place)):
-        text = "No other setting is as good in rate and in both latencies and better in one, by their means."
-        yield _row(cells[member], PARETO, models, [], text)
+        yield _row(cells[member], PARETO, models)
 
 
-def _row(cell: Row, role: str, models: Settings, ties: list[Row], explanation: str) -> Row:
+def _row(cell: Row, role: str, models: Settings) -> Row:
     settings = settings_of(cell, models)
-    return cell | {
-        "role": role,
-        "ties": ", ".join(tie["knobs"] for tie in ties) or None,
-        "explanation": explanation,
-        "command": settings and settings.command(),
-        "config_yaml": settings and settings.config(),
-    }
+    served = {"command": settings and settings.command(), "config_yaml": settings and settings.config()}
+    return cell | served | {"role": role}
 
 
 def _fastest(place: pd.DataFrame, among: BoolArray) -> int:
@@ -281,30 +260,6 @@ def pareto_front(values: FloatArray) -> BoolArray:
         stays = (values[left] > row).any(axis=1) | (values[left] == row).all(axis=1)
         left, at = left[stays], stays[: at + 1].sum()
     return np.isin(np.arange(len(values)), left)
-
-
-def _settings(count: int) -> str:
-    return f"{count} setting{'s' * (count != 1)}"
-
-
-def _fastest_text(cell: Row, which: str, ties: list[Row]) -> str:
-    rate = interval_text(cell[RATE], cell[f"{RATE}_low"], cell[f"{RATE}_high"], " output tokens/s", cell["scope"])
-    text = f"{sentence(cell['words'])}: {rate}, the highest {which}."
-    if ties:
-        more = f"; and {len(ties) - MOST_NAMED} more" if len(ties) > MOST_NAMED else ""
-        text += f" Not shown to be slower: {'; '.join(tie['words'] for tie in ties[:MOST_NAMED])}{more}."
-        text += " The highest of several such means is on average too high."
-    return text
-
-
-def _smallest_text(cells: list[Row], smallest: int, best: int, as_fast: int, margin_pct: float) -> str:
-    cell, fastest = cells[smallest]["words"], cells[best]["words"]
-    if smallest == best:
-        return f"No smaller setting is shown to be within {margin_pct:g} % of the fastest ({fastest})."
-    return (
-        f"{sentence(cell)}: the smallest of the {as_fast} of {_settings(len(cells))} that are"
-        f" shown to be within {margin_pct:g} % of the fastest ({fastest}), including the fastest itself."
-    )
 
 
 def settings_of(cell: Row, models: Settings) -> ServeSettings | None:

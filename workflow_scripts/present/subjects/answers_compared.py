@@ -10,6 +10,7 @@ from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import records
 from workflow_scripts.present.sentences import some
 from workflow_scripts.present.subject import PLACE, Subject, TablePart, prose
+from workflow_scripts.study.setting_words import instead_of
 from workflow_scripts.study.study import Study
 
 _COLUMNS = {
@@ -33,13 +34,22 @@ def keeps_answers(study: Study) -> bool:
 
 def same_answers(report: Report) -> Iterator[Block]:
     """How many answers are the same, the most different first."""
-    rows = report.tables.need("answers", "same_share", "explanation").sort_values("same_share", kind="stable")
+    rows = report.tables.need("answers", "same_share").sort_values("same_share", kind="stable")
     yield some([_finding(row, report.names) for row in records(rows)], "answers")
 
 
 def _finding(row: Mapping[str, Any], names: Mapping[str, str]) -> Finding:
     verdict = "same answers" if row["same"] == row["requests"] else f"{100 * row['same_share']:.3g} % the same"
-    return Finding(verdict, f"{names.get(row['cell_id'], row['cell_id'])}: {row['explanation']}")
+    what = "the same cell again"
+    if row["differs_in"] == "engine":
+        what = f"{row['value']} instead of {row['baseline']}"
+    elif row["differs_in"] != "again":
+        what = instead_of(row["differs_in"], row["value"] or None, row["baseline"] or None)
+    unit = "greedy tokens" if row["compared_by"] == "tokens" else "text"
+    words = f"{what}: {row['same']:g} of {row['requests']:g} answers have the same {unit}"
+    if row["same"] < row["requests"]:
+        words += f"; others differ from position {row['first_difference_min']:g} on at the earliest"
+    return Finding(verdict, f"{names.get(row['cell_id'], row['cell_id'])}: {words}.")
 
 
 def _most_different_first(rows: pd.DataFrame) -> pd.DataFrame:

@@ -1,6 +1,7 @@
 """The capacity of KV caches, as predicted and as the engines had it, and how much of it they used."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import pandas as pd
 
@@ -13,6 +14,22 @@ from workflow_scripts.present.subject import CELL, TablePart
 
 # A smaller error of a KV cache prediction may come from other data in the device's memory.
 WITHIN_PCT = 1.0
+# What prediction and engine disagree on, with columns of the table; bytes are also in GiB.
+_DISAGREES: Mapping[str, str] = {
+    "ran": "It ran, although it was predicted to be infeasible: {predicted_infeasible}.",
+    "refused": "The engine refused what was predicted to run.",
+    "block_size": "The engine used blocks of {observed_block_size:g} tokens, not of {predicted_block_size:g}.",
+    "kv_cache_tokens": "Predicted: {predicted_kv_cache_tokens:,.0f} tokens, observed: {observed_kv_cache_tokens:,.0f}.",
+    "num_blocks": "Predicted: {predicted_num_blocks:,.0f} blocks, observed: {observed_num_blocks:,.0f}.",
+    "dtype": "The prediction is for {predicted_dtype}, the model ran in {dtype}.",
+    "version": "The prediction is for vLLM {predicted_for_version}, this is {engine_version}.",
+    "device_memory": "The blocks at several utilizations imply a device of {implied_memory_gib:.2f} GiB, not of "
+    "{predicted_device_memory_gib:.2f} GiB.",
+    "overhead": "The blocks at several utilizations imply {implied_overhead_gib:.2f} GiB of weights and overhead, not "
+    "{predicted_overhead_gib:.2f} GiB.",
+    "log": "The log contradicts itself: {observed_kv_cache_gib:.2f} GiB hold {recomputed_kv_cache_tokens:,.0f} tokens, "
+    "but it says {observed_kv_cache_tokens:,.0f}.",
+}
 
 
 def prediction_errors(report: Report) -> Iterator[Block]:
@@ -57,21 +74,22 @@ def _size_given(tables: Tables) -> set[str]:
 
 def why_predictions_missed(report: Report) -> Iterator[Block]:
     """Why predictions of the KV cache were wrong, for cells where they were."""
-    rows = report.tables.need("capacity", "cell_id", "source", "kv_cache_tokens_error_pct", "explanation")
-    explained = rows[rows["explanation"].notna()]
-    if explained.empty:
-        return
-    # Cells that differ only in knobs without effect on the cache have the same explanation.
-    yield some(
-        [
-            Finding(
-                "published" if row["source"] == "published" else "missed",
-                f"{report.names.get(row['cell_id'], row['cell_id'])}: {row['explanation']}",
-            )
-            for row in records(explained.drop_duplicates("explanation"))
-        ],
-        "capacity",
-    )
+    rows = report.tables.need("capacity", "cell_id", "source", "disagrees")
+    # Cells that differ only in knobs without effect on the cache have the same sentences.
+    first: dict[str, dict[str, Any]] = {}
+    for row in records(rows[rows["disagrees"].notna()]):
+        gib = {name.replace("_bytes", "_gib"): row[name] / 2**30 for name in row if name.endswith("_bytes")}
+        words = " ".join(_DISAGREES[code] for code in row["disagrees"].split(",")).format(**row, **gib)
+        first.setdefault(words, row)
+    findings = [
+        Finding(
+            "published" if row["source"] == "published" else "missed",
+            f"{report.names.get(row['cell_id'], row['cell_id'])}: {words}",
+        )
+        for words, row in first.items()
+    ]
+    if findings:
+        yield some(findings, "capacity")
 
 
 CAPACITY = TablePart(

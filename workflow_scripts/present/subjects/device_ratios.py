@@ -1,9 +1,11 @@
 """Speed-ups of one device over another, beside the ratios of their rates."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from math import isnan
+from typing import Any
 
-from workflow_scripts.common.wording import listed, plural
+from workflow_scripts.common.wording import interval_text, listed, plural
 from workflow_scripts.present.blocks import Block, Finding, Findings
 from workflow_scripts.present.plot import Plot
 from workflow_scripts.present.ratio_by_sequences import (
@@ -37,6 +39,12 @@ _SHARES = {
     "operations_share": "Operations",
     "fixed_share": "Fixed costs",
     "launch_share": "Launches and arrival",
+}
+# Why a pair of devices cannot show that decoding follows memory bandwidth.
+_CANNOT_SHOW: Mapping[str, str] = {
+    "disturbed": "others used a CPU while its rates were measured, so it is unknown how fast it reads memory",
+    "cached weights": "the weights that a step reads fit the last-level caches of both",
+    "equal bandwidths": "their bandwidths hardly differ",
 }
 
 
@@ -102,17 +110,33 @@ def explanations(report: Report) -> Iterator[Block]:
             Finding(
                 verdict,
                 f"{a} against {b}: what is shown to explain the ratio is {counted} of {len(rows)} cells. "
-                f"For example, {where}: {example['verdict_text']}",
+                f"For example, {where}: {_in_words(example)}",
             )
         )
     yield some(findings, "ratios")
 
 
+def _in_words(row: Mapping[str, Any]) -> str:
+    """The ratio with its interval, and the nearest of the known ratios."""
+    unit = f" times the output tokens/s of {row['gpu_b']}"
+    words = interval_text(row["ratio"], row["ratio_low"], row["ratio_high"], unit, row["scope"])
+    if isinstance(row["nearest"], str):
+        words += f"; nearest is the ratio of {explained(row['nearest'])}, {row['nearest_difference_pct']:+.1f} %"
+    if not isnan(row["decode_share_a"]):
+        words += f"; decoding took {row['decode_share_a']:.0%} of the time on {row['gpu_a']}"
+    return f"{words}."
+
+
 def cannot_show(report: Report) -> Iterator[Block]:
     """Pairs of devices that cannot show whether decoding follows memory bandwidth, and why."""
     ratios = report.tables.get("ratios")
-    if ratios is not None and "cannot_show" in ratios and len(reasons := ratios["cannot_show"].dropna().unique()):
-        yield Findings([Finding("cannot show", str(reason)) for reason in reasons])
+    if ratios is not None and "cannot_show" in ratios:
+        pairs = ratios[["gpu_a", "gpu_b", "cannot_show"]].dropna().drop_duplicates()
+        words = [
+            f"{a} and {b} cannot show that decoding follows memory bandwidth: {_CANNOT_SHOW[why]}."
+            for a, b, why in pairs.itertuples(index=False)
+        ]
+        yield from [Findings([Finding("cannot show", each) for each in words])] if words else []
 
 
 SUBJECT = Subject(

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 
-from workflow_scripts.common.wording import listed, plural
+from workflow_scripts.common.wording import listed, number, plural
 from workflow_scripts.present.blocks import Block, Finding, Findings, Table, shown
 from workflow_scripts.present.plot import Panel, Plot, key, log2_axis, mark_handles, ratio_axis, some_panels
 from workflow_scripts.present.report import Report
@@ -241,7 +241,7 @@ def _most_sustained(rows: pd.DataFrame) -> Finding:
     place = ", ".join([first["gpu"], first["model"], first["workload"], first["series"]])
     if pd.notna(first["ramp_to_per_s"]):
         ends = f"{first['x']:g} to {first['ramp_to_per_s']:g} requests/s"
-        return Finding("ramp", f"{place}: on a ramp from {ends} {_users_see(first)}. {first['explanation']}")
+        return Finding("ramp", f"{place}: on a ramp from {ends} {_users_see(first)}.")
     if first["axis"] == "users":
         told = {plural(int(row["x"]), "user"): _users_see(row) for row in (first, last)}
         verdict = f"{first['x']:g} to " * (first["x"] < last["x"]) + plural(int(last["x"]), "user")
@@ -250,7 +250,7 @@ def _most_sustained(rows: pd.DataFrame) -> Finding:
     over = rows[rows["saturated"].eq(True)].head(1)
     below = rows[rows["saturated"].eq(False) & (rows["x"] < (over["x"].iloc[0] if len(over) else float("inf")))].tail(1)
     if over.empty and below.empty:
-        return Finding("not known", f"{place}: {first['explanation']}")
+        return Finding("not known", f"{place}: the runs are too short to say whether the server keeps up.")
     at = [f"at {row['x']:g} requests/s it kept up: {_users_see(row)}" for row in records(below)]
     at += [f"at {row['x']:g} requests/s it did not keep up: {_users_see(row)}" for row in records(over)]
     low, high = (f"{part['x'].iloc[0]:g}" if len(part) else "" for part in (below, over))
@@ -275,7 +275,7 @@ def _users_see(row: Mapping[str, Any]) -> str:
 
 
 def load_findings(report: Report) -> Iterator[Block]:
-    """What limited each load, with the table's explanation; warnings come first."""
+    """What limited each load, with its rates; warnings come first."""
     rows = report.tables.need("serving_summary")
     warned = rows["saturated"].eq(True) | rows["limited_by"].str.contains("client|users")
     rows = pd.concat([rows[warned], rows[~warned]])
@@ -293,7 +293,14 @@ def _finding(row: Mapping[str, Any], labels: Mapping[str, str]) -> Finding:
     else:
         verdict = LIMITED.get(row["limited_by"], f"limited by {listed(row['limited_by'].split(','))}")
         tone = "bad" if "client" in row["limited_by"] else "neutral"
-    return Finding(verdict, f"{place}: {row['explanation']}", tone)
+    arrived = f"{number(row['arrivals_per_s'])} requests/s arrived, " if pd.notna(row["arrivals_per_s"]) else ""
+    words = f"{place}: {arrived}{number(row['requests_per_s'])} requests/s were answered"
+    if row["saturated"] is True:
+        words += f", and {number(row['queue_growth_per_s'])} more were unanswered each second"
+    if "client" in row["limited_by"]:
+        words += f"; 1 % of the requests left the client {number(row['client_lag_s_p99'])} s late or later"
+        words += f", and it used {number(row['client_cpu_cores'])} cores"
+    return Finding(verdict, f"{words}.", tone)
 
 
 def sequences_by_rate(report: Report) -> Iterator[Block]:

@@ -1,8 +1,9 @@
 """Recommended settings, as commands."""
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
-from workflow_scripts.common.wording import listed
+from workflow_scripts.common.wording import interval_text, listed
 from workflow_scripts.present.blocks import Block, Command, Text
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import MissingError, records
@@ -10,6 +11,8 @@ from workflow_scripts.present.sentences import MOST_SENTENCES, place
 from workflow_scripts.present.subject import Subject
 from workflow_scripts.study.definition import resolved_models
 
+# Maximum number of ties that are named.
+MOST_TIES = 5
 ROLES: Mapping[str, str] = {
     "best_throughput": "highest throughput",
     "best_within_latency": "highest throughput within a latency",
@@ -26,10 +29,29 @@ def commands(report: Report) -> Iterator[Block]:
     models = resolved_models(report.study).items()
     if random := [name for name, model in models if model.hub_repo and model.load_format != "hub"]:
         yield Text(f"Measured with random weights of {listed(random)}; the commands load the published ones.")
-    rows = rows.assign(place=[place(row) for row in records(rows)], key=rows["command"].fillna(rows["explanation"]))
+    rows = rows.assign(place=[place(row) for row in records(rows)])
+    rows = rows.assign(key=rows["command"].fillna(rows["place"]))
     for _, alike in list(rows.groupby("key", sort=False))[: 2 * MOST_SENTENCES]:
-        told = [f"{row['place']}, {ROLES[row['role']]}: {row['explanation']}" for row in records(alike)]
+        told = [f"{row['place']}, {ROLES[row['role']]}: {_why(report, row)}" for row in records(alike)]
         yield Command("; ".join(alike["place"].unique()), alike["command"].fillna("").iloc[0], told)
+
+
+def _why(report: Report, row: Mapping[str, Any]) -> str:
+    """Among which settings it was chosen, its rate, and which are not shown to be slower."""
+    if not row["eligible"]:
+        bound = row["latency_bound"] if isinstance(row["latency_bound"], str) else "a latency, because none is known"
+        return f"none of {row['compared']:g} settings keeps {bound}."
+    of = f"of {row['eligible']:g} (of {row['compared']:g}) settings"
+    if row["role"] == "smallest_within_margin":
+        return f"the smallest {of} that are shown to be within {row['margin_pct']:g} % of the fastest."
+    rate, low, high = (row[f"output_tokens_per_s{end}"] for end in ("", "_low", "_high"))
+    bound = f" that keep {row['latency_bound']}" if row["role"] == "best_within_latency" else ""
+    words = f"{interval_text(rate, low, high, ' output tokens/s', row['scope'])}, the highest {of}{bound}."
+    if isinstance(row["ties"], str):
+        ties = [report.settings.get(name, name) for name in row["ties"].split(", ")]
+        more = f"; and {len(ties) - MOST_TIES} more" if len(ties) > MOST_TIES else ""
+        words += f" Not shown to be slower: {'; '.join(ties[:MOST_TIES])}{more}."
+    return words
 
 
 SUBJECT = Subject(id="recommendations", title="Recommendations", parts=[commands])

@@ -1,9 +1,11 @@
 """HuggingFace against vLLM at equal work, and the steps that make up the difference."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import pandas as pd
 
+from workflow_scripts.common.wording import interval_text
 from workflow_scripts.present.bar_plot import plot_bars
 from workflow_scripts.present.blocks import Block, Finding
 from workflow_scripts.present.plot import Plot
@@ -15,6 +17,14 @@ from workflow_scripts.present.style import marks
 from workflow_scripts.present.subject import PLACE, FigurePart, Subject, TablePart
 from workflow_scripts.present.subjects.claims_retested import claims_on
 from workflow_scripts.study.setting_words import settings_in_words
+
+# Step from single HuggingFace requests to vLLM -> what it replaces.
+STEPS: Mapping[str, str] = {
+    "static_batching": "HuggingFace in static batches instead of on single requests",
+    "continuous_batching": "HuggingFace with continuous batching over a paged cache instead of static batches",
+    "engine": "vLLM instead of HuggingFace with continuous batching",
+    "total": "vLLM instead of HuggingFace on single requests",
+}
 
 
 def engines(tables: Tables) -> Plot:
@@ -53,10 +63,7 @@ def fastest_of_both(report: Report) -> Iterator[Block]:
     pairs = _equal_work(report.tables.need("engines"))
     fastest = pairs.sort_values(["vllm_output_tokens_per_s", "hf_output_tokens_per_s"], ascending=False)
     rows = records(fastest.drop_duplicates(PLACES))
-    yield some(
-        [Finding(f"{row['improvement_ratio']:.3g} times", f"{row['explanation']} ({place(row)})") for row in rows],
-        "engines",
-    )
+    yield some([_pair(report, row) for row in rows], "engines")
 
 
 def steps_between(report: Report) -> Iterator[Block]:
@@ -65,11 +72,24 @@ def steps_between(report: Report) -> Iterator[Block]:
     most = factors.groupby(PLACES)["vllm_max_num_seqs"].transform("max")
     rows = factors[(factors["vllm_max_num_seqs"] == most) & factors["ratio"].notna()]
     rows = rows.drop_duplicates([*PLACES, "factor"])
-    yield some(
-        [Finding(f"{row['ratio']:.3g} times", f"{row['explanation']} ({place(row)})") for row in records(rows)],
-        "engine_decomposition",
-        4 * MOST_SENTENCES,
-    )
+    yield some([_step(row) for row in records(rows)], "engine_decomposition", 4 * MOST_SENTENCES)
+
+
+def _pair(report: Report, row: Mapping[str, Any]) -> Finding:
+    low, high = (row[f"improvement_ratio_{end}"] for end in ("low", "high"))
+    ratio = interval_text(row["improvement_ratio"], low, high, " times the output tokens/s", row["scope"])
+    vllm, hf = (report.settings.get(row[name], row[name]) for name in ("vllm_knobs", "hf_knobs"))
+    words = f"vLLM ({vllm}) against HuggingFace {row['hf_kind']} ({hf}): {ratio} ({place(row)})"
+    return Finding(f"{row['improvement_ratio']:.3g} times", words)
+
+
+def _step(row: Mapping[str, Any]) -> Finding:
+    ratio = interval_text(row["ratio"], row["ratio_low"], row["ratio_high"], " times the output tokens/s", row["scope"])
+    share = f", {row['share_pct']:.0f} % of the gain on a logarithmic scale" if row["factor"] != "total" else ""
+    share = share if pd.notna(row["share_pct"]) else ""
+    ties = " Other continuous batching is not shown to be slower." if isinstance(row["ties"], str) else ""
+    words = f"{STEPS[row['factor']]}: {ratio}{share}.{ties} ({place(row)})"
+    return Finding(f"{row['ratio']:.3g} times", words)
 
 
 SUBJECT = Subject(

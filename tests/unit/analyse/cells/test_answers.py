@@ -63,7 +63,6 @@ def test_a_knob_that_changes_some_answers_is_told_with_the_first_difference(tmp_
     assert (row["cell_id"], row["baseline_cell_id"]) == (fp8[0][0]["cell_id"], plain[0][0]["cell_id"])
     assert (row["requests"], row["same"], row["same_share"]) == (3, 1, pytest.approx(1 / 3))
     assert (row["first_difference_min"], row["first_difference_median"]) == (2, 2.5)
-    assert "1 of 3 answers" in row["explanation"]
 
 
 def test_each_value_is_compared_with_the_smallest_and_only_one_setting_differs(tmp_path):
@@ -115,7 +114,6 @@ def test_a_server_that_tells_no_tokens_is_compared_by_text(tmp_path):
     one, rows = vllm(ANSWERS, max_num_seqs=1), cell({"max_num_seqs": 1}, **PLACE, engine="vllm-serve")
     (row,) = answers(tmp_path, study(), one, (rows, served(rows, OTHERS, tokens=False))).to_dict("records")
     assert (row["compared_by"], row["same"], row["first_difference_min"]) == ("text", 1, 2)
-    assert "from character 2 on" in row["explanation"]
 
 
 def test_an_answer_that_ends_early_differs_after_its_end():

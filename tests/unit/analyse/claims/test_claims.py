@@ -92,7 +92,7 @@ def test_verdicts_that_formulas_and_published_numbers_alone_come_to():
 def test_nothing_that_was_measured_on_a_cpu_decides():
     cpu = {"gpu": "cpu-all", "model": LLAMA}
     ids = {"cell_id": f"cpu-all/vllm/{LLAMA}/chat/bs32", "baseline_cell_id": "b"}
-    effect = ids | {"engine": "vllm", "comparison": "overall", "verdict": "flat", "explanation": "Flat."}
+    effect = ids | {"engine": "vllm", "comparison": "overall", "verdict": "flat", "value": "32", "baseline": "16"}
     of = evidence(
         cells=[
             cell({"batch_size": 1}, (293.0, 293.0), engine="hf-static", **cpu),
@@ -248,7 +248,7 @@ def call(folder, *options):
 
 
 def test_the_command_writes_the_table_from_what_tables_there_are(tmp_path):
-    row = {"source": "published", "cell_id": "published/kv_blocks_l4_opt125m/1", "gpu": "L4", "explanation": "So."}
+    row = {"source": "published", "cell_id": "published/kv_blocks_l4_opt125m/1", "gpu": "L4"}
     row |= {"model": "facebook/opt-125m", "gpu_memory_utilization": 0.5, "kv_cache_tokens_error_pct": 110.0}
     row |= {"implied_overhead_bytes": 1.0e9, "predicted_overhead_bytes": 1.1e9}
     capacity = pd.DataFrame([row]).reindex(columns=list(TABLE_SCHEMAS["capacity"].columns))

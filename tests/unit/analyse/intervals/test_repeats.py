@@ -10,10 +10,6 @@ from workflow_scripts.analyse.intervals.repeats import (
     bound_by,
     cell_summary,
     counted,
-    knob_columns,
-    knob_text,
-    numbers,
-    records,
     summarise,
 )
 
@@ -115,26 +111,6 @@ def test_columns_stay_with_their_cells_in_the_order_of_the_table():
     assert bound.to_dict() == {7: "sequences", 8: "sequences", 9: "sequences"}
 
 
-def test_knob_columns():
-    cells = starts_table(cell({"max_num_seqs": 1}), cell({"batch_size": 8}, engine="hf-static"))
-    assert knob_columns(cells) == ["knob_max_num_seqs", "knob_batch_size", "knob_cache_implementation"]
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (np.bool_(False), "false"),
-        (True, "true"),
-        (np.float64(64), "64"),
-        (0.875, "0.875"),
-        (np.int64(128), "128"),
-        ("FLASH_ATTN", "FLASH_ATTN"),
-    ],
-)
-def test_knob_values_in_words(value, text):
-    assert knob_text(value) == text
-
-
 def bound(knobs, engine="vllm", **observed):
     cells = starts_table(cell(knobs, [1.0], engine=engine, **({"num_requests": 64} | observed)))
     return bound_by(summed(cells, RATE, BOUND_BY_NEEDS)).tolist()[0]
@@ -174,15 +150,6 @@ def test_the_extremes_of_all_repeats_tell_what_bound():
     assert bound_by(summed(starts_table(rows), RATE, BOUND_BY_NEEDS)).tolist() == ["sequences"]
     rows = cell({"max_num_seqs": 8}, [1.0, 1.0], running_peak=8, preemptions=[0, 2])
     assert bound_by(summed(starts_table(rows), RATE, BOUND_BY_NEEDS)).tolist() == ["kv_blocks"]
-
-
-def test_rows_as_records_and_columns_as_numbers():
-    frame = pd.DataFrame({"a": [1, 2], "b": ["x", "y"]})
-    assert records(frame) == [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}]
-    column = numbers(pd.Series([1, None], dtype="Int64"))
-    assert column.dtype == float
-    assert column[0] == 1
-    assert np.isnan(column[1])
 
 
 # --- starts, rounds and cards

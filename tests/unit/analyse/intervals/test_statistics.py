@@ -21,7 +21,6 @@ from workflow_scripts.analyse.intervals.statistics import (
     compare,
     directions,
     holm,
-    interval_text,
     is_higher,
     log_margin,
     mean_interval,
@@ -339,12 +338,3 @@ def test_in_few_starts_two_modes_that_are_near_are_no_change():
     log[:, 0] += 0.1 * rng.integers(0, 2, (1000, 2))
     found = compare(samples(log), *np.triu_indices(9, 1))
     assert (holm(found.p_beyond(2.0)) <= 0.05).any(axis=-1).mean() < 0.01
-
-
-# --- words
-
-
-def test_intervals_in_words():
-    assert interval_text(2.5, 2.0, 3.0, " times", "between cards") == "2.5 times (95 % interval 2 to 3, between cards)"
-    assert "12,000 (95 % interval 11,900 to 12,100)" in interval_text(11976.6, 11900.2, 12050.4)
-    assert "(no interval)" in interval_text(2.5, np.nan, np.nan, " times", "between cards")

@@ -357,7 +357,7 @@ def test_marking_a_cell_invalid_keeps_its_values_and_leaves_the_others():
     )
     marked = mark_invalid(cells, found)
     assert marked["outcome"].tolist() == ["invalid"] * 3 + ["ok", "timeout", "ok"]
-    reason = "repeat 1 is 3.14 times its ceiling on this one"
+    reason = "repeat 1 of start 1 is 3.14 times its ceiling on this one"
     assert marked["reason"].fillna("").tolist() == [reason] * 3 + ["", "too slow", ""]
     unchanged = [name for name in cells.columns if name not in ("outcome", "reason")]
     pd.testing.assert_frame_equal(marked[unchanged], cells[unchanged])

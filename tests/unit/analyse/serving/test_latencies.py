@@ -36,7 +36,6 @@ def test_cells_at_a_rate_have_effects_on_latency_and_none_on_throughput():
     assert ttft["ratio"] == pytest.approx(0.25, rel=1e-3)
     assert ttft["ratio_low"] <= ttft["ratio"] <= ttft["ratio_high"]
     assert (ttft["verdict"], ttft["scope"]) == ("changes", "between starts on this device")
-    assert "the median TTFT" in ttft["explanation"]
     (tpot,) = pairs(found, "max_num_seqs", "tpot_s_p50")
     assert tpot["verdict"] == "flat"
     assert set(found["metric"]) == set(LATENCIES)
@@ -55,23 +54,17 @@ def test_the_rate_is_a_knob_that_needs_no_proof_of_its_effect():
     found = effects(*(server(ttft_s, request_rate_per_s=rate) for rate, ttft_s in ((2.0, 0.1), (8.0, 0.5))))
     (row,) = pairs(found, "request_rate_per_s")
     assert (row["value"], row["baseline"]) == ("8", "2")
-    assert "Nothing that the engine reports" not in row["explanation"]
+    assert pd.isna(row["took_effect"])
 
 
 def test_a_load_that_was_too_high_is_named():
     few, many = (server(ttft_s, max_num_seqs=seqs, request_rate_per_s=4.0) for seqs, ttft_s in ((4, 9.0), (64, 0.2)))
     few_id, many_id = (rows[0]["cell_id"] for rows in (few, many))
-    for saturated, which, words in (
-        ((few_id,), "baseline", "The second had more load than it sustains"),
-        ((many_id,), "value", "The first had more load than it sustains"),
-        ((few_id, many_id), "both", "Both had more load"),
-    ):
+    for saturated, which in (((few_id,), "baseline"), ((many_id,), "value"), ((few_id, many_id), "both")):
         (row,) = pairs(effects(few, many, saturated=saturated), "max_num_seqs")
         assert row["saturated"] == which
-        assert words in row["explanation"]
     (row,) = pairs(effects(few, many), "max_num_seqs")
     assert pd.isna(row["saturated"])
-    assert "more load" not in row["explanation"]
 
 
 def test_only_servers_have_latencies_that_are_compared():
@@ -85,4 +78,3 @@ def test_few_requests_at_once_are_no_sign_of_a_token_budget_if_they_arrive_at_a_
         row |= {"running_peak": 3, "num_requests": 64, "preemptions": 0, "kv_cache_usage_peak": 0.1}
     (row,) = pairs(effects(*cells), "request_rate_per_s")
     assert pd.isna(row["bound_by"])
-    assert "token budget" not in row["explanation"]

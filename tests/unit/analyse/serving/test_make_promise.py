@@ -85,7 +85,6 @@ def test_without_a_server_it_is_the_fastest_within_the_latency_bound(study, tabl
     best = fastest.sort_values("output_tokens_per_s").iloc[-1]
     found = promised(study, tables, workload=best["workload"])
     assert found.cell_id == best["cell_id"]
-    assert found.why.startswith(best["explanation"])
     assert not found.server
     assert found.busy == 64
     assert (found.sustained_per_s, found.too_much_per_s, found.request_rate_per_s) == (None, None, None)

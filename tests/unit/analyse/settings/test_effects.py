@@ -121,7 +121,6 @@ def test_models_are_compared_at_equal_settings_with_the_first_in_the_alphabet():
     ]
     assert pairs["ratio"].tolist() == pytest.approx([2, 2])
     assert by_model["took_effect"].isna().all()
-    assert not by_model["explanation"].str.contains("effect|engine tells").any()
     assert set(found.loc[found["knob"] == "max_num_seqs", "model"]) == {"opt", "opt-awq"}
 
 
@@ -418,7 +417,7 @@ def test_a_knob_took_effect_if_the_engine_shows_a_difference(engine, knob, value
 def test_what_the_engine_shows_is_that_of_one_repeat():
     seen = ((False, 0), (True, 96))
     found = effects(*(cell({"enable_prefix_caching": on}, around(1), prefix_cache_hits=hits) for on, hits in seen))
-    assert found["explanation"].str.contains(" was 96,").any()
+    assert found[["shown", "baseline_shown"]].values.tolist() == [["96", "0"]] * 2
 
 
 def test_nothing_shows_whether_another_knob_took_effect():
@@ -451,43 +450,6 @@ def test_what_bound_the_engine():
     assert only(found[found["comparison"] == "overall"])["bound_by"] == "prompts, sequences"
     unknown = effects(*(cell({"max_num_seqs": n}, around(1)) for n in (1, 4)))
     assert unknown["bound_by"].isna().all()
-
-
-# --- words
-
-
-def explained(*cells, comparison="pair", **options):
-    return only(effects(*cells, comparison=comparison, **options))["explanation"]
-
-
-@pytest.mark.parametrize(
-    ("comparison", "end"),
-    [
-        ("overall", ""),
-        ("pair", " It took effect: running_peak was 4, against 1. As many sequences ran as the settings allow (4)."),
-    ],
-)
-def test_a_change_in_words(comparison, end):
-    peaks = {1: 1, 4: 4}
-    cells = [cell({"max_num_seqs": n}, around(100 * n, 0.0), running_peak=peaks[n], num_requests=24) for n in peaks]
-    assert explained(*cells, comparison=comparison) == (
-        "At most 4 sequences instead of 1: 4 times the output tokens/s (95 % interval 4 to 4, between starts "
-        f"on this device), a change of more than 2 %.{end}"
-    )
-
-
-@pytest.mark.parametrize(
-    ("knob", "values", "columns", "phrase"),
-    [
-        ("max_num_seqs", (64, 256), {"running_peak": 24, "num_requests": 24}, "made no difference"),
-        ("block_size", (16, 128), {"block_size_effective": [16, 64]}, "not the requested"),
-        ("enforce_eager", (False, True), {}, "Nothing that"),
-    ],
-)
-def test_what_came_of_a_knob_in_words(knob, values, columns, phrase):
-    shown = [{k: v[i] if isinstance(v, list) else v for k, v in columns.items()} for i in range(2)]
-    cells = [cell({knob: value}, around(100, 0.0), **of) for value, of in zip(values, shown, strict=True)]
-    assert phrase in explained(*cells)
 
 
 # --- as a whole
@@ -543,14 +505,12 @@ def test_a_default_that_moves_with_a_knob_is_told_beside_the_verdict():
         ["pair", "16", "max_num_batched_tokens 512 -> 4,096"],
         ["overall", "16", "max_num_batched_tokens 512 -> 4,096"],
     ]
-    assert found["explanation"].str.contains("4,096").all()
 
 
 def test_what_the_study_asks_for_and_what_only_one_cell_tells_did_not_move():
     same = {"attention_backend": "CPU_ATTN", "max_num_batched_tokens": 512}
     found = effects(of_settings(1, **same), of_settings(8, **same, dtype="float32"))
     assert found["moved_with_it"].isna().all()
-    assert not found["explanation"].str.contains("alone").any()
     assert effects(of_settings(1, **same), cell({"max_num_seqs": 8}, around(100)))["moved_with_it"].isna().all()
     others = {"num_blocks": 8, "max_batch_tokens": 64}
     pages = [
