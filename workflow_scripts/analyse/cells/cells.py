@@ -50,41 +50,26 @@ SCHEMA = table_schema(
     INTEGER("max_concurrency_allowed", "sequences that may run at once"),
     TEXT("outcome", "`ok`, `infeasible`, `timeout`, `engine_error`, `invalid`, `missing`"),
     TEXT("reason", "why not `ok`, if possible the engine's message"),
-    FLAG(
-        "comparable",
-        "false if measured with another definition: shown, not compared",
-    ),
+    FLAG("comparable", "false if measured with another definition: shown, not compared"),
     INTEGER("start", "start of the engine, from 1"),
-    INTEGER(
-        "round position",
-        "round of the start, and its place in it, from 1",
-    ),
+    INTEGER("round position", "round of the start, and its place in it, from 1"),
     INTEGER("repeat", "timed pass, from 0"),
     INTEGER("num_requests", "requests of the repeat"),
     INTEGER("prompt_tokens output_tokens", "tokens of the repeat"),
     NUMBER("wall_s", "from the submission of the first request to the end of the last"),
-    NUMBER(
-        "output_tokens_per_s total_tokens_per_s requests_per_s",
-        "over `wall_s`; total includes prompts",
-    ),
+    NUMBER("output_tokens_per_s total_tokens_per_s requests_per_s", "over `wall_s`; total includes prompts"),
     NUMBER(
         "steady_output_tokens_per_s",
         "output rate while the engine is full: from the first tokens of the allowed number of sequences "
         "until fewer requests remain",
     ),
     NUMBER("steady_s", "duration of that time"),
-    NUMBER(
-        "drain_share",
-        "share of `wall_s` after it",
-    ),
+    NUMBER("drain_share", "share of `wall_s` after it"),
     NUMBER(
         "ttft_s_p50 ttft_s_p90 ttft_s_p99",
         "time to the first token, from being queued (servers: from the scheduled arrival)",
     ),
-    NUMBER(
-        "queue_s_p50 prefill_s_p50",
-        "its parts, before and after the request was first scheduled",
-    ),
+    NUMBER("queue_s_p50 prefill_s_p50", "its parts, before and after the request was first scheduled"),
     NUMBER("tpot_s_p50 tpot_s_p99", "mean time per output token after the first, per request"),
     NUMBER("e2e_s_p50 e2e_s_p99", "time to the last token"),
     NUMBER(
@@ -92,21 +77,12 @@ SCHEMA = table_schema(
         "mean times until scheduled, then to the first token, then to the last",
     ),
     NUMBER("running_peak running_mean", "running sequences"),
-    NUMBER(
-        "running_while_others_wait",
-        "mean running sequences while requests wait",
-    ),
+    NUMBER("running_while_others_wait", "mean running sequences while requests wait"),
     INTEGER("waiting_peak", "waiting requests"),
     NUMBER("kv_cache_usage_peak kv_cache_usage_mean", "share of KV blocks in use"),
     INTEGER("preemptions", "requests that lost their blocks and were recomputed"),
-    INTEGER(
-        "recomputed_tokens",
-        "tokens computed again after preemption; null without a prefix cache",
-    ),
-    NUMBER(
-        "draft_tokens accepted_draft_tokens",
-        "tokens drafted and accepted",
-    ),
+    INTEGER("recomputed_tokens", "tokens computed again after preemption; null without a prefix cache"),
+    NUMBER("draft_tokens accepted_draft_tokens", "tokens drafted and accepted"),
     NUMBER("draft_acceptance_rate", "accepted over drafted tokens"),
     NUMBER("tokens_per_draft_mean", "accepted tokens plus one, per sequence and step with a draft"),
     NUMBER("prefix_cache_queries prefix_cache_hits", "tokens looked up and found"),
@@ -117,10 +93,7 @@ SCHEMA = table_schema(
     ),
     NUMBER("prefix_cache_saved_pct", "hits over all prompt and output tokens"),
     INTEGER("requests_with_prefix_hits", "requests with a hit"),
-    NUMBER(
-        "estimated_read_bytes estimated_write_bytes estimated_flops",
-        "the engine's own estimate, per device",
-    ),
+    NUMBER("estimated_read_bytes estimated_write_bytes estimated_flops", "the engine's own estimate, per device"),
     NUMBER(
         "block_size_effective num_gpu_blocks kv_cache_tokens max_concurrency",
         "tokens per block, blocks, tokens in the cache, full-length requests that fit",
@@ -129,59 +102,35 @@ SCHEMA = table_schema(
     INTEGER("max_cudagraph_capture_size", "effective: tokens of the largest step with CUDA graphs"),
     TEXT("cudagraph_mode", "effective"),
     TEXT("attention_backend", "named by the engine"),
-    TEXT(
-        "not_as_asked",
-        "settings that the engine silently replaced",
-    ),
+    TEXT("not_as_asked", "settings that the engine silently replaced"),
     TEXT("effective", "all effective settings, a JSON object"),
-    NUMBER(
-        "available_kv_cache_gib model_weights_gib peak_activation_gib cuda_graph_gib",
-        "printed by the engine",
-    ),
+    NUMBER("available_kv_cache_gib model_weights_gib peak_activation_gib cuda_graph_gib", "printed by the engine"),
     NUMBER(
         "memory_used_bytes_max memory_used_bytes_mean",
         "of the first GPU (CPU: resident memory of the engine's processes)",
     ),
     NUMBER("utilization_pct_mean", "of the device (CPU: of all its cores)"),
-    NUMBER(
-        "power_w_mean energy_j",
-        "all GPUs of the cell, by the energy counter, else by sampled power",
-    ),
+    NUMBER("power_w_mean energy_j", "all GPUs of the cell, by the energy counter, else by sampled power"),
     NUMBER("energy_j_per_output_token", "`energy_j / output_tokens`"),
     NUMBER("trace_gap_s_max", "longest time between two samples"),
     NUMBER("sm_clock_mhz_median sm_clock_mhz_min", "multiprocessor clock, all GPUs"),
     TEXT("throttle_reasons", "of all GPUs of the cell, comma-separated"),
     NUMBER("power_cap_share", "share of samples in which the power limit lowered the clocks"),
-    NUMBER(
-        "kv_tokens_live_mean",
-        "tokens of live requests in the cache, mean over time ([how](fragmentation.md))",
-    ),
+    NUMBER("kv_tokens_live_mean", "tokens of live requests in the cache, mean over time ([how](fragmentation.md))"),
     NUMBER("kv_slots_reserved_mean", "token slots reserved for them, mean over time"),
-    NUMBER(
-        "kv_bytes_used_mean",
-        "`kv_tokens_live_mean` in bytes on all devices",
-    ),
+    NUMBER("kv_bytes_used_mean", "`kv_tokens_live_mean` in bytes on all devices"),
     NUMBER(
         "kv_bytes_reserved_mean kv_bytes_reserved_peak",
         "bytes reserved for keys and values; a pool of blocks counts whole",
     ),
-    NUMBER(
-        "torch_memory_bytes_max",
-        "HuggingFace on a GPU: `torch.cuda.max_memory_allocated`",
-    ),
+    NUMBER("torch_memory_bytes_max", "HuggingFace on a GPU: `torch.cuda.max_memory_allocated`"),
     NUMBER(
         "process_memory_growth_bytes_max",
         "CPU: highest resident memory of the engine's processes, minus that before the start",
     ),
-    NUMBER(
-        "cpu_steal_pct cpu_others_pct",
-        "CPU time of the hypervisor and of other processes, of all cores",
-    ),
+    NUMBER("cpu_steal_pct cpu_others_pct", "CPU time of the hypervisor and of other processes, of all cores"),
     NUMBER("start_s warmup_s measure_s", "time of the cell's phases"),
-    FLAG(
-        "graphs_from_cache",
-        "start: compiled graphs all loaded from vLLM's cache",
-    ),
+    FLAG("graphs_from_cache", "start: compiled graphs all loaded from vLLM's cache"),
     NUMBER("compile_s", "start: compiling or loading graphs, by the log"),
     INTEGER("warmup_requests warmup_passes", "requests per pass, and passes"),
     FLAG("warmup_steady", "the last two passes agree within 5 %"),
@@ -196,15 +145,9 @@ SCHEMA = table_schema(
     TEXT("boot_id", "Linux's id of the boot"),
     TEXT("planned_starts", "the study's `starts` at that time"),
     TEXT("host device_name device_uuid engine_version git_commit protocol lock_sha256", "provenance"),
-    TEXT(
-        "processor",
-        "CPU name, vendor, family, model, instruction sets",
-    ),
+    TEXT("processor", "CPU name, vendor, family, model, instruction sets"),
     TEXT("dtype", "type in which the model was computed"),
-    TEXT(
-        "source",
-        "`measured`, `imported` ([importing.md](importing.md)) or `simulated`",
-    ),
+    TEXT("source", "`measured`, `imported` ([importing.md](importing.md)) or `simulated`"),
     knobs=True,
 )
 

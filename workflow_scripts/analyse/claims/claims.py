@@ -36,19 +36,10 @@ SCHEMA = table_schema(
     TEXT("published_by", "label in `config/published/README.md`"),
     TEXT("quantity published_value", "names and values of its numbers, as published"),
     TEXT("verdict", "`supported`, `contradicted` or `not testable here`"),
-    TEXT(
-        "scope",
-        "devices, models, workloads or formula of the deciding evidence",
-    ),
-    TEXT(
-        "evidence",
-        "sentences with numbers and their source, such as `[measured here]`; deciding ones first",
-    ),
+    TEXT("scope", "devices, models, workloads or formula of the deciding evidence"),
+    TEXT("evidence", "sentences with numbers and their source, such as `[measured here]`; deciding ones first"),
     TEXT("evidence_sources", "the labels in `evidence`"),
-    TEXT(
-        "seen_here",
-        "like `evidence`, measured under other conditions than the source states; decides nothing",
-    ),
+    TEXT("seen_here", "like `evidence`, measured under other conditions than the source states; decides nothing"),
     TEXT("would_test", "command, study or argument that would give a verdict"),
     TEXT("evidence_ids", "cells (first 20), tables, files and formulas of the evidence"),
     TEXT("source", "`published`"),

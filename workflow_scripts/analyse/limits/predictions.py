@@ -60,17 +60,10 @@ SCHEMA = table_schema(
     TEXT("cell_id gpu engine model workload knobs", "as in `cells`"),
     TEXT("quantity", "a column of `cells`"),
     NUMBER(
-        "predicted low high",
-        "the prediction and its band; without a band, only the end that the data sheet allows",
+        "predicted low high", "the prediction and its band; without a band, only the end that the data sheet allows"
     ),
-    NUMBER(
-        "measured",
-        "geometric mean over the starts (rates, latencies) or median over the repeats",
-    ),
-    NUMBER(
-        "error_pct",
-        "predicted over measured, minus 1",
-    ),
+    NUMBER("measured", "geometric mean over the starts (rates, latencies) or median over the repeats"),
+    NUMBER("error_pct", "predicted over measured, minus 1"),
     NUMBER("band_pct", "half width of the band; null if uncalibrated"),
     FLAG(
         "flagged",
@@ -86,22 +79,13 @@ SCHEMA = table_schema(
     NUMBER("running_peak_predicted running_peak_measured", "sequences that run at once"),
     NUMBER("evicted_blocks_predicted", "predicted number of times that a block of a shared text loses its content"),
     NUMBER("full_share", "predicted share of time with all allowed sequences running"),
-    NUMBER(
-        "prompts_to_fill",
-        "prompts needed to run that many sequences, if prompts are the limit",
-    ),
+    NUMBER("prompts_to_fill", "prompts needed to run that many sequences, if prompts are the limit"),
     NUMBER(
         "scaled_output_tokens_per_s",
         "predicted from the study's other devices, scaled by the measured rates; geometric mean of several",
     ),
-    NUMBER(
-        "graph_tokens",
-        "tokens of the largest step with CUDA graphs: `max_cudagraph_capture_size`, or the default",
-    ),
-    NUMBER(
-        "captured_output_tokens_per_s",
-        "predicted with graphs for all steps",
-    ),
+    NUMBER("graph_tokens", "tokens of the largest step with CUDA graphs: `max_cudagraph_capture_size`, or the default"),
+    NUMBER("captured_output_tokens_per_s", "predicted with graphs for all steps"),
     NUMBER(
         "twice_batched_output_tokens_per_s",
         "predicted with twice the `max_num_batched_tokens`, if steps are full and the GPU waits for its host for more "
@@ -112,10 +96,7 @@ SCHEMA = table_schema(
         "predicted shares of time: reading weights, reading KV, further operations, fixed costs, and waiting for "
         "launches and arrival",
     ),
-    NUMBER(
-        "published",
-        "published tokens/s for this model, device and max-num-seqs",
-    ),
+    NUMBER("published", "published tokens/s for this model, device and max-num-seqs"),
     TEXT("source", "`predicted`"),
 )
 BLOCKS_SCHEMA = table_schema(
@@ -136,10 +117,7 @@ BLOCKS_SCHEMA = table_schema(
     INTEGER("place", "position in the request's block table, from 0"),
     INTEGER("block", "block in the order of first use, from 1"),
     INTEGER("users", "requests that hold the block afterwards"),
-    INTEGER(
-        "tokens",
-        "tokens of the request in its blocks after the step (`shared`: tokens found)",
-    ),
+    INTEGER("tokens", "tokens of the request in its blocks after the step (`shared`: tokens found)"),
     TEXT("source", "`predicted`"),
 )
 

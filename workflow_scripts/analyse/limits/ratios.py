@@ -72,15 +72,9 @@ SCHEMA = table_schema(
     NUMBER(
         "measured_bandwidth_ratio measured_flop_ratio", "of the rates measured on the devices (`prepared/devices/`)"
     ),
-    NUMBER(
-        "measured_cache_ratio",
-        "of the measured rates of reading the weights, if they fit both caches",
-    ),
+    NUMBER("measured_cache_ratio", "of the measured rates of reading the weights, if they fit both caches"),
     NUMBER("kv_tokens_ratio", "of the tokens in the KV caches"),
-    NUMBER(
-        "decode_share_a decode_share_b",
-        "`decode_s_mean / (prefill_s_mean + decode_s_mean)`, mean over repeats",
-    ),
+    NUMBER("decode_share_a decode_share_b", "`decode_s_mean / (prefill_s_mean + decode_s_mean)`, mean over repeats"),
     TEXT("bound_by_a bound_by_b", "as in `effects`"),
     TEXT(
         "explanation",
@@ -88,10 +82,7 @@ SCHEMA = table_schema(
         "`measured_flop`, `measured_cache`, `kv_capacity`, `expected` (comma-separated), or `none`",
     ),
     TEXT("compatible_with", "further ratios inside the interval, which is too wide to show more"),
-    TEXT(
-        "support",
-        "`shown`: explained; `compatible`: only ratios inside the interval; `near`: no interval; `none`",
-    ),
+    TEXT("support", "`shown`: explained; `compatible`: only ratios inside the interval; `near`: no interval; `none`"),
     TEXT("nearest", "nearest of these ratios"),
     NUMBER("nearest_difference_pct", "observed ratio over the nearest, minus 1"),
     TEXT(

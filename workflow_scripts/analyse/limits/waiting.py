@@ -70,14 +70,8 @@ SCHEMA = table_schema(
 WAITING = option("--waiting", type=Path, help="the study's waiting.parquet")
 # Columns of `with_device_ratio`.
 WITHOUT_WAITING = {
-    **NUMBER(
-        "device_ratio",
-        "ratio of the rates without waiting (`waiting`)",
-    ),
-    **FLAG(
-        "only_waiting",
-        "rates differ by more than the margin and `device_ratio` does not: the host differs",
-    ),
+    **NUMBER("device_ratio", "ratio of the rates without waiting (`waiting`)"),
+    **FLAG("only_waiting", "rates differ by more than the margin and `device_ratio` does not: the host differs"),
 }
 
 

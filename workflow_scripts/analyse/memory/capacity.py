@@ -87,10 +87,7 @@ SCHEMA = table_schema(
         "study source cell_id gpu engine model workload knobs outcome",
         "as in `cells`; a published row has the published names, and `cell_id` `published/TABLE/ROW`",
     ),
-    TEXT(
-        "engine_version predicted_for_version",
-        "measured and predicted version",
-    ),
+    TEXT("engine_version predicted_for_version", "measured and predicted version"),
     TEXT("dtype predicted_dtype", "measured and predicted type"),
     TEXT("predicted_infeasible", "why the engine would refuse the cell"),
     TEXT("predicted_unknown", "why there is no prediction"),

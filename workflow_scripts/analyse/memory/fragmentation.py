@@ -45,10 +45,7 @@ SCHEMA = table_schema(
     "what-if block size ([how](fragmentation.md)).",
     TEXT("cell_id", "as in `cells`"),
     INTEGER("start repeat", "as in `cells`"),
-    TEXT(
-        "layout",
-        "`paged`, `block_size_whatif`, `contiguous_max_model_len`, ...",
-    ),
+    TEXT("layout", "`paged`, `block_size_whatif`, `contiguous_max_model_len`, ..."),
     TEXT("layer_kind", "kind of layers, e.g. `window of 128`; null: all layers"),
     INTEGER("block_size", "null for layouts without blocks"),
     NUMBER("sequences_live_mean", "mean over time"),
@@ -60,10 +57,7 @@ SCHEMA = table_schema(
     NUMBER("wasted_slots_per_sequence", "slots without a token, per live sequence"),
     NUMBER("expected_wasted_slots_per_sequence", "`(block_size - 1) / 2`"),
     NUMBER("engine_slots_held_mean", "slots in use by the engine's own gauge; for `paged`"),
-    TEXT(
-        "computed_from",
-        "`timeline` (measured times of the requests), `lengths` or `steps` (reported by the engine)",
-    ),
+    TEXT("computed_from", "`timeline` (measured times of the requests), `lengths` or `steps` (reported by the engine)"),
     TEXT("source", "`measured` for the engine's own layout, else `predicted`"),
 )
 

@@ -36,10 +36,7 @@ SCHEMA = table_schema(
         **{name: column for name, column in effects.SCHEMA.columns.items() if name not in effects.OF_RATES},
         **TEXT("metric", ", ".join(f"`{name}` ({said})" for name, said in LATENCIES.items())),
         **NUMBER("rate baseline_rate", "latency of `value` and `baseline`, over the starts in the same rounds"),
-        **NUMBER(
-            "ratio ratio_low ratio_high",
-            "latency of `value` over that of `baseline`, mean within rounds",
-        ),
+        **NUMBER("ratio ratio_low ratio_high", "latency of `value` over that of `baseline`, mean within rounds"),
     },
     TEXT(
         "saturated",

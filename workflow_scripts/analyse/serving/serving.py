@@ -56,19 +56,13 @@ SCHEMA = table_schema(
     NUMBER("arrivals_per_s", "null in a closed loop"),
     NUMBER("requests_per_s output_tokens_per_s total_tokens_per_s", "answered, over the whole repeat"),
     NUMBER("ttft_s_p50 ttft_s_p90 ttft_s_p99", "time to the first token"),
-    NUMBER(
-        "tpot_s_p50 tpot_s_p90 tpot_s_p99",
-        "time per output token after the first, per request",
-    ),
+    NUMBER("tpot_s_p50 tpot_s_p90 tpot_s_p99", "time per output token after the first, per request"),
     NUMBER("itl_s_p50 itl_s_p90 itl_s_p99", "time between two pieces of a streamed answer, over all requests"),
     NUMBER("e2e_s_p50 e2e_s_p90 e2e_s_p99", "time to the last token"),
     TEXT("slo", "the study's bounds"),
     NUMBER("slo_attainment", "share of requests within all bounds"),
     NUMBER("goodput_requests_per_s", "rate of requests within all bounds"),
-    NUMBER(
-        "running_peak",
-        "running sequences, reported about once per second",
-    ),
+    NUMBER("running_peak", "running sequences, reported about once per second"),
     INTEGER("in_flight_peak", "requests that the client had in flight"),
     INTEGER("waiting_peak preemptions", "reported by the server"),
     NUMBER("kv_cache_usage_peak", "reported by the server"),
@@ -82,14 +76,10 @@ SCHEMA = table_schema(
     NUMBER("steady_s", "from the first end of a request to the last arrival"),
     INTEGER("steady_requests", "arrivals in that time"),
     NUMBER(
-        "steady_requests_per_s steady_output_tokens_per_s steady_ttft_s_p50 steady_ttft_s_p99",
-        "the same in that time",
+        "steady_requests_per_s steady_output_tokens_per_s steady_ttft_s_p50 steady_ttft_s_p99", "the same in that time"
     ),
     NUMBER("queue_growth_per_s", "growth of the requests in the system, in the second half of the arrivals"),
-    FLAG(
-        "saturated",
-        "more load than the server sustains; null if not decided",
-    ),
+    FLAG("saturated", "more load than the server sustains; null if not decided"),
     TEXT("limited_by", "`client`, `users`, `server`, `load` or `unknown`"),
 )
 

@@ -28,15 +28,7 @@ from workflow_scripts.analyse.intervals.statistics import (
     log_margin,
 )
 from workflow_scripts.analyse.limits.waiting import WAITING, WITHOUT_WAITING, with_device_ratio
-from workflow_scripts.analyse.settings.knob_pairs import (
-    METRIC,
-    MODEL,
-    PLACE,
-    WORK,
-    compared_pairs,
-    looks_at,
-    shown_in,
-)
+from workflow_scripts.analyse.settings.knob_pairs import METRIC, MODEL, PLACE, WORK, compared_pairs, looks_at, shown_in
 from workflow_scripts.analyse.table_command import Output, table_command
 from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, table_schema
 from workflow_scripts.common.knob import Knob
@@ -70,8 +62,7 @@ SCHEMA = table_schema(
     INTEGER("repeats baseline_repeats", "valid repeats of all starts"),
     INTEGER("starts", "starts of both in the same rounds"),
     TEXT(
-        "work",
-        "`equal`: the compared cells have equal numbers of requests, prompt and output tokens; else `differs`",
+        "work", "`equal`: the compared cells have equal numbers of requests, prompt and output tokens; else `differs`"
     ),
     TEXT(
         "metric",
@@ -80,23 +71,16 @@ SCHEMA = table_schema(
     ),
     NUMBER("rate baseline_rate", "of `value` and `baseline`, geometric mean over the starts in the same rounds"),
     NUMBER("whole_ratio", "ratio of `output_tokens_per_s`, with ramp-up and drain"),
-    NUMBER(
-        "ratio ratio_low ratio_high",
-        "rate of `value` over that of `baseline`, mean within rounds",
-    ),
+    NUMBER("ratio ratio_low ratio_high", "rate of `value` over that of `baseline`, mean within rounds"),
     FLAG("bimodal", "starts of one of the cells fall into two groups, so the ratio has no interval and no verdict"),
     NUMBER("ratio_again_low ratio_again_high", f"for `pair`: {ANOTHER_RUN}"),
     TEXT("scope", SCOPE_MEANING),
     WITHOUT_WAITING,
-    TEXT(
-        "verdict",
-        "`flat`: shown to be within the margin; `changes`: shown to be beyond it; `not decided`",
-    ),
+    TEXT("verdict", "`flat`: shown to be within the margin; `changes`: shown to be beyond it; `not decided`"),
     NUMBER("margin_pct", "the study's `equivalence_margin_pct`"),
     NUMBER("level_pct", "error probability of this look at the data"),
     INTEGER(
-        "starts_needed",
-        "further starts per cell that would decide with the same means and variances; null above 100",
+        "starts_needed", "further starts per cell that would decide with the same means and variances; null above 100"
     ),
     TEXT("shown baseline_shown", "the knob's column (below) at the two"),
     FLAG("took_effect", "whether that column differs"),

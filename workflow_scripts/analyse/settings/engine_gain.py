@@ -54,10 +54,7 @@ SCHEMA = table_schema(
     NUMBER("hf_output_tokens_per_s", "geometric mean over the starts"),
     FLAG("comparable", "equal work and environment"),
     TEXT("reason", "why not"),
-    NUMBER(
-        "improvement_ratio improvement_ratio_low improvement_ratio_high",
-        "vLLM's rate over HuggingFace's",
-    ),
+    NUMBER("improvement_ratio improvement_ratio_low improvement_ratio_high", "vLLM's rate over HuggingFace's"),
     NUMBER("improvement_ratio_again_low improvement_ratio_again_high", ANOTHER_RUN),
     TEXT("scope", SCOPE_MEANING),
     TEXT("verdict", _VERDICT_MEANING),
@@ -77,10 +74,7 @@ DECOMPOSITION_SCHEMA = table_schema(
     NUMBER("ratio ratio_low ratio_high", "the step; null if not comparable"),
     TEXT("scope", SCOPE_MEANING),
     TEXT("verdict", _VERDICT_MEANING),
-    NUMBER(
-        "share_pct",
-        "share of the total's logarithm; negative for a loss; null if no gain is shown",
-    ),
+    NUMBER("share_pct", "share of the total's logarithm; negative for a loss; null if no gain is shown"),
     TEXT("ties", "of steps with continuous batching: `knobs` of others not shown to be slower, comma-separated"),
 )
 

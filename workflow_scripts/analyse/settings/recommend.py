@@ -79,8 +79,7 @@ SCHEMA = table_schema(
     TEXT("scope", SCOPE_MEANING),
     NUMBER("ttft_s_p99 tpot_s_p99", "99th percentile of a repeat, geometric mean over the starts"),
     TEXT(
-        "latency_bound",
-        "bound of `best_within_latency`; default: `tpot_s_p99` at most twice the lowest `tpot_s_p50`",
+        "latency_bound", "bound of `best_within_latency`; default: `tpot_s_p99` at most twice the lowest `tpot_s_p50`"
     ),
     NUMBER("margin_pct", "margin of `smallest_within_margin`"),
     TEXT("ties", "knobs of configurations not shown to be slower, comma-separated"),
@@ -96,11 +95,7 @@ SCHEMA = table_schema(
 
 _PINNED = [name for name, knob in VllmKnobs.described().items() if knob.pinned]
 _RESERVES = [f"knob_{name}" for name, knob in VllmKnobs.described().items() if knob.reserves]
-_OBSERVED = {
-    "dtype": "first",
-    "block_size_effective": "first",
-    **{f"{name}_effective": "first" for name in _PINNED},
-}
+_OBSERVED = {"dtype": "first", "block_size_effective": "first", **{f"{name}_effective": "first" for name in _PINNED}}
 
 Settings = Mapping[str, Prepared]
 
