@@ -140,58 +140,60 @@ def test_reads_what_a_version_prints(line, expected):
             assert facts.read_from[name] == 2
 
 
-def test_a_throughput_that_was_cut_off_comes_from_one_line():
-    facts = parse_engine_log(
-        "Throughput: 1.20 requests/s, 450.1 total tokens/s, 120.4 output tokens/s\n"
-        "Throughput: 1.23 requests/s, 456.7 total tokens/s, 123.4 output to"
-    )
-    assert (facts.requests_per_s, facts.total_tokens_per_s, facts.output_tokens_per_s) == (1.23, 456.7, 123.4)
+FIRST = "Successful requests: 5\nRequest throughput (req/s): 2.5\nMedian TTFT (ms): 30.5\nMedian ITL (ms): 7.5\n"
+SECOND = "Successful requests: 5\nRequest throughput (req/s): 3.5\nMedian TTFT (ms): 20.5\n"
+HEADLINE = "============ Serving Benchmark Result ============\n"
+OF_THE_SECOND = {"requests_per_s": 3.5, "ttft_ms_median": 20.5, "itl_ms_median": None}
+PREEMPTED = (
+    "INFO 09-03 06:08:58 [loggers.py:1] Engine 000: Running: 1 reqs, Preemptions: {}, Prefix cache hit rate: {}%\n"
+)
+CUMULATIVE = (
+    "WARNING 05-09 00:49:33 scheduler.py:1057] Sequence group 0 is preempted. total_num_cumulative_preemption={}\n"
+)
+BACKEND = "INFO 07-25 13:42:16 [cuda.py:476] Using {0} attention backend out of potential backends: ['{0}'].\n"
+LOGS = {
+    "a throughput that was cut off comes from one line": (
+        "Throughput: 1.20 requests/s, 450.1 total tokens/s, 120.4 output tokens/s\nThroughput: 1.23 requests/s, 456.7 total tokens/s, 123.4 output to",
+        {"requests_per_s": 1.23, "total_tokens_per_s": 456.7, "output_tokens_per_s": 123.4}),
+    "results of two benchmarks are not mixed": (f"{FIRST}\nwith graphs:\n{SECOND}-----Tim", OF_THE_SECOND),
+    "a second result without numbers": (f"{FIRST}\nagain:\nSuccessful requests: 5\n", {"itl_ms_median": 7.5}),
+    "numbers before a headline belong to another": (f"Median ITL (ms): 4.62\n=====\n\non the other machine:\n{HEADLINE}{SECOND}-----In", OF_THE_SECOND),
+    "a headline without numbers": (f"Median ITL (ms): 4.62\n{HEADLINE}Successful req", {"itl_ms_median": 4.62}),
+    "rates in a table": (
+        "| Output token throughput (tok/s) | 1078.18 |\n| Total token throughput (tok/s)  | 1787.42 |\n| Request throughput (req/s)      |    2.86 |\n",
+        {"output_tokens_per_s": 1078.18, "total_tokens_per_s": 1787.42, "requests_per_s": 2.86, "status": "ok"}),
+    "a rate of zero": ("| Request throughput (req/s) |    0.0 |\n", {"status": None}),
+    "usage statistics": (
+        '{"gpu_type": "v6e", "vllm_version": "0.6.6.dev2+gb", "dtype": "half", "block_size": 16}\n',
+        {"engine_version": "0.6.6.dev2+gb", "block_size": 16}),
+    "another model's configuration": ('{"model_type": "swin", "block_size": 16}\n', {"block_size": None}),
+    "results whose numbers are sorted": (
+        "".join(f'{{\n"median_ttft_ms": {x},\n"request_throughput": {x + 1}\n}}\n' for x in (10.5, 20.5)),
+        {"ttft_ms_median": 20.5, "requests_per_s": 21.5}),
+    "dots below a line do not continue it": ("GPU KV cache size: 1,793,232 tokens\n...\n", {"kv_cache_tokens": 1_793_232}),
+    "one engine has no ranks": ("Available KV cache memory: 12.50 GiB", {"ranks": {}}),
+    "what the engine set before what was asked for": (
+        "INFO 03-30 07:05:39 [utils.py:1] non-default args: {'block_size': 16}\nINFO 03-30 07:05:40 [config.py:228] Setting attention block size to 528 tokens\n",
+        {"block_size": 528, "read_from": {"block_size": 2}}),
+    "the last hit rate and the sum of preemptions": (
+        PREEMPTED.format(3, 10.0) + PREEMPTED.format(4, 49.0), {"preemptions": 7, "prefix_cache_hit_rate_pct": 49.0}),
+    "preemptions that count from the start": (CUMULATIVE.format(1) + CUMULATIVE.format(51), {"preemptions": 51}),
+    "the first backend is the model's": (BACKEND.format("FLASHINFER") + BACKEND.format("FLASH_ATTN"), {"attention_backend": "FLASHINFER"}),
+    "several records on one line": (
+        "INFO 08-22 15:27:08 llm_engine.py:70] Initializing an LLM engine with config: model='m' "
+        "INFO 08-22 15:27:25 llm_engine.py:196] # GPU blocks: 865, # CPU blocks: 327 INFO: Started server process [9264]",
+        {"num_gpu_blocks": 865, "num_cpu_blocks": 327}),
+    "words wrapped by hand": (
+        "INFO [worker.py:241] model weights take 14.99GiB; non_torch_memory takes 0.12GiB;\n        PyTorch activation peak "
+        "memory takes 1.19GiB; the rest of the memory\n        reserved for KV Cache is 54.93GiB.\n",
+        {"peak_activation_gib": 1.19, "available_kv_cache_gib": 54.93}),
+}  # fmt: skip
 
 
-def test_results_of_two_benchmarks_are_not_mixed():
-    first = "Successful requests: 5\nRequest throughput (req/s): 2.5\nMedian TTFT (ms): 30.5\nMedian ITL (ms): 7.5\n"
-    second = "Successful requests: 5\nRequest throughput (req/s): 3.5\nMedian TTFT (ms): 20.5\n"
-    facts = parse_engine_log(f"{first}\nwith graphs:\n{second}-----Tim")
-    assert (facts.requests_per_s, facts.ttft_ms_median, facts.itl_ms_median) == (3.5, 20.5, None)
-    assert parse_engine_log(f"{first}\nagain:\nSuccessful requests: 5\n").itl_ms_median == 7.5
-
-
-def test_numbers_before_the_headline_of_a_result_belong_to_another():
-    headline = "============ Serving Benchmark Result ============\n"
-    result = f"{headline}Successful requests: 5\nRequest throughput (req/s): 3.5\nMedian TTFT (ms): 20.5\n-----In"
-    facts = parse_engine_log(f"Median ITL (ms): 4.62\n=====\n\non the other machine:\n{result}")
-    assert (facts.requests_per_s, facts.ttft_ms_median, facts.itl_ms_median) == (3.5, 20.5, None)
-    assert parse_engine_log(f"Median ITL (ms): 4.62\n{headline}Successful req").itl_ms_median == 4.62
-
-
-def test_rates_in_a_table():
-    facts = parse_engine_log(
-        "+---------------------------------+---------+\n"
-        "| Output token throughput (tok/s) | 1078.18 |\n"
-        "| Total token throughput (tok/s)  | 1787.42 |\n"
-        "| Request throughput (req/s)      |    2.86 |\n"
-    )
-    assert (facts.output_tokens_per_s, facts.total_tokens_per_s, facts.requests_per_s) == (1078.18, 1787.42, 2.86)
-    assert facts.status == "ok"
-    assert parse_engine_log("| Request throughput (req/s) |    0.0 |\n").status is None
-
-
-def test_usage_statistics_name_version_and_block_size():
-    facts = parse_engine_log(
-        '{"gpu_type": "v6e", "vllm_version": "0.6.6.dev2+gb", "dtype": "half", "block_size": 16}\n'
-    )
-    assert (facts.engine_version, facts.block_size) == ("0.6.6.dev2+gb", 16)
-    assert parse_engine_log('{"model_type": "swin", "block_size": 16}\n').block_size is None
-
-
-def test_result_whose_numbers_are_sorted():
-    results = "".join(f'{{\n"median_ttft_ms": {x},\n"request_throughput": {x + 1}\n}}\n' for x in (10.5, 20.5))
-    facts = parse_engine_log(results)
-    assert (facts.ttft_ms_median, facts.requests_per_s) == (20.5, 21.5)
-
-
-def test_dots_below_a_line_do_not_continue_it():
-    assert parse_engine_log("GPU KV cache size: 1,793,232 tokens\n...\n").kv_cache_tokens == 1_793_232
+@pytest.mark.parametrize(("log", "expected"), LOGS.values(), ids=LOGS.keys())
+def test_several_lines(log, expected):
+    facts = parse_engine_log(log)
+    assert {name: getattr(facts, name) for name in expected} == expected
 
 
 def test_rank_with_the_smallest_kv_cache_binds_and_all_are_kept():
@@ -213,55 +215,3 @@ def test_rank_with_the_smallest_kv_cache_binds_and_all_are_kept():
         ("VllmWorker TP1 pid=12", 12.02, 2),
     ]
     assert [r.value for r in facts.ranks["kv_cache_tokens"]] == [468160, 450192]
-
-
-def test_one_engine_has_no_ranks():
-    assert parse_engine_log("Available KV cache memory: 12.50 GiB").ranks == {}
-
-
-def test_what_the_engine_set_stands_before_what_was_asked_for():
-    facts = parse_engine_log(
-        "INFO 03-30 07:05:39 [utils.py:1] non-default args: {'block_size': 16}\n"
-        "INFO 03-30 07:05:40 [config.py:228] Setting attention block size to 528 tokens to ensure that attention page size is >= mamba page size.\n"
-    )
-    assert (facts.block_size, facts.read_from["block_size"]) == (528, 2)
-
-
-def test_the_last_hit_rate_and_the_sum_of_preemptions():
-    line = (
-        "INFO 09-03 06:08:58 [loggers.py:1] Engine 000: Running: 1 reqs, Preemptions: {}, Prefix cache hit rate: {}%\n"
-    )
-    facts = parse_engine_log(line.format(3, 10.0) + line.format(4, 49.0))
-    assert (facts.preemptions, facts.prefix_cache_hit_rate_pct) == (7, 49.0)
-
-
-def test_preemptions_that_count_from_the_start_are_not_added():
-    line = (
-        "WARNING 05-09 00:49:33 scheduler.py:1057] Sequence group 0 is preempted. total_num_cumulative_preemption={}\n"
-    )
-    assert parse_engine_log(line.format(1) + line.format(51)).preemptions == 51
-
-
-def test_the_first_attention_backend_is_the_models():
-    facts = parse_engine_log(
-        "INFO 07-25 13:42:16 [cuda.py:476] Using FLASHINFER attention backend out of potential backends: ['FLASHINFER'].\n"
-        "INFO 07-25 13:42:16 [gpu_model_runner.py:5233] Loading drafter model...\n"
-        "INFO 07-25 13:42:17 [cuda.py:476] Using FLASH_ATTN attention backend out of potential backends: ['FLASH_ATTN'].\n"
-    )
-    assert facts.attention_backend == "FLASHINFER"
-
-
-def test_several_records_on_one_line_are_all_read():
-    facts = parse_engine_log(
-        "INFO 08-22 15:27:08 llm_engine.py:70] Initializing an LLM engine with config: model='m' INFO 08-22 15:27:25 llm_engine.py:196] # GPU blocks: 865, # CPU blocks: 327 INFO: Started server process [9264]"
-    )
-    assert (facts.num_gpu_blocks, facts.num_cpu_blocks) == (865, 327)
-
-
-def test_words_wrapped_by_hand_are_read():
-    facts = parse_engine_log(
-        "INFO [worker.py:241] model weights take 14.99GiB; non_torch_memory takes 0.12GiB;\n"
-        "        PyTorch activation peak memory takes 1.19GiB; the rest of the memory\n"
-        "        reserved for KV Cache is 54.93GiB.\n"
-    )
-    assert (facts.peak_activation_gib, facts.available_kv_cache_gib) == (1.19, 54.93)

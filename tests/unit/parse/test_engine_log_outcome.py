@@ -192,13 +192,6 @@ def test_traceback_whose_indentation_was_lost():
     assert parse_engine_log(logged.split("KeyError")[0]).status == "error"
 
 
-def test_records_that_an_editor_put_into_one_line():
-    prefix = "(VllmWorkerProcess pid=25) ERROR 05-30 16:23:50 [multiproc_worker_utils.py:238] "
-    text = " ".join(raised(OOM, prefix).replace("] ", "]").replace("]", "] ").split())
-    facts = parse_engine_log(text + " (VllmWorkerProcess pid=25) INFO 05-30 16:23:51 [a.py:1] # GPU blocks: 7\n")
-    assert (facts.status, facts.error, facts.num_gpu_blocks) == ("oom", OOM, 7)
-
-
 @pytest.mark.parametrize("first", ["", "an error: ``` Traceback (most recent call last): "])
 def test_traceback_that_an_editor_put_into_one_line(first):
     frames = 'File "/x/a.py", line 5, in one two(7) File "/x/b.py", line 9, in two raise KeyError(q)'
@@ -235,17 +228,6 @@ def test_traceback_in_a_notebook(name, message, status):
     facts = parse_engine_log(NOTEBOOK.format(name=name) + message)
     assert (facts.status, facts.error) == (status, message)
     assert parse_engine_log(NOTEBOOK.format(name=name)).status == status
-
-
-def test_traceback_that_rich_frames():
-    facts = parse_engine_log(
-        "╭───────────── Traceback (most recent call last) ──────────────╮\n"
-        "│ /x/cli.py:12 in main                                          │\n"
-        "│ ❱ 12 │   raise ValueError('no')                               │\n"
-        "╰───────────────────────────────────────────────────────────────╯\n"
-        "ValueError: no\n"
-    )
-    assert (facts.status, facts.error) == ("error", "ValueError: no")
 
 
 GROUP = """  + Exception Group Traceback (most recent call last):
@@ -298,16 +280,6 @@ def test_exception_inside_a_message(line, status, error):
     assert parse_engine_log(START + line + READY).status == ("oom" if status == "oom" else "ok")
 
 
-def test_message_wrapped_by_hand():
-    facts = parse_engine_log(
-        "ValueError: The model's max seq len (9216) is larger than the maximum number of\n"
-        "tokens that can be stored in KV cache (8064).\n"
-    )
-    assert facts.status == "kv_too_small"
-    assert facts.error is not None
-    assert facts.error.endswith("number of tokens that can be stored in KV cache (8064).")
-
-
 def test_engine_without_kv_memory_that_did_not_come_up():
     memory = "INFO 09-06 03:10:08 [gpu_worker.py:276] Available KV cache memory: -0.53 GiB\n"
     failed = "ERROR 09-06 03:10:08 [core.py:700] EngineCore failed to start.\n"
@@ -320,21 +292,6 @@ def test_engine_without_kv_memory_that_did_not_come_up():
     on_a_processor = "Processed prompts:   0%|      | 0/1000 [00:00<?, ?it/s]" + raised("KeyError: 'q'", "")
     assert parse_engine_log(no_blocks + on_a_processor).status == "error"
     assert parse_engine_log(memory + READY).status == "ok"
-
-
-def test_pydantic_reasons_are_part_of_the_error():
-    facts = parse_engine_log(
-        "(APIServer pid=1) Traceback (most recent call last):\n"
-        '(APIServer pid=1)   File "/x/arg_utils.py", line 1614, in create_model_config\n'
-        "(APIServer pid=1) pydantic_core._pydantic_core.ValidationError: 1 validation error for CacheConfig\n"
-        "(APIServer pid=1) block_size\n"
-        "(APIServer pid=1)   Input should be 1, 8, 16, 32, 64 or 128 [type=literal_error, input_value=7, input_type=int]\n"
-        "(APIServer pid=1)     For further information visit https://errors.pydantic.dev/2.13/v/literal_error\n"
-    )
-    assert facts.status == "unsupported_block_size"
-    assert facts.error == (
-        "pydantic_core._pydantic_core.ValidationError: 1 validation error for CacheConfig block_size Input should be 1, 8, 16, 32, 64 or 128"
-    )
 
 
 @pytest.mark.parametrize(
@@ -447,12 +404,6 @@ def test_scary_words_that_are_no_failure(line):
     assert parse_engine_log(START + line + "\n").status is None
     assert parse_engine_log(START + line + "\n" + READY).status == "ok"
     assert parse_engine_log(START + READY + line + "\n").status == "ok"
-
-
-def test_a_line_that_is_no_exception_is_not_its_message():
-    frames = '  File "/x/fire.py", line 475, in _Fire\n    call(\n  File "/x/fire.py", line\n'
-    facts = parse_engine_log(f"Traceback (most recent call last):\n{frames}141, in Fire\n")
-    assert (facts.status, facts.error) == ("error", None)
 
 
 LIVED = [
@@ -603,15 +554,6 @@ def test_engine_that_dies_while_serving():
     assert parse_engine_log(START + READY + BUSY + last_words).status == "error"
 
 
-def test_an_exception_that_was_lived_with_is_not_the_cause():
-    facts = parse_engine_log(
-        START
-        + raised("subprocess.CalledProcessError: Command 'x' returned 1", "ERROR 05-30 16:23:01 [registry.py:354] ")
-        + raised("ValueError: Model architectures ['New'] failed to be inspected.", "")
-    )
-    assert facts.error == "ValueError: Model architectures ['New'] failed to be inspected."
-
-
 @pytest.mark.parametrize(
     "stop", ["INFO:     Shutting down\n", "INFO 05-30 16:26:00 [l.py:1] Shutting down FastAPI HTTP server.\n"]
 )
@@ -620,17 +562,6 @@ def test_workers_that_die_when_the_server_is_stopped(stop):
     assert parse_engine_log(START + READY + stop + died).status == "ok"
     assert parse_engine_log(START + READY + died + stop).status == "error"
     assert parse_engine_log(START + READY + raised(OOM) + DEAD + stop).status == "oom"
-
-
-def test_the_end_of_the_first_chain_is_the_cause():
-    facts = parse_engine_log(
-        START
-        + raised("KeyError: 'qwen9'", "")
-        + "\nDuring handling of the above exception, another exception occurred:\n\n"
-        + raised("ValueError: The checkpoint you are trying to load has model type `qwen9`", "")
-        + raised("AttributeError: 'LLM' object has no attribute 'llm_engine'", "")
-    )
-    assert facts.error == "ValueError: The checkpoint you are trying to load has model type `qwen9`"
 
 
 def test_ranks_that_print_at_once_are_told_apart():
@@ -643,3 +574,46 @@ def test_ranks_that_print_at_once_are_told_apart():
         + NO_CORE
     )
     assert (facts.status, facts.error, facts.read_from["error"]) == ("oom", OOM, 6)
+
+
+WRAPPED = (
+    "The model's max seq len (9216) is larger than the maximum number of\ntokens that can be stored in KV cache (8064)."
+)
+CALLED = (
+    "Traceback (most recent call last):\n"
+    + '  File "/x/fire.py", line 475, in _Fire\n    call(\n  File "/x/fire.py", line\n'
+)
+NEW_MODEL = "ValueError: The checkpoint you are trying to load has model type `qwen9`"
+IN_ONE_LINE = raised(OOM, "(Worker pid=25) ERROR 05-30 16:23:50 [multiproc_worker_utils.py:238] ").replace("\n", " ")
+EXPLAINED = {
+    "framed by Rich": (
+        "╭───── Traceback (most recent call last) ──────╮\n│ /x/cli.py:12 in main                         │\n"
+        "│ ❱ 12 │   raise ValueError('no')              │\n╰──────────────────────────────────────────────╯\nValueError: no\n",
+        "error", "ValueError: no"),
+    "wrapped by hand": (f"ValueError: {WRAPPED}\n", "kv_too_small", f"ValueError: {WRAPPED}".replace("\n", " ")),
+    "with Pydantic's reasons": (
+        "(APIServer pid=1) Traceback (most recent call last):\n"
+        '(APIServer pid=1)   File "/x/arg_utils.py", line 1614, in create_model_config\n'
+        "(APIServer pid=1) pydantic_core._pydantic_core.ValidationError: 1 validation error for CacheConfig\n"
+        "(APIServer pid=1) block_size\n"
+        "(APIServer pid=1)   Input should be 1, 8, 16, 32, 64 or 128 [type=literal_error, input_value=7, input_type=int]\n"
+        "(APIServer pid=1)     For further information visit https://errors.pydantic.dev/2.13/v/literal_error\n",
+        "unsupported_block_size",
+        "pydantic_core._pydantic_core.ValidationError: 1 validation error for CacheConfig block_size Input should be 1, 8, 16, 32, 64 or 128"),
+    "not what the process survived": (
+        START + raised("subprocess.CalledProcessError: Command 'x' returned 1", "ERROR 05-30 16:23:01 [registry.py:354] ")
+        + raised("ValueError: Model architectures ['New'] failed to be inspected.", ""),
+        "error", "ValueError: Model architectures ['New'] failed to be inspected."),
+    "no exception": (f"{CALLED}141, in Fire\n", "error", None),
+    "the end of the first chain": (
+        START + raised("KeyError: 'qwen9'", "") + "\nDuring handling of the above exception, another exception occurred:\n\n"
+        + raised(NEW_MODEL, "") + raised("AttributeError: 'LLM' object has no attribute 'llm_engine'", ""),
+        "error", NEW_MODEL),
+    "records in one line": (" ".join(IN_ONE_LINE.split()) + " (Worker pid=25) INFO 05-30 16:23:51 [a.py:1] # GPU blocks: 7\n", "oom", OOM),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("log", "status", "error"), EXPLAINED.values(), ids=EXPLAINED.keys())
+def test_the_cause_of_a_failure(log, status, error):
+    facts = parse_engine_log(log)
+    assert (facts.status, facts.error) == (status, error)

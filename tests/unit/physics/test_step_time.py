@@ -63,11 +63,6 @@ def test_totals_and_parts():
     assert (part.steps.tolist(), part.first[:, KINDS.index("kv_bytes")].tolist()) == ([2, 1], [1, 10])
 
 
-def test_costs_are_never_below_zero():
-    with pytest.raises(ValueError, match="greater than or equal to 0"):
-        StepCosts(weight_bytes=-1)
-
-
 # A device takes 5 s for each step; its host 2 s to launch one, and 10 s more for each layer that is launched by itself.
 HOSTED = StepCosts(steps=5, launch=LaunchCosts(steps=2, piecewise_layers=10, start=1))
 

@@ -56,24 +56,11 @@ def calibration_with(
         host_load={},
         measured_at="today",
     ).model_copy(update=changes)
-    facts, draw = facts_of(model, record.dtype), np.random.default_rng(1)
-    return record.model_copy(
-        update={
-            "starts": [
-                _start(
-                    costs,
-                    record,
-                    replace(facts, stack=facts.stack[: facts.layers // depth]),
-                    noise,
-                    rounds,
-                    sequences,
-                    draw,
-                    slower**start,
-                )
-                for start, depth in enumerate(depths)
-            ]
-        }
-    )
+    facts, draw, starts = facts_of(model, record.dtype), np.random.default_rng(1), []
+    for start, depth in enumerate(depths):
+        part = replace(facts, stack=facts.stack[: facts.layers // depth])
+        starts.append(_start(costs, record, part, noise, rounds, sequences, draw, slower**start))
+    return record.model_copy(update={"starts": starts})
 
 
 def _start(costs, record, facts, noise, rounds, sequences, draw, moment):
@@ -90,14 +77,6 @@ def _start(costs, record, facts, noise, rounds, sequences, draw, moment):
             times = factor * (segment_times_s(one_each, costs) + launch_waits_s(one_each, costs))
             timed = time_schedule(schedule, work, costs, requests)
             start = 100.0 * (number + 1)
-            passes.append(
-                Pass(
-                    point=point,
-                    requests=lengths,
-                    start_s=start,
-                    end_s=start + times.sum(),
-                    step_ends_s=(start + np.cumsum(times)).tolist(),
-                    ttft_s=(factor * timed.ttft_s).tolist(),
-                )
-            )
+            seen = {"step_ends_s": (start + np.cumsum(times)).tolist(), "ttft_s": (factor * timed.ttft_s).tolist()}
+            passes.append(Pass(point=point, requests=lengths, start_s=start, end_s=start + times.sum(), **seen))
     return CalibrationStart(layers=facts.layers, effective=SETTINGS, passes=passes)

@@ -6,7 +6,6 @@ from itertools import pairwise
 
 import numpy as np
 import pandas as pd
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,7 +14,7 @@ from tests.unit.predict.test_step_scheduler import sharing_requests
 from workflow_scripts.predict.block_trace import COLUMNS, MOST_REQUESTS, main, trace_blocks, trace_of_study
 from workflow_scripts.predict.plan import plan
 from workflow_scripts.predict.pool_blocks import BlockEvent
-from workflow_scripts.predict.schedule import RequestLengths, ScheduleError, SchedulerSettings
+from workflow_scripts.predict.schedule import RequestLengths, SchedulerSettings
 from workflow_scripts.predict.scheduler import make_schedule
 from workflow_scripts.study.grid import expand
 
@@ -40,20 +39,6 @@ def test_a_block_table_grows_by_one_block_when_the_last_one_is_full():
         (4, "freed", 0, 0, 1),
     ]
     assert [e.tokens for e in events] == [6, 6, 9, None, None, None]
-
-
-def test_eight_requests_share_the_full_blocks_of_a_prefix_and_fill_their_own_last_ones():
-    eight = np.full(8, 7)
-    shared = {"prefix_id": np.zeros(8, np.int64), "prefix_tokens": np.full(8, 6)}
-    events = trace_blocks(RequestLengths(eight, np.full(8, 1), **shared), SETTINGS)
-    first = [e for e in events if e.step == 0]
-    assert [(e.event, e.block, e.users) for e in first if e.place == 0] == [
-        ("allocated", 1, 1),
-        *(("shared", 1, users) for users in range(2, 9)),
-    ]
-    own = [e for e in first if e.place == 1]
-    assert {e.event for e in own} == {"allocated"}
-    assert len({e.block for e in own}) == 8
 
 
 def test_the_last_request_is_preempted_and_its_kept_blocks_are_evicted():
@@ -103,11 +88,6 @@ def test_a_trace_has_the_blocks_and_the_preemptions_of_the_schedule(requests, bl
     times = Counter(request for request, _ in lost)
     assert all(times[request] <= count for request, count in enumerate(schedule.preemptions.tolist()))
     assert set(times) == set(np.flatnonzero(schedule.preemptions).tolist())
-
-
-def test_requests_that_cannot_run_are_refused():
-    with pytest.raises(ScheduleError, match="does not fit max_model_len"):
-        trace_blocks(RequestLengths(np.array([64]), np.array([1])), SETTINGS)
 
 
 def test_a_study_is_traced_in_the_smallest_cache_of_each_workload(tmp_path):

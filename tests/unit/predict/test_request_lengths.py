@@ -43,8 +43,7 @@ def test_texts_of_a_file_are_guessed_and_said_to_be(tmp_path):
 
 
 def test_those_of_equal_requests():
-    spec = FixedWorkload(kind="fixed", num_prompts=3, prompt_tokens=5, output_tokens=2)
-    lengths, kind = lengths_of(spec, 3)
+    lengths, kind = lengths_of(FixedWorkload(kind="fixed", num_prompts=3, prompt_tokens=5, output_tokens=2), 3)
     assert (lengths.prompt_tokens.tolist(), lengths.output_tokens.tolist(), kind) == ([5] * 3, [2] * 3, "fixed")
 
 

@@ -69,20 +69,14 @@ def test_a_padded_batch_with_a_cache_of_full_length():
 def test_without_padding_only_empty_slots_need_a_mask(cache, kv):
     found = work([4], [2], cache)
     assert kv_of(found) == kv
-    # Without a mask a prompt's tokens look at themselves and those before.
-    assert of_kinds(found.first, COMPUTING)[0] == 2 * LAYER_PARAMETERS * 4 + 2 * LM_HEAD_PARAMETERS + 4 * WIDTH * (
-        1 + 2 + 3 + 4
-    )
+    # Without a mask a prompt's tokens look at themselves and those before: 1 + 2 + 3 + 4.
+    assert of_kinds(found.first, COMPUTING)[0] == 2 * LAYER_PARAMETERS * 4 + 2 * LM_HEAD_PARAMETERS + 4 * WIDTH * 10
 
 
 def test_heads_that_share_no_kv_are_not_spread_out():
-    model = get_model("opt-125m")
-    facts = read_model_facts(model.config, model.dtype)
-    found = work([3, 5], [2, 3], "dynamic", facts=facts)
-    assert (of_kinds(found.first, READING) - facts.decode_weight_bytes).tolist() == [
-        2 * 5 * 3 * facts.bytes_per_token(),
-        2 * 6 * 3 * facts.bytes_per_token(),
-    ]
+    facts = read_model_facts(get_model("opt-125m").config, get_model("opt-125m").dtype)
+    read = of_kinds(work([3, 5], [2, 3], "dynamic", facts=facts).first, READING) - facts.decode_weight_bytes
+    assert read.tolist() == [2 * 5 * 3 * facts.bytes_per_token(), 2 * 6 * 3 * facts.bytes_per_token()]
 
 
 @pytest.mark.parametrize(

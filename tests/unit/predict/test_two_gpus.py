@@ -33,6 +33,12 @@ def record_of(gpu):
     return read_calibration(PROJECT_FILES / f"{gpu}/vllm/{MODEL}/default.json")
 
 
+def fitted(gpu, record=None):
+    record = record or record_of(gpu)
+    guide = default_speed(get_gpu(gpu), "bfloat16", rates=record.rates).costs
+    return fit_calibration(record, FACTS, False, guide)
+
+
 @pytest.fixture(scope="module")
 def walls_s():
     """Wall times of all repeats of all starts, by cell."""
@@ -52,10 +58,8 @@ def predicted():
 
 def errors_pct(records, walls_s, gpu):
     """Errors of wall times of vLLM's cells of the model of the calibration, with sign."""
-    of_gpu = [
-        r for r in records.values() if (r.gpu, r.engine, r.model) == (gpu, "vllm", MODEL) and r.cell_id in walls_s
-    ]
-    return np.array([100 * (r.wall_s.value / np.median(walls_s[r.cell_id]) - 1) for r in of_gpu])
+    own = [r for r in records.values() if (r.gpu, r.engine, r.model) == (gpu, "vllm", MODEL) and r.cell_id in walls_s]
+    return np.array([100 * (r.wall_s.value / np.median(walls_s[r.cell_id]) - 1) for r in own])
 
 
 def test_a_laptop_predicts_the_cells_of_both_gpus_from_the_projects_calibrations(walls_s):
@@ -83,9 +87,7 @@ def test_one_gpus_calibration_and_the_rates_of_another_predict_the_others_cells(
         speed = speed_for(wanted, *folders)
         if (wanted.gpu.name, wanted.engine) != (gpu, "vllm"):
             return speed
-        guide = default_speed(get_gpu(other), "bfloat16", rates=known).costs
-        found = fit_calibration(record_of(other), FACTS, False, guide)
-        costs = scaled(found.costs, known, here, "bfloat16", (get_gpu(other), get_gpu(gpu)))
+        costs = scaled(fitted(other).costs, known, here, "bfloat16", (get_gpu(other), get_gpu(gpu)))
         return speed.model_copy(update={"costs": costs})
 
     monkeypatch.setattr(forecast, "speed_for", from_the_other)
@@ -95,15 +97,13 @@ def test_one_gpus_calibration_and_the_rates_of_another_predict_the_others_cells(
 
 @pytest.mark.parametrize(("gpu", "passes"), [("h200", 160), ("h100-sxm", 142)])
 def test_all_passes_are_used_whichever_steps_their_requests_formed(gpu, passes):
-    record = record_of(gpu)
-    guide = default_speed(get_gpu(gpu), "bfloat16", rates=record.rates).costs
-    found = fit_calibration(record, FACTS, False, guide)
+    found = fitted(gpu)
     assert (found.passes, found.measured_passes) == (passes, passes)
     # A step with prompts takes 7 to 9 ms to launch in captured pieces, and 25 to 27 ms kernel by kernel.
     launch = found.costs.launch
     assert 6e-3 < 32 * launch.piecewise_layers < 10e-3
     assert 22e-3 < 32 * launch.eager_layers < 30e-3
-    assert found.costs.weight_bytes * record.rates.memory_bytes_per_s == pytest.approx(1.1, abs=0.05)
+    assert found.costs.weight_bytes * record_of(gpu).rates.memory_bytes_per_s == pytest.approx(1.1, abs=0.05)
 
 
 def test_the_shares_of_the_time_say_why_a_gpu_is_faster():
@@ -124,14 +124,12 @@ def test_passes_that_cannot_be_used_are_counted():
         for one in record.starts[0].passes
     ]
     record = record.model_copy(update={"starts": [record.starts[0].model_copy(update={"passes": broken})]})
-    found = fit_calibration(record, FACTS, False, default_speed(get_gpu("h200"), "bfloat16", rates=record.rates).costs)
+    found = fitted("h200", record)
     assert (found.passes, found.measured_passes) == (76, 80)
 
 
 def test_a_gpus_series_takes_its_time_twice_and_reads_kv_in_a_fifth_of_a_step():
-    record = record_of("h200")
-    guide = default_speed(get_gpu("h200"), "bfloat16", rates=record.rates).costs
-    costs = fit_calibration(record, FACTS, False, guide).costs
+    record, costs = record_of("h200"), fitted("h200").costs
     points = points_for(256, 4096, "cuda", sustained_tokens(FACTS, 0.9 * 141e9))
     seconds, kv_share = {}, {}
     for number, point in enumerate(points):

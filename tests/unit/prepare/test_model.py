@@ -66,20 +66,15 @@ def test_a_folder_is_replaced_as_a_whole_by_the_same_bytes(tmp_path):
     assert [path.name for path in out.parent.iterdir()] == ["tiny"]
 
 
-def test_a_study_may_ask_for_random_weights_of_a_hub_model(write_study, tmp_path):
+def test_a_study_may_ask_for_random_weights_of_a_hub_model_but_not_for_one_of_no_sweep(write_study, tmp_path, capsys):
+    options = ["--model", "opt-125m", "--out", str(tmp_path / "out")]
+    assert main(["--study", str(write_study(WORKLOAD)), *options]) == 2
+    assert "'opt-125m'; allowed: tiny-llama-57m" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
     study = write_study(WORKLOAD, model="opt-125m", models={"opt-125m": {"load_format": "dummy"}})
-    assert main(["--study", str(study), "--model", "opt-125m", "--out", str(tmp_path / "out")]) == 0
+    assert main(["--study", str(study), *options]) == 0
     assert read_json(tmp_path / "out" / "model_manifest.json")["load_format"] == "dummy"
     assert (tmp_path / "out" / "tokenizer.json").is_file()
-
-
-def test_a_model_that_no_sweep_has_is_refused(write_study, tmp_path, capsys):
-    study = write_study(WORKLOAD)
-    assert main(["--study", str(study), "--model", "opt-125m", "--out", str(tmp_path / "out")]) == 2
-    message = capsys.readouterr().err
-    assert "'opt-125m'; allowed: tiny-llama-57m" in message
-    assert message.count("\n") == 1
-    assert not (tmp_path / "out").exists()
 
 
 def test_a_hub_model_without_a_commit_and_code_without_a_repository_are_refused(tmp_path):
@@ -161,14 +156,6 @@ def test_a_refusal_of_the_hub_is_one_message(serve, prepare, tmp_path, refusal, 
     assert "hf_of_the_test" not in done.stderr
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["of_before.json"]
     assert not list(tmp_path.glob(".out*"))
-
-
-def test_without_a_network_there_is_one_message_and_no_folder(prepare, tmp_path):
-    done = prepare(None)
-    assert done.returncode == 2
-    assert "cannot be reached" in done.stderr
-    assert done.stderr.count("\n") == 1
-    assert not (tmp_path / "out").exists()
 
 
 def test_another_config_than_the_catalogue_is_refused(serve, prepare, tmp_path):

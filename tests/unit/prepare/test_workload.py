@@ -62,10 +62,8 @@ def test_requests_warmup_and_manifest_are_written(prepare, write_study, tmp_path
         assert all(2 <= i < 4096 for i in request["prompt_token_ids"])
 
     manifest = read_json(made / "workload.json")
-    assert manifest["workload"] == "load"
-    assert manifest["kind"] == "synthetic"
-    assert (manifest["num_requests"], manifest["num_warmup_requests"]) == (6, 6)
-    assert manifest["requests_with_prefix"] == 0
+    expected = {"workload": "load", "kind": "synthetic", "num_requests": 6, "num_warmup_requests": 6}
+    assert manifest.items() >= {**expected, "requests_with_prefix": 0}.items()
     assert manifest["specification"]["prompt_tokens"]["median"] == 20
     prompt_tokens = [len(r["prompt_token_ids"]) for r in requests]
     assert manifest["prompt_tokens"] == {
@@ -80,9 +78,8 @@ def test_requests_warmup_and_manifest_are_written(prepare, write_study, tmp_path
 
 def test_shared_prefixes_are_marked(prepare, write_study, tmp_path):
     assert prepare(write_study({**SHARED, "share": 0.4})) == 0
-    requests = list(read_jsonl(tmp_path / "made" / "workload.jsonl"))
-    assert [r.get("prefix_tokens") for r in requests] == [32, None, 32, None, None]
-    assert [r.get("prefix_id") for r in requests] == [0, None, 0, None, None]
+    found = [(r.get("prefix_id"), r.get("prefix_tokens")) for r in read_jsonl(tmp_path / "made" / "workload.jsonl")]
+    assert found == [(0, 32), (None, None), (0, 32), (None, None), (None, None)]
     assert read_json(tmp_path / "made" / "workload.json")["requests_with_prefix"] == 2
 
 
@@ -93,16 +90,6 @@ def test_the_neediest_cell_decides_how_many_unless_a_count_is_given(prepare, wri
         assert len(list(read_jsonl(tmp_path / "made" / "workload.jsonl"))) == count
     with pytest.raises(SystemExit, match="2"):
         prepare(study, "--num-prompts", "0")
-
-
-def test_the_same_bytes_are_written_again(prepare, write_study, tmp_path):
-    study = write_study(SYNTHETIC)
-    runs = []
-    for _ in range(2):
-        assert prepare(study) == 0
-        runs.append({path.name: path.read_bytes() for path in (tmp_path / "made").iterdir()})
-    assert runs[0] == runs[1]
-    assert len(runs[0]) == 3
 
 
 def test_a_request_must_fit_the_shortest_context_of_its_cells(prepare, fails, write_study, tmp_path):

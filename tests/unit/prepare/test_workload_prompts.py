@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from workflow_scripts.common.files import sha256_of
 from workflow_scripts.predict.forecast import lengths_of
 from workflow_scripts.prepare.tokenizer import TokenizerError, load_vocabulary
-from workflow_scripts.workloads.make_requests import make_requests, make_warmup
+from workflow_scripts.workloads.make_requests import make_requests
 from workflow_scripts.workloads.request import WorkloadError
 from workflow_scripts.workloads.vocabulary import Vocabulary
 from workflow_scripts.workloads.workload_kinds import PromptsWorkload
@@ -75,16 +75,6 @@ def test_of_another_file_every_line_is_a_text():
         make_requests(prompts(FOLDER / "questions.txt"), VOCABULARY, 4)
 
 
-def test_warmup_is_as_long_and_no_text_of_the_file():
-    spec = prompts(FOLDER / "questions.jsonl")
-    requests, _ = make_requests(spec, VOCABULARY, 3)
-    warmup = make_warmup(spec, VOCABULARY, requests)
-    assert [(len(r.prompt_token_ids), r.output_tokens) for r in warmup] == [
-        (len(r.prompt_token_ids), r.output_tokens) for r in requests
-    ]
-    assert all(set(r.prompt_token_ids) <= set(range(300, 3000)) for r in warmup)
-
-
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
@@ -107,14 +97,11 @@ def test_a_file_without_texts_is_refused(tmp_path, name, content, words):
     assert str(file) in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
-def test_only_a_line_break_ends_a_text(tmp_path, name):
-    file = tmp_path / name
-    said = ["a\u2028b", "c"]
-    lines = [json.dumps({"prompt": text}, ensure_ascii=False) for text in said] if name.endswith("l") else said
-    file.write_text("\n".join(lines), encoding="utf-8-sig")
-    requests, _ = make_requests(prompts(file), VOCABULARY, 2)
-    assert [text for text, _ in texts(requests)] == said
+@pytest.mark.parametrize(("name", "form"), [("a.txt", "{}"), ("a.jsonl", '{{"prompt": "{}"}}')])
+def test_only_a_line_break_ends_a_text(tmp_path, name, form):
+    (tmp_path / name).write_text("\n".join(map(form.format, ["a\u2028b", "c"])), encoding="utf-8-sig")
+    requests, _ = make_requests(prompts(tmp_path / name), VOCABULARY, 2)
+    assert [text for text, _ in texts(requests)] == ["a\u2028b", "c"]
 
 
 @given(st.lists(st.text(min_size=1, max_size=30), min_size=1, max_size=12), st.integers(1, 12))

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from workflow_scripts.common.files import sha256_of
 from workflow_scripts.workloads.arrival_trace import read_trace
-from workflow_scripts.workloads.make_requests import make_requests, make_warmup
+from workflow_scripts.workloads.make_requests import make_requests
 from workflow_scripts.workloads.request import WorkloadError
 from workflow_scripts.workloads.vocabulary import Vocabulary
 from workflow_scripts.workloads.workload_kinds import TraceColumns, TraceWorkload
@@ -99,14 +99,6 @@ def test_a_missing_file_another_one_and_a_column_named_twice_are_refused(tmp_pat
         make_requests(trace(TRACES / "azure.csv", sha256="0" * 64), VOCABULARY, 1)
     with pytest.raises(ValidationError, match="three columns"):
         TraceColumns(arrival="t", prompt_tokens="tokens", output_tokens="tokens")
-
-
-def test_warmup_has_the_lengths_of_the_trace_and_other_tokens():
-    spec = trace(TRACES / "azure.csv")
-    requests, _ = make_requests(spec, VOCABULARY, 4)
-    warmup = make_warmup(spec, VOCABULARY, requests)
-    assert [len(r.prompt_token_ids) for r in warmup] == [len(r.prompt_token_ids) for r in requests]
-    assert {tuple(r.prompt_token_ids[:16]) for r in warmup}.isdisjoint(tuple(r.prompt_token_ids[:16]) for r in requests)
 
 
 @given(
