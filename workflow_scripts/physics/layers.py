@@ -148,11 +148,9 @@ class LatentAttention:
     def matrices(self, hidden: int, tensor: int = 1) -> tuple[Matrix, ...]:
         """Matrices of the indexer, down to the latent ranks (each rank has all), up to the heads, and of the output."""
         heads = self.heads // tensor
-        query = heads * (self.key_dim + self.rope_dim)
-        down, up = (
-            (0, hidden * query) if self.query_rank is None else (hidden * self.query_rank, self.query_rank * query)
-        )
-        asked = (self.query_rank or 0) * self.indexer_heads * self.indexer_dim
+        query, rank = heads * (self.key_dim + self.rope_dim), self.query_rank
+        down, up = (0, hidden * query) if rank is None else (hidden * rank, rank * query)
+        asked = (rank or 0) * self.indexer_heads * self.indexer_dim
         indexer = asked + hidden * (self.indexer_dim + self.indexer_heads)
         return (
             *([Matrix.whole("attention", indexer)] if indexer else ()),
@@ -314,15 +312,11 @@ class Layer:
 
     def matrices(self, hidden: int, tensor: int = 1, *, whole_experts: bool = False) -> list[Matrix]:
         """All matrices on one rank, with a part of each expert or with some whole ones."""
-        return [
-            matrix
-            for part in self.parts
-            for matrix in (
-                part.matrices(hidden, tensor, whole=whole_experts)
-                if isinstance(part, Experts)
-                else part.matrices(hidden, tensor)
-            )
-        ]
+        found: list[Matrix] = []
+        for part in self.parts:
+            whole = {"whole": whole_experts} if isinstance(part, Experts) else {}
+            found.extend(part.matrices(hidden, tensor, **whole))
+        return found
 
     def vector_parameters(self, hidden: int) -> int:
         """Parameters of biases, norms, convolutions."""

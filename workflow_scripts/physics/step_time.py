@@ -101,15 +101,8 @@ class StepCosts(Record):
         >>> StepCosts.of_rates(1e12, 1e14, 1e-3).weight_bytes
         1e-12
         """
-        read, compute = 1 / memory_bytes_per_s, 1 / flop_per_s
-        return cls(
-            weight_bytes=read,
-            kv_bytes=read,
-            matrix_flops=compute,
-            attention_flops=compute,
-            steps=step_overhead_s,
-            overlap=overlap,
-        )
+        rates = {**dict.fromkeys(READING, 1 / memory_bytes_per_s), **dict.fromkeys(COMPUTING, 1 / flop_per_s)}
+        return cls(**rates, steps=step_overhead_s, overlap=overlap)
 
 
 @dataclass(frozen=True)

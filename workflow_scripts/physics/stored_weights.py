@@ -72,11 +72,10 @@ def _stored_quantization(stored: Mapping[str, Any]) -> str | None:
         raise ModelFactsError(f"quantization that leaves out some layers is not supported: {left_out[0]!r}")
     if stored.get("kv_cache_scheme"):
         raise ModelFactsError("a kv_cache_scheme, which sets the type of the KV cache, is not supported")
-    groups = stored.get("bits", 4), stored.get("group_size", 128)
-    if method in ("awq", "gptq") and groups != (4, 128):
-        raise ModelFactsError(
-            f"{method} with {groups[0]} bits in groups of {groups[1]} is not supported; supported: 4 in groups of 128"
-        )
+    bits, size = stored.get("bits", 4), stored.get("group_size", 128)
+    if method in ("awq", "gptq") and (bits, size) != (4, 128):
+        has = f"{method} with {bits} bits in groups of {size}"
+        raise ModelFactsError(f"{has} is not supported; supported: 4 in groups of 128")
     return _compressed_weights(stored) if method == COMPRESSED_TENSORS else method
 
 
@@ -86,13 +85,9 @@ def _never_quantized(name: str) -> bool:
 
 
 def _compressed_weights(stored: Mapping[str, Any]) -> str:
-    groups = (stored.get("config_groups") or {}).values()
-    weights = sorted(
-        {
-            "{num_bits} bits {type} by {strategy}".format_map(defaultdict(str, group.get("weights") or {}))
-            for group in groups
-        }
-    )
+    form = "{num_bits} bits {type} by {strategy}"
+    groups = [group.get("weights") or {} for group in (stored.get("config_groups") or {}).values()]
+    weights = sorted({form.format_map(defaultdict(str, group)) for group in groups})
     if len(weights) == 1 and weights[0] in _COMPRESSED_WEIGHTS:
         return _COMPRESSED_WEIGHTS[weights[0]]
     raise ModelFactsError(

@@ -159,12 +159,8 @@ class _Known:
             decides = replace(decides, batch_size=batch_that_fits(requests, decides, facts))
             if not decides.batch_size:
                 return replace(record, infeasible="not even one request fits into the memory beside the model")
-        record = replace(
-            record,
-            lengths=kind,
-            prompt_tokens=int(requests.prompt_tokens.sum()),
-            output_tokens=int(requests.output_tokens.sum()),
-        )
+        prompts, outputs = int(requests.prompt_tokens.sum()), int(requests.output_tokens.sum())
+        record = replace(record, lengths=kind, prompt_tokens=prompts, output_tokens=outputs)
         ahead = getattr(decides, "async_scheduling", False)
         wanted = (cell.engine, cell.model, variant(knobs), cast(Dtype, facts.dtype), ahead, knobs.ranks)
         task = CellTask(
@@ -247,15 +243,10 @@ def _capacity(cell: Cell, gpu: Gpu, facts: ModelFacts) -> Capacity:
 
 
 def _with_capacity(record: Prediction, capacity: Capacity) -> Prediction:
-    blocks = capacity.value("num_blocks")
-    return replace(
-        record,
-        infeasible=capacity.infeasible,
-        unknown=capacity.unknown,
-        num_blocks=None if blocks is None else int(blocks),
-        kv_cache_tokens=capacity.value("kv_cache_tokens"),
-        max_concurrency=capacity.value("max_concurrency"),
-    )
+    blocks, tokens, requests = map(capacity.value, ("num_blocks", "kv_cache_tokens", "max_concurrency"))
+    record = replace(record, infeasible=capacity.infeasible, unknown=capacity.unknown)
+    whole = None if blocks is None else int(blocks)
+    return replace(record, num_blocks=whole, kv_cache_tokens=tokens, max_concurrency=requests)
 
 
 def _ceiling(gpu: Gpu, facts: ModelFacts) -> StepCosts | None:

@@ -75,20 +75,15 @@ def _check_ranks(facts: ModelFacts, settings: EngineSettings) -> None:
     tensor, pipeline = settings.tensor_parallel_size, settings.pipeline_parallel_size
     if settings.enable_expert_parallel and not any(facts.of_kind(Experts)):
         raise CapacityError("enable_expert_parallel needs a model with experts; this one has none")
-    if tensor % settings.decode_context_parallel_size:
-        raise CapacityError(
-            f"decode_context_parallel_size {settings.decode_context_parallel_size} must divide tensor_parallel_size "
-            f"{tensor}"
-        )
+    if tensor % (context := settings.decode_context_parallel_size):
+        raise CapacityError(f"decode_context_parallel_size {context} must divide tensor_parallel_size {tensor}")
     for mixer in dict.fromkeys(mixer for layer in facts.layer_counts for mixer in layer.mixers):
         if mixer.heads % tensor:
             what = "state" if isinstance(mixer, State) else "attention"
             raise CapacityError(f"tensor_parallel_size {tensor} must divide the model's {mixer.heads} {what} heads")
         if isinstance(mixer, Attention) and mixer.kv_heads % tensor and tensor % mixer.kv_heads:
-            raise CapacityError(
-                f"tensor_parallel_size {tensor} must divide the model's {mixer.kv_heads} KV heads or be a multiple "
-                "of them"
-            )
+            heads = f"the model's {mixer.kv_heads} KV heads"
+            raise CapacityError(f"tensor_parallel_size {tensor} must divide {heads} or be a multiple of them")
     if pipeline > facts.layers:
         raise CapacityError(f"pipeline_parallel_size {pipeline} must be at most the model's {facts.layers} layers")
 
@@ -125,13 +120,12 @@ def _requests(pool: KvPool, batch: Batch, settings: EngineSettings, blocks: int)
     max_model_len = batch.max_model_len
     needed = pool.blocks_per_request(max_model_len)
     how = f"num_blocks / {needed} blocks of a request of {max_model_len} tokens"
+    # The engine reserves one block, which stands for "no block" in its tables.
+    fits = f"a request of {max_model_len} tokens fits beside the engine's own block"
     return {
         "kv_cache_tokens": kv_cache_tokens(pool, blocks, batch, settings),
         "max_concurrency": Term(round(blocks / needed, 4), "requests", how),
-        # The engine reserves one block, which stands for "no block" in its tables.
-        "feasible": Term(
-            blocks > needed, "bool", f"a request of {max_model_len} tokens fits beside the engine's own block"
-        ),
+        "feasible": Term(blocks > needed, "bool", fits),
     }
 
 
@@ -247,9 +241,7 @@ def _observation(text: str) -> tuple[float, int]:
     option("--max-model-len", type=positive, required=True, help="tokens of the longest request"),
     option("--tensor-parallel-size", type=positive, default=1),
     option("--pipeline-parallel-size", type=positive, default=1),
-    option(
-        "--decode-context-parallel-size", type=positive, default=1, help="tensor ranks that share a request's tokens"
-    ),
+    option("--decode-context-parallel-size", type=positive, default=1, help="ranks that share a request's tokens"),
     option("--enable-expert-parallel", action="store_true", help="whole experts on each tensor rank"),
     option("--num-speculative-tokens", type=positive, default=0, help="tokens drafted per step"),
     option("--draft-layers", type=positive, default=0, help="layers of the model that draft (multi-token prediction)"),
@@ -257,26 +249,13 @@ def _observation(text: str) -> tuple[float, int]:
     QUANTIZATION,
     option("--max-num-seqs", type=positive, help="default: vLLM's on this GPU"),
     option("--max-num-batched-tokens", type=positive, help="default: vLLM's on this GPU"),
-    option(
-        "--enable-prefix-caching",
-        action=BooleanOptionalAction,
-        help="for models with states (default: that of the version of vLLM)",
-    ),
+    option("--enable-prefix-caching", action=BooleanOptionalAction, help="matters for states (default: the version's)"),
     option("--enforce-eager", action="store_true", help="no CUDA graphs"),
-    option(
-        "--kv-cache-memory-bytes",
-        type=positive,
-        help="size of the KV cache, given instead of profiled; needed for CPUs",
-    ),
+    option("--kv-cache-memory-bytes", type=positive, help="of the KV cache, instead of profiled; needed for CPUs"),
     option("--num-gpu-blocks-override", type=positive, help="blocks of the KV cache, given instead of profiled"),
     option("--vllm-version", help=f"default: the log's, otherwise {EngineSettings.vllm_version}"),
     option("--usage", choices=["server", "offline"], default="server", help="for default batch sizes (%(default)s)"),
-    option(
-        "--sampler",
-        choices=["auto", "fused", "sort"],
-        default="auto",
-        help="matters before vLLM 0.17: fused if FlashInfer is installed",
-    ),
+    option("--sampler", choices=["auto", "fused", "sort"], default="auto", help="before 0.17: fused with FlashInfer"),
     option("--from-log", type=Path, metavar="FILE", help="facts as `kvsweep log` prints them"),
     option(
         "--observed",

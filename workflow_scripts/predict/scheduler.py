@@ -61,11 +61,10 @@ def check_requests(requests: RequestLengths, settings: SchedulerSettings, step_t
     longest = int((requests.prompt_tokens + requests.output_tokens).max())
     if longest > settings.max_model_len:
         raise ScheduleError(f"a request of {longest} tokens does not fit max_model_len {settings.max_model_len}")
-    if not settings.enable_chunked_prefill and settings.max_num_batched_tokens < settings.max_model_len:
-        raise ScheduleError(
-            f"without chunked prefill max_num_batched_tokens {settings.max_num_batched_tokens} must be at least "
-            f"max_model_len {settings.max_model_len}"
-        )
+    tokens, most = settings.max_num_batched_tokens, settings.max_model_len
+    if not settings.enable_chunked_prefill and tokens < most:
+        least = f"must be at least max_model_len {most}"
+        raise ScheduleError(f"without chunked prefill max_num_batched_tokens {tokens} {least}")
     # The last generated token is never computed.
     needed = -(-(longest - 1) // settings.block_size) + 1
     if settings.pool is None and settings.num_blocks is not None and settings.num_blocks < needed:
