@@ -29,20 +29,9 @@ def mean(rate: float, error_pct: float | None = 1.0, *, measure: str = "output_t
 
 def cell(name: str, *means: Mean, **changes: Any) -> DigestCell:
     """A cell that ended ok; `changes` are fields of it."""
-    fields: dict[str, Any] = {
-        "id": f"cpu-all/vllm/tiny/chat/{name}",
-        "outcome": "ok",
-        "reason": None,
-        "comparable": True,
-        "source": "measured",
-        "began": None,
-        "content": 0,
-        "environment": 0,
-        "effective": -1,
-        "means": list(means),
-        "ceilings": {},
-    }
-    return DigestCell(**(fields | changes))
+    fields: dict[str, Any] = {"id": f"cpu-all/vllm/tiny/chat/{name}", "outcome": "ok", "reason": None, "began": None}
+    fields |= {"comparable": True, "source": "measured", "content": 0, "environment": 0, "effective": -1}
+    return DigestCell(**(fields | {"means": list(means), "ceilings": {}} | changes))
 
 
 def pair(ratio: float, low: float | None, high: float | None, verdict: str | None, **changes: Any) -> Pair:
@@ -53,17 +42,9 @@ def pair(ratio: float, low: float | None, high: float | None, verdict: str | Non
 
 def digest(*cells: DigestCell, **changes: Any) -> Digest:
     """A study of these cells."""
-    fields: dict[str, Any] = {
-        "study": "try",
-        "question": "?",
-        "settings": {"repeats": 3, "equivalence_margin_pct": 2.0},
-        "contents": [CONTENT],
-        "environments": [ENVIRONMENT],
-        "effective": [],
-        "cells": list(cells),
-        "pairs": [],
-    }
-    return Digest(**(fields | changes))
+    fields: dict[str, Any] = {"study": "try", "question": "?", "cells": list(cells), "pairs": [], "effective": []}
+    fields |= {"settings": {"repeats": 3, "equivalence_margin_pct": 2.0}, "contents": [CONTENT]}
+    return Digest(**(fields | {"environments": [ENVIRONMENT]} | changes))
 
 
 def random_digest(chance: random.Random) -> Digest:

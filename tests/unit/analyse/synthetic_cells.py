@@ -28,33 +28,13 @@ def cell(
     rows = []
     for repeat, rate in enumerate(rates):
         of_repeat = {k: v[repeat] if isinstance(v, list) else v for k, v in columns.items()}
-        rows.append(
-            {
-                "cell_id": f"{gpu}/{engine}/{model}/{workload}/{settings.slug()}",
-                "study": study,
-                "sweeps": "only",
-                "gpu": gpu,
-                "engine": engine,
-                "model": model,
-                "dtype": "float32" if model.startswith("tiny") else None,
-                "workload": workload,
-                "knobs": settings.slug(),
-                **{f"knob_{name}": value for name, value in values.items()},
-                "max_concurrency_allowed": settings.max_concurrency,
-                "outcome": "ok",
-                "comparable": True,
-                "start": 1,
-                "round": 1,
-                "repeat": repeat,
-                "num_requests": 64,
-                "prompt_tokens": 3000,
-                "output_tokens": 1000,
-                "output_tokens_per_s": rate,
-                "total_tokens_per_s": 4 * rate,
-                "source": source,
-                **of_repeat,
-            }
-        )
+        row = {"cell_id": f"{gpu}/{engine}/{model}/{workload}/{settings.slug()}", "study": study, "sweeps": "only"}
+        row |= {"gpu": gpu, "engine": engine, "model": model, "workload": workload, "knobs": settings.slug()}
+        row |= {f"knob_{name}": value for name, value in values.items()}
+        row |= {"dtype": "float32" if model.startswith("tiny") else None, "outcome": "ok", "comparable": True}
+        row |= {"max_concurrency_allowed": settings.max_concurrency, "start": 1, "round": 1, "repeat": repeat}
+        row |= {"num_requests": 64, "prompt_tokens": 3000, "output_tokens": 1000, "source": source}
+        rows.append(row | {"output_tokens_per_s": rate, "total_tokens_per_s": 4 * rate} | of_repeat)
     return rows
 
 

@@ -53,10 +53,7 @@ def request_lives(requests: pd.DataFrame, texts: Texts, steps: pd.DataFrame | No
 
 
 def _at_steps(t: pd.DataFrame, steps: pd.DataFrame) -> pd.Series:
-    """Token-seconds of each request whose tokens came one by one at recorded steps; null for the others.
-
-    From each token on, except the last, the request holds one token more.
-    """
+    """Token-seconds of each request whose tokens came one by one at recorded steps; null for the others."""
     ended = steps.loc[steps["generation_tokens"] > 0, [*REPEAT, "time_s"]]
     ended = ended.merge(t[[*REPEAT, "row"]].drop_duplicates("row"), on=REPEAT)[["row", "time_s"]]
     ended = ended.drop_duplicates().sort_values(["row", "time_s"])

@@ -318,8 +318,8 @@ def _in_a_group(samples: Samples, a: IntArray, b: IntArray) -> tuple[FloatArray,
 def _in_rounds(samples: Samples, a: IntArray, b: IntArray) -> tuple[FloatArray, FloatArray]:
     """Variance of the difference of one start of each in a round, for cells of two devices or engines.
 
-    It is the sum of three variances: of the difference of the two means from round to round (the mean over all cells
-    of a device or engine), and of each of the two cells around the mean of its own device or engine.
+    Three variances add up: of the difference of the means of both groups from round to round, and of each cell around
+    the mean of its own group. A group is all cells of a device and engine.
     """
     found, spread = samples.variation, samples.spread
     apart = spread.rounds[..., a, :] - spread.rounds[..., b, :]

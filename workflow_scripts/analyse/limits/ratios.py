@@ -158,10 +158,8 @@ def _capability_columns(pairs: pd.DataFrame, gpus: Mapping[str, Gpu], prefix: st
 
 
 def _what_cannot_be_shown(pairs: pd.DataFrame, rates: Mapping[str, DeviceRates]) -> pd.DataFrame:
-    """Why a pair cannot show that decoding follows memory bandwidth, and which ratios then explain nothing.
-
-    If the weights fit into the caches of both devices, it also gives the ratio of their cache rates.
-    """
+    """Why a pair cannot show that decoding follows memory bandwidth, which ratios then explain nothing, and those of
+    the cache rates if the weights fit into both caches."""
     names = ["gpu_a", "gpu_b", "model", "dtype", "knob_quantization"]
     settings = pairs.reindex(columns=names)
     different = settings.drop_duplicates().reset_index(drop=True)

@@ -52,25 +52,15 @@ _PRINTED_GIB = {
     "observed_kv_cache_bytes": "available_kv_cache_gib",
 }
 _OBSERVED = {
-    "observed_block_size": "block_size_effective",
-    "observed_num_blocks": "num_gpu_blocks",
-    "observed_kv_cache_tokens": "kv_cache_tokens",
-    "observed_max_concurrency": "max_concurrency",
+    **{"observed_block_size": "block_size_effective", "observed_num_blocks": "num_gpu_blocks"},
+    **{f"observed_{name}": name for name in ("kv_cache_tokens", "max_concurrency")},
 }
 # Column <- field of a prediction.
-_PREDICTED_TEXT = {
-    "predicted_for_version": "vllm_version",
-    "predicted_infeasible": "infeasible",
-    "predicted_unknown": "unknown",
-}
+_TEXTS = ("infeasible", "unknown")
+_PREDICTED_TEXT = {"predicted_for_version": "vllm_version"} | {f"predicted_{name}": name for name in _TEXTS}
 _PREDICTED = {
-    "gpu_memory_utilization": "gpu_memory_utilization",
-    "predicted_block_size": "block_size",
-    "bytes_per_token": "bytes_per_token",
-    "bytes_per_block": "bytes_per_block",
-    "predicted_device_memory_bytes": "device_memory_bytes",
-    "predicted_budget_bytes": "budget_bytes",
-    "predicted_other_bytes": "other_bytes",
+    **{name: name for name in ("gpu_memory_utilization", "bytes_per_token", "bytes_per_block")},
+    **{f"predicted_{name}": name for name in ("block_size", "device_memory_bytes", "budget_bytes", "other_bytes")},
     **{f"predicted_{term}": term for term in COMPARED},
 }
 _CELL = (
@@ -194,10 +184,7 @@ def _with_errors(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _with_recomputed(table: pd.DataFrame) -> pd.DataFrame:
-    """Add the tokens computed from the KV memory in the engine's log.
-
-    They are null for pipelines, because their ranks differ, and if a block does not hold its tokens in all layers.
-    """
+    """Add the tokens computed from the KV memory in the log; null for pipelines and for layers of several kinds."""
     block_size, per_token = numbers(table["observed_block_size"]), numbers(table["bytes_per_token"])
     kv_bytes = np.maximum(numbers(table["observed_kv_cache_bytes"]), 0)
     in_all_layers = numbers(table["bytes_per_block"]) == per_token * numbers(table["predicted_block_size"])

@@ -136,10 +136,7 @@ def _why_not_comparable(a: Row, b: Row) -> str | None:
 def _compared(
     rows: pd.DataFrame, samples: Samples, cells: list[Row], a: list[int], b: list[int], looks: Looks
 ) -> pd.DataFrame:
-    """For each pair of row numbers whether the two cells did equal work, and if so the ratio of their rates.
-
-    NOT_MEASURED stands for a missing cell.
-    """
+    """For each pair of row numbers, or NOT_MEASURED, whether both did equal work, and if so the ratio of the rates."""
     reasons = [
         _why_not_comparable(cells[one], cells[other])
         if NOT_MEASURED not in (one, other)
@@ -268,10 +265,7 @@ def _name(cells: list[Row], row: int) -> str | None:
 
 
 def _share_pct(found: Row, total: Row) -> float:
-    """A step's share of the total, computed with logarithms so that shares add up to 100 %; a loss is negative.
-
-    NaN if the total is not shown to be a gain.
-    """
+    """A step's share of the total by logarithms, which add up to 100 %; NaN if the total is not shown to be a gain."""
     return 100 * math.log(found["ratio"]) / math.log(total["ratio"]) if total["verdict"] == FASTER else math.nan
 
 

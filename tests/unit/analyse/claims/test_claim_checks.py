@@ -99,13 +99,6 @@ def test_a_measurement_decides_only_under_the_stated_conditions(check, columns, 
     assert found.ids == ("fast", "slow")
 
 
-def test_evidence_says_whether_it_meets_a_condition_that_has_words():
-    check = {"under": "workload == 'chat'", "condition": "chats", "gpus": ["H200"]}
-    words = [found_by(effects(9, workload=workload), check)[0][0].text for workload in ("chat", "other")]
-    assert ["Not with chats: " in text for text in words] == [False, True]
-    assert "With chats: " in words[0]
-
-
 def test_rows_of_another_source_keep_its_label():
     assert found_by(effects(9, source="measured elsewhere"), {})[0][0].label == "measured elsewhere"
     assert found_by(effects(9), {})[0][0].label == MEASURED
