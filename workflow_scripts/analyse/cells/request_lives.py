@@ -101,8 +101,7 @@ def tokens_held(lives: pd.DataFrame, block_size: FloatArray) -> pd.Series:
 def paged(t: pd.DataFrame, block_size: FloatArray) -> pd.DataFrame:
     """Token-seconds and slot-seconds of each repeat (`row`) in blocks of `block_size` tokens.
 
-    Blocks are allocated as a sequence grows; whole blocks of a shared prefix are held once. How many slots of the last
-    block are empty is computed as if a request's steps were equally long.
+    Whole blocks of a shared prefix are held once. Empty slots are computed as if a request's steps were equally long.
     """
     shared = numbers(t["shared_tokens"]) // block_size * block_size
     held_once = shared * numbers(t["live_s"])

@@ -135,8 +135,7 @@ def _finding(claim: Claim, check: Check, row: Row, text: str, says: str | None) 
 def _flat(claim: Claim, check: Check, evidence: Evidence) -> Iterator[Finding]:
     """What all values of a group show, or its pairs within the claimed range if the group has values beyond that.
 
-    Rates that differ by at most SAME_PCT are as flat as the claim says, also if the study's own margin is narrower. The
-    quantity has the name of the knob. Support needs all its values, or both ends, that the engine accepts.
+    Rates that differ by at most SAME_PCT are flat too. Support needs all values, or both ends, that the engine accepts.
     """
     stated = claim.quantity(str(check.quantity))
     values = stated.values or stated.ends()

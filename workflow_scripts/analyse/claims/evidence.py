@@ -12,16 +12,10 @@ SUPPORTED, CONTRADICTED, NOT_TESTABLE = "supported", "contradicted", "not testab
 
 @dataclass(frozen=True)
 class Finding:
-    """One piece of evidence.
+    """One piece of evidence on a `part` (quantity) of a claim; `says` is None if it decides nothing.
 
-    Attributes:
-        text: sentences with numbers.
-        label: source of the numbers: MEASURED, COMPUTED, PUBLISHED, or the `source` of rows from elsewhere.
-        scope: what the finding holds for: devices, models, workloads, or a formula.
-        ids: cells, tables and formulas that the finding is based on.
-        says: SUPPORTED or CONTRADICTED; None if the finding decides nothing.
-        bears: whether the finding is about the claim's subject. If not, it decides nothing and is shown separately.
-        part: the quantity of the claim that the finding is about.
+    `label` is the source of its numbers, `ids` are cells, tables and formulas. If it is not about the claim's subject
+    (`bears`), it decides nothing and is shown separately.
     """
 
     text: str

@@ -45,7 +45,7 @@ class CellRatio(Record):
 
 
 class Refused(Record):
-    """A cell that both measured but that cannot be compared, with all reasons."""
+    """A cell that cannot be compared, with all reasons."""
 
     cell: str
     why: list[str]

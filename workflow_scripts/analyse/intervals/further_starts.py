@@ -75,9 +75,7 @@ class Decisions:
 
     @cached_property
     def needed(self) -> FloatArray:
-        """Further starts of both cells that would decide if means and variances stay as observed; NaN if not known or
-        more than MOST_FURTHER_STARTS; 0 if decided.
-        """
+        """Further starts of both cells that would decide, as `further_starts` counts them; 0 if decided."""
         return self._needed(np.abs(self.found.difference))
 
     @cached_property

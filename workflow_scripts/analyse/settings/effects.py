@@ -200,8 +200,8 @@ def _took_effect(rows: pd.DataFrame, pairs: pd.DataFrame, seen_in: str) -> Exten
 def _overall(rows: pd.DataFrame, pairs: pd.DataFrame, seen_in: str, margin_pct: float) -> pd.DataFrame:
     """One row per group: its two values that are furthest apart, with a verdict over all pairs of the group.
 
-    The verdict is `flat` if every pair is flat, which needs no correction. It is `changes` if any pair changes; the row
-    then shows the pair among these that is furthest apart. Its interval holds over all pairs of the group.
+    It is `flat` if every pair is, and `changes` if any pair changes; the row then shows the one of these that is
+    furthest apart. Its interval holds over all pairs of the group.
     """
     pairs = pairs.assign(beyond=pairs["verdict"] == CHANGES, flat=pairs["verdict"] == FLAT)
     ends = pairs.sort_values(["group", "beyond", "distance"], kind="stable").groupby("group").tail(1)

@@ -216,8 +216,8 @@ def _decompositions(rows: pd.DataFrame, samples: Samples, looks: Looks) -> pd.Da
 def _static_references(static: pd.DataFrame, sequences: float) -> tuple[int, int]:
     """Rows of HuggingFace with single requests and with the static batch that is closest to `sequences`.
 
-    A batch whose type of cache was also measured with single requests comes first, then the size decides, then the
-    name. Speed does not decide, because the order of two equally fast cells would vary from run to run.
+    A type of cache that was also measured with single requests comes first, then the size. Speed does not decide,
+    because the order of two equally fast cells varies from run to run.
     """
     static = static.assign(cache=static["knob_cache_implementation"].fillna("").astype(str))
     sizes = static["knob_batch_size"].astype(float)
