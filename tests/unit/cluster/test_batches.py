@@ -56,15 +56,8 @@ class Called:
     def decide(self, number: int, gpus: list[str], **changes: object) -> None:
         """Write the plan with which measuring on these GPUs ended."""
         known = known_sha256(self.study, self.paths, gpus)
-        plan = {
-            "round": number,
-            "starts": [],
-            "undecided": [],
-            "not_decidable": [],
-            "decided": 1,
-            "ended": "all is said",
-        }
-        plan |= {"spent_s": 1.0, "left_s": 0.0, "known": known}
+        plan = {"round": number, "starts": [], "undecided": [], "not_decidable": [], "decided": 1}
+        plan |= {"ended": "all is said", "spent_s": 1.0, "left_s": 0.0, "known": known}
         RoundPlan.model_validate(plan | changes).write(self.paths.round_plan(number))
 
 

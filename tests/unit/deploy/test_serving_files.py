@@ -74,18 +74,8 @@ def test_images_have_the_measured_version_and_never_the_latest(each):
 
 @pytest.mark.parametrize("text", [vllm_yaml, compose_yaml, kubernetes_yaml])
 def test_each_measured_number_says_where_it_is_from(each, text):
-    numbers = {
-        "max-num-seqs",
-        "block-size",
-        "tensor-parallel-size",
-        "start_period",
-        "mem_limit",
-        "memory",
-        "nvidia.com/gpu",
-        "count",
-        "storage",
-        "averageValue",
-    }
+    numbers = {"max-num-seqs", "block-size", "tensor-parallel-size", "start_period", "mem_limit", "memory"}
+    numbers |= {"nvidia.com/gpu", "count", "storage", "averageValue"}
     lines = [line.strip().removeprefix("- ") for line in text(each).splitlines()]
     shown = [line for line in lines if line.split(":")[0] in numbers and not line.endswith(":")]
     shown += [line for line in lines if re.match(r"failureThreshold: \d{2}", line)]

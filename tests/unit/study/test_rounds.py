@@ -74,15 +74,8 @@ def test_a_start_that_failed_is_tried_again_in_a_round_of_its_own_time():
 
 
 def plan_of(number: int, starts: list[tuple[str, int]], **changes: object) -> RoundPlan:
-    known = {
-        "undecided": [],
-        "not_decidable": [],
-        "decided": 3,
-        "spent_s": 1.0,
-        "left_s": 2.0,
-        "ended": None,
-        "known": "",
-    }
+    known = {"undecided": [], "not_decidable": [], "decided": 3, "spent_s": 1.0, "left_s": 2.0}
+    known |= {"ended": None, "known": ""}
     return RoundPlan.model_validate({"round": number, "starts": [list(one) for one in starts], **known, **changes})
 
 
