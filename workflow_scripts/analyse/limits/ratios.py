@@ -88,7 +88,7 @@ SCHEMA = table_schema(
     TEXT(
         "cannot_show",
         "why decoding cannot be shown to follow memory bandwidth: `disturbed` (others used a CPU while its rates were "
-        "measured), `cached weights` (they fit the last-level caches of both), or `equal bandwidths` (within 10 %)",
+        "measured), `cached weights` or `equal bandwidths` (within 10 %)",
     ),
     notes="`kv_capacity` explains a ratio only if full KV blocks limited one of the two devices.",
 )

@@ -28,7 +28,7 @@ from workflow_scripts.analyse.intervals.statistics import (
     log_margin,
 )
 from workflow_scripts.analyse.limits.waiting import WAITING, WITHOUT_WAITING, with_device_ratio
-from workflow_scripts.analyse.settings.knob_pairs import METRIC, MODEL, PLACE, WORK, compared_pairs, looks_at, shown_in
+from workflow_scripts.analyse.settings.knob_pairs import METRIC, MODEL, PLACE, WORK, compared_pairs, looks_at
 from workflow_scripts.analyse.table_command import Output, table_command
 from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, table_schema
 from workflow_scripts.common.knob import Knob
@@ -39,10 +39,6 @@ PAIR, OVERALL = "pair", "overall"
 EQUAL, DIFFERS = "equal", "differs"
 # Columns that make sense only for rates.
 OF_RATES = ("whole_ratio", "fastest", "fastest_decided")
-
-
-def _shown_in_words() -> str:
-    return "; ".join(f"`{column}` for {', '.join(f'`{n}`' for n in names)}" for column, names in shown_in().items())
 
 
 SCHEMA = table_schema(
@@ -82,7 +78,7 @@ SCHEMA = table_schema(
     INTEGER(
         "starts_needed", "further starts per cell that would decide with the same means and variances; null above 100"
     ),
-    TEXT("shown baseline_shown", "the knob's column (below) at the two"),
+    TEXT("shown baseline_shown", "the column that shows the knob at the two, e.g. `running_peak`"),
     FLAG("took_effect", "whether that column differs"),
     TEXT(
         "moved_with_it",
@@ -94,7 +90,6 @@ SCHEMA = table_schema(
         "what kept more sequences from running at `value`: `sequences` (the settings), `prompts` (all requests ran), "
         "`kv_blocks` (preemptions, or requests waited with 95 % of the blocks in use), `token_budget`",
     ),
-    notes=f"Columns for `took_effect`: {_shown_in_words()}.",
 )
 
 # The model counts as a knob.

@@ -87,8 +87,7 @@ SCHEMA = table_schema(
     INTEGER("eligible", "those of them among which the role chooses; 0: none keeps the bound; null for `pareto`"),
     TEXT(
         "command",
-        "`vllm serve` with this configuration and the model's published weights, even if the study "
-        "measured random ones",
+        "`vllm serve` with this configuration and the model's published weights",
     ),
     TEXT("config_yaml", "the same for `vllm serve --config`"),
 )
