@@ -2,9 +2,10 @@
 
 The logarithm of measured over predicted is a Gaussian process over the settings [Rasmussen]. Its covariance is a sum of
 components, as in an analysis of variance: one for each factor that varies (device, engine, model, workload, knobs),
-each pair of factors, each knob in each place, and all together. So the error of a prediction on one device or with one
-value of a knob is learned from few cells. Without measurements a component has a part of the variance that the plan's
-band stands for; measurements give its size, but never less than a floor, so what was never measured keeps a band.
+each pair of factors if these are few, each knob in each place, and all together. So the error of a prediction on one
+device or with one value of a knob is learned from few cells. Without measurements a component has a part of the
+variance that the plan's band stands for; measurements give its size, but never less than a floor, so what was never
+measured keeps a band.
 
 Bands are widened by the errors with which the model predicts each measured cell without it [Vovk], and by those of the
 check cells, which the model never uses.
@@ -45,8 +46,10 @@ _USUAL_SD = 0.01
 _FLOOR = 0.02
 # Distance, in octaves of a number, at which errors hardly resemble each other; equal names alone resemble each other.
 _OCTAVES, _NAMES_APART = 3.0, 0.4
-# With fewer cells the sizes of components are not fitted; with more, this many at random give them.
-_LEAST_FITTED, _MOST_FITTED = 12, 150
+# With more factors, pairs are too many components to fit.
+_MOST_IN_PAIRS = 5
+# With fewer cells per component their sizes are not fitted; with more cells, this many at random give them.
+_LEAST_PER_COMPONENT, _MOST_FITTED = 1.5, 150
 # Standard deviations from the middle to the end of a band.
 _ENDS = float(stats.norm.ppf((1 + CONFIDENCE) / 2))
 
@@ -187,7 +190,8 @@ def _points_and_kernel(first: pd.DataFrame) -> tuple[FloatArray, Kernel]:
     ends = np.cumsum([0, *(factor.shape[1] for factor in factors.values())])
     columns = {name: [*range(a, b)] for name, (a, b) in zip(factors, pairwise(ends), strict=True)}
     place, knobs = ([name for name in factors if (name in SETTING) == is_place] for is_place in (True, False))
-    parts = [*combinations(factors, 1), *combinations(factors, 2), *((*place, knob) for knob in knobs), tuple(factors)]
+    pairs = combinations(factors, 2) if len(factors) <= _MOST_IN_PAIRS else ()
+    parts = [*combinations(factors, 1), *pairs, *((*place, knob) for knob in knobs), tuple(factors)]
     parts = [part for part in dict.fromkeys(parts) if part]
     part = max(_FLOOR, 1 / (len(parts) + 1))
     kernel = ConstantKernel(part, (_FLOOR, 100.0))
@@ -215,7 +219,7 @@ def _fitted(points: FloatArray, kernel: Kernel, y: FloatArray, noise: FloatArray
     """The process given the measured cells, at first of this covariance."""
     if not len(points):
         return GaussianProcessRegressor(kernel)
-    if len(points) >= _LEAST_FITTED:
+    if len(points) >= _LEAST_PER_COMPONENT * len(kernel.theta):
         some = np.random.default_rng(len(points)).permutation(len(points))[:_MOST_FITTED]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # a component at its floor
