@@ -134,21 +134,20 @@ def test_several_gpus_in_turn():
     assert summary(text)["power_w_mean"] == 100
 
 
+OTHER = f"Unable to determine the device handle for GPU\n{HEADER}No devices were found\n"
+
+
 @pytest.mark.parametrize(
-    "cut", ["2024/05/01 12:00:03.000, 0, 703", "2024/05/01 12:00:03.000, 0, 70320 MiB, 81920 MiB, 9 %, 4"]
+    ("text", "bad_lines"),
+    [
+        (HEADER + with_units() + "2024/05/01 12:00:03.000, 0, 703", 1),
+        (HEADER + with_units() + "2024/05/01 12:00:03.000, 0, 70320 MiB, 81920 MiB, 9 %, 4", 1),
+        (OTHER + with_units(), 2),
+    ],
 )
-def test_a_last_line_that_breaks_off_is_left_out(cut):
-    found = summary(HEADER + with_units() + cut)
-    assert {**found, "reason": None} == {**EXTREMES, "reason": None}
-    assert found["reason"] == "1 line without a readable sample"
-
-
-def test_lines_of_something_else_are_counted():
-    trace = parse_trace(
-        "Unable to determine the device handle for GPU\n" + HEADER + "No devices were found\n" + with_units()
-    )
-    assert trace.bad_lines == 2
-    assert len(trace.samples) == 3
+def test_a_line_that_breaks_off_and_lines_of_something_else_are_counted(text, bad_lines):
+    assert {**summary(text), "reason": None} == {**EXTREMES, "reason": None}
+    assert parse_trace(text).bad_lines == bad_lines
 
 
 def test_samples_of_another_query_are_not_taken():

@@ -28,12 +28,10 @@ VARIANTS = {
     "llama-mqa-wide-heads": LLAMA | {"num_key_value_heads": 1, "head_dim": 16},
     "llama-biases-tied": LLAMA | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
     "mistral": LLAMA | {"model_type": "mistral", "sliding_window": None},
-    "qwen2": LLAMA | {"model_type": "qwen2"},
     "qwen2-tied": LLAMA | {"model_type": "qwen2", "tie_word_embeddings": True},
     "qwen3": LLAMA | {"model_type": "qwen3", "head_dim": 20},
     "qwen3-default-head": LLAMA | {"model_type": "qwen3"},
     "phi3": LLAMA | {"model_type": "phi3", "pad_token_id": 0},
-    "gemma": LLAMA | {"model_type": "gemma"},
     "gemma-untied": LLAMA | {"model_type": "gemma", "tie_word_embeddings": False},
     "gemma-head-dim": LLAMA | {"model_type": "gemma", "head_dim": 16},
     "opt": OPT,
@@ -86,11 +84,7 @@ VARIANTS |= {
     "gemma3_text": GEMMA3,
     "gemma3_text-other-pattern": GEMMA3 | {"sliding_window_pattern": 2},
     "gemma3": {"model_type": "gemma3", "text_config": GEMMA3, "vision_config": SIGLIP, "mm_tokens_per_image": 4},
-    "granite": LLAMA | {"model_type": "granite"},
-    "olmo2": LLAMA | {"model_type": "olmo2"},
     "glm4": LLAMA | {"model_type": "glm4", "pad_token_id": 0, "head_dim": 16},
-    "phi": LLAMA | {"model_type": "phi"},
-    "starcoder2": LLAMA | {"model_type": "starcoder2"},
     "mixtral": MIXTRAL,
     "mixtral-window": MIXTRAL | {"sliding_window": 16},
     "qwen3_moe": QWEN3_MOE,
@@ -167,13 +161,14 @@ VARIANTS |= {
     "olmo3": LLAMA | {"model_type": "olmo3", "sliding_window": 8, "num_hidden_layers": 8},
     "seed_oss": LLAMA | {"model_type": "seed_oss", "head_dim": 16},
     "smollm3": LLAMA | {"model_type": "smollm3", "pad_token_id": 0},
-    "ministral3": LLAMA | {"model_type": "ministral3"},
     "qwen3_vl": with_pictures("qwen3_vl", LLAMA | {"head_dim": 20}, {"deepstack_visual_indexes": [0, 1]}),
     "qwen3_vl_moe": with_pictures("qwen3_vl_moe", QWEN3_MOE, {"deepstack_visual_indexes": [1]}),
     "qwen3_5": with_pictures("qwen3_5", QWEN3_NEXT | {"num_experts": None}, {}),
     "qwen3_5_moe": with_pictures("qwen3_5_moe", QWEN3_NEXT, {}),
     "llama4": {"model_type": "llama4", "text_config": LLAMA4, "vision_config": LLAMA4_VISION},
 }
+BY_THE_USUAL_KEYS = ("qwen2", "gemma", "granite", "olmo2", "phi", "starcoder2", "ministral3")
+VARIANTS |= {family: LLAMA | {"model_type": family} for family in BY_THE_USUAL_KEYS}
 
 
 def transformers_model(config):
@@ -217,34 +212,25 @@ def test_matrices_are_the_linear_layers(name):
     assert model_facts(VARIANTS[name]).matmul_parameters == sum(weights)
 
 
-@pytest.mark.parametrize(
-    ("name", "parameters", "bytes_per_token"),
-    [
-        ("llama-3.1-8b-instruct", 8_030_261_248, 131_072),
-        ("llama-2-70b", 68_976_648_192, 327_680),
-        ("llama-3-70b", 70_553_706_496, 327_680),
-        ("llama-3.1-70b-instruct-awq", 70_553_706_496, 327_680),
-        ("llama-3.1-405b", 405_853_388_800, 516_096),
-        ("opt-125m", 125_239_296, 36_864),
-        ("smollm-135m", 134_515_008, 23_040),
-        ("qwen2-7b", 7_615_616_512, 57_344),
-        ("qwen2.5-0.5b-instruct", 494_032_768, 12_288),
-        ("mistral-7b-instruct-v0.3", 7_248_023_552, 131_072),
-        ("tiny-llama-57m", 56_636_160, 16_384),
-        ("qwen3-30b-a3b", 30_532_122_624, 98_304),
-        ("experts-8b", 8_034_463_744, 131_072),
-        ("windows-8b", 8_033_677_312, 131_072),
-        ("latent-8b", 8_038_666_240, 36_864),
-        ("states-8b", 8_020_568_576, 32_768),
-        ("deepseek-v3", 671_026_404_352, 70_272),
-        ("qwen3-235b-a22b", 235_093_634_560, 192_512),
-        ("mixtral-8x7b", 46_702_792_704, 131_072),
-        ("gemma-3-27b-it", 27_432_406_640, 507_904),
-    ],
-)
-def test_known_models(name, parameters, bytes_per_token):
+# Parameters, and bytes per token of the KV cache.
+KNOWN = {
+    **{"llama-3.1-8b-instruct": (8_030_261_248, 131_072), "llama-3.1-405b": (405_853_388_800, 516_096)},
+    **{"llama-2-70b": (68_976_648_192, 327_680), "llama-3-70b": (70_553_706_496, 327_680)},
+    **{"llama-3.1-70b-instruct-awq": (70_553_706_496, 327_680), "mixtral-8x7b": (46_702_792_704, 131_072)},
+    **{"opt-125m": (125_239_296, 36_864), "smollm-135m": (134_515_008, 23_040), "qwen2-7b": (7_615_616_512, 57_344)},
+    **{"qwen2.5-0.5b-instruct": (494_032_768, 12_288), "mistral-7b-instruct-v0.3": (7_248_023_552, 131_072)},
+    **{"tiny-llama-57m": (56_636_160, 16_384), "qwen3-30b-a3b": (30_532_122_624, 98_304)},
+    **{"experts-8b": (8_034_463_744, 131_072), "windows-8b": (8_033_677_312, 131_072)},
+    **{"latent-8b": (8_038_666_240, 36_864), "states-8b": (8_020_568_576, 32_768)},
+    **{"deepseek-v3": (671_026_404_352, 70_272), "qwen3-235b-a22b": (235_093_634_560, 192_512)},
+    **{"gemma-3-27b-it": (27_432_406_640, 507_904)},
+}
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_known_models(name):
     facts = read_model_facts(MODELS[name].config.parent)
-    assert (facts.parameters, facts.bytes_per_token()) == (parameters, bytes_per_token)
+    assert (facts.parameters, facts.bytes_per_token()) == KNOWN[name]
     assert facts.dtype == (MODELS[name].fixed_dtype or "float32")
 
 

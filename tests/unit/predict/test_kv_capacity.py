@@ -374,18 +374,12 @@ def test_a_cpu_has_the_cache_that_it_is_given():
         predict_capacity(tiny, get_gpu("cpu-1core"), replace(settings, kv_cache_memory_bytes=None))
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"tensor_parallel_size": 3}, "28 attention heads"),
-        ({"tensor_parallel_size": 7}, "4 KV heads"),
-        ({"pipeline_parallel_size": 29}, "28 layers"),
-        ({"vllm_version": "latest"}, "'latest' is not"),
-    ],
-)
-def test_settings_without_a_prediction_are_refused(settings, message):
-    with pytest.raises(CapacityError, match=message):
-        predict_capacity(QWEN2_7B, get_gpu("h200"), EngineSettings(**settings))
+def test_settings_without_a_prediction_are_refused():
+    refused = {"28 attention heads": {"tensor_parallel_size": 3}, "4 KV heads": {"tensor_parallel_size": 7}}
+    refused |= {"28 layers": {"pipeline_parallel_size": 29}, "'latest' is not": {"vllm_version": "latest"}}
+    for message, settings in refused.items():
+        with pytest.raises(CapacityError, match=message):
+            predict_capacity(QWEN2_7B, get_gpu("h200"), EngineSettings(**settings))
 
 
 # --- blocks that were published for an L4 ----------------------------------------------------------------------------
@@ -448,22 +442,10 @@ def test_the_command_reads_a_folder_and_a_log(tmp_path, capsys):
 
 
 OPTIONS = {
-    "block_size": 32,
-    "gpu_memory_utilization": 0.7,
-    "max_model_len": 1024,
-    "tensor_parallel_size": 2,
-    "pipeline_parallel_size": 3,
-    "decode_context_parallel_size": 2,
-    "num_speculative_tokens": 4,
-    "draft_layers": 1,
-    "kv_cache_dtype": "fp8",
-    "max_num_seqs": 17,
-    "max_num_batched_tokens": 4000,
-    "kv_cache_memory_bytes": 2**30,
-    "num_gpu_blocks_override": 100,
-    "vllm_version": "0.16.0",
-    "usage": "offline",
-    "sampler": "fused",
+    **{"block_size": 32, "gpu_memory_utilization": 0.7, "max_model_len": 1024, "tensor_parallel_size": 2},
+    **{"pipeline_parallel_size": 3, "decode_context_parallel_size": 2, "num_speculative_tokens": 4, "draft_layers": 1},
+    **{"kv_cache_dtype": "fp8", "max_num_seqs": 17, "max_num_batched_tokens": 4000, "kv_cache_memory_bytes": 2**30},
+    **{"num_gpu_blocks_override": 100, "vllm_version": "0.16.0", "usage": "offline", "sampler": "fused"},
 }
 
 
