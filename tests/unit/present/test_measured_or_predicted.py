@@ -1,21 +1,17 @@
 """What was measured and what is predicted stay apart: in the figure, in the counts and in the words."""
 
 import shutil
+from dataclasses import replace
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
 
 from tests.unit.present.conftest import told
 from workflow_scripts.present.first_screen import first_screen
-from workflow_scripts.present.report import Report
-from workflow_scripts.present.report_tables import Tables
+from workflow_scripts.present.report_tables import RATE, Tables
 from workflow_scripts.present.subjects.measured_or_predicted import SUBJECT, measured_or_predicted, states
 from workflow_scripts.study.study import Measure
-from workflow_scripts.study.study_file import load_study
-
-OUTPUT = "output_tokens_per_s"
 
 
 @pytest.fixture
@@ -25,7 +21,7 @@ def report(results, tmp_path):
     folder = tmp_path / "tables"
     shutil.copytree(results.root / "tables", folder)
     tables = Tables(folder)
-    rate = tables.measured.groupby("cell_id")[OUTPUT].mean()
+    rate = tables.measured.groupby("cell_id")[RATE].mean()
     rows = tables.grid[["cell_id", "gpu", "engine", "model", "workload", "knobs"]]
     rows = rows[rows["cell_id"].isin(rate.index)].assign(estimated=lambda rows: rows["cell_id"].map(rate))
     place = np.arange(len(rows))
@@ -36,23 +32,19 @@ def report(results, tmp_path):
     questions = [["knobs", "here", "block_size", "flat", 0.99, True], ["devices", "here", "a / b", "2", 0.6, False]]
     columns = ["kind", "place", "subject", "answer", "probability", "is_answered"]
     pd.DataFrame(questions, columns=columns).to_parquet(folder / "questions.parquet")
-    root = results.root
-    return Report(load_study(results.study), Tables(folder), root, root / "cells", root, root / "report.html")
+    return replace(results.report, tables=Tables(folder))
 
 
-def test_marks_are_filled_only_for_what_was_measured(report):
+def test_marks_are_filled_only_for_what_was_measured(report, axes_of):
     plot = measured_or_predicted(report.tables)
     labels = {handle.get_label(): handle for handle in plot.handles}
     assert labels["predicted, with its 95 % band"].get_markerfacecolor() == "none"
     rows = report.tables.need("estimates")
     filled, hollow = [], []
-    for panel in plot.panels:
-        figure, ax = plt.subplots()
-        panel.draw(ax)
-        for line in ax.lines:
+    for place in range(len(plot.panels)):
+        for line in axes_of(plot, place).lines:
             if line.get_marker() in ("o", "s"):
                 (hollow if line.get_markerfacecolor() == "none" else filled).extend(line.get_ydata())
-        plt.close(figure)
     measured = set(rows["measured"].dropna())
     assert filled
     assert hollow

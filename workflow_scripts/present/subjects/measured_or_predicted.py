@@ -123,10 +123,7 @@ SUBJECT = Subject(
     id="measured-or-predicted",
     title="What was measured, and what is predicted",
     parts=[
-        FigurePart(
-            measured_or_predicted,
-            {"estimates": ["cell_id", "state", "estimated", "low", "high", "measured"]},
-        ),
+        FigurePart(measured_or_predicted, {"estimates": ["cell_id", "state", "estimated", "low", "high", "measured"]}),
         TablePart(
             "questions",
             {
