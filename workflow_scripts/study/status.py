@@ -94,7 +94,9 @@ def rounds(study: Study, paths: StudyPaths) -> Iterator[str]:
     hours = study.device_hours
     left = "" if hours is None or plan.ended else f"; {hours - plan.spent_s / 3600:.2g} of {hours:g} hours are left"
     yield plan.in_words() + left
-    opened = sorted([*plan.undecided, *plan.not_decidable], key=lambda one: one.given_up or "")
+    # In a study with `measure`, questions decide, and not all comparisons.
+    opened = [*plan.undecided, *plan.not_decidable] if plan.asked is None else []
+    opened.sort(key=lambda pair: pair.given_up or "")
     for given_up, alike in groupby(opened, key=lambda one: one.given_up):
         yield f"Not decided, {given_up}:" if given_up else "Not decided yet:"
         for one in alike:
