@@ -1,4 +1,4 @@
-"""Say of every cell of a study with `measure` what is measured and what is predicted, and which questions are answered.
+"""Say which cells of a study are measured or predicted, and which questions are answered.
 
     kvsweep table-estimates --study config/studies/my-study.yaml --plan results/my-study/plan/plan.parquet \\
         --cells results/my-study/tables/cells.parquet --out results/my-study/tables/estimates.parquet \\
