@@ -93,10 +93,8 @@ def test_architectures_differ_in_one_part_and_have_the_same_number_of_parameters
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_page_of_studies_says_what_a_study_is_for(name):
+def test_the_page_of_studies_gives_the_cells_of_a_study_and_of_its_cut(name):
     (section,) = (part for part in PAGE.split("\n### ")[1:] if part.startswith(f"`{name}`"))
-    for word in ("**Question.**", "**Expect.**", "**Cost.**"):
-        assert word in section
     cells = len(expand(load_study(STUDIES / f"{name}.yaml")))
     assert f"{cells} cells" in section
     assert f"{len(expand(cut_of(name)))} cells" in section
