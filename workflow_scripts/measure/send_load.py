@@ -143,11 +143,11 @@ def _cpu_s() -> float:
     option("--model", help="the model's name in requests; without it, the first that the server names"),
     option("--elsewhere", action="store_true", help="the server may be on another machine"),
     option("--api-key-env", default="VLLM_API_KEY", help="variable that holds the server's key (%(default)s)"),
-    option("--in-fork", action="store_true", help="used by the command itself: vLLM's client is imported"),
+    option("--in-fork", action="store_true", help="used by the command itself: the client is imported"),
     out("record of the requests, as JSON"),
 )
 def main(args: Namespace) -> int:
-    """Send the load from a fork that has imported vLLM's client, and write what it saw."""
+    """Send the load from a fork that has imported the client, and write what it saw."""
     study = load_study(args.study)
     address = address_of(args.url, args.api_key_env, args.elsewhere)
     names = [str(one["id"]) for one in served_models(address)]
