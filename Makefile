@@ -38,8 +38,8 @@ test: $(VENV)/dev.installed ## run all tests (ARGS="-k page": some of them; ARGS
 	$(BIN)/pytest --numprocesses=auto --dist=loadfile tests/unit workflow_scripts $(ARGS) || test $$? = 5
 	$(BIN)/pytest tests/integration $(ARGS) || test $$? = 5
 
-test-studies: $(VENV)/dev.installed ## run every study's cut for a CPU, from the study file to the report (an hour; ARGS="-k answers": one)
-	$(BIN)/pytest -m studies tests/integration/test_studies.py $(ARGS)
+test-studies: $(VENV)/dev.installed ## run every study's cut for a CPU, and the long comparisons with vLLM (an hour; ARGS="-k answers": one)
+	$(BIN)/pytest -m studies tests/integration $(ARGS)
 
 test-slurm: $(VENV)/dev.installed ## run only the tests on a real Slurm of four nodes, started in a scratch folder (a quarter of an hour)
 	$(BIN)/pytest -m slurm tests/integration/test_slurm.py $(ARGS)

@@ -18,6 +18,7 @@ from workflow_scripts.predict.engine_memory import EngineSettings
 from workflow_scripts.predict.kv_capacity import predict_capacity
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
+pytestmark = pytest.mark.studies  # three minutes, and only another vLLM changes its plans
 
 MEMORY = 2**27
 COMMON = shape(layers=4, hidden=128, inner=256, heads=4, kv_heads=2, head_dim=32, vocab=512, positions=1024)

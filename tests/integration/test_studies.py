@@ -50,12 +50,6 @@ def run_cut(name: str, folder: Path, snakemake: Snakemake) -> Results:
     return table
 
 
-@pytest.mark.studies
-@pytest.mark.parametrize("name", CUTS)
-def test_every_cut_runs_from_the_study_to_the_report(name, tmp_path, snakemake):
-    run_cut(name, tmp_path, snakemake)
-
-
 # --- prefix caching ----------------------------------------------------------------------------------------------
 
 
@@ -149,8 +143,8 @@ def check_latencies(summary: pd.DataFrame) -> None:
     assert (summary["requests_per_s"] > 0).all()
 
 
-def test_serving_compares_servers_over_rates_bursts_and_a_ramp(tmp_path, snakemake):
-    table = run_cut("serving", tmp_path, snakemake)
+def check_serving(table: Results) -> None:
+    """Servers are compared over rates, bursts and a ramp."""
     summary = table("serving_summary")
     assert len(summary) == table("cells")["cell_id"].nunique() == 9
     check_latencies(summary)
@@ -163,8 +157,8 @@ def test_serving_compares_servers_over_rates_bursts_and_a_ramp(tmp_path, snakema
     assert (one_by_one["in_flight_peak"] >= 8).all()
 
 
-def test_concurrency_has_as_many_requests_under_way_as_users(tmp_path, snakemake):
-    table = run_cut("concurrency", tmp_path, snakemake)
+def check_concurrency(table: Results) -> None:
+    """As many requests are in flight as there are users."""
     summary = table("serving_summary")
     assert len(summary) == 8
     check_latencies(summary)
@@ -175,3 +169,14 @@ def test_concurrency_has_as_many_requests_under_way_as_users(tmp_path, snakemake
     # Of ten users no more than eight are served at once; the server's gauge is looked at now and then.
     assert (vllm["running_peak"] <= 8).all()
     assert vllm[["prompt_tokens", "output_tokens"]].drop_duplicates().shape == (1, 2)
+
+
+CHECKS = {"serving": check_serving, "concurrency": check_concurrency}
+
+
+@pytest.mark.studies
+@pytest.mark.parametrize("name", CUTS)
+def test_every_cut_runs_from_the_study_to_the_report(name, tmp_path, snakemake):
+    table = run_cut(name, tmp_path, snakemake)
+    if name in CHECKS:
+        CHECKS[name](table)
