@@ -2,7 +2,8 @@
 
 What a cell is worth is the share of the variance of each open question that its value explains in the joint draws: the
 squared correlation, after what the cells chosen before it in the same round explain is taken out. A cell that a
-question needs in any case has its share of that question too.
+question needs in any case has its share of that question too. Where no cell explains anything, as where values are
+nearly equal, those cells of an open question are measured of which a measurement knows more than the estimate.
 """
 
 from collections.abc import Collection, Sequence
@@ -60,6 +61,7 @@ def choose(
     cost_s = table["cost_s"].to_numpy() * starts
     possible = table.index.isin(list(can_measure))
     needed = _needed(list(table.index), asked)
+    compared = table.index.isin([cell for question in asked for cell in question.compares])
     cells = len(table)
     cov = np.cov(np.hstack([estimates.draws, np.stack([q.values for q in asked], axis=1)]), rowvar=False)
     whole = np.diag(cov)[cells:].copy()
@@ -73,6 +75,9 @@ def choose(
         share[share < _BY_CHANCE / len(estimates.draws)] = 0.0
         left = np.diag(cov)[cells:] / whole > 1 - _ENOUGH
         worth = np.where(possible, (share * left).sum(axis=1) + needed.sum(axis=1), 0.0)
+        if not (worth > _LEAST_WORTH).any():
+            unknown = np.diag(cov)[:cells] / (np.diag(cov)[:cells] + estimates.noise)
+            worth = np.where(possible & compared & (unknown > 1 / 2), unknown, 0.0)
         useful = worth > _LEAST_WORTH
         affordable = useful & (spent_s + cost_s <= (budget_s if len(chosen) < _FIRST_FEW else round_s))
         if not affordable.any():

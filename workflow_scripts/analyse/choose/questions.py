@@ -53,6 +53,7 @@ class Question:
         values: what it depends on, for each draw: the regret of the recommended cell, the largest difference between
             values of a knob, the ratio of two devices, as logarithms.
         needs: cells that must be measured, whatever they show.
+        compares: cells whose rates it compares.
     """
 
     kind: str
@@ -63,6 +64,7 @@ class Question:
     is_answered: bool
     values: FloatArray
     needs: tuple[str, ...] = ()
+    compares: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -165,7 +167,7 @@ def _recommendations(grid: _Grid) -> Iterator[Question]:
         needs = () if is_measured[fastest] else grid.ids(at[[fastest]])
         probability = float((regret <= grid.margin).mean()) if is_measured.any() else 0.0
         answer = grid.ids(at[[best]])[0]
-        yield Question(RECOMMENDATION, name, grid.bound, answer, probability, False, regret, needs)
+        yield Question(RECOMMENDATION, name, grid.bound, answer, probability, False, regret, needs, grid.ids(at))
 
 
 def _groups(rows: pd.DataFrame) -> Iterator[tuple[str, str, list[pd.DataFrame]]]:
@@ -187,7 +189,8 @@ def _knobs(grid: _Grid) -> Iterator[Question]:
         # What is flat for every pair needs no correction; that any pair changes may be seen in each of them.
         is_flat, changes = min(within), max(0.0, 1 - len(within) * min(within))
         answer = FLAT if is_flat >= changes else CHANGES
-        yield Question(KNOBS, name, knob, answer, max(is_flat, changes), False, spread)
+        compares = tuple(cell for group in groups for cell in group["cell_id"])
+        yield Question(KNOBS, name, knob, answer, max(is_flat, changes), False, spread, compares=compares)
 
 
 def _devices(grid: _Grid) -> Iterator[Question]:

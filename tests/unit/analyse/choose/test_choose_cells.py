@@ -10,9 +10,9 @@ from workflow_scripts.analyse.choose.questions import KNOBS, RECOMMENDATION, Que
 DRAWS = np.random.default_rng(5).normal(0, 0.05, (2000, 4))
 
 
-def known(draws=DRAWS, cost_s=(10.0, 10.0, 10.0, 10.0)):
+def known(draws=DRAWS, cost_s=(10.0, 10.0, 10.0, 10.0), noise=1e-6):
     names = list("abcd")
-    return Estimates(pd.DataFrame({"cost_s": cost_s}, index=pd.Index(names, name="cell_id")), draws, 1e-6, 1.0)
+    return Estimates(pd.DataFrame({"cost_s": cost_s}, index=pd.Index(names, name="cell_id")), draws, noise, 1.0)
 
 
 def question(values, needs=(), is_answered=False):
@@ -36,6 +36,13 @@ def test_of_equally_good_cells_the_cheaper_one_is_chosen_and_the_other_is_then_w
 
 def test_what_a_question_needs_is_measured_whatever_it_explains():
     assert choose(known(), [question(np.zeros(2000), needs=("d",))], list("abcd")).cells == ("d",)
+
+
+@pytest.mark.parametrize(("noise", "chosen"), [(1e-6, {"a", "b"}), (1e-2, set())])
+def test_nearly_equal_cells_are_measured_if_a_measurement_knows_more(noise, chosen):
+    # The difference of two equal cells is explained by neither of them.
+    apart = Question(KNOBS, "here", "it", "flat", 0.8, False, np.abs(DRAWS[:, 0] - DRAWS[:, 1]), compares=("a", "b"))
+    assert set(choose(known(noise=noise), [apart], list("abcd")).cells) == chosen
 
 
 def test_why_nothing_is_chosen():
