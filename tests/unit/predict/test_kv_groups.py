@@ -1,6 +1,7 @@
 """Pools of layers of several kinds: the numbers that vLLM logged for models that are not dense (source: published)."""
 
 import csv
+import json
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,8 @@ from workflow_scripts.predict.kv_capacity import predict_capacity
 from workflow_scripts.predict.kv_groups import kv_pool
 from workflow_scripts.predict.vllm_cells import vllm_steps
 
-LOGS = Path(__file__).parents[2] / "fixtures" / "published" / "kv_capacity_of_models.csv"
+FIXTURES = Path(__file__).parents[2] / "fixtures"
+LOGS = FIXTURES / "published" / "kv_capacity_of_models.csv"
 GPU = get_gpu("h200")
 COMMON = shape(vocab=1000, positions=262144, inner=64, dtype="bfloat16")
 
@@ -120,6 +122,23 @@ def test_capacity_is_what_vllm_logged(case):
 def of_blocks(config, blocks, **given):
     asked = EngineSettings(**given, num_gpu_blocks_override=blocks)
     return {name: term.value for name, term in predict_capacity(model_facts(config), GPU, asked).items()}
+
+
+# What vLLM plans for small models, on no device; tests/integration/test_kv_groups_against_vllm.py makes the plans anew.
+PLANS = json.loads((FIXTURES / "vllm_plans.json").read_text(encoding="utf-8"))
+# vLLM counts as parameters what transformers has as buffers: a bias of each routed expert in three layers.
+MORE_PARAMETERS = {"glm4_moe": 3 * 4}
+
+
+@pytest.mark.parametrize("name", PLANS["models"])
+def test_pools_are_those_that_vllm_plans(name):
+    config, plan = PLANS["models"][name]["config"], PLANS["models"][name]["plan"]
+    facts = model_facts(config)
+    terms = predict_capacity(facts, get_gpu("cpu-1core"), EngineSettings(**PLANS["settings"], usage="offline"))
+    assert terms["num_blocks"].value == plan["num_blocks"]
+    assert terms["kv_cache_tokens"].value == plan["kv_cache_tokens"]
+    assert terms["max_concurrency"].value == round(plan["max_concurrency"], 4)
+    assert facts.parameters + MORE_PARAMETERS.get(name, 0) == plan["parameters"]
 
 
 def test_states_without_prefix_caching_as_a_log_of_qwen_shows():
