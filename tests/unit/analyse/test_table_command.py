@@ -25,7 +25,7 @@ def test_the_example_of_the_help_can_be_typed_in(module, tmp_path, monkeypatch, 
     monkeypatch.chdir(tmp_path)
     assert module.main(arguments) == 2
     study = arguments[arguments.index("--study") + 1]
-    assert capsys.readouterr().err == f"kvsweep {name}: {study}: there is no such study file\n"
+    assert capsys.readouterr().err.startswith(f"kvsweep {name}: {study}: ")
 
 
 def made_by(make, tmp_path, **options):

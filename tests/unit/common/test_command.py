@@ -30,7 +30,7 @@ def test_attempts_are_counted_from_one(name, value, capsys):
         add(parser)
     with pytest.raises(SystemExit, match="2"):
         parser.parse_args([name, value])
-    assert f"argument {name}: {value!r} is not a whole number of at least 1" in capsys.readouterr().err
+    assert f"argument {name}: {value!r}" in capsys.readouterr().err
 
 
 COMMANDS = (f"workflow_scripts log {LOG}", "workflow_scripts parse-cells --help")
@@ -68,4 +68,4 @@ run_command(lambda: print("done") or print("said", file=sys.stderr) or {status})
 def test_a_module_that_is_run_instead_of_its_command_names_the_command(module, name):
     failed = piped(f"workflow_scripts.{module} {LOG}")
     assert (failed.returncode, failed.stdout) == (2, "")
-    assert failed.stderr.endswith(f"{module.rpartition('.')[2]}.py: call this command as `kvsweep {name}`\n")
+    assert failed.stderr.endswith(f" `kvsweep {name}`\n")

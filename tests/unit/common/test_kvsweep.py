@@ -98,5 +98,6 @@ def test_a_command_says_what_its_environment_lacks():
     code = "import sys; sys.modules['pandera'] = None; from workflow_scripts.__main__ import main; sys.exit(main())"
     ended = subprocess.run([sys.executable, "-c", code, "compare"], cwd=ROOT, capture_output=True, text=True)
     assert ended.returncode == 2
-    assert ended.stderr.startswith("kvsweep compare: this environment lacks pandera")
+    assert ended.stderr.startswith("kvsweep compare: ")
+    assert "pandera" in ended.stderr
     assert "`make env ENV=cpu`" in ended.stderr

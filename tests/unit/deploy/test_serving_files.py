@@ -126,7 +126,7 @@ def test_probes_allow_the_measured_start(hub):
     assert hub.start_limit.value == 3 * (15 + 85)
     probe = container(hub)["startupProbe"]
     assert probe["periodSeconds"] * probe["failureThreshold"] == 300
-    assert "longest measured start (15.0 s, study promised, cell h200/" in kubernetes_yaml(hub)
+    assert "(15.0 s, study promised, cell h200/" in kubernetes_yaml(hub)
 
 
 def test_weights_are_loaded_before_the_server_starts(hub, cpu):

@@ -198,7 +198,7 @@ def test_servers_are_predicted_like_the_engine_that_their_entry_names(tmp_path, 
     assert batch["num_blocks"] == 256
     for record in (alone, batch):
         assert record["error_pct"] is None
-        assert "the server around this engine is not modelled" in record["how"]
+        assert "not modelled" in record["how"]
 
 
 def test_every_entry_that_names_an_engine_names_one_with_these_knobs():
@@ -252,7 +252,7 @@ def test_requests_that_are_too_long_are_not_predicted(tmp_path):
     drawn = {"median": 48, "sigma": 0.001, "minimum": 8, "maximum": 60}
     workload = {"kind": "synthetic", "num_prompts": 24, "prompt_tokens": drawn, "output_tokens": drawn}
     record = one(tmp_path, {"even": workload}, knobs={"max_model_len": 80})
-    assert re.search(r"a request of 9[678] tokens does not fit a context of 80", record["unknown"])
+    assert re.search(r"9[678] tokens .* 80$", record["unknown"])
 
 
 def test_arrivals_decide_on_each_device_by_itself(tmp_path):

