@@ -83,12 +83,27 @@ rule compare:
     conda:
         "envs/cpu.conda.yaml"
     params:
-        against=lambda wildcards: compared_with(),
+        against=lambda wildcards: other_run("against"),
         now=PATHS.root,
         out=PATHS.root / "comparison",
     shell:
         "python -m workflow_scripts compare {params.against:q} {params.now:q}"
         " --markdown {params.out:q}.md --json {params.out:q}.json 2> {log} || {{ s=$?; cat {log} >&2; exit $s; }}"
+
+
+rule regress:
+    """Fail if a cell became slower or holds fewer KV tokens than in the run that `--config baseline=` names."""
+    log:
+        PATHS.root / "logs/regress.log",
+    conda:
+        "envs/cpu.conda.yaml"
+    params:
+        baseline=lambda wildcards: other_run("baseline"),
+        now=PATHS.root,
+        out=PATHS.root / "regression.md",
+    shell:
+        "python -m workflow_scripts regress {params.baseline:q} {params.now:q}"
+        " --markdown {params.out:q} 2> {log} || {{ s=$?; cat {log} >&2; exit $s; }}"
 
 
 rule archive_study:

@@ -71,7 +71,7 @@ CELLS_PER_JOB = workflow.resource_settings.overwrite_scatter.get("cells_per_job"
 
 # Targets for which it does not matter which devices this machine has.
 NO_DEVICE = {"plan", "partial_report", "import_runs"}
-MEASURES_NOTHING = NO_DEVICE | {"status", "check_study", "fetch_sharegpt", "prepare", "compare"}
+MEASURES_NOTHING = NO_DEVICE | {"status", "check_study", "fetch_sharegpt", "prepare", "compare", "regress"}
 # Snakemake tells a workflow its options only after reading it. Jobs are other processes, whose targets are not these.
 CALL = get_argument_parser().parse_args() if workflow.is_main_process else None
 TARGETS = set(CALL.targets) if CALL else set()
@@ -190,13 +190,13 @@ def device_records():
     return [PATHS.device(gpu) for gpu in wanted]
 
 
-def compared_with():
-    """The other run for `compare`."""
-    if "against" not in config:
+def other_run(key):
+    """The other run for `compare` and `regress`."""
+    if key not in config:
         raise WorkflowError(
-            "name what to compare with: --config against=REPORT, a study's folder, or an unpacked archive"
+            f"name what to compare with: --config {key}=REPORT, a study's folder, or an unpacked archive"
         )
-    return config["against"]
+    return config[key]
 
 
 def runs_to_import():

@@ -29,6 +29,7 @@ GROUPS = {
         "status": "study.status",
         "archive": "study.archive",
         "compare": "analyse.compare.compare",
+        "regress": "analyse.compare.regress",
         "promise": "analyse.serving.make_promise",
         "export": "deploy.export",
         "check-server": "analyse.serving.check_server",
