@@ -100,6 +100,7 @@ PARSED = {
     "kvsweep measure-device": "measures this machine, which takes it seconds",
     "kvsweep check-server": "needs a running server, which tests/integration/test_production.py has",
     "kvsweep compare": "needs the results of two runs, which tests/unit/analyse/compare/test_compare.py makes up",
+    "kvsweep regress": "needs the results of two runs, which tests/unit/analyse/compare/test_regress.py makes up",
     "kvsweep status --study config/studies/paged_attention.yaml --watch": "ends with the study",
     "kvsweep figures": "draws for a quarter of a minute",
     "kvsweep calibrate": "measures for minutes; tests/integration/test_measure.py measures one calibration",
