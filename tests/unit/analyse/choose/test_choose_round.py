@@ -1,6 +1,7 @@
 """Rounds of a study with `measure`, from its first decision to its last."""
 
 import math
+from collections.abc import Collection
 from pathlib import Path
 
 import pandas as pd
@@ -9,7 +10,7 @@ import pytest
 from tests.unit.analyse.synthetic_cells import cell, starts_table
 from tests.unit.made_studies import end_cell, fixed, write_study
 from workflow_scripts.analyse.choose.choose_cells import ALL_ANSWERED
-from workflow_scripts.analyse.choose.choose_round import HOURS_SPENT
+from workflow_scripts.analyse.choose.choose_round import HOURS_SPENT, estimates_and_questions
 from workflow_scripts.analyse.choose.estimate_tables import main as table_estimates
 from workflow_scripts.analyse.choose.estimates import check_cells
 from workflow_scripts.analyse.settings.decide_round import decide_round
@@ -27,11 +28,11 @@ MOST_ROUNDS = 30
 class Grid:
     """A grid of 18 cells, whose rate grows with max-num-seqs and does not depend on the block size, as predicted."""
 
-    def __init__(self, folder: Path, **changes: object) -> None:
+    def __init__(self, folder: Path, gpu: str | list[str] = "h200", **changes: object) -> None:
         knobs = {"block_size": [16, 32, 64], "max_num_seqs": [4, 8, 16, 32, 64, 128]}
         known = {"equivalence_margin_pct": 10.0, "starts": {"at_least": 2, "at_most": 2}, "measure": {}}
         workloads = {"chat": fixed()}
-        sweep = {"model": "llama-3.1-8b-instruct", "knobs": knobs}
+        sweep = {"gpu": gpu, "model": "llama-3.1-8b-instruct", "knobs": knobs}
         self.file = write_study(folder, sweep, workloads=workloads, **known | changes)
         self.study = load_study(self.file)
         self.paths = StudyPaths(folder / "results", "try")
@@ -59,12 +60,11 @@ class Grid:
             ended = self.paths.outcomes(one)
             rates = [self.rate(name) * math.exp(0.005 * (-1) ** (place + start)) for start in ended]
             state = {} if ended else {"outcome": "missing", "start": None, "round": None}
-            rows.append(cell(one.knobs.set_values(), rates or [math.nan], **state))
+            rows.append(cell(one.knobs.set_values(), rates or [math.nan], gpu=one.gpu, **state))
         return starts_table(*rows)
 
-    def decide(self, number: int, before: RoundPlan | None = None, tried: set[str] = frozenset()) -> RoundPlan:
-        table = self.table()
-        return decide_round(self.study, self.paths, table, number, ["h200"], before, tried, self.predicted)
+    def decide(self, number: int, before: RoundPlan | None = None, gpus: Collection[str] = ("h200",)) -> RoundPlan:
+        return decide_round(self.study, self.paths, self.table(), number, gpus, before, predicted=self.predicted)
 
     def measure(self, plan: RoundPlan) -> None:
         for name, start in plan.starts:
@@ -78,12 +78,12 @@ class Grid:
                 provenance={"ended_at": "2026-01-01T00:00:00+00:00"},
             )
 
-    def run(self) -> list[RoundPlan]:
-        """All rounds, until measuring ends."""
-        plans = [self.decide(1)]
+    def run(self, gpus: Collection[str] = ("h200",)) -> list[RoundPlan]:
+        """All rounds on a machine with these devices, until measuring ends there."""
+        plans = [self.decide(1, gpus=gpus)]
         while not plans[-1].ended and len(plans) < MOST_ROUNDS:
             self.measure(plans[-1])
-            plans.append(self.decide(len(plans) + 1, plans[-1]))
+            plans.append(self.decide(len(plans) + 1, plans[-1], gpus))
         return plans
 
     def starts(self) -> dict[str, int]:
@@ -159,3 +159,31 @@ def test_a_cell_that_failed_is_not_started_again_by_the_same_call(tmp_path):
 def test_only_the_questions_that_are_named_are_asked(tmp_path):
     grid = Grid(tmp_path, measure={"decide": ["recommendation"]})
     assert grid.decide(1).asked == 1
+
+
+def test_each_machine_measures_the_cells_of_its_devices_until_both_have_answered(tmp_path):
+    grid = Grid(tmp_path, ["h200", "l40s"])
+    for place, gpu in enumerate(("h200", "l40s")):
+        plans = grid.run([gpu])
+        started = {grid.cells[start.cell].gpu for plan in plans for start in plan.starts}
+        assert started == {gpu}
+        assert plans[-1].ended
+        # One setting to serve with and two knobs for each device, and their ratio.
+        assert plans[-1].asked == 7
+        assert bool(plans[-1].questions) == (place == 0)
+    assert plans[-1].ended == ALL_ANSWERED
+    assert len(grid.starts()) < len(grid.cells)
+
+
+def test_runs_that_were_measured_elsewhere_change_no_estimate(finished):
+    grid, _ = finished
+    own = grid.table()
+    elsewhere = {"source": "imported", "workload": "sharegpt", "knob_gpu_memory_utilization": 0.8}
+    rows = own.assign(cell_id="imported/" + own["cell_id"], outcome="ok", output_tokens_per_s=9.0, **elsewhere)
+    (alone, asked, check), (beside, asked_beside, check_beside) = (
+        estimates_and_questions(grid.study, grid.study.measure, grid.predicted, table)
+        for table in (own, pd.concat([own, rows], ignore_index=True))
+    )
+    pd.testing.assert_frame_equal(beside.table, alone.table)
+    assert [(q.subject, q.answer) for q in asked_beside] == [(q.subject, q.answer) for q in asked]
+    assert check_beside == check
