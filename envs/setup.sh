@@ -4,7 +4,7 @@
 #     envs/setup.sh install LOCK FOLDER               add LOCK.txt to the Python environment FOLDER
 #     envs/setup.sh compile LOCK FOLDER [--upgrade]   resolve LOCK.in into LOCK.txt
 #
-# LOCK is cpu, dev, cuda, tools or uv. With cpu, cuda and tools the command `kvsweep` of this checkout is installed
+# LOCK is cpu, dev, cuda, tools, uv, or that of another version of an engine, such as vllm-0.25.1-cpu. With cpu, cuda and tools the command `kvsweep` of this checkout is installed
 # too, unless there is only envs/, as in a container. If FOLDER is not an environment yet, it is created with the Python
 # that PYTHON names, with python3.11, or with a Python 3.11 that uv downloads. Installing removes nothing, so that dev
 # can be installed on top of cpu. Call it from the repository's root.
@@ -47,7 +47,7 @@ fi
 pip_settings=$("$folder/bin/python" -m pip config list)
 pip_setting() { sed -nE "/^(:env:|global)\.$1='(.*)'$/{s//\2/p;q}" <<<"$pip_settings"; }
 export UV_DEFAULT_INDEX=${UV_DEFAULT_INDEX:-$(pip_setting index-url)}
-if [ "$lock" != cuda ]; then # for cuda, a CPU build of torch in that folder would be taken for the CUDA build
+if [[ $lock != *cuda ]]; then # for cuda, a CPU build of torch in that folder would be taken for the CUDA build
     find_links=$(pip_setting find-links)
     export UV_FIND_LINKS=${UV_FIND_LINKS:-${find_links// /,}}
 fi
@@ -74,7 +74,8 @@ install)
     esac
     ;;
 compile)
-    [ ! -e "envs/$lock.excludes.txt" ] || options+=(--excludes "envs/$lock.excludes.txt")
+    [ ! -e "envs/${lock##*-}.excludes.txt" ] || options+=(--excludes "envs/${lock##*-}.excludes.txt")
+    [ ! -e "envs/$lock.overrides.txt" ] || options+=(--overrides "envs/$lock.overrides.txt")
     exec "$folder/bin/uv" pip compile "envs/$lock.in" --output-file "envs/$lock.txt" --quiet \
         --python-version 3.11 --python-platform x86_64-manylinux_2_31 --generate-hashes \
         --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock' "${options[@]}" "$@"

@@ -13,6 +13,7 @@ from snakemake.cli import get_argument_parser
 
 from workflow_scripts.__main__ import COMMANDS
 from workflow_scripts.catalog.any_model import entered_models
+from workflow_scripts.catalog.environments import is_installed
 from workflow_scripts.catalog.gpus_and_models import load_gpus
 from workflow_scripts.engines.registry import load_engines
 from workflow_scripts.study.runs_file import files_of
@@ -122,7 +123,7 @@ def one_of(names):
 # pattern of thousands of them would cost more than the rest of planning.
 wildcard_constraints:
     gpu=one_of(cell.gpu for cell in CELLS.values()),
-    engine=one_of(cell.engine for cell in CELLS.values()),
+    engine=one_of(cell.engine_at for cell in CELLS.values()),
     model=one_of(MODELS),
     workload=one_of(cell.workload for cell in CELLS.values()),
     knobs="[^/]+",
@@ -159,10 +160,16 @@ def prepared_models(cell_id):
     return [prepared_model(model) for model in (cell.model, cell.knobs.draft_model) if model is not None]
 
 
+def environments_of(cell_id):
+    """The record of the cell's environment; none for the default one."""
+    cell = CELLS[cell_id]
+    return [PATHS.environment(cell.environment, load_gpus()[cell.gpu].engine_kind)] if cell.environment else []
+
+
 def needed_to_measure(wildcards):
     """The prepared files of a cell; none if they are missing but the cell is measured, for example on another host."""
     cell = cell_id(wildcards)
-    files = [*prepared_models(cell), prepared_workload(cell)]
+    files = [*prepared_models(cell), prepared_workload(cell), *environments_of(cell)]
     if not all(file.exists() for file in files) and is_current(cell):
         return []
     return [ancient(file) for file in files]

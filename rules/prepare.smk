@@ -54,6 +54,27 @@ rule prepare_workload:
         " > {log} 2>&1"
 
 
+rule install_environment:
+    """Another version of an engine, from its lock; if that fails, the record says why, and only its cells end."""
+    input:
+        # Tried in each call while it is not there.
+        lambda wildcards: [] if is_installed(wildcards.environment, wildcards.kind) else [begun()],
+    output:
+        PATHS.environment("{environment}", "{kind}"),
+    log:
+        PATHS.root / "logs/install_environment/{environment}-{kind}.log",
+    wildcard_constraints:
+        kind="cpu|cuda",
+    conda:
+        "../envs/cpu.conda.yaml"
+    shell:
+        "python -m workflow_scripts install-environment"
+        " --environment {wildcards.environment}"
+        " --kind {wildcards.kind}"
+        " --out {output}"
+        " > {log} 2>&1"
+
+
 rule prepare:
     """Everything that cells need before a device is held."""
     input:
@@ -104,9 +125,10 @@ rule calibrate_devices:
     input:
         lambda wildcards: sorted(
             {
-                ancient(prepared_model(calibration.cell.model))
+                ancient(file)
                 for calibration in CALIBRATIONS.values()
                 if calibration.cell.gpu in wildcards.gpus.split("+")
+                for file in (prepared_model(calibration.cell.model), *environments_of(calibration.cell.id))
             }
         ),
     output:

@@ -118,7 +118,9 @@ def needed_by_batch(gpu, key):
     """Prepared files, and the batches of the round before: a round begins when that has ended."""
     batch = batch_of(gpu, key)
     cells = {one.cell for one in batch.starts}
-    files = {prepared_workload(cell) for cell in cells}.union(*map(prepared_models, cells))
+    files = {prepared_workload(cell) for cell in cells}.union(
+        *map(prepared_models, cells), *map(environments_of, cells)
+    )
     before = []
     if (gpu, key) in MEASURING.batches:
         earlier = (one for one in MEASURING.batches.values() if one.gpu == gpu and one.round < batch.round)

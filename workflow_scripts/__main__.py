@@ -36,6 +36,7 @@ GROUPS = {
     },
     "Steps of the workflow; Snakemake calls them": {
         "fetch-sharegpt": "prepare.sharegpt_file",
+        "install-environment": "prepare.environment",
         "prepare-model": "prepare.model",
         "prepare-workload": "prepare.workload",
         "predict-capacity": "predict.capacity_of_cells",

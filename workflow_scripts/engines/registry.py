@@ -26,9 +26,18 @@ def load_engines() -> Mapping[str, EngineDescription]:
     return _engines(os.environ.get(VARIABLE, ""))
 
 
+def without_environment(engine: str) -> str:
+    """The name of an engine as tables give it, without its environment.
+
+    >>> without_environment("vllm@vllm-0.25.1"), without_environment("vllm")
+    ('vllm', 'vllm')
+    """
+    return engine.partition("@")[0]
+
+
 def get_engine(name: str) -> EngineDescription:
-    """The engine with exactly this name. Raises CatalogError if there is none."""
-    engines = load_engines()
+    """The engine with exactly this name, in any environment. Raises CatalogError if there is none."""
+    name, engines = without_environment(name), load_engines()
     if name not in engines:
         raise CatalogError(f"unknown engine {name!r}; allowed: {', '.join(engines)}")
     return engines[name]

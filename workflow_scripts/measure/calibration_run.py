@@ -30,8 +30,8 @@ from workflow_scripts.device.device_rates import read_device_rates
 from workflow_scripts.engines.registry import get_engine
 from workflow_scripts.measure.cell import note_wrong_node
 from workflow_scripts.measure.forkserver import ForkServerError
-from workflow_scripts.measure.job import Job
-from workflow_scripts.measure.provenance import provenance
+from workflow_scripts.measure.job import Job, NoEnvironmentError
+from workflow_scripts.measure.provenance import provenance, provenance_in
 from workflow_scripts.physics.model_facts import ModelFactsError, facts_on, vocabulary_size
 from workflow_scripts.study.calibrations import (
     CALIBRATION_S,
@@ -82,7 +82,10 @@ class CalibrationRun:
     def __init__(self, study: Study, calibration: Calibration, paths: StudyPaths) -> None:
         """Raises a StudyError if the model was not prepared."""
         self._study, self._paths, self._out = study, paths, paths.calibration(calibration.name)
-        self._engine_version = provenance(calibration.cell.engine)["engine_version"]
+        cell = calibration.cell
+        kind = load_gpus()[cell.gpu].engine_kind
+        where = provenance_in(cell.environment, kind, cell.engine) if cell.environment else provenance(cell.engine)
+        self._engine_version = where["engine_version"]
         self._first: Measured | None = None
         self._starts: list[CalibrationStart] = []
         self._failure: str | None = None
@@ -252,7 +255,10 @@ def _forked(
         start_limit_s=START_LIMIT_S,
     )
     job.write(evidence / JOB)
-    _, measured = job.run(START_LIMIT_S + 2 * limit_s)
+    try:
+        _, measured = job.run(START_LIMIT_S + 2 * limit_s)
+    except NoEnvironmentError as e:
+        raise CalibrationRunError(str(e)) from None
     if measured is None:
         log_text = (evidence / ENGINE_LOG).read_text(encoding="utf-8", errors="replace").splitlines()
         raise CalibrationRunError("the engine broke:\n" + "\n".join(log_text[-LOG_TAIL_LINES:]))

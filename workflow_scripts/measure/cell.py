@@ -25,11 +25,12 @@ from filelock import FileLock
 from workflow_scripts.catalog.gpus_and_models import load_gpus
 from workflow_scripts.cluster.attempt import Attempt
 from workflow_scripts.common.command import ATTEMPT, ATTEMPTS, RESULTS, STUDY, command, option, positive
+from workflow_scripts.common.files import read_json
 from workflow_scripts.device.device_check import device_lock, held_lock
 from workflow_scripts.measure.engine import SCRATCH
 from workflow_scripts.measure.forkserver import ForkServerError
-from workflow_scripts.measure.job import MEASURED, Job
-from workflow_scripts.measure.provenance import provenance
+from workflow_scripts.measure.job import MEASURED, Job, NoEnvironmentError
+from workflow_scripts.measure.provenance import provenance, provenance_in
 from workflow_scripts.study.definition import (
     cell_definition,
     definition_sha256,
@@ -84,7 +85,11 @@ def measure_cell(study: Study, cell: Cell, paths: StudyPaths, attempt: Attempt, 
     with device_lock(load_gpus()[cell.gpu], cell.knobs.ranks) as idle_before_s:
         print(f"measuring {cell.id}" + (f", start {start.start}" if start.start > 1 else ""), flush=True)
         began = time.monotonic()
-        exit_status, measured = job.run(time_limit_s)
+        try:
+            exit_status, measured = job.run(time_limit_s)
+        except NoEnvironmentError as e:
+            # As of a cell that never ran: the next call measures it if the environment then works.
+            exit_status, measured = 0, Measured(outcome="invalid", reason=_why_absent(paths, cell) or str(e))
     if exit_status is None:
         reason = f"not done after {time_limit_s:g} s; the engine and all its processes were killed"
         if not attempt.last:
@@ -95,7 +100,7 @@ def measure_cell(study: Study, cell: Cell, paths: StudyPaths, attempt: Attempt, 
         return 1
     else:
         record = measured
-        (evidence / MEASURED).unlink()
+        (evidence / MEASURED).unlink(missing_ok=True)
     (evidence / JOB).unlink()
     if record.wrong_device:
         reason = record.reason or "the wrong device"
@@ -109,7 +114,9 @@ def measure_cell(study: Study, cell: Cell, paths: StudyPaths, attempt: Attempt, 
         start=start.model_copy(
             update={"idle_before_s": idle_before_s, "boot_id": boot_id, "planned": study.starts.in_words}
         ),
-        provenance=provenance(cell.engine, definition.endpoint),
+        provenance=provenance_in(cell.environment, load_gpus()[cell.gpu].engine_kind, cell.engine)
+        if cell.environment
+        else provenance(cell.engine, definition.endpoint),
         **record.model_dump(exclude={"wrong_device"}),
     )
     _put_in_place(evidence, folder, outcome)
@@ -117,6 +124,13 @@ def measure_cell(study: Study, cell: Cell, paths: StudyPaths, attempt: Attempt, 
         f"{outcome.outcome} after {time.monotonic() - began:.1f} s" + (f": {outcome.reason}" if outcome.reason else "")
     )
     return 0
+
+
+def _why_absent(paths: StudyPaths, cell: Cell) -> str | None:
+    """Why the cell's environment was not installed; None if it was."""
+    record = paths.environment(cell.environment, load_gpus()[cell.gpu].engine_kind)
+    fault = read_json(record)["fault"] if record.exists() else None
+    return f"environment {cell.environment} could not be installed: {fault}" if fault else None
 
 
 def _left_to_the_next(attempt: Attempt, evidence: Path, reason: str, status: int) -> int:
@@ -166,7 +180,7 @@ def find_cell(study: Study, cell_id: str) -> Cell:
 @command(
     "measure-cell",
     STUDY,
-    option("--cell", required=True, help="gpu/engine/model/workload/knobs"),
+    option("--cell", required=True, help="gpu/engine[@environment]/model/workload/knobs"),
     RESULTS,
     ATTEMPT,
     ATTEMPTS,

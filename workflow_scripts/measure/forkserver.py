@@ -32,11 +32,16 @@ from pathlib import Path
 from typing import IO, Any
 
 IDLE_S = 120.0
+SEARCH_PATHS = ("PATH", "LD_LIBRARY_PATH")
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 class ForkServerError(RuntimeError):
     """The fork server could not be started, or ended before the job began."""
+
+
+class NotImportedError(ForkServerError):
+    """The fork server ended while it started: its Python or the libraries to preload are not there or broken."""
 
 
 @dataclass(frozen=True)
@@ -50,15 +55,24 @@ class Ended:
 
 
 def run(
-    module: str, argv: Sequence[str], log: IO[bytes], env: dict[str, str], time_limit_s: float, preload: Sequence[str]
+    module: str,
+    argv: Sequence[str],
+    log: IO[bytes],
+    env: dict[str, str],
+    time_limit_s: float,
+    preload: Sequence[str],
+    python: Path | None = None,
 ) -> Ended:
     """Run `module.main(argv)` in a forked child whose output goes to `log`; wait for its end. The child's environment
     is `env`, plus variables that the preloaded modules set and `env` lacks. The child and everything that it started
     are killed after `time_limit_s`, or when this process ends. The limit counts from the fork, not from the start of
-    the server. Raises ForkServerError if no server could be started, or it ended during the job."""
-    job = {"module": module, "argv": list(argv), "env": env, "cwd": str(Path.cwd())}
+    the server. `python` is that of another environment, where the child keeps its own search paths. Raises
+    ForkServerError if no server could be started, or it ended during the job."""
+    own = () if python is None else SEARCH_PATHS
+    job = {"module": module, "argv": list(argv), "env": env, "own": own, "cwd": str(Path.cwd())}
+    path = _socket_path(preload, python)
     for _ in range(3):
-        with _connection(preload) as server:
+        with _connection(path, preload, python) as server:
             try:
                 socket.send_fds(server, [json.dumps(job).encode() + b"\n"], [log.fileno()])
                 replies = server.makefile("rb")
@@ -75,7 +89,7 @@ def run(
             if not ended:
                 raise ForkServerError("the fork server went away while the cell ran")
             return Ended(int(json.loads(ended)["exit_status"]))
-    raise ForkServerError(f"no fork server answers; its log is {_server_log(_socket_path(preload))}")
+    raise ForkServerError(f"no fork server answers; its log is {_server_log(path)}")
 
 
 def _runtime_dir() -> Path:
@@ -86,10 +100,10 @@ def _runtime_dir() -> Path:
     return path
 
 
-def _socket_path(modules: Sequence[str]) -> Path:
+def _socket_path(modules: Sequence[str], python: Path | None = None) -> Path:
     # One server per environment, checkout, cluster job and set of libraries: a job's processes end with the job, and
     # the libraries of one engine must not change the process of another engine.
-    key = "\0".join((sys.prefix, str(CHECKOUT), os.environ.get("SLURM_JOB_ID", ""), *modules))
+    key = "\0".join((str(python or sys.prefix), str(CHECKOUT), os.environ.get("SLURM_JOB_ID", ""), *modules))
     return _runtime_dir() / f"fork-{hashlib.sha256(key.encode()).hexdigest()[:12]}.sock"
 
 
@@ -98,15 +112,14 @@ def _server_log(path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def _connection(modules: Sequence[str]) -> Iterator[socket.socket]:
-    path = _socket_path(modules)
+def _connection(path: Path, modules: Sequence[str], python: Path | None) -> Iterator[socket.socket]:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     with connection:
         # Only one command at a time looks for a server, so that two commands never start two servers.
         with path.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not _connects(connection, path):
-                _start(path, connection, modules)
+                _start(path, connection, modules, python)
         yield connection
 
 
@@ -129,20 +142,32 @@ def _connects(connection: socket.socket, path: Path) -> bool:
     return True
 
 
-def _start(path: Path, connection: socket.socket, modules: Sequence[str]) -> None:
-    command = [sys.executable, "-m", __name__ if __name__ != "__main__" else "workflow_scripts.measure.forkserver"]
+def _start(path: Path, connection: socket.socket, modules: Sequence[str], python: Path | None) -> None:
+    search = os.environ.get("PATH", os.defpath)
+    env = os.environ if python is None else {**os.environ, "PATH": f"{python.parent}{os.pathsep}{search}"}
+    command = [
+        str(python or sys.executable),
+        "-m",
+        __name__ if __name__ != "__main__" else "workflow_scripts.measure.forkserver",
+    ]
     with _server_log(path).open("wb") as log:
-        server = subprocess.Popen(
-            [*command, str(path), "--preload", ",".join(modules)],
-            cwd=CHECKOUT,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
+        try:
+            server = subprocess.Popen(
+                [*command, str(path), "--preload", ",".join(modules)],
+                cwd=CHECKOUT,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        except OSError as e:
+            raise NotImportedError(f"{command[0]}: {e.strerror}") from None
     while not _connects(connection, path):
         if server.poll() is not None:
-            raise ForkServerError(f"the fork server ended at once; its log is {_server_log(path)}")
+            said = _server_log(path).read_text(encoding="utf-8", errors="replace").split("\n")
+            last = next((line.strip() for line in reversed(said) if line.strip()), "without a word")
+            raise NotImportedError(f"the fork server ended at once: {last}; its log is {_server_log(path)}")
         time.sleep(0.02)
 
 
@@ -260,9 +285,10 @@ def _child(job: dict[str, Any], log_fd: int, set_on_import: dict[str, str], serv
             os.dup2(nothing.fileno(), 0)
         os.dup2(log_fd, 1)
         os.dup2(log_fd, 2)
+        own = {name: os.environ[name] for name in job["own"] if name in os.environ}
         os.environ.clear()
         os.environ.update(set_on_import)
-        os.environ.update(job["env"])
+        os.environ.update(job["env"] | own)
         os.chdir(job["cwd"])
         status = int(importlib.import_module(job["module"]).main(job["argv"]))
     except BaseException:

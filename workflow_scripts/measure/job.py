@@ -4,9 +4,12 @@ import math
 import os
 from pathlib import Path
 
+from workflow_scripts.catalog.environments import NEEDED, python_of
+from workflow_scripts.catalog.gpus_and_models import load_gpus
 from workflow_scripts.common.files import read_json
 from workflow_scripts.common.records import Record
 from workflow_scripts.engines.registry import get_engine
+from workflow_scripts.measure.forkserver import NotImportedError
 from workflow_scripts.measure.forkserver import run as run_forked
 from workflow_scripts.study.definition import Definition
 from workflow_scripts.study.outcome import Measured
@@ -15,6 +18,10 @@ from workflow_scripts.study.protocol import SEED
 
 # Written last by that process, beside its input: what it observed.
 MEASURED = "measured.json"
+
+
+class NoEnvironmentError(RuntimeError):
+    """An environment that cannot be started, so that no cell in it can be measured; the message says why."""
 
 
 class Job(Record):
@@ -33,11 +40,19 @@ class Job(Record):
     passes_s: float | None = None
 
     def run(self, limit_s: float) -> tuple[int | None, Measured | None]:
-        """Run the record, as it was written into the evidence, in a forked process; raises as `forkserver.run` does.
+        """Run the record, as it was written into the evidence, in a forked process of the cell's environment; raises as
+        `forkserver.run` does, and NoEnvironmentError if an environment other than the default one cannot be started.
         Return the process's exit status, None if it was killed after `limit_s`, and what it observed, None if it
         broke."""
         with (self.evidence / ENGINE_LOG).open("wb") as log:
             words = ("workflow_scripts.measure.run", [str(self.evidence / JOB)], log, dict(os.environ), limit_s)
-            status = run_forked(*words, get_engine(self.definition.engine).preload).exit_status
+            name, preload = self.definition.environment, get_engine(self.definition.engine).preload
+            python = python_of(name, load_gpus()[self.definition.gpu].engine_kind) if name else None
+            try:
+                status = run_forked(*words, (*preload, *NEEDED) if name else preload, python).exit_status
+            except NotImportedError as e:
+                if not name:
+                    raise
+                raise NoEnvironmentError(f"environment {name}: {e}") from None
         measured = self.evidence / MEASURED
         return status, Measured.model_validate(read_json(measured)) if status == 0 and measured.exists() else None

@@ -2,15 +2,18 @@
 
 import datetime
 import hashlib
+import json
 import os
 import platform
 import re
 import socket
+import subprocess
 from importlib import metadata
 from pathlib import Path
 
 from workflow_scripts import __version__
 from workflow_scripts.catalog.endpoints import Endpoint
+from workflow_scripts.catalog.environments import load_environments, python_of
 from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.common.commit import commit_of
 from workflow_scripts.common.files import sha256_of
@@ -28,14 +31,23 @@ _JOB_VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
 )
 
+# What another environment's Python runs.
+_ASK = (
+    "import json, sys, pathlib; from workflow_scripts.measure.provenance import provenance;"
+    " print(json.dumps(provenance(sys.argv[1], lock=pathlib.Path(sys.argv[2]))))"
+)
 
-def provenance(engine: str, endpoint: Endpoint | None = None) -> Provenance:
+
+def provenance(engine: str, endpoint: Endpoint | None = None, lock: Path | None = None) -> Provenance:
     """What a reader needs to know about this process and host to judge or repeat a result of `engine`. `endpoint` is
-    the server, for the engine that needs one. If the server is not from this environment, its version is None.
-    `git_dirty` is None if it is unknown whether the code is that of the commit. `lock` is None in an environment that
-    no lock describes; `lock_sha256` is then the hash of the installed packages."""
+    the server, for the engine that needs one; `lock` that of this environment, if it is not the default one. If the
+    server is not from this environment, its version is None. `git_dirty` is None if it is unknown whether the code is
+    that of the commit. `lock` is None in an environment that no lock describes; `lock_sha256` is then the hash of the
+    installed packages."""
     described_by = get_engine(engine)
-    lock = next((CHECKOUT / "envs" / lock for package, lock in described_by.locks.items() if _version(package)), None)
+    if lock is None:
+        locks = (CHECKOUT / "envs" / name for package, name in described_by.locks.items() if _version(package))
+        lock = next(locks, None)
     if lock is not None and not is_installed_from(lock):
         lock = None
     commit, dirty = commit_of(CHECKOUT)
@@ -54,6 +66,19 @@ def provenance(engine: str, endpoint: Endpoint | None = None) -> Provenance:
         "job": {name: os.environ[name] for name in _JOB_VARIABLES if name in os.environ},
         "ended_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
+
+
+def provenance_in(environment: str, kind: str, engine: str) -> Provenance:
+    """The same of an environment, as its own Python says; without versions if it cannot be started."""
+    lock = load_environments()[environment][kind]
+    words = [str(python_of(environment, kind)), "-c", _ASK, engine, str(lock)]
+    try:
+        said = subprocess.run(words, cwd=CHECKOUT, capture_output=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        nothing: Provenance = {"versions": {}, "engine_version": None, "lock": None, "lock_sha256": sha256_of(lock)}
+        return {**provenance(engine), **nothing}
+    found: Provenance = json.loads(said.splitlines()[-1])
+    return found
 
 
 def is_installed_from(lock: Path) -> bool:

@@ -43,6 +43,7 @@ class Wanted:
     variant: str
     ahead: bool = True
     ranks: int = 1
+    environment: str = ""
 
 
 def speed_for(wanted: Wanted, calibrations: Path | None, project_files: Path = PROJECT_FILES) -> Speed | None:
@@ -73,7 +74,8 @@ def _candidates(wanted: Wanted, calibrations: Path | None, project_files: Path) 
     name, knobs = f"{wanted.variant}.json", get_engine(wanted.engine).knobs
     same_core = [one.name for one in load_engines().values() if issubclass(knobs, one.knobs) and one.steps_by]
     others = [engine for engine in same_core if engine != wanted.engine and wanted.gpu.kind != "cpu"]
-    for engine in (wanted.engine, *others):
+    at = f"@{wanted.environment}" if wanted.environment else ""
+    for engine in (f"{engine}{at}" for engine in (wanted.engine, *others)):
         for source, folder in folders:
             if (folder / engine / wanted.model / name).exists():
                 yield source, folder / engine / wanted.model / name

@@ -112,7 +112,10 @@ def unsupported(cells: Iterable[Cell]) -> Iterator[str]:
 @command("check-engines", STUDY)
 def main(args: Namespace) -> None:
     """Check the settings of a study with the installed engines."""
-    cells = expand(load_study(args.study))
+    every = expand(load_study(args.study))
+    cells = [cell for cell in every if not cell.environment]
+    if others := dict.fromkeys(cell.environment for cell in every if cell.environment):
+        print(f"note: {len(every) - len(cells)} cells are not checked, those of {', '.join(others)}")
     libraries = _asked(cells)
     for library in libraries:
         if importlib.util.find_spec(library) is None:

@@ -104,10 +104,11 @@ class _Known:
 
         @cache
         def speed(
-            gpu: str, engine: str, model: str, kernels: str, dtype: Dtype, ahead: bool, ranks: int
+            gpu: str, engine: str, model: str, kernels: str, dtype: Dtype, ahead: bool, ranks: int, environment: str
         ) -> Speed | None:
             measured = rates(gpu)
-            wanted = Wanted(gpus[gpu], device(gpu), measured, engine, model, dtype, kernels, ahead, ranks)
+            at = (gpus[gpu], device(gpu), measured)
+            wanted = Wanted(*at, engine, model, dtype, kernels, ahead, ranks, environment)
             speed = speed_for(wanted, calibrations_in(prepared) if prepared else None, project_files)
             if speed is None or models[model].dtype != "native":
                 return speed
@@ -135,7 +136,7 @@ class _Known:
         """What decides the cell's schedule, its requests, and its task; or its record if it cannot be predicted."""
         gpu, load = self.gpus[cell.gpu], cell.knobs if isinstance(cell.knobs, Load) else Load()
         count = self.study.workloads[cell.workload].prompts_for(cell.knobs.max_concurrency)
-        place = (cell.id, cell.gpu, cell.engine, cell.model, cell.workload, cell.knobs.slug())
+        place = (cell.id, cell.gpu, cell.engine_at, cell.model, cell.workload, cell.knobs.slug())
         record = Prediction(*place, num_requests=count)
         cell = _stand_in(cell, self.study)
         knobs = cell.knobs
@@ -162,7 +163,8 @@ class _Known:
         prompts, outputs = int(requests.prompt_tokens.sum()), int(requests.output_tokens.sum())
         record = replace(record, lengths=kind, prompt_tokens=prompts, output_tokens=outputs)
         ahead = getattr(decides, "async_scheduling", False)
-        wanted = (cell.engine, cell.model, variant(knobs), cast(Dtype, facts.dtype), ahead, knobs.ranks)
+        engine = (cell.engine, cell.model, variant(knobs))
+        wanted = (*engine, cast(Dtype, facts.dtype), ahead, knobs.ranks, cell.environment)
         task = CellTask(
             record=record,
             num_blocks=record.num_blocks,
@@ -177,7 +179,7 @@ class _Known:
             one_mask=steps.one_mask,
             graphs=steps.graphs,
             users=load.users if requests.arrival_s is None else None,
-            unmodelled="; ".join(_unmodelled(record.engine != cell.engine, load)),
+            unmodelled="; ".join(_unmodelled(record.engine != cell.engine_at, load)),
             repeats=self.study.repeats,
             margin_pct=self.study.equivalence_margin_pct,
         )

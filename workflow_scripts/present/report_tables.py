@@ -10,7 +10,7 @@ import pandas as pd
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.parquet import read_parquet
 from workflow_scripts.common.wording import plural
-from workflow_scripts.engines.registry import load_engines
+from workflow_scripts.engines.registry import load_engines, without_environment
 
 
 class MissingError(InputError):
@@ -100,7 +100,9 @@ class Tables:
         if name not in ("serving", "serving_summary") or "engine" not in self.cells:
             return ""
         serving = [engine.name for engine in load_engines().values() if engine.serves]
-        of_servers = self.cells[self.cells["engine"].isin(serving) & ~self.cells["outcome"].isin(["ok", "missing"])]
+        of_servers = self.cells[
+            self.cells["engine"].map(without_environment).isin(serving) & ~self.cells["outcome"].isin(["ok", "missing"])
+        ]
         failed = plural(of_servers["cell_id"].nunique(), "server cell")
         return f"; {failed} failed" if len(of_servers) else ""
 

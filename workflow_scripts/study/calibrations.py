@@ -156,7 +156,7 @@ class Calibration:
 
 def calibration_name(cell: Cell) -> str:
     """Path of a cell's calibration below the folder of calibrations, without suffix."""
-    return f"{cell.gpu}/{cell.engine}/{cell.model}/{variant(cell.knobs)}"
+    return f"{cell.gpu}/{cell.engine_at}/{cell.model}/{variant(cell.knobs)}"
 
 
 def calibrations_of(study: Study, cells: Iterable[Cell]) -> dict[str, Calibration]:

@@ -50,6 +50,7 @@ class Definition(Record):
 
     gpu: str
     engine: str
+    environment: str = ""
     model: ResolvedModel
     draft_model: ResolvedModel | None = None
     endpoint: Endpoint | None = None
@@ -77,6 +78,7 @@ class Definition(Record):
         return {
             "gpu": self.gpu,
             "engine": self.engine,
+            **({"environment": self.environment} if self.environment else {}),
             "model": self.model.as_json(),
             **({} if self.draft_model is None else {"draft_model": self.draft_model.as_json()}),
             **({} if self.endpoint is None else {"endpoint": self.endpoint.model_dump(mode="json")}),
@@ -119,6 +121,7 @@ def cell_definition(study: Study, cell: Cell, models: Mapping[str, ResolvedModel
     return Definition(
         gpu=cell.gpu,
         engine=cell.engine,
+        environment=cell.environment,
         model=models[cell.model],
         draft_model=None if draft is None else models[draft],
         endpoint=endpoint,

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from workflow_scripts.catalog.endpoints import Endpoint, load_endpoints
+from workflow_scripts.catalog.environments import DEFAULT, load_environments, package_of
 from workflow_scripts.catalog.gpus_and_models import CatalogError, Model, load_gpus, load_models
 from workflow_scripts.catalog.published import PUBLISHED, Published, PublishedError
 from workflow_scripts.common.records import faults
@@ -26,7 +27,7 @@ MOST_ID = 240
 class Cell:
     """One point of the grid: the unit that is run, fails, is run again and is reported. `gpu`, `engine`, `model` and
     `workload` name entries of the catalogue or the study; `sweeps` names every sweep of the study that holds this
-    cell."""
+    cell. `environment` is empty for the default one."""
 
     gpu: str
     engine: str
@@ -34,11 +35,17 @@ class Cell:
     workload: str
     knobs: Knobs
     sweeps: tuple[str, ...]
+    environment: str = ""
+
+    @property
+    def engine_at(self) -> str:
+        """The engine, with its environment if that is not the default one, e.g. `vllm@vllm-0.25.1`."""
+        return f"{self.engine}@{self.environment}" if self.environment else self.engine
 
     @cached_property
     def id(self) -> str:
         """Path of the cell below `cells/`, e.g. `h200/vllm/opt-125m/short/bs16-seqs4`."""
-        return f"{self.gpu}/{self.engine}/{self.model}/{self.workload}/{self.knobs.slug()}"
+        return f"{self.gpu}/{self.engine_at}/{self.model}/{self.workload}/{self.knobs.slug()}"
 
     @property
     def endpoint(self) -> str | None:
@@ -57,6 +64,7 @@ def expand(study: Study) -> tuple[Cell, ...]:
         place = f"study {study.name!r}, sweeps[{i}] ({sweep.name})"
         _check(sweep.gpu, gpus, f"{place}.gpu")
         _check(sweep.model, models, f"{place}.model")
+        _check_environments(sweep, place)
         # As a default of all sweeps such a knob may be meant for only some of the study's devices.
         for name in sweep.knobs:
             kind = every_knob()[name].only_on if name in every_knob() else None
@@ -64,7 +72,7 @@ def expand(study: Study) -> tuple[Cell, ...]:
                 raise StudyError(
                     f"{place}.knobs.{name}: only for {kind.upper()} devices; it changes nothing on {', '.join(others)}"
                 )
-        points = math.prod(map(len, (sweep.gpu, sweep.engine, sweep.model, sweep.workload)))
+        points = math.prod(map(len, (sweep.gpu, sweep.engine, sweep.environment, sweep.model, sweep.workload)))
         points *= math.prod(map(len, sweep.knob_values().values()))
         if points > MOST_CELLS:
             raise StudyError(f"{place}: {points:,} cells; a sweep has at most {MOST_CELLS:,}")
@@ -80,6 +88,10 @@ def expand(study: Study) -> tuple[Cell, ...]:
             if known := cells.get(cell.id):
                 cell = replace(known, sweeps=tuple(dict.fromkeys(known.sweeps + cell.sweeps)))
             cells[cell.id] = cell
+    if study.measure and any(cell.environment for cell in cells.values()):
+        raise StudyError(
+            f"study {study.name!r}: measure: only for the environment {DEFAULT!r}; leave out one of the two"
+        )
     if not cells:
         raise StudyError(f"study {study.name!r}: the grid is empty; give each sweep at least one value per knob")
     return tuple(cells.values())
@@ -104,6 +116,30 @@ def _check(names: list[str], allowed: Any, place: str) -> None:
     for name in names:
         if name not in allowed:
             raise StudyError(f"{place}: {name!r} is unknown; allowed: {', '.join(sorted(allowed))}")
+
+
+def _check_environments(sweep: Sweep, place: str) -> None:
+    """Check that each environment has a lock for every kind of device, and is of every engine of the sweep."""
+    environments, gpus = load_environments(), load_gpus()
+    for name in sweep.environment:
+        if name == DEFAULT:
+            continue
+        _check([name], [DEFAULT, *environments], f"{place}.environment")
+        for gpu in sweep.gpu:
+            if (kind := gpus[gpu].engine_kind) not in (locks := environments[name]):
+                raise StudyError(
+                    f"{place}.environment: {name!r} has no lock for {gpu}, envs/{name}-{kind}.txt; it has"
+                    f" {', '.join(lock.name for lock in locks.values())}"
+                )
+        for engine in map(get_engine, sweep.engine):
+            # A server of an endpoint brings its own environment.
+            if package_of(name) not in engine.packages or "endpoint" in engine.knobs.model_fields:
+                of_it = [other for other in environments if package_of(other) in engine.packages]
+                allowed = of_it if "endpoint" not in engine.knobs.model_fields else []
+                raise StudyError(
+                    f"{place}.environment: {name!r} is not of engine {engine.name!r}; allowed:"
+                    f" {', '.join([DEFAULT, *allowed])}"
+                )
 
 
 def _check_models(study: Study, models: Mapping[str, Model]) -> None:
@@ -163,8 +199,11 @@ def _cells_of(sweep: Sweep, study: Study, place: str) -> Iterator[Cell]:
             _knobs(engine, defaults, dict(zip(values, combination, strict=True)), place)
             for combination in itertools.product(*values.values())
         ]
-        for gpu, model, workload, knobs in itertools.product(sweep.gpu, sweep.model, sweep.workload, settings):
-            yield Cell(gpu, engine, model, workload, knobs, (sweep.name,))
+        places = itertools.product(sweep.gpu, sweep.environment, sweep.model, sweep.workload, settings)
+        for gpu, environment, model, workload, knobs in places:
+            yield Cell(
+                gpu, engine, model, workload, knobs, (sweep.name,), "" if environment == DEFAULT else environment
+            )
 
 
 def _knobs(engine: str, defaults: dict[str, Any], chosen: dict[str, Any], place: str) -> Knobs:

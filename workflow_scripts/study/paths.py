@@ -122,6 +122,10 @@ class StudyPaths:
         """Record of the rates at which a device copies, reads and multiplies."""
         return self.prepared / "devices" / f"{gpu}.json"
 
+    def environment(self, environment: str, kind: str) -> Path:
+        """Record of how the environment for a kind of device was installed."""
+        return self.prepared / "environments" / f"{environment}-{kind}.json"
+
     def calibration(self, name: str) -> Path:
         """Record of a calibration, named GPU/ENGINE/MODEL/VARIANT."""
         return self.calibrations / f"{name}.json"

@@ -245,7 +245,13 @@ def _expected_s(runs: Runs) -> Callable[[Cell], float | None]:
 
 def _alike(cell: Cell) -> list[tuple[object, ...]]:
     """Keys of groups of cells, from the cell itself to all cells."""
-    return [(cell.id,), (cell.gpu, cell.engine, cell.model, cell.workload), (cell.gpu, cell.engine), (cell.engine,), ()]
+    return [
+        (cell.id,),
+        (cell.gpu, cell.engine_at, cell.model, cell.workload),
+        (cell.gpu, cell.engine),
+        (cell.engine,),
+        (),
+    ]
 
 
 def _between_s(runs: Runs) -> float:

@@ -48,7 +48,7 @@ def counts(statuses: Iterable[CellStatus]) -> Table:
         table.add_column(state, justify="right", style=_STYLES.get(state, "red"))
     groups: dict[tuple[str, str, str, str], Counter[str]] = {}
     for s in statuses:
-        key = (s.cell.gpu, s.cell.engine, s.cell.model, s.cell.workload)
+        key = (s.cell.gpu, s.cell.engine_at, s.cell.model, s.cell.workload)
         groups.setdefault(key, Counter())[s.state] += 1
     for key, count in groups.items():
         table.add_row(*key, *(str(count[state] or "·") for state in seen))

@@ -50,6 +50,9 @@ class Sweep(StrictRecord):
     name: Name
     gpu: OneOrMore
     engine: OneOrMore
+    environment: Annotated[
+        OneOrMore, Field(description="versions of the engine, each a lock in envs/; `default` is the installed one")
+    ] = ["default"]
     model: OneOrMore
     workload: OneOrMore
     knobs: Annotated[dict[str, Any], Field(description="knob -> one value or a list of values to cross")] = {}

@@ -59,6 +59,7 @@ def _row(run: Row, study: str) -> Row:
         "study": study,
         "sweeps": IMPORTED,
         **place,
+        "environment": "",
         "knobs": run["slug"],
         **{f"knob_{name}": value for name, value in run["knobs"].items()},
         "max_concurrency_allowed": _allowed(run),

@@ -10,7 +10,7 @@ from workflow_scripts.analyse.intervals.start_spread import FloatArray
 from workflow_scripts.analyse.intervals.statistics import Samples
 from workflow_scripts.analyse.intervals.variation import known_elsewhere
 from workflow_scripts.catalog.gpus_and_models import load_gpus, readable_models
-from workflow_scripts.engines.registry import every_knob, load_engines
+from workflow_scripts.engines.registry import every_knob, load_engines, without_environment
 
 # A row of a table: column -> value.
 Row = dict[str, Any]
@@ -202,7 +202,9 @@ def bound_by(summary: pd.DataFrame) -> pd.Series:
     """
     running, requests = numbers(summary["running_peak"]), numbers(summary["num_requests"])
     unbounded = [engine.name for engine in load_engines().values() if not engine.bounds_sequences]
-    allowed = np.where(summary["engine"].isin(unbounded), np.inf, numbers(summary["max_concurrency_allowed"]))
+    allowed = np.where(
+        summary["engine"].map(without_environment).isin(unbounded), np.inf, numbers(summary["max_concurrency_allowed"])
+    )
     limit = np.select(
         [
             numbers(summary["preemptions"]) > 0,

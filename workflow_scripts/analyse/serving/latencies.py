@@ -22,7 +22,7 @@ from workflow_scripts.analyse.settings.knob_pairs import looks_at
 from workflow_scripts.analyse.table_command import Output, table_command
 from workflow_scripts.analyse.tables import NUMBER, TEXT, read_table, table_schema
 from workflow_scripts.common.command import option
-from workflow_scripts.engines.registry import load_engines
+from workflow_scripts.engines.registry import load_engines, without_environment
 from workflow_scripts.study.study import Study
 
 # The compared columns of the cells table, with their names.
@@ -51,7 +51,7 @@ def latency_effects(
 ) -> pd.DataFrame:
     """The table of effects on latencies, from the tables `cells` and `serving_summary`."""
     engines = [engine.name for engine in load_engines().values() if engine.serves]
-    served = cells[cells["engine"].isin(engines)]
+    served = cells[cells["engine"].map(without_environment).isin(engines)]
     saturated = set(serving.loc[serving["saturated"].fillna(False).astype(bool), "cell_id"])
     parts = [effects.knob_effects(served, margin_pct, looks, name).assign(metric=name) for name in LATENCIES]
     found = pd.concat([part for part in parts if len(part)] or parts, ignore_index=True)

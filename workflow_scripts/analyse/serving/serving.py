@@ -24,7 +24,7 @@ from workflow_scripts.analyse.intervals.statistics import ONE_START, SCOPE_MEANI
 from workflow_scripts.analyse.table_command import Output, table_command
 from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, table_schema
 from workflow_scripts.common.command import PARSED, option
-from workflow_scripts.engines.registry import load_engines
+from workflow_scripts.engines.registry import load_engines, without_environment
 from workflow_scripts.study.study import Study
 from workflow_scripts.workloads.arrivals import Load
 
@@ -142,7 +142,9 @@ SUMMARY_SCHEMA = table_schema(
 def serving_tables(cells: pd.DataFrame, parsed: Path, slo: Mapping[str, float]) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The tables `serving` and `serving_summary` for a study's own cells; `slo` bounds latencies for the goodput."""
     servers = [engine.name for engine in load_engines().values() if engine.serves]
-    rows = cells[cells["engine"].isin(servers) & cells["outcome"].eq("ok") & cells["repeat"].notna()]
+    rows = cells[
+        cells["engine"].map(without_environment).isin(servers) & cells["outcome"].eq("ok") & cells["repeat"].notna()
+    ]
     knobs = {f"knob_{name}": name for name in ("endpoint", *Load.model_fields)}
     rows = rows.reindex(columns=[*cells.columns, *(set(knobs) - set(cells.columns))]).rename(columns=knobs)
     parts = [_of_gpu(of_gpu, parsed, str(gpu), slo) for gpu, of_gpu in rows.groupby("gpu")]

@@ -1,0 +1,87 @@
+"""An environment is an axis of a sweep; the default one leaves ids and definitions as they are."""
+
+from pathlib import Path
+
+import pytest
+
+from workflow_scripts.catalog.environments import load_environments, python_of
+from workflow_scripts.prepare import environment as command
+from workflow_scripts.study import grid
+from workflow_scripts.study.calibrations import calibrations_of
+from workflow_scripts.study.definition import Definition, cell_definition, definition_sha256, resolved_models
+from workflow_scripts.study.study import Study, StudyError
+from workflow_scripts.study.study_file import load_study
+
+DEMO = load_study(Path("config/studies/demo.yaml"))
+OLD = "vllm-0.25.1"
+
+
+@pytest.fixture(autouse=True)
+def locks(tmp_path, monkeypatch):
+    """Locks of an old vLLM for CPUs and of an old transformers for GPUs, beside files that are none."""
+    for name in (f"{OLD}-cpu.txt", "transformers-4.57.6-cuda.txt", "cpu.txt", "cpu.excludes.txt", f"{OLD}-cpu.in"):
+        (tmp_path / name).touch()
+    found = load_environments(tmp_path)
+    monkeypatch.setattr(grid, "load_environments", lambda: found)
+    return found
+
+
+def study_with(*environments: str, **changes: object) -> Study:
+    sweep = DEMO.sweeps[0].model_copy(update={"environment": list(environments), **changes})
+    return DEMO.model_copy(update={"sweeps": [sweep]})
+
+
+def test_a_lock_of_a_version_for_a_kind_of_device_is_an_environment(locks):
+    assert {name: list(kinds) for name, kinds in locks.items()} == {OLD: ["cpu"], "transformers-4.57.6": ["cuda"]}
+
+
+def test_the_default_environment_is_not_in_ids_and_definitions():
+    named, unnamed = grid.expand(study_with("default")), grid.expand(DEMO)[: len(grid.expand(study_with("default")))]
+    assert [cell.id for cell in named] == [cell.id for cell in unnamed]
+    definition = cell_definition(DEMO, named[0], resolved_models(DEMO))
+    assert "environment" not in definition.as_json()
+    # The demo's first cell as it was before there were environments.
+    assert named[0].id == "cpu-all/vllm/tiny-llama-57m/chat/bs32-seqs2-len128-eager1-cpukv1"
+    assert definition_sha256(definition) == "8afcf6b7a7e69fd5e0a6e174c13e0c087b455d2d9e74c16041847a740232eb7c"
+
+
+def test_cells_that_differ_in_the_environment_have_their_own_ids_definitions_and_calibrations():
+    study = study_with("default", OLD)
+    cells = grid.expand(study)
+    default, old = ([cell for cell in cells if cell.environment == name] for name in ("", OLD))
+    assert [cell.id for cell in old] == [cell.id.replace("/vllm/", f"/vllm@{OLD}/", 1) for cell in default]
+    a, b = (cell_definition(study, of[0], resolved_models(study)) for of in (default, old))
+    assert b.as_json() == {**a.as_json(), "environment": OLD}
+    assert definition_sha256(a) != definition_sha256(b)
+    assert Definition.model_validate(b.as_json()) == b
+    assert {name.split("/")[1] for name in calibrations_of(study, cells)} == {"vllm", f"vllm@{OLD}"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"environment": ["vllm-0.1"]}, f"'vllm-0.1' is unknown; allowed: default, transformers-4.57.6, {OLD}"),
+        ({"gpu": ["h200"]}, f"no lock for h200, envs/{OLD}-cuda.txt; it has {OLD}-cpu.txt"),
+        ({"engine": ["hf-static"]}, "is not of engine 'hf-static'; allowed: default, transformers-4.57.6"),
+        ({"engine": ["openai"]}, "is not of engine 'openai'; allowed: default"),
+    ],
+)
+def test_an_environment_that_cannot_be_is_told_before_anything_runs(changes, says):
+    with pytest.raises(StudyError) as e:
+        grid.expand(study_with(*changes.pop("environment", [OLD]), **changes))
+    assert says in str(e.value)
+
+
+def test_a_failed_installation_is_recorded_and_tried_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("KVSWEEP_ENVIRONMENTS", str(tmp_path))
+    monkeypatch.setattr(command, "CHECKOUT", tmp_path)
+    script = tmp_path / "envs/setup.sh"
+    script.parent.mkdir()
+    python = python_of(OLD, "cpu")
+    script.write_text(f"#!/bin/sh\nmkdir -p {python.parent}; touch {python}; echo no index; exit 2\n")
+    script.chmod(0o700)
+    assert command.install(OLD, "cpu") == "envs/setup.sh ended with status 2: no index"
+    script.write_text("#!/bin/sh\n")
+    assert command.install(OLD, "cpu") is None
+    script.unlink()
+    assert command.install(OLD, "cpu") is None  # is there

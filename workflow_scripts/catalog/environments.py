@@ -1,0 +1,57 @@
+"""Environments: other versions of an engine than the installed one, each with a Python of its own.
+
+A lock `envs/PACKAGE-VERSION-KIND.txt` makes the environment `PACKAGE-VERSION` for devices of that kind, such as
+`vllm-0.25.1` by `envs/vllm-0.25.1-cpu.txt`. The default environment is the one that runs the pipeline; in code its name
+is empty.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from workflow_scripts.common.checkout import CHECKOUT
+
+LOCKS = CHECKOUT / "envs"
+# What a study calls the default environment beside others.
+DEFAULT = "default"
+# Variable that names the folder of all environments, instead of the checkout.
+FOLDER = "KVSWEEP_ENVIRONMENTS"
+# What the measuring code imports besides the engine; envs/measuring.in holds the packages.
+NEEDED = ("aiohttp", "filelock", "numpy", "prometheus_client", "psutil", "pydantic", "pynvml", "yaml")
+_LOCK = re.compile(r"((?P<package>[a-z][a-z-]*)-\d[\w.]*)-(?P<kind>cpu|cuda)\.txt")
+
+
+def load_environments(folder: Path = LOCKS) -> Mapping[str, Mapping[str, Path]]:
+    """The locks of each environment, by the kind of device."""
+    found: dict[str, dict[str, Path]] = {}
+    for lock in sorted(folder.glob("*.txt")):
+        if named := _LOCK.fullmatch(lock.name):
+            found.setdefault(named[1], {})[named["kind"]] = lock
+    return found
+
+
+def package_of(environment: str) -> str:
+    """The package whose version an environment is of.
+
+    >>> package_of("vllm-0.25.1")
+    'vllm'
+    """
+    return re.split(r"-(?=\d)", environment)[0]
+
+
+def python_of(environment: str, kind: str) -> Path:
+    """The program that runs Python in an environment: of a virtual environment, or a script of the site that starts one
+    in a container or after loading a module."""
+    return Path(os.environ.get(FOLDER) or CHECKOUT) / f".venv-{environment}-{kind}" / "bin/python"
+
+
+def is_installed(environment: str, kind: str) -> bool:
+    """Whether an environment is there, and its installation was not interrupted."""
+    python = python_of(environment, kind)
+    return python.exists() and not installing(python).exists()
+
+
+def installing(python: Path) -> Path:
+    """The file that is in an environment's folder until its installation ends."""
+    return python.parents[1] / "installing"
