@@ -4,10 +4,11 @@
 #     envs/setup.sh install LOCK FOLDER               add LOCK.txt to the Python environment FOLDER
 #     envs/setup.sh compile LOCK FOLDER [--upgrade]   resolve LOCK.in into LOCK.txt
 #
-# LOCK is cpu, dev, cuda, tools, uv, or that of another version of an engine, such as vllm-0.25.1-cpu. With cpu, cuda and tools the command `kvsweep` of this checkout is installed
-# too, unless there is only envs/, as in a container. If FOLDER is not an environment yet, it is created with the Python
-# that PYTHON names, with python3.11, or with a Python 3.11 that uv downloads. Installing removes nothing, so that dev
-# can be installed on top of cpu. Call it from the repository's root.
+# LOCK is cpu, dev, cuda, tools, uv, or that of another version of an engine, such as vllm-0.25.1-cpu. With cpu, cuda
+# and tools the command `kvsweep` of this checkout is installed too, unless there is only envs/, as in a container. If
+# FOLDER is not an environment yet, it is created with the Python that PYTHON names, with python3.11, or with a Python
+# 3.11 that uv downloads. Installing removes nothing, so that dev can be installed on top of cpu. Call it from the
+# repository's root.
 set -euo pipefail
 
 verb=$1 lock=$2 folder=$3
