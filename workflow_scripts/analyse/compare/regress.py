@@ -1,4 +1,4 @@
-"""Guard against regressions: has anything become slower, or does a cell hold fewer KV tokens, than in a baseline?
+"""Fail if a cell became slower or holds fewer KV tokens than in a baseline.
 
     kvsweep regress baseline/results/demo results/demo --markdown regression.md
 
