@@ -124,7 +124,7 @@ mutants: $(VENV)/dev.installed ## make small changes to the code that computes, 
 	@for module in $(MUTATED); do $(BIN)/python -m benchmarks.mutants $(ARGS) $$module; done
 
 clean-env: ## delete the environments that make has installed
-	rm -rf -- $(patsubst %/pyvenv.cfg,%,$(wildcard $(VENV)/pyvenv.cfg $(CUDA_VENV)/pyvenv.cfg $(TOOLS_VENV)/pyvenv.cfg))
+	rm -rf -- $(patsubst %/pyvenv.cfg,%,$(wildcard $(VENV)/pyvenv.cfg $(CUDA_VENV)/pyvenv.cfg $(TOOLS_VENV)/pyvenv.cfg .venv-*/pyvenv.cfg))
 
 # One empty file per lock that is installed in an environment.
 SETUP := envs/setup.sh envs/uv.txt
