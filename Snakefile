@@ -99,10 +99,11 @@ rule regress:
         "envs/cpu.conda.yaml"
     params:
         baseline=lambda wildcards: other_run("baseline"),
+        vary=f"--occasions-vary {config['occasions_vary']}" if "occasions_vary" in config else "",
         now=PATHS.root,
         out=PATHS.root / "regression.md",
     shell:
-        "python -m workflow_scripts regress {params.baseline:q} {params.now:q}"
+        "python -m workflow_scripts regress {params.baseline:q} {params.now:q} {params.vary}"
         " --markdown {params.out:q} 2> {log} || {{ s=$?; cat {log} >&2; exit $s; }}"
 
 

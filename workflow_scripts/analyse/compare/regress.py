@@ -3,9 +3,9 @@
     kvsweep regress baseline/results/demo results/demo --markdown regression.md
 
 A regression is a rate that is shown to be lower, or a latency that is shown to be higher, by more than the study's
-margin; a cell with fewer KV tokens by more than the margin; or a cell that ended `ok` in the baseline and does not any
-more. What the starts do not decide is neither: the verdict is then `not decided`. As in `kvsweep compare`, a change
-must exceed the variation between occasions.
+margin; a cell with fewer KV tokens by more than the margin; or a cell that ended `ok` in the baseline and now has
+another outcome but `invalid`. If the starts do not decide a cell, or it is not compared, the verdict is `not decided`.
+As in `kvsweep compare`, a change must exceed the variation between occasions.
 
 Exit codes: 0: `passed` or `not decided`; 1: `regressed`; 2: bad input, another study, or no cell can be compared.
 """
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from workflow_scripts.analyse.compare.compare import OCCASIONS, plain, wide_console
+from workflow_scripts.analyse.compare.compare import MOST_ROWS, OCCASIONS, plain, wide_console
 from workflow_scripts.analyse.compare.comparison import Comparison, comparison
 from workflow_scripts.analyse.compare.digest import Digest, DigestCell, DigestError, read_digest
 from workflow_scripts.analyse.intervals.statistics import CHANGES, NOT_DECIDED
@@ -49,15 +49,20 @@ def regressions(baseline: Digest, now: Digest, found: Comparison) -> list[Regres
         if c.verdict == CHANGES and (c.ratio > 1) == _is_latency(c.measure)
     ]
     worse.sort(key=lambda of: max(of.ratio or 1, 1 / (of.ratio or 1)), reverse=True)
-    ended = [Regression(o.cell, OUTCOME, o.a, o.b) for o in found.outcomes if o.a == OK]
+    ended = [Regression(o.cell, OUTCOME, o.a, o.b) for o in found.outcomes if o.a == OK and o.b != "invalid"]
     return [*worse, *_fewer_tokens(baseline, now, found), *ended]
 
 
-def verdict(found: Comparison, worse: list[Regression]) -> str:
+def undecided(baseline: Digest, found: Comparison) -> list[str]:
+    """Cells that ended `ok` in the baseline and are not compared, or of which a measure is not decided."""
+    open_cells = {c.cell for c in found.cells if c.verdict == NOT_DECIDED}
+    decided = {c.cell for c in found.cells} - open_cells
+    return [cell.id for cell in baseline.cells if cell.outcome == OK and cell.id not in decided]
+
+
+def verdict(worse: list[Regression], undecided: list[str]) -> str:
     """`regressed`, `not decided` if a cell may have become worse, or `passed`."""
-    if worse:
-        return REGRESSED
-    return NOT_DECIDED if any(c.verdict == NOT_DECIDED for c in found.cells) else PASSED
+    return REGRESSED if worse else NOT_DECIDED if undecided else PASSED
 
 
 def _is_latency(measure: str) -> bool:
@@ -78,16 +83,18 @@ def _kv_tokens(digest: Digest, of: DigestCell) -> float | None:
     return blocks * size if isinstance(blocks, int | float) and isinstance(size, int | float) else None
 
 
-def markdown(found: Comparison, worse: list[Regression]) -> str:
+def markdown(found: Comparison, worse: list[Regression], undecided: list[str]) -> str:
     """The verdict, what became worse and what else differs, as for a pull request."""
-    undecided = len({c.cell for c in found.cells if c.verdict == NOT_DECIDED})
     lines = [
-        f"**{verdict(found, worse)}**: {cell(found.study_b)}, {len({c.cell for c in found.cells})} cells compared "
-        f"within {found.margin_pct:g} %, {undecided} not decided",
+        f"**{verdict(worse, undecided)}**: {cell(found.study_b)}, {len({c.cell for c in found.cells})} cells compared "
+        f"within {found.margin_pct:g} %, {len(undecided)} not decided or not compared",
     ]
     rows = [(w.cell, w.measure, _value(w.baseline), _value(w.now), _ratio(w)) for w in worse]
     if rows:
-        lines += ["", *rows_of(("cell", "measure", "baseline", "now", "now / baseline (95 % interval)"), rows)]
+        lines += [
+            "",
+            *rows_of(("cell", "measure", "baseline", "now", "now / baseline (95 % interval)"), rows[:MOST_ROWS]),
+        ]
     if found.differences:
         differs = [(d.what, str(d.a), str(d.b), str(d.cells or "")) for d in found.differences]
         lines += ["", *rows_of(("what differs", "baseline", "now", "cells"), differs)]
@@ -120,7 +127,7 @@ def main(args: Namespace) -> int:
     if not found.cells and not found.outcomes:
         raise DigestError(f"{args.baseline}, {args.now}: no cell can be compared; allowed: runs with cells in common")
     worse = regressions(baseline, now, found)
-    text = markdown(found, worse)
+    text = markdown(found, worse, undecided(baseline, found))
     if args.markdown:
         write_text(args.markdown, text)
     console = wide_console()

@@ -3,7 +3,15 @@ import pytest
 from tests.unit.analyse.digests import cell, digest, mean
 from workflow_scripts.analyse.compare import regress
 from workflow_scripts.analyse.compare.comparison import comparison
-from workflow_scripts.analyse.compare.regress import KV_TOKENS, OUTCOME, PASSED, REGRESSED, regressions, verdict
+from workflow_scripts.analyse.compare.regress import (
+    KV_TOKENS,
+    OUTCOME,
+    PASSED,
+    REGRESSED,
+    regressions,
+    undecided,
+    verdict,
+)
 from workflow_scripts.analyse.intervals.statistics import NOT_DECIDED
 
 KV = [{"num_gpu_blocks": 1000, "block_size": 16}, {"num_gpu_blocks": 990, "block_size": 16}]
@@ -25,7 +33,7 @@ def test_only_what_is_shown_to_be_worse_is_a_regression(measure, ratio, error_pc
     before, now = (digest(cell("bs32", mean(r, error_pct, measure=measure, starts=6))) for r in (100, 100 * ratio))
     found = comparison(before, now, 0.1)
     worse = regressions(before, now, found)
-    assert verdict(found, worse) == said
+    assert verdict(worse, undecided(before, found)) == said
     assert [w.measure for w in worse] == ([measure] if said == REGRESSED else [])
 
 
@@ -40,6 +48,16 @@ def test_a_cell_that_does_not_run_any_more_is_a_regression():
     before, now = digest(cell("bs32", mean(100))), digest(cell("bs32", outcome="infeasible", reason="too small"))
     assert [w[1:4] for w in regressions(before, now, comparison(before, now))] == [(OUTCOME, "ok", "infeasible")]
     assert not regressions(now, before, comparison(now, before))
+
+
+@pytest.mark.parametrize("changes", [{"outcome": "missing"}, {"outcome": "invalid"}, {"comparable": False}])
+def test_a_cell_that_is_not_compared_is_not_decided(changes):
+    before = digest(cell("bs32", mean(100, 0.2)), cell("bs64", mean(100, 0.2)))
+    now = digest(cell("bs32", mean(100, 0.2)), cell("bs64", mean(100, 0.2), **changes))
+    found = comparison(before, now, 0.1)
+    worse = regressions(before, now, found)
+    assert (worse, undecided(before, found)) == ([], [before.cells[1].id])
+    assert verdict(worse, undecided(before, found)) == NOT_DECIDED
 
 
 @pytest.mark.parametrize(
