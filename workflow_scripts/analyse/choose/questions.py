@@ -53,7 +53,7 @@ class Question:
         values: what it depends on, for each draw: the regret of the recommended cell, the largest difference between
             values of a knob, the ratio of two devices, as logarithms.
         needs: cells that must be measured, whatever they show.
-        compares: cells whose rates it compares.
+        compares: of a knob, the cells whose rates it compares.
     """
 
     kind: str
@@ -167,7 +167,7 @@ def _recommendations(grid: _Grid) -> Iterator[Question]:
         needs = () if is_measured[fastest] else grid.ids(at[[fastest]])
         probability = float((regret <= grid.margin).mean()) if is_measured.any() else 0.0
         answer = grid.ids(at[[best]])[0]
-        yield Question(RECOMMENDATION, name, grid.bound, answer, probability, False, regret, needs, grid.ids(at))
+        yield Question(RECOMMENDATION, name, grid.bound, answer, probability, False, regret, needs)
 
 
 def _groups(rows: pd.DataFrame) -> Iterator[tuple[str, str, list[pd.DataFrame]]]:
