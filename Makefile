@@ -33,10 +33,11 @@ demo: $(VENV)/cpu.installed ## calibrate this machine's CPU and run the demo stu
 	$(BIN)/snakemake --cores $(CORES) $(ARGS)
 	@echo "The report: $(CURDIR)/results/demo/report.html"
 
-# Real engines and clusters need the whole machine, the other tests do not. Exit code 5: pytest found no test to run.
+# Measurements and clusters need the whole machine, the other tests do not; the longest of these begin first. Exit code 5:
+# pytest found no test to run.
 test: $(VENV)/dev.installed ## run all tests (ARGS="-k page": some of them; ARGS="-m 'not (slurm or studies)'": all but the long ones)
-	$(BIN)/pytest --numprocesses=auto --dist=loadfile tests/unit workflow_scripts $(ARGS) || test $$? = 5
-	$(BIN)/pytest tests/integration $(ARGS) || test $$? = 5
+	$(BIN)/pytest --numprocesses=auto --dist=loadfile --no-loadscope-reorder tests/integration/parallel tests/unit workflow_scripts $(ARGS) || test $$? = 5
+	$(BIN)/pytest tests/integration --ignore=tests/integration/parallel $(ARGS) || test $$? = 5
 
 test-studies: $(VENV)/dev.installed ## run every study's cut for a CPU, and the long comparisons with vLLM (an hour; ARGS="-k answers": one)
 	$(BIN)/pytest -m studies tests/integration $(ARGS)

@@ -95,7 +95,7 @@ INSTEAD: dict[str, tuple[Callable[[str], str], str]] = {
 # Commands of which only the options are read, and why.
 PARSED = {
     "python3 -m benchmarks.gpu_host.run": "needs a GPU",
-    "kvsweep check-engines": "imports the engines, which tests/integration/test_check_study.py does",
+    "kvsweep check-engines": "imports the engines, which tests/integration/parallel/test_check_study.py does",
     "kvsweep measure-cell": "measures a cell, which tests/integration/test_measure.py does",
     "kvsweep measure-device": "measures this machine, which takes it seconds",
     "kvsweep check-server": "needs a running server, which tests/integration/test_production.py has",

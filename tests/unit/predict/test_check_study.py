@@ -1,4 +1,4 @@
-"""How faults in settings are reported; tests/integration/test_check_study.py tests what the engines say."""
+"""How faults in settings are reported; tests/integration/parallel/test_check_study.py tests what the engines say."""
 
 from dataclasses import replace
 from pathlib import Path

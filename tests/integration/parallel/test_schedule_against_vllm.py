@@ -34,7 +34,7 @@ from workflow_scripts.predict.scheduler import make_schedule
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
-MODEL = Path(__file__).resolve().parents[2] / "config" / "models" / "tiny-llama-57m"
+MODEL = Path(__file__).resolve().parents[3] / "config" / "models" / "tiny-llama-57m"
 CASES = 400
 CASES_OF_LAYERS = 200
 CASES_OF_EVENTS = 60
