@@ -21,6 +21,7 @@ from filelock import FileLock
 
 from tests.integration.conftest import CHECKOUT, SHORT, outcome_of, snakemake_command
 from tests.processes import is_session_gone, measuring, wait_for
+from tests.unit.made_studies import round_plan
 from workflow_scripts.catalog.gpus_and_models import get_model
 from workflow_scripts.common.files import read_jsonl
 from workflow_scripts.engines.registry import get_engine
@@ -35,7 +36,7 @@ from workflow_scripts.study.cell_status import progress, status_of_starts
 from workflow_scripts.study.definition import Definition
 from workflow_scripts.study.outcome import Outcome, read_outcome
 from workflow_scripts.study.paths import StudyPaths
-from workflow_scripts.study.rounds import RoundPlan, last_plan, read_plan
+from workflow_scripts.study.rounds import last_plan, read_plan
 from workflow_scripts.study.study_file import load_study
 
 REFUSED = SHORT.replace("bs32", "bs16")
@@ -45,8 +46,6 @@ CONTINUOUS = "cpu-all/hf-continuous/tiny-llama-57m/short/continuous-page32-block
 RANKS = "cpu-all/vllm/tiny-llama-57m/short/bs32-seqs4-len512-tp2-eager1-attnFLASH_ATTN-cpukv1"
 INT8 = "cpu-all/vllm/tiny-llama-57m-w8a8/short/bs32-seqs4-len512-eager1-attnFLASH_ATTN-cpukv1"
 SHORT_STATIC = "cpu-all/hf-static/tiny-llama-57m/short/static-batch2-cachedynamic"
-DECIDED = {"round": 3, "starts": [[SHORT_STATIC, 3]], "undecided": [], "not_decidable": [], "decided": 0}
-DECIDED |= {"spent_s": 1.0, "left_s": 1.0, "ended": None, "known": ""}
 STATE = "tests.integration.process_state"
 GROWN = ("generation_tokens", "prefix_cache_hits")
 PREFIX = "cpu-all/vllm/tiny-llama-57m/prefix/bs32-seqs1-len512-pc{}-eager1-cpukv1"
@@ -572,7 +571,7 @@ def test_a_second_call_and_a_dry_run_beside_a_running_one_change_no_file(
             # As if the first call had measured a round and decided on the next one, which it measures.
             plan = StudyPaths(results, "small").round_plan(3)
             plan.parent.mkdir()
-            plan.write_text(RoundPlan.model_validate(DECIDED).model_dump_json())
+            plan.write_text(round_plan(3, (SHORT_STATIC, 3)).model_dump_json())
 
             def files() -> dict[Path, tuple[int, bytes]]:
                 found = (path for path in results.rglob("*") if path.is_file())

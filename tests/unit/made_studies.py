@@ -9,6 +9,7 @@ from workflow_scripts.study.definition import cell_definition, recorded_sha256, 
 from workflow_scripts.study.grid import Cell
 from workflow_scripts.study.outcome import Outcome
 from workflow_scripts.study.paths import StudyPaths
+from workflow_scripts.study.rounds import RoundPlan
 from workflow_scripts.study.study import Study
 
 
@@ -46,3 +47,10 @@ def end_cell(study: Study, paths: StudyPaths, cell: Cell, number: int = 1, /, **
     known |= {"definition": definition, "definition_sha256": recorded_sha256(definition)}
     paths.outcome(cell, number).parent.mkdir(parents=True, exist_ok=True)
     Outcome.model_validate(known | changes).write(paths.outcome(cell, number))
+
+
+def round_plan(number: int, *starts: tuple[str, int], **changes: Any) -> RoundPlan:
+    """A decision on a round with these starts of cells, which has not ended the study unless `changes` say so."""
+    known = {"round": number, "starts": [list(start) for start in starts], "undecided": [], "not_decidable": []}
+    known |= {"decided": 0, "spent_s": 0.0, "left_s": 0.0, "ended": None, "known": ""}
+    return RoundPlan.model_validate(known | changes)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.made_studies import end_cell, fixed, write_study
+from tests.unit.made_studies import end_cell, fixed, round_plan, write_study
 from workflow_scripts.cluster.batches import (
     Pending,
     batches_of_cluster,
@@ -19,7 +19,7 @@ from workflow_scripts.common.files import read_json
 from workflow_scripts.study.definition import definitions_sha256
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.paths import StudyPaths
-from workflow_scripts.study.rounds import CellStart, Round, RoundPlan, ended_starts
+from workflow_scripts.study.rounds import CellStart, Round, ended_starts
 from workflow_scripts.study.study_file import load_study
 
 HOUR = 3600.0
@@ -56,9 +56,8 @@ class Called:
     def decide(self, number: int, gpus: list[str], **changes: object) -> None:
         """Write the plan with which measuring on these GPUs ended."""
         known = known_sha256(self.study, self.paths, gpus)
-        plan = {"round": number, "starts": [], "undecided": [], "not_decidable": [], "decided": 1}
-        plan |= {"ended": "all is said", "spent_s": 1.0, "left_s": 0.0, "known": known}
-        RoundPlan.model_validate(plan | changes).write(self.paths.round_plan(number))
+        plan = round_plan(number, *changes.pop("starts", ()), **{"ended": "all is said", "known": known} | changes)
+        plan.write(self.paths.round_plan(number))
 
 
 @pytest.fixture

@@ -5,11 +5,11 @@ import shutil
 
 import pytest
 
+from tests.unit.made_studies import round_plan
 from tests.unit.study.test_status import Seen, cell
-from workflow_scripts.common.files import write_json, write_jsonl
+from workflow_scripts.common.files import write_json
 from workflow_scripts.study.cell_status import progress, status_of_starts
 from workflow_scripts.study.progress import Progress
-from workflow_scripts.study.rounds import CellStart, RoundPlan
 
 # The present.
 NOW = 1_800_000_000.0
@@ -47,16 +47,6 @@ def test_a_cell_that_takes_longer_than_those_like_it_is_said_to(seen):
     shutil.rmtree(seen.paths.cell(cell("h200", 32)))
     seen.end(cell("h200", 32), "ok", phases_s=TOOK, ended_s=NOW - 5)
     assert (of(seen).left_s, of(seen).is_late) == (0, True)
-
-
-def test_a_moment_is_not_said_to_be_no_time(seen):
-    (trace,) = seen.paths.root.rglob("device_trace.jsonl")
-    write_jsonl(trace, [{"schema": "device_trace/1"}, {"time_unix_s": NOW - 99.8}, {"time_unix_s": NOW}])
-    os.utime(trace, (NOW, NOW))
-    seen.end(cell("h200", 32, 2), "ok", phases_s=TOOK, ended_s=NOW - 440)
-    found = of(seen)
-    assert found.left_s == pytest.approx(0.2)
-    assert list(found.in_words())[-1].startswith("About 1 s left, until ")
 
 
 def test_on_one_machine_the_cells_of_all_devices_follow_each_other(seen):
@@ -99,13 +89,6 @@ def test_without_a_trace_a_log_within_the_time_limit_shows_that_a_cell_runs(seen
     assert of(seen).running == []
 
 
-def test_a_trace_without_a_sample_is_of_a_start_that_has_just_begun(seen):
-    (trace,) = seen.paths.root.rglob("device_trace.jsonl")
-    trace.write_text("{}\n")
-    os.utime(trace, (NOW, NOW - 2))
-    assert [one.for_s for one in of(seen).running] == [2.0]
-
-
 def test_a_cell_takes_as_long_as_those_like_it(tmp_path):
     seen = Seen(tmp_path)
     # A cell that was killed at its time limit has no phases.
@@ -137,12 +120,9 @@ def test_a_round_that_was_decided_on_counts_and_more_may_follow(tmp_path):
         for start in (1, 2):
             seen.end(name, "ok", phases_s=TOOK, start=start, ended_s=NOW - 10)
     assert (of(seen).ended, of(seen).wanted, of(seen).is_complete) == (24, 24, False)
-    again = tuple(CellStart(name, 3) for name in list(seen.cells)[:3])
-    plan = RoundPlan(
-        round=3, starts=again, undecided=(), not_decidable=(), decided=0, spent_s=0, left_s=0, ended=None, known=""
-    )
+    plan = round_plan(3, *((name, 3) for name in list(seen.cells)[:3]))
     plan.write(seen.paths.round_plan(3))
-    seen.end(again[0].cell, "ok", phases_s=TOOK, start=3, ended_s=NOW - 5)
+    seen.end(plan.starts[0].cell, "ok", phases_s=TOOK, start=3, ended_s=NOW - 5)
     assert (of(seen).ended, of(seen).wanted) == (25, 27)
     assert list(of(seen).in_words())[-1].endswith("; further rounds may follow.")
     plan.model_copy(update={"round": 4, "starts": (), "ended": "all is said"}).write(seen.paths.round_plan(4))
@@ -153,17 +133,7 @@ def test_a_study_that_measures_only_what_matters_wants_what_its_rounds_have_deci
     seen = Seen(tmp_path, starts={"at_least": 2, "at_most": 2}, measure={})
     assert (of(seen).ended, of(seen).wanted, of(seen).may_grow) == (0, 0, True)
     first, second, *_ = seen.cells
-    plan = RoundPlan(
-        round=1,
-        starts=(CellStart(first, 1), CellStart(second, 1)),
-        undecided=(),
-        not_decidable=(),
-        decided=0,
-        spent_s=0,
-        left_s=0,
-        ended=None,
-        known="",
-    )
+    plan = round_plan(1, (first, 1), (second, 1))
     plan.write(seen.paths.round_plan(1))
     seen.end(first, "ok", phases_s=TOOK, ended_s=NOW - 5)
     assert (of(seen).ended, of(seen).wanted) == (1, 2)

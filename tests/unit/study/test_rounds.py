@@ -6,6 +6,7 @@ import os
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.unit.made_studies import round_plan
 from workflow_scripts.study.definition import json_sha256
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.rounds import (
@@ -13,7 +14,6 @@ from workflow_scripts.study.rounds import (
     CellStart,
     Ended,
     Round,
-    RoundPlan,
     ended_starts,
     forget_plans,
     interrupted,
@@ -73,28 +73,22 @@ def test_a_start_that_failed_is_tried_again_in_a_round_of_its_own_time():
     assert missing(ended, CELLS, 2, now_s=HOUR) == [Round(3, (CellStart(CELLS[0], 1),))]
 
 
-def plan_of(number: int, starts: list[tuple[str, int]], **changes: object) -> RoundPlan:
-    known = {"undecided": [], "not_decidable": [], "decided": 3, "spent_s": 1.0, "left_s": 2.0}
-    known |= {"ended": None, "known": ""}
-    return RoundPlan.model_validate({"round": number, "starts": [list(one) for one in starts], **known, **changes})
-
-
 def test_a_decided_round_that_was_interrupted_goes_on_and_later_it_is_decided_anew():
     ended = {cell: {1: Ended(1, 0.0), 2: Ended(2, 0.0)} for cell in CELLS}
     ended[CELLS[1]][3] = Ended(3, HOUR)
-    plan = plan_of(3, [(CELLS[1], 3), (CELLS[4], 3)])
+    plan = round_plan(3, (CELLS[1], 3), (CELLS[4], 3))
     assert interrupted(ended, plan, present_round(ended, HOUR + 60)) == Round(3, (CellStart(CELLS[4], 3),), (CELLS[1],))
     assert interrupted(ended, plan, present_round(ended, 9 * HOUR)) is None
     ended[CELLS[4]][3] = Ended(3, HOUR)
     assert interrupted(ended, plan, 3) is None  # it is complete
-    assert interrupted(ended, plan_of(4, [(CELLS[0], 3)]), 3) is None  # it has not begun
+    assert interrupted(ended, round_plan(4, (CELLS[0], 3)), 3) is None  # it has not begun
     assert interrupted(ended, None, 3) is None
 
 
 def test_the_rest_of_a_round_has_only_cells_that_the_call_measures():
     """A cell may have left the study, or be on a device of another machine."""
     ended = {cell: {1: Ended(3, HOUR)} for cell in CELLS[:1]}
-    plan = plan_of(3, [(cell, 1) for cell in CELLS[:3]])
+    plan = round_plan(3, *((cell, 1) for cell in CELLS[:3]))
     assert interrupted(ended, plan, 3, CELLS[:2]) == Round(3, (CellStart(CELLS[1], 1),), (CELLS[0],))
     assert interrupted(ended, plan, 3, CELLS[:1]) is None
 
@@ -104,7 +98,7 @@ def test_what_is_missing_beside_an_interrupted_round_is_measured_in_it_or_after_
     ended = {cell: {1: Ended(1, 0.0), 2: Ended(2, 0.0)} for cell in CELLS[:5]} | {CELLS[5]: {}}
     del ended[CELLS[1]][2]
     ended[CELLS[0]][3] = Ended(3, HOUR)
-    plan = plan_of(3, [(CELLS[0], 3), (CELLS[1], 2)])
+    plan = round_plan(3, (CELLS[0], 3), (CELLS[1], 2))
     rounds = rounds_to_measure(ended, plan, CELLS[:6], 2, present_round(ended, HOUR + 60))
     assert [(one.number, one.starts, one.done) for one in rounds] == [
         (3, (CellStart(CELLS[1], 2), CellStart(CELLS[5], 1)), (CELLS[0],)),
@@ -137,8 +131,8 @@ def test_the_last_plan_is_that_of_the_highest_number(tmp_path):
     paths = StudyPaths(tmp_path, "seen")
     assert last_plan(paths) is None
     for number in (9, 10):
-        plan_of(number, [(CELLS[0], number)]).write(paths.round_plan(number))
-    assert last_plan(paths) == plan_of(10, [(CELLS[0], 10)])
+        round_plan(number, (CELLS[0], number)).write(paths.round_plan(number))
+    assert last_plan(paths) == round_plan(10, (CELLS[0], 10))
     forget_plans(paths, 10)
     assert [plan.round for plan in plans(paths)] == [9]
 
