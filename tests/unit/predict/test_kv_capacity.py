@@ -173,29 +173,6 @@ def test_a_b200_captures_larger_batches():
     assert capture_sizes(Batch(1, max_num_seqs=1, max_num_batched_tokens=2048)) == [1, 2]
 
 
-UNITS = {"num_blocks": "blocks", "kv_cache_tokens": "tokens", "max_concurrency": "requests", "feasible": "bool"}
-UNITS |= {"pipeline_rank": "rank"}
-
-
-@pytest.mark.parametrize(
-    ("settings", "log"),
-    [
-        ({}, {}),
-        ({}, {"available_kv_cache_gib": 5.0, "model_weights_gib": 15.0, "peak_activation_gib": 1.0}),
-        ({}, {"cuda_graph_gib": 0.5}),
-        ({"vllm_version": "0.16.0"}, {}),
-        ({"max_num_seqs": 1024, "vllm_version": "0.19.0"}, {}),
-        ({"tensor_parallel_size": 2, "pipeline_parallel_size": 2}, {}),
-        ({"kv_cache_memory_bytes": 2**30}, {}),
-    ],
-)
-def test_whatever_is_known_each_term_has_its_unit_and_how_it_was_found(settings, log):
-    terms = predict_capacity(LLAMA_8B, H100, EngineSettings(**settings), log)
-    assert {name: t.unit for name, t in terms.items()} == {n: UNITS.get(n, "bytes") for n in terms}
-    assert all(t.how for t in terms.values())
-    assert {t.how for t in terms.values() if t.how.startswith("log: ")} == {f"log: {n} {v:g}" for n, v in log.items()}
-
-
 @pytest.mark.parametrize(
     ("version", "sampler", "copies"),
     [
@@ -347,21 +324,6 @@ def test_weights_that_do_not_fit_leave_nothing():
     assert terms["available_kv_cache"].value < 0
     assert terms["num_blocks"].value == terms["max_concurrency"].value == 0
     assert terms["feasible"].value is False
-
-
-@pytest.mark.parametrize(
-    ("model", "gpu", "ranks", "fits"),
-    [
-        ("llama-2-70b", "a100-sxm-80gb", 1, False),
-        ("llama-2-70b", "a100-sxm-80gb", 2, True),
-        ("llama-3.1-70b-instruct-awq", "a100-sxm-80gb", 1, True),
-        ("llama-3.1-405b", "h100-sxm", 8, False),
-        ("llama-3.1-405b", "h200", 8, True),
-    ],
-)
-def test_how_many_gpus_large_models_need(model, gpu, ranks, fits):
-    settings = EngineSettings(max_model_len=4096, tensor_parallel_size=ranks)
-    assert predict_capacity(read_model_facts(get_model(model).config), get_gpu(gpu), settings)["feasible"].value is fits
 
 
 def test_a_cpu_has_the_cache_that_it_is_given():

@@ -10,12 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workflow_scripts.predict.schedule import (
-    FloatArray,
     RequestLengths,
     Schedule,
     ScheduleError,
     SchedulerSettings,
-    Segments,
     StepRun,
 )
 from workflow_scripts.predict.scheduler import make_schedule
@@ -30,10 +28,6 @@ def lengths(*prompt_and_output: tuple[int, int], **arrays: list[Any]) -> Request
     prompts, outputs = zip(*prompt_and_output, strict=True)
     more = {name: np.array(values) for name, values in arrays.items()}
     return RequestLengths(np.array(prompts), np.array(outputs), **more)
-
-
-def a_second_each(segments: Segments) -> FloatArray:
-    return np.ones(len(segments))
 
 
 def scheduled(requests: RequestLengths, settings: SchedulerSettings, **options: Any) -> list[dict[int, int]]:
@@ -87,15 +81,6 @@ def test_segments_do_not_grow_with_the_tokens():
     assert make_schedule(lengths((1, 10**8), (1, 10**7)), settings).segments.steps.tolist() == [1, 10**7 - 1, 9 * 10**7]
 
 
-# What each request computes step by step is held against vLLM's own scheduler in tests/integration.
-def test_a_cut_prompt_attends_to_what_was_computed_before():
-    segments = make_schedule(lengths((6, 1)), replace(SETTINGS, max_num_batched_tokens=4)).segments
-    assert segments.prefill_tokens.tolist() == [4, 2]
-    assert segments.prefill_kv_tokens.tolist() == [4, 6]
-    assert segments.prefill_attended_tokens.tolist() == [1 + 2 + 3 + 4, 5 + 6]
-    assert segments.sampled_tokens.tolist() == [0, 1]
-
-
 TWO_BLOCKS_OF_TWO = replace(SETTINGS, block_size=2, enable_prefix_caching=False)
 
 
@@ -114,28 +99,6 @@ def test_the_last_that_runs_gives_its_blocks():
     assert (schedule.holds_for(4), schedule.holds_for(5)) == (True, False)
 
 
-@pytest.mark.parametrize(("caching", "tokens"), [(True, 3), (False, 5)])
-def test_what_was_preempted_finds_what_is_left_of_it(caching, tokens):
-    # In step 3 the second has two full blocks and gives both; the first request takes one, of the later tokens.
-    settings = replace(TWO_BLOCKS_OF_TWO, num_blocks=5, enable_prefix_caching=caching)
-    steps = [{0: 2, 1: 2}, {0: 1, 1: 1}, {0: 1, 1: 1}, {0: 1}, {1: tokens}]
-    assert scheduled(lengths((2, 4), (2, 4)), settings) == steps
-    assert make_schedule(lengths((2, 4), (2, 4)), settings).recomputed_tokens.tolist() == [0, tokens]
-
-
-def test_prompts_that_begin_alike_share_blocks():
-    requests = lengths((10, 1), (10, 1), (10, 1), prefix_id=[7, 7, -1], prefix_tokens=[8, 9, 0])
-    schedule = make_schedule(requests, SETTINGS)
-    assert schedule.cached_tokens.tolist() == [0, 8, 0]
-    assert schedule.segments.prefill_tokens.tolist() == [10 + 2 + 10]
-    assert schedule.segments.prefill_kv_tokens.tolist() == [30]
-    assert schedule.segments.prefill_attended_tokens.tolist() == [55 + 19 + 55]
-    assert schedule.peak_blocks_held == 3 + 1 + 3
-    off = make_schedule(requests, replace(SETTINGS, enable_prefix_caching=False))
-    assert off.cached_tokens.tolist() == [0, 0, 0]
-    assert off.peak_blocks_held == 9
-
-
 def test_a_shared_text_is_lost_when_its_blocks_are_needed():
     one = replace(SETTINGS, max_num_seqs=1, num_blocks=5)
     requests = lengths((10, 1), (14, 1), (10, 1), prefix_id=[0, -1, 0], prefix_tokens=[8, 0, 8])
@@ -148,23 +111,6 @@ def test_a_shared_text_is_lost_when_its_blocks_are_needed():
     assert kept.cached_tokens.tolist() == [0, 0, 8]
     assert kept.evicted_blocks == 0
     assert kept.needs_blocks == 7
-
-
-def test_what_arrives_is_seen_when_a_step_is_put_together():
-    requests = lengths((4, 6), (4, 1), arrival_s=[0.0, 2.5])
-    assert scheduled(requests, SETTINGS, step_time=a_second_each)[3] == {0: 1, 1: 4}
-    # Step 3 is put together when step 2 starts, after 2 s.
-    late = replace(SETTINGS, async_scheduling=True)
-    steps = scheduled(requests, late, step_time=a_second_each)
-    assert (steps[3], steps[4]) == ({0: 1}, {0: 1, 1: 4})
-
-
-@pytest.mark.parametrize("async_scheduling", [True, False])
-def test_an_engine_without_requests_waits(async_scheduling):
-    requests = lengths((4, 2), (4, 2), (4, 2), arrival_s=[1.0, 10.0, 20.0])
-    settings = replace(SETTINGS, async_scheduling=async_scheduling)
-    segments = make_schedule(requests, settings, a_second_each).segments
-    assert segments.idle_s.tolist() == [1.0, 0.0, 7.0, 0.0, 8.0, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -280,15 +226,6 @@ def test_enough_blocks_decide_the_same_and_one_less_does_not(case, more):
     except ScheduleError:
         return
     assert tight.needs_blocks is None
-
-
-@given(cases())
-def test_a_schedule_holds_for_the_blocks_that_it_says(case):
-    requests, settings = case
-    schedule = make_schedule(requests, settings)
-    if schedule.needs_blocks is not None:
-        for blocks in (schedule.needs_blocks, schedule.needs_blocks + 5):
-            assert same(schedule, make_schedule(requests, replace(settings, num_blocks=blocks)))
 
 
 @given(cases(sharing=False))

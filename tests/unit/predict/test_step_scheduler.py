@@ -30,21 +30,6 @@ def one(prompt: int, output: int) -> RequestLengths:
     return RequestLengths(np.array([prompt]), np.array([output]))
 
 
-@pytest.mark.parametrize(
-    ("reaches", "held"),
-    [
-        # Before the 11th token the first block lies behind the window of 4, before the 12th the second.
-        ((4,), [3, 2, 1, 2, 2, 2]),
-        ((4, ALL), [6, 5, 4, 6, 6, 6]),
-        ((ALL, STATE), [4, 4, 4, 5, 5, 5]),
-    ],
-)
-def test_blocks_of_each_kind_of_layer(reaches, held):
-    schedule = make_schedule(one(10, 6), settings_of(*reaches))
-    assert schedule.segments.blocks_held.tolist() == held
-    assert schedule.peak_blocks_held == max(held)
-
-
 def test_what_tokens_look_at_within_a_window_and_a_chunk():
     chunks = KvGroup("chunks", (1,), 1, 4, chunked=True)
     both = KvPool((KvGroup("window", (0,), 1, 3), chunks), 1, 4, 1, 64)
@@ -58,25 +43,6 @@ def test_what_tokens_look_at_within_a_window_and_a_chunk():
     assert segments.within(None, False).decode_kv_tokens.tolist() == [0, 7, 8]
     with pytest.raises(ScheduleError, match="does not say what layers with a window"):
         make_schedule(one(6, 3), replace(settings_of(), pool=None)).segments.within(3, False)
-
-
-def test_with_prefix_caching_a_prompt_ends_a_chunk_where_its_state_can_be_found_again():
-    segments = make_schedule(one(10, 2), settings_of(ALL, STATE, caching=True, state_blocks=2)).segments
-    assert segments.prefill_tokens.tolist() == [8, 2, 0]
-    # Mamba-2 layers leave that state behind, which takes a block.
-    left = make_schedule(one(10, 2), settings_of(ALL, STATE, caching=True, state_blocks=3)).segments
-    assert (left.prefill_tokens.tolist(), left.blocks_held.tolist()) == ([10, 0], [5, 4])
-
-
-def test_a_prompt_goes_on_from_the_state_at_the_end_of_the_text_that_it_shares():
-    shares = {"prefix_id": np.array([0, 0]), "prefix_tokens": np.array([9, 9])}
-    two = RequestLengths(np.array([10, 10]), np.array([1, 1]), **shares)
-    in_turn = replace(settings_of(ALL, STATE, caching=True, state_blocks=2), max_num_seqs=1)
-    assert make_schedule(two, in_turn).cached_tokens.tolist() == [0, 8]
-    # A window of 4 tokens, too, is only kept there; a state that is being made is not yet used.
-    assert make_schedule(two, replace(in_turn, pool=pool(ALL, 4))).cached_tokens.tolist() == [0, 8]
-    together = make_schedule(two, replace(in_turn, max_num_seqs=2))
-    assert (together.first_step.tolist(), together.cached_tokens.tolist()) == ([0, 2], [0, 8])
 
 
 def test_too_few_blocks_for_one_request_are_refused():
