@@ -1,17 +1,15 @@
 """The cells table, checked by hand: which fact becomes which column, what is derived, and which rows exist."""
 
 import json
-import re
 
 import pandas as pd
 import pytest
-import yaml
 
 from tests.unit.analyse.parsed_tables import requests, write_parsed
 from tests.unit.made_studies import fixed, study_content
-from workflow_scripts.analyse.cells.cells import cells_table, main
+from workflow_scripts.analyse.cells.cells import cells_table
 from workflow_scripts.analyse.facts import read_parsed, wide
-from workflow_scripts.analyse.tables import TABLE_SCHEMAS, read_table
+from workflow_scripts.analyse.tables import TABLE_SCHEMAS
 from workflow_scripts.parse.cell_facts import TABLES
 from workflow_scripts.study.definition import cell_definition, definition_sha256, resolved_models
 from workflow_scripts.study.grid import expand
@@ -379,25 +377,6 @@ def test_only_the_columns_that_are_asked_for_are_read(tmp_path):
     write_parsed(tmp_path / "h200", "requests", two_requests("c"))
     assert list(read_parsed(tmp_path, "h200", "requests", ["cell_id", "output_tokens"])) == ["cell_id", "output_tokens"]
     assert read_parsed(tmp_path, "h200", "requests")["prompt_tokens"].tolist() == [10, 20]
-
-
-def test_the_command_writes_the_table(tmp_path, capsys):
-    study, out = tmp_path / "try.yaml", tmp_path / "tables" / "cells.parquet"
-    study.write_text(yaml.safe_dump(DEFINITION))
-    expected = of_study(tmp_path / "parsed", facts(FOUR, OF_CELL, OF_REPEAT), served=[two_requests(FOUR)])
-    command = ["--study", str(study), "--parsed", str(tmp_path / "parsed"), "--out", str(out)]
-    assert main(command) == 0
-    written = read_table(out)
-    assert written["cell_id"].tolist() == expected["cell_id"].tolist()
-    assert written["output_tokens_per_s"].tolist()[0] == 2.0
-    assert len(out.with_suffix(".csv").read_text().splitlines()) == 5
-    study.write_text(yaml.safe_dump(DEFINITION | {"sweeps": [DEFINITION["sweeps"][0] | {"gpu": "h2000"}]}))
-    assert main(command) == 2
-    assert "'h2000' is unknown; allowed: " in capsys.readouterr().err
-    study.write_text(yaml.safe_dump(DEFINITION))
-    assert main([*command[:-1], str(tmp_path / "all.parquet")]) == 2
-    # Which others there are depends on what was imported before.
-    assert re.search("'all'; allowed: .*cells", capsys.readouterr().err)
 
 
 def test_a_setting_that_the_engine_replaced_is_told_of_cells_that_ran(tmp_path):

@@ -45,13 +45,6 @@ def test_one_request_by_hand():
     }
 
 
-def test_a_request_of_one_token_decodes_nothing():
-    found = sums((7, 1, None), block_size=16)
-    assert found["decode_tokens"] == found["kv_tokens_read"] == found["decode_attended_tokens"] == 0
-    assert found["block_steps"] == 1
-    assert found["computed_prompt_tokens"] == 7
-
-
 @given(lengths, st.sampled_from([1, 4, 16]))
 def test_sums_are_those_of_a_walk_through_all_steps(rows, block_size):
     rows = [(p, o, None if c is None else min(c, p - 1)) for p, o, c in rows]
@@ -76,26 +69,10 @@ def test_sums_are_those_of_a_walk_through_all_steps(rows, block_size):
     assert found["output_tokens"] - found["decode_tokens"] == found["requests"] == len(rows)
 
 
-def test_the_request_that_filled_the_prefix_cache_may_share_its_blocks_too():
-    found = sums((40, 2, 0), (40, 2, 32), (20, 2, 0), block_size=16)
-    assert found["kv_tokens_shared"] == 32 + 32 + 20
-    assert found["computed_prompt_tokens"] == 40 + 8 + 20
-
-
 def test_a_shared_prefix_of_one_repeat_is_none_of_another():
     table = pd.concat([requests("c", (40, 2, 32)), requests("c", (40, 2, 0), repeat=1)])
     found = request_sums(table, pd.Series({"c": 16}, dtype="Float64"))
     assert found["kv_tokens_shared"].to_dict() == {("c", 1, 0): 32, ("c", 1, 1): 0}
-
-
-def test_without_blocks_no_blocks_are_held():
-    assert sums((10, 3, None))["block_steps"] == 0
-
-
-def test_steps_are_counted_by_repeat(tmp_path):
-    write_parsed(tmp_path, "steps", steps("a", 3), steps("a", 2, repeat=1), steps("b", 1))
-    counts = step_counts(tmp_path / "steps.parquet")["steps"]
-    assert counts.to_dict() == {("a", 1, 0): 3.0, ("a", 1, 1): 2.0, ("b", 1, 0): 1.0}
 
 
 def test_looks_at_the_queues_of_a_server_are_no_steps(tmp_path):
@@ -150,10 +127,6 @@ def test_a_record_without_tokens_is_a_step_only_if_a_prompt_takes_several(tmp_pa
         write_parsed(folder, "steps", recorded)
         found[budget] = read_work(table(made), tmp_path / str(budget))["steps"].tolist()
     assert found == {16: [7], 32: [6], 64: [4]}
-
-
-def test_no_parsed_table_is_no_work(tmp_path):
-    assert read_work(table(cell({"max_num_seqs": 4}, gpu="cpu-all")), tmp_path).empty
 
 
 def test_only_a_model_without_a_layer_that_keeps_all_tokens_forgets(tmp_path, monkeypatch):

@@ -1,17 +1,13 @@
 import json
 import math
 import re
-import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import pandas as pd
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.examples import example_of
 from workflow_scripts.analyse.claims.audit import AuditError, Workload, audit_table, ceiling, find_columns, main
 from workflow_scripts.catalog.gpus_and_models import CONFIG, get_model, load_gpus
 from workflow_scripts.physics.model_facts import read_model_facts
@@ -29,13 +25,6 @@ def audit(rows, workload=EVEN, facts=LLAMA, **options):
 
 def row(gpu="H200", max_num_seqs=1, **throughput):
     return {"gpu": gpu, "max_num_seqs": max_num_seqs, **(throughput or {"throughput_tok_s": 100})}
-
-
-def test_one_sequence_on_an_h200_is_limited_by_reading_the_weights():
-    highest = ceiling(LLAMA, GPUS["h200"], 1, Workload(1, 1000))
-    # 7.5e9 parameters of two bytes, all but the embedding table, and the KV of a few hundred tokens at 4.8 TB/s.
-    assert highest.output_tokens_per_s == pytest.approx(4.8e12 / (2 * (8_030_261_248 - 128256 * 4096)), rel=0.005)
-    assert (highest.gpu, highest.limit) == ("h200", "memory bandwidth")
 
 
 def test_a_ceiling_of_each_kind_by_hand():
@@ -92,17 +81,6 @@ def test_prompt_tokens_count_for_the_table_unless_its_column_says_output():
     assert of_output.loc[0, "times_ceiling"] == pytest.approx(600 / 319.8, rel=0.01)
 
 
-@pytest.mark.parametrize("workload", [Workload(200, 200), Workload(225, 190), Workload(1000, 200), Workload(100, 400)])
-def test_published_throughput_at_one_sequence_is_impossible_on_every_gpu(workload):
-    table = pd.read_csv(PUBLISHED / "paged_attention_lab_max_num_seqs.csv")
-    audited = audit_table(table, LLAMA, workload, gpus=GPUS)
-    assert list(audited.columns[: len(table.columns)]) == list(table.columns)
-    few = audited[audited["max_num_seqs"] <= 4]
-    assert set(few[few["max_num_seqs"] == 1]["verdict"]) == {"impossible"}
-    assert few[few["max_num_seqs"] == 1]["times_ceiling"].min() > 5
-    assert set(audited[audited["max_num_seqs"] == 256]["verdict"]) == {"possible"}
-
-
 def test_the_published_h200_row_by_hand():
     """11,939 tok/s at one sequence: at most 320 decode steps a second, each with one output and one prompt token."""
     table = pd.read_csv(PUBLISHED / "paged_attention_lab_max_num_seqs.csv")
@@ -116,12 +94,6 @@ def test_the_published_h200_row_by_hand():
 def test_an_ambiguous_card_is_the_one_with_the_highest_ceiling():
     audited = audit([row("A100 PCIe"), row("H100"), row("h100-pcie")])
     assert list(audited["ceiling_gpu"]) == ["a100-pcie-80gb", "h100-nvl", "h100-pcie"]
-
-
-def test_hf_at_batch_one_is_possible_only_if_prompts_count():
-    one = {"gpu": "A100 PCIe", "batch_size": 1}
-    assert audit([one | {"tok/s": 293}], Workload(250, 150)).loc[0, "verdict"] == "possible"
-    assert audit([one | {"generated tok/s": 293}], Workload(250, 150)).loc[0, "verdict"] == "impossible"
 
 
 def test_rows_that_do_not_say_how_many_sequences_get_a_stated_number():
@@ -158,23 +130,6 @@ def test_a_model_that_does_not_fit_has_no_throughput():
     assert list(audited["verdict"]) == ["impossible", "possible"]
     assert audited.loc[0, "limit"] == "memory size"
     assert audit([row("H200", 16)], facts=LLAMA_70B, gpu_memory_utilization=0.9).loc[0, "verdict"] == "impossible"
-
-
-def test_live_sequences_are_limited_by_the_kv_cache():
-    long = Workload(8000, 100)
-    many, few = ceiling(LLAMA, GPUS["l40s"], 1000, long), ceiling(LLAMA, GPUS["l40s"], 30, long)
-    # 48e9 - 16.06e9 bytes hold 243,640 tokens, 30.3 requests of 8,049.5 tokens.
-    assert many.output_tokens_per_s == pytest.approx(few.output_tokens_per_s, rel=0.02)
-    smaller = ceiling(LLAMA, GPUS["l40s"], 1000, Workload(2000, 1000), 0.6)
-    assert smaller.output_tokens_per_s < ceiling(LLAMA, GPUS["l40s"], 1000, Workload(2000, 1000)).output_tokens_per_s
-
-
-def test_quantized_weights_raise_the_ceiling():
-    def output_rate(facts):
-        return ceiling(facts, GPUS["h200"], 1, Workload(1, 100)).output_tokens_per_s
-
-    assert 1.8 < output_rate(replace(LLAMA, quantization="fp8")) / output_rate(LLAMA) < 2
-    assert 2.5 < output_rate(replace(LLAMA, quantization="awq")) / output_rate(LLAMA) < 4
 
 
 @given(
@@ -300,12 +255,6 @@ def test_every_option_reaches_the_ceilings(tmp_path, capsys):
     assert rates(capsys, *of_output) == pytest.approx([expected])
 
 
-def test_the_example_of_the_help_can_be_typed_in(monkeypatch, tmp_path):
-    shutil.copy(MAX_NUM_SEQS, tmp_path / "rates.csv")
-    monkeypatch.chdir(tmp_path)
-    assert main(example_of("audit")) == 0
-
-
 WIDE = """
 | **GPU / max-num-seqs** | 1 | `4` | % of H200 |
 |:---|---:|---:|---|
@@ -368,12 +317,6 @@ def test_tables_as_people_paste_them(text, options, rows, tmp_path, capsys):
     assert list(zip(gpus, sequences, verdicts, strict=True)) == rows
 
 
-@pytest.mark.parametrize(("name", "impossible"), [("max_num_seqs", 12), ("block_size", 0)])
-def test_the_tables_of_the_first_source_go_in_unchanged(name, impossible, capsys):
-    assert main([str(PUBLISHED / f"paged_attention_lab_{name}.csv"), *OPTIONS[:2], "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["verdicts"]["impossible"] == impossible
-
-
 def test_unknown_rows_show_their_reason(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     table = tmp_path / "table.csv"
@@ -427,13 +370,6 @@ def test_bad_input_ends_with_2_and_one_message(argv, message, capsys, tmp_path):
     assert not out.exists()
 
 
-def test_a_file_that_is_no_table_is_refused(tmp_path, capsys):
-    table = tmp_path / "table.csv"
-    table.write_text("")
-    assert main([str(table), *OPTIONS]) == 2
-    assert "not a CSV table" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     "option",
     [
@@ -456,25 +392,3 @@ def test_options_with_a_value_that_is_not_allowed_are_refused(option, capsys):
 
 
 # --- the claims ------------------------------------------------------------------------------------------------------
-
-
-def test_every_claim_has_its_own_id_and_a_source_that_the_readme_names():
-    claims = yaml.safe_load((PUBLISHED / "claims.yaml").read_text())
-    readme = (PUBLISHED / "README.md").read_text()
-    assert len({claim["id"] for claim in claims}) == len(claims) >= 33
-    for claim in claims:
-        assert f"`{claim['source']}`" in readme
-        assert claim["label"] == "published"
-        for quantity in claim["quantities"]:
-            assert {"value", "values", "min", "max", "formula"} & set(quantity)
-
-
-def test_every_published_table_is_in_the_readme_and_used_by_a_claim_or_a_test_of_predictions():
-    tables = {path.name for path in Path(PUBLISHED).glob("*.csv")}
-    claims = yaml.safe_load((PUBLISHED / "claims.yaml").read_text())
-    used = {claim["table"] for claim in claims if "table" in claim}
-    tests = Path("tests/unit/predict/test_published_times.py").read_text()
-    used |= {table for table in tables if f"published/{table}" in tests}
-    assert used == tables
-    readme = (PUBLISHED / "README.md").read_text()
-    assert all(f"`{table}`" in readme for table in tables)

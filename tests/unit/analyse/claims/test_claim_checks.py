@@ -7,11 +7,9 @@ import pytest
 from tests.unit.analyse.claim_evidence import LLAMA, PUBLISHED, claim, evidence, findings, judged, republished
 from tests.unit.analyse.synthetic_cells import around, cell
 from workflow_scripts.analyse.claims import claim_checks
-from workflow_scripts.analyse.claims.claim_tables import facts_of
 from workflow_scripts.analyse.claims.evidence import COMPUTED, CONTRADICTED, MEASURED, NOT_TESTABLE, SUPPORTED, verdict
 from workflow_scripts.analyse.intervals.statistics import CHANGES, FLAT, NOT_DECIDED
 from workflow_scripts.catalog.published import Check, Claim, PublishedError
-from workflow_scripts.physics import formulas
 
 ROW = {"knob": "max_num_seqs", "engine": "vllm", "comparison": "overall", "cell_id": "fast", "baseline_cell_id": "slow"}
 ROW |= {"value": "256", "baseline": "1", "verdict": CHANGES, "values": "1, 256"}
@@ -273,13 +271,6 @@ def test_a_step_or_a_rate_beyond_the_hardware_contradicts(tmp_path, field):
 )
 def test_arithmetic_decides(claim_id, numbers, verdict):
     assert judged(claim_id, evidence(), **numbers) == verdict
-
-
-def test_hits_of_identical_prompts_are_those_of_the_formula():
-    for tokens in (6, 16, 17, 1601):
-        (found,) = findings("prefix-hit-rate-of-identical-prompts", evidence(), prompt_tokens=tokens)
-        assert f" give {100 * formulas.prefix_hit_rate(8, tokens, tokens, 16):.3g} %" in found.text
-    assert formulas.prefix_hit_rate(8, 6, 6, 16) == 0
 
 
 @pytest.mark.parametrize(
@@ -577,8 +568,3 @@ def test_a_share_of_a_workload_that_no_source_describes_is_only_seen_here(claim_
     of.tables["capacity"] = evidence(capacity=[share | {"predicted_device_memory_bytes": 10.0}]).tables["capacity"]
     assert judged(claim_id, of) == NOT_TESTABLE
     assert [f.says for f in findings(claim_id, of) if not f.bears] == [None]
-
-
-def test_the_small_model_has_the_size_that_its_claim_names():
-    stated = PUBLISHED.claim("concurrent-users-of-a-small-model").value("parameters")
-    assert facts_of("smollm-135m").parameters == pytest.approx(stated, rel=0.01)

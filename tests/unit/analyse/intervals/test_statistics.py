@@ -170,10 +170,6 @@ def test_engines_with_one_round_in_common_have_an_interval_from_the_other_rounds
     assert alone.scope[0].tolist() == [None]
 
 
-def test_between_cards_is_said():
-    assert pair([1.0, 2.0], [0.5, 1.6], cards=True).scope.tolist() == ["between cards"]
-
-
 def test_a_ratio_is_between_cards_only_if_both_devices_were_several():
     cells = samples([[1.0, 2.0], [0.5, 1.6]], group=[0, 1])
     found = compare(dataclasses.replace(cells, between_cards=np.array([True, False])), [0, 1], [1, 0])
@@ -301,19 +297,6 @@ def test_on_a_shared_machine_another_run_may_be_another_occasion():
     # The interval, and what is flat, are about the occasion that was measured.
     assert ends(shared.interval()) == ends(quiet.interval())
     assert verdicts(pair(noise, np.zeros(5), shared=True), 2.0).tolist() == [FLAT]
-
-
-def test_occasions_are_covered_as_often_as_promised():
-    rng = np.random.default_rng(4)
-    one, other = (
-        compare(
-            samples(rng.normal(0, 0.03, (3000, 8, 3)) + rng.normal(0, OCCASION_SD, (3000, 8, 1)), shared=True), [0], [1]
-        )
-        for _ in range(2)
-    )
-    low, high = one.another_run()
-    again = np.exp(other.difference)
-    assert 0.935 <= ((low <= again) & (again <= high)).mean() <= 0.97
 
 
 def test_a_direction_is_shown_over_all_comparisons():

@@ -7,8 +7,7 @@ import pytest
 
 from tests.unit.analyse.synthetic_cells import around, cell, starts_table, table
 from workflow_scripts.analyse.limits.predictions import SCHEMA
-from workflow_scripts.analyse.limits.ratios import cell_ids, device_ratios
-from workflow_scripts.analyse.limits.waiting import waiting, with_device_ratio
+from workflow_scripts.analyse.limits.ratios import device_ratios
 from workflow_scripts.analyse.tables import write_table
 
 CELLS = table(
@@ -52,13 +51,6 @@ def test_without_a_second_calibration_only_the_devices_own_give_a_ratio(tmp_path
     row = expected(predicted(tmp_path, (180, None), (120, None)))
     assert row["own_expected_ratio"] == pytest.approx(1.5)
     assert row[["expected_ratio", "expected_ratio_low"]].isna().all()
-
-
-def test_without_measured_cells_there_is_no_ratio(tmp_path):
-    pairs = device_ratios(CELLS.head(0))
-    ids = [cell_ids(pairs, f"gpu_{side}") for side in "ab"]
-    write_table(waiting(CELLS.head(0), tmp_path, tmp_path), tmp_path / "waiting.parquet")
-    assert with_device_ratio(pairs, *ids, tmp_path / "waiting.parquet", 2.0).empty
 
 
 def test_clocks_and_sequences_are_those_of_the_cells():

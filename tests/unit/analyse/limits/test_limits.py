@@ -2,8 +2,6 @@ import math
 
 import pandas as pd
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.unit.analyse.parsed_tables import requests, steps, write_parsed
 from tests.unit.analyse.synthetic_cells import cell, table
@@ -207,16 +205,6 @@ def test_ceilings_count_output_tokens_or_all_tokens_over_the_same_time(parsed):
     assert found["source"] == "predicted"
 
 
-def test_each_phase_has_what_binds_it(parsed):
-    # 90 operations a byte: above what a step of one token needs, below that of a prompt of 200 tokens.
-    measured_device(parsed.devices, flop_per_s=900e9)
-    parsed.cell([(200, 50, 0)])
-    found = row(parsed)
-    assert found["prefill_bound_by"] == "arithmetic"
-    assert found["decode_bound_by"] == found["bound_by"] == "memory bandwidth"
-    assert found["prefill_arithmetic_s"] == pytest.approx(TINY.prefill_flops(200) / 900e9)
-
-
 def test_a_gpu_has_a_row_for_each_source_of_rates(parsed):
     measured_device(parsed.devices, 4e12, 700e12, "bf16", gpu="h200", last_level_cache_bytes=0)
     parsed.cell([(100, 20, 0)], {"max_num_seqs": 1}, gpu="h200", model="llama-3.1-8b-instruct")
@@ -332,13 +320,6 @@ def test_a_value_at_its_ceiling_is_possible():
     assert found["ceiling_broken"][2] == "total_tokens_per_s: arithmetic of the data sheet"
 
 
-def test_without_a_ceiling_nothing_is_broken():
-    unknown = {"output_tokens_per_s_ceiling": math.nan, "total_tokens_per_s_ceiling": math.nan, "bound_by": None}
-    found = judged(rates=["measured"], tolerance=0.25, output_tokens_per_s=10.0, **unknown)
-    assert found["exceeds"].tolist() == [False]
-    assert math.isnan(found["factor"][0])
-
-
 def test_marking_a_cell_invalid_keeps_its_values_and_leaves_the_others():
     broken = cell({"max_num_seqs": 1}, (10.0, 30.0, 20.0))
     fine = cell({"max_num_seqs": 2}, (10.0,))
@@ -362,12 +343,6 @@ def test_marking_a_cell_invalid_keeps_its_values_and_leaves_the_others():
     unchanged = [name for name in cells.columns if name not in ("outcome", "reason")]
     pd.testing.assert_frame_equal(marked[unchanged], cells[unchanged])
     assert "repeat 1 of start 2" in mark_invalid(cells, found.assign(start=2))["reason"][0]
-
-
-def test_nothing_broken_changes_nothing():
-    cells = table(cell({"max_num_seqs": 1}))
-    none = pd.DataFrame({name: pd.Series(dtype=str(column.dtype)) for name, column in SCHEMA.columns.items()})
-    pd.testing.assert_frame_equal(mark_invalid(cells, none), cells)
 
 
 # --- what has no limits ------------------------------------------------------------------------------------------
@@ -436,18 +411,3 @@ def test_the_command_says_what_has_no_limits(parsed, study, tmp_path, capsys):
     assert read_table(out).empty
     checked = read_table(out.parent / "checked" / "cells.parquet")
     assert checked["outcome"].tolist() == parsed.table()["outcome"].tolist()
-
-
-@settings(max_examples=25)
-@given(
-    st.lists(st.tuples(st.integers(1, 500), st.integers(1, 100), st.integers(0, 499)), min_size=1, max_size=8),
-    st.integers(1, 8),
-)
-def test_more_sequences_never_lower_a_ceiling(tmp_path_factory, rows, allowed):
-    parsed = Parsed(tmp_path_factory.mktemp("study"))
-    measured_device(parsed.devices)
-    rows = [(p, o, min(c, p - 1)) for p, o, c in rows]
-    few = parsed.cell(rows, {"max_num_seqs": allowed})
-    more = parsed.cell(rows, {"max_num_seqs": allowed + 1})
-    found = parsed.limits()[0].set_index("cell_id")["output_tokens_per_s_ceiling"]
-    assert found[more] >= found[few] * (1 - 1e-12)

@@ -6,13 +6,11 @@ import yaml
 from tests.unit.analyse.synthetic_cells import cell, table
 from tests.unit.predict.planned import write_study
 from workflow_scripts.analyse.limits.predictions import (
-    BLOCKS_SCHEMA,
-    QUANTITIES,
     main,
     predictions_table,
     published_rates,
 )
-from workflow_scripts.analyse.tables import TableError, read_table, write_table
+from workflow_scripts.analyse.tables import TableError, write_table
 from workflow_scripts.catalog.gpus_and_models import CONFIG
 from workflow_scripts.catalog.published import Published
 from workflow_scripts.study.study_file import load_study
@@ -148,21 +146,6 @@ def called(study, plan, blocks, out):
     files = {"study": study, "plan": plan, "blocks": blocks, "out": out}
     files |= {"cells": study.with_name("cells.parquet"), "blocks-out": study.with_name("blocks.parquet")}
     return main([word for name, file in files.items() for word in (f"--{name}", str(file))])
-
-
-def test_the_command_writes_the_table(tmp_path):
-    study = write_study(tmp_path, name="try")
-    measured = table(cell({"max_num_seqs": 4}, [99, 100, 101]), cell({"max_num_seqs": 4}, [5], study="another"))
-    write_table(measured, tmp_path / "cells.parquet", "cells")
-    plan_of(measured).to_parquet(tmp_path / "plan.parquet")
-    event = dict.fromkeys(BLOCKS_SCHEMA.columns) | {"event": "appended", "block": 7}
-    pd.DataFrame([event]).to_parquet(tmp_path / "traced.parquet")
-    out = tmp_path / "predictions.parquet"
-    assert called(study, tmp_path / "plan.parquet", tmp_path / "traced.parquet", out) == 0
-    rows = read_table(out)
-    assert len(rows) == len(QUANTITIES)
-    assert rows["measured"].iloc[0] == pytest.approx((99 * 100 * 101) ** (1 / 3))
-    assert read_table(tmp_path / "blocks.parquet")["block"].tolist() == [7]
 
 
 def test_what_is_no_plan_is_one_message(tmp_path, capsys):

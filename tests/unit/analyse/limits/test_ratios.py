@@ -15,18 +15,14 @@ from workflow_scripts.analyse.limits.ratios import (
     SCHEMA,
     device_ratios,
     device_records,
-    main,
     measured_devices,
     published_ratios,
     published_readings,
 )
-from workflow_scripts.analyse.tables import read_table, write_table
 from workflow_scripts.catalog.gpus_and_models import CatalogError, get_gpu
 from workflow_scripts.device.device_rates import DeviceRatesError
 
-CHECKOUT = Path(__file__).parents[4]
-DEMO = CHECKOUT / "config" / "studies" / "demo.yaml"
-LAB = CHECKOUT / "config" / "published" / "paged_attention_lab_max_num_seqs.csv"
+LAB = Path(__file__).parents[4] / "config" / "published" / "paged_attention_lab_max_num_seqs.csv"
 
 
 def ratios(*cells, measured=None, metric="output_tokens_per_s"):
@@ -350,22 +346,3 @@ def test_a_model_beyond_the_cache_is_explained_by_memory_unless_loaded_or_alike(
 
 
 # --- the command
-
-
-def test_the_command_writes_the_table(tmp_path):
-    write_table(starts_table(cell(SEQS, around(3)), cell(SEQS, around(1), gpu="l40s")), tmp_path / "cells.parquet")
-    devices = tmp_path / "devices"
-    devices.mkdir()
-    for name, bandwidth in (("h200", 3e12), ("l40s", 1e12)):
-        rates = record(gpu=name, copy_bytes_per_s=bandwidth, read_bytes_per_s=bandwidth)
-        (devices / f"{name}.json").write_text(json.dumps(rates))
-    out = tmp_path / "ratios.parquet"
-    command = ["--study", str(DEMO), "--cells", str(tmp_path / "cells.parquet"), "--out", str(out)]
-    assert main(command) == 0
-    assert read_table(out)["measured_bandwidth_ratio"].isna().all()
-    assert main([*command, "--devices", str(devices)]) == 0
-    written = read_table(out)
-    assert written["metric"].tolist() == ["output_tokens_per_s", "total_tokens_per_s"]
-    assert written["measured_bandwidth_ratio"].tolist() == [3.0, 3.0]
-    assert written["explanation"].tolist() == ["measured_bandwidth", "measured_bandwidth"]
-    assert len(pd.read_csv(out.with_suffix(".csv"))) == 2

@@ -7,8 +7,8 @@ import pytest
 
 from tests.unit.analyse.synthetic_cells import cell, table
 from tests.unit.made_studies import fixed, write_study
-from workflow_scripts.analyse.memory.capacity import COMPARED, SCHEMA, capacity_table, main, read_predictions
-from workflow_scripts.analyse.tables import TableError, read_table, write_table
+from workflow_scripts.analyse.memory.capacity import COMPARED, SCHEMA, capacity_table, main
+from workflow_scripts.analyse.tables import write_table
 from workflow_scripts.common.files import write_jsonl
 
 GIB = 2**30
@@ -355,13 +355,6 @@ def call(folder, predictions_text=None):
     return main([*argv, "--out", str(folder / "capacity.parquet")])
 
 
-def test_the_command_writes_the_table(tmp_path):
-    assert call(tmp_path) == 0
-    written = read_table(tmp_path / "capacity.parquet")
-    assert written["num_blocks_error_pct"].tolist() == [0.0]
-    assert (tmp_path / "capacity.csv").is_file()
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -374,13 +367,3 @@ def test_bad_predictions_end_with_2_and_one_message(tmp_path, text, message, cap
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
-
-
-def test_predictions_that_are_not_there_are_refused(tmp_path):
-    with pytest.raises(TableError, match=r"none.jsonl: there are no such predictions"):
-        read_predictions(tmp_path / "none.jsonl")
-
-
-def test_a_study_without_paged_cells_has_an_empty_table(tmp_path):
-    assert call(tmp_path, "") == 0
-    assert len(read_table(tmp_path / "capacity.parquet")) == 0

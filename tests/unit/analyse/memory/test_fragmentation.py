@@ -9,17 +9,13 @@ from hypothesis import strategies as st
 
 from tests.unit.analyse.parsed_tables import requests, steps, write_parsed
 from tests.unit.analyse.synthetic_cells import cell, table
-from tests.unit.made_studies import write_study
 from workflow_scripts.analyse.cells.request_lives import paged
 from workflow_scripts.analyse.memory.fragmentation import (
     SCHEMA,
-    WHATIF_BLOCK_SIZES,
     layouts,
-    main,
     timeline,
     waste_table,
 )
-from workflow_scripts.analyse.tables import read_table, write_table
 from workflow_scripts.workloads.workload_kinds import SharedPrefixWorkload
 
 
@@ -121,22 +117,6 @@ def test_waste_is_what_one_sees_who_looks_all_the_time(lives, block_size, prefix
     assert (held.token_s, held.slot_s) == pytest.approx(watched(rows, block_size, prefix))
 
 
-@settings(max_examples=60)
-@given(request_lives, st.sampled_from([0, 16, 40]))
-def test_waste_has_its_bounds(lives, prefix):
-    rows = as_rows(lives, prefix)
-    t = timeline(PLAIN, requests(PLAIN_ID, *rows), {})
-    wasted_s = []
-    for size in WHATIF_BLOCK_SIZES:
-        (held,) = paged(t, np.full(len(rows), float(size))).itertuples()
-        assert held.token_s > 0
-        wasted_s.append(held.slot_s - held.token_s)
-        assert -1e-9 <= wasted_s[-1] <= (size - 1) * t["live_s"].sum() + 1e-9
-    assert wasted_s[0] == pytest.approx(0, abs=1e-9)
-    # Every size is a multiple of the one before it, so that it can only waste more.
-    assert all(small <= large + 1e-9 for small, large in itertools.pairwise(wasted_s))
-
-
 # --- by hand -----------------------------------------------------------------------------------------------------
 
 
@@ -200,12 +180,6 @@ def test_a_padded_batch_waits_for_its_longest_request():
     assert found["computed_from"] == "lengths"
 
 
-def test_batches_are_as_large_as_what_took_effect():
-    rows = [(8, 2, 0, 0.0, 1.0, 2.0), (2, 2, 0, 0.0, 1.0, 2.0)]
-    assert at(waste(*rows, max_num_seqs_effective=1), "padded_batch")["waste_pct"] == 0
-    assert at(waste(*rows, max_num_seqs_effective=2), "padded_batch")["waste_pct"] > 0
-
-
 def test_only_the_layout_of_the_engine_is_measured():
     found = waste((10, 3, 0, 1.0, 3.0, 4.0), block_size_effective=16, max_model_len_effective=64)
     sizes = found.index.get_level_values("block_size").dropna()
@@ -257,12 +231,6 @@ def test_a_prefix_is_held_once_while_any_request_with_it_lives():
     assert found["slots_held_mean"] == pytest.approx((16 * live_s + 16 * covered_s) / span_s)
 
 
-def test_a_life_within_another_adds_no_time():
-    rows = [(20, 1, 0, 0.0, 9.0, 9.0), (20, 1, 16, 1.0, 2.0, 2.0), (20, 1, 16, 3.0, 4.0, 4.0)]
-    found = at(waste(*rows, block_size_effective=16), "paged", 16)
-    assert found["tokens_held_mean"] == pytest.approx((4 * 11 + 16 * 9) / 9)
-
-
 def test_only_whole_blocks_of_a_prefix_are_shared():
     rows = [(40, 1, 0, 0.0, 1.0, 1.0), (40, 1, 32, 0.0, 1.0, 1.0)]
     found = waste(*rows)
@@ -272,11 +240,6 @@ def test_only_whole_blocks_of_a_prefix_are_shared():
     found = waste(*rows, texts={"chat": prefix_of(36)})
     assert at(found, "block_size_whatif", 8)["tokens_held_mean"] == 80 - 32
     assert at(found, "block_size_whatif", 1)["tokens_held_mean"] == 80 - 36
-
-
-def test_a_prefix_of_one_token_is_shared_too():
-    rows = [(40, 1, 0, 0.0, 1.0, 1.0), (40, 1, 1, 0.0, 1.0, 1.0)]
-    assert at(waste(*rows), "block_size_whatif", 1)["tokens_held_mean"] == 80 - 1
 
 
 def test_the_prefix_of_another_workload_is_none_of_this_one():
@@ -380,33 +343,3 @@ def test_no_cell_is_an_empty_table(tmp_path):
     found = waste_table(table(one_cell()), tmp_path, {})
     assert found.empty
     assert list(found.columns) == list(SCHEMA.columns)
-
-
-@pytest.fixture
-def study(tmp_path):
-    chat = {"kind": "shared_prefix", "num_prompts": 2, "prefix_tokens": 36, "prompt_tokens": 4, "output_tokens": 1}
-    return write_study(tmp_path, {"gpu": "cpu-all", "model": "tiny-llama-57m"}, workloads={"chat": chat})
-
-
-def test_the_command_writes_the_table_of_the_studys_own_cells(study, tmp_path, capsys, recwarn):
-    parsed, cells, out = tmp_path / "parsed", tmp_path / "cells.parquet", tmp_path / "waste.parquet"
-    own = one_cell({"max_num_seqs": 2}, block_size_effective=16)
-    another = one_cell({"max_num_seqs": 3}, study="another")
-    published = one_cell({"max_num_seqs": 4}, source="measured elsewhere")
-    static = one_cell({"batch_size": 4}, kv_tokens_live_mean=30.0, kv_slots_reserved_mean=120.0, engine="hf-static")
-    write_table(table(own, another, published, static), cells)
-    rows = [(40, 1, 0, 0.0, 1.0, 1.0), (40, 1, 32, 0.0, 1.0, 1.0)]
-    names = [made[0]["cell_id"] for made in (own, another, published)]
-    write_parsed(parsed / "cpu-all", "requests", *(requests(name, *rows) for name in names))
-    write_parsed(parsed / "cpu-all", "steps", steps(names[0], 1))
-    assert main(["--study", str(study), "--cells", str(cells), "--parsed", str(parsed), "--out", str(out)]) == 0
-    assert capsys.readouterr().err == ""
-    assert not [w for w in recwarn if "workflow_scripts" in str(w.filename)]
-    found = read_table(out)
-    assert set(found["cell_id"]) == {names[0], static[0]["cell_id"]}
-    keys = found[found["cell_id"] == names[0]]
-    assert keys["layout"].is_monotonic_increasing
-    whatif = keys[keys["layout"] == "block_size_whatif"].set_index("block_size")
-    assert whatif.index.tolist() == list(WHATIF_BLOCK_SIZES)
-    assert whatif["tokens_held_mean"][1] == 80 - 36
-    assert out.with_suffix(".csv").exists()

@@ -1,6 +1,5 @@
 """What a study promises of a setting: which one, its numbers, and what a further start may do."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +11,10 @@ from tests.unit.present.synthetic import write_results
 from workflow_scripts.analyse.intervals import repeats, variation
 from workflow_scripts.analyse.intervals.another_start import another_start
 from workflow_scripts.analyse.intervals.statistics import BETWEEN_STARTS, OCCASION_SD, ONE_START
-from workflow_scripts.analyse.serving.make_promise import main, promise_of
-from workflow_scripts.analyse.tables import read_table, write_table
+from workflow_scripts.analyse.serving.make_promise import promise_of
+from workflow_scripts.analyse.tables import read_table
 from workflow_scripts.study.paths import StudyPaths
-from workflow_scripts.study.promise import Promise, PromiseError, read_promise
+from workflow_scripts.study.promise import Promise, PromiseError
 from workflow_scripts.study.study import Slo, Study
 from workflow_scripts.study.study_file import load_study
 
@@ -153,18 +152,3 @@ def test_a_shared_machine_differs_on_each_occasion():
     own, shared = (another_start(samples(log, shared=shared)) for shared in (False, True))
     assert shared.squared - own.squared == pytest.approx(2 * OCCASION_SD**2)
     assert shared.half() > own.half()
-
-
-def test_one_pass_alone_promises_nothing():
-    found = another_start(samples(np.log([[100.0]])))
-    assert np.isnan(found.half()).all()
-    assert found.scope is None
-
-
-def test_the_command_writes_a_record_that_can_be_read(results, tables, tmp_path):
-    for name, table in tables.items():
-        write_table(table, tmp_path / f"{name}.parquet", name)
-    words = ["--study", str(results / "synthetic.yaml"), "--tables", str(tmp_path), "--out", str(tmp_path / "p.json")]
-    assert main([*words, "--pick=", "--workload=chat"]) == 0
-    assert read_promise(tmp_path / "p.json").cell_id == SERVED.format(4)
-    assert json.loads((tmp_path / "p.json").read_text())["schema_version"] == 1

@@ -1,6 +1,5 @@
 """The plan of a further round, from what was measured and how long it took."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -132,17 +131,6 @@ def test_what_a_former_call_did_not_measure_is_tried_again(tmp_path):
     for goes_on in ([], ["--first", "--batches", str(batch)]):
         assert called(measured, tmp_path, 5, out, *goes_on) == 0
         assert read_plan(out).failed == (first,)
-
-
-def test_the_command_writes_the_plan(tmp_path, capsys):
-    measured = Measured(tmp_path)
-    write_table(measured.end(2), tmp_path / "cells.parquet", "cells")
-    out = measured.paths.round_plan(3)
-    assert called(measured, tmp_path, 3, out) == 0
-    plan = read_plan(out)
-    assert capsys.readouterr().out.startswith("round 3: ")
-    assert json.loads(out.read_text())["starts"] == [list(one) for one in plan.starts]
-    assert plan.ended in (None, ALL_DECIDED)
 
 
 def test_a_cell_that_is_faster_than_its_device_can_be_decides_nothing(tmp_path):

@@ -255,12 +255,6 @@ def test_a_cell_with_two_modes_has_no_interval():
     assert found.loc["8", ["ratio_low", "ratio_high"]].isna().all()
 
 
-def test_looks_at_the_study_share_the_error():
-    cells = cell({"block_size": 16}, around(100, 0.004)), cell({"block_size": 32}, around(100, 0.004, 1))
-    assert set(knob_effects(starts_table(*cells), 2.0)["verdict"]) == {"flat"}
-    assert set(knob_effects(starts_table(*cells), 2.0, Looks(2, 8))["verdict"]) == {"not decided"}
-
-
 def test_a_plan_that_gave_counted_starts_was_a_look_at_them():
     cells = cell({"block_size": 16}, around(100, 0.004)), cell({"block_size": 32}, around(100, 0.004, 1))
     rows = starts_table(*cells)

@@ -1,5 +1,4 @@
 import math
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -10,12 +9,8 @@ from scipy import stats
 
 from tests.unit.analyse.synthetic_cells import around, cell, only, starts_table
 from tests.unit.analyse.synthetic_starts import as_ratio
-from workflow_scripts.analyse.intervals.further_starts import Looks
 from workflow_scripts.analyse.intervals.statistics import FASTER
-from workflow_scripts.analyse.settings.engine_gain import DECOMPOSITION_SCHEMA, SCHEMA, engine_tables, main
-from workflow_scripts.analyse.tables import read_table, write_table
-
-DEMO = Path(__file__).parents[4] / "config" / "studies" / "demo.yaml"
+from workflow_scripts.analyse.settings.engine_gain import DECOMPOSITION_SCHEMA, SCHEMA, engine_tables
 
 
 def vllm(rate, seqs=16, **options):
@@ -86,12 +81,6 @@ def test_cells_of_different_locks_are_not_comparable():
     assert not steps(*apart)["comparable"].any()
 
 
-def test_each_plan_of_starts_has_less_of_the_error():
-    cells = starts_table(vllm(around(130, 0.02), 1), static(around(100, 0.02, 1), 1))
-    verdicts = [only(engine_tables(cells, Looks(3, 3, earlier))[0])["verdict"] for earlier in range(4)]
-    assert verdicts == ["faster", "faster", "not decided", "not decided"]
-
-
 def test_improvement_is_a_ratio_within_rounds():
     fast, slow = [170.0, 180.0, 175.0], [10.0, 9.9, 10.3]
     found = only(improvements(vllm(fast), static(slow, 1)))
@@ -103,12 +92,6 @@ def test_improvement_is_a_ratio_within_rounds():
     assert found["scope"] == "between starts on this device"
     assert found["vllm_output_tokens_per_s"] == pytest.approx(stats.gmean(fast))
     assert found["hf_output_tokens_per_s"] == pytest.approx(stats.gmean(slow))
-
-
-def test_no_huggingface_or_no_vllm_no_rows():
-    for cells in ((vllm(8),), (static(1, 1), continuous(2))):
-        assert improvements(*cells).empty
-        assert steps(*cells).empty
 
 
 # --- equal work
@@ -133,11 +116,6 @@ def test_work_that_differs_between_repeats_or_is_not_known_is_not_comparable(sid
     first, second = reason(num_requests=7, prompt_tokens=[1, 2, 3]).split("; ")
     assert first == "prompt_tokens differs between repeats"
     assert second == ("num_requests differs: 7 against 64" if side == "vllm" else "num_requests differs: 64 against 7")
-
-
-def test_a_fault_of_both_is_said_once():
-    unknown = {"prompt_tokens": None}
-    assert only(improvements(vllm(8, **unknown), static(1, 1, **unknown)))["reason"] == "prompt_tokens is not known"
 
 
 @pytest.mark.parametrize(
@@ -287,20 +265,4 @@ def test_a_loss_has_a_negative_share_and_no_total_gain_no_shares():
     assert steps(vllm([8.0]), static([1.0], 1), static([4.0], 8), continuous([2.0]))["share_pct"].isna().all()
 
 
-def test_shares_of_starts_that_agree():
-    found = steps(vllm([8.0, 8.0]), static([1.0, 1.0], 1), static([4.0, 4.0], 8), continuous([2.0, 2.0]))
-    assert found["share_pct"].dropna().round().tolist() == [67, -33, 67, 100]
-
-
 # --- the command
-
-
-def test_the_command_writes_both_tables(tmp_path):
-    cells = starts_table(vllm(24), static(1, 1), static(3, 8), continuous(4))
-    write_table(cells, tmp_path / "cells.parquet")
-    out, decomposition = tmp_path / "engines.parquet", tmp_path / "steps.parquet"
-    command = ["--study", str(DEMO), "--cells", str(tmp_path / "cells.parquet"), "--out", str(out)]
-    assert main([*command, "--decomposition-out", str(decomposition)]) == 0
-    assert read_table(out)["improvement_ratio"].tolist() == pytest.approx([24, 8, 6])
-    assert read_table(decomposition, "engine_decomposition")["ratio"].tolist() == pytest.approx([3, 4 / 3, 6, 24])
-    assert decomposition.with_suffix(".csv").exists()
