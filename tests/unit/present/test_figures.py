@@ -4,7 +4,6 @@ import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 from matplotlib.axes import Axes
@@ -28,8 +27,6 @@ from workflow_scripts.present.plot import (
 )
 from workflow_scripts.present.report_tables import MissingError, Tables
 from workflow_scripts.present.style import DARK, INK
-from workflow_scripts.present.subjects.over_time import _repeat_handles
-from workflow_scripts.present.subjects.wasted_memory import _draw_waste
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -96,15 +93,6 @@ def test_axes_and_legends_say_what_is_drawn_its_unit_and_its_source(results, nam
     assert labels <= set(words(results.root / "figures" / f"{name}.svg"))
 
 
-def test_waste_of_an_engine_without_blocks_has_no_axis_of_block_sizes():
-    _, ax = plt.subplots()
-    rows = pd.DataFrame({"layout": ["hf_dynamic_cache"], "block_size": [float("nan")], "waste_pct": [3.0]})
-    _draw_waste(ax, rows)
-    assert list(ax.get_xticks()) == []
-    assert ax.lines[0].get_ydata()[0] == 3
-    plt.close()
-
-
 def test_lengths_are_those_of_the_requests_that_were_run(results, axes_of):
     plot = FIGURES["workload_lengths"].plot(results.tables)
     assert [panel.title for panel in plot.panels] == ["chat", "system-prompt"]
@@ -162,10 +150,6 @@ def test_cells_with_other_requests_are_drawn_while_full_beside_whole_repeats(res
         assert any(line.get_markerfacecolor() == "none" for line in ax.lines) == unequal
 
 
-def test_a_refused_block_size_has_no_mark(results):
-    assert "8" not in words(results.root / "figures" / "output_by_block_size.svg")
-
-
 def test_an_invalid_cell_is_shown_as_such_and_is_in_no_line(results, axes_of):
     """The cell of the A100 with blocks of 32 tokens and one sequence is invalid."""
     plot = FIGURES["output_by_block_size"].plot(results.tables)
@@ -213,29 +197,6 @@ def test_drawing_twice_gives_the_same_bytes(results, tmp_path):
         assert path.read_bytes() == (results.root / "figures" / path.name).read_bytes(), path.name
 
 
-def test_without_the_cells_table_the_command_ends_with_2(results, tmp_path, capsys):
-    assert draw(results, tmp_path) == 2
-    assert "cells.parquet" in capsys.readouterr().err
-
-
-def test_every_figure_has_a_caption_beside_it_that_is_plain_text_but_for_its_headings(results):
-    for name, figure in FIGURES.items():
-        assert all(len(text) > 40 and not set("*`|<>") & set(text) for _, text in figure.paragraphs), name
-        assert [lead for lead, _ in figure.paragraphs] == ["", "How to read it:", "What it does not show:"]
-    for name in DRAWN:
-        written = (results.root / "figures" / f"{name}.rst").read_text(encoding="utf-8")
-        assert written == FIGURES[name].caption
-
-
-def test_a_figure_that_lacks_a_column_says_which(results, tmp_path):
-    """The columns that a figure needs are declared with it."""
-    pd.read_parquet(results.root / "tables" / "ratios.parquet").drop(columns="metric").to_parquet(
-        tmp_path / "ratios.parquet"
-    )
-    with pytest.raises(MissingError, match="no column metric"):
-        FIGURES["device_ratios"].plot(Tables(tmp_path))
-
-
 def test_a_study_with_many_workloads_draws_some_panels_and_says_so(cells, plot_of):
     cells = cells[cells["engine"] == "vllm"]
     many = [cells.assign(workload=f"w{i}", cell_id=cells["cell_id"] + str(i)) for i in range(MAX_PANELS + 3)]
@@ -249,12 +210,6 @@ def test_numbers_measured_elsewhere_are_a_line_of_their_own_and_named(cells, plo
     plot = plot_of("output_by_max_num_seqs", pd.concat([cells, theirs]))
     assert plot.sources == ["measured", "measured elsewhere"]
     assert "h200 (measured elsewhere)" in [handle.get_label() for handle in plot.handles]
-
-
-def test_many_settings_become_one_line_with_a_band_and_the_figure_says_so(cells, plot_of):
-    many = [cells.assign(knob_seed=i, cell_id=cells["cell_id"] + str(i)) for i in range(5)]
-    plot = plot_of("output_by_max_num_seqs", pd.concat(many))
-    assert any("median of all" in note for note in plot.notes)
 
 
 def test_settings_of_one_device_are_told_apart_by_colour(cells, plot_of):
@@ -305,12 +260,6 @@ def test_a_long_name_takes_no_room_from_the_marks_and_stays_within_its_panel(pan
         assert width > 0.8 * figure.get_window_extent().width / panels
         # Letters take whole pixels, so they do not shrink evenly.
         assert label.get_window_extent().width <= 1.05 * width
-
-
-def test_a_line_style_stands_for_all_repeats_that_are_drawn_with_it():
-    handles = _repeat_handles(pd.DataFrame({"repeat": [0, 0, 1, 2, 3]}))
-    assert [handle.get_label() for handle in handles] == ["repeat 0, 3", "repeat 1", "repeat 2"]
-    assert [handle.get_label() for handle in _repeat_handles(pd.DataFrame({"repeat": [0]}))] == ["repeat 0"]
 
 
 def test_ink_turns_with_the_page_and_other_colours_do_not(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 from tests.unit.present.conftest import report_of, table_in, told
 from workflow_scripts.catalog.any_model import model_of_folder
 from workflow_scripts.catalog.gpus_and_models import ENTERED, get_model
-from workflow_scripts.present.blocks import Findings, Fold, Text
+from workflow_scripts.present.blocks import Findings, Text
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import MissingError, Tables
 from workflow_scripts.present.sentences import verdicts_on, what_verdicts_cover
@@ -23,7 +23,7 @@ from workflow_scripts.present.subjects.other_settings import models_compared
 from workflow_scripts.present.subjects.prefix_caching import first_repeats_with_cache, gains_and_hits, memory_saved
 from workflow_scripts.present.subjects.speculation import gains_and_drafts
 from workflow_scripts.present.subjects.what_ran import native_types, not_understood, remote_code
-from workflow_scripts.present.subjects.where_measured import drift, unsteady_cells
+from workflow_scripts.present.subjects.where_measured import unsteady_cells
 from workflow_scripts.study.study import ModelOverride
 
 
@@ -70,27 +70,6 @@ def test_the_table_of_limits_shows_the_experts_used_if_an_engine_told(report, sh
     (part,) = [part for part in hardware_limits.SUBJECT.parts if isinstance(part, TablePart)]
     shown = {"Experts that a decode step used", "Expected of equally likely experts"}
     assert shown & set(table_in(part, report).headings) == (shown if share else set())
-
-
-def test_without_any_ceiling_nothing_is_said(report):
-    write_limits(report, ("a", float("nan"), 0.0, False))
-    with pytest.raises(MissingError, match="no ceiling"):
-        told(above_ceilings, report)
-
-
-def test_jobs_of_one_round_are_not_counted_as_rounds(report):
-    table = pd.DataFrame(
-        {"round": [1, 1, 2], "host": ["a", "b", "a"], "cell_id": "c", "minutes": 3.0, "drift_pct": 1.0}
-    )
-    cells = pd.DataFrame({"cell_id": ["c"], "gpu": "h200", "engine": "vllm", "model": "m", "workload": "w"})
-    cells.assign(outcome="ok", reason=None, knobs="k", start=1, repeat=0).to_parquet(
-        report.tables.folder / "cells.parquet"
-    )
-    for rows, words in ((table, "2 rounds, on 3 machines or jobs"), (table[1:], "2 rounds"), (table[2:], "1 round")):
-        rows.to_parquet(report.tables.folder / "drift.parquet")
-        (fold,) = drift(replace(report, tables=Tables(report.tables.folder)))
-        assert isinstance(fold, Fold)
-        assert fold.summary == f"Drift within {words}"
 
 
 def pairs(report: Report, knob: str, cells: dict[str, list[float]], ratios: list[float]) -> None:
@@ -147,13 +126,6 @@ def test_of_many_pairs_some_are_told_from_the_largest_gain_to_the_smallest(repor
     (block,) = gains_and_drafts(report)
     assert isinstance(block, Findings)
     assert block.note.startswith("6 of 20 comparisons")
-
-
-def test_a_study_that_does_not_vary_a_knob_has_no_finding_on_it(report):
-    pairs(report, "block_size", {"draft_acceptance_rate": [0.5], "kv_cache_tokens": [1.0]}, [2.0])
-    for part, name in ((gains_and_drafts, "drafted tokens"), (models_compared, "model")):
-        with pytest.raises(MissingError, match=f"only in .*{name}"):
-            told(part, report)
 
 
 def write_capacity(report: Report, *rows: tuple[str, float, float, float], given: bool = False) -> None:

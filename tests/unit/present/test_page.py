@@ -10,8 +10,7 @@ import pytest
 
 from tests.unit.present.conftest import arguments, report_of
 from tests.unit.present.synthetic import DRAWN, SCRIPT
-from workflow_scripts.common.files import write_json
-from workflow_scripts.present.blocks import Fold, Table
+from workflow_scripts.present.blocks import Table
 from workflow_scripts.present.page import main
 from workflow_scripts.present.subjects import APPENDIX, SECTIONS, SUBJECTS
 from workflow_scripts.present.subjects.claims_retested import claims_on
@@ -125,20 +124,6 @@ def test_every_table_has_a_caption_and_headings(page):
     assert {a.get("scope") for a in page.all("th")} == {"col", "row"}
 
 
-def test_the_first_column_of_a_table_stands_below_its_heading(page):
-    numeric = False
-    seen = set()
-    previous = "row"
-    for attributes in page.all("th"):
-        if attributes["scope"] == "row":
-            assert (attributes.get("class") == "number") == numeric
-            seen.add(numeric)
-        elif previous == "row":
-            numeric = attributes.get("class") == "number"
-        previous = attributes["scope"]
-    assert seen == {True, False}
-
-
 def test_markup_in_logs_reasons_and_studies_is_text(results, page):
     assert len(page.all("script")) == 1
     assert SCRIPT not in results.html
@@ -249,15 +234,6 @@ def test_no_headline_names_a_cell_by_its_slug(results, page):
     assert len(slugs) > 10
     places = [*page.text["h3"], *page.text["summary"], *page.text["li"], *page.text["figcaption"]]
     assert [text for text in places if any(slug in text.replace("/", " ").split() for slug in slugs)] == []
-
-
-def test_what_was_recorded_is_named_by_the_cell_in_words(results, tmp_path):
-    report = replace(results.report, cells=tmp_path)
-    cell = report.grid.loc[report.grid["outcome"] != "missing", "cell_id"].iloc[0]
-    write_json(tmp_path / cell / "outcome.json", {"cell_id": cell, "provenance": {"host": "node-1"}})
-    (told,) = [block.summary for block in provenance(report) if isinstance(block, Fold)]
-    assert told == f"Versions and settings recorded in {report.names[cell]}"
-    assert "block size " in told
 
 
 def test_provenance_has_the_share_of_starts_in_the_time_of_all_engines(results, tmp_path):
