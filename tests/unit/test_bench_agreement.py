@@ -40,10 +40,6 @@ def test_each_goal_is_missed_by_what_it_is_about(b, missed):
     assert reached(run_of("changes", "changes"), b) == [place not in missed for place in range(7)]
 
 
-def test_two_runs_that_share_nothing_reach_no_share():
-    assert reached(run_of("changes"), digest(cell("other", mean(1)))) == [False, False, True, True, True, False, False]
-
-
 def written(results: Path, of: Digest) -> Path:
     paths = StudyPaths(results, of.study)
     paths.tables.mkdir(parents=True)

@@ -99,14 +99,6 @@ def measure(host: Host, **options: Any) -> None:
     run.measure_until(visit(host, **options))
 
 
-def test_cells_are_measured_in_the_order_of_the_study_and_once(host):
-    host.measure(find_cell(host.study, CELLS[1]))
-    measure(host)
-    assert host.asked == [CELLS[0], *CELLS[2:]]
-    measure(host)
-    assert len(host.asked) == len(CELLS) - 1
-
-
 def test_no_cell_is_started_without_time_for_it(host, capsys):
     measure(host, seconds=59)
     assert host.asked == []
@@ -135,14 +127,6 @@ def test_a_cell_that_hangs_loses_three_minutes_and_gets_more_in_the_next_call(ho
     host.paths.log(CELLS[1]).unlink()
     measure(host, seconds=100)
     assert host.limits_s[-1] <= 100
-
-
-def test_every_cell_that_is_not_ok_is_told_with_its_reason_and_the_end_of_its_log(host, capsys):
-    host.answers = {CELLS[0]: [subprocess.TimeoutExpired("measure", 1)], CELLS[1]: ["infeasible"], CELLS[2]: [1]}
-    measure(host)
-    told = capsys.readouterr().out
-    for cell, line in zip(CELLS, ("| line 39", "the engine said infeasible", "exit 1"), strict=False):
-        assert line in told.partition(cell + "\n")[2].partition("/vllm/")[0]
 
 
 @pytest.fixture

@@ -36,16 +36,3 @@ def test_another_run_of_the_same_studies_has_the_same_truth_but_for_the_occasion
 
 def test_the_fixed_count_that_decides_as_much():
     assert statistics.starts_of_same_power(0.5, {2: 0.4, 4: 0.6}) == pytest.approx(3)
-
-
-def test_it_prints_every_kind_and_ends_with_1_if_a_goal_is_missed(capsys, monkeypatch):
-    monkeypatch.setattr(statistics, "FIXED", (2, 3))
-    monkeypatch.setattr(statistics, "COVERAGE", (0.0, 1.0))
-    monkeypatch.setattr(statistics, "LEAST_OF_WORST", 0.0)
-    monkeypatch.setattr(statistics, "MOST_FALSE", 1.0)
-    for most, code in ((9.0, 0), (0.1, 1)):
-        monkeypatch.setattr(statistics, "MOST_STARTS", most)
-        assert statistics.main(["--studies", "4"]) == code
-        printed = capsys.readouterr().out
-        assert all(kind.name in printed for kind in statistics.KINDS)
-        assert ("missed" in printed) == bool(code)

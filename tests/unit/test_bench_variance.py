@@ -2,9 +2,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from benchmarks.variance import STUDY, between_occasions, components
-from workflow_scripts.study.grid import expand
-from workflow_scripts.study.study_file import load_study
+from benchmarks.variance import between_occasions, components
 
 
 def starts(within: float, between_starts: float, between_occasions: float) -> pd.DataFrame:
@@ -24,12 +22,6 @@ def test_each_level_gets_its_own_spread(levels):
     assert np.allclose(list(found.values()), 100 * np.array(levels), rtol=0.15, atol=0.3)
 
 
-def test_what_a_single_occasion_cannot_show_is_empty():
-    found = components(starts(0.03, 0.02, 0.1)[lambda table: table["occasion"] == 0])
-    assert np.isnan(found["between occasions"])
-    assert found["within a start"] > 0
-
-
 def of_occasions(count: int, together: float, own: float, within: float = 0.01) -> pd.DataFrame:
     rng = np.random.default_rng(1)
     moved = rng.normal(0, together, count)
@@ -47,13 +39,3 @@ def of_occasions(count: int, together: float, own: float, within: float = 0.01) 
 def test_what_an_occasion_does_to_all_cells_is_told_from_what_it_does_to_one(together, own):
     found = between_occasions(of_occasions(300, together, own))
     assert np.allclose(list(found.values()), [100 * together, 100 * own], rtol=0.15, atol=0.3)
-
-
-def test_one_occasion_shows_nothing_between_occasions():
-    assert np.isnan(list(between_occasions(of_occasions(1, 0.1, 0.04)).values())).all()
-
-
-def test_the_study_covers_two_engines_and_two_devices():
-    cells = expand(load_study(STUDY))
-    found = {f"{cell.gpu} {cell.engine}" for cell in cells}
-    assert found == {"cpu-1core vllm", "cpu-all vllm", "cpu-all hf-static"}

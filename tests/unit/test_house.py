@@ -5,7 +5,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from workflow_scripts.__main__ import COMMANDS
 from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.engines.registry import BUILT_IN
 
@@ -36,26 +35,3 @@ def test_only_its_description_names_an_engine():
     assert {name: sorted(engines) for name, engines in found.items() if engines} == {}, (
         "write VLLM.name, HF_STATIC.name, ... of workflow_scripts/engines, or ask the engine's description"
     )
-
-
-ROOMS = ("prepare", "predict", "measure", "parse", "analyse", "present", "deploy")
-
-
-def named_rooms(path: Path) -> Iterator[str]:
-    """The rooms of modules that a module names as texts: whole, or as a command that it starts."""
-    for text in texts(path):
-        if named := re.fullmatch(rf"workflow_scripts\.({'|'.join(ROOMS)})\.[\w.:]+", text):
-            yield named[1]
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.List):
-            words = [part.value if isinstance(part, ast.Constant) else None for part in node.elts]
-            if words[1:3] == ["-m", "workflow_scripts"]:
-                yield COMMANDS[str(words[3])].partition(".")[0]
-
-
-def test_a_room_names_only_its_own_modules_and_those_of_earlier_rooms_and_the_core_names_none_outside_engines():
-    places = {path: path.relative_to(CHECKOUT / "workflow_scripts").parts[0] for path in MODULES}
-    found = {(place, room) for path, place in places.items() if place != "engines" for room in named_rooms(path)}
-    assert ("analyse", "measure") in found  # `check-server` sends load to a server
-    later = [(place, room) for place, room in found if place not in ROOMS[ROOMS.index(room) :]]
-    assert later == []

@@ -110,16 +110,6 @@ def test_pre_commit_runs_what_make_lint_runs():
     assert entries == recipe("lint")
 
 
-def test_make_has_every_target_that_its_help_or_a_document_names():
-    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
-    in_help = set(re.findall(r"^make ([a-z-]+)", run("make", "help"), flags=re.MULTILINE))
-    assert in_help == targets
-    for name, text in tracked_files():
-        if name.endswith(".md"):
-            named = set(re.findall(r"(?:^|`)make ([a-z-]+)", text, flags=re.MULTILINE))
-            assert named <= targets, name
-
-
 def test_what_the_workflow_imports_is_held_light():
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     (light,) = (contract for contract in contracts if "torch" in contract.get("forbidden_modules", []))

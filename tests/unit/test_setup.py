@@ -49,11 +49,6 @@ def setup(tmp_path):
     return call
 
 
-def test_python311_on_the_path_is_taken(setup):
-    _, said = setup({"python3.11": PYTHON311, "uv": UV})
-    assert said == ["python3.11 -m venv PLACE/environment"]
-
-
 @pytest.mark.parametrize("commands", [{}, {"python3.11": ANOTHER}], ids=["none", "a shim that leads nowhere"])
 def test_where_it_is_missing_uv_fetches_it(setup, tmp_path, commands):
     write_command(tmp_path / "mirror/python", PYTHON311)
