@@ -19,20 +19,6 @@ from workflow_scripts.catalog.gpus_and_models import (
 
 
 @pytest.mark.parametrize(
-    ("gpus", "ratio"),
-    [
-        (("h200", "l40s"), 5.56),
-        (("h100-sxm", "a100-pcie-80gb"), 1.73),
-        (("h100-sxm", "a100-pcie-40gb"), 2.15),
-        (("a100-sxm-40gb", "v100-sxm2-16gb"), 1.73),
-    ],
-)
-def test_bandwidth_ratios_of_the_data_sheets(gpus, ratio):
-    first, second = (get_gpu(gpu).memory_bandwidth_bytes_per_s for gpu in gpus)
-    assert first / second == pytest.approx(ratio, abs=0.006)
-
-
-@pytest.mark.parametrize(
     ("gpu", "dtype", "flop_per_s"),
     [
         ("h200", "bfloat16", 989.5e12),  # of dense matrices

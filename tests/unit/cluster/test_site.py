@@ -10,7 +10,7 @@ import yaml
 
 from workflow_scripts.cluster import site as site_module
 from workflow_scripts.cluster.attempt import Attempt
-from workflow_scripts.cluster.batches import batches_of_cluster, batches_of_machine, read_batch, write_batch
+from workflow_scripts.cluster.batches import batches_of_cluster, batches_of_machine, write_batch
 from workflow_scripts.cluster.batches import main as list_ended
 from workflow_scripts.cluster.site import (
     Site,
@@ -205,13 +205,6 @@ def test_a_batch_is_another_one_when_a_definition_or_the_round_changes():
     assert one == next(batches_of_machine(first, SAME))
     changed = next(batches_of_machine(first, {**SAME, first.starts[0].cell: "other"}))
     assert len({one.key, changed.key, next(batches_of_machine(second, SAME)).key}) == 3
-
-
-def test_a_batch_is_read_as_it_was_written(tmp_path):
-    (of,) = missing_rounds({}, list(GRID), 1, present=1)
-    (batch,) = batches_of_machine(of, SAME)
-    write_batch(tmp_path / "new.json", batch)
-    assert read_batch(tmp_path / "new.json") == batch
 
 
 def test_ended_cells_are_not_listed_while_a_start_that_was_due_has_no_outcome(tmp_path, capsys):

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 import yaml
 from compose_spec import PyCompose
-from kubernetes_validate import ValidationError, validate
+from kubernetes_validate import validate
 
 from tests.unit.deploy.promises import HUB, deployment, on_cpu, promise
 from workflow_scripts.deploy.deployment import Deployment
@@ -46,13 +46,6 @@ def test_kubernetes_knows_every_field(each):
     assert list(found) == ["ConfigMap", "PersistentVolumeClaim", "Deployment", "Service", "HorizontalPodAutoscaler"]
     for one in found.values():
         assert validate(one, KUBERNETES, strict=True) == KUBERNETES
-
-
-def test_the_check_of_manifests_notices_a_wrong_field(hub):
-    wrong = manifests(hub)["Service"]
-    wrong["spec"]["port"] = 8000
-    with pytest.raises(ValidationError):
-        validate(wrong, KUBERNETES, strict=True)
 
 
 def test_compose_knows_every_field(each):

@@ -101,12 +101,6 @@ def test_a_measurement_that_shows_drift_is_no_start_of_its_cell(tmp_path, monkey
     assert paths.outcomes(one) == {}
 
 
-def test_a_start_is_counted_from_one(capsys):
-    with pytest.raises(SystemExit, match="2"):
-        command.main(["--study", str(DEMO), "--cell", "any", "--start", "0"])
-    assert "--start: '0' is not" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("node", [None, "n-7"])
 def test_on_the_wrong_device_a_cell_has_no_outcome_not_in_the_last_attempt_either(tmp_path, monkeypatch, capsys, node):
     one, paths = prepared(tmp_path)

@@ -200,14 +200,6 @@ def test_bad_lines_of_the_pipelines_own_trace_are_counted():
     assert trace.reason == "4 lines without a readable sample"
 
 
-def test_wrong_types_are_null():
-    trace = parse_trace(
-        '{"time_unix_s": 1, "power_w": {"a": 1}, "memory_used_bytes": "many", "utilization_pct": null}\n'
-    ).table()
-    assert len(trace) == 1
-    assert trace.reindex(columns=["power_w", "memory_used_bytes", "utilization_pct"]).isna().all(axis=None)
-
-
 @pytest.mark.parametrize("text", ["", "Dear Sir,\nthank you.\n", "sizes:\n512, 504\n", "\x00\x01\x02", "{", "{}\n"])
 def test_what_is_no_trace_says_so(text):
     found = summary(text)
@@ -235,16 +227,6 @@ def test_any_text_is_a_trace(text):
     assert isinstance(table, pd.DataFrame)
     assert set(table) <= set(COLUMNS)
     json.loads(summarise(trace).model_dump_json())
-
-
-@settings(max_examples=50)
-@given(share=st.floats(0, 1))
-def test_a_trace_that_breaks_off_says_nothing_new(share):
-    text = HEADER + with_units()
-    found = summary(text[: int(len(text) * share)])
-    assert found["rows"] <= 3
-    assert found["memory_used_mib_max"] in (None, 1000, 70321)
-    assert found["power_w_mean"] in (None, 60.5, pytest.approx((60.5 + 401.25) / 2), EXTREMES["power_w_mean"])
 
 
 @pytest.mark.parametrize(

@@ -106,16 +106,6 @@ def test_any_text_is_a_log(text):
     assert json.loads(json.dumps(facts, allow_nan=False)) == facts
 
 
-@settings(max_examples=200)
-@given(st.data())
-def test_any_mix_of_lines_is_a_log(data):
-    """Lines of real logs in any order, cut anywhere."""
-    lines = [line for name in sorted(EXPECTED) for line in text_of(name).split("\n")]
-    picked = data.draw(st.lists(st.sampled_from(lines), max_size=30))
-    text = "\n".join(picked)
-    parse_engine_log(text[: data.draw(st.integers(0, len(text)))])
-
-
 @settings(max_examples=60)
 @given(name=st.sampled_from(sorted(EXPECTED)), share=st.floats(0, 1))
 def test_a_log_that_breaks_off_says_less_but_nothing_else(name, share):

@@ -338,14 +338,6 @@ def test_weights_that_would_be_counted_wrong_are_refused(stored, message):
         model_facts(LLAMA | {"quantization_config": stored})
 
 
-def test_flops_of_a_request_are_those_of_its_prompt_and_its_steps():
-    facts = model_facts(LLAMA)
-    steps = sum(facts.decode_flops(1, 5 + i) for i in (1, 2, 3))
-    assert facts.request_flops(5, 4) == pytest.approx(facts.prefill_flops(5) + steps)
-    # A prompt of one token costs what a decode step costs that sees one token.
-    assert facts.prefill_flops(1) == facts.decode_flops(1, 1)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

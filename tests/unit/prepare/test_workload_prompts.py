@@ -5,8 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from workflow_scripts.common.files import sha256_of
 from workflow_scripts.predict.forecast import lengths_of
@@ -102,13 +100,3 @@ def test_only_a_line_break_ends_a_text(tmp_path, name, form):
     (tmp_path / name).write_text("\n".join(map(form.format, ["a\u2028b", "c"])), encoding="utf-8-sig")
     requests, _ = make_requests(prompts(tmp_path / name), VOCABULARY, 2)
     assert [text for text, _ in texts(requests)] == ["a\u2028b", "c"]
-
-
-@given(st.lists(st.text(min_size=1, max_size=30), min_size=1, max_size=12), st.integers(1, 12))
-def test_all_texts_come_in_order_whatever_is_in_them(tmp_path_factory, lines, few):
-    file = tmp_path_factory.mktemp("prompts") / "a.jsonl"
-    lines = [line for line in lines if line.isprintable()] or ["x"]
-    file.write_text("\n".join(json.dumps({"prompt": line}) for line in lines), encoding="utf-8")
-    requests, _ = make_requests(prompts(file), VOCABULARY, len(lines))
-    assert [text for text, _ in texts(requests)] == lines
-    assert make_requests(prompts(file), VOCABULARY, min(few, len(lines)))[0] == requests[:few]

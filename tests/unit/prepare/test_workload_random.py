@@ -121,14 +121,6 @@ def test_a_warmup_that_cannot_differ_is_refused():
         make_warmup(spec, vocabulary, requests)
 
 
-@given(synthetic, counts)
-def test_drawn_lengths_keep_their_bounds(spec, count):
-    requests, _ = make_requests(spec, VOCABULARY, count)
-    for request in requests:
-        assert spec.prompt_tokens.minimum <= len(request.prompt_token_ids) <= spec.prompt_tokens.maximum
-        assert spec.output_tokens.minimum <= request.output_tokens <= spec.output_tokens.maximum
-
-
 def in_common(a: Request, b: Request) -> int:
     """Tokens with which both prompts begin."""
     pairs = zip(a.prompt_token_ids, b.prompt_token_ids, strict=False)

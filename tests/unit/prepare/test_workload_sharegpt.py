@@ -1,11 +1,8 @@
 """ShareGPT workloads, from a small file of invented conversations in the format of the real one."""
 
-import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from workflow_scripts.common.files import sha256_of
 from workflow_scripts.prepare.tokenizer import load_vocabulary
@@ -61,30 +58,6 @@ def test_the_manifest_counts_what_the_filter_left_out(vocabulary):
         "conversations": 21,
         "filter": {"used": 15, "prompt_too_short": 3, "output_too_short": 1, "prompt_too_long": 1, "total_too_long": 1},
     }
-
-
-_turn = st.text("abc de", min_size=0, max_size=400)
-
-
-@settings(max_examples=30)
-@given(conversations=st.lists(st.lists(_turn, max_size=4), min_size=1, max_size=20), seed=st.integers(0, 99))
-def test_whatever_was_said_the_filter_holds_and_counts_add_up(vocabulary, tmp_path_factory, conversations, seed):
-    file = tmp_path_factory.mktemp("sharegpt") / "file.json"
-    said = [{"conversations": [{"value": turn} for turn in turns]} for turns in conversations]
-    file.write_text(json.dumps(said), encoding="utf-8")
-    spec = sharegpt(file, sha256=sha256_of(file), seed=seed)
-    stream = GENERATORS["sharegpt"](spec, vocabulary, seed)
-    requests = list(stream.requests)
-    # What vLLM's benchmark keeps: at least 4 tokens each, at most 1,024 of the prompt and 2,048 in all.
-    for request in requests:
-        assert 4 <= len(request.prompt_token_ids) <= 1024
-        assert request.output_tokens >= 4
-        assert len(request.prompt_token_ids) + request.output_tokens <= 2048
-    counted = stream.details["filter"]
-    assert counted["used"] == len(requests)
-    assert sum(counted.values()) == stream.details["conversations"] == sum(len(turns) >= 2 for turns in conversations)
-    again = list(GENERATORS["sharegpt"](spec, vocabulary, seed).requests)
-    assert again == requests
 
 
 def test_warmup_is_as_long_as_the_conversations_and_takes_none(vocabulary):

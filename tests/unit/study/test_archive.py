@@ -99,16 +99,6 @@ def test_the_description_names_only_what_is_there_and_says_what_measured_what(st
     assert graph["#measuring-l40s"]["endTime"] == "2026-01-03T00:00:00+00:00"
 
 
-def test_a_former_record_may_not_say_when_it_ended(study):
-    (l40s,) = (study.parent / "results/kept/cells/l40s").rglob("outcome.json")
-    record = json.loads(l40s.read_text())
-    del record["provenance"]["ended_at"]
-    l40s.write_text(json.dumps(record))
-    graph = {entity["@id"]: entity for entity in json.loads(archived(study).read("ro-crate-metadata.json"))["@graph"]}
-    assert graph["./"]["datePublished"] == "2026-01-02T00:00:00+00:00"
-    assert graph["#measuring-l40s"]["endTime"] == "1970-01-01T00:00:00+00:00"
-
-
 def test_equal_contents_give_equal_archives(study):
     archived(study, "one.zip")
     archived(study, "two.zip")

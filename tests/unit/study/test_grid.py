@@ -17,7 +17,6 @@ from workflow_scripts.study.definition import (
     workload_key,
 )
 from workflow_scripts.study.grid import expand
-from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study import Study
 from workflow_scripts.study.study_file import load_study
 
@@ -93,14 +92,3 @@ def test_prepared_files_are_named_after_what_they_are_made_from():
     assert len(keys) == 3
     dummy = models["tiny-llama-57m"]
     assert model_key(dummy) != model_key(dummy.model_copy(update={"dtype": "bfloat16"}))
-
-
-def test_a_definition_names_no_place_of_this_machine():
-    assert str(Path.cwd()) not in str(definition_of(DEMO).as_json())
-
-
-def test_paths_of_a_cell():
-    cell = expand(DEMO)[0]
-    paths = StudyPaths(Path("results"), DEMO.name)
-    assert paths.outcome(cell) == Path(f"results/demo/cells/{cell.id}/outcome.json")
-    assert cell.id == "cpu-all/vllm/tiny-llama-57m/chat/bs32-seqs2-len128-eager1-cpukv1"

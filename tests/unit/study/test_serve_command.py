@@ -82,21 +82,11 @@ def test_remote_code_is_served_only_where_it_was_measured():
     assert trusted.command() == (f"vllm serve org/model --revision {'0' * 40} --trust-remote-code --dtype bfloat16")
 
 
-def test_each_variable_of_the_environment_has_a_line_in_the_file():
-    config = ServeSettings("org/model", {}, {"A": "1", "B": "2"}).config()
-    assert config == "# environment: A=1\n# environment: B=2\nmodel: org/model\n"
-
-
 def test_a_model_with_random_weights_is_served_from_its_folder():
     settings = serve_settings(DUMMY, FOLDER, VllmKnobs(), {})
     assert settings == ServeSettings(str(FOLDER), {"load-format": "dummy", "dtype": "float32"}, {})
     assert settings.command() == f"vllm serve {FOLDER} --load-format dummy --dtype float32"
     assert settings.config() == f"model: {FOLDER}\nload-format: dummy\ndtype: float32\n"
-
-
-def test_a_hub_model_without_a_commit_has_no_revision():
-    settings = serve_settings(HUB.model_copy(update={"revision": None}), FOLDER, VllmKnobs(), {})
-    assert settings.command() == "vllm serve org/model --dtype bfloat16"
 
 
 def test_what_took_effect_is_written_out_but_what_was_set_goes_before():
