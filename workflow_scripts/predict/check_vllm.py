@@ -20,6 +20,7 @@ from pydantic import ValidationError
 
 from workflow_scripts.catalog.gpus_and_models import Gpu
 from workflow_scripts.common.files import read_json
+from workflow_scripts.engines import vllm_versions
 from workflow_scripts.engines.vllm_engines import VllmKnobs, command_line
 from workflow_scripts.predict.engine_setting import EngineSetting, Fault
 
@@ -71,13 +72,8 @@ def _faults_of_one_platform(settings: Sequence[EngineSetting]) -> list[Fault | N
     choose_gpu = _stand_on(settings[0].gpu)
     from vllm.engine.arg_utils import EngineArgs
     from vllm.usage.usage_lib import UsageContext
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    class Parser(FlexibleArgumentParser):  # type: ignore[misc]  # vLLM has no types
-        def error(self, message: str) -> Any:
-            raise ValueError(message)
-
-    parser = EngineArgs.add_cli_args(Parser())
+    parser = EngineArgs.add_cli_args(vllm_versions.argument_parser())
 
     def refusal(setting: EngineSetting, knobs: VllmKnobs) -> str | None:
         """Why vLLM refuses the setting with these knobs; None if it does not."""

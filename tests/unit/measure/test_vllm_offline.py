@@ -26,6 +26,7 @@ REQUEST_STATS: dict[str, dict[str, Any]] = {
         **{"first_token_ts": 11.0, "last_token_ts": 12.0, "first_token_latency": 1.0, "is_corrupted": False},
     }
 }
+REQUEST_STATS["0.11.0.post2"] = {k: v for k, v in REQUEST_STATS["0.25.1"].items() if k != "is_corrupted"}
 OF_032 = {"num_preemptions": 2, "is_watermarked": False, "is_watermark_skipped": False}
 REQUEST_STATS["0.32.0"] = REQUEST_STATS["0.25.1"] | OF_032
 NOT_READ = (
@@ -36,17 +37,22 @@ NOT_READ = (
 SCHEDULER_STATS: dict[str, dict[str, Any]] = {
     "0.25.1": {
         **{"num_running_reqs": 4, "num_waiting_reqs": 7, "kv_cache_usage": 0.25},
-        "prefix_cache_stats": SimpleNamespace(reset=False, requests=1, queries=64, hits=48),
+        "prefix_cache_stats": SimpleNamespace(
+            reset=False, requests=1, queries=64, hits=48, preempted_requests=1, preempted_queries=37, preempted_hits=32
+        ),
         **dict.fromkeys(NOT_READ),
     }
+}
+SCHEDULER_STATS["0.11.0.post2"] = {
+    **{"num_running_reqs": 4, "num_waiting_reqs": 7, "kv_cache_usage": 0.25},
+    "prefix_cache_stats": SimpleNamespace(reset=False, requests=1, queries=64, hits=48),
+    **dict.fromkeys(("step_counter", "current_wave", "spec_decoding_stats", "kv_connector_stats")),
+    "num_corrupted_reqs": 0,
 }
 SCHEDULER_STATS["0.32.0"] = SCHEDULER_STATS["0.25.1"] | {
     "num_kv_fetch_reqs_by_stage": {},
     "iteration_details": None,
     "ec_connector_stats": None,
-    "prefix_cache_stats": SimpleNamespace(
-        reset=False, requests=1, queries=64, hits=48, preempted_requests=1, preempted_queries=37, preempted_hits=32
-    ),
 }
 VERSIONS = sorted(REQUEST_STATS)
 
@@ -54,21 +60,24 @@ VERSIONS = sorted(REQUEST_STATS)
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_request_has_its_times_and_tokens(version):
     output = SimpleNamespace(
-        metrics=SimpleNamespace(**REQUEST_STATS[version]),
         prompt_token_ids=[1, 2, 3, 4],
         outputs=[SimpleNamespace(token_ids=[5, 6, 7])],
         num_cached_tokens=2,
     )
-    record = request_record(Request([1, 2, 3, 4], 3, request_id="r"), output)
+    stats = SimpleNamespace(**REQUEST_STATS[version])
+    record = request_record(Request([1, 2, 3, 4], 3, request_id="r"), output, stats)
     assert (record.queued_s, record.scheduled_s, record.first_token_s, record.last_token_s) == (10.0, 10.5, 11.0, 12.0)
     assert (record.prompt_tokens, record.output_tokens, record.cached_prompt_tokens) == (4, 3, 2)
-    assert record.preemptions == {"0.25.1": None, "0.32.0": 2}[version]
+    assert record.preemptions == {"0.32.0": 2}.get(version)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_step_has_what_the_scheduler_did(version):
     iteration = SimpleNamespace(num_prompt_tokens=64, num_generation_tokens=4, num_preempted_reqs=1)
+    # What a version does not count is absent, not zero.
+    recomputed = {} if version == "0.11.0.post2" else {"recomputed_tokens": 5}
     assert step_record(SimpleNamespace(**SCHEDULER_STATS[version]), iteration) == {
+        **recomputed,
         "running": 4,
         "waiting": 7,
         "kv_cache_usage": 0.25,
@@ -77,7 +86,6 @@ def test_a_step_has_what_the_scheduler_did(version):
         "preempted": 1,
         "prefix_queries": 64,
         "prefix_hits": 48,
-        "recomputed_tokens": {"0.25.1": 0, "0.32.0": 5}[version],
     }
 
 

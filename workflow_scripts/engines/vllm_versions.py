@@ -1,0 +1,106 @@
+"""What differs between the versions of vLLM that can be measured, 0.11.0 to 0.32.0: no other module depends on one.
+
+vLLM is imported only when a function is called. "Until" names the last version with the other form.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from inspect import signature
+from typing import Any
+
+
+def accepted(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the arguments that this version's engine has. Until 0.12.0 it counts no bytes and operations
+    (`enable_mfu_metrics`) and does not report the graph of each step (`cudagraph_metrics`)."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    known = {field.name for field in fields(EngineArgs)}
+    return {name: value for name, value in arguments.items() if name in known}
+
+
+def check_arguments(arguments: Mapping[str, Any]) -> None:
+    """Raises ValueError if this version's engine lacks one of the arguments, such as `attention_backend` until
+    0.12.0."""
+    if lacking := arguments.keys() - accepted(arguments).keys():
+        raise ValueError(_lacks(", ".join(sorted(lacking))))
+
+
+def argument_parser() -> Any:
+    """An empty parser of vLLM's kind that raises ValueError where vLLM's would end the process."""
+    try:
+        from vllm.utils.argparse_utils import FlexibleArgumentParser
+    except ImportError:  # until 0.11.0
+        from vllm.utils import FlexibleArgumentParser
+
+    class Parser(FlexibleArgumentParser):  # type: ignore[misc]  # vLLM has no types
+        def error(self, message: str) -> Any:
+            start, _, words = message.partition("unrecognized arguments: ")
+            raise ValueError(_lacks(words) if not start else message)
+
+    return Parser()
+
+
+def serve_arguments(words: list[str]) -> Any:
+    """What the words of a command line say to `vllm serve`. Raises ValueError if this version does not accept them."""
+    try:
+        from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+    except ImportError:  # until 0.25.1
+        from vllm.entrypoints.openai.cli_args import make_arg_parser, validate_parsed_serve_args
+
+    args = make_arg_parser(argument_parser()).parse_args(words)
+    validate_parsed_serve_args(args)
+    return args
+
+
+def server_socket(args: Any) -> tuple[str, Any]:
+    """The address and the socket of a server with these arguments, which it does not share."""
+    from vllm.entrypoints.openai.api_server import setup_server
+
+    # Until 0.22.1 there is no option to share the port.
+    may_share = "reuse_port" in signature(setup_server).parameters
+    address, socket = setup_server(args, **({"reuse_port": False} if may_share else {}))
+    return address, socket
+
+
+def step_loggers(manager: Any) -> list[Any]:
+    """The list of an engine's loggers, each of which is told about every step."""
+    if hasattr(manager, "stat_loggers"):
+        loggers: list[Any] = manager.stat_loggers
+    else:  # until 0.11.0, a list for each engine core
+        loggers = manager.per_engine_logger_dict[0]
+    return loggers
+
+
+def request_statistics(llm: Any) -> Callable[[Any], Any]:
+    """A function of a `RequestOutput` that gives the request's `RequestStateStats`."""
+    import vllm
+
+    if not vllm.__version__.startswith("0.11.0"):
+        return lambda output: output.metrics
+    # Until 0.11.0 only the output processor has them, until it forgets a request that has ended.
+    processor, ended = llm.llm_engine.output_processor, {}
+    forget = processor._update_stats_from_finished
+
+    def keep(request: Any, *args: Any) -> None:
+        ended[request.request_id] = request.stats
+        forget(request, *args)
+
+    processor._update_stats_from_finished = keep
+    return lambda output: ended.pop(output.request_id)
+
+
+def is_emptied(answer: bool | None) -> bool:
+    """Whether the prefix cache was emptied, by what `reset_prefix_cache` returned: until 0.11.2 nothing."""
+    return answer is not False
+
+
+def largest_graph(compilation: Any) -> int | None:
+    """Most tokens of a step that runs as a captured graph, from a `CompilationConfig`."""
+    until_0_11_0: int | None = getattr(compilation, "max_capture_size", None)
+    return getattr(compilation, "max_cudagraph_capture_size", until_0_11_0)
+
+
+def _lacks(words: str) -> str:
+    import vllm
+
+    return f"vLLM {vllm.__version__} does not have {words}"
