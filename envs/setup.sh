@@ -76,7 +76,8 @@ install)
     ;;
 compile)
     [ ! -e "envs/${lock##*-}.excludes.txt" ] || options+=(--excludes "envs/${lock##*-}.excludes.txt")
-    [ ! -e "envs/$lock.overrides.txt" ] || options+=(--overrides "envs/$lock.overrides.txt")
+    # uv's settings for an old version: versions to replace, and the day up to which packages count.
+    [ ! -e "envs/$lock.toml" ] || options+=(--config-file "envs/$lock.toml")
     exec "$folder/bin/uv" pip compile "envs/$lock.in" --output-file "envs/$lock.txt" --quiet \
         --python-version 3.11 --python-platform x86_64-manylinux_2_31 --generate-hashes \
         --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock' "${options[@]}" "$@"
