@@ -83,7 +83,7 @@ rule compare:
     conda:
         "envs/cpu.conda.yaml"
     params:
-        against=lambda wildcards: other_run("against"),
+        against=lambda wildcards: other_runs("against"),
         now=PATHS.root,
         out=PATHS.root / "comparison",
     shell:
@@ -92,19 +92,21 @@ rule compare:
 
 
 rule regress:
-    """Fail if a cell became slower or holds fewer KV tokens than in the run that `--config baseline=` names."""
+    """Fail if a cell became slower or holds fewer KV tokens than in the runs that `--config baseline=A,B` names."""
     log:
         PATHS.root / "logs/regress.log",
     conda:
         "envs/cpu.conda.yaml"
     params:
-        baseline=lambda wildcards: other_run("baseline"),
+        baseline=lambda wildcards: other_runs("baseline"),
         vary=f"--occasions-vary {config['occasions_vary']}" if "occasions_vary" in config else "",
         now=PATHS.root,
-        out=PATHS.root / "regression.md",
+        out=PATHS.root / "regression",
     shell:
         "python -m workflow_scripts regress {params.baseline:q} {params.now:q} {params.vary}"
-        " --markdown {params.out:q} 2> {log} || {{ s=$?; cat {log} >&2; exit $s; }}"
+        " --markdown {params.out:q}.md --json {params.out:q}/steps.json 2> {log} || {{ s=$?; cat {log} >&2; }};"
+        " [ ${{s:-0}} = 2 ] || python -m workflow_scripts figure-steps --steps {params.out:q}/steps.json"
+        " --out {params.out:q} 2>> {log}; exit ${{s:-0}}"
 
 
 rule archive_study:

@@ -197,13 +197,17 @@ def device_records():
     return [PATHS.device(gpu) for gpu in wanted]
 
 
-def other_run(key):
-    """The other run for `compare` and `regress`."""
-    if key not in config:
+def other_runs(key):
+    """The other runs for `compare` and `regress`: a list, or text with commas."""
+    named = config.get(key) or []
+    places = named if isinstance(named, list) else str(named).split(",")
+    if missing := [place for place in places if not Path(place).exists()]:
+        raise WorkflowError(f"--config {key}=: there is no {', '.join(map(str, missing))}")
+    if not places:
         raise WorkflowError(
             f"name what to compare with: --config {key}=REPORT, a study's folder, or an unpacked archive"
         )
-    return config[key]
+    return places
 
 
 def runs_to_import():

@@ -48,6 +48,7 @@ function sentencesOf(found) {
     ...(found.refused.length ? [`${plural(found.refused.length, "cell")} cannot be compared; the reasons are below.`] : []),
     ...(found.outcomes.length ? [`${plural(found.outcomes.length, "cell")} ended with another outcome.`] : []),
     ...(found.only_a.length || found.only_b.length ? [`Only in A: ${plural(found.only_a.length, "cell")}; only in B: ${found.only_b.length}.`] : []),
+    ...(found.start_s_a && found.start_s_b ? [`A start took ${number(found.start_s_a)} s in A and ${number(found.start_s_b)} s in B (medians).`] : []),
     ...(found.pairs.length
       ? [`Both studies made ${plural(found.pairs.length, "comparison")} of the same two cells. In ${known.filter(({ inside }) => inside).length} of the ${known.length} that have an interval in A, the ratio in B is inside it. In ${contradictions || "none"}, A and B contradict each other.`]
       : []),
@@ -96,7 +97,10 @@ function tables(found, store) {
   const bySize = [...found.cells].sort((a, b) => (b.verdict === CHANGES) - (a.verdict === CHANGES) || Math.abs(Math.log(b.ratio)) - Math.abs(Math.log(a.ratio)));
   const byAgreement = [...found.pairs].sort((a, b) => (a.contradiction === null) - (b.contradiction === null) || (a.inside !== false) - (b.inside !== false));
   const agreement = ({ contradiction, inside }) => contradiction ?? (inside === null ? "A has no interval" : inside ? "inside A's interval" : "outside A's interval");
+  const pair = ({ what, a, b, cells, others }) => () => [what, valueText(a), `${valueText(b)}${others ? `, and ${plural(others, "other pair")}` : ""}`, cells ? String(cells) : ""];
+  const differing = (caption, what, of) => titled(caption, [what, "A", "B", "Cells"], of.map(pair), [false, false, false, true]);
   return [
+    ...differing("What changed by itself", "Setting that took effect", found.by_itself),
     ...titled("By device and engine", ["Device and engine", "Measure", "Cells", "Median B/A", "Range"], places(found.cells), [false, false, true, true, true]),
     ...titled(
       "Cells, the largest change first",
@@ -110,12 +114,7 @@ function tables(found, store) {
       ["Cell", "Over", "Agreement", "Ratio in A (95 % interval)", "Ratio in B (95 % interval)"],
       byAgreement.map((pair) => () => [name(pair.cell), over(pair.baseline, pair.cell), agreement(pair), stated(pair.a), stated(pair.b)]),
     ),
-    ...titled(
-      "What differs between A and B",
-      ["What", "A", "B", "Cells"],
-      found.differences.map(({ what, a, b, cells, others }) => () => [what, valueText(a), `${valueText(b)}${others ? `, and ${plural(others, "other pair")}` : ""}`, cells ? String(cells) : ""]),
-      [false, false, false, true],
-    ),
+    ...differing("What else differs between A and B", "What", found.differences),
     ...titled("Only in A", ["Cell"], found.only_a.map((id) => () => [name(id)])),
     ...titled("Only in B", ["Cell"], found.only_b.map((id) => () => [name(id)])),
   ];

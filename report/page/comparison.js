@@ -1,5 +1,6 @@
 // Compare two studies by their digests, as workflow_scripts/analyse/compare/comparison.py does; a test compares the two.
 import { differences, keysOf, own, valueText, whyNot } from "./comparability.js";
+import { median } from "./data.js";
 import { CHANGES, FLAT, compareOccasions } from "./occasions.js";
 
 const MISSING = "missing";
@@ -78,9 +79,6 @@ function ofCell(x, y) {
     const [one, other] = [x, y].map(({ environment }) => (own(environment, name) ?? []).join(", ") || null);
     if (one !== other) found.push([name, one, other]);
   }
-  for (const { path, a, b } of differences(x.effective, y.effective)) {
-    if (a !== null && b !== null) found.push([`setting: ${path}`, a, b]);
-  }
   for (const rates of keysOf(x.cell.ceilings).filter((name) => Object.hasOwn(y.cell.ceilings, name))) {
     const [one, other] = [x.cell.ceilings[rates], y.cell.ceilings[rates]];
     if (one !== other) found.push([`limit: output tokens/s by ${rates} rates`, one, other]);
@@ -88,19 +86,23 @@ function ofCell(x, y) {
   return found;
 }
 
-function different(a, b, ended) {
-  const ofStudy = differences(a.settings, b.settings).map(({ path, a: one, b: other }) => [`study: ${path}`, one, other]);
-  const found = new Map();
-  for (const [what, one, other] of [...ofStudy, ...ended.flatMap(([x, y]) => ofCell(x, y))]) {
-    if (!found.has(what)) found.set(what, []);
-    found.get(what).push([one, other]);
-  }
-  const settings = new Set(ofStudy.map(([what]) => what));
-  return [...found].map(([what, values]) => ({
-    what, a: values[0][0], b: values[0][1],
-    cells: settings.has(what) ? 0 : values.length,
-    others: new Set(values.map((pair) => JSON.stringify(pair.map(valueText)))).size - 1,
+// What differs in any cell, given by its name and both values for each cell.
+function counted(found) {
+  const values = new Map();
+  for (const [what, ...pair] of found) values.set(what, [...(values.get(what) ?? []), pair]);
+  return [...values].map(([what, pairs]) => ({
+    what, a: pairs[0][0], b: pairs[0][1], cells: pairs.length,
+    others: new Set(pairs.map((pair) => JSON.stringify(pair.map(valueText)))).size - 1,
   }));
+}
+
+function bySetting([x, y]) {
+  return differences(x.effective, y.effective).filter(({ a, b }) => a !== null && b !== null).map(({ path, a, b }) => [path, a, b]);
+}
+
+function different(a, b, ended) {
+  const ofStudy = differences(a.settings, b.settings).map(({ path, a: one, b: other }) => ({ what: `study: ${path}`, a: one, b: other, cells: 0, others: 0 }));
+  return [...ofStudy, ...counted(ended.flatMap(([x, y]) => ofCell(x, y)))];
 }
 
 // Compare study B with study A, by digests as checkDigest accepts them.
@@ -111,6 +113,7 @@ export function comparison(a, b, varyPct) {
   const ok = ended.filter(([x, y]) => x.cell.outcome === "ok" && y.cell.outcome === "ok").map(([x, y]) => [x, y, whyNot(x, y)]);
   const compared = ok.filter(([, , why]) => !why.length);
   const otherwise = ended.filter(([x, y]) => x.cell.outcome !== y.cell.outcome).map(([x, y]) => [x, y, whyNot(x, y)]);
+  const starts = ok.map(([x, y]) => [own(x.cell, "start_s"), own(y.cell, "start_s")]).filter(([one, other]) => one && other);
   const margin = own(a.settings, "equivalence_margin_pct");
   const marginPct = typeof margin === "number" ? margin : 2;
   return {
@@ -126,6 +129,9 @@ export function comparison(a, b, varyPct) {
     only_a: [...ofA.keys()].filter((id) => !ofB.has(id)),
     only_b: [...ofB.keys()].filter((id) => !ofA.has(id)),
     pairs: agreements(a, b, new Set(compared.map(([x]) => x.cell.id))),
+    by_itself: counted(ended.flatMap(bySetting)),
+    start_s_a: starts.length ? median(starts.map(([one]) => one)) : null,
+    start_s_b: starts.length ? median(starts.map(([, other]) => other)) : null,
     differences: different(a, b, ended),
   };
 }

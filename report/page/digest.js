@@ -16,7 +16,7 @@ const MEAN = { measure: isText, log_mean: isNumber, squared_error: orNothing(isN
 const CELL = {
   id: isText, outcome: isText, reason: orNothing(isText), comparable: isFlag, source: isText, began: orNothing(isText),
   content: isPlace, environment: isPlace, effective: isPlace, means: isListOf(isShape(MEAN)), ceilings: isRecordOf(isNumber),
-  device_rate: orNothing((value) => isNumber(value) && value > 0),
+  device_rate: orNothing((value) => isNumber(value) && value > 0), start_s: orNothing((value) => isNumber(value) && value > 0),
 };
 const PAIR = {
   kind: isText, name: isText, cell: isPlace, baseline: isPlace, ratio: isNumber,

@@ -179,6 +179,9 @@ def checkout(tmp_path_factory):
     demo = (root / "config/studies/demo.yaml").read_text()
     (root / "config/studies/my-study.yaml").write_text(re.sub("^name: .*", "name: my-study", demo, flags=re.MULTILINE))
     write_results(root / "results/demo")
+    for baseline in ("before/results/demo", "results/nights/2026-01-01/demo", "results/nights/2026-01-02/demo"):
+        (root / baseline).mkdir(parents=True)
+    (root / "before/report.html").touch()
     shutil.copy(root / "tests/fixtures/logs/vllm-0.32-cpu-ok.log", root / "vllm.log")
     (root / "bin").mkdir()  # where an installed command would run the code of the checkout that it belongs to
     (root / "bin/kvsweep").write_text(f'#!/bin/sh\nexec {sys.executable} -m workflow_scripts "$@"\n')

@@ -33,3 +33,27 @@ def test_a_slower_cell_fails_the_guard_and_a_faster_one_passes(tmp_path, write_s
         text = (tmp_path / "results" / "small" / "regression.md").read_text()
         assert text.startswith("**regressed**" if is_now < was else "**passed**")
     assert codes == [1, 0]
+
+
+def test_several_baselines_give_the_steps_with_a_picture_and_a_missing_one_stops_before_anything(tmp_path, write_study):
+    study, results = write_study(tmp_path), tmp_path / "results" / "small"
+    nights = [tmp_path / "night 1.json", tmp_path / "night-2.json", results / "tables" / "digest.json"]
+    nights[-1].parent.mkdir(parents=True)
+    for day, (path, rate) in enumerate(zip(nights, (1000, 1010, 100), strict=True)):
+        began = f"2026-01-0{day + 1}T00:00:00Z"
+        path.write_text(digest(cell("bs32", mean(rate, 0.2, starts=6), began=began)).model_dump_json())
+
+    def regress(*baselines):
+        command = snakemake_command(study, tmp_path / "results", "regress")
+        command.insert(command.index("--"), f"baseline={','.join(map(str, baselines))}")
+        return subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True)
+
+    missing = regress(nights[0], "no-such-night")
+    assert (missing.returncode, "no-such-night" in missing.stderr, (results / "logs").exists()) == (1, True, False)
+    done = regress(*nights[:2])
+    assert done.returncode == 1, done.stderr
+    text = (results / "regression.md").read_text()
+    assert "| cpu-all/vllm/tiny/chat/bs32 | output_tokens_per_s | 1,000 → 1,010 → 100 | 0.0995 (" in text
+    assert {path.name for path in (results / "regression").iterdir()} == {
+        *("steps.json", "steps.png", "steps.svg", "steps.column.svg")
+    }

@@ -143,7 +143,7 @@ def test_a_dropped_report_is_compared_as_by_the_command(tab, report, tmp_path):
     buttons = "[...document.querySelectorAll('#view-compare .save button')]"
     save = f"{buttons}.find((button) => button.ariaLabel.includes('CSV: Cells,'))"
     assert len(tab.download(save, tmp_path).read_text(encoding="utf-8").splitlines()) == 1 + len(expected.cells)
-    assert shown["What differs between A and B"] == len(expected.differences)
+    assert shown["What else differs between A and B"] == len(expected.differences)
     assert "0.33.0" in tab.evaluate("document.querySelector('#view-compare').innerText")
     # The other way round, and with occasions that hardly vary.
     tab.evaluate("document.querySelector('#view-compare input[type=checkbox]').click()")

@@ -78,6 +78,7 @@ def random_digest(chance: random.Random) -> Digest:
             comparable=often(True, False),
             source=often("measured", "simulated", "measured elsewhere"),
             began=often(None, "2026-01-02T03:04:05Z"),
+            start_s=often(8.5, 12.0, None),
             content=often(0, 1, 2, -1),
             environment=often(0, 1, 2, 3),
             effective=chance.choice([0, 1, -1]),

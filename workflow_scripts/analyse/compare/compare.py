@@ -12,7 +12,7 @@ Exit codes: 0: nothing changed; 1: a cell changed or has another outcome, or a c
 
 import math
 from argparse import ArgumentTypeError, Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from workflow_scripts.analyse.compare.comparability import value_text
-from workflow_scripts.analyse.compare.comparison import CellRatio, Comparison, Found, comparison
+from workflow_scripts.analyse.compare.comparison import CellRatio, Comparison, Different, Found, comparison
 from workflow_scripts.analyse.compare.digest import DigestError, read_digest
 from workflow_scripts.analyse.intervals.occasions import OCCASIONS_VARY_PCT
 from workflow_scripts.analyse.intervals.statistics import CHANGES, FLAT, NOT_DECIDED
@@ -32,6 +32,8 @@ from workflow_scripts.common.markdown import cell, printable, rows_of
 from workflow_scripts.common.wording import number
 
 CHANGED = 1
+CELLS, BY_ITSELF = "Cells, the largest change first", "What changed by itself"
+ELSE = "What else differs between A and B"
 # Maximum number of rows of a table in the terminal and in Markdown; JSON has all.
 MOST_ROWS = 40
 
@@ -60,6 +62,7 @@ def summary(found: Comparison) -> list[str]:
         sentences.append(f"{_many(len(found.outcomes), 'cell')} ended with another outcome.")
     if found.only_a or found.only_b:
         sentences.append(f"Only in A: {_many(len(found.only_a), 'cell')}; only in B: {len(found.only_b)}.")
+    sentences += starts_in_words(found)
     known = [pair.inside for pair in found.pairs if pair.inside is not None]
     contradictions = sum(pair.contradiction is not None for pair in found.pairs)
     if found.pairs:
@@ -71,16 +74,24 @@ def summary(found: Comparison) -> list[str]:
     return sentences
 
 
+def starts_in_words(found: Comparison) -> list[str]:
+    """How long the engine took to start, as at most one sentence."""
+    if found.start_s_a is None or found.start_s_b is None:
+        return []
+    return [f"A start took {number(found.start_s_a)} s in A and {number(found.start_s_b)} s in B (medians)."]
+
+
 def sections(found: Comparison) -> Iterator[Section]:
     """The tables of the comparison; those without rows are left out."""
     yield from filter(
         lambda section: section.rows,
         [
+            Section(BY_ITSELF, ("setting that took effect", "A", "B", "cells"), _differing(found.by_itself)),
             Section(
                 "By device and engine", ("device and engine", "measure", "cells", "median B/A", "range"), _places(found)
             ),
             Section(
-                "Cells, the largest change first",
+                CELLS,
                 ("cell", "measure", "A", "B", "B/A (95 % interval)", "interval covers", "verdict"),
                 [
                     (c.cell, c.measure, number(c.a), number(c.b), _ratio(c), c.scope or "", _verdict(c))
@@ -101,14 +112,7 @@ def sections(found: Comparison) -> Iterator[Section]:
                     for p in sorted(found.pairs, key=lambda p: (p.contradiction is None, p.inside is not False))
                 ],
             ),
-            Section(
-                "What differs between A and B",
-                ("what", "A", "B", "cells"),
-                [
-                    (d.what, value_text(d.a), value_text(d.b) + _others(d.others), str(d.cells or ""))
-                    for d in found.differences
-                ],
-            ),
+            Section(ELSE, ("what", "A", "B", "cells"), _differing(found.differences)),
             Section("Only in A", ("cell",), [(cell,) for cell in found.only_a]),
             Section("Only in B", ("cell",), [(cell,) for cell in found.only_b]),
         ],
@@ -117,6 +121,10 @@ def sections(found: Comparison) -> Iterator[Section]:
 
 def _many(count: int, what: str) -> str:
     return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def _differing(found: Sequence[Different]) -> list[tuple[str, ...]]:
+    return [(d.what, value_text(d.a), value_text(d.b) + _others(d.others), str(d.cells or "")) for d in found]
 
 
 def _others(count: int) -> str:
@@ -183,11 +191,15 @@ def print_comparison(found: Comparison) -> None:
 def markdown(found: Comparison) -> str:
     """The comparison as Markdown, such as for the summary of a CI job."""
     lines = [f"# {cell(found.study_a)} (A) and {cell(found.study_b)} (B)", "", *summary(found)]
-    for section in sections(found):
-        lines += ["", f"## {section.title}", "", *rows_of(section.headings, section.rows[:MOST_ROWS])]
+    return "\n".join([*lines, *in_markdown(sections(found))]) + "\n"
+
+
+def in_markdown(found: Iterable[Section]) -> Iterator[str]:
+    """Lines of Markdown for some tables of a comparison."""
+    for section in found:
+        yield from ("", f"## {section.title}", "", *rows_of(section.headings, section.rows[:MOST_ROWS]))
         if len(section.rows) > MOST_ROWS:
-            lines += ["", f"{MOST_ROWS} of {len(section.rows)} rows; JSON has all."]
-    return "\n".join(lines) + "\n"
+            yield from ("", f"{MOST_ROWS} of {len(section.rows)} rows; the JSON of `kvsweep compare` has all.")
 
 
 def per_cent(text: str) -> float:

@@ -4,7 +4,8 @@
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from pydantic import JsonValue
 from workflow_scripts.analyse.compare.comparability import Side, differences, side, value_text, why_not, why_not_ended
 from workflow_scripts.analyse.compare.digest import RATE, Digest, DigestCell, Mean, Pair
 from workflow_scripts.analyse.intervals.occasions import OCCASIONS_VARY_PCT, Means, compare_occasions
+from workflow_scripts.analyse.intervals.start_spread import FloatArray
 from workflow_scripts.analyse.intervals.statistics import CHANGES, FASTER, FLAT, SLOWER, log_margin, verdicts
 from workflow_scripts.common.records import Record
 
@@ -88,7 +90,8 @@ class PairAgreement(Record):
 
 
 class Different(Record):
-    """Something that differs between A and B: the first pair of values, how many cells, and how many other pairs."""
+    """Something that differs between A and B: the first pair of values, in how many cells it differs (0: it is of the
+    study), and how many other pairs of values they have."""
 
     what: str
     a: JsonValue
@@ -98,7 +101,11 @@ class Different(Record):
 
 
 class Comparison(Record):
-    """What two studies have in common, and how they differ."""
+    """What two studies have in common, and how they differ.
+
+    `by_itself`: settings that took effect and differ, although a cell asks for the same in both; `start_s_a` and
+    `start_s_b`: median time of a start of the engine in seconds, over cells of which both know it.
+    """
 
     study_a: str
     study_b: str
@@ -110,6 +117,9 @@ class Comparison(Record):
     only_a: list[str]
     only_b: list[str]
     pairs: list[PairAgreement]
+    by_itself: list[Different]
+    start_s_a: float | None
+    start_s_b: float | None
     differences: list[Different]
 
     @property
@@ -139,6 +149,7 @@ def comparison(a: Digest, b: Digest, occasions_vary_pct: float = OCCASIONS_VARY_
     reasons_otherwise = [(x, y, why_not_ended(x, y)) for x, y in otherwise]
     compared = [(x, y) for x, y, why in reasons if not why]
     margin = _margin(a)
+    starts = [(x.cell.start_s, y.cell.start_s) for x, y in alike if x.cell.start_s and y.cell.start_s]
     return Comparison(
         study_a=a.study,
         study_b=b.study,
@@ -154,7 +165,26 @@ def comparison(a: Digest, b: Digest, occasions_vary_pct: float = OCCASIONS_VARY_
         only_a=[name for name in of_a if name not in of_b],
         only_b=[name for name in of_b if name not in of_a],
         pairs=list(_agreements(a, b, {x.cell.id for x, _ in compared})),
+        by_itself=by_itself((x.effective, y.effective) for x, y in ended),
+        start_s_a=median(one for one, _ in starts) if starts else None,
+        start_s_b=median(other for _, other in starts) if starts else None,
         differences=_different(a, b, ended),
+    )
+
+
+def by_itself(settings: Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> list[Different]:
+    """What differs between the settings that took effect in pairs of cells which ask for the same, by setting.
+
+    A setting that one of two cells does not report is ignored.
+
+    >>> [tuple(d.model_dump().values()) for d in by_itself([({"a": 1, "b": 2}, {"a": 3}), ({"a": 1}, {"a": 4})])]
+    [('a', 1, 3, 2, 1)]
+    """
+    return _counted(
+        (found.path, found.a, found.b)
+        for one, other in settings
+        for found in differences(dict(one), dict(other))
+        if found.a is not None and found.b is not None
     )
 
 
@@ -175,26 +205,47 @@ def _ratios(compared: Sequence[tuple[Side, Side]], margin_pct: float, vary_pct: 
     if not rows:
         return []
     a, b = _means(mean for _, _, mean, _ in rows), _means(mean for *_, mean in rows)
+    names = [(cell.id, mean.measure) for cell, _, mean, _ in rows]
+    margin = log_margin(margin_pct)
+    without_waiting = [_without_waiting(*row[:3]) for row in rows]
+    return [
+        of.model_copy(
+            update={
+                "device_ratio": of_device,
+                "only_waiting": of_device is not None and abs(math.log(of_device)) <= margin < abs(math.log(of.ratio)),
+            }
+        )
+        for of, of_device in zip(cell_ratios(names, a, b, margin_pct, vary_pct), without_waiting, strict=True)
+    ]
+
+
+def cell_ratios(
+    names: Sequence[tuple[str, str]],
+    a: Means,
+    b: Means,
+    margin_pct: float,
+    vary_pct: float,
+    share: float | FloatArray = 1.0,
+) -> list[CellRatio]:
+    """The ratios of `b` over `a`, given the cell and the measure of each; verdicts use a `share` of the error."""
     found = compare_occasions(a, b, vary_pct)
     ratio, low, high = found.interval()
-    verdict = verdicts(found, margin_pct)
-    without_waiting = [_without_waiting(*row[:3]) for row in rows]
-    margin = log_margin(margin_pct)
+    verdict = verdicts(found, margin_pct, share)
     return [
         CellRatio(
-            cell=cell.id,
-            measure=mean.measure,
-            a=math.exp(mean.log_mean),
-            b=math.exp(other.log_mean),
+            cell=cell,
+            measure=measure,
+            a=math.exp(a.log_mean[i]),
+            b=math.exp(b.log_mean[i]),
             ratio=float(ratio[i]),
             low=_known(low[i]),
             high=_known(high[i]),
             scope=found.scope[i],
             verdict=str(verdict[i]),
-            device_ratio=of_device,
-            only_waiting=of_device is not None and abs(math.log(of_device)) <= margin < abs(math.log(ratio[i])),
+            device_ratio=None,
+            only_waiting=False,
         )
-        for i, ((cell, _, mean, other), of_device) in enumerate(zip(rows, without_waiting, strict=True))
+        for i, (cell, measure) in enumerate(names)
     ]
 
 
@@ -288,23 +339,27 @@ def contradiction(a: Found, b: Found) -> str | None:
 
 
 def _different(a: Digest, b: Digest, ended: Sequence[tuple[Side, Side]]) -> list[Different]:
-    """How the studies and their common cells differ: settings, environments, limits."""
-    found: dict[str, list[tuple[Any, Any]]] = {}
-    for difference in differences(a.settings, b.settings):
-        found.setdefault(f"study: {difference.path}", []).append((difference.a, difference.b))
-    of_study = len(found)
-    for x, y in ended:
-        for what, one, other in _of_cell(x, y):
-            found.setdefault(what, []).append((one, other))
+    """How the studies and their common cells differ apart from what took effect: settings, environments, limits."""
+    of_study = [
+        Different(what=f"study: {d.path}", a=d.a, b=d.b, cells=0, others=0) for d in differences(a.settings, b.settings)
+    ]
+    return of_study + _counted(found for x, y in ended for found in _of_cell(x, y))
+
+
+def _counted(found: Iterable[tuple[str, Any, Any]]) -> list[Different]:
+    """What differs in any cell, given by its name and both values for each cell."""
+    values: dict[str, list[tuple[Any, Any]]] = {}
+    for what, one, other in found:
+        values.setdefault(what, []).append((one, other))
     return [
         Different(
             what=what,
-            a=values[0][0],
-            b=values[0][1],
-            cells=0 if place < of_study else len(values),
-            others=len({(value_text(one), value_text(other)) for one, other in values}) - 1,
+            a=pairs[0][0],
+            b=pairs[0][1],
+            cells=len(pairs),
+            others=len({(value_text(one), value_text(other)) for one, other in pairs}) - 1,
         )
-        for place, (what, values) in enumerate(found.items())
+        for what, pairs in values.items()
     ]
 
 
@@ -313,9 +368,6 @@ def _of_cell(x: Side, y: Side) -> Iterator[tuple[str, Any, Any]]:
         one, other = (", ".join(of.environment.get(name, [])) or None for of in (x, y))
         if one != other:
             yield name, one, other
-    for difference in differences(x.effective, y.effective):
-        if difference.a is not None and difference.b is not None:
-            yield f"setting: {difference.path}", difference.a, difference.b
     for rates in sorted({*x.cell.ceilings} & {*y.cell.ceilings}):
         if x.cell.ceilings[rates] != y.cell.ceilings[rates]:
             yield f"limit: output tokens/s by {rates} rates", x.cell.ceilings[rates], y.cell.ceilings[rates]

@@ -40,7 +40,8 @@ class DigestCell(StrictRecord):
 
     `comparable`: whether it was measured as its study defines it. `began`: when its first repeat began, UTC.
     `ceilings`: the highest output tokens/s that its device allows, by the source of the device's rates. `device_rate`:
-    output tokens per second of the GPU's own work, by the table `waiting`; None if not known.
+    output tokens per second of the GPU's own work, by the table `waiting`; `start_s`: mean time of a start of the
+    engine. None if not known.
     """
 
     id: str
@@ -55,6 +56,7 @@ class DigestCell(StrictRecord):
     means: list[Mean]
     ceilings: dict[str, float]
     device_rate: PositiveFloat | None = None
+    start_s: PositiveFloat | None = None
 
 
 class Pair(StrictRecord):

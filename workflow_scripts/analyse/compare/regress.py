@@ -1,23 +1,39 @@
-"""Fail if a cell became slower or holds fewer KV tokens than in a baseline.
+"""Fail if a cell became slower or holds fewer KV tokens than in one or several baselines.
 
     kvsweep regress baseline/results/demo results/demo --markdown regression.md
 
 A regression is a rate that is shown to be lower, or a latency that is shown to be higher, by more than the study's
-margin; a cell with fewer KV tokens by more than the margin; or a cell that ended `ok` in the baseline and now has
+margin; a cell with fewer KV tokens by more than the margin; or a cell that ended `ok` in a baseline and now has
 another outcome but `invalid`. If the starts do not decide a cell, or it is not compared, the verdict is `not decided`.
 As in `kvsweep compare`, a change must exceed the variation between occasions.
+
+Several baselines are ordered by when they were measured. Then a regression is a cell whose last step over time is for
+the worse.
 
 Exit codes: 0: `passed` or `not decided`; 1: `regressed`; 2: bad input, another study, or no cell can be compared.
 """
 
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from workflow_scripts.analyse.compare.compare import MOST_ROWS, OCCASIONS, plain, wide_console
-from workflow_scripts.analyse.compare.comparison import Comparison, comparison
+from workflow_scripts.analyse.compare.compare import (
+    BY_ITSELF,
+    CELLS,
+    ELSE,
+    MOST_ROWS,
+    OCCASIONS,
+    Section,
+    in_markdown,
+    plain,
+    sections,
+    starts_in_words,
+    wide_console,
+)
+from workflow_scripts.analyse.compare.comparison import CellRatio, Comparison, comparison
 from workflow_scripts.analyse.compare.digest import Digest, DigestCell, DigestError, read_digest
+from workflow_scripts.analyse.compare.steps_over_time import Series, StepsOverTime, steps_over_time
 from workflow_scripts.analyse.intervals.statistics import CHANGES, NOT_DECIDED
 from workflow_scripts.common.command import command, option
 from workflow_scripts.common.files import write_text
@@ -26,6 +42,8 @@ from workflow_scripts.common.wording import number
 
 OK, PASSED, REGRESSED = "ok", "passed", "regressed"
 KV_TOKENS, OUTCOME = "kv_cache_tokens", "outcome"
+# Of a cell over time, at most so many values are written; JSON has all.
+MOST_VALUES = 10
 
 
 class Regression(NamedTuple):
@@ -41,16 +59,24 @@ class Regression(NamedTuple):
     high: float | None = None
 
 
-def regressions(baseline: Digest, now: Digest, found: Comparison) -> list[Regression]:
-    """Everything that became worse, the largest change of a measure first; `found` compares the two."""
+def regressions(runs: Sequence[Digest], found: Sequence[Comparison], cells: Sequence[CellRatio]) -> list[Regression]:
+    """Everything that became worse, the largest change of a measure first.
+
+    `found` compares each of the earlier runs with the last one; `cells` are the ratios that say what became slower. KV
+    tokens and outcomes are compared with every earlier run, the latest first.
+    """
     worse = [
         Regression(c.cell, c.measure, c.a, c.b, c.ratio, c.low, c.high)
-        for c in found.cells
+        for c in cells
         if c.verdict == CHANGES and (c.ratio > 1) == _is_latency(c.measure)
     ]
     worse.sort(key=lambda of: max(of.ratio or 1, 1 / (of.ratio or 1)), reverse=True)
-    ended = [Regression(o.cell, OUTCOME, o.a, o.b) for o in found.outcomes if o.a == OK and o.b != "invalid"]
-    return [*worse, *_fewer_tokens(baseline, now, found), *ended]
+    others: dict[tuple[str, str], Regression] = {}
+    for baseline, each in zip(reversed(runs[:-1]), reversed(found), strict=True):
+        ended = (Regression(o.cell, OUTCOME, o.a, o.b) for o in each.outcomes if o.a == OK and o.b != "invalid")
+        for one in (*_fewer_tokens(baseline, runs[-1], each), *ended):
+            others.setdefault((one.cell, one.measure), one)
+    return [*worse, *others.values()]
 
 
 def undecided(baseline: Digest, found: Comparison) -> list[str]:
@@ -83,22 +109,36 @@ def _kv_tokens(digest: Digest, of: DigestCell) -> float | None:
     return blocks * size if isinstance(blocks, int | float) and isinstance(size, int | float) else None
 
 
-def markdown(found: Comparison, worse: list[Regression], undecided: list[str]) -> str:
-    """The verdict, what became worse and what else differs, as for a pull request."""
+def markdown(found: Comparison, worse: list[Regression], undecided: list[str], over: StepsOverTime) -> str:
+    """The verdict, what became worse, what else differs from the latest baseline, and the cells over time."""
     lines = [
         f"**{verdict(worse, undecided)}**: {cell(found.study_b)}, {len({c.cell for c in found.cells})} cells compared "
         f"within {found.margin_pct:g} %, {len(undecided)} not decided or not compared",
+        *starts_in_words(found),
     ]
     rows = [(w.cell, w.measure, _value(w.baseline), _value(w.now), _ratio(w)) for w in worse]
     if rows:
-        lines += [
-            "",
-            *rows_of(("cell", "measure", "baseline", "now", "now / baseline (95 % interval)"), rows[:MOST_ROWS]),
-        ]
-    if found.differences:
-        differs = [(d.what, str(d.a), str(d.b), str(d.cells or "")) for d in found.differences]
-        lines += ["", *rows_of(("what differs", "baseline", "now", "cells"), differs)]
-    return "\n".join(lines) + "\n"
+        headings = ("cell", "measure", "baseline", "now", "now / baseline (95 % interval)")
+        lines += ["", *rows_of(headings, rows[:MOST_ROWS])]
+    shown = [section for section in sections(found) if section.title in (BY_ITSELF, CELLS, ELSE)]
+    if len(over.runs) > 2:
+        runs = (f"{number}: {name}" for number, name in enumerate(over.runs, 1))
+        lines += ["", f"Runs: {'; '.join(runs)}. Below, A is the latest baseline and B the present run."]
+        by_size = sorted(over.series, key=lambda of: -of.largest)
+        lasting = [(of.cell, of.measure, _values(of), _steps(of)) for of in by_size]
+        shown.insert(
+            0, Section("Over time, the largest step first", ("cell", "measure", "last runs", "steps"), lasting)
+        )
+    return "\n".join([*lines, *in_markdown(shown)]) + "\n"
+
+
+def _values(of: Series) -> str:
+    return " → ".join(map(number, of.values[-MOST_VALUES:]))
+
+
+def _steps(of: Series) -> str:
+    steps = (f"{number(step.found.ratio)}{_ends(step.found)} from run {step.run + 1} on" for step in of.steps)
+    return "; ".join(steps) or "none shown"
 
 
 def _value(value: float | str) -> str:
@@ -106,30 +146,46 @@ def _value(value: float | str) -> str:
 
 
 def _ratio(of: Regression) -> str:
-    if of.ratio is None:
-        return ""
-    return number(of.ratio) + ("" if of.low is None or of.high is None else f" ({number(of.low)} to {number(of.high)})")
+    return "" if of.ratio is None else number(of.ratio) + _ends(of)
+
+
+def _ends(of: Regression | CellRatio) -> str:
+    return "" if of.low is None or of.high is None else f" ({number(of.low)} to {number(of.high)})"
+
+
+def _began(digest: Digest) -> str:
+    return min((cell.began for cell in digest.cells if cell.began), default="")
 
 
 @command(
     "regress",
-    option("baseline", type=Path, help="the earlier run: a study's folder, an unpacked archive, or a report"),
+    option("baseline", type=Path, nargs="+", help="earlier runs: a study's folder, an unpacked archive, or a report"),
     option("now", type=Path, help="the present run of the same study"),
     OCCASIONS,
     option("--markdown", type=Path, metavar="FILE", help="write the result as Markdown"),
+    option("--json", type=Path, metavar="FILE", help="write each cell over time as JSON, for `kvsweep figure-steps`"),
 )
 def main(args: Namespace) -> int:
-    """Compare a study with its baseline; the exit code says whether anything became worse."""
-    baseline, now = read_digest(args.baseline), read_digest(args.now)
-    if baseline.study != now.study:
-        raise DigestError(f"{args.baseline}: of study {baseline.study!r}; allowed: an earlier run of {now.study!r}")
-    found = comparison(baseline, now, args.occasions_vary)
-    if not found.cells and not found.outcomes:
-        raise DigestError(f"{args.baseline}, {args.now}: no cell can be compared; allowed: runs with cells in common")
-    worse = regressions(baseline, now, found)
-    text = markdown(found, worse, undecided(baseline, found))
+    """Compare a study with its baselines; the exit code says whether anything became worse."""
+    now = read_digest(args.now)
+    baselines = {str(place): read_digest(place) for place in args.baseline}
+    for place, baseline in baselines.items():
+        if baseline.study != now.study:
+            raise DigestError(f"{place}: of study {baseline.study!r}; allowed: earlier runs of {now.study!r}")
+    places = [*sorted(baselines, key=lambda place: _began(baselines[place])), str(args.now)]
+    runs = [*(baselines[place] for place in places[:-1]), now]
+    found = [comparison(run, now, args.occasions_vary) for run in runs[:-1]]
+    if not any(each.cells or each.outcomes for each in found):
+        raise DigestError(f"{', '.join(places)}: no cell can be compared; allowed: runs with cells in common")
+    over = steps_over_time(places, runs, found)
+    worse = regressions(runs, found, [of.last for of in over.series])
+    latest = found[-1].model_copy(update={"cells": [of.now for of in over.series]})
+    open_cells = [cell for cell in undecided(runs[-2], latest) if cell not in {of.cell for of in worse}]
+    text = markdown(latest, worse, open_cells, over)
     if args.markdown:
         write_text(args.markdown, text)
+    if args.json:
+        over.write(args.json)
     console = wide_console()
     for line in text.splitlines():
         console.print(plain(line))

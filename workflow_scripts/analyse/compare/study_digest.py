@@ -17,7 +17,7 @@ import pandas as pd
 
 from workflow_scripts.analyse.cells.cells import SCHEMA as CELLS
 from workflow_scripts.analyse.compare.digest import RATE, Digest, DigestCell, Kind, Mean, Pair
-from workflow_scripts.analyse.intervals.repeats import RATE_OF_ARRIVALS, Row, cell_summary, counted, records
+from workflow_scripts.analyse.intervals.repeats import Row, cell_summary, compared_measures, counted, records
 from workflow_scripts.analyse.intervals.statistics import mean_errors
 from workflow_scripts.analyse.limits.limits import SCHEMA as LIMITS
 from workflow_scripts.analyse.limits.ratios import SCHEMA as RATIOS
@@ -34,8 +34,6 @@ from workflow_scripts.study.grid import expand
 from workflow_scripts.study.study import Study
 from workflow_scripts.study.study_file import load_study
 
-# If requests arrive at a rate, that rate sets the throughput, so latencies are compared.
-LATENCIES = ("ttft_s_p50", "tpot_s_p50")
 # Columns of the cells table that say where and with what a cell was measured.
 ENVIRONMENT = (
     *("host", "device_name", "device_uuid", "processor", "engine_version", "lock_sha256", "git_commit", "protocol"),
@@ -98,6 +96,7 @@ def digest_of(study: Study, table: Table) -> Digest:
                 means=means.get(cell.id, []),
                 ceilings=ceilings.get(cell.id, {}),
                 device_rate=_known(device_rates.get(cell.id)),
+                start_s=_known(rows.groupby("start")["start_s"].first().mean()),
             )
         )
     places = {cell.id: place for place, cell in enumerate(found)}
@@ -120,11 +119,8 @@ def _environment(rows: pd.DataFrame) -> dict[str, list[str]]:
 
 def _means(cells: pd.DataFrame) -> dict[str, list[Mean]]:
     """The means of each cell that may be compared. If a cell has several environments, the first one counts."""
-    parts = [(RATE, cells)]
-    if RATE_OF_ARRIVALS in cells:
-        parts += [(name, cells[cells[RATE_OF_ARRIVALS].notna()]) for name in LATENCIES]
     found: dict[str, list[Mean]] = {}
-    for measure, rows in parts:
+    for measure, rows in compared_measures(cells):
         summary, samples = cell_summary(rows, measure)
         mean, squared, df = mean_errors(samples)
         for row in records(summary.drop_duplicates("cell_id")):

@@ -20,12 +20,14 @@ OCCASIONS_VARY_PCT = 15.0
 
 
 class Means(NamedTuple):
-    """Cells measured on one occasion: means of logarithms as `statistics.mean_errors` gives them, and their starts."""
+    """Cells measured on one or more `occasions`: means of logarithms as `statistics.mean_errors` gives them, and their
+    starts."""
 
     log_mean: FloatArray
     squared_error: FloatArray
     df: FloatArray
     starts: IntArray
+    occasions: IntArray | int = 1
 
 
 def compare_occasions(a: Means, b: Means, vary_pct: float = OCCASIONS_VARY_PCT) -> Comparisons:
@@ -43,7 +45,8 @@ def compare_occasions(a: Means, b: Means, vary_pct: float = OCCASIONS_VARY_PCT) 
     >>> bool(found.p_beyond(2.0)[0] < 0.05), bool(compare_occasions(of_a, of_a).p_within(2.0)[0] < 0.05)
     (True, False)
     """
-    occasions = np.full(a.df.shape, 2 * (vary_pct / 100) ** 2), np.full(a.df.shape, np.inf)
+    vary = (vary_pct / 100) ** 2 * (1 / np.asarray(a.occasions) + 1 / np.asarray(b.occasions))
+    occasions = np.broadcast_to(vary, a.df.shape), np.full(a.df.shape, np.inf)
     tested, df = satterthwaite((a.squared_error, a.df), (b.squared_error, b.df), occasions)
     scope = np.full(df.shape, BETWEEN_OCCASIONS, dtype=object)
     scope[np.isnan(tested)] = None

@@ -38,11 +38,19 @@ KV_CACHE_FULL = 0.95
 # If the study sets the rate of arrivals, the throughput is that rate and not the engine's.
 RATE_OF_ARRIVALS = "knob_request_rate_per_s"
 THROUGHPUT = ("output_tokens_per_s", "total_tokens_per_s", "steady_output_tokens_per_s")
+# Such cells are compared by their latencies.
+LATENCIES = ("ttft_s_p50", "tpot_s_p50")
 
 
 def counted(cells: pd.DataFrame) -> pd.DataFrame:
     """Rows that comparisons may use: the cell ended `ok` and was measured as the study defines it."""
     return cells[cells["outcome"].eq("ok").fillna(False) & cells["comparable"].fillna(False)]
+
+
+def compared_measures(cells: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+    """The measures by which the same cell of two occasions or versions is compared, each with the rows that have it."""
+    at_a_rate = cells[cells[RATE_OF_ARRIVALS].notna()] if RATE_OF_ARRIVALS in cells else cells.iloc[:0]
+    return [(RATE, cells), *((name, at_a_rate) for name in LATENCIES if len(at_a_rate))]
 
 
 def cell_summary(

@@ -125,9 +125,23 @@ def test_what_a_comparison_is_for_is_listed_and_refuses_nothing():
         ("engine_version", "vllm 0.11", "vllm 0.12", 1),
         ("host", "node-1", "node-2", 1),
         ("lock_sha256", "a" * 64, "b" * 64, 1),
-        ("setting: max_num_batched_tokens", 2048, 8192, 1),
         ("limit: output tokens/s by measured rates", 500.0, 600.0, 1),
     ]
+
+
+def test_what_took_effect_otherwise_is_one_line_for_each_setting_and_comes_first():
+    settings = [{"block_size": 16, "num_gpu_blocks": n, "async_scheduling": False} for n in (100, 200)]
+    now = [{"block_size": 32, "num_gpu_blocks": n, "async_scheduling": False, "new": 1} for n in (50, 90)]
+    cells = ([cell(f"seqs{i}", mean(100), effective=i, start_s=s) for i in (0, 1)] for s in (8.0, 12.0))
+    a, b = (digest(*of, effective=effective) for of, effective in zip(cells, (settings, now), strict=True))
+    found = comparison(a, b)
+    assert [tuple(d.model_dump().values()) for d in found.by_itself] == [
+        ("block_size", 16, 32, 2, 0),
+        ("num_gpu_blocks", 100, 50, 2, 1),
+    ]
+    assert (found.start_s_a, found.start_s_b, found.differences) == (8.0, 12.0, [])
+    first, *_ = compare.sections(found)
+    assert (first.title, first.rows[1]) == (compare.BY_ITSELF, ("num_gpu_blocks", "100", "50, and 1 other pair", "2"))
 
 
 def test_cells_that_ended_otherwise_or_are_in_one_study_only_are_told():

@@ -32,7 +32,7 @@ KV += [{"num_gpu_blocks": 480, "block_size": 32}]
 def test_only_what_is_shown_to_be_worse_is_a_regression(measure, ratio, error_pct, said):
     before, now = (digest(cell("bs32", mean(r, error_pct, measure=measure, starts=6))) for r in (100, 100 * ratio))
     found = comparison(before, now, 0.1)
-    worse = regressions(before, now, found)
+    worse = regressions([before, now], [found], found.cells)
     assert verdict(worse, undecided(before, found)) == said
     assert [w.measure for w in worse] == ([measure] if said == REGRESSED else [])
 
@@ -40,14 +40,16 @@ def test_only_what_is_shown_to_be_worse_is_a_regression(measure, ratio, error_pc
 @pytest.mark.parametrize(("effective", "ratio"), [(0, None), (1, None), (2, 0.96)])
 def test_fewer_kv_tokens_beyond_the_margin_are_a_regression(effective, ratio):
     before, now = (digest(cell("bs16", mean(100), effective=of), effective=KV) for of in (0, effective))
-    worse = regressions(before, now, comparison(before, now))
+    found = comparison(before, now)
+    worse = regressions([before, now], [found], found.cells)
     assert [(w.measure, w.ratio) for w in worse] == ([(KV_TOKENS, ratio)] if ratio else [])
 
 
 def test_a_cell_that_does_not_run_any_more_is_a_regression():
     before, now = digest(cell("bs32", mean(100))), digest(cell("bs32", outcome="infeasible", reason="too small"))
-    assert [w[1:4] for w in regressions(before, now, comparison(before, now))] == [(OUTCOME, "ok", "infeasible")]
-    assert not regressions(now, before, comparison(now, before))
+    worse = regressions([before, now], [comparison(before, now)], [])
+    assert [w[1:4] for w in worse] == [(OUTCOME, "ok", "infeasible")]
+    assert not regressions([now, before], [comparison(now, before)], [])
 
 
 @pytest.mark.parametrize("changes", [{"outcome": "missing"}, {"outcome": "invalid"}, {"comparable": False}])
@@ -55,7 +57,7 @@ def test_a_cell_that_is_not_compared_is_not_decided(changes):
     before = digest(cell("bs32", mean(100, 0.2)), cell("bs64", mean(100, 0.2)))
     now = digest(cell("bs32", mean(100, 0.2)), cell("bs64", mean(100, 0.2), **changes))
     found = comparison(before, now, 0.1)
-    worse = regressions(before, now, found)
+    worse = regressions([before, now], [found], found.cells)
     assert (worse, undecided(before, found)) == ([], [before.cells[1].id])
     assert verdict(worse, undecided(before, found)) == NOT_DECIDED
 

@@ -1,0 +1,80 @@
+import math
+import random
+
+import pytest
+
+from tests.unit.analyse.digests import cell, digest, mean
+from workflow_scripts.analyse.compare import regress
+from workflow_scripts.analyse.compare.comparison import comparison
+from workflow_scripts.analyse.compare.steps_over_time import steps_over_time
+from workflow_scripts.analyse.intervals.statistics import CHANGES, FLAT, NOT_DECIDED
+
+
+def nights(rates, vary_pct=1.0, error_pct=0.2):
+    """The rates of one cell over time, or of several cells if each run has a list, as `steps_over_time` tells them."""
+    runs = [
+        digest(*(cell(f"bs{i}", mean(rate, error_pct, starts=6)) for i, rate in enumerate(night)))
+        for night in ([of] if isinstance(of, int | float) else of for of in rates)
+    ]
+    found = [comparison(run, runs[-1], vary_pct) for run in runs[:-1]]
+    return steps_over_time([f"night-{i}" for i, _ in enumerate(runs)], runs, found).series
+
+
+def around(rates, chance, sd_pct=1.0):
+    return [rate * math.exp(chance.gauss(0, sd_pct / 100)) for rate in rates]
+
+
+@pytest.mark.parametrize(
+    ("rates", "steps"),
+    [
+        ([100] * 10, {}),
+        ([100] * 6 + [90] * 4, {6: 0.9}),
+        ([100] * 9 + [90], {9: 0.9}),
+        ([100] * 4 + [80] * 4 + [95] * 4, {4: 0.8, 8: 95 / 80}),
+        ([100, 80], {1: 0.8}),
+    ],
+)
+def test_a_step_is_found_at_its_run_with_its_ratio(rates, steps):
+    (found,) = nights(around(rates, random.Random(3)))
+    assert {step.run: step.found.ratio for step in found.steps} == pytest.approx(steps, rel=0.03)
+    assert all(step.found.verdict == CHANGES for step in found.steps)
+    assert found.values == pytest.approx(rates, rel=0.04)
+
+
+def test_noise_is_hardly_ever_a_step():
+    """Of 100 studies of 12 cells over 10 nights, in which nothing changed but the occasions."""
+    chance = random.Random(5)
+    studies = [nights([around([100] * 12, chance, 5.0) for _ in range(10)], 5.0) for _ in range(100)]
+    assert sum(any(of.steps for of in study) for study in studies) <= 5
+
+
+def test_a_proposed_step_within_the_margin_is_dropped_and_a_single_low_run_is_not_decided():
+    (small,) = nights([100.0] * 6 + [98.6] * 6, vary_pct=0.1)
+    assert (small.steps, small.now.verdict) == ([], FLAT)
+    (last,) = nights([100.0] * 9 + [96.0])
+    assert (last.steps, last.now.verdict) == ([], NOT_DECIDED)
+
+
+def test_a_run_that_may_not_be_compared_is_left_out():
+    runs = [digest(cell("bs1", mean(rate, 0.2, starts=6))) for rate in (100, 100, 100, 80)]
+    runs[1] = digest(cell("bs1", mean(50, 0.2), comparable=False))
+    found = [comparison(run, runs[-1], 1.0) for run in runs[:-1]]
+    (of,) = steps_over_time(list("abcd"), runs, found).series
+    assert (of.runs, [step.run for step in of.steps]) == ([0, 2, 3], [3])
+
+
+@pytest.mark.parametrize(
+    ("rates", "code"),
+    [([100, 100, 100, 100], 0), ([100, 100, 70, 70], 1), ([70, 70, 100, 100], 0), ([100, 70, 100, 99], 0)],
+)
+def test_the_guard_fails_if_the_last_step_is_for_the_worse(tmp_path, rates, code):
+    places = [tmp_path / f"{i}.json" for i in range(4)]
+    for day, (place, rate) in enumerate(zip(places, rates, strict=True)):
+        of = cell("bs32", mean(rate, 0.2, starts=6), began=f"2026-01-0{day + 1}T00:00:00Z")
+        place.write_text(digest(of).model_dump_json())
+    out, steps = tmp_path / "regression.md", tmp_path / "steps.json"
+    earlier = [str(place) for place in (places[2], places[0], places[1])]  # in any order
+    options = ["--occasions-vary", "1", "--markdown", str(out), "--json", str(steps)]
+    assert regress.main([*earlier, str(places[3]), *options]) == code
+    assert "| cpu-all/vllm/tiny/chat/bs32 | output_tokens_per_s | " + " → ".join(map(str, rates)) in out.read_text()
+    assert steps.read_text().index("0.json") < steps.read_text().index("2.json")

@@ -1,0 +1,167 @@
+"""The runs of a study over time: since when a cell is slower or faster.
+
+ruptures proposes where the runs of a cell step (PELT with least squares: Killick et al., Optimal detection of
+changepoints with a linear computational cost, J. Am. Stat. Assoc. 107, 2012). Whether there is a step is decided by the
+comparison of the runs on both sides, with an error for all places where a step could have been proposed.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import ruptures
+
+from workflow_scripts.analyse.compare.comparison import CellRatio, Comparison, cell_ratios
+from workflow_scripts.analyse.compare.digest import Digest, Mean
+from workflow_scripts.analyse.intervals.occasions import Means
+from workflow_scripts.analyse.intervals.statistics import CHANGES
+from workflow_scripts.analyse.intervals.variation import satterthwaite
+from workflow_scripts.common.records import Record
+
+# A cell and its measure.
+Key = tuple[str, str]
+# The position of a run among all, and what it measured.
+Runs = Sequence[tuple[int, Mean]]
+
+
+class Step(Record):
+    """A step that is shown: the position of its first run, and the parts before and after it compared."""
+
+    run: int
+    found: CellRatio
+
+
+class Series(Record):
+    """A measure of a cell over time: the positions of its runs with their values, its steps, and the last run compared
+    with the earlier ones since the step before it."""
+
+    cell: str
+    measure: str
+    runs: list[int]
+    values: list[float]
+    steps: list[Step]
+    now: CellRatio
+
+    @property
+    def last(self) -> CellRatio:
+        """Where the last run stands: the last step, or the comparison with all earlier runs if there is none."""
+        return self.steps[-1].found if self.steps else self.now
+
+    @property
+    def largest(self) -> float:
+        """The size of the largest step, as a difference of logarithms; 0 without a step."""
+        return max((abs(math.log(step.found.ratio)) for step in self.steps), default=0.0)
+
+
+class StepsOverTime(Record):
+    """The runs of a study by name, the oldest first, and each measure of each cell over them."""
+
+    study: str
+    runs: list[str]
+    series: list[Series]
+
+
+def steps_over_time(names: Sequence[str], runs: Sequence[Digest], found: Sequence[Comparison]) -> StepsOverTime:
+    """The steps of each cell over the runs, the oldest first; `found` compares each but the last with the last one.
+
+    A run of a cell that may not be compared with the last one is left out.
+    """
+    margin_pct, vary_pct = found[-1].margin_pct, found[-1].occasions_vary_pct
+    series = dict(_series(runs, found))
+    steps = _steps(series, margin_pct, vary_pct)
+    before_last = {key: max(at for at in (0, *steps[key]) if at < len(of) - 1) for key, of in series.items()}
+    ends = [(key, before_last[key], len(of) - 1, len(of)) for key, of in series.items()]
+    now = dict(zip(series, _compared(series, ends, margin_pct, vary_pct, [1.0] * len(ends)), strict=True))
+    if len(runs) == 2:  # also says whether only the waiting for the host changed
+        now = {(c.cell, c.measure): c for c in found[-1].cells}
+    for key, of in series.items():
+        if now[key].verdict == CHANGES:
+            steps[key][len(of) - 1] = now[key]
+    return StepsOverTime(
+        study=found[-1].study_b,
+        runs=list(names),
+        series=[
+            Series(
+                cell=key[0],
+                measure=key[1],
+                runs=[run for run, _ in of],
+                values=[math.exp(mean.log_mean) for _, mean in of],
+                steps=[Step(run=of[at][0], found=step) for at, step in sorted(steps[key].items())],
+                now=now[key],
+            )
+            for key, of in series.items()
+        ],
+    )
+
+
+def _series(runs: Sequence[Digest], found: Sequence[Comparison]) -> Iterator[tuple[Key, Runs]]:
+    means = [{(cell.id, mean.measure): mean for cell in run.cells for mean in cell.means} for run in runs]
+    comparable = [{(c.cell, c.measure) for c in each.cells} for each in found]
+    for key, last in means[-1].items():
+        if earlier := [(run, means[run][key]) for run, keys in enumerate(comparable) if key in keys]:
+            yield key, [*earlier, (len(runs) - 1, last)]
+
+
+def _steps(series: Mapping[Key, Runs], margin_pct: float, vary_pct: float) -> dict[Key, dict[int, CellRatio]]:
+    """The proposed steps that are shown, by their place; of the others of a series, the weakest is dropped first."""
+    places = {key: _proposed(of, vary_pct) for key, of in series.items()}
+    while True:
+        cuts = [
+            (key, *cut)
+            for key, at in places.items()
+            for cut in zip([0, *at], at, [*at[1:], len(series[key])], strict=False)
+        ]
+        # Any two neighbouring parts of a series could have been compared.
+        shares = [1 / math.comb(len(series[key]) + 1, 3) for key, *_ in cuts]
+        found = _compared(series, cuts, margin_pct, vary_pct, shares)
+        weakest: dict[Key, tuple[float, int]] = {}
+        for (key, _, at, _), ratio in zip(cuts, found, strict=True):
+            if ratio.verdict != CHANGES:
+                weakest[key] = min(weakest.get(key, (math.inf, at)), (_strength(ratio), at))
+        if not weakest:
+            shown: dict[Key, dict[int, CellRatio]] = {key: {} for key in series}
+            for (key, _, at, _), ratio in zip(cuts, found, strict=True):
+                shown[key][at] = ratio
+            return shown
+        for key, (_, at) in weakest.items():
+            places[key].remove(at)
+
+
+def _proposed(runs: Runs, vary_pct: float) -> list[int]:
+    """Where a series may step: the places of the first runs after it."""
+    errors = [mean.squared_error or 0.0 for _, mean in runs]
+    sd = max(math.sqrt((vary_pct / 100) ** 2 + float(np.median(errors))), 1e-9)
+    signal = np.array([[mean.log_mean / sd] for _, mean in runs])
+    places: list[int] = ruptures.Pelt(model="l2", min_size=1, jump=1).fit(signal).predict(pen=2 * math.log(len(runs)))
+    return places[:-1]
+
+
+def _compared(
+    series: Mapping[Key, Runs],
+    cuts: Sequence[tuple[Key, int, int, int]],
+    margin_pct: float,
+    vary_pct: float,
+    shares: Sequence[float],
+) -> list[CellRatio]:
+    """For each cut of a series, what begins in its middle over what begins at its start."""
+    if not cuts:
+        return []
+    before = _means([series[key][low:at] for key, low, at, _ in cuts])
+    after = _means([series[key][at:high] for key, _, at, high in cuts])
+    return cell_ratios([key for key, *_ in cuts], before, after, margin_pct, vary_pct, np.array(shares))
+
+
+def _means(parts: Sequence[Runs]) -> Means:
+    """The mean of each part over its runs, each of which counts as much."""
+    rows = []
+    for part in parts:
+        n = len(part)
+        nan = (math.nan, math.nan)
+        errors = [nan if m.squared_error is None or m.df is None else (m.squared_error / n**2, m.df) for _, m in part]
+        total, df = satterthwaite(*((np.array(error), np.array(of)) for error, of in errors))
+        rows.append((np.mean([m.log_mean for _, m in part]), total, df, sum(m.starts for _, m in part), n))
+    return Means(*(np.array(column) for column in zip(*rows, strict=True)))
+
+
+def _strength(ratio: CellRatio) -> float:
+    return abs(math.log(ratio.ratio)) / math.log(ratio.high / ratio.low) if ratio.low and ratio.high else 0.0
