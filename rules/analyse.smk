@@ -88,6 +88,8 @@ if any(load_engines()[cell.engine].serves for cell in CELLS.values()):
     TABLE_RULES["latencies"] = TableRule(
         "What each knob does to the latencies of servers.", READS_CELLS | {"serving": table("serving_summary")}
     )
+if any(cell.environment for cell in CELLS.values()):
+    TABLE_RULES["environments"] = TableRule("What differs between environments though the study asks for the same.")
 if STUDY.measure:
     TABLE_RULES["estimates"] = TableRule(
         "What is measured and what is predicted of every cell, and which questions are answered.",

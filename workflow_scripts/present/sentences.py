@@ -42,7 +42,7 @@ _COMPARED: Mapping[str, str] = {
     "e2e_s_p50": "median end-to-end latency",
 }
 # What `pairs_that_differ_in` reports pair by pair.
-_TOLD_APART = ("enable_prefix_caching", "num_speculative_tokens", "model")
+_TOLD_APART = ("enable_prefix_caching", "num_speculative_tokens", "model", "environment")
 
 
 def ratio_finding(ratio: float, verdict: str, sentence: str) -> Finding:

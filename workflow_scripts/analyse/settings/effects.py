@@ -1,9 +1,9 @@
-"""Compare knobs and models: the effect of each on throughput, and whether it took effect.
+"""Compare knobs, models and environments: their effect on throughput, and whether they took effect.
 
     kvsweep table-effects --study config/studies/demo.yaml \\
         --cells results/demo/tables/cells.parquet --out results/demo/tables/effects.parquet
 
-Compared cells differ in exactly one knob, or in the model. docs/tables.md documents every column,
+Compared cells differ in exactly one knob, in the model or in the environment. docs/tables.md documents every column,
 docs/statistics.md the tests.
 """
 
@@ -28,7 +28,7 @@ from workflow_scripts.analyse.intervals.statistics import (
     log_margin,
 )
 from workflow_scripts.analyse.limits.waiting import WAITING, WITHOUT_WAITING, with_device_ratio
-from workflow_scripts.analyse.settings.knob_pairs import METRIC, MODEL, PLACE, WORK, compared_pairs, looks_at
+from workflow_scripts.analyse.settings.knob_pairs import AT, METRIC, MODEL, PLACE, WORK, compared_pairs, looks_at
 from workflow_scripts.analyse.table_command import Output, table_command
 from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, table_schema
 from workflow_scripts.common.knob import Knob
@@ -43,12 +43,12 @@ OF_RATES = ("whole_ratio", "fastest", "fastest_decided")
 
 SCHEMA = table_schema(
     "effects",
-    "The effect of each knob on the output rate, from cells that differ only in one knob or in the model. `pair`: a "
-    "value against the baseline, the smallest value or `false`. `overall`: the two values furthest apart, the faster "
-    "in `value`, with a verdict over all pairs.",
+    "The effect of each knob on the output rate, from cells that differ only in one knob, in the model or in the "
+    "environment. `pair`: a value against the baseline, the smallest value, `false` or `default`. `overall`: the two "
+    "values furthest apart, the faster in `value`, with a verdict over all pairs.",
     TEXT("study source gpu engine model workload", "shared by the cells; if models differ, that of `value`"),
     TEXT("held", "the other knobs, e.g. `block_size=32`"),
-    TEXT("knob", "the knob that differs, or `model`"),
+    TEXT("knob", "the knob that differs, `model` or `environment`"),
     TEXT("comparison", "`pair` or `overall`"),
     TEXT("value baseline", "the compared values"),
     TEXT("values", "all values of the group, in order"),
@@ -83,7 +83,7 @@ SCHEMA = table_schema(
     TEXT(
         "moved_with_it",
         "other settings that differ, because an engine's default may depend on the knob; set them to compare only "
-        "the knob",
+        "the knob; null for environments (`environments`)",
     ),
     TEXT(
         "bound_by",
@@ -92,14 +92,14 @@ SCHEMA = table_schema(
     ),
 )
 
-# The model counts as a knob.
-_OF_MODEL = Knob(MODEL, settles=("dtype", "quantization"))
+# The model and the environment count as knobs.
+_OTHERS = {MODEL: Knob(MODEL, settles=("dtype", "quantization")), AT: Knob(AT)}
 # Settings that follow from many others and have their own column or table.
 _FOLLOWS = {"num_gpu_blocks", "kv_cache_bytes", "client_cores", "client_shares_cores"}
 
 
 def knob_effects(cells: pd.DataFrame, margin_pct: float, looks: Looks = ONE_LOOK, metric: str = METRIC) -> pd.DataFrame:
-    """The effects table: for every knob, and for the model, the groups of cells that differ in nothing else.
+    """The effects table: for every knob, the model and the environment, the groups of cells that differ in it alone.
 
     In each group, every value is compared with the baseline (the smallest value, or false), then all values together,
     by the column `metric`. Cells for which the study leaves the knob to the engine are not compared.
@@ -118,7 +118,7 @@ def _effects_of(
 ) -> Iterator[Row]:
     others = [other for other in knobs if other != column]
     knob = column.removeprefix("knob_")
-    described = every_knob().get(knob, _OF_MODEL)
+    described = every_knob().get(knob) or _OTHERS[knob]
     seen_in = described.shown_in
     effects = pd.concat(
         [_against_baseline(rows, pairs[pairs["first"]], seen_in), _overall(rows, pairs, seen_in, margin_pct)]
@@ -144,7 +144,10 @@ def _effects_of(
             row |= {"shown": knob_text(a[seen_in]), "baseline_shown": knob_text(b[seen_in])}
         several = of_groups[effect["group"]] if effect["comparison"] == OVERALL else [b, a]
         row["work"] = _work(several)
-        row["moved_with_it"] = _moved([cell["effective"] for cell in several], {knob, *described.settles} | _FOLLOWS)
+        if knob != AT:
+            row["moved_with_it"] = _moved(
+                [cell["effective"] for cell in several], {knob, *described.settles} | _FOLLOWS
+            )
         yield row
 
 

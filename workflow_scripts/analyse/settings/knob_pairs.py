@@ -1,4 +1,4 @@
-"""Which cells of a study differ only in one knob or only in the model, and what the comparison of each pair shows."""
+"""Which cells of a study differ only in one knob, the model or the environment, and what each comparison shows."""
 
 import numpy as np
 import pandas as pd
@@ -16,15 +16,16 @@ from workflow_scripts.analyse.intervals.repeats import (
 )
 from workflow_scripts.analyse.intervals.start_spread import FloatArray
 from workflow_scripts.analyse.intervals.statistics import CONFIDENCE, IntArray, Samples, compare
-from workflow_scripts.engines.registry import every_knob, metrics_of_columns
+from workflow_scripts.catalog.environments import DEFAULT
+from workflow_scripts.engines.registry import every_knob, metrics_of_columns, without_environment
 from workflow_scripts.study.study import Starts
 
 METRIC, STEADY = "output_tokens_per_s", "steady_output_tokens_per_s"
 # What a repeat served; two cells of which one had other requests did unequal work.
 WORK = ("num_requests", "prompt_tokens", "output_tokens")
 PLACE = ("study", "source", "gpu", "engine", "model", "workload")
-# The column that counts as a knob.
-MODEL = "model"
+# Columns that count as knobs.
+MODEL, AT = "model", "environment"
 
 
 def shown_in() -> dict[str, list[str]]:
@@ -48,7 +49,8 @@ def looks_at(starts: Starts, cells: pd.DataFrame) -> Looks:
 def compared_pairs(
     cells: pd.DataFrame, margin_pct: float, looks: Looks = ONE_LOOK, metric: str = METRIC
 ) -> list[tuple[str, pd.DataFrame, pd.DataFrame]]:
-    """For each knob's column that was varied: the cells in groups that differ in nothing else, and all pairs of these.
+    """For each column that was varied, of a knob, the model or the environment: the cells in groups that differ in
+    nothing else, and all pairs of these.
 
     Pairs are positions `a` and `b` of cells of one `group`, with what their comparison shows; `first` marks those with
     the baseline. Verdicts allow for all pairs of all knobs. `metric` is the compared column of the cells table. Cells
@@ -63,6 +65,7 @@ def compared_pairs(
     summary["bound_by"] = bound_by(summary)
     knobs = knob_columns(cells)
     groups = {column: knob_groups(summary, column, [k for k in knobs if k != column]) for column in (*knobs, MODEL)}
+    groups[AT] = knob_groups(by_environment(summary), AT, knobs)
     groups = {column: rows for column, rows in groups.items() if len(rows)}
     if not groups:
         return []
@@ -138,8 +141,24 @@ def knob_groups(summary: pd.DataFrame, column: str, others: list[str]) -> pd.Dat
     alike = [name for name in (*PLACE, *ENVIRONMENT, *others) if name != column]
     rows = summary[summary[column].notna()]
     group = rows.groupby(alike, dropna=False, sort=False).ngroup()
-    rows = rows.assign(group=group, knob=column, value=rows[column].map(knob_text)).sort_values(["group", column])
+    rows = rows.assign(group=group, knob=column, value=[*map(knob_text, rows[column])]).sort_values(["group", column])
     return rows[rows["group"].duplicated(keep=False)].reset_index(drop=True)
+
+
+def by_environment(cells: pd.DataFrame) -> pd.DataFrame:
+    """One row per cell, with the environment as a knob: the plain name of the engine, and no lock.
+
+    Environments are ordered as the study names them, after the default one.
+
+    >>> cells = pd.DataFrame({"cell_id": list("abc"), "engine": ["vllm@b-1", "vllm@a-2", "vllm"]})
+    >>> by_environment(cells).sort_values("environment")["environment"].tolist()
+    ['default', 'b-1', 'a-2']
+    """
+    cells = cells.drop_duplicates("cell_id")
+    names = [name.partition("@")[2] or DEFAULT for name in cells["engine"]]
+    order = [name for name in dict.fromkeys([DEFAULT, *names]) if name in set(names)]
+    engine = cells["engine"].map(without_environment)
+    return cells.assign(environment=pd.Categorical(names, order, ordered=True), engine=engine, lock_sha256="")
 
 
 def _pairs(rows: pd.DataFrame) -> pd.DataFrame:

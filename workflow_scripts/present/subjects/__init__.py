@@ -9,6 +9,7 @@ from workflow_scripts.present.subjects import (
     central_tables,
     device_ratios,
     energy,
+    environments_compared,
     every_cell,
     glossary,
     hardware_limits,
@@ -35,7 +36,16 @@ from workflow_scripts.present.subjects import (
 
 # The sections of the page, then what it folds at its end.
 _SECTIONS = (
-    *(measured_or_predicted, sequence_limit, device_ratios, hardware_limits, latency, host_waiting, energy),
+    *(
+        measured_or_predicted,
+        environments_compared,
+        sequence_limit,
+        device_ratios,
+        hardware_limits,
+        latency,
+        host_waiting,
+        energy,
+    ),
     *(vllm_against_hf, prefix_caching, kv_block_size, memory_pressure, other_settings, speculation, answers_compared),
     *(predicted_and_measured, servers_under_load, how_sure),
 )

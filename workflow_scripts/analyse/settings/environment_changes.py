@@ -1,0 +1,71 @@
+"""Write what differs between environments, although the study asks for the same.
+
+    kvsweep table-environments --study config/studies/demo.yaml \\
+        --cells results/demo/tables/cells.parquet --out results/demo/tables/environments.parquet
+"""
+
+import json
+from argparse import Namespace
+from statistics import median
+from typing import Any
+
+import pandas as pd
+
+from workflow_scripts.analyse.compare.comparability import value_text
+from workflow_scripts.analyse.compare.comparison import by_itself
+from workflow_scripts.analyse.intervals.repeats import Row, counted, knob_columns, records
+from workflow_scripts.analyse.settings.knob_pairs import AT, by_environment, knob_groups
+from workflow_scripts.analyse.table_command import Output, table_command
+from workflow_scripts.analyse.tables import INTEGER, TEXT, table_schema
+from workflow_scripts.study.study import Study
+
+SCHEMA = table_schema(
+    "environments",
+    "What took effect otherwise in an environment than in the baseline. One row per environment and setting.",
+    TEXT("study source gpu engine", "shared by the cells"),
+    TEXT("environment baseline", "the compared environments; the baseline is `default`, else the first"),
+    TEXT("setting", "a key of `effective` in `cells`, `engine_version`, `kv_cache_tokens`, or `start_s`, of a start"),
+    TEXT("value baseline_value", "in the first cell that differs; medians of `start_s`"),
+    INTEGER("cells compared", "cells that differ, of so many compared"),
+    INTEGER("other_pairs", "further pairs of values among these cells"),
+)
+_PLACE = ("study", "source", "gpu", "engine")
+
+
+def environment_changes(cells: pd.DataFrame) -> pd.DataFrame:
+    """The table of what differs between the first environment of each group of cells and the others."""
+    rows = counted(cells)
+    start_s = rows.drop_duplicates(["cell_id", "start"]).groupby("cell_id")["start_s"].mean()
+    rows = rows.assign(start_s=rows["cell_id"].map(start_s))
+    pairs: dict[tuple[Any, ...], list[tuple[Row, Row]]] = {}
+    for _, group in knob_groups(by_environment(rows), AT, knob_columns(rows)).groupby("group"):
+        baseline, *others = records(group)
+        for cell in others:
+            pairs.setdefault((*(cell[name] for name in _PLACE), cell["value"], baseline["value"]), []).append(
+                (baseline, cell)
+            )
+    found = []
+    for key, of in pairs.items():
+        place = dict(zip((*_PLACE, "environment", "baseline"), key, strict=True)) | {"compared": len(of)}
+        found += [
+            {**place, "setting": d.what, "value": value_text(d.b), "baseline_value": value_text(d.a)}
+            | {"cells": d.cells, "other_pairs": d.others}
+            for d in by_itself((_settings(one), _settings(other)) for one, other in of)
+        ]
+        starts = [[cell["start_s"] for cell in side if pd.notna(cell["start_s"])] for side in zip(*of, strict=True)]
+        if all(starts):
+            there, here = (f"{median(of_side):.3g}" for of_side in starts)
+            row = {"setting": "start_s", "value": here, "baseline_value": there, "cells": len(of), "other_pairs": 0}
+            found.append(place | row)
+    return pd.DataFrame(found, columns=list(SCHEMA.columns))
+
+
+def _settings(cell: Row) -> dict[str, Any]:
+    told: dict[str, Any] = {} if pd.isna(cell["effective"]) else json.loads(cell["effective"])
+    return told | {name: cell[name] for name in ("engine_version", "kv_cache_tokens") if not pd.isna(cell[name])}
+
+
+@table_command("environments")
+def main(args: Namespace, study: Study, cells: pd.DataFrame) -> list[Output]:
+    """Write the table of what changed between the environments of a study."""
+    return [(args.out, SCHEMA.name, environment_changes(cells))]

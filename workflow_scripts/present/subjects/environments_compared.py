@@ -1,0 +1,110 @@
+"""What another environment, such as another version of the engine, did on the same cells."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pandas as pd
+
+from workflow_scripts.catalog.environments import DEFAULT
+from workflow_scripts.present.blocks import Block, Findings, Fold, table_of
+from workflow_scripts.present.plot import Plot
+from workflow_scripts.present.ratio_plot import labelled, plot_ratios
+from workflow_scripts.present.report import Report
+from workflow_scripts.present.report_tables import MissingError, Tables
+from workflow_scripts.present.sentences import verdict_over
+from workflow_scripts.present.series import without_shared
+from workflow_scripts.present.style import marks
+from workflow_scripts.present.subject import PLACE, FigurePart, Subject, TablePart
+from workflow_scripts.present.words import DECIDED, held_in_words
+from workflow_scripts.study.study import Study
+
+
+def _by_size(effects: pd.DataFrame) -> pd.DataFrame:
+    """The comparisons of environments, those that are shown to differ first, then the largest first."""
+    rows = effects[effects["knob"].eq("environment") & effects["comparison"].eq("pair")]
+    rows = rows.assign(decided=rows["verdict"].isin(DECIDED), size=np.abs(np.log(rows["ratio"].astype(float))))
+    return rows.sort_values(["decided", "size"], ascending=False, kind="stable")
+
+
+def _pairs(tables: Tables) -> pd.DataFrame:
+    """These of rates and, for servers at a request rate, of latencies."""
+    found = [_by_size(table) for name in ("effects", "latencies") if (table := tables.get(name)) is not None]
+    rows = pd.concat([part for part in found if len(part)]) if any(map(len, found)) else pd.DataFrame()
+    if rows.empty:
+        raise MissingError("no cell was measured in two environments")
+    return rows
+
+
+def environments(tables: Tables) -> Plot:
+    """The ratio of each cell in another environment over the baseline, the largest first."""
+    rows = _pairs(tables)
+    rows = labelled(
+        rows.assign(settings=without_shared(rows["held"]).map(held_in_words)),
+        ["engine", "model", "workload"],
+        "settings",
+    )
+    metric = rows["metric"].str.removesuffix("_p50").str.replace("_", " ")
+    return plot_ratios(
+        rows.assign(name=rows["value"], panel=rows["gpu"] + ": " + metric),
+        marks(dict.fromkeys(tables.need("effects")["values"].str.split(", ").explode())),
+        title=f"Each cell in another environment, over {', '.join(rows['baseline'].unique())}",
+        panels_are="devices and measures",
+    )
+
+
+def changed_by_itself(report: Report) -> Iterator[Block]:
+    """One row for each setting that differs though the study asks for the same."""
+    rows = report.tables.need("environments")
+    shown = rows.assign(cells=[f"{n:g} of {of:g}" for n, of in rows[["cells", "compared"]].itertuples(index=False)])
+    headings = {"gpu": "Device", "engine": "Engine", "environment": "Environment", "setting": "What took effect"}
+    headings |= {
+        "value": "Here",
+        "baseline": "Compared with",
+        "baseline_value": "There",
+        "cells": "Cells that differ",
+        "other_pairs": "Further pairs of values",
+    }
+    yield Fold("What changed by itself", [table_of(shown, headings, "What changed by itself")], is_open=True)
+
+
+def verdicts(report: Report) -> Iterator[Block]:
+    """For each device, environment and measure the verdicts over all cells, and the largest change."""
+    yield Findings(
+        [verdict_over(rows) for _, rows in _pairs(report.tables).groupby(["gpu", "value", "metric"], sort=False)]
+    )
+
+
+def has_environments(study: Study) -> bool:
+    """Whether a study names an environment besides the default one."""
+    return any(name != DEFAULT for sweep in study.sweeps for name in sweep.environment)
+
+
+COLUMNS = {
+    "value": "Environment",
+    "baseline": "Compared with",
+    **PLACE,
+    "held": "Settings",
+    "ratio": "Ratio (95 % interval)",
+    "verdict": "Verdict",
+    "baseline_rate": "Output tokens/s there",
+    "rate": "Here",
+    "scope": "Interval covers",
+    "starts_needed": "Further starts needed to decide",
+}
+
+SUBJECT = Subject(
+    id="environments",
+    title="Environments",
+    is_in=has_environments,
+    findings=[verdicts],
+    parts=[
+        changed_by_itself,
+        FigurePart(environments, {}),
+        TablePart(
+            "effects",
+            COLUMNS,
+            "Output tokens per second by environment",
+            lambda rows: _by_size(rows).assign(held=lambda of: of["held"].map(held_in_words)),
+        ),
+    ],
+)
