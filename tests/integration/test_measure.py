@@ -488,20 +488,6 @@ def test_a_cell_on_the_wrong_device_has_no_outcome_and_its_command_says_why(prep
     assert list(outcome_of(results, cell).parent.iterdir()) == []
 
 
-def test_a_device_is_measured_by_one_cell_at_a_time_also_from_two_commands(prepared, environment):
-    study, results = prepared
-    cells = [SHORT, SHORT.replace("cpu-all", "cpu-1core")]
-    commands = [start_cell(study, results, cell, environment) for cell in cells]
-    outputs = [command.communicate(timeout=400)[0] for command in commands]
-    assert [command.returncode for command in commands] == [0, 0], outputs
-    assert sum("waiting for the device" in output for output in outputs) == 1
-    spans = sorted(
-        (o.repeats[0].start_monotonic_s, o.repeats[-1].end_monotonic_s)
-        for o in (read_outcome(outcome_of(results, cell)) for cell in cells)
-    )
-    assert spans[0][1] < spans[1][0]
-
-
 def test_cells_are_measured_in_rounds_and_those_that_are_not_decided_once_more(tmp_path, snakemake, write_study):
     sweep = {"name": "static", "gpu": "cpu-all", "engine": "hf-static", "model": "tiny-llama-57m", "workload": "short"}
     two_cells = {"sweeps": [sweep | {"knobs": {"batch_size": [2, 4]}}], "repeats": 1}
@@ -590,14 +576,6 @@ def test_a_second_call_and_a_dry_run_beside_a_running_one_change_no_file(
             first.wait()
 
 
-def test_a_bad_study_stops_snakemake_before_any_job(tmp_path, snakemake, write_study):
-    done = snakemake(write_study(tmp_path, repeat=3), tmp_path / "results", "all")
-    assert done.returncode != 0
-    assert "small.yaml: repeat: unknown key; allowed:" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert not (tmp_path / "results").exists()
-
-
 def test_a_cell_off_the_grid_is_an_error_at_once(tmp_path, snakemake, write_study):
     results = tmp_path / "results"
     cell = SHORT.replace("seqs4", "seqs5")
@@ -605,15 +583,6 @@ def test_a_cell_off_the_grid_is_an_error_at_once(tmp_path, snakemake, write_stud
     assert done.returncode != 0
     assert f"study 'small' has no cell '{cell}'" in done.stderr
     assert not results.exists()
-
-
-def test_the_command_names_the_cells_there_are(tmp_path, write_study, environment):
-    command = start_cell(write_study(tmp_path), tmp_path / "results", "cpu-all/vllm/none", environment)
-    output, _ = command.communicate(timeout=150)
-    assert command.returncode == 2
-    assert "has no cell 'cpu-all/vllm/none'" in output
-    assert SHORT in output
-    assert "Traceback" not in output
 
 
 def test_evidence_is_json_that_any_tool_can_read(measured):

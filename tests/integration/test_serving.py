@@ -5,6 +5,7 @@ One call of snakemake measures all cells that the checks share, up to the report
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -228,6 +229,14 @@ def test_no_secret_is_in_any_file(results, own_tmpdir):
     assert searched > 50
 
 
+def test_an_edited_question_makes_tables_and_pages_again_and_measures_nothing(results, tmp_path, snakemake):
+    planned = snakemake(write(tmp_path, study(question="Another question?")), results.parent, "--dry-run")
+    assert planned.returncode == 0, planned.stderr
+    rules = set(re.findall(r"^(?:local)?(?:rule|checkpoint) (\w+):$", planned.stdout, re.MULTILINE))
+    assert {"predict_cells", "limits", "effects", "digest", "figures", "report"} <= rules
+    assert not rules & {"prepare_model", "prepare_workload", "measure", "measured_cells", "parse", "cells"}
+
+
 # --- faults ------------------------------------------------------------------------------------------------------
 
 LONG = "cpu-all/vllm-serve/tiny-llama-57m/long/bs32-seqs4-len512-eager1-cpukv1-rate4"
@@ -294,44 +303,6 @@ def no_server_is_left() -> bool:
 def command_of(code: str, *words: object) -> dict[str, object]:
     command = [sys.executable, "-c", code, "{port}", *map(str, words), "a-server-of-the-fault-tests"]
     return {"command": command, "served_model": "m"}
-
-
-def test_a_server_that_never_becomes_healthy_is_a_timeout(tmp_path, measure):
-    file = write(tmp_path, faulty({"deaf": command_of("import time; time.sleep(600)")}, server_start_limit_s=2))
-    found = ended(measure(file, at("deaf")), tmp_path, at("deaf"))  # type: ignore[arg-type]
-    assert found.outcome == "timeout"
-    assert "not healthy after 2 s; /health last said: [Errno 111] Connection refused" in str(found.reason)
-    assert found.repeats == []
-    assert no_server_is_left()
-
-
-def test_a_server_that_ends_at_once_and_one_that_is_not_there_are_errors_with_reasons(tmp_path, measure):
-    endpoints = {
-        "quits": command_of("import sys; sys.exit('the model is too large for this machine')"),
-        "absent": {"command": ["no-such-server"], "served_model": "m"},
-    }
-    file = write(tmp_path, faulty(endpoints))
-    quits = ended(measure(file, at("quits")), tmp_path, at("quits"))  # type: ignore[arg-type]
-    assert quits.outcome == "engine_error"
-    assert "the server ended with status 1 before it was healthy" in str(quits.reason)
-    absent = ended(measure(file, at("absent")), tmp_path, at("absent"))  # type: ignore[arg-type]
-    assert absent.outcome == "engine_error"
-    assert "there is no command 'no-such-server' in PATH" in str(absent.reason)
-
-
-def test_a_taken_port_is_told_and_nothing_is_measured_in_its_place(tmp_path, measure):
-    with subprocess.Popen(
-        [sys.executable, "-c", SMALL_SERVER, "0", "1000", "0"], stdout=subprocess.PIPE, text=True
-    ) as other:
-        assert other.stdout is not None
-        port = int(other.stdout.readline().removeprefix("port "))
-        file = write(tmp_path, faulty({"taken": {**command_of(SMALL_SERVER, 1000, 0), "port": port}}))
-        found = ended(measure(file, at("taken")), tmp_path, at("taken"))  # type: ignore[arg-type]
-        other.kill()
-    assert found.outcome == "engine_error"
-    assert f"port {port} of 127.0.0.1 is not available: Address already in use" in str(found.reason)
-    assert found.repeats == []
-    assert no_server_is_left()
 
 
 def test_requests_that_get_500s_are_an_error_and_count_for_nothing(tmp_path, measure):

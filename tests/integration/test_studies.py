@@ -1,19 +1,17 @@
 """Studies reduced to what a CPU can run, really run from the study file to the report."""
 
-import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
 import pytest
-import yaml
 
 from tests.integration.conftest import CHECKOUT
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.study_file import load_study
 
-pytestmark = pytest.mark.timeout(2000)
+pytestmark = [pytest.mark.studies, pytest.mark.timeout(2000)]
 Snakemake = Callable[..., "subprocess.CompletedProcess[str]"]
 Results = Callable[[str], pd.DataFrame]
 
@@ -53,81 +51,47 @@ def run_cut(name: str, folder: Path, snakemake: Snakemake) -> Results:
 # --- prefix caching ----------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def prefix_folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("prefix_caching")
-
-
-@pytest.fixture(scope="module")
-def prefix_caching(prefix_folder, snakemake):
-    return run_cut("prefix_caching", prefix_folder, snakemake)
-
-
-def test_tokens_found_are_those_that_the_workload_implies(prefix_caching):
-    cells = prefix_caching("cells")
-    on = cells[cells["knob_enable_prefix_caching"].eq(True)]
+def check_prefix_caching(table: Results) -> None:
+    """Tokens found are those that the workloads imply, and what they save has its interval and its place in claims."""
+    cells = table("cells")
+    on, off = (cells[cells["knob_enable_prefix_caching"].eq(is_on)] for is_on in (True, False))
     assert len(on) == 3 * 6
     measured, predicted = (on[f"prefix_cache_hit_rate{of}"].astype(float) for of in ("", "_predicted"))
     assert measured.tolist() == pytest.approx(predicted.tolist(), abs=1e-9)
     assert (on.loc[on["workload"] != "nothing-shared", "prefix_cache_hit_rate"] > 0.5).all()
     assert (on.loc[on["workload"] == "nothing-shared", "prefix_cache_hits"] == 0).all()
-    off = cells[cells["knob_enable_prefix_caching"].eq(False)]
     assert (off["requests_with_prefix_hits"] == 0).all()
-
-
-def test_seven_of_eight_identical_prompts_are_found(prefix_caching):
-    cells = prefix_caching("cells").set_index("cell_id").loc[[PREFIX.format("identical", 32)]]
-    assert (cells["num_requests"] == 8).all()
-    assert (100 * cells["requests_with_prefix_hits"] / cells["num_requests"] == 87.5).all()
+    identical = cells.set_index("cell_id").loc[[PREFIX.format("identical", 32)]]
+    assert (100 * identical["requests_with_prefix_hits"] / identical["num_requests"] == 87.5).all()
     # Of 257 tokens eight blocks of 32 are found; the last token is never looked up, and each counts as asked for.
-    assert (cells["prefix_cache_queries"] == 8 * 257).all()
-    assert (cells["prefix_cache_hits"] == 7 * 256).all()
-
-
-def test_the_first_request_of_each_user_finds_nothing(prefix_caching):
-    cells = prefix_caching("cells").set_index("cell_id")
+    assert (identical[["num_requests", "prefix_cache_queries", "prefix_cache_hits"]] == [8, 8 * 257, 7 * 256]).all(None)
+    # The first request of each user finds nothing.
     found = {
-        name: set(cells.loc[PREFIX.format(name, 32), "requests_with_prefix_hits"]) for name in ("prefix-256", "users-4")
+        name: set(on.set_index("cell_id").loc[PREFIX.format(name, 32), "requests_with_prefix_hits"])
+        for name in ("prefix-256", "users-4")
     }
     assert found == {"prefix-256": {11}, "users-4": {8}}
 
-
-def test_a_prefix_takes_effect_and_has_its_interval_and_the_cache_has_no_effect_without_one(prefix_caching):
-    effects = prefix_caching("effects")
+    effects = table("effects")
     gains = effects[(effects["knob"] == "enable_prefix_caching") & (effects["comparison"] == "pair")]
     by_workload = gains[gains["held"].str.contains("block_size=32")].set_index("workload")
     shared = by_workload.loc[["prefix-256", "identical"]]
     assert by_workload.loc["identical", "ratio"] > 1  # eightfold where nothing else uses the cores
     assert (shared["ratio_low"] < shared["ratio"]).all()
     assert (shared["ratio"] < shared["ratio_high"]).all()
-    assert by_workload.loc[["prefix-256", "identical"], "took_effect"].all()
+    assert shared["took_effect"].all()
     assert not by_workload.loc["nothing-shared", "took_effect"]
 
-
-def test_the_claims_on_prefix_caching_are_held_against_it(prefix_caching):
-    claims = prefix_caching("claims").set_index("claim_id")
+    claims = table("claims").set_index("claim_id")
     hit_rate = claims.loc["prefix-hit-rate-of-identical-prompts"]
     assert hit_rate["verdict"] == "contradicted"  # prompts of 6 tokens have no full block
-    measured = "[measured here] cpu-all, tiny-llama-57m, prefix-256: 86.3 % for 12 prompts in blocks of 32"
-    assert f"{measured}; 86.3% by the formula." in hit_rate["seen_here"]
+    seen = "[measured here] cpu-all, tiny-llama-57m, prefix-256: "
+    assert f"{seen}86.3 % for 12 prompts in blocks of 32; 86.3% by the formula." in hit_rate["seen_here"]
     # What a CPU does decides nothing; it stands beside.
     for claim in ("speedup-of-a-shared-system-prompt", "computation-saved-by-prefix-caching"):
         assert claims.loc[claim, "verdict"] == "not testable here"
-        assert "[measured here] cpu-all, tiny-llama-57m, prefix-256: " in claims.loc[claim, "seen_here"]
+        assert seen in claims.loc[claim, "seen_here"]
         assert "config/studies/prefix_caching.yaml" in claims.loc[claim, "would_test"]
-
-
-def test_an_edited_question_makes_tables_and_pages_again_and_measures_nothing(
-    prefix_caching, prefix_folder, tmp_path, snakemake
-):
-    content = yaml.safe_load((CHECKOUT / "config/studies/tiny/prefix_caching.yaml").read_text(encoding="utf-8"))
-    edited = tmp_path / "edited.yaml"
-    edited.write_text(yaml.safe_dump(content | {"question": "Another question?"}), encoding="utf-8")
-    planned = snakemake(edited, prefix_folder, "--dry-run")
-    assert planned.returncode == 0, planned.stderr
-    rules = set(re.findall(r"^(?:local)?(?:rule|checkpoint) (\w+):$", planned.stdout, re.MULTILINE))
-    assert {"predict_cells", "limits", "effects", "claims", "digest", "figures", "report"} <= rules
-    assert not rules & {"prepare_model", "prepare_workload", "measure", "measured_cells", "parse", "cells"}
 
 
 # --- servers -----------------------------------------------------------------------------------------------------
@@ -171,10 +135,9 @@ def check_concurrency(table: Results) -> None:
     assert vllm[["prompt_tokens", "output_tokens"]].drop_duplicates().shape == (1, 2)
 
 
-CHECKS = {"serving": check_serving, "concurrency": check_concurrency}
+CHECKS = {"prefix_caching": check_prefix_caching, "serving": check_serving, "concurrency": check_concurrency}
 
 
-@pytest.mark.studies
 @pytest.mark.parametrize("name", CUTS)
 def test_every_cut_runs_from_the_study_to_the_report(name, tmp_path, snakemake):
     table = run_cut(name, tmp_path, snakemake)

@@ -474,7 +474,7 @@ def test_prefixes_are_not_forgotten_while_a_request_holds_blocks_and_this_is_tol
     engine = Engine(engine_config, requests, SchedulerSettings(1, 64, 16, 64, num_blocks=8), None)
     steps = engine.run()
     next(steps)
-    with pytest.raises(CacheHeldError, match=r"within 0.2 s, because some of its blocks are still in use"):
+    with pytest.raises(CacheHeldError, match=r"within 0.2 s, because some of its blocks"):
         forget_prefixes(engine.scheduler.reset_prefix_cache, limit_s=0.2)
     for _ in steps:
         pass

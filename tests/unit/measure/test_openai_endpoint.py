@@ -1,5 +1,6 @@
 """Prompts as text, for servers that accept only text, and how a started server is ended."""
 
+import socket
 from dataclasses import replace
 from pathlib import Path
 
@@ -81,5 +82,12 @@ def test_a_stop_command_that_is_not_there_leaves_no_server(tmp_path):
 
 
 def test_a_command_that_is_not_there_is_told_by_its_name():
-    with pytest.raises(ServerError, match="there is no command 'no-such-server' in PATH"):
+    with pytest.raises(ServerError, match="no command 'no-such-server'"):
         endpoint(command=["no-such-server"], stop_command=["false"]).start()
+
+
+def test_a_server_that_ends_at_once_and_a_taken_port_are_told():
+    with pytest.raises(ServerError, match="the server ended with status 1 before"):
+        endpoint(command=["false"]).start()
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ServerError, match="Address already in use"):
+        endpoint(port=taken.getsockname()[1]).start()
