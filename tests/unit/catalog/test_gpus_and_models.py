@@ -89,7 +89,7 @@ def test_every_number_of_every_gpu_has_a_source():
 
 
 def test_a_number_without_a_source_is_refused():
-    with pytest.raises(ValidationError, match="sources must name exactly"):
+    with pytest.raises(ValidationError, match="sources must name"):
         Gpu(name="x", title="x", kind="cuda", nvml_names=("x",), memory_bytes=1e9)
 
 

@@ -114,7 +114,7 @@ def test_its_faults_are_told_like_those_of_any_engine(study_file):
 
 def test_without_the_variable_it_is_unknown(study_file, monkeypatch):
     monkeypatch.delenv(VARIABLE)
-    with pytest.raises(StudyError, match=r"'echo' is unknown; allowed: hf-continuous, hf-static, openai, vllm"):
+    with pytest.raises(StudyError, match=r"'echo' is unknown; allowed: hf-continuous, hf-static"):
         load_study(study_file)
     with pytest.raises(CatalogError, match="unknown engine 'echo'; allowed: vllm, "):
         get_engine("echo")

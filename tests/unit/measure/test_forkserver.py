@@ -147,5 +147,5 @@ def test_a_server_that_cannot_start_is_named_with_its_log(tmp_path, monkeypatch)
     monkeypatch.setattr(
         forkserver.subprocess, "Popen", lambda command, **options: popen([sys.executable, "-c", "1/0"], **options)
     )
-    with pytest.raises(ForkServerError, match=r"ended at once: ZeroDivisionError.*; its log is .*\.log"):
+    with pytest.raises(ForkServerError, match=r"ended at once: ZeroDivisionError.*\.log"):
         call(tmp_path, "say", "0")

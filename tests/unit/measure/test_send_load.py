@@ -44,17 +44,15 @@ def test_the_beginning_of_a_load_has_the_arrivals_of_the_whole(study, tmp_path):
 
 def test_what_is_not_prepared_or_no_server_is_told(study, tmp_path):
     paths = StudyPaths(tmp_path, study.name)
-    with pytest.raises(LoadError, match=r"workload\.jsonl: the requests are not here; `snakemake prepare` makes them"):
+    with pytest.raises(LoadError, match=r"workload\.jsonl: .*`snakemake prepare`"):
         load_of(study, CPU, paths, 1)
-    with pytest.raises(
-        LoadError, match="h200/vllm/x: no cell of vllm-serve in study promised; allowed: h200/vllm-serve/"
-    ):
+    with pytest.raises(LoadError, match=r"h200/vllm/x: no cell .*; allowed: h200/vllm-serve/"):
         load_of(study, "h200/vllm/x", paths, 1)
 
 
 @pytest.mark.parametrize("url", ["http://10.0.0.7:8000", "https://example.org/v1", "http://localhost.example.org"])
 def test_another_machine_must_be_allowed(url):
-    with pytest.raises(LoadError, match="not this machine; add --elsewhere to send the load to"):
+    with pytest.raises(LoadError, match="add --elsewhere"):
         address_of(url, "NO_KEY", elsewhere=False)
     assert address_of(url, "NO_KEY", elsewhere=True).base_url == "/".join(url.split("/")[:3])
 

@@ -68,7 +68,7 @@ def test_a_server_is_waited_for_until_it_is_healthy(serve):
 
 
 def test_one_that_never_is_ends_as_a_timeout_with_what_it_said_last(serve):
-    with pytest.raises(ServerTimeoutError, match=r"not healthy after 0.3 s; /health last said: HTTP 503") as raised:
+    with pytest.raises(ServerTimeoutError, match=r"not healthy after 0.3 s; .* HTTP 503") as raised:
         wait_until_healthy(serve(*[503] * 100), "/health", lambda: None, limit_s=0.3)
     nothing = Address(f"http://127.0.0.1:{free_port()}")
     with pytest.raises(ServerTimeoutError, match="Connection refused"):
@@ -77,13 +77,13 @@ def test_one_that_never_is_ends_as_a_timeout_with_what_it_said_last(serve):
 
 
 def test_one_that_ended_is_not_waited_for(serve):
-    with pytest.raises(ServerError, match="ended with status 1 before it was healthy"):
+    with pytest.raises(ServerError, match="ended with status 1 before"):
         wait_until_healthy(serve(), "/health", lambda: "the server ended with status 1", limit_s=60)
 
 
 def test_a_taken_port_is_told(serve):
     port = int(serve().base_url.rpartition(":")[2])
-    with pytest.raises(ServerError, match=rf"port {port} of 127.0.0.1 is not available: Address already in use"):
+    with pytest.raises(ServerError, match=rf"port {port} of 127.0.0.1 .*: Address already in use"):
         check_port_is_free(port)
     check_port_is_free(free_port())
 

@@ -269,7 +269,7 @@ def test_bytes_follow_the_dtype():
     assert (facts.dtype, wide.dtype, model_facts(LLAMA).dtype) == ("bfloat16", "float32", "float32")
     assert wide.weight_bytes == 2 * facts.weight_bytes == 4 * facts.parameters
     assert facts.bytes_per_token("fp8") == facts.bytes_per_token() / 2 == facts.bytes_per_token("auto") / 2
-    with pytest.raises(ModelFactsError, match="KV cache dtype 'fp7'; allowed: auto, float32"):
+    with pytest.raises(ModelFactsError, match="'fp7'; allowed: auto, float32"):
         facts.bytes_per_token("fp7")
 
 
@@ -283,7 +283,7 @@ def test_quantization_shrinks_the_layers_matrices_alone():
     assert fp8.bytes_per_token() == facts.bytes_per_token()
     per_tensor = model_facts(LLAMA | {"dtype": "bfloat16"}, quantization="fp8_per_tensor")
     assert per_tensor.weight_bytes == fp8.weight_bytes
-    with pytest.raises(ModelFactsError, match="quantization 'bitsandbytes' is not supported; supported: awq"):
+    with pytest.raises(ModelFactsError, match="'bitsandbytes' is not supported; supported: awq"):
         model_facts(LLAMA, quantization="bitsandbytes")
 
 
@@ -497,7 +497,7 @@ def test_weights_of_unknown_bytes_are_not_counted():
     facts = model_facts(LLAMA | stored, weights=False)
     assert facts.bytes_per_token() == model_facts(LLAMA).bytes_per_token()
     for name in ("weight_bytes", "decode_weight_bytes"):
-        with pytest.raises(ModelFactsError, match="llama: how the checkpoint stores its weights is not known here"):
+        with pytest.raises(ModelFactsError, match="llama: how the checkpoint stores"):
             getattr(facts, name)
     with pytest.raises(ModelFactsError, match="quantization 'modelopt' is not supported"):
         model_facts(LLAMA | stored)
@@ -507,7 +507,7 @@ def test_the_layers_of_a_known_text_model_inside_an_unknown_one_are_known_but_no
     kimi = {"model_type": "kimi_k25", "dtype": "bfloat16", "text_config": DEEPSEEK | {"model_type": "kimi_k2"}}
     facts = model_facts(kimi, weights=False)
     assert facts.bytes_per_token() == 3 * (12 + 4) * 2
-    with pytest.raises(ModelFactsError, match="how the checkpoint stores its weights is not known"):
+    with pytest.raises(ModelFactsError, match="how the checkpoint stores"):
         _ = facts.weight_bytes
     with pytest.raises(ModelFactsError, match="model_type 'kimi_k25' is not supported"):
         model_facts(kimi)

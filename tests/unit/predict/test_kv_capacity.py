@@ -332,7 +332,7 @@ def test_a_cpu_has_the_cache_that_it_is_given():
     terms = predict_capacity(tiny, get_gpu("cpu-1core"), settings)
     assert terms["num_blocks"].value == 2**30 // (32 * 16384)
     assert "weights" not in terms
-    with pytest.raises(CapacityError, match=r"cpu-1core has no memory of its own.*--kv-cache-memory-bytes"):
+    with pytest.raises(CapacityError, match=r"cpu-1core has no memory.*--kv-cache-memory-bytes"):
         predict_capacity(tiny, get_gpu("cpu-1core"), replace(settings, kv_cache_memory_bytes=None))
 
 

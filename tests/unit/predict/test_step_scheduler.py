@@ -41,7 +41,7 @@ def test_what_tokens_look_at_within_a_window_and_a_chunk():
     assert chunk.prefill_attended_tokens.tolist() == [1 + 2 + 3 + 4 + 1 + 2, 0, 0]
     assert (chunk.decode_kv_tokens.tolist(), chunk.looked_back.tolist()) == ([0, 3, 4], [0, 2, 3])
     assert segments.within(None, False).decode_kv_tokens.tolist() == [0, 7, 8]
-    with pytest.raises(ScheduleError, match="does not say what layers with a window"):
+    with pytest.raises(ScheduleError, match="layers with a window"):
         make_schedule(one(6, 3), replace(settings_of(), pool=None)).segments.within(3, False)
 
 
@@ -49,7 +49,7 @@ def test_too_few_blocks_for_one_request_are_refused():
     # 15 computed tokens: 4 blocks that keep all, 1 for the state.
     least = replace(settings_of(ALL, STATE), num_blocks=6)
     assert make_schedule(one(10, 6), least).peak_blocks_held == 5
-    with pytest.raises(ScheduleError, match="16 tokens takes more blocks than the 4 of 4 tokens"):
+    with pytest.raises(ScheduleError, match=r"16 tokens .* the 4 of 4 tokens"):
         make_schedule(one(10, 6), replace(least, num_blocks=5))
 
 

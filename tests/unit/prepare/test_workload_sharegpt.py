@@ -69,7 +69,7 @@ def test_warmup_is_as_long_as_the_conversations_and_takes_none(vocabulary):
 
 
 def test_too_small_a_file_or_another_one_is_refused(vocabulary, tmp_path):
-    with pytest.raises(WorkloadError, match=r"99 requests are needed, .*conversations.json gives 15"):
+    with pytest.raises(WorkloadError, match=r"99 requests .*conversations.json gives 15"):
         make_requests(sharegpt(), vocabulary, 99)
     other = tmp_path / "other.json"
     other.write_text("[]")

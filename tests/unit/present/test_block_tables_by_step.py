@@ -67,5 +67,5 @@ def test_without_a_trace_the_figure_says_what_is_missing(tmp_path):
     with pytest.raises(MissingError, match="there is no table blocks"):
         block_tables(Tables(tmp_path))
     events(10, 5, 0).head(0).to_parquet(tmp_path / "blocks.parquet")
-    with pytest.raises(MissingError, match="no cell has both a predicted schedule"):
+    with pytest.raises(MissingError, match="a predicted schedule"):
         block_tables(Tables(tmp_path))

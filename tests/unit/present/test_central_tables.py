@@ -128,5 +128,5 @@ def test_a_study_that_varies_no_such_knob_has_no_such_table(root, tmp_path):
     tables = Tables(root / "tables")
     one_cell = tables.cells[tables.cells["cell_id"] == tables.cells["cell_id"].iloc[0]]
     one_cell.to_parquet(tmp_path / "cells.parquet")
-    with pytest.raises(MissingError, match="no two cells of an engine differ only in max-num-seqs, block size, batch"):
+    with pytest.raises(MissingError, match=r"no two cells .* max-num-seqs, block size, batch"):
         list(central_tables(report_of(tmp_path)))

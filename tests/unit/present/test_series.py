@@ -37,9 +37,9 @@ def test_a_panel_a_device_the_one_with_the_most_cells_first():
 
 
 def test_a_knob_that_nothing_varies_is_missing():
-    with pytest.raises(MissingError, match="no two measured cells differ in block_size alone"):
+    with pytest.raises(MissingError, match="no two measured cells differ in block_size"):
         groups_varying(cells(("h200", 16, 1), ("h200", 16, 4)), "knob_block_size", KNOBS, NAMES)
-    with pytest.raises(MissingError, match="no cell of the study sets page_size"):
+    with pytest.raises(MissingError, match="sets page_size"):
         groups_varying(cells(("h200", 16, 1)), "knob_page_size", KNOBS, NAMES)
 
 

@@ -156,5 +156,5 @@ def test_what_is_no_plan_is_one_message(tmp_path, capsys):
 
 def test_a_published_sweep_that_is_none(tmp_path):
     published = published_sweep(tmp_path, "gpu\nnothing\n")
-    with pytest.raises(TableError, match=r"sweep\.csv: no published sweep over max-num-seqs: 'max_num_seqs'"):
+    with pytest.raises(TableError, match=r"sweep\.csv: .*: 'max_num_seqs'"):
         published_rates(naming("one"), published)

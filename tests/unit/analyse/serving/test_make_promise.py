@@ -94,9 +94,9 @@ def test_a_cell_is_picked_by_its_id_or_its_knobs(study, tables):
     assert by_id.cell_id == SERVED.format(1)
     assert by_id.why == "It was picked by hand."
     assert promised(study, tables, SERVED.format(1).rpartition("/")[2]).cell_id == SERVED.format(1)
-    with pytest.raises(PromiseError, match=r"pick=bs16-seqs64-len4096: names \d cells; give gpu/engine"):
+    with pytest.raises(PromiseError, match=r"pick=bs16-seqs64-len4096: names \d cells"):
         promised(study, tables, "bs16-seqs64-len4096")
-    with pytest.raises(PromiseError, match=r"pick=bs9: is no measured cell of vLLM; allowed: .*, \.\.\.$"):
+    with pytest.raises(PromiseError, match=r"pick=bs9: .*; allowed: .*, \.\.\.$"):
         promised(study, tables, "bs9")
 
 
@@ -117,10 +117,10 @@ def test_of_several_workloads_one_must_be_named(study, tables):
 def test_where_nothing_keeps_the_bound_a_cell_must_be_named(study, tables):
     tables["serving_summary"] = tables["serving_summary"].head(0)
     tables["recommendations"] = tables["recommendations"].head(0)
-    with pytest.raises(PromiseError, match=r"no measured setting keeps the latency limit .* name one with pick="):
+    with pytest.raises(PromiseError, match=r"no measured setting .* pick="):
         promised(study, tables)
     tables["cells"] = tables["cells"].assign(outcome="timeout")
-    with pytest.raises(PromiseError, match="no cell of vLLM was measured as the study asks"):
+    with pytest.raises(PromiseError, match="no cell of vLLM was measured"):
         promised(study, tables)
 
 
