@@ -49,7 +49,7 @@ GPUS, MODEL = ("h200", "h100-sxm", "a100-pcie-80gb", "l40s"), "llama-3.1-8b-inst
 BLOCKS, SEQS = (8, 16, 32, 64, 128), (1, 4, 16, 32, 64, 128, 256)
 # Tokens of the prompts and answers of REQUESTS requests.
 WORKLOADS = {"chat": (200, 200), "context": (1500, 200), "reasoning": (200, 800), "code": (800, 400), "short": (64, 64)}
-REQUESTS, REPEATS, STARTS, START_S = 512, 3, 5, 60.0
+REQUESTS, REPEATS, STARTS, AT_LEAST, START_S = 512, 3, 5, 2, 60.0
 # Standard deviations of logarithms: of a start, as on an H200 and an H100 (config/variation.yaml), of a round, and of
 # each cost of the plan. The plan's band is about two of the latter.
 START_SD, ROUND_SD, COST_SD, BAND_PCT = 0.0087, 0.01, 0.05, 10.0
@@ -66,16 +66,17 @@ class Grid:
     cells: pd.DataFrame
     margin_pct: float
     starts: int
+    at_least: int
     tpot_p99_s: float | None = None
 
 
 @dataclass(frozen=True)
 class Truth:
-    """What the tables of the whole grid say: rates by cell, the best rate of each place, verdicts by place and knob,
+    """What the tables of the whole grid say: rates by cell, the best cell of each place, verdicts by place and knob,
     and the logarithms of the mean ratios of devices, by engine and model and by devices."""
 
     rates: pd.Series
-    best: dict[str, float]
+    best: dict[str, str]
     verdicts: dict[tuple[str, str], str]
     ratios: dict[tuple[str, str], float]
 
@@ -100,8 +101,8 @@ class Replayed:
         return all(np.isnan(share) or share == 1 for share in self.same.values())
 
 
-def synthetic(rng: np.random.Generator) -> Grid:
-    """A grid of 700 cells with three surprises that its plan does not have."""
+def synthetic(rng: np.random.Generator, noise: np.random.Generator) -> Grid:
+    """A grid of 700 cells with three surprises that its plan does not have; `noise` is drawn for each of its starts."""
     keys = pd.DataFrame(list(product(GPUS, WORKLOADS, SEQS, BLOCKS)), columns=["gpu", "workload", "seqs", "block"])
     keys["knobs"] = "bs" + keys["block"].astype(str) + "-seqs" + keys["seqs"].astype(str)
     keys["cell_id"] = keys["gpu"] + f"/vllm/{MODEL}/" + keys["workload"] + "/" + keys["knobs"]
@@ -130,9 +131,10 @@ def synthetic(rng: np.random.Generator) -> Grid:
     )
     return Grid(
         plan.reindex(columns=list(FIELDS)),
-        _cells(keys, true * slower, output_tokens, preempts, rng),
+        _cells(keys, true * slower, output_tokens, preempts, noise),
         MARGIN_PCT,
         STARTS,
+        AT_LEAST,
     )
 
 
@@ -222,7 +224,8 @@ def of_results(name: str, results: Path) -> Grid | None:
     )
     cells = cells[cells["cell_id"].isin(plan["cell_id"]) & (cells["study"] == name)]
     starts = round(counted(cells).groupby("cell_id")["start"].nunique().mean())
-    return Grid(plan, cells, study.equivalence_margin_pct, starts, study.slo.tpot_s if study.slo else None)
+    at_least = min(starts, study.starts.at_least)
+    return Grid(plan, cells, study.equivalence_margin_pct, starts, at_least, study.slo.tpot_s if study.slo else None)
 
 
 def truth_of(grid: Grid) -> Truth:
@@ -232,7 +235,7 @@ def truth_of(grid: Grid) -> Truth:
     recommended = recommendations(grid.cells, grid.margin_pct, {}, tpot_p99_s=grid.tpot_p99_s)
     role = BEST if grid.tpot_p99_s is None else "best_within_latency"
     rows = recommended[recommended["role"].eq(role) & recommended["cell_id"].notna()]
-    best = {f"{row.gpu}, vllm, {row.model}, {row.workload}": float(rates[row.cell_id]) for row in rows.itertuples()}
+    best = {f"{row.gpu}, vllm, {row.model}, {row.workload}": str(row.cell_id) for row in rows.itertuples()}
     verdicts: dict[tuple[str, str], set[str]] = {}
     for column, cells, pairs in compared_pairs(grid.cells, grid.margin_pct, Looks(grid.starts, grid.starts)):
         places = cells[["gpu", "engine", "model", "workload"]].agg(", ".join, axis=1).to_numpy()
@@ -253,20 +256,23 @@ def replay(grid: Grid, truth: Truth, seed: int, time_share: float) -> Replayed:
     """Measure what is chosen until all is answered or the time is spent, and compare with the whole grid."""
     began = time.monotonic()
     check = check_cells(grid.plan, CHECK_PCT, f"replay {seed}")
-    measured, rounds = set(check), 0
+    # The starts of each cell that are revealed; `nth` counts those of the grid.
+    starts, rounds = dict.fromkeys(grid.plan["cell_id"], 0) | dict.fromkeys(check, grid.at_least), 0
+    nth = grid.cells.groupby("cell_id")["start"].rank(method="dense")
     while True:
-        revealed = grid.cells["cell_id"].isin(measured)
-        missing = grid.cells[~revealed].drop_duplicates("cell_id").assign(outcome="missing")
-        cells = pd.concat([grid.cells[revealed], missing], ignore_index=True)
+        of_cell = grid.cells["cell_id"].map(starts)
+        missing = grid.cells[of_cell.eq(0)].drop_duplicates("cell_id").assign(outcome="missing")
+        cells = pd.concat([grid.cells[(nth <= of_cell) | (nth.isna() & (of_cell > 0))], missing], ignore_index=True)
         estimates = estimate(grid.plan, cells, check, seed)
         questions = ask(estimates, grid.plan, cells, grid.margin_pct, tpot_p99_s=grid.tpot_p99_s)
-        cost_s = estimates.table["cost_s"] * grid.starts
-        spent_s, total_s = float(cost_s[list(measured)].sum()), float(cost_s.sum())
-        rest = [cell for cell in estimates.table.index if cell not in measured]
-        choice = choose(estimates, questions, rest, max(0.0, time_share * total_s - spent_s), grid.starts)
+        cost_s = estimates.table["cost_s"]
+        spent_s, total_s = float((cost_s * pd.Series(starts)).sum()), float(cost_s.sum()) * grid.starts
+        left_s = max(0.0, time_share * total_s - spent_s)
+        choice = choose(estimates, questions, starts, left_s, grid.at_least, grid.starts)
         if choice.ended:
             break
-        measured |= set(choice.cells)
+        for cell in choice.cells:
+            starts[cell] = max(grid.at_least, starts[cell] + 1)
         rounds += 1
     return compared(grid, truth, questions, estimates, spent_s / total_s, rounds, time.monotonic() - began)
 
@@ -309,7 +315,7 @@ def _is_same(question: Question, truth: Truth, margin: float) -> bool | None:
     """Whether an answer is that of the whole grid, within the margin; None if this has none."""
     if question.kind == RECOMMENDATION:
         best = truth.best.get(question.place)
-        return None if best is None else bool(best - truth.rates.get(question.answer, -np.inf) <= margin)
+        return None if best is None else bool(truth.rates[best] - truth.rates.get(question.answer, -np.inf) <= margin)
     if question.kind == KNOBS:
         verdict = truth.verdicts.get((question.place, question.subject), NOT_DECIDED)
         return None if verdict == NOT_DECIDED else question.answer == verdict
@@ -324,8 +330,29 @@ def replays(name: str, results: Path, count: int, seed: int, time_share: float) 
     grid = None if name == "synthetic" else of_results(name, results)
     truth = truth_of(grid) if grid else None
     for number in range(count):
-        of_replay = grid or synthetic(np.random.default_rng([seed, number]))
+        of_replay = grid or _synthetic(seed, number)
         yield replay(of_replay, truth or truth_of(of_replay), seed + number, time_share)
+
+
+def _synthetic(seed: int, number: int, occasion: int = 0) -> Grid:
+    """The grid of a replay, measured on one of several occasions."""
+    return synthetic(np.random.default_rng([seed, number]), np.random.default_rng([seed, number, 1 + occasion]))
+
+
+def agrees_with_itself(seed: int, number: int) -> bool:
+    """Whether the tables of a synthetic grid say the same if all of it is measured once more: no choice of cells can
+    do better."""
+    truth, again = (truth_of(_synthetic(seed, number, occasion)) for occasion in (0, 1))
+
+    def is_same(kind: str, place: str, subject: str, answer: str, value: float = 0.0) -> bool:
+        asked = Question(kind, place, subject, answer, 1.0, True, np.array([value]))
+        return _is_same(asked, truth, log_margin(MARGIN_PCT)) is not False
+
+    return (
+        all(is_same(RECOMMENDATION, place, "", cell) for place, cell in again.best.items())
+        and all(is_same(KNOBS, *of, verdict) for of, verdict in again.verdicts.items())
+        and all(is_same(DEVICES, *of, "", ratio) for of, ratio in again.ratios.items())
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -11,7 +11,7 @@ from workflow_scripts.predict.prediction_record import FIELDS
 
 
 def test_the_synthetic_grid_has_surprises_that_its_plan_does_not_have():
-    grid = synthetic(np.random.default_rng(1))
+    grid = synthetic(*map(np.random.default_rng, (1, 2)))
     assert (len(grid.plan), tuple(grid.plan.columns)) == (700, FIELDS)
     rates = truth_of(grid).rates.reindex(grid.plan["cell_id"]).to_numpy()
     error = rates - np.log(grid.plan["output_tokens_per_s"].to_numpy())
@@ -26,7 +26,7 @@ def small():
     def rate(point):
         return law(point) * (0.7 if point[0] == "l40s" and point[2] == 8 else 1.0)
 
-    grid = Grid(plan(), cells(POINTS, rate), 5.0, 5)
+    grid = Grid(plan(), cells(POINTS, rate), 5.0, 5, 2)
     return grid, truth_of(grid)
 
 

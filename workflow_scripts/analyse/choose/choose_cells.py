@@ -6,7 +6,7 @@ question needs in any case has its share of that question too. Where no cell exp
 nearly equal, those cells of an open question are measured of which a measurement knows more than the estimate.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -41,44 +41,48 @@ class Choice:
 def choose(
     estimates: Estimates,
     questions: Sequence[Question],
-    can_measure: Collection[str],
+    started: Mapping[str, int],
     budget_s: float = inf,
-    starts: int = 1,
+    at_least: int = 1,
+    at_most: int = 1,
 ) -> Choice:
     """Choose the cells that the next round measures.
 
     Args:
         estimates: of all cells.
         questions: about these, from `ask`.
-        can_measure: ids of the cells that may be measured.
+        started: how many starts each cell has that may be measured, by id.
         budget_s: device seconds that are left for them.
-        starts: starts of each chosen cell, which its costs are multiplied by.
+        at_least, at_most: starts of each measured cell: a new one gets `at_least`, others one more.
     """
     asked = [question for question in questions if not question.is_answered]
     if not asked:
         return Choice((), ALL_ANSWERED)
     table = estimates.table
-    cost_s = table["cost_s"].to_numpy() * starts
-    possible = table.index.isin(list(can_measure))
+    had = table.index.to_series().map(started).fillna(at_most).to_numpy(dtype=float)
+    further = np.where(had < at_least, at_least - had, 1.0)
+    cost_s, noise = table["cost_s"].to_numpy() * further, estimates.noise / further
+    possible = had < at_most
     needed = _needed(list(table.index), asked)
-    compared = table.index.isin([cell for question in asked for cell in question.compares])
+    risk = np.sum([question.risk for question in asked if question.risk is not None] or [np.zeros(len(table))], axis=0)
     cells = len(table)
     cov = np.cov(np.hstack([estimates.draws, np.stack([q.values for q in asked], axis=1)]), rowvar=False)
     whole = np.diag(cov)[cells:].copy()
     whole[whole <= 0] = inf
-    round_s = min(budget_s, _OF_A_ROUND * float(cost_s.sum()))
+    round_s = min(budget_s, _OF_A_ROUND * float(table["cost_s"].sum()) * at_least)
     chosen: list[int] = []
     spent_s = 0.0
     ended = NOTHING_HELPS
     while possible.any():
-        share = cov[:cells, cells:] ** 2 / (np.diag(cov)[:cells, None] + estimates.noise) / whole
+        variance = np.diag(cov)[:cells]
+        share = cov[:cells, cells:] ** 2 / (variance + noise)[:, None] / whole
         share[share < _BY_CHANCE / len(estimates.draws)] = 0.0
         left = np.diag(cov)[cells:] / whole > 1 - _ENOUGH
         worth = np.where(possible, (share * left).sum(axis=1) + needed.sum(axis=1), 0.0)
-        if not (worth > _LEAST_WORTH).any():
-            unknown = np.diag(cov)[:cells] / (np.diag(cov)[:cells] + estimates.noise)
-            worth = np.where(possible & compared & (unknown > 1 / 2), unknown, 0.0)
-        useful = worth > _LEAST_WORTH
+        worth[worth < _LEAST_WORTH] = 0.0
+        if not worth.any():
+            worth = np.where(possible, risk * variance / (variance + noise), 0.0)
+        useful = worth > 0
         affordable = useful & (spent_s + cost_s <= (budget_s if len(chosen) < _FIRST_FEW else round_s))
         if not affordable.any():
             ended = NO_TIME if useful.any() else NOTHING_HELPS
@@ -87,7 +91,7 @@ def choose(
         chosen.append(best)
         spent_s += float(cost_s[best])
         possible[best], needed[best] = False, 0.0
-        cov = cov - np.outer(cov[:, best], cov[best]) / (cov[best, best] + estimates.noise)
+        cov = cov - np.outer(cov[:, best], cov[best]) / (cov[best, best] + noise[best])
     return Choice(tuple(table.index[chosen]), None if chosen else ended)
 
 

@@ -4,14 +4,14 @@ from collections.abc import Collection, Mapping
 
 import pandas as pd
 
-from workflow_scripts.analyse.choose.choose_cells import ALL_ANSWERED, choose
+from workflow_scripts.analyse.choose.choose_cells import choose
 from workflow_scripts.analyse.choose.estimates import Estimates, check_cells, estimate
 from workflow_scripts.analyse.choose.questions import Question, ask
 from workflow_scripts.study.rounds import OpenQuestion, RoundPlan
 from workflow_scripts.study.study import Measure, Study
 
 # Why comparisons are given up, and why measuring ends.
-NOT_ASKED = "every question is answered without it"
+NOT_ASKED = "no open question needs it"
 HOURS_SPENT = "the device hours are spent"
 
 
@@ -39,7 +39,7 @@ def choose_round(
     """The decision on a round, and the cells that it starts once.
 
     Args:
-        further: the decision on further starts of measured cells, which belong to the round while questions are open.
+        further: what was decided of all comparisons of measured cells; only the chosen cells get their starts.
         study: the study.
         measure: its field of that name.
         plan: the prediction of every cell.
@@ -49,17 +49,14 @@ def choose_round(
     """
     estimates, questions, check = estimates_and_questions(study, measure, plan, cells)
     cost_s, at_least = estimates.table["cost_s"], study.starts.at_least
-    able = [cell for cell in starts if cell in cost_s.index and cell not in further.failed]
-    due = {cell for cell in able if len(starts[cell]) < at_least and (starts[cell] or cell in check)}
-    due_s = sum(float(cost_s[cell]) * (at_least - len(starts[cell])) for cell in due)
-    new = [cell for cell in able if not starts[cell] and cell not in check]
-    choice = choose(estimates, questions, new, max(0.0, budget_s - due_s), at_least)
-    again = {start.cell for start in further.starts}
-    given_up = further.not_decidable
-    if choice.ended == ALL_ANSWERED:
-        again = set()
-        given_up = (*given_up, *(pair.model_copy(update={"given_up": NOT_ASKED}) for pair in further.undecided))
-    chosen = due | again | {*choice.cells} if budget_s > 0 else set()
+    had = {cell: len(ended) for cell, ended in starts.items() if cell in cost_s.index and cell not in further.failed}
+    due = {cell for cell in had if had[cell] < at_least and (had[cell] or cell in check)}
+    due_s = sum(float(cost_s[cell]) * (at_least - had[cell]) for cell in due)
+    others = {cell: count for cell, count in had.items() if cell not in due}
+    choice = choose(estimates, questions, others, max(0.0, budget_s - due_s), at_least, study.starts.at_most)
+    chosen = due | {*choice.cells} if budget_s > 0 else set()
+    chosen_s = sum(float(cost_s[cell]) * (1 if had[cell] else at_least) for cell in choice.cells)
+    not_asked = [pair for pair in further.undecided if not {*pair.cells} <= chosen]
     opened = [
         OpenQuestion(
             kind=question.kind,
@@ -72,9 +69,12 @@ def choose_round(
         if not question.is_answered
     ]
     changes = {
-        "undecided": further.undecided if again & chosen else (),
-        "not_decidable": given_up,
-        "left_s": further.left_s * bool(again) + due_s + at_least * float(cost_s[[*choice.cells]].sum()),
+        "undecided": tuple(pair for pair in further.undecided if pair not in not_asked),
+        "not_decidable": (
+            *further.not_decidable,
+            *(pair.model_copy(update={"given_up": NOT_ASKED}) for pair in not_asked),
+        ),
+        "left_s": due_s + chosen_s,
         "ended": None if chosen else HOURS_SPENT if budget_s <= 0 else choice.ended,
         "asked": len(questions),
         "questions": tuple(opened),

@@ -7,30 +7,33 @@ device or with one value of a knob is learned from few cells. Without measuremen
 variance that the plan's band stands for; measurements give its size, but never less than a floor, so what was never
 measured keeps a band.
 
-Bands are widened by the errors with which the model predicts each measured cell without it [Vovk], and by those of the
-check cells, which the model never uses.
+A place (device, engine, model, workload) may surprise where others do not. How far its measured cells are from what all
+other places predict, and its check cells from their estimates, scales the components of that place, as in a process of
+Student's t [Shah]. So a surprise that was only seen with some settings of a place is not taken for all of its settings.
 
-Sources: [Rasmussen] Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, sections 2.2 and 5.4.2;
+Bands are widened by the errors with which the model predicts each measured cell without it [Vovk], and by those of the
+check cells, which no estimate uses.
+
+Sources: [Rasmussen] Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, sections 2.2, 5.4.1 and
+5.4.2; [Shah] Shah, Wilson and Ghahramani, Student-t processes as alternatives to Gaussian processes, AISTATS 2014;
 [Vovk] Vovk, Gammerman and Shafer, Algorithmic Learning in a Random World, 2005.
 """
 
 import hashlib
 import math
-import warnings
 from collections.abc import Collection
 from dataclasses import dataclass
-from itertools import combinations, pairwise
+from itertools import combinations
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from scipy import linalg, stats
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.gaussian_process import GaussianProcessRegressor
-from sklearn.gaussian_process.kernels import ConstantKernel, Kernel, Matern
+from scipy import linalg, optimize, stats
+from scipy.spatial import distance
 
 from workflow_scripts.analyse.intervals.repeats import cell_summary, knob_columns, numbers
 from workflow_scripts.analyse.intervals.start_spread import BoolArray, FloatArray
-from workflow_scripts.analyse.intervals.statistics import CONFIDENCE, mean_errors
+from workflow_scripts.analyse.intervals.statistics import CONFIDENCE, IntArray, mean_errors
 from workflow_scripts.analyse.settings.knob_pairs import METRIC
 
 MEASURED, PREDICTED, CHECK, INFEASIBLE, UNKNOWN = "measured", "predicted", "check", "infeasible", "unknown"
@@ -50,6 +53,8 @@ _OCTAVES, _NAMES_APART = 3.0, 0.4
 _MOST_IN_PAIRS = 5
 # With fewer cells per component their sizes are not fitted; with more cells, this many at random give them.
 _LEAST_PER_COMPONENT, _MOST_FITTED = 1.5, 150
+# Degrees of freedom of the sizes of surprises.
+_TAIL_DF = 4
 # Standard deviations from the middle to the end of a band.
 _ENDS = float(stats.norm.ppf((1 + CONFIDENCE) / 2))
 
@@ -65,7 +70,7 @@ class Estimates:
             not use; `log_measured`, NaN if not measured; `cost_s`, device seconds of one start, from the plan.
         draws: joint posterior of the logarithms of the rates, shape (draws, cells). Check cells that were measured have
             their own values, from which nothing is learned about others.
-        noise: variance of the logarithm of a measured cell's mean.
+        noise: variance of the logarithm of the rate of one start.
         widened: by how much errors have widened the bands.
     """
 
@@ -100,20 +105,18 @@ def estimate(plan: pd.DataFrame, cells: pd.DataFrame, check: Collection[str], se
     """
     plan = plan.set_index("cell_id")
     first = cells.drop_duplicates("cell_id").set_index("cell_id").reindex(plan.index)
-    measured, squared_error = _measured(cells, plan.index)
+    measured, squared_error, starts = _measured(cells, plan.index)
     has_value = ~np.isnan(measured)
     is_check = plan.index.isin(list(check))
     used = has_value & ~is_check
     mean, prior_sd, is_unknown = _prior(plan, measured, used)
-    noise = float(np.median(squared_error[has_value])) if has_value.any() else _USUAL_SD**2
-
-    points, kernel = _points_and_kernel(first)
-    model = _fitted(points[used], kernel, ((measured - mean) / prior_sd)[used], (squared_error / prior_sd**2)[used])
-    unit_mean, unit_cov = model.predict(points, return_cov=True)
-    log_rate = mean + prior_sd * unit_mean
-    cov = unit_cov * np.outer(prior_sd, prior_sd)
+    noise = float(np.median((squared_error * starts)[has_value])) if has_value.any() else _USUAL_SD**2
+    usual_starts = float(np.median(starts[has_value])) if has_value.any() else 1.0
+    process = _process(first, (measured - mean) / prior_sd, squared_error / prior_sd**2, used)
+    log_rate = mean + prior_sd * process.mean
+    cov = process.cov * np.outer(prior_sd, prior_sd)
     sd = np.sqrt(np.maximum(np.diag(cov), 1e-12))
-    widened = _widened_by(_errors_without_each(model)) if used.any() else 1.0
+    widened = _widened_by(process.errors) if used.any() else 1.0
     of_check = has_value & is_check
     beside = (measured - log_rate)[of_check] / np.sqrt((widened * sd[of_check]) ** 2 + squared_error[of_check])
     widened *= _widened_by_check(beside)
@@ -127,7 +130,7 @@ def estimate(plan: pd.DataFrame, cells: pd.DataFrame, check: Collection[str], se
     sd = np.where(used, sd, widened * sd)
     refused = first["outcome"].eq("infeasible").fillna(False).to_numpy(dtype=bool)
     infeasible = ~has_value & (refused | (plan["infeasible"].notna().to_numpy() & ~_tried(first)))
-    half = _ENDS * np.where(is_unknown & ~has_value, np.nan, np.sqrt(sd**2 + np.where(used, 0.0, noise)))
+    half = _ENDS * np.where(is_unknown & ~has_value, np.nan, np.sqrt(sd**2 + np.where(used, 0.0, noise / usual_starts)))
     table = pd.DataFrame(
         {
             "state": np.select(
@@ -150,15 +153,17 @@ def _tried(first: pd.DataFrame) -> BoolArray:
     return tried
 
 
-def _measured(cells: pd.DataFrame, ids: pd.Index) -> tuple[FloatArray, FloatArray]:
-    """Means of the logarithms of measured rates with their squared errors, in the order of `ids`; NaN if not known."""
+def _measured(cells: pd.DataFrame, ids: pd.Index) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Means of the logarithms of measured rates, their squared errors and numbers of starts, in the order of `ids`; NaN
+    if not known."""
     summary, samples = cell_summary(cells, METRIC)
     mean, squared, _ = mean_errors(samples)
     sample = summary["sample"].to_numpy(dtype=int)
     squared = np.where(np.isnan(squared[sample]), _USUAL_SD**2, squared[sample])
-    of_cells = pd.DataFrame({"mean": mean[sample], "squared": squared}, index=summary["cell_id"])
+    of_cells = pd.DataFrame({"mean": mean[sample], "squared": squared, "starts": summary["starts"].to_numpy()})
+    of_cells = of_cells.set_axis(summary["cell_id"])
     of_cells = of_cells[~of_cells.index.duplicated(keep="last")].reindex(ids)
-    return numbers(of_cells["mean"]), numbers(of_cells["squared"])
+    return numbers(of_cells["mean"]), numbers(of_cells["squared"]), numbers(of_cells["starts"])
 
 
 def _prior(plan: pd.DataFrame, measured: FloatArray, used: BoolArray) -> tuple[FloatArray, FloatArray, BoolArray]:
@@ -182,25 +187,16 @@ def _cost_s(plan: pd.DataFrame) -> FloatArray:
     return numbers(cost)
 
 
-def _points_and_kernel(first: pd.DataFrame) -> tuple[FloatArray, Kernel]:
-    """Each cell's place, shape (cells, columns), and the covariance of the errors of two predictions."""
+def _parts(first: pd.DataFrame) -> tuple[list[FloatArray], list[bool]]:
+    """The components: for each the points of all cells, shape (cells, columns), whose distance says how alike they are,
+    and whether it tells all places apart."""
     factors = {name: _factor(first[name]) for name in (*SETTING, *knob_columns(first))}
     factors = {name: factor for name, factor in factors.items() if np.ptp(factor, axis=0).any()}
-    points = np.hstack([*factors.values(), np.zeros((len(first), 1))])
-    ends = np.cumsum([0, *(factor.shape[1] for factor in factors.values())])
-    columns = {name: [*range(a, b)] for name, (a, b) in zip(factors, pairwise(ends), strict=True)}
     place, knobs = ([name for name in factors if (name in SETTING) == is_place] for is_place in (True, False))
     pairs = combinations(factors, 2) if len(factors) <= _MOST_IN_PAIRS else ()
-    parts = [*combinations(factors, 1), *pairs, *((*place, knob) for knob in knobs), tuple(factors)]
-    parts = [part for part in dict.fromkeys(parts) if part]
-    part = max(_FLOOR, 1 / (len(parts) + 1))
-    kernel = ConstantKernel(part, (_FLOOR, 100.0))
-    for names in parts:
-        length = np.full(points.shape[1], np.inf)
-        length[[column for name in names for column in columns[name]]] = 1.0
-        # Rough, so that a step from one value of a knob to the next is possible.
-        kernel += ConstantKernel(part, (_FLOOR, 100.0)) * Matern(length, "fixed", nu=0.5)
-    return points, kernel
+    parts = dict.fromkeys([(), *combinations(factors, 1), *pairs, *((*place, knob) for knob in knobs), tuple(factors)])
+    points = [np.hstack([np.zeros((len(first), 1)), *(factors[name] for name in part)]) for part in parts]
+    return points, [{*place} <= {*part} for part in parts]
 
 
 def _factor(values: pd.Series) -> FloatArray:
@@ -215,23 +211,87 @@ def _is_flag(values: pd.Series) -> bool:
     return pd.api.types.is_bool_dtype(values.dropna().convert_dtypes())
 
 
-def _fitted(points: FloatArray, kernel: Kernel, y: FloatArray, noise: FloatArray) -> GaussianProcessRegressor:
-    """The process given the measured cells, at first of this covariance."""
-    if not len(points):
-        return GaussianProcessRegressor(kernel)
-    if len(points) >= _LEAST_PER_COMPONENT * len(kernel.theta):
-        some = np.random.default_rng(len(points)).permutation(len(points))[:_MOST_FITTED]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)  # a component at its floor
-            kernel = GaussianProcessRegressor(kernel, alpha=noise[some]).fit(points[some], y[some]).kernel_
-    return GaussianProcessRegressor(kernel, alpha=noise, optimizer=None).fit(points, y)
+class _Process(NamedTuple):
+    """A Gaussian process given measured cells: mean (cells) and covariance (cells, cells) of all cells; the inverse
+    covariance of the measured ones, and its product with their values."""
+
+    mean: FloatArray
+    cov: FloatArray
+    inverse: FloatArray
+    weights: FloatArray
+
+    @property
+    def errors(self) -> FloatArray:
+        """Errors in standard deviations if each measured cell is predicted from the others. [Rasmussen]"""
+        errors: FloatArray = self.weights / np.sqrt(np.diag(self.inverse))
+        return errors
 
 
-def _errors_without_each(model: GaussianProcessRegressor) -> FloatArray:
-    """Errors in standard deviations if each cell is predicted from the others. [Rasmussen]"""
-    inverse = np.diag(linalg.cho_solve((model.L_, True), np.eye(len(model.L_))))
-    errors: FloatArray = np.ravel(model.alpha_) / np.sqrt(inverse)
-    return errors
+def _process(first: pd.DataFrame, y: FloatArray, noise: FloatArray, used: BoolArray) -> _Process:
+    """The process given the values `y` of the cells `used`, whose errors have the variances `noise`; the values of
+    other cells only check it."""
+    points, tells_places = _parts(first)
+    sizes = np.full(len(points), max(_FLOOR, 1 / len(points)))
+    if used.sum() >= _LEAST_PER_COMPONENT * len(points):
+        some = np.random.default_rng(used.sum()).permutation(np.flatnonzero(used))[:_MOST_FITTED]
+        sizes = _sizes(np.stack([_alike(part[some]) for part in points]), y[some], noise[some], sizes)
+    prior = np.zeros((2, len(first), len(first)))
+    for size, part, of_place in zip(sizes, points, tells_places, strict=True):
+        prior[int(of_place)] += size * _alike(part)
+
+    def given(wide: FloatArray) -> _Process:
+        return _given(prior[0] + prior[1] * np.outer(wide, wide), y, noise, used)
+
+    place = first.groupby(list(SETTING), dropna=False, sort=False).ngroup().to_numpy().astype(int)
+    by_used, by_all = _surprises(given(np.ones(len(first))), y, noise, used, place)
+    # What check cells show widens bands, and moves no estimate.
+    return given(by_used)._replace(cov=given(by_all).cov)
+
+
+def _given(prior: FloatArray, y: FloatArray, noise: FloatArray, used: BoolArray) -> _Process:
+    root = linalg.cholesky(prior[np.ix_(used, used)] + np.diag(noise[used]), lower=True)
+    inverse = linalg.cho_solve((root, True), np.eye(used.sum()))
+    weights = inverse @ y[used]
+    explained = linalg.solve_triangular(root, prior[used], lower=True)
+    return _Process(prior[:, used] @ weights, prior - explained.T @ explained, inverse, weights)
+
+
+def _surprises(of: _Process, y: FloatArray, noise: FloatArray, used: BoolArray, place: IntArray) -> FloatArray:
+    """How many times as far from its estimates as expected each cell's place is, shape (2, cells): its measured cells
+    alone, and with its check cells; at least 1. [Shah]"""
+    is_check = ~used & ~np.isnan(y)
+    squares = (y - of.mean) ** 2 / (np.diag(of.cov) + noise)
+    wide = np.ones((2, len(y)))
+    for number in np.unique(place):
+        here, at = place == number, place[used] == number
+        own, check = of.weights[at], squares[here & is_check]
+        total = float(own @ linalg.solve(of.inverse[np.ix_(at, at)], own)) if at.any() else 0.0
+        for row, (squared, count) in enumerate([(total, at.sum()), (total + check.sum(), at.sum() + len(check))]):
+            wide[row, here] = (_TAIL_DF + squared) / (_TAIL_DF + count)
+    wide[1] = np.maximum(wide[0], wide[1])
+    return np.asarray(np.sqrt(np.maximum(wide, 1.0)))
+
+
+def _alike(points: FloatArray) -> FloatArray:
+    """How alike the errors of cells are, shape (cells, cells); rough, so that a step between values is possible."""
+    return np.asarray(np.exp(-distance.cdist(points, points)))
+
+
+def _sizes(alike: FloatArray, y: FloatArray, noise: FloatArray, first: FloatArray) -> FloatArray:
+    """The sizes of components under which the values `y` are likeliest [Rasmussen]; `alike` has the shape (components,
+    cells, cells)."""
+
+    def unlikely(log_sizes: FloatArray) -> tuple[float, FloatArray]:
+        sizes = np.exp(log_sizes)
+        root = linalg.cholesky(np.tensordot(sizes, alike, 1) + np.diag(noise), lower=True)
+        inverse = linalg.cho_solve((root, True), np.eye(len(y)))
+        weights = inverse @ y
+        gradient = sizes * np.tensordot(alike, inverse - np.outer(weights, weights), 2) / 2
+        return float(y @ weights / 2 + np.log(np.diag(root)).sum()), gradient
+
+    bounds = [(np.log(_FLOOR), np.log(100.0))] * len(first)
+    found = optimize.minimize(unlikely, np.log(first), jac=True, method="L-BFGS-B", bounds=bounds)
+    return np.asarray(np.exp(found.x))
 
 
 def _widened_by(errors: FloatArray) -> float:

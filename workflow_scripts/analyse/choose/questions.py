@@ -53,7 +53,7 @@ class Question:
         values: what it depends on, for each draw: the regret of the recommended cell, the largest difference between
             values of a knob, the ratio of two devices, as logarithms.
         needs: cells that must be measured, whatever they show.
-        compares: of a knob, the cells whose rates it compares.
+        risk: of a knob, for each cell the greatest probability that a pair with it is beyond the margin.
     """
 
     kind: str
@@ -64,7 +64,7 @@ class Question:
     is_answered: bool
     values: FloatArray
     needs: tuple[str, ...] = ()
-    compares: tuple[str, ...] = ()
+    risk: FloatArray | None = None
 
 
 @dataclass(frozen=True)
@@ -170,27 +170,29 @@ def _recommendations(grid: _Grid) -> Iterator[Question]:
         yield Question(RECOMMENDATION, name, grid.bound, answer, probability, False, regret, needs)
 
 
-def _groups(rows: pd.DataFrame) -> Iterator[tuple[str, str, list[pd.DataFrame]]]:
-    """The name of each place, each knob that varies there, and the groups of cells that differ in nothing else."""
+def _groups(rows: pd.DataFrame) -> Iterator[tuple[str, str, list[IntArray]]]:
+    """The name of each place, each knob that varies there, and the positions of cells that differ in nothing else, in
+    the order of the knob's values, for each group of them."""
     knobs = knob_columns(rows)
     for column in knobs:
         rows_of = knob_groups(rows, column, [knob for knob in knobs if knob != column])
         for names, place in rows_of.groupby(list(SETTING), sort=False):
-            groups = [group for _, group in place.groupby("group", sort=False)]
+            groups = np.split(place["at"].to_numpy(), np.flatnonzero(np.diff(place["group"])) + 1)
             yield ", ".join(map(str, names)), column.removeprefix("knob_"), groups
 
 
 def _knobs(grid: _Grid) -> Iterator[Question]:
     for name, knob, groups in _groups(grid.rows[grid.rows["state"] != INFEASIBLE]):
-        of_groups = [np.ascontiguousarray(grid.draws[:, group["at"]].T) for group in groups]
-        spread = np.max([np.ptp(draws, axis=0) for draws in of_groups], axis=0)
-        pairs = ((a, b) for draws in of_groups for a, b in combinations(draws, 2))
-        within = [float((np.abs(a - b) <= grid.margin).mean()) for a, b in pairs]
+        spread = np.max([np.ptp(grid.draws[:, at], axis=1) for at in groups], axis=0)
+        a, b = np.array([pair for at in groups for pair in combinations(at, 2)]).T
+        within = (np.abs(grid.draws[:, a] - grid.draws[:, b]) <= grid.margin).mean(axis=0)
         # What is flat for every pair needs no correction; that any pair changes may be seen in each of them.
-        is_flat, changes = min(within), max(0.0, 1 - len(within) * min(within))
+        is_flat, changes = float(within.min()), max(0.0, 1 - len(within) * float(within.min()))
         answer = FLAT if is_flat >= changes else CHANGES
-        compares = tuple(cell for group in groups for cell in group["cell_id"])
-        yield Question(KNOBS, name, knob, answer, max(is_flat, changes), False, spread, compares=compares)
+        risk = np.zeros(len(grid.rows))
+        for end in (a, b):
+            np.maximum.at(risk, end, 1 - within)
+        yield Question(KNOBS, name, knob, answer, max(is_flat, changes), False, spread, risk=risk)
 
 
 def _devices(grid: _Grid) -> Iterator[Question]:
@@ -210,19 +212,18 @@ def _devices(grid: _Grid) -> Iterator[Question]:
 
 def _memory(grid: _Grid) -> Iterator[Question]:
     nothing = np.zeros(len(grid.draws))
+    memory, is_tried, cost_s, ids = (grid.rows[of].to_numpy() for of in ("memory", "is_tried", "cost_s", "cell_id"))
     for name, knob, groups in _groups(grid.rows):
         limits: dict[tuple[str, str], list[tuple[float, tuple[str, ...], str]]] = {}
-        for group in groups:
-            for lower, upper in pairwise(
-                group[["cell_id", "memory", "is_tried", "cost_s", f"knob_{knob}"]].to_dict("records")
-            ):
-                if lower["memory"] != upper["memory"]:
-                    needs = tuple(cell["cell_id"] for cell in (lower, upper) if not cell["is_tried"])
-                    cost_s = sum(cell["cost_s"] for cell in (lower, upper) if not cell["is_tried"])
-                    values = " to ".join(knob_text(cell[f"knob_{knob}"]) for cell in (lower, upper))
-                    limits.setdefault((lower["memory"], upper["memory"]), []).append((cost_s, needs, values))
+        values = grid.rows[f"knob_{knob}"]
+        for lower, upper in (pair for at in groups for pair in pairwise(at)):
+            if memory[lower] != memory[upper]:
+                untried = [at for at in (lower, upper) if not is_tried[at]]
+                between = " to ".join(knob_text(values[at]) for at in (lower, upper))
+                limit = sum(cost_s[untried]), tuple(ids[untried]), between
+                limits.setdefault((memory[lower], memory[upper]), []).append(limit)
         for (below, above), places in limits.items():
             # Of the limits with other settings the one that costs least to see.
-            _, needs, values = min(places, key=lambda limit: limit[0])
+            _, needs, between = min(places, key=lambda limit: limit[0])
             subject = f"{knob}: {below}, then {above}"
-            yield Question(MEMORY, name, subject, values, float(not needs), False, nothing, needs)
+            yield Question(MEMORY, name, subject, between, float(not needs), False, nothing, needs)

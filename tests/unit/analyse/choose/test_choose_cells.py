@@ -15,12 +15,15 @@ def known(draws=DRAWS, cost_s=(10.0, 10.0, 10.0, 10.0), noise=1e-6):
     return Estimates(pd.DataFrame({"cost_s": cost_s}, index=pd.Index(names, name="cell_id")), draws, noise, 1.0)
 
 
+NEW = dict.fromkeys("abcd", 0)
+
+
 def question(values, needs=(), is_answered=False):
     return Question("knobs", "here", "it", "flat", 0.5, is_answered, values, needs)
 
 
 def test_the_cells_come_first_that_explain_a_question():
-    choice = choose(known(), [question(DRAWS[:, 2] + 0.6 * DRAWS[:, 0])], list("abcd"))
+    choice = choose(known(), [question(DRAWS[:, 2] + 0.6 * DRAWS[:, 0])], NEW)
     assert choice.cells[0] == "c"
     assert "b" not in choice.cells
     assert choice.ended is None
@@ -31,28 +34,34 @@ def test_of_equally_good_cells_the_cheaper_one_is_chosen_and_the_other_is_then_w
     draws[:, 1] = draws[:, 0]
     for cheap in (0, 1):
         costs = np.where(np.arange(4) == cheap, 5.0, 50.0)
-        assert choose(known(draws, costs), [question(draws[:, 0])], list("abcd")).cells == (("a", "b")[cheap],)
+        assert choose(known(draws, costs), [question(draws[:, 0])], NEW).cells == (("a", "b")[cheap],)
 
 
 def test_what_a_question_needs_is_measured_whatever_it_explains():
-    assert choose(known(), [question(np.zeros(2000), needs=("d",))], list("abcd")).cells == ("d",)
+    assert choose(known(), [question(np.zeros(2000), needs=("d",))], NEW).cells == ("d",)
 
 
-@pytest.mark.parametrize(("noise", "chosen"), [(1e-6, {"a", "b"}), (1e-2, set())])
-def test_nearly_equal_cells_are_measured_if_a_measurement_knows_more(noise, chosen):
+def test_of_nearly_equal_cells_those_are_measured_that_may_be_beyond_the_margin():
     # The difference of two equal cells is explained by neither of them.
-    apart = Question(KNOBS, "here", "it", "flat", 0.8, False, np.abs(DRAWS[:, 0] - DRAWS[:, 1]), compares=("a", "b"))
-    assert set(choose(known(noise=noise), [apart], list("abcd")).cells) == chosen
+    risk = np.array([0.001, 0.3, 0.2, 0])
+    apart = Question(KNOBS, "here", "it", "flat", 0.8, False, np.abs(DRAWS[:, 0] - DRAWS[:, 1]), risk=risk)
+    assert choose(known(), [apart], NEW).cells == ("b", "c", "a")
+    # Noisy starts of a measured cell are less worth than those of a new one.
+    draws = DRAWS * [1, 0.2, 1, 1]
+    assert choose(known(draws, noise=1e-3), [apart], {**NEW, "b": 1}, at_most=2).cells == ("c", "b", "a")
 
 
 def test_why_nothing_is_chosen():
     of_a = question(DRAWS[:, 0])
     answered = question(DRAWS[:, 0], is_answered=True)
-    assert choose(known(), [answered], list("abcd")).ended == ALL_ANSWERED
-    assert choose(known(), [of_a], list("bcd")).ended == NOTHING_HELPS
-    assert choose(known(), [of_a], list("abcd"), budget_s=9).ended == NO_TIME
-    assert choose(known(), [of_a], list("abcd"), budget_s=19, starts=2).ended == NO_TIME
-    assert choose(known(), [of_a], list("abcd"), budget_s=20, starts=2).cells == ("a",)
+    assert choose(known(), [answered], NEW).ended == ALL_ANSWERED
+    assert choose(known(), [of_a], {**NEW, "a": 1}).ended == NOTHING_HELPS
+    assert choose(known(), [of_a], NEW, budget_s=9).ended == NO_TIME
+    assert choose(known(), [of_a], NEW, 19, at_least=2, at_most=2).ended == NO_TIME
+    assert choose(known(), [of_a], NEW, 20, at_least=2, at_most=2).cells == ("a",)
+    # A measured cell takes one start more, up to as many as the study allows.
+    assert choose(known(), [of_a], {**NEW, "a": 2}, 10, at_least=2, at_most=3).cells == ("a",)
+    assert choose(known(), [of_a], {**NEW, "a": 3}, 10, at_least=2, at_most=3).ended == NOTHING_HELPS
 
 
 @pytest.mark.parametrize("slow", [None, 8, 32])
@@ -68,7 +77,7 @@ def test_a_study_that_measures_what_it_chooses_answers_as_the_whole_grid_does(sl
         table = cells(measured, rate)
         estimates = estimate(whole, table, check)
         questions = ask(estimates, whole, table, 5.0)
-        choice = choose(estimates, questions, [IDS[point] for point in POINTS if point not in measured])
+        choice = choose(estimates, questions, {IDS[point]: int(point in measured) for point in POINTS})
         if choice.ended:
             break
         measured |= {point for point in POINTS if IDS[point] in choice.cells}

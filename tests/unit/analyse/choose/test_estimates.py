@@ -77,7 +77,24 @@ def test_errors_within_the_measured_cells_widen_bands():
     noise = dict(zip(POINTS, np.random.default_rng(3).normal(0, 0.15, len(POINTS)), strict=True))
     some = POINTS[::3]
     found = estimate(plan(band_pct=2.0), cells(some, lambda point: law(point) * np.exp(noise[point])), ())
-    assert found.widened > 2
+    assert found.widened > 1.5
+    errors = {point: np.log(law(point)) + noise[point] - found.table.loc[IDS[point], "log_rate"] for point in POINTS}
+    rest = set(POINTS) - set(some)
+    assert np.mean([abs(errors[point]) < 1.96 * found.table.loc[IDS[point], "sd"] for point in rest]) > 0.9
+
+
+@pytest.mark.parametrize("far", ["checked", "measured"])
+def test_a_surprise_widens_the_bands_of_its_place_and_hardly_those_of_others(far):
+    measured = [point for point in POINTS if point[1] in SEQS[2:]] + [("l40s", 1, 8), ("h200", 1, 8)]
+    check = [IDS["l40s", 1, 8], IDS["h200", 1, 8]]
+
+    def rate(point, times):
+        surprised = point[1] == 1 if far == "checked" else point[1] > 1
+        return law(point) * (times if point[0] == "l40s" and surprised else 1.0)
+
+    none, one = (estimate(plan(), cells(measured, lambda p, times=times: rate(p, times)), check) for times in (1, 0.7))
+    wider = one.table["sd"] / none.table["sd"]
+    assert wider[IDS["l40s", 4, 16]] > 2 * wider[IDS["h200", 4, 16]]
 
 
 def test_a_cell_that_ran_is_measured_and_one_that_was_refused_is_infeasible():
