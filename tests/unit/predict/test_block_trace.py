@@ -41,20 +41,6 @@ def test_a_block_table_grows_by_one_block_when_the_last_one_is_full():
     assert [e.tokens for e in events] == [6, 6, 9, None, None, None]
 
 
-def test_the_last_request_is_preempted_and_its_kept_blocks_are_evicted():
-    two = RequestLengths(np.array([8, 8]), np.array([9, 9]))
-    events = trace_blocks(two, replace(SETTINGS, num_blocks=6))
-    lost = [e for e in events if e.event == "preempted"]
-    assert {e.request for e in lost} == {1}
-    assert [e.place for e in lost] == [1, 0]
-    # The first request takes over the blocks, the later tokens of the second one first.
-    evicted = [e for e in events if e.event == "evicted"]
-    assert evicted[0].block == lost[0].block
-    assert evicted[0].request is None
-    again = [e for e in events if e.request == 1 and e.step > lost[0].step]
-    assert again[0].event in ("allocated", "shared")
-
-
 @settings(max_examples=25)
 @given(sharing_requests(), st.integers(12, 40), st.booleans(), st.booleans())
 def test_a_trace_has_the_blocks_and_the_preemptions_of_the_schedule(requests, blocks, is_async, caching):

@@ -4,13 +4,12 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.predict.planned import study, sweep
-from workflow_scripts.catalog.endpoints import load_endpoints
 from workflow_scripts.physics.calibration import Speed
 from workflow_scripts.physics.step_time import LaunchCosts, StepCosts
 from workflow_scripts.predict import forecast, speed
 from workflow_scripts.predict.forecast import predict_cells
 from workflow_scripts.predict.prediction_record import FIELDS
-from workflow_scripts.study.grid import expand, like
+from workflow_scripts.study.grid import expand
 
 
 def predict(tmp_path, **changes):
@@ -199,11 +198,6 @@ def test_servers_are_predicted_like_the_engine_that_their_entry_names(tmp_path, 
     for record in (alone, batch):
         assert record["error_pct"] is None
         assert "not modelled" in record["how"]
-
-
-def test_every_entry_that_names_an_engine_names_one_with_these_knobs():
-    found = {name for name in load_endpoints() if like(name, load_endpoints())}
-    assert found == {"transformers-serve", "transformers-serve-continuous"}
 
 
 def test_cells_that_decide_alike_share_a_schedule(tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ from workflow_scripts.study.study_file import load_study
 from workflow_scripts.workloads.make_requests import make_requests
 from workflow_scripts.workloads.request import WorkloadError
 from workflow_scripts.workloads.vocabulary import Vocabulary
-from workflow_scripts.workloads.workload_kinds import FixedWorkload, IdenticalWorkload, PromptsWorkload
+from workflow_scripts.workloads.workload_kinds import IdenticalWorkload, PromptsWorkload
 
 DEMO = load_study(Path("config/studies/demo.yaml"))
 
@@ -40,11 +40,6 @@ def test_texts_of_a_file_are_guessed_and_said_to_be(tmp_path):
     assert kind == "prompts, a token for every 4 characters"
     with pytest.raises(WorkloadError, match="3 requests are needed"):
         lengths_of(spec, 3)
-
-
-def test_those_of_equal_requests():
-    lengths, kind = lengths_of(FixedWorkload(kind="fixed", num_prompts=3, prompt_tokens=5, output_tokens=2), 3)
-    assert (lengths.prompt_tokens.tolist(), lengths.output_tokens.tolist(), kind) == ([5] * 3, [2] * 3, "fixed")
 
 
 def test_answers_to_one_prompt_share_its_full_blocks_in_the_same_step():

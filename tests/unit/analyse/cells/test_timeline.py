@@ -2,8 +2,6 @@
 
 import pandas as pd
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from workflow_scripts.analyse.cells.timeline import (
     REPEAT,
@@ -118,14 +116,6 @@ def test_no_time_has_no_mean():
     assert pd.isna(facts["running_mean"])
 
 
-@given(st.lists(st.tuples(st.floats(0, 100), st.floats(0, 50)), min_size=1, max_size=20))
-def test_the_mean_is_never_above_the_peak_nor_the_peak_above_the_requests(spans):
-    rows = [(str(i), 1, 1, s, s, s, s + d) for i, (s, d) in enumerate(spans)]
-    facts = only(running_over_time(requests(*rows)))
-    assert facts["running_peak"] <= len(spans)
-    assert pd.isna(facts["running_mean"]) or 0 <= facts["running_mean"] <= facts["running_peak"] + 1e-9
-
-
 def test_the_steady_rate_leaves_out_ramp_and_tail():
     # Two at once, one token a second each: full from the second's first token (2 s) until one is left (8 s).
     rows = [
@@ -137,18 +127,6 @@ def test_the_steady_rate_leaves_out_ramp_and_tail():
     rate = steady(requests(*rows), c=2)
     # In 2..8 s: request 0 makes 3, request 1 its first and 4, request 2 its first and 2, request 3 its first and 1.
     assert rate.loc[("c", 1, 0)] == pytest.approx((3 + 5 + 3 + 2) / 6)
-
-
-def test_what_lies_outside_of_the_window_does_not_count():
-    # Full from the second's first token (3 s) until one is left (8 s): the first was done before.
-    rows = [
-        ("0", 1, 3, 0.0, 0.0, 1.0, 2.0),
-        ("1", 1, 5, 0.0, 2.0, 3.0, 7.0),
-        ("2", 1, 5, 0.0, 3.0, 4.0, 8.0),
-        ("3", 1, 3, 0.0, 6.0, 7.0, 9.0),
-    ]
-    rate = steady(requests(*rows), c=2)
-    assert rate.loc[("c", 1, 0)] == pytest.approx((0 + 5 + 5 + (1 + 1)) / 5)
 
 
 def test_recorded_steps_say_when_tokens_came():

@@ -61,14 +61,6 @@ def test_a_row_a_cell_with_its_identity_knobs_and_logs():
     assert summary["knob_enable_prefix_caching"].tolist() == [True, pd.NA]
 
 
-def test_studies_and_sources_are_not_pooled():
-    same = {"max_num_seqs": 1}
-    cells = starts_table(
-        cell(same, [1.0]), cell(same, [2.0], source="measured elsewhere"), cell(same, [3.0], study="other")
-    )
-    assert summed(cells, RATE)["repeats"].tolist() == [1, 1, 1]
-
-
 def test_a_cell_without_the_metric_has_no_row():
     cells = starts_table(cell({"max_num_seqs": 1}, [np.nan, np.nan]), cell({"max_num_seqs": 2}, [np.nan, 5.0]))
     summary = summed(cells, RATE)
