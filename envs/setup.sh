@@ -55,7 +55,7 @@ fi
 
 # Only the one package without a wheel is built from source.
 options=(--only-binary :all: --no-binary connection-pool)
-if [ "$lock" = cpu ]; then
+if grep -qs '^torch==.*+cpu' "envs/$lock.in"; then
     # The default index has no CPU build of torch. Without a folder that holds one, uv takes torch,
     # and nothing else of this lock, from PyTorch's own index.
     if [ -z "$(find /dev/null ${UV_FIND_LINKS//,/ } -name 'torch-*cpu*.whl' 2>/dev/null)" ]; then
