@@ -62,7 +62,7 @@ MEASURING = Measuring(
     on_nodes=(
         "measure_batch",
         "calibrate_devices",
-        *(("prepare_model", "prepare_workload") if prepares_on_nodes else ()),
+        *(("prepare_model", "prepare_workload", "install_environment") if prepares_on_nodes else ()),
     ),
 )
 

@@ -67,6 +67,8 @@ rule install_environment:
         kind="cpu|cuda",
     conda:
         "../envs/cpu.conda.yaml"
+    resources:
+        **MEASURING.prepare_resources,
     shell:
         "python -m workflow_scripts install-environment"
         " --environment {wildcards.environment}"

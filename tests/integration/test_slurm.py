@@ -66,8 +66,20 @@ def nothing_left_running(request):
         checkout.snakemake("--unlock")
 
 
-def test_each_cell_runs_on_a_node_of_its_gpu_and_the_report_is_drawn(checkout, lab):
-    checkout.write_study([{"gpu": [f"lab-{gpu}" for gpu in GPU_TYPES]}])
+OLD, BROKEN = "vllm-0.25.1", "vllm-0.25.2"
+# Notes each call; makes an environment of this Python, and none for the second lock.
+SETUP = f"""#!/bin/sh
+echo $SLURMD_NODENAME "$@" >> calls
+case $2 in {BROKEN}*) echo no index; exit 2 ;; esac
+mkdir -p "$3/bin"; printf '#!/bin/sh\nexec {sys.executable} "$@"\n' > "$3/bin/python"; chmod +x "$3/bin/python"
+"""
+
+
+def test_each_cell_runs_on_a_node_of_its_gpu_and_in_its_environment_and_the_report_is_drawn(checkout, lab):
+    (checkout.root / "envs/setup.sh").write_text(SETUP)
+    (checkout.root / f"envs/{BROKEN}-cpu.txt").touch()
+    of_versions = {"gpu": ["lab-l40s", "lab-h100"], "environment": [OLD, BROKEN]}
+    checkout.write_study([{"gpu": [f"lab-{gpu}" for gpu in GPU_TYPES]}, of_versions])
     done = checkout.snakemake(*TABLE)
     assert done.returncode == 0, done.stderr
     jobs = {job["JobId"]: job for job in lab.jobs()}
@@ -75,7 +87,15 @@ def test_each_cell_runs_on_a_node_of_its_gpu_and_the_report_is_drawn(checkout, l
     assert len(measured) == len(GPU_TYPES)
     # Parsing and tables are made where Snakemake runs.
     on_nodes = {re.sub("(^rule_|_wildcards_.*)", "", job["Comment"]) for job in jobs.values()}
-    assert on_nodes == {"prepare_model", "prepare_workload", "measure_batch"}
+    assert on_nodes == {"prepare_model", "prepare_workload", "install_environment", "measure_batch"}
+    # Each environment is installed once, on a node; cells of one that cannot be are the only ones that end.
+    calls = sorted(line.split()[:3] for line in (checkout.root / "calls").read_text().splitlines())
+    assert calls == [["n-l40s", "install", f"{name}-cpu"] for name in (OLD, BROKEN)]
+    for gpu in of_versions["gpu"]:
+        old, broken = (checkout.outcome(cell(gpu).replace("/vllm/", f"/vllm@{name}/")) for name in (OLD, BROKEN))
+        assert (old.outcome, broken.outcome, broken.phases_s) == ("ok", "invalid", {})
+        assert "no index" in (broken.reason or "")
+        assert old.definition["environment"] == OLD
     for gpu in GPU_TYPES:
         outcome = checkout.outcome(cell(f"lab-{gpu}"))
         assert outcome.outcome == "ok", outcome.reason

@@ -7,8 +7,12 @@ is empty.
 
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
+
+from filelock import FileLock
 
 from workflow_scripts.common.checkout import CHECKOUT
 
@@ -34,10 +38,15 @@ def load_environments(folder: Path = LOCKS) -> Mapping[str, Mapping[str, Path]]:
 def package_of(environment: str) -> str:
     """The package whose version an environment is of.
 
-    >>> package_of("vllm-0.25.1")
-    'vllm'
+    >>> package_of("vllm-0.25.1"), version_of("vllm-0.25.1"), version_of("")
+    ('vllm', '0.25.1', '')
     """
     return re.split(r"-(?=\d)", environment)[0]
+
+
+def version_of(environment: str) -> str:
+    """The version that an environment is of; empty for the default one."""
+    return environment.removeprefix(package_of(environment)).removeprefix("-")
 
 
 def python_of(environment: str, kind: str) -> Path:
@@ -50,6 +59,32 @@ def is_installed(environment: str, kind: str) -> bool:
     """Whether an environment is there, and its installation was not interrupted."""
     python = python_of(environment, kind)
     return python.exists() and not installing(python).exists()
+
+
+def install(environment: str, kind: str) -> str | None:
+    """Install an environment if it is not there; why that failed, or None. Of all processes on all hosts that share its
+    folder, one installs it while the others wait."""
+    if is_installed(environment, kind):
+        return None
+    mark = installing(python_of(environment, kind))
+    try:
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(mark.with_suffix(".lock"), mode=0o666):
+            return None if is_installed(environment, kind) else _install(f"{environment}-{kind}", mark)
+    except OSError as e:
+        return f"{e.filename or mark}: {e.strerror}"
+
+
+def _install(lock: str, mark: Path) -> str | None:
+    mark.touch()
+    words = ["envs/setup.sh", "install", lock, str(mark.parent)]
+    ended = subprocess.run(words, cwd=CHECKOUT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    sys.stdout.write(ended.stdout)
+    if ended.returncode == 0:
+        mark.unlink()
+        return None
+    said = next((line.strip() for line in reversed(ended.stdout.splitlines()) if line.strip()), "without a word")
+    return f"envs/setup.sh ended with status {ended.returncode}: {said}"
 
 
 def installing(python: Path) -> Path:

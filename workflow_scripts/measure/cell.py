@@ -22,6 +22,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from workflow_scripts.catalog.environments import is_installed
 from workflow_scripts.catalog.gpus_and_models import load_gpus
 from workflow_scripts.cluster.attempt import Attempt
 from workflow_scripts.common.command import ATTEMPT, ATTEMPTS, RESULTS, STUDY, command, option, positive
@@ -86,10 +87,12 @@ def measure_cell(study: Study, cell: Cell, paths: StudyPaths, attempt: Attempt, 
         print(f"measuring {cell.id}" + (f", start {start.start}" if start.start > 1 else ""), flush=True)
         began = time.monotonic()
         try:
+            if absent := _why_absent(paths, cell):
+                raise NoEnvironmentError(absent)
             exit_status, measured = job.run(time_limit_s)
         except NoEnvironmentError as e:
             # As of a cell that never ran: the next call measures it if the environment then works.
-            exit_status, measured = 0, Measured(outcome="invalid", reason=_why_absent(paths, cell) or str(e))
+            exit_status, measured = 0, Measured(outcome="invalid", reason=str(e))
     if exit_status is None:
         reason = f"not done after {time_limit_s:g} s; the engine and all its processes were killed"
         if not attempt.last:
@@ -127,9 +130,10 @@ def measure_cell(study: Study, cell: Cell, paths: StudyPaths, attempt: Attempt, 
 
 
 def _why_absent(paths: StudyPaths, cell: Cell) -> str | None:
-    """Why the cell's environment was not installed; None if it was."""
-    record = paths.environment(cell.environment, load_gpus()[cell.gpu].engine_kind)
-    fault = read_json(record)["fault"] if record.exists() else None
+    """Why the cell's environment could not be installed in this call, if it is not there; else None."""
+    kind = load_gpus()[cell.gpu].engine_kind
+    record = paths.environment(cell.environment, kind)
+    fault = read_json(record)["fault"] if record.exists() and not is_installed(cell.environment, kind) else None
     return f"environment {cell.environment} could not be installed: {fault}" if fault else None
 
 

@@ -4,7 +4,7 @@ import math
 import os
 from pathlib import Path
 
-from workflow_scripts.catalog.environments import NEEDED, python_of
+from workflow_scripts.catalog.environments import NEEDED, install, python_of
 from workflow_scripts.catalog.gpus_and_models import load_gpus
 from workflow_scripts.common.files import read_json
 from workflow_scripts.common.records import Record
@@ -21,7 +21,7 @@ MEASURED = "measured.json"
 
 
 class NoEnvironmentError(RuntimeError):
-    """An environment that cannot be started, so that no cell in it can be measured; the message says why."""
+    """An environment that cannot be installed or started, so that no cell of it is measured; the message says why."""
 
 
 class Job(Record):
@@ -40,14 +40,17 @@ class Job(Record):
     passes_s: float | None = None
 
     def run(self, limit_s: float) -> tuple[int | None, Measured | None]:
-        """Run the record, as it was written into the evidence, in a forked process of the cell's environment; raises as
-        `forkserver.run` does, and NoEnvironmentError if an environment other than the default one cannot be started.
-        Return the process's exit status, None if it was killed after `limit_s`, and what it observed, None if it
-        broke."""
+        """Run the record, as it was written into the evidence, in a forked process of the cell's environment, which is
+        installed if this host lacks it; raises as `forkserver.run` does, and NoEnvironmentError if an environment other
+        than the default one cannot be installed or started. Return the process's exit status, None if it was killed
+        after `limit_s`, and what it observed, None if it broke."""
         with (self.evidence / ENGINE_LOG).open("wb") as log:
             words = ("workflow_scripts.measure.run", [str(self.evidence / JOB)], log, dict(os.environ), limit_s)
             name, preload = self.definition.environment, get_engine(self.definition.engine).preload
-            python = python_of(name, load_gpus()[self.definition.gpu].engine_kind) if name else None
+            kind = load_gpus()[self.definition.gpu].engine_kind
+            if name and (fault := install(name, kind)):
+                raise NoEnvironmentError(f"environment {name} could not be installed: {fault}")
+            python = python_of(name, kind) if name else None
             try:
                 status = run_forked(*words, (*preload, *NEEDED) if name else preload, python).exit_status
             except NotImportedError as e:

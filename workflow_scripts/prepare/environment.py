@@ -7,37 +7,12 @@ the installation fails, the record says why, and the command still ends with 0: 
 with that reason.
 """
 
-import subprocess
-import sys
 from argparse import Namespace
 
-from workflow_scripts.catalog.environments import installing, is_installed, load_environments, python_of
-from workflow_scripts.common.checkout import CHECKOUT
+from workflow_scripts.catalog.environments import install, load_environments, python_of
 from workflow_scripts.common.command import command, option, out
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import write_json
-
-
-def install(environment: str, kind: str) -> str | None:
-    """Install an environment if it is not there; why that failed, or None."""
-    if is_installed(environment, kind):
-        return None
-    mark = installing(python_of(environment, kind))
-    mark.parent.mkdir(parents=True, exist_ok=True)
-    mark.touch()
-    ended = subprocess.run(
-        ["envs/setup.sh", "install", f"{environment}-{kind}", str(mark.parent)],
-        cwd=CHECKOUT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    sys.stdout.write(ended.stdout)
-    if ended.returncode == 0:
-        mark.unlink()
-        return None
-    said = next((line.strip() for line in reversed(ended.stdout.splitlines()) if line.strip()), "without a word")
-    return f"envs/setup.sh ended with status {ended.returncode}: {said}"
 
 
 @command(

@@ -81,6 +81,15 @@ def test_a_small_call_that_needs_no_engine_imports_little(name, tmp_path):
     assert (NOT_IN_THE_LOCK | SLOW_TO_IMPORT) & set(done.stderr.split()) == set()
 
 
+def test_no_command_imports_an_engine_because_it_runs_in_a_process_of_its_environment():
+    code = "import importlib, sys; [importlib.import_module(name) for name in sys.argv[1:]]; print(*sys.modules)"
+    modules = [f"workflow_scripts.{module}" for module in COMMANDS.values()]
+    loaded = subprocess.run(
+        [sys.executable, "-c", code, *modules], cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    assert {"vllm", "transformers", "torch", "sglang"} & {*loaded.stdout.split()} == set()
+
+
 def test_a_command_that_does_not_exist_ends_with_2_and_the_allowed_ones(capsys):
     assert main(["serve"]) == 2
     said = capsys.readouterr().err
