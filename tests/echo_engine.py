@@ -85,7 +85,7 @@ class Echo:
         """Nothing runs outside this process."""
 
 
-def echo_steps(knobs: EchoKnobs, gpu: Gpu, facts: ModelFacts) -> EngineSteps:
+def echo_steps(knobs: EchoKnobs, gpu: Gpu, facts: ModelFacts, version: str) -> EngineSteps:
     """Groups stay together until their longest answer is done, like static batches."""
     return EngineSteps(StaticBatches(knobs.at_once, "dynamic"), longest_request=facts.max_positions, eager=True)
 

@@ -172,6 +172,7 @@ class CalibrationRun:
             gpu=cell.gpu,
             device=first.device if first else {},
             engine=cell.engine,
+            environment=cell.environment,
             engine_version=self._engine_version,
             model=cell.model,
             config_sha256=self._definition.model.config_sha256,

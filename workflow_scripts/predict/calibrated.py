@@ -74,8 +74,9 @@ def _candidates(wanted: Wanted, calibrations: Path | None, project_files: Path) 
     name, knobs = f"{wanted.variant}.json", get_engine(wanted.engine).knobs
     same_core = [one.name for one in load_engines().values() if issubclass(knobs, one.knobs) and one.steps_by]
     others = [engine for engine in same_core if engine != wanted.engine and wanted.gpu.kind != "cpu"]
-    at = f"@{wanted.environment}" if wanted.environment else ""
-    for engine in (f"{engine}{at}" for engine in (wanted.engine, *others)):
+    # Steps of other versions cost about the same, so the default one's calibration is the next best.
+    of_environments = [f"@{wanted.environment}", ""] if wanted.environment else [""]
+    for engine in (f"{engine}{at}" for at in of_environments for engine in (wanted.engine, *others)):
         for source, folder in folders:
             if (folder / engine / wanted.model / name).exists():
                 yield source, folder / engine / wanted.model / name
@@ -128,6 +129,7 @@ def _fitted(path: Path, changed_ns: int, on_cpu: bool, guide: StepCosts | None, 
 def _speed(found: StepFit, record: CalibrationRecord, dtype: Dtype, wanted: Wanted, source: Source) -> Speed:
     other = [
         *([f"engine {record.engine}"] if record.engine != wanted.engine else []),
+        *(["version"] if record.environment != wanted.environment else []),
         *([f"model {record.model}"] if record.model != wanted.model else []),
         *([f"type {dtype}"] if dtype != wanted.dtype else []),
         *(["number of ranks"] if wanted.ranks > 1 else []),

@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+from workflow_scripts.catalog.environments import version_of
 from workflow_scripts.catalog.gpus_and_models import load_gpus, load_models, models_by_repo, resolve
 from workflow_scripts.catalog.published import PUBLISHED, Published, PublishedError
 from workflow_scripts.common.command import STUDY, command, option, out
@@ -42,17 +43,18 @@ def predict_study(cells: Iterable[Cell]) -> Iterator[Capacity]:
         return facts_on(models[model], gpus[gpu], cpu_here(gpus[gpu]), quantization)
 
     @cache
-    def predicted(capacity_by: str, gpu: str, model: str, knobs: Knobs) -> Capacity:
+    def predicted(capacity_by: str, gpu: str, model: str, knobs: Knobs, version: str) -> Capacity:
         try:
             facts = facts_of(model, gpu, knobs.quantized_as)
             capacity: CapacityBy = named(capacity_by)
-            return replace(capacity(knobs, gpus[gpu], facts), dtype=facts.dtype)
+            return replace(capacity(knobs, gpus[gpu], facts, version), dtype=facts.dtype)
         except ModelFactsError as e:
             return Capacity({}, unknown=str(e))
 
     for cell in cells:
         if place := get_engine(cell.engine).capacity_by:
-            yield replace(predicted(place, cell.gpu, cell.model, cell.knobs), cell_id=cell.id)
+            version = version_of(cell.environment)
+            yield replace(predicted(place, cell.gpu, cell.model, cell.knobs, version), cell_id=cell.id)
 
 
 def predict_published(published: Published, claims: Iterable[str]) -> Iterator[Capacity]:

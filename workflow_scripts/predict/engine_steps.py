@@ -48,7 +48,8 @@ class EngineSteps:
         return None if isinstance(self.decides, StaticBatches) else self.decides.max_num_batched_tokens
 
 
-# The functions that descriptions name. Both get the knobs, the device and the model, and raise ModelFactsError for
-# layers that are not modelled; the first UnpredictableError for such settings. The second predicts the KV cache.
-StepsBy = Callable[[Any, Gpu, ModelFacts], EngineSteps]
-CapacityBy = Callable[[Any, Gpu, ModelFacts], Capacity]
+# The functions that descriptions name. Both get the knobs, the device, the model and the engine's version, empty for
+# that of the default environment, and raise ModelFactsError for layers that are not modelled; the first
+# UnpredictableError for such settings. The second predicts the KV cache.
+StepsBy = Callable[[Any, Gpu, ModelFacts, str], EngineSteps]
+CapacityBy = Callable[[Any, Gpu, ModelFacts, str], Capacity]

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from workflow_scripts.catalog.environments import version_of
 from workflow_scripts.catalog.gpus_and_models import Dtype, Gpu, load_gpus, load_models
 from workflow_scripts.device.device_check import cpu_here
 from workflow_scripts.device.device_rates import DeviceRates, read_device_rates
@@ -146,7 +147,7 @@ class _Known:
             if record.infeasible or record.unknown:
                 return record
             steps_by: StepsBy = named(cast(str, get_engine(cell.engine).steps_by))
-            steps = _under_load(steps_by(cell.knobs, gpu, facts), load)
+            steps = _under_load(steps_by(cell.knobs, gpu, facts, version_of(cell.environment)), load)
             record = replace(
                 record, max_num_seqs=steps.decides.max_num_seqs, max_num_batched_tokens=steps.max_num_batched_tokens
             )
@@ -241,7 +242,7 @@ def _capacity(cell: Cell, gpu: Gpu, facts: ModelFacts) -> Capacity:
     if engine.capacity_by is None:
         return Capacity({})
     capacity_by: CapacityBy = named(engine.capacity_by)
-    return capacity_by(cell.knobs, gpu, facts)
+    return capacity_by(cell.knobs, gpu, facts, version_of(cell.environment))
 
 
 def _with_capacity(record: Prediction, capacity: Capacity) -> Prediction:

@@ -14,7 +14,7 @@ from workflow_scripts.predict.schedule import SchedulerSettings
 from workflow_scripts.predict.static_batches import StaticBatches
 
 
-def hf_continuous_capacity(knobs: HfContinuousKnobs, gpu: Gpu, facts: ModelFacts) -> Capacity:
+def hf_continuous_capacity(knobs: HfContinuousKnobs, gpu: Gpu, facts: ModelFacts, version: str = "") -> Capacity:
     """The paged cache, whose number of blocks is given instead of profiled, on any device. Raises ModelFactsError if
     the layers do not all keep keys and values of all earlier tokens."""
     if refused := why_paged_cache_is_refused(facts):
@@ -32,7 +32,7 @@ def hf_continuous_capacity(knobs: HfContinuousKnobs, gpu: Gpu, facts: ModelFacts
     return Capacity(terms, block_size=knobs.page_size)
 
 
-def hf_continuous_steps(knobs: HfContinuousKnobs, gpu: Gpu, facts: ModelFacts) -> EngineSteps:
+def hf_continuous_steps(knobs: HfContinuousKnobs, gpu: Gpu, facts: ModelFacts, version: str = "") -> EngineSteps:
     """transformers' FIFO scheduler, which decides like vLLM's."""
     scheduler = SchedulerSettings(
         max_num_seqs=knobs.max_concurrency,
@@ -46,7 +46,7 @@ def hf_continuous_steps(knobs: HfContinuousKnobs, gpu: Gpu, facts: ModelFacts) -
     return EngineSteps(scheduler, facts.max_positions, eager=True, one_mask=True, graphs=graphs)
 
 
-def hf_static_steps(knobs: HfStaticKnobs, gpu: Gpu, facts: ModelFacts) -> EngineSteps:
+def hf_static_steps(knobs: HfStaticKnobs, gpu: Gpu, facts: ModelFacts, version: str = "") -> EngineSteps:
     """Static batches. Raises UnpredictableError or ModelFactsError if what the model's layers read is not modelled."""
     assert facts.attention  # raises if it is not known
     if any(facts.of_kind(Experts)):

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from workflow_scripts.catalog.environments import version_of
 from workflow_scripts.catalog.gpus_and_models import get_gpu
 from workflow_scripts.engines.description import named
 from workflow_scripts.engines.registry import get_engine
@@ -197,7 +198,8 @@ def engine_steps(record: CalibrationRecord, facts: ModelFacts) -> EngineSteps:
     if engine.steps_by is None:
         raise FitError(f"there is no schedule of the engine {engine.name}")
     steps_by: StepsBy = named(engine.steps_by)
-    return steps_by(engine.knobs.model_validate(record.knobs), get_gpu(record.gpu), facts)
+    knobs, version = engine.knobs.model_validate(record.knobs), version_of(record.environment)
+    return steps_by(knobs, get_gpu(record.gpu), facts, version)
 
 
 def scheduled(

@@ -24,7 +24,7 @@ from workflow_scripts.predict.kv_capacity import predict_capacity
 from workflow_scripts.predict.kv_groups import kv_pool
 from workflow_scripts.predict.schedule import SchedulerSettings
 
-DEFAULT_UTILIZATION = 0.92  # vLLM 0.32's own; 0.9 before
+_MORE_MEMORY = (0, 20)  # `gpu_memory_utilization` is 0.92 by default, and 0.9 before (vllm/config/cache.py)
 
 # What vLLM 0.32 refuses because of a GPU's compute capability: `check_if_supports_dtype` of `platforms/cuda.py`,
 # `get_min_capability` of its quantization methods, and its attention backends. fp8 needs no GPU with fp8 arithmetic:
@@ -39,23 +39,26 @@ _WEIGHTS: Mapping[str | None, tuple[int, int]] = dict.fromkeys(
 )
 
 
-def engine_settings(knobs: VllmKnobs, gpu: Gpu) -> EngineSettings:
+def engine_settings(knobs: VllmKnobs, gpu: Gpu, version: str = "") -> EngineSettings:
     """How the engine is started: the knobs, and those defaults of vLLM that a study can change."""
     given_gib = knobs.cpu_kv_cache_gib if gpu.kind == "cpu" else None
     values: dict[str, Any] = {
-        **{"block_size": default_block_size(gpu.kind), "gpu_memory_utilization": DEFAULT_UTILIZATION},
+        **({"vllm_version": version} if version else {}),
+        "block_size": default_block_size(gpu.kind),
         **{name: value for name, value in knobs.set_values().items() if name in EngineSettings.__dataclass_fields__},
     }
-    return EngineSettings(
+    settings = EngineSettings(
         **values,
         kv_cache_memory_bytes=given_gib * GIB if given_gib else None,
         usage="server" if isinstance(knobs, VllmServeKnobs) else "offline",
     )
+    share = knobs.gpu_memory_utilization or (0.92 if settings.version >= _MORE_MEMORY else 0.9)
+    return replace(settings, gpu_memory_utilization=share)
 
 
-def vllm_capacity(knobs: VllmKnobs, gpu: Gpu, facts: ModelFacts) -> Capacity:
+def vllm_capacity(knobs: VllmKnobs, gpu: Gpu, facts: ModelFacts, version: str = "") -> Capacity:
     """The KV capacity after one start of vLLM with these settings."""
-    settings = engine_settings(knobs, gpu)
+    settings = engine_settings(knobs, gpu, version)
     refused = (
         why_gpu_is_refused(gpu, knobs, facts)
         or why_block_size_is_refused(gpu.kind, settings.block_size)
@@ -154,7 +157,7 @@ def capacity_of_settings(
     )
 
 
-def vllm_steps(knobs: VllmKnobs, gpu: Gpu, facts: ModelFacts) -> EngineSteps:
+def vllm_steps(knobs: VllmKnobs, gpu: Gpu, facts: ModelFacts, version: str = "") -> EngineSteps:
     """The scheduler of vLLM with these settings. Raises UnpredictableError if what the settings do is not modelled, and
     ModelFactsError if it is not known how vLLM plans the KV cache of such layers."""
     if knobs.drafts:
@@ -163,7 +166,7 @@ def vllm_steps(knobs: VllmKnobs, gpu: Gpu, facts: ModelFacts) -> EngineSteps:
         raise UnpredictableError("pipeline_parallel_size above 1: batches that take turns are not modelled")
     if (knobs.tensor_parallel_size or 1) > 1 and gpu.kind == "cpu":
         raise UnpredictableError("tensor_parallel_size above 1: ranks that share a CPU are not modelled")
-    engine = engine_settings(knobs, gpu)
+    engine = engine_settings(knobs, gpu, version)
     batch = batch_of(engine, facts, gpu)
     pool = None if facts.is_uniform else kv_pool(facts, engine, batch, gpu.kind)
     if pool and any(group.stretch > 1 for group in pool.groups):

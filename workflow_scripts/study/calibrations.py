@@ -91,6 +91,7 @@ class CalibrationRecord(Record):
     gpu: str
     device: Annotated[Device, AsRecorded] = {}
     engine: str
+    environment: str = ""
     engine_version: str | None
     model: str
     config_sha256: str

@@ -89,6 +89,20 @@ def test_several_ranks_or_another_model_of_the_device_have_no_band(tmp_path, cha
     assert speed.how.endswith(named)
 
 
+def test_a_version_without_a_calibration_of_its_own_is_predicted_by_the_defaults_without_a_band(tmp_path):
+    old, none = "vllm-0.25.1", tmp_path / "none"
+    calibrations = written(tmp_path)
+    speed = speed_for(wanted(environment=old), calibrations, none)
+    assert (speed.source, speed.error_pct) == ("calibrated", None)
+    assert speed.how.endswith("which is another version")
+    own = calibration_with(COSTS).model_copy(update={"environment": old})
+    written(tmp_path, OWN.replace("/vllm/", f"/vllm@{old}/"), own)
+    assert speed_for(wanted(environment=old), calibrations, none).error_pct == 10
+    # The default environment has its own alone.
+    (tmp_path / OWN).unlink()
+    assert speed_for(wanted(), calibrations, none) is None
+
+
 def test_a_calibration_of_one_depth_says_so(tmp_path):
     record = calibration_with(COSTS, depths=(1,)).model_copy(update={"failure": "the engine broke:\nno memory"})
     speed = speed_for(wanted(), written(tmp_path, record=record), tmp_path / "none")

@@ -18,8 +18,8 @@ from workflow_scripts.predict.capacity_of_cells import main, predict_published, 
 from workflow_scripts.predict.capacity_record import TERMS
 from workflow_scripts.predict.engine_memory import GIB, EngineSettings
 from workflow_scripts.predict.kv_capacity import predict_capacity
-from workflow_scripts.predict.vllm_cells import DEFAULT_UTILIZATION, vllm_capacity
-from workflow_scripts.study.grid import expand
+from workflow_scripts.predict.vllm_cells import vllm_capacity
+from workflow_scripts.study.grid import Cell, expand
 
 LLAMA_8B = read_model_facts(get_model("llama-3.1-8b-instruct").config)
 TINY = read_model_facts(get_model("tiny-llama-57m").config, "float32")
@@ -52,7 +52,7 @@ PASSED_ON |= {"max_num_batched_tokens": 32768, "max_num_seqs": 1, "gpu_memory_ut
 
 @pytest.mark.parametrize("knob", PASSED_ON)
 def test_every_knob_that_takes_memory_or_gives_it_is_passed_on(knob):
-    given = {"gpu_memory_utilization": DEFAULT_UTILIZATION, knob: PASSED_ON[knob]}
+    given = {"gpu_memory_utilization": 0.92, knob: PASSED_ON[knob]}
     terms = predict_capacity(LLAMA_8B, get_gpu("h100-sxm"), EngineSettings(**given, usage="offline"))
     record = predict(**{knob: PASSED_ON[knob]})
     assert record["num_blocks"] == terms["num_blocks"].value != predict()["num_blocks"]
@@ -81,6 +81,16 @@ def test_what_a_study_leaves_out_has_the_engines_own_defaults():
     assert record["vllm_version"] == EngineSettings.vllm_version
     assert record["max_concurrency"] == pytest.approx(record["num_blocks"] / (131072 / 16), abs=1e-4)
     assert predict("cpu-all", TINY, cpu_kv_cache_gib=1)["block_size"] == 128
+
+
+def test_a_cell_in_another_environment_is_predicted_by_the_rules_of_its_version():
+    place = ("h100-sxm", "vllm", "llama-3.1-8b-instruct", "w", VllmKnobs(max_num_seqs=1024, max_model_len=4096), ("s",))
+    of_versions = (Cell(*place, name) for name in ("", "vllm-0.25.1", "vllm-0.16.0"))
+    now, same, old = (capacity.line() for capacity in predict_study(of_versions))
+    assert same == {**now, "vllm_version": "0.25.1", "cell_id": same["cell_id"]}
+    # Before 0.20 the engine takes 0.9 of the memory, before 0.21 no graphs off it, before 0.17 it sorts the logits.
+    assert (old["gpu_memory_utilization"], old["cuda_graphs_bytes"]) == (0.9, 0)
+    assert old["activation_bytes"] > now["activation_bytes"]
 
 
 def test_a_cpu_has_the_cache_that_the_cell_gives_it():
