@@ -58,6 +58,12 @@ class EngineDescription:
     capacity_by: str | None = None
     steps_by: str | None = None
 
+    def supports(self, version: str) -> bool:
+        """Whether the adapter can measure this version of a package of the engine."""
+        from packaging.specifiers import SpecifierSet  # not every environment that reads descriptions has it
+
+        return SpecifierSet(self.versions, prereleases=True).contains(version)
+
     @property
     def serves(self) -> bool:
         """Whether it is a server: requests reach it as the load in its knobs says."""

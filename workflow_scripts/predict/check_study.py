@@ -4,24 +4,27 @@
 
 Needs no GPU, weights or network. Each distinct setting goes through vLLM's own argument parser and config classes, or
 those of transformers, with the model's configuration from config/models/. Before that, the installed versions are
-compared with those that the pipeline can measure. It takes about 15 s for each kind of device,
+compared with those that the pipeline can measure. It takes about 15 s for each kind of device and environment,
 nearly all of it for imports, so only `snakemake check_study` does it, not a dry run. It prints one line per fault:
 sweep, setting, and the reason in the engine's words. A cell predicted to end as `infeasible` is a result, not a fault;
-it is listed as a note.
+it is listed as a note. Cells in another environment are checked by its own Python, if it is installed.
 """
 
 import contextlib
 import importlib.util
+import os
+import subprocess
+import sys
 from argparse import Namespace
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from packaging.specifiers import SpecifierSet
-
+from workflow_scripts.catalog.environments import is_installed, python_of
 from workflow_scripts.catalog.gpus_and_models import load_gpus, load_models
-from workflow_scripts.common.command import STUDY, command
+from workflow_scripts.common.checkout import CHECKOUT
+from workflow_scripts.common.command import BAD_INPUT, STUDY, command, option
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.device.device_check import cpu_here
 from workflow_scripts.device.processor import dtype_on
@@ -103,19 +106,12 @@ def _version(packages: Iterable[str]) -> tuple[str, str] | None:
 def unsupported(cells: Iterable[Cell]) -> Iterator[str]:
     """A line for each engine of the cells whose installed version its adapter cannot measure."""
     for engine in map(get_engine, dict.fromkeys(cell.engine for cell in cells)):
-        if (found := _version(engine.packages)) and not SpecifierSet(engine.versions, prereleases=True).contains(
-            found[1]
-        ):
+        if (found := _version(engine.packages)) and not engine.supports(found[1]):
             yield f"{engine.name} can be measured with {found[0]} {engine.versions}; {found[1]} is installed here"
 
 
-@command("check-engines", STUDY)
-def main(args: Namespace) -> None:
-    """Check the settings of a study with the installed engines."""
-    every = expand(load_study(args.study))
-    cells = [cell for cell in every if not cell.environment]
-    if others := dict.fromkeys(cell.environment for cell in every if cell.environment):
-        print(f"note: {len(every) - len(cells)} cells are not checked, those of {', '.join(others)}")
+def check_here(study: Path, cells: Sequence[Cell]) -> None:
+    """Check cells with the engines of this Python, and print notes. Raises InputError with one line per fault."""
     libraries = _asked(cells)
     for library in libraries:
         if importlib.util.find_spec(library) is None:
@@ -123,11 +119,57 @@ def main(args: Namespace) -> None:
     if wrong := list(unsupported(cells)):
         raise InputError("\n".join(wrong))
     found = list(check_cells(cells))
-    faults = fault_lines(args.study, (pair for pair in found if not pair[1].only_here))
-    unchecked = fault_lines(args.study, (pair for pair in found if pair[1].only_here))
-    for note in [*notes(cells), *(f"note: this installation cannot check {line}" for line in unchecked)]:
+    lacking = fault_lines(study, (pair for pair in found if pair[1].lacks))
+    unchecked = fault_lines(study, (pair for pair in found if pair[1].only_here))
+    told = [f"note: will end as infeasible: {line}" for line in lacking]
+    for note in [*notes(cells), *told, *(f"note: this installation cannot check {line}" for line in unchecked)]:
         print(note)
-    if faults:
+    if faults := fault_lines(study, (pair for pair in found if not (pair[1].only_here or pair[1].lacks))):
         raise InputError("\n".join(faults))
     asked = " and ".join(" ".join(_version(e.packages) or [name]) for name, e in libraries.items()) or "no engine"
-    print(f"{args.study}: {len(cells)} cells, no setting refused; checked with {asked}")
+    print(f"{study}: {len(cells)} cells, no setting refused; checked with {asked}")
+
+
+def check_elsewhere(study: Path, environment: str, kind: str, count: int) -> bool:
+    """Have an environment's Python check its cells, of which there are `count`; whether there was no fault."""
+    if not is_installed(environment, kind):
+        lock = f"{environment}-{kind}"
+        print(f"note: {count} cells are not checked: {lock} is not installed yet (`make env ENV={lock}`)")
+        return True
+    words = [str(python_of(environment, kind)), "-m", "workflow_scripts", "check-engines", "--study", str(study)]
+    path = os.pathsep.join(filter(None, (str(CHECKOUT), os.environ.get("PYTHONPATH"))))
+    sys.stdout.flush()
+    try:
+        return not subprocess.call([*words, "--within", environment, kind], env={**os.environ, "PYTHONPATH": path})
+    except OSError as e:
+        raise InputError(f"environment {environment}: {words[0]}: {e.strerror}") from None
+
+
+def _place(cell: Cell) -> tuple[str, str]:
+    """The environment of a cell, and its kind, which the default one does not have."""
+    return (cell.environment, load_gpus()[cell.gpu].engine_kind) if cell.environment else ("", "")
+
+
+@command(
+    "check-engines",
+    STUDY,
+    option(
+        "--within",
+        nargs=2,
+        metavar=("NAME", "KIND"),
+        help="only the cells in this environment, whose Python this is; the command calls itself so",
+    ),
+)
+def main(args: Namespace) -> int:
+    """Check the settings of a study with the engines of its environments."""
+    places: dict[tuple[str, str], list[Cell]] = {}
+    for cell in expand(load_study(args.study)):
+        places.setdefault(_place(cell), []).append(cell)
+    if args.within:
+        check_here(args.study, places.get(tuple(args.within), []))
+        return 0
+    here = places.pop(("", ""), [])
+    passed = [check_elsewhere(args.study, *place, len(cells)) for place, cells in places.items()]
+    if here or not places:
+        check_here(args.study, here)
+    return 0 if all(passed) else BAD_INPUT

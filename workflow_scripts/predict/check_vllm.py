@@ -94,6 +94,13 @@ def _faults_of_one_platform(settings: Sequence[EngineSetting]) -> list[Fault | N
         # A server has further knobs besides vLLM's arguments.
         values = setting.knobs.set_values()
         asked = VllmKnobs.model_validate({name: values[name] for name in VllmKnobs.model_fields if name in values})
+        arguments = asked.engine_arguments()
+        try:
+            vllm_versions.check_arguments(arguments)
+        except ValueError as e:
+            lacks, described = arguments.keys() - vllm_versions.accepted(arguments).keys(), asked.described()
+            names = [name for name in asked.set_values() if (described[name].argument or name).split(".")[0] in lacks]
+            return Fault(tuple(names), str(e), lacks=True)
         words = refusal(setting, asked)
         if words is None:
             return None

@@ -22,8 +22,10 @@ class EngineSetting:
 @dataclass(frozen=True)
 class Fault:
     """What an engine refuses, in its own words. `knobs`: without any one of them it accepts the setting. `only_here`
-    says that this installation of the engine could not look at the model, which is no fault of the study."""
+    says that this installation of the engine could not look at the model, which is no fault of the study; neither is it
+    if the version `lacks` the knobs, with which the cell ends as infeasible."""
 
     knobs: tuple[str, ...]
     words: str
     only_here: bool = False
+    lacks: bool = False

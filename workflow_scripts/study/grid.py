@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from workflow_scripts.catalog.endpoints import Endpoint, load_endpoints
-from workflow_scripts.catalog.environments import DEFAULT, load_environments, package_of
+from workflow_scripts.catalog.environments import DEFAULT, load_environments, package_of, version_of
 from workflow_scripts.catalog.gpus_and_models import CatalogError, Model, load_gpus, load_models
 from workflow_scripts.catalog.published import PUBLISHED, Published, PublishedError
 from workflow_scripts.common.records import faults
@@ -88,10 +88,6 @@ def expand(study: Study) -> tuple[Cell, ...]:
             if known := cells.get(cell.id):
                 cell = replace(known, sweeps=tuple(dict.fromkeys(known.sweeps + cell.sweeps)))
             cells[cell.id] = cell
-    if study.measure and any(cell.environment for cell in cells.values()):
-        raise StudyError(
-            f"study {study.name!r}: measure: only for the environment {DEFAULT!r}; leave out one of the two"
-        )
     if not cells:
         raise StudyError(f"study {study.name!r}: the grid is empty; give each sweep at least one value per knob")
     return tuple(cells.values())
@@ -139,6 +135,11 @@ def _check_environments(sweep: Sweep, place: str) -> None:
                 raise StudyError(
                     f"{place}.environment: {name!r} is not of engine {engine.name!r}; allowed:"
                     f" {', '.join([DEFAULT, *allowed])}"
+                )
+            if not engine.supports(version_of(name)):
+                raise StudyError(
+                    f"{place}.environment: engine {engine.name!r} is measured with {package_of(name)}"
+                    f" {engine.versions}, not in {name!r}"
                 )
 
 

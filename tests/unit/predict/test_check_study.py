@@ -55,6 +55,20 @@ def test_a_version_that_the_adapter_cannot_measure_is_refused_before_its_setting
     assert len(asked) == 1
 
 
+def test_a_knob_that_a_version_lacks_is_a_note_because_its_cells_end_as_infeasible(monkeypatch, capsys):
+    lacks = Fault(("attention_backend",), "vLLM 0.12.0 has no attention_backend", lacks=True)
+    asked = [cell(attention_backend="TRITON_ATTN")]
+    monkeypatch.setattr(check_study, "check_cells", lambda cells: [(cells, lacks)])
+    check_study.check_here(Path("s.yaml"), asked)
+    assert "attention_backend=TRITON_ATTN: vLLM 0.12.0 has no attention_backend" in capsys.readouterr().out
+
+
+def test_cells_of_an_environment_that_is_not_installed_are_a_note(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("KVSWEEP_ENVIRONMENTS", str(tmp_path))
+    assert check_study.check_elsewhere(Path("s.yaml"), "vllm-0.25.1", "cpu", 3)
+    assert "3 cells are not checked: vllm-0.25.1-cpu is not installed yet" in capsys.readouterr().out
+
+
 # Those that are measured were: docs/environments.md says how.
 MEASURED = {"vllm-serve": "0.20.0 0.25.1 0.32.0", "hf-static": "4.57.6 5.5.3 5.23.0", "hf-continuous": "5.18.0"}
 REFUSED = {"vllm-serve": "0.19.1 0.20.0rc1", "hf-static": "4.56.2", "hf-continuous": "5.17.0 4.57.6"}

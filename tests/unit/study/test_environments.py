@@ -1,11 +1,12 @@
 """An environment is an axis of a sweep; the default one leaves ids and definitions as they are."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from workflow_scripts.catalog.environments import load_environments, python_of
-from workflow_scripts.prepare import environment as command
+from workflow_scripts.catalog import environments
+from workflow_scripts.catalog.environments import install, load_environments, python_of
 from workflow_scripts.study import grid
 from workflow_scripts.study.calibrations import calibrations_of
 from workflow_scripts.study.definition import Definition, cell_definition, definition_sha256, resolved_models
@@ -64,6 +65,10 @@ def test_cells_that_differ_in_the_environment_have_their_own_ids_definitions_and
         ({"gpu": ["h200"]}, f"no lock for h200, envs/{OLD}-cuda.txt; it has {OLD}-cpu.txt"),
         ({"engine": ["hf-static"]}, "is not of engine 'hf-static'; allowed: default, transformers-4.57.6"),
         ({"engine": ["openai"]}, "is not of engine 'openai'; allowed: default"),
+        (
+            {"environment": ["transformers-4.57.6"], "engine": ["hf-continuous"], "gpu": ["h200"]},
+            "engine 'hf-continuous' is measured with transformers >=5.18, not in 'transformers-4.57.6'",
+        ),
     ],
 )
 def test_an_environment_that_cannot_be_is_told_before_anything_runs(changes, says):
@@ -72,16 +77,39 @@ def test_an_environment_that_cannot_be_is_told_before_anything_runs(changes, say
     assert says in str(e.value)
 
 
-def test_a_failed_installation_is_recorded_and_tried_again(tmp_path, monkeypatch):
+@pytest.fixture
+def setup(tmp_path, monkeypatch):
+    """Write what `envs/setup.sh` does; environments are in a folder of the test."""
     monkeypatch.setenv("KVSWEEP_ENVIRONMENTS", str(tmp_path))
-    monkeypatch.setattr(command, "CHECKOUT", tmp_path)
+    monkeypatch.setattr(environments, "CHECKOUT", tmp_path)
     script = tmp_path / "envs/setup.sh"
     script.parent.mkdir()
+
+    def write(text: str) -> None:
+        script.write_text(f"#!/bin/sh\necho >> {tmp_path}/calls\n{text}")
+        script.chmod(0o700)
+
+    return write
+
+
+def test_a_failed_installation_is_recorded_and_tried_again(setup, tmp_path):
     python = python_of(OLD, "cpu")
-    script.write_text(f"#!/bin/sh\nmkdir -p {python.parent}; touch {python}; echo no index; exit 2\n")
-    script.chmod(0o700)
-    assert command.install(OLD, "cpu") == "envs/setup.sh ended with status 2: no index"
-    script.write_text("#!/bin/sh\n")
-    assert command.install(OLD, "cpu") is None
-    script.unlink()
-    assert command.install(OLD, "cpu") is None  # is there
+    setup(f"mkdir -p {python.parent}; touch {python}; echo no index; exit 2")
+    assert install(OLD, "cpu") == "envs/setup.sh ended with status 2: no index"
+    setup("")
+    assert [install(OLD, "cpu"), install(OLD, "cpu")] == [None, None]
+    assert len((tmp_path / "calls").read_text().splitlines()) == 2  # once it is there, nothing is installed
+
+
+def test_one_of_several_jobs_installs_an_environment_and_the_others_wait_for_it(setup, tmp_path):
+    python = python_of(OLD, "cpu")
+    setup(f"mkdir -p {python.parent}; touch {python}; sleep 0.3")
+    with ThreadPoolExecutor(3) as jobs:
+        assert list(jobs.map(lambda _: install(OLD, "cpu"), range(3))) == [None] * 3
+    assert len((tmp_path / "calls").read_text().splitlines()) == 1
+
+
+def test_a_folder_that_cannot_be_written_is_a_reason(monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("KVSWEEP_ENVIRONMENTS", str(tmp_path / "file"))
+    assert "Not a directory" in str(install(OLD, "cpu"))
