@@ -47,7 +47,7 @@ def test_a_version_that_the_adapter_cannot_measure_is_refused_before_its_setting
     asked = []
     monkeypatch.setattr(check_study, "check_cells", lambda cells: asked.append(cells) or [])
     monkeypatch.setattr(check_study.importlib.util, "find_spec", lambda name: name)
-    for version, status in {"0.19.1": 2, "0.20.0": 0}.items():
+    for version, status in {"0.10.2": 2, "0.20.0": 0}.items():
         installed = {"vllm": version, "transformers": "5.19.0"}
         monkeypatch.setattr(check_study.metadata, "version", lambda package, known=installed: known[package])
         assert check_study.main(["--study", "config/studies/demo.yaml"]) == status
@@ -71,7 +71,7 @@ def test_cells_of_an_environment_that_is_not_installed_are_a_note(monkeypatch, t
 
 # Those that are measured were: docs/environments.md says how.
 MEASURED = {"vllm-serve": "0.20.0 0.25.1 0.32.0", "hf-static": "4.57.6 5.5.3 5.23.0", "hf-continuous": "5.18.0"}
-REFUSED = {"vllm-serve": "0.19.1 0.20.0rc1", "hf-static": "4.56.2", "hf-continuous": "5.17.0 4.57.6"}
+REFUSED = {"vllm-serve": "0.10.2 0.11.0rc1", "hf-static": "4.56.2", "hf-continuous": "5.17.0 4.57.6"}
 
 
 @pytest.mark.parametrize(("versions", "refused"), [(MEASURED, 0), (REFUSED, 1)], ids=["measured", "refused"])
