@@ -1,4 +1,4 @@
-"""Compare knobs, models and environments: their effect on throughput, and whether they took effect.
+"""Compare knobs, models and environments by throughput, and say whether they took effect.
 
     kvsweep table-effects --study config/studies/demo.yaml \\
         --cells results/demo/tables/cells.parquet --out results/demo/tables/effects.parquet
