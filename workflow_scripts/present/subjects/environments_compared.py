@@ -36,17 +36,20 @@ def _pairs(tables: Tables) -> pd.DataFrame:
 
 
 def environments(tables: Tables) -> Plot:
-    """The ratio of each cell in another environment over the baseline, the largest first."""
+    """The ratio of each cell in another environment over the baseline: the cells with the largest ratio first."""
     rows = _pairs(tables)
-    rows = labelled(
-        rows.assign(settings=without_shared(rows["held"]).map(held_in_words)),
-        ["engine", "model", "workload"],
-        "settings",
-    )
-    metric = rows["metric"].str.removesuffix("_p50").str.replace("_", " ")
+    names = list(dict.fromkeys(rows["values"].str.split(", ").explode()))
+    largest = rows.groupby("baseline_cell_id")["size"].transform("max")
+    rows = rows.assign(
+        largest=largest,
+        place=rows["value"].map(names.index),
+        settings=without_shared(rows["held"]).map(held_in_words),
+        panel=rows["gpu"] + ": " + rows["metric"].str.removesuffix("_p50").str.replace("_", " "),
+        name=rows["value"],
+    ).sort_values(["largest", "baseline_cell_id", "place"], ascending=[False, True, True])
     return plot_ratios(
-        rows.assign(name=rows["value"], panel=rows["gpu"] + ": " + metric),
-        marks(dict.fromkeys(tables.need("effects")["values"].str.split(", ").explode())),
+        labelled(rows, ["engine", "model", "workload"], "settings"),
+        marks(name for name in names if name in set(rows["value"])),
         title=f"Each cell in another environment, over {', '.join(rows['baseline'].unique())}",
         panels_are="devices and measures",
     )
