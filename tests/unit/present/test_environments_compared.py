@@ -1,0 +1,56 @@
+from pathlib import Path
+
+import pytest
+
+from tests.unit.analyse.settings.test_environment_changes import CELLS
+from tests.unit.made_studies import study_content
+from tests.unit.present.conftest import report_of, table_in, told
+from workflow_scripts.analyse.settings.effects import knob_effects
+from workflow_scripts.analyse.settings.environment_changes import environment_changes
+from workflow_scripts.analyse.tables import write_table
+from workflow_scripts.present.report_tables import MissingError, Tables
+from workflow_scripts.present.subjects.environments_compared import (
+    changed_by_itself,
+    environments,
+    has_environments,
+    verdicts,
+)
+from workflow_scripts.study.study import Study
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> Path:
+    write_table(CELLS, tmp_path / "cells.parquet")
+    write_table(knob_effects(CELLS, 2.0), tmp_path / "effects.parquet")
+    write_table(environment_changes(CELLS), tmp_path / "environments.parquet")
+    return tmp_path
+
+
+def test_the_section_tells_what_changed_by_itself_and_the_largest_ratio(tables):
+    report = report_of(tables)
+    ((verdict, sentence),) = told(verdicts, report)
+    assert verdict == "0.6 times"
+    assert "vllm-0.20 instead of default: 0.6 times" in sentence
+    shown = table_in(changed_by_itself, report)
+    of = {row[shown.headings.index("What took effect")]: row for row in shown.rows}
+    assert [of["chunked_prefill"][shown.headings.index(name)] for name in ("There", "Here")] == ["false", "true"]
+    assert of["num_gpu_blocks"][shown.headings.index("Here")] == "899"
+    assert "Cells that differ 2 of 2" in shown.note
+
+
+def test_the_figure_has_a_dot_for_each_cell_and_environment(tables, axes_of):
+    plot = environments(Tables(tables))
+    ax = axes_of(plot)
+    dots = [x for line in ax.lines if line.get_marker() not in ("", "None", None) for x in line.get_xdata()]
+    assert sorted(float(x) for x in dots) == pytest.approx([0.6, 0.6])
+    assert [handle.get_label() for handle in plot.handles] == ["vllm-0.20", "95 % interval"]
+
+
+def test_a_study_without_other_environments_has_no_such_section(tmp_path):
+    assert not has_environments(Study.model_validate(study_content({"knobs": {}})))
+    assert has_environments(
+        Study.model_validate(study_content({"knobs": {}, "environment": ["default", "vllm-0.25.1"]}))
+    )
+    write_table(knob_effects(CELLS[CELLS["engine"] == "vllm"], 2.0), tmp_path / "effects.parquet")
+    with pytest.raises(MissingError, match="two environments"):
+        environments(Tables(tmp_path))
