@@ -8,6 +8,7 @@ from workflow_scripts.analyse.compare import regress
 from workflow_scripts.analyse.compare.comparison import comparison
 from workflow_scripts.analyse.compare.steps_over_time import steps_over_time
 from workflow_scripts.analyse.intervals.statistics import CHANGES, FLAT, NOT_DECIDED
+from workflow_scripts.common.files import read_json
 
 
 def nights(rates, vary_pct=1.0, error_pct=0.2):
@@ -68,13 +69,16 @@ def test_a_run_that_may_not_be_compared_is_left_out():
     [([100, 100, 100, 100], 0), ([100, 100, 70, 70], 1), ([70, 70, 100, 100], 0), ([100, 70, 100, 99], 0)],
 )
 def test_the_guard_fails_if_the_last_step_is_for_the_worse(tmp_path, rates, code):
-    places = [tmp_path / f"{i}.json" for i in range(4)]
-    for day, (place, rate) in enumerate(zip(places, rates, strict=True)):
+    # A digest, an unpacked archive, the folder of a study, and the present run.
+    places = [tmp_path / name for name in ("0.json", "archive", "2", "3.json")]
+    files = [places[0], places[1] / "results/try/tables/digest.json", places[2] / "tables/digest.json", places[3]]
+    for day, (path, rate) in enumerate(zip(files, rates, strict=True)):
         of = cell("bs32", mean(rate, 0.2, starts=6), began=f"2026-01-0{day + 1}T00:00:00Z")
-        place.write_text(digest(of).model_dump_json())
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(digest(of).model_dump_json())
     out, steps = tmp_path / "regression.md", tmp_path / "steps.json"
-    earlier = [str(place) for place in (places[2], places[0], places[1])]  # in any order
+    in_any_order = [str(places[place]) for place in (2, 0, 1, 3)]
     options = ["--occasions-vary", "1", "--markdown", str(out), "--json", str(steps)]
-    assert regress.main([*earlier, str(places[3]), *options]) == code
+    assert regress.main([*in_any_order, *options]) == code
     assert "| cpu-all/vllm/tiny/chat/bs32 | output_tokens_per_s | " + " → ".join(map(str, rates)) in out.read_text()
-    assert steps.read_text().index("0.json") < steps.read_text().index("2.json")
+    assert read_json(steps)["runs"] == list(map(str, places))
