@@ -69,7 +69,7 @@ def fault_lines(study: Path, faults: Iterable[tuple[list[Cell], Fault]]) -> list
         values = cells[0].knobs.set_values()
         setting = ", ".join(f"{name}={values[name]}" for name in fault.knobs or values)
         sweeps = ", ".join(dict.fromkeys(sweep for cell in cells for sweep in cell.sweeps))
-        key = (sweeps, cells[0].engine, cells[0].model, setting, fault.words)
+        key = (sweeps, cells[0].engine_at, cells[0].model, setting, fault.words)
         gpus.setdefault(key, []).extend(cell.gpu for cell in cells)
     return [
         f"{study}: sweep {sweeps}: {engine} with {model} on {', '.join(dict.fromkeys(on))}: {setting}: {words}"

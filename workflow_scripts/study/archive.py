@@ -138,7 +138,9 @@ def _describe_device(
     entity = crate.add(ContextEntity(crate, f"#measuring-{gpu}", properties=action))
     entity["object"] = study
     entity["result"] = cells
-    entity["instrument"] = [pipeline, *(_software(crate, *engine.split(" ", 1)) for engine in engines)]
+    locks = (crate.dereference(f"envs/{lock}") for lock in sorted({str(p.get("lock")) for p in where}))
+    software = (_software(crate, *engine.split(" ", 1)) for engine in engines)
+    entity["instrument"] = [pipeline, *software, *filter(None, locks)]
     crate.root_dataset.append_to("mentions", entity)
 
 

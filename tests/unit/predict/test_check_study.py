@@ -57,10 +57,13 @@ def test_a_version_that_the_adapter_cannot_measure_is_refused_before_its_setting
 
 def test_a_knob_that_a_version_lacks_is_a_note_because_its_cells_end_as_infeasible(monkeypatch, capsys):
     lacks = Fault(("attention_backend",), "vLLM 0.12.0 has no attention_backend", lacks=True)
-    asked = [cell(attention_backend="TRITON_ATTN")]
+    asked = [replace(cell(attention_backend="TRITON_ATTN"), environment="vllm-0.12.0")]
     monkeypatch.setattr(check_study, "check_cells", lambda cells: [(cells, lacks)])
     check_study.check_here(Path("s.yaml"), asked)
-    assert "attention_backend=TRITON_ATTN: vLLM 0.12.0 has no attention_backend" in capsys.readouterr().out
+    assert (
+        "vllm@vllm-0.12.0 with opt-125m on h200: attention_backend=TRITON_ATTN: vLLM 0.12.0 has no attention_backend"
+        in capsys.readouterr().out
+    )
 
 
 def test_cells_of_an_environment_that_is_not_installed_are_a_note(monkeypatch, tmp_path, capsys):

@@ -25,7 +25,8 @@ def study(tmp_path):
     for number, cell in enumerate(expand(loaded)[:3]):
         (paths.cell(cell) / "raw").mkdir(parents=True)
         (paths.cell(cell) / "raw/engine.log").write_text(f"log {number}\n")
-        ended = {"engine_version": "vllm 0.32.0", "ended_at": f"2026-01-0{number + 1}T00:00:00+00:00"}
+        lock = {"h200": "cuda.txt", "l40s": "vllm-0.25.1-cpu.txt"}[cell.gpu]
+        ended = {"engine_version": "vllm 0.32.0", "lock": lock, "ended_at": f"2026-01-0{number + 1}T00:00:00+00:00"}
         end_cell(loaded, paths, cell, provenance={"host": f"node-{cell.gpu}", **ended})
     paths.tables.mkdir()
     (paths.tables / "cells.csv").write_text("cell_id\n")
@@ -96,6 +97,11 @@ def test_the_description_names_only_what_is_there_and_says_what_measured_what(st
     assert action["object"] == {"@id": "study.yaml"}
     assert action["result"] == {"@id": "results/kept/cells/h200/"}
     assert {"@id": "#vllm-0.32.0"} in action["instrument"]
+    # What measured was installed from these locks, which are in the archive.
+    for gpu, lock in {"h200": "envs/cuda.txt", "l40s": "envs/vllm-0.25.1-cpu.txt"}.items():
+        of_gpu = [one["@id"] for one in graph[f"#measuring-{gpu}"]["instrument"]]
+        assert [name for name in of_gpu if name.startswith("envs/")] == [lock]
+        assert lock in names
     assert graph["#measuring-l40s"]["endTime"] == "2026-01-03T00:00:00+00:00"
 
 
