@@ -10,7 +10,7 @@ from workflow_scripts.catalog.environments import install, load_environments, py
 from workflow_scripts.study import grid
 from workflow_scripts.study.calibrations import calibrations_of
 from workflow_scripts.study.definition import Definition, cell_definition, definition_sha256, resolved_models
-from workflow_scripts.study.study import Study, StudyError
+from workflow_scripts.study.study import Measure, Study, StudyError
 from workflow_scripts.study.study_file import load_study
 
 DEMO = load_study(Path("config/studies/demo.yaml"))
@@ -47,7 +47,7 @@ def test_the_default_environment_is_not_in_ids_and_definitions():
 
 
 def test_cells_that_differ_in_the_environment_have_their_own_ids_definitions_and_calibrations():
-    study = study_with("default", OLD)
+    study = study_with("default", OLD).model_copy(update={"measure": Measure()})
     cells = grid.expand(study)
     default, old = ([cell for cell in cells if cell.environment == name] for name in ("", OLD))
     assert [cell.id for cell in old] == [cell.id.replace("/vllm/", f"/vllm@{OLD}/", 1) for cell in default]

@@ -44,6 +44,17 @@ def test_a_whole_grid_has_the_verdicts_and_recommendations_of_the_tables():
         assert rates[question.answer] >= rates[best[gpu]] / 1.05
 
 
+def test_another_version_has_its_own_verdicts_on_knobs_and_no_recommendation():
+    whole, table = (
+        of.assign(engine=of["engine"].where(of["gpu"].eq("h200"), "vllm@vllm-0.25.1"))
+        for of in (plan(), cells(POINTS, slow_block))
+    )
+    questions = asked(whole, table)
+    verdicts = {place_and_knob: q.answer for place_and_knob, q in of(questions, KNOBS).items()}
+    assert (verdicts["h200", "block_size"], verdicts["l40s", "block_size"]) == ("flat", "changes")
+    assert [place for place, _ in of(questions, RECOMMENDATION)] == ["h200"]
+
+
 def test_the_ratio_of_devices_is_the_mean_over_the_cells_that_both_have():
     table = cells(POINTS, slow_block)
     (question,) = of(asked(plan(), table, decide=[DEVICES]), DEVICES).values()
