@@ -57,8 +57,10 @@ rule prepare_workload:
 rule install_environment:
     """Another version of an engine, from its lock; if that fails, the record says why, and only its cells end."""
     input:
-        # Tried in each call while it is not there.
-        lambda wildcards: [] if is_installed(wildcards.environment, wildcards.kind) else [begun()],
+        # Tried in each call while it is not there; a job on a node is not such a call.
+        lambda wildcards: (
+            [begun()] if workflow.is_main_process and not is_installed(wildcards.environment, wildcards.kind) else []
+        ),
     output:
         PATHS.environment("{environment}", "{kind}"),
     log:
