@@ -77,7 +77,13 @@ def test_a_python_that_is_named_is_the_only_one_asked(setup, tmp_path):
     assert f"'{tmp_path}/python3.13' is not" in done.stderr
 
 
-@pytest.mark.parametrize(("lock", "installs"), [("cpu", True), ("cuda", True), ("tools", True), ("dev", False)])
+OF_CPU = ("cpu", "transformers-4.57.6-cpu")  # locks with PyTorch's CPU build of torch; that of vllm-0.25.1 has another
+
+
+@pytest.mark.parametrize(
+    ("lock", "installs"),
+    [("cpu", True), ("cuda", True), ("tools", True), ("dev", False), (OF_CPU[1], False), ("vllm-0.25.1-cpu", False)],
+)
 @pytest.mark.parametrize("has_code", [True, False])
 def test_the_command_is_installed_where_its_code_is(tmp_path, lock, installs, has_code):
     shutil.copytree(ROOT / "envs", tmp_path / "envs")
@@ -90,3 +96,4 @@ def test_the_command_is_installed_where_its_code_is(tmp_path, lock, installs, ha
     said = (tmp_path / "said").read_text()
     assert f"--requirement envs/{lock}.txt" in said
     assert ("--editable ." in said) == (installs and has_code)
+    assert ("--torch-backend cpu" in said) == (lock in OF_CPU)
