@@ -17,7 +17,7 @@ from workflow_scripts.present.report import Report, blocks_of
 from workflow_scripts.present.report_tables import MissingError, records
 from workflow_scripts.present.sentences import without_effect
 from workflow_scripts.present.series import means
-from workflow_scripts.present.subjects import device_ratios, other_settings, sequence_limit
+from workflow_scripts.present.subjects import device_ratios, environments_compared, other_settings, sequence_limit
 from workflow_scripts.present.subjects.measured_or_predicted import predicted_in_words
 from workflow_scripts.present.subjects.where_measured import NOISY_PCT, host_load
 from workflow_scripts.present.words import DECIDED, explained, span
@@ -60,6 +60,7 @@ class FirstScreen:
 def first_screen(report: Report) -> FirstScreen:
     """The first screen of a study's report."""
     parts = {
+        environments_compared.SUBJECT.id: (_environments, environments_compared.environments),
         sequence_limit.SUBJECT.id: (_throughput, sequence_limit.throughput),
         device_ratios.SUBJECT.id: (_devices, device_ratios.device_ratios),
         other_settings.SUBJECT.id: (_changes, other_settings.effects),
@@ -89,6 +90,13 @@ def _unfinished(report: Report) -> Unfinished | None:
         return None
     words = seen.in_words(lambda cell: report.names.get(cell.id, cell.id))
     return Unfinished(seen.ended, seen.wanted, [*words, f"As of {clock(seen.at_s)}."])
+
+
+def _environments(report: Report) -> Iterator[str]:
+    """The largest change by each environment, and what changed by itself."""
+    for part in (environments_compared.verdicts, environments_compared.changed_by_itself):
+        for block in part(report):
+            yield from (finding.sentence for finding in block.findings[:MOST_DEVICES])
 
 
 def _throughput(report: Report) -> Iterator[str]:

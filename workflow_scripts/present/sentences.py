@@ -32,7 +32,7 @@ EFFECT_COLUMNS: Mapping[str, str] = {
     "bound_by": "Running sequences limited by",
 }
 # Knobs whose effects have their own section.
-OWN_SECTION = ("max_num_seqs", "block_size", "enable_prefix_caching", "num_speculative_tokens")
+OWN_SECTION = ("max_num_seqs", "block_size", "enable_prefix_caching", "num_speculative_tokens", "environment")
 # Column that is compared -> its name in sentences.
 _COMPARED: Mapping[str, str] = {
     "output_tokens_per_s": "output tokens/s",
@@ -42,7 +42,7 @@ _COMPARED: Mapping[str, str] = {
     "e2e_s_p50": "median end-to-end latency",
 }
 # What `pairs_that_differ_in` reports pair by pair.
-_TOLD_APART = ("enable_prefix_caching", "num_speculative_tokens", "model", "environment")
+_TOLD_APART = ("enable_prefix_caching", "num_speculative_tokens", "model")
 
 
 def ratio_finding(ratio: float, verdict: str, sentence: str) -> Finding:
@@ -95,7 +95,10 @@ def verdicts_of_others(report: Report) -> Iterator[Block]:
 def verdict_over(rows: pd.DataFrame) -> Finding:
     """The verdicts of rows that compare all values of one knob, and the largest change."""
     # A larger ratio that is not decided may be noise.
-    order = rows.assign(decided=rows["verdict"].isin(DECIDED)).sort_values(["decided", "ratio"], ascending=False)
+    size = rows["ratio"].where(rows["ratio"] > 1, 1 / rows["ratio"])
+    order = rows.assign(decided=rows["verdict"].isin(DECIDED), size=size).sort_values(
+        ["decided", "size"], ascending=False
+    )
     largest = records(order.head(1))[0]
     text = f"{largest['gpu']}: {effect_in_words(largest)} ({place(largest)})"
     if largest.get("only_waiting") is True:

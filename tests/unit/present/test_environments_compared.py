@@ -4,7 +4,7 @@ import pytest
 
 from tests.unit.analyse.settings.test_environment_changes import CELLS
 from tests.unit.made_studies import study_content
-from tests.unit.present.conftest import report_of, table_in, told
+from tests.unit.present.conftest import report_of, told
 from workflow_scripts.analyse.settings.effects import knob_effects
 from workflow_scripts.analyse.settings.environment_changes import environment_changes
 from workflow_scripts.analyse.tables import write_table
@@ -31,11 +31,13 @@ def test_the_section_tells_what_changed_by_itself_and_the_largest_ratio(tables):
     ((verdict, sentence),) = told(verdicts, report)
     assert verdict == "0.6 times"
     assert "vllm-0.20 instead of default: 0.6 times" in sentence
-    shown = table_in(changed_by_itself, report)
-    of = {row[shown.headings.index("What took effect")]: row for row in shown.rows}
-    assert [of["chunked_prefill"][shown.headings.index(name)] for name in ("There", "Here")] == ["false", "true"]
-    assert of["num_gpu_blocks"][shown.headings.index("Here")] == "899"
-    assert "Cells that differ 2 of 2" in shown.note
+    assert told(changed_by_itself, report) == [
+        (
+            "by itself",
+            "h200: vllm-0.20 instead of default changed by itself: chunked_prefill false → true, engine_version vllm "
+            "0.32.0 → vllm-0.20, num_gpu_blocks 1000 → 899, start_s 10 → 20.",
+        )
+    ]
 
 
 def test_the_figure_has_a_dot_for_each_cell_and_environment(tables, axes_of):

@@ -6,12 +6,12 @@ import numpy as np
 import pandas as pd
 
 from workflow_scripts.catalog.environments import DEFAULT
-from workflow_scripts.present.blocks import Block, Findings, Fold, table_of
+from workflow_scripts.present.blocks import Finding, Findings
 from workflow_scripts.present.plot import Plot
 from workflow_scripts.present.ratio_plot import labelled, plot_ratios
 from workflow_scripts.present.report import Report
-from workflow_scripts.present.report_tables import MissingError, Tables
-from workflow_scripts.present.sentences import verdict_over
+from workflow_scripts.present.report_tables import MissingError, Tables, records
+from workflow_scripts.present.sentences import some, verdict_over
 from workflow_scripts.present.series import without_shared
 from workflow_scripts.present.style import marks
 from workflow_scripts.present.subject import PLACE, FigurePart, Subject, TablePart
@@ -55,22 +55,22 @@ def environments(tables: Tables) -> Plot:
     )
 
 
-def changed_by_itself(report: Report) -> Iterator[Block]:
-    """One row for each setting that differs though the study asks for the same."""
-    rows = report.tables.need("environments")
-    shown = rows.assign(cells=[f"{n:g} of {of:g}" for n, of in rows[["cells", "compared"]].itertuples(index=False)])
-    headings = {"gpu": "Device", "engine": "Engine", "environment": "Environment", "setting": "What took effect"}
-    headings |= {
-        "value": "Here",
-        "baseline": "Compared with",
-        "baseline_value": "There",
-        "cells": "Cells that differ",
-        "other_pairs": "Further pairs of values",
-    }
-    yield Fold("What changed by itself", [table_of(shown, headings, "What changed by itself")], is_open=True)
+def changed_by_itself(report: Report) -> Iterator[Findings]:
+    """What took effect otherwise in each environment."""
+    table = report.tables.need("environments")
+    findings = []
+    for (gpu, value, baseline), rows in table.groupby(["gpu", "environment", "baseline"], sort=False):
+        changes = [
+            f"{row['setting']} {row['baseline_value']} → {row['value']}"
+            + (f" in {row['cells']:g} of {row['compared']:g} cells" if row["cells"] < row["compared"] else "")
+            for row in records(rows)
+        ]
+        told = f"{gpu}: {value} instead of {baseline} changed by itself: {', '.join(changes)}."
+        findings.append(Finding("by itself", told))
+    yield some(findings, "environments")
 
 
-def verdicts(report: Report) -> Iterator[Block]:
+def verdicts(report: Report) -> Iterator[Findings]:
     """For each device, environment and measure the verdicts over all cells, and the largest change."""
     yield Findings(
         [verdict_over(rows) for _, rows in _pairs(report.tables).groupby(["gpu", "value", "metric"], sort=False)]
@@ -82,32 +82,44 @@ def has_environments(study: Study) -> bool:
     return any(name != DEFAULT for sweep in study.sweeps for name in sweep.environment)
 
 
-COLUMNS = {
-    "value": "Environment",
-    "baseline": "Compared with",
-    **PLACE,
-    "held": "Settings",
-    "ratio": "Ratio (95 % interval)",
-    "verdict": "Verdict",
-    "baseline_rate": "Output tokens/s there",
-    "rate": "Here",
-    "scope": "Interval covers",
-    "starts_needed": "Further starts needed to decide",
-}
-
 SUBJECT = Subject(
     id="environments",
     title="Environments",
     is_in=has_environments,
-    findings=[verdicts],
+    findings=[changed_by_itself, verdicts],
     parts=[
-        changed_by_itself,
         FigurePart(environments, {}),
         TablePart(
+            "environments",
+            {
+                **{name: words for name, words in PLACE.items() if name in ("gpu", "engine")},
+                "environment": "Environment",
+                "setting": "What took effect",
+                "value": "Here",
+                "baseline": "Compared with",
+                "baseline_value": "There",
+                "cells": "Cells that differ",
+                "compared": "Of",
+                "other_pairs": "Further pairs of values",
+            },
+            "What changed by itself",
+        ),
+        TablePart(
             "effects",
-            COLUMNS,
+            {
+                "value": "Environment",
+                "baseline": "Compared with",
+                **PLACE,
+                "held": "Settings",
+                "ratio": "Ratio (95 % interval)",
+                "verdict": "Verdict",
+                "rate": "Output tokens/s",
+                "baseline_rate": "Compared with (tokens/s)",
+                "scope": "Interval covers",
+                "starts_needed": "Further starts needed to decide",
+            },
             "Output tokens per second by environment",
-            lambda rows: _by_size(rows).assign(held=lambda of: of["held"].map(held_in_words)),
+            lambda effects: _by_size(effects).assign(held=lambda rows: rows["held"].map(held_in_words)),
         ),
     ],
 )
