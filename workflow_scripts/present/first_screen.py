@@ -93,10 +93,18 @@ def _unfinished(report: Report) -> Unfinished | None:
 
 
 def _environments(report: Report) -> Iterator[str]:
-    """The largest change by each environment, and what changed by itself."""
-    for part in (environments_compared.verdicts, environments_compared.changed_by_itself):
-        for block in part(report):
-            yield from (finding.sentence for finding in block.findings[:MOST_DEVICES])
+    """The verdicts on each environment with the largest ratio, and what changed by itself."""
+    pairs = environments_compared.pairs(report.tables)
+    for (gpu, value), rows in list(pairs.groupby(["gpu", "value"], sort=False))[:MOST_DEVICES]:
+        counted = ", ".join(f"{count} {verdict}" for verdict, count in rows["verdict"].value_counts().items())
+        largest = rows.iloc[0]
+        ends = span(largest[["ratio_low", "ratio_high"]])
+        yield (
+            f"{value} instead of {largest['baseline']} on {gpu}: {counted}. The largest ratio is "
+            f"{number(largest['ratio'])} ({ends or 'no interval'})."
+        )
+    for block in environments_compared.changed_by_itself(report):
+        yield from (finding.sentence for finding in block.findings[:MOST_DEVICES])
 
 
 def _throughput(report: Report) -> Iterator[str]:

@@ -8,6 +8,7 @@ from tests.unit.present.conftest import report_of, told
 from workflow_scripts.analyse.settings.effects import knob_effects
 from workflow_scripts.analyse.settings.environment_changes import environment_changes
 from workflow_scripts.analyse.tables import write_table
+from workflow_scripts.present.first_screen import first_screen
 from workflow_scripts.present.report_tables import MissingError, Tables
 from workflow_scripts.present.subjects.environments_compared import (
     changed_by_itself,
@@ -38,6 +39,13 @@ def test_the_section_tells_what_changed_by_itself_and_the_largest_ratio(tables):
             "0.32.0 → vllm-0.20, num_gpu_blocks 1000 → 899, start_s 10 → 20.",
         )
     ]
+
+
+def test_the_first_screen_answers_with_the_verdicts_and_the_largest_ratio(tables):
+    (answer,) = [answer for answer in first_screen(report_of(tables)).answers if answer.section == "environments"]
+    first, by_itself = answer.sentences
+    assert first.startswith("vllm-0.20 instead of default on h200: 2 changes. The largest ratio is 0.6 (0.")
+    assert "chunked_prefill false → true" in by_itself
 
 
 def test_the_figure_has_a_dot_for_each_cell_and_environment(tables, axes_of):

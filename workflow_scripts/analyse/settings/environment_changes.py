@@ -24,19 +24,22 @@ SCHEMA = table_schema(
     "What took effect otherwise in an environment than in the baseline. One row per environment and setting.",
     TEXT("study source gpu engine", "shared by the cells"),
     TEXT("environment baseline", "the compared environments; the baseline is `default`, else the first"),
-    TEXT("setting", "a key of `effective` in `cells`, `engine_version`, `kv_cache_tokens`, or `start_s`, of a start"),
-    TEXT("value baseline_value", "in the first cell that differs; medians of `start_s`"),
+    TEXT("setting", "a key of `effective` in `cells`, or its column; `start_s`: medians"),
+    TEXT("value baseline_value", "in the first cell that differs"),
     INTEGER("cells compared", "cells that differ, of so many compared"),
     INTEGER("other_pairs", "further pairs of values among these cells"),
 )
+# Columns of the cells table beside its column `effective`.
+_TOLD = ("outcome", "engine_version", "kv_cache_tokens")
 _PLACE = ("study", "source", "gpu", "engine")
 
 
 def environment_changes(cells: pd.DataFrame) -> pd.DataFrame:
     """The table of what differs between the first environment of each group of cells and the others."""
-    rows = counted(cells)
-    start_s = rows.drop_duplicates(["cell_id", "start"]).groupby("cell_id")["start_s"].mean()
-    rows = rows.assign(start_s=rows["cell_id"].map(start_s))
+    start_s = counted(cells).drop_duplicates(["cell_id", "start"]).groupby("cell_id")["start_s"].mean()
+    rows = cells[cells["comparable"].fillna(False) & cells["outcome"].ne("missing")]
+    rows = rows.assign(failed=rows["outcome"].ne("ok"), start_s=rows["cell_id"].map(start_s))
+    rows = rows.sort_values("failed", kind="stable")  # one row of each cell counts, of a start that ended ok if any did
     pairs: dict[tuple[Any, ...], list[tuple[Row, Row]]] = {}
     for _, group in knob_groups(by_environment(rows), AT, knob_columns(rows)).groupby("group"):
         baseline, *others = records(group)
@@ -55,14 +58,20 @@ def environment_changes(cells: pd.DataFrame) -> pd.DataFrame:
         starts = [[cell["start_s"] for cell in side if pd.notna(cell["start_s"])] for side in zip(*of, strict=True)]
         if all(starts):
             there, here = (f"{median(of_side):.3g}" for of_side in starts)
-            row = {"setting": "start_s", "value": here, "baseline_value": there, "cells": len(of), "other_pairs": 0}
+            row = {
+                "setting": "start_s",
+                "value": here,
+                "baseline_value": there,
+                "cells": min(map(len, starts)),
+                "other_pairs": 0,
+            }
             found.append(place | row)
     return pd.DataFrame(found, columns=list(SCHEMA.columns))
 
 
 def _settings(cell: Row) -> dict[str, Any]:
     told: dict[str, Any] = {} if pd.isna(cell["effective"]) else json.loads(cell["effective"])
-    return told | {name: cell[name] for name in ("engine_version", "kv_cache_tokens") if not pd.isna(cell[name])}
+    return told | {name: cell[name] for name in _TOLD if not pd.isna(cell[name])}
 
 
 @table_command("environments")

@@ -26,8 +26,12 @@ def _by_size(effects: pd.DataFrame) -> pd.DataFrame:
     return rows.sort_values(["decided", "size"], ascending=False, kind="stable")
 
 
-def _pairs(tables: Tables) -> pd.DataFrame:
-    """These of rates and, for servers at a request rate, of latencies."""
+def pairs(tables: Tables) -> pd.DataFrame:
+    """Each cell in another environment over the baseline: by its rate and, of servers at a request rate, by latencies.
+
+    Raises:
+        MissingError: no cell was measured in two environments.
+    """
     found = [_by_size(table) for name in ("effects", "latencies") if (table := tables.get(name)) is not None]
     rows = pd.concat([part for part in found if len(part)]) if any(map(len, found)) else pd.DataFrame()
     if rows.empty:
@@ -37,7 +41,7 @@ def _pairs(tables: Tables) -> pd.DataFrame:
 
 def environments(tables: Tables) -> Plot:
     """The ratio of each cell in another environment over the baseline: the cells with the largest ratio first."""
-    rows = _pairs(tables)
+    rows = pairs(tables)
     names = list(dict.fromkeys(rows["values"].str.split(", ").explode()))
     largest = rows.groupby("baseline_cell_id")["size"].transform("max")
     rows = rows.assign(
@@ -73,7 +77,7 @@ def changed_by_itself(report: Report) -> Iterator[Findings]:
 def verdicts(report: Report) -> Iterator[Findings]:
     """For each device, environment and measure the verdicts over all cells, and the largest change."""
     yield Findings(
-        [verdict_over(rows) for _, rows in _pairs(report.tables).groupby(["gpu", "value", "metric"], sort=False)]
+        [verdict_over(rows) for _, rows in pairs(report.tables).groupby(["gpu", "value", "metric"], sort=False)]
     )
 
 

@@ -62,6 +62,18 @@ def test_what_changed_by_itself_is_one_row_for_each_setting():
     }
 
 
+def test_a_cell_that_ends_otherwise_is_a_change_too():
+    cells = CELLS.copy()
+    failed = cells["cell_id"].str.contains("@") & cells["knob_max_num_seqs"].eq(4)
+    cells.loc[failed, ["outcome", "effective", "start_s"]] = ["infeasible", None, None]
+    rows = environment_changes(cells).set_index("setting")
+    assert rows.loc["outcome", ["value", "baseline_value", "cells", "compared"]].tolist() == ["infeasible", "ok", 1, 2]
+    assert rows["cells"].to_dict() == {
+        **{"outcome": 1, "chunked_prefill": 1, "num_gpu_blocks": 1},
+        **{"engine_version": 2, "start_s": 1},
+    }
+
+
 def test_without_the_default_the_first_environment_is_the_baseline():
     cells = starts_table(measured("vllm-0.9", 1, 100, 9.0), measured("vllm-0.20", 1, 90, 9.0))
     rows = environment_changes(cells)
