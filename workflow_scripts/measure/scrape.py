@@ -1,5 +1,6 @@
 """A server's Prometheus metrics, under the names of the offline engine, and its queues about once a second."""
 
+import math
 import threading
 import time
 from collections.abc import Mapping
@@ -10,7 +11,9 @@ from workflow_scripts.measure.server_http import Address
 
 INTERVAL_S = 1.0
 # Labels that say which server, not which number.
-_SERVER_LABELS = ("model_name", "engine")
+_SERVER_LABELS = ("model_name", "engine", "engine_type")
+# SGLang labels the only rank that reports, too.
+_FIRST_RANK = (("moe_ep_rank", "0"), ("pp_rank", "0"), ("tp_rank", "0"))
 # Metrics of the server's Python process that Prometheus' own client adds.
 _OF_THE_PROCESS = ("python_", "process_")
 # Gauges of vLLM, TGI and SGLang -> the column of a step. They show the queues at the moment of the request.
@@ -54,6 +57,8 @@ def parse_metrics(text: str) -> Metrics:
         if family.name.startswith(_OF_THE_PROCESS):
             continue
         for sample in family.samples:
+            if not math.isfinite(sample.value):
+                continue  # a gauge without a value yet, as SGLang has some
             bucket = sample.labels.pop("le", None)
             # The count and the sum of a summary differ from each other only in their names.
             key = labelled(sample.name if family.type == "summary" else family.name, sample.labels)
@@ -77,7 +82,8 @@ def labelled(name: str, labels: Mapping[str, str]) -> str:
     >>> labelled("m", {"engine": "0", "b": "2", "a": "1"}), labelled("m", {"engine": "0"})
     ('m{a=1,b=2}', 'm')
     """
-    inside = ",".join(f"{label}={value}" for label, value in sorted(labels.items()) if label not in _SERVER_LABELS)
+    kept = sorted(item for item in labels.items() if item[0] not in _SERVER_LABELS and item not in _FIRST_RANK)
+    inside = ",".join(f"{label}={value}" for label, value in kept)
     return f"{name}{{{inside}}}" if inside else name
 
 
