@@ -1,13 +1,17 @@
 """Studies reduced to what a CPU can run, really run from the study file to the report."""
 
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
 import pytest
+import yaml
 
 from tests.integration.conftest import CHECKOUT
+from workflow_scripts.catalog.environments import install
+from workflow_scripts.common.command import BAD_INPUT
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.study_file import load_study
 
@@ -135,11 +139,45 @@ def check_concurrency(table: Results) -> None:
     assert vllm[["prompt_tokens", "output_tokens"]].drop_duplicates().shape == (1, 2)
 
 
-CHECKS = {"prefix_caching": check_prefix_caching, "serving": check_serving, "concurrency": check_concurrency}
+def check_engines(table: Results) -> None:
+    """Both servers did the same work with equally large KV caches, and SGLang's finds the shared prefix."""
+    cells = table("cells")
+    assert set(cells["kv_cache_tokens"]) == {8192}
+    assert set(cells["block_size_effective"]) == {32}
+    assert (cells["running_peak"] <= 4).all()
+    chat = cells[cells["workload"] == "chat"]
+    assert set(chat["engine"]) == {"vllm-serve", "sglang-serve@sglang-0.5.23"}
+    assert chat[["prompt_tokens", "output_tokens"]].drop_duplicates().shape == (1, 2)
+    hits = cells[cells["workload"] == "shared-prefix"].groupby("knob_enable_prefix_caching")["prefix_cache_hits"]
+    # Fifteen of sixteen requests could find two blocks of the prefix; those of the first four start together.
+    assert hits.min()[True] >= 11 * 64
+    assert hits.max()[False] == 0
+    check_latencies(table("serving_summary"))
+
+
+CHECKS = {
+    "prefix_caching": check_prefix_caching,
+    "serving": check_serving,
+    "concurrency": check_concurrency,
+    "engines": check_engines,
+}
 
 
 @pytest.mark.parametrize("name", CUTS)
-def test_every_cut_runs_from_the_study_to_the_report(name, tmp_path, snakemake):
+def test_every_cut_runs_from_the_study_to_the_report(name, tmp_path, monkeypatch, environment, snakemake):
+    if name == "engines":
+        monkeypatch.setitem(environment, "PYTHONPATH", str(CHECKOUT / "tests/fixtures/sglang"))
     table = run_cut(name, tmp_path, snakemake)
     if name in CHECKS:
         CHECKS[name](table)
+
+
+def test_sglangs_own_parser_checks_the_settings_of_its_cells(tmp_path, environment):
+    content = yaml.safe_load((CHECKOUT / "config/studies/tiny/engines.yaml").read_text())
+    content["sweeps"] = [{**content["sweeps"][1], "knobs": {"attention_backend": ["torch_native", "nonsense"]}}]
+    (study := tmp_path / "engines.yaml").write_text(yaml.safe_dump(content))
+    assert install("sglang-0.5.23", "cpu") is None
+    words = [sys.executable, "-m", "workflow_scripts", "check-engines", "--study", str(study)]
+    checked = subprocess.run(words, cwd=CHECKOUT, env=environment, capture_output=True, text=True)
+    assert checked.returncode == BAD_INPUT
+    assert checked.stderr.count("attention_backend=nonsense: argument --attention-backend: invalid choice") == 1

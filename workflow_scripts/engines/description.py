@@ -28,7 +28,8 @@ class EngineDescription:
         packages: distributions that provide the engine. The version of the first that is installed is recorded.
         versions: which versions of these the adapter can measure, as a PEP 440 specifier.
         preload: modules to import, in this order, in the process that is forked for a cell.
-        locks: the package that only one environment has -> its lock in envs/. The first installed one counts.
+        locks: the package that only one environment has -> its lock in envs/. The first installed one counts. Empty if
+            no default environment has the engine, so that sweeps have to name one.
         counters: column of the cells table -> the adapter's metric; the value is its growth in a repeat.
         peaks: the same for metrics that start again from zero each time they are read.
         bounds_sequences: whether the knobs limit how many sequences run at once.

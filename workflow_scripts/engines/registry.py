@@ -14,10 +14,11 @@ from workflow_scripts.common.knob import Knob
 from workflow_scripts.engines.description import EngineDescription, named
 from workflow_scripts.engines.hf_engines import HF_CONTINUOUS, HF_STATIC
 from workflow_scripts.engines.openai_engine import OPENAI
+from workflow_scripts.engines.sglang_engine import SGLANG_SERVE
 from workflow_scripts.engines.vllm_engines import VLLM, VLLM_SERVE
 
 VARIABLE = "KVSWEEP_ENGINES"
-BUILT_IN = (VLLM, VLLM_SERVE, OPENAI, HF_STATIC, HF_CONTINUOUS)
+BUILT_IN = (VLLM, VLLM_SERVE, SGLANG_SERVE, OPENAI, HF_STATIC, HF_CONTINUOUS)
 
 
 def load_engines() -> Mapping[str, EngineDescription]:

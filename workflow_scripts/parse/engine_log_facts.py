@@ -143,6 +143,7 @@ ROWS: tuple[Row, ...] = (
     _row(_first, r"--block[-_]size[=\s'\",]+{block_size:count}(?! requires)"),  # a command line, echoed
     # --- KV cache ----------------------------------------------------------------------------------------------------
     _rank_row(_smallest, r"KV cache size: {kv_cache_tokens:count} tokens"),  # V1: 0.8 to 0.32
+    _rank_row(_smallest, r"max_total_num_tokens={kv_cache_tokens:count}"),  # SGLang
     _row(_smallest, r"tokens that can be stored in KV cache \({kv_cache_tokens:count}\)"),  # V0, when it refuses
     _rank_row(
         _smallest,
@@ -168,6 +169,7 @@ ROWS: tuple[Row, ...] = (
     _rank_row(_largest, r"Model loading took {model_weights_gib:size}"),  # 0.8 to 0.32
     # until 0.7; Ascend, Gaudi
     _rank_row(_largest, r"Loading model weights took (?:in total )?{model_weights_gib:size}"),
+    _rank_row(_largest, r"Load weight end\..*? mem usage={model_weights_gib:size}"),  # SGLang
     _rank_row(_largest, r"Pre-loading model weights on \S+ took {model_weights_gib:size}"),  # Gaudi
     _rank_row(_largest, r"[Mm]odel weights take {model_weights_gib:size}"),  # V0: 0.6.6 to 0.8
     _rank_row(_largest, r"weights memory: {model_weights_gib:size}"),  # V1, the whole of the profile
@@ -240,7 +242,7 @@ _WORTH_A_LOOK = re.compile(
         r"|Available memory"
         r"|for weights?|activation|peak memory|raph (?:capturing|pool|memory)|CUDAGraph|backend"
         r"|hit rate|reempt|hroughput|TTFT|TPOT|ITL|per_second|_ms\"|LLM engine|ersion|^vllm|\] vllm=="
-        r"|ompil|Directly load"
+        r"|ompil|Directly load|max_total_num_tokens=|weight end\."
     ).replace(" ", r"\s*")
 )
 

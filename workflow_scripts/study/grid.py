@@ -118,25 +118,25 @@ def _check_environments(sweep: Sweep, place: str) -> None:
     """Check that each environment has a lock for every kind of device, and is of every engine of the sweep."""
     environments, gpus = load_environments(), load_gpus()
     for name in sweep.environment:
-        if name == DEFAULT:
-            continue
         _check([name], [DEFAULT, *environments], f"{place}.environment")
         for gpu in sweep.gpu:
-            if (kind := gpus[gpu].engine_kind) not in (locks := environments[name]):
+            if name != DEFAULT and (kind := gpus[gpu].engine_kind) not in (locks := environments[name]):
                 raise StudyError(
                     f"{place}.environment: {name!r} has no lock for {gpu}, envs/{name}-{kind}.txt; it has"
                     f" {', '.join(lock.name for lock in locks.values())}"
                 )
         for engine in map(get_engine, sweep.engine):
             # A server of an endpoint brings its own environment.
-            if package_of(name) not in engine.packages or "endpoint" in engine.knobs.model_fields:
-                of_it = [other for other in environments if package_of(other) in engine.packages]
-                allowed = of_it if "endpoint" not in engine.knobs.model_fields else []
+            own = () if "endpoint" in engine.knobs.model_fields else engine.packages
+            allowed = [
+                *([DEFAULT] if engine.locks else []),
+                *(other for other in environments if package_of(other) in own),
+            ]
+            if name not in allowed:
                 raise StudyError(
-                    f"{place}.environment: {name!r} is not of engine {engine.name!r}; allowed:"
-                    f" {', '.join([DEFAULT, *allowed])}"
+                    f"{place}.environment: {name!r} is not of engine {engine.name!r}; allowed: {', '.join(allowed)}"
                 )
-            if not engine.supports(version_of(name)):
+            if name != DEFAULT and not engine.supports(version_of(name)):
                 raise StudyError(
                     f"{place}.environment: engine {engine.name!r} is measured with {package_of(name)}"
                     f" {engine.versions}, not in {name!r}"

@@ -16,7 +16,7 @@ COMMAND = {"command": ["serve", "--port={port}"], "served_model": "m"}
 
 def test_the_catalogue_is_valid_and_its_servers_listen_on_the_loopback_address_alone():
     endpoints = load_endpoints()
-    assert {"tgi", "sglang", "transformers-serve"} <= endpoints.keys()
+    assert {"tgi", "transformers-serve"} <= endpoints.keys()
     for name, endpoint in endpoints.items():
         words = " ".join(endpoint.command or ())
         assert "127.0.0.1" in (words or str(endpoint.base_url)), name

@@ -34,6 +34,11 @@ OF_VLLM = (
     "bs16-seqs8-tokens512-len256-util0.9-pc1-cp0-kvfp8-quantawq-tp2-pp3-eager1-attnFLASH_ATTN-cpukv1"
     "-pool65-specdraft_model-draft4-bysmollm-135m"
 )
+OF_SGLANG = {
+    **{"block_size": 16, "max_num_seqs": 8, "max_model_len": 256, "mem_fraction_static": 0.8, "max_total_tokens": 4096},
+    **{"chunked_prefill_size": 128, "enable_prefix_caching": False, "kv_cache_dtype": "fp8_e5m2"},
+    **{"tensor_parallel_size": 2, "enforce_eager": True, "attention_backend": "flashinfer"},
+}
 LOOKUP = {"speculative_method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 2}
 # Results that exist are found by these names, so none of them may ever change.
 SLUGS: list[tuple[str, dict[str, Any], str]] = [
@@ -42,6 +47,12 @@ SLUGS: list[tuple[str, dict[str, Any], str]] = [
     ("vllm", VLLM, OF_VLLM),
     ("vllm", LOOKUP, "specngram-draft4-lookup3-lookupmin2"),
     ("vllm-serve", LOAD | VLLM, f"{OF_VLLM}-rate2-to4-burst0.5-users7"),
+    (
+        "sglang-serve",
+        LOAD | OF_SGLANG,
+        "bs16-seqs8-len256-static0.8-kvtokens4096-chunk128-pc0-kvfp8_e5m2-tp2-eager1"
+        "-attnflashinfer-rate2-to4-burst0.5-users7",
+    ),
     ("openai", LOAD | {"endpoint": "tgi"}, "at-tgi-rate2-to4-burst0.5-users7"),
     ("hf-static", {"batch_size": 4}, "static-batch4-cachedynamic"),
     (

@@ -64,6 +64,10 @@ def test_cells_that_differ_in_the_environment_have_their_own_ids_definitions_and
         ({"environment": ["vllm-0.1"]}, f"'vllm-0.1' is unknown; allowed: default, transformers-4.57.6, {OLD}"),
         ({"gpu": ["h200"]}, f"no lock for h200, envs/{OLD}-cuda.txt; it has {OLD}-cpu.txt"),
         ({"engine": ["hf-static"]}, "is not of engine 'hf-static'; allowed: default, transformers-4.57.6"),
+        (
+            {"engine": ["sglang-serve"], "environment": ["default"]},
+            "'default' is not of engine 'sglang-serve'; allowed: ",
+        ),
         ({"engine": ["openai"]}, "is not of engine 'openai'; allowed: default"),
         (
             {"environment": ["transformers-4.57.6"], "engine": ["hf-continuous"], "gpu": ["h200"]},

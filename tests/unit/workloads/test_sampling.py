@@ -58,7 +58,7 @@ def test_a_setting_that_an_engine_does_not_apply_is_an_error_before_anything_run
 
 
 @pytest.mark.parametrize(
-    ("engine", "knobs"), [("vllm", {"max_num_seqs": 2}), ("openai", {"endpoint": "sglang", "users": 2})]
+    ("engine", "knobs"), [("vllm", {"max_num_seqs": 2}), ("openai", {"endpoint": "running-vllm", "users": 2})]
 )
 def test_sampling_is_another_cell_and_none_is_the_same_as_before(engine, knobs):
     greedy = definition(None, engine, knobs)

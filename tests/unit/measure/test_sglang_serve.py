@@ -1,0 +1,131 @@
+"""SGLang's server: what it is started with, by its own parser's record, and what its recorded answers say."""
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from workflow_scripts.engines.registry import metrics_of_columns
+from workflow_scripts.engines.sglang_engine import SGLANG_SERVE, SglangServeKnobs
+from workflow_scripts.measure.client import Target, send
+from workflow_scripts.measure.engine import EngineSetup
+from workflow_scripts.measure.scrape import parse_metrics, queues
+from workflow_scripts.measure.server_http import Address
+from workflow_scripts.measure.sglang_serve import SglangServe, effective_settings
+from workflow_scripts.workloads.request import Request
+
+RECORDED = Path("tests/fixtures/sglang")
+ALL = {
+    "block_size": 16,
+    "max_num_seqs": 8,
+    "max_model_len": 256,
+    "mem_fraction_static": 0.8,
+    "max_total_tokens": 4096,
+    "chunked_prefill_size": 128,
+    "enable_prefix_caching": False,
+    "kv_cache_dtype": "fp8_e5m2",
+    "tensor_parallel_size": 2,
+    "enforce_eager": True,
+    "attention_backend": "flashinfer",
+    "users": 4,
+}
+
+
+def engine(**changes: Any) -> SglangServe:
+    given = {"load_format": "dummy", "dtype": "bfloat16", "device_kind": "cuda", "knobs": ALL} | changes
+    return SglangServe(EngineSetup(model_dir=Path("model"), seed=0, trust_remote_code=True, **given))
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"load_format": "hub"}, {"device_kind": "cpu", "knobs": {}, "dtype": "float32"}]
+)
+def test_its_own_parser_takes_every_word(changes):
+    options: dict[str, Any] = json.loads((RECORDED / "options.json").read_text())
+    words = iter(engine(**changes)._words(8000))
+    for word in words:
+        taken = options[word]
+        if taken != "switch":
+            value = next(words)
+            assert taken == "value" or value in taken, (word, value)
+
+
+def test_knobs_have_sglangs_names_and_a_cpu_gets_what_it_needs():
+    text = " ".join(engine()._words(8000))
+    for word in ("--page-size 16", "--max-running-requests 8", "--context-length 256", "--tp-size 2"):
+        assert word in text
+    assert "--disable-radix-cache" in text
+    assert "--device" not in text
+    assert engine()._environment() == {}
+    on_cpu = engine(device_kind="cpu", knobs={"tensor_parallel_size": 2}, cores=[0, 1, 2, 3])
+    assert "--attention-backend torch_native" in " ".join(on_cpu._words(8000))
+    assert on_cpu._environment() == {"SGLANG_USE_CPU_ENGINE": "1", "SGLANG_CPU_OMP_THREADS_BIND": "0,1|2,3"}
+    assert SglangServeKnobs.model_validate(ALL).max_concurrency == 4
+
+
+def test_a_running_server_says_what_took_effect():
+    told = effective_settings(json.loads((RECORDED / "server_info.json").read_text()))
+    assert (told["block_size"], told["num_gpu_blocks"], told["max_num_seqs"]) == (32, 256, 4)
+    assert (told["enable_prefix_caching"], told["enforce_eager"], told["attention_backend"]) == (
+        True,
+        True,
+        "torch_native",
+    )
+
+
+def test_its_counters_are_those_of_the_description():
+    metrics = parse_metrics((RECORDED / "metrics.txt").read_text())
+    assert metrics[SGLANG_SERVE.counters["prefix_cache_queries"]] == 80
+    assert metrics[SGLANG_SERVE.counters["prefix_cache_hits"]] == 32
+    assert SGLANG_SERVE.counters["prefix_cache_hits"] in metrics_of_columns()["prefix_cache_hits"]
+    assert json.dumps(metrics, allow_nan=False)
+    assert queues(metrics).keys() == {"running", "waiting", "kv_cache_usage"}
+
+
+class Handler(BaseHTTPRequestHandler):
+    status = 200
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.send_response(self.status)
+        self.end_headers()
+        self.wfile.write((RECORDED / "stream.txt").read_bytes() if "completions" in self.path else b"Cache flushed.")
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def served():
+    servers = []
+
+    def start(status: int = 200) -> SglangServe:
+        server = HTTPServer(("127.0.0.1", 0), type("Own", (Handler,), {"status": status}))
+        servers.append(server)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        one = engine()
+        one._target = Target(Address(f"http://127.0.0.1:{server.server_port}"), "model", keep_answers=True)
+        return one
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def test_the_client_reads_its_stream(served):
+    (record,) = send(served()._target, [Request([5, 6, 7], 3, request_id="r")], [[5, 6, 7]], [0.0], None)
+    assert (record.error, record.prompt_tokens, record.output_tokens) == (None, 3, 3)
+    assert (record.token_ids, len(record.itl_s or ())) == ([169, 7, 169], 2)
+
+
+def test_a_repeat_does_not_begin_while_the_cache_is_held(served, monkeypatch):
+    served().reset()
+    monkeypatch.setattr("workflow_scripts.measure.sglang_serve.forget_prefixes", lambda attempt: held.append(attempt()))
+    held: list[bool] = []
+    served(400).reset()
+    assert held == [False]
+    with pytest.raises(OSError, match="500"):
+        served(500).reset()

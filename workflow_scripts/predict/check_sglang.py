@@ -1,0 +1,38 @@
+"""What SGLang's own argument parser says about settings, on any machine: names of options and the values allowed. What
+the options mean together and for a GPU, SGLang decides only as it starts."""
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+from workflow_scripts.engines.sglang_engine import SglangServeKnobs
+from workflow_scripts.predict.engine_setting import EngineSetting, Fault
+
+
+def sglang_faults(settings: Sequence[EngineSetting]) -> list[Fault | None]:
+    """The fault of each setting that SGLang's parser refuses, else None, in the order of `settings`."""
+    from sglang.srt.server_args import ServerArgs
+
+    class Parser(argparse.ArgumentParser):
+        def error(self, message: str) -> Any:
+            raise ValueError(message)
+
+    parser = Parser()
+    ServerArgs.add_cli_args(parser)
+
+    def refusal(setting: EngineSetting, values: dict[str, Any]) -> str | None:
+        knobs = SglangServeKnobs.model_validate(values)
+        try:
+            parser.parse_args(["--model-path", str(setting.model_dir), "--dtype", setting.dtype, *knobs.command_line()])
+        except ValueError as e:
+            return " ".join(str(e).split())
+        return None
+
+    def fault(setting: EngineSetting) -> Fault | None:
+        values = setting.knobs.set_values()
+        if (words := refusal(setting, values)) is None:
+            return None
+        others = {name: {other: values[other] for other in values if other != name} for name in values}
+        return Fault(tuple(name for name, rest in others.items() if refusal(setting, rest) is None), words)
+
+    return [fault(setting) for setting in settings]
