@@ -24,7 +24,7 @@ from typing import Any
 from workflow_scripts.catalog.environments import is_installed, python_of
 from workflow_scripts.catalog.gpus_and_models import load_gpus, load_models
 from workflow_scripts.common.checkout import CHECKOUT
-from workflow_scripts.common.command import BAD_INPUT, STUDY, command, option
+from workflow_scripts.common.command import STUDY, command, option
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.device.device_check import cpu_here
 from workflow_scripts.device.processor import dtype_on
@@ -160,16 +160,16 @@ def _place(cell: Cell) -> tuple[str, str]:
         help="only the cells in this environment, whose Python this is; the command calls itself so",
     ),
 )
-def main(args: Namespace) -> int:
+def main(args: Namespace) -> None:
     """Check the settings of a study with the engines of its environments."""
     places: dict[tuple[str, str], list[Cell]] = {}
     for cell in expand(load_study(args.study)):
         places.setdefault(_place(cell), []).append(cell)
     if args.within:
-        check_here(args.study, places.get(tuple(args.within), []))
-        return 0
+        return check_here(args.study, places.get(tuple(args.within), []))
     here = places.pop(("", ""), [])
-    passed = [check_elsewhere(args.study, *place, len(cells)) for place, cells in places.items()]
+    refused = ["-".join(at) for at, cells in places.items() if not check_elsewhere(args.study, *at, len(cells))]
     if here or not places:
         check_here(args.study, here)
-    return 0 if all(passed) else BAD_INPUT
+    if refused:
+        raise InputError(f"refused in {', '.join(refused)}, for the reasons above")
