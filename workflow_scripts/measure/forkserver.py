@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import IO, Any
 
 IDLE_S = 120.0
+STARTED_S = 5.0  # after this a server that was just started and does not take a job is not one that ended
 SEARCH_PATHS = ("PATH", "LD_LIBRARY_PATH")
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -72,15 +73,18 @@ def run(
     job = {"module": module, "argv": list(argv), "env": env, "own": own, "cwd": str(Path.cwd())}
     path = _socket_path(preload, python)
     for _ in range(3):
-        with _connection(path, preload, python) as server:
-            try:
+        with _connection(path, preload, python) as (server, started):
+            began = b""
+            with contextlib.suppress(ConnectionError):
                 socket.send_fds(server, [json.dumps(job).encode() + b"\n"], [log.fileno()])
                 replies = server.makefile("rb")
                 began = replies.readline()
-            except ConnectionError:
-                continue  # the server was idle and ended at the moment of the request
             if not began:
-                continue
+                if started is not None:
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        started.wait(STARTED_S)
+                        raise _not_imported(path)
+                continue  # the server was idle and ended at the moment of the request
             server.settimeout(time_limit_s)
             try:
                 ended = replies.readline()
@@ -112,15 +116,19 @@ def _server_log(path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def _connection(path: Path, modules: Sequence[str], python: Path | None) -> Iterator[socket.socket]:
+def _connection(
+    path: Path, modules: Sequence[str], python: Path | None
+) -> Iterator[tuple[socket.socket, "subprocess.Popen[bytes] | None"]]:
+    """A connection to the server, and its process if it was started for this."""
+    started = None
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     with connection:
         # Only one command at a time looks for a server, so that two commands never start two servers.
         with path.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not _connects(connection, path):
-                _start(path, connection, modules, python)
-        yield connection
+                started = _start(path, connection, modules, python)
+        yield connection, started
 
 
 @contextlib.contextmanager
@@ -142,7 +150,9 @@ def _connects(connection: socket.socket, path: Path) -> bool:
     return True
 
 
-def _start(path: Path, connection: socket.socket, modules: Sequence[str], python: Path | None) -> None:
+def _start(
+    path: Path, connection: socket.socket, modules: Sequence[str], python: Path | None
+) -> "subprocess.Popen[bytes]":
     search = os.environ.get("PATH", os.defpath)
     env = os.environ if python is None else {**os.environ, "PATH": f"{python.parent}{os.pathsep}{search}"}
     command = [
@@ -165,10 +175,15 @@ def _start(path: Path, connection: socket.socket, modules: Sequence[str], python
             raise NotImportedError(f"{command[0]}: {e.strerror}") from None
     while not _connects(connection, path):
         if server.poll() is not None:
-            said = _server_log(path).read_text(encoding="utf-8", errors="replace").split("\n")
-            last = next((line.strip() for line in reversed(said) if line.strip()), "without a word")
-            raise NotImportedError(f"the fork server ended at once: {last}; its log is {_server_log(path)}")
+            raise _not_imported(path)
         time.sleep(0.02)
+    return server
+
+
+def _not_imported(path: Path) -> NotImportedError:
+    said = _server_log(path).read_text(encoding="utf-8", errors="replace").split("\n")
+    last = next((line.strip() for line in reversed(said) if line.strip()), "without a word")
+    return NotImportedError(f"the fork server ended at once: {last}; its log is {_server_log(path)}")
 
 
 # --- the server --------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import pytest
 
 from tests.processes import is_gone, wait_for
 from workflow_scripts.measure import forkserver
-from workflow_scripts.measure.forkserver import Ended, ForkServerError, run
+from workflow_scripts.measure.forkserver import Ended, ForkServerError, NotImportedError, run
 
 JOBS = "tests.unit.measure.forked_jobs"
 LITTLE = ("json",)
@@ -149,3 +149,10 @@ def test_a_server_that_cannot_start_is_named_with_its_log(tmp_path, monkeypatch)
     )
     with pytest.raises(ForkServerError, match=r"ended at once: ZeroDivisionError.*\.log"):
         call(tmp_path, "say", "0")
+
+
+def test_a_library_that_breaks_after_the_server_listens_is_told_as_what_it_said(tmp_path, server, library):
+    (tmp_path / f"{library}.py").write_text("import time\ntime.sleep(0.5)\nraise RuntimeError('no such kernel')\n")
+    with pytest.raises(NotImportedError, match="no such kernel"):
+        call(tmp_path, "say", "0", preload=(library,))
+    assert len(server) == 1
