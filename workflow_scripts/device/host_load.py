@@ -1,26 +1,69 @@
-"""Load by other programs on the host while a cell is measured."""
+"""Load by other programs on the host while a cell is measured, and whether it was suspended meanwhile."""
 
 import contextlib
 import os
+import signal
 import time
 
 import psutil
 
 from workflow_scripts.device.device_record import LoadByOthers
 
+# Clocks that do and do not count sleep are read one after the other; on a loaded host something may run in between.
+SLEPT_S = 1.0
+
+
+class SuspendedError(RuntimeError):
+    """This process did not run all the time that was timed, so the time says nothing; the message says why."""
+
+
+class Suspended:
+    """Whether this process is stopped (SIGSTOP, Ctrl-Z, `scontrol suspend`) or the machine sleeps; a context manager in
+    the main thread. A process that is stopped is told when it continues; it does not see that others are stopped."""
+
+    def __enter__(self) -> "Suspended":
+        self._stopped = False
+        self._slept_s = _slept_s()
+        self._before = signal.signal(signal.SIGCONT, self._continued)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGCONT, self._before)
+
+    def _continued(self, *_: object) -> None:
+        self._stopped = True
+
+    @property
+    def why(self) -> str | None:
+        """What happened, in words; None if the process was not suspended."""
+        if self._stopped:
+            return "the process was stopped (SIGSTOP) and continued"
+        slept_s = _slept_s() - self._slept_s
+        return f"the machine slept for {slept_s:.1f} s" if slept_s > SLEPT_S else None
+
+
+def _slept_s() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()
+
 
 class HostLoad:
-    """Load by others while a cell is measured, in per cent of all cores; a context manager around the timed window."""
+    """Load by others while a cell is measured, in per cent of all cores; a context manager around the timed window.
+    Raises SuspendedError at its end if the process was suspended in it."""
 
     def __init__(self) -> None:
         self.record: LoadByOthers = {}
+        self._suspended = Suspended()
 
     def __enter__(self) -> "HostLoad":
+        self._suspended.__enter__()
         self._before = os.getloadavg()[0]
         self._began = time.monotonic(), psutil.cpu_times(), _own_cpu_s()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._suspended.__exit__()
+        if self._suspended.why:
+            raise SuspendedError(f"{self._suspended.why} while it was timed")
         began_s, before, own_before_s = self._began
         after = psutil.cpu_times()
         available_s = (time.monotonic() - began_s) * (psutil.cpu_count() or 1)

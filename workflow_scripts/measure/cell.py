@@ -26,8 +26,9 @@ from workflow_scripts.catalog.environments import is_installed
 from workflow_scripts.catalog.gpus_and_models import load_gpus
 from workflow_scripts.cluster.attempt import Attempt
 from workflow_scripts.common.command import ATTEMPT, ATTEMPTS, RESULTS, STUDY, command, option, positive
-from workflow_scripts.common.files import read_json
+from workflow_scripts.common.files import last_line, read_json
 from workflow_scripts.device.device_check import device_lock, held_lock
+from workflow_scripts.device.host_load import Suspended
 from workflow_scripts.measure.engine import SCRATCH
 from workflow_scripts.measure.forkserver import ForkServerError
 from workflow_scripts.measure.job import MEASURED, Job, NoEnvironmentError
@@ -89,12 +90,15 @@ def measure_cell(study: Study, cell: Cell, paths: StudyPaths, attempt: Attempt, 
         try:
             if absent := _why_absent(paths, cell):
                 raise NoEnvironmentError(absent)
-            exit_status, measured = job.run(time_limit_s)
+            with Suspended() as suspended:
+                exit_status, measured = job.run(time_limit_s)
         except NoEnvironmentError as e:
             # As of a cell that never ran: the next call measures it if the environment then works.
             exit_status, measured = 0, Measured(outcome="invalid", reason=str(e))
     if exit_status is None:
         reason = f"not done after {time_limit_s:g} s; the engine and all its processes were killed"
+        if suspended.why:
+            return _left_to_the_next(attempt, evidence, f"{reason}, in which {suspended.why}", status=1)
         if not attempt.last:
             return _left_to_the_next(attempt, evidence, reason, status=1)
         record = Measured(outcome="timeout", reason=reason)
@@ -161,7 +165,8 @@ def _put_in_place(evidence: Path, folder: Path, outcome: Outcome) -> None:
 
 def _report_failure(evidence: Path, exit_status: int) -> None:
     """Copy the end of the engine's log to this command's log, and leave no incomplete evidence behind."""
-    how = f"was killed by signal {-exit_status}" if exit_status < 0 else f"ended with status {exit_status}"
+    last = last_line(evidence / ENGINE_LOG)
+    how = f"was killed by signal {-exit_status}" if exit_status < 0 else f"ended with status {exit_status} ({last})"
     log = (evidence / ENGINE_LOG).read_text(encoding="utf-8", errors="replace").splitlines()
     print("\n".join(log[-LOG_TAIL_LINES:]), file=sys.stderr)
     print(f"the measuring process {how}; nothing of this cell counts. The end of its log is above.", file=sys.stderr)

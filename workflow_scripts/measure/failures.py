@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from workflow_scripts.device.host_load import SuspendedError
 from workflow_scripts.logs.engine_log_outcome import Verdict as LogVerdict
 from workflow_scripts.logs.engine_log_outcome import judge
 from workflow_scripts.logs.engine_log_text import decode, read_lines
@@ -53,8 +54,11 @@ def start_failure(error: Exception, log: Path) -> tuple[Verdict, str]:
 
 
 def run_failure(error: Exception, log: Path) -> tuple[Verdict, str] | None:
-    """Classify a failure during a run; None if a process of the engine ended without giving a reason. That is a fault
-    of the infrastructure, like the death of the measuring process itself: the job must be repeated."""
+    """Classify a failure during a run; None if a process of the engine ended without giving a reason, or this one was
+    suspended. That is a fault of the infrastructure, like the death of the measuring process itself: the job must be
+    repeated."""
+    if isinstance(error, SuspendedError):
+        return None
     if isinstance(error, CacheHeldError):
         return "invalid", str(error)
     if isinstance(error, NoRoomError):

@@ -8,6 +8,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from workflow_scripts.device.host_load import HostLoad
+
 
 def main(argv: Sequence[str]) -> int:
     what = argv[0]
@@ -24,4 +26,9 @@ def main(argv: Sequence[str]) -> int:
         helper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
         print(os.getpid(), helper.pid, flush=True)
         time.sleep(600)
+    if what == "time":
+        with HostLoad():
+            print(os.getpid(), flush=True)
+            while not Path(argv[1]).exists():
+                time.sleep(0.05)
     return 0

@@ -1,6 +1,8 @@
 """The command that measures a cell, in cases that do not depend on the engine."""
 
 import json
+import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -56,6 +58,22 @@ def test_a_full_disk_leaves_a_last_line_and_no_half_evidence(tmp_path, monkeypat
     assert command.main(["--study", str(DEMO), "--results", str(tmp_path), "--cell", one.id]) == 1
     assert list(paths.cell(one).iterdir()) == []
     assert capsys.readouterr().err == "INFO half a li\nkvsweep measure-cell: [Errno 28] No space left on device\n"
+
+
+def test_time_that_ran_out_while_the_command_was_suspended_is_no_timeout(tmp_path, monkeypatch, capsys):
+    def stopped(*_: Any, **__: Any) -> Ended:
+        os.kill(os.getpid(), signal.SIGCONT)
+        return Ended(None)
+
+    cell, paths = prepared(tmp_path)
+    words = ["--study", str(DEMO), "--results", str(tmp_path), "--cell", cell.id, "--start", "1", "--round", "1"]
+    monkeypatch.setattr(job, "run_forked", stopped)
+    assert command.main(words) == 1
+    assert not paths.outcome(cell).exists()
+    assert "stopped" in capsys.readouterr().err
+    monkeypatch.setattr(job, "run_forked", lambda *_, **__: Ended(None))
+    assert command.main(words) == 0
+    assert read_outcome(paths.outcome(cell)).outcome == "timeout"
 
 
 def test_a_further_start_has_a_folder_of_its_own_and_leaves_the_first_as_it_is(tmp_path, monkeypatch):

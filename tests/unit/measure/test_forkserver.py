@@ -6,12 +6,15 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
 import pytest
 
 from tests.processes import is_gone, wait_for
+from workflow_scripts.common.files import last_line
 from workflow_scripts.measure import forkserver
 from workflow_scripts.measure.forkserver import Ended, ForkServerError, NotImportedError, run
 
@@ -91,6 +94,21 @@ def test_an_exception_is_status_1_with_its_traceback_in_the_log(tmp_path, server
 
 def test_a_killed_child_is_told_from_one_that_ended(tmp_path, server):
     assert call(tmp_path, "die")[0] == Ended(-signal.SIGKILL)
+
+
+def test_a_job_that_is_suspended_while_it_is_timed_fails_and_says_so(tmp_path, server):
+    done, log = tmp_path / "done", tmp_path / "log"
+    with ThreadPoolExecutor() as pool, log.open("wb") as stream:
+        running = pool.submit(run, JOBS, ["time", str(done)], stream, dict(os.environ), 60, LITTLE)
+        wait_for(lambda: log.read_text().endswith("\n"), what="the job")
+        pid = int(log.read_text())
+        os.killpg(pid, signal.SIGSTOP)
+        time.sleep(0.5)
+        assert psutil.Process(pid).status() == psutil.STATUS_STOPPED
+        os.killpg(pid, signal.SIGCONT)
+        done.touch()
+        assert running.result() == Ended(1)
+    assert last_line(log).startswith("workflow_scripts.device.host_load.SuspendedError: the process was stopped")
 
 
 def test_a_hanging_job_is_killed_with_all_that_it_started(tmp_path, server):
