@@ -56,11 +56,14 @@ rule report:
         # A partial report says what is being measured, so each call writes it again.
         at=lambda wildcards: int(time.time()) if PARTIAL and not is_complete() else 0,
     shell:
-        "python -m workflow_scripts report"
+        # Facts of a cluster's jobs come after their cells.
+        "if command -v sacct > {log}; then"
+        " python -m workflow_scripts fetch-accounting --study $STUDY --results $RESULTS > {log} 2>&1; fi;"
+        " python -m workflow_scripts report"
         " --study $STUDY"
         " --tables {params.tables}"
         " --parsed {params.parsed}"
         " --figures {input.figures}"
         " --cells {params.cells}"
         " --out {output}"
-        " > {log} 2>&1"
+        " >> {log} 2>&1"

@@ -45,6 +45,7 @@ GROUPS = {
         "measure-cell": "measure.cell",
         "measure-batch": "measure.batch",
         "list-ended": "cluster.batches",
+        "fetch-accounting": "study.accounting",
         "parse-cells": "parse.cell_tables",
         "read-imported": "parse.imported_runs",
         "table-cells": "analyse.cells.cells",

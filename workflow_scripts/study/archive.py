@@ -57,6 +57,7 @@ def contents(study: Study, study_file: Path, paths: StudyPaths, checkout: Path =
         files |= {file.relative_to(checkout).as_posix(): file for file in _files(checkout / name)}
     measured = [paths.root / "prepared", paths.tables, paths.figures, paths.report, *map(paths.cell, ended)]
     measured += paths.round_plan("*").parent.glob("round-*.json")
+    measured += paths.jobs()
     for place in measured:
         files |= {f"results/{file.relative_to(paths.results).as_posix()}": file for file in _files(place)}
     return files

@@ -20,7 +20,8 @@ PREDICTED = "predicted"
 @dataclass(frozen=True)
 class CellStatus:
     """A start of a cell and its state. `reason` is one line; `log` is None if the start was never tried; `run` is None
-    unless the start has ended by the cell's present definition."""
+    unless the start has ended by the cell's present definition; `job` is the cluster and the number of its Slurm job.
+    """
 
     cell: Cell
     state: str
@@ -31,6 +32,7 @@ class CellStatus:
     processor: str | None = None
     start: int = 1
     run: Run | None = None
+    job: tuple[str, str] | None = None
 
 
 def status_of_starts(study: Study, paths: StudyPaths) -> dict[Cell, list[CellStatus]]:
@@ -80,6 +82,7 @@ def _status_of_start(study: Study, cell: Cell, paths: StudyPaths, definition: st
     elif not is_of(record, definition):
         protocol = record["definition"].get("protocol")
         state, reason, run = "outdated", f"measured by another definition, protocol {protocol}", None
+    job = provenance.get("job", {})
     log = _there(outcome.parent / RAW / ENGINE_LOG) or _there(paths.log(cell, start))
     return CellStatus(
         cell,
@@ -91,6 +94,7 @@ def _status_of_start(study: Study, cell: Cell, paths: StudyPaths, definition: st
         record.get("device", {}).get("processor"),
         start,
         run,
+        (job["SLURM_CLUSTER_NAME"], job["SLURM_JOB_ID"]) if {"SLURM_CLUSTER_NAME", "SLURM_JOB_ID"} <= {*job} else None,
     )
 
 

@@ -150,6 +150,14 @@ class StudyPaths:
         """Lock held by the process that measures a cell."""
         return self.root / "locks" / f"{(cell.id if isinstance(cell, Cell) else cell).replace('/', '--')}.lock"
 
+    def jobs(self) -> list[Path]:
+        """The records of what accounting says of the cluster's jobs that measured."""
+        return sorted(self.root.glob("jobs/*/*.json"))
+
+    def job(self, cluster: str, job: str) -> Path:
+        """The record of what a cluster's accounting says of a job."""
+        return self.root / "jobs" / cluster / f"{job}.json"
+
     def wrong_nodes(self, gpu: str) -> Path:
         """Folder with one file per cluster node that did not have the requested GPU type."""
         return self.root / "wrong_nodes" / gpu

@@ -6,8 +6,9 @@ says how far an unfinished study is, counts cells by GPU, engine, model and work
 that is not `ok`, with the reason in one line and the path of its log; those with the same reason are grouped. A cell
 counts in the state of its first start that is not `ok`; a start beyond those that every cell gets counts only if it has
 ended. Cells that have not ended are `missing`; those of an older protocol or another definition are `outdated`;
-`snakemake` measures both again. In a study with `measure`, cells that were not started are `predicted`. Undecided
-comparisons and open questions are listed last.
+`snakemake` measures both again. In a study with `measure`, cells that were not started are `predicted`. If the cluster
+has accounting, a table says what it knows of the jobs on each node. Undecided comparisons and open questions are listed
+last.
 
 `--watch` shows the progress and the counts again and again until all cells have ended; Ctrl-C ends it.
 """
@@ -16,7 +17,7 @@ import contextlib
 import time
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import get_args
 
@@ -26,6 +27,7 @@ from rich.table import Table
 from rich.text import Text
 
 from workflow_scripts.common.command import RESULTS, STUDY, command, option, positive
+from workflow_scripts.study.accounting import NODE_HEADINGS, AccountedJob, accounted_jobs, by_node, fetch
 from workflow_scripts.study.cell_status import PREDICTED, CellStatus, progress, status_of_cell, status_of_starts
 from workflow_scripts.study.outcome import Verdict
 from workflow_scripts.study.paths import StudyPaths
@@ -106,6 +108,16 @@ def rounds(study: Study, paths: StudyPaths) -> Iterator[str]:
         yield f"Open: {question.in_words()}"
 
 
+def nodes(jobs: Sequence[AccountedJob]) -> Table:
+    """What accounting says of the jobs that measured, one row per node."""
+    table = Table(box=None, pad_edge=False)
+    for place, heading in enumerate(NODE_HEADINGS):
+        table.add_column(heading, justify="right" if place else "left")
+    for row in by_node(jobs):
+        table.add_row(*row)
+    return table
+
+
 def _watch(study: Study, paths: StudyPaths, every_s: float) -> None:
     with Live(console=Console(highlight=False), auto_refresh=False) as live:
         while True:
@@ -148,5 +160,8 @@ def main(args: Namespace) -> None:
     if not seen.is_complete:
         console.print(*seen.in_words(), "", sep="\n", markup=False)
     console.print(counts(status_of_cell(one, study.starts.at_least) for one in starts.values()))
-    for line in [*failures(statuses), *differences(statuses), *rounds(study, paths)]:
+    fault = fetch(paths, statuses)
+    if jobs := accounted_jobs(paths):
+        console.print("", nodes(jobs), sep="\n")
+    for line in [*([fault] if fault else []), *failures(statuses), *differences(statuses), *rounds(study, paths)]:
         console.print(line, markup=False)

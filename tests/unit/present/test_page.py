@@ -10,12 +10,14 @@ import pytest
 
 from tests.unit.present.conftest import arguments, report_of
 from tests.unit.present.synthetic import DRAWN, SCRIPT
+from workflow_scripts.common.files import write_json
 from workflow_scripts.present.blocks import Table
 from workflow_scripts.present.page import main
 from workflow_scripts.present.subjects import APPENDIX, SECTIONS, SUBJECTS
 from workflow_scripts.present.subjects.claims_retested import claims_on
 from workflow_scripts.present.subjects.wasted_memory import _by_kind_of_layer
 from workflow_scripts.present.subjects.where_measured import provenance
+from workflow_scripts.study.accounting import NODE_HEADINGS
 from workflow_scripts.study.definition import study_sha256
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.study_file import load_study
@@ -234,6 +236,16 @@ def test_no_headline_names_a_cell_by_its_slug(results, page):
     assert len(slugs) > 10
     places = [*page.text["h3"], *page.text["summary"], *page.text["li"], *page.text["figcaption"]]
     assert [text for text in places if any(slug in text.replace("/", " ").split() for slug in slugs)] == []
+
+
+def test_provenance_has_the_jobs_of_a_cluster_with_accounting_and_nothing_without(results, tmp_path):
+    report = replace(results.report, cells=tmp_path / results.report.study.name / "cells")
+    assert "n-h200" not in str(list(provenance(report)))
+    known = {"job": "7", "cluster": "lab", "state": "COMPLETED", "nodes": "n-h200", "queued_s": 90, "elapsed_s": 600}
+    known |= {"memory_bytes": 3 * 2**30, "energy_j": None}
+    write_json(tmp_path / results.report.study.name / "jobs/lab/7.json", known)
+    (table,) = (b for b in provenance(report) if isinstance(b, Table) and b.headings == NODE_HEADINGS)
+    assert table.rows == [("n-h200", "1", "1.5", "10", "3", "–")]
 
 
 def test_provenance_has_the_share_of_starts_in_the_time_of_all_engines(results, tmp_path):

@@ -11,6 +11,7 @@ from workflow_scripts.present.blocks import Absent, Block, Finding, Findings, Fo
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import REPEAT, MissingError
 from workflow_scripts.present.subject import MOST_ROWS, REPEAT_COLUMNS, Subject, several_starts
+from workflow_scripts.study.accounting import NODE_HEADINGS, accounted_jobs, by_node
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.rounds import last_plan
 from workflow_scripts.workloads.warmup import TOLERANCE
@@ -130,6 +131,13 @@ def provenance(report: Report) -> Iterator[Block]:
         rows.append(["Compiled graphs of the engines", ", ".join(graphs)])
     yield Table("Where the numbers come from", ["What", "Values"], rows, [False, False])
     yield _measured_where(cells)
+    if jobs := accounted_jobs(StudyPaths(report.cells.parent.parent, report.study.name)):
+        note = (
+            "What the cluster's accounting (sacct) says of the jobs that measured cells: the median time in the queue, "
+            "the total time on the node, starts of engines included, and the most memory that one task used."
+        )
+        numeric = [place > 0 for place in range(len(NODE_HEADINGS))]
+        yield Table("Jobs of the cluster by node", NODE_HEADINGS, [*by_node(jobs)], numeric, note)
     records = report.outcome_records
     if not records:
         yield Absent("versions", "no outcome.json of a cell was found")
