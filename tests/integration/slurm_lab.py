@@ -8,6 +8,7 @@ other partitions. On request there is an accounting database, and memory limits 
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -118,6 +119,7 @@ class SlurmLab:
         self.database: subprocess.Popen[bytes] | None = None  # slurmdbd; a stopped one (SIGSTOP) lets sacct hang
         self.conf = root / "etc" / "slurm.conf"
         self._controller: subprocess.Popen[bytes] | None = None
+        self._nodes: dict[str, subprocess.Popen[bytes]] = {}
         self._daemons: list[subprocess.Popen[bytes]] = []
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("SLURM_")},
@@ -141,7 +143,7 @@ class SlurmLab:
             self.start_database()
         self.start_controller()
         for gpu in GPU_TYPES:
-            self._daemon("slurmd", "-D", "-N", f"n-{gpu}")
+            self._nodes[gpu] = self._daemon("slurmd", "-D", "-N", f"n-{gpu}")
         wait_for(lambda: self._idle_nodes() == len(GPU_TYPES), 60, "four idle nodes")
 
     def _configure(self) -> None:
@@ -209,12 +211,18 @@ class SlurmLab:
         self._controller = self._daemon("slurmctld", "-D")
         wait_for(lambda: "UP" in self.client("scontrol", "ping", check=False), 30, "the controller")
 
-    def restart_controller(self) -> None:
-        """Stop slurmctld and start it again; jobs go on meanwhile."""
+    def restart_controller(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """End slurmctld by a signal and start it again; jobs go on meanwhile."""
         assert self._controller is not None
-        self._controller.terminate()
+        self._controller.send_signal(number)
         self._controller.wait(timeout=30)
         self.start_controller()
+
+    def restart_node(self, gpu: str, number: signal.Signals = signal.SIGTERM) -> None:
+        """End a node's slurmd by a signal and start it again; its job steps are other processes, which go on."""
+        self._nodes[gpu].send_signal(number)
+        self._nodes[gpu].wait(timeout=30)
+        self._nodes[gpu] = self._daemon("slurmd", "-D", "-N", f"n-{gpu}")
 
     def client(self, *command: str, check: bool = True) -> str:
         """Run a Slurm command and return what it prints."""
@@ -241,11 +249,13 @@ class SlurmLab:
                     found.append(process)
         return found
 
-    @staticmethod
-    def has_steps(job: str) -> bool:
+    def has_steps(self, job: str) -> bool:
         """Whether a node still runs steps of a job; a node that is given the job again before is drained."""
-        commands = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
-        return any(f"slurmstepd: [{job}." in command for command in commands)
+        for process in self.processes():
+            with suppress(psutil.Error):
+                if f"slurmstepd: [{job}." in " ".join(process.cmdline()):
+                    return True
+        return False
 
     def stop(self) -> None:
         """End every daemon, job step and job."""
