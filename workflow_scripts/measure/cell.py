@@ -156,6 +156,8 @@ def note_wrong_node(folder: Path, reason: str) -> None:
 
 def _put_in_place(evidence: Path, folder: Path, outcome: Outcome) -> None:
     shutil.rmtree(evidence / SCRATCH, ignore_errors=True)  # of an engine that was killed
+    for half in folder.glob(f".{OUTCOME}.*"):  # of a command that was killed while it wrote
+        half.unlink()
     raw = folder / RAW
     (folder / OUTCOME).unlink(missing_ok=True)
     shutil.rmtree(raw, ignore_errors=True)

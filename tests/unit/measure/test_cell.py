@@ -76,6 +76,15 @@ def test_time_that_ran_out_while_the_command_was_suspended_is_no_timeout(tmp_pat
     assert read_outcome(paths.outcome(cell)).outcome == "timeout"
 
 
+def test_what_a_killed_command_left_half_written_is_gone_after_the_next(tmp_path, monkeypatch):
+    one, paths = prepared(tmp_path)
+    let_measure(monkeypatch, {"outcome": "ok"})
+    paths.cell(one).mkdir(parents=True)
+    (paths.cell(one) / ".outcome.json.ab12cd34").touch()
+    assert command.main(["--study", str(DEMO), "--results", str(tmp_path), "--cell", one.id]) == 0
+    assert sorted(path.name for path in paths.cell(one).iterdir()) == ["outcome.json", "raw"]
+
+
 def test_a_further_start_has_a_folder_of_its_own_and_leaves_the_first_as_it_is(tmp_path, monkeypatch):
     one, paths = prepared(tmp_path)
     let_measure(monkeypatch, {"outcome": "ok"}, {"outcome": "timeout"})
