@@ -14,7 +14,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 # Modules stay compiled between commands, which halves their start time, even if the machine's default differs.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help gpu-report demo test test-studies test-slurm test-cuda lint env debian lock bench-start bench-harness bench-analysis bench-plan bench-agreement bench-report bench-predict bench-replay bench-statistics bench-variance pictures mutants clean-env
+.PHONY: help gpu-report demo test test-studies test-slurm test-cuda lint env debian lock bench-start bench-harness bench-analysis bench-plan bench-agreement bench-report bench-predict bench-faults bench-replay bench-statistics bench-variance pictures mutants clean-env
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -43,7 +43,7 @@ test-studies: $(VENV)/dev.installed ## run every study's cut for a CPU, and the 
 	$(BIN)/pytest -m studies tests/integration $(ARGS)
 
 test-slurm: $(VENV)/dev.installed ## run only the tests on a real Slurm of four nodes, started in a scratch folder (a quarter of an hour)
-	$(BIN)/pytest -m slurm tests/integration/test_slurm.py $(ARGS)
+	$(BIN)/pytest -m slurm tests/integration $(ARGS)
 
 test-cuda: $(VENV)/dev.installed $(CUDA_VENV)/cuda.installed ## install the CUDA environment and test what needs no GPU (9 GB, 5 minutes)
 	CUDA_PYTHON=$(abspath $(CUDA_VENV))/bin/python $(BIN)/pytest tests/cuda $(ARGS)
@@ -114,6 +114,12 @@ bench-plan: $(VENV)/cpu.installed ## measure what planning costs, and how it gro
 
 bench-replay: $(VENV)/cpu.installed ## replay complete grids with only the chosen cells measured, and compare with the whole grids
 	$(BIN)/python -m benchmarks.replay $(ARGS)
+
+SEED ?= 1
+FAULTS ?= 200
+
+bench-faults: $(VENV)/dev.installed ## let random faults hit a study on a real Slurm, and check that nothing is lost (SEED=1 FAULTS=200)
+	$(BIN)/python -m benchmarks.faults --seed $(SEED) --faults $(FAULTS) $(ARGS)
 
 bench-statistics: $(VENV)/cpu.installed ## test the statistics on thousands of simulated studies with known true values
 	$(BIN)/python -m benchmarks.statistics $(ARGS)

@@ -1,0 +1,266 @@
+"""The kinds of faults, by name. Each is a function of the campaign and of a number from 0 to 1, which chooses its
+victim; it returns what it hit, or None if there is nothing to hit at the moment."""
+
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import psutil
+
+if TYPE_CHECKING:
+    from tests.faults.campaign import Campaign
+
+Kind = Callable[["Campaign", float], str | None]
+KINDS: dict[str, Kind] = {}
+One = TypeVar("One")
+FORK_SERVER = "workflow_scripts.measure.forkserver"
+# What a kind returns that this machine does not allow; it is left out.
+NOT_HERE = "left out: not possible on this machine"
+SIGNALS = (signal.SIGKILL, signal.SIGTERM)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault, as it is drawn: on the victim that `choice` selects, `delay_s` before the next."""
+
+    number: int
+    kind: str
+    choice: float
+    delay_s: float
+
+
+def drawn(seed: int, count: int) -> Iterator[Fault]:
+    """Faults of all kinds in a random order, each kind as often as any other; they depend on the seed alone."""
+    rng = random.Random(seed)
+    bag: list[str] = []
+    for number in range(count):
+        if not bag:
+            bag = sorted(KINDS)
+            rng.shuffle(bag)
+        yield Fault(number, bag.pop(), rng.random(), rng.uniform(0, 3))
+
+
+def kind(name: str) -> Callable[[Kind], Kind]:
+    def register(function: Kind) -> Kind:
+        KINDS[name] = function
+        return function
+
+    return register
+
+
+def one_of(found: Sequence[One], choice: float) -> One | None:
+    return found[int(choice * len(found))] if found else None
+
+
+def words(process: psutil.Process) -> list[str]:
+    with suppress(psutil.Error):
+        return process.cmdline()
+    return []
+
+
+def fork_servers(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
+    """Those that fork, without what they forked, which has the same command line."""
+    alike = {process.pid: process for process in processes if FORK_SERVER in words(process)}
+    found = []
+    for process in alike.values():
+        with suppress(psutil.Error):
+            if process.ppid() not in alike:
+                found.append(process)
+    return found
+
+
+def engines(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
+    """Processes that measure a cell, which a device trace watches, and those that they started for the engine."""
+    found = []
+    for process in processes:
+        with suppress(psutil.Error):
+            if "sample-device" in words(process) and (engine := process.parent()):
+                found += [engine, *(one for one in engine.children() if one.pid != process.pid)]
+    return found
+
+
+def commands(name: str) -> Callable[[Sequence[psutil.Process]], list[psutil.Process]]:
+    return lambda processes: [one for one in processes if name in (said := words(one)) and "python" in said[0]]
+
+
+ROLES = {
+    "engine": engines,
+    "fork server": fork_servers,
+    "measuring command": commands("measure-cell"),
+    "batch command": commands("measure-batch"),
+}
+
+
+def _signal_to(role: str, number: signal.Signals) -> Kind:
+    def hit(campaign: "Campaign", choice: float) -> str | None:
+        if victim := one_of(ROLES[role](campaign.lab.processes()), choice):
+            with suppress(psutil.Error):
+                victim.send_signal(number)
+        return victim and f"process {victim.pid}"
+
+    return hit
+
+
+def _signal_to_job(number: signal.Signals) -> Kind:
+    def hit(campaign: "Campaign", choice: float) -> str | None:
+        job = campaign.a_job(choice)
+        for process in campaign.lab.processes() if job else ():
+            with suppress(psutil.Error):
+                if process.environ().get("SLURM_JOB_ID") == job["JobId"]:
+                    process.send_signal(number)
+        return job and f"every process of job {job['JobId']}"
+
+    return hit
+
+
+for _number in SIGNALS:
+    for _role in ROLES:
+        KINDS[f"{_number.name} to {_role}"] = _signal_to(_role, _number)
+    KINDS[f"{_number.name} to job"] = _signal_to_job(_number)
+
+
+def _signals_to_snakemake(*numbers: signal.Signals) -> Kind:
+    def hit(campaign: "Campaign", choice: float) -> str | None:
+        for place, number in enumerate(numbers):
+            time.sleep(2 * choice if place else 0)
+            with suppress(ProcessLookupError):  # as from a terminal, to its children too; SIGKILL to it alone
+                send = os.killpg if number == signal.SIGINT else os.kill
+                send(campaign.call.pid, number)
+        return f"process {campaign.call.pid}"
+
+    return hit
+
+
+KINDS["SIGKILL to Snakemake"] = _signals_to_snakemake(signal.SIGKILL)
+KINDS["SIGTERM to Snakemake"] = _signals_to_snakemake(signal.SIGTERM)
+KINDS["Ctrl-C"] = _signals_to_snakemake(signal.SIGINT)
+KINDS["Ctrl-C twice"] = _signals_to_snakemake(signal.SIGINT, signal.SIGINT)
+
+
+def _to_a_job(*command: str) -> Kind:
+    def hit(campaign: "Campaign", choice: float) -> str | None:
+        if (job := campaign.a_job(choice)) is None:
+            return None
+        campaign.lab.client(*(word.format(job["JobId"]) for word in command), check=False)
+        return f"job {job['JobId']}"
+
+    return hit
+
+
+KINDS["scancel"] = _to_a_job("scancel", "{}")
+KINDS["requeue"] = _to_a_job("scontrol", "requeue", "{}")
+KINDS["time limit"] = _to_a_job("scontrol", "update", "JobId={}", "TimeLimit=1")
+
+
+@kind("preemption")
+def preempt(campaign: "Campaign", choice: float) -> str | None:
+    """Another job with a higher priority takes the node of a running one."""
+    if (job := campaign.a_job(choice)) is None:
+        return None
+    node = job["NodeList"]
+    gpu = f"--gres=gpu:{node.removeprefix('n-')}:1"
+    options = ["--partition=urgent", f"--nodelist={node}", gpu, "--output=/dev/null", "--job-name=urgent"]
+    campaign.lab.client("sbatch", *options, f"--wrap=sleep {1 + 4 * choice}", check=False)
+    return f"job {job['JobId']} on {node}"
+
+
+def _node_is(state: str) -> Kind:
+    def hit(campaign: "Campaign", choice: float) -> str:
+        node = f"nodename=n-{one_of(campaign.gpus, choice)}"
+        campaign.lab.client("scontrol", "update", node, f"state={state}", "reason=fault", check=False)
+        campaign.out_of_service.add(node)
+        campaign.later(1 + 5 * choice, lambda: campaign.out_of_service.discard(node))
+        return node
+
+    return hit
+
+
+KINDS["node drained"] = _node_is("drain")
+KINDS["node down"] = _node_is("down")
+
+
+@kind("slurmctld restarted")
+def restart_controller(campaign: "Campaign", choice: float) -> str:
+    campaign.lab.restart_controller(SIGNALS[choice < 0.5])
+    return "slurmctld"
+
+
+@kind("slurmd restarted")
+def restart_node(campaign: "Campaign", choice: float) -> str:
+    gpu = campaign.gpus[int(choice * len(campaign.gpus))]
+    campaign.lab.restart_node(gpu, SIGNALS[int(choice * 8) % 2])
+    return f"n-{gpu}"
+
+
+@kind("out of memory")
+def run_out_of_memory(campaign: "Campaign", choice: float) -> str | None:
+    """The limit of a job step falls to what it uses, so that the kernel kills a process that needs more."""
+    victim = one_of(engines(campaign.lab.processes()), choice)
+    if victim is None:
+        return None
+    with suppress(OSError):  # it has ended meanwhile
+        groups = Path(f"/proc/{victim.pid}/cgroup").read_text().splitlines()
+        (of_memory,) = (line.rpartition(":")[2] for line in groups if ":memory:" in line)
+        group = Path(f"/sys/fs/cgroup/memory{of_memory}")
+        used = int((group / "memory.usage_in_bytes").read_text())
+        (group / "memory.limit_in_bytes").write_text(str(used))
+        return f"{of_memory} at {used >> 20} MiB"
+    return None
+
+
+@kind("accounting away")
+def stop_database(campaign: "Campaign", choice: float) -> str:
+    campaign.lab.stop_database()
+    campaign.later(1 + 6 * choice, campaign.lab.start_database)
+    return "slurmdbd"
+
+
+@kind("full disk")
+def fill_disk(campaign: "Campaign", choice: float) -> str:
+    filler = (campaign.results / "filler").open("wb", buffering=0)
+    with suppress(OSError):
+        while filler.write(bytes(1 << 16)):
+            pass
+    campaign.later(1 + 6 * choice, lambda: filler.truncate(0))
+    return str(campaign.results)
+
+
+@kind("read-only results")
+def make_read_only(campaign: "Campaign", choice: float) -> str:
+    """Whatever is opened from now on is read-only; files that are open stay as they are."""
+    place = str(campaign.results)
+    subprocess.run(["mount", "--bind", place, place], check=True)
+    subprocess.run(["mount", "-o", "remount,bind,ro", place], check=True)
+    campaign.later(1 + 6 * choice, lambda: subprocess.run(["umount", "--lazy", place], check=True))
+    return place
+
+
+@kind("clock step")
+def step_clock(campaign: "Campaign", choice: float) -> str:
+    """The wall clock of measuring processes jumps, up to two minutes from the right time."""
+    step_s = round(240 * (choice - 0.5))
+    with campaign.clock.open("r+b") as clock:
+        clock.write(step_s.to_bytes(8, "little", signed=True))
+    return f"{step_s} s"
+
+
+def _beside(*arguments: str, user: str = "root") -> Kind:
+    def hit(campaign: "Campaign", choice: float) -> str:
+        if not campaign.allows(user):
+            return NOT_HERE
+        campaign.start_beside(*arguments, user=user)
+        return "on the same results"
+
+    return hit
+
+
+KINDS["a second Snakemake"] = _beside()
+KINDS["a second Snakemake without a lock"] = _beside("--nolock")
+KINDS["a second user's Snakemake"] = _beside(user="nobody")

@@ -1,0 +1,26 @@
+"""Ten random faults on a real Slurm; `make bench-faults` draws hundreds."""
+
+import os
+
+import pytest
+
+from tests.faults.campaign import Campaign, run
+from tests.faults.kinds import drawn
+
+pytestmark = [
+    pytest.mark.slurm,
+    pytest.mark.needs_tool("slurmctld", "slurmd", "munged", "sbatch", "slurmdbd", "mariadbd", "gcc"),
+    pytest.mark.skipif(os.geteuid() != 0, reason="the lab needs root, for its devices and for a full disk"),
+    pytest.mark.timeout(3600),
+]
+
+
+def test_ten_faults_lose_no_cell_and_leave_nothing():
+    campaign = Campaign()
+    try:
+        run(campaign, drawn(seed=1, count=10), per_episode=10)
+    finally:
+        campaign.stop()
+    assert campaign.findings == []
+    assert campaign.hit.total() == 10
+    campaign.remove()

@@ -1,0 +1,118 @@
+"""The checker of the campaigns of faults finds each thing that it looks for."""
+
+import hashlib
+import json
+import time
+
+import pytest
+from filelock import FileLock
+
+from tests.faults import checker
+from tests.faults.checker import Wanted, Watch
+from tests.faults.kinds import KINDS, drawn
+from tests.processes import wait_for
+
+CELL = "gpu/hf-static/model/short/static-batch2"
+WANTED = Wanted("hf-static", {"batch_size": 2}, repeats=1, requests=2, output_tokens=8)
+DEFINITION = {"engine": "hf-static", "knobs": {"batch_size": 2}}
+
+
+def test_a_seed_gives_the_same_faults_and_each_kind_comes_before_any_comes_twice():
+    assert [*drawn(7, 100)] == [*drawn(7, 100)] != [*drawn(8, 100)]
+    assert {fault.kind for fault in drawn(7, len(KINDS))} == set(KINDS)
+
+
+@pytest.fixture
+def study(tmp_path):
+    """A study whose only cell has ended well."""
+    folder = tmp_path / "cells" / CELL
+    (folder / "raw").mkdir(parents=True)
+    (folder / "measure.log").touch()
+    (folder / "raw/requests.jsonl").write_text('{"output_tokens": 8}\n' * 2)
+    write_outcome(folder)
+    listed = tmp_path / "batches/gpu/ended.json"
+    listed.parent.mkdir(parents=True)
+    listed.write_text(json.dumps({CELL: hashlib.sha256((folder / "outcome.json").read_bytes()).hexdigest()}))
+    return tmp_path
+
+
+def write_outcome(folder, **changes):
+    known = {"cell_id": CELL, "outcome": "ok", "reason": None, "definition": DEFINITION}
+    known["definition_sha256"] = hashlib.sha256(json.dumps(DEFINITION, sort_keys=True).encode()).hexdigest()
+    known["repeats"] = [{"start_monotonic_s": 1.0, "end_monotonic_s": 2.0}]
+    (folder / "outcome.json").write_text(json.dumps({**known, **changes}))
+
+
+def found_in(study):
+    lists = checker.faults_of_lists(study, [CELL])
+    scratch = checker.faults_of_scratch([study])
+    return len([*checker.faults_of_cell(study / "cells" / CELL, CELL, WANTED), *lists, *scratch])
+
+
+def test_a_cell_that_ended_well_has_no_faults(study):
+    assert found_in(study) == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "count"),
+    [
+        ({"outcome": "timeout"}, 2),
+        ({"definition": {**DEFINITION, "knobs": {"batch_size": 4}}}, 3),
+        ({"cell_id": "another"}, 2),
+        ({"repeats": []}, 2),
+        ({"repeats": [{"start_monotonic_s": 1.0, "end_monotonic_s": -119.0}]}, 2),
+    ],
+)
+def test_a_wrong_outcome_is_found_and_that_it_is_not_the_one_in_the_list(study, changes, count):
+    write_outcome(study / "cells" / CELL, **changes)
+    assert found_in(study) == count
+
+
+@pytest.mark.parametrize(
+    ("name", "count"), [("raw.partial/engine.log", 2), ("raw/.steps.jsonl.ab12cd34", 2), ("raw/scratch/model", 2)]
+)
+def test_what_was_left_is_found(study, name, count):
+    path = study / "cells" / CELL / name
+    path.parent.mkdir(exist_ok=True)
+    path.touch()
+    assert found_in(study) == count
+
+
+def test_a_cut_file_of_evidence_and_a_lost_outcome_are_found(study):
+    folder = study / "cells" / CELL
+    (folder / "raw/requests.jsonl").write_text('{"output_tokens": 8}\n')
+    assert found_in(study) == 1
+    (folder / "outcome.json").unlink()
+    assert found_in(study) == 1
+
+
+def test_a_held_lock_is_found(tmp_path):
+    with FileLock(tmp_path / "cell.lock"):
+        assert len([*checker.faults_of_locks([tmp_path])]) == 1
+    assert [*checker.faults_of_locks([tmp_path])] == []
+
+
+def test_the_status_must_count_the_cells_and_name_a_missing_one_below_a_reason():
+    def faults(said):
+        return len([*checker.faults_of_status(said, {"a"}, {"a"}, {"a", "b"})])
+
+    assert faults("1 of 2 cells have ended.\nmissing: killed\n    b  b/measure.log\n") == 0
+    assert faults("2 of 2 cells have ended.\nmissing: killed\n    b  b/measure.log\n") == 1
+    assert faults("1 of 2 cells have ended.\n    b  b/measure.log\n") == 1
+
+
+def test_measuring_again_and_changed_evidence_are_seen_and_lost_time_is_counted(study):
+    folder = study / "cells" / CELL
+    watch = Watch(study / "cells", [CELL])
+    try:
+        wait_for(lambda: CELL in watch.hashes, what="the outcome")
+        (folder / "raw/requests.jsonl").write_text("{}\n")
+        wait_for(lambda: len(watch.faults) == 1, what="the changed evidence")
+        (folder / "raw.partial").mkdir()
+        (folder / "raw.partial/engine.log").touch()
+        wait_for(lambda: len(watch.faults) == 2, what="the second measurement")
+        time.sleep(3 * checker.LOOK_S)
+    finally:
+        watch.stop()
+    assert watch.lost_s() >= checker.LOOK_S
+    assert watch.counted_s() == 0
