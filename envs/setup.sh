@@ -79,7 +79,7 @@ compile)
     [[ $lock != sglang-* ]] || glibc=2_34 excludes=envs/sglang-${lock##*-}.excludes.txt # as its wheels need
     [ ! -e "$excludes" ] || options+=(--excludes "$excludes")
     # uv's settings for an old version: versions to replace, and the day up to which packages count.
-    [ ! -e "envs/$lock.toml" ] || options+=(--config-file "envs/$lock.toml")
+    [ ! -e "envs/${lock%-*}.toml" ] || options+=(--config-file "envs/${lock%-*}.toml")
     exec "$folder/bin/uv" pip compile "envs/$lock.in" --output-file "envs/$lock.txt" --quiet \
         --python-version 3.11 --python-platform "x86_64-manylinux_$glibc" --generate-hashes \
         --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock' "${options[@]}" "$@"
