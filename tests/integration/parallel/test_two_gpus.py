@@ -1,12 +1,17 @@
 """The report of one H200 and one H100, drawn from their evidence."""
 
 import re
+from dataclasses import replace
+from pathlib import Path
 
 import pandas as pd
 import pytest
 
+from workflow_scripts.predict.capacity_of_cells import predict_study
 from workflow_scripts.present.ratio_by_sequences import misses_pct, speedups
 from workflow_scripts.present.report_tables import Tables
+from workflow_scripts.study.grid import expand
+from workflow_scripts.study.study_file import load_study
 
 
 def test_every_cell_has_its_outcome_and_nothing_is_measured(two_gpus, two_gpus_evidence):
@@ -133,8 +138,15 @@ def test_claims_that_these_cells_decide(two_gpus):
 
 
 def test_blocks_are_predicted_within_one_per_cent(two_gpus):
-    capacity = pd.read_parquet(two_gpus / "tables/capacity.parquet")
-    errors_pct = capacity.loc[capacity["source"] == "measured", "num_blocks_error_pct"].dropna().abs()
+    capacity = pd.read_parquet(two_gpus / "tables/capacity.parquet").query("source == 'measured'")
+    known = capacity.dropna(subset="num_blocks_error_pct").set_index("cell_id")
+    errors_pct = known["num_blocks_error_pct"].abs()
     assert len(errors_pct) == 21
     assert errors_pct.max() < 1.25
     assert errors_pct.median() < 0.5
+    # These are of 0.25.1, and its own rules are as close as those of the default version.
+    assert set(known["engine_version"]) == {"vllm 0.25.1"}
+    cells = [cell for cell in expand(load_study(Path("config/studies/two_gpus.yaml"))) if cell.id in known.index]
+    of_version = [replace(cell, environment="vllm-0.25.1") for cell in cells]
+    blocks = [one.value("num_blocks") for one in predict_study(of_version)]
+    assert blocks == pytest.approx([known.loc[cell.id, "observed_num_blocks"] for cell in cells], rel=0.0125)
