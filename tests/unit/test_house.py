@@ -14,6 +14,7 @@ MODULES = sorted((CHECKOUT / "workflow_scripts").rglob("*.py"))
 # Texts that only look like an engine's name, by module.
 NO_ENGINE = {
     "vllm_serve.py": {"vllm"},  # a value of vLLM's argument generation_config
+    "sglang_serve.py": {"openai"},  # a value of its option --sampling-defaults
     "kubernetes_files.py": {"hf"},  # the command of huggingface_hub
 }
 
