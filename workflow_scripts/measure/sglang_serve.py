@@ -2,7 +2,9 @@
 
 import json
 import os
+import sys
 import urllib.error
+from pathlib import Path
 from typing import Any
 
 from workflow_scripts.engines.sglang_engine import SglangServeKnobs
@@ -18,7 +20,7 @@ SERVED_MODEL_NAME = "model"
 
 
 class SglangServe(Serving):
-    """The HTTP server in a fork of this process; SGLang starts its scheduler and its detokenizer itself."""
+    """The HTTP server, which starts its scheduler and its detokenizer itself."""
 
     def __init__(self, setup: EngineSetup) -> None:
         super().__init__(setup)
@@ -35,15 +37,9 @@ class SglangServe(Serving):
             keep_answers=self._setup.keep_answers,
         )
 
-        def serve() -> None:
-            os.environ.update(environment)
-            # SGLang chooses the kind of device while it is imported.
-            from sglang.launch_server import run_server
-            from sglang.srt.server_args import prepare_server_args
-
-            run_server(prepare_server_args(words))
-
-        return ServerProcess.forked(serve), target, "/health"
+        # Not a fork: SGLang's processes share their metrics only if each imports prometheus_client after SGLang.
+        command = [sys.executable, "-m", "sglang.launch_server", *words]
+        return ServerProcess.command(command, {**os.environ, **environment}, Path.cwd()), target, "/health"
 
     def _words(self, port: int) -> list[str]:
         setup, knobs = self._setup, self._knobs
