@@ -83,6 +83,9 @@ def own_tmpdir(tmp_path_factory):
 @pytest.fixture(scope="session")
 def environment(own_tmpdir):
     changed = {"TMPDIR": str(own_tmpdir), "XDG_CACHE_HOME": str(own_tmpdir / "cache")}
+    # Wheels of environments are gigabytes, which uv keeps for all runs.
+    cache = os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache"))
+    changed["UV_CACHE_DIR"] = os.environ.get("UV_CACHE_DIR", f"{cache}/uv")
     if shutil.which("gcc"):
         # The dynamic linker reads this once, when the fork server starts; without PRETENDED_GPUS it shows no GPU.
         changed["LD_LIBRARY_PATH"] = str(build(own_tmpdir).parent)
