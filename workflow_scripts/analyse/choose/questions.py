@@ -19,7 +19,7 @@ from itertools import combinations, pairwise
 import numpy as np
 import pandas as pd
 
-from workflow_scripts.analyse.choose.estimates import CHECK, INFEASIBLE, MEASURED, SETTING, Estimates
+from workflow_scripts.analyse.choose.estimates import CHECK, INFEASIBLE, MEASURED, PREDICTED, SETTING, Estimates
 from workflow_scripts.analyse.intervals.repeats import ENVIRONMENT, counted, knob_columns, knob_text, numbers
 from workflow_scripts.analyse.intervals.start_spread import FloatArray
 from workflow_scripts.analyse.intervals.statistics import (
@@ -182,12 +182,15 @@ def _groups(rows: pd.DataFrame) -> Iterator[tuple[str, str, list[IntArray]]]:
 
 
 def _knobs(grid: _Grid) -> Iterator[Question]:
+    is_check, is_predicted = grid.rows["state"].eq(CHECK).to_numpy(), grid.rows["state"].eq(PREDICTED).to_numpy()
     for name, knob, groups in _groups(grid.rows[grid.rows["state"] != INFEASIBLE]):
         spread = np.max([np.ptp(grid.draws[:, at], axis=1) for at in groups], axis=0)
         a, b = np.array([pair for at in groups for pair in combinations(at, 2)]).T
         within = (np.abs(grid.draws[:, a] - grid.draws[:, b]) <= grid.margin).mean(axis=0)
         # What is flat for every pair needs no correction; that any pair changes may be seen in each of them.
-        is_flat, changes = float(within.min()), max(0.0, 1 - len(within) * float(within.min()))
+        # An estimate beside a check cell may differ from it by the very error that the cell shows.
+        own = ~(is_check[a] & is_predicted[b] | is_predicted[a] & is_check[b])
+        is_flat, changes = float(within.min()), max(0.0, 1 - len(within) * float(within[own].min(initial=1.0)))
         answer = FLAT if is_flat >= changes else CHANGES
         risk = np.zeros(len(grid.rows))
         for end in (a, b):

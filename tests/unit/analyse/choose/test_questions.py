@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -61,6 +62,20 @@ def test_the_ratio_of_devices_is_the_mean_over_the_cells_that_both_have():
     assert question.is_answered
     assert question.subject == "h200 / l40s"
     assert np.exp(question.values.mean()) == pytest.approx(4 / 0.6 ** (1 / 3), rel=0.01)
+
+
+@pytest.mark.parametrize(("measured", "verdict"), [([], "not decided"), ([("l40s", 1, 16)], "changes")])
+def test_a_check_cell_far_from_estimates_beside_it_shows_no_change_but_beside_a_measured_cell(measured, verdict):
+    far = ("l40s", 1, 8)
+    table = cells([far, *measured], lambda point: law(point) * (0.7 if point == far else 1.0))
+    found = estimate(plan(), table, [IDS[far]])
+    sure = np.log([law(point) * (0.7 if point == far else 1.0) for point in POINTS]) + np.zeros_like(found.draws)
+    questions = of(ask(replace(found, draws=sure), plan(), table, MARGIN_PCT), KNOBS)
+    assert questions["l40s", "block_size"].answer == verdict
+    assert questions["l40s", "block_size"].risk[[POINTS.index(point) for point in (far, ("l40s", 1, 16))]].tolist() == [
+        1,
+        1,
+    ]
 
 
 def test_a_flat_plan_within_a_wide_band_answers_nothing():
