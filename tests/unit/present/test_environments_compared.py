@@ -35,8 +35,8 @@ def test_the_section_tells_what_changed_by_itself_and_the_largest_ratio(tables):
     assert told(changed_by_itself, report) == [
         (
             "by itself",
-            "h200: vllm-0.20 instead of default changed by itself: chunked_prefill false → true, engine_version vllm "
-            "0.32.0 → vllm-0.20, num_gpu_blocks 1000 → 899, start_s 10 → 20.",
+            "h200: what vllm-0.20 changed by itself, compared with default: chunked_prefill false → true, "
+            "engine_version vllm 0.32.0 → vllm-0.20, num_gpu_blocks 1000 → 899, start_s 10 → 20.",
         )
     ]
 

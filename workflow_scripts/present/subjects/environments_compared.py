@@ -69,7 +69,7 @@ def changed_by_itself(report: Report) -> Iterator[Findings]:
             + (f" in {row['cells']:g} of {row['compared']:g} cells" if row["cells"] < row["compared"] else "")
             for row in records(rows)
         ]
-        told = f"{gpu}: {value} instead of {baseline} changed by itself: {', '.join(changes)}."
+        told = f"{gpu}: what {value} changed by itself, compared with {baseline}: {', '.join(changes)}."
         findings.append(Finding("by itself", told))
     yield some(findings, "environments")
 
