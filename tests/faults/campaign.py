@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import pwd
 import re
 import shutil
 import subprocess
@@ -63,6 +64,11 @@ def stepped_clock(folder: Path) -> Path:
     source = Path(__file__).with_name("stepped_clock.c")
     subprocess.run(["gcc", "-shared", "-fPIC", "-O2", "-o", str(library), str(source)], check=True)
     return library
+
+
+def identity(user: str) -> dict[str, Any]:
+    """What starts a process as a user, with that user's group alone."""
+    return {"user": user, "group": pwd.getpwnam(user).pw_gid, "extra_groups": []}
 
 
 class Campaign:
@@ -141,8 +147,7 @@ class Campaign:
                 stderr=log,
                 text=True,
                 start_new_session=True,
-                user=user,
-                extra_groups=[],
+                **identity(user),
                 umask=0,  # results are shared
             )
 
@@ -164,7 +169,7 @@ class Campaign:
     def allows(self, user: str) -> bool:
         """Whether another user can run this Python; it may be below the home of one user."""
         try:
-            return subprocess.run([sys.executable, "-c", ""], user=user, extra_groups=[]).returncode == 0
+            return subprocess.run([sys.executable, "-c", ""], **identity(user)).returncode == 0
         except PermissionError:
             return False
 
