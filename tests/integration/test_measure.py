@@ -466,21 +466,6 @@ def test_a_hang_ends_as_timeout_with_its_whole_process_group_gone(prepared, writ
     assert "LLM engine" in (outcome_of(results, ENDLESS).parent / "raw/engine.log").read_text(encoding="utf-8")
 
 
-def test_a_suspended_measurement_is_no_slow_engine(prepared, environment):
-    study, results = prepared
-    command = start_cell(study, results, ENDLESS, environment)
-    session = os.getsid(engine_process(results, sign="warmed up by").pid)
-    os.killpg(session, signal.SIGSTOP)
-    time.sleep(3)
-    os.killpg(session, signal.SIGCONT)
-    output, _ = command.communicate(timeout=300)
-    assert command.returncode == 1, output
-    assert [p.name for p in outcome_of(results, ENDLESS).parent.iterdir()] == ["measure.log"]
-    starts = status_of_starts(load_study(study), StudyPaths(results, "small"))
-    (seen,) = (of_cell[0] for cell, of_cell in starts.items() if cell.id == ENDLESS)
-    assert (seen.state, "SuspendedError: the process was stopped" in seen.reason) == ("missing", True)
-
-
 @pytest.mark.parametrize(("signal_number", "layout"), [(signal.SIGTERM, "0"), (signal.SIGKILL, "1")])
 def test_a_killed_command_takes_its_engine_with_it(inputs, environment, signal_number, layout):
     study, results = inputs

@@ -1,6 +1,9 @@
 """What is kept of a cell if its engine fails in a phase in which a real engine cannot be made to fail."""
 
+import os
+import signal
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,6 +11,7 @@ import pytest
 
 from tests.unit.made_studies import made_study
 from workflow_scripts.common.files import read_json, write_jsonl
+from workflow_scripts.device.host_load import SuspendedError
 from workflow_scripts.measure import run
 from workflow_scripts.measure.engine import Engine, RequestRecord
 from workflow_scripts.measure.job import Job
@@ -42,22 +46,40 @@ class Unstoppable(Engine):
         raise RuntimeError("a worker does not answer")
 
 
-def test_an_engine_that_fails_to_stop_loses_nothing_that_was_measured(tmp_path, monkeypatch, capsys):
+class Suspending(Unstoppable):
+    """Is stopped and continued with this process while it is timed, and then fails."""
+
+    def warm_up(self, requests: Sequence[Request]) -> None:
+        pass
+
+    def run(self, requests: Sequence[Request]) -> list[RequestRecord]:
+        os.kill(os.getpid(), signal.SIGCONT)
+        raise ValueError("no answer in time")
+
+
+def job_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: type[Engine]) -> Job:
+    """A cell of one request on an engine, whose evidence goes to `raw`."""
     for name in ("workload.jsonl", "warmup.jsonl"):
         write_jsonl(tmp_path / name, [{"request_id": "a", "prompt_token_ids": [1, 2], "output_tokens": 3}])
-    monkeypatch.setattr(run, "make_engine", lambda _, setup: Unstoppable(setup))
+    monkeypatch.setattr(run, "make_engine", lambda _, setup: engine(setup))
     monkeypatch.setattr(run, "use_cores", lambda _: None)
     evidence = tmp_path / "raw"
     evidence.mkdir()
-    run.measure(
-        Job(
-            definition=defined("vllm", {}, repeats=1),
-            model_dir=tmp_path,
-            workload=tmp_path / "workload.jsonl",
-            evidence=evidence,
-        )
-    )
-    record = read_json(evidence / "measured.json")
+    definition = defined("vllm", {}, repeats=1)
+    return Job(definition=definition, model_dir=tmp_path, workload=tmp_path / "workload.jsonl", evidence=evidence)
+
+
+def test_an_engine_that_fails_while_it_is_suspended_has_no_outcome(tmp_path, monkeypatch):
+    job = job_of(tmp_path, monkeypatch, Suspending)
+    with pytest.raises(SuspendedError):
+        run.measure(job)
+    assert not (job.evidence / "measured.json").exists()
+
+
+def test_an_engine_that_fails_to_stop_loses_nothing_that_was_measured(tmp_path, monkeypatch, capsys):
+    job = job_of(tmp_path, monkeypatch, Unstoppable)
+    run.measure(job)
+    record = read_json(job.evidence / "measured.json")
     assert record["outcome"] == "ok"
     assert len(record["repeats"]) == 1
     assert record["warmup"]["requests"] == 1
