@@ -70,20 +70,8 @@ def nothing_left_running(request):
         checkout.snakemake("--unlock")
 
 
-OLD, BROKEN = "vllm-0.25.1", "vllm-0.25.2"
-# Notes each call; makes an environment of this Python, and none for the second lock.
-SETUP = f"""#!/bin/sh
-echo $SLURMD_NODENAME "$@" >> calls
-case $2 in {BROKEN}*) echo no index; exit 2 ;; esac
-mkdir -p "$3/bin"; printf '#!/bin/sh\nexec {sys.executable} "$@"\n' > "$3/bin/python"; chmod +x "$3/bin/python"
-"""
-
-
-def test_each_cell_runs_on_a_node_of_its_gpu_and_in_its_environment_and_the_report_is_drawn(checkout, lab):
-    (checkout.root / "envs/setup.sh").write_text(SETUP)
-    (checkout.root / f"envs/{BROKEN}-cpu.txt").touch()
-    of_versions = {"gpu": ["lab-l40s", "lab-h100"], "environment": [OLD, BROKEN]}
-    checkout.write_study([{"gpu": [f"lab-{gpu}" for gpu in GPU_TYPES]}, of_versions])
+def test_each_cell_runs_on_a_node_of_its_gpu_and_the_report_is_drawn(checkout, lab):
+    checkout.write_study([{"gpu": [f"lab-{gpu}" for gpu in GPU_TYPES]}])
     done = checkout.snakemake(*TABLE)
     assert done.returncode == 0, done.stderr
     jobs = {job["JobId"]: job for job in lab.jobs()}
@@ -91,15 +79,7 @@ def test_each_cell_runs_on_a_node_of_its_gpu_and_in_its_environment_and_the_repo
     assert len(measured) == len(GPU_TYPES)
     # Parsing and tables are made where Snakemake runs.
     on_nodes = {re.sub("(^rule_|_wildcards_.*)", "", job["Comment"]) for job in jobs.values()}
-    assert on_nodes == {"prepare_model", "prepare_workload", "install_environment", "measure_batch"}
-    # Each environment is installed once, on a node; cells of one that cannot be are the only ones that end.
-    calls = sorted(line.split()[:3] for line in (checkout.root / "calls").read_text().splitlines())
-    assert calls == [["n-l40s", "install", f"{name}-cpu"] for name in (OLD, BROKEN)]
-    for gpu in of_versions["gpu"]:
-        old, broken = (checkout.outcome(cell(gpu).replace("/vllm/", f"/vllm@{name}/")) for name in (OLD, BROKEN))
-        assert (old.outcome, broken.outcome, broken.phases_s) == ("ok", "invalid", {})
-        assert "no index" in (broken.reason or "")
-        assert old.definition["environment"] == OLD
+    assert on_nodes == {"prepare_model", "prepare_workload", "measure_batch"}
     for gpu in GPU_TYPES:
         outcome = checkout.outcome(cell(f"lab-{gpu}"))
         assert outcome.outcome == "ok", outcome.reason
@@ -560,3 +540,32 @@ def test_the_calibrations_of_a_gpu_type_are_one_job_after_which_the_login_node_p
     assert checkout.snakemake("plan").returncode == 0
     with (checkout.root / "results/lab/plan/plan.csv").open() as lines:
         assert [row["speed_source"] for row in csv.DictReader(lines)] == ["calibrated"] * 2
+
+
+OLD, BROKEN = "vllm-0.25.1", "vllm-0.25.2"
+# Notes each call; makes an environment of this Python, and none for the second lock.
+SETUP = f"""#!/bin/sh
+echo $SLURMD_NODENAME "$@" >> calls
+case $2 in {BROKEN}*) echo no index; exit 2 ;; esac
+mkdir -p "$3/bin"; printf '#!/bin/sh\nexec {sys.executable} "$@"\n' > "$3/bin/python"; chmod +x "$3/bin/python"
+"""
+
+
+def test_an_environment_is_installed_once_and_a_broken_one_ends_only_its_own_cells(checkout, lab):
+    (checkout.root / "envs/setup.sh").write_text(SETUP)
+    (checkout.root / f"envs/{BROKEN}-cpu.txt").touch()
+    checkout.write_site()
+    gpus = ["lab-l40s", "lab-h100"]
+    checkout.write_study([{"gpu": gpus, "environment": [OLD, BROKEN]}])
+    known = known_jobs(lab)
+    done = checkout.snakemake("--until", "measure_batch")
+    assert done.returncode == 0, done.stderr
+    installed = [job for job in lab.jobs() if job["JobId"] not in known and "install_environment" in job["Comment"]]
+    assert [job["Partition"] for job in installed] == ["gpu-l40s"] * 2
+    calls = sorted(line.split()[:3] for line in (checkout.root / "calls").read_text().splitlines())
+    assert calls == [["n-l40s", "install", f"{name}-cpu"] for name in (OLD, BROKEN)]
+    for gpu in gpus:
+        old, broken = (checkout.outcome(cell(gpu).replace("/vllm/", f"/vllm@{name}/")) for name in (OLD, BROKEN))
+        assert (old.outcome, broken.outcome, broken.phases_s) == ("ok", "invalid", {})
+        assert "no index" in (broken.reason or "")
+        assert old.definition["environment"] == OLD
