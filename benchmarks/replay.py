@@ -2,7 +2,7 @@
 
     make bench-replay             (or: python -m benchmarks.replay [--replays 10] [--seed 1] [--time-pct 25])
 
-A replay reveals the results of a cell when it is chosen, until every question is answered or the share of the grid's
+A replay reveals the starts of a cell as they are chosen, until every question is answered or the share of the grid's
 device time is spent. The synthetic grid has 700 cells (4 GPUs, 5 block sizes, 7 limits of sequences, 5 workloads) by
 the project's model of step times. Its plan has costs that are wrong by some per cent and none of the three surprises: a
 step of more sequences than were captured is slower on some GPUs, a workload preempts on one, a block size is slow on
@@ -363,7 +363,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--time-pct", type=float, default=25.0, help="share of the device time (default: %(default)s)")
     parser.add_argument("--grids", nargs="+", default=["synthetic", "demo", "two_gpus"], help="default: %(default)s")
     parser.add_argument("--results", type=Path, default=CHECKOUT / "results", help="folder of studies")
+    parser.add_argument("--again", action="store_true", help="only count whole synthetic grids that repeat themselves")
     args = parser.parse_args(argv)
+    if args.again:
+        alike = sum(agrees_with_itself(args.seed, number) for number in range(args.replays))
+        print(f"{alike} of {args.replays} whole grids say the same if they are measured once more")
+        return 0
     table = Table("grid", "replays", "time", "recommended", "verdicts", "ratios", "all the same", box=None)
     for heading in ("answered", "wrong answers", "check cells in band", "rounds", "seconds", ""):
         table.add_column(heading)
