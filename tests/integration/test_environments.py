@@ -40,10 +40,10 @@ def test_a_cell_ends_with_the_reason_and_is_measured_once_its_environment_works(
         return subprocess.run(words, cwd=CHECKOUT, env=environment, capture_output=True, text=True)
 
     # The environment's own Python is asked.
-    asked = write_study(tmp_path / "asked", sweeps=[{**place, "knobs": {"tensor_parallel_size": [1, 3]}}])
+    asked = write_study(tmp_path / "asked", sweeps=[{**place, "knobs": {"tensor_parallel_size": [1, 5]}}])
     checked = kvsweep("check-engines", "--study", str(asked))
     assert checked.returncode == 2, checked.stdout
-    assert "tensor_parallel_size=3: " in checked.stderr
+    assert "tensor_parallel_size=5: " in checked.stderr
     command = ["measure-cell", "--study", str(study), "--results", str(results), "--cell", cell]
     again = kvsweep(*command)
     assert again.returncode == 0, again.stderr
