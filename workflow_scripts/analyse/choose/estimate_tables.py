@@ -32,10 +32,10 @@ SCHEMA = table_schema(
     TEXT(
         "state",
         "`measured`; `predicted`; `check` (measured, and drawn at random to check predictions: no estimate uses it); "
-        "`infeasible`; `unknown` (neither measured nor predicted)",
+        "`infeasible`; `unknown`",
     ),
     NUMBER("estimated low high", "output tokens/s by the predictions and by other measured cells, with a 95 % band"),
-    NUMBER("measured", "output tokens/s, geometric mean over the starts; null if not measured"),
+    NUMBER("measured", "output tokens/s, geometric mean over the starts"),
     NUMBER("predicted", "output tokens/s, predicted before anything was measured"),
     NUMBER("error_pct", "of a `check` cell: estimated over measured, minus 1"),
 )
@@ -46,7 +46,7 @@ QUESTIONS_SCHEMA = table_schema(
     TEXT("place subject", "where it is asked, and of what: a knob, two devices, a limit of memory"),
     TEXT("answer", "the likeliest answer"),
     NUMBER("probability", "of that answer"),
-    FLAG("is_answered", "whether it is as sure as the error rate of the study demands, over all questions"),
+    FLAG("is_answered", "whether it is as sure as the error rate of the study demands"),
 )
 
 

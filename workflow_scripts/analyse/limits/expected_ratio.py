@@ -20,7 +20,7 @@ EXPECTATION = {
     **NUMBER(
         "expected_ratio",
         "predicted from the calibration of one device, scaled to the other by the measured rates; geometric mean of"
-        " both ways. Null if calibration or rates are missing",
+        " both ways",
     ),
     **NUMBER("own_expected_ratio", "ratio of the rates predicted from each device's own calibration"),
     **NUMBER(

@@ -34,14 +34,13 @@ SCHEMA = table_schema(
     "as knobs. With a ratio above 1, requests take longer with `value`.",
     {
         **{name: column for name, column in effects.SCHEMA.columns.items() if name not in effects.OF_RATES},
-        **TEXT("metric", ", ".join(f"`{name}` ({said})" for name, said in LATENCIES.items())),
+        **TEXT("metric", "a latency, the median of a repeat: " + ", ".join(f"`{name}`" for name in LATENCIES)),
         **NUMBER("rate baseline_rate", "latency of `value` and `baseline`, over the starts in the same rounds"),
         **NUMBER("ratio ratio_low ratio_high", "latency of `value` over that of `baseline`, mean within rounds"),
     },
     TEXT(
         "saturated",
-        "which cells had more load than the server sustains, so latencies grow with the run: `value`, "
-        "`baseline` or `both`",
+        "which cells had more load than the server sustains: `value`, `baseline` or `both`",
     ),
 )
 

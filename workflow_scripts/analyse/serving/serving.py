@@ -118,13 +118,12 @@ SUMMARY_SCHEMA = table_schema(
     INTEGER("repeats", "valid repeats of all starts"),
     NUMBER(
         [f"{name}{end}" for name in MEANS for end in ("", "_low", "_high")],
-        "geometric mean over the starts; interval null if the variation is not known",
+        "geometric mean over the starts",
     ),
     TEXT("scope", SCOPE_MEANING),
     NUMBER(
         [f"{name}{end}" for name in TAILS for end in ("", "_low", "_high")],
-        "99th percentile of a repeat, geometric mean over the starts; null with fewer than "
-        f"{TAIL_REQUESTS} requests. The interval is null with one start, and if two starts had the same arrivals",
+        f"99th percentile of a repeat, geometric mean over the starts; null with fewer than {TAIL_REQUESTS} requests",
     ),
     TEXT("slo", "as in `serving`"),
     NUMBER("slo_attainment goodput_requests_per_s", "means over the repeats"),

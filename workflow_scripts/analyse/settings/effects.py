@@ -52,14 +52,12 @@ SCHEMA = table_schema(
     TEXT("comparison", "`pair` or `overall`"),
     TEXT("value baseline", "the compared values"),
     TEXT("values", "all values of the group, in order"),
-    TEXT("fastest", "`overall`: the values that no other value is shown to exceed by more than the margin, in order"),
+    TEXT("fastest", "`overall`: the values that no other is shown to exceed by more than the margin"),
     FLAG("fastest_decided", "whether `fastest` is one value, or several of which all pairs are `flat`"),
     TEXT("cell_id baseline_cell_id", "the cells of `value` and `baseline`"),
     INTEGER("repeats baseline_repeats", "valid repeats of all starts"),
     INTEGER("starts", "starts of both in the same rounds"),
-    TEXT(
-        "work", "`equal`: the compared cells have equal numbers of requests, prompt and output tokens; else `differs`"
-    ),
+    TEXT("work", "`equal` (requests, prompt tokens and output tokens) or `differs`"),
     TEXT(
         "metric",
         "the compared rate: `output_tokens_per_s`, or `steady_output_tokens_per_s` if the work differs "
@@ -68,7 +66,7 @@ SCHEMA = table_schema(
     NUMBER("rate baseline_rate", "of `value` and `baseline`, geometric mean over the starts in the same rounds"),
     NUMBER("whole_ratio", "ratio of `output_tokens_per_s`, with ramp-up and drain"),
     NUMBER("ratio ratio_low ratio_high", "rate of `value` over that of `baseline`, mean within rounds"),
-    FLAG("bimodal", "starts of one of the cells fall into two groups, so the ratio has no interval and no verdict"),
+    FLAG("bimodal", "starts of a cell fall into two groups, so there is no interval and no verdict"),
     NUMBER("ratio_again_low ratio_again_high", f"for `pair`: {ANOTHER_RUN}"),
     TEXT("scope", SCOPE_MEANING),
     WITHOUT_WAITING,
@@ -82,8 +80,7 @@ SCHEMA = table_schema(
     FLAG("took_effect", "whether that column differs"),
     TEXT(
         "moved_with_it",
-        "other settings that differ, because an engine's default may depend on the knob; set them to compare only "
-        "the knob; null for environments (`environments`)",
+        "other settings that differ; set them to compare only the knob; null for environments (`environments`)",
     ),
     TEXT(
         "bound_by",

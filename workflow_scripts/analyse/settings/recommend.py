@@ -58,8 +58,7 @@ _ROUNDING = 1e-9
 SCHEMA = table_schema(
     "recommendations",
     "vLLM configurations to serve with, per device, model and workload. Requests are submitted all "
-    "at once, so TTFT includes the wait for a free place. Ranked by means without the effects of "
-    "rounds.",
+    "at once, so TTFT includes the wait for a free place.",
     TEXT("study source gpu model workload", "as in `cells`"),
     TEXT(
         "role",
@@ -70,11 +69,11 @@ SCHEMA = table_schema(
     ),
     TEXT("cell_id knobs", "the configuration"),
     INTEGER("repeats", "valid repeats of all starts"),
-    NUMBER("output_tokens_per_s", "geometric mean over the starts"),
+    NUMBER("output_tokens_per_s", "geometric mean over the cell's starts"),
     NUMBER("output_tokens_per_s_low output_tokens_per_s_high", "its 95 % interval"),
-    NUMBER("tpot_s_p50", "geometric mean over the starts"),
+    NUMBER("tpot_s_p50", "geometric mean over the cell's starts"),
     NUMBER("tpot_s_p50_low tpot_s_p50_high", "its 95 % interval"),
-    NUMBER("ttft_s_p50", "geometric mean over the starts"),
+    NUMBER("ttft_s_p50", "geometric mean over the cell's starts"),
     NUMBER("ttft_s_p50_low ttft_s_p50_high", "its 95 % interval"),
     TEXT("scope", SCOPE_MEANING),
     NUMBER("ttft_s_p99 tpot_s_p99", "99th percentile of a repeat, geometric mean over the starts"),
