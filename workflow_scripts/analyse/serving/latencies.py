@@ -26,7 +26,7 @@ from workflow_scripts.engines.registry import load_engines, without_environment
 from workflow_scripts.study.study import Study
 
 # The compared columns of the cells table, with their names.
-LATENCIES = {"ttft_s_p50": "median TTFT", "tpot_s_p50": "median TPOT", "e2e_s_p50": "median end-to-end latency"}
+LATENCIES = ("ttft_s_p50", "tpot_s_p50", "e2e_s_p50")
 
 SCHEMA = table_schema(
     "latencies",
