@@ -25,7 +25,7 @@ from workflow_scripts.common.command import option
 from workflow_scripts.engines.registry import load_engines, without_environment
 from workflow_scripts.study.study import Study
 
-# The compared columns of the cells table, with their names.
+# The compared columns of the cells table.
 LATENCIES = ("ttft_s_p50", "tpot_s_p50", "e2e_s_p50")
 
 SCHEMA = table_schema(
