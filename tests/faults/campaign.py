@@ -5,6 +5,7 @@ import itertools
 import pwd
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -26,6 +27,8 @@ from tests.unit.made_studies import fixed, write_study
 
 # Generous: only what hangs reaches them.
 CALL_S, QUEUE_S, PROCESSES_S, IDLE_S = 1500, 300, 60, 300
+# A call whose jobs are all gone learns so within three minutes, unless a killed slurmctld had not yet saved them.
+FORGOTTEN_S = 240
 # Calls without faults that may be needed to complete what faults interrupted.
 CALLS_TO_COMPLETE = 4
 REPEATS, REQUESTS, OUTPUT_TOKENS = 2, 4, 8
@@ -91,7 +94,7 @@ class Campaign:
         self._checks = 0
         self._later: list[tuple[float, Callable[[], Any]]] = []
         self._beside: list[subprocess.Popen[str]] = []
-        self._nursed_s = 0.0
+        self._nursed_s = self._busy_s = 0.0
         self._waits: dict[str, float] = {}
         self._episode = -1
         self._wanted: dict[str, Wanted] = {}
@@ -183,7 +186,7 @@ class Campaign:
 
     def a_job(self, choice: float) -> dict[str, str] | None:
         """One of the jobs that measure and run now."""
-        return kinds.one_of(self._running(), choice)
+        return kinds.one_of(self._jobs_in("RUNNING"), choice)
 
     # --- one episode
 
@@ -200,7 +203,7 @@ class Campaign:
         try:
             # In their order, but one that finds no victim lets others go first.
             while faults and self._go_on():
-                for fault in [*faults] if self._running() else []:
+                for fault in [*faults] if self._jobs_in("RUNNING") else []:
                     if said := KINDS[fault.kind](self, fault.choice):
                         self.say(f"fault {fault.number}: {fault.kind}: {said}")
                         self.hit[fault.kind] += said != kinds.NOT_HERE
@@ -242,7 +245,8 @@ class Campaign:
         """Calls without faults until everything is complete."""
         self._end_faults()
         for number in range(CALLS_TO_COMPLETE + 1):
-            self._wait(lambda: self.call.poll() is not None, CALL_S, "the end of a call")
+            self._busy_s = time.monotonic()
+            self._wait(self._has_ended, CALL_S, "the end of a call")
             self._wait(lambda: all(one.poll() is not None for one in self._beside), CALL_S, "calls beside")
             if self.call.returncode == 0 and len(self._ended()) == len(self._wanted):
                 self.say(f"complete after {number} further calls")
@@ -253,10 +257,28 @@ class Campaign:
             self._find([f"not complete after {CALLS_TO_COMPLETE} calls without faults"])
         self._wait(lambda: not self.lab.client("squeue", "--noheader", check=False), QUEUE_S, "an empty queue")
 
+    def _has_ended(self) -> bool:
+        """Whether the present call has ended; one that waits for jobs which Slurm has forgotten gets a Ctrl-C."""
+        if self.call.poll() is not None:
+            return True
+        with suppress(psutil.Error):
+            works = psutil.Process(self.call.pid).children() or self._jobs_in("PENDING", "RUNNING", "COMPLETING")
+            if works:
+                self._busy_s = time.monotonic()
+            elif time.monotonic() > self._busy_s + FORGOTTEN_S:
+                self.say("Ctrl-C for a call that waits for jobs which Slurm has forgotten")
+                self.call.send_signal(signal.SIGINT)
+                self._busy_s = time.monotonic()
+        return False
+
+    def _jobs_in(self, *states: str) -> list[dict[str, str]]:
+        return [job for job in self._jobs() if job["JobState"] in states]
+
     def _end_faults(self) -> None:
         for _, undo in self._later:
             undo()
         self._later.clear()
+        self.lab.client("scancel", "--name=urgent", check=False)
 
     def _end_all(self) -> None:
         self._end_faults()
@@ -287,9 +309,6 @@ class Campaign:
                 self._find([f"waited {limit_s} s in vain for {what}"])
                 return
             self._sleep(0.5)
-
-    def _running(self) -> list[dict[str, str]]:
-        return [job for job in self._jobs() if job["JobState"] == "RUNNING"]
 
     def _jobs(self) -> list[dict[str, str]]:
         with suppress(AssertionError, subprocess.TimeoutExpired):
