@@ -26,7 +26,7 @@ from workflow_scripts.study.definition import cell_definition, json_sha256, reso
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.outcome import read_outcome
 from workflow_scripts.study.paths import StudyPaths
-from workflow_scripts.study.rounds import read_plan
+from workflow_scripts.study.rounds import plans, read_plan
 from workflow_scripts.study.study_file import load_study
 
 pytestmark = [
@@ -528,18 +528,38 @@ def test_a_cell_on_the_wrong_gpu_counts_nothing_and_is_sent_to_another_node(chec
         assert outcome.provenance["job"]["SLURMD_NODENAME"] == f"n-{gpu.removesuffix('-sxm')}"
 
 
-def test_the_calibrations_of_a_gpu_type_are_one_job_after_which_the_login_node_predicts_with_them(checkout, lab):
+def test_cells_that_matter_are_measured_on_two_gpu_types_after_one_calibration_job_of_each(checkout, lab):
     short = checkout.root / "workflow_scripts/study/calibrations.py"
     short.write_text(short.read_text().replace('CALIBRATION_S = {"cpu": 20.0', 'CALIBRATION_S = {"cpu": 2.0'))
     checkout.write_site()
-    checkout.write_study([{"gpu": ["lab-l40s"], "knobs": {"max_num_seqs": [1, 2]}}])
+    types = ("h200", "l40s")
+    checkout.write_study(
+        [{"gpu": [f"lab-{gpu}" for gpu in types], "knobs": {"max_num_seqs": [1, 2, 8, 16, 32]}}],
+        # So wide that the fastest cells of a machine under load are as good as each other.
+        equivalence_margin_pct=50,
+        measure={"decide": ["recommendation"]},
+    )
     known = known_jobs(lab)
-    assert checkout.snakemake("calibrate").returncode == 0
-    (job,) = (job for job in lab.jobs() if job["JobId"] not in known and "calibrate_devices" in job["Comment"])
-    assert (job["Partition"], job["JOB_GRES"]) == ("gpu-l40s", "gpu:l40s:1")
-    assert checkout.snakemake("plan").returncode == 0
+    done = checkout.snakemake(*TABLE, timeout_s=800)
+    assert done.returncode == 0, done.stderr
+    jobs = {job["JobId"]: job for job in lab.jobs() if job["JobId"] not in known}
+    calibrated = [(job["Partition"], job["JOB_GRES"]) for job in jobs.values() if "calibrate_devices" in job["Comment"]]
+    assert sorted(calibrated) == [(f"gpu-{gpu}", f"gpu:{gpu}:1") for gpu in types]
+    # The login node predicts with them.
     with (checkout.root / "results/lab/plan/plan.csv").open() as lines:
-        assert [row["speed_source"] for row in csv.DictReader(lines)] == ["calibrated"] * 2
+        assert [row["speed_source"] for row in csv.DictReader(lines)] == ["calibrated"] * 10
+    of_rounds = plans(StudyPaths(checkout.root / "results", "lab"))
+    assert of_rounds[-1].ended
+    assert (of_rounds[-1].asked, of_rounds[-1].questions) == (2, ())
+    started = [start.cell for plan in of_rounds for start in plan.starts]
+    assert 5 <= len(started) == len(set(started)) < 10  # three check cells and a recommended one of each type at least
+    for cell_id in started:
+        outcome = checkout.outcome(cell_id)
+        assert outcome.outcome == "ok", outcome.reason
+        job = jobs[outcome.provenance["job"]["SLURM_JOB_ID"]]
+        assert job["Partition"] == f"gpu-{cell_id.split('/')[0].removeprefix('lab-')}"
+    assert "2 of 2 questions answered" in checkout.snakemake("status").stdout
+    assert planned_cells(checkout) == set()
 
 
 OLD, BROKEN = "vllm-0.25.1", "vllm-0.25.2"
