@@ -44,10 +44,17 @@ _TAKEN = re.compile(
 _GONE = ("EngineCore encountered an issue", "died unexpectedly", "Executor failed")
 
 
-def start_failure(error: Exception, log: Path) -> tuple[Verdict, str]:
-    """Classify a failed start, and give the reason in the engine's own words."""
+# vLLM looks at a model's class in a process of its own. It takes the death of that process for a refusal of the model.
+_NOT_INSPECTED, _KILLED = "failed to be inspected", " died with <Signals."
+
+
+def start_failure(error: Exception, log: Path) -> tuple[Verdict, str] | None:
+    """Classify a failed start, and give the reason in the engine's own words; None as in `run_failure`."""
     if isinstance(error, ServerTimeoutError):
         return "timeout", str(error)
+    text = decode(log.read_bytes()) if log.exists() else ""
+    if _NOT_INSPECTED in f"{error}{text}" and _KILLED in text:
+        return None
     status, words = _cause(error, log)
     refused = status in _INFEASIBLE_STATUS or _name(words) in _REFUSALS or _cannot(words)
     return ("infeasible" if refused else "engine_error"), words

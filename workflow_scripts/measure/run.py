@@ -140,7 +140,10 @@ def _run(engine: Engine, job: Job, measured: _Measured) -> None:
     except Exception as e:
         traceback.print_exc()
         sys.stderr.flush()
-        measured.ended(*start_failure(e, job.evidence / ENGINE_LOG))
+        failure = start_failure(e, job.evidence / ENGINE_LOG)
+        if failure is None:
+            raise
+        measured.ended(*failure)
         return
     try:
         if job.passes is None:

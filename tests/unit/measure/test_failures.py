@@ -129,3 +129,10 @@ def test_a_rank_that_is_gone_without_a_word_is_no_outcome(tmp_path, exit_code):
     cause = "torch.OutOfMemoryError: CUDA out of memory."
     told = log_of(tmp_path, *traceback(cause, "(Worker_TP1 pid=9) ERROR 11-21 07:50:55 [mp.py:9] "), *lines)
     assert run_failure(RuntimeError("Executor failed."), told) == ("engine_error", cause)
+
+
+def test_a_killed_process_that_looks_at_the_models_class_is_a_fault_and_no_refusal(tmp_path):
+    refused = ValueError("Model architectures ['LlamaForCausalLM'] failed to be inspected. Please check the logs.")
+    died = "subprocess.CalledProcessError: Command '['python', '-m', 'registry']' died with <Signals.SIGKILL: 9>."
+    assert start_failure(refused, log_of(tmp_path, "no model of this name")) == ("infeasible", f"ValueError: {refused}")
+    assert start_failure(refused, log_of(tmp_path, *traceback(died))) is None
