@@ -312,7 +312,7 @@ class Campaign:
 
     def _jobs(self) -> list[dict[str, str]]:
         with suppress(AssertionError, subprocess.TimeoutExpired):
-            return [job for job in self.lab.jobs() if "measure_batch" in job.get("Comment", "")]
+            return [job for job in self.lab.jobs() if "measure_batch" in job["Comment"]]
         return []
 
     def _nurse(self) -> None:

@@ -235,9 +235,10 @@ class SlurmLab:
         return self.client(*nodes, check=False).split().count("idle")
 
     def jobs(self) -> list[dict[str, str]]:
-        """Every job that the controller knows, ended ones too, as `scontrol show job` tells it."""
+        """Every job that the controller knows, ended ones too, as `scontrol show job` tells it, each with a comment."""
         lines = self.client("scontrol", "--oneliner", "--details", "show", "job").splitlines()
-        return [dict(word.split("=", 1) for word in line.split() if "=" in word) for line in lines if "JobId=" in line]
+        jobs = [dict(word.split("=", 1) for word in line.split() if "=" in word) for line in lines if "JobId=" in line]
+        return [{"Comment": ""} | job for job in jobs]
 
     def processes(self) -> list[psutil.Process]:
         """Every process of the lab and of its jobs: they carry its configuration's path in their environment."""
