@@ -118,7 +118,7 @@ bench-replay: $(VENV)/cpu.installed ## replay complete grids with only the chose
 SEED ?= 1
 FAULTS ?= 200
 
-bench-faults: $(VENV)/dev.installed ## let random faults hit a study on a real Slurm, and check that nothing is lost (SEED=1 FAULTS=200)
+bench-faults: $(VENV)/dev.installed ## let random faults hit a study on a real Slurm or a workstation, and check that nothing is lost (SEED=1 FAULTS=200)
 	$(BIN)/python -m benchmarks.faults --seed $(SEED) --faults $(FAULTS) $(ARGS)
 
 bench-statistics: $(VENV)/cpu.installed ## test the statistics on thousands of simulated studies with known true values

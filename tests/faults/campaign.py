@@ -1,11 +1,8 @@
-"""A study of short real cells on the lab, while faults hit it."""
+"""A study of short real cells, while faults hit it; what a cluster and a workstation have in common."""
 
-import copy
 import itertools
-import pwd
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -14,21 +11,18 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import psutil
 
 from tests.faults import checker, kinds
 from tests.faults.checker import Wanted, Watch
-from tests.faults.kinds import KINDS, Fault
-from tests.integration.slurm_lab import SlurmLab
+from tests.faults.kinds import Fault, Kind
 from tests.integration.slurm_study import LabCheckout
 from tests.unit.made_studies import fixed, write_study
 
 # Generous: only what hangs reaches them.
-CALL_S, QUEUE_S, PROCESSES_S, IDLE_S = 1500, 300, 60, 300
-# A call whose jobs are all gone learns so within three minutes, unless a killed slurmctld had not yet saved them.
-FORGOTTEN_S = 240
+CALL_S, FAULT_S, PROCESSES_S, IDLE_S = 1500, 120, 60, 300
 # Calls without faults that may be needed to complete what faults interrupted.
 CALLS_TO_COMPLETE = 4
 REPEATS, REQUESTS, OUTPUT_TOKENS = 2, 4, 8
@@ -61,26 +55,26 @@ def wanted_of(rows: Iterable[Row]) -> dict[str, Wanted]:
     }
 
 
-def stepped_clock(folder: Path) -> Path:
-    """Build the library that steps the wall clock of the processes that preload it."""
-    library = folder / "stepped_clock.so"
-    source = Path(__file__).with_name("stepped_clock.c")
-    subprocess.run(["gcc", "-shared", "-fPIC", "-O2", "-o", str(library), str(source)], check=True)
-    return library
+class Lab(Protocol):
+    """Where calls run: with which environment, and which processes belong to it."""
 
+    environment: dict[str, str]
 
-def identity(user: str) -> dict[str, Any]:
-    """What starts a process as a user, with that user's group alone."""
-    return {"user": user, "group": pwd.getpwnam(user).pw_gid, "extra_groups": []}
+    def start(self) -> None: ...
+    def processes(self) -> list[psutil.Process]: ...
+    def stop(self) -> None: ...
 
 
 class Campaign:
-    """The lab, a checkout, and what has been found; `stop` and `remove` end it.
+    """A checkout, its results, and what has been found; `stop` and `remove` end it.
 
     An episode begins without results, has some faults, and ends when calls without faults have completed the study.
-    `findings` has what must not be; `hit` counts the faults by kind; `lost_s` and `counted_s` are the device's time."""
+    `findings` has what must not be; `hit` counts the faults by kind; `lost_s` and `counted_s` are the device's time;
+    `suspended` has the cells whose measurement was stopped, from when to when by the monotonic clock."""
 
     call: "subprocess.Popen[str]"
+    kinds: dict[str, Kind]
+    checkout_type = LabCheckout
 
     def __init__(self, say: Callable[[str], None] = print) -> None:
         self.root = Path(tempfile.mkdtemp(prefix="kvsweep-faults-"))
@@ -88,31 +82,51 @@ class Campaign:
         self._say, self._began_s = say, time.monotonic()
         self.findings: list[str] = []
         self.hit: Counter[str] = Counter()
-        self.out_of_service: set[str] = set()
+        self.suspended: list[tuple[str, float, float]] = []
         self.lost_s = self.counted_s = 0.0
         self._calls = itertools.count(1)
         self._checks = 0
         self._later: list[tuple[float, Callable[[], Any]]] = []
         self._beside: list[subprocess.Popen[str]] = []
-        self._nursed_s = self._busy_s = 0.0
-        self._waits: dict[str, float] = {}
         self._episode = -1
         self._wanted: dict[str, Wanted] = {}
         self.gpus: list[str] = []
-        self.lab = SlurmLab(self.root / "lab", accounting=True, memory_limits=True)
+        self.lab = self.make_lab()
         self.lab.environment |= {"TMPDIR": str(self.root / "tmp"), "XDG_CACHE_HOME": str(self.root / "cache")}
         for name in ("tmp", "checkout", "calls"):
             (self.root / name).mkdir()
         (self.root / "tmp").chmod(0o1777)
-        self.clock = self.root / "clock"
-        self.clock.write_bytes(bytes(8))
-        self.checkout = LabCheckout(self.root / "checkout", self.lab)
+        self.checkout = self.checkout_type(self.root / "checkout", self.lab)
         self.results = self.checkout.root / "results"
         self.study = self.results / "lab"
         self.results.mkdir()
 
+    # --- what differs between a cluster and a workstation
+
+    def make_lab(self) -> Lab:
+        raise NotImplementedError
+
+    def prepare(self) -> None:
+        """What a study needs besides its file."""
+
+    def is_busy(self) -> bool:
+        """Whether cells are measured, so that faults can hit them."""
+        raise NotImplementedError
+
+    def has_ended(self) -> bool:
+        """Whether the present call has ended."""
+        return self.call.poll() is not None
+
+    def nurse(self) -> None:
+        """What an administrator does, all the time."""
+
+    def settle(self) -> None:
+        """Wait for what goes on after the last call."""
+
+    # --- what all have
+
     def begin(self) -> None:
-        """Start the lab."""
+        """Start the lab; its results have a small disk of their own."""
         subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128m,mode=777", "tmpfs", str(self.results)], check=True)
         self.lab.start()
 
@@ -120,11 +134,7 @@ class Campaign:
         self._say(f"{time.monotonic() - self._began_s:7.1f} s  {text}")
 
     def _write_study(self, rows: Iterable[Row]) -> None:
-        # Each node has its own folder for temporary files, as on a cluster; all have one clock, which faults step.
-        temporary = f"{self.root}/tmp/$SLURMD_NODENAME"
-        setup = [f"export TMPDIR={temporary}", f"mkdir -p {temporary}"]
-        setup.append(f"export STEPPED_CLOCK={self.clock} LD_PRELOAD={stepped_clock(self.root)}")
-        self.checkout.write_site(prepare="login", attempts=4, setup=setup)
+        self.prepare()
         sweeps = [
             {"name": gpu, "gpu": f"lab-{gpu}", "model": "tiny-llama-57m", "engine": engine}
             | {"knobs": {**shared, knob: values}}
@@ -137,9 +147,12 @@ class Campaign:
 
     # --- what the kinds of faults use
 
-    def start(self, *arguments: str, user: str = "root") -> "subprocess.Popen[str]":
-        """Start a call of Snakemake that measures, in a session of its own; another user has a checkout of its own."""
-        checkout = self.checkout if user == "root" else self._checkout_of(user)
+    def start(self, *arguments: str) -> "subprocess.Popen[str]":
+        """Start a call of Snakemake that measures, in a session of its own."""
+        return self.start_in(self.checkout, *arguments)
+
+    def start_in(self, checkout: LabCheckout, *arguments: str, **options: Any) -> "subprocess.Popen[str]":
+        """Start a call of Snakemake in a checkout, with options of the process."""
         own = {"HOME": str(checkout.root), "XDG_CACHE_HOME": str(checkout.root / "cache")}
         with (self.root / "calls" / f"{next(self._calls)}.log").open("w") as log:
             return subprocess.Popen(
@@ -150,43 +163,17 @@ class Campaign:
                 stderr=log,
                 text=True,
                 start_new_session=True,
-                **identity(user),
                 umask=0,  # results are shared
+                **options,
             )
 
-    def _checkout_of(self, user: str) -> LabCheckout:
-        """The checkout of another user, who shares the results."""
-        root = self.root / user
-        if not root.exists():
-            root.mkdir()
-            LabCheckout(root, self.lab)
-            config = root / "config/config.yaml"
-            config.write_text(config.read_text().replace("results: results", f"results: {self.results}"))
-        for name in ("lab.yaml", "config/lab_site.yaml"):
-            shutil.copy2(self.checkout.root / name, root / name)
-        subprocess.run(["chown", "--recursive", user, str(root)], check=True)
-        checkout = copy.copy(self.checkout)
-        checkout.root = root
-        return checkout
-
-    def allows(self, user: str) -> bool:
-        """Whether another user can run this Python; it may be below the home of one user."""
-        try:
-            return subprocess.run([sys.executable, "-c", ""], **identity(user)).returncode == 0
-        except PermissionError:
-            return False
-
-    def start_beside(self, *arguments: str, user: str = "root") -> None:
-        """Start a further call beside the present one."""
-        self._beside.append(self.start(*arguments, user=user))
+    def go_on_beside(self, call: "subprocess.Popen[str]") -> None:
+        """Know a further call beside the present one."""
+        self._beside.append(call)
 
     def later(self, delay_s: float, undo: Callable[[], Any]) -> None:
         """End a fault after some seconds."""
         self._later.append((time.monotonic() + delay_s, undo))
-
-    def a_job(self, choice: float) -> dict[str, str] | None:
-        """One of the jobs that measure and run now."""
-        return kinds.one_of(self._jobs_in("RUNNING"), choice)
 
     # --- one episode
 
@@ -203,8 +190,8 @@ class Campaign:
         try:
             # In their order, but one that finds no victim lets others go first.
             while faults and self._go_on():
-                for fault in [*faults] if self._jobs_in("RUNNING") else []:
-                    if said := KINDS[fault.kind](self, fault.choice):
+                for fault in [*faults] if self.is_busy() else []:
+                    if said := self.kinds[fault.kind](self, fault.choice):
                         self.say(f"fault {fault.number}: {fault.kind}: {said}")
                         self.hit[fault.kind] += said != kinds.NOT_HERE
                         faults.remove(fault)
@@ -243,11 +230,11 @@ class Campaign:
 
     def _recover(self) -> None:
         """Calls without faults until everything is complete."""
-        self._end_faults()
+        self.wait(lambda: not self._later, FAULT_S, "the end of faults")
+        self.end_faults()
         for number in range(CALLS_TO_COMPLETE + 1):
-            self._busy_s = time.monotonic()
-            self._wait(self._has_ended, CALL_S, "the end of a call")
-            self._wait(lambda: all(one.poll() is not None for one in self._beside), CALL_S, "calls beside")
+            self.wait(self.has_ended, CALL_S, "the end of a call")
+            self.wait(lambda: all(one.poll() is not None for one in self._beside), CALL_S, "calls beside")
             if self.call.returncode == 0 and len(self._ended()) == len(self._wanted):
                 self.say(f"complete after {number} further calls")
                 break
@@ -255,33 +242,15 @@ class Campaign:
             self._start_again()
         else:
             self._find([f"not complete after {CALLS_TO_COMPLETE} calls without faults"])
-        self._wait(lambda: not self.lab.client("squeue", "--noheader", check=False), QUEUE_S, "an empty queue")
+        self.settle()
 
-    def _has_ended(self) -> bool:
-        """Whether the present call has ended; one that waits for jobs which Slurm has forgotten gets a Ctrl-C."""
-        if self.call.poll() is not None:
-            return True
-        with suppress(psutil.Error):
-            works = psutil.Process(self.call.pid).children() or self._jobs_in("PENDING", "RUNNING", "COMPLETING")
-            if works:
-                self._busy_s = time.monotonic()
-            elif time.monotonic() > self._busy_s + FORGOTTEN_S:
-                self.say("Ctrl-C for a call that waits for jobs which Slurm has forgotten")
-                self.call.send_signal(signal.SIGINT)
-                self._busy_s = time.monotonic()
-        return False
-
-    def _jobs_in(self, *states: str) -> list[dict[str, str]]:
-        return [job for job in self._jobs() if job["JobState"] in states]
-
-    def _end_faults(self) -> None:
+    def end_faults(self) -> None:
         for _, undo in self._later:
             undo()
         self._later.clear()
-        self.lab.client("scancel", "--name=urgent", check=False)
 
     def _end_all(self) -> None:
-        self._end_faults()
+        self.end_faults()
         for one in (self.call, *self._beside):
             if one.poll() is None:
                 one.kill()
@@ -295,42 +264,18 @@ class Campaign:
             for due in [one for one in self._later if one[0] < time.monotonic()]:
                 self._later.remove(due)
                 due[1]()
-            if time.monotonic() > self._nursed_s + 2:
-                self._nurse()
-                self._nursed_s = time.monotonic()
+            self.nurse()
             if time.monotonic() >= end_s:
                 return
             time.sleep(0.1)
 
-    def _wait(self, done: Callable[[], bool], limit_s: float, what: str) -> None:
+    def wait(self, done: Callable[[], bool], limit_s: float, what: str) -> None:
         end_s = time.monotonic() + limit_s
         while not done():
             if time.monotonic() > end_s:
                 self._find([f"waited {limit_s} s in vain for {what}"])
                 return
             self._sleep(0.5)
-
-    def _jobs(self) -> list[dict[str, str]]:
-        with suppress(AssertionError, subprocess.TimeoutExpired):
-            return [job for job in self.lab.jobs() if "measure_batch" in job["Comment"]]
-        return []
-
-    def _nurse(self) -> None:
-        """Let requeued jobs begin without Slurm's two minutes, release those that it holds, resume nodes."""
-        for job in self._jobs():
-            number = job["JobId"]
-            if job["JobState"] != "PENDING" or job["Restarts"] == "0" or self.lab.has_steps(number):
-                self._waits.pop(number, None)
-            # A node knows a job for a moment longer, and is drained if it is given it again.
-            elif time.monotonic() > self._waits.setdefault(number, time.monotonic()) + 5:
-                self.lab.client("scontrol", "release", number, check=False)
-                self.lab.client("scontrol", "update", f"JobId={number}", "StartTime=now", check=False)
-                del self._waits[number]
-        for line in self.lab.client("sinfo", "--noheader", "--Node", "--format=%N %T", check=False).splitlines():
-            node, state = line.split()
-            out = state.startswith(("drain", "down"))
-            if out and state != "draining" and f"nodename={node}" not in self.out_of_service:
-                self.lab.client("scontrol", "update", f"nodename={node}", "state=resume", check=False)
 
     # --- what must hold
 
@@ -354,7 +299,7 @@ class Campaign:
         self._checks += 1
         if self._checks > 2:
             return
-        self._end_faults()
+        self.end_faults()
         if self._checks == 1 and self._episode % 4 == 0:
             self.report()
         before = self._ended()
@@ -372,8 +317,11 @@ class Campaign:
         """After a complete study: its files, and that nothing else is left."""
         for cell, wanted in self._wanted.items():
             self._find(checker.faults_of_cell(self.study / "cells" / cell, cell, wanted))
+            spans = [span for name, *span in self.suspended if name == cell]
+            self._find(checker.faults_of_suspension(self.study / "cells" / cell, cell, spans))
+        self.suspended.clear()
         self._find(checker.faults_of_lists(self.study, self._wanted))
-        self._wait(lambda: not self._left_over(), PROCESSES_S, "the end of processes")
+        self.wait(lambda: not self._left_over(), PROCESSES_S, "the end of processes")
         self._find(f"process {words} was left" for words in self._left_over())
         self._find(checker.faults_of_locks([self.study / "locks", self.root / "tmp"]))
         self._find(f"{path} was left" for path in (self.checkout.root / ".snakemake/locks").glob("*"))
@@ -415,7 +363,7 @@ class Campaign:
     def end(self) -> None:
         """After the last episode: the report is drawn, and idle fork servers have ended."""
         self.report()
-        self._wait(lambda: not self._left_over(idle=False), IDLE_S, "the end of idle processes")
+        self.wait(lambda: not self._left_over(idle=False), IDLE_S, "the end of idle processes")
         self._find(f"process {words} was left" for words in self._left_over(idle=False))
 
     def stop(self) -> None:

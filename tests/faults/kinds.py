@@ -1,23 +1,23 @@
-"""The kinds of faults, by name. Each is a function of the campaign and of a number from 0 to 1, which chooses its
-victim; it returns what it hit, or None if there is nothing to hit at the moment."""
+"""Kinds of faults of a workstation and of a cluster, by name. Each is a function of the campaign and of a number from 0
+to 1, which chooses its victim; it returns what it hit, or None if there is nothing to hit at the moment."""
 
 import os
 import random
+import re
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import psutil
 
 if TYPE_CHECKING:
     from tests.faults.campaign import Campaign
 
-Kind = Callable[["Campaign", float], str | None]
+Kind = Callable[[Any, float], str | None]
 KINDS: dict[str, Kind] = {}
 One = TypeVar("One")
 FORK_SERVER = "workflow_scripts.measure.forkserver"
@@ -36,20 +36,20 @@ class Fault:
     delay_s: float
 
 
-def drawn(seed: int, count: int) -> Iterator[Fault]:
-    """Faults of all kinds in a random order, each kind as often as any other; they depend on the seed alone."""
+def drawn(seed: int, count: int, of_kinds: Iterable[str]) -> Iterator[Fault]:
+    """Faults of these kinds in a random order, each kind as often as any other; they depend on the seed alone."""
     rng = random.Random(seed)
     bag: list[str] = []
     for number in range(count):
         if not bag:
-            bag = sorted(KINDS)
+            bag = sorted(of_kinds)
             rng.shuffle(bag)
         yield Fault(number, bag.pop(), rng.random(), rng.uniform(0, 3))
 
 
-def kind(name: str) -> Callable[[Kind], Kind]:
+def kind(name: str, of: dict[str, Kind] = KINDS) -> Callable[[Kind], Kind]:
     def register(function: Kind) -> Kind:
-        KINDS[name] = function
+        of[name] = function
         return function
 
     return register
@@ -76,13 +76,25 @@ def fork_servers(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
     return found
 
 
-def engines(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
-    """Processes that measure a cell, which a device trace watches, and those that they started for the engine."""
-    found = []
+def measured_cells(processes: Sequence[psutil.Process]) -> dict[int, str]:
+    """The cells that are measured, by the process that measures: a device trace watches it."""
+    found = {}
     for process in processes:
         with suppress(psutil.Error):
-            if "sample-device" in words(process) and (engine := process.parent()):
-                found += [engine, *(one for one in engine.children() if one.pid != process.pid)]
+            if "sample-device" in (said := words(process)) and (
+                cell := re.search(r"/cells/(.+)/raw\.partial/", said[-1])
+            ):
+                found[process.ppid()] = cell[1]
+    return found
+
+
+def engines(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
+    """Processes that measure a cell, and those that they started for the engine."""
+    found = []
+    for pid in measured_cells(processes):
+        with suppress(psutil.Error):
+            engine = psutil.Process(pid)
+            found += [engine, *(one for one in engine.children() if "sample-device" not in words(one))]
     return found
 
 
@@ -108,22 +120,9 @@ def _signal_to(role: str, number: signal.Signals) -> Kind:
     return hit
 
 
-def _signal_to_job(number: signal.Signals) -> Kind:
-    def hit(campaign: "Campaign", choice: float) -> str | None:
-        job = campaign.a_job(choice)
-        for process in campaign.lab.processes() if job else ():
-            with suppress(psutil.Error):
-                if process.environ().get("SLURM_JOB_ID") == job["JobId"]:
-                    process.send_signal(number)
-        return job and f"every process of job {job['JobId']}"
-
-    return hit
-
-
 for _number in SIGNALS:
     for _role in ROLES:
         KINDS[f"{_number.name} to {_role}"] = _signal_to(_role, _number)
-    KINDS[f"{_number.name} to job"] = _signal_to_job(_number)
 
 
 def _signals_to_snakemake(*numbers: signal.Signals) -> Kind:
@@ -142,84 +141,6 @@ KINDS["SIGKILL to Snakemake"] = _signals_to_snakemake(signal.SIGKILL)
 KINDS["SIGTERM to Snakemake"] = _signals_to_snakemake(signal.SIGTERM)
 KINDS["Ctrl-C"] = _signals_to_snakemake(signal.SIGINT)
 KINDS["Ctrl-C twice"] = _signals_to_snakemake(signal.SIGINT, signal.SIGINT)
-
-
-def _to_a_job(*command: str) -> Kind:
-    def hit(campaign: "Campaign", choice: float) -> str | None:
-        if (job := campaign.a_job(choice)) is None:
-            return None
-        campaign.lab.client(*(word.format(job["JobId"]) for word in command), check=False)
-        return f"job {job['JobId']}"
-
-    return hit
-
-
-KINDS["scancel"] = _to_a_job("scancel", "{}")
-KINDS["requeue"] = _to_a_job("scontrol", "requeue", "{}")
-KINDS["time limit"] = _to_a_job("scontrol", "update", "JobId={}", "TimeLimit=1")
-
-
-@kind("preemption")
-def preempt(campaign: "Campaign", choice: float) -> str | None:
-    """Another job with a higher priority takes the node of a running one."""
-    if (job := campaign.a_job(choice)) is None:
-        return None
-    node = job["NodeList"]
-    gpu = f"--gres=gpu:{node.removeprefix('n-')}:1"
-    options = ["--partition=urgent", f"--nodelist={node}", gpu, "--output=/dev/null", "--job-name=urgent"]
-    campaign.lab.client("sbatch", *options, f"--wrap=sleep {1 + 4 * choice}", check=False)
-    return f"job {job['JobId']} on {node}"
-
-
-def _node_is(state: str) -> Kind:
-    def hit(campaign: "Campaign", choice: float) -> str:
-        node = f"nodename=n-{one_of(campaign.gpus, choice)}"
-        campaign.lab.client("scontrol", "update", node, f"state={state}", "reason=fault", check=False)
-        campaign.out_of_service.add(node)
-        campaign.later(1 + 5 * choice, lambda: campaign.out_of_service.discard(node))
-        return node
-
-    return hit
-
-
-KINDS["node drained"] = _node_is("drain")
-KINDS["node down"] = _node_is("down")
-
-
-@kind("slurmctld restarted")
-def restart_controller(campaign: "Campaign", choice: float) -> str:
-    campaign.lab.restart_controller(SIGNALS[choice < 0.5])
-    return "slurmctld"
-
-
-@kind("slurmd restarted")
-def restart_node(campaign: "Campaign", choice: float) -> str:
-    gpu = campaign.gpus[int(choice * len(campaign.gpus))]
-    campaign.lab.restart_node(gpu, SIGNALS[int(choice * 8) % 2])
-    return f"n-{gpu}"
-
-
-@kind("out of memory")
-def run_out_of_memory(campaign: "Campaign", choice: float) -> str | None:
-    """The limit of a job step falls to what it uses, so that the kernel kills a process that needs more."""
-    victim = one_of(engines(campaign.lab.processes()), choice)
-    if victim is None:
-        return None
-    with suppress(OSError):  # it has ended meanwhile
-        groups = Path(f"/proc/{victim.pid}/cgroup").read_text().splitlines()
-        (of_memory,) = (line.rpartition(":")[2] for line in groups if ":memory:" in line)
-        group = Path(f"/sys/fs/cgroup/memory{of_memory}")
-        used = int((group / "memory.usage_in_bytes").read_text())
-        (group / "memory.limit_in_bytes").write_text(str(used))
-        return f"{of_memory} at {used >> 20} MiB"
-    return None
-
-
-@kind("accounting away")
-def stop_database(campaign: "Campaign", choice: float) -> str:
-    campaign.lab.stop_database()
-    campaign.later(1 + 6 * choice, campaign.lab.start_database)
-    return "slurmdbd"
 
 
 @kind("full disk")
@@ -242,20 +163,9 @@ def make_read_only(campaign: "Campaign", choice: float) -> str:
     return place
 
 
-@kind("clock step")
-def step_clock(campaign: "Campaign", choice: float) -> str:
-    """The wall clock of measuring processes jumps, up to two minutes from the right time."""
-    step_s = round(240 * (choice - 0.5))
-    with campaign.clock.open("r+b") as clock:
-        clock.write(step_s.to_bytes(8, "little", signed=True))
-    return f"{step_s} s"
-
-
-def _beside(*arguments: str, user: str = "root") -> Kind:
+def _beside(*arguments: str) -> Kind:
     def hit(campaign: "Campaign", choice: float) -> str:
-        if not campaign.allows(user):
-            return NOT_HERE
-        campaign.start_beside(*arguments, user=user)
+        campaign.go_on_beside(campaign.start(*arguments))
         return "on the same results"
 
     return hit
@@ -263,4 +173,33 @@ def _beside(*arguments: str, user: str = "root") -> Kind:
 
 KINDS["a second Snakemake"] = _beside()
 KINDS["a second Snakemake without a lock"] = _beside("--nolock")
-KINDS["a second user's Snakemake"] = _beside(user="nobody")
+
+
+def suspend(campaign: "Campaign", victims: Sequence[psutil.Process], cells: Iterable[str], seconds: float) -> str:
+    """Stop processes for some seconds; no repeat of these cells may span that time."""
+    began_s = time.monotonic()
+    for victim in victims:
+        with suppress(psutil.Error):
+            victim.suspend()
+
+    def go_on() -> None:
+        campaign.suspended.extend((cell, began_s, time.monotonic()) for cell in cells)
+        for victim in victims:
+            with suppress(psutil.Error):
+                victim.resume()
+
+    campaign.later(seconds, go_on)
+    return f"{len(victims)} processes for {seconds:.0f} s"
+
+
+@kind("engine suspended")
+def suspend_engine(campaign: "Campaign", choice: float) -> str | None:
+    """The process that measures, or one of the engine's."""
+    processes = campaign.lab.processes()
+    if (victim := one_of(engines(processes), choice)) is None:
+        return None
+    with suppress(psutil.Error):
+        cells = measured_cells(processes)
+        cell = cells.get(victim.pid) or cells[victim.ppid()]
+        return f"{cell}: {suspend(campaign, [victim], [cell], 1 + 9 * choice)}"
+    return None

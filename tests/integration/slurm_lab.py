@@ -242,13 +242,7 @@ class SlurmLab:
 
     def processes(self) -> list[psutil.Process]:
         """Every process of the lab and of its jobs: they carry its configuration's path in their environment."""
-        # Not by psutil, which reads up to a gap: a slurmstepd writes its title over the start of its environment.
-        found, own = [], f"SLURM_CONF={self.conf}\0".encode()
-        for process in psutil.process_iter():
-            with suppress(psutil.Error, OSError):
-                if own in Path(f"/proc/{process.pid}/environ").read_bytes() and process.pid != os.getpid():
-                    found.append(process)
-        return found
+        return processes_with(f"SLURM_CONF={self.conf}")
 
     def has_steps(self, job: str) -> bool:
         """Whether a node still runs steps of a job; a node that is given the job again before is drained."""
@@ -290,6 +284,17 @@ def _free_ports(count: int) -> list[int]:
     for s in sockets:
         s.close()
     return ports
+
+
+def processes_with(variable: str) -> list[psutil.Process]:
+    """All other processes with NAME=VALUE in their environment."""
+    # Not by psutil, which reads up to a gap: a slurmstepd writes its title over the start of its environment.
+    found, own = [], f"{variable}\0".encode()
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            if own in Path(f"/proc/{process.pid}/environ").read_bytes() and process.pid != os.getpid():
+                found.append(process)
+    return found
 
 
 def wait_for(condition: Callable[[], bool], timeout_s: float, what: str) -> None:

@@ -4,7 +4,8 @@ import os
 
 import pytest
 
-from tests.faults.campaign import Campaign, run
+from tests.faults.campaign import run
+from tests.faults.cluster import Cluster
 from tests.faults.kinds import drawn
 
 pytestmark = [
@@ -16,9 +17,9 @@ pytestmark = [
 
 
 def test_ten_faults_lose_no_cell_and_leave_nothing():
-    campaign = Campaign()
+    campaign = Cluster()
     try:
-        run(campaign, drawn(seed=1, count=10), per_episode=10)
+        run(campaign, drawn(1, 10, campaign.kinds), per_episode=10)
     finally:
         campaign.stop()
     assert campaign.findings == []

@@ -18,8 +18,8 @@ DEFINITION = {"engine": "hf-static", "knobs": {"batch_size": 2}}
 
 
 def test_a_seed_gives_the_same_faults_and_each_kind_comes_before_any_comes_twice():
-    assert [*drawn(7, 100)] == [*drawn(7, 100)] != [*drawn(8, 100)]
-    assert {fault.kind for fault in drawn(7, len(KINDS))} == set(KINDS)
+    assert [*drawn(7, 100, KINDS)] == [*drawn(7, 100, KINDS)] != [*drawn(8, 100, KINDS)]
+    assert {fault.kind for fault in drawn(7, len(KINDS), KINDS)} == set(KINDS)
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def study(tmp_path):
 def write_outcome(folder, **changes):
     known = {"cell_id": CELL, "outcome": "ok", "reason": None, "definition": DEFINITION}
     known["definition_sha256"] = hashlib.sha256(json.dumps(DEFINITION, sort_keys=True).encode()).hexdigest()
-    known["repeats"] = [{"start_monotonic_s": 1.0, "end_monotonic_s": 2.0}]
+    known["repeats"] = [{"repeat": 0, "start_monotonic_s": 1.0, "end_monotonic_s": 2.0}]
     (folder / "outcome.json").write_text(json.dumps({**known, **changes}))
 
 
@@ -84,6 +84,11 @@ def test_a_cut_file_of_evidence_and_a_lost_outcome_are_found(study):
     assert found_in(study) == 1
     (folder / "outcome.json").unlink()
     assert found_in(study) == 1
+
+
+@pytest.mark.parametrize(("span", "count"), [((1.2, 1.8), 1), ((0.5, 1.5), 0), ((1.5, 2.5), 0), ((3, 4), 0)])
+def test_a_repeat_that_counts_though_its_processes_were_stopped_in_it_is_found(study, span, count):
+    assert len([*checker.faults_of_suspension(study / "cells" / CELL, CELL, [span])]) == count
 
 
 def test_a_held_lock_is_found(tmp_path):

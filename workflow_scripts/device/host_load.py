@@ -18,11 +18,12 @@ class SuspendedError(RuntimeError):
 
 
 class Suspended:
-    """Whether this process is stopped (SIGSTOP, Ctrl-Z, `scontrol suspend`) or the machine sleeps; a context manager in
-    the main thread. A process that is stopped is told when it continues; it does not see that others are stopped."""
+    """Whether this process or a child is stopped (SIGSTOP, Ctrl-Z, `scontrol suspend`) or the machine sleeps; a context
+    manager in the main thread. What is stopped is told when it continues; children of children are not seen."""
 
     def __enter__(self) -> "Suspended":
         self._stopped = False
+        _continued_children(keep=False)
         self._slept_s = _slept_s()
         self._before = signal.signal(signal.SIGCONT, self._continued)
         return self
@@ -38,8 +39,21 @@ class Suspended:
         """What happened, in words; None if the process was not suspended."""
         if self._stopped:
             return "the process was stopped (SIGSTOP) and continued"
+        if children := _continued_children():
+            return f"process {children[0]}, which it started, was stopped (SIGSTOP) and continued"
         slept_s = _slept_s() - self._slept_s
         return f"the machine slept for {slept_s:.1f} s" if slept_s > SLEPT_S else None
+
+
+def _continued_children(*, keep: bool = True) -> list[int]:
+    """Children that were stopped and continued since they were last asked; `keep`: ask the same again."""
+    how = os.WCONTINUED | os.WNOHANG | (os.WNOWAIT if keep else 0)
+    found = []
+    for child in psutil.Process().children():
+        with contextlib.suppress(ChildProcessError):
+            if os.waitid(os.P_PID, child.pid, how):
+                found.append(child.pid)
+    return found
 
 
 def _slept_s() -> float:

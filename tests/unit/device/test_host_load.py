@@ -17,6 +17,20 @@ def test_a_process_that_was_stopped_is_not_timed():
     assert signal.getsignal(signal.SIGCONT) == before
 
 
+def test_a_child_that_was_stopped_spoils_what_is_timed_now_and_not_what_is_timed_later():
+    def stop_and_continue(child: "subprocess.Popen[bytes]") -> None:
+        child.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, child.pid, os.WSTOPPED)
+        child.send_signal(signal.SIGCONT)
+
+    with subprocess.Popen(["sleep", "60"]) as child:
+        with pytest.raises(SuspendedError, match=f"process {child.pid}, .* stopped"), HostLoad():
+            stop_and_continue(child)
+        with HostLoad():
+            pass
+        child.kill()
+
+
 def test_what_failed_in_a_process_that_was_stopped_is_no_failure_of_the_engine():
     def fails() -> None:
         os.kill(os.getpid(), signal.SIGCONT)
