@@ -175,7 +175,8 @@ def main(args: Namespace) -> None:
     cells = expand(study)
     paths = StudyPaths(args.results, study.name)
     if args.written:
-        table, knobs = pd.read_parquet(paths.plan / "plan.parquet"), pd.read_csv(paths.plan / "knobs.csv")
+        table = pd.read_parquet(paths.plan / "plan.parquet")
+        knobs = pd.read_csv(paths.plan / "knobs.csv").fillna({"why": ""})
     else:
         table = plan(study, cells, paths.prepared, args.project_files, args.processes)
         knobs = knob_effects(cells, table)
