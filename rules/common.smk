@@ -205,7 +205,7 @@ def other_runs(key):
         raise WorkflowError(f"--config {key}=: there is no {', '.join(map(str, missing))}")
     if not places:
         raise WorkflowError(
-            f"name what to compare with: --config {key}=REPORT, a study's folder, or an unpacked archive"
+            f"name what to compare with: --config {key}=REPORT, a study's folder, or an archive"
         )
     return places
 

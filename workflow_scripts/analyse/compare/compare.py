@@ -2,7 +2,7 @@
 
     kvsweep compare results/demo other/results/demo --markdown comparison.md --json comparison.json
 
-A is the earlier run and B the present one: the folder of a study, an unpacked archive, or a report. Ratios are of B
+A is the earlier run and B the present one: the folder of a study, an archive, or a report. Ratios are of B
 over A. If two cells cannot be compared, the output says why. A rate that was measured on one occasion says nothing
 about other occasions, so a cell counts as changed only if the change exceeds the variation between occasions.
 
@@ -225,7 +225,7 @@ OCCASIONS = option(
 
 @command(
     "compare",
-    option("a", type=Path, help="the earlier run: a study's folder, an unpacked archive, or a report"),
+    option("a", type=Path, help="the earlier run: a study's folder, an archive, or a report"),
     option("b", type=Path, help="measured now"),
     OCCASIONS,
     option("--markdown", type=Path, metavar="FILE", help="write the comparison as Markdown"),

@@ -4,8 +4,10 @@ It is a file among the tables of a study, and the report embeds it.
 """
 
 import base64
+import fnmatch
 import gzip
 import re
+import zipfile
 from pathlib import Path
 from typing import Literal
 
@@ -91,7 +93,7 @@ class Digest(StrictRecord):
 
 
 def read_digest(place: Path) -> Digest:
-    """The digest of a study's results folder, of an unpacked archive, or in a report.
+    """The digest of a study's results folder, of an archive, unpacked or not, or in a report.
 
     Raises:
         DigestError: there is none, or what is there is not one.
@@ -102,14 +104,20 @@ def read_digest(place: Path) -> Digest:
         if len(there) != 1:
             what = f"holds {len(there)} studies; name one of their folders" if there else f"has no tables/{DIGEST}"
             raise DigestError(
-                f"{place}: {what}. Allowed: a study's folder below results/, an unpacked archive, a report. "
+                f"{place}: {what}. Allowed: a study's folder below results/, an archive, a report. "
                 "`snakemake partial_report` writes the digest of what has been measured"
             )
         place = there[0]
+    if zipfile.is_zipfile(place):
+        with zipfile.ZipFile(place) as archive:
+            names = fnmatch.filter(archive.namelist(), f"results/*/tables/{DIGEST}")
+            if not names:
+                raise DigestError(f"{place}: an archive without results/STUDY/tables/{DIGEST}")
+            return parsed(archive.read(names[0]).decode(), place)
     try:
         text = place.read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        raise DigestError(f"{place}: neither a report nor a digest; unpack an archive first") from None
+        raise DigestError(f"{place}: neither a report, an archive nor a digest") from None
     return parsed(unpacked(text, place) if place.suffix != ".json" else text, place)
 
 

@@ -159,7 +159,7 @@ def _began(digest: Digest) -> str:
 
 @command(
     "regress",
-    option("baseline", type=Path, nargs="+", help="earlier runs: a study's folder, an unpacked archive, or a report"),
+    option("baseline", type=Path, nargs="+", help="earlier runs: a study's folder, an archive, or a report"),
     option("now", type=Path, help="the present run of the same study"),
     OCCASIONS,
     option("--markdown", type=Path, metavar="FILE", help="write the result as Markdown"),

@@ -1,5 +1,6 @@
 import math
 import random
+import zipfile
 
 import pytest
 
@@ -68,14 +69,18 @@ def test_a_run_that_may_not_be_compared_is_left_out():
     ("rates", "code"),
     [([100, 100, 100, 100], 0), ([100, 100, 70, 70], 1), ([70, 70, 100, 100], 0), ([100, 70, 100, 99], 0)],
 )
-def test_the_guard_fails_if_the_last_step_is_for_the_worse(tmp_path, rates, code):
-    # A digest, an unpacked archive, the folder of a study, and the present run.
-    places = [tmp_path / name for name in ("0.json", "archive", "2", "3.json")]
-    files = [places[0], places[1] / "results/try/tables/digest.json", places[2] / "tables/digest.json", places[3]]
+@pytest.mark.parametrize("archive", ["unpacked", "packed.zip"])
+def test_the_guard_fails_if_the_last_step_is_for_the_worse(tmp_path, rates, code, archive):
+    # A digest, an archive, packed or not, the folder of a study, and the present run.
+    places = [tmp_path / name for name in ("0.json", archive, "2", "3.json")]
+    of_archive = tmp_path / "unpacked/results/try/tables/digest.json"
+    files = [places[0], of_archive, places[2] / "tables/digest.json", places[3]]
     for day, (path, rate) in enumerate(zip(files, rates, strict=True)):
         of = cell("bs32", mean(rate, 0.2, starts=6), began=f"2026-01-0{day + 1}T00:00:00Z")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(digest(of).model_dump_json())
+    with zipfile.ZipFile(tmp_path / "packed.zip", "w") as packed:
+        packed.write(of_archive, of_archive.relative_to(tmp_path / "unpacked"))
     out, steps = tmp_path / "regression.md", tmp_path / "steps.json"
     in_any_order = [str(places[place]) for place in (2, 0, 1, 3)]
     options = ["--occasions-vary", "1", "--markdown", str(out), "--json", str(steps)]
