@@ -3,7 +3,8 @@
 What a cell is worth is the share of the variance of each open question that its value explains in the joint draws: the
 squared correlation, after what the cells chosen before it in the same round explain is taken out. A cell that a
 question needs in any case has its share of that question too. Where no cell explains anything, as where values are
-nearly equal, those cells of an open question are measured of which a measurement knows more than the estimate.
+nearly equal, those cells of an open question are measured of which a measurement knows more than the estimate. Nothing
+is measured for a knob whose verdict would hardly be decided if every cell were measured with all its starts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,10 +12,12 @@ from dataclasses import dataclass
 from math import inf
 
 import numpy as np
+from scipy import stats
 
 from workflow_scripts.analyse.choose.estimates import Estimates
 from workflow_scripts.analyse.choose.questions import Question
-from workflow_scripts.analyse.intervals.start_spread import FloatArray
+from workflow_scripts.analyse.intervals.start_spread import BoolArray, FloatArray
+from workflow_scripts.analyse.intervals.statistics import EQUIVALENCE_ALPHA
 
 # Why no cell is chosen.
 ALL_ANSWERED = "every question is answered"
@@ -26,6 +29,8 @@ _OF_A_ROUND, _FIRST_FEW = 0.03, 4
 _LEAST_WORTH = 1e-3
 # Squared correlations below this, over the number of draws, are chance.
 _BY_CHANCE = 10.0
+# Chance of a verdict, if every cell is measured, below which nothing is measured for it.
+_LEAST_CHANCE = 0.1
 # A question of which this share is explained waits for the round's results.
 _ENOUGH = 0.9
 
@@ -58,15 +63,20 @@ def choose(
     asked = [question for question in questions if not question.is_answered]
     if not asked:
         return Choice((), ALL_ANSWERED)
-    table = estimates.table
+    table, draws = estimates.table, estimates.draws
     had = table.index.to_series().map(started).fillna(at_most).to_numpy(dtype=float)
     further = np.where(had < at_least, at_least - had, 1.0)
     cost_s, noise = table["cost_s"].to_numpy() * further, estimates.noise / further
     possible = had < at_most
-    needed = _needed(list(table.index), asked)
-    risk = np.sum([question.risk for question in asked if question.risk is not None] or [np.zeros(len(table))], axis=0)
     cells = len(table)
-    cov = np.cov(np.hstack([estimates.draws, np.stack([q.values for q in asked], axis=1)]), rowvar=False)
+    cov = np.cov(draws, rowvar=False)
+    after = _if_all_are_measured(cov, estimates.noise / np.maximum(at_most - had, 1.0), possible)
+    asked = [question for question in asked if _chance(question, draws.mean(axis=0), cov, after) >= _LEAST_CHANCE]
+    if not asked:
+        return Choice((), NOTHING_HELPS)
+    needed = _needed(list(table.index), asked)
+    risk = np.sum([_risk(question, draws) for question in asked], axis=0)
+    cov = np.cov(np.hstack([draws, np.stack([q.values for q in asked], axis=1)]), rowvar=False)
     whole = np.diag(cov)[cells:].copy()
     whole[whole <= 0] = inf
     round_s = min(budget_s, _OF_A_ROUND * float(table["cost_s"].sum()) * at_least)
@@ -76,7 +86,7 @@ def choose(
     while possible.any():
         variance = np.diag(cov)[:cells]
         share = cov[:cells, cells:] ** 2 / (variance + noise)[:, None] / whole
-        share[share < _BY_CHANCE / len(estimates.draws)] = 0.0
+        share[share < _BY_CHANCE / len(draws)] = 0.0
         left = np.diag(cov)[cells:] / whole > 1 - _ENOUGH
         worth = np.where(possible, (share * left).sum(axis=1) + needed.sum(axis=1), 0.0)
         worth[worth < _LEAST_WORTH] = 0.0
@@ -93,6 +103,45 @@ def choose(
         possible[best], needed[best] = False, 0.0
         cov = cov - np.outer(cov[:, best], cov[best]) / (cov[best, best] + noise[best])
     return Choice(tuple(table.index[chosen]), None if chosen else ended)
+
+
+def _if_all_are_measured(cov: FloatArray, noise: FloatArray, possible: BoolArray) -> FloatArray:
+    """The covariance of the cells that is left when all `possible` ones have been measured, with errors of `noise`."""
+    at = np.flatnonzero(possible)
+    gain = np.linalg.solve(cov[np.ix_(at, at)] + np.diag(noise[at]), cov[at])
+    return np.asarray(cov - cov[:, at] @ gain)
+
+
+def _chance(question: Question, mean: FloatArray, cov: FloatArray, after: FloatArray) -> float:
+    """Upper bound of the probability that a knob's verdict is decided when the covariance of the cells has shrunk from
+    `cov` to `after`; 1 for other questions."""
+    a, b = question.pairs
+    if not len(a):
+        return 1.0
+    difference, count = mean[a] - mean[b], len(a)
+    now, left = (of[a, a] + of[b, b] - 2 * of[a, b] for of in (cov, after))
+    left = np.clip(left, 0, now)
+    moves = np.sqrt(np.maximum(now - left, 1e-12))
+
+    def below(limit: FloatArray) -> FloatArray:
+        return np.asarray(stats.norm.cdf((limit - difference) / moves))
+
+    within, beyond = (
+        question.margin + sign * stats.norm.isf(alpha) * np.sqrt(left)
+        for sign, alpha in ((-1, EQUIVALENCE_ALPHA), (1, EQUIVALENCE_ALPHA / count))
+    )
+    is_flat = np.where(within > 0, below(within) - below(-within), 0.0).min()
+    return float(is_flat + (below(-beyond) + 1 - below(beyond)).sum())
+
+
+def _risk(question: Question, draws: FloatArray) -> FloatArray:
+    """For each cell the greatest probability that a pair with it is beyond the margin."""
+    risk = np.zeros(draws.shape[1])
+    a, b = question.pairs
+    is_beyond = (np.abs(draws[:, a] - draws[:, b]) > question.margin).mean(axis=0)
+    for end in (a, b):
+        np.maximum.at(risk, end, is_beyond)
+    return risk
 
 
 def _needed(ids: Sequence[str], asked: Sequence[Question]) -> FloatArray:

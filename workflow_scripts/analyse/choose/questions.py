@@ -13,7 +13,7 @@ Statistical Science 11, 1996.
 """
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import combinations, pairwise
 
 import numpy as np
@@ -53,7 +53,8 @@ class Question:
         values: what it depends on, for each draw: the regret of the recommended cell, the largest difference between
             values of a knob, the ratio of two devices, as logarithms.
         needs: cells that must be measured, whatever they show.
-        risk: of a knob, for each cell the greatest probability that a pair with it is beyond the margin.
+        pairs: of a knob, the positions of cells that are compared, shape (2, pairs); the others have none.
+        margin: within which pairs are flat, of logarithms.
     """
 
     kind: str
@@ -64,7 +65,8 @@ class Question:
     is_answered: bool
     values: FloatArray
     needs: tuple[str, ...] = ()
-    risk: FloatArray | None = None
+    pairs: IntArray = field(default_factory=lambda: np.empty((2, 0), dtype=int))
+    margin: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -185,17 +187,15 @@ def _knobs(grid: _Grid) -> Iterator[Question]:
     is_check, is_predicted = grid.rows["state"].eq(CHECK).to_numpy(), grid.rows["state"].eq(PREDICTED).to_numpy()
     for name, knob, groups in _groups(grid.rows[grid.rows["state"] != INFEASIBLE]):
         spread = np.max([np.ptp(grid.draws[:, at], axis=1) for at in groups], axis=0)
-        a, b = np.array([pair for at in groups for pair in combinations(at, 2)]).T
+        a, b = pairs = np.array([pair for at in groups for pair in combinations(at, 2)]).T
         within = (np.abs(grid.draws[:, a] - grid.draws[:, b]) <= grid.margin).mean(axis=0)
         # What is flat for every pair needs no correction; that any pair changes may be seen in each of them.
         # An estimate beside a check cell may differ from it by the very error that the cell shows.
         own = ~(is_check[a] & is_predicted[b] | is_predicted[a] & is_check[b])
         is_flat, changes = float(within.min()), max(0.0, 1 - len(within) * float(within[own].min(initial=1.0)))
         answer = FLAT if is_flat >= changes else CHANGES
-        risk = np.zeros(len(grid.rows))
-        for end in (a, b):
-            np.maximum.at(risk, end, 1 - within)
-        yield Question(KNOBS, name, knob, answer, max(is_flat, changes), False, spread, risk=risk)
+        probability = max(is_flat, changes)
+        yield Question(KNOBS, name, knob, answer, probability, False, spread, pairs=pairs, margin=grid.margin)
 
 
 def _devices(grid: _Grid) -> Iterator[Question]:

@@ -41,14 +41,25 @@ def test_what_a_question_needs_is_measured_whatever_it_explains():
     assert choose(known(), [question(np.zeros(2000), needs=("d",))], NEW).cells == ("d",)
 
 
+def of_pairs(draws, *pairs):
+    a, b = at = np.array(pairs).T
+    spread = np.abs(draws[:, a] - draws[:, b]).max(axis=1)
+    return Question(KNOBS, "here", "it", "flat", 0.8, False, spread, pairs=at, margin=0.1)
+
+
 def test_of_nearly_equal_cells_those_are_measured_that_may_be_beyond_the_margin():
     # The difference of two equal cells is explained by neither of them.
-    risk = np.array([0.001, 0.3, 0.2, 0])
-    apart = Question(KNOBS, "here", "it", "flat", 0.8, False, np.abs(DRAWS[:, 0] - DRAWS[:, 1]), risk=risk)
-    assert choose(known(), [apart], NEW).cells == ("b", "c", "a")
+    draws = DRAWS * [0.2, 1, 0.8, 0]
+    assert choose(known(draws), [of_pairs(draws, (0, 3), (1, 3), (2, 3))], NEW).cells == ("b", "c")
     # Noisy starts of a measured cell are less worth than those of a new one.
     draws = DRAWS * [1, 0.2, 1, 1]
-    assert choose(known(draws, noise=1e-3), [apart], {**NEW, "b": 1}, at_most=2).cells == ("c", "b", "a")
+    assert choose(known(draws, noise=1e-3), [of_pairs(draws, (1, 2))], {**NEW, "b": 1}, at_most=2).cells == ("c", "b")
+
+
+@pytest.mark.parametrize(("noise", "at_most", "is_measured"), [(1e-4, 1, True), (1e-2, 1, False), (1e-2, 20, True)])
+def test_nothing_is_measured_for_a_verdict_that_all_starts_of_all_cells_would_leave_open(noise, at_most, is_measured):
+    choice = choose(known(noise=noise), [of_pairs(DRAWS, (0, 1))], NEW, at_most=at_most)
+    assert (set(choice.cells) == {"a", "b"}, choice.ended == NOTHING_HELPS) == (is_measured, not is_measured)
 
 
 def test_why_nothing_is_chosen():
