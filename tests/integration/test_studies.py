@@ -20,13 +20,14 @@ Snakemake = Callable[..., "subprocess.CompletedProcess[str]"]
 Results = Callable[[str], pd.DataFrame]
 
 CUTS = sorted(path.stem for path in (CHECKOUT / "config" / "studies" / "tiny").glob("*.yaml"))
-# Cells that the cuts' comments and docs/environments.md expect to be refused, some of them by some processors only.
+# Cells that the cuts' comments and docs/environments.md expect to be refused or to fail, some on some processors only.
 REFUSED = {
     "answers": "-(?:kv|quant)fp8-",
     "architectures": "/hf-continuous/tiny-(?:latent|states)-|/vllm/tiny-(?:experts|windows|latent|states)-",
     "kv_capacity": "-kvfp8-",
     "published_claims": "/bs4-",
     "quantization": "-(?:kv|quant)fp8-|-awq/",
+    "vllm_versions": "/bs16-|@vllm-0.11.0.post2/tiny-llama-57m/shared-prompt/seqs8-",
 }
 PREFIX = "cpu-all/vllm/tiny-llama-57m/{}/bs{}-seqs8-len512-pc1-eager1-cpukv1"
 
@@ -46,7 +47,7 @@ def run_cut(name: str, folder: Path, snakemake: Snakemake) -> Results:
     cells = table("cells").drop_duplicates("cell_id")
     assert set(cells["cell_id"]) == {cell.id for cell in expand(load_study(study))}
     predicted = cells["outcome"].eq("missing") & (load_study(study).measure is not None)
-    refused = cells["outcome"].eq("infeasible") & cells["cell_id"].str.contains(REFUSED.get(name, "^$"))
+    refused = cells["outcome"].isin(["infeasible", "engine_error"]) & cells["cell_id"].str.contains(REFUSED.get(name, "^$"))
     assert (cells["outcome"].eq("ok") | refused | predicted).all(), cells[["cell_id", "outcome", "reason"]].to_string()
     assert cells.loc[refused, "reason"].str.len().gt(0).all()
     return table
@@ -155,7 +156,23 @@ def check_engines(table: Results) -> None:
     check_latencies(table("serving_summary"))
 
 
+def check_vllm_versions(table: Results) -> None:
+    """All versions did the same work, and what changed by itself is seen."""
+    cells = table("cells")
+    ran = cells[cells["outcome"] == "ok"].groupby("workload")
+    assert (ran[["prompt_tokens", "output_tokens"]].nunique() == 1).all(axis=None)
+    assert set(cells["kv_cache_tokens"].dropna()) == {131072}
+    changed = table("environments")
+    assert set(changed["environment"]) == {
+        *("vllm-0.25.1", "vllm-0.11.0.post2", "transformers-4.57.6", "transformers-5.23.0")
+    }
+    steps = changed[(changed["setting"] == "max_num_batched_tokens") & (changed["engine"] == "vllm")]
+    found = steps[["environment", "value", "baseline_value"]]
+    assert found.to_numpy().tolist() == [["vllm-0.11.0.post2", "4096", "512"]]
+
+
 CHECKS = {
+    "vllm_versions": check_vllm_versions,
     "prefix_caching": check_prefix_caching,
     "serving": check_serving,
     "concurrency": check_concurrency,
