@@ -47,7 +47,8 @@ def run_cut(name: str, folder: Path, snakemake: Snakemake) -> Results:
     cells = table("cells").drop_duplicates("cell_id")
     assert set(cells["cell_id"]) == {cell.id for cell in expand(load_study(study))}
     predicted = cells["outcome"].eq("missing") & (load_study(study).measure is not None)
-    refused = cells["outcome"].isin(["infeasible", "engine_error"]) & cells["cell_id"].str.contains(REFUSED.get(name, "^$"))
+    failed = cells["outcome"].isin(["infeasible", "engine_error"])
+    refused = failed & cells["cell_id"].str.contains(REFUSED.get(name, "^$"))
     assert (cells["outcome"].eq("ok") | refused | predicted).all(), cells[["cell_id", "outcome", "reason"]].to_string()
     assert cells.loc[refused, "reason"].str.len().gt(0).all()
     return table

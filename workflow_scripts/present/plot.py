@@ -34,10 +34,11 @@ SHORT_AXIS = 7
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes: its heading and the function that draws into it."""
+    """One pair of axes: its heading, the function that draws into it, and its height, if it is not that of the plot."""
 
     title: str
     draw: Callable[[Axes], None]
+    height_in: float | None = None
 
 
 @dataclass(frozen=True)
@@ -184,7 +185,11 @@ def _drawn(plot: Plot, columns: int, width_in: float) -> Any:
     legend_columns = max(1, letters // (max(map(len, labels), default=1) + 6))
     legend_lines = math.ceil(sum(label.count("\n") + 1 for label in labels) / legend_columns)
     head_in = LINE_IN * (title.count("\n") + 1 + legend_lines) + 0.12
-    body_in = rows * plot.panel_height_in
+    heights_in = [
+        max(panel.height_in or plot.panel_height_in for panel in plot.panels[row * columns : (row + 1) * columns])
+        for row in range(rows)
+    ]
+    body_in = sum(heights_in)
     figure = plt.figure(figsize=(width_in, head_in + body_in), layout="constrained")
     head, body = figure.subfigures(2, 1, height_ratios=[head_in, body_in])
     head.text(0.06 / width_in, 1 - 0.05 / head_in, title, va="top", fontsize=10, fontweight="bold")
@@ -192,7 +197,7 @@ def _drawn(plot: Plot, columns: int, width_in: float) -> Any:
         head.legend(
             handles=list(plot.handles), labels=labels, loc="lower left", ncols=legend_columns, borderaxespad=0.2
         )
-    grid = body.subplots(rows, columns, squeeze=False)
+    grid = body.subplots(rows, columns, squeeze=False, height_ratios=heights_in)
     for ax in grid.flat[len(plot.panels) :]:
         ax.set_visible(False)
     for i, (panel, ax) in enumerate(zip(plot.panels, grid.flat, strict=False)):

@@ -48,7 +48,11 @@ def plot_ratios(
     groups = sorted(rows.groupby("panel", sort=False), key=lambda item: -len(item[1]))
     panels, notes = some_panels(
         [
-            Panel(str(panel), partial(_draw, rows=part, named=named, limits=limits, references=references))
+            Panel(
+                str(panel),
+                partial(_draw, rows=part, named=named, limits=limits, references=references),
+                height_in=_lines_of(part) * LINE_IN + 0.75,
+            )
             for panel, part in groups
         ],
         panels_are,
@@ -75,7 +79,6 @@ def plot_ratios(
         handles=handles,
         repeats=repeats_of_pairs(rows, *repeats) if repeats else "",
         notes=notes,
-        panel_height_in=max(_lines_of(part) for _, part in groups) * LINE_IN + 0.75,
     )
 
 
@@ -85,7 +88,7 @@ def labelled(rows: pd.DataFrame, names: Sequence[str], settings: str) -> pd.Data
     several = rows[settings].nunique() > 1
     few = rows.groupby([*varied, settings]).ngroups <= MOST_LABELS
     columns = [*varied, settings] if several and few else varied
-    labels = [" · ".join(map(str, values)) for _, *values in rows[columns].itertuples(name=None)]
+    labels = [" · ".join(filter(None, map(str, values))) for _, *values in rows[columns].itertuples(name=None)]
     return rows.assign(label=labels)
 
 

@@ -35,8 +35,8 @@ def test_the_section_tells_what_changed_by_itself_and_the_largest_ratio(tables):
     assert told(changed_by_itself, report) == [
         (
             "by itself",
-            "h200: what vllm-0.20 changed by itself, compared with default: chunked_prefill false → true, "
-            "engine_version vllm 0.32.0 → vllm-0.20, num_gpu_blocks 1000 → 899, start_s 10 → 20.",
+            "h200: what vllm-0.20 changed by itself, compared with default: chunked prefill false → true, "
+            "num gpu blocks 1000 → 899, start (s) 10 → 20.",
         )
     ]
 
@@ -45,7 +45,7 @@ def test_the_first_screen_answers_with_the_verdicts_and_the_largest_ratio(tables
     (answer,) = [answer for answer in first_screen(report_of(tables)).answers if answer.section == "environments"]
     first, by_itself = answer.sentences
     assert first.startswith("vllm-0.20 instead of default on h200: 2 changes. The largest ratio is 0.6 (0.")
-    assert "chunked_prefill false → true" in by_itself
+    assert "chunked prefill false → true" in by_itself
 
 
 def test_the_figure_has_a_dot_for_each_cell_and_environment(tables, axes_of):

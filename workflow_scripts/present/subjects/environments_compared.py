@@ -10,13 +10,18 @@ from workflow_scripts.present.blocks import Finding, Findings
 from workflow_scripts.present.plot import Plot
 from workflow_scripts.present.ratio_plot import labelled, plot_ratios
 from workflow_scripts.present.report import Report
-from workflow_scripts.present.report_tables import MissingError, Tables, records
+from workflow_scripts.present.report_tables import MissingError, Tables
 from workflow_scripts.present.sentences import some, verdict_over
 from workflow_scripts.present.series import without_shared
 from workflow_scripts.present.style import marks
 from workflow_scripts.present.subject import PLACE, FigurePart, Subject, TablePart
 from workflow_scripts.present.words import DECIDED, held_in_words
+from workflow_scripts.study.setting_words import knob_name
 from workflow_scripts.study.study import Study
+
+# Of what an environment changed by itself, so much is told; the table holds all.
+MOST_CHANGES = 6
+_NAMES = {"start_s": "start (s)", "kv_cache_tokens": "KV-cache tokens"}
 
 
 def _by_size(effects: pd.DataFrame) -> pd.DataFrame:
@@ -47,7 +52,7 @@ def environments(tables: Tables) -> Plot:
     rows = rows.assign(
         largest=largest,
         place=rows["value"].map(names.index),
-        settings=without_shared(rows["held"]).map(held_in_words),
+        settings=rows.groupby("engine")["held"].transform(without_shared).map(held_in_words),
         panel=rows["gpu"] + ": " + rows["metric"].str.removesuffix("_p50").str.replace("_", " "),
         name=rows["value"],
     ).sort_values(["largest", "baseline_cell_id", "place"], ascending=[False, True, True])
@@ -63,14 +68,19 @@ def changed_by_itself(report: Report) -> Iterator[Findings]:
     """What took effect otherwise in each environment."""
     table = report.tables.need("environments")
     findings = []
+    # Of engines in one environment, what changed alike is told once, and the start of the one with the most cells.
+    table = table[table["setting"] != "engine_version"].sort_values("compared", ascending=False, kind="stable")
+    table = table[~(table["setting"].eq("start_s") & table.duplicated(["gpu", "environment", "setting"]))]
     for (gpu, value, baseline), rows in table.groupby(["gpu", "environment", "baseline"], sort=False):
+        alike = rows.groupby(["setting", "baseline_value", "value"], sort=False)[["cells", "compared"]].sum()
         changes = [
-            f"{row['setting']} {row['baseline_value']} → {row['value']}"
-            + (f" in {row['cells']:g} of {row['compared']:g} cells" if row["cells"] < row["compared"] else "")
-            for row in records(rows)
+            f"{_NAMES.get(setting, knob_name(setting))} {there} → {here}"
+            + (f" in {differ:g} of {of:g} cells" if differ < of else "")
+            for (setting, there, here), differ, of in alike.itertuples(name=None)
         ]
-        told = f"{gpu}: what {value} changed by itself, compared with {baseline}: {', '.join(changes)}."
-        findings.append(Finding("by itself", told))
+        more = f" and {len(changes) - MOST_CHANGES} more" if len(changes) > MOST_CHANGES else ""
+        told = f"{gpu}: what {value} changed by itself, compared with {baseline}"
+        findings.append(Finding("by itself", f"{told}: {', '.join(changes[:MOST_CHANGES])}{more}."))
     yield some(findings, "environments")
 
 
