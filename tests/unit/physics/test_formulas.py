@@ -121,11 +121,16 @@ def test_a_decode_step_reads_what_the_steps_before_it_wrote(prompt, output):
     assert f.decode_kv_tokens_read(float(prompt), float(output)) == sum(prompt + i for i in range(output - 1))
 
 
-def test_sequences_share_the_weights_of_a_step():
+def test_rates_and_times_by_hand():
     # 4 steps of 100 bytes are shared by 2 sequences, each of which reads 10 + 11 + 12 bytes of its own: 233 bytes.
     assert f.request_time_min_s(2, 10, 4, 100, 1, 0, 10) == pytest.approx(23.3)
     assert f.request_time_min_s(2, 10, 4, 100, 1, 500, 10, flop_per_s=10) == 50
     assert f.request_time_min_s(2, 10, 4, 100, 0, 0, 10) == 20
+    # 3 sequences a step, which reads 100 bytes of weights and 3 x 5 tokens of 2 bytes, at 10 bytes/s.
+    ceiling = f.output_tokens_per_s_ceiling
+    assert ceiling(3, 100, 10, kv_tokens_per_sequence=5, bytes_per_token=2) == pytest.approx(3 / 13)
+    assert ceiling(3, 100, 10) == ceiling(3, 100, 10, kv_tokens_per_sequence=5) == pytest.approx(3 / 10)
+    assert ceiling(3, 100, 10, flops_per_token=7, flop_per_s=1) == pytest.approx(3 / 21)
 
 
 @given(sequences=count, kv=tokens, prompt=tokens)
@@ -134,11 +139,3 @@ def test_forward_flops_hold_both_phases(sequences, kv, prompt):
     assert decode == pytest.approx(f.decode_step_flops(7.5e9, sequences, kv, 1e5))
     prefill = f.forward_flops(7e9, 5e8, 1e5, prompt, 1, prompt * (prompt + 1) / 2)
     assert prefill == pytest.approx(f.prefill_flops(7e9, 5e8, prompt, 1e5))
-
-
-def test_a_decode_rate_by_hand():
-    # 3 sequences a step, which reads 100 bytes of weights and 3 x 5 tokens of 2 bytes, at 10 bytes/s.
-    ceiling = f.output_tokens_per_s_ceiling
-    assert ceiling(3, 100, 10, kv_tokens_per_sequence=5, bytes_per_token=2) == pytest.approx(3 / 13)
-    assert ceiling(3, 100, 10) == ceiling(3, 100, 10, kv_tokens_per_sequence=5) == pytest.approx(3 / 10)
-    assert ceiling(3, 100, 10, flops_per_token=7, flop_per_s=1) == pytest.approx(3 / 21)

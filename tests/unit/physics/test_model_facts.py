@@ -234,13 +234,18 @@ def test_known_models(name):
     assert facts.dtype == (MODELS[name].fixed_dtype or "float32")
 
 
-def test_experts_of_gpt_oss_are_stored_in_four_bits():
+def test_experts_in_four_bits():
     facts = read_model_facts(MODELS["gpt-oss-120b"].config, "bfloat16")
     assert facts.parameters == 116_829_156_672
     assert facts.weight_bytes == pytest.approx(65.25e9, rel=1e-3)  # 60.8 GiB
     small = read_model_facts(MODELS["gpt-oss-20b"].config, "bfloat16")
     assert (small.parameters, small.bytes_per_token()) == (20_914_757_184, 49_152)
     assert small.weight_bytes == pytest.approx(12.82 * 2**30, rel=1e-3)  # the size of the published files
+    stored = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
+    facts = model_facts(GPT_OSS | {"dtype": "bfloat16"})
+    small = model_facts(GPT_OSS | {"dtype": "bfloat16", "quantization_config": stored})
+    experts = 3 * 4 * 3 * 48 * 100
+    assert facts.weight_bytes - small.weight_bytes == round(experts * (2 - 4.25 / 8))
 
 
 # As published by those who made them; without the table of tokens that gpt-oss does not count.
@@ -302,16 +307,11 @@ def test_compressed_tensors_of_8_bits_are_a_byte_a_parameter(kind, quantization,
 
 @pytest.mark.parametrize(
     ("weights", "named"),
-    [
-        ([(4, "group")], "4 bits int by group"),
-        ([(8, "group")], "8 bits int by group"),
-        ([(8, "channel"), (4, "channel")], "4 bits int by channel, 8 bits int by channel"),
-        ([], "none"),
-    ],
+    [([(8, "group")], "8 bits int by group"), ([(8, "channel"), (4, "channel")], "4 bits int by channel, 8 bits int")],
 )
 def test_other_compressed_tensors_are_named_and_refused(weights, named):
     groups = [{"num_bits": bits, "type": "int", "strategy": strategy} for bits, strategy in weights]
-    with pytest.raises(ModelFactsError, match=rf"compressed-tensors \({named}\)"):
+    with pytest.raises(ModelFactsError, match=rf"compressed-tensors \({named}"):
         model_facts(compressed(*groups))
 
 
@@ -344,8 +344,6 @@ def test_weights_that_would_be_counted_wrong_are_refused(stored, message):
         ({"model_type": "mamba"}, r"'mamba' is not supported; supported: llama, mistral.*gpt_neox, falcon"),
         ({"model_type": "mistral", "sliding_window": "wide"}, "mistral: sliding_window must be a whole number above 0"),
         ({"model_type": "gemma2", "layer_types": ["sliding_attention"] * 3}, "gemma2: missing 'sliding_window'"),
-        ({"model_type": "gemma2", "layer_types": ["full_attention"]}, "layer_types must be a list"),
-        ({"model_type": "gemma2", "layer_types": ["x"] * 3}, "layer_types names 'x', .* supported: full_attention"),
         (DEEPSEEK | {"kv_lora_rank": None}, "deepseek_v3: missing 'kv_lora_rank'"),
         (DEEPSEEK | {"moe_layer_freq": 2}, "moe_layer_freq other than 1"),
         (NEMOTRON_H | {"hybrid_override_pattern": "M?"}, r"hybrid_override_pattern names '\?'; supported: M, "),
@@ -356,10 +354,7 @@ def test_weights_that_would_be_counted_wrong_are_refused(stored, message):
         ({"model_type": "gemma3"}, "gemma3: text_config must be a mapping"),
         (KIMI_LINEAR | {"linear_attn_config": {"full_attn_layers": [4]}}, "must name each of layers 1 to 3"),
         (DSA | {"model_type": "deepseek_v32", "index_topk": None}, "deepseek_v32: missing 'index_topk'"),
-        (DSA | {"model_type": "deepseek_v32", "q_lora_rank": None}, "deepseek_v32: missing 'q_lora_rank'"),
-        ({"num_attention_heads": 10}, "llama: num_attention_heads 10 must divide hidden_size 48"),
         ({"model_type": "opt", "ffn_dim": 9, "word_embed_proj_dim": 9}, "word_embed_proj_dim"),
-        ({"model_type": "opt"}, "opt: missing 'ffn_dim'"),
         ({"tie_word_embeddings": "no"}, "llama: tie_word_embeddings"),
         ({"dtype": "int4"}, "dtype 'int4'"),
         ({"model_type": "gemma4_text"}, "gemma4_text: hidden_size_per_layer_input above 0"),
@@ -407,15 +402,10 @@ def test_every_family_refuses_heads_experts_and_kinds_that_cannot_be(name):
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
-        ("qwen3_moe", {"mlp_only_layers": 3}, "mlp_only_layers must be a list, not 3"),
         ("qwen3_moe", {"mlp_only_layers": ["a"]}, "mlp_only_layers must be a list of whole numbers, but has 'a'"),
         ("qwen3_moe", {"mlp_only_layers": [0, 99]}, "mlp_only_layers names layer 99; there are layers 0 to 2"),
-        ("qwen3_next", {"mlp_only_layers": [-1]}, "mlp_only_layers names layer -1"),
-        ("llama4_text", {"moe_layers": [8]}, "moe_layers names layer 8"),
         ("bamba", {"attn_layer_indices": [3]}, "attn_layer_indices names layer 3"),
         ("llama", {"num_hidden_layers": 10**7}, "num_hidden_layers must be at most 10000"),
-        ("gpt2", {"n_layer": 10**7}, "n_layer must be at most 10000"),
-        ("llama4_text", {"no_rope_layers": 5}, "no_rope_layers must be a list"),
         ("deepseek_v32", {"indexer_types": 7}, "indexer_types must be a list"),
         ("llama", {"layer_types": 7}, "layer_types must be a list"),
         ("nemotron_h", {"hybrid_override_pattern": None, "layers_block_type": 7}, "layers_block_type must be a list"),
@@ -492,7 +482,7 @@ def test_whole_experts_are_as_many_bytes_as_parts_of_all():
     assert sum(m.parameters for m in of_three if m.role == "experts") == 2 * 3 * 48 * 100
 
 
-def test_weights_of_unknown_bytes_are_not_counted():
+def test_layers_are_known_where_the_weights_are_not():
     stored = {"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}
     facts = model_facts(LLAMA | stored, weights=False)
     assert facts.bytes_per_token() == model_facts(LLAMA).bytes_per_token()
@@ -501,9 +491,7 @@ def test_weights_of_unknown_bytes_are_not_counted():
             getattr(facts, name)
     with pytest.raises(ModelFactsError, match="quantization 'modelopt' is not supported"):
         model_facts(LLAMA | stored)
-
-
-def test_the_layers_of_a_known_text_model_inside_an_unknown_one_are_known_but_not_its_weights():
+    # A known text model inside an unknown one.
     kimi = {"model_type": "kimi_k25", "dtype": "bfloat16", "text_config": DEEPSEEK | {"model_type": "kimi_k2"}}
     facts = model_facts(kimi, weights=False)
     assert facts.bytes_per_token() == 3 * (12 + 4) * 2
@@ -511,12 +499,6 @@ def test_the_layers_of_a_known_text_model_inside_an_unknown_one_are_known_but_no
         _ = facts.weight_bytes
     with pytest.raises(ModelFactsError, match="model_type 'kimi_k25' is not supported"):
         model_facts(kimi)
-
-
-def test_the_cache_of_latent_attention_is_the_same_on_every_rank():
-    facts = model_facts(DEEPSEEK | {"dtype": "bfloat16"})
-    assert facts.bytes_per_token() == 3 * (12 + 4) * 2
-    assert facts.bytes_per_token(tensor=2) == 2 * facts.bytes_per_token()
 
 
 def test_decoding_latent_attention_computes_in_the_space_of_the_latent_vectors():
@@ -544,14 +526,6 @@ def test_a_token_uses_only_its_experts():
     assert facts.weight_bytes - facts.decode_weight_bytes == 4 * (3 * 2 * of_one + 70 * 48)
 
 
-def test_mxfp4_shrinks_the_experts_alone():
-    stored = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
-    facts = model_facts(GPT_OSS | {"dtype": "bfloat16"})
-    small = model_facts(GPT_OSS | {"dtype": "bfloat16", "quantization_config": stored})
-    experts = 3 * 4 * 3 * 48 * 100
-    assert facts.weight_bytes - small.weight_bytes == round(experts * (2 - 4.25 / 8))
-
-
 def test_any_config_has_a_vocabulary_and_a_context(tmp_path):
     in_text = {"model_type": "y", "text_config": LLAMA}
     for config, positions in ((LLAMA | {"model_type": "x"}, 32), (in_text, 32), (FALCON, 2048)):
@@ -560,9 +534,7 @@ def test_any_config_has_a_vocabulary_and_a_context(tmp_path):
     for config in ({"model_type": "y"}, {"text_config": {"num_hidden_layers": 2}}, {"model_type": "llama"}):
         with pytest.raises(ModelFactsError):
             vocabulary_size(config)
-
-
-def test_the_vocabulary_that_a_published_config_leaves_out_is_the_familys(tmp_path):
+    # What a published config leaves out is the family's.
     config = read_config(get_model("gemma-3-27b-it").config)
     assert "vocab_size" not in config | config["text_config"]
     assert vocabulary_size(config) == 262208

@@ -24,23 +24,23 @@ def work(*segments):
     return StepWork.of(steps, first, {"kv_bytes": read_growth, "attention_flops": flops_growth})
 
 
-def test_reading_hides_computing_on_a_gpu_and_adds_to_it_on_a_cpu():
+def test_times_and_totals_of_steps_by_hand():
     # 100 bytes at 10 bytes/s are 10 s, 30 operations at 10 a second 3 s, and 1 s comes on top of each of 2 steps.
     two_steps = work((2, 100, 0, 30, 0))
     gpu = StepCosts.of_rates(10, 10, 1)
     assert segment_times_s(two_steps, gpu).tolist() == [22]
     assert segment_times_s(two_steps, gpu.model_copy(update={"overlap": False})).tolist() == [28]
-
-
-def test_the_kv_read_outgrows_computing_within_a_segment():
     # 1, 3, 5, 7 bytes against 4 operations a step: 4 + 4 + 5 + 7.
     assert segment_times_s(work((4, 1, 2, 4, 0)), StepCosts.of_rates(1, 1, 0)).tolist() == [20]
-
-
-def test_overhead_adds_to_whatever_decides():
+    # Overhead adds to whatever decides.
     found = StepWork.of(np.array([3.0]), {"kv_bytes": 5, "sequences": 4, "layers": 2, "requests": 1}, {})
     costs = StepCosts(kv_bytes=1, sequences=0.5, layers=0.25, requests=7)
     assert segment_times_s(found, costs).tolist() == [3 * (5 + 2 + 0.5 + 7)]
+    both = work((2, 10, 4, 6, 2), (3, 1, 0, 5, 0))
+    totals = dict(zip(KINDS, both.totals(), strict=True))
+    assert (totals["steps"], totals["kv_bytes"], totals["attention_flops"]) == (5, 24 + 3, 14 + 15)
+    part = both.part(np.array([1, 0]), np.array([2.0, 1.0]))
+    assert (part.steps.tolist(), part.first[:, KINDS.index("kv_bytes")].tolist()) == ([2, 1], [1, 10])
 
 
 NUMBERS = st.floats(0, 1e3)
@@ -53,14 +53,6 @@ def test_a_segment_takes_as_long_as_its_steps_one_by_one(segments, overlap):
     costs = StepCosts.of_rates(3, 7, 0.5, overlap=overlap)
     found = [device_s(single_steps(work(segment)), costs).sum() for segment in segments]
     assert segment_times_s(work(*segments), costs) == pytest.approx(found, rel=1e-9)
-
-
-def test_totals_and_parts():
-    both = work((2, 10, 4, 6, 2), (3, 1, 0, 5, 0))
-    totals = dict(zip(KINDS, both.totals(), strict=True))
-    assert (totals["steps"], totals["kv_bytes"], totals["attention_flops"]) == (5, 24 + 3, 14 + 15)
-    part = both.part(np.array([1, 0]), np.array([2.0, 1.0]))
-    assert (part.steps.tolist(), part.first[:, KINDS.index("kv_bytes")].tolist()) == ([2, 1], [1, 10])
 
 
 # A device takes 5 s for each step; its host 2 s to launch one, and 10 s more for each layer that is launched by itself.
@@ -86,15 +78,7 @@ def test_the_device_waits_for_what_a_launch_takes_longer_than_the_work_before_an
     # An engine that waits for each step launches nothing ahead.
     alone = HOSTED.model_copy(update={"launch": HOSTED.launch.model_copy(update={"ahead": False})})
     assert launch_waits_s(work, alone).tolist() == [17, 2, 17, 17, 2]
-
-
-def test_where_launching_is_slower_than_the_work_the_host_sets_the_pace():
+    # Where launching is slower than the work, the host sets the pace.
     slow = HOSTED.model_copy(update={"launch": LaunchCosts(steps=8)})
     work = steps_of((4, 0))
     assert (segment_times_s(work, slow) + launch_waits_s(work, slow)).tolist() == [4 * 8 + 5]
-
-
-def test_a_device_without_a_host_never_waits():
-    work = steps_of((1, 2), (3, 0))
-    costs = StepCosts(steps=5)
-    assert (launch_waits_s(work, costs).tolist(), arrival_s(work, costs)) == ([0, 0], 0)

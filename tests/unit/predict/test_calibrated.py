@@ -36,15 +36,12 @@ def written(folder, name=OWN, record=None, **changes):
     return folder
 
 
-def test_the_calibration_of_the_device_goes_before_a_project_file(tmp_path):
+def test_the_calibration_of_the_device_goes_before_a_project_file_and_serves_only_what_it_was_measured_for(tmp_path):
     calibrations, project = written(tmp_path / "calibrations"), written(tmp_path / "project", host="elsewhere")
     speed = speed_for(wanted(), calibrations, project)
     assert (speed.source, speed.error_pct, speed.ttft_error_pct) == ("calibrated", 10, 10)
     assert speed_for(wanted(), tmp_path / "none", project).source == "project file"
     assert speed_for(wanted(), None, tmp_path / "none") is None
-
-
-def test_a_calibration_serves_nothing_that_it_was_not_measured_for(tmp_path):
     calibrations = written(tmp_path)
     others = [{"device": {**HERE, "processor": "another CPU"}}, {"device": {**HERE, "cores": [0, 1]}}]
     for changes in (*others, {"engine": "hf-static"}, {"variant": "default"}, {"gpu": get_gpu("cpu-all")}):
@@ -101,19 +98,3 @@ def test_a_version_without_a_calibration_of_its_own_is_predicted_by_the_defaults
     # The default environment has its own alone.
     (tmp_path / OWN).unlink()
     assert speed_for(wanted(), calibrations, none) is None
-
-
-def test_a_calibration_of_one_depth_says_so(tmp_path):
-    record = calibration_with(COSTS, depths=(1,)).model_copy(update={"failure": "the engine broke:\nno memory"})
-    speed = speed_for(wanted(), written(tmp_path, record=record), tmp_path / "none")
-    assert speed.how.endswith(", at 1 of 2 depths (the engine broke: no memory)")
-
-
-def test_another_card_of_the_type_is_named(tmp_path):
-    card = {"name": "NVIDIA H200", "uuid": "GPU-1", "driver_version": "580"}
-    record = calibration_with(COSTS.model_copy(update={"overlap": True}), gpu="h200", device=card)
-    calibrations = written(tmp_path, "h200/vllm/tiny-llama-57m/eager1.json", record)
-    here = wanted(gpu=get_gpu("h200"), device=card)
-    assert "of this type's" not in speed_for(here, calibrations, tmp_path / "none").how
-    other = speed_for(wanted(gpu=get_gpu("h200"), device={**card, "uuid": "GPU-2"}), calibrations, tmp_path / "none")
-    assert (other.source, "of this type's NVIDIA H200 GPU-1, driver 580" in other.how) == ("calibrated", True)

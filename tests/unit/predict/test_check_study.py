@@ -16,15 +16,13 @@ def cell(gpu: str = "h200", sweep: str = "a", workload: str = "w", model: str = 
     return Cell(gpu, "vllm", model, workload, VllmKnobs.model_validate(knobs), (sweep,))
 
 
-def test_one_fault_on_two_devices_is_one_line_that_names_the_knob_at_fault():
+def test_one_fault_is_one_line_that_names_the_knobs_at_fault():
     here, there = (cell(gpu, block_size=16, max_num_seqs=4) for gpu in ("h200", "l40s"))
     fault = Fault(("max_num_seqs",), "no such number")
     assert fault_lines(Path("s.yaml"), [([here], fault), ([there], fault)]) == [
         "s.yaml: sweep a: vllm with opt-125m on h200, l40s: max_num_seqs=4: no such number"
     ]
-
-
-def test_a_fault_of_no_single_knob_names_all_that_are_set():
+    # A fault of no single knob names all that are set.
     asked = [cell(block_size=16, max_num_seqs=4), cell(sweep="b", block_size=16, max_num_seqs=4)]
     (line,) = fault_lines(Path("s.yaml"), [(asked, Fault((), "not together"))])
     assert line == "s.yaml: sweep a, b: vllm with opt-125m on h200: block_size=16, max_num_seqs=4: not together"
@@ -37,13 +35,10 @@ def test_what_is_predicted_to_be_refused_is_a_note():
     assert "v100-pcie-16gb/vllm/qwen2-7b/w/default" in note
 
 
-def test_a_library_that_is_not_installed_is_one_message(monkeypatch, capsys):
+def test_what_is_not_installed_or_cannot_be_measured_is_refused_before_its_settings_are_asked(monkeypatch, capsys):
     monkeypatch.setattr(check_study.importlib.util, "find_spec", lambda name: None)
     assert check_study.main(["--study", "config/studies/demo.yaml"]) == 2
     assert "vllm is not" in capsys.readouterr().err
-
-
-def test_a_version_that_the_adapter_cannot_measure_is_refused_before_its_settings_are_asked(monkeypatch, capsys):
     asked = []
     monkeypatch.setattr(check_study, "check_cells", lambda cells: asked.append(cells) or [])
     monkeypatch.setattr(check_study.importlib.util, "find_spec", lambda name: name)
@@ -53,17 +48,6 @@ def test_a_version_that_the_adapter_cannot_measure_is_refused_before_its_setting
         assert check_study.main(["--study", "config/studies/demo.yaml"]) == status
         assert (version in capsys.readouterr().err) == (status == 2)
     assert len(asked) == 1
-
-
-def test_a_knob_that_a_version_lacks_is_a_note_because_its_cells_end_as_infeasible(monkeypatch, capsys):
-    lacks = Fault(("attention_backend",), "vLLM 0.12.0 has no attention_backend", lacks=True)
-    asked = [replace(cell(attention_backend="TRITON_ATTN"), environment="vllm-0.12.0")]
-    monkeypatch.setattr(check_study, "check_cells", lambda cells: [(cells, lacks)])
-    check_study.check_here(Path("s.yaml"), asked)
-    assert (
-        "vllm@vllm-0.12.0 with opt-125m on h200: attention_backend=TRITON_ATTN: vLLM 0.12.0 has no attention_backend"
-        in capsys.readouterr().out
-    )
 
 
 def test_cells_of_an_environment_that_is_not_installed_are_a_note(monkeypatch, tmp_path, capsys):

@@ -105,7 +105,14 @@ def test_a_cell_by_hand(tmp_path, monkeypatch):
     )
 
 
-def test_beyond_the_calibration_there_is_no_band(tmp_path, monkeypatch):
+def test_without_a_calibration_or_beyond_it_there_is_no_band(tmp_path, monkeypatch):
+    record = one(tmp_path)
+    assert (record["speed_source"], record["error_pct"], record["ttft_error_pct"]) == ("data sheet", None, None)
+    assert record["how"].startswith("uncalibrated: ")
+    assert (record["output_tokens_per_s_low"], record["wall_s_high"], record["ttft_s_p50_high"]) == (None, None, None)
+    # What the data sheet allows is no band, and known all the same; a job asks for twice 40 % more time.
+    assert record["output_tokens_per_s"] < record["output_tokens_per_s_high"]
+    assert record["limit_s"] == 2 * 1.4 * record["cell_s"]
     # A step has twice as many sequences as the costs were fitted to.
     known(monkeypatch, error_pct=25.0, ttft_error_pct=100.0, covered={"sequences": 0.5})
     record = one(tmp_path, knobs={"block_size": 16, "max_num_seqs": 1})
@@ -114,25 +121,12 @@ def test_beyond_the_calibration_there_is_no_band(tmp_path, monkeypatch):
     assert record["how"] == said
 
 
-def test_without_a_calibration_there_is_no_band(tmp_path):
-    record = one(tmp_path)
-    assert (record["speed_source"], record["error_pct"], record["ttft_error_pct"]) == ("data sheet", None, None)
-    assert record["how"].startswith("uncalibrated: ")
-    assert (record["output_tokens_per_s_low"], record["wall_s_high"], record["ttft_s_p50_high"]) == (None, None, None)
-    # What the data sheet allows is no band, and known all the same; a job asks for twice 40 % more time.
-    assert record["output_tokens_per_s"] < record["output_tokens_per_s_high"]
-    assert record["limit_s"] == 2 * 1.4 * record["cell_s"]
-
-
-def test_the_data_sheet_limits_a_first_token_by_the_steps_before_it(tmp_path):
+def test_the_data_sheet_limits_what_is_predicted(tmp_path):
     # A long prompt takes arithmetic, of which 60 % are assumed; its many answers take reading, with 85 % and overhead.
     workload = {"even": {"kind": "fixed", "num_prompts": 1, "prompt_tokens": 8000, "output_tokens": 400}}
     record = one(tmp_path, workload, knobs={"block_size": 16, "max_num_seqs": 1, "max_model_len": 8400})
     assert record["ttft_s_p50_low"] / record["ttft_s_p50"] == pytest.approx(0.6, abs=0.02)
     assert record["wall_s_low"] / record["wall_s"] > 0.64
-
-
-def test_nothing_is_predicted_beyond_what_the_data_sheet_allows(tmp_path):
     record = one(tmp_path, gpu="l40s", knobs={"block_size": 16, "max_num_seqs": 1})
     # Steps of Llama-3.1-8B read 15 GB: an L40S does at most 57.6 a second, whatever the error is said to be.
     assert record["output_tokens_per_s"] < record["output_tokens_per_s_high"] < 57.6
@@ -164,7 +158,7 @@ def test_blocks_bind_where_memory_is_short(tmp_path):
     assert record["prompts_to_fill"] is None
 
 
-def test_users_keep_as_many_requests_in_progress_as_there_are_users(tmp_path):
+def test_users_keep_as_many_requests_in_progress_and_wait_beyond_the_places(tmp_path, monkeypatch):
     users, slots = (
         one(tmp_path, engine="vllm-serve", knobs={"max_num_seqs": seqs} | load)
         for seqs, load in ((8, {"users": 4}), (4, {}))
@@ -176,9 +170,6 @@ def test_users_keep_as_many_requests_in_progress_as_there_are_users(tmp_path):
     assert users["error_pct"] is None
     # A user has a place at once; of 24 requests that are sent together, most wait for one.
     assert 0 < users["ttft_s_p50"] < 0.1 * slots["ttft_s_p50"]
-
-
-def test_users_beyond_the_places_wait_for_others(tmp_path, monkeypatch):
     # Steps take 1 s; each request has 32. Of 12 users 4 run, so a request waits for 8 others: two batches of 4.
     known(monkeypatch)
     knobs = {"max_num_seqs": 4, "users": 12, "max_num_batched_tokens": 1024}
@@ -198,17 +189,6 @@ def test_servers_are_predicted_like_the_engine_that_their_entry_names(tmp_path, 
     for record in (alone, batch):
         assert record["error_pct"] is None
         assert "not modelled" in record["how"]
-
-
-def test_cells_that_decide_alike_share_a_schedule(tmp_path, monkeypatch):
-    made = []
-    make = speed.make_schedule
-    monkeypatch.setattr(speed, "make_schedule", lambda *a, **k: made.append(a) or make(*a, **k))
-    records = predict(tmp_path, sweeps=[sweep(gpu=["h200", "h100-sxm", "l40s"], knobs={"max_num_batched_tokens": 99})])
-    assert len(records) == 1  # all have the same id behind the GPU
-    # And one with twice the tokens of a step, because the GPUs wait for launches.
-    of_the_workload = [settings.max_num_batched_tokens for requests, settings, *_ in made if len(requests) == 24]
-    assert of_the_workload == [99, 198]
 
 
 CPU = {"block_size": 32, "cpu_kv_cache_gib": 1}
@@ -259,11 +239,6 @@ def test_arrivals_decide_on_each_device_by_itself(tmp_path):
     assert record["running_peak"] == 1
     assert 50 < record["wall_s"] < 51
     assert record["ttft_s_p99"] < 0.1
-
-
-def test_static_batches_of_huggingface(tmp_path):
-    record = one(tmp_path, engine="hf-static", knobs={"batch_size": 8})
-    assert (record["steps"], record["running_peak"], record["num_blocks"]) == (3 * 32, 8, None)
 
 
 def test_continuous_batches_of_huggingface(tmp_path):

@@ -141,7 +141,7 @@ def test_pools_are_those_that_vllm_plans(name):
     assert facts.parameters + MORE_PARAMETERS.get(name, 0) == plan["parameters"]
 
 
-def test_states_without_prefix_caching_as_a_log_of_qwen_shows():
+def test_numbers_of_logs_that_do_not_say_the_memory():
     # vllm-project/vllm#40691: Qwen3.5-27B, vLLM 0.19.0, 290,864 tokens and 33.04x; the log does not say the memory.
     given = {"max_model_len": 32768, "max_num_seqs": 16, "max_num_batched_tokens": 16384, "vllm_version": "0.19.0"}
     terms = of_blocks(QWEN3_5_27B, 1487, **given)
@@ -151,22 +151,30 @@ def test_states_without_prefix_caching_as_a_log_of_qwen_shows():
     assert of_blocks(QWEN3_5_27B, 1487, **given, enable_prefix_caching=True)["max_concurrency"] < 31
     now = given | {"vllm_version": "0.32.0"}
     assert of_blocks(QWEN3_5_27B, 1487, **now) == of_blocks(QWEN3_5_27B, 1487, **now, enable_prefix_caching=True)
-
-
-def test_states_in_a_cache_of_8_bits_as_a_log_of_qwen_next_shows():
     # vllm-project/vllm#26646: Qwen3-Next, vLLM 0.11, fp8, 90,048 tokens and 1.66x; the log does not say the memory.
     given = {"max_model_len": 215_040, "kv_cache_dtype": "fp8", "vllm_version": "0.11.0"}
     terms = of_blocks(QWEN3_NEXT, 339, **given)
     assert (terms["kv_cache_tokens"], round(terms["max_concurrency"], 2)) == (90_048, 1.66)
 
 
-def test_experts_beside_full_attention_as_a_log_of_minimax_shows():
+def test_whole_experts_need_experts_and_a_log_of_minimax_has_them_beside_full_attention():
     # eugr/spark-vllm-docker#396: vLLM 0.29.1rc1, two ranks, 28.74 GiB, 240,816 tokens; each rank has its own memory.
     asked = EngineSettings(max_model_len=196608, tensor_parallel_size=2, vllm_version="0.29.1")
     terms = predict_capacity(model_facts(MINIMAX_M2), GPU, asked, {"available_kv_cache_gib": 28.74})
     assert terms["kv_cache_tokens"].value == pytest.approx(240_816, rel=0.02)
     # The engine said that it needs 23.25 GiB for a request of full length.
     assert round(196608 * terms["bytes_per_token"].value / 2**30, 2) == 23.25
+    dense = MINIMAX_M2 | {"model_type": "mistral"}
+    with pytest.raises(CapacityError, match="needs a model with experts"):
+        predict_capacity(model_facts(dense), GPU, EngineSettings(enable_expert_parallel=True))
+    weights = [
+        predict_capacity(model_facts(MINIMAX_M2), GPU, EngineSettings(tensor_parallel_size=ranks, **given))["weights"]
+        for ranks, given in ((4, {}), (4, {"enable_expert_parallel": True}), (48, {"enable_expert_parallel": True}))
+    ]
+    parts, whole, many = (term.value for term in weights)
+    assert whole == pytest.approx(parts, rel=0.01)
+    # 48 ranks hold 6 of 256 experts each, so more than a 48th of them.
+    assert many > parts / 12
 
 
 def test_tokens_of_fewer_bytes_share_pages_with_others_as_a_log_of_gemma_4_shows():
@@ -198,15 +206,12 @@ def test_ranks_that_share_tokens_hold_more_of_them():
         of_blocks(GPT_OSS, 1000, **given, decode_context_parallel_size=2)
 
 
-def test_sparse_attention_has_pages_of_64_tokens_with_the_keys_of_its_indexer():
+def test_drafted_tokens_and_indexers_take_pages_and_states():
     sparse = DEEPSEEK | {"model_type": "deepseek_v32"} | INDEXER
     pool = pool_of(sparse)
     assert (len(pool.groups), pool.block_size, pool.page_bytes) == (1, 64, 64 * (576 * 2 + 132))
     with pytest.raises(ModelFactsError, match=r"the GPU decides .* in 8 bits"):
         pool_of(sparse, kv_cache_dtype="fp8")
-
-
-def test_drafted_tokens_take_states_and_drafting_layers_take_pages():
     plain, looked_up = pool_of(QWEN3_6), pool_of(QWEN3_6, num_speculative_tokens=2)
     assert (plain.state_blocks, looked_up.state_blocks) == (2, 4)
     # Two more inputs of the convolution: 2,146,304 + 2 x 8,192 x 2 bytes of a state / 2,048 = 1,064 tokens.
@@ -216,20 +221,6 @@ def test_drafted_tokens_take_states_and_drafting_layers_take_pages():
     assert [drafts.bytes_per_block(rank) // drafts.page_bytes for rank in split_layers(40, 2)] == [5, 6]
     with pytest.raises(ModelFactsError, match="layers that draft have"):
         predict_capacity(model_facts(QWEN3_6), GPU, EngineSettings(num_speculative_tokens=2, draft_layers=1))
-
-
-def test_whole_experts_need_experts():
-    dense = MINIMAX_M2 | {"model_type": "mistral"}
-    with pytest.raises(CapacityError, match="needs a model with experts"):
-        predict_capacity(model_facts(dense), GPU, EngineSettings(enable_expert_parallel=True))
-    weights = [
-        predict_capacity(model_facts(MINIMAX_M2), GPU, EngineSettings(tensor_parallel_size=ranks, **given))["weights"]
-        for ranks, given in ((4, {}), (4, {"enable_expert_parallel": True}), (48, {"enable_expert_parallel": True}))
-    ]
-    parts, whole, many = (term.value for term in weights)
-    assert whole == pytest.approx(parts, rel=0.01)
-    # 48 ranks hold 6 of 256 experts each, so more than a 48th of them.
-    assert many > parts / 12
 
 
 def pool_of(config, **given):
@@ -248,15 +239,13 @@ def test_layers_of_a_kind_form_groups_of_equal_size():
     assert [(len(group.layers), group.slots) for group in groups] == [(12, 13), (13, 13)]
 
 
-def test_chunks_are_given_back_as_versions_do():
+def test_chunks_and_windows_keep_what_each_version_keeps():
     config = GPT_OSS | {"model_type": "llama4_text", "intermediate_size_mlp": 64, "attention_chunk_size": 128}
     assert len(pool_of(config, vllm_version="0.12").groups) == 1
     now = pool_of(config)
     assert [(group.kind, len(group.layers)) for group in now.groups] == [("chunks of 128", 9)] * 3 + [("full", 9)]
     assert now.blocks_per_request(40960) == 3 * -(-(128 + 2 * 8192) // 16) + 40960 // 16
 
-
-def test_a_window_keeps_the_tokens_of_every_batch_in_flight():
     def blocks(version, kind="cuda"):
         asked = EngineSettings(max_model_len=40960, max_num_batched_tokens=2048, vllm_version=version)
         facts = model_facts(GPT_OSS | {"layer_types": ["sliding_attention"] * 36})
@@ -266,14 +255,11 @@ def test_a_window_keeps_the_tokens_of_every_batch_in_flight():
     assert blocks("0.32") == -(-(127 + 2 * 2048) // 16) + 1
 
 
-def test_a_state_takes_a_second_block_if_prefixes_are_cached():
+def test_blocks_and_pages_of_states():
     with_caching, without = pool_of(QWEN3_6), pool_of(QWEN3_6, enable_prefix_caching=False)
     assert with_caching.blocks_per_request(4096) - without.blocks_per_request(4096) == 3
     assert pool_of(NEMOTRON, vllm_version="0.30").state_blocks == 2
     assert pool_of(NEMOTRON).state_blocks == 3  # and one made within a prefill
-
-
-def test_pages_hold_a_state_in_whole_kernel_blocks():
     assert pool_of(QWEN3_6).block_size == 1056  # 2,146,304 bytes of a state / 2,048 bytes of a token = 1,048
     assert pool_of(QWEN3_6, block_size=512).block_size == 1536
     # Half of the state and of the KV heads on each of two ranks.

@@ -1,5 +1,4 @@
 import json
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -9,7 +8,6 @@ from workflow_scripts.predict import plan as planning
 from workflow_scripts.predict import predict_cell as predict
 from workflow_scripts.predict.knobs_that_matter import knob_effects
 from workflow_scripts.predict.plan import main, plan
-from workflow_scripts.predict.prediction_record import FIELDS
 from workflow_scripts.study.grid import expand
 
 
@@ -50,29 +48,15 @@ def test_every_start_of_a_cell_costs_its_time(tmp_path, capsys):
     assert hours[1] == pytest.approx([3 * of_one for of_one in hours[0]], rel=0.05)
 
 
-def test_every_column_is_documented():
-    page, tables = (Path(f"docs/{name}.md").read_text(encoding="utf-8") for name in ("plan", "tables"))
-    # The page leaves to these tables what they also have.
-    text = page + "".join(part for part in tables.split("\n## ") if part.startswith(("cells\n", "predictions\n")))
-    columns = {name.removesuffix("_low").removesuffix("_high") for name in FIELDS}
-    assert {name for name in columns if f"`{name}`" not in text} == set()
-
-
-def test_a_knob_that_changes_no_step_and_one_that_runs_out_of_prompts_says_so(tmp_path):
+def test_what_is_said_of_each_knob(tmp_path):
     rows = effects(tmp_path)
     block_size, seqs = rows["h200", "block_size"], rows["h200", "max_num_seqs"]
     assert (block_size.verdict, block_size.spread_pct, block_size.values) == ("changes no step", 0, "8, 16, 32")
     assert seqs.verdict == "can matter"
     assert all(number in seqs.why for number in ("from 256", "at most 24", "256 prompts"))
     assert seqs.spread_pct > 500
-
-
-def test_of_cells_without_a_prediction_no_knob_is_judged(tmp_path):
     rows = effects(tmp_path, sweeps=[sweep(engine="vllm-serve", knobs={"request_rate_per_s": [1, 2], "users": 4})])
     assert rows["h200", "request_rate_per_s"].verdict == "not predicted"
-
-
-def test_what_cannot_matter_says_why(tmp_path):
     rows = effects(
         tmp_path,
         sweeps=[
@@ -121,8 +105,6 @@ def test_one_cell_without_a_study(capsys):
     "options",
     [
         ["--gpu", "A100 PCIe"],
-        ["--gpu", "h200", "--model", "nothing"],
-        ["--gpu", "h200", "--gpu-memory-utilization", "2"],
         ["--gpu", "h200", "--workload", "even"],
         ["--gpu", "h200", "--study", "a.yaml", "--workload", "even"],
     ],

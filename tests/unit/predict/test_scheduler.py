@@ -67,18 +67,13 @@ def test_one_request_is_a_prefill_and_a_run_of_decode_steps():
     assert schedule.needs_blocks == 3  # and the one that the engine keeps back
 
 
-def test_blocks_are_counted_in_each_step_of_a_run():
-    runs: list[StepRun] = []
-    schedule = make_schedule(lengths((3, 8), (6, 8)), SETTINGS, observe=runs.append)
-    # The first computes its 5th and 9th token in steps 2 and 6, the second its 9th in step 3 and its 13th in step 7.
-    assert [held for run in runs for held in run.blocks_held] == [3, 3, 4, 5, 5, 5, 6, 7]
-    assert schedule.segments.blocks_held.tolist() == [3, 3]
-    assert schedule.peak_blocks_held == 7
-
-
-def test_segments_do_not_grow_with_the_tokens():
+def test_segments_do_not_grow_with_the_tokens_and_no_requests_have_none():
     settings = replace(SETTINGS, max_model_len=10**9)
     assert make_schedule(lengths((1, 10**8), (1, 10**7)), settings).segments.steps.tolist() == [1, 10**7 - 1, 9 * 10**7]
+    empty = RequestLengths(np.array([], dtype=np.int64), np.array([], dtype=np.int64))
+    schedule = make_schedule(empty, SETTINGS)
+    assert len(schedule.segments) == 0
+    assert schedule.needs_blocks == 1
 
 
 TWO_BLOCKS_OF_TWO = replace(SETTINGS, block_size=2, enable_prefix_caching=False)
@@ -152,13 +147,6 @@ def test_lengths_are_those_of_a_workloads_requests():
     assert found == [[0.0, 0.5], [-1, 3], [0, 2]]
 
 
-def test_no_requests_are_no_steps():
-    empty = RequestLengths(np.array([], dtype=np.int64), np.array([], dtype=np.int64))
-    schedule = make_schedule(empty, SETTINGS)
-    assert len(schedule.segments) == 0
-    assert schedule.needs_blocks == 1
-
-
 @st.composite
 def cases(draw: st.DrawFn, sharing: bool = True) -> tuple[RequestLengths, SchedulerSettings]:
     pairs = draw(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 30)), min_size=1, max_size=12))
@@ -226,10 +214,3 @@ def test_enough_blocks_decide_the_same_and_one_less_does_not(case, more):
     except ScheduleError:
         return
     assert tight.needs_blocks is None
-
-
-@given(cases(sharing=False))
-def test_a_cache_changes_nothing_where_nothing_is_shared(case):
-    requests, settings = case
-    on, off = (make_schedule(requests, replace(settings, enable_prefix_caching=cache)) for cache in (True, False))
-    assert same(on, off) or off.preemptions.any()

@@ -7,7 +7,7 @@ from workflow_scripts.catalog.gpus_and_models import get_model
 from workflow_scripts.physics.model_facts import read_model_facts
 from workflow_scripts.physics.step_time import COMPUTING, KINDS, READING
 from workflow_scripts.predict.schedule import RequestLengths
-from workflow_scripts.predict.static_batches import StaticBatches, batch_that_fits, static_schedule, static_work
+from workflow_scripts.predict.static_batches import StaticBatches, batch_that_fits, static_work
 
 TINY = get_model("tiny-llama-57m")
 FACTS = read_model_facts(TINY.config, TINY.fixed_dtype)
@@ -89,12 +89,6 @@ def test_matrices_are_copied_where_several_rows_are_multiplied(prompts, outputs,
     assert (copies - none).tolist() == copied
 
 
-def test_work_is_that_of_the_schedules_segments():
-    requests = lengths([3, 5, 4], [2, 4, 1])
-    found = static_work(requests, StaticBatches(2, "dynamic"), FACTS, copies_matrices=True)
-    assert found.steps.tolist() == static_schedule(requests, 2).segments.steps.tolist() == [1, 3, 1]
-
-
 @pytest.mark.parametrize(
     ("cache", "prompts", "room", "rows"),
     [
@@ -123,7 +117,7 @@ def test_as_many_rows_fit_as_their_caches_and_copies_leave_room_for(cache, promp
     assert batch_that_fits(requests, StaticBatches(64, cache), FACTS) == 64
 
 
-def test_long_prompts_need_more_memory_while_they_are_read():
+def test_what_is_computed_needs_memory_too():
     # 100 tokens of KV, and for each four arrays of 768 and three of 2048 elements.
     reading = 100 * (1 + 4 * (4 * 768 + 3 * 2048) / TOKEN)
     asked = lengths([100], [2])
@@ -133,9 +127,6 @@ def test_long_prompts_need_more_memory_while_they_are_read():
     padded, reading = lengths([100, 99], [2, 2]), reading + 2 + 100 * 102 / TOKEN
     assert batch_that_fits(padded, StaticBatches(1, "static", int(reading)), FACTS) == 0
     assert batch_that_fits(padded, StaticBatches(1, "static", int(reading) + 1), FACTS) == 1
-
-
-def test_logits_of_many_words_need_more_memory_than_attention():
     # 6 slots of a prompt and its answer; 131,072 logits are 32 tokens of KV, and there are three copies of them.
     asked, facts = lengths([4], [2]), replace(FACTS, vocab=131_072)
     assert batch_that_fits(asked, StaticBatches(1, "static", 6 + 3 * 32 - 1), facts) == 0

@@ -30,7 +30,7 @@ def one(prompt: int, output: int) -> RequestLengths:
     return RequestLengths(np.array([prompt]), np.array([output]))
 
 
-def test_what_tokens_look_at_within_a_window_and_a_chunk():
+def test_what_tokens_look_at_within_a_window_and_a_chunk_and_the_blocks_that_it_takes():
     chunks = KvGroup("chunks", (1,), 1, 4, chunked=True)
     both = KvPool((KvGroup("window", (0,), 1, 3), chunks), 1, 4, 1, 64)
     segments = make_schedule(one(6, 3), replace(settings_of(ALL), pool=both)).segments
@@ -43,9 +43,6 @@ def test_what_tokens_look_at_within_a_window_and_a_chunk():
     assert segments.within(None, False).decode_kv_tokens.tolist() == [0, 7, 8]
     with pytest.raises(ScheduleError, match="layers with a window"):
         make_schedule(one(6, 3), replace(settings_of(), pool=None)).segments.within(3, False)
-
-
-def test_too_few_blocks_for_one_request_are_refused():
     # 15 computed tokens: 4 blocks that keep all, 1 for the state.
     least = replace(settings_of(ALL, STATE), num_blocks=6)
     assert make_schedule(one(10, 6), least).peak_blocks_held == 5

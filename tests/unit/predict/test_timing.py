@@ -36,7 +36,7 @@ def timed(requests, max_num_seqs, costs=None, step_time=None, **work):
     return time_schedule(found, step_work(found.segments, FACTS, **work), costs or A_SECOND_A_STEP, requests)
 
 
-def test_one_request_reads_the_weights_in_each_step_and_its_kv_in_all_but_the_first():
+def test_the_work_of_steps_by_hand():
     # A prompt of 3 tokens and 3 answers: a prefill step, then steps that look at 4 and 5 tokens, of which 3 and 4 are
     # read from the cache.
     work = step_work(make_schedule(lengths([3], [3]), settings(1)).segments, FACTS)
@@ -44,6 +44,15 @@ def test_one_request_reads_the_weights_in_each_step_and_its_kv_in_all_but_the_fi
     assert steps == 3
     assert read_bytes == 3 * FACTS.decode_weight_bytes + (3 + 4) * FACTS.bytes_per_token()
     assert flops == FACTS.prefill_flops(3) + FACTS.decode_flops(1, 4) + FACTS.decode_flops(1, 5)
+    # A smaller type of the cache is read faster.
+    segments = make_schedule(lengths([300], [8]), settings(1)).segments
+    full, eight_bits = totals(step_work(segments, FACTS)), totals(step_work(segments, FACTS, "fp8"))
+    weights = full[0] * FACTS.decode_weight_bytes
+    assert (full[1] - weights) / (eight_bits[1] - weights) == 4
+    work = step_work(make_schedule(lengths([3, 5], [3, 2]), settings(2)).segments, FACTS)
+    found = dict(zip(KINDS, work.totals(), strict=True))
+    # Both prompts in one step, both decoding in the next, one in the last.
+    assert (found["prompts"], found["sequences"], found["layers"]) == (2, 2 + 2 + 1, 3 * FACTS.layers)
 
 
 def test_under_one_mask_all_tokens_attend_to_all_sequences():
@@ -69,14 +78,11 @@ def kv_of_a_step(model, dtype, ranks, tokens):
     return step_work(segments, facts, ranks=ranks).first[1, KINDS.index("kv_bytes")]
 
 
-def test_ranks_share_matrices_and_kv_heads_evenly():
+def test_ranks_share_matrices_and_the_kv_heads_that_they_can():
     segments = make_schedule(lengths([30, 40], [8, 9]), settings(2)).segments
     facts = read_model_facts(get_model("llama-3.1-8b-instruct").config, "bfloat16")
     whole, half = totals(step_work(segments, facts)), totals(step_work(segments, facts, ranks=2))
     assert half == (whole[0], whole[1] / 2, whole[2] / 2)
-
-
-def test_ranks_that_cannot_share_kv_heads_each_read_them_whole():
     # DeepSeek-V3 keeps a latent vector of 512 + 64 elements in each of 61 layers: 70,272 bytes per token on every rank.
     assert [kv_of_a_step("deepseek-v3", "bfloat16", ranks, 256_000) for ranks in (1, 8)] == [256_000 * 70_272] * 2
     # Llama-3.1-8B has 8 KV heads: eight ranks keep one each, and sixteen too.
@@ -84,14 +90,7 @@ def test_ranks_that_cannot_share_kv_heads_each_read_them_whole():
     assert per_rank == [131_072_000, 16_384_000, 16_384_000]
 
 
-def test_a_smaller_cache_type_is_read_faster():
-    segments = make_schedule(lengths([300], [8]), settings(1)).segments
-    full, eight_bits = totals(step_work(segments, FACTS)), totals(step_work(segments, FACTS, "fp8"))
-    weights = full[0] * FACTS.decode_weight_bytes
-    assert (full[1] - weights) / (eight_bits[1] - weights) == 4
-
-
-def test_first_and_last_tokens_of_requests_that_take_turns():
+def test_first_and_last_tokens_count_from_the_arrival():
     # One at a time, a second a step: the first request's tokens come after 1 to 3 s, the second's after 4 and 5 s.
     found = timed(lengths([3, 5], [3, 2]), 1)
     assert found.wall_s == pytest.approx(5)
@@ -99,17 +98,13 @@ def test_first_and_last_tokens_of_requests_that_take_turns():
     assert found.tpot_s == pytest.approx([1, 1])
     assert np.isnan(timed(lengths([3], [1]), 1).tpot_s).all()
 
-
-def test_latency_counts_from_the_arrival():
     def step_time(segments):
         return segment_times_s(step_work(segments, FACTS), A_SECOND_A_STEP)
 
     found = timed(lengths([3, 3], [2, 2], arrivals=[0, 10]), 1, step_time=step_time)
     assert found.ttft_s == pytest.approx([1, 1])
     assert found.wall_s == pytest.approx(12)
-
-
-def test_requests_that_an_idle_engine_takes_in_delay_the_first_step_alone():
+    # Requests that an idle engine takes in delay the first step alone.
     found = timed(lengths([3, 5], [3, 2]), 2, StepCosts(steps=1, requests=0.25), taken_in=2)
     assert found.ttft_s == pytest.approx([1.5, 1.5])
     assert found.wall_s == pytest.approx(3.5)
@@ -122,13 +117,6 @@ def test_a_gpu_does_not_hide_arrivals_and_latency_counts_from_them():
     assert found.arrival_s == pytest.approx(4)
     assert found.first_token_s == pytest.approx([7, 7])
     assert found.ttft_s == pytest.approx([6.5, 3])
-
-
-def test_sequences_and_prompts_of_a_step_are_counted():
-    work = step_work(make_schedule(lengths([3, 5], [3, 2]), settings(2)).segments, FACTS)
-    found = dict(zip(KINDS, work.totals(), strict=True))
-    # Both prompts in one step, both decoding in the next, one in the last.
-    assert (found["prompts"], found["sequences"], found["layers"]) == (2, 2 + 2 + 1, 3 * FACTS.layers)
 
 
 def test_static_batches_are_padded_and_wait_for_their_longest():

@@ -106,28 +106,6 @@ def test_all_passes_are_used_whichever_steps_their_requests_formed(gpu, passes):
     assert found.costs.weight_bytes * record_of(gpu).rates.memory_bytes_per_s == pytest.approx(1.1, abs=0.05)
 
 
-def test_the_shares_of_the_time_say_why_a_gpu_is_faster():
-    shares = ("weights_share", "kv_share", "operations_share", "fixed_share", "launch_share")
-    for record in predicted().values():
-        if record.wall_s is not None:
-            assert sum(getattr(record, name) for name in shares) == pytest.approx(1)
-            parts = record.device_s + record.launch_s + record.arrival_s
-            assert parts == pytest.approx(record.wall_s.value), record.cell_id
-    one, many = (predicted()[f"h200/vllm/{MODEL}/chat/bs16-seqs{seqs}-len4096-util0.9"] for seqs in (1, 256))
-    assert (one.weights_share, many.weights_share) == pytest.approx((0.77, 0.36), abs=0.04)
-
-
-def test_passes_that_cannot_be_used_are_counted():
-    record = record_of("h200")
-    broken = [
-        one.model_copy(update={"step_ends_s": one.step_ends_s[1:]}) if one.point == 4 else one
-        for one in record.starts[0].passes
-    ]
-    record = record.model_copy(update={"starts": [record.starts[0].model_copy(update={"passes": broken})]})
-    found = fitted("h200", record)
-    assert (found.passes, found.measured_passes) == (76, 80)
-
-
 def test_a_gpus_series_takes_its_time_twice_and_reads_kv_in_a_fifth_of_a_step():
     record, costs = record_of("h200"), fitted("h200").costs
     points = points_for(256, 4096, "cuda", sustained_tokens(FACTS, 0.9 * 141e9))
