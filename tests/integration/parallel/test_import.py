@@ -4,22 +4,11 @@ import re
 import subprocess
 
 import pandas as pd
-import yaml
 
 from tests.integration.conftest import CHECKOUT, snakemake_command
 from tests.unit.made_studies import write_study
-from workflow_scripts.common.files import read_jsonl
+from tests.unit.parse.test_imported_runs import RUN, write_runs
 
-RUN = {"gpu": "h100-sxm", "engine": "vllm", "model": "llama-3.1-8b-instruct", "workload": "chat"}
-PERIODIC = "Avg generation throughput: 679.1 tokens/s, Running: {} reqs, Waiting: {} reqs, GPU KV cache usage: {}%"
-FILES = {
-    "fast.txt": "Throughput: 15.20 requests/s, 6232.10 total tokens/s, 2888.00 output tokens/s\n",
-    "serve.log": "\n".join(
-        [PERIODIC.format(56, 42, 99.4) + ", Prefix cache hit rate: 12.5%", PERIODIC.format(20, 0, 30.6)]
-    ),
-    "hf.txt": "HF throughput: 293.1 tok/s\n",
-    "refused.txt": "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`.\n",
-}
 RUNS = [
     RUN | {"knobs": {"max_num_seqs": 64}, "tokens_per_request": [220, 190], "results": "fast.txt"},
     RUN | {"knobs": {"max_num_seqs": 16}, "results": "serve.log", "rates": {"output_tokens_per_s": 650}},
@@ -29,14 +18,12 @@ RUNS = [
 
 
 def test_the_documented_command_draws_the_report_of_imported_runs(tmp_path, environment):
-    for name, text in FILES.items():
-        (tmp_path / name).write_text(text, encoding="utf-8")
-    (tmp_path / "runs.yaml").write_text(yaml.safe_dump({"schema_version": 1, "runs": RUNS}), encoding="utf-8")
+    runs = write_runs(tmp_path, *RUNS)
     study = write_study(
         tmp_path, {"gpu": "h100-sxm", "model": RUN["model"], "knobs": {"max_num_seqs": 4}}, name="elsewhere"
     )
     command = snakemake_command(study, tmp_path / "results", "import_runs")
-    command.insert(command.index("--"), f"runs={tmp_path / 'runs.yaml'}")
+    command.insert(command.index("--"), f"runs={runs}")
     done = subprocess.run(command, cwd=CHECKOUT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     root = tmp_path / "results" / "elsewhere"
@@ -45,7 +32,6 @@ def test_the_documented_command_draws_the_report_of_imported_runs(tmp_path, envi
     assert found["output_tokens_per_s"].dropna().to_dict() == {"seqs64": 2888, "seqs16": 650, "static-batch1": 293.1}
     assert found.loc["seqs256", "outcome"] == "infeasible"
     assert found.loc["seqs16", ["running_peak", "waiting_peak"]].tolist() == [56, 42]
-    assert [line["running"] for line in list(read_jsonl(root / "imported.jsonl"))[1]["log"]["over_time"]] == [56, 20]
     assert cells["outcome"].value_counts().to_dict() == {"ok": 3, "infeasible": 1, "missing": 1}
     page = (root / "report.html").read_text(encoding="utf-8")
     table = page.partition('<table aria-label="Output tokens per s (95 % interval) by max-num-seqs">')[2]

@@ -103,14 +103,11 @@ def test_a_truncated_file_costs_only_its_last_record(cells, name):
         assert facts["damaged", None]["text"].startswith(f"{name} ends")
 
 
-def test_requests_that_are_missing_in_one_repeat_are_damage(cells):
+def test_missing_requests_and_a_foreign_outcome_are_damage_and_absent_evidence_is_none(cells):
     write_jsonl(cells / CELL / "raw/requests.jsonl", [{"repeat": r, "request_id": "0", **REQUEST} for r in (0, 1, 1)])
     (cells / CELL / "raw/steps.jsonl").write_bytes(b"{")
     damage = facts_of(cells)["damaged", None]["text"]
     assert all(part in damage for part in ("steps.jsonl ends", "1 and 2"))
-
-
-def test_evidence_may_be_absent_and_a_foreign_outcome_is_damage(cells):
     for path in (cells / CELL / "raw").iterdir():
         path.unlink()
     rows = parse_cell(cells / CELL, CELL)
@@ -121,7 +118,9 @@ def test_evidence_may_be_absent_and_a_foreign_outcome_is_damage(cells):
         assert list(facts_of(cells)) == [("damaged", None)]
 
 
-def test_every_start_of_a_cell_is_read_with_its_number(cells, tmp_path):
+def test_every_start_of_a_cell_is_read_with_its_number_and_no_copy_of_one(cells, tmp_path):
+    for name in ("start-2.old", "start-02", "start-1"):
+        write_json(cells / CELL / name / "outcome.json", OUTCOME | {"outcome": "timeout"})
     again = OUTCOME | {
         "start": {"start": 3, "round": 2, "position": 5, "idle_before_s": 1.5, "boot_id": "b", "planned": "3"}
     }
@@ -136,6 +135,7 @@ def test_every_start_of_a_cell_is_read_with_its_number(cells, tmp_path):
     assert [of_start.get(key) for key in ((1, "round"), (1, "position"))] == [1, None]
     assert [of_start[3, name] for name in ("round", "position", "idle_before_s")] == [2, 5, 1.5]
     assert facts.loc[facts["name"] == "planned", "text"].tolist() == ["3"]
+    assert facts.loc[facts["name"] == "outcome", "text"].tolist() == ["ok", "ok"]
     # A further start leaves the tables of those before as they are.
     write_json(cells / CELL / "start-4/outcome.json", again)
     assert parse_cells(cells, "cpu-all", tmp_path / "parsed", 2) == (1, 2)
@@ -143,15 +143,7 @@ def test_every_start_of_a_cell_is_read_with_its_number(cells, tmp_path):
     pd.testing.assert_frame_equal(kept, requests)
 
 
-def test_a_copy_of_a_start_is_no_start(cells, tmp_path):
-    for name in ("start-2.old", "start-02", "start-1"):
-        write_json(cells / CELL / name / "outcome.json", OUTCOME | {"outcome": "timeout"})
-    parse_cells(cells, "cpu-all", tmp_path / "parsed", 1)
-    facts = pd.read_parquet(tmp_path / "parsed/facts.parquet")
-    assert facts.loc[facts["name"] == "outcome", ["start", "text"]].to_numpy().tolist() == [[1, "ok"]]
-
-
-def test_only_changed_cells_are_read_again(cells, tmp_path):
+def test_only_changed_cells_are_read_again_and_a_parse_that_was_cut_off_is_not_trusted(cells, tmp_path):
     out = tmp_path / "parsed"
     other = cells / CELL.replace("seqs4", "seqs8")
     write_json(other / "outcome.json", {**OUTCOME, "cell_id": "other", "repeats": []})
@@ -164,16 +156,11 @@ def test_only_changed_cells_are_read_again(cells, tmp_path):
     assert parse_cells(cells, "cpu-all", out, 2) == (1, 1)
     assert pd.read_parquet(out / "steps.parquet").empty
     assert len(pd.read_parquet(out / "requests.parquet")) == 2
-
-
-def test_a_parse_that_was_cut_off_is_not_trusted(cells, tmp_path):
-    out = tmp_path / "parsed"
-    parse_cells(cells, "cpu-all", out, 1)
     stamps = read_json(out / "stamps.json")
     (out / "stamps.json").unlink()
-    assert parse_cells(cells, "cpu-all", out, 1) == (1, 0)
+    assert parse_cells(cells, "cpu-all", out, 1) == (2, 0)
     write_json(out / "stamps.json", dict.fromkeys(stamps, "older parser"))
-    assert parse_cells(cells, "cpu-all", out, 1) == (1, 0)
+    assert parse_cells(cells, "cpu-all", out, 1) == (2, 0)
 
 
 def test_a_gpu_without_cells_gives_empty_tables_of_the_same_types(cells, tmp_path):

@@ -44,30 +44,21 @@ def summary(text, columns=None) -> dict:
 NAMES = ["timestamp", "index", "memory.used", "memory.total", "utilization.gpu", "power.draw"]
 
 
-@pytest.mark.parametrize(
-    ("text", "columns"),
-    [
-        (HEADER + with_units(), None),
-        (HEADER + without_units(), None),
-        (with_units(), NAMES),
-        (without_units(), NAMES),
-        (HEADER + with_units(), ["not", "looked", "at"]),
-        (HEADER.replace(", ", ",") + with_units().replace(", ", ","), None),
-        ("\ufeff" + HEADER + with_units(), None),
-        ((HEADER + with_units()).replace("\n", "\r\n"), None),
-        (HEADER + with_units(SAMPLES[:1]) + HEADER + with_units(SAMPLES[1:]), None),
-        (HEADER + with_units() + "\n\n", None),
-        ((HEADER + with_units()).rstrip("\n"), None),
-    ],
-    ids=[
-        *("header and units", "header", "units and columns", "columns", "header wins", "no spaces", "byte order mark"),
-        *("carriage returns", "header again", "empty lines", "no end of line"),
-    ],
+@given(
+    header=st.booleans(),
+    units=st.booleans(),
+    spaces=st.booleans(),
+    mark=st.sampled_from(["", "\ufeff"]),
+    newline=st.sampled_from(["\n", "\r\n"]),
+    end=st.sampled_from(["", "\n", "\n\n\n"]),
 )
-def test_forms_of_one_trace(tmp_path, text, columns):
-    path = tmp_path / "gpu.csv"
+def test_forms_of_one_trace(tmp_path_factory, header, units, spaces, mark, newline, end):
+    lines = (with_units() if units else without_units()).splitlines()
+    text = "\n".join([*([HEADER.strip(), lines[0], HEADER.strip()] if header else lines[:1]), *lines[1:]]) + end
+    text = mark + (text if spaces else text.replace(", ", ",")).replace("\n", newline)
+    path = tmp_path_factory.mktemp("trace") / "gpu.csv"
     path.write_bytes(text.encode())
-    found = read_trace(path, columns)
+    found = read_trace(path, ["not", "looked", "at"] if header else NAMES)
     assert summarise(found).model_dump() == {**EXTREMES, "reason": None}
     trace = found.table()
     assert trace["memory_used_bytes"].tolist() == [1000 * MIB, 70321 * MIB, 70320 * MIB]
@@ -150,13 +141,11 @@ def test_a_line_that_breaks_off_and_lines_of_something_else_are_counted(text, ba
     assert parse_trace(text).bad_lines == bad_lines
 
 
-def test_samples_of_another_query_are_not_taken():
+def test_what_no_query_names_is_not_taken():
     text = HEADER + with_units() + "pid, used_gpu_memory [MiB]\n4242, 99999 MiB\n" + HEADER + with_units()
     assert summary(text)["memory_used_mib_max"] == 70321
     assert summary(text)["rows"] == 6
-
-
-def test_without_a_header_or_names_nothing_is_guessed():
+    # Without a header or names nothing is guessed.
     found = summary(with_units())
     assert (found["rows"], "--columns" in found["reason"]) == (0, True)
 
@@ -179,7 +168,7 @@ OWN = [
 ]
 
 
-def test_the_pipelines_own_trace():
+def test_the_pipelines_own_trace_and_its_bad_lines():
     text = "".join(json.dumps(record) + "\n" for record in [{"schema": "device_trace/1", "interval_s": 0.1}, *OWN])
     found = parse_trace(text)
     assert found.header == {"schema": "device_trace/1", "interval_s": 0.1}
@@ -190,9 +179,6 @@ def test_the_pipelines_own_trace():
     assert "energy_j" not in trace
     extremes = {"memory_used_mib_max": 3, "memory_used_mib_min": 1, "utilization_pct_max": 7, "power_w_mean": 70}
     assert summary(text).items() >= {**extremes, "rows": 2, "reason": None}.items()
-
-
-def test_bad_lines_of_the_pipelines_own_trace_are_counted():
     lines = [json.dumps(record) for record in OWN]
     text = "\n".join([lines[0], "{not json", "[1, 2]", '{"other": 1}', lines[1], lines[1][:30]])
     trace = parse_trace(text)

@@ -49,10 +49,19 @@ def test_says_where_each_number_stands(name):
             assert str(value).removesuffix(".0") in printed, (fact, number)
 
 
-def test_a_number_that_was_not_printed_has_no_line():
+def test_numbers_that_are_derived_and_what_is_none():
     facts = read_engine_log(LOGS / "template-0.2.7-serve.log")
     assert facts.kv_cache_tokens == facts.num_gpu_blocks * facts.block_size
     assert "kv_cache_tokens" not in facts.read_from
+    log = "GPU KV cache size: 2,640,128 tokens\nMaximum concurrency for 16,384 tokens per request: {}x\n"
+    blocks = "Engine 000: vllm cache_config_info with initialization after num_gpu_blocks is: 165008\n"
+    assert parse_engine_log(log.format(161.14) + blocks).derived == {"block_size": 16}
+    assert parse_engine_log(log.format(284.25) + blocks).derived == {}
+    for size in ("decode_context_parallel_size", "pipeline_parallel_size"):
+        assert parse_engine_log(log.format(161.14) + blocks + f"{size}=2").derived == {}
+    assert parse_engine_log(log.format(161.14) + blocks.replace("165008", "165009")).derived == {}
+    # Digits without end are no number.
+    assert parse_engine_log("# GPU blocks: " + "9" * 5000 + "\n# CPU blocks: 5").num_gpu_blocks is None
 
 
 PREFIXES = (
@@ -137,10 +146,6 @@ def test_time_is_linear_in_any_text(joint, length):
     assert time.process_time() - started < 60
 
 
-def test_digits_without_end_are_no_number():
-    assert parse_engine_log("# GPU blocks: " + "9" * 5000 + "\n# CPU blocks: 5").num_gpu_blocks is None
-
-
 @pytest.mark.parametrize("text", ["", "\n \n", "\x00\x01\x7fELF", "Dear Sir or Madam,\nthank you for your letter.\n"])
 def test_what_is_no_log_says_so(text):
     facts = parse_engine_log(text)
@@ -149,14 +154,11 @@ def test_what_is_no_log_says_so(text):
     assert stated(facts) == {"error": facts.error}
 
 
-def test_lines_of_dockers_json_driver():
+def test_lines_of_docker_and_of_loggers_that_write_json():
     lines = ["[32mINFO[0m 05-30 16:23:28 a.py:1] # GPU blocks: 7, # CPU blocks: 2\n", "ValueError: \ud800 broke\n"]
     text = "".join(json.dumps({"log": line, "stream": "stderr", "time": "2024-05-30"}) + "\n" for line in lines)
     facts = parse_engine_log(text.replace(', "', ',"').replace('": ', '":'))
     assert (facts.num_gpu_blocks, facts.error) == (7, "ValueError: ? broke")
-
-
-def test_lines_of_loggers_that_write_json():
     records = [
         {"severity": "INFO", "message": "INFO 05-30 16:23:28 a.py:1] # GPU blocks: 7, # CPU blocks: 2"},
         {"level": "info", "msg": "KeyError: 'x'"},
@@ -195,13 +197,3 @@ def test_short_log_cut_anywhere(width):
         "INFO 05-30 16:24:18 model_runner.py:1562] Graph capturing finished in 43 secs, took 0.17 GiB\n"
     )
     assert stated(parse_engine_log(wrapped(text, width))) == stated(parse_engine_log(text))
-
-
-def test_derived_numbers_need_one_kind_of_attention():
-    log = "GPU KV cache size: 2,640,128 tokens\nMaximum concurrency for 16,384 tokens per request: {}x\n"
-    blocks = "Engine 000: vllm cache_config_info with initialization after num_gpu_blocks is: 165008\n"
-    assert parse_engine_log(log.format(161.14) + blocks).derived == {"block_size": 16}
-    assert parse_engine_log(log.format(284.25) + blocks).derived == {}
-    for size in ("decode_context_parallel_size", "pipeline_parallel_size"):
-        assert parse_engine_log(log.format(161.14) + blocks + f"{size}=2").derived == {}
-    assert parse_engine_log(log.format(161.14) + blocks.replace("165008", "165009")).derived == {}

@@ -9,18 +9,18 @@ import pytest
 import yaml
 
 from tests.unit.analyse.synthetic_cells import cell, table
-from workflow_scripts.analyse.cells.cells import SCHEMA, cells_table
+from workflow_scripts.analyse.cells.cells import SCHEMA
 from workflow_scripts.analyse.cells.imported_cells import imported_cells, with_imported
 from workflow_scripts.analyse.tables import write_table
 from workflow_scripts.common.files import read_jsonl
-from workflow_scripts.parse.cell_facts import TABLES, frame
 from workflow_scripts.parse.imported_runs import main, read_runs
-from workflow_scripts.study.grid import expand
 from workflow_scripts.study.runs_file import files_of
-from workflow_scripts.study.study_file import load_study
 
 RUN = {"gpu": "h100-sxm", "engine": "vllm", "model": "llama-3.1-8b-instruct", "workload": "chat"}
+PERIODIC = "Avg generation throughput: 679.1 tokens/s, Running: {} reqs, Waiting: {} reqs, GPU KV cache usage: {}%"
 FILES = {
+    "serve.log": f"{PERIODIC.format(56, 42, 99.4)}, Prefix cache hit rate: 12.5%\n{PERIODIC.format(20, 0, 30.6)}",
+    "hf.txt": "HF throughput: 293.1 tok/s\n",
     "fast.txt": "GPU KV cache size: 440,000 tokens\n"
     "Throughput: 15.20 requests/s, 6232.10 total tokens/s, 2888.00 output tokens/s\n",
     "flat.txt": "Throughput: 55.20 requests/s, 11939.10 total tokens/s, 10488.00 output tokens/s\n",
@@ -62,17 +62,9 @@ def test_what_the_files_say_becomes_a_record_and_the_rest_stays_empty(tmp_path):
 
 
 def test_periodic_lines_rates_of_the_mapping_and_of_a_script_are_kept(tmp_path):
-    log = "Avg generation throughput: 679.1 tokens/s, Running: {} reqs, Waiting: {} reqs, GPU KV cache usage: {}%"
-    lines = [log.format(56, 42, 99.4) + ", Prefix cache hit rate: 12.5%", log.format(20, 0, 30.6)]
-    path = write_runs(
-        tmp_path,
-        RUN | {"results": "serve.log", "rates": {"output_tokens_per_s": 650}},
-        RUN | {"engine": "hf-static", "knobs": {"batch_size": 1}, "results": "hf.txt"},
-        RUN | {"rates": {"total_tokens_per_s": 900}},
-    )
-    (tmp_path / "serve.log").write_text("\n".join(lines))
-    (tmp_path / "hf.txt").write_text("HF throughput: 293.1 tok/s\n")
-    runs = read_runs(path)
+    served = RUN | {"results": "serve.log", "rates": {"output_tokens_per_s": 650}}
+    hf = RUN | {"engine": "hf-static", "knobs": {"batch_size": 1}, "results": "hf.txt"}
+    runs = read_runs(write_runs(tmp_path, served, hf, RUN | {"rates": {"total_tokens_per_s": 900}}))
     assert runs[0]["log"]["over_time"] == [
         {"running": 56, "waiting": 42, "kv_cache_usage_pct": 99.4, "prefix_cache_hit_rate_pct": 12.5},
         {"running": 20, "waiting": 0, "kv_cache_usage_pct": 30.6},
@@ -84,7 +76,7 @@ def test_periodic_lines_rates_of_the_mapping_and_of_a_script_are_kept(tmp_path):
     assert cells.loc[2, "total_tokens_per_s"] == 900
 
 
-def test_runs_are_rows_of_the_cells_table_that_say_where_they_are_from(tmp_path):
+def test_runs_are_rows_of_the_cells_table_beside_measured_ones(tmp_path):
     rows = imported_cells(read_runs(write_runs(tmp_path, *RUNS)), "try")
     place = "imported/h100-sxm/vllm/llama-3.1-8b-instruct"
     assert rows["cell_id"].tolist() == [
@@ -99,17 +91,20 @@ def test_runs_are_rows_of_the_cells_table_that_say_where_they_are_from(tmp_path)
     assert rows["repeat"].tolist()[:3] == [0, 0, 1]
     assert pd.isna(rows["repeat"][3])
     assert rows["output_tokens_per_s"].tolist()[:2] == [2888, 10488]
+    measured = table(cell({"max_num_seqs": 4}, (99.0, 101.0)))
+    whole = with_imported(measured, read_runs(write_runs(tmp_path, *RUNS)), "try")
+    assert len(whole) == len(measured) + len(RUNS)
+    write_table(whole.reindex(columns=[*measured.columns, "knob_block_size"]), tmp_path / "cells.parquet", SCHEMA.name)
+    assert whole["source"].value_counts().to_dict() == {"imported": 5, "measured": 2}
 
 
-def test_a_rate_is_checked_only_if_the_ceiling_of_one_device_holds(tmp_path):
+def test_a_rate_is_checked_against_the_ceiling_of_one_device(tmp_path):
     flat = RUN | {"tokens_per_request": [220, 190], "results": "flat.txt"}
     several = ({"tensor_parallel_size": 4}, {"pipeline_parallel_size": 2}, {"num_speculative_tokens": 3})
     runs = [flat | {"knobs": {"max_num_seqs": 1, **knobs}} for knobs in ({"tensor_parallel_size": 1}, *several)]
     rows = imported_cells(read_runs(write_runs(tmp_path, *runs)), "try")
     assert rows["outcome"].tolist() == ["invalid", "ok", "ok", "ok"]
-
-
-def test_a_smaller_type_of_the_cache_raises_the_ceiling_and_a_model_that_does_not_fit_is_above_any(tmp_path):
+    # A smaller type of the cache raises the ceiling, and a model that does not fit is above any.
     run = RUN | {"tokens_per_request": [4000, 4000], "results": "flat.txt"}
     runs = [run | {"knobs": {"max_num_seqs": 256, **knobs}} for knobs in ({}, {"kv_cache_dtype": "fp8"})]
     rows = imported_cells(read_runs(write_runs(tmp_path, *runs, run | {"model": "llama-3-70b"})), "try")
@@ -118,37 +113,13 @@ def test_a_smaller_type_of_the_cache_raises_the_ceiling_and_a_model_that_does_no
     assert rows["outcome"][2] == "invalid"
 
 
-def test_they_stand_beside_measured_cells(tmp_path):
-    measured = table(cell({"max_num_seqs": 4}, (99.0, 101.0)))
-    whole = with_imported(measured, read_runs(write_runs(tmp_path, *RUNS)), "try")
-    assert len(whole) == len(measured) + len(RUNS)
-    write_table(whole.reindex(columns=[*measured.columns, "knob_block_size"]), tmp_path / "cells.parquet", SCHEMA.name)
-    assert whole["source"].value_counts().to_dict() == {"imported": 5, "measured": 2}
-
-
-def test_a_study_that_was_not_measured_has_a_table_of_imported_cells(tmp_path):
-    study = load_study(Path("config/studies/paged_attention.yaml"))
-    assert main(["--runs", str(write_runs(tmp_path, *RUNS)), "--out", str(tmp_path / "imported.jsonl")]) == 0
-    assert len(list(read_jsonl(tmp_path / "imported.jsonl"))) == len(RUNS)
-    for gpu in {asked.gpu for asked in expand(study)}:
-        (tmp_path / gpu).mkdir()
-        for name, columns in TABLES.items():
-            frame([], columns).to_parquet(tmp_path / gpu / f"{name}.parquet")
-    cells = cells_table(study, expand(study), tmp_path, tmp_path / "imported.jsonl")
-    write_table(cells, tmp_path / "cells.parquet")
-    assert cells[cells["outcome"] == "missing"].shape[0] == len(expand(study))
-    assert cells["source"].eq("imported").sum() == len(RUNS)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"gpu": "h1000"}, "runs.yaml: runs.0: "),
         ({"engine": "tgi"}, "runs.0: engine 'tgi' is unknown; allowed: "),
         ({"knobs": {"seqs": 4}}, "runs.0.knobs: unknown key 'seqs'; allowed: attention_backend, "),
         ({"results": None, "trace": None}, "runs.0: name at least one file: results or trace"),
         ({"blocks": 4}, "runs.0.blocks: unknown key; allowed: gpu, engine, "),
-        ({"results": "gone.txt"}, "gone.txt: No such file or directory"),
         ({"tokens_per_request": [220]}, "runs.0.tokens_per_request: "),
     ],
 )
