@@ -64,7 +64,7 @@ def gpus(library, tmp_path, monkeypatch):
 # --- the check ---------------------------------------------------------------------------------------------------
 
 
-def test_a_gpu_at_rest_is_described_and_labelled(gpus):
+def test_a_gpu_is_described_and_labelled_and_what_it_does_not_support_is_null(gpus):
     gpus.show(throttle_bits=IDLE | POWER_CAP)
     assert found_device(PRETENDED) == {
         "name": "Pretended GPU",
@@ -81,12 +81,12 @@ def test_a_gpu_at_rest_is_described_and_labelled(gpus):
         "simulated": True,
     }
     assert "simulated" not in found_device(UNLABELLED)
-
-
-def test_what_a_gpu_does_not_support_is_null(gpus):
     names = ("power_limit_w", "mig_mode", "processes", "throttle_bits", "temperature_c", "clock_max_mhz")
     gpus.show(**dict.fromkeys(names, NOT_SUPPORTED))
     assert sum(value is None for value in found_device(PRETENDED).values()) == len(names)
+    # CUDA counts GPUs as NVML does.
+    found_device(PRETENDED)
+    assert device.os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
 
 
 @pytest.mark.parametrize(
@@ -166,19 +166,12 @@ def test_the_gpus_checked_are_those_that_torch_sees(gpus, monkeypatch, visible, 
         assert found_device(UNLABELLED, len(seen))["uuid"] == uuids[seen[0]]
 
 
-def test_a_gpu_that_nvml_no_longer_lists_is_lost(gpus, monkeypatch):
+def test_a_gpu_that_nvml_or_torch_does_not_see_is_told(gpus, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-gone")
     assert device.lost_gpu() == "Not Found"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-pretended-0")
     assert device.lost_gpu() is None
-
-
-def test_cuda_counts_gpus_as_nvml_does(gpus):
-    found_device(PRETENDED)
-    assert device.os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
-
-
-def test_torch_that_sees_too_few_is_refused(gpus, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     gpus.show(2)
     monkeypatch.setattr(torch.cuda, "_is_compiled", lambda: False)
     with pytest.raises(WrongDeviceError, match=r"torch .* sees only 0 of 2 pretended-gpu"):
@@ -198,7 +191,7 @@ def test_a_gpu_is_locked_under_one_name_whatever_it_is_called(gpus, monkeypatch,
 # --- the trace ---------------------------------------------------------------------------------------------------
 
 
-def test_a_sample_has_what_nvml_shows(gpus):
+def test_a_sample_has_what_nvml_shows_and_no_counter_that_is_not_there(gpus):
     gpus.show(memory_used_bytes=71e9, utilization_pct=93, power_w=412.5, throttle_bits=POWER_CAP)
     sample = gpu_sampler()()
     assert sample.pop("energy_j") > 0
@@ -212,9 +205,6 @@ def test_a_sample_has_what_nvml_shows(gpus):
         "temperature_c": 41,
         "throttle_reasons": ["SwPowerCap"],
     }
-
-
-def test_a_gpu_without_a_counter_has_samples_without_it(gpus):
     gpus.show(energy_counter_w=NOT_SUPPORTED)
     assert "energy_j" not in gpu_sampler()()
     assert "power_w" in gpu_sampler()()

@@ -1,6 +1,5 @@
-"""The project's own files agree: locks, versions, checks, targets; and nothing depends on one machine."""
+"""The project's own files agree: locks, versions and checks; and nothing depends on one machine."""
 
-import os
 import re
 import subprocess
 import tomllib
@@ -8,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -19,15 +17,10 @@ ENVS = ROOT / "envs"
 LOCKS = ("cpu", "dev", "cuda", "tools", "uv")
 
 
-def run(*command: str) -> str:
-    # GNU make tells a make below it how it was called itself; that must not reach the one under test.
-    env = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
-    return subprocess.run(command, cwd=ROOT, env=env, check=True, capture_output=True, text=True).stdout
-
-
 def tracked_files() -> Iterator[tuple[str, str]]:
     """Name and text of every text file in the repository."""
-    for name in run("git", "ls-files", "-z").split("\0"):
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    for name in listed.split("\0"):
         path = ROOT / name
         if name and path.is_file() and b"\0" not in (content := path.read_bytes()):
             yield name, content.decode(errors="replace")
@@ -96,18 +89,6 @@ def test_no_file_names_a_package_index_or_a_path_of_one_machine():
         patterns = hosts if name.startswith("tests/fixtures/") else hosts + paths
         found += [(name, match.group()) for match in re.finditer("|".join(patterns), text)]
     assert found == []
-
-
-def recipe(target: str) -> list[str]:
-    """The commands of a target, without those that install an environment."""
-    stamps = [f"--assume-old=.venv/{lock}.installed" for lock in LOCKS]
-    return run("make", "--no-print-directory", "--dry-run", "VENV=.venv", *stamps, target).splitlines()
-
-
-def test_pre_commit_runs_what_make_lint_runs():
-    config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
-    entries = [hook["entry"] for repo in config["repos"] for hook in repo["hooks"]]
-    assert entries == recipe("lint")
 
 
 def test_what_the_workflow_imports_is_held_light():

@@ -56,27 +56,6 @@ def test_where_it_is_missing_uv_fetches_it(setup, tmp_path, commands):
     assert said == [FIND, "uv python install 3.11", FIND, "python -m venv PLACE/environment"]
 
 
-def test_where_there_is_no_uv_either_any_python_makes_one(setup):
-    done, (call,) = setup({"python3": ANOTHER})
-    assert call.startswith("python3 -m venv PLACE/tmp.")
-    assert done.returncode == 2  # for this one makes none
-
-
-@pytest.mark.parametrize("commands", [{}, {"uv": UV}], ids=["nothing", "uv without a network"])
-def test_where_it_cannot_be_fetched_the_message_says_what_to_do(setup, commands):
-    done, _ = setup(commands)
-    assert done.returncode == 2
-    assert "PYTHON=/path/to/python3.11" in done.stderr
-    assert "UV_PYTHON_INSTALL_MIRROR" in done.stderr
-
-
-def test_a_python_that_is_named_is_the_only_one_asked(setup, tmp_path):
-    write_command(tmp_path / "python3.13", ANOTHER)
-    done, said = setup({"python3.11": PYTHON311, "uv": UV}, PYTHON=str(tmp_path / "python3.13"))
-    assert (done.returncode, said) == (2, [])
-    assert f"'{tmp_path}/python3.13' is not" in done.stderr
-
-
 OF_CPU = ("cpu", "transformers-4.57.6-cpu")  # locks with PyTorch's CPU build of torch; that of vllm-0.25.1 has another
 
 

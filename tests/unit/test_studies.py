@@ -5,7 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from workflow_scripts.catalog.gpus_and_models import get_model
@@ -15,13 +14,10 @@ from workflow_scripts.prepare.sharegpt_file import DATASET, REVISION
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.study import Study, Sweep
 from workflow_scripts.study.study_file import load_study
-from workflow_scripts.workloads.make_requests import make_requests
-from workflow_scripts.workloads.vocabulary import Vocabulary
 from workflow_scripts.workloads.workload_kinds import ShareGptWorkload
 
 CHECKOUT = Path(__file__).parents[2]
 STUDIES = CHECKOUT / "config" / "studies"
-PAGE = (CHECKOUT / "docs" / "studies.md").read_text(encoding="utf-8")
 # The demo is a CPU study itself; the others are about devices and numbers that they name.
 WITHOUT_CUT = {"demo", "paged_attention", "two_gpus", "what_if"}
 # Sweeps that take too long on a CPU, as the cuts' own comments say.
@@ -92,14 +88,6 @@ def test_architectures_differ_in_one_part_and_have_the_same_number_of_parameters
     assert windows == [f"{prefix}windows-{size}"]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_page_of_studies_gives_the_cells_of_a_study_and_of_its_cut(name):
-    (section,) = (part for part in PAGE.split("\n### ")[1:] if part.startswith(f"`{name}`"))
-    cells = len(expand(load_study(STUDIES / f"{name}.yaml")))
-    assert f"{cells} cells" in section
-    assert f"{len(expand(cut_of(name)))} cells" in section
-
-
 def test_all_studies_expect_the_sharegpt_file_that_the_page_names_and_the_rule_fetches():
     page = (CHECKOUT / "docs" / "workloads.md").read_text(encoding="utf-8")
     studies = [load_study(path) for path in STUDIES.glob("**/*.yaml")]
@@ -110,18 +98,6 @@ def test_all_studies_expect_the_sharegpt_file_that_the_page_names_and_the_rule_f
     assert page.count(sha256) == 2  # of the file by hand, and of the example
     for repository in (DATASET, REVISION, Path(file).name):
         assert repository in page
-
-
-def test_the_published_baseline_of_huggingface_is_a_cell_with_the_same_work_for_vllm():
-    study = load_study(STUDIES / "paged_attention.yaml")
-    spec = study.workloads["one-prompt-16-times"]
-    requests, _ = make_requests(spec, Vocabulary(np.arange(1000), list), spec.num_prompts)
-    assert len({tuple(request.prompt_token_ids) for request in requests}) == 1
-    assert len(requests) == 16
-    cells = [cell for cell in expand(study) if study.workloads[cell.workload] is spec]
-    assert {(cell.gpu, cell.engine, cell.knobs.max_concurrency) for cell in cells} == {
-        ("a100-pcie-80gb", engine, batch) for engine in ("hf-static", "vllm") for batch in (1, 16)
-    }
 
 
 # `make test-studies` runs every cut; other tests plan the demo and draw two_gpus. Planned here are the other studies
