@@ -73,7 +73,7 @@ def test_own_models_are_measured_to_the_report(tmp_path, repository, environment
 
     with serving() as start:
         hub = start(repository, "org/own", COMMIT)
-        done = call(f"http://127.0.0.1:{hub.server_port}", "all")
+        done = call(hub.address, "all")
     assert done.returncode == 0, done.stderr
     assert {"config.json", "own.py", "model.safetensors"} <= hub.downloaded
     root = results / "own"

@@ -86,13 +86,10 @@ def test_on_a_node_with_the_wrong_device_no_further_cell_is_tried(of_several):
     assert [one["cell"] for one in of_several.called] == [*CELLS[:2]]
 
 
-def test_a_device_that_this_machine_lacks_stops_no_cell_of_another(of_several):
+def test_a_device_that_this_machine_lacks_stops_no_cell_and_one_measured_cell_shows_no_drift(of_several):
     of_several.codes[CELLS[0]] = WRONG_DEVICE
     assert of_several.measure() == 0
     assert [one["cell"] for one in of_several.called] == [*CELLS, CELLS[1]]
-
-
-def test_one_cell_that_was_measured_shows_no_drift(of_several):
     of_several.codes = dict.fromkeys(CELLS, 1) | {CELLS[1]: 0}
     assert of_several.measure() == 0
     assert [one["cell"] for one in of_several.called] == [*CELLS]

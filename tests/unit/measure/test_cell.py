@@ -34,6 +34,10 @@ def prepared(results: Path) -> tuple[Cell, StudyPaths]:
     return cell, paths
 
 
+def call(results: Path, cell: Cell, *options: str) -> int:
+    return command.main(["--study", str(DEMO), "--results", str(results), "--cell", cell.id, *options])
+
+
 def let_measure(monkeypatch: pytest.MonkeyPatch, *records: dict[str, Any]) -> None:
     """Let each process that measures a cell end with the next of these records."""
     left = iter(records)
@@ -55,7 +59,7 @@ def test_a_full_disk_leaves_a_last_line_and_no_half_evidence(tmp_path, monkeypat
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(command, "measure_cell", on_a_full_disk)
-    assert command.main(["--study", str(DEMO), "--results", str(tmp_path), "--cell", one.id]) == 1
+    assert call(tmp_path, one) == 1
     assert list(paths.cell(one).iterdir()) == []
     assert capsys.readouterr().err == "INFO half a li\nkvsweep measure-cell: [Errno 28] No space left on device\n"
 
@@ -66,13 +70,12 @@ def test_time_that_ran_out_while_the_command_was_suspended_is_no_timeout(tmp_pat
         return Ended(None)
 
     cell, paths = prepared(tmp_path)
-    words = ["--study", str(DEMO), "--results", str(tmp_path), "--cell", cell.id, "--start", "1", "--round", "1"]
     monkeypatch.setattr(job, "run_forked", stopped)
-    assert command.main(words) == 1
+    assert call(tmp_path, cell, "--start", "1", "--round", "1") == 1
     assert not paths.outcome(cell).exists()
     assert "stopped" in capsys.readouterr().err
     monkeypatch.setattr(job, "run_forked", lambda *_, **__: Ended(None))
-    assert command.main(words) == 0
+    assert call(tmp_path, cell, "--start", "1", "--round", "1") == 0
     assert read_outcome(paths.outcome(cell)).outcome == "timeout"
 
 
@@ -81,16 +84,15 @@ def test_what_a_killed_command_left_half_written_is_gone_after_the_next(tmp_path
     let_measure(monkeypatch, {"outcome": "ok"})
     paths.cell(one).mkdir(parents=True)
     (paths.cell(one) / ".outcome.json.ab12cd34").touch()
-    assert command.main(["--study", str(DEMO), "--results", str(tmp_path), "--cell", one.id]) == 0
+    assert call(tmp_path, one) == 0
     assert sorted(path.name for path in paths.cell(one).iterdir()) == ["outcome.json", "raw"]
 
 
 def test_a_further_start_has_a_folder_of_its_own_and_leaves_the_first_as_it_is(tmp_path, monkeypatch):
     one, paths = prepared(tmp_path)
     let_measure(monkeypatch, {"outcome": "ok"}, {"outcome": "timeout"})
-    called = ["--study", str(DEMO), "--results", str(tmp_path), "--cell", one.id, "--unless-done"]
-    first, further = [*called, "--start", "1"], [*called, "--start", "2", "--round", "4", "--position", "7"]
-    assert [command.main(arguments) for arguments in (first, further, first, further)] == [0] * 4
+    first, further = ["--start", "1"], ["--start", "2", "--round", "4", "--position", "7"]
+    assert [call(tmp_path, one, "--unless-done", *of) for of in (first, further, first, further)] == [0] * 4
     assert {start: path.relative_to(paths.cell(one)).as_posix() for start, path in paths.outcomes(one).items()} == {
         1: "outcome.json",
         2: "start-2/outcome.json",
@@ -109,10 +111,9 @@ def test_a_further_start_has_a_folder_of_its_own_and_leaves_the_first_as_it_is(t
 def test_a_cell_by_hand_is_measured_in_its_next_start_and_the_present_round(tmp_path, monkeypatch):
     one, paths = prepared(tmp_path)
     let_measure(monkeypatch, *3 * [{"outcome": "ok", "phases_s": {"start": 1.0}}])
-    called = ["--study", str(DEMO), "--results", str(tmp_path), "--cell", one.id]
-    assert command.main([*called, "--start", "1", "--round", "5"]) == 0
+    assert call(tmp_path, one, "--start", "1", "--round", "5") == 0
     first = paths.outcome(one).read_bytes()
-    assert [command.main(called) for _ in range(2)] == [0, 0]
+    assert [call(tmp_path, one) for _ in range(2)] == [0, 0]
     assert paths.outcome(one).read_bytes() == first
     found = {start: read_outcome(path).start for start, path in paths.outcomes(one).items()}
     assert {start: (of.start, of.round) for start, of in found.items()} == {1: (1, 5), 2: (2, 6), 3: (3, 7)}
@@ -121,8 +122,7 @@ def test_a_cell_by_hand_is_measured_in_its_next_start_and_the_present_round(tmp_
 def test_a_measurement_that_shows_drift_is_no_start_of_its_cell(tmp_path, monkeypatch):
     one, paths = prepared(tmp_path)
     let_measure(monkeypatch, {"outcome": "ok"})
-    called = ["--study", str(DEMO), "--results", str(tmp_path), "--cell", one.id, "--start", "2", "--round", "4"]
-    assert command.main([*called, "--position", "9", "--again"]) == 0
+    assert call(tmp_path, one, "--start", "2", "--round", "4", "--position", "9", "--again") == 0
     found = read_outcome(paths.again(one, 4) / "outcome.json")
     assert (found.start.round, found.start.position, found.start.again) == (4, 9, True)
     assert paths.outcomes(one) == {}
@@ -135,8 +135,7 @@ def test_on_the_wrong_device_a_cell_has_no_outcome_not_in_the_last_attempt_eithe
     let_measure(monkeypatch, *2 * [{"outcome": "invalid", "reason": reason, "wrong_device": True}])
     monkeypatch.setenv("SLURMD_NODENAME", node) if node else monkeypatch.delenv("SLURMD_NODENAME", raising=False)
     for attempt in ("1", "3"):
-        called = ["--study", str(DEMO), "--results", str(tmp_path), "--cell", one.id]
-        assert command.main([*called, "--attempt", attempt, "--attempts", "3"]) == command.WRONG_DEVICE
+        assert call(tmp_path, one, "--attempt", attempt, "--attempts", "3") == command.WRONG_DEVICE
         said = capsys.readouterr().err
         assert said.startswith("h200 ")
         assert list(paths.cell(one).iterdir()) == []

@@ -1,7 +1,5 @@
 """When a request's latency begins: at its scheduled arrival, or at sending if it had to wait for a free user."""
 
-import asyncio
-import time
 from collections.abc import Sequence
 from types import SimpleNamespace
 
@@ -9,7 +7,6 @@ import pytest
 
 from workflow_scripts.measure import client
 from workflow_scripts.measure.client import Target, send
-from workflow_scripts.measure.completions import Answer, Asked
 from workflow_scripts.measure.engine import RequestRecord
 from workflow_scripts.measure.server_http import Address
 from workflow_scripts.workloads.request import Request
@@ -50,7 +47,7 @@ def sent(
     return send(Target(Address("http://host"), "m"), requests, prompts, arrivals_s, users)
 
 
-def test_latency_counts_from_the_scheduled_arrival(monkeypatch):
+def test_latency_counts_from_the_scheduled_arrival_or_from_sending_in_a_closed_loop(monkeypatch):
     """A client that is late in mid-run makes latency longer, and so does one that holds requests back."""
     for users in (None, 1):
         records = sent(monkeypatch, arrivals_s=[0.0, 0.5, 1.0], sent_s=[0.0, 0.9, 1.0], users=users)
@@ -59,16 +56,12 @@ def test_latency_counts_from_the_scheduled_arrival(monkeypatch):
         assert records[1].first_token_s == pytest.approx(101.1)
         assert records[1].last_token_s == pytest.approx(101.21)
         assert records[1].itl_s == GAPS_S
-
-
-def test_users_alone_are_a_closed_loop_in_which_a_request_arrives_when_it_is_sent(monkeypatch):
+    # Users alone are a closed loop, in which a request arrives when it is sent.
     records = sent(monkeypatch, arrivals_s=[0.0, 0.0, 0.0], sent_s=[0.0, 0.3, 0.7], users=1)
     assert [r.queued_s for r in records] == [r.sent_s for r in records]
     at_once = sent(monkeypatch, arrivals_s=[0.0, 0.0, 0.0], sent_s=[0.0, 0.3, 0.7])
     assert {r.queued_s for r in at_once} == {100.0}
-
-
-def test_a_failed_request_has_its_error_and_no_times_of_tokens(monkeypatch):
+    # A failed request has its error and no times of tokens.
     good, bad = sent(monkeypatch, arrivals_s=[0.0, 0.5], sent_s=[0.0, 0.5], failed=[1])
     assert good.error is None
     assert bad.error == "HTTP 500"
@@ -80,35 +73,3 @@ def test_each_request_is_sampled_with_its_own_seed():
     target = Target(Address("http://host"), "m", extra_body={"ignore_eos": True}, sampling=sampling)
     settings = {"temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.1, "ignore_eos": True}
     assert [target.body(place) for place in (0, 2)] == [{**settings, "seed": 7}, {**settings, "seed": 9}]
-
-
-async def _answers(monkeypatch, arrivals_s, users, takes_s=0.05):
-    """What the client makes of a server that takes some time for each request, and how many were in flight at most."""
-    running, most, urls = [], [], []
-
-    async def answer(asked: Asked, session: object) -> Answer:
-        started = time.perf_counter()
-        running.append(asked.request_id)
-        most.append(len(running))
-        urls.append(asked.api_url)
-        await asyncio.sleep(takes_s)
-        running.remove(asked.request_id)
-        return Answer(started)
-
-    monkeypatch.setattr(client, "stream_completion", answer)
-    requests = [Request([1], 3, request_id=f"r{i}") for i in range(len(arrivals_s))]
-    prompts = [[1], [{"role": "user", "content": "Why?"}], *([[1]] * (len(requests) - 2))]
-    answers, began_s = await client._sent(Target(Address("http://host"), "m"), requests, prompts, arrivals_s, users)
-    return [one.start_time - began_s for one in answers], max(most), urls
-
-
-def test_requests_are_sent_when_they_are_due_and_wait_for_a_free_user(monkeypatch):
-    due_s = [0.0, 0.1, 0.1, 0.3]
-    started_s, at_once, urls = asyncio.run(_answers(monkeypatch, due_s, None))
-    assert at_once == 2
-    assert all(0 <= at - due < 0.2 for at, due in zip(started_s, due_s, strict=True))
-    assert urls[:2] == ["http://host/v1/completions", "http://host/v1/chat/completions"]
-    started_s, at_once, _ = asyncio.run(_answers(monkeypatch, [0.0] * 4, 1))
-    assert at_once == 1
-    assert started_s == sorted(started_s)
-    assert started_s[3] >= 3 * 0.05

@@ -2,14 +2,13 @@
 
 import asyncio
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
 import pytest
 
+from tests.http_server import Handler, serving
 from workflow_scripts.measure.completions import stream_completion
 
 COUNTS = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
@@ -19,57 +18,44 @@ def piece(text: str, **more: Any) -> dict[str, Any]:
     return {"choices": [{"text": text}], **more}
 
 
-class Handler(BaseHTTPRequestHandler):
+class Streaming(Handler):
     events: list[Any]
     status = 200
     seen: dict[str, Any]
 
-    def do_POST(self) -> None:
-        self.seen["body"] = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.seen["headers"] = dict(self.headers)
-        self.send_response(self.status)
-        self.end_headers()
+    def post(self) -> None:
+        self.seen |= {"body": json.loads(self.asked()), "headers": dict(self.headers)}
+        self.answer(self.status)
         for event in self.events:
             text = event if isinstance(event, str) else f"data: {json.dumps(event)}\n\n"
             self.wfile.write(text.encode())
             self.wfile.flush()
 
-    def log_message(self, *_: object) -> None:
-        pass
-
 
 @pytest.fixture
 def answer():
     """What the client makes of an answer, and what it had sent."""
-    servers = []
+    with serving(Streaming) as start:
 
-    def ask(*events: Any, status: int = 200, prompt: Any = (1, 2, 3)) -> tuple[Any, dict[str, Any]]:
-        seen: dict[str, Any] = {}
-        server = HTTPServer(
-            ("127.0.0.1", 0), type("Own", (Handler,), {"events": events, "status": status, "seen": seen})
-        )
-        servers.append(server)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        asked = SimpleNamespace(
-            model="m",
-            prompt=list(prompt),
-            output_len=3,
-            api_url=f"http://127.0.0.1:{server.server_port}/v1/completions",
-            extra_body={"ignore_eos": True},
-            extra_headers={"Authorization": "Bearer key"},
-            request_id="r1",
-        )
+        def ask(*events: Any, status: int = 200, prompt: Any = (1, 2, 3)) -> tuple[Any, dict[str, Any]]:
+            seen: dict[str, Any] = {}
+            asked = SimpleNamespace(
+                model="m",
+                prompt=list(prompt),
+                output_len=3,
+                api_url=f"{start(events=events, status=status, seen=seen)}/v1/completions",
+                extra_body={"ignore_eos": True},
+                extra_headers={"Authorization": "Bearer key"},
+                request_id="r1",
+            )
 
-        async def send() -> Any:
-            async with aiohttp.ClientSession() as session:
-                return await stream_completion(asked, session)
+            async def send() -> Any:
+                async with aiohttp.ClientSession() as session:
+                    return await stream_completion(asked, session)
 
-        return asyncio.run(send()), seen
+            return asyncio.run(send()), seen
 
-    yield ask
-    for server in servers:
-        server.shutdown()
-        server.server_close()
+        yield ask
 
 
 @pytest.mark.parametrize(
@@ -134,13 +120,10 @@ def test_the_answer_to_a_chat_begins_with_its_first_token(answer, events):
     assert "prompt" not in seen["body"]
 
 
-def test_the_text_and_the_tokens_of_an_answer_are_told(answer):
+def test_text_and_tokens_are_told_and_tokens_without_text_at_the_end(answer):
     pieces = [{"choices": [{"text": text, "token_ids": ids}]} for text, ids in (("a", [5]), ("bc", [6, 7]))]
     output, _ = answer(*pieces, {"choices": [], "usage": COUNTS})
     assert (output.generated_text, output.token_ids) == ("abc", [5, 6, 7])
-
-
-def test_tokens_without_text_are_an_answer_that_is_seen_at_its_end(answer):
     output, _ = answer(piece("", usage=COUNTS))
     assert output.success, output.error
     assert output.output_tokens == 3

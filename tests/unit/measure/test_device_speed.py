@@ -14,10 +14,27 @@ from workflow_scripts.measure import device_speed as d
 from workflow_scripts.study.study_file import load_study
 
 
-def test_rates_of_samples_are_those_of_the_fastest_run_and_the_one_in_the_middle():
+def test_how_often_and_in_which_order_operations_are_called():
     samples = Samples(amount=12, shape=[3], calls_per_run=1, call_s=[2.0, 6.0, 3.0])
     assert samples.best_per_s == 6
     assert samples.median_per_s == 4
+    # A slow operation is called once a run, and its first two calls do not count.
+    clock = Clock()
+    slow = clock.operation("slow", 10, [50.0, 1.0, 2.0, 4.0, 5.0])
+    samples = clock.time({"slow": slow}, runs=3, run_min_s=0.5)["slow"]
+    assert samples.call_s == [2.0, 4.0, 5.0]
+    assert (samples.amount, samples.calls_per_run, samples.shape) == (10, 1, [1])
+    assert samples.best_per_s == 5
+    clock = Clock()
+    samples = clock.time({"fast": clock.operation("fast", 1, 0.0625)}, runs=2, run_min_s=0.2)["fast"]
+    assert samples.calls_per_run == 4
+    assert samples.call_s == [0.0625, 0.0625]
+    # Operations take turns, and every run is synchronized at both ends.
+    clock = Clock()
+    timed = {"a": clock.operation("a", 1, 1.0), "b": clock.operation("b", 1, 0.5)}
+    clock.time(timed, runs=2, run_min_s=1.0)
+    first, run = ["a", "sync", "a", "sync", "b", "sync", "b", "sync"], ["sync", "a", "sync", "sync", "b", "b", "sync"]
+    assert clock.log == first + 2 * run
 
 
 class Clock:
@@ -38,30 +55,6 @@ class Clock:
 
     def time(self, operations, **options):
         return d.time_runs(operations, lambda: self.log.append("sync"), clock=lambda: self.now_s, **options)
-
-
-def test_a_slow_operation_is_called_once_a_run_and_its_first_two_calls_do_not_count():
-    clock = Clock()
-    slow = clock.operation("slow", 10, [50.0, 1.0, 2.0, 4.0, 5.0])
-    samples = clock.time({"slow": slow}, runs=3, run_min_s=0.5)["slow"]
-    assert samples.call_s == [2.0, 4.0, 5.0]
-    assert (samples.amount, samples.calls_per_run, samples.shape) == (10, 1, [1])
-    assert samples.best_per_s == 5
-
-
-def test_a_fast_operation_is_called_until_a_run_is_long_enough():
-    clock = Clock()
-    samples = clock.time({"fast": clock.operation("fast", 1, 0.0625)}, runs=2, run_min_s=0.2)["fast"]
-    assert samples.calls_per_run == 4
-    assert samples.call_s == [0.0625, 0.0625]
-
-
-def test_operations_take_turns_and_every_run_is_synchronized_at_both_ends():
-    clock = Clock()
-    timed = {"a": clock.operation("a", 1, 1.0), "b": clock.operation("b", 1, 0.5)}
-    clock.time(timed, runs=2, run_min_s=1.0)
-    first, run = ["a", "sync", "a", "sync", "b", "sync", "b", "sync"], ["sync", "a", "sync", "sync", "b", "b", "sync"]
-    assert clock.log == first + 2 * run
 
 
 def test_what_is_timed_moves_and_computes_what_it_says():
@@ -112,46 +105,11 @@ def test_the_sets_that_are_read_are_those_of_the_models_and_each_twice_the_last(
     timed = d.operations("cpu", 8 * d.ROW_BYTES, 16, (), [2 * d.ROW_BYTES, 4 * d.ROW_BYTES])
     assert [(name, o.amount) for name, o in timed.items()][2:] == [("read-32768", 32768), ("read-65536", 65536)]
     assert [len(timed[name].run()) for name in ("read-32768", "read-65536")] == [2, 4]
-
-
-def test_the_bytes_of_a_step_are_those_of_each_model_in_the_type_of_the_device():
+    # The bytes of a step are those of each model in the type of the device.
     study = load_study(Path("config/studies/demo.yaml"))
     gpu = get_gpu("cpu-all")
     assert d.step_bytes(study, gpu, {"native_dtypes": ["float32"]}) == [213_961_728]
     assert d.step_bytes(study, gpu, {"native_dtypes": ["float32", "bfloat16"]}) == [106_980_864]
-
-
-def test_a_record_of_a_gpu(monkeypatch):
-    """The way a GPU takes, on the CPU: only what it can do is timed, with its own cache and synchronization."""
-    gpu = get_gpu("h200").model_copy(update={"dense_flop_per_s": {"fp32": 1.0, "fp16": 1.0, "int8": 1.0}})
-    seen = {}
-
-    def operations(device, set_bytes, side, arithmetic, reread):
-        assert reread == []
-        seen.update(device=device, set_bytes=set_bytes, side=side)
-        return {name: d.Operation(8.0, [2], lambda: None) for name in ("copy", "read", *arithmetic)}
-
-    def time_runs(timed, synchronize):
-        seen["synchronize"] = synchronize
-        return {
-            name: Samples(amount=o.amount, shape=o.shape, calls_per_run=1, call_s=[2.0, 1.0, 4.0])
-            for name, o in timed.items()
-        }
-
-    properties = type("Properties", (), {"L2_cache_size": 6 * 2**20})
-    monkeypatch.setattr(d, "found_device", lambda g: {"name": g.title, "memory_total_bytes": 2**34})
-    monkeypatch.setattr(d, "operations", operations)
-    monkeypatch.setattr(d, "time_runs", time_runs)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda i: properties)
-    rates = d.measure_device(gpu)
-    assert seen == {"device": "cuda", "set_bytes": 2**30, "side": 8192, "synchronize": torch.cuda.synchronize}
-    assert rates.gpu == gpu.name
-    assert rates.matmul_flop_per_s == {"fp32": 8.0, "fp16": 8.0}
-    assert rates.matmul_flop_per_s_median == {"fp32": 4.0, "fp16": 4.0}
-    assert (rates.copy_bytes_per_s, rates.copy_bytes_per_s_median) == (8.0, 4.0)
-    assert (rates.read_bytes_per_s, rates.read_bytes_per_s_median) == (8.0, 4.0)
-    assert rates.last_level_cache_bytes == 6 * 2**20
-    assert rates.threads is None
 
 
 STUDY = ["--study", "config/studies/demo.yaml"]

@@ -42,9 +42,8 @@ def test_a_refusal_is_infeasible_in_the_engines_own_words(tmp_path, message):
     assert start_failure(RuntimeError(GENERIC), log_of(tmp_path, *lines)) == ("infeasible", message)
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
+MESSAGES = {
+    "infeasible": [
         "AttributeError: '_OpNamespace' '_C' object has no attribute 'cpu_gemm_wna16'",
         "torch.AcceleratorError: CUDA error: no kernel image is available for execution on the device",
         "RuntimeError: No requests can be scheduled and no requests can be offloaded.",
@@ -63,16 +62,7 @@ def test_a_refusal_is_infeasible_in_the_engines_own_words(tmp_path, message):
         "RuntimeError: Expected OC % 16 == 0 to be true, but got false.  (Could this error message be improved?",
         "RuntimeError: skip_weighted is only supported for topk=1 on CPU",
     ],
-)
-def test_what_the_engine_cannot_do_is_infeasible_whenever_it_is_told(tmp_path, message):
-    log = log_of(tmp_path, *traceback(message))
-    assert start_failure(RuntimeError("x"), log) == ("infeasible", message)
-    assert run_failure(RuntimeError("x"), log) == ("infeasible", message)
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
+    "engine_error": [
         "AttributeError: 'NoneType' object has no attribute 'shape'",
         "RuntimeError: expected scalar type BFloat16 but found Float",
         "RuntimeError: mat1 and mat2 must have the same dtype, but got Float and BFloat16",
@@ -83,11 +73,14 @@ def test_what_the_engine_cannot_do_is_infeasible_whenever_it_is_told(tmp_path, m
         "RuntimeError: CUDA error: operation not supported",
         "AssertionError: the dtype must be float32",
     ],
-)
-def test_a_fault_of_the_engine_is_no_refusal(tmp_path, message):
+}
+
+
+@pytest.mark.parametrize(("verdict", "message"), [(verdict, one) for verdict in MESSAGES for one in MESSAGES[verdict]])
+def test_what_the_engine_cannot_do_is_infeasible_whenever_it_is_told_and_a_fault_is_not(tmp_path, verdict, message):
     log = log_of(tmp_path, *traceback(message))
-    assert start_failure(RuntimeError("x"), log) == ("engine_error", message)
-    assert run_failure(RuntimeError("x"), log) == ("engine_error", message)
+    assert start_failure(RuntimeError("x"), log) == (verdict, message)
+    assert run_failure(RuntimeError("x"), log) == (verdict, message)
 
 
 def test_requests_that_a_kernel_refused_are_infeasible(tmp_path):
@@ -98,26 +91,23 @@ def test_requests_that_a_kernel_refused_are_infeasible(tmp_path):
         assert request_failures([None, "HTTP status 500"], log) == (verdict, words)
 
 
-def test_the_error_itself_counts_where_there_is_no_log(tmp_path):
+def test_where_the_cause_of_a_failure_is_read(tmp_path):
     assert start_failure(ValueError("no such dtype"), tmp_path / "none") == ("infeasible", "ValueError: no such dtype")
     assert start_failure(KeyError("x"), log_of(tmp_path)) == ("engine_error", "KeyError: 'x'")
-
-
-def test_a_failure_in_mid_run_has_the_cause_from_the_log(tmp_path):
     cause = "torch.OutOfMemoryError: CUDA out of memory."
     dead = EngineDeadError("EngineCore encountered an issue. See stack trace (above) for the root cause.")
     assert run_failure(dead, log_of(tmp_path, *traceback(cause, CORE))) == ("engine_error", cause)
     assert run_failure(RuntimeError("odd"), log_of(tmp_path)) == ("engine_error", "RuntimeError: odd")
-
-
-def test_a_cache_that_is_not_emptied_makes_a_cell_invalid(tmp_path):
     assert run_failure(CacheHeldError("blocks are held"), log_of(tmp_path)) == ("invalid", "blocks are held")
-
-
-def test_an_engine_that_is_gone_without_a_word_is_no_outcome(tmp_path):
+    # An engine that is gone without a word is no outcome.
     dead = EngineDeadError("EngineCore encountered an issue. See stack trace (above) for the root cause.")
     lines = traceback(f"vllm.v1.engine.exceptions.EngineDeadError: {dead}")
     assert run_failure(dead, log_of(tmp_path, *lines)) is None
+    # Nor is the end of a killed process that looks at the model's class a refusal.
+    refused = ValueError("Model architectures ['LlamaForCausalLM'] failed to be inspected. Please check the logs.")
+    died = "subprocess.CalledProcessError: Command '['python', '-m', 'registry']' died with <Signals.SIGKILL: 9>."
+    assert start_failure(refused, log_of(tmp_path, "no model of this name")) == ("infeasible", f"ValueError: {refused}")
+    assert start_failure(refused, log_of(tmp_path, *traceback(died))) is None
 
 
 @pytest.mark.parametrize("exit_code", [-9, -15])
@@ -129,10 +119,3 @@ def test_a_rank_that_is_gone_without_a_word_is_no_outcome(tmp_path, exit_code):
     cause = "torch.OutOfMemoryError: CUDA out of memory."
     told = log_of(tmp_path, *traceback(cause, "(Worker_TP1 pid=9) ERROR 11-21 07:50:55 [mp.py:9] "), *lines)
     assert run_failure(RuntimeError("Executor failed."), told) == ("engine_error", cause)
-
-
-def test_a_killed_process_that_looks_at_the_models_class_is_a_fault_and_no_refusal(tmp_path):
-    refused = ValueError("Model architectures ['LlamaForCausalLM'] failed to be inspected. Please check the logs.")
-    died = "subprocess.CalledProcessError: Command '['python', '-m', 'registry']' died with <Signals.SIGKILL: 9>."
-    assert start_failure(refused, log_of(tmp_path, "no model of this name")) == ("infeasible", f"ValueError: {refused}")
-    assert start_failure(refused, log_of(tmp_path, *traceback(died))) is None

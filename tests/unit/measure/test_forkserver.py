@@ -54,6 +54,11 @@ def test_a_job_has_its_own_log_environment_and_status(tmp_path, server):
     assert call(tmp_path, "say", "0", WORD="one") == (Ended(0), f"said one {Path.cwd()}\n")
     assert call(tmp_path, "say", "3", WORD="two") == (Ended(3), f"said two {Path.cwd()}\n")
     assert len(server) == 1
+    ended, log = call(tmp_path, "raise")
+    assert ended == Ended(1)
+    assert "ValueError: the engine broke" in log
+    assert call(tmp_path, "say", "0")[0] == Ended(0)
+    assert call(tmp_path, "die")[0] == Ended(-signal.SIGKILL)
 
 
 def test_a_folder_for_temporary_files_may_have_a_long_path(tmp_path, server, monkeypatch):
@@ -77,23 +82,10 @@ def test_a_job_has_what_its_libraries_set_on_import_where_it_does_not_say_otherw
     assert call(tmp_path, *variable, preload=(library,))[1] == "by the library\n"
     assert call(tmp_path, *variable, preload=(library,), SET_ON_IMPORT="by the user")[1] == "by the user\n"
     assert len(server) == 1
-
-
-def test_jobs_of_other_libraries_have_another_server(tmp_path, server, library):
+    # Jobs of other libraries have another server.
     call(tmp_path, "variable", "SET_ON_IMPORT", preload=(library,))
     assert call(tmp_path, "variable", "SET_ON_IMPORT")[1] == "None\n"
     assert len(server) == 2
-
-
-def test_an_exception_is_status_1_with_its_traceback_in_the_log(tmp_path, server):
-    ended, log = call(tmp_path, "raise")
-    assert ended == Ended(1)
-    assert "ValueError: the engine broke" in log
-    assert call(tmp_path, "say", "0")[0] == Ended(0)
-
-
-def test_a_killed_child_is_told_from_one_that_ended(tmp_path, server):
-    assert call(tmp_path, "die")[0] == Ended(-signal.SIGKILL)
 
 
 def test_a_job_that_is_suspended_while_it_is_timed_fails_and_says_so(tmp_path, server):

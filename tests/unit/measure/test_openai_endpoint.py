@@ -63,7 +63,7 @@ def test_a_server_gets_other_fields_if_tokens_are_drawn(sampling, sent):
     assert endpoint(sampling, extra_body={"draw": False})._body() == {"draw": False}
 
 
-def test_a_server_that_is_not_healthy_in_time_is_ended_by_its_own_command_and_by_force(tmp_path):
+def test_a_server_that_is_not_healthy_in_time_is_ended_by_its_own_command_or_by_force(tmp_path):
     done = tmp_path / "done"
     engine = endpoint(stop_command=["sh", "-c", 'echo "{name}" > "$0"', str(done)])
     with pytest.raises(RuntimeError, match=r"not healthy after 0.3 s"):
@@ -71,9 +71,7 @@ def test_a_server_that_is_not_healthy_in_time_is_ended_by_its_own_command_and_by
     assert done.read_text().startswith("kvsweep-")
     assert engine._server is not None
     assert not psutil.pid_exists(engine._server.pid)
-
-
-def test_a_stop_command_that_is_not_there_leaves_no_server(tmp_path):
+    # A stop command that is not there leaves no server either.
     engine = endpoint(stop_command=["no-such-command"])
     with pytest.raises(RuntimeError, match=r"not healthy after 0.3 s"):
         engine.start()
@@ -81,12 +79,9 @@ def test_a_stop_command_that_is_not_there_leaves_no_server(tmp_path):
     assert not psutil.pid_exists(engine._server.pid)
 
 
-def test_a_command_that_is_not_there_is_told_by_its_name():
+def test_a_server_that_cannot_be_started_is_told():
     with pytest.raises(ServerError, match="no command 'no-such-server'"):
         endpoint(command=["no-such-server"], stop_command=["false"]).start()
-
-
-def test_a_server_that_ends_at_once_and_a_taken_port_are_told():
     with pytest.raises(ServerError, match="the server ended with status 1 before"):
         endpoint(command=["false"]).start()
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ServerError, match="Address already in use"):

@@ -28,12 +28,16 @@ def family(folder: Path, *words: str) -> tuple[ServerProcess, list[int]]:
     return server, [int(word) for word in pids.read_text().split()]
 
 
-def test_a_child_whose_parent_has_died_before_ends_at_once():
+def test_a_child_is_a_group_of_its_own_that_ends_with_its_parent():
     for parent, status in ((os.getpid(), 7), (-1, 1)):
         if (child := os.fork()) == 0:
             die_with_parent(parent)
             os._exit(7)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == status
+    server = ServerProcess.forked(lambda: time.sleep(600))
+    assert os.getpgid(server.pid) == server.pid != os.getpgid(0)
+    assert os.getsid(server.pid) == os.getsid(0)
+    server.stop()
 
 
 def test_a_stopped_server_takes_what_it_started_with_it(tmp_path):
@@ -82,20 +86,18 @@ def test_an_exception_and_a_command_that_is_not_there_are_statuses(tmp_path):
         server.stop()
 
 
-def test_a_forked_server_is_a_group_of_its_own_in_the_same_session():
-    server = ServerProcess.forked(lambda: time.sleep(600))
-    assert os.getpgid(server.pid) == server.pid != os.getpgid(0)
-    assert os.getsid(server.pid) == os.getsid(0)
-    server.stop()
-
-
-def test_a_last_command_runs_when_it_is_told_to_and_not_before(tmp_path):
+def test_a_last_command_runs_when_it_is_told_to_and_its_failure_is_no_error(tmp_path):
     done = tmp_path / "done"
     last = LastCommand(["sh", "-c", 'echo "$WORD" > "$0"', str(done)], {**os.environ, "WORD": "over"})
     time.sleep(0.2)
     assert not done.exists()
     last.run(limit_s=60)
     assert done.read_text() == "over\n"
+    # One that takes too long or is not there is no error.
+    began = time.monotonic()
+    LastCommand(["sleep", "600"], dict(os.environ)).run(limit_s=0.3)
+    LastCommand(["no-such-command"], dict(os.environ)).run(limit_s=10)
+    assert time.monotonic() - began < 60
 
 
 def test_a_last_command_runs_when_all_of_its_session_is_killed(tmp_path):
@@ -118,10 +120,3 @@ signal.pause()
     cell.communicate()
     wait_for(done.exists)
     wait_for(lambda: is_gone(server))
-
-
-def test_a_last_command_that_takes_too_long_or_is_not_there_is_no_error(tmp_path):
-    began = time.monotonic()
-    LastCommand(["sleep", "600"], dict(os.environ)).run(limit_s=0.3)
-    LastCommand(["no-such-command"], dict(os.environ)).run(limit_s=10)
-    assert time.monotonic() - began < 60

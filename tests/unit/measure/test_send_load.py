@@ -34,20 +34,17 @@ def prepare(study: Study, folder: Path) -> StudyPaths:
 
 
 def test_the_beginning_of_a_load_has_the_arrivals_of_the_whole(study, tmp_path):
+    paths = StudyPaths(tmp_path, study.name)
+    with pytest.raises(LoadError, match=r"workload\.jsonl: .*`snakemake prepare`"):
+        load_of(study, CPU, paths, 1)
+    with pytest.raises(LoadError, match=r"h200/vllm/x: no cell .*; allowed: h200/vllm-serve/"):
+        load_of(study, "h200/vllm/x", paths, 1)
     paths = prepare(study, tmp_path)
     whole, some = (load_of(study, CPU, paths, count) for count in (16, 5))
     assert [request.request_id for request in some[0]] == ["r0", "r1", "r2", "r3", "r4"]
     assert some[1] == whole[1][:5]
     assert whole[1][-1] == pytest.approx(15 / 4)
     assert whole[2] is None
-
-
-def test_what_is_not_prepared_or_no_server_is_told(study, tmp_path):
-    paths = StudyPaths(tmp_path, study.name)
-    with pytest.raises(LoadError, match=r"workload\.jsonl: .*`snakemake prepare`"):
-        load_of(study, CPU, paths, 1)
-    with pytest.raises(LoadError, match=r"h200/vllm/x: no cell .*; allowed: h200/vllm-serve/"):
-        load_of(study, "h200/vllm/x", paths, 1)
 
 
 @pytest.mark.parametrize("url", ["http://10.0.0.7:8000", "https://example.org/v1", "http://localhost.example.org"])

@@ -3,12 +3,12 @@
 import socket
 import threading
 import time
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 
-from workflow_scripts.measure.failures import request_failures, start_failure
+from tests.http_server import Handler, serving
+from workflow_scripts.measure.failures import start_failure
 from workflow_scripts.measure.scrape import Scraper, parse_metrics, queues, read_metrics
 from workflow_scripts.measure.server_engine import check_port_is_free, free_port
 from workflow_scripts.measure.server_http import Address, ServerError, ServerTimeoutError, wait_until_healthy
@@ -31,40 +31,25 @@ process_cpu_seconds_total 12.0
 """
 
 
-class Handler(BaseHTTPRequestHandler):
+class Server(Handler):
     statuses: list[int]
 
-    def do_GET(self) -> None:
+    def get(self) -> None:
         status = self.statuses.pop(0) if self.statuses and self.path == "/health" else 200
-        self.send_response(status)
-        self.end_headers()
-        if self.path == "/metrics":
-            self.wfile.write(METRICS.encode())
-        elif self.path == "/key":
-            self.wfile.write(str(self.headers.get("Authorization")).encode())
-
-    def log_message(self, *_: object) -> None:
-        pass
+        bodies = {"/metrics": METRICS, "/key": str(self.headers.get("Authorization"))}
+        self.answer(status, bodies.get(self.path, "").encode())
 
 
 @pytest.fixture
 def serve():
-    servers = []
-
-    def start(*statuses: int, key: str | None = None) -> Address:
-        server = HTTPServer(("127.0.0.1", 0), type("Own", (Handler,), {"statuses": list(statuses)}))
-        servers.append(server)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        return Address(f"http://127.0.0.1:{server.server_port}", key)
-
-    yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
+    with serving(Server) as start:
+        yield lambda *statuses, key=None: Address(start(statuses=list(statuses)), key)
 
 
-def test_a_server_is_waited_for_until_it_is_healthy(serve):
+def test_a_server_is_waited_for_until_it_is_healthy_or_has_ended(serve):
     wait_until_healthy(serve(503, 503, 503), "/health", lambda: None, limit_s=10)
+    with pytest.raises(ServerError, match="ended with status 1 before"):
+        wait_until_healthy(serve(), "/health", lambda: "the server ended with status 1", limit_s=60)
 
 
 def test_one_that_never_is_ends_as_a_timeout_with_what_it_said_last(serve):
@@ -74,11 +59,6 @@ def test_one_that_never_is_ends_as_a_timeout_with_what_it_said_last(serve):
     with pytest.raises(ServerTimeoutError, match="Connection refused"):
         wait_until_healthy(nothing, "/health", lambda: None, limit_s=0.1)
     assert start_failure(raised.value, Path("no log"))[0] == "timeout"
-
-
-def test_one_that_ended_is_not_waited_for(serve):
-    with pytest.raises(ServerError, match="ended with status 1 before"):
-        wait_until_healthy(serve(), "/health", lambda: "the server ended with status 1", limit_s=60)
 
 
 def test_a_taken_port_is_told(serve):
@@ -124,12 +104,9 @@ def test_an_answer_that_is_not_http_counts_as_no_answer():
             wait_until_healthy(address, "/health", lambda: None, limit_s=0.1)
 
 
-def test_count_and_sum_of_a_summary_are_two_metrics():
+def test_summaries_and_queues_are_found_whatever_labels_say():
     text = "# TYPE body_bytes summary\nbody_bytes_count 4.0\nbody_bytes_sum 900.0\n"
     assert parse_metrics(text) == {"body_bytes_count": 4.0, "body_bytes_sum": 900.0}
-
-
-def test_queues_are_found_whatever_labels_say_whose_they_are():
     text = """# TYPE sglang:num_running_reqs gauge
 sglang:num_running_reqs{engine_type="unified",model_name="m",tp_rank="0"} 4.0
 sglang:num_running_reqs{engine_type="unified",model_name="m",tp_rank="1"} 3.0
@@ -151,12 +128,3 @@ def test_queues_are_asked_for_again_and_again(serve):
     times = [step.pop("time_s") for step in scraper.steps]
     assert times == sorted(times)
     assert all(step == {"running": 3, "kv_cache_usage": 0.25} for step in scraper.steps)
-
-
-def test_failed_requests_are_an_engine_error_that_says_how_many(tmp_path):
-    errors = [None, "Internal Server Error", "Internal Server Error"]
-    verdict = request_failures(errors, tmp_path / "none")
-    assert verdict == ("engine_error", "2 of 3 requests failed; the first: Internal Server Error")
-    log = tmp_path / "engine.log"
-    log.write_text('Traceback (most recent call last):\n  File "x"\ntorch.OutOfMemoryError: CUDA out of memory.\n')
-    assert request_failures(errors, log)[1].endswith("; the log says: torch.OutOfMemoryError: CUDA out of memory.")

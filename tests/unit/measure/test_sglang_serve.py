@@ -1,13 +1,12 @@
 """SGLang's server: what it is started with, by its own parser's record, and what its recorded answers say."""
 
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.http_server import Handler, serving
 from workflow_scripts.engines.registry import metrics_of_columns
 from workflow_scripts.engines.sglang_engine import SGLANG_SERVE, SglangServeKnobs
 from workflow_scripts.measure.client import Target, send
@@ -65,7 +64,7 @@ def test_knobs_have_sglangs_names_and_a_cpu_gets_what_it_needs():
     assert SglangServeKnobs.model_validate(ALL).max_concurrency == 4
 
 
-def test_a_running_server_says_what_took_effect():
+def test_a_running_server_says_what_took_effect_and_counts_as_described():
     told = effective_settings(json.loads((RECORDED / "server_info.json").read_text()))
     assert (told["block_size"], told["num_gpu_blocks"], told["max_num_seqs"]) == (32, 256, 4)
     assert (told["enable_prefix_caching"], told["enforce_eager"], told["attention_backend"]) == (
@@ -73,9 +72,6 @@ def test_a_running_server_says_what_took_effect():
         True,
         "torch_native",
     )
-
-
-def test_its_counters_are_those_of_the_description():
     metrics = parse_metrics((RECORDED / "metrics.txt").read_text())
     assert metrics[SGLANG_SERVE.counters["prefix_cache_queries"]] == 80
     assert metrics[SGLANG_SERVE.counters["prefix_cache_hits"]] == 32
@@ -84,35 +80,25 @@ def test_its_counters_are_those_of_the_description():
     assert queues(metrics).keys() == {"running", "waiting", "kv_cache_usage"}
 
 
-class Handler(BaseHTTPRequestHandler):
+class Recorded(Handler):
     status = 200
 
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        self.send_response(self.status)
-        self.end_headers()
-        self.wfile.write((RECORDED / "stream.txt").read_bytes() if "completions" in self.path else b"Cache flushed.")
-
-    def log_message(self, *_: object) -> None:
-        pass
+    def post(self) -> None:
+        self.asked()
+        stream = "completions" in self.path
+        self.answer(self.status, (RECORDED / "stream.txt").read_bytes() if stream else b"Cache flushed.")
 
 
 @pytest.fixture
 def served():
-    servers = []
+    with serving(Recorded) as start:
 
-    def start(status: int = 200) -> SglangServe:
-        server = HTTPServer(("127.0.0.1", 0), type("Own", (Handler,), {"status": status}))
-        servers.append(server)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        one = engine()
-        one._target = Target(Address(f"http://127.0.0.1:{server.server_port}"), "model", keep_answers=True)
-        return one
+        def engine_of(status: int = 200) -> SglangServe:
+            one = engine()
+            one._target = Target(Address(start(status=status)), "model", keep_answers=True)
+            return one
 
-    yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
+        yield engine_of
 
 
 def test_the_client_reads_its_stream(served):

@@ -11,7 +11,6 @@ from workflow_scripts.engines.vllm_engines import VllmKnobs
 from workflow_scripts.measure.engine import EngineSetup
 from workflow_scripts.measure.vllm_offline import (
     VllmOffline,
-    _attention_backend,
     request_record,
     step_record,
     vllm_environment,
@@ -141,11 +140,6 @@ def test_requests_are_sampled_as_the_workload_says_and_keep_their_length(samplin
     assert [(p.max_tokens, p.ignore_eos) for p in asked] == [(3, True), (5, True)]
 
 
-def test_a_step_without_tokens_has_none():
-    record = step_record(SimpleNamespace(**SCHEDULER_STATS["0.25.1"]), None)
-    assert (record["prompt_tokens"], record["generation_tokens"], record["preempted"]) == (0, 0, 0)
-
-
 def test_the_shapes_are_those_of_the_installed_version():
     vllm = pytest.importorskip("vllm", reason="vLLM is not installed")
     stats = pytest.importorskip("vllm.v1.metrics.stats", reason="vLLM is not installed")
@@ -171,14 +165,3 @@ def test_ranks_on_a_cpu_share_its_cores(device_kind, knobs, bound):
     environment = vllm_environment(setup, VllmKnobs.model_validate(knobs))
     assert environment.get("VLLM_CPU_OMP_THREADS_BIND") == bound
     assert ("VLLM_ENABLE_V1_MULTIPROCESSING" in environment) == (device_kind == "cpu")
-
-
-def test_the_attention_backend_is_that_of_the_layers():
-    def backend(name: str) -> SimpleNamespace:
-        return SimpleNamespace(attn_backend=SimpleNamespace(get_name=lambda: name))
-
-    layers = {"layers.0.attn": backend("CPU_ATTN"), "layers.1.attn": backend("CPU_ATTN"), "lm_head": object()}
-    part = SimpleNamespace(compilation_config=SimpleNamespace(static_forward_context=layers))
-    assert _attention_backend(part) == "CPU_ATTN"
-    elsewhere = SimpleNamespace(compilation_config=SimpleNamespace(static_forward_context={}))
-    assert _attention_backend(elsewhere) is None

@@ -32,7 +32,7 @@ def launched(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> tuple[list[str]
     return seen["words"], environment, target
 
 
-def test_it_listens_on_the_loopback_address_with_the_knobs_and_without_the_load(monkeypatch):
+def test_what_the_server_is_started_with(monkeypatch):
     words, environment, target = launched(monkeypatch)
     text = " ".join(words)
     assert "--host 127.0.0.1" in text
@@ -44,6 +44,10 @@ def test_it_listens_on_the_loopback_address_with_the_knobs_and_without_the_load(
     assert environment["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
     assert f":{words[words.index('--port') + 1]}" in target.address.base_url
     assert target.extra_body == {"ignore_eos": True}
+    # A GPU keeps vLLM's own layout, and remote code is run only if the study says so.
+    words, environment, _ = launched(monkeypatch, device_kind="cuda", knobs={}, trust_remote_code=True)
+    assert "VLLM_ENABLE_V1_MULTIPROCESSING" not in environment
+    assert "--trust-remote-code" in words
 
 
 def test_the_key_is_in_the_servers_environment_alone_and_another_each_time(monkeypatch):
@@ -54,12 +58,6 @@ def test_the_key_is_in_the_servers_environment_alone_and_another_each_time(monke
     assert key not in " ".join(words)
     assert key not in repr(target)
     assert launched(monkeypatch)[1]["VLLM_API_KEY"] != key
-
-
-def test_a_gpu_keeps_vllms_own_layout_and_remote_code_is_run_only_if_the_study_says_so(monkeypatch):
-    words, environment, _ = launched(monkeypatch, device_kind="cuda", knobs={}, trust_remote_code=True)
-    assert "VLLM_ENABLE_V1_MULTIPROCESSING" not in environment
-    assert "--trust-remote-code" in words
 
 
 @pytest.mark.parametrize("answers", [[""], ['{"success": true}'], ['{"success": false}', '{"success": true}']])

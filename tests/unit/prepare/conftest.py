@@ -26,7 +26,7 @@ def command(tmp_path):
 
     def run(hub: Any, *words: object, token: str | None = None) -> subprocess.CompletedProcess[str]:
         env = {k: v for k, v in os.environ.items() if k != "HF_TOKEN"} | {"HF_HOME": str(tmp_path / "hf")}
-        env |= {"HF_HUB_OFFLINE": "1"} if hub is None else {"HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}"}
+        env |= {"HF_HUB_OFFLINE": "1"} if hub is None else {"HF_ENDPOINT": hub.address}
         env |= {"HF_TOKEN": token} if token else {}
         given = [sys.executable, "-m", "workflow_scripts", *map(str, words)]
         return subprocess.run(given, env=env, capture_output=True, text=True)

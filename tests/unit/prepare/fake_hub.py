@@ -2,19 +2,20 @@
 
 import hashlib
 import json
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from tests import http_server
 
 
-class FakeHub(ThreadingHTTPServer):
+class FakeHub:
     """The two calls of the hub's interface that a download makes, for one repository at one commit."""
+
+    address: str
 
     def __init__(
         self, files: dict[str, bytes], repo: str, revision: str, refusal: tuple[int, str] | None = None, kind: str = ""
     ):
-        super().__init__(("127.0.0.1", 0), _Handler)
         self.files, self.repo, self.revision, self.refusal = files, repo, revision, refusal
         self.tree = f"/api/{kind or 'models'}/{repo}/tree/{revision}"
         self.resolve = f"/{kind + '/' if kind else ''}{repo}/resolve/{revision}/"
@@ -25,56 +26,41 @@ class FakeHub(ThreadingHTTPServer):
         return {path.split("/resolve/")[1].split("/", 1)[1] for path, _ in self.requests if "/resolve/" in path}
 
 
-class _Handler(BaseHTTPRequestHandler):
-    server: FakeHub
+class _Handler(http_server.Handler):
+    hub: FakeHub
 
-    def log_message(self, *args):
-        pass
-
-    def do_HEAD(self):
-        self.do_GET()
-
-    def do_GET(self):
-        if self.server.repo in self.path:
-            self.server.requests.append((self.path, self.headers.get("Authorization")))
-        tree, files = self.server.tree, self.server.resolve
-        if self.server.refusal:
-            status, code = self.server.refusal
+    def get(self):
+        hub = self.hub
+        if hub.repo in self.path:
+            hub.requests.append((self.path, self.headers.get("Authorization")))
+        if hub.refusal:
+            status, code = hub.refusal
             self._answer(status, b"", {"X-Error-Code": code, "X-Error-Message": "as the test wants it"})
-        elif self.path.startswith(tree):
+        elif self.path.startswith(hub.tree):
             listing = [
                 {"type": "file", "path": name, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
-                for name, data in self.server.files.items()
+                for name, data in hub.files.items()
             ]
             self._answer(200, json.dumps(listing).encode(), {"Content-Type": "application/json"})
-        elif self.path.startswith(files) and (name := self.path.removeprefix(files)) in self.server.files:
-            data = self.server.files[name]
+        elif self.path.startswith(hub.resolve) and (name := self.path.removeprefix(hub.resolve)) in hub.files:
+            data = hub.files[name]
             etag = f'"{hashlib.sha1(data).hexdigest()}"'
-            self._answer(200, data, {"ETag": etag, "X-Repo-Commit": self.server.revision})
+            self._answer(200, data, {"ETag": etag, "X-Repo-Commit": hub.revision})
         else:
             self._answer(404, b"", {"X-Error-Code": "EntryNotFound"})
 
     def _answer(self, status: int, body: bytes, headers: dict[str, str]):
-        self.send_response(status)
-        for name, value in {**headers, "Content-Length": str(len(body))}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(body)
+        self.answer(status, body, {**headers, "Content-Length": str(len(body))})
 
 
 @contextmanager
 def serving() -> Iterator[Callable[..., FakeHub]]:
     """A function that starts hubs, which end with the block."""
-    hubs = []
+    with http_server.serving(_Handler) as start:
 
-    def start(*args, **kwargs) -> FakeHub:
-        hub = FakeHub(*args, **kwargs)
-        threading.Thread(target=hub.serve_forever, daemon=True).start()
-        hubs.append(hub)
-        return hub
+        def begin(*args, **kwargs) -> FakeHub:
+            hub = FakeHub(*args, **kwargs)
+            hub.address = start(hub=hub)
+            return hub
 
-    yield start
-    for hub in hubs:
-        hub.shutdown()
-        hub.server_close()
+        yield begin

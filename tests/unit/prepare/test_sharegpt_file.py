@@ -45,18 +45,15 @@ def test_the_file_is_fetched_once_and_then_only_checked(tmp_path, fetched, hub):
     assert "its sha256 is" in other.stderr
 
 
-def test_a_file_with_another_checksum_is_not_put_in_place(tmp_path, fetched, hub):
-    done = fetched(hub, sha256="0" * 64)
-    assert done.returncode == 2
-    assert f"{NAME} of {DATASET}: its sha256 is {hashlib.sha256(CONTENT).hexdigest()}" in done.stderr
-    assert not (tmp_path / "put").exists()
-
-
-def test_without_a_network_or_with_another_name_it_says_so(tmp_path, fetched, hub):
+def test_what_cannot_be_fetched_is_told_and_not_put_in_place(tmp_path, fetched, hub):
     done, other = fetched(None), fetched(hub, file=str(tmp_path / "other.json"))
     assert (done.returncode, other.returncode) == (2, 2)
     assert "the hub cannot be reached" in done.stderr
     assert f"the dataset {DATASET} has no file other.json" in other.stderr
+    done = fetched(hub, sha256="0" * 64)
+    assert done.returncode == 2
+    assert f"{NAME} of {DATASET}: its sha256 is {hashlib.sha256(CONTENT).hexdigest()}" in done.stderr
+    assert not (tmp_path / "put").exists()
 
 
 def test_a_study_without_such_a_workload_is_refused(write_study):

@@ -82,7 +82,10 @@ def test_random_prompts_need_no_torch(model_dir):
     assert subprocess.run([sys.executable, "-c", code, str(model_dir)]).returncode == 0
 
 
-def test_encoding_adds_what_the_tokenizer_adds(model_dir, tmp_path):
+def test_a_folder_without_tokenizer_is_refused_and_encoding_adds_what_the_tokenizer_adds(model_dir, tmp_path):
+    assert load_vocabulary(model_dir, 300).text_ids.tolist() == list(range(2, 300))
+    with pytest.raises(TokenizerError, match="no tokenizer there"):
+        load_vocabulary(tmp_path, 300)
     from tokenizers import Tokenizer, processors
 
     for name in ("config.json", "tokenizer_config.json"):
@@ -94,9 +97,3 @@ def test_encoding_adds_what_the_tokenizer_adds(model_dir, tmp_path):
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     plain, with_bos = (load_vocabulary(folder, 4096).encode("kettle") for folder in (model_dir, tmp_path))
     assert with_bos == [0, *plain]
-
-
-def test_ids_that_the_model_does_not_have_are_no_text_and_a_folder_without_tokenizer_is_refused(model_dir, tmp_path):
-    assert load_vocabulary(model_dir, 300).text_ids.tolist() == list(range(2, 300))
-    with pytest.raises(TokenizerError, match="no tokenizer there"):
-        load_vocabulary(tmp_path, 300)

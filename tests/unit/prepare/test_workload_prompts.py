@@ -28,7 +28,7 @@ def texts(requests):
     return [(bytes(r.prompt_token_ids).decode(), r.output_tokens) for r in requests]
 
 
-def test_json_lines_may_say_their_own_output_length():
+def test_json_lines_may_say_their_own_output_length_and_other_lines_are_texts():
     requests, stream = make_requests(prompts(FOLDER / "questions.jsonl"), VOCABULARY, 3)
     assert texts(requests) == [
         ("What does a KV cache hold?", 12),
@@ -36,6 +36,10 @@ def test_json_lines_may_say_their_own_output_length():
         ("Wie viele Blöcke braucht eine Anfrage von hundert Tokens?", 5),
     ]
     assert stream.details["texts"] == 3
+    requests, _ = make_requests(prompts(FOLDER / "questions.txt"), VOCABULARY, 3)
+    assert texts(requests)[2] == ('{"this line": "is text too"}', 16)
+    with pytest.raises(WorkloadError, match="4 requests are needed"):
+        make_requests(prompts(FOLDER / "questions.txt"), VOCABULARY, 4)
 
 
 def test_a_chat_goes_through_the_models_template(model_dir):
@@ -66,13 +70,6 @@ def test_a_model_without_a_template_is_told(model_dir, tmp_path):
         make_requests(prompts(FOLDER / "chats.jsonl", chat=True), vocabulary, 3)
 
 
-def test_of_another_file_every_line_is_a_text():
-    requests, _ = make_requests(prompts(FOLDER / "questions.txt"), VOCABULARY, 3)
-    assert texts(requests)[2] == ('{"this line": "is text too"}', 16)
-    with pytest.raises(WorkloadError, match="4 requests are needed"):
-        make_requests(prompts(FOLDER / "questions.txt"), VOCABULARY, 4)
-
-
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
@@ -80,7 +77,6 @@ def test_of_another_file_every_line_is_a_text():
         ("a.jsonl", '{"prompt": "x", "messages": [{"role": "user", "content": "y"}]}', ":1: a line has either"),
         ("a.jsonl", '{"messages": [{"role": "me", "content": "x"}]}', ":1: messages.0.role: "),
         ("a.jsonl", '{"messages": [{"role": "user", "content": "x"}]}', ": it has messages; set chat: true"),
-        ("a.jsonl", '{"prompt": "x", "output_tokens": 0}', ":1: output_tokens: "),
         ("a.jsonl", "[1]", ":1: not a JSON object with a `prompt` or `messages`"),
         ("a.jsonl", "text", ":1: not JSON"),
         ("a.txt", "\n \n", "there is no text in it"),

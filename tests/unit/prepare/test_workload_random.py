@@ -113,12 +113,17 @@ def test_warmup_has_the_lengths_of_the_workload_and_shares_no_block_with_it(spec
     assert starts.isdisjoint(tuple(request.prompt_token_ids[:16]) for request in warmup)
 
 
-def test_a_warmup_that_cannot_differ_is_refused():
+def test_a_warmup_that_cannot_differ_and_a_limit_that_no_request_keeps_are_refused():
     spec = FixedWorkload(kind="fixed", num_prompts=1, prompt_tokens=1, output_tokens=1)
     vocabulary = Vocabulary(np.array([5, 6]), no_text)
     requests, _ = make_requests(spec, vocabulary, 50)
     with pytest.raises(WorkloadError, match="50 warm-up requests are needed"):
         make_warmup(spec, vocabulary, requests)
+    drawn = LengthDistribution(median=500, sigma=0.01, minimum=1, maximum=1000)
+    lengths = {"prompt_tokens": drawn, "output_tokens": drawn}
+    spec = SyntheticWorkload(kind="synthetic", num_prompts=1, max_total_tokens=20, **lengths)
+    with pytest.raises(WorkloadError, match="max_total_tokens 20: 10000"):
+        make_requests(spec, VOCABULARY, 1)
 
 
 def in_common(a: Request, b: Request) -> int:
@@ -221,14 +226,6 @@ def test_what_is_too_long_is_left_out_and_counted(spec, count):
     assert requests == expected
     last = drawn.index(requests[-1])
     assert stream.details["left_out_as_too_long"] == last + 1 - len(expected)
-
-
-def test_a_limit_that_no_request_keeps_is_refused():
-    drawn = LengthDistribution(median=500, sigma=0.01, minimum=1, maximum=1000)
-    lengths = {"prompt_tokens": drawn, "output_tokens": drawn}
-    spec = SyntheticWorkload(kind="synthetic", num_prompts=1, max_total_tokens=20, **lengths)
-    with pytest.raises(WorkloadError, match="max_total_tokens 20: 10000"):
-        make_requests(spec, VOCABULARY, 1)
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def test_the_selection_is_that_of_vllms_own_benchmark(model_dir, vocabulary, see
         make_requests(sharegpt(seed=seed, output_tokens=output_tokens), vocabulary, len(theirs) + 1)
 
 
-def test_the_manifest_counts_what_the_filter_left_out(vocabulary):
+def test_the_manifest_counts_what_is_left_out_and_the_warmup_takes_none_of_it(vocabulary):
     stream = GENERATORS["sharegpt"](sharegpt(), vocabulary, 0)
     assert len(list(stream.requests)) == 15
     assert stream.kind == "sharegpt"
@@ -58,9 +58,6 @@ def test_the_manifest_counts_what_the_filter_left_out(vocabulary):
         "conversations": 21,
         "filter": {"used": 15, "prompt_too_short": 3, "output_too_short": 1, "prompt_too_long": 1, "total_too_long": 1},
     }
-
-
-def test_warmup_is_as_long_as_the_conversations_and_takes_none(vocabulary):
     requests, _ = make_requests(sharegpt(), vocabulary, 15)
     warmup = make_warmup(sharegpt(), vocabulary, requests)
     prompts = [tuple(r.prompt_token_ids[:16]) for r in [*requests, *warmup]]
@@ -68,13 +65,17 @@ def test_warmup_is_as_long_as_the_conversations_and_takes_none(vocabulary):
     assert set(prompts[:15]).isdisjoint(prompts[15:])
 
 
-def test_too_small_a_file_or_another_one_is_refused(vocabulary, tmp_path):
+def test_too_small_a_file_another_one_and_none_for_a_chat_are_refused(vocabulary, tmp_path):
     with pytest.raises(WorkloadError, match=r"99 requests .*conversations.json gives 15"):
         make_requests(sharegpt(), vocabulary, 99)
     other = tmp_path / "other.json"
     other.write_text("[]")
     with pytest.raises(WorkloadError, match=rf"{sha256_of(other)}.*{sha256_of(CONVERSATIONS)}"):
         make_requests(sharegpt(other), vocabulary, 1)
+    # Nothing stands in for the texts of a chat.
+    assert sharegpt(tmp_path / "none.json").file_fault() is None
+    with pytest.raises(WorkloadError, match="there is no such file"):
+        make_requests(sharegpt(tmp_path / "none.json", chat=True), vocabulary, 1)
 
 
 ENTRIES = ["{}, {}", '{"value": "said"}, {"value": null}']
@@ -109,9 +110,3 @@ def test_a_chat_is_the_same_selection_through_the_template(vocabulary):
     assert [len(r.prompt_token_ids) - frame for r in chats] == [len(r.prompt_token_ids) for r in plain]
     assert [r.output_tokens for r in chats] == [r.output_tokens for r in plain]
     assert all([m["role"] for m in r.messages] == ["user"] for r in chats)
-
-
-def test_nothing_stands_in_for_the_texts_of_a_chat(vocabulary, tmp_path):
-    assert sharegpt(tmp_path / "none.json").file_fault() is None
-    with pytest.raises(WorkloadError, match="there is no such file"):
-        make_requests(sharegpt(tmp_path / "none.json", chat=True), vocabulary, 1)
