@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
+from tests.unit.made_studies import write_study
 from workflow_scripts.catalog.gpus_and_models import load_gpus
 from workflow_scripts.measure.cell import WRONG_DEVICE
 from workflow_scripts.study.grid import expand
@@ -59,12 +59,6 @@ def test_every_study_can_be_planned_by_snakemake(study, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-def test_a_plan_is_printed(tmp_path):
-    done = snakemake(tmp_path, CHECKOUT / "config/studies/parallelism.yaml", "plan")
-    assert done.returncode == 0, done.stderr
-    assert "h100-sxm" in done.stdout
-
-
 def faults_of_all_studies(python: str) -> list[str]:
     told = call(
         "-c",
@@ -87,27 +81,10 @@ def test_its_engines_take_every_study():
     assert faults_of_all_studies(PYTHON) == faults_of_all_studies(sys.executable)
 
 
-def test_the_command_that_the_docs_recommend_says_so():
-    study = "config/studies/parallelism.yaml"
-    done = call("-m", "workflow_scripts", "check-engines", "--study", study)
-    assert done.returncode == 0, done.stderr
-    assert f"{study}: {len(expand(load_study(CHECKOUT / study)))} cells, no setting refused; checked with vllm 0." in (
-        done.stdout
-    )
-
-
 def test_a_cell_that_finds_no_gpu_of_its_own_says_so_and_has_no_outcome(tmp_path):
     # Whatever GPU this machine may have, it is none of these.
     gpu = next(gpu for gpu in reversed(load_gpus().values()) if gpu.kind == "cuda")
-    content = {
-        "schema_version": 1,
-        "name": "one",
-        "question": "?",
-        "workloads": {"w": {"kind": "fixed", "num_prompts": 2, "prompt_tokens": 8, "output_tokens": 4}},
-        "sweeps": [{"name": "s", "gpu": gpu.name, "engine": "vllm", "model": "tiny-llama-57m", "workload": "w"}],
-    }
-    study = tmp_path / "one.yaml"
-    study.write_text(yaml.safe_dump(content))
+    study = write_study(tmp_path, {"gpu": gpu.name, "model": "tiny-llama-57m"}, name="one")
     (cell,) = expand(load_study(study))
     prepared = snakemake(tmp_path, study, "prepare")
     assert prepared.returncode == 0, prepared.stderr

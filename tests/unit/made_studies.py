@@ -6,11 +6,12 @@ from typing import Any
 import yaml
 
 from workflow_scripts.study.definition import cell_definition, recorded_sha256, resolved_models
-from workflow_scripts.study.grid import Cell
+from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.outcome import Outcome
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.rounds import RoundPlan
 from workflow_scripts.study.study import Study
+from workflow_scripts.study.study_file import load_study
 
 
 def fixed(num_prompts: int = 4, prompt_tokens: int = 16, output_tokens: int = 8, **changes: Any) -> dict[str, Any]:
@@ -38,6 +39,16 @@ def write_study(folder: Path, *sweeps: dict[str, Any], **changes: Any) -> Path:
     path = folder / f"{content['name']}.yaml"
     path.write_text(yaml.safe_dump(content), encoding="utf-8")
     return path
+
+
+class MadeStudy:
+    """Such a study with its file, its cells by id, and the places of its results."""
+
+    def __init__(self, folder: Path, *sweeps: dict[str, Any], **changes: Any) -> None:
+        self.file = write_study(folder, *sweeps, **changes)
+        self.study = load_study(self.file)
+        self.cells = {cell.id: cell for cell in expand(self.study)}
+        self.paths = StudyPaths(folder / "results", self.study.name)
 
 
 def end_cell(study: Study, paths: StudyPaths, cell: Cell, number: int = 1, /, **changes: Any) -> None:

@@ -55,15 +55,6 @@ def test_a_repository_gives_its_config(tmp_path, monkeypatch, asked, revision):
     assert model.revision == (None if revision == "main" else COMMIT)
 
 
-def test_without_a_network_the_message_says_what_to_do(tmp_path, monkeypatch):
-    def unreachable(*args, **kwargs):
-        raise hub.LocalEntryNotFoundError("no network")
-
-    monkeypatch.setattr(hub, "snapshot_download", unreachable)
-    with pytest.raises(hub.HubError, match="org/model at main: the hub cannot be reached"):
-        find_model("org/model")
-
-
 @pytest.mark.parametrize(
     ("content", "told"), [(None, "there is no such file"), ("{", "config.json: not JSON"), ("[]", "one JSON object")]
 )

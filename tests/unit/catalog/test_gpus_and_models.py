@@ -32,24 +32,14 @@ def test_arithmetic_of_the_data_sheets(gpu, dtype, flop_per_s):
     assert get_gpu(gpu).peak_flop_per_s(dtype) == flop_per_s
 
 
-def test_cpu_devices():
-    one, every = get_gpu("cpu-1core"), get_gpu("cpu-all")
-    assert (one.kind, one.cpu_cores) == ("cpu", 1)
-    assert (every.kind, every.cpu_cores) == ("cpu", None)
-    assert one.memory_bandwidth_bytes_per_s is one.nvml_names is None
-
-
 @pytest.mark.parametrize(
     ("published", "names"),
     [
-        ("h200", {"h200"}),
         ("H100", {"h100-sxm", "h100-pcie", "h100-nvl"}),
         ("A100_PCIe", {"a100-pcie-40gb", "a100-pcie-80gb"}),
         ("A100 80GB", {"a100-pcie-80gb", "a100-sxm-80gb"}),
         ("NVIDIA L40S", {"l40s"}),
-        ("L4", {"l4"}),
         ("V100 32GB", {"v100-pcie-32gb", "v100-sxm2-32gb"}),
-        ("A10", {"a10"}),
     ],
 )
 def test_an_ambiguous_name_resolves_to_all_candidates(published, names):
@@ -86,9 +76,6 @@ def test_every_number_of_every_gpu_has_a_source():
             assert {"memory_bytes", "memory_bandwidth_bytes_per_s", "dense_flop_per_s", "tdp_w"} <= set(gpu.sources)
             # What programs get is near what is sold: more than nine tenths, and at most its GB read as GiB.
             assert gpu.usable_memory_bytes is None or 0.9 < gpu.usable_memory_bytes / gpu.memory_bytes < 1.0738
-
-
-def test_a_number_without_a_source_is_refused():
     with pytest.raises(ValidationError, match="sources must name"):
         Gpu(name="x", title="x", kind="cuda", nvml_names=("x",), memory_bytes=1e9)
 
@@ -97,8 +84,6 @@ def test_a_number_without_a_source_is_refused():
     ("content", "message"),
     [
         ("x: {title: X, kind: cpu, core: 1}\n", r"gpus.yaml: x.core: .*allowed: .*cpu_cores"),
-        ("x: [\n", "not readable as YAML"),
-        ("- x\n", "must be a mapping"),
         (None, "No such file"),
     ],
 )
@@ -110,13 +95,17 @@ def test_a_bad_file_names_the_place_and_the_allowed_keys(tmp_path, content, mess
         load_gpus(path)
 
 
-def test_models():
+def test_models_of_the_hub_name_a_commit_and_a_licence_or_say_that_none_is_known():
     models = load_models()
     assert models["opt-125m"].pinned() == ("facebook/opt-125m", "27dcfa74d334bc871f3234de431e71c6eeba5dd6")
     tiny = models["tiny-llama-57m"]
     assert (tiny.load_format, tiny.dtype, tiny.fixed_dtype) == ("dummy", "native", None)
     with pytest.raises(CatalogError, match="set hub_repo"):
         tiny.pinned()
+    for model in load_models().values():
+        assert model.licence
+        if model.hub_repo is not None and model.revision is None:
+            assert "No public file names a commit" in (model.config.parent / "model.yaml").read_text(encoding="utf-8")
 
 
 def test_a_hub_model_needs_a_config_a_repository_and_a_commit(tmp_path):
@@ -163,10 +152,3 @@ def test_configs_are_the_published_ones_byte_for_byte(name):
     found = [hashlib.sha256(bytes_).hexdigest() for bytes_ in (content, content.removesuffix(b"\n"))]
     assert any(digest.startswith(PUBLISHED[name]) for digest in found)
     assert PUBLISHED[name][:12] in (model.config.parent / "model.yaml").read_text(encoding="utf-8")
-
-
-def test_every_model_from_the_hub_names_a_commit_and_a_licence_or_says_that_none_is_known():
-    for model in load_models().values():
-        assert model.licence
-        if model.hub_repo is not None and model.revision is None:
-            assert "No public file names a commit" in (model.config.parent / "model.yaml").read_text(encoding="utf-8")

@@ -5,7 +5,7 @@ import yaml
 
 from workflow_scripts.analyse.claims.published_table import published_table
 from workflow_scripts.catalog.gpus_and_models import CONFIG
-from workflow_scripts.catalog.published import Claim, Published, PublishedError, Quantity
+from workflow_scripts.catalog.published import Claim, Published, PublishedError
 
 REAL = Published(CONFIG / "published")
 CLAIM = {
@@ -20,20 +20,6 @@ CLAIM = {
 def read(folder, *claims):
     (folder / "claims.yaml").write_text(yaml.safe_dump(list(claims)))
     return Published(folder)
-
-
-@pytest.mark.parametrize(
-    ("quantity", "text"),
-    [
-        ({"unit": "ratio", "value": 2.95}, "2.95"),
-        ({"unit": "tokens", "values": [1024, 512]}, "1,024; 512 tokens"),
-        ({"unit": "tokens", "max": 15}, "at most 15 tokens"),
-        ({"unit": "tokens", "min": 15}, "at least 15 tokens"),
-        ({"unit": "b", "value": 8, "at": {"use": 0.5, "length": 2048}}, "8 b at use 0.5, length 2,048"),
-    ],
-)
-def test_a_quantity_in_words(quantity, text):
-    assert Quantity(name="x", **quantity).text() == text
 
 
 def test_numbers_of_a_claim_by_name_and_setting():
@@ -52,10 +38,8 @@ ONE = Claim.model_validate(CLAIM)
     ("ask", "message"),
     [
         (lambda: ONE.value("speed"), "claims.yaml: one: no quantity 'speed'; there are: rate"),
-        (lambda: ONE.value("rate", at=1), "one: no quantity 'rate'"),
         (lambda: ONE.values("rate"), "rate needs values"),
         (lambda: ONE.range("rate"), "rate needs min"),
-        (lambda: HALF.range("rate"), "rate needs max"),
         (lambda: HALF.value("rate"), "rate needs value"),
     ],
 )
@@ -83,7 +67,6 @@ def test_the_tables_of_claims_are_read_from_the_same_folder(tmp_path):
         ([CLAIM | {"label": "measured"}], r"claims.yaml: 0.label: Input should be 'published'"),
         ([CLAIM | {"quantities": []}], r"0.quantities: Tuple should have at least 1 item"),
         ([CLAIM | {"quantities": [{"name": "a", "unit": "s"}]}], "a: needs one of value, values, min, max"),
-        ([CLAIM | {"verdict": "supported"}], r"0.verdict: unknown key; allowed: id, source"),
         ([CLAIM, CLAIM], "two claims have the id 'one'"),
     ],
 )
@@ -92,11 +75,8 @@ def test_claims_that_are_not_valid_are_refused(tmp_path, claims, message):
         _ = read(tmp_path, *claims).claims
 
 
-def test_a_missing_or_unreadable_file_and_an_unknown_claim_are_refused(tmp_path):
+def test_a_missing_file_and_an_unknown_claim_are_refused(tmp_path):
     with pytest.raises(PublishedError, match=r"claims.yaml: No such file"):
-        _ = Published(tmp_path).claims
-    (tmp_path / "claims.yaml").write_text("[")
-    with pytest.raises(PublishedError, match=r"claims.yaml: not readable as YAML"):
         _ = Published(tmp_path).claims
     with pytest.raises(PublishedError, match=r"claims.yaml: no claim 'b200-over-l4'"):
         REAL.claim("b200-over-l4")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.made_studies import end_cell, fixed, round_plan, write_study
+from tests.unit.made_studies import MadeStudy, end_cell, fixed, round_plan
 from workflow_scripts.cluster.batches import (
     Pending,
     batches_of_cluster,
@@ -17,24 +17,18 @@ from workflow_scripts.cluster.batches import (
 )
 from workflow_scripts.common.files import read_json
 from workflow_scripts.study.definition import definitions_sha256
-from workflow_scripts.study.grid import expand
-from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.rounds import CellStart, Round, ended_starts
-from workflow_scripts.study.study_file import load_study
 
 HOUR = 3600.0
 
 
-class Called:
+class Called(MadeStudy):
     """A study on two GPU types, some cells of which have ended."""
 
     def __init__(self, folder: Path, **changes: object) -> None:
         knobs = {"max_num_seqs": [1, 2], "tensor_parallel_size": [1, 2]}
         settings = {"starts": {"at_least": 2, "at_most": 4}, "workloads": {"chat": fixed()}} | changes
-        self.file = write_study(folder, {"gpu": ["h200", "l40s"], "knobs": knobs}, name="called", **settings)
-        self.study = load_study(self.file)
-        self.paths = StudyPaths(folder / "results", "called")
-        self.cells = {cell.id: cell for cell in expand(self.study)}
+        super().__init__(folder, {"gpu": ["h200", "l40s"], "knobs": knobs}, name="called", **settings)
         self.definitions = definitions_sha256(self.study)
 
     def on(self, gpu: str) -> list[str]:
@@ -65,14 +59,11 @@ def called(tmp_path):
     return Called(tmp_path)
 
 
-def test_a_new_study_measures_every_cell_and_decides_on_the_round_after(called):
+def test_what_was_decided_is_decided_again_only_if_something_it_depends_on_has_changed(called):
     found = called.pending("h200", "l40s")
     assert [{one.cell for one in each.starts} for each in found.rounds] == [{*called.cells}] * 2
     assert found.decided == 3
     assert not called.paths.root.exists()  # planning writes nothing
-
-
-def test_what_was_decided_is_decided_again_only_if_something_it_depends_on_has_changed(called):
     called.end_all()
     assert called.pending("h200") == Pending([], 3)
     called.decide(3, ["h200"])
@@ -115,6 +106,8 @@ def test_places_in_a_round_are_counted_for_each_gpu_type(called):
     h200, l40s = called.on("h200"), called.on("l40s")
     of = Round(3, tuple(CellStart(name, 2) for name in [*l40s[1:], *h200]), done=(l40s[0],))
     batches = list(batches_of_cluster(of, called.cells, called.definitions, size=2))
+    assert sorted(one for batch in batches for one in batch.starts) == sorted(of.starts)
+    assert {len(batch.starts) for batch in batches} == {1, 2}
     for gpu, first in (("h200", 1), ("l40s", 2)):
         mine = [batch for batch in batches if batch.gpu == gpu]
         places = [batch.first_position + place for batch in mine for place in range(len(batch.starts))]

@@ -10,7 +10,7 @@ import yaml
 
 from workflow_scripts.cluster import site as site_module
 from workflow_scripts.cluster.attempt import Attempt
-from workflow_scripts.cluster.batches import batches_of_cluster, batches_of_machine, write_batch
+from workflow_scripts.cluster.batches import batches_of_machine, write_batch
 from workflow_scripts.cluster.batches import main as list_ended
 from workflow_scripts.cluster.site import (
     Site,
@@ -26,7 +26,7 @@ from workflow_scripts.engines.vllm_engines import VllmKnobs
 from workflow_scripts.physics.model_facts import ModelFactsError
 from workflow_scripts.study.definition import cell_definition, resolved_models
 from workflow_scripts.study.grid import Cell, expand
-from workflow_scripts.study.paths import HERE, StudyPaths
+from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.rounds import missing_rounds
 from workflow_scripts.study.study_file import load_study
 
@@ -94,9 +94,14 @@ def test_defaults_hold_for_every_gpu_that_does_not_say_otherwise():
     )
 
 
-def test_the_run_time_grows_by_attempt_to_the_cells_limit_and_counts_every_cell():
+def test_a_jobs_time_nodes_and_tasks():
     minutes = [job_resources([cell()] * 2, site(), 7200, Attempt(n, 3))["runtime"] for n in (1, 2, 3)]
     assert minutes == [15 + 2 * 30, 15 + 2 * 60, 15 + 2 * 120]
+    resources = job_resources([cell()], site(defaults={"extra": "--exclusive"}), 60, ONCE, avoid_nodes=["n2", "n1"])
+    assert resources["slurm_extra"] == "--exclusive --exclude=n1,n2"
+    resources = job_resources([cell(tensor_parallel_size=2)], site(), 60, ONCE)
+    assert sbatch_options(resources).endswith("--cpus-per-task=32 --gres=gpu:h200:2")
+    assert "ntasks" not in sbatch_options(resources)
 
 
 def test_a_plan_shortens_time_limits_but_that_of_the_last_attempt(tmp_path):
@@ -116,25 +121,12 @@ def test_a_plan_shortens_time_limits_but_that_of_the_last_attempt(tmp_path):
     assert minutes(1, cells=(one, unplanned)) == 4 + 30
 
 
-def test_nodes_with_the_wrong_device_are_avoided():
-    resources = job_resources([cell()], site(defaults={"extra": "--exclusive"}), 60, ONCE, avoid_nodes=["n2", "n1"])
-    assert resources["slurm_extra"] == "--exclusive --exclude=n1,n2"
-
-
-def test_a_job_with_two_gpus_is_one_task():
-    resources = job_resources([cell(tensor_parallel_size=2)], site(), 60, ONCE)
-    assert sbatch_options(resources).endswith("--cpus-per-task=32 --gres=gpu:h200:2")
-    assert "ntasks" not in sbatch_options(resources)
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"gpus": {"h300": {}}}, "gpus: h300: unknown; allowed: h200,"),
         ({"gpus": {"h200": {"gres": "gpu:1"}}}, "gpus.h200.gres: unknown key; allowed: account,"),
         ({"gpus": {"h200": {"slurm_type": "'h200'"}}}, "gpus.h200.slurm_type: String should match"),
-        ({"atempts": 2}, "atempts: unknown key; allowed: name, defaults,"),
-        ({"attempts": 0}, "attempts: Input should be greater than or equal to 1"),
     ],
 )
 def test_a_bad_site_file_is_one_message_that_names_the_place(tmp_path, changes, message):
@@ -164,47 +156,13 @@ def test_options_are_printed_before_anything_is_submitted(capsys, tmp_path):
     assert "none.csv: " in capsys.readouterr().err
 
 
-GRID = {
-    c.id: c
-    for c in (
-        cell(gpu, model, block_size=block, tensor_parallel_size=ranks)
-        for block in (16, 32)
-        for ranks in (1, 2)
-        for gpu in ("h200", "l40s")
-        for model in ("opt-125m", "llama-3.1-8b-instruct")
-    )
-}
-SAME = dict.fromkeys(GRID, "definition")
-
-
-def test_batches_hold_each_start_of_a_round_once_and_never_mix_gpus_or_sizes():
-    (of,) = missing_rounds({}, list(GRID), 1, present=1)
-    made = list(batches_of_cluster(of, GRID, SAME, 3))
-    assert sorted(one for batch in made for one in batch.starts) == sorted(of.starts)
-    assert sorted(len(batch.starts) for batch in made) == [1, 1, 1, 1, 3, 3, 3, 3]
-    for batch in made:
-        cells = [GRID[one.cell] for one in batch.starts]
-        assert {c.gpu for c in cells} == {batch.gpu}
-        assert len({c.knobs.ranks for c in cells}) == 1
-        assert batch.round == 1
-    # Places in the round go on from one batch of a GPU type to the next.
-    for gpu in ("h200", "l40s"):
-        places = sorted((batch.first_position, len(batch.starts)) for batch in made if batch.gpu == gpu)
-        assert places == [(1, 3), (4, 1), (5, 3), (8, 1)]
-
-
-def test_a_machine_measures_a_round_of_all_its_devices_as_one_batch():
-    (of,) = missing_rounds({}, list(GRID), 1, present=1)
-    (batch,) = batches_of_machine(of, SAME)
-    assert (batch.gpu, batch.starts, batch.first_position) == (HERE, of.starts, 1)
-
-
 def test_a_batch_is_another_one_when_a_definition_or_the_round_changes():
-    first, second = missing_rounds({}, list(GRID), 2, present=1)
-    one = next(batches_of_machine(first, SAME))
-    assert one == next(batches_of_machine(first, SAME))
-    changed = next(batches_of_machine(first, {**SAME, first.starts[0].cell: "other"}))
-    assert len({one.key, changed.key, next(batches_of_machine(second, SAME)).key}) == 3
+    same = dict.fromkeys(("a", "b"), "definition")
+    first, second = missing_rounds({}, ["a", "b"], 2, present=1)
+    one = next(batches_of_machine(first, same))
+    assert one == next(batches_of_machine(first, same))
+    changed = next(batches_of_machine(first, {**same, "a": "other"}))
+    assert len({one.key, changed.key, next(batches_of_machine(second, same)).key}) == 3
 
 
 def test_ended_cells_are_not_listed_while_a_start_that_was_due_has_no_outcome(tmp_path, capsys):

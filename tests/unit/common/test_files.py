@@ -21,18 +21,12 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monke
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
 
 
-def test_not_a_number_is_refused_where_a_reader_would_choke_on_it(tmp_path):
+def test_records_come_back_readable_and_not_a_number_is_refused(tmp_path):
     with pytest.raises(ValueError, match="JSON"):
         write_json(tmp_path / "a.json", {"rate": float("nan")})
     assert not list(tmp_path.iterdir())
-
-
-def test_records_come_back(tmp_path):
     write_jsonl(tmp_path / "deep" / "a.jsonl", [{"a": 1}, {"b": "\u00e9"}])
     assert list(read_jsonl(tmp_path / "deep" / "a.jsonl")) == [{"a": 1}, {"b": "\u00e9"}]
-
-
-def test_files_are_readable_like_any_other(tmp_path):
     write_bytes(tmp_path / "a", b"x")
     (tmp_path / "b").write_bytes(b"x")
     assert (tmp_path / "a").stat().st_mode == (tmp_path / "b").stat().st_mode

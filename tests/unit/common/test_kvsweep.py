@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.start import CALLS
 from tests.unit.examples import example_of, module_of
-from workflow_scripts.__main__ import COMMANDS, GROUPS, main, overview, sentence
+from workflow_scripts.__main__ import COMMANDS, GROUPS, main, sentence
 from workflow_scripts.common.command import Command
 
 ROOT = Path(__file__).parents[3]
@@ -39,17 +39,7 @@ def test_a_command_has_its_name_and_its_example_can_be_parsed(name):
     assert ". " not in about
 
 
-def test_the_overview_has_each_command_in_a_line_that_fits(capsys):
-    assert main(["--help"]) == 0
-    shown = capsys.readouterr().out
-    assert shown == overview()
-    lines = shown.splitlines()
-    assert max(map(len, lines)) <= 120
-    for name, module in COMMANDS.items():
-        assert [line for line in lines if line.split()[:1] == [name] and line.endswith(sentence(module))]
-
-
-def test_the_overview_imports_no_command():
+def test_the_overview_imports_no_command_and_no_command_an_engine():
     shown = "import sys, workflow_scripts.__main__ as m; m.main(['--help']); print(*sys.modules, file=sys.stderr)"
     loaded = subprocess.run([sys.executable, "-c", shown], cwd=ROOT, check=True, capture_output=True, text=True).stderr
     assert {name for name in loaded.split() if name.startswith("workflow_scripts.")} == {
@@ -58,6 +48,13 @@ def test_the_overview_imports_no_command():
         "workflow_scripts.common.command",
         "workflow_scripts.common.faults",
     }
+    # A command imports no engine, because that runs in a process of its environment.
+    code = "import importlib, sys; [importlib.import_module(name) for name in sys.argv[1:]]; print(*sys.modules)"
+    modules = [f"workflow_scripts.{module}" for module in COMMANDS.values()]
+    loaded = subprocess.run(
+        [sys.executable, "-c", code, *modules], cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    assert {"vllm", "transformers", "torch", "sglang"} & {*loaded.stdout.split()} == set()
 
 
 # Commands that need no engine have the lock envs/tools.txt: what that does not hold, and what takes longer to import
@@ -79,15 +76,6 @@ def test_a_small_call_that_needs_no_engine_imports_little(name, tmp_path):
     done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
     assert done.stdout
     assert (NOT_IN_THE_LOCK | SLOW_TO_IMPORT) & set(done.stderr.split()) == set()
-
-
-def test_no_command_imports_an_engine_because_it_runs_in_a_process_of_its_environment():
-    code = "import importlib, sys; [importlib.import_module(name) for name in sys.argv[1:]]; print(*sys.modules)"
-    modules = [f"workflow_scripts.{module}" for module in COMMANDS.values()]
-    loaded = subprocess.run(
-        [sys.executable, "-c", code, *modules], cwd=ROOT, check=True, capture_output=True, text=True
-    )
-    assert {"vllm", "transformers", "torch", "sglang"} & {*loaded.stdout.split()} == set()
 
 
 def test_a_command_that_does_not_exist_ends_with_2_and_the_allowed_ones(capsys):

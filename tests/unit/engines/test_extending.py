@@ -28,7 +28,7 @@ def unindented(code: str) -> str:
     return "\n".join(line.strip() for line in code.splitlines() if line.strip())
 
 
-def test_the_engine_of_the_page_is_the_one_that_is_measured():
+def test_the_engine_of_the_page_is_the_one_that_is_measured_and_a_knob_is_described_in_full():
     source = Path(tests.echo_engine.__file__).read_text(encoding="utf-8")
     shown = blocks(ENGINE, "python")
     assert len(shown) == 4
@@ -37,6 +37,8 @@ def test_the_engine_of_the_page_is_the_one_that_is_measured():
     assert [sweep] == STUDY["sweeps"]
     assert f"`{VARIABLE}=tests.echo_engine:ECHO`" in ENGINE
     assert len(re.findall(r"^\d\. ", ENGINE, flags=re.MULTILINE)) <= 6
+    named = {field.name for field in dataclasses.fields(Knob)} - {"code"}
+    assert {name for name in named if f"`{name}" not in KNOB} == set()
 
 
 @pytest.fixture
@@ -67,8 +69,3 @@ def test_a_knob_is_one_field(more_knobs):
     with pytest.raises(ValidationError, match="'fcfs' or 'priority'"):
         more_knobs(scheduling_policy="last")
     assert VllmKnobs(block_size=16).slug() == "bs16"
-
-
-def test_every_fact_about_a_knob_is_in_the_recipe():
-    named = {field.name for field in dataclasses.fields(Knob)} - {"code"}
-    assert {name for name in named if f"`{name}" not in KNOB} == set()

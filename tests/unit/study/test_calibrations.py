@@ -5,12 +5,10 @@ from workflow_scripts.catalog.gpus_and_models import get_model
 from workflow_scripts.physics.model_facts import read_model_facts
 from workflow_scripts.study.calibrations import (
     PROMPT_TOKENS,
-    CalibrationRecordError,
     calibration_of,
     calibrations_of,
     identity,
     points_for,
-    read_calibration,
     sustained_tokens,
 )
 from workflow_scripts.study.grid import expand
@@ -71,17 +69,6 @@ def test_cards_of_one_type_and_cpus_with_other_cores_are_different_devices():
     assert identity(card) != identity({**card, "uuid": "GPU-2"})
     assert identity(card) == identity({**card, "power_limit_w": 600})
     assert identity({"processor": "x", "cores": [0]}) != identity({"processor": "x", "cores": [0, 1]})
-
-
-@pytest.mark.parametrize(
-    ("text", "said"), [("[", "not JSON"), ('{"gpu": 1}', "gpu: Input should be"), (None, "No such")]
-)
-def test_what_is_no_calibration_is_said_so(tmp_path, text, said):
-    path = tmp_path / "x.json"
-    if text is not None:
-        path.write_text(text)
-    with pytest.raises(CalibrationRecordError, match=f"{path}.*{said}"):
-        read_calibration(path)
 
 
 def test_a_gpus_series_reads_much_kv_and_has_prompts_beyond_the_captured_sizes():

@@ -36,7 +36,7 @@ def test_a_lock_of_a_version_for_a_kind_of_device_is_an_environment(locks):
     assert {name: list(kinds) for name, kinds in locks.items()} == {OLD: ["cpu"], "transformers-4.57.6": ["cuda"]}
 
 
-def test_the_default_environment_is_not_in_ids_and_definitions():
+def test_cells_of_another_environment_have_their_own_ids_definitions_and_calibrations_and_the_default_none():
     named, unnamed = grid.expand(study_with("default")), grid.expand(DEMO)[: len(grid.expand(study_with("default")))]
     assert [cell.id for cell in named] == [cell.id for cell in unnamed]
     definition = cell_definition(DEMO, named[0], resolved_models(DEMO))
@@ -44,9 +44,6 @@ def test_the_default_environment_is_not_in_ids_and_definitions():
     # The demo's first cell as it was before there were environments.
     assert named[0].id == "cpu-all/vllm/tiny-llama-57m/chat/bs32-seqs2-len128-eager1-cpukv1"
     assert definition_sha256(definition) == "8afcf6b7a7e69fd5e0a6e174c13e0c087b455d2d9e74c16041847a740232eb7c"
-
-
-def test_cells_that_differ_in_the_environment_have_their_own_ids_definitions_and_calibrations():
     study = study_with("default", OLD).model_copy(update={"measure": Measure()})
     cells = grid.expand(study)
     default, old = ([cell for cell in cells if cell.environment == name] for name in ("", OLD))
@@ -68,7 +65,6 @@ def test_cells_that_differ_in_the_environment_have_their_own_ids_definitions_and
             {"engine": ["sglang-serve"], "environment": ["default"]},
             "'default' is not of engine 'sglang-serve'; allowed: ",
         ),
-        ({"engine": ["openai"]}, "is not of engine 'openai'; allowed: default"),
         (
             {"environment": ["transformers-4.57.6"], "engine": ["hf-continuous"], "gpu": ["h200"]},
             "engine 'hf-continuous' is measured with transformers >=5.18, not in 'transformers-4.57.6'",

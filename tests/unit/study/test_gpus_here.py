@@ -12,16 +12,13 @@ from types import ModuleType
 import pynvml
 import pytest
 
-from tests.unit import made_studies
-from tests.unit.made_studies import end_cell
+from tests.unit.made_studies import MadeStudy, end_cell, fixed
 from workflow_scripts.cluster.batches import main as list_ended
 from workflow_scripts.engines.registry import load_engines
-from workflow_scripts.study.definition import cell_definition, definition_sha256, resolved_models
+from workflow_scripts.study.definition import definitions_sha256
 from workflow_scripts.study.gpus_here import cells_without_gpu, gpus_here, unmeasurable
-from workflow_scripts.study.grid import Cell, expand
+from workflow_scripts.study.grid import Cell
 from workflow_scripts.study.outcome import is_outcome_of
-from workflow_scripts.study.paths import StudyPaths
-from workflow_scripts.study.study_file import load_study
 
 CHECKOUT = Path(__file__).parents[3]
 H200, L40S = "NVIDIA H200", "NVIDIA L40S"
@@ -53,9 +50,8 @@ def test_the_gpus_are_those_that_the_process_may_see(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "NoDevFiles")  # as Slurm sets it for a job without a GPU
     assert gpus_here() == []
 
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
 
-@pytest.mark.usefixtures("host")
-def test_without_a_driver_there_are_none(monkeypatch):
     def no_driver() -> None:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
 
@@ -65,27 +61,6 @@ def test_without_a_driver_there_are_none(monkeypatch):
 
 def cell(gpu: str, engine: str = "vllm", **knobs: object) -> Cell:
     return Cell(gpu, engine, "opt-125m", "w", load_engines()[engine].knobs.model_validate(knobs), ("s",))
-
-
-def write_study(folder: Path, starts: int = 1, gpu: Sequence[str] = ("cpu-1core", "h200"), **knobs: object) -> Path:
-    endpoints = {"there": {"base_url": "http://there:8000", "served_model": "m"}}
-    knobs = {"max_num_seqs": [1, 2], **knobs}
-    sweep = {"gpu": [*gpu], "model": "tiny-llama-57m", "knobs": knobs}
-    workloads = {"w": made_studies.fixed()}
-    return made_studies.write_study(
-        folder, sweep, name="mixed", starts=starts, workloads=workloads, endpoints=endpoints
-    )
-
-
-def test_a_cell_needs_as_many_gpus_of_its_type_as_it_has_ranks(tmp_path):
-    study = load_study(write_study(tmp_path))
-    alone, pair, of_cpu = cell("l40s"), cell("l40s", tensor_parallel_size=2), cell("cpu-all")
-    served = cell("h200", "openai", endpoint="there", users=1)
-    cells = [alone, pair, of_cpu, served, cell("h200")]
-    assert [*cells_without_gpu(study, cells, [L40S])] == [pair, cell("h200")]
-    assert [*cells_without_gpu(study, cells, [L40S, L40S])] == [cell("h200")]
-    # A cell takes the first GPUs that it sees.
-    assert [*cells_without_gpu(study, cells, [H200, L40S])] == [alone, pair]
 
 
 NO_DRIVER = "class NVMLError(Exception): pass\ndef nvmlInit(): raise NVMLError('no driver')\n"
@@ -98,24 +73,42 @@ nvmlDeviceGetName = lambda handle: {H200!r}
 """
 
 
-def dry_run(study: Path, results: Path, *targets: str, nvml: str = NO_DRIVER, status: int = 0) -> str:
-    """What a call would do on a machine without NVIDIA's driver, or with another `nvml`, and what it says."""
-    stand_in = results / "pynvml.py"
-    stand_in.parent.mkdir(parents=True, exist_ok=True)
-    stand_in.write_text(nvml)
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "snakemake", *targets, "--nolock", "--dry-run", "--printshellcmds"),
-            *("--config", f"study={study}", f"results={results}"),
-        ],
-        cwd=CHECKOUT,
-        env=os.environ | {"XDG_CACHE_HOME": str(results / "cache"), "PYTHONPATH": str(results)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == status, done.stderr
-    return done.stdout + done.stderr
+class Mixed(MadeStudy):
+    """A study of a CPU and a GPU, and what a call on it would do."""
+
+    def __init__(self, folder: Path, gpu: Sequence[str] = ("cpu-1core", "h200"), **knobs: object) -> None:
+        sweep = {"gpu": [*gpu], "model": "tiny-llama-57m", "knobs": {"max_num_seqs": [1, 2], **knobs}}
+        endpoints = {"there": {"base_url": "http://there:8000", "served_model": "m"}}
+        super().__init__(folder, sweep, name="mixed", workloads={"w": fixed()}, endpoints=endpoints)
+
+    def on(self, gpu: str) -> Cell:
+        return next(cell for cell in self.cells.values() if cell.gpu == gpu)
+
+    def end(self, cell: Cell, start: int = 1, **changes: object) -> None:
+        end_cell(self.study, self.paths, cell, start, **changes)
+
+    def dry_run(self, *targets: str, nvml: str = NO_DRIVER, status: int = 0) -> str:
+        """What a call would do on a machine without NVIDIA's driver, or with another `nvml`, and what it says."""
+        results = self.paths.results
+        results.mkdir(exist_ok=True)
+        (results / "pynvml.py").write_text(nvml)
+        command = [*(sys.executable, "-m", "snakemake", *targets, "--nolock", "--dry-run", "--printshellcmds")]
+        command += ["--config", f"study={self.file}", f"results={results}"]
+        environment = os.environ | {"XDG_CACHE_HOME": str(results / "cache"), "PYTHONPATH": str(results)}
+        done = subprocess.run(command, cwd=CHECKOUT, env=environment, capture_output=True, text=True, timeout=300)
+        assert done.returncode == status, done.stderr
+        return done.stdout + done.stderr
+
+
+def test_a_cell_needs_as_many_gpus_of_its_type_as_it_has_ranks(tmp_path):
+    study = Mixed(tmp_path).study
+    alone, pair, of_cpu = cell("l40s"), cell("l40s", tensor_parallel_size=2), cell("cpu-all")
+    served = cell("h200", "openai", endpoint="there", users=1)
+    cells = [alone, pair, of_cpu, served, cell("h200")]
+    assert [*cells_without_gpu(study, cells, [L40S])] == [pair, cell("h200")]
+    assert [*cells_without_gpu(study, cells, [L40S, L40S])] == [cell("h200")]
+    # A cell takes the first GPUs that it sees.
+    assert [*cells_without_gpu(study, cells, [H200, L40S])] == [alone, pair]
 
 
 def measured_in(planned: str) -> list[set[str]]:
@@ -128,119 +121,78 @@ def measured_in(planned: str) -> list[set[str]]:
 
 
 def test_cells_without_their_gpu_are_named_and_left_missing_and_the_others_measured(tmp_path):
-    study_file, results = write_study(tmp_path), tmp_path / "results"
-    planned = dry_run(study_file, results)
+    mixed = Mixed(tmp_path)
+    planned = mixed.dry_run()
     assert "2 need h200." in planned
     assert measured_in(planned) == [{"cpu-1core seqs1", "cpu-1core seqs2"}]
     assert "prepared/devices/cpu-1core.json" in planned
     assert "prepared/devices/h200.json" not in planned
     # The call ends with the same words, after the report.
     assert "> " + str(tmp_path / "results/mixed/logs/all.log") + "; exit 1" in planned
-
-
-def test_a_call_measures_if_one_of_its_targets_does(tmp_path):
-    study_file, results = write_study(tmp_path), tmp_path / "results"
-    both = {"cpu-1core seqs1", "cpu-1core seqs2"}
-    for targets, measured in ((["prepare"], []), (["plan"], []), (["all", "plan"], [both])):
-        planned = dry_run(study_file, results, *targets)
-        assert measured_in(planned) == measured
-        # The plan's files are outputs of a job, so that Snakemake locks them; a plan alone measures no device.
-        assert ("rule predict_cells:" in planned) == (targets != ["prepare"])
-        assert ("rule prepare_device:" in planned) == bool(measured)
+    # The plan's files are outputs of a job, so that Snakemake locks them; a plan alone measures no device.
+    assert "rule predict_cells:" in planned
+    for target in ("prepare", "plan"):
+        planned = mixed.dry_run(target)
+        assert measured_in(planned) == []
+        assert ("rule predict_cells:" in planned) == (target == "plan")
+        assert "rule prepare_device:" not in planned
 
 
 def test_a_study_with_a_gpu_that_no_machine_can_measure_is_planned_only(tmp_path):
-    study_file, results = write_study(tmp_path, gpu=("cpu-1core", "mi300x")), tmp_path / "results"
+    mixed = Mixed(tmp_path, gpu=("cpu-1core", "mi300x"))
     for targets in (["prepare", "all"], ["calibrate"]):
-        refused = dry_run(study_file, results, *targets, status=1)
+        refused = mixed.dry_run(*targets, status=1)
         assert "study 'mixed': mi300x: " in refused
         assert "rule " not in refused
-    assert "rule predict_cells:" in dry_run(study_file, results, "partial_report")
+    assert "rule predict_cells:" in mixed.dry_run("partial_report")
     # A server elsewhere may run on any device.
-    study = load_study(study_file)
-    assert unmeasurable(study, [cell("mi300x", "openai", endpoint="there", users=1)]) is None
-
-
-def test_a_cell_that_was_measured_elsewhere_is_not_left_out(tmp_path):
-    study_file, results = write_study(tmp_path), tmp_path / "results"
-    study = load_study(study_file)
-    paths = StudyPaths(results, study.name)
-    first, second = (c for c in expand(study) if c.gpu == "h200")
-    end_cell(study, paths, first, phases_s={"start": 1.0})
-    assert "1 needs h200." in dry_run(study_file, results)
-    end_cell(study, paths, second, phases_s={"start": 1.0})
-    planned = dry_run(study_file, results)
-    assert "left out" not in planned
-    assert "exit 1" not in planned
-
-
-def test_every_start_of_the_cells_is_a_round_of_its_own(tmp_path):
-    study_file, results = write_study(tmp_path, starts=3), tmp_path / "results"
-    study = load_study(study_file)
-    paths = StudyPaths(results, study.name)
-    both = {"cpu-1core seqs1", "cpu-1core seqs2"}  # and none of the GPU that is not here
-    assert measured_in(dry_run(study_file, results)) == [both] * 3
-    here = [c for c in expand(study) if c.gpu == "cpu-1core"]
-    for start in (1, 2, 3):
-        for one in here:
-            end_cell(study, paths, one, start, start={"start": start, "round": start})
-    assert measured_in(dry_run(study_file, results)) == []
-    # A start that is missing, for whatever reason, is measured; nothing else is.
-    paths.outcome(here[0], 3).unlink()
-    assert measured_in(dry_run(study_file, results)) == [{f"cpu-1core {here[0].knobs.slug()}"}]
+    assert unmeasurable(mixed.study, [cell("mi300x", "openai", endpoint="there", users=1)]) is None
 
 
 def test_the_devices_here_are_calibrated(tmp_path):
-    study_file, results = write_study(tmp_path, tensor_parallel_size=[1, 2]), tmp_path / "results"
+    mixed = Mixed(tmp_path, tensor_parallel_size=[1, 2])
     # A pair is missing, but a calibration needs one GPU.
-    planned = dry_run(study_file, results, "calibrate", nvml=ONE_H200)
+    planned = mixed.dry_run("calibrate", nvml=ONE_H200)
     assert "calibrations/h200.done" in planned
     assert "calibrations/cpu-1core.done" in planned
     # All cells of the missing GPU were measured elsewhere, so none is left out.
-    study = load_study(study_file)
-    for one in expand(study):
-        end_cell(study, StudyPaths(results, study.name), one, phases_s={"start": 1.0})
-    planned = dry_run(study_file, results, "calibrate")
+    for one in mixed.cells.values():
+        mixed.end(one, phases_s={"start": 1.0})
+    planned = mixed.dry_run("calibrate")
     assert "calibrations/h200.done" not in planned
     assert "calibrations/cpu-1core.done" in planned
     # Devices that are this machine's CPU are calibrated in turns by one job.
-    both = write_study(tmp_path, gpu=("cpu-1core", "cpu-all"))
-    assert "calibrations/cpu-1core+cpu-all.done" in dry_run(both, results, "calibrate")
+    assert "calibrations/cpu-1core+cpu-all.done" in Mixed(tmp_path, gpu=("cpu-1core", "cpu-all")).dry_run("calibrate")
 
 
 def test_a_further_start_that_was_measured_by_hand_is_parsed(tmp_path):
-    study_file, results = write_study(tmp_path), tmp_path / "results"
-    study = load_study(study_file)
-    paths = StudyPaths(results, study.name)
-    for one in expand(study):
-        end_cell(study, paths, one)
+    mixed = Mixed(tmp_path)
+    for one in mixed.cells.values():
+        mixed.end(one)
     listing = re.compile(r"^rule ended_cells:(?:\n.+)*?\n +wildcards: gpu=h200$", re.MULTILINE)
-    called = ["--study", str(study_file), "--results", str(results), "--gpu", "h200"]
-    assert listing.search(dry_run(study_file, results))
-    assert list_ended([*called, "--out", str(paths.ended("h200"))]) == 0
-    assert not listing.search(dry_run(study_file, results))
-    first = json.loads(paths.ended("h200").read_text())
-    again = next(one for one in expand(study) if one.gpu == "h200")
-    end_cell(study, paths, again, 2)
-    assert listing.search(dry_run(study_file, results))
-    assert list_ended([*called, "--out", str(paths.ended("h200"))]) == 0
-    assert json.loads(paths.ended("h200").read_text()).keys() - first.keys() == {f"{again.id}/start-2"}
+    listed, again = mixed.paths.ended("h200"), mixed.on("h200")
+    called = ["--study", str(mixed.file), "--results", str(mixed.paths.results), "--gpu", "h200", "--out", str(listed)]
+    assert listing.search(mixed.dry_run())
+    assert list_ended(called) == 0
+    assert not listing.search(mixed.dry_run())
+    first = json.loads(listed.read_text())
+    mixed.end(again, 2)
+    assert listing.search(mixed.dry_run())
+    assert list_ended(called) == 0
+    assert json.loads(listed.read_text()).keys() - first.keys() == {f"{again.id}/start-2"}
 
 
 def test_a_former_record_of_a_cell_that_never_ran_is_no_outcome(tmp_path):
-    study_file, results = write_study(tmp_path), tmp_path / "results"
-    study = load_study(study_file)
-    paths = StudyPaths(results, study.name)
-    wrong = next(c for c in expand(study) if c.gpu == "h200")
-    end_cell(study, paths, wrong, outcome="invalid", reason="h200 was requested, but there is no NVIDIA GPU here")
-    definition = definition_sha256(cell_definition(study, wrong, resolved_models(study)))
-    assert not is_outcome_of(paths.outcome(wrong), definition)
-    assert "2 cells are left out" in dry_run(study_file, results)
-    at_hand = next(c for c in expand(study) if c.gpu == "cpu-1core")
-    end_cell(study, paths, at_hand, outcome="invalid", reason="cpu-1core needs 1 cores")
-    planned = dry_run(study_file, results)
+    mixed = Mixed(tmp_path)
+    wrong, at_hand = mixed.on("h200"), mixed.on("cpu-1core")
+    mixed.end(wrong, outcome="invalid", reason="h200 was requested, but there is no NVIDIA GPU here")
+    definition = definitions_sha256(mixed.study)[wrong.id]
+    assert not is_outcome_of(mixed.paths.outcome(wrong), definition)
+    assert "2 cells are left out" in mixed.dry_run()
+    mixed.end(at_hand, outcome="invalid", reason="cpu-1core needs 1 cores")
+    planned = mixed.dry_run()
     assert "1 cells were measured" in planned
     assert f"cpu-1core {at_hand.knobs.slug()}" in measured_in(planned)[0]
     # One that ran and was found wrong afterwards has ended.
-    end_cell(study, paths, wrong, outcome="invalid", reason="other tokens", phases_s={"start": 1.0})
-    assert is_outcome_of(paths.outcome(wrong), definition)
+    mixed.end(wrong, outcome="invalid", reason="other tokens", phases_s={"start": 1.0})
+    assert is_outcome_of(mixed.paths.outcome(wrong), definition)

@@ -54,24 +54,24 @@ def test_numbers_that_differ_late_are_told_apart_in_a_slug():
     assert slugs == ["util0.9", "util0.9000001"]
 
 
-def test_the_demo_has_the_cells_that_it_promises():
-    cells = expand(DEMO)
-    assert len(cells) == len({c.id for c in cells}) == 10
-    # max-num-seqs and block size share the cell where both have their common value.
-    shared = [c for c in cells if {"max-num-seqs", "block-size"} <= set(c.sweeps)]
-    assert [c.knobs.set_values()["max_num_seqs"] for c in shared] == [16]
-
-
 def definition_of(study: Study, index: int = 0) -> Definition:
     return cell_definition(study, expand(study)[index], resolved_models(study))
 
 
-def test_what_changes_a_measurement_changes_the_definition_and_a_time_limit_does_not():
+def test_what_changes_a_measurement_changes_the_definition_and_the_names_of_prepared_files():
     base = definition_sha256(definition_of(DEMO))
     assert definition_sha256(definition_of(DEMO.model_copy(update={"cell_time_limit_s": 1.0}))) == base
     assert definition_sha256(definition_of(DEMO.model_copy(update={"question": "other"}))) == base
     assert definition_sha256(definition_of(DEMO.model_copy(update={"repeats": 9, "starts": 4}))) == base
     assert definition_sha256(definition_of(DEMO, 1)) != base
+    cells, models = expand(DEMO), resolved_models(DEMO)
+    keys = {(c.workload, workload_key(cell_definition(DEMO, c, models))) for c in cells}
+    # Two have the same requests.
+    counts = {workload: int(key.partition("-")[0]) for workload, key in keys}
+    assert counts == {"chat": 32, "short-of-memory": 32, "shared-prefix": 16}
+    assert len(keys) == 3
+    dummy = models["tiny-llama-57m"]
+    assert model_key(dummy) != model_key(dummy.model_copy(update={"dtype": "bfloat16"}))
 
 
 def test_a_draft_model_is_part_of_what_is_measured_where_it_drafts():
@@ -81,14 +81,3 @@ def test_a_draft_model_is_part_of_what_is_measured_where_it_drafts():
     assert set(resolved_models(study)) == {"tiny-llama-57m", "smollm-135m"}
     assert definition_of(study, 0).draft_model is None
     assert definition_of(study, 1).draft_model == resolved_models(study)["smollm-135m"]
-
-
-def test_prepared_files_are_named_after_what_they_are_made_from():
-    cells, models = expand(DEMO), resolved_models(DEMO)
-    keys = {(c.workload, workload_key(cell_definition(DEMO, c, models))) for c in cells}
-    # Two have the same requests.
-    counts = {workload: int(key.partition("-")[0]) for workload, key in keys}
-    assert counts == {"chat": 32, "short-of-memory": 32, "shared-prefix": 16}
-    assert len(keys) == 3
-    dummy = models["tiny-llama-57m"]
-    assert model_key(dummy) != model_key(dummy.model_copy(update={"dtype": "bfloat16"}))

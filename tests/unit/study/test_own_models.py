@@ -15,7 +15,6 @@ from workflow_scripts.catalog.gpus_and_models import ENTERED, CatalogError, get_
 from workflow_scripts.parse.imported_runs import read_runs
 from workflow_scripts.predict.forecast import predict_cells
 from workflow_scripts.prepare.model import main as prepare_model
-from workflow_scripts.prepare.workload import main as prepare_workload
 from workflow_scripts.study.definition import definitions_sha256, resolved_models
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.own_models import store_configs
@@ -104,19 +103,6 @@ def test_a_repository_needs_the_hub_once(write_study, tmp_path, monkeypatch):
         load_study(path, tmp_path / "elsewhere")
 
 
-def test_a_model_of_unknown_structure_is_prepared_and_its_predictions_are_unknown(write_study, folder, tmp_path):
-    config = json.loads(CONFIG.read_text()) | {"model_type": "made_up"}
-    (folder / "config.json").write_text(json.dumps(config))
-    path, made = write_study({"folder": str(folder)}), tmp_path / "made"
-    study = load_study(path)
-    (record,) = predict_cells(study, expand(study))
-    assert record.unknown.startswith(f"{folder}/config.json: model_type 'made_up'")
-    assert record.output_tokens_per_s is record.kv_cache_tokens is None
-    assert prepare_model(["--study", str(path), "--model", "mine", "--out", str(made)]) == 0
-    words = ["--study", str(path), "--workload", "load", "--model", "mine", "--model-dir", str(made)]
-    assert prepare_workload([*words, "--out", str(tmp_path / "load/workload.jsonl")]) == 0
-
-
 def test_an_imported_run_may_name_a_model_of_the_study(write_study, folder, tmp_path):
     mapping = tmp_path / "runs.yaml"
     (tmp_path / "log.txt").write_text("Throughput: 1.00 requests/s, 20.00 total tokens/s, 10.00 output tokens/s\n")
@@ -135,8 +121,6 @@ def test_an_imported_run_may_name_a_model_of_the_study(write_study, folder, tmp_
     [
         ({"folder": "x", "hub": "a/b", "revision": COMMIT}, "give folder or hub, not both"),
         ({"hub": "a/b"}, "hub and revision belong together"),
-        ({"revision": COMMIT}, "hub and revision belong together"),
-        ({"hub": "a", "revision": COMMIT}, "models.mine.hub"),
         ({"hub": "a/b", "revision": "main"}, "models.mine.revision"),
         ({"folder": "x", "load_format": "hub"}, "load_format hub needs `hub` and `revision`"),
     ],

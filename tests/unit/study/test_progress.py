@@ -39,6 +39,14 @@ def test_what_has_ended_what_runs_and_what_is_left_are_told(seen):
         "About 2.8 min left, until 2027-01-15 08:02 UTC, without the cells of l40s, which wait.",
     ]
     assert of(seen).left_s == pytest.approx(2 * 100 - 30)
+    # Cells that run at once share what is left.
+    seen.begin(cell("h200", 32, 2), NOW - 50, NOW)
+    found = of(seen)
+    assert [(one.cell.id, one.for_s) for one in found.running] == [
+        (cell("h200", 32), 30.0),
+        (cell("h200", 32, 2), 50.0),
+    ]
+    assert found.left_s == pytest.approx((200 - 30 - 50) / 2)
 
 
 def test_a_cell_that_takes_longer_than_those_like_it_is_said_to(seen):
@@ -55,16 +63,6 @@ def test_on_one_machine_the_cells_of_all_devices_follow_each_other(seen):
     assert (of(seen).left_s, of(seen).waiting) == (pytest.approx(8 * 100 - 30), [])
     batch.with_suffix(".done").touch()
     assert of(seen).waiting == ["l40s"]
-
-
-def test_cells_that_run_at_once_share_what_is_left(seen):
-    seen.begin(cell("h200", 32, 2), NOW - 50, NOW)
-    found = of(seen)
-    assert [(one.cell.id, one.for_s) for one in found.running] == [
-        (cell("h200", 32), 30.0),
-        (cell("h200", 32, 2), 50.0),
-    ]
-    assert found.left_s == pytest.approx((200 - 30 - 50) / 2)
 
 
 def test_a_cell_that_was_killed_does_not_run(seen):

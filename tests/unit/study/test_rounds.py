@@ -49,23 +49,12 @@ def test_a_new_study_measures_every_cell_once_in_each_round_in_another_order():
     assert rounds == missing({}, CELLS[::-1], 3, now_s=0.0)  # whatever the order of the study's sweeps
 
 
-def test_further_starts_repeat_nothing_that_was_measured():
-    once = {cell: {1: Ended(1, 0.0)} for cell in CELLS}
-    assert missing(once, CELLS, 1, now_s=HOUR) == []
-    (more,) = missing(once, CELLS, 2, now_s=HOUR)
-    assert more.number == 2
-    assert set(more.starts) == {CellStart(cell, 2) for cell in CELLS}
-
-
-def test_an_interrupted_round_goes_on_and_after_a_longer_break_a_new_one_begins():
+def test_what_is_missing_is_measured_in_an_interrupted_round_or_in_one_of_its_own():
     ended = {cell: {1: Ended(1, 0.0)} for cell in CELLS[:3]}
     for since_s, number, done in ((LONGEST_BREAK_S, 1, tuple(CELLS[:3])), (LONGEST_BREAK_S + 1, 2, ())):
         (rest,) = missing(ended, CELLS, 1, now_s=since_s)
         assert (rest.number, rest.done, cells_of(rest)) == (number, done, set(CELLS[3:]))
-
-
-def test_a_start_that_failed_is_tried_again_in_a_round_of_its_own_time():
-    """The first start of one cell had no outcome; its second had one."""
+    # The first start of one cell had no outcome; its second had one.
     ended = {cell: {1: Ended(1, 0.0), 2: Ended(2, HOUR)} for cell in CELLS}
     del ended[CELLS[0]][1]
     assert missing(ended, CELLS, 2, now_s=9 * HOUR) == [Round(3, (CellStart(CELLS[0], 1),))]
@@ -73,7 +62,7 @@ def test_a_start_that_failed_is_tried_again_in_a_round_of_its_own_time():
     assert missing(ended, CELLS, 2, now_s=HOUR) == [Round(3, (CellStart(CELLS[0], 1),))]
 
 
-def test_a_decided_round_that_was_interrupted_goes_on_and_later_it_is_decided_anew():
+def test_a_decided_round_that_was_interrupted_goes_on_with_what_the_call_measures():
     ended = {cell: {1: Ended(1, 0.0), 2: Ended(2, 0.0)} for cell in CELLS}
     ended[CELLS[1]][3] = Ended(3, HOUR)
     plan = round_plan(3, (CELLS[1], 3), (CELLS[4], 3))
@@ -83,10 +72,7 @@ def test_a_decided_round_that_was_interrupted_goes_on_and_later_it_is_decided_an
     assert interrupted(ended, plan, 3) is None  # it is complete
     assert interrupted(ended, round_plan(4, (CELLS[0], 3)), 3) is None  # it has not begun
     assert interrupted(ended, None, 3) is None
-
-
-def test_the_rest_of_a_round_has_only_cells_that_the_call_measures():
-    """A cell may have left the study, or be on a device of another machine."""
+    # A cell may have left the study, or be on a device of another machine.
     ended = {cell: {1: Ended(3, HOUR)} for cell in CELLS[:1]}
     plan = round_plan(3, *((cell, 1) for cell in CELLS[:3]))
     assert interrupted(ended, plan, 3, CELLS[:2]) == Round(3, (CellStart(CELLS[1], 1),), (CELLS[0],))

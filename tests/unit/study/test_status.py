@@ -7,33 +7,27 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.made_studies import end_cell, fixed, round_plan, write_study
+from tests.unit.made_studies import MadeStudy, end_cell, fixed, round_plan
 from workflow_scripts.common.files import write_jsonl
 from workflow_scripts.study.cell_status import status_of_starts
 from workflow_scripts.study.definition import cell_definition, resolved_models
-from workflow_scripts.study.grid import expand
-from workflow_scripts.study.paths import PARTIAL, StudyPaths
+from workflow_scripts.study.paths import PARTIAL
 from workflow_scripts.study.rounds import OpenComparison, OpenQuestion
 from workflow_scripts.study.status import main
-from workflow_scripts.study.study_file import load_study
 
 
-class Seen:
-    """A study, its cells, and a way to end them."""
+class Seen(MadeStudy):
+    """A study of twelve cells, and a way to end them."""
 
     def __init__(self, folder: Path, **changes: object) -> None:
         sweep = {"gpu": ["h200", "l40s"], "knobs": {"block_size": [8, 16, 32], "max_num_seqs": [1, 2]}}
-        self.file = write_study(folder, sweep, **{"name": "seen", "workloads": {"short": fixed()}} | changes)
-        self.study = load_study(self.file)
-        self.cells = {cell.id: cell for cell in expand(self.study)}
-        self.paths = StudyPaths(folder / "results", "seen")
+        super().__init__(folder, sweep, **{"name": "seen", "workloads": {"short": fixed()}} | changes)
 
     def end(
         self,
         cell: str,
         outcome: str,
         reason: str | None = None,
-        lock: str | None = "a" * 64,
         phases_s: dict[str, float] | None = None,
         start: int = 1,
         ended_s: float | None = None,
@@ -44,8 +38,7 @@ class Seen:
         definition = {**cell_definition(self.study, one, resolved_models(self.study)).as_json(), **changes}
         at = {} if ended_s is None else {"ended_at": datetime.fromtimestamp(ended_s, UTC).isoformat()}
         told = {"outcome": outcome, "reason": reason, "phases_s": phases_s or {}}
-        provenance = {"host": host, **at} | ({"lock_sha256": lock} if lock else {})
-        end_cell(self.study, self.paths, one, start, definition=definition, provenance=provenance, **told)
+        end_cell(self.study, self.paths, one, start, definition=definition, provenance={"host": host, **at}, **told)
         self.paths.log(cell, start).write_text("measuring\n")
 
     def begin(self, cell: str, began_s: float, seen_s: float, start: int = 1, folder: str = "") -> Path:
@@ -131,19 +124,6 @@ def test_a_cell_is_ok_when_all_its_starts_are(tmp_path, capsys):
     assert lines[-4].split() == ["all", "2", "10"]
 
 
-def test_a_further_start_that_failed_is_shown_and_leaves_its_cell_ok(tmp_path, capsys):
-    seen = Seen(tmp_path, starts={"at_least": 2, "at_most": 5})
-    tried = cell("h200", 8)
-    for start in (1, 2):
-        seen.end(tried, "ok", start=start)
-    log = seen.paths.log(tried, 3)
-    log.parent.mkdir()
-    log.write_text("killed by signal 9\n")
-    lines = seen.printed(capsys).splitlines()
-    assert lines[-2:] == ["missing: killed by signal 9", f"    {tried} start 3  {log}"]
-    assert lines[-3].split() == ["all", "1", "11"]
-
-
 def test_cells_that_a_study_need_not_measure_are_predicted_and_open_questions_are_listed(tmp_path, capsys):
     seen = Seen(tmp_path, measure={"device_hours": 1})
     seen.end(cell("h200", 8), "ok")
@@ -175,28 +155,6 @@ def test_what_is_not_decided_is_shown_with_what_it_would_take(tmp_path, capsys):
     ended = plan.model_copy(update={"round": 4, "starts": (), "ended": "all is said", "undecided": ()})
     ended.write(seen.paths.round_plan(4))
     assert all(part in seen.printed(capsys) for part in ("4 of 5", "all is said", "0.25 h"))
-    other = lost.model_copy(update={"given_up": "it failed"})
-    ended.model_copy(update={"round": 5, "not_decidable": (lost, other, lost)}).write(seen.paths.round_plan(5))
-    undecided = [line for line in seen.printed(capsys).splitlines() if line.startswith("Not decided")]
-    assert [line.endswith("it failed:") for line in undecided] == [True, False]
-
-
-def test_a_cell_of_another_protocol_is_outdated_and_said_so(seen, capsys):
-    seen.end(cell("h200", 16), "ok", protocol=0)
-    printed = seen.printed(capsys)
-    assert "protocol 0" in printed
-    assert printed.startswith("0 of 12 cells")
-    assert printed.splitlines()[3].split()[-2:] == ["outdated", "missing"]
-
-
-def test_cells_of_two_locks_are_named(seen, capsys):
-    seen.end(cell("h200", 16), "ok")
-    seen.end(cell("h200", 32), "ok", lock=None)  # a record of a former version
-    assert "different locks" not in seen.printed(capsys)
-    seen.end(cell("l40s", 16), "ok", lock="b" * 64)
-    printed = seen.printed(capsys)
-    assert "different locks" in printed
-    assert "bbbbbbbbbbbb: 1 cells" in printed
 
 
 def test_watching_shows_what_runs_and_ends_with_the_study(tmp_path, capsys, monkeypatch):

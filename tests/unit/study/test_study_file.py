@@ -55,13 +55,11 @@ def test_starts_are_one_number_or_as_many_as_comparisons_need(tmp_path):
     ("starts", "said"),
     [
         (0, "starts.at_least: Input should be greater than or equal to 1, not 0"),
-        (101, "starts.at_most: Input should be less than or equal to 100, not 101"),
         (True, "starts: must be a mapping of keys to values, not True"),
         ({"at_least": 3, "at_most": 2}, "starts: at_least is 3 and at_most 2; at_most must not be smaller"),
         ({"at_least": 1, "at_most": 2}, "starts: at_least is 1; it takes 2 to see what starts vary, and so"),
         ({"at_least": 2, "at_most": 4, "device_hours": 0}, "starts.device_hours: Input should be greater than 0"),
         ({"at_least": 2, "at_most": 2, "device_hours": 1}, "starts: device_hours limits further rounds"),
-        ({"at_least": 2, "most": 2}, "starts.most: unknown key; allowed: at_least, at_most, device_hours"),
     ],
 )
 def test_contradictory_counts_and_an_empty_budget_are_refused(tmp_path, starts, said):
@@ -90,7 +88,6 @@ STARTS = {"at_least": 2, "at_most": 4, "device_hours": 2}
     [
         ({"measure": {"decide": ["latency"]}}, "measure.decide.0: ", ["recommendation", "memory", "latency"]),
         ({"measure": {"decide": []}}, "measure.decide: ", []),
-        ({"measure": {"check_pct": 0}}, "measure.check_pct: ", ["0"]),
         ({"measure": {"hours": 2}}, "measure.hours: ", ["decide", "device_hours", "check_pct"]),
         ({"measure": {"device_hours": 2}, "starts": STARTS}, "", ["measure.device_hours", "starts.device_hours"]),
     ],
@@ -109,25 +106,23 @@ def test_a_study_of_which_nothing_is_calibrated_must_measure_every_cell(tmp_path
     assert "'good': measure: " in capsys.readouterr().err
 
 
-def test_a_good_study_is_the_union_of_its_cross_products(tmp_path):
+def test_a_good_study_is_the_union_of_its_cross_products_with_engine_defaults(tmp_path):
     again = {**GOOD["sweeps"][0], "name": "b", "knobs": {"block_size": 32, "max_num_seqs": [4, 8]}}
     cells = expand(load_study(written(tmp_path, sweeps=[*GOOD["sweeps"], again])))
     assert [c.id.rsplit("/", 1)[1] for c in cells] == ["bs32-seqs4", "bs64-seqs4", "bs32-seqs8"]
     assert cells[0].sweeps == ("a", "b")
     assert cells[2].sweeps == ("b",)
-
-
-def test_engine_defaults_join_every_sweep_and_a_sweep_wins(tmp_path):
     defaults = {"vllm": {"max_model_len": 512, "max_num_seqs": 99}}
     cells = expand(load_study(written(tmp_path, engine_defaults=defaults)))
     assert cells[0].knobs.set_values() == {"block_size": 32, "max_num_seqs": 4, "max_model_len": 512}
+    both = written(tmp_path, engine_defaults={"vllm": {"cpu_kv_cache_gib": 1}}, sweeps=sweep(gpu=["cpu-all", "h200"]))
+    assert len(expand(load_study(both))) == 4
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"repeat": 3}, ["study.yaml: repeat: unknown key", "allowed:", "repeats", "sweeps"]),
-        ({"sweeps": sweep(gpus="h200")}, ["sweeps.0.gpus", "unknown key", "allowed: name, gpu, engine"]),
         ({"sweeps": sweep(gpu="h900")}, ["sweeps[0] (a).gpu", "'h900' is unknown", "cpu-all", "h200"]),
         ({"sweeps": sweep(model="llama-9")}, ["sweeps[0] (a).model", "'llama-9' is unknown", "tiny-llama-57m"]),
         ({"sweeps": sweep(engine="tgi")}, ["sweeps[0] (a).engine", "'tgi' is unknown", "hf-static", "vllm"]),
@@ -136,8 +131,6 @@ def test_engine_defaults_join_every_sweep_and_a_sweep_wins(tmp_path):
         ({"sweeps": sweep(knobs={"block": 1})}, ["knobs.block", "no such knob", "block_size"]),
         ({"sweeps": sweep(knobs={"block_size": []})}, ["knobs.block_size", "an empty list leaves no cell"]),
         ({"sweeps": sweep(knobs={"block_size": True})}, ["knobs.block_size", "valid integer", "not True"]),
-        ({"sweeps": sweep(knobs={"max_num_seqs": "16"})}, ["knobs.max_num_seqs", "valid integer", "not '16'"]),
-        ({"sweeps": sweep(knobs={"kv_cache_dtype": "fp4"})}, ["knobs.kv_cache_dtype", "'fp8_e5m2'", "not 'fp4'"]),
         ({"sweeps": sweep(knobs={"speculative_method": "ngram"})}, ["sweeps[0] (a).knobs", "num_speculative_tokens"]),
         ({"sweeps": sweep(knobs={"prompt_lookup_max": 4})}, ["prompt_lookup_max", "speculative_method: ngram"]),
         (
@@ -152,22 +145,14 @@ def test_engine_defaults_join_every_sweep_and_a_sweep_wins(tmp_path):
             {"sweeps": sweep(knobs={**DRAFT, "speculative_model": "llama-9"})},
             ["sweeps[0] (a).knobs.speculative_model", "'llama-9' is unknown", "tiny-llama-57m"],
         ),
-        ({"sweeps": []}, ["sweeps", "at least 1 item"]),
         ({"sweeps": [*sweep(), *sweep(name="b")]}, ["sweeps[1] (b)", "a duplicate of sweep 'a'"]),
         ({"sweeps": [*sweep(), *sweep(gpu="h200")]}, ["sweeps[1] (a)", "another sweep is named 'a'"]),
         ({"workloads": {"w": {"kind": "burst"}}}, ["workloads.w", "burst", "fixed", "synthetic", "shared_prefix"]),
         ({"name": "../up"}, ["name: a name has letters a to z, digits", "not '../up'"]),
-        ({"name": "a" * 101}, ["name", "at most 100 characters"]),
-        ({"workloads": {"w": {"num_prompts": 2}}}, ["workloads.w: `kind` is missing; allowed: fixed, synthetic"]),
-        ({"workloads": {"w": None}}, ["workloads.w: must be a mapping of keys to values, not None"]),
-        ({"workloads": fixed(prompts=1)}, ["workloads.w.prompts: unknown key; allowed: kind, num_prompts"]),
         ({"workloads": fixed(num_prompts=True)}, ["workloads.w.num_prompts", "valid integer, not True"]),
-        ({"workloads": fixed(num_prompts="2")}, ["workloads.w.num_prompts", "valid integer, not '2'"]),
         ({"workloads": fixed(num_prompts=10**11)}, ["workloads.w.num_prompts", "less than or equal to 10000000"]),
         ({"workloads": fixed(kind="multi_turn", turns=10**7, prompt_tokens=8)}, ["workloads.w", "120,000,000 tokens"]),
-        ({"repeats": True}, ["repeats", "valid integer, not True"]),
         ({"cell_time_limit_s": float("inf")}, ["cell_time_limit_s", "finite number"]),
-        ({"slo": {"ttft": 1.0}}, ["slo.ttft: unknown key; allowed: ttft_s, tpot_s, e2e_s"]),
         ({"engine_defaults": {"vlm": {}}}, ["engine_defaults: 'vlm' is unknown; allowed:", "vllm-serve"]),
         # Of an engine that no sweep has, too.
         ({"engine_defaults": {"hf-static": {"batch": 1}}}, ["engine_defaults.hf-static: 'batch'", "batch_size"]),
@@ -187,18 +172,12 @@ def test_engine_defaults_join_every_sweep_and_a_sweep_wins(tmp_path):
             ["sweeps[0] (a): 1,000,000 cells", "at most 100,000"],
         ),
         ({"sweeps": sweep(knobs={"attention_backend": "A" * 230})}, ["sweeps[0] (a): cpu-all/", "at most 240"]),
-        ({"repeats": 0}, ["repeats", "greater than or equal to 1", "not 0"]),
     ],
 )
 def test_a_bad_study_is_refused_in_one_message(tmp_path, changes, words):
     message = refusal(written(tmp_path, **changes))
     assert all(word in message for word in words), message
     assert len(message.splitlines()) == 1
-
-
-def test_a_setting_for_cpus_may_be_a_default_of_a_study_with_gpus(tmp_path):
-    both = written(tmp_path, engine_defaults={"vllm": {"cpu_kv_cache_gib": 1}}, sweeps=sweep(gpu=["cpu-all", "h200"]))
-    assert len(expand(load_study(both))) == 4
 
 
 def test_what_is_no_study_is_refused(tmp_path):
@@ -224,12 +203,6 @@ def test_a_key_that_is_said_twice_is_refused_and_a_merged_one_may_be_said_anew(t
     assert [w.num_prompts for w in load_study(path).workloads.values()] == [2, 3, 4]
 
 
-def test_the_command_tells_of_gpus_that_cannot_be_measured(tmp_path, capsys):
-    assert main([str(written(tmp_path, sweeps=sweep(gpu=["cpu-all", "h200", "mi300x"])))]) == 0
-    notes = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note: ")]
-    assert [note.split(":")[1] for note in notes] == [" mi300x"]
-
-
 def test_the_command_tells_of_files_that_workloads_are_made_from(tmp_path, capsys):
     source = {"num_prompts": 2, "file": str(tmp_path / "source"), "sha256": "0" * 64}
     lengths = {"median": 8, "sigma": 0, "maximum": 8}
@@ -245,11 +218,14 @@ def test_the_command_tells_of_files_that_workloads_are_made_from(tmp_path, capsy
     assert f"the study expects {'0' * 64}" in capsys.readouterr().err
 
 
-def test_the_command_counts_cells_and_refuses_without_a_traceback(tmp_path, capsys):
+def test_the_command_counts_cells_and_tells_of_gpus_that_cannot_be_measured(tmp_path, capsys):
     assert main([str(written(tmp_path))]) == 0
     assert "2 cells on cpu-all" in capsys.readouterr().out
     assert main([str(written(tmp_path, name=""))]) == 2
     assert "name" in capsys.readouterr().err
+    assert main([str(written(tmp_path, sweeps=sweep(gpu=["cpu-all", "h200", "mi300x"])))]) == 0
+    notes = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note: ")]
+    assert [note.split(":")[1] for note in notes] == [" mi300x"]
 
 
 def test_the_study_of_a_call_is_named_or_given_as_configuration(tmp_path):

@@ -33,13 +33,10 @@ def test_the_shape_sets_how_much_gaps_vary(shape):
     assert statistics.pstdev(found) / statistics.mean(found) == pytest.approx(shape**-0.5, rel=0.05)
 
 
-def test_without_a_shape_arrivals_are_poisson():
+def test_without_a_shape_arrivals_are_poisson_with_the_same_gaps_at_every_rate():
     plain, shaped = Load(request_rate_per_s=3.0), Load(request_rate_per_s=3.0, burstiness=1.0)
     assert plain.arrivals_s([0.0] * 50, 7) == shaped.arrivals_s([0.0] * 50, 7)
     assert plain.arrivals_s([0.0] * 50, 7) != plain.arrivals_s([0.0] * 50, 8)
-
-
-def test_the_same_gaps_come_at_every_rate():
     slow = Load(request_rate_per_s=1.0).arrivals_s([0.0] * 30, 0)
     fast = Load(request_rate_per_s=8.0).arrivals_s([0.0] * 30, 0)
     assert fast == pytest.approx([at / 8 for at in slow], abs=1e-7)
@@ -71,14 +68,11 @@ def test_a_rate_is_a_positive_number(rate):
         VllmServeKnobs(request_rate_per_s=rate)  # type: ignore[arg-type]
 
 
-def test_the_load_is_in_the_cells_name_and_not_among_the_engines_arguments():
+def test_the_load_is_in_the_cells_name_and_limits_its_concurrency():
     knobs = VllmServeKnobs(block_size=32, request_rate_per_s=4, burstiness=0.5, users=8)
     assert knobs.slug() == "bs32-rate4-burst0.5-users8"
     assert knobs.engine_arguments() == {"block_size": 32}
     assert OpenAiKnobs(endpoint="tgi", users=5).slug() == "at-tgi-users5"
-
-
-def test_fewer_users_than_sequences_are_the_limit():
     assert VllmServeKnobs(max_num_seqs=16, users=4).max_concurrency == 4
     assert VllmServeKnobs(max_num_seqs=16, users=40).max_concurrency == 16
     assert VllmServeKnobs(max_num_seqs=16, request_rate_per_s=4).max_concurrency == 16
