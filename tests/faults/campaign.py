@@ -1,6 +1,7 @@
 """A study of short real cells, while faults hit it; what a cluster and a workstation have in common."""
 
 import itertools
+import os
 import re
 import shutil
 import subprocess
@@ -79,6 +80,7 @@ class Campaign:
     def __init__(self, say: Callable[[str], None] = print) -> None:
         self.root = Path(tempfile.mkdtemp(prefix="kvsweep-faults-"))
         self.root.chmod(0o755)
+        self._umask = os.umask(0)  # results are shared
         self._say, self._began_s = say, time.monotonic()
         self.findings: list[str] = []
         self.hit: Counter[str] = Counter()
@@ -163,7 +165,6 @@ class Campaign:
                 stderr=log,
                 text=True,
                 start_new_session=True,
-                umask=0,  # results are shared
                 **options,
             )
 
@@ -369,6 +370,7 @@ class Campaign:
     def stop(self) -> None:
         """End the lab."""
         self.lab.stop()
+        os.umask(self._umask)
 
     def remove(self) -> None:
         """Remove all files."""

@@ -82,7 +82,12 @@ class Cluster(Campaign):
     def settle(self) -> None:
         self.wait(lambda: not self.lab.client("squeue", "--noheader", check=False), QUEUE_S, "an empty queue")
 
+    def start(self, *arguments: str) -> "subprocess.Popen[str]":
+        self._busy_s = time.monotonic()
+        return super().start(*arguments)
+
     def end_faults(self) -> None:
+        self._busy_s = time.monotonic()
         super().end_faults()
         self.lab.client("scancel", "--name=urgent", check=False)
 
