@@ -80,7 +80,7 @@ class Campaign:
     def __init__(self, say: Callable[[str], None] = print) -> None:
         self.root = Path(tempfile.mkdtemp(prefix="kvsweep-faults-"))
         self.root.chmod(0o755)
-        self._umask = os.umask(0)  # results are shared
+        self._umask = os.umask(0o022)
         self._say, self._began_s = say, time.monotonic()
         self.findings: list[str] = []
         self.hit: Counter[str] = Counter()
@@ -131,6 +131,7 @@ class Campaign:
         """Start the lab; its results have a small disk of their own."""
         subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128m,mode=777", "tmpfs", str(self.results)], check=True)
         self.lab.start()
+        os.umask(0)  # results are shared from now on; MariaDB reads no configuration that all may write
 
     def say(self, text: str) -> None:
         self._say(f"{time.monotonic() - self._began_s:7.1f} s  {text}")
