@@ -120,6 +120,13 @@ class Tab:
                 raise AssertionError(f"never true: {condition}")
             time.sleep(0.05)
 
+    def too_wide(self, chosen: str, but: str = ".scroll") -> list[str]:
+        """What of the chosen elements reaches beyond the window, but for what is in an element that scrolls."""
+        found: list[str] = self.evaluate(f"""[...document.querySelectorAll({json.dumps(chosen)})]
+            .filter((e) => !e.closest({json.dumps(but)}) && e.getBoundingClientRect().right > innerWidth + 0.5)
+            .map((e) => e.outerHTML.slice(0, 80))""")
+        return found
+
     def press(self, key: str) -> None:
         """Press and release a key."""
         for kind in ("keyDown", "keyUp"):

@@ -81,13 +81,6 @@ def test_the_engines_take_every_study_of_the_project():
     assert {fault.words.partition(":")[0] for _, fault in found if fault.only_here} == {"Qwen3_5ForCausalLM"}
 
 
-def test_a_model_whose_code_cannot_be_imported_here_is_a_note_and_no_fault(tmp_path, capfd):
-    study = write(tmp_path, [sweep("states", max_num_seqs=4) | {"model": "states-8b"}])
-    assert main(["--study", str(study)]) == 0
-    assert "note: this installation cannot check " in (told := capfd.readouterr().out)
-    assert "sweep states: vllm with states-8b on h200: max_num_seqs=4: Qwen3_5ForCausalLM: " in told
-
-
 def test_the_memory_that_counts_is_that_of_the_gpu_not_of_this_machine(tmp_path, capfd):
     blocks = {"page_size": 256, "max_batch_tokens": 256, "num_blocks": 2**10}  # 32 GiB of keys and values
     study = write(tmp_path, [sweep("large", "hf-continuous", ["h200", "l40s"], **blocks)])

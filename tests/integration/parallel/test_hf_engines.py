@@ -183,6 +183,7 @@ def test_a_request_of_a_static_batch_ends_with_its_own_last_token(model_dir):
     assert times == sorted(times)
     assert times[0] < times[1] < times[2] == times[3]
     assert engine.metrics() == {"padded_prompt_tokens": 14 + 9 + 6, "surplus_output_tokens": 5 + 3}
+    assert engine.warm_up(REQUESTS) is None  # this model has no experts that it could touch
 
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
@@ -238,6 +239,9 @@ def test_bytes_that_continuous_batching_reserves_and_uses(paged):
     assert 0 < max(s["kv_cache_usage"] for s in steps) <= 1
     longest = max(steps, key=lambda s: s["kv_tokens_live"])
     assert 0 < longest["kv_tokens_live"] <= longest["kv_cache_usage"] * 12 * 16
+    # What took effect is read off the cache.
+    names = ("block_size", "num_gpu_blocks", "max_num_batched_tokens", "enable_prefix_caching")
+    assert [paged.effective[name] for name in names] == [16, 12, 64, False]
 
 
 def test_a_step_of_continuous_batching_is_noted_at_its_end(paged, monkeypatch):
@@ -256,13 +260,6 @@ def test_a_step_of_continuous_batching_is_noted_at_its_end(paged, monkeypatch):
     assert [s["kv_cache_usage"] for s in steps] == pytest.approx([2 / 12] * 3)
     assert all(step["time_s"] >= end_s for step, end_s in zip(steps, ended, strict=True))
     assert steps[-1]["time_s"] <= record.last_token_s
-
-
-def test_what_took_effect_in_continuous_batching_is_read_off_its_cache(paged):
-    cache = paged._manager.batch_processor.cache
-    assert (cache.num_blocks, cache.max_batch_tokens) == (12, 64)
-    names = ("block_size", "num_gpu_blocks", "max_num_batched_tokens", "enable_prefix_caching")
-    assert [paged.effective[name] for name in names] == [16, 12, 64, False]
 
 
 def test_a_request_that_the_pool_does_not_hold_makes_a_cell_infeasible(model_dir, tmp_path):
@@ -318,11 +315,6 @@ def test_continuous_batching_serves_a_family_whose_attention_has_no_sdpa(tmp_pat
     answers = [record.token_ids for record in engine.run(REQUESTS)]
     engine.stop()
     assert answers == static_tokens(alone, REQUESTS)
-
-
-def test_a_model_without_experts_touches_none(model_dir: Path) -> None:
-    engine = started(model_dir, "hf-static", batch_size=4, cache_implementation="dynamic")
-    assert engine.warm_up(REQUESTS) is None
 
 
 LATENT = {
@@ -410,7 +402,7 @@ def test_the_batch_is_raised_until_memory_runs_out(tmp_path: Path, cache: Litera
     assert fits == pytest.approx(predicted, rel=0.15)
 
 
-def test_what_is_no_longer_used_is_no_room() -> None:
+def test_what_is_no_longer_used_and_a_hole_in_the_heap_are_no_room():
     class InCycle:
         def __init__(self, megabytes: int) -> None:
             self.itself, self.memory = self, bytearray(megabytes * 2**20)
@@ -425,9 +417,6 @@ def test_what_is_no_longer_used_is_no_room() -> None:
         assert peak_bytes(work) == pytest.approx(32 * 2**20, rel=0.05)
     finally:
         gc.enable()
-
-
-def test_a_hole_in_the_heap_is_no_room() -> None:
     libc = ctypes.CDLL(None)
     libc.malloc.restype = ctypes.c_void_p
     size, count = 100 * 2**10, 600  # too small for mappings of their own

@@ -240,8 +240,5 @@ def test_the_view_fits_the_window(tab, report, width, dark):
     tab.wait("document.querySelector('#view-compare input[type=file]')")
     drop(tab, other(report, "before.html", next_day))
     tab.wait("document.querySelector('#view-compare table')")
-    wide = """[...document.querySelectorAll("#view-compare *")]
-        .filter((e) => !e.closest(".scroll") && e.getBoundingClientRect().right > innerWidth + 0.5)
-        .map((e) => e.outerHTML.slice(0, 80))"""
-    assert tab.evaluate(wide) == []
+    assert tab.too_wide("#view-compare *") == []
     assert tab.evaluate("document.documentElement.scrollWidth") == width

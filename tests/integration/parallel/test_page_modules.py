@@ -37,13 +37,6 @@ def test_points_of_one_setting_stand_side_by_side(in_page):
     ]
     moved = f"((points) => (m.dodge(points, 0, 500, 4.5), points.map((p) => p.px)))({json.dumps(points)})"
     assert in_page("dodge.js", moved) == [112, 100, 88, 200, 150]
-    # Crowds take more than half of the room to the next place, never all of it.
-    crowd = [{"px": 100 + 50 * (i % 2), "series": i % 3, "y": i} for i in range(200)]
-    moved = moved.replace(json.dumps(points), json.dumps(crowd))
-    places = in_page("dodge.js", moved)
-    assert 110 < max(places[::2]) < 120
-    assert 130 < min(places[1::2]) < 140
-    assert len({round(place, 6) for place in places}) == 200
 
 
 def test_tables_are_written_as_csv_markdown_and_latex(in_page):
@@ -69,12 +62,6 @@ def test_tables_are_written_as_csv_markdown_and_latex(in_page):
     assert in_page("save.js", "[m.slug('Study demo: KV blocks'), m.slug('??'), m.slug('../x')]") == [
         *("study-demo-kv-blocks", "kvsweep", "x")
     ]
-
-
-def test_a_column_of_repeated_texts_is_read_back(in_page):
-    columns = {"a": [1, None], "b": {"of": ["x"], "at": [None, 0]}}
-    assert in_page("data.js", f"m.rowsOf({json.dumps(columns)})") == [{"a": 1, "b": None}, {"a": None, "b": "x"}]
-    assert in_page("data.js", "[m.rowsOf({}), m.median([3, 1, 2]), m.median([4, 1, 2, 3])]") == [[], 2, 2.5]
 
 
 def test_a_cell_has_its_rows_and_of_each_measure_the_mean_or_the_median(in_page):
@@ -127,7 +114,7 @@ def test_axes_have_round_ticks_within_their_ends(in_page):
     )
 
 
-def test_blocks_of_a_request_over_its_steps_are_those_of_the_formula(in_page):
+def test_blocks_over_the_steps_are_those_of_the_formula_and_shared_ones_count_once(in_page):
     """The sum over the decode steps is what `block_seconds` counts, and the prompt's blocks are there before."""
     chance, names = random.Random(3), ("prompt_tokens", "output_tokens", "block_size")
     requests = [
@@ -146,10 +133,7 @@ def test_blocks_of_a_request_over_its_steps_are_those_of_the_formula(in_page):
         for prompt, output, size in (r.values() for r in requests)
     ]
     assert summed == pytest.approx(expected)
-
-
-def test_shared_blocks_count_once(in_page):
-    """Four requests of 40 tokens; three found the 32 of two blocks in the cache, and the first filled them."""
+    # Four requests of 40 tokens; three found the 32 of two blocks in the cache, and the first filled them.
     of_one = {"prompt_tokens": 40, "output_tokens": 10, "scheduled_s": 0, "first_token_s": 5, "last_token_s": 9}
     requests = [of_one, *({**of_one, "cached_prompt_tokens": 32} for _ in range(3))]
     assert in_page("blocks.js", f"m.blocksInUse(m.blocksAt({json.dumps(requests)}, 1, 16))") == 3 + 3
@@ -179,26 +163,6 @@ def test_the_pareto_front_is_what_no_other_point_beats(in_page):
     found = in_page("limits.js", f"{json.dumps(clouds)}.map(m.paretoFront)")
     for cloud, front in zip(clouds, found, strict=True):
         assert by_place(front) == by_place([p for p in cloud if not any(beaten(p, other) for other in cloud)])
-
-
-def test_only_an_interval_holds_for_a_scope(in_page):
-    """A median of repeats has a range, which promises nothing, whatever other measures of the cell have."""
-    measures = ["output_tokens_per_s", "total_tokens_per_s"]
-    data = {
-        "cells": {"cell_id": ["a"], "scope": ["within one start"]},
-        "repeats": {"cell": [0, 0], measures[0]: [5, 6], measures[1]: [8, 9]},
-        "limits": {},
-        "predictions": {},
-        "intervals": {"cell": [0], "measure": measures[:1], "value": [5.5], "low": [5], "high": [6]},
-    }
-    known = (
-        f"Object.fromEntries({measures}.map((name) => [name, m.storeOf({json.dumps(data)}).cells[0].statistic(name)]))"
-    )
-    cell = f"{{scope: 'within one start', statistic: (name) => ({json.dumps(in_page('data.js', known))})[name]}}"
-    script = f"{measures}.map((name) => m.toldOf({cell}, name))"
-    of_mean, of_median = in_page("explore.js", script)
-    assert of_mean[-1] == "interval covers: within one start"
-    assert of_median[1:] == ["median of 2 repeats, from 8 to 9 tokens/s"]
 
 
 def test_a_limit_must_be_kept_in_every_repeat_and_prices_count_all_devices(in_page):

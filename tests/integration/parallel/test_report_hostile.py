@@ -56,15 +56,12 @@ def tab(one_tab):
     assert one_tab.complaints == []
 
 
-def test_hostile_texts_stay_texts_in_every_view(tab, hostile):
+def test_hostile_texts_stay_texts_in_every_view_and_for_every_outcome(tab, hostile):
     tab.open(hostile)
     for name in tab.evaluate("[...document.querySelectorAll('[role=tab]')].map((tab) => tab.id)"):
         tab.evaluate(f"document.getElementById({name!r}).click()")
         tab.wait("document.querySelector('[role=tabpanel]:not([hidden]) :is(table, dl, input)')")
     assert "<script>hacked()" in tab.evaluate("document.getElementById('view-report').textContent")
-
-
-def test_every_outcome_opens_with_its_hostile_reason_and_log(tab, hostile):
     cells = pd.read_parquet(hostile.parent / "tables" / "cells.parquet").drop_duplicates("outcome")
     assert len(cells) > 4
     for row in cells.itertuples():

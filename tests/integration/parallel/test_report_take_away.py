@@ -101,18 +101,6 @@ def test_a_chart_of_the_views_is_saved_with_its_legend_and_its_table_with_all_ro
     assert all(float(row[1]) > 0 for row in rows[1:] if row[1])
 
 
-def test_the_charts_of_a_cell_are_saved(tab, report, tmp_path):
-    tab.open(report, f"#view=explore&cell={CELL}")
-    tab.wait("document.querySelector('dialog')?.open")
-    charts = "document.querySelectorAll('dialog .chart')"
-    titles = []
-    for i in range(tab.evaluate(f"{charts}.length")):
-        saved = tab.download(f"{charts}[{i}].querySelector('.save button')", tmp_path)
-        titles.append(texts_of(saved)[0])
-    assert titles[:3] == ["Time to first token (ms)", "Time per output token (ms)", "End-to-end latency (ms)"]
-    assert titles[3:] == [f"Timeline of {CELL}, repeat 0", f"Block map of {CELL} at 3 s"]
-
-
 def test_all_data_are_saved_as_the_tables_have_them(tab, report, tmp_path):
     tab.open(report)
     saved = tab.download("document.querySelector('#take-away button.plain')", tmp_path)

@@ -19,7 +19,7 @@ def cells_shown(tab: Tab) -> str:
     return told
 
 
-def test_a_filter_acts_on_chart_and_table_and_is_in_the_address(tab, report):
+def test_a_filter_and_the_legend_act_on_chart_and_table_and_are_in_the_address(tab, report):
     tab.open(report, EXPLORE)
     tab.wait(READY)
     assert cells_shown(tab).startswith("80 cells: ")
@@ -37,9 +37,24 @@ def test_a_filter_acts_on_chart_and_table_and_is_in_the_address(tab, report):
     clear = "[...document.querySelectorAll('#view-explore .plain')].find((b) => b.textContent === 'Clear the filter')"
     tab.evaluate(f"{clear}.click()")
     assert cells_shown(tab).startswith("80 cells: ")
+    tab.open(report, EXPLORE)
+    tab.wait(READY)
+    points = "Number(document.querySelector('.chart canvas').ariaLabel.match(/([0-9]+) points/)[1])"
+    before = tab.evaluate(points)
+    tab.evaluate("[...document.querySelectorAll('.key')].find((k) => k.textContent === 'l40s').click()")
+    assert tab.evaluate("document.querySelector('.key[aria-pressed=false]').textContent") == "l40s"
+    assert 0 < tab.evaluate(points) < before
+    assert "hide=l40s" in tab.evaluate("location.hash")
+    labels = "[...document.querySelectorAll('#view-explore .chart .save button')].map((b) => b.ariaLabel)"
+    assert [label[:12] for label in tab.evaluate(labels)] == ["Save as SVG:", "Save as PNG:"]
 
 
 def test_the_keyboard_moves_from_point_to_point_and_opens_a_cell(tab, report):
+    tab.open(report)
+    tab.evaluate("document.getElementById('tab-report').focus()")
+    tab.press("ArrowRight")
+    tab.wait(READY)
+    assert tab.evaluate("document.activeElement.id") == "tab-explore"
     tab.open(report, f"{EXPLORE}&engine=vllm&gpu=h200&set.max_num_seqs=64")
     tab.wait(READY)
     tab.evaluate("document.querySelector('#view-explore canvas[tabindex]').focus()")
@@ -58,22 +73,11 @@ def test_the_keyboard_moves_from_point_to_point_and_opens_a_cell(tab, report):
     tab.press("Enter")
     tab.wait("document.querySelector('dialog')?.open")
     assert "cell=h200" in tab.evaluate("location.hash")
+    assert tab.evaluate("Boolean(document.activeElement.closest('dialog'))")
     tab.press("Escape")
     tab.wait("!document.querySelector('dialog').open")
     tab.wait("!location.hash.includes('cell=')")
-
-
-def test_the_legend_hides_a_series(tab, report):
-    tab.open(report, EXPLORE)
-    tab.wait(READY)
-    points = "Number(document.querySelector('.chart canvas').ariaLabel.match(/([0-9]+) points/)[1])"
-    before = tab.evaluate(points)
-    tab.evaluate("[...document.querySelectorAll('.key')].find((k) => k.textContent === 'l40s').click()")
-    assert tab.evaluate("document.querySelector('.key[aria-pressed=false]').textContent") == "l40s"
-    assert 0 < tab.evaluate(points) < before
-    assert "hide=l40s" in tab.evaluate("location.hash")
-    labels = "[...document.querySelectorAll('#view-explore .chart .save button')].map((b) => b.ariaLabel)"
-    assert [label[:12] for label in tab.evaluate(labels)] == ["Save as SVG:", "Save as PNG:"]
+    assert tab.evaluate("document.activeElement.matches('#view-explore canvas')")
 
 
 def test_addresses_of_sections_and_cells_still_lead_there(tab, report):
@@ -100,7 +104,7 @@ def test_addresses_of_sections_and_cells_still_lead_there(tab, report):
     tab.evaluate("document.querySelector('#tab-report').click()")
 
 
-def test_a_cell_opens_from_the_tables_of_the_report_and_leads_to_its_log(tab, report):
+def test_a_cell_opens_from_the_tables_of_the_report_and_tells_what_was_measured(tab, report):
     tab.open(report)
     link = "document.querySelector('#limits a[href*=\"cell=\"]')"
     named = tab.evaluate(f"{link}.textContent")
@@ -116,9 +120,6 @@ def test_a_cell_opens_from_the_tables_of_the_report_and_leads_to_its_log(tab, re
     tab.wait("document.querySelector('dialog')?.open")
     log = tab.evaluate("document.querySelector('dialog a').href").removeprefix("file://")
     assert Path(log).is_file()
-
-
-def test_the_drawer_tells_settings_repeats_limits_and_predictions(tab, report):
     tab.open(report, f"{EXPLORE}&cell=h200/vllm/llama-3.1-8b-instruct/chat/bs16-seqs64-len4096")
     tab.wait("document.querySelector('dialog')?.open")
     titles = tab.evaluate("[...document.querySelectorAll('dialog h3')].map((h) => h.textContent)")
@@ -235,14 +236,12 @@ def test_a_view_is_found_again_as_it_was_and_tables_of_the_report_open_cells(tab
 def test_views_fit_the_window(tab, report, width, dark):
     tab.open(report, f"{EXPLORE}&cell=h200/vllm/llama-3.1-8b-instruct/chat/bs16-seqs64-len4096", width=width, dark=dark)
     tab.wait("document.querySelector('dialog')?.open")
-    wide = """[...document.querySelectorAll("#view-explore *, dialog *")]
-        .filter((e) => !e.closest(".scroll, pre, .skip, .said") && e.getBoundingClientRect().right > innerWidth + 0.5)
-        .map((e) => e.outerHTML.slice(0, 80))"""
-    assert tab.evaluate(wide) == []
+    shown = ("#view-explore *, dialog *", ".scroll, pre, .skip, .said")
+    assert tab.too_wide(*shown) == []
     # Nor is a chart too wide before it is drawn for the first time, when its canvas has 300 pixels.
     undrawn = "document.querySelectorAll('dialog canvas').forEach(c => { c.removeAttribute('style'); c.width = 300; })"
     tab.evaluate(undrawn)
-    assert tab.evaluate(wide) == []
+    assert tab.too_wide(*shown) == []
     assert tab.evaluate("document.documentElement.scrollWidth") == width
     assert tab.evaluate("getComputedStyle(document.querySelector('dialog')).backgroundColor") == (
         "rgb(20, 24, 29)" if dark else "rgb(254, 254, 254)"

@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 
 from tests.unit.deploy.promises import deployment, on_cpu, promise
-from tests.unit.study.test_serve_command import ALL_KNOBS, DUMMY, FOLDER, HUB
+from tests.unit.study.test_serve_command import ALL_KNOBS, FOLDER, HUB
 from workflow_scripts.deploy.serving_files import vllm_yaml
 from workflow_scripts.engines.vllm_engines import VllmKnobs
 from workflow_scripts.study.serve_command import ServeSettings, serve_settings
@@ -36,13 +36,6 @@ def test_vllm_reads_back_every_setting(parse, tmp_path, knobs, way):
     assert (read.revision, read.dtype, read.max_num_batched_tokens) == ("0" * 40, "bfloat16", 4096)
     expected = knobs.engine_arguments()
     assert {name: getattr(read, name) for name in expected} == expected
-
-
-@pytest.mark.parametrize("way", ["command", "config"])
-def test_vllm_reads_back_random_weights(parse, tmp_path, way):
-    read = read_back(parse, tmp_path, serve_settings(DUMMY, FOLDER, VllmKnobs(), {}), way)
-    assert (read.model_tag if way == "command" else read.model) == str(FOLDER)
-    assert (read.load_format, read.dtype, read.revision) == ("dummy", "float32", None)
 
 
 @pytest.mark.parametrize("of", [promise(), on_cpu()], ids=["hub", "folder"])
