@@ -4,17 +4,29 @@ from io import BytesIO
 
 import pandas as pd
 
-from workflow_scripts.parse.cell_facts import REQUEST_COLUMNS, STEP_COLUMNS
+from workflow_scripts.parse.cell_facts import REQUEST_COLUMNS, STEP_COLUMNS, TABLES
 
 
-def requests(cell_id, *rows, repeat=0):
+def facts(cell_id, of_cell, *of_repeats):
+    """Facts of a cell and of its repeats from names and values; a value of None is left out."""
+    rows = [
+        {"cell_id": cell_id, "start": 1, "repeat": repeat, "name": name}
+        | {"text" if isinstance(value, str) else "value": value}
+        for repeat, named in [(None, of_cell), *enumerate(of_repeats)]
+        for name, value in named.items()
+        if value is not None
+    ]
+    return pd.DataFrame(rows, columns=list(TABLES["facts"])).astype(TABLES["facts"])
+
+
+def requests(cell_id, *rows, repeat=0, **columns):
     """Requests of (prompt tokens, output tokens, cached prompt tokens[, scheduled, first token, last token])."""
     names = ("prompt_tokens", "output_tokens", "cached_prompt_tokens", "scheduled_s", "first_token_s", "last_token_s")
     records = [
         {"cell_id": cell_id, "start": 1, "repeat": repeat, "request_id": str(i), **dict(zip(names, row, strict=False))}
         for i, row in enumerate(rows)
     ]
-    return pd.DataFrame(records, columns=list(REQUEST_COLUMNS)).astype(REQUEST_COLUMNS)
+    return pd.DataFrame(records, columns=list(REQUEST_COLUMNS)).assign(**columns).astype(REQUEST_COLUMNS)
 
 
 def steps(cell_id, number, repeat=0):

@@ -6,12 +6,11 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from tests.unit.analyse.parsed_tables import write_parsed
+from tests.unit.analyse.parsed_tables import requests, write_parsed
 from tests.unit.analyse.synthetic_cells import cell, table
 from tests.unit.made_studies import fixed, made_study
-from workflow_scripts.analyse.cells.answers import Answer, answers_table, compared
+from workflow_scripts.analyse.cells.answers import answers_table
 from workflow_scripts.analyse.tables import TABLE_SCHEMAS
-from workflow_scripts.parse.cell_facts import REQUEST_COLUMNS
 from workflow_scripts.study.study import Study
 
 MODEL = "tiny-llama-57m"
@@ -30,19 +29,12 @@ def study(load_format: str = "seeded", **workload: Any) -> Study:
 
 def served(cells: list[dict[str, Any]], *passes: list[list[int]], tokens: bool = True) -> pd.DataFrame:
     """The requests of a cell in each of its passes."""
-    rows = [
-        {
-            "cell_id": cells[0]["cell_id"],
-            "start": 1,
-            "repeat": repeat,
-            "request_id": str(i),
-            "token_ids": ids if tokens else None,
-            "text": "".join(map(chr, (64 + token for token in ids))),
-        }
-        for repeat, answers in enumerate(passes)
-        for i, ids in enumerate(answers)
-    ]
-    return pd.DataFrame(rows, columns=list(REQUEST_COLUMNS)).astype(REQUEST_COLUMNS)
+    parts = []
+    for repeat, answers in enumerate(passes):
+        columns = {"text": ["".join(chr(64 + token) for token in ids) for ids in answers]}
+        columns |= {"token_ids": answers if tokens else None}
+        parts.append(requests(cells[0]["cell_id"], *[()] * len(answers), repeat=repeat, **columns))
+    return pd.concat(parts)
 
 
 def answers(folder: Path, content: Study, *cells: tuple[list[dict[str, Any]], pd.DataFrame]) -> pd.DataFrame:
@@ -63,6 +55,13 @@ def test_a_knob_that_changes_some_answers_is_told_with_the_first_difference(tmp_
     assert (row["cell_id"], row["baseline_cell_id"]) == (fp8[0][0]["cell_id"], plain[0][0]["cell_id"])
     assert (row["requests"], row["same"], row["same_share"]) == (3, 1, pytest.approx(1 / 3))
     assert (row["first_difference_min"], row["first_difference_median"]) == (2, 2.5)
+    # The same cell again shows what changes by itself.
+    (row,) = answers(tmp_path, study(), vllm(ANSWERS, OTHERS, max_num_seqs=4)).to_dict("records")
+    assert (row["differs_in"], row["requests"], row["same"]) == ("again", 3, 1)
+    # A server that tells no tokens is compared by text.
+    rows = cell({"max_num_seqs": 4}, **PLACE, engine="vllm-serve")
+    (row,) = answers(tmp_path, study(), plain, (rows, served(rows, OTHERS, tokens=False))).to_dict("records")
+    assert (row["compared_by"], row["same"], row["first_difference_min"]) == ("text", 1, 2)
 
 
 def test_each_value_is_compared_with_the_smallest_and_only_one_setting_differs(tmp_path):
@@ -72,11 +71,6 @@ def test_each_value_is_compared_with_the_smallest_and_only_one_setting_differs(t
     pairs = found[found["differs_in"] == "max_num_seqs"][["value", "baseline"]].value_counts()
     assert dict(pairs) == {("4", "1"): 2, ("8", "1"): 2}
     assert (found["same"] == 3).all()
-
-
-def test_the_same_cell_again_shows_what_changes_by_itself(tmp_path):
-    (row,) = answers(tmp_path, study(), vllm(ANSWERS, OTHERS, max_num_seqs=4)).to_dict("records")
-    assert (row["differs_in"], row["requests"], row["same"]) == ("again", 3, 1)
 
 
 def test_engines_are_compared_in_their_cells_of_the_fewest_sequences(tmp_path):
@@ -108,14 +102,3 @@ def test_only_greedy_answers_that_are_kept_are_compared(tmp_path, workload):
     cells = [vllm(ANSWERS, max_num_seqs=1), vllm(ANSWERS, max_num_seqs=4)]
     assert answers(tmp_path, study(**workload), *cells).empty
     assert len(answers(tmp_path, study(), *cells)) == 1
-
-
-def test_a_server_that_tells_no_tokens_is_compared_by_text(tmp_path):
-    one, rows = vllm(ANSWERS, max_num_seqs=1), cell({"max_num_seqs": 1}, **PLACE, engine="vllm-serve")
-    (row,) = answers(tmp_path, study(), one, (rows, served(rows, OTHERS, tokens=False))).to_dict("records")
-    assert (row["compared_by"], row["same"], row["first_difference_min"]) == ("text", 1, 2)
-
-
-def test_an_answer_that_ends_early_differs_after_its_end():
-    found = compared([(Answer((1, 2), "ab"), Answer((1, 2, 3), "abc"))])
-    assert (found["same"], found["first_difference_min"]) == (0, 3)

@@ -5,7 +5,7 @@ import json
 import pandas as pd
 import pytest
 
-from tests.unit.analyse.parsed_tables import requests, write_parsed
+from tests.unit.analyse.parsed_tables import facts, requests, write_parsed
 from tests.unit.made_studies import fixed, study_content
 from workflow_scripts.analyse.cells.cells import cells_table
 from workflow_scripts.analyse.facts import read_parsed, wide
@@ -34,31 +34,20 @@ STUDY = Study.model_validate(DEFINITION)
 CELLS = expand(STUDY)
 FOUR, EIGHT, STATIC, H200 = (cell.id for cell in CELLS)
 
-# A cell's facts, and the columns that they become.
+# A cell's facts, and the columns that they become: here the same names, or names with a suffix.
+LOGGED = {"kv_cache_tokens": 3104.0, "max_concurrency": 6.25, "available_kv_cache_gib": 1.5, "model_weights_gib": 0.11}
+LOGGED |= {"peak_activation_gib": 0.2, "cuda_graph_gib": 0.3, "graphs_from_cache": True, "compile_s": 6.4}
+EFFECTIVE = {"block_size": 32.0, "max_num_seqs": 4, "max_num_batched_tokens": 2048, "max_model_len": 512}
 NUMBERS = {
-    "effective.block_size": ("block_size_effective", 32.0),
-    "effective.num_gpu_blocks": ("num_gpu_blocks", 100.0),
-    "log.kv_cache_tokens": ("kv_cache_tokens", 3104.0),
-    "log.max_concurrency": ("max_concurrency", 6.25),
-    "effective.max_num_seqs": ("max_num_seqs_effective", 4),
-    "effective.max_num_batched_tokens": ("max_num_batched_tokens_effective", 2048),
-    "effective.max_model_len": ("max_model_len_effective", 512),
-    "log.available_kv_cache_gib": ("available_kv_cache_gib", 1.5),
-    "log.model_weights_gib": ("model_weights_gib", 0.11),
-    "log.peak_activation_gib": ("peak_activation_gib", 0.2),
-    "log.cuda_graph_gib": ("cuda_graph_gib", 0.3),
-    "host_load.cpu_steal_pct": ("cpu_steal_pct", 0.4),
-    "host_load.cpu_others_pct": ("cpu_others_pct", 0.5),
-    "phase_s.start": ("start_s", 40.0),
-    "log.graphs_from_cache": ("graphs_from_cache", True),
-    "log.compile_s": ("compile_s", 6.4),
-    "phase_s.warmup": ("warmup_s", 2.0),
-    "warmup.requests": ("warmup_requests", 8),
-    "warmup.passes": ("warmup_passes", 3),
-    "warmup.steady": ("warmup_steady", True),
+    **{f"log.{name}": (name, value) for name, value in LOGGED.items()},
+    **{f"effective.{name}": (f"{name}_effective", value) for name, value in EFFECTIVE.items()},
+    **{f"phase_s.{name}": (f"{name}_s", s) for name, s in {"start": 40.0, "warmup": 2.0, "measure": 10.0}.items()},
+    **{f"warmup.{name}": (f"warmup_{name}", n) for name, n in {"requests": 8, "passes": 3, "steady": True}.items()},
     "warmup.experts_touched_share": ("experts_touched_share", 0.6),
     "warmup.experts_touched_tokens": ("experts_touched_tokens", 4),
-    "phase_s.measure": ("measure_s", 10.0),
+    "host_load.cpu_steal_pct": ("cpu_steal_pct", 0.4),
+    "host_load.cpu_others_pct": ("cpu_others_pct", 0.5),
+    "effective.num_gpu_blocks": ("num_gpu_blocks", 100.0),
     "protocol": ("protocol", 3.0),
 }
 TEXTS = {
@@ -80,23 +69,6 @@ REPEAT_NUMBERS = {
 }
 OF_CELL = {name: value for name, (_, value) in (NUMBERS | TEXTS).items()}
 OF_REPEAT = {"wall_s": 4.0, "start_unix_s": 1_700_000_000.0} | {n: v for n, (_, v) in REPEAT_NUMBERS.items()}
-
-
-def facts(cell_id, of_cell, *of_repeats):
-    """Facts of a cell and of its repeats from names and values; a value of None is left out."""
-    rows = [
-        {
-            "cell_id": cell_id,
-            "start": 1,
-            "repeat": repeat,
-            "name": name,
-            "text" if isinstance(value, str) else "value": value,
-        }
-        for repeat, named in [(None, of_cell), *enumerate(of_repeats)]
-        for name, value in named.items()
-        if value is not None
-    ]
-    return pd.DataFrame(rows).reindex(columns=list(TABLES["facts"])).astype(TABLES["facts"])
 
 
 def definition_of(cell_id, study=STUDY):
@@ -124,20 +96,28 @@ def row_of(table, cell_id):
     return row
 
 
-def test_every_cell_of_the_study_has_a_row_and_the_columns_of_the_schema(tmp_path):
-    table = of_study(tmp_path, facts(FOUR, OF_CELL, OF_REPEAT), served=[two_requests(FOUR)])
-    assert table["cell_id"].tolist() == [FOUR, EIGHT, STATIC, H200]
-    assert table["outcome"].tolist() == ["ok", "missing", "missing", "missing"]
-    assert table["comparable"].tolist() == [False] * 4  # nothing says what was measured
-    assert table["source"].tolist() == ["measured"] * 4
-    knobs = {
-        "knob_block_size",
-        "knob_max_num_seqs",
-        "knob_max_model_len",
-        "knob_batch_size",
-        "knob_cache_implementation",
-    }
-    assert set(table) == {name for name in TABLE_SCHEMAS["cells"].columns if not name.startswith("^")} | knobs
+def test_every_cell_of_the_study_has_a_row_with_what_it_asks_for_also_if_nothing_was_run(tmp_path):
+    of_one = of_study(tmp_path, facts(FOUR, OF_CELL, OF_REPEAT), served=[two_requests(FOUR)])
+    of_none = cells_table(STUDY, CELLS, tmp_path / "none")
+    asked = ["study", "sweeps", "gpu", "engine", "model", "workload", "knobs", "max_concurrency_allowed"]
+    for table, first in ((of_one, "ok"), (of_none, "missing")):
+        assert table["cell_id"].tolist() == [FOUR, EIGHT, STATIC, H200]
+        assert table["outcome"].tolist() == [first, "missing", "missing", "missing"]
+        assert table["comparable"].tolist() == [False] * 4  # nothing says what was measured
+        assert table["source"].tolist() == ["measured"] * 4
+        assert table[asked].to_numpy().tolist() == [
+            ["try", "seqs,blocks", "cpu-all", "vllm", MODEL, "chat", CELLS[0].knobs.slug(), 4],
+            ["try", "seqs", "cpu-all", "vllm", MODEL, "chat", CELLS[1].knobs.slug(), 8],
+            ["try", "static", "cpu-all", "hf-static", MODEL, "chat", CELLS[2].knobs.slug(), 2],
+            ["try", "elsewhere", "h200", "vllm", MODEL, "chat", CELLS[3].knobs.slug(), 4],
+        ]
+        assert table["knob_max_num_seqs"].fillna(0).tolist() == [4, 8, 0, 4]
+        assert table["knob_block_size"].fillna(0).tolist() == [32, 32, 0, 16]
+        assert table["knob_batch_size"].fillna(0).tolist() == [0, 0, 2, 0]
+        assert table["knob_max_model_len"].fillna(0).tolist() == [512, 512, 0, 512]
+    knobs = {f"knob_{name}" for name in ("block_size", "max_num_seqs", "max_model_len", "batch_size")}
+    columns = {name for name in TABLE_SCHEMAS["cells"].columns if not name.startswith("^")}
+    assert set(of_one) == columns | knobs | {"knob_cache_implementation"}
 
 
 def test_each_start_has_its_own_outcome_and_its_own_repeats(tmp_path):
@@ -145,7 +125,7 @@ def test_each_start_has_its_own_outcome_and_its_own_repeats(tmp_path):
     failed = OF_CELL | {"outcome": "timeout", "reason": "too long", "round": 3.0}
     table = of_study(
         tmp_path,
-        facts(FOUR, OF_CELL | {"round": 1.0}, OF_REPEAT, OF_REPEAT),
+        facts(FOUR, OF_CELL | {"round": 1.0}, OF_REPEAT, OF_REPEAT | {"wall_s": 2.0}),
         facts(FOUR, second, OF_REPEAT | {"wall_s": 8.0}).assign(start=2),
         facts(FOUR, failed, OF_REPEAT).assign(start=3),
         served=[
@@ -157,42 +137,26 @@ def test_each_start_has_its_own_outcome_and_its_own_repeats(tmp_path):
     told = ["start", "round", "position", "repeat", "outcome", "output_tokens_per_s", "block_size_effective"]
     assert rows[told].astype(object).where(rows[told].notna(), None).to_numpy().tolist() == [
         [1, 1, None, 0, "ok", 2.0, 32],
-        [1, 1, None, 1, "ok", 2.0, 32],
+        [1, 1, None, 1, "ok", 4.0, 32],
         [2, 2, 3, 0, "ok", 1.0, 64],
         [3, 3, None, None, "timeout", None, 32],
     ]
     assert table.loc[table["cell_id"] == EIGHT, "start"].isna().all()
 
 
-def test_what_the_study_asks_for(tmp_path):
+def test_each_fact_is_in_its_column_and_all_that_took_effect_is_one_text(tmp_path):
     table = of_study(tmp_path, facts(FOUR, OF_CELL, OF_REPEAT), served=[two_requests(FOUR)])
-    asked = ["study", "sweeps", "gpu", "engine", "model", "workload", "knobs", "max_concurrency_allowed"]
-    assert table[asked].to_numpy().tolist() == [
-        ["try", "seqs,blocks", "cpu-all", "vllm", MODEL, "chat", CELLS[0].knobs.slug(), 4],
-        ["try", "seqs", "cpu-all", "vllm", MODEL, "chat", CELLS[1].knobs.slug(), 8],
-        ["try", "static", "cpu-all", "hf-static", MODEL, "chat", CELLS[2].knobs.slug(), 2],
-        ["try", "elsewhere", "h200", "vllm", MODEL, "chat", CELLS[3].knobs.slug(), 4],
-    ]
-    assert table["knob_max_num_seqs"].fillna(0).tolist() == [4, 8, 0, 4]
-    assert table["knob_block_size"].fillna(0).tolist() == [32, 32, 0, 16]
-    assert table["knob_batch_size"].fillna(0).tolist() == [0, 0, 2, 0]
-    assert table["knob_max_model_len"].fillna(0).tolist() == [512, 512, 0, 512]
-
-
-def test_each_fact_is_in_its_column(tmp_path):
-    row = row_of(of_study(tmp_path, facts(FOUR, OF_CELL, OF_REPEAT), served=[two_requests(FOUR)]), FOUR)
+    row = row_of(table, FOUR)
     expected = dict((NUMBERS | TEXTS | REPEAT_NUMBERS).values())
     assert {column: row[column] for column in expected} == expected
     assert (row["repeat"], row["wall_s"]) == (0, 4.0)
     assert row["started_at"] == "2023-11-14T22:13:20Z"
-
-
-def test_all_that_took_effect_is_kept_as_one_text(tmp_path):
-    table = of_study(tmp_path, facts(FOUR, OF_CELL, OF_REPEAT), served=[two_requests(FOUR)])
     settings = {"attention_backend": "CPU_ATTN", "block_size": 32, "max_num_seqs": 4, "max_num_batched_tokens": 2048}
-    told = json.loads(row_of(table, FOUR)["effective"])
-    assert told == settings | {"max_model_len": 512, "num_gpu_blocks": 100}
+    assert json.loads(row["effective"]) == settings | {"max_model_len": 512, "num_gpu_blocks": 100}
     assert pd.isna(row_of(table, EIGHT)["effective"])
+    # Where the engine prints no tokens of the cache, they are blocks times their size.
+    row = row_of(of_study(tmp_path, facts(FOUR, OF_CELL | {"log.kv_cache_tokens": None}, OF_REPEAT)), FOUR)
+    assert row["kv_cache_tokens"] == 3200
 
 
 def test_rates_are_over_the_time_from_the_first_request_to_the_end_of_the_last(tmp_path):
@@ -208,34 +172,23 @@ def test_rates_are_over_the_time_from_the_first_request_to_the_end_of_the_last(t
     assert (row["running_peak"], row["running_mean"]) == (2, 1.75)
     assert row["waiting_peak"] == 3
     assert pd.isna(row["steady_output_tokens_per_s"])  # two requests never fill an engine that takes four
+    # One at a time, though the engine takes two: four requests of a token in each of 4 s. The steady rate is that from
+    # the second's first token (5 s) to the third's last (12 s).
+    rows = [(10, 4, 0, 4.0 * i, 4.0 * i + 1, 4.0 * i + 4) for i in range(4)]
+    table = of_study(tmp_path, facts(STATIC, {"outcome": "ok"}, {"wall_s": 16.0}), served=[requests(STATIC, *rows)])
+    assert row_of(table, STATIC)["steady_output_tokens_per_s"] == pytest.approx(8 / 7)
 
 
 def test_a_hit_rate_stands_beside_the_one_that_the_workload_implies(tmp_path):
-    content = STUDY.model_dump(mode="json")
-    content["workloads"] = {
-        name: {"kind": "identical", "num_prompts": 2, "prompt_tokens": 65, "output_tokens": 8}
-        for name in STUDY.workloads
-    }
-    study = Study.model_validate(content)
-    cells = expand(study)
-    for name, rows in {"facts": facts(FOUR, OF_CELL, OF_REPEAT), "requests": two_requests(FOUR)}.items():
-        write_parsed(tmp_path / "cpu-all", name, rows)
-    for name in ("steps", "trace"):
-        write_parsed(tmp_path / "cpu-all", name, pd.DataFrame(columns=list(TABLES[name])).astype(TABLES[name]))
-    row = row_of(cells_table(study, cells, tmp_path), FOUR)
+    identical = {"kind": "identical", "num_prompts": 2, "prompt_tokens": 65, "output_tokens": 8}
+    study = Study.model_validate(DEFINITION | {"workloads": {"chat": identical}})
+    of_study(tmp_path, facts(FOUR, OF_CELL, OF_REPEAT), served=[two_requests(FOUR)])
+    table = cells_table(study, expand(study), tmp_path)
+    row = row_of(table, FOUR)
     # The second finds two blocks of 32; the requests are said to have had 30 prompt tokens and 8 output tokens.
     assert row["prefix_cache_hit_rate_predicted"] == pytest.approx(64 / 30)
     assert row["prefix_cache_saved_pct"] == pytest.approx(100 * 10 / 38)
-    missing = cells_table(study, cells, tmp_path)["cell_id"].ne(FOUR)
-    assert cells_table(study, cells, tmp_path).loc[missing, "prefix_cache_hit_rate_predicted"].isna().all()
-
-
-def test_the_steady_rate_goes_by_what_the_cell_lets_run_at_once(tmp_path):
-    # One at a time, though the engine takes two: four requests of a token in each of 4 s.
-    rows = [(10, 4, 0, 4.0 * i, 4.0 * i + 1, 4.0 * i + 4) for i in range(4)]
-    table = of_study(tmp_path, facts(STATIC, {"outcome": "ok"}, {"wall_s": 16.0}), served=[requests(STATIC, *rows)])
-    # From the second's first token (5 s) to the third's last (12 s).
-    assert row_of(table, STATIC)["steady_output_tokens_per_s"] == pytest.approx(8 / 7)
+    assert table.loc[table["cell_id"].ne(FOUR), "prefix_cache_hit_rate_predicted"].isna().all()
 
 
 @pytest.mark.parametrize(
@@ -248,61 +201,28 @@ def test_what_took_effect_comes_before_what_the_log_says(effective, logged, foun
     assert row["block_size_effective"] == found or (found is None and pd.isna(row["block_size_effective"]))
 
 
-def test_tokens_of_the_cache_are_blocks_times_their_size_where_the_engine_prints_none(tmp_path):
-    row = row_of(of_study(tmp_path, facts(FOUR, OF_CELL | {"log.kv_cache_tokens": None}, OF_REPEAT)), FOUR)
-    assert row["kv_cache_tokens"] == 3200
-
-
-def test_a_cell_that_failed_has_one_row_and_no_measured_values(tmp_path):
-    failed = OF_CELL | {"outcome": "timeout", "reason": "repeat 1 took too long"}
-    table = of_study(tmp_path, facts(FOUR, failed, OF_REPEAT, OF_REPEAT), served=[two_requests(FOUR)])
+@pytest.mark.parametrize(
+    ("changes", "outcome", "reason"),
+    [
+        ({"outcome": "timeout", "reason": "too long"}, "timeout", "too long"),
+        ({"outcome": "engine_error", "damaged": "a file is cut"}, "engine_error", "a file is cut"),
+        ({"outcome": "engine_error", "damaged": "a file is cut", "reason": "too long"}, "engine_error", "too long"),
+        ({"damaged": "a file is cut"}, "invalid", "a file is cut"),
+    ],
+)
+def test_a_cell_that_failed_or_lacks_evidence_has_one_row_and_no_measured_values(changes, outcome, reason, tmp_path):
+    table = of_study(tmp_path, facts(FOUR, OF_CELL | changes, OF_REPEAT, OF_REPEAT), served=[two_requests(FOUR)])
     row = row_of(table, FOUR)
-    assert (row["outcome"], row["reason"]) == ("timeout", "repeat 1 took too long")
-    assert row["block_size_effective"] == 32
+    assert (row["outcome"], row["reason"], row["block_size_effective"]) == (outcome, reason, 32)
     measured = ["repeat", "wall_s", "num_requests", "output_tokens", "output_tokens_per_s", "prefix_cache_hits"]
     assert pd.isna(pd.Series(row)[measured]).all()
 
 
-def test_damage_is_the_reason_where_no_other_is_given(tmp_path):
-    damaged = {"outcome": "engine_error", "damaged": "steps.jsonl is cut"}
-    both = damaged | {"reason": "out of memory"}
-    table = of_study(tmp_path, facts(FOUR, damaged), facts(EIGHT, both))
-    assert row_of(table, FOUR)["reason"] == "steps.jsonl is cut"
-    assert row_of(table, EIGHT)["reason"] == "out of memory"
-
-
-def test_a_start_of_which_evidence_is_missing_is_invalid(tmp_path):
-    cut = OF_CELL | {"damaged": "requests.jsonl ends in the middle of a record"}
-    row = row_of(of_study(tmp_path, facts(FOUR, cut, OF_REPEAT), served=[two_requests(FOUR)]), FOUR)
-    assert (row["outcome"], row["reason"]) == ("invalid", cut["damaged"])
-    assert pd.isna(row["output_tokens_per_s"])
-
-
-def test_every_repeat_is_a_row_with_the_facts_of_its_cell(tmp_path):
-    served = [two_requests(FOUR), two_requests(FOUR, repeat=1), two_requests(EIGHT)]
-    table = of_study(
-        tmp_path,
-        facts(FOUR, OF_CELL, OF_REPEAT, OF_REPEAT | {"wall_s": 2.0}),
-        facts(EIGHT, OF_CELL | {"effective.max_num_seqs": 8.0}, OF_REPEAT),
-        served=served,
-    )
-    columns = ["cell_id", "repeat", "output_tokens_per_s", "max_num_seqs_effective"]
-    measured = table.loc[table["outcome"] == "ok", columns]
-    assert measured.to_numpy().tolist() == [[FOUR, 0, 2.0, 4], [FOUR, 1, 4.0, 4], [EIGHT, 0, 2.0, 8]]
-
-
-@pytest.mark.parametrize(
-    ("fact", "column"),
-    [
-        ("wall_s", "output_tokens_per_s"),
-        ("wall_s", "total_tokens_per_s"),
-        ("wall_s", "requests_per_s"),
-        ("metric.vllm:prefix_cache_queries", "prefix_cache_hit_rate"),
-    ],
-)
-def test_nothing_is_divided_by_zero(fact, column, tmp_path):
-    table = of_study(tmp_path, facts(FOUR, OF_CELL, OF_REPEAT | {fact: 0.0}), served=[two_requests(FOUR)])
-    assert pd.isna(row_of(table, FOUR)[column])
+def test_nothing_is_divided_by_zero(tmp_path):
+    zeros = OF_REPEAT | {"wall_s": 0.0, "metric.vllm:prefix_cache_queries": 0.0}
+    row = row_of(of_study(tmp_path, facts(FOUR, OF_CELL, zeros), served=[two_requests(FOUR)]), FOUR)
+    rates = ("output_tokens_per_s", "total_tokens_per_s", "requests_per_s", "prefix_cache_hit_rate")
+    assert pd.isna([row[name] for name in rates]).all()
 
 
 @pytest.mark.parametrize(
@@ -319,50 +239,31 @@ def test_nothing_is_divided_by_zero(fact, column, tmp_path):
 def test_energy_is_of_the_whole_repeat_or_not_known(samples, counted_j, energy_j, tmp_path):
     trace = pd.DataFrame({"cell_id": FOUR, "start": 1, "repeat": 0, **samples})
     known = facts(FOUR, OF_CELL, OF_REPEAT | {"trace.energy_j": counted_j})
-    table = of_study(tmp_path, known, served=[two_requests(FOUR)], trace=[trace])
-    row = row_of(table, FOUR)
+    no_output = requests(FOUR, (10, 0, 0, 0.0, 1.0, 1.0))
+    row, of_none = (
+        row_of(of_study(tmp_path, known, served=[served], trace=[trace]), FOUR)
+        for served in (two_requests(FOUR), no_output)
+    )
     if energy_j is None:
-        assert pd.isna(row["energy_j"])
-        assert pd.isna(row["energy_j_per_output_token"])
+        assert pd.isna([row["energy_j"], row["energy_j_per_output_token"]]).all()
     else:
-        assert row["energy_j"] == pytest.approx(energy_j)
-        assert row["energy_j_per_output_token"] == pytest.approx(energy_j / 8)
-        assert row["power_w_mean"] == 100
+        assert [row["energy_j"], row["energy_j_per_output_token"]] == pytest.approx([energy_j, energy_j / 8])
+        assert (row["power_w_mean"], of_none["energy_j"]) == (100, 400)
+        assert pd.isna(of_none["energy_j_per_output_token"])
 
 
-def test_numbers_of_a_pretended_gpu_have_a_source_of_their_own(tmp_path):
-    pretended = facts(FOUR, OF_CELL | {"device.simulated": 1.0}, OF_REPEAT)
-    table = of_study(tmp_path, pretended, facts(EIGHT, OF_CELL, OF_REPEAT), served=[two_requests(FOUR)])
-    assert table["source"].tolist() == ["simulated", "measured", "measured", "measured"]
-
-
-def test_no_output_has_no_energy_a_token(tmp_path):
-    trace = pd.DataFrame({"cell_id": FOUR, "start": 1, "repeat": 0, "time_s": [0.0, 4.0], "power_w": [100.0, 100.0]})
-    served = [requests(FOUR, (10, 0, 0, 0.0, 1.0, 1.0))]
-    row = row_of(of_study(tmp_path, facts(FOUR, OF_CELL, OF_REPEAT), served=served, trace=[trace]), FOUR)
-    assert row["energy_j"] == 400
-    assert pd.isna(row["energy_j_per_output_token"])
-
-
-def test_what_was_measured_under_another_definition_is_not_comparable(tmp_path):
+def test_what_was_measured_under_another_definition_on_a_pretended_gpu_or_with_other_settings_is_told(tmp_path):
     table = of_study(
         tmp_path,
         facts(FOUR, OF_CELL | {"definition_sha256": definition_of(FOUR)}, OF_REPEAT),
-        facts(EIGHT, OF_CELL | {"definition_sha256": "f" * 64}, OF_REPEAT),
-    )
-    assert table.set_index("cell_id")["comparable"].to_dict() == {FOUR: True, EIGHT: False, STATIC: False, H200: False}
-
-
-def test_cells_of_no_sweep_are_left_out(tmp_path):
-    table = of_study(tmp_path, facts(FOUR, OF_CELL, OF_REPEAT), facts("cpu-all/vllm/other", OF_CELL, OF_REPEAT))
-    assert table["cell_id"].tolist() == [FOUR, EIGHT, STATIC, H200]
-
-
-def test_a_study_of_which_nothing_was_run(tmp_path):
-    table = cells_table(STUDY, CELLS, tmp_path)
-    assert table["outcome"].tolist() == ["missing"] * 4
-    assert table["comparable"].tolist() == [False] * 4
-    assert table["max_concurrency_allowed"].tolist() == [4, 8, 2, 4]
+        facts(EIGHT, OF_CELL | {"definition_sha256": "f" * 64, "device.simulated": 1.0}, OF_REPEAT),
+        facts(STATIC, OF_CELL | {"outcome": "engine_error", "effective.batch_size": 9.0}, OF_REPEAT),
+        facts("cpu-all/vllm/of-no-sweep", OF_CELL, OF_REPEAT),
+        served=[two_requests(FOUR), two_requests(EIGHT)],
+    ).set_index("cell_id")
+    assert table["comparable"].to_dict() == {FOUR: True, EIGHT: False, STATIC: False, H200: False}
+    assert table["source"].to_dict() == dict.fromkeys((FOUR, STATIC, H200), "measured") | {EIGHT: "simulated"}
+    assert table["not_as_asked"].dropna().to_dict() == {EIGHT: "max_num_seqs 4, not 8"}
 
 
 def test_a_fact_is_a_number_or_a_text():
@@ -377,11 +278,3 @@ def test_only_the_columns_that_are_asked_for_are_read(tmp_path):
     write_parsed(tmp_path / "h200", "requests", two_requests("c"))
     assert list(read_parsed(tmp_path, "h200", "requests", ["cell_id", "output_tokens"])) == ["cell_id", "output_tokens"]
     assert read_parsed(tmp_path, "h200", "requests")["prompt_tokens"].tolist() == [10, 20]
-
-
-def test_a_setting_that_the_engine_replaced_is_told_of_cells_that_ran(tmp_path):
-    replaced = OF_CELL | {"effective.max_num_seqs": 3.0}
-    failed = replaced | {"outcome": "engine_error"}
-    table = of_study(tmp_path, facts(FOUR, replaced, OF_REPEAT), facts(EIGHT, failed), served=[two_requests(FOUR)])
-    assert row_of(table, FOUR)["not_as_asked"] == "max_num_seqs 3, not 4"
-    assert pd.isna(row_of(table, EIGHT)["not_as_asked"])

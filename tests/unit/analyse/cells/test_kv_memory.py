@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tests.unit.analyse.parsed_tables import requests
+from tests.unit.analyse.parsed_tables import facts, requests, write_parsed
 from tests.unit.made_studies import fixed, made_study
 from workflow_scripts.analyse.cells.cells import _without_drafts, cells_table
 from workflow_scripts.analyse.cells.kv_memory import kv_memory
@@ -30,56 +30,53 @@ STUDY = made_study(
 
 
 def cells(**columns: object) -> pd.DataFrame:
-    known = {
-        "model": "tiny-llama-57m",
-        "dtype": "float32",
-        "start": 1,
-        "repeat": 0,
-        "num_gpu_blocks": None,
-        "block_size_effective": None,
-    }
-    known |= dict.fromkeys(("kv_pool_bytes", "kv_tokens_live_mean", "kv_bytes_reserved_mean", "kv_bytes_reserved_peak"))
+    known: dict[str, object] = {"model": "tiny-llama-57m", "dtype": "float32", "start": 1, "repeat": 0}
+    known |= dict.fromkeys(("num_gpu_blocks", "block_size_effective", "kv_pool_bytes", "kv_tokens_live_mean"))
+    known |= dict.fromkeys(("kv_bytes_reserved_mean", "kv_bytes_reserved_peak"))
     return pd.DataFrame([known | columns])
 
 
-def test_a_pool_is_reserved_whole_and_counted_from_its_blocks():
-    row = kv_memory(cells(num_gpu_blocks=4, block_size_effective=32, kv_tokens_live_mean=16.0)).iloc[0]
-    assert row["kv_bytes_reserved_mean"] == row["kv_bytes_reserved_peak"] == 4 * 32 * BYTES_PER_TOKEN
-    assert row["kv_bytes_used_mean"] == 16 * BYTES_PER_TOKEN
+POOL = {"num_gpu_blocks": 4, "block_size_effective": 32}
+LIVE = {"kv_tokens_live_mean": 16.0}
+NAN = float("nan")
 
 
-def test_what_the_engine_tells_goes_before_what_is_counted():
-    told = kv_memory(cells(num_gpu_blocks=4, block_size_effective=32, kv_pool_bytes=1e6)).iloc[0]
-    assert told["kv_bytes_reserved_peak"] == 1e6
-    steps = kv_memory(cells(kv_bytes_reserved_mean=2e6, kv_bytes_reserved_peak=3e6)).iloc[0]
-    assert (steps["kv_bytes_reserved_mean"], steps["kv_bytes_reserved_peak"]) == (2e6, 3e6)
+@pytest.mark.parametrize(
+    ("columns", "reserved_mean", "reserved_peak", "used_mean"),
+    [
+        # A pool is reserved whole, and counted from its blocks.
+        (POOL | LIVE, 128 * BYTES_PER_TOKEN, 128 * BYTES_PER_TOKEN, 16 * BYTES_PER_TOKEN),
+        # What the engine tells goes before what is counted.
+        (POOL | {"kv_pool_bytes": 1e6}, 1e6, 1e6, NAN),
+        ({"kv_bytes_reserved_mean": 2e6, "kv_bytes_reserved_peak": 3e6}, 2e6, 3e6, NAN),
+        # A smaller type takes fewer bytes.
+        (LIVE | {"knob_kv_cache_dtype": "fp8"}, NAN, NAN, 16 * BYTES_PER_TOKEN / 4),
+        # Not known: the model, or what a cell that failed would have reserved.
+        (LIVE | {"model": "llama-9"}, NAN, NAN, NAN),
+        (POOL | {"repeat": None}, NAN, NAN, NAN),
+    ],
+)
+def test_bytes_that_are_reserved_and_used(columns, reserved_mean, reserved_peak, used_mean):
+    row = kv_memory(cells(**columns)).iloc[0].astype(object)
+    found = [row[f"kv_bytes_{name}"] for name in ("reserved_mean", "reserved_peak", "used_mean")]
+    expected = [reserved_mean, reserved_peak, used_mean]
+    assert [NAN if pd.isna(value) else value for value in found] == pytest.approx(expected, nan_ok=True)
 
 
-def test_a_smaller_type_of_the_cache_takes_fewer_bytes():
-    row = kv_memory(cells(kv_tokens_live_mean=16.0, knob_kv_cache_dtype="fp8")).iloc[0]
-    assert row["kv_bytes_used_mean"] == 16 * BYTES_PER_TOKEN / 4
-
-
-def test_a_draft_model_keeps_keys_and_values_in_the_same_blocks():
-    # Of the same shape, so that half as many blocks of both fill the memory.
-    drafting = {"num_gpu_blocks": 4, "block_size_effective": 32, "knob_speculative_model": "tiny-llama-57m"}
-    row = kv_memory(cells(**drafting, knob_num_speculative_tokens=4, kv_tokens_live_mean=16.0)).iloc[0]
-    assert row["kv_bytes_reserved_peak"] == 4 * 32 * 2 * BYTES_PER_TOKEN
-    assert row["kv_bytes_used_mean"] == 16 * 2 * BYTES_PER_TOKEN
-    off = kv_memory(cells(**drafting, knob_num_speculative_tokens=0)).iloc[0]
-    assert off["kv_bytes_reserved_peak"] == 4 * 32 * BYTES_PER_TOKEN
-
-
-@pytest.mark.parametrize(("ranks", "heads"), [(1, 4), (2, 4), (4, 4), (8, 8)])
-def test_tensor_ranks_share_the_heads_and_copy_them_where_there_are_more_ranks(ranks, heads):
-    row = kv_memory(cells(num_gpu_blocks=4, block_size_effective=32, knob_tensor_parallel_size=ranks)).iloc[0]
-    assert row["kv_bytes_reserved_peak"] == 4 * 32 * BYTES_PER_TOKEN * heads / 4
-
-
-def test_a_model_or_a_cell_that_is_not_known_has_no_bytes():
-    assert pd.isna(kv_memory(cells(model="llama-9", kv_tokens_live_mean=16.0)).iloc[0]["kv_bytes_used_mean"])
-    failed = kv_memory(cells(repeat=None, num_gpu_blocks=4, block_size_effective=32)).iloc[0]
-    assert pd.isna(failed["kv_bytes_reserved_peak"])
+@pytest.mark.parametrize(
+    ("columns", "times"),
+    [
+        # A draft model of the same shape: half as many blocks of both fill the memory.
+        ({"knob_speculative_model": "tiny-llama-57m", "knob_num_speculative_tokens": 4}, 2),
+        ({"knob_speculative_model": "tiny-llama-57m", "knob_num_speculative_tokens": 0}, 1),
+        # Tensor ranks share the 4 heads, and copy them where there are more ranks.
+        *(({"knob_tensor_parallel_size": ranks}, heads / 4) for ranks, heads in ((1, 4), (2, 4), (4, 4), (8, 8))),
+    ],
+)
+def test_draft_models_and_copied_heads_take_bytes_too(columns, times):
+    row = kv_memory(cells(**POOL, **LIVE, **columns)).iloc[0]
+    assert row["kv_bytes_reserved_peak"] == 128 * times * BYTES_PER_TOKEN
+    assert row["kv_bytes_used_mean"] == 16 * times * BYTES_PER_TOKEN
 
 
 def held(table: pd.DataFrame, block_size: int = 32) -> pd.Series:
@@ -101,46 +98,30 @@ def test_tokens_of_a_shared_prefix_are_held_once():
     assert held(table, 64).loc["c", 1, 0] == 80
 
 
-@pytest.fixture
-def parsed(tmp_path):
-    """Facts of one cell of each engine."""
-    facts: list[dict[str, object]] = []
-    steps: list[dict[str, object]] = []
-    trace: list[dict[str, object]] = []
-    served: list[pd.DataFrame] = []
+@pytest.fixture(scope="module")
+def parsed(tmp_path_factory):
+    """Parsed tables of one cell of each engine."""
+    of_blocks = {"effective.num_gpu_blocks": 8, "effective.block_size": 32}
+    drafts = {"num_drafts": 2, "num_draft_tokens": 8, "num_accepted_tokens": 6}
+    of_cell = {"vllm": of_blocks, "hf-continuous": of_blocks | {"effective.kv_cache_bytes": 1e7}}
+    of_repeat = {"vllm": {f"metric.vllm:spec_decode_{name}": value for name, value in drafts.items()}}
+    of_repeat |= {"hf-continuous": {"metric.torch_max_memory_allocated_bytes": 7e8}}
+    told, trace, served, steps = [], [], [], []
     for cell in expand(STUDY):
-        of_cell: dict[str, object] = {
-            "outcome": "ok",
-            "effective.dtype": "float32",
-            "trace.process_memory_bytes_before": 5e8,
-        }
-        of_repeat: dict[str, object] = {"wall_s": 4.0}
-        if cell.engine == "vllm":
-            of_cell |= {"effective.num_gpu_blocks": 8, "effective.block_size": 32}
-            names = {"num_drafts": 2, "num_draft_tokens": 8, "num_accepted_tokens": 6}
-            of_repeat |= {f"metric.vllm:spec_decode_{name}": value for name, value in names.items()}
-        if cell.engine == "hf-continuous":
-            of_cell |= {"effective.num_gpu_blocks": 8, "effective.block_size": 32, "effective.kv_cache_bytes": 1e7}
-            of_repeat |= {"metric.torch_max_memory_allocated_bytes": 7e8}
-        if cell.engine == "hf-static":
-            for time_s, slots in ((0.0, 10), (1.0, 10), (2.0, 12)):
-                reserved = {"kv_tokens_live": slots, "kv_slots_reserved": slots}
-                reserved["kv_bytes_reserved"] = slots * BYTES_PER_TOKEN
-                steps.append({"cell_id": cell.id, "start": 1, "repeat": 0, "time_s": time_s, **reserved})
-        for repeat, named in ((None, of_cell), (0, of_repeat)):
-            facts += [
-                {"cell_id": cell.id, "start": 1, "repeat": repeat, "name": name}
-                | ({"text": value} if isinstance(value, str) else {"value": value})
-                for name, value in named.items()
-            ]
-        trace.append({"cell_id": cell.id, "start": 1, "repeat": 0, "time_s": 0.5, "process_memory_bytes": 8e8})
+        at = {"cell_id": cell.id, "start": 1, "repeat": 0}
+        known = {"outcome": "ok", "effective.dtype": "float32", "trace.process_memory_bytes_before": 5e8}
+        repeat = {"wall_s": 4.0} | of_repeat.get(cell.engine, {})
+        told.append(facts(cell.id, known | of_cell.get(cell.engine, {}), repeat))
+        trace.append(at | {"time_s": 0.5, "process_memory_bytes": 8e8})
         served.append(requests(cell.id, (10, 3, 0, 0.0, 2.0, 3.0)))
-    folder = tmp_path / "cpu-all"
-    folder.mkdir()
-    for name, rows in {"facts": facts, "steps": steps, "trace": trace}.items():
-        frame(rows, TABLES[name]).to_parquet(folder / f"{name}.parquet")
-    pd.concat(served).reindex(columns=list(TABLES["requests"])).to_parquet(folder / "requests.parquet")
-    return tmp_path
+        for time_s, slots in ((0.0, 10), (1.0, 10), (2.0, 12)) if cell.engine == "hf-static" else ():
+            held = {"kv_tokens_live": slots, "kv_slots_reserved": slots, "kv_bytes_reserved": slots * BYTES_PER_TOKEN}
+            steps.append(at | {"time_s": time_s} | held)
+    folder = tmp_path_factory.mktemp("parsed")
+    sampled = [frame(rows, TABLES[name]) for name, rows in (("steps", steps), ("trace", trace))]
+    for name, frames in {"facts": told, "steps": sampled[:1], "trace": sampled[1:], "requests": served}.items():
+        write_parsed(folder / "cpu-all", name, *frames)
+    return folder
 
 
 def test_reserved_and_used_stand_beside_each_other_for_every_engine(parsed):
@@ -158,17 +139,13 @@ def test_reserved_and_used_stand_beside_each_other_for_every_engine(parsed):
     assert {"kv_pool_bytes", "process_memory_bytes_before", "drafts"}.isdisjoint(table)
 
 
-def test_a_cell_that_asks_for_no_drafts_has_none(parsed):
-    asked = expand(STUDY)
-    table = cells_table(STUDY, asked, parsed).set_index("engine")
+def test_what_was_drafted_and_accepted_is_told_and_a_cell_that_asks_for_no_drafts_has_none(parsed):
+    table = cells_table(STUDY, expand(STUDY), parsed).set_index("engine")
+    row = table.loc["vllm"]
+    assert (row["draft_tokens"], row["accepted_draft_tokens"]) == (8, 6)
+    assert (row["draft_acceptance_rate"], row["tokens_per_draft_mean"]) == (0.75, 4)
     assert table["draft_tokens"].isna().to_dict() == {"vllm": False, "hf-static": True, "hf-continuous": True}
     none = _without_drafts(table.assign(knob_num_speculative_tokens=0, draft_tokens=None))
     assert none["draft_tokens"].to_list() == [0, 0, 0]
     failed = table.assign(knob_num_speculative_tokens=0, draft_tokens=None, wall_s=None)
     assert _without_drafts(failed)["draft_tokens"].isna().all()
-
-
-def test_what_was_drafted_and_accepted_is_told(parsed):
-    row = cells_table(STUDY, expand(STUDY), parsed).set_index("engine").loc["vllm"]
-    assert (row["draft_tokens"], row["accepted_draft_tokens"]) == (8, 6)
-    assert (row["draft_acceptance_rate"], row["tokens_per_draft_mean"]) == (0.75, 4)

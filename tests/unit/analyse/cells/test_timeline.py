@@ -50,18 +50,10 @@ def test_latencies_count_from_being_queued():
     expected |= {"tpot_s_p50": 1}  # 4 s for four tokens after the first; one token has no TPOT
     expected |= {"prefill_s_mean": 2, "prefill_s_p50": 2, "queue_s_mean": 1, "queue_s_p50": 1}
     assert facts[list(expected)].to_dict() == pytest.approx(expected)
-
-
-def test_an_answer_that_was_seen_at_one_moment_has_no_tpot():
-    facts = only(request_facts(requests(("0", 10, 5, 0.0, 0.0, 4.0, 8.0), ("1", 10, 5, 0.0, 0.0, 9.0, 9.0))))
-    assert facts["tpot_s_p50"] == pytest.approx(1.0)
-
-
-def test_requests_that_found_a_prefix_are_counted_where_the_engine_tells():
-    rows = [(str(i), 10, 5, 0.0, 0.0, 1.0, 2.0) for i in range(3)]
-    assert only(request_facts(requests(*rows, cached=[0, 8, 4])))["requests_with_prefix_hits"] == 2
-    assert only(request_facts(requests(*rows, cached=[0, 0, 0])))["requests_with_prefix_hits"] == 0
-    assert pd.isna(only(request_facts(requests(*rows)))["requests_with_prefix_hits"])
+    # Nor has an answer that was seen at one moment. An engine that counts no preemptions is not one without.
+    seen = requests(("0", 10, 5, 0.0, 0.0, 4.0, 8.0), ("1", 10, 5, 0.0, 0.0, 9.0, 9.0), preemptions=None)
+    facts = only(request_facts(seen))
+    assert (facts["tpot_s_p50"], pd.isna(facts["preemptions"])) == (pytest.approx(1.0), True)
 
 
 def test_quantiles_lie_between_the_values():
@@ -74,46 +66,34 @@ def test_quantiles_lie_between_the_values():
 
 
 def test_cells_and_repeats_are_kept_apart():
-    one = requests(("0", 10, 2, 0.0, 0.0, 1.0, 2.0), ("1", 10, 2, 0.0, 0.0, 1.0, 2.0))
+    one = requests(("0", 10, 2, 0.0, 0.0, 1.0, 2.0), ("1", 10, 2, 0.0, 0.0, 1.0, 2.0), cached=[0, 8])
     late = requests(("0", 30, 4, 10.0, 11.0, 13.0, 19.0), preemptions=3)
-    table = pd.concat([late.assign(cell_id="d"), one.assign(repeat=1), one])
-    facts = request_facts(table)
-    assert facts["num_requests"].to_dict() == {("c", 1, 0): 2, ("c", 1, 1): 2, ("d", 1, 0): 1}
+    table = pd.concat([late.assign(cell_id="d"), one.assign(repeat=1, cached_prompt_tokens=0), one])
+    facts, running = request_facts(table), running_over_time(table)
+    counts = {("c", 1, 0): 2, ("c", 1, 1): 2, ("d", 1, 0): 1}
+    for found in (facts["num_requests"], running["running_peak"], running["running_mean"]):
+        assert found.to_dict() == counts
     assert facts.loc[("d", 1, 0), ["prompt_tokens", "output_tokens", "preemptions"]].tolist() == [30, 4, 3]
     assert facts.loc[("d", 1, 0), ["ttft_s_p50", "prefill_s_mean", "decode_s_mean"]].tolist() == [3, 2, 6]
-    running = running_over_time(table)
-    assert running["running_peak"].to_dict() == {("c", 1, 0): 2, ("c", 1, 1): 2, ("d", 1, 0): 1}
-    assert running["running_mean"].to_dict() == {("c", 1, 0): 2, ("c", 1, 1): 2, ("d", 1, 0): 1}
+    # Requests that found a prefix are counted where the engine tells.
+    assert facts["requests_with_prefix_hits"].dropna().to_dict() == {("c", 1, 0): 1, ("c", 1, 1): 0}
 
 
-def test_an_engine_that_counts_no_preemptions_is_not_one_without():
-    assert pd.isna(only(request_facts(requests(("0", 1, 1, 0.0, 0.0, 1.0, 1.0), preemptions=None)))["preemptions"])
-
-
-def test_running_is_counted_between_scheduling_and_last_token():
-    facts = only(
-        running_over_time(
-            requests(("0", 1, 1, 0.0, 0.0, 1.0, 4.0), ("1", 1, 1, 0.0, 2.0, 3.0, 4.0), ("2", 1, 1, 0.0, 4.0, 5.0, 6.0))
-        )
-    )
-    assert facts["running_peak"] == 2  # the third starts at the instant when the others end
-    assert facts["running_mean"] == pytest.approx((1 * 2 + 2 * 2 + 1 * 2) / 6)
-
-
-def test_a_request_without_its_times_does_not_run():
-    known, unknown = ("0", 1, 1, 0.0, 0.0, 1.0, 4.0), ("1", 1, 1, 0.0, 2.0, 3.0, None)
-    facts = only(running_over_time(requests(known, unknown, preemptions=None)))
-    assert facts[["running_peak", "running_mean"]].tolist() == [1, 1]
-
-
-def test_a_gap_in_which_nothing_runs_counts_for_the_mean():
-    facts = only(running_over_time(requests(("0", 1, 1, 0.0, 0.0, 0.1, 0.2), ("1", 1, 1, 0.0, 0.6, 0.7, 0.8))))
-    assert facts["running_mean"] == pytest.approx(0.5)
-
-
-def test_no_time_has_no_mean():
-    facts = only(running_over_time(requests(("0", 1, 1, 0.0, 1.0, 1.0, 1.0))))
-    assert pd.isna(facts["running_mean"])
+@pytest.mark.parametrize(
+    ("times", "peak", "mean"),
+    [
+        # The third starts at the instant when the others end.
+        ([(0.0, 1.0, 4.0), (2.0, 3.0, 4.0), (4.0, 5.0, 6.0)], 2, (1 * 2 + 2 * 2 + 1 * 2) / 6),
+        ([(0.0, 1.0, 4.0), (2.0, 3.0, None)], 1, 1),  # not known when the second ended
+        ([(0.0, 0.1, 0.2), (0.6, 0.7, 0.8)], 1, 0.5),  # a gap counts for the mean
+        ([(1.0, 1.0, 1.0)], 1, float("nan")),
+    ],
+)
+def test_running_is_counted_between_scheduling_and_last_token(times, peak, mean):
+    facts = only(running_over_time(requests(*((str(i), 1, 1, 0.0, *of) for i, of in enumerate(times)))))
+    assert facts["running_mean"] == pytest.approx(mean, nan_ok=True)
+    if mean == mean:
+        assert facts["running_peak"] == peak
 
 
 def test_the_steady_rate_leaves_out_ramp_and_tail():
@@ -149,62 +129,45 @@ def test_recorded_steps_say_when_tokens_came():
     assert only(estimated)[RATE] == pytest.approx((5 * 2.5 / 3.5 + 3 + 2) / 2.5) == only(steady(requests(*rows), c=2))
 
 
-def test_each_cell_has_its_own_window():
-    # One after the other: full from the second's first token until the last but one is done.
-    rows = [(str(i), 1, 3, 0.0, 3.0 * i, 3.0 * i + 1, 3.0 * i + 3) for i in range(4)]
-    slow = [(*r[:3], *(2 * t for t in r[3:])) for r in rows]
-    table = pd.concat([requests(*slow).assign(cell_id="d"), requests(*rows), requests(*rows).assign(repeat=1)])
-    rates = steady(table, c=1, d=2, e=1)
-    of_c = steady(requests(*rows), c=1).loc[("c", 1, 0)]
-    # From 1 s to 12 s: 2 + 1 tokens of each of four, all of them inside.
-    assert of_c == pytest.approx(4 * 3 / 11)
-    # The second's first token at 8 s, the third's last at 18 s.
-    assert rates.to_dict() == pytest.approx({("c", 1, 0): of_c, ("c", 1, 1): of_c, ("d", 1, 0): (3 + 3) / 10})
-
-
-def test_requests_of_one_token_count_where_it_comes():
-    rows = [(str(i), 1, 1, 0.0, float(i), float(i), float(i)) for i in range(4)]
-    # From the second's token (1 s) to the third's (2 s), both inside.
-    assert steady(requests(*rows), c=2).loc[("c", 1, 0)] == pytest.approx(2.0)
-
-
 def test_twice_what_is_allowed_is_just_enough():
     rows = [(str(i), 1, 3, 0.0, 0.0, 1.0 + i / 10, 3.0 + i / 10) for i in range(4)]
     assert len(steady(requests(*rows), c=2)) == 1
     assert steady(requests(*rows[:3]), c=2).empty
     lost = [*rows[:3], (*rows[3][:5], None, 3.3)]
     assert steady(requests(*lost), c=2).empty
+    # Requests of one token, from the second (1 s) to the third (2 s), both inside; a window without length has no rate.
+    ones = [(str(i), 1, 1, 0.0, float(i), float(i), float(i)) for i in range(4)]
+    assert steady(requests(*ones), c=2).loc[("c", 1, 0)] == pytest.approx(2.0)
+    at_once = [(str(i), 1, 1, 0.0, 0.0, 1.0, 1.0) for i in range(2)]
+    assert steady(requests(*at_once), c=1).isna().tolist() == [True]
 
 
-def test_a_window_without_length_has_no_rate():
-    rows = [(str(i), 1, 1, 0.0, 0.0, 1.0, 1.0) for i in range(2)]
-    assert steady(requests(*rows), c=1).isna().tolist() == [True]
+HELD = ("kv_cache_usage", "kv_tokens_live", "kv_slots_reserved", "kv_bytes_reserved")
+
+
+def steps(**columns: object) -> pd.DataFrame:
+    """Steps of a cell in which one sequence runs, none waits and nothing is held, unless `columns` say otherwise."""
+    known = {"cell_id": "c", "start": 1, "repeat": 0, "waiting": 0, "running": 1, "recomputed_tokens": None}
+    return pd.DataFrame(known | dict.fromkeys(HELD) | columns)
 
 
 def test_steps_weigh_with_the_time_they_last():
-    steps = pd.DataFrame(
-        {
-            "cell_id": "c",
-            "start": 1,
-            "repeat": 0,
-            "time_s": [0.0, 1.0, 4.0],
-            "waiting": [3, 2, 0],
-            "running": [1, 2, 6],
-            "kv_cache_usage": [0.1, 0.2, 0.6],
-            "recomputed_tokens": [None, 5, 7],
-            "kv_tokens_live": [None, None, None],
-            "kv_slots_reserved": [10, 20, 40],
-            "kv_bytes_reserved": [10, 20, 40],
-        }
+    table = steps(
+        time_s=[0.0, 1.0, 4.0],
+        waiting=[3, 2, 0],
+        running=[1, 2, 6],
+        kv_cache_usage=[0.1, 0.2, 0.6],
+        recomputed_tokens=[None, 5, 7],
+        kv_slots_reserved=[10, 20, 40],
+        kv_bytes_reserved=[10, 20, 40],
     )
-    facts = only(step_facts(steps, NOT_KNOWN))
-    assert facts["waiting_peak"] == 3
-    assert facts["running_while_others_wait"] == 2
-    longer = only(step_facts(steps.assign(waiting=[3, 2, 1]), NOT_KNOWN))
+    facts = only(step_facts(table, NOT_KNOWN))
+    assert (facts["waiting_peak"], facts["running_while_others_wait"], facts["recomputed_tokens"]) == (3, 2, 12)
+    longer = only(step_facts(table.assign(waiting=[3, 2, 1]), NOT_KNOWN))
     assert longer["running_while_others_wait"] == (2 * 1 + 6 * 3) / 4
-    assert pd.isna(only(step_facts(steps.assign(waiting=0), NOT_KNOWN))["running_while_others_wait"])
-    assert pd.isna(only(step_facts(steps.assign(waiting=None), NOT_KNOWN))["running_while_others_wait"])
-    assert facts["recomputed_tokens"] == 12
+    for waiting in (0, None):
+        none = only(step_facts(table.assign(waiting=waiting), NOT_KNOWN))
+        assert pd.isna(none["running_while_others_wait"])
     assert facts["kv_cache_usage_peak"] == 0.6
     assert facts["kv_cache_usage_mean"] == pytest.approx((0.2 * 1 + 0.6 * 3) / 4)
     assert facts["kv_slots_reserved_mean"] == pytest.approx((20 * 1 + 40 * 3) / 4)
@@ -214,22 +177,15 @@ def test_steps_weigh_with_the_time_they_last():
 
 
 def test_steps_may_come_in_any_order_and_of_several_repeats():
-    steps = pd.DataFrame(
-        {
-            "cell_id": ["c", "c", "d", "c", "d"],
-            "start": 1,
-            "repeat": 0,
-            "time_s": [0.5, 0.0, 1.0, 0.1, 0.0],
-            "waiting": [0, 2, 7, 1, 5],
-            "running": 1,
-            "recomputed_tokens": None,
-            "kv_cache_usage": [0.5, 0.9, 0.4, 0.1, 0.2],
-            "kv_tokens_live": [30.0, 10.0, None, 20.0, None],
-            "kv_slots_reserved": [64, 64, 8, 64, 8],
-            "kv_bytes_reserved": [64, 64, 8, 64, 8],
-        }
+    table = steps(
+        cell_id=["c", "c", "d", "c", "d"],
+        time_s=[0.5, 0.0, 1.0, 0.1, 0.0],
+        waiting=[0, 2, 7, 1, 5],
+        kv_cache_usage=[0.5, 0.9, 0.4, 0.1, 0.2],
+        kv_tokens_live=[30.0, 10.0, None, 20.0, None],
+        kv_slots_reserved=[64, 64, 8, 64, 8],
     )
-    facts = step_facts(steps, NOT_KNOWN)
+    facts = step_facts(table, NOT_KNOWN)
     assert facts["waiting_peak"].to_dict() == {("c", 1, 0): 2, ("d", 1, 0): 7}
     assert facts["kv_cache_usage_peak"].to_dict() == {("c", 1, 0): 0.9, ("d", 1, 0): 0.4}
     assert facts["kv_cache_usage_mean"].to_dict() == pytest.approx({("c", 1, 0): (0.01 + 0.2) / 0.5, ("d", 1, 0): 0.4})
@@ -240,20 +196,12 @@ def test_steps_may_come_in_any_order_and_of_several_repeats():
 
 def test_the_first_step_lasts_from_when_a_request_was_scheduled():
     # Prompts are read in 3 s, then two steps of 1 s; of the other cell nothing is known.
-    steps = pd.DataFrame({"cell_id": ["c"] * 3 + ["d"] * 3, "start": 1, "repeat": 0, "time_s": [3.5, 4.5, 5.5] * 2})
-    held = ["kv_cache_usage", "kv_tokens_live", "kv_slots_reserved", "kv_bytes_reserved"]
-    steps = steps.assign(waiting=0, running=1, recomputed_tokens=None, **dict.fromkeys(held, [10.0, 20.0, 30.0] * 2))
-    facts = step_facts(steps, began({("c", 1, 0): 0.5, ("d", 1, 0): None}))
+    table = steps(cell_id=["c"] * 3 + ["d"] * 3, time_s=[3.5, 4.5, 5.5] * 2, **dict.fromkeys(HELD, [10.0, 20, 30] * 2))
+    facts = step_facts(table, began({("c", 1, 0): 0.5, ("d", 1, 0): None}))
     assert facts.loc[("c", 1, 0), "kv_tokens_live_mean"] == pytest.approx((10 * 3 + 20 + 30) / 5)
     assert facts.loc[("d", 1, 0), "kv_bytes_reserved_mean"] == pytest.approx((20 + 30) / 2)
-
-
-def test_one_step_has_peaks_and_no_mean():
-    step = {"time_s": 1.0, "waiting": 1, "running": 1, "kv_cache_usage": 0.5, "kv_tokens_live": 1.0}
-    step |= {"kv_slots_reserved": 2.0, "kv_bytes_reserved": 8.0, "recomputed_tokens": 0}
-    facts = only(step_facts(pd.DataFrame([{"cell_id": "c", "start": 1, "repeat": 0} | step]), NOT_KNOWN))
-    assert facts["waiting_peak"] == 1
-    assert pd.isna(facts["kv_cache_usage_mean"])
+    one_step = only(step_facts(steps(time_s=[1.0], waiting=1, kv_cache_usage=0.5), NOT_KNOWN))
+    assert (one_step["waiting_peak"], pd.isna(one_step["kv_cache_usage_mean"])) == (1, True)
 
 
 def trace(**columns: list[object]) -> pd.DataFrame:
@@ -272,11 +220,13 @@ def cores(count: int | None) -> pd.Series:
 NO_CORES = cores(None)
 
 
-def test_without_a_counter_energy_is_the_trapezoid_over_power():
-    facts = only(trace_facts(trace(power_w=[100, 200, 400]), NO_CORES))
-    assert facts["energy_j"] == pytest.approx(150 * 1 + 300 * 2)
-    assert facts["power_w_mean"] == pytest.approx(700 / 3)
-    assert facts["trace_gap_s_max"] == pytest.approx(2.0)
+def test_without_a_counter_energy_is_the_trapezoid_over_power_in_each_repeat():
+    one = trace(power_w=[100, 200, 400], throttle_reasons=["a", None, ""])
+    facts = trace_facts(pd.concat([one.assign(repeat=1, time_s=one["time_s"] + 50), one.iloc[::-1]]), NO_CORES)
+    assert facts["energy_j"].tolist() == pytest.approx([150 * 1 + 300 * 2] * 2)
+    assert facts["power_w_mean"].tolist() == pytest.approx([700 / 3] * 2)
+    assert facts["trace_gap_s_max"].tolist() == [2, 2]
+    assert facts["throttle_reasons"].tolist() == ["a", "a"]
 
 
 def test_a_machine_without_power_has_no_energy_and_its_processes_memory():
@@ -289,13 +239,10 @@ def test_a_machine_without_power_has_no_energy_and_its_processes_memory():
     assert pd.isna(only(trace_facts(of_processes, NO_CORES))["utilization_pct_mean"])
 
 
-def test_throttle_reasons_are_named_once_each():
+def test_throttle_reasons_are_named_once_each_and_clocks_are_those_of_the_samples():
     facts = only(trace_facts(trace(throttle_reasons=["", "SwPowerCap", "HwThermalSlowdown,SwPowerCap"]), NO_CORES))
     assert facts["throttle_reasons"] == "HwThermalSlowdown,SwPowerCap"
     assert facts["power_cap_share"] == pytest.approx(2 / 3)
-
-
-def test_clocks_are_those_of_the_samples():
     facts = only(trace_facts(trace(sm_clock_mhz=[1980, 1140, 1800]), NO_CORES))
     assert (facts["sm_clock_mhz_median"], facts["sm_clock_mhz_min"]) == (1800, 1140)
     assert facts[["power_cap_share", "throttle_reasons"]].isna().all()  # nothing was reported
@@ -307,11 +254,3 @@ def test_what_the_device_tells_comes_before_what_its_processes_do():
     facts = only(trace_facts(trace(**told, **of_processes), cores(2)))
     assert (facts["memory_used_bytes_max"], facts["memory_used_bytes_mean"]) == (40, 24)
     assert facts["utilization_pct_mean"] == 72
-
-
-def test_samples_of_two_repeats_have_no_gap_between_them():
-    one = trace(power_w=[100, 200, 400], throttle_reasons=["a", None, ""])
-    facts = trace_facts(pd.concat([one.assign(repeat=1, time_s=one["time_s"] + 50), one.iloc[::-1]]), NO_CORES)
-    assert facts["energy_j"].tolist() == [750, 750]
-    assert facts["trace_gap_s_max"].tolist() == [2, 2]
-    assert facts["throttle_reasons"].tolist() == ["a", "a"]

@@ -1,10 +1,10 @@
 import json
 import math
 
-import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,24 +27,6 @@ def sums(*rows, block_size=None):
     return found.iloc[0].to_dict()
 
 
-def test_one_request_by_hand():
-    # 10 prompt tokens, 4 of them cached, and 3 output tokens; blocks of 4.
-    assert sums((10, 3, 4), block_size=4) == {
-        "requests": 1,
-        "prompt_tokens": 10,
-        "output_tokens": 3,
-        "output_tokens_longest": 3,
-        "decode_tokens": 2,
-        "computed_prompt_tokens": 6,
-        "prefill_attended_tokens": 5 + 6 + 7 + 8 + 9 + 10,
-        "decode_attended_tokens": 11 + 12,
-        "kv_tokens_read": 10 + 11,
-        "kv_tokens_shared": 2 * 4,
-        "block_steps": (3 - 1) + (3 - 1) + (3 - 1),  # of 10, 11 and 12 tokens, less the block that may be shared
-        "further_chunks": 0,
-    }
-
-
 @given(lengths, st.sampled_from([1, 4, 16]))
 def test_sums_are_those_of_a_walk_through_all_steps(rows, block_size):
     rows = [(p, o, None if c is None else min(c, p - 1)) for p, o, c in rows]
@@ -60,13 +42,21 @@ def test_sums_are_those_of_a_walk_through_all_steps(rows, block_size):
             shared += share
             decode += held + 1
             blocks += math.ceil((held + 1) / block_size) - share // block_size
-    assert found["prefill_attended_tokens"] == prefill
-    assert found["decode_attended_tokens"] == decode
-    assert found["kv_tokens_read"] == read
-    assert found["kv_tokens_shared"] == shared
-    assert found["block_steps"] == blocks
-    assert found["output_tokens_longest"] == max(o for _, o, _ in rows)
-    assert found["output_tokens"] - found["decode_tokens"] == found["requests"] == len(rows)
+    output = sum(o for _, o, _ in rows)
+    assert found == {
+        "requests": len(rows),
+        "prompt_tokens": sum(p for p, _, _ in rows),
+        "output_tokens": output,
+        "output_tokens_longest": max(o for _, o, _ in rows),
+        "decode_tokens": output - len(rows),
+        "computed_prompt_tokens": sum(p - (c or 0) for p, _, c in rows),
+        "prefill_attended_tokens": prefill,
+        "decode_attended_tokens": decode,
+        "kv_tokens_read": read,
+        "kv_tokens_shared": shared,
+        "block_steps": blocks,
+        "further_chunks": 0,
+    }
 
 
 def test_a_shared_prefix_of_one_repeat_is_none_of_another():
@@ -75,15 +65,10 @@ def test_a_shared_prefix_of_one_repeat_is_none_of_another():
     assert found["kv_tokens_shared"].to_dict() == {("c", 1, 0): 32, ("c", 1, 1): 0}
 
 
-def test_looks_at_the_queues_of_a_server_are_no_steps(tmp_path):
+def test_steps_are_counted_in_parts_of_a_table_without_looks_at_the_queues_of_a_server(tmp_path):
     looks = steps("served", 5).assign(generation_tokens=pd.array([None] * 5, dtype="Int64"))
-    write_parsed(tmp_path, "steps", steps("a", 3), looks)
-    assert step_counts(tmp_path / "steps.parquet")["steps"].to_dict() == {("a", 1, 0): 3.0}
-
-
-def test_steps_of_a_table_that_is_read_in_parts(tmp_path):
-    table = pa.Table.from_pandas(pd.concat([steps("a", 3), steps("b", 2), steps("a", 1)]), preserve_index=False)
-    pq.write_table(table, tmp_path / "steps.parquet", row_group_size=2)
+    recorded = pd.concat([steps("a", 3), looks, steps("b", 2), steps("a", 1)])
+    pq.write_table(pa.Table.from_pandas(recorded, preserve_index=False), tmp_path / "steps.parquet", row_group_size=2)
     assert step_counts(tmp_path / "steps.parquet")["steps"].to_dict() == {("a", 1, 0): 4.0, ("b", 1, 0): 2.0}
 
 
@@ -94,24 +79,14 @@ def test_work_joins_ok_repeats_with_their_requests_and_steps(tmp_path):
     missing = cell({"max_num_seqs": 16}, (1.0,), gpu="cpu-all", repeat=None, outcome="ok")
     name = good[0]["cell_id"]
     folder = tmp_path / "cpu-all"
-    write_parsed(
-        folder,
-        "requests",
-        requests(name, (40, 2, 0)),
-        requests(name, (40, 3, 0), repeat=1),
-        requests(broken[0]["cell_id"], (5, 5, 0)),
-    )
+    served = [requests(name, (40, 2, 0)), requests(name, (40, 3, 0), repeat=1)]
+    write_parsed(folder, "requests", *served, requests(broken[0]["cell_id"], (5, 5, 0)))
     write_parsed(folder, "steps", steps(name, 7))
     before = cell({"max_num_seqs": 4}, (1.0,), gpu="a100-pcie-80gb")
     work = read_work(table(before, good, elsewhere, broken, missing), tmp_path)
-    assert work["cell_id"].tolist() == [name, name]
-    assert work["repeat"].tolist() == [0, 1]
-    assert work["prompt_tokens"].tolist() == [40, 40]
-    assert work["output_tokens"].tolist() == [2, 3]
-    assert work["block_steps"].tolist() == [4, 6]
-    assert work["steps"].iloc[0] == 7
-    assert np.isnan(work["steps"].iloc[1])
-    assert work["output_tokens_per_s"].tolist() == [1.0, 2.0]
+    found = work[["cell_id", "repeat", "prompt_tokens", "output_tokens", "block_steps", "output_tokens_per_s"]]
+    assert found.to_numpy().tolist() == [[name, 0, 40, 2, 4, 1.0], [name, 1, 40, 3, 6, 2.0]]
+    assert work["steps"].tolist() == pytest.approx([7, math.nan], nan_ok=True)
 
 
 def test_a_record_without_tokens_is_a_step_only_if_a_prompt_takes_several(tmp_path):
