@@ -27,6 +27,8 @@ def test_the_cells_come_first_that_explain_a_question():
     assert choice.cells[0] == "c"
     assert "b" not in choice.cells
     assert choice.ended is None
+    # What a question needs is measured whatever it explains.
+    assert choose(known(), [question(np.zeros(2000), needs=("d",))], NEW).cells == ("d",)
 
 
 def test_of_equally_good_cells_the_cheaper_one_is_chosen_and_the_other_is_then_worth_nothing():
@@ -35,10 +37,6 @@ def test_of_equally_good_cells_the_cheaper_one_is_chosen_and_the_other_is_then_w
     for cheap in (0, 1):
         costs = np.where(np.arange(4) == cheap, 5.0, 50.0)
         assert choose(known(draws, costs), [question(draws[:, 0])], NEW).cells == (("a", "b")[cheap],)
-
-
-def test_what_a_question_needs_is_measured_whatever_it_explains():
-    assert choose(known(), [question(np.zeros(2000), needs=("d",))], NEW).cells == ("d",)
 
 
 def of_pairs(draws, *pairs):

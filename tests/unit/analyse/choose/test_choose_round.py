@@ -22,6 +22,7 @@ from workflow_scripts.study.rounds import RoundPlan
 from workflow_scripts.study.study_file import load_study
 
 SECONDS = 90.0
+ENDED = {"provenance": {"ended_at": "2026-01-01T00:00:00+00:00"}}
 MOST_ROUNDS = 30
 
 
@@ -68,15 +69,8 @@ class Grid:
 
     def measure(self, plan: RoundPlan) -> None:
         for name, start in plan.starts:
-            end_cell(
-                self.study,
-                self.paths,
-                self.cells[name],
-                start,
-                start={"start": start, "round": plan.round},
-                phases_s={"measure": SECONDS},
-                provenance={"ended_at": "2026-01-01T00:00:00+00:00"},
-            )
+            at = {"start": start, "round": plan.round}
+            end_cell(self.study, self.paths, self.cells[name], start, start=at, phases_s={"measure": SECONDS}, **ENDED)
 
     def run(self, gpus: Collection[str] = ("h200",)) -> list[RoundPlan]:
         """All rounds on a machine with these devices, until measuring ends there."""
@@ -143,6 +137,8 @@ def test_measuring_ends_with_the_device_hours_and_says_what_is_open(tmp_path):
     assert (plans[-1].ended, plans[-1].starts) == (HOURS_SPENT, ())
     assert plans[-1].spent_s >= 4 * SECONDS
     assert 0 < len(plans[-1].questions) <= plans[-1].asked
+    # Only the questions that are named are asked.
+    assert Grid(tmp_path, measure={"decide": ["recommendation"]}).decide(1).asked == 1
 
 
 def test_a_cell_that_failed_is_not_started_again_by_the_same_call(tmp_path):
@@ -154,11 +150,6 @@ def test_a_cell_that_failed_is_not_started_again_by_the_same_call(tmp_path):
     assert second.failed == (lost,)
     assert lost not in {start.cell for start in second.starts}
     assert lost in {start.cell for start in grid.decide(2).starts}  # by another call it is
-
-
-def test_only_the_questions_that_are_named_are_asked(tmp_path):
-    grid = Grid(tmp_path, measure={"decide": ["recommendation"]})
-    assert grid.decide(1).asked == 1
 
 
 def test_each_machine_measures_the_cells_of_its_devices_until_both_have_answered(tmp_path):

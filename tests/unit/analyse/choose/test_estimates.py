@@ -56,14 +56,11 @@ def test_a_wrong_cost_is_learned_from_some_of_its_cells(wrong):
 
 def test_nothing_is_learned_from_a_check_cell_but_its_error():
     check = [IDS[point] for point in POINTS[::4]]
-    near, far = (
-        estimate(
-            plan(),
-            cells(POINTS[::2], lambda point, times=times: law(point) * (times if IDS[point] in check else 1)),
-            check,
-        )
-        for times in (1.0, 1.5)
-    )
+
+    def of_rates(times):
+        return cells(POINTS[::2], lambda point: law(point) * (times if IDS[point] in check else 1))
+
+    near, far = (estimate(plan(), of_rates(times), check) for times in (1.0, 1.5))
     assert set(near.table.loc[check, "state"]) == {"check"}
     assert far.table["log_rate"].tolist() == near.table["log_rate"].tolist()
     assert near.widened < far.widened
@@ -100,7 +97,6 @@ def test_a_surprise_widens_the_bands_of_its_place_and_hardly_those_of_others(far
 def test_a_cell_that_ran_is_measured_and_one_that_was_refused_is_infeasible():
     refused = {POINTS[3]: "infeasible", POINTS[4]: "engine_error"}
     table = cells(POINTS[:6], outcome=lambda point: refused.get(point, "ok"))
-    state = estimate(plan(infeasible=lambda point: "too large" if point in POINTS[:1] else None), table, ()).table[
-        "state"
-    ]
+    whole = plan(infeasible=lambda point: "too large" if point == POINTS[0] else None)
+    state = estimate(whole, table, ()).table["state"]
     assert state.tolist()[:7] == ["measured"] * 3 + ["infeasible", "predicted", "measured", "predicted"]

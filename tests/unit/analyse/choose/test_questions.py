@@ -76,35 +76,27 @@ def test_a_check_cell_far_from_estimates_beside_it_shows_no_change_but_beside_a_
     assert pair in np.sort(questions["l40s", "block_size"].pairs.T).tolist()
 
 
-def test_a_flat_plan_within_a_wide_band_answers_nothing():
+def test_a_flat_plan_within_a_wide_band_answers_nothing_and_a_recommended_setting_must_be_measured():
     questions = asked(plan(band_pct=20), cells([]))
     assert [q.answer for q in questions if q.kind == KNOBS and q.subject == "block_size"] == ["not decided"] * 2
     assert not any(q.is_answered for q in questions if q.kind in (RECOMMENDATION, DEVICES) or q.subject == "block_size")
-
-
-def test_a_recommended_setting_must_be_measured():
-    (before, *_) = of(asked(plan(band_pct=1), cells([])), RECOMMENDATION).values()
-    assert (before.probability, len(before.needs)) == (0, 1)
-    (after, *_) = of(asked(plan(band_pct=1), cells(POINTS[:12])), RECOMMENDATION).values()
-    assert (after.answer in {IDS["h200", 64, block] for block in (8, 16, 32)}, after.is_answered, after.needs) == (
-        True,
-        True,
-        (),
+    before, after = (
+        next(iter(of(asked(plan(band_pct=1), cells(POINTS[:measured])), RECOMMENDATION).values()))
+        for measured in (0, 12)
     )
+    assert (before.probability, len(before.needs)) == (0, 1)
+    assert after.answer in {IDS["h200", 64, block] for block in (8, 16, 32)}
+    assert (after.is_answered, after.needs) == (True, ())
 
 
-def test_a_recommended_setting_keeps_the_latency_as_measured_or_as_predicted():
+@pytest.mark.parametrize(("seqs_per_s", "chosen"), [(1000, "seqs16"), (20, "seqs1")])
+def test_a_recommended_setting_keeps_the_latency_as_measured_or_as_predicted(seqs_per_s, chosen):
+    # Up to 16 sequences were measured; 64 would not keep it by the plan.
+    table = cells(POINTS[:9], tpot_s_p99=lambda point: point[1] / seqs_per_s)
     whole = plan(tpot_s_p99=lambda point: point[1] / 100)
-    (found, *_) = of(
-        asked(whole, cells(POINTS[:9], tpot_s_p99=lambda point: point[1] / 1000), tpot_p99_s=0.1), RECOMMENDATION
-    ).values()
-    # Up to 16 sequences were measured and keep it, 64 would not by the plan.
-    assert "seqs16" in found.answer
+    (found, *_) = of(asked(whole, table, tpot_p99_s=0.1), RECOMMENDATION).values()
+    assert chosen in found.answer
     assert found.needs == ()
-    (found, *_) = of(
-        asked(whole, cells(POINTS[:9], tpot_s_p99=lambda point: point[1] / 20), tpot_p99_s=0.1), RECOMMENDATION
-    ).values()
-    assert "seqs1" in found.answer
 
 
 def test_both_sides_of_a_limit_of_memory_are_measured_where_they_cost_least():

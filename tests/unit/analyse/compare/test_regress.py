@@ -75,9 +75,8 @@ def test_the_exit_code_and_the_markdown_say_what_became_worse(tmp_path, capsys, 
     for name, of in (("before", digest(cell("bs32", mean(100)))), ("now", now)):
         (tmp_path / f"{name}.json").write_text(of.model_dump_json())
     out = tmp_path / "regression.md"
-    assert (
-        regress.main([*(str(tmp_path / f"{name}.json") for name in ("before", "now")), "--markdown", str(out)]) == code
-    )
+    digests = [str(tmp_path / f"{name}.json") for name in ("before", "now")]
+    assert regress.main([*digests, "--markdown", str(out)]) == code
     assert out.exists() == (code < 2)
     if code == 1:
         assert "| cpu-all/vllm/tiny/chat/bs32 | output_tokens_per_s | 100 | 10 | 0.1 (" in out.read_text()

@@ -32,14 +32,11 @@ def test_the_plan_is_the_first_number_that_decides():
         assert further_starts(found, 2.0)[0] == (flat | beyond).argmax()
 
 
-def test_no_plan_on_the_margin_itself_but_it_may_lie_beside_it():
+def test_no_plan_on_the_margin_itself_or_where_nothing_shows_what_starts_vary():
     on_margin = samples([NOISE - NOISE.mean() + log_margin(2.0), np.zeros(3)])
     found = decide(on_margin, [0], [1], 2.0)
     assert np.isnan(found.needed).all()
-    assert 0 < found.least[0] < MOST_FURTHER_STARTS
-
-
-def test_no_plan_where_nothing_shows_what_starts_vary():
+    assert 0 < found.least[0] < MOST_FURTHER_STARTS  # it may lie beside it
     found = decide(samples([[0.0], [0.0]], within=1e-6, repeats=3.0), [0], [1], 2.0)
     assert np.isnan([found.needed, found.least]).all()
 

@@ -17,6 +17,12 @@ def test_what_a_round_does_to_all_cells_is_no_variance_of_starts():
     assert found.df.sum() == 35
     assert found.alike.all()
     assert not found.bimodal.any()
+    log = starts(cells=2)
+    of_two = spread(log, ONE[:2])
+    assert of_two.overlap.tolist() == [1, 1]
+    assert of_two.own.sum() == pytest.approx((log[0] - log[1]).var(ddof=1))
+    of_two_engines = spread(np.concatenate([starts(sd=0.01), starts(sd=0.2)]), np.repeat([0, 7], 8)).own
+    assert of_two_engines[:8].mean() < of_two_engines[8:].mean() / 50
 
 
 def test_the_pooled_variance_is_unbiased_also_if_later_rounds_lack_cells():
@@ -38,19 +44,6 @@ def test_a_cell_that_varies_more_than_the_others_stands_out():
     assert not found.bimodal.any()
 
 
-def test_two_cells_show_one_difference():
-    log = starts(cells=2)
-    found = spread(log, ONE[:2])
-    assert found.overlap.tolist() == [1, 1]
-    assert found.own.sum() == pytest.approx((log[0] - log[1]).var(ddof=1))
-
-
-def test_devices_and_engines_are_apart():
-    log = np.concatenate([starts(sd=0.01), starts(sd=0.2)])
-    found = spread(log, np.repeat([0, 7], 8))
-    assert found.own[:8].mean() < found.own[8:].mean() / 50
-
-
 def test_a_cell_with_two_modes_is_found_beside_others_and_one_odd_start_is_no_mode():
     log = starts()
     log[2] += 0.25 * np.array([0, 1, 1, 0, 0, 1])
@@ -60,10 +53,12 @@ def test_a_cell_with_two_modes_is_found_beside_others_and_one_odd_start_is_no_mo
     assert not found.alike[[2, 5]].any()
 
 
-def test_a_cell_with_two_modes_is_found_alone_if_they_are_clear():
+def test_a_cell_with_two_modes_is_found_alone_if_they_are_clear_and_a_single_step_in_time_is_no_mode():
     steady, split = np.random.default_rng(1).normal(0, 0.01, (2, 1, 8))
     assert not spread(steady, ONE[:1]).bimodal.any()
     assert spread(split + 0.3 * np.array([0, 1, 0, 1, 1, 0, 0, 1]), ONE[:1]).bimodal.all()
+    log = np.random.default_rng(3).normal(0, 0.005, (400, 1, 8)) + 0.09 * (np.arange(8) >= 4)
+    assert not spread(log, ONE[:1]).bimodal.any()
 
 
 def test_chance_makes_hardly_any_cell_bimodal():
@@ -76,11 +71,6 @@ def test_drift_of_all_cells_is_no_mode_although_cells_stop_after_different_round
     log = rng.normal(0, 0.005, (400, 8, 8)) + 0.09 * (np.arange(8) >= 4)
     log[np.arange(8) >= rng.integers(2, 9, (400, 8, 1))] = np.nan
     assert spread(log, ONE).bimodal.any(axis=-1).mean() < 0.02
-
-
-def test_a_single_step_in_time_is_no_mode_of_a_cell_without_others():
-    log = np.random.default_rng(3).normal(0, 0.005, (400, 1, 8)) + 0.09 * (np.arange(8) >= 4)
-    assert not spread(log, ONE[:1]).bimodal.any()
 
 
 def test_nothing_measured_nothing_known():

@@ -62,6 +62,17 @@ def test_only_rounds_that_both_were_measured_in_count():
     found = pair([1.0, 2.0, np.nan, 4.0], [0.5, np.nan, 9.0, 3.6])
     assert found.starts.tolist() == [2]
     assert found.difference[0] == pytest.approx(0.45)
+    nothing = samples([[np.nan, np.nan], [1.0, 2.0]])
+    assert np.isnan([end[0] for end in mean_interval(nothing)[0]]).all()
+    found = compare(nothing, [0], [1])
+    assert np.isnan(ends(found.interval())).all()
+    assert verdicts(found, 2.0).tolist() == [NOT_DECIDED]
+
+
+def test_starts_that_agree_to_the_last_digit_have_an_interval_without_width():
+    assert ends(pair([1.0, 1.0], [0.0, 0.0]).interval()) == pytest.approx([np.e] * 3)
+    for difference, verdict in ((1.0, CHANGES), (0.01, FLAT)):
+        assert verdicts(pair([difference] * 2, [0.0, 0.0]), 2.0).tolist() == [verdict]
 
 
 def test_cells_that_share_no_round_are_two_samples_and_on_cpus_of_two_occasions():
@@ -83,6 +94,9 @@ def test_the_cards_of_two_devices_are_not_paired():
     # What is known of starts says nothing about cards.
     alone = pair([1.0, nan], [nan, 0.5], known=(0.001, 9, 0.001, 9), **options)
     assert alone.scope.tolist() == [None]
+    # A ratio is between cards only if both devices were several.
+    of_one = dataclasses.replace(samples([[1.0, 2.0], [0.5, 1.6]], group=[0, 1]), between_cards=np.array([True, False]))
+    assert compare(of_one, [0, 1], [1, 0]).scope.tolist() == ["between starts on this device"] * 2
 
 
 def test_a_start_varies_at_least_as_much_as_its_repeats():
@@ -91,9 +105,7 @@ def test_a_start_varies_at_least_as_much_as_its_repeats():
     assert quiet.scope.tolist() == noisy.scope.tolist() == [ONE_START]
     assert quiet.variance[0] == pytest.approx(2 * 0.0001)
     assert noisy.variance[0] == pytest.approx(2 * 0.01)
-
-
-def test_what_is_known_elsewhere_counts_as_few_starts_at_most():
+    # What is known elsewhere counts as few starts at most.
     one, several = (pair([1.0], [0.5], known=(0.0001, df, 0, 0)) for df in (2, 100))
     assert one.df[0] < several.df[0] <= 2 * MOST_ELSEWHERE_DF
     assert pair([1.0], [0.5]).scope.tolist() == [None]
@@ -148,19 +160,10 @@ def test_intervals_of_two_engines_hold_another_run_also_if_rounds_move_engines_a
     assert (directions(one) != NOT_DECIDED).any(axis=-1).mean() <= 0.05
 
 
-def test_two_engines_whose_rounds_lack_cells_have_an_unbiased_variance():
-    log = np.random.default_rng(9).normal(0, 0.1, (2000, 9, 4))
-    log[:, 3:6, 2:] = np.nan
-    log[:, 7, 3] = np.nan
-    found = compare(samples(log, group=[0] * 6 + [1] * 3), [0], [8])
-    assert found.variance.mean() == pytest.approx(0.02, rel=0.08)
-
-
 def test_engines_with_one_round_in_common_have_an_interval_from_the_other_rounds_of_the_study():
     """The second engine has one start; nothing is known from other studies."""
-    log = np.random.default_rng(3).normal(0, 0.01, (2000, 5, 3)) + np.random.default_rng(4).normal(
-        0, 0.05, (2000, 1, 3)
-    )
+    rounds = np.random.default_rng(4).normal(0, 0.05, (2000, 1, 3))
+    log = np.random.default_rng(3).normal(0, 0.01, (2000, 5, 3)) + rounds
     log[:, 3:, 1:] = np.nan
     found = compare(samples(log, group=[0] * 3 + [1] * 2), [0], [4])
     _, low, high = found.interval()
@@ -168,26 +171,12 @@ def test_engines_with_one_round_in_common_have_an_interval_from_the_other_rounds
     assert np.log(np.median(high)) < 0.3
     alone = compare(samples(log[..., :1], group=[0] * 3 + [1] * 2), [0], [4])
     assert alone.scope[0].tolist() == [None]
-
-
-def test_a_ratio_is_between_cards_only_if_both_devices_were_several():
-    cells = samples([[1.0, 2.0], [0.5, 1.6]], group=[0, 1])
-    found = compare(dataclasses.replace(cells, between_cards=np.array([True, False])), [0, 1], [1, 0])
-    assert found.scope.tolist() == ["between starts on this device"] * 2
-
-
-def test_starts_that_agree_to_the_last_digit_have_an_interval_without_width():
-    assert ends(pair([1.0, 1.0], [0.0, 0.0]).interval()) == pytest.approx([np.e] * 3)
-    assert verdicts(pair([1.0, 1.0], [0.0, 0.0]), 2.0).tolist() == [CHANGES]
-    assert verdicts(pair([0.01, 0.01], [0.0, 0.0]), 2.0).tolist() == [FLAT]
-
-
-def test_no_start_has_nothing():
-    nothing = samples([[np.nan, np.nan], [1.0, 2.0]])
-    assert np.isnan([end[0] for end in mean_interval(nothing)[0]]).all()
-    found = compare(nothing, [0], [1])
-    assert np.isnan(ends(found.interval())).all()
-    assert verdicts(found, 2.0).tolist() == [NOT_DECIDED]
+    # Two engines whose rounds lack cells have an unbiased variance.
+    log = np.random.default_rng(9).normal(0, 0.1, (2000, 9, 4))
+    log[:, 3:6, 2:] = np.nan
+    log[:, 7, 3] = np.nan
+    found = compare(samples(log, group=[0] * 6 + [1] * 3), [0], [8])
+    assert found.variance.mean() == pytest.approx(0.02, rel=0.08)
 
 
 def test_independent_studies_are_each_as_alone():
@@ -233,6 +222,12 @@ def test_fewer_than_five_starts_show_only_changes_that_two_modes_do_not_make():
         enough = starts >= STARTS_TO_SEE_MODES
         assert verdicts(pair(small, np.zeros(starts)), 2.0).tolist() == [CHANGES if enough else NOT_DECIDED]
         assert verdicts(pair(large, np.zeros(starts)), 2.0).tolist() == [CHANGES]
+    # Nor do modes that are near.
+    rng = np.random.default_rng(1)
+    log = rng.normal(0, 0.01, (1000, 9, 2)) + rng.normal(0, 0.05, (1000, 1, 2))
+    log[:, 0] += 0.1 * rng.integers(0, 2, (1000, 2))
+    found = compare(samples(log), *np.triu_indices(9, 1))
+    assert (holm(found.p_beyond(2.0)) <= 0.05).any(axis=-1).mean() < 0.01
 
 
 # statsmodels collects garbage in every call, which takes long once a whole suite is loaded.
@@ -255,11 +250,13 @@ def test_looks_and_comparisons_share_the_error():
     assert is_higher(alone).all()
 
 
-def test_not_below_is_one_sided():
+def test_not_below_is_one_sided_and_a_direction_is_shown_over_all_comparisons():
     noise = np.array([0.001, -0.001, 0.0])
-    assert (pair(noise + 1.0, np.zeros(3)).p_not_below(2.0) <= 0.05).tolist() == [True]
-    assert (pair(noise - 0.01, np.zeros(3)).p_not_below(2.0) <= 0.05).tolist() == [True]
-    assert (pair(noise - 0.03, np.zeros(3)).p_not_below(2.0) <= 0.05).tolist() == [False]
+    for difference, is_shown in ((1.0, True), (-0.01, True), (-0.03, False)):
+        assert (pair(noise + difference, np.zeros(3)).p_not_below(2.0) <= 0.05).tolist() == [is_shown]
+    noise = np.array([0.002, -0.002, 0.001])
+    found = compare(samples([noise + 1, np.zeros(3), noise * 2]), [0, 1, 1], [1, 0, 2])
+    assert directions(found).tolist() == ["faster", "slower", "not decided"]
 
 
 # --- what the promises are worth
@@ -299,12 +296,6 @@ def test_on_a_shared_machine_another_run_may_be_another_occasion():
     assert verdicts(pair(noise, np.zeros(5), shared=True), 2.0).tolist() == [FLAT]
 
 
-def test_a_direction_is_shown_over_all_comparisons():
-    noise = np.array([0.002, -0.002, 0.001])
-    found = compare(samples([noise + 1, np.zeros(3), noise * 2]), [0, 1, 1], [1, 0, 2])
-    assert directions(found).tolist() == ["faster", "slower", "not decided"]
-
-
 @pytest.mark.parametrize("starts", [2, 5])
 def test_a_study_whose_differences_are_the_margin_calls_any_flat_or_a_change_in_at_most_5_percent(starts):
     rng = np.random.default_rng(7)
@@ -313,11 +304,3 @@ def test_a_study_whose_differences_are_the_margin_calls_any_flat_or_a_change_in_
     found = verdicts(compare(samples(log), range(5), range(5, 10)), 2.0)
     assert 0 < (found == FLAT).any(axis=-1).mean() <= 0.05
     assert (found == CHANGES).any(axis=-1).mean() <= 0.05
-
-
-def test_in_few_starts_two_modes_that_are_near_are_no_change():
-    rng = np.random.default_rng(1)
-    log = rng.normal(0, 0.01, (1000, 9, 2)) + rng.normal(0, 0.05, (1000, 1, 2))
-    log[:, 0] += 0.1 * rng.integers(0, 2, (1000, 2))
-    found = compare(samples(log), *np.triu_indices(9, 1))
-    assert (holm(found.p_beyond(2.0)) <= 0.05).any(axis=-1).mean() < 0.01
