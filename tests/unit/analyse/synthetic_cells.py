@@ -8,6 +8,10 @@ from workflow_scripts.analyse.cells.cells import SCHEMA
 from workflow_scripts.engines.registry import load_engines
 
 COLUMNS = [name for name in SCHEMA.columns if not name.startswith("^")]
+# What makes the cells of another place, which is compared with no cell of `cell`, and cells that do not count.
+OTHER_PLACES = [{"gpu": "l40s"}, {"model": "opt-125m"}, {"workload": "long"}, {"study": "other"}]
+OTHER_PLACES += [{"source": "measured elsewhere"}]
+NOT_COUNTED = [{"outcome": "timeout"}, {"comparable": False}]
 
 
 def cell(
@@ -62,6 +66,17 @@ def around(mean, sd=0.001, turn=0):
     """
     rates = [mean * math.exp(-sd), mean, mean * math.exp(sd)]
     return rates[turn:] + rates[:turn]
+
+
+def plan_of(cells, **columns):
+    """A plan of these cells by calibrated costs; `columns` are what it predicts."""
+    plan = cells.drop_duplicates("cell_id")[["cell_id", "gpu", "engine", "model", "workload", "knobs"]]
+    known = dict.fromkeys(
+        ("prompts_to_fill", "cached_tokens", "prompt_tokens", "error_pct", "ttft_error_pct"), math.nan
+    )
+    known |= {"speed_source": "calibrated", "bound_by": "sequences", "running_peak": 16.0, "full_share": 0.5}
+    known |= {"max_num_seqs": plan["knobs"].str.extract(r"seqs(\d+)", expand=False).astype(float)}
+    return plan.assign(**(known | {"evicted_blocks": 3, "infeasible": None} | columns))
 
 
 def only(found):

@@ -50,26 +50,15 @@ HYBRID |= {
 }
 
 
-def work(
-    rows,
-    *,
-    allowed=256,
-    effective=None,
-    blocks=None,
-    block_size=None,
-    tp=1,
-    pp=1,
-    drafted=None,
-    accepted=None,
-    facts=TINY,
-):
-    """One repeat of (prompt, output, cached) requests, ready for `phase_times`."""
+def work(rows, facts=TINY, tp=1, pp=1, block_size=None, drafted=None, accepted=None, **columns):
+    """One repeat of (prompt, output, cached) requests, ready for `phase_times`; a column that is not named is null."""
     limited = [reach for reach in facts.reaches if reach.limit is not None]
     blocks_of = pd.Series({"c": block_size}, dtype="Float64")
     sums = request_sums(requests("c", *rows), blocks_of, limited).reset_index()
-    sums["max_num_seqs_effective"] = pd.array([effective], dtype="Int64")
-    sums["max_concurrency_allowed"] = pd.array([allowed], dtype="Int64")
-    sums["num_gpu_blocks"] = pd.array([blocks], dtype="Float64")
+    known = {"allowed": 256, "effective": None, "blocks": None} | columns
+    names = {"allowed": "max_concurrency_allowed", "effective": "max_num_seqs_effective", "blocks": "num_gpu_blocks"}
+    for name, value in known.items():
+        sums[names[name]] = pd.array([value], dtype="Float64" if name == "blocks" else "Int64")
     sums["tensor_parallel_size"], sums["pipeline_parallel_size"] = tp, pp
     if drafted is not None:
         sums["num_speculative_tokens"] = drafted
@@ -91,12 +80,6 @@ def test_ranks_on_a_cpu_share_it_and_shorten_nothing(cache_bytes):
     assert times(rows, device=gpus, tp=2)["wall_s_min"] < 0.51 * times(rows, device=gpus)["wall_s_min"]
 
 
-def test_steps_stay_with_their_repeats():
-    one, two = work([(10, 3, 0)]), work([(10, 3, 0), (10, 5, 0)])
-    both = pd.concat([one, two]).set_index(pd.Index([7, 3]))
-    assert least_steps(both)["steps_min"].to_dict() == {7: 3, 3: 5}
-
-
 # --- rates -------------------------------------------------------------------------------------------------------
 
 
@@ -108,11 +91,18 @@ def record(**changes):
 
 def test_a_cpu_has_only_measured_rates(tmp_path):
     assert rates_of(CPU, tmp_path) == []
-    record().write(tmp_path / "cpu-all.json")
-    (found,) = rates_of(CPU, tmp_path)
-    assert (found.source, found.cache_bytes) == ("measured", 32 * 2**20)
-    assert found.memory_bandwidth_bytes_per_s == 30e9
-    assert found.flop_per_s(TINY, "auto") == 100e9
+    # Reading may be faster than copying.
+    for read, cache, bandwidth in ((None, 32 * 2**20, 30e9), (40e9, None, 40e9)):
+        changes = {"read_bytes_per_s": read} if read else {}
+        record(**changes, last_level_cache_bytes=cache).write(tmp_path / "cpu-all.json")
+        (found,) = rates_of(CPU, tmp_path)
+        assert (found.source, found.cache_bytes) == ("measured", cache or 0)
+        assert found.memory_bandwidth_bytes_per_s == bandwidth
+        assert found.flop_per_s(TINY, "auto") == 100e9
+    unknown = rates()
+    assert math.isnan(unknown.memory_bandwidth_bytes_per_s)
+    assert math.isnan(unknown.flop_per_s(TINY, "auto"))
+    assert math.isnan(Rates("datasheet", CPU, 0).flop_per_s(TINY, "fp8"))
 
 
 def test_rates_measured_under_load_by_others_are_disturbed(tmp_path):
@@ -121,13 +111,6 @@ def test_rates_measured_under_load_by_others_are_disturbed(tmp_path):
         assert rates_of(CPU, tmp_path)[0].disturbed is disturbed
     record(host_load={"cpu_others_pct": 50.0}, threads=None).write(tmp_path / "cpu-all.json")
     assert not rates_of(CPU, tmp_path)[0].disturbed  # a GPU does not mind the host's load
-
-
-def test_reading_may_be_faster_than_copying(tmp_path):
-    record(read_bytes_per_s=40e9, last_level_cache_bytes=None).write(tmp_path / "cpu-all.json")
-    (found,) = rates_of(CPU, tmp_path)
-    assert found.memory_bandwidth_bytes_per_s == 40e9
-    assert found.cache_bytes == 0
 
 
 def test_a_set_is_read_no_faster_than_the_next_smaller_one_and_all_larger_ones():
@@ -149,26 +132,13 @@ def test_a_gpu_has_its_data_sheet_and_its_measured_rates(tmp_path):
     assert datasheet.cache_bytes == measured.cache_bytes == 32 * 2**20
     assert datasheet.memory_bandwidth_bytes_per_s == 4.8e12
     llama = read_model_facts(get_model("llama-3.1-8b-instruct").config, "bfloat16")
-    assert datasheet.flop_per_s(llama, "auto") == 989.5e12
+    assert datasheet.flop_per_s(llama, "auto") == datasheet.flop_per_s(llama, "bfloat16") == 989.5e12
     assert measured.flop_per_s(llama, "auto") == 700e12
-
-
-def test_a_quantized_model_or_cache_may_run_at_the_highest_rate_of_the_data_sheet(tmp_path):
-    record(gpu="h200", matmul_flop_per_s={"bf16": 700e12}).write(tmp_path / "h200.json")
-    datasheet, measured = rates_of(get_gpu("h200"), tmp_path)
-    llama = read_model_facts(get_model("llama-3.1-8b-instruct").config, "bfloat16")
+    # A quantized model or cache may run at the highest rate of the data sheet.
     awq = read_model_facts(get_model("llama-3.1-8b-instruct").config, "bfloat16", "awq")
     for facts, kv_cache_dtype in ((awq, "auto"), (llama, "fp8")):
         assert datasheet.flop_per_s(facts, kv_cache_dtype) == 1979e12
         assert math.isnan(measured.flop_per_s(facts, kv_cache_dtype))
-    assert datasheet.flop_per_s(llama, "bfloat16") == 989.5e12
-
-
-def test_rates_that_are_not_known_are_nan():
-    unknown = rates()
-    assert math.isnan(unknown.memory_bandwidth_bytes_per_s)
-    assert math.isnan(unknown.flop_per_s(TINY, "auto"))
-    assert math.isnan(Rates("datasheet", CPU, 0).flop_per_s(TINY, "fp8"))
 
 
 @pytest.mark.parametrize("text", ["{}", "[1, 2", '{"schema_version": 2}'])
@@ -199,7 +169,10 @@ def test_a_record_that_is_none_is_told_by_its_name(tmp_path, text):
     ],
 )
 def test_what_limits_the_sequences_and_the_steps(rows, options, limit):
+    other = work([(10, 5, 0)])
+    both = least_steps(pd.concat([other, work(rows, **options)]).set_index(pd.Index([7, 3])))  # steps stay with repeats
     found = work(rows, **options).iloc[0]
+    assert both["steps_min"].to_dict() == {7: 5, 3: found["steps_min"]}
     assert (found["sequences_max"], found["steps_min"], found["steps_bound_by"]) == limit
     assert found["output_tokens_per_step_max"] == found["output_tokens"] / found["steps_min"]
 
@@ -207,22 +180,19 @@ def test_what_limits_the_sequences_and_the_steps(rows, options, limit):
 # --- times -------------------------------------------------------------------------------------------------------
 
 
-def test_flops_of_a_toy():
-    # 4 x (4 + 4 + 4 + 4) attention and 3 x 4 x 4 MLP parameters in its layer; 32 in the output matrix.
+def test_times_of_one_request_alone():
+    # 4 x (4 + 4 + 4 + 4) attention and 3 x 4 x 4 MLP parameters in the layer of the toy; 32 in the output matrix.
     prefill, decode = phase_flops(work([(3, 2, 1)]), TOY)
     assert prefill[0] == 2 * 112 * 2 + 2 * 32 + 4 * 4 * (2 + 3)
     assert decode[0] == 2 * 112 + 2 * 32 + 4 * 4 * 4
     assert TOY.request_flops(3, 2) == phase_flops(work([(3, 2, 0)]), TOY)[0][0] + decode[0]
-
-
-def test_times_of_one_request_alone():
     # Each of its 3 steps reads the weights; steps 2 and 3 also the KV of 10 and 11 tokens.
     found = times([(10, 3, 0)], device=rates(1e9, 1e9))
-    kv = TINY.bytes_per_token()
-    assert found["prefill_memory_s"] == pytest.approx(TINY.decode_weight_bytes / 1e9)
-    assert found["decode_memory_s"] == pytest.approx((2 * TINY.decode_weight_bytes + 21 * kv) / 1e9)
-    assert found["prefill_arithmetic_s"] == pytest.approx(TINY.prefill_flops(10) / 1e9)
-    assert found["decode_arithmetic_s"] == pytest.approx((TINY.request_flops(10, 3) - TINY.prefill_flops(10)) / 1e9)
+    prefill = TINY.prefill_flops(10)
+    expected = {"prefill_memory_s": TINY.decode_weight_bytes, "prefill_arithmetic_s": prefill}
+    expected |= {"decode_memory_s": 2 * TINY.decode_weight_bytes + 21 * TINY.bytes_per_token()}
+    expected |= {"decode_arithmetic_s": TINY.request_flops(10, 3) - prefill}
+    assert {name: 1e9 * found[name] for name in expected} == pytest.approx(expected)
     # Alone it cannot read for one phase while it computes for the other.
     assert found["wall_s_min"] == pytest.approx(found["prefill_arithmetic_s"] + found["decode_memory_s"])
     assert not found["weights_fit_cache"]
@@ -281,12 +251,6 @@ def test_the_published_bound_of_a_sequence_alone():
     assert 1000 / found["decode_memory_s"] == pytest.approx(318.4, abs=0.1)
 
 
-def test_a_smaller_cache_type_is_read_faster():
-    weights = TINY.decode_weight_bytes
-    full, half = (times([(100, 3, 0)], kv_cache_dtype=t)["decode_memory_s"] * 1e9 for t in ("auto", "float16"))
-    assert (full - 2 * weights) == pytest.approx(2 * (half - 2 * weights))
-
-
 def test_cached_prefixes_are_not_computed_and_their_kv_is_read_once_a_step():
     alone = times([(100, 2, 0), (100, 2, 0)])
     shared = times([(100, 2, 0), (100, 2, 64)])
@@ -296,17 +260,9 @@ def test_cached_prefixes_are_not_computed_and_their_kv_is_read_once_a_step():
     saved = TINY.prefill_flops(64) - TINY.prefill_flops(0)
     assert (alone["prefill_arithmetic_s"] - shared["prefill_arithmetic_s"]) * 1e9 == pytest.approx(saved)
     assert shared["decode_arithmetic_s"] == alone["decode_arithmetic_s"]
-
-
-def test_what_the_cache_keeps_of_the_weights_is_not_read_again():
-    half = TINY.decode_weight_bytes // 2
-    found = times([(10, 3, 0)], device=rates(1e9, 1e9, cache_bytes=half))
-    assert found["prefill_memory_s"] == pytest.approx((TINY.decode_weight_bytes - half) / 1e9)
-    assert not found["weights_fit_cache"]
-    found = times([(10, 3, 0)], device=rates(1e9, 1e9, cache_bytes=TINY.decode_weight_bytes))
-    assert found["weights_fit_cache"]
-    assert found["prefill_memory_s"] == found["decode_memory_s"] == 0
-    assert found["wall_s_min"] == pytest.approx(TINY.request_flops(10, 3) / 1e9)
+    # Half as large a type of the cache is read twice as fast.
+    full, half = (times([(100, 3, 0)], kv_cache_dtype=t)["decode_memory_s"] * 1e9 for t in ("auto", "float16"))
+    assert full - half == pytest.approx((full - 2 * TINY.decode_weight_bytes) / 2)
 
 
 def in_cache(cache_bytes, by_size):
@@ -316,25 +272,25 @@ def in_cache(cache_bytes, by_size):
     )
 
 
-def test_weights_in_the_cache_are_read_at_its_rate():
+def test_weights_in_the_cache_are_read_at_its_rate_and_what_it_keeps_is_not_read_again():
     size = TINY.decode_weight_bytes
     found = times([(10, 3, 0)], device=in_cache(size, {2**20: 9e9, size - 1: 4e9, 4 * size: 1e9}))
     assert found["weights_fit_cache"]
     kv_bytes = (10 + 11) * TINY.bytes_per_token()
     assert found["prefill_memory_s"] == pytest.approx(size / 4e9)
     assert found["decode_memory_s"] == pytest.approx((2 * size + kv_bytes) / 4e9)
-    unmeasured = times([(10, 3, 0)], device=in_cache(size, {4 * size: 1e9}))
-    assert unmeasured["prefill_memory_s"] == unmeasured["decode_memory_s"] == 0
-
-
-@pytest.mark.parametrize(("beyond", "bound_s"), [(1, 1 / 4), (0.5, 0.5)])
-def test_weights_beyond_the_cache_take_the_longer_of_both_ways(beyond, bound_s):
-    """A byte over the cache does not make them free: the rest comes no faster than from the cache."""
-    size = TINY.decode_weight_bytes
-    cache = size - 1 if beyond == 1 else size // 2
-    found = times([(10, 3, 0)], device=in_cache(cache, {2**20: 4e9}))
-    assert not found["weights_fit_cache"]
-    assert found["prefill_memory_s"] == pytest.approx(size * bound_s / 1e9, rel=1e-6)
+    # Where its rate was not measured, nothing is said of what it keeps.
+    for device in (in_cache(size, {4 * size: 1e9}), rates(1e9, 1e9, cache_bytes=size)):
+        unmeasured = times([(10, 3, 0)], device=device)
+        assert unmeasured["weights_fit_cache"]
+        assert unmeasured["prefill_memory_s"] == unmeasured["decode_memory_s"] == 0
+        assert unmeasured["wall_s_min"] == pytest.approx(TINY.request_flops(10, 3) / device.flop_per_s(TINY, "auto"))
+    # A byte over the cache does not make the weights free: the rest comes no faster than from the cache.
+    measured = ((in_cache(cache, {2**20: 4e9}), bound_s) for cache, bound_s in ((size - 1, 1 / 4), (size // 2, 1 / 2)))
+    for device, bound_s in (*measured, (rates(1e9, 1e9, size // 2), 1 / 2)):
+        partly = times([(10, 3, 0)], device=device)
+        assert not partly["weights_fit_cache"]
+        assert partly["prefill_memory_s"] == pytest.approx(size * bound_s / 1e9, rel=1e-6)
 
 
 def test_ranks_add_up_but_stages_read_their_weights_in_turn():
@@ -463,9 +419,6 @@ def test_accepted_tokens_save_steps_and_readings_of_the_cache():
     assert work([(1, 9, 0)], allowed=1, drafted=3, accepted=8).iloc[0]["sequence_steps_min"] == 3
     # 0 drafted is no speculative decoding, whatever is written beside it.
     assert work([(1, 9, 0)], allowed=1, drafted=0, accepted=6).iloc[0]["steps_min"] == 9
-
-
-def test_the_cache_is_read_once_for_all_tokens_of_a_step():
     # A prefill of 10 tokens that gives the first, and two steps of 4 tokens, which read the KV of 10 and of 14 tokens.
     found = times([(10, 9, 0)], TOY, rates(1e9, 1e18), allowed=1, drafted=3, accepted=6)
     assert found["decode_memory_s"] * 1e9 == pytest.approx(2 * TOY.decode_weight_bytes + 24 * TOY.bytes_per_token())

@@ -35,6 +35,9 @@ def test_the_expected_ratio_is_from_the_calibration_of_one_device_at_a_time(tmp_
     assert row["own_expected_ratio"] == pytest.approx(180 / 120)
     assert row[["expected_ratio_low", "expected_ratio_high"]].tolist() == pytest.approx([180 / 120, 180 / 100])
     assert row[["weights_share_a", "weights_share_b"]].tolist() == [0.4, 0.6]
+    without_a_second = expected(predicted(tmp_path, (180, None), (120, None)))
+    assert without_a_second["own_expected_ratio"] == pytest.approx(1.5)
+    assert without_a_second[["expected_ratio", "expected_ratio_low"]].isna().all()
 
 
 @pytest.mark.parametrize(("scale", "explanation", "support"), [(2.0, "expected", "shown"), (2.5, "none", "none")])
@@ -45,12 +48,6 @@ def test_the_expected_ratio_explains_like_any_other(tmp_path, scale, explanation
     row = device_ratios(rows, predictions=predicted(tmp_path, (100 * scale, 100 * scale), (100, 100))).iloc[0]
     assert row["expected_ratio"] == pytest.approx(scale)
     assert (row["explanation"], row["support"]) == (explanation, support)
-
-
-def test_without_a_second_calibration_only_the_devices_own_give_a_ratio(tmp_path):
-    row = expected(predicted(tmp_path, (180, None), (120, None)))
-    assert row["own_expected_ratio"] == pytest.approx(1.5)
-    assert row[["expected_ratio", "expected_ratio_low"]].isna().all()
 
 
 def test_clocks_and_sequences_are_those_of_the_cells():

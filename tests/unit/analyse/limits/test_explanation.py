@@ -11,9 +11,6 @@ NAN = math.nan
 TWO = {"bandwidth": 2.0, "flop": 4.0}
 
 
-# --- ratios of devices
-
-
 def test_what_a_data_sheet_does_not_say_has_no_ratio():
     h200, cpu = get_gpu("h200"), get_gpu("cpu-all")
     for pair in ((h200, cpu), (cpu, h200), (None, h200), (h200, None)):
@@ -21,9 +18,6 @@ def test_what_a_data_sheet_does_not_say_has_no_ratio():
     bandwidth, flop = capability_ratios(h200, h200, None)
     assert bandwidth == 1
     assert math.isnan(flop)
-
-
-# --- which of them explains what was observed
 
 
 @pytest.mark.parametrize(
@@ -60,9 +54,6 @@ def test_more_data_never_make_an_explanation_of_what_was_excluded(ratio, reach, 
     assert set(narrow.compatible) <= {*wide.shown, *wide.compatible}
 
 
-# --- as columns
-
-
 def row(ratio, low=math.nan, high=math.nan, bandwidth=NAN, flop=NAN, **more):
     interval = {"ratio": ratio, "ratio_low": low, "ratio_high": high}
     return interval | {"bandwidth_ratio": bandwidth, "flop_ratio": flop} | more
@@ -82,7 +73,5 @@ BOTH = ["bandwidth_ratio", "flop_ratio"]
 def test_columns_of_an_explanation(observed, columns):
     names = ("explanation", "compatible_with", "support", "nearest", "nearest_difference_pct")
     assert explanation_of(observed, BOTH) == dict(zip(names, columns, strict=True))
-
-
-def test_only_the_columns_that_are_named_may_explain():
+    # Only the columns that are named may explain.
     assert explanation_of(row(2.0, 1.9, 2.1, 2.0, 2.05), ["flop_ratio"])["explanation"] == "flop"

@@ -85,6 +85,13 @@ def row(parsed, **where):
     return found.iloc[0]
 
 
+def rows_of(parsed, *cell_ids):
+    """The only rows of these cells."""
+    found, reasons = parsed.limits()
+    assert reasons == []
+    return [found.set_index("cell_id").loc[name] for name in cell_ids]
+
+
 # --- the engine's own estimate -----------------------------------------------------------------------------------
 
 
@@ -111,15 +118,6 @@ def test_work_agrees_with_what_the_engine_counted(parsed, rows, estimate, flops_
     assert found["mfu"] == pytest.approx(found["flops"] / 10 / 100e9)
 
 
-def test_work_is_that_of_the_model_and_the_steps_taken(parsed):
-    measured_device(parsed.devices)
-    parsed.cell([(10, 3, 0), (20, 1, 0)], steps_taken=5)
-    found = row(parsed)
-    kv = TINY.bytes_per_token() * (10 + 11)
-    assert found["read_bytes"] == 5 * TINY.decode_weight_bytes + kv
-    assert found["flops"] == TINY.request_flops(10, 3) + TINY.request_flops(20, 1)
-
-
 def test_the_experts_that_an_engine_told_take_the_place_of_those_expected(parsed):
     measured_device(parsed.devices)
     facts = read_model_facts(get_model("tiny-experts-57m").config, "float32")
@@ -131,9 +129,7 @@ def test_the_experts_that_an_engine_told_take_the_place_of_those_expected(parsed
     four = parsed.cell([(10, 3, 0)] * 4, knobs, **hf, **told)
     alone = parsed.cell([(10, 3, 0)] * 4, knobs | {"cache_implementation": "static"}, **hf)
     dense = parsed.cell([(10, 3, 0)] * 4, steps_taken=3)
-    found, reasons = parsed.limits()
-    assert reasons == []
-    of_four, of_other, of_dense = (found.set_index("cell_id").loc[name] for name in (four, alone, dense))
+    of_four, of_other, of_dense = rows_of(parsed, four, alone, dense)
     assert of_four["experts_touched_share"] == 0.625
     assert of_four["experts_touched_share_uniform"] == 1 - (1 - experts.per_token / experts.count) ** 4
     expected = 1 - (1 - experts.per_token / experts.count) ** 16  # 48 tokens in 3 steps
@@ -150,9 +146,7 @@ def test_several_devices_add_up_and_the_engine_estimates_for_each(parsed):
     ranks = {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}
     alone = parsed.cell([(1000, 20, 0)], {}, **llama, estimated_read_bytes=3e11, estimated_flops=2e15)
     four = parsed.cell([(1000, 20, 0)], ranks, **llama, estimated_read_bytes=0.75e11, estimated_flops=0.5e15)
-    found, reasons = parsed.limits()
-    assert reasons == []
-    of_one, of_four = (found.set_index("cell_id").loc[name] for name in (alone, four))
+    of_one, of_four = rows_of(parsed, alone, four)
     assert of_one["engine_mbu"] == pytest.approx(0.3 / 2 / 4.8)
     assert of_four["engine_mbu"] == pytest.approx(0.3 / 2 / 4.8 / 4)
     assert of_one["engine_mfu"] == pytest.approx(2000 / 2 / 989.5)
@@ -167,8 +161,7 @@ def test_ranks_on_a_cpu_share_its_bandwidth(parsed):
     measured_device(parsed.devices)
     alone = parsed.cell([(10, 3, 0)], {}, steps_taken=5, estimated_read_bytes=4e8)
     two = parsed.cell([(10, 3, 0)], {"tensor_parallel_size": 2}, steps_taken=5, estimated_read_bytes=2e8)
-    found, _ = parsed.limits()
-    of_one, of_two = (found.set_index("cell_id").loc[name] for name in (alone, two))
+    of_one, of_two = rows_of(parsed, alone, two)
     for name in ("mbu", "mfu", "engine_mbu", "output_tokens_per_s_ceiling"):
         assert of_two[name] == pytest.approx(of_one[name])
 
@@ -188,17 +181,17 @@ def test_without_steps_or_estimates_there_is_no_bandwidth_utilization(parsed):
 
 def test_ceilings_count_output_tokens_or_all_tokens_over_the_same_time(parsed):
     measured_device(parsed.devices)
-    parsed.cell([(10, 3, 0)] * 4)
+    parsed.cell([(10, 3, 0)] * 4, steps_taken=5)
     found = row(parsed)
-    memory_s = (3 * TINY.decode_weight_bytes + 4 * 21 * TINY.bytes_per_token()) / 10e9
+    kv = 4 * 21 * TINY.bytes_per_token()
+    assert found["read_bytes"] == 5 * TINY.decode_weight_bytes + kv  # by the steps that were taken
+    assert found["flops"] == 4 * TINY.request_flops(10, 3)
+    memory_s = (3 * TINY.decode_weight_bytes + kv) / 10e9
     arithmetic_s = 4 * TINY.request_flops(10, 3) / 100e9
-    assert found["output_tokens_per_s_ceiling_memory"] == pytest.approx(12 / memory_s)
-    assert found["total_tokens_per_s_ceiling_memory"] == pytest.approx(52 / memory_s)
-    assert found["output_tokens_per_s_ceiling_arithmetic"] == pytest.approx(12 / arithmetic_s)
-    assert found["total_tokens_per_s_ceiling_arithmetic"] == pytest.approx(52 / arithmetic_s)
     assert found["wall_s_min"] == pytest.approx(max(memory_s, arithmetic_s))
-    assert found["output_tokens_per_s_ceiling"] == pytest.approx(12 / max(memory_s, arithmetic_s))
-    assert found["total_tokens_per_s_ceiling"] == pytest.approx(52 / max(memory_s, arithmetic_s))
+    for by, time_s in (("_memory", memory_s), ("_arithmetic", arithmetic_s), ("", max(memory_s, arithmetic_s))):
+        assert found[f"output_tokens_per_s_ceiling{by}"] == pytest.approx(12 / time_s)
+        assert found[f"total_tokens_per_s_ceiling{by}"] == pytest.approx(52 / time_s)
     assert (found["memory_bandwidth_bytes_per_s"], found["flop_per_s"]) == (10e9, 100e9)
     assert (found["sequences_max"], found["steps_min"], found["output_tokens_per_step_max"]) == (4, 3, 4)
     assert found["steps_bound_by"] == "requests"
@@ -213,27 +206,17 @@ def test_a_gpu_has_a_row_for_each_source_of_rates(parsed):
     assert measured["memory_bandwidth_bytes_per_s"] == 4e12
     assert measured["wall_s_min"] == pytest.approx(datasheet["wall_s_min"] * 1.2, rel=0.01)
     assert (datasheet["tolerance"], measured["tolerance"]) == (0, 0.25)
+    assert measured["factor"] == pytest.approx(20 / 10 / measured["output_tokens_per_s_ceiling"])
+    disturbed = {"last_level_cache_bytes": 0, "host_load": {"cpu_others_pct": 50.0}}
+    measured_device(parsed.devices, 4e12, 700e12, "fp32", gpu="cpu-all", **disturbed)
+    cpu = parsed.cell([(100, 20, 0)], {"max_num_seqs": 1})
+    assert row(parsed, cell_id=cpu)["tolerance"] == math.inf
 
 
-def test_weights_in_the_cache_leave_only_arithmetic_as_a_ceiling(parsed):
-    measured_device(parsed.devices, last_level_cache_bytes=10**9)
-    parsed.cell([(10, 3, 0)] * 4)
-    found = row(parsed)
-    assert found["weights_fit_cache"]
-    assert found["read_bytes_per_s"] == found["memory_bandwidth_bytes_per_s"]
-    assert math.isnan(found["output_tokens_per_s_ceiling_memory"])
-    assert found["output_tokens_per_s_ceiling"] == found["output_tokens_per_s_ceiling_arithmetic"]
-    assert found["bound_by"] == "arithmetic"
-
-
-def test_the_measured_rate_of_the_cache_is_a_ceiling_of_its_own(parsed):
-    measured_device(
-        parsed.devices,
-        last_level_cache_bytes=10**9,
-        read_bytes_per_s_by_size={2**22: 40e9, 2**26: 20e9, 2**30: 10e9},
-        flop_per_s=1e15,
-    )
+def test_the_measured_rate_of_the_cache_is_a_ceiling_of_its_own_and_without_it_arithmetic_alone(parsed):
     parsed.cell([(10, 3, 0)] * 4, steps_taken=3, wall_s=1.0)
+    by_size = {2**22: 40e9, 2**26: 20e9, 2**30: 10e9}
+    measured_device(parsed.devices, last_level_cache_bytes=10**9, read_bytes_per_s_by_size=by_size, flop_per_s=1e15)
     found = row(parsed)
     assert found["weights_fit_cache"]
     assert (found["read_bytes_per_s"], found["memory_bandwidth_bytes_per_s"]) == (20e9, 10e9)
@@ -242,82 +225,52 @@ def test_the_measured_rate_of_the_cache_is_a_ceiling_of_its_own(parsed):
     assert found["output_tokens_per_s_ceiling_memory"] == pytest.approx(12 * 20e9 / (3 * TINY.decode_weight_bytes + kv))
     assert found["mbu"] == pytest.approx((3 * TINY.decode_weight_bytes + kv) / 20e9)
     assert not found["exceeds"]
+    measured_device(parsed.devices, last_level_cache_bytes=10**9)
+    found = row(parsed)
+    assert found["weights_fit_cache"]
+    assert found["read_bytes_per_s"] == found["memory_bandwidth_bytes_per_s"]
+    assert math.isnan(found["output_tokens_per_s_ceiling_memory"])
+    assert found["output_tokens_per_s_ceiling"] == found["output_tokens_per_s_ceiling_arithmetic"]
+    assert found["bound_by"] == "arithmetic"
 
 
 def test_knobs_reach_the_ceilings(parsed):
     llama = {"gpu": "h200", "model": "llama-3.1-8b-instruct"}
-    plain = parsed.cell([(1000, 20, 0)], {"max_num_seqs": 8}, **llama)
-    awq = parsed.cell([(1000, 20, 0)], {"max_num_seqs": 8, "quantization": "awq"}, **llama)
-    fp8 = parsed.cell([(1000, 20, 0)], {"max_num_seqs": 8, "kv_cache_dtype": "fp8"}, **llama)
-    two = parsed.cell([(1000, 20, 0)], {"max_num_seqs": 8, "tensor_parallel_size": 2}, **llama)
-    found, reasons = parsed.limits()
-    assert reasons == []
-    times = found.set_index("cell_id")["decode_memory_s"]
-    assert times[two] == pytest.approx(times[plain] / 2)
+    changes = ({}, {"quantization": "awq"}, {"kv_cache_dtype": "fp8"}, {"tensor_parallel_size": 2})
+    ids = [parsed.cell([(1000, 20, 0)], {"max_num_seqs": 8} | of, **llama) for of in changes]
+    plain, awq, fp8, two = rows_of(parsed, *ids)
+    assert two["decode_memory_s"] == pytest.approx(plain["decode_memory_s"] / 2)
     facts = read_model_facts(get_model("llama-3.1-8b-instruct").config, "bfloat16")
     kv_tokens = 19 * 1000 + 19 * 18 / 2
-    assert times[plain] - times[fp8] == pytest.approx(kv_tokens * facts.bytes_per_token() / 2 / 4.8e12)
+    saved_s = plain["decode_memory_s"] - fp8["decode_memory_s"]
+    assert saved_s == pytest.approx(kv_tokens * facts.bytes_per_token() / 2 / 4.8e12)
     small = read_model_facts(get_model("llama-3.1-8b-instruct").config, "bfloat16", "awq")
     fewer = 19 * (facts.decode_weight_bytes - small.decode_weight_bytes)
-    assert times[plain] - times[awq] == pytest.approx(fewer / 4.8e12)
-    rates = found.set_index("cell_id")["flop_per_s"]
-    assert rates[plain] == 989.5e12
-    assert rates[awq] == rates[fp8] == 1979e12
+    assert plain["decode_memory_s"] - awq["decode_memory_s"] == pytest.approx(fewer / 4.8e12)
+    assert [of["flop_per_s"] for of in (plain, awq, fp8)] == [989.5e12, 1979e12, 1979e12]
 
 
 # --- verdicts ----------------------------------------------------------------------------------------------------
 
 
-def limits_of(parsed, factor, source="measured"):
-    """Limits of a cell that is `factor` times as fast as its ceiling."""
-    rows = [(1, 101, 0)] * 2
-    gpu, model = ("cpu-all", "tiny-llama-57m") if source == "measured" else ("h200", "llama-3.1-8b-instruct")
-    measured_device(parsed.devices, flop_per_s=1e15)
-    probe = Parsed(parsed.folder.parent / "devices")
-    probe.devices = parsed.devices
-    probe.cell(rows, gpu=gpu, model=model)
-    wall_s = row(probe, rates=source)["wall_s_min"] / factor
-    parsed.cell(rows, wall_s=wall_s, gpu=gpu, model=model)
-    return row(parsed, rates=source)
-
-
 @pytest.mark.parametrize(
-    ("source", "factor", "exceeds"),
-    [("datasheet", 0.999, False), ("datasheet", 1.001, True), ("measured", 1.249, False), ("measured", 1.251, True)],
+    ("rates", "tolerance", "output", "total", "factor", "broken"),
+    [
+        ("datasheet", 0.0, 10.0, 1.0, 1.0, None),
+        ("datasheet", 0.0, 10.01, 1.0, 1.001, "output_tokens_per_s: arithmetic of the data sheet"),
+        ("datasheet", 0.0, 1.0, 15.0, 1.5, "total_tokens_per_s: arithmetic of the data sheet"),
+        ("measured", 0.25, 12.5, 1.0, 1.25, None),
+        ("measured", 0.25, 12.51, 1.0, 1.251, "output_tokens_per_s: arithmetic of the device as measured"),
+        ("measured", math.inf, 9e9, 1.0, 9e8, None),  # rates that were disturbed call nothing impossible
+    ],
 )
-def test_a_value_above_its_ceiling_is_told(parsed, source, factor, exceeds):
-    found = limits_of(parsed, factor, source)
-    assert found["factor"] == pytest.approx(factor)
-    assert found["exceeds"] == exceeds
-    assert ("memory bandwidth" in str(found["ceiling_broken"])) == exceeds
-
-
-def test_rates_that_were_disturbed_call_nothing_impossible(parsed):
-    measured_device(parsed.devices, flop_per_s=1e3, host_load={"cpu_others_pct": 50.0})
-    parsed.cell([(1, 101, 0)] * 2, wall_s=0.001)
-    found = row(parsed)
-    assert found["factor"] > 100
-    assert found["tolerance"] == float("inf")
-    assert not found["exceeds"]
-
-
-def judged(**columns):
-    columns = {"total_tokens_per_s": 1.0, "total_tokens_per_s_ceiling": 10.0, "bound_by": "arithmetic"} | columns
-    return limits._verdict(pd.DataFrame(columns))
-
-
-def test_a_value_at_its_ceiling_is_possible():
-    found = judged(
-        rates=["datasheet", "measured", "datasheet"],
-        tolerance=[0.0, 0.25, 0.0],
-        output_tokens_per_s=[10.0, 12.5, 1.0],
-        output_tokens_per_s_ceiling=10.0,
-        total_tokens_per_s=[1.0, 1.0, 15.0],
-    )
-    assert found["exceeds"].tolist() == [False, False, True]
-    assert found["factor"].tolist() == [1.0, 1.25, 1.5]
-    assert found["ceiling_broken"].isna().tolist() == [True, True, False]
-    assert found["ceiling_broken"][2] == "total_tokens_per_s: arithmetic of the data sheet"
+def test_a_value_at_its_ceiling_is_possible(rates, tolerance, output, total, factor, broken):
+    of_rates = {"rates": [rates], "tolerance": tolerance, "bound_by": "arithmetic"}
+    ceilings = dict.fromkeys(("output_tokens_per_s_ceiling", "total_tokens_per_s_ceiling"), 10.0)
+    measured = {"output_tokens_per_s": output, "total_tokens_per_s": total}
+    (found,) = limits._verdict(pd.DataFrame(of_rates | ceilings | measured)).to_dict("records")
+    assert (found["exceeds"], found["factor"]) == (broken is not None, pytest.approx(factor))
+    assert (None if pd.isna(found["ceiling_broken"]) else found["ceiling_broken"]) == broken
 
 
 def test_marking_a_cell_invalid_keeps_its_values_and_leaves_the_others():
@@ -348,54 +301,42 @@ def test_marking_a_cell_invalid_keeps_its_values_and_leaves_the_others():
 # --- what has no limits ------------------------------------------------------------------------------------------
 
 
-def test_a_device_without_rates_is_said_once(parsed):
+def test_a_device_without_rates_is_said_once_and_a_model_without_facts_too(parsed):
     parsed.cell([(10, 3, 0)])
     parsed.cell([(10, 3, 0)], {"max_num_seqs": 4})
     found, (reason,) = parsed.limits()
     assert found.empty
     assert "limits on cpu-all" in reason
-
-
-def test_a_model_without_facts_is_said(parsed):
     measured_device(parsed.devices)
     parsed.cell([(10, 3, 0)], {"max_num_seqs": 1, "quantization": "compressed-tensors"})
-    parsed.cell([(10, 3, 0)], {"max_num_seqs": 2})
     found, (reason,) = parsed.limits()
-    assert len(found) == 1
+    assert len(found) == 2
     assert reason.startswith("no limits of tiny-llama-57m: ")
     assert "quantization 'compressed-tensors' is not supported" in reason
-
-
-def test_no_work_is_an_empty_table(tmp_path):
-    found, reasons = limits_table(pd.DataFrame(), tmp_path)
-    assert list(found.columns) == list(SCHEMA.columns)
-    assert (len(found), reasons) == (0, [])
+    nothing, reasons = limits_table(pd.DataFrame(), parsed.devices)
+    assert (list(nothing.columns), len(nothing), reasons) == (list(SCHEMA.columns), 0, [])
 
 
 # --- the command -------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def study(tmp_path):
-    return write_study(tmp_path, {"gpu": "cpu-all", "model": "tiny-llama-57m"}, workloads={"chat": fixed()})
+def run(parsed, out):
+    folder = out.parent
+    write_table(parsed.table(), folder / "cells.parquet")
+    study = write_study(folder, {"gpu": "cpu-all", "model": "tiny-llama-57m"}, workloads={"chat": fixed()})
+    words = {"study": study, "cells": folder / "cells.parquet", "parsed": parsed.folder, "devices": parsed.devices}
+    words |= {"out": out, "checked-out": folder / "checked" / "cells.parquet"}
+    return main([word for name, path in words.items() for word in (f"--{name}", str(path))])
 
 
-def run(parsed, study, out):
-    cells = out.parent / "cells.parquet"
-    write_table(parsed.table(), cells)
-    folders = ["--parsed", str(parsed.folder), "--devices", str(parsed.devices)]
-    outs = ["--out", str(out), "--checked-out", str(out.parent / "checked" / "cells.parquet")]
-    return main(["--study", str(study), "--cells", str(cells), *folders, *outs])
-
-
-def test_the_command_writes_the_table_of_the_studys_own_cells(parsed, study, tmp_path, capsys):
+def test_the_command_writes_the_table_of_the_studys_own_cells(parsed, tmp_path, capsys):
     measured_device(parsed.devices)
     second = parsed.cell([(10, 3, 0)], {"max_num_seqs": 2}, steps_taken=3)
     first = parsed.cell([(10, 3, 0)], {"max_num_seqs": 1}, steps_taken=3)
     parsed.cell([(10, 3, 0)], {"max_num_seqs": 3}, study="another")
     parsed.cell([(10, 3, 0)], {"max_num_seqs": 4}, source="measured elsewhere")
     out = tmp_path / "limits.parquet"
-    assert run(parsed, study, out) == 0
+    assert run(parsed, out) == 0
     assert capsys.readouterr().err == ""
     found = read_table(out)
     assert found["cell_id"].tolist() == [first, second]
@@ -403,10 +344,10 @@ def test_the_command_writes_the_table_of_the_studys_own_cells(parsed, study, tmp
     assert pd.read_csv(out.with_suffix(".csv"))["steps"].tolist() == [3, 3]
 
 
-def test_the_command_says_what_has_no_limits(parsed, study, tmp_path, capsys):
+def test_the_command_says_what_has_no_limits(parsed, tmp_path, capsys):
     parsed.cell([(10, 3, 0)])
     out = tmp_path / "limits.parquet"
-    assert run(parsed, study, out) == 0
+    assert run(parsed, out) == 0
     assert "no limits on cpu-all" in capsys.readouterr().err
     assert read_table(out).empty
     checked = read_table(out.parent / "checked" / "cells.parquet")

@@ -3,49 +3,28 @@ import pandas as pd
 import pytest
 import yaml
 
-from tests.unit.analyse.synthetic_cells import cell, table
+from tests.unit.analyse.synthetic_cells import cell, plan_of, table
 from tests.unit.predict.planned import write_study
-from workflow_scripts.analyse.limits.predictions import (
-    main,
-    predictions_table,
-    published_rates,
-)
+from workflow_scripts.analyse.limits.predictions import main, predictions_table, published_rates
 from workflow_scripts.analyse.tables import TableError, write_table
 from workflow_scripts.catalog.gpus_and_models import CONFIG
 from workflow_scripts.catalog.published import Published
 from workflow_scripts.study.study_file import load_study
 
-
-def plan_of(cells, **columns):
-    """A plan that predicts 100 output tokens/s for every cell, 80 to 125."""
-    rows = cells.drop_duplicates("cell_id")[["cell_id", "gpu", "engine", "model", "workload", "knobs"]]
-    plan = rows.assign(
-        max_num_seqs=rows["knobs"].str.extract(r"seqs(\d+)", expand=False).astype(float),
-        error_pct=25.0,
-        ttft_error_pct=50.0,
-        speed_source="calibrated",
-        bound_by="sequences",
-        running_peak=16.0,
-        full_share=0.5,
-        evicted_blocks=3,
-        prompts_to_fill=np.nan,
-        infeasible=None,
-        cached_tokens=np.nan,
-        prompt_tokens=np.nan,
-    )
-    for name, value in {
-        "output_tokens_per_s": 100,
-        "total_tokens_per_s": 400,
-        "ttft_s_p50": 2,
-        "tpot_s_p50": 0.1,
-    }.items():
-        plan = plan.assign(**{name: value, f"{name}_low": 0.8 * value, f"{name}_high": 1.25 * value})
-    return plan.assign(**columns)
+PREDICTED = {"output_tokens_per_s": 100, "total_tokens_per_s": 400, "ttft_s_p50": 2, "tpot_s_p50": 0.1}
+BANDS = {"error_pct": 25.0, "ttft_error_pct": 50.0}
+BANDS |= {f"{name}_low": 0.8 * value for name, value in PREDICTED.items()}
+BANDS |= {f"{name}_high": 1.25 * value for name, value in PREDICTED.items()}
 
 
-def predictions(*cells, published=None, **columns):
+def table_of(*cells, published=None, **columns):
+    """The table of a plan that predicts 100 output tokens/s for every cell, 80 to 125."""
     measured = table(*cells)
-    rows = predictions_table(measured, plan_of(measured, **columns), published)
+    return predictions_table(measured, plan_of(measured, **(PREDICTED | BANDS | columns)), published)
+
+
+def predictions(*cells, **options):
+    rows = table_of(*cells, **options)
     return rows[rows["quantity"] == "output_tokens_per_s"].set_index("knobs")
 
 
@@ -65,48 +44,36 @@ def test_error_and_flag():
     assert rows["evicted_blocks_predicted"].eq(3).all()
 
 
-def test_only_output_rates_are_flagged():
-    measured = table(cell({"max_num_seqs": 1}, [100], ttft_s_p50=20.0))
-    rows = predictions_table(measured, plan_of(measured)).set_index("quantity")
+def test_only_output_rates_are_flagged_and_only_of_cells_that_ran():
+    rows = table_of(cell({"max_num_seqs": 1}, [100], ttft_s_p50=20.0)).set_index("quantity")
     assert rows.loc["ttft_s_p50", "error_pct"] == pytest.approx(-90)
     assert (rows.loc["ttft_s_p50", "band_pct"], rows.loc["tpot_s_p50", "band_pct"]) == (50, 25)
     assert not rows["flagged"].any()
     assert rows.loc["total_tokens_per_s", "measured"] == pytest.approx(400)
+    changes = ({"outcome": "invalid"}, {"comparable": False}, {"outcome": "missing"})
+    rows = predictions(*(cell({"max_num_seqs": 4**i}, [9], **of) for i, of in enumerate(changes)))
+    assert rows["measured"].isna().tolist() == [True] * 3
+    assert not rows["flagged"].any()
 
 
 def test_what_follows_from_the_schedule_is_compared_too():
     cells = cell({"max_num_seqs": 1}, [100, 100], preemptions=4, recomputed_tokens=90, prefix_cache_hit_rate=0.25)
-    measured = table(cells)
-    plan = plan_of(measured, preemptions=4, recomputed_tokens=100, cached_tokens=30, prompt_tokens=100)
-    rows = predictions_table(measured, plan).set_index("quantity")
+    counts = {"preemptions": 4, "recomputed_tokens": 100, "cached_tokens": 30, "prompt_tokens": 100}
+    rows = table_of(cells, **counts).set_index("quantity")
     assert rows.loc["preemptions", ["predicted", "measured", "error_pct"]].tolist() == [4, 4, 0]
     assert rows.loc["recomputed_tokens", ["predicted", "measured"]].tolist() == [100, 90]
     assert rows.loc["prefix_cache_hit_rate", ["predicted", "measured"]].tolist() == [0.3, 0.25]
     assert rows.loc["preemptions", ["low", "high", "band_pct"]].isna().all()
 
 
-def test_a_cell_that_did_not_run_or_is_of_another_definition_was_not_measured():
-    rows = predictions(
-        cell({"max_num_seqs": 1}, [100], outcome="invalid"),
-        cell({"max_num_seqs": 4}, [100], comparable=False),
-        cell({"max_num_seqs": 16}, [np.nan], outcome="missing"),
-    )
-    assert rows["measured"].isna().all()
-    assert not rows["flagged"].any()
-
-
 def test_one_says_infeasible_and_the_other_not():
     ran = predictions(cell({"max_num_seqs": 1}, [100]), infeasible="too many", output_tokens_per_s=np.nan)
     assert set(ran["why"]) == {"ran, predicted infeasible"}
-    refused = predictions(cell({"max_num_seqs": 1}, [np.nan], outcome="infeasible", reason="no room"))
-    assert set(refused["why"]) == {"infeasible, not predicted"}
-    both = predictions(cell({"max_num_seqs": 1}, [np.nan], outcome="infeasible", reason="no room"), infeasible="no")
-    assert not both["flagged"].any()
-
-
-def test_a_cell_of_which_one_start_ran_is_feasible():
-    failed = cell({"max_num_seqs": 1}, [np.nan], outcome="infeasible", reason="no room")
-    rows = predictions(failed, cell({"max_num_seqs": 1}, [100], start=2))
+    refused = cell({"max_num_seqs": 1}, [np.nan], outcome="infeasible", reason="no room")
+    assert set(predictions(refused)["why"]) == {"infeasible, not predicted"}
+    assert not predictions(refused, infeasible="no")["flagged"].any()
+    # A cell of which one start ran is feasible.
+    rows = predictions(refused, cell({"max_num_seqs": 1}, [100], start=2))
     assert (rows["flagged"].tolist(), rows["measured"].tolist()) == ([False], [pytest.approx(100)])
 
 
@@ -148,13 +115,10 @@ def called(study, plan, blocks, out):
     return main([word for name, file in files.items() for word in (f"--{name}", str(file))])
 
 
-def test_what_is_no_plan_is_one_message(tmp_path, capsys):
+def test_what_is_no_plan_and_no_published_sweep_is_told(tmp_path, capsys):
     write_table(table(cell({"max_num_seqs": 4})), tmp_path / "cells.parquet", "cells")
     assert called(write_study(tmp_path), tmp_path / "absent", tmp_path / "absent", tmp_path / "x") == 2
     assert "absent: not a plan" in capsys.readouterr().err
-
-
-def test_a_published_sweep_that_is_none(tmp_path):
     published = published_sweep(tmp_path, "gpu\nnothing\n")
     with pytest.raises(TableError, match=r"sweep\.csv: .*: 'max_num_seqs'"):
         published_rates(naming("one"), published)

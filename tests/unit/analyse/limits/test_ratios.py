@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from tests.unit.analyse.synthetic_cells import around, cell, only, starts_table
+from tests.unit.analyse.synthetic_cells import NOT_COUNTED, OTHER_PLACES, around, cell, only, starts_table
 from tests.unit.analyse.synthetic_starts import as_ratio
 from tests.unit.made_rates import rates_record
 from workflow_scripts.analyse.limits.ratios import (
@@ -36,56 +36,30 @@ SEQS = {"max_num_seqs": 16}
 # --- which cells are compared
 
 
-def test_devices_are_compared_on_the_same_settings_alone():
+def test_devices_are_compared_on_the_same_settings_alone_the_faster_over_all_of_them_first():
     found = ratios(
-        *(cell({"max_num_seqs": n}, around(100 * n)) for n in (1, 4, 16)),
-        *(cell({"max_num_seqs": n}, around(50 * n), gpu="l40s") for n in (1, 16, 64)),
+        *(cell({"max_num_seqs": n}, around(rate)) for n, rate in ((1, 100), (4, 400), (16, 100))),
+        *(cell({"max_num_seqs": n}, around(rate), gpu="l40s") for n, rate in ((1, 110), (16, 50), (64, 3200))),
     )
     assert found[["gpu_a", "gpu_b", "knobs"]].values.tolist() == [["h200", "l40s", "seqs1"], ["h200", "l40s", "seqs16"]]
-    assert found["ratio"].tolist() == pytest.approx([2, 2])
+    assert found["ratio"].tolist() == pytest.approx([100 / 110, 2])
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"model": "opt-125m"},
-        {"workload": "long"},
-        {"study": "other"},
-        {"source": "measured elsewhere"},
-        {"lock_sha256": "f00"},
-        {"processor": "another one"},
-        {"outcome": "timeout"},
-        {"comparable": False},
-        {"gpu": "h200"},
-    ],
-)
+ENVIRONMENTS = [{"lock_sha256": "f00"}, {"processor": "another one"}]
+
+
+@pytest.mark.parametrize("other", [*OTHER_PLACES[1:], *ENVIRONMENTS, *NOT_COUNTED, {"gpu": "h200"}])
 def test_cells_that_differ_in_more_than_the_device_are_not(other):
     assert ratios(cell(SEQS), cell(SEQS, **({"gpu": "l40s"} | other))).empty
 
 
-def test_every_pair_of_devices():
+def test_every_pair_of_devices_the_faster_one_first():
     found = ratios(*(cell(SEQS, around(rate), gpu=gpu) for gpu, rate in (("l40s", 1), ("h200", 3), ("h100-sxm", 2))))
     pairs = sorted(found[["gpu_a", "gpu_b"]].values.tolist())
     assert pairs == [["h100-sxm", "l40s"], ["h200", "h100-sxm"], ["h200", "l40s"]]
-
-
-def test_the_faster_device_over_all_they_share_is_first_in_every_row():
-    found = ratios(
-        *(cell({"max_num_seqs": n}, around(rate)) for n, rate in ((1, 100), (4, 100))),
-        *(cell({"max_num_seqs": n}, around(rate), gpu="l40s") for n, rate in ((1, 110), (4, 50))),
-    )
-    assert found["gpu_a"].tolist() == ["h200", "h200"]
-    assert found["ratio"].tolist() == pytest.approx([100 / 110, 2])
-
-
-def test_of_equals_the_first_in_the_alphabet_is_first():
-    found = only(ratios(cell(SEQS, around(10), gpu="l40s"), cell(SEQS, around(10), gpu="h200")))
-    assert (found["gpu_a"], found["gpu_b"], found["ratio"]) == ("h200", "l40s", 1)
-
-
-def test_no_pairs_no_rows():
+    equal = only(ratios(cell(SEQS, around(10), gpu="l40s"), cell(SEQS, around(10), gpu="h200")))
+    assert (equal["gpu_a"], equal["gpu_b"], equal["ratio"]) == ("h200", "l40s", 1)  # as in the alphabet
     assert device_ratios(starts_table(cell(SEQS))).columns.tolist() == list(SCHEMA.columns)
-    assert ratios(cell(SEQS)).empty
 
 
 # --- the numbers
@@ -123,11 +97,7 @@ def test_without_an_interval_nothing_is_shown_to_explain_a_measured_ratio():
     found = only(ratios(cell(SEQS, two_modes), cell(SEQS, [*around(100), *around(100, turn=1)], gpu="l40s")))
     assert math.isnan(found["ratio_low"])
     assert (found["explanation"], found["support"], found["nearest"]) == ("none", "near", "flop")
-
-
-def test_the_flop_rate_is_that_of_the_models_dtype():
-    cells = (cell(SEQS, model="opt-125m"), cell(SEQS, gpu="rtx4090", model="opt-125m"))
-    assert only(ratios(*cells))["flop_ratio"] == pytest.approx(989.5 / 330.3)
+    assert math.isnan(only(ratios(cell(SEQS, [2.0]), cell(SEQS, [1.0], gpu="l40s")))["ratio_low"])
 
 
 def test_quantised_weights_and_unknown_names_have_no_flop_ratio():
@@ -144,6 +114,9 @@ def test_quantised_weights_and_unknown_names_have_no_flop_ratio():
     elsewhere = only(ratios(cell(SEQS, gpu="abc"), cell(SEQS, gpu="l40s")))
     assert math.isnan(elsewhere["bandwidth_ratio"])
     assert pd.isna(elsewhere["explanation"])
+    # The rate is that of the model's dtype.
+    of_float16 = only(ratios(cell(SEQS, model="opt-125m"), cell(SEQS, gpu="rtx4090", model="opt-125m")))
+    assert of_float16["flop_ratio"] == pytest.approx(989.5 / 330.3)
 
 
 def test_measured_rates_beside_it():
@@ -181,36 +154,11 @@ def test_capacity_explains_only_where_it_bound(preempted, explanation):
     assert (found["bound_by_a"], found["bound_by_b"]) == tuple(limits[n] for n in preempted)
 
 
-def test_without_repeats_there_is_no_interval():
-    assert math.isnan(only(ratios(cell(SEQS, [2.0]), cell(SEQS, [1.0], gpu="l40s")))["ratio_low"])
-
-
 # --- published numbers
-
-
-@pytest.fixture(scope="module")
-def lab():
-    return published_ratios(pd.read_csv(LAB))
 
 
 def reading(found, a, b):
     return only(found[(found["gpu_a"] == a) & (found["gpu_b"] == b)])
-
-
-def test_h200_over_l40s_was_not_the_bandwidth_ratio(lab):
-    found = reading(lab, "h200", "l40s")
-    assert found["ratio"] == pytest.approx(2.95, abs=0.01)
-    assert (found["bandwidth_ratio"], found["flop_ratio"]) == pytest.approx((5.56, 2.73), abs=0.005)
-    assert (found["explanation"], found["support"]) == ("flop", "near")
-    assert found["nearest_difference_pct"] == pytest.approx(8.1, abs=0.05)
-
-
-def test_h100_over_a100_depends_on_which_cards_are_meant(lab):
-    found = lab[(lab["label_a"] == "H100") & (lab["label_b"] == "A100 PCIe")]
-    assert len(found) == 6
-    of_40gb, of_80gb = (reading(found, "h100-sxm", f"a100-pcie-{size}gb") for size in (40, 80))
-    assert (of_40gb["bandwidth_ratio"], of_80gb["bandwidth_ratio"]) == pytest.approx((2.154, 1.731), abs=1e-3)
-    assert (of_40gb["explanation"], of_80gb["explanation"]) == ("bandwidth", "none")
 
 
 def test_the_claimed_2_16_is_the_bandwidth_ratio_of_one_reading_only():
@@ -222,10 +170,10 @@ def test_the_claimed_2_16_is_the_bandwidth_ratio_of_one_reading_only():
     assert {r["source"] for r in found.values()} == {"published"}
 
 
-def test_published_tables_give_a_row_for_each_pair_of_names_and_reading(lab):
+def test_published_tables_give_a_row_for_each_pair_of_names_and_reading():
+    lab = published_ratios(pd.read_csv(LAB))
     assert lab.columns.tolist() == list(PUBLISHED_COLUMNS)
-    counts = lab.groupby(["label_a", "label_b"]).size().to_dict()
-    assert counts == {
+    assert lab.groupby(["label_a", "label_b"]).size().to_dict() == {
         ("H200", "H100"): 3,
         ("H200", "A100 PCIe"): 2,
         ("H200", "L40S"): 1,
@@ -235,6 +183,16 @@ def test_published_tables_give_a_row_for_each_pair_of_names_and_reading(lab):
     }
     assert set(lab["settings"]) == {5}
     assert (lab["ratio"] >= 1).all()
+    # H200 over L40S was not the ratio of bandwidths.
+    found = reading(lab, "h200", "l40s")
+    assert found["ratio"] == pytest.approx(2.95, abs=0.01)
+    assert (found["bandwidth_ratio"], found["flop_ratio"]) == pytest.approx((5.56, 2.73), abs=0.005)
+    assert (found["explanation"], found["support"]) == ("flop", "near")
+    assert found["nearest_difference_pct"] == pytest.approx(8.1, abs=0.05)
+    # H100 over A100 depends on which cards are meant.
+    of_40gb, of_80gb = (reading(lab, "h100-sxm", f"a100-pcie-{size}gb") for size in (40, 80))
+    assert (of_40gb["bandwidth_ratio"], of_80gb["bandwidth_ratio"]) == pytest.approx((2.154, 1.731), abs=1e-3)
+    assert (of_40gb["explanation"], of_80gb["explanation"]) == ("bandwidth", "none")
 
 
 def published(**rates):
@@ -253,15 +211,8 @@ def test_published_ratios_are_geometric_means_over_shared_settings():
     fp8 = published_ratios(published(H200=[2.0], L4=[1.0]), value="rate", setting="seqs", dtype="float32")
     assert only(fp8)["flop_ratio"] == pytest.approx(494.5 / 60)
     assert only(fp8)["approximate"]
-
-
-def test_names_without_a_shared_setting_are_not_compared():
     frame = published(L40S=[10.0], H200=[20.0])
-    frame.loc[1, "seqs"] = 4
-    assert published_ratios(frame, value="rate", setting="seqs").empty
-
-
-def test_an_unknown_name_is_an_error():
+    assert published_ratios(frame.assign(seqs=[1, 4]), value="rate", setting="seqs").empty  # none is shared
     with pytest.raises(CatalogError, match="unknown GPU 'H999'"):
         published_ratios(published(H999=[1.0], H200=[2.0]), value="rate", setting="seqs")
 
@@ -316,33 +267,27 @@ def of_processors(folder, ratio, one, both):
     return device_ratios(starts_table(*pair), measured_devices(known), known).iloc[0]
 
 
-@pytest.mark.parametrize(
-    ("of_all", "explanation"), [({2**22: 160e9, 2**26: 90e9}, "none"), ({2**22: 90e9, 2**26: 60e9}, "measured_cache")]
-)
-def test_a_processor_whose_cache_holds_the_model_cannot_show_what_memory_does(tmp_path, of_all, explanation):
-    """An Intel Xeon with 480 MiB: ratios of 1.41 to 1.61 where memory gives 2.00 and matrix products 1.94."""
-    by_size = [{"read_bytes_per_s_by_size": of} for of in ({2**22: 80e9, 2**26: 40e9}, of_all)]
-    row = of_processors(tmp_path, 1.5, *by_size)
-    assert (row["explanation"], row["measured_bandwidth_ratio"]) == (explanation, 2)
-    assert row["measured_cache_ratio"] == of_all[2**26] / 40e9
-    assert row["cannot_show"] == "cached weights"
+# An Intel Xeon with 480 MiB: ratios of 1.41 to 1.61 where memory gives 2.00 and matrix products 1.94.
+CACHED = {2**22: 80e9, 2**26: 40e9}
 
 
 @pytest.mark.parametrize(
-    ("ratio", "changes", "why", "explanation"),
+    ("ratio", "one", "both", "why", "explanation", "cache_ratio"),
     [
-        (1.95, BUSY, "disturbed", None),
-        (1.95, ALIKE, "equal bandwidths", "measured_flop"),
-        (2, {}, None, "measured_bandwidth, measured_flop"),
+        (1.5, CACHED, {2**22: 160e9, 2**26: 90e9}, "cached weights", "none", 2.25),
+        (1.5, CACHED, {2**22: 90e9, 2**26: 60e9}, "cached weights", "measured_cache", 1.5),
+        # A model beyond the cache is explained by memory, unless the machine was loaded or the bandwidths are alike.
+        (1.95, SMALL_CACHE, SMALL_CACHE | BUSY, "disturbed", None, math.nan),
+        (1.95, SMALL_CACHE, SMALL_CACHE | ALIKE, "equal bandwidths", "measured_flop", math.nan),
+        (2, SMALL_CACHE, SMALL_CACHE, None, "measured_bandwidth, measured_flop", math.nan),
     ],
 )
-def test_a_model_beyond_the_cache_is_explained_by_memory_unless_loaded_or_alike(
-    tmp_path, ratio, changes, why, explanation
+def test_a_processor_whose_cache_holds_the_model_cannot_show_what_memory_does(
+    tmp_path, ratio, one, both, why, explanation, cache_ratio
 ):
-    row = of_processors(tmp_path, ratio, SMALL_CACHE, SMALL_CACHE | changes)
-    assert row["explanation"] == explanation
-    assert row["cannot_show"] == why
-    assert math.isnan(row["measured_cache_ratio"])
-
-
-# --- the command
+    is_cached = why == "cached weights"
+    changes = [{"read_bytes_per_s_by_size": of} if is_cached else of for of in (one, both)]
+    row = of_processors(tmp_path, ratio, *changes)
+    assert (row["explanation"], row["cannot_show"]) == (explanation, why)
+    assert row["measured_cache_ratio"] == pytest.approx(cache_ratio, nan_ok=True)
+    assert row["measured_bandwidth_ratio"] == 2 or not is_cached

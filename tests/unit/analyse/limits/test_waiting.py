@@ -54,20 +54,13 @@ def test_work_is_that_of_the_cell_and_a_slow_step_is_waiting():
     assert found["other_s"].tolist() == pytest.approx([0, 0.7, 0])
 
 
-def test_a_step_with_many_prompts_hides_every_launch():
+def test_a_step_with_many_prompts_hides_every_launch_and_cached_tokens_are_not_computed():
     late = steps((4, 5, 1), (9, 29, 2), (11, 0, 2), (13, 0, 2), (113, 600, 2), (115, 0, 2))
     one = milliseconds(late).loc[("c", 1, 0)]
     assert one["launch_s"] == pytest.approx(0)
     assert one["device_s"] == pytest.approx(2 + 4.1 + 2 + 2 + 100 + 2)  # no step has one sequence alone
-
-
-def test_tokens_from_the_prefix_cache_are_not_computed():
-    one = milliseconds(REPEAT.assign(prefix_hits=REPEAT["prompt_tokens"])).loc[("c", 1, 0)]
-    assert one["device_s"] == pytest.approx(1 + 2 + 2 + 2 + 2 + 2 + 2 + 1 + 1)
-
-
-def test_a_study_without_gpus_has_no_rows(tmp_path):
-    assert waiting(table(cell({"max_num_seqs": 4}, gpu="cpu-all")), tmp_path, tmp_path).empty
+    cached = milliseconds(REPEAT.assign(prefix_hits=REPEAT["prompt_tokens"])).loc[("c", 1, 0)]
+    assert cached["device_s"] == pytest.approx(1 + 2 + 2 + 2 + 2 + 2 + 2 + 1 + 1)
 
 
 @pytest.mark.parametrize(("ratio", "rate", "only_waiting"), [(1.1, 101, True), (1.1, 109, False), (1.01, 101, False)])
@@ -75,7 +68,9 @@ def test_rates_that_differ_only_by_waiting(ratio, rate, only_waiting, tmp_path):
     rates = pd.DataFrame({"cell_id": ["a", "b", "c"], "output_tokens_per_device_s": [rate, 100, 100]})
     rates["device_s"] = [100 / rate, 1, 2]
     path = tmp_path / "waiting.parquet"
-    write_table(waiting(table([]), tmp_path, tmp_path).merge(rates, how="right"), path)
+    without_gpus = waiting(table(cell({"max_num_seqs": 4}, gpu="cpu-all")), tmp_path, tmp_path)
+    assert without_gpus.empty
+    write_table(without_gpus.merge(rates, how="right"), path)
     pairs = pd.DataFrame({"ratio": [ratio] * 3})
     others = pd.Series(["b", "not known", "c"])  # the last did twice the work
     found = with_device_ratio(pairs, pd.Series(["a"] * 3), others, path, 2.0)

@@ -9,7 +9,6 @@ from tests.unit.analyse.synthetic_cells import cell, table
 from tests.unit.made_studies import fixed, write_study
 from workflow_scripts.analyse.memory.capacity import COMPARED, SCHEMA, capacity_table, main
 from workflow_scripts.analyse.tables import write_table
-from workflow_scripts.common.files import write_jsonl
 
 GIB = 2**30
 KNOBS = {"block_size": 16, "gpu_memory_utilization": 0.9}
@@ -50,16 +49,8 @@ PRINTED = {
     "peak_activation_gib": 3.0,
     "cuda_graph_gib": 1.0,
 }
-L4 = {
-    "vllm_version": "0.22.1",
-    "device_memory_bytes": 22 * GIB,
-    "weights_bytes": 0.25 * GIB,
-    "activation_bytes": 0.25 * GIB,
-    "cuda_graphs_bytes": 0.25 * GIB,
-    "other_bytes": 0.25 * GIB,
-    "bytes_per_token": 36864,
-    "bytes_per_block": 589824,
-}
+L4 = dict.fromkeys(("weights_bytes", "activation_bytes", "cuda_graphs_bytes", "other_bytes"), 0.25 * GIB)
+L4 |= {"vllm_version": "0.22.1", "device_memory_bytes": 22 * GIB, "bytes_per_token": 36864, "bytes_per_block": 589824}
 
 
 def predictions(*changes):
@@ -118,79 +109,69 @@ def test_an_error_is_the_prediction_over_what_was_seen(printed, term, error_pct)
 
 def test_what_was_not_printed_or_is_zero_has_no_error():
     row = row_of(model_weights_gib=None, available_kv_cache_gib=0.0, num_gpu_blocks=0)
-    assert math.isnan(row["weights_bytes_error_pct"])
-    assert math.isnan(row["kv_cache_bytes_error_pct"])
-    assert math.isnan(row["num_blocks_error_pct"])
-
-
-def test_graphs_that_come_off_no_budget_are_not_held_against_the_log():
+    assert all(math.isnan(row[f"{term}_error_pct"]) for term in ("weights_bytes", "kv_cache_bytes", "num_blocks"))
+    # Graphs that come off no budget are not held against the log.
     row = row_of({"cuda_graphs_bytes": 0})
     assert math.isnan(row["cuda_graphs_bytes_error_pct"])
     assert row["activation_bytes_error_pct"] == pytest.approx(100 * (2 / 3 - 1))
+    not_run = row_of(outcome="missing", **dict.fromkeys(PRINTED))
+    assert not_run["predicted_kv_cache_tokens"] == 581632
+    assert math.isnan(not_run["observed_kv_cache_tokens"])
+    assert pd.isna([not_run["disagrees"], not_run["consistent"]]).all()
 
 
 # --- the log against itself ------------------------------------------------------------------------------------------
 
 
+# As vLLM 0.32 logged for tiny-windows-57m: blocks of 128 tokens in two of eight layers hold no token whole.
+WINDOWS = {"block_size": 128, "bytes_per_token": 8192, "bytes_per_block": 2**18, "kv_cache_bytes": GIB}
+WINDOWS |= {"num_blocks": 4096, "kv_cache_tokens": 161_319, "max_concurrency": 315.08}
+OF_WINDOWS = {
+    "block_size_effective": 128,
+    "num_gpu_blocks": 4096,
+    "kv_cache_tokens": 161_319,
+    "max_concurrency": 315.08,
+}
+UNKNOWN = dict.fromkeys(("kv_cache_bytes", "bytes_per_token", "bytes_per_block", "num_blocks", "kv_cache_tokens"))
+UNKNOWN |= {"max_concurrency": None, "unknown": "why"}
+SMALL = 0.05  # GiB are 25 blocks of 2 MiB; the 0.005 GiB that rounding hides are 40.96 tokens
+UNPRINTED = {"kv_cache_tokens": None, "num_gpu_blocks": None}
+OF_WHOLE_BLOCKS = {"recomputed_kv_cache_tokens": 64, "disagrees": "block_size,kv_cache_tokens"}
+NOTHING = {"recomputed_kv_cache_tokens": None, "consistent": None, "disagrees": None}
+
+
+def tokens(factor, consistent):
+    """So many times the tokens of the log's memory, and what follows to half a percent."""
+    error = pytest.approx(100 * (1 / factor - 1))
+    expected = {"consistent": consistent, "recomputed_error_pct": error, "disagrees": None if consistent else "log"}
+    return {}, 71.0, {"kv_cache_tokens": 581632 * factor, "num_gpu_blocks": None}, expected
+
+
 @pytest.mark.parametrize(
-    ("tokens", "consistent"),
+    ("predicted", "available_gib", "printed", "expected"),
     [
-        (581632, True),
-        (581632 * 1.0049, True),
-        (581632 * 0.9953, True),
-        (581632 * 1.0060, False),
-        (581632 * 0.9940, False),
+        *(tokens(factor, consistent=True) for factor in (1.0, 1.0049, 0.9953)),
+        *(tokens(factor, consistent=False) for factor in (1.006, 0.994)),
+        ({}, SMALL, {"kv_cache_tokens": 27 * 16}, {"consistent": True}),
+        ({}, SMALL, {"kv_cache_tokens": 28 * 16}, {"consistent": False}),
+        ({}, 0.0, {"kv_cache_tokens": 40}, {"consistent": True}),
+        ({}, -0.53, UNPRINTED, {"recomputed_kv_cache_tokens": 0, "consistent": None}),
+        ({}, 6 * 2**21 / GIB, {"block_size_effective": 64, "kv_cache_tokens": 64}, OF_WHOLE_BLOCKS),
+        (WINDOWS, 1.0, OF_WINDOWS, NOTHING),
+        (UNKNOWN, 71.0, {"block_size_effective": 32}, {"disagrees": None}),  # was not predicted
     ],
 )
-def test_tokens_counted_from_the_logs_memory_must_be_those_it_names_to_half_a_percent(tokens, consistent):
-    row = row_of(kv_cache_tokens=tokens, num_gpu_blocks=None)
-    assert row["consistent"] is consistent
-    assert row["recomputed_error_pct"] == pytest.approx(100 * (581632 / tokens - 1))
-    assert pd.isna(row["disagrees"]) is consistent
+def test_what_the_log_is_held_against(predicted, available_gib, printed, expected):
+    row = row_of(predicted, **{"available_kv_cache_gib": available_gib, **printed})
+    assert {name: None if pd.isna(row[name]) else row[name] for name in expected} == expected
 
 
-def test_hundredths_of_a_gib_hide_more_of_a_small_cache():
-    # 0.05 GiB are 25 blocks of 2 MiB; the 0.005 GiB that rounding hides are 40.96 tokens.
-    assert row_of(available_kv_cache_gib=0.05, kv_cache_tokens=27 * 16)["consistent"] is True
-    assert row_of(available_kv_cache_gib=0.05, kv_cache_tokens=28 * 16)["consistent"] is False
-    assert row_of(available_kv_cache_gib=0.0, kv_cache_tokens=40)["consistent"] is True
-
-
-def test_blocks_are_whole_and_of_the_size_that_took_effect():
-    row = row_of(available_kv_cache_gib=1.5 * 2**21 * 4 / GIB, block_size_effective=64, kv_cache_tokens=64)
-    assert row["recomputed_kv_cache_tokens"] == 64
-    assert row["disagrees"] == "block_size,kv_cache_tokens"
-
-
-def test_ranks_of_a_pipeline_differ_so_nothing_is_recomputed():
-    knobs = KNOBS | {"pipeline_parallel_size": 2}
-    name = CELL + "-pp2"
-    row = row_of({"cell_id": name}, knobs=knobs, kv_cache_tokens=600000)
-    assert pd.isna(row["consistent"])
-    assert math.isnan(row["recomputed_kv_cache_tokens"])
-    assert row_of({"cell_id": CELL + "-pp1"}, knobs=KNOBS | {"pipeline_parallel_size": 1})["consistent"] is True
-
-
-def test_blocks_of_layers_of_several_kinds_hold_no_token_whole_so_nothing_is_recomputed():
-    # As vLLM 0.32 logged for tiny-windows-57m: blocks of 128 tokens in two of eight layers.
-    pool = {"block_size": 128, "bytes_per_token": 8192, "bytes_per_block": 2**18, "kv_cache_bytes": GIB}
-    pool |= {"num_blocks": 4096, "kv_cache_tokens": 161_319, "max_concurrency": 315.08}
-    printed = {"block_size_effective": 128, "num_gpu_blocks": 4096, "kv_cache_tokens": 161_319}
-    row = row_of(PREDICTED | pool, **printed, max_concurrency=315.08, available_kv_cache_gib=1.0)
-    assert math.isnan(row["recomputed_kv_cache_tokens"])
-    assert pd.isna(row["consistent"])
-    assert pd.isna(row["disagrees"])
-
-
-def test_a_block_size_is_not_held_against_a_cell_that_was_not_predicted():
-    unknown = dict.fromkeys(("kv_cache_bytes", "bytes_per_token", "bytes_per_block", "num_blocks", "kv_cache_tokens"))
-    assert pd.isna(row_of(unknown | {"max_concurrency": None, "unknown": "why"}, block_size_effective=32)["disagrees"])
-
-
-def test_a_negative_cache_holds_nothing():
-    row = row_of(available_kv_cache_gib=-0.53, kv_cache_tokens=None, num_gpu_blocks=None)
-    assert row["recomputed_kv_cache_tokens"] == 0
-    assert pd.isna(row["consistent"])
+@pytest.mark.parametrize(("ranks", "consistent"), [(1, True), (2, None)])
+def test_ranks_of_a_pipeline_differ_so_nothing_is_recomputed(ranks, consistent):
+    knobs = KNOBS | {"pipeline_parallel_size": ranks}
+    row = row_of({"cell_id": f"{CELL}-pp{ranks}"}, knobs=knobs)
+    assert (None if pd.isna(row["consistent"]) else row["consistent"]) is consistent
+    assert math.isnan(row["recomputed_kv_cache_tokens"]) == (consistent is None)
 
 
 # --- disagreements ---------------------------------------------------------------------------------------------------
@@ -230,14 +211,6 @@ GIVEN = dict.fromkeys(L4) | {"bytes_per_token": 131072, "bytes_per_block": 2**21
 def test_each_disagreement_has_its_code(predicted, printed, disagrees):
     found = row_of(predicted, **printed)["disagrees"]
     assert (None if pd.isna(found) else found) == disagrees
-
-
-def test_a_cell_that_was_not_run_has_its_prediction_alone():
-    row = row_of(outcome="missing", **dict.fromkeys(PRINTED))
-    assert row["predicted_kv_cache_tokens"] == 581632
-    assert math.isnan(row["observed_kv_cache_tokens"])
-    assert pd.isna(row["disagrees"])
-    assert pd.isna(row["consistent"])
 
 
 # --- blocks at several utilizations ----------------------------------------------------------------------------------
@@ -302,57 +275,36 @@ def test_published_blocks_have_the_prediction_beside_them_and_are_named_so():
     assert first["disagrees"].startswith("kv_cache_tokens,")
     assert pd.isna(first["study"])
     assert (first["observed_block_size"], pd.isna(first["consistent"])) == (16, True)
+    of_two_tables = published(0.5, 8788, 18444), published(0.9, 17234, 34487, "published/kv_blocks_other/1")
+    rows = capacity_table(table(cell(KNOBS, **PRINTED)), predictions(*of_two_tables))
+    assert rows["implied_memory_bytes"].isna().tolist() == [True, True]
 
 
-def test_two_published_tables_are_never_one_line():
+def test_a_cell_without_a_prediction_has_no_row_repeats_are_one_and_sources_are_several():
+    blocks = {"num_gpu_blocks": [None, 36352, None], "kv_cache_tokens": 581632}  # only one repeat tells
     rows = capacity_table(
-        table(cell(KNOBS, **PRINTED)),
-        predictions(published(0.5, 8788, 18444), published(0.9, 17234, 34487, "published/kv_blocks_other/1")),
+        table(
+            cell(KNOBS, (1.0, 2.0, 3.0), **(PRINTED | blocks)),
+            cell(KNOBS, source="measured elsewhere", study="other", **PRINTED),
+            cell({"batch_size": 4}, engine="hf-static"),
+        ),
+        predictions(),
     )
-    assert rows["implied_memory_bytes"].isna().all()
-    assert len(rows) == 2
-
-
-def test_a_cell_without_a_prediction_has_no_row_and_repeats_are_one():
-    rows = capacity_table(
-        table(cell(KNOBS, (1.0, 2.0, 3.0), **PRINTED), cell({"batch_size": 4}, engine="hf-static")), predictions()
-    )
-    assert rows["cell_id"].tolist() == [CELL]
-    assert list(rows.columns) == list(SCHEMA.columns)
-
-
-def test_a_number_that_only_one_repeat_has_is_that_of_the_cell():
-    row = row_of(num_gpu_blocks=None, kv_cache_tokens=None)
-    assert math.isnan(row["observed_num_blocks"])
-    (row,) = capacity_table(
-        table(cell(KNOBS, (1.0, 2.0), **(PRINTED | {"num_gpu_blocks": [None, 36352]}))), predictions()
-    ).to_dict("records")
-    assert row["observed_num_blocks"] == 36352
-
-
-def test_the_same_cell_of_two_sources_has_two_rows():
-    rows = capacity_table(
-        table(cell(KNOBS, **PRINTED), cell(KNOBS, source="measured elsewhere", study="other", **PRINTED)), predictions()
-    )
+    assert rows["cell_id"].tolist() == [CELL, CELL]
     assert sorted(rows["source"]) == ["measured", "measured elsewhere"]
+    assert rows["observed_num_blocks"].tolist() == [36352, 36352]
+    assert list(rows.columns) == list(SCHEMA.columns)
 
 
 # --- the command -----------------------------------------------------------------------------------------------------
 
 
-def call(folder, predictions_text=None):
+def call(folder, predictions_text):
     write_table(table(cell(KNOBS, **PRINTED)), folder / "cells.parquet")
-    if predictions_text is None:
-        write_jsonl(folder / "capacity.jsonl", [PREDICTED])
-    else:
-        (folder / "capacity.jsonl").write_text(predictions_text)
-    names = {
-        "study": write_study(folder, workloads={"chat": fixed()}),
-        "cells": "cells.parquet",
-        "predictions": "capacity.jsonl",
-    }
-    argv = [text for name, value in names.items() for text in (f"--{name}", str(folder / value))]
-    return main([*argv, "--out", str(folder / "capacity.parquet")])
+    (folder / "capacity.jsonl").write_text(predictions_text)
+    names = {"study": write_study(folder, workloads={"chat": fixed()}), "cells": folder / "cells.parquet"}
+    names |= {"predictions": folder / "capacity.jsonl", "out": folder / "capacity.parquet"}
+    return main([text for name, path in names.items() for text in (f"--{name}", str(path))])
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,7 @@ from hypothesis import strategies as st
 from tests.unit.analyse.parsed_tables import requests, steps, write_parsed
 from tests.unit.analyse.synthetic_cells import cell, table
 from workflow_scripts.analyse.cells.request_lives import paged
-from workflow_scripts.analyse.memory.fragmentation import (
-    SCHEMA,
-    layouts,
-    timeline,
-    waste_table,
-)
+from workflow_scripts.analyse.memory.fragmentation import SCHEMA, layouts, timeline, waste_table
 from workflow_scripts.workloads.workload_kinds import SharedPrefixWorkload
 
 
@@ -29,15 +24,8 @@ PLAIN_ID = PLAIN["cell_id"][0]
 
 def prefix_of(tokens, users=1, share=1.0):
     """A workload whose requests begin with a prefix of so many tokens."""
-    return SharedPrefixWorkload(
-        kind="shared_prefix",
-        num_prompts=2,
-        prefix_tokens=tokens,
-        prompt_tokens=4,
-        output_tokens=1,
-        users=users,
-        share=share,
-    )
+    sizes = {"num_prompts": 2, "prefix_tokens": tokens, "prompt_tokens": 4, "output_tokens": 1}
+    return SharedPrefixWorkload(kind="shared_prefix", users=users, share=share, **sizes)
 
 
 def waste(*rows, texts=None, knobs=None, **columns):
@@ -147,19 +135,13 @@ def test_the_published_example_of_contiguous_reservations():
     # Three requests of 1024, 512 and 3072 tokens, each with 4096 slots.
     rows = [(tokens, 1, 0, 0.0, 5.0, 5.0) for tokens in (1024, 512, 3072)]
     found = at(waste(*rows, max_model_len_effective=4096), "contiguous_max_model_len")
-    assert found["waste_pct"] == 62.5
-    assert found["slots_held_mean"] == 3 * 4096
-    assert found["sequences_live_mean"] == 3
+    assert (found["waste_pct"], found["slots_held_mean"], found["sequences_live_mean"]) == (62.5, 3 * 4096, 3)
 
 
-def test_a_request_may_reserve_its_own_length_only():
+def test_a_request_may_reserve_its_own_length_only_and_contiguous_memory_shares_no_prefix():
     found = at(waste((10, 3, 0, 1.0, 3.0, 4.0)), "contiguous_request_length")
     assert found["tokens_held_mean"] == pytest.approx(31.5 / 3)
-    assert found["slots_held_mean"] == 13
-    assert found["source"] == "predicted"
-
-
-def test_contiguous_memory_shares_no_prefix():
+    assert (found["slots_held_mean"], found["source"]) == (13, "predicted")
     rows = [(20, 1, 0, 0.0, 1.0, 1.0), (20, 1, 16, 0.0, 1.0, 1.0)]
     found = waste(*rows, block_size_effective=16, max_model_len_effective=100)
     assert at(found, "contiguous_max_model_len")["tokens_held_mean"] == 40
@@ -181,121 +163,66 @@ def test_a_padded_batch_waits_for_its_longest_request():
 
 
 def test_only_the_layout_of_the_engine_is_measured():
-    found = waste((10, 3, 0, 1.0, 3.0, 4.0), block_size_effective=16, max_model_len_effective=64)
+    columns = {"block_size_effective": 16, "max_model_len_effective": 64}
+    found = waste((10, 3, 0, 1.0, 3.0, 4.0), **columns, kv_cache_usage_mean=0.25, kv_cache_tokens=400)
     sizes = found.index.get_level_values("block_size").dropna()
     expected = found["expected_wasted_slots_per_sequence"].dropna()
     assert expected.tolist() == [(size - 1) / 2 for size in sizes]
-    assert set(found.index.get_level_values("layout")) == {
-        "paged",
-        "block_size_whatif",
-        "contiguous_max_model_len",
-        "contiguous_request_length",
-        "padded_batch",
-    }
-    assert found.groupby("layout")["source"].first().to_dict() == {
-        "paged": "measured",
-        "block_size_whatif": "predicted",
-        "contiguous_max_model_len": "predicted",
-        "contiguous_request_length": "predicted",
-        "padded_batch": "predicted",
-    }
+    layouts = ("block_size_whatif", "contiguous_max_model_len", "contiguous_request_length", "padded_batch")
+    sources = found.groupby("layout")["source"].first().to_dict()
+    assert sources == dict.fromkeys(layouts, "predicted") | {"paged": "measured"}
     assert set(found["computed_from"]) == {"timeline", "lengths"}
     pd.testing.assert_series_equal(
         at(found, "paged", 16).drop(["source", "engine_slots_held_mean"]),
         at(found, "block_size_whatif", 16).drop(["source", "engine_slots_held_mean"]),
         check_names=False,
     )
-
-
-def test_what_is_not_known_has_no_row():
-    layouts_found = set(waste((10, 3, 0, 1.0, 3.0, 4.0)).index.get_level_values("layout"))
-    assert layouts_found == {"block_size_whatif", "contiguous_request_length", "padded_batch"}
-
-
-def test_the_engines_own_gauge_stands_beside_the_paged_layout():
-    columns = {"block_size_effective": 16, "kv_cache_usage_mean": 0.25, "kv_cache_tokens": 400}
-    found = waste((10, 3, 0, 1.0, 3.0, 4.0), **columns)
+    # The engine's own gauge stands beside the paged layout. What is not known has no row.
     assert at(found, "paged", 16)["engine_slots_held_mean"] == 100
     assert found["engine_slots_held_mean"].notna().sum() == 1
+    unknown = waste((10, 3, 0, 1.0, 3.0, 4.0)).index.get_level_values("layout")
+    assert set(unknown) == {"block_size_whatif", "contiguous_request_length", "padded_batch"}
 
 
 # --- shared prefixes ---------------------------------------------------------------------------------------------
 
 
-def test_a_prefix_is_held_once_while_any_request_with_it_lives():
-    # Owner from 0 to 2 s, one that found 16 tokens from 1 to 3 s, another from 5 to 6 s; 16 of 20 tokens are shared.
-    rows = [(20, 1, 0, 0.0, 2.0, 2.0), (20, 1, 16, 1.0, 3.0, 3.0), (20, 1, 16, 5.0, 6.0, 6.0)]
-    found = at(waste(*rows, block_size_effective=16), "paged", 16)
-    live_s, covered_s, span_s = 2 + 2 + 1, 3 + 1, 6
-    assert found["tokens_held_mean"] == pytest.approx((4 * live_s + 16 * covered_s) / span_s)
-    assert found["slots_held_mean"] == pytest.approx((16 * live_s + 16 * covered_s) / span_s)
+TWO = [(40, 1, 0, 0.0, 1.0, 1.0), (40, 1, 32, 0.0, 1.0, 1.0)]
+WITHOUT_HITS = [(40, 1, 0, 0.0, 1.0, 1.0), (40, 1, None, 0.0, 1.0, 1.0)]
+# Two users' requests in turn, all at once: two prefixes of 32 tokens, and 8 tokens of each request's own.
+OF_TWO_USERS = [(40, 1, found, 0.0, 1.0, 1.0) for found in (0, 0, 32, 32)]
+# Of two requests in a row one begins with the prefix: the second, which is long enough, does not.
+HALF = [(40, 1, found, at_s, at_s + 1, at_s + 1) for found, at_s in ((0, 1.0), (0, 0.0), (32, 1.0))]
 
 
-def test_only_whole_blocks_of_a_prefix_are_shared():
-    rows = [(40, 1, 0, 0.0, 1.0, 1.0), (40, 1, 32, 0.0, 1.0, 1.0)]
-    found = waste(*rows)
-    assert at(found, "block_size_whatif", 16)["tokens_held_mean"] == 80 - 32
-    assert at(found, "block_size_whatif", 64)["tokens_held_mean"] == 80
-    # The workload says that 36 tokens are common, of which blocks of 8 hold 32 and single tokens all.
-    found = waste(*rows, texts={"chat": prefix_of(36)})
-    assert at(found, "block_size_whatif", 8)["tokens_held_mean"] == 80 - 32
-    assert at(found, "block_size_whatif", 1)["tokens_held_mean"] == 80 - 36
+@pytest.mark.parametrize(
+    ("rows", "texts", "tokens_by_block_size"),
+    [
+        (TWO, {}, {16: 80 - 32, 64: 80}),
+        # The workload says that 36 tokens are common, of which blocks of 8 hold 32 and single tokens all.
+        (TWO, {"chat": prefix_of(36)}, {8: 80 - 32, 1: 80 - 36}),
+        (TWO, {"another": prefix_of(40)}, {1: 80 - 32}),
+        (OF_TWO_USERS, {"chat": prefix_of(32, users=2)}, {8: 2 * 32 + 4 * 8}),
+        # Taken for one prefix, the second would be held for nothing.
+        (OF_TWO_USERS, {}, {8: 32 + 40 + 3 * 8}),
+        (HALF, {"chat": prefix_of(32, share=0.5)}, {8: (40 + 32 + 2 * 8) / 2}),
+        (WITHOUT_HITS, {"chat": prefix_of(36)}, {1: 80}),
+    ],
+)
+def test_only_whole_blocks_of_a_prefix_that_was_found_are_shared(rows, texts, tokens_by_block_size):
+    found = waste(*rows, texts=texts)
+    for size, tokens in tokens_by_block_size.items():
+        assert at(found, "block_size_whatif", size)["tokens_held_mean"] == tokens
 
 
-def test_the_prefix_of_another_workload_is_none_of_this_one():
-    rows = [(40, 1, 0, 0.0, 1.0, 1.0), (40, 1, 32, 0.0, 1.0, 1.0)]
-    found = waste(*rows, texts={"another": prefix_of(40)})
-    assert at(found, "block_size_whatif", 1)["tokens_held_mean"] == 80 - 32
-
-
-def test_each_users_prefix_is_held_for_itself():
-    # Two users' requests in turn, all at once: two prefixes of 32 tokens, and 8 tokens of each request's own.
-    rows = [(40, 1, found, 0.0, 1.0, 1.0) for found in (0, 0, 32, 32)]
-    found = waste(*rows, texts={"chat": prefix_of(32, users=2)})
-    assert at(found, "block_size_whatif", 8)["tokens_held_mean"] == 2 * 32 + 4 * 8
-    # Taken for one prefix, the second would be held for nothing.
-    assert at(waste(*rows), "block_size_whatif", 8)["tokens_held_mean"] == 32 + 40 + 3 * 8
-
-
-def test_a_request_that_does_not_begin_with_the_prefix_owns_none():
-    # Of two requests in a row one begins with the prefix: the second, which is long enough, does not.
-    rows = [(40, 1, found, at_s, at_s + 1, at_s + 1) for found, at_s in ((0, 1.0), (0, 0.0), (32, 1.0))]
-    found = waste(*rows, texts={"chat": prefix_of(32, share=0.5)})
-    assert at(found, "block_size_whatif", 8)["tokens_held_mean"] == (40 + 32 + 2 * 8) / 2
-
-
-def test_without_hits_nothing_is_shared_whatever_the_workload():
-    rows = [(40, 1, 0, 0.0, 1.0, 1.0), (40, 1, None, 0.0, 1.0, 1.0)]
-    found = waste(*rows, texts={"chat": prefix_of(36)})
-    assert at(found, "block_size_whatif", 1)["tokens_held_mean"] == 80
-
-
-def test_the_first_request_that_is_long_enough_is_taken_for_the_owner():
-    rows = [
-        (20, 1, 0, 2.0, 3.0, 3.0),  # long enough, but later
-        (10, 1, 0, 0.0, 1.0, 1.0),  # first, but too short
-        (16, 1, 0, 1.0, 2.0, 2.0),
-        (20, 1, 16, 2.0, 3.0, 3.0),
-    ]
-    found = at(waste(*rows, block_size_effective=16), "paged", 16)
-    # 10 for 1 s, then 16 for 1 s, then 20 alone and the prefix with 4 more.
-    assert found["tokens_held_mean"] == pytest.approx((10 + 16 + 20 + 20) / 3)
-
-
-def test_repeats_do_not_share(tmp_path):
+def test_repeats_do_not_share():
     made = one_cell(block_size_effective=16)
     second = [row | {"repeat": 1} for row in made]
-    name = made[0]["cell_id"]
-    lives = timeline(
-        table(made, second),
-        pd.concat(
-            [
-                requests(name, (20, 1, 0, 0.0, 1.0, 1.0), (20, 1, 16, 0.0, 1.0, 1.0)),
-                requests(name, (20, 1, 0, 0.0, 1.0, 1.0), (20, 1, 0, 0.0, 1.0, 1.0), repeat=1),
-            ]
-        ),
-        {},
+    of_repeats = (
+        requests(made[0]["cell_id"], (20, 1, 0, 0.0, 1.0, 1.0), (20, 1, found, 0.0, 1.0, 1.0), repeat=repeat)
+        for repeat, found in enumerate((16, 0))
     )
+    lives = timeline(table(made, second), pd.concat(of_repeats), {})
     assert lives["shared_tokens"].tolist() == [16, 16, 0, 0]
     assert next(layouts(lives))["tokens_held_mean"].tolist() == [24, 40]
 
@@ -324,22 +251,12 @@ def test_caches_of_huggingface_are_as_measured(tmp_path):
     found = waste_table(table(default, static, broken), tmp_path, {})
     assert found["cell_id"].tolist() == [default[0]["cell_id"], static[0]["cell_id"]]
     assert found["layout"].tolist() == ["hf_dynamic_cache", "hf_static_cache"]
-    assert found["waste_pct"].tolist() == [75, 75]
-    assert found["tokens_held_mean"].tolist() == [30, 30]
-    assert found["slots_held_mean"].tolist() == [120, 120]
-    assert found["source"].tolist() == ["measured", "measured"]
-    assert found["computed_from"].tolist() == ["steps", "steps"]
-
-
-def test_a_cache_that_no_knob_names_is_the_dynamic_one(tmp_path):
-    made = table(
-        one_cell({"batch_size": 4}, kv_tokens_live_mean=30.0, kv_slots_reserved_mean=120.0, engine="hf-static")
-    )
-    found = waste_table(made.assign(knob_cache_implementation=pd.NA), tmp_path, {})
+    numbers = {"waste_pct": 75, "tokens_held_mean": 30, "slots_held_mean": 120}
+    assert found[[*numbers, "source", "computed_from"]].drop_duplicates().to_dict("records") == [
+        numbers | {"source": "measured", "computed_from": "steps"}
+    ]
+    # A cache that no knob names is the dynamic one; without such cells the table is empty.
+    found = waste_table(table(default).assign(knob_cache_implementation=pd.NA), tmp_path, {})
     assert found["layout"].tolist() == ["hf_dynamic_cache"]
-
-
-def test_no_cell_is_an_empty_table(tmp_path):
     found = waste_table(table(one_cell()), tmp_path, {})
-    assert found.empty
-    assert list(found.columns) == list(SCHEMA.columns)
+    assert (found.empty, list(found.columns)) == (True, list(SCHEMA.columns))

@@ -28,19 +28,9 @@ STATES |= {"mamba_n_groups": 1, "mamba_d_state": 4}
 
 def timeline(*lengths: tuple[int, int]) -> pd.DataFrame:
     """Requests of which each step takes a second, one after the other."""
-    rows = [
-        {
-            "row": 0,
-            "prompt_tokens": prompt,
-            "output_tokens": output,
-            "prefill_s": 1.0,
-            "decode_s": output - 1.0,
-            "block_size_effective": BLOCK,
-            "max_num_batched_tokens_effective": 64,
-        }
-        for prompt, output in lengths
-    ]
-    return pd.DataFrame(rows)
+    of_cell = {"row": 0, "prefill_s": 1.0, "block_size_effective": BLOCK, "max_num_batched_tokens_effective": 64}
+    requests = pd.DataFrame(lengths, columns=["prompt_tokens", "output_tokens"]).assign(**of_cell)
+    return requests.assign(decode_s=requests["output_tokens"] - 1.0)
 
 
 def slot_seconds(facts: ModelFacts, *lengths: tuple[int, int]) -> dict[tuple[str, str], tuple[float, float]]:
@@ -86,11 +76,8 @@ def test_a_state_takes_a_whole_page():
 def test_a_model_that_keeps_all_tokens_in_all_layers(model_type):
     experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
     assert keeps_every_token(model_facts(COMMON | experts | {"model_type": model_type, "num_hidden_layers": 2}))
-    assert not any(keeps_every_token(model_facts(config)) for config in (WINDOWS, STATES))
-
-
-def test_layers_of_which_tokens_differ_in_bytes_have_no_layouts():
+    # Layers of which tokens differ in bytes have no layouts.
     gemma_4 = {"model_type": "gemma4_text", "hidden_size_per_layer_input": 0, "sliding_window": 6}
-    facts = model_facts(COMMON | gemma_4 | {"num_hidden_layers": 6})
-    assert not keeps_every_token(facts)
-    assert kinds_of_layers(facts) == ()
+    of_several = model_facts(COMMON | gemma_4 | {"num_hidden_layers": 6})
+    assert kinds_of_layers(of_several) == ()
+    assert not any(map(keeps_every_token, (of_several, model_facts(WINDOWS), model_facts(STATES))))
