@@ -5,8 +5,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from tests.unit.analyse.settings.test_effects import around
-from tests.unit.analyse.synthetic_cells import cell, starts_table
+from tests.unit.analyse.synthetic_cells import around, cell, starts_table
 from workflow_scripts.analyse.serving.latencies import LATENCIES, SCHEMA, latency_effects
 from workflow_scripts.analyse.settings.effects import knob_effects
 
@@ -51,10 +50,15 @@ def test_the_longest_latency_of_all_values_is_the_value():
 
 
 def test_the_rate_is_a_knob_that_needs_no_proof_of_its_effect():
-    found = effects(*(server(ttft_s, request_rate_per_s=rate) for rate, ttft_s in ((2.0, 0.1), (8.0, 0.5))))
-    (row,) = pairs(found, "request_rate_per_s")
+    cells = [server(ttft_s, request_rate_per_s=rate, max_num_seqs=64) for rate, ttft_s in ((2.0, 0.1), (8.0, 0.5))]
+    for row in (row for rows in cells for row in rows):
+        row |= {"running_peak": 3, "num_requests": 64, "preemptions": 0, "kv_cache_usage_peak": 0.1}
+    (row,) = pairs(effects(*cells), "request_rate_per_s")
     assert (row["value"], row["baseline"]) == ("8", "2")
     assert pd.isna(row["took_effect"])
+    assert pd.isna(row["bound_by"])  # few requests at once are no sign of a token budget if they arrive at a rate
+    offline = [server(ttft_s, engine="vllm", max_num_seqs=seqs) for seqs, ttft_s in ((4, 0.8), (64, 0.2))]
+    assert effects(*offline).empty
 
 
 def test_a_load_that_was_too_high_is_named():
@@ -65,16 +69,3 @@ def test_a_load_that_was_too_high_is_named():
         assert row["saturated"] == which
     (row,) = pairs(effects(few, many), "max_num_seqs")
     assert pd.isna(row["saturated"])
-
-
-def test_only_servers_have_latencies_that_are_compared():
-    offline = [server(ttft_s, engine="vllm", max_num_seqs=seqs) for seqs, ttft_s in ((4, 0.8), (64, 0.2))]
-    assert effects(*offline).empty
-
-
-def test_few_requests_at_once_are_no_sign_of_a_token_budget_if_they_arrive_at_a_rate():
-    cells = [server(ttft_s, request_rate_per_s=rate, max_num_seqs=64) for rate, ttft_s in ((2.0, 0.1), (8.0, 0.5))]
-    for row in (row for rows in cells for row in rows):
-        row |= {"running_peak": 3, "num_requests": 64, "preemptions": 0, "kv_cache_usage_peak": 0.1}
-    (row,) = pairs(effects(*cells), "request_rate_per_s")
-    assert pd.isna(row["bound_by"])

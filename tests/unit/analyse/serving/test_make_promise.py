@@ -87,6 +87,13 @@ def test_without_a_server_it_is_the_fastest_within_the_latency_bound(study, tabl
     assert not found.server
     assert found.busy == 64
     assert (found.sustained_per_s, found.too_much_per_s, found.request_rate_per_s) == (None, None, None)
+    # Where nothing keeps the bound a cell must be named.
+    tables["recommendations"] = tables["recommendations"].head(0)
+    with pytest.raises(PromiseError, match=r"no measured setting .* pick="):
+        promised(study, tables)
+    tables["cells"] = tables["cells"].assign(outcome="timeout")
+    with pytest.raises(PromiseError, match="no cell of vLLM was measured"):
+        promised(study, tables)
 
 
 def test_a_cell_is_picked_by_its_id_or_its_knobs(study, tables):
@@ -114,17 +121,7 @@ def test_of_several_workloads_one_must_be_named(study, tables):
     assert promised(study, tables, SERVED.format(1)).cell_id == SERVED.format(1)
 
 
-def test_where_nothing_keeps_the_bound_a_cell_must_be_named(study, tables):
-    tables["serving_summary"] = tables["serving_summary"].head(0)
-    tables["recommendations"] = tables["recommendations"].head(0)
-    with pytest.raises(PromiseError, match=r"no measured setting .* pick="):
-        promised(study, tables)
-    tables["cells"] = tables["cells"].assign(outcome="timeout")
-    with pytest.raises(PromiseError, match="no cell of vLLM was measured"):
-        promised(study, tables)
-
-
-def test_a_single_start_promises_with_the_spread_of_other_studies(study, tables, monkeypatch):
+def test_starts_promise_what_they_vary_and_a_single_one_what_those_of_other_studies_do(study, tables, monkeypatch):
     monkeypatch.setattr(repeats, "known_elsewhere", variation.known_elsewhere)
     found = promised(study, tables)
     rate = found.measured["output_tokens_per_s"]
@@ -133,16 +130,12 @@ def test_a_single_start_promises_with_the_spread_of_other_studies(study, tables,
     assert rate.high is not None
     assert rate.high / rate.value == pytest.approx(rate.value / rate.low)
     assert rate.high / rate.value > np.exp(1.96 * np.sqrt(2) * 0.01)
-
-
-def test_several_starts_promise_what_they_vary(study, tables):
-    cells = tables["cells"]
-    tables["cells"] = pd.concat([cells.assign(start=n, round=n) for n in (1, 2, 3)], ignore_index=True)
-    rows = tables["serving"]
-    tables["serving"] = pd.concat([rows.assign(start=n) for n in (1, 2, 3)], ignore_index=True)
+    for name in ("cells", "serving"):
+        starts = (tables[name].assign(start=n, **({"round": n} if name == "cells" else {})) for n in (1, 2, 3))
+        tables[name] = pd.concat(starts, ignore_index=True)
+    monkeypatch.undo()
     found = promised(study, tables)
-    assert (found.starts, found.repeats) == (3, 9)
-    assert found.scope == BETWEEN_STARTS
+    assert (found.starts, found.repeats, found.scope) == (3, 9, BETWEEN_STARTS)
     rate = found.measured["output_tokens_per_s"]
     assert rate.low == pytest.approx(rate.value)  # the starts are copies of each other
 

@@ -20,6 +20,7 @@ from workflow_scripts.study.rounds import CellStart, RoundPlan, read_plan
 from workflow_scripts.study.study_file import load_study
 
 SECONDS = 90.0
+ENDED = {"provenance": {"ended_at": "2026-01-01T00:00:00+00:00"}}
 # Starts of two alike cells that vary by 2 %, and of a third that is four times as fast.
 NOISE = 0.02 * np.array([[1, -1, 0.5, -0.5, 1, -1], [-1, 1, -0.5, 0.5, -1, 1], [1, 1, -1, -1, 1, -1]])
 RATES = {1: 100.0, 4: 100.0, 16: 400.0}
@@ -44,15 +45,9 @@ class Measured:
         """Let cells end in so many starts; return the cells table."""
         for place, one in enumerate(expand(self.study)):
             for start in range(1, count + 1) if cells is None or place in cells else []:
-                end_cell(
-                    self.study,
-                    self.paths,
-                    one,
-                    start,
-                    start={"start": start, "round": start},
-                    phases_s={"start": SECONDS - 30, "measure": 30.0},
-                    provenance={"ended_at": "2026-01-01T00:00:00+00:00"},
-                )
+                at = {"start": start, "round": start}
+                phases_s = {"start": SECONDS - 30, "measure": 30.0}
+                end_cell(self.study, self.paths, one, start, start=at, phases_s=phases_s, **ENDED)
         measured = [len(self.paths.outcomes(one)) for one in expand(self.study)]
         rates = zip(RATES.items(), NOISE, measured, strict=True)
         return starts_table(*(cell({"max_num_seqs": n}, rate * np.exp(of[:have])) for (n, rate), of, have in rates))
@@ -78,29 +73,22 @@ def test_only_cells_of_open_comparisons_are_measured_again_each_in_its_next_star
     assert plan.spent_s == 9 * SECONDS
     assert plan.left_s >= 2 * SECONDS
     assert plan.known == known_sha256(measured.study, measured.paths, ["h200"])
-
-
-def test_what_shows_drift_takes_device_time_too(tmp_path):
-    measured = Measured(tmp_path)
-    table = measured.end(3)
-    outcome = measured.paths.outcome(measured.ids[0])
+    # What shows drift takes device time too.
     again = measured.paths.again(measured.ids[0], 3) / "outcome.json"
     again.parent.mkdir()
-    again.write_bytes(outcome.read_bytes())
-    assert measured.plan(table, 4).spent_s == 10 * SECONDS
+    again.write_bytes(measured.paths.outcome(measured.ids[0]).read_bytes())
+    assert measured.plan(measured.end(3), 4).spent_s == 10 * SECONDS
 
 
-def test_measuring_ends_when_the_starts_or_the_device_hours_are_used_up(tmp_path):
-    for name in ("starts", "hours"):
-        (tmp_path / name).mkdir()
-    all_used = Measured(tmp_path / "starts", at_most=3)
-    plan = all_used.plan(all_used.end(3), 4)
+@pytest.mark.parametrize(
+    ("starts", "given_up"),
+    [({"at_most": 3}, TOO_MANY_STARTS), ({"device_hours": (9 * SECONDS + 60) / 3600}, TOO_LITTLE_TIME)],
+)
+def test_measuring_ends_when_the_starts_or_the_device_hours_are_used_up(tmp_path, starts, given_up):
+    measured = Measured(tmp_path, **starts)
+    plan = measured.plan(measured.end(3), 4)
     assert (plan.starts, plan.ended) == ((), NONE_DECIDABLE)
-    assert {one.given_up for one in plan.not_decidable} == {TOO_MANY_STARTS}
-    no_time = Measured(tmp_path / "hours", device_hours=(9 * SECONDS + 60) / 3600)
-    plan = no_time.plan(no_time.end(3), 4)
-    assert (plan.starts, plan.ended) == ((), NONE_DECIDABLE)
-    assert {one.given_up for one in plan.not_decidable} == {TOO_LITTLE_TIME}
+    assert {one.given_up for one in plan.not_decidable} == {given_up}
 
 
 def test_a_cell_that_failed_is_not_measured_again_by_the_same_call(tmp_path):
@@ -149,19 +137,15 @@ def test_a_cell_that_is_faster_than_its_device_can_be_decides_nothing(tmp_path):
 
 
 @pytest.mark.parametrize(("at_most", "verdict"), [(3, "flat"), (20, "not decided")])
-def test_the_effects_of_a_study_share_its_error_over_its_rounds(tmp_path, at_most, verdict):
+def test_the_effects_of_a_study_share_its_error_over_its_rounds(tmp_path, capsys, at_most, verdict):
     measured = Measured(tmp_path, at_least=3, at_most=at_most)
     noise = np.array([[0.01, -0.01, 0.0], [-0.01, 0.0, 0.01]])
     table = starts_table(*(cell({"max_num_seqs": n}, 100 * np.exp(of)) for n, of in zip((1, 4), noise, strict=True)))
     write_table(table, tmp_path / "cells.parquet", "cells")
-    called = ["--study", str(measured.file), "--cells", str(tmp_path / "cells.parquet")]
-    assert table_effects([*called, "--out", str(tmp_path / "effects.parquet")]) == 0
-    assert set(pd.read_parquet(tmp_path / "effects.parquet")["verdict"]) == {verdict}
-
-
-def test_a_fixed_number_of_starts_leaves_nothing_to_decide(tmp_path, capsys):
-    measured = Measured(tmp_path, at_least=3, at_most=3)
-    called = ["--study", str(measured.file), "--gpus", "h200", "--number", "3"]
-    called += [word for name in ("cells", "parsed", "devices", "out") for word in (f"--{name}", "none")]
-    assert main(called) == 2
-    assert "nothing to decide" in capsys.readouterr().err
+    words = ["--study", measured.file, "--cells", tmp_path / "cells.parquet", "--out", tmp_path / "effects.parquet"]
+    assert table_effects(list(map(str, words))) == 0
+    effects = pd.read_parquet(tmp_path / "effects.parquet")
+    assert (set(effects["verdict"]), set(effects["margin_pct"])) == ({verdict}, {5.0})
+    if at_most == 3:  # a fixed number of starts leaves nothing to decide
+        assert called(measured, tmp_path, 3, tmp_path / "plan.json") == 2
+        assert "nothing to decide" in capsys.readouterr().err

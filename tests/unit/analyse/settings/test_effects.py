@@ -1,6 +1,6 @@
 import json
 import math
-from pathlib import Path
+from itertools import product
 
 import numpy as np
 import pandas as pd
@@ -9,16 +9,12 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from tests.unit.analyse.synthetic_cells import around, cell, only, starts_table
+from tests.unit.analyse.synthetic_cells import NOT_COUNTED, OTHER_PLACES, around, cell, only, starts_table
 from workflow_scripts.analyse.intervals.further_starts import Looks
 from workflow_scripts.analyse.intervals.statistics import ONE_START
-from workflow_scripts.analyse.settings.effects import SCHEMA, knob_effects, main
+from workflow_scripts.analyse.settings.effects import SCHEMA, knob_effects
 from workflow_scripts.analyse.settings.knob_pairs import looks_at
-from workflow_scripts.analyse.tables import read_table, write_table
 from workflow_scripts.study.study import Starts
-from workflow_scripts.study.study_file import load_study
-
-DEMO = Path(__file__).parents[4] / "config" / "studies" / "demo.yaml"
 
 
 def effects(*cells, margin_pct=2.0, comparison=None):
@@ -28,9 +24,6 @@ def effects(*cells, margin_pct=2.0, comparison=None):
 
 def flag(value):
     return None if pd.isna(value) else bool(value)
-
-
-# --- equal work
 
 
 def limited(seqs, requests, rate, steady):
@@ -56,32 +49,17 @@ def test_cells_with_other_requests_are_compared_while_they_are_full():
     assert unknown["work"].tolist() == ["equal", "differs", "differs"]
 
 
-def test_the_rates_beside_a_ratio_are_those_of_the_rounds_that_both_share():
-    rows = starts_table(cell({"max_num_seqs": 1}, around(100)), cell({"max_num_seqs": 4}, [200, 200, 200, 800]))
-    [row] = knob_effects(rows, 2.0).query("comparison == 'pair'").itertuples()
-    assert (row.rate, row.baseline_rate, row.ratio) == pytest.approx((200, 100, 2), rel=1e-3)
-    assert row.ratio == pytest.approx(row.rate / row.baseline_rate)
-
-
 # --- what is compared with what
 
 
 def test_values_are_compared_with_the_smallest_in_every_group_that_is_alike_otherwise():
-    found = effects(
-        *(
-            cell({"max_num_seqs": seqs, "block_size": block}, around(100), gpu=gpu)
-            for gpu in ("h200", "l40s")
-            for block in (16, 32)
-            for seqs in (128, 1, 16)
-        ),
-        comparison="pair",
-    )
+    places = product(("h200", "l40s"), (16, 32), (128, 1, 16))
+    cells = [cell({"max_num_seqs": n, "block_size": block}, around(100), gpu=gpu) for gpu, block, n in places]
+    found = effects(*cells, comparison="pair")
     by_seqs = found[found["knob"] == "max_num_seqs"]
     assert by_seqs[["gpu", "held", "value", "baseline", "values"]].values.tolist() == [
         [gpu, f"block_size={block}", value, "1", "1, 16, 128"]
-        for gpu in ("h200", "l40s")
-        for block in (16, 32)
-        for value in ("16", "128")
+        for gpu, block, value in product(("h200", "l40s"), (16, 32), ("16", "128"))
     ]
     by_block = found[found["knob"] == "block_size"]
     assert len(by_block) == 6
@@ -89,31 +67,16 @@ def test_values_are_compared_with_the_smallest_in_every_group_that_is_alike_othe
     assert set(by_block["value"] + by_block["baseline"]) == {"3216"}
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"gpu": "l40s"},
-        {"model": "opt-125m"},
-        {"workload": "long"},
-        {"study": "other"},
-        {"source": "measured elsewhere"},
-        {"engine": "hf-static"},
-    ],
-)
+@pytest.mark.parametrize("other", [*OTHER_PLACES, {"engine": "hf-static"}, {"lock_sha256": "b"}, *NOT_COUNTED])
 def test_cells_that_differ_in_anything_else_are_not_compared(other):
     knobs = {"batch_size": 8} if "engine" in other else {"max_num_seqs": 16}
-    assert effects(cell({"max_num_seqs": 1}), cell(knobs, **other)).empty
+    assert effects(cell({"max_num_seqs": 1}, lock_sha256="a"), cell(knobs, **({"lock_sha256": "a"} | other))).empty
 
 
 def test_models_are_compared_at_equal_settings_with_the_first_in_the_alphabet():
-    found = effects(
-        *(
-            cell({"max_num_seqs": seqs}, around(rate), model=model)
-            for seqs in (1, 16)
-            for model, rate in (("opt", 100), ("opt-awq", 200))
-        ),
-        cell({"max_num_seqs": 64}, around(100), model="opt"),
-    )
+    models = product((1, 16), (("opt", 100), ("opt-awq", 200)))
+    both = [cell({"max_num_seqs": n}, around(rate), model=model) for n, (model, rate) in models]
+    found = effects(*both, cell({"max_num_seqs": 64}, around(100), model="opt"))
     by_model = found[found["knob"] == "model"]
     pairs = by_model[by_model["comparison"] == "pair"]
     assert pairs[["model", "value", "baseline", "held"]].values.tolist() == [
@@ -124,57 +87,37 @@ def test_models_are_compared_at_equal_settings_with_the_first_in_the_alphabet():
     assert set(found.loc[found["knob"] == "max_num_seqs", "model"]) == {"opt", "opt-awq"}
 
 
-def test_a_knob_that_a_cell_leaves_to_the_engine_has_no_value_there():
-    found = effects(
-        cell({"max_num_seqs": 1}),
-        cell({"max_num_seqs": 1, "block_size": 16}),
-        cell({"max_num_seqs": 1, "block_size": 32}),
-        cell({"max_num_seqs": 4}),
-        comparison="pair",
-    )
-    assert found[["knob", "value", "baseline", "held"]].values.tolist() == [
-        ["max_num_seqs", "4", "1", ""],
-        ["block_size", "32", "16", "max_num_seqs=1"],
-    ]
-
-
-def test_cells_that_do_not_count_are_left_out():
-    assert effects(cell({"max_num_seqs": 1}), cell({"max_num_seqs": 4}, outcome="engine_error")).empty
-    assert effects(cell({"max_num_seqs": 1}), cell({"max_num_seqs": 4}, comparable=False)).empty
-
-
-def test_cells_of_different_locks_are_kept_apart():
-    assert effects(cell({"max_num_seqs": 1}, lock_sha256="a"), cell({"max_num_seqs": 4}, lock_sha256="b")).empty
-    assert not effects(cell({"max_num_seqs": 1}, lock_sha256="a"), cell({"max_num_seqs": 4}, lock_sha256="a")).empty
-
-
-def test_a_table_without_anything_to_compare_has_all_columns_and_no_rows():
-    assert effects(cell({"max_num_seqs": 1})).columns.tolist() == list(SCHEMA.columns)
-    assert effects(cell({"max_num_seqs": 1}, outcome="missing")).columns.tolist() == list(SCHEMA.columns)
-
-
-def test_baseline_of_switches_is_false_and_of_names_the_first_in_the_alphabet():
-    switch = effects(*(cell({"enable_prefix_caching": on}, around(1)) for on in (True, False)), comparison="pair")
-    assert only(switch)[["value", "baseline", "values"]].tolist() == ["true", "false", "false, true"]
-    names = effects(*(cell({"kv_cache_dtype": t}, around(1)) for t in ("fp8", "auto")), comparison="pair")
-    assert only(names)[["value", "baseline"]].tolist() == ["fp8", "auto"]
+@pytest.mark.parametrize(
+    ("knobs", "compared"),
+    [
+        # A knob that a cell leaves to the engine has no value there.
+        (
+            [{"max_num_seqs": 1}, *({"max_num_seqs": 1, "block_size": n} for n in (16, 32)), {"max_num_seqs": 4}],
+            [["max_num_seqs", "4", "1", "1, 4", ""], ["block_size", "32", "16", "16, 32", "max_num_seqs=1"]],
+        ),
+        # The baseline of a switch is false, and of names the first in the alphabet.
+        ([{"enforce_eager": on} for on in (True, False)], [["enforce_eager", "true", "false", "false, true", ""]]),
+        ([{"kv_cache_dtype": t} for t in ("fp8", "auto")], [["kv_cache_dtype", "fp8", "auto", "auto, fp8", ""]]),
+    ],
+)
+def test_values_and_baselines(knobs, compared):
+    found = effects(*map(cell, knobs), comparison="pair")
+    assert found[["knob", "value", "baseline", "values", "held"]].values.tolist() == compared
 
 
 # --- the numbers
 
 
 def test_ratio_and_interval_of_a_pair_are_those_of_a_paired_t_test():
-    found = only(
-        effects(
-            cell({"max_num_seqs": 1}, [100.0, 102.0, 101.0]),
-            cell({"max_num_seqs": 4}, [205.0, 200.0, 207.0, 500.0]),
-            comparison="pair",
-        )
-    )
+    cells = cell({"max_num_seqs": 1}, [100.0, 102.0, 101.0]), cell({"max_num_seqs": 4}, [205.0, 200.0, 207.0, 500.0])
+    found = only(effects(*cells, comparison="pair"))
     logs = np.log([205.0, 200.0, 207.0]) - np.log([100.0, 102.0, 101.0])
     interval = stats.ttest_1samp(logs, 0).confidence_interval(0.95)
     assert found["ratio"] == pytest.approx(np.exp(logs.mean()))
     assert (found["ratio_low"], found["ratio_high"]) == pytest.approx(np.exp([interval.low, interval.high]))
+    # The rates beside it are those of the rounds that both share.
+    rates = [stats.gmean(of) for of in ([205.0, 200.0, 207.0], [100.0, 102.0, 101.0])]
+    assert found[["rate", "baseline_rate"]].tolist() == pytest.approx(rates)
     half = np.sqrt(2) * (interval.high - interval.low) / 2
     assert found["ratio_again_high"] == pytest.approx(np.exp(logs.mean() + half))
     assert (found["repeats"], found["baseline_repeats"], found["starts"]) == (4, 3, 3)
@@ -197,24 +140,16 @@ def test_ratio_and_interval_of_a_pair_are_those_of_a_paired_t_test():
     ],
 )
 def test_verdict_and_what_it_would_take(ratio, sd, verdict, needed):
-    found = only(
-        effects(
-            cell({"block_size": 16}, around(100, sd)),
-            cell({"block_size": 32}, around(100 * ratio, sd, 1)),
-            comparison="pair",
-        )
-    )
+    cells = cell({"block_size": 16}, around(100, sd)), cell({"block_size": 32}, around(100 * ratio, sd, 1))
+    found = only(effects(*cells, comparison="pair"))
     assert found["verdict"] == verdict
     assert (None if pd.isna(found["starts_needed"]) else found["starts_needed"]) == needed
 
 
-def test_the_margin_is_the_studys():
+def test_the_margin_is_the_studys_and_one_repeat_decides_nothing():
     cells = cell({"block_size": 16}, around(100)), cell({"block_size": 32}, around(130))
-    assert only(effects(*cells, margin_pct=35.0, comparison="pair"))["verdict"] == "flat"
-    assert only(effects(*cells, margin_pct=2.0, comparison="pair"))["verdict"] == "changes"
-
-
-def test_one_repeat_decides_nothing_and_plans_nothing():
+    for margin_pct, verdict in ((35.0, "flat"), (2.0, "changes")):
+        assert only(effects(*cells, margin_pct=margin_pct, comparison="pair"))["verdict"] == verdict
     found = effects(cell({"block_size": 16}, [100.0]), cell({"block_size": 32}, [300.0]))
     assert found["ratio"].tolist() == pytest.approx([3, 3])
     assert found[["ratio_low", "ratio_high", "starts_needed"]].isna().all(axis=None)
@@ -231,17 +166,6 @@ def test_one_start_is_worth_what_other_starts_vary(ratio, others, verdict):
     found = effects(*known, cell({"block_size": 32}, [100.0]), cell({"block_size": 64}, [100 * ratio]), margin_pct=5)
     pair = only(found[(found["knob"] == "block_size") & (found["comparison"] == "pair")])
     assert (pair["verdict"], pair["scope"], pair["starts"]) == (verdict, ONE_START, 1)
-
-
-@pytest.mark.parametrize(
-    ("ratio", "starts", "verdict", "needed"),
-    [(1.12, 4, "not decided", 1), (1.12, 5, "changes", 0), (1.25, 2, "changes", 0)],
-)
-def test_a_change_in_few_starts_must_be_larger_than_two_modes_make(ratio, starts, verdict, needed):
-    rates = np.tile(around(100), 2)[:starts]
-    cells = cell({"block_size": 32}, rates), cell({"block_size": 64}, ratio * rates)
-    found = only(effects(*cells, comparison="pair"))
-    assert (found["verdict"], found["starts_needed"]) == (verdict, needed)
 
 
 def test_a_cell_with_two_modes_has_no_interval():
@@ -297,17 +221,33 @@ def test_overall_is_the_fastest_against_the_slowest_with_an_interval_over_all_pa
     ],
 )
 def test_the_fastest_are_those_that_no_other_is_shown_to_exceed(rates, sd, fastest, decided):
-    found = only(effects(*seqs(rates, sd), comparison="overall"))
-    assert (found["fastest"], flag(found["fastest_decided"])) == (fastest, decided)
+    # Groups come one after the other, pairs first.
+    found = effects(*seqs(rates, sd), *seqs({1: 3, 4: 1}, gpu="l40s"))
+    order = [("h200", "4"), ("h200", "16"), ("h200", "overall"), ("l40s", "4"), ("l40s", "overall")]
+    assert list(zip(found["gpu"], found["value"].where(found["comparison"] == "pair", "overall"), strict=True)) == order
+    overall = found[found["comparison"] == "overall"].iloc[0]
+    assert (overall["fastest"], flag(overall["fastest_decided"])) == (fastest, decided)
 
 
 def test_overall_is_flat_only_if_every_pair_is():
     assert only(effects(*seqs({1: 100, 4: 101, 16: 100.5}), comparison="overall"))["verdict"] == "flat"
+    equal = only(effects(*seqs({1: 100, 4: 100}, sd=0.0), comparison="overall"))
+    assert equal[["value", "baseline", "ratio", "verdict"]].tolist() == ["4", "1", 1.0, "flat"]  # still two cells
     # Each is within 20 % of the first, but not the others of each other.
     pairs = effects(*seqs({1: 100, 4: 116, 16: 86}), margin_pct=20)
     assert pairs.loc[pairs["comparison"] == "pair", "verdict"].tolist() == ["flat", "flat"]
-    assert only(pairs[pairs["comparison"] == "overall"])["verdict"] == "not decided"
-    assert only(pairs[pairs["comparison"] == "overall"])["starts_needed"] == 2
+    overall = only(pairs[pairs["comparison"] == "overall"])
+    assert overall[["verdict", "starts_needed"]].tolist() == ["not decided", 2]
+    # It waits for the last pair, and has no plan where a pair has none.
+    pairs = effects(*seqs({1: 100, 4: 100, 16: 101.5}, sd=0.01))
+    needed = pairs.loc[pairs["comparison"] == "pair", "starts_needed"].tolist()
+    overall = only(pairs[pairs["comparison"] == "overall"])
+    assert overall["verdict"] == "not decided"
+    assert overall["starts_needed"] == max(needed) > min(needed)
+    cells = [*seqs({1: 100, 4: 102}), cell({"max_num_seqs": 16}, [101.0])]
+    overall = only(effects(*cells, comparison="overall"))
+    assert overall[["value", "baseline", "verdict"]].tolist() == ["4", "1", "not decided"]
+    assert pd.isna(overall["starts_needed"])
 
 
 def test_a_change_needs_more_the_more_comparisons_the_study_has():
@@ -317,21 +257,6 @@ def test_a_change_needs_more_the_more_comparisons_the_study_has():
     many = [row for gpu in gpus for row in seqs({1: 100, 4: 101}, sd=0.04, gpu=gpu, study="other")]
     five = effects(*seqs({1: 100, 4: 130}, sd=0.04), *many)
     assert set(five.loc[five["gpu"] == "h200", "verdict"]) == {"not decided"}
-
-
-def test_overall_waits_for_the_last_pair_to_be_flat():
-    pairs = effects(*seqs({1: 100, 4: 100, 16: 101.5}, sd=0.01))
-    needed = pairs.loc[pairs["comparison"] == "pair", "starts_needed"].tolist()
-    overall = only(pairs[pairs["comparison"] == "overall"])
-    assert overall["verdict"] == "not decided"
-    assert overall["starts_needed"] == max(needed) > min(needed)
-
-
-def test_overall_has_no_plan_where_a_pair_has_none():
-    cells = [*seqs({1: 100, 4: 102}), cell({"max_num_seqs": 16}, [101.0])]
-    overall = only(effects(*cells, comparison="overall"))
-    assert (overall["value"], overall["baseline"], overall["verdict"]) == ("4", "1", "not decided")
-    assert pd.isna(overall["starts_needed"])
 
 
 def test_overall_shows_the_pair_that_decides_it():
@@ -345,21 +270,6 @@ def test_overall_shows_the_pair_that_decides_it():
     overall = only(effects(*cells, comparison="overall"))
     assert overall[["value", "baseline", "verdict"]].tolist() == ["1", "4", "not decided"]
     assert overall["ratio"] == pytest.approx(2.5)
-
-
-def test_values_that_are_all_equal_are_still_two_cells():
-    overall = only(effects(*seqs({1: 100, 4: 100}, sd=0.0), comparison="overall"))
-    assert overall[["value", "baseline", "ratio", "verdict"]].tolist() == ["4", "1", 1.0, "flat"]
-
-
-def test_groups_come_one_after_the_other_pairs_first():
-    found = effects(*seqs({1: 1, 4: 2}), *seqs({1: 3, 4: 1}, gpu="l40s"))
-    assert found[["gpu", "comparison", "value"]].values.tolist() == [
-        ["h200", "pair", "4"],
-        ["h200", "overall", "4"],
-        ["l40s", "pair", "4"],
-        ["l40s", "overall", "1"],
-    ]
 
 
 # --- whether the knob took effect, and what bound
@@ -390,47 +300,29 @@ def test_groups_come_one_after_the_other_pairs_first():
 def test_a_knob_took_effect_if_the_engine_shows_a_difference(engine, knob, values, column):
     others = {"page_size": 32, "num_blocks": 64, "max_batch_tokens": 64} if engine == "hf-continuous" else {}
     others |= {"speculative_method": "ngram"} if knob == "num_speculative_tokens" else {}
-    text = column == "attention_backend"
-
-    def found(seen):
-        cells = (
-            cell(others | {knob: value}, around(1), engine=engine, **{column: shown})
-            for value, shown in zip(values, seen, strict=True)
-        )
-        both = effects(*cells)
-        assert set(both["knob"]) == {knob}
-        pair, overall = (flag(x) for x in both["took_effect"])
-        assert pair is overall
-        return pair
-
-    assert found(("A", "B") if text else (3, 4)) is True
-    assert found(("A", "A") if text else (3, 3)) is False
-    assert found(("A", None) if text else (3, None)) is None
+    first, second = ("A", "B") if column == "attention_backend" else (3, 4)
+    for seen, took_effect in (((first, second), True), ((first, first), False), ((first, None), None)):
+        knobs = zip(values, seen, strict=True)
+        found = effects(*(cell(others | {knob: v}, around(1), engine=engine, **{column: of}) for v, of in knobs))
+        assert set(found["knob"]) == {knob}
+        assert [flag(of) for of in found["took_effect"]] == [took_effect] * 2
 
 
-def test_what_the_engine_shows_is_that_of_one_repeat():
+@pytest.mark.parametrize(
+    ("peaks", "took_effect"), [((1, 1, 2), True), ((1, None, 2), True), ((2, 2, 2), False), ((2, 2, None), None)]
+)
+def test_overall_took_effect_if_any_pair_shows_it(peaks, took_effect):
+    values = zip((1, 4, 16), peaks, strict=True)
+    cells = (cell({"max_num_seqs": n}, around(1), running_peak=peak, num_requests=24) for n, peak in values)
+    assert flag(only(effects(*cells, comparison="overall"))["took_effect"]) is took_effect
+
+
+def test_what_the_engine_shows_is_that_of_one_repeat_and_nothing_is_shown_of_another_knob():
     seen = ((False, 0), (True, 96))
     found = effects(*(cell({"enable_prefix_caching": on}, around(1), prefix_cache_hits=hits) for on, hits in seen))
     assert found[["shown", "baseline_shown"]].values.tolist() == [["96", "0"]] * 2
-
-
-def test_nothing_shows_whether_another_knob_took_effect():
     found = effects(*(cell({"enforce_eager": eager}, around(1)) for eager in (True, False)))
     assert found["took_effect"].isna().all()
-
-
-def test_overall_took_effect_if_any_pair_shows_it():
-    def overall(*peaks):
-        cells = (
-            cell({"max_num_seqs": n}, around(1), running_peak=peak, num_requests=24)
-            for n, peak in zip((1, 4, 16), peaks, strict=True)
-        )
-        return flag(only(effects(*cells, comparison="overall"))["took_effect"])
-
-    assert overall(1, 1, 2) is True
-    assert overall(1, None, 2) is True
-    assert overall(2, 2, 2) is False
-    assert overall(2, 2, None) is None
 
 
 def test_what_bound_the_engine():
@@ -444,9 +336,6 @@ def test_what_bound_the_engine():
     assert only(found[found["comparison"] == "overall"])["bound_by"] == "prompts, sequences"
     unknown = effects(*(cell({"max_num_seqs": n}, around(1)) for n in (1, 4)))
     assert unknown["bound_by"].isna().all()
-
-
-# --- as a whole
 
 
 # Making an example smaller takes longer than reading it as it is.
@@ -468,17 +357,6 @@ def test_properties_of_any_group(rates):
     assert found.loc[decided, "ratio_low"].notna().all()
     if overall["verdict"] == "flat":
         assert (pairs["verdict"] == "flat").all()
-
-
-def test_the_command_writes_the_table(tmp_path):
-    write_table(starts_table(*seqs({1: 100, 4: 300})), tmp_path / "cells.parquet")
-    out = tmp_path / "tables" / "effects.parquet"
-    assert main(["--study", str(DEMO), "--cells", str(tmp_path / "cells.parquet"), "--out", str(out)]) == 0
-    written = read_table(out)
-    assert written["verdict"].tolist() == ["changes", "changes"]
-    assert set(written["margin_pct"]) == {load_study(DEMO).equivalence_margin_pct}
-    assert written["starts_needed"].dtype == "Int64"
-    assert len(pd.read_csv(out.with_suffix(".csv"))) == 2
 
 
 # --- what the engine moved with the knob
@@ -506,12 +384,9 @@ def test_what_the_study_asks_for_and_what_only_one_cell_tells_did_not_move():
     found = effects(of_settings(1, **same), of_settings(8, **same, dtype="float32"))
     assert found["moved_with_it"].isna().all()
     assert effects(of_settings(1, **same), cell({"max_num_seqs": 8}, around(100)))["moved_with_it"].isna().all()
-    others = {"num_blocks": 8, "max_batch_tokens": 64}
-    pages = [
-        cell({"page_size": size, **others}, engine="hf-continuous", effective=json.dumps(told))
-        for size, told in (
-            (32, {"block_size": 32, "attention_backend": "a"}),
-            (64, {"block_size": 64, "attention_backend": "b"}),
-        )
-    ]
+    pages = []
+    for size, backend in ((32, "a"), (64, "b")):
+        knobs = {"page_size": size, "num_blocks": 8, "max_batch_tokens": 64}
+        told = json.dumps({"block_size": size, "attention_backend": backend})
+        pages.append(cell(knobs, engine="hf-continuous", effective=told))
     assert set(effects(*pages)["moved_with_it"]) == {"attention_backend a -> b"}

@@ -7,10 +7,11 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from tests.unit.analyse.synthetic_cells import around, cell, only, starts_table
+from tests.unit.analyse.synthetic_cells import NOT_COUNTED, OTHER_PLACES, around, cell, only, starts_table
 from tests.unit.analyse.synthetic_starts import as_ratio
 from workflow_scripts.analyse.intervals.statistics import FASTER
 from workflow_scripts.analyse.settings.engine_gain import DECOMPOSITION_SCHEMA, SCHEMA, engine_tables
+from workflow_scripts.analyse.settings.knob_pairs import WORK
 
 
 def vllm(rate, seqs=16, **options):
@@ -55,30 +56,9 @@ def test_every_vllm_cell_meets_every_huggingface_cell_of_its_place():
     assert found["reason"].isna().all()
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"gpu": "l40s"},
-        {"model": "opt-125m"},
-        {"workload": "long"},
-        {"study": "other"},
-        {"source": "measured elsewhere"},
-        {"outcome": "infeasible"},
-        {"comparable": False},
-    ],
-)
+@pytest.mark.parametrize("other", [*OTHER_PLACES, *NOT_COUNTED])
 def test_cells_of_another_place_do_not_meet(other):
-    assert improvements(vllm(8), static(1, 1, **other)).empty
-    assert steps(vllm(8), static(1, 1, **other)).empty
-
-
-def test_cells_of_different_locks_are_not_comparable():
-    apart = vllm(8, lock_sha256="b" * 64), static(1, 1, lock_sha256="a" * 64)
-    found = only(improvements(*apart))
-    assert not found["comparable"]
-    assert "lock aaaaaaaaaaaa against bbbbbbbbbbbb" in found["reason"]
-    assert math.isnan(found["improvement_ratio"])
-    assert not steps(*apart)["comparable"].any()
+    assert [len(of) for of in engine_tables(starts_table(vllm(8), static(1, 1, **other)))] == [0, 0]
 
 
 def test_improvement_is_a_ratio_within_rounds():
@@ -97,12 +77,25 @@ def test_improvement_is_a_ratio_within_rounds():
 # --- equal work
 
 
-@pytest.mark.parametrize("work", ["num_requests", "prompt_tokens", "output_tokens"])
-def test_unequal_work_is_not_comparable(work):
-    found = only(improvements(vllm(8, **{work: 10}), static(1, 1, **{work: 11})))
-    assert (found["comparable"], found["reason"]) == (False, f"{work} differs: 10 against 11")
+@pytest.mark.parametrize(
+    ("of_vllm", "of_hf", "reason"),
+    [
+        *(({name: 10}, {name: 11}, f"{name} differs: 10 against 11") for name in WORK),
+        ({"lock_sha256": "b" * 64}, {"lock_sha256": "a" * 64}, "lock aaaaaaaaaaaa against bbbbbbbbbbbb"),
+    ],
+)
+def test_unequal_work_and_other_environments_are_not_comparable(of_vllm, of_hf, reason):
+    cells = vllm(8, **of_vllm), static(1, 1, **of_hf)
+    found = only(improvements(*cells))
+    assert (found["comparable"], reason in found["reason"]) == (False, True)
     assert found[["improvement_ratio", "improvement_ratio_low", "improvement_ratio_high"]].isna().all()
     assert found["vllm_output_tokens_per_s"] == pytest.approx(8)
+    # Steps between others are.
+    found = steps(vllm(24, **of_vllm), *(static(n, 8 * n - 7, **of_hf) for n in (1, 2)), continuous(4, **of_hf))
+    found = found.set_index("factor")
+    assert found.index[found["comparable"]].tolist() == ["static_batching", "continuous_batching"]
+    assert reason in found.loc["engine", "reason"]
+    assert found["share_pct"].isna().all()
 
 
 @pytest.mark.parametrize("side", ["vllm", "hf"])
@@ -144,24 +137,19 @@ def test_other_numbers_or_more_devices_are_not_comparable(knobs, differs):
 
 def test_the_steps_from_single_requests_to_vllm():
     found = steps(vllm(24), static(1, 1), static(3, 8), continuous(4))
+    single, batch = (f"hf-static/static-batch{size}-cachedynamic" for size in (1, 8))
+    flowing = "hf-continuous/continuous-page32-blocks128-tokens256"
     assert found[["factor", "numerator", "denominator"]].values.tolist() == [
-        ["static_batching", "hf-static/static-batch8-cachedynamic", "hf-static/static-batch1-cachedynamic"],
-        [
-            "continuous_batching",
-            "hf-continuous/continuous-page32-blocks128-tokens256",
-            "hf-static/static-batch8-cachedynamic",
-        ],
-        ["engine", "vllm/seqs16", "hf-continuous/continuous-page32-blocks128-tokens256"],
-        ["total", "vllm/seqs16", "hf-static/static-batch1-cachedynamic"],
+        ["static_batching", batch, single],
+        ["continuous_batching", flowing, batch],
+        ["engine", "vllm/seqs16", flowing],
+        ["total", "vllm/seqs16", single],
     ]
-    assert found["ratio"].tolist() == pytest.approx([3, 4 / 3, 6, 24])
-    assert found["ratio_low"].tolist() == pytest.approx(found["ratio"].tolist())
-    assert found["ratio_high"].tolist() == pytest.approx(found["ratio"].tolist())
-    assert set(found["scope"]) == {"between starts on this device"}
+    for column in ("ratio", "ratio_low", "ratio_high"):
+        assert found[column].tolist() == pytest.approx([3, 4 / 3, 6, 24])
     assert found["share_pct"].tolist() == pytest.approx([100 * math.log(r) / math.log(24) for r in (3, 4 / 3, 6, 24)])
-    assert found["comparable"].all()
-    assert set(found["vllm_knobs"]) == {"seqs16"}
-    assert set(found["vllm_max_num_seqs"]) == {16}
+    same = found[["scope", "comparable", "vllm_knobs", "vllm_max_num_seqs"]].drop_duplicates()
+    assert same.values.tolist() == [["between starts on this device", True, "seqs16", 16]]
 
 
 # Making an example smaller takes longer than reading it as it is.
@@ -176,11 +164,6 @@ def test_steps_multiply_to_the_total_and_shares_add_up(rates):
         assert found["share_pct"][3] == pytest.approx(100)
     else:
         assert found["share_pct"].isna().all()
-
-
-def test_every_vllm_cell_that_batches_has_its_own_steps():
-    found = steps(vllm(1, 1), vllm(2, 2), vllm(3, 16), static(1, 1))
-    assert found["vllm_knobs"].tolist() == ["seqs2"] * 4 + ["seqs16"] * 4
 
 
 def test_the_static_batch_has_vllms_size_and_the_cache_of_the_single_requests_whatever_their_speed():
@@ -202,17 +185,22 @@ def test_the_static_batch_has_vllms_size_and_the_cache_of_the_single_requests_wh
     assert found["ratio"].tolist() == pytest.approx([5.8, 5 / 2.9, 24 / 5, 48])
 
 
+@pytest.mark.parametrize(("seqs", "batch"), [(4, 4), (6, 4), (8, 8), (256, 16), (2, 4)])
+def test_the_static_batch_is_the_largest_that_is_no_larger_than_vllms(seqs, batch):
+    # Every vLLM cell that batches has its own steps.
+    found = steps(vllm(1, 1), vllm(24, seqs), vllm(3, 512), static(1, 1), *(static(3, size) for size in (4, 8, 16)))
+    assert found["vllm_knobs"].tolist() == [f"seqs{seqs}"] * 4 + ["seqs512"] * 4
+    assert found["numerator"][0] == f"hf-static/static-batch{batch}-cachedynamic"
+
+
 def test_a_cache_without_single_requests_is_left_out_however_fast_its_batches_are():
     for fast in (2.9, 3.1):
         found = steps(vllm(24, 8), static(1, 1), static(3, 8), static(fast, 8, "static"))
         assert found["numerator"][0] == "hf-static/static-batch8-cachedynamic"
         assert found["comparable"].tolist() == [True, False, False, True]
-
-
-@pytest.mark.parametrize(("seqs", "batch"), [(4, 4), (6, 4), (8, 8), (256, 16), (2, 4)])
-def test_the_static_batch_is_the_largest_that_is_no_larger_than_vllms(seqs, batch):
-    found = steps(vllm(24, seqs), static(1, 1), *(static(3, size) for size in (4, 8, 16)))
-    assert found["numerator"][0] == f"hf-static/static-batch{batch}-cachedynamic"
+    # Without any batch the first cache is taken.
+    found = steps(vllm(24), static(1, 1), static(2, 1, "static"))
+    assert only(found[found["factor"] == "total"])["denominator"] == "hf-static/static-batch1-cachedynamic"
 
 
 def test_continuous_batchings_that_are_not_told_apart_are_named():
@@ -223,11 +211,6 @@ def test_continuous_batchings_that_are_not_told_apart_are_named():
     assert found["numerator"][1] == "hf-continuous/continuous-page32-blocks128-tokens512"
     assert found["ties"].isna().tolist() == [True, False, False, True]
     assert found["ties"][1] == "continuous-page32-blocks128-tokens256"
-
-
-def test_without_any_batch_single_requests_with_the_first_cache_are_taken():
-    found = steps(vllm(24), static(1, 1), static(2, 1, "static"))
-    assert only(found[found["factor"] == "total"])["denominator"] == "hf-static/static-batch1-cachedynamic"
 
 
 @pytest.mark.parametrize(
@@ -246,23 +229,8 @@ def test_a_step_whose_cells_were_not_measured_has_no_ratio(cells, ratios):
     assert pd.isna(found.loc["total", "denominator"]) == ("total" not in ratios)
 
 
-def test_a_step_of_unequal_work_has_no_ratio():
-    found = steps(vllm(24, output_tokens=5), static(1, 1), static(3, 8), continuous(4)).set_index("factor")
-    assert found["comparable"].to_dict() == {
-        "static_batching": True,
-        "continuous_batching": True,
-        "engine": False,
-        "total": False,
-    }
-    assert found.loc["engine", "reason"] == "output_tokens differs: 5 against 1000"
-    assert found["share_pct"].isna().all()
-
-
 def test_a_loss_has_a_negative_share_and_no_total_gain_no_shares():
     found = steps(vllm(8), static(1, 1), static(4, 8), continuous(2))
     assert found["share_pct"].tolist() == pytest.approx([200 / 3, -100 / 3, 200 / 3, 100])
     assert steps(vllm(0.5), static(1, 1), static(4, 8), continuous(2))["share_pct"].isna().all()
     assert steps(vllm([8.0]), static([1.0], 1), static([4.0], 8), continuous([2.0]))["share_pct"].isna().all()
-
-
-# --- the command

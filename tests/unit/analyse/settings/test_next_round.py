@@ -36,10 +36,13 @@ def decide(cells, margin_pct=5.0, at_least=2, at_most=8, seconds=10.0, **options
     return next_round(table, margin_pct, Looks(at_least, at_most), seconds_per_start=cost, **options)
 
 
-def test_a_study_ends_when_every_comparison_is_decided():
+def test_a_study_ends_when_every_comparison_is_decided_or_there_is_none():
     found = decide(seqs({1: 100, 4: 100, 16: 400}, sd=0.001))
     assert (found.cells, found.undecided, found.not_decidable) == ((), (), ())
     assert (found.decided, found.left_s, found.ended) == (3, 0.0, ALL_DECIDED)
+    nothing = decide(seqs({1: 100}))
+    assert (nothing.decided, nothing.ended) == (0, ALL_DECIDED)
+    assert decide(seqs({1: 100, 4: 100}, starts=1)).left_s == 20  # one start takes a second
 
 
 def test_only_cells_of_undecided_comparisons_are_measured_again():
@@ -53,24 +56,24 @@ def test_only_cells_of_undecided_comparisons_are_measured_again():
     assert found.left_s >= 20
 
 
+TWO_PLACES = [*seqs({1: 100, 4: 100}, sd=0.025), *seqs({1: 100, 4: 100}, sd=0.025, workload="long")]
+IDS = [of_cell[0]["cell_id"] for of_cell in TWO_PLACES]
+
+
 def test_those_come_first_that_decide_most_per_second():
-    cells = [*seqs({1: 100, 4: 100}, sd=0.025), *seqs({1: 100, 4: 100}, sd=0.025, workload="long")]
-    ids = [of_cell[0]["cell_id"] for of_cell in cells]
-    for cheap, dear in ((ids[:2], ids[2:]), (ids[2:], ids[:2])):
-        found = decide(cells, seconds=dict.fromkeys(cheap, 5.0) | dict.fromkeys(dear, 50.0))
+    for cheap, dear in ((IDS[:2], IDS[2:]), (IDS[2:], IDS[:2])):
+        found = decide(TWO_PLACES, seconds=dict.fromkeys(cheap, 5.0) | dict.fromkeys(dear, 50.0))
         assert found.cells == (*cheap, *dear)
 
 
 def test_a_budget_pays_for_the_first_and_the_others_are_not_decidable():
-    cells = [*seqs({1: 100, 4: 100}, sd=0.025), *seqs({1: 100, 4: 100}, sd=0.025, workload="long")]
-    ids = [of_cell[0]["cell_id"] for of_cell in cells]
-    seconds = dict.fromkeys(ids[:2], 5.0) | dict.fromkeys(ids[2:], 50.0)
-    all_s = decide(cells, seconds=seconds).left_s
-    found = decide(cells, seconds=seconds, budget_s=all_s - 1)
-    assert found.cells == tuple(ids[:2])
-    assert [(open_.cells, open_.given_up) for open_ in found.not_decidable] == [(tuple(ids[2:]), TOO_LITTLE_TIME)]
+    seconds = dict.fromkeys(IDS[:2], 5.0) | dict.fromkeys(IDS[2:], 50.0)
+    all_s = decide(TWO_PLACES, seconds=seconds).left_s
+    found = decide(TWO_PLACES, seconds=seconds, budget_s=all_s - 1)
+    assert found.cells == tuple(IDS[:2])
+    assert [(open_.cells, open_.given_up) for open_ in found.not_decidable] == [(tuple(IDS[2:]), TOO_LITTLE_TIME)]
     assert found.left_s < all_s
-    nothing = decide(cells, seconds=seconds, budget_s=1.0)
+    nothing = decide(TWO_PLACES, seconds=seconds, budget_s=1.0)
     assert (nothing.cells, nothing.ended) == ((), NONE_DECIDABLE)
 
 
@@ -82,17 +85,15 @@ def test_what_takes_more_starts_than_allowed_is_given_up_with_what_it_would_take
     assert open_.further_starts > 5
     (hopeless,) = decide(seqs({1: 100, 4: 105}, sd=0.1)).not_decidable
     assert hopeless.further_starts is None
-
-
-def test_few_starts_do_not_give_up_what_their_error_allows():
     # On the margin itself nothing would decide, but three starts do not show that it lies there.
     found = decide(seqs({1: 100, 4: 105}, sd=0.03), at_most=20)
     assert names(found.cells) == ["seqs1", "seqs4"]
     assert found.undecided[0].further_starts is None
-
-
-def test_one_start_takes_a_second():
-    assert decide(seqs({1: 100, 4: 100}, starts=1)).left_s == 20
+    # Starts that failed are no starts.
+    cells = starts_table(*seqs({1: 100, 4: 100}, starts=8, sd=0.05))
+    cells.loc[cells["start"] > 3, "outcome"] = "engine_error"
+    found = next_round(cells, 20.0, Looks(2, 8), seconds_per_start=dict.fromkeys(cells["cell_id"], 1.0))
+    assert len(found.cells) == 2
 
 
 def test_cells_of_other_rounds_take_more_starts_than_the_study_allows_if_they_vary():
@@ -114,18 +115,6 @@ def test_a_cell_with_two_modes_is_not_measured_again():
     found = decide([*cells, split])
     assert (found.cells, found.decided) == ((), 3)
     assert {open_.given_up for open_ in found.not_decidable} == {TWO_MODES}
-
-
-def test_starts_that_failed_are_no_starts():
-    cells = starts_table(*seqs({1: 100, 4: 100}, starts=8, sd=0.05))
-    cells.loc[cells["start"] > 3, "outcome"] = "engine_error"
-    found = next_round(cells, 20.0, Looks(2, 8), seconds_per_start=dict.fromkeys(cells["cell_id"], 1.0))
-    assert len(found.cells) == 2
-
-
-def test_nothing_to_compare_needs_no_round():
-    assert decide(seqs({1: 100})).ended == ALL_DECIDED
-    assert decide(seqs({1: 100})).decided == 0
 
 
 def test_a_table_with_the_columns_that_it_names_is_enough():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy import stats
 
-from tests.unit.analyse.synthetic_cells import around, cell, only, starts_table
+from tests.unit.analyse.synthetic_cells import OTHER_PLACES, around, cell, only, starts_table
 from tests.unit.analyse.synthetic_starts import as_ratio
 from tests.unit.study.test_serve_command import DUMMY, HUB
 from workflow_scripts.analyse.intervals.further_starts import Looks
@@ -70,32 +70,26 @@ def test_only_vllm_cells_that_count_are_recommended():
     assert recommended(config(8, 90, outcome="timeout")).columns.tolist() == list(SCHEMA.columns)
 
 
-@pytest.mark.parametrize(
-    "other",
-    [{"gpu": "l40s"}, {"model": "opt-125m"}, {"workload": "long"}, {"study": "b"}, {"source": "measured elsewhere"}],
-)
+@pytest.mark.parametrize("other", [*OTHER_PLACES, {"lock_sha256": "b"}])
 def test_every_place_has_its_own(other):
-    found = recommended(config(4, 50), config(16, 90, **other), role="best_throughput")
+    places = config(4, 50, lock_sha256="a"), config(16, 90, **({"lock_sha256": "a"} | other))
+    found = recommended(*places, role="best_throughput")
     assert found["knobs"].tolist() == ["seqs4", "seqs16"]
     (name, value), *_ = other.items()
-    assert found[name][1] == value
-
-
-def test_cells_of_different_locks_are_not_ranked_against_each_other():
-    locks = {4: "a", 8: "b", 16: "b"}
-    found = recommended(*(config(n, 10 * n, lock_sha256=locks[n]) for n in locks), role="best_throughput")
-    assert found["knobs"].tolist() == ["seqs4", "seqs16"]
+    assert name == "lock_sha256" or found[name][1] == value
 
 
 def test_the_roles_of_a_place_in_order():
-    found = recommended(config(1, 10, 0.01), config(4, 30, 0.015), config(16, 60, 0.1))
+    cells = (
+        (1, 10, 0.01, 0.9), (2, 10, 0.011, 0.8), (4, 30, 0.02, 0.5),
+        (8, 29, 0.02, 0.5), (16, 60, 0.1, 0.4), (32, 60, 0.1, 0.41),
+    )  # fmt: skip
+    found = recommended(*(config(n, rate, tpot, ttft=ttft) for n, rate, tpot, ttft in cells))
     assert found[["role", "knobs"]].values.tolist() == [
         ["best_throughput", "seqs16"],
         ["best_within_latency", "seqs1"],
         ["smallest_within_margin", "seqs16"],
-        ["pareto", "seqs1"],
-        ["pareto", "seqs4"],
-        ["pareto", "seqs16"],
+        *(["pareto", knobs] for knobs in ("seqs1", "seqs2", "seqs4", "seqs16")),
     ]
 
 
@@ -124,49 +118,29 @@ def test_a_tie_is_a_test_that_is_not_passed():
 # --- within a latency
 
 
-def test_without_a_bound_it_is_twice_the_lowest_time_per_token():
-    cells = config(1, 10, 0.01, p99=1.0), config(4, 30, 0.02, p99=1.0), config(16, 60, 0.0201, p99=1.0)
-    found = only(recommended(*cells, role="best_within_latency"))
-    assert (found["knobs"], found["latency_bound"]) == ("seqs4", "p99 TPOT <= 20 ms, 2 times the lowest median")
-    assert (found["eligible"], found["compared"]) == (2, 3)
+LATENCIES = ((1, 10, 0.01, 1.0), (4, 30, 0.02, 0.5), (8, 30, 0.02, 0.5), (16, 60, 0.1, 0.1), (32, 60, 0.0201, 1.0))
 
 
 @pytest.mark.parametrize(
-    ("bounds", "knobs", "bound"),
+    ("bounds", "knobs", "ties", "eligible", "bound"),
     [
-        ({"tpot_p99_s": 0.02}, "seqs4", "p99 TPOT <= 20 ms"),
-        ({"ttft_p99_s": 0.1}, "seqs16", "p99 TTFT <= 100 ms"),
-        ({"ttft_p99_s": 0.5, "tpot_p99_s": 0.05}, "seqs4", "p99 TTFT <= 500 ms and p99 TPOT <= 50 ms"),
+        ({"tpot_p99_s": 0.02}, "seqs4", "seqs8", 3, "p99 TPOT <= 20 ms"),
+        ({"ttft_p99_s": 0.1}, "seqs16", None, 1, "p99 TTFT <= 100 ms"),
+        ({"ttft_p99_s": 0.5, "tpot_p99_s": 0.05}, "seqs4", "seqs8", 2, "p99 TTFT <= 500 ms and p99 TPOT <= 50 ms"),
+        ({}, "seqs4", "seqs8", 3, "p99 TPOT <= 20 ms, 2 times the lowest median"),
+        ({"tpot_p99_s": 0.001}, None, None, 0, "p99 TPOT <= 1 ms"),
     ],
 )
-def test_bounds_of_the_user(bounds, knobs, bound):
-    latencies = ((1, 10, 0.01, 1.0), (4, 30, 0.02, 0.5), (16, 60, 0.1, 0.1))
-    cells = (config(n, rate, tpot, ttft=ttft, p99=1.0) for n, rate, tpot, ttft in latencies)
+def test_the_fastest_within_a_bound_of_latency(bounds, knobs, ties, eligible, bound):
+    """Only those that keep the bound are ties of the fastest that does."""
+    cells = (config(n, rate, tpot, ttft=ttft, p99=1.0) for n, rate, tpot, ttft in LATENCIES)
     found = only(recommended(*cells, role="best_within_latency", **bounds))
-    assert found[["knobs", "latency_bound"]].tolist() == [knobs, bound]
-
-
-def test_more_starts_do_not_make_a_bound_harder_to_keep():
-    """The highest of many would: the mean over starts is 0.0144."""
-    shaky = config(4, [30.0] * 9, tpot_s_p99=[0.01, 0.03, 0.01] * 3)
-    for bound, knobs in ((0.014, "seqs1"), (0.015, "seqs4")):
-        found = only(recommended(config(1, 10, 0.005), shaky, role="best_within_latency", tpot_p99_s=bound))
-        assert found["knobs"] == knobs
-
-
-def test_only_those_that_keep_the_bound_are_ties_of_the_fastest_that_does():
-    cells = config(1, 100, 0.01), config(4, 100, 0.01), config(16, 100, 0.1)
-    found = only(recommended(*cells, role="best_within_latency", tpot_p99_s=0.02))
-    assert (found["knobs"], found["ties"]) == ("seqs1", "seqs4")
-
-
-def test_a_bound_that_none_keeps_is_said_so():
-    found = only(recommended(config(1, 10), config(4, 30), role="best_within_latency", tpot_p99_s=0.001))
-    assert (found["eligible"], found["compared"]) == (0, 2)
-    assert found["latency_bound"] == "p99 TPOT <= 1 ms"
-    of = ["gpu", "model", "workload", "study", "source"]
-    assert found[of].tolist() == ["h200", "llama-3.1-8b-instruct", "chat", "try", "measured"]
-    assert found[["cell_id", "knobs", "output_tokens_per_s", "command", "config_yaml", "ties"]].isna().all()
+    assert [None if pd.isna(found[name]) else found[name] for name in ("knobs", "ties")] == [knobs, ties]
+    assert found[["eligible", "compared", "latency_bound"]].tolist() == [eligible, 5, bound]
+    place = ["gpu", "model", "workload", "study", "source"]
+    assert found[place].tolist() == ["h200", "llama-3.1-8b-instruct", "chat", "try", "measured"]
+    nothing = found[["cell_id", "output_tokens_per_s", "command", "config_yaml"]].isna()
+    assert nothing.tolist() == [knobs is None] * 4
 
 
 def test_without_latencies_no_bound_is_kept():
@@ -178,6 +152,14 @@ def test_without_latencies_no_bound_is_kept():
     assert pd.isna(only(recommended(without, role="best_within_latency", tpot_p99_s=1.0))["knobs"])
 
 
+def test_more_starts_do_not_make_a_bound_harder_to_keep():
+    """The highest of many would: the mean over starts is 0.0144."""
+    shaky = config(4, [30.0] * 9, tpot_s_p99=[0.01, 0.03, 0.01] * 3)
+    for bound, knobs in ((0.014, "seqs1"), (0.015, "seqs4")):
+        found = only(recommended(config(1, 10, 0.005), shaky, role="best_within_latency", tpot_p99_s=bound))
+        assert found["knobs"] == knobs
+
+
 # --- the smallest that is as fast
 
 
@@ -187,6 +169,10 @@ def test_the_smallest_within_the_margin(margin_pct, smallest):
     found = only(recommended(*cells, role="smallest_within_margin", margin_pct=margin_pct))
     assert found[["knobs", "margin_pct"]].tolist() == [smallest, margin_pct]
     assert pd.isna(found["ties"])
+    # One repeat shows nothing, so the fastest itself is left.
+    of_one_repeat = config(1, [100.0]), config(16, [100.001])
+    found = only(recommended(*of_one_repeat, role="smallest_within_margin", margin_pct=margin_pct))
+    assert found["knobs"] == "seqs16"
 
 
 def test_within_the_margin_is_shown_not_assumed():
@@ -220,11 +206,6 @@ def test_a_setting_that_missed_a_fast_round_is_ranked_without_the_rounds():
     assert found["knobs"][0] == "seqs4"
 
 
-def test_one_repeat_shows_nothing_so_the_fastest_itself_is_left():
-    found = only(recommended(config(1, [100.0]), config(16, [100.001]), role="smallest_within_margin"))
-    assert found["knobs"] == "seqs16"
-
-
 # Fewest sequences first, then memory, then the block. A share that the study leaves to the engine may be a large one.
 @pytest.mark.parametrize(
     ("larger", "smaller"),
@@ -244,18 +225,6 @@ def test_what_is_smallest(larger, smaller):
         assert only(recommended(*these, role="smallest_within_margin"))["knobs"] == cells[1][0]["knobs"]
 
 
-# --- the Pareto front
-
-
-def test_the_front_of_rate_and_both_latencies():
-    cells = (
-        (1, 10, 0.01, 0.9), (2, 10, 0.011, 0.8), (4, 30, 0.02, 0.5),
-        (8, 29, 0.02, 0.5), (16, 60, 0.1, 0.4), (32, 60, 0.1, 0.41),
-    )  # fmt: skip
-    found = recommended(*(config(n, rate, tpot, ttft=ttft) for n, rate, tpot, ttft in cells), role="pareto")
-    assert found["knobs"].tolist() == ["seqs1", "seqs2", "seqs4", "seqs16"]
-
-
 @given(
     arrays(float, st.tuples(st.integers(1, 12), st.integers(1, 3)), elements=st.sampled_from([0.0, 1.0, 2.0, np.nan]))
 )
@@ -267,24 +236,11 @@ def test_a_row_is_on_the_front_unless_another_beats_it(values):
     assert pareto_front(values).tolist() == expected
 
 
-# --- ready to serve
-
-
 def test_commands_and_files():
-    found = only(
-        recommended(
-            config(
-                16,
-                100,
-                knobs={"enable_prefix_caching": False, "gpu_memory_utilization": 0.85},
-                max_num_seqs_effective=16,
-                max_num_batched_tokens_effective=8192,
-                max_model_len_effective=4096,
-                block_size_effective=16,
-            ),
-            role="best_throughput",
-        )
-    )
+    effective = {"max_num_seqs": 16, "max_num_batched_tokens": 8192, "max_model_len": 4096, "block_size": 16}
+    knobs = {"enable_prefix_caching": False, "gpu_memory_utilization": 0.85}
+    served = config(16, 100, knobs=knobs, **{f"{name}_effective": value for name, value in effective.items()})
+    found = only(recommended(served, role="best_throughput"))
     assert found["command"] == (
         "vllm serve org/llama --dtype bfloat16 --max-num-seqs 16 --max-num-batched-tokens 8192 --max-model-len 4096"
         " --gpu-memory-utilization 0.85 --no-enable-prefix-caching"
@@ -298,46 +254,36 @@ def test_commands_and_files():
         "gpu-memory-utilization": 0.85,
         "no-enable-prefix-caching": True,
     }
-
-
-def test_commands_of_random_weights_and_without_what_took_effect():
+    # Random weights, and nothing known of what took effect.
     cells = config(16, 100, model="tiny"), cell({"batch_size": 1}, engine="hf-static", model="tiny")
     found = only(recommended(*cells, role="best_throughput"))
     assert found["command"] == "vllm serve models/tiny --load-format dummy --dtype float32 --max-num-seqs 16"
-
-
-def test_a_model_that_is_not_the_studys_has_no_command():
+    # A model that is not the study's has no command.
     found = only(recommended(config(16, 100, model="opt-125m"), role="best_throughput"))
     assert found[["command", "config_yaml"]].isna().all()
 
 
-# --- the command
-
-
-def test_commands_name_the_published_model_although_its_weights_were_random(tmp_path):
-    cells, out = tmp_path / "cells.parquet", tmp_path / "recommendations.parquet"
-    write_table(starts_table(config(4, 10, 0.01)), cells)
-    study = DEMO.parent / "two_gpus.yaml"
-    results = ["--results", str(tmp_path / "results")]
-    assert main(["--study", str(study), "--cells", str(cells), "--out", str(out), *results]) == 0
-    command = read_table(out).set_index("role").loc["best_throughput", "command"]
-    assert command.startswith("vllm serve meta-llama/Llama-3.1-8B-Instruct --revision ")
-    assert "dummy" not in command
+def written(study, tmp_path, *cells, bounds=()):
+    """The table that the command writes of these cells, by role."""
+    write_table(starts_table(*cells), tmp_path / "cells.parquet")
+    words = {"study": study, "cells": tmp_path / "cells.parquet", "results": tmp_path / "results"}
+    words |= {"out": tmp_path / "recommendations.parquet"}
+    assert main([*(str(word) for name, path in words.items() for word in (f"--{name}", path)), *bounds]) == 0
+    return read_table(tmp_path / "recommendations.parquet").set_index("role")
 
 
 def test_the_command_writes_the_table(tmp_path):
-    cells = tmp_path / "cells.parquet"
+    # Commands name the published model although its weights were random.
+    table = written(DEMO.parent / "two_gpus.yaml", tmp_path, config(4, 10, 0.01))
+    command = table.loc["best_throughput", "command"]
+    assert command.startswith("vllm serve meta-llama/Llama-3.1-8B-Instruct --revision ")
+    assert "dummy" not in command
     options = {"model": "tiny-llama-57m", "gpu": "cpu-all"}
-    write_table(starts_table(config(1, 10, 0.01, **options), config(4, 10.01, 0.1, **options)), cells)
-    out = tmp_path / "recommendations.parquet"
-    command = ["--study", str(DEMO), "--cells", str(cells), "--out", str(out)]
-    assert main([*command, "--results", str(tmp_path / "results")]) == 0
-    written = read_table(out).set_index("role")
-    smallest = written.loc["smallest_within_margin"]
+    cells = config(1, 10, 0.01, **options), config(4, 10.01, 0.1, **options)
+    table = written(DEMO, tmp_path, *cells, bounds=["--ttft-p99-s", "0.2", "--tpot-p99-s", "0.5"])
+    smallest = table.loc["smallest_within_margin"]
     assert (smallest["knobs"], smallest["margin_pct"]) == ("seqs1", load_study(DEMO).equivalence_margin_pct)
-    model = Path(written.loc["best_throughput", "command"].split()[2])
+    model = Path(table.loc["best_throughput", "command"].split()[2])
     assert model.parent == tmp_path / "results" / "demo" / "prepared" / "models"
     assert model.name.startswith("tiny-llama-57m-")
-    assert main([*command, "--ttft-p99-s", "0.2", "--tpot-p99-s", "0.5"]) == 0
-    written = read_table(out).set_index("role")
-    assert written.loc["best_within_latency", "latency_bound"] == "p99 TTFT <= 200 ms and p99 TPOT <= 500 ms"
+    assert table.loc["best_within_latency", "latency_bound"] == "p99 TTFT <= 200 ms and p99 TPOT <= 500 ms"
