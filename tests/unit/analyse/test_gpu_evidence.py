@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
+from tests.unit.analyse.synthetic_cells import plan_of
 from workflow_scripts.analyse.cells import cells as cells_module
 from workflow_scripts.analyse.cells.request_lives import shared_texts
 from workflow_scripts.analyse.limits import limits
@@ -217,14 +218,11 @@ def test_a_cell_has_one_rate_in_all_tables(raw, found):
     cell_id = "h200/hf-static/llama-3.1-8b-instruct/chat-16x64/static-batch1-cachedynamic"
     rates = [1024 / raw(cell_id, repeat=repeat).wall_s for repeat in range(3)]
     assert [stats.gmean(rates), np.median(rates)] == pytest.approx([43.1, 50.3], abs=0.05)
-    plan = pd.DataFrame({"cell_id": [cell_id], "output_tokens_per_s": 85.67})
-    columns = ("gpu", "engine", "model", "workload", "knobs", "speed_source", "bound_by", "infeasible")
-    numbers = ("max_num_seqs", "cached_tokens", "prompt_tokens", "error_pct", "ttft_error_pct", "running_peak")
-    more = ("full_share", "evicted_blocks", "prompts_to_fill")
-    plan = plan.reindex(columns=[*plan, *columns, *numbers, *more])
-    predicted = predictions_table(found.cells.reset_index(), plan).set_index("quantity")
+    cells = found.cells.reset_index()
+    plan = plan_of(cells[cells["cell_id"] == cell_id], output_tokens_per_s=85.67)
+    predicted = predictions_table(cells, plan).set_index("quantity")
     assert predicted.loc["output_tokens_per_s", "measured"] == pytest.approx(stats.gmean(rates))
-    engines, _ = engine_tables(found.cells.reset_index())
+    engines, _ = engine_tables(cells)
     of_cell = engines[engines["hf_knobs"] == "static-batch1-cachedynamic"]["hf_output_tokens_per_s"]
     assert of_cell.tolist() == pytest.approx([stats.gmean(rates)] * len(of_cell))
 

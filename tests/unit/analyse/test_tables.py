@@ -37,12 +37,7 @@ def test_types_and_nulls_survive_in_both_formats(tmp_path):
     path = tmp_path / "tables" / "try.parquet"
     write_table(frame(), path)
     back = read_table(path)
-    assert back.dtypes.astype(str).to_dict() == {
-        "name": "string",
-        "count": "Int64",
-        "rate": "float64",
-        "good": "boolean",
-    }
+    assert back.dtypes.astype(str).tolist() == ["string", "Int64", "float64", "boolean"]
     assert back.index.tolist() == [0, 1]
     assert back.iloc[0].tolist() == ["a", 1, 0.5, True]
     assert back.iloc[1].isna().all()
@@ -65,7 +60,7 @@ def test_the_schema_is_chosen_by_file_name_unless_it_is_named(tmp_path):
         (frame().drop(columns="rate"), "column 'rate' is missing"),
         (frame(count=[1, 2.5]), "column 'count' is not of dtype('Int64')"),
         (
-            frame(rate=["fast", "slow"]).drop(columns="good"),
+            frame(rate=["fast"] * 2).drop(columns="good"),
             "column 'good' is missing; column 'rate' is not of dtype('float64')",
         ),
     ],
@@ -109,14 +104,9 @@ def test_the_cells_that_other_tests_make_up_are_as_the_schema_has_them():
     pd.testing.assert_frame_equal(made_up, tables.TABLE_SCHEMAS["cells"].validate(made_up))
 
 
-def test_the_documentation_is_what_the_schemas_say():
+def test_every_table_and_column_is_documented_with_what_its_schema_says():
     assert DOCUMENTATION.read_text(encoding="utf-8") == documentation(), "run: kvsweep write-table-docs"
-
-
-def test_every_table_is_documented_and_every_column_has_a_meaning():
     columns_of = {schema.name: schema.columns for schema in SCHEMAS}
     assert len(columns_of) == len(SCHEMAS)
     assert set(columns_of) == set(tables.TABLE_SCHEMAS) - {"try"}
-    assert [
-        (table, name) for table, found in columns_of.items() for name, column in found.items() if not column.description
-    ] == []
+    assert [name for found in columns_of.values() for name, of in found.items() if not of.description] == []
