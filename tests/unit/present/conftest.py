@@ -1,7 +1,7 @@
 """Made-up results, drawn once for all tests of this room."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -70,6 +70,27 @@ def cells(results: Results) -> pd.DataFrame:
 def report_of(tables: Path, study: Path = DEMO) -> Report:
     """A report of tables without any other file."""
     return Report(load_study(study), Tables(tables), tables, tables, tables, tables / "report.html")
+
+
+@pytest.fixture
+def report(results: Results) -> Report:
+    return results.report
+
+
+def changed(report: Report, folder: Path, **tables: pd.DataFrame) -> Report:
+    """The report of the same study, with other tables, which are written to `folder`."""
+    folder.mkdir(exist_ok=True)
+    for path in report.tables.folder.glob("*.parquet"):
+        if path.stem not in tables:
+            (folder / path.name).symlink_to(path)
+    for name, table in tables.items():
+        table.to_parquet(folder / f"{name}.parquet")
+    return replace(report, tables=Tables(folder))
+
+
+def in_table(report: Report, name: str) -> pd.DataFrame:
+    """A table of a report as it is in its file."""
+    return pd.read_parquet(report.tables.folder / f"{name}.parquet")
 
 
 def told(part: Part, report: Report) -> list[tuple[str, str]]:

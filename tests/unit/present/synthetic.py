@@ -19,6 +19,7 @@ import workflow_scripts.analyse.limits.waiting
 import workflow_scripts.analyse.memory.capacity
 import workflow_scripts.analyse.memory.fragmentation
 import workflow_scripts.analyse.serving.serving  # noqa: F401
+from tests.unit.analyse.synthetic_cells import plan_of
 from tests.unit.made_studies import fixed, study_content
 from workflow_scripts.analyse.cells import answers
 from workflow_scripts.analyse.cells.cell_intervals import cell_intervals
@@ -53,40 +54,23 @@ MEASURED_BY = {
 }
 LATENCIES = {"ttft_s_p50": 0.2, "queue_s_p50": 0.15, "prefill_s_p50": 0.05, "ttft_s_p99": 0.4, "tpot_s_p50": 0.02}
 
-LLAMA = {"model": "llama-3.1-8b-instruct"}
+SETTING = {"block_size": 16, "max_num_seqs": 64}
+SWEEPS = {
+    "grid": {"gpu": list(SPEED), "knobs": {"block_size": [8, 16, 32, 64], "max_num_seqs": [1, 4, 16, 64, 256]}},
+    "prefix-caching": {
+        **{"gpu": ["h200", "l40s"], "workload": ["chat", "system-prompt"]},
+        "knobs": SETTING | {"enable_prefix_caching": [True, False]},
+    },
+    "hf": {"gpu": ["h200", "l40s"], "engine": "hf-static", "knobs": {"batch_size": [1, 16, 64]}},
+    "served": {"engine": "vllm-serve", "knobs": SETTING | {"request_rate_per_s": [1, 4, 16]}},
+    "pressure": {"workload": "system-prompt", "knobs": SETTING | {"num_gpu_blocks_override": [257, 513]}},
+    "pressure-contiguous": {
+        "workload": "system-prompt",
+        "knobs": SETTING | {"block_size": 4096, "num_gpu_blocks_override": 3},
+    },
+}
 STUDY = study_content(
-    {
-        **LLAMA,
-        "name": "grid",
-        "gpu": list(SPEED),
-        "knobs": {"block_size": [8, 16, 32, 64], "max_num_seqs": [1, 4, 16, 64, 256]},
-    },
-    {
-        **LLAMA,
-        "name": "prefix-caching",
-        "gpu": ["h200", "l40s"],
-        "workload": ["chat", "system-prompt"],
-        "knobs": {"block_size": 16, "max_num_seqs": 64, "enable_prefix_caching": [True, False]},
-    },
-    {**LLAMA, "name": "hf", "gpu": ["h200", "l40s"], "engine": "hf-static", "knobs": {"batch_size": [1, 16, 64]}},
-    {
-        **LLAMA,
-        "name": "served",
-        "engine": "vllm-serve",
-        "knobs": {"block_size": 16, "max_num_seqs": 64, "request_rate_per_s": [1, 4, 16]},
-    },
-    {
-        **LLAMA,
-        "name": "pressure",
-        "workload": "system-prompt",
-        "knobs": {"block_size": 16, "max_num_seqs": 64, "num_gpu_blocks_override": [257, 513]},
-    },
-    {
-        **LLAMA,
-        "name": "pressure-contiguous",
-        "workload": "system-prompt",
-        "knobs": {"block_size": 4096, "max_num_seqs": 64, "num_gpu_blocks_override": 3},
-    },
+    *({"name": name, "model": "llama-3.1-8b-instruct"} | sweep for name, sweep in SWEEPS.items()),
     name="synthetic",
     question=f"Are made-up numbers drawn as they are? {SCRIPT}",
     repeats=3,
@@ -336,24 +320,13 @@ def blocks_table(study: Study) -> pd.DataFrame:
 def plan_table(cells: pd.DataFrame) -> pd.DataFrame:
     """A plan that is 5 % too fast on vLLM and half as fast as HuggingFace really is, with a band of 20 %."""
     rows = cells.groupby("cell_id", sort=False).first().reset_index()
-    plan = rows[["cell_id", "gpu", "engine", "model", "workload", "knobs", "running_peak"]].assign(
-        max_num_seqs=rows["knob_max_num_seqs"].astype(float),
-        error_pct=20.0,
-        ttft_error_pct=30.0,
-        speed_source="calibrated",
-        bound_by="sequences",
-        infeasible=np.where(rows["outcome"] == "infeasible", "blocks of that size", None),
-        full_share=0.9,
-        evicted_blocks=0,
-        prompts_to_fill=np.nan,
-        cached_tokens=np.nan,
-        prompt_tokens=np.nan,
-    )
     factor = np.where(rows["engine"] == "vllm", 1.05, 0.5)
+    predicted: dict[str, object] = {"running_peak": rows["running_peak"], "full_share": 0.9, "evicted_blocks": 0}
+    predicted["infeasible"] = np.where(rows["outcome"] == "infeasible", "blocks of that size", None)
     for name in QUANTITIES:
-        plan[name] = rows[name].astype(float) * factor
-        plan[f"{name}_low"], plan[f"{name}_high"] = plan[name] / 1.2, plan[name] * 1.2
-    return plan
+        value = rows[name].astype(float) * factor
+        predicted |= {name: value, f"{name}_low": value / 1.2, f"{name}_high": value * 1.2}
+    return plan_of(rows, error_pct=20.0, ttft_error_pct=30.0, **predicted)
 
 
 def published_rates(cells: pd.DataFrame) -> dict[tuple[str, str, str, float], float]:
@@ -397,14 +370,12 @@ def serving_tables(cells: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 def answers_of(cells: pd.DataFrame) -> pd.DataFrame:
     """The table `answers`: two cells of which a half of the answers are the same."""
-    one, other = (
-        row for _, row in cells[cells["workload"] == "system-prompt"].drop_duplicates("cell_id")[:2].iterrows()
-    )
-    row = one.reindex(["study", "source", "gpu", "model", "workload", "cell_id"]).to_dict()
-    row |= {"differs_in": "enable_prefix_caching", "value": "true", "baseline": "false", "compared_by": "tokens"}
-    row |= {"baseline_cell_id": other["cell_id"], "requests": 64, "same": 32, "same_share": 0.5}
-    row |= {"first_difference_min": 3.0, "first_difference_median": 9.0}
-    return pd.DataFrame([row], columns=list(answers.SCHEMA.columns))
+    found = cells[cells["workload"] == "system-prompt"].drop_duplicates("cell_id")
+    row = found[["study", "source", "gpu", "model", "workload", "cell_id"]].iloc[:1]
+    row = row.assign(differs_in="enable_prefix_caching", value="true", baseline="false", compared_by="tokens")
+    row = row.assign(baseline_cell_id=found["cell_id"].iloc[1], requests=64, same=32, same_share=0.5)
+    row = row.assign(first_difference_min=3.0, first_difference_median=9.0)
+    return row.reindex(columns=list(answers.SCHEMA.columns))
 
 
 def waiting_table(cells: pd.DataFrame) -> pd.DataFrame:

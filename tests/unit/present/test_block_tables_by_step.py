@@ -55,9 +55,7 @@ def test_the_workload_whose_requests_share_most_is_drawn(tmp_path):
     plot = block_tables(Tables(tmp_path))
     assert plot.sources == ["predicted"]
     assert all(number in plot.alt for number in ("80 tokens", "24 block", "10 blocks", "requests: 2."))
-
-
-def test_of_long_tables_the_beginning_and_the_end_are_drawn(tmp_path):
+    # Of long tables the beginning and the end are drawn.
     events(prompt=200, output=5, shared=150).to_parquet(tmp_path / "blocks.parquet")
     plot = block_tables(Tables(tmp_path))
     assert all(number in plot.notes[1] for number in ("51 places", "first 6", "last 8"))

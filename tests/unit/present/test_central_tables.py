@@ -1,13 +1,11 @@
 """The tables to print, from made-up results."""
 
-import pandas as pd
 import pytest
 
-from tests.unit.present.conftest import report_of
-from workflow_scripts.analyse.tables import read_table, write_table
+from tests.unit.present.conftest import changed, in_table, report_of
 from workflow_scripts.present import figures
 from workflow_scripts.present.blocks import Fold, Table
-from workflow_scripts.present.report_tables import MissingError, Tables
+from workflow_scripts.present.report_tables import MissingError
 from workflow_scripts.present.subjects import central_tables as module
 from workflow_scripts.present.subjects.central_tables import central_tables, knob_tables
 
@@ -15,22 +13,8 @@ RATES, TOTAL, BLOCKS = range(3)
 
 
 @pytest.fixture
-def root(results):
-    return results.root
-
-
-@pytest.fixture
-def tables(root):
-    return dict(knob_tables(Tables(root / "tables")))
-
-
-def changed(root, folder, name, change):
-    """The tables of the study with another table of this name."""
-    for path in (root / "tables").glob("*.parquet"):
-        (folder / path.name).symlink_to(path)
-    (folder / f"{name}.parquet").unlink()
-    write_table(change(read_table(root / "tables" / f"{name}.parquet")), folder / f"{name}.parquet")
-    return dict(knob_tables(Tables(folder)))
+def tables(report):
+    return dict(knob_tables(report.tables))
 
 
 def rows(table: Table, **names: str) -> list[dict[str, str]]:
@@ -56,7 +40,7 @@ def test_each_device_has_a_row_with_a_rate_and_its_interval_at_each_value(tables
     assert [row["Device / batch size"] for row in rows(batches)] == ["h200", "l40s"]
 
 
-def test_what_was_refused_stays_with_its_reason_and_what_is_missing_is_predicted(root, tables, tmp_path):
+def test_what_was_refused_stays_with_its_reason_and_what_is_missing_is_predicted(report, tables, tmp_path):
     all_sequences = {"Other settings": "at most 256 sequences"}
     [of_a100] = rows(tables["block_size"][RATES], **{"Device / block size": "a100-sxm-80gb"}, **all_sequences)
     assert (of_a100["8"], of_a100["64"]) == ("infeasible", "missing")
@@ -64,57 +48,38 @@ def test_what_was_refused_stays_with_its_reason_and_what_is_missing_is_predicted
     [of_l40s] = rows(tables["block_size"][RATES], **{"Device / block size": "l40s"}, **all_sequences)
     assert of_l40s["64"] == "timeout"
     assert of_l40s["Why there is no rate"].endswith("64: not done after 1800 s")
-
-    def predict(predictions: pd.DataFrame) -> pd.DataFrame:
-        lost = predictions["cell_id"].str.contains("a100") & predictions["cell_id"].str.contains("bs64-seqs256")
-        return predictions.assign(predicted=predictions["predicted"].mask(lost, 1234.0))
-
-    predicted = changed(root, tmp_path, "predictions", predict)["block_size"][RATES]
+    predictions = in_table(report, "predictions")
+    lost = predictions["cell_id"].str.contains("a100") & predictions["cell_id"].str.contains("bs64-seqs256")
+    predictions["predicted"] = predictions["predicted"].mask(lost, 1234.0)
+    predicted = dict(knob_tables(changed(report, tmp_path, predictions=predictions).tables))["block_size"][RATES]
     [of_a100] = rows(predicted, **{"Device / block size": "a100-sxm-80gb"}, **all_sequences)
     assert of_a100["64"] == "1,234 predicted"
 
 
-def test_published_rates_have_rows_of_their_own(tables):
+def test_published_rates_have_rows_of_their_own_and_imported_ones_are_labelled(report, tables, tmp_path, cells):
     found = rows(tables["max_num_seqs"][TOTAL], **{"Other settings": "block size 16"})
     assert [row["Device / max-num-seqs"] for row in found] == ["h200", "h200 (published)"]
     assert [row["Workload"] for row in found][1] == "the source's own"
     assert found[1]["4"] == "100,000"
+    imported = dict(knob_tables(changed(report, tmp_path, cells=cells.assign(source="imported")).tables))
+    devices = {row["Device / batch size"] for row in rows(imported["batch_size"][RATES])}
+    assert devices == {"h200 (imported)", "l40s (imported)"}
 
 
-def test_imported_rates_are_labelled(root, tmp_path):
-    found = changed(root, tmp_path, "cells", lambda cells: cells.assign(source="imported"))
-    assert {row["Device / batch size"] for row in rows(found["batch_size"][RATES])} == {
-        *("h200 (imported)", "l40s (imported)")
-    }
-
-
-def test_the_fastest_is_marked_as_the_analysis_decides(root, tmp_path):
+@pytest.mark.parametrize(
+    ("fastest", "decided", "mark"), [("256", True, "★"), ("64, 256", True, "★"), ("16, 64, 256", False, "☆")]
+)
+def test_the_fastest_is_marked_as_the_analysis_decides(report, tmp_path, fastest, decided, mark):
+    effects = in_table(report, "effects").assign(fastest=fastest, fastest_decided=decided)
+    tables = dict(knob_tables(changed(report, tmp_path, effects=effects).tables))
     names = {"Device / max-num-seqs": "h200", "Other settings": "block size 16"}
-
-    def marked(fastest: str, decided: bool) -> dict[str, str]:
-        folder = tmp_path / f"{fastest}-{decided}"
-        folder.mkdir()
-        tables = changed(
-            root, folder, "effects", lambda effects: effects.assign(fastest=fastest, fastest_decided=decided)
-        )
-        [row] = rows(tables["max_num_seqs"][RATES], **names)
-        marks = (module.BEST, module.PERHAPS_BEST)
-        return {value: mark for value, text in row.items() for mark in marks if f"\u00a0{mark} (" in text}
-
-    assert marked("256", decided=True) == {"256": "★"}
-    assert marked("64, 256", decided=True) == {"64": "★", "256": "★"}
-    assert marked("16, 64, 256", decided=False) == {"16": "☆", "64": "☆", "256": "☆"}
+    [row] = rows(tables["max_num_seqs"][RATES], **names)
+    marks = (module.BEST, module.PERHAPS_BEST)
+    marked = {value: mark for value, text in row.items() for mark in marks if f"\u00a0{mark} (" in text}
+    assert marked == dict.fromkeys(fastest.split(", "), mark)
 
 
-def test_a_large_study_shows_some_rows_and_says_so(root, monkeypatch):
-    monkeypatch.setattr(module, "MOST_ROWS", 2)
-    table = dict(knob_tables(Tables(root / "tables")))["max_num_seqs"][RATES]
-    assert len(table.rows) == 2
-    assert "2 of 12 rows" in table.note
-
-
-def test_they_are_shown_and_written_as_markdown(results, tmp_path):
-    report = results.report
+def test_they_are_shown_and_written_as_markdown_and_some_rows_of_a_large_study(report, tmp_path, monkeypatch):
     assert [type(block) for block in central_tables(report)] == [Table, Fold] * 3
     figures.write_tables(report.tables, tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {f"by_{knob}.md" for knob in module.KNOBS}
@@ -122,11 +87,12 @@ def test_they_are_shown_and_written_as_markdown(results, tmp_path):
     assert heading.startswith("| Device / max-num-seqs | Other settings | 1 | 4 |")
     assert rule.startswith("| --- | --- | ---: | ---: |")
     assert of_h200.startswith("| h200 | block size 16 | ")
+    monkeypatch.setattr(module, "MOST_ROWS", 2)
+    table = dict(knob_tables(report.tables))["max_num_seqs"][RATES]
+    assert (len(table.rows), "2 of 12 rows" in table.note) == (2, True)
 
 
-def test_a_study_that_varies_no_such_knob_has_no_such_table(root, tmp_path):
-    tables = Tables(root / "tables")
-    one_cell = tables.cells[tables.cells["cell_id"] == tables.cells["cell_id"].iloc[0]]
-    one_cell.to_parquet(tmp_path / "cells.parquet")
+def test_a_study_that_varies_no_such_knob_has_no_such_table(cells, tmp_path):
+    cells[cells["cell_id"] == cells["cell_id"].iloc[0]].to_parquet(tmp_path / "cells.parquet")
     with pytest.raises(MissingError, match=r"no two cells .* max-num-seqs, block size, batch"):
         list(central_tables(report_of(tmp_path)))

@@ -9,7 +9,6 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from tests.unit.present.conftest import Results
 from tests.unit.present.synthetic import DRAWN
 from workflow_scripts.present.figures import FIGURES, main
 from workflow_scripts.present.plot import (
@@ -62,35 +61,9 @@ def test_every_figure_is_drawn_in_both_widths_and_described(results, name):
     assert str(described["title"]).replace(" ", "") in title
 
 
-@pytest.mark.parametrize(
-    ("name", "labels"),
-    [
-        (
-            "output_by_max_num_seqs",
-            {"max-num-seqs (sequences)", "Output tokens per s", "ceiling, data sheet (predicted)"},
-        ),
-        ("throughput", {"Total tokens per s"}),
-        ("effects", {"95 % interval"}),
-        ("output_by_block_size", {"Block size (tokens)"}),
-        ("workload_lengths", {"prompt tokens", "output tokens", "system-prompt"}),
-        ("workload_arrivals", {"Requests arrived"}),
-        ("sequences_over_time", {"Time since the repeat began (s)"}),
-        ("kv_cache_over_time", {"KV blocks in use (%)"}),
-        ("device_ratios", {"memory bandwidth", "observed (95 %)", "max-num-seqs (sequences)"}),
-        ("prefix_caching", {"a repeat", "without prefix caching"}),
-        ("engines", {"a repeat"}),
-        ("energy", {"J per output token"}),
-        ("latency", {"waiting until scheduled"}),
-        ("roofline", {"TFLOP/s", "roof, data sheet (predicted)"}),
-        ("prediction_errors", {"band of the prediction"}),
-        ("spread", {"start 1"}),
-        ("serving_latency", {"TTFT, 99th percentile"}),
-        ("serving_throughput", {"answered within the SLO (goodput)", "more load than the server sustains"}),
-        ("waste_by_block_size", {"Empty slots in held KV memory (%)", "paged, other sizes (predicted)"}),
-    ],
-)
-def test_axes_and_legends_say_what_is_drawn_its_unit_and_its_source(results, name, labels):
-    assert labels <= set(words(results.root / "figures" / f"{name}.svg"))
+def test_axes_and_legends_say_what_is_drawn_its_unit_and_its_source(results):
+    labels = {"max-num-seqs (sequences)", "Output tokens per s", "ceiling, data sheet (predicted)"}
+    assert labels <= set(words(results.root / "figures" / "output_by_max_num_seqs.svg"))
 
 
 def test_lengths_are_those_of_the_requests_that_were_run(results, axes_of):
@@ -160,24 +133,24 @@ def test_an_invalid_cell_is_shown_as_such_and_is_in_no_line(results, axes_of):
     assert lines["o"] == [16, 64]
 
 
-def test_a_cell_measured_under_another_definition_is_in_no_comparison(results, tmp_path, cells):
-    (tmp_path / "tables").mkdir()
-    cells.assign(comparable=False).to_parquet(tmp_path / "tables" / "cells.parquet")
-    assert draw(results, tmp_path) == 0
-    assert manifest(tmp_path / "out")["output_by_max_num_seqs"] == {"missing": "no cell has been measured yet"}
+@pytest.fixture
+def draw(results, tmp_path):
+    """A function that draws what it can of these cells alone and returns what is told of each figure."""
+
+    def draw_cells(cells: pd.DataFrame) -> dict[str, dict[str, object]]:
+        (tmp_path / "tables").mkdir(exist_ok=True)
+        cells.to_parquet(tmp_path / "tables" / "cells.parquet")
+        words = ["--study", results.study, "--tables", tmp_path / "tables", "--out", tmp_path / "out"]
+        assert main([str(word) for word in words]) == 0
+        return manifest(tmp_path / "out")
+
+    return draw_cells
 
 
-def draw(results: Results, folder: Path) -> int:
-    return main(["--study", str(results.study), "--tables", str(folder / "tables"), "--out", str(folder / "out")])
-
-
-def test_what_cannot_be_drawn_is_not_drawn_and_the_reason_is_told(results, tmp_path, cells):
-    (tmp_path / "tables").mkdir()
-    cells[cells["knob_max_num_seqs"] == 16].to_parquet(tmp_path / "tables" / "cells.parquet")
+def test_what_cannot_be_drawn_is_not_drawn_and_the_reason_is_told(draw, tmp_path, cells):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "device_ratios.svg").write_text("of an earlier run")
-    assert draw(results, tmp_path) == 0
-    told = manifest(tmp_path / "out")
+    told = draw(cells[cells["knob_max_num_seqs"] == 16])
     for name, lacks in (
         ("output_by_max_num_seqs", "differ in max_num_seqs"),
         ("device_ratios", "ratios.parquet"),
@@ -188,6 +161,9 @@ def test_what_cannot_be_drawn_is_not_drawn_and_the_reason_is_told(results, tmp_p
     assert drawn == {"throughput", "latency", "energy", "output_by_block_size", "spread", "grid_outcomes"}
     assert {path.name.split(".")[0] for path in (tmp_path / "out").glob("*.svg")} == drawn
     assert {path.stem for path in (tmp_path / "out").glob("*.rst")} == drawn
+    # What was measured under another definition is in no comparison.
+    told = draw(cells.assign(comparable=False))
+    assert told["output_by_max_num_seqs"] == {"missing": "no cell has been measured yet"}
 
 
 def test_drawing_twice_gives_the_same_bytes(results, tmp_path):
@@ -197,12 +173,24 @@ def test_drawing_twice_gives_the_same_bytes(results, tmp_path):
         assert path.read_bytes() == (results.root / "figures" / path.name).read_bytes(), path.name
 
 
-def test_a_study_with_many_workloads_draws_some_panels_and_says_so(cells, plot_of):
-    cells = cells[cells["engine"] == "vllm"]
-    many = [cells.assign(workload=f"w{i}", cell_id=cells["cell_id"] + str(i)) for i in range(MAX_PANELS + 3)]
-    plot = plot_of("output_by_max_num_seqs", pd.concat(many))
+def test_a_large_study_draws_some_panels_and_counts_its_outcomes(cells, plot_of):
+    def many(of: pd.DataFrame, times: int, **columns: list[object]) -> pd.DataFrame:
+        parts = ({name: values[i] for name, values in columns.items()} for i in range(times))
+        return pd.concat([of.assign(cell_id=of["cell_id"] + str(i), **part) for i, part in enumerate(parts)])
+
+    vllm = cells[cells["engine"] == "vllm"]
+    workloads = [f"w{i}" for i in range(MAX_PANELS + 3)]
+    plot = plot_of("output_by_max_num_seqs", many(vllm, MAX_PANELS + 3, workload=workloads))
     assert len(plot.panels) == MAX_PANELS
     assert f"{MAX_PANELS} of {MAX_PANELS + 3} panels are drawn" in plot.notes[0]
+    plot = plot_of("grid_outcomes", many(cells, 20))
+    assert "bars count them" in plot.notes[0]
+    assert "300 infeasible" in plot.alt
+    # Settings of one device are told apart by colour.
+    plain = vllm["knob_block_size"].eq(16) & vllm["knob_enable_prefix_caching"].isna() & vllm["gpu"].eq("h200")
+    plot = plot_of("output_by_max_num_seqs", many(vllm[plain], 4, knob_seed=list(range(4))))
+    lines = [handle for handle in plot.handles if "seed" in str(handle.get_label())]
+    assert len({handle.get_color() for handle in lines}) == len(lines) == 4
 
 
 def test_numbers_measured_elsewhere_are_a_line_of_their_own_and_named(cells, plot_of):
@@ -210,19 +198,6 @@ def test_numbers_measured_elsewhere_are_a_line_of_their_own_and_named(cells, plo
     plot = plot_of("output_by_max_num_seqs", pd.concat([cells, theirs]))
     assert plot.sources == ["measured", "measured elsewhere"]
     assert "h200 (measured elsewhere)" in [handle.get_label() for handle in plot.handles]
-
-
-def test_settings_of_one_device_are_told_apart_by_colour(cells, plot_of):
-    one = cells[
-        (cells["gpu"] == "h200") & (cells["knob_block_size"] == 16) & cells["knob_enable_prefix_caching"].isna()
-    ]
-    plot = plot_of(
-        "output_by_max_num_seqs",
-        pd.concat([one.assign(knob_seed=i, cell_id=one["cell_id"] + str(i)) for i in range(4)]),
-    )
-    lines = [handle for handle in plot.handles if "seed" in str(handle.get_label())]
-    assert len(lines) == 4
-    assert len({handle.get_color() for handle in lines}) == 4
 
 
 @pytest.mark.filterwarnings("error")
@@ -236,12 +211,6 @@ def test_a_long_legend_is_broken_into_lines_and_stays_on_the_page():
     assert drawn.x1 <= figure.bbox.x1
     assert head.bbox.y0 <= drawn.y0
     assert drawn.y1 < head.texts[0].get_window_extent().y0
-
-
-def test_a_study_with_thousands_of_cells_counts_its_outcomes(cells, plot_of):
-    plot = plot_of("grid_outcomes", pd.concat([cells.assign(cell_id=cells["cell_id"] + str(i)) for i in range(20)]))
-    assert "bars count them" in plot.notes[0]
-    assert "300 infeasible" in plot.alt
 
 
 @pytest.mark.filterwarnings("error")

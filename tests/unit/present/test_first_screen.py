@@ -4,13 +4,12 @@ import re
 import shutil
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from tests.generated_study import write_outcomes
-from tests.unit.present.conftest import told
+from tests.unit.present.conftest import changed, in_table, told
 from workflow_scripts.common.wording import number
 from workflow_scripts.present.best_settings import best_in_words, best_settings
 from workflow_scripts.present.blocks import Fold, Table
@@ -24,18 +23,6 @@ from workflow_scripts.present.subjects.sequence_limit import drains
 from workflow_scripts.present.words import span
 
 KNOBS = ["knob_block_size", "knob_max_num_seqs"]
-
-
-@pytest.fixture
-def report(results):
-    return results.report
-
-
-def changed(report: Report, folder: Path, **tables: pd.DataFrame) -> Report:
-    """The report of the same study, with other tables."""
-    for path in report.tables.folder.glob("*.parquet"):
-        tables.get(path.stem, pd.read_parquet(path)).to_parquet(folder / path.name)
-    return replace(report, tables=Tables(folder))
 
 
 def test_an_unfinished_study_says_how_far_it_is_and_what_runs(report, results, tmp_path):
@@ -72,14 +59,16 @@ def answer(report: Report, section: str) -> str:
     return " ".join(told)
 
 
-def test_each_answer_has_its_picture_and_leads_to_its_section(report):
+def test_each_answer_has_its_picture_and_leads_to_its_section(report, tmp_path):
     answers = first_screen(report).answers
     assert [answer.section for answer in answers] == ["max-num-seqs", "devices", "settings"]
     assert all(answer.figure and answer.sentences for answer in answers)
+    ratios = in_table(report, "ratios").assign(weights_share_b=0.44)
+    assert "44 % and 44 %" in answer(changed(report, tmp_path, ratios=ratios), "devices")
 
 
 def test_published_rates_stand_beside_what_was_measured(report, tmp_path):
-    predictions = pd.read_parquet(report.tables.folder / "predictions.parquet")
+    predictions = in_table(report, "predictions")
     cells = report.tables.measured
     group = cells[(cells["gpu"] == "h200") & (cells["workload"] == "chat") & (cells["engine"] == "vllm")]
     one = group[group["knob_max_num_seqs"] == group["knob_max_num_seqs"].min()]
@@ -87,13 +76,8 @@ def test_published_rates_stand_beside_what_was_measured(report, tmp_path):
     published = predictions["cell_id"].map(10 * rates)
     told = answer(changed(report, tmp_path, predictions=predictions.assign(published=published)), "max-num-seqs")
     assert "10 times what" in told
-    none = changed(report, tmp_path, predictions=predictions.assign(published=None).astype({"published": float}))
-    assert "Published" not in answer(none, "max-num-seqs")
-
-
-def test_the_share_of_reading_weights_stands_beside_the_speed_up(report, tmp_path):
-    ratios = pd.read_parquet(report.tables.folder / "ratios.parquet").assign(weights_share_b=0.44)
-    assert "44 % and 44 %" in answer(changed(report, tmp_path, ratios=ratios), "devices")
+    none = predictions.assign(published=None).astype({"published": float})
+    assert "Published" not in answer(changed(report, tmp_path / "none", predictions=none), "max-num-seqs")
 
 
 def test_the_drain_is_told_with_the_rate_of_whole_repeats_and_the_steady_one(report, tmp_path, cells):
@@ -104,9 +88,8 @@ def test_the_drain_is_told_with_the_rate_of_whole_repeats_and_the_steady_one(rep
     assert {verdict for verdict, _ in ends} == {"25 % drain"}
     for _, text in ends:
         pairs = re.findall(r"([\d,.]+) output tokens/s over whole repeats, ([\d,.]+) while that many run", text)
-        assert [float(b.replace(",", "")) / float(a.replace(",", "")) for a, b in pairs] == pytest.approx(
-            [2] * 2, rel=0.01
-        )
+        ratios = [float(b.replace(",", "")) / float(a.replace(",", "")) for a, b in pairs]
+        assert ratios == pytest.approx([2] * 2, rel=0.01)
 
 
 def test_the_share_of_the_ceiling_is_that_of_the_table_at_both_ends(report):
@@ -134,10 +117,9 @@ def test_the_row_of_a_recommendation_has_its_numbers(report, tmp_path):
 
 def test_the_largest_model_with_the_most_work_comes_first(report, tmp_path, cells):
     small = cells["gpu"] == "h200"
-    changed_cells = cells.assign(
-        model=cells["model"].mask(small, "opt-125m"), model_weights_gib=small.map({True: 0.2, False: 15.0})
-    )
-    rows = list(best(changed(report, tmp_path, cells=changed_cells)))
+    cells = cells.assign(model_weights_gib=small.map({True: 0.2, False: 15.0}))
+    cells["model"] = cells["model"].mask(small, "opt-125m")
+    rows = list(best(changed(report, tmp_path, cells=cells)))
     assert rows[0][0].startswith("llama")
     assert rows[-1][0].startswith("opt-125m")
 
@@ -163,7 +145,7 @@ def test_settings_that_are_tied_are_said_to_be_in_an_order_that_no_mean_decides(
 
 
 def test_a_tie_shows_the_range_of_its_settings(report, tmp_path):
-    table = pd.read_parquet(report.tables.folder / "recommendations.parquet")
+    table = in_table(report, "recommendations")
     first = table["role"].eq("best_throughput") & table["gpu"].eq("h200") & table["workload"].eq("chat")
     measured = report.tables.measured
     place = (measured["gpu"] == "h200") & (measured["workload"] == "chat") & (measured["engine"] == "vllm")
@@ -175,17 +157,16 @@ def test_a_tie_shows_the_range_of_its_settings(report, tmp_path):
 
 
 def test_places_without_a_recommendation_or_without_a_rate(report, tmp_path, cells):
-    recommended = pd.read_parquet(report.tables.folder / "recommendations.parquet")
+    recommended = in_table(report, "recommendations")
+    recommended = recommended[recommended["gpu"] != "a100-sxm-80gb"]
     cells.loc[cells["gpu"] == "l40s", "output_tokens_per_s"] = None
-    rows = best(
-        changed(report, tmp_path, cells=cells, recommendations=recommended[recommended["gpu"] != "a100-sxm-80gb"])
-    )
+    rows = best(changed(report, tmp_path, cells=cells, recommendations=recommended))
     assert rows["llama-3.1-8b-instruct, chat", "a100-sxm-80gb"][2].startswith("vllm: ")
     assert "l40s" not in {gpu for _, gpu in rows}
 
 
 def test_changes_are_ranked_and_told_with_interval_margin_and_what_is_undecided(report, tmp_path):
-    effects = pd.read_parquet(report.tables.folder / "effects.parquet")
+    effects = in_table(report, "effects")
     overall = effects["comparison"] == "overall"
     rows = effects[overall].drop_duplicates("knob").set_index("knob", drop=False)
     rows.loc["max_num_seqs", ["verdict", "ratio", "ratio_low", "ratio_high"]] = ["changes", 1234.5, 1000, 1500]
@@ -217,24 +198,20 @@ def test_the_line_of_trust_counts_cells_starts_and_versions_and_names_simulated_
     assert trust["Measured"] == "3 repeats per cell"
     assert "of the CPU" in trust["Load by others"]
     assert trust["Versions"].startswith("vllm 0.32.0")
-    table = pd.read_parquet(report.tables.folder / "cells.parquet").assign(source="simulated")
+    table = in_table(report, "cells").assign(source="simulated")
     one = table["cell_id"] == table.loc[table["outcome"] == "ok", "cell_id"].iloc[0]
-    again = table[one].assign(start=2, output_tokens_per_s=1.1 * table.loc[one, "output_tokens_per_s"].median())
-    first = table.assign(
-        output_tokens_per_s=table["output_tokens_per_s"].mask(one, table.loc[one, "output_tokens_per_s"].median())
-    )
-    trust = dict(first_screen(changed(report, tmp_path, cells=pd.concat([first, again]))).trust)
+    table.loc[one, "output_tokens_per_s"] = median = table.loc[one, "output_tokens_per_s"].median()
+    again = table[one].assign(start=2, output_tokens_per_s=1.1 * median)
+    trust = dict(first_screen(changed(report, tmp_path, cells=pd.concat([table, again]))).trust)
     assert next(iter(trust)) == "Simulated"
     assert all(part in trust["Measured"] for part in ("3 repeats", "1 to 2 starts", "10 %"))
 
 
 def test_nothing_measured_is_said(report, tmp_path):
-    (tmp_path / "tables").mkdir()
-    missing = pd.read_parquet(report.tables.folder / "cells.parquet").drop_duplicates("cell_id")
-    missing.assign(outcome="missing", reason=None).to_parquet(tmp_path / "tables" / "cells.parquet")
-    screen = first_screen(replace(report, tables=Tables(tmp_path / "tables")))
-    assert len(screen.answers) == 1
-    assert screen.best is None
+    missing = in_table(report, "cells").drop_duplicates("cell_id").assign(outcome="missing", reason=None)
+    missing.to_parquet(tmp_path / "cells.parquet")
+    screen = first_screen(replace(report, tables=Tables(tmp_path)))
+    assert (len(screen.answers), screen.best) == (1, None)
 
 
 def test_the_page_of_tables_from_before_starts_were_counted_is_written(results, tmp_path):

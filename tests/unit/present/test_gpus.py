@@ -65,9 +65,5 @@ def test_energy_is_the_median_over_the_repeats_of_a_cell(results, tmp_path):
     known = report.tables.cells.dropna(subset="energy_j")
     medians = known.groupby("cell_id", sort=False)["energy_j_per_output_token"].median()
     assert [row[table.headings.index("Energy per output token (J)")] for row in table.rows] == list(map(shown, medians))
-
-
-def test_without_power_there_is_no_energy_to_show(results, tmp_path):
-    [part] = energy.SUBJECT.tables
     with pytest.raises(MissingError, match="no device reported its power"):
         list(part(changed(results, tmp_path, energy_j=None)))

@@ -28,28 +28,13 @@ PLACE = {"gpu": "h200", "engine": "vllm", "model": "m", "workload": "chat"}
 
 def cell(blocks: float, size: float, running: float, preemptions: float) -> dict[str, object]:
     """A cell with one repeat; requests of up to 256 tokens."""
-    return {
-        "cell_id": f"h200/vllm/m/chat/bs{size:g}-pool{blocks:g}",
-        **PLACE,
-        "knobs": f"bs{size:g}-pool{blocks:g}",
-        "start": 1.0,
-        "repeat": 0.0,
-        "outcome": "ok",
-        "comparable": True,
-        "source": "measured",
-        f"knob_{POOL}": blocks,
-        "num_gpu_blocks": blocks,
-        "block_size_effective": size,
-        "max_model_len_effective": 256.0,
-        "num_requests": 40.0,
-        "running_peak": running,
-        "running_while_others_wait": None if running == 40 else float(running),
-        "output_tokens_per_s": 10 * running,
-        "ttft_s_p50": 1 / running,
-        "preemptions": preemptions,
-        "recomputed_tokens": 50 * preemptions,
-        "prefix_cache_hit_rate": 0.0,
-    }
+    knobs = f"bs{size:g}-pool{blocks:g}"
+    row: dict[str, object] = {"cell_id": f"h200/vllm/m/chat/{knobs}", "knobs": knobs, **PLACE, "start": 1.0}
+    row |= {"repeat": 0.0, "outcome": "ok", "comparable": True, "source": "measured", f"knob_{POOL}": blocks}
+    row |= {"num_gpu_blocks": blocks, "block_size_effective": size, "max_model_len_effective": 256.0}
+    row |= {"num_requests": 40.0, "running_peak": running, "output_tokens_per_s": 10 * running}
+    row |= {"running_while_others_wait": None if running == 40 else float(running), "ttft_s_p50": 1 / running}
+    return row | {"preemptions": preemptions, "recomputed_tokens": 50 * preemptions, "prefix_cache_hit_rate": 0.0}
 
 
 CELLS = [cell(33, 32, 20, 7), cell(65, 32, 40, 0), cell(9, 128, 8, 1), cell(5, 256, 4, 0), cell(9, 256, 8, 0)]
@@ -74,19 +59,9 @@ TRANSFORMERS = [
 def pools(folder: Path, predicted_preemptions: float = 7, further: Sequence[dict[str, object]] = ()) -> Report:
     cells = pd.DataFrame([*CELLS, *further])
     cells.to_parquet(folder / "cells.parquet")
-    measured = cells.set_index("cell_id")
-    rows = [
-        {
-            "cell_id": name,
-            "quantity": quantity,
-            "predicted": row["running_peak"] + 1 if quantity == USERS else row[quantity],
-            "running_peak_predicted": 1.0,
-            "evicted_blocks_predicted": 3.0,
-        }
-        for name, row in measured.iterrows()
-        for quantity in [*QUANTITIES, USERS]
-    ]
-    predictions = pd.DataFrame(rows)
+    measured = cells.set_index("cell_id").assign(**{USERS: cells["running_peak"].to_numpy() + 1})
+    predictions = measured[[*QUANTITIES, USERS]].melt(var_name="quantity", value_name="predicted", ignore_index=False)
+    predictions = predictions.reset_index().assign(running_peak_predicted=1.0, evicted_blocks_predicted=3.0)
     short = predictions["cell_id"].str.endswith("bs32-pool33") & predictions["quantity"].eq("preemptions")
     predictions.loc[short, "predicted"] = predicted_preemptions
     predictions.to_parquet(folder / "predictions.parquet")
@@ -94,14 +69,26 @@ def pools(folder: Path, predicted_preemptions: float = 7, further: Sequence[dict
 
 
 def test_users_in_the_same_memory_are_counted_in_blocks_and_contiguously(tmp_path):
-    users, blocks, predicted = told(users_in_the_same_memory, pools(tmp_path))
-    assert users[0] == "5 times the users"
-    assert all(
-        number in users[1] for number in ("1,024 tokens", "4 requests", "256 tokens; 20 in", "8 in blocks of 128")
-    )
-    assert (blocks[0], predicted[0]) == ("block size", "predicted")
+    report = pools(tmp_path)
+    users, blocks, predicted = told(users_in_the_same_memory, report)
+    assert [verdict for verdict, _ in (users, blocks, predicted)] == ["5 times the users", "block size", "predicted"]
+    assert all(part in users[1] for part in ("1,024 tokens", "4 requests", "256 tokens; 20 in", "8 in blocks of 128"))
     assert all(number in blocks[1] for number in ("128 instead of 32", "8 requests", "80 output", "instead of 200"))
     assert all(number in predicted[1] for number in ("5 of 5", "up to 7"))
+    (*_, wrong) = told(users_in_the_same_memory, pools(tmp_path, predicted_preemptions=6))
+    assert "4 of 5" in wrong[1]
+    # The table has measured beside predicted.
+    table = table_in(every_pool, report)
+    evicted = "Blocks of shared prompts that lost their content, predicted"
+    assert {"Preemptions", "Preemptions, predicted", evicted} <= set(table.headings)
+    assert {row[table.headings.index(evicted)] for row in table.rows} == {"3"}
+    assert len(table.rows) == len(CELLS)
+    # Without a pool in which reservations wait there are no users to compare.
+    pd.DataFrame(CELLS).assign(running_while_others_wait=float("nan")).to_parquet(tmp_path / "cells.parquet")
+    tables = Tables(tmp_path)
+    with pytest.raises(MissingError, match="in no pool"):
+        users_by_cache(tables)
+    assert list(every_way(replace(report, tables=tables))) == []
 
 
 def test_caches_of_transformers_are_compared_in_the_same_memory(tmp_path, axes_of):
@@ -125,21 +112,6 @@ def test_caches_of_transformers_are_compared_in_the_same_memory(tmp_path, axes_o
     assert [line.get_xdata() for line in ax.lines] == [[21], [19], [9], [7], [6], [5]]
 
 
-def test_without_a_pool_in_which_reservations_wait_there_are_no_users_to_compare(tmp_path):
-    report = pools(tmp_path)
-    cells = pd.DataFrame(CELLS).assign(running_while_others_wait=float("nan"))
-    cells.to_parquet(tmp_path / "cells.parquet")
-    tables = Tables(tmp_path)
-    with pytest.raises(MissingError, match="in no pool"):
-        users_by_cache(tables)
-    assert list(every_way(replace(report, tables=tables))) == []
-
-
-def test_a_wrong_prediction_is_counted_as_such(tmp_path):
-    (*_, last) = told(users_in_the_same_memory, pools(tmp_path, predicted_preemptions=6))
-    assert "4 of 5" in last[1]
-
-
 def test_pools_of_equal_memory_lie_above_each_other(tmp_path, axes_of):
     report = pools(tmp_path)
     rows = under_pressure(report.tables).set_index("knobs")
@@ -153,20 +125,9 @@ def test_pools_of_equal_memory_lie_above_each_other(tmp_path, axes_of):
     ax = axes_of(plot, 3)
     lines = {line.get_marker(): np.asarray(line.get_ydata()).tolist() for line in ax.lines[:2]}
     assert list(lines.values()) == [[7, 0], [7, 0]]
-
-
-def test_pools_of_one_size_have_no_axis(tmp_path):
     pd.DataFrame([CELLS[0], CELLS[3]]).to_parquet(tmp_path / "cells.parquet")
     with pytest.raises(MissingError, match="two sizes"):
         pressure_by_pool(Tables(tmp_path))
-
-
-def test_the_table_has_measured_beside_predicted(tmp_path):
-    table = table_in(every_pool, pools(tmp_path))
-    evicted = "Blocks of shared prompts that lost their content, predicted"
-    assert {"Preemptions", "Preemptions, predicted", evicted} <= set(table.headings)
-    assert {row[table.headings.index(evicted)] for row in table.rows} == {"3"}
-    assert len(table.rows) == len(CELLS)
 
 
 def test_a_study_without_the_knob_has_no_such_section(tmp_path):

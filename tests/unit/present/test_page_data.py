@@ -2,13 +2,13 @@ import base64
 import gzip
 import json
 import re
-import shutil
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pandas as pd
 import pytest
 
+from tests.unit.present.conftest import changed, in_table
 from tests.unit.present.synthetic import SCRIPT
 from workflow_scripts.analyse.intervals.statistics import ONE_START
 from workflow_scripts.present.page_data import VERSION, _intervals, columns_of, packed
@@ -64,24 +64,18 @@ def test_every_repeat_has_its_measured_values_and_limits(data, cells):
     assert "itl_s_p90" not in repeats, "a column without values is left out"
 
 
-def test_limits_predictions_and_intervals_name_their_cells(data):
-    count = len(values(data["cells"]["cell_id"]))
-    for table, column in (
-        ("limits", "output_tokens_per_s_ceiling"),
-        ("predictions", "predicted"),
-        ("intervals", "low"),
-    ):
+def test_limits_predictions_and_intervals_name_their_cells(data, cells):
+    ids = values(data["cells"]["cell_id"])
+    columns = {"limits": "output_tokens_per_s_ceiling", "predictions": "predicted", "intervals": "low"}
+    for table, column in columns.items():
         rows = data[table]
         assert rows["cell"], table
-        assert all(0 <= cell < count for cell in rows["cell"])
+        assert all(0 <= cell < len(ids) for cell in rows["cell"])
         assert len(rows["cell"]) == len(rows[column])
     intervals = data["intervals"]
     assert all(low <= high for low, high in zip(intervals["low"], intervals["high"], strict=True))
-
-
-def test_every_measured_cell_has_an_interval_and_says_what_it_covers(data, cells):
+    # Every measured cell has an interval and says what it covers.
     measured = set(cells.loc[cells["outcome"].eq("ok") & cells["engine"].ne("vllm-serve"), "cell_id"])
-    ids, intervals = values(data["cells"]["cell_id"]), data["intervals"]
     of_rate = [i for i, name in enumerate(values(intervals["measure"])) if name == "output_tokens_per_s"]
     assert {ids[intervals["cell"][i]] for i in of_rate} == measured
     scopes = dict(zip(ids, values(data["cells"]["scope"]), strict=True))
@@ -89,14 +83,12 @@ def test_every_measured_cell_has_an_interval_and_says_what_it_covers(data, cells
     assert None in scopes.values()
 
 
-def test_a_device_whose_data_sheet_lacks_a_rate_has_the_share_of_its_measured_one(results, tmp_path):
-    tables = tmp_path / "tables"
-    shutil.copytree(results.root / "tables", tables)
-    limits = pd.read_parquet(tables / "limits.parquet")
+def test_a_device_whose_data_sheet_lacks_a_rate_has_the_share_of_its_measured_one(results, report, tmp_path):
+    limits = in_table(report, "limits")
     of_one = limits[limits["rates"] == "datasheet"]
     assert len(of_one)
     both = pd.concat([of_one.assign(mbu=float("nan")), of_one.assign(rates="measured", mbu=0.25)])
-    both.to_parquet(tables / "limits.parquet")
+    tables = changed(report, tmp_path / "tables", limits=both).tables.folder
     assert results.write_page(tmp_path / "report.html", tables) == 0
     assert set(data_of((tmp_path / "report.html").read_text(encoding="utf-8"))["repeats"]["mbu"]) == {0.25}
 

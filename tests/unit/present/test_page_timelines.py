@@ -28,27 +28,19 @@ def test_a_timeline_has_every_repeat_with_all_rows_or_evenly_chosen_ones(results
     assert all(most >= 64 for most in MOST_ROWS.values())
 
 
-def test_the_page_holds_timelines_of_few_cells_of_a_large_study(results, monkeypatch):
+def test_a_large_study_and_a_long_repeat_keep_some_cells_and_evenly_chosen_rows(results, monkeypatch):
     ten = list(timelines(results.tables).items())[:10]
     # Ten cells are read eight and two at a time.
     monkeypatch.setattr("workflow_scripts.present.page_timelines.MOST_CELLS", 10)
     assert list(timelines(results.tables).items()) == ten
-
-
-def test_a_long_repeat_keeps_evenly_chosen_rows(results, monkeypatch):
-    monkeypatch.setattr("workflow_scripts.present.page_timelines.MOST_ROWS", {"requests": 10, "steps": 25, "trace": 7})
+    assert timelines(Tables(results.root / "tables", results.root / "nowhere")) == {}
+    most = {"requests": 10, "steps": 25, "trace": 7}
+    monkeypatch.setattr("workflow_scripts.present.page_timelines.MOST_ROWS", most)
     timeline = unpacked(next(iter(timelines(results.tables).values())))
-    assert {name: len(timeline[name]["columns"]["repeat"]) for name in timeline} == {
-        "requests": 30,
-        "steps": 75,
-        "trace": 21,
-    }
+    kept = {name: len(timeline[name]["columns"]["repeat"]) for name in timeline}
+    assert kept == {name: 3 * rows for name, rows in most.items()}
     assert timeline["steps"]["rows"] == 180
     times = timeline["steps"]["columns"]["time_s"][:25]
     assert times == sorted(times)
     assert times[0] == 0
     assert times[-1] > 9
-
-
-def test_without_parsed_facts_the_page_has_no_timelines(results):
-    assert timelines(Tables(results.root / "tables", results.root / "nowhere")) == {}

@@ -32,13 +32,16 @@ def test_servers_that_failed_are_told_where_none_was_measured(tmp_path):
             Tables(tmp_path).need("serving")
 
 
-def test_nulls_of_numbers_are_nan_and_of_flags_none(tmp_path):
+def test_nulls_of_numbers_are_nan_and_of_flags_none_and_devices_measured_elsewhere_are_named_so(tmp_path):
     table = pd.DataFrame({"n": pd.array([1, None], "Int64"), "flag": pd.array([True, None], "boolean")})
+    table = table.assign(gpu="h200", repeat=0, source=["measured", "measured elsewhere"])
     table.to_parquet(tmp_path / "t.parquet")
-    read = Tables(tmp_path).need("t")
+    read = Tables(tmp_path).need("t", "start")
     assert read["n"].dtype == float
     assert read["n"].isna().tolist() == [False, True]
     assert read["flag"].isna().tolist() == [False, True]
+    assert list(read["gpu"]) == ["h200", "h200 (measured elsewhere)"]
+    assert list(read["start"]) == [1, 1]  # from before starts were counted
 
 
 def test_only_the_facts_of_the_asked_cells_are_read(tmp_path):
@@ -51,12 +54,6 @@ def test_only_the_facts_of_the_asked_cells_are_read(tmp_path):
         tables.facts("trace", ["h200/vllm/m/w/c"])
     with pytest.raises(MissingError, match=r"no steps\.parquet was parsed"):
         tables.facts("steps", cells)
-
-
-def test_a_device_measured_elsewhere_is_named_so_and_never_in_one_line_with_ours(tmp_path):
-    sources = ["measured", "measured elsewhere", "predicted"]
-    pd.DataFrame({"gpu": ["h200"] * 3, "source": sources}).to_parquet(tmp_path / "t.parquet")
-    assert list(Tables(tmp_path).need("t")["gpu"]) == ["h200", "h200 (measured elsewhere)", "h200"]
 
 
 def test_a_column_whose_values_have_no_intervals_stays_one_of_numbers():
@@ -80,24 +77,14 @@ def cells_of_two_starts() -> pd.DataFrame:
     return table.assign(cell_id="h200/vllm/m/w/" + table["cell_id"], comparable=True).convert_dtypes()
 
 
-def test_a_cell_of_which_one_start_ended_ok_is_measured_and_its_failed_starts_are_told(tmp_path):
+def test_a_cell_of_which_one_start_ended_ok_is_measured_and_its_facts_are_of_the_first_that_did(tmp_path):
     cells_of_two_starts().to_parquet(tmp_path / "cells.parquet")
-    grid = Tables(tmp_path).grid
-    assert [cell[-1] for cell in grid["cell_id"]] == ["a", "b", "c"]
-    assert list(grid["outcome"]) == ["ok", "ok", "missing"]
-    assert [text[:7] for text in grid["failed_starts"].dropna()] == ["start 1", "start 2"]
-
-
-def test_facts_of_one_start_are_of_the_first_that_gave_results(tmp_path):
-    cells_of_two_starts().to_parquet(tmp_path / "cells.parquet")
-    (tmp_path / "h200").mkdir()
     ids = ["h200/vllm/m/w/a", "h200/vllm/m/w/b"]
     facts = pd.DataFrame({"cell_id": [cell for cell in ids for _ in range(2)], "start": [1, 2] * 2, "repeat": 0})
+    (tmp_path / "h200").mkdir()
     facts.assign(time_s=[1.0, 2.0, 3.0, 4.0]).to_parquet(tmp_path / "h200" / "trace.parquet")
     tables = Tables(tmp_path, tmp_path)
+    assert [cell[-1] for cell in tables.grid["cell_id"]] == ["a", "b", "c"]
+    assert list(tables.grid["outcome"]) == ["ok", "ok", "missing"]
+    assert [text[:7] for text in tables.grid["failed_starts"].dropna()] == ["start 1", "start 2"]
     assert list(tables.facts_of_first_start("trace", ids)["time_s"]) == [2.0, 3.0]
-
-
-def test_repeats_from_before_starts_were_counted_are_of_the_first_start(tmp_path):
-    pd.DataFrame({"cell_id": ["a"], "repeat": [0]}).to_parquet(tmp_path / "limits.parquet")
-    assert list(Tables(tmp_path).need("limits", "start")["start"]) == [1]

@@ -23,15 +23,11 @@ def test_only_cells_with_a_partner_that_differs_in_the_knob_alone_are_compared()
     assert list(group.rows["cell_id"]) == ["h200/16/1", "h200/16/4"]
     assert list(group.rows["x"]) == [1, 4]
     assert group.labels == [""]
-
-
-def test_other_settings_that_differ_are_told_apart():
+    # Other settings that differ are told apart.
     rows = cells(("h200", 16, 1), ("h200", 16, 4), ("h200", 32, 1), ("h200", 32, 4))
     (group,) = groups_varying(rows, "knob_max_num_seqs", KNOBS, NAMES[1:])
     assert group.labels == ["block size 16", "block size 32"]
-
-
-def test_a_panel_a_device_the_one_with_the_most_cells_first():
+    # Each device has a panel, the one with the most cells first.
     rows = cells(("l40s", 16, 1), ("l40s", 16, 4), ("h200", 16, 1), ("h200", 16, 4), ("h200", 16, 8))
     assert [group.title for group in groups_varying(rows, "knob_max_num_seqs", KNOBS, NAMES)] == ["h200", "l40s"]
 

@@ -60,17 +60,13 @@ def test_a_figure_fits_a_column_also_where_nothing_is_saturated(tmp_path):
     assert (tmp_path / "latency.column.svg").exists()
 
 
-def test_a_single_load_is_no_curve(tmp_path):
-    tables = write(tmp_path, ("openai", "tgi", {}, [4.0]))
-    with pytest.raises(MissingError, match="no server"):
-        serving.serving_latency(tables)
-
-
 def test_more_than_six_settings_are_some_of_them_and_it_is_said(tmp_path):
     many = [("vllm-serve", None, {"block_size": 16 * i}, [1.0, 4.0]) for i in range(1, 9)]
     plot = serving.serving_latency(write(tmp_path, *many))
     assert sum("block size" in label for label in labels(plot)) == 6
     assert any("6 settings" in note for note in plot.notes)
+    with pytest.raises(MissingError, match="no server"):  # a single load is no curve
+        serving.serving_latency(write(tmp_path, ("openai", "tgi", {}, [4.0])))
 
 
 LOAD = {"gpu": "h200", "model": "m", "workload": "w", "engine": "vllm-serve", "endpoint": None}
@@ -118,6 +114,8 @@ TOO_SHORT = {"saturated": None, "limited_by": "unknown"}
 def test_a_server_that_was_never_or_always_saturated_has_one_bound(tmp_path, loads, verdict):
     ((found, _),) = sustained(tmp_path, *loads)
     assert found == verdict
+    with pytest.raises(MissingError, match="the client could"):
+        sustained(tmp_path, rate(64, 9.0, saturated=True, limited_by="client,server"))
 
 
 def test_every_load_is_among_the_findings_and_one_that_needs_a_warning_first(tmp_path):
@@ -148,11 +146,6 @@ def test_servers_settings_ramps_and_users_are_told_apart(tmp_path):
     servers = [sentence.split(": ")[0].removeprefix("h200, m, w, ") for _, sentence in found[:3]]
     assert servers == ["vllm-serve, block size 16", "vllm-serve, block size 32", "tgi"]
     assert all(f"{users} it answered {rate} requests/s" in found[4][1] for users, rate in (("user", 1), ("users", 5)))
-
-
-def test_of_a_server_whose_client_was_the_limit_nothing_is_known(tmp_path):
-    with pytest.raises(MissingError, match="the client could"):
-        sustained(tmp_path, rate(64, 9.0, saturated=True, limited_by="client,server"))
 
 
 def test_a_setting_at_one_load_has_strokes_in_the_styles_of_its_latencies(tmp_path):

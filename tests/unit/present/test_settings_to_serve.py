@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pandas as pd
 
-from tests.unit.present.test_first_screen import changed, report  # noqa: F401
+from tests.unit.present.conftest import changed, in_table
 from workflow_scripts.present.blocks import Command, Table, Text
 from workflow_scripts.present.subjects.settings_to_serve import commands
 from workflow_scripts.present.subjects.workload_requests import workloads
 
 
-def test_each_command_is_shown_once_with_all_that_it_is_recommended_for(report, tmp_path):  # noqa: F811
-    table = pd.read_parquet(report.tables.folder / "recommendations.parquet")
+def test_each_command_is_shown_once_with_all_that_it_is_recommended_for(report, tmp_path):
+    table = in_table(report, "recommendations")
     first = table[table["gpu"].eq(table["gpu"].iloc[0]) & table["workload"].eq(table["workload"].iloc[0])]
     both = first[first["role"].isin(["best_throughput", "smallest_within_margin"])]
     assert len(both) == 2
@@ -21,13 +21,12 @@ def test_each_command_is_shown_once_with_all_that_it_is_recommended_for(report, 
     assert (without.command, len(without.why)) == ("", 1)
     assert isinstance(block, Command)
     assert block.command == "vllm serve org/model"
-    roles = ["highest throughput", "smallest setting within the margin of the fastest"]
-    assert [
-        line for line in block.why if any(line.startswith(f"{block.title}, {role}: ") for role in roles)
-    ] == block.why
+    roles = ("highest throughput", "smallest setting within the margin of the fastest")
+    told = tuple(f"{block.title}, {role}: " for role in roles)
+    assert [line for line in block.why if line.startswith(told)] == block.why
 
 
-def test_random_weights_of_a_published_model_are_said_to_be_that(report):  # noqa: F811
+def test_random_weights_of_a_published_model_are_said_to_be_that(report):
     models = report.study.models | {"opt-125m": {"load_format": "dummy"}}
     study = type(report.study).model_validate(report.study.model_dump(mode="json") | {"models": models})
     told = [block.text for block in commands(replace(report, study=study)) if isinstance(block, Text)]
@@ -35,8 +34,7 @@ def test_random_weights_of_a_published_model_are_said_to_be_that(report):  # noq
     assert len(told) <= 1
 
 
-def test_a_workload_has_the_requests_that_its_cells_served(report, tmp_path):  # noqa: F811
-    cells = pd.read_parquet(report.tables.folder / "cells.parquet")
+def test_a_workload_has_the_requests_that_its_cells_served(report, tmp_path, cells):
     chat = cells["workload"] == "chat"
     cells.loc[chat, "num_requests"] = [12, *[512] * (chat.sum() - 1)]
     table = next(block for block in workloads(changed(report, tmp_path, cells=cells)) if isinstance(block, Table))
