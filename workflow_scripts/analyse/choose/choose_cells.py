@@ -69,14 +69,16 @@ def choose(
     cost_s, noise = table["cost_s"].to_numpy() * further, estimates.noise / further
     possible = had < at_most
     cells = len(table)
-    cov = np.cov(draws, rowvar=False)
+    cov = np.asarray(np.cov(draws, rowvar=False), dtype=np.float64)
     after = _if_all_are_measured(cov, estimates.noise / np.maximum(at_most - had, 1.0), possible)
-    asked = [question for question in asked if _chance(question, draws.mean(axis=0), cov, after) >= _LEAST_CHANCE]
+    mean = np.asarray(draws.mean(axis=0), dtype=np.float64)
+    asked = [question for question in asked if _chance(question, mean, cov, after) >= _LEAST_CHANCE]
     if not asked:
         return Choice((), NOTHING_HELPS)
     needed = _needed(list(table.index), asked)
     risk = np.sum([_risk(question, draws) for question in asked], axis=0)
-    cov = np.cov(np.hstack([draws, np.stack([q.values for q in asked], axis=1)]), rowvar=False)
+    joint = np.hstack([draws, np.stack([q.values for q in asked], axis=1)])
+    cov = np.asarray(np.cov(joint, rowvar=False), dtype=np.float64)
     whole = np.diag(cov)[cells:].copy()
     whole[whole <= 0] = inf
     round_s = min(budget_s, _OF_A_ROUND * float(table["cost_s"].sum()) * at_least)
