@@ -20,14 +20,14 @@ Snakemake = Callable[..., "subprocess.CompletedProcess[str]"]
 Results = Callable[[str], pd.DataFrame]
 
 CUTS = sorted(path.stem for path in (CHECKOUT / "config" / "studies" / "tiny").glob("*.yaml"))
-# Cells that the cuts' comments and docs/environments.md expect to be refused or to fail, some on some processors only.
+# Cells that the cuts' comments and docs/environments.md expect to be refused, some of them by some processors only.
 REFUSED = {
     "answers": "-(?:kv|quant)fp8-",
     "architectures": "/hf-continuous/tiny-(?:latent|states)-|/vllm/tiny-(?:experts|windows|latent|states)-",
     "kv_capacity": "-kvfp8-",
     "published_claims": "/bs4-",
     "quantization": "-(?:kv|quant)fp8-|-awq/",
-    "vllm_versions": "/bs16-|@vllm-0.11.0.post2/tiny-llama-57m/shared-prompt/seqs8-",
+    "vllm_versions": "/bs16-",
 }
 PREFIX = "cpu-all/vllm/tiny-llama-57m/{}/bs{}-seqs8-len512-pc1-eager1-cpukv1"
 
@@ -47,8 +47,7 @@ def run_cut(name: str, folder: Path, snakemake: Snakemake) -> Results:
     cells = table("cells").drop_duplicates("cell_id")
     assert set(cells["cell_id"]) == {cell.id for cell in expand(load_study(study))}
     predicted = cells["outcome"].eq("missing") & (load_study(study).measure is not None)
-    failed = cells["outcome"].isin(["infeasible", "engine_error"])
-    refused = failed & cells["cell_id"].str.contains(REFUSED.get(name, "^$"))
+    refused = cells["outcome"].eq("infeasible") & cells["cell_id"].str.contains(REFUSED.get(name, "^$"))
     assert (cells["outcome"].eq("ok") | refused | predicted).all(), cells[["cell_id", "outcome", "reason"]].to_string()
     assert cells.loc[refused, "reason"].str.len().gt(0).all()
     return table
