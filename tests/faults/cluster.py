@@ -2,7 +2,6 @@
 
 import copy
 import pwd
-import re
 import shutil
 import signal
 import subprocess
@@ -24,6 +23,7 @@ from tests.integration.slurm_study import LabCheckout
 QUEUE_S = 300
 # A call whose jobs are all gone learns so within three minutes, unless a killed slurmctld had not yet saved them.
 FORGOTTEN_S = 240
+READ_AGAIN_S = 60
 
 
 def stepped_clock(folder: Path) -> Path:
@@ -49,7 +49,7 @@ class Cluster(Campaign):
         super().__init__(say)
         self.out_of_service: set[str] = set()
         self._nursed_s = self._busy_s = 0.0
-        self._leaks = 0
+        self._read_s = time.monotonic()
         self._waits: dict[str, float] = {}
         self.clock = self.root / "clock"
         self.clock.write_bytes(bytes(8))
@@ -145,12 +145,11 @@ class Cluster(Campaign):
                 self.lab.client("scontrol", "release", number, check=False)
                 self.lab.client("scontrol", "update", f"JobId={number}", "StartTime=now", check=False)
                 del self._waits[number]
-        # Slurm 22.05 may not free the GPU of a job whose node went down; it does when it reads its configuration again.
-        nodes = self.lab.client("scontrol", "--oneliner", "--details", "show", "node", check=False).splitlines()
-        if any("State=IDLE " in node and re.search(r" GresUsed=\S+:1\(", node) for node in nodes):
-            self._leaks += 1
-            if self._leaks % 10 == 0:
-                self.lab.client("scontrol", "reconfigure", check=False)
+        # Slurm 22.05 may not free the GPU of a job whose node went down, and may go on with a job that ended when
+        # slurmctld was killed. It sees both when it reads its configuration again.
+        if time.monotonic() > self._read_s + READ_AGAIN_S:
+            self.lab.client("scontrol", "reconfigure", check=False)
+            self._read_s = time.monotonic()
         for line in self.lab.client("sinfo", "--noheader", "--Node", "--format=%N %T", check=False).splitlines():
             node, state = line.split()
             out = state.startswith(("drain", "down"))
