@@ -346,35 +346,11 @@ def total_tokens_per_s_ceiling(prompt_tokens: float, output_tokens: float, reque
 # --- speed: how near to the limit --------------------------------------------------------------------------------
 
 
-def model_bandwidth_utilization(
-    read_bytes: Number, time_s: Number, memory_bandwidth_bytes_per_s: Number | float
-) -> Number:
-    """MBU: the rate at which a step read the bytes it needs, as a share of the device's bandwidth.
+def utilization(amount: Number, time_s: Number, per_s: Number | float) -> Number:
+    """MBU and MFU: the rate at which a step read the bytes, or did the operations, that it needs, as a share of the
+    device's rate.
 
-    >>> model_bandwidth_utilization(16e9, 0.005, 4.8e12)
-    0.6666666666666666
+    >>> utilization(16e9, 0.005, 4.8e12), utilization(16e12, 0.04, 1000e12)
+    (0.6666666666666666, 0.4)
     """
-    return read_bytes / time_s / memory_bandwidth_bytes_per_s
-
-
-def model_flops_utilization(flops: Number, time_s: Number, flop_per_s: Number | float) -> Number:
-    """MFU: the rate at which a step did the operations it needs, as a share of the device's rate.
-
-    >>> model_flops_utilization(16e12, 0.04, 1000e12)
-    0.4
-    """
-    return flops / time_s / flop_per_s
-
-
-# --- ratios of two devices ---------------------------------------------------------------------------------------
-
-
-def relative_difference(value: float, reference: float) -> float:
-    """How far `value` is from `reference`, as a share of the reference; negative if it is below.
-
-    The published 2.95 compared with the bandwidth ratio of H200 and L40S:
-
-    >>> round(relative_difference(2.95, 4.8e12 / 864e9), 2)
-    -0.47
-    """
-    return value / reference - 1
+    return amount / time_s / per_s

@@ -90,8 +90,8 @@ def test_the_total_ceiling_is_never_above_what_one_limit_alone_allows(
 @given(read=size, flops=size, bandwidth=rate, peak=flop_rate)
 def test_a_step_at_its_limit_uses_all_of_what_binds_it(read, flops, bandwidth, peak):
     time = f.step_time_min_s(read, flops, bandwidth, peak)
-    mbu = f.model_bandwidth_utilization(read, time, bandwidth)
-    mfu = f.model_flops_utilization(flops, time, peak)
+    mbu = f.utilization(read, time, bandwidth)
+    mfu = f.utilization(flops, time, peak)
     assert max(mbu, mfu) == pytest.approx(1)
     assert min(mbu, mfu) <= 1 + 1e-9
 

@@ -27,7 +27,6 @@ from workflow_scripts.analyse.limits.ratios import published_ratios, published_r
 from workflow_scripts.catalog.gpus_and_models import get_model
 from workflow_scripts.catalog.published import Check, Claim, Stated
 from workflow_scripts.common.wording import interval_text, plural
-from workflow_scripts.physics import formulas
 
 
 def speed_follows_bandwidth(claim: Claim, check: Check, evidence: Evidence) -> Iterator[Finding]:
@@ -73,7 +72,7 @@ def _says(row: Row, published: float) -> str | None:
 
 def _published_speedup(a: str, b: str, ratio: float, readings: list[Row]) -> Finding:
     """Supported or contradicted if all cards that the names may mean agree; otherwise it depends on the cards."""
-    near = [r for r in readings if abs(formulas.relative_difference(ratio, r["bandwidth_ratio"])) * 100 <= NEAR_PCT]
+    near = [r for r in readings if abs(ratio / r["bandwidth_ratio"] - 1) * 100 <= NEAR_PCT]
     far = [r for r in readings if r not in near]
     text = (
         f"{a} over {b} may mean {plural(len(readings), 'pair')} of cards. Within {NEAR_PCT:g} % of {ratio:.4g}x are the"

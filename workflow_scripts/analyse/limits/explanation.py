@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from workflow_scripts.analyse.intervals.repeats import Row
 from workflow_scripts.catalog.gpus_and_models import Gpu
-from workflow_scripts.physics.formulas import relative_difference
 
 # A ratio of the devices explains an observed one if the two are shown to differ by at most this.
 NEAR_PCT = 10.0
@@ -75,7 +74,7 @@ def explain(ratio: float, low: float, high: float, candidates: Mapping[str, floa
     within = 1 + NEAR_PCT / 100
     shown = tuple(name for name, value in known.items() if value / within <= low and high <= value * within)
     compatible = tuple(name for name, value in known.items() if low <= value <= high and name not in shown)
-    difference_pct = {name: 100 * relative_difference(ratio, value) for name, value in known.items()}
+    difference_pct = {name: 100 * (ratio / value - 1) for name, value in known.items()}
     nearest = min(shown or compatible or known, key=lambda name: abs(difference_pct[name]))
     support = SHOWN if shown else COMPATIBLE if compatible else NONE
     if math.isnan(low) and abs(difference_pct[nearest]) <= NEAR_PCT:
