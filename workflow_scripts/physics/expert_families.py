@@ -1,7 +1,6 @@
 """Readers of families with routed experts; `dense_families` has those of dense models."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from workflow_scripts.physics.config_values import ConfigValues
@@ -17,56 +16,49 @@ from workflow_scripts.physics.dense_families import (
     decoder,
     equal_layers,
     every_full,
+    mixers_of,
+    mlp_of,
     window_of,
-    with_norms,
 )
 from workflow_scripts.physics.layers import Experts, FeedForward, LatentAttention, Layer, Mixer, Mlp
 
 
 def experts_of(
-    c: ConfigValues, count: int, intermediate: int, *, used: str = "num_experts_per_tok", **others: Any
+    c: ConfigValues,
+    count: str,
+    width: str = "moe_intermediate_size",
+    *,
+    used: str = "num_experts_per_tok",
+    default: int | None = None,
+    **others: Any,
 ) -> Experts:
-    """Routed experts; `used`: the key with how many a token uses. Raises ModelFactsError if these are too many."""
-    per_token = c.size(used)
-    if per_token > count:
-        raise c.fault(f"{used} {per_token} must be at most the number of experts, {count}")
-    return Experts(count, per_token, intermediate, **others)
+    """Routed experts, by the keys of their number, of their width, and of how many a token uses. `default`: the
+    family's number. Raises ModelFactsError if a token uses too many."""
+    experts, intermediate, per_token = c.size(count, default), c.size(width), c.size(used)
+    if per_token > experts:
+        raise c.fault(f"{used} {per_token} must be at most the number of experts, {experts}")
+    return Experts(experts, per_token, intermediate, **others)
 
 
-def _sparse(c: ConfigValues, block: Sequence[FeedForward], mixer: Mixer) -> list[Layer]:
+def _sparse(c: ConfigValues, block: Sequence[FeedForward], mixer: Mixer) -> Fields:
     """Layers of which every `decoder_sparse_step`th has experts, unless `mlp_only_layers` names it."""
+    if c.flag("use_sliding_window", False):
+        raise c.fault("use_sliding_window with experts is not supported")
     norms, step = 2 * c.size("hidden_size"), c.size("decoder_sparse_step", 1)
-    sparse_layer = Layer((mixer,), tuple(block), norms)
-    dense_layer = Layer((mixer,), (Mlp(c.size("intermediate_size")),), norms)
+    sparse_layer, dense_layer = Layer((mixer,), tuple(block), norms), Layer((mixer,), (mlp_of(c),), norms)
     layers = range(c.size("num_hidden_layers"))
     dense = c.numbers("mlp_only_layers", len(layers))
-    return [dense_layer if i in dense or (i + 1) % step else sparse_layer for i in layers]
+    return decoder(c, [dense_layer if i in dense or (i + 1) % step else sparse_layer for i in layers])
 
 
-def _mixtral(c: ConfigValues) -> Fields:
-    block = experts_of(c, c.size("num_local_experts"), c.size("intermediate_size"))
-    return decoder(c, equal_layers(c, attention_of(c, window=window_of(c)), block))
+def _all_sparse(c: ConfigValues, mixer: Mixer, count: str) -> Fields:
+    return decoder(c, equal_layers(c, mixer, experts_of(c, count, "intermediate_size")))
 
 
 def _qwen2_moe(c: ConfigValues) -> Fields:
-    block: list[FeedForward] = [
-        experts_of(c, c.size("num_experts"), c.size("moe_intermediate_size"), router_parameters=c.size("hidden_size")),
-        Mlp(c.size("shared_expert_intermediate_size")),
-    ]
-    _refuse_window(c)
-    return decoder(c, _sparse(c, block, attention_of(c, qkv_bias=c.flag("qkv_bias", True))))
-
-
-def _qwen3_moe(c: ConfigValues) -> Fields:
-    mixer = attention_of(c, **biases(c))
-    mixer = replace(mixer, norm_parameters=2 * mixer.head_dim)
-    _refuse_window(c)
-    return decoder(c, _sparse(c, [experts_of(c, c.size("num_experts"), c.size("moe_intermediate_size"))], mixer))
-
-
-def _refuse_window(c: ConfigValues) -> None:
-    if c.flag("use_sliding_window", False):
-        raise c.fault("use_sliding_window with experts is not supported")
+    routed = experts_of(c, "num_experts", router_parameters=c.size("hidden_size"))
+    shared = Mlp(c.size("shared_expert_intermediate_size"))
+    return _sparse(c, [routed, shared], attention_of(c, qkv_bias=c.flag("qkv_bias", True)))
 
 
 def latent_attention(c: ConfigValues, **others: Any) -> LatentAttention:
@@ -83,24 +75,27 @@ def latent_attention(c: ConfigValues, **others: Any) -> LatentAttention:
     )
 
 
-def latent_experts(c: ConfigValues, mixer: LatentAttention, dense_layers: int = 0) -> Fields:
+def latent_experts(c: ConfigValues, dense_layers: int = 0, **indexer: Any) -> Fields:
     """DeepSeek-V2 and V3, and Kimi-K2, which has the structure of V3. `dense_layers`: the family's default."""
-    c = ConfigValues({"first_k_dense_replace": dense_layers, **c.given()})
+    mixer, c = latent_attention(c, **indexer), ConfigValues({"first_k_dense_replace": dense_layers, **c.given()})
     bias = c.model_type == "deepseek_v2" and c.flag("mlp_bias", False)
     has_experts = c.size("first_k_dense_replace", least=0) < c.size("num_hidden_layers")
-    return decoder(c, _dense_first(c, mixer, _routed_and_shared(c, bias) if has_experts else [], bias))
+    return _dense_first(c, mixer, _routed_and_shared(c, bias) if has_experts else [], bias)
 
 
 def _routed_and_shared(c: ConfigValues, bias: bool = False) -> list[FeedForward]:
-    intermediate = c.size("moe_intermediate_size")
-    block: list[FeedForward] = [experts_of(c, c.size("n_routed_experts"), intermediate)]
+    block: list[FeedForward] = [experts_of(c, "n_routed_experts")]
     if shared := c.size("n_shared_experts", 0, least=0):
-        block.append(Mlp(shared * intermediate, bias=bias))
+        block.append(Mlp(shared * c.size("moe_intermediate_size"), bias=bias))
     return block
 
 
-def _deepseek(c: ConfigValues) -> Fields:
-    return latent_experts(c, latent_attention(c))
+def _dense_first(c: ConfigValues, mixer: Mixer, block: Sequence[FeedForward], bias: bool = False) -> Fields:
+    layers, first = c.size("num_hidden_layers"), c.size("first_k_dense_replace", 0, least=0)
+    if c.size("moe_layer_freq", 1) != 1:
+        raise c.fault("moe_layer_freq other than 1 is not supported")
+    dense, norms = mlp_of(c, bias=bias), 2 * c.size("hidden_size")
+    return decoder(c, [Layer((mixer,), (dense,) if i < first else tuple(block), norms) for i in range(layers)])
 
 
 def _sparse_attention(c: ConfigValues) -> Fields:
@@ -109,27 +104,13 @@ def _sparse_attention(c: ConfigValues) -> Fields:
         raise c.fault("layers that share an indexer (index_topk_freq, indexer_types) are not supported")
     own = {"indexer_heads": c.size("index_n_heads"), "indexer_dim": c.size("index_head_dim")}
     c.size("q_lora_rank")  # the indexer reads it
-    return latent_experts(c, latent_attention(c, **own, attended=c.size("index_topk")), dense_layers=3)
-
-
-def _minimax_m2(c: ConfigValues) -> Fields:
-    mixer = with_norms(attention_of(c, head_dim=128))
-    return decoder(c, equal_layers(c, mixer, experts_of(c, c.size("num_local_experts"), c.size("intermediate_size"))))
-
-
-def _dense_first(c: ConfigValues, mixer: Mixer, block: Sequence[FeedForward], bias: bool = False) -> list[Layer]:
-    layers, first = c.size("num_hidden_layers"), c.size("first_k_dense_replace", 0, least=0)
-    if c.size("moe_layer_freq", 1) != 1:
-        raise c.fault("moe_layer_freq other than 1 is not supported")
-    dense, norms = Mlp(c.size("intermediate_size"), bias=bias), 2 * c.size("hidden_size")
-    return [Layer((mixer,), (dense,) if i < first else tuple(block), norms) for i in range(layers)]
+    return latent_experts(c, dense_layers=3, **own, attended=c.size("index_topk"))
 
 
 def _glm4_moe(c: ConfigValues) -> Fields:
-    mixer = attention_of(c, qkv_bias=c.flag("attention_bias", False))
-    if c.flag("use_qk_norm", False):
-        mixer = replace(mixer, norm_parameters=2 * mixer.head_dim)
-    return decoder(c, _dense_first(c, mixer, _routed_and_shared(c)))
+    norms_over = "each" if c.flag("use_qk_norm", False) else ""
+    mixer = attention_of(c, norms_over=norms_over, qkv_bias=c.flag("attention_bias", False))
+    return _dense_first(c, mixer, _routed_and_shared(c))
 
 
 def _llama4_text(c: ConfigValues) -> Fields:
@@ -140,32 +121,24 @@ def _llama4_text(c: ConfigValues) -> Fields:
     kinds = c.layer_kinds("layer_types", layers, default, (FULL, CHUNKED))
     step = c.size("interleave_moe_layer_step", 1)
     sparse = c.numbers("moe_layers", layers) or range(step - 1, layers, step)
-    routed = experts_of(c, c.size("num_local_experts"), c.size("intermediate_size"))
-    block = (routed, Mlp(c.size("intermediate_size")))
-    dense = (Mlp(c.size("intermediate_size_mlp")),)
-    chunk = {"chunk": c.size("attention_chunk_size")} if CHUNKED in kinds else {}
-    mixers = {kind: attention_of(c, **biases(c), **(chunk if kind == CHUNKED else {})) for kind in set(kinds)}
+    block = (experts_of(c, "num_local_experts", "intermediate_size"), mlp_of(c))
+    dense, mixers = (Mlp(c.size("intermediate_size_mlp")),), mixers_of(c, kinds, **biases(c))
     stack = [Layer((mixers[kind],), block if i in sparse else dense, 2 * hidden) for i, kind in enumerate(kinds)]
     return decoder(c, stack)
 
 
-def _olmoe(c: ConfigValues) -> Fields:
-    mixer = with_norms(attention_of(c, **biases(c)))
-    return decoder(c, equal_layers(c, mixer, experts_of(c, c.size("num_experts"), c.size("intermediate_size"))))
-
-
 def _phimoe(c: ConfigValues) -> Fields:
     mixer = attention_of(c, **biases(c), window=window_of(c))
-    block = experts_of(c, c.size("num_local_experts"), c.size("intermediate_size"))
+    block = experts_of(c, "num_local_experts", "intermediate_size")
     head_bias = c.size("vocab_size") if c.flag("lm_head_bias", False) else 0
-    norms = {"final_norm_parameters": 2 * c.size("hidden_size") + head_bias}
-    return decoder(c, equal_layers(c, mixer, block, norms=4), **norms)
+    final_norm_parameters = 2 * c.size("hidden_size") + head_bias
+    return decoder(c, equal_layers(c, mixer, block, norms=4), final_norm_parameters=final_norm_parameters)
 
 
 def _gpt_oss(c: ConfigValues) -> Fields:
-    experts = c.size("num_local_experts")
-    block = experts_of(c, experts, c.size("intermediate_size"), bias=True, router_parameters=experts)
-    return decoder(c, by_kind(c, every_full(c, 2), 2, block, head_dim=64, sinks=True, **biases(c, True)))
+    router = c.size("num_local_experts")
+    block = experts_of(c, "num_local_experts", "intermediate_size", bias=True, router_parameters=router)
+    return decoder(c, by_kind(c, every_full(c, 2), block, head_dim=64, sinks=True, **biases(c, True)))
 
 
 def _gemma4_text(c: ConfigValues) -> Fields:
@@ -174,45 +147,37 @@ def _gemma4_text(c: ConfigValues) -> Fields:
         if c.size(key, default, least=0):
             raise c.fault(f"{key} above 0 is not supported")
     hidden, kinds = c.size("hidden_size"), [*every_full(c, 6)[:-1], FULL]
-    block: list[FeedForward] = [Mlp(c.size("intermediate_size"))]
+    block: list[FeedForward] = [mlp_of(c)]
     if sparse := c.flag("enable_moe_block", False):
-        count, intermediate = c.size("num_experts"), c.size("moe_intermediate_size")
-        block.append(experts_of(c, count, intermediate, used="top_k_experts", router_parameters=hidden + count))
+        router = hidden + c.size("num_experts")
+        block.append(experts_of(c, "num_experts", used="top_k_experts", router_parameters=router))
     same = c.flag("attention_k_eq_v", False)
-    own = {FULL: {"head_dim": c.size("global_head_dim", 512)}, WINDOWED: {}}
+    full = {"head_dim": c.size("global_head_dim", 512)}
     if same and c.get("num_global_key_value_heads") is not None:
-        own[FULL]["num_key_value_heads"] = kv_heads = c.size("num_global_key_value_heads")
+        full["num_key_value_heads"] = kv_heads = c.size("num_global_key_value_heads")
         c.divided("num_attention_heads", "num_global_key_value_heads", (c.size("num_attention_heads"), kv_heads))
-    mixer_of = {}
-    for kind in set(kinds):
-        of_kind = ConfigValues({"head_dim": 256, **c.given(), **own[kind]})
-        mixer_of[kind] = attention_of(
-            of_kind,
-            **biases(c),
-            norm_parameters=2 * of_kind.size("head_dim"),
-            window=c.size("sliding_window", 512) if kind == WINDOWED else None,
-            keys_are_values=same and kind == FULL,
-        )
+    own = {"head_dim": 256, "norms_over": "each", **biases(c)}
+    mixers = mixers_of(c, [kind for kind in kinds if kind == WINDOWED], window=512, **own)
+    mixers |= mixers_of(ConfigValues({**c.given(), **full}), [FULL], keys_are_values=same, **own)
     norms = (7 if sparse else 4) * hidden
-    stack = [Layer((mixer_of[kind],), tuple(block), norms) for kind in kinds]
-    return decoder(c, stack, tied_embeddings=c.flag("tie_word_embeddings", True))
+    return decoder(c, [Layer((mixers[kind],), tuple(block), norms) for kind in kinds], tied=True)
 
 
 EXPERTS: dict[str, Reader] = {
     "gemma4_text": _gemma4_text,
     "gpt_oss": _gpt_oss,
-    "mixtral": _mixtral,
+    "mixtral": lambda c: _all_sparse(c, attention_of(c, window=window_of(c)), "num_local_experts"),
     "qwen2_moe": _qwen2_moe,
-    "qwen3_moe": _qwen3_moe,
-    "deepseek_v2": _deepseek,
-    "deepseek_v3": _deepseek,
-    "kimi_k2": _deepseek,
+    "qwen3_moe": lambda c: _sparse(c, [experts_of(c, "num_experts")], attention_of(c, norms_over="each", **biases(c))),
+    "deepseek_v2": latent_experts,
+    "deepseek_v3": latent_experts,
+    "kimi_k2": latent_experts,
     "deepseek_v32": _sparse_attention,
     "glm_moe_dsa": _sparse_attention,
     "glm4_moe": _glm4_moe,
-    "glm4_moe_lite": lambda c: latent_experts(c, latent_attention(c), dense_layers=1),
-    "minimax_m2": _minimax_m2,
+    "glm4_moe_lite": lambda c: latent_experts(c, dense_layers=1),
+    "minimax_m2": lambda c: _all_sparse(c, attention_of(c, head_dim=128, norms_over="all"), "num_local_experts"),
     "llama4_text": _llama4_text,
-    "olmoe": _olmoe,
+    "olmoe": lambda c: _all_sparse(c, attention_of(c, norms_over="all", **biases(c)), "num_experts"),
     "phimoe": _phimoe,
 }

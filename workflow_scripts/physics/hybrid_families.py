@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from workflow_scripts.physics.config_values import ConfigValues
-from workflow_scripts.physics.dense_families import FULL, Fields, Reader, attention_of, biases, decoder
-from workflow_scripts.physics.expert_families import experts_of, latent_attention, latent_experts
+from workflow_scripts.physics.dense_families import FULL, Fields, Reader, attention_of, biases, decoder, mlp_of
+from workflow_scripts.physics.expert_families import experts_of, latent_experts
 from workflow_scripts.physics.layers import MAMBA_2, FeedForward, Layer, Mixer, Mlp, State
 
 LINEAR = "linear_attention"
@@ -46,7 +46,6 @@ def _mamba2(
         rows=inner,
         columns=state,
         matrix_widths=(inner + width + heads,),
-        inner=inner,
         vector_parameters=vectors + in_bias * (inner + width + heads) + out_bias * hidden,
         groups=groups,
         shared_width=shared,
@@ -77,7 +76,6 @@ def _mamba2_by_usual_keys(c: ConfigValues, inner: int, *, norm: bool = True, out
 
 def _nemotron_h(c: ConfigValues) -> Fields:
     """Each layer is one of attention, state, dense or experts, with one norm."""
-    hidden = c.size("hidden_size")
     names = {"M": LINEAR, "*": FULL, "-": "mlp", "E": "moe"}
     if isinstance(pattern := c.get("hybrid_override_pattern"), str):
         kinds: Sequence[str] = [names.get(letter, letter) for letter in pattern]
@@ -90,12 +88,12 @@ def _nemotron_h(c: ConfigValues) -> Fields:
     bias = c.flag("use_bias", False)
     mlp_bias = c.flag("mlp_bias", False)
 
-    def layer(kind: str) -> Layer:
-        mixers: tuple[Mixer, ...] = ()
-        blocks: tuple[FeedForward, ...] = ()
+    def parts(kind: str) -> tuple[tuple[Mixer, ...], tuple[FeedForward, ...]]:
         if kind == FULL:
-            mixers = (attention_of(c, head_dim=128),)
-        elif kind == LINEAR:
+            return (attention_of(c, head_dim=128),), ()
+        if kind == "mlp":
+            return (), (mlp_of(c, gated=False, bias=mlp_bias),)
+        if kind == LINEAR:
             state = _mamba2(
                 c,
                 heads=c.size("mamba_num_heads"),
@@ -109,20 +107,14 @@ def _nemotron_h(c: ConfigValues) -> Fields:
                 recurrent_dtype=c.choice("mamba_ssm_cache_dtype", "float32", DTYPES),
                 keys=("mamba_num_heads", "mamba_n_groups" if c.get("mamba_n_groups") else "n_groups"),
             )
-            mixers = (state,)
-        elif kind == "mlp":
-            blocks = (Mlp(c.size("intermediate_size"), gated=False, bias=mlp_bias),)
-        else:
-            latent = c.size("moe_latent_size") if c.get("moe_latent_size") is not None else None
-            if mlp_bias and latent:
-                raise c.fault("mlp_bias with moe_latent_size is not supported")
-            routed = experts_of(
-                c, c.size("n_routed_experts"), c.size("moe_intermediate_size"), gated=False, latent=latent
-            )
-            blocks = (routed, Mlp(c.size("moe_shared_expert_intermediate_size"), gated=False, bias=mlp_bias))
-        return Layer(mixers, blocks, hidden)
+            return (state,), ()
+        latent = c.size("moe_latent_size") if c.get("moe_latent_size") is not None else None
+        if mlp_bias and latent:
+            raise c.fault("mlp_bias with moe_latent_size is not supported")
+        routed = experts_of(c, "n_routed_experts", gated=False, latent=latent)
+        return (), (routed, Mlp(c.size("moe_shared_expert_intermediate_size"), gated=False, bias=mlp_bias))
 
-    layer_of = {kind: layer(kind) for kind in set(kinds)}
+    layer_of = {kind: Layer(*parts(kind), c.size("hidden_size")) for kind in set(kinds)}
     return decoder(c, [layer_of[kind] for kind in kinds])
 
 
@@ -141,13 +133,12 @@ def _jamba(c: ConfigValues) -> Fields:
         rows=inner,
         columns=state,
         matrix_widths=(2 * inner,),
-        inner=inner,
         inner_matrices=(inner * (rank + 2 * state), rank * inner),
         vector_parameters=vectors + bias * (2 * inner + hidden),
     )
-    attention, mlp = attention_of(c), Mlp(c.size("intermediate_size"))
-    count = c.size("num_experts", 16)
-    experts = experts_of(c, count, c.size("intermediate_size")) if count > 1 else mlp
+    attention, mlp = attention_of(c), mlp_of(c)
+    several = c.size("num_experts", 16) > 1
+    experts = experts_of(c, "num_experts", "intermediate_size", default=16) if several else mlp
 
     def at(i: int, period: str, offset: str, default: tuple[int, int]) -> bool:
         return i % c.size(period, default[0]) == c.size(offset, default[1], least=0)
@@ -168,7 +159,7 @@ def _falcon_h1(c: ConfigValues) -> Fields:
     inner = c.size("mamba_d_ssm", c.size("mamba_expand", 2) * hidden)
     norm, out_bias = c.flag("mamba_rms_norm", False), c.flag("projectors_bias", False)
     mixers = (attention_of(c, **biases(c)), _mamba2_by_usual_keys(c, inner, norm=norm, out_bias=out_bias))
-    layer = Layer(mixers, (Mlp(c.size("intermediate_size"), bias=c.flag("mlp_bias", False)),), 2 * hidden)
+    layer = Layer(mixers, (mlp_of(c, bias=c.flag("mlp_bias", False)),), 2 * hidden)
     return decoder(c, [layer] * c.size("num_hidden_layers"))
 
 
@@ -176,7 +167,7 @@ def _bamba(c: ConfigValues) -> Fields:
     hidden, layers = c.size("hidden_size"), c.size("num_hidden_layers")
     attending = c.numbers("attn_layer_indices", layers)
     state, attention = _mamba2_by_usual_keys(c, c.size("mamba_expand", 2) * hidden), attention_of(c, **biases(c))
-    mlp = Mlp(c.size("intermediate_size"), bias=c.flag("mlp_bias", False))
+    mlp = mlp_of(c, bias=c.flag("mlp_bias", False))
     stack = [Layer((attention if i in attending else state,), (mlp,), 2 * hidden) for i in range(layers)]
     return decoder(c, stack)
 
@@ -187,15 +178,15 @@ def _granite_hybrid(c: ConfigValues) -> Fields:
     if len(kinds) != layers or set(kinds) - {FULL, LINEAR}:
         raise c.fault(f"layer_types must name mamba or attention for each of {layers} layers")
     blocks: list[FeedForward] = [Mlp(c.size("shared_intermediate_size"))]
-    if count := c.size("num_local_experts", 8, least=0):
-        blocks.append(experts_of(c, count, c.size("intermediate_size")))
+    if c.size("num_local_experts", 8, least=0):
+        blocks.append(experts_of(c, "num_local_experts", "intermediate_size", default=8))
     mixer_of: dict[str, Mixer] = {FULL: attention_of(c, **biases(c))}
     if LINEAR in kinds:
         mixer_of[LINEAR] = _mamba2_by_usual_keys(c, c.size("mamba_expand", 2) * hidden)
     return decoder(c, [Layer((mixer_of[kind],), tuple(blocks), 2 * hidden) for kind in kinds])
 
 
-def _delta_net(c: ConfigValues, recurrent_dtype: str | None) -> State:
+def _delta_net(c: ConfigValues) -> State:
     """A gated delta net (Yang et al., 2024)."""
     key_heads, value_heads = c.size("linear_num_key_heads"), c.size("linear_num_value_heads")
     key_dim, value_dim = c.size("linear_key_head_dim"), c.size("linear_value_head_dim")
@@ -210,9 +201,8 @@ def _delta_net(c: ConfigValues, recurrent_dtype: str | None) -> State:
         rows=values,
         columns=key_dim,
         matrix_widths=(width + values, 2 * value_heads),
-        inner=values,
         vector_parameters=width * kernel + 2 * value_heads + value_dim,
-        recurrent_dtype=recurrent_dtype,
+        recurrent_dtype=c.choice("mamba_ssm_dtype", None, DTYPES),
     )
 
 
@@ -221,14 +211,12 @@ def _qwen_hybrid(c: ConfigValues) -> Fields:
     hidden, layers, every = c.size("hidden_size"), c.size("num_hidden_layers"), c.size("full_attention_interval", 4)
     pattern = [FULL if (i + 1) % every == 0 else LINEAR for i in range(layers)]
     kinds = c.layer_kinds("layer_types", layers, pattern, (FULL, LINEAR))
-    head_dim = c.size("head_dim", 256)
-    own = {"head_dim": head_dim, "norm_parameters": 2 * head_dim, "output_gate": True, **biases(c)}
-    states = _delta_net(c, c.choice("mamba_ssm_dtype", None, DTYPES))
-    mixer_of: dict[str, Mixer] = {FULL: attention_of(c, **own), LINEAR: states}
-    dense = (Mlp(c.size("intermediate_size")),) if c.get("intermediate_size") is not None else ()
+    attention = attention_of(c, head_dim=256, norms_over="each", output_gate=True, **biases(c))
+    mixer_of: dict[str, Mixer] = {FULL: attention, LINEAR: _delta_net(c)}
+    dense = (mlp_of(c),) if c.get("intermediate_size") is not None else ()
     sparse: tuple[FeedForward, ...] = ()
     if ("moe" in c.model_type or c.model_type == "qwen3_next") and c.size("num_experts", least=0):
-        routed = experts_of(c, c.size("num_experts"), c.size("moe_intermediate_size"), router_parameters=hidden)
+        routed = experts_of(c, "num_experts", router_parameters=hidden)
         sparse = (routed, Mlp(c.size("shared_expert_intermediate_size")))
     step, only_dense = c.size("decoder_sparse_step", 1), c.numbers("mlp_only_layers", layers)
 
@@ -261,12 +249,11 @@ def _kimi_linear(c: ConfigValues) -> Fields:
         rows=inner,
         columns=head_dim,
         matrix_widths=(3 * inner, heads, 2 * head_dim),
-        inner=inner,
         inner_matrices=(head_dim * inner, head_dim * inner),
         vector_parameters=3 * inner * kernel + inner + heads + head_dim,
         recurrent_dtype="float32",
     )
-    fields = latent_experts(c, latent_attention(c))
+    fields = latent_experts(c)
     stack = [layer if i + 1 in full else replace(layer, mixers=(state,)) for i, layer in enumerate(fields["stack"])]
     return fields | {"stack": tuple(stack)}
 

@@ -1,7 +1,8 @@
 """What a layer of a model consists of: attention or a state, and feed-forward blocks, with their exact sizes.
 
-Sizes are in elements. A part lists its matrices as vLLM stores them on one rank of `tensor`; with one rank they are
-the model's own. Its other parameters (norms, biases, convolutions) are its vectors.
+Sizes are in elements. A part lists its `matrices` as vLLM stores them on one rank of `tensor`; with one rank they are
+the model's own. Its other parameters (norms, biases, convolutions) are its `vectors`. `cache_elements` and
+`cache_bytes` are those of one token in one rank's KV cache, with elements of `element` bytes.
 """
 
 from dataclasses import dataclass
@@ -24,7 +25,6 @@ class Matrix:
 
     @classmethod
     def whole(cls, role: Role, parameters: int) -> "Matrix":
-        """A matrix that every token is multiplied with."""
         return cls(role, parameters, parameters)
 
 
@@ -68,11 +68,10 @@ class Attention:
     attended = reach
 
     def cache_elements(self, tensor: int = 1) -> int:
-        """Elements of one token in one rank's KV cache; with more ranks than KV heads each keeps a whole head."""
+        # With more ranks than KV heads each keeps a whole head.
         return 2 * max(1, self.kv_heads // tensor) * self.head_dim
 
     def cache_bytes(self, element: int, tensor: int = 1) -> int:
-        """Bytes of one token in one rank's KV cache, with elements of `element` bytes."""
         return element * self.cache_elements(tensor)
 
     @property
@@ -83,15 +82,13 @@ class Attention:
     prefill_pair_flops = decode_pair_flops
 
     def matrices(self, hidden: int, tensor: int = 1) -> tuple[Matrix, ...]:
-        """Query, key and value joined, and the output."""
         query = self.heads // tensor * self.head_dim
-        joined = query * (2 if self.output_gate else 1)
+        joined = query * (1 + self.output_gate)
         joined += self.cache_elements(tensor) // (2 if self.keys_are_values else 1)
         return Matrix.whole("attention", hidden * joined), Matrix.whole("attention", query * hidden)
 
     def vectors(self, hidden: int) -> int:
-        """Biases, norms and sinks."""
-        query = self.heads * self.head_dim * (2 if self.output_gate else 1)
+        query = self.heads * self.head_dim * (1 + self.output_gate)
         qkv = self.qkv_bias * (query + self.cache_elements())
         return qkv + self.output_bias * hidden + self.norm_parameters + self.sinks * self.heads
 
@@ -123,7 +120,6 @@ class LatentAttention:
     reach = None
 
     def cache_elements(self, tensor: int = 1) -> int:  # every rank has all of it
-        """Elements of one token in one rank's KV cache."""
         return self.kv_rank + self.rope_dim
 
     def cache_bytes(self, element: int, tensor: int = 1) -> int:
@@ -171,9 +167,9 @@ class State:
     """A layer that keeps a state of fixed size per sequence: a state space, or linear attention.
 
     `width`: channels of the convolution, split over ranks; `kernel`: its length, so it keeps `kernel - 1` inputs.
-    `rows`, `columns`: of the recurrent state, with `rows` split over ranks; 0 if there is only the convolution.
+    `rows`, `columns`: of the recurrent state, with `rows` split over ranks.
     `shared_width`: of `width`, channels of groups (B and C of a state space). `groups`: how many groups.
-    `matrix_widths`: outputs of the matrices on the hidden state, and `inner`: inputs of the one that leads back.
+    `matrix_widths`: outputs of the matrices on the hidden state; the one that leads back has `rows` inputs.
     `heads`: divided among the ranks. `inner_matrices`: parameters of matrices inside. `recurrent_dtype`: of the
     recurrent state; None is the model's.
     """
@@ -185,7 +181,6 @@ class State:
     rows: int
     columns: int
     matrix_widths: tuple[int, ...]
-    inner: int
     vector_parameters: int
     inner_matrices: tuple[int, ...] = ()
     groups: int = 1
@@ -209,12 +204,10 @@ class State:
         return 4 * self.rows * self.columns
 
     def matrices(self, hidden: int, tensor: int = 1) -> tuple[Matrix, ...]:
-        """Matrices that lead in, those inside, and the one that leads out."""
-        sizes = [hidden * width for width in self.matrix_widths] + [*self.inner_matrices, self.inner * hidden]
+        sizes = [hidden * width for width in self.matrix_widths] + [*self.inner_matrices, self.rows * hidden]
         return tuple(Matrix.whole("state", size // tensor) for size in sizes)
 
     def vectors(self, hidden: int) -> int:
-        """Convolution, decays, norms and biases."""
         return self.vector_parameters
 
 
@@ -229,17 +222,16 @@ class Mlp:
     @property
     def width(self) -> int:
         """Elements of the intermediate results of one token."""
-        return (3 if self.gated else 2) * self.intermediate
+        return (2 + self.gated) * self.intermediate
 
     def matrices(self, hidden: int, tensor: int = 1) -> tuple[Matrix, ...]:
         """The matrices that lead in, joined, and the one that leads out."""
         split = -(-self.intermediate // tensor)
-        ways_in = Matrix.whole("mlp", hidden * split * (2 if self.gated else 1))
+        ways_in = Matrix.whole("mlp", hidden * split * (1 + self.gated))
         return ways_in, Matrix.whole("mlp", split * hidden)
 
     def vectors(self, hidden: int) -> int:
-        """Biases."""
-        return self.bias * ((2 if self.gated else 1) * self.intermediate + hidden)
+        return self.bias * ((1 + self.gated) * self.intermediate + hidden)
 
 
 @dataclass(frozen=True)
@@ -257,8 +249,7 @@ class Experts:
 
     @property
     def width(self) -> int:
-        """Elements of the intermediate results of one token."""
-        return (3 if self.gated else 2) * self.intermediate * self.per_token
+        return (2 + self.gated) * self.intermediate * self.per_token
 
     def matrices(self, hidden: int, tensor: int = 1, *, whole: bool = False) -> tuple[Matrix, ...]:
         """The router, which is whole on every rank, and the matrices that lead into and out of all experts. A rank has
@@ -266,7 +257,7 @@ class Experts:
         split, inner = (self.intermediate if whole else -(-self.intermediate // tensor)), self.latent or hidden
         count = -(-self.count // tensor) if whole else self.count
         per_token = min(self.per_token, count)
-        one_in, one_out = inner * split * (2 if self.gated else 1), split * inner
+        one_in, one_out = inner * split * (1 + self.gated), split * inner
         projections = [Matrix.whole("mlp", hidden * self.latent)] * 2 if self.latent else []
         return (
             Matrix.whole("router", hidden * self.count),
@@ -276,8 +267,7 @@ class Experts:
         )
 
     def vectors(self, hidden: int) -> int:
-        """Biases of the experts, and the router's parameters besides its matrix."""
-        of_one = (2 if self.gated else 1) * self.intermediate + hidden
+        of_one = (1 + self.gated) * self.intermediate + hidden
         return self.bias * self.count * of_one + self.router_parameters
 
     def touched_share(self, tokens: Number) -> Number:
@@ -307,7 +297,6 @@ class Layer:
 
     @property
     def parts(self) -> tuple[Mixer | FeedForward, ...]:
-        """All parts with parameters."""
         return self.mixers + self.feed_forward
 
     def matrices(self, hidden: int, tensor: int = 1, *, whole_experts: bool = False) -> list[Matrix]:
@@ -319,5 +308,4 @@ class Layer:
         return found
 
     def vector_parameters(self, hidden: int) -> int:
-        """Parameters of biases, norms, convolutions."""
         return sum(part.vectors(hidden) for part in self.parts) + self.norm_parameters
