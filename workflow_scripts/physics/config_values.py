@@ -15,7 +15,8 @@ class ModelFactsError(InputError):
 
 
 class ConfigValues:
-    """The values of one config. A key that is null counts as missing, as in transformers.
+    """The values of one config. A key that is null counts as missing, as in transformers. Methods raise ModelFactsError
+    for a value that is missing or of another kind.
 
     >>> values = ConfigValues({"model_type": "llama", "num_hidden_layers": 0, "tie_word_embeddings": "no"})
     >>> values.size("hidden_size", 64)
@@ -29,20 +30,17 @@ class ConfigValues:
         self.model_type = str(values.get("model_type"))
 
     def get(self, key: str, default: Any = None) -> Any:
-        """A value as it is; the default if it is missing or null."""
         value = self._values.get(key)
         return default if value is None else value
 
     def given(self) -> dict[str, Any]:
-        """The keys that are not null, with their values."""
         return {key: value for key, value in self._values.items() if value is not None}
 
     def fault(self, message: str) -> ModelFactsError:
-        """The error to raise for a value of this config."""
         return ModelFactsError(f"{self.model_type}: {message}")
 
     def size(self, key: str, default: int | None = None, *, least: int = 1) -> int:
-        """A whole number of at least `least`. Raises ModelFactsError if it is missing or something else."""
+        """A whole number of at least `least`."""
         value = self.get(key, default)
         if value is None:
             raise self.fault(f"missing {key!r}")
@@ -53,28 +51,26 @@ class ConfigValues:
         return value
 
     def flag(self, key: str, default: bool) -> bool:
-        """True or false. Raises ModelFactsError if it is something else."""
         value = self.get(key, default)
         if not isinstance(value, bool):
             raise self.fault(f"{key} must be true or false, not {value!r}")
         return value
 
     def choice(self, key: str, default: Any, allowed: Sequence[str]) -> Any:
-        """One of several names. Raises ModelFactsError if it is something else."""
         value = self.get(key, default)
         if value is not None and value not in allowed:
             raise self.fault(f"{key} must be one of {', '.join(allowed)}, not {value!r}")
         return value
 
     def elements(self, key: str) -> Sequence[Any]:
-        """A list; empty if it is missing. Raises ModelFactsError if it is something else."""
+        """A list; empty if it is missing."""
         value = self.get(key, ())
         if not isinstance(value, Sequence) or isinstance(value, str):
             raise self.fault(f"{key} must be a list, not {value!r}")
         return value
 
     def numbers(self, key: str, layers: int | None = None) -> Sequence[int]:
-        """A list of whole numbers, with `layers` of layers, from 0; empty if it is missing. Raises ModelFactsError."""
+        """A list of whole numbers, with `layers` of layers, from 0; empty if it is missing."""
         values = self.elements(key)
         if strange := [value for value in values if not isinstance(value, int)]:
             raise self.fault(f"{key} must be a list of whole numbers, but has {strange[0]!r}")
@@ -83,21 +79,21 @@ class ConfigValues:
         return values
 
     def part(self, key: str) -> "ConfigValues":
-        """A config inside this one, such as `text_config`. Raises ModelFactsError if it is no mapping."""
+        """A config inside this one, such as `text_config`."""
         value = self._values.get(key)
         if not isinstance(value, Mapping):
             raise self.fault(f"{key} must be a mapping of keys to values, not {value!r}")
         return ConfigValues({"model_type": f"{self.model_type}.{key}", **value})
 
     def divided(self, key: str, by: str, sizes: tuple[int, int]) -> int:
-        """The quotient of two sizes. Raises ModelFactsError if the second does not divide the first."""
+        """The quotient of two sizes, of which the second must divide the first."""
         size, divisor = sizes
         if size % divisor:
             raise self.fault(f"{by} {divisor} must divide {key} {size}")
         return size // divisor
 
     def layer_kinds(self, key: str, layers: int, default: Sequence[str], allowed: Sequence[str]) -> Sequence[str]:
-        """What each of the layers is. Raises ModelFactsError if the list has another length or an unknown name."""
+        """What each of the layers is."""
         kinds = self.get(key, default)
         if not isinstance(kinds, Sequence) or isinstance(kinds, str) or len(kinds) != layers:
             raise self.fault(f"{key} must be a list with one element for each of {layers} layers")

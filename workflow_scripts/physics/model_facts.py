@@ -24,7 +24,17 @@ from workflow_scripts.physics.dense_families import CHUNKED, DENSE, FULL, WINDOW
 from workflow_scripts.physics.expert_families import EXPERTS
 from workflow_scripts.physics.formulas import Number
 from workflow_scripts.physics.hybrid_families import HYBRIDS, LINEAR
-from workflow_scripts.physics.layers import Attention, Experts, LatentAttention, Layer, Matrix, Mlp, State
+from workflow_scripts.physics.layers import (
+    Attention,
+    Experts,
+    FeedForward,
+    LatentAttention,
+    Layer,
+    Matrix,
+    Mixer,
+    Mlp,
+    State,
+)
 from workflow_scripts.physics.picture_families import PICTURES
 from workflow_scripts.physics.stored_weights import DTYPE_BYTES as DTYPE_BYTES
 from workflow_scripts.physics.stored_weights import QUANTIZED_BITS, is_quantized, quantization_of
@@ -94,20 +104,22 @@ class ModelFacts:
 
     @property
     def layers(self) -> int:
-        """Number of layers."""
         return len(self.stack)
 
     @cached_property
     def layer_counts(self) -> Mapping[Layer, int]:
-        """The different layers, each with how many of them there are."""
         return Counter(self.stack)
+
+    @cached_property
+    def mixers(self) -> tuple[Mixer, ...]:
+        """The different attentions and states, in the order of their first layers."""
+        return tuple(dict.fromkeys(mixer for layer in self.layer_counts for mixer in layer.mixers))
 
     @property
     def attention(self) -> Attention:
         """The attention that every layer has, to all earlier tokens. Raises ModelFactsError if layers differ, or have
         another memory than keys and values of all earlier tokens."""
-        mixers = {mixer for layer in self.layer_counts for mixer in layer.mixers}
-        match list(mixers):
+        match self.mixers:
             case [Attention(window=None, chunk=None) as attention] if all(layer.mixers for layer in self.stack):
                 return attention
         raise self._memory_fault()
@@ -120,14 +132,13 @@ class ModelFacts:
         return self
 
     def _memory_fault(self) -> ModelFactsError:
-        kinds = ", ".join(sorted({mixer.kind for layer in self.layer_counts for mixer in layer.mixers}))
+        kinds = ", ".join(sorted({mixer.kind for mixer in self.mixers}))
         return ModelFactsError(f"{self.model_type}: layers with memory of kind {kinds} are not supported here")
 
     @property
     def is_uniform(self) -> bool:
         """Whether all layers have the same memory, of all earlier tokens."""
-        mixers = {mixer for layer in self.layer_counts for mixer in layer.mixers}
-        return len(mixers) == 1 and not any(isinstance(mixer, State) or mixer.attended for mixer in mixers)
+        return len(self.mixers) == 1 and not any(isinstance(one, State) or one.attended for one in self.mixers)
 
     @cached_property
     def reaches(self) -> tuple[Reach, ...]:
@@ -143,12 +154,11 @@ class ModelFacts:
         [24, 48]
         """
         found: dict[tuple[int | None, bool], list[int]] = {}
-        for kind in (Attention, LatentAttention):
-            for part, count in self.of_kind(kind):
-                chunked = part.reach is not None and part.window is None
-                sums = found.setdefault((part.attended, chunked), [0, 0, 0])
-                per_layer = (tensor * part.cache_elements(tensor), part.prefill_pair_flops, part.decode_pair_flops)
-                sums[:] = (total + count * size for total, size in zip(sums, per_layer, strict=True))
+        for part, count in self.of_kind(Attention, LatentAttention):
+            chunked = part.reach is not None and part.window is None
+            sums = found.setdefault((part.attended, chunked), [0, 0, 0])
+            per_layer = (tensor * part.cache_elements(tensor), part.prefill_pair_flops, part.decode_pair_flops)
+            sums[:] = (total + count * size for total, size in zip(sums, per_layer, strict=True))
         return tuple(Reach(*key, *sums) for key, sums in found.items())
 
     @property
@@ -196,16 +206,13 @@ class ModelFacts:
         used: int = sum(count * part.intermediate * part.per_token for part, count in self.of_kind(Experts))
         return 3 * (dense + used)
 
-    def of_kind(
-        self, kind: type[Attention] | type[LatentAttention] | type[State] | type[Mlp] | type[Experts]
-    ) -> Iterator[tuple[Any, int]]:
-        """Parts of one kind, each with the number of layers that have it."""
+    def of_kind(self, *kinds: type[Mixer | FeedForward]) -> Iterator[tuple[Any, int]]:
+        """Parts of these kinds, each with the number of layers that have it."""
         for layer, count in self.layer_counts.items():
-            yield from ((part, count) for part in layer.parts if isinstance(part, kind))
+            yield from ((part, count) for part in layer.parts if isinstance(part, kinds))
 
     @cached_property
     def matrices(self) -> tuple[tuple[Matrix, int], ...]:
-        """Matrices of the layers, each with the number of layers that have it."""
         found = ((m, count) for layer, count in self.layer_counts.items() for m in layer.matrices(self.hidden))
         return tuple(found)
 
@@ -221,7 +228,6 @@ class ModelFacts:
 
     @property
     def layer_vector_parameters(self) -> int:
-        """Parameters of all layers' biases, norms and convolutions."""
         return sum(count * layer.vector_parameters(self.hidden) for layer, count in self.layer_counts.items())
 
     @property
@@ -236,12 +242,10 @@ class ModelFacts:
 
     @property
     def lm_head_parameters(self) -> int:
-        """The output matrix that the model stores; 0 if the embedding table serves as output matrix."""
         return 0 if self.tied_embeddings else self.vocab * self.hidden
 
     @property
     def parameters(self) -> int:
-        """All parameters; a tied matrix is counted once."""
         layers = self.layer_matrix_parameters + self.layer_vector_parameters + self.final_norm_parameters
         tables = self.token_embedding_parameters + self.position_embedding_parameters + self.lm_head_parameters
         return layers + tables + self.encoder_parameters
@@ -266,7 +270,6 @@ class ModelFacts:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all weights as they are stored."""
         matrices = sum(count * m.parameters * self.bytes_of(m) for m, count in self.matrices)
         return round(matrices + (self.parameters - self.layer_matrix_parameters) * DTYPE_BYTES[self.dtype])
 
@@ -306,11 +309,8 @@ class ModelFacts:
         (96, 192)
         """
         element = self.kv_dtype_bytes(kv_cache_dtype)
-        return sum(
-            count * tensor * part.cache_bytes(element, tensor)
-            for kind in (Attention, LatentAttention)
-            for part, count in self.of_kind(kind)
-        )
+        parts = self.of_kind(Attention, LatentAttention)
+        return sum(count * tensor * part.cache_bytes(element, tensor) for part, count in parts)
 
     def state_bytes(self, tensor: int = 1) -> int:
         """Bytes of one sequence's states on one of `tensor` ranks; 0 without state layers."""

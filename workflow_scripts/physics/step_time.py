@@ -89,7 +89,6 @@ class StepCosts(Record):
 
     @property
     def seconds(self) -> FloatArray:
-        """The costs of the device in the order of `KINDS`."""
         return np.array([getattr(self, kind, 0.0) for kind in KINDS])
 
     @classmethod
@@ -128,16 +127,13 @@ class StepWork:
         return cls(steps.astype(float), *tables)
 
     def part(self, segments: npt.NDArray[np.int64], steps: FloatArray) -> "StepWork":
-        """Only the first `steps` steps of the segments at these positions."""
         return StepWork(steps, self.first[segments], self.growth[segments])
 
     @property
     def last(self) -> FloatArray:
-        """The work of the last step of each segment, by kind."""
         return self.first + (self.steps - 1)[:, None] * self.growth
 
     def totals(self) -> FloatArray:
-        """Work of all steps in total, by kind."""
         total: FloatArray = _progression(self.steps[:, None], self.first, self.growth).sum(axis=0)
         return total
 
