@@ -41,7 +41,6 @@ def schemas() -> list[pa.DataFrameSchema]:
 
 
 def documentation() -> str:
-    """The text of docs/tables.md."""
     tables = schemas()
     # A column with its meaning, and the first table that has it.
     first = {column: schema.name for schema in reversed(tables) for column in _columns(schema)}
@@ -89,5 +88,4 @@ def _names(columns: Iterable[tuple[str, str]]) -> str:
     "write-table-docs", option("--out", type=Path, default=Path("docs/tables.md"), help="file to write (%(default)s)")
 )
 def main(args: Namespace) -> None:
-    """Write the documentation."""
     write_text(args.out, documentation())

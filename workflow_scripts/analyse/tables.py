@@ -105,7 +105,6 @@ def _checked(frame: pd.DataFrame, table: str, path: Path) -> pd.DataFrame:
 
 
 def _faults(cases: pd.DataFrame) -> str:
-    """The faults in words, each only once."""
     what = {"column_in_schema": "is not allowed", "column_in_dataframe": "is missing"}
     faults = (
         f"column {case.failure_case!r} {what[str(case.check)]}"

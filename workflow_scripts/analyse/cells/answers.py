@@ -96,7 +96,6 @@ def compared(pairs: Iterable[tuple[Answer, Answer]]) -> Row:
 
 
 def answers_table(study: Study, cells: pd.DataFrame, parsed: Path) -> pd.DataFrame:
-    """The table of a study's own cells."""
     kept = [name for name, w in study.workloads.items() if w.keep_answers and (not w.sampling or w.sampling.is_greedy)]
     rows = counted(cells).drop_duplicates("cell_id")
     rows = rows[rows["workload"].isin(kept) & rows["study"].eq(study.name)]
@@ -125,7 +124,6 @@ def _answers(parsed: Path, gpu: str, cell_ids: pd.Series) -> dict[str, list[Answ
 
 
 def _of_group(cells: pd.DataFrame, answers: Mapping[str, list[Answers]], random_weights: bool) -> Iterator[Row]:
-    """The rows of cells that share device, model and workload."""
     for cell in records(cells):
         first, *others = answers[cell["cell_id"]]
         if others:
@@ -172,5 +170,4 @@ def _row(
 
 @table_command("answers", PARSED)
 def main(args: Namespace, study: Study, cells: pd.DataFrame) -> list[Output]:
-    """Write the table of equal answers of a study."""
     return [(args.out, "answers", answers_table(study, cells[cells["source"].eq("measured")], args.parsed))]

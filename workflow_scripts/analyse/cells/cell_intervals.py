@@ -44,5 +44,4 @@ def cell_intervals(cells: pd.DataFrame, measures: Sequence[str] | None = None) -
 
 @table_command("intervals")
 def main(args: Namespace, study: Study, cells: pd.DataFrame) -> list[Output]:
-    """Write the intervals table of a study."""
     return [(args.out, "intervals", cell_intervals(cells))]

@@ -367,6 +367,5 @@ def _derived(t: pd.DataFrame) -> pd.DataFrame:
     out("cells.parquet; cells.csv is written beside it"),
 )
 def main(args: Namespace) -> None:
-    """Write the cells table of a study."""
     study = load_study(args.study)
     write_table(cells_table(study, expand(study), args.parsed, args.imported), args.out)

@@ -34,7 +34,6 @@ SCHEMA = table_schema(
 
 
 def drift_table(cells: Iterable[Cell], paths: StudyPaths) -> pd.DataFrame:
-    """The table, from the records of the cells."""
     rows = [row for cell in cells for row in _of_cell(cell, paths)]
     return pd.DataFrame(rows, columns=list(SCHEMA.columns)).sort_values(["round", "cell_id"])
 
@@ -68,6 +67,5 @@ def _mean_s(outcome: Outcome) -> float:
 
 @command("table-drift", STUDY, RESULTS, out("drift.parquet; drift.csv is written beside it"))
 def main(args: Namespace) -> None:
-    """Write the table of drift."""
     study = load_study(args.study)
     write_table(drift_table(expand(study), StudyPaths(args.results, study.name)), args.out, SCHEMA.name)

@@ -79,7 +79,6 @@ def _row(run: Row, study: str) -> Row:
 
 
 def _over_time(lines: pd.DataFrame) -> Row:
-    """Peaks and means over the engine's periodic lines."""
     if lines.empty:
         return {}
     used = lines["kv_cache_usage_pct"] / 100
@@ -100,7 +99,6 @@ def _allowed(run: Row) -> int | None:
 
 
 def _outcome(run: Row, row: Row) -> Row:
-    """How the run ended, and why it has no result."""
     log = run["log"] or {}
     status, error = log.get("status"), log.get("error")
     rates = {name: row[name] for name in ("output_tokens_per_s", "total_tokens_per_s") if row[name] is not None}

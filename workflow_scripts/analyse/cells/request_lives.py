@@ -131,5 +131,4 @@ def lengths(t: pd.DataFrame) -> tuple[FloatArray, FloatArray, FloatArray, FloatA
 
 
 def by_repeat(t: pd.DataFrame, token_s: FloatArray, slot_s: FloatArray) -> pd.DataFrame:
-    """Sums over the requests of each repeat."""
     return pd.DataFrame({"token_s": token_s, "slot_s": slot_s}).groupby(numbers(t["row"])).sum(min_count=1)

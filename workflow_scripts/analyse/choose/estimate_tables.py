@@ -64,7 +64,6 @@ def estimates_table(plan: pd.DataFrame, estimates: Estimates) -> pd.DataFrame:
 
 
 def questions_table(questions: tuple[Question, ...]) -> pd.DataFrame:
-    """The questions table."""
     columns = list(QUESTIONS_SCHEMA.columns)
     return pd.DataFrame([[getattr(question, name) for name in columns] for question in questions], columns=columns)
 
@@ -75,7 +74,6 @@ def questions_table(questions: tuple[Question, ...]) -> pd.DataFrame:
     option("--questions-out", type=Path, required=True, help="questions.parquet; questions.csv is written beside it"),
 )
 def main(args: Namespace, study: Study, cells: pd.DataFrame) -> list[Output]:
-    """Write the estimates and the questions of a study."""
     if study.measure is None:
         raise InputError(f"{args.study}: without `measure` every cell is measured, and nothing is chosen")
     plan = read_parquet(args.plan)

@@ -80,13 +80,11 @@ class _Grid:
     bound: str
 
     def places(self, *further: str) -> Iterator[tuple[str, pd.DataFrame]]:
-        """The cells that run, for each place."""
         rows = self.rows[self.rows["state"] != INFEASIBLE]
         for names, place in rows.groupby([*SETTING, *further], sort=False):
             yield ", ".join(map(str, names)), place
 
     def ids(self, at: IntArray) -> tuple[str, ...]:
-        """The cells at these positions."""
         return tuple(self.rows["cell_id"].iloc[at])
 
 

@@ -301,7 +301,6 @@ def _halves(heading: str) -> list[str]:
 
 
 def _with_numbers(names: Sequence[str], rows: Sequence[Row]) -> list[str]:
-    """The columns that may hold throughputs."""
     return [
         name
         for name in names
@@ -493,7 +492,6 @@ def _workload(text: str) -> Workload:
     option("--out", type=Path, metavar="FILE.csv", help="write the table with its verdicts"),
 )
 def main(args: Namespace) -> None:
-    """Print a verdict on each row of a table, and write the verdicts to a file if asked."""
     if args.tokens_per_request is None:
         args.tokens_per_request = USUAL_LENGTHS
         print("kvsweep audit: lengths are not given: 200 prompt and 200 output tokens assumed", file=sys.stderr)

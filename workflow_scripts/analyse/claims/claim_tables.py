@@ -152,7 +152,6 @@ def _device(gpu: Gpu) -> Row:
 
 @cache
 def facts_of(model: str) -> ModelFacts:
-    """Facts of a model of the catalogue."""
     entry = get_model(model)
     return read_model_facts(entry.config, entry.fixed_dtype)
 

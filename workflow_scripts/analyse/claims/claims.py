@@ -113,6 +113,5 @@ def _ids(kinds: Iterable[Sequence[Finding]], most: int) -> list[str]:
     out("claims.parquet; claims.csv is written beside it"),
 )
 def main(args: Namespace) -> None:
-    """Write the claims table of a study."""
     evidence = Evidence(load_study(args.study), read_tables(args.tables), Published(args.published))
     write_table(claims_table(evidence), args.out, "claims")

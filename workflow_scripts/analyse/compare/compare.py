@@ -47,7 +47,6 @@ class Section(NamedTuple):
 
 
 def summary(found: Comparison) -> list[str]:
-    """What the comparison shows, in sentences."""
     counts = {verdict: sum(c.verdict == verdict for c in found.cells) for verdict in (CHANGES, FLAT, NOT_DECIDED)}
     sentences = [
         f"{_many(len(found.cells), 'measure')} of {_many(len({c.cell for c in found.cells}), 'cell')} compared: "
@@ -75,7 +74,6 @@ def summary(found: Comparison) -> list[str]:
 
 
 def starts_in_words(found: Comparison) -> list[str]:
-    """How long the engine took to start, as at most one sentence."""
     if found.start_s_a is None or found.start_s_b is None:
         return []
     return [f"A start took {number(found.start_s_a)} s in A and {number(found.start_s_b)} s in B (medians)."]
@@ -174,7 +172,6 @@ def wide_console() -> Console:
 
 
 def print_comparison(found: Comparison) -> None:
-    """Print the comparison as tables of text."""
     console = wide_console()
     for sentence in summary(found):
         console.print(plain(sentence))
@@ -189,13 +186,11 @@ def print_comparison(found: Comparison) -> None:
 
 
 def markdown(found: Comparison) -> str:
-    """The comparison as Markdown, such as for the summary of a CI job."""
     lines = [f"# {cell(found.study_a)} (A) and {cell(found.study_b)} (B)", "", *summary(found)]
     return "\n".join([*lines, *in_markdown(sections(found))]) + "\n"
 
 
 def in_markdown(found: Iterable[Section]) -> Iterator[str]:
-    """Lines of Markdown for some tables of a comparison."""
     for section in found:
         yield from ("", f"## {section.title}", "", *rows_of(section.headings, section.rows[:MOST_ROWS]))
         if len(section.rows) > MOST_ROWS:
@@ -203,7 +198,6 @@ def in_markdown(found: Iterable[Section]) -> Iterator[str]:
 
 
 def per_cent(text: str) -> float:
-    """The type of an option that is a percentage, from 0 to below 100."""
     try:
         value = float(text)
     except ValueError:
@@ -232,7 +226,6 @@ OCCASIONS = option(
     option("--json", type=Path, metavar="FILE", help="write the comparison as JSON, with every row"),
 )
 def main(args: Namespace) -> int:
-    """Compare two studies; the exit code says whether anything changed."""
     found = comparison(read_digest(args.a), read_digest(args.b), args.occasions_vary)
     if args.markdown:
         write_text(args.markdown, markdown(found))

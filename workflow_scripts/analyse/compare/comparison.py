@@ -124,7 +124,6 @@ class Comparison(Record):
 
     @property
     def changed(self) -> list[str]:
-        """Everything that changed, in words; empty if nothing did."""
         return [
             *(f"{c.cell}: {c.measure} {c.verdict}" for c in self.cells if c.verdict == CHANGES),
             *(f"{c.cell}: ended as {c.a} in A and as {c.b} in B" for c in self.outcomes),
@@ -269,7 +268,6 @@ def _known(value: float) -> float | None:
 
 
 def _agreements(a: Digest, b: Digest, compared: set[str]) -> Iterator[PairAgreement]:
-    """The comparisons that both studies made, of cells that may be compared."""
     in_b = {_key(b, pair): pair for pair in b.pairs}
     for pair in a.pairs:
         kind, cell, baseline = _key(a, pair)
@@ -339,7 +337,6 @@ def contradiction(a: Found, b: Found) -> str | None:
 
 
 def _different(a: Digest, b: Digest, ended: Sequence[tuple[Side, Side]]) -> list[Different]:
-    """How the studies and their common cells differ apart from what took effect: settings, environments, limits."""
     of_study = [
         Different(what=f"study: {d.path}", a=d.a, b=d.b, cells=0, others=0) for d in differences(a.settings, b.settings)
     ]
@@ -347,7 +344,6 @@ def _different(a: Digest, b: Digest, ended: Sequence[tuple[Side, Side]]) -> list
 
 
 def _counted(found: Iterable[tuple[str, Any, Any]]) -> list[Different]:
-    """What differs in any cell, given by its name and both values for each cell."""
     values: dict[str, list[tuple[Any, Any]]] = {}
     for what, one, other in found:
         values.setdefault(what, []).append((one, other))

@@ -87,7 +87,6 @@ def undecided(baseline: Digest, found: Comparison) -> list[str]:
 
 
 def verdict(worse: list[Regression], undecided: list[str]) -> str:
-    """`regressed`, `not decided` if a cell may have become worse, or `passed`."""
     return REGRESSED if worse else NOT_DECIDED if undecided else PASSED
 
 
@@ -110,7 +109,6 @@ def _kv_tokens(digest: Digest, of: DigestCell) -> float | None:
 
 
 def markdown(found: Comparison, worse: list[Regression], undecided: list[str], over: StepsOverTime) -> str:
-    """The verdict, what became worse, what else differs from the latest baseline, and the cells over time."""
     lines = [
         f"**{verdict(worse, undecided)}**: {cell(found.study_b)}, {len({c.cell for c in found.cells})} cells compared "
         f"within {found.margin_pct:g} %, {len(undecided)} not decided or not compared",
@@ -166,7 +164,6 @@ def _began(digest: Digest) -> str:
     option("--json", type=Path, metavar="FILE", help="write each cell over time as JSON, for `kvsweep figure-steps`"),
 )
 def main(args: Namespace) -> int:
-    """Compare a study with its baselines; the exit code says whether anything became worse."""
     now = read_digest(args.now)
     baselines = {str(place): read_digest(place) for place in args.baseline}
     for place, baseline in baselines.items():

@@ -147,7 +147,6 @@ def _ceilings(limits: pd.DataFrame) -> dict[str, dict[str, float]]:
 
 
 def _pairs(places: dict[str, int], table: Table) -> Iterator[Pair]:
-    """The comparisons of settings, devices and engines of which both cells are in the study."""
     for kind, name, cell, baseline, row, ratio in _compared(table):
         if cell in places and baseline in places and not pd.isna(row[ratio]):
             ends = [row[ratio], row[f"{ratio}_again_low"], row[f"{ratio}_again_high"]]
@@ -194,6 +193,5 @@ def _known(value: Any) -> float | None:
 
 @command("digest", STUDY, TABLES, out("the JSON file to write"))
 def main(args: Namespace) -> None:
-    """Write the digest of a study."""
     digest = digest_of(load_study(args.study), lambda name: read_table(args.tables / f"{name}.parquet"))
     write_text(args.out, digest.model_dump_json() + "\n")

@@ -170,7 +170,6 @@ def dtypes(cells: pd.DataFrame) -> pd.Series:
 
 
 def knob_columns(cells: pd.DataFrame) -> list[str]:
-    """Names of the columns that hold knobs."""
     return [str(name) for name in cells.columns if str(name).startswith("knob_")]
 
 
@@ -232,7 +231,6 @@ def bound_by(summary: pd.DataFrame) -> pd.Series:
 
 
 def records(frame: pd.DataFrame) -> list[Row]:
-    """Rows as mappings of column to value."""
     return cast(list[Row], frame.to_dict("records"))
 
 

@@ -103,7 +103,6 @@ class Samples:
 
     @cached_property
     def spread(self) -> Spread:
-        """How much the starts of each cell vary."""
         return spread(self.log, self.group)
 
     @cached_property
@@ -115,7 +114,6 @@ class Samples:
 
     @cached_property
     def starts(self) -> IntArray:
-        """How many starts each cell has."""
         counted: IntArray = (~np.isnan(self.log)).sum(axis=-1)
         return counted
 

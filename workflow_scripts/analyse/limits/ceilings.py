@@ -75,7 +75,6 @@ def rates_of(gpu: Gpu, devices: Path) -> list[Rates]:
 
 
 def as_measured(gpu: Gpu, rates: DeviceRates) -> Gpu:
-    """The device with its measured rates instead of those of the data sheet."""
     measured = {"memory_bandwidth_bytes_per_s": rates.memory_bytes_per_s, "dense_flop_per_s": rates.matmul_flop_per_s}
     return gpu.model_copy(update=measured)
 

@@ -204,7 +204,6 @@ def _activation_bytes(table: pd.DataFrame, facts: ModelFacts) -> FloatArray:
 
 
 def _verdict(table: pd.DataFrame) -> pd.DataFrame:
-    """Add the ratio of each repeat's rate to its ceiling, and which ceiling it breaks."""
     output, total = (table[rate].astype(float) / table[f"{rate}_ceiling"] for rate in TOKEN_RATES)
     highest = 1 + table["tolerance"]
     exceeds = (output > highest) | (total > highest)
@@ -252,7 +251,6 @@ def checked(
     simulated=True,
 )
 def main(args: Namespace, study: Study, cells: pd.DataFrame) -> Iterable[Output]:
-    """Write the limits of a study's repeats."""
     checked_cells, table, reasons = checked(cells, study, args.parsed, args.devices)
     for reason in reasons:
         print(reason, file=sys.stderr)

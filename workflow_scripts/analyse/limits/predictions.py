@@ -220,7 +220,6 @@ def published_rates(study: Study, published: Published) -> Rates:
     option("--published", type=Path, default=PUBLISHED, help="folder with claims.yaml and its tables (%(default)s)"),
 )
 def main(args: Namespace, study: Study, cells: pd.DataFrame) -> list[Output]:
-    """Write the predictions table of a study."""
     plan, blocks = _of_plan(args.plan), _of_plan(args.blocks)
     own = cells[cells["study"].eq(study.name)]
     published = published_rates(study, Published(args.published))

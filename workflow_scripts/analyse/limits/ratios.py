@@ -277,7 +277,6 @@ def measured_devices(records: Mapping[str, DeviceRates]) -> dict[str, Gpu]:
     option("--predictions", type=Path, help="the study's predictions.parquet"),
 )
 def main(args: Namespace, study: Study, cells: pd.DataFrame) -> list[Output]:
-    """Write the ratios table of a study."""
     rates = device_records(args.devices) if args.devices else {}
     found = device_ratios(cells, measured_devices(rates), rates, args.predictions)
     a, b = (cell_ids(found, f"gpu_{side}") for side in "ab")

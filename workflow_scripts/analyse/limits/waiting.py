@@ -186,6 +186,5 @@ def with_device_ratio(
     "waiting", PARSED, option("--devices", type=Path, required=True, help="folder with NAME.json of each device")
 )
 def main(args: Namespace, study: Study, cells: pd.DataFrame) -> list[Output]:
-    """Write the table of a study's GPUs."""
     own = cells[cells["study"].eq(study.name)]
     return [(args.out, "waiting", waiting(own, args.parsed, args.devices))]

@@ -136,7 +136,6 @@ def _of_cells(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def _of_published(predictions: pd.DataFrame) -> pd.DataFrame:
-    """One row per published number of blocks."""
     rows = [row for row in records(predictions) if isinstance(row["published"], dict)]
     published = ("num_blocks", "kv_cache_tokens", "max_concurrency")
     table = pd.DataFrame(
@@ -257,5 +256,4 @@ def read_predictions(path: Path) -> pd.DataFrame:
     "capacity", option("--predictions", type=Path, required=True, help="capacity.jsonl of `kvsweep predict-capacity`")
 )
 def main(args: Namespace, _: Study, cells: pd.DataFrame) -> list[Output]:
-    """Write the capacity table of a study."""
     return [(args.out, "capacity", capacity_table(cells, read_predictions(args.predictions)))]

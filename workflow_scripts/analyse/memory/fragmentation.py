@@ -243,6 +243,5 @@ def caches_as_measured(cells: pd.DataFrame) -> pd.DataFrame:
 
 @table_command("waste", PARSED)
 def main(args: Namespace, study: Study, cells: pd.DataFrame) -> list[Output]:
-    """Write the table of the KV memory that each repeat wasted."""
     own = cells[cells["study"].eq(study.name) & cells["source"].eq(MEASURED)]
     return [(args.out, "waste", waste_table(own, args.parsed, shared_texts(study)))]

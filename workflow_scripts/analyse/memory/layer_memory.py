@@ -30,7 +30,6 @@ class KindOfLayer:
 
 
 def keeps_every_token(facts: ModelFacts) -> bool:
-    """Whether all layers keep all tokens."""
     return all(kept_tokens(mixer)[0] is None for mixer, _ in layers_with_memory(facts.stack))
 
 
@@ -121,7 +120,6 @@ class _Life:
 
     @classmethod
     def of(cls, t: pd.DataFrame) -> "_Life":
-        """From rows of the timeline."""
         steps = numbers(t["output_tokens"]).astype(int)  # the prefill, and a decode step for each further token
         request = np.repeat(np.arange(len(t)), steps)
         step = np.arange(steps.sum()) - np.repeat(np.cumsum(steps) - steps, steps)

@@ -198,7 +198,6 @@ def _seconds(text: str) -> int:
     option("--json", type=Path, help="write the answer as JSON too"),
 )
 def main(args: Namespace) -> int:
-    """Check a running server."""
     study = load_study(args.study)
     paths = StudyPaths(args.results, study.name)
     promise = read_promise(paths.deploy / PROMISE)

@@ -48,7 +48,6 @@ SCHEMA = table_schema(
 def latency_effects(
     cells: pd.DataFrame, serving: pd.DataFrame, margin_pct: float, looks: Looks = ONE_LOOK
 ) -> pd.DataFrame:
-    """The table of effects on latencies, from the tables `cells` and `serving_summary`."""
     engines = [engine.name for engine in load_engines().values() if engine.serves]
     served = cells[cells["engine"].map(without_environment).isin(engines)]
     saturated = set(serving.loc[serving["saturated"].fillna(False).astype(bool), "cell_id"])
@@ -62,7 +61,6 @@ def latency_effects(
 
 @table_command("latencies", option("--serving", type=Path, required=True, help="serving_summary.parquet of the study"))
 def main(args: Namespace, study: Study, cells: pd.DataFrame) -> list[Output]:
-    """Write the table of effects on the latencies of servers."""
     serving = read_table(args.serving, servers.SUMMARY_SCHEMA.name)
     found = latency_effects(cells, serving, study.equivalence_margin_pct, looks_at(study.starts, cells))
     return [(args.out, "latencies", found)]

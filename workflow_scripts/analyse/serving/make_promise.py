@@ -233,7 +233,6 @@ def _or_none(value: Any) -> str | None:
     out(PROMISE),
 )
 def main(args: Namespace) -> None:
-    """Write what a study promises of a setting."""
     study = load_study(args.study)
     paths = StudyPaths(args.results, study.name)
 

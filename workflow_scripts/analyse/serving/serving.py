@@ -331,7 +331,6 @@ def _limits(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _summary(table: pd.DataFrame, cell_ids: pd.Series) -> pd.DataFrame:
-    """One row per cell that comparisons may use."""
     table = table[table["cell_id"].isin(cell_ids)]
     by = list(_OF_CELL)
     groups = table.groupby(by, dropna=False, sort=False)
@@ -382,7 +381,6 @@ def _distinct(texts: Sequence[str]) -> str:
     ),
 )
 def main(args: Namespace, study: Study, cells: pd.DataFrame) -> list[Output]:
-    """Write the tables of servers under load of a study."""
     own = cells[cells["study"].eq(study.name) & cells["source"].eq("measured")]
     table, summary = serving_tables(own, args.parsed, study.slo.bounds() if study.slo else {})
     return [(args.out, "serving", table), (args.summary_out, "serving_summary", summary)]

@@ -136,7 +136,6 @@ def _starts(cells: Collection[str], ended: EndedStarts, number: int) -> tuple[Ce
     out("the plan of the round, as JSON"),
 )
 def main(args: Namespace) -> None:
-    """Write the plan of a round."""
     study = load_study(args.study)
     if not study.is_adaptive:
         raise InputError(f"{args.study}: starts: every cell gets {study.starts.at_least}; there is nothing to decide")

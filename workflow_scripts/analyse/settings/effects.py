@@ -255,7 +255,6 @@ def _by_group(rows: pd.DataFrame, column: str) -> dict[int, list[str]]:
 
 @table_command("effects", WAITING)
 def main(args: Namespace, study: Study, cells: pd.DataFrame) -> list[Output]:
-    """Write the effects table of a study."""
     margin_pct = study.equivalence_margin_pct
     found = knob_effects(cells, margin_pct, looks_at(study.starts, cells))
     found = with_device_ratio(found, found["cell_id"], found["baseline_cell_id"], args.waiting, margin_pct)

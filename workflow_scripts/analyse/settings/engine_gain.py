@@ -279,6 +279,5 @@ def _share_pct(found: Row, total: Row) -> float:
     ),
 )
 def main(args: Namespace, study: Study, cells: pd.DataFrame) -> list[Output]:
-    """Write the engines and engine_decomposition tables of a study."""
     improvements, decomposition = engine_tables(cells, looks_at(study.starts, cells))
     return [(args.out, "engines", improvements), (args.decomposition_out, "engine_decomposition", decomposition)]

@@ -76,5 +76,4 @@ def _settings(cell: Row) -> dict[str, Any]:
 
 @table_command("environments")
 def main(args: Namespace, study: Study, cells: pd.DataFrame) -> list[Output]:
-    """Write the table of what changed between the environments of a study."""
     return [(args.out, SCHEMA.name, environment_changes(cells))]

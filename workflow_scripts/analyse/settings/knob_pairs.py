@@ -97,7 +97,6 @@ def _metric(rows: pd.DataFrame) -> pd.Series:
 
 
 def _decided(samples: Samples, pairs: pd.DataFrame, margin_pct: float, looks: Looks) -> pd.DataFrame:
-    """What the comparison of each pair shows."""
     a, b = (pairs[name].to_numpy() for name in ("sample_a", "sample_b"))
     decided = decide(samples, a, b, margin_pct, looks)
     found = decided.found

@@ -137,7 +137,6 @@ def _summary(cells: pd.DataFrame) -> tuple[pd.DataFrame, Samples]:
 
 
 def _ranks(metric: str) -> str:
-    """The column by which cells are ranked."""
     return f"{metric}_without_rounds"
 
 
@@ -274,7 +273,6 @@ def settings_of(cell: Row, models: Settings) -> ServeSettings | None:
 
 
 def prepared_models(study: Study, paths: StudyPaths) -> Settings:
-    """Every model of a study, with its prepared folder."""
     return {name: (model, paths.model(name, model_key(model))) for name, model in resolved_models(study).items()}
 
 
@@ -285,7 +283,6 @@ def prepared_models(study: Study, paths: StudyPaths) -> Settings:
     option("--tpot-p99-s", type=float, help="bound on the 99th percentile of the time per output token"),
 )
 def main(args: Namespace, study: Study, cells: pd.DataFrame) -> list[Output]:
-    """Write the recommendations table of a study."""
     paths = StudyPaths(args.results, study.name)
     # Weights of a published model may have been random, which does not change the speed; a server needs the real ones.
     models = {
