@@ -25,14 +25,14 @@ rule measured_cells:
         " > {log} 2>&1"
 
 
-# The tables of the report that are made from the cells table, with one rule for each: a description, the inputs of the
+# The tables of the report apart from the cells table, with one rule for each: a description, the inputs of the
 # command `table-NAME` by option, and its other options.
 READS_CELLS = {"cells": table("cells")}
 READS_PARSED = {"parsed": expand(PATHS.parsed("{gpu}") / "{table}", gpu=GPUS, table=PARSED)}
 READS_DEVICES = {"devices": lambda wildcards: device_records()}
 # Inputs of which the command gets the folder, and inputs that it finds by itself.
-FOLDERS = {"parsed": PATHS.root / "parsed", "devices": PATHS.device("any").parent}
-FOUND = ("published",)
+FOLDERS = {"parsed": PATHS.root / "parsed", "devices": PATHS.device("any").parent, "tables": PATHS.tables}
+FOUND = ("published", "ended")
 
 
 class TableRule(NamedTuple):
@@ -102,6 +102,21 @@ if any(workload.keep_answers for workload in STUDY.workloads.values()):
         READS_CELLS | {"parsed": expand(PATHS.parsed("{gpu}") / "requests.parquet", gpu=GPUS)},
     )
 
+if STUDY.claims:
+    TABLE_RULES["claims"] = TableRule(
+        "Verdicts on published claims, from limits, formulas and this study.",
+        {
+            "tables": list(map(table, ("cells", "capacity", "effects", "engines", "predictions", "ratios", "waste"))),
+            "published": PUBLISHED,
+        },
+    )
+if STUDY.starts.at_most > 1 and not STUDY.measure:
+    TABLE_RULES["drift"] = TableRule(
+        "How much the first cell of each round changed until its end.",
+        {"ended": expand(PATHS.ended("{gpu}"), gpu=GPUS)},
+        options="--results $RESULTS",
+    )
+
 for made, of in TABLE_RULES.items():
 
     rule:
@@ -148,49 +163,3 @@ rule digest:
         tables=PATHS.tables,
     shell:
         "python -m workflow_scripts digest --study $STUDY --tables {params.tables} --out {output} > {log} 2>&1"
-
-
-if STUDY.claims:
-
-    rule claims:
-        """Verdicts on published claims, from limits, formulas and this study."""
-        input:
-            tables=list(map(table, TABLES)),
-            published=PUBLISHED,
-            code=sources("analyse.claims.claims"),
-        output:
-            **written("claims"),
-        log:
-            PATHS.root / "logs/claims.log",
-        conda:
-            "../envs/cpu.conda.yaml"
-        params:
-            settings=SETTINGS,
-            tables=PATHS.tables,
-        shell:
-            "python -m workflow_scripts table-claims"
-            " --study $STUDY"
-            " --tables {params.tables}"
-            " --out {output.table}"
-            " > {log} 2>&1"
-
-
-if STUDY.starts.at_most > 1 and not STUDY.measure:
-
-    rule drift:
-        """How much the first cell of each round changed until its end."""
-        input:
-            ended=expand(PATHS.ended("{gpu}"), gpu=GPUS),
-            code=sources("analyse.cells.drift"),
-        output:
-            **written("drift"),
-        log:
-            PATHS.root / "logs/drift.log",
-        conda:
-            "../envs/cpu.conda.yaml"
-        shell:
-            "python -m workflow_scripts table-drift"
-            " --study $STUDY"
-            " --results $RESULTS"
-            " --out {output.table}"
-            " > {log} 2>&1"

@@ -2,7 +2,7 @@
 
 import functools
 from argparse import Namespace
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -10,20 +10,20 @@ import pandas as pd
 from workflow_scripts.analyse.cells.cells import SCHEMA as CELLS
 from workflow_scripts.analyse.cells.cells import SIMULATED
 from workflow_scripts.analyse.tables import read_table, write_table
-from workflow_scripts.common.command import STUDY, AddOption, Command, command, option, out
+from workflow_scripts.common.command import STUDY, AddOption, Command, command, option
 from workflow_scripts.study.study import Study
 from workflow_scripts.study.study_file import load_study
 
-# The file of a table, the name of its schema, and the table.
-Output = tuple[Path, str, pd.DataFrame]
-Make = Callable[[Namespace, Study, pd.DataFrame], Iterable[Output]]
+Make = Callable[[Namespace, Study, pd.DataFrame], pd.DataFrame | Sequence[pd.DataFrame]]
 
 
-def table_command(table: str, *options: AddOption, simulated: bool = False) -> Callable[[Make], Command]:
-    """Make a function the command `kvsweep table-NAME`: it gets the study and its cells, and the tables are written.
+def table_command(table: str, *options: AddOption, simulated: bool = False, **also: str) -> Callable[[Make], Command]:
+    """Make a function the command `kvsweep table-NAME`: it gets the study and its cells, and returns the table.
 
-    Cells on simulated GPUs are read only if `simulated` is set, because nothing may be concluded from them.
+    `also` names further tables that the function returns after it, by their option without `-out`. Cells on simulated
+    GPUs are read only if `simulated` is set, because nothing may be concluded from them.
     """
+    names = {"out": table, **{f"{name}_out": further for name, further in also.items()}}
 
     def decorate(make: Make) -> Command:
         @command(
@@ -31,14 +31,23 @@ def table_command(table: str, *options: AddOption, simulated: bool = False) -> C
             STUDY,
             option("--cells", type=Path, required=True, help="the study's cells.parquet"),
             *options,
-            out(f"{table}.parquet; {table}.csv is written beside it"),
+            *(
+                option(
+                    f"--{at.replace('_', '-')}",
+                    type=Path,
+                    required=True,
+                    help=f"{name}.parquet; {name}.csv is beside it",
+                )
+                for at, name in names.items()
+            ),
         )
         @functools.wraps(make)
         def body(args: Namespace) -> None:
             study, cells = load_study(args.study), read_table(args.cells, CELLS.name)
-            cells = cells if simulated else cells[cells["source"].ne(SIMULATED)]
-            for path, name, frame in make(args, study, cells):
-                write_table(frame, path, name)
+            made = make(args, study, cells if simulated else cells[cells["source"].ne(SIMULATED)])
+            frames = [made] if isinstance(made, pd.DataFrame) else made
+            for (at, name), frame in zip(names.items(), frames, strict=True):
+                write_table(frame, getattr(args, at), name)
 
         return body
 

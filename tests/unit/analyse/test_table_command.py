@@ -29,22 +29,22 @@ def test_the_example_of_the_help_can_be_typed_in(module, tmp_path, monkeypatch, 
 
 
 def made_by(make, tmp_path, **options):
-    files = ["--cells", str(tmp_path / "cells.parquet"), "--out", str(tmp_path / "out" / "effects.parquet")]
-    return table_command("effects", **options)(make)(["--study", str(DEMO), *files])
+    files = ["--cells", str(tmp_path / "cells.parquet"), "--out", str(tmp_path / "out" / "made.parquet")]
+    files += ["--other-out", str(tmp_path / "other.parquet")] if "other" in options else []
+    return table_command("cells", **options)(make)(["--study", str(DEMO), *files])
 
 
 def test_a_command_makes_its_tables_from_the_study_and_its_cells(tmp_path):
     cells = table(cell({"max_num_seqs": 1}), cell({"max_num_seqs": 2}))
     write_table(cells, tmp_path / "cells.parquet")
-    out, other = tmp_path / "out" / "effects.parquet", tmp_path / "other.parquet"
+    out, other = tmp_path / "out" / "made.parquet", tmp_path / "other.parquet"
 
     def make(args, study, read):
         assert (args.study, args.cells, args.out) == (DEMO, tmp_path / "cells.parquet", out)
         assert study.name == "demo"
-        yield args.out, "cells", read[:1]
-        yield other, "cells", read
+        return read[:1], read
 
-    assert made_by(make, tmp_path) == 0
+    assert made_by(make, tmp_path, other="cells") == 0
     written = [read_table(path, "cells")["cell_id"].tolist() for path in (out, other)]
     assert written == [cells["cell_id"].tolist()[:1], cells["cell_id"].tolist()]
 
@@ -56,12 +56,12 @@ def test_a_fault_of_any_input_is_one_message(tmp_path, capsys):
         raise CatalogError("unknown GPU 'x'")
 
     assert made_by(fail, tmp_path) == 2
-    assert capsys.readouterr().err == "kvsweep table-effects: unknown GPU 'x'\n"
+    assert capsys.readouterr().err == "kvsweep table-cells: unknown GPU 'x'\n"
 
 
 @pytest.mark.parametrize(("options", "gpus"), [({}, ["h200"]), ({"simulated": True}, ["h200", "l40s"])])
 def test_nothing_is_concluded_from_a_pretended_gpu(tmp_path, options, gpus):
     write_table(table(cell({}), cell({}, gpu="l40s", source="simulated")), tmp_path / "cells.parquet", "cells")
     read = []
-    found = made_by(lambda args, study, cells: read.extend(cells["gpu"]) or [], tmp_path, **options)
+    found = made_by(lambda args, study, cells: read.extend(cells["gpu"]) or cells, tmp_path, **options)
     assert (found, read) == (0, gpus)

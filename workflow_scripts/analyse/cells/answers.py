@@ -10,7 +10,7 @@ sample are compared. docs/tables.md documents every column.
 
 from argparse import Namespace
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from itertools import combinations
+from itertools import combinations, zip_longest
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -19,7 +19,7 @@ import pandas as pd
 
 from workflow_scripts.analyse.facts import read_parsed
 from workflow_scripts.analyse.intervals.repeats import Row, as_applied, counted, knob_columns, knob_text, records
-from workflow_scripts.analyse.table_command import Output, table_command
+from workflow_scripts.analyse.table_command import table_command
 from workflow_scripts.analyse.tables import INTEGER, NUMBER, TEXT, table_schema
 from workflow_scripts.common.command import PARSED
 from workflow_scripts.engines.registry import every_knob, get_engine
@@ -66,9 +66,7 @@ def first_difference(a: Sequence[Hashable], b: Sequence[Hashable]) -> int | None
     >>> first_difference([5, 6, 7], [5, 8, 7]), first_difference("ab", "abc"), first_difference([5], [5])
     (2, 3, None)
     """
-    if a == b:
-        return None
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False), 1) if x != y), min(len(a), len(b)) + 1)
+    return next((place for place, (x, y) in enumerate(zip_longest(a, b), 1) if x != y), None)
 
 
 def compared(pairs: Iterable[tuple[Answer, Answer]]) -> Row:
@@ -124,18 +122,17 @@ def _answers(parsed: Path, gpu: str, cell_ids: pd.Series) -> dict[str, list[Answ
 
 
 def _of_group(cells: pd.DataFrame, answers: Mapping[str, list[Answers]], random_weights: bool) -> Iterator[Row]:
-    for cell in records(cells):
-        first, *others = answers[cell["cell_id"]]
-        if others:
-            yield _row(
-                cell, cell, AGAIN, "", "", [(first[r], other[r]) for other in others for r in first if r in other]
-            )
+    again = [(cell, cell, AGAIN, "", "") for cell in records(cells) if len(answers[cell["cell_id"]]) > 1]
     pairs = [*_knob_pairs(cells, _OF_WEIGHTS if random_weights else ()), *_engine_pairs(cells, random_weights)]
-    for one, baseline, differs_in, value, base in pairs:
-        a, b = answers[one["cell_id"]][0], answers[baseline["cell_id"]][0]
-        yield _row(one, baseline, differs_in, value, base, [(a[r], b[r]) for r in a if r in b])
+    for one, baseline, differs_in, value, base in (*again, *pairs):
+        first, *others = answers[one["cell_id"]]
+        compared_with = others if differs_in == AGAIN else answers[baseline["cell_id"]][:1]
+        row = {name: one[name] for name in ("study", "source", "gpu", "model", "workload", "cell_id")}
+        row |= {"differs_in": differs_in, "value": value, "baseline": base, "baseline_cell_id": baseline["cell_id"]}
+        yield row | compared((first[r], other[r]) for other in compared_with for r in first if r in other)
 
 
+# Two cells, what they differ in, and the two values.
 _Pair = tuple[Row, Row, str, str, str]
 
 
@@ -160,14 +157,6 @@ def _engine_pairs(cells: pd.DataFrame, random_weights: bool) -> Iterator[_Pair]:
             yield one, baseline, ENGINE, one["engine"], baseline["engine"]
 
 
-def _row(
-    one: Row, baseline: Row, differs_in: str, value: str, base: str, pairs: Sequence[tuple[Answer, Answer]]
-) -> Row:
-    row = {name: one[name] for name in ("study", "source", "gpu", "model", "workload", "cell_id")}
-    row |= {"differs_in": differs_in, "value": value, "baseline": base, "baseline_cell_id": baseline["cell_id"]}
-    return row | compared(pairs)
-
-
 @table_command("answers", PARSED)
-def main(args: Namespace, study: Study, cells: pd.DataFrame) -> list[Output]:
-    return [(args.out, "answers", answers_table(study, cells[cells["source"].eq("measured")], args.parsed))]
+def main(args: Namespace, study: Study, cells: pd.DataFrame) -> pd.DataFrame:
+    return answers_table(study, cells[cells["source"].eq("measured")], args.parsed)

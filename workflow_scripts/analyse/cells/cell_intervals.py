@@ -13,7 +13,7 @@ import pandas as pd
 
 from workflow_scripts.analyse.intervals.repeats import cell_summary
 from workflow_scripts.analyse.intervals.statistics import SCOPE_MEANING, mean_interval
-from workflow_scripts.analyse.table_command import Output, table_command
+from workflow_scripts.analyse.table_command import table_command
 from workflow_scripts.analyse.tables import INTEGER, NUMBER, TEXT, table_schema
 from workflow_scripts.common.metrics import METRICS
 from workflow_scripts.study.study import Study
@@ -43,5 +43,5 @@ def cell_intervals(cells: pd.DataFrame, measures: Sequence[str] | None = None) -
 
 
 @table_command("intervals")
-def main(args: Namespace, study: Study, cells: pd.DataFrame) -> list[Output]:
-    return [(args.out, "intervals", cell_intervals(cells))]
+def main(args: Namespace, study: Study, cells: pd.DataFrame) -> pd.DataFrame:
+    return cell_intervals(cells)

@@ -13,9 +13,14 @@ from pathlib import Path
 
 import pandas as pd
 
-from workflow_scripts.analyse.cells.as_asked import not_as_asked
+from workflow_scripts.analyse.cells.derived import (
+    derived,
+    kv_memory,
+    not_as_asked,
+    predicted_hit_rate,
+    without_drafts,
+)
 from workflow_scripts.analyse.cells.imported_cells import with_imported
-from workflow_scripts.analyse.cells.kv_memory import kv_memory
 from workflow_scripts.analyse.cells.request_lives import Texts, request_lives, shared_texts, tokens_held
 from workflow_scripts.analyse.cells.timeline import (
     request_facts,
@@ -169,30 +174,25 @@ _START_FACTS = {
         f"{name}_effective": [f"effective.{name}"]
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len")
     },
-    **{"kv_pool_bytes": ["effective.kv_cache_bytes"], "dtype": ["effective.dtype"]},
-    **{
-        name: [f"log.{name}"]
-        for name in (
-            *("kv_cache_tokens", "max_concurrency", "available_kv_cache_gib", "model_weights_gib"),
-            *("peak_activation_gib", "cuda_graph_gib", "graphs_from_cache", "compile_s"),
-        )
-    },
-    "process_memory_bytes_before": ["trace.process_memory_bytes_before"],
-    **{name: [f"host_load.{name}"] for name in ("cpu_steal_pct", "cpu_others_pct")},
+    "kv_pool_bytes": ["effective.kv_cache_bytes"],
     **{f"{name}_s": [f"phase_s.{name}"] for name in ("start", "warmup", "measure")},
     **{f"warmup_{name}": [f"warmup.{name}"] for name in ("requests", "passes", "steady")},
-    **{name: [f"warmup.{name}"] for name in ("experts_touched_share", "experts_touched_tokens")},
     **{f"device_{name}": [f"device.{name}"] for name in ("name", "uuid")},
-    **{name: [f"device.{name}"] for name in ("simulated", "processor")},
-    **{name: [f"provenance.{name}"] for name in ("host", "engine_version", "git_commit", "lock_sha256")},
+    **{
+        name: [f"{of}.{name}"]
+        for of, names in {
+            "device": "simulated processor",
+            "effective": "dtype",
+            "host_load": "cpu_steal_pct cpu_others_pct",
+            "log": "kv_cache_tokens max_concurrency available_kv_cache_gib model_weights_gib peak_activation_gib"
+            " cuda_graph_gib graphs_from_cache compile_s",
+            "provenance": "host engine_version git_commit lock_sha256",
+            "trace": "process_memory_bytes_before",
+            "warmup": "experts_touched_share experts_touched_tokens",
+        }.items()
+        for name in names.split()
+    },
 }
-# Columns that are used only to compute others.
-_USED_UP = (
-    *("start_unix_s", "preemptions_counted", "drafts", "process_memory_bytes_before", "kv_tokens_held_mean"),
-    *("sampled_s", "counted_j", "steady_end_s"),
-)
-# With a smaller share of a repeat in the trace, its energy is not known: the GPU was lost, or the repeat was too short.
-_LEAST_SAMPLED = 0.8
 _TEXT = (
     *("outcome", "reason", "attention_backend", "cudagraph_mode", "host", "device_name", "device_uuid"),
     *("engine_version", "git_commit", "boot_id", "planned_starts", "processor", "dtype", "lock_sha256"),
@@ -238,8 +238,8 @@ def cells_table(study: Study, cells: Sequence[Cell], parsed: Path, imported: Pat
     table["comparable"] = table["definition_sha256"].eq(table["definition_asked"]).fillna(False).astype(bool)
     table["source"] = table["simulated"].eq(1).fillna(False).map({True: SIMULATED, False: MEASURED})
     if measured:
-        table = kv_memory(_without_drafts(table))
-        table["prefix_cache_hit_rate_predicted"] = _predicted_hit_rate(table, texts)
+        table = kv_memory(without_drafts(table))
+        table["prefix_cache_hit_rate_predicted"] = predicted_hit_rate(table, texts)
     table = table.drop(columns=["definition_sha256", "definition_asked", "simulated"])
     return table if imported is None else with_imported(table, read_jsonl(imported), study.name)
 
@@ -281,7 +281,7 @@ def _of_gpu(parsed: Path, gpu: str, grid: pd.DataFrame, texts: Texts) -> pd.Data
     reported = running_told(steps).reindex(repeat.index)
     for name in ("running_peak", "running_mean"):
         repeat[name] = repeat[name].fillna(reported[name])
-    return _derived(start.reset_index().merge(repeat.reset_index(), on=START, how="left"))
+    return derived(start.reset_index().merge(repeat.reset_index(), on=START, how="left"))
 
 
 def _as_json(told: pd.DataFrame) -> pd.Series:
@@ -292,26 +292,6 @@ def _as_json(told: pd.DataFrame) -> pd.Series:
         for settings in told[list(names)].to_dict("records")
     ]
     return pd.Series([json.dumps(s) if s else None for s in known], index=told.index, dtype="string")
-
-
-def _predicted_hit_rate(table: pd.DataFrame, texts: Texts) -> pd.Series:
-    """Share of the prompt tokens that a prefix cache should find; null unless the study says what prompts share."""
-    known = table[table["workload"].isin(texts) & (pd.to_numeric(table["prefix_cache_queries"]) > 0)]
-    found = [
-        texts[str(workload)].tokens_found(int(requests), int(block_size))
-        for workload, requests, block_size in zip(
-            known["workload"], known["num_requests"], known["block_size_effective"], strict=True
-        )
-    ]
-    return (pd.Series(found, index=known.index, dtype=float) / known["prompt_tokens"]).reindex(table.index)
-
-
-def _without_drafts(table: pd.DataFrame) -> pd.DataFrame:
-    """The table with 0 drafted tokens where the study asks for none, because the engine then has no counter of them."""
-    if "knob_num_speculative_tokens" not in table:
-        return table
-    none = table["knob_num_speculative_tokens"].eq(0).fillna(False) & table["wall_s"].notna()
-    return table.assign(draft_tokens=table["draft_tokens"].mask(none, 0.0))
 
 
 def _of_starts(table: pd.DataFrame, starts: pd.Index) -> pd.DataFrame:
@@ -327,36 +307,6 @@ def _chosen(facts: pd.DataFrame, wanted: dict[str, list[str]]) -> pd.DataFrame:
                 values = values.where(values.notna(), facts[name])
         chosen[column] = values.astype("string") if column in _TEXT else pd.to_numeric(values)
     return chosen
-
-
-def _derived(t: pd.DataFrame) -> pd.DataFrame:
-    wall_s = t["wall_s"].where(t["wall_s"] > 0)
-    preemptions = t["preemptions"].fillna(t["preemptions_counted"])
-    started = pd.to_datetime(t["start_unix_s"], unit="s", utc=True).dt.strftime("%Y-%m-%dT%H:%M:%SZ")
-    # The first and last sample are up to a tenth of a second inside the repeat.
-    sampled_j = (t["energy_j"] * wall_s / t["sampled_s"]).where(t["sampled_s"] >= _LEAST_SAMPLED * wall_s)
-    energy_j = t["counted_j"].fillna(sampled_j)
-    return t.assign(
-        energy_j=energy_j,
-        power_w_mean=(t["counted_j"] / wall_s).fillna(t["power_w_mean"]),
-        output_tokens_per_s=t["output_tokens"] / wall_s,
-        total_tokens_per_s=(t["output_tokens"] + t["prompt_tokens"]) / wall_s,
-        requests_per_s=t["num_requests"] / wall_s,
-        drain_share=1 - t["steady_end_s"] / wall_s,
-        prefix_cache_hit_rate=t["prefix_cache_hits"] / t["prefix_cache_queries"].where(t["prefix_cache_queries"] > 0),
-        prefix_cache_saved_pct=100 * t["prefix_cache_hits"] / (t["prompt_tokens"] + t["output_tokens"]),
-        draft_acceptance_rate=t["accepted_draft_tokens"] / t["draft_tokens"].where(t["draft_tokens"] > 0),
-        # The token that a sequence always gets, and the accepted tokens of its draft.
-        tokens_per_draft_mean=1 + t["accepted_draft_tokens"] / t["drafts"].where(t["drafts"] > 0),
-        process_memory_growth_bytes_max=t["memory_used_bytes_max"] - t["process_memory_bytes_before"],
-        kv_tokens_live_mean=t["kv_tokens_live_mean"].fillna(t["kv_tokens_held_mean"]),
-        energy_j_per_output_token=energy_j / t["output_tokens"].where(t["output_tokens"] > 0),
-        # The engine's own token count if it prints one; on hybrid models it is not blocks times block size.
-        kv_cache_tokens=t["kv_cache_tokens"].fillna(t["num_gpu_blocks"] * t["block_size_effective"]),
-        started_at=started,
-        preemptions=preemptions,
-        recomputed_tokens=t["recomputed_tokens"].where((t["prefix_cache_queries"] > 0) | (preemptions == 0)),
-    ).drop(columns=list(_USED_UP))
 
 
 @command(

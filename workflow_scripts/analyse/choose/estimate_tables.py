@@ -16,7 +16,7 @@ import pandas as pd
 from workflow_scripts.analyse.choose.choose_round import estimates_and_questions
 from workflow_scripts.analyse.choose.estimates import CHECK, Estimates
 from workflow_scripts.analyse.choose.questions import Question
-from workflow_scripts.analyse.table_command import Output, table_command
+from workflow_scripts.analyse.table_command import table_command
 from workflow_scripts.analyse.tables import FLAG, NUMBER, TEXT, table_schema
 from workflow_scripts.common.command import option
 from workflow_scripts.common.faults import InputError
@@ -71,14 +71,11 @@ def questions_table(questions: tuple[Question, ...]) -> pd.DataFrame:
 @table_command(
     "estimates",
     option("--plan", type=Path, required=True, help="plan.parquet of `kvsweep plan`"),
-    option("--questions-out", type=Path, required=True, help="questions.parquet; questions.csv is written beside it"),
+    questions="questions",
 )
-def main(args: Namespace, study: Study, cells: pd.DataFrame) -> list[Output]:
+def main(args: Namespace, study: Study, cells: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     if study.measure is None:
         raise InputError(f"{args.study}: without `measure` every cell is measured, and nothing is chosen")
     plan = read_parquet(args.plan)
     estimates, questions, _ = estimates_and_questions(study, study.measure, plan, cells)
-    return [
-        (args.out, "estimates", estimates_table(plan, estimates)),
-        (args.questions_out, "questions", questions_table(questions)),
-    ]
+    return estimates_table(plan, estimates), questions_table(questions)

@@ -11,7 +11,6 @@ numbers are made.
 
 import sys
 from argparse import Namespace
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +33,7 @@ from workflow_scripts.analyse.limits.ceilings import (
     phase_times,
     rates_of,
 )
-from workflow_scripts.analyse.table_command import Output, table_command
+from workflow_scripts.analyse.table_command import table_command
 from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, table_schema
 from workflow_scripts.catalog.gpus_and_models import get_gpu, get_model
 from workflow_scripts.common.command import PARSED, option
@@ -247,12 +246,11 @@ def checked(
     "limits",
     PARSED,
     option("--devices", type=Path, required=True, help="folder with NAME.json of each measured device"),
-    option("--checked-out", type=Path, required=True, help="the cells, with those above a ceiling marked `invalid`"),
     simulated=True,
+    checked="cells",
 )
-def main(args: Namespace, study: Study, cells: pd.DataFrame) -> Iterable[Output]:
+def main(args: Namespace, study: Study, cells: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     checked_cells, table, reasons = checked(cells, study, args.parsed, args.devices)
     for reason in reasons:
         print(reason, file=sys.stderr)
-    yield args.out, "limits", table
-    yield args.checked_out, "cells", checked_cells
+    return table, checked_cells

@@ -19,7 +19,7 @@ import pandas as pd
 from workflow_scripts.analyse.claims.published_table import published_table
 from workflow_scripts.analyse.facts import START
 from workflow_scripts.analyse.intervals.repeats import RAN, counted
-from workflow_scripts.analyse.table_command import Output, table_command
+from workflow_scripts.analyse.table_command import table_command
 from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, TableError, table_schema
 from workflow_scripts.catalog.gpus_and_models import resolve
 from workflow_scripts.catalog.published import PUBLISHED, Published
@@ -216,14 +216,13 @@ def published_rates(study: Study, published: Published) -> Rates:
     "predictions",
     option("--plan", type=Path, required=True, help="plan.parquet of `kvsweep plan`"),
     option("--blocks", type=Path, required=True, help="blocks.parquet of `kvsweep plan`"),
-    option("--blocks-out", type=Path, required=True, help="blocks.parquet; blocks.csv is written beside it"),
     option("--published", type=Path, default=PUBLISHED, help="folder with claims.yaml and its tables (%(default)s)"),
+    blocks="blocks",
 )
-def main(args: Namespace, study: Study, cells: pd.DataFrame) -> list[Output]:
+def main(args: Namespace, study: Study, cells: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     plan, blocks = _of_plan(args.plan), _of_plan(args.blocks)
-    own = cells[cells["study"].eq(study.name)]
     published = published_rates(study, Published(args.published))
-    return [(args.out, "predictions", predictions_table(own, plan, published)), (args.blocks_out, "blocks", blocks)]
+    return predictions_table(cells[cells["study"].eq(study.name)], plan, published), blocks
 
 
 def _of_plan(path: Path) -> pd.DataFrame:

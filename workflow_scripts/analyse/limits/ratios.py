@@ -39,7 +39,7 @@ from workflow_scripts.analyse.limits.explanation import (
     explanation_of,
 )
 from workflow_scripts.analyse.limits.waiting import WAITING, WITHOUT_WAITING, with_device_ratio
-from workflow_scripts.analyse.table_command import Output, table_command
+from workflow_scripts.analyse.table_command import table_command
 from workflow_scripts.analyse.tables import INTEGER, NUMBER, TEXT, table_schema
 from workflow_scripts.catalog.gpus_and_models import CatalogError, Gpu, get_model, load_gpus, resolve
 from workflow_scripts.common.command import option
@@ -276,12 +276,12 @@ def measured_devices(records: Mapping[str, DeviceRates]) -> dict[str, Gpu]:
     WAITING,
     option("--predictions", type=Path, help="the study's predictions.parquet"),
 )
-def main(args: Namespace, study: Study, cells: pd.DataFrame) -> list[Output]:
+def main(args: Namespace, study: Study, cells: pd.DataFrame) -> pd.DataFrame:
     rates = device_records(args.devices) if args.devices else {}
     found = device_ratios(cells, measured_devices(rates), rates, args.predictions)
     a, b = (cell_ids(found, f"gpu_{side}") for side in "ab")
     found = with_device_ratio(found, a, b, args.waiting, study.equivalence_margin_pct)
-    return [(args.out, "ratios", found)]
+    return found
 
 
 def cell_ids(pairs: pd.DataFrame, gpu: str = "gpu", engine: str = "engine", knobs: str = "knobs") -> pd.Series:

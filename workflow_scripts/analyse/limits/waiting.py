@@ -21,7 +21,7 @@ from workflow_scripts.analyse.facts import REPEAT, read_parsed
 from workflow_scripts.analyse.intervals.repeats import as_applied, counted, dtypes, numbers
 from workflow_scripts.analyse.intervals.statistics import log_margin
 from workflow_scripts.analyse.limits.ceilings import Rates, rates_of
-from workflow_scripts.analyse.table_command import Output, table_command
+from workflow_scripts.analyse.table_command import table_command
 from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, read_table, table_schema
 from workflow_scripts.catalog.gpus_and_models import CatalogError, get_gpu, get_model, load_gpus
 from workflow_scripts.common.command import PARSED, option
@@ -185,6 +185,6 @@ def with_device_ratio(
 @table_command(
     "waiting", PARSED, option("--devices", type=Path, required=True, help="folder with NAME.json of each device")
 )
-def main(args: Namespace, study: Study, cells: pd.DataFrame) -> list[Output]:
+def main(args: Namespace, study: Study, cells: pd.DataFrame) -> pd.DataFrame:
     own = cells[cells["study"].eq(study.name)]
-    return [(args.out, "waiting", waiting(own, args.parsed, args.devices))]
+    return waiting(own, args.parsed, args.devices)

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from workflow_scripts.analyse.intervals.repeats import RAN, Row, numbers, records
-from workflow_scripts.analyse.table_command import Output, table_command
+from workflow_scripts.analyse.table_command import table_command
 from workflow_scripts.analyse.tables import FLAG, NUMBER, TEXT, TableError, table_schema
 from workflow_scripts.common.command import option
 from workflow_scripts.common.files import read_jsonl
@@ -255,5 +255,5 @@ def read_predictions(path: Path) -> pd.DataFrame:
 @table_command(
     "capacity", option("--predictions", type=Path, required=True, help="capacity.jsonl of `kvsweep predict-capacity`")
 )
-def main(args: Namespace, _: Study, cells: pd.DataFrame) -> list[Output]:
-    return [(args.out, "capacity", capacity_table(cells, read_predictions(args.predictions)))]
+def main(args: Namespace, _: Study, cells: pd.DataFrame) -> pd.DataFrame:
+    return capacity_table(cells, read_predictions(args.predictions))

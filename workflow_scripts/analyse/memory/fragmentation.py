@@ -26,7 +26,7 @@ from workflow_scripts.analyse.memory.layer_memory import (
     keeps_every_token,
     kinds_of_layers,
 )
-from workflow_scripts.analyse.table_command import Output, table_command
+from workflow_scripts.analyse.table_command import table_command
 from workflow_scripts.analyse.tables import INTEGER, NUMBER, TEXT, table_schema
 from workflow_scripts.catalog.gpus_and_models import CatalogError, load_models
 from workflow_scripts.common.command import PARSED
@@ -242,6 +242,6 @@ def caches_as_measured(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 @table_command("waste", PARSED)
-def main(args: Namespace, study: Study, cells: pd.DataFrame) -> list[Output]:
+def main(args: Namespace, study: Study, cells: pd.DataFrame) -> pd.DataFrame:
     own = cells[cells["study"].eq(study.name) & cells["source"].eq(MEASURED)]
-    return [(args.out, "waste", waste_table(own, args.parsed, shared_texts(study)))]
+    return waste_table(own, args.parsed, shared_texts(study))

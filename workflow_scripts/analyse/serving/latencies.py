@@ -19,7 +19,7 @@ from workflow_scripts.analyse.intervals.further_starts import ONE_LOOK, Looks
 from workflow_scripts.analyse.serving import serving as servers
 from workflow_scripts.analyse.settings import effects
 from workflow_scripts.analyse.settings.knob_pairs import looks_at
-from workflow_scripts.analyse.table_command import Output, table_command
+from workflow_scripts.analyse.table_command import table_command
 from workflow_scripts.analyse.tables import NUMBER, TEXT, read_table, table_schema
 from workflow_scripts.common.command import option
 from workflow_scripts.engines.registry import load_engines, without_environment
@@ -60,7 +60,7 @@ def latency_effects(
 
 
 @table_command("latencies", option("--serving", type=Path, required=True, help="serving_summary.parquet of the study"))
-def main(args: Namespace, study: Study, cells: pd.DataFrame) -> list[Output]:
+def main(args: Namespace, study: Study, cells: pd.DataFrame) -> pd.DataFrame:
     serving = read_table(args.serving, servers.SUMMARY_SCHEMA.name)
     found = latency_effects(cells, serving, study.equivalence_margin_pct, looks_at(study.starts, cells))
-    return [(args.out, "latencies", found)]
+    return found

@@ -21,9 +21,9 @@ from workflow_scripts.analyse.cells.timeline import tokens_inside
 from workflow_scripts.analyse.facts import REPEAT, START, read_parsed, wide
 from workflow_scripts.analyse.intervals.repeats import counted, records, summarise
 from workflow_scripts.analyse.intervals.statistics import ONE_START, SCOPE_MEANING, mean_interval
-from workflow_scripts.analyse.table_command import Output, table_command
+from workflow_scripts.analyse.table_command import table_command
 from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, table_schema
-from workflow_scripts.common.command import PARSED, option
+from workflow_scripts.common.command import PARSED
 from workflow_scripts.engines.registry import load_engines, without_environment
 from workflow_scripts.study.study import Study
 from workflow_scripts.workloads.arrivals import Load
@@ -370,17 +370,7 @@ def _distinct(texts: Sequence[str]) -> str:
     return ",".join(sorted(set(texts)))
 
 
-@table_command(
-    "serving",
-    PARSED,
-    option(
-        "--summary-out",
-        type=Path,
-        required=True,
-        help="serving_summary.parquet: one row per cell, with intervals; .csv is written beside it",
-    ),
-)
-def main(args: Namespace, study: Study, cells: pd.DataFrame) -> list[Output]:
+@table_command("serving", PARSED, summary="serving_summary")
+def main(args: Namespace, study: Study, cells: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     own = cells[cells["study"].eq(study.name) & cells["source"].eq("measured")]
-    table, summary = serving_tables(own, args.parsed, study.slo.bounds() if study.slo else {})
-    return [(args.out, "serving", table), (args.summary_out, "serving_summary", summary)]
+    return serving_tables(own, args.parsed, study.slo.bounds() if study.slo else {})

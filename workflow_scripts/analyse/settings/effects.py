@@ -29,7 +29,7 @@ from workflow_scripts.analyse.intervals.statistics import (
 )
 from workflow_scripts.analyse.limits.waiting import WAITING, WITHOUT_WAITING, with_device_ratio
 from workflow_scripts.analyse.settings.knob_pairs import AT, METRIC, MODEL, PLACE, WORK, compared_pairs, looks_at
-from workflow_scripts.analyse.table_command import Output, table_command
+from workflow_scripts.analyse.table_command import table_command
 from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, table_schema
 from workflow_scripts.common.knob import Knob
 from workflow_scripts.engines.registry import every_knob
@@ -254,8 +254,8 @@ def _by_group(rows: pd.DataFrame, column: str) -> dict[int, list[str]]:
 
 
 @table_command("effects", WAITING)
-def main(args: Namespace, study: Study, cells: pd.DataFrame) -> list[Output]:
+def main(args: Namespace, study: Study, cells: pd.DataFrame) -> pd.DataFrame:
     margin_pct = study.equivalence_margin_pct
     found = knob_effects(cells, margin_pct, looks_at(study.starts, cells))
     found = with_device_ratio(found, found["cell_id"], found["baseline_cell_id"], args.waiting, margin_pct)
-    return [(args.out, "effects", found)]
+    return found

@@ -9,7 +9,6 @@ docs/tables.md documents every column of both tables.
 
 import math
 from argparse import Namespace
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -26,9 +25,8 @@ from workflow_scripts.analyse.intervals.statistics import (
     is_higher,
 )
 from workflow_scripts.analyse.settings.knob_pairs import looks_at
-from workflow_scripts.analyse.table_command import Output, table_command
+from workflow_scripts.analyse.table_command import table_command
 from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, table_schema
-from workflow_scripts.common.command import option
 from workflow_scripts.engines.hf_engines import HF_CONTINUOUS, HF_STATIC
 from workflow_scripts.engines.registry import every_knob
 from workflow_scripts.engines.vllm_engines import VLLM
@@ -269,15 +267,6 @@ def _share_pct(found: Row, total: Row) -> float:
     return 100 * math.log(found["ratio"]) / math.log(total["ratio"]) if total["verdict"] == FASTER else math.nan
 
 
-@table_command(
-    "engines",
-    option(
-        "--decomposition-out",
-        type=Path,
-        required=True,
-        help="engine_decomposition.parquet: the gain split into batching and engine; .csv is written beside it",
-    ),
-)
-def main(args: Namespace, study: Study, cells: pd.DataFrame) -> list[Output]:
-    improvements, decomposition = engine_tables(cells, looks_at(study.starts, cells))
-    return [(args.out, "engines", improvements), (args.decomposition_out, "engine_decomposition", decomposition)]
+@table_command("engines", decomposition="engine_decomposition")
+def main(args: Namespace, study: Study, cells: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    return engine_tables(cells, looks_at(study.starts, cells))

@@ -15,7 +15,7 @@ from workflow_scripts.analyse.compare.comparability import value_text
 from workflow_scripts.analyse.compare.comparison import by_itself
 from workflow_scripts.analyse.intervals.repeats import Row, counted, knob_columns, records
 from workflow_scripts.analyse.settings.knob_pairs import AT, by_environment, knob_groups
-from workflow_scripts.analyse.table_command import Output, table_command
+from workflow_scripts.analyse.table_command import table_command
 from workflow_scripts.analyse.tables import INTEGER, TEXT, table_schema
 from workflow_scripts.study.study import Study
 
@@ -75,5 +75,5 @@ def _settings(cell: Row) -> dict[str, Any]:
 
 
 @table_command("environments")
-def main(args: Namespace, study: Study, cells: pd.DataFrame) -> list[Output]:
-    return [(args.out, SCHEMA.name, environment_changes(cells))]
+def main(args: Namespace, study: Study, cells: pd.DataFrame) -> pd.DataFrame:
+    return environment_changes(cells)

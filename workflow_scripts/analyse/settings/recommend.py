@@ -37,7 +37,7 @@ from workflow_scripts.analyse.intervals.statistics import (
     mean_interval,
 )
 from workflow_scripts.analyse.settings.knob_pairs import looks_at
-from workflow_scripts.analyse.table_command import Output, table_command
+from workflow_scripts.analyse.table_command import table_command
 from workflow_scripts.analyse.tables import INTEGER, NUMBER, TEXT, table_schema
 from workflow_scripts.common.command import RESULTS, option
 from workflow_scripts.common.wording import number
@@ -282,7 +282,7 @@ def prepared_models(study: Study, paths: StudyPaths) -> Settings:
     option("--ttft-p99-s", type=float, help="bound on the 99th percentile of the time to the first token"),
     option("--tpot-p99-s", type=float, help="bound on the 99th percentile of the time per output token"),
 )
-def main(args: Namespace, study: Study, cells: pd.DataFrame) -> list[Output]:
+def main(args: Namespace, study: Study, cells: pd.DataFrame) -> pd.DataFrame:
     paths = StudyPaths(args.results, study.name)
     # Weights of a published model may have been random, which does not change the speed; a server needs the real ones.
     models = {
@@ -293,4 +293,4 @@ def main(args: Namespace, study: Study, cells: pd.DataFrame) -> list[Output]:
     tpot_p99_s = args.tpot_p99_s or (study.slo.tpot_s if study.slo else None)
     looks = looks_at(study.starts, cells)
     table = recommendations(cells, study.equivalence_margin_pct, models, args.ttft_p99_s, tpot_p99_s, looks)
-    return [(args.out, "recommendations", table)]
+    return table

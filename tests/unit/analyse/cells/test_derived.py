@@ -1,4 +1,4 @@
-"""Reserved and used bytes of keys and values, and the columns of speculative decoding."""
+"""Bytes of keys and values, speculative decoding, and settings that an engine silently replaced."""
 
 import numpy as np
 import pandas as pd
@@ -6,8 +6,8 @@ import pytest
 
 from tests.unit.analyse.parsed_tables import facts, requests, write_parsed
 from tests.unit.made_studies import fixed, made_study
-from workflow_scripts.analyse.cells.cells import _without_drafts, cells_table
-from workflow_scripts.analyse.cells.kv_memory import kv_memory
+from workflow_scripts.analyse.cells.cells import cells_table
+from workflow_scripts.analyse.cells.derived import kv_memory, not_as_asked, without_drafts
 from workflow_scripts.analyse.cells.request_lives import request_lives, tokens_held
 from workflow_scripts.parse.cell_facts import TABLES, frame
 from workflow_scripts.study.grid import expand
@@ -145,7 +145,41 @@ def test_what_was_drafted_and_accepted_is_told_and_a_cell_that_asks_for_no_draft
     assert (row["draft_tokens"], row["accepted_draft_tokens"]) == (8, 6)
     assert (row["draft_acceptance_rate"], row["tokens_per_draft_mean"]) == (0.75, 4)
     assert table["draft_tokens"].isna().to_dict() == {"vllm": False, "hf-static": True, "hf-continuous": True}
-    none = _without_drafts(table.assign(knob_num_speculative_tokens=0, draft_tokens=None))
+    none = without_drafts(table.assign(knob_num_speculative_tokens=0, draft_tokens=None))
     assert none["draft_tokens"].to_list() == [0, 0, 0]
     failed = table.assign(knob_num_speculative_tokens=0, draft_tokens=None, wall_s=None)
-    assert _without_drafts(failed)["draft_tokens"].isna().all()
+    assert without_drafts(failed)["draft_tokens"].isna().all()
+
+
+def differences(asked: dict[str, object], effective: dict[str, object]) -> object:
+    knobs = pd.DataFrame([{f"knob_{name}": value for name, value in asked.items()}]).convert_dtypes()
+    told = pd.DataFrame([{f"effective.{name}": value for name, value in effective.items()}], dtype=object)
+    return not_as_asked(knobs, told).iloc[0]
+
+
+@pytest.mark.parametrize(
+    ("asked", "effective", "replaced"),
+    [
+        ({"attention_backend": "FLASH_ATTN"}, {"attention_backend": "CPU_ATTN"}, "CPU_ATTN, not FLASH_ATTN"),
+        ({"max_num_batched_tokens": 64}, {"max_num_batched_tokens": 2048.0}, "2048, not 64"),
+        ({"enable_chunked_prefill": False}, {"enable_chunked_prefill": 1.0}, "True, not False"),
+        ({"gpu_memory_utilization": 0.9}, {"gpu_memory_utilization": 0.92}, "0.92, not 0.9"),
+        ({"block_size": 32}, {"block_size": 32.0}, None),
+        ({"enable_prefix_caching": True}, {"enable_prefix_caching": 1.0}, None),
+        ({"enable_prefix_caching": False}, {"enable_prefix_caching": 0.0}, None),
+        ({"gpu_memory_utilization": 0.9}, {"gpu_memory_utilization": 0.9}, None),
+        ({"quantization": "awq"}, {"quantization": "awq"}, None),
+        # Left to the engine, not set, or not told.
+        ({"kv_cache_dtype": "auto"}, {"kv_cache_dtype": "fp8"}, None),
+        ({"max_model_len": None}, {"max_model_len": 512.0}, None),
+        ({"quantization": "fp8"}, {"quantization": None}, None),
+        ({"cpu_kv_cache_gib": 1}, {"num_gpu_blocks": 2048.0}, None),
+    ],
+)
+def test_only_what_was_replaced_is_told_with_what_was_asked_for(asked, effective, replaced):
+    found = differences(asked, effective)
+    (name,) = asked
+    assert (None if pd.isna(found) else found) == (replaced and f"{name} {replaced}")
+    several = differences({"block_size": 16, **asked}, {"block_size": 32.0, **effective})  # all are named
+    expected = ["block_size 32, not 16", f"{name} {replaced}"] if replaced else ["block_size 32, not 16"]
+    assert name == "block_size" or several == "; ".join(expected)
