@@ -7,17 +7,20 @@ nearly equal, those cells of an open question are measured of which a measuremen
 is measured for a knob whose verdict would hardly be decided if every cell were measured with all its starts.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
 import numpy as np
+import pandas as pd
 from scipy import stats
 
-from workflow_scripts.analyse.choose.estimates import Estimates
-from workflow_scripts.analyse.choose.questions import Question
-from workflow_scripts.analyse.intervals.start_spread import BoolArray, FloatArray
+from workflow_scripts.analyse.choose.estimates import Estimates, check_cells, estimate
+from workflow_scripts.analyse.choose.questions import Question, ask
+from workflow_scripts.analyse.intervals.start_spread import FloatArray
 from workflow_scripts.analyse.intervals.statistics import EQUIVALENCE_ALPHA
+from workflow_scripts.study.rounds import OpenQuestion, RoundPlan
+from workflow_scripts.study.study import Measure, Study
 
 # Why no cell is chosen.
 ALL_ANSWERED = "every question is answered"
@@ -70,12 +73,15 @@ def choose(
     possible = had < at_most
     cells = len(table)
     cov = np.asarray(np.cov(draws, rowvar=False), dtype=np.float64)
-    after = _if_all_are_measured(cov, estimates.noise / np.maximum(at_most - had, 1.0), possible)
+    # The covariance that is left when all possible cells have been measured.
+    at, left_noise = np.flatnonzero(possible), estimates.noise / np.maximum(at_most - had, 1.0)[possible]
+    after = cov - cov[:, at] @ np.linalg.solve(cov[np.ix_(at, at)] + np.diag(left_noise), cov[at])
     mean = np.asarray(draws.mean(axis=0), dtype=np.float64)
     asked = [question for question in asked if _chance(question, mean, cov, after) >= _LEAST_CHANCE]
     if not asked:
         return Choice((), NOTHING_HELPS)
-    needed = _needed(list(table.index), asked)
+    # The share of each cell in what a question needs in any case, shape (cells, questions).
+    needed = np.array([table.index.isin(question.needs) / max(len(question.needs), 1) for question in asked]).T
     risk = np.sum([_risk(question, draws) for question in asked], axis=0)
     joint = np.hstack([draws, np.stack([q.values for q in asked], axis=1)])
     cov = np.asarray(np.cov(joint, rowvar=False), dtype=np.float64)
@@ -105,13 +111,6 @@ def choose(
         possible[best], needed[best] = False, 0.0
         cov = cov - np.outer(cov[:, best], cov[best]) / (cov[best, best] + noise[best])
     return Choice(tuple(table.index[chosen]), None if chosen else ended)
-
-
-def _if_all_are_measured(cov: FloatArray, noise: FloatArray, possible: BoolArray) -> FloatArray:
-    """The covariance of the cells that is left when all `possible` ones have been measured, with errors of `noise`."""
-    at = np.flatnonzero(possible)
-    gain = np.linalg.solve(cov[np.ix_(at, at)] + np.diag(noise[at]), cov[at])
-    return np.asarray(cov - cov[:, at] @ gain)
 
 
 def _chance(question: Question, mean: FloatArray, cov: FloatArray, after: FloatArray) -> float:
@@ -146,11 +145,63 @@ def _risk(question: Question, draws: FloatArray) -> FloatArray:
     return risk
 
 
-def _needed(ids: Sequence[str], asked: Sequence[Question]) -> FloatArray:
-    """The share of each cell, (cells, questions), in what a question needs in any case."""
-    place = {cell: at for at, cell in enumerate(ids)}
-    needed = np.zeros((len(place), len(asked)))
-    for column, question in enumerate(asked):
-        for cell in question.needs:
-            needed[place[cell], column] = 1 / len(question.needs)
-    return needed
+# Why comparisons are given up, and why measuring ends.
+NOT_ASKED = "no open question needs it"
+HOURS_SPENT = "the device hours are spent"
+
+
+def estimates_and_questions(
+    study: Study, measure: Measure, plan: pd.DataFrame, cells: pd.DataFrame
+) -> tuple[Estimates, tuple[Question, ...], tuple[str, ...]]:
+    """What is estimated of every cell, what this answers, and the ids of the cells that check it. `measure` is the
+    study's field of that name; `plan` has all predictions, and `cells` is the cells table without simulated rows."""
+    plan = plan[plan["cell_id"].isin(cells["cell_id"])]
+    check = check_cells(plan, measure.check_pct, study.name)
+    estimates = estimate(plan, cells, check)
+    bound_s = study.slo.tpot_s if study.slo else None
+    return estimates, ask(estimates, plan, cells, study.equivalence_margin_pct, measure.decide, bound_s), check
+
+
+def choose_round(
+    further: RoundPlan,
+    study: Study,
+    measure: Measure,
+    plan: pd.DataFrame,
+    cells: pd.DataFrame,
+    starts: Mapping[str, Collection[int]],
+    budget_s: float,
+) -> tuple[RoundPlan, set[str]]:
+    """The decision on a round, and the cells that it starts once.
+
+    Args:
+        further: what was decided of all comparisons of measured cells; only the chosen cells get their starts.
+        study: the study.
+        measure: its field of that name.
+        plan: the prediction of every cell.
+        cells: the cells table.
+        starts: the starts that have ended of each cell that can be measured now.
+        budget_s: device seconds that are left.
+    """
+    estimates, questions, check = estimates_and_questions(study, measure, plan, cells)
+    cost_s, at_least = estimates.table["cost_s"], study.starts.at_least
+    had = {cell: len(ended) for cell, ended in starts.items() if cell in cost_s.index and cell not in further.failed}
+    due = {cell for cell in had if had[cell] < at_least and (had[cell] or cell in check)}
+    due_s = sum(float(cost_s[cell]) * (at_least - had[cell]) for cell in due)
+    others = {cell: count for cell, count in had.items() if cell not in due}
+    choice = choose(estimates, questions, others, max(0.0, budget_s - due_s), at_least, study.starts.at_most)
+    chosen = due | {*choice.cells} if budget_s > 0 else set()
+    chosen_s = sum(float(cost_s[cell]) * (1 if had[cell] else at_least) for cell in choice.cells)
+    not_asked = [pair for pair in further.undecided if not {*pair.cells} <= chosen]
+    opened = [OpenQuestion.model_validate(one, from_attributes=True) for one in questions if not one.is_answered]
+    changes = {
+        "undecided": tuple(pair for pair in further.undecided if pair not in not_asked),
+        "not_decidable": (
+            *further.not_decidable,
+            *(pair.model_copy(update={"given_up": NOT_ASKED}) for pair in not_asked),
+        ),
+        "left_s": due_s + chosen_s,
+        "ended": None if chosen else HOURS_SPENT if budget_s <= 0 else choice.ended,
+        "asked": len(questions),
+        "questions": tuple(opened),
+    }
+    return further.model_copy(update=changes), chosen

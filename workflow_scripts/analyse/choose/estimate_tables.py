@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from workflow_scripts.analyse.choose.choose_round import estimates_and_questions
+from workflow_scripts.analyse.choose.choose_cells import estimates_and_questions
 from workflow_scripts.analyse.choose.estimates import CHECK, Estimates
 from workflow_scripts.analyse.choose.questions import Question
 from workflow_scripts.analyse.table_command import table_command
@@ -64,8 +64,7 @@ def estimates_table(plan: pd.DataFrame, estimates: Estimates) -> pd.DataFrame:
 
 
 def questions_table(questions: tuple[Question, ...]) -> pd.DataFrame:
-    columns = list(QUESTIONS_SCHEMA.columns)
-    return pd.DataFrame([[getattr(question, name) for name in columns] for question in questions], columns=columns)
+    return pd.DataFrame([vars(question) for question in questions], columns=list(QUESTIONS_SCHEMA.columns))
 
 
 @table_command(

@@ -119,18 +119,24 @@ def estimate(plan: pd.DataFrame, cells: pd.DataFrame, check: Collection[str], se
     widened = _widened_by(process.errors) if used.any() else 1.0
     of_check = has_value & is_check
     beside = (measured - log_rate)[of_check] / np.sqrt((widened * sd[of_check]) ** 2 + squared_error[of_check])
-    widened *= _widened_by_check(beside)
+    outside = int((np.abs(beside) > _ENDS).sum())
+    # Chance alone puts some check cells outside of the band.
+    if outside and stats.binomtest(outside, len(beside), 1 - CONFIDENCE, "greater").pvalue <= 1 - CONFIDENCE:
+        widened *= _widened_by(beside)
 
     rng = np.random.default_rng(seed)
-    away = _correlated(cov, rng) * np.where(used, 1.0, widened)
-    draws = log_rate + away
-    draws[:, of_check] = measured[of_check] + rng.normal(size=(DRAWS, of_check.sum())) * np.sqrt(
-        squared_error[of_check]
-    )
+    jitter = 1e-9 * max(float(np.diag(cov).max()), 1e-12) * np.eye(len(cov))
+    away = rng.multivariate_normal(np.zeros(len(cov)), cov + jitter, DRAWS, method="cholesky")
+    draws = log_rate + away * np.where(used, 1.0, widened)
+    draws[:, of_check] = rng.normal(measured[of_check], np.sqrt(squared_error[of_check]), (DRAWS, of_check.sum()))
     sd = np.where(used, sd, widened * sd)
     refused = first["outcome"].eq("infeasible").fillna(False).to_numpy(dtype=bool)
-    infeasible = ~has_value & (refused | (plan["infeasible"].notna().to_numpy() & ~_tried(first)))
+    tried = (~first["outcome"].fillna("missing").isin(["missing", "infeasible"])).to_numpy(dtype=bool)
+    infeasible = ~has_value & (refused | (plan["infeasible"].notna().to_numpy() & ~tried))
     half = _ENDS * np.where(is_unknown & ~has_value, np.nan, np.sqrt(sd**2 + np.where(used, 0.0, noise / usual_starts)))
+    # Where the plan has no cost, a usual cell of the device has.
+    cost_s = plan["cell_s"].astype(float) * plan["gpus"].astype(float).fillna(1.0)
+    cost_s = cost_s.fillna(cost_s.groupby(plan["gpu"]).transform("median")).fillna(cost_s.median()).fillna(1.0)
     table = pd.DataFrame(
         {
             "state": np.select(
@@ -141,16 +147,11 @@ def estimate(plan: pd.DataFrame, cells: pd.DataFrame, check: Collection[str], se
             "low": np.exp(log_rate - half),
             "high": np.exp(log_rate + half),
             "log_measured": measured,
-            "cost_s": _cost_s(plan),
+            "cost_s": cost_s,
         },
         index=plan.index,
     )
     return Estimates(table, draws, noise, widened)
-
-
-def _tried(first: pd.DataFrame) -> BoolArray:
-    tried: BoolArray = (~first["outcome"].fillna("missing").isin(["missing", "infeasible"])).to_numpy(dtype=bool)
-    return tried
 
 
 def _measured(cells: pd.DataFrame, ids: pd.Index) -> tuple[FloatArray, FloatArray, FloatArray]:
@@ -180,13 +181,6 @@ def _prior(plan: pd.DataFrame, measured: FloatArray, used: BoolArray) -> tuple[F
     return mean, np.where(unpredicted, _UNPREDICTED_SD, sd), unpredicted & np.isnan(of_place)
 
 
-def _cost_s(plan: pd.DataFrame) -> FloatArray:
-    """Device seconds of a start; where the plan has none, those of a usual cell of the device."""
-    cost = plan["cell_s"].astype(float) * plan["gpus"].astype(float).fillna(1.0)
-    cost = cost.fillna(cost.groupby(plan["gpu"]).transform("median")).fillna(cost.median()).fillna(1.0)
-    return numbers(cost)
-
-
 def _parts(first: pd.DataFrame) -> tuple[list[FloatArray], list[bool]]:
     """The components: for each the points of all cells, shape (cells, columns), whose distance says how alike they are,
     and whether it tells all places apart."""
@@ -201,14 +195,11 @@ def _parts(first: pd.DataFrame) -> tuple[list[FloatArray], list[bool]]:
 
 def _factor(values: pd.Series) -> FloatArray:
     """A number in units of _OCTAVES, anything else as one column per value; unit distances are far apart."""
-    as_numbers = pd.to_numeric(values, errors="coerce") if not _is_flag(values) else pd.Series(dtype=float)
-    if len(as_numbers) and as_numbers.notna().all() and (as_numbers > 0).all():
-        return np.log2(numbers(as_numbers))[:, None] / _OCTAVES
+    as_numbers = numbers(pd.to_numeric(values, errors="coerce"))
+    is_flag = pd.api.types.is_bool_dtype(values.dropna().convert_dtypes())
+    if not is_flag and (as_numbers > 0).all():
+        return np.log2(as_numbers)[:, None] / _OCTAVES
     return pd.get_dummies(values.astype("string").fillna("")).to_numpy(dtype=float) / _NAMES_APART
-
-
-def _is_flag(values: pd.Series) -> bool:
-    return pd.api.types.is_bool_dtype(values.dropna().convert_dtypes())
 
 
 class _Process(NamedTuple):
@@ -302,19 +293,3 @@ def _widened_by(errors: FloatArray) -> float:
     """
     share = min(1.0, math.ceil((len(errors) + 1) * CONFIDENCE) / len(errors))
     return max(1.0, float(np.quantile(np.abs(errors), share, method="higher")) / _ENDS)
-
-
-def _widened_by_check(errors: FloatArray) -> float:
-    """The same for check cells, if more of them than chance explains are outside of the band."""
-    outside = int((np.abs(errors) > _ENDS).sum())
-    if not outside or stats.binomtest(outside, len(errors), 1 - CONFIDENCE, "greater").pvalue > 1 - CONFIDENCE:
-        return 1.0
-    return _widened_by(errors)
-
-
-def _correlated(cov: FloatArray, rng: np.random.Generator) -> FloatArray:
-    """Draws with mean 0 and this covariance, shape (draws, cells)."""
-    jitter = 1e-9 * max(float(np.diag(cov).max()), 1e-12)
-    root = linalg.cholesky(cov + jitter * np.eye(len(cov)), lower=True)
-    draws: FloatArray = rng.normal(size=(DRAWS, len(cov))) @ root.T
-    return draws

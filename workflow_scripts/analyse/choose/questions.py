@@ -79,14 +79,6 @@ class _Grid:
     margin: float
     bound: str
 
-    def places(self, *further: str) -> Iterator[tuple[str, pd.DataFrame]]:
-        rows = self.rows[self.rows["state"] != INFEASIBLE]
-        for names, place in rows.groupby([*SETTING, *further], sort=False):
-            yield ", ".join(map(str, names)), place
-
-    def ids(self, at: IntArray) -> tuple[str, ...]:
-        return tuple(self.rows["cell_id"].iloc[at])
-
 
 def ask(
     estimates: Estimates,
@@ -113,15 +105,13 @@ def ask(
     p = np.array([np.nan if question.kind == MEMORY else 1 - question.probability for question in asked])
     shown = np.zeros(len(asked), dtype=bool)
     shown[~np.isnan(p)] = holm(p[~np.isnan(p)]) <= EQUIVALENCE_ALPHA
+    shown |= [question.kind == MEMORY and not question.needs for question in asked]
     return tuple(
-        _answered(question, bool(is_shown) or (question.kind == MEMORY and not question.needs))
-        for question, is_shown in zip(asked, shown, strict=True)
+        replace(question, is_answered=is_answered)
+        if is_answered or question.kind != KNOBS
+        else replace(question, answer=NOT_DECIDED)
+        for question, is_answered in zip(asked, shown.tolist(), strict=True)
     )
-
-
-def _answered(question: Question, is_answered: bool) -> Question:
-    open_verdict = question.kind == KNOBS and not is_answered
-    return replace(question, is_answered=is_answered, answer=NOT_DECIDED if open_verdict else question.answer)
 
 
 def _grid(
@@ -154,20 +144,17 @@ def _grid(
 
 
 def _recommendations(grid: _Grid) -> Iterator[Question]:
-    for name, place in grid.places():
-        place = place[place["keeps"] & place["engine"].eq(VLLM.name)]
-        if place.empty:
-            continue
-        at = place["at"].to_numpy()
-        draws = grid.draws[:, at]
+    rows = grid.rows[grid.rows["state"].ne(INFEASIBLE) & grid.rows["keeps"] & grid.rows["engine"].eq(VLLM.name)]
+    for names, place in rows.groupby(list(SETTING), sort=False):
+        ids, draws = place["cell_id"].to_numpy(), grid.draws[:, place["at"]]
         mean, is_measured = draws.mean(axis=0), place["state"].isin([MEASURED, CHECK]).to_numpy()
         fastest = int(mean.argmax())
         best = int(np.where(is_measured, mean, -np.inf).argmax()) if is_measured.any() else fastest
         regret = draws.max(axis=1) - draws[:, best]
-        needs = () if is_measured[fastest] else grid.ids(at[[fastest]])
+        needs = () if is_measured[fastest] else (ids[fastest],)
         probability = float((regret <= grid.margin).mean()) if is_measured.any() else 0.0
-        answer = grid.ids(at[[best]])[0]
-        yield Question(RECOMMENDATION, name, grid.bound, answer, probability, False, regret, needs)
+        name = ", ".join(map(str, names))
+        yield Question(RECOMMENDATION, name, grid.bound, ids[best], probability, False, regret, needs)
 
 
 def _groups(rows: pd.DataFrame) -> Iterator[tuple[str, str, list[IntArray]]]:

@@ -15,7 +15,7 @@ import pandas as pd
 from workflow_scripts.analyse.cells.cell_intervals import cell_intervals
 from workflow_scripts.analyse.claims.audit import USUAL_LENGTHS as LENGTHS
 from workflow_scripts.analyse.claims.audit import audit_table
-from workflow_scripts.analyse.claims.published_table import published_table
+from workflow_scripts.analyse.claims.evidence import published_table
 from workflow_scripts.analyse.intervals.repeats import IDENTITY, Row, counted, records
 from workflow_scripts.analyse.limits import predictions, ratios
 from workflow_scripts.analyse.memory import capacity, fragmentation

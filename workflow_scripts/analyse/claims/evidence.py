@@ -4,7 +4,10 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
+import pandas as pd
+
 from workflow_scripts.catalog.gpus_and_models import load_gpus, resolve
+from workflow_scripts.catalog.published import CLAIMS, Claim, Published, PublishedError
 
 MEASURED, COMPUTED, PUBLISHED = "measured here", "computed from a formula", "published"
 SUPPORTED, CONTRADICTED, NOT_TESTABLE = "supported", "contradicted", "not testable here"
@@ -70,3 +73,20 @@ def verdict(findings: Iterable[Finding], parts: Collection[str] = ("",)) -> str:
         return CONTRADICTED
     supported = {finding.part for finding in found if finding.says == SUPPORTED}
     return SUPPORTED if supported and supported >= set(parts) else NOT_TESTABLE
+
+
+def published_table(published: Published, claim: Claim) -> pd.DataFrame:
+    """The table on which a claim is based.
+
+    Raises:
+        PublishedError: the claim names no table, or the table cannot be read.
+    """
+    if claim.table is None:
+        raise PublishedError(f"{published.folder / CLAIMS}: {claim.id}: needs a table")
+    path = published.folder / claim.table
+    try:
+        return pd.read_csv(path)
+    except OSError as e:
+        raise PublishedError(f"{path}: {e.strerror}") from None
+    except ValueError as e:
+        raise PublishedError(f"{path}: not a CSV table: {' '.join(str(e).split())}") from None

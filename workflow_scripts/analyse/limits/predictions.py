@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from workflow_scripts.analyse.claims.published_table import published_table
+from workflow_scripts.analyse.claims.evidence import published_table
 from workflow_scripts.analyse.facts import START
 from workflow_scripts.analyse.intervals.repeats import RAN, counted
 from workflow_scripts.analyse.table_command import table_command

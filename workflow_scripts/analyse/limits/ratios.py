@@ -19,9 +19,11 @@ import pandas as pd
 from workflow_scripts.analyse.intervals.repeats import (
     BOUND_BY_NEEDS,
     ENVIRONMENT,
+    RATE,
     Row,
     bound_by,
     cell_summary,
+    counted,
     dtypes,
     numbers,
     records,
@@ -29,7 +31,6 @@ from workflow_scripts.analyse.intervals.repeats import (
 from workflow_scripts.analyse.intervals.start_spread import FloatArray
 from workflow_scripts.analyse.intervals.statistics import ANOTHER_RUN, SCOPE_MEANING, compare
 from workflow_scripts.analyse.limits.ceilings import as_measured
-from workflow_scripts.analyse.limits.expected_ratio import EXPECTATION, with_expectation
 from workflow_scripts.analyse.limits.explanation import (
     CANDIDATES,
     EXPLANATION_COLUMNS,
@@ -38,9 +39,10 @@ from workflow_scripts.analyse.limits.explanation import (
     capability_ratios,
     explanation_of,
 )
+from workflow_scripts.analyse.limits.predictions import SHARES
 from workflow_scripts.analyse.limits.waiting import WAITING, WITHOUT_WAITING, with_device_ratio
 from workflow_scripts.analyse.table_command import table_command
-from workflow_scripts.analyse.tables import INTEGER, NUMBER, TEXT, table_schema
+from workflow_scripts.analyse.tables import INTEGER, NUMBER, TEXT, read_table, table_schema
 from workflow_scripts.catalog.gpus_and_models import CatalogError, Gpu, get_model, load_gpus, resolve
 from workflow_scripts.common.command import option
 from workflow_scripts.device.device_rates import DeviceRates, read_device_rates
@@ -51,6 +53,8 @@ METRICS = ("output_tokens_per_s", "total_tokens_per_s")
 # Ratios that follow from rates that were measured on the devices.
 _MEASURED_RATIOS = ("measured_bandwidth_ratio", "measured_flop_ratio", "measured_cache_ratio", "expected_ratio")
 _ALIKE = 0.1  # with bandwidths that differ by less, a speed-up cannot be attributed to them
+# Columns of the cells table, and how their values over the repeats are reduced.
+CLOCKS = {"sm_clock_mhz_median": "mean", "sm_clock_mhz_min": "min", "power_cap_share": "mean", "power_w_mean": "mean"}
 SCHEMA = table_schema(
     "ratios",
     "Speed-up of one device over another with the same setting, beside the ratios that may explain it. "
@@ -66,7 +70,19 @@ SCHEMA = table_schema(
     NUMBER("ratio_again_low ratio_again_high", ANOTHER_RUN),
     TEXT("scope", SCOPE_MEANING),
     WITHOUT_WAITING,
-    EXPECTATION,
+    INTEGER("sequences", "`max_concurrency_allowed` of both"),
+    NUMBER(
+        "expected_ratio",
+        "predicted from the calibration of one device, scaled to the other by the measured rates; geometric mean of"
+        " both ways",
+    ),
+    NUMBER("own_expected_ratio", "ratio of the rates predicted from each device's own calibration"),
+    NUMBER(
+        "expected_ratio_low expected_ratio_high",
+        "range of the ratios predicted from `gpu_a`, from `gpu_b` and from both; not an interval",
+    ),
+    NUMBER([f"{share}_{side}" for share in SHARES for side in "ab"], "as in `predictions`"),
+    NUMBER([f"{name}_{side}" for name in CLOCKS for side in "ab"], "as in `cells`, mean or minimum of repeats"),
     NUMBER("bandwidth_ratio", "of the data sheets' memory bandwidths"),
     NUMBER("flop_ratio", "of the data sheets' dense rates for the dtype; null for quantised weights"),
     NUMBER(
@@ -99,25 +115,20 @@ PUBLISHED_COLUMNS = (
 
 
 def device_ratios(
-    cells: pd.DataFrame,
-    measured: Mapping[str, Gpu] | None = None,
-    rates: Mapping[str, DeviceRates] | None = None,
-    predictions: Path | None = None,
+    cells: pd.DataFrame, rates: Mapping[str, DeviceRates] | None = None, predictions: Path | None = None
 ) -> pd.DataFrame:
-    """The ratios table.
-
-    `measured` are devices with measured instead of published rates, `rates` their records, `predictions` is a file.
-    """
+    """The ratios table; `rates` are the records of measured devices, `predictions` is a file."""
     pairs = pd.concat([_pairs(cells, metric) for metric in METRICS], ignore_index=True)
     if pairs.empty:
         return pd.DataFrame(columns=list(SCHEMA.columns))
+    gpus, rates = load_gpus(), rates or {}
     pairs = pairs.assign(
-        **_capability_columns(pairs, load_gpus(), ""),
-        **_capability_columns(pairs, measured or {}, "measured_"),
+        **_capability_columns(pairs, gpus, ""),
+        **_capability_columns(pairs, {name: as_measured(gpus[name], of) for name, of in rates.items()}, "measured_"),
         kv_tokens_ratio=numbers(pairs["kv_cache_tokens_a"]) / numbers(pairs["kv_cache_tokens_b"]),
     )
-    pairs = pairs.join(_what_cannot_be_shown(pairs, rates or {}))
-    pairs = with_expectation(pairs, cell_ids(pairs, "gpu_a"), cell_ids(pairs, "gpu_b"), cells, predictions)
+    pairs = pairs.join(_what_cannot_be_shown(pairs, rates))
+    pairs = _with_expectation(pairs, cell_ids(pairs, "gpu_a"), cell_ids(pairs, "gpu_b"), cells, predictions)
     return pd.DataFrame([_measured_row(row) for row in records(pairs)], columns=list(SCHEMA.columns))
 
 
@@ -245,13 +256,13 @@ def published_readings(label_a: str, label_b: str, ratio: float, dtype: str) -> 
     Raises:
         CatalogError: a name belongs to no device of the catalogue.
     """
-    pairs = [(a, b, *capability_ratios(a, b, dtype)) for a, b in product(resolve(label_a), resolve(label_b))]
     rows: list[Row] = []
-    for a, b, bandwidth, flop in pairs:
-        row = {"ratio": ratio, "ratio_low": math.nan, "ratio_high": math.nan}
+    for a, b in product(resolve(label_a), resolve(label_b)):
+        bandwidth, flop = capability_ratios(a, b, dtype)
+        row: Row = {"source": "published", "label_a": label_a, "label_b": label_b, "gpu_a": a.name, "gpu_b": b.name}
+        row |= {"ratio": ratio, "ratio_low": math.nan, "ratio_high": math.nan}
         row |= {"bandwidth_ratio": bandwidth, "flop_ratio": flop}
-        named = {"source": "published", "label_a": label_a, "label_b": label_b, "gpu_a": a.name, "gpu_b": b.name}
-        rows.append(named | row | explanation_of(row, ["bandwidth_ratio", "flop_ratio"]))
+        rows.append(row | explanation_of(row, ["bandwidth_ratio", "flop_ratio"]))
     return rows
 
 
@@ -265,11 +276,6 @@ def device_records(folder: Path) -> dict[str, DeviceRates]:
     return {name: read_device_rates(file) for name, file in files.items() if file.is_file()}
 
 
-def measured_devices(records: Mapping[str, DeviceRates]) -> dict[str, Gpu]:
-    """Devices that have a record, with measured rates instead of those of the data sheet."""
-    return {name: as_measured(load_gpus()[name], rates) for name, rates in records.items()}
-
-
 @table_command(
     "ratios",
     option("--devices", type=Path, help="folder with NAME.json of each measured device"),
@@ -278,13 +284,42 @@ def measured_devices(records: Mapping[str, DeviceRates]) -> dict[str, Gpu]:
 )
 def main(args: Namespace, study: Study, cells: pd.DataFrame) -> pd.DataFrame:
     rates = device_records(args.devices) if args.devices else {}
-    found = device_ratios(cells, measured_devices(rates), rates, args.predictions)
+    found = device_ratios(cells, rates, args.predictions)
     a, b = (cell_ids(found, f"gpu_{side}") for side in "ab")
-    found = with_device_ratio(found, a, b, args.waiting, study.equivalence_margin_pct)
-    return found
+    return with_device_ratio(found, a, b, args.waiting, study.equivalence_margin_pct)
 
 
 def cell_ids(pairs: pd.DataFrame, gpu: str = "gpu", engine: str = "engine", knobs: str = "knobs") -> pd.Series:
     """The id of one of the two cells of each pair, from the columns that describe it."""
     names = pairs[[gpu, engine, "model", "workload", knobs]].astype("string")
     return names[gpu].str.cat(names.drop(columns=gpu), sep="/")
+
+
+def _with_expectation(
+    pairs: pd.DataFrame, a: pd.Series, b: pd.Series, cells: pd.DataFrame, predictions: Path | None
+) -> pd.DataFrame:
+    """The pairs of cells `a` and `b` (ids) with what their ratio was expected to be, where their time goes, and at
+    which clocks they ran."""
+    columns = ["predicted", "scaled_output_tokens_per_s", *SHARES]
+    predicted = pd.DataFrame(columns=columns, dtype=float)
+    if predictions is not None:
+        table = read_table(predictions, "predictions")
+        predicted = table[table["quantity"] == RATE].set_index("cell_id")[columns]
+    rows = counted(cells)
+    measured = rows.groupby("cell_id").agg(CLOCKS)
+    allowed = rows.groupby("cell_id")["max_concurrency_allowed"].first()
+    of_a, of_b = (predicted.join(measured, how="outer").reindex(ids) for ids in (a, b))
+    own_a, own_b = (numbers(of["predicted"]) for of in (of_a, of_b))
+    scaled_a, scaled_b = (numbers(of["scaled_output_tokens_per_s"]) for of in (of_a, of_b))
+    from_each = np.array([own_a / scaled_b, scaled_a / own_b])
+    ratios = np.vstack([from_each, own_a / own_b])
+    sides = {"a": of_a, "b": of_b}
+    found = {f"{name}_{side}": numbers(of[name]) for side, of in sides.items() for name in (*SHARES, *CLOCKS)}
+    return pairs.assign(
+        sequences=a.map(allowed).astype("Int64"),
+        expected_ratio=np.sqrt(from_each.prod(axis=0)),
+        own_expected_ratio=own_a / own_b,
+        expected_ratio_low=ratios.min(axis=0),
+        expected_ratio_high=ratios.max(axis=0),
+        **found,
+    )

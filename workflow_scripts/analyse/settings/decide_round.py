@@ -19,7 +19,7 @@ from statistics import fmean
 import pandas as pd
 
 from workflow_scripts.analyse.cells.cells import SCHEMA, SIMULATED
-from workflow_scripts.analyse.choose.choose_round import choose_round
+from workflow_scripts.analyse.choose.choose_cells import choose_round
 from workflow_scripts.analyse.limits.limits import checked
 from workflow_scripts.analyse.settings.knob_pairs import looks_at
 from workflow_scripts.analyse.settings.next_round import next_round

@@ -9,8 +9,7 @@ import pytest
 
 from tests.unit.analyse.synthetic_cells import cell, starts_table
 from tests.unit.made_studies import end_cell, fixed, write_study
-from workflow_scripts.analyse.choose.choose_cells import ALL_ANSWERED
-from workflow_scripts.analyse.choose.choose_round import HOURS_SPENT, estimates_and_questions
+from workflow_scripts.analyse.choose.choose_cells import ALL_ANSWERED, HOURS_SPENT, estimates_and_questions
 from workflow_scripts.analyse.choose.estimate_tables import main as table_estimates
 from workflow_scripts.analyse.choose.estimates import check_cells
 from workflow_scripts.analyse.settings.decide_round import decide_round

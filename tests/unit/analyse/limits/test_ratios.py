@@ -10,23 +10,23 @@ from scipy import stats
 from tests.unit.analyse.synthetic_cells import NOT_COUNTED, OTHER_PLACES, around, cell, only, starts_table
 from tests.unit.analyse.synthetic_starts import as_ratio
 from tests.unit.made_rates import rates_record
+from workflow_scripts.analyse.limits.ceilings import as_measured
 from workflow_scripts.analyse.limits.ratios import (
     PUBLISHED_COLUMNS,
     SCHEMA,
     device_ratios,
     device_records,
-    measured_devices,
     published_ratios,
     published_readings,
 )
 from workflow_scripts.catalog.gpus_and_models import CatalogError, get_gpu
-from workflow_scripts.device.device_rates import DeviceRatesError
+from workflow_scripts.device.device_rates import DeviceRates, DeviceRatesError
 
 LAB = Path(__file__).parents[4] / "config" / "published" / "paged_attention_lab_max_num_seqs.csv"
 
 
-def ratios(*cells, measured=None, metric="output_tokens_per_s"):
-    found = SCHEMA.validate(device_ratios(starts_table(*cells), measured))
+def ratios(*cells, rates=None, metric="output_tokens_per_s"):
+    found = SCHEMA.validate(device_ratios(starts_table(*cells), rates))
     return found[found["metric"] == metric].reset_index(drop=True)
 
 
@@ -120,16 +120,13 @@ def test_quantised_weights_and_unknown_names_have_no_flop_ratio():
 
 
 def test_measured_rates_beside_it():
-    h200, l40s = get_gpu("h200"), get_gpu("l40s")
-    measured = {
-        "h200": h200.model_copy(update={"memory_bandwidth_bytes_per_s": 4e12, "dense_flop_per_s": {"bf16": 7e14}}),
-        "l40s": l40s.model_copy(update={"memory_bandwidth_bytes_per_s": 8e11, "dense_flop_per_s": {"bf16": 2e14}}),
-    }
+    slow = {"gpu": "l40s", "read_bytes_per_s": 8e11, "copy_bytes_per_s": 6e11, "matmul_flop_per_s": {"bf16": 2e14}}
+    rates = {name: DeviceRates.model_validate(record(**of)) for name, of in (("h200", {}), ("l40s", slow))}
     cells = cell(SEQS, around(5)), cell(SEQS, around(1), gpu="l40s")
-    found = only(ratios(*cells, measured=measured))
+    found = only(ratios(*cells, rates=rates))
     assert (found["measured_bandwidth_ratio"], found["measured_flop_ratio"]) == pytest.approx((5, 3.5))
     assert found["explanation"] == "measured_bandwidth"
-    one = only(ratios(*cells, measured={"h200": h200}))
+    one = only(ratios(*cells, rates={"h200": rates["h200"]}))
     assert math.isnan(one["measured_bandwidth_ratio"])
 
 
@@ -228,11 +225,11 @@ def record(**changes):
 def test_records_of_devices_stand_in_for_data_sheets(tmp_path):
     (tmp_path / "h200.json").write_text(json.dumps(record()))
     (tmp_path / "unknown.json").write_text("{}")
-    found = measured_devices(device_records(tmp_path))
+    found = device_records(tmp_path)
     assert list(found) == ["h200"]
-    assert found["h200"].memory_bandwidth_bytes_per_s == 4e12
-    assert found["h200"].peak_flop_per_s("bfloat16") == 7e14
-    assert found["h200"].peak_flop_per_s("float16") is None
+    h200 = as_measured(get_gpu("h200"), found["h200"])
+    assert h200.memory_bandwidth_bytes_per_s == 4e12
+    assert (h200.peak_flop_per_s("bfloat16"), h200.peak_flop_per_s("float16")) == (7e14, None)
     assert device_records(tmp_path / "nowhere") == {}
 
 
@@ -263,8 +260,7 @@ def of_processors(folder, ratio, one, both):
         (folder / f"{gpu}.json").write_text(json.dumps(record(**rates)))
     cpu = {"model": "tiny-llama-57m", "processor": "Intel Xeon: avx2"}
     pair = cell(SEQS, around(ratio), gpu="cpu-all", **cpu), cell(SEQS, around(1), gpu="cpu-1core", **cpu)
-    known = device_records(folder)
-    return device_ratios(starts_table(*pair), measured_devices(known), known).iloc[0]
+    return device_ratios(starts_table(*pair), device_records(folder)).iloc[0]
 
 
 # An Intel Xeon with 480 MiB: ratios of 1.41 to 1.61 where memory gives 2.00 and matrix products 1.94.
