@@ -4,20 +4,22 @@ Latency counts from the scheduled arrival, so time that a request spends waiting
 """
 
 import asyncio
+import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 from workflow_scripts.catalog.endpoints import CHAT_PATH
-from workflow_scripts.measure.completions import Answer, Asked, is_chat, stream_completion
 from workflow_scripts.measure.engine import RequestRecord
-from workflow_scripts.measure.server_http import Address
+from workflow_scripts.measure.server_http import Address, ServerError
 from workflow_scripts.workloads.request import Prompt, Request
 from workflow_scripts.workloads.sampling import Sampling, settings_of_request
 
 # Seconds for one answer, so that a server that hangs ends as an error.
 ANSWER_LIMIT_S = 6 * 60 * 60.0
+MAX_ERROR_CHARACTERS = 300
 
 
 @dataclass(frozen=True)
@@ -34,20 +36,6 @@ class Target:
     keep_answers: bool = False
     chat_path: str = CHAT_PATH
 
-    def body(self, place: int) -> dict[str, Any]:
-        """The further fields of the request at this position in the workload.
-
-        >>> Target(Address("http://host"), "m", extra_body={"ignore_eos": True}).body(3)
-        {'temperature': 0.0, 'ignore_eos': True}
-        """
-        return {**settings_of_request(self.sampling, place), **self.extra_body}
-
-    def asked(self, request: Request, prompt: Prompt, place: int) -> Asked:
-        """What is sent for the request at this position in the workload."""
-        path = self.chat_path if is_chat(prompt) else self.completions_path
-        url, headers = self.address.base_url + path, self.address.headers
-        return Asked(url, self.model, prompt, request.output_tokens, self.body(place), headers, request.request_id)
-
 
 def send(
     target: Target,
@@ -59,16 +47,13 @@ def send(
     """Send all requests and return their records, in the order of `requests`; a failed request has an `error`.
     `arrivals_s`: when each request is due, in seconds after the first. `users`: maximum number of requests in flight at
     once."""
-    answers, began_s = asyncio.run(_sent(target, requests, prompts, arrivals_s, users))
+    records, began_s = asyncio.run(_sent(target, requests, prompts, arrivals_s, users))
     # With a number of users only, a request arrives when a user is free; its position in the file is no arrival time.
     closed_loop = users is not None and not any(arrivals_s)
-    records = []
-    for request, answer, due_s in zip(requests, answers, arrivals_s, strict=True):
-        record = _record(request, answer, answer.start_time if closed_loop else began_s + due_s)
-        if target.keep_answers:
-            record = replace(record, token_ids=answer.token_ids, text=answer.generated_text or None)
-        records.append(record)
-    return records
+    return [
+        replace(record, queued_s=record.sent_s if closed_loop else began_s + due_s)
+        for record, due_s in zip(records, arrivals_s, strict=True)
+    ]
 
 
 async def _sent(
@@ -77,8 +62,8 @@ async def _sent(
     prompts: Sequence[Prompt],
     arrivals_s: Sequence[float],
     users: int | None,
-) -> tuple[list[Answer], float]:
-    """The answer to each request, and the moment from which arrivals count, on the performance counter."""
+) -> tuple[list[RequestRecord], float]:
+    """A record of each request, without its arrival, and the moment from which arrivals count."""
     import aiohttp  # not every environment that reads records has it
 
     free = asyncio.Semaphore(users or len(requests))
@@ -86,30 +71,128 @@ async def _sent(
     # Like everything else that talks to the server, the session uses no proxy from the environment.
     async with aiohttp.ClientSession(connector=connector, timeout=limit) as session:
 
-        async def answered(asked: Asked) -> Answer:
+        async def answered(request: Request, prompt: Prompt, place: int) -> RequestRecord:
             async with free:
-                return await stream_completion(asked, session)
+                return await stream_completion(session, target, request, prompt, place)
 
-        began_s, answers = time.perf_counter(), []
+        began_s, answers = time.monotonic(), []
         for place, (request, prompt, due_s) in enumerate(zip(requests, prompts, arrivals_s, strict=True)):
-            await asyncio.sleep(began_s + due_s - time.perf_counter())
-            answers.append(asyncio.create_task(answered(target.asked(request, prompt, place))))
+            await asyncio.sleep(began_s + due_s - time.monotonic())
+            answers.append(asyncio.create_task(answered(request, prompt, place)))
         return await asyncio.gather(*answers), began_s
 
 
-def _record(request: Request, output: Answer, arrival_s: float) -> RequestRecord:
-    # Answers have times of the performance counter, which differs from the monotonic clock by an offset (0 on Linux).
-    offset_s = time.monotonic() - time.perf_counter()
-    first_s = output.start_time + output.ttft + offset_s if output.success else None
+async def stream_completion(
+    session: Any, target: Target, request: Request, prompt: Prompt, place: int
+) -> RequestRecord:
+    """Send the request at this position in the workload through an `aiohttp.ClientSession`, and read the answer. The
+    times are those at which its pieces reached the client, the counts those of the server's usage report."""
+    is_chat = not isinstance(prompt, str) and isinstance(prompt[0], dict)
+    url = target.address.base_url + (target.chat_path if is_chat else target.completions_path)
+    body = {
+        "model": target.model,
+        ("messages" if is_chat else "prompt"): prompt,
+        "max_tokens": request.output_tokens,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        **settings_of_request(target.sampling, place),
+        **target.extra_body,
+    }
+    headers = {**target.address.headers, "x-request-id": request.request_id}
+    pieces_s: list[float] = []
+    token_ids: list[int] = []
+    text = ""
+    prompt_tokens = output_tokens = 0
+    ended_s: float | None = None
+    error: str | None = None
+    sent_s = time.monotonic()
+    try:
+        async with session.post(url=url, json=body, headers=headers) as response:
+            if response.status != 200:
+                said = _words(await response.text())
+                raise ServerError(f"HTTP {response.status} {response.reason}" + (f": {said}" if said else ""))
+            async for line in response.content:
+                event = _event(line)
+                if event is None:
+                    continue
+                if _is_piece(event):
+                    pieces_s.append(time.monotonic())
+                elif event.get("choices"):
+                    ended_s = time.monotonic()
+                for choice in event.get("choices") or ():
+                    text += _text(choice)
+                    token_ids += choice.get("token_ids") or ()
+                if usage := event.get("usage"):
+                    prompt_tokens, output_tokens = usage["prompt_tokens"], usage["completion_tokens"]
+        if not pieces_s:
+            if ended_s is None:
+                raise ServerError("the answer has no text")
+            # Tokens without text, such as half a character: the client sees only the end of the answer.
+            pieces_s.append(ended_s)
+        if not output_tokens:
+            raise ServerError("the answer does not say how many tokens it has")
+    except Exception as e:
+        error = str(e) if isinstance(e, ServerError) else f"{type(e).__name__}: {e}"
+        pieces_s, token_ids = [], []
     return RequestRecord(
         request_id=request.request_id,
-        prompt_tokens=output.prompt_len,
-        output_tokens=output.output_tokens,
-        queued_s=arrival_s + offset_s,
+        prompt_tokens=prompt_tokens,
+        output_tokens=output_tokens,
+        queued_s=None,
         scheduled_s=None,
-        first_token_s=first_s,
-        last_token_s=None if first_s is None else first_s + sum(output.itl),
-        sent_s=output.start_time + offset_s,
-        itl_s=[round(gap, 7) for gap in output.itl],
-        error=None if output.success else output.error,
+        first_token_s=pieces_s[0] if pieces_s else None,
+        last_token_s=pieces_s[-1] if pieces_s else None,
+        sent_s=sent_s,
+        itl_s=[round(later - earlier, 7) for earlier, later in pairwise(pieces_s)],
+        error=error,
+        token_ids=token_ids or None if target.keep_answers else None,
+        text=text or None if target.keep_answers else None,
     )
+
+
+def _event(line: bytes) -> dict[str, Any] | None:
+    """The content of a line in the stream of server-sent events; None if it has none.
+
+    >>> _event(b'data: {"choices": []}'), _event(b'data: [DONE]'), _event(b': ping')
+    ({'choices': []}, None, None)
+    """
+    text = line.decode("utf-8", errors="replace").strip()
+    if not text.startswith("data:") or text.endswith("[DONE]"):
+        return None
+    event: dict[str, Any] = json.loads(text.removeprefix("data:"))
+    if error := event.get("error"):
+        raise ServerError(_words(error if isinstance(error, str) else json.dumps(error)))
+    return event
+
+
+def _is_piece(event: dict[str, Any]) -> bool:
+    """Whether an event brings a token: its text may be empty, unless the event only ends the answer.
+
+    >>> counts = {"completion_tokens": 3}
+    >>> [_is_piece({"choices": [{"text": text}], "usage": counts}) for text in ("a", "")]
+    [True, False]
+    >>> _is_piece({"choices": [{"text": ""}]}), _is_piece({"choices": [], "usage": counts})
+    (True, False)
+
+    The answer to a chat begins with an event that names only its role, and may end with an empty one:
+
+    >>> deltas = ({"role": "assistant", "content": ""}, {"content": "a"}, {"content": ""}, {})
+    >>> [_is_piece({"choices": [{"delta": delta}]}) for delta in deltas]
+    [False, True, True, False]
+    """
+    choices = event.get("choices") or []
+    if not choices:
+        return False
+    delta = choices[0].get("delta")
+    return bool(_text(choices[0]) or not (event.get("usage") or delta == {} or (delta or {}).get("role")))
+
+
+def _text(choice: dict[str, Any]) -> str:
+    """The text that an event brings; in a chat, this includes the reasoning of a reasoning model."""
+    delta = choice.get("delta") or {}
+    texts = (choice.get("text"), delta.get("reasoning_content"), delta.get("content"))
+    return "".join(text for text in texts if text)
+
+
+def _words(text: str) -> str:
+    return " ".join(text.split())[:MAX_ERROR_CHARACTERS]

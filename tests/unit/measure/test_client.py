@@ -1,75 +1,178 @@
-"""When a request's latency begins: at its scheduled arrival, or at sending if it had to wait for a free user."""
+"""Requests reach a small test server when they are due, and its answers, however they end, become records."""
 
+import asyncio
+import json
 from collections.abc import Sequence
 from types import SimpleNamespace
+from typing import Any
 
+import aiohttp
 import pytest
 
+from tests.http_server import Handler, serving
 from workflow_scripts.measure import client
-from workflow_scripts.measure.client import Target, send
+from workflow_scripts.measure.client import Target, send, stream_completion
 from workflow_scripts.measure.engine import RequestRecord
 from workflow_scripts.measure.server_http import Address
 from workflow_scripts.workloads.request import Request
 from workflow_scripts.workloads.sampling import Sampling
 
-BEGAN_S = 100.0
-FIRST_S, GAPS_S = 0.2, [0.05, 0.06]
+COUNTS = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
+SAMPLING = {"temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.1}
 
 
-def sent(
-    monkeypatch: pytest.MonkeyPatch,
-    arrivals_s: Sequence[float],
-    sent_s: Sequence[float],
-    users: int | None = None,
-    failed: Sequence[int] = (),
-) -> list[RequestRecord]:
-    """Records of requests that left the client so many seconds after the load began, on a clock that is the host's."""
-    outputs = [
-        SimpleNamespace(
-            start_time=BEGAN_S + at,
-            success=i not in failed,
-            error="HTTP 500",
-            ttft=FIRST_S,
-            itl=GAPS_S,
-            prompt_len=4,
-            output_tokens=3,
-        )
-        for i, at in enumerate(sent_s)
-    ]
-
-    async def answers(*_: object) -> tuple[list[SimpleNamespace], float]:
-        return outputs, BEGAN_S
-
-    monkeypatch.setattr(client, "_sent", answers)
-    monkeypatch.setattr(client, "time", SimpleNamespace(monotonic=lambda: 0.0, perf_counter=lambda: 0.0))
+def arrivals(
+    monkeypatch: pytest.MonkeyPatch, arrivals_s: Sequence[float], sent_s: Sequence[float], users: int | None = None
+) -> list[float | None]:
+    """When requests count as arrived that left the client so many seconds after the load began, at 100 s."""
     requests = [Request([1, 2, 3, 4], 3, request_id=f"r{i}") for i in range(len(arrivals_s))]
+
+    async def sent(*_: object) -> tuple[list[RequestRecord], float]:
+        return [RequestRecord("r", 4, 3, None, None, None, None, sent_s=100.0 + at) for at in sent_s], 100.0
+
+    monkeypatch.setattr(client, "_sent", sent)
     prompts = [request.prompt_token_ids for request in requests]
-    return send(Target(Address("http://host"), "m"), requests, prompts, arrivals_s, users)
+    records = send(Target(Address("http://host"), "m"), requests, prompts, arrivals_s, users)
+    return [record.queued_s for record in records]
 
 
 def test_latency_counts_from_the_scheduled_arrival_or_from_sending_in_a_closed_loop(monkeypatch):
     """A client that is late in mid-run makes latency longer, and so does one that holds requests back."""
     for users in (None, 1):
-        records = sent(monkeypatch, arrivals_s=[0.0, 0.5, 1.0], sent_s=[0.0, 0.9, 1.0], users=users)
-        assert [r.queued_s for r in records] == pytest.approx([100.0, 100.5, 101.0])
-        assert [r.sent_s for r in records] == pytest.approx([100.0, 100.9, 101.0])
-        assert records[1].first_token_s == pytest.approx(101.1)
-        assert records[1].last_token_s == pytest.approx(101.21)
-        assert records[1].itl_s == GAPS_S
+        assert arrivals(monkeypatch, [0.0, 0.5, 1.0], [0.0, 0.9, 1.0], users) == [100.0, 100.5, 101.0]
     # Users alone are a closed loop, in which a request arrives when it is sent.
-    records = sent(monkeypatch, arrivals_s=[0.0, 0.0, 0.0], sent_s=[0.0, 0.3, 0.7], users=1)
-    assert [r.queued_s for r in records] == [r.sent_s for r in records]
-    at_once = sent(monkeypatch, arrivals_s=[0.0, 0.0, 0.0], sent_s=[0.0, 0.3, 0.7])
-    assert {r.queued_s for r in at_once} == {100.0}
-    # A failed request has its error and no times of tokens.
-    good, bad = sent(monkeypatch, arrivals_s=[0.0, 0.5], sent_s=[0.0, 0.5], failed=[1])
-    assert good.error is None
-    assert bad.error == "HTTP 500"
-    assert (bad.first_token_s, bad.last_token_s) == (None, None)
+    assert arrivals(monkeypatch, [0.0, 0.0, 0.0], [0.0, 0.25, 0.75], users=1) == [100.0, 100.25, 100.75]
+    assert arrivals(monkeypatch, [0.0, 0.0, 0.0], [0.0, 0.25, 0.75]) == [100.0, 100.0, 100.0]
 
 
-def test_each_request_is_sampled_with_its_own_seed():
-    sampling = Sampling(temperature=0.8, top_p=0.9, repetition_penalty=1.1, seed=7)
-    target = Target(Address("http://host"), "m", extra_body={"ignore_eos": True}, sampling=sampling)
-    settings = {"temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.1, "ignore_eos": True}
-    assert [target.body(place) for place in (0, 2)] == [{**settings, "seed": 7}, {**settings, "seed": 9}]
+def piece(text: str, **more: Any) -> dict[str, Any]:
+    return {"choices": [{"text": text}], **more}
+
+
+class Streaming(Handler):
+    events: list[Any]
+    status = 200
+    seen: dict[str, Any]
+
+    def post(self) -> None:
+        self.seen |= {"body": json.loads(self.asked()), "headers": dict(self.headers)}
+        self.answer(self.status)
+        for event in self.events:
+            text = event if isinstance(event, str) else f"data: {json.dumps(event)}\n\n"
+            self.wfile.write(text.encode())
+            self.wfile.flush()
+
+
+@pytest.fixture
+def answer():
+    """What the client makes of an answer, and what it had sent."""
+    with serving(Streaming) as start:
+
+        def ask(*events: Any, status: int = 200, prompt: Any = (1, 2, 3)) -> tuple[RequestRecord, Any]:
+            seen: dict[str, Any] = {}
+            target = Target(
+                Address(start(events=events, status=status, seen=seen), "key"),
+                "m",
+                extra_body={"ignore_eos": True},
+                sampling=Sampling(**SAMPLING, seed=7),
+                keep_answers=True,
+            )
+
+            async def send() -> RequestRecord:
+                async with aiohttp.ClientSession() as session:
+                    return await stream_completion(session, target, Request([1, 2, 3], 3), list(prompt), place=2)
+
+            return asyncio.run(send()), SimpleNamespace(**seen)
+
+        yield ask
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        # vLLM: a piece a token, which may be empty, then the counts alone.
+        [piece("a"), piece(""), piece("c"), {"choices": [], "usage": COUNTS}, "data: [DONE]\n\n"],
+        # transformers: the counts come with an empty piece that is no token.
+        [piece("a"), piece("b"), piece("c"), piece("", usage=COUNTS)],
+        # Others: the counts come with the last piece.
+        [": ping\n\n", piece("a"), piece("b"), piece("c", usage=COUNTS), "data: [DONE]\n\n"],
+    ],
+    ids=["vllm", "transformers", "others"],
+)
+def test_pieces_are_timed_and_counts_are_the_servers(answer, events):
+    record, seen = answer(*events)
+    assert record.error is None
+    assert (record.prompt_tokens, record.output_tokens, len(record.itl_s)) == (7, 3, 2)
+    assert all(gap >= 0 for gap in record.itl_s)
+    assert record.sent_s <= record.first_token_s
+    assert record.last_token_s == pytest.approx(record.first_token_s + sum(record.itl_s), abs=1e-6)
+    assert seen.body == {
+        "model": "m",
+        "prompt": [1, 2, 3],
+        "max_tokens": 3,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "ignore_eos": True,
+        **SAMPLING,
+        "seed": 9,  # each request has its own
+    }
+    assert seen.headers["Authorization"] == "Bearer key"
+
+
+def delta(**content: Any) -> dict[str, Any]:
+    return {"choices": [{"delta": content}]}
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        # vLLM: the role alone, then a piece a token, which may be empty, then the counts alone.
+        [
+            delta(role="assistant", content=""),
+            delta(content="a"),
+            delta(content=""),
+            delta(content="c"),
+            {"choices": [], "usage": COUNTS},
+        ],
+        # transformers: the role before anything is computed, and the counts with the end.
+        [delta(role="assistant"), *(delta(content=c) for c in "abc"), {**delta(), "usage": COUNTS}],
+        # Others: the role in every piece, or an empty end without counts, which come later.
+        [*(delta(role="assistant", content=c) for c in "ab"), {**delta(content="c"), "usage": COUNTS}],
+        [*(delta(content=c) for c in "abc"), delta(), {"choices": [], "usage": COUNTS}],
+    ],
+    ids=["vllm", "transformers", "others", "empty end"],
+)
+def test_the_answer_to_a_chat_begins_with_its_first_token(answer, events):
+    messages = [{"role": "user", "content": "Why?"}]
+    record, seen = answer(*events, prompt=messages)
+    assert (record.error, record.prompt_tokens, record.output_tokens, len(record.itl_s)) == (None, 7, 3, 2)
+    assert record.text in ("ac", "abc")
+    assert seen.body["messages"] == messages
+    assert "prompt" not in seen.body
+
+
+def test_text_and_tokens_are_told_and_tokens_without_text_at_the_end(answer):
+    pieces = [{"choices": [{"text": text, "token_ids": ids}]} for text, ids in (("a", [5]), ("bc", [6, 7]))]
+    record, _ = answer(*pieces, {"choices": [], "usage": COUNTS})
+    assert (record.text, record.token_ids) == ("abc", [5, 6, 7])
+    record, _ = answer(piece("", usage=COUNTS))
+    assert (record.error, record.output_tokens, record.itl_s, record.text) == (None, 3, [], None)
+    assert record.first_token_s > record.sent_s
+
+
+@pytest.mark.parametrize(
+    ("events", "status", "error"),
+    [
+        ([{"error": "no such field"}], 500, 'HTTP 500 Internal Server Error: data: {"error": "no such field"}'),
+        ([piece("a"), {"error": {"message": "out of memory"}}], 200, '{"message": "out of memory"}'),
+        ([piece("a"), piece("b")], 200, "the answer does not say how many tokens it has"),
+        ([{"choices": [], "usage": COUNTS}], 200, "the answer has no text"),
+        (["data: {not json}\n\n"], 200, "JSONDecodeError: "),
+    ],
+)
+def test_a_failure_is_said_in_a_line(answer, events, status, error):
+    record, _ = answer(*events, status=status)
+    assert record.error.startswith(error)
+    assert "\n" not in record.error
+    assert "key" not in record.error
+    assert (record.first_token_s, record.last_token_s, record.itl_s) == (None, None, [])
