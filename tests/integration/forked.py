@@ -71,7 +71,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    ended = run(
-        "tests.integration.forked", sys.argv[1:], sys.stderr.buffer, dict(os.environ), LIMIT_S, VLLM_SERVE.preload
+    words = sys.argv[1:]
+    raise SystemExit(
+        run("tests.integration.forked", words, sys.stderr.buffer, dict(os.environ), LIMIT_S, VLLM_SERVE.preload)
     )
-    raise SystemExit(ended.exit_status)

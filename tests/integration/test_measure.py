@@ -26,7 +26,7 @@ from workflow_scripts.catalog.gpus_and_models import get_model
 from workflow_scripts.common.files import read_jsonl
 from workflow_scripts.engines.registry import get_engine
 from workflow_scripts.measure.cell import WRONG_DEVICE
-from workflow_scripts.measure.forkserver import Ended, run
+from workflow_scripts.measure.forkserver import run
 from workflow_scripts.measure.vllm_offline import LAYOUT
 from workflow_scripts.physics.model_facts import DTYPE_BYTES, read_model_facts
 from workflow_scripts.predict.schedule import RequestLengths
@@ -283,7 +283,7 @@ def state_of(own_tmpdir, environment, tmp_path, monkeypatch):
     def state(engine: str) -> Any:
         log = tmp_path / f"{engine}.log"
         with log.open("wb") as stream:
-            assert run(STATE, [], stream, environment, 60, get_engine(engine).preload) == Ended(0), log.read_text()
+            assert run(STATE, [], stream, environment, 60, get_engine(engine).preload) == 0, log.read_text()
         return json.loads(log.read_text(encoding="utf-8"))
 
     return state

@@ -45,13 +45,6 @@ class NotImportedError(ForkServerError):
     """The fork server ended while it started: its Python or the libraries to preload are not there or broken."""
 
 
-@dataclass(frozen=True)
-class Ended:
-    """How a job ended: its exit status (negative: killed by that signal), or None if it reached the time limit."""
-
-    exit_status: int | None
-
-
 # --- the client --------------------------------------------------------------------------------------------------
 
 
@@ -63,12 +56,13 @@ def run(
     time_limit_s: float,
     preload: Sequence[str],
     python: Path | None = None,
-) -> Ended:
-    """Run `module.main(argv)` in a forked child whose output goes to `log`; wait for its end. The child's environment
-    is `env`, plus variables that the preloaded modules set and `env` lacks. The child and everything that it started
-    are killed after `time_limit_s`, or when this process ends. The limit counts from the fork, not from the start of
-    the server. `python` is that of another environment, where the child keeps its own search paths. Raises
-    ForkServerError if no server could be started, or it ended during the job."""
+) -> int | None:
+    """Run `module.main(argv)` in a forked child whose output goes to `log`; wait for its end and return its exit
+    status: negative if a signal killed it, None if it reached the time limit. The child's environment is `env`, plus
+    variables that the preloaded modules set and `env` lacks. The child and everything that it started are killed after
+    `time_limit_s`, or when this process ends. The limit counts from the fork, not from the start of the server.
+    `python` is that of another environment, where the child keeps its own search paths. Raises ForkServerError if no
+    server could be started, or it ended during the job."""
     own = () if python is None else SEARCH_PATHS
     job = {"module": module, "argv": list(argv), "env": env, "own": own, "cwd": str(Path.cwd())}
     path = _socket_path(preload, python)
@@ -89,11 +83,11 @@ def run(
             try:
                 ended = replies.readline()
             except TimeoutError:
-                return Ended(None)
+                return None
             if not ended:
                 raise ForkServerError("the fork server went away while the cell ran")
-            return Ended(int(json.loads(ended)["exit_status"]))
-    raise ForkServerError(f"no fork server answers; its log is {_server_log(path)}")
+            return int(json.loads(ended)["exit_status"])
+    raise ForkServerError(f"no fork server answers; its log is {path.with_suffix('.log')}")
 
 
 def _runtime_dir() -> Path:
@@ -109,10 +103,6 @@ def _socket_path(modules: Sequence[str], python: Path | None = None) -> Path:
     # the libraries of one engine must not change the process of another engine.
     key = "\0".join((str(python or sys.prefix), str(CHECKOUT), os.environ.get("SLURM_JOB_ID", ""), *modules))
     return _runtime_dir() / f"fork-{hashlib.sha256(key.encode()).hexdigest()[:12]}.sock"
-
-
-def _server_log(path: Path) -> Path:
-    return path.with_suffix(".log")
 
 
 @contextlib.contextmanager
@@ -155,15 +145,11 @@ def _start(
 ) -> "subprocess.Popen[bytes]":
     search = os.environ.get("PATH", os.defpath)
     env = os.environ if python is None else {**os.environ, "PATH": f"{python.parent}{os.pathsep}{search}"}
-    command = [
-        str(python or sys.executable),
-        "-m",
-        __name__ if __name__ != "__main__" else "workflow_scripts.measure.forkserver",
-    ]
-    with _server_log(path).open("wb") as log:
+    command = [str(python or sys.executable), "-m", __name__, str(path), "--preload", ",".join(modules)]
+    with path.with_suffix(".log").open("wb") as log:
         try:
             server = subprocess.Popen(
-                [*command, str(path), "--preload", ",".join(modules)],
+                command,
                 cwd=CHECKOUT,
                 env=env,
                 stdin=subprocess.DEVNULL,
@@ -181,9 +167,10 @@ def _start(
 
 
 def _not_imported(path: Path) -> NotImportedError:
-    said = _server_log(path).read_text(encoding="utf-8", errors="replace").split("\n")
+    log = path.with_suffix(".log")
+    said = log.read_text(encoding="utf-8", errors="replace").split("\n")
     last = next((line.strip() for line in reversed(said) if line.strip()), "without a word")
-    return NotImportedError(f"the fork server ended at once: {last}; its log is {_server_log(path)}")
+    return NotImportedError(f"the fork server ended at once: {last}; its log is {log}")
 
 
 # --- the server --------------------------------------------------------------------------------------------------
@@ -334,7 +321,6 @@ def die_with_parent(parent: int) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve at a socket until idle."""
     parser = argparse.ArgumentParser(description="Fork a child for each job, with an engine's libraries imported.")
     parser.add_argument("socket", type=Path, help="where to listen; measuring commands start the server themselves")
     parser.add_argument("--preload", default="", help="modules to import first, in this order, with commas between")

@@ -52,7 +52,7 @@ class Job(Record):
                 raise NoEnvironmentError(f"environment {name} could not be installed: {fault}")
             python = python_of(name, kind) if name else None
             try:
-                status = run_forked(*words, (*preload, *NEEDED) if name else preload, python).exit_status
+                status = run_forked(*words, (*preload, *NEEDED) if name else preload, python)
             except NotImportedError as e:
                 if not name:
                     raise

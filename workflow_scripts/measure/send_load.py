@@ -10,7 +10,6 @@ sent, each once. The requests have a new cache salt, so the server does not use 
 import ipaddress
 import json
 import os
-import resource
 import secrets
 import tempfile
 import time
@@ -30,12 +29,11 @@ from workflow_scripts.measure.forkserver import run as run_forked
 from workflow_scripts.measure.scrape import parse_metrics
 from workflow_scripts.measure.server_http import Address
 from workflow_scripts.study.definition import cell_definition, resolved_models, workload_key
-from workflow_scripts.study.grid import Cell, expand
+from workflow_scripts.study.grid import expand
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.protocol import SEED
 from workflow_scripts.study.study import Study
 from workflow_scripts.study.study_file import load_study
-from workflow_scripts.workloads.arrivals import Load
 from workflow_scripts.workloads.request import Request
 from workflow_scripts.workloads.sampling import Sampling
 
@@ -93,7 +91,7 @@ def load_of(study: Study, cell_id: str, paths: StudyPaths, count: int) -> CellLo
     """The first requests of a cell's load. Raises LoadError if the study has no such cell of a server, or its requests
     are not prepared here."""
     servers = {cell.id: cell for cell in expand(study) if cell.engine == VLLM_SERVE.name}
-    cell: Cell | None = servers.get(cell_id)
+    cell = servers.get(cell_id)
     if cell is None:
         raise LoadError(f"{cell_id}: no cell of {VLLM_SERVE.name} in study {study.name}; allowed: {', '.join(servers)}")
     definition = cell_definition(study, cell, resolved_models(study))
@@ -102,10 +100,9 @@ def load_of(study: Study, cell_id: str, paths: StudyPaths, count: int) -> CellLo
         raise LoadError(f"{file}: the requests are not here; `snakemake prepare` makes them")
     assert isinstance(cell.knobs, VllmServeKnobs)
     rows = list(read_jsonl(file))
-    load = Load.model_validate({name: getattr(cell.knobs, name) for name in Load.model_fields})
-    arrivals_s = load.arrivals_s([row.get("arrival_s", 0.0) for row in rows], SEED)
+    arrivals_s = cell.knobs.arrivals_s([row.get("arrival_s", 0.0) for row in rows], SEED)
     requests = [Request.of_line(row) for row in rows[:count]]
-    return CellLoad(requests, arrivals_s[:count], load.users, definition.workload.sampling)
+    return CellLoad(requests, arrivals_s[:count], cell.knobs.users, definition.workload.sampling)
 
 
 def send_load(address: Address, model: str, load: CellLoad) -> dict[str, Any]:
@@ -113,9 +110,9 @@ def send_load(address: Address, model: str, load: CellLoad) -> dict[str, Any]:
     requests, arrivals_s, users, sampling = load
     body = {"ignore_eos": True, "cache_salt": secrets.token_hex(16)}
     target = Target(address, model, extra_body=body, sampling=sampling)
-    before, began_s, cpu_s = address.call("/metrics"), time.monotonic(), _cpu_s()
+    before, began_s, cpu_s = address.call("/metrics"), time.monotonic(), time.process_time()
     records = send(target, requests, [r.prompt for r in requests], arrivals_s, users)
-    wall_s, cpu_s = time.monotonic() - began_s, _cpu_s() - cpu_s
+    wall_s, cpu_s = time.monotonic() - began_s, time.process_time() - cpu_s
     after = address.call("/metrics")
     return {
         "model": model,
@@ -126,11 +123,6 @@ def send_load(address: Address, model: str, load: CellLoad) -> dict[str, Any]:
         "after": parse_metrics(after),
         "requests": [asdict(record) for record in records],
     }
-
-
-def _cpu_s() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
 
 
 @command(
@@ -163,8 +155,8 @@ def main(args: Namespace) -> int:
     words += ["--study", str(args.study), "--results", str(args.results), "--out", str(args.out)]
     with tempfile.NamedTemporaryFile(suffix=".log") as log:
         limit_s = max(load.arrivals_s, default=0.0) + LIMIT_S
-        ended = run_forked(__name__, words, log, dict(os.environ), limit_s, OPENAI.preload)
-        if ended.exit_status != 0:
-            said = f"no end within {limit_s:g} s" if ended.exit_status is None else last_line(Path(log.name))
+        exit_status = run_forked(__name__, words, log, dict(os.environ), limit_s, OPENAI.preload)
+        if exit_status != 0:
+            said = f"no end within {limit_s:g} s" if exit_status is None else last_line(Path(log.name))
             raise LoadError(f"the load could not be sent: {said}")
     return 0

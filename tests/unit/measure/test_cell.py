@@ -11,7 +11,6 @@ import pytest
 
 from workflow_scripts.measure import cell as command
 from workflow_scripts.measure import job
-from workflow_scripts.measure.forkserver import Ended
 from workflow_scripts.study.definition import cell_definition, model_key, resolved_models, workload_key
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.outcome import read_outcome
@@ -42,9 +41,9 @@ def let_measure(monkeypatch: pytest.MonkeyPatch, *records: dict[str, Any]) -> No
     """Let each process that measures a cell end with the next of these records."""
     left = iter(records)
 
-    def measured(_: str, arguments: list[str], *__: Any, **___: Any) -> Ended:
+    def measured(_: str, arguments: list[str], *__: Any, **___: Any) -> int:
         (Path(arguments[0]).parent / "measured.json").write_text(json.dumps(next(left)))
-        return Ended(0)
+        return 0
 
     monkeypatch.setattr(job, "run_forked", measured)
 
@@ -65,16 +64,15 @@ def test_a_full_disk_leaves_a_last_line_and_no_half_evidence(tmp_path, monkeypat
 
 
 def test_time_that_ran_out_while_the_command_was_suspended_is_no_timeout(tmp_path, monkeypatch, capsys):
-    def stopped(*_: Any, **__: Any) -> Ended:
+    def stopped(*_: Any, **__: Any) -> None:
         os.kill(os.getpid(), signal.SIGCONT)
-        return Ended(None)
 
     cell, paths = prepared(tmp_path)
     monkeypatch.setattr(job, "run_forked", stopped)
     assert call(tmp_path, cell, "--start", "1", "--round", "1") == 1
     assert not paths.outcome(cell).exists()
     assert "stopped" in capsys.readouterr().err
-    monkeypatch.setattr(job, "run_forked", lambda *_, **__: Ended(None))
+    monkeypatch.setattr(job, "run_forked", lambda *_, **__: None)
     assert call(tmp_path, cell, "--start", "1", "--round", "1") == 0
     assert read_outcome(paths.outcome(cell)).outcome == "timeout"
 

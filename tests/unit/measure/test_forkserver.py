@@ -16,7 +16,7 @@ import pytest
 from tests.processes import is_gone, wait_for
 from workflow_scripts.common.files import last_line
 from workflow_scripts.measure import forkserver
-from workflow_scripts.measure.forkserver import Ended, ForkServerError, NotImportedError, run
+from workflow_scripts.measure.forkserver import ForkServerError, NotImportedError, run
 
 JOBS = "tests.unit.measure.forked_jobs"
 LITTLE = ("json",)
@@ -43,7 +43,7 @@ def server(tmp_path, monkeypatch):
 
 def call(
     tmp_path: Path, *argv: str, time_limit_s: float = 30, preload: tuple[str, ...] = LITTLE, **variables: str
-) -> tuple[Ended, str]:
+) -> tuple[int | None, str]:
     log = tmp_path / f"{'-'.join(argv)}.log"
     with log.open("wb") as stream:
         ended = run(JOBS, argv, stream, {**os.environ, **variables}, time_limit_s, preload)
@@ -51,21 +51,21 @@ def call(
 
 
 def test_a_job_has_its_own_log_environment_and_status(tmp_path, server):
-    assert call(tmp_path, "say", "0", WORD="one") == (Ended(0), f"said one {Path.cwd()}\n")
-    assert call(tmp_path, "say", "3", WORD="two") == (Ended(3), f"said two {Path.cwd()}\n")
+    assert call(tmp_path, "say", "0", WORD="one") == (0, f"said one {Path.cwd()}\n")
+    assert call(tmp_path, "say", "3", WORD="two") == (3, f"said two {Path.cwd()}\n")
     assert len(server) == 1
     ended, log = call(tmp_path, "raise")
-    assert ended == Ended(1)
+    assert ended == 1
     assert "ValueError: the engine broke" in log
-    assert call(tmp_path, "say", "0")[0] == Ended(0)
-    assert call(tmp_path, "die")[0] == Ended(-signal.SIGKILL)
+    assert call(tmp_path, "say", "0")[0] == 0
+    assert call(tmp_path, "die")[0] == -signal.SIGKILL
 
 
 def test_a_folder_for_temporary_files_may_have_a_long_path(tmp_path, server, monkeypatch):
     folder = tmp_path / ("long" * 40)
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    assert call(tmp_path, "say", "0", WORD="one")[0] == Ended(0)
+    assert call(tmp_path, "say", "0", WORD="one")[0] == 0
     assert any(folder.glob("*/fork-*.sock"))
 
 
@@ -99,13 +99,13 @@ def test_a_job_that_is_suspended_while_it_is_timed_fails_and_says_so(tmp_path, s
         assert psutil.Process(pid).status() == psutil.STATUS_STOPPED
         os.killpg(pid, signal.SIGCONT)
         done.touch()
-        assert running.result() == Ended(1)
+        assert running.result() == 1
     assert last_line(log).startswith("workflow_scripts.device.host_load.SuspendedError: the process was stopped")
 
 
 def test_a_hanging_job_is_killed_with_all_that_it_started(tmp_path, server):
     ended, log = call(tmp_path, "hang", time_limit_s=1.5)
-    assert ended == Ended(None)
+    assert ended is None
     pids = [int(word) for word in log.split()]
     assert len(pids) == 2
     wait_for(lambda: all(map(is_gone, pids)), what="the end of the job")
@@ -136,18 +136,18 @@ def test_an_idle_server_ends_and_the_next_job_starts_another(tmp_path, server):
     call(tmp_path, "say", "0")
     wait_for(lambda: is_gone(server[0].pid), what="the end of the idle server")
     assert not list(tmp_path.glob("kvsweep-*/*.sock"))
-    assert call(tmp_path, "say", "0")[0] == Ended(0)
+    assert call(tmp_path, "say", "0")[0] == 0
     assert len(server) == 2
 
 
 def test_commands_that_come_at_once_share_one_server(tmp_path, server):
-    results: list[Ended] = []
+    results: list[int | None] = []
     threads = [threading.Thread(target=lambda n=n: results.append(call(tmp_path, "say", str(n))[0])) for n in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(timeout=60)
-    assert sorted(r.exit_status or 0 for r in results) == [0, 1, 2, 3]
+    assert sorted(status or 0 for status in results) == [0, 1, 2, 3]
     assert len(server) == 1
 
 

@@ -8,7 +8,6 @@ import yaml
 from tests.unit.deploy.promises import CPU, STUDY
 from workflow_scripts.common.files import write_jsonl
 from workflow_scripts.measure import send_load
-from workflow_scripts.measure.forkserver import Ended
 from workflow_scripts.measure.send_load import LIMIT_S, LoadError, address_of, load_of, main
 from workflow_scripts.study.definition import cell_definition, resolved_models, workload_key
 from workflow_scripts.study.grid import expand
@@ -79,7 +78,6 @@ def test_the_time_limit_counts_from_the_last_arrival(study, tmp_path, capsys, mo
         limits.append(limit_s)
         log.write(b"60 of 60 sent\n")
         log.flush()
-        return Ended(None)
 
     monkeypatch.setattr(send_load, "served_models", lambda address: [{"id": "model"}])
     monkeypatch.setattr(send_load, "run_forked", run_forked)
