@@ -33,8 +33,11 @@ class OpenAiEndpoint(Serving):
         self._last_command: LastCommand | None = None
 
     def _launch(self) -> tuple[ServerProcess | None, Target, str]:
-        endpoint = self._endpoint
-        model_dir = str(self._model_dir().resolve())
+        endpoint, model_dir = self._endpoint, self._setup.model_dir
+        if self._setup.load_format == "dummy" and endpoint.command is not None:
+            # Servers other than vLLM do not create random weights.
+            model_dir = with_random_weights(self._setup, self._setup.evidence / SCRATCH / "model")
+        model_dir = model_dir.resolve()
         if endpoint.base_url is not None:
             key = os.environ.get(endpoint.api_key_env) if endpoint.api_key_env else None
             if endpoint.api_key_env and not key:
@@ -44,7 +47,12 @@ class OpenAiEndpoint(Serving):
             port = endpoint.port or free_port()
             address = new_address(port)
             name = f"kvsweep-{secrets.token_hex(4)}"
-            self._values = {"port": str(port), "model_dir": model_dir, "api_key": str(address.api_key), "name": name}
+            self._values = {
+                "port": str(port),
+                "model_dir": str(model_dir),
+                "api_key": str(address.api_key),
+                "name": name,
+            }
             check_port_is_free(port)
             own = dict(zip(endpoint.environment, self._filled(list(endpoint.environment.values())), strict=True))
             words, environment = self._filled(endpoint.command), {**os.environ, **own}
@@ -53,7 +61,7 @@ class OpenAiEndpoint(Serving):
             if endpoint.stop_command:
                 self._last_command = LastCommand(self._filled(endpoint.stop_command), environment)
             server = ServerProcess.command(words, environment, Path.cwd())
-        model = endpoint.served_model.replace("{model_dir}", model_dir)
+        model = endpoint.served_model.replace("{model_dir}", str(model_dir))
         target = Target(
             address,
             model,
@@ -69,13 +77,6 @@ class OpenAiEndpoint(Serving):
         sampling = self._setup.sampling
         drawn = sampling is not None and not sampling.is_greedy
         return (drawn and self._endpoint.sampled_body) or self._endpoint.extra_body
-
-    def _model_dir(self) -> Path:
-        """The model's folder, or one with random weights in it: servers other than vLLM do not create these."""
-        setup = self._setup
-        if setup.load_format != "dummy" or self._endpoint.command is None:
-            return setup.model_dir
-        return with_random_weights(setup, setup.evidence / SCRATCH / "model")
 
     def _filled(self, words: Sequence[str] | None) -> list[str]:
         return filled(words or (), self._values)
@@ -98,7 +99,6 @@ class OpenAiEndpoint(Serving):
         return AutoTokenizer.from_pretrained(self._setup.model_dir)
 
     def stop(self) -> None:
-        """End the server with its own command, if the catalogue has one, and then end its processes."""
         if self._last_command is not None:
             self._last_command.run(STOP_LIMIT_S)
         super().stop()

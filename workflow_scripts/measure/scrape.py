@@ -3,7 +3,8 @@
 import math
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, cast
 
 from workflow_scripts.measure.engine import Metrics, Step
@@ -100,29 +101,25 @@ def queues(metrics: Mapping[str, Any]) -> Step:
     return cast(Step, found)
 
 
-class Scraper:
-    """A context manager that asks a server for its queues about once a second, from a thread."""
+@contextmanager
+def queues_noted(address: Address, steps: list[Step], interval_s: float = INTERVAL_S) -> Iterator[None]:
+    """While the context lasts, ask a server for its queues about once a second, from a thread, and add them to
+    `steps`."""
+    over = threading.Event()
 
-    def __init__(self, address: Address, interval_s: float = INTERVAL_S) -> None:
-        self._address = address
-        self._interval_s = interval_s
-        self._stop = threading.Event()
-        self.steps: list[Step] = []
-
-    def __enter__(self) -> "Scraper":
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
+    def watch() -> None:
         while True:
             asked_s = time.monotonic()
-            if step := queues(read_metrics(self._address)):
+            if step := queues(read_metrics(address)):
                 # The server answered at some moment between the question and now.
-                self.steps.append({"time_s": (asked_s + time.monotonic()) / 2, **step})
-            if self._stop.wait(max(0.0, asked_s + self._interval_s - time.monotonic())):
+                steps.append({"time_s": (asked_s + time.monotonic()) / 2, **step})
+            if over.wait(max(0.0, asked_s + interval_s - time.monotonic())):
                 return
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()

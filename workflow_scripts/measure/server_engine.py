@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import resource
 import secrets
 import socket
 import time
@@ -12,7 +11,7 @@ from dataclasses import replace
 from workflow_scripts.measure.client import Target, send
 from workflow_scripts.measure.engine import Engine, EngineSetup, Metrics, RequestRecord
 from workflow_scripts.measure.processes import ServerProcess
-from workflow_scripts.measure.scrape import Scraper, read_metrics
+from workflow_scripts.measure.scrape import queues_noted, read_metrics
 from workflow_scripts.measure.server_http import Address, ServerError, wait_until_healthy
 from workflow_scripts.study.outcome import Effective
 from workflow_scripts.study.paths import CLIENT_CPU_S
@@ -20,6 +19,7 @@ from workflow_scripts.workloads.arrivals import Load
 from workflow_scripts.workloads.request import Prompt, Request
 
 LOOPBACK = "127.0.0.1"
+SERVED_MODEL_NAME = "model"
 # After a broken connection, it may take so long until the end of the server's process is seen.
 END_IS_SEEN_S = 0.5
 
@@ -43,11 +43,21 @@ class Serving(Engine):
         """Settings of the healthy server that took effect."""
         raise NotImplementedError
 
+    def _target_at(self, address: Address) -> Target:
+        """The target of requests to a server of vLLM's kind, which can ignore end tokens and report tokens."""
+        with_tokens = {"return_token_ids": True} if self._setup.keep_answers else {}
+        return Target(
+            address,
+            SERVED_MODEL_NAME,
+            extra_body={"ignore_eos": True, **with_tokens},
+            sampling=self._setup.sampling,
+            keep_answers=self._setup.keep_answers,
+        )
+
     def _prompts(self, requests: Sequence[Request]) -> Sequence[Prompt]:
         return [request.prompt for request in requests]
 
     def start(self) -> Effective:
-        """Start the server and wait until it is healthy; return the settings that took effect."""
         try:
             self._server, self._target, health_path = self._launch()
             wait_until_healthy(self._target.address, health_path, self._ended, self._setup.start_limit_s)
@@ -87,24 +97,19 @@ class Serving(Engine):
 
     def _send(self, requests: Sequence[Request], arrivals_s: Sequence[float]) -> list[RequestRecord]:
         guard = self._server.guarded() if self._server else contextlib.nullcontext()
-        with guard, Scraper(self._target.address) as scraper:
-            records = send(self._target, requests, self._prompts(requests), arrivals_s, self._load.users)
-        self._steps += scraper.steps
-        return records
+        with guard, queues_noted(self._target.address, self._steps):
+            return send(self._target, requests, self._prompts(requests), arrivals_s, self._load.users)
 
     def metrics(self) -> Metrics:
         """The server's own metrics, and the CPU time of the client so far."""
-        used = resource.getrusage(resource.RUSAGE_SELF)
-        return {**read_metrics(self._target.address), CLIENT_CPU_S: used.ru_utime + used.ru_stime}
+        return {**read_metrics(self._target.address), CLIENT_CPU_S: time.process_time()}
 
     def stop(self) -> None:
-        """End the server and every process that it started."""
         if self._server is not None:
             self._server.stop()
 
 
 def free_port() -> int:
-    """A port of the loopback address on which nothing listens now."""
     with contextlib.closing(socket.socket()) as probe:
         probe.bind((LOOPBACK, 0))
         port: int = probe.getsockname()[1]

@@ -32,7 +32,6 @@ class Address:
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers of every request."""
         return {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
 
     def call(self, path: str, body: Any = None, method: str | None = None) -> str:

@@ -11,12 +11,10 @@ from workflow_scripts.engines.sglang_engine import SglangServeKnobs
 from workflow_scripts.measure.client import Target
 from workflow_scripts.measure.engine import EngineSetup, forget_prefixes
 from workflow_scripts.measure.processes import ServerProcess
-from workflow_scripts.measure.server_engine import LOOPBACK, Serving, free_port
+from workflow_scripts.measure.server_engine import LOOPBACK, SERVED_MODEL_NAME, Serving, free_port
 from workflow_scripts.measure.server_http import Address
 from workflow_scripts.measure.vllm_offline import cores_of_ranks
 from workflow_scripts.study.outcome import Effective
-
-SERVED_MODEL_NAME = "model"
 
 
 class SglangServe(Serving):
@@ -28,15 +26,8 @@ class SglangServe(Serving):
 
     def _launch(self) -> tuple[ServerProcess, Target, str]:
         words, environment = self._words(port := free_port()), self._environment()
-        target = Target(
-            # Without a key, because SGLang writes its arguments to its log.
-            Address(f"http://{LOOPBACK}:{port}"),
-            SERVED_MODEL_NAME,
-            extra_body={"ignore_eos": True, **({"return_token_ids": True} if self._setup.keep_answers else {})},
-            sampling=self._setup.sampling,
-            keep_answers=self._setup.keep_answers,
-        )
-
+        # Without a key, because SGLang writes its arguments to its log.
+        target = self._target_at(Address(f"http://{LOOPBACK}:{port}"))
         # Not a fork: SGLang's processes share their metrics only if each imports prometheus_client after SGLang.
         command = [sys.executable, "-m", "sglang.launch_server", *words]
         return ServerProcess.command(command, {**os.environ, **environment}, Path.cwd()), target, "/health"
@@ -74,8 +65,6 @@ class SglangServe(Serving):
         return effective_settings(info) | {"max_model_len": models["data"][0]["max_model_len"]}
 
     def reset(self) -> None:
-        """Forget cached prefixes."""
-
         def attempt() -> bool:
             try:
                 self._target.address.call("/flush_cache", method="POST")

@@ -25,21 +25,15 @@ class VllmOffline(Engine):
         """Start the engine. On a CPU one rank runs in this process; on a GPU vLLM has its default process layout. If
         the job's environment names a layout, that layout is used."""
         knobs = VllmKnobs.model_validate(self._setup.knobs)
-        draft_model = self._setup.draft_model_dir
         os.environ |= vllm_environment(self._setup, knobs) | {k: v for k, v in os.environ.items() if k == LAYOUT}
         from vllm import LLM
 
-        arguments = knobs.engine_arguments(str(draft_model) if draft_model else None)
+        arguments = engine_arguments(self._setup, knobs)
         vllm_versions.check_arguments(arguments)
         # The tokens of each step, and whether it was one graph, several, or none.
         told = {"enable_mfu_metrics": True, "cudagraph_metrics": self._setup.device_kind != "cpu"}
         self._llm = LLM(
-            model=str(self._setup.model_dir),
-            load_format="dummy" if self._setup.load_format == "dummy" else "auto",
-            dtype=self._setup.dtype,
-            seed=self._setup.seed,
             disable_log_stats=False,
-            trust_remote_code=self._setup.trust_remote_code,
             **vllm_versions.accepted(told),
             **arguments,
             **self._layout(knobs.ranks),
@@ -102,7 +96,6 @@ class VllmOffline(Engine):
         threading.Thread(target=watch, daemon=True).start()
 
     def run(self, requests: Sequence[Request]) -> list[RequestRecord]:
-        """Generate; each request gets exactly the number of tokens that it asks for."""
         from vllm import SamplingParams
         from vllm.inputs import TokensPrompt
 
@@ -122,7 +115,6 @@ class VllmOffline(Engine):
         return [request_record(request, output, self._statistics(output), keep) for request, output in pairs]
 
     def reset(self) -> None:
-        """Forget cached prefixes."""
         forget_prefixes(lambda: vllm_versions.is_emptied(self._llm.reset_prefix_cache()))
 
     def metrics(self) -> Metrics:
@@ -141,8 +133,19 @@ class VllmOffline(Engine):
             in_this_process.model_executor.shutdown()
 
 
+def engine_arguments(setup: EngineSetup, knobs: VllmKnobs) -> dict[str, Any]:
+    """Arguments of `vllm.LLM` and `vllm serve` that follow from the setup, by their Python names."""
+    return {
+        "model": str(setup.model_dir),
+        "load_format": "dummy" if setup.load_format == "dummy" else "auto",
+        "dtype": setup.dtype,
+        "seed": setup.seed,
+        **({"trust_remote_code": True} if setup.trust_remote_code else {}),
+        **knobs.engine_arguments(str(setup.draft_model_dir) if setup.draft_model_dir else None),
+    }
+
+
 def vllm_environment(setup: EngineSetup, knobs: VllmKnobs) -> dict[str, str]:
-    """Environment variables with which vLLM starts on the device of `setup`."""
     environment = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_COLOR": "0", **knobs.environment()}
     if setup.device_kind != "cpu":
         return environment
@@ -179,6 +182,9 @@ def effective_settings(config: Any) -> Effective:
     """The settings that took effect, from the `VllmConfig` of a running engine."""
     cache, scheduler, model = config.cache_config, config.scheduler_config, config.model_config
     speculation = config.speculative_config
+    # Only layers in this process; if there are none, the log names the backends.
+    layers = config.compilation_config.static_forward_context.values()
+    backends = {layer.attn_backend.get_name() for layer in layers if hasattr(layer, "attn_backend")}
     return {
         "block_size": cache.block_size,
         "num_gpu_blocks": cache.num_gpu_blocks,
@@ -198,7 +204,7 @@ def effective_settings(config: Any) -> Effective:
         "pipeline_parallel_size": config.parallel_config.pipeline_parallel_size,
         "speculative_method": getattr(speculation, "method", None),
         "num_speculative_tokens": getattr(speculation, "num_speculative_tokens", 0),
-        "attention_backend": _attention_backend(config),
+        "attention_backend": ", ".join(sorted(backends)) or None,
         "multiprocessing": os.environ.get(LAYOUT, "1") != "0",
     }
 
@@ -210,13 +216,6 @@ def mode_name(mode: Any) -> str:
     ('FULL_AND_PIECEWISE', 'NONE')
     """
     return str(getattr(mode, "name", mode)).rpartition(".")[2]
-
-
-def _attention_backend(config: Any) -> str | None:
-    """Names of the backends of the model's layers if these are in this process; otherwise the log has them."""
-    layers = config.compilation_config.static_forward_context.values()
-    names = {layer.attn_backend.get_name() for layer in layers if hasattr(layer, "attn_backend")}
-    return ", ".join(sorted(names)) or None
 
 
 def step_record(scheduler_stats: Any, iteration_stats: Any) -> Step:

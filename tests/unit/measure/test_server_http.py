@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.http_server import Handler, serving
+from workflow_scripts.measure.engine import Step
 from workflow_scripts.measure.failures import start_failure
-from workflow_scripts.measure.scrape import Scraper, parse_metrics, queues, read_metrics
+from workflow_scripts.measure.scrape import parse_metrics, queues, queues_noted, read_metrics
 from workflow_scripts.measure.server_engine import check_port_is_free, free_port
 from workflow_scripts.measure.server_http import Address, ServerError, ServerTimeoutError, wait_until_healthy
 
@@ -121,10 +122,11 @@ sglang:num_running_reqs_grammar{engine_type="unified"} 9.0
 
 def test_queues_are_asked_for_again_and_again(serve):
     deadline = time.monotonic() + 60
-    with Scraper(serve(), interval_s=0.05) as scraper:
-        while len(scraper.steps) < 3:
+    steps: list[Step] = []
+    with queues_noted(serve(), steps, interval_s=0.05):
+        while len(steps) < 3:
             assert time.monotonic() < deadline
             time.sleep(0.05)
-    times = [step.pop("time_s") for step in scraper.steps]
+    times = [step.pop("time_s") for step in steps]
     assert times == sorted(times)
-    assert all(step == {"running": 3, "kv_cache_usage": 0.25} for step in scraper.steps)
+    assert all(step == {"running": 3, "kv_cache_usage": 0.25} for step in steps)
