@@ -17,7 +17,7 @@ from workflow_scripts.logs.engine_log_text import Line, what_may_follow
 
 
 @dataclass(frozen=True)
-class Verdict:
+class LogVerdict:
     """What a log says about its engine; without evidence, all fields are None."""
 
     status: Status | None = None
@@ -42,7 +42,7 @@ class _Failure:
         return self.certain or self.generic
 
 
-def judge(lines: Sequence[Line]) -> Verdict:
+def judge(lines: Sequence[Line]) -> LogVerdict:
     """Decide how the engine ended. A sign of life after a failure cancels it. A failure that no engine survives is
     cancelled only by a new start. What happens after a benchmark has printed its result does not count, unless a new
     engine was started. An error of one request is not a failure of an engine that goes on serving."""
@@ -69,11 +69,11 @@ def judge(lines: Sequence[Line]) -> Verdict:
             result, alive, gone = None, None, False
     served = result or (alive if all(failure.harmless for failure in pending) else None)
     if served:
-        return Verdict("ok", line=served.number)
+        return LogVerdict("ok", line=served.number)
     if not pending:
-        return Verdict()
+        return LogVerdict()
     cause = _cause(pending)
-    return Verdict(cause.status, cause.message, lines[cause.index].number)
+    return LogVerdict(cause.status, cause.message, lines[cause.index].number)
 
 
 def _says(sign: re.Pattern[str], lines: Sequence[Line], index: int) -> bool:

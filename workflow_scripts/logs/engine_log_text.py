@@ -132,7 +132,6 @@ class Line:
 
     @property
     def level(self) -> str | None:
-        """The log level; None for a line that no logger printed."""
         return self._parts[1]
 
     @property

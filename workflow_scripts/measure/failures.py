@@ -5,13 +5,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from workflow_scripts.device.host_load import SuspendedError
-from workflow_scripts.logs.engine_log_outcome import Verdict as LogVerdict
-from workflow_scripts.logs.engine_log_outcome import judge
+from workflow_scripts.logs.engine_log_outcome import LogVerdict, judge
 from workflow_scripts.logs.engine_log_text import decode, read_lines
 from workflow_scripts.measure.engine import CacheHeldError
 from workflow_scripts.measure.memory_room import NoRoomError
 from workflow_scripts.measure.server_http import ServerTimeoutError
 from workflow_scripts.study.outcome import Verdict
+
+Failure = tuple[Verdict, str]  # with its reason
 
 # Causes that a second attempt does not remove: the configuration does not fit the engine or the device.
 _INFEASIBLE_STATUS = ("kv_too_small", "oom", "unsupported_block_size")
@@ -48,7 +49,7 @@ _GONE = ("EngineCore encountered an issue", "died unexpectedly", "Executor faile
 _NOT_INSPECTED, _KILLED = "failed to be inspected", " died with <Signals."
 
 
-def start_failure(error: Exception, log: Path) -> tuple[Verdict, str] | None:
+def start_failure(error: Exception, log: Path) -> Failure | None:
     """Classify a failed start, and give the reason in the engine's own words; None as in `run_failure`."""
     if isinstance(error, ServerTimeoutError):
         return "timeout", str(error)
@@ -60,7 +61,7 @@ def start_failure(error: Exception, log: Path) -> tuple[Verdict, str] | None:
     return ("infeasible" if refused else "engine_error"), words
 
 
-def run_failure(error: Exception, log: Path) -> tuple[Verdict, str] | None:
+def run_failure(error: Exception, log: Path) -> Failure | None:
     """Classify a failure during a run; None if a process of the engine ended without giving a reason, or this one was
     suspended. That is a fault of the infrastructure, like the death of the measuring process itself: the job must be
     repeated."""
@@ -76,7 +77,7 @@ def run_failure(error: Exception, log: Path) -> tuple[Verdict, str] | None:
     return ("infeasible" if _cannot(words) else "engine_error"), words
 
 
-def request_failures(errors: Sequence[str | None], log: Path) -> tuple[Verdict, str]:
+def request_failures(errors: Sequence[str | None], log: Path) -> Failure:
     """Classify a pass in which requests failed, and say why, from the log and each request's error (None: no error)."""
     failed = [error for error in errors if error]
     words = f"{len(failed)} of {len(errors)} requests failed; the first: {failed[0]}"
@@ -87,18 +88,9 @@ def request_failures(errors: Sequence[str | None], log: Path) -> tuple[Verdict, 
 
 
 def _cannot(words: str) -> bool:
-    return any(sign in words for sign in _CANNOT) or (_name(words) in _KERNEL_ERRORS and _a_kernel_refuses(words))
-
-
-def _a_kernel_refuses(words: str) -> bool:
-    """Whether an error says that a kernel does not accept a type, an instruction set or a shape.
-
-    >>> _a_kernel_refuses("int8_scaled_mm_with_quant: expect A to be bfloat16 or half.")
-    True
-    >>> _a_kernel_refuses("mat1 and mat2 must have the same dtype, but got Float and Half")
-    False
-    """
-    return bool(_TAKEN.search(words) or (_NOT_TAKEN.search(words) and re.search(f"(?i){_OF_KERNELS}", words)))
+    """Whether an error says that the engine lacks something, or that a kernel refuses a type or a shape."""
+    refused = _TAKEN.search(words) or (_NOT_TAKEN.search(words) and re.search(f"(?i){_OF_KERNELS}", words))
+    return any(sign in words for sign in _CANNOT) or (_name(words) in _KERNEL_ERRORS and bool(refused))
 
 
 def _name(words: str) -> str:

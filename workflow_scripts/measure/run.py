@@ -14,7 +14,7 @@ import shutil
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -26,7 +26,7 @@ from workflow_scripts.device.device_record import Device, LoadByOthers
 from workflow_scripts.device.host_load import HostLoad
 from workflow_scripts.device.processor import dtype_on
 from workflow_scripts.measure.engine import SCRATCH, Engine, EngineSetup, Metrics, RequestRecord, Step, make_engine
-from workflow_scripts.measure.failures import request_failures, run_failure, start_failure
+from workflow_scripts.measure.failures import Failure, request_failures, run_failure, start_failure
 from workflow_scripts.measure.job import MEASURED, Job
 from workflow_scripts.measure.trace import sampled
 from workflow_scripts.study.definition import Definition
@@ -69,6 +69,15 @@ class _Measured:
             yield
         finally:
             self.phases_s[name] = time.monotonic() - began
+
+    def failed(self, error: Exception, classify: Callable[[Exception, Path], Failure | None], log: Path) -> None:
+        """End with a failure of the engine; raise the error again if it is a fault of the infrastructure."""
+        traceback.print_exc()
+        sys.stderr.flush()
+        failure = classify(error, log)
+        if failure is None:
+            raise error
+        self.ended(*failure)
 
     def ended(self, outcome: Verdict, reason: str) -> None:
         self.outcome, self.reason = outcome, reason
@@ -138,12 +147,7 @@ def _run(engine: Engine, job: Job, measured: _Measured) -> None:
         with measured.phase("start"):
             measured.effective = engine.start()
     except Exception as e:
-        traceback.print_exc()
-        sys.stderr.flush()
-        failure = start_failure(e, job.evidence / ENGINE_LOG)
-        if failure is None:
-            raise
-        measured.ended(*failure)
+        measured.failed(e, start_failure, job.evidence / ENGINE_LOG)
         return
     try:
         if job.passes is None:
@@ -158,12 +162,7 @@ def _run(engine: Engine, job: Job, measured: _Measured) -> None:
                     break
         measured.host_load = load.record
     except Exception as e:
-        traceback.print_exc()
-        sys.stderr.flush()
-        failure = run_failure(e, job.evidence / ENGINE_LOG)
-        if failure is None:
-            raise
-        measured.ended(*failure)
+        measured.failed(e, run_failure, job.evidence / ENGINE_LOG)
     try:
         with measured.phase("stop"):
             engine.stop()
@@ -251,7 +250,6 @@ def _read_requests(path: Path) -> list[Request]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measure the cell that a job file describes; the fork server calls it with the path of that file."""
     (job,) = argv
     measure(Job.model_validate(read_json(Path(job))))
     return 0

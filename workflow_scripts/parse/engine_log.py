@@ -16,7 +16,7 @@ from pathlib import Path
 
 from workflow_scripts.common.command import command, option
 from workflow_scripts.common.records import Record
-from workflow_scripts.logs.engine_log_outcome import Verdict, judge
+from workflow_scripts.logs.engine_log_outcome import LogVerdict, judge
 from workflow_scripts.logs.engine_log_signs import Status
 from workflow_scripts.logs.engine_log_text import Line, decode, read_lines
 from workflow_scripts.parse.engine_log_facts import Reading, Row, Value, find_readings
@@ -92,7 +92,7 @@ def parse_engine_log(text: str) -> EngineLogFacts:
     verdict = _with_memory(judge(lines), values, read_from, lines)
     if verdict.line is not None:
         read_from["error" if verdict.error else "status"] = verdict.line
-    if not values and verdict == Verdict():
+    if not values and verdict == LogVerdict():
         empty = "the log is empty" if not text.strip() else "nothing of an inference engine was recognised in this log"
         return EngineLogFacts(error=empty)
     return EngineLogFacts.model_validate(
@@ -140,8 +140,8 @@ def _of_the_last_result(
 
 
 def _with_memory(
-    verdict: Verdict, values: dict[str, Value], read_from: dict[str, int], lines: Sequence[Line]
-) -> Verdict:
+    verdict: LogVerdict, values: dict[str, Value], read_from: dict[str, int], lines: Sequence[Line]
+) -> LogVerdict:
     """Set the status to too little memory if an engine that did not start had none left for its KV cache. An engine
     that processed prompts had started; on a CPU it has no blocks on a GPU."""
     if any("Processed prompts:" in line.text for line in lines):
@@ -150,7 +150,7 @@ def _with_memory(
         value = values.get(fact)
         if isinstance(value, int | float) and value <= 0 and verdict.status in (None, "error"):
             words = next(line.body.strip() for line in reversed(lines) if line.number <= read_from[fact])
-            return Verdict("kv_too_small", verdict.error or words, verdict.line or read_from[fact])
+            return LogVerdict("kv_too_small", verdict.error or words, verdict.line or read_from[fact])
     return verdict
 
 
@@ -201,7 +201,6 @@ def _ranks(found: Sequence[tuple[Row, list[Reading]]]) -> dict[str, list[RankRea
 
 
 def read_engine_log(path: Path) -> EngineLogFacts:
-    """Read the facts from a log file. Raises OSError if the file cannot be read."""
     return parse_engine_log(decode(path.read_bytes()))
 
 
@@ -210,5 +209,4 @@ def read_engine_log(path: Path) -> EngineLogFacts:
     option("file", type=Path, metavar="FILE", help="the engine's log, as text; it may contain a benchmark's output"),
 )
 def main(args: Namespace) -> None:
-    """Print the facts of one log."""
     print(json.dumps(read_engine_log(args.file).model_dump(mode="json"), indent=2))
