@@ -55,11 +55,8 @@ class HfContinuous(Engine):
         }
 
     def run(self, requests: Sequence[Request]) -> list[RequestRecord]:
-        """Submit all requests at once and collect them as they end."""
         self._pass += 1
         seed_the_pass(self._setup.sampling)
-        # The manager's times are from the performance counter, which differs from the monotonic clock by an offset.
-        offset_s = time.monotonic() - time.perf_counter()
         for r in requests:
             self._manager.add_request(
                 r.prompt_token_ids,
@@ -76,7 +73,7 @@ class HfContinuous(Engine):
                 done[result.request_id.partition("/")[2]] = result
             elif result is None and not self._manager.is_running():
                 raise RuntimeError("the generation thread of transformers ended before all requests were done")
-        records = [_record(r, done[r.request_id], offset_s) for r in requests]
+        records = [_record(r, done[r.request_id]) for r in requests]
         if not self._setup.keep_answers:
             return records
         return [replace(r, token_ids=list(done[r.request_id].generated_tokens)) for r in records]
@@ -111,23 +108,22 @@ class HfContinuous(Engine):
         self._manager._generation_step = noted
 
     def metrics(self) -> Metrics:
-        """Torch's peak memory on a GPU; `transformers` has no counter for it."""
         return device_memory(self._setup)
 
     def stop(self) -> None:
-        """End the generation thread."""
         self._manager.stop(block=True, timeout=5)
 
 
-def _record(request: Request, result: Any, offset_s: float) -> RequestRecord:
-    scheduled, finished = result.lifespan
-    stamps = result.timestamps or []
+def _record(request: Request, result: Any) -> RequestRecord:
+    # The manager's times are of the performance counter, which on Linux is the monotonic clock.
+    scheduled_s, finished_s = result.lifespan
+    stamps_s = result.timestamps or []
     return RequestRecord(
         request_id=request.request_id,
         prompt_tokens=len(request.prompt_token_ids),
         output_tokens=len(result.generated_tokens),
-        queued_s=result.created_time + offset_s,
-        scheduled_s=scheduled + offset_s,
-        first_token_s=stamps[0] + offset_s if stamps else None,
-        last_token_s=(stamps[-1] if stamps else finished) + offset_s,
+        queued_s=result.created_time,
+        scheduled_s=scheduled_s,
+        first_token_s=stamps_s[0] if stamps_s else None,
+        last_token_s=stamps_s[-1] if stamps_s else finished_s,
     )

@@ -18,25 +18,18 @@ def load_hf_model(setup: EngineSetup) -> Any:
     import torch
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
 
-    dtype = getattr(torch, setup.dtype)
     device = "cpu" if setup.device_kind == "cpu" else "cuda"
     config = AutoConfig.from_pretrained(setup.model_dir, trust_remote_code=setup.trust_remote_code)
-    attention = attention_of(config, MODEL_FOR_CAUSAL_LM_MAPPING)
-    if setup.load_format == "dummy":
-        torch.manual_seed(setup.seed)
-        with torch.device(device):
-            model = AutoModelForCausalLM.from_config(
-                config, dtype=dtype, attn_implementation=attention, trust_remote_code=setup.trust_remote_code
-            )
-    else:
-        model = AutoModelForCausalLM.from_pretrained(
-            setup.model_dir,
-            dtype=dtype,
-            attn_implementation=attention,
-            device_map=device,
-            trust_remote_code=setup.trust_remote_code,
-        )
-    return model.eval()
+    how = {
+        "dtype": getattr(torch, setup.dtype),
+        "attn_implementation": attention_of(config, MODEL_FOR_CAUSAL_LM_MAPPING),
+        "trust_remote_code": setup.trust_remote_code,
+    }
+    if setup.load_format != "dummy":
+        return AutoModelForCausalLM.from_pretrained(setup.model_dir, device_map=device, **how).eval()
+    torch.manual_seed(setup.seed)
+    with torch.device(device):
+        return AutoModelForCausalLM.from_config(config, **how).eval()
 
 
 def with_random_weights(setup: EngineSetup, folder: Path) -> Path:

@@ -38,7 +38,6 @@ class HfStatic(Engine):
         self._room_tokens: int | None = setup.knobs.get("room_tokens")
 
     def start(self) -> Effective:
-        """Load the model."""
         from transformers import GenerationConfig
 
         self._model = load_hf_model(self._setup)
@@ -98,7 +97,6 @@ class HfStatic(Engine):
         return largest
 
     def run(self, requests: Sequence[Request]) -> list[RequestRecord]:
-        """Serve the requests batch by batch, in their order."""
         seed_the_pass(self._setup.sampling)
         queued_s = time.monotonic()
         starts = range(0, len(requests), self._batch_size)
@@ -179,7 +177,13 @@ class HfStatic(Engine):
             if hasattr(layer, "keys"):
                 of_kind[type(layer)] = of_kind.get(type(layer), 0) + layer.keys.nbytes + layer.values.nbytes
         per_slot = [size / last for size, last in zip(of_kind.values(), slots[-1], strict=True)]
-        states = sum(state.nbytes for layer in cache.layers for state in _states(layer))
+        states = sum(
+            state.nbytes
+            for layer in cache.layers
+            for name in ("conv_states", "recurrent_states")
+            for state in getattr(layer, name, {}).values()
+            if state is not None
+        )
         for step, (made_s, in_layers) in enumerate(zip(times_s, slots, strict=True), start=1):
             # A row that has all its tokens is computed until the batch ends, although nobody needs the result.
             live = [r for r in batch if step <= r.output_tokens]
@@ -198,7 +202,6 @@ class HfStatic(Engine):
             )
 
     def metrics(self) -> Metrics:
-        """Padding so far, and torch's peak memory on a GPU."""
         return {
             "padded_prompt_tokens": self._padded_prompt_tokens,
             "surplus_output_tokens": self._surplus_output_tokens,
@@ -213,12 +216,6 @@ def _one_of_each_kind(cache: Any) -> list[Any]:
         if hasattr(layer, "keys"):
             kinds.setdefault(type(layer), layer)
     return list(kinds.values())
-
-
-def _states(layer: Any) -> Iterator[Any]:
-    """The tensors of a layer's state; none for a layer with keys and values alone."""
-    for name in ("conv_states", "recurrent_states"):
-        yield from (state for state in getattr(layer, name, {}).values() if state is not None)
 
 
 @contextmanager

@@ -68,15 +68,10 @@ def gpu_sampler(gpus: int = 1) -> Callable[[], Sample]:
         "temperature_c": lambda: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU),
         "throttle_reasons": lambda: sorted({reason for one in handles for reason in throttle_reasons(one)}),
     }
-    supported = {}
-    for name, read in reads.items():
-        with contextlib.suppress(pynvml.NVMLError):
-            read()
-            supported[name] = read
 
     def sample() -> Sample:
         values = {}
-        for name, read in supported.items():
+        for name, read in reads.items():
             with contextlib.suppress(pynvml.NVMLError):
                 values[name] = read()
         return values
@@ -145,6 +140,4 @@ def record(sample: Callable[[], Sample], pid: int, out: Path, interval_s: float 
     out("the file to write"),
 )
 def main(args: Namespace) -> None:
-    """Sample a device until SIGTERM."""
-    sample = gpu_sampler(args.gpus) if args.kind == "cuda" else process_sampler(args.pid)
-    record(sample, args.pid, args.out)
+    record(gpu_sampler(args.gpus) if args.kind == "cuda" else process_sampler(args.pid), args.pid, args.out)
