@@ -12,7 +12,6 @@ class Attempt:
 
     @property
     def last(self) -> bool:
-        """Whether no further attempt follows."""
         return self.number >= self.of
 
     def time_limit_s(self, cap_s: float) -> float:

@@ -86,7 +86,6 @@ def write_batch(path: Path, batch: Batch) -> None:
 
 
 def read_batch(path: Path) -> Batch:
-    """A batch, as it was written."""
     record = read_json(path)
     return Batch(**{**record, "starts": tuple(CellStart(*one) for one in record["starts"])})
 
@@ -101,7 +100,6 @@ def ended_cells(cells: Iterable[Cell], paths: StudyPaths) -> dict[str, str]:
 
 
 def is_list_of(path: Path, ended: Mapping[str, str]) -> bool:
-    """Whether a file lists just these starts."""
     return path.exists() and bool(read_json(path) == ended)
 
 
@@ -153,7 +151,6 @@ def without_outcome(batches: Iterable[Path], study: Study, paths: StudyPaths) ->
     out("the JSON file to write"),
 )
 def main(args: Namespace) -> int:
-    """List the cells of a GPU that have ended."""
     study = load_study(args.study)
     paths = StudyPaths(args.results, study.name)
     if missing := without_outcome(args.batches, study, paths):

@@ -262,7 +262,6 @@ def _lines(
     ATTEMPT,
 )
 def main(args: Namespace) -> None:
-    """Print the sbatch options of a study's cells."""
     study, site = load_study(args.study), load_site(args.site)
     cells = [cell for cell in expand(study) if args.cell in (None, cell.id)]
     if not cells:

@@ -111,7 +111,6 @@ def _alert(name: str, expression: str, patience: str, summary: str, description:
 
 
 def alerts_yaml(deployment: Deployment, watch: Watch) -> str:
-    """The rules as a file for Prometheus."""
     rules = alerts(deployment, watch)
     lines = deployment.head("Prometheus alerts; thresholds are the study's, each description says which")
     missing = [name for name in (PREEMPTS, SLOWER, FEWER_HITS) if name not in {rule["alert"] for rule in rules}]

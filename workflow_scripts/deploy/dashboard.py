@@ -31,7 +31,6 @@ class View(NamedTuple):
 
 
 def views(deployment: Deployment, watch: Watch) -> Iterator[View]:
-    """The panels, in their order."""
     p, q = deployment.promise, Queries(watch.window_s)
     seen = f"The study measured {p.load} ({deployment.where})."
     ceiling = _constant(p.ceiling_output_tokens_per_s, "ceiling of the hardware")
@@ -93,7 +92,6 @@ def _measured(deployment: Deployment, measure: str) -> list[Line]:
 
 
 def dashboard(deployment: Deployment, watch: Watch) -> dict[str, Any]:
-    """The dashboard as Grafana imports it."""
     p = deployment.promise
     choice = {"name": "datasource", "type": "datasource", "query": "prometheus", "label": "Prometheus"}
     return {

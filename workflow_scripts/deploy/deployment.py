@@ -45,12 +45,10 @@ class Deployment:
 
     @property
     def image(self) -> str:
-        """The image of the release that was measured."""
         return (CPU_IMAGE if self.on_cpu else GPU_IMAGE).format(self.promise.engine_release)
 
     @property
     def where(self) -> str:
-        """Where a number was measured, for comments."""
         p = self.promise
         return f"study {p.study}, cell {p.cell_id}, {plural(p.starts, 'start')}"
 
@@ -74,7 +72,6 @@ class Deployment:
 
     @property
     def device_memory(self) -> str:
-        """The predicted memory of each device, in words."""
         parts = self.promise.predicted_bytes
         if self.on_cpu or not parts:
             return "no prediction of device memory"
@@ -83,12 +80,10 @@ class Deployment:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables of the server, without secrets."""
         return {**self.promise.serve.environment, **({"HF_HOME": MODELS} if self.of_hub else {})}
 
     @property
     def server_command(self) -> list[str]:
-        """The words that start the server in a container."""
         # A model folder is mounted elsewhere; the model on the command line goes before that of the file.
         model = [] if self.of_hub else [f"{MODELS}/{self.promise.served_model}"]
         return [*SERVE_COMMAND, *model, "--config", f"/deploy/{VLLM_FILE}", "--port", str(PORT)]

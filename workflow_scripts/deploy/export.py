@@ -75,7 +75,6 @@ def _options(words: list[str]) -> list[str]:
 
 
 def write_deployment(deployment: Deployment, watch: Watch, folder: Path) -> None:
-    """Write all files of a deployment."""
     texts = {
         VLLM_FILE: vllm_yaml(deployment),
         COMPOSE_FILE: compose_yaml(deployment),
@@ -101,6 +100,5 @@ def write_deployment(deployment: Deployment, watch: Watch, folder: Path) -> None
     out("folder of the deployment"),
 )
 def main(args: Namespace) -> None:
-    """Write a deployment."""
     deployment = deployment_of(read_promise(args.promise), load_study(args.study), load_site(args.site))
     write_deployment(deployment, Watch(args.window_s, args.scrape_s, args.target), args.out)

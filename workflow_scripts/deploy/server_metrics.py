@@ -19,11 +19,9 @@ class Queries:
         self.window_s = window_s
 
     def rate(self, counter: str) -> str:
-        """The rate of a counter, per second."""
         return self._sum(f"rate({counter}[{self.window_s}s])")
 
     def mean(self, gauge: str) -> str:
-        """The mean of a gauge."""
         return self._sum(f"avg_over_time({gauge}[{self.window_s}s])")
 
     def growth(self, gauge: str) -> str:
@@ -47,7 +45,6 @@ class Queries:
         return f"max by (instance) (max_over_time({KV_USAGE}[{self.window_s}s]))"
 
     def quantile(self, share: float, histogram: str) -> str:
-        """A quantile of a histogram."""
         buckets = f"sum by (instance, le) (rate({histogram}_bucket[{self.window_s}s]))"
         return f"histogram_quantile({share:g}, {buckets})"
 

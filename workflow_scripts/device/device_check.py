@@ -168,7 +168,6 @@ def throttle_reasons(handle: Any) -> list[str]:
 
 @cache
 def reasons_of(mask: int) -> list[str]:
-    """The names of the bits in NVML's mask of such reasons."""
     import pynvml
 
     prefix = "nvmlClocksThrottleReason"

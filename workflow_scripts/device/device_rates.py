@@ -25,12 +25,10 @@ class Samples(Record):
 
     @property
     def best_per_s(self) -> float:
-        """Rate of the fastest run."""
         return self.amount / min(self.call_s)
 
     @property
     def median_per_s(self) -> float:
-        """Rate of the median run."""
         return self.amount / median(self.call_s)
 
 

@@ -34,7 +34,6 @@ class HfStaticKnobs(Knobs):
 
     @property
     def max_concurrency(self) -> int:
-        """The batch size: a batch's requests start together, and the next batch waits for the longest."""
         return self.batch_size
 
 

@@ -70,12 +70,10 @@ class SglangServeKnobs(Knobs, Load):
 
     @property
     def ranks(self) -> int:
-        """Tensor parallel ranks."""
         return self.tensor_parallel_size or 1
 
     @property
     def longest_request(self) -> int | None:
-        """`max_model_len`."""
         return self.max_model_len
 
     def command_line(self) -> list[str]:

@@ -163,22 +163,18 @@ class VllmKnobs(Knobs):
 
     @property
     def draft_model(self) -> str | None:
-        """`speculative_model`, unless zero tokens are drafted."""
         return self.speculative_model if self.drafts else None
 
     @property
     def drafts(self) -> bool:
-        """Whether `num_speculative_tokens` is above zero."""
         return bool(self.num_speculative_tokens)
 
     @property
     def longest_request(self) -> int | None:
-        """`max_model_len`."""
         return self.max_model_len
 
     @property
     def quantized_as(self) -> str | None:
-        """`quantization`."""
         return self.quantization
 
     def engine_arguments(self, draft_model: str | None = None) -> dict[str, Any]:
@@ -219,7 +215,6 @@ class VllmServeKnobs(VllmKnobs, Load):
 
     @property
     def max_concurrency(self) -> int:
-        """`max_num_seqs`, or the number of users if that is smaller."""
         allowed = super().max_concurrency
         return allowed if self.users is None else min(allowed, self.users)
 

@@ -74,7 +74,6 @@ def measure_device(gpu: str, record: Path, limit_s: float | None = None) -> None
     ATTEMPTS,
 )
 def main(args: Namespace) -> int:
-    """Measure the cells of a batch."""
     study = load_study(args.study)
     paths = StudyPaths(args.results, study.name)
     batch, attempt = read_batch(args.batch), Attempt(args.attempt, args.attempts)

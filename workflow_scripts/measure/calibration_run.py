@@ -333,7 +333,6 @@ def _known(records: Sequence[dict[str, Any]], name: str, start_s: float | None =
     option("--seconds", type=float, help="time for the passes of each calibration (default: by the device)"),
 )
 def main(args: Namespace) -> int:
-    """Calibrate some devices."""
     study = load_study(args.study)
     cells = expand(study)
     known = {cell.gpu for cell in cells}

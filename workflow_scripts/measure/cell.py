@@ -202,7 +202,6 @@ def find_cell(study: Study, cell_id: str) -> Cell:
     option("--unless-done", action="store_true", help="do nothing if the start already has its outcome"),
 )
 def main(args: Namespace) -> int:
-    """Measure one cell."""
     study = load_study(args.study)
     cell = find_cell(study, args.cell)
     paths = StudyPaths(args.results, study.name)

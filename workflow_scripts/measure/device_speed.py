@@ -224,7 +224,6 @@ def measure_undisturbed(gpu: Gpu, study: Study | None = None) -> DeviceRates:
     out("the JSON file to write"),
 )
 def main(args: Namespace) -> int:
-    """Measure one device and write its record."""
     gpu = get_gpu(args.gpu)
     study = load_study(args.study) if args.study else None
     try:

@@ -45,8 +45,6 @@ class ServerProcess:
 
     @classmethod
     def command(cls, argv: Sequence[str], environment: Mapping[str, str], folder: Path) -> "ServerProcess":
-        """Run a command in `folder`."""
-
         def replace_this_process() -> None:
             os.chdir(folder)
             os.execvpe(argv[0], list(argv), dict(environment))

@@ -89,7 +89,6 @@ def parse_cells(cells: Path, gpu: str, out: Path, processes: int) -> tuple[int, 
     PROCESSES,
 )
 def main(args: Namespace) -> None:
-    """Parse the cells of one GPU."""
     if not args.cells.is_dir():
         raise InputError(f"{args.cells}: there is no such folder of cells")
     read, kept = parse_cells(args.cells, args.gpu, args.out, args.processes)

@@ -79,7 +79,6 @@ def read_trace(path: Path, columns: Sequence[str] | None = None) -> Trace:
 
 
 def parse_trace(text: str, columns: Sequence[str] | None = None) -> Trace:
-    """Read the text of a trace; see `read_trace`."""
     header: dict[str, Any] = {}
     if text.lstrip().startswith("{"):
         rows, bad_lines, header = _json_lines(text)
@@ -120,8 +119,6 @@ def _json_lines(text: str) -> tuple[list[Sample], int, dict[str, Any]]:
 
 
 def summarise(trace: Trace) -> TraceSummary:
-    """Reduce the samples to their extremes and the mean power."""
-
     def extreme(of: Callable[[Sequence[float]], float], name: str, scale: float = 1.0) -> int | float | None:
         numbers = [_number(sample.get(name)) for sample in trace.samples]
         known = [number for number in numbers if not math.isnan(number)]
@@ -159,7 +156,6 @@ def _number(value: Any) -> float:
     ),
 )
 def main(args: Namespace) -> None:
-    """Print the extremes of one trace."""
     columns = [name.strip() for name in args.columns.split(",")] if args.columns else None
     try:
         summary = summarise(read_trace(args.file, columns))

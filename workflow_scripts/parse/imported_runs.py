@@ -96,7 +96,6 @@ def _trace(path: Path, columns: list[str] | None, where: str) -> Mapping[str, An
     "read-imported", option("--runs", type=Path, required=True, help="the mapping file"), out("imported.jsonl to write")
 )
 def main(args: Namespace) -> None:
-    """Read the runs of a mapping file."""
     records = read_runs(args.runs)
     write_jsonl(args.out, records)
     for record in records:
