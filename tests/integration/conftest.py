@@ -154,9 +154,14 @@ def planted(environment):
 
 
 @pytest.fixture(scope="session")
-def served(tmp_path_factory, planted):
-    """The folder of the study of servers, with every cell measured and the report written."""
+def served_run(tmp_path_factory, planted):
+    """The study of servers, with every cell measured and the report written."""
     return served_study.made(tmp_path_factory.mktemp("served"), served_study.study(), planted, "all")
+
+
+@pytest.fixture(scope="session")
+def served(served_run):
+    return served_run.folder
 
 
 @pytest.fixture(scope="session")

@@ -1,9 +1,12 @@
-"""A study of servers that tests share, and the secrets of the user who measures it."""
+"""A study of servers and two other engines that tests share, and the secrets of the user who measures it."""
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from typing import NamedTuple
 
+import psutil
 import yaml
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -13,7 +16,19 @@ SECRETS = {
     "HUGGING_FACE_HUB_TOKEN": "hf_anotherPlantedToken0123456789",
     "OPENAI_API_KEY": "sk-plantedKeyOfAUser0123456789",
     "VLLM_API_KEY": "plantedKeyOfARunningServer0123456789",
+    "AWS_SECRET_ACCESS_KEY": "plantedAccessKeyOfAUser0123456789",
 }
+MARKUP = "<script>alert('from a study')</script>"
+SEVERAL = {"max_model_len": 512, "enforce_eager": True, "cpu_kv_cache_gib": 1, "block_size": 32}
+DRAFTS = {"speculative_method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3}
+
+
+class Made(NamedTuple):
+    """The folder of a study that was run, what was printed, and the addresses on which its processes listened."""
+
+    folder: Path
+    printed: str
+    listened: set[tuple[str, str]]
 
 
 def study(**changes: object) -> dict[str, object]:
@@ -22,7 +37,7 @@ def study(**changes: object) -> dict[str, object]:
     return {
         "schema_version": 1,
         "name": "served",
-        "question": "do servers run?",
+        "question": f"do servers run? {MARKUP}",
         "repeats": 2,
         "cell_time_limit_s": 600,  # `transformers serve` takes ten times as long on cores that others use
         "server_start_limit_s": 100,
@@ -45,17 +60,10 @@ def study(**changes: object) -> dict[str, object]:
                 "keep_answers": True,
                 "sampling": {"temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.1, "seed": 5},
             },
+            "drafts": {"kind": "fixed", "num_prompts": 4, "prompt_tokens": 32, "output_tokens": 24},
             "long": {"kind": "fixed", "num_prompts": 64, "prompt_tokens": 16, "output_tokens": 40},
         },
-        "engine_defaults": {
-            "vllm-serve": {
-                "max_model_len": 512,
-                "enforce_eager": True,
-                "cpu_kv_cache_gib": 1,
-                "block_size": 32,
-                "max_num_seqs": 4,
-            }
-        },
+        "engine_defaults": {"vllm-serve": {**SEVERAL, "max_num_seqs": 4}, "vllm": {**SEVERAL, "max_num_seqs": 2}},
         "sweeps": [
             {"name": "rates", **vllm, "workload": "short", "knobs": {"request_rate_per_s": [4, 1000]}},
             {"name": "users", **vllm, "workload": "short", "knobs": {"users": 4}},
@@ -68,6 +76,8 @@ def study(**changes: object) -> dict[str, object]:
                 "workload": "short",
                 "knobs": {"endpoint": ["transformers-serve"], "users": 4},
             },
+            {"name": "drafts", **of_server, "engine": "vllm", "workload": "drafts", "knobs": DRAFTS},
+            {"name": "static", **of_server, "engine": "hf-static", "workload": "drafts", "knobs": {"batch_size": 2}},
         ],
         **changes,
     }
@@ -79,9 +89,38 @@ def write(folder: Path, content: dict[str, object]) -> Path:
     return path
 
 
-def made(folder: Path, content: dict[str, object], environment: dict[str, str], target: str) -> Path:
+def made(folder: Path, content: dict[str, object], environment: dict[str, str], target: str) -> Made:
     command = [*(sys.executable, "-m", "snakemake", "--cores", "2", "--nolock", "--keep-going"), target, "--config"]
     command += [f"study={write(folder, content)}", f"results={folder / 'results'}"]
-    done = subprocess.run(command, cwd=CHECKOUT, env=environment, capture_output=True, text=True, timeout=900)
+    with Listeners(environment["TMPDIR"]) as listeners:
+        done = subprocess.run(command, cwd=CHECKOUT, env=environment, capture_output=True, text=True, timeout=1100)
     assert done.returncode == 0, done.stderr
-    return folder / "results" / "served"
+    return Made(folder / "results" / "served", done.stdout + done.stderr, listeners.seen)
+
+
+class Listeners:
+    """Addresses on which any process with this TMPDIR listens, looked at twice a second."""
+
+    def __init__(self, tmpdir: str) -> None:
+        self.seen: set[tuple[str, str]] = set()
+        self._tmpdir, self._stop = tmpdir, threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+
+    def __enter__(self) -> "Listeners":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._stop.wait(0.5):
+            for process in psutil.process_iter():
+                try:
+                    if process.environ().get("TMPDIR") == self._tmpdir:
+                        for c in process.net_connections("inet"):
+                            if c.status == psutil.CONN_LISTEN:
+                                self.seen.add((c.laddr.ip, process.name()))
+                except (psutil.Error, OSError):
+                    continue

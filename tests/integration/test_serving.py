@@ -16,7 +16,7 @@ import pandas as pd
 import psutil
 import pytest
 
-from tests.integration.served_study import CHECKOUT, SECRETS, made, study, write
+from tests.integration.served_study import CHECKOUT, MARKUP, SECRETS, made, study, write
 from tests.processes import is_session_gone, measuring, wait_for
 from workflow_scripts.common.files import read_jsonl
 from workflow_scripts.study.grid import expand
@@ -75,7 +75,7 @@ def results(served):
 def inputs(tmp_path_factory, planted):
     """The study's folder, with nothing measured."""
     content = faulty({"any": command_of("pass")})
-    return made(tmp_path_factory.mktemp("inputs"), content, planted, "prepare") / "prepared"
+    return made(tmp_path_factory.mktemp("inputs"), content, planted, "prepare").folder / "prepared"
 
 
 def outcome(results: Path, cell: str) -> Outcome:
@@ -216,17 +216,58 @@ def test_paced_loads_take_part_in_no_comparison_of_throughput(results):
     assert not effects["knob"].isin(["request_rate_per_s"]).any()
 
 
-def test_no_secret_is_in_any_file(results, own_tmpdir):
-    searched = 0
-    for folder in (results, own_tmpdir):
-        for path in folder.rglob("*"):
-            if path.is_file() and not path.is_socket():
-                content = path.read_bytes()
-                searched += 1
-                for name, secret in SECRETS.items():
-                    assert secret.encode() not in content, f"{name} in {path}"
-                assert b"Authorization" not in content or path.suffix in (".so", ".pyc"), path
-    assert searched > 50
+def test_no_secret_is_in_anything_that_was_written_or_printed(results, own_tmpdir, served_run):
+    files = [path for folder in (results, own_tmpdir) for path in folder.rglob("*") if path.is_file()]
+    names = {path.name for path in files}
+    assert {"outcome.json", "engine.log", "measure.log", "facts.parquet", "cells.csv", "report.html"} <= names
+    assert not [name for name, secret in SECRETS.items() if secret in served_run.printed]
+    for path in files:
+        content = path.read_bytes()
+        assert not [name for name, secret in SECRETS.items() if secret.encode() in content], path
+        assert b"Authorization" not in content or path.suffix in (".so", ".pyc"), path
+
+
+def test_a_study_cannot_put_markup_into_the_report(results):
+    page = (results / "report.html").read_text(encoding="utf-8")
+    assert MARKUP not in page
+    assert "&lt;script&gt;alert(&#39;from a study&#39;)&lt;/script&gt;" in page
+
+
+def test_snakemakes_own_report_shows_each_figure_with_its_caption(results, snakemake, tmp_path):
+    page = tmp_path / "snakemake.html"
+    done = snakemake(results.parents[1] / "served.yaml", results.parent, f"--report={page}")
+    assert done.returncode == 0, done.stderr
+    records = re.search(r'^ *var results = ({".*});$', page.read_text(encoding="utf-8"), re.MULTILINE)
+    assert records
+    shown = {record["labels"]["figure"]: record["caption"] for record in json.loads(records[1]).values()}
+    assert set(shown) == {path.stem for path in (results / "figures").glob("*.png")}
+    assert len(shown) > 5
+    for name, caption in shown.items():
+        own = (results / "figures" / f"{name}.rst").read_text(encoding="utf-8")
+        assert f"<p>{' '.join(own.split()[:6])}" in caption
+
+
+def test_servers_listen_on_loopback_alone(served_run):
+    addresses = {ip for ip, _ in served_run.listened}
+    assert "127.0.0.1" in addresses
+    # Gloo, which the ranks of an engine speak, takes the address of the host's name, which may be another.
+    assert addresses.isdisjoint({"0.0.0.0", "::"}), served_run.listened
+
+
+def test_accepted_drafts_are_in_the_cells_table_and_call_nothing_impossible(results):
+    cells = pd.read_parquet(results / "tables/cells.parquet")
+    cells = cells[cells["workload"] == "drafts"].drop_duplicates("cell_id").set_index("engine")
+    assert cells["outcome"].to_dict() == {"vllm": "ok", "hf-static": "ok"}
+    drafted = cells.loc["vllm"]
+    # Random weights repeat themselves, so n-grams are found, and greedy decoding accepts what it would have made.
+    assert 0 < drafted["accepted_draft_tokens"] <= drafted["draft_tokens"]
+    assert 1 < drafted["tokens_per_draft_mean"] <= 5
+    assert pd.isna(cells.loc["hf-static", "draft_tokens"])
+    assert (cells["kv_bytes_reserved_peak"] >= cells["kv_bytes_used_mean"]).all()
+    steps = pd.read_parquet(results / "parsed/cpu-all/steps.parquet")
+    made = steps[steps["cell_id"].str.contains("/vllm/") & (steps["repeat"] == 0)]["generation_tokens"]
+    assert made.sum() == 4 * 24
+    assert made.max() > 2  # two sequences at once, and more than a token for one of them
 
 
 def test_an_edited_question_makes_tables_and_pages_again_and_measures_nothing(results, tmp_path, snakemake):
