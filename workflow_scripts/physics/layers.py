@@ -61,8 +61,7 @@ class Attention:
         return f"chunks of {self.chunk}" if self.chunk is not None else "full"
 
     @property
-    def reach(self) -> int | None:
-        """Tokens that a token attends to at most, itself included; None without a limit."""
+    def reach(self) -> int | None:  # with the token itself; None without a limit
         return self.window if self.window is not None else self.chunk
 
     attended = reach
@@ -157,7 +156,6 @@ class LatentAttention:
         )
 
     def vectors(self, hidden: int) -> int:
-        """Norms of the latent ranks, and biases of the matrices down and of the output."""
         biases = (self.query_rank or 0) + self.kv_rank + self.rope_dim + hidden
         return (self.query_rank or 0) + self.kv_rank + self.bias * biases + 2 * self.indexer_dim
 
@@ -300,7 +298,6 @@ class Layer:
         return self.mixers + self.feed_forward
 
     def matrices(self, hidden: int, tensor: int = 1, *, whole_experts: bool = False) -> list[Matrix]:
-        """All matrices on one rank, with a part of each expert or with some whole ones."""
         found: list[Matrix] = []
         for part in self.parts:
             whole = {"whole": whole_experts} if isinstance(part, Experts) else {}

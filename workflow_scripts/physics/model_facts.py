@@ -218,7 +218,6 @@ class ModelFacts:
 
     @property
     def layer_matrix_parameters(self) -> int:
-        """Parameters of all layers' matrices, all experts included."""
         return sum(count * matrix.parameters for matrix, count in self.matrices)
 
     @property
@@ -237,7 +236,6 @@ class ModelFacts:
 
     @property
     def position_embedding_parameters(self) -> int:
-        """The table of learned positions; 0 for rotary and other computed positions."""
         return self.learned_positions * self.hidden
 
     @property

@@ -153,7 +153,6 @@ def single_steps(work: StepWork) -> FloatArray:
 
 
 def device_s(rows: FloatArray, costs: StepCosts) -> FloatArray:
-    """Time of the device for each step; `rows` has one column per kind of work."""
     seconds = costs.seconds
     total: FloatArray = rows @ seconds
     for read, compute in _KERNELS if costs.overlap else ():

@@ -8,10 +8,10 @@ block of the latest state, and with prefix caching those of former states from w
 Where all layers keep all tokens, `predict.kv_blocks` gets the same result by counting, which is much faster.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from workflow_scripts.predict.kv_groups import KvPool
-from workflow_scripts.predict.pool_blocks import Block, Blocks, Content, Owner
+from workflow_scripts.predict.pool_blocks import Block, Blocks, Content, LiveRequest
 
 
 class Table:
@@ -34,7 +34,7 @@ class Table:
             return tokens // self.reach * self.reach // self.block_size
         return max(0, tokens - self.reach + 1) // self.block_size
 
-    def needed(self, r: Owner, end: int, found: Sequence[Block | None], start: int, *, whole: bool) -> int:
+    def needed(self, r: LiveRequest, end: int, found: Sequence[Block | None], start: int, *, whole: bool) -> int:
         """Free blocks needed for the tokens from `start` up to `end`, which is excluded. With `whole`, when a request
         is admitted, a window needs only the blocks that it holds at one time."""
         required = -(-end // self.block_size)
@@ -48,7 +48,7 @@ class Table:
         """Whether the found blocks are only written in this step, so that it cannot use them yet."""
         return False
 
-    def give_back(self, r: Owner, processed: int) -> None:
+    def give_back(self, r: LiveRequest, processed: int) -> None:
         """Give back the blocks that no token after the first `processed` tokens attends to."""
         table = self.of.get(r.index, [])
         for place in range(min(self.skipped(processed), len(table)) - 1, -1, -1):
@@ -56,43 +56,39 @@ class Table:
                 return
             self._drop(r, place)
 
-    def _drop(self, r: Owner, place: int) -> None:
+    def _drop(self, r: LiveRequest, place: int) -> None:
         block = self.of[r.index][place]
         self.of[r.index][place] = None
-        self._release(r, [(place, block)], "freed")
+        self._release(r, place, block, "freed")
 
-    def _release(self, r: Owner, places: Iterable[tuple[int, Block | None]], event: str) -> None:
-        for place, block in places:
-            if block is not None:
-                self.blocks.release([block])
-                self.blocks.note(event, r, self.number, place, block)
+    def _release(self, r: LiveRequest, place: int, block: Block | None, event: str) -> None:
+        if block is not None:
+            self.blocks.release(block)
+            self.blocks.note(event, r, self.number, place, block)
 
-    def adopt(self, r: Owner, found: Sequence[Block | None], start: int) -> None:
+    def adopt(self, r: LiveRequest, found: Sequence[Block | None], start: int) -> None:
         """Give a request the blocks that were found, as far as it needs them."""
         skipped = self.skipped(start)
-        used = found[skipped:]
-        for place, block in enumerate(used, skipped):
+        for place, block in enumerate(found[skipped:], skipped):
             if block is not None:
                 self.blocks.share(block)
                 self.blocks.note("shared", r, self.number, place, block, start)
-        table: list[Block | None] = [None] * skipped
-        self.of[r.index] = table + list(used)
+        self.of[r.index] = [*[None] * skipped, *found[skipped:]]
         self.kept[r.index] = len(self.of[r.index])
 
-    def extend(self, r: Owner, end: int) -> None:
-        """Take blocks for all tokens before `end`."""
+    def extend(self, r: LiveRequest, end: int) -> None:
         table = self.of.setdefault(r.index, [])
         for _ in range(-(-end // self.block_size) - len(table)):
             table.append(self._taken(r, len(table), end))
 
-    def _taken(self, r: Owner, place: int, end: int) -> Block:
+    def _taken(self, r: LiveRequest, place: int, end: int) -> Block:
         """A new block for a place in the table of a request, which is to have `end` tokens."""
         block = self.blocks.take()
         event = "allocated" if place * self.block_size < r.prompt else "appended"
         self.blocks.note(event, r, self.number, place, block, end)
         return block
 
-    def keep(self, r: Owner, tokens: int) -> None:
+    def keep(self, r: LiveRequest, tokens: int) -> None:
         """Note the contents of full blocks of the first `tokens` tokens from which a later prompt may go on."""
         table, full = self.of[r.index], tokens // self.block_size
         for place in range(self.kept.get(r.index, 0), full):
@@ -101,11 +97,10 @@ class Table:
                 self.blocks.keep(block, self.content(r, place))
         self.kept[r.index] = max(full, self.kept.get(r.index, 0))
 
-    def content(self, r: Owner, place: int) -> Content:
-        """What a block of a request holds when it is full."""
+    def content(self, r: LiveRequest, place: int) -> Content:
         return self.number, r.owner(place), place
 
-    def may_be_found(self, r: Owner, place: int) -> bool:
+    def may_be_found(self, r: LiveRequest, place: int) -> bool:
         """Whether a later prompt may go on from here; with a window only at the prompt's end or where texts diverge."""
         if self.reach is None or self.chunked:
             return True
@@ -114,29 +109,26 @@ class Table:
 
     @property
     def window_blocks(self) -> int:
-        """Full blocks that a window may reach back to."""
         assert self.reach is not None
         return -(-(self.reach - 1) // self.block_size)
 
-    def free(self, r: Owner, event: str) -> None:
+    def free(self, r: LiveRequest, event: str) -> None:
         """Give back all blocks of a request, the last first; `event` says why."""
         self.kept.pop(r.index, None)
-        self._release(r, reversed(list(enumerate(self.of.pop(r.index, [])))), event)
+        for place, block in reversed([*enumerate(self.of.pop(r.index, []))]):
+            self._release(r, place, block, event)
 
 
 class StateTable(Table):
     """Blocks of a group of layers with a state, without prefix caching: one per request."""
 
     def skipped(self, tokens: int) -> int:
-        """No blocks: the state is overwritten."""
-        return 0
+        return 0  # the state is overwritten
 
-    def needed(self, r: Owner, end: int, found: Sequence[Block | None], start: int, *, whole: bool) -> int:
-        """One block, when the request begins."""
+    def needed(self, r: LiveRequest, end: int, found: Sequence[Block | None], start: int, *, whole: bool) -> int:
         return 1 - len(self.of.get(r.index, ()))
 
-    def extend(self, r: Owner, end: int) -> None:
-        """Take the block."""
+    def extend(self, r: LiveRequest, end: int) -> None:
         if not self.of.get(r.index):
             self.of[r.index] = [self._taken(r, 0, end)]
 
@@ -154,11 +146,9 @@ class KeptStateTable(Table):
         self.checkpoint: dict[int, int] = {}  # place of the state that the planned chunk leaves behind
 
     def skipped(self, tokens: int) -> int:
-        """All blocks but that of the latest state."""
         return max(0, tokens - 1) // self.block_size
 
-    def needed(self, r: Owner, end: int, found: Sequence[Block | None], start: int, *, whole: bool) -> int:
-        """At most one block for the state, and one for what a prefill leaves behind."""
+    def needed(self, r: LiveRequest, end: int, found: Sequence[Block | None], start: int, *, whole: bool) -> int:
         held, required = self.of.get(r.index, []), -(-end // self.block_size)
         place = required - 2
         leaves = (
@@ -174,11 +164,9 @@ class KeptStateTable(Table):
         return min(required - len(found) - len(held), 1 + leaves) + _unused(found)
 
     def too_new(self, found: Sequence[Block | None]) -> bool:
-        """Whether the found state is that of a step that has not run yet."""
         return bool(found) and found[-1] is not None and found[-1].content in self.blocks.new
 
-    def give_back(self, r: Owner, processed: int) -> None:
-        """Give back states before the latest two."""
+    def give_back(self, r: LiveRequest, processed: int) -> None:
         table = self.of.get(r.index, [])
         last = min(self.skipped(processed), len(table))
         for place in range(last - 1, self.given_back.get(r.index, 0) - 1, -1):
@@ -188,8 +176,7 @@ class KeptStateTable(Table):
         if former is not None and former < -(-processed // self.block_size) - 1:
             self._drop(r, former)
 
-    def extend(self, r: Owner, end: int) -> None:
-        """Take blocks for the state after `end` tokens, and for what a prefill leaves behind."""
+    def extend(self, r: LiveRequest, end: int) -> None:
         table, required = self.of.setdefault(r.index, []), -(-end // self.block_size)
         leaves = r.index in self.checkpoint
         if required > len(table) or leaves:
@@ -199,8 +186,7 @@ class KeptStateTable(Table):
             while len(table) < required:
                 table.append(self._taken(r, len(table), end))
 
-    def keep(self, r: Owner, tokens: int) -> None:
-        """Note the states that can be found again."""
+    def keep(self, r: LiveRequest, tokens: int) -> None:
         before = self.kept.get(r.index, 0)
         super().keep(r, tokens)
         at_end = (r.prompt - 1) // self.block_size - 1  # the last place from which the same prompt can go on
@@ -211,23 +197,24 @@ class KeptStateTable(Table):
             if left not in (at_end, r.junction // self.block_size - 1):
                 self.blocks.forget(block)
             elif block.content is None:
-                self.blocks.keep(block, self.content(r, left))
-                self.blocks.new.add(self.content(r, left))
+                self._keep_new(block, self.content(r, left))
         elif tokens // self.block_size - 1 == at_end >= 0 and at_end < len(table):
             block = table[at_end]
             if block is not None:
-                self.blocks.keep(block, self.content(r, at_end))
-                self.blocks.new.add(self.content(r, at_end))
+                self._keep_new(block, self.content(r, at_end))
         for block in table[before : self.kept[r.index]]:
             if block is not None and block.content is not None:
                 self.blocks.new.add(block.content)
 
-    def may_be_found(self, r: Owner, place: int) -> bool:
+    def _keep_new(self, block: Block, content: Content) -> None:
+        self.blocks.keep(block, content)
+        self.blocks.new.add(content)
+
+    def may_be_found(self, r: LiveRequest, place: int) -> bool:
         """Whether this is the state at the end of the prompt's last block, or where texts diverge."""
         return place + 1 in ((r.prompt - 1) // self.block_size, r.junction // self.block_size)
 
-    def free(self, r: Owner, event: str) -> None:
-        """Give back all blocks of a request; `event` says why."""
+    def free(self, r: LiveRequest, event: str) -> None:
         super().free(r, event)
         for places in (self.former, self.given_back, self.checkpoint):
             places.pop(r.index, None)

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 from workflow_scripts.common.command import RESULTS, STUDY, command, option, out
@@ -76,13 +75,12 @@ def trace_of_cell(task: Task, cell: CellTask, most: int | None = None) -> pd.Dat
         raise ScheduleError(f"{cell.record.engine}: static batches have no KV blocks")
     requests = task.requests
     if most is not None:
-        columns = {name: values for name, values in vars(requests).items() if isinstance(values, np.ndarray)}
-        requests = replace(requests, **{name: values[:most] for name, values in columns.items()})
-    arrives = requests.arrival_s is not None
-    settings = replace(task.decides, num_blocks=cell.num_blocks)
-    events = trace_blocks(requests, settings, step_time_of(cell, cell.speed) if arrives and cell.speed else None)
+        columns = vars(requests).items()
+        requests = RequestLengths(**{name: None if values is None else values[:most] for name, values in columns})
+    settings = replace(task.decides, num_blocks=cell.record.num_blocks)
+    events = trace_blocks(requests, settings, step_time_of(cell, requests))
     place = {name: getattr(cell.record, name) for name in PLACE}
-    sizes = {"block_size": settings.block_size, "num_blocks": cell.num_blocks}
+    sizes = {"block_size": settings.block_size, "num_blocks": settings.num_blocks}
     return _table([place | sizes | event._asdict() | {"source": "predicted"} for event in events])
 
 
@@ -101,7 +99,6 @@ def _table(rows: list[dict[str, object]]) -> pd.DataFrame:
     out("CSV file to write"),
 )
 def main(args: Namespace) -> None:
-    """Write the block trace of one cell."""
     study = load_study(args.study)
     cells = [cell for cell in expand(study) if cell.id == args.cell]
     if not cells:

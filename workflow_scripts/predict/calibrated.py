@@ -55,7 +55,12 @@ def speed_for(wanted: Wanted, calibrations: Path | None, project_files: Path = P
         why = _why_unusable(record, wanted)
         if record.dtype is not None and why is None:
             try:
-                found = _fitted(path, path.stat().st_mtime_ns, wanted.gpu.kind == "cpu", *_guide(record, wanted))
+                # Costs by the rates of the device that was calibrated or, without these, of the device at hand; without
+                # any by the data sheet.
+                rates = record.rates or wanted.rates
+                known = default_speed(wanted.gpu, wanted.dtype, ahead=wanted.ahead, rates=rates)
+                guide = known.costs if known else None, GUIDED_WITHIN if rates else GUIDED_BY_DATA_SHEET
+                found = _fitted(path, path.stat().st_mtime_ns, wanted.gpu.kind == "cpu", *guide)
                 speed = _speed(found, record, record.dtype, wanted, source)
                 return speed.model_copy(update={"how": speed.how + unused})
             except (FitError, ModelFactsError, UnpredictableError) as e:
@@ -77,12 +82,9 @@ def _candidates(wanted: Wanted, calibrations: Path | None, project_files: Path) 
     # Steps of other versions cost about the same, so the default one's calibration is the next best.
     of_environments = [f"@{wanted.environment}", ""] if wanted.environment else [""]
     for engine in (f"{engine}{at}" for at in of_environments for engine in (wanted.engine, *others)):
-        for source, folder in folders:
-            if (folder / engine / wanted.model / name).exists():
-                yield source, folder / engine / wanted.model / name
-        for source, folder in folders:
-            of_others = sorted((folder / engine).glob(f"*/{name}"))
-            yield from ((source, path) for path in of_others if path.parent.name != wanted.model)
+        found = [(source, path) for source, at in folders for path in sorted((at / engine).glob(f"*/{name}"))]
+        # The sort is stable: sources stay in their order.
+        yield from sorted(found, key=lambda one: one[1].parent.name != wanted.model)
 
 
 def _why_unusable(record: CalibrationRecord, wanted: Wanted) -> str | None:
@@ -110,14 +112,6 @@ def _in_a_line(failure: str | None) -> str:
     return " ".join(dict.fromkeys([*lines[:1], *lines[-1:]]))
 
 
-def _guide(record: CalibrationRecord, wanted: Wanted) -> tuple[StepCosts | None, float]:
-    """Costs by the rates of the device that was calibrated, and how closely they hold. Without these rates they are by
-    those of the device at hand or, without these too, by the data sheet."""
-    rates = record.rates or wanted.rates
-    known = default_speed(wanted.gpu, wanted.dtype, ahead=wanted.ahead, rates=rates)
-    return known.costs if known else None, GUIDED_WITHIN if rates else GUIDED_BY_DATA_SHEET
-
-
 @cache
 def _fitted(path: Path, changed_ns: int, on_cpu: bool, guide: StepCosts | None, within: float) -> StepFit:
     record = read_calibration(path)
@@ -127,13 +121,14 @@ def _fitted(path: Path, changed_ns: int, on_cpu: bool, guide: StepCosts | None, 
 
 
 def _speed(found: StepFit, record: CalibrationRecord, dtype: Dtype, wanted: Wanted, source: Source) -> Speed:
-    other = [
-        *([f"engine {record.engine}"] if record.engine != wanted.engine else []),
-        *(["version"] if record.environment != wanted.environment else []),
-        *([f"model {record.model}"] if record.model != wanted.model else []),
-        *([f"type {dtype}"] if dtype != wanted.dtype else []),
-        *(["number of ranks"] if wanted.ranks > 1 else []),
-    ]
+    differs = {
+        f"engine {record.engine}": record.engine != wanted.engine,
+        "version": record.environment != wanted.environment,
+        f"model {record.model}": record.model != wanted.model,
+        f"type {dtype}": dtype != wanted.dtype,
+        "number of ranks": wanted.ranks > 1,
+    }
+    other = [what for what, is_other in differs.items() if is_other]
     by_rates = wanted.gpu.kind != "cpu" and (record.rates or wanted.rates)
     used = "" if found.passes == found.measured_passes else f" of {found.passes} of {found.measured_passes} passes"
     how = (
@@ -151,8 +146,12 @@ def _speed(found: StepFit, record: CalibrationRecord, dtype: Dtype, wanted: Want
             how += f" ({OTHER_MODEL})"
     elif found.band.throughput is None:
         how = f"{UNCALIBRATED}: {how}, with {found.band.points} held-out points, too few for a band"
+    # Costs for another type: times of operations are scaled by the device's rates; those of bytes stay.
+    known, now = (peak_flop_per_s(wanted.gpu, one, wanted.rates) for one in (dtype, wanted.dtype))
+    factor = known / now if known and now else 1.0
+    scaled = {name: getattr(found.costs, name) * factor for name in ("matrix_flops", "attention_flops")}
     return Speed(
-        costs=_in_type(found.costs, dtype, wanted),
+        costs=found.costs.model_copy(update=scaled),
         source=source,
         error_pct=None if other else _pct(found.band.throughput),
         ttft_error_pct=None if other else _pct(found.band.ttft),
@@ -166,11 +165,3 @@ def _speed(found: StepFit, record: CalibrationRecord, dtype: Dtype, wanted: Want
 
 def _pct(factor: float | None) -> float | None:
     return None if factor is None else 100 * max(LEAST_ERROR, factor - 1)
-
-
-def _in_type(costs: StepCosts, fitted: Dtype, wanted: Wanted) -> StepCosts:
-    """Costs for another type: times of operations are scaled by the device's rates; those of bytes stay."""
-    known, now = (peak_flop_per_s(wanted.gpu, dtype, wanted.rates) for dtype in (fitted, wanted.dtype))
-    factor = known / now if known and now else 1.0
-    changed = {name: getattr(costs, name) * factor for name in ("matrix_flops", "attention_flops")}
-    return costs.model_copy(update=changed)

@@ -25,9 +25,8 @@ from workflow_scripts.engines.description import named
 from workflow_scripts.engines.knobs import Knobs
 from workflow_scripts.engines.registry import get_engine
 from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, facts_on
-from workflow_scripts.predict.capacity_record import Capacity, PublishedCapacity
 from workflow_scripts.predict.engine_memory import EngineSettings, Term
-from workflow_scripts.predict.engine_steps import CapacityBy
+from workflow_scripts.predict.engine_steps import Capacity, CapacityBy, PublishedCapacity
 from workflow_scripts.predict.kv_capacity import predict_capacity
 from workflow_scripts.predict.vllm_cells import capacity_of_settings
 from workflow_scripts.study.grid import Cell, expand
@@ -111,7 +110,6 @@ def _predict_row(row: Mapping[str, str]) -> Capacity:
     out("capacity.jsonl to write"),
 )
 def main(args: Namespace) -> None:
-    """Write the predictions of a study."""
     study = load_study(args.study)
     published = predict_published(Published(args.published), study.claims)
     write_jsonl(args.out, (capacity.line() for capacity in (*predict_study(expand(study)), *published)))

@@ -13,7 +13,7 @@ from typing import Any
 from workflow_scripts.catalog.gpus_and_models import Gpu
 from workflow_scripts.engines.hf_engines import HfContinuousKnobs, HfStaticKnobs, attention_of
 from workflow_scripts.engines.paged_cache import why_model_is_refused
-from workflow_scripts.predict.engine_setting import EngineSetting, Fault
+from workflow_scripts.predict.check_study import EngineSetting, Fault
 
 
 def hf_faults(settings: Sequence[EngineSetting]) -> list[Fault | None]:

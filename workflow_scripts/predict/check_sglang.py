@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from workflow_scripts.engines.sglang_engine import SglangServeKnobs
-from workflow_scripts.predict.engine_setting import EngineSetting, Fault
+from workflow_scripts.predict.check_study import EngineSetting, Fault
 
 
 def sglang_faults(settings: Sequence[EngineSetting]) -> list[Fault | None]:

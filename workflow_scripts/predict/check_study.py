@@ -17,23 +17,48 @@ import subprocess
 import sys
 from argparse import Namespace
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from workflow_scripts.catalog.environments import is_installed, python_of
-from workflow_scripts.catalog.gpus_and_models import load_gpus, load_models
+from workflow_scripts.catalog.gpus_and_models import Gpu, load_gpus, load_models
 from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.common.command import STUDY, command, option
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.device.device_check import cpu_here
 from workflow_scripts.device.processor import dtype_on
 from workflow_scripts.engines.description import EngineDescription, named
+from workflow_scripts.engines.knobs import Knobs
 from workflow_scripts.engines.registry import get_engine, load_engines
 from workflow_scripts.predict.capacity_of_cells import predict_study
-from workflow_scripts.predict.engine_setting import EngineSetting, Fault
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.study_file import load_study
+
+
+@dataclass(frozen=True)
+class EngineSetting:
+    """What an engine would be started with; of a model's folder only `config.json` is needed."""
+
+    gpu: Gpu
+    model_dir: Path
+    dtype: str
+    knobs: Knobs
+    draft_dir: Path | None = None
+    serves: bool = False
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What an engine refuses, in its own words. `knobs`: without any one of them it accepts the setting. `only_here`
+    says that this installation of the engine could not look at the model, which is no fault of the study; neither is it
+    if the version `lacks` the knobs, with which the cell ends as infeasible."""
+
+    knobs: tuple[str, ...]
+    words: str
+    only_here: bool = False
+    lacks: bool = False
 
 
 def check_cells(cells: Sequence[Cell]) -> Iterator[tuple[list[Cell], Fault]]:
@@ -78,7 +103,6 @@ def fault_lines(study: Path, faults: Iterable[tuple[list[Cell], Fault]]) -> list
 
 
 def notes(cells: Sequence[Cell]) -> list[str]:
-    """One line for each reason why cells are predicted to end as `infeasible`."""
     reasons: dict[str, list[str]] = {}
     for capacity in predict_study(cells):
         if capacity.infeasible:
@@ -90,7 +114,6 @@ def notes(cells: Sequence[Cell]) -> list[str]:
 
 
 def _asked(cells: Sequence[Cell]) -> Mapping[str, EngineDescription]:
-    """The libraries that can be asked about these cells, each with an engine that uses it."""
     used = {cell.engine for cell in cells}
     engines = [engine for engine in load_engines().values() if engine.name in used and engine.checked_by]
     return {engine.library: engine for engine in engines}
@@ -161,7 +184,6 @@ def _place(cell: Cell) -> tuple[str, str]:
     ),
 )
 def main(args: Namespace) -> None:
-    """Check the settings of a study with the engines of its environments."""
     places: dict[tuple[str, str], list[Cell]] = {}
     for cell in expand(load_study(args.study)):
         places.setdefault(_place(cell), []).append(cell)

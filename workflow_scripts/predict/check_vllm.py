@@ -22,7 +22,7 @@ from workflow_scripts.catalog.gpus_and_models import Gpu
 from workflow_scripts.common.files import read_json
 from workflow_scripts.engines import vllm_versions
 from workflow_scripts.engines.vllm_engines import VllmKnobs, command_line
-from workflow_scripts.predict.engine_setting import EngineSetting, Fault
+from workflow_scripts.predict.check_study import EngineSetting, Fault
 
 _EXTENSIONS = ("vllm._C_stable_libtorch", "vllm.vllm_flash_attn")
 # Functions of the extensions that quantization modules call while they are imported.
@@ -76,7 +76,6 @@ def _faults_of_one_platform(settings: Sequence[EngineSetting]) -> list[Fault | N
     parser = EngineArgs.add_cli_args(vllm_versions.argument_parser())
 
     def refusal(setting: EngineSetting, knobs: VllmKnobs) -> str | None:
-        """Why vLLM refuses the setting with these knobs; None if it does not."""
         choose_gpu(setting.gpu)
         os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)
         os.environ |= knobs.environment()

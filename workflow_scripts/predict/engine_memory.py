@@ -259,7 +259,6 @@ def weights(facts: ModelFacts, settings: EngineSettings, rank: PipelineRank) -> 
 
 
 def _allocated(size: float) -> float:
-    """Bytes that the allocator takes for a tensor of `size` bytes."""
     return size if size < _NEVER_SPLIT else math.ceil(size / _ALLOCATOR_STEP) * _ALLOCATOR_STEP
 
 

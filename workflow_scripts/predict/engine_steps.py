@@ -1,19 +1,81 @@
-"""What predictions must know of an engine: how it forms steps with given settings.
+"""What predictions must know of an engine with given settings: its KV capacity, and how it forms steps.
 
-The description of an engine names a function, `steps_by`, that returns an `EngineSteps`. `predict.vllm_cells` and
-`predict.hf_cells` hold those of the built-in engines.
+The description of an engine names a function, `steps_by`, that returns an `EngineSteps`, and `capacity_by`, which
+returns a `Capacity`. `predict.vllm_cells` and `predict.hf_cells` hold those of the built-in engines.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
+
+from pydantic import JsonValue
 
 from workflow_scripts.catalog.gpus_and_models import Gpu
 from workflow_scripts.physics.model_facts import ModelFacts
-from workflow_scripts.predict.capacity_record import Capacity
-from workflow_scripts.predict.graphs import Graphs
+from workflow_scripts.predict.engine_memory import Term
 from workflow_scripts.predict.schedule import SchedulerSettings
 from workflow_scripts.predict.static_batches import StaticBatches
+from workflow_scripts.predict.timing import Graphs
+
+# Field of a line of `capacity.jsonl` -> term of `predict.kv_capacity`.
+TERMS = {
+    "device_memory_bytes": "device_memory",
+    "budget_bytes": "budget",
+    "weights_bytes": "weights",
+    "activation_bytes": "activation",
+    "cuda_graphs_bytes": "cuda_graphs",
+    "other_bytes": "other",
+    "kv_cache_bytes": "available_kv_cache",
+    "bytes_per_token": "bytes_per_token",
+    "bytes_per_block": "bytes_per_block",
+    "num_blocks": "num_blocks",
+    "kv_cache_tokens": "kv_cache_tokens",
+    "max_concurrency": "max_concurrency",
+}
+
+
+@dataclass(frozen=True)
+class PublishedCapacity:
+    """What others published for these settings."""
+
+    gpu: str
+    model: str
+    num_blocks: int
+    kv_cache_tokens: int | None
+    max_concurrency: float | None
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """The KV capacity of an engine with certain settings. `terms`: those that are known, each with how it was found.
+    `infeasible`: why the engine would refuse to start. `unknown`: why there is no prediction."""
+
+    terms: Mapping[str, Term]
+    cell_id: str = ""
+    dtype: str | None = None
+    vllm_version: str | None = None
+    gpu_memory_utilization: float | None = None
+    block_size: int | None = None
+    infeasible: str | None = None
+    unknown: str | None = None
+    published: PublishedCapacity | None = None
+
+    def value(self, term: str) -> float | None:
+        """None if it is not known."""
+        return self.terms[term].value if term in self.terms else None
+
+    def line(self) -> dict[str, JsonValue]:
+        """The record as a line of `capacity.jsonl`; a field without a value is null."""
+        settings = ("dtype", "vllm_version", "gpu_memory_utilization", "block_size")
+        return {
+            **{"cell_id": self.cell_id, "source": "predicted"},
+            **{name: getattr(self, name) for name in settings},
+            **{field: self.value(term) for field, term in TERMS.items()},
+            **{"infeasible": self.infeasible, "unknown": self.unknown},
+            "how": {field: self.terms[term].how for field, term in TERMS.items() if term in self.terms},
+            **({"published": asdict(self.published)} if self.published else {}),
+        }
+
 
 Decides = SchedulerSettings | StaticBatches
 

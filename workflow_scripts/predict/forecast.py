@@ -24,8 +24,14 @@ from workflow_scripts.physics.calibration import Speed, scaled
 from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, facts_on
 from workflow_scripts.physics.step_time import StepCosts
 from workflow_scripts.predict.calibrated import PROJECT_FILES, Wanted, speed_for
-from workflow_scripts.predict.capacity_record import Capacity
-from workflow_scripts.predict.engine_steps import CapacityBy, Decides, EngineSteps, StepsBy, UnpredictableError
+from workflow_scripts.predict.engine_steps import (
+    Capacity,
+    CapacityBy,
+    Decides,
+    EngineSteps,
+    StepsBy,
+    UnpredictableError,
+)
 from workflow_scripts.predict.prediction_record import Prediction
 from workflow_scripts.predict.schedule import RequestLengths
 from workflow_scripts.predict.speed import CellTask, Task, predict_task
@@ -142,12 +148,21 @@ class _Known:
         cell = _stand_in(cell, self.study)
         knobs = cell.knobs
         try:
-            facts = self.facts(cell.gpu, cell.model, cell.knobs.quantized_as)
-            record = _with_capacity(record, _capacity(cell, gpu, facts))
+            facts = self.facts(cell.gpu, cell.model, knobs.quantized_as)
+            capacity = _capacity(cell, gpu, facts)
+            blocks = capacity.value("num_blocks")
+            record = replace(
+                record,
+                infeasible=capacity.infeasible,
+                unknown=capacity.unknown,
+                num_blocks=None if blocks is None else int(blocks),
+                kv_cache_tokens=capacity.value("kv_cache_tokens"),
+                max_concurrency=capacity.value("max_concurrency"),
+            )
             if record.infeasible or record.unknown:
                 return record
             steps_by: StepsBy = named(cast(str, get_engine(cell.engine).steps_by))
-            steps = _under_load(steps_by(cell.knobs, gpu, facts, version_of(cell.environment)), load)
+            steps = _under_load(steps_by(knobs, gpu, facts, version_of(cell.environment)), load)
             record = replace(
                 record, max_num_seqs=steps.decides.max_num_seqs, max_num_batched_tokens=steps.max_num_batched_tokens
             )
@@ -164,23 +179,22 @@ class _Known:
         prompts, outputs = int(requests.prompt_tokens.sum()), int(requests.output_tokens.sum())
         record = replace(record, lengths=kind, prompt_tokens=prompts, output_tokens=outputs)
         ahead = getattr(decides, "async_scheduling", False)
-        engine = (cell.engine, cell.model, variant(knobs))
-        wanted = (*engine, cast(Dtype, facts.dtype), ahead, knobs.ranks, cell.environment)
+        dtype = cast(Dtype, facts.dtype)
+        wanted = (cell.engine, cell.model, variant(knobs), dtype, ahead, knobs.ranks, cell.environment)
+        # What a prediction leaves out, so that it has no band.
+        unmodelled = ["the server around this engine is not modelled"] if record.engine != cell.engine_at else []
+        unmodelled += ["users' pauses between answers are not modelled"] if load.users else []
         task = CellTask(
             record=record,
-            num_blocks=record.num_blocks,
             facts=facts,
-            kv_cache_dtype=steps.kv_cache_dtype,
+            steps=steps,
             ranks=knobs.ranks,
             speed=self.speed(cell.gpu, *wanted),
             scaled=self.scaled_to(cell.gpu, *wanted),
             ceiling=_ceiling(gpu, facts),
             kind=gpu.kind,
-            eager=steps.eager,
-            one_mask=steps.one_mask,
-            graphs=steps.graphs,
             users=load.users if requests.arrival_s is None else None,
-            unmodelled="; ".join(_unmodelled(record.engine != cell.engine_at, load)),
+            unmodelled="; ".join(unmodelled),
             repeats=self.study.repeats,
             margin_pct=self.study.equivalence_margin_pct,
         )
@@ -194,7 +208,9 @@ class _Known:
         longest = int((requests.prompt_tokens + requests.output_tokens).max())
         if longest > limit:
             raise UnpredictableError(f"a request of {longest} tokens does not fit a context of {limit}")
-        return _as_sent(requests, load), kind
+        of_workload = np.zeros(len(requests)) if requests.arrival_s is None else requests.arrival_s
+        arrival_s = np.array(load.arrivals_s(of_workload.tolist(), SEED))
+        return replace(requests, arrival_s=arrival_s if arrival_s.any() else None), kind
 
 
 def _stand_in(cell: Cell, study: Study) -> Cell:
@@ -220,20 +236,6 @@ def _under_load(steps: EngineSteps, load: Load) -> EngineSteps:
     return replace(steps, decides=replace(steps.decides, max_num_seqs=slots))
 
 
-def _unmodelled(is_like: bool, load: Load) -> Iterator[str]:
-    """What a prediction leaves out, so that it has no band."""
-    if is_like:
-        yield "the server around this engine is not modelled"
-    if load.users:
-        yield "users' pauses between answers are not modelled"
-
-
-def _as_sent(requests: RequestLengths, load: Load) -> RequestLengths:
-    of_workload = np.zeros(len(requests)) if requests.arrival_s is None else requests.arrival_s
-    arrival_s = np.array(load.arrivals_s(of_workload.tolist(), SEED))
-    return replace(requests, arrival_s=arrival_s if arrival_s.any() else None)
-
-
 def _capacity(cell: Cell, gpu: Gpu, facts: ModelFacts) -> Capacity:
     """The KV cache of a cell, empty if its engine has no paged one."""
     engine = get_engine(cell.engine)
@@ -243,13 +245,6 @@ def _capacity(cell: Cell, gpu: Gpu, facts: ModelFacts) -> Capacity:
         return Capacity({})
     capacity_by: CapacityBy = named(engine.capacity_by)
     return capacity_by(cell.knobs, gpu, facts, version_of(cell.environment))
-
-
-def _with_capacity(record: Prediction, capacity: Capacity) -> Prediction:
-    blocks, tokens, requests = map(capacity.value, ("num_blocks", "kv_cache_tokens", "max_concurrency"))
-    record = replace(record, infeasible=capacity.infeasible, unknown=capacity.unknown)
-    whole = None if blocks is None else int(blocks)
-    return replace(record, num_blocks=whole, kv_cache_tokens=tokens, max_concurrency=requests)
 
 
 def _ceiling(gpu: Gpu, facts: ModelFacts) -> StepCosts | None:
@@ -262,7 +257,6 @@ def _ceiling(gpu: Gpu, facts: ModelFacts) -> StepCosts | None:
 
 class _LengthsOnly(Vocabulary):
     def random_ids(self, rng: np.random.Generator, count: int) -> list[int]:
-        """`count` equal tokens; nothing is drawn."""
         return [0] * count
 
 

@@ -6,12 +6,11 @@ from workflow_scripts.engines.paged_cache import why_paged_cache_is_refused
 from workflow_scripts.physics import formulas
 from workflow_scripts.physics.layers import Experts
 from workflow_scripts.physics.model_facts import ModelFacts
-from workflow_scripts.predict.capacity_record import Capacity
 from workflow_scripts.predict.engine_memory import Term
-from workflow_scripts.predict.engine_steps import EngineSteps, UnpredictableError
-from workflow_scripts.predict.graphs import Graphs
+from workflow_scripts.predict.engine_steps import Capacity, EngineSteps, UnpredictableError
 from workflow_scripts.predict.schedule import SchedulerSettings
 from workflow_scripts.predict.static_batches import StaticBatches
+from workflow_scripts.predict.timing import Graphs
 
 
 def hf_continuous_capacity(knobs: HfContinuousKnobs, gpu: Gpu, facts: ModelFacts, version: str = "") -> Capacity:

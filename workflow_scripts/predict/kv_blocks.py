@@ -1,8 +1,8 @@
-"""KV blocks of a device as vLLM's pool gives them out: which are free, and which of these keep their content.
+"""What the scheduler counts instead of listing: KV blocks of a device, and the sequences that decode.
 
-Blocks are counted, not listed. With prefix caching a freed block keeps its content until it is needed for something
-else; the block that was freed first is used first. So the free blocks form a queue: blocks that hold nothing at the
-front, then runs of full blocks. Three kinds of blocks suffice to find every cache hit (vllm/v1/core/block_pool.py):
+With prefix caching a freed block of vLLM's pool keeps its content until it is needed for something else; the block that
+was freed first is used first. So the free blocks form a queue: blocks that hold nothing at the front, then runs of full
+blocks. Three kinds of blocks suffice to find every cache hit (vllm/v1/core/block_pool.py):
 
 - blocks of a text that several prompts begin with: each has its own place in the queue and a count of its users;
 - full blocks of only one request, which only that request can hit, when it comes back from a preemption: a run
@@ -12,9 +12,6 @@ front, then runs of full blocks. Three kinds of blocks suffice to find every cac
 
 from collections import OrderedDict
 from collections.abc import Sequence
-
-# More blocks than anything takes, if no number is given.
-UNLIMITED = 1 << 48
 
 
 class SharedBlock:
@@ -49,13 +46,11 @@ class BlockPool:
 
     @property
     def held(self) -> int:
-        """Blocks that requests hold."""
         return self.capacity - self.free
 
     def take(self, count: int) -> None:
-        """Take free blocks, those that hold nothing first."""
         self.free -= count
-        self._empty -= count
+        self._empty -= count  # those that hold nothing come first
         if self._empty < 0:
             self._evict(-self._empty)
             self._empty = 0
@@ -91,7 +86,6 @@ class BlockPool:
         return shared, min(self._evictable.get(request, 0), most_blocks - len(shared))
 
     def adopt(self, request: int, shared: list[SharedBlock], own: int) -> None:
-        """Give a request the blocks that a lookup found."""
         for block in shared:
             if not block.users:
                 del self._evictable[block]
@@ -130,3 +124,63 @@ class BlockPool:
             if not block.users:
                 self._evictable[block] = 1
                 self.free += 1
+
+
+class DecodeGroup:
+    """What a group of decoding sequences does in any step, without visiting each sequence.
+
+    A sequence is represented by its birth: the step before which it would have computed nothing, had it always been
+    decoding. Before step t it has computed t - birth tokens, and it takes a block in step t if that is a multiple of
+    the block size. So the group only needs the sum of births and, for each remainder, their number.
+
+    >>> group = DecodeGroup(block_size=4)
+    >>> group.join(birth=-4)
+    >>> group.join(birth=-6)
+    >>> group.kv_tokens(step=0)
+    12
+    >>> [group.blocks(step, 1) for step in range(6)]
+    [1, 0, 1, 0, 1, 0]
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self.size = 0
+        self._block_size = block_size
+        self._sum_of_births = 0
+        self._by_remainder = [0] * block_size
+
+    def join(self, birth: int) -> None:
+        self.size += 1
+        self._sum_of_births += birth
+        self._by_remainder[birth % self._block_size] += 1
+
+    def leave(self, birth: int) -> None:
+        self.size -= 1
+        self._sum_of_births -= birth
+        self._by_remainder[birth % self._block_size] -= 1
+
+    def kv_tokens(self, step: int) -> int:
+        return self.size * (step + 1) - self._sum_of_births
+
+    def blocks(self, step: int, steps: int) -> int:
+        """Blocks that the group takes in `steps` steps, beginning with `step`."""
+        cycles, rest = divmod(steps, self._block_size)
+        first = step % self._block_size
+        beyond = max(0, first + rest - self._block_size)
+        return cycles * self.size + sum(self._by_remainder[first : first + rest]) + sum(self._by_remainder[:beyond])
+
+    def steps_with(self, blocks: int, step: int) -> int:
+        """Number of steps, beginning with `step`, for which this many blocks suffice; the group must not be empty.
+
+        >>> group = DecodeGroup(block_size=4)
+        >>> group.join(birth=0)
+        >>> group.join(birth=2)
+        >>> [group.steps_with(blocks, step=1) for blocks in range(4)]
+        [1, 3, 5, 7]
+        """
+        # Each sequence takes one block every `block_size` steps.
+        cycles, left = divmod(blocks, self.size)
+        steps = cycles * self._block_size
+        while (taken := self._by_remainder[(step + steps) % self._block_size]) <= left:
+            left -= taken
+            steps += 1
+        return steps

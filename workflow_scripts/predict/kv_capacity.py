@@ -266,5 +266,4 @@ def _observation(text: str) -> tuple[float, int]:
     ),
 )
 def main(args: Namespace) -> None:
-    """Print the capacity of one model on one kind of GPU as JSON."""
     print(json.dumps(_report(args), indent=2, default=asdict))

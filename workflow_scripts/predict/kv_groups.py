@@ -65,7 +65,6 @@ class KvPool:
         return math.ceil(tokens / block_size) + 1
 
     def blocks_per_request(self, max_model_len: int) -> int:
-        """Blocks of all groups that a request of `max_model_len` tokens may take."""
         return sum(self.blocks_of_group(group, max_model_len) for group in self.groups)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from workflow_scripts.predict.block_tables import KeptStateTable, StateTable, Table
 from workflow_scripts.predict.kv_groups import KvPool
-from workflow_scripts.predict.pool_blocks import Block, Blocks, Owner
+from workflow_scripts.predict.pool_blocks import Block, Blocks, LiveRequest
 
 
 class LayeredPool:
@@ -32,7 +32,7 @@ class LayeredPool:
         self.most_asked = 0
         self.short = False
 
-    def find(self, request: Owner) -> tuple[list[list[Block | None]], int]:
+    def find(self, request: LiveRequest) -> tuple[list[list[Block | None]], int]:
         """What the prefix cache has of a request: blocks of each group, and up to which token."""
         found: list[list[Block | None]] = [[] for _ in self.tables]
         request.junction = 0
@@ -65,7 +65,7 @@ class LayeredPool:
         return found, most
 
     def allocate(
-        self, request: Owner, tokens: int, found: Sequence[Sequence[Block | None]] | None = None, start: int = 0
+        self, request: LiveRequest, tokens: int, found: Sequence[Sequence[Block | None]] | None = None, start: int = 0
     ) -> bool:
         """Give a request the blocks for its next tokens; False if there are too few. A request that is admitted comes
         with what was `found` for it up to `start`, and all its tokens must fit."""
@@ -96,24 +96,22 @@ class LayeredPool:
         return True
 
     def _needed(
-        self, request: Owner, end: int, found: Sequence[Sequence[Block | None]], start: int, *, whole: bool
+        self, request: LiveRequest, end: int, found: Sequence[Sequence[Block | None]], start: int, *, whole: bool
     ) -> int:
         tables = zip(self.tables, found, strict=True)
         return sum(table.needed(request, end, blocks, start, whole=whole) for table, blocks in tables)
 
-    def keep(self, request: Owner, tokens: int) -> None:
-        """Note what the blocks of a request's first `tokens` tokens hold."""
+    def keep(self, request: LiveRequest, tokens: int) -> None:
         if self.caching:
             for table in self.tables:
                 table.keep(request, tokens)
 
-    def free(self, request: Owner, event: str = "freed") -> None:
-        """Take back all blocks of a request; `event` says why."""
+    def free(self, request: LiveRequest, event: str = "freed") -> None:
         for table in self.tables:
             table.free(request, event)
 
 
-def _find_kind(tables: Sequence[Table], request: Owner, tokens: int) -> list[list[Block | None] | None]:
+def _find_kind(tables: Sequence[Table], request: LiveRequest, tokens: int) -> list[list[Block | None] | None]:
     """The longest beginning of at most `tokens` tokens that groups of one kind all have: their blocks, place by place.
     A place is None if no token after the beginning looks at it."""
 

@@ -49,7 +49,6 @@ class _Passes:
         return cls(rows, seen, last, _between(ends_s, seen), np.broadcast_to(weights, seen.shape)[seen])
 
     def reported_s(self, costs: StepCosts) -> FloatArray:
-        """When the end of each step is reported, from the start of its pass."""
         on_device_s, host = device_s(self.rows, costs), costs.launch
         if host is None:
             return on_device_s.cumsum(axis=0)
@@ -74,7 +73,7 @@ class _Passes:
         return reported
 
     def off(self, costs: StepCosts) -> FloatArray:
-        """Logarithms of predicted over measured times between reports."""
+        # Logarithms of predicted over measured times between reports.
         logs: FloatArray = np.log(np.maximum(_between(self.reported_s(costs), self.seen), 1e-9) / self.times_s)
         return logs
 

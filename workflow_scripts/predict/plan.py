@@ -170,7 +170,6 @@ def _print_costs(console: Console, study: Study, table: pd.DataFrame) -> None:
     option("--written", action="store_true", help="print the plan that was written before, and write nothing"),
 )
 def main(args: Namespace) -> None:
-    """Plan a study."""
     study = load_study(args.study)
     cells = expand(study)
     paths = StudyPaths(args.results, study.name)

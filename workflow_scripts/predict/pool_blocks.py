@@ -1,27 +1,31 @@
 """The blocks of a device: which are free, which keep their content, and what happens to each of them."""
 
 from collections import OrderedDict
-from collections.abc import Iterable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 # What a block holds: the number of its group, the owner of its tokens, and which block of this owner it is.
 Content = tuple[int, int, int]
 
 
-class Owner(Protocol):
-    """What a table must know of a request. `prompt`, `tokens`, `computed`: tokens of its prompt, known so far, and
-    computed. `in_flight`: computed in steps that still run. `junction`: tokens of its prompt that some groups of layers
-    found, if all found fewer; else 0."""
+class LiveRequest:
+    """A request while it is served. `prompt`, `tokens`, `computed`: tokens of its prompt, known so far (its prompt and
+    the known part of its answer), and computed. `in_flight`: computed in steps that still run, of which `stale` before
+    the request was preempted. `awaited`: tokens of the answer that scheduled steps will still generate. `junction`:
+    tokens of its prompt that some groups of layers found, if all found fewer; else 0."""
 
-    index: int
-    prompt: int
-    tokens: int
-    computed: int
-    in_flight: int
-    junction: int
+    def __init__(self, index: int, prompt: int, output: int, text: int, shared_blocks: int) -> None:
+        self.index = index
+        self.prompt = self.tokens = prompt
+        self.last = prompt + output
+        self.text, self.shared_blocks = text, shared_blocks
+        self.computed = self.in_flight = self.stale = self.awaited = self.junction = 0
+        self.runs = self.is_prefill = False
+        # How often it lost its blocks with no other running, and how many tokens were known then.
+        self.lost = self.lost_at = 0
 
     def owner(self, block: int) -> int:
         """Whose tokens a block of its text holds: a shared text's, or its own."""
+        return self.text if block < self.shared_blocks else -1 - self.index
 
 
 class BlockEvent(NamedTuple):
@@ -44,7 +48,7 @@ class BlockEvent(NamedTuple):
 
 
 class Block:
-    """A block that a request holds, or that keeps its content until it is needed."""
+    """A block that requests hold, or that keeps its content until it is needed."""
 
     __slots__ = ("content", "number", "users")
 
@@ -74,16 +78,13 @@ class Blocks:
 
     @property
     def free(self) -> int:
-        """Blocks that can be taken."""
         return self._empty + len(self._kept)
 
     @property
     def held(self) -> int:
-        """Blocks that requests hold."""
         return self.capacity - self.free
 
     def find(self, content: Content) -> Block | None:
-        """A block with this content."""
         return next(iter(self._holders.get(content, ())), None)
 
     def take(self) -> Block:
@@ -103,39 +104,33 @@ class Blocks:
         return Block(block.number)
 
     def share(self, block: Block) -> None:
-        """Give a block to one more request."""
         if not block.users:
             del self._kept[block]
         block.users += 1
 
-    def release(self, blocks: Iterable[Block | None]) -> None:
-        """Take blocks back; of those that keep their content, the first is used again first."""
-        for block in blocks:
-            if block is not None:
-                block.users -= 1
-                if not block.users and block.content is None:
-                    self._empty += 1
-                    self._numbers.append(block.number)
-                elif not block.users:
-                    self._kept[block] = None
+    def release(self, block: Block) -> None:
+        """Take a block back; of those that keep their content, the first is used again first."""
+        block.users -= 1
+        if not block.users and block.content is None:
+            self._empty += 1
+            self._numbers.append(block.number)
+        elif not block.users:
+            self._kept[block] = None
 
     def keep(self, block: Block, content: Content) -> None:
-        """Note what a block holds."""
         if block.content is None:
             block.content = content
             self._holders.setdefault(content, {})[block] = None
         assert block.content == content
 
     def note(
-        self, event: str, request: Owner | None, group: int, place: int, block: Block, tokens: int | None = None
+        self, event: str, request: LiveRequest | None, group: int, place: int, block: Block, tokens: int | None = None
     ) -> None:
-        """Add an event to the list, if there is one."""
         if self.events is not None:
             index = None if request is None else request.index
             self.events.append(BlockEvent(self.step, event, index, group, place, block.number, block.users, tokens))
 
     def forget(self, block: Block) -> None:
-        """A block no longer holds what it held."""
         if block.content is not None:
             holders = self._holders[block.content]
             del holders[block]

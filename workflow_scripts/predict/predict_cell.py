@@ -38,7 +38,6 @@ ALWAYS_TOLD = ("speed_source", "error_pct", "ttft_error_pct", "how")
 
 
 def predictable() -> Mapping[str, EngineDescription]:
-    """The engines whose cells are predicted, by name."""
     return {name: engine for name, engine in load_engines().items() if engine.steps_by is not None}
 
 
@@ -136,7 +135,6 @@ def _rounded(value: float) -> float:
     option("--project-files", type=Path, default=PROJECT_FILES, help="folder with calibrations (%(default)s)"),
 )
 def main(args: Namespace) -> None:
-    """Print the prediction of one cell."""
     given = [args.study, args.workload, args.prompt_tokens, args.output_tokens]
     if [value is not None for value in given] not in ([True, True, False, False], [False, False, True, True]):
         raise StudyError("give either --study and --workload, or --prompt-tokens and --output-tokens")

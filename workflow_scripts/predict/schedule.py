@@ -17,6 +17,9 @@ import numpy.typing as npt
 from workflow_scripts.predict.kv_groups import KvPool
 from workflow_scripts.workloads.request import Request
 
+# More blocks than anything takes, if no number is given.
+UNLIMITED = 1 << 48
+
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 
@@ -60,7 +63,6 @@ class RequestLengths:
 
     @classmethod
     def of(cls, requests: Sequence[Request]) -> "RequestLengths":
-        """The lengths of a workload's requests."""
         arrivals = np.array([request.arrival_s for request in requests], dtype=np.float64)
         tokens = np.array([request.prefix_tokens for request in requests], dtype=np.int64)
         ids = [-1 if request.prefix_id is None else request.prefix_id for request in requests]
@@ -142,7 +144,6 @@ class Segments:
 
     @property
     def first_step(self) -> IntArray:
-        """Number of each run's first step, counted from 0."""
         return np.cumsum(self.steps) - self.steps
 
 
@@ -164,7 +165,6 @@ class LayeredSegments(Segments):
     near: Mapping[tuple[int, bool], Within]
 
     def within(self, limit: int | None, chunked: bool) -> Within:
-        """What tokens look at in layers with this reach."""
         return super().within(limit, chunked) if limit is None else self.near[limit, chunked]
 
 
@@ -235,6 +235,7 @@ class ScheduleMaker:
     ) -> None:
         count = len(requests)
         self.settings, self.step_time, self.observe = settings, step_time, observe
+        self.capacity = UNLIMITED if settings.num_blocks is None else settings.num_blocks - 1
         self.shares = settings.enable_prefix_caching and requests.prefix_id is not None
         self.arrivals: list[float] = [0.0] * count if requests.arrival_s is None else requests.arrival_s.tolist()
         self.now_s = self.free_s = 0.0  # when the step is planned, and when the device has finished the one before
@@ -244,8 +245,11 @@ class ScheduleMaker:
         self.columns = {name: array("q") for name in Segments.__dataclass_fields__ if name != "idle_s"}
         self.idle_s = array("d")
 
-    def made(self, segments: Segments, evicted_blocks: int | None, needs_blocks: int | None) -> Schedule:
-        """The schedule of these segments."""
+    def made(self, segments: Segments, evicted_blocks: int | None, asked: int, filled: int, short: bool) -> Schedule:
+        """The schedule of these segments. `asked`, `filled`: most blocks that a request was to have, and that had any
+        content. `short`: whether with more blocks the engine might have decided otherwise."""
+        # With fewer blocks, other blocks would have been evicted, possibly shared ones.
+        needed = max(self.peak_blocks_held, asked, filled if self.shares else 0) + 1
         of_steps = ("first_step", "first_token_step", "last_token_step")
         names = (*of_steps, "preemptions", "cached_tokens", "recomputed_tokens")
         return Schedule(
@@ -254,5 +258,5 @@ class ScheduleMaker:
             **{name: np.array(getattr(self, name), dtype=np.int64) for name in names},
             evicted_blocks=evicted_blocks,
             peak_blocks_held=self.peak_blocks_held,
-            needs_blocks=needs_blocks,
+            needs_blocks=None if short or any(self.preemptions) else needed,
         )

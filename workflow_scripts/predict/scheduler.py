@@ -1,8 +1,8 @@
 """The schedule of an engine, made without the engine: what vLLM's scheduler and its KV-cache manager decide.
 
 Between two events (a request is admitted, ends, arrives or loses its blocks) all steps are equal: each running request
-computes one token. So the cost grows with the requests, not with their tokens: decoding sequences are kept as a
-group (`decode_group`), and blocks are counted (`kv_blocks`).
+computes one token. So the cost grows with the requests, not with their tokens: decoding sequences are a group,
+and blocks are counted (`kv_blocks`).
 
 The rules are those of vLLM 0.32 (vllm/v1/core/sched/scheduler.py, `schedule`). Running requests come first, in the
 order of their admission. Then waiting requests are admitted first come, first served, as long as tokens, places and
@@ -18,8 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from workflow_scripts.predict.decode_group import DecodeGroup
-from workflow_scripts.predict.kv_blocks import UNLIMITED, BlockPool
+from workflow_scripts.predict.kv_blocks import BlockPool, DecodeGroup
 from workflow_scripts.predict.schedule import (
     Observe,
     RequestLengths,
@@ -82,18 +81,8 @@ class _Chunk(NamedTuple):
     end: int
 
 
-class _Row(NamedTuple):
-    # The fields of `Segments`.
-    decode_seqs: int
-    decode_kv_tokens: int
-    prefill_seqs: int
-    prefill_tokens: int
-    prefill_kv_tokens: int
-    prefill_attended_tokens: int
-    sampled_tokens: int
-    running_seqs: int
-    waiting_seqs: int
-    blocks_held: int
+# The fields of `Segments` that are the same in all steps of a run, except that `decode_kv_tokens` grows.
+Row = dict[str, int]
 
 
 class _Scheduler(ScheduleMaker):
@@ -108,7 +97,7 @@ class _Scheduler(ScheduleMaker):
         self.prompt_tokens: list[int] = requests.prompt_tokens.tolist()
         self.output_tokens: list[int] = requests.output_tokens.tolist()
         self.pool = BlockPool(
-            UNLIMITED if settings.num_blocks is None else settings.num_blocks - 1,
+            self.capacity,
             settings.block_size,
             settings.enable_prefix_caching,
             _shared_contents(requests, settings.block_size) if self.shares else [()] * count,
@@ -133,9 +122,10 @@ class _Scheduler(ScheduleMaker):
         self.short_of_blocks = False
 
     def run(self) -> Schedule:
-        """Schedule steps until all requests have ended."""
         while True:
-            self._arrive()
+            while self.arrived < len(self.arrivals) and self.arrivals[self.arrived] <= self.now_s:
+                self.waiting.append(self.arrived)
+                self.arrived += 1
             if not self.waiting and not self.running:
                 if self.arrived == len(self.arrivals):
                     return self._schedule()
@@ -151,11 +141,6 @@ class _Scheduler(ScheduleMaker):
                 self._release(self.ending)
                 self.ending = []
                 self.now_s = self.free_s
-
-    def _arrive(self) -> None:
-        while self.arrived < len(self.arrivals) and self.arrivals[self.arrived] <= self.now_s:
-            self.waiting.append(self.arrived)
-            self.arrived += 1
 
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self.block_size)
@@ -254,15 +239,25 @@ class _Scheduler(ScheduleMaker):
             budget -= end - start
 
     def _pass(self, chunks: list[_Chunk], preempted: list[int]) -> None:
-        """Advance past this step and the equal steps after it."""
         complete = sum(c.end == self.prompt_tokens[c.request] + self.generated[c.request] for c in chunks)
         tokens, ends = sum(chunk.end - chunk.start for chunk in chunks), sum(chunk.end for chunk in chunks)
         pairs = sum(chunk.end * (chunk.end + 1) - chunk.start * (chunk.start + 1) for chunk in chunks) // 2
-        row = _Row(
-            *(self.decoding.size, self.decoding.kv_tokens(self.step), len(chunks), tokens, ends, pairs),
-            *(self.decoding.size + complete, len(self.running), len(self.waiting), self.pool.held),
-        )
-        steps = 1 if chunks or preempted or self.ending else self._alike_steps()
+        row = {
+            "decode_seqs": self.decoding.size,
+            "decode_kv_tokens": self.decoding.kv_tokens(self.step),
+            "prefill_seqs": len(chunks),
+            "prefill_tokens": tokens,
+            "prefill_kv_tokens": ends,
+            "prefill_attended_tokens": pairs,
+            "sampled_tokens": self.decoding.size + complete,
+            "running_seqs": len(self.running),
+            "waiting_seqs": len(self.waiting),
+            "blocks_held": self.pool.held,
+        }
+        # Steps, including this one, in which all decoding requests go on and find blocks; this one has its blocks.
+        steps = 1 if chunks or preempted or self.ending else self.next_ends[0] - self.step + 1
+        if self.decoding.blocks(self.step + 1, steps - 1) > self.pool.free:
+            steps = 1 + self.decoding.steps_with(self.pool.free, self.step + 1)
         idle_s = 0.0
         if self.arrived < len(self.arrivals):
             steps, idle_s = self._pass_time(row, steps)
@@ -270,8 +265,9 @@ class _Scheduler(ScheduleMaker):
             idle_s, self.free_s = self.now_s - self.free_s, self.now_s
         if self.observe is not None:
             self.observe(self._look(row, steps, chunks, preempted))
-        for column, value in zip(self.columns.values(), (steps, *row), strict=True):
-            column.append(value)
+        for name, value in row.items():
+            self.columns[name].append(value)
+        self.columns["steps"].append(steps)
         self.idle_s.append(idle_s)
         self.pool.take(self.decoding.blocks(self.step + 1, steps - 1))
         self.peak_blocks_held = max(self.peak_blocks_held, self.pool.held)
@@ -285,26 +281,22 @@ class _Scheduler(ScheduleMaker):
             self._release(self.ending)
             self.ending = []
 
-    def _alike_steps(self) -> int:
-        """Steps, including this one, in which all decoding requests go on and find blocks; this one has its blocks."""
-        steps = self.next_ends[0] - self.step + 1
-        if self.decoding.blocks(self.step + 1, steps - 1) > self.pool.free:
-            steps = 1 + self.decoding.steps_with(self.pool.free, self.step + 1)
-        return steps
-
-    def _pass_time(self, row: _Row, steps: int) -> tuple[int, float]:
+    def _pass_time(self, row: Row, steps: int) -> tuple[int, float]:
         """Advance the clock; return the steps before the next request arrives, and how long the device was idle."""
         assert self.step_time is not None
         start_s = max(self.free_s, self.now_s)
         idle_s = start_s - self.free_s
-        ends_s = start_s + np.cumsum(self.step_time(_one_by_one(row, steps)))
+        columns = {name: np.full(steps, value, dtype=np.int64) for name, value in row.items()}
+        columns["decode_kv_tokens"] += row["decode_seqs"] * np.arange(steps)
+        one_by_one = Segments(steps=np.ones(steps, dtype=np.int64), **columns, idle_s=np.zeros(steps))
+        ends_s = start_s + np.cumsum(self.step_time(one_by_one))
         # A step is planned when the previous one starts; without `async_scheduling`, when that ends.
         put_together_s = np.concatenate(([start_s], ends_s[:-1])) if self.settings.async_scheduling else ends_s
         steps = 1 + int(np.searchsorted(put_together_s[: steps - 1], self.arrivals[self.arrived]))
         self.now_s, self.free_s = float(put_together_s[steps - 1]), float(ends_s[steps - 1])
         return steps, idle_s
 
-    def _look(self, row: _Row, steps: int, chunks: list[_Chunk], preempted: list[int]) -> StepRun:
+    def _look(self, row: Row, steps: int, chunks: list[_Chunk], preempted: list[int]) -> StepRun:
         in_chunks = {chunk.request: chunk.end - chunk.start for chunk in chunks}
         decoding = [r for r in self.running if r not in in_chunks and r not in self.ending]
         return StepRun(
@@ -313,7 +305,7 @@ class _Scheduler(ScheduleMaker):
             list(self.waiting),
             dict.fromkeys(decoding, 1) | in_chunks,
             preempted,
-            [row.blocks_held + self.decoding.blocks(self.step + 1, further) for further in range(steps)],
+            [row["blocks_held"] + self.decoding.blocks(self.step + 1, further) for further in range(steps)],
         )
 
     def _computed(self, chunk: _Chunk) -> None:
@@ -357,12 +349,9 @@ class _Scheduler(ScheduleMaker):
 
     def _schedule(self) -> Schedule:
         columns = {name: np.frombuffer(column, np.int64) for name, column in self.columns.items()}
-        depends_on_blocks = self.short_of_blocks or any(self.preemptions) or self.pool.evicted_shared
-        # With fewer blocks, other blocks would have been evicted, possibly shared ones.
-        filled = self.pool.most_filled if self.shares else 0
-        needed = max(self.peak_blocks_held, self.peak_blocks_asked, filled) + 1
-        segments = Segments(**columns, idle_s=np.frombuffer(self.idle_s))
-        return self.made(segments, self.pool.evicted_shared, None if depends_on_blocks else needed)
+        segments, evicted = Segments(**columns, idle_s=np.frombuffer(self.idle_s)), self.pool.evicted_shared
+        short = self.short_of_blocks or evicted > 0
+        return self.made(segments, evicted, self.peak_blocks_asked, self.pool.most_filled, short)
 
 
 def _shared_contents(requests: RequestLengths, block_size: int) -> list[Sequence[int]]:
@@ -375,9 +364,3 @@ def _shared_contents(requests: RequestLengths, block_size: int) -> list[Sequence
     np.maximum.at(most, text, blocks)
     first = (np.cumsum(most) - most)[text]
     return [range(start, end) for start, end in zip(first.tolist(), (first + blocks).tolist(), strict=True)]
-
-
-def _one_by_one(row: _Row, steps: int) -> Segments:
-    columns = {name: np.full(steps, value, dtype=np.int64) for name, value in row._asdict().items()}
-    columns["decode_kv_tokens"] += row.decode_seqs * np.arange(steps)
-    return Segments(steps=np.ones(steps, dtype=np.int64), **columns, idle_s=np.zeros(steps))

@@ -17,8 +17,7 @@ from workflow_scripts.physics.step_time import (
     segment_times_s,
     usual_waits_s,
 )
-from workflow_scripts.predict.engine_steps import Decides
-from workflow_scripts.predict.graphs import Graphs
+from workflow_scripts.predict.engine_steps import Decides, EngineSteps
 from workflow_scripts.predict.prediction_record import KV_BLOCKS, PROMPTS, SEQUENCES, TOKEN_BUDGET, Band, Prediction
 from workflow_scripts.predict.schedule import (
     FloatArray,
@@ -74,16 +73,12 @@ class CellTask:
     """One cell of a `Task`: what is known of it, and how fast its device does a step's work."""
 
     record: Prediction
-    num_blocks: int | None
     facts: ModelFacts
-    kv_cache_dtype: str
+    steps: EngineSteps
     ranks: int
     speed: Speed | None
     ceiling: StepCosts | None
     kind: str
-    eager: bool
-    one_mask: bool
-    graphs: Graphs | None
     users: int | None
     unmodelled: str
     repeats: int
@@ -98,7 +93,7 @@ def predict_task(task: Task) -> list[Prediction]:
     with_longer_steps: list[Schedule] = []
     records = []
     # A schedule for many blocks serves all cells that have enough of them.
-    for cell in sorted(task.cells, key=lambda cell: -(cell.num_blocks or 0)):
+    for cell in sorted(task.cells, key=lambda cell: -(cell.record.num_blocks or 0)):
         try:
             records.append(_predict(cell, task, made, with_longer_steps))
         except ScheduleError as e:
@@ -113,14 +108,11 @@ def _predict(cell: CellTask, task: Task, made: list[Schedule], with_longer_steps
         unknown = "the rates of this device are not known: `snakemake calibrate` measures them"
         return replace(_with_counts(cell.record, found, work.steps, task), unknown=unknown)
     speed = cell.speed
-    if beyond := _beyond(work, speed):
-        speed = speed.model_copy(update={"error_pct": None, "ttft_error_pct": None, "how": speed.how + beyond})
+    if why := _beyond(work, speed) + (f"; {cell.unmodelled}" if cell.unmodelled else ""):
+        speed = speed.model_copy(update={"error_pct": None, "ttft_error_pct": None, "how": speed.how + why})
     timed = time_schedule(found, work, speed.costs, task.requests, cell.users)
     fastest = time_schedule(found, work, cell.ceiling, task.requests, cell.users) if cell.ceiling else None
     record = _with_counts(cell.record, found, timed.segment_s, task)
-    if cell.unmodelled:
-        how = f"{speed.how}; {cell.unmodelled}"
-        speed = speed.model_copy(update={"error_pct": None, "ttft_error_pct": None, "how": how})
     record = _with_times(record, speed, timed, fastest, task.requests)
     record = _with_shares(record, work, speed.costs, timed)
     if cell.scaled and record.output_tokens:
@@ -137,12 +129,13 @@ def _with_remedies(
     """The rates if a GPU had to wait less for launches. Either graphs are also captured for the steps that are too
     large for them. Or a step takes twice the tokens; this schedule is only made if the GPU waits for much of the time,
     and if any step has as many as are allowed."""
-    graphs, decides, arrives = cell.graphs, task.decides, task.requests.arrival_s is not None
-    if cell.speed is None or graphs is None or cell.eager or arrives or not record.output_tokens:
+    steps, graphs, decides = cell.steps, cell.steps.graphs, task.decides
+    arrives = task.requests.arrival_s is not None
+    if cell.speed is None or graphs is None or steps.eager or arrives or not record.output_tokens:
         return record
     costs = cell.speed.costs
     largest = int((found.segments.decode_seqs + found.segments.prefill_tokens).max())
-    larger = replace(cell, graphs=replace(graphs, tokens=max(graphs.tokens, largest)))
+    larger = replace(cell, steps=replace(steps, graphs=replace(graphs, tokens=max(graphs.tokens, largest))))
     timed = time_schedule(found, work_of(found, larger, task), costs, task.requests)
     rate = record.output_tokens / timed.wall_s
     waits = record.launch_share is not None and record.launch_share > WAITS_FROM
@@ -157,24 +150,20 @@ def _with_remedies(
 
 def schedule_for(cell: CellTask, task: Task, made: list[Schedule]) -> Schedule:
     """A schedule that holds for the cell's blocks; an existing one if possible."""
+    blocks = cell.record.num_blocks
     for known in made:
-        if cell.num_blocks is None or known.holds_for(cell.num_blocks):
+        if blocks is None or known.holds_for(blocks):
             return known
     if isinstance(task.decides, StaticBatches):
         found = static_schedule(task.requests, task.decides.batch_size)
     else:
-        settings = replace(task.decides, num_blocks=cell.num_blocks)
-        # Without arrivals no decision depends on time.
-        arrives = task.requests.arrival_s is not None
-        found = make_schedule(
-            task.requests, settings, step_time_of(cell, cell.speed) if arrives and cell.speed else None
-        )
+        settings = replace(task.decides, num_blocks=blocks)
+        found = make_schedule(task.requests, settings, step_time_of(cell, task.requests))
     made.append(found)
     return found
 
 
 def work_of(found: Schedule, cell: CellTask, task: Task) -> StepWork:
-    """What the steps of the task's schedule read and compute for a cell."""
     if isinstance(task.decides, StaticBatches):
         return static_work(task.requests, task.decides, cell.facts, copies_matrices=cell.kind == "cpu")
     # A request that comes later is taken in when its prompt is computed.
@@ -184,13 +173,17 @@ def work_of(found: Schedule, cell: CellTask, task: Task) -> StepWork:
 
 
 def _work(segments: Segments, cell: CellTask, taken_in: int | IntArray) -> StepWork:
-    return step_work(
-        *(segments, cell.facts, cell.kv_cache_dtype, cell.ranks, taken_in), one_mask=cell.one_mask, graphs=cell.graphs
-    )
+    steps = cell.steps
+    of_engine = {"one_mask": steps.one_mask, "graphs": steps.graphs}
+    return step_work(segments, cell.facts, steps.kv_cache_dtype, cell.ranks, taken_in, **of_engine)
 
 
-def step_time_of(cell: CellTask, speed: Speed) -> StepTime:
-    """The function that gives the seconds of steps on the device of a cell."""
+def step_time_of(cell: CellTask, requests: RequestLengths) -> StepTime | None:
+    """The function that gives the seconds of steps on the device of a cell. None if its costs are not known, or all
+    requests are there from the start, so that no decision depends on time."""
+    speed = cell.speed
+    if speed is None or requests.arrival_s is None:
+        return None
 
     def seconds(segments: Segments) -> FloatArray:
         work = _work(segments, cell, segments.prefill_seqs)
@@ -271,7 +264,6 @@ def _error_pct(share_pct: float | None, error_s: float, of_s: float) -> float | 
 def _bands(
     of_requests_s: FloatArray, fastest_s: FloatArray | None, error_pct: float | None
 ) -> tuple[Band | None, Band | None]:
-    """Median and 99th percentile of a latency; None if no request has it."""
     known = ~np.isnan(of_requests_s)
     if not known.any():
         return None, None
@@ -362,7 +354,7 @@ def _with_costs(record: Prediction, cell: CellTask, speed: Speed, task: Task, ti
     requests = len(task.requests)
     in_a_pass = pass_size(requests, task.decides.max_num_seqs, not isinstance(task.decides, StaticBatches))
     warmup_s = USUAL_PASSES * in_a_pass / requests * timed.wall_s
-    start_s = (EAGER_START_S if cell.eager else START_S)[cell.kind]
+    start_s = (EAGER_START_S if cell.steps.eager else START_S)[cell.kind]
     if cell.kind != "cpu":
         start_s += cell.facts.weight_bytes / cell.ranks / WEIGHTS_BYTES_PER_S
     stop_s = STOP_S[cell.kind]

@@ -6,7 +6,7 @@ the times best, as factors; `predict.pipeline_fit` does so for a GPU and its hos
 its test.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,9 +19,8 @@ from workflow_scripts.engines.registry import get_engine
 from workflow_scripts.physics.calibration import ON_GPU
 from workflow_scripts.physics.model_facts import ModelFacts
 from workflow_scripts.physics.step_time import KIND, KINDS, LAUNCHED, FloatArray, StepCosts, StepWork, single_steps
-from workflow_scripts.predict import observed_steps
 from workflow_scripts.predict.engine_steps import EngineSteps, StepsBy
-from workflow_scripts.predict.observed_steps import Observed, with_graphs
+from workflow_scripts.predict.observed_steps import Observed, segments_of, with_graphs
 from workflow_scripts.predict.pipeline_fit import GUIDED, GUIDED_WITHIN, fit_pipeline
 from workflow_scripts.predict.schedule import RequestLengths, Schedule, Segments
 from workflow_scripts.predict.scheduler import make_schedule
@@ -105,37 +104,38 @@ def fit_calibration(
     """Costs fitted to all points of a calibration, with a band from points that were held out in turn. `guide` has the
     costs by the device's rates, for costs that the steps cannot separate, and `within` how closely they hold on a GPU.
     Raises FitError if no point of the model itself has a complete pass after its first."""
-    by_start = [points_of(start, record, facts, on_cpu) for start in range(len(record.starts))]
-    points = [point for of_start in by_start for point in of_start]
-    own = [
-        point
-        for start, points_of_start in zip(record.starts, by_start, strict=True)
-        if start.layers == facts.layers
-        for point in points_of_start
-    ]
+    points = [point for start in range(len(record.starts)) for point in points_of(start, record, facts, on_cpu)]
+    own = [point for point in points if record.starts[point.start].layers == facts.layers]
     if not own:
         raise FitError("no requests were served twice in steps that can be told from them")
     if not on_cpu and guide is None:
         raise FitError("the rates of the device are not known")
-    observed = [one for point in points for one in point.observed]
 
     def fit_to(some: Sequence[CalibrationPoint]) -> StepCosts:
-        return fit_adding(some, guide) if on_cpu or guide is None else fit_on_gpu(some, guide, within)
+        if on_cpu or guide is None:
+            rows, times_s = zip(*(one.sums for one in observed_of(some)), strict=True)
+            return fit_sums(np.concatenate(rows), np.concatenate(times_s), guide)
+        # Each point counts alike.
+        sizes = [sum(int((~np.isnan(one.ends_s)).sum()) for one in point.observed) for point in some]
+        weights = [1 / np.sqrt(size) for point, size in zip(some, sizes, strict=True) for _ in point.observed]
+        return fit_pipeline(observed_of(some), np.array(weights), guide.model_copy(update=ON_GPU), within)
 
-    costs = fit_to(points)
+    most = np.max([one.rows.max(axis=0) for one in observed_of(own)], axis=0)
     return StepFit(
-        costs=costs,
+        costs=fit_to(points),
         band=band(own, points, fit_to, on_cpu),
-        most=dict(
-            zip(KINDS, np.max([one.rows.max(axis=0) for point in own for one in point.observed], axis=0), strict=True)
-        ),
-        steps=sum(len(one.ends_s) for one in observed),
-        passes=len(observed),
+        most=dict(zip(KINDS, most, strict=True)),
+        steps=sum(len(one.ends_s) for one in observed_of(points)),
+        passes=len(observed_of(points)),
         measured_passes=sum(
             len(start.passes) - WARM_ROUNDS * len({each.point for each in start.passes}) for start in record.starts
         ),
         repeat_sd=_repeat_sd(record.starts[0]) if on_cpu else None,
     )
+
+
+def observed_of(points: Iterable[CalibrationPoint]) -> list[Observed]:
+    return [one for point in points for one in point.observed]
 
 
 def points_of(start: int, record: CalibrationRecord, facts: ModelFacts, on_cpu: bool) -> list[CalibrationPoint]:
@@ -154,16 +154,17 @@ def points_of(start: int, record: CalibrationRecord, facts: ModelFacts, on_cpu: 
         told = not get_engine(record.engine).serves
         whole = []
         for one in again[WARM_ROUNDS:]:
-            if ahead and told:
-                found = observed_steps.segments_of(one, schedule.settings.max_num_batched_tokens)
+            ends_s = np.array(one.step_ends_s) - one.start_s
+            if not told:
+                whole.append((one, _seen_by_client(one, schedule, work)))
+            elif ahead:
+                found = segments_of(one, schedule.settings.max_num_batched_tokens)
                 if found is not None:
                     rows = work_of(found, steps, engine.effective, facts, 0).first
                     rows[0, KIND["requests"]] = len(requests)
-                    whole.append((one, Observed(with_graphs(rows, one), np.array(one.step_ends_s) - one.start_s)))
-            elif not told:
-                whole.append((one, _seen_by_client(one, schedule, work)))
-            elif len(one.step_ends_s) == int(schedule.segments.steps.sum()):
-                whole.append((one, Observed(single_steps(work), np.array(one.step_ends_s) - one.start_s)))
+                    whole.append((one, Observed(with_graphs(rows, one), ends_s)))
+            elif len(ends_s) == int(schedule.segments.steps.sum()):
+                whole.append((one, Observed(single_steps(work), ends_s)))
         if whole:
             made.append(
                 CalibrationPoint(
@@ -184,12 +185,11 @@ def _seen_by_client(one: Pass, schedule: Schedule, work: StepWork) -> Observed:
     for step in np.unique(made_by):
         ends_s[step] = np.median(ttft_s[made_by == step])
     ends_s[-1] = one.end_s - one.start_s
-    if work.arrival is None:
-        return Observed(rows, ends_s)
-    if not work.arrival[KIND["steps"]]:
+    if work.arrival is not None and work.arrival[KIND["steps"]]:
+        return Observed(np.vstack([work.arrival, rows]), np.concatenate([[np.nan], ends_s]))
+    if work.arrival is not None:
         rows[0] += work.arrival
-        return Observed(rows, ends_s)
-    return Observed(np.vstack([work.arrival, rows]), np.concatenate([[np.nan], ends_s]))
+    return Observed(rows, ends_s)
 
 
 def engine_steps(record: CalibrationRecord, facts: ModelFacts) -> EngineSteps:
@@ -218,7 +218,6 @@ def scheduled(
 def work_of(
     segments: Segments, steps: EngineSteps, effective: Mapping[str, Any], facts: ModelFacts, requests: int
 ) -> StepWork:
-    """The work of steps, with the graphs that took effect."""
     graphs = steps.graphs and steps.graphs.as_shown(effective)
     return step_work(segments, facts, steps.kv_cache_dtype, taken_in=requests, one_mask=steps.one_mask, graphs=graphs)
 
@@ -230,20 +229,6 @@ def _repeat_sd(start: CalibrationStart) -> float | None:
         walls.setdefault(one.point, []).append(one.end_s - one.start_s)
     found = [np.std(np.log(again[WARM_ROUNDS:]), ddof=1) for again in walls.values() if len(again) > WARM_ROUNDS + 1]
     return float(np.median(found)) if found else None
-
-
-def fit_on_gpu(points: Sequence[CalibrationPoint], guide: StepCosts, within: float | None) -> StepCosts:
-    """The costs that meet the times of all passes best on a GPU; each point counts alike."""
-    sizes = [sum(int((~np.isnan(one.ends_s)).sum()) for one in point.observed) for point in points]
-    weights = [1 / np.sqrt(size) for point, size in zip(points, sizes, strict=True) for _ in point.observed]
-    observed = [one for point in points for one in point.observed]
-    return fit_pipeline(observed, np.array(weights), guide.model_copy(update=ON_GPU), within)
-
-
-def fit_adding(points: Sequence[CalibrationPoint], guide: StepCosts | None) -> StepCosts:
-    """The costs that meet the times of all passes best where all times add up, as on a CPU."""
-    rows, times_s = zip(*(one.sums for point in points for one in point.observed), strict=True)
-    return fit_sums(np.concatenate(rows), np.concatenate(times_s), guide)
 
 
 def fit_sums(rows: FloatArray, times: FloatArray, guide: StepCosts | None = None) -> StepCosts:
@@ -308,8 +293,6 @@ def band(
                     timed = time_schedule(point.schedule, point.work, costs, point.requests)
                     walls.append((timed.wall_s, point.wall_s))
                     firsts.append((float(np.median(timed.first_token_s)), point.ttft_s))
-    if len(walls) < FEWEST_POINTS:
-        return Band(throughput=None, ttft=None, points=len(walls))
     if on_cpu:
         wall, first = (float(np.exp(quantile(np.abs(np.log(pairs) @ [1, -1])))) for pairs in (walls, firsts))
         return Band(wall, first, len(walls))

@@ -14,8 +14,8 @@ import numpy as np
 
 from workflow_scripts.physics.formulas import attended_tokens
 from workflow_scripts.predict.block_tables import leaves_a_state
-from workflow_scripts.predict.kv_blocks import UNLIMITED
 from workflow_scripts.predict.layered_pool import LayeredPool
+from workflow_scripts.predict.pool_blocks import LiveRequest
 from workflow_scripts.predict.schedule import (
     IntArray,
     LayeredSegments,
@@ -35,32 +35,12 @@ from workflow_scripts.predict.schedule import (
 _HOPELESS = 100
 
 
-class _Request:
-    """A request. `tokens`: tokens of its prompt and of the known part of its answer. `awaited`: tokens of the answer
-    that scheduled steps will still generate. `stale`: the part of `in_flight` that was computed before the request was
-    preempted."""
-
-    def __init__(self, index: int, prompt: int, output: int, text: int, shared_blocks: int) -> None:
-        self.index = index
-        self.prompt = self.tokens = prompt
-        self.last = prompt + output
-        self.text, self.shared_blocks = text, shared_blocks
-        self.computed = self.in_flight = self.stale = self.awaited = self.junction = 0
-        self.runs = self.is_prefill = False
-        # How often it lost its blocks with no other running, and how many tokens were known then.
-        self.lost = self.lost_at = 0
-
-    def owner(self, block: int) -> int:
-        """Whose tokens a block of its text holds: a shared text's, or its own."""
-        return self.text if block < self.shared_blocks else -1 - self.index
-
-
 @dataclass(frozen=True)
 class _Batch:
     """The work of one step: computed tokens of each request, and whether it makes a token of the answer."""
 
     step: int
-    work: list[tuple[_Request, int, bool]]
+    work: list[tuple[LiveRequest, int, bool]]
     end_s: float
 
 
@@ -73,24 +53,23 @@ class StepScheduler(ScheduleMaker):
         super().__init__(requests, settings, step_time, observe)
         assert settings.pool is not None
         self.block_size = settings.pool.block_size
-        capacity = UNLIMITED if settings.num_blocks is None else settings.num_blocks - 1
-        self.kv = LayeredPool(settings.pool, capacity, settings.max_model_len, caching=settings.enable_prefix_caching)
+        caching, most = settings.enable_prefix_caching, settings.max_model_len
+        self.kv = LayeredPool(settings.pool, self.capacity, most, caching=caching)
         count = len(requests)
         text = requests.prefix_id if requests.prefix_id is not None else np.full(count, -1)
         shared = requests.prefix_tokens if requests.prefix_tokens is not None else np.zeros(count, np.int64)
         columns = (requests.prompt_tokens, requests.output_tokens, text, shared // self.block_size)
         self.coming = deque(
-            _Request(index, *values)
+            LiveRequest(index, *values)
             for index, values in enumerate(zip(*(column.tolist() for column in columns), strict=True))
         )
-        self.waiting: deque[_Request] = deque()
-        self.running: list[_Request] = []
+        self.waiting: deque[LiveRequest] = deque()
+        self.running: list[LiveRequest] = []
         self.someone_ended = False  # the engine reports this in a step, even if it has no work
         reaches = [(group.reach, group.chunked) for group in settings.pool.groups if group.reach]
         self.near = {reach: tuple(array("q") for _ in range(3)) for reach in dict.fromkeys(reaches)}
 
     def run(self) -> Schedule:
-        """Schedule steps until all requests have ended."""
         depth = 2 if self.settings.async_scheduling else 1
         batches: deque[_Batch] = deque()
         while True:
@@ -135,10 +114,10 @@ class StepScheduler(ScheduleMaker):
         self.step = self.kv.blocks.step = self.step + 1
         return batch
 
-    def _schedule_running(self) -> tuple[dict[_Request, int], list[_Request]]:
+    def _schedule_running(self) -> tuple[dict[LiveRequest, int], list[LiveRequest]]:
         """Give running requests their blocks; return the tokens of each in this step, and who lost its blocks."""
-        scheduled: dict[_Request, int] = {}
-        preempted: list[_Request] = []
+        scheduled: dict[LiveRequest, int] = {}
+        preempted: list[LiveRequest] = []
         budget, turn = self.settings.max_num_batched_tokens, 0
         while turn < len(self.running) and budget:
             request = self.running[turn]
@@ -159,9 +138,9 @@ class StepScheduler(ScheduleMaker):
             budget -= tokens
         return scheduled, preempted
 
-    def _admit(self, budget: int) -> dict[_Request, int]:
+    def _admit(self, budget: int) -> dict[LiveRequest, int]:
         """Admit waiting requests, first come, first served; return the tokens of each in this step."""
-        admitted: dict[_Request, int] = {}
+        admitted: dict[LiveRequest, int] = {}
         while budget and self.waiting and len(self.running) < self.settings.max_num_seqs:
             request = self.waiting[0]
             found, start = self.kv.find(request)
@@ -183,7 +162,7 @@ class StepScheduler(ScheduleMaker):
             budget -= tokens
         return admitted
 
-    def _aligned(self, request: _Request, start: int, tokens: int) -> int:
+    def _aligned(self, request: LiveRequest, start: int, tokens: int) -> int:
         """Tokens of a chunk, cut where a state is to be kept (`_mamba_block_aligned_split` in vLLM's scheduler)."""
         prefill_end = max(request.prompt, request.tokens - 1)
         if not self.kv.keeps_states or start >= prefill_end:
@@ -200,7 +179,7 @@ class StepScheduler(ScheduleMaker):
             stops.append(start + (request.junction - start) // size * size)
         return max(0, min((stop for stop in stops if start < stop < end), default=end) - start)
 
-    def _preempt(self, request: _Request) -> None:
+    def _preempt(self, request: LiveRequest) -> None:
         self.kv.free(request, "preempted")
         if not self.running:
             request.lost = request.lost + 1 if request.lost_at == request.tokens else 0
@@ -213,7 +192,7 @@ class StepScheduler(ScheduleMaker):
         self.preemptions[request.index] += 1
         self.waiting.appendleft(request)
 
-    def _computed(self, step: int, request: _Request, tokens: int, makes_token: bool) -> None:
+    def _computed(self, step: int, request: LiveRequest, tokens: int, makes_token: bool) -> None:
         request.in_flight -= tokens
         is_stale = request.stale > 0
         request.stale -= tokens if is_stale else 0
@@ -232,7 +211,9 @@ class StepScheduler(ScheduleMaker):
             (self.running if request.runs else self.waiting).remove(request)
             self.kv.free(request)
 
-    def _record(self, work: list[tuple[_Request, int, bool]], decoding: set[int], preempted: list[_Request]) -> float:
+    def _record(
+        self, work: list[tuple[LiveRequest, int, bool]], decoding: set[int], preempted: list[LiveRequest]
+    ) -> float:
         """Note what a step does; return when it ends."""
         row = dict.fromkeys(self.columns, 0) | {"steps": 1}
         for request, tokens, makes_token in work:
@@ -266,8 +247,7 @@ class StepScheduler(ScheduleMaker):
         self.free_s = start_s + float(self.step_time(self._segments(last=1))[0])
         return self.free_s
 
-    def _note_near(self, work: list[tuple[_Request, int, bool]], decoding: set[int]) -> None:
-        """Note what the step's tokens look at in layers with a window or chunks."""
+    def _note_near(self, work: list[tuple[LiveRequest, int, bool]], decoding: set[int]) -> None:
         for (limit, chunked), columns in self.near.items():
             attended = read = pairs = 0
             for request, tokens, _ in work:
@@ -292,13 +272,12 @@ class StepScheduler(ScheduleMaker):
         )
 
     def _schedule(self) -> Schedule:
-        filled = self.kv.blocks.most_filled if self.shares else 0
-        depends_on_blocks = self.kv.short or any(self.preemptions) or (self.shares and self.kv.blocks.evicted)
-        needed = max(self.peak_blocks_held, self.kv.most_asked, filled) + 1
-        return self.made(self._segments(last=self.step), None, None if depends_on_blocks else needed)
+        segments, blocks = self._segments(last=self.step), self.kv.blocks
+        short = self.kv.short or (self.shares and blocks.evicted)
+        return self.made(segments, None, self.kv.most_asked, blocks.most_filled, short)
 
 
-def _too_few(request: _Request, kv: LayeredPool) -> str:
+def _too_few(request: LiveRequest, kv: LayeredPool) -> str:
     return (
         f"a request of {request.last} tokens takes more blocks than the {kv.blocks.capacity} of {kv.block_size} tokens "
         "that the engine gives out"

@@ -8,7 +8,6 @@ from workflow_scripts.catalog.gpus_and_models import Gpu
 from workflow_scripts.engines.block_sizes import default_block_size, why_block_size_is_refused
 from workflow_scripts.engines.vllm_engines import VllmKnobs, VllmServeKnobs
 from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError
-from workflow_scripts.predict.capacity_record import Capacity
 from workflow_scripts.predict.engine_memory import (
     GIB,
     CapacityError,
@@ -18,11 +17,11 @@ from workflow_scripts.predict.engine_memory import (
     capture_sizes,
     captured_limit,
 )
-from workflow_scripts.predict.engine_steps import EngineSteps, UnpredictableError
-from workflow_scripts.predict.graphs import Graphs
+from workflow_scripts.predict.engine_steps import Capacity, EngineSteps, UnpredictableError
 from workflow_scripts.predict.kv_capacity import predict_capacity
 from workflow_scripts.predict.kv_groups import kv_pool
 from workflow_scripts.predict.schedule import SchedulerSettings
+from workflow_scripts.predict.timing import Graphs
 
 _MORE_MEMORY = (0, 20)  # `gpu_memory_utilization` is 0.92 by default, and 0.9 before (vllm/config/cache.py)
 
@@ -57,7 +56,6 @@ def engine_settings(knobs: VllmKnobs, gpu: Gpu, version: str = "") -> EngineSett
 
 
 def vllm_capacity(knobs: VllmKnobs, gpu: Gpu, facts: ModelFacts, version: str = "") -> Capacity:
-    """The KV capacity after one start of vLLM with these settings."""
     settings = engine_settings(knobs, gpu, version)
     refused = (
         why_gpu_is_refused(gpu, knobs, facts)
@@ -145,7 +143,6 @@ def _too_small(terms: Mapping[str, Term]) -> str | None:
 def capacity_of_settings(
     settings: EngineSettings, terms: Mapping[str, Term], *, infeasible: str | None = None, unknown: str | None = None
 ) -> Capacity:
-    """The capacity of an engine with these settings."""
     given = settings.kv_cache_memory_bytes is not None or settings.num_gpu_blocks_override is not None
     return Capacity(
         terms,

@@ -8,7 +8,7 @@ from workflow_scripts.engines.vllm_engines import VllmKnobs
 from workflow_scripts.parse.device_trace import read_trace
 from workflow_scripts.parse.engine_log import read_engine_log
 from workflow_scripts.physics.model_facts import read_model_facts
-from workflow_scripts.predict.graphs import Graphs
+from workflow_scripts.predict.timing import Graphs
 from workflow_scripts.predict.vllm_cells import vllm_steps
 from workflow_scripts.study.outcome import read_outcome
 

@@ -15,8 +15,8 @@ from workflow_scripts.engines.vllm_engines import VllmKnobs
 from workflow_scripts.physics.model_facts import read_model_facts
 from workflow_scripts.predict import capacity_of_cells as predictions
 from workflow_scripts.predict.capacity_of_cells import main, predict_published, predict_study
-from workflow_scripts.predict.capacity_record import TERMS
 from workflow_scripts.predict.engine_memory import GIB, EngineSettings
+from workflow_scripts.predict.engine_steps import TERMS
 from workflow_scripts.predict.kv_capacity import predict_capacity
 from workflow_scripts.predict.vllm_cells import vllm_capacity
 from workflow_scripts.study.grid import Cell, expand
