@@ -75,8 +75,8 @@ def trace_of_cell(task: Task, cell: CellTask, most: int | None = None) -> pd.Dat
         raise ScheduleError(f"{cell.record.engine}: static batches have no KV blocks")
     requests = task.requests
     if most is not None:
-        columns = vars(requests).items()
-        requests = RequestLengths(**{name: None if values is None else values[:most] for name, values in columns})
+        first = {name: values[:most] for name, values in vars(requests).items() if values is not None}
+        requests = replace(requests, **first)
     settings = replace(task.decides, num_blocks=cell.record.num_blocks)
     events = trace_blocks(requests, settings, step_time_of(cell, requests))
     place = {name: getattr(cell.record, name) for name in PLACE}

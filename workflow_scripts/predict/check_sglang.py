@@ -3,10 +3,11 @@ the options mean together and for a GPU, SGLang decides only as it starts."""
 
 import argparse
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from workflow_scripts.engines.sglang_engine import SglangServeKnobs
-from workflow_scripts.predict.check_study import EngineSetting, Fault
+from workflow_scripts.predict.check_study import EngineSetting, Fault, at_fault
 
 
 def sglang_faults(settings: Sequence[EngineSetting]) -> list[Fault | None]:
@@ -20,8 +21,7 @@ def sglang_faults(settings: Sequence[EngineSetting]) -> list[Fault | None]:
     parser = Parser()
     ServerArgs.add_cli_args(parser)
 
-    def refusal(setting: EngineSetting, values: dict[str, Any]) -> str | None:
-        knobs = SglangServeKnobs.model_validate(values)
+    def refusal(setting: EngineSetting, knobs: SglangServeKnobs) -> str | None:
         try:
             parser.parse_args(["--model-path", str(setting.model_dir), "--dtype", setting.dtype, *knobs.command_line()])
         except ValueError as e:
@@ -29,10 +29,8 @@ def sglang_faults(settings: Sequence[EngineSetting]) -> list[Fault | None]:
         return None
 
     def fault(setting: EngineSetting) -> Fault | None:
-        values = setting.knobs.set_values()
-        if (words := refusal(setting, values)) is None:
-            return None
-        others = {name: {other: values[other] for other in values if other != name} for name in values}
-        return Fault(tuple(name for name, rest in others.items() if refusal(setting, rest) is None), words)
+        knobs = SglangServeKnobs.model_validate(setting.knobs.set_values())
+        words = refusal(setting, knobs)
+        return None if words is None else Fault(at_fault(knobs, partial(refusal, setting)), words)
 
     return [fault(setting) for setting in settings]

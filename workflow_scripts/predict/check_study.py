@@ -16,11 +16,11 @@ import os
 import subprocess
 import sys
 from argparse import Namespace
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from workflow_scripts.catalog.environments import is_installed, python_of
 from workflow_scripts.catalog.gpus_and_models import Gpu, load_gpus, load_models
@@ -29,12 +29,14 @@ from workflow_scripts.common.command import STUDY, command, option
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.device.device_check import cpu_here
 from workflow_scripts.device.processor import dtype_on
-from workflow_scripts.engines.description import EngineDescription, named
+from workflow_scripts.engines.description import named
 from workflow_scripts.engines.knobs import Knobs
 from workflow_scripts.engines.registry import get_engine, load_engines
 from workflow_scripts.predict.capacity_of_cells import predict_study
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.study_file import load_study
+
+KnobsOf = TypeVar("KnobsOf", bound=Knobs)
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,17 @@ class Fault:
     words: str
     only_here: bool = False
     lacks: bool = False
+
+
+def at_fault(knobs: KnobsOf, refusal: Callable[[KnobsOf], str | None]) -> tuple[str, ...]:
+    """The knobs without any one of which there is no refusal; the parts of one argument stay together."""
+    values, structures = knobs.set_values(), {name: knob.structure for name, knob in knobs.described().items()}
+
+    def without(name: str) -> KnobsOf:
+        dropped = {name} | {other for other in values if structures[name] and structures[other] == structures[name]}
+        return knobs.model_validate({other: value for other, value in values.items() if other not in dropped})
+
+    return tuple(name for name in values if refusal(without(name)) is None)
 
 
 def check_cells(cells: Sequence[Cell]) -> Iterator[tuple[list[Cell], Fault]]:
@@ -113,12 +126,6 @@ def notes(cells: Sequence[Cell]) -> list[str]:
     ]
 
 
-def _asked(cells: Sequence[Cell]) -> Mapping[str, EngineDescription]:
-    used = {cell.engine for cell in cells}
-    engines = [engine for engine in load_engines().values() if engine.name in used and engine.checked_by]
-    return {engine.library: engine for engine in engines}
-
-
 def _version(packages: Iterable[str]) -> tuple[str, str] | None:
     for package in packages:
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -135,7 +142,9 @@ def unsupported(cells: Iterable[Cell]) -> Iterator[str]:
 
 def check_here(study: Path, cells: Sequence[Cell]) -> None:
     """Check cells with the engines of this Python, and print notes. Raises InputError with one line per fault."""
-    libraries = _asked(cells)
+    used = {cell.engine for cell in cells}
+    engines = [engine for engine in load_engines().values() if engine.name in used and engine.checked_by]
+    libraries = {engine.library: engine for engine in engines}
     for library in libraries:
         if importlib.util.find_spec(library) is None:
             raise InputError(f"{library} is not installed here; run this in the environment that measures")
@@ -168,11 +177,6 @@ def check_elsewhere(study: Path, environment: str, kind: str, count: int) -> boo
         raise InputError(f"environment {environment}: {words[0]}: {e.strerror}") from None
 
 
-def _place(cell: Cell) -> tuple[str, str]:
-    """The environment of a cell, and its kind, which the default one does not have."""
-    return (cell.environment, load_gpus()[cell.gpu].engine_kind) if cell.environment else ("", "")
-
-
 @command(
     "check-engines",
     STUDY,
@@ -186,7 +190,8 @@ def _place(cell: Cell) -> tuple[str, str]:
 def main(args: Namespace) -> None:
     places: dict[tuple[str, str], list[Cell]] = {}
     for cell in expand(load_study(args.study)):
-        places.setdefault(_place(cell), []).append(cell)
+        kind = load_gpus()[cell.gpu].engine_kind if cell.environment else ""
+        places.setdefault((cell.environment, kind), []).append(cell)
     if args.within:
         return check_here(args.study, places.get(tuple(args.within), []))
     here = places.pop(("", ""), [])

@@ -9,9 +9,9 @@ GPU) is decided later in a start and not checked here; a cell that a kernel refu
 import multiprocessing
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,7 +22,7 @@ from workflow_scripts.catalog.gpus_and_models import Gpu
 from workflow_scripts.common.files import read_json
 from workflow_scripts.engines import vllm_versions
 from workflow_scripts.engines.vllm_engines import VllmKnobs, command_line
-from workflow_scripts.predict.check_study import EngineSetting, Fault
+from workflow_scripts.predict.check_study import EngineSetting, Fault, at_fault
 
 _EXTENSIONS = ("vllm._C_stable_libtorch", "vllm.vllm_flash_attn")
 # Functions of the extensions that quantization modules call while they are imported.
@@ -105,9 +105,7 @@ def _faults_of_one_platform(settings: Sequence[EngineSetting]) -> list[Fault | N
             return None
         if _NOT_LOADED in words:
             return Fault((), _why_not_loaded(setting.model_dir), only_here=True)
-        # If a setting is refused with and without a knob, it is not that knob's fault.
-        culprits = [name for name, knobs in _without_one(asked) if refusal(setting, knobs) is None]
-        return Fault(tuple(culprits), words)
+        return Fault(at_fault(asked, partial(refusal, setting)), words)
 
     return [fault(setting) for setting in settings]
 
@@ -123,14 +121,6 @@ def _why_not_loaded(model_dir: Path) -> str:
         except Exception as e:
             return f"{name}: {_words(e)}"
     return "its code could not be loaded in a process of its own"
-
-
-def _without_one(knobs: VllmKnobs) -> Iterator[tuple[str, VllmKnobs]]:
-    """The knobs that are set, each with the settings without it; the parts of one argument stay together."""
-    values, structures = knobs.set_values(), {name: knob.structure for name, knob in knobs.described().items()}
-    for name in values:
-        dropped = {name} | {other for other in values if structures[name] and structures[other] == structures[name]}
-        yield name, VllmKnobs.model_validate({other: value for other, value in values.items() if other not in dropped})
 
 
 def _words(error: BaseException) -> str:

@@ -14,7 +14,7 @@ from typing import Any, cast
 import numpy as np
 
 from workflow_scripts.catalog.environments import version_of
-from workflow_scripts.catalog.gpus_and_models import Dtype, Gpu, load_gpus, load_models
+from workflow_scripts.catalog.gpus_and_models import Gpu, load_gpus, load_models
 from workflow_scripts.device.device_check import cpu_here
 from workflow_scripts.device.device_rates import DeviceRates, read_device_rates
 from workflow_scripts.device.device_record import Device
@@ -110,17 +110,13 @@ class _Known:
             return facts_on(models[model], gpus[gpu], device(gpu), quantization)
 
         @cache
-        def speed(
-            gpu: str, engine: str, model: str, kernels: str, dtype: Dtype, ahead: bool, ranks: int, environment: str
-        ) -> Speed | None:
-            measured = rates(gpu)
-            at = (gpus[gpu], device(gpu), measured)
-            wanted = Wanted(*at, engine, model, dtype, kernels, ahead, ranks, environment)
-            speed = speed_for(wanted, calibrations_in(prepared) if prepared else None, project_files)
-            if speed is None or models[model].dtype != "native":
+        def speed(gpu: str, *wanted: Any) -> Speed | None:
+            asked = Wanted(gpus[gpu], device(gpu), rates(gpu), *wanted)
+            speed = speed_for(asked, calibrations_in(prepared) if prepared else None, project_files)
+            if speed is None or models[asked.model].dtype != "native":
                 return speed
-            known_by = "data sheet" if gpus[gpu].kind != "cpu" else "record" if measured else "host that predicts"
-            return speed.model_copy(update={"how": f"{speed.how}; {dtype} is the native type by the {known_by}"})
+            known_by = "data sheet" if gpus[gpu].kind != "cpu" else "record" if asked.rates else "host that predicts"
+            return speed.model_copy(update={"how": f"{speed.how}; {asked.dtype} is the native type by the {known_by}"})
 
         @cache
         def scaled_to(gpu: str, *wanted: Any) -> tuple[StepCosts, ...]:
@@ -129,7 +125,7 @@ class _Known:
             for other in [name for name in devices if name != gpu and gpus[name].kind == gpus[gpu].kind]:
                 there, fitted = rates(other), speed(other, *wanted)
                 if here and there and fitted and fitted.error_pct is not None:
-                    found.append(scaled(fitted.costs, there, here, wanted[3], (gpus[other], gpus[gpu])))
+                    found.append(scaled(fitted.costs, there, here, wanted[2], (gpus[other], gpus[gpu])))
             return tuple(found)
 
         @cache
@@ -179,8 +175,8 @@ class _Known:
         prompts, outputs = int(requests.prompt_tokens.sum()), int(requests.output_tokens.sum())
         record = replace(record, lengths=kind, prompt_tokens=prompts, output_tokens=outputs)
         ahead = getattr(decides, "async_scheduling", False)
-        dtype = cast(Dtype, facts.dtype)
-        wanted = (cell.engine, cell.model, variant(knobs), dtype, ahead, knobs.ranks, cell.environment)
+        # The rest of `Wanted`.
+        wanted = (cell.engine, cell.model, facts.dtype, variant(knobs), ahead, knobs.ranks, cell.environment)
         # What a prediction leaves out, so that it has no band.
         unmodelled = ["the server around this engine is not modelled"] if record.engine != cell.engine_at else []
         unmodelled += ["users' pauses between answers are not modelled"] if load.users else []

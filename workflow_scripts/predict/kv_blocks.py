@@ -52,27 +52,21 @@ class BlockPool:
         self.free -= count
         self._empty -= count  # those that hold nothing come first
         if self._empty < 0:
-            self._evict(-self._empty)
-            self._empty = 0
-
-    def _evict(self, count: int) -> None:
-        self.most_filled = self.capacity
-        while count:
+            self.most_filled = self.capacity
+        while self._empty < 0:
             owner, blocks = next(iter(self._evictable.items()))
-            if blocks > count:
-                self._evictable[owner] = blocks - count
+            if blocks > -self._empty:
+                self._evictable[owner] = blocks + self._empty
+                self._empty = 0
                 return
             del self._evictable[owner]
-            count -= blocks
+            self._empty += blocks
             if isinstance(owner, SharedBlock):
-                self._forget(owner)
-
-    def _forget(self, block: SharedBlock) -> None:
-        self.evicted_shared += 1
-        holders = self._holders[block.content]
-        holders.remove(block)
-        if not holders:
-            del self._holders[block.content]
+                self.evicted_shared += 1
+                holders = self._holders[owner.content]
+                holders.remove(owner)
+                if not holders:
+                    del self._holders[owner.content]
 
     def lookup(self, request: int, most_blocks: int) -> tuple[list[SharedBlock], int]:
         """Leading blocks of a waiting request that are still there: the shared ones, and the number of its own; at most

@@ -77,7 +77,7 @@ def _check_ranks(facts: ModelFacts, settings: EngineSettings) -> None:
         raise CapacityError("enable_expert_parallel needs a model with experts; this one has none")
     if tensor % (context := settings.decode_context_parallel_size):
         raise CapacityError(f"decode_context_parallel_size {context} must divide tensor_parallel_size {tensor}")
-    for mixer in dict.fromkeys(mixer for layer in facts.layer_counts for mixer in layer.mixers):
+    for mixer in facts.mixers:
         if mixer.heads % tensor:
             what = "state" if isinstance(mixer, State) else "attention"
             raise CapacityError(f"tensor_parallel_size {tensor} must divide the model's {mixer.heads} {what} heads")
@@ -172,15 +172,6 @@ def _factor(factor: float) -> str:
     return f"Only blocks {factor:.2f} times as large would fill it; no width of elements makes such blocks."
 
 
-def _report(args: Namespace) -> dict[str, Any]:
-    gpu = resolve_one(args.gpu)
-    report = {"source": "predicted", "model": args.model, "gpu": gpu.name}
-    try:
-        return report | _capacity(args, gpu)
-    except ModelFactsError as e:
-        return report | {"unknown": str(e)}
-
-
 def _capacity(args: Namespace, gpu: Gpu) -> dict[str, Any]:
     log = _read_log(args.from_log) if args.from_log else {}
     given = {name: value for name, value in vars(args).items() if name in EngineSettings.__dataclass_fields__}
@@ -266,4 +257,10 @@ def _observation(text: str) -> tuple[float, int]:
     ),
 )
 def main(args: Namespace) -> None:
-    print(json.dumps(_report(args), indent=2, default=asdict))
+    gpu = resolve_one(args.gpu)
+    report = {"source": "predicted", "model": args.model, "gpu": gpu.name}
+    try:
+        report |= _capacity(args, gpu)
+    except ModelFactsError as e:
+        report["unknown"] = str(e)
+    print(json.dumps(report, indent=2, default=asdict))

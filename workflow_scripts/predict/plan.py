@@ -53,14 +53,6 @@ def plan(
     return table.astype({name: "string" if name in TEXTS else "float64" for name in FIELDS})
 
 
-def write_plan(table: pd.DataFrame, knobs: pd.DataFrame, blocks: pd.DataFrame, folder: Path) -> None:
-    """Write `plan.parquet`, `plan.csv`, `knobs.csv` and `blocks.parquet`, each whole or not at all."""
-    write_text(folder / "plan.csv", table.to_csv(index=False))
-    write_text(folder / "knobs.csv", knobs.to_csv(index=False))
-    for name, frame in (("plan", table), ("blocks", blocks)):
-        write_bytes(folder / f"{name}.parquet", frame.to_parquet(index=False))
-
-
 def print_plan(console: Console, study: Study, table: pd.DataFrame, knobs: pd.DataFrame) -> None:
     """A summary that stays readable for hundreds of cells; the files contain each cell."""
     console.print(f"[bold]{study.name}[/bold]: {len(table)} cells, all numbers are predicted")
@@ -179,7 +171,11 @@ def main(args: Namespace) -> None:
     else:
         table = plan(study, cells, paths.prepared, args.project_files, args.processes)
         knobs = knob_effects(cells, table)
-        write_plan(table, knobs, trace_of_study(study, cells, table, paths.prepared, args.project_files), paths.plan)
+        blocks = trace_of_study(study, cells, table, paths.prepared, args.project_files)
+        write_text(paths.plan / "plan.csv", table.to_csv(index=False))
+        write_text(paths.plan / "knobs.csv", knobs.to_csv(index=False))
+        write_bytes(paths.plan / "plan.parquet", table.to_parquet(index=False))
+        write_bytes(paths.plan / "blocks.parquet", blocks.to_parquet(index=False))
     if not args.quiet:
         console = Console(width=None if sys.stdout.isatty() else 160)
         print_plan(console, study, table, knobs)

@@ -174,8 +174,9 @@ def work_of(found: Schedule, cell: CellTask, task: Task) -> StepWork:
 
 def _work(segments: Segments, cell: CellTask, taken_in: int | IntArray) -> StepWork:
     steps = cell.steps
-    of_engine = {"one_mask": steps.one_mask, "graphs": steps.graphs}
-    return step_work(segments, cell.facts, steps.kv_cache_dtype, cell.ranks, taken_in, **of_engine)
+    return step_work(
+        segments, cell.facts, steps.kv_cache_dtype, cell.ranks, taken_in, one_mask=steps.one_mask, graphs=steps.graphs
+    )
 
 
 def step_time_of(cell: CellTask, requests: RequestLengths) -> StepTime | None:
@@ -198,7 +199,6 @@ def _with_counts(record: Prediction, found: Schedule, segment_s: FloatArray, tas
     # A request that has ended keeps its place for one step, but does nothing in it.
     active = segments.decode_seqs + segments.prefill_seqs
     peak, queued = int(active.max()), segments.waiting_seqs > 0
-    short_of_blocks = found.needs_blocks is None
     if found.preemptions.any():
         bound_by = KV_BLOCKS
     elif peak >= settings.max_num_seqs:
@@ -206,7 +206,7 @@ def _with_counts(record: Prediction, found: Schedule, segment_s: FloatArray, tas
     elif peak >= len(task.requests):
         bound_by = PROMPTS
     else:
-        bound_by = KV_BLOCKS if short_of_blocks else TOKEN_BUDGET
+        bound_by = KV_BLOCKS if found.needs_blocks is None else TOKEN_BUDGET
     return replace(
         record,
         bound_by=bound_by,
@@ -297,8 +297,7 @@ def _beyond(work: StepWork, speed: Speed) -> str:
     """The kinds of work of which a step has far more than any step of the calibration, in words; empty without any."""
     if not speed.covered:
         return ""
-    last = work.first + (work.steps - 1)[:, None] * work.growth
-    most = dict(zip(KINDS, np.maximum(work.first, last).max(axis=0), strict=True))
+    most = dict(zip(KINDS, np.maximum(work.first, work.last).max(axis=0), strict=True))
     found = [
         f"{most[kind]:.3g} {name} in a step, fitted up to {speed.covered[kind]:.3g}"
         for kind, name in RANGES.items()
@@ -332,18 +331,15 @@ def _with_shares(record: Prediction, work: StepWork, costs: StepCosts, timed: Ti
 def _prompts_to_fill(bound_by: str, task: Task) -> int | None:
     """Fewest prompts with which as many sequences run as allowed; None if prompts are not the limit. Additional prompts
     repeat the lengths of the existing ones."""
-    settings = task.decides
-    arrives = task.requests.arrival_s is not None
-    if isinstance(settings, StaticBatches) or bound_by != PROMPTS or arrives:
+    settings, requests = task.decides, task.requests
+    if isinstance(settings, StaticBatches) or bound_by != PROMPTS or requests.arrival_s is not None:
         return None
-    wanted = settings.max_num_seqs
-    count = wanted
+    count = settings.max_num_seqs
     for _ in range(4):
-        order = np.arange(count) % len(task.requests)
-        more = RequestLengths(task.requests.prompt_tokens[order], task.requests.output_tokens[order])
+        order = np.arange(count) % len(requests)
+        more = RequestLengths(requests.prompt_tokens[order], requests.output_tokens[order])
         segments = make_schedule(more, settings).segments
-        peak = int((segments.decode_seqs + segments.prefill_seqs).max())
-        if peak >= wanted:
+        if (segments.decode_seqs + segments.prefill_seqs).max() >= settings.max_num_seqs:
             return count
         count = -(-count * 5 // 4)
     return None

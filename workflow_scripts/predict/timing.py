@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from workflow_scripts.physics import formulas
 from workflow_scripts.physics.model_facts import ModelFacts
 from workflow_scripts.physics.step_time import (
     KIND,
@@ -93,7 +92,9 @@ def step_work(
         near = segments.within(reach.limit, reach.chunked)
         kv_bytes, pair_flops = float(reach.kv_elements * element), float(reach.decode_pair_flops)
         if one_mask:
-            kv_bytes *= copies_under_mask(facts)
+            # HuggingFace puts the KV together, expands it if query heads share it, and reads it.
+            shared_by = facts.attention.heads // facts.attention.kv_heads
+            kv_bytes *= 3 + 2 * shared_by * (shared_by > 1)
             held = near.decode_kv_tokens + segments.prefill_kv_tokens
             read, computed = read + held * kv_bytes, computed + tokens * held * pair_flops
         else:
@@ -123,36 +124,19 @@ def step_work(
     if graphs is None or not at_once or not taken_in:
         return work
     arrival = np.zeros(len(KINDS))
-    first = segments.prefill_seqs[0]
-    if first > 1:
-        arrival = launch_of_one_prompt(int(segments.prefill_tokens[0] // first), facts, graphs)
+    first = segments.prefill_seqs[:1]
+    if first[0] > 1:  # a step with the first prompt alone is launched before
+        launched = graphs.launched(segments.prefill_tokens[:1] // first, np.ones(1, dtype=np.int64), facts.layers)
+        arrival[[KIND["steps"], KIND["sequences"], KIND["prompts"]]] = 1.0
+        for kind, layers in launched.items():
+            arrival[KIND[kind]] = layers[0]
     arrival[KIND["requests"]] = taken_in
     return replace(work, arrival=arrival)
 
 
-def launch_of_one_prompt(tokens: int, facts: ModelFacts, graphs: Graphs) -> FloatArray:
-    """The work of launching a step that has one prompt of so many tokens and nothing else, by kind."""
-    launched = graphs.launched(np.array([tokens]), np.array([1]), facts.layers)
-    kinds = {"steps": 1.0, "sequences": 1.0, "prompts": 1.0} | {kind: float(n[0]) for kind, n in launched.items()}
-    return np.array([kinds.get(kind, 0.0) for kind in KINDS])
-
-
-def copies_under_mask(facts: ModelFacts) -> int:
-    """How often HuggingFace moves the KV under a mask: put together, expanded if query heads share it, and read."""
-    shared_by = facts.attention.heads // facts.attention.kv_heads
-    return 3 + 2 * shared_by * (shared_by > 1)
-
-
 def matrix_flops(facts: ModelFacts, tokens: FloatArray, logit_tokens: FloatArray) -> FloatArray:
     """Operations of the products with weights: of all layers for `tokens`, of the output matrix for `logit_tokens`."""
-    return formulas.forward_flops(
-        facts.layer_matmul_parameters,
-        facts.vocab * facts.hidden,
-        0.0,
-        tokens=tokens,
-        logit_tokens=logit_tokens,
-        attended_tokens=np.zeros_like(tokens),
-    )
+    return 2 * facts.layer_matmul_parameters * tokens + 2 * facts.vocab * facts.hidden * logit_tokens
 
 
 def activation_bytes_per_token(facts: ModelFacts, ranks: int = 1) -> float:
@@ -203,10 +187,13 @@ def time_schedule(
         return end_s[segment] - within_s[segment] + segment_times_s(within, costs)
 
     first_s, last_s = made_at_s(schedule.first_token_step), made_at_s(schedule.last_token_step)
+    arrives_s = np.zeros(len(requests)) if requests.arrival_s is None else requests.arrival_s
     if users:
         arrives_s = np.concatenate([np.zeros(users), np.sort(last_s)])[: len(requests)]
-    else:
-        arrives_s = _queued_s(work, costs, len(requests)) if requests.arrival_s is None else requests.arrival_s
+    elif requests.arrival_s is None and costs.launch is not None and work.arrival is not None:
+        # Of requests that are sent at once, the engine's core launches a step for the first one, and takes the others
+        # in when it is done.
+        arrives_s[0], arrives_s[1:] = costs.launch.start, until_s
     further = (requests.output_tokens - 1).astype(float)
     return Timed(
         segment_s=within_s + waits_s,
@@ -217,12 +204,3 @@ def time_schedule(
         ttft_s=first_s - arrives_s,
         tpot_s=np.divide(last_s - first_s, further, out=np.full(len(requests), np.nan), where=further > 0),
     )
-
-
-def _queued_s(work: StepWork, costs: StepCosts, requests: int) -> FloatArray:
-    """When requests that are sent at once reach the core of an engine. On a GPU the core launches a step for the first
-    one, and takes the others in when it is done."""
-    queued_s = np.zeros(requests)
-    if costs.launch is not None and work.arrival is not None:
-        queued_s[0], queued_s[1:] = costs.launch.start, arrival_s(work, costs)
-    return queued_s

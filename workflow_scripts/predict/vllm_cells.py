@@ -57,10 +57,11 @@ def engine_settings(knobs: VllmKnobs, gpu: Gpu, version: str = "") -> EngineSett
 
 def vllm_capacity(knobs: VllmKnobs, gpu: Gpu, facts: ModelFacts, version: str = "") -> Capacity:
     settings = engine_settings(knobs, gpu, version)
+    length, most = settings.max_model_len or 0, facts.max_positions
     refused = (
         why_gpu_is_refused(gpu, knobs, facts)
         or why_block_size_is_refused(gpu.kind, settings.block_size)
-        or _too_long(settings, facts)
+        or (f"max_model_len {length} is beyond the model's {most} positions" if length > most else None)
     )
     terms: Mapping[str, Term] = {}
     unknown = None
@@ -111,12 +112,6 @@ def why_gpu_is_refused(gpu: Gpu, knobs: VllmKnobs, facts: ModelFacts) -> str | N
     if cache.startswith("fp8") and chosen not in (None, "FLASHINFER") and has < _FP8_CACHE_OF_OTHERS:
         return lacks(f"kv_cache_dtype {cache} with {chosen}", _FP8_CACHE_OF_OTHERS, "set attention_backend: FLASHINFER")
     return None
-
-
-def _too_long(settings: EngineSettings, facts: ModelFacts) -> str | None:
-    if settings.max_model_len is None or settings.max_model_len <= facts.max_positions:
-        return None
-    return f"max_model_len {settings.max_model_len} is beyond the model's {facts.max_positions} positions"
 
 
 def _beyond_the_gpu(facts: ModelFacts, gpu: Gpu, settings: EngineSettings) -> str | None:
