@@ -40,22 +40,6 @@ def test_blocks_fit_and_one_more_would_not(kv, block):
     assert (blocks + 1) * block > kv
 
 
-@given(blocks=st.integers(0, 10**6), block_size=st.integers(1, 256), length=st.integers(1, 10**6))
-def test_concurrent_requests_of_full_length_fit_in_the_blocks(blocks, block_size, length):
-    requests = math.floor(f.max_concurrency(blocks, block_size, length))
-    assert requests * math.ceil(length / block_size) <= blocks
-    assert requests * length <= blocks * block_size
-
-
-@given(st.lists(st.integers(1, 5000), min_size=1), st.sampled_from([1, 8, 16, 32, 128]))
-def test_fragmentation_is_below_one_block_a_sequence(lengths, block_size):
-    held = float(sum(lengths))
-    blocks = float(sum(math.ceil(n / block_size) for n in lengths))
-    waste = f.internal_fragmentation(held, blocks, block_size)
-    assert 0 <= waste < 1
-    assert waste * blocks * block_size <= len(lengths) * (block_size - 1) + 1e-6
-
-
 @given(a=count, b=count, weights=size, kv=tokens, bandwidth=rate, flops=size, peak=flop_rate)
 def test_the_decode_ceiling_grows_with_sequences_and_per_sequence_rate_falls(a, b, weights, kv, bandwidth, flops, peak):
     a, b = sorted((a, b))
@@ -114,11 +98,6 @@ def test_token_and_block_seconds_are_sums_over_the_steps_of_a_request(prompt, ou
     assert f.token_seconds(*times) == pytest.approx(prompt * prefill_s + sum(held) * step_s)
     blocks = math.ceil(prompt / block_size) * prefill_s + sum(math.ceil(n / block_size) for n in held) * step_s
     assert f.block_seconds(*times, block_size) == pytest.approx(blocks)
-
-
-@given(prompt=tokens, output=st.integers(1, 60))
-def test_a_decode_step_reads_what_the_steps_before_it_wrote(prompt, output):
-    assert f.decode_kv_tokens_read(float(prompt), float(output)) == sum(prompt + i for i in range(output - 1))
 
 
 def test_rates_and_times_by_hand():

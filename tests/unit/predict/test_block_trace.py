@@ -10,17 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.predict.planned import study, write_study
+from tests.unit.predict.test_scheduler import SETTINGS
 from tests.unit.predict.test_step_scheduler import sharing_requests
 from workflow_scripts.predict.block_trace import COLUMNS, MOST_REQUESTS, main, trace_blocks, trace_of_study
 from workflow_scripts.predict.plan import plan
 from workflow_scripts.predict.pool_blocks import BlockEvent
-from workflow_scripts.predict.schedule import RequestLengths, SchedulerSettings
+from workflow_scripts.predict.schedule import RequestLengths
 from workflow_scripts.predict.scheduler import make_schedule
 from workflow_scripts.study.grid import expand
-
-SETTINGS = SchedulerSettings(
-    max_num_seqs=8, max_num_batched_tokens=64, block_size=4, max_model_len=64, async_scheduling=False
-)
 
 
 def told(events: list[BlockEvent]) -> list[tuple[int, str, int | None, int, int]]:

@@ -1,15 +1,26 @@
 import re
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
+from scipy import stats
 
 from tests.unit.predict.planned import study, sweep
+from workflow_scripts.common.files import sha256_of
 from workflow_scripts.physics.calibration import Speed
 from workflow_scripts.physics.step_time import LaunchCosts, StepCosts
 from workflow_scripts.predict import forecast, speed
-from workflow_scripts.predict.forecast import predict_cells
+from workflow_scripts.predict.forecast import lengths_of, predict_cells
 from workflow_scripts.predict.prediction_record import FIELDS
+from workflow_scripts.predict.schedule import SchedulerSettings
+from workflow_scripts.predict.scheduler import make_schedule
 from workflow_scripts.study.grid import expand
+from workflow_scripts.study.study_file import load_study
+from workflow_scripts.workloads.make_requests import make_requests
+from workflow_scripts.workloads.request import WorkloadError
+from workflow_scripts.workloads.vocabulary import Vocabulary
+from workflow_scripts.workloads.workload_kinds import IdenticalWorkload, PromptsWorkload
 
 
 def predict(tmp_path, **changes):
@@ -232,8 +243,6 @@ def test_requests_that_are_too_long_are_not_predicted(tmp_path):
 def test_arrivals_decide_on_each_device_by_itself(tmp_path):
     trace = tmp_path / "trace.csv"
     trace.write_text("arrival_s,prompt_tokens,output_tokens\n" + "".join(f"{10 * i},50,20\n" for i in range(6)))
-    from workflow_scripts.common.files import sha256_of
-
     workload = {"even": {"kind": "trace", "num_prompts": 6, "file": str(trace), "sha256": sha256_of(trace)}}
     record = one(tmp_path, workload, knobs={"max_num_seqs": 4})
     assert record["running_peak"] == 1
@@ -246,3 +255,50 @@ def test_continuous_batches_of_huggingface(tmp_path):
     # Two prompts of 64 tokens fit into the first step; those that decode leave less for the next prompts.
     assert 12 + 31 < record["steps"] < 24 * 32
     assert (record["num_blocks"], record["kv_cache_tokens"], record["bound_by"]) == (128, 4096, "prompts")
+
+
+DEMO = load_study(Path("config/studies/demo.yaml"))
+
+
+@pytest.mark.parametrize("name", ["chat", "shared-prefix"])
+def test_they_are_those_of_the_requests_that_are_measured(name):
+    spec = DEMO.workloads[name]
+    vocabulary = Vocabulary(np.arange(100, 4000), lambda text: [])
+    requests, stream = make_requests(spec, vocabulary, 32)
+    lengths, kind = lengths_of(spec, 32)
+    assert lengths.prompt_tokens.tolist() == [len(r.prompt_token_ids) for r in requests]
+    assert lengths.output_tokens.tolist() == [r.output_tokens for r in requests]
+    shared = lengths.prefix_tokens is not None and lengths.prefix_tokens.tolist()
+    assert shared == ([r.prefix_tokens for r in requests] if name == "shared-prefix" else False)
+    assert kind == stream.kind
+
+
+def test_texts_of_a_file_are_guessed_and_said_to_be(tmp_path):
+    path = tmp_path / "prompts.txt"
+    path.write_text("eight ch\nfive!\n")
+    spec = PromptsWorkload(kind="prompts", num_prompts=2, file=path, sha256=sha256_of(path), output_tokens=3)
+    lengths, kind = lengths_of(spec, 2)
+    assert lengths.prompt_tokens.tolist() == [2, 2]
+    assert kind == "prompts, a token for every 4 characters"
+    with pytest.raises(WorkloadError, match="3 requests are needed"):
+        lengths_of(spec, 3)
+
+
+def test_answers_to_one_prompt_share_its_full_blocks_in_the_same_step():
+    spec = IdenticalWorkload(kind="identical", num_prompts=8, samples=4, prompt_tokens=20, output_tokens=5)
+    requests, kind = lengths_of(spec, 8)
+    settings = SchedulerSettings(8, 4096, 16, 64, async_scheduling=False)
+    schedule = make_schedule(requests, settings)
+    assert kind == "identical"
+    assert schedule.first_step.tolist() == [0] * 8
+    assert schedule.cached_tokens.tolist() == [0, 16, 16, 16] * 2
+    # One shared block for each prompt, and one block for each answer.
+    assert schedule.peak_blocks_held == 2 + 8
+    assert make_schedule(requests, replace(settings, enable_prefix_caching=False)).peak_blocks_held == 2 * 8
+
+
+@pytest.mark.parametrize("degrees", [1, 2, 3, 4, 7, 30, 99])
+def test_repeats_are_told_by_the_distribution_that_scipy_computes(degrees):
+    for t in (0.0, 0.3, 1.0, 2.1, 12.7, 500.0):
+        expected = stats.t.cdf(t, degrees) - stats.t.cdf(-t, degrees)
+        assert speed.share_within(t, degrees) == pytest.approx(expected, abs=1e-12)

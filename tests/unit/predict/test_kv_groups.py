@@ -83,7 +83,7 @@ VERSIONS = {"25": "0.28", "03": "0.10", "05": "0.10", "08": "0.10", "14": "0.10"
 }
 
 
-def predicted(row, **changes):
+def predicted(row):
     facts = model_facts(MODELS[row["case"]])
     given = {
         "max_model_len": int(row["max_model_len"] or 4096),
@@ -97,7 +97,7 @@ def predicted(row, **changes):
     if row["speculative"]:  # the model's own layer drafts so many tokens
         given |= {"num_speculative_tokens": int(row["speculative"].removeprefix("mtp ")), "draft_layers": 1}
     log = {"available_kv_cache_gib": float(row["available_kv_cache_gib"])}
-    return predict_capacity(facts, GPU, EngineSettings(**given | changes), log)
+    return predict_capacity(facts, GPU, EngineSettings(**given), log)
 
 
 ROWS = {row["case"]: row for row in csv.DictReader(LOGS.open()) if row["case"] in MODELS}

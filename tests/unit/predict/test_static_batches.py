@@ -1,24 +1,17 @@
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
+from tests.unit.predict.test_timing import FACTS, lengths
 from workflow_scripts.catalog.gpus_and_models import get_model
 from workflow_scripts.physics.model_facts import read_model_facts
 from workflow_scripts.physics.step_time import COMPUTING, KINDS, READING
-from workflow_scripts.predict.schedule import RequestLengths
 from workflow_scripts.predict.static_batches import StaticBatches, batch_that_fits, static_work
 
-TINY = get_model("tiny-llama-57m")
-FACTS = read_model_facts(TINY.config, TINY.fixed_dtype)
 # 8 layers of 4 KV heads with 64 elements, three query heads each: a token has 16,384 bytes in 32 bits.
 TOKEN, WEIGHTS = 16_384, 213_961_728
 LAYER_PARAMETERS, LM_HEAD_PARAMETERS, WIDTH = 50_331_648, 3_145_728, 6144
 MATRICES = 4 * (LAYER_PARAMETERS + LM_HEAD_PARAMETERS)
-
-
-def lengths(prompts, outputs):
-    return RequestLengths(np.array(prompts), np.array(outputs))
 
 
 def work(prompts, outputs, cache, copies_matrices=False, facts=FACTS):
