@@ -246,7 +246,7 @@ def _wrong_lengths(requests: Sequence[Request], records: Sequence[RequestRecord]
 
 
 def _read_requests(path: Path) -> list[Request]:
-    return [Request.of_line(line) for line in read_jsonl(path)]
+    return [Request(**line) for line in read_jsonl(path)]
 
 
 def main(argv: Sequence[str]) -> int:

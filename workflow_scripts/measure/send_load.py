@@ -101,7 +101,7 @@ def load_of(study: Study, cell_id: str, paths: StudyPaths, count: int) -> CellLo
     assert isinstance(cell.knobs, VllmServeKnobs)
     rows = list(read_jsonl(file))
     arrivals_s = cell.knobs.arrivals_s([row.get("arrival_s", 0.0) for row in rows], SEED)
-    requests = [Request.of_line(row) for row in rows[:count]]
+    requests = [Request(**row) for row in rows[:count]]
     return CellLoad(requests, arrivals_s[:count], cell.knobs.users, definition.workload.sampling)
 
 

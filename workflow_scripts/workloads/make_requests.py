@@ -1,7 +1,4 @@
-"""The requests of a workload of any kind, and similar ones to warm an engine up with.
-
-docs/workloads.md describes the kinds.
-"""
+"""The requests of a workload of any kind, and similar ones to warm an engine up with."""
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence

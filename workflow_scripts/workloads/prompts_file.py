@@ -34,12 +34,10 @@ class _Line(StrictRecord):
 
 
 def said_by_user(text: str) -> Messages:
-    """A text as a chat of one message."""
     return [{"role": "user", "content": text}]
 
 
 def chat_request(messages: Messages, vocabulary: Vocabulary, output_tokens: int) -> Request:
-    """A request with the messages of a chat, and their tokens."""
     return Request(vocabulary.encode_chat(messages), output_tokens, messages=messages)
 
 
@@ -58,8 +56,8 @@ def prompts(spec: PromptsWorkload, vocabulary: Vocabulary, seed: int) -> Request
         messages = [message.model_dump() for message in line.messages or ()]
         return chat_request(messages or said_by_user(line.prompt or ""), vocabulary, output_tokens)
 
-    requests = map(request, lines)
-    return RequestStream("prompts", requests, {"source": str(spec.file), "sha256": spec.sha256, "texts": len(lines)})
+    details = {"source": str(spec.file), "sha256": spec.sha256, "texts": len(lines)}
+    return RequestStream("prompts", map(request, lines), details)
 
 
 def read_prompts(path: Path) -> Iterator[_Line]:

@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Iterator, Sequence
-from functools import cache
 
 import numpy as np
 
@@ -19,16 +18,11 @@ _REQUEST, _TEXT = range(2)
 
 
 def fixed(spec: FixedWorkload, vocabulary: Vocabulary, seed: int) -> RequestStream:
-    """Requests that all have the same lengths."""
-    return RequestStream(
-        "fixed",
-        (Request(vocabulary.random_ids(rng, spec.prompt_tokens), spec.output_tokens) for rng in generators(seed)),
-    )
+    prompts = (vocabulary.random_ids(rng, spec.prompt_tokens) for rng in generators(seed))
+    return RequestStream("fixed", (Request(prompt, spec.output_tokens) for prompt in prompts))
 
 
 def synthetic(spec: SyntheticWorkload, vocabulary: Vocabulary, seed: int) -> RequestStream:
-    """Requests whose lengths follow two independent lognormal distributions."""
-
     def request(rng: np.random.Generator) -> Request:
         prompt_tokens = draw_length(spec.prompt_tokens, rng)
         output_tokens = draw_length(spec.output_tokens, rng)
@@ -41,17 +35,14 @@ def sharing(spec: SharedTextWorkload, vocabulary: Vocabulary, seed: int) -> Requ
     """Requests, some of which begin with the same text. The others begin with as many tokens of their own, so that
     sharing changes no length."""
 
-    @cache
-    def text(text_id: int) -> list[int]:
-        rng = np.random.default_rng([seed, _TEXT, text_id])
-        return vocabulary.random_ids(rng, spec.tokens_of_text(text_id))
-
     def request(index: int, rng: np.random.Generator) -> Request:
         own = vocabulary.random_ids(rng, spec.tokens_of_prompt(index))
         shared = spec.shared_text(index)
         if shared is None:
             return Request(own, spec.output_tokens)
-        prompt = text(shared.id)[: shared.tokens] + own[shared.tokens :]
+        # However many of a text's tokens are drawn, the first ones are the same.
+        text = vocabulary.random_ids(np.random.default_rng([seed, _TEXT, shared.id]), shared.tokens)
+        prompt = text + own[shared.tokens :]
         return Request(prompt, spec.output_tokens, prefix_tokens=shared.tokens, prefix_id=shared.id)
 
     return RequestStream(spec.kind, itertools.starmap(request, enumerate(generators(seed))))

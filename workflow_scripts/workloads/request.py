@@ -1,6 +1,6 @@
 """One request of a workload, and the stream that a kind of workload draws its requests from."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,8 +36,7 @@ class Request:
     request_id: str = ""
 
     @property
-    def prompt(self) -> "Prompt":
-        """What a server gets: the messages of a chat, otherwise tokens."""
+    def prompt(self) -> Prompt:
         return self.messages or self.prompt_token_ids
 
     @property
@@ -45,13 +44,7 @@ class Request:
         """Tokens in the KV cache when the request ends."""
         return len(self.prompt_token_ids) + self.output_tokens
 
-    @classmethod
-    def of_line(cls, line: Mapping[str, Any]) -> "Request":
-        """A request from its line of `workload.jsonl`."""
-        return cls(**line)
-
     def as_line(self, request_id: str) -> dict[str, Any]:
-        """The request as a line of `workload.jsonl`."""
         line = {
             "request_id": request_id,
             "prompt_token_ids": self.prompt_token_ids,

@@ -6,11 +6,9 @@ from pydantic import Field, model_validator
 
 from workflow_scripts.common.records import StrictRecord
 
-Settings = dict[str, float | int]
 
-
-def _is_none(value: object) -> bool:
-    return value is None
+def is_unset(value: object) -> bool:
+    return value is None or value is False
 
 
 class Sampling(StrictRecord):
@@ -19,17 +17,17 @@ class Sampling(StrictRecord):
 
     temperature: float = Field(0.0, ge=0, le=100, description="0: greedy, the most probable token")
     top_p: float | None = Field(
-        None, gt=0, le=1, description="only the most probable tokens that have this probability", exclude_if=_is_none
+        None, gt=0, le=1, description="only the most probable tokens that have this probability", exclude_if=is_unset
     )
     repetition_penalty: float | None = Field(
-        None, gt=0, le=100, description="above 1: tokens that occurred before become less probable", exclude_if=_is_none
+        None, gt=0, le=100, description="above 1: tokens that occurred before become less probable", exclude_if=is_unset
     )
     seed: int | None = Field(
         None,
         ge=0,
         lt=2**31,
         description="seed of the first request, each further one has the next; without it, engines choose",
-        exclude_if=_is_none,
+        exclude_if=is_unset,
     )
 
     @model_validator(mode="after")
@@ -42,7 +40,6 @@ class Sampling(StrictRecord):
 
     @property
     def is_greedy(self) -> bool:
-        """Whether each token is the most probable one."""
         return self.temperature == 0
 
     def names(self) -> set[str]:
@@ -51,17 +48,7 @@ class Sampling(StrictRecord):
         >>> sorted(Sampling(temperature=0.7, seed=1).names()), Sampling(repetition_penalty=1.1).names()
         (['seed', 'temperature'], {'repetition_penalty'})
         """
-        set_ones = set(self.model_dump())
-        return set_ones - {"temperature"} if self.is_greedy else set_ones
-
-    def of_request(self, place: int) -> Settings:
-        """The settings of the request at a place of the workload, as fields of the OpenAI API.
-
-        >>> Sampling(temperature=0.7, seed=5).of_request(2)
-        {'temperature': 0.7, 'seed': 7}
-        """
-        values: Settings = self.model_dump()
-        return values | ({} if self.seed is None else {"seed": self.seed + place})
+        return set(self.model_dump()) - ({"temperature"} if self.is_greedy else set())
 
 
 def in_words(sampling: Sampling | None) -> str:
@@ -76,10 +63,11 @@ def in_words(sampling: Sampling | None) -> str:
 SETTINGS = frozenset(Sampling.model_fields)
 
 
-def settings_of_request(sampling: Sampling | None, place: int) -> Settings:
-    """The settings of a request of a workload; greedy if the workload has no `sampling`.
+def settings_of_request(sampling: Sampling | None, place: int) -> dict[str, float | int]:
+    """The settings of the request at a place of the workload, as fields of the OpenAI API.
 
-    >>> settings_of_request(None, 3)
-    {'temperature': 0.0}
+    >>> settings_of_request(None, 3), settings_of_request(Sampling(temperature=0.7, seed=5), 2)
+    ({'temperature': 0.0}, {'temperature': 0.7, 'seed': 7})
     """
-    return {"temperature": 0.0} if sampling is None else sampling.of_request(place)
+    values = {"temperature": 0.0} if sampling is None else sampling.model_dump()
+    return values | ({"seed": values["seed"] + place} if "seed" in values else {})

@@ -24,9 +24,10 @@ def sharegpt(spec: ShareGptWorkload, vocabulary: Vocabulary, seed: int) -> Reque
     """First question and first answer of conversations in a seeded order; if there is no file, its stand-in. Raises
     WorkloadError if the file's content differs from the study's sha256, or it is not a ShareGPT file."""
     if not spec.path.is_file() and not spec.chat:
-        return _stand_in(spec, vocabulary, seed)
-    turns = _first_turns(checked_file(spec))
-    order = list(turns)
+        stand_ins = synthetic(spec.fallback, vocabulary, seed).requests
+        requests = (replace(one, output_tokens=spec.output_tokens or one.output_tokens) for one in stand_ins)
+        return RequestStream("synthetic, stands in for ShareGPT: file not there", requests, {"source": str(spec.file)})
+    order = list(_first_turns(checked_file(spec)))
     # The same shuffle of the same list as in vLLM's ShareGPTDataset: the same seed gives the same order.
     random.Random(seed).shuffle(order)
     counts: Counter[str] = Counter()
@@ -43,16 +44,8 @@ def sharegpt(spec: ShareGptWorkload, vocabulary: Vocabulary, seed: int) -> Reque
             elif fault is None:
                 yield Request(prompt_token_ids, answer_tokens)
 
-    details = {"source": str(spec.file), "sha256": spec.sha256, "conversations": len(turns), "filter": counts}
+    details = {"source": str(spec.file), "sha256": spec.sha256, "conversations": len(order), "filter": counts}
     return RequestStream("sharegpt", usable(), details)
-
-
-def _stand_in(spec: ShareGptWorkload, vocabulary: Vocabulary, seed: int) -> RequestStream:
-    requests = synthetic(spec.fallback, vocabulary, seed).requests
-    if spec.output_tokens is not None:
-        fixed_output = spec.output_tokens
-        requests = (replace(request, output_tokens=fixed_output) for request in requests)
-    return RequestStream("synthetic, stands in for ShareGPT: file not there", requests, {"source": str(spec.file)})
 
 
 @lru_cache(maxsize=1)  # called for each model and number of requests, on a file of 0.7 GB

@@ -12,15 +12,11 @@ from pydantic import Field, model_validator
 from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.common.files import sha256_of
 from workflow_scripts.common.records import StrictRecord
-from workflow_scripts.workloads.sampling import Sampling
+from workflow_scripts.workloads.sampling import Sampling, is_unset
 
 # Far above every context and benchmark; a typing error should not fill the memory.
 MOST_TOKENS = MOST_PROMPTS = 10_000_000
 Tokens = Annotated[int, Field(ge=1, le=MOST_TOKENS)]
-
-
-def _is_unset(value: object) -> bool:
-    return value is None or value is False
 
 
 class LengthDistribution(StrictRecord):
@@ -57,14 +53,14 @@ class _Workload(StrictRecord):
         None,
         ge=2,
         description="requests with more prompt and output tokens together are left out",
-        exclude_if=_is_unset,
+        exclude_if=is_unset,
     )
     seed: int = Field(0, ge=0)
     sampling: Sampling | None = Field(
-        None, description="how tokens are chosen; if left out, greedily", exclude_if=_is_unset
+        None, description="how tokens are chosen; if left out, greedily", exclude_if=is_unset
     )
     keep_answers: bool = Field(
-        False, description="keep each request's tokens and text, to compare them between cells", exclude_if=_is_unset
+        False, description="keep each request's tokens and text, to compare them between cells", exclude_if=is_unset
     )
 
     @model_validator(mode="after")
@@ -99,7 +95,6 @@ class FixedWorkload(_Workload):
     output_tokens: Tokens
 
     def total_tokens_needed(self) -> int:
-        """The tokens of every request."""
         return self.prompt_tokens + self.output_tokens
 
 
@@ -111,7 +106,6 @@ class SyntheticWorkload(_Workload):
     output_tokens: LengthDistribution
 
     def total_tokens_needed(self) -> int:
-        """Both minima."""
         return self.prompt_tokens.minimum + self.output_tokens.minimum
 
 
@@ -121,19 +115,12 @@ class SharedTextWorkload(_Workload):
     output_tokens: Tokens
 
     def tokens_of_prompt(self, index: int) -> int:
-        """Tokens of the prompt at `index`."""
-        raise NotImplementedError
-
-    def tokens_of_text(self, text_id: int) -> int:
-        """Tokens of a shared text."""
         raise NotImplementedError
 
     def tokens_of_longest_prompt(self) -> int:
-        """Tokens of the longest prompt."""
         return self.tokens_of_prompt(0)
 
     def total_tokens_needed(self) -> int:
-        """The tokens of the longest request."""
         return self.tokens_of_longest_prompt() + self.output_tokens
 
     def tokens_found(self, requests: int, block_size: int) -> int:
@@ -165,15 +152,10 @@ class IdenticalWorkload(SharedTextWorkload):
         None,
         ge=1,
         description="answers to each prompt, like `n` of the OpenAI API; if left out, all requests have one prompt",
-        exclude_if=_is_unset,
+        exclude_if=is_unset,
     )
 
     def tokens_of_prompt(self, index: int) -> int:
-        """The same length for all."""
-        return self.prompt_tokens
-
-    def tokens_of_text(self, text_id: int) -> int:
-        """The whole prompt."""
         return self.prompt_tokens
 
     def shared_text(self, index: int) -> SharedText:
@@ -203,10 +185,6 @@ class SharedPrefixWorkload(SharedTextWorkload):
     def tokens_of_prompt(self, index: int) -> int:
         """The same length for all, with or without the prefix."""
         return self.prefix_tokens + self.prompt_tokens
-
-    def tokens_of_text(self, text_id: int) -> int:
-        """A prefix."""
-        return self.prefix_tokens
 
     def shared_text(self, index: int) -> SharedText | None:
         """The prefix of the user whose turn it is, for a share of the requests: evenly spread, including the first.
@@ -244,12 +222,7 @@ class MultiTurnWorkload(SharedTextWorkload):
         return self.prompt_tokens + turn * (self.prompt_tokens + self.output_tokens)
 
     def tokens_of_longest_prompt(self) -> int:
-        """The length of the last turn's prompt."""
-        return self.tokens_of_text(0)
-
-    def tokens_of_text(self, text_id: int) -> int:
-        """The prompt of a conversation's last turn."""
-        return self.prompt_tokens + (self.turns - 1) * (self.prompt_tokens + self.output_tokens)
+        return self.tokens_of_prompt(self.users * self.turns - 1)  # the last turn of the first conversations
 
     def shared_text(self, index: int) -> SharedText:
         """The whole prompt: all of the conversation so far."""
@@ -266,21 +239,16 @@ class LongContextWorkload(SharedTextWorkload):
     questions: Annotated[int, Field(ge=1, description="questions on each document, one after the other")] = 1
 
     def tokens_of_prompt(self, index: int) -> int:
-        """A document and a question."""
-        return self.tokens_of_text(index // self.questions) + self.prompt_tokens
+        document = index // self.questions
+        return self.context_tokens[document % len(self.context_tokens)] + self.prompt_tokens
 
     def tokens_of_longest_prompt(self) -> int:
-        """The longest document and a question."""
         return max(self.context_tokens) + self.prompt_tokens
-
-    def tokens_of_text(self, text_id: int) -> int:
-        """A document."""
-        return self.context_tokens[text_id % len(self.context_tokens)]
 
     def shared_text(self, index: int) -> SharedText | None:
         """The document, if it has more than one question."""
-        document = index // self.questions
-        return SharedText(document, self.tokens_of_text(document)) if self.questions > 1 else None
+        document_tokens = self.tokens_of_prompt(index) - self.prompt_tokens
+        return SharedText(index // self.questions, document_tokens) if self.questions > 1 else None
 
 
 class FileWorkload(_Workload):
@@ -291,7 +259,6 @@ class FileWorkload(_Workload):
 
     @property
     def path(self) -> Path:
-        """The path of the file."""
         return CHECKOUT / self.file
 
     def file_fault(self) -> str | None:
@@ -309,7 +276,7 @@ class TextWorkload(FileWorkload):
     chat: bool = Field(
         False,
         description="texts are messages of a user; they go through the model's chat template",
-        exclude_if=_is_unset,
+        exclude_if=is_unset,
     )
 
 
