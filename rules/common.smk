@@ -32,8 +32,7 @@ from workflow_scripts.study.outcome import is_outcome_of
 from workflow_scripts.study.paths import CELL_PATTERN, StudyPaths
 from workflow_scripts.study.progress import may_grow
 from workflow_scripts.common.sources import sources
-from workflow_scripts.study.own_models import store_configs
-from workflow_scripts.study.study_file import load_study, study_file
+from workflow_scripts.study.study_file import load_study, store_configs, study_file
 from workflow_scripts.common.faults import InputError
 
 ENGINE_ENVIRONMENT = f"../envs/{config['engine_environment']}.conda.yaml"

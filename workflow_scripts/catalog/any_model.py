@@ -6,7 +6,6 @@ passes them to the commands of its jobs in the environment variable KVSWEEP_MODE
 
 import json
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -70,11 +69,6 @@ def _own_dtype(config: Path) -> ModelDtype:
     return next((dtype for dtype in get_args(Dtype) if dtype == named), "native")
 
 
-def enter(models: Mapping[str, Model]) -> None:
-    """Make models known to this process by name, in addition to config/models/."""
-    ENTERED.update(models)
-
-
 def entered_models() -> dict[str, str]:
     """The environment variable from which another process knows the models that this one has entered."""
     return {OWN_MODELS: json.dumps({name: model.model_dump(mode="json") for name, model in ENTERED.items()})}
@@ -99,19 +93,18 @@ def find_model(asked: str) -> Model:
             f"unknown model {asked!r}; allowed: a folder with config.json, ORG/REPO[@REVISION] of the hub, or one of "
             + ", ".join(load_models())
         )
-    known = load_models()
-    if model.name in known and known[model.name].config.resolve() == model.config.resolve():
-        return known[model.name]
-    if model.name in known:
-        model = model.model_copy(update={"name": f"{model.name}-as-given"})
-    return model
+    known = load_models().get(model.name)
+    if known is None:
+        return model
+    is_same = known.config.resolve() == model.config.resolve()
+    return known if is_same else model.model_copy(update={"name": f"{model.name}-as-given"})
 
 
 def name_of(asked: str) -> str:
     """The name by which the model that a tool's `--model` means is known from then on; raises like `find_model`."""
     model = find_model(asked)
     if model.name not in load_models():
-        enter({model.name: model})
+        ENTERED[model.name] = model
     return model.name
 
 

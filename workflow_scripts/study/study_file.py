@@ -13,12 +13,16 @@ from typing import Any
 
 import yaml
 
+from workflow_scripts.catalog.any_model import model_of_folder, model_of_hub
+from workflow_scripts.catalog.gpus_and_models import ENTERED, MODELS, Model
+from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.common.command import command, option
+from workflow_scripts.common.files import write_bytes
 from workflow_scripts.common.yaml_file import read_yaml
 from workflow_scripts.study.calibrations import calibrations_of, check_calibrations
 from workflow_scripts.study.gpus_here import unmeasurable
 from workflow_scripts.study.grid import expand
-from workflow_scripts.study.own_models import enter_models
+from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study import Study, StudyError, study_of
 from workflow_scripts.workloads.workload_kinds import FileWorkload, ShareGptWorkload
 
@@ -34,8 +38,31 @@ def load_study(path: Path, results: Path | None = None) -> Study:
     if not isinstance(content, dict):
         raise StudyError(f"{path}: a study is a mapping with the keys {', '.join(Study.model_fields)}")
     study = study_of(content, str(path))
-    enter_models(study, results or Path(os.environ.get("RESULTS", "results")))
+    paths = StudyPaths(results or Path(os.environ.get("RESULTS", "results")), study.name)
+    ENTERED.update({model.name: model for model, _ in _own_models(study, paths)})
     return study
+
+
+def _own_models(study: Study, paths: StudyPaths) -> Iterator[tuple[Model, Path]]:
+    """The models that a study names by folder or repository, and where their configs are stored."""
+    for name, entry in study.models.items():
+        if (entry.folder or entry.hub) and (MODELS / name).exists():
+            raise StudyError(
+                f"study {study.name!r}, models.{name}: config/models/ has a model of this name; choose another"
+            )
+        stored = paths.model_config(name, entry.revision)
+        if entry.folder is not None:
+            yield model_of_folder(name, CHECKOUT / Path(entry.folder).expanduser(), stored), stored
+        elif entry.hub is not None:
+            yield model_of_hub(name, entry.hub, str(entry.revision), stored), stored
+
+
+def store_configs(study: Study, paths: StudyPaths) -> None:
+    """Store the configs of the study's own models, so that no later command needs the network or the folder."""
+    for model, stored in _own_models(study, paths):
+        content = model.config.read_bytes()
+        if not stored.is_file() or stored.read_bytes() != content:
+            write_bytes(stored, content)
 
 
 def study_file(config: Mapping[str, Any], configfiles: Sequence[str | Path]) -> Path:
@@ -69,7 +96,6 @@ def check_files(study: Study) -> Iterator[str]:
 
 @command("check", option("study", type=Path, help="the study's YAML file"))
 def main(args: Namespace) -> None:
-    """Check a study file and count its cells."""
     study = load_study(args.study)
     cells = expand(study)
     check_calibrations(study, calibrations_of(study, cells))

@@ -17,11 +17,10 @@ from workflow_scripts.predict.forecast import predict_cells
 from workflow_scripts.prepare.model import main as prepare_model
 from workflow_scripts.study.definition import definitions_sha256, resolved_models
 from workflow_scripts.study.grid import expand
-from workflow_scripts.study.own_models import store_configs
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.runs_file import MappingError
 from workflow_scripts.study.study import StudyError
-from workflow_scripts.study.study_file import load_study
+from workflow_scripts.study.study_file import load_study, store_configs
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 CONFIG = get_model("tiny-llama-57m").config
