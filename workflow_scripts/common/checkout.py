@@ -1,5 +1,28 @@
-"""Where the checkout of this code is."""
+"""Where the checkout of this code is, and which commit it is of."""
 
+import os
+import subprocess
 from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parents[2]
+# What names the commit if there is no repository.
+VARIABLE = "KVSWEEP_GIT_COMMIT"
+
+
+def commit_of(checkout: Path) -> tuple[str | None, bool | None]:
+    """The commit of the code in a folder, and whether tracked files differ from it; None means unknown. If the folder
+    has no repository of its own, `KVSWEEP_GIT_COMMIT` may name its commit; whether files were changed is then unknown.
+    A repository that merely contains the folder does not count."""
+    if not (checkout / ".git").exists():
+        return os.environ.get(VARIABLE) or None, None
+    changes = _git(checkout, "status", "--porcelain", "--untracked-files=no")
+    return _git(checkout, "rev-parse", "HEAD"), None if changes is None else bool(changes)
+
+
+def _git(checkout: Path, *arguments: str) -> str | None:
+    try:
+        return subprocess.run(
+            ["git", "-C", str(checkout), *arguments], check=True, capture_output=True, text=True
+        ).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None

@@ -14,8 +14,7 @@ from pathlib import Path
 from workflow_scripts import __version__
 from workflow_scripts.catalog.endpoints import Endpoint
 from workflow_scripts.catalog.environments import load_environments, python_of
-from workflow_scripts.common.checkout import CHECKOUT
-from workflow_scripts.common.commit import commit_of
+from workflow_scripts.common.checkout import CHECKOUT, commit_of
 from workflow_scripts.common.files import sha256_of
 from workflow_scripts.device.processor import processor_facts
 from workflow_scripts.engines.description import EngineDescription

@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from workflow_scripts.common.commit import VARIABLE, commit_of
+from workflow_scripts.common.checkout import VARIABLE, commit_of
 
 
 @pytest.fixture(autouse=True)
