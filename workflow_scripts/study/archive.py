@@ -20,13 +20,11 @@ from rocrate.model.contextentity import ContextEntity
 from rocrate.rocrate import ROCrate
 
 from workflow_scripts import __version__
-from workflow_scripts.common.checkout import CHECKOUT
+from workflow_scripts.common.checkout import CHECKOUT, commit_of
 from workflow_scripts.common.command import RESULTS, STUDY, command, out
-from workflow_scripts.common.commit import commit_of
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import read_json, write_bytes
 from workflow_scripts.study.grid import expand
-from workflow_scripts.study.outcome import ended_at
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study import Study
 from workflow_scripts.study.study_file import load_study
@@ -43,7 +41,7 @@ class ArchiveError(InputError):
     """A study that cannot be archived; the message says what is missing."""
 
 
-def contents(study: Study, study_file: Path, paths: StudyPaths, checkout: Path = CHECKOUT) -> dict[str, Path]:
+def contents(study: Study, study_file: Path, paths: StudyPaths) -> dict[str, Path]:
     """Every file of the archive except the manifest and the description: its name there, and where it is now. Raises
     ArchiveError if no cell has ended, or there are no tables or no report."""
     for needed in (paths.tables, paths.report):
@@ -54,10 +52,9 @@ def contents(study: Study, study_file: Path, paths: StudyPaths, checkout: Path =
         raise ArchiveError(f"{paths.root / 'cells'}: no cell of study {study.name!r} has ended")
     files = {STUDY_FILE: study_file}
     for name in CODE:
-        files |= {file.relative_to(checkout).as_posix(): file for file in _files(checkout / name)}
+        files |= {file.relative_to(CHECKOUT).as_posix(): file for file in _files(CHECKOUT / name)}
     measured = [paths.root / "prepared", paths.tables, paths.figures, paths.report, *map(paths.cell, ended)]
-    measured += paths.round_plan("*").parent.glob("round-*.json")
-    measured += paths.jobs()
+    measured += [*paths.round_plan("*").parent.glob("round-*.json"), *paths.jobs()]
     for place in measured:
         files |= {f"results/{file.relative_to(paths.results).as_posix()}": file for file in _files(place)}
     return files
@@ -100,7 +97,7 @@ def description(study: Study, paths: StudyPaths, files: Mapping[str, Path]) -> d
     crate.description = study.question
     crate.license = "https://spdx.org/licenses/Apache-2.0"
     # The time of the last measurement, not of packing: equal contents give equal archives.
-    crate.root_dataset["datePublished"] = max(ended_at(outcome["provenance"]) for outcome in outcomes)
+    crate.root_dataset["datePublished"] = max(outcome["provenance"]["ended_at"] for outcome in outcomes)
     study_entity = crate.add_file(
         files[STUDY_FILE], STUDY_FILE, properties={"name": "the study", "encodingFormat": "text/yaml"}
     )
@@ -134,7 +131,7 @@ def _describe_device(
         "@type": "CreateAction",
         "name": f"measuring {len({o['cell_id'] for o in outcomes})} cells on {gpu}",
         "description": "hosts: " + ", ".join(sorted({str(p.get("host")) for p in where})),
-        "endTime": max(map(ended_at, where)),
+        "endTime": max(p["ended_at"] for p in where),
     }
     entity = crate.add(ContextEntity(crate, f"#measuring-{gpu}", properties=action))
     entity["object"] = study

@@ -8,7 +8,7 @@ from pathlib import Path
 from workflow_scripts.common.files import last_line, read_json
 from workflow_scripts.study.definition import definitions_sha256
 from workflow_scripts.study.grid import Cell, expand
-from workflow_scripts.study.outcome import is_of, never_ran
+from workflow_scripts.study.outcome import is_of
 from workflow_scripts.study.paths import ENGINE_LOG, RAW, StudyPaths
 from workflow_scripts.study.progress import Progress, Run, progress_of
 from workflow_scripts.study.study import Study
@@ -73,13 +73,10 @@ def _status_of_start(study: Study, cell: Cell, paths: StudyPaths, definition: st
         return CellStatus(cell, "missing", why, log, None, None, start=start)
     provenance = record["provenance"]
     state, reason = record["outcome"], _one_line(record["reason"] or "")
-    at = provenance.get("ended_at")
-    ended_s = datetime.fromisoformat(at).timestamp() if at else outcome.stat().st_mtime
+    ended_s = datetime.fromisoformat(provenance["ended_at"]).timestamp()
     took_s = sum(record["phases_s"].values()) or (study.cell_time_limit_s if state == "timeout" else 0.0)
     run: Run | None = Run(provenance.get("host"), ended_s, took_s)
-    if never_ran(record):
-        state, reason, run = "missing", f"did not run: {reason}", None
-    elif not is_of(record, definition):
+    if not is_of(record, definition):
         protocol = record["definition"].get("protocol")
         state, reason, run = "outdated", f"measured by another definition, protocol {protocol}", None
     job = provenance.get("job", {})

@@ -12,14 +12,12 @@ from workflow_scripts.device.device_record import Device, LoadByOthers
 from workflow_scripts.study.definition import recorded_sha256
 
 Verdict = Literal["ok", "infeasible", "timeout", "engine_error", "invalid"]
-
-
 # The settings that took effect, under the engine's own names; what they are differs with engine and version.
 Effective = dict[str, Any]
 
 
 class Provenance(TypedDict, total=False):
-    """Where a number comes from; `measure.provenance` says what the fields hold. Former versions recorded less."""
+    """Where a number comes from; `measure.provenance` says what the fields hold."""
 
     kvsweep_version: str
     git_commit: str | None
@@ -129,21 +127,11 @@ def read_outcome(path: Path) -> Outcome:
     return Outcome.model_validate(read_json(path))
 
 
-def ended_at(provenance: Mapping[str, Any]) -> str:
-    """When a start ended (ISO 8601); the beginning of Unix time if a former version did not record it."""
-    return str(provenance.get("ended_at", "1970-01-01T00:00:00+00:00"))
-
-
-def never_ran(record: Mapping[str, Any]) -> bool:
-    """Whether a record is of a cell that did not run, as former versions wrote it if the device was missing."""
-    return record.get("outcome") == "invalid" and not record.get("phases_s")
-
-
 def is_of(record: Mapping[str, Any], definition_sha256: str) -> bool:
-    """Whether a cell's record belongs to this definition, and says how a run ended."""
-    return recorded_sha256(record["definition"]) == definition_sha256 and not never_ran(record)
+    """Whether a cell's record belongs to this definition."""
+    return recorded_sha256(record["definition"]) == definition_sha256
 
 
 def is_outcome_of(path: Path, definition_sha256: str) -> bool:
-    """Whether a cell's record exists, belongs to this definition, and says how a run ended."""
+    """Whether a cell's record exists and belongs to this definition."""
     return path.exists() and is_of(read_json(path), definition_sha256)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from workflow_scripts.common.files import read_json
 from workflow_scripts.common.records import Record
-from workflow_scripts.study.outcome import ended_at, is_of
+from workflow_scripts.study.outcome import is_of
 from workflow_scripts.study.paths import PARTIAL, StudyPaths
 
 # An interrupted round goes on as the same round if the break was at most this long.
@@ -59,7 +59,7 @@ def _ended(outcomes: Mapping[int, Path], definition: str) -> Iterable[tuple[int,
     for number, path in outcomes.items():
         record = read_json(path)
         if is_of(record, definition):
-            at = datetime.datetime.fromisoformat(ended_at(record["provenance"]))
+            at = datetime.datetime.fromisoformat(record["provenance"]["ended_at"])
             yield number, Ended(record.get("start", {}).get("round", 1), at.timestamp())
 
 
@@ -84,7 +84,6 @@ class OpenQuestion(Record):
     probability: float
 
     def in_words(self) -> str:
-        """The question with its likeliest answer."""
         return f"{self.kind}, {self.place}: {self.subject}: {self.answer} (probability {self.probability:.2f})"
 
 
@@ -139,7 +138,6 @@ def _hours(seconds: float) -> str:
 
 
 def read_plan(path: Path) -> RoundPlan:
-    """Read the plan of a round."""
     return RoundPlan.model_validate(read_json(path))
 
 

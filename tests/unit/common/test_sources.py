@@ -68,7 +68,9 @@ def finished(tmp_path_factory):
     paths, models = StudyPaths(root / "results", study.name), resolved_models(study)
     for cell in expand(study):
         definition = cell_definition(study, cell, models).as_json()
-        write_json(paths.outcome(cell), {"outcome": "ok", "definition": definition, "provenance": {}})
+        write_json(
+            paths.outcome(cell), {"outcome": "ok", "definition": definition, "provenance": {"ended_at": "2026-01-01"}}
+        )
     for gpu in {cell.gpu for cell in expand(study)}:
         write_json(paths.ended(gpu), ended_cells([cell for cell in expand(study) if cell.gpu == gpu], paths))
     for path in root.rglob("*"):

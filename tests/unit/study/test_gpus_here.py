@@ -15,10 +15,8 @@ import pytest
 from tests.unit.made_studies import MadeStudy, end_cell, fixed
 from workflow_scripts.cluster.batches import main as list_ended
 from workflow_scripts.engines.registry import load_engines
-from workflow_scripts.study.definition import definitions_sha256
 from workflow_scripts.study.gpus_here import cells_without_gpu, gpus_here, unmeasurable
 from workflow_scripts.study.grid import Cell
-from workflow_scripts.study.outcome import is_outcome_of
 
 CHECKOUT = Path(__file__).parents[3]
 H200, L40S = "NVIDIA H200", "NVIDIA L40S"
@@ -180,19 +178,3 @@ def test_a_further_start_that_was_measured_by_hand_is_parsed(tmp_path):
     assert listing.search(mixed.dry_run())
     assert list_ended(called) == 0
     assert json.loads(listed.read_text()).keys() - first.keys() == {f"{again.id}/start-2"}
-
-
-def test_a_former_record_of_a_cell_that_never_ran_is_no_outcome(tmp_path):
-    mixed = Mixed(tmp_path)
-    wrong, at_hand = mixed.on("h200"), mixed.on("cpu-1core")
-    mixed.end(wrong, outcome="invalid", reason="h200 was requested, but there is no NVIDIA GPU here")
-    definition = definitions_sha256(mixed.study)[wrong.id]
-    assert not is_outcome_of(mixed.paths.outcome(wrong), definition)
-    assert "2 cells are left out" in mixed.dry_run()
-    mixed.end(at_hand, outcome="invalid", reason="cpu-1core needs 1 cores")
-    planned = mixed.dry_run()
-    assert "1 cells were measured" in planned
-    assert f"cpu-1core {at_hand.knobs.slug()}" in measured_in(planned)[0]
-    # One that ran and was found wrong afterwards has ended.
-    mixed.end(wrong, outcome="invalid", reason="other tokens", phases_s={"start": 1.0})
-    assert is_outcome_of(mixed.paths.outcome(wrong), definition)

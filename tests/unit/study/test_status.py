@@ -98,14 +98,6 @@ def test_a_cell_that_was_tried_in_vain_is_missing_with_the_last_words_of_its_log
     ]
 
 
-def test_a_former_record_of_a_cell_that_never_ran_counts_as_missing(seen, capsys):
-    wrong = next(iter(seen.cells))
-    seen.end(wrong, "invalid", "no GPU here")
-    assert "missing: did not run" in seen.printed(capsys)
-    seen.end(wrong, "invalid", "other tokens", phases_s={"start": 1.0})
-    assert "invalid: other tokens" in seen.printed(capsys)
-
-
 def test_a_cell_is_ok_when_all_its_starts_are(tmp_path, capsys):
     seen = Seen(tmp_path, starts=2)
     both, one = cell("h200", 8, 1), cell("h200", 8, 2)
