@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import JsonValue, model_serializer, model_validator
+from pydantic import Field, JsonValue, model_serializer, model_validator
 
 from workflow_scripts.catalog.endpoints import Endpoint
 from workflow_scripts.catalog.gpus_and_models import Model, ModelDtype, load_models
@@ -32,16 +32,8 @@ class ResolvedModel(Record):
     dtype: ModelDtype
     load_format: Literal["hub", "dummy", "seeded"]
     config_sha256: str
-    trust_remote_code: bool = False
-
-    @model_serializer
-    def as_json(self) -> dict[str, JsonValue]:
-        """The model as plain JSON values."""
-        record: dict[str, JsonValue] = dict(self)
-        # Left out if it is off, the usual case, so that the definitions of such cells stay as they were.
-        if not self.trust_remote_code:
-            del record["trust_remote_code"]
-        return record
+    # Left out if it is off, the usual case, so that the definitions of such cells stay as they were.
+    trust_remote_code: bool = Field(False, exclude_if=lambda is_trusted: not is_trusted)
 
 
 class Definition(Record):
@@ -79,8 +71,8 @@ class Definition(Record):
             "gpu": self.gpu,
             "engine": self.engine,
             **({"environment": self.environment} if self.environment else {}),
-            "model": self.model.as_json(),
-            **({} if self.draft_model is None else {"draft_model": self.draft_model.as_json()}),
+            "model": self.model.model_dump(),
+            **({} if self.draft_model is None else {"draft_model": self.draft_model.model_dump()}),
             **({} if self.endpoint is None else {"endpoint": self.endpoint.model_dump(mode="json")}),
             "workload": {"name": self.workload_name, **self.workload.model_dump(mode="json")},
             "num_prompts": self.num_prompts,
@@ -113,7 +105,6 @@ def _resolved(model: Model, study: Study) -> ResolvedModel:
 
 
 def cell_definition(study: Study, cell: Cell, models: Mapping[str, ResolvedModel]) -> Definition:
-    """The definition of a cell; `models` are the study's resolved ones."""
     workload = study.workloads[cell.workload]
     draft = cell.knobs.draft_model
     requests = {"sampled": workload.sampling is not None, "chat": isinstance(workload, TextWorkload) and workload.chat}
@@ -135,7 +126,6 @@ def cell_definition(study: Study, cell: Cell, models: Mapping[str, ResolvedModel
 
 
 def json_sha256(value: JsonValue) -> str:
-    """SHA-256 of a value's canonical JSON."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
@@ -163,7 +153,7 @@ def definitions_sha256(study: Study) -> dict[str, str]:
 def model_key(model: ResolvedModel) -> str:
     """Name of what is prepared for a model; another definition of the model gets another folder. A prepared file never
     changes under its name: cells measured with it stay valid, and new cells find that theirs is missing."""
-    return json_sha256(model.as_json())[:8]
+    return json_sha256(model.model_dump())[:8]
 
 
 def workload_key(definition: Definition) -> str:

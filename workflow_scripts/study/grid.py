@@ -16,7 +16,7 @@ from workflow_scripts.catalog.published import PUBLISHED, Published, PublishedEr
 from workflow_scripts.common.records import faults
 from workflow_scripts.engines.knobs import Knobs
 from workflow_scripts.engines.registry import every_knob, get_engine, load_engines
-from workflow_scripts.study.study import Study, StudyError, Sweep
+from workflow_scripts.study.study import Study, StudyError, Sweep, check_known
 
 MOST_CELLS = 100_000
 # Locks are files named after their cell; file systems allow names of 255 bytes.
@@ -39,7 +39,6 @@ class Cell:
 
     @property
     def engine_at(self) -> str:
-        """The engine, with its environment if that is not the default one, e.g. `vllm@vllm-0.25.1`."""
         return f"{self.engine}@{self.environment}" if self.environment else self.engine
 
     @cached_property
@@ -49,7 +48,6 @@ class Cell:
 
     @property
     def endpoint(self) -> str | None:
-        """Name of the server that answers, for the engine that needs one."""
         return getattr(self.knobs, "endpoint", None)
 
 
@@ -62,8 +60,8 @@ def expand(study: Study) -> tuple[Cell, ...]:
     _check_claims(study)
     for i, sweep in enumerate(study.sweeps):
         place = f"study {study.name!r}, sweeps[{i}] ({sweep.name})"
-        _check(sweep.gpu, gpus, f"{place}.gpu")
-        _check(sweep.model, models, f"{place}.model")
+        check_known(sweep.gpu, gpus, f"{place}.gpu")
+        check_known(sweep.model, models, f"{place}.model")
         _check_environments(sweep, place)
         # As a default of all sweeps such a knob may be meant for only some of the study's devices.
         for name in sweep.knobs:
@@ -78,9 +76,9 @@ def expand(study: Study) -> tuple[Cell, ...]:
             raise StudyError(f"{place}: {points:,} cells; a sweep has at most {MOST_CELLS:,}")
         for cell in _cells_of(sweep, study, place):
             if cell.knobs.draft_model is not None:
-                _check([cell.knobs.draft_model], models, f"{place}.knobs.speculative_model")
+                check_known([cell.knobs.draft_model], models, f"{place}.knobs.speculative_model")
             if cell.endpoint is not None:
-                _check([cell.endpoint], endpoints, f"{place}.knobs.endpoint")
+                check_known([cell.endpoint], endpoints, f"{place}.knobs.endpoint")
                 like(cell.endpoint, endpoints)
             if (fault := _fault_of(cell, study)) is not None:
                 raise StudyError(f"{place}: {fault}")
@@ -104,21 +102,14 @@ def like(name: str, endpoints: Mapping[str, Endpoint]) -> tuple[str, Knobs] | No
     if not knobs:
         return None
     place, engine = f"endpoints.{name}.like", str(knobs.pop("engine", ""))
-    _check([engine], load_engines(), f"{place}.engine")
+    check_known([engine], load_engines(), f"{place}.engine")
     return engine, _knobs(engine, {}, knobs, place)
 
 
-def _check(names: list[str], allowed: Any, place: str) -> None:
-    for name in names:
-        if name not in allowed:
-            raise StudyError(f"{place}: {name!r} is unknown; allowed: {', '.join(sorted(allowed))}")
-
-
 def _check_environments(sweep: Sweep, place: str) -> None:
-    """Check that each environment has a lock for every kind of device, and is of every engine of the sweep."""
     environments, gpus = load_environments(), load_gpus()
     for name in sweep.environment:
-        _check([name], [DEFAULT, *environments], f"{place}.environment")
+        check_known([name], [DEFAULT, *environments], f"{place}.environment")
         for gpu in sweep.gpu:
             if name != DEFAULT and (kind := gpus[gpu].engine_kind) not in (locks := environments[name]):
                 raise StudyError(
@@ -147,7 +138,7 @@ def _check_models(study: Study, models: Mapping[str, Model]) -> None:
     """Check what a study changes of models: an entry for an unknown model would silently change nothing."""
     for name, override in study.models.items():
         place = f"study {study.name!r}, models"
-        _check([name], models, place)
+        check_known([name], models, place)
         load_format = override.load_format or models[name].load_format
         if override.trust_remote_code and load_format != "hub":
             raise StudyError(f"{place}.{name}: trust_remote_code needs load_format: hub, where the code comes from")
@@ -170,10 +161,12 @@ def _check_claims(study: Study) -> None:
 
 def _fault_of(cell: Cell, study: Study) -> str | None:
     """Why the cell cannot be run, regardless of the engine; None if it can."""
-    context, needed = cell.knobs.longest_request, study.workloads[cell.workload].total_tokens_needed()
+    workload = study.workloads[cell.workload]
+    context, needed = cell.knobs.longest_request, workload.total_tokens_needed()
     if context is not None and needed is not None and needed > context:
         return f"requests of workload {cell.workload!r} have {needed} tokens, max_model_len is {context}"
-    if unknown := _sampling_not_applied(cell, study):
+    applied = (endpoints_of(study)[cell.endpoint] if cell.endpoint else get_engine(cell.engine)).sampling
+    if workload.sampling and (unknown := sorted(workload.sampling.names() - set(applied))):
         server = (
             f"the server {cell.endpoint!r} (see its entry `sampling`)" if cell.endpoint else f"engine {cell.engine!r}"
         )
@@ -181,12 +174,6 @@ def _fault_of(cell: Cell, study: Study) -> str | None:
     if len(cell.id) > MOST_ID:
         return f"{cell.id[:60]}...: the names and knobs of a cell make {len(cell.id)} characters; at most {MOST_ID}"
     return None
-
-
-def _sampling_not_applied(cell: Cell, study: Study) -> list[str]:
-    sampling = study.workloads[cell.workload].sampling
-    described = endpoints_of(study)[cell.endpoint] if cell.endpoint else get_engine(cell.engine)
-    return sorted(sampling.names() - set(described.sampling)) if sampling else []
 
 
 def _cells_of(sweep: Sweep, study: Study, place: str) -> Iterator[Cell]:

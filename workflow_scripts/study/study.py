@@ -1,5 +1,6 @@
 """What a study says: what to combine, how often to repeat it, and within which limits."""
 
+from collections.abc import Collection, Iterable
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, GetJsonSchemaHandler, WithJsonSchema, model_validator
@@ -13,13 +14,8 @@ from workflow_scripts.engines.registry import get_engine, load_engines
 from workflow_scripts.workloads.workload_kinds import Workload
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
-
-
 MOST_NAME = 100  # names are joined into file names, which hold 255 bytes
-
-
 _NAMES = "a name has letters a to z, digits, '.', '_' and '-', and begins with a letter or digit"
-
 
 Name = Annotated[str, Field(pattern=NAME_PATTERN, max_length=MOST_NAME)]
 
@@ -29,13 +25,10 @@ class StudyError(InputError):
 
 
 def as_list(value: Any) -> Any:
-    """The value as a list; a single value becomes a list of one."""
     return value if isinstance(value, list) else [value]
 
 
 _NAME_SCHEMA = {"type": "string", "pattern": NAME_PATTERN, "maxLength": MOST_NAME}
-
-
 OneOrMore = Annotated[
     list[Name],
     BeforeValidator(as_list),
@@ -58,7 +51,6 @@ class Sweep(StrictRecord):
     knobs: Annotated[dict[str, Any], Field(description="knob -> one value or a list of values to cross")] = {}
 
     def knob_values(self) -> dict[str, list[Any]]:
-        """Each knob with the list of values that it takes."""
         return {name: as_list(values) for name, values in self.knobs.items()}
 
 
@@ -74,7 +66,6 @@ class ModelOverride(StrictRecord):
     revision: Annotated[
         str | None, Field(pattern=r"^[0-9a-f]{40}$", description="the commit of that repository, 40 digits")
     ] = None
-
     load_format: Annotated[
         Literal["hub", "dummy", "seeded"] | None,
         Field(
@@ -96,11 +87,6 @@ class ModelOverride(StrictRecord):
             raise ValueError("load_format hub needs `hub` and `revision`; a folder gives the config alone")
         return self
 
-    @property
-    def is_own(self) -> bool:
-        """Whether the model is not from config/models/."""
-        return self.folder is not None or self.hub is not None
-
 
 class Slo(StrictRecord):
     """Latency limits in seconds; a served request counts for goodput if it keeps all that are set."""
@@ -118,7 +104,6 @@ class Slo(StrictRecord):
         return self
 
     def bounds(self) -> dict[str, float]:
-        """Each latency that has a limit, with the limit."""
         return self.model_dump(exclude_none=True)
 
 
@@ -149,12 +134,10 @@ class Starts(StrictRecord):
 
     @property
     def is_adaptive(self) -> bool:
-        """Whether the number of starts depends on what they show."""
         return self.at_most > self.at_least
 
     @property
     def in_words(self) -> str:
-        """The number of starts of a cell."""
         return f"{self.at_least}, or up to {self.at_most}" if self.is_adaptive else str(self.at_least)
 
     @classmethod
@@ -225,12 +208,6 @@ class Study(StrictRecord):
     ] = {}
     sweeps: Annotated[list[Sweep], Field(min_length=1)]
 
-    @model_validator(mode="after")
-    def _one_budget(self) -> "Study":
-        if self.measure and self.measure.device_hours and self.starts.device_hours:
-            raise ValueError("device_hours: give measure.device_hours or starts.device_hours, not both")
-        return self
-
     @property
     def device_hours(self) -> float | None:
         """Time on all devices after which no further round begins; None if there is no limit."""
@@ -242,14 +219,14 @@ class Study(StrictRecord):
         return self.measure is not None or self.starts.is_adaptive
 
     @model_validator(mode="after")
-    def _known_names(self) -> "Study":
+    def _fits_together(self) -> "Study":
+        if self.measure and self.measure.device_hours and self.starts.device_hours:
+            raise ValueError("device_hours: give measure.device_hours or starts.device_hours, not both")
         seen: dict[str, str] = {}
         for i, sweep in enumerate(self.sweeps):
             place = f"sweeps[{i}] ({sweep.name})"
-            for engine in sweep.engine:
-                _check_known(engine, load_engines(), f"{place}.engine")
-            for workload in sweep.workload:
-                _check_known(workload, self.workloads, f"{place}.workload")
+            check_known(sweep.engine, load_engines(), f"{place}.engine")
+            check_known(sweep.workload, self.workloads, f"{place}.workload")
             if sweep.name in seen.values():
                 raise ValueError(f"{place}: another sweep is named {sweep.name!r}; every sweep needs its own name")
             content = sweep.model_dump_json(exclude={"name"})
@@ -257,18 +234,19 @@ class Study(StrictRecord):
                 raise ValueError(f"{place}: a duplicate of sweep {seen[content]!r}; remove one of them")
             seen[content] = sweep.name
         for engine, knobs in self.engine_defaults.items():
-            _check_known(engine, load_engines(), "engine_defaults")
+            check_known([engine], load_engines(), "engine_defaults")
+            place = f"engine_defaults.{engine}"
             for name, value in knobs.items():
-                place = f"engine_defaults.{engine}"
-                _check_known(name, get_engine(engine).knobs.model_fields, place)
+                check_known([name], get_engine(engine).knobs.model_fields, place)
                 if isinstance(value, list):
                     raise ValueError(f"{place}.{name}: one value for all sweeps; a list to cross belongs to a sweep")
         return self
 
 
-def _check_known(name: str, allowed: Any, place: str) -> None:
-    if name not in allowed:
-        raise ValueError(f"{place}: {name!r} is unknown; allowed: {', '.join(sorted(allowed))}")
+def check_known(names: Iterable[str], allowed: Collection[str], place: str) -> None:
+    for name in names:
+        if name not in allowed:
+            raise StudyError(f"{place}: {name!r} is unknown; allowed: {', '.join(sorted(allowed))}")
 
 
 def study_of(content: Any, where: str) -> Study:
