@@ -26,18 +26,10 @@ SCHEMAS: Mapping[str, type[BaseModel]] = {
 }
 
 
-def schema_texts() -> dict[str, str]:
-    """Text of each schema by file name."""
-    return {
-        f"{name}.schema.json": json.dumps(model.model_json_schema(), indent=2, sort_keys=True) + "\n"
-        for name, model in SCHEMAS.items()
-    }
-
-
 @command(
     "write-schemas", option("--out", type=Path, default=CONFIG / "schemas", help="folder to write to (%(default)s)")
 )
 def main(args: Namespace) -> None:
-    """Write all schemas."""
-    for name, text in schema_texts().items():
-        write_text(args.out / name, text)
+    for name, model in SCHEMAS.items():
+        text = json.dumps(model.model_json_schema(), indent=2, sort_keys=True) + "\n"
+        write_text(args.out / f"{name}.schema.json", text)
