@@ -3,7 +3,6 @@
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -98,9 +97,9 @@ class Endpoint(Record):
 
 
 @cache
-def load_endpoints(path: Path = ENDPOINTS) -> Mapping[str, Endpoint]:
+def load_endpoints() -> Mapping[str, Endpoint]:
     """All servers of the catalogue by name. Raises CatalogError if the file is missing or an entry is not valid."""
-    return validated(dict[str, Endpoint], read_yaml(path, CatalogError), str(path), CatalogError)
+    return validated(dict[str, Endpoint], read_yaml(ENDPOINTS, CatalogError), str(ENDPOINTS), CatalogError)
 
 
 def filled(words: Sequence[str], values: Mapping[str, str]) -> list[str]:

@@ -86,7 +86,6 @@ class Gpu(Record):
 
     @property
     def engine_kind(self) -> str:
-        """The kind of device that the engine runs on."""
         return "cpu" if self.simulated else self.kind
 
     def is_called(self, nvml_name: str) -> bool:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import inf
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -15,8 +15,6 @@ from workflow_scripts.common.yaml_file import read_yaml
 
 PUBLISHED = CONFIG / "published"
 CLAIMS = "claims.yaml"
-
-Given = TypeVar("Given")
 
 _SYMBOLS = {"percent": " %", "ratio": ""}
 
@@ -165,23 +163,11 @@ class Claim(Record):
         names = ", ".join(quantity.name for quantity in self.quantities)
         raise PublishedError(f"{CLAIMS}: {self.id}: no quantity {name!r}; there are: {names}")
 
-    def value(self, name: str, **at: float) -> float:
-        """The single number of a quantity."""
-        return self._given(name, "value", self.quantity(name, **at).value)
-
-    def values(self, name: str) -> tuple[float, ...]:
-        """The numbers of a quantity that has several values."""
-        return self._given(name, "values", self.quantity(name).values)
-
-    def range(self, name: str) -> tuple[float, float]:
-        """Lowest and highest number of a quantity that is a range."""
-        quantity = self.quantity(name)
-        return self._given(name, "min", quantity.min), self._given(name, "max", quantity.max)
-
-    def _given(self, name: str, kind: str, number: Given | None) -> Given:
-        if number is None:
-            raise PublishedError(f"{CLAIMS}: {self.id}: {name} needs {kind}")
-        return number
+    def value(self, name: str) -> float:
+        """The single number of a quantity. Raises PublishedError if it has none."""
+        if (value := self.quantity(name).value) is None:
+            raise PublishedError(f"{CLAIMS}: {self.id}: {name} needs value")
+        return value
 
 
 @dataclass(frozen=True)
