@@ -22,7 +22,6 @@ from workflow_scripts.common.files import write_json
     out("record of how it went"),
 )
 def main(args: Namespace) -> None:
-    """Install an environment."""
     environments = load_environments()
     locks = [f"{name} for {kind}" for name, of_kind in environments.items() for kind in of_kind]
     if args.kind not in environments.get(args.environment, {}):

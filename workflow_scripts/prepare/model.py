@@ -57,20 +57,17 @@ def prepare_model(
         if load_format == "hub":
             source = _from_hub(model, folder, weights, CODE_FILES if trust_remote_code else ())
         else:
-            source = _from_config(model, folder)
+            shutil.copyfile(model.config, folder / "config.json")
+            write_tokenizer(folder, read_json(model.config))
+            is_catalogued = model.config.is_relative_to(MODELS)
+            from_ = f"config/models/{model.name}/config.json" if is_catalogued else str(model.config)
+            source = {"source": from_, "tokenizer": "byte-level, without merges"}
         if load_format == "seeded":
             _write_random_weights(folder)
         manifest = {"schema_version": 1, "model": model.name, "load_format": load_format, "dtype": model.dtype}
         manifest |= {"trust_remote_code": True} if trust_remote_code else {}
         manifest |= {"config_sha256": sha256_of(folder / "config.json"), **source}
         write_json(folder / "model_manifest.json", manifest)
-
-
-def _from_config(model: Model, folder: Path) -> dict[str, Any]:
-    shutil.copyfile(model.config, folder / "config.json")
-    write_tokenizer(folder, read_json(model.config))
-    source = f"config/models/{model.name}/config.json" if model.config.is_relative_to(MODELS) else str(model.config)
-    return {"source": source, "tokenizer": "byte-level, without merges"}
 
 
 def _write_random_weights(folder: Path) -> None:
@@ -94,17 +91,14 @@ def _from_hub(model: Model, folder: Path, weights: bool, code: tuple[str, ...]) 
         shutil.copyfile(path, folder / path.name)
     _check_same_config(model, folder / "config.json")
     if weights:
+        files = next(filter(None, (fetch(repo, revision, patterns) for patterns in WEIGHT_FILES)), None)
+        if files is None:
+            formats = ", ".join(pattern for pattern, _ in WEIGHT_FILES)
+            raise ModelError(f"{repo} at {revision} has no weights in the formats {formats}")
         # The hub's cache holds weights once for all studies; it must remain while the study is measured.
-        for path in _fetch_weights(repo, revision):
+        for path in files:
             (folder / path.name).symlink_to(path.resolve())
     return {"source": repo, "revision": revision, "weights": weights, "tokenizer": "of the source"}
-
-
-def _fetch_weights(repo: str, revision: str) -> list[Path]:
-    for patterns in WEIGHT_FILES:
-        if files := fetch(repo, revision, patterns):
-            return files
-    raise ModelError(f"{repo} at {revision} has no weights in the formats {', '.join(p for p, _ in WEIGHT_FILES)}")
 
 
 def _check_same_config(model: Model, fetched: Path) -> None:
@@ -146,7 +140,6 @@ def _replaced_folder(path: Path) -> Iterator[Path]:
     ),
 )
 def main(args: Namespace) -> None:
-    """Write the folder of one model."""
     models = resolved_models(load_study(args.study))
     if args.model not in models:
         raise StudyError(f"{args.study}: no sweep has the model {args.model!r}; allowed: {', '.join(models)}")

@@ -5,14 +5,12 @@
 The file is put where the study's workloads expect it. An existing file is only checked.
 """
 
-import shutil
 import sys
-import uuid
 from argparse import Namespace
 
 from workflow_scripts.catalog.hub import HubError, fetch
 from workflow_scripts.common.command import STUDY, command
-from workflow_scripts.common.files import sha256_of
+from workflow_scripts.common.files import sha256_of, write_bytes
 from workflow_scripts.study.study import StudyError
 from workflow_scripts.study.study_file import load_study
 from workflow_scripts.workloads.request import checked_file
@@ -30,18 +28,11 @@ def fetch_file(spec: ShareGptWorkload) -> None:
         raise HubError(f"the dataset {DATASET} has no file {spec.path.name} at {REVISION}")
     if (sha256 := sha256_of(found[0])) != spec.sha256:
         raise HubError(f"{spec.path.name} of {DATASET}: its sha256 is {sha256}, the study expects {spec.sha256}")
-    spec.path.parent.mkdir(parents=True, exist_ok=True)
-    beside = spec.path.with_name(f".{spec.path.name}.{uuid.uuid4().hex}")
-    try:
-        shutil.copyfile(found[0], beside)
-        beside.rename(spec.path)
-    finally:
-        beside.unlink(missing_ok=True)
+    write_bytes(spec.path, found[0].read_bytes())
 
 
 @command("fetch-sharegpt", STUDY)
 def main(args: Namespace) -> None:
-    """Fetch the file of each workload of ShareGPT."""
     specs = [spec for spec in load_study(args.study).workloads.values() if isinstance(spec, ShareGptWorkload)]
     if not specs:
         raise StudyError(f"{args.study}: no workload has kind: sharegpt")

@@ -11,6 +11,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import write_json, write_text
 from workflow_scripts.physics.model_facts import vocabulary_size
+from workflow_scripts.study.study import as_list
 from workflow_scripts.workloads.vocabulary import Messages, Vocabulary
 
 # Roles and contents as plain text: the vocabulary need not have special tokens for them.
@@ -58,7 +59,8 @@ def build_tokenizer(vocab_size: int, special_tokens: Mapping[int, str]) -> Token
 def write_tokenizer(folder: Path, config: Mapping[str, Any]) -> None:
     """Write `tokenizer.json` and `tokenizer_config.json` for a model's config, with the special tokens at its ids. If
     several tokens end a sequence, the tokenizer uses the first."""
-    ids = {role: _as_list(config.get(f"{role}_token_id")) for role in ("bos", "eos", "pad")}
+    named = {role: as_list(config.get(f"{role}_token_id")) for role in ("bos", "eos", "pad")}
+    ids = {role: [i for i in some if i is not None] for role, some in named.items()}
     special_tokens = {i: f"<|special-{i}|>" for role in ids for i in ids[role]}
     # transformers' class for Qwen models looks for its own tokens under this name, regardless of the settings; without
     # it the class would append them to the vocabulary.
@@ -73,12 +75,6 @@ def write_tokenizer(folder: Path, config: Mapping[str, Any]) -> None:
             **{f"{role}_token": special_tokens[some[0]] for role, some in ids.items() if some},
         },
     )
-
-
-def _as_list(value: int | list[int] | None) -> list[int]:
-    if value is None:
-        return []
-    return value if isinstance(value, list) else [value]
 
 
 def load_vocabulary(model_dir: Path, vocab_size: int) -> Vocabulary:

@@ -21,18 +21,10 @@ from workflow_scripts.physics.model_facts import vocabulary_and_context
 from workflow_scripts.prepare.tokenizer import load_vocabulary
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.paths import MANIFEST, WARMUP
-from workflow_scripts.study.study import Study, StudyError
+from workflow_scripts.study.study import StudyError
 from workflow_scripts.study.study_file import load_study
 from workflow_scripts.workloads.make_requests import make_requests, make_warmup
 from workflow_scripts.workloads.request import Request, WorkloadError
-
-
-def cells_with(study: Study, workload: str, model: str) -> list[Cell]:
-    """The study's cells with this workload and model. Raises StudyError if there are none."""
-    cells = [cell for cell in expand(study) if (cell.workload, cell.model) == (workload, model)]
-    if not cells:
-        raise StudyError(f"study {study.name!r}: no cell has the workload {workload!r} and the model {model!r}")
-    return cells
 
 
 def check_fits(requests: Iterable[Request], cells: Iterable[Cell], max_positions: int) -> None:
@@ -80,27 +72,6 @@ def write_workload(out: Path, requests: Sequence[Request], warmup: Sequence[Requ
     write_jsonl(out, (r.as_line(str(i)) for i, r in enumerate(requests)))
 
 
-def prepare_workload(
-    study: Study, workload: str, model: str, model_dir: Path, out: Path, num_prompts: int | None = None
-) -> None:
-    """Make the requests of one workload for one model and write them. `num_prompts`: how many; by default as many as
-    the study's most demanding cell needs. Raises StudyError, ModelFactsError, TokenizerError, WorkloadError if the
-    workload cannot be made."""
-    cells = cells_with(study, workload, model)
-    spec = study.workloads[workload]
-    count = num_prompts or max(spec.prompts_for(cell.knobs.max_concurrency) for cell in cells)
-    vocabulary_size, max_positions = vocabulary_and_context(model_dir / "config.json")
-    vocabulary = load_vocabulary(model_dir, vocabulary_size)
-    try:
-        requests, stream = make_requests(spec, vocabulary, count)
-        warmup = make_warmup(spec, vocabulary, requests)
-        check_fits([*requests, *warmup], cells, max_positions)
-    except WorkloadError as e:
-        raise WorkloadError(f"workload {workload!r}: {e}") from None
-    manifest = {"workload": workload, "model": model, "kind": stream.kind, "seed": spec.seed, **stream.details}
-    write_workload(out, requests, warmup, manifest | {"specification": spec.model_dump(mode="json")})
-
-
 @command(
     "prepare-workload",
     STUDY,
@@ -113,5 +84,19 @@ def prepare_workload(
     out("workload.jsonl to write"),
 )
 def main(args: Namespace) -> None:
-    """Write the requests of one workload."""
-    prepare_workload(load_study(args.study), args.workload, args.model, args.model_dir, args.out, args.num_prompts)
+    study, workload, model = load_study(args.study), args.workload, args.model
+    cells = [cell for cell in expand(study) if (cell.workload, cell.model) == (workload, model)]
+    if not cells:
+        raise StudyError(f"study {study.name!r}: no cell has the workload {workload!r} and the model {model!r}")
+    spec = study.workloads[workload]
+    count = args.num_prompts or max(spec.prompts_for(cell.knobs.max_concurrency) for cell in cells)
+    vocabulary_size, max_positions = vocabulary_and_context(args.model_dir / "config.json")
+    vocabulary = load_vocabulary(args.model_dir, vocabulary_size)
+    try:
+        requests, stream = make_requests(spec, vocabulary, count)
+        warmup = make_warmup(spec, vocabulary, requests)
+        check_fits([*requests, *warmup], cells, max_positions)
+    except WorkloadError as e:
+        raise WorkloadError(f"workload {workload!r}: {e}") from None
+    manifest = {"workload": workload, "model": model, "kind": stream.kind, "seed": spec.seed, **stream.details}
+    write_workload(args.out, requests, warmup, manifest | {"specification": spec.model_dump(mode="json")})
