@@ -68,7 +68,6 @@ class Command:
         functools.update_wrapper(self, body)
 
     def parser(self) -> argparse.ArgumentParser:
-        """The parser of its options."""
         parser = argparse.ArgumentParser(
             prog=f"kvsweep {self.name}",
             description=sys.modules[self.__module__].__doc__,

@@ -19,21 +19,15 @@ def write_bytes(path: Path, data: bytes) -> None:
             f.flush()
             os.fsync(f.fileno())
         # mkstemp makes files private; results are shared like any other file.
-        Path(beside).chmod(0o666 & ~_umask())
+        os.umask(mask := os.umask(0))
+        Path(beside).chmod(0o666 & ~mask)
         Path(beside).replace(path)
     except BaseException:
         Path(beside).unlink(missing_ok=True)
         raise
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
 def write_text(path: Path, text: str) -> None:
-    """Write `text` as UTF-8, whole or not at all."""
     write_bytes(path, text.encode())
 
 
@@ -48,7 +42,6 @@ def write_jsonl(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Read one JSON record."""
     return json.loads(path.read_text(encoding="utf-8"))
 
 
@@ -67,6 +60,5 @@ def last_line(path: Path) -> str:
 
 
 def sha256_of(path: Path) -> str:
-    """SHA-256 of a file's bytes, as hexadecimal digits."""
     with path.open("rb") as f:
         return hashlib.file_digest(f, "sha256").hexdigest()
