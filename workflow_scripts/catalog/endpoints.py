@@ -8,8 +8,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from workflow_scripts.catalog.gpus_and_models import CONFIG, CatalogError
-from workflow_scripts.common.records import Record, validated
-from workflow_scripts.common.yaml_file import read_yaml
+from workflow_scripts.common.records import Record, read_yaml, validated
 
 ENDPOINTS = CONFIG / "endpoints.yaml"
 PLACEHOLDERS = ("port", "model_dir", "api_key", "name")

@@ -18,8 +18,7 @@ from pydantic import Field, model_validator
 
 from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.common.faults import InputError
-from workflow_scripts.common.records import Record, validated
-from workflow_scripts.common.yaml_file import read_yaml
+from workflow_scripts.common.records import Record, read_yaml, validated
 
 CONFIG = CHECKOUT / "config"
 GPUS = CONFIG / "gpus.yaml"
@@ -89,7 +88,6 @@ class Gpu(Record):
         return "cpu" if self.simulated else self.kind
 
     def is_called(self, nvml_name: str) -> bool:
-        """Whether NVML gives such a GPU this product name."""
         return any(re.fullmatch(pattern, nvml_name) for pattern in self.nvml_names or ())
 
     def peak_flop_per_s(self, dtype: str) -> float | None:
@@ -248,7 +246,6 @@ def readable_models() -> Mapping[str, Model]:
 
 
 def models_by_repo() -> Mapping[str, Model]:
-    """The readable models of the catalogue, by the name of their repository on the hub."""
     return {model.hub_repo: model for model in readable_models().values() if model.hub_repo is not None}
 
 

@@ -10,8 +10,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from workflow_scripts.catalog.gpus_and_models import CONFIG
 from workflow_scripts.common.faults import InputError
-from workflow_scripts.common.records import Record, validated
-from workflow_scripts.common.yaml_file import read_yaml
+from workflow_scripts.common.records import Record, read_yaml, validated
 
 PUBLISHED = CONFIG / "published"
 CLAIMS = "claims.yaml"

@@ -22,8 +22,7 @@ from workflow_scripts.catalog.gpus_and_models import CONFIG, load_gpus, load_mod
 from workflow_scripts.cluster.attempt import Attempt
 from workflow_scripts.common.command import ATTEMPT, STUDY, command, option, positive
 from workflow_scripts.common.faults import InputError
-from workflow_scripts.common.records import Record, validated
-from workflow_scripts.common.yaml_file import read_yaml
+from workflow_scripts.common.records import Record, read_yaml, validated
 from workflow_scripts.physics.model_facts import ModelFactsError, facts_on
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.study import Study, StudyError

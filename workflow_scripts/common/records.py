@@ -1,4 +1,4 @@
-"""Records: the base class of all models of files and settings, and the messages about invalid ones."""
+"""Records: the base class of all models of files and settings, how files are read, and messages about invalid ones."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -6,6 +6,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
+import yaml
 from pydantic import BaseModel, ConfigDict, GetPydanticSchema, TypeAdapter, ValidationError
 
 from workflow_scripts.common.faults import InputError
@@ -22,7 +23,6 @@ class Record(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     def write(self, path: Path, indent: int | None = 2) -> None:
-        """Write the record as JSON, whole or not at all."""
         write_text(path, self.model_dump_json(indent=indent) + "\n")
 
 
@@ -59,6 +59,31 @@ def read_record(path: Path, kind: type[Kind], fault: type[InputError]) -> Kind:
         return validated(kind, content, str(path), fault)
     except fault as e:
         raise fault(str(e).partition("\n")[0]) from None
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML that refuses duplicate keys in a mapping; YAML itself would silently take the last one."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                if key.value in seen:
+                    raise yaml.MarkedYAMLError(problem=f"key {key.value!r} occurs twice", problem_mark=key.start_mark)
+                seen.add(key.value)
+        return node
+
+
+def read_yaml(path: Path, fault: type[InputError]) -> Any:
+    """The content of a YAML file. Raises `fault` if the file cannot be opened, is not YAML, or has a key twice."""
+    try:
+        return _UniqueKeys(path.read_text(encoding="utf-8")).get_single_data()
+    except OSError as e:
+        raise fault(f"{path}: {e.strerror}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as e:  # PyYAML raises ValueError for an invalid date
+        words = " ".join(str(e).split()).replace('in "<unicode string>", line', "in line")
+        raise fault(f"{path}: not readable as YAML: {words}") from None
 
 
 @cache
@@ -115,7 +140,6 @@ def _followed(kind: Any, loc: Sequence[int | str]) -> tuple[list[str], Any, Any]
 
 
 def _members(kind: Any) -> list[Any]:
-    """The types that a value may have, other than None."""
     if get_origin(kind) is Annotated:
         return _members(get_args(kind)[0])
     if get_origin(kind) in (Union, UnionType):

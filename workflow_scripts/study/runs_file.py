@@ -7,8 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from workflow_scripts.common.faults import InputError
-from workflow_scripts.common.records import StrictRecord, validated
-from workflow_scripts.common.yaml_file import read_yaml
+from workflow_scripts.common.records import StrictRecord, read_yaml, validated
 from workflow_scripts.engines.registry import load_engines
 from workflow_scripts.study.study import Name
 

@@ -18,7 +18,7 @@ from workflow_scripts.catalog.gpus_and_models import ENTERED, MODELS, Model
 from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.common.command import command, option
 from workflow_scripts.common.files import write_bytes
-from workflow_scripts.common.yaml_file import read_yaml
+from workflow_scripts.common.records import read_yaml
 from workflow_scripts.study.calibrations import calibrations_of, check_calibrations
 from workflow_scripts.study.gpus_here import unmeasurable
 from workflow_scripts.study.grid import expand

@@ -21,7 +21,7 @@ from scipy import special
 from workflow_scripts.analyse.intervals.start_spread import FloatArray, Spread
 from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.common.faults import InputError
-from workflow_scripts.common.yaml_file import read_yaml
+from workflow_scripts.common.records import read_yaml
 
 RECORD = CHECKOUT / "config" / "variation.yaml"
 # How far variances of cells of one device and engine differ, as degrees of freedom: standard deviations by a fifth.

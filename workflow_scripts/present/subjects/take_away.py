@@ -5,7 +5,7 @@ from typing import Any
 
 from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.common.faults import InputError
-from workflow_scripts.common.yaml_file import read_yaml
+from workflow_scripts.common.records import read_yaml
 from workflow_scripts.present.blocks import Block, Command, Fold, Link, Table, Text
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.subject import Subject
