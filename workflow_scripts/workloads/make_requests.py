@@ -4,10 +4,9 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from workflow_scripts.workloads.prompts_file import prompts
 from workflow_scripts.workloads.random_prompts import as_long_as, fixed, sharing, synthetic
 from workflow_scripts.workloads.request import Request, RequestStream, WorkloadError
-from workflow_scripts.workloads.sharegpt import sharegpt
+from workflow_scripts.workloads.texts import prompts, sharegpt
 from workflow_scripts.workloads.vocabulary import Vocabulary
 from workflow_scripts.workloads.workload_kinds import SharedTextWorkload, TraceWorkload, Workload
 
