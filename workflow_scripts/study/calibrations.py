@@ -26,7 +26,7 @@ from workflow_scripts.study.grid import Cell
 from workflow_scripts.study.outcome import Effective
 from workflow_scripts.study.study import Study, StudyError
 from workflow_scripts.workloads.arrivals import Load
-from workflow_scripts.workloads.workload_kinds import SyntheticWorkload, Workload
+from workflow_scripts.workloads.workload_kinds import SyntheticWorkload
 
 # Seconds for all passes of a calibration, its second depth included; starting the engine comes on top.
 CALIBRATION_S = {"cpu": 20.0, "cuda": 25.0, "rocm": 25.0}
@@ -151,7 +151,6 @@ class Calibration:
 
     @property
     def name(self) -> str:
-        """Path of its record below the folder of calibrations, without suffix."""
         return calibration_name(self.cell)
 
 
@@ -196,19 +195,15 @@ def calibration_of(study: Study, group: Sequence[Cell]) -> Calibration:
         return min(most, study.workloads[cell.workload].prompts_for(most))
 
     def context(cell: Cell) -> int:
-        allowed = cell.knobs.longest_request or LONGEST
-        return min(allowed, _longest(study.workloads[cell.workload]) or allowed)
+        workload, allowed = study.workloads[cell.workload], cell.knobs.longest_request or LONGEST
+        longest = workload.total_tokens_needed()
+        if isinstance(workload, SyntheticWorkload):
+            longest = workload.prompt_tokens.maximum + workload.output_tokens.maximum
+        return min(allowed, longest or allowed)
 
     first = max(group, key=lambda cell: (is_accepted(cell), cell.knobs.max_concurrency, context(cell)))
     others = tuple(cell for cell in group if cell.knobs != first.knobs)
     return Calibration(first, variant(first.knobs), max(map(sequences, group)), max(map(context, group)), others)
-
-
-def _longest(workload: Workload) -> int | None:
-    """Tokens of the longest request; None if a file decides."""
-    if isinstance(workload, SyntheticWorkload):
-        return workload.prompt_tokens.maximum + workload.output_tokens.maximum
-    return workload.total_tokens_needed()
 
 
 def points_for(sequences: int, tokens: int, kind: str, sustained: int = 0) -> list[list[Lengths]]:
@@ -256,7 +251,6 @@ def _on_gpu(sequences: int, tokens: int, sustained: int) -> list[list[Lengths]]:
     draw, longest = random.Random(0), max(SHORT_PROMPT, tokens - SUSTAINED_STEPS - 1)
 
     def cut(prompt: int, output: int) -> Lengths:
-        """A request that is not longer than allowed."""
         prompt = min(prompt, max(1, tokens - 2))
         return prompt, max(2, min(output, tokens - prompt))
 

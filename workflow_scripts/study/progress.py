@@ -72,11 +72,9 @@ class Progress:
 
     @property
     def is_complete(self) -> bool:
-        """Whether everything has ended that the study asks for."""
         return self.ended == self.wanted and not self.may_grow
 
     def in_words(self, name: Callable[[Cell], str] = lambda cell: cell.id) -> Iterator[str]:
-        """Sentences; `name` says what a cell is called."""
         of = f"starts of {self.cells} cells" if self.wanted > self.cells else "cells"
         yield f"{self.ended} of {self.wanted} {of} have ended."
         if self.running:
@@ -88,16 +86,13 @@ class Progress:
         if self.left_s is not None:
             without = f", without the cells of {', '.join(self.waiting)}, which wait" if self.waiting else ""
             grow = "; further rounds may follow" if self.may_grow else ""
-            lasts = self._late(self.left_s) if self.is_late else self._about(max(1.0, self.left_s))
+            left_s = max(1.0, self.left_s)
+            lasts = f"About {_length(left_s)} left, until {clock(self.at_s + left_s)}"
+            if self.is_late:
+                rest = f"at least {_length(left_s)} left for the others" if self.left_s >= 1 else "its end is not known"
+                which = "A cell being measured" if len(self.running) > 1 else "The cell being measured"
+                lasts = f"{which} has taken longer than cells like it: {rest}"
             yield f"{lasts}{without}{grow}."
-
-    def _about(self, left_s: float) -> str:
-        return f"About {_length(left_s)} left, until {clock(self.at_s + left_s)}"
-
-    def _late(self, left_s: float) -> str:
-        rest = f"at least {_length(left_s)} left for the others" if left_s >= 1 else "its end is not known"
-        which = "A cell being measured" if len(self.running) > 1 else "The cell being measured"
-        return f"{which} has taken longer than cells like it: {rest}"
 
     def _named(self, name: Callable[[Cell], str]) -> Iterator[str]:
         for one in self.running[:MOST_NAMED]:
@@ -129,7 +124,6 @@ def _length(seconds: float) -> str:
 
 
 def may_grow(study: Study, paths: StudyPaths) -> bool:
-    """Whether further rounds may follow, depending on what is measured."""
     plan = last_plan(paths) if study.is_adaptive else None
     return study.is_adaptive and (plan is None or not plan.ended)
 
@@ -146,7 +140,10 @@ def progress_of(study: Study, paths: StudyPaths, runs: Runs, now_s: float) -> Pr
     ended = sum(map(len, runs.values()))
     running = sorted(_running(paths, runs, study.cell_time_limit_s, now_s), key=lambda one: one.for_s)
     ends = [run.ended_s for of_cell in runs.values() for run in of_cell.values()]
-    left_s, waiting, is_late = _left(runs, missing, running, _is_one_machine(paths), now_s)
+    # A call on one machine has batches that are not done; their cells wait for each other, also on different devices.
+    batches = paths.batch(HERE, "*").parent.glob("*.json")
+    is_one_machine = any(not batch.with_suffix(".done").exists() for batch in batches)
+    left_s, waiting, is_late = _left(runs, missing, running, is_one_machine, now_s)
     return Progress(
         ended=ended,
         wanted=ended + sum(missing.values()),
@@ -197,12 +194,6 @@ def _first_sample_s(trace: Path) -> float | None:
             return None
 
 
-def _is_one_machine(paths: StudyPaths) -> bool:
-    """Whether a call measures on one machine, whose cells wait for each other, also on different devices."""
-    batches = paths.batch(HERE, "*").parent.glob("*.json")
-    return any(not batch.with_suffix(".done").exists() for batch in batches)
-
-
 def _left(
     runs: Runs, missing: Mapping[Cell, int], running: Sequence[Running], is_one_machine: bool, now_s: float
 ) -> tuple[float | None, list[str], bool]:
@@ -244,7 +235,6 @@ def _expected_s(runs: Runs) -> Callable[[Cell], float | None]:
 
 
 def _alike(cell: Cell) -> list[tuple[object, ...]]:
-    """Keys of groups of cells, from the cell itself to all cells."""
     return [
         (cell.id,),
         (cell.gpu, cell.engine_at, cell.model, cell.workload),
