@@ -94,7 +94,6 @@ def sentence(module: str) -> str:
 
 
 def overview() -> str:
-    """All commands by group, each with its sentence."""
     width = max(map(len, COMMANDS)) + 2
     parts = [_HEAD]
     for group, commands in GROUPS.items():
@@ -103,7 +102,6 @@ def overview() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command that the first word names with the other words."""
     name, *words = (sys.argv[1:] if argv is None else argv) or ["--help"]
     if name in ("--help", "-h"):
         print(overview(), end="")
@@ -130,7 +128,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def console() -> None:
-    """What the installed command `kvsweep` calls."""
     run_command(main)
 
 

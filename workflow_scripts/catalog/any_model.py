@@ -109,5 +109,4 @@ def name_of(asked: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """The text as a study may name a model."""
     return re.sub(r"^[^A-Za-z0-9]+|[^A-Za-z0-9._-]", "", text) or "model"

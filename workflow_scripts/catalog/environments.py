@@ -45,7 +45,6 @@ def package_of(environment: str) -> str:
 
 
 def version_of(environment: str) -> str:
-    """The version that an environment is of; empty for the default one."""
     return environment.removeprefix(package_of(environment)).removeprefix("-")
 
 
@@ -56,7 +55,6 @@ def python_of(environment: str, kind: str) -> Path:
 
 
 def is_installed(environment: str, kind: str) -> bool:
-    """Whether an environment is there, and its installation was not interrupted."""
     python = python_of(environment, kind)
     return python.exists() and not installing(python).exists()
 

@@ -20,12 +20,10 @@ Body = Callable[[Namespace], int | None]
 
 
 def option(*names: str, **settings: Any) -> AddOption:
-    """An option of a command, with the arguments of `ArgumentParser.add_argument`."""
     return lambda parser: parser.add_argument(*names, **settings)
 
 
 def out(what: str) -> AddOption:
-    """The option that names what a command writes."""
     return option("--out", type=Path, required=True, help=what)
 
 
@@ -37,7 +35,6 @@ PROCESSES = option("--processes", type=int, default=os.cpu_count() or 1, help="p
 
 
 def positive(text: str) -> int:
-    """The type of an option that is a whole number of at least 1."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
@@ -48,7 +45,6 @@ ATTEMPTS = option("--attempts", type=positive, default=1, help="maximum number o
 
 
 def share(text: str) -> float:
-    """The type of an option that is a share of something: above 0, at most 1."""
     try:
         value = float(text)
     except ValueError:
@@ -78,7 +74,6 @@ class Command:
         return parser
 
     def __call__(self, argv: Sequence[str] | None = None) -> int:
-        """Parse the words, do the work, and return the exit code."""
         args = self.parser().parse_args(argv)
         try:
             return self.body(args) or 0

@@ -32,12 +32,10 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, record: Any) -> None:
-    """Write one JSON record, indented for people, whole or not at all."""
     write_text(path, json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def write_jsonl(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
-    """Write JSON Lines, one record per line, whole or not at all."""
     write_text(path, "".join(json.dumps(r, separators=(",", ":"), allow_nan=False) + "\n" for r in records))
 
 

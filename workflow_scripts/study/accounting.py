@@ -105,7 +105,6 @@ def fetch(paths: StudyPaths, statuses: Iterable[CellStatus]) -> str | None:
 
 
 def accounted_jobs(paths: StudyPaths) -> list[AccountedJob]:
-    """The jobs of which there are records."""
     return [AccountedJob.model_validate(read_json(path)) for path in paths.jobs()]
 
 
@@ -132,7 +131,6 @@ def by_node(jobs: Sequence[AccountedJob]) -> Iterator[tuple[str, ...]]:
 
 @command("fetch-accounting", STUDY, RESULTS)
 def main(args: Namespace) -> None:
-    """Fetch what the cluster's accounting knows of a study's jobs."""
     study = load_study(args.study)
     paths = StudyPaths(args.results, study.name)
     if fault := fetch(paths, [one for starts in status_of_starts(study, paths).values() for one in starts]):

@@ -149,7 +149,6 @@ def _software(crate: ROCrate, name: str, version: str) -> Any:
 
 @command("archive", STUDY, RESULTS, out("the zip file to write"))
 def main(args: Namespace) -> None:
-    """Write the archive of a study."""
     study = load_study(args.study)
     count = write_archive(study, args.study, StudyPaths(args.results, study.name), args.out)
     print(f"{args.out}: {count} files")

@@ -140,7 +140,6 @@ def recorded_sha256(definition: Mapping[str, JsonValue]) -> str:
 
 
 def study_sha256(study: Study) -> str:
-    """SHA-256 over the definitions of all cells of a study: what it measures, in one hash."""
     return json_sha256([*sorted(definitions_sha256(study).values())])
 
 

@@ -128,10 +128,8 @@ def read_outcome(path: Path) -> Outcome:
 
 
 def is_of(record: Mapping[str, Any], definition_sha256: str) -> bool:
-    """Whether a cell's record belongs to this definition."""
     return recorded_sha256(record["definition"]) == definition_sha256
 
 
 def is_outcome_of(path: Path, definition_sha256: str) -> bool:
-    """Whether a cell's record exists and belongs to this definition."""
     return path.exists() and is_of(read_json(path), definition_sha256)

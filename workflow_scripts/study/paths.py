@@ -28,7 +28,6 @@ def calibrations_in(prepared: Path) -> Path:
 
 
 def start_folder(start: int) -> str:
-    """Name of the folder of a further start, in the cell's folder."""
     return f"{START_FOLDER}{start}"
 
 
@@ -88,11 +87,9 @@ class StudyPaths:
         return sorted(n for n in beyond if self.log(cell, n).exists() or self.outcome(cell, n).exists())
 
     def drift_outcomes(self, cell: Cell | str) -> list[Path]:
-        """The outcome records of the measurements that show drift."""
         return sorted(self.cell(cell).glob(f"{self.again(cell, '*').name}/{OUTCOME}"))
 
     def log(self, cell: Cell | str, start: int = 1) -> Path:
-        """Log of the measuring command."""
         return self.start(cell, start) / MEASURE_LOG
 
     def outcome(self, cell: Cell | str, start: int = 1) -> Path:
@@ -123,7 +120,6 @@ class StudyPaths:
         return self.prepared / "devices" / f"{gpu}.json"
 
     def environment(self, environment: str, kind: str) -> Path:
-        """Record of how the environment for a kind of device was installed."""
         return self.prepared / "environments" / f"{environment}-{kind}.json"
 
     def calibration(self, name: str) -> Path:
@@ -135,7 +131,6 @@ class StudyPaths:
         return self.calibrations / f"{gpus}.done"
 
     def batch(self, gpu: str, key: str) -> Path:
-        """Which starts of cells share a job."""
         return self.root / "batches" / gpu / f"{key}.json"
 
     def round_plan(self, number: int | str) -> Path:
@@ -143,19 +138,15 @@ class StudyPaths:
         return self.root / "rounds" / f"round-{number}.json"
 
     def ended(self, gpu: str) -> Path:
-        """Which cells have ended on a GPU."""
         return self.root / "batches" / gpu / "ended.json"
 
     def lock(self, cell: Cell | str) -> Path:
-        """Lock held by the process that measures a cell."""
         return self.root / "locks" / f"{(cell.id if isinstance(cell, Cell) else cell).replace('/', '--')}.lock"
 
     def jobs(self) -> list[Path]:
-        """The records of what accounting says of the cluster's jobs that measured."""
         return sorted(self.root.glob("jobs/*/*.json"))
 
     def job(self, cluster: str, job: str) -> Path:
-        """The record of what a cluster's accounting says of a job."""
         return self.root / "jobs" / cluster / f"{job}.json"
 
     def wrong_nodes(self, gpu: str) -> Path:
@@ -163,5 +154,4 @@ class StudyPaths:
         return self.root / "wrong_nodes" / gpu
 
     def parsed(self, gpu: str) -> Path:
-        """Folder with the tables of facts of one GPU's cells."""
         return self.root / "parsed" / gpu

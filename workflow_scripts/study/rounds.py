@@ -111,7 +111,6 @@ class RoundPlan(Record):
     questions: tuple[OpenQuestion, ...] = ()
 
     def in_words(self) -> str:
-        """How far the comparisons or questions are, and what is measured next or why measuring ended."""
         opens = len(self.undecided) + len(self.not_decidable)
         decided = f"After round {self.round - 1}: {self.decided} of {self.decided + opens} comparisons decided"
         if self.asked is not None:
@@ -142,13 +141,11 @@ def read_plan(path: Path) -> RoundPlan:
 
 
 def plans(paths: StudyPaths) -> list[RoundPlan]:
-    """The plans of all rounds that were decided on, in the order of their numbers."""
     found = map(read_plan, paths.round_plan("*").parent.glob("round-*.json"))
     return sorted(found, key=lambda plan: plan.round)
 
 
 def last_plan(paths: StudyPaths) -> RoundPlan | None:
-    """The plan of the latest round that was decided on, if any was."""
     return next(iter(plans(paths)[::-1]), None)
 
 
@@ -160,7 +157,6 @@ def forget_plans(paths: StudyPaths, first: int) -> None:
 
 
 def last_round(ended: EndedStarts) -> int:
-    """The number of the latest round in which something was measured; 0 if nothing was."""
     return max((one.round for starts in ended.values() for one in starts.values()), default=0)
 
 

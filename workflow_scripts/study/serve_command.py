@@ -42,7 +42,6 @@ class ServeSettings:
         return "".join(comments) + yaml.safe_dump(self.in_file(), sort_keys=False)
 
     def in_file(self) -> dict[str, Any]:
-        """The model and its arguments under the names that they have in the file."""
         # vLLM 0.32 silently drops `enable-prefix-caching: false` from the file: it looks for the negative flag among
         # the options of `vllm`, which do not include those of `vllm serve`.
         written = dict(
@@ -79,7 +78,6 @@ def serve_settings(
 
 
 def _loaded(model: ResolvedModel, folder: Path) -> tuple[str, dict[str, Any]]:
-    """The name or path from which a model is loaded, with the commit if that is a repository."""
     if model.load_format == "hub":
         return str(model.hub_repo), {"revision": model.revision} if model.revision else {}
     return str(folder), {}

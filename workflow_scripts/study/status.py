@@ -42,7 +42,6 @@ _STYLES = {"ok": "green", "infeasible": "yellow", "missing": "dim", PREDICTED: "
 
 
 def counts(statuses: Iterable[CellStatus]) -> Table:
-    """One row per GPU, engine, model and workload, with the number of cells in each state."""
     statuses = list(statuses)
     seen = [state for state in STATES if any(s.state == state for s in statuses)]
     table = Table("GPU", "engine", "model", "workload", box=None, pad_edge=False)
@@ -109,7 +108,6 @@ def rounds(study: Study, paths: StudyPaths) -> Iterator[str]:
 
 
 def nodes(jobs: Sequence[AccountedJob]) -> Table:
-    """What accounting says of the jobs that measured, one row per node."""
     table = Table(box=None, pad_edge=False)
     for place, heading in enumerate(NODE_HEADINGS):
         table.add_column(heading, justify="right" if place else "left")
@@ -145,7 +143,6 @@ def _watch(study: Study, paths: StudyPaths, every_s: float) -> None:
     ),
 )
 def main(args: Namespace) -> None:
-    """Print the outcome of every cell of a study."""
     study = load_study(args.study)
     paths = StudyPaths(args.results, study.name)
     if args.watch:
