@@ -9,7 +9,6 @@ from workflow_scripts.__main__ import COMMANDS
 
 
 def module_of(name: str) -> ModuleType:
-    """The module of a command."""
     return importlib.import_module(f"workflow_scripts.{COMMANDS[name]}")
 
 

@@ -8,7 +8,6 @@ from workflow_scripts.device.device_rates import DeviceRates
 def rates_record(
     bytes_per_s: float = 10e9, flop_per_s: float = 100e9, dtype: str = "fp32", **changes: Any
 ) -> dict[str, Any]:
-    """The content of a record; `changes` are of its fields."""
     rates = {"copy_bytes_per_s": bytes_per_s, "read_bytes_per_s": bytes_per_s, "matmul_flop_per_s": {dtype: flop_per_s}}
     how = {"last_level_cache_bytes": None, "device": {}, "threads": 2, "host": "h", "torch_version": "2", "samples": {}}
     when = {"measured_at": "2026-01-01T00:00:00Z", "host_load": {"cpu_others_pct": 0.0}}
@@ -22,5 +21,4 @@ def rates_record(
 
 
 def made_rates(*rates: Any, **changes: Any) -> DeviceRates:
-    """Such a record."""
     return DeviceRates.model_validate(rates_record(*rates, **changes))

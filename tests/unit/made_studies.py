@@ -29,12 +29,10 @@ def study_content(*sweeps: dict[str, Any], name: str = "try", **changes: Any) ->
 
 
 def made_study(*sweeps: dict[str, Any], **changes: Any) -> Study:
-    """Such a study."""
     return Study.model_validate(study_content(*sweeps, **changes))
 
 
 def write_study(folder: Path, *sweeps: dict[str, Any], **changes: Any) -> Path:
-    """Write the file of such a study; return its path."""
     content = study_content(*sweeps, **changes)
     path = folder / f"{content['name']}.yaml"
     path.write_text(yaml.safe_dump(content), encoding="utf-8")

@@ -36,8 +36,6 @@ def command(tmp_path):
 
 @pytest.fixture
 def write_study(tmp_path):
-    """Writes a study of one workload, on one device with one model, and returns its path."""
-
     def write(
         workload: dict[str, Any],
         knobs: dict[str, Any] | None = None,

@@ -29,8 +29,6 @@ def serve():
 
 @pytest.fixture
 def prepare(tmp_path, write_study, command):
-    """Runs the command on opt-125m."""
-
     def run(hub, *flags, token=None, **changes):
         study = write_study(WORKLOAD, model="opt-125m", **changes)
         words = ("prepare-model", "--study", study, "--model", "opt-125m", "--out", tmp_path / "out", *flags)

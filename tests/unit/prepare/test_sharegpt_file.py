@@ -14,8 +14,6 @@ LENGTHS = {"median": 20.0, "sigma": 1.0, "maximum": 40}
 
 @pytest.fixture
 def fetched(tmp_path, write_study, command):
-    """Runs the command."""
-
     def run(hub, **changes):
         fallback = {"kind": "synthetic", "num_prompts": 4, "prompt_tokens": LENGTHS, "output_tokens": LENGTHS}
         workload = {"kind": "sharegpt", "num_prompts": 4, "fallback": fallback}

@@ -6,13 +6,12 @@ import shutil
 from pathlib import Path
 from typing import get_args
 
-import numpy as np
 import pytest
 import yaml
 from pydantic import TypeAdapter
 
 from workflow_scripts.common.files import read_json, read_jsonl
-from workflow_scripts.prepare.workload import main
+from workflow_scripts.prepare.workload import main, statistics
 from workflow_scripts.workloads.make_requests import GENERATORS
 from workflow_scripts.workloads.workload_kinds import SharedTextWorkload, Workload
 
@@ -65,13 +64,7 @@ def test_requests_warmup_and_manifest_are_written(prepare, write_study, tmp_path
     assert manifest.items() >= {**expected, "requests_with_prefix": 0}.items()
     assert manifest["specification"]["prompt_tokens"]["median"] == 20
     prompt_tokens = [len(r["prompt_token_ids"]) for r in requests]
-    assert manifest["prompt_tokens"] == {
-        "min": min(prompt_tokens),
-        "median": np.median(prompt_tokens),
-        "mean": np.mean(prompt_tokens),
-        "p95": round(float(np.percentile(prompt_tokens, 95)), 2),
-        "max": max(prompt_tokens),
-    }
+    assert manifest["prompt_tokens"] == statistics(prompt_tokens)
     assert manifest["output_tokens"]["max"] == max(r["output_tokens"] for r in requests)
 
 

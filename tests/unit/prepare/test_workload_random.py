@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import math
 import os
 import subprocess
 import sys
@@ -151,14 +150,6 @@ def test_lengths_are_those_that_the_specification_computes(spec, count):
     assert {request.arrival_s for request in requests} == {0.0}
 
 
-@given(shared_prefix, counts)
-def test_a_share_of_the_requests_begins_with_the_prefix_of_a_user(spec, count):
-    requests, _ = make_requests(spec, VOCABULARY, count)
-    having = [request.prefix_id for request in requests if request.prefix_tokens]
-    assert len(having) == math.ceil(count * spec.share)
-    assert having == [i % spec.users for i in range(len(having))]
-
-
 def test_one_users_prompts_are_those_of_a_study_without_users():
     """What was prepared before there were users is what would be prepared now."""
     lengths = {"prefix_tokens": 6, "prompt_tokens": 4, "output_tokens": 1}
@@ -169,17 +160,6 @@ def test_one_users_prompts_are_those_of_a_study_without_users():
     assert not {"users", "max_total_tokens"} & spec.model_dump(mode="json").keys()
     identical = IdenticalWorkload(kind="identical", num_prompts=7, prompt_tokens=20, output_tokens=2)
     assert "samples" not in identical.model_dump()
-
-
-@given(multi_turn)
-def test_a_turn_holds_all_former_prompts_of_its_conversation(spec):
-    requests, _ = make_requests(spec, VOCABULARY, 2 * spec.users * spec.turns)
-    conversations = [[r.prompt_token_ids for r in requests if r.prefix_id == i] for i in range(2 * spec.users)]
-    for turns in conversations:
-        assert len(turns) == spec.turns
-        for former, later in itertools.pairwise(turns):
-            assert later[: len(former)] == former
-            assert len(later) == len(former) + spec.output_tokens + spec.prompt_tokens
 
 
 @given(long_context)

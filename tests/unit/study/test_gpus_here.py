@@ -24,7 +24,6 @@ H200, L40S = "NVIDIA H200", "NVIDIA L40S"
 
 @pytest.fixture
 def host(monkeypatch):
-    """The names of a host's GPUs."""
     names = [H200, L40S, L40S]
     nvml = ModuleType("pynvml")
     vars(nvml).update(

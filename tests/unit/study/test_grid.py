@@ -35,7 +35,7 @@ values = st.fixed_dictionaries(
     optional={
         "block_size": st.integers(1, 512),
         "max_num_seqs": st.integers(1, 1024),
-        "gpu_memory_utilization": st.sampled_from([0.5, 0.75, 0.9, 1.0]),
+        "gpu_memory_utilization": st.sampled_from([0.5, 0.75, 0.9, 0.9000001]),
         "enable_prefix_caching": st.booleans(),
         "enforce_eager": st.booleans(),
         "quantization": st.sampled_from(["awq", "gptq", "fp8"]),
@@ -47,11 +47,6 @@ values = st.fixed_dictionaries(
 def test_two_settings_share_a_slug_only_if_they_are_the_same(a, b):
     one, other = VllmKnobs.model_validate(a), VllmKnobs.model_validate(b)
     assert (one.slug() == other.slug()) == (one == other)
-
-
-def test_numbers_that_differ_late_are_told_apart_in_a_slug():
-    slugs = [VllmKnobs(gpu_memory_utilization=share).slug() for share in (0.9, 0.9000001)]
-    assert slugs == ["util0.9", "util0.9000001"]
 
 
 def definition_of(study: Study, index: int = 0) -> Definition:

@@ -19,7 +19,6 @@ from workflow_scripts.study.definition import definitions_sha256, resolved_model
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.runs_file import MappingError
-from workflow_scripts.study.study import StudyError
 from workflow_scripts.study.study_file import load_study, store_configs
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -42,8 +41,9 @@ def folder(tmp_path):
 
 @pytest.fixture
 def write_study(tmp_path):
-    def write(own, name="mine"):
-        return made_studies.write_study(tmp_path, {"gpu": "h100-sxm", "model": name}, name="own", models={name: own})
+    def write(own):
+        sweep = {"gpu": "h100-sxm", "model": "mine"}
+        return made_studies.write_study(tmp_path, sweep, name="own", models={"mine": own})
 
     return write
 
@@ -113,22 +113,3 @@ def test_an_imported_run_may_name_a_model_of_the_study(write_study, folder, tmp_
     (record,) = read_runs(mapping)
     row = imported_cells([record], "own").iloc[0]
     assert (row["model"], row["outcome"]) == ("mine", "ok")
-
-
-@pytest.mark.parametrize(
-    ("own", "told"),
-    [
-        ({"folder": "x", "hub": "a/b", "revision": COMMIT}, "give folder or hub, not both"),
-        ({"hub": "a/b"}, "hub and revision belong together"),
-        ({"hub": "a/b", "revision": "main"}, "models.mine.revision"),
-        ({"folder": "x", "load_format": "hub"}, "load_format hub needs `hub` and `revision`"),
-    ],
-)
-def test_what_says_no_source_is_refused(write_study, own, told):
-    with pytest.raises(StudyError, match=told):
-        load_study(write_study(own))
-
-
-def test_a_name_of_the_catalogue_is_refused(write_study, folder):
-    with pytest.raises(StudyError, match=r"models.opt-125m: config/models/ has"):
-        load_study(write_study({"folder": str(folder)}, name="opt-125m"))

@@ -50,12 +50,6 @@ def test_a_ramp_gets_from_one_rate_to_the_other():
     assert all(later < earlier for earlier, later in pairwise(found[::10]))
 
 
-def test_a_trace_is_replayed_unless_a_rate_is_asked_for():
-    assert Load().arrivals_s([5.0, 6.5, 9.0], 0) == [0.0, 1.5, 4.0]
-    assert Load(users=2).arrivals_s([5.0, 6.5, 9.0], 0) == [0.0, 1.5, 4.0]
-    assert Load(request_rate_per_s=1.0).arrivals_s([5.0, 6.5, 9.0], 0)[-1] == pytest.approx(2.0)
-
-
 @pytest.mark.parametrize("knobs", [{"burstiness": 2.0}, {"ramp_to_per_s": 2.0}])
 def test_what_shapes_a_rate_needs_one(knobs):
     with pytest.raises(ValidationError, match="needs request_rate_per_s"):
