@@ -22,7 +22,6 @@ from workflow_scripts.catalog.gpus_and_models import (
 from workflow_scripts.common.files import read_json
 
 ANY_MODEL = "name in config/models, a folder with config.json, or ORG/REPO[@REVISION] of the hub"
-_UNKNOWN_LICENCE = "not known"
 _REPO = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+?)(@(?P<revision>[\w./-]+))?")
 
 
@@ -53,7 +52,7 @@ def model_of_hub(name: str, repo: str, revision: str, stored: Path | None = None
 
 
 def _model(name: str, config: Path, **fields: Any) -> Model:
-    return Model(name=name, config=config.absolute(), dtype=_own_dtype(config), licence=_UNKNOWN_LICENCE, **fields)
+    return Model(name=name, config=config.absolute(), dtype=_own_dtype(config), licence="not known", **fields)
 
 
 def _own_dtype(config: Path) -> ModelDtype:

@@ -32,7 +32,6 @@ TOKENIZER_FILES = (
     *("tokenizer*", "vocab.*", "merges.txt", "*.model"),
     *("*.tiktoken", "added_tokens.json", "special_tokens_map.json", "chat_template*"),
 )
-CODE_FILES = ("*.py",)
 # In order of preference; a repository often holds the same weights in several formats.
 WEIGHT_FILES = (("*.safetensors", "*.safetensors.index.json"), ("*.bin", "*.bin.index.json"))
 
@@ -55,7 +54,7 @@ def prepare_model(
         raise ModelError(f"{model.name}: trust_remote_code needs load_format: hub, because the code comes from there")
     with _replaced_folder(out) as folder:
         if load_format == "hub":
-            source = _from_hub(model, folder, weights, CODE_FILES if trust_remote_code else ())
+            source = _from_hub(model, folder, weights, ("*.py",) if trust_remote_code else ())
         else:
             shutil.copyfile(model.config, folder / "config.json")
             write_tokenizer(folder, read_json(model.config))

@@ -68,26 +68,6 @@ def _files(place: Path) -> Iterator[Path]:
     return (path for path in kept if not any(part.endswith(".partial") for part in path.parts))
 
 
-def write_archive(study: Study, study_file: Path, paths: StudyPaths, out: Path) -> int:
-    """Write the archive whole or not at all; return the number of its files. Raises ArchiveError as `contents` does."""
-    files = contents(study, study_file, paths)
-    buffer = BytesIO()
-    hashes: dict[str, str] = {}
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-
-        def add(name: str, data: bytes) -> None:
-            archive.writestr(zipfile.ZipInfo(name, _EPOCH), data, zipfile.ZIP_DEFLATED)
-            hashes[name] = hashlib.sha256(data).hexdigest()
-
-        for name, path in sorted(files.items()):
-            add(name, path.read_bytes())
-        add(METADATA, json.dumps(description(study, paths, files), indent=2).encode())
-        manifest = "".join(f"{digest}  {name}\n" for name, digest in sorted(hashes.items()))
-        archive.writestr(zipfile.ZipInfo(MANIFEST, _EPOCH), manifest, zipfile.ZIP_DEFLATED)
-    write_bytes(out, buffer.getvalue())
-    return len(hashes) + 1
-
-
 def description(study: Study, paths: StudyPaths, files: Mapping[str, Path]) -> dict[str, Any]:
     """The RO-Crate metadata: the parts of the archive, and for each device what measured it, where and when."""
     outcomes = [read_json(path) for cell in expand(study) for path in paths.outcomes(cell).values()]
@@ -150,5 +130,19 @@ def _software(crate: ROCrate, name: str, version: str) -> Any:
 @command("archive", STUDY, RESULTS, out("the zip file to write"))
 def main(args: Namespace) -> None:
     study = load_study(args.study)
-    count = write_archive(study, args.study, StudyPaths(args.results, study.name), args.out)
-    print(f"{args.out}: {count} files")
+    paths = StudyPaths(args.results, study.name)
+    files = contents(study, args.study, paths)
+    buffer = BytesIO()
+    hashes: dict[str, str] = {}
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+
+        def add(name: str, data: bytes) -> None:
+            archive.writestr(zipfile.ZipInfo(name, _EPOCH), data, zipfile.ZIP_DEFLATED)
+            hashes[name] = hashlib.sha256(data).hexdigest()
+
+        for name, path in sorted(files.items()):
+            add(name, path.read_bytes())
+        add(METADATA, json.dumps(description(study, paths, files), indent=2).encode())
+        add(MANIFEST, "".join(f"{digest}  {name}\n" for name, digest in sorted(hashes.items())).encode())
+    write_bytes(args.out, buffer.getvalue())
+    print(f"{args.out}: {len(hashes)} files")
