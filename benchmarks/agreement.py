@@ -23,6 +23,7 @@ from workflow_scripts.analyse.compare.compare import markdown, plain, print_comp
 from workflow_scripts.analyse.compare.comparison import FLAT_AGAINST_CHANGES, OPPOSITE, Comparison, comparison
 from workflow_scripts.analyse.compare.digest import read_digest
 from workflow_scripts.analyse.intervals.statistics import CHANGES, NOT_DECIDED
+from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.common.command import BAD_INPUT, run_command
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import write_text
@@ -30,7 +31,6 @@ from workflow_scripts.common.wording import number
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study_file import load_study
 
-CHECKOUT = Path(__file__).resolve().parents[1]
 DEMO = CHECKOUT / "config" / "studies" / "demo.yaml"
 
 
@@ -57,11 +57,8 @@ def goals(found: Comparison) -> Iterator[Goal]:
     yield _none(
         "statements that the other run contradicts, headlines included", len(list(filter(None, contradictions)))
     )
-    for run, verdicts in (
-        ("first", [pair.a.verdict for pair in found.pairs]),
-        ("second", [pair.b.verdict for pair in found.pairs]),
-    ):
-        tested = [verdict for verdict in verdicts if verdict is not None]
+    for run, sides in (("first", [pair.a for pair in found.pairs]), ("second", [pair.b for pair in found.pairs])):
+        tested = [side.verdict for side in sides if side.verdict is not None]
         decided = sum(verdict != NOT_DECIDED for verdict in tested)
         yield _share(f"tested comparisons that the {run} run decided", decided, len(tested), 0.60)
 
@@ -103,11 +100,7 @@ def print_agreement(found: Comparison) -> bool:
 
 
 def measure(study: Path, results: Path) -> None:
-    """Measure a study, or the rest of it, and draw its report, in its own results folder.
-
-    Raises:
-        InputError: the run failed.
-    """
+    """Measure a study, or the rest of it, and draw its report. Raises InputError if the run failed."""
     results.mkdir(parents=True, exist_ok=True)
     config = ("--config", f"study={study}", f"results={results}")
     command = [sys.executable, "-m", "snakemake", "--cores", "all", "--rerun-incomplete", *config]
@@ -140,7 +133,6 @@ def agreement(study: Path, first: Path, second: Path, pause_s: float) -> Compari
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print whether two runs agree."""
     parser = argparse.ArgumentParser(description="Measure a study twice and print whether the two runs agree.")
     parser.add_argument("--study", type=Path, default=DEMO, help="the study's YAML file (%(default)s)")
     parser.add_argument("--pause-min", type=float, default=30.0, help="minimum minutes between the runs (%(default)g)")

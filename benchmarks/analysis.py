@@ -6,7 +6,6 @@ It runs the commands of the rules one after another, and prints the seconds and 
 """
 
 import argparse
-import subprocess
 import sys
 import tempfile
 import time
@@ -17,10 +16,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import checked
 from tests.generated_study import write_generated_study
 from workflow_scripts.common.command import run_command
 
-CHECKOUT = Path(__file__).resolve().parents[1]
 GOAL_S, GOAL_GB = 60, 1
 
 
@@ -77,16 +76,11 @@ def run(command: Sequence[str]) -> Cost:
         "import resource, subprocess, sys; done = subprocess.run(sys.argv[1:]);"
         "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss); sys.exit(done.returncode)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", timed, sys.executable, "-m", *command], cwd=CHECKOUT, capture_output=True, text=True
-    )
-    if done.returncode != 0:
-        sys.exit(f"{command[0]} ended with {done.returncode}:\n{done.stdout[-1000:]}{done.stderr[-3000:]}")
-    return Cost(time.monotonic() - began, int(done.stdout.split()[-1]) * 1024)
+    printed = checked([sys.executable, "-c", timed, sys.executable, "-m", *command])
+    return Cost(time.monotonic() - began, int(printed.split()[-1]) * 1024)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the cost of each command for each size of a study."""
     parser = argparse.ArgumentParser(description="Cost of analysis and drawing for simulated studies.")
     parser.add_argument("--cells", type=int, nargs="+", default=[1000, 10000], help="sizes (default: %(default)s)")
     args = parser.parse_args(argv)

@@ -19,7 +19,6 @@ PLACES = {"cluster": Cluster, "workstation": Workstation}
 
 
 def main() -> int:
-    """Run a campaign; print every fault and every finding. Exit code 1: something was found."""
     parser = argparse.ArgumentParser(description="Random faults, and a check of what is left.")
     parser.add_argument("--where", choices=PLACES, default="cluster", help="a real Slurm, or without it (%(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="what decides the faults (%(default)s)")

@@ -10,7 +10,6 @@ CPU) and in vLLM's default processes, to show the effect of using one process.
 
 import argparse
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -21,19 +20,20 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import checked
 from workflow_scripts.catalog.gpus_and_models import load_gpus
+from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.common.command import run_command
 from workflow_scripts.common.files import read_json, read_jsonl, write_json
 from workflow_scripts.device.device_check import found_device
 from workflow_scripts.device.processor import dtype_on
 from workflow_scripts.study.definition import cell_definition, model_key, resolved_models, workload_key
 from workflow_scripts.study.grid import Cell, expand
-from workflow_scripts.study.outcome import Outcome, read_outcome
+from workflow_scripts.study.outcome import read_outcome
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study import Study
 from workflow_scripts.study.study_file import load_study
 
-CHECKOUT = Path(__file__).resolve().parents[1]
 DEMO = CHECKOUT / "config" / "studies" / "demo.yaml"
 REFUSED_BLOCK_SIZE = 16  # the cell that demonstrates a refusal; there is nothing to time
 GOAL_RATIO = 0.20
@@ -63,7 +63,7 @@ class Bench:
         config = ("--config", f"study={self.file}", f"results={self.paths.results}")
         targets = [str(self.paths.outcome(cell)) for cell in cells]
         began = time.monotonic()
-        _call([sys.executable, "-m", "snakemake", "--cores", "all", *config, "--", *targets], environment)
+        checked([sys.executable, "-m", "snakemake", "--cores", "all", *config, "--", *targets], environment)
         return time.monotonic() - began
 
     def run_own_benchmark(self, cell: Cell, one_process: bool, warm_up: bool) -> tuple[float, float]:
@@ -73,8 +73,7 @@ class Bench:
         environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": str(knobs.pop("cpu_kv_cache_gib", 1))}
         if one_process:
             environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-        gpu = load_gpus()[cell.gpu]
-        device = found_device(gpu)
+        device = found_device(gpu := load_gpus()[cell.gpu])
         cores = device["cores"]
         environment["OMP_NUM_THREADS"] = str(len(cores))
         job, result = self.file.with_name("job.json"), self.file.with_name("result.json")
@@ -88,29 +87,17 @@ class Bench:
         write_json(job, {"engine_args": arguments, "workload": str(workload), "warm_up": warm_up})
         pin = ["taskset", "--cpu-list", ",".join(map(str, cores))]
         began = time.monotonic()
-        _call([*pin, sys.executable, "-m", "benchmarks.vllm_throughput", str(job), str(result)], environment)
+        checked([*pin, sys.executable, "-m", "benchmarks.vllm_throughput", str(job), str(result)], environment)
         return time.monotonic() - began, read_json(result)["total_tokens_per_s"]
-
-    def outcome(self, cell: Cell) -> Outcome:
-        """The pipeline's outcome of a cell."""
-        return read_outcome(self.paths.outcome(cell))
 
     def total_tokens_per_s(self, cell: Cell) -> list[float]:
         """The pipeline's rate of a cell, one value per repeat."""
         requests = list(read_jsonl(self.paths.cell(cell) / "raw" / "requests.jsonl"))
         rates = []
-        for repeat in self.outcome(cell).repeats:
+        for repeat in read_outcome(self.paths.outcome(cell)).repeats:
             tokens = sum(r["prompt_tokens"] + r["output_tokens"] for r in requests if r["repeat"] == repeat.repeat)
             rates.append(tokens / (repeat.end_monotonic_s - repeat.start_monotonic_s))
         return rates
-
-
-def _call(command: Sequence[str], environment: dict[str, str]) -> None:
-    done = subprocess.run(command, cwd=CHECKOUT, env=environment, capture_output=True, text=True)
-    if done.returncode != 0:
-        sys.exit(
-            f"{' '.join(command[:8])} ... ended with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-4000:]}"
-        )
 
 
 def cost(folder: Path, cells: int | None) -> None:
@@ -129,7 +116,7 @@ def cost(folder: Path, cells: int | None) -> None:
     console.print(table)
     phases: dict[str, float] = {}
     for cell in bench.cells:
-        for name, seconds in bench.outcome(cell).phases_s.items():
+        for name, seconds in read_outcome(bench.paths.outcome(cell)).phases_s.items():
             phases[name] = phases.get(name, 0.0) + seconds
     phases["import, planning and the rest"] = pipeline_s - sum(phases.values())
     shares = Table("phase", "seconds", "share", title="the pipeline's time by phase", box=None)
@@ -165,7 +152,6 @@ def _new_folder(scratch: str, name: str) -> Path:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the cost of the harness and its agreement with vLLM's own benchmark."""
     parser = argparse.ArgumentParser(description="Overhead of the pipeline beside a loop of vLLM's own benchmark.")
     parser.add_argument("--cells", type=int, help="number of cells, the first ones (default: all)")
     parser.add_argument("--agreement-runs", type=int, default=3, help="runs of the cell that is compared")

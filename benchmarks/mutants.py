@@ -3,8 +3,8 @@
     python -m benchmarks.mutants analyse.limits.limits [--sample 60]        (all modules that compute: make mutants)
 
 For each mutant, a new process runs the tests and doctests of the module that call the changed function, the fastest
-first, until one fails. The output has the surviving mutants, and a row of a
-Markdown table: module, mutants, tried, killed.
+first, until one fails. The output has the surviving mutants, and a row of a Markdown table: module, mutants, tried,
+killed.
 """
 
 import argparse
@@ -49,12 +49,10 @@ class Survey:
         self.sample = names[:sample]
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Note the result of the running test."""
         self.failed |= report.failed
         self.seconds += report.duration
 
     def passes(self, test: pytest.Item) -> bool:
-        """Run a test."""
         self.failed, self.seconds = False, 0.0
         names = dict(test.dtest.globs) if isinstance(test, pytest.DoctestItem) else {}
         test.ihook.pytest_runtest_protocol(item=test, nextitem=None)
@@ -98,7 +96,6 @@ class Survey:
 
 
 def main() -> int:
-    """Survey a module."""
     parser = argparse.ArgumentParser(description="Run a module's tests on a random sample of its mutants.")
     parser.add_argument("module", help="such as analyse.limits.limits")
     parser.add_argument("--sample", type=int, default=60, help="how many mutants (default: 60)")

@@ -35,7 +35,6 @@ VIEWS: Mapping[str, tuple[str, str, str]] = {
 
 
 def take(tab: Tab, page: Path, images: Path) -> None:
-    """Take all pictures of a page."""
     for name, (address, drawn, first) in VIEWS.items():
         width = NARROW if name.endswith("narrow") else WIDTH
         tab.open(page, address, width=width, dark=name.endswith("dark"))
@@ -48,7 +47,6 @@ def take(tab: Tab, page: Path, images: Path) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Take the pictures."""
     parser = argparse.ArgumentParser(description="Pictures of the report for README.md and docs/report.md.")
     parser.add_argument("--page", type=Path, default=Path("results/two_gpus/report.html"), help="default: %(default)s")
     parser.add_argument("--images", type=Path, default=IMAGES, help="folder to write to (default: %(default)s)")

@@ -49,7 +49,6 @@ def sharegpt_like(requests: int) -> RequestLengths:
 
 
 def schedule_s(requests: int) -> float:
-    """Seconds on one core to schedule this many requests."""
     lengths = sharegpt_like(requests)
     began = time.process_time()
     make_schedule(lengths, SETTINGS)
@@ -69,7 +68,6 @@ def costs_of_study(cells: int) -> dict[str, Cost]:
 
 
 def _growth(costs: Mapping[int, float]) -> str:
-    """The growth of a cost from the smallest to the largest size."""
     small, large = min(costs), max(costs)
     return f"{large / small:g} times as many take {costs[large] / costs[small]:.2f} times as long"
 
@@ -94,7 +92,6 @@ def _print_studies(sizes: Sequence[int]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the cost of planning for each size."""
     parser = argparse.ArgumentParser(description="Cost of planning, and how it grows.")
     parser.add_argument("--requests", type=int, nargs="+", default=[10_000, 100_000, 1_000_000], metavar="N")
     parser.add_argument("--cells", type=int, nargs="+", default=[100, 1000, 10_000], metavar="N")

@@ -76,7 +76,6 @@ def study_file(folder: Path, gpus: Sequence[str]) -> Path:
 
 
 def batch_file(folder: Path, cells: Sequence[Cell]) -> Path:
-    """The cells as one batch, in random order."""
     mixed = random.Random(0).sample(cells, len(cells))
     path = folder / "batch.json"
     write_batch(path, Batch(HERE, "all", 1, tuple(CellStart(cell.id, 1) for cell in mixed), 1))
@@ -84,7 +83,6 @@ def batch_file(folder: Path, cells: Sequence[Cell]) -> Path:
 
 
 def predicted(study: Study, cells: Sequence[Cell], prepared: Path) -> Predictions:
-    """Predictions of cells from the prepared files only."""
     return {record.cell_id: record.row() for record in predict_cells(study, cells, prepared, prepared / "no-files")}
 
 
@@ -135,7 +133,6 @@ def errors_pct(predictions: Predictions, values: Mapping[str, tuple[float, float
 
 
 def within_band(predictions: Predictions, values: Mapping[str, tuple[float, float]]) -> list[bool]:
-    """Whether each cell that has a band is within it."""
     found = []
     for cell, (rate, _) in values.items():
         low, high = (predictions.get(cell, {}).get(f"output_tokens_per_s_{end}") for end in ("low", "high"))
@@ -145,7 +142,6 @@ def within_band(predictions: Predictions, values: Mapping[str, tuple[float, floa
 
 
 def show(whole: Predictions, cross: Predictions, values: Mapping[str, tuple[float, float]]) -> None:
-    """Print each cell, and the figures beside their goals."""
     errors, other = errors_pct(whole, values), errors_pct(cross, values)
     table = Table(title="Errors (%), positive if predicted too high", title_justify="left")
     for heading in ("cell", "output tok/s", "TTFT p50", "from", "by another model's calibration"):
@@ -188,7 +184,6 @@ def _call(*command: str) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Calibrate, predict, measure, compare."""
     parser = argparse.ArgumentParser(description="Measure how well short calibrations predict the demo's cells here.")
     parser.add_argument("--gpu", nargs="+", default=["cpu-1core", "cpu-all"], help="devices (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=8, help="for each calibration (default: %(default)s)")

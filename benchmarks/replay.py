@@ -97,7 +97,6 @@ class Replayed:
 
     @property
     def all_same(self) -> bool:
-        """Whether every answer is that of the whole grid."""
         return all(np.isnan(share) or share == 1 for share in self.same.values())
 
 
@@ -229,7 +228,6 @@ def of_results(name: str, results: Path) -> Grid | None:
 
 
 def truth_of(grid: Grid) -> Truth:
-    """What the tables say of the whole grid."""
     summary, _ = cell_summary(grid.cells, METRIC)
     rates = summary.set_index("cell_id")["log_mean"]
     recommended = recommendations(grid.cells, grid.margin_pct, {}, tpot_p99_s=grid.tpot_p99_s)
@@ -356,7 +354,6 @@ def agrees_with_itself(seed: int, number: int) -> bool:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Replay, print, and compare with the goals."""
     parser = argparse.ArgumentParser(description="Replay complete grids with only the chosen cells measured.")
     parser.add_argument("--replays", type=int, default=10, help="of each grid (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="of grids and check cells (default: %(default)s)")

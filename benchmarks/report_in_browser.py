@@ -81,7 +81,6 @@ def _renderer_bytes() -> int:
 
 
 def cost_of(scratch: Path, cells: int, tab: Tab) -> Cost:
-    """The cost of the page of a simulated study with this number of cells."""
     study = write_generated_study(scratch, cells, STARTS)
     by_name = commands(study)
     took = {name: run(by_name[name]) for name in ("cells", "limits", "intervals", "recommendations", "page")}
@@ -93,7 +92,6 @@ def cost_of(scratch: Path, cells: int, tab: Tab) -> Cost:
 
 
 def exceeded(cost: Cost, budget: Cost) -> Iterator[str]:
-    """The costs that exceed their budget."""
     for field, title in zip(fields(Cost), TITLES, strict=True):
         of, most = getattr(cost, field.name), getattr(budget, field.name)
         if of is not None and most is not None and of > most:
@@ -108,7 +106,6 @@ def _texts(cost: Cost) -> Iterator[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the cost of each page, and the costs that exceed their budget."""
     parser = argparse.ArgumentParser(description="Cost of the report's page in a real Chromium.")
     parser.add_argument("--cells", type=int, nargs="*", default=list(BUDGETS), help="sizes (default: %(default)s)")
     parser.add_argument("--page", type=Path, help="measure this page instead of those of simulated studies")

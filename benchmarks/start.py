@@ -7,12 +7,10 @@ The goal is 0.5 s for each. The first call of a command compiles its modules, so
 
 import argparse
 import resource
-import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
 
-from workflow_scripts.common.checkout import CHECKOUT
+from benchmarks import checked
 from workflow_scripts.common.command import run_command
 
 GOAL_S = 0.5
@@ -30,30 +28,23 @@ CALLS = {
 def user_s(name: str, words: str) -> float:
     """User CPU seconds of one call of a command; if it fails, exit with its messages."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
-    command = [sys.executable, "-m", "workflow_scripts", name, *words.split()]
-    done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True)
-    if done.returncode != 0:
-        sys.exit(f"kvsweep {name} {words}: exit code {done.returncode}\n{done.stderr}")
+    checked([sys.executable, "-m", "workflow_scripts", name, *words.split()])
     return resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
 
 
 def main() -> int:
-    """Print the seconds of each command."""
     parser = argparse.ArgumentParser(description="User CPU seconds of the commands that need no engine.")
     parser.add_argument("--calls", type=int, default=5, help="calls of which the best counts (%(default)s)")
     calls = parser.parse_args().calls
     with tempfile.NamedTemporaryFile("w", suffix=".csv") as trace:
         trace.write("timestamp, power.draw [W]\n2026/01/01 00:00:00.000, 70.00 W\n")
         trace.flush()
-        _print({name: words.format(trace=trace.name) for name, words in CALLS.items()}, calls)
+        print(f"{'command':10} {'--help':>8} {'a call':>8}   goal: {GOAL_S} s")
+        for name, words in CALLS.items():
+            both = "--help", words.format(trace=trace.name)
+            shown, called = (min(user_s(name, given) for _ in range(calls)) for given in both)
+            print(f"{name:10} {shown:8.2f} {called:8.2f}")
     return 0
-
-
-def _print(commands: Mapping[str, str], calls: int) -> None:
-    print(f"{'command':10} {'--help':>8} {'a call':>8}   goal: {GOAL_S} s")
-    for name, words in commands.items():
-        shown, called = (min(user_s(name, given) for _ in range(calls)) for given in ("--help", words))
-        print(f"{name:10} {shown:8.2f} {called:8.2f}")
 
 
 if __name__ == "__main__":

@@ -156,7 +156,6 @@ class Studies:
 
 
 def made_up(kind: Kind, studies: int, rng: np.random.Generator) -> Studies:
-    """Studies of one kind."""
     cells = len(TRUTH)
     low, high = np.log(kind.between)
     of_engine = rng.uniform(low, high, (studies, ENGINE[-1] + 1))
@@ -182,7 +181,6 @@ class Kept:
     width: float
 
     def fits(self) -> bool:
-        """Whether the goals are reached."""
         if self.starts == 1:
             covers = self.coverage >= LEAST_OF_ONE_START
         else:
@@ -284,7 +282,6 @@ class Check:
         self.title, self.table, self.fits = title, Table(*headings, "", box=None), True
 
     def add(self, fits: bool, *row: str) -> None:
-        """Add a row."""
         self.fits &= fits
         self.table.add_row(*row, "" if fits else "missed")
 
@@ -383,7 +380,6 @@ def explained(studies: Studies, rng: np.random.Generator) -> Check:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Simulate, print, and compare with the goals."""
     parser = argparse.ArgumentParser(description="Test the statistics on simulated studies with known true values.")
     parser.add_argument("--studies", type=int, default=2000, help="of each kind (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="of the random numbers (default: %(default)s)")

@@ -14,7 +14,6 @@ import argparse
 import json
 import os
 import random
-import subprocess
 import sys
 import tempfile
 import time
@@ -27,6 +26,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Column, Table
 
+from benchmarks import checked
 from workflow_scripts.analyse.intervals.repeats import cell_summary
 from workflow_scripts.analyse.intervals.variation import of_rounds
 from workflow_scripts.common.checkout import CHECKOUT
@@ -104,10 +104,7 @@ class Occasion:
         scratch = Path(tempfile.gettempdir()) / f"variance-{variant}"
         scratch.mkdir(exist_ok=True)
         environment = {**os.environ, "TMPDIR": str(scratch), **self.variants[variant]}
-        command = [sys.executable, "-m", module, *arguments]
-        done = subprocess.run(command, cwd=CHECKOUT, env=environment, capture_output=True, text=True)
-        if done.returncode != 0:
-            sys.exit(f"{' '.join(command)}: exit code {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
+        checked([sys.executable, "-m", module, *arguments], environment)
 
 
 def components(starts: pd.DataFrame) -> dict[str, float]:
@@ -198,7 +195,6 @@ def _show(values: pd.DataFrame, title: str) -> None:
 
 
 def main() -> int:
-    """Measure one occasion and print the table of all."""
     parser = argparse.ArgumentParser(description="Variation of rates within and between starts, and between occasions.")
     parser.add_argument("--starts", type=int, default=12, help="rounds of this occasion; 0 prints only (%(default)s)")
     parser.add_argument("--results", type=Path, default=CHECKOUT / "results" / "variance", help="folder of all starts")

@@ -14,7 +14,6 @@ from workflow_scripts.common.files import read_json, read_jsonl, write_json
 
 
 def main() -> int:
-    """Run the benchmark once and write what it measured."""
     parser = argparse.ArgumentParser(description="vLLM's own throughput benchmark on a cell's requests.")
     parser.add_argument("job", type=Path)
     parser.add_argument("result", type=Path)
