@@ -13,10 +13,9 @@ from collections.abc import Callable, Sequence
 
 import psutil
 
-from workflow_scripts.common.checkout import VARIABLE, commit_of
+from workflow_scripts.common.checkout import CHECKOUT, VARIABLE, commit_of
 from workflow_scripts.common.command import run_command
 from workflow_scripts.device.device_check import nvml_handle
-from workflow_scripts.measure.provenance import CHECKOUT
 
 SMI_LIMIT_S = 30
 
