@@ -150,9 +150,9 @@ def test_continuous_batching_gives_the_tokens_of_single_requests(model_dir, page
     made: dict[str, list[int]] = {}
     record = hf_continuous._record
 
-    def noted(request: Request, result: Any, offset_s: float) -> Any:
+    def noted(request: Request, result: Any) -> Any:
         made[request.request_id] = list(result.generated_tokens)
-        return record(request, result, offset_s)
+        return record(request, result)
 
     monkeypatch.setattr(hf_continuous, "_record", noted)
     records = paged.run(REQUESTS)
