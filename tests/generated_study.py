@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from tests.unit.made_studies import write_study
-from workflow_scripts.parse.cell_facts import TABLES
+from workflow_scripts.parse.cell_tables import TABLES
 from workflow_scripts.study.definition import cell_definition, definition_sha256, resolved_models
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.outcome import Outcome

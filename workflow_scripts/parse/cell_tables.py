@@ -11,23 +11,231 @@ read again only if its evidence or the parser has changed since the last time.
 import hashlib
 import json
 from argparse import Namespace
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.common.command import PROCESSES, command, option, out
 from workflow_scripts.common.faults import InputError
-from workflow_scripts.common.files import read_json, write_bytes, write_json
+from workflow_scripts.common.files import read_json, read_jsonl, write_bytes, write_json
 from workflow_scripts.common.sources import sources
-from workflow_scripts.parse.cell_facts import TABLES, frame, parse_cell
-from workflow_scripts.study.paths import OUTCOME, RAW, START_FOLDER, start_folder, start_number
+from workflow_scripts.common.wording import listed
+from workflow_scripts.engines.registry import load_engines
+from workflow_scripts.parse.device_trace import read_trace
+from workflow_scripts.parse.engine_log import read_engine_log
+from workflow_scripts.study.definition import recorded_sha256
+from workflow_scripts.study.outcome import Outcome, read_outcome
+from workflow_scripts.study.paths import (
+    CLIENT_CPU_S,
+    ENGINE_LOG,
+    METRICS,
+    OUTCOME,
+    RAW,
+    START_FOLDER,
+    TRACE,
+    start_folder,
+    start_number,
+)
+
+_ROW = {"cell_id": "string", "start": "int64", "repeat": "Int64"}
+FACT_COLUMNS = _ROW | {"name": "string", "value": "Float64", "text": "string", "read_from": "string"}
+REQUEST_COLUMNS = {
+    **_ROW,
+    "request_id": "string",
+    **dict.fromkeys(("prompt_tokens", "output_tokens"), "Int64"),
+    **dict.fromkeys(("queued_s", "scheduled_s", "first_token_s", "last_token_s"), "Float64"),
+    **dict.fromkeys(("preemptions", "cached_prompt_tokens"), "Int64"),
+    "sent_s": "Float64",
+    # A list of numbers per request, null if the engine does not report them.
+    "itl_s": "object",
+    "error": "string",
+    # The answer, if the workload keeps answers: a list of numbers per request, and its text.
+    "token_ids": "object",
+    "text": "string",
+}
+_COUNTS = (
+    *("prompt_tokens", "generation_tokens", "preempted", "prefix_queries", "prefix_hits", "recomputed_tokens"),
+    *("kv_tokens_live", "kv_slots_reserved", "kv_bytes_reserved"),
+)
+STEP_COLUMNS = {
+    **_ROW,
+    **{"time_s": "Float64", "running": "Int64", "waiting": "Int64", "kv_cache_usage": "Float64"},
+    **dict.fromkeys(_COUNTS, "Int64"),
+}
+_SAMPLED = (
+    *("time_s", "memory_used_bytes", "process_memory_bytes", "utilization_pct", "process_cpu_pct", "power_w"),
+    *("energy_j", "sm_clock_mhz", "memory_clock_mhz", "temperature_c"),
+)
+TRACE_COLUMNS = _ROW | dict.fromkeys(_SAMPLED, "Float64") | {"throttle_reasons": "string"}
+TABLES = {"facts": FACT_COLUMNS, "requests": REQUEST_COLUMNS, "steps": STEP_COLUMNS, "trace": TRACE_COLUMNS}
+
+# Columns of times, which the evidence has on the monotonic clock.
+_TIMES = ("time_s", "queued_s", "scheduled_s", "first_token_s", "last_token_s", "sent_s")
+
+# Readings of a counter between which its growth counts as even.
+_MOST_APART_S = 1.0
+
+# Facts from the log that outcome.json and the metrics do not have.
+_LOG_FACTS = (
+    *("engine_version", "num_gpu_blocks", "num_cpu_blocks", "block_size"),
+    *("kv_cache_tokens", "max_concurrency", "max_concurrency_tokens_per_request", "available_kv_cache_gib"),
+    *("model_weights_gib", "peak_activation_gib", "cuda_graph_gib", "max_cudagraph_capture_size"),
+    *("cudagraph_mode", "graphs_from_cache", "compile_s", "attention_backend"),
+)
 
 STAMPS = "stamps.json"
 START = ["cell_id", "start"]
 
 Start = tuple[str, int]  # a cell's id, and the number of its start
+
+
+@dataclass
+class CellFacts:
+    """Rows of one start of a cell for each table; times in seconds since the start of the row's repeat."""
+
+    cell_id: str
+    start: int = 1
+    facts: list[dict[str, Any]] = field(default_factory=list)
+    requests: list[dict[str, Any]] = field(default_factory=list)
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    trace: list[dict[str, Any]] = field(default_factory=list)
+    damage: list[str] = field(default_factory=list)
+
+    def add(self, name: str, value: Any, read_from: str, repeat: int | None = None) -> None:
+        """Add one fact, as a number or as text; an unknown value adds no row."""
+        if value is None:
+            return
+        number = float(value) if isinstance(value, bool | int | float) else None
+        text = None if number is not None else value if isinstance(value, str) else json.dumps(value)
+        self.facts.append({"repeat": repeat, "name": name, "value": number, "text": text, "read_from": read_from})
+
+
+def parse_cell(folder: Path, cell_id: str) -> CellFacts:
+    """Read everything in the folder of a cell's start; damaged parts are left out, and a fact `damaged` names them."""
+    rows = CellFacts(cell_id, start_number(folder))
+    try:
+        outcome = read_outcome(folder / OUTCOME)
+    except (ValueError, OSError) as e:
+        rows.add("damaged", f"{OUTCOME}: {type(e).__name__}", OUTCOME)
+        return rows
+    _outcome_facts(outcome, rows)
+    _log_facts(folder / RAW / ENGINE_LOG, rows)
+    starts_s = {r.repeat: r.start_monotonic_s for r in outcome.repeats}
+    for record in _lines(folder / RAW / METRICS, rows):
+        _metric_facts(record, rows)
+    for name, table in (("requests", rows.requests), ("steps", rows.steps)):
+        for record in _lines(folder / RAW / f"{name}.jsonl", rows):
+            if record.get("repeat") in starts_s:
+                start_s = starts_s[record["repeat"]]
+                table.append({k: v - start_s if k in _TIMES and v is not None else v for k, v in record.items()})
+    _trace_rows(folder / RAW / TRACE, outcome, rows)
+    served = {repeat: sum(request["repeat"] == repeat for request in rows.requests) for repeat in starts_s}
+    if len(set(served.values())) > 1:
+        rows.damage.append(f"requests.jsonl has {listed(map(str, served.values()))} requests of the repeats")
+    rows.add("damaged", "; ".join(rows.damage) or None, RAW)
+    return rows
+
+
+def _outcome_facts(outcome: Outcome, rows: CellFacts) -> None:
+    facts: dict[str, Any] = {"outcome": outcome.outcome, "reason": outcome.reason}
+    facts["definition_sha256"] = recorded_sha256(outcome.definition)
+    of_start = ("round", "position", "idle_before_s", "boot_id", "planned")
+    facts |= {name: getattr(outcome.start, name) for name in of_start}
+    facts["protocol"] = outcome.definition.get("protocol")
+    groups = {"effective": outcome.effective, "phase_s": outcome.phases_s, "device": outcome.device}
+    groups |= {"host_load": outcome.host_load, "provenance": outcome.provenance}
+    facts |= {f"{group}.{name}": value for group, values in groups.items() for name, value in values.items()}
+    if warmup := outcome.warmup:
+        passes = {"requests": warmup.requests, "passes": len(warmup.passes_s), "steady": warmup.steady}
+        facts |= {f"warmup.{name}": value for name, value in passes.items()}
+        if experts := warmup.experts:
+            facts |= {"warmup.experts_touched_share": experts.share, "warmup.experts_touched_tokens": experts.tokens}
+    for name, value in facts.items():
+        rows.add(name, value, OUTCOME)
+    for repeat in outcome.repeats:
+        rows.add("wall_s", repeat.end_monotonic_s - repeat.start_monotonic_s, OUTCOME, repeat.repeat)
+        rows.add("start_unix_s", repeat.start_unix_s, OUTCOME, repeat.repeat)
+
+
+def _log_facts(log: Path, rows: CellFacts) -> None:
+    if not log.exists():
+        return
+    facts = read_engine_log(log)
+    for name in _LOG_FACTS:
+        line = f":{facts.read_from[name]}" if name in facts.read_from else ""
+        rows.add(f"log.{name}", getattr(facts, name), f"{RAW}/{ENGINE_LOG}{line}")
+
+
+def _metric_facts(record: dict[str, Any], rows: CellFacts) -> None:
+    """Add counters as their growth during the repeat, and peaks as their value at its end."""
+    before, after = record.get("before", {}), record.get("after", {})
+    # If a server's page of metrics could not be read before the repeat, its growth in the repeat is unknown.
+    is_unread = not (before.keys() & after.keys()) - {CLIENT_CPU_S}
+    peaks = {metric for engine in load_engines().values() for metric in engine.peaks.values()}
+    for name, value in after.items():
+        if isinstance(value, bool | int | float):
+            # Some counters appear when they count for the first time.
+            earlier = 0 if name in peaks else before.get(name, None if is_unread else 0)
+            if isinstance(earlier, int | float):
+                rows.add(f"metric.{name}", value - earlier, f"{RAW}/{METRICS}", record["repeat"])
+        elif isinstance(value, dict) and isinstance(before.get(name), dict):
+            for part in ("sum", "count"):
+                growth = value[part] - before[name][part]
+                rows.add(f"metric.{name}.{part}", growth, f"{RAW}/{METRICS}", record["repeat"])
+
+
+def _trace_rows(trace: Path, outcome: Outcome, rows: CellFacts) -> None:
+    if not trace.exists():
+        return
+    samples = read_trace(trace).table()
+    if samples.empty or "time_monotonic_s" not in samples:
+        return
+    memory = samples.get("process_memory_bytes")
+    if memory is not None:
+        before = memory.dropna().head(1)
+        # The first sample is taken before the engine is started.
+        rows.add("trace.process_memory_bytes_before", None if before.empty else float(before.iloc[0]), trace.name)
+    for repeat in outcome.repeats:
+        counted_j = _counted_j(samples, repeat.start_monotonic_s, repeat.end_monotonic_s)
+        rows.add("trace.energy_j", counted_j, trace.name, repeat.repeat)
+        inside = samples[samples["time_monotonic_s"].between(repeat.start_monotonic_s, repeat.end_monotonic_s)]
+        for sample in inside.to_dict("records"):
+            row = {str(name): value for name, value in sample.items()}
+            if isinstance(row.get("throttle_reasons"), list):
+                row["throttle_reasons"] = ",".join(row["throttle_reasons"])
+            time_s = row["time_monotonic_s"] - repeat.start_monotonic_s
+            rows.trace.append({**row, "repeat": repeat.repeat, "time_s": time_s})
+
+
+def _counted_j(samples: pd.DataFrame, start_s: float, end_s: float) -> float | None:
+    """Growth of the energy counter between two times; None if it was not read within a second around each."""
+    if "energy_j" not in samples:
+        return None
+    times_s, energy_j = (counted := samples[["time_monotonic_s", "energy_j"]].dropna().astype(float)).to_numpy().T
+    after = np.searchsorted(times_s, [start_s, end_s])
+    if after[0] == 0 or after[1] == len(counted) or max(times_s[after] - times_s[after - 1]) > _MOST_APART_S:
+        return None
+    return float(np.diff(np.interp([start_s, end_s], times_s, energy_j)).item())
+
+
+def _lines(path: Path, rows: CellFacts) -> Iterator[dict[str, Any]]:
+    if not path.exists():
+        return
+    try:
+        yield from read_jsonl(path)
+    except ValueError:
+        rows.damage.append(f"{path.name} ends in the middle of a record")
+
+
+def frame(rows: list[dict[str, Any]], columns: dict[str, str]) -> pd.DataFrame:
+    """Rows as a table with exactly these columns and types; a column that no row has is all null."""
+    return pd.DataFrame(rows, columns=list(columns)).astype(columns)
 
 
 def find_starts(cells: Path, gpu: str) -> dict[Start, Path]:

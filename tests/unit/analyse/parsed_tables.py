@@ -4,7 +4,7 @@ from io import BytesIO
 
 import pandas as pd
 
-from workflow_scripts.parse.cell_facts import REQUEST_COLUMNS, STEP_COLUMNS, TABLES
+from workflow_scripts.parse.cell_tables import REQUEST_COLUMNS, STEP_COLUMNS, TABLES
 
 
 def facts(cell_id, of_cell, *of_repeats):

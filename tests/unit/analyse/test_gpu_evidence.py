@@ -18,8 +18,7 @@ from workflow_scripts.analyse.limits.predictions import predictions_table
 from workflow_scripts.analyse.memory import fragmentation
 from workflow_scripts.analyse.settings.effects import knob_effects
 from workflow_scripts.analyse.settings.engine_gain import engine_tables
-from workflow_scripts.parse.cell_facts import _counted_j
-from workflow_scripts.parse.cell_tables import parse_cells
+from workflow_scripts.parse.cell_tables import _counted_j, parse_cells
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.study_file import load_study
 

@@ -7,8 +7,7 @@ import pandas as pd
 import pytest
 
 from workflow_scripts.common.files import read_json, write_json, write_jsonl
-from workflow_scripts.parse.cell_facts import parse_cell
-from workflow_scripts.parse.cell_tables import main, parse_cells
+from workflow_scripts.parse.cell_tables import main, parse_cell, parse_cells
 
 CELL = "cpu-all/vllm/tiny-llama-57m/chat/bs32-seqs4"
 LOG = (

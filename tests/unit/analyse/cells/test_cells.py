@@ -10,7 +10,7 @@ from tests.unit.made_studies import fixed, study_content
 from workflow_scripts.analyse.cells.cells import cells_table
 from workflow_scripts.analyse.facts import read_parsed, wide
 from workflow_scripts.analyse.tables import TABLE_SCHEMAS
-from workflow_scripts.parse.cell_facts import TABLES
+from workflow_scripts.parse.cell_tables import TABLES
 from workflow_scripts.study.definition import cell_definition, definition_sha256, resolved_models
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.study import Study

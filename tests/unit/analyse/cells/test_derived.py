@@ -9,7 +9,7 @@ from tests.unit.made_studies import fixed, made_study
 from workflow_scripts.analyse.cells.cells import cells_table
 from workflow_scripts.analyse.cells.derived import kv_memory, not_as_asked, without_drafts
 from workflow_scripts.analyse.cells.request_lives import request_lives, tokens_held
-from workflow_scripts.parse.cell_facts import TABLES, frame
+from workflow_scripts.parse.cell_tables import TABLES, frame
 from workflow_scripts.study.grid import expand
 
 BYTES_PER_TOKEN = 2 * 8 * 4 * 64 * 4  # tiny-llama-57m: key and value, layers, KV heads, elements, float32
