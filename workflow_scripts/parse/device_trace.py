@@ -7,10 +7,11 @@ prints one JSON object with the extremes and the mean power; a value is null if 
 header, `--columns` names its fields. Other modules take the samples from `read_trace`.
 """
 
+import contextlib
 import json
 import math
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,14 +55,19 @@ class Trace:
     A sample has those of `COLUMNS` that the trace gives, with the same names for both formats: `time_unix_s` (from
     nvidia-smi its local time, read as UTC), `time_monotonic_s`, sizes in bytes, `power_w`, `energy_j` (a counter),
     clocks in MHz, `throttle_reasons` (list of names), and `gpu`, the label of the device if nvidia-smi gave one.
-    `header` is that of the pipeline's own format, `bad_lines` the number of lines without a sample, and `reason` holds
-    the notes for the reader, if there are any.
+    `reason` holds the notes for the reader, if there are any.
     """
 
     samples: Sequence[Sample]
-    header: Mapping[str, Any]
-    bad_lines: int
     reason: str | None
+
+    def known(self, name: str) -> list[float]:
+        """The finite numbers of a column, in the order of the samples."""
+        numbers = []
+        for sample in self.samples:
+            with contextlib.suppress(TypeError, ValueError, OverflowError):
+                numbers.append(float(sample.get(name)))  # type: ignore[arg-type]  # what is no number is left out
+        return [number for number in numbers if math.isfinite(number)]
 
     def table(self) -> "pd.DataFrame":
         """One row per sample, with the columns that any of them has; a value that the trace does not give is NaN."""
@@ -79,53 +85,44 @@ def read_trace(path: Path, columns: Sequence[str] | None = None) -> Trace:
 
 
 def parse_trace(text: str, columns: Sequence[str] | None = None) -> Trace:
-    header: dict[str, Any] = {}
     if text.lstrip().startswith("{"):
-        rows, bad_lines, header = _json_lines(text)
-        notes = []
+        (rows, bad_lines), notes = _json_lines(text), []
     else:
-        found = parse_csv(text, columns)
-        rows, bad_lines, notes = found.rows, found.bad_lines, found.notes
+        rows, bad_lines, notes = parse_csv(text, columns)
     if bad_lines:
         notes = [*notes, f"{bad_lines} line{'s' if bad_lines > 1 else ''} without a readable sample"]
     if not rows:
         notes = [*notes, "no sample was recognised" if text.strip() else "the trace is empty"]
-    return Trace(rows, header, bad_lines, "; ".join(notes) or None)
+    return Trace(rows, "; ".join(notes) or None)
 
 
-def _json_lines(text: str) -> tuple[list[Sample], int, dict[str, Any]]:
-    """The samples, the number of lines without a sample, and the header."""
+def _json_lines(text: str) -> tuple[list[Sample], int]:
+    """The samples, and the number of lines without one; the header is none."""
 
     def fits(name: str, value: Any) -> bool:
         return isinstance(value, list) if name == "throttle_reasons" else isinstance(value, int | float | str)
 
     rows: list[Sample] = []
-    header: dict[str, Any] = {}
     bad_lines = 0
-    for line in text.split("\n"):
-        if not line.strip():
-            continue
+    for line in filter(str.strip, text.split("\n")):
         try:
             record = json.loads(line)
         except ValueError:
             record = None
         if isinstance(record, dict) and "schema" in record:
-            header = header or record
-        elif isinstance(record, dict) and any(name in record for name in COLUMNS):
+            continue
+        if isinstance(record, dict) and any(name in record for name in COLUMNS):
             rows.append({name: value for name, value in record.items() if fits(name, value)})
         else:
             bad_lines += 1
-    return rows, bad_lines, header
+    return rows, bad_lines
 
 
 def summarise(trace: Trace) -> TraceSummary:
     def extreme(of: Callable[[Sequence[float]], float], name: str, scale: float = 1.0) -> int | float | None:
-        numbers = [_number(sample.get(name)) for sample in trace.samples]
-        known = [number for number in numbers if not math.isnan(number)]
-        if not known:
-            return None
-        value = round(of(known) * scale, 6)
-        return int(value) if value.is_integer() else value
+        known = trace.known(name)
+        value = round(of(known) * scale, 6) if known else None
+        return int(value) if value is not None and value.is_integer() else value
 
     return TraceSummary(
         rows=len(trace.samples),
@@ -137,13 +134,6 @@ def summarise(trace: Trace) -> TraceSummary:
         power_w_mean=extreme(lambda powers: sum(powers) / len(powers), "power_w"),
         reason=trace.reason,
     )
-
-
-def _number(value: Any) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError, OverflowError):
-        return math.nan
 
 
 @command(

@@ -32,8 +32,7 @@ Pick = Callable[[Sequence[Reading], str], Reading]
 
 
 def _number(reading: Reading, fact: str) -> float:
-    value = reading.values[fact]
-    return value if isinstance(value, int | float) else float("nan")
+    return float(reading.values[fact])
 
 
 def _smallest(readings: Sequence[Reading], fact: str) -> Reading:
@@ -268,7 +267,9 @@ def find_readings(lines: Sequence[Line]) -> list[tuple[Row, list[Reading]]]:
         rest = what_may_follow(lines, index)
         if _WORTH_A_LOOK.search(line.text + "".join(rest)):
             for row, readings in found:
-                readings.extend(_reading(row, line, match) for match in _matches(row, line.text, rest))
+                for match in _matches(row, line.text, rest):
+                    values = {fact: _value(fact, match) for fact in row.facts}
+                    readings.append(Reading(values, line.rank, line.number_at(match.start(row.facts[0]))))
     return [(row, readings) for row, readings in found if readings]
 
 
@@ -285,11 +286,6 @@ def _matches(row: Row, text: str, rest: Sequence[str]) -> Iterator[re.Match[str]
 
 _TEXTS = ("attention_backend", "cudagraph_mode", "engine_version")
 _WHOLE = ("_blocks", "_size", "_tokens", "_tokens_per_request", "preemptions")
-
-
-def _reading(row: Row, line: Line, match: re.Match[str]) -> Reading:
-    values = {fact: _value(fact, match) for fact in row.facts}
-    return Reading(values, line.rank, line.number_at(match.start(row.facts[0])))
 
 
 def _value(fact: str, match: re.Match[str]) -> Value:

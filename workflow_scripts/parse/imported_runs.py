@@ -6,7 +6,6 @@ The mapping file says what the files do not: which GPU, model, workload and sett
 describes it. The output has one record per run, with everything that its files say; what they do not say is null.
 """
 
-import math
 import re
 from argparse import Namespace
 from collections.abc import Mapping
@@ -37,18 +36,16 @@ def _record(run: Run, folder: Path, where: str) -> dict[str, Any]:
         raise MappingError(f"{where}: {e}") from None
     knobs = get_engine(run.engine).knobs
     # Settings that an engine needs may be unknown here, so only their names are checked.
-    values = run.knobs
-    if unknown := [name for name in values if name not in knobs.model_fields]:
-        raise MappingError(
-            f"{where}.knobs: unknown key {unknown[0]!r}; allowed: {', '.join(sorted(knobs.model_fields))}"
-        )
+    if unknown := [name for name in run.knobs if name not in knobs.model_fields]:
+        allowed = ", ".join(sorted(knobs.model_fields))
+        raise MappingError(f"{where}.knobs: unknown key {unknown[0]!r}; allowed: {allowed}")
     return {
         "gpu": run.gpu,
         "engine": run.engine,
         "model": run.model,
         "workload": run.workload,
-        "knobs": values,
-        "slug": knobs.slug_of(values),
+        "knobs": run.knobs,
+        "slug": knobs.slug_of(run.knobs),
         "tokens_per_request": run.tokens_per_request,
         "files": [name for name in (run.results, run.trace) if name],
         "log": (_log(folder / run.results) if run.results else {}) | run.rates or None,
@@ -75,15 +72,10 @@ _PERIODIC = re.compile(
 
 def _trace(path: Path, columns: list[str] | None, where: str) -> Mapping[str, Any]:
     try:
-        samples = read_trace(path, columns).samples
+        trace = read_trace(path, columns)
     except ValueError as e:
         raise MappingError(f"{where}: {path}: {e}") from None
-
-    def known(name: str) -> list[float]:
-        values = [sample.get(name) for sample in samples]
-        return [float(v) for v in values if isinstance(v, int | float) and math.isfinite(v)]
-
-    memory, power, use = (known(name) for name in ("memory_used_bytes", "power_w", "utilization_pct"))
+    memory, power, use = (trace.known(name) for name in ("memory_used_bytes", "power_w", "utilization_pct"))
     return {
         "memory_used_bytes_max": max(memory, default=None),
         "memory_used_bytes_mean": sum(memory) / len(memory) if memory else None,

@@ -79,25 +79,17 @@ _HEADER_UNIT = re.compile(r"\[([A-Za-z%]*)\]$")
 
 
 @dataclass(frozen=True)
-class Samples:
-    """The samples of a text in its order, the number of lines without a sample, and notes for the reader."""
-
-    rows: list[Sample]
-    bad_lines: int
-    notes: list[str]
-
-
-@dataclass(frozen=True)
 class _Column:
     field: str | None  # of nvidia-smi; None: it is not read
     unit: str = ""  # from the header, for values without a unit
 
 
-def parse_csv(text: str, columns: Sequence[str] | None = None) -> Samples:
-    r"""Read samples. `columns` names the fields of a text without a header.
+def parse_csv(text: str, columns: Sequence[str] | None = None) -> tuple[list[Sample], int, list[str]]:
+    r"""The samples of a text in its order, the number of lines without one, and notes for the reader. `columns` names
+    the fields of a text without a header.
 
-    >>> parse_csv("memory.used [MiB], power.draw [W]\n1 MiB, 61.5 W\n[N/A], 60.5 W\n").rows
-    [{'memory_used_bytes': 1048576.0, 'power_w': 61.5}, {'power_w': 60.5}]
+    >>> parse_csv("memory.used [MiB], power.draw [W]\n1 MiB, 61.5 W\n[N/A], 60.5 W\n")
+    ([{'memory_used_bytes': 1048576.0, 'power_w': 61.5}, {'power_w': 60.5}], 0, [])
 
     Raises ValueError if `columns` does not fit the lines.
     """
@@ -119,7 +111,7 @@ def parse_csv(text: str, columns: Sequence[str] | None = None) -> Samples:
         else:
             bad_lines += 1
     lacking = bool(rows or bad_lines) and header is None and columns is None
-    return Samples(rows, bad_lines, ["there is no header: name the fields with --columns"] if lacking else [])
+    return rows, bad_lines, ["there is no header: name the fields with --columns"] if lacking else []
 
 
 def _names_a_field(columns: Sequence[_Column]) -> bool:
