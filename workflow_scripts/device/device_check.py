@@ -225,15 +225,11 @@ def device_lock(gpu: Gpu, count: int = 1) -> Iterator[float | None]:
             yield max(0.0, min(idle_s)) if idle_s else None
         finally:
             for file in left:
-                _touch(file)
-
-
-def _touch(file: Path) -> None:
-    """Set a file's time to now, whoever owns it."""
-    with contextlib.suppress(OSError):
-        file.touch()
-    with contextlib.suppress(OSError):  # another user's file, who has done this already
-        file.chmod(0o666)  # despite the umask, because the folder does not let anybody replace another user's file
+                with contextlib.suppress(OSError):
+                    file.touch()
+                with contextlib.suppress(OSError):  # another user's file, who has done this already
+                    # Despite the umask, because the folder does not let anybody replace another user's file.
+                    file.chmod(0o666)
 
 
 def _lock_names(gpu: Gpu, count: int) -> list[str]:

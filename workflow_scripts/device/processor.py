@@ -42,6 +42,8 @@ def processor_facts(
     chosen = re.search(r"\[(\w+)\]", _text(huge_pages)) if huge_pages.exists() else None
     flags = told.get("flags", "").split()
     found = [name for name in INSTRUCTION_SETS if name in flags]
+    siblings = [cpus / f"cpu{core}" / "topology" / "thread_siblings_list" for core in cores]
+    threads = {tuple(sorted({*cpu_list(_text(path))} & {*cores})) for path in siblings if path.exists()}
     name = told.get("model name") or os.uname().machine
     family = f"{told.get('vendor_id', 'unknown vendor')} {told.get('cpu family', '?')}-{told.get('model', '?')}"
     return {
@@ -50,7 +52,7 @@ def processor_facts(
         "instruction_sets": found,
         "native_dtypes": ["float32", *(dtype for dtype, sets in _NEEDED.items() if set(sets) & set(found))],
         "caches": _caches(cores, cpus),
-        "shared_cores": _shared_cores(cores, cpus),
+        "shared_cores": sorted(list(group) for group in threads if len(group) > 1),
         "huge_pages": chosen[1] if chosen else None,
     }
 
@@ -70,12 +72,6 @@ def _caches(cores: Sequence[int], cpus: Path) -> list[Cache]:
         }
         for level, caches in sorted(sizes.items())
     ]
-
-
-def _shared_cores(cores: Sequence[int], cpus: Path) -> list[list[int]]:
-    siblings = [cpus / f"cpu{core}" / "topology" / "thread_siblings_list" for core in cores]
-    groups = {tuple(sorted(set(cpu_list(_text(path))) & set(cores))) for path in siblings if path.exists()}
-    return sorted(list(group) for group in groups if len(group) > 1)
 
 
 def _text(path: Path) -> str:
