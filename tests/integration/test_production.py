@@ -18,9 +18,8 @@ import pytest
 import yaml
 
 from tests.integration.conftest import CHECKOUT
-from workflow_scripts.deploy.alert_rules import SATURATED, SLOWER
+from workflow_scripts.deploy.alert_rules import ANSWERED, SATURATED, SLOWER, WAITING
 from workflow_scripts.deploy.dashboard import DASHBOARD_FILE
-from workflow_scripts.deploy.server_metrics import ANSWERED, WAITING
 from workflow_scripts.study.promise import Promise, read_promise
 
 PICK = "cpu-all/vllm-serve/tiny-llama-57m/short/bs32-seqs4-len512-eager1-cpukv1-rate4"

@@ -1,11 +1,22 @@
-"""Prometheus rules that fire when a server no longer keeps what the study promised."""
+"""Prometheus rules that fire when a server no longer keeps what the study promised, and queries of its metrics."""
 
 from dataclasses import dataclass
 from typing import Any
 
 from workflow_scripts.deploy.deployment import PORT, Deployment
 from workflow_scripts.deploy.noted import Noted, noted_yaml
-from workflow_scripts.deploy.server_metrics import ANSWERED, PREEMPTIONS, TOKENS, WAITING, Queries
+
+# What vLLM's server exports, as the pinned release names it.
+RUNNING = "vllm:num_requests_running"
+WAITING = "vllm:num_requests_waiting"
+KV_USAGE = "vllm:kv_cache_usage_perc"
+PREEMPTIONS = "vllm:num_preemptions_total"
+TOKENS = "vllm:generation_tokens_total"
+ANSWERED = "vllm:request_success_total"
+HITS = "vllm:prefix_cache_hits_total"
+QUERIES = "vllm:prefix_cache_queries_total"
+TTFT = "vllm:time_to_first_token_seconds"
+ITL = "vllm:inter_token_latency_seconds"
 
 ALERTS_FILE, PROMETHEUS_FILE = "alerts.yml", "prometheus.yml"
 SATURATED, PREEMPTS, SLOWER, FEWER_HITS = (
@@ -14,6 +25,47 @@ SATURATED, PREEMPTS, SLOWER, FEWER_HITS = (
     "ThroughputBelowStudy",
     "HitRateBelowStudy",
 )
+
+
+class Queries:
+    """Queries in PromQL over a window of some seconds; each returns one value per server."""
+
+    def __init__(self, window_s: int) -> None:
+        self.window_s = window_s
+
+    def rate(self, counter: str) -> str:
+        return self._sum(f"rate({counter}[{self.window_s}s])")
+
+    def mean(self, gauge: str) -> str:
+        return self._sum(f"avg_over_time({gauge}[{self.window_s}s])")
+
+    def growth(self, gauge: str) -> str:
+        """The growth of a gauge, per second, from a line through the window."""
+        return self._sum(f"deriv({gauge}[{self.window_s}s])")
+
+    def in_server(self) -> str:
+        """Requests in the server, running and waiting."""
+        return f"({self.mean(RUNNING)} + {self.mean(WAITING)})"
+
+    def in_server_growth(self) -> str:
+        """By how many requests per second the server falls behind."""
+        return f"({self.growth(RUNNING)} + {self.growth(WAITING)})"
+
+    def hit_rate(self) -> str:
+        """Share of the looked-up tokens that were in the prefix cache."""
+        return f"({self.rate(HITS)} / {self.rate(QUERIES)})"
+
+    def kv_usage(self) -> str:
+        """Share of the KV blocks in use, of the fullest engine of a server."""
+        return f"max by (instance) (max_over_time({KV_USAGE}[{self.window_s}s]))"
+
+    def quantile(self, share: float, histogram: str) -> str:
+        buckets = f"sum by (instance, le) (rate({histogram}_bucket[{self.window_s}s]))"
+        return f"histogram_quantile({share:g}, {buckets})"
+
+    @staticmethod
+    def _sum(expression: str) -> str:
+        return f"sum by (instance) ({expression})"
 
 
 @dataclass(frozen=True)
@@ -38,26 +90,25 @@ def kv_bound(deployment: Deployment) -> float | None:
 
 def alerts(deployment: Deployment, watch: Watch) -> list[dict[str, Any]]:
     """The alerting rules; there is none for what the study did not measure."""
-    p, q = deployment.promise, Queries(watch.window_s)
-    patience, where = f"{watch.patience_s}s", deployment.where
-    share = p.growth_share
+    p, q, where = deployment.promise, Queries(watch.window_s), deployment.where
+    window, share = f"{watch.window_s}s", p.growth_share
     grows, served = q.in_server_growth(), q.rate(ANSWERED)
     found = [
-        _alert(
+        (
             SATURATED,
             # The rule of the study: the queue grows by more than a share of the arrivals and by at least some
             # requests, and later requests wait longer. Arrivals are the answered requests plus the growth.
             f"{grows} > {share:g} * ({served} + {grows})"
             f" and {grows} * {watch.window_s} >= {p.growth_requests:g}"
             f" and {q.growth(WAITING)} > {share:g} * {served}",
-            patience,
+            f"{watch.patience_s}s",
             "More requests arrive than the server sustains",
             f"The queue grows by more than {share:.0%} of the arrivals. {_rates(deployment)}",
         )
     ]
     if (bound := kv_bound(deployment)) is not None:
-        found.append(
-            _alert(
+        found += [
+            (
                 PREEMPTS,
                 f"{q.kv_usage()} > {bound:.6g} and {q.rate(PREEMPTIONS)} > {p.preemptions_per_s:.6g}",
                 "0s",
@@ -66,30 +117,34 @@ def alerts(deployment: Deployment, watch: Watch) -> list[dict[str, Any]]:
                 f"sequences may need more blocks than are free. The study saw {p.preemptions_per_s:.3g} "
                 f"preemptions/s ({where}).",
             )
-        )
+        ]
     rate = p.measured.get("output_tokens_per_s")
     if rate is not None and rate.low is not None:
-        found.append(
-            _alert(
+        found += [
+            (
                 SLOWER,
                 f"{q.rate(TOKENS)} < {rate.low:.6g} and {q.in_server()} >= {p.busy:g}",
-                f"{watch.window_s}s",
+                window,
                 "Fewer output tokens/s than the study measured at this load",
                 f"With {p.busy:g} requests in the server, the study measured {rate.value:.4g} output tokens/s, and "
                 f"expects {rate.low:.4g} to {rate.high:.4g} after a restart ({p.scope}; {where}).",
             )
-        )
+        ]
     if p.hit_rate:
-        found.append(
-            _alert(
-                FEWER_HITS,
-                f"{q.hit_rate()} < {p.hit_rate:.6g}",
-                f"{watch.window_s}s",
-                "The prefix cache hits less often than in the study",
-                f"The lowest hit rate of a repeat was {p.hit_rate:.3g} ({where}).",
-            )
-        )
-    return found
+        hits, summary = f"{q.hit_rate()} < {p.hit_rate:.6g}", "The prefix cache hits less often than in the study"
+        found += [
+            (FEWER_HITS, hits, window, summary, f"The lowest hit rate of a repeat was {p.hit_rate:.3g} ({where}).")
+        ]
+    return [
+        {
+            "alert": name,
+            "expr": expression,
+            "for": patience,
+            "labels": {"severity": "warning"},
+            "annotations": {"summary": summary, "description": description},
+        }
+        for name, expression, patience, summary, description in found
+    ]
 
 
 def _rates(deployment: Deployment) -> str:
@@ -98,16 +153,6 @@ def _rates(deployment: Deployment) -> str:
     over = f"did not keep up with {p.too_much_per_s:g}" if p.too_much_per_s is not None else ""
     said = " and ".join(filter(None, (kept, over)))
     return f"In the study the server {said}." if said else "The study measured no server at a rate of requests."
-
-
-def _alert(name: str, expression: str, patience: str, summary: str, description: str) -> dict[str, Any]:
-    return {
-        "alert": name,
-        "expr": expression,
-        "for": patience,
-        "labels": {"severity": "warning"},
-        "annotations": {"summary": summary, "description": description},
-    }
 
 
 def alerts_yaml(deployment: Deployment, watch: Watch) -> str:

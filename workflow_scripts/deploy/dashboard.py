@@ -3,10 +3,19 @@
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from workflow_scripts.deploy.alert_rules import Watch, kv_bound
+from workflow_scripts.deploy.alert_rules import (
+    ANSWERED,
+    ITL,
+    PREEMPTIONS,
+    RUNNING,
+    TOKENS,
+    TTFT,
+    WAITING,
+    Queries,
+    Watch,
+    kv_bound,
+)
 from workflow_scripts.deploy.deployment import Deployment
-from workflow_scripts.deploy.server_metrics import ANSWERED, ITL, PREEMPTIONS, TOKENS, TTFT, WAITING, Queries
-from workflow_scripts.deploy.server_metrics import RUNNING as RUNNING_NOW
 
 DASHBOARD_FILE = "grafana/dashboards/kvsweep.json"
 SOURCES_FILE, PROVIDER_FILE = "grafana/datasources/prometheus.yml", "grafana/dashboards/kvsweep.yml"
@@ -54,7 +63,7 @@ def views(deployment: Deployment, watch: Watch) -> Iterator[View]:
     slo = _constant(p.slo.get("tpot_s"), "SLO of the study, on the mean of a request")
     yield View("Inter-token latency", "s", [*_now(q, ITL), *_measured(deployment, "itl_s_p50"), *slo], seen)
     requests = [
-        Line(q.mean(RUNNING_NOW), "running {{instance}}"),
+        Line(q.mean(RUNNING), "running {{instance}}"),
         Line(q.mean(WAITING), "waiting {{instance}}"),
         *_constant(float(p.max_num_seqs), "max-num-seqs"),
         *_constant(p.busy, "study: in the server"),
@@ -73,10 +82,8 @@ def views(deployment: Deployment, watch: Watch) -> Iterator[View]:
 
 
 def _now(q: Queries, histogram: str) -> list[Line]:
-    return [Line(q.quantile(share, histogram), f"now, {name} {{{{instance}}}}") for share, name in _QUANTILES]
-
-
-_QUANTILES = ((0.5, "median"), (0.99, "99th percentile"))
+    quantiles = {0.5: "median", 0.99: "99th percentile"}
+    return [Line(q.quantile(share, histogram), f"now, {name} {{{{instance}}}}") for share, name in quantiles.items()]
 
 
 def _constant(value: float | None, name: str) -> list[Line]:

@@ -20,9 +20,8 @@ from workflow_scripts.common.files import write_json, write_text
 from workflow_scripts.deploy.alert_rules import ALERTS_FILE, PROMETHEUS_FILE, Watch, alerts_yaml, prometheus_yaml
 from workflow_scripts.deploy.dashboard import DASHBOARD_FILE, dashboard, provisioning
 from workflow_scripts.deploy.deployment import COMPOSE_FILE, KUBERNETES_FILE, SLURM_FILE, VLLM_FILE, Deployment
-from workflow_scripts.deploy.kubernetes_files import kubernetes_yaml
 from workflow_scripts.deploy.noted import noted_yaml
-from workflow_scripts.deploy.serving_files import compose_yaml, slurm_script, vllm_yaml
+from workflow_scripts.deploy.serving_files import compose_yaml, kubernetes_yaml, slurm_script, vllm_yaml
 from workflow_scripts.physics.model_facts import ModelFactsError, read_model_facts
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.promise import Promise, PromiseError, read_promise

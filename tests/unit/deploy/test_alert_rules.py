@@ -12,26 +12,24 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 from tests.unit.deploy.promises import deployment, on_cpu, promise
 from workflow_scripts.common.files import write_json
 from workflow_scripts.deploy.alert_rules import (
+    ANSWERED,
     FEWER_HITS,
+    HITS,
+    KV_USAGE,
+    PREEMPTIONS,
     PREEMPTS,
+    QUERIES,
+    RUNNING,
     SATURATED,
     SLOWER,
+    TOKENS,
+    WAITING,
     Watch,
     alerts,
     alerts_yaml,
 )
 from workflow_scripts.deploy.dashboard import dashboard
 from workflow_scripts.deploy.export import main
-from workflow_scripts.deploy.server_metrics import (
-    ANSWERED,
-    HITS,
-    KV_USAGE,
-    PREEMPTIONS,
-    QUERIES,
-    RUNNING,
-    TOKENS,
-    WAITING,
-)
 
 
 @pytest.fixture

@@ -11,8 +11,7 @@ from kubernetes_validate import validate
 
 from tests.unit.deploy.promises import HUB, deployment, on_cpu, promise
 from workflow_scripts.deploy.deployment import Deployment
-from workflow_scripts.deploy.kubernetes_files import kubernetes_yaml
-from workflow_scripts.deploy.serving_files import compose_yaml, slurm_script
+from workflow_scripts.deploy.serving_files import compose_yaml, kubernetes_yaml, slurm_script
 from workflow_scripts.study.promise import PromiseError
 
 KUBERNETES = "1.33"
