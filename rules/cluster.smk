@@ -1,7 +1,7 @@
 """Cluster: one Slurm job per batch of cells. Preparing may run on nodes too; everything else runs on the login node."""
 
-from workflow_scripts.cluster.attempt import Attempt
 from workflow_scripts.cluster.site import (
+    Attempt,
     SiteError,
     job_resources,
     load_site,

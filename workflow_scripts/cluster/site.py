@@ -19,7 +19,6 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from workflow_scripts.catalog.gpus_and_models import CONFIG, load_gpus, load_models
-from workflow_scripts.cluster.attempt import Attempt
 from workflow_scripts.common.command import ATTEMPT, STUDY, command, option, positive
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.records import Record, read_yaml, validated
@@ -119,6 +118,28 @@ def what_fits(site: Site, file: str, studies: Path = CONFIG / "studies") -> str:
     names = ", ".join(path.stem for path in fitting)
     first = fitting[0].relative_to(CONFIG.parent)
     return f"{says}. Studies for these: {names}. Type: snakemake --profile slurm --configfile {first}"
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """The `number`-th of at most `of` attempts, counted from 1."""
+
+    number: int = 1
+    of: int = 1
+
+    @property
+    def last(self) -> bool:
+        return self.number >= self.of
+
+    def time_limit_s(self, cap_s: float) -> float:
+        """Time limit of a cell: it doubles with each attempt and is `cap_s` in the last.
+
+        >>> [Attempt(number, of=3).time_limit_s(7200) for number in (1, 2, 3)]
+        [1800.0, 3600.0, 7200.0]
+        >>> Attempt().time_limit_s(7200)
+        7200.0
+        """
+        return cap_s / 2.0 ** max(self.of - self.number, 0)
 
 
 @dataclass(frozen=True)

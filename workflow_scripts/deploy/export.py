@@ -13,8 +13,7 @@ from argparse import Namespace
 from pathlib import Path
 
 from workflow_scripts.catalog.gpus_and_models import load_gpus, load_models
-from workflow_scripts.cluster.attempt import Attempt
-from workflow_scripts.cluster.site import SITE, Site, job_resources, load_site, needs_of, sbatch_options
+from workflow_scripts.cluster.site import SITE, Attempt, Site, job_resources, load_site, needs_of, sbatch_options
 from workflow_scripts.common.command import STUDY, command, option, out, positive
 from workflow_scripts.common.files import write_json, write_text
 from workflow_scripts.deploy.alert_rules import ALERTS_FILE, PROMETHEUS_FILE, Watch, alerts_yaml, prometheus_yaml

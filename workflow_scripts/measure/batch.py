@@ -15,8 +15,8 @@ import sys
 from argparse import Namespace
 from pathlib import Path
 
-from workflow_scripts.cluster.attempt import Attempt
 from workflow_scripts.cluster.batches import Batch, read_batch
+from workflow_scripts.cluster.site import Attempt
 from workflow_scripts.common.command import ATTEMPT, ATTEMPTS, RESULTS, STUDY, command, option
 from workflow_scripts.measure.cell import WRONG_DEVICE
 from workflow_scripts.study.outcome import Start

@@ -24,7 +24,7 @@ from filelock import FileLock
 
 from workflow_scripts.catalog.environments import is_installed
 from workflow_scripts.catalog.gpus_and_models import load_gpus
-from workflow_scripts.cluster.attempt import Attempt
+from workflow_scripts.cluster.site import Attempt
 from workflow_scripts.common.command import ATTEMPT, ATTEMPTS, RESULTS, STUDY, command, option, positive
 from workflow_scripts.common.files import last_line, read_json
 from workflow_scripts.device.device_check import device_lock, held_lock

@@ -5,8 +5,12 @@ from dataclasses import replace
 from typing import Any
 
 from workflow_scripts.catalog.gpus_and_models import Gpu
-from workflow_scripts.engines.block_sizes import default_block_size, why_block_size_is_refused
-from workflow_scripts.engines.vllm_engines import VllmKnobs, VllmServeKnobs
+from workflow_scripts.engines.vllm_engines import (
+    VllmKnobs,
+    VllmServeKnobs,
+    default_block_size,
+    why_block_size_is_refused,
+)
 from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError
 from workflow_scripts.predict.engine_memory import (
     GIB,

@@ -18,9 +18,9 @@ from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.records import AsRecorded, Record, read_record
 from workflow_scripts.device.device_rates import DeviceRates
 from workflow_scripts.device.device_record import Device, LoadByOthers
-from workflow_scripts.engines.block_sizes import why_block_size_is_refused
 from workflow_scripts.engines.knobs import Knobs
 from workflow_scripts.engines.registry import get_engine, load_engines
+from workflow_scripts.engines.vllm_engines import why_block_size_is_refused
 from workflow_scripts.physics.model_facts import ModelFacts
 from workflow_scripts.study.grid import Cell
 from workflow_scripts.study.outcome import Effective

@@ -9,10 +9,10 @@ import pytest
 import yaml
 
 from workflow_scripts.cluster import site as site_module
-from workflow_scripts.cluster.attempt import Attempt
 from workflow_scripts.cluster.batches import batches_of_machine, write_batch
 from workflow_scripts.cluster.batches import main as list_ended
 from workflow_scripts.cluster.site import (
+    Attempt,
     Site,
     SiteError,
     job_resources,

@@ -28,7 +28,7 @@ from workflow_scripts.analyse.settings.effects import PAIR
 from workflow_scripts.catalog.gpus_and_models import get_model
 from workflow_scripts.catalog.published import CLAIMS, Check, Claim, PublishedError, Rows, Stated
 from workflow_scripts.common.wording import interval_text, plural
-from workflow_scripts.engines.block_sizes import why_block_size_is_refused
+from workflow_scripts.engines.vllm_engines import why_block_size_is_refused
 
 # What `source` says of rows in which a published or a predicted number stands beside another prediction.
 _LABELS = {"measured": MEASURED, "predicted": COMPUTED, "published": COMPUTED}

@@ -24,8 +24,7 @@ from workflow_scripts.analyse.settings import engine_gain as engines
 from workflow_scripts.analyse.tables import TABLE_SCHEMAS, read_table
 from workflow_scripts.catalog.gpus_and_models import CatalogError, Gpu, get_model, resolve
 from workflow_scripts.catalog.published import Check, Claim, Published, Rows
-from workflow_scripts.engines.block_sizes import why_block_size_is_refused
-from workflow_scripts.engines.vllm_engines import VLLM
+from workflow_scripts.engines.vllm_engines import VLLM, why_block_size_is_refused
 from workflow_scripts.physics.model_facts import ModelFacts, read_model_facts
 from workflow_scripts.study.study import Study
 
