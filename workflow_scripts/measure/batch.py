@@ -18,7 +18,7 @@ from pathlib import Path
 from workflow_scripts.cluster.batches import Batch, read_batch
 from workflow_scripts.cluster.site import Attempt
 from workflow_scripts.common.command import ATTEMPT, ATTEMPTS, RESULTS, STUDY, command, option
-from workflow_scripts.measure.cell import WRONG_DEVICE
+from workflow_scripts.measure.cell import WRONG_DEVICE, folder_of
 from workflow_scripts.study.outcome import Start
 from workflow_scripts.study.paths import HERE, MEASURE_LOG, StudyPaths
 from workflow_scripts.study.rounds import CellStart
@@ -48,7 +48,7 @@ def _measure_one(study_file: Path, paths: StudyPaths, cell: str, where: Start, a
     command += ["--results", str(paths.results), "--attempt", str(attempt.number), "--attempts", str(attempt.of)]
     command += ["--start", str(where.start), "--round", str(where.round), "--position", str(where.position)]
     command += ["--unless-done", *(["--again"] if where.again else [])]
-    folder = paths.again(cell, where.round) if where.again else paths.start(cell, where.start)
+    folder = folder_of(paths, cell, where)
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / MEASURE_LOG).open("wb") as log:
         return subprocess.run(command, stdout=log, stderr=subprocess.STDOUT).returncode

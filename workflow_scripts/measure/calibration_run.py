@@ -15,6 +15,7 @@ import random
 import shutil
 import sys
 from argparse import Namespace
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,7 +32,7 @@ from workflow_scripts.engines.registry import get_engine
 from workflow_scripts.measure.cell import note_wrong_node
 from workflow_scripts.measure.forkserver import ForkServerError
 from workflow_scripts.measure.job import Job, NoEnvironmentError
-from workflow_scripts.measure.provenance import provenance, provenance_in
+from workflow_scripts.measure.provenance import provenance_of
 from workflow_scripts.physics.model_facts import ModelFactsError, facts_on, vocabulary_size
 from workflow_scripts.study.calibrations import (
     CALIBRATION_S,
@@ -82,10 +83,7 @@ class CalibrationRun:
     def __init__(self, study: Study, calibration: Calibration, paths: StudyPaths) -> None:
         """Raises a StudyError if the model was not prepared."""
         self._study, self._paths, self._out = study, paths, paths.calibration(calibration.name)
-        cell = calibration.cell
-        kind = load_gpus()[cell.gpu].engine_kind
-        where = provenance_in(cell.environment, kind, cell.engine) if cell.environment else provenance(cell.engine)
-        self._engine_version = where["engine_version"]
+        self._engine_version = provenance_of(calibration.cell)["engine_version"]
         self._first: Measured | None = None
         self._starts: list[CalibrationStart] = []
         self._failure: str | None = None
@@ -102,9 +100,8 @@ class CalibrationRun:
         workload = definition.workload.model_copy(update={"sampling": None, "keep_answers": False})
         self._definition = definition.model_copy(update={"knobs": without_load(cell.knobs), "workload": workload})
         self._model_dir = paths.model(cell.model, model_key(definition.model))
-        if not (self._model_dir / "config.json").exists():
-            missing = self._model_dir / "config.json"
-            raise StudyError(f"{missing} is not there; `snakemake calibrate` prepares and measures")
+        if not (config := self._model_dir / "config.json").exists():
+            raise StudyError(f"{config} is not there; `snakemake calibrate` prepares and measures")
         self.gpu = load_gpus()[cell.gpu]
         self._points = points_for(calibration.sequences, calibration.tokens, self.gpu.kind, self._sustained())
 
@@ -288,15 +285,10 @@ def order(points: Sequence[int], backwards: bool = False) -> list[int]:
 def _passes(
     measured: Measured, evidence: Path, points: Sequence[list[Lengths]], passes: Sequence[int], serves: bool
 ) -> list[Pass]:
-    steps: dict[int, list[dict[str, Any]]] = {}
-    of_pass: dict[int, list[dict[str, Any]]] = {}
-    for step in read_jsonl(evidence / "steps.jsonl") if not serves else ():
-        steps.setdefault(step["repeat"], []).append(step)
-    for request in read_jsonl(evidence / "requests.jsonl"):
-        of_pass.setdefault(request["repeat"], []).append(request)
+    steps, of_pass = (_by_pass(evidence / name) for name in ("steps.jsonl", "requests.jsonl"))
     served = []
     for point, served_pass in zip(passes, measured.repeats, strict=False):
-        requests, own = of_pass[served_pass.repeat], steps.get(served_pass.repeat, [])
+        requests, own = of_pass[served_pass.repeat], [] if serves else steps[served_pass.repeat]
         # The client of a server takes some time before the first and after the last request, which is not the server's.
         start_s = min(request["sent_s"] for request in requests) if serves else served_pass.start_monotonic_s
         end_s = max(request["last_token_s"] for request in requests) if serves else served_pass.end_monotonic_s
@@ -315,6 +307,13 @@ def _passes(
             )
         )
     return served
+
+
+def _by_pass(file: Path) -> Mapping[int, list[dict[str, Any]]]:
+    found = defaultdict(list)
+    for record in read_jsonl(file):
+        found[record["repeat"]].append(record)
+    return found
 
 
 def _known(records: Sequence[dict[str, Any]], name: str, start_s: float | None = None) -> list[Any] | None:

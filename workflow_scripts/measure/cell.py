@@ -32,7 +32,7 @@ from workflow_scripts.device.host_load import Suspended
 from workflow_scripts.measure.engine import SCRATCH
 from workflow_scripts.measure.forkserver import ForkServerError
 from workflow_scripts.measure.job import MEASURED, Job, NoEnvironmentError
-from workflow_scripts.measure.provenance import provenance, provenance_in
+from workflow_scripts.measure.provenance import provenance_of
 from workflow_scripts.study.definition import (
     cell_definition,
     definition_sha256,
@@ -59,7 +59,7 @@ def measure_cell(study: Study, cell: Cell, paths: StudyPaths, attempt: Attempt, 
     on the wrong device, and 1 if an attempt other than the last reached the time limit. Raises StudyError if the cell's
     model or workload was not prepared, and ForkServerError if the process that should measure the cell could not be
     started."""
-    folder = _folder(paths, cell, start)
+    folder = folder_of(paths, cell.id, start)
     definition = cell_definition(study, cell, resolved_models(study))
     model_dir = paths.model(cell.model, model_key(definition.model))
     draft = definition.draft_model
@@ -97,10 +97,9 @@ def measure_cell(study: Study, cell: Cell, paths: StudyPaths, attempt: Attempt, 
             exit_status, measured = 0, Measured(outcome="invalid", reason=str(e))
     if exit_status is None:
         reason = f"not done after {time_limit_s:g} s; the engine and all its processes were killed"
-        if suspended.why:
-            return _left_to_the_next(attempt, evidence, f"{reason}, in which {suspended.why}", status=1)
-        if not attempt.last:
-            return _left_to_the_next(attempt, evidence, reason, status=1)
+        if suspended.why or not attempt.last:
+            said = f"{reason}, in which {suspended.why}" if suspended.why else reason
+            return _left_to_the_next(attempt, evidence, said, status=1)
         record = Measured(outcome="timeout", reason=reason)
     elif measured is None:
         _report_failure(evidence, exit_status)
@@ -114,16 +113,13 @@ def measure_cell(study: Study, cell: Cell, paths: StudyPaths, attempt: Attempt, 
         note_wrong_node(paths.wrong_nodes(cell.gpu), reason)
         return _left_to_the_next(attempt, evidence, reason, status=WRONG_DEVICE)
     boot_id = BOOT_ID.read_text(encoding="utf-8").strip() if BOOT_ID.exists() else None
+    now = {"idle_before_s": idle_before_s, "boot_id": boot_id, "planned": study.starts.in_words}
     outcome = Outcome(
         cell_id=cell.id,
         definition=definition.as_json(),
         definition_sha256=definition_sha256(definition),
-        start=start.model_copy(
-            update={"idle_before_s": idle_before_s, "boot_id": boot_id, "planned": study.starts.in_words}
-        ),
-        provenance=provenance_in(cell.environment, load_gpus()[cell.gpu].engine_kind, cell.engine)
-        if cell.environment
-        else provenance(cell.engine, definition.endpoint),
+        start=start.model_copy(update=now),
+        provenance=provenance_of(cell, definition.endpoint),
         **record.model_dump(exclude={"wrong_device"}),
     )
     _put_in_place(evidence, folder, outcome)
@@ -175,7 +171,7 @@ def _report_failure(evidence: Path, exit_status: int) -> None:
     shutil.rmtree(evidence)
 
 
-def _folder(paths: StudyPaths, cell: Cell, start: Start) -> Path:
+def folder_of(paths: StudyPaths, cell: str, start: Start) -> Path:
     return paths.again(cell, start.round) if start.again else paths.start(cell, start.start)
 
 
@@ -218,7 +214,7 @@ def main(args: Namespace) -> int:
                 (_, next_number), present = next_start(ended, cell.id, present)
                 number, round_number = number or next_number, round_number or present
             start = Start(start=number, round=round_number, position=args.position, again=args.again)
-            folder = _folder(paths, cell, start)
+            folder = folder_of(paths, cell.id, start)
             definition = cell_definition(study, cell, resolved_models(study))
             if args.unless_done and is_outcome_of(folder / OUTCOME, definition_sha256(definition)):
                 print("this start of the cell has its outcome already")

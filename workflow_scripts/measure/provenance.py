@@ -14,11 +14,13 @@ from pathlib import Path
 from workflow_scripts import __version__
 from workflow_scripts.catalog.endpoints import Endpoint
 from workflow_scripts.catalog.environments import load_environments, python_of
+from workflow_scripts.catalog.gpus_and_models import load_gpus
 from workflow_scripts.common.checkout import CHECKOUT, commit_of
 from workflow_scripts.common.files import sha256_of
 from workflow_scripts.device.processor import processor_facts
 from workflow_scripts.engines.description import EngineDescription
 from workflow_scripts.engines.registry import get_engine, load_engines
+from workflow_scripts.study.grid import Cell
 from workflow_scripts.study.outcome import Provenance
 
 _FURTHER_PACKAGES = ("torch", "transformers", "accelerate", "nvidia-ml-py", "snakemake")
@@ -67,10 +69,15 @@ def provenance(engine: str, endpoint: Endpoint | None = None, lock: Path | None 
     }
 
 
-def provenance_in(environment: str, kind: str, engine: str) -> Provenance:
-    """The same of an environment, as its own Python says; without versions if it cannot be started."""
-    lock = load_environments()[environment][kind]
-    words = [str(python_of(environment, kind)), "-c", _ASK, engine, str(lock)]
+def provenance_of(cell: Cell, endpoint: Endpoint | None = None) -> Provenance:
+    """The same for a cell. Another environment than the default one is asked through its own Python; there are no
+    versions if that cannot be started."""
+    name, engine = cell.environment, cell.engine
+    if not name:
+        return provenance(engine, endpoint)
+    kind = load_gpus()[cell.gpu].engine_kind
+    lock = load_environments()[name][kind]
+    words = [str(python_of(name, kind)), "-c", _ASK, engine, str(lock)]
     try:
         said = subprocess.run(words, cwd=CHECKOUT, capture_output=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
