@@ -38,16 +38,12 @@ def _commented(value: Any) -> Any:
         return _commented(value.value)
     if isinstance(value, str):
         return LiteralScalarString(value) if "\n" in value else value
-    if isinstance(value, list):
-        sequence = CommentedSeq(map(_commented, value))
-        for position, each in enumerate(value):
-            if isinstance(each, Noted):
-                sequence.yaml_add_eol_comment(each.why, position, column=0)
-        return sequence
-    if isinstance(value, Mapping):
-        mapping = CommentedMap((name, _commented(each)) for name, each in value.items())
-        for name, each in value.items():
-            if isinstance(each, Noted):
-                mapping.yaml_add_eol_comment(each.why, name, column=0)
-        return mapping
-    return value
+    if not isinstance(value, list | Mapping):
+        return value
+    places = dict(value if isinstance(value, Mapping) else enumerate(value))
+    plain = {place: _commented(each) for place, each in places.items()}
+    made = CommentedMap(plain) if isinstance(value, Mapping) else CommentedSeq(plain.values())
+    for place, each in places.items():
+        if isinstance(each, Noted):
+            made.yaml_add_eol_comment(each.why, place, column=0)
+    return made

@@ -28,7 +28,7 @@ from workflow_scripts.cluster.site import Attempt
 from workflow_scripts.common.command import ATTEMPT, ATTEMPTS, RESULTS, STUDY, command, option, positive
 from workflow_scripts.common.files import last_line, read_json
 from workflow_scripts.device.device_check import device_lock, held_lock
-from workflow_scripts.device.host_load import Suspended
+from workflow_scripts.device.host_load import suspension
 from workflow_scripts.measure.engine import SCRATCH
 from workflow_scripts.measure.forkserver import ForkServerError
 from workflow_scripts.measure.job import MEASURED, Job, NoEnvironmentError
@@ -90,15 +90,15 @@ def measure_cell(study: Study, cell: Cell, paths: StudyPaths, attempt: Attempt, 
         try:
             if absent := _why_absent(paths, cell):
                 raise NoEnvironmentError(absent)
-            with Suspended() as suspended:
+            with suspension() as why_suspended:
                 exit_status, measured = job.run(time_limit_s)
         except NoEnvironmentError as e:
             # As of a cell that never ran: the next call measures it if the environment then works.
             exit_status, measured = 0, Measured(outcome="invalid", reason=str(e))
     if exit_status is None:
         reason = f"not done after {time_limit_s:g} s; the engine and all its processes were killed"
-        if suspended.why or not attempt.last:
-            said = f"{reason}, in which {suspended.why}" if suspended.why else reason
+        if (why := why_suspended()) or not attempt.last:
+            said = f"{reason}, in which {why}" if why else reason
             return _left_to_the_next(attempt, evidence, said, status=1)
         record = Measured(outcome="timeout", reason=reason)
     elif measured is None:

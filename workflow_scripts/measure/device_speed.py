@@ -25,7 +25,7 @@ from workflow_scripts.common.command import command, option, out
 from workflow_scripts.device.device_check import WrongDeviceError, device_lock, found_device, use_cores
 from workflow_scripts.device.device_rates import DeviceRates, Samples
 from workflow_scripts.device.device_record import Device
-from workflow_scripts.device.host_load import HostLoad
+from workflow_scripts.device.host_load import load_by_others
 from workflow_scripts.device.processor import last_level_cache_bytes
 from workflow_scripts.physics.model_facts import ModelFactsError, facts_on
 from workflow_scripts.study.definition import resolved_models
@@ -182,7 +182,7 @@ def measure_device(gpu: Gpu, study: Study | None = None) -> DeviceRates:
     set_bytes = working_set_bytes(device, cache_bytes, found["memory_total_bytes"])
     of_models = step_bytes(study, gpu, found) if study else []
     reread = sets_to_read(set_bytes, of_models) if device == "cpu" else []
-    with HostLoad() as load:
+    with load_by_others() as host_load:
         samples = time_runs(operations(device, set_bytes, MATRIX_SIDE[device], arithmetic, reread), synchronize)
     return DeviceRates(
         gpu=gpu.name,
@@ -202,7 +202,7 @@ def measure_device(gpu: Gpu, study: Study | None = None) -> DeviceRates:
         threads=threads,
         host=os.uname().nodename,
         torch_version=str(torch.__version__),
-        host_load=load.record,
+        host_load=host_load,
         measured_at=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         samples=samples,
     )

@@ -23,7 +23,7 @@ from workflow_scripts.catalog.gpus_and_models import load_gpus
 from workflow_scripts.common.files import read_json, read_jsonl, write_json, write_jsonl
 from workflow_scripts.device.device_check import WrongDeviceError, found_device, lost_gpu, use_cores
 from workflow_scripts.device.device_record import Device, LoadByOthers
-from workflow_scripts.device.host_load import HostLoad
+from workflow_scripts.device.host_load import load_by_others
 from workflow_scripts.device.processor import dtype_on
 from workflow_scripts.measure.engine import SCRATCH, Engine, EngineSetup, Metrics, RequestRecord, Step, make_engine
 from workflow_scripts.measure.failures import Failure, request_failures, run_failure, start_failure
@@ -154,13 +154,13 @@ def _run(engine: Engine, job: Job, measured: _Measured) -> None:
             with measured.phase("warmup"):
                 measured.warmup = _warm_up(engine, warmup, job.definition, measured.effective)
         engine.take_steps()
-        with measured.phase("measure"), HostLoad() as load:
+        with measured.phase("measure"), load_by_others() as host_load:
             end_s = math.inf if job.passes_s is None else time.monotonic() + job.passes_s
             for repeat, places in enumerate(served):
                 _one_pass(engine, [requests[i] for i in places], repeat, measured, job)
                 if measured.outcome != "ok" or time.monotonic() > end_s:
                     break
-        measured.host_load = load.record
+        measured.host_load = host_load
     except Exception as e:
         measured.failed(e, run_failure, job.evidence / ENGINE_LOG)
     try:

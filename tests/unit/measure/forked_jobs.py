@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from workflow_scripts.device.host_load import HostLoad
+from workflow_scripts.device.host_load import load_by_others
 
 
 def main(argv: Sequence[str]) -> int:
@@ -27,7 +27,7 @@ def main(argv: Sequence[str]) -> int:
         print(os.getpid(), helper.pid, flush=True)
         time.sleep(600)
     if what == "time":
-        with HostLoad():
+        with load_by_others():
             print(os.getpid(), flush=True)
             while not Path(argv[1]).exists():
                 time.sleep(0.05)

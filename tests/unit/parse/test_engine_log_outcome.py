@@ -24,6 +24,12 @@ NO_CORE = (
 )
 
 
+def ended(log: str) -> tuple[str | None, str | None]:
+    """The status and the error of a log."""
+    facts = parse_engine_log(log)
+    return facts.status, facts.error
+
+
 def raised(exception: str, prefix: str = "(EngineCore pid=25) ERROR 05-30 16:23:50 [core.py:700] ") -> str:
     lines = ["Traceback (most recent call last):", '  File "/x/core.py", line 1, in run', "    self.run()", exception]
     return "".join(f"{prefix}{line}\n" for line in lines)
@@ -93,8 +99,7 @@ NAMELESS = {
 @pytest.mark.parametrize(("status", "message"), NAMELESS.values(), ids=NAMELESS.keys())
 @pytest.mark.parametrize("rest", ["", "[core.py:700] ", "R 05-30 16:23:50 [core.py:700] ", "engine.py:387] "])
 def test_message_whose_exception_was_cut_off(status, message, rest):
-    facts = parse_engine_log(f"{rest}{message}\n")
-    assert (facts.status, facts.error) == (status, message)
+    assert ended(f"{rest}{message}\n") == (status, message)
 
 
 LEFT_OF_A_PREFIX = (
@@ -131,17 +136,16 @@ def test_traceback_without_its_exception_tells_what_it_was_about_to_raise(first,
 
 def test_what_a_cut_traceback_does_not_say_is_not_guessed():
     lines = [*FRAMES[:2], '    raise ValueError(f"No common block size for {size}. ")']
-    facts = parse_engine_log("\n".join(lines))
-    assert (facts.status, facts.error) == ("unsupported_block_size", None)
+    assert ended("\n".join(lines)) == ("unsupported_block_size", None)
     cut = "\n".join(FRAMES) + "\n"
-    assert (parse_engine_log(cut).status, parse_engine_log(cut).error) == ("error", None)
+    assert ended(cut) == ("error", None)
     assert parse_engine_log(START + READY + cut).status == "ok"
 
 
 @pytest.mark.parametrize("first", range(3))
 def test_logged_traceback_that_is_cut_off_at_both_ends_counts_if_nothing_lives(first):
     cut = "".join(f"ERROR 05-30 16:23:50 [core.py:700] {line}\n" for line in FRAMES[first:])
-    assert (parse_engine_log(cut).status, parse_engine_log(cut).error) == ("error", None)
+    assert ended(cut) == ("error", None)
     assert parse_engine_log(START + READY + cut).status == "ok"
     assert parse_engine_log(cut.replace("ERROR", "WARNING")).status is None
     assert parse_engine_log("ERROR 05-30 16:23:50 [core.py:700] EngineCore failed to start.\n" + cut).error == (
@@ -179,8 +183,10 @@ def test_traceback_whose_indentation_was_lost():
 @pytest.mark.parametrize("first", ["", "an error: ``` Traceback (most recent call last): "])
 def test_traceback_that_an_editor_put_into_one_line(first):
     frames = 'File "/x/a.py", line 5, in one two(7) File "/x/b.py", line 9, in two raise KeyError(q)'
-    facts = parse_engine_log(f"{first} {frames} KeyError: 'q' ``` and this is my code\n")
-    assert (facts.status, facts.error) == ("error", "KeyError: 'q' ``` and this is my code")
+    assert ended(f"{first} {frames} KeyError: 'q' ``` and this is my code\n") == (
+        "error",
+        "KeyError: 'q' ``` and this is my code",
+    )
     assert parse_engine_log(f"{first} {frames}").status == "error"
 
 
@@ -212,8 +218,7 @@ File /usr/lib/python3/site-packages/vllm/llm.py:109, in LLM.__init__(self)
     ("name", "message", "status"), [("KeyError", "KeyError: 'q'", "error"), ("OutOfMemoryError", OOM, "oom")]
 )
 def test_traceback_in_a_notebook(name, message, status):
-    facts = parse_engine_log(NOTEBOOK.format(name=name) + message)
-    assert (facts.status, facts.error) == (status, message)
+    assert ended(NOTEBOOK.format(name=name) + message) == (status, message)
     assert parse_engine_log(NOTEBOOK.format(name=name)).status == status
 
 
@@ -235,8 +240,7 @@ GROUP = """  + Exception Group Traceback (most recent call last):
 
 def test_group_of_exceptions():
     assert parse_engine_log(READY + "ERROR:    Exception in ASGI application\n" + GROUP).status == "ok"
-    facts = parse_engine_log(START + GROUP.replace("ValueError: boom", OOM))
-    assert (facts.status, facts.error) == ("oom", OOM)
+    assert ended(START + GROUP.replace("ValueError: boom", OOM)) == ("oom", OOM)
 
 
 @pytest.mark.parametrize("words", ["Error: ", "An error occurred: ", "engine failed to start (m): ", "**Error**: `"])
@@ -262,8 +266,7 @@ QUOTED = "future: <Task finished name='Task-2' coro=<Engine.run() done> exceptio
     ],
 )  # fmt: skip
 def test_exception_inside_a_message(line, status, error):
-    facts = parse_engine_log(START + line)
-    assert (facts.status, facts.error) == (status, error)
+    assert ended(START + line) == (status, error)
     assert parse_engine_log(START + line + READY).status == ("oom" if status == "oom" else "ok")
 
 
@@ -295,8 +298,7 @@ def test_engine_without_kv_memory_that_did_not_come_up():
     ],
 )
 def test_command_line_is_refused(line, status):
-    facts = parse_engine_log(f"usage: vllm [-h] [-v]\n{line}\n")
-    assert (facts.status, facts.error) == (status, line)
+    assert ended(f"usage: vllm [-h] [-v]\n{line}\n") == (status, line)
 
 
 RAYS_GUESSES = "potential root causes. (1) The process is killed by SIGKILL by OOM killer due to high memory usage.\n"
@@ -474,8 +476,7 @@ def test_log_that_is_cut_off_within_the_first_words_of_an_engines_error(rest):
 
 @pytest.mark.parametrize("line", ["error: a.py:21:0: frame exceeds limit in 'f'", "/x/a.cu:3:7: fatal error: no a.h"])
 def test_error_of_a_compiler_counts_if_nothing_lives(line):
-    facts = parse_engine_log(START + line + "\n")
-    assert (facts.status, facts.error) == ("error", line)
+    assert ended(START + line + "\n") == ("error", line)
     assert parse_engine_log(START + line + "\n" + READY).status == "ok"
 
 
@@ -500,8 +501,7 @@ def test_error_of_a_request_is_not_the_engines():
 
 
 def test_engine_that_dies_while_serving():
-    facts = parse_engine_log(START + READY + BUSY + raised(OOM) + BUSY + DEAD + BUSY)
-    assert (facts.status, facts.error) == ("oom", OOM)
+    assert ended(START + READY + BUSY + raised(OOM) + BUSY + DEAD + BUSY) == ("oom", OOM)
     assert parse_engine_log(START + READY + BUSY + DEAD).status == "error"
     last_words = "CRITICAL 05-30 16:26:00 launcher.py:101] MQLLMEngine is already dead, terminating server process\n"
     assert parse_engine_log(START + READY + BUSY + last_words).status == "error"
@@ -568,5 +568,4 @@ EXPLAINED = {
 
 @pytest.mark.parametrize(("log", "status", "error"), EXPLAINED.values(), ids=EXPLAINED.keys())
 def test_the_cause_of_a_failure(log, status, error):
-    facts = parse_engine_log(log)
-    assert (facts.status, facts.error) == (status, error)
+    assert ended(log) == (status, error)
