@@ -88,8 +88,12 @@ def measure_cell(study: Study, cell: Cell, paths: StudyPaths, attempt: Attempt, 
         print(f"measuring {cell.id}" + (f", start {start.start}" if start.start > 1 else ""), flush=True)
         began = time.monotonic()
         try:
-            if absent := _why_absent(paths, cell):
-                raise NoEnvironmentError(absent)
+            kind = load_gpus()[cell.gpu].engine_kind
+            written = paths.environment(cell.environment, kind)
+            if written.exists() and not is_installed(cell.environment, kind):
+                fault = read_json(written)["fault"]  # of its installation in this call
+                if fault:
+                    raise NoEnvironmentError(f"environment {cell.environment} could not be installed: {fault}")
             with suspension() as why_suspended:
                 exit_status, measured = job.run(time_limit_s)
         except NoEnvironmentError as e:
@@ -127,14 +131,6 @@ def measure_cell(study: Study, cell: Cell, paths: StudyPaths, attempt: Attempt, 
         f"{outcome.outcome} after {time.monotonic() - began:.1f} s" + (f": {outcome.reason}" if outcome.reason else "")
     )
     return 0
-
-
-def _why_absent(paths: StudyPaths, cell: Cell) -> str | None:
-    """Why the cell's environment could not be installed in this call, if it is not there; else None."""
-    kind = load_gpus()[cell.gpu].engine_kind
-    record = paths.environment(cell.environment, kind)
-    fault = read_json(record)["fault"] if record.exists() and not is_installed(cell.environment, kind) else None
-    return f"environment {cell.environment} could not be installed: {fault}" if fault else None
 
 
 def _left_to_the_next(attempt: Attempt, evidence: Path, reason: str, status: int) -> int:

@@ -65,7 +65,10 @@ def run(
     server could be started, or it ended during the job."""
     own = () if python is None else SEARCH_PATHS
     job = {"module": module, "argv": list(argv), "env": env, "own": own, "cwd": str(Path.cwd())}
-    path = _socket_path(preload, python)
+    # One server per environment, checkout, cluster job and set of libraries: a job's processes end with the job, and
+    # the libraries of one engine must not change the process of another engine.
+    key = "\0".join((str(python or sys.prefix), str(CHECKOUT), os.environ.get("SLURM_JOB_ID", ""), *preload))
+    path = _runtime_dir() / f"fork-{hashlib.sha256(key.encode()).hexdigest()[:12]}.sock"
     for _ in range(3):
         with _connection(path, preload, python) as (server, started):
             began = b""
@@ -96,13 +99,6 @@ def _runtime_dir() -> Path:
     if path.stat().st_uid != os.getuid():
         raise ForkServerError(f"{path} belongs to somebody else; set TMPDIR to a folder of your own")
     return path
-
-
-def _socket_path(modules: Sequence[str], python: Path | None = None) -> Path:
-    # One server per environment, checkout, cluster job and set of libraries: a job's processes end with the job, and
-    # the libraries of one engine must not change the process of another engine.
-    key = "\0".join((str(python or sys.prefix), str(CHECKOUT), os.environ.get("SLURM_JOB_ID", ""), *modules))
-    return _runtime_dir() / f"fork-{hashlib.sha256(key.encode()).hexdigest()[:12]}.sock"
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """HuggingFace `generate()` on static batches: left-padded, with masks; the batch waits for its longest request."""
 
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -121,7 +122,7 @@ class HfStatic(Engine):
             if device.type == "cuda":
                 torch.cuda.synchronize()  # a token counts when the device has computed it, not when it was launched
             times_s.append(time.monotonic())
-            slots.append([layer.keys.shape[-2] for layer in _one_of_each_kind(cache)])
+            slots.append([layers[0].keys.shape[-2] for layers in _by_kind(cache)])
             return torch.zeros(len(batch), dtype=torch.bool, device=device)
 
         scheduled_s = time.monotonic()
@@ -172,11 +173,8 @@ class HfStatic(Engine):
         return StaticCache(config=self._model.config, max_cache_len=max_cache_len)
 
     def _note_steps(self, batch: Sequence[Request], times_s: list[float], slots: list[list[int]], cache: Any) -> None:
-        of_kind: dict[type, int] = {}
-        for layer in cache.layers:
-            if hasattr(layer, "keys"):
-                of_kind[type(layer)] = of_kind.get(type(layer), 0) + layer.keys.nbytes + layer.values.nbytes
-        per_slot = [size / last for size, last in zip(of_kind.values(), slots[-1], strict=True)]
+        sizes = [sum(layer.keys.nbytes + layer.values.nbytes for layer in layers) for layers in _by_kind(cache)]
+        per_slot = [size / last for size, last in zip(sizes, slots[-1], strict=True)]
         states = sum(
             state.nbytes
             for layer in cache.layers
@@ -209,12 +207,12 @@ class HfStatic(Engine):
         }
 
 
-def _one_of_each_kind(cache: Any) -> list[Any]:
-    """A layer with keys and values of each kind that the cache has: with all tokens, or with a window."""
-    kinds: dict[type, Any] = {}
+def _by_kind(cache: Any) -> list[list[Any]]:
+    """The layers with keys and values, by what they hold: all tokens, or a window."""
+    kinds = defaultdict(list)
     for layer in cache.layers:
         if hasattr(layer, "keys"):
-            kinds.setdefault(type(layer), layer)
+            kinds[type(layer)].append(layer)
     return list(kinds.values())
 
 

@@ -29,15 +29,14 @@ class OpenAiEndpoint(Serving):
         super().__init__(setup)
         assert setup.endpoint is not None
         self._endpoint: Endpoint = setup.endpoint
-        self._values: dict[str, str] = {}
         self._last_command: LastCommand | None = None
 
     def _launch(self) -> tuple[ServerProcess | None, Target, str]:
-        endpoint, model_dir = self._endpoint, self._setup.model_dir
+        endpoint, folder = self._endpoint, self._setup.model_dir
         if self._setup.load_format == "dummy" and endpoint.command is not None:
             # Servers other than vLLM do not create random weights.
-            model_dir = with_random_weights(self._setup, self._setup.evidence / SCRATCH / "model")
-        model_dir = model_dir.resolve()
+            folder = with_random_weights(self._setup, self._setup.evidence / SCRATCH / "model")
+        model_dir = str(folder.resolve())
         if endpoint.base_url is not None:
             key = os.environ.get(endpoint.api_key_env) if endpoint.api_key_env else None
             if endpoint.api_key_env and not key:
@@ -47,21 +46,16 @@ class OpenAiEndpoint(Serving):
             port = endpoint.port or free_port()
             address = new_address(port)
             name = f"kvsweep-{secrets.token_hex(4)}"
-            self._values = {
-                "port": str(port),
-                "model_dir": str(model_dir),
-                "api_key": str(address.api_key),
-                "name": name,
-            }
+            values = {"port": str(port), "model_dir": model_dir, "api_key": str(address.api_key), "name": name}
             check_port_is_free(port)
-            own = dict(zip(endpoint.environment, self._filled(list(endpoint.environment.values())), strict=True))
-            words, environment = self._filled(endpoint.command), {**os.environ, **own}
+            own = dict(zip(endpoint.environment, filled(list(endpoint.environment.values()), values), strict=True))
+            words, environment = filled(endpoint.command or (), values), {**os.environ, **own}
             if shutil.which(words[0], path=environment.get("PATH")) is None:
                 raise ServerError(f"there is no command {words[0]!r} in PATH")
             if endpoint.stop_command:
-                self._last_command = LastCommand(self._filled(endpoint.stop_command), environment)
+                self._last_command = LastCommand(filled(endpoint.stop_command, values), environment)
             server = ServerProcess.command(words, environment, Path.cwd())
-        model = endpoint.served_model.replace("{model_dir}", str(model_dir))
+        model = endpoint.served_model.replace("{model_dir}", model_dir)
         target = Target(
             address,
             model,
@@ -77,9 +71,6 @@ class OpenAiEndpoint(Serving):
         sampling = self._setup.sampling
         drawn = sampling is not None and not sampling.is_greedy
         return (drawn and self._endpoint.sampled_body) or self._endpoint.extra_body
-
-    def _filled(self, words: Sequence[str] | None) -> list[str]:
-        return filled(words or (), self._values)
 
     def _effective(self) -> Effective:
         return {"prompts": self._endpoint.prompts, "ignores_eos": self._endpoint.ignores_eos}

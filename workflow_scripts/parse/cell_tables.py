@@ -257,20 +257,13 @@ def stamp(folder: Path) -> str:
     return hashlib.sha256(json.dumps(state).encode()).hexdigest()
 
 
-def parser_version() -> str:
-    """A text that changes when a module on which parsing depends changes."""
-    digest = hashlib.sha256()
-    for source in sources("parse.cell_tables"):
-        digest.update((CHECKOUT / source).read_bytes())
-    return digest.hexdigest()
-
-
 def parse_cells(cells: Path, gpu: str, out: Path, processes: int) -> tuple[int, int]:
     """Write the tables of a GPU; return how many starts were read and how many were kept from the last call."""
     folders = find_starts(cells, gpu)
-    version = parser_version()
+    code = b"".join((CHECKOUT / source).read_bytes() for source in sources("parse.cell_tables"))
+    version = hashlib.sha256(code).hexdigest()[:16]  # of the modules on which parsing depends
     names = {start: folder.relative_to(cells).as_posix() for start, folder in folders.items()}
-    stamps = {names[start]: f"{version[:16]}-{stamp(folder)}" for start, folder in folders.items()}
+    stamps = {names[start]: f"{version}-{stamp(folder)}" for start, folder in folders.items()}
     known = read_json(out / STAMPS) if (out / STAMPS).exists() else {}
     changed = [start for start in folders if known.get(names[start]) != stamps[names[start]]]
     kept = sorted(folders.keys() - set(changed))
