@@ -39,7 +39,6 @@ from workflow_scripts.study.calibrations import (
     Calibration,
     CalibrationRecord,
     CalibrationStart,
-    Lengths,
     Pass,
     at_half_depth,
     calibration_of,
@@ -135,8 +134,7 @@ class CalibrationRun:
 
     def _started(self, whole: bool, limit_s: float, backwards: bool, scratch: Path) -> CalibrationStart:
         model_dir, definition = self._model_dir, self._definition
-        config = read_json(model_dir / "config.json")
-        layers, half, of_half = shallower(config)
+        layers, half, of_half = shallower(read_json(model_dir / "config.json"))
         if not whole:
             shallow = scratch / "shallow"
             shutil.copytree(model_dir, shallow, ignore=shutil.ignore_patterns("*.safetensors*", "*.bin*"))
@@ -146,11 +144,7 @@ class CalibrationRun:
         passes = order(range(len(self._points)) if whole else at_half_depth(self._points, self.gpu.kind), backwards)
         evidence = scratch / "evidence"
         try:
-            vocab = vocabulary_size(config)
-        except ModelFactsError as e:
-            raise CalibrationRunError(str(e)) from None
-        try:
-            measured = _forked(definition, model_dir, evidence, self._points, passes, vocab, limit_s)
+            measured = self._forked(definition, model_dir, evidence, passes, limit_s)
         except RefusedError as e:
             if self._first or not self.calibration.others or self._refused == MAY_REFUSE:
                 raise
@@ -160,8 +154,74 @@ class CalibrationRun:
             shutil.rmtree(scratch)
             return self._started(whole, limit_s, backwards, scratch)
         self._first = self._first or measured
-        served = _passes(measured, evidence, self._points, passes, get_engine(definition.engine).serves)
+        served = self._passes(measured, evidence, passes)
         return CalibrationStart(layers=layers if whole else half, effective=measured.effective, passes=served)
+
+    def _forked(
+        self, definition: Definition, model_dir: Path, evidence: Path, passes: Sequence[int], limit_s: float
+    ) -> Measured:
+        try:
+            vocab = vocabulary_size(read_json(model_dir / "config.json"))
+        except ModelFactsError as e:
+            raise CalibrationRunError(str(e)) from None
+        evidence.mkdir(parents=True)
+        draw = random.Random(0)
+        requests: list[Request] = []
+        places = []
+        for point in self._points:
+            places.append(list(range(len(requests), len(requests) + len(point))))
+            requests += [Request([draw.randrange(vocab) for _ in range(prompt)], output) for prompt, output in point]
+        workload = evidence / "requests_to_serve.jsonl"
+        write_jsonl(workload, (r.as_line(str(i)) for i, r in enumerate(requests)))
+        job = Job(
+            definition=definition,
+            model_dir=model_dir,
+            workload=workload,
+            evidence=evidence,
+            passes=[places[point] for point in passes],
+            passes_s=limit_s,
+            start_limit_s=START_LIMIT_S,
+        )
+        job.write(evidence / JOB)
+        try:
+            _, measured = job.run(START_LIMIT_S + 2 * limit_s)
+        except NoEnvironmentError as e:
+            raise CalibrationRunError(str(e)) from None
+        if measured is None:
+            log_text = (evidence / ENGINE_LOG).read_text(encoding="utf-8", errors="replace").splitlines()
+            raise CalibrationRunError("the engine broke:\n" + "\n".join(log_text[-LOG_TAIL_LINES:]))
+        if measured.wrong_device:
+            raise WrongDeviceError(measured.reason or "the wrong device")
+        if measured.outcome != "ok":
+            error = RefusedError if measured.outcome == "infeasible" else CalibrationRunError
+            raise error(f"{measured.outcome}: {measured.reason}")
+        return measured
+
+    def _passes(self, measured: Measured, evidence: Path, passes: Sequence[int]) -> list[Pass]:
+        serves = get_engine(self._definition.engine).serves
+        steps, of_pass = (_by_pass(evidence / name) for name in ("steps.jsonl", "requests.jsonl"))
+        served = []
+        for point, timed in zip(passes, measured.repeats, strict=False):
+            requests, own = of_pass[timed.repeat], [] if serves else steps[timed.repeat]
+            # The client of a server takes some time before the first and after the last request, which is not the
+            # server's.
+            start_s = min(request["sent_s"] for request in requests) if serves else timed.start_monotonic_s
+            end_s = max(request["last_token_s"] for request in requests) if serves else timed.end_monotonic_s
+            served.append(
+                Pass(
+                    point=point,
+                    requests=self._points[point],
+                    start_s=start_s,
+                    end_s=end_s,
+                    step_ends_s=[step["time_s"] for step in own],
+                    ttft_s=[request["first_token_s"] - start_s for request in requests],
+                    step_tokens=_known(own, "computed_tokens"),
+                    step_graphs=_known(own, "graph"),
+                    queued_s=_known(requests, "queued_s", start_s),
+                    scheduled_s=_known(requests, "scheduled_s", start_s),
+                )
+            )
+        return served
 
     def _record(self) -> CalibrationRecord:
         cell, first = self.calibration.cell, self._first
@@ -225,49 +285,6 @@ def shallower(config: Mapping[str, Any]) -> tuple[int, int, dict[str, Any]]:
     return whole, half, {**config, **by_layer, depth: half}
 
 
-def _forked(
-    definition: Definition,
-    model_dir: Path,
-    evidence: Path,
-    points: Sequence[list[Lengths]],
-    passes: Sequence[int],
-    vocab: int,
-    limit_s: float,
-) -> Measured:
-    evidence.mkdir(parents=True)
-    draw = random.Random(0)
-    requests: list[Request] = []
-    places = []
-    for point in points:
-        places.append(list(range(len(requests), len(requests) + len(point))))
-        requests += [Request([draw.randrange(vocab) for _ in range(prompt)], output) for prompt, output in point]
-    workload = evidence / "requests_to_serve.jsonl"
-    write_jsonl(workload, (r.as_line(str(i)) for i, r in enumerate(requests)))
-    job = Job(
-        definition=definition,
-        model_dir=model_dir,
-        workload=workload,
-        evidence=evidence,
-        passes=[places[point] for point in passes],
-        passes_s=limit_s,
-        start_limit_s=START_LIMIT_S,
-    )
-    job.write(evidence / JOB)
-    try:
-        _, measured = job.run(START_LIMIT_S + 2 * limit_s)
-    except NoEnvironmentError as e:
-        raise CalibrationRunError(str(e)) from None
-    if measured is None:
-        log_text = (evidence / ENGINE_LOG).read_text(encoding="utf-8", errors="replace").splitlines()
-        raise CalibrationRunError("the engine broke:\n" + "\n".join(log_text[-LOG_TAIL_LINES:]))
-    if measured.wrong_device:
-        raise WrongDeviceError(measured.reason or "the wrong device")
-    if measured.outcome != "ok":
-        error = RefusedError if measured.outcome == "infeasible" else CalibrationRunError
-        raise error(f"{measured.outcome}: {measured.reason}")
-    return measured
-
-
 def order(points: Sequence[int], backwards: bool = False) -> list[int]:
     """Which point each pass serves: all points in each round, in random order.
 
@@ -280,33 +297,6 @@ def order(points: Sequence[int], backwards: bool = False) -> list[int]:
     draw = random.Random(0)
     rounds = [draw.sample(points, len(points))[:: -1 if backwards else 1] for _ in range(ROUNDS - 1)]
     return [point for point in rounds[0] for _ in range(2)] + [point for again in rounds[1:] for point in again]
-
-
-def _passes(
-    measured: Measured, evidence: Path, points: Sequence[list[Lengths]], passes: Sequence[int], serves: bool
-) -> list[Pass]:
-    steps, of_pass = (_by_pass(evidence / name) for name in ("steps.jsonl", "requests.jsonl"))
-    served = []
-    for point, served_pass in zip(passes, measured.repeats, strict=False):
-        requests, own = of_pass[served_pass.repeat], [] if serves else steps[served_pass.repeat]
-        # The client of a server takes some time before the first and after the last request, which is not the server's.
-        start_s = min(request["sent_s"] for request in requests) if serves else served_pass.start_monotonic_s
-        end_s = max(request["last_token_s"] for request in requests) if serves else served_pass.end_monotonic_s
-        served.append(
-            Pass(
-                point=point,
-                requests=points[point],
-                start_s=start_s,
-                end_s=end_s,
-                step_ends_s=[step["time_s"] for step in own],
-                ttft_s=[request["first_token_s"] - start_s for request in requests],
-                step_tokens=_known(own, "computed_tokens"),
-                step_graphs=_known(own, "graph"),
-                queued_s=_known(requests, "queued_s", start_s),
-                scheduled_s=_known(requests, "scheduled_s", start_s),
-            )
-        )
-    return served
 
 
 def _by_pass(file: Path) -> Mapping[int, list[dict[str, Any]]]:

@@ -47,39 +47,33 @@ def send(
     """Send all requests and return their records, in the order of `requests`; a failed request has an `error`.
     `arrivals_s`: when each request is due, in seconds after the first. `users`: maximum number of requests in flight at
     once."""
-    records, began_s = asyncio.run(_sent(target, requests, prompts, arrivals_s, users))
+
+    async def sent() -> tuple[list[RequestRecord], float]:
+        """A record of each request, without its arrival, and the moment from which arrivals count."""
+        import aiohttp  # not every environment that reads records has it
+
+        free = asyncio.Semaphore(users or len(requests))
+        connector, limit = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=ANSWER_LIMIT_S)
+        # Like everything else that talks to the server, the session uses no proxy from the environment.
+        async with aiohttp.ClientSession(connector=connector, timeout=limit) as session:
+
+            async def answered(request: Request, prompt: Prompt, place: int) -> RequestRecord:
+                async with free:
+                    return await stream_completion(session, target, request, prompt, place)
+
+            began_s, answers = time.monotonic(), []
+            for place, (request, prompt, due_s) in enumerate(zip(requests, prompts, arrivals_s, strict=True)):
+                await asyncio.sleep(began_s + due_s - time.monotonic())
+                answers.append(asyncio.create_task(answered(request, prompt, place)))
+            return await asyncio.gather(*answers), began_s
+
+    records, began_s = asyncio.run(sent())
     # With a number of users only, a request arrives when a user is free; its position in the file is no arrival time.
     closed_loop = users is not None and not any(arrivals_s)
     return [
         replace(record, queued_s=record.sent_s if closed_loop else began_s + due_s)
         for record, due_s in zip(records, arrivals_s, strict=True)
     ]
-
-
-async def _sent(
-    target: Target,
-    requests: Sequence[Request],
-    prompts: Sequence[Prompt],
-    arrivals_s: Sequence[float],
-    users: int | None,
-) -> tuple[list[RequestRecord], float]:
-    """A record of each request, without its arrival, and the moment from which arrivals count."""
-    import aiohttp  # not every environment that reads records has it
-
-    free = asyncio.Semaphore(users or len(requests))
-    connector, limit = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=ANSWER_LIMIT_S)
-    # Like everything else that talks to the server, the session uses no proxy from the environment.
-    async with aiohttp.ClientSession(connector=connector, timeout=limit) as session:
-
-        async def answered(request: Request, prompt: Prompt, place: int) -> RequestRecord:
-            async with free:
-                return await stream_completion(session, target, request, prompt, place)
-
-        began_s, answers = time.monotonic(), []
-        for place, (request, prompt, due_s) in enumerate(zip(requests, prompts, arrivals_s, strict=True)):
-            await asyncio.sleep(began_s + due_s - time.monotonic())
-            answers.append(asyncio.create_task(answered(request, prompt, place)))
-        return await asyncio.gather(*answers), began_s
 
 
 async def stream_completion(

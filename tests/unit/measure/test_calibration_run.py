@@ -50,15 +50,15 @@ def test_a_refused_cell_gives_way_to_another_one(refused, tmp_path, monkeypatch)
     shutil.copy(get_model(wanted.cell.model).config, config)
     asked: list[int] = []
 
-    def forked(definition: Definition, _: Path, evidence: Path, *__: object) -> Measured:
+    def forked(_: CalibrationRun, definition: Definition, __: Path, evidence: Path, *___: object) -> Measured:
         evidence.mkdir(parents=True)
         asked.append(definition.knobs.set_values()["block_size"])
         if len(asked) <= refused:
             raise RefusedError("infeasible: no backend")
         return Measured(outcome="ok", effective={}, repeats=[])
 
-    monkeypatch.setattr(calibration_run, "_forked", forked)
-    monkeypatch.setattr(calibration_run, "_passes", lambda *_: [])
+    monkeypatch.setattr(CalibrationRun, "_forked", forked)
+    monkeypatch.setattr(CalibrationRun, "_passes", lambda *_: [])
     calibrated = CalibrationRun(planned, wanted, paths)
     record = calibrated.measure_start(True, 1.0, backwards=False)
     if refused == 1:

@@ -25,21 +25,21 @@ def arrivals(
     monkeypatch: pytest.MonkeyPatch, arrivals_s: Sequence[float], sent_s: Sequence[float], users: int | None = None
 ) -> list[float | None]:
     """When requests count as arrived that left the client so many seconds after the load began, at 100 s."""
-    requests = [Request([1, 2, 3, 4], 3, request_id=f"r{i}") for i in range(len(arrivals_s))]
 
-    async def sent(*_: object) -> tuple[list[RequestRecord], float]:
-        return [RequestRecord("r", 4, 3, None, None, None, None, sent_s=100.0 + at) for at in sent_s], 100.0
+    async def answered(*asked: Any) -> RequestRecord:
+        return RequestRecord("r", 4, 3, None, None, None, None, sent_s=100.0 + sent_s[asked[-1]])
 
-    monkeypatch.setattr(client, "_sent", sent)
-    prompts = [request.prompt_token_ids for request in requests]
-    records = send(Target(Address("http://host"), "m"), requests, prompts, arrivals_s, users)
+    monkeypatch.setattr(client, "stream_completion", answered)
+    monkeypatch.setattr(client, "time", SimpleNamespace(monotonic=lambda: 100.0))
+    requests, target = [Request([1, 2], 3)] * len(arrivals_s), Target(Address("http://host"), "m")
+    records = send(target, requests, [request.prompt for request in requests], arrivals_s, users)
     return [record.queued_s for record in records]
 
 
 def test_latency_counts_from_the_scheduled_arrival_or_from_sending_in_a_closed_loop(monkeypatch):
     """A client that is late in mid-run makes latency longer, and so does one that holds requests back."""
     for users in (None, 1):
-        assert arrivals(monkeypatch, [0.0, 0.5, 1.0], [0.0, 0.9, 1.0], users) == [100.0, 100.5, 101.0]
+        assert arrivals(monkeypatch, [0.0, 0.25, 0.5], [0.0, 0.75, 0.5], users) == [100.0, 100.25, 100.5]
     # Users alone are a closed loop, in which a request arrives when it is sent.
     assert arrivals(monkeypatch, [0.0, 0.0, 0.0], [0.0, 0.25, 0.75], users=1) == [100.0, 100.25, 100.75]
     assert arrivals(monkeypatch, [0.0, 0.0, 0.0], [0.0, 0.25, 0.75]) == [100.0, 100.0, 100.0]
