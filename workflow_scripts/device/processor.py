@@ -110,10 +110,11 @@ def dtype_on(dtype: ModelDtype, gpu: Gpu, device: Device) -> Dtype:
     sheet, a CPU's from its record; records from before these facts were recorded computed everything in float32.
 
     >>> from workflow_scripts.catalog.gpus_and_models import get_gpu
-    >>> dtype_on("native", get_gpu("h200"), {}), dtype_on("float16", get_gpu("h200"), {})
+    >>> dtype_on("native", get_gpu("h200"), {}), dtype_on("float16", get_gpu("cpu-all"), {"native_dtypes": ["float32"]})
     ('bfloat16', 'float16')
-    >>> [dtype_on("native", get_gpu("cpu-all"), {"native_dtypes": types}) for types in (["float32", "bfloat16"], [])]
-    ['bfloat16', 'float32']
+    >>> native = (["float32", "float16", "bfloat16"], ["float32", "float16"], ["float32"])
+    >>> [dtype_on("native", get_gpu("cpu-all"), {"native_dtypes": types}) for types in native]
+    ['bfloat16', 'float16', 'float32']
     """
     if dtype != "native":
         return dtype

@@ -85,8 +85,9 @@ def read_trace(path: Path, columns: Sequence[str] | None = None) -> Trace:
 
 
 def parse_trace(text: str, columns: Sequence[str] | None = None) -> Trace:
+    notes: list[str] = []
     if text.lstrip().startswith("{"):
-        (rows, bad_lines), notes = _json_lines(text), []
+        rows, bad_lines = _json_lines(text)
     else:
         rows, bad_lines, notes = parse_csv(text, columns)
     if bad_lines:

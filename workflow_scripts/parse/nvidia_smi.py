@@ -155,11 +155,7 @@ def _named(table: Sequence[Sequence[str]], names: Sequence[str]) -> list[_Column
 
 
 def _is_null(cell: str) -> bool:
-    """Whether nvidia-smi says that there is no value.
-
-    >>> [_is_null(cell) for cell in ("[N/A]", "N/A", "[Not Supported]", "[Unknown Error]", "ERR!", "0 %")]
-    [True, True, True, True, True, False]
-    """
+    """Whether nvidia-smi says that there is no value."""
     return cell in ("", "-", "N/A", "ERR!", "Not Supported", "Unknown Error") or cell.startswith("[")
 
 

@@ -1,9 +1,6 @@
 """Facts of processors, from what Linux reports: two virtual machines, and one that reports little."""
 
-import pytest
-
-from workflow_scripts.catalog.gpus_and_models import get_gpu
-from workflow_scripts.device.processor import dtype_on, last_level_cache_bytes, processor_facts
+from workflow_scripts.device.processor import last_level_cache_bytes, processor_facts
 
 # The lines of a core that matter; flags that decide nothing are left out but for a few.
 ZEN5 = """\
@@ -109,18 +106,3 @@ def test_a_system_that_tells_nothing(tmp_path):
     assert (found["native_dtypes"], found["caches"], found["shared_cores"]) == (["float32"], [], [])
     assert found["name"]
     assert last_level_cache_bytes(found) is None
-
-
-@pytest.mark.parametrize(
-    ("dtype", "gpu", "device", "expected"),
-    [
-        ("native", "cpu-all", {"native_dtypes": ["float32", "bfloat16", "float16"]}, "bfloat16"),
-        ("native", "cpu-all", {"native_dtypes": ["float32"]}, "float32"),
-        ("native", "cpu-1core", {}, "float32"),
-        ("float16", "cpu-all", {"native_dtypes": ["float32"]}, "float16"),
-        ("native", "h200", {}, "bfloat16"),
-        ("native", "l4", {"native_dtypes": ["float32"]}, "bfloat16"),
-    ],
-)
-def test_the_type_of_a_device(dtype, gpu, device, expected):
-    assert dtype_on(dtype, get_gpu(gpu), device) == expected

@@ -18,19 +18,13 @@ from workflow_scripts.study.outcome import Measured
 from workflow_scripts.study.paths import StudyPaths
 
 
-def test_settings_of_single_layers_are_cut_with_the_layers_of_the_text_model():
+def test_settings_of_single_layers_are_cut_with_the_layers():
     config = json.loads(get_model("gpt-oss-120b").config.read_text(encoding="utf-8"))
     whole, half, of_half = shallower(config)
     assert (whole, half, of_half["num_hidden_layers"]) == (36, 18, 18)
     assert of_half["layer_types"] == config["layer_types"][:18]
     changed = {name for name in config if of_half[name] != config[name]}
     assert changed == {"num_hidden_layers", "layer_types"}
-    text = {"num_hidden_layers": 4, "vocab_size": 9, "layer_types": ["a", "b", "a", "b"]}
-    config = {"vision_config": {"num_hidden_layers": 4, "sizes": [1, 2, 3, 4]}, "text_config": text}
-    whole, half, of_half = shallower(config)
-    assert (whole, half) == (4, 2)
-    cut = {**text, "num_hidden_layers": 2, "layer_types": ["a", "b"]}
-    assert of_half == {"vision_config": config["vision_config"], "text_config": cut}
 
 
 @pytest.mark.parametrize("config", [{"text_config": {"vocab_size": 2}}, {"vocab_size": 2}])

@@ -9,12 +9,7 @@ import pytest
 
 from workflow_scripts.engines.vllm_engines import VllmKnobs
 from workflow_scripts.measure.engine import EngineSetup
-from workflow_scripts.measure.vllm_offline import (
-    VllmOffline,
-    request_record,
-    step_record,
-    vllm_environment,
-)
+from workflow_scripts.measure.vllm_offline import VllmOffline, request_record, step_record, vllm_environment
 from workflow_scripts.workloads.request import Request
 from workflow_scripts.workloads.sampling import Sampling
 
@@ -58,11 +53,8 @@ VERSIONS = sorted(REQUEST_STATS)
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_request_has_its_times_and_tokens(version):
-    output = SimpleNamespace(
-        prompt_token_ids=[1, 2, 3, 4],
-        outputs=[SimpleNamespace(token_ids=[5, 6, 7])],
-        num_cached_tokens=2,
-    )
+    answers = [SimpleNamespace(token_ids=[5, 6, 7])]
+    output = SimpleNamespace(prompt_token_ids=[1, 2, 3, 4], outputs=answers, num_cached_tokens=2)
     stats = SimpleNamespace(**REQUEST_STATS[version])
     record = request_record(Request([1, 2, 3, 4], 3, request_id="r"), output, stats)
     assert (record.queued_s, record.scheduled_s, record.first_token_s, record.last_token_s) == (10.0, 10.5, 11.0, 12.0)

@@ -61,16 +61,15 @@ def test_the_key_is_in_the_servers_environment_alone_and_another_each_time(monke
 
 
 @pytest.mark.parametrize("answers", [[""], ['{"success": true}'], ['{"success": false}', '{"success": true}']])
-def test_the_cache_is_emptied_until_the_server_says_so(answers):
+def test_the_cache_is_emptied_until_the_server_says_so_or_it_keeps_it(monkeypatch, answers):
     engine = VllmServe(EngineSetup(Path("model"), "dummy", "float32", 0, {}, "cpu"))
-    engine._target = SimpleNamespace(address=SimpleNamespace(call=lambda *_, **__: answers.pop(0)))  # type: ignore[assignment]
+
+    def call(*_: object, **__: object) -> str:
+        return answers.pop(0) if answers else '{"success": false}'
+
+    engine._target = SimpleNamespace(address=SimpleNamespace(call=call))  # type: ignore[assignment]
     engine.reset()
     assert answers == []
-
-
-def test_a_server_that_keeps_its_cache_is_told(monkeypatch):
-    engine = VllmServe(EngineSetup(Path("model"), "dummy", "float32", 0, {}, "cpu"))
-    engine._target = SimpleNamespace(address=SimpleNamespace(call=lambda *_, **__: '{"success": false}'))  # type: ignore[assignment]
     clock = itertools.count()
     monkeypatch.setattr("time.monotonic", lambda: float(next(clock)))
     with pytest.raises(CacheHeldError, match="its prefix cache within 5 s"):
