@@ -5,7 +5,7 @@ memory of the catalogue, without that of the weights.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,15 @@ from workflow_scripts.predict.check_study import EngineSetting, Fault
 def hf_faults(settings: Sequence[EngineSetting]) -> list[Fault | None]:
     """The fault of each setting that transformers refuses, else None, in the order of `settings`. A model that its
     paged cache cannot hold is no fault of a setting: the cell is predicted to end as infeasible."""
-    model_of = _model_reader()
+    from transformers import GenerationConfig
 
     def fault(setting: EngineSetting) -> Fault | None:
         try:
-            model = model_of(setting.model_dir, setting.dtype)
+            model = _model(setting.model_dir, setting.dtype)
             if isinstance(setting.knobs, HfStaticKnobs):
-                _static_batch(setting.knobs)
+                cache_implementation = setting.knobs.cache_implementation
+                usual = {"do_sample": False, "max_new_tokens": 1, "pad_token_id": 0}
+                GenerationConfig(**usual, cache_implementation=cache_implementation).validate(strict=True)
             elif isinstance(setting.knobs, HfContinuousKnobs) and not why_model_is_refused(setting.model_dir):
                 _paged_cache(model, setting.knobs, setting.gpu)
         except Exception as e:
@@ -34,27 +36,15 @@ def hf_faults(settings: Sequence[EngineSetting]) -> list[Fault | None]:
     return [fault(setting) for setting in settings]
 
 
-def _model_reader() -> Callable[[Path, str], Any]:
+@cache
+def _model(model_dir: Path, dtype: str) -> Any:
     import torch
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
 
-    @cache
-    def read(model_dir: Path, dtype: str) -> Any:
-        config = AutoConfig.from_pretrained(model_dir, local_files_only=True)
-        attention = attention_of(config, MODEL_FOR_CAUSAL_LM_MAPPING)
-        with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype), attn_implementation=attention)
-
-    return read
-
-
-def _static_batch(knobs: HfStaticKnobs) -> None:
-    from transformers import GenerationConfig
-
-    config = GenerationConfig(
-        do_sample=False, max_new_tokens=1, pad_token_id=0, cache_implementation=knobs.cache_implementation
-    )
-    config.validate(strict=True)
+    config = AutoConfig.from_pretrained(model_dir, local_files_only=True)
+    attention = attention_of(config, MODEL_FOR_CAUSAL_LM_MAPPING)
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype), attn_implementation=attention)
 
 
 def _paged_cache(model: Any, knobs: HfContinuousKnobs, gpu: Gpu) -> None:

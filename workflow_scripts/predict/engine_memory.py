@@ -297,26 +297,22 @@ def cuda_graphs(
         return Term(0, "bytes", "counted in the log's peak activation")
     if logged := _logged(log_gib, "cuda_graph_gib"):
         return logged
-    sizes = capture_sizes(batch, captured_limit(gpu))
+    sizes = capture_sizes(batch, gpu)
     whole = sum(size <= batch.max_num_seqs for size in sizes)
     pieces = rank.layers + 1
     value = len(sizes) * pieces * _GRAPH_BYTES_PER_PIECE + whole * rank.layers * _WHOLE_GRAPH_BYTES_PER_LAYER
     return Term(round(value), "bytes", f"{len(sizes)} batch sizes in {pieces} pieces each, {whole} of them also whole")
 
 
-def captured_limit(gpu: Gpu) -> int:
-    """Most tokens of a step for which vLLM captures graphs on this GPU, whatever the settings."""
-    return 1024 if gpu.name == "b200" else 512
-
-
-def capture_sizes(batch: Batch, limit: int = 512) -> list[int]:
+def capture_sizes(batch: Batch, gpu: Gpu) -> list[int]:
     """Batch sizes for which vLLM captures graphs by default (`VllmConfig._set_cudagraph_sizes`).
 
-    >>> sizes = capture_sizes(Batch(max_model_len=4096, max_num_seqs=128, max_num_batched_tokens=2048))
+    >>> from workflow_scripts.catalog.gpus_and_models import get_gpu
+    >>> sizes = capture_sizes(Batch(max_model_len=4096, max_num_seqs=128, max_num_batched_tokens=2048), get_gpu("h200"))
     >>> len(sizes), sizes[:5], sizes[-2:]
     (35, [1, 2, 4, 8, 16], [248, 256])
     """
-    largest = min(2 * batch.max_num_seqs, limit, batch.max_num_batched_tokens)
+    largest = min(2 * batch.max_num_seqs, 1024 if gpu.name == "b200" else 512, batch.max_num_batched_tokens)
     sizes = {1, 2, 4, *range(8, 256, 8), *range(256, largest + 1, 16), batch.max_num_seqs}
     return sorted(size for size in sizes if size <= largest)
 

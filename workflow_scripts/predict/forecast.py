@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -132,8 +132,7 @@ class _Known:
         def lengths(workload: str, count: int) -> tuple[RequestLengths, str]:
             return lengths_of(study.workloads[workload], count)
 
-        self.gpus, self.facts, self.speed, self.lengths = gpus, facts, speed, lengths
-        self.scaled_to = scaled_to
+        self.gpus, self.facts, self.speed, self.scaled_to, self.lengths = gpus, facts, speed, scaled_to, lengths
 
     def task(self, cell: Cell) -> tuple[Decides, RequestLengths, CellTask] | Prediction:
         """What decides the cell's schedule, its requests, and its task; or its record if it cannot be predicted."""
@@ -145,7 +144,13 @@ class _Known:
         knobs = cell.knobs
         try:
             facts = self.facts(cell.gpu, cell.model, knobs.quantized_as)
-            capacity = _capacity(cell, gpu, facts)
+            engine, version = get_engine(cell.engine), version_of(cell.environment)
+            if engine.steps_by is None:
+                raise UnpredictableError(f"{cell.engine}: there is no schedule of this engine")
+            capacity = Capacity({})  # of an engine without a paged cache
+            if engine.capacity_by is not None:
+                capacity_by: CapacityBy = named(engine.capacity_by)
+                capacity = capacity_by(knobs, gpu, facts, version)
             blocks = capacity.value("num_blocks")
             record = replace(
                 record,
@@ -157,8 +162,8 @@ class _Known:
             )
             if record.infeasible or record.unknown:
                 return record
-            steps_by: StepsBy = named(cast(str, get_engine(cell.engine).steps_by))
-            steps = _under_load(steps_by(knobs, gpu, facts, version_of(cell.environment)), load)
+            steps_by: StepsBy = named(engine.steps_by)
+            steps = _under_load(steps_by(knobs, gpu, facts, version), load)
             record = replace(
                 record, max_num_seqs=steps.decides.max_num_seqs, max_num_batched_tokens=steps.max_num_batched_tokens
             )
@@ -216,31 +221,15 @@ def _stand_in(cell: Cell, study: Study) -> Cell:
 
 
 def _under_load(steps: EngineSteps, load: Load) -> EngineSteps:
-    """The steps with no more requests in progress than users.
-
-    Users who send the next request at once when the last one is answered keep as many in progress as there are users.
-    So it is the schedule of requests that all wait from the start, with that limit.
-
-    Raises:
-        UnpredictableError: users with a rate.
-    """
+    """The steps with no more requests in progress than users. Users who send the next request at once when the last one
+    is answered keep as many in progress as there are users, so it is the schedule of requests that all wait from the
+    start, with that limit. Raises UnpredictableError for users with a rate."""
     if load.users is None or isinstance(steps.decides, StaticBatches):
         return steps
     if load.request_rate_per_s is not None:
         raise UnpredictableError("users and a rate: which request waits depends on answers, which is not modelled")
     slots = min(load.users, steps.decides.max_num_seqs)
     return replace(steps, decides=replace(steps.decides, max_num_seqs=slots))
-
-
-def _capacity(cell: Cell, gpu: Gpu, facts: ModelFacts) -> Capacity:
-    """The KV cache of a cell, empty if its engine has no paged one."""
-    engine = get_engine(cell.engine)
-    if engine.steps_by is None:
-        raise UnpredictableError(f"{cell.engine}: there is no schedule of this engine")
-    if engine.capacity_by is None:
-        return Capacity({})
-    capacity_by: CapacityBy = named(engine.capacity_by)
-    return capacity_by(cell.knobs, gpu, facts, version_of(cell.environment))
 
 
 def _ceiling(gpu: Gpu, facts: ModelFacts) -> StepCosts | None:

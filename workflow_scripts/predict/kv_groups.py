@@ -1,10 +1,7 @@
 """Groups of layers and pages of equal bytes: how vLLM's KV-cache manager shares one pool among layers of all kinds.
 
-Layers of one kind form groups of equal size, the last of which may be padded. A block of the pool is one page for each
-layer of a group, so any group can take any block. All pages are equally large: attention layers have so many tokens per
-block that a state fits into a page, and layers with fewer bytes per token have more tokens per block. A request takes
-blocks of every group: as many as its tokens need where all are kept, a limited number where only a window is kept, and
-one or two for a state. (vllm/v1/core/kv_cache_utils.py, `get_kv_cache_groups`, `unify_kv_cache_spec_page_size`;
+A block of the pool is one page for each layer of a group, so any group can take any block. docs/capacity.md describes
+the groups and pages. (vllm/v1/core/kv_cache_utils.py, `get_kv_cache_groups`, `unify_kv_cache_spec_page_size`;
 vllm/v1/kv_cache_interface.py, `max_memory_usage_bytes`.)
 """
 
@@ -107,11 +104,15 @@ def kv_pool(facts: ModelFacts, settings: EngineSettings, batch: Batch, kind: str
         groups = (replace(group, stretch=fill[group.layers[0]]) for group in groups)
     # Batches whose tokens a window must keep; on GPUs the next one is planned while one runs.
     in_flight = 1 if settings.version < _IN_FLIGHT else settings.pipeline_parallel_size + (kind != "cpu")
+    # States of a sequence in a layer: one, and one per drafted token. With prefix caching there is also the one before
+    # the last block boundary.
+    checkpoint = settings.version >= _PREFILL_CHECKPOINT and any(s.kind == MAMBA_2 for s, _ in facts.of_kind(State))
+    kept = 1 + checkpoint if settings.caches_prefixes(facts) else 0
     return KvPool(
         groups=tuple(groups),
         page_bytes=block_size * token_bytes,
         block_size=block_size,
-        state_blocks=_state_blocks(settings, facts),
+        state_blocks=1 + drafted + kept,
         in_flight_tokens=batch.max_num_batched_tokens * in_flight,
         context_ranks=settings.decode_context_parallel_size,
     )
@@ -140,12 +141,3 @@ def kv_cache_tokens(pool: KvPool, num_blocks: int, batch: Batch, settings: Engin
     block = min(pool.block_size, batch.max_model_len) if alone else pool.block_size
     tokens = num_blocks // len(pool.groups) * block * pool.context_ranks
     return Term(tokens, "tokens", f"num_blocks{groups} x {block} tokens{ranks}")
-
-
-def _state_blocks(settings: EngineSettings, facts: ModelFacts) -> int:
-    """States of a sequence in a layer: one, and one per drafted token. With prefix caching there is also the one before
-    the last block boundary."""
-    if not settings.caches_prefixes(facts):
-        return 1 + settings.num_speculative_tokens
-    checkpoint = settings.version >= _PREFILL_CHECKPOINT and any(s.kind == MAMBA_2 for s, _ in facts.of_kind(State))
-    return 2 + checkpoint + settings.num_speculative_tokens

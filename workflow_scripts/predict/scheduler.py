@@ -2,13 +2,8 @@
 
 Between two events (a request is admitted, ends, arrives or loses its blocks) all steps are equal: each running request
 computes one token. So the cost grows with the requests, not with their tokens: decoding sequences are a group,
-and blocks are counted (`kv_blocks`).
-
-The rules are those of vLLM 0.32 (vllm/v1/core/sched/scheduler.py, `schedule`). Running requests come first, in the
-order of their admission. Then waiting requests are admitted first come, first served, as long as tokens, places and
-blocks last, and only if all blocks of the prompt are free. A request that finds no block takes those of the last
-running one, which then waits in front of all others and computes everything again. docs/schedule.md says what is
-left out.
+and blocks are counted (`kv_blocks`). docs/schedule.md has the rules, which are those of vLLM 0.32
+(vllm/v1/core/sched/scheduler.py, `schedule`), and says what is left out.
 """
 
 import heapq

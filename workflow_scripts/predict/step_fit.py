@@ -127,11 +127,15 @@ def fit_calibration(
         most=dict(zip(KINDS, most, strict=True)),
         steps=sum(len(one.ends_s) for one in observed_of(points)),
         passes=len(observed_of(points)),
-        measured_passes=sum(
-            len(start.passes) - WARM_ROUNDS * len({each.point for each in start.passes}) for start in record.starts
-        ),
+        measured_passes=sum(len(again) - WARM_ROUNDS for start in record.starts for again in _by_point(start)),
         repeat_sd=_repeat_sd(record.starts[0]) if on_cpu else None,
     )
+
+
+def _by_point(start: CalibrationStart) -> list[list[Pass]]:
+    return [
+        [one for one in start.passes if one.point == point] for point in dict.fromkeys(p.point for p in start.passes)
+    ]
 
 
 def observed_of(points: Iterable[CalibrationPoint]) -> list[Observed]:
@@ -142,12 +146,9 @@ def points_of(start: int, record: CalibrationRecord, facts: ModelFacts, on_cpu: 
     """The points that were passed again in a start of the engine; the first pass of each warms up."""
     engine = record.starts[start]
     facts = replace(facts, stack=facts.stack[: engine.layers])
-    passes: dict[int, list[Pass]] = {}
-    for one in engine.passes:
-        passes.setdefault(one.point, []).append(one)
     steps = engine_steps(record, facts)
     made = []
-    for again in passes.values():
+    for again in _by_point(engine):
         requests = RequestLengths(*(np.array(column) for column in zip(*again[0].requests, strict=True)))
         schedule, work = scheduled(requests, record, engine.effective, facts, on_cpu)
         ahead = steps.graphs is not None and getattr(steps.decides, "async_scheduling", False)
@@ -224,10 +225,8 @@ def work_of(
 
 def _repeat_sd(start: CalibrationStart) -> float | None:
     """Standard deviation of the logarithm of a point's times over its passes; the median over all points."""
-    walls: dict[int, list[float]] = {}
-    for one in start.passes:
-        walls.setdefault(one.point, []).append(one.end_s - one.start_s)
-    found = [np.std(np.log(again[WARM_ROUNDS:]), ddof=1) for again in walls.values() if len(again) > WARM_ROUNDS + 1]
+    walls = [[one.end_s - one.start_s for one in again[WARM_ROUNDS:]] for again in _by_point(start)]
+    found = [np.std(np.log(wall_s), ddof=1) for wall_s in walls if len(wall_s) > 1]
     return float(np.median(found)) if found else None
 
 

@@ -19,7 +19,6 @@ from workflow_scripts.predict.engine_memory import (
     Term,
     batch_of,
     capture_sizes,
-    captured_limit,
 )
 from workflow_scripts.predict.engine_steps import Capacity, EngineSteps, UnpredictableError
 from workflow_scripts.predict.kv_capacity import predict_capacity
@@ -179,5 +178,5 @@ def vllm_steps(knobs: VllmKnobs, gpu: Gpu, facts: ModelFacts, version: str = "")
     )
     graphs = None
     if gpu.kind != "cpu":
-        graphs = Graphs(0 if engine.enforce_eager else capture_sizes(batch, captured_limit(gpu))[-1])
+        graphs = Graphs(0 if engine.enforce_eager else capture_sizes(batch, gpu)[-1])
     return EngineSteps(scheduler, batch.max_model_len, engine.kv_cache_dtype, engine.enforce_eager, graphs=graphs)

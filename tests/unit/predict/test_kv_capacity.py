@@ -21,7 +21,6 @@ from workflow_scripts.predict.engine_memory import (
     Term,
     batch_of,
     capture_sizes,
-    captured_limit,
     split_layers,
 )
 from workflow_scripts.predict.kv_capacity import explain_observed, main, predict_capacity
@@ -152,9 +151,9 @@ def test_graphs_are_counted_and_come_off_the_budget_once():
     graphs = predict_capacity(LLAMA_8B, H100, EngineSettings(max_num_seqs=16))["cuda_graphs"]
     assert graphs.value == round((7 * 33 * 0.26 + 5 * 32 * 0.1) * 2**20)
     # 1, 2 and 4; 8 to 248 in steps of 8; then up to 512, or 1024, in steps of 16.
-    assert len(capture_sizes(Batch(1, 1024, 8192), captured_limit(get_gpu("h200")))) == 3 + 31 + 17
-    assert len(capture_sizes(Batch(1, 1024, 8192), captured_limit(get_gpu("b200")))) == 3 + 31 + 49
-    assert capture_sizes(Batch(1, max_num_seqs=1, max_num_batched_tokens=2048)) == [1, 2]
+    assert len(capture_sizes(Batch(1, 1024, 8192), get_gpu("h200"))) == 3 + 31 + 17
+    assert len(capture_sizes(Batch(1, 1024, 8192), get_gpu("b200"))) == 3 + 31 + 49
+    assert capture_sizes(Batch(1, max_num_seqs=1, max_num_batched_tokens=2048), H100) == [1, 2]
 
     def graphs(log=None, **settings):
         return predict_capacity(LLAMA_8B, H100, EngineSettings(**settings), log)["cuda_graphs"]

@@ -6,8 +6,7 @@ import pytest
 from tests.unit.predict.planned import study, sweep, write_study
 from workflow_scripts.predict import plan as planning
 from workflow_scripts.predict import predict_cell as predict
-from workflow_scripts.predict.knobs_that_matter import knob_effects
-from workflow_scripts.predict.plan import main, plan
+from workflow_scripts.predict.plan import knob_effects, main, plan
 from workflow_scripts.study.grid import expand
 
 
