@@ -2,12 +2,8 @@
 
 A step has work of several kinds (`KINDS`), and a device needs some time for each unit of each kind (`StepCosts`). On a
 GPU reading overlaps with computing in each kernel, and the slower one decides [Williams]; on a CPU the same
-instructions load and multiply, and the times add up. All other times add up everywhere. No cost belongs to a single
-cell.
-
-The host of a GPU launches the kernels of a step while the device still works on the step before (`LaunchCosts`). A step
-without prompts is one graph and launched at once. A step with prompts is launched layer by layer, which may take longer
-than the device has work for: then the device waits.
+instructions load and multiply, and the times add up. The host of a GPU launches a step while the device still works on
+the one before (`LaunchCosts`), and the device waits where that takes longer. docs/plan.md says more.
 
 Between two events of a schedule all decode steps are alike, except that the KV grows by one token per sequence and
 step. Such a run of steps is a segment, and sums over it are exact without visiting each step.
@@ -188,18 +184,13 @@ def segment_parts_s(work: StepWork, costs: StepCosts) -> FloatArray:
 
 def segment_times_s(work: StepWork, costs: StepCosts) -> FloatArray:
     """Time of each segment, as if the host had launched its first step before."""
-    total: FloatArray = segment_parts_s(work, costs).sum(axis=1) + _launches_within_s(work, costs)
-    return total
-
-
-def _launches_within_s(work: StepWork, costs: StepCosts) -> FloatArray:
-    """How long the device waits in each segment for the launches of its steps after the first."""
+    total: FloatArray = segment_parts_s(work, costs).sum(axis=1)
     if costs.launch is None:
-        return np.zeros(len(work.steps))
-    # A segment of several steps only decodes, and its KV grows.
-    waits = costs.launch.host_s(work.first) - device_s(work.first, costs)
-    growth = (device_s(work.last, costs) - device_s(work.first, costs)) / np.maximum(work.steps - 1, 1)
-    return _positive_part(work.steps - 1, waits - growth, -growth)
+        return total
+    # The device waits for the launches of steps after the first. Several steps only decode, and their KV grows.
+    first_s = device_s(work.first, costs)
+    growth = (device_s(work.last, costs) - first_s) / np.maximum(work.steps - 1, 1)
+    return total + _positive_part(work.steps - 1, costs.launch.host_s(work.first) - first_s - growth, -growth)
 
 
 def launch_waits_s(work: StepWork, costs: StepCosts) -> FloatArray:

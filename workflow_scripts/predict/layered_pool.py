@@ -74,19 +74,13 @@ class LayeredPool:
         if found is not None:
             if any(table.too_new(blocks) for table, blocks in zip(self.tables, found, strict=True)):
                 return False
-            asked = self._needed(request, request.tokens, of_table, start, whole=True)
-            if asked > self.blocks.free:
-                self.short = True
+            if not self._fits(request, request.tokens, of_table, start, whole=True):
                 return False
-            self.most_asked = max(self.most_asked, self.blocks.held + asked)
         for table in self.tables:
             table.give_back(request, max(0, start - request.in_flight))
         end = start + tokens
-        needed = self._needed(request, end, of_table, start, whole=False)
-        if needed > self.blocks.free:
-            self.short = True
+        if not self._fits(request, end, of_table, start, whole=False):
             return False
-        self.most_asked = max(self.most_asked, self.blocks.held + needed)
         if found is not None:
             for table, blocks in zip(self.tables, found, strict=True):
                 table.adopt(request, blocks, start)
@@ -95,11 +89,16 @@ class LayeredPool:
         self.keep(request, min(end, request.tokens))
         return True
 
-    def _needed(
+    def _fits(
         self, request: LiveRequest, end: int, found: Sequence[Sequence[Block | None]], start: int, *, whole: bool
-    ) -> int:
+    ) -> bool:
         tables = zip(self.tables, found, strict=True)
-        return sum(table.needed(request, end, blocks, start, whole=whole) for table, blocks in tables)
+        needed = sum(table.needed(request, end, blocks, start, whole=whole) for table, blocks in tables)
+        if needed > self.blocks.free:
+            self.short = True
+            return False
+        self.most_asked = max(self.most_asked, self.blocks.held + needed)
+        return True
 
     def keep(self, request: LiveRequest, tokens: int) -> None:
         if self.caching:

@@ -215,7 +215,9 @@ class StepScheduler(ScheduleMaker):
         self, work: list[tuple[LiveRequest, int, bool]], decoding: set[int], preempted: list[LiveRequest]
     ) -> float:
         """Note what a step does; return when it ends."""
-        row = dict.fromkeys(self.columns, 0) | {"steps": 1}
+        row = dict.fromkeys(self.columns, 0)
+        row |= {"steps": 1, "running_seqs": len(self.running), "waiting_seqs": len(self.waiting)}
+        row["blocks_held"] = self.kv.blocks.held
         for request, tokens, makes_token in work:
             end = request.computed
             if request.index in decoding:
@@ -228,11 +230,6 @@ class StepScheduler(ScheduleMaker):
                 row["prefill_attended_tokens"] += (2 * end - tokens + 1) * tokens // 2
             row["sampled_tokens"] += makes_token
         self._note_near(work, decoding)
-        row |= {
-            "running_seqs": len(self.running),
-            "waiting_seqs": len(self.waiting),
-            "blocks_held": self.kv.blocks.held,
-        }
         for name, value in row.items():
             self.columns[name].append(value)
         if self.observe is not None:

@@ -9,7 +9,6 @@ from workflow_scripts.physics import formulas as f
 
 size = st.floats(1e6, 1e12)
 rate = st.floats(1e9, 1e13)
-flop_rate = st.floats(1e12, 1e16)
 count = st.integers(1, 4096)
 tokens = st.integers(1, 100_000)
 
@@ -40,44 +39,11 @@ def test_blocks_fit_and_one_more_would_not(kv, block):
     assert (blocks + 1) * block > kv
 
 
-@given(a=count, b=count, weights=size, kv=tokens, bandwidth=rate, flops=size, peak=flop_rate)
-def test_the_decode_ceiling_grows_with_sequences_and_per_sequence_rate_falls(a, b, weights, kv, bandwidth, flops, peak):
-    a, b = sorted((a, b))
-
-    given = {"kv_tokens_per_sequence": kv, "bytes_per_token": 1e5, "flops_per_token": flops, "flop_per_s": peak}
-
-    def ceiling(s):
-        return f.output_tokens_per_s_ceiling(s, weights, bandwidth, **given)
-
-    assert ceiling(a) <= ceiling(b) * (1 + 1e-9)
-    assert ceiling(b) / b <= ceiling(a) / a * (1 + 1e-9)
-
-
 @given(prompt=tokens, output=st.integers(1, 60), weights=size, per_token=st.floats(0, 1e6), bandwidth=rate)
 def test_a_request_alone_takes_the_sum_of_its_steps(prompt, output, weights, per_token, bandwidth):
     steps = [weights] + [f.decode_step_bytes(weights, prompt + i, per_token) for i in range(output - 1)]
     time = f.request_time_min_s(1, prompt, output, weights, per_token, 0, bandwidth)
     assert time == pytest.approx(sum(steps) / bandwidth)
-
-
-@given(s=count, prompt=tokens, output=tokens, weights=size, flops=size, bandwidth=rate, peak=flop_rate)
-def test_the_total_ceiling_is_never_above_what_one_limit_alone_allows(
-    s, prompt, output, weights, flops, bandwidth, peak
-):
-    time = f.request_time_min_s(s, prompt, output, weights, 0, flops, bandwidth, peak)
-    total = f.total_tokens_per_s_ceiling(prompt, output, time)
-    assert total <= (prompt + output) / (flops / peak) * (1 + 1e-9)
-    decode = f.output_tokens_per_s_ceiling(s, weights, bandwidth)
-    assert total <= decode * (prompt + output) / output * (1 + 1e-9)
-
-
-@given(read=size, flops=size, bandwidth=rate, peak=flop_rate)
-def test_a_step_at_its_limit_uses_all_of_what_binds_it(read, flops, bandwidth, peak):
-    time = f.step_time_min_s(read, flops, bandwidth, peak)
-    mbu = f.utilization(read, time, bandwidth)
-    mfu = f.utilization(flops, time, peak)
-    assert max(mbu, mfu) == pytest.approx(1)
-    assert min(mbu, mfu) <= 1 + 1e-9
 
 
 @given(tokens=st.integers(0, 500), block_size=st.sampled_from([1, 2, 8, 16, 100]))
