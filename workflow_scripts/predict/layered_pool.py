@@ -1,13 +1,238 @@
-"""The pool of blocks that groups of layers share: what the prefix cache has of a request, and which blocks it gets.
+"""The pool of blocks that layers of several kinds share, block by block: who holds which, and what each holds.
 
-(vllm/v1/core/kv_cache_manager.py and kv_cache_coordinator.py of vLLM 0.32.)
+Each group of layers (`predict.kv_groups`) has a table of blocks for each request. Layers that keep all tokens have a
+block for each `block_size` tokens. Those with a window give back the blocks behind it. Those with a state have the
+block of the latest state, and with prefix caching those of former states from which a later prompt may go on.
+(vllm/v1/core/single_type_kv_cache_manager.py, kv_cache_coordinator.py and kv_cache_manager.py of vLLM 0.32.)
+
+Where all layers keep all tokens, `predict.kv_blocks` gets the same result by counting, which is much faster.
 """
 
 from collections.abc import Sequence
 
-from workflow_scripts.predict.block_tables import KeptStateTable, StateTable, Table
 from workflow_scripts.predict.kv_groups import KvPool
-from workflow_scripts.predict.pool_blocks import Block, Blocks, LiveRequest
+from workflow_scripts.predict.pool_blocks import Block, Blocks, Content, LiveRequest
+
+
+class Table:
+    """Blocks of a group of layers that keep all tokens, or with `reach` only a window or the current chunk of them."""
+
+    def __init__(self, number: int, pool: KvPool, max_model_len: int, blocks: Blocks) -> None:
+        self.number = number
+        self.reach, self.chunked = pool.groups[number].reach, pool.groups[number].chunked
+        self.block_size = pool.block_size
+        self.most = pool.blocks_of_group(pool.groups[number], max_model_len)
+        self.blocks = blocks
+        self.of: dict[int, list[Block | None]] = {}
+        self.kept: dict[int, int] = {}  # blocks of a request up to which contents are noted
+
+    def skipped(self, tokens: int) -> int:
+        """Blocks at the beginning that are not needed once `tokens` tokens are computed."""
+        if self.reach is None:
+            return 0
+        if self.chunked:
+            return tokens // self.reach * self.reach // self.block_size
+        return max(0, tokens - self.reach + 1) // self.block_size
+
+    def needed(self, r: LiveRequest, end: int, found: Sequence[Block | None], start: int, *, whole: bool) -> int:
+        """Free blocks needed for the tokens from `start` up to `end`, which is excluded. With `whole`, when a request
+        is admitted, a window needs only the blocks that it holds at one time."""
+        required = -(-end // self.block_size)
+        if whole:
+            required = min(required, self.most)
+        held, skipped = len(self.of.get(r.index, ())), self.skipped(start)
+        new = max(0, required - max(skipped, len(found) + held))
+        return new + _unused(found[max(0, skipped - held) :])
+
+    def too_new(self, found: Sequence[Block | None]) -> bool:
+        """Whether the found blocks are only written in this step, so that it cannot use them yet."""
+        return False
+
+    def give_back(self, r: LiveRequest, processed: int) -> None:
+        """Give back the blocks that no token after the first `processed` tokens attends to."""
+        table = self.of.get(r.index, [])
+        for place in range(min(self.skipped(processed), len(table)) - 1, -1, -1):
+            if table[place] is None:
+                return
+            self._drop(r, place)
+
+    def _drop(self, r: LiveRequest, place: int) -> None:
+        block = self.of[r.index][place]
+        self.of[r.index][place] = None
+        self._release(r, place, block, "freed")
+
+    def _release(self, r: LiveRequest, place: int, block: Block | None, event: str) -> None:
+        if block is not None:
+            self.blocks.release(block)
+            self.blocks.note(event, r, self.number, place, block)
+
+    def adopt(self, r: LiveRequest, found: Sequence[Block | None], start: int) -> None:
+        """Give a request the blocks that were found, as far as it needs them."""
+        skipped = self.skipped(start)
+        for place, block in enumerate(found[skipped:], skipped):
+            if block is not None:
+                self.blocks.share(block)
+                self.blocks.note("shared", r, self.number, place, block, start)
+        self.of[r.index] = [*[None] * skipped, *found[skipped:]]
+        self.kept[r.index] = len(self.of[r.index])
+
+    def extend(self, r: LiveRequest, end: int) -> None:
+        table = self.of.setdefault(r.index, [])
+        for _ in range(-(-end // self.block_size) - len(table)):
+            table.append(self._taken(r, len(table), end))
+
+    def _taken(self, r: LiveRequest, place: int, end: int) -> Block:
+        """A new block for a place in the table of a request, which is to have `end` tokens."""
+        block = self.blocks.take()
+        event = "allocated" if place * self.block_size < r.prompt else "appended"
+        self.blocks.note(event, r, self.number, place, block, end)
+        return block
+
+    def keep(self, r: LiveRequest, tokens: int) -> None:
+        """Note the contents of full blocks of the first `tokens` tokens from which a later prompt may go on."""
+        table, full = self.of[r.index], tokens // self.block_size
+        for place in range(self.kept.get(r.index, 0), full):
+            block = table[place]
+            if block is not None and self.may_be_found(r, place):
+                self.blocks.keep(block, self.content(r, place))
+        self.kept[r.index] = max(full, self.kept.get(r.index, 0))
+
+    def content(self, r: LiveRequest, place: int) -> Content:
+        return self.number, r.owner(place), place
+
+    def may_be_found(self, r: LiveRequest, place: int) -> bool:
+        """Whether a later prompt may go on from here; with a window only at the prompt's end or where texts diverge."""
+        if self.reach is None or self.chunked:
+            return True
+        ends = [(r.prompt - 1) // self.block_size, r.junction // self.block_size]
+        return any(end - self.window_blocks <= place < end for end in ends)
+
+    @property
+    def window_blocks(self) -> int:
+        assert self.reach is not None
+        return -(-(self.reach - 1) // self.block_size)
+
+    def free(self, r: LiveRequest, event: str) -> None:
+        """Give back all blocks of a request, the last first; `event` says why."""
+        self.kept.pop(r.index, None)
+        for place, block in reversed([*enumerate(self.of.pop(r.index, []))]):
+            self._release(r, place, block, event)
+
+
+class StateTable(Table):
+    """Blocks of a group of layers with a state, without prefix caching: one per request."""
+
+    def skipped(self, tokens: int) -> int:
+        return 0  # the state is overwritten
+
+    def needed(self, r: LiveRequest, end: int, found: Sequence[Block | None], start: int, *, whole: bool) -> int:
+        return 1 - len(self.of.get(r.index, ()))
+
+    def extend(self, r: LiveRequest, end: int) -> None:
+        if not self.of.get(r.index):
+            self.of[r.index] = [self._taken(r, 0, end)]
+
+
+class KeptStateTable(Table):
+    """Blocks of a group of layers with a state, with prefix caching: states at the ends of blocks can be found again. A
+    step that passes the end of a block writes its state to a new one, and the former one is given back later. With
+    `checkpoints`, a prefill also leaves behind the state at the end of its last block (Mamba-2 since vLLM 0.32)."""
+
+    def __init__(self, number: int, pool: KvPool, max_model_len: int, blocks: Blocks) -> None:
+        super().__init__(number, pool, max_model_len, blocks)
+        self.checkpoints = pool.state_blocks > 2
+        self.former: dict[int, int] = {}  # place of the state before the latest
+        self.given_back: dict[int, int] = {}
+        self.checkpoint: dict[int, int] = {}  # place of the state that the planned chunk leaves behind
+
+    def skipped(self, tokens: int) -> int:
+        return max(0, tokens - 1) // self.block_size
+
+    def needed(self, r: LiveRequest, end: int, found: Sequence[Block | None], start: int, *, whole: bool) -> int:
+        held, required = self.of.get(r.index, []), -(-end // self.block_size)
+        place = required - 2
+        leaves = (
+            self.checkpoints
+            and end >= max(r.prompt, r.tokens - 1)
+            and leaves_a_state(start, end, self.block_size)
+            and (place >= len(held) or held[place] is None)
+        )
+        if leaves and not whole:
+            self.checkpoint[r.index] = place
+        elif not whole:
+            self.checkpoint.pop(r.index, None)
+        return min(required - len(found) - len(held), 1 + leaves) + _unused(found)
+
+    def too_new(self, found: Sequence[Block | None]) -> bool:
+        return bool(found) and found[-1] is not None and found[-1].content in self.blocks.new
+
+    def give_back(self, r: LiveRequest, processed: int) -> None:
+        table = self.of.get(r.index, [])
+        last = min(self.skipped(processed), len(table))
+        for place in range(last - 1, self.given_back.get(r.index, 0) - 1, -1):
+            self._drop(r, place)
+        self.given_back[r.index] = max(last, self.given_back.get(r.index, 0))
+        former = self.former.get(r.index)
+        if former is not None and former < -(-processed // self.block_size) - 1:
+            self._drop(r, former)
+
+    def extend(self, r: LiveRequest, end: int) -> None:
+        table, required = self.of.setdefault(r.index, []), -(-end // self.block_size)
+        leaves = r.index in self.checkpoint
+        if required > len(table) or leaves:
+            if table:
+                self.former[r.index] = len(table) - 1
+            table.extend([None] * (required - 1 - leaves - len(table)))
+            while len(table) < required:
+                table.append(self._taken(r, len(table), end))
+
+    def keep(self, r: LiveRequest, tokens: int) -> None:
+        before = self.kept.get(r.index, 0)
+        super().keep(r, tokens)
+        at_end = (r.prompt - 1) // self.block_size - 1  # the last place from which the same prompt can go on
+        table = self.of[r.index]
+        if (left := self.checkpoint.get(r.index)) is not None:
+            block = table[left]
+            assert block is not None  # taken for this chunk
+            if left not in (at_end, r.junction // self.block_size - 1):
+                self.blocks.forget(block)
+            elif block.content is None:
+                self._keep_new(block, self.content(r, left))
+        elif tokens // self.block_size - 1 == at_end >= 0 and at_end < len(table):
+            block = table[at_end]
+            if block is not None:
+                self._keep_new(block, self.content(r, at_end))
+        for block in table[before : self.kept[r.index]]:
+            if block is not None and block.content is not None:
+                self.blocks.new.add(block.content)
+
+    def _keep_new(self, block: Block, content: Content) -> None:
+        self.blocks.keep(block, content)
+        self.blocks.new.add(content)
+
+    def may_be_found(self, r: LiveRequest, place: int) -> bool:
+        """Whether this is the state at the end of the prompt's last block, or where texts diverge."""
+        return place + 1 in ((r.prompt - 1) // self.block_size, r.junction // self.block_size)
+
+    def free(self, r: LiveRequest, event: str) -> None:
+        super().free(r, event)
+        for places in (self.former, self.given_back, self.checkpoint):
+            places.pop(r.index, None)
+
+
+def leaves_a_state(start: int, end: int, block_size: int) -> bool:
+    """Whether a chunk of a prompt passes the end of a block after its first, so that it can leave that state behind.
+
+    >>> leaves_a_state(0, 33, 32), leaves_a_state(0, 32, 32), leaves_a_state(8, 70, 32)
+    (True, False, False)
+    """
+    last = (end - 1) // block_size * block_size
+    return start % block_size == 0 and start + block_size <= last
+
+
+def _unused(found: Sequence[Block | None]) -> int:
+    """Blocks that count as free until a request adopts them."""
+    return sum(block is not None and not block.users for block in found)
 
 
 class LayeredPool:

@@ -1,10 +1,7 @@
 """What an engine computes in each step: the requests as input, the settings that decide, and the schedule as result.
 
-A schedule says which work each step does, not how long it takes. If all requests are there from the start, nothing
-in it depends on time, so one schedule serves every device: combine step times with its segments instead of making it
-again. It also serves other numbers of KV blocks, within the limits of `Schedule.holds_for`.
-
-`predict.scheduler` makes schedules.
+A schedule says which work each step does, not how long it takes. `predict.scheduler` makes schedules; docs/schedule.md
+says which devices and numbers of KV blocks they serve.
 """
 
 from array import array

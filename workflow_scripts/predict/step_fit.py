@@ -20,8 +20,14 @@ from workflow_scripts.physics.calibration import ON_GPU
 from workflow_scripts.physics.model_facts import ModelFacts
 from workflow_scripts.physics.step_time import KIND, KINDS, LAUNCHED, FloatArray, StepCosts, StepWork, single_steps
 from workflow_scripts.predict.engine_steps import EngineSteps, StepsBy
-from workflow_scripts.predict.observed_steps import Observed, segments_of, with_graphs
-from workflow_scripts.predict.pipeline_fit import GUIDED, GUIDED_WITHIN, fit_pipeline
+from workflow_scripts.predict.pipeline_fit import (
+    GUIDED,
+    GUIDED_WITHIN,
+    Observed,
+    fit_pipeline,
+    segments_of,
+    with_graphs,
+)
 from workflow_scripts.predict.schedule import RequestLengths, Schedule, Segments
 from workflow_scripts.predict.scheduler import make_schedule
 from workflow_scripts.predict.static_batches import StaticBatches, static_schedule, static_work

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from workflow_scripts.physics.formulas import attended_tokens
-from workflow_scripts.predict.block_tables import leaves_a_state
-from workflow_scripts.predict.layered_pool import LayeredPool
+from workflow_scripts.predict.layered_pool import LayeredPool, leaves_a_state
 from workflow_scripts.predict.pool_blocks import LiveRequest
 from workflow_scripts.predict.schedule import (
     IntArray,

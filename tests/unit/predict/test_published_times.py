@@ -11,8 +11,7 @@ from workflow_scripts.catalog.gpus_and_models import CONFIG, get_gpu, models_by_
 from workflow_scripts.physics.calibration import default_speed
 from workflow_scripts.physics.model_facts import model_facts, read_model_facts
 from workflow_scripts.physics.step_time import StepCosts, StepWork, segment_times_s
-from workflow_scripts.predict.observed_steps import Observed
-from workflow_scripts.predict.pipeline_fit import fit_pipeline
+from workflow_scripts.predict.pipeline_fit import Observed, fit_pipeline
 from workflow_scripts.predict.schedule import RequestLengths, SchedulerSettings
 from workflow_scripts.predict.scheduler import make_schedule
 from workflow_scripts.predict.step_fit import fit_sums
