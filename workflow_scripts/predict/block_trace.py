@@ -32,8 +32,8 @@ from workflow_scripts.study.study_file import load_study
 
 # Requests of each workload that the report shows: enough to fill small pools, traced in well under a second.
 MOST_REQUESTS = 64
-PLACE = ("cell_id", "gpu", "engine", "model", "workload", "knobs")
-COLUMNS = (*PLACE, "block_size", "num_blocks", *BlockEvent._fields, "source")
+OF_CELL = ("cell_id", "gpu", "engine", "model", "workload", "knobs")
+COLUMNS = (*OF_CELL, "block_size", "num_blocks", *BlockEvent._fields, "source")
 
 
 def trace_blocks(
@@ -79,13 +79,13 @@ def trace_of_cell(task: Task, cell: CellTask, most: int | None = None) -> pd.Dat
         requests = replace(requests, **first)
     settings = replace(task.decides, num_blocks=cell.record.num_blocks)
     events = trace_blocks(requests, settings, step_time_of(cell, requests))
-    place = {name: getattr(cell.record, name) for name in PLACE}
+    place = {name: getattr(cell.record, name) for name in OF_CELL}
     sizes = {"block_size": settings.block_size, "num_blocks": settings.num_blocks}
     return _table([place | sizes | event._asdict() | {"source": "predicted"} for event in events])
 
 
 def _table(rows: list[dict[str, object]]) -> pd.DataFrame:
-    texts = (*PLACE, "event", "source")
+    texts = (*OF_CELL, "event", "source")
     kinds = {name: "string" if name in texts else "Int64" for name in COLUMNS}
     return pd.DataFrame(rows, columns=list(COLUMNS)).astype(kinds)
 

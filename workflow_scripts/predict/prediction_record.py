@@ -7,8 +7,6 @@ from typing import Literal
 # What keeps more sequences from running at once, in the terms of the analysis of measured cells.
 PROMPTS, SEQUENCES, KV_BLOCKS, TOKEN_BUDGET = "prompts", "sequences", "kv_blocks", "token_budget"
 
-Value = str | float | None
-
 
 @dataclass(frozen=True)
 class Band:
@@ -86,9 +84,9 @@ class Prediction:
     how: str | None = None
     source: Literal["predicted"] = "predicted"
 
-    def row(self) -> dict[str, Value]:
+    def row(self) -> dict[str, str | float | None]:
         """The record as a row of the plan: a value with a band takes three columns."""
-        row: dict[str, Value] = {}
+        row: dict[str, str | float | None] = {}
         for name, columns in _COLUMNS.items():
             value = getattr(self, name)
             row |= zip_longest(columns, astuple(value) if isinstance(value, Band) else [value])

@@ -76,10 +76,6 @@ class _Chunk(NamedTuple):
     end: int
 
 
-# The fields of `Segments` that are the same in all steps of a run, except that `decode_kv_tokens` grows.
-Row = dict[str, int]
-
-
 class _Scheduler(ScheduleMaker):
     """The engine's state before step `self.step`."""
 
@@ -133,8 +129,7 @@ class _Scheduler(ScheduleMaker):
                 self._pass(chunks, preempted)
             else:
                 # Nothing to compute until the ending requests have left.
-                self._release(self.ending)
-                self.ending = []
+                self._release()
                 self.now_s = self.free_s
 
     def _blocks(self, tokens: int) -> int:
@@ -237,6 +232,7 @@ class _Scheduler(ScheduleMaker):
         complete = sum(c.end == self.prompt_tokens[c.request] + self.generated[c.request] for c in chunks)
         tokens, ends = sum(chunk.end - chunk.start for chunk in chunks), sum(chunk.end for chunk in chunks)
         pairs = sum(chunk.end * (chunk.end + 1) - chunk.start * (chunk.start + 1) for chunk in chunks) // 2
+        # The same in all steps of a run, except that `decode_kv_tokens` grows.
         row = {
             "decode_seqs": self.decoding.size,
             "decode_kv_tokens": self.decoding.kv_tokens(self.step),
@@ -270,13 +266,15 @@ class _Scheduler(ScheduleMaker):
         self.step += steps
         for chunk in chunks:
             self._computed(chunk)
-        self._release(self.ending)
-        self.ending = self._end()
+        self._release()
+        if self.next_ends and self.next_ends[0] < self.step:
+            self.ending = self.ends_at.pop(heapq.heappop(self.next_ends))  # in the order of admission
+            for request in self.ending:
+                self.decoding.leave(self.birth[request])
         if not self.settings.async_scheduling:
-            self._release(self.ending)
-            self.ending = []
+            self._release()
 
-    def _pass_time(self, row: Row, steps: int) -> tuple[int, float]:
+    def _pass_time(self, row: dict[str, int], steps: int) -> tuple[int, float]:
         """Advance the clock; return the steps before the next request arrives, and how long the device was idle."""
         assert self.step_time is not None
         start_s = max(self.free_s, self.now_s)
@@ -291,7 +289,7 @@ class _Scheduler(ScheduleMaker):
         self.now_s, self.free_s = float(put_together_s[steps - 1]), float(ends_s[steps - 1])
         return steps, idle_s
 
-    def _look(self, row: Row, steps: int, chunks: list[_Chunk], preempted: list[int]) -> StepRun:
+    def _look(self, row: dict[str, int], steps: int, chunks: list[_Chunk], preempted: list[int]) -> StepRun:
         in_chunks = {chunk.request: chunk.end - chunk.start for chunk in chunks}
         decoding = [r for r in self.running if r not in in_chunks and r not in self.ending]
         return StepRun(
@@ -324,23 +322,15 @@ class _Scheduler(ScheduleMaker):
         self.birth[request] = self.step - tokens
         self.decoding.join(self.birth[request])
 
-    def _end(self) -> list[int]:
-        """Requests that generated their last token in the step that just passed, in the order of admission."""
-        if not self.next_ends or self.next_ends[0] >= self.step:
-            return []
-        ended = self.ends_at.pop(heapq.heappop(self.next_ends))
-        for request in ended:
-            self.decoding.leave(self.birth[request])
-        return ended
-
-    def _release(self, ended: list[int]) -> None:
-        for request in ended:
+    def _release(self) -> None:
+        for request in self.ending:
             if request in self.running:
                 del self.running[request]
                 computed = self.prompt_tokens[request] + self.output_tokens[request] - 1
                 self.pool.release(request, self._blocks(computed), computed // self.block_size)
             else:  # preempted in the step in which it would have left
                 self.waiting.remove(request)
+        self.ending = []
 
     def _schedule(self) -> Schedule:
         columns = {name: np.frombuffer(column, np.int64) for name, column in self.columns.items()}

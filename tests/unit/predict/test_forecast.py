@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from tests.unit.made_studies import fixed
 from tests.unit.predict.planned import study, sweep
 from workflow_scripts.common.files import sha256_of
 from workflow_scripts.physics.calibration import Speed
@@ -29,8 +30,8 @@ def predict(tmp_path, **changes):
     return {record.cell_id.split("/", 1)[1]: record.row() for record in records}
 
 
-def one(tmp_path, workloads=None, **changes):
-    given = {} if workloads is None else {"workloads": workloads}
+def one(tmp_path, workload=None, **changes):
+    given = {} if workload is None else {"workloads": {"even": workload}}
     (record,) = predict(tmp_path, sweeps=[sweep(**changes)], **given).values()
     return record
 
@@ -44,10 +45,10 @@ def known(monkeypatch, **changes):
 def test_requests_reach_a_server_when_the_client_sends_them(tmp_path, monkeypatch):
     # Steps take 1 s, and so does taking a request in. Three requests of one token: alone, each waits 2 s for it.
     known(monkeypatch, costs=StepCosts(steps=1, requests=1))
-    workload = {"even": {"kind": "fixed", "num_prompts": 3, "prompt_tokens": 3, "output_tokens": 1}}
     knobs = {"block_size": 16, "max_num_seqs": 4, "max_model_len": 4096, "burstiness": 1000.0}
     rarely, often = (
-        one(tmp_path, workload, engine="vllm-serve", knobs=knobs | {"request_rate_per_s": rate}) for rate in (0.1, 1000)
+        one(tmp_path, fixed(3, 3, 1), engine="vllm-serve", knobs=knobs | {"request_rate_per_s": rate})
+        for rate in (0.1, 1000)
     )
     assert rarely["ttft_s_p50"] == pytest.approx(2)
     assert rarely["wall_s"] == pytest.approx(2 / 0.1 + 2, abs=0.1)
@@ -60,8 +61,7 @@ def test_graphs_for_all_steps_launch_those_with_prompts_faster(tmp_path, monkeyp
     # Four requests run at once; graphs hold 8 tokens. The first step has 4 prompts of 3 tokens, the second decodes.
     launch = LaunchCosts(piecewise_layers=1, eager_layers=3)
     known(monkeypatch, costs=StepCosts(steps=1, launch=launch))
-    workload = {"even": {"kind": "fixed", "num_prompts": 4, "prompt_tokens": 3, "output_tokens": 2}}
-    record = one(tmp_path, workload, knobs={"block_size": 16, "max_num_seqs": 4, "max_model_len": 4096})
+    record = one(tmp_path, fixed(4, 3, 2), knobs={"block_size": 16, "max_num_seqs": 4, "max_model_len": 4096})
     layers, lone = 32, 32  # the first request's own step has 3 tokens, so it has graphs
     assert record["wall_s"] == pytest.approx(lone + 3 * layers + 1)
     assert record["graph_tokens"] == 8
@@ -73,9 +73,8 @@ def test_larger_steps_are_priced_where_launches_and_full_steps_cost_time(
     launch_s, tokens, gains, tmp_path, monkeypatch
 ):
     known(monkeypatch, costs=StepCosts(steps=1, launch=LaunchCosts(piecewise_layers=launch_s / 32)))
-    workload = {"even": {"kind": "fixed", "num_prompts": 4, "prompt_tokens": 16, "output_tokens": 2}}
     knobs = {"block_size": 16, "max_num_seqs": 4, "max_model_len": 64, "max_num_batched_tokens": tokens}
-    record = one(tmp_path, workload, knobs=knobs)
+    record = one(tmp_path, fixed(4, 16, 2), knobs=knobs)
     rate = record["twice_batched_output_tokens_per_s"]
     assert (rate and rate > 1.3 * record["output_tokens_per_s"]) == gains
 
@@ -89,8 +88,7 @@ def test_the_rate_by_calibrations_of_other_devices(tmp_path, monkeypatch):
         "predict_task",
         lambda task: whole(replace(task, cells=tuple(replace(cell, scaled=others) for cell in task.cells))),
     )
-    workload = {"even": {"kind": "fixed", "num_prompts": 2, "prompt_tokens": 3, "output_tokens": 2}}
-    record = one(tmp_path, workload, knobs={"block_size": 16, "max_num_seqs": 1, "max_model_len": 4096})
+    record = one(tmp_path, fixed(2, 3, 2), knobs={"block_size": 16, "max_num_seqs": 1, "max_model_len": 4096})
     # Four steps make four tokens, at 1 s each by the device's own calibration.
     assert record["output_tokens_per_s"] == 1
     assert record["scaled_output_tokens_per_s"] == pytest.approx(1 / 4)  # the geometric mean of 2 s and 8 s is 4 s
@@ -99,8 +97,7 @@ def test_the_rate_by_calibrations_of_other_devices(tmp_path, monkeypatch):
 def test_a_cell_by_hand(tmp_path, monkeypatch):
     # Two requests of 3 prompt tokens and 2 answers, one at a time, on a device where only the steps count.
     known(monkeypatch, error_pct=25.0, ttft_error_pct=100.0, repeat_sd=0.01, covered={"sequences": 1})
-    workload = {"even": {"kind": "fixed", "num_prompts": 2, "prompt_tokens": 3, "output_tokens": 2}}
-    record = one(tmp_path, workload, knobs={"block_size": 16, "max_num_seqs": 1, "max_model_len": 4096})
+    record = one(tmp_path, fixed(2, 3, 2), knobs={"block_size": 16, "max_num_seqs": 1, "max_model_len": 4096})
     assert set(record) == set(FIELDS)
     # A job asks for twice the slow end of the band.
     cell_s = record["start_s"] + 3 * 4 + 3 * 4 + record["stop_s"]
@@ -134,8 +131,7 @@ def test_without_a_calibration_or_beyond_it_there_is_no_band(tmp_path, monkeypat
 
 def test_the_data_sheet_limits_what_is_predicted(tmp_path):
     # A long prompt takes arithmetic, of which 60 % are assumed; its many answers take reading, with 85 % and overhead.
-    workload = {"even": {"kind": "fixed", "num_prompts": 1, "prompt_tokens": 8000, "output_tokens": 400}}
-    record = one(tmp_path, workload, knobs={"block_size": 16, "max_num_seqs": 1, "max_model_len": 8400})
+    record = one(tmp_path, fixed(1, 8000, 400), knobs={"block_size": 16, "max_num_seqs": 1, "max_model_len": 8400})
     assert record["ttft_s_p50_low"] / record["ttft_s_p50"] == pytest.approx(0.6, abs=0.02)
     assert record["wall_s_low"] / record["wall_s"] > 0.64
     record = one(tmp_path, gpu="l40s", knobs={"block_size": 16, "max_num_seqs": 1})
@@ -160,8 +156,7 @@ def test_what_keeps_more_from_running_at_once(tmp_path, changes, bound_by, peak)
 
 
 def test_blocks_bind_where_memory_is_short(tmp_path):
-    workload = {"even": {"kind": "fixed", "num_prompts": 300, "prompt_tokens": 900, "output_tokens": 900}}
-    record = one(tmp_path, workload, gpu="l40s", knobs={"block_size": 16, "max_num_seqs": 256})
+    record = one(tmp_path, fixed(300, 900, 900), gpu="l40s", knobs={"block_size": 16, "max_num_seqs": 256})
     assert record["bound_by"] == "kv_blocks"
     assert record["preemptions"] > 0
     assert record["recomputed_tokens"] >= 900 * record["preemptions"]
@@ -236,14 +231,14 @@ def test_without_rates_the_schedule_is_known_and_an_infeasible_cell_says_why_and
 def test_requests_that_are_too_long_are_not_predicted(tmp_path):
     drawn = {"median": 48, "sigma": 0.001, "minimum": 8, "maximum": 60}
     workload = {"kind": "synthetic", "num_prompts": 24, "prompt_tokens": drawn, "output_tokens": drawn}
-    record = one(tmp_path, {"even": workload}, knobs={"max_model_len": 80})
+    record = one(tmp_path, workload, knobs={"max_model_len": 80})
     assert re.search(r"9[678] tokens .* 80$", record["unknown"])
 
 
 def test_arrivals_decide_on_each_device_by_itself(tmp_path):
     trace = tmp_path / "trace.csv"
     trace.write_text("arrival_s,prompt_tokens,output_tokens\n" + "".join(f"{10 * i},50,20\n" for i in range(6)))
-    workload = {"even": {"kind": "trace", "num_prompts": 6, "file": str(trace), "sha256": sha256_of(trace)}}
+    workload = {"kind": "trace", "num_prompts": 6, "file": str(trace), "sha256": sha256_of(trace)}
     record = one(tmp_path, workload, knobs={"max_num_seqs": 4})
     assert record["running_peak"] == 1
     assert 50 < record["wall_s"] < 51
