@@ -74,60 +74,61 @@ def batch_that_fits(requests: RequestLengths, asked: StaticBatches, facts: Model
 
 
 @dataclass(frozen=True)
-class _Batches:
-    """Batches in the order of the requests, one element each. `prompt` is the length to which its `rows` prompts are
-    padded, `further` the number of steps after the first, and `padded` whether any row has padding."""
+class _Phases:
+    """Batches in the order of the requests, each in two phases: first its prompts are read, then it makes the tokens
+    after the first, if there are any. One element per phase: `reads` says which it is. The `rows` prompts of the batch
+    are padded to the length `prompt`, `further` is the number of its steps after the first, and `padded` whether any
+    row has padding."""
 
+    reads: npt.NDArray[np.bool_]
     rows: IntArray
     prompt: IntArray
     further: IntArray
     padded: npt.NDArray[np.bool_]
 
     @classmethod
-    def of(cls, requests: RequestLengths, batch_size: int) -> "_Batches":
+    def of(cls, requests: RequestLengths, batch_size: int) -> "_Phases":
         starts = np.arange(0, len(requests), batch_size)
         longest = np.maximum.reduceat(requests.prompt_tokens, starts)
+        further = np.maximum.reduceat(requests.output_tokens, starts) - 1
+        batch = np.repeat(np.arange(len(starts)), 1 + (further > 0))
         return cls(
-            rows=np.minimum(batch_size, len(requests) - starts),
-            prompt=longest,
-            further=np.maximum.reduceat(requests.output_tokens, starts) - 1,
-            padded=np.minimum.reduceat(requests.prompt_tokens, starts) < longest,
+            reads=np.diff(batch, prepend=-1) > 0,
+            rows=np.minimum(batch_size, len(requests) - starts)[batch],
+            prompt=longest[batch],
+            further=further[batch],
+            padded=(np.minimum.reduceat(requests.prompt_tokens, starts) < longest)[batch],
         )
+
+    @property
+    def steps(self) -> IntArray:
+        return np.where(self.reads, 1, self.further)
 
 
 def static_schedule(requests: RequestLengths, batch_size: int) -> Schedule:
     """Batches in the order of the requests, one after the other, each padded to its longest prompt and answer. The
     first step reads the prompts of a batch, including padding. Each further step makes a token for all its rows, even
     for those that are complete."""
-    batches = _Batches.of(requests, batch_size)
-    rows, prompt, further = batches.rows, batches.prompt, batches.further
-    batch = np.arange(len(requests)) // batch_size
-    waiting = len(requests) - np.cumsum(rows)
-
-    def both(prefill: IntArray, decode: IntArray) -> IntArray:
-        """Alternately a segment for each batch's prompts and one for its further steps."""
-        values: IntArray = np.stack([prefill, decode], axis=1).ravel()[kept]
-        return values
-
-    none = np.zeros_like(rows)
-    kept = np.stack([np.ones_like(further, dtype=bool), further > 0], axis=1).ravel()
+    phases = _Phases.of(requests, batch_size)
+    rows, prompt, none = phases.rows, phases.prompt, np.zeros_like(phases.rows)
+    reading, decoding = rows * phases.reads, rows * ~phases.reads
     segments = Segments(
-        steps=both(np.ones_like(rows), further),
-        decode_seqs=both(none, rows),
-        decode_kv_tokens=both(none, rows * (prompt + 1)),
-        prefill_seqs=both(rows, none),
-        prefill_tokens=both(rows * prompt, none),
-        prefill_kv_tokens=both(rows * prompt, none),
-        prefill_attended_tokens=both(rows * prompt * (prompt + 1) // 2, none),
-        sampled_tokens=both(rows, rows),
-        running_seqs=both(rows, rows),
-        waiting_seqs=both(waiting, waiting),
-        blocks_held=both(none, none),
-        idle_s=both(none, none).astype(float),
+        steps=phases.steps,
+        decode_seqs=decoding,
+        decode_kv_tokens=decoding * (prompt + 1),
+        prefill_seqs=reading,
+        prefill_tokens=reading * prompt,
+        prefill_kv_tokens=reading * prompt,
+        prefill_attended_tokens=reading * prompt * (prompt + 1) // 2,
+        sampled_tokens=rows,
+        running_seqs=rows,
+        waiting_seqs=len(requests) - np.cumsum(reading),
+        blocks_held=none,
+        idle_s=none.astype(float),
     )
-    first = (np.cumsum(further + 1) - further - 1)[batch]
+    first = segments.first_step[phases.reads][np.arange(len(requests)) // batch_size]
     nothing = np.zeros(len(requests), dtype=np.int64)
-    longest = int((prompt + further + 1).max())
+    longest = int((prompt + phases.further + 1).max())
     return Schedule(
         settings=SchedulerSettings(batch_size, batch_size * longest, 1, longest, enable_prefix_caching=False),
         segments=segments,
@@ -159,42 +160,32 @@ def static_work(
     `copies_matrices`, a product of several rows first copies its matrix into another layout, and so reads its bytes
     twice. torch on a CPU does; vLLM packs matrices when it loads them.
     """
-    batches = _Batches.of(requests, asked.batch_size)
-    static = asked.cache == "static"
-    rows, prompt, padded = batches.rows[:, None], batches.prompt, batches.padded
-    slots = prompt + batches.further + 1
-    # One column for a batch's prompts and one for the first of its further steps.
-    masked = np.stack([padded, padded | static], axis=1)
-    held = np.stack([prompt, prompt + 1], axis=1)
-    looked_over = np.where(masked & static, slots[:, None], held)
-    kept = np.stack([slots + 2 * prompt, np.full_like(prompt, 2)], axis=1) if static else 2 * held
+    phases = _Phases.of(requests, asked.batch_size)
+    static, reads, rows, prompt = asked.cache == "static", phases.reads, phases.rows, phases.prompt
+    slots, held = prompt + phases.further + 1, prompt + ~reads
+    masked = phases.padded | (static & ~reads)
+    looked_over = np.where(masked & static, slots, held)
+    kept = np.where(reads, slots + 2 * prompt, 2) if static else 2 * held
     shared_by = facts.attention.heads // facts.attention.kv_heads
-    reads = np.where(masked & (shared_by > 1), 1 + 2 * shared_by, 1)
-    pairs = np.stack([np.where(padded, prompt * looked_over[:, 0], prompt * (prompt + 1) // 2), looked_over[:, 1]], 1)
-    tokens = rows * np.stack([prompt, np.ones_like(prompt)], axis=1)
+    read = np.where(masked & (shared_by > 1), 1 + 2 * shared_by, 1)
+    of_prompts = np.where(phases.padded, prompt * looked_over, prompt * (prompt + 1) // 2)
+    pairs, tokens = np.where(reads, of_prompts, looked_over), rows * np.where(reads, prompt, 1)
 
     per_token, width = facts.bytes_per_token(), facts.layers * facts.attention.heads * facts.attention.head_dim
-    layer_parameters, lm_head_parameters = facts.layer_matmul_parameters, facts.vocab * facts.hidden
-    copied = layer_parameters * (tokens > 1) + lm_head_parameters * (rows > 1)
-    weights = facts.decode_weight_bytes + copies_matrices * facts.kv_dtype_bytes() * copied
-    grows = np.array([False, not static])
-    rows_of = np.broadcast_to(rows, tokens.shape).astype(float)
-    first = {
-        "weight_bytes": weights,
-        "kv_bytes": per_token * rows * (reads * looked_over + kept),
-        "matrix_flops": matrix_flops(facts, tokens.astype(float), rows_of),
-        "attention_flops": 4.0 * width * rows * pairs,
-        "layers": np.full(tokens.shape, float(facts.layers)),
-        "activation_bytes": tokens * activation_bytes_per_token(facts),
-        "sequences": rows_of,
-        "prompts": rows_of * [1.0, 0.0],
-        "eager_layers": np.full(tokens.shape, float(facts.layers)),
-    }
-    growth = {"kv_bytes": grows * per_token * rows * (reads + 2.0), "attention_flops": grows * 4.0 * width * rows}
-    steps = np.stack([np.ones_like(prompt), batches.further], axis=1).ravel()
-    there = steps > 0
+    copied = facts.layer_matmul_parameters * (tokens > 1) + facts.vocab * facts.hidden * (rows > 1)
+    grows = ~reads & (not static)
     return StepWork.of(
-        steps[there],
-        {kind: values.ravel()[there] for kind, values in first.items()},
-        {kind: values.ravel()[there] for kind, values in growth.items()},
+        phases.steps.astype(float),
+        {
+            "weight_bytes": facts.decode_weight_bytes + copies_matrices * facts.kv_dtype_bytes() * copied,
+            "kv_bytes": per_token * rows * (read * looked_over + kept),
+            "matrix_flops": matrix_flops(facts, tokens.astype(float), rows.astype(float)),
+            "attention_flops": 4.0 * width * rows * pairs,
+            "layers": float(facts.layers),
+            "activation_bytes": tokens * activation_bytes_per_token(facts),
+            "sequences": rows.astype(float),
+            "prompts": (rows * reads).astype(float),
+            "eager_layers": float(facts.layers),
+        },
+        {"kv_bytes": grows * per_token * rows * (read + 2.0), "attention_flops": grows * 4.0 * width * rows},
     )
