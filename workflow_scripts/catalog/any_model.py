@@ -38,8 +38,7 @@ def model_of_folder(name: str, folder: Path, stored: Path | None = None) -> Mode
 
 def model_of_hub(name: str, repo: str, revision: str, stored: Path | None = None) -> Model:
     """A model with the config and the weights of a repository at a commit or, for tools, at a branch. The config is
-    read from `stored` if it is there, else from the hub's cache (HF_HOME), else fetched. Raises CatalogError if the
-    repository has no config that can be read, and HubError if the hub does not provide it, or cannot be reached."""
+    read from `stored` if it is there, else from the hub or its cache (HF_HOME). Raises InputError if neither has it."""
     pinned = revision if re.fullmatch(r"[0-9a-f]{40}", revision) else None
     if stored is not None and stored.is_file():
         return _model(name, stored, load_format="hub", hub_repo=repo, revision=pinned)
@@ -74,9 +73,7 @@ def entered_models() -> dict[str, str]:
 
 
 def find_model(asked: str) -> Model:
-    """The model that a tool's `--model` means: a name in the catalogue, a folder, or ORG/REPO[@REVISION]. Raises
-    CatalogError if it is none of them, or has no config that can be read; HubError if the hub does not provide its
-    config."""
+    """The model that a tool's `--model` means; see `ANY_MODEL`. Raises InputError if it cannot be found or read."""
     if asked in load_models():
         return get_model(asked)
     folder = Path(asked).expanduser()

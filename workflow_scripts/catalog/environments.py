@@ -49,8 +49,7 @@ def version_of(environment: str) -> str:
 
 
 def python_of(environment: str, kind: str) -> Path:
-    """The program that runs Python in an environment: of a virtual environment, or a script of the site that starts one
-    in a container or after loading a module."""
+    """The program that runs Python in an environment: of a virtual environment, or the site's own script."""
     return Path(os.environ.get(FOLDER) or CHECKOUT) / f".venv-{environment}-{kind}" / "bin/python"
 
 
@@ -60,8 +59,8 @@ def is_installed(environment: str, kind: str) -> bool:
 
 
 def install(environment: str, kind: str) -> str | None:
-    """Install an environment if it is not there; why that failed, or None. Of all processes on all hosts that share its
-    folder, one installs it while the others wait."""
+    """Install an environment if it is not there; why that failed, or None. Of all processes, one does and others
+    wait."""
     if is_installed(environment, kind):
         return None
     mark = installing(python_of(environment, kind))

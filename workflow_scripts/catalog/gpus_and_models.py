@@ -132,8 +132,7 @@ class Model(Record):
 
 
 def load_gpus(path: Path | None = None) -> Mapping[str, Gpu]:
-    """All devices of the catalogue by name, in the file's order; tests name another catalogue in $KVSWEEP_GPUS. Raises
-    CatalogError if the file is missing or an entry is not valid."""
+    """All devices of the catalogue by name, in its order. Raises CatalogError if the file or an entry is not valid."""
     path = path or Path(os.environ.get("KVSWEEP_GPUS", GPUS))
     return _gpus(path, path.stat().st_mtime_ns if path.exists() else 0)
 
@@ -228,9 +227,8 @@ def _read_model(path: Path) -> Model:
 
 
 def load_models(folder: Path = MODELS) -> Mapping[str, Model]:
-    """All models of the catalogue by name; each is a folder with `model.yaml` and `config.json`. Models that a study or
-    a tool has added are included. An invalid entry raises CatalogError when it is needed. Raises CatalogError if the
-    folder is missing."""
+    """All models by name, with those that a study or a tool has added. Raises CatalogError if the folder is missing,
+    and for an invalid entry when it is needed."""
     if not folder.is_dir():
         raise CatalogError(f"{folder}: no such folder of models")
     return _Models(folder)

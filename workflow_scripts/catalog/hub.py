@@ -18,15 +18,10 @@ _WITHOUT = {
 }
 
 
-class HubError(InputError):
-    """Files that the hub does not provide; the message says what to do about it."""
-
-
 def fetch(repo: str, revision: str, patterns: Sequence[str], repo_type: str = "model") -> list[Path]:
-    """Files at the top of `repo` at commit `revision` whose names match `patterns`, in the hub's cache on disk. Files
-    that are already in the cache (`HF_HOME`) are not fetched again and need no network. The access token comes only
-    from the environment variable `HF_TOKEN`. Raises HubError if there is no network, no access, or no such repository
-    or commit."""
+    """Files at the top of `repo` at commit `revision` whose names match `patterns`, from the hub's cache (`HF_HOME`) or
+    the network; the token comes only from the environment variable `HF_TOKEN`. Raises InputError if they cannot be
+    had."""
     # Each retry logs a warning; the failure itself is reported once, below.
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     try:
@@ -39,18 +34,20 @@ def fetch(repo: str, revision: str, patterns: Sequence[str], repo_type: str = "m
             ignore_patterns=["*/*"],
         )
     except GatedRepoError:
-        raise HubError(
+        raise InputError(
             f"{repo} is gated: accept its licence on the hub and set HF_TOKEN to a token of that account"
         ) from None
     except RepositoryNotFoundError:
-        raise HubError(f"{repo}: not on the hub, or private; set HF_TOKEN for a private one") from None
+        raise InputError(f"{repo}: not on the hub, or private; set HF_TOKEN for a private one") from None
     except LocalEntryNotFoundError:
-        raise HubError(
+        raise InputError(
             f"{repo} at {revision}: the hub cannot be reached and the cache does not hold it; run this once where "
             f"there is a network, with the same HF_HOME, or {_WITHOUT[repo_type]}"
         ) from None
     except HfHubHTTPError as e:
-        raise HubError(f"{repo} at {revision}: the hub answers {e.response.status_code}: {e.server_message}") from None
+        raise InputError(
+            f"{repo} at {revision}: the hub answers {e.response.status_code}: {e.server_message}"
+        ) from None
     except HTTPError as e:
-        raise HubError(f"{repo} at {revision}: the connection to the hub failed: {e}") from None
+        raise InputError(f"{repo} at {revision}: the connection to the hub failed: {e}") from None
     return sorted(path for path in Path(snapshot).glob("*") if any(path.match(p) for p in patterns))

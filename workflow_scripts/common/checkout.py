@@ -10,9 +10,8 @@ VARIABLE = "KVSWEEP_GIT_COMMIT"
 
 
 def commit_of(checkout: Path) -> tuple[str | None, bool | None]:
-    """The commit of the code in a folder, and whether tracked files differ from it; None means unknown. If the folder
-    has no repository of its own, `KVSWEEP_GIT_COMMIT` may name its commit; whether files were changed is then unknown.
-    A repository that merely contains the folder does not count."""
+    """The commit of the code in a folder, and whether tracked files differ from it; None means unknown.
+    `KVSWEEP_GIT_COMMIT` names the commit of a folder without a repository of its own."""
     if not (checkout / ".git").exists():
         return os.environ.get(VARIABLE) or None, None
     changes = _git(checkout, "status", "--porcelain", "--untracked-files=no")

@@ -14,10 +14,8 @@ warnings.filterwarnings("ignore", category=pd.errors.PerformanceWarning)
 
 
 def read_parquet(path: Path, **options: Any) -> pd.DataFrame:
-    """A table as pandas reads it, but with one object for each different text of a column.
-
-    Such a table is read and grouped in half the time, and takes half the memory.
-    """
+    """A table as pandas reads it, but with one object for each different text of a column: it is read and grouped in
+    half the time, and takes half the memory."""
     written = parquet.read_schema(path).pandas_metadata or {"columns": []}
     texts = [column["name"] for column in written["columns"] if column["numpy_type"] == "string"]
     table = pd.read_parquet(path, read_dictionary=texts, **options)

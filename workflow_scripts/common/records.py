@@ -33,7 +33,11 @@ class StrictRecord(Record):
 
 
 def validated(
-    kind: type[Kind], content: Any, where: str, fault: type[InputError], words: Mapping[str, str] | None = None
+    kind: type[Kind],
+    content: Any,
+    where: str,
+    fault: type[InputError] = InputError,
+    words: Mapping[str, str] | None = None,
 ) -> Kind:
     """The content of a file, plain values, as a record or as a collection of records. `where`: the file, and the place
     in it if it is not the whole. `words`: see `faults`. Raises `fault` if the content is not valid; one line for each
@@ -46,9 +50,8 @@ def validated(
     return found
 
 
-def read_record(path: Path, kind: type[Kind], fault: type[InputError]) -> Kind:
-    """A record from its JSON file, which a program wrote. Raises `fault` if the file cannot be opened, is not JSON, or
-    is not valid; of several faults, the first."""
+def read_record(path: Path, kind: type[Kind], fault: type[InputError] = InputError) -> Kind:
+    """A record that a program wrote as JSON. Raises `fault`, for the first of several faults, if it cannot be read."""
     try:
         content = read_json(path)
     except OSError as e:
@@ -75,7 +78,7 @@ class _UniqueKeys(yaml.SafeLoader):
         return node
 
 
-def read_yaml(path: Path, fault: type[InputError]) -> Any:
+def read_yaml(path: Path, fault: type[InputError] = InputError) -> Any:
     """The content of a YAML file. Raises `fault` if the file cannot be opened, is not YAML, or has a key twice."""
     try:
         return _UniqueKeys(path.read_text(encoding="utf-8")).get_single_data()

@@ -20,7 +20,7 @@ from workflow_scripts.engines.registry import get_engine
 from workflow_scripts.logs.engine_log_text import decode, read_lines
 from workflow_scripts.parse.device_trace import read_trace
 from workflow_scripts.parse.engine_log import read_engine_log
-from workflow_scripts.study.runs_file import MappingError, Run, load_runs
+from workflow_scripts.study.runs_file import Run, load_runs
 
 
 def read_runs(path: Path) -> list[dict[str, Any]]:
@@ -33,12 +33,12 @@ def _record(run: Run, folder: Path, where: str) -> dict[str, Any]:
         get_gpu(run.gpu)
         get_model(run.model)
     except InputError as e:
-        raise MappingError(f"{where}: {e}") from None
+        raise InputError(f"{where}: {e}") from None
     knobs = get_engine(run.engine).knobs
     # Settings that an engine needs may be unknown here, so only their names are checked.
     if unknown := [name for name in run.knobs if name not in knobs.model_fields]:
         allowed = ", ".join(sorted(knobs.model_fields))
-        raise MappingError(f"{where}.knobs: unknown key {unknown[0]!r}; allowed: {allowed}")
+        raise InputError(f"{where}.knobs: unknown key {unknown[0]!r}; allowed: {allowed}")
     return {
         "gpu": run.gpu,
         "engine": run.engine,
@@ -74,7 +74,7 @@ def _trace(path: Path, columns: list[str] | None, where: str) -> Mapping[str, An
     try:
         trace = read_trace(path, columns)
     except ValueError as e:
-        raise MappingError(f"{where}: {path}: {e}") from None
+        raise InputError(f"{where}: {path}: {e}") from None
     memory, power, use = (trace.known(name) for name in ("memory_used_bytes", "power_w", "utilization_pct"))
     return {
         "memory_used_bytes_max": max(memory, default=None),

@@ -47,7 +47,7 @@ class Wanted:
 
 
 def speed_for(wanted: Wanted, calibrations: Path | None, project_files: Path = PROJECT_FILES) -> Speed | None:
-    """The best known costs; None without any. Raises CalibrationRecordError if a record cannot be read."""
+    """The best known costs; None without any. Raises InputError if a record cannot be read."""
     default = default_speed(wanted.gpu, wanted.dtype, ahead=wanted.ahead, rates=wanted.rates)
     unused = ""
     for source, path in _candidates(wanted, calibrations, project_files):

@@ -58,7 +58,7 @@ def predict_cells(
     run: Callable[..., Iterable[list[Prediction]]] = map,
 ) -> Iterator[Prediction]:
     """One record per cell, in no particular order. Raises WorkloadError if a workload's requests cannot be determined,
-    and CalibrationRecordError if a calibration cannot be read. `prepared`: folder with the records of measured devices
+    and InputError if a calibration cannot be read. `prepared`: folder with the records of measured devices
     (`devices`) and calibrations (`calibrations`). `project_files`: folder with calibrations that the project holds.
     `run`: `map`, or a function that does the same in parallel."""
     tasks, unpredictable = tasks_of(study, cells, prepared, project_files)

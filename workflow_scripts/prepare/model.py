@@ -36,22 +36,17 @@ TOKENIZER_FILES = (
 WEIGHT_FILES = (("*.safetensors", "*.safetensors.index.json"), ("*.bin", "*.bin.index.json"))
 
 
-class ModelError(InputError):
-    """A model folder that cannot be made; the message says why."""
-
-
 def prepare_model(
     model: Model, load_format: str, out: Path, *, weights: bool = False, trust_remote_code: bool = False
 ) -> None:
     """Write the folder `out` for `model`, whole or not at all; an existing folder is replaced.
 
     Python code of the model's repository is fetched only with `trust_remote_code`; it is never run here. Raises
-    CatalogError if `load_format` is `hub` and the catalogue names no commit; HubError if the hub does not provide the
-    files; ModelError if the hub has no weights, or a config that differs from the catalogue's; TokenizerError if the
-    config's vocabulary is too small for a tokenizer.
+    CatalogError if `load_format` is `hub` and the catalogue names no commit; InputError if the hub does not provide the
+    files or has no weights, or its config differs from the catalogue's or has too small a vocabulary for a tokenizer.
     """
     if trust_remote_code and load_format != "hub":
-        raise ModelError(f"{model.name}: trust_remote_code needs load_format: hub, because the code comes from there")
+        raise InputError(f"{model.name}: trust_remote_code needs load_format: hub, because the code comes from there")
     with _replaced_folder(out) as folder:
         if load_format == "hub":
             source = _from_hub(model, folder, weights, ("*.py",) if trust_remote_code else ())
@@ -93,7 +88,7 @@ def _from_hub(model: Model, folder: Path, weights: bool, code: tuple[str, ...]) 
         files = next(filter(None, (fetch(repo, revision, patterns) for patterns in WEIGHT_FILES)), None)
         if files is None:
             formats = ", ".join(pattern for pattern, _ in WEIGHT_FILES)
-            raise ModelError(f"{repo} at {revision} has no weights in the formats {formats}")
+            raise InputError(f"{repo} at {revision} has no weights in the formats {formats}")
         # The hub's cache holds weights once for all studies; it must remain while the study is measured.
         for path in files:
             (folder / path.name).symlink_to(path.resolve())
@@ -103,10 +98,10 @@ def _from_hub(model: Model, folder: Path, weights: bool, code: tuple[str, ...]) 
 def _check_same_config(model: Model, fetched: Path) -> None:
     """Predictions are made from the catalogue's config; if the two differed, they would be about another model."""
     if not fetched.is_file():
-        raise ModelError(f"{model.hub_repo} has no config.json at {model.revision}")
+        raise InputError(f"{model.hub_repo} has no config.json at {model.revision}")
     ours, theirs = read_json(model.config), read_json(fetched)
     if differing := sorted(key for key in ours.keys() & theirs.keys() if ours[key] != theirs[key]):
-        raise ModelError(
+        raise InputError(
             f"{model.config}: differs from {model.hub_repo} at {model.revision} in "
             + ", ".join(f"{key} ({ours[key]!r}, hub: {theirs[key]!r})" for key in differing)
         )

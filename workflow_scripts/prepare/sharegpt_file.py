@@ -8,8 +8,9 @@ The file is put where the study's workloads expect it. An existing file is only 
 import sys
 from argparse import Namespace
 
-from workflow_scripts.catalog.hub import HubError, fetch
+from workflow_scripts.catalog.hub import fetch
 from workflow_scripts.common.command import STUDY, command
+from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import sha256_of, write_bytes
 from workflow_scripts.study.study import StudyError
 from workflow_scripts.study.study_file import load_study
@@ -21,13 +22,12 @@ REVISION = "192ab2185289094fc556ec8ce5ce1e8e587154ca"
 
 
 def fetch_file(spec: ShareGptWorkload) -> None:
-    """Put the file of a workload in its place. Raises HubError if the hub does not provide the file, or not the one
-    that the study expects; nothing is written."""
+    """Put the file of a workload in its place. Raises InputError if the hub does not provide this one."""
     found = fetch(DATASET, REVISION, [spec.path.name], "dataset")
     if not found:
-        raise HubError(f"the dataset {DATASET} has no file {spec.path.name} at {REVISION}")
+        raise InputError(f"the dataset {DATASET} has no file {spec.path.name} at {REVISION}")
     if (sha256 := sha256_of(found[0])) != spec.sha256:
-        raise HubError(f"{spec.path.name} of {DATASET}: its sha256 is {sha256}, the study expects {spec.sha256}")
+        raise InputError(f"{spec.path.name} of {DATASET}: its sha256 is {sha256}, the study expects {spec.sha256}")
     write_bytes(spec.path, found[0].read_bytes())
 
 

@@ -21,10 +21,6 @@ CHAT_TEMPLATE = (
 )
 
 
-class TokenizerError(InputError):
-    """A tokenizer that cannot be built or read; the message says which and why."""
-
-
 def build_tokenizer(vocab_size: int, special_tokens: Mapping[int, str]) -> Tokenizer:
     """A byte-level BPE tokenizer without merges that has exactly `vocab_size` tokens, the same on every call.
 
@@ -37,11 +33,11 @@ def build_tokenizer(vocab_size: int, special_tokens: Mapping[int, str]) -> Token
     >>> tokenizer.encode("ab").ids, tokenizer.decode([65, 66, 280])
     ([65, 66], 'ab<|filler-280|>')
 
-    Raises TokenizerError if `vocab_size` has no room for the bytes and the special tokens.
+    Raises InputError if `vocab_size` has no room for the bytes and the special tokens.
     """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     if max(special_tokens, default=0) >= vocab_size or vocab_size < len(alphabet) + len(special_tokens):
-        raise TokenizerError(
+        raise InputError(
             f"a vocabulary of {vocab_size} tokens has no room for {len(alphabet)} bytes "
             f"and special tokens at {sorted(special_tokens)}"
         )
@@ -78,8 +74,8 @@ def write_tokenizer(folder: Path, config: Mapping[str, Any]) -> None:
 
 
 def load_vocabulary(model_dir: Path, vocab_size: int) -> Vocabulary:
-    """Read the vocabulary of a prepared model folder, without the network. `vocab_size` is the model's own, which need
-    not be the tokenizer's. Raises TokenizerError if the folder has no tokenizer that can be read."""
+    """The vocabulary of a prepared model folder; `vocab_size` is the model's own, which need not be the tokenizer's.
+    Raises InputError if the folder has no tokenizer that can be read."""
     from transformers import PreTrainedTokenizerFast  # takes a second to import, so not before arguments are checked
 
     @cache
@@ -95,7 +91,7 @@ def load_vocabulary(model_dir: Path, vocab_size: int) -> Vocabulary:
         tokenizer = ids_of(model_dir, local_files_only=True) if is_whole else as_served()
     except (OSError, ValueError):
         fault = f"{model_dir}: no tokenizer there that can be read; `kvsweep prepare-model` writes one"
-        raise TokenizerError(fault) from None
+        raise InputError(fault) from None
     special = set(tokenizer.all_special_ids)
     special |= {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
     known = {i for i in tokenizer.get_vocab().values() if i < vocab_size}
@@ -106,7 +102,7 @@ def load_vocabulary(model_dir: Path, vocab_size: int) -> Vocabulary:
 
     def encode_chat(messages: Messages) -> list[int]:
         if not as_served().chat_template:
-            raise TokenizerError(f"{model_dir}: its tokenizer has no chat template, so no workload can be a chat")
+            raise InputError(f"{model_dir}: its tokenizer has no chat template, so no workload can be a chat")
         chat = [dict(message) for message in messages]
         ids: list[int] = as_served().apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
         return ids

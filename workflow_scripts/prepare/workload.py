@@ -28,8 +28,7 @@ from workflow_scripts.workloads.request import Request, WorkloadError
 
 
 def check_fits(requests: Iterable[Request], cells: Iterable[Cell], max_positions: int) -> None:
-    """Check that every request fits the shortest context of the cells that it is for. Raises WorkloadError if a request
-    does not fit; the message names the longest request and the cell."""
+    """Raise WorkloadError, naming request and cell, if a request does not fit the shortest context of its cells."""
 
     def context(cell: Cell) -> int:
         return cell.knobs.longest_request or max_positions

@@ -73,8 +73,7 @@ def _most(rows: Iterable[dict[str, str]], field: str) -> int | None:
 
 
 def fetch(paths: StudyPaths, statuses: Iterable[CellStatus]) -> str | None:
-    """Write the records of jobs that have none and have ended; return why accounting did not answer, if it should have,
-    in one line."""
+    """Write the records of ended jobs that have none; return why accounting did not answer, if it should have."""
     wanted: dict[str, set[str]] = defaultdict(set)
     for one in statuses:
         if one.job and not paths.job(*one.job).exists():

@@ -37,19 +37,15 @@ MANIFEST, METADATA, STUDY_FILE = "manifest-sha256.txt", "ro-crate-metadata.json"
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest that zip can store; a fixed time makes equal contents equal archives
 
 
-class ArchiveError(InputError):
-    """A study that cannot be archived; the message says what is missing."""
-
-
 def contents(study: Study, study_file: Path, paths: StudyPaths) -> dict[str, Path]:
-    """Every file of the archive except the manifest and the description: its name there, and where it is now. Raises
-    ArchiveError if no cell has ended, or there are no tables or no report."""
+    """The files of the archive but manifest and description: its name there, and where it is. Raises InputError if no
+    cell has ended, or tables or report are missing."""
     for needed in (paths.tables, paths.report):
         if not needed.exists():
-            raise ArchiveError(f"{needed} is not there; `snakemake partial_report` makes it from the cells there are")
+            raise InputError(f"{needed} is not there; `snakemake partial_report` makes it from the cells there are")
     ended = [cell.id for cell in expand(study) if paths.outcomes(cell)]
     if not ended:
-        raise ArchiveError(f"{paths.root / 'cells'}: no cell of study {study.name!r} has ended")
+        raise InputError(f"{paths.root / 'cells'}: no cell of study {study.name!r} has ended")
     files = {STUDY_FILE: study_file}
     for name in CODE:
         files |= {file.relative_to(CHECKOUT).as_posix(): file for file in _files(CHECKOUT / name)}

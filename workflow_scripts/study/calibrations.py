@@ -14,7 +14,6 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 
 from workflow_scripts.catalog.gpus_and_models import Dtype, load_gpus
-from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.records import AsRecorded, Record, read_record
 from workflow_scripts.device.device_rates import DeviceRates
 from workflow_scripts.device.device_record import Device, LoadByOthers
@@ -44,10 +43,6 @@ PROMPT_AT_HALF_DEPTH = 600
 
 # A request as (prompt tokens, output tokens).
 Lengths = tuple[int, int]
-
-
-class CalibrationRecordError(InputError):
-    """A record of a calibration that cannot be read; the message names the file and what is wrong."""
 
 
 class Pass(Record):
@@ -108,8 +103,8 @@ class CalibrationRecord(Record):
 
 
 def read_calibration(path: Path) -> CalibrationRecord:
-    """Read a calibration's record. Raises CalibrationRecordError if it is missing, or it is no such record."""
-    return read_record(path, CalibrationRecord, CalibrationRecordError)
+    """Read a calibration's record. Raises InputError if it cannot be read."""
+    return read_record(path, CalibrationRecord)
 
 
 def variant(knobs: Knobs) -> str:
@@ -160,9 +155,8 @@ def calibration_name(cell: Cell) -> str:
 
 
 def calibrations_of(study: Study, cells: Iterable[Cell]) -> dict[str, Calibration]:
-    """The calibrations that cells of a study need, by name. There is none for what is not predicted, or only by the
-    device's rates: an engine whose description does not say how it forms steps, several ranks, speculative decoding,
-    and a server with a number of users."""
+    """The calibrations that cells of a study need, by name; none for what is not predicted, or only by the device's
+    rates: an engine that does not say how it forms steps, several ranks, drafts, and a server with users."""
     groups: dict[str, list[Cell]] = {}
     for cell in cells:
         answers_decide = isinstance(cell.knobs, Load) and cell.knobs.users is not None
@@ -172,8 +166,7 @@ def calibrations_of(study: Study, cells: Iterable[Cell]) -> dict[str, Calibratio
 
 
 def check_calibrations(study: Study, calibrations: Collection[str]) -> None:
-    """Raises StudyError if a study would measure only what matters, but nothing of it is calibrated: then there are no
-    predictions to choose by."""
+    """Raise StudyError if a study that measures only what matters has no calibration, and so no predictions."""
     if study.measure and not calibrations:
         able = ", ".join(sorted(name for name, engine in load_engines().items() if engine.steps_by))
         raise StudyError(
@@ -183,8 +176,7 @@ def check_calibrations(study: Study, calibrations: Collection[str]) -> None:
 
 
 def calibration_of(study: Study, group: Sequence[Cell]) -> Calibration:
-    """The calibration of cells that share one. Its settings are those of a cell whose block size is accepted and which
-    allows most; of equal cells, the study's first one."""
+    """The calibration of cells that share one: of the first that allows most, if its block size is accepted."""
 
     def is_accepted(cell: Cell) -> bool:
         size = cell.knobs.set_values().get("block_size")
@@ -207,12 +199,10 @@ def calibration_of(study: Study, group: Sequence[Cell]) -> Calibration:
 
 
 def points_for(sequences: int, tokens: int, kind: str, sustained: int = 0) -> list[list[Lengths]]:
-    """Requests of each point; a point is served at once.
-
-    Few and many sequences that decode with short and with long prompts, single prompts of several lengths, and mixtures
-    in which prompts arrive while other requests decode. `sequences`: how many may run at once; `tokens`: of the longest
-    request; `sustained`: tokens of KV at which a GPU's steps take a good part of their time to read it; 0 for no such
-    point.
+    """Requests of each point; a point is served at once. Few and many sequences that decode with short and with long
+    prompts, single prompts of several lengths, and mixtures in which prompts arrive while other requests decode.
+    `sequences`: how many may run at once; `tokens`: of the longest request; `sustained`: tokens of KV at which a GPU's
+    steps take a good part of their time to read it; 0 for no such point.
 
     >>> points_for(2, 60, "cpu")[:5]
     [[(8, 6)], [(8, 6), (8, 6)], [(32, 2)], [(54, 2)], [(54, 6)]]

@@ -57,8 +57,7 @@ def progress(study: Study, paths: StudyPaths, starts: Mapping[Cell, Sequence[Cel
 
 
 def status_of_cell(starts: Sequence[CellStatus], at_least: int) -> CellStatus:
-    """The status of a cell, given those of its starts: that of the first one that is not ok. A start beyond `at_least`
-    that has no outcome leaves the cell as it was."""
+    """The status of a cell: that of its first start that is not ok; beyond `at_least`, a missing one does not count."""
     bad = (one for one in starts if one.state != "ok" and not (one.state == "missing" and one.start > at_least))
     return next(bad, starts[0])
 

@@ -107,8 +107,7 @@ class StudyPaths:
         return self.prepared / "models" / f"{model}-{key}"
 
     def workload(self, model: str, workload: str, key: str) -> Path:
-        """Requests of a workload, tokenised for a model; `key` is the `workload_key` of the cell's definition. The
-        warm-up requests are beside it."""
+        """Requests of a workload for a model, beside its warm-up; `key` is the definition's `workload_key`."""
         return self.prepared / "workloads" / model / workload / key / "workload.jsonl"
 
     def model_config(self, model: str, revision: str | None) -> Path:

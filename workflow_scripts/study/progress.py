@@ -197,8 +197,7 @@ def _first_sample_s(trace: Path) -> float | None:
 def _left(
     runs: Runs, missing: Mapping[Cell, int], running: Sequence[Running], is_one_machine: bool, now_s: float
 ) -> tuple[float | None, list[str], bool]:
-    """Seconds until the last missing start has ended, the devices whose cells wait, and whether a start takes longer
-    than those like it."""
+    """Seconds until the last missing start has ended, the devices whose cells wait, and whether a start is late."""
     expected = _expected_s(runs)
 
     def place(cell: Cell) -> str:

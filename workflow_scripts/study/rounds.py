@@ -171,8 +171,7 @@ def last_seen_s(ended: EndedStarts, paths: StudyPaths) -> float:
 
 
 def present_round(ended: EndedStarts, now_s: float, seen_s: float = -math.inf) -> int:
-    """The round that a start now belongs to: the last one, or after a longer break the next. `now_s` is the present
-    Unix time, `seen_s` that of `last_seen_s`."""
+    """The round that a start now belongs to (`now_s`, Unix time): the last one, or the next after a longer break."""
     last = last_round(ended)
     at_s = [one.at_s for starts in ended.values() for one in starts.values() if one.round == last]
     return last if last and now_s - max(*at_s, seen_s) <= LONGEST_BREAK_S else last + 1
@@ -181,8 +180,8 @@ def present_round(ended: EndedStarts, now_s: float, seen_s: float = -math.inf) -
 def rounds_to_measure(
     ended: EndedStarts, plan: RoundPlan | None, cells: Sequence[str], at_least: int, present: int
 ) -> list[Round]:
-    """The rounds that are known before anything more is measured; `plan` is the last one, `present` the present round.
-    The rest of a round that was decided on and interrupted comes first, and then what `missing_rounds` says."""
+    """The rounds that are known before anything more is measured: first the rest of one that was decided on by the last
+    `plan` and interrupted, and then what `missing_rounds` says."""
     rest = interrupted(ended, plan, present, cells)
     if rest is None:
         return missing_rounds(ended, cells, at_least, present)

@@ -6,16 +6,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.records import StrictRecord, read_yaml, validated
 from workflow_scripts.engines.registry import load_engines
 from workflow_scripts.study.study import Name
 
 UNKNOWN_WORKLOAD = "unknown"
-
-
-class MappingError(InputError):
-    """A mapping file that cannot be used; the message names the place in it and the allowed values."""
 
 
 class Run(StrictRecord):
@@ -57,11 +52,11 @@ class Runs(StrictRecord):
 
 
 def load_runs(path: Path) -> list[Run]:
-    """The runs of a mapping file, in its order. Raises MappingError if it is not valid."""
-    return validated(Runs, read_yaml(path, MappingError), str(path), MappingError).runs
+    """The runs of a mapping file, in its order. Raises InputError if it is not valid; the message names the place."""
+    return validated(Runs, read_yaml(path), str(path)).runs
 
 
 def files_of(path: Path) -> Iterator[Path]:
-    """The files that a mapping file names. Raises MappingError if the mapping is not valid."""
+    """The files that a mapping file names. Raises InputError if the mapping is not valid."""
     for run in load_runs(path):
         yield from (path.parent / name for name in (run.results, run.trace) if name)

@@ -56,10 +56,9 @@ Prepared = tuple[ResolvedModel, Path]
 def serve_settings(
     model: ResolvedModel, model_dir: Path, knobs: VllmKnobs, effective: Mapping[str, int], draft: Prepared | None = None
 ) -> ServeSettings:
-    """Settings that serve a model in the same way as a cell was measured. `model_dir` is served unless the model comes
-    from the hub. `effective`: effective engine arguments for which `vllm serve` has other defaults than the offline
-    engine; the study's own settings take precedence. `draft`: the model that drafts tokens and its prepared folder, if
-    there is one."""
+    """Settings that serve a model as a cell was measured. `model_dir` is served unless the model comes from the hub.
+    `effective`: engine arguments that took effect and for which `vllm serve` has other defaults; the study's own
+    settings take precedence. `draft`: the model that drafts tokens, and its prepared folder."""
     name, arguments = _loaded(model, model_dir)
     if model.load_format != "hub":
         arguments |= {"load-format": "dummy"}

@@ -28,10 +28,9 @@ from workflow_scripts.workloads.workload_kinds import FileWorkload, ShareGptWork
 
 
 def load_study(path: Path, results: Path | None = None) -> Study:
-    """Read and check a study file, and make its own models known by name. `results`: folder of all results, where
-    configs of the study's own models may be stored; by default what the workflow says ($RESULTS), or `results`. Raises
-    StudyError if the file is missing, is not YAML, or contains something that is not allowed; CatalogError or HubError
-    if the config of the study's own model cannot be read or fetched."""
+    """Read and check a study file, and make its own models known by name. `results`: folder of all results, where their
+    configs may be stored; by default what the workflow says ($RESULTS), or `results`. Raises StudyError if the file
+    cannot be used, and InputError if the config of one of its models cannot be read or fetched."""
     if not path.exists():
         raise StudyError(f"{path}: there is no such study file")
     content = read_yaml(path, StudyError)
@@ -66,8 +65,7 @@ def store_configs(study: Study, paths: StudyPaths) -> None:
 
 
 def study_file(config: Mapping[str, Any], configfiles: Sequence[str | Path]) -> Path:
-    """The study that a snakemake call is for. `snakemake --configfile config/studies/NAME.yaml` gives the study itself
-    as configuration; without it, `config/config.yaml` names one under `study`."""
+    """The study of a snakemake call: the last `--configfile` that is one, or the file that the key `study` names."""
     # A file with any key of a study counts, so that misspelt `sweeps` are reported instead of another study being run.
     studies = [path for path in map(Path, configfiles) if Study.model_fields.keys() & _keys(path)]
     if studies:
@@ -83,8 +81,8 @@ def _keys(path: Path) -> set[str]:
 
 
 def check_files(study: Study) -> Iterator[str]:
-    """A note for each workload whose requests will be made from its fallback because its file is missing. Raises
-    StudyError if a workload's file is missing, or its content differs from its sha256."""
+    """A note for each workload that its fallback makes, because its file is missing. Raises StudyError if a file that
+    is needed is missing, or its content differs from its sha256."""
     for name, workload in study.workloads.items():
         if not isinstance(workload, FileWorkload):
             continue

@@ -23,8 +23,7 @@ KNOWN_FORMATS = {
 
 def trace(spec: TraceWorkload, vocabulary: Vocabulary, seed: int) -> RequestStream:
     """Requests of a trace in order of arrival, the first at 0 s; their prompts are random tokens. Rows without prompt
-    or output tokens are left out, because such requests failed. Raises WorkloadError if the file's content differs from
-    the study's sha256, or it is not a trace."""
+    or output tokens are left out, because such requests failed. Raises WorkloadError if the file cannot be used."""
     path = checked_file(spec)
     rows, source_format = read_trace(path, spec.columns)
     usable = rows[(rows["prompt_tokens"] > 0) & (rows["output_tokens"] > 0)]
@@ -43,8 +42,7 @@ def trace(spec: TraceWorkload, vocabulary: Vocabulary, seed: int) -> RequestStre
 @lru_cache(maxsize=1)  # called for each model and number of requests, on a file of millions of rows
 def read_trace(path: Path, columns: TraceColumns | None = None) -> tuple[pd.DataFrame, str]:
     """Rows of a trace, sorted by `arrival_s` (seconds), with `prompt_tokens` and `output_tokens`; and its format.
-    Raises WorkloadError if it is not a CSV file, has none of the known sets of columns, or a value is not a time or
-    number."""
+    Raises WorkloadError if it is no CSV file of a known format, or a value is not a time or number."""
     try:
         table = pd.read_csv(path)
     except (ValueError, UnicodeDecodeError) as e:

@@ -40,8 +40,7 @@ MOST_LEFT_OUT = 10_000
 
 
 def make_requests(spec: Workload, vocabulary: Vocabulary, count: int) -> tuple[list[Request], RequestStream]:
-    """The first `count` requests of a workload, and the stream from which they were drawn. Raises WorkloadError if the
-    workload's source is wrong, or has fewer requests."""
+    """The first `count` requests of a workload, and their stream. Raises WorkloadError if it has fewer."""
     generator: Generator = sharing if isinstance(spec, SharedTextWorkload) else GENERATORS[spec.kind]
     stream = _short_enough(generator(spec, vocabulary, spec.seed), spec.max_total_tokens)
     requests = list(itertools.islice(stream.requests, count))

@@ -52,8 +52,7 @@ def chat_request(messages: Messages, vocabulary: Vocabulary, output_tokens: int)
 
 
 def prompts(spec: PromptsWorkload, vocabulary: Vocabulary, seed: int) -> RequestStream:
-    """The texts in the order of the file; the seed has no effect. Raises WorkloadError if the file's content differs
-    from the study's sha256, or it holds no texts."""
+    """The texts in the order of the file; the seed has no effect. Raises WorkloadError if the file cannot be used."""
     path = checked_file(spec)
     lines = list(read_prompts(path))
     if not spec.chat and any(line.messages for line in lines):
@@ -71,8 +70,8 @@ def prompts(spec: PromptsWorkload, vocabulary: Vocabulary, seed: int) -> Request
 
 
 def read_prompts(path: Path) -> Iterator[_Line]:
-    """Texts of a file: each line that is not blank, or `prompt` of each line if the file's name ends in .jsonl. Raises
-    WorkloadError if a line is not such a record, or there is none."""
+    """Texts of a file: each line that is not blank; in a .jsonl file its `prompt` or `messages`. Raises
+    WorkloadError."""
     try:
         # Not splitlines(): it also breaks at separators such as U+2028, which a text or a JSON string may hold.
         text = path.read_text(encoding="utf-8-sig").split("\n")
@@ -96,8 +95,7 @@ def _record(line: str, where: str) -> _Line:
 
 
 def sharegpt(spec: ShareGptWorkload, vocabulary: Vocabulary, seed: int) -> RequestStream:
-    """First question and first answer of conversations in a seeded order; if there is no file, its stand-in. Raises
-    WorkloadError if the file's content differs from the study's sha256, or it is not a ShareGPT file."""
+    """First question and answer of conversations in a seeded order, or the stand-in. Raises WorkloadError."""
     if not spec.path.is_file() and not spec.chat:
         stand_ins = synthetic(spec.fallback, vocabulary, seed).requests
         requests = (replace(one, output_tokens=spec.output_tokens or one.output_tokens) for one in stand_ins)

@@ -77,9 +77,8 @@ class _Workload(StrictRecord):
         return max(self.num_prompts, (self.prompts_per_seq or 0) * max_concurrency)
 
     def total_tokens_needed(self) -> int | None:
-        """Prompt and output tokens that a request must be allowed to have, so that the study gets what it asks for. If
-        the study fixes every length, those of the longest request; if lengths are drawn, those of the shortest; None if
-        a file decides."""
+        """Tokens that a request must be allowed to have: of the longest one if the study fixes every length, of the
+        shortest one if lengths are drawn; None if a file decides."""
         return None
 
     def shared_text(self, index: int) -> SharedText | None:

@@ -6,8 +6,9 @@ import pytest
 
 from tests.unit.prepare.fake_hub import serving
 from workflow_scripts.catalog.gpus_and_models import CatalogError, get_model
+from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import read_json, sha256_of
-from workflow_scripts.prepare.model import ModelError, main, prepare_model
+from workflow_scripts.prepare.model import main, prepare_model
 
 WORKLOAD = {"kind": "fixed", "num_prompts": 4, "prompt_tokens": 8, "output_tokens": 4}
 OPT = get_model("opt-125m")
@@ -74,7 +75,7 @@ def test_a_study_may_ask_for_random_weights_of_a_hub_model_but_not_for_one_of_no
 def test_a_hub_model_without_a_commit_and_code_without_a_repository_are_refused(tmp_path):
     with pytest.raises(CatalogError, match="revision"):
         prepare_model(OPT.model_copy(update={"revision": None}), "hub", tmp_path / "out")
-    with pytest.raises(ModelError, match="trust_remote_code needs load_format: hub"):
+    with pytest.raises(InputError, match="trust_remote_code needs load_format: hub"):
         prepare_model(OPT, "dummy", tmp_path / "out", trust_remote_code=True)
     assert list(tmp_path.iterdir()) == []
 

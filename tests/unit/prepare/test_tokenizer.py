@@ -7,9 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workflow_scripts.catalog.gpus_and_models import load_models
+from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import read_json
 from workflow_scripts.physics.model_facts import read_model_facts
-from workflow_scripts.prepare.tokenizer import TokenizerError, build_tokenizer, load_vocabulary, write_tokenizer
+from workflow_scripts.prepare.tokenizer import build_tokenizer, load_vocabulary, write_tokenizer
 
 
 @st.composite
@@ -50,7 +51,7 @@ def test_the_tokenizer_is_the_same_in_every_process():
 
 @pytest.mark.parametrize(("size", "special"), [(255, {}), (257, {0: "<s>", 1: "</s>"}), (300, {300: "<s>"})])
 def test_a_vocabulary_without_room_is_refused(size, special):
-    with pytest.raises(TokenizerError, match=f"a vocabulary of {size} tokens has no room"):
+    with pytest.raises(InputError, match=f"a vocabulary of {size} tokens has no room"):
         build_tokenizer(size, special)
 
 
@@ -84,7 +85,7 @@ def test_random_prompts_need_no_torch(model_dir):
 
 def test_a_folder_without_tokenizer_is_refused_and_encoding_adds_what_the_tokenizer_adds(model_dir, tmp_path):
     assert load_vocabulary(model_dir, 300).text_ids.tolist() == list(range(2, 300))
-    with pytest.raises(TokenizerError, match="no tokenizer there"):
+    with pytest.raises(InputError, match="no tokenizer there"):
         load_vocabulary(tmp_path, 300)
     from tokenizers import Tokenizer, processors
 

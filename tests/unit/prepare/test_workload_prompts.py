@@ -6,9 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import sha256_of
 from workflow_scripts.predict.forecast import lengths_of
-from workflow_scripts.prepare.tokenizer import TokenizerError, load_vocabulary
+from workflow_scripts.prepare.tokenizer import load_vocabulary
 from workflow_scripts.workloads.make_requests import make_requests
 from workflow_scripts.workloads.request import WorkloadError
 from workflow_scripts.workloads.vocabulary import Vocabulary
@@ -66,7 +67,7 @@ def test_a_model_without_a_template_is_told(model_dir, tmp_path):
     del settings["chat_template"]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     vocabulary = load_vocabulary(tmp_path, 4096)
-    with pytest.raises(TokenizerError, match="no chat template"):
+    with pytest.raises(InputError, match="no chat template"):
         make_requests(prompts(FOLDER / "chats.jsonl", chat=True), vocabulary, 3)
 
 

@@ -12,13 +12,13 @@ from tests.unit import made_studies
 from workflow_scripts.analyse.cells.imported_cells import imported_cells
 from workflow_scripts.catalog import hub
 from workflow_scripts.catalog.gpus_and_models import ENTERED, CatalogError, get_model
+from workflow_scripts.common.faults import InputError
 from workflow_scripts.parse.imported_runs import read_runs
 from workflow_scripts.predict.forecast import predict_cells
 from workflow_scripts.prepare.model import main as prepare_model
 from workflow_scripts.study.definition import definitions_sha256, resolved_models
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.paths import StudyPaths
-from workflow_scripts.study.runs_file import MappingError
 from workflow_scripts.study.study_file import load_study, store_configs
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -98,7 +98,7 @@ def test_a_repository_needs_the_hub_once(write_study, tmp_path, monkeypatch):
     ENTERED.clear()
     monkeypatch.setattr(hub, "snapshot_download", unreachable)
     assert resolved_models(load_study(path, tmp_path / "results"))["mine"] == model
-    with pytest.raises(hub.HubError, match=f"org/model at {COMMIT}: the hub cannot be reached"):
+    with pytest.raises(InputError, match=f"org/model at {COMMIT}: the hub cannot be reached"):
         load_study(path, tmp_path / "elsewhere")
 
 
@@ -107,7 +107,7 @@ def test_an_imported_run_may_name_a_model_of_the_study(write_study, folder, tmp_
     (tmp_path / "log.txt").write_text("Throughput: 1.00 requests/s, 20.00 total tokens/s, 10.00 output tokens/s\n")
     run = {"gpu": "h100-sxm", "engine": "vllm", "model": "mine", "results": "log.txt", "tokens_per_request": [10, 10]}
     mapping.write_text(yaml.safe_dump({"schema_version": 1, "runs": [run]}))
-    with pytest.raises(MappingError, match=r"runs.0: unknown model 'mine'; allowed: "):
+    with pytest.raises(InputError, match=r"runs.0: unknown model 'mine'; allowed: "):
         read_runs(mapping)
     load_study(write_study({"folder": str(folder)}))
     (record,) = read_runs(mapping)
