@@ -26,7 +26,7 @@ from tests.pretended_gpu import (
     build,
 )
 from tests.unit.measure.test_run import defined
-from workflow_scripts.catalog.gpus_and_models import CatalogError, Gpu, load_gpus
+from workflow_scripts.catalog.gpus_and_models import Gpu, load_gpus
 from workflow_scripts.common.files import read_json, read_jsonl
 from workflow_scripts.device import device_check as device
 from workflow_scripts.device.device_check import WrongDeviceError, device_lock, found_device
@@ -295,11 +295,3 @@ def test_the_catalogue_has_no_pretended_gpu():
 def test_only_a_pretended_gpu_is_simulated_and_each_is(changed):
     with pytest.raises(ValueError, match="simulated must be true exactly if"):
         Gpu.model_validate(PRETENDED.model_dump() | changed)
-
-
-def test_another_catalogue_is_read_where_the_environment_names_one(monkeypatch):
-    monkeypatch.setenv("KVSWEEP_GPUS", str(CATALOGUE))
-    assert list(load_gpus()) == ["pretended-gpu", "cpu-all"]
-    monkeypatch.setenv("KVSWEEP_GPUS", "nowhere.yaml")
-    with pytest.raises(CatalogError, match=r"nowhere\.yaml"):
-        load_gpus()

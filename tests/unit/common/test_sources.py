@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.unit.made_studies import end_cell
 from workflow_scripts.__main__ import COMMANDS
 from workflow_scripts.cluster.batches import ended_cells
 from workflow_scripts.common.files import write_json
 from workflow_scripts.common.sources import PACKAGE, sources
-from workflow_scripts.study.definition import cell_definition, resolved_models
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study_file import load_study
@@ -53,11 +53,8 @@ def test_sources_hold_the_figures_of_other_studies_and_a_module_that_is_not_ther
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A checkout in which every cell of the demo is measured and every output lies, each an empty file newer than the
-    code.
-
-    Its cells have one start each, because a decision on further rounds cannot be empty.
-    """
+    """A checkout in which every cell of the demo is measured and every output lies, an empty file newer than the code.
+    Cells have one start, because a decision on further rounds cannot be empty."""
     root = tmp_path_factory.mktemp("checkout")
     for name in ("Snakefile", "config", "profiles", "report", "rules", "workflow_scripts"):
         copy = shutil.copytree if (CHECKOUT / name).is_dir() else shutil.copy
@@ -65,12 +62,9 @@ def finished(tmp_path_factory):
     demo = root / "config/studies/demo.yaml"
     demo.write_text(yaml.safe_dump(yaml.safe_load(demo.read_text()) | {"starts": 1}))
     study = load_study(demo)
-    paths, models = StudyPaths(root / "results", study.name), resolved_models(study)
+    paths = StudyPaths(root / "results", study.name)
     for cell in expand(study):
-        definition = cell_definition(study, cell, models).as_json()
-        write_json(
-            paths.outcome(cell), {"outcome": "ok", "definition": definition, "provenance": {"ended_at": "2026-01-01"}}
-        )
+        end_cell(study, paths, cell)
     for gpu in {cell.gpu for cell in expand(study)}:
         write_json(paths.ended(gpu), ended_cells([cell for cell in expand(study) if cell.gpu == gpu], paths))
     for path in root.rglob("*"):
@@ -78,10 +72,7 @@ def finished(tmp_path_factory):
     for line in snakemake(root, "--summary").splitlines()[1:]:
         output = root / line.split("\t")[0]
         output.parent.mkdir(parents=True, exist_ok=True)
-        if output.name == "figures":
-            output.mkdir()
-        else:
-            output.touch()
+        output.mkdir() if output.name == "figures" else output.touch()
         os.utime(output, (1.1e9, 1.1e9))
     return root
 

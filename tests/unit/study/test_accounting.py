@@ -2,12 +2,9 @@
 
 import pytest
 
-from tests.unit.made_studies import end_cell, fixed, write_study
+from tests.unit.made_studies import MadeStudy, end_cell, fixed
 from workflow_scripts.study import accounting, status
 from workflow_scripts.study.accounting import AccountedJob, accounted_jobs, by_node, jobs_in
-from workflow_scripts.study.grid import expand
-from workflow_scripts.study.paths import StudyPaths
-from workflow_scripts.study.study_file import load_study
 
 # Slurm 22.05.8 with limits of memory: one job had to wait for the other's GPU, one ran out of memory in a step and was
 # not ended by that, one was cancelled, and two were running.
@@ -55,13 +52,12 @@ def test_jobs_that_have_ended_have_the_highest_memory_of_their_steps_and_their_t
 @pytest.fixture
 def measured(tmp_path, monkeypatch):
     """The call of status on a study with a cell measured in job 5622304 and one without a job; `folder` is on PATH."""
-    study = load_study(write_study(tmp_path, {"knobs": {"max_num_seqs": [1, 2]}}, workloads={"short": fixed()}))
-    paths = StudyPaths(tmp_path / "results", study.name)
+    made = MadeStudy(tmp_path, {"knobs": {"max_num_seqs": [1, 2]}}, workloads={"short": fixed()})
     job = {"SLURM_JOB_ID": "5622304", "SLURM_CLUSTER_NAME": "lab"}
-    for cell, of_cell in zip(expand(study), (job, {}), strict=True):
-        end_cell(study, paths, cell, provenance={"job": of_cell})
+    for cell, of_cell in zip(made.cells.values(), (job, {}), strict=True):
+        end_cell(made.study, made.paths, cell, provenance={"job": of_cell})
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    return tmp_path, paths, ["--study", str(next(tmp_path.glob("*.yaml"))), "--results", str(paths.results)]
+    return tmp_path, made.paths, ["--study", str(made.file), "--results", str(made.paths.results)]
 
 
 def says(folder, script):

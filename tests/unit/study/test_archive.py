@@ -7,27 +7,24 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.made_studies import end_cell, fixed, write_study
+from tests.unit.made_studies import MadeStudy, end_cell, fixed
 from workflow_scripts.study import archive
 from workflow_scripts.study.archive import main
-from workflow_scripts.study.grid import expand
 from workflow_scripts.study.paths import StudyPaths
-from workflow_scripts.study.study_file import load_study
 
 
 @pytest.fixture
 def study(tmp_path):
     """A study of which three cells have ended and tables and report are there."""
     sweep = {"gpu": ["h200", "l40s"], "knobs": {"block_size": [16, 32]}}
-    path = write_study(tmp_path, sweep, name="kept", question="what is kept?", workloads={"short": fixed()})
-    loaded = load_study(path)
-    paths = StudyPaths(tmp_path / "results", "kept")
-    for number, cell in enumerate(expand(loaded)[:3]):
+    made = MadeStudy(tmp_path, sweep, name="kept", question="what is kept?", workloads={"short": fixed()})
+    paths = made.paths
+    for number, cell in enumerate([*made.cells.values()][:3]):
         (paths.cell(cell) / "raw").mkdir(parents=True)
         (paths.cell(cell) / "raw/engine.log").write_text(f"log {number}\n")
         lock = {"h200": "cuda.txt", "l40s": "vllm-0.25.1-cpu.txt"}[cell.gpu]
         ended = {"engine_version": "vllm 0.32.0", "lock": lock, "ended_at": f"2026-01-0{number + 1}T00:00:00+00:00"}
-        end_cell(loaded, paths, cell, provenance={"host": f"node-{cell.gpu}", **ended})
+        end_cell(made.study, paths, cell, provenance={"host": f"node-{cell.gpu}", **ended})
     paths.tables.mkdir()
     (paths.tables / "cells.csv").write_text("cell_id\n")
     paths.report.write_text("<!doctype html>\n")
@@ -38,7 +35,7 @@ def study(tmp_path):
     killed = paths.root / "prepared/calibrations/h200/vllm/opt-125m/default.partial"
     killed.mkdir(parents=True)
     (killed / "engine.log").write_text("killed\n")
-    return path
+    return made.file
 
 
 def archived(study: Path, name: str = "kept.zip") -> zipfile.ZipFile:
@@ -48,7 +45,8 @@ def archived(study: Path, name: str = "kept.zip") -> zipfile.ZipFile:
 
 
 def test_it_holds_what_was_asked_measured_and_found_with_hashes_and_is_the_same_each_time(study):
-    names = set(archived(study).namelist())
+    archive = archived(study)
+    names = set(archive.namelist())
     cells = {name for name in names if name.endswith("outcome.json")}
     assert len(cells) == 3
     assert {str(Path(cell).parent / "raw/engine.log") for cell in cells} <= names
@@ -64,14 +62,12 @@ def test_it_holds_what_was_asked_measured_and_found_with_hashes_and_is_the_same_
         "results/kept/prepared/models/opt-125m-0/config.json",
     } <= names
     assert not [name for name in names if name.endswith((".pyc", ".safetensors")) or ".partial" in name]
-    archive = archived(study)
     lines = archive.read("manifest-sha256.txt").decode().splitlines()
     listed = {name: digest for digest, name in (line.split("  ", 1) for line in lines)}
     assert set(listed) == set(archive.namelist()) - {"manifest-sha256.txt"}
     assert listed == {name: hashlib.sha256(archive.read(name)).hexdigest() for name in listed}
-    archived(study, "one.zip")
-    archived(study, "two.zip")
-    assert (study.parent / "one.zip").read_bytes() == (study.parent / "two.zip").read_bytes()
+    archived(study, "again.zip")
+    assert (study.parent / "again.zip").read_bytes() == (study.parent / "kept.zip").read_bytes()
 
 
 def test_the_description_names_the_commit_of_the_code(study, monkeypatch):
