@@ -35,11 +35,11 @@ from workflow_scripts.workloads.request import Request
 PAIRS = 4
 
 
-def passes_s(engine: Engine, requests: Sequence[Request], kind: str, pairs: int = PAIRS) -> dict[str, list[float]]:
+def passes_s(engine: Engine, requests: Sequence[Request], kind: str) -> dict[str, list[float]]:
     """Seconds of alternating passes over the requests with and without the trace of a device of this kind."""
     seconds: dict[str, list[float]] = {"traced": [], "untraced": []}
     with tempfile.TemporaryDirectory() as scratch:
-        for number in range(2 * pairs):
+        for number in range(2 * PAIRS):
             # ABBA order: a drift affects both equally.
             traced = number % 4 in (0, 3)
             engine.reset()
@@ -86,7 +86,6 @@ def _own_benchmark_s(cell: Cell, model_dir: Path, load_format: str, dtype: str, 
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Compare both ways on one cell and write the seconds."""
     parser = argparse.ArgumentParser(description="Overhead of measuring one cell of the engine vllm.")
     parser.add_argument("--study", type=Path, required=True, help="the study's YAML file")
     parser.add_argument("--cell", required=True, help="gpu/vllm/model/workload/knobs")

@@ -32,12 +32,9 @@ def _contents(paths: StudyPaths, gpu: str) -> Iterator[Path]:
     yield from sorted(paths.calibration("any").parent.glob("**/*.json"))
     # The folder of a cell holds those of its further starts.
     folders = {log.parent for log in (paths.root / "cells").glob("**/measure.log")}
-    yield from sorted((one for one in folders if not one.name.startswith(START_FOLDER)), key=_ended)
-
-
-def _ended(cell: Path) -> tuple[bool, str]:
-    """Sort key: cells that have ended come first, so that archives left behind hold only the others."""
-    return not (cell / "outcome.json").exists(), str(cell)
+    cells = sorted(one for one in folders if not one.name.startswith(START_FOLDER))
+    # Cells that have ended come first, so that archives left behind hold only the others.
+    yield from sorted(cells, key=lambda cell: not (cell / "outcome.json").exists())
 
 
 def pack(paths: StudyPaths, gpu: str, folder: Path, full_bytes: int = FULL_BYTES) -> list[Path]:

@@ -69,7 +69,6 @@ QUESTIONS: dict[str, Callable[[], str]] = {
 
 
 def main(_: Sequence[str] | None = None) -> int:
-    """Print the answer to each question, or the error that prevents it; always 0."""
     for name, ask in QUESTIONS.items():
         try:
             answer = ask()

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from benchmarks.gpu_host.evidence import pack
 from benchmarks.gpu_host.probe import main as probe
+from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.common.command import run_command
 from workflow_scripts.measure.batch import measure_device
 from workflow_scripts.measure.cell import PARTIAL, WRONG_DEVICE, find_cell
@@ -34,7 +35,6 @@ from workflow_scripts.study.rounds import CellStart
 from workflow_scripts.study.study import Study, StudyError
 from workflow_scripts.study.study_file import load_study
 
-CHECKOUT = Path(__file__).resolve().parents[2]
 PACKING_S = 20.0
 RATES_S = 60.0
 # Limit of a cell's first attempt, including all imports and compilation; a cell that takes longer counts as hanging.
@@ -55,15 +55,9 @@ ENVIRONMENT = {
 class Visit:
     """What is to be measured on a host, and until when.
 
-    Attributes:
-        file: the study's file.
-        study: the study.
-        paths: where its results are.
-        gpu: the study's name of the host's GPU.
-        deadline_s: when the last measurement ends, on the monotonic clock.
-        cell_s: seconds that must be left to start a cell.
-        calibrate_after: the calibrations are measured when this many cells have an outcome.
-        again: cells that get a second start, as patterns of their names.
+    `deadline_s`: when the last measurement ends, on the monotonic clock. `cell_s`: seconds that must be left to start a
+    cell. `calibrate_after`: the calibrations are measured when this many cells have an outcome. `again`: cells that get
+    a second start, as patterns of their names.
     """
 
     file: Path
@@ -77,11 +71,9 @@ class Visit:
 
     @cached_property
     def cells(self) -> list[Cell]:
-        """The cells of the GPU, in the study's order."""
         return [cell for cell in expand(self.study) if cell.gpu == self.gpu]
 
     def left_s(self) -> float:
-        """Seconds that are left."""
         return self.deadline_s - time.monotonic()
 
     def outcomes(self) -> dict[CellStart, str | None]:
@@ -98,7 +90,6 @@ class Visit:
         return found
 
     def command(self, name: str, *arguments: str) -> list[str]:
-        """A command of the pipeline on this study."""
         known = ["--study", str(self.file), "--results", str(self.paths.results)]
         return [sys.executable, "-m", "workflow_scripts", name, *known, *arguments]
 
@@ -213,7 +204,6 @@ def compare_within(visit: Visit, cell: str) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure a study within a time budget and pack the evidence."""
     parser = argparse.ArgumentParser(
         description="Measure a study unattended within a time budget; call it again to go on.",
         epilog="exit 0: every start has an outcome; 1: some have none yet; 2: bad input",
