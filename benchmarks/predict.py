@@ -154,24 +154,17 @@ def show(whole: Predictions, cross: Predictions, values: Mapping[str, tuple[floa
     rates = np.abs([rate for cell, (rate, _) in errors.items() if f"/{OTHER}/" not in cell and SERVER not in cell])
     waits = np.abs([first for cell, (_, first) in errors.items() if SERVER in cell])
     inside = within_band(whole, values)
-    figures = {
-        "median error": f"{np.median(rates):.1f} %, {len(rates)} of {len(values)} cells" if len(rates) else "none",
-        "90th percentile": f"{np.percentile(rates, 90):.1f} %" if len(rates) else "none",
-        "cells within their band": f"{100 * np.mean(inside):.0f} % of {len(inside)}"
-        if inside
-        else "no cell has a band",
-        "another model, median error": f"{np.median(np.abs([r for r, _ in other.values()])):.1f} %"
-        if other
-        else "none",
-        "TTFT of servers below saturation": f"{waits.max():.1f} % at most, {len(waits)} cells"
-        if len(waits)
-        else "none",
+    of_other = np.abs([rate for rate, _ in other.values()])
+    figures = {  # a function is only called if there are values
+        "median error": (rates, lambda: f"{np.median(rates):.1f} %, {len(rates)} of {len(values)} cells"),
+        "90th percentile": (rates, lambda: f"{np.percentile(rates, 90):.1f} %"),
+        "cells within their band": (inside, lambda: f"{100 * np.mean(inside):.0f} % of {len(inside)}"),
+        "another model, median error": (of_other, lambda: f"{np.median(of_other):.1f} %"),
+        "TTFT of servers below saturation": (waits, lambda: f"{waits.max():.1f} % at most, {len(waits)} cells"),
     }
-    goals = Table(title="Figures and goals", title_justify="left")
-    for heading in ("", "here", "goal"):
-        goals.add_column(heading)
-    for name, figure in figures.items():
-        goals.add_row(name, figure, GOALS[name])
+    goals = Table("", "here", "goal", title="Figures and goals", title_justify="left")
+    for name, (of, figure) in figures.items():
+        goals.add_row(name, figure() if len(of) else "none", GOALS[name])
     console.print(goals)
 
 

@@ -128,13 +128,8 @@ def synthetic(rng: np.random.Generator, noise: np.random.Generator) -> Grid:
         gpus=1.0,
         preemptions=0.0,
     )
-    return Grid(
-        plan.reindex(columns=list(FIELDS)),
-        _cells(keys, true * slower, output_tokens, preempts, noise),
-        MARGIN_PCT,
-        STARTS,
-        AT_LEAST,
-    )
+    cells = _cells(keys, true * slower, output_tokens, preempts, noise)
+    return Grid(plan.reindex(columns=list(FIELDS)), cells, MARGIN_PCT, STARTS, AT_LEAST)
 
 
 def _costs(gpu: str) -> StepCosts:
@@ -213,14 +208,11 @@ def _cells(
 
 def of_results(name: str, results: Path) -> Grid | None:
     """The grid of a complete study in a folder of results; None if it was not measured there."""
-    folder, study_file = results / name, CHECKOUT / "config" / "studies" / f"{name}.yaml"
-    if not (folder / "tables" / "cells.parquet").exists() or not (folder / "plan" / "plan.parquet").exists():
+    files = [results / name / file for file in ("plan/plan.parquet", "tables/cells.parquet")]
+    if not all(file.exists() for file in files):
         return None
-    study = load_study(study_file)
-    plan, cells = (
-        pd.read_parquet(folder / "plan" / "plan.parquet"),
-        pd.read_parquet(folder / "tables" / "cells.parquet"),
-    )
+    study = load_study(CHECKOUT / "config" / "studies" / f"{name}.yaml")
+    plan, cells = map(pd.read_parquet, files)
     cells = cells[cells["cell_id"].isin(plan["cell_id"]) & (cells["study"] == name)]
     starts = round(counted(cells).groupby("cell_id")["start"].nunique().mean())
     at_least = min(starts, study.starts.at_least)
@@ -373,20 +365,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in args.grids:
         if name != "synthetic" and of_results(name, args.results) is None:
             continue
-        console = Console(stderr=True)
-        found = list(
-            track(
-                replays(name, args.results, args.replays, args.seed, args.time_pct / 100),
-                name,
-                args.replays,
-                console=console,
-            )
-        )
-        row, of_grid = _row(name, found)
+        found = replays(name, args.results, args.replays, args.seed, args.time_pct / 100)
+        row, of_grid = _row(name, list(track(found, name, args.replays, console=Console(stderr=True))))
         fits &= of_grid
         table.add_row(*row)
-    console = Console(width=160)
-    console.print(table)
+    Console(width=160).print(table)
     return 0 if fits else 1
 
 
