@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.unit.prepare.fake_hub import serving
-from workflow_scripts.catalog.gpus_and_models import CatalogError, get_model
+from workflow_scripts.catalog.gpus_and_models import get_model
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import read_json, sha256_of
 from workflow_scripts.prepare.model import main, prepare_model
@@ -72,9 +72,7 @@ def test_a_study_may_ask_for_random_weights_of_a_hub_model_but_not_for_one_of_no
     assert (tmp_path / "out" / "tokenizer.json").is_file()
 
 
-def test_a_hub_model_without_a_commit_and_code_without_a_repository_are_refused(tmp_path):
-    with pytest.raises(CatalogError, match="revision"):
-        prepare_model(OPT.model_copy(update={"revision": None}), "hub", tmp_path / "out")
+def test_code_without_a_repository_is_refused(tmp_path):
     with pytest.raises(InputError, match="trust_remote_code needs load_format: hub"):
         prepare_model(OPT, "dummy", tmp_path / "out", trust_remote_code=True)
     assert list(tmp_path.iterdir()) == []

@@ -85,11 +85,7 @@ def test_a_file_that_is_no_trace_is_refused(tmp_path, content, words):
     assert "\n" not in str(error.value)
 
 
-def test_a_missing_file_another_one_and_a_column_named_twice_are_refused(tmp_path):
-    with pytest.raises(WorkloadError, match="there is no such file"):
-        make_requests(trace(TRACES / "azure.csv").model_copy(update={"file": tmp_path / "none.csv"}), VOCABULARY, 1)
-    with pytest.raises(WorkloadError, match="the study expects " + "0" * 64):
-        make_requests(trace(TRACES / "azure.csv", sha256="0" * 64), VOCABULARY, 1)
+def test_a_column_named_twice_is_refused():
     with pytest.raises(ValidationError, match="three columns"):
         TraceColumns(arrival="t", prompt_tokens="tokens", output_tokens="tokens")
 
