@@ -63,8 +63,10 @@ def expand(study: Study) -> tuple[Cell, ...]:
         check_known(sweep.gpu, gpus, f"{place}.gpu")
         check_known(sweep.model, models, f"{place}.model")
         _check_environments(sweep, place)
-        # As a default of all sweeps such a knob may be meant for only some of the study's devices.
-        for name in sweep.knobs:
+        for name, values in sweep.knob_values().items():
+            if not values:
+                raise StudyError(f"{place}.knobs.{name}: an empty list leaves no cell; give at least one value")
+            # As a default of all sweeps such a knob may be meant for only some of the study's devices.
             kind = every_knob()[name].only_on if name in every_knob() else None
             if kind and (others := [gpu for gpu in sweep.gpu if gpus[gpu].kind != kind]):
                 raise StudyError(
@@ -86,8 +88,6 @@ def expand(study: Study) -> tuple[Cell, ...]:
             if known := cells.get(cell.id):
                 cell = replace(known, sweeps=tuple(dict.fromkeys(known.sweeps + cell.sweeps)))
             cells[cell.id] = cell
-    if not cells:
-        raise StudyError(f"study {study.name!r}: the grid is empty; give each sweep at least one value per knob")
     return tuple(cells.values())
 
 
@@ -178,9 +178,6 @@ def _fault_of(cell: Cell, study: Study) -> str | None:
 
 def _cells_of(sweep: Sweep, study: Study, place: str) -> Iterator[Cell]:
     values = sweep.knob_values()
-    for name, options in values.items():
-        if not options:
-            raise StudyError(f"{place}.knobs.{name}: an empty list leaves no cell; give at least one value")
     for engine in sweep.engine:
         defaults = study.engine_defaults.get(engine, {})
         settings = [

@@ -42,18 +42,14 @@ _STYLES = {"ok": "green", "infeasible": "yellow", "missing": "dim", PREDICTED: "
 
 
 def counts(statuses: Iterable[CellStatus]) -> Table:
-    statuses = list(statuses)
-    seen = [state for state in STATES if any(s.state == state for s in statuses)]
+    count = Counter((s.cell.gpu, s.cell.engine_at, s.cell.model, s.cell.workload, s.state) for s in statuses)
     table = Table("GPU", "engine", "model", "workload", box=None, pad_edge=False)
+    total = {state: sum(cells for key, cells in count.items() if key[-1] == state) for state in STATES}
+    seen = [state for state in STATES if total[state]]
     for state in seen:
         table.add_column(state, justify="right", style=_STYLES.get(state, "red"))
-    groups: dict[tuple[str, str, str, str], Counter[str]] = {}
-    for s in statuses:
-        key = (s.cell.gpu, s.cell.engine_at, s.cell.model, s.cell.workload)
-        groups.setdefault(key, Counter())[s.state] += 1
-    for key, count in groups.items():
-        table.add_row(*key, *(str(count[state] or "·") for state in seen))
-    total = Counter(s.state for s in statuses)
+    for group in dict.fromkeys(key[:-1] for key in count):
+        table.add_row(*group, *(str(count[*group, state] or "·") for state in seen))
     table.add_row("all", "", "", "", *(str(total[state]) for state in seen), style="bold")
     return table
 
@@ -68,23 +64,21 @@ def failures(statuses: Iterable[CellStatus]) -> Iterator[Text]:
             yield Text(f"    {s.cell.id}{f' start {s.start}' if s.start > 1 else ''}  {s.log}")
 
 
-def differences(statuses: Iterable[CellStatus]) -> Iterator[str]:
+def differences(statuses: Sequence[CellStatus]) -> Iterator[str]:
     """Why cells cannot be compared: environments from more than one lock, or more than one processor."""
-    statuses = list(statuses)
-    yield from _kept_apart("in environments of different locks", [(s.lock, s) for s in statuses])
-    yield from _kept_apart("on different processors", [(s.processor, s) for s in statuses])
-
-
-def _kept_apart(how: str, named: Iterable[tuple[str | None, CellStatus]]) -> Iterator[str]:
-    groups: dict[str, list[CellStatus]] = {}
-    for name, status in named:
-        if name is not None:
-            groups.setdefault(name, []).append(status)
-    if len(groups) > 1:
-        yield f"Measured {how}, so not compared with each other:"
-        for name, alike in groups.items():
-            where = ", ".join(sorted({f"{s.cell.gpu} on {s.host}" for s in alike}))
-            yield f"    {name}: {len({s.cell for s in alike})} cells, {where}"
+    for how, named in (
+        ("in environments of different locks", [(s.lock, s) for s in statuses]),
+        ("on different processors", [(s.processor, s) for s in statuses]),
+    ):
+        groups: dict[str, list[CellStatus]] = {}
+        for name, status in named:
+            if name is not None:
+                groups.setdefault(name, []).append(status)
+        if len(groups) > 1:
+            yield f"Measured {how}, so not compared with each other:"
+            for name, alike in groups.items():
+                where = ", ".join(sorted({f"{s.cell.gpu} on {s.host}" for s in alike}))
+                yield f"    {name}: {len({s.cell for s in alike})} cells, {where}"
 
 
 def rounds(study: Study, paths: StudyPaths) -> Iterator[str]:
