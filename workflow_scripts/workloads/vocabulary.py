@@ -14,10 +14,6 @@ if TYPE_CHECKING:  # each measuring command would take a fifth of a second to im
 Messages = Sequence[dict[str, str]]
 
 
-def _no_chat(messages: Messages) -> list[int]:
-    raise NotImplementedError("this vocabulary has no chat template")
-
-
 @dataclass(frozen=True)
 class Vocabulary:
     """What a workload needs from a model's tokenizer.
@@ -29,7 +25,7 @@ class Vocabulary:
 
     text_ids: NDArray[np.int64]
     encode: Callable[[str], list[int]]
-    encode_chat: Callable[[Messages], list[int]] = _no_chat
+    encode_chat: Callable[[Messages], list[int]]
 
     def random_ids(self, rng: np.random.Generator, count: int) -> list[int]:
         """`count` ids drawn uniformly from `text_ids`; they are never decoded, so their number is exact."""

@@ -258,7 +258,7 @@ DEMO = load_study(Path("config/studies/demo.yaml"))
 @pytest.mark.parametrize("name", ["chat", "shared-prefix"])
 def test_they_are_those_of_the_requests_that_are_measured(name):
     spec = DEMO.workloads[name]
-    vocabulary = Vocabulary(np.arange(100, 4000), lambda text: [])
+    vocabulary = Vocabulary(np.arange(100, 4000), list, list)
     requests, stream = make_requests(spec, vocabulary, 32)
     lengths, kind = lengths_of(spec, 32)
     assert lengths.prompt_tokens.tolist() == [len(r.prompt_token_ids) for r in requests]

@@ -17,7 +17,7 @@ from workflow_scripts.workloads.workload_kinds import PromptsWorkload
 
 FOLDER = Path(__file__).parents[2] / "fixtures" / "prompts"
 # A token a byte, as the tokenizer of a model without weights has it.
-VOCABULARY = Vocabulary(np.arange(300, 3000), lambda text: list(text.encode()))
+VOCABULARY = Vocabulary(np.arange(300, 3000), lambda text: list(text.encode()), list)
 
 
 def prompts(file: Path, **changed) -> PromptsWorkload:

@@ -30,13 +30,13 @@ from workflow_scripts.workloads.workload_kinds import (
 )
 
 
-def no_text(text: str) -> list[int]:
+def no_text(_: object) -> list[int]:
     raise AssertionError("random prompts are ids; nothing is encoded")
 
 
 # A vocabulary with gaps, as special tokens make them.
 TEXT_IDS = np.array([i for i in range(3000) if i % 7])
-VOCABULARY = Vocabulary(TEXT_IDS, no_text)
+VOCABULARY = Vocabulary(TEXT_IDS, no_text, no_text)
 
 seeds = st.integers(0, 2**40)
 tokens = st.integers(4, 40)
@@ -114,7 +114,7 @@ def test_warmup_has_the_lengths_of_the_workload_and_shares_no_block_with_it(spec
 
 def test_a_warmup_that_cannot_differ_and_a_limit_that_no_request_keeps_are_refused():
     spec = FixedWorkload(kind="fixed", num_prompts=1, prompt_tokens=1, output_tokens=1)
-    vocabulary = Vocabulary(np.array([5, 6]), no_text)
+    vocabulary = Vocabulary(np.array([5, 6]), no_text, no_text)
     requests, _ = make_requests(spec, vocabulary, 50)
     with pytest.raises(WorkloadError, match="50 warm-up requests are needed"):
         make_warmup(spec, vocabulary, requests)

@@ -18,7 +18,7 @@ from workflow_scripts.workloads.vocabulary import Vocabulary
 from workflow_scripts.workloads.workload_kinds import TraceColumns, TraceWorkload
 
 TRACES = Path(__file__).parents[2] / "fixtures" / "traces"
-VOCABULARY = Vocabulary(np.arange(2, 3000), list)
+VOCABULARY = Vocabulary(np.arange(2, 3000), list, list)
 
 
 def trace(file: Path, **changed) -> TraceWorkload:

@@ -18,7 +18,7 @@ def retried() -> Any:
 
 
 def test_a_class_is_a_workload():
-    spec, vocabulary = retried(), Vocabulary(np.arange(1000), lambda text: [])
+    spec, vocabulary = retried(), Vocabulary(np.arange(1000), list, list)
     requests, stream = make_requests(spec, vocabulary, 6)
     prompts = [tuple(request.prompt_token_ids) for request in requests]
     assert prompts[0::2] == prompts[1::2]
