@@ -261,8 +261,6 @@ def test_parameters_that_a_token_uses_are_as_published(name):
 
 
 def test_decode_reads_the_output_matrix_but_only_rows_of_the_tables():
-    llama = read_model_facts(MODELS["llama-3.1-8b-instruct"].config)
-    assert llama.decode_weight_bytes == 2 * (llama.parameters - 128256 * 4096)
     opt = read_model_facts(MODELS["opt-125m"].config)
     assert opt.decode_weight_bytes == 2 * (opt.parameters - 2050 * 768)
     assert opt.lm_head_parameters == 0
