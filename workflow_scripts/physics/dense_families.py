@@ -62,10 +62,10 @@ def mlp_of(c: ConfigValues, **others: Any) -> Mlp:
     return Mlp(c.size("intermediate_size"), **others)
 
 
-def equal_layers(c: ConfigValues, mixer: Mixer, feed_forward: FeedForward, norms: int = 2) -> list[Layer]:
-    """Layers that are all the same, with `norms` RMS norms each."""
+def equal_layers(c: ConfigValues, mixer: Mixer, feed_forward: FeedForward, norms: int = 2, **own: Any) -> Fields:
+    """A `decoder` of layers that are all the same, with `norms` RMS norms each."""
     layer = Layer((mixer,), (feed_forward,), norms * c.size("hidden_size"))
-    return [layer] * c.size("num_hidden_layers")
+    return decoder(c, [layer] * c.size("num_hidden_layers"), **own)
 
 
 def window_of(c: ConfigValues, default: int | None = None) -> int | None:
@@ -75,8 +75,8 @@ def window_of(c: ConfigValues, default: int | None = None) -> int | None:
 
 
 def _llama(c: ConfigValues, tied: bool = False, **changes: Any) -> Fields:
-    mixer = attention_of(c, **biases(c) | changes)
-    return decoder(c, equal_layers(c, mixer, mlp_of(c, bias=c.flag("mlp_bias", False))), tied=tied)
+    mlp = mlp_of(c, bias=c.flag("mlp_bias", False))
+    return equal_layers(c, attention_of(c, **biases(c) | changes), mlp, tied=tied)
 
 
 def mixers_of(c: ConfigValues, kinds: Sequence[str], *, window: int | None = None, **changes: Any) -> dict[str, Mixer]:
@@ -92,11 +92,11 @@ def mixers_of(c: ConfigValues, kinds: Sequence[str], *, window: int | None = Non
 
 
 def by_kind(
-    c: ConfigValues, kinds: Sequence[str], feed_forward: FeedForward, norms: int = 2, **changes: Any
-) -> list[Layer]:
-    """Layers of these kinds; `changes` as in `mixers_of`."""
+    c: ConfigValues, kinds: Sequence[str], block: FeedForward, norms: int = 2, tied: bool = False, **changes: Any
+) -> Fields:
+    """A `decoder` of layers of these kinds; `changes` as in `mixers_of`."""
     mixers = mixers_of(c, kinds, **changes)
-    return [Layer((mixers[kind],), (feed_forward,), norms * c.size("hidden_size")) for kind in kinds]
+    return decoder(c, [Layer((mixers[kind],), (block,), norms * c.size("hidden_size")) for kind in kinds], tied=tied)
 
 
 def _qwen(c: ConfigValues, **changes: Any) -> Fields:
@@ -107,7 +107,7 @@ def _qwen(c: ConfigValues, **changes: Any) -> Fields:
         first = c.size("max_window_layers", 28, least=0)
         pattern = [WINDOWED if i >= first else FULL for i in range(layers)]
         kinds = c.layer_kinds("layer_types", layers, pattern, (FULL, WINDOWED))
-    return decoder(c, by_kind(c, kinds, mlp_of(c), **changes))
+    return by_kind(c, kinds, mlp_of(c), **changes)
 
 
 def _phi3(c: ConfigValues) -> Fields:
@@ -118,7 +118,7 @@ def _phi3(c: ConfigValues) -> Fields:
 
 
 def _gemma(c: ConfigValues, kinds: Sequence[str], **changes: Any) -> Fields:
-    return decoder(c, by_kind(c, kinds, mlp_of(c), norms=4, head_dim=256, **biases(c), **changes), tied=True)
+    return by_kind(c, kinds, mlp_of(c), norms=4, tied=True, head_dim=256, **biases(c), **changes)
 
 
 def gemma3_text(c: ConfigValues) -> Fields:
@@ -140,15 +140,14 @@ def _own_heads(c: ConfigValues, hidden: str, heads: str, **others: Any) -> Atten
 
 def _layer_norms(c: ConfigValues, mixer: Attention, mlp: Mlp, *, norms: int = 2, **others: Any) -> Fields:
     """Equal layers with norms that have biases."""
-    own = {"final_norm_parameters": 2 * c.size("hidden_size"), **others}
-    return decoder(c, equal_layers(c, mixer, mlp, 2 * norms), **own)
+    return equal_layers(c, mixer, mlp, 2 * norms, **{"final_norm_parameters": 2 * c.size("hidden_size"), **others})
 
 
 def _phi(c: ConfigValues) -> Fields:
     if c.flag("qk_layernorm", False):
         raise c.fault("qk_layernorm is not supported")
-    layers = equal_layers(c, attention_of(c, qkv_bias=True, output_bias=True), mlp_of(c, gated=False, bias=True))
-    return decoder(c, layers, final_norm_parameters=2 * c.size("hidden_size") + c.size("vocab_size"))
+    mixer, mlp = attention_of(c, qkv_bias=True, output_bias=True), mlp_of(c, gated=False, bias=True)
+    return equal_layers(c, mixer, mlp, final_norm_parameters=2 * c.size("hidden_size") + c.size("vocab_size"))
 
 
 def _starcoder2(c: ConfigValues) -> Fields:
@@ -214,18 +213,14 @@ DENSE: dict[str, Reader] = {
     "gemma2": lambda c: _gemma(c, every_full(c, 2)),
     "gemma3_text": gemma3_text,
     "granite": _llama,
-    "olmo2": lambda c: decoder(c, equal_layers(c, attention_of(c, norms_over="all", **biases(c)), mlp_of(c))),
-    "olmo3": lambda c: decoder(c, by_kind(c, every_full(c, 4), mlp_of(c), window=4096, norms_over="all", **biases(c))),
+    "olmo2": lambda c: equal_layers(c, attention_of(c, norms_over="all", **biases(c)), mlp_of(c)),
+    "olmo3": lambda c: by_kind(c, every_full(c, 4), mlp_of(c), window=4096, norms_over="all", **biases(c)),
     "seed_oss": lambda c: _llama(
-        c,
-        head_dim=128,
-        qkv_bias=c.flag("attention_bias", True),
-        output_bias=c.flag("attention_out_bias", False),
+        c, head_dim=128, qkv_bias=c.flag("attention_bias", True), output_bias=c.flag("attention_out_bias", False)
     ),
     "smollm3": _smollm3,
-    "glm4": lambda c: decoder(
-        c,
-        equal_layers(c, attention_of(c, head_dim=128, qkv_bias=c.flag("attention_bias", True)), mlp_of(c), norms=4),
+    "glm4": lambda c: equal_layers(
+        c, attention_of(c, head_dim=128, qkv_bias=c.flag("attention_bias", True)), mlp_of(c), norms=4
     ),
     "phi": _phi,
     "starcoder2": _starcoder2,

@@ -52,7 +52,7 @@ def _sparse(c: ConfigValues, block: Sequence[FeedForward], mixer: Mixer) -> Fiel
 
 
 def _all_sparse(c: ConfigValues, mixer: Mixer, count: str) -> Fields:
-    return decoder(c, equal_layers(c, mixer, experts_of(c, count, "intermediate_size")))
+    return equal_layers(c, mixer, experts_of(c, count, "intermediate_size"))
 
 
 def _qwen2_moe(c: ConfigValues) -> Fields:
@@ -132,13 +132,13 @@ def _phimoe(c: ConfigValues) -> Fields:
     block = experts_of(c, "num_local_experts", "intermediate_size")
     head_bias = c.size("vocab_size") if c.flag("lm_head_bias", False) else 0
     final_norm_parameters = 2 * c.size("hidden_size") + head_bias
-    return decoder(c, equal_layers(c, mixer, block, norms=4), final_norm_parameters=final_norm_parameters)
+    return equal_layers(c, mixer, block, norms=4, final_norm_parameters=final_norm_parameters)
 
 
 def _gpt_oss(c: ConfigValues) -> Fields:
     router = c.size("num_local_experts")
     block = experts_of(c, "num_local_experts", "intermediate_size", bias=True, router_parameters=router)
-    return decoder(c, by_kind(c, every_full(c, 2), block, head_dim=64, sinks=True, **biases(c, True)))
+    return by_kind(c, every_full(c, 2), block, head_dim=64, sinks=True, **biases(c, True))
 
 
 def _gemma4_text(c: ConfigValues) -> Fields:
