@@ -9,7 +9,7 @@ docs/plan.md says how the numbers are made.
 
 import sys
 from argparse import Namespace
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,6 @@ from rich.table import Table
 
 from workflow_scripts.common.command import PROCESSES, RESULTS, STUDY, command, option
 from workflow_scripts.common.files import write_bytes, write_text
-from workflow_scripts.common.knob import Limit
 from workflow_scripts.engines.registry import every_knob
 from workflow_scripts.physics.calibration import UNCALIBRATED
 from workflow_scripts.predict.block_trace import trace_of_study
@@ -100,59 +99,36 @@ def _effect(part: pd.DataFrame, knob: str, others: Sequence[str]) -> tuple[float
         return None, OPEN, "none of these cells is predicted"
     # Rates of a calibration and of a data sheet differ by more than most knobs, so they are never compared.
     key = known[[*others, "speed_source"]].astype(str).agg("|".join, axis=1)
-    rates = known["output_tokens_per_s"].astype(float).groupby(key)
+    rates = known["output_tokens_per_s"].groupby(key)
     several = known[knob].groupby(key).nunique() > 1
     if not several.any():
         return None, OPEN, "no two feasible cells differ in it alone"
     spread = float(100 * (rates.max() / rates.min() - 1)[several].max())
-    if spread < NOTICEABLE_PCT:
-        why = _why_not(known, knob)
-        return spread, CANNOT if why else NO_STEP, why or "only kernels, which are not modelled, can differ"
-    return spread, MATTERS, _up_to(known, knob)
-
-
-def _why_not(known: pd.DataFrame, knob: str) -> str:
-    """Why the knob cannot matter: what never becomes a limit; empty if the steps only happen to be the same."""
-    limits = _limit_of(knob)
-    if limits == "sequences":
-        return _up_to(known, knob)
+    limits = every_knob()[knob.removeprefix("knob_")].limits
+    why = _up_to(known) if limits == "sequences" else ""
+    if spread >= NOTICEABLE_PCT:
+        return spread, MATTERS, why
+    # What never becomes a limit cannot matter; else the steps only happen to be the same.
     if limits == "kv_cache" and KV_BLOCKS not in set(known["bound_by"].dropna()):
-        return "KV blocks never run short"
-    if limits == "prefixes" and not known["cached_tokens"].astype(float).any():
-        return "prompts share no whole block"
-    return ""
+        why = "KV blocks never run short"
+    if limits == "prefixes" and not known["cached_tokens"].any():
+        why = "prompts share no whole block"
+    return spread, CANNOT if why else NO_STEP, why or "only kernels, which are not modelled, can differ"
 
 
-def _limit_of(knob: str) -> Limit | None:
-    return every_knob()[knob.removeprefix("knob_")].limits
-
-
-def _up_to(known: pd.DataFrame, knob: str) -> str:
+def _up_to(known: pd.DataFrame) -> str:
     """For a limit on sequences: from which value on something else limits, and how many prompts would fill more."""
-    if _limit_of(knob) != "sequences":
-        return ""
-    numbers = known.astype(dict.fromkeys(["running_peak", "max_num_seqs", "full_share", "prompts_to_fill"], float))
-    idle = numbers[numbers["running_peak"] < numbers["max_num_seqs"]]
+    idle = known[known["running_peak"] < known["max_num_seqs"]]
     if idle.empty:
-        highest = numbers["max_num_seqs"].max()
-        share = numbers.loc[numbers["max_num_seqs"] == highest, "full_share"].max()
+        highest = known["max_num_seqs"].max()
+        share = known.loc[known["max_num_seqs"] == highest, "full_share"].max()
         hardly = f"; {highest:.0f} only for less than half of the time, so more prompts would test it better"
         return "every value is reached" + (hardly if share < HARDLY_TRIED else "")
-    peak, lowest, highest_idle = (
-        int(value) for value in (idle["running_peak"].max(), idle["max_num_seqs"].min(), idle["max_num_seqs"].max())
-    )
-    needed = idle["prompts_to_fill"].max()
-    more = f"; {needed:.0f} prompts would fill {highest_idle}" if needed == needed else ""
-    return f"from {lowest} on {_what(idle)}: at most {peak} run at once{more}"
-
-
-def _what(idle: pd.DataFrame) -> str:
-    words: Mapping[str, str] = {
-        PROMPTS: "prompts run out",
-        KV_BLOCKS: "KV blocks run out",
-        TOKEN_BUDGET: "the token budget is used up",
-    }
-    return " or ".join(words[bound] for bound in dict.fromkeys(idle["bound_by"].dropna()) if bound in words)
+    words = {PROMPTS: "prompts run out", KV_BLOCKS: "KV blocks run out", TOKEN_BUDGET: "the token budget is used up"}
+    bounds = " or ".join(words[bound] for bound in dict.fromkeys(idle["bound_by"].dropna()) if bound in words)
+    lowest, highest, needed = idle["max_num_seqs"].min(), idle["max_num_seqs"].max(), idle["prompts_to_fill"].max()
+    more = f"; {needed:.0f} prompts would fill {highest:.0f}" if needed == needed else ""
+    return f"from {lowest:.0f} on {bounds}: at most {idle['running_peak'].max():.0f} run at once{more}"
 
 
 def print_plan(console: Console, study: Study, table: pd.DataFrame, knobs: pd.DataFrame) -> None:
