@@ -16,8 +16,6 @@ from workflow_scripts.workloads.sampling import Sampling
 
 # Folder below the evidence for files that an engine needs only while it runs.
 SCRATCH = "scratch"
-RESET_LIMIT_S = 5.0
-_RESET_POLL_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -144,7 +142,7 @@ class CacheHeldError(RuntimeError):
     """The prefix cache could not be cleared of an earlier pass's entries."""
 
 
-def forget_prefixes(attempt: Callable[[], bool], limit_s: float = RESET_LIMIT_S) -> None:
+def forget_prefixes(attempt: Callable[[], bool], limit_s: float = 5.0) -> None:
     """Try until an engine says that its prefix cache is empty; an engine refuses while a request still holds blocks.
     Raises CacheHeldError if the engine has not said so after `limit_s`."""
     deadline = time.monotonic() + limit_s
@@ -154,7 +152,7 @@ def forget_prefixes(attempt: Callable[[], bool], limit_s: float = RESET_LIMIT_S)
                 f"the engine did not empty its prefix cache within {limit_s:g} s, because some of its blocks are still "
                 "in use: the next pass would have found what an earlier one left"
             )
-        time.sleep(_RESET_POLL_S)
+        time.sleep(0.05)
 
 
 def make_engine(name: str, setup: EngineSetup) -> Engine:

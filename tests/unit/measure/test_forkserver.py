@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -112,22 +111,14 @@ def test_a_hanging_job_is_killed_with_all_that_it_started(tmp_path, server):
 
 
 def test_a_job_dies_with_its_server_and_the_command_is_told(tmp_path, server):
-    caught: list[BaseException] = []
-
-    def ask() -> None:
-        try:
-            call(tmp_path, "hang")
-        except ForkServerError as e:
-            caught.append(e)
-
-    thread = threading.Thread(target=ask)
-    thread.start()
     log = tmp_path / "hang.log"
-    wait_for(lambda: log.exists() and log.read_text(encoding="utf-8").endswith("\n"), what="the job")
-    job, helper = map(int, log.read_text(encoding="utf-8").split())
-    server[0].kill()
-    thread.join(timeout=60)
-    assert "went away" in str(caught[0])
+    with ThreadPoolExecutor() as pool:
+        running = pool.submit(call, tmp_path, "hang")
+        wait_for(lambda: log.exists() and log.read_text(encoding="utf-8").endswith("\n"), what="the job")
+        job, helper = map(int, log.read_text(encoding="utf-8").split())
+        server[0].kill()
+        with pytest.raises(ForkServerError, match="went away"):
+            running.result(timeout=60)
     wait_for(lambda: is_gone(job), what="the end of the job")
     psutil.Process(helper).kill()  # the kernel ends the child; what that had started is its own to end
 
@@ -141,13 +132,9 @@ def test_an_idle_server_ends_and_the_next_job_starts_another(tmp_path, server):
 
 
 def test_commands_that_come_at_once_share_one_server(tmp_path, server):
-    results: list[int | None] = []
-    threads = [threading.Thread(target=lambda n=n: results.append(call(tmp_path, "say", str(n))[0])) for n in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=60)
-    assert sorted(status or 0 for status in results) == [0, 1, 2, 3]
+    with ThreadPoolExecutor(max_workers=4) as pool:
+        statuses = pool.map(lambda number: call(tmp_path, "say", str(number))[0], range(4))
+        assert list(statuses) == [0, 1, 2, 3]
     assert len(server) == 1
 
 
