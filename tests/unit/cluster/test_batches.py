@@ -14,8 +14,9 @@ from workflow_scripts.cluster.batches import (
     known_sha256,
     main,
     pending,
+    write_batch,
 )
-from workflow_scripts.common.files import read_json
+from workflow_scripts.common.files import read_json, write_json
 from workflow_scripts.study.definition import definitions_sha256
 from workflow_scripts.study.rounds import CellStart, Round, ended_starts
 
@@ -130,3 +131,32 @@ def test_the_list_of_what_has_ended_says_so_until_something_else_ends(called, ca
     outcome = called.paths.outcome(cells[0])
     outcome.write_text(outcome.read_text().replace('"ok"', '"timeout"'))
     assert not is_list_of(listed, ended_cells(cells, called.paths))
+
+
+def test_cells_are_not_listed_while_a_start_that_was_due_has_no_outcome(called, capsys):
+    due, listed, file = called.on("h200")[:2], called.paths.ended("h200"), called.paths.root / "batch.json"
+    write_batch(file, next(batches_of_machine(Round(1, tuple(CellStart(one, 1) for one in due)), called.definitions)))
+    places = ["--study", str(called.file), "--results", str(called.paths.results), "--gpu", "h200"]
+    words = [*places, "--out", str(listed), "--batches", str(file)]
+    for one in due:
+        assert main(words) == 1
+        called.end(one)
+        # An outcome of a former definition counts as none.
+        outcome = read_json(called.paths.outcome(one))
+        write_json(called.paths.outcome(one), outcome | {"definition": {**outcome["definition"], "protocol": 0}})
+        assert main(words) == 1
+        told = capsys.readouterr().err.splitlines()
+        assert told.count(f"    {one}  {called.paths.log(one)}") == 2
+        assert not listed.exists()
+        called.end(one)
+    assert main(words) == 0
+    assert sorted(read_json(listed)) == sorted(due)
+
+
+def test_a_batch_is_another_one_when_a_definition_or_the_round_changes():
+    starts, same = (CellStart("a", 1), CellStart("b", 1)), dict.fromkeys("ab", "definition")
+    first, again = (next(batches_of_machine(Round(1, starts), same)) for _ in range(2))
+    changed = next(batches_of_machine(Round(1, starts), {**same, "a": "other"}))
+    later = next(batches_of_machine(Round(2, starts), same))
+    assert first == again
+    assert len({first.key, changed.key, later.key}) == 3

@@ -1,7 +1,6 @@
 """Resources of jobs on a cluster, from the portable needs of cells and one site's values."""
 
 import copy
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +8,6 @@ import pytest
 import yaml
 
 from workflow_scripts.cluster import site as site_module
-from workflow_scripts.cluster.batches import batches_of_machine, write_batch
-from workflow_scripts.cluster.batches import main as list_ended
 from workflow_scripts.cluster.site import (
     Attempt,
     Site,
@@ -24,10 +21,7 @@ from workflow_scripts.cluster.site import (
 )
 from workflow_scripts.engines.vllm_engines import VllmKnobs
 from workflow_scripts.physics.model_facts import ModelFactsError
-from workflow_scripts.study.definition import cell_definition, resolved_models
 from workflow_scripts.study.grid import Cell, expand
-from workflow_scripts.study.paths import StudyPaths
-from workflow_scripts.study.rounds import missing_rounds
 from workflow_scripts.study.study_file import load_study
 
 ROOT = Path(__file__).parents[3]
@@ -154,39 +148,3 @@ def test_options_are_printed_before_anything_is_submitted(capsys, tmp_path):
     assert "has no cell 'none'" in capsys.readouterr().err
     assert main([*command, "--plan", str(tmp_path / "none.csv")]) == 2
     assert "none.csv: " in capsys.readouterr().err
-
-
-def test_a_batch_is_another_one_when_a_definition_or_the_round_changes():
-    same = dict.fromkeys(("a", "b"), "definition")
-    first, second = missing_rounds({}, ["a", "b"], 2, present=1)
-    one = next(batches_of_machine(first, same))
-    assert one == next(batches_of_machine(first, same))
-    changed = next(batches_of_machine(first, {**same, "a": "other"}))
-    assert len({one.key, changed.key, next(batches_of_machine(second, same)).key}) == 3
-
-
-def test_ended_cells_are_not_listed_while_a_start_that_was_due_has_no_outcome(tmp_path, capsys):
-    study_file = ROOT / "config/studies/demo.yaml"
-    study = load_study(study_file)
-    paths = StudyPaths(tmp_path, study.name)
-    first, second = expand(study)[:2]
-    (of,) = missing_rounds({}, [first.id, second.id], 1, present=1)
-    (batch,) = batches_of_machine(of, {first.id: "1", second.id: "2"})
-    write_batch(tmp_path / "batch.json", batch)
-    called = ["--study", str(study_file), "--results", str(tmp_path), "--gpu", first.gpu]
-    called += ["--out", str(tmp_path / "ended.json"), "--batches", str(tmp_path / "batch.json")]
-    for one in (first, second):
-        paths.cell(one).mkdir(parents=True)
-        definition = cell_definition(study, one, resolved_models(study)).as_json()
-        # None yet, or one by a former definition that was to be measured again.
-        for found in (None, definition | {"protocol": 0}, definition):
-            if found:
-                paths.outcome(one).write_text(json.dumps({"outcome": "ok", "definition": found}))
-            if found != definition:
-                assert list_ended(called) == 1
-                assert f"    {one.id}  {paths.log(one)}" in capsys.readouterr().err.splitlines()
-                assert not (tmp_path / "ended.json").exists()
-    assert list_ended(called) == 0
-    assert sorted(json.loads((tmp_path / "ended.json").read_text())) == sorted(
-        c.id for c in (first, second) if c.gpu == first.gpu
-    )
