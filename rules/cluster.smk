@@ -2,7 +2,6 @@
 
 from workflow_scripts.cluster.site import (
     Attempt,
-    SiteError,
     job_resources,
     load_site,
     predicted_limits_s,
@@ -12,7 +11,7 @@ from workflow_scripts.cluster.site import (
 
 try:
     SITE = load_site(Path(config["site"]))
-except SiteError as e:
+except InputError as e:
     raise WorkflowError(str(e)) from None
 
 BATCH_RESOURCES = (

@@ -39,10 +39,6 @@ Minutes = Annotated[int, Field(gt=0)]
 Resources = dict[str, int | str]
 
 
-class SiteError(InputError):
-    """A site file that cannot be used; the message names the file, the place in it and the allowed values."""
-
-
 class Queue(Record):
     """How a job is queued; what a GPU's entry does not set is taken from `defaults`."""
 
@@ -100,9 +96,9 @@ class Site(Record):
 
 
 def load_site(path: Path) -> Site:
-    """Read and check a site file. Raises SiteError if the file is missing, is not YAML, or contains something that is
+    """Read and check a site file. Raises InputError if the file is missing, is not YAML, or contains something that is
     not allowed."""
-    return validated(Site, read_yaml(path, SiteError), str(path), SiteError)
+    return validated(Site, read_yaml(path, InputError), str(path), InputError)
 
 
 def what_fits(site: Site, file: str, studies: Path = CONFIG / "studies") -> str:
@@ -287,6 +283,6 @@ def main(args: Namespace) -> None:
     if not cells:
         raise StudyError(f"study {study.name!r} has no cell {args.cell!r}")
     if args.plan and not args.plan.exists():
-        raise SiteError(f"{args.plan}: there is no such plan; `snakemake plan` writes it")
+        raise InputError(f"{args.plan}: there is no such plan; `snakemake plan` writes it")
     limits_s = predicted_limits_s(args.plan) if args.plan else {}
     print("\n".join(_lines(study, site, cells, args.cells_per_job, args.attempt, limits_s)))

@@ -10,10 +10,6 @@ from workflow_scripts.common.records import AsRecorded, Record, read_record
 from workflow_scripts.device.device_record import Device, LoadByOthers
 
 
-class DeviceRatesError(InputError):
-    """A record of a device that cannot be read; the message names the file and what is wrong in it."""
-
-
 class Samples(Record):
     """Timed runs of one operation. `amount` is what one call moves (bytes, both read and written) or computes
     (operations), `shape` the operands' sizes, and `call_s` the mean time of a call in each run."""
@@ -89,5 +85,5 @@ class DeviceRates(Record):
 
 
 def read_device_rates(path: Path) -> DeviceRates:
-    """Read a device's record. Raises DeviceRatesError if the file is missing, is not JSON, or is not such a record."""
-    return read_record(path, DeviceRates, DeviceRatesError)
+    """Read a device's record. Raises InputError if the file is missing, is not JSON, or is not such a record."""
+    return read_record(path, DeviceRates, InputError)

@@ -41,10 +41,6 @@ from workflow_scripts.workloads.sampling import Sampling
 LIMIT_S = 900.0
 
 
-class LoadError(InputError):
-    """A load that cannot be sent to this server."""
-
-
 def is_here(url: str) -> bool:
     """Whether an address is this machine's own.
 
@@ -59,23 +55,23 @@ def is_here(url: str) -> bool:
 
 
 def address_of(url: str, key_variable: str, elsewhere: bool) -> Address:
-    """The server's address, if a load may be sent there. Raises LoadError if it is not an address, or it is one of
+    """The server's address, if a load may be sent there. Raises InputError if it is not an address, or it is one of
     another machine without `elsewhere`."""
     parts = urllib.parse.urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise LoadError(f"--url {url}: no address of a server; it looks like http://localhost:8000")
+        raise InputError(f"--url {url}: no address of a server; it looks like http://localhost:8000")
     if not elsewhere and not is_here(url):
-        raise LoadError(f"--url {url}: not this machine; add --elsewhere to send the load to {parts.hostname}")
+        raise InputError(f"--url {url}: not this machine; add --elsewhere to send the load to {parts.hostname}")
     return Address(f"{parts.scheme}://{parts.netloc}", os.environ.get(key_variable) or None)
 
 
 def served_models(address: Address) -> list[dict[str, Any]]:
-    """The models of a server, as it describes them. Raises LoadError if no server answers there as vLLM does."""
+    """The models of a server, as it describes them. Raises InputError if no server answers there as vLLM does."""
     try:
         found: list[dict[str, Any]] = json.loads(address.call("/v1/models"))["data"]
         return found
     except (OSError, ValueError, KeyError) as e:
-        raise LoadError(f"{address.base_url}/v1/models: {getattr(e, 'reason', e)}") from None
+        raise InputError(f"{address.base_url}/v1/models: {getattr(e, 'reason', e)}") from None
 
 
 class CellLoad(NamedTuple):
@@ -88,16 +84,17 @@ class CellLoad(NamedTuple):
 
 
 def load_of(study: Study, cell_id: str, paths: StudyPaths, count: int) -> CellLoad:
-    """The first requests of a cell's load. Raises LoadError if the study has no such cell of a server, or its requests
+    """The first requests of a cell's load. Raises InputError if the study has no such cell of a server, or its requests
     are not prepared here."""
     servers = {cell.id: cell for cell in expand(study) if cell.engine == VLLM_SERVE.name}
     cell = servers.get(cell_id)
     if cell is None:
-        raise LoadError(f"{cell_id}: no cell of {VLLM_SERVE.name} in study {study.name}; allowed: {', '.join(servers)}")
+        allowed = ", ".join(servers)
+        raise InputError(f"{cell_id}: no cell of {VLLM_SERVE.name} in study {study.name}; allowed: {allowed}")
     definition = cell_definition(study, cell, resolved_models(study))
     file = paths.workload(cell.model, cell.workload, workload_key(definition))
     if not file.exists():
-        raise LoadError(f"{file}: the requests are not here; `snakemake prepare` makes them")
+        raise InputError(f"{file}: the requests are not here; `snakemake prepare` makes them")
     assert isinstance(cell.knobs, VllmServeKnobs)
     rows = list(read_jsonl(file))
     arrivals_s = cell.knobs.arrivals_s([row.get("arrival_s", 0.0) for row in rows], SEED)
@@ -145,7 +142,7 @@ def main(args: Namespace) -> int:
     names = [str(one["id"]) for one in served_models(address)]
     model = args.model or names[0]
     if model not in names:
-        raise LoadError(f"--model {model}: not served at {address.base_url}; allowed: {', '.join(names)}")
+        raise InputError(f"--model {model}: not served at {address.base_url}; allowed: {', '.join(names)}")
     load = load_of(study, args.cell, StudyPaths(args.results, study.name), args.requests)
     if args.in_fork:
         write_json(args.out, send_load(address, model, load))
@@ -158,5 +155,5 @@ def main(args: Namespace) -> int:
         exit_status = run_forked(__name__, words, log, dict(os.environ), limit_s, OPENAI.preload)
         if exit_status != 0:
             said = f"no end within {limit_s:g} s" if exit_status is None else last_line(Path(log.name))
-            raise LoadError(f"the load could not be sent: {said}")
+            raise InputError(f"the load could not be sent: {said}")
     return 0

@@ -11,7 +11,6 @@ from workflow_scripts.cluster import site as site_module
 from workflow_scripts.cluster.site import (
     Attempt,
     Site,
-    SiteError,
     job_resources,
     load_site,
     main,
@@ -19,6 +18,7 @@ from workflow_scripts.cluster.site import (
     predicted_limits_s,
     sbatch_options,
 )
+from workflow_scripts.common.faults import InputError
 from workflow_scripts.engines.vllm_engines import VllmKnobs
 from workflow_scripts.physics.model_facts import ModelFactsError
 from workflow_scripts.study.grid import Cell, expand
@@ -126,7 +126,7 @@ def test_a_plan_shortens_time_limits_but_that_of_the_last_attempt(tmp_path):
 def test_a_bad_site_file_is_one_message_that_names_the_place(tmp_path, changes, message):
     path = tmp_path / "site.yaml"
     path.write_text(yaml.safe_dump({**EXAMPLE, **changes}))
-    with pytest.raises(SiteError) as e:
+    with pytest.raises(InputError) as e:
         load_site(path)
     assert str(e.value).startswith(f"{path}: {message}")
 

@@ -6,9 +6,10 @@ import pytest
 import yaml
 
 from tests.unit.deploy.promises import CPU, STUDY
+from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import write_jsonl
 from workflow_scripts.measure import send_load
-from workflow_scripts.measure.send_load import LIMIT_S, LoadError, address_of, load_of, main
+from workflow_scripts.measure.send_load import LIMIT_S, address_of, load_of, main
 from workflow_scripts.study.definition import cell_definition, resolved_models, workload_key
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.paths import StudyPaths
@@ -34,9 +35,9 @@ def prepare(study: Study, folder: Path) -> StudyPaths:
 
 def test_the_beginning_of_a_load_has_the_arrivals_of_the_whole(study, tmp_path):
     paths = StudyPaths(tmp_path, study.name)
-    with pytest.raises(LoadError, match=r"workload\.jsonl: .*`snakemake prepare`"):
+    with pytest.raises(InputError, match=r"workload\.jsonl: .*`snakemake prepare`"):
         load_of(study, CPU, paths, 1)
-    with pytest.raises(LoadError, match=r"h200/vllm/x: no cell .*; allowed: h200/vllm-serve/"):
+    with pytest.raises(InputError, match=r"h200/vllm/x: no cell .*; allowed: h200/vllm-serve/"):
         load_of(study, "h200/vllm/x", paths, 1)
     paths = prepare(study, tmp_path)
     whole, some = (load_of(study, CPU, paths, count) for count in (16, 5))
@@ -48,7 +49,7 @@ def test_the_beginning_of_a_load_has_the_arrivals_of_the_whole(study, tmp_path):
 
 @pytest.mark.parametrize("url", ["http://10.0.0.7:8000", "https://example.org/v1", "http://localhost.example.org"])
 def test_another_machine_must_be_allowed(url):
-    with pytest.raises(LoadError, match="add --elsewhere"):
+    with pytest.raises(InputError, match="add --elsewhere"):
         address_of(url, "NO_KEY", elsewhere=False)
     assert address_of(url, "NO_KEY", elsewhere=True).base_url == "/".join(url.split("/")[:3])
 

@@ -63,7 +63,7 @@ def rates_of(gpu: Gpu, devices: Path) -> list[Rates]:
     """A device's rates from its data sheet, and the measured ones if `devices` holds its record.
 
     Raises:
-        DeviceRatesError: the file is not a record, or has another schema.
+        InputError: the file is not a record, or has another schema.
     """
     record = devices / f"{gpu.name}.json"
     measured = read_device_rates(record) if record.exists() else None

@@ -270,7 +270,7 @@ def device_records(folder: Path) -> dict[str, DeviceRates]:
     """The records NAME.json of devices in `folder`.
 
     Raises:
-        DeviceRatesError: a record is not readable.
+        InputError: a record is not readable.
     """
     files = {name: folder / f"{name}.json" for name in load_gpus()}
     return {name: read_device_rates(file) for name, file in files.items() if file.is_file()}

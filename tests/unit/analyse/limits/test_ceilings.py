@@ -24,7 +24,7 @@ from workflow_scripts.analyse.limits.ceilings import (
     rates_of,
 )
 from workflow_scripts.catalog.gpus_and_models import get_gpu, get_model
-from workflow_scripts.device.device_rates import DeviceRatesError
+from workflow_scripts.common.faults import InputError
 from workflow_scripts.physics.model_facts import model_facts, read_model_facts
 
 TINY = read_model_facts(get_model("tiny-llama-57m").config, "float32")
@@ -144,7 +144,7 @@ def test_a_gpu_has_its_data_sheet_and_its_measured_rates(tmp_path):
 @pytest.mark.parametrize("text", ["{}", "[1, 2", '{"schema_version": 2}'])
 def test_a_record_that_is_none_is_told_by_its_name(tmp_path, text):
     (tmp_path / "cpu-all.json").write_text(text)
-    with pytest.raises(DeviceRatesError, match=r"cpu-all\.json: \S+"):
+    with pytest.raises(InputError, match=r"cpu-all\.json: \S+"):
         rates_of(CPU, tmp_path)
 
 

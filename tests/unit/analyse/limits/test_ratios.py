@@ -20,7 +20,8 @@ from workflow_scripts.analyse.limits.ratios import (
     published_readings,
 )
 from workflow_scripts.catalog.gpus_and_models import CatalogError, get_gpu
-from workflow_scripts.device.device_rates import DeviceRates, DeviceRatesError
+from workflow_scripts.common.faults import InputError
+from workflow_scripts.device.device_rates import DeviceRates
 
 LAB = Path(__file__).parents[4] / "config" / "published" / "paged_attention_lab_max_num_seqs.csv"
 
@@ -242,7 +243,7 @@ def test_records_of_devices_stand_in_for_data_sheets(tmp_path):
 )
 def test_a_damaged_record_is_named(tmp_path, text, fault):
     (tmp_path / "h200.json").write_text(text)
-    with pytest.raises(DeviceRatesError, match=rf"^.*h200\.json: {fault}"):
+    with pytest.raises(InputError, match=rf"^.*h200\.json: {fault}"):
         device_records(tmp_path)
 
 
