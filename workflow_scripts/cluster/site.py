@@ -103,11 +103,11 @@ def load_site(path: Path) -> Site:
 
 def what_fits(site: Site, file: str, studies: Path = CONFIG / "studies") -> str:
     """The devices of a site, the studies whose devices it has, and the command for the first of them."""
-
-    def devices(study: Study) -> set[str]:
-        return {gpu for sweep in study.sweeps for gpu in sweep.gpu}
-
-    fitting = [path for path in sorted(studies.glob("*.yaml")) if devices(load_study(path)) <= set(site.gpus)]
+    fitting = [
+        path
+        for path in sorted(studies.glob("*.yaml"))
+        if all(gpu in site.gpus for sweep in load_study(path).sweeps for gpu in sweep.gpu)
+    ]
     says = f"{file} has {', '.join(site.gpus)}"
     if not fitting:
         return f"{says}, and no study of {studies} is for these alone"

@@ -29,16 +29,7 @@ DeviceKind = Literal["cuda", "rocm", "cpu"]
 # vLLM 0.32. On a GPU FlashAttention, Triton and FlexAttention accept multiples of 16; FlashInfer accepts 16, 32 and 64,
 # and splits multiples of them. On a CPU multiples of 32 are accepted.
 _STEP: dict[DeviceKind, int] = {"cuda": 16, "rocm": 16, "cpu": 32}
-_DEFAULT: dict[DeviceKind, int] = {"cuda": 16, "rocm": 16, "cpu": 128}
-
-
-def default_block_size(kind: DeviceKind) -> int:
-    """Tokens per block if a study sets no block size.
-
-    >>> default_block_size("cuda"), default_block_size("cpu")
-    (16, 128)
-    """
-    return _DEFAULT[kind]
+DEFAULT_BLOCK_SIZE: dict[DeviceKind, int] = {"cuda": 16, "rocm": 16, "cpu": 128}  # if a study sets none
 
 
 def why_block_size_is_refused(kind: DeviceKind, block_size: int) -> str | None:

@@ -6,9 +6,9 @@ from typing import Any
 
 from workflow_scripts.catalog.gpus_and_models import Gpu
 from workflow_scripts.engines.vllm_engines import (
+    DEFAULT_BLOCK_SIZE,
     VllmKnobs,
     VllmServeKnobs,
-    default_block_size,
     why_block_size_is_refused,
 )
 from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError
@@ -46,7 +46,7 @@ def engine_settings(knobs: VllmKnobs, gpu: Gpu, version: str = "") -> EngineSett
     given_gib = knobs.cpu_kv_cache_gib if gpu.kind == "cpu" else None
     values: dict[str, Any] = {
         **({"vllm_version": version} if version else {}),
-        "block_size": default_block_size(gpu.kind),
+        "block_size": DEFAULT_BLOCK_SIZE[gpu.kind],
         **{name: value for name, value in knobs.set_values().items() if name in EngineSettings.__dataclass_fields__},
     }
     settings = EngineSettings(
