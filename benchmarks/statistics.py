@@ -45,7 +45,7 @@ from workflow_scripts.analyse.intervals.statistics import (
     verdicts,
 )
 from workflow_scripts.analyse.intervals.variation import UNKNOWN, Known, known_elsewhere
-from workflow_scripts.analyse.limits.explanation import NEAR_PCT, explain
+from workflow_scripts.analyse.limits.ratios import NEAR_PCT, explain
 from workflow_scripts.common.command import run_command
 
 # With few starts intervals are wide, so that those of a cell that varies more than the others are wide enough. A single
@@ -366,7 +366,7 @@ def explained(studies: Studies, rng: np.random.Generator) -> Check:
     far from it."""
     title = "ratios of GPUs that a candidate is shown to explain"
     check = Check(title, "starts", "the ratio itself", f"{NEAR_PCT:g} % away")
-    shows = np.vectorize(lambda *interval, candidate: explain(*interval, {"": candidate}).shown == ("",))
+    shows = np.vectorize(lambda *interval, candidate: explain(*interval, {"": candidate})["support"] == "shown")
     for starts in FIXED:
         run = studies.run(starts, rng)
         truth = np.exp(run.truth[..., ENGINE_A] - run.truth[..., ENGINE_B])

@@ -27,7 +27,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from workflow_scripts.analyse.claims.csv_rows import Row, Value, read_rows
+from workflow_scripts.analyse.claims.csv_rows import Fields, Value, read_rows
 from workflow_scripts.catalog.any_model import ANY_MODEL, find_model
 from workflow_scripts.catalog.gpus_and_models import CatalogError, Gpu, load_gpus, resolve
 from workflow_scripts.catalog.rate_columns import PATTERNS
@@ -124,7 +124,9 @@ def ceiling(
         because = f"{facts.weight_bytes / 1e9:.1f} GB of weights and a request do not fit in {memory / 1e9:.0f} GB"
         return Ceiling(gpu.name, 0.0, 0.0, "memory size", because)
     sequences = min(max_num_seqs, fitting)
-    bandwidth, flop_per_s = gpu.memory_bandwidth_bytes_per_s, _flop_per_s(facts, gpu)
+    bandwidth, rates = gpu.memory_bandwidth_bytes_per_s, gpu.dense_flop_per_s
+    # A quantized model may run in a smaller type, so the device's highest rate counts.
+    flop_per_s = (max(rates.values()) if facts.quantization else gpu.peak_flop_per_s(facts.dtype)) or math.inf
     flops = facts.request_flops(workload.prompt_tokens, workload.output_tokens)
     time_s = formulas.request_time_min_s(
         sequences,
@@ -146,13 +148,6 @@ def ceiling(
     return Ceiling(gpu.name, total, workload.output_tokens / time_s, limit, because)
 
 
-def _flop_per_s(facts: ModelFacts, gpu: Gpu) -> float:
-    """The rate for the model's type; for a quantized model, which may run in a smaller type, the device's highest."""
-    rates = gpu.dense_flop_per_s or {}
-    highest = max(rates.values()) if facts.quantization else gpu.peak_flop_per_s(facts.dtype)
-    return highest or math.inf
-
-
 def find_columns(names: Sequence[str], throughput: str | None = None) -> Columns:
     """Find the columns for an audit by their usual names, in upper or lower case.
 
@@ -162,7 +157,6 @@ def find_columns(names: Sequence[str], throughput: str | None = None) -> Columns
     Raises:
         AuditError: there is no GPU or throughput column, or there are several throughput columns and none is chosen.
     """
-
     found = ", ".join(names) or "none"
     if not (gpus := [name for name in names if _like("gpu", name)]):
         raise AuditError(f"no column names the GPU (gpu, device): give it with --gpu; columns: {found}")
@@ -227,11 +221,11 @@ def judge(
 
 def as_long(
     names: Sequence[str],
-    rows: Sequence[Row],
+    rows: Sequence[Fields],
     gpu: str | None = None,
     of: str | None = None,
     throughput: str | None = None,
-) -> tuple[list[str], list[Row]]:
+) -> tuple[list[str], list[Fields]]:
     """A table with one GPU and one throughput per row: of one whose columns are GPUs, settings or engines, each cell.
 
     `of` says what the columns are; otherwise the text before their numbers (`max_num_seqs=4`), or behind a stroke in
@@ -256,13 +250,14 @@ def as_long(
     elif place is None:
         cards = values = [name for name in names if _is_card(name)]
     else:
-        cards, values = [], rates or _with_numbers([name for name in names if name != place], rows)
+        numeric = [name for name in names if not all(math.isnan(_number(row[name])) for row in rows)]
+        cards, values = [], rates or [name for name in numeric if name != place and not _like("not_tokens", name)]
     if place is not None:
         rows = _filled(rows, place)
     if not values:
         return list(names), list(rows)
     stated = "gpu" if cards else of or _halves(str(place))[1] or "setting"
-    long: list[Row] = []
+    long: list[Fields] = []
     for row in rows:
         held = dict(_named(name, row[name]) for name in names if name not in (place, *values))
         held |= {} if place is None else {"gpu": row[place]}
@@ -287,9 +282,9 @@ def _is_card(name: str) -> bool:
         return False
 
 
-def _filled(rows: Sequence[Row], place: str) -> list[Row]:
+def _filled(rows: Sequence[Fields], place: str) -> list[Fields]:
     """The rows, each with its GPU: in many tables only the first of several rows names it."""
-    filled: list[Row] = []
+    filled: list[Fields] = []
     for row in rows:
         filled.append(row | {place: filled[-1][place]} if filled and row[place] is None else row)
     return filled
@@ -298,14 +293,6 @@ def _filled(rows: Sequence[Row], place: str) -> list[Row]:
 def _halves(heading: str) -> list[str]:
     """The two parts of a heading such as `GPU / max_num_seqs`."""
     return [part.strip() for part in re.sub(r"[\\|]", "/", heading).partition("/")[::2]]
-
-
-def _with_numbers(names: Sequence[str], rows: Sequence[Row]) -> list[str]:
-    return [
-        name
-        for name in names
-        if not _like("not_tokens", name) and not all(math.isnan(_number(row[name])) for row in rows)
-    ]
 
 
 def _setting(text: str, name: str, of: str | None = None) -> tuple[str, Value]:
@@ -380,7 +367,7 @@ def _plain(value: Value) -> Value:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _as_csv(names: Sequence[str], rows: Sequence[Row]) -> str:
+def _as_csv(names: Sequence[str], rows: Sequence[Fields]) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, names, lineterminator="\n")
     writer.writeheader()
@@ -388,22 +375,8 @@ def _as_csv(names: Sequence[str], rows: Sequence[Row]) -> str:
     return text.getvalue()
 
 
-def _record(args: Namespace, rows: Sequence[Row]) -> dict[str, Any]:
-    counts = Counter(row["verdict"] for row in rows)
-    return {
-        "table": str(args.table),
-        "model": args.model,
-        "quantization": args.quantization,
-        "prompt_tokens": args.tokens_per_request.prompt_tokens,
-        "output_tokens": args.tokens_per_request.output_tokens,
-        "gpu_memory_utilization": args.gpu_memory_utilization,
-        "verdicts": {name: counts[name] for name in get_args(Verdict)},
-        "rows": rows,
-    }
-
-
 def _print(
-    args: Namespace, columns: Columns, also: Sequence[str], rows: Sequence[Row], verdicts: Sequence[Judged]
+    args: Namespace, columns: Columns, also: Sequence[str], rows: Sequence[Fields], verdicts: Sequence[Judged]
 ) -> None:
     from rich.console import Console
     from rich.table import Table
@@ -439,7 +412,7 @@ def _print(
     Console().print(shown)
 
 
-def _verdicts(args: Namespace, columns: Columns, rows: Sequence[Row]) -> list[Judged]:
+def _verdicts(args: Namespace, columns: Columns, rows: Sequence[Fields]) -> list[Judged]:
     model = find_model(args.model)
     try:
         facts = read_model_facts(model.config, model.fixed_dtype, args.quantization)
@@ -495,7 +468,7 @@ def main(args: Namespace) -> None:
     if args.tokens_per_request is None:
         args.tokens_per_request = USUAL_LENGTHS
         print("kvsweep audit: lengths are not given: 200 prompt and 200 output tokens assumed", file=sys.stderr)
-    of_file, cells = read_rows(args.table, AuditError)
+    of_file, cells = read_rows(args.table)
     found, rows = as_long(of_file, cells, args.gpu, args.columns, args.throughput_column)
     names = [name for name in found if name not in ADDED]
     columns = find_columns(names, args.throughput_column)
@@ -507,7 +480,11 @@ def main(args: Namespace) -> None:
     if args.out is not None:
         write_text(args.out, _as_csv([*names, *ADDED], audited))
     if args.json:
-        print(json.dumps(_record(args, audited), indent=2))
+        counts = Counter(row["verdict"] for row in audited)
+        told = {"table": str(args.table), "model": args.model, "quantization": args.quantization}
+        told |= asdict(args.tokens_per_request) | {"gpu_memory_utilization": args.gpu_memory_utilization}
+        told |= {"verdicts": {name: counts[name] for name in get_args(Verdict)}, "rows": audited}
+        print(json.dumps(told, indent=2))
     else:
         # The settings that were columns of the file tell its numbers apart.
         also = [name for name in names if name not in (*of_file, columns.gpu, columns.sequences, columns.throughput)]

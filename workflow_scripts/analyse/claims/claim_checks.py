@@ -3,9 +3,11 @@
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
+from itertools import product
 from math import nan
 
 import pandas as pd
+from scipy.stats import gmean
 
 from workflow_scripts.analyse.claims.claim_tables import Evidence, means, table_of
 from workflow_scripts.analyse.claims.evidence import (
@@ -22,10 +24,9 @@ from workflow_scripts.analyse.claims.evidence import (
 )
 from workflow_scripts.analyse.intervals.repeats import Row, records
 from workflow_scripts.analyse.intervals.statistics import CHANGES, FLAT
-from workflow_scripts.analyse.limits.explanation import EXPECTED, NEAR_PCT
-from workflow_scripts.analyse.limits.ratios import published_ratios, published_readings
+from workflow_scripts.analyse.limits.ratios import EXPECTED, NEAR_PCT, capability_ratios, cell_ids
 from workflow_scripts.analyse.settings.effects import PAIR
-from workflow_scripts.catalog.gpus_and_models import get_model
+from workflow_scripts.catalog.gpus_and_models import resolve
 from workflow_scripts.catalog.published import CLAIMS, Check, Claim, PublishedError, Rows, Stated
 from workflow_scripts.common.wording import interval_text, plural
 from workflow_scripts.engines.vllm_engines import why_block_size_is_refused
@@ -176,28 +177,27 @@ def _flat(claim: Claim, check: Check, evidence: Evidence) -> Iterator[Finding]:
 
 def _bandwidth(claim: Claim, check: Check, evidence: Evidence) -> Iterator[Finding]:
     """Whether a published speed-up equals the ratio of bandwidths, for every card that the two names may mean."""
-    (a, b), (model,) = check.gpus, check.models
-    ratio, dtype = claim.value(str(check.quantity)), get_model(model).dtype
-    own = published_ratios(published_table(evidence.published, claim), dtype=dtype)
-    for row in records(own[(own["label_a"] == a) & (own["label_b"] == b)].head(1)):
-        text = f"The claim's own table gives {row['ratio']:.4g}x, the geometric mean over {row['settings']} settings."
-        yield Finding(text, PUBLISHED, f"{a} over {b}", (str(claim.table),))
-    part = str(check.quantity)
-    yield replace(_published_speedup(a, b, ratio, published_readings(a, b, ratio, dtype)), part=part)
+    (a, b), part = check.gpus, str(check.quantity)
+    ratio = claim.value(part)
+    table = published_table(evidence.published, claim)
+    rates = table.pivot(index="max_num_seqs", columns="gpu", values="throughput_tok_s")
+    own = (rates[a] / rates[b]).dropna()
+    text = f"The claim's own table gives {gmean(own):.4g}x, the geometric mean over {len(own)} settings."
+    yield Finding(text, PUBLISHED, f"{a} over {b}", (str(claim.table),))
+    yield replace(_published_speedup(a, b, ratio), part=part)
 
-    ratios = evidence.tables["ratios"]
-    settings = [Setting((name,), check.models) for name in (a, b)]
-    for row in records(ratios[ratios["metric"] == "output_tokens_per_s"]):
-        gpus = row["gpu_a"], row["gpu_b"]
-        bears = all(setting.covers(gpu, row["model"]) for setting, gpu in zip(settings, gpus, strict=True))
-        ids = [f"{gpu}/{row['engine']}/{row['model']}/{row['workload']}/{row['knobs']}" for gpu in gpus]
+    ratios = evidence.tables["ratios"].query("metric == 'output_tokens_per_s'")
+    ids = zip(cell_ids(ratios, "gpu_a"), cell_ids(ratios, "gpu_b"), strict=True)
+    for row, cells in zip(records(ratios), ids, strict=True):
+        both = {a: row["gpu_a"], b: row["gpu_b"]}
+        bears = all(Setting((name,), check.models).covers(gpu, row["model"]) for name, gpu in both.items())
         label = MEASURED if row["source"] == "measured" else str(row["source"])
-        scope = f"{' over '.join(gpus)}, {row['model']}, {row['workload']}"
+        scope = f"{' over '.join(both.values())}, {row['model']}, {row['workload']}"
         says = _says(row, ratio) if bears else None
         ends = interval_text(row["ratio"], row["ratio_low"], row["ratio_high"], "x", row["scope"])
         nearest = f"nearest: {row['nearest']}, {row['nearest_difference_pct']:+.1f} %"
         text = f"{scope}: {ends}; explained by: {row['explanation']}; {nearest}."
-        yield Finding(text, label, scope, tuple(ids), says, bears, part)
+        yield Finding(text, label, scope, cells, says, bears, part)
 
 
 def _says(row: Row, published: float) -> str | None:
@@ -215,20 +215,18 @@ def _says(row: Row, published: float) -> str | None:
     return None if says == SUPPORTED and not (shown and all(shown)) else says
 
 
-def _published_speedup(a: str, b: str, ratio: float, readings: list[Row]) -> Finding:
+def _published_speedup(a: str, b: str, ratio: float) -> Finding:
     """Supported or contradicted if all cards that the names may mean agree; otherwise it depends on the cards."""
-    near = [r for r in readings if abs(ratio / r["bandwidth_ratio"] - 1) * 100 <= NEAR_PCT]
-    far = [r for r in readings if r not in near]
+    cards = {f"{x.name} over {y.name}": capability_ratios(x, y, None)[0] for x, y in product(resolve(a), resolve(b))}
+    near = {name for name, bandwidth in cards.items() if abs(ratio / bandwidth - 1) * 100 <= NEAR_PCT}
+    named = {name: f"{name} ({bandwidth:.3g}x)" for name, bandwidth in cards.items()}
+    inside, outside = ([named[name] for name in cards if (name in near) == is_near] for is_near in (True, False))
     text = (
-        f"{a} over {b} may mean {plural(len(readings), 'pair')} of cards. Within {NEAR_PCT:g} % of {ratio:.4g}x are the"
-        f" ratios of bandwidths of {_named(near)}; outside are those of {_named(far)}."
+        f"{a} over {b} may mean {plural(len(cards), 'pair')} of cards. Within {NEAR_PCT:g} % of {ratio:.4g}x are the"
+        f" ratios of bandwidths of {', '.join(inside) or 'none'}; outside are those of {', '.join(outside) or 'none'}."
     )
-    says = None if near and far else SUPPORTED if near else CONTRADICTED
+    says = None if inside and outside else SUPPORTED if inside else CONTRADICTED
     return Finding(text, COMPUTED, f"{a} over {b}, by data sheets", ("config/gpus.yaml", "analyse.limits.ratios"), says)
-
-
-def _named(readings: list[Row]) -> str:
-    return ", ".join(f"{r['gpu_a']} over {r['gpu_b']} ({r['bandwidth_ratio']:.3g}x)" for r in readings) or "none"
 
 
 _COMPARE: dict[str, Callable[[Claim, Check, Evidence], Iterator[Finding]]] = {

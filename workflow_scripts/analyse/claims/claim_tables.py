@@ -21,8 +21,8 @@ from workflow_scripts.analyse.limits import predictions, ratios
 from workflow_scripts.analyse.memory import capacity, fragmentation
 from workflow_scripts.analyse.settings import effects
 from workflow_scripts.analyse.settings import engine_gain as engines
-from workflow_scripts.analyse.tables import TABLE_SCHEMAS, read_table
-from workflow_scripts.catalog.gpus_and_models import CatalogError, Gpu, get_model, resolve
+from workflow_scripts.analyse.tables import KNOBS, TABLE_SCHEMAS, read_table
+from workflow_scripts.catalog.gpus_and_models import CatalogError, get_model, resolve
 from workflow_scripts.catalog.published import Check, Claim, Published, Rows
 from workflow_scripts.engines.vllm_engines import VLLM, why_block_size_is_refused
 from workflow_scripts.physics.model_facts import ModelFacts, read_model_facts
@@ -62,15 +62,12 @@ def read_tables(folder: Path) -> dict[str, pd.DataFrame]:
     Raises:
         TableError: a table does not fit its schema.
     """
-    return {name: _read(folder / f"{name}.parquet", name) for name in TABLES}
-
-
-def _read(path: Path, name: str) -> pd.DataFrame:
-    if path.exists():
-        return read_table(path, name)
-    schema = TABLE_SCHEMAS[name]
-    empty: pd.DataFrame = schema.validate(pd.DataFrame(columns=[c for c in schema.columns if not c.startswith("^")]))
-    return empty
+    tables = {}
+    for name in TABLES:
+        path, schema = folder / f"{name}.parquet", TABLE_SCHEMAS[name]
+        columns = [column for column in schema.columns if column != KNOBS]
+        tables[name] = read_table(path, name) if path.exists() else schema.validate(pd.DataFrame(columns=columns))
+    return tables
 
 
 def means(rows: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
@@ -133,20 +130,22 @@ def _cards(name: str) -> list[str]:
 
 def _models(claim: Claim, check: Check, evidence: Evidence) -> pd.DataFrame:
     """Sizes of each model of the check on each device that its names may mean."""
-    gpus = [_device(gpu) for label in check.gpus for gpu in resolve(label)]
-    return pd.DataFrame([_sizes(model) | gpu for model in check.models for gpu in gpus or [{}]])
-
-
-def _sizes(model: str) -> Row:
-    facts = facts_of(model)
+    gpus: list[Row] = [
+        {
+            "gpu": gpu.name,
+            "memory_bytes": gpu.usable_memory_bytes or gpu.memory_bytes,
+            "bandwidth_bytes_per_s": gpu.memory_bandwidth_bytes_per_s,
+        }
+        for label in check.gpus
+        for gpu in resolve(label)
+    ]
     names = ("parameters", "weight_bytes", "decode_weight_bytes", "layers")
-    sizes = {name: getattr(facts, name) for name in names} | {"bytes_per_token": facts.bytes_per_token()}
-    return sizes | {"model": model, "heads": facts.attention.heads, "kv_heads": facts.attention.kv_heads}
-
-
-def _device(gpu: Gpu) -> Row:
-    names = {"gpu": gpu.name, "memory_bytes": gpu.usable_memory_bytes or gpu.memory_bytes}
-    return names | {"bandwidth_bytes_per_s": gpu.memory_bandwidth_bytes_per_s}
+    models: list[Row] = []
+    for model in check.models:
+        facts = facts_of(model)
+        sizes = {name: getattr(facts, name) for name in names} | {"bytes_per_token": facts.bytes_per_token()}
+        models.append(sizes | {"heads": facts.attention.heads, "kv_heads": facts.attention.kv_heads, "model": model})
+    return pd.DataFrame([model | gpu for model in models for gpu in gpus or [{}]])
 
 
 @cache

@@ -9,30 +9,30 @@ from pathlib import Path
 from workflow_scripts.common.faults import InputError
 
 Value = bool | int | float | str | None
-Row = dict[str, Value]
+Fields = dict[str, Value]
 
 # What tables write for no value, as pandas reads them.
 _NULLS = ("", "-", "--", "–", "—", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "None", "#N/A", "<NA>")
 
 
-def read_rows(path: Path, fault: type[InputError]) -> tuple[list[str], list[Row]]:
+def read_rows(path: Path) -> tuple[list[str], list[Fields]]:
     """Names of the columns, and the rows, of a CSV or a Markdown table.
 
     A column of only numbers, or of true and false, has such values. None is a field without a value. The second column
     of one name gets the name with `.1`.
 
     Raises:
-        fault: the file cannot be opened, or is not a CSV table in UTF-8.
+        InputError: the file cannot be opened, or is not a CSV table in UTF-8.
     """
     try:
         return _rows(path)
     except OSError as e:
-        raise fault(f"{path}: {e.strerror}") from None
+        raise InputError(f"{path}: {e.strerror}") from None
     except (ValueError, csv.Error) as e:
-        raise fault(f"{path}: not a CSV table: {' '.join(str(e).split())}") from None
+        raise InputError(f"{path}: not a CSV table: {' '.join(str(e).split())}") from None
 
 
-def _rows(path: Path) -> tuple[list[str], list[Row]]:
+def _rows(path: Path) -> tuple[list[str], list[Fields]]:
     text = path.read_text(encoding="utf-8-sig")
     lines = text.splitlines()
     framed = [i for i, line in enumerate(lines) if line.lstrip().startswith("|")]
@@ -44,9 +44,7 @@ def _rows(path: Path) -> tuple[list[str], list[Row]]:
         table = _markdown(lines, max(rules[0] - 1, 0) if rules else framed[0])
     else:
         separator = max(",;\t", key=text.partition("\n")[0].count)
-        table = [
-            [_plain(cell) for cell in row] for row in csv.reader(text.splitlines(True), delimiter=separator) if row
-        ]
+        table = [list(map(_plain, row)) for row in csv.reader(text.splitlines(True), delimiter=separator) if row]
     if not table:
         raise ValueError("it has no columns")
     names, *rows = _one_header(table)

@@ -10,7 +10,6 @@ Two devices are compared on the same engine, model, workload and settings. docs/
 import math
 from argparse import Namespace
 from collections.abc import Mapping
-from itertools import combinations, product
 from pathlib import Path
 
 import numpy as np
@@ -31,19 +30,11 @@ from workflow_scripts.analyse.intervals.repeats import (
 from workflow_scripts.analyse.intervals.start_spread import FloatArray
 from workflow_scripts.analyse.intervals.statistics import ANOTHER_RUN, SCOPE_MEANING, compare
 from workflow_scripts.analyse.limits.ceilings import as_measured
-from workflow_scripts.analyse.limits.explanation import (
-    CANDIDATES,
-    EXPLANATION_COLUMNS,
-    NEAR,
-    NONE,
-    capability_ratios,
-    explanation_of,
-)
 from workflow_scripts.analyse.limits.predictions import SHARES
 from workflow_scripts.analyse.limits.waiting import WAITING, WITHOUT_WAITING, with_device_ratio
 from workflow_scripts.analyse.table_command import table_command
 from workflow_scripts.analyse.tables import INTEGER, NUMBER, TEXT, read_table, table_schema
-from workflow_scripts.catalog.gpus_and_models import CatalogError, Gpu, get_model, load_gpus, resolve
+from workflow_scripts.catalog.gpus_and_models import CatalogError, Gpu, get_model, load_gpus
 from workflow_scripts.common.command import option
 from workflow_scripts.device.device_rates import DeviceRates, read_device_rates
 from workflow_scripts.physics.model_facts import ModelFactsError, read_model_facts
@@ -53,6 +44,21 @@ METRICS = ("output_tokens_per_s", "total_tokens_per_s")
 # Ratios that follow from rates that were measured on the devices.
 _MEASURED_RATIOS = ("measured_bandwidth_ratio", "measured_flop_ratio", "measured_cache_ratio", "expected_ratio")
 _ALIKE = 0.1  # with bandwidths that differ by less, a speed-up cannot be attributed to them
+# A ratio of the devices explains an observed one if the two are shown to differ by at most this.
+NEAR_PCT = 10.0
+SHOWN, COMPATIBLE, NEAR, NONE = "shown", "compatible", "near", "none"
+# The explanation that is not one resource of the devices, but all that the step model knows of them.
+EXPECTED = "expected"
+# What may explain a speed-up: the column with its ratio -> the name of the explanation.
+CANDIDATES = {
+    "bandwidth_ratio": "bandwidth",
+    "flop_ratio": "flop",
+    "measured_bandwidth_ratio": "measured_bandwidth",
+    "measured_flop_ratio": "measured_flop",
+    "measured_cache_ratio": "measured_cache",
+    "kv_tokens_ratio": "kv_capacity",
+    "expected_ratio": EXPECTED,
+}
 # Columns of the cells table, and how their values over the repeats are reduced.
 CLOCKS = {"sm_clock_mhz_median": "mean", "sm_clock_mhz_min": "min", "power_cap_share": "mean", "power_w_mean": "mean"}
 SCHEMA = table_schema(
@@ -107,10 +113,6 @@ SCHEMA = table_schema(
         "measured), `cached weights` or `equal bandwidths` (within 10 %)",
     ),
     notes="`kv_capacity` explains a ratio only if full KV blocks limited one of the two devices.",
-)
-PUBLISHED_COLUMNS = (
-    *("source", "label_a", "label_b", "gpu_a", "gpu_b", "settings", "approximate", "ratio", "ratio_min", "ratio_max"),
-    *("bandwidth_ratio", "flop_ratio", *EXPLANATION_COLUMNS),
 )
 
 
@@ -168,6 +170,22 @@ def _capability_columns(pairs: pd.DataFrame, gpus: Mapping[str, Gpu], prefix: st
     return {f"{prefix}bandwidth_ratio": bandwidth, f"{prefix}flop_ratio": flop}
 
 
+def capability_ratios(a: Gpu | None, b: Gpu | None, dtype: str | None) -> tuple[float, float]:
+    """Ratio of the memory bandwidths of two devices, and of their rates of matrix products; NaN where one is unknown.
+
+    >>> [round(ratio, 2) for ratio in capability_ratios(load_gpus()["h200"], load_gpus()["l40s"], "bfloat16")]
+    [5.56, 2.73]
+    """
+    known = [gpu for gpu in (a, b) if gpu]
+    bandwidth = [gpu.memory_bandwidth_bytes_per_s for gpu in known]
+    flop = [gpu.peak_flop_per_s(dtype) for gpu in known if dtype]
+    return _quotient(*bandwidth), _quotient(*flop)
+
+
+def _quotient(a: float | None = None, b: float | None = None) -> float:
+    return a / b if a and b else math.nan
+
+
 def _what_cannot_be_shown(pairs: pd.DataFrame, rates: Mapping[str, DeviceRates]) -> pd.DataFrame:
     """Why a pair cannot show that decoding follows memory bandwidth, which ratios then explain nothing, and those of
     the cache rates if the weights fit into both caches."""
@@ -209,61 +227,38 @@ def _measured_row(row: Row) -> Row:
     # Room for more tokens makes a device faster only if a full KV cache limited one of the two. Memory bandwidth does
     # not limit weights that stay in a cache.
     kv_bound = "kv_blocks" in (row["bound_by_a"], row["bound_by_b"])
-    unasked = set() if kv_bound else {"kv_tokens_ratio"}
-    known = explanation_of(row, [c for c in CANDIDATES if c not in unasked | set(row["explains_nothing"])])
-    if known["support"] == NEAR:  # without an interval nothing is shown
-        known["explanation"] = NONE
-    return row | known
+    unasked = {*row["explains_nothing"], *([] if kv_bound else ["kv_tokens_ratio"])}
+    candidates = {name: row[column] for column, name in CANDIDATES.items() if column not in unasked}
+    return row | explain(row["ratio"], row["ratio_low"], row["ratio_high"], candidates)
 
 
-def published_ratios(
-    frame: pd.DataFrame, *, value: str = "throughput_tok_s", setting: str = "max_num_seqs", dtype: str = "bfloat16"
-) -> pd.DataFrame:
-    """Ratios of the devices of a published table: one row per pair of names and pair of devices that they may mean.
+def explain(ratio: float, low: float, high: float, candidates: Mapping[str, float]) -> Row:
+    """The columns that say which known ratios explain an observed one; its interval is NaN if there is none.
 
-    `frame` has one rate (`value`) per `gpu`, as published, and `setting`. `ratio` is the geometric mean over the
-    settings that both have; `ratio_min` and `ratio_max` are the extremes, not an interval. The model's `dtype`
-    determines the FLOP rates.
+    `explanation` are those that the whole interval is within NEAR_PCT of. `compatible_with` are the others in the
+    interval, which explain nothing: a wide interval has any ratio in it. `support` says which of these there are, or
+    `near` if only the interval is missing. All are None if no ratio is known.
 
-    Raises:
-        CatalogError: a name belongs to no device of the catalogue.
+    >>> found = explain(1.33, 1.17, 1.52, {"bandwidth": 1.43, "flop": 1.0})
+    >>> found["explanation"], found["compatible_with"], found["support"], round(found["nearest_difference_pct"], 1)
+    ('none', 'bandwidth', 'compatible', -7.0)
     """
-    logs = frame.assign(log=np.log(frame[value])).pivot_table(values="log", index=setting, columns="gpu", sort=False)
-    approximate = frame.groupby("gpu")["approximate"].any()
-    rows: list[Row] = []
-    for one, other in combinations(logs.columns, 2):
-        a, b = (one, other) if (logs[one] - logs[other]).mean() >= 0 else (other, one)
-        differences = (logs[a] - logs[b]).dropna()
-        if len(differences):
-            observed = {
-                "settings": len(differences),
-                "approximate": bool(approximate[a] or approximate[b]),
-                "ratio": math.exp(differences.mean()),
-                "ratio_min": math.exp(differences.min()),
-                "ratio_max": math.exp(differences.max()),
-            }
-            rows += [observed | reading for reading in published_readings(a, b, observed["ratio"], dtype)]
-    return pd.DataFrame(rows, columns=list(PUBLISHED_COLUMNS))
-
-
-def published_readings(label_a: str, label_b: str, ratio: float, dtype: str) -> list[Row]:
-    """A published ratio of two devices, with the ratios of each pair of devices that the names may mean.
-
-    >>> for r in published_readings("H200", "L40S", 2.95, "bfloat16"):
-    ...     print(r["gpu_a"], r["gpu_b"], round(r["bandwidth_ratio"], 2), round(r["flop_ratio"], 2), r["explanation"])
-    h200 l40s 5.56 2.73 flop
-
-    Raises:
-        CatalogError: a name belongs to no device of the catalogue.
-    """
-    rows: list[Row] = []
-    for a, b in product(resolve(label_a), resolve(label_b)):
-        bandwidth, flop = capability_ratios(a, b, dtype)
-        row: Row = {"source": "published", "label_a": label_a, "label_b": label_b, "gpu_a": a.name, "gpu_b": b.name}
-        row |= {"ratio": ratio, "ratio_low": math.nan, "ratio_high": math.nan}
-        row |= {"bandwidth_ratio": bandwidth, "flop_ratio": flop}
-        rows.append(row | explanation_of(row, ["bandwidth_ratio", "flop_ratio"]))
-    return rows
+    known = {name: value for name, value in candidates.items() if not math.isnan(value)}
+    within = 1 + NEAR_PCT / 100
+    shown = [name for name, value in known.items() if value / within <= low and high <= value * within]
+    compatible = [name for name, value in known.items() if low <= value <= high and name not in shown]
+    difference_pct = {name: 100 * (ratio / value - 1) for name, value in known.items()}
+    nearest = min(shown or compatible or known, key=lambda name: abs(difference_pct[name]), default=None)
+    support = SHOWN if shown else COMPATIBLE if compatible else NONE
+    if math.isnan(low) and nearest and abs(difference_pct[nearest]) <= NEAR_PCT:
+        support = NEAR
+    return {
+        "explanation": ", ".join(shown) or (NONE if known else None),
+        "compatible_with": ", ".join(compatible) or None,
+        "support": support if known else None,
+        "nearest": nearest,
+        "nearest_difference_pct": difference_pct[nearest] if nearest else math.nan,
+    }
 
 
 def device_records(folder: Path) -> dict[str, DeviceRates]:

@@ -80,7 +80,10 @@ def test_nothing_that_was_measured_on_a_cpu_decides():
             effect | {"knob": "block_size", "values": "16, 32"},
             effect | {"knob": "enable_prefix_caching", "comparison": "pair", "took_effect": True, "ratio": 1.2},
         ],
-        ratios=[{"gpu_a": "cpu-all", "gpu_b": "cpu-1core", "metric": "output_tokens_per_s", "ratio": 2.95}],
+        ratios=[
+            {"gpu_a": "cpu-all", "gpu_b": "cpu-1core", "metric": "output_tokens_per_s", "ratio": 2.95, "engine": "vllm"}
+            | {"model": LLAMA, "workload": "chat", "knobs": "bs32"}
+        ],
         waste=[
             {"cell_id": of_cpu["cell_id"], "layout": layout, "block_size": size, "waste_pct": waste}
             for layout, size, waste in layouts

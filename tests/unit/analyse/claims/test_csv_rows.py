@@ -10,7 +10,7 @@ from workflow_scripts.common.faults import InputError
 
 @pytest.mark.parametrize("table", sorted(PUBLISHED.glob("*.csv")), ids=lambda path: path.stem)
 def test_a_published_table_is_read_as_by_pandas(table):
-    names, rows = read_rows(table, InputError)
+    names, rows = read_rows(table)
     expected = pd.read_csv(table)
     assert names == list(expected)
     of_pandas = expected.astype(object).where(expected.notna(), None).to_dict("records")
@@ -30,7 +30,7 @@ def test_a_published_table_is_read_as_by_pandas(table):
 def test_forms_of_a_table(tmp_path, content, rows):
     path = tmp_path / "a.csv"
     path.write_bytes(content.encode())
-    assert read_rows(path, InputError)[1] == rows
+    assert read_rows(path)[1] == rows
 
 
 @pytest.mark.parametrize(
@@ -47,4 +47,4 @@ def test_what_is_no_table_is_refused(tmp_path, content, said):
     path = tmp_path / "a.csv"
     path.write_bytes(content)
     with pytest.raises(InputError, match=f"a.csv: not a CSV table: .*{said}"):
-        read_rows(path, InputError)
+        read_rows(path)

@@ -1,29 +1,29 @@
 import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy import stats
 
-from tests.unit.analyse.synthetic_cells import NOT_COUNTED, OTHER_PLACES, around, cell, only, starts_table
+from tests.unit.analyse.synthetic_cells import NOT_COUNTED, OTHER_PLACES, around, cell, only, starts_table, table
 from tests.unit.analyse.synthetic_starts import as_ratio
 from tests.unit.made_rates import rates_record
 from workflow_scripts.analyse.limits.ceilings import as_measured
+from workflow_scripts.analyse.limits.predictions import SCHEMA as PREDICTIONS
 from workflow_scripts.analyse.limits.ratios import (
-    PUBLISHED_COLUMNS,
     SCHEMA,
+    capability_ratios,
     device_ratios,
     device_records,
-    published_ratios,
-    published_readings,
+    explain,
 )
-from workflow_scripts.catalog.gpus_and_models import CatalogError, get_gpu
+from workflow_scripts.analyse.tables import write_table
+from workflow_scripts.catalog.gpus_and_models import get_gpu
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.device.device_rates import DeviceRates
-
-LAB = Path(__file__).parents[4] / "config" / "published" / "paged_attention_lab_max_num_seqs.csv"
 
 
 def ratios(*cells, rates=None, metric="output_tokens_per_s"):
@@ -152,69 +152,6 @@ def test_capacity_explains_only_where_it_bound(preempted, explanation):
     assert (found["bound_by_a"], found["bound_by_b"]) == tuple(limits[n] for n in preempted)
 
 
-# --- published numbers
-
-
-def reading(found, a, b):
-    return only(found[(found["gpu_a"] == a) & (found["gpu_b"] == b)])
-
-
-def test_the_claimed_2_16_is_the_bandwidth_ratio_of_one_reading_only():
-    found = {(r["gpu_a"], r["gpu_b"]): r for r in published_readings("H100", "A100 PCIe", 2.16, "bfloat16")}
-    assert found["h100-sxm", "a100-pcie-40gb"]["explanation"] == "bandwidth"
-    assert found["h100-sxm", "a100-pcie-80gb"]["explanation"] == "none"
-    assert found["h100-sxm", "a100-pcie-80gb"]["nearest_difference_pct"] == pytest.approx(24.8, abs=0.05)
-    assert all(math.isnan(r["ratio_low"]) and math.isnan(r["ratio_high"]) for r in found.values())
-    assert {r["source"] for r in found.values()} == {"published"}
-
-
-def test_published_tables_give_a_row_for_each_pair_of_names_and_reading():
-    lab = published_ratios(pd.read_csv(LAB))
-    assert lab.columns.tolist() == list(PUBLISHED_COLUMNS)
-    assert lab.groupby(["label_a", "label_b"]).size().to_dict() == {
-        ("H200", "H100"): 3,
-        ("H200", "A100 PCIe"): 2,
-        ("H200", "L40S"): 1,
-        ("H100", "A100 PCIe"): 6,
-        ("H100", "L40S"): 3,
-        ("A100 PCIe", "L40S"): 2,
-    }
-    assert set(lab["settings"]) == {5}
-    assert (lab["ratio"] >= 1).all()
-    # H200 over L40S was not the ratio of bandwidths.
-    found = reading(lab, "h200", "l40s")
-    assert found["ratio"] == pytest.approx(2.95, abs=0.01)
-    assert (found["bandwidth_ratio"], found["flop_ratio"]) == pytest.approx((5.56, 2.73), abs=0.005)
-    assert (found["explanation"], found["support"]) == ("flop", "near")
-    assert found["nearest_difference_pct"] == pytest.approx(8.1, abs=0.05)
-    # H100 over A100 depends on which cards are meant.
-    of_40gb, of_80gb = (reading(lab, "h100-sxm", f"a100-pcie-{size}gb") for size in (40, 80))
-    assert (of_40gb["bandwidth_ratio"], of_80gb["bandwidth_ratio"]) == pytest.approx((2.154, 1.731), abs=1e-3)
-    assert (of_40gb["explanation"], of_80gb["explanation"]) == ("bandwidth", "none")
-
-
-def published(**rates):
-    rows = [
-        (gpu, seqs, rate, gpu == "L4") for gpu, r in rates.items() for seqs, rate in zip((1, 4, 16), r, strict=False)
-    ]
-    return pd.DataFrame(rows, columns=["gpu", "seqs", "rate", "approximate"])
-
-
-def test_published_ratios_are_geometric_means_over_shared_settings():
-    frame = published(L40S=[10.0, 10.0], H200=[20.0, 45.0, 1.0])
-    found = only(published_ratios(frame, value="rate", setting="seqs"))
-    assert (found["label_a"], found["label_b"], found["settings"]) == ("H200", "L40S", 2)
-    assert (found["ratio"], found["ratio_min"], found["ratio_max"]) == pytest.approx((3.0, 2.0, 4.5))
-    assert not found["approximate"]
-    fp8 = published_ratios(published(H200=[2.0], L4=[1.0]), value="rate", setting="seqs", dtype="float32")
-    assert only(fp8)["flop_ratio"] == pytest.approx(494.5 / 60)
-    assert only(fp8)["approximate"]
-    frame = published(L40S=[10.0], H200=[20.0])
-    assert published_ratios(frame.assign(seqs=[1, 4]), value="rate", setting="seqs").empty  # none is shared
-    with pytest.raises(CatalogError, match="unknown GPU 'H999'"):
-        published_ratios(published(H999=[1.0], H200=[2.0]), value="rate", setting="seqs")
-
-
 # --- measured rates of devices
 
 
@@ -288,3 +225,108 @@ def test_a_processor_whose_cache_holds_the_model_cannot_show_what_memory_does(
     assert (row["explanation"], row["cannot_show"]) == (explanation, why)
     assert row["measured_cache_ratio"] == pytest.approx(cache_ratio, nan_ok=True)
     assert row["measured_bandwidth_ratio"] == 2 or not is_cached
+
+
+# --- what explains a ratio
+
+NAN = math.nan
+TWO = {"bandwidth": 2.0, "flop": 4.0}
+
+
+def test_what_a_data_sheet_does_not_say_has_no_ratio():
+    h200, cpu = get_gpu("h200"), get_gpu("cpu-all")
+    for pair in ((h200, cpu), (cpu, h200), (None, h200), (h200, None)):
+        assert all(math.isnan(ratio) for ratio in capability_ratios(*pair, "bfloat16"))
+    bandwidth, flop = capability_ratios(h200, h200, None)
+    assert bandwidth == 1
+    assert math.isnan(flop)
+
+
+@pytest.mark.parametrize(
+    ("observed", "candidates", "shown", "compatible", "support", "nearest"),
+    [
+        ((2.1, 1.9, 2.19), TWO, "bandwidth", "", "shown", "bandwidth"),
+        ((2.1, 2.05, 2.19), TWO, "bandwidth", "", "shown", "bandwidth"),  # near enough, although not equal
+        ((2.1, 1.81, 2.21), TWO, "", "bandwidth", "compatible", "bandwidth"),
+        ((3.0, 1.5, 4.5), TWO, "", "bandwidth, flop", "compatible", "flop"),
+        ((3.0, 2.5, 3.5), TWO, "", "", "none", "flop"),
+        ((2.0, 1.9, 2.1), TWO | {"kv": 2.05}, "bandwidth, kv", "", "shown", "bandwidth"),
+        ((2.0, 1.9, 2.1), {"bandwidth": 2.0, "flop": 1.9}, "bandwidth", "flop", "shown", "bandwidth"),
+        ((2.0, 1.0, 2.1), {"bandwidth": 2.15, "flop": 1.1}, "", "flop", "compatible", "flop"),
+        ((2.0, 1.9, 2.1), {"bandwidth": NAN, "flop": 2.0}, "flop", "", "shown", "flop"),
+        ((2.0, 1.9, 2.1), {"bandwidth": NAN}, "", "", None, None),
+        ((2.0, NAN, NAN), TWO, "", "", "near", "bandwidth"),
+        ((2.199, NAN, NAN), {"bandwidth": 2.0}, "", "", "near", "bandwidth"),
+        ((2.21, NAN, NAN), {"bandwidth": 2.0}, "", "", "none", "bandwidth"),
+        ((1.801, NAN, NAN), {"bandwidth": 2.0}, "", "", "near", "bandwidth"),
+        ((1.79, NAN, NAN), {"bandwidth": 2.0}, "", "", "none", "bandwidth"),
+    ],
+)
+def test_what_an_interval_shows_excludes_or_leaves_open(observed, candidates, shown, compatible, support, nearest):
+    found = explain(*observed, candidates)
+    assert found["explanation"] == (shown or (support and "none"))
+    assert found["compatible_with"] == (compatible or None)
+    assert (found["support"], found["nearest"]) == (support, nearest)
+
+
+def named(found, column):
+    return {*(found[column] or "").split(", ")} - {"none", ""}
+
+
+@given(st.floats(0.2, 5), st.floats(0, 1), st.dictionaries(st.sampled_from("abcd"), st.floats(0.2, 5)))
+def test_more_data_never_make_an_explanation_of_what_was_excluded(ratio, reach, candidates):
+    wide = explain(ratio, ratio / (1 + reach), ratio * (1 + reach), candidates)
+    narrow = explain(ratio, ratio / (1 + reach / 2), ratio * (1 + reach / 2), candidates)
+    assert named(wide, "explanation") <= named(narrow, "explanation")
+    assert named(narrow, "compatible_with") <= named(wide, "explanation") | named(wide, "compatible_with")
+
+
+# --- what was expected
+
+CELLS = table(
+    cell({"max_num_seqs": 64}, [200, 200], power_cap_share=[0.5, 0.7], sm_clock_mhz_min=[1500, 1140]),
+    cell({"max_num_seqs": 64}, [100, 100], gpu="l40s"),
+)
+
+
+def predicted(tmp_path, *rows):
+    """The file of a predictions table of (rate by its own calibration, rate by the other's) of the two cells."""
+    frame = pd.DataFrame(rows, columns=["predicted", "scaled_output_tokens_per_s"])
+    frame = frame.assign(cell_id=CELLS["cell_id"].unique(), quantity="output_tokens_per_s", weights_share=[0.4, 0.6])
+    path = tmp_path / "predictions.parquet"
+    write_table(frame.reindex(columns=list(PREDICTIONS.columns)), path, PREDICTIONS.name)
+    return path
+
+
+def expected(predictions):
+    return device_ratios(CELLS, predictions=predictions).iloc[0]
+
+
+def test_the_expected_ratio_is_from_the_calibration_of_one_device_at_a_time(tmp_path):
+    row = expected(predicted(tmp_path, (180, 200), (120, 100)))
+    assert row["expected_ratio"] == pytest.approx(math.sqrt(180 / 100 * 200 / 120))
+    assert row["own_expected_ratio"] == pytest.approx(180 / 120)
+    assert row[["expected_ratio_low", "expected_ratio_high"]].tolist() == pytest.approx([180 / 120, 180 / 100])
+    assert row[["weights_share_a", "weights_share_b"]].tolist() == [0.4, 0.6]
+    without_a_second = expected(predicted(tmp_path, (180, None), (120, None)))
+    assert without_a_second["own_expected_ratio"] == pytest.approx(1.5)
+    assert without_a_second[["expected_ratio", "expected_ratio_low"]].isna().all()
+
+
+@pytest.mark.parametrize(("scale", "explanation", "support"), [(2.0, "expected", "shown"), (2.5, "none", "none")])
+def test_the_expected_ratio_explains_like_any_other(tmp_path, scale, explanation, support):
+    """Measured are 2 (1.9 to 2.1) of h200 over l40s, with bandwidths of 5.56 and FLOP rates of 2.73."""
+    of_each = ((200, "h200"), (100, "l40s"))
+    rows = starts_table(*(cell({"max_num_seqs": 64}, around(rate, 0.01), gpu=gpu) for rate, gpu in of_each))
+    row = device_ratios(rows, predictions=predicted(tmp_path, (100 * scale, 100 * scale), (100, 100))).iloc[0]
+    assert row["expected_ratio"] == pytest.approx(scale)
+    assert (row["explanation"], row["support"]) == (explanation, support)
+
+
+def test_clocks_and_sequences_are_those_of_the_cells():
+    row = expected(None)
+    assert row["sequences"] == 64
+    assert row["power_cap_share_a"] == pytest.approx(0.6)
+    assert row["sm_clock_mhz_min_a"] == 1140
+    assert pd.isna(row["power_cap_share_b"])
+    assert pd.isna(row["expected_ratio"])
