@@ -6,7 +6,7 @@ from typing import Any, cast
 import numpy as np
 import pandas as pd
 
-from workflow_scripts.analyse.intervals.start_spread import FloatArray
+from workflow_scripts.analyse.intervals.start_spread import FloatArray, mean_of
 from workflow_scripts.analyse.intervals.statistics import Samples
 from workflow_scripts.analyse.intervals.variation import known_elsewhere
 from workflow_scripts.catalog.gpus_and_models import load_gpus, readable_models
@@ -89,15 +89,15 @@ def summarise(rows: pd.DataFrame, by: Sequence[str], column: str) -> tuple[pd.Da
     """
     by = list(by)
     values = rows[column].astype(float)
-    logs = rows[by].assign(log=np.log(values.where(values > 0)), card=_text(rows, "device_uuid"))
+    card = rows.get("device_uuid", pd.Series(pd.NA, index=rows.index)).astype("string")
+    logs = rows[by].assign(log=np.log(values.where(values > 0)), card=card)
     for name in ("start", "round"):
         logs[name] = rows[name].fillna(1).astype(int) if name in rows else 1
     groups = logs.groupby(by, dropna=False, sort=False)
     cell = groups.ngroup().to_numpy()
     summary = groups.agg(repeats=("log", "count")).reset_index()
-    group = (
-        summary.groupby([name for name in POOLED if name in by], dropna=False, sort=False).ngroup().to_numpy(dtype=int)
-    )
+    pooled = summary.groupby([name for name in POOLED if name in by], dropna=False, sort=False)
+    group = pooled.ngroup().to_numpy(dtype=int)
 
     logs = logs[["log", "card", "start", "round"]].assign(cell=cell, group=group[cell])
     starts = (
@@ -135,11 +135,8 @@ def summarise(rows: pd.DataFrame, by: Sequence[str], column: str) -> tuple[pd.Da
         kind=kind,
         known=np.array(known, dtype=float).reshape(-1, 4)[kind].T,
     )
-    known = ~np.isnan(log)
-    summary.insert(len(by), "starts", known.sum(axis=1))
-    with np.errstate(invalid="ignore"):
-        summary["log_mean"] = np.where(known, log, 0).sum(axis=1) / known.sum(axis=1)
-    return summary.assign(sample=np.arange(len(summary))), samples
+    summary.insert(len(by), "starts", samples.starts)
+    return summary.assign(log_mean=mean_of(log), sample=np.arange(len(summary))), samples
 
 
 def _columns(starts: pd.DataFrame) -> tuple[pd.Series, list[int]]:
@@ -155,11 +152,6 @@ def _columns(starts: pd.DataFrame) -> tuple[pd.Series, list[int]]:
     card = starts["card"].astype("category").cat.codes
     keys = pd.DataFrame({"order": order, "of_cards": of_cards, "column": card.where(of_cards, starts["round"])})
     return keys.groupby(["order", "of_cards", "column"]).ngroup(), between_cards
-
-
-def _text(rows: pd.DataFrame, name: str) -> pd.Series:
-    column = rows[name] if name in rows else pd.Series(pd.NA, index=rows.index)
-    return column.astype("string")
 
 
 def dtypes(cells: pd.DataFrame) -> pd.Series:

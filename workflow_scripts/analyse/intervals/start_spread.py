@@ -7,7 +7,6 @@ Sources: [Bartlett] Properties of sufficiency and statistical tests, Proc. R. So
 distribution of the largest of a set of estimated variances, Annals of Eugenics 11, 1941.
 """
 
-import warnings
 from functools import cache
 from typing import NamedTuple
 
@@ -96,23 +95,17 @@ def _of_group(log: FloatArray) -> Spread:
         left = np.where(total_df > 0, (total_df - lost) / total_df, 0.0)
         overlap = np.where(cells > 1, 1.0 / (cells - 1.0) ** 2, 0.0)
         # If rounds lack cells, the mean over rounds is a good approximation.
-        share = _mean(1 / np.where(np.isnan(every_round), np.nan, (~np.isnan(of_alike)).sum(axis=-2)))[..., None]
-    of_others, n = _variance(beside)
+        share = mean_of(1 / np.where(np.isnan(every_round), np.nan, (~np.isnan(of_alike)).sum(axis=-2)))[..., None]
+    squares, n = around_mean(beside)
     return Spread(
-        np.nan_to_num(np.where(alike, own, of_others)),
+        np.nan_to_num(np.where(alike, own, squares / np.maximum(n - 1, 1))),
         np.where(alike, df * left, np.maximum(n - 1, 0)),
         alike,
         bimodal,
         np.broadcast_to(overlap, alike.shape),
-        np.where(several[..., None], every_round[..., None, :], log - _mean(log)[..., None]),
+        np.where(several[..., None], every_round[..., None, :], log - mean_of(log)[..., None]),
         np.where(several, np.where(alike, share, 0.0), 1.0),
     )
-
-
-def _variance(log: FloatArray) -> tuple[FloatArray, npt.NDArray[np.int_]]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # fewer than two starts
-        return np.nanvar(log, axis=-1, ddof=1), (~np.isnan(log)).sum(axis=-1)
 
 
 def _own(log: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
@@ -135,12 +128,10 @@ def _without_rounds(log: FloatArray) -> tuple[FloatArray, FloatArray]:
     the rounds.
     """
     left, rounds = log, np.zeros((*log.shape[:-2], log.shape[-1]))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # rounds and cells without a start
-        for _ in range(_SWEEPS):
-            left = left - np.nanmean(left, axis=-1, keepdims=True)
-            moved = np.nanmean(left, axis=-2)
-            left, rounds = left - moved[..., None, :], rounds + moved
+    for _ in range(_SWEEPS):
+        left = left - mean_of(left)[..., None]
+        moved = mean_of(left, axis=-2)
+        left, rounds = left - moved[..., None, :], rounds + moved
     return left, rounds
 
 
@@ -156,16 +147,20 @@ def cell_means(log: FloatArray, group: npt.NDArray[np.int_]) -> FloatArray:
     means = np.full(log.shape[:-1], np.nan)
     for number in np.unique(group):
         of = group == number
-        means[..., of] = _mean(log[..., of, :] - _without_rounds(log[..., of, :])[1][..., None, :])
+        means[..., of] = mean_of(log[..., of, :] - _without_rounds(log[..., of, :])[1][..., None, :])
     return means
 
 
-def _mean(values: FloatArray) -> FloatArray:
-    """The mean over the last axis without missing values."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # rows without a value
-        mean: FloatArray = np.nanmean(values, axis=-1)
-    return mean
+def mean_of(values: FloatArray, axis: int = -1) -> FloatArray:
+    """The mean over an axis without missing values; NaN without a value."""
+    known = ~np.isnan(values)
+    n = known.sum(axis=axis)
+    return np.where(n > 0, np.where(known, values, 0).sum(axis=axis) / np.maximum(n, 1), np.nan)
+
+
+def around_mean(values: FloatArray) -> tuple[FloatArray, npt.NDArray[np.int_]]:
+    """The sum of squares around the mean over the last axis, without missing values, and how many values there are."""
+    return np.nansum((values - mean_of(values)[..., None]) ** 2, axis=-1), (~np.isnan(values)).sum(axis=-1)
 
 
 def _alike(own: FloatArray, df: FloatArray) -> BoolArray:

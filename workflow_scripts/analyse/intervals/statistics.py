@@ -16,13 +16,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from scipy import special
 
-from workflow_scripts.analyse.intervals.start_spread import BoolArray, FloatArray, Spread, spread
+from workflow_scripts.analyse.intervals.start_spread import BoolArray, FloatArray, Spread, around_mean, mean_of, spread
 from workflow_scripts.analyse.intervals.variation import (
     MOST_ELSEWHERE_DF,
     Variation,
@@ -152,9 +152,8 @@ def mean_errors(samples: Samples) -> tuple[FloatArray, FloatArray, FloatArray]:
     The error is NaN if the variation is not known, or if the starts of the cell fall into two groups.
     """
     found = samples.variation
-    mean = np.where(samples.starts > 0, _mean(samples.log), np.nan)
     squared = found.total / np.maximum(samples.starts, 1)
-    return mean, np.where(samples.spread.bimodal, np.nan, squared), found.total_df
+    return mean_of(samples.log), np.where(samples.spread.bimodal, np.nan, squared), found.total_df
 
 
 @dataclass(frozen=True)
@@ -178,9 +177,16 @@ class Comparisons:
     bimodal: BoolArray
     occasions: FloatArray | None = None
 
+    def columns(self) -> dict[str, npt.NDArray[Any]]:
+        """The columns of a table of comparisons: ratios with their intervals, those of another run, what they cover."""
+        ratio, low, high = self.interval()
+        again_low, again_high = self.another_run()
+        ends = {"ratio_low": low, "ratio_high": high, "ratio_again_low": again_low, "ratio_again_high": again_high}
+        return {"ratio": ratio, **ends, "scope": self.scope, "starts": self.starts}
+
     def interval(self, confidence: float | FloatArray = CONFIDENCE) -> Interval:
         """Ratios of `a` over `b` with their intervals."""
-        half = self._half(confidence)
+        half = _half_width(self.variance / np.maximum(self.starts, 1), self.df, confidence)
         return Interval(*(np.exp(self.difference + end) for end in (0.0, -half, half)))
 
     def another_run(self) -> tuple[FloatArray, FloatArray]:
@@ -202,10 +208,6 @@ class Comparisons:
         p = np.ones(beyond.shape)
         p[possible] = np.where(either_way, 1.0, of._p(beyond[possible]))
         return p
-
-    def p_higher(self) -> FloatArray:
-        """P values of the one-sided tests whether `a` is higher than `b`."""
-        return np.minimum(self._p(self.difference) / 2, 1.0)
 
     def p_within(self, margin_pct: float) -> FloatArray:
         """P values of the two one-sided t tests whether the ratio is within the margin, as one test. [Schuirmann]
@@ -239,9 +241,6 @@ class Comparisons:
         error = _OF_BOTH_RUNS * self.variance / np.maximum(self.starts, 1)
         occasions = np.zeros(error.shape) if self.occasions is None else self.occasions
         return satterthwaite((error, self.df), (occasions, np.full(error.shape, np.inf)))
-
-    def _half(self, confidence: float | FloatArray) -> FloatArray:
-        return _half_width(self.variance / np.maximum(self.starts, 1), self.df, confidence)
 
     def _p(self, distance: FloatArray) -> FloatArray:
         return _p(distance, self.variance / np.maximum(self.starts, 1), self.df)
@@ -277,7 +276,7 @@ def compare(samples: Samples, a: Rows, b: Rows) -> Comparisons:
             _in_a_group(samples, a, b), _in_rounds(samples, a, b), _apart(samples, a, b, starts), strict=True
         )
     )
-    difference = np.where(paired, _mean(within), _mean(samples.log[..., a, :]) - _mean(samples.log[..., b, :]))
+    difference = np.where(paired, mean_of(within), mean_of(samples.log[..., a, :]) - mean_of(samples.log[..., b, :]))
     bimodal = samples.spread.bimodal[..., a] | samples.spread.bimodal[..., b]
     variance = np.where(bimodal | (starts == 0), np.nan, variance)
     # One of two devices may have been measured on one card only.
@@ -321,8 +320,7 @@ def _in_rounds(samples: Samples, a: IntArray, b: IntArray) -> tuple[FloatArray, 
     """
     found, spread = samples.variation, samples.spread
     apart = spread.rounds[..., a, :] - spread.rounds[..., b, :]
-    n = (~np.isnan(apart)).sum(axis=-1)
-    squares = np.nansum((apart - _mean(apart)[..., None]) ** 2, axis=-1)
+    squares, n = around_mean(apart)
     # A single round in common does not show how rounds move the two apart; then the effects of all rounds count.
     known = np.where(samples.between_cards, 0.0, samples.known)
     (of_a, df_a), (of_b, df_b) = (
@@ -335,13 +333,6 @@ def _in_rounds(samples: Samples, a: IntArray, b: IntArray) -> tuple[FloatArray, 
         rounds, shown = (squares + expected * expected_df) / df, np.maximum(n - 1, 0) / df
     of_cells = ((beside_rounds(spread.share[..., c], found.variance[..., c], shown), found.df[..., c]) for c in (a, b))
     return satterthwaite((rounds, df), *of_cells)
-
-
-def _mean(log: FloatArray) -> FloatArray:
-    """Mean over the last axis without missing values; NaN without a value."""
-    known = ~np.isnan(log)
-    n = known.sum(axis=-1)
-    return np.where(n > 0, np.where(known, log, 0).sum(axis=-1) / np.maximum(n, 1), np.nan)
 
 
 def _p(distance: FloatArray, squared_error: FloatArray, df: FloatArray) -> FloatArray:
@@ -396,7 +387,7 @@ def verdicts(found: Comparisons, margin_pct: float, share: float | FloatArray = 
 
 def is_higher(found: Comparisons) -> BoolArray:
     """Whether `a` is shown to be higher than `b`, falsely in at most 2.5 % of cases over all of these comparisons."""
-    higher: BoolArray = holm(found.p_higher()) <= (1 - CONFIDENCE) / 2
+    higher: BoolArray = holm(found.p_not_below(0.0)) <= (1 - CONFIDENCE) / 2
     return higher
 
 

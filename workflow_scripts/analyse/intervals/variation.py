@@ -12,13 +12,13 @@ variance components, Biometrics Bulletin 2, 1946.
 """
 
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from scipy import special
 
-from workflow_scripts.analyse.intervals.start_spread import FloatArray, Spread
+from workflow_scripts.analyse.intervals.start_spread import FloatArray, Spread, around_mean
 from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.records import read_yaml
@@ -46,18 +46,13 @@ UNKNOWN = Known()
 
 
 @cache
-def _record() -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = read_yaml(RECORD, InputError)
-    return found
-
-
 def known_elsewhere(is_cpu: bool, study: str) -> Known:
     """What studies other than this one show about starts on CPUs or on GPUs.
 
     >>> round(known_elsewhere(False, "my-study").starts ** 0.5, 4), known_elsewhere(False, "two_gpus")
     (0.0087, Known(starts=0.0, starts_df=0.0, rounds=0.0, rounds_df=0.0))
     """
-    of = _record()["cpu" if is_cpu else "gpu"]
+    of = read_yaml(RECORD, InputError)["cpu" if is_cpu else "gpu"]
     if of["study"] == study:
         return UNKNOWN
     return Known((of["starts_pct"] / 100) ** 2, of["starts_df"], (of["rounds_pct"] / 100) ** 2, of["rounds_df"])
@@ -136,9 +131,7 @@ def beside_rounds(share: FloatArray, variance: FloatArray, shown: FloatArray) ->
 
 def of_rounds(found: Spread) -> tuple[FloatArray, FloatArray]:
     """Variance of the effects of rounds on each cell's group, and its degrees of freedom."""
-    n = (~np.isnan(found.rounds)).sum(axis=-1)
-    mean = _over(np.nansum(found.rounds, axis=-1), n)
-    squares = np.nansum((found.rounds - mean[..., None]) ** 2, axis=-1)
+    squares, n = around_mean(found.rounds)
     return _over(squares, n - 1), np.maximum(n - 1.0, 0.0)
 
 

@@ -153,10 +153,7 @@ def _pairs(cells: pd.DataFrame, metric: str) -> pd.DataFrame:
     )
     pairs = pairs[(lead > 0) | ((lead == 0) & (pairs["gpu_a"] < pairs["gpu_b"]))]
     found = compare(samples, pairs["sample_a"].to_numpy(), pairs["sample_b"].to_numpy())
-    ratio, low, high = found.interval()
-    again_low, again_high = found.another_run()
-    ends = {"ratio_low": low, "ratio_high": high, "ratio_again_low": again_low, "ratio_again_high": again_high}
-    return pairs.assign(ratio=ratio, **ends, scope=found.scope, starts=found.starts)
+    return pairs.assign(**found.columns())
 
 
 def _capability_columns(pairs: pd.DataFrame, gpus: Mapping[str, Gpu], prefix: str) -> dict[str, FloatArray]:

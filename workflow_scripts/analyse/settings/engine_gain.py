@@ -81,7 +81,6 @@ STATIC_BATCHING, CONTINUOUS_BATCHING, ENGINE, TOTAL = "static_batching", "contin
 
 NOT_MEASURED = -1
 _WORK = ("num_requests", "prompt_tokens", "output_tokens")
-ENDS, AGAIN = ("ratio", "ratio_low", "ratio_high"), ("ratio_again_low", "ratio_again_high")
 # Knobs that change what is computed, in how many steps or on how many devices, with their neutral values.
 _UNEQUAL = {f"knob_{name}": knob.neutral for name, knob in every_knob().items() if knob.neutral is not None}
 
@@ -144,16 +143,12 @@ def _compared(
     sample = rows["sample"].to_numpy(dtype=int)
     found = compare(samples, sample[a], sample[b])
     comparable = np.array([reason is None for reason in reasons], dtype=bool)
-    ends = {
-        name: np.where(comparable, end, np.nan)
-        for name, end in zip((*ENDS, *AGAIN), (*found.interval(), *found.another_run()), strict=True)
-    }
-    scope = pd.Series(found.scope, dtype=object).where(comparable, None)
-    verdict = pd.Series(pd.NA, index=scope.index, dtype=object)
+    shown = pd.DataFrame(found.columns()).drop(columns="starts").assign(verdict=None)
     if comparable.any():
         of_comparable = compare(samples, sample[a][comparable], sample[b][comparable])
-        verdict[comparable] = directions(of_comparable, looks.of_plan)
-    return pd.DataFrame({"comparable": comparable, "reason": reasons} | ends | {"scope": scope, "verdict": verdict})
+        shown.loc[comparable, "verdict"] = directions(of_comparable, looks.of_plan)
+    shown.loc[~comparable] = None
+    return shown.assign(comparable=comparable, reason=reasons)
 
 
 def _improvements(rows: pd.DataFrame, samples: Samples, looks: Looks) -> pd.DataFrame:
@@ -178,7 +173,7 @@ def _improvements(rows: pd.DataFrame, samples: Samples, looks: Looks) -> pd.Data
             "hf_repeats": hf["repeats"],
             "hf_output_tokens_per_s": np.exp(hf["log_mean"]),
         }
-    ).join(found.rename(columns={name: f"improvement_{name}" for name in (*ENDS, *AGAIN)}))
+    ).join(found.rename(columns=lambda name: f"improvement_{name}" if name.startswith("ratio") else name))
 
 
 def _kind(hf: Row) -> str:

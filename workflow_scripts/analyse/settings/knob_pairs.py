@@ -100,8 +100,6 @@ def _decided(samples: Samples, pairs: pd.DataFrame, margin_pct: float, looks: Lo
     a, b = (pairs[name].to_numpy() for name in ("sample_a", "sample_b"))
     decided = decide(samples, a, b, margin_pct, looks)
     found = decided.found
-    ratio, low, high = found.interval()
-    again_low, again_high = found.another_run()
     values_of_group = numbers(pairs.groupby([pairs["knob"], pairs["group"]])["a"].transform("size"))
     _, low_of_all, high_of_all = found.interval(1 - (1 - CONFIDENCE) / values_of_group)
     rate, baseline_rate = _rates_in_common(samples, a, b)
@@ -109,15 +107,9 @@ def _decided(samples: Samples, pairs: pd.DataFrame, margin_pct: float, looks: Lo
         distance=np.abs(found.difference),
         rate=rate,
         baseline_rate=baseline_rate,
-        ratio=ratio,
-        ratio_low=low,
-        ratio_high=high,
-        ratio_again_low=again_low,
-        ratio_again_high=again_high,
+        **found.columns(),
         low_of_all=low_of_all,
         high_of_all=high_of_all,
-        scope=found.scope,
-        starts=found.starts,
         verdict=decided.verdict,
         level_pct=100 * (1 - CONFIDENCE) * decided.share,
         starts_needed=decided.needed,
