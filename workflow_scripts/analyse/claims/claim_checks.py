@@ -22,9 +22,9 @@ from workflow_scripts.analyse.claims.evidence import (
     against,
     published_table,
 )
-from workflow_scripts.analyse.intervals.repeats import Row, records
+from workflow_scripts.analyse.intervals.repeats import Row, cell_ids, records
 from workflow_scripts.analyse.intervals.statistics import CHANGES, FLAT
-from workflow_scripts.analyse.limits.ratios import EXPECTED, NEAR_PCT, capability_ratios, cell_ids
+from workflow_scripts.analyse.limits.ratios import EXPECTED, NEAR_PCT, capability_ratios
 from workflow_scripts.analyse.settings.effects import PAIR
 from workflow_scripts.catalog.gpus_and_models import resolve
 from workflow_scripts.catalog.published import CLAIMS, Check, Claim, PublishedError, Rows, Stated

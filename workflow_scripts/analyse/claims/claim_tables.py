@@ -24,7 +24,7 @@ from workflow_scripts.analyse.settings import engine_gain as engines
 from workflow_scripts.analyse.tables import KNOBS, TABLE_SCHEMAS, read_table
 from workflow_scripts.catalog.gpus_and_models import CatalogError, get_model, resolve
 from workflow_scripts.catalog.published import Check, Claim, Published, Rows
-from workflow_scripts.engines.vllm_engines import VLLM, why_block_size_is_refused
+from workflow_scripts.engines.vllm_engines import why_block_size_is_refused
 from workflow_scripts.physics.model_facts import ModelFacts, read_model_facts
 from workflow_scripts.study.study import Study
 
@@ -45,15 +45,6 @@ class Evidence:
     def cells(self) -> pd.DataFrame:
         """One row per cell that counts: means over its starts and repeats, and its first text."""
         return means(counted(self.tables["cells"]), IDENTITY)
-
-    @cached_property
-    def engines(self) -> pd.DataFrame:
-        """The engines table with the ids of its two cells."""
-        table = self.tables["engines"].assign(vllm_engine=VLLM.name)
-        return table.assign(
-            cell_id=ratios.cell_ids(table, engine="vllm_engine", knobs="vllm_knobs"),
-            baseline_cell_id=ratios.cell_ids(table, engine="hf_engine", knobs="hf_knobs"),
-        )
 
 
 def read_tables(folder: Path) -> dict[str, pd.DataFrame]:
@@ -87,7 +78,7 @@ def table_of(claim: Claim, check: Check, rows: Rows, evidence: Evidence) -> pd.D
     if rows.table in _MADE:
         return _MADE[rows.table](claim, check, evidence)
     if rows.table == "engines":
-        return evidence.engines
+        return engines.with_cell_ids(evidence.tables["engines"])
     if rows.table != "cells":
         return evidence.tables[rows.table]
     cells = evidence.cells

@@ -7,6 +7,7 @@ a sentence. `report/page/comparability.js` has the same rules for the page; a te
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 from workflow_scripts.analyse.cells.cells import SIMULATED
@@ -24,13 +25,6 @@ class Side:
     content: dict[str, Any]
     environment: dict[str, list[str]]
     effective: dict[str, Any]
-
-
-class Rule(NamedTuple):
-    """A reason not to compare: `why` gives a sentence, or None if the rule allows the comparison."""
-
-    name: str
-    why: Callable[[Side, Side], str | None]
 
 
 class Difference(NamedTuple):
@@ -96,15 +90,7 @@ def _source(a: Side, b: Side) -> str | None:
     return "its numbers are simulated and say nothing about a GPU" if a.cell.source == SIMULATED else None
 
 
-def _protocol(a: Side, b: Side) -> str | None:
-    return _unlike(a, b, "protocol", "it was measured by protocol {} in A and {} in B")
-
-
-def _dtype(a: Side, b: Side) -> str | None:
-    return _unlike(a, b, "dtype", "it was computed in {} in A and in {} in B")
-
-
-def _unlike(a: Side, b: Side, name: str, words: str) -> str | None:
+def _unlike(name: str, words: str, a: Side, b: Side) -> str | None:
     values = [", ".join(of.environment.get(name, ["an unknown one"])) for of in (a, b)]
     return words.format(*values) if values[0] != values[1] else None
 
@@ -133,26 +119,19 @@ def _same(a: Side, b: Side) -> str | None:
     return None
 
 
-RULES = (
-    Rule("definition", _not_defined),
-    Rule("source", _source),
-    Rule("protocol", _protocol),
-    Rule("content", _content),
-    Rule("dtype", _dtype),
-    Rule("environments", _several),
-    Rule("same measurement", _same),
-)
-
-
-# Rules that also forbid a comparison of outcomes.
-_OF_OUTCOMES = {"source", "content"}
-
-
-def why_not_ended(a: Side, b: Side) -> list[str]:
-    """Every reason not to compare the outcomes of two cells, if one of them did not end ok; empty if there is none."""
-    return [why for rule in RULES if rule.name in _OF_OUTCOMES and (why := rule.why(a, b)) is not None]
+# Each gives a sentence, or None if it allows the comparison.
+RULES: dict[str, Callable[[Side, Side], str | None]] = {
+    "definition": _not_defined,
+    "source": _source,
+    "protocol": partial(_unlike, "protocol", "it was measured by protocol {} in A and {} in B"),
+    "content": _content,
+    "dtype": partial(_unlike, "dtype", "it was computed in {} in A and in {} in B"),
+    "environments": _several,
+    "same measurement": _same,
+}
 
 
 def why_not(a: Side, b: Side) -> list[str]:
-    """Every reason not to compare two cells that both ended ok; empty if they may be compared."""
-    return [why for rule in RULES if (why := rule.why(a, b)) is not None]
+    """Every reason not to compare two cells, or only their outcomes if these differ; empty if they may be compared."""
+    rules = RULES if a.cell.outcome == b.cell.outcome else ("source", "content")
+    return [why for name in rules if (why := RULES[name](a, b)) is not None]

@@ -12,10 +12,11 @@ Exit codes: 0: nothing changed; 1: a cell changed or has another outcome, or a c
 
 import math
 from argparse import ArgumentTypeError, Namespace
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -29,11 +30,12 @@ from workflow_scripts.analyse.intervals.statistics import CHANGES, FLAT, NOT_DEC
 from workflow_scripts.common.command import command, option
 from workflow_scripts.common.files import write_text
 from workflow_scripts.common.markdown import cell, printable, rows_of
-from workflow_scripts.common.wording import number
+from workflow_scripts.common.wording import number, plural
 
 CHANGED = 1
 CELLS, BY_ITSELF = "Cells, the largest change first", "What changed by itself"
 ELSE = "What else differs between A and B"
+INSIDE = {True: "inside A's interval", False: "outside A's interval", None: "A has no interval"}
 # Maximum number of rows of a table in the terminal and in Markdown; JSON has all.
 MOST_ROWS = 40
 
@@ -49,24 +51,24 @@ class Section(NamedTuple):
 def summary(found: Comparison) -> list[str]:
     counts = {verdict: sum(c.verdict == verdict for c in found.cells) for verdict in (CHANGES, FLAT, NOT_DECIDED)}
     sentences = [
-        f"{_many(len(found.cells), 'measure')} of {_many(len({c.cell for c in found.cells}), 'cell')} compared: "
+        f"{plural(len(found.cells), 'measure')} of {plural(len({c.cell for c in found.cells}), 'cell')} compared: "
         f"{counts[CHANGES]} changed, {counts[FLAT]} flat within {found.margin_pct:g} %, "
         f"{counts[NOT_DECIDED]} not decided.",
         "A rate that was measured on one occasion says nothing about other occasions. So the intervals of cells allow "
         f"for the variation between occasions (standard deviation {found.occasions_vary_pct:g} %).",
     ]
     if found.refused:
-        sentences.append(f"{_many(len(found.refused), 'cell')} cannot be compared; the reasons are below.")
+        sentences.append(f"{plural(len(found.refused), 'cell')} cannot be compared; the reasons are below.")
     if found.outcomes:
-        sentences.append(f"{_many(len(found.outcomes), 'cell')} ended with another outcome.")
+        sentences.append(f"{plural(len(found.outcomes), 'cell')} ended with another outcome.")
     if found.only_a or found.only_b:
-        sentences.append(f"Only in A: {_many(len(found.only_a), 'cell')}; only in B: {len(found.only_b)}.")
+        sentences.append(f"Only in A: {plural(len(found.only_a), 'cell')}; only in B: {len(found.only_b)}.")
     sentences += starts_in_words(found)
     known = [pair.inside for pair in found.pairs if pair.inside is not None]
     contradictions = sum(pair.contradiction is not None for pair in found.pairs)
     if found.pairs:
         sentences.append(
-            f"Both studies made {_many(len(found.pairs), 'comparison')} of the same two cells. In {sum(known)} of the "
+            f"Both studies made {plural(len(found.pairs), 'comparison')} of the same two cells. In {sum(known)} of the "
             f"{len(known)} that have an interval in A, the ratio in B is inside it. "
             f"In {contradictions or 'none'}, A and B contradict each other."
         )
@@ -106,7 +108,10 @@ def sections(found: Comparison) -> Iterator[Section]:
                 "Comparisons that both studies made, contradictions first",
                 ("cell", "over", "A (95 % interval)", "verdict", "B (95 % interval)", "verdict", "agreement"),
                 [
-                    (p.cell, p.baseline, _ratio(p.a), p.a.verdict or "", _ratio(p.b), p.b.verdict or "", _agreement(p))
+                    (
+                        *(p.cell, p.baseline, _ratio(p.a), p.a.verdict or "", _ratio(p.b), p.b.verdict or ""),
+                        p.contradiction or INSIDE[p.inside],
+                    )
                     for p in sorted(found.pairs, key=lambda p: (p.contradiction is None, p.inside is not False))
                 ],
             ),
@@ -117,16 +122,12 @@ def sections(found: Comparison) -> Iterator[Section]:
     )
 
 
-def _many(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
-
-
 def _differing(found: Sequence[Different]) -> list[tuple[str, ...]]:
-    return [(d.what, value_text(d.a), value_text(d.b) + _others(d.others), str(d.cells or "")) for d in found]
-
-
-def _others(count: int) -> str:
-    return f", and {_many(count, 'other pair')}" if count else ""
+    others = [f", and {plural(d.others, 'other pair')}" if d.others else "" for d in found]
+    return [
+        (d.what, value_text(d.a), value_text(d.b) + more, str(d.cells or ""))
+        for d, more in zip(found, others, strict=True)
+    ]
 
 
 def _ratio(of: CellRatio | Found) -> str:
@@ -141,16 +142,10 @@ def _verdict(cell: CellRatio) -> str:
     return f"{cell.verdict}; only waiting for the host ({number(cell.device_ratio)} without)"
 
 
-def _agreement(pair: Any) -> str:
-    if pair.contradiction:
-        return str(pair.contradiction)
-    return {True: "inside A's interval", False: "outside A's interval", None: "A has no interval"}[pair.inside]
-
-
 def _places(found: Comparison) -> list[tuple[str, ...]]:
-    groups: dict[tuple[str, str], list[float]] = {}
+    groups = defaultdict(list)
     for c in found.cells:
-        groups.setdefault(("/".join(c.cell.split("/")[:2]), c.measure), []).append(c.ratio)
+        groups["/".join(c.cell.split("/")[:2]), c.measure].append(c.ratio)
     return [
         (place, measure, str(len(r)), number(median(r)), f"{number(min(r))} to {number(max(r))}")
         for (place, measure), r in groups.items()
@@ -230,7 +225,7 @@ def main(args: Namespace) -> int:
     if args.markdown:
         write_text(args.markdown, markdown(found))
     if args.json:
-        write_text(args.json, found.model_dump_json(indent=2) + "\n")
+        found.write(args.json)
     print_comparison(found)
     if found.changed:
         return CHANGED

@@ -5,14 +5,15 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import zip_longest
 from statistics import median
 from typing import Any
 
 import numpy as np
 from pydantic import JsonValue
 
-from workflow_scripts.analyse.compare.comparability import Side, differences, side, value_text, why_not, why_not_ended
-from workflow_scripts.analyse.compare.digest import RATE, Digest, DigestCell, Mean, Pair
+from workflow_scripts.analyse.compare.comparability import Side, differences, side, value_text, why_not
+from workflow_scripts.analyse.compare.digest import RATE, Digest, Mean, Pair
 from workflow_scripts.analyse.intervals.occasions import OCCASIONS_VARY_PCT, Means, compare_occasions
 from workflow_scripts.analyse.intervals.start_spread import FloatArray
 from workflow_scripts.analyse.intervals.statistics import CHANGES, FASTER, FLAT, SLOWER, log_margin, verdicts
@@ -142,23 +143,23 @@ def comparison(a: Digest, b: Digest, occasions_vary_pct: float = OCCASIONS_VARY_
     of_a, of_b = ({cell.id: cell for cell in digest.cells} for digest in (a, b))
     common = [(side(a, cell), side(b, of_b[name])) for name, cell in of_a.items() if name in of_b]
     ended = [(x, y) for x, y in common if MISSING not in (x.cell.outcome, y.cell.outcome)]
-    alike = [(x, y) for x, y in ended if x.cell.outcome == y.cell.outcome == "ok"]
-    otherwise = [(x, y) for x, y in ended if x.cell.outcome != y.cell.outcome]
-    reasons = [(x, y, why_not(x, y)) for x, y in alike]
-    reasons_otherwise = [(x, y, why_not_ended(x, y)) for x, y in otherwise]
-    compared = [(x, y) for x, y, why in reasons if not why]
-    margin = _margin(a)
-    starts = [(x.cell.start_s, y.cell.start_s) for x, y in alike if x.cell.start_s and y.cell.start_s]
+    alike = [(x, y, why_not(x, y)) for x, y in ended if x.cell.outcome == y.cell.outcome == "ok"]
+    otherwise = [(x, y, why_not(x, y)) for x, y in ended if x.cell.outcome != y.cell.outcome]
+    compared = [(x, y) for x, y, why in alike if not why]
+    stated = a.settings.get("equivalence_margin_pct")
+    margin = float(stated) if isinstance(stated, int | float) else 2.0
+    starts = [(x.cell.start_s, y.cell.start_s) for x, y, _ in alike if x.cell.start_s and y.cell.start_s]
+    of_study = differences(a.settings, b.settings)
     return Comparison(
         study_a=a.study,
         study_b=b.study,
         margin_pct=margin,
         occasions_vary_pct=occasions_vary_pct,
         cells=_ratios(compared, margin, occasions_vary_pct),
-        refused=[Refused(cell=x.cell.id, why=why) for x, _, why in [*reasons, *reasons_otherwise] if why],
+        refused=[Refused(cell=x.cell.id, why=why) for x, _, why in [*alike, *otherwise] if why],
         outcomes=[
             OutcomeChange(cell=x.cell.id, a=x.cell.outcome, b=y.cell.outcome, reason=y.cell.reason or x.cell.reason)
-            for x, y, why in reasons_otherwise
+            for x, y, why in otherwise
             if not why
         ],
         only_a=[name for name in of_a if name not in of_b],
@@ -167,7 +168,10 @@ def comparison(a: Digest, b: Digest, occasions_vary_pct: float = OCCASIONS_VARY_
         by_itself=by_itself((x.effective, y.effective) for x, y in ended),
         start_s_a=median(one for one, _ in starts) if starts else None,
         start_s_b=median(other for _, other in starts) if starts else None,
-        differences=_different(a, b, ended),
+        differences=[
+            *(Different(what=f"study: {d.path}", a=d.a, b=d.b, cells=0, others=0) for d in of_study),
+            *_counted(found for x, y in ended for found in _of_cell(x, y)),
+        ],
     )
 
 
@@ -187,11 +191,6 @@ def by_itself(settings: Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]]) -
     )
 
 
-def _margin(digest: Digest) -> float:
-    margin = digest.settings.get("equivalence_margin_pct")
-    return float(margin) if isinstance(margin, int | float) else 2.0
-
-
 def _ratios(compared: Sequence[tuple[Side, Side]], margin_pct: float, vary_pct: float) -> list[CellRatio]:
     """The ratios of all measures that both have; the error of the verdicts is that of all of them together."""
     rows = [
@@ -205,17 +204,11 @@ def _ratios(compared: Sequence[tuple[Side, Side]], margin_pct: float, vary_pct: 
         return []
     a, b = _means(mean for _, _, mean, _ in rows), _means(mean for *_, mean in rows)
     names = [(cell.id, mean.measure) for cell, _, mean, _ in rows]
-    margin = log_margin(margin_pct)
-    without_waiting = [_without_waiting(*row[:3]) for row in rows]
-    return [
-        of.model_copy(
-            update={
-                "device_ratio": of_device,
-                "only_waiting": of_device is not None and abs(math.log(of_device)) <= margin < abs(math.log(of.ratio)),
-            }
-        )
-        for of, of_device in zip(cell_ratios(names, a, b, margin_pct, vary_pct), without_waiting, strict=True)
+    of_device = [
+        y.device_rate / x.device_rate if mean.measure == RATE and x.device_rate and y.device_rate else None
+        for x, y, mean, _ in rows
     ]
+    return cell_ratios(names, a, b, margin_pct, vary_pct, of_device=of_device)
 
 
 def cell_ratios(
@@ -225,11 +218,15 @@ def cell_ratios(
     margin_pct: float,
     vary_pct: float,
     share: float | FloatArray = 1.0,
+    of_device: Sequence[float | None] = (),
 ) -> list[CellRatio]:
-    """The ratios of `b` over `a`, given the cell and the measure of each; verdicts use a `share` of the error."""
+    """The ratios of `b` over `a`, given the cell and the measure of each; verdicts use a `share` of the error.
+
+    `of_device` are the ratios without waiting for the host, if any are known.
+    """
     found = compare_occasions(a, b, vary_pct)
     ratio, low, high = found.interval()
-    verdict = verdicts(found, margin_pct, share)
+    verdict, margin = verdicts(found, margin_pct, share), log_margin(margin_pct)
     return [
         CellRatio(
             cell=cell,
@@ -241,16 +238,11 @@ def cell_ratios(
             high=_known(high[i]),
             scope=found.scope[i],
             verdict=str(verdict[i]),
-            device_ratio=None,
-            only_waiting=False,
+            device_ratio=device,
+            only_waiting=device is not None and abs(math.log(device)) <= margin < abs(math.log(ratio[i])),
         )
-        for i, (cell, measure) in enumerate(names)
+        for i, ((cell, measure), device) in enumerate(zip_longest(names, of_device))
     ]
-
-
-def _without_waiting(a: DigestCell, b: DigestCell, mean: Mean) -> float | None:
-    """The ratio of the rates of two cells without waiting for the host; None for other measures."""
-    return b.device_rate / a.device_rate if mean.measure == RATE and a.device_rate and b.device_rate else None
 
 
 def _means(means: Iterable[Mean]) -> Means:
@@ -274,35 +266,29 @@ def _agreements(a: Digest, b: Digest, compared: set[str]) -> Iterator[PairAgreem
         if not {cell, baseline} <= compared:
             continue
         # Which of two devices comes first depends on their speed, so another run may name them in the other order.
-        other = in_b.get((kind, cell, baseline))
-        turned = None if other else in_b.get((kind, baseline, cell))
-        found = _found(other) if other else _turned(turned) if turned else None
-        if found is None:
-            continue
-        first = _found(pair)
-        yield PairAgreement(
-            kind=kind,
-            name=pair.name,
-            cell=cell,
-            baseline=baseline,
-            a=first,
-            b=found,
-            inside=None if first.low is None or first.high is None else first.low <= found.ratio <= first.high,
-            contradiction=contradiction(first, found),
-        )
+        same, turned = in_b.get((kind, cell, baseline)), in_b.get((kind, baseline, cell))
+        if other := same or turned:
+            first, found = _found(pair), _found(other, is_turned=not same)
+            yield PairAgreement(
+                kind=kind,
+                name=pair.name,
+                cell=cell,
+                baseline=baseline,
+                a=first,
+                b=found,
+                inside=None if first.low is None or first.high is None else first.low <= found.ratio <= first.high,
+                contradiction=contradiction(first, found),
+            )
 
 
 def _key(digest: Digest, pair: Pair) -> tuple[str, str, str]:
     return pair.kind, digest.cells[pair.cell].id, digest.cells[pair.baseline].id
 
 
-def _found(pair: Pair) -> Found:
-    return Found(ratio=pair.ratio, low=pair.low, high=pair.high, scope=pair.scope, verdict=pair.verdict)
-
-
-def _turned(pair: Pair) -> Found:
-    low, high = (None if end is None else 1 / end for end in (pair.high, pair.low))
-    return Found(ratio=1 / pair.ratio, low=low, high=high, scope=pair.scope, verdict=pair.verdict)
+def _found(pair: Pair, is_turned: bool = False) -> Found:
+    found = Found.model_validate(pair, from_attributes=True)
+    low, high = (None if end is None else 1 / end for end in (found.high, found.low))
+    return found.model_copy(update={"ratio": 1 / found.ratio, "low": low, "high": high}) if is_turned else found
 
 
 def _stated(found: Found) -> int | None:
@@ -334,13 +320,6 @@ def contradiction(a: Found, b: Found) -> str | None:
     if stated == (None, None) or a.low is None or b.low is None or a.high is None or b.high is None:
         return None
     return APART if a.high < b.low or b.high < a.low else None
-
-
-def _different(a: Digest, b: Digest, ended: Sequence[tuple[Side, Side]]) -> list[Different]:
-    of_study = [
-        Different(what=f"study: {d.path}", a=d.a, b=d.b, cells=0, others=0) for d in differences(a.settings, b.settings)
-    ]
-    return of_study + _counted(found for x, y in ended for found in _of_cell(x, y))
 
 
 def _counted(found: Iterable[tuple[str, Any, Any]]) -> list[Different]:

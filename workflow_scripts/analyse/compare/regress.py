@@ -68,7 +68,7 @@ def regressions(runs: Sequence[Digest], found: Sequence[Comparison], cells: Sequ
     worse = [
         Regression(c.cell, c.measure, c.a, c.b, c.ratio, c.low, c.high)
         for c in cells
-        if c.verdict == CHANGES and (c.ratio > 1) == _is_latency(c.measure)
+        if c.verdict == CHANGES and (c.ratio < 1) == c.measure.endswith("_per_s")
     ]
     worse.sort(key=lambda of: max(of.ratio or 1, 1 / (of.ratio or 1)), reverse=True)
     others: dict[tuple[str, str], Regression] = {}
@@ -88,10 +88,6 @@ def undecided(baseline: Digest, found: Comparison) -> list[str]:
 
 def verdict(worse: list[Regression], undecided: list[str]) -> str:
     return REGRESSED if worse else NOT_DECIDED if undecided else PASSED
-
-
-def _is_latency(measure: str) -> bool:
-    return not measure.endswith("_per_s")
 
 
 def _fewer_tokens(baseline: Digest, now: Digest, found: Comparison) -> Iterator[Regression]:
@@ -123,15 +119,13 @@ def markdown(found: Comparison, worse: list[Regression], undecided: list[str], o
         runs = (f"{number}: {name}" for number, name in enumerate(over.runs, 1))
         lines += ["", f"Runs: {'; '.join(runs)}. Below, A is the latest baseline and B the present run."]
         by_size = sorted(over.series, key=lambda of: -of.largest)
-        lasting = [(of.cell, of.measure, _values(of), _steps(of)) for of in by_size]
+        lasting = [
+            (of.cell, of.measure, " → ".join(map(number, of.values[-MOST_VALUES:])), _steps(of)) for of in by_size
+        ]
         shown.insert(
             0, Section("Over time, the largest step first", ("cell", "measure", "last runs", "steps"), lasting)
         )
     return "\n".join([*lines, *in_markdown(shown)]) + "\n"
-
-
-def _values(of: Series) -> str:
-    return " → ".join(map(number, of.values[-MOST_VALUES:]))
 
 
 def _steps(of: Series) -> str:

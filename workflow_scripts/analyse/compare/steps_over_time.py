@@ -117,7 +117,8 @@ def _steps(series: Mapping[Key, Runs], margin_pct: float, vary_pct: float) -> di
         weakest: dict[Key, tuple[float, int]] = {}
         for (key, _, at, _), ratio in zip(cuts, found, strict=True):
             if ratio.verdict != CHANGES:
-                weakest[key] = min(weakest.get(key, (math.inf, at)), (_strength(ratio), at))
+                width = math.log(ratio.high / ratio.low) if ratio.low and ratio.high else math.inf
+                weakest[key] = min(weakest.get(key, (math.inf, at)), (abs(math.log(ratio.ratio)) / width, at))
         if not weakest:
             shown: dict[Key, dict[int, CellRatio]] = {key: {} for key in series}
             for (key, _, at, _), ratio in zip(cuts, found, strict=True):
@@ -161,7 +162,3 @@ def _means(parts: Sequence[Runs]) -> Means:
         total, df = satterthwaite(*((np.array(error), np.array(of)) for error, of in errors))
         rows.append((np.mean([m.log_mean for _, m in part]), total, df, sum(m.starts for _, m in part), n))
     return Means(*(np.array(column) for column in zip(*rows, strict=True)))
-
-
-def _strength(ratio: CellRatio) -> float:
-    return abs(math.log(ratio.ratio)) / math.log(ratio.high / ratio.low) if ratio.low and ratio.high else 0.0

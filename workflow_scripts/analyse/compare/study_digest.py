@@ -17,7 +17,7 @@ import pandas as pd
 
 from workflow_scripts.analyse.cells.cells import SCHEMA as CELLS
 from workflow_scripts.analyse.compare.digest import RATE, Digest, DigestCell, Kind, Mean, Pair
-from workflow_scripts.analyse.intervals.repeats import Row, cell_summary, compared_measures, counted, records
+from workflow_scripts.analyse.intervals.repeats import cell_ids, cell_summary, compared_measures, counted, records
 from workflow_scripts.analyse.intervals.statistics import mean_errors
 from workflow_scripts.analyse.limits.limits import SCHEMA as LIMITS
 from workflow_scripts.analyse.limits.ratios import SCHEMA as RATIOS
@@ -25,10 +25,10 @@ from workflow_scripts.analyse.limits.waiting import SCHEMA as WAITING
 from workflow_scripts.analyse.settings.effects import PAIR
 from workflow_scripts.analyse.settings.effects import SCHEMA as EFFECTS
 from workflow_scripts.analyse.settings.engine_gain import SCHEMA as ENGINES
+from workflow_scripts.analyse.settings.engine_gain import with_cell_ids
 from workflow_scripts.analyse.tables import read_table
 from workflow_scripts.common.command import STUDY, TABLES, command, out
 from workflow_scripts.common.files import write_text
-from workflow_scripts.engines.vllm_engines import VLLM
 from workflow_scripts.study.definition import cell_definition, resolved_models
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.study import Study
@@ -147,40 +147,27 @@ def _ceilings(limits: pd.DataFrame) -> dict[str, dict[str, float]]:
 
 
 def _pairs(places: dict[str, int], table: Table) -> Iterator[Pair]:
-    for kind, name, cell, baseline, row, ratio in _compared(table):
-        if cell in places and baseline in places and not pd.isna(row[ratio]):
-            ends = [row[ratio], row[f"{ratio}_again_low"], row[f"{ratio}_again_high"]]
+    effects, ratios, engines = table(EFFECTS.name), table(RATIOS.name), table(ENGINES.name)
+    effects = effects[effects["comparison"] == PAIR].assign(name=effects["knob"])
+    ratios = ratios[ratios["metric"] == RATE].assign(name="device")
+    ratios = ratios.assign(cell_id=cell_ids(ratios, "gpu_a"), baseline_cell_id=cell_ids(ratios, "gpu_b"))
+    engines = with_cell_ids(engines[engines["comparable"].fillna(False)]).assign(name="engine")
+    engines = engines.rename(columns=lambda name: name.removeprefix("improvement_"))
+    compared: tuple[tuple[Kind, pd.DataFrame], ...] = (("setting", effects), ("device", ratios), ("engine", engines))
+    for kind, row in ((kind, row) for kind, rows in compared for row in records(rows)):
+        cell, baseline = row["cell_id"], row["baseline_cell_id"]
+        if cell in places and baseline in places and not pd.isna(row["ratio"]):
             yield Pair(
                 kind=kind,
-                name=name,
+                name=row["name"],
                 cell=places[cell],
                 baseline=places[baseline],
-                ratio=_rounded(ends[0]),
-                low=_known(ends[1]),
-                high=_known(ends[2]),
+                ratio=_rounded(row["ratio"]),
+                low=_known(row["ratio_again_low"]),
+                high=_known(row["ratio_again_high"]),
                 scope=row["scope"] if isinstance(row["scope"], str) else None,
                 verdict=row.get("verdict"),
             )
-
-
-def _compared(table: Table) -> Iterator[tuple[Kind, str, str, str, Row, str]]:
-    """For each comparison its kind, its name, both cells, the row of the table, and the column of the ratio."""
-    effects = table(EFFECTS.name)
-    for row in records(effects[effects["comparison"] == PAIR]):
-        yield "setting", row["knob"], row["cell_id"], row["baseline_cell_id"], row, "ratio"
-    ratios = table(RATIOS.name)
-    for row in records(ratios[ratios["metric"] == RATE]):
-        a, b = (_id(row, row[gpu], row["engine"], row["knobs"]) for gpu in ("gpu_a", "gpu_b"))
-        yield "device", "device", a, b, row, "ratio"
-    engines = table(ENGINES.name)
-    for row in records(engines[engines["comparable"].fillna(False)]):
-        # Each row compares a cell of vLLM with one of HuggingFace.
-        hf = _id(row, row["gpu"], row["hf_engine"], row["hf_knobs"])
-        yield "engine", "engine", _id(row, row["gpu"], VLLM.name, row["vllm_knobs"]), hf, row, "improvement_ratio"
-
-
-def _id(row: Row, gpu: str, engine: str, knobs: str) -> str:
-    return f"{gpu}/{engine}/{row['model']}/{row['workload']}/{knobs}"
 
 
 def _rounded(value: float) -> float:

@@ -15,12 +15,14 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from workflow_scripts.analyse.facts import known_facts
 from workflow_scripts.analyse.intervals.repeats import (
     BOUND_BY_NEEDS,
     ENVIRONMENT,
     RATE,
     Row,
     bound_by,
+    cell_ids,
     cell_summary,
     counted,
     dtypes,
@@ -34,10 +36,9 @@ from workflow_scripts.analyse.limits.predictions import SHARES
 from workflow_scripts.analyse.limits.waiting import WAITING, WITHOUT_WAITING, with_device_ratio
 from workflow_scripts.analyse.table_command import table_command
 from workflow_scripts.analyse.tables import INTEGER, NUMBER, TEXT, read_table, table_schema
-from workflow_scripts.catalog.gpus_and_models import CatalogError, Gpu, get_model, load_gpus
+from workflow_scripts.catalog.gpus_and_models import Gpu, load_gpus
 from workflow_scripts.common.command import option
 from workflow_scripts.device.device_rates import DeviceRates, read_device_rates
-from workflow_scripts.physics.model_facts import ModelFactsError, read_model_facts
 from workflow_scripts.study.study import Study
 
 METRICS = ("output_tokens_per_s", "total_tokens_per_s")
@@ -189,10 +190,10 @@ def _what_cannot_be_shown(pairs: pd.DataFrame, rates: Mapping[str, DeviceRates])
     names = ["gpu_a", "gpu_b", "model", "dtype", "knob_quantization"]
     settings = pairs.reindex(columns=names)
     different = settings.drop_duplicates().reset_index(drop=True)
-    found = [
-        _of_pair(a, b, _step_bytes(model, dtype, None if pd.isna(method) else method), rates)
-        for a, b, model, dtype, method in different.itertuples(index=False)
-    ]
+    found = []
+    for a, b, model, dtype, method in different.itertuples(index=False):
+        facts = known_facts(model, dtype, None if pd.isna(method) else method)
+        found.append(_of_pair(a, b, facts.decode_weight_bytes if facts else math.inf, rates))
     columns = ["measured_cache_ratio", "cannot_show", "explains_nothing"]
     known = settings.merge(different.join(pd.DataFrame(found, columns=columns)), on=names, how="left")
     return known[columns].set_index(pairs.index)
@@ -211,13 +212,6 @@ def _of_pair(
         return ratio, "cached weights", ("bandwidth_ratio", "measured_bandwidth_ratio")
     bandwidth = rates[a].memory_bytes_per_s / rates[b].memory_bytes_per_s
     return math.nan, "equal bandwidths" if abs(math.log(bandwidth)) < math.log1p(_ALIKE) else None, ()
-
-
-def _step_bytes(model: str, dtype: str, quantization: str | None) -> float:
-    try:
-        return read_model_facts(get_model(model).config, dtype, quantization).decode_weight_bytes
-    except (CatalogError, ModelFactsError):
-        return math.inf
 
 
 def _measured_row(row: Row) -> Row:
@@ -279,12 +273,6 @@ def main(args: Namespace, study: Study, cells: pd.DataFrame) -> pd.DataFrame:
     found = device_ratios(cells, rates, args.predictions)
     a, b = (cell_ids(found, f"gpu_{side}") for side in "ab")
     return with_device_ratio(found, a, b, args.waiting, study.equivalence_margin_pct)
-
-
-def cell_ids(pairs: pd.DataFrame, gpu: str = "gpu", engine: str = "engine", knobs: str = "knobs") -> pd.Series:
-    """The id of one of the two cells of each pair, from the columns that describe it."""
-    names = pairs[[gpu, engine, "model", "workload", knobs]].astype("string")
-    return names[gpu].str.cat(names.drop(columns=gpu), sep="/")
 
 
 def _with_expectation(

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from workflow_scripts.analyse.intervals.further_starts import ONE_LOOK, Looks
-from workflow_scripts.analyse.intervals.repeats import PLACE, RATE, Row, cell_summary, records
+from workflow_scripts.analyse.intervals.repeats import PLACE, RATE, Row, cell_ids, cell_summary, records
 from workflow_scripts.analyse.intervals.statistics import (
     ANOTHER_RUN,
     FASTER,
@@ -90,16 +90,21 @@ def engine_tables(cells: pd.DataFrame, looks: Looks = ONE_LOOK) -> tuple[pd.Data
 
     Compared cells did equal work: the same requests with the same numbers of tokens, in every repeat.
     """
-    rows, samples = _work_summary(cells)
-    return _improvements(rows, samples, looks), _decompositions(rows, samples, looks)
-
-
-def _work_summary(cells: pd.DataFrame) -> tuple[pd.DataFrame, Samples]:
-    """Cells with the work of a repeat: the minimum over repeats in the columns of _WORK, the maximum in `*_most`."""
+    # The work of a repeat: the minimum over repeats in the columns of _WORK, the maximum in `*_most`.
     most = {f"{name}_most": cells[name] for name in _WORK}
     observed = dict.fromkeys(_WORK, "min") | dict.fromkeys(most, "max")
     columns = dict.fromkeys([*cells.columns, *_UNEQUAL, "knob_batch_size", "knob_cache_implementation"])
-    return cell_summary(cells.reindex(columns=list(columns)).assign(**most), RATE, observed)
+    rows, samples = cell_summary(cells.reindex(columns=list(columns)).assign(**most), RATE, observed)
+    return _improvements(rows, samples, looks), _decompositions(rows, samples, looks)
+
+
+def with_cell_ids(engines: pd.DataFrame) -> pd.DataFrame:
+    """The engines table with the ids of its two cells."""
+    engines = engines.assign(vllm_engine=VLLM.name)
+    return engines.assign(
+        cell_id=cell_ids(engines, engine="vllm_engine", knobs="vllm_knobs"),
+        baseline_cell_id=cell_ids(engines, engine="hf_engine", knobs="hf_knobs"),
+    )
 
 
 def _cells(rows: pd.DataFrame) -> list[Row]:
@@ -148,7 +153,7 @@ def _compared(
         of_comparable = compare(samples, sample[a][comparable], sample[b][comparable])
         shown.loc[comparable, "verdict"] = directions(of_comparable, looks.of_plan)
     shown.loc[~comparable] = None
-    return shown.assign(comparable=comparable, reason=reasons)
+    return shown.assign(comparable=comparable, reason=pd.Series(reasons, dtype=object))
 
 
 def _improvements(rows: pd.DataFrame, samples: Samples, looks: Looks) -> pd.DataFrame:
@@ -159,6 +164,7 @@ def _improvements(rows: pd.DataFrame, samples: Samples, looks: Looks) -> pd.Data
     cells = _cells(rows)
     vllm, hf = rows.iloc[a].reset_index(), rows.iloc[b].reset_index()
     found = _compared(rows, samples, cells, a, b, looks)
+    is_kind = [hf["engine"].eq(HF_CONTINUOUS.name).to_numpy(), hf["knob_batch_size"].eq(1).fillna(False).to_numpy(bool)]
     return pd.DataFrame(
         {name: vllm[name] for name in PLACE}
         | {
@@ -168,18 +174,12 @@ def _improvements(rows: pd.DataFrame, samples: Samples, looks: Looks) -> pd.Data
             "vllm_output_tokens_per_s": np.exp(vllm["log_mean"]),
             "hf_engine": hf["engine"],
             "hf_knobs": hf["knobs"],
-            "hf_kind": [_kind(cells[row]) for row in b],
+            "hf_kind": np.select(is_kind, [CONTINUOUS, BATCH_1], STATIC_BATCH),
             "hf_batch_size": hf["knob_batch_size"],
             "hf_repeats": hf["repeats"],
             "hf_output_tokens_per_s": np.exp(hf["log_mean"]),
         }
     ).join(found.rename(columns=lambda name: f"improvement_{name}" if name.startswith("ratio") else name))
-
-
-def _kind(hf: Row) -> str:
-    if hf["engine"] == HF_CONTINUOUS.name:
-        return CONTINUOUS
-    return BATCH_1 if hf["knob_batch_size"] == 1 else STATIC_BATCH
 
 
 def _decompositions(rows: pd.DataFrame, samples: Samples, looks: Looks) -> pd.DataFrame:
@@ -243,23 +243,16 @@ def _fastest(cells: pd.DataFrame, samples: Samples) -> tuple[int, list[int]]:
 def _step_row(cells: list[Row], step: Row, found: Row, total: Row) -> Row:
     vllm = cells[step["last"]]
     row: Row = {name: vllm[name] for name in PLACE}
-    ties = ", ".join(cells[row]["knobs"] for row in step.get("ties", ())) or None
-    return (
-        row
-        | {"vllm_knobs": vllm["knobs"], "vllm_max_num_seqs": vllm["max_concurrency_allowed"], "factor": step["factor"]}
-        | {"numerator": _name(cells, step["a"]), "denominator": _name(cells, step["b"])}
-        | found
-        | {"share_pct": _share_pct(found, total), "ties": ties}
-    )
+    row |= {"vllm_knobs": vllm["knobs"], "vllm_max_num_seqs": vllm["max_concurrency_allowed"], "factor": step["factor"]}
+    row |= {"numerator": _name(cells, step["a"]), "denominator": _name(cells, step["b"])} | found
+    row["ties"] = ", ".join(cells[tie]["knobs"] for tie in step.get("ties", ())) or None
+    if total["verdict"] == FASTER:  # the shares of the steps add up to 100 %
+        row["share_pct"] = 100 * math.log(found["ratio"]) / math.log(total["ratio"])
+    return row
 
 
 def _name(cells: list[Row], row: int) -> str | None:
     return None if row == NOT_MEASURED else f"{cells[row]['engine']}/{cells[row]['knobs']}"
-
-
-def _share_pct(found: Row, total: Row) -> float:
-    """A step's share of the total by logarithms, which add up to 100 %; NaN if the total is not shown to be a gain."""
-    return 100 * math.log(found["ratio"]) / math.log(total["ratio"]) if total["verdict"] == FASTER else math.nan
 
 
 @table_command("engines", decomposition="engine_decomposition")
