@@ -1,11 +1,13 @@
-"""The parsed facts of a study, as frames to compute with."""
+"""The parsed facts of a study, as frames to compute with, and the facts of its models."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
 
+from workflow_scripts.catalog.gpus_and_models import CatalogError, get_model
 from workflow_scripts.common.parquet import read_parquet
+from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, read_model_facts
 
 
 def read_parsed(parsed: Path, gpu: str, table: str, columns: Sequence[str] | None = None) -> pd.DataFrame:
@@ -41,3 +43,11 @@ def wide(facts: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
         of_start.pivot(index=START, columns="name", values="value"),
         of_repeat.pivot(index=REPEAT, columns="name", values="value"),
     )
+
+
+def known_facts(model: str, dtype: str | None = None, quantization: str | None = None) -> ModelFacts | None:
+    """The facts of a model; None if it is not in the catalogue, or not understood."""
+    try:
+        return read_model_facts(get_model(model).config, dtype, quantization)
+    except (CatalogError, ModelFactsError):
+        return None

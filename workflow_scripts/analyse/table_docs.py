@@ -61,7 +61,8 @@ def _columns(schema: pa.DataFrameSchema) -> list[tuple[str, str]]:
 def _section(schema: pa.DataFrameSchema, first: Mapping[tuple[str, str], str]) -> str:
     columns = _columns(schema)
     elsewhere = {column: first[column] for column in columns if first[column] != schema.name}
-    table_of = {column: _table_named(column[1]) or elsewhere.get(column) for column in columns}
+    named = {column: re.fullmatch(r"as in `(\w+)`", column[1]) for column in columns}
+    table_of = {column: found[1] if (found := named[column]) else elsewhere.get(column) for column in columns}
     meanings = dict.fromkeys(meaning for (_, meaning), table in table_of.items() if not table)
     lines = [
         f"- {_names(column for column in columns if column[1] == meaning and not table_of[column])}: {meaning}"
@@ -73,11 +74,6 @@ def _section(schema: pa.DataFrameSchema, first: Mapping[tuple[str, str], str]) -
         )
     notes = schema.metadata["notes"]
     return "\n".join([f"## {schema.name}\n", f"{schema.description}\n", *lines, *([f"\n{notes}"] if notes else []), ""])
-
-
-def _table_named(meaning: str) -> str | None:
-    named = re.fullmatch(r"as in `(\w+)`", meaning)
-    return named and named[1]
 
 
 def _names(columns: Iterable[tuple[str, str]]) -> str:

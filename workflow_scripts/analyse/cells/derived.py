@@ -12,9 +12,8 @@ import numpy as np
 import pandas as pd
 
 from workflow_scripts.analyse.cells.request_lives import Texts
+from workflow_scripts.analyse.facts import known_facts
 from workflow_scripts.analyse.intervals.repeats import as_applied, dtypes, knob_columns
-from workflow_scripts.catalog.gpus_and_models import load_models
-from workflow_scripts.physics.model_facts import ModelFactsError, read_model_facts
 
 # With a smaller share of a repeat in the trace, its energy is not known: the GPU was lost, or the repeat was too short.
 _LEAST_SAMPLED = 0.8
@@ -103,12 +102,9 @@ def kv_memory(cells: pd.DataFrame) -> pd.DataFrame:
 @cache
 def _bytes_of_token(model: str, dtype: str, draft_model: str, kv_cache_dtype: str, tensor_ranks: int) -> float:
     """Bytes of keys and values per token, on all devices together; NaN for a model whose shape is not known."""
-    try:
-        # A draft model has the dtype of the model that it drafts for, and its own layers in the same blocks.
-        parts = [read_model_facts(load_models()[name].config, dtype) for name in (model, draft_model) if name]
-        return sum(facts.uniform().bytes_per_token(kv_cache_dtype, tensor_ranks) for facts in parts)
-    except (KeyError, ModelFactsError):
-        return np.nan
+    # A draft model has the dtype of the model that it drafts for, and its own layers in the same blocks.
+    parts = [known_facts(name, dtype) for name in (model, draft_model) if name]
+    return sum(part.uniform().bytes_per_token(kv_cache_dtype, tensor_ranks) if part else np.nan for part in parts)
 
 
 def not_as_asked(knobs: pd.DataFrame, effective: pd.DataFrame) -> pd.Series:

@@ -1,7 +1,6 @@
 """Sums over the requests of each repeat, from which a model's sizes give bytes and operations."""
 
 from collections.abc import Iterable
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -9,12 +8,11 @@ import pandas as pd
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from workflow_scripts.analyse.facts import REPEAT, read_parsed
+from workflow_scripts.analyse.facts import REPEAT, known_facts, read_parsed
 from workflow_scripts.analyse.intervals.repeats import numbers
 from workflow_scripts.analyse.intervals.start_spread import FloatArray
-from workflow_scripts.catalog.gpus_and_models import CatalogError, load_models
 from workflow_scripts.physics import formulas
-from workflow_scripts.physics.model_facts import ModelFactsError, Reach, read_model_facts
+from workflow_scripts.physics.model_facts import Reach
 
 REQUEST_COLUMNS = (*REPEAT, "prompt_tokens", "output_tokens", "cached_prompt_tokens")
 
@@ -41,29 +39,23 @@ def read_work(cells: pd.DataFrame, parsed: Path) -> pd.DataFrame:
         idle = work.pop("records_without_tokens")
         work["steps"] += np.minimum(idle, work.pop("further_chunks"))
         merged = rows.merge(work, left_on=REPEAT, right_index=True, suffixes=("_of_cell", ""))
+        forgetting = [model for model in rows["model"].unique() if forgets(model)]
         # If every layer forgets tokens, a request may hold fewer blocks than its tokens would take.
-        parts.append(merged.assign(block_steps=merged["block_steps"].where(~merged["model"].map(forgets), 0.0)))
+        parts.append(merged.assign(block_steps=merged["block_steps"].mask(merged["model"].isin(forgetting), 0.0)))
     return pd.concat(parts, ignore_index=True) if parts else ok.head(0)
 
 
 def reaches_of(models: Iterable[str]) -> set[Reach]:
     """The reaches of layers of these models that do not attend to all tokens; unknown models are left out."""
-    limited = (reach for model in models for reach in _reaches(model) if reach.limit is not None)
+    known = [facts for model in models if (facts := known_facts(model))]
+    limited = (reach for facts in known for reach in facts.reaches if reach.limit is not None)
     return {Reach(reach.limit, reach.chunked, 0, 0, 0) for reach in limited}
 
 
-@cache
 def forgets(model: str) -> bool:
     """Whether no layer of a model keeps all tokens; false for a model that is not known."""
-    return bool(limits := {reach.limit for reach in _reaches(model)}) and None not in limits
-
-
-@cache
-def _reaches(model: str) -> tuple[Reach, ...]:
-    try:
-        return read_model_facts(load_models()[model].config).reaches
-    except (CatalogError, KeyError, ModelFactsError):
-        return ()
+    limits = {reach.limit for reach in facts.reaches} if (facts := known_facts(model)) else set()
+    return bool(limits) and None not in limits
 
 
 def request_sums(

@@ -175,10 +175,8 @@ def choose_round(
 
     Args:
         further: what was decided of all comparisons of measured cells; only the chosen cells get their starts.
-        study: the study.
-        measure: its field of that name.
-        plan: the prediction of every cell.
-        cells: the cells table.
+        study, measure: the study, and its field of that name.
+        plan, cells: the prediction of every cell, and the cells table.
         starts: the starts that have ended of each cell that can be measured now.
         budget_s: device seconds that are left.
     """

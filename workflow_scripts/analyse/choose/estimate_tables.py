@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from workflow_scripts.analyse.choose.choose_cells import estimates_and_questions
-from workflow_scripts.analyse.choose.estimates import CHECK, Estimates
+from workflow_scripts.analyse.choose.estimates import CHECK, SETTING, Estimates
 from workflow_scripts.analyse.choose.questions import Question
 from workflow_scripts.analyse.table_command import table_command
 from workflow_scripts.analyse.tables import FLAG, NUMBER, TEXT, table_schema
@@ -23,7 +23,6 @@ from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.parquet import read_parquet
 from workflow_scripts.study.study import Study
 
-PLACE = ["gpu", "engine", "model", "workload", "knobs"]
 SCHEMA = table_schema(
     "estimates",
     "Every cell of a study with `measure`: what is known of its output tokens/s, and from what "
@@ -53,7 +52,7 @@ QUESTIONS_SCHEMA = table_schema(
 def estimates_table(plan: pd.DataFrame, estimates: Estimates) -> pd.DataFrame:
     """The estimates table; cells are in the order of the plan."""
     of_cells = estimates.table.reindex(plan["cell_id"]).reset_index(drop=True)
-    table = plan[["cell_id", *PLACE]].reset_index(drop=True).join(of_cells[["state", "low", "high"]])
+    table = plan.reset_index(drop=True)[["cell_id", *SETTING, "knobs"]].join(of_cells[["state", "low", "high"]])
     # Where there is no band, the rate is a mere guess.
     table["estimated"] = np.exp(of_cells["log_rate"]).where(of_cells["low"].notna())
     table["measured"] = np.exp(of_cells["log_measured"])

@@ -141,7 +141,7 @@ def mean_interval(samples: Samples) -> tuple[Interval, npt.NDArray[np.object_]]:
     two groups has none, and then no scope.
     """
     mean, squared, df = mean_errors(samples)
-    half = _half_width(squared, df, CONFIDENCE)
+    half = half_width(squared, df, CONFIDENCE)
     interval = Interval(np.exp(mean), np.exp(mean - half), np.exp(mean + half))
     return interval, _scope(half, samples.starts, samples.between_cards)
 
@@ -186,12 +186,12 @@ class Comparisons:
 
     def interval(self, confidence: float | FloatArray = CONFIDENCE) -> Interval:
         """Ratios of `a` over `b` with their intervals."""
-        half = _half_width(self.variance / np.maximum(self.starts, 1), self.df, confidence)
+        half = half_width(self.variance / np.maximum(self.starts, 1), self.df, confidence)
         return Interval(*(np.exp(self.difference + end) for end in (0.0, -half, half)))
 
     def another_run(self) -> tuple[FloatArray, FloatArray]:
         """The ends between which 95 % of further runs with as many starts measure the ratio."""
-        half = _half_width(*self._of_another_run(), CONFIDENCE)
+        half = half_width(*self._of_another_run(), CONFIDENCE)
         return np.exp(self.difference - half), np.exp(self.difference + half)
 
     def p_beyond(self, margin_pct: float) -> FloatArray:
@@ -344,7 +344,7 @@ def _p(distance: FloatArray, squared_error: FloatArray, df: FloatArray) -> Float
     return np.where(np.isnan(error), np.nan, np.minimum(p, 2))
 
 
-def _half_width(squared_error: FloatArray, df: FloatArray, confidence: float | FloatArray) -> FloatArray:
+def half_width(squared_error: FloatArray, df: FloatArray, confidence: float | FloatArray) -> FloatArray:
     # If starts agree to the last digit, the interval has no width, and Welch's degrees of freedom are 0/0.
     df = np.where(squared_error == 0, 1.0, df)
     half: FloatArray = special.stdtrit(df, (1 + np.asarray(confidence)) / 2) * np.sqrt(squared_error)

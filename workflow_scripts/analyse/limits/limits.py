@@ -67,14 +67,9 @@ SCHEMA = table_schema(
     ),
     TEXT("prefill_bound_by decode_bound_by bound_by", "the resource that takes longer"),
     NUMBER("wall_s_min", "minimum time of the repeat"),
-    NUMBER("output_tokens_per_s_ceiling", "tokens over `wall_s_min`"),
+    NUMBER([f"{rate}_ceiling" for rate in TOKEN_RATES], "tokens over `wall_s_min`"),
     NUMBER(
-        "output_tokens_per_s_ceiling_memory output_tokens_per_s_ceiling_arithmetic",
-        "tokens over the time by one resource",
-    ),
-    NUMBER("total_tokens_per_s_ceiling", "tokens over `wall_s_min`"),
-    NUMBER(
-        "total_tokens_per_s_ceiling_memory total_tokens_per_s_ceiling_arithmetic",
+        [f"{rate}_ceiling_{by}" for rate in TOKEN_RATES for by in ("memory", "arithmetic")],
         "tokens over the time by one resource",
     ),
     NUMBER("steps", "scheduler steps"),
@@ -180,14 +175,10 @@ def _kv_bytes(table: pd.DataFrame, facts: ModelFacts, kv_cache_dtype: str) -> Fl
     for place, reach in enumerate(facts.reaches):
         elements = tensor.map({ranks: of_ranks[place].kv_elements for ranks, of_ranks in reaches.items()})
         read = read + element * numbers(elements) * numbers(table[f"kv_tokens_read{reach.suffix}"])
-    return read * _readings_per_token(table)
-
-
-def _readings_per_token(table: pd.DataFrame) -> FloatArray:
-    """How often the cache is read per output token: once, or less often if a step also accepts drafted tokens."""
+    # The cache is read once per output token, or less often if a step also accepts drafted tokens.
     accepted = table.get("accepted_draft_tokens", pd.Series(np.nan, index=table.index))
     unread = numbers(accepted.where(table["num_speculative_tokens"] > 0, 0.0))
-    return 1 - unread / numbers(table["output_tokens"])
+    return read * (1 - unread / numbers(table["output_tokens"]))
 
 
 def _activation_bytes(table: pd.DataFrame, facts: ModelFacts) -> FloatArray:
@@ -220,11 +211,10 @@ def mark_invalid(cells: pd.DataFrame, limits: pd.DataFrame) -> pd.DataFrame:
     """
     if limits.empty:  # no device has known rates
         return cells
-    broken = limits[limits["exceeds"].fillna(False)].sort_values("factor")
     worst = {
         row.cell_id: f"repeat {row.repeat} of start {row.start} is {row.factor:.3g} times its ceiling on "
         f"{row.ceiling_broken}"
-        for row in broken.itertuples()
+        for row in limits[limits["exceeds"].fillna(False)].sort_values("factor").itertuples()
     }
     reason = cells["cell_id"].map(worst).where(cells["outcome"].eq("ok") & cells["source"].eq(MEASURED))
     return cells.assign(

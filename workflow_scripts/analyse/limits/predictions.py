@@ -50,7 +50,7 @@ _OTHER = ("running_peak", "max_cudagraph_capture_size")
 # What else the plan says of a cell's rate.
 _BESIDE = (
     *("scaled_output_tokens_per_s", "graph_tokens", "captured_output_tokens_per_s"),
-    "twice_batched_output_tokens_per_s",
+    *("twice_batched_output_tokens_per_s", "full_share", "prompts_to_fill", "published"),
 )
 
 SCHEMA = table_schema(
@@ -166,17 +166,12 @@ def _of_quantity(table: pd.DataFrame, quantity: str) -> pd.DataFrame:
         high=high,
         measured=measured,
         error_pct=100 * (predicted / measured.where(measured > 0) - 1),
-        band_pct=table["ttft_error_pct" if quantity.startswith("ttft") else "error_pct"]
-        .astype(float)
-        .where(high.notna()),
+        band_pct=table["ttft_error_pct" if quantity.startswith("ttft") else "error_pct"].where(high.notna()),
         flagged=judged.where(surprise.isna(), True),
         why=surprise,
-        running_peak_predicted=table["running_peak"].astype(float),
-        running_peak_measured=table["measured_running_peak"].astype(float),
-        evicted_blocks_predicted=table["evicted_blocks"].astype(float),
-        full_share=table["full_share"].astype(float),
-        prompts_to_fill=table["prompts_to_fill"].astype(float),
-        published=table["published"].astype(float),
+        running_peak_predicted=table["running_peak"],
+        running_peak_measured=table["measured_running_peak"],
+        evicted_blocks_predicted=table["evicted_blocks"],
         **table.reindex(columns=[*_BESIDE, *SHARES]).astype(float),
     )
 

@@ -17,15 +17,14 @@ import numpy as np
 import pandas as pd
 
 from workflow_scripts.analyse.cells.imported_cells import IMPORTED
-from workflow_scripts.analyse.facts import REPEAT, read_parsed
+from workflow_scripts.analyse.facts import REPEAT, known_facts, read_parsed
 from workflow_scripts.analyse.intervals.repeats import as_applied, counted, dtypes, numbers
 from workflow_scripts.analyse.intervals.statistics import log_margin
 from workflow_scripts.analyse.limits.ceilings import Rates, rates_of
 from workflow_scripts.analyse.table_command import table_command
 from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, read_table, table_schema
-from workflow_scripts.catalog.gpus_and_models import CatalogError, get_gpu, get_model, load_gpus
+from workflow_scripts.catalog.gpus_and_models import get_gpu, load_gpus
 from workflow_scripts.common.command import PARSED, option
-from workflow_scripts.physics.model_facts import ModelFactsError, read_model_facts
 from workflow_scripts.study.study import Study
 
 # Prompts are computed at this share of the measured rate of large matrix products: steps of more than 3,000 tokens ran
@@ -108,18 +107,13 @@ def _prompt_costs(cells: pd.DataFrame, rates: Sequence[Rates]) -> pd.DataFrame:
     costs = [pd.DataFrame(columns=["token_s", "weights_s"], index=cells.index[:0], dtype=float)]
     for names, part in cells.groupby(["model", "dtype", "quantization"]) if measured else ():
         model, dtype, method = map(str, names)
-        try:
-            facts = read_model_facts(get_model(model).config, dtype, method or None)
-        except (CatalogError, ModelFactsError):
+        if (facts := known_facts(model, dtype, method or None)) is None:
             continue
         ranks = as_applied(part, "tensor_parallel_size") * as_applied(part, "pipeline_parallel_size")
         flop_per_s = PROMPT_SHARE_OF_RATE * measured[0].flop_per_s(facts, "auto") * ranks
         bytes_per_s = measured[0].memory_bandwidth_bytes_per_s * ranks
-        of_model = {
-            "token_s": 2 * facts.layer_matmul_parameters / flop_per_s,
-            "weights_s": facts.decode_weight_bytes / bytes_per_s,
-        }
-        costs.append(pd.DataFrame(of_model, index=part.index, dtype=float))
+        token_s, weights_s = 2 * facts.layer_matmul_parameters / flop_per_s, facts.decode_weight_bytes / bytes_per_s
+        costs.append(pd.DataFrame({"token_s": token_s, "weights_s": weights_s}, index=part.index, dtype=float))
     return pd.concat(costs[1:] or costs)
 
 

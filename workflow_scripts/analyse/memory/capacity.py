@@ -11,6 +11,7 @@ made, docs/tables.md documents every column.
 import json
 from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -56,8 +57,10 @@ _OBSERVED = {
     **{f"observed_{name}": name for name in ("kv_cache_tokens", "max_concurrency")},
 }
 # Column <- field of a prediction.
-_TEXTS = ("infeasible", "unknown")
-_PREDICTED_TEXT = {"predicted_for_version": "vllm_version"} | {f"predicted_{name}": name for name in _TEXTS}
+_PREDICTED_TEXT = {
+    "predicted_for_version": "vllm_version",
+    **{f"predicted_{name}": name for name in ("infeasible", "unknown", "dtype")},
+}
 _PREDICTED = {
     **{name: name for name in ("gpu_memory_utilization", "bytes_per_token", "bytes_per_block")},
     **{f"predicted_{name}": name for name in ("block_size", "device_memory_bytes", "budget_bytes", "other_bytes")},
@@ -150,11 +153,9 @@ def _of_published(predictions: pd.DataFrame) -> pd.DataFrame:
             **{f"observed_{name}": [row["published"][name] for row in rows] for name in published},
         }
     )
-    observed = [*_PRINTED_GIB, *_OBSERVED, "pipeline_parallel_size"]
-    texts = list(_CELL)
-    return table.reindex(columns=[*texts, *observed]).astype(
-        dict.fromkeys(texts, "string") | dict.fromkeys(observed, float)
-    )
+    kinds = dict.fromkeys(_CELL, "string")
+    kinds |= dict.fromkeys([*_PRINTED_GIB, *_OBSERVED, "pipeline_parallel_size"], "float64")
+    return table.reindex(columns=list(kinds)).astype(kinds)
 
 
 def _predicted(predictions: pd.DataFrame) -> pd.DataFrame:
@@ -165,9 +166,7 @@ def _predicted(predictions: pd.DataFrame) -> pd.DataFrame:
     )
     table["predicted_activation_bytes"] += table["predicted_cuda_graphs_bytes"]
     taken = table["predicted_weights_bytes"] + table["predicted_activation_bytes"] + table["predicted_other_bytes"]
-    # Predictions from before the type was recorded have no type.
-    dtype = predictions["dtype"].astype("string") if "dtype" in predictions else None
-    return table.assign(predicted_overhead_bytes=taken, predicted_dtype=dtype)
+    return table.assign(predicted_overhead_bytes=taken)
 
 
 def _with_errors(table: pd.DataFrame) -> pd.DataFrame:
@@ -215,23 +214,26 @@ def _implied(table: pd.DataFrame) -> pd.DataFrame:
 def _disagreements(row: Row) -> str | None:
     """What the predicted and the observed values disagree on; None if they agree, or if one of them is not known."""
     infeasible, unknown = pd.notna(row["predicted_infeasible"]), pd.notna(row["predicted_unknown"])
-    sizes = [row["predicted_block_size"], row["observed_block_size"]]
-    types, version = [row["predicted_dtype"], row["dtype"]], row["predicted_for_version"]
+    version = row["predicted_for_version"]
     tokens = "num_blocks" if np.isnan(row["kv_cache_tokens_error_pct"]) else "kv_cache_tokens"
     differs = bool(abs(row[f"{tokens}_error_pct"]) > DISAGREES_PCT)
     implied = row["implied_memory_bytes"] / row["predicted_device_memory_bytes"] - 1
     found = {
         "ran": row["outcome"] in RAN and infeasible,
         "refused": row["outcome"] == "infeasible" and not infeasible and not unknown,
-        "block_size": not unknown and not pd.isna(sizes).any() and sizes[0] != sizes[1],
+        "block_size": not unknown and _known_to_differ(row["predicted_block_size"], row["observed_block_size"]),
         tokens: differs,
-        "dtype": differs and not pd.isna(types).any() and types[0] != types[1],
+        "dtype": differs and _known_to_differ(row["predicted_dtype"], row["dtype"]),
         "version": differs and pd.notna(version) and version not in str(row["engine_version"]),
         "device_memory": differs and abs(implied) > DISAGREES_PCT / 100,
         "overhead": differs and abs(implied) <= DISAGREES_PCT / 100,
         "log": row["consistent"] is False,
     }
     return ",".join(name for name, does in found.items() if does) or None
+
+
+def _known_to_differ(a: Any, b: Any) -> bool:
+    return bool(pd.notna(a) and pd.notna(b) and a != b)
 
 
 def read_predictions(path: Path) -> pd.DataFrame:

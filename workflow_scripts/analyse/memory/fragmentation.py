@@ -8,7 +8,6 @@ One row per repeat and layout. docs/fragmentation.md says how the numbers are ma
 
 from argparse import Namespace
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,7 @@ import pandas as pd
 
 from workflow_scripts.analyse.cells.cells import MEASURED
 from workflow_scripts.analyse.cells.request_lives import TIMES, Texts, by_repeat, paged, request_lives, shared_texts
-from workflow_scripts.analyse.facts import REPEAT, read_parsed
+from workflow_scripts.analyse.facts import REPEAT, known_facts, read_parsed
 from workflow_scripts.analyse.intervals.repeats import as_applied, dtypes, numbers
 from workflow_scripts.analyse.intervals.start_spread import FloatArray
 from workflow_scripts.analyse.memory.layer_memory import (
@@ -28,12 +27,11 @@ from workflow_scripts.analyse.memory.layer_memory import (
 )
 from workflow_scripts.analyse.table_command import table_command
 from workflow_scripts.analyse.tables import INTEGER, NUMBER, TEXT, table_schema
-from workflow_scripts.catalog.gpus_and_models import CatalogError, load_models
 from workflow_scripts.common.command import PARSED
 from workflow_scripts.engines.registry import get_engine
 from workflow_scripts.engines.vllm_engines import VllmKnobs
 from workflow_scripts.physics import formulas
-from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, read_model_facts
+from workflow_scripts.physics.model_facts import ModelFacts
 from workflow_scripts.study.study import Study
 
 PREDICTED = "predicted"
@@ -139,22 +137,12 @@ def layouts(t: pd.DataFrame) -> Iterator[pd.DataFrame]:
     """Rows of the table for the requests of `timeline`, in each layout."""
     for names, part in t.groupby(["engine", "model", "dtype", "kv_cache_dtype"], sort=False):
         engine, model, dtype, kv_cache_dtype = map(str, names)
-        facts = _facts_if_layered(model, dtype)
-        if facts is None:
+        facts = known_facts(model, dtype)
+        if facts is None or keeps_every_token(facts):
             yield from _of_tokens(part)
         # How other engines share memory among kinds of layers is not known.
         elif issubclass(get_engine(engine).knobs, VllmKnobs) and kinds_of_layers(facts):
             yield from _of_layers(part, facts, kv_cache_dtype)
-
-
-@cache
-def _facts_if_layered(model: str, dtype: str) -> ModelFacts | None:
-    """Facts of a model in which some layers do not keep all tokens; None for other and for unknown models."""
-    try:
-        facts = read_model_facts(load_models()[model].config, dtype)
-    except (CatalogError, KeyError, ModelFactsError):
-        return None
-    return None if keeps_every_token(facts) else facts
 
 
 def _of_layers(t: pd.DataFrame, facts: ModelFacts, kv_cache_dtype: str) -> Iterator[pd.DataFrame]:
@@ -162,20 +150,19 @@ def _of_layers(t: pd.DataFrame, facts: ModelFacts, kv_cache_dtype: str) -> Itera
     rows = _repeats(t)
     block_size = rows["block_size_effective"]
     of_block = block_in_tokens(facts, kv_cache_dtype, numbers(block_size))
-    rows["engine_slots_held_mean"] = rows["engine_blocks_held_mean"] * of_block
-    found: dict[str, list[pd.DataFrame]] = {}
+    of_pool = rows.assign(engine_slots_held_mean=rows["engine_blocks_held_mean"] * of_block)
+    rows = rows.drop(columns="engine_slots_held_mean")
+    found: dict[str, pd.DataFrame] = {}
     for layout, kind, held in held_by_layout(t, facts, kv_cache_dtype):
-        found.setdefault(layout, []).append(held)
-        own = rows.drop(columns="engine_slots_held_mean")
-        yield _means(layout, own, held, source=_source(layout)).assign(layer_kind=kind, block_size=float("nan"))
-    for layout, parts in found.items():
-        own = rows if layout == POOL else rows.drop(columns="engine_slots_held_mean")
-        table = _means(layout, own, sum(parts[1:], start=parts[0]), source=_source(layout))
-        yield table.assign(block_size=block_size.loc[table.index]) if layout == POOL else table
-
-
-def _source(layout: str) -> str:
-    return MEASURED if layout == POOL else PREDICTED
+        found[layout] = found[layout] + held if layout in found else held
+        source = MEASURED if layout == POOL else PREDICTED
+        yield _means(layout, rows, held, source=source).assign(layer_kind=kind, block_size=float("nan"))
+    for layout, held in found.items():
+        if layout == POOL:
+            table = _means(layout, of_pool, held, source=MEASURED)
+            yield table.assign(block_size=block_size.loc[table.index])
+        else:
+            yield _means(layout, rows, held)
 
 
 def _repeats(t: pd.DataFrame) -> pd.DataFrame:

@@ -5,7 +5,7 @@ padding, and one in which all layers with attention keep all tokens. The unit of
 bytes that one token takes in all layers with attention. docs/fragmentation.md has details.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,23 +46,21 @@ def kinds_of_layers(facts: ModelFacts) -> tuple[KindOfLayer, ...]:
     return tuple(KindOfLayer(mixer, len(layers), slots[kind]) for kind, (mixer, layers) in mixers.items())
 
 
-def token_bytes(kinds: tuple[KindOfLayer, ...], element_bytes: int) -> int:
-    """Bytes of a token in one layer with attention."""
-    return next(kind.mixer.cache_elements() for kind in kinds if not isinstance(kind.mixer, State)) * element_bytes
+def _token_bytes(facts: ModelFacts, kv_cache_dtype: str) -> tuple[int, int]:
+    """Bytes of a token in one layer with attention, and in all of these layers."""
+    attend = [
+        (of.mixer.cache_elements(), of.layers) for of in kinds_of_layers(facts) if not isinstance(of.mixer, State)
+    ]
+    of_token = attend[0][0] * facts.kv_dtype_bytes(kv_cache_dtype)
+    return of_token, of_token * sum(layers for _, layers in attend)
 
 
 def block_in_tokens(facts: ModelFacts, kv_cache_dtype: str, block_size: FloatArray) -> FloatArray:
     """A block of the pool, one page for each layer of a group, in tokens of all layers."""
-    kinds = kinds_of_layers(facts)
-    of_token = token_bytes(kinds, facts.kv_dtype_bytes(kv_cache_dtype))
-    states = [facts.bytes_of_state(kind.mixer) for kind in kinds if isinstance(kind.mixer, State)]
+    of_token, of_all_layers = _token_bytes(facts, kv_cache_dtype)
+    states = [facts.bytes_of_state(kind.mixer) for kind in kinds_of_layers(facts) if isinstance(kind.mixer, State)]
     page = np.maximum(block_size * of_token, max(states, default=0))
-    return page * next(layer_groups(facts.stack)).slots / _unit(kinds, of_token)
-
-
-def _unit(kinds: tuple[KindOfLayer, ...], of_token: int) -> int:
-    """Bytes of a token in all layers with attention."""
-    return of_token * sum(kind.layers for kind in kinds if not isinstance(kind.mixer, State))
+    return page * next(layer_groups(facts.stack)).slots / of_all_layers
 
 
 def held_by_layout(t: pd.DataFrame, facts: ModelFacts, kv_cache_dtype: str) -> Iterator[tuple[str, str, pd.DataFrame]]:
@@ -72,18 +70,14 @@ def held_by_layout(t: pd.DataFrame, facts: ModelFacts, kv_cache_dtype: str) -> I
     next step. A token is needed as long as a later one attends to it, and a state as long as its request lives. `t` are
     rows of `fragmentation.timeline`, of one model.
     """
-    kinds = kinds_of_layers(facts)
-    of_token = token_bytes(kinds, facts.kv_dtype_bytes(kv_cache_dtype))
-    unit, life = _unit(kinds, of_token), _Life.of(t)
-    for kind in kinds:
+    (of_token, unit), life = _token_bytes(facts, kv_cache_dtype), _Life.of(t)
+    for kind in kinds_of_layers(facts):
         needed, own, pool, every = _of_one_layer(kind, life, of_token, facts)
-        for layout, bytes_held in (
-            (POOL, kind.slots * pool),
-            (OWN_PAGES, kind.layers * own),
-            (EVERY_TOKEN, kind.layers * every),
-        ):
-            held = {"token_s": kind.layers * needed / unit, "slot_s": bytes_held / unit}
-            yield layout, kind.mixer.kind, life.by_repeat(held)
+        by_layout = {POOL: kind.slots * pool, OWN_PAGES: kind.layers * own, EVERY_TOKEN: kind.layers * every}
+        for layout, bytes_held in by_layout.items():
+            held = pd.DataFrame({"token_s": kind.layers * needed / unit, "slot_s": bytes_held / unit})
+            integrals = held.mul(life.seconds, axis="index").groupby(life.row).sum(min_count=1)
+            yield layout, kind.mixer.kind, integrals
 
 
 def _of_one_layer(
@@ -132,8 +126,3 @@ class _Life:
             block_size=numbers(t["block_size_effective"])[request],
             batched_tokens=np.nan_to_num(numbers(t["max_num_batched_tokens_effective"])[request], nan=np.inf),
         )
-
-    def by_repeat(self, in_each_step: Mapping[str, FloatArray]) -> pd.DataFrame:
-        """Integrals over time for each row of the table."""
-        values = {name: value * self.seconds for name, value in in_each_step.items()}
-        return pd.DataFrame(values).groupby(self.row).sum(min_count=1)

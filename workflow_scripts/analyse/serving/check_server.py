@@ -25,7 +25,7 @@ from typing import Any
 import pandas as pd
 
 from workflow_scripts.analyse.facts import REPEAT, read_parsed
-from workflow_scripts.analyse.intervals.another_start import AnotherStart, another_start
+from workflow_scripts.analyse.intervals.further_starts import AnotherStart, another_start
 from workflow_scripts.analyse.intervals.repeats import Row, counted, numbers, records, summarise
 from workflow_scripts.analyse.intervals.statistics import CONFIDENCE, EQUIVALENCE_ALPHA, NOT_DECIDED, SLOWER, log_margin
 from workflow_scripts.analyse.serving.serving import BUSY_CORES, LATE_S, LATE_SHARE, of_pass
@@ -145,25 +145,15 @@ def differing_settings(
     )
 
 
-def _latencies(sent: Mapping[str, Any]) -> Row:
-    table = pd.DataFrame(sent["requests"])
-    failed = table[table["error"].notna()]
-    if len(failed):
-        raise PromiseError(f"{len(failed)} of {len(table)} requests failed; the first: {failed['error'].iloc[0]}")
-    return of_pass(table, _ANY_LOAD, {})
-
-
 def _sent(args: Namespace, promise: Promise, count: int, out: Path) -> dict[str, Any]:
     words = ["--study", str(args.study), "--results", str(args.results), "--cell", promise.cell_id]
     words += ["--requests", str(count), "--url", args.url, "--api-key-env", args.api_key_env, "--out", str(out)]
     words += [*(["--model", args.model] if args.model else []), *(["--elsewhere"] if args.elsewhere else [])]
-    done = subprocess.run(
-        [sys.executable, "-m", "workflow_scripts", "send-load", *words], stderr=subprocess.PIPE, text=True
-    )
+    command = [sys.executable, "-m", "workflow_scripts", "send-load", *words]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True)
     if done.returncode != 0:
-        raise PromiseError(
-            done.stderr.strip().rpartition("\n")[2].removeprefix("kvsweep send-load: ") or "no load was sent"
-        )
+        fault = done.stderr.strip().rpartition("\n")[2].removeprefix("kvsweep send-load: ")
+        raise PromiseError(fault or "no load was sent")
     sent: dict[str, Any] = read_json(out)
     return sent
 
@@ -221,7 +211,11 @@ def main(args: Namespace) -> int:
     )
     with tempfile.TemporaryDirectory() as folder:
         sent = _sent(args, promise, len(ids), Path(folder) / "sent.json")
-    server = _latencies(sent)
+    answered = pd.DataFrame(sent["requests"])
+    errors = answered["error"].dropna()
+    if len(errors):
+        raise PromiseError(f"{len(errors)} of {len(answered)} requests failed; the first: {errors.iloc[0]}")
+    server = of_pass(answered, _ANY_LOAD, {})
     compared = compare_latencies(of_study(cells, requests, ids), server, study.equivalence_margin_pct)
     faults = list(client_faults(server, sent["client_cpu_cores"]))
     verdict = NOT_DECIDED if faults else verdict_of(compared)

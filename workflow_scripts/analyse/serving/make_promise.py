@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from workflow_scripts.analyse.intervals.another_start import another_start
+from workflow_scripts.analyse.facts import REPEAT
+from workflow_scripts.analyse.intervals.further_starts import another_start
 from workflow_scripts.analyse.intervals.repeats import Row, counted, knob_columns, records, summarise
 from workflow_scripts.analyse.limits.limits import SCHEMA as LIMITS
 from workflow_scripts.analyse.memory.capacity import SCHEMA as CAPACITY
@@ -65,10 +66,9 @@ def promise_of(
     if settings is None:
         raise PromiseError(f"{cell_id}: the study no longer has the model {row['model']}")
     of_server = row["engine"] == VLLM_SERVE.name
-    extra = table("serving")
-    keys = ["cell_id", "start", "repeat"]
+    extra, limits = table("serving"), table(LIMITS.name)
     new = [name for name in extra.columns if name not in rows.columns]
-    rows = rows.merge(extra[[*keys, *new]], on=keys, how="left") if of_server else rows
+    rows = rows.merge(extra[[*REPEAT, *new]], on=REPEAT, how="left") if of_server else rows
     measured, scope = _measured(rows)
     sustained, too_much = _loads(served, cells, row) if of_server else (None, None)
     seqs = row["max_num_seqs_effective"]
@@ -93,7 +93,7 @@ def promise_of(
         busy=float(rows["in_flight_peak"].max()) if of_server else seqs,
         measured=measured,
         scope=scope,
-        ceiling_output_tokens_per_s=_lowest(table(LIMITS.name), cell_id, "output_tokens_per_s_ceiling"),
+        ceiling_output_tokens_per_s=_number(limits[limits["cell_id"] == cell_id]["output_tokens_per_s_ceiling"].min()),
         kv_cache_usage_peak=_number(rows["kv_cache_usage_peak"].max()),
         preemptions_per_s=float((rows["preemptions"].fillna(0) / rows["wall_s"]).max()),
         hit_rate=_number(rows["prefix_cache_hit_rate"].min()) or None,
@@ -189,12 +189,9 @@ def _loads(served: pd.DataFrame, cells: pd.DataFrame, row: Row) -> tuple[float |
 def _load_text(row: Row, of_server: bool) -> str:
     if not of_server:
         return f"all {row['num_requests']} requests of workload {row['workload']} at once, without a server"
-    rate, users = row.get("knob_request_rate_per_s"), row.get("knob_users")
-    words = [f"{rate:g} requests/s"] if not pd.isna(rate) else []
-    words += [f"{users:g} users"] if not pd.isna(users) else []
-    return (
-        f"{row['num_requests']} requests of workload {row['workload']}, {' of '.join(words) or 'as the workload says'}"
-    )
+    loads = {"requests/s": row.get("knob_request_rate_per_s"), "users": row.get("knob_users")}
+    words = " of ".join(f"{value:g} {what}" for what, value in loads.items() if not pd.isna(value))
+    return f"{row['num_requests']} requests of workload {row['workload']}, {words or 'as the workload says'}"
 
 
 def _effective(row: Row) -> dict[str, Any]:
@@ -207,10 +204,6 @@ def _predicted(capacity: pd.DataFrame, cell_id: str) -> dict[str, float]:
     rows = capacity[capacity["cell_id"] == cell_id]
     values = {name: _number(rows[f"predicted_{name}_bytes"].min()) for name in _PREDICTED}
     return {name: value for name, value in values.items() if value is not None}
-
-
-def _lowest(table: pd.DataFrame, cell_id: str, column: str) -> float | None:
-    return _number(table.loc[table["cell_id"] == cell_id, column].min())
 
 
 def _number(value: Any) -> float | None:

@@ -8,7 +8,7 @@ docs/serving.md says how the numbers are made, docs/tables.md documents every co
 """
 
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -163,9 +163,9 @@ def _of_gpu(rows: pd.DataFrame, parsed: Path, gpu: str, slo: Mapping[str, float]
         {name: row[name] for name in REPEAT} | of_pass(of_passes[tuple(row[name] for name in REPEAT)], row, slo)
         for row in records(rows)
     ]
-    of_passes_found = pd.DataFrame(found)
-    table = rows.drop(columns=[c for c in of_passes_found if c in rows and c not in REPEAT])
-    table = table.merge(of_passes_found, on=REPEAT)
+    of_requests = pd.DataFrame(found)
+    table = rows.drop(columns=[name for name in of_requests if name in rows and name not in REPEAT])
+    table = table.merge(of_requests, on=REPEAT)
     keys, starts = (pd.MultiIndex.from_frame(table[names]) for names in (REPEAT, START))
     cpu_s = _numbers(of_repeat, "metric.client_cpu_s").reindex(keys).to_numpy()
     memory_bytes = _numbers(of_start, "device.memory_total_bytes").reindex(starts).to_numpy()
@@ -176,7 +176,7 @@ def _of_gpu(rows: pd.DataFrame, parsed: Path, gpu: str, slo: Mapping[str, float]
         memory_utilization=table["memory_used_bytes_max"].astype(float) / memory_bytes,
         slo=", ".join(f"{name} <= {bound:g}" for name, bound in slo.items()) or None,
     )
-    return table.assign(goodput_requests_per_s=table["slo_attainment"] * table["requests_per_s"]).pipe(_limits)
+    return _limits(table.assign(goodput_requests_per_s=table["slo_attainment"] * table["requests_per_s"]))
 
 
 def _numbers(facts: pd.DataFrame, name: str) -> pd.Series:
@@ -212,12 +212,14 @@ def of_pass(requests: pd.DataFrame, asked: Mapping[str, Any], slo: Mapping[str, 
     half = queued[len(r) // 2 :]
     growth_per_s = np.nan if kind in (CLOSED, AT_ONCE) else queue_growth_per_s(queued, last)
     grown = growth_per_s * (half[-1] - half[0])
+    times, change = np.concatenate([sent, last]), np.repeat([1, -1], len(r))
     found |= {
         "load": kind,
         "midway_s": queued[len(r) // 2] - queued[0],
         "arrivals_per_s": (len(r) - 1) / span_s if span_s > 0 and kind != CLOSED else np.nan,
         "slo_attainment": kept.mean() if slo else np.nan,
-        "in_flight_peak": _peak(sent, last),
+        # An end comes before a start at the same moment.
+        "in_flight_peak": int(np.cumsum(change[np.lexsort((change, times))]).max()),
         "client_lag_s_p99": _quantile(sent - queued, 99),
         "queue_growth_per_s": growth_per_s,
         "queue_grows": bool(grown > GROWTH_SHARE * (len(half) - 1)) and bool(grown >= GROWTH_REQUESTS),
@@ -288,13 +290,6 @@ def _quantile(values: np.ndarray[Any, Any], percent: int) -> float:
     return float(np.percentile(known, percent)) if len(known) else float("nan")
 
 
-def _peak(start: np.ndarray[Any, Any], end: np.ndarray[Any, Any]) -> int:
-    """Maximum number of intervals that overlap at one moment; an end comes before a start at the same moment."""
-    times = np.concatenate([start, end])
-    change = np.concatenate([np.ones(len(start)), -np.ones(len(end))])
-    return int(np.cumsum(change[np.lexsort((change, times))]).max())
-
-
 def _steady(r: pd.DataFrame, queued: Any, first: Any, last: Any) -> dict[str, Any]:
     """Results from the first end of a request to the last arrival; none if too few requests arrive in that time."""
     start_s, end_s = float(np.min(last)), float(queued[-1])
@@ -354,20 +349,14 @@ def _summary(table: pd.DataFrame, cell_ids: pd.Series) -> pd.DataFrame:
     # If one repeat is undecided, "not saturated" in the others is not enough for the cell.
     saturated, some_are_open = groups["saturated"].max(), groups["saturated"].count() < groups.size()
     summary["saturated"] = saturated.mask(saturated.eq(False) & some_are_open).array
-    summary["limited_by"] = groups["limited_by"].agg(_distinct).array
+    summary["limited_by"] = groups["limited_by"].agg(lambda texts: ",".join(sorted(set(texts)))).array
     return summary
 
 
 def _varies(repeats: pd.DataFrame) -> bool:
     """Whether the arrivals of a cell are the load that is asked for, or drawn for each start."""
-    if repeats["load"].iloc[0] not in (OPEN, RAMP):
-        return True
     midway_s = repeats.groupby("start")["midway_s"].first().sort_values()
-    return bool(midway_s.diff().min() > _ARRIVES_APART_S)
-
-
-def _distinct(texts: Sequence[str]) -> str:
-    return ",".join(sorted(set(texts)))
+    return repeats["load"].iloc[0] not in (OPEN, RAMP) or bool(midway_s.diff().min() > _ARRIVES_APART_S)
 
 
 @table_command("serving", PARSED, summary="serving_summary")

@@ -10,19 +10,23 @@ what they would need, and the reason if measuring has ended.
 """
 
 from argparse import Namespace
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import count
 from math import inf
 from pathlib import Path
 from statistics import fmean
 
+import numpy as np
 import pandas as pd
 
 from workflow_scripts.analyse.cells.cells import SCHEMA, SIMULATED
 from workflow_scripts.analyse.choose.choose_cells import choose_round
+from workflow_scripts.analyse.intervals.further_starts import Looks
+from workflow_scripts.analyse.intervals.repeats import Row, counted, records
+from workflow_scripts.analyse.intervals.statistics import NOT_DECIDED
 from workflow_scripts.analyse.limits.limits import checked
-from workflow_scripts.analyse.settings.knob_pairs import looks_at
-from workflow_scripts.analyse.settings.next_round import next_round
+from workflow_scripts.analyse.settings.knob_pairs import compared_pairs, looks_at
 from workflow_scripts.analyse.tables import read_table
 from workflow_scripts.cluster.batches import known_sha256, without_outcome
 from workflow_scripts.common.command import PARSED, RESULTS, STUDY, command, option, out, positive
@@ -32,13 +36,27 @@ from workflow_scripts.common.parquet import read_parquet
 from workflow_scripts.study.definition import definitions_sha256
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.paths import StudyPaths
-from workflow_scripts.study.rounds import CellStart, EndedStarts, RoundPlan, ended_starts, in_random_order, read_plan
+from workflow_scripts.study.rounds import (
+    CellStart,
+    EndedStarts,
+    OpenComparison,
+    RoundPlan,
+    ended_starts,
+    in_random_order,
+    read_plan,
+)
 from workflow_scripts.study.study import Study
 from workflow_scripts.study.study_file import load_study
 
-# Why measuring ends although comparisons are open.
+# Why comparisons are given up, and why measuring ends.
+TOO_MANY_STARTS = "it needs more starts than the study allows"
+TWO_MODES = "the starts of a cell fall into two groups, so no single number describes it"
+TOO_LITTLE_TIME = "it needs more device time than is left"
+ALL_DECIDED = "every comparison is decided"
+NONE_DECIDABLE = "no undecided comparison can be decided within the study's starts and budget"
+# Minimum number of starts for a variance.
+_LEAST_TO_VARY = 2
 NONE_TO_MEASURE = "the cells of open comparisons failed, or have as many starts as the study allows"
-# Why a comparison is given up.
 NO_START = "one of its cells failed, or has as many starts as the study allows"
 
 
@@ -66,8 +84,7 @@ def decide_round(
     }
     drift = [_device_seconds(cell, path, study) for cell in cells for path in paths.drift_outcomes(cell)]
     spent_s = sum(map(sum, [*seconds.values(), drift]))
-    hours = study.device_hours
-    budget_s = inf if hours is None else 3600 * hours - spent_s
+    budget_s = inf if study.device_hours is None else 3600 * study.device_hours - spent_s
     table = table[table["source"].ne(SIMULATED)]
     found = next_round(
         table[table["gpu"].isin(gpus)],
@@ -76,7 +93,10 @@ def decide_round(
         seconds_per_start={cell: fmean(of_starts) for cell, of_starts in seconds.items() if of_starts},
         budget_s=budget_s,
     )
-    failed = _failed(ended, 0 if study.measure else study.starts.at_least, before) | {*tried}
+    at_least = 0 if study.measure else study.starts.at_least
+    failed = {cell for cell, starts in ended.items() if len(starts) < at_least} | {*tried}
+    if before is not None:  # a start that an earlier round should have measured has no outcome
+        failed |= {*before.failed, *(one.cell for one in before.starts if one.start not in ended.get(one.cell, {}))}
     hopeless = failed | {cell for cell, starts in ended.items() if len(starts) >= study.starts.at_most}
     going = [one for one in found.undecided if hopeless.isdisjoint(one.cells)]
     given_up = [
@@ -107,18 +127,84 @@ def _device_seconds(cell: Cell, outcome: Path, study: Study) -> float:
     return cell.knobs.ranks * float(sum(phases_s.values()) if phases_s else study.cell_time_limit_s)
 
 
-def _failed(ended: EndedStarts, at_least: int, before: RoundPlan | None) -> set[str]:
-    """Cells that lack the outcome of a start that an earlier round should have measured."""
-    failed = {cell for cell, starts in ended.items() if len(starts) < at_least}
-    if before is not None:
-        failed |= {*before.failed, *(one.cell for one in before.starts if one.start not in ended.get(one.cell, {}))}
-    return failed
-
-
 def _starts(cells: Collection[str], ended: EndedStarts, number: int) -> tuple[CellStart, ...]:
     """The next start of each cell, in the order of the round."""
     free = {cell: next(start for start in count(1) if start not in ended[cell]) for cell in cells}
     return tuple(CellStart(cell, free[cell]) for cell in in_random_order(cells, number))
+
+
+@dataclass(frozen=True)
+class NextRound:
+    """What a study measures next: the `cells` to start once more, in the order of the comparisons `undecided` that
+    these starts may decide, in estimated device seconds `left_s`. `ended`: why there is no next round, or None."""
+
+    cells: tuple[str, ...]
+    undecided: tuple[OpenComparison, ...]
+    not_decidable: tuple[OpenComparison, ...]
+    decided: int
+    left_s: float
+    ended: str | None
+
+
+def next_round(
+    cells: pd.DataFrame,
+    margin_pct: float,
+    looks: Looks,
+    *,
+    seconds_per_start: Mapping[str, float],
+    budget_s: float = inf,
+) -> NextRound:
+    """Which comparisons of the effects table the next round may decide, the cheapest first.
+
+    The first rounds, up to the study's minimum number of starts, measure every cell. Both cells of a comparison are
+    always in the same round. `seconds_per_start` are device seconds by `cell_id`, with every compared cell (else a
+    KeyError); `budget_s` are those that are left.
+    """
+    started = counted(cells).groupby("cell_id")["start"].nunique().to_dict()
+    pairs = list(_pairs(cells, margin_pct, looks))
+    undecided = [pair for pair in pairs if pair["verdict"] == NOT_DECIDED]
+    for pair in undecided:
+        pair["further"] = _further(pair, looks.at_least)
+        pair["cost_s"] = pair["further"] * sum(seconds_per_start[cell] for cell in pair["cells"])
+    going: list[OpenComparison] = []
+    not_decidable: list[OpenComparison] = []
+    starts: dict[str, float] = {}
+    for pair in sorted(undecided, key=lambda pair: (pair["cost_s"], pair["cells"])):
+        then = starts | {cell: max(starts.get(cell, 0), pair["further"]) for cell in pair["cells"]}
+        total_s = sum(count * seconds_per_start[cell] for cell, count in then.items())
+        if pair["bimodal"]:
+            not_decidable.append(_open(pair, TWO_MODES))
+        elif any(started[cell] + pair["further"] > looks.at_most for cell in pair["cells"]):
+            not_decidable.append(_open(pair, TOO_MANY_STARTS))
+        elif total_s > budget_s:
+            not_decidable.append(_open(pair, TOO_LITTLE_TIME))
+        else:
+            starts = then
+            going.append(_open(pair))
+    ended = None if going else NONE_DECIDABLE if not_decidable else ALL_DECIDED
+    left_s = float(sum(count * seconds_per_start[cell] for cell, count in starts.items()))
+    return NextRound(tuple(starts), tuple(going), tuple(not_decidable), len(pairs) - len(undecided), left_s, ended)
+
+
+def _pairs(cells: pd.DataFrame, margin_pct: float, looks: Looks) -> Iterator[Row]:
+    for column, rows, pairs in compared_pairs(cells, margin_pct, looks):
+        ids = rows["cell_id"].to_numpy()
+        for pair in records(pairs):
+            yield pair | {"knob": column.removeprefix("knob_"), "cells": (ids[pair["b"]], ids[pair["a"]])}
+
+
+def _further(pair: Row, at_least: int) -> float:
+    """The fewest further starts of both cells that may decide; if no variance is known, as many as show one."""
+    needed = pair["starts_needed_at_least"]
+    if np.isnan(needed) and pair["starts"] < _LEAST_TO_VARY:
+        needed = _LEAST_TO_VARY - pair["starts"]
+    return inf if np.isnan(needed) else float(max(needed, at_least - pair["starts"]))
+
+
+def _open(pair: Row, given_up: str | None = None) -> OpenComparison:
+    needed = pair["starts_needed"]
+    further = None if np.isnan(needed) else int(needed)
+    return OpenComparison(knob=pair["knob"], cells=pair["cells"], further_starts=further, given_up=given_up)
 
 
 @command(

@@ -9,6 +9,7 @@ docs/statistics.md the tests.
 
 import json
 from argparse import Namespace
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
@@ -17,8 +18,7 @@ import pandas as pd
 from pandas.api.extensions import ExtensionArray
 
 from workflow_scripts.analyse.intervals.further_starts import ONE_LOOK, Looks
-from workflow_scripts.analyse.intervals.repeats import Row, knob_columns, knob_text, numbers, records
-from workflow_scripts.analyse.intervals.start_spread import FloatArray
+from workflow_scripts.analyse.intervals.repeats import Row, knob_columns, knob_text, records
 from workflow_scripts.analyse.intervals.statistics import (
     ANOTHER_RUN,
     CHANGES,
@@ -117,13 +117,17 @@ def _effects_of(
     knob = column.removeprefix("knob_")
     described = every_knob().get(knob) or _OTHERS[knob]
     seen_in = described.shown_in
-    effects = pd.concat(
-        [_against_baseline(rows, pairs[pairs["first"]], seen_in), _overall(rows, pairs, seen_in, margin_pct)]
-    ).sort_values("group", kind="stable")
+    against = pairs[pairs["first"]]
+    against = against.assign(
+        comparison=PAIR,
+        took_effect=_took_effect(rows, against, seen_in),
+        bound_by=rows["bound_by"].iloc[against["a"]].array,
+    )
+    effects = pd.concat([against, _overall(rows, pairs, seen_in, margin_pct)]).sort_values("group", kind="stable")
     cells = records(rows)
-    of_groups: dict[int, list[Row]] = {}
+    of_groups = defaultdict(list)
     for cell in cells:
-        of_groups.setdefault(cell["group"], []).append(cell)
+        of_groups[cell["group"]].append(cell)
     for effect in records(effects):
         a, b = cells[effect["a"]], cells[effect["b"]]
         row: Row = {name: a[name] for name in (*PLACE, "cell_id", "repeats")}
@@ -166,7 +170,11 @@ def _moved(told: Sequence[str], left_out: set[str]) -> str | None:
     settings = [_settings(text) for text in dict.fromkeys(told)]
     known = sorted(set.intersection(*map(set, settings)) - left_out)
     differing = [name for name in known if any(cell[name] != settings[0][name] for cell in settings)]
-    moved = {name: list(dict.fromkeys(_setting_text(cell[name]) for cell in settings)) for name in differing}
+    values = {name: [cell[name] for cell in settings] for name in differing}
+    moved = {
+        name: list(dict.fromkeys(value if isinstance(value, str) else f"{value:,.10g}" for value in of))
+        for name, of in values.items()
+    }
     return "; ".join(f"{name} {' -> '.join(texts)}" for name, texts in moved.items() if len(texts) > 1) or None
 
 
@@ -174,15 +182,6 @@ def _moved(told: Sequence[str], left_out: set[str]) -> str | None:
 def _settings(told: str) -> dict[str, float | str]:
     settings: dict[str, float | str] = json.loads(told)
     return settings
-
-
-def _setting_text(value: float | str) -> str:
-    return value if isinstance(value, str) else f"{value:,.10g}"
-
-
-def _against_baseline(rows: pd.DataFrame, pairs: pd.DataFrame, seen_in: str) -> pd.DataFrame:
-    bounds = rows["bound_by"].iloc[pairs["a"]].array
-    return pairs.assign(comparison=PAIR, took_effect=_took_effect(rows, pairs, seen_in), bound_by=bounds)
 
 
 def _took_effect(rows: pd.DataFrame, pairs: pd.DataFrame, seen_in: str) -> ExtensionArray | None:
@@ -212,13 +211,15 @@ def _overall(rows: pd.DataFrame, pairs: pd.DataFrame, seen_in: str, margin_pct: 
     ends = ends.assign(**{name: np.where(falls, turned, ends[name]) for name, turned in inverse.items()})
 
     slower = np.where(pairs["ratio"] > 1, pairs["b"], pairs["a"])[pairs["beyond"]]
-    others = _by_group(rows[~rows.index.isin(slower)], "value")
+    others = rows[~rows.index.isin(slower)].groupby("group")["value"].agg(list)
     undecided = pairs[~(pairs["flat"] | pairs["a"].isin(slower) | pairs["b"].isin(slower))]
 
     verdict = np.select([flat, ends["beyond"]], [FLAT, CHANGES], NOT_DECIDED)
-    # With more starts, values further apart than the margin can only become a change, the others only flat.
-    needed = np.where(ends["distance"] > log_margin(margin_pct), ends["starts_needed"], _to_flat(pairs))
-    known = _by_group(rows[rows["bound_by"].notna()], "bound_by")
+    # With more starts, values further apart than the margin can only become a change, the others only flat: that is
+    # when all pairs of the group are, which is never (NaN) if one pair never is.
+    to_flat = pairs["starts_needed"].fillna(np.inf).groupby(pairs["group"]).max().replace(np.inf, np.nan)
+    needed = np.where(ends["distance"] > log_margin(margin_pct), ends["starts_needed"], to_flat)
+    known = rows[rows["bound_by"].notna()].groupby("group")["bound_by"].agg(list)
     bounds = pd.Series([", ".join(sorted(set(known.get(group, [])))) for group in ends["group"]], dtype="string")
     return ends.assign(
         comparison=OVERALL,
@@ -231,11 +232,6 @@ def _overall(rows: pd.DataFrame, pairs: pd.DataFrame, seen_in: str, margin_pct: 
     )
 
 
-def _to_flat(pairs: pd.DataFrame) -> FloatArray:
-    """Further starts until all pairs of each group are flat; NaN if some pair would never be."""
-    return numbers(pairs["starts_needed"].fillna(np.inf).groupby(pairs["group"]).max().replace(np.inf, np.nan))
-
-
 def _ever_took_effect(rows: pd.DataFrame, seen_in: str) -> ExtensionArray | None:
     """Whether any two values of a group differ in what the engine shows; null if only an unknown value might differ."""
     if not seen_in:
@@ -243,14 +239,6 @@ def _ever_took_effect(rows: pd.DataFrame, seen_in: str) -> ExtensionArray | None
     groups = rows.groupby("group")[seen_in]
     differs = groups.nunique() > 1
     return differs.astype("boolean").mask(~differs & (groups.count() < groups.size())).array
-
-
-def _by_group(rows: pd.DataFrame, column: str) -> dict[int, list[str]]:
-    """The texts of a column in each group, in order."""
-    texts: dict[int, list[str]] = {}
-    for group, text in zip(rows["group"], rows[column], strict=True):
-        texts.setdefault(group, []).append(text)
-    return texts
 
 
 @table_command("effects", WAITING)

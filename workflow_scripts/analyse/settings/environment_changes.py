@@ -6,6 +6,7 @@
 
 import json
 from argparse import Namespace
+from collections import defaultdict
 from statistics import median
 from typing import Any
 
@@ -40,13 +41,11 @@ def environment_changes(cells: pd.DataFrame) -> pd.DataFrame:
     rows = cells[cells["comparable"].fillna(False) & cells["outcome"].ne("missing")]
     rows = rows.assign(failed=rows["outcome"].ne("ok"), start_s=rows["cell_id"].map(start_s))
     rows = rows.sort_values("failed", kind="stable")  # one row of each cell counts, of a start that ended ok if any did
-    pairs: dict[tuple[Any, ...], list[tuple[Row, Row]]] = {}
+    pairs = defaultdict(list)
     for _, group in knob_groups(by_environment(rows), AT, knob_columns(rows)).groupby("group"):
         baseline, *others = records(group)
         for cell in others:
-            pairs.setdefault((*(cell[name] for name in _PLACE), cell["value"], baseline["value"]), []).append(
-                (baseline, cell)
-            )
+            pairs[(*(cell[name] for name in _PLACE), cell["value"], baseline["value"])].append((baseline, cell))
     found = []
     for key, of in pairs.items():
         place = dict(zip((*_PLACE, "environment", "baseline"), key, strict=True)) | {"compared": len(of)}
@@ -58,14 +57,8 @@ def environment_changes(cells: pd.DataFrame) -> pd.DataFrame:
         starts = [[cell["start_s"] for cell in side if pd.notna(cell["start_s"])] for side in zip(*of, strict=True)]
         if all(starts):
             there, here = (f"{median(of_side):.3g}" for of_side in starts)
-            row = {
-                "setting": "start_s",
-                "value": here,
-                "baseline_value": there,
-                "cells": min(map(len, starts)),
-                "other_pairs": 0,
-            }
-            found.append(place | row)
+            place |= {"setting": "start_s", "value": here, "baseline_value": there, "other_pairs": 0}
+            found.append(place | {"cells": min(map(len, starts))})
     return pd.DataFrame(found, columns=list(SCHEMA.columns))
 
 

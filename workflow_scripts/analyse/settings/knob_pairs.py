@@ -14,8 +14,8 @@ from workflow_scripts.analyse.intervals.repeats import (
     knob_text,
     numbers,
 )
-from workflow_scripts.analyse.intervals.start_spread import FloatArray
-from workflow_scripts.analyse.intervals.statistics import CONFIDENCE, IntArray, Samples, compare
+from workflow_scripts.analyse.intervals.start_spread import mean_of
+from workflow_scripts.analyse.intervals.statistics import CONFIDENCE, Samples, compare
 from workflow_scripts.catalog.environments import DEFAULT
 from workflow_scripts.engines.registry import every_knob, metrics_of_columns, without_environment
 from workflow_scripts.study.study import Starts
@@ -102,7 +102,10 @@ def _decided(samples: Samples, pairs: pd.DataFrame, margin_pct: float, looks: Lo
     found = decided.found
     values_of_group = numbers(pairs.groupby([pairs["knob"], pairs["group"]])["a"].transform("size"))
     _, low_of_all, high_of_all = found.interval(1 - (1 - CONFIDENCE) / values_of_group)
-    rate, baseline_rate = _rates_in_common(samples, a, b)
+    # Over the rounds that both share, or over all their starts if they share none.
+    shared = ~np.isnan(samples.log[a] - samples.log[b])
+    shared |= ~shared.any(axis=1, keepdims=True)
+    rate, baseline_rate = (np.exp(mean_of(np.where(shared, samples.log[c], np.nan))) for c in (a, b))
     return pairs.assign(
         distance=np.abs(found.difference),
         rate=rate,
@@ -117,14 +120,6 @@ def _decided(samples: Samples, pairs: pd.DataFrame, margin_pct: float, looks: Lo
         starts_needed_at_least=decided.least if looks.at_least < looks.at_most else np.nan,
         bimodal=found.bimodal,
     )
-
-
-def _rates_in_common(samples: Samples, a: IntArray, b: IntArray) -> tuple[FloatArray, FloatArray]:
-    """Geometric means of both over the rounds that they share; over all their starts if they share none."""
-    known = ~np.isnan(samples.log[a] - samples.log[b])
-    known |= ~known.any(axis=1, keepdims=True)
-    of_a, of_b = (np.exp(np.nanmean(np.where(known, samples.log[c], np.nan), axis=1)) for c in (a, b))
-    return of_a, of_b
 
 
 def knob_groups(summary: pd.DataFrame, column: str, others: list[str]) -> pd.DataFrame:

@@ -69,12 +69,10 @@ SCHEMA = table_schema(
     ),
     TEXT("cell_id knobs", "the configuration"),
     INTEGER("repeats", "valid repeats of all starts"),
-    NUMBER("output_tokens_per_s", "geometric mean over the cell's starts"),
-    NUMBER("output_tokens_per_s_low output_tokens_per_s_high", "its 95 % interval"),
-    NUMBER("tpot_s_p50", "geometric mean over the cell's starts"),
-    NUMBER("tpot_s_p50_low tpot_s_p50_high", "its 95 % interval"),
-    NUMBER("ttft_s_p50", "geometric mean over the cell's starts"),
-    NUMBER("ttft_s_p50_low ttft_s_p50_high", "its 95 % interval"),
+    NUMBER(
+        [f"{name}{end}" for name in (RATE, *LATENCIES) for end in ("", "_low", "_high")],
+        "geometric mean over the cell's starts",
+    ),
     TEXT("scope", SCOPE_MEANING),
     NUMBER("ttft_s_p99 tpot_s_p99", "99th percentile of a repeat, geometric mean over the starts"),
     TEXT(
@@ -162,8 +160,9 @@ def _of_place(
 
     def fastest(among: BoolArray, role: str) -> Row:
         cell = _fastest(place, among)
-        ties = [cells[tie]["knobs"] for tie in _ties(place, samples, cell, among)]
-        return _row(cells[cell], role, models) | {"ties": ", ".join(ties) or None, "eligible": among.sum()}
+        others = place[among & (place.index != cell)]
+        not_slower = others["knobs"][~is_higher(_against(samples, place.iloc[[cell]], others))]
+        return _row(cells[cell], role, models) | {"ties": ", ".join(not_slower) or None, "eligible": among.sum()}
 
     yield fastest(everything, BEST)
 
@@ -182,7 +181,8 @@ def _of_place(
     smallest = _row(cells[_smallest(place, as_fast)], SMALLEST, models)
     yield smallest | {"margin_pct": margin_pct, "eligible": as_fast.sum()}
 
-    for member in np.flatnonzero(_on_front(place)):
+    rate, *latencies = (numbers(place[_ranks(metric)]) for metric in (RATE, *LATENCIES))
+    for member in np.flatnonzero(pareto_front(np.column_stack([rate, *(-latency for latency in latencies)]))):
         yield _row(cells[member], PARETO, models)
 
 
@@ -194,13 +194,6 @@ def _row(cell: Row, role: str, models: Settings) -> Row:
 
 def _fastest(place: pd.DataFrame, among: BoolArray) -> int:
     return int(np.where(among, numbers(place[_ranks(RATE)]), -np.inf).argmax())
-
-
-def _ties(place: pd.DataFrame, samples: Samples, best: int, among: BoolArray) -> list[int]:
-    """The other cells that are not shown to be slower than the best."""
-    others = place[among & (np.arange(len(place)) != best)]
-    slower = is_higher(_against(samples, place.iloc[[best]], others))
-    return [int(row) for row in others.index[~slower]]
 
 
 def _against(samples: Samples, a: pd.DataFrame, b: pd.DataFrame) -> Comparisons:
@@ -232,12 +225,6 @@ def _smallest(place: pd.DataFrame, among: BoolArray) -> int:
     memory = [name for name in _RESERVES if name in place]
     order = ["max_concurrency_allowed", *memory, "block_size_effective", "knobs"]
     return int(place[among].sort_values(order, kind="stable").index[0])
-
-
-def _on_front(place: pd.DataFrame) -> BoolArray:
-    rate, *latencies = (numbers(place[_ranks(metric)]) for metric in (RATE, *LATENCIES))
-    values = np.column_stack([rate, *(-latency for latency in latencies)])
-    return pareto_front(values)
 
 
 def pareto_front(values: FloatArray) -> BoolArray:

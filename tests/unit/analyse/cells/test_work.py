@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from tests.unit.analyse.parsed_tables import requests, steps, write_parsed
 from tests.unit.analyse.synthetic_cells import cell, table
-from workflow_scripts.analyse.cells import work as work_module
-from workflow_scripts.analyse.cells.work import forgets, read_work, request_sums, step_counts
+from workflow_scripts.analyse.cells.work import forgets, reaches_of, read_work, request_sums, step_counts
+from workflow_scripts.catalog import gpus_and_models
 from workflow_scripts.catalog.gpus_and_models import get_model
 
 lengths = st.lists(
@@ -108,8 +108,7 @@ def test_only_a_model_without_a_layer_that_keeps_all_tokens_forgets(tmp_path, mo
     config = json.loads(get_model("mistral-7b-instruct-v0.3").config.read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"sliding_window": 64}))
     windowed = get_model("mistral-7b-instruct-v0.3").model_copy(update={"config": tmp_path / "config.json"})
-    monkeypatch.setattr(work_module, "load_models", lambda: {"all": get_model("opt-125m"), "windowed": windowed})
+    models = {"all": get_model("opt-125m"), "windowed": windowed}
+    monkeypatch.setattr(gpus_and_models, "load_models", lambda: models)
     assert [forgets(name) for name in ("all", "windowed", "not known")] == [False, True, False]
-    assert [reach.suffix for reach in work_module.reaches_of(["all", "windowed"])] == ["_window_64"]
-    for cached in (forgets, work_module._reaches):
-        cached.cache_clear()
+    assert [reach.suffix for reach in reaches_of(["all", "windowed"])] == ["_window_64"]

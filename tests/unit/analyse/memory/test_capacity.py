@@ -35,6 +35,7 @@ PREDICTED = {
     "max_concurrency": 142.0,
     "infeasible": None,
     "unknown": None,
+    "dtype": "bfloat16",
     "how": {},
 }
 # What the engine of the same cell printed, as predicted.
@@ -193,6 +194,7 @@ GIVEN = dict.fromkeys(L4) | {"bytes_per_token": 131072, "bytes_per_block": 2**21
     [
         ({}, {"kv_cache_tokens": 600000}, "log"),
         ({}, {"kv_cache_tokens": 700000} | NO_TERMS, "kv_cache_tokens"),
+        ({}, {"kv_cache_tokens": 700000, "dtype": "float16"} | NO_TERMS, "kv_cache_tokens,dtype"),
         ({}, {"kv_cache_tokens": None, "num_gpu_blocks": 20000}, "num_blocks"),
         (
             {},
@@ -311,7 +313,10 @@ def call(folder, predictions_text):
     ("text", "message"),
     [
         ("{", "capacity.jsonl: not JSON Lines"),
-        ('{"cell_id": "a", "vllm_version": "1"}\n', "no predictions of capacity: without infeasible, unknown, gpu_mem"),
+        (
+            '{"cell_id": "a", "vllm_version": "1"}\n',
+            "no predictions of capacity: without infeasible, unknown, dtype, gpu_mem",
+        ),
     ],
 )
 def test_bad_predictions_end_with_2_and_one_message(tmp_path, text, message, capsys):

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from tests.unit.deploy.promises import promise
-from workflow_scripts.analyse.intervals.another_start import AnotherStart
+from workflow_scripts.analyse.intervals.further_starts import AnotherStart
 from workflow_scripts.analyse.intervals.statistics import BETWEEN_STARTS, NOT_DECIDED, SLOWER
 from workflow_scripts.analyse.serving.check_server import (
     AS_MEASURED,

@@ -9,7 +9,7 @@ import pytest
 from tests.unit.analyse.synthetic_starts import samples
 from tests.unit.present.synthetic import write_results
 from workflow_scripts.analyse.intervals import repeats, variation
-from workflow_scripts.analyse.intervals.another_start import another_start
+from workflow_scripts.analyse.intervals.further_starts import another_start
 from workflow_scripts.analyse.intervals.statistics import BETWEEN_STARTS, OCCASION_SD, ONE_START
 from workflow_scripts.analyse.serving.make_promise import promise_of
 from workflow_scripts.analyse.tables import read_table

@@ -9,9 +9,17 @@ import pytest
 from tests.unit.analyse.parsed_tables import requests, steps, write_parsed
 from tests.unit.analyse.synthetic_cells import cell, starts_table
 from tests.unit.made_studies import end_cell, fixed, write_study
-from workflow_scripts.analyse.settings.decide_round import NO_START, NONE_TO_MEASURE, decide_round, main
+from workflow_scripts.analyse.settings.decide_round import (
+    ALL_DECIDED,
+    NO_START,
+    NONE_DECIDABLE,
+    NONE_TO_MEASURE,
+    TOO_LITTLE_TIME,
+    TOO_MANY_STARTS,
+    decide_round,
+    main,
+)
 from workflow_scripts.analyse.settings.effects import main as table_effects
-from workflow_scripts.analyse.settings.next_round import ALL_DECIDED, NONE_DECIDABLE, TOO_LITTLE_TIME, TOO_MANY_STARTS
 from workflow_scripts.analyse.tables import write_table
 from workflow_scripts.cluster.batches import Batch, known_sha256, write_batch
 from workflow_scripts.study.grid import expand

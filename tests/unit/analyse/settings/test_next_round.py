@@ -4,7 +4,7 @@ import pytest
 
 from tests.unit.analyse.synthetic_cells import cell, starts_table
 from workflow_scripts.analyse.intervals.further_starts import Looks
-from workflow_scripts.analyse.settings.next_round import (
+from workflow_scripts.analyse.settings.decide_round import (
     ALL_DECIDED,
     NONE_DECIDABLE,
     TOO_LITTLE_TIME,
