@@ -113,9 +113,8 @@ def _outcome(run: Row, row: Row) -> Row:
 def _above_ceiling(run: Row, rates: dict[str, Any]) -> str | None:
     """Which rate is above what the data sheet allows; None if none is, or if too little is known to say."""
     knobs = run["knobs"]
-    if run["tokens_per_request"] is None or not rates:
-        return None
-    if any(knobs.get(name) not in (None, *(every_knob()[name].neutral or ())) for name in _ONE_DEVICE):
+    several = any(knobs.get(name) not in (None, *(every_knob()[name].neutral or ())) for name in _ONE_DEVICE)
+    if several or run["tokens_per_request"] is None:
         return None
     model = get_model(run["model"])
     try:
@@ -129,9 +128,7 @@ def _above_ceiling(run: Row, rates: dict[str, Any]) -> str | None:
         )
     except ModelFactsError:
         return None
-    if highest is None:
-        return None
-    for name, rate in rates.items():
+    for name, rate in rates.items() if highest else ():
         if rate > (allowed := getattr(highest, name)):
             times = f" is {rate / allowed:.3g} times its ceiling of {allowed:,.0f}" if allowed else ""
             return f"{name} {rate:,.0f}{times or f', but {highest.because}'}"

@@ -18,7 +18,7 @@ import pandas as pd
 
 from workflow_scripts.analyse.claims.evidence import published_table
 from workflow_scripts.analyse.facts import START
-from workflow_scripts.analyse.intervals.repeats import RAN, counted
+from workflow_scripts.analyse.intervals.repeats import RAN, RATE, counted
 from workflow_scripts.analyse.table_command import table_command
 from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, TableError, table_schema
 from workflow_scripts.catalog.gpus_and_models import resolve
@@ -27,18 +27,12 @@ from workflow_scripts.common.command import option
 from workflow_scripts.engines.vllm_engines import VLLM
 from workflow_scripts.study.study import Study
 
-# Quantity -> whether a cell is flagged if this quantity is outside its band. Latencies of single requests depend on the
-# order within a step, which no band covers.
-QUANTITIES = {
-    "output_tokens_per_s": True,
-    "total_tokens_per_s": False,
-    "ttft_s_p50": False,
-    "tpot_s_p50": False,
-    "preemptions": False,
-    "recomputed_tokens": False,
-    "prefix_cache_hit_rate": False,
-    "running_while_others_wait": False,
-}
+# A cell is flagged only if its rate is outside its band: latencies of single requests depend on the order within a
+# step, which no band covers.
+QUANTITIES = (
+    *(RATE, "total_tokens_per_s", "ttft_s_p50", "tpot_s_p50", "preemptions", "recomputed_tokens"),
+    *("prefix_cache_hit_rate", "running_while_others_wait"),
+)
 
 # (engine, model, device, max-num-seqs) -> tokens per s.
 Rates = Mapping[tuple[str, str, str, float], float]
@@ -155,7 +149,7 @@ def _of_quantity(table: pd.DataFrame, quantity: str) -> pd.DataFrame:
     measured = table[f"measured_{quantity}"].astype(float)
     surprise = pd.Series(None, index=table.index, dtype="string")
     judged = pd.Series(False, index=table.index, dtype="boolean")
-    if QUANTITIES[quantity]:
+    if quantity == RATE:
         outside = (measured < low) | (measured > high)
         surprise = _surprise(table).mask(lambda codes: codes.isna() & outside, "outside the band")
         judged = judged.mask(low.isna() & measured.notna())

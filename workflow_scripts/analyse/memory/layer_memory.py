@@ -5,7 +5,7 @@ padding, and one in which all layers with attention keep all tokens. The unit of
 bytes that one token takes in all layers with attention. docs/fragmentation.md has details.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -70,59 +70,48 @@ def held_by_layout(t: pd.DataFrame, facts: ModelFacts, kv_cache_dtype: str) -> I
     next step. A token is needed as long as a later one attends to it, and a state as long as its request lives. `t` are
     rows of `fragmentation.timeline`, of one model.
     """
-    (of_token, unit), life = _token_bytes(facts, kv_cache_dtype), _Life.of(t)
+    (of_token, unit), life = _token_bytes(facts, kv_cache_dtype), _steps_of_lives(t)
     for kind in kinds_of_layers(facts):
         needed, own, pool, every = _of_one_layer(kind, life, of_token, facts)
         by_layout = {POOL: kind.slots * pool, OWN_PAGES: kind.layers * own, EVERY_TOKEN: kind.layers * every}
         for layout, bytes_held in by_layout.items():
             held = pd.DataFrame({"token_s": kind.layers * needed / unit, "slot_s": bytes_held / unit})
-            integrals = held.mul(life.seconds, axis="index").groupby(life.row).sum(min_count=1)
+            integrals = held.mul(life["seconds"], axis="index").groupby(life["row"]).sum(min_count=1)
             yield layout, kind.mixer.kind, integrals
 
 
 def _of_one_layer(
-    kind: KindOfLayer, life: "_Life", of_token: int, facts: ModelFacts
+    kind: KindOfLayer, life: Mapping[str, FloatArray], of_token: int, facts: ModelFacts
 ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
     """Bytes of one layer in each step: needed; in its own pages; in pages of the pool; if it kept every token."""
-    page = life.block_size * of_token
+    page = life["block_size"] * of_token
     if isinstance(kind.mixer, State):
         state = np.full(len(page), float(facts.bytes_of_state(kind.mixer)))
         return state, state, np.maximum(page, state), state
-    tokens, every = life.tokens, np.ceil(life.tokens / life.block_size) * page
+    tokens, every = life["tokens"], np.ceil(life["tokens"] / life["block_size"]) * page
     reach, chunked = kept_tokens(kind.mixer)
     needed, pages = tokens, every
     if reach is not None:
         needed = (tokens - 1) % reach + 1 if chunked else np.minimum(tokens, reach)
         # Blocks of a prompt that takes several steps are freed between its chunks.
-        in_steps = np.minimum(tokens, reach - 1 + life.batched_tokens)
+        in_steps = np.minimum(tokens, reach - 1 + life["batched_tokens"])
         given_back = (tokens - 1) // reach * reach if chunked else np.maximum(tokens - reach, 0)
-        behind = np.where(life.is_prefill, tokens - in_steps, given_back)
-        pages = every - behind // life.block_size * page
+        behind = np.where(life["is_prefill"], tokens - in_steps, given_back)
+        pages = every - behind // life["block_size"] * page
     return needed * of_token, pages, pages, every
 
 
-@dataclass(frozen=True)
-class _Life:
+def _steps_of_lives(t: pd.DataFrame) -> dict[str, FloatArray]:
     """One element for the prefill of each request and for each of its decode steps; `seconds` is its duration."""
-
-    row: FloatArray
-    tokens: FloatArray
-    seconds: FloatArray
-    is_prefill: FloatArray
-    block_size: FloatArray
-    batched_tokens: FloatArray
-
-    @classmethod
-    def of(cls, t: pd.DataFrame) -> "_Life":
-        steps = numbers(t["output_tokens"]).astype(int)  # the prefill, and a decode step for each further token
-        request = np.repeat(np.arange(len(t)), steps)
-        step = np.arange(steps.sum()) - np.repeat(np.cumsum(steps) - steps, steps)
-        decode_s = numbers(t["decode_s"]) / np.maximum(steps - 1, 1)
-        return cls(
-            row=numbers(t["row"])[request],
-            tokens=numbers(t["prompt_tokens"])[request] + step,
-            seconds=np.where(step == 0, numbers(t["prefill_s"])[request], decode_s[request]),
-            is_prefill=step == 0,
-            block_size=numbers(t["block_size_effective"])[request],
-            batched_tokens=np.nan_to_num(numbers(t["max_num_batched_tokens_effective"])[request], nan=np.inf),
-        )
+    steps = numbers(t["output_tokens"]).astype(int)  # the prefill, and a decode step for each further token
+    request = np.repeat(np.arange(len(t)), steps)
+    step = np.arange(steps.sum()) - np.repeat(np.cumsum(steps) - steps, steps)
+    decode_s = numbers(t["decode_s"]) / np.maximum(steps - 1, 1)
+    return {
+        "row": numbers(t["row"])[request],
+        "tokens": numbers(t["prompt_tokens"])[request] + step,
+        "seconds": np.where(step == 0, numbers(t["prefill_s"])[request], decode_s[request]),
+        "is_prefill": step == 0,
+        "block_size": numbers(t["block_size_effective"])[request],
+        "batched_tokens": np.nan_to_num(numbers(t["max_num_batched_tokens_effective"])[request], nan=np.inf),
+    }

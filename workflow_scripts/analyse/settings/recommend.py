@@ -100,8 +100,7 @@ def recommendations(
     cells: pd.DataFrame,
     margin_pct: float,
     models: Settings,
-    ttft_p99_s: float | None = None,
-    tpot_p99_s: float | None = None,
+    bounds: Mapping[str, float | None] | None = None,
     looks: Looks = ONE_LOOK,
 ) -> pd.DataFrame:
     """The recommendations table: the rows of each device, model and workload, for each lock and processor.
@@ -110,14 +109,15 @@ def recommendations(
         cells: the cells table.
         margin_pct: margin of `smallest_within_margin`, whose error `looks` share.
         models: name -> the model's resolved definition and its prepared folder; other models get no command.
-        ttft_p99_s, tpot_p99_s: bounds on the 99th percentiles, as means over the starts.
+        bounds: on `ttft` and `tpot`, in seconds: their 99th percentiles, as means over the starts.
         looks: the looks at the study.
     """
     summary, samples = _summary(cells)
+    given = {name: bound for name, bound in (bounds or {}).items() if bound is not None}
     rows = [
         row
         for _, place in summary.groupby([*PLACE, *ENVIRONMENT], dropna=False, sort=False)
-        for row in _of_place(place.reset_index(drop=True), samples, margin_pct, models, ttft_p99_s, tpot_p99_s, looks)
+        for row in _of_place(place.reset_index(drop=True), samples, margin_pct, models, given, looks)
     ]
     return pd.DataFrame(rows, columns=list(SCHEMA.columns))
 
@@ -150,8 +150,7 @@ def _of_place(
     samples: Samples,
     margin_pct: float,
     models: Settings,
-    ttft_p99_s: float | None,
-    tpot_p99_s: float | None,
+    bounds: Mapping[str, float],
     looks: Looks,
 ) -> Iterator[Row]:
     cells = records(place.assign(compared=len(place)))
@@ -166,7 +165,7 @@ def _of_place(
 
     yield fastest(everything, BEST)
 
-    bound, within = _within_latency(place, ttft_p99_s, tpot_p99_s)
+    bound, within = _within_latency(place, bounds)
     latency: Row = {"latency_bound": bound}
     if within.any():
         yield fastest(within, WITHIN_LATENCY) | latency
@@ -201,23 +200,17 @@ def _against(samples: Samples, a: pd.DataFrame, b: pd.DataFrame) -> Comparisons:
     return compare(samples, *np.broadcast_arrays(*(numbers(cells["sample"]).astype(int) for cells in (a, b))))
 
 
-def _within_latency(
-    place: pd.DataFrame, ttft_p99_s: float | None, tpot_p99_s: float | None
-) -> tuple[str | None, BoolArray]:
+def _within_latency(place: pd.DataFrame, bounds: Mapping[str, float]) -> tuple[str | None, BoolArray]:
     """The bound in words (None if there is no time to derive it from), and which cells keep it."""
     default = ""
-    if ttft_p99_s is None and tpot_p99_s is None:
+    if not bounds:
         if place["tpot_s_p50"].isna().all():
             return None, np.zeros(len(place), dtype=bool)
-        tpot_p99_s = DEFAULT_TPOT_FACTOR * float(place["tpot_s_p50"].min())
+        bounds = {"tpot": DEFAULT_TPOT_FACTOR * float(place["tpot_s_p50"].min())}
         default = f", {DEFAULT_TPOT_FACTOR:g} times the lowest median"
-    bounds = {"ttft": ttft_p99_s, "tpot": tpot_p99_s}
-    given = {name: bound for name, bound in bounds.items() if bound is not None}
-    within = np.ones(len(place), dtype=bool)
-    for name, bound in given.items():
-        within &= numbers(place[f"{name}_s_p99"]) <= bound * (1 + _ROUNDING)
-    words = [f"p99 {name.upper()} <= {number(1000 * bound)} ms" for name, bound in given.items()]
-    return " and ".join(words) + default, within
+    keeps = [numbers(place[f"{name}_s_p99"]) <= bound * (1 + _ROUNDING) for name, bound in bounds.items()]
+    words = [f"p99 {name.upper()} <= {number(1000 * bound)} ms" for name, bound in bounds.items()]
+    return " and ".join(words) + default, np.all(keeps, axis=0)
 
 
 def _smallest(place: pd.DataFrame, among: BoolArray) -> int:
@@ -277,7 +270,5 @@ def main(args: Namespace, study: Study, cells: pd.DataFrame) -> pd.DataFrame:
         for name, (model, folder) in prepared_models(study, paths).items()
     }
     # Requests that are submitted at once wait for a free place, so only the study's limit on this time is a bound.
-    tpot_p99_s = args.tpot_p99_s or (study.slo.tpot_s if study.slo else None)
-    looks = looks_at(study.starts, cells)
-    table = recommendations(cells, study.equivalence_margin_pct, models, args.ttft_p99_s, tpot_p99_s, looks)
-    return table
+    bounds = {"ttft": args.ttft_p99_s, "tpot": args.tpot_p99_s or (study.slo.tpot_s if study.slo else None)}
+    return recommendations(cells, study.equivalence_margin_pct, models, bounds, looks_at(study.starts, cells))

@@ -157,15 +157,6 @@ def test_several_devices_add_up_and_the_engine_estimates_for_each(parsed):
         assert of_four[name] == pytest.approx(of_one[name])
 
 
-def test_ranks_on_a_cpu_share_its_bandwidth(parsed):
-    measured_device(parsed.devices)
-    alone = parsed.cell([(10, 3, 0)], {}, steps_taken=5, estimated_read_bytes=4e8)
-    two = parsed.cell([(10, 3, 0)], {"tensor_parallel_size": 2}, steps_taken=5, estimated_read_bytes=2e8)
-    of_one, of_two = rows_of(parsed, alone, two)
-    for name in ("mbu", "mfu", "engine_mbu", "output_tokens_per_s_ceiling"):
-        assert of_two[name] == pytest.approx(of_one[name])
-
-
 def test_without_steps_or_estimates_there_is_no_bandwidth_utilization(parsed):
     measured_device(parsed.devices)
     parsed.cell([(10, 3, 0)], {"page_size": 32, "num_blocks": 8, "max_batch_tokens": 64}, engine="hf-continuous")
@@ -329,26 +320,20 @@ def run(parsed, out):
     return main([word for name, path in words.items() for word in (f"--{name}", str(path))])
 
 
-def test_the_command_writes_the_table_of_the_studys_own_cells(parsed, tmp_path, capsys):
-    measured_device(parsed.devices)
+def test_the_command_writes_the_limits_of_the_studys_own_cells_and_says_what_has_none(parsed, tmp_path, capsys):
     second = parsed.cell([(10, 3, 0)], {"max_num_seqs": 2}, steps_taken=3)
     first = parsed.cell([(10, 3, 0)], {"max_num_seqs": 1}, steps_taken=3)
     parsed.cell([(10, 3, 0)], {"max_num_seqs": 3}, study="another")
     parsed.cell([(10, 3, 0)], {"max_num_seqs": 4}, source="measured elsewhere")
     out = tmp_path / "limits.parquet"
     assert run(parsed, out) == 0
-    assert capsys.readouterr().err == ""
-    found = read_table(out)
-    assert found["cell_id"].tolist() == [first, second]
-    assert list(found.columns) == list(SCHEMA.columns)
-    assert pd.read_csv(out.with_suffix(".csv"))["steps"].tolist() == [3, 3]
-
-
-def test_the_command_says_what_has_no_limits(parsed, tmp_path, capsys):
-    parsed.cell([(10, 3, 0)])
-    out = tmp_path / "limits.parquet"
-    assert run(parsed, out) == 0
     assert "no limits on cpu-all" in capsys.readouterr().err
     assert read_table(out).empty
     checked = read_table(out.parent / "checked" / "cells.parquet")
     assert checked["outcome"].tolist() == parsed.table()["outcome"].tolist()
+    measured_device(parsed.devices)
+    assert run(parsed, out) == 0
+    assert capsys.readouterr().err == ""
+    found = read_table(out)
+    assert found["cell_id"].tolist() == [first, second]
+    assert pd.read_csv(out.with_suffix(".csv"))["steps"].tolist() == [3, 3]

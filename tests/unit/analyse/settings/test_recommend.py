@@ -13,7 +13,7 @@ from scipy import stats
 from tests.unit.analyse.synthetic_cells import OTHER_PLACES, around, cell, only, starts_table
 from tests.unit.analyse.synthetic_starts import as_ratio
 from tests.unit.study.test_serve_command import DUMMY, HUB
-from workflow_scripts.analyse.intervals.further_starts import Looks
+from workflow_scripts.analyse.intervals.further_starts import ONE_LOOK, Looks
 from workflow_scripts.analyse.settings.recommend import SCHEMA, main, pareto_front, recommendations
 from workflow_scripts.analyse.tables import read_table, write_table
 from workflow_scripts.study.study_file import load_study
@@ -32,8 +32,8 @@ def config(seqs, rate, tpot=0.01, *, ttft=0.1, p99=1.5, **options):
     return cell(knobs, rate if isinstance(rate, list) else around(rate), **(columns | options))
 
 
-def recommended(*cells, role=None, margin_pct=2.0, models=MODELS, **bounds):
-    found = SCHEMA.validate(recommendations(starts_table(*cells), margin_pct, models, **bounds))
+def recommended(*cells, role=None, margin_pct=2.0, models=MODELS, looks=ONE_LOOK, **bounds):
+    found = SCHEMA.validate(recommendations(starts_table(*cells), margin_pct, models, bounds, looks))
     return found[found["role"] == role].reset_index(drop=True) if role else found
 
 
@@ -124,11 +124,11 @@ LATENCIES = ((1, 10, 0.01, 1.0), (4, 30, 0.02, 0.5), (8, 30, 0.02, 0.5), (16, 60
 @pytest.mark.parametrize(
     ("bounds", "knobs", "ties", "eligible", "bound"),
     [
-        ({"tpot_p99_s": 0.02}, "seqs4", "seqs8", 3, "p99 TPOT <= 20 ms"),
-        ({"ttft_p99_s": 0.1}, "seqs16", None, 1, "p99 TTFT <= 100 ms"),
-        ({"ttft_p99_s": 0.5, "tpot_p99_s": 0.05}, "seqs4", "seqs8", 2, "p99 TTFT <= 500 ms and p99 TPOT <= 50 ms"),
+        ({"tpot": 0.02}, "seqs4", "seqs8", 3, "p99 TPOT <= 20 ms"),
+        ({"ttft": 0.1}, "seqs16", None, 1, "p99 TTFT <= 100 ms"),
+        ({"ttft": 0.5, "tpot": 0.05}, "seqs4", "seqs8", 2, "p99 TTFT <= 500 ms and p99 TPOT <= 50 ms"),
         ({}, "seqs4", "seqs8", 3, "p99 TPOT <= 20 ms, 2 times the lowest median"),
-        ({"tpot_p99_s": 0.001}, None, None, 0, "p99 TPOT <= 1 ms"),
+        ({"tpot": 0.001}, None, None, 0, "p99 TPOT <= 1 ms"),
     ],
 )
 def test_the_fastest_within_a_bound_of_latency(bounds, knobs, ties, eligible, bound):
@@ -149,14 +149,14 @@ def test_without_latencies_no_bound_is_kept():
     assert found["role"].tolist() == ["best_throughput", "best_within_latency", "smallest_within_margin"]
     assert found.loc[1, ["knobs", "latency_bound"]].isna().all()
     assert found["tpot_s_p50"].isna().all()
-    assert pd.isna(only(recommended(without, role="best_within_latency", tpot_p99_s=1.0))["knobs"])
+    assert pd.isna(only(recommended(without, role="best_within_latency", tpot=1.0))["knobs"])
 
 
 def test_more_starts_do_not_make_a_bound_harder_to_keep():
     """The highest of many would: the mean over starts is 0.0144."""
     shaky = config(4, [30.0] * 9, tpot_s_p99=[0.01, 0.03, 0.01] * 3)
     for bound, knobs in ((0.014, "seqs1"), (0.015, "seqs4")):
-        found = only(recommended(config(1, 10, 0.005), shaky, role="best_within_latency", tpot_p99_s=bound))
+        found = only(recommended(config(1, 10, 0.005), shaky, role="best_within_latency", tpot=bound))
         assert found["knobs"] == knobs
 
 
