@@ -158,9 +158,10 @@ def mean_of(values: FloatArray, axis: int = -1) -> FloatArray:
     return np.where(n > 0, np.where(known, values, 0).sum(axis=axis) / np.maximum(n, 1), np.nan)
 
 
-def around_mean(values: FloatArray) -> tuple[FloatArray, npt.NDArray[np.int_]]:
+def around_mean(values: FloatArray) -> tuple[FloatArray, FloatArray]:
     """The sum of squares around the mean over the last axis, without missing values, and how many values there are."""
-    return np.nansum((values - mean_of(values)[..., None]) ** 2, axis=-1), (~np.isnan(values)).sum(axis=-1)
+    n: FloatArray = (~np.isnan(values)).sum(axis=-1).astype(np.float64)
+    return np.nansum((values - mean_of(values)[..., None]) ** 2, axis=-1), n
 
 
 def _alike(own: FloatArray, df: FloatArray) -> BoolArray:

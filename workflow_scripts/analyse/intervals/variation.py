@@ -132,7 +132,7 @@ def beside_rounds(share: FloatArray, variance: FloatArray, shown: FloatArray) ->
 def of_rounds(found: Spread) -> tuple[FloatArray, FloatArray]:
     """Variance of the effects of rounds on each cell's group, and its degrees of freedom."""
     squares, n = around_mean(found.rounds)
-    return _over(squares, n - 1.0), np.maximum(n - 1.0, 0.0)
+    return _over(squares, n - 1), np.maximum(n - 1, 0)
 
 
 def _together(
