@@ -12,8 +12,7 @@ from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, re
 
 def read_parsed(parsed: Path, gpu: str, table: str, columns: Sequence[str] | None = None) -> pd.DataFrame:
     """One parsed table of one GPU: `facts`, `requests`, `steps` or `trace`."""
-    path, columns = parsed / gpu / f"{table}.parquet", list(columns) if columns else None
-    return read_parquet(path, columns=columns)
+    return read_parquet(parsed / gpu / f"{table}.parquet", columns=list(columns) if columns else None)
 
 
 # A row of facts belongs to one start of a cell's engine, or to one repeat in it.

@@ -31,10 +31,9 @@ import pandas as pd
 from scipy import linalg, optimize, stats
 from scipy.spatial import distance
 
-from workflow_scripts.analyse.intervals.repeats import cell_summary, knob_columns, numbers
+from workflow_scripts.analyse.intervals.repeats import RATE, cell_summary, knob_columns, numbers
 from workflow_scripts.analyse.intervals.start_spread import BoolArray, FloatArray
 from workflow_scripts.analyse.intervals.statistics import CONFIDENCE, IntArray, mean_errors
-from workflow_scripts.analyse.settings.knob_pairs import METRIC
 
 MEASURED, PREDICTED, CHECK, INFEASIBLE, UNKNOWN = "measured", "predicted", "check", "infeasible", "unknown"
 # Columns that place a cell, beside its knobs.
@@ -157,7 +156,7 @@ def estimate(plan: pd.DataFrame, cells: pd.DataFrame, check: Collection[str], se
 def _measured(cells: pd.DataFrame, ids: pd.Index) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Means of the logarithms of measured rates, their squared errors and numbers of starts, in the order of `ids`; NaN
     if not known."""
-    summary, samples = cell_summary(cells, METRIC)
+    summary, samples = cell_summary(cells, RATE)
     mean, squared, _ = mean_errors(samples)
     sample = summary["sample"].to_numpy(dtype=int)
     squared = np.where(np.isnan(squared[sample]), _USUAL_SD**2, squared[sample])

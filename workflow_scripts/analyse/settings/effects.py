@@ -18,7 +18,7 @@ import pandas as pd
 from pandas.api.extensions import ExtensionArray
 
 from workflow_scripts.analyse.intervals.further_starts import ONE_LOOK, Looks
-from workflow_scripts.analyse.intervals.repeats import Row, knob_columns, knob_text, records
+from workflow_scripts.analyse.intervals.repeats import RATE, Row, knob_columns, knob_text, records
 from workflow_scripts.analyse.intervals.statistics import (
     ANOTHER_RUN,
     CHANGES,
@@ -28,7 +28,7 @@ from workflow_scripts.analyse.intervals.statistics import (
     log_margin,
 )
 from workflow_scripts.analyse.limits.waiting import WAITING, WITHOUT_WAITING, with_device_ratio
-from workflow_scripts.analyse.settings.knob_pairs import AT, METRIC, MODEL, PLACE, WORK, compared_pairs, looks_at
+from workflow_scripts.analyse.settings.knob_pairs import AT, MODEL, PLACE, WORK, compared_pairs, looks_at
 from workflow_scripts.analyse.table_command import table_command
 from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, table_schema
 from workflow_scripts.common.knob import Knob
@@ -95,7 +95,7 @@ _OTHERS = {MODEL: Knob(MODEL, settles=("dtype", "quantization")), AT: Knob(AT)}
 _FOLLOWS = {"num_gpu_blocks", "kv_cache_bytes", "client_cores", "client_shares_cores"}
 
 
-def knob_effects(cells: pd.DataFrame, margin_pct: float, looks: Looks = ONE_LOOK, metric: str = METRIC) -> pd.DataFrame:
+def knob_effects(cells: pd.DataFrame, margin_pct: float, looks: Looks = ONE_LOOK, metric: str = RATE) -> pd.DataFrame:
     """The effects table: for every knob, the model and the environment, the groups of cells that differ in it alone.
 
     In each group, every value is compared with the baseline (the smallest value, or false), then all values together,

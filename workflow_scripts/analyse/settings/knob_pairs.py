@@ -7,6 +7,7 @@ from workflow_scripts.analyse.intervals.further_starts import ONE_LOOK, Looks, d
 from workflow_scripts.analyse.intervals.repeats import (
     BOUND_BY_NEEDS,
     ENVIRONMENT,
+    RATE,
     bound_by,
     cell_summary,
     counted,
@@ -20,21 +21,12 @@ from workflow_scripts.catalog.environments import DEFAULT
 from workflow_scripts.engines.registry import every_knob, metrics_of_columns, without_environment
 from workflow_scripts.study.study import Starts
 
-METRIC, STEADY = "output_tokens_per_s", "steady_output_tokens_per_s"
+STEADY = "steady_output_tokens_per_s"
 # What a repeat served; two cells of which one had other requests did unequal work.
 WORK = ("num_requests", "prompt_tokens", "output_tokens")
 PLACE = ("study", "source", "gpu", "engine", "model", "workload")
 # Columns that count as knobs.
 MODEL, AT = "model", "environment"
-
-
-def shown_in() -> dict[str, list[str]]:
-    """Columns in which engines show knobs, with these knobs: if two cells agree there, the knob had no effect."""
-    columns: dict[str, list[str]] = {}
-    for name, knob in every_knob().items():
-        if knob.shown_in:
-            columns.setdefault(knob.shown_in, []).append(name)
-    return columns
 
 
 def looks_at(starts: Starts, cells: pd.DataFrame) -> Looks:
@@ -47,7 +39,7 @@ def looks_at(starts: Starts, cells: pd.DataFrame) -> Looks:
 
 
 def compared_pairs(
-    cells: pd.DataFrame, margin_pct: float, looks: Looks = ONE_LOOK, metric: str = METRIC
+    cells: pd.DataFrame, margin_pct: float, looks: Looks = ONE_LOOK, metric: str = RATE
 ) -> list[tuple[str, pd.DataFrame, pd.DataFrame]]:
     """For each column that was varied, of a knob, the model or the environment: the cells in groups that differ in
     nothing else, and all pairs of these.
@@ -58,7 +50,8 @@ def compared_pairs(
     """
     # Counts differ between repeats; everything else that an engine shows of a knob is a setting.
     counted = metrics_of_columns()
-    observed = {column: "mean" if column in counted else "first" for column in ("effective", *shown_in())}
+    shown_in = {knob.shown_in for knob in every_knob().values() if knob.shown_in}
+    observed = {column: "mean" if column in counted else "first" for column in ("effective", *sorted(shown_in))}
     observed |= BOUND_BY_NEEDS | dict.fromkeys(WORK, "first") | {STEADY: "first"}
     known = list(dict.fromkeys([*cells.columns, *observed]))
     summary, samples = cell_summary(cells.reindex(columns=known), metric, observed)
@@ -69,7 +62,7 @@ def compared_pairs(
     groups = {column: rows for column, rows in groups.items() if len(rows)}
     if not groups:
         return []
-    groups = {c: rows.assign(metric=_metric(rows) if metric == METRIC else metric) for c, rows in groups.items()}
+    groups = {c: rows.assign(metric=_metric(rows) if metric == RATE else metric) for c, rows in groups.items()}
     paired = {column: _pairs(rows) for column, rows in groups.items()}
     # Of the pairs, of which there may be half a million, no further copies are kept.
     decided = pd.concat(
@@ -93,7 +86,7 @@ def _metric(rows: pd.DataFrame) -> pd.Series:
     groups = rows.groupby("group")
     differs = (groups[list(WORK)].nunique() > 1).any(axis=1)
     steady = groups[STEADY].count() == groups.size()
-    return rows["group"].map((differs & steady).map({True: STEADY, False: METRIC}))
+    return rows["group"].map((differs & steady).map({True: STEADY, False: RATE}))
 
 
 def _decided(samples: Samples, pairs: pd.DataFrame, margin_pct: float, looks: Looks) -> pd.DataFrame:
