@@ -15,7 +15,6 @@ from functools import lru_cache
 
 import numpy as np
 import pandas as pd
-from pandas.api.extensions import ExtensionArray
 
 from workflow_scripts.analyse.intervals.further_starts import ONE_LOOK, Looks
 from workflow_scripts.analyse.intervals.repeats import RATE, Row, knob_columns, knob_text, records
@@ -117,13 +116,13 @@ def _effects_of(
     knob = column.removeprefix("knob_")
     described = every_knob().get(knob) or _OTHERS[knob]
     seen_in = described.shown_in
+    seen = rows[seen_in].convert_dtypes() if seen_in else pd.Series(pd.NA, rows.index, dtype="string")
     against = pairs[pairs["first"]]
-    against = against.assign(
-        comparison=PAIR,
-        took_effect=_took_effect(rows, against, seen_in),
-        bound_by=rows["bound_by"].iloc[against["a"]].array,
-    )
-    effects = pd.concat([against, _overall(rows, pairs, seen_in, margin_pct)]).sort_values("group", kind="stable")
+    of_a, of_b = (seen.iloc[against[side]].reset_index(drop=True) for side in ("a", "b"))
+    bounds = rows["bound_by"].iloc[against["a"]].array
+    against = against.assign(comparison=PAIR, took_effect=of_a.ne(of_b).astype("boolean").array, bound_by=bounds)
+    overall = _overall(rows.assign(seen=seen), pairs, margin_pct)
+    effects = pd.concat([against, overall]).sort_values("group", kind="stable")
     cells = records(rows)
     of_groups = defaultdict(list)
     for cell in cells:
@@ -184,14 +183,7 @@ def _settings(told: str) -> dict[str, float | str]:
     return settings
 
 
-def _took_effect(rows: pd.DataFrame, pairs: pd.DataFrame, seen_in: str) -> ExtensionArray | None:
-    if not seen_in:
-        return None
-    a, b = (rows[seen_in].convert_dtypes().iloc[pairs[side]].reset_index(drop=True) for side in ("a", "b"))
-    return a.ne(b).astype("boolean").array
-
-
-def _overall(rows: pd.DataFrame, pairs: pd.DataFrame, seen_in: str, margin_pct: float) -> pd.DataFrame:
+def _overall(rows: pd.DataFrame, pairs: pd.DataFrame, margin_pct: float) -> pd.DataFrame:
     """One row per group: its two values that are furthest apart, with a verdict over all pairs of the group.
 
     It is `flat` if every pair is, and `changes` if any pair changes; the row then shows the one of these that is
@@ -221,29 +213,22 @@ def _overall(rows: pd.DataFrame, pairs: pd.DataFrame, seen_in: str, margin_pct: 
     needed = np.where(ends["distance"] > log_margin(margin_pct), ends["starts_needed"], to_flat)
     known = rows[rows["bound_by"].notna()].groupby("group")["bound_by"].agg(list)
     bounds = pd.Series([", ".join(sorted(set(known.get(group, [])))) for group in ends["group"]], dtype="string")
+    seen = rows.groupby("group")["seen"]
+    differs = seen.nunique() > 1
     return ends.assign(
         comparison=OVERALL,
         verdict=verdict,
         fastest=[", ".join(others.get(group, [])) for group in ends["group"]],
         fastest_decided=(~ends["group"].isin(undecided["group"])).astype("boolean"),
         starts_needed=np.where(verdict == NOT_DECIDED, needed, 0.0),
-        took_effect=_ever_took_effect(rows, seen_in),
+        # Null if only an unknown value might differ.
+        took_effect=differs.astype("boolean").mask(~differs & (seen.count() < seen.size())).array,
         bound_by=bounds.mask(bounds == "").array,
     )
-
-
-def _ever_took_effect(rows: pd.DataFrame, seen_in: str) -> ExtensionArray | None:
-    """Whether any two values of a group differ in what the engine shows; null if only an unknown value might differ."""
-    if not seen_in:
-        return None
-    groups = rows.groupby("group")[seen_in]
-    differs = groups.nunique() > 1
-    return differs.astype("boolean").mask(~differs & (groups.count() < groups.size())).array
 
 
 @table_command("effects", WAITING)
 def main(args: Namespace, study: Study, cells: pd.DataFrame) -> pd.DataFrame:
     margin_pct = study.equivalence_margin_pct
     found = knob_effects(cells, margin_pct, looks_at(study.starts, cells))
-    found = with_device_ratio(found, found["cell_id"], found["baseline_cell_id"], args.waiting, margin_pct)
-    return found
+    return with_device_ratio(found, found["cell_id"], found["baseline_cell_id"], args.waiting, margin_pct)
