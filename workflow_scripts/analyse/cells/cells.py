@@ -13,13 +13,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from workflow_scripts.analyse.cells.derived import (
-    derived,
-    kv_memory,
-    not_as_asked,
-    predicted_hit_rate,
-    without_drafts,
-)
+from workflow_scripts.analyse.cells.derived import derived, kv_memory, not_as_asked, predicted_hit_rate, without_drafts
 from workflow_scripts.analyse.cells.imported_cells import with_imported
 from workflow_scripts.analyse.cells.request_lives import Texts, request_lives, shared_texts, tokens_held
 from workflow_scripts.analyse.cells.timeline import (
@@ -51,10 +45,7 @@ SCHEMA = table_schema(
     TEXT("study", "name of the study"),
     TEXT("sweeps", "sweeps with this cell, comma-separated"),
     TEXT("gpu engine model workload", "names in the catalogues and the study"),
-    TEXT(
-        "environment",
-        "another version of the engine, then called `engine@environment`; else empty",
-    ),
+    TEXT("environment", "another version of the engine, then called `engine@environment`; else empty"),
     TEXT("knobs", "short form of the settings"),
     INTEGER("max_concurrency_allowed", "sequences that may run at once"),
     TEXT("outcome", "`ok`, `infeasible`, `timeout`, `engine_error`, `invalid`, `missing`"),

@@ -82,10 +82,7 @@ SCHEMA = table_schema(
     TEXT("ties", "knobs of configurations not shown to be slower, comma-separated"),
     INTEGER("compared", "configurations of this device, model and workload"),
     INTEGER("eligible", "those of them among which the role chooses; 0: none keeps the bound; null for `pareto`"),
-    TEXT(
-        "command",
-        "`vllm serve` with this configuration and the model's published weights",
-    ),
+    TEXT("command", "`vllm serve` with this configuration and the model's published weights"),
     TEXT("config_yaml", "the same for `vllm serve --config`"),
 )
 
