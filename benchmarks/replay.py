@@ -32,10 +32,10 @@ from workflow_scripts.analyse.choose.choose_cells import choose
 from workflow_scripts.analyse.choose.estimates import CHECK, Estimates, check_cells, estimate
 from workflow_scripts.analyse.choose.questions import DEVICES, KNOBS, MEMORY, RECOMMENDATION, Question, ask
 from workflow_scripts.analyse.intervals.further_starts import Looks
-from workflow_scripts.analyse.intervals.repeats import cell_summary, counted
+from workflow_scripts.analyse.intervals.repeats import RATE, cell_summary, counted
 from workflow_scripts.analyse.intervals.statistics import CHANGES, FLAT, NOT_DECIDED, log_margin
 from workflow_scripts.analyse.limits.ratios import device_ratios
-from workflow_scripts.analyse.settings.knob_pairs import METRIC, compared_pairs
+from workflow_scripts.analyse.settings.knob_pairs import compared_pairs
 from workflow_scripts.analyse.settings.recommend import BEST, recommendations
 from workflow_scripts.catalog.gpus_and_models import get_model, load_gpus
 from workflow_scripts.common.checkout import CHECKOUT
@@ -220,7 +220,7 @@ def of_results(name: str, results: Path) -> Grid | None:
 
 
 def truth_of(grid: Grid) -> Truth:
-    summary, _ = cell_summary(grid.cells, METRIC)
+    summary, _ = cell_summary(grid.cells, RATE)
     rates = summary.set_index("cell_id")["log_mean"]
     recommended = recommendations(grid.cells, grid.margin_pct, {}, {"tpot": grid.tpot_p99_s})
     role = BEST if grid.tpot_p99_s is None else "best_within_latency"
@@ -232,7 +232,7 @@ def truth_of(grid: Grid) -> Truth:
         for place, verdict in zip(places[pairs["a"]], pairs["verdict"], strict=True):
             verdicts.setdefault((place, column.removeprefix("knob_")), set()).add(str(verdict))
     ratios = device_ratios(grid.cells)
-    ratios = ratios[ratios["metric"] == METRIC]
+    ratios = ratios[ratios["metric"] == RATE]
     places, pairs = ratios["engine"] + ", " + ratios["model"], ratios["gpu_a"] + " / " + ratios["gpu_b"]
     of_pairs = np.log(ratios["ratio"].astype(float)).groupby([places, pairs]).mean()
     return Truth(rates, best, {key: _of_all(of) for key, of in verdicts.items()}, of_pairs.to_dict())
