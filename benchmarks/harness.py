@@ -29,7 +29,7 @@ from workflow_scripts.device.device_check import found_device
 from workflow_scripts.device.processor import dtype_on
 from workflow_scripts.study.definition import cell_definition, model_key, resolved_models, workload_key
 from workflow_scripts.study.grid import Cell, expand
-from workflow_scripts.study.outcome import read_outcome
+from workflow_scripts.study.outcome import Outcome
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study import Study
 from workflow_scripts.study.study_file import load_study
@@ -94,7 +94,7 @@ class Bench:
         """The pipeline's rate of a cell, one value per repeat."""
         requests = list(read_jsonl(self.paths.cell(cell) / "raw" / "requests.jsonl"))
         rates = []
-        for repeat in read_outcome(self.paths.outcome(cell)).repeats:
+        for repeat in Outcome.read(self.paths.outcome(cell)).repeats:
             tokens = sum(r["prompt_tokens"] + r["output_tokens"] for r in requests if r["repeat"] == repeat.repeat)
             rates.append(tokens / (repeat.end_monotonic_s - repeat.start_monotonic_s))
         return rates
@@ -116,7 +116,7 @@ def cost(folder: Path, cells: int | None) -> None:
     console.print(table)
     phases: dict[str, float] = {}
     for cell in bench.cells:
-        for name, seconds in read_outcome(bench.paths.outcome(cell)).phases_s.items():
+        for name, seconds in Outcome.read(bench.paths.outcome(cell)).phases_s.items():
             phases[name] = phases.get(name, 0.0) + seconds
     phases["import, planning and the rest"] = pipeline_s - sum(phases.values())
     shares = Table("phase", "seconds", "share", title="the pipeline's time by phase", box=None)

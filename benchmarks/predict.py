@@ -30,7 +30,7 @@ from workflow_scripts.common.command import run_command
 from workflow_scripts.common.files import read_jsonl
 from workflow_scripts.predict.forecast import predict_cells
 from workflow_scripts.study.grid import Cell, expand
-from workflow_scripts.study.outcome import read_outcome
+from workflow_scripts.study.outcome import Outcome
 from workflow_scripts.study.paths import HERE, StudyPaths, calibrations_in
 from workflow_scripts.study.rounds import CellStart
 from workflow_scripts.study.study import Study
@@ -101,7 +101,7 @@ def crossed(study: Study, cells: Sequence[Cell], prepared: Path, folder: Path) -
 
 def measured(paths: StudyPaths, cell: Cell) -> tuple[float, float] | None:
     """Output tokens/s and median TTFT of a cell, each the median over its repeats; None if it did not end `ok`."""
-    outcome = read_outcome(paths.outcome(cell))
+    outcome = Outcome.read(paths.outcome(cell))
     if outcome.outcome != "ok":
         return None
     requests = list(read_jsonl(paths.cell(cell) / "raw/requests.jsonl"))

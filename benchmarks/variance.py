@@ -33,7 +33,7 @@ from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.common.command import run_command
 from workflow_scripts.common.files import read_jsonl
 from workflow_scripts.study.grid import expand
-from workflow_scripts.study.outcome import read_outcome
+from workflow_scripts.study.outcome import Outcome
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study_file import load_study
 
@@ -82,7 +82,7 @@ class Occasion:
             idle_from, before = time.time(), copy_gb_per_s()
             arguments = ("--cell", cell.id, "--results", str(paths.results), "--start", str(start))
             self._call(name, "workflow_scripts", "measure-cell", "--study", str(STUDY), *arguments)
-            outcome = read_outcome(paths.cell(cell) / f"start-{start}" / "outcome.json")
+            outcome = Outcome.read(paths.cell(cell) / f"start-{start}" / "outcome.json")
             row = {
                 "occasion": self.began,
                 "variant": name,

@@ -22,7 +22,7 @@ from workflow_scripts.cluster.batches import (
     write_batch,
 )
 from workflow_scripts.study.paths import HERE
-from workflow_scripts.study.rounds import Round, ended_starts, forget_plans, read_plan
+from workflow_scripts.study.rounds import Round, RoundPlan, ended_starts, forget_plans
 
 # Newer than all results, so that `begin` runs in each call, and all that depends on it.
 THIS_CALL = workflow.snakemake_tmp_dir / "call"
@@ -82,7 +82,7 @@ def begun():
 @cache
 def batches_of_decided(number):
     """The batches of a round that was decided in this call, written for their jobs; none if measuring has ended."""
-    starts = read_plan(PATHS.round_plan(number)).starts
+    starts = RoundPlan.read(PATHS.round_plan(number)).starts
     batches = list(MEASURING.of_round(Round(number, starts))) if starts else []
     for batch in batches:
         write_batch(PATHS.batch(batch.gpu, batch.key), batch)
@@ -98,7 +98,7 @@ def all_batches():
     while number:
         checkpoints.next_round.get(round=number)
         yield from batches_of_decided(number)
-        number = None if read_plan(PATHS.round_plan(number)).ended else number + 1
+        number = None if RoundPlan.read(PATHS.round_plan(number)).ended else number + 1
 
 
 def batch_of(gpu, key):

@@ -29,7 +29,7 @@ from workflow_scripts.measure.cell import PARTIAL, WRONG_DEVICE, find_cell
 from workflow_scripts.study.calibrations import calibrations_of
 from workflow_scripts.study.definition import cell_definition, definition_sha256, resolved_models
 from workflow_scripts.study.grid import Cell, expand
-from workflow_scripts.study.outcome import is_outcome_of, read_outcome
+from workflow_scripts.study.outcome import Outcome, is_outcome_of
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.rounds import CellStart
 from workflow_scripts.study.study import Study, StudyError
@@ -85,7 +85,7 @@ class Visit:
             for cell in cells:
                 record = self.paths.outcome(cell, number)
                 wanted = definition_sha256(cell_definition(self.study, cell, models))
-                ended = read_outcome(record).outcome if is_outcome_of(record, wanted) else None
+                ended = Outcome.read(record).outcome if is_outcome_of(record, wanted) else None
                 found[CellStart(cell.id, number)] = ended
         return found
 
@@ -163,7 +163,7 @@ def run_within(visit: Visit, what: str, command: list[str]) -> None:
 def _end_of(paths: StudyPaths, one: CellStart, status: int | None) -> tuple[str, str | None]:
     """The outcome of a start, and the reason."""
     if status == 0:
-        outcome = read_outcome(paths.outcome(*one))
+        outcome = Outcome.read(paths.outcome(*one))
         return outcome.outcome, outcome.reason
     return "no outcome", "its time was up, and it was killed" if status is None else f"exit {status}"
 

@@ -11,7 +11,7 @@ import yaml
 from tests.integration.conftest import CHECKOUT
 from tests.integration.slurm_lab import GPU_TYPES, SlurmLab
 from tests.unit.made_studies import fixed, write_study
-from workflow_scripts.study.outcome import Outcome, read_outcome
+from workflow_scripts.study.outcome import Outcome
 
 KNOBS = "bs32-seqs4-len512-eager1-cpukv1"
 
@@ -96,4 +96,4 @@ class LabCheckout:
         return self.root / "results/lab/cells" / cell_id
 
     def outcome(self, cell_id: str) -> Outcome:
-        return read_outcome(self.folder(cell_id) / "outcome.json")
+        return Outcome.read(self.folder(cell_id) / "outcome.json")

@@ -7,7 +7,7 @@ import pytest
 
 from tests.integration.conftest import BLOCKS, CHECKOUT, SHORT, STUDY, TINY, outcome_of
 from workflow_scripts.common.files import read_jsonl
-from workflow_scripts.study.outcome import read_outcome
+from workflow_scripts.study.outcome import Outcome
 
 NAME = "vllm-0.25.1"
 OLD = "vllm-0.11.0.post2"  # of October 2025
@@ -29,7 +29,7 @@ def test_a_cell_ends_with_the_reason_and_is_measured_once_its_environment_works(
     (tmp_path / "asked").mkdir()
     done = snakemake(study, results, str(outcome_of(results, cell)))
     assert done.returncode == 0, done.stderr
-    broken = read_outcome(outcome_of(results, cell))
+    broken = Outcome.read(outcome_of(results, cell))
     assert (broken.outcome, broken.phases_s, broken.provenance["engine_version"]) == ("invalid", {}, None)
     assert "ModuleNotFoundError" in (broken.reason or "")
 
@@ -47,7 +47,7 @@ def test_a_cell_ends_with_the_reason_and_is_measured_once_its_environment_works(
     command = ["measure-cell", "--study", str(study), "--results", str(results), "--cell", cell]
     again = kvsweep(*command)
     assert again.returncode == 0, again.stderr
-    measured = read_outcome(outcome_of(results, cell))
+    measured = Outcome.read(outcome_of(results, cell))
     assert (measured.outcome, measured.start.start, measured.cell_id) == ("ok", 1, cell)
     assert measured.definition["environment"] == NAME
     # As the Python says that ran, whatever the environment is called.
@@ -79,7 +79,7 @@ def old(tmp_path_factory, snakemake, write_study):
 
 
 def test_an_old_version_is_installed_from_its_lock_and_measured_or_refused(old):
-    offline, lacking, server = (read_outcome(folder / "outcome.json") for folder in old)
+    offline, lacking, server = (Outcome.read(folder / "outcome.json") for folder in old)
     said = [(outcome.outcome, outcome.reason) for outcome in (offline, lacking, server)]
     assert [outcome for outcome, _ in said] == ["ok", "infeasible", "ok"], said
     assert "attention_backend" in (lacking.reason or "")

@@ -31,12 +31,12 @@ from workflow_scripts.measure.vllm_offline import LAYOUT
 from workflow_scripts.physics.model_facts import DTYPE_BYTES, read_model_facts
 from workflow_scripts.predict.schedule import RequestLengths
 from workflow_scripts.predict.step_fit import scheduled
-from workflow_scripts.study.calibrations import CalibrationRecord, read_calibration
+from workflow_scripts.study.calibrations import CalibrationRecord
 from workflow_scripts.study.cell_status import progress, status_of_starts
 from workflow_scripts.study.definition import Definition
-from workflow_scripts.study.outcome import Outcome, read_outcome
+from workflow_scripts.study.outcome import Outcome
 from workflow_scripts.study.paths import StudyPaths
-from workflow_scripts.study.rounds import last_plan, read_plan
+from workflow_scripts.study.rounds import RoundPlan, last_plan
 from workflow_scripts.study.study_file import load_study
 
 REFUSED = SHORT.replace("bs32", "bs16")
@@ -62,7 +62,7 @@ def measured(tmp_path_factory, snakemake, write_study):
 
     def read(cell: str) -> Outcome:
         read.folder = outcome_of(folder / "results", cell).parent  # type: ignore[attr-defined]
-        return read_outcome(outcome_of(folder / "results", cell))
+        return Outcome.read(outcome_of(folder / "results", cell))
 
     read.results = folder / "results"  # type: ignore[attr-defined]
     return read
@@ -86,7 +86,7 @@ def test_a_calibrations_passes_have_the_steps_of_their_schedule(measured, enviro
     done = subprocess.run(command, cwd=CHECKOUT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     (path,) = (measured.results / "small/prepared/calibrations").rglob("*.json")  # type: ignore[attr-defined]
-    record = read_calibration(path)
+    record = CalibrationRecord.read(path)
     assert (path.stem, record.engine, record.model, record.failure) == ("eager1", "vllm", "tiny-llama-57m", None)
     assert [one.layers for one in record.starts] == [8, 4, 8]
     assert record.device["processor"]
@@ -230,7 +230,7 @@ def test_the_kernels_for_avx2_run_on_every_processor(measured, own_tmpdir, write
         command = start_cell(study, results, cell, environment)
         output, _ = command.communicate(timeout=300)
         assert command.returncode == 0, output
-        outcome = read_outcome(outcome_of(results, cell))
+        outcome = Outcome.read(outcome_of(results, cell))
         assert outcome.outcome == "ok", outcome.reason
     # Loaded once, before the server forks a child for each cell.
     assert set((folder / "loaded").read_text(encoding="utf-8").split()) == {"vllm._C_AVX2"}
@@ -329,7 +329,7 @@ def test_a_core_in_a_process_of_its_own_is_measured_as_one_in_the_same(inputs, e
     output, _ = command.communicate(timeout=150)
     assert command.returncode == 0, output
     path = outcome_of(results, cell)
-    outcome = read_outcome(path)
+    outcome = Outcome.read(path)
     assert outcome.outcome == "ok", outcome.reason
     assert outcome.effective["multiprocessing"] is True
     assert outcome.effective["num_gpu_blocks"] > 100
@@ -427,7 +427,7 @@ def test_an_engine_killed_in_mid_run_fails_its_job_and_a_second_call_repeats_it_
     measured = outcome_of(results, other).read_bytes()
     assert snakemake(study, results, "--force", str(outcome_of(results, other))).returncode == 0
     assert outcome_of(results, other).read_bytes() == measured
-    further = read_outcome(outcome_of(results, other).parent / "start-2/outcome.json")
+    further = Outcome.read(outcome_of(results, other).parent / "start-2/outcome.json")
     assert (further.outcome, further.start.start, further.start.round) == ("infeasible", 2, 2)
     before = outcome_of(results, other).stat().st_mtime_ns
     targets = [str(outcome_of(results, cell)) for cell in (ENDLESS, other)]
@@ -459,7 +459,7 @@ def test_a_hang_ends_as_timeout_with_its_whole_process_group_gone(prepared, writ
     os.kill(engine.pid, signal.SIGSTOP)
     output, _ = command.communicate(timeout=150)
     assert command.returncode == 0, output
-    outcome = read_outcome(outcome_of(results, ENDLESS))
+    outcome = Outcome.read(outcome_of(results, ENDLESS))
     assert outcome.outcome == "timeout"
     assert "not done after 25 s" in str(outcome.reason)
     assert session_is_gone(session)
@@ -500,7 +500,7 @@ def test_cells_are_measured_in_rounds_and_those_that_are_not_decided_once_more(t
         return done.stdout + done.stderr
 
     def starts() -> list[tuple[int, int, int | None, bool]]:
-        found = [read_outcome(path).start for path in results.glob("small/cells/**/outcome.json")]
+        found = [Outcome.read(path).start for path in results.glob("small/cells/**/outcome.json")]
         return sorted((start.round, start.start, start.position, start.again) for start in found)
 
     measure(starts=2)
@@ -521,7 +521,7 @@ def test_cells_are_measured_in_rounds_and_those_that_are_not_decided_once_more(t
     as_needed = {"starts": {"at_least": 2, "at_most": 3}, "equivalence_margin_pct": 35.0}
     measure(**as_needed)
     assert starts() == sorted([*twice, (3, 3, 1, False), (3, 3, 2, False), (3, 3, 3, True)])
-    third, fourth = (read_plan(paths.round_plan(number)) for number in (3, 4))
+    third, fourth = (RoundPlan.read(paths.round_plan(number)) for number in (3, 4))
     assert (third.ended, len(third.starts), len(third.undecided)) == (None, 2, 1)
     assert fourth.ended is not None
     assert last_plan(paths) == fourth

@@ -14,7 +14,7 @@ from workflow_scripts.analyse.cells import cells as analyse_cells
 from workflow_scripts.common.files import read_jsonl
 from workflow_scripts.parse import cell_tables as parse_cells
 from workflow_scripts.present import page
-from workflow_scripts.study.outcome import read_outcome
+from workflow_scripts.study.outcome import Outcome
 
 CELL = "pretended-gpu/hf-static/tiny-llama-57m/steady/static-batch4-cachedynamic"
 STUDY = study_content(
@@ -55,7 +55,7 @@ def test_what_nvml_tells_of_a_cell_reaches_the_page(tmp_path, environment, monke
     )
     assert done.returncode == 0, done.stderr
 
-    outcome = read_outcome(outcome_file)
+    outcome = Outcome.read(outcome_file)
     assert outcome.outcome == "ok", outcome.reason
     assert (outcome.device["name"], outcome.device["simulated"]) == ("Pretended GPU", True)
     _, *samples = read_jsonl(outcome_file.parent / "raw" / "device_trace.jsonl")

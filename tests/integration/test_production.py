@@ -20,7 +20,7 @@ import yaml
 from tests.integration.conftest import CHECKOUT
 from workflow_scripts.deploy.alert_rules import ANSWERED, SATURATED, SLOWER, WAITING
 from workflow_scripts.deploy.dashboard import DASHBOARD_FILE
-from workflow_scripts.study.promise import Promise, read_promise
+from workflow_scripts.study.promise import Promise
 
 PICK = "cpu-all/vllm-serve/tiny-llama-57m/short/bs32-seqs4-len512-eager1-cpukv1-rate4"
 WINDOW_S = 8
@@ -57,7 +57,7 @@ def ports():
 
 @pytest.fixture(scope="module")
 def promise(deploy):
-    return read_promise(deploy / "promise.json")
+    return Promise.read(deploy / "promise.json")
 
 
 @pytest.fixture(scope="module")

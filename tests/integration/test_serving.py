@@ -20,7 +20,7 @@ from tests.integration.served_study import CHECKOUT, MARKUP, SECRETS, made, stud
 from tests.processes import is_session_gone, measuring, wait_for
 from workflow_scripts.common.files import read_jsonl
 from workflow_scripts.study.grid import expand
-from workflow_scripts.study.outcome import Outcome, read_outcome
+from workflow_scripts.study.outcome import Outcome
 from workflow_scripts.study.study_file import load_study
 
 SERVE = "cpu-all/vllm-serve/tiny-llama-57m/short/bs32-seqs4-len512-eager1-cpukv1"
@@ -79,7 +79,7 @@ def inputs(tmp_path_factory, planted):
 
 
 def outcome(results: Path, cell: str) -> Outcome:
-    return read_outcome(results / "cells" / cell / "outcome.json")
+    return Outcome.read(results / "cells" / cell / "outcome.json")
 
 
 def raw(results: Path, cell: str, name: str) -> list[dict[str, object]]:

@@ -24,9 +24,9 @@ from tests.unit.made_studies import end_cell, fixed, write_study
 from workflow_scripts.study.accounting import accounted_jobs
 from workflow_scripts.study.definition import cell_definition, json_sha256, resolved_models
 from workflow_scripts.study.grid import expand
-from workflow_scripts.study.outcome import read_outcome
+from workflow_scripts.study.outcome import Outcome
 from workflow_scripts.study.paths import StudyPaths
-from workflow_scripts.study.rounds import plans, read_plan
+from workflow_scripts.study.rounds import RoundPlan, plans
 from workflow_scripts.study.study_file import load_study
 
 pytestmark = [
@@ -195,7 +195,7 @@ def test_a_further_start_is_a_round_of_its_own_and_the_first_is_not_repeated(che
     before = first.read_bytes()
     done = checkout.snakemake(*TABLE)
     assert done.returncode == 0, done.stderr
-    further = read_outcome(first.parent / "start-2/outcome.json")
+    further = Outcome.read(first.parent / "start-2/outcome.json")
     assert further.outcome == "ok", further.reason
     assert (further.start.start, further.start.round, further.start.position) == (2, 2, 1)
     assert first.read_bytes() == before
@@ -203,7 +203,7 @@ def test_a_further_start_is_a_round_of_its_own_and_the_first_is_not_repeated(che
         assert [(row["start"], row["repeat"]) for row in csv.DictReader(lines)] == [
             (str(start), str(repeat)) for start in (1, 2) for repeat in (0, 1)
         ]
-    assert read_plan(checkout.root / "results/lab/rounds/round-3.json").ended == "every comparison is decided"
+    assert RoundPlan.read(checkout.root / "results/lab/rounds/round-3.json").ended == "every comparison is decided"
     assert planned_cells(checkout) == set()
     shutil.rmtree(first.parent / "start-2")  # other tests copy this cell
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Self, TypeVar, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, GetPydanticSchema, TypeAdapter, ValidationError
@@ -21,6 +21,18 @@ class Record(BaseModel):
     """A record of known fields that never changes."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """The record that `write` wrote. Raises InputError, for the first of several faults, if it cannot be read."""
+        try:
+            return validated(cls, read_json(path), str(path))
+        except OSError as e:
+            raise InputError(f"{path}: {e.strerror}") from None
+        except InputError as e:
+            raise InputError(str(e).partition("\n")[0]) from None
+        except ValueError as e:
+            raise InputError(f"{path}: not JSON: {e}") from None
 
     def write(self, path: Path, indent: int | None = 2) -> None:
         write_text(path, self.model_dump_json(indent=indent) + "\n")
@@ -48,20 +60,6 @@ def validated(
         said = (": ".join(filter(None, (where, *one))) for one in faults(e, kind, words or {}))
         raise fault("\n".join(said)) from None
     return found
-
-
-def read_record(path: Path, kind: type[Kind], fault: type[InputError] = InputError) -> Kind:
-    """A record that a program wrote as JSON. Raises `fault`, for the first of several faults, if it cannot be read."""
-    try:
-        content = read_json(path)
-    except OSError as e:
-        raise fault(f"{path}: {e.strerror}") from None
-    except ValueError as e:
-        raise fault(f"{path}: not JSON: {e}") from None
-    try:
-        return validated(kind, content, str(path), fault)
-    except fault as e:
-        raise fault(str(e).partition("\n")[0]) from None
 
 
 class _UniqueKeys(yaml.SafeLoader):

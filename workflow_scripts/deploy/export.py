@@ -23,7 +23,7 @@ from workflow_scripts.deploy.noted import noted_yaml
 from workflow_scripts.deploy.serving_files import compose_yaml, kubernetes_yaml, slurm_script, vllm_yaml
 from workflow_scripts.physics.model_facts import ModelFactsError, read_model_facts
 from workflow_scripts.study.grid import Cell, expand
-from workflow_scripts.study.promise import Promise, PromiseError, read_promise
+from workflow_scripts.study.promise import Promise, PromiseError
 from workflow_scripts.study.study import Study
 from workflow_scripts.study.study_file import load_study
 
@@ -98,5 +98,5 @@ def write_deployment(deployment: Deployment, watch: Watch, folder: Path) -> None
     out("folder of the deployment"),
 )
 def main(args: Namespace) -> None:
-    deployment = deployment_of(read_promise(args.promise), load_study(args.study), load_site(args.site))
+    deployment = deployment_of(Promise.read(args.promise), load_study(args.study), load_site(args.site))
     write_deployment(deployment, Watch(args.window_s, args.scrape_s, args.target), args.out)

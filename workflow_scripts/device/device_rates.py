@@ -1,12 +1,10 @@
 """The rates that were measured on a device: the record `prepared/devices/NAME.json`."""
 
-from pathlib import Path
 from statistics import median
 from typing import Annotated, Literal
 
 from workflow_scripts.catalog.gpus_and_models import FlopDtype
-from workflow_scripts.common.faults import InputError
-from workflow_scripts.common.records import AsRecorded, Record, read_record
+from workflow_scripts.common.records import AsRecorded, Record
 from workflow_scripts.device.device_record import Device, LoadByOthers
 
 
@@ -82,8 +80,3 @@ class DeviceRates(Record):
     def disturbed(self) -> bool:
         """Whether others used the CPU while it was measured, so that it can do more than what was measured."""
         return self.threads is not None and self.load_pct > DISTURBED_PCT
-
-
-def read_device_rates(path: Path) -> DeviceRates:
-    """Read a device's record. Raises InputError if the file is missing, is not JSON, or is not such a record."""
-    return read_record(path, DeviceRates, InputError)

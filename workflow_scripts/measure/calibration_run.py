@@ -27,7 +27,7 @@ from workflow_scripts.catalog.gpus_and_models import load_gpus, load_models
 from workflow_scripts.common.command import RESULTS, STUDY, command, option
 from workflow_scripts.common.files import read_json, read_jsonl, write_json, write_jsonl
 from workflow_scripts.device.device_check import WrongDeviceError, device_lock
-from workflow_scripts.device.device_rates import read_device_rates
+from workflow_scripts.device.device_rates import DeviceRates
 from workflow_scripts.engines.registry import get_engine
 from workflow_scripts.measure.cell import note_wrong_node
 from workflow_scripts.measure.forkserver import ForkServerError
@@ -88,7 +88,7 @@ class CalibrationRun:
         self._failure: str | None = None
         self._refused = 0
         rates = paths.device(calibration.cell.gpu)
-        self._rates = read_device_rates(rates).model_copy(update={"samples": {}}) if rates.exists() else None
+        self._rates = DeviceRates.read(rates).model_copy(update={"samples": {}}) if rates.exists() else None
         self._use(calibration)
 
     def _use(self, calibration: Calibration) -> None:

@@ -30,7 +30,7 @@ from workflow_scripts.engines.registry import load_engines
 from workflow_scripts.parse.device_trace import read_trace
 from workflow_scripts.parse.engine_log import read_engine_log
 from workflow_scripts.study.definition import recorded_sha256
-from workflow_scripts.study.outcome import Outcome, read_outcome
+from workflow_scripts.study.outcome import Outcome
 from workflow_scripts.study.paths import (
     CLIENT_CPU_S,
     ENGINE_LOG,
@@ -120,7 +120,7 @@ def parse_cell(folder: Path, cell_id: str) -> CellFacts:
     """Read everything in the folder of a cell's start; damaged parts are left out, and a fact `damaged` names them."""
     rows = CellFacts(cell_id, start_number(folder))
     try:
-        outcome = read_outcome(folder / OUTCOME)
+        outcome = Outcome.model_validate(read_json(folder / OUTCOME))
     except (ValueError, OSError) as e:
         rows.add("damaged", f"{OUTCOME}: {type(e).__name__}", OUTCOME)
         return rows

@@ -21,7 +21,7 @@ from workflow_scripts.physics.step_time import StepCosts
 from workflow_scripts.predict.engine_steps import UnpredictableError
 from workflow_scripts.predict.pipeline_fit import GUIDED, GUIDED_BY_DATA_SHEET, GUIDED_WITHIN
 from workflow_scripts.predict.step_fit import LEAST_ERROR, FitError, StepFit, fit_calibration
-from workflow_scripts.study.calibrations import CalibrationRecord, identity, read_calibration
+from workflow_scripts.study.calibrations import CalibrationRecord, identity
 from workflow_scripts.study.protocol import PROTOCOL_VERSION
 
 # Records of calibrations that the project holds for particular devices: GPU/ENGINE/MODEL/VARIANT.json.
@@ -51,7 +51,7 @@ def speed_for(wanted: Wanted, calibrations: Path | None, project_files: Path = P
     default = default_speed(wanted.gpu, wanted.dtype, ahead=wanted.ahead, rates=wanted.rates)
     unused = ""
     for source, path in _candidates(wanted, calibrations, project_files):
-        record = read_calibration(path)
+        record = CalibrationRecord.read(path)
         why = _why_unusable(record, wanted)
         if record.dtype is not None and why is None:
             try:
@@ -114,7 +114,7 @@ def _in_a_line(failure: str | None) -> str:
 
 @cache
 def _fitted(path: Path, changed_ns: int, on_cpu: bool, guide: StepCosts | None, within: float) -> StepFit:
-    record = read_calibration(path)
+    record = CalibrationRecord.read(path)
     dtype, quantization = cast(Dtype, record.dtype), record.knobs.get("quantization")
     facts = read_model_facts(get_model(record.model).config, dtype, quantization)
     return fit_calibration(record, facts, on_cpu, guide, within)

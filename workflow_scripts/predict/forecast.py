@@ -16,7 +16,7 @@ import numpy as np
 from workflow_scripts.catalog.environments import version_of
 from workflow_scripts.catalog.gpus_and_models import Gpu, load_gpus, load_models
 from workflow_scripts.device.device_check import cpu_here
-from workflow_scripts.device.device_rates import DeviceRates, read_device_rates
+from workflow_scripts.device.device_rates import DeviceRates
 from workflow_scripts.device.device_record import Device
 from workflow_scripts.engines.description import named
 from workflow_scripts.engines.registry import get_engine
@@ -99,7 +99,7 @@ class _Known:
         @cache
         def rates(gpu: str) -> DeviceRates | None:
             path = prepared / "devices" / f"{gpu}.json" if prepared else None
-            return read_device_rates(path) if path and path.exists() else None
+            return DeviceRates.read(path) if path and path.exists() else None
 
         def device(gpu: str) -> Device:
             measured = rates(gpu)

@@ -15,7 +15,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from statistics import median
 
 from workflow_scripts.common.command import RESULTS, STUDY, command
-from workflow_scripts.common.files import read_json
 from workflow_scripts.common.records import Record
 from workflow_scripts.study.cell_status import CellStatus, status_of_starts
 from workflow_scripts.study.paths import StudyPaths
@@ -104,7 +103,7 @@ def fetch(paths: StudyPaths, statuses: Iterable[CellStatus]) -> str | None:
 
 
 def accounted_jobs(paths: StudyPaths) -> list[AccountedJob]:
-    return [AccountedJob.model_validate(read_json(path)) for path in paths.jobs()]
+    return [AccountedJob.read(path) for path in paths.jobs()]
 
 
 NODE_HEADINGS = ("Node", "Jobs", "Wait (min)", "Run (min)", "Peak memory (GiB)", "Energy (kJ)")

@@ -8,13 +8,12 @@ a `CalibrationRecord`; `predict.step_fit` fits the costs of steps to it. docs/pl
 import random
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
 from workflow_scripts.catalog.gpus_and_models import Dtype, load_gpus
-from workflow_scripts.common.records import AsRecorded, Record, read_record
+from workflow_scripts.common.records import AsRecorded, Record
 from workflow_scripts.device.device_rates import DeviceRates
 from workflow_scripts.device.device_record import Device, LoadByOthers
 from workflow_scripts.engines.knobs import Knobs
@@ -100,11 +99,6 @@ class CalibrationRecord(Record):
     starts: list[CalibrationStart] = Field(default=[], validation_alias="climbs")
     failure: str | None = None
     rates: DeviceRates | None = None
-
-
-def read_calibration(path: Path) -> CalibrationRecord:
-    """Read a calibration's record. Raises InputError if it cannot be read."""
-    return read_record(path, CalibrationRecord)
 
 
 def variant(knobs: Knobs) -> str:

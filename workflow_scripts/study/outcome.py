@@ -122,11 +122,6 @@ class Outcome(Record):
     provenance: Annotated[Provenance, AsRecorded]
 
 
-def read_outcome(path: Path) -> Outcome:
-    """Read a cell's record. Raises pydantic.ValidationError if the file does not follow the schema."""
-    return Outcome.model_validate(read_json(path))
-
-
 def is_of(record: Mapping[str, Any], definition_sha256: str) -> bool:
     return recorded_sha256(record["definition"]) == definition_sha256
 

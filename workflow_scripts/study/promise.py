@@ -1,12 +1,11 @@
 """What a study promises for one vLLM setting: the record `deploy/promise.json`, from which a deployment is written."""
 
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from workflow_scripts.common.faults import InputError
-from workflow_scripts.common.records import Record, read_record
+from workflow_scripts.common.records import Record
 from workflow_scripts.study.serve_command import ServeSettings
 
 # Files of a deployment that other commands read.
@@ -57,8 +56,3 @@ class Promise(Record):
     growth_share: Annotated[float, Field(description="the study's rule: a queue grows by this share of the arrivals")]
     growth_requests: Annotated[float, Field(description="and by this many requests")]
     predicted_bytes: Annotated[dict[str, float], Field(description="predicted device memory per rank, by its use")]
-
-
-def read_promise(path: Path) -> Promise:
-    """Read the record. Raises PromiseError if it is not there or not valid; `snakemake export` writes it."""
-    return read_record(path, Promise, PromiseError)

@@ -136,12 +136,8 @@ def _hours(seconds: float) -> str:
     return f"{seconds / 3600:.2g} h"
 
 
-def read_plan(path: Path) -> RoundPlan:
-    return RoundPlan.model_validate(read_json(path))
-
-
 def plans(paths: StudyPaths) -> list[RoundPlan]:
-    found = map(read_plan, paths.round_plan("*").parent.glob("round-*.json"))
+    found = map(RoundPlan.read, paths.round_plan("*").parent.glob("round-*.json"))
     return sorted(found, key=lambda plan: plan.round)
 
 

@@ -7,7 +7,7 @@ import pytest
 from pydantic import Field
 
 from workflow_scripts.common.faults import InputError
-from workflow_scripts.common.records import Record, StrictRecord, read_record, validated
+from workflow_scripts.common.records import Record, StrictRecord, validated
 
 
 class Square(StrictRecord):
@@ -84,4 +84,4 @@ def test_a_file_without_a_record_is_named(tmp_path, text, said):
     if text is not None:
         path.write_text(text)
     with pytest.raises(InputError, match=f"^{re.escape(str(path))}: {said}"):
-        read_record(path, Style, InputError)
+        Style.read(path)

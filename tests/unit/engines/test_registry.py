@@ -24,7 +24,7 @@ from workflow_scripts.prepare import workload as workload_command
 from workflow_scripts.study.calibrations import calibrations_of
 from workflow_scripts.study.definition import cell_definition, model_key, resolved_models, workload_key
 from workflow_scripts.study.grid import expand
-from workflow_scripts.study.outcome import read_outcome
+from workflow_scripts.study.outcome import Outcome
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study import StudyError
 from workflow_scripts.study.study_file import load_study
@@ -73,7 +73,7 @@ def test_an_engine_of_ones_own_is_measured_from_study_file_to_tables(study_file,
         prepared = ["--workload", cell.workload, "--model-dir", str(folder), "--out", str(requests)]
         assert workload_command.main([*named_model, *prepared]) == 0
         assert cell_command.main([*of_study, *results, "--cell", cell.id]) == 0
-        outcome = read_outcome(paths.outcome(cell))
+        outcome = Outcome.read(paths.outcome(cell))
         assert outcome.outcome == "ok", outcome.reason
         assert outcome.effective["at_once"] == cell.knobs.max_concurrency
         assert outcome.provenance["engine_version"].startswith("pydantic ")

@@ -13,7 +13,7 @@ from workflow_scripts.measure import cell as command
 from workflow_scripts.measure import job
 from workflow_scripts.study.definition import cell_definition, model_key, resolved_models, workload_key
 from workflow_scripts.study.grid import Cell, expand
-from workflow_scripts.study.outcome import read_outcome
+from workflow_scripts.study.outcome import Outcome
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study import Study
 from workflow_scripts.study.study_file import load_study
@@ -74,7 +74,7 @@ def test_time_that_ran_out_while_the_command_was_suspended_is_no_timeout(tmp_pat
     assert "stopped" in capsys.readouterr().err
     monkeypatch.setattr(job, "run_forked", lambda *_, **__: None)
     assert call(tmp_path, cell, "--start", "1", "--round", "1") == 0
-    assert read_outcome(paths.outcome(cell)).outcome == "timeout"
+    assert Outcome.read(paths.outcome(cell)).outcome == "timeout"
 
 
 def test_what_a_killed_command_left_half_written_is_gone_after_the_next(tmp_path, monkeypatch):
@@ -95,7 +95,7 @@ def test_a_further_start_has_a_folder_of_its_own_and_leaves_the_first_as_it_is(t
         1: "outcome.json",
         2: "start-2/outcome.json",
     }
-    one_start, second = (read_outcome(path) for path in paths.outcomes(one).values())
+    one_start, second = (Outcome.read(path) for path in paths.outcomes(one).values())
     assert (one_start.outcome, second.outcome) == ("ok", "timeout")
     assert (one_start.start.start, one_start.start.round, one_start.start.position) == (1, 1, None)
     assert (second.start.start, second.start.round, second.start.position) == (2, 4, 7)
@@ -113,7 +113,7 @@ def test_a_cell_by_hand_is_measured_in_its_next_start_and_the_present_round(tmp_
     first = paths.outcome(one).read_bytes()
     assert [call(tmp_path, one) for _ in range(2)] == [0, 0]
     assert paths.outcome(one).read_bytes() == first
-    found = {start: read_outcome(path).start for start, path in paths.outcomes(one).items()}
+    found = {start: Outcome.read(path).start for start, path in paths.outcomes(one).items()}
     assert {start: (of.start, of.round) for start, of in found.items()} == {1: (1, 5), 2: (2, 6), 3: (3, 7)}
 
 
@@ -121,7 +121,7 @@ def test_a_measurement_that_shows_drift_is_no_start_of_its_cell(tmp_path, monkey
     one, paths = prepared(tmp_path)
     let_measure(monkeypatch, {"outcome": "ok"})
     assert call(tmp_path, one, "--start", "2", "--round", "4", "--position", "9", "--again") == 0
-    found = read_outcome(paths.again(one, 4) / "outcome.json")
+    found = Outcome.read(paths.again(one, 4) / "outcome.json")
     assert (found.start.round, found.start.position, found.start.again) == (4, 9, True)
     assert paths.outcomes(one) == {}
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workflow_scripts.catalog.gpus_and_models import get_gpu
-from workflow_scripts.device.device_rates import DeviceRates, Samples, read_device_rates
+from workflow_scripts.device.device_rates import DeviceRates, Samples
 from workflow_scripts.measure import device_speed as d
 from workflow_scripts.study.study_file import load_study
 
@@ -122,7 +122,7 @@ def test_the_command_measures_one_core(tmp_path):
     command = [sys.executable, "-c", MEASURE, "measure-device", "--gpu", "cpu-1core", *STUDY]
     ended = subprocess.run([*command, "--out", str(out)], capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
-    rates = read_device_rates(out)
+    rates = DeviceRates.read(out)
     assert (rates.gpu, rates.threads, len(rates.device["cores"])) == ("cpu-1core", 1, 1)
     native = {d.ON_CPU[dtype] for dtype in rates.device["native_dtypes"]}
     assert {name for name in rates.samples if not name.startswith(d.READ_AGAIN)} == {"copy", "read", *native}

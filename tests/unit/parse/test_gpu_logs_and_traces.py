@@ -10,7 +10,7 @@ from workflow_scripts.parse.engine_log import read_engine_log
 from workflow_scripts.physics.model_facts import read_model_facts
 from workflow_scripts.predict.timing import Graphs
 from workflow_scripts.predict.vllm_cells import vllm_steps
-from workflow_scripts.study.outcome import read_outcome
+from workflow_scripts.study.outcome import Outcome
 
 CELL = "{}/vllm/llama-3.1-8b-instruct/chat/bs{}-seqs{}-len4096-util0.9"
 FACTS = read_model_facts(get_model("llama-3.1-8b-instruct").config, "bfloat16")
@@ -22,7 +22,7 @@ def starts(two_gpus_evidence):
     """Each start of an engine: its folder of raw files, and its outcome."""
     folders = {record.parent for record in (two_gpus_evidence / "cells").rglob("outcome.json")}
     assert len(folders) == 30
-    return [(folder / "raw", read_outcome(folder / "outcome.json")) for folder in sorted(folders)]
+    return [(folder / "raw", Outcome.read(folder / "outcome.json")) for folder in sorted(folders)]
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from workflow_scripts.predict.forecast import predict_cells
 from workflow_scripts.predict.schedule import RequestLengths
 from workflow_scripts.predict.step_fit import fit_calibration, scheduled
 from workflow_scripts.predict.timing import time_schedule
-from workflow_scripts.study.calibrations import CALIBRATION_S, points_for, read_calibration, sustained_tokens
+from workflow_scripts.study.calibrations import CALIBRATION_S, CalibrationRecord, points_for, sustained_tokens
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.study_file import load_study
 
@@ -30,7 +30,7 @@ GPUS = ("h200", "h100-sxm")
 
 
 def record_of(gpu):
-    return read_calibration(PROJECT_FILES / f"{gpu}/vllm/{MODEL}/default.json")
+    return CalibrationRecord.read(PROJECT_FILES / f"{gpu}/vllm/{MODEL}/default.json")
 
 
 def fitted(gpu, record=None):

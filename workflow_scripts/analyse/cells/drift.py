@@ -16,7 +16,7 @@ from workflow_scripts.analyse.intervals.repeats import Row
 from workflow_scripts.analyse.tables import INTEGER, NUMBER, TEXT, table_schema, write_table
 from workflow_scripts.common.command import RESULTS, STUDY, command, out
 from workflow_scripts.study.grid import Cell, expand
-from workflow_scripts.study.outcome import Outcome, read_outcome
+from workflow_scripts.study.outcome import Outcome
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study_file import load_study
 
@@ -40,9 +40,9 @@ def drift_table(cells: Iterable[Cell], paths: StudyPaths) -> pd.DataFrame:
 
 def _of_cell(cell: Cell, paths: StudyPaths) -> Iterator[Row]:
     for path in paths.drift_outcomes(cell):
-        again = read_outcome(path)
+        again = Outcome.read(path)
         first_path = paths.outcome(cell, again.start.start)
-        first = read_outcome(first_path) if first_path.exists() else None
+        first = Outcome.read(first_path) if first_path.exists() else None
         if first is not None and _is_pair(first, again):
             yield {
                 "cell_id": cell.id,

@@ -13,7 +13,7 @@ import pandas as pd
 from workflow_scripts.analyse.intervals.repeats import numbers
 from workflow_scripts.analyse.intervals.start_spread import FloatArray
 from workflow_scripts.catalog.gpus_and_models import Gpu
-from workflow_scripts.device.device_rates import DeviceRates, read_device_rates
+from workflow_scripts.device.device_rates import DeviceRates
 from workflow_scripts.physics import formulas
 from workflow_scripts.physics.model_facts import ModelFacts
 
@@ -66,7 +66,7 @@ def rates_of(gpu: Gpu, devices: Path) -> list[Rates]:
         InputError: the file is not a record, or has another schema.
     """
     record = devices / f"{gpu.name}.json"
-    measured = read_device_rates(record) if record.exists() else None
+    measured = DeviceRates.read(record) if record.exists() else None
     cache_bytes = (measured.last_level_cache_bytes if measured else None) or 0
     found = [Rates("datasheet", gpu, cache_bytes)] if gpu.memory_bandwidth_bytes_per_s or gpu.dense_flop_per_s else []
     if measured:

@@ -38,7 +38,7 @@ from workflow_scripts.analyse.table_command import table_command
 from workflow_scripts.analyse.tables import INTEGER, NUMBER, TEXT, read_table, table_schema
 from workflow_scripts.catalog.gpus_and_models import Gpu, load_gpus
 from workflow_scripts.common.command import option
-from workflow_scripts.device.device_rates import DeviceRates, read_device_rates
+from workflow_scripts.device.device_rates import DeviceRates
 from workflow_scripts.study.study import Study
 
 METRICS = ("output_tokens_per_s", "total_tokens_per_s")
@@ -259,7 +259,7 @@ def device_records(folder: Path) -> dict[str, DeviceRates]:
         InputError: a record is not readable.
     """
     files = {name: folder / f"{name}.json" for name in load_gpus()}
-    return {name: read_device_rates(file) for name, file in files.items() if file.is_file()}
+    return {name: DeviceRates.read(file) for name, file in files.items() if file.is_file()}
 
 
 @table_command(

@@ -34,7 +34,7 @@ from workflow_scripts.common.command import RESULTS, STUDY, command, option, pos
 from workflow_scripts.common.files import read_json, write_json
 from workflow_scripts.common.wording import number
 from workflow_scripts.study.paths import StudyPaths
-from workflow_scripts.study.promise import PROMISE, Promise, PromiseError, read_promise
+from workflow_scripts.study.promise import PROMISE, Promise, PromiseError
 from workflow_scripts.study.study import Study
 from workflow_scripts.study.study_file import load_study
 from workflow_scripts.workloads.arrivals import Load
@@ -190,7 +190,7 @@ def _seconds(text: str) -> int:
 def main(args: Namespace) -> int:
     study = load_study(args.study)
     paths = StudyPaths(args.results, study.name)
-    promise = read_promise(paths.deploy / PROMISE)
+    promise = Promise.read(paths.deploy / PROMISE)
     if not promise.server:
         raise PromiseError(f"{promise.cell_id} was measured without a server; export a cell of a server: pick=...")
     cells = counted(read_table(paths.tables / "cells.parquet", "cells"))

@@ -43,7 +43,6 @@ from workflow_scripts.study.rounds import (
     RoundPlan,
     ended_starts,
     in_random_order,
-    read_plan,
 )
 from workflow_scripts.study.study import Study
 from workflow_scripts.study.study_file import load_study
@@ -229,7 +228,7 @@ def main(args: Namespace) -> None:
         raise InputError(f"{args.study}: measure: cells are chosen by predictions; give --plan PLAN.parquet")
     paths = StudyPaths(args.results, study.name)
     last = paths.round_plan(args.number - 1)
-    before = read_plan(last) if last.exists() and not args.first else None
+    before = RoundPlan.read(last) if last.exists() and not args.first else None
     tried = {one.cell for one in without_outcome(args.batches, study, paths)}
     # A cell above the ceiling of its device decides nothing.
     cells, _, _ = checked(read_table(args.cells, SCHEMA.name), study, args.parsed, args.devices)

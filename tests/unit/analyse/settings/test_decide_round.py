@@ -24,7 +24,7 @@ from workflow_scripts.analyse.tables import write_table
 from workflow_scripts.cluster.batches import Batch, known_sha256, write_batch
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.paths import StudyPaths
-from workflow_scripts.study.rounds import CellStart, RoundPlan, read_plan
+from workflow_scripts.study.rounds import CellStart, RoundPlan
 from workflow_scripts.study.study_file import load_study
 
 SECONDS = 90.0
@@ -123,10 +123,10 @@ def test_what_a_former_call_did_not_measure_is_tried_again(tmp_path):
     write_batch(batch, Batch("h200", "0a", 4, (CellStart(first, 4),), 1))
     out = tmp_path / "plan.json"
     assert called(measured, tmp_path, 5, out, "--first") == 0
-    assert set(read_plan(out).starts) == {CellStart(first, 4), CellStart(second, 5)}
+    assert set(RoundPlan.read(out).starts) == {CellStart(first, 4), CellStart(second, 5)}
     for goes_on in ([], ["--first", "--batches", str(batch)]):
         assert called(measured, tmp_path, 5, out, *goes_on) == 0
-        assert read_plan(out).failed == (first,)
+        assert RoundPlan.read(out).failed == (first,)
 
 
 def test_a_cell_that_is_faster_than_its_device_can_be_decides_nothing(tmp_path):
@@ -134,13 +134,13 @@ def test_a_cell_that_is_faster_than_its_device_can_be_decides_nothing(tmp_path):
     write_table(measured.end(3), tmp_path / "cells.parquet", "cells")
     out = tmp_path / "plan.json"
     assert called(measured, tmp_path, 4, out) == 0
-    assert {one.cell for one in read_plan(out).starts} == set(measured.ids[:2])
+    assert {one.cell for one in RoundPlan.read(out).starts} == set(measured.ids[:2])
     # 100 output tokens per second, with a prompt of 100,000 tokens for every two of them.
     impossible = measured.ids[0]
     write_parsed(tmp_path / "parsed/h200", "requests", requests(impossible, (100_000, 2, 0)))
     write_parsed(tmp_path / "parsed/h200", "steps", steps(impossible, 0))
     assert called(measured, tmp_path, 4, out) == 0
-    plan = read_plan(out)
+    plan = RoundPlan.read(out)
     assert (plan.starts, plan.undecided, plan.ended) == ((), (), ALL_DECIDED)
 
 
