@@ -32,6 +32,7 @@ from workflow_scripts.device import device_check as device
 from workflow_scripts.device.device_check import WrongDeviceError, device_lock, found_device
 from workflow_scripts.measure import run
 from workflow_scripts.measure.trace import gpu_sampler, sampled
+from workflow_scripts.study.gpus_here import gpus_here
 
 pytestmark = pytest.mark.needs_tool("gcc")
 PRETENDED = load_gpus(CATALOGUE)["pretended-gpu"]
@@ -143,13 +144,12 @@ def test_each_gpu_of_a_cell_is_checked(gpus):
     ("visible", "seen"),
     [
         (None, [0, 1, 2, 3]),
-        ("2", [2]),
-        ("3,1", [3, 1]),
+        ("3,1,7", [3, 1]),  # what CUDA does not find ends its list
         ("GPU-c-3,GPU-a-1", [2, 0]),
         ("GPU-b", [1]),  # as HTCondor shortens it
         ("7", []),
         ("GPU-x", []),
-        ("no number", []),
+        ("NoDevFiles", []),  # as Slurm sets it for a job without a GPU
     ],
 )
 def test_the_gpus_checked_are_those_that_torch_sees(gpus, monkeypatch, visible, seen):
@@ -158,6 +158,7 @@ def test_the_gpus_checked_are_those_that_torch_sees(gpus, monkeypatch, visible, 
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert torch.cuda.device_count() == len(seen)
+    assert gpus_here() == ["Pretended GPU"] * len(seen)
     pynvml.nvmlInit()
     assert [pynvml.nvmlDeviceGetUUID(device.nvml_handle(i)) for i in range(len(seen))] == [uuids[i] for i in seen]
     with pytest.raises(WrongDeviceError, match="this process sees fewer"):

@@ -7,53 +7,15 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
-
-import pynvml
-import pytest
 
 from tests.unit.made_studies import MadeStudy, end_cell, fixed
 from workflow_scripts.cluster.batches import main as list_ended
 from workflow_scripts.engines.registry import load_engines
-from workflow_scripts.study.gpus_here import cells_without_gpu, gpus_here, unmeasurable
+from workflow_scripts.study.gpus_here import cells_without_gpu, unmeasurable
 from workflow_scripts.study.grid import Cell
 
 CHECKOUT = Path(__file__).parents[3]
 H200, L40S = "NVIDIA H200", "NVIDIA L40S"
-
-
-@pytest.fixture
-def host(monkeypatch):
-    names = [H200, L40S, L40S]
-    nvml = ModuleType("pynvml")
-    vars(nvml).update(
-        NVMLError=pynvml.NVMLError,
-        nvmlInit=lambda: None,
-        nvmlShutdown=lambda: None,
-        nvmlDeviceGetCount=lambda: len(names),
-        nvmlDeviceGetHandleByIndex=lambda index: index,
-        nvmlDeviceGetName=lambda handle: names[handle],
-    )
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    return names
-
-
-@pytest.mark.usefixtures("host")
-def test_the_gpus_are_those_that_the_process_may_see(monkeypatch):
-    assert gpus_here() == [H200, L40S, L40S]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,0,7")  # what CUDA does not find ends its list
-    assert gpus_here() == [L40S, H200]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "NoDevFiles")  # as Slurm sets it for a job without a GPU
-    assert gpus_here() == []
-
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-
-    def no_driver() -> None:
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
-
-    monkeypatch.setattr(sys.modules["pynvml"], "nvmlInit", no_driver)
-    assert gpus_here() == []
 
 
 def cell(gpu: str, engine: str = "vllm", **knobs: object) -> Cell:
