@@ -73,7 +73,8 @@ def entered_models() -> dict[str, str]:
 
 
 def find_model(asked: str) -> Model:
-    """The model that a tool's `--model` means; see `ANY_MODEL`. Raises InputError if it cannot be found or read."""
+    """The model that a tool's `--model` means, see `ANY_MODEL`; from then on it is known by its name. Raises InputError
+    if it cannot be found or read."""
     if asked in load_models():
         return get_model(asked)
     folder = Path(asked).expanduser()
@@ -90,18 +91,12 @@ def find_model(asked: str) -> Model:
             + ", ".join(load_models())
         )
     known = load_models().get(model.name)
-    if known is None:
-        return model
-    is_same = known.config.resolve() == model.config.resolve()
-    return known if is_same else model.model_copy(update={"name": f"{model.name}-as-given"})
-
-
-def name_of(asked: str) -> str:
-    """The name by which the model that a tool's `--model` means is known from then on; raises like `find_model`."""
-    model = find_model(asked)
-    if model.name not in load_models():
-        ENTERED[model.name] = model
-    return model.name
+    if known is not None and known.config.resolve() == model.config.resolve():
+        return known
+    if known is not None:
+        model = model.model_copy(update={"name": f"{model.name}-as-given"})
+    ENTERED[model.name] = model
+    return model
 
 
 def _plain(text: str) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -140,9 +140,8 @@ def load_gpus(path: Path | None = None) -> Mapping[str, Gpu]:
 @cache
 def _gpus(path: Path, changed_ns: int) -> Mapping[str, Gpu]:
     # Reading takes 25 ms, and most commands ask several times.
-    entries = {
-        name: {"name": name, **_mapping(entry, f"{path}: {name}")} for name, entry in _read_mapping(path).items()
-    }
+    content = validated(dict[str, dict[str, Any]], read_yaml(path, CatalogError), str(path), CatalogError)
+    entries = {name: {"name": name, **entry} for name, entry in content.items()}
     return MappingProxyType(validated(dict[str, Gpu], entries, str(path), CatalogError))
 
 
@@ -222,7 +221,8 @@ def _read_model(path: Path) -> Model:
     config = path.parent / "config.json"
     if not config.is_file():
         raise CatalogError(f"{config}: missing; a model needs model.yaml and config.json")
-    content = {"name": path.parent.name, "config": config, **_read_mapping(path)}
+    written = validated(dict[str, Any], read_yaml(path, CatalogError), str(path), CatalogError)
+    content = {"name": path.parent.name, "config": config, **written}
     return validated(Model, content, str(path), CatalogError)
 
 
@@ -253,13 +253,3 @@ def get_model(name: str) -> Model:
     if name not in models:
         raise CatalogError(f"unknown model {name!r}; allowed: {', '.join(models)}")
     return models[name]
-
-
-def _read_mapping(path: Path) -> dict[str, object]:
-    return _mapping(read_yaml(path, CatalogError), str(path))
-
-
-def _mapping(value: object, place: str) -> dict[str, object]:
-    if not isinstance(value, dict):
-        raise CatalogError(f"{place}: must be a mapping of names to values")
-    return value

@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from workflow_scripts.catalog.any_model import ANY_MODEL, name_of
+from workflow_scripts.catalog.any_model import ANY_MODEL, find_model
 from workflow_scripts.catalog.gpus_and_models import resolve_one
 from workflow_scripts.common.command import RESULTS, AddOption, command, option, positive
 from workflow_scripts.engines.description import EngineDescription
@@ -78,7 +78,7 @@ def one_cell(args: Namespace) -> Study:
         "name": "one",
         "gpu": resolve_one(args.gpu).name,
         "engine": args.engine,
-        "model": name_of(args.model),
+        "model": find_model(args.model).name,
         "workload": args.workload or "fixed",
         "knobs": {**defaults, **knobs},
     }

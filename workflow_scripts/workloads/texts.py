@@ -43,11 +43,8 @@ class _Line(StrictRecord):
         return self
 
 
-def said_by_user(text: str) -> Messages:
-    return [{"role": "user", "content": text}]
-
-
-def chat_request(messages: Messages, vocabulary: Vocabulary, output_tokens: int) -> Request:
+def chat_request(said: Messages | str, vocabulary: Vocabulary, output_tokens: int) -> Request:
+    messages = [{"role": "user", "content": said}] if isinstance(said, str) else said
     return Request(vocabulary.encode_chat(messages), output_tokens, messages=messages)
 
 
@@ -63,7 +60,7 @@ def prompts(spec: PromptsWorkload, vocabulary: Vocabulary, seed: int) -> Request
         if not spec.chat:
             return Request(vocabulary.encode(line.prompt or ""), output_tokens)
         messages = [message.model_dump() for message in line.messages or ()]
-        return chat_request(messages or said_by_user(line.prompt or ""), vocabulary, output_tokens)
+        return chat_request(messages or line.prompt or "", vocabulary, output_tokens)
 
     details = {"source": str(spec.file), "sha256": spec.sha256, "texts": len(lines)}
     return RequestStream("prompts", map(request, lines), details)
@@ -113,7 +110,7 @@ def sharegpt(spec: ShareGptWorkload, vocabulary: Vocabulary, seed: int) -> Reque
             fault = fault_of(len(prompt_token_ids), answer_tokens, 1 if spec.output_tokens else MIN_TOKENS)
             counts[fault or "used"] += 1
             if fault is None and spec.chat:
-                yield chat_request(said_by_user(prompt), vocabulary, answer_tokens)
+                yield chat_request(prompt, vocabulary, answer_tokens)
             elif fault is None:
                 yield Request(prompt_token_ids, answer_tokens)
 
