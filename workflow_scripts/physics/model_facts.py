@@ -77,7 +77,7 @@ class ModelFacts:
 
     >>> from workflow_scripts.catalog.gpus_and_models import get_model
     >>> llama = read_model_facts(get_model("llama-3.1-8b-instruct").config, "bfloat16")
-    >>> llama.layers, llama.layer_matrix_parameters // 32, llama.layer_vector_parameters // 32
+    >>> llama.layers, llama.layer_matrix_parameters // 32, llama.stack[0].vector_parameters(4096)
     (32, 218103808, 8192)
 
     Two tables of 128,256 x 4096: a decode step multiplies with one, and reads only single rows of the other:
@@ -226,10 +226,6 @@ class ModelFacts:
         return sum(count * matrix.used for matrix, count in self.matrices)
 
     @property
-    def layer_vector_parameters(self) -> int:
-        return sum(count * layer.vector_parameters(self.hidden) for layer, count in self.layer_counts.items())
-
-    @property
     def token_embedding_parameters(self) -> int:
         """The embedding table, of which a step reads only the rows of its tokens."""
         return self.vocab * self.hidden
@@ -244,8 +240,9 @@ class ModelFacts:
 
     @property
     def parameters(self) -> int:
-        layers = self.layer_matrix_parameters + self.layer_vector_parameters + self.final_norm_parameters
+        vectors = sum(count * layer.vector_parameters(self.hidden) for layer, count in self.layer_counts.items())
         tables = self.token_embedding_parameters + self.position_embedding_parameters + self.lm_head_parameters
+        layers = self.layer_matrix_parameters + vectors + self.final_norm_parameters
         return layers + tables + self.encoder_parameters
 
     @property
@@ -319,51 +316,33 @@ class ModelFacts:
         inputs, recurrent = state.state_elements(tensor, drafted)
         return inputs * DTYPE_BYTES[self.dtype] + recurrent * DTYPE_BYTES[state.recurrent_dtype or self.dtype]
 
-    def prefill_flops(self, prompt_tokens: float) -> float:
-        """Floating-point operations to read a prompt of `prompt_tokens` tokens and give the first output token.
-
-        2 x 3 layers x 384 matrix parameters x 10 tokens, 2 x 100 x 8 for the output matrix, and 4 x 3 layers x 8
-        elements for each of 1 + 2 + ... + 10 pairs of tokens:
-
-        >>> model_facts(_EXAMPLE).prefill_flops(10)
-        29920
-        """
-        width = _width(self.uniform().reaches[0].prefill_pair_flops)
-        return formulas.prefill_flops(self.layer_matmul_parameters, self.vocab * self.hidden, prompt_tokens, width)
-
     @property
     def attention_width(self) -> int:
         """Elements of all query heads of a token in all layers. Raises ModelFactsError if not all layers attend to all
         earlier tokens with keys and values."""
         return self.layers * self.attention.heads * self.attention.head_dim
 
-    def decode_flops(self, sequences: float, kv_tokens: float) -> float:
-        """Operations of one decode step of `sequences` sequences that hold `kv_tokens` tokens in total.
-
-        2 x (3 x 384 + 100 x 8) x 2 sequences and 4 x 3 layers x 8 elements x 50 tokens:
-
-        >>> model_facts(_EXAMPLE).decode_flops(sequences=2, kv_tokens=50)
-        12608
-        """
-        width = _width(self.uniform().reaches[0].decode_pair_flops)
-        return formulas.decode_step_flops(self.matmul_parameters, sequences, kv_tokens, width)
-
     def request_flops(self, prompt_tokens: float, output_tokens: float) -> float:
-        """Operations of a whole request: its prompt, and a decode step for each output token after the first.
+        """Floating-point operations of a whole request: of its prompt, which gives the first output token, and of a
+        decode step for each further one.
 
-        The prompt of 10 tokens as above, and two steps of 2 x 1952 that attend to 11 and 12 tokens:
+        A prompt of 10 tokens: 2 x 3 layers x 384 matrix parameters x 10, 2 x 100 x 8 for the output matrix, and 4 x 3
+        layers x 8 elements for each of 1 + 2 + ... + 10 pairs of tokens. Two steps of 2 x (3 x 384 + 100 x 8) attend to
+        11 and 12 tokens:
 
-        >>> model_facts(_EXAMPLE).request_flops(10, 3) == 29920 + 2 * 2 * 1952 + 4 * 3 * 8 * (11 + 12)
-        True
+        >>> model_facts(_EXAMPLE).request_flops(10, 1), 4 * 3 * 8 * (11 + 12) + 2 * 2 * 1952
+        (29920.0, 10016)
+        >>> model_facts(_EXAMPLE).request_flops(10, 3)
+        39936.0
         """
-        further = output_tokens - 1
-        mean_kv_tokens = prompt_tokens + (further + 1) / 2
-        return self.prefill_flops(prompt_tokens) + self.decode_flops(further, further * mean_kv_tokens)
-
-
-def _width(pair_flops: int) -> float:
-    """Elements of query heads, from operations per pair of tokens: four for each element."""
-    return pair_flops // 4 if pair_flops % 4 == 0 else pair_flops / 4
+        (reach,) = self.uniform().reaches
+        head, further = self.vocab * self.hidden, output_tokens - 1
+        kv_tokens = further * (prompt_tokens + (further + 1) / 2)
+        # Four operations for each element of width and pair of tokens.
+        prompt, decode = reach.prefill_pair_flops / 4, reach.decode_pair_flops / 4
+        return formulas.prefill_flops(
+            self.layer_matmul_parameters, head, prompt_tokens, prompt
+        ) + formulas.decode_step_flops(self.matmul_parameters, further, kv_tokens, decode)
 
 
 def read_model_facts(

@@ -171,7 +171,7 @@ def static_work(
     of_prompts = np.where(phases.padded, prompt * looked_over, prompt * (prompt + 1) // 2)
     pairs, tokens = np.where(reads, of_prompts, looked_over), rows * np.where(reads, prompt, 1)
 
-    per_token, width = facts.bytes_per_token(), facts.layers * facts.attention.heads * facts.attention.head_dim
+    per_token, width = facts.bytes_per_token(), facts.attention_width
     copied = facts.layer_matmul_parameters * (tokens > 1) + facts.vocab * facts.hidden * (rows > 1)
     grows = ~reads & (not static)
     return StepWork.of(

@@ -42,7 +42,7 @@ def test_the_work_of_steps_by_hand():
     steps, read_bytes, flops = totals(work)
     assert steps == 3
     assert read_bytes == 3 * FACTS.decode_weight_bytes + (3 + 4) * FACTS.bytes_per_token()
-    assert flops == FACTS.prefill_flops(3) + FACTS.decode_flops(1, 4) + FACTS.decode_flops(1, 5)
+    assert flops == FACTS.request_flops(3, 3)
     # A smaller type of the cache is read faster.
     segments = make_schedule(lengths([300], [8]), settings(1)).segments
     full, eight_bits = totals(step_work(segments, FACTS)), totals(step_work(segments, FACTS, "fp8"))

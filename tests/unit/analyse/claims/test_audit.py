@@ -42,10 +42,10 @@ def test_a_ceiling_of_each_kind_by_hand():
     time_s = (100 * LLAMA.decode_weight_bytes / sequences + 99 * (8000 + 49) * 131072) / 864e9
     assert by_size.total_tokens_per_s == pytest.approx(8100 / max(time_s, LLAMA.request_flops(8000, 100) / 362.05e12))
     by_arithmetic = ceiling(LLAMA, GPUS["l40s"], 256, Workload(8000, 1))
-    assert by_arithmetic.total_tokens_per_s == pytest.approx(8001 / (LLAMA.prefill_flops(8000) / 362.05e12))
+    assert by_arithmetic.total_tokens_per_s == pytest.approx(8001 / (LLAMA.request_flops(8000, 1) / 362.05e12))
     # A quantized model may run at the highest rate of the card.
     quantized = ceiling(replace(LLAMA, quantization="awq"), GPUS["h200"], 256, Workload(8000, 1))
-    assert quantized.total_tokens_per_s == pytest.approx(8001 / (LLAMA.prefill_flops(8000) / 1979e12))
+    assert quantized.total_tokens_per_s == pytest.approx(8001 / (LLAMA.request_flops(8000, 1) / 1979e12))
     # What is left beside the weights holds 1 request, or a little less than 1.
     tokens = (GPUS["l40s"].memory_bytes - LLAMA.weight_bytes) / 131072
     card = GPUS["l40s"].model_copy(update={"usable_memory_bytes": None})

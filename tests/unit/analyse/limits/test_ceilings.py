@@ -188,7 +188,7 @@ def test_times_of_one_request_alone():
     assert TOY.request_flops(3, 2) == phase_flops(work([(3, 2, 0)]), TOY)[0][0] + decode[0]
     # Each of its 3 steps reads the weights; steps 2 and 3 also the KV of 10 and 11 tokens.
     found = times([(10, 3, 0)], device=rates(1e9, 1e9))
-    prefill = TINY.prefill_flops(10)
+    prefill = TINY.request_flops(10, 1)
     expected = {"prefill_memory_s": TINY.decode_weight_bytes, "prefill_arithmetic_s": prefill}
     expected |= {"decode_memory_s": 2 * TINY.decode_weight_bytes + 21 * TINY.bytes_per_token()}
     expected |= {"decode_arithmetic_s": TINY.request_flops(10, 3) - prefill}
@@ -257,7 +257,7 @@ def test_cached_prefixes_are_not_computed_and_their_kv_is_read_once_a_step():
     kv = TINY.bytes_per_token()
     # One step of two sequences: 2 x 100 tokens, or 64 once and 2 x 36.
     assert (alone["decode_memory_s"] - shared["decode_memory_s"]) * 1e9 == pytest.approx(64 * kv)
-    saved = TINY.prefill_flops(64) - TINY.prefill_flops(0)
+    saved = TINY.request_flops(64, 1) - TINY.request_flops(0, 1)
     assert (alone["prefill_arithmetic_s"] - shared["prefill_arithmetic_s"]) * 1e9 == pytest.approx(saved)
     assert shared["decode_arithmetic_s"] == alone["decode_arithmetic_s"]
     # Half as large a type of the cache is read twice as fast.
@@ -338,11 +338,12 @@ def best_schedule_s(rows, allowed, bytes_per_s, flop_per_s, cache_bytes=0, prefi
     while waiting or running:
         started = [waiting.pop(0) for _ in range(min(allowed - len(running), len(waiting)))]
         flops = sum(
-            TINY.prefill_flops(r.prompt) - TINY.prefill_flops(r.cached) + TINY.prefill_flops(0) for r in started
+            TINY.request_flops(r.prompt, 1) - TINY.request_flops(r.cached, 1) + TINY.request_flops(0, 1)
+            for r in started
         )
         gained = [1 + (accepts(r.left) if accepts else 0) for r in running]
         flops += sum(
-            TINY.decode_flops(1, r.held + 1 + i)
+            TINY.request_flops(r.held + i, 2) - TINY.request_flops(r.held + i, 1)
             for r, tokens in zip(running, gained, strict=True)
             for i in range(tokens)
         )
