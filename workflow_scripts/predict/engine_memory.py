@@ -270,19 +270,13 @@ def activation(facts: ModelFacts, settings: EngineSettings, rank: PipelineRank, 
     in_mlp = Term(round(forward), "bytes", f"{tokens} tokens in a layer's MLP, with four hidden states each")
     if not rank.last:
         return in_mlp
-    sampler = _sampler(settings)
+    sampler: str = "sort" if settings.sampler == "auto" else settings.sampler
+    if settings.version >= _FUSED_SAMPLER:
+        sampler = "in-place" if settings.version >= _IN_PLACE_SAMPLER else "fused"
     copies = _FLOAT32_COPIES[sampler]
     sampling = seqs * facts.vocab * (element + 4 * copies) + 2 * tokens * facts.hidden * element
     how = f"logits of {seqs} sequences over {facts.vocab} tokens, {copies} float32 copies of them ({sampler} sampler)"
     return max(in_mlp, Term(round(sampling), "bytes", how), key=lambda term: term.value)
-
-
-def _sampler(settings: EngineSettings) -> str:
-    if settings.version >= _IN_PLACE_SAMPLER:
-        return "in-place"
-    if settings.version >= _FUSED_SAMPLER:
-        return "fused"
-    return "sort" if settings.sampler == "auto" else settings.sampler
 
 
 def cuda_graphs(

@@ -86,16 +86,11 @@ class UnpredictableError(Exception):
 
 @dataclass(frozen=True)
 class EngineSteps:
-    """How an engine forms steps.
-
-    Args:
-        decides: what decides which requests a step serves: a scheduler like vLLM's, or batches that stay as they are.
-        longest_request: maximum number of tokens of a request, prompt and answer together.
-        kv_cache_dtype: type of the KV cache, by vLLM's names; `auto` is that of the model.
-        eager: whether each layer starts its kernels by itself, without captured graphs.
-        one_mask: whether a step's tokens attend to the KV of all its sequences, most of it masked.
-        graphs: how a GPU's host launches steps; None on a CPU.
-    """
+    """How an engine forms steps. `decides` which requests a step serves: a scheduler like vLLM's, or batches that stay
+    as they are. `longest_request`: most tokens of a request, prompt and answer together. `kv_cache_dtype`: by vLLM's
+    names; `auto` is that of the model. `eager`: each layer starts its kernels by itself, without captured graphs.
+    `one_mask`: a step's tokens attend to the KV of all its sequences, most of it masked. `graphs`: how a GPU's host
+    launches steps; None on a CPU."""
 
     decides: Decides
     longest_request: int

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from workflow_scripts.catalog.environments import version_of
-from workflow_scripts.catalog.gpus_and_models import Gpu, load_gpus, load_models
+from workflow_scripts.catalog.gpus_and_models import load_gpus, load_models
 from workflow_scripts.device.device_check import cpu_here
 from workflow_scripts.device.device_rates import DeviceRates
 from workflow_scripts.device.device_record import Device
@@ -140,7 +140,9 @@ class _Known:
         count = self.study.workloads[cell.workload].prompts_for(cell.knobs.max_concurrency)
         place = (cell.id, cell.gpu, cell.engine_at, cell.model, cell.workload, cell.knobs.slug())
         record = Prediction(*place, num_requests=count)
-        cell = _stand_in(cell, self.study)
+        # A server is predicted as the engine that forms steps like it, if it has such an entry.
+        if cell.endpoint and (found := like(cell.endpoint, endpoints_of(self.study))):
+            cell = replace(cell, engine=found[0], knobs=found[1])
         knobs = cell.knobs
         try:
             facts = self.facts(cell.gpu, cell.model, knobs.quantized_as)
@@ -185,6 +187,8 @@ class _Known:
         # What a prediction leaves out, so that it has no band.
         unmodelled = ["the server around this engine is not modelled"] if record.engine != cell.engine_at else []
         unmodelled += ["users' pauses between answers are not modelled"] if load.users else []
+        # By the data sheet, which no engine on the device can undercut.
+        bytes_per_s, flop_per_s = gpu.memory_bandwidth_bytes_per_s, gpu.peak_flop_per_s(facts.dtype)
         task = CellTask(
             record=record,
             facts=facts,
@@ -192,7 +196,7 @@ class _Known:
             ranks=knobs.ranks,
             speed=self.speed(cell.gpu, *wanted),
             scaled=self.scaled_to(cell.gpu, *wanted),
-            ceiling=_ceiling(gpu, facts),
+            ceiling=StepCosts.of_rates(bytes_per_s, flop_per_s, 0.0) if bytes_per_s and flop_per_s else None,
             kind=gpu.kind,
             users=load.users if requests.arrival_s is None else None,
             unmodelled="; ".join(unmodelled),
@@ -214,12 +218,6 @@ class _Known:
         return replace(requests, arrival_s=arrival_s if arrival_s.any() else None), kind
 
 
-def _stand_in(cell: Cell, study: Study) -> Cell:
-    """The cell of the engine that forms steps like the cell's server; without such an entry the cell itself."""
-    found = like(cell.endpoint, endpoints_of(study)) if cell.endpoint else None
-    return replace(cell, engine=found[0], knobs=found[1]) if found else cell
-
-
 def _under_load(steps: EngineSteps, load: Load) -> EngineSteps:
     """The steps with no more requests in progress than users. Users who send the next request at once when the last one
     is answered keep as many in progress as there are users, so it is the schedule of requests that all wait from the
@@ -230,14 +228,6 @@ def _under_load(steps: EngineSteps, load: Load) -> EngineSteps:
         raise UnpredictableError("users and a rate: which request waits depends on answers, which is not modelled")
     slots = min(load.users, steps.decides.max_num_seqs)
     return replace(steps, decides=replace(steps.decides, max_num_seqs=slots))
-
-
-def _ceiling(gpu: Gpu, facts: ModelFacts) -> StepCosts | None:
-    """Costs by the data sheet, which no engine on the device can undercut; None without data-sheet rates."""
-    flop_per_s = gpu.peak_flop_per_s(facts.dtype)
-    if gpu.memory_bandwidth_bytes_per_s is None or flop_per_s is None:
-        return None
-    return StepCosts.of_rates(gpu.memory_bandwidth_bytes_per_s, flop_per_s, 0.0)
 
 
 class _LengthsOnly(Vocabulary):

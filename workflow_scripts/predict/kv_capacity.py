@@ -26,7 +26,6 @@ from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, fa
 from workflow_scripts.physics.stored_weights import KV_CACHE_DTYPE, QUANTIZATION
 from workflow_scripts.predict.engine_memory import (
     GIB,
-    Batch,
     CapacityError,
     EngineSettings,
     PipelineRank,
@@ -68,7 +67,16 @@ def predict_capacity(
         for rank in split_layers(facts.layers, settings.pipeline_parallel_size)
     ]
     binding = min(ranks, key=lambda terms: terms["num_blocks"].value)
-    return binding | _requests(pool, batch, settings, int(binding["num_blocks"].value))
+    blocks, tokens = int(binding["num_blocks"].value), batch.max_model_len
+    needed = pool.blocks_per_request(tokens)
+    how = f"num_blocks / {needed} blocks of a request of {tokens} tokens"
+    # The engine reserves one block, which stands for "no block" in its tables.
+    fits = f"a request of {tokens} tokens fits beside the engine's own block"
+    return binding | {
+        "kv_cache_tokens": kv_cache_tokens(pool, blocks, batch, settings),
+        "max_concurrency": Term(round(blocks / needed, 4), "requests", how),
+        "feasible": Term(blocks > needed, "bool", fits),
+    }
 
 
 def _check_ranks(facts: ModelFacts, settings: EngineSettings) -> None:
@@ -113,19 +121,6 @@ def _of_rank(
         "bytes_per_token": bytes_per_token(facts, settings, rank),
         "bytes_per_block": Term(per_block, "bytes", how),
         "num_blocks": Term(blocks, "blocks", "available_kv_cache / bytes_per_block, rounded down"),
-    }
-
-
-def _requests(pool: KvPool, batch: Batch, settings: EngineSettings, blocks: int) -> dict[str, Term]:
-    max_model_len = batch.max_model_len
-    needed = pool.blocks_per_request(max_model_len)
-    how = f"num_blocks / {needed} blocks of a request of {max_model_len} tokens"
-    # The engine reserves one block, which stands for "no block" in its tables.
-    fits = f"a request of {max_model_len} tokens fits beside the engine's own block"
-    return {
-        "kv_cache_tokens": kv_cache_tokens(pool, blocks, batch, settings),
-        "max_concurrency": Term(round(blocks / needed, 4), "requests", how),
-        "feasible": Term(blocks > needed, "bool", fits),
     }
 
 

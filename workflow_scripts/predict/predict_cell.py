@@ -113,10 +113,9 @@ def _rounded(value: float) -> float:
     >>> _rounded(123456.7), _rounded(0.00123456789), _rounded(256)
     (123457, 0.0012346, 256)
     """
-    if isinstance(value, int) or value == 0 or not math.isfinite(value):
+    if isinstance(value, int) or not math.isfinite(value):
         return value
-    rounded = round(value, max(0, 4 - math.floor(math.log10(abs(value)))))
-    return int(rounded) if abs(value) >= 1e5 else rounded
+    return round(value) if abs(value) >= 1e5 else float(f"{value:.5g}")
 
 
 @command(

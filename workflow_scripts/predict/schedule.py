@@ -242,6 +242,14 @@ class ScheduleMaker:
         self.columns = {name: array("q") for name in Segments.__dataclass_fields__ if name != "idle_s"}
         self.idle_s = array("d")
 
+    def note_admitted(self, request: int, tokens: int, found: int) -> None:
+        """Note that a request of so many tokens is scheduled, of which the prefix cache has the first `found`."""
+        if self.first_step[request] < 0:
+            self.first_step[request] = self.step
+            self.cached_tokens[request] = found
+        else:
+            self.recomputed_tokens[request] += tokens - found
+
     def made(self, segments: Segments, evicted_blocks: int | None, asked: int, filled: int, short: bool) -> Schedule:
         """The schedule of these segments. `asked`, `filled`: most blocks that a request was to have, and that had any
         content. `short`: whether with more blocks the engine might have decided otherwise."""

@@ -220,11 +220,7 @@ class _Scheduler(ScheduleMaker):
             self.pool.adopt(request, shared, own)
             self.pool.take(self._blocks(end) - cached)
             self.pool.fill(request, end)
-            if self.first_step[request] < 0:
-                self.first_step[request] = self.step
-                self.cached_tokens[request] = start
-            else:
-                self.recomputed_tokens[request] += tokens - start
+            self.note_admitted(request, tokens, start)
             chunks.append(_Chunk(request, start, end))
             budget -= end - start
 

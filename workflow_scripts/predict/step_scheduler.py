@@ -151,11 +151,7 @@ class StepScheduler(ScheduleMaker):
                 break
             self.running.append(self.waiting.popleft())
             request.runs = True
-            if self.first_step[request.index] < 0:
-                self.first_step[request.index] = self.step
-                self.cached_tokens[request.index] = start
-            else:
-                self.recomputed_tokens[request.index] += request.tokens - start
+            self.note_admitted(request.index, request.tokens, start)
             request.computed = start
             admitted[request] = tokens
             budget -= tokens
