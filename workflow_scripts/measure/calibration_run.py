@@ -31,8 +31,8 @@ from workflow_scripts.device.device_rates import DeviceRates
 from workflow_scripts.engines.registry import get_engine
 from workflow_scripts.measure.cell import note_wrong_node
 from workflow_scripts.measure.forkserver import ForkServerError
-from workflow_scripts.measure.job import Job, NoEnvironmentError
 from workflow_scripts.measure.provenance import provenance_of
+from workflow_scripts.measure.run import Job, NoEnvironmentError
 from workflow_scripts.physics.model_facts import ModelFactsError, facts_on, vocabulary_size
 from workflow_scripts.study.calibrations import (
     CALIBRATION_S,

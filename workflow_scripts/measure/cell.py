@@ -31,8 +31,8 @@ from workflow_scripts.device.device_check import device_lock, held_lock
 from workflow_scripts.device.host_load import suspension
 from workflow_scripts.measure.engine import SCRATCH
 from workflow_scripts.measure.forkserver import ForkServerError
-from workflow_scripts.measure.job import MEASURED, Job, NoEnvironmentError
 from workflow_scripts.measure.provenance import provenance_of
+from workflow_scripts.measure.run import MEASURED, Job, NoEnvironmentError
 from workflow_scripts.study.definition import (
     cell_definition,
     definition_sha256,

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from workflow_scripts.catalog.endpoints import Endpoint, filled
-from workflow_scripts.measure.client import Target
+from workflow_scripts.measure.client import Address, ServerError, Target
 from workflow_scripts.measure.engine import SCRATCH, EngineSetup
 from workflow_scripts.measure.hf_model import with_random_weights
 from workflow_scripts.measure.processes import LastCommand, ServerProcess
 from workflow_scripts.measure.server_engine import Serving, check_port_is_free, free_port, new_address
-from workflow_scripts.measure.server_http import Address, ServerError
 from workflow_scripts.study.outcome import Effective
 from workflow_scripts.workloads.request import Prompt, Request
 

@@ -1,11 +1,7 @@
 """The timed part of a cell: start one engine, warm it up, run the workload a few times, write what was observed.
 
-It runs in a child of the fork server, which holds the device:
-
-    workflow_scripts.measure.run.main([JOB.json])
-
-The job file holds all settings (see `measure.job`). Evidence goes to the folder that it names. `measured.json` in that
-folder is written last and holds what `measure.cell` needs for `outcome.json`.
+It runs in a child of the fork server, which holds the device. `Job.run` starts it; evidence goes to the job's folder.
+`measured.json` in that folder is written last and holds what `measure.cell` needs for `outcome.json`.
 """
 
 import math
@@ -19,22 +15,70 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+from workflow_scripts.catalog.environments import NEEDED, install, python_of
 from workflow_scripts.catalog.gpus_and_models import load_gpus
 from workflow_scripts.common.files import read_json, read_jsonl, write_json, write_jsonl
+from workflow_scripts.common.records import Record
 from workflow_scripts.device.device_check import WrongDeviceError, found_device, lost_gpu, use_cores
 from workflow_scripts.device.device_record import Device, LoadByOthers
 from workflow_scripts.device.host_load import load_by_others
 from workflow_scripts.device.processor import dtype_on
+from workflow_scripts.engines.registry import get_engine
 from workflow_scripts.measure.engine import SCRATCH, Engine, EngineSetup, Metrics, RequestRecord, Step, make_engine
 from workflow_scripts.measure.failures import Failure, request_failures, run_failure, start_failure
-from workflow_scripts.measure.job import MEASURED, Job
+from workflow_scripts.measure.forkserver import NotImportedError
+from workflow_scripts.measure.forkserver import run as run_forked
 from workflow_scripts.measure.trace import sampled
 from workflow_scripts.study.definition import Definition
 from workflow_scripts.study.outcome import Effective, ExpertsTouched, Measured, Repeat, Verdict, WarmUp
-from workflow_scripts.study.paths import ENGINE_LOG, METRICS, TRACE, WARMUP
+from workflow_scripts.study.paths import ENGINE_LOG, JOB, METRICS, TRACE, WARMUP
 from workflow_scripts.study.protocol import SEED
 from workflow_scripts.workloads.request import Request
 from workflow_scripts.workloads.warmup import chosen, is_steady, most_passes, pass_size
+
+# Written last by that process, beside its input: what it observed.
+MEASURED = "measured.json"
+
+
+class NoEnvironmentError(RuntimeError):
+    """An environment that cannot be installed or started, so that no cell of it is measured; the message says why."""
+
+
+class Job(Record):
+    """The cell's definition, and the paths of its inputs and its evidence. A calibration has `passes` instead of a
+    warm-up and repeats: which requests of the workload each one serves. No pass begins later than `passes_s` after the
+    first, if that is set."""
+
+    definition: Definition
+    model_dir: Path
+    draft_model_dir: Path | None = None
+    workload: Path
+    evidence: Path
+    start_limit_s: float = math.inf
+    arrival_seed: int = SEED
+    passes: list[list[int]] | None = None
+    passes_s: float | None = None
+
+    def run(self, limit_s: float) -> tuple[int | None, Measured | None]:
+        """Run the record, as it was written into the evidence, in a forked process of the cell's environment, which is
+        installed if this host lacks it; raises as `forkserver.run` does, and NoEnvironmentError if an environment other
+        than the default one cannot be installed or started. Return the process's exit status, None if it was killed
+        after `limit_s`, and what it observed, None if it broke."""
+        with (self.evidence / ENGINE_LOG).open("wb") as log:
+            words = (__name__, [str(self.evidence / JOB)], log, dict(os.environ), limit_s)
+            name, preload = self.definition.environment, get_engine(self.definition.engine).preload
+            kind = load_gpus()[self.definition.gpu].engine_kind
+            if name and (fault := install(name, kind)):
+                raise NoEnvironmentError(f"environment {name} could not be installed: {fault}")
+            python = python_of(name, kind) if name else None
+            try:
+                status = run_forked(*words, (*preload, *NEEDED) if name else preload, python)
+            except NotImportedError as e:
+                if not name:
+                    raise
+                raise NoEnvironmentError(f"environment {name}: {e}") from None
+        measured = self.evidence / MEASURED
+        return status, Measured.model_validate(read_json(measured)) if status == 0 and measured.exists() else None
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
 
+from workflow_scripts.measure.client import Address
 from workflow_scripts.measure.engine import Metrics, Step
-from workflow_scripts.measure.server_http import Address
 
 INTERVAL_S = 1.0
 # Labels that say which server, not which number.

@@ -24,10 +24,9 @@ from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import last_line, read_jsonl, write_json
 from workflow_scripts.engines.openai_engine import OPENAI
 from workflow_scripts.engines.vllm_engines import VLLM_SERVE, VllmServeKnobs
-from workflow_scripts.measure.client import Target, send
+from workflow_scripts.measure.client import Address, Target, send
 from workflow_scripts.measure.forkserver import run as run_forked
 from workflow_scripts.measure.scrape import parse_metrics
-from workflow_scripts.measure.server_http import Address
 from workflow_scripts.study.definition import cell_definition, resolved_models, workload_key
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.paths import StudyPaths

@@ -8,11 +8,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from workflow_scripts.measure.client import Target, send
+from workflow_scripts.measure.client import Address, ServerError, Target, send, wait_until_healthy
 from workflow_scripts.measure.engine import Engine, EngineSetup, Metrics, RequestRecord
 from workflow_scripts.measure.processes import ServerProcess
 from workflow_scripts.measure.scrape import queues_noted, read_metrics
-from workflow_scripts.measure.server_http import Address, ServerError, wait_until_healthy
 from workflow_scripts.study.outcome import Effective
 from workflow_scripts.study.paths import CLIENT_CPU_S
 from workflow_scripts.workloads.arrivals import Load

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from workflow_scripts.engines.sglang_engine import SglangServeKnobs
-from workflow_scripts.measure.client import Target
+from workflow_scripts.measure.client import Address, Target
 from workflow_scripts.measure.engine import EngineSetup, forget_prefixes
 from workflow_scripts.measure.processes import ServerProcess
 from workflow_scripts.measure.server_engine import LOOPBACK, SERVED_MODEL_NAME, Serving, free_port
-from workflow_scripts.measure.server_http import Address
 from workflow_scripts.measure.vllm_offline import cores_of_ranks
 from workflow_scripts.study.outcome import Effective
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from workflow_scripts.measure import cell as command
-from workflow_scripts.measure import job
+from workflow_scripts.measure import run
 from workflow_scripts.study.definition import cell_definition, model_key, resolved_models, workload_key
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.outcome import Outcome
@@ -45,7 +45,7 @@ def let_measure(monkeypatch: pytest.MonkeyPatch, *records: dict[str, Any]) -> No
         (Path(arguments[0]).parent / "measured.json").write_text(json.dumps(next(left)))
         return 0
 
-    monkeypatch.setattr(job, "run_forked", measured)
+    monkeypatch.setattr(run, "run_forked", measured)
 
 
 def test_a_full_disk_leaves_a_last_line_and_no_half_evidence(tmp_path, monkeypatch, capsys):
@@ -68,11 +68,11 @@ def test_time_that_ran_out_while_the_command_was_suspended_is_no_timeout(tmp_pat
         os.kill(os.getpid(), signal.SIGCONT)
 
     cell, paths = prepared(tmp_path)
-    monkeypatch.setattr(job, "run_forked", stopped)
+    monkeypatch.setattr(run, "run_forked", stopped)
     assert call(tmp_path, cell, "--start", "1", "--round", "1") == 1
     assert not paths.outcome(cell).exists()
     assert "stopped" in capsys.readouterr().err
-    monkeypatch.setattr(job, "run_forked", lambda *_, **__: None)
+    monkeypatch.setattr(run, "run_forked", lambda *_, **__: None)
     assert call(tmp_path, cell, "--start", "1", "--round", "1") == 0
     assert Outcome.read(paths.outcome(cell)).outcome == "timeout"
 

@@ -11,9 +11,8 @@ import pytest
 
 from tests.http_server import Handler, serving
 from workflow_scripts.measure import client
-from workflow_scripts.measure.client import Target, send, stream_completion
+from workflow_scripts.measure.client import Address, Target, send, stream_completion
 from workflow_scripts.measure.engine import RequestRecord
-from workflow_scripts.measure.server_http import Address
 from workflow_scripts.workloads.request import Request
 from workflow_scripts.workloads.sampling import Sampling
 

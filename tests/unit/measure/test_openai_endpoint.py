@@ -8,9 +8,9 @@ import psutil
 import pytest
 
 from workflow_scripts.catalog.endpoints import Endpoint
+from workflow_scripts.measure.client import ServerError
 from workflow_scripts.measure.engine import EngineSetup
 from workflow_scripts.measure.openai_endpoint import OpenAiEndpoint, text_of_as_many_tokens
-from workflow_scripts.measure.server_http import ServerError
 from workflow_scripts.workloads.sampling import Sampling
 
 

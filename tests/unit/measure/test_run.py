@@ -14,7 +14,7 @@ from workflow_scripts.common.files import read_json, write_jsonl
 from workflow_scripts.device.host_load import SuspendedError
 from workflow_scripts.measure import run
 from workflow_scripts.measure.engine import Engine, RequestRecord
-from workflow_scripts.measure.job import Job
+from workflow_scripts.measure.run import Job
 from workflow_scripts.study.definition import Definition, cell_definition, resolved_models
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.outcome import ExpertsTouched, WarmUp

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.http_server import Handler, serving
+from workflow_scripts.measure.client import Address, ServerError, ServerTimeoutError, wait_until_healthy
 from workflow_scripts.measure.engine import Step
 from workflow_scripts.measure.failures import start_failure
 from workflow_scripts.measure.scrape import parse_metrics, queues, queues_noted, read_metrics
 from workflow_scripts.measure.server_engine import check_port_is_free, free_port
-from workflow_scripts.measure.server_http import Address, ServerError, ServerTimeoutError, wait_until_healthy
 
 METRICS = """# TYPE vllm:num_requests_running gauge
 vllm:num_requests_running{engine="0",model_name="m"} 3.0

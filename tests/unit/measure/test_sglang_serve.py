@@ -9,10 +9,9 @@ import pytest
 from tests.http_server import Handler, serving
 from workflow_scripts.engines.registry import metrics_of_columns
 from workflow_scripts.engines.sglang_engine import SGLANG_SERVE, SglangServeKnobs
-from workflow_scripts.measure.client import Target, send
+from workflow_scripts.measure.client import Address, Target, send
 from workflow_scripts.measure.engine import EngineSetup
 from workflow_scripts.measure.scrape import parse_metrics, queues
-from workflow_scripts.measure.server_http import Address
 from workflow_scripts.measure.sglang_serve import SglangServe, effective_settings
 from workflow_scripts.workloads.request import Request
 
