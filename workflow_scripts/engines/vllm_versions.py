@@ -62,15 +62,6 @@ def server_socket(args: Any) -> tuple[str, Any]:
     return address, socket
 
 
-def step_loggers(manager: Any) -> list[Any]:
-    """The list of an engine's loggers, each of which is told about every step."""
-    if hasattr(manager, "stat_loggers"):
-        loggers: list[Any] = manager.stat_loggers
-    else:  # until 0.11.0, a list for each engine core
-        loggers = manager.per_engine_logger_dict[0]
-    return loggers
-
-
 def request_statistics(llm: Any) -> Callable[[Any], Any]:
     """A function of a `RequestOutput` that gives the request's `RequestStateStats`."""
     import vllm

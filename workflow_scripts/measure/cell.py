@@ -88,12 +88,10 @@ def measure_cell(study: Study, cell: Cell, paths: StudyPaths, attempt: Attempt, 
         print(f"measuring {cell.id}" + (f", start {start.start}" if start.start > 1 else ""), flush=True)
         began = time.monotonic()
         try:
-            kind = load_gpus()[cell.gpu].engine_kind
-            written = paths.environment(cell.environment, kind)
-            if written.exists() and not is_installed(cell.environment, kind):
-                fault = read_json(written)["fault"]  # of its installation in this call
-                if fault:
-                    raise NoEnvironmentError(f"environment {cell.environment} could not be installed: {fault}")
+            name, kind = cell.environment, load_gpus()[cell.gpu].engine_kind
+            tried = paths.environment(name, kind)  # in this call
+            if tried.exists() and not is_installed(name, kind) and (fault := read_json(tried)["fault"]):
+                raise NoEnvironmentError(f"environment {name} could not be installed: {fault}")
             with suspension() as why_suspended:
                 exit_status, measured = job.run(time_limit_s)
         except NoEnvironmentError as e:

@@ -53,10 +53,8 @@ class VllmOffline(Engine):
 
     def _listen(self) -> None:
         """Record each step that the engine core reports, with the core's own time."""
-        from vllm.v1.metrics.loggers import StatLoggerBase
-
-        adapter, core = self, self._llm.llm_engine.engine_core
-        get_output = core.get_output
+        core, manager = self._llm.llm_engine.engine_core, self._llm.llm_engine.logger_manager
+        get_output, record = core.get_output, manager.record
 
         def noted() -> Any:
             outputs = get_output()
@@ -64,23 +62,13 @@ class VllmOffline(Engine):
                 self._steps.append({"time_s": outputs.timestamp, **step_record(outputs.scheduler_stats, None)})
             return outputs
 
-        class StepRecorder(StatLoggerBase):  # type: ignore[misc]  # vLLM is not typed for us
-            def __init__(self) -> None:
-                pass
+        def counted(*, scheduler_stats: Any, iteration_stats: Any, **more: Any) -> None:
+            record(scheduler_stats=scheduler_stats, iteration_stats=iteration_stats, **more)
+            # Tokens are counted in this process, right after the core's report of the step.
+            if iteration_stats is not None:
+                self._steps[-1] |= step_record(scheduler_stats, iteration_stats)
 
-            def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
-                # Tokens are counted in this process, right after the core's report of the step.
-                if iteration_stats is not None:
-                    adapter._steps[-1] |= step_record(scheduler_stats, iteration_stats)
-
-            def log_engine_initialized(self) -> None:
-                pass
-
-        manager = self._llm.llm_engine.logger_manager
-        if manager is None:
-            raise RuntimeError("vLLM has no statistics loggers although disable_log_stats is False")
-        vllm_versions.step_loggers(manager).append(StepRecorder())
-        core.get_output = noted
+        core.get_output, manager.record = noted, counted
 
     def _watch_the_core(self) -> None:
         """If the core's process ends, put an error among its outputs; otherwise vLLM would wait forever."""
