@@ -3,11 +3,9 @@
 This module and the descriptions import neither an engine nor a library for analysis: every cluster job reads them.
 """
 
-import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
 
 from workflow_scripts.engines.knobs import Knobs
 from workflow_scripts.workloads.arrivals import Load
@@ -69,15 +67,3 @@ class EngineDescription:
     def serves(self) -> bool:
         """Whether it is a server: requests reach it as the load in its knobs says."""
         return issubclass(self.knobs, Load)
-
-
-def named(place: str) -> Any:
-    """The object that `module:name` names.
-
-    >>> named("math:pi")
-    3.141592653589793
-
-    Raises ImportError or AttributeError if there is no such module, or nothing of that name in it.
-    """
-    module, _, name = place.partition(":")
-    return getattr(importlib.import_module(module), name)

@@ -7,11 +7,12 @@ Python finds, for instance through PYTHONPATH. Several are separated by commas.
 import os
 from collections.abc import Mapping
 from functools import cache
+from pkgutil import resolve_name
 from types import MappingProxyType
 
 from workflow_scripts.catalog.gpus_and_models import CatalogError
 from workflow_scripts.common.knob import Knob
-from workflow_scripts.engines.description import EngineDescription, named
+from workflow_scripts.engines.description import EngineDescription
 from workflow_scripts.engines.hf_engines import HF_CONTINUOUS, HF_STATIC
 from workflow_scripts.engines.openai_engine import OPENAI
 from workflow_scripts.engines.sglang_engine import SGLANG_SERVE
@@ -64,7 +65,7 @@ def _engines(added: str) -> Mapping[str, EngineDescription]:
     engines = {engine.name: engine for engine in BUILT_IN}
     for place in filter(None, added.split(",")):
         try:
-            engine = named(place)
+            engine = resolve_name(place)
         except (ImportError, AttributeError, ValueError) as e:
             raise CatalogError(f"${VARIABLE}: {place!r} is not module:NAME of an engine's description: {e}") from None
         if not isinstance(engine, EngineDescription):

@@ -5,10 +5,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, TypedDict
 
 from workflow_scripts.catalog.endpoints import Endpoint
-from workflow_scripts.engines.description import named
 from workflow_scripts.engines.registry import get_engine
 from workflow_scripts.study.outcome import Effective, ExpertsTouched
 from workflow_scripts.workloads.request import Request
@@ -158,5 +158,5 @@ def forget_prefixes(attempt: Callable[[], bool], limit_s: float = 5.0) -> None:
 def make_engine(name: str, setup: EngineSetup) -> Engine:
     """The engine with that name, not started yet. Its adapter is imported only now, because the libraries of other
     engines may be absent."""
-    engine: Engine = named(get_engine(name).adapter)(setup)
+    engine: Engine = resolve_name(get_engine(name).adapter)(setup)
     return engine

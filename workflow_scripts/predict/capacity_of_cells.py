@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from pkgutil import resolve_name
 
 from workflow_scripts.catalog.environments import version_of
 from workflow_scripts.catalog.gpus_and_models import load_gpus, load_models, models_by_repo, resolve
@@ -21,7 +22,6 @@ from workflow_scripts.catalog.published import PUBLISHED, Published, PublishedEr
 from workflow_scripts.common.command import STUDY, command, option, out
 from workflow_scripts.common.files import write_jsonl
 from workflow_scripts.device.device_check import cpu_here
-from workflow_scripts.engines.description import named
 from workflow_scripts.engines.knobs import Knobs
 from workflow_scripts.engines.registry import get_engine
 from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, facts_on
@@ -45,7 +45,7 @@ def predict_study(cells: Iterable[Cell]) -> Iterator[Capacity]:
     def predicted(capacity_by: str, gpu: str, model: str, knobs: Knobs, version: str) -> Capacity:
         try:
             facts = facts_of(model, gpu, knobs.quantized_as)
-            capacity: CapacityBy = named(capacity_by)
+            capacity: CapacityBy = resolve_name(capacity_by)
             return replace(capacity(knobs, gpus[gpu], facts, version), dtype=facts.dtype)
         except ModelFactsError as e:
             return Capacity({}, unknown=str(e))

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, TypeVar
 
 from workflow_scripts.catalog.environments import is_installed, python_of
@@ -29,7 +30,6 @@ from workflow_scripts.common.command import STUDY, command, option
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.device.device_check import cpu_here
 from workflow_scripts.device.processor import dtype_on
-from workflow_scripts.engines.description import named
 from workflow_scripts.engines.knobs import Knobs
 from workflow_scripts.engines.registry import get_engine, load_engines
 from workflow_scripts.predict.capacity_of_cells import predict_study
@@ -84,7 +84,7 @@ def check_cells(cells: Sequence[Cell]) -> Iterator[tuple[list[Cell], Fault]]:
     for place in dict.fromkeys(engine.checked_by for engine in load_engines().values() if engine.checked_by):
         groups = [group for group in alike.values() if get_engine(group[0].engine).checked_by == place]
         if groups:
-            faults = named(place)([_setting(group[0]) for group in groups])
+            faults = resolve_name(place)([_setting(group[0]) for group in groups])
             yield from ((group, fault) for group, fault in zip(groups, faults, strict=True) if fault is not None)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,6 @@ from workflow_scripts.catalog.gpus_and_models import load_gpus, load_models
 from workflow_scripts.device.device_check import cpu_here
 from workflow_scripts.device.device_rates import DeviceRates
 from workflow_scripts.device.device_record import Device
-from workflow_scripts.engines.description import named
 from workflow_scripts.engines.registry import get_engine
 from workflow_scripts.physics.calibration import Speed, scaled
 from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, facts_on
@@ -151,7 +151,7 @@ class _Known:
                 raise UnpredictableError(f"{cell.engine}: there is no schedule of this engine")
             capacity = Capacity({})  # of an engine without a paged cache
             if engine.capacity_by is not None:
-                capacity_by: CapacityBy = named(engine.capacity_by)
+                capacity_by: CapacityBy = resolve_name(engine.capacity_by)
                 capacity = capacity_by(knobs, gpu, facts, version)
             blocks = capacity.value("num_blocks")
             record = replace(
@@ -164,7 +164,7 @@ class _Known:
             )
             if record.infeasible or record.unknown:
                 return record
-            steps_by: StepsBy = named(engine.steps_by)
+            steps_by: StepsBy = resolve_name(engine.steps_by)
             steps = _under_load(steps_by(knobs, gpu, facts, version), load)
             record = replace(
                 record, max_num_seqs=steps.decides.max_num_seqs, max_num_batched_tokens=steps.max_num_batched_tokens

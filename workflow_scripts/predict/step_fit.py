@@ -8,13 +8,13 @@ its test.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
 
 from workflow_scripts.catalog.environments import version_of
 from workflow_scripts.catalog.gpus_and_models import get_gpu
-from workflow_scripts.engines.description import named
 from workflow_scripts.engines.registry import get_engine
 from workflow_scripts.physics.calibration import ON_GPU
 from workflow_scripts.physics.model_facts import ModelFacts
@@ -204,7 +204,7 @@ def engine_steps(record: CalibrationRecord, facts: ModelFacts) -> EngineSteps:
     engine = get_engine(record.engine)
     if engine.steps_by is None:
         raise FitError(f"there is no schedule of the engine {engine.name}")
-    steps_by: StepsBy = named(engine.steps_by)
+    steps_by: StepsBy = resolve_name(engine.steps_by)
     knobs, version = engine.knobs.model_validate(record.knobs), version_of(record.environment)
     return steps_by(knobs, get_gpu(record.gpu), facts, version)
 

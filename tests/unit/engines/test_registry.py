@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pandas as pd
 import pytest
@@ -13,7 +14,6 @@ from tests.unit.made_studies import fixed, study_content
 from workflow_scripts.analyse.cells import cells as cells_command
 from workflow_scripts.analyse.settings import effects as effects_command
 from workflow_scripts.catalog.gpus_and_models import CatalogError
-from workflow_scripts.engines.description import named
 from workflow_scripts.engines.registry import BUILT_IN, VARIABLE, get_engine
 from workflow_scripts.measure import cell as cell_command
 from workflow_scripts.parse import cell_tables
@@ -48,9 +48,11 @@ def study_file(tmp_path, monkeypatch):
 @pytest.mark.parametrize("engine", BUILT_IN, ids=lambda engine: engine.name)
 def test_every_place_that_a_description_names_exists(engine):
     assert engine.adapter.startswith("workflow_scripts.measure.")
-    assert {"start", "run", "warm_up", "reset", "metrics", "take_steps", "stop"} <= set(dir(named(engine.adapter)))
+    assert {"start", "run", "warm_up", "reset", "metrics", "take_steps", "stop"} <= set(
+        dir(resolve_name(engine.adapter))
+    )
     lazy = [engine.checked_by, engine.capacity_by, engine.steps_by]
-    assert all(callable(named(place)) for place in lazy if place is not None)
+    assert all(callable(resolve_name(place)) for place in lazy if place is not None)
     assert all(Path("envs", lock).is_file() for lock in engine.locks.values())
 
 
