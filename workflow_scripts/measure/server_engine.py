@@ -109,22 +109,18 @@ class Serving(Engine):
 
 
 def free_port() -> int:
-    with contextlib.closing(socket.socket()) as probe:
-        probe.bind((LOOPBACK, 0))
-        port: int = probe.getsockname()[1]
-        return port
+    with socket.create_server((LOOPBACK, 0)) as probe:
+        return int(probe.getsockname()[1])
 
 
 def check_port_is_free(port: int) -> None:
     """Make sure that no other server is measured instead of the one to be started. Raises ServerError if something
     listens there."""
-    with contextlib.closing(socket.socket()) as probe:
-        # As servers do: a connection that an earlier server left in TIME_WAIT does not block the port.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((LOOPBACK, port))
-        except OSError as e:
-            raise ServerError(f"port {port} of {LOOPBACK} is not available: {e.strerror}") from None
+    try:
+        # As for servers, a connection that an earlier server left in TIME_WAIT does not block the port.
+        socket.create_server((LOOPBACK, port)).close()
+    except OSError as e:
+        raise ServerError(f"port {port} of {LOOPBACK} is not available: {os.strerror(e.errno or 0)}") from None
 
 
 def new_address(port: int) -> Address:

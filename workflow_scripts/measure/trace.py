@@ -7,6 +7,7 @@ Times are in seconds on the host's wall and monotonic clocks, so that samples an
 """
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -85,15 +86,14 @@ def process_sampler(pid: int) -> Callable[[], Sample]:
     which would cost a tenth of a core at 10 Hz)."""
     watched = psutil.Process(pid)
     family = [watched]
-    samples = 0
+    samples = itertools.count()
     total = psutil.virtual_memory().total
 
     def sample() -> Sample:
-        nonlocal family, samples
-        if samples % SAMPLES_PER_SCAN == 0:
+        nonlocal family
+        if next(samples) % SAMPLES_PER_SCAN == 0:
             known = {process.pid: process for process in family}  # each object keeps the CPU time of its last sample
             family = [known.get(p.pid, p) for p in [watched, *watched.children(recursive=True)] if p.pid != os.getpid()]
-        samples += 1
         memory, cpu = 0, 0.0
         for process in family:
             with contextlib.suppress(psutil.Error):
@@ -106,13 +106,8 @@ def process_sampler(pid: int) -> Callable[[], Sample]:
 
 def record(sample: Callable[[], Sample], pid: int, out: Path, interval_s: float = INTERVAL_S) -> None:
     """Write samples until SIGTERM, or until the watched process is gone."""
-    stopped = False
-
-    def stop(*_: object) -> None:
-        nonlocal stopped
-        stopped = True
-
-    signal.signal(signal.SIGTERM, stop)
+    stopped: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: stopped.append(number))
     with out.open("w", encoding="utf-8", buffering=1) as lines:
         lines.write(json.dumps({"schema": "device_trace/1", "interval_s": interval_s}) + "\n")
         due = time.monotonic()

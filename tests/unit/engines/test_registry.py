@@ -48,9 +48,8 @@ def study_file(tmp_path, monkeypatch):
 @pytest.mark.parametrize("engine", BUILT_IN, ids=lambda engine: engine.name)
 def test_every_place_that_a_description_names_exists(engine):
     assert engine.adapter.startswith("workflow_scripts.measure.")
-    assert {"start", "run", "warm_up", "reset", "metrics", "take_steps", "stop"} <= set(
-        dir(resolve_name(engine.adapter))
-    )
+    adapter = resolve_name(engine.adapter)
+    assert {"start", "run", "warm_up", "reset", "metrics", "take_steps", "stop"} <= set(dir(adapter))
     lazy = [engine.checked_by, engine.capacity_by, engine.steps_by]
     assert all(callable(resolve_name(place)) for place in lazy if place is not None)
     assert all(Path("envs", lock).is_file() for lock in engine.locks.values())
