@@ -29,9 +29,7 @@ def shared_texts(study: Study) -> Texts:
 def request_lives(requests: pd.DataFrame, texts: Texts, steps: pd.DataFrame | None = None) -> pd.DataFrame:
     """One row per request, in the order of the workload; repeats in which a time is missing are left out.
 
-    Args:
-        requests, steps: rows of the parsed tables, and the `workload` of each request.
-        texts: workloads that say which prompts share text, by name.
+    `requests` have the `workload` of each.
 
     Returns:
         The columns of `requests`, and

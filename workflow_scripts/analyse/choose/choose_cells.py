@@ -54,14 +54,9 @@ def choose(
     at_least: int = 1,
     at_most: int = 1,
 ) -> Choice:
-    """Choose the cells that the next round measures.
+    """Choose the cells that the next round measures in at most `budget_s` device seconds.
 
-    Args:
-        estimates: of all cells.
-        questions: about these, from `ask`.
-        started: how many starts each cell has that may be measured, by id.
-        budget_s: device seconds that are left for them.
-        at_least, at_most: starts of each measured cell: a new one gets `at_least`, others one more.
+    `started` is how many starts each cell has that may be measured, by id; a new one gets `at_least`, others one more.
     """
     asked = [question for question in questions if not question.is_answered]
     if not asked:
@@ -173,12 +168,8 @@ def choose_round(
 ) -> tuple[RoundPlan, set[str]]:
     """The decision on a round, and the cells that it starts once.
 
-    Args:
-        further: what was decided of all comparisons of measured cells; only the chosen cells get their starts.
-        study, measure: the study, and its field of that name.
-        plan, cells: the prediction of every cell, and the cells table.
-        starts: the starts that have ended of each cell that can be measured now.
-        budget_s: device seconds that are left.
+    `further` is what was decided of all comparisons of measured cells, of which only the chosen cells get their starts;
+    `starts` are those that have ended of each cell that can be measured now.
     """
     estimates, questions, check = estimates_and_questions(study, measure, plan, cells)
     cost_s, at_least = estimates.table["cost_s"], study.starts.at_least

@@ -88,15 +88,10 @@ def ask(
     decide: Collection[str] = KINDS,
     tpot_p99_s: float | None = None,
 ) -> tuple[Question, ...]:
-    """The questions of a study, answered as far as its estimates show.
+    """The questions of a study, of the kinds `decide`, answered as far as its estimates show.
 
-    Args:
-        estimates: of the same plan and cells.
-        plan: rows of `predict.plan`.
-        cells: rows of the cells table, with a row of every cell of the plan.
-        margin_pct: the study's margin.
-        decide: kinds of questions.
-        tpot_p99_s: bound on the 99th percentile of the time per output token of recommended settings.
+    `cells` has a row of every cell of the plan. `tpot_p99_s` bounds the 99th percentile of the time per output token of
+    recommended settings.
     """
     grid = _grid(estimates, plan, cells, log_margin(margin_pct), tpot_p99_s)
     kinds = {RECOMMENDATION: _recommendations, KNOBS: _knobs, DEVICES: _devices, MEMORY: _memory}

@@ -60,11 +60,7 @@ class Rates:
 
 
 def rates_of(gpu: Gpu, devices: Path) -> list[Rates]:
-    """A device's rates from its data sheet, and the measured ones if `devices` holds its record.
-
-    Raises:
-        InputError: the file is not a record, or has another schema.
-    """
+    """A device's rates from its data sheet, and the measured ones if `devices` holds its record."""
     record = devices / f"{gpu.name}.json"
     measured = DeviceRates.read(record) if record.exists() else None
     cache_bytes = (measured.last_level_cache_bytes if measured else None) or 0

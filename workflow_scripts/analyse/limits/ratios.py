@@ -253,11 +253,7 @@ def explain(ratio: float, low: float, high: float, candidates: Mapping[str, floa
 
 
 def device_records(folder: Path) -> dict[str, DeviceRates]:
-    """The records NAME.json of devices in `folder`.
-
-    Raises:
-        InputError: a record is not readable.
-    """
+    """The records NAME.json of devices in `folder`; raises InputError if one is not readable."""
     files = {name: folder / f"{name}.json" for name in load_gpus()}
     return {name: DeviceRates.read(file) for name, file in files.items() if file.is_file()}
 

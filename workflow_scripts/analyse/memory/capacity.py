@@ -237,11 +237,7 @@ def _known_to_differ(a: Any, b: Any) -> bool:
 
 
 def read_predictions(path: Path) -> pd.DataFrame:
-    """The records of `predict.capacity_of_cells`, one per row.
-
-    Raises:
-        TableError: there is no such file, or it has other content.
-    """
+    """The records of `predict.capacity_of_cells`, one per row; raises TableError for any other file."""
     try:
         found = list(read_jsonl(path))
     except FileNotFoundError:

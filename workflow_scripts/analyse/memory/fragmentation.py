@@ -69,13 +69,7 @@ OF_REPEAT = (
 
 
 def waste_table(cells: pd.DataFrame, parsed: Path, texts: Texts) -> pd.DataFrame:
-    """The table for the cells that ended ok.
-
-    Args:
-        cells: rows of the cells table.
-        parsed: folder with a folder of parsed tables for each GPU.
-        texts: workloads that say which prompts share text, by name.
-    """
+    """The table for the cells that ended ok; `parsed` holds a folder for each GPU."""
     ok = cells[(cells["outcome"] == "ok") & cells["repeat"].notna()]
     parts = [caches_as_measured(ok)]
     for gpu, rows in ok.groupby("gpu"):

@@ -90,6 +90,7 @@ _PINNED = [name for name, knob in VllmKnobs.described().items() if knob.pinned]
 _RESERVES = [f"knob_{name}" for name, knob in VllmKnobs.described().items() if knob.reserves]
 _OBSERVED = {"dtype": "first", "block_size_effective": "first", **{f"{name}_effective": "first" for name in _PINNED}}
 
+# Model -> its resolved definition and its prepared folder.
 Settings = Mapping[str, Prepared]
 
 
@@ -102,12 +103,8 @@ def recommendations(
 ) -> pd.DataFrame:
     """The recommendations table: the rows of each device, model and workload, for each lock and processor.
 
-    Args:
-        cells: the cells table.
-        margin_pct: margin of `smallest_within_margin`, whose error `looks` share.
-        models: name -> the model's resolved definition and its prepared folder; other models get no command.
-        bounds: on `ttft` and `tpot`, in seconds: their 99th percentiles, as means over the starts.
-        looks: the looks at the study.
+    `looks` share the error of `smallest_within_margin`. Models that are not in `models` get no command. `bounds` are
+    those on `ttft` and `tpot`, in seconds: on their 99th percentiles, as means over the starts.
     """
     summary, samples = _summary(cells)
     given = {name: bound for name, bound in (bounds or {}).items() if bound is not None}
