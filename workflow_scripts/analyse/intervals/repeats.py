@@ -79,8 +79,7 @@ def summarise(rows: pd.DataFrame, by: Sequence[str], column: str) -> tuple[pd.Da
     """Sum up starts and repeats: one row per cell with the columns `by`, then `starts`, `repeats`, `log_mean` and
     `sample`, its position among the samples.
 
-    A value that is null or not above zero has no logarithm and does not count as a repeat. Rows without the columns
-    `start` and `round` are of one start.
+    A value that is null or not above zero has no logarithm and does not count as a repeat.
 
     >>> rows = pd.DataFrame({"gpu": "h200", "cell": list("aaab"), "start": [1, 1, 2, 1], "round": [1, 1, 2, 1]})
     >>> summary, samples = summarise(rows.assign(rate=np.exp([1.0, 3.0, 4.0, 1.0])), ["gpu", "cell"], "rate")
@@ -90,9 +89,8 @@ def summarise(rows: pd.DataFrame, by: Sequence[str], column: str) -> tuple[pd.Da
     by = list(by)
     values = rows[column].astype(float)
     card = rows.get("device_uuid", pd.Series(pd.NA, index=rows.index)).astype("string")
-    logs = rows[by].assign(log=np.log(values.where(values > 0)), card=card)
-    for name in ("start", "round"):
-        logs[name] = rows[name].fillna(1).astype(int) if name in rows else 1
+    started = {name: rows[name].fillna(1).astype(int) for name in ("start", "round")}
+    logs = rows[by].assign(log=np.log(values.where(values > 0)), card=card, **started)
     groups = logs.groupby(by, dropna=False, sort=False)
     cell = groups.ngroup().to_numpy()
     summary = groups.agg(repeats=("log", "count")).reset_index()
@@ -158,7 +156,7 @@ def dtypes(cells: pd.DataFrame) -> pd.Series:
     """The type in which each row was computed: the recorded one, else the model's own, else `not recorded`."""
     own = {name: model.dtype for name, model in readable_models().items() if model.dtype != "native"}
     asked = cells["model"].map(own)
-    return (cells["dtype"].fillna(asked) if "dtype" in cells else asked).fillna("not recorded").astype("string")
+    return cells["dtype"].fillna(asked).fillna("not recorded").astype("string")
 
 
 def knob_columns(cells: pd.DataFrame) -> list[str]:

@@ -27,7 +27,7 @@ from workflow_scripts.analyse.intervals.statistics import (
     log_margin,
 )
 from workflow_scripts.analyse.limits.waiting import WAITING, WITHOUT_WAITING, with_device_ratio
-from workflow_scripts.analyse.settings.knob_pairs import AT, MODEL, PLACE, WORK, compared_pairs, looks_at
+from workflow_scripts.analyse.settings.knob_pairs import ALIKE, AT, MODEL, WORK, compared_pairs, looks_at
 from workflow_scripts.analyse.table_command import table_command
 from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, table_schema
 from workflow_scripts.common.knob import Knob
@@ -129,7 +129,7 @@ def _effects_of(
         of_groups[cell["group"]].append(cell)
     for effect in records(effects):
         a, b = cells[effect["a"]], cells[effect["b"]]
-        row: Row = {name: a[name] for name in (*PLACE, "cell_id", "repeats")}
+        row: Row = {name: a[name] for name in (*ALIKE, "cell_id", "repeats")}
         row |= effect | {
             "knob": knob,
             "held": ", ".join(f"{o.removeprefix('knob_')}={knob_text(a[o])}" for o in others if not pd.isna(a[o])),

@@ -24,7 +24,7 @@ from workflow_scripts.analyse.intervals.statistics import (
     directions,
     is_higher,
 )
-from workflow_scripts.analyse.settings.knob_pairs import looks_at
+from workflow_scripts.analyse.settings.knob_pairs import WORK, looks_at
 from workflow_scripts.analyse.table_command import table_command
 from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, table_schema
 from workflow_scripts.engines.hf_engines import HF_CONTINUOUS, HF_STATIC
@@ -80,7 +80,6 @@ DECOMPOSITION_SCHEMA = table_schema(
 STATIC_BATCHING, CONTINUOUS_BATCHING, ENGINE, TOTAL = "static_batching", "continuous_batching", "engine", "total"
 
 NOT_MEASURED = -1
-_WORK = ("num_requests", "prompt_tokens", "output_tokens")
 # Knobs that change what is computed, in how many steps or on how many devices, with their neutral values.
 _UNEQUAL = {f"knob_{name}": knob.neutral for name, knob in every_knob().items() if knob.neutral is not None}
 
@@ -90,9 +89,9 @@ def engine_tables(cells: pd.DataFrame, looks: Looks = ONE_LOOK) -> tuple[pd.Data
 
     Compared cells did equal work: the same requests with the same numbers of tokens, in every repeat.
     """
-    # The work of a repeat: the minimum over repeats in the columns of _WORK, the maximum in `*_most`.
-    most = {f"{name}_most": cells[name] for name in _WORK}
-    observed = dict.fromkeys(_WORK, "min") | dict.fromkeys(most, "max")
+    # The work of a repeat: the minimum over repeats in the columns of WORK, the maximum in `*_most`.
+    most = {f"{name}_most": cells[name] for name in WORK}
+    observed = dict.fromkeys(WORK, "min") | dict.fromkeys(most, "max")
     columns = dict.fromkeys([*cells.columns, *_UNEQUAL, "knob_batch_size", "knob_cache_implementation"])
     rows, samples = cell_summary(cells.reindex(columns=list(columns)).assign(**most), RATE, observed)
     return _improvements(rows, samples, looks), _decompositions(rows, samples, looks)
@@ -111,7 +110,7 @@ def _cells(rows: pd.DataFrame) -> list[Row]:
     """Cells with their `work`, if it is known and equal in every repeat, and the `faults` that forbid a comparison."""
     cells = records(rows)
     for cell in cells:
-        ends = {name: (cell[name], cell[f"{name}_most"]) for name in _WORK}
+        ends = {name: (cell[name], cell[f"{name}_most"]) for name in WORK}
         unknown = [name for name, (least, most) in ends.items() if pd.isna(least) or pd.isna(most)]
         varying = [name for name, (least, most) in ends.items() if name not in unknown and least != most]
         unequal = [knob for knob, equal in _UNEQUAL.items() if not pd.isna(cell[knob]) and cell[knob] not in equal]

@@ -24,7 +24,7 @@ from workflow_scripts.study.study import Starts
 STEADY = "steady_output_tokens_per_s"
 # What a repeat served; two cells of which one had other requests did unequal work.
 WORK = ("num_requests", "prompt_tokens", "output_tokens")
-PLACE = ("study", "source", "gpu", "engine", "model", "workload")
+ALIKE = ("study", "source", "gpu", "engine", "model", "workload")
 # Columns that count as knobs.
 MODEL, AT = "model", "environment"
 
@@ -117,7 +117,7 @@ def _decided(samples: Samples, pairs: pd.DataFrame, margin_pct: float, looks: Lo
 
 def knob_groups(summary: pd.DataFrame, column: str, others: list[str]) -> pd.DataFrame:
     """Cells that differ from other cells only in the knob, ordered by `group` and the knob's value."""
-    alike = [name for name in (*PLACE, *ENVIRONMENT, *others) if name != column]
+    alike = [name for name in (*ALIKE, *ENVIRONMENT, *others) if name != column]
     rows = summary[summary[column].notna()]
     group = rows.groupby(alike, dropna=False, sort=False).ngroup()
     rows = rows.assign(group=group, knob=column, value=[*map(knob_text, rows[column])]).sort_values(["group", column])

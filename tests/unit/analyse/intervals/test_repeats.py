@@ -138,9 +138,6 @@ def test_a_start_counts_once_however_many_repeats_it_has():
     assert samples.log.tolist() == [[2.0, 6.0]]
     assert summary[["starts", "repeats", "log_mean"]].values.tolist() == [[2, 4, 4.0]]
     assert samples.within.tolist() == [1.0]
-    # Results from before there were starts are of one.
-    summary, samples = samples_of(levels([(1, 1, [1.0, 3.0])]).drop(columns=["start", "round"]))
-    assert (summary["starts"].tolist(), samples.log.tolist(), samples.within.tolist()) == ([1], [[2.0]], [2.0])
 
 
 def test_cells_are_side_by_side_in_the_rounds_in_which_they_were_measured():
