@@ -70,7 +70,11 @@ def run(
     key = "\0".join((str(python or sys.prefix), str(CHECKOUT), os.environ.get("SLURM_JOB_ID", ""), *preload))
     path = _runtime_dir() / f"fork-{hashlib.sha256(key.encode()).hexdigest()[:12]}.sock"
     for _ in range(3):
-        with _connection(path, preload, python) as (server, started):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
+            # Only one command at a time looks for a server, so that two commands never start two servers.
+            with path.with_suffix(".lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                started = None if _connects(server, path) else _start(path, server, preload, python)
             began = b""
             with contextlib.suppress(ConnectionError):
                 socket.send_fds(server, [json.dumps(job).encode() + b"\n"], [log.fileno()])
@@ -99,22 +103,6 @@ def _runtime_dir() -> Path:
     if path.stat().st_uid != os.getuid():
         raise ForkServerError(f"{path} belongs to somebody else; set TMPDIR to a folder of your own")
     return path
-
-
-@contextlib.contextmanager
-def _connection(
-    path: Path, modules: Sequence[str], python: Path | None
-) -> Iterator[tuple[socket.socket, "subprocess.Popen[bytes] | None"]]:
-    """A connection to the server, and its process if it was started for this."""
-    started = None
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    with connection:
-        # Only one command at a time looks for a server, so that two commands never start two servers.
-        with path.with_suffix(".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not _connects(connection, path):
-                started = _start(path, connection, modules, python)
-        yield connection, started
 
 
 @contextlib.contextmanager

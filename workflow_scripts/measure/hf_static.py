@@ -1,6 +1,7 @@
 """HuggingFace `generate()` on static batches: left-padded, with masks; the batch waits for its longest request."""
 
 import time
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from workflow_scripts.measure.hf_model import (
     seed_the_pass,
     torch_state,
 )
-from workflow_scripts.measure.memory_room import NoRoomError, largest_that_fits, peak_bytes, runs_in
+from workflow_scripts.measure.memory_room import NoRoomError, peak_bytes, runs_in
 from workflow_scripts.physics.model_facts import read_model_facts
 from workflow_scripts.study.outcome import Effective, ExpertsTouched
 from workflow_scripts.workloads.request import Request
@@ -87,12 +88,12 @@ class HfStatic(Engine):
         some, twice = (peak_bytes(partial(serve, rows)) for rows in (SOME_ROWS, 2 * SOME_ROWS))
         room_bytes = max(0, 2 * some - twice) + int(room_tokens * facts.bytes_per_token())
 
-        def fits(rows: int) -> bool:
-            found = runs_in(room_bytes, partial(serve, rows))
-            print(f"room for {room_tokens} tokens: a batch of {rows} {'fits' if found else 'is too large'}", flush=True)
-            return found
+        def is_too_large(rows: int) -> bool:
+            fits = runs_in(room_bytes, partial(serve, rows))
+            print(f"room for {room_tokens} tokens: a batch of {rows} {'fits' if fits else 'is too large'}", flush=True)
+            return not fits
 
-        largest = largest_that_fits(self._batch_size, fits)
+        largest = bisect_left(range(1, self._batch_size + 1), True, key=is_too_large)
         if not largest:
             raise NoRoomError(f"no request fits into the memory of {room_tokens} tokens beside the model")
         return largest

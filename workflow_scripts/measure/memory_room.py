@@ -1,6 +1,5 @@
 """Try whether something runs in limited memory, in a forked process that may fail or crash in any way."""
 
-import bisect
 import ctypes
 import gc
 import os
@@ -25,15 +24,6 @@ class _Mallinfo(ctypes.Structure):
 
 class NoRoomError(RuntimeError):
     """Even the smallest batch needs more memory than it may take."""
-
-
-def largest_that_fits(most: int, fits: Callable[[int], bool]) -> int:
-    """The largest number up to `most` that fits, by bisection; 0 if none does.
-
-    >>> largest_that_fits(100, lambda count: count <= 37), largest_that_fits(8, lambda count: False)
-    (37, 0)
-    """
-    return bisect.bisect_left(range(1, most + 1), True, key=lambda count: not fits(count))
 
 
 def runs_in(room_bytes: int, work: Callable[[], object]) -> bool:
