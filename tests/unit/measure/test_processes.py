@@ -7,6 +7,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.processes import is_gone, wait_for
 from workflow_scripts.measure import processes
 from workflow_scripts.measure.forkserver import die_with_parent
@@ -40,21 +42,17 @@ def test_a_child_is_a_group_of_its_own_that_ends_with_its_parent():
     server.stop()
 
 
-def test_a_stopped_server_takes_what_it_started_with_it(tmp_path):
-    server, pids = family(tmp_path)
+@pytest.mark.parametrize(("words", "grace_s", "by"), [((), 60.0, "15 (SIGTERM)"), (("stubborn",), 0.3, "9 (SIGKILL)")])
+def test_a_stopped_server_takes_what_it_started_with_it_even_if_it_does_not_listen(
+    tmp_path, monkeypatch, words, grace_s, by
+):
+    monkeypatch.setattr(processes, "TERM_GRACE_S", grace_s)
+    server, pids = family(tmp_path, *words)
     assert server.pid == pids[0]
     assert server.ended() is None
     server.stop()
     assert all(is_gone(pid) for pid in pids)
-    assert server.ended() == "the server was killed by signal 15 (SIGTERM)"
-
-
-def test_one_that_does_not_listen_is_killed(tmp_path, monkeypatch):
-    monkeypatch.setattr(processes, "TERM_GRACE_S", 0.3)
-    server, pids = family(tmp_path, "stubborn")
-    server.stop()
-    assert all(is_gone(pid) for pid in pids)
-    assert server.ended() == "the server was killed by signal 9 (SIGKILL)"
+    assert server.ended() == f"the server was killed by signal {by}"
 
 
 def test_children_of_a_killed_leader_are_ended_too(tmp_path):

@@ -1,7 +1,5 @@
 """Waiting for a server and reading its metrics, with small test servers."""
 
-import socket
-import threading
 import time
 from pathlib import Path
 
@@ -85,21 +83,15 @@ def test_metrics_have_the_names_that_the_offline_engine_gives_them(serve):
     assert read_metrics(Address(f"http://127.0.0.1:{free_port()}")) == {}
 
 
+class NotHttp(Handler):
+    def handle(self) -> None:
+        self.rfile.readline()
+        self.wfile.write(b"SSH-2.0-server\r\n")
+
+
 def test_an_answer_that_is_not_http_counts_as_no_answer():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def answer() -> None:
-            while True:
-                try:
-                    connection, _ = listener.accept()
-                except OSError:
-                    return
-                with connection:
-                    connection.recv(4096)
-                    connection.sendall(b"SSH-2.0-server\r\n")
-
-        threading.Thread(target=answer, daemon=True).start()
-        address = Address(f"http://127.0.0.1:{listener.getsockname()[1]}")
+    with serving(NotHttp) as start:
+        address = Address(start())
         assert read_metrics(address) == {}
         with pytest.raises(ServerTimeoutError, match="BadStatusLine: SSH-2"):
             wait_until_healthy(address, "/health", lambda: None, limit_s=0.1)
