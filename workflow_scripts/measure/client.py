@@ -192,8 +192,6 @@ async def stream_completion(
         request_id=request.request_id,
         prompt_tokens=prompt_tokens,
         output_tokens=output_tokens,
-        queued_s=None,
-        scheduled_s=None,
         first_token_s=pieces_s[0] if pieces_s else None,
         last_token_s=pieces_s[-1] if pieces_s else None,
         sent_s=sent_s,

@@ -32,10 +32,10 @@ class RequestRecord:
     request_id: str
     prompt_tokens: int
     output_tokens: int
-    queued_s: float | None
-    scheduled_s: float | None
-    first_token_s: float | None
-    last_token_s: float | None
+    queued_s: float | None = None
+    scheduled_s: float | None = None
+    first_token_s: float | None = None
+    last_token_s: float | None = None
     preemptions: int | None = None
     cached_prompt_tokens: int | None = None
     sent_s: float | None = None

@@ -54,22 +54,18 @@ class OpenAiEndpoint(Serving):
             if endpoint.stop_command:
                 self._last_command = LastCommand(filled(endpoint.stop_command, values), environment)
             server = ServerProcess.command(words, environment, Path.cwd())
-        model = endpoint.served_model.replace("{model_dir}", model_dir)
+        sampling = self._setup.sampling
+        drawn = sampling is not None and not sampling.is_greedy
         target = Target(
             address,
-            model,
+            endpoint.served_model.replace("{model_dir}", model_dir),
             endpoint.completions_path,
-            self._body(),
-            self._setup.sampling,
+            (drawn and endpoint.sampled_body) or endpoint.extra_body,
+            sampling,
             self._setup.keep_answers,
             endpoint.chat_path,
         )
         return server, target, endpoint.health_path
-
-    def _body(self) -> dict[str, Any]:
-        sampling = self._setup.sampling
-        drawn = sampling is not None and not sampling.is_greedy
-        return (drawn and self._endpoint.sampled_body) or self._endpoint.extra_body
 
     def _effective(self) -> Effective:
         return {"prompts": self._endpoint.prompts, "ignores_eos": self._endpoint.ignores_eos}

@@ -34,7 +34,16 @@ class VllmServe(Serving):
 
     def _launch(self) -> tuple[ServerProcess, Target, str]:
         address = new_address(port := free_port())
-        words = self._arguments(port)
+        arguments = {
+            **engine_arguments(self._setup, self._knobs),
+            "served_model_name": SERVED_MODEL_NAME,
+            # A checkpoint may set penalties, which would be extra work that the other engines do not have.
+            "generation_config": "vllm",
+            "host": LOOPBACK,
+            "port": port,
+        }
+        # A log line per request would be extra load on the server.
+        words = [*command_line(arguments), "--disable-uvicorn-access-log"]
         # The key is set in the running child, so that no process list and no command line shows it. The development
         # endpoints are needed to empty the prefix cache between repeats. An API server always has its engine core in
         # another process; turning multiprocessing off on a CPU keeps the worker in that process.
@@ -46,18 +55,6 @@ class VllmServe(Serving):
             _serve(words, self._told, self._setup.device_kind == "cpu")
 
         return ServerProcess.forked(serve), self._target_at(address), "/health"
-
-    def _arguments(self, port: int) -> list[str]:
-        arguments = {
-            **engine_arguments(self._setup, self._knobs),
-            "served_model_name": SERVED_MODEL_NAME,
-            # A checkpoint may set penalties, which would be extra work that the other engines do not have.
-            "generation_config": "vllm",
-            "host": LOOPBACK,
-            "port": port,
-        }
-        # A log line per request would be extra load on the server.
-        return [*command_line(arguments), "--disable-uvicorn-access-log"]
 
     def _effective(self) -> Effective:
         told: Effective = read_json(self._told)

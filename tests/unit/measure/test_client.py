@@ -26,7 +26,7 @@ def arrivals(
     """When requests count as arrived that left the client so many seconds after the load began, at 100 s."""
 
     async def answered(*asked: Any) -> RequestRecord:
-        return RequestRecord("r", 4, 3, None, None, None, None, sent_s=100.0 + sent_s[asked[-1]])
+        return RequestRecord("r", 4, 3, sent_s=100.0 + sent_s[asked[-1]])
 
     monkeypatch.setattr(client, "stream_completion", answered)
     monkeypatch.setattr(client, "time", SimpleNamespace(monotonic=lambda: 100.0))

@@ -59,8 +59,10 @@ def endpoint(sampling: Sampling | None = None, **entry: object) -> OpenAiEndpoin
     ],
 )
 def test_a_server_gets_other_fields_if_tokens_are_drawn(sampling, sent):
-    assert endpoint(sampling, extra_body={"draw": False}, sampled_body={"draw": True})._body() == sent
-    assert endpoint(sampling, extra_body={"draw": False})._body() == {"draw": False}
+    here = {"command": None, "base_url": "http://127.0.0.1/", "extra_body": {"draw": False}}
+    server, target, _ = endpoint(sampling, **here, sampled_body={"draw": True})._launch()
+    assert (server, target.address.base_url, target.extra_body) == (None, "http://127.0.0.1", sent)
+    assert endpoint(sampling, **here)._launch()[1].extra_body == {"draw": False}
 
 
 def test_a_server_that_is_not_healthy_in_time_is_ended_by_its_own_command_or_by_force(tmp_path):
