@@ -6,10 +6,9 @@ time without work. Each job has its own session and its own log, and ends with t
 server holds one connection per job and kills the whole session, with all its process groups, when the connection ends.
 The server does not import the pipeline's measuring code, so that every child runs the code that is on disk.
 
-    python -m workflow_scripts.measure.forkserver SOCKET --preload torch,transformers --idle-s 120
+    python -m workflow_scripts.measure.forkserver SOCKET torch,transformers [IDLE_S]
 """
 
-import argparse
 import contextlib
 import ctypes
 import fcntl
@@ -129,7 +128,7 @@ def _start(
 ) -> "subprocess.Popen[bytes]":
     search = os.environ.get("PATH", os.defpath)
     env = os.environ if python is None else {**os.environ, "PATH": f"{python.parent}{os.pathsep}{search}"}
-    command = [str(python or sys.executable), "-m", __name__, str(path), "--preload", ",".join(modules)]
+    command = [str(python or sys.executable), "-m", __name__, str(path), ",".join(modules)]
     with path.with_suffix(".log").open("wb") as log:
         try:
             server = subprocess.Popen(
@@ -304,15 +303,6 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Fork a child for each job, with an engine's libraries imported.")
-    parser.add_argument("socket", type=Path, help="where to listen; measuring commands start the server themselves")
-    parser.add_argument("--preload", default="", help="modules to import first, in this order, with commas between")
-    parser.add_argument("--idle-s", type=float, default=IDLE_S, help="end after this long without a job")
-    args = parser.parse_args(argv)
-    serve(args.socket, [m for m in args.preload.split(",") if m], args.idle_s)
-    return 0
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    _, socket_path, preload, *idle_s = sys.argv
+    serve(Path(socket_path), [module for module in preload.split(",") if module], *map(float, idle_s))

@@ -28,7 +28,7 @@ def server(tmp_path, monkeypatch):
     popen = subprocess.Popen
 
     def start(command: list[str], **options: object) -> "subprocess.Popen[bytes]":
-        process = popen([*command, "--idle-s", "1.5"], **options)  # type: ignore[call-overload]
+        process = popen([*command, "1.5"], **options)  # type: ignore[call-overload]
         started.append(psutil.Process(process.pid))
         return process  # type: ignore[no-any-return]
 
