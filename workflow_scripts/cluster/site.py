@@ -35,7 +35,6 @@ _UNKNOWN_WEIGHTS_BYTES = 16e9  # on a device without its own memory
 _CORES_BASE, _CORES_PER_GPU = 4, 4
 _MB = 1e6
 
-Minutes = Annotated[int, Field(gt=0)]
 Resources = dict[str, int | str]
 
 
@@ -71,7 +70,7 @@ class Site(Record):
         Queue | Literal["login"], Field(description="queue of jobs that prepare models and workloads, or `login`")
     ] = Queue()
     attempts: Annotated[int, Field(ge=1, le=10, description="how often a job is tried in one call")] = 3
-    startup_minutes: Annotated[Minutes, Field(description="added to each job's time limit")] = 15
+    startup_minutes: Annotated[int, Field(gt=0, description="added to each job's time limit")] = 15
     setup: Annotated[tuple[str, ...], Field(description="shell lines before measuring, e.g. module load")] = ()
     launcher: Annotated[str, Field(description="words before the measuring command, e.g. apptainer exec --nv X")] = ""
     gpus: Annotated[dict[str, GpuQueue], Field(min_length=1)]

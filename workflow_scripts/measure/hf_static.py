@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from workflow_scripts.measure.engine import Engine, EngineSetup, Metrics, RequestRecord
+from workflow_scripts.measure.engine import Engine, Metrics, RequestRecord
 from workflow_scripts.measure.hf_model import (
     device_memory,
     generation_arguments,
@@ -33,15 +33,11 @@ class HfStatic(Engine):
     _padded_prompt_tokens = 0
     _surplus_output_tokens = 0
 
-    def __init__(self, setup: EngineSetup) -> None:
-        super().__init__(setup)
-        self._batch_size = int(setup.knobs["batch_size"])
-        self._cache = str(setup.knobs["cache_implementation"])
-        self._room_tokens: int | None = setup.knobs.get("room_tokens")
-
     def start(self) -> Effective:
         from transformers import GenerationConfig
 
+        self._batch_size = int(self._setup.knobs["batch_size"])
+        self._cache = str(self._setup.knobs["cache_implementation"])
         self._model = load_hf_model(self._setup)
         # A model's own configuration may end sequences early, and penalize or suppress tokens in each step; vLLM is
         # not asked to do this either.
@@ -61,8 +57,8 @@ class HfStatic(Engine):
             self.run(requests)
             return None
         self._is_warm = True
-        if self._room_tokens is not None:
-            self._batch_size = self._largest_batch(requests, self._room_tokens)
+        if (room_tokens := self._setup.knobs.get("room_tokens")) is not None:
+            self._batch_size = self._largest_batch(requests, room_tokens)
         rows = min(self._batch_size, len(requests))
         with experts_noted(self._model, rows) as shares:
             self.run(requests)
