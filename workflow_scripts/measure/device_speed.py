@@ -190,11 +190,7 @@ def measure_device(gpu: Gpu, study: Study | None = None) -> DeviceRates:
         copy_bytes_per_s_median=samples["copy"].median_per_s,
         read_bytes_per_s=samples["read"].best_per_s,
         read_bytes_per_s_median=samples["read"].median_per_s,
-        read_bytes_per_s_by_size={
-            int(name.removeprefix(READ_AGAIN)): of_size.best_per_s
-            for name, of_size in samples.items()
-            if name.startswith(READ_AGAIN)
-        },
+        read_bytes_per_s_by_size={size: samples[f"{READ_AGAIN}{size}"].best_per_s for size in reread},
         matmul_flop_per_s={name: samples[name].best_per_s for name in arithmetic},
         matmul_flop_per_s_median={name: samples[name].median_per_s for name in arithmetic},
         last_level_cache_bytes=cache_bytes,

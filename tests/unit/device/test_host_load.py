@@ -31,15 +31,6 @@ def test_a_child_that_was_stopped_spoils_what_is_timed_now_and_not_what_is_timed
         child.kill()
 
 
-def test_what_failed_in_a_process_that_was_stopped_is_no_failure_of_the_engine():
-    def fails() -> None:
-        os.kill(os.getpid(), signal.SIGCONT)
-        raise ValueError("no answer in time")
-
-    with pytest.raises(SuspendedError), load_by_others():
-        fails()
-
-
 def test_a_machine_that_slept_is_not_timed(monkeypatch):
     boot_time = time.clock_gettime
     with pytest.raises(SuspendedError, match=r"slept for 60\.\d s"), load_by_others():
