@@ -32,10 +32,11 @@ from workflow_scripts.physics.model_facts import DTYPE_BYTES, read_model_facts
 from workflow_scripts.predict.schedule import RequestLengths
 from workflow_scripts.predict.step_fit import scheduled
 from workflow_scripts.study.calibrations import CalibrationRecord
-from workflow_scripts.study.cell_status import progress, status_of_starts
+from workflow_scripts.study.cell_status import status_of_starts
 from workflow_scripts.study.definition import Definition
 from workflow_scripts.study.outcome import Outcome
 from workflow_scripts.study.paths import StudyPaths
+from workflow_scripts.study.progress import progress
 from workflow_scripts.study.rounds import RoundPlan, last_plan
 from workflow_scripts.study.study_file import load_study
 

@@ -16,9 +16,9 @@ from workflow_scripts.common.files import last_line, read_json
 from workflow_scripts.present.blocks import Absent, Block, Link
 from workflow_scripts.present.report_tables import MissingError, Tables
 from workflow_scripts.present.series import NAMES
-from workflow_scripts.study.cell_status import progress, status_of_starts
+from workflow_scripts.study.cell_status import status_of_starts
 from workflow_scripts.study.paths import ENGINE_LOG, MEASURE_LOG, OUTCOME, RAW, StudyPaths, start_folder
-from workflow_scripts.study.progress import Progress, may_grow
+from workflow_scripts.study.progress import Progress, may_grow, progress
 from workflow_scripts.study.setting_words import labels
 from workflow_scripts.study.study import Study
 

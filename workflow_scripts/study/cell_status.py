@@ -1,20 +1,28 @@
 """The status of every start of every cell of a study, from their files."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
+from typing import NamedTuple
 
 from workflow_scripts.common.files import last_line, read_json
 from workflow_scripts.study.definition import definitions_sha256
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.outcome import is_of
 from workflow_scripts.study.paths import ENGINE_LOG, RAW, StudyPaths
-from workflow_scripts.study.progress import Progress, Run, progress_of
 from workflow_scripts.study.study import Study
 
 # The state of a cell that a study with `measure` has not measured.
 PREDICTED = "predicted"
+
+
+class Run(NamedTuple):
+    """A start of a cell that has ended: its host, when it ended (Unix time), and the seconds from start to stop."""
+
+    host: str | None
+    ended_s: float
+    took_s: float
 
 
 @dataclass(frozen=True)
@@ -48,12 +56,6 @@ def status_of_starts(study: Study, paths: StudyPaths) -> dict[Cell, list[CellSta
             starts = [replace(starts[0], state=PREDICTED)]
         found[cell] = starts
     return found
-
-
-def progress(study: Study, paths: StudyPaths, starts: Mapping[Cell, Sequence[CellStatus]], now_s: float) -> Progress:
-    """How far the study is, given the status of all starts at the Unix time `now_s`."""
-    runs = {cell: {one.start: one.run for one in of_cell if one.run} for cell, of_cell in starts.items()}
-    return progress_of(study, paths, runs, now_s)
 
 
 def status_of_cell(starts: Sequence[CellStatus], at_least: int) -> CellStatus:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median
-from typing import NamedTuple
 
+from workflow_scripts.study.cell_status import CellStatus, Run
 from workflow_scripts.study.grid import Cell
 from workflow_scripts.study.paths import ENGINE_LOG, HERE, JOB, PARTIAL, TRACE, StudyPaths, start_number
 from workflow_scripts.study.rounds import last_plan
@@ -25,14 +25,6 @@ SILENT_S = 180.0
 BETWEEN_S = 60.0
 # Cells that a sentence names.
 MOST_NAMED = 4
-
-
-class Run(NamedTuple):
-    """A start of a cell that has ended: its host, when it ended (Unix time), and the seconds from start to stop."""
-
-    host: str | None
-    ended_s: float
-    took_s: float
 
 
 # The starts of each cell that have ended by its present definition, by their numbers.
@@ -128,8 +120,9 @@ def may_grow(study: Study, paths: StudyPaths) -> bool:
     return study.is_adaptive and (plan is None or not plan.ended)
 
 
-def progress_of(study: Study, paths: StudyPaths, runs: Runs, now_s: float) -> Progress:
-    """The progress of a study; `runs` has every cell of the grid, and `now_s` is the present Unix time."""
+def progress(study: Study, paths: StudyPaths, starts: Mapping[Cell, Sequence[CellStatus]], now_s: float) -> Progress:
+    """How far the study is, given the status of the starts of all cells at the Unix time `now_s`."""
+    runs = {cell: {one.start: one.run for one in of_cell if one.run} for cell, of_cell in starts.items()}
     grows = may_grow(study, paths)
     of_plan: Counter[str] = Counter()
     if grows and (plan := last_plan(paths)):

@@ -28,9 +28,10 @@ from rich.text import Text
 
 from workflow_scripts.common.command import RESULTS, STUDY, command, option, positive
 from workflow_scripts.study.accounting import NODE_HEADINGS, AccountedJob, accounted_jobs, by_node, fetch
-from workflow_scripts.study.cell_status import PREDICTED, CellStatus, progress, status_of_cell, status_of_starts
+from workflow_scripts.study.cell_status import PREDICTED, CellStatus, status_of_cell, status_of_starts
 from workflow_scripts.study.outcome import Verdict
 from workflow_scripts.study.paths import StudyPaths
+from workflow_scripts.study.progress import progress
 from workflow_scripts.study.rounds import last_plan
 from workflow_scripts.study.study import Study
 from workflow_scripts.study.study_file import load_study

@@ -8,8 +8,8 @@ import pytest
 from tests.unit.made_studies import round_plan
 from tests.unit.study.test_status import Seen, cell
 from workflow_scripts.common.files import write_json
-from workflow_scripts.study.cell_status import progress, status_of_starts
-from workflow_scripts.study.progress import Progress
+from workflow_scripts.study.cell_status import status_of_starts
+from workflow_scripts.study.progress import Progress, progress
 
 # The present.
 NOW = 1_800_000_000.0
