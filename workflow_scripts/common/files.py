@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,18 +11,15 @@ from typing import Any
 def write_bytes(path: Path, data: bytes) -> None:
     """Write `data` beside `path` and rename it into place, so that a reader never sees half a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    fd, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    beside = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
     try:
-        with os.fdopen(fd, "wb") as f:
+        with beside.open("xb") as f:
             f.write(data)
             f.flush()
             os.fsync(f.fileno())
-        # mkstemp makes files private; results are shared like any other file.
-        os.umask(mask := os.umask(0))
-        Path(beside).chmod(0o666 & ~mask)
-        Path(beside).replace(path)
+        beside.replace(path)
     except BaseException:
-        Path(beside).unlink(missing_ok=True)
+        beside.unlink(missing_ok=True)
         raise
 
 

@@ -9,7 +9,7 @@ is gated. A study may override load_format.
 """
 
 import shutil
-import uuid
+import tempfile
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -110,18 +110,14 @@ def _check_same_config(model: Model, fetched: Path) -> None:
 @contextmanager
 def _replaced_folder(path: Path) -> Iterator[Path]:
     """A new folder beside `path` that replaces it if the block succeeds, and is removed if it fails."""
-    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    beside.mkdir(parents=True)
-    try:
-        yield beside
-        old = beside.with_suffix(".old")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.", ignore_cleanup_errors=True) as scratch:
+        new = Path(scratch, "new")
+        new.mkdir()
+        yield new
         if path.exists():
-            path.rename(old)
-        beside.rename(path)
-        shutil.rmtree(old, ignore_errors=True)
-    except BaseException:
-        shutil.rmtree(beside, ignore_errors=True)
-        raise
+            path.rename(Path(scratch, "old"))
+        new.rename(path)
 
 
 @command(

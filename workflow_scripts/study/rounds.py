@@ -184,10 +184,10 @@ def rounds_to_measure(
     taken: dict[str, dict[int, Ended]] = {cell: {**starts} for cell, starts in ended.items()}
     for one in rest.starts:
         taken.setdefault(one.cell, {})[one.start] = Ended(rest.number, 0.0)
-    first, *later = [rest, *missing_rounds(taken, cells, at_least, present)]
+    later = missing_rounds(taken, cells, at_least, present)
     if later and later[0].number == rest.number:
-        first = replace(rest, starts=rest.starts + later.pop(0).starts)
-    return [first, *later]
+        rest = replace(rest, starts=rest.starts + later.pop(0).starts)
+    return [rest, *later]
 
 
 def interrupted(
