@@ -227,10 +227,8 @@ def _read_model(path: Path) -> Model:
 
 
 def load_models(folder: Path = MODELS) -> Mapping[str, Model]:
-    """All models by name, with those that a study or a tool has added. Raises CatalogError if the folder is missing,
-    and for an invalid entry when it is needed."""
-    if not folder.is_dir():
-        raise CatalogError(f"{folder}: no such folder of models")
+    """All models by name, with those that a study or a tool has added. An entry that is not valid raises CatalogError
+    when it is needed."""
     return _Models(folder)
 
 

@@ -35,8 +35,6 @@ def test_numbers_of_a_claim_by_name_and_setting():
 def test_the_tables_of_claims_are_read_from_the_same_folder(tmp_path):
     table = published_table(REAL, REAL.claim("throughput-flat-over-max-num-seqs"))
     assert table.loc[0, ["gpu", "max_num_seqs", "throughput_tok_s"]].tolist() == ["H200", 1, 11939]
-    with pytest.raises(PublishedError, match="empty-slots-per-sequence: needs a table"):
-        published_table(REAL, REAL.claim("empty-slots-per-sequence"))
     found = read(tmp_path, CLAIM | {"table": "rates.csv"})
     with pytest.raises(PublishedError, match=r"rates.csv: No such file"):
         published_table(found, found.claim("one"))
