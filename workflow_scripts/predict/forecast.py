@@ -43,8 +43,7 @@ from workflow_scripts.study.protocol import SEED
 from workflow_scripts.study.study import Study
 from workflow_scripts.workloads.arrivals import Load
 from workflow_scripts.workloads.make_requests import make_requests
-from workflow_scripts.workloads.request import WorkloadError
-from workflow_scripts.workloads.vocabulary import Vocabulary
+from workflow_scripts.workloads.request import Vocabulary, WorkloadError
 from workflow_scripts.workloads.workload_kinds import Workload
 
 CHARACTERS_PER_TOKEN = 4

@@ -12,7 +12,7 @@ from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import write_json, write_text
 from workflow_scripts.physics.model_facts import vocabulary_size
 from workflow_scripts.study.study import as_list
-from workflow_scripts.workloads.vocabulary import Messages, Vocabulary
+from workflow_scripts.workloads.request import Messages, Vocabulary
 
 # Roles and contents as plain text: the vocabulary need not have special tokens for them.
 CHAT_TEMPLATE = (

@@ -8,8 +8,7 @@ import numpy as np
 import pandas as pd
 
 from workflow_scripts.workloads.random_prompts import generators
-from workflow_scripts.workloads.request import Request, RequestStream, WorkloadError, checked_file
-from workflow_scripts.workloads.vocabulary import Vocabulary
+from workflow_scripts.workloads.request import Request, RequestStream, Vocabulary, WorkloadError, checked_file
 from workflow_scripts.workloads.workload_kinds import MOST_TOKENS, TraceColumns, TraceWorkload
 
 KNOWN_FORMATS = {

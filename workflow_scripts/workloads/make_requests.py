@@ -5,9 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from workflow_scripts.workloads.random_prompts import as_long_as, fixed, sharing, synthetic
-from workflow_scripts.workloads.request import Request, RequestStream, WorkloadError
+from workflow_scripts.workloads.request import Request, RequestStream, Vocabulary, WorkloadError
 from workflow_scripts.workloads.texts import prompts, sharegpt
-from workflow_scripts.workloads.vocabulary import Vocabulary
 from workflow_scripts.workloads.workload_kinds import SharedTextWorkload, TraceWorkload, Workload
 
 Generator = Callable[[Any, Vocabulary, int], RequestStream]

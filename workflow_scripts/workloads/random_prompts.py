@@ -5,8 +5,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from workflow_scripts.workloads.request import Request, RequestStream
-from workflow_scripts.workloads.vocabulary import Vocabulary
+from workflow_scripts.workloads.request import Request, RequestStream, Vocabulary
 from workflow_scripts.workloads.workload_kinds import (
     FixedWorkload,
     LengthDistribution,

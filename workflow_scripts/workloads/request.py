@@ -1,14 +1,21 @@
-"""One request of a workload, and the stream that a kind of workload draws its requests from."""
+"""One request of a workload, the stream that requests are drawn from, and what they need of a model's tokenizer."""
 
-from collections.abc import Iterator
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from workflow_scripts.common.faults import InputError
-from workflow_scripts.workloads.vocabulary import Messages
 from workflow_scripts.workloads.workload_kinds import FileWorkload
 
+if TYPE_CHECKING:  # each measuring command would take a fifth of a second to import it
+    import numpy as np
+    from numpy.typing import NDArray
+
+# The messages of a chat as the OpenAI API has them, each with its `role` and `content`.
+Messages = Sequence[dict[str, str]]
 # What a server gets: token ids, text, or the messages of a chat.
 Prompt = list[int] | str | Messages
 
@@ -64,6 +71,25 @@ class RequestStream:
     kind: str
     requests: Iterator[Request]
     details: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What a workload needs from a model's tokenizer.
+
+    `text_ids`: ids, ascending, that stand for text: known to tokenizer and model, and not special.
+    `encode`: converts text to ids as a server does, including special tokens such as a leading BOS.
+    `encode_chat`: converts messages to ids with the model's chat template, up to where the answer begins.
+    """
+
+    text_ids: NDArray[np.int64]
+    encode: Callable[[str], list[int]]
+    encode_chat: Callable[[Messages], list[int]]
+
+    def random_ids(self, rng: np.random.Generator, count: int) -> list[int]:
+        """`count` ids drawn uniformly from `text_ids`; they are never decoded, so their number is exact."""
+        drawn: list[int] = rng.choice(self.text_ids, size=count).tolist()
+        return drawn
 
 
 def checked_file(spec: FileWorkload) -> Path:

@@ -13,8 +13,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from workflow_scripts.common.records import StrictRecord, validated
 from workflow_scripts.workloads.random_prompts import synthetic
-from workflow_scripts.workloads.request import Request, RequestStream, WorkloadError, checked_file
-from workflow_scripts.workloads.vocabulary import Messages, Vocabulary
+from workflow_scripts.workloads.request import Messages, Request, RequestStream, Vocabulary, WorkloadError, checked_file
 from workflow_scripts.workloads.workload_kinds import PromptsWorkload, ShareGptWorkload
 
 # The limits of `vllm.benchmarks.datasets.is_valid_sequence` (vLLM 0.32).

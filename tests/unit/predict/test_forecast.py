@@ -19,8 +19,7 @@ from workflow_scripts.predict.scheduler import make_schedule
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.study_file import load_study
 from workflow_scripts.workloads.make_requests import make_requests
-from workflow_scripts.workloads.request import WorkloadError
-from workflow_scripts.workloads.vocabulary import Vocabulary
+from workflow_scripts.workloads.request import Vocabulary, WorkloadError
 from workflow_scripts.workloads.workload_kinds import IdenticalWorkload, PromptsWorkload
 
 

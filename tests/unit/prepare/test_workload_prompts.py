@@ -11,8 +11,7 @@ from workflow_scripts.common.files import sha256_of
 from workflow_scripts.predict.forecast import lengths_of
 from workflow_scripts.prepare.tokenizer import load_vocabulary
 from workflow_scripts.workloads.make_requests import make_requests
-from workflow_scripts.workloads.request import WorkloadError
-from workflow_scripts.workloads.vocabulary import Vocabulary
+from workflow_scripts.workloads.request import Vocabulary, WorkloadError
 from workflow_scripts.workloads.workload_kinds import PromptsWorkload
 
 FOLDER = Path(__file__).parents[2] / "fixtures" / "prompts"

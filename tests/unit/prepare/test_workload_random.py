@@ -16,8 +16,7 @@ from scipy import stats
 from workflow_scripts.physics import formulas
 from workflow_scripts.workloads.make_requests import make_requests, make_warmup
 from workflow_scripts.workloads.random_prompts import draw_length
-from workflow_scripts.workloads.request import Request, WorkloadError
-from workflow_scripts.workloads.vocabulary import Vocabulary
+from workflow_scripts.workloads.request import Request, Vocabulary, WorkloadError
 from workflow_scripts.workloads.workload_kinds import (
     FixedWorkload,
     IdenticalWorkload,

@@ -13,8 +13,7 @@ from pydantic import ValidationError
 from workflow_scripts.common.files import sha256_of
 from workflow_scripts.workloads.arrival_trace import read_trace
 from workflow_scripts.workloads.make_requests import make_requests
-from workflow_scripts.workloads.request import WorkloadError
-from workflow_scripts.workloads.vocabulary import Vocabulary
+from workflow_scripts.workloads.request import Vocabulary, WorkloadError
 from workflow_scripts.workloads.workload_kinds import TraceColumns, TraceWorkload
 
 TRACES = Path(__file__).parents[2] / "fixtures" / "traces"
