@@ -11,7 +11,6 @@ the requests really are, where they are from, and how long they are. docs/worklo
 from argparse import Namespace
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -57,20 +56,6 @@ def statistics(counts: Sequence[int]) -> dict[str, float]:
     }
 
 
-def write_workload(out: Path, requests: Sequence[Request], warmup: Sequence[Request], manifest: dict[str, Any]) -> None:
-    """Write `out` and, beside it, `warmup.jsonl` and `workload.json`."""
-    facts = {
-        "num_requests": len(requests),
-        "num_warmup_requests": len(warmup),
-        "requests_with_prefix": sum(request.prefix_tokens > 0 for request in requests),
-        "prompt_tokens": statistics([len(request.prompt_token_ids) for request in requests]),
-        "output_tokens": statistics([request.output_tokens for request in requests]),
-    }
-    write_json(out.with_name(MANIFEST), {"schema_version": 1, **manifest, **facts})
-    write_jsonl(out.with_name(WARMUP), (r.as_line(f"warmup-{i}") for i, r in enumerate(warmup)))
-    write_jsonl(out, (r.as_line(str(i)) for i, r in enumerate(requests)))
-
-
 @command(
     "prepare-workload",
     STUDY,
@@ -97,5 +82,16 @@ def main(args: Namespace) -> None:
         check_fits([*requests, *warmup], cells, max_positions)
     except WorkloadError as e:
         raise WorkloadError(f"workload {workload!r}: {e}") from None
-    manifest = {"workload": workload, "model": model, "kind": stream.kind, "seed": spec.seed, **stream.details}
-    write_workload(args.out, requests, warmup, manifest | {"specification": spec.model_dump(mode="json")})
+    manifest = {
+        **{"schema_version": 1, "workload": workload, "model": model, "kind": stream.kind, "seed": spec.seed},
+        **stream.details,
+        "specification": spec.model_dump(mode="json"),
+        "num_requests": len(requests),
+        "num_warmup_requests": len(warmup),
+        "requests_with_prefix": sum(request.prefix_tokens > 0 for request in requests),
+        "prompt_tokens": statistics([len(request.prompt_token_ids) for request in requests]),
+        "output_tokens": statistics([request.output_tokens for request in requests]),
+    }
+    write_json(args.out.with_name(MANIFEST), manifest)
+    write_jsonl(args.out.with_name(WARMUP), (r.as_line(f"warmup-{i}") for i, r in enumerate(warmup)))
+    write_jsonl(args.out, (r.as_line(str(i)) for i, r in enumerate(requests)))
