@@ -153,13 +153,10 @@ def _measured(cells: pd.DataFrame, ids: pd.Index) -> tuple[FloatArray, FloatArra
     """Means of the logarithms of measured rates, their squared errors and numbers of starts, in the order of `ids`; NaN
     if not known."""
     summary, samples = cell_summary(cells, RATE)
-    mean, squared, _ = mean_errors(samples)
-    sample = summary["sample"].to_numpy(dtype=int)
-    squared = np.where(np.isnan(squared[sample]), _USUAL_SD**2, squared[sample])
-    of_cells = pd.DataFrame({"mean": mean[sample], "squared": squared, "starts": summary["starts"].to_numpy()})
-    of_cells = of_cells.set_axis(summary["cell_id"])
-    of_cells = of_cells[~of_cells.index.duplicated(keep="last")].reindex(ids)
-    return numbers(of_cells["mean"]), numbers(of_cells["squared"]), numbers(of_cells["starts"])
+    _, squared, _ = mean_errors(samples)
+    summary["squared"] = pd.Series(squared[summary["sample"].to_numpy(dtype=int)]).fillna(_USUAL_SD**2)
+    of_cells = summary.drop_duplicates("cell_id", keep="last").set_index("cell_id").reindex(ids)
+    return numbers(of_cells["log_mean"]), numbers(of_cells["squared"]), numbers(of_cells["starts"])
 
 
 def _prior(plan: pd.DataFrame, measured: FloatArray, used: BoolArray) -> tuple[FloatArray, FloatArray, BoolArray]:

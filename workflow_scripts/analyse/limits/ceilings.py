@@ -84,8 +84,8 @@ def least_steps(work: pd.DataFrame) -> pd.DataFrame:
     after its first token, one step per (number of drafted tokens + 1) tokens.
 
     Args:
-        work: sums of `analyse.cells.work`, and `max_num_seqs_effective`, `max_concurrency_allowed`, `num_gpu_blocks`;
-            if tokens are drafted also `num_speculative_tokens`, and `accepted_draft_tokens`, which may be null.
+        work: sums of `analyse.cells.work`, and `max_num_seqs_effective`, `max_concurrency_allowed`, `num_gpu_blocks`,
+            `num_speculative_tokens`, and `accepted_draft_tokens`, which may be null.
 
     Returns:
         `sequences_max`: sequences that may run at once; `steps_min`; `output_tokens_per_step_max`: output tokens over
@@ -93,11 +93,11 @@ def least_steps(work: pd.DataFrame) -> pd.DataFrame:
         `sequence_tokens_per_step_max`: maximum number of tokens that one sequence gets in a step;
         `sequence_steps_min`: sum of the steps of all sequences.
     """
-    drafted = _numbers_or(work, "num_speculative_tokens", 0.0)
+    drafted = work["num_speculative_tokens"].astype(float)
     per_step = 1 + drafted
     # The prefill gives the first token of a request; nothing is drafted for it.
     most_accepted = np.floor((work["output_tokens"] - work["requests"]) * drafted / per_step)
-    accepted = np.fmin(_numbers_or(work, "accepted_draft_tokens", np.nan).where(drafted > 0, 0.0), most_accepted)
+    accepted = np.fmin(work["accepted_draft_tokens"].astype(float).where(drafted > 0, 0.0), most_accepted)
     sequence_steps = work["output_tokens"] - accepted
     allowed = work["max_num_seqs_effective"].fillna(work["max_concurrency_allowed"]).astype(float)
     sequences = np.minimum(allowed, work["requests"])
@@ -121,11 +121,6 @@ def least_steps(work: pd.DataFrame) -> pd.DataFrame:
         },
         index=work.index,
     )
-
-
-def _numbers_or(work: pd.DataFrame, column: str, default: float) -> pd.Series:
-    """A column as floats; `default` for all rows if there is no such column."""
-    return pd.Series(work.get(column, default), index=work.index).astype("Float64").astype(float)
 
 
 def phase_flops(work: pd.DataFrame, facts: ModelFacts) -> tuple[FloatArray, FloatArray]:

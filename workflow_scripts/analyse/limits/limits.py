@@ -92,7 +92,8 @@ def limits_table(work: pd.DataFrame, devices: Path) -> tuple[pd.DataFrame, list[
     if work.empty:
         return pd.DataFrame(columns=list(SCHEMA.columns)), []
     settings = {name: as_applied(work, name) for name, knob in every_knob().items() if knob.neutral is not None}
-    work = work.assign(**settings, dtype=dtypes).join(least_steps(work))
+    work = work.assign(**settings, dtype=dtypes)
+    work = work.join(least_steps(work))
     parts: list[pd.DataFrame] = []
     reasons: list[str] = []
     for key, rows in work.groupby(["gpu", "model", "dtype", "quantization", "kv_cache_dtype"]):
@@ -176,8 +177,7 @@ def _kv_bytes(table: pd.DataFrame, facts: ModelFacts, kv_cache_dtype: str) -> Fl
         elements = tensor.map({ranks: of_ranks[place].kv_elements for ranks, of_ranks in reaches.items()})
         read = read + element * numbers(elements) * numbers(table[f"kv_tokens_read{reach.suffix}"])
     # The cache is read once per output token, or less often if a step also accepts drafted tokens.
-    accepted = table.get("accepted_draft_tokens", pd.Series(np.nan, index=table.index))
-    unread = numbers(accepted.where(table["num_speculative_tokens"] > 0, 0.0))
+    unread = numbers(table["accepted_draft_tokens"].where(table["num_speculative_tokens"] > 0, 0.0))
     return read * (1 - unread / numbers(table["output_tokens"]))
 
 

@@ -50,7 +50,7 @@ HYBRID |= {
 }
 
 
-def work(rows, facts=TINY, tp=1, pp=1, block_size=None, drafted=None, accepted=None, **columns):
+def work(rows, facts=TINY, tp=1, pp=1, block_size=None, drafted=0, accepted=None, **columns):
     """One repeat of (prompt, output, cached) requests, ready for `phase_times`; a column that is not named is null."""
     limited = [reach for reach in facts.reaches if reach.limit is not None]
     blocks_of = pd.Series({"c": block_size}, dtype="Float64")
@@ -60,9 +60,8 @@ def work(rows, facts=TINY, tp=1, pp=1, block_size=None, drafted=None, accepted=N
     for name, value in known.items():
         sums[names[name]] = pd.array([value], dtype="Float64" if name == "blocks" else "Int64")
     sums["tensor_parallel_size"], sums["pipeline_parallel_size"] = tp, pp
-    if drafted is not None:
-        sums["num_speculative_tokens"] = drafted
-        sums["accepted_draft_tokens"] = pd.array([accepted], dtype="Float64")
+    sums["num_speculative_tokens"] = drafted
+    sums["accepted_draft_tokens"] = pd.array([accepted], dtype="Float64")
     return sums.join(least_steps(sums))
 
 
@@ -383,7 +382,7 @@ def test_no_schedule_beats_the_shortest_time(rows, allowed, intensity, cache_byt
 
     flop_per_s = intensity * 1e9
     reached = best_schedule_s(cached, allowed, 1e9, flop_per_s, cache_bytes, prefix > 0, accepts)
-    drafts = {"drafted": drafted, "accepted": sum(accepted) if told else None} if drafted else {}
+    drafts = {"drafted": drafted, "accepted": sum(accepted) if told else None}
     least = times(cached, device=rates(1e9, flop_per_s, cache_bytes), allowed=allowed, **drafts)["wall_s_min"]
     assert least <= reached * (1 + 1e-9)
 

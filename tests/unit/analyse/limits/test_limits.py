@@ -227,9 +227,11 @@ def test_the_measured_rate_of_the_cache_is_a_ceiling_of_its_own_and_without_it_a
 
 def test_knobs_reach_the_ceilings(parsed):
     llama = {"gpu": "h200", "model": "llama-3.1-8b-instruct"}
-    changes = ({}, {"quantization": "awq"}, {"kv_cache_dtype": "fp8"}, {"tensor_parallel_size": 2})
+    drafting = {"speculative_method": "ngram", "num_speculative_tokens": 4}
+    changes = ({}, {"quantization": "awq"}, {"kv_cache_dtype": "fp8"}, {"tensor_parallel_size": 2}, drafting)
     ids = [parsed.cell([(1000, 20, 0)], {"max_num_seqs": 8} | of, **llama) for of in changes]
-    plain, awq, fp8, two = rows_of(parsed, *ids)
+    plain, awq, fp8, two, drafted = rows_of(parsed, *ids)
+    assert (plain["steps_min"], drafted["steps_min"]) == (20, 5)  # the first token, and 19 in steps of up to five
     assert two["decode_memory_s"] == pytest.approx(plain["decode_memory_s"] / 2)
     facts = read_model_facts(get_model("llama-3.1-8b-instruct").config, "bfloat16")
     kv_tokens = 19 * 1000 + 19 * 18 / 2
