@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from workflow_scripts.analyse.intervals.repeats import RAN, Row, numbers, records
+from workflow_scripts.analyse.intervals.repeats import RAN, Row, as_applied, numbers, records
 from workflow_scripts.analyse.table_command import table_command
 from workflow_scripts.analyse.tables import FLAG, NUMBER, TEXT, TableError, table_schema
 from workflow_scripts.common.command import option
@@ -134,8 +134,7 @@ def _of_cells(cells: pd.DataFrame) -> pd.DataFrame:
     known = cells.groupby(["study", "source", "cell_id"], dropna=False, sort=False).first().reset_index()
     observed = {name: GIB * known[column].astype(float) for name, column in _PRINTED_GIB.items()}
     observed |= {name: known[column].astype(float) for name, column in _OBSERVED.items()}
-    ranks = known.get("knob_pipeline_parallel_size", pd.Series(pd.NA, index=known.index))
-    return known[list(_CELL)].assign(**observed, pipeline_parallel_size=ranks)
+    return known[list(_CELL)].assign(**observed, pipeline_parallel_size=as_applied(known, "pipeline_parallel_size"))
 
 
 def _of_published(predictions: pd.DataFrame) -> pd.DataFrame:

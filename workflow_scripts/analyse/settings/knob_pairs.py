@@ -34,7 +34,7 @@ def looks_at(starts: Starts, cells: pd.DataFrame) -> Looks:
 
     A plan that measured none of the counted starts was no look at them.
     """
-    planned = counted(cells).reindex(columns=["planned_starts"])["planned_starts"].dropna()
+    planned = counted(cells)["planned_starts"].dropna()
     return Looks(starts.at_least, starts.at_most, len(set(planned) - {starts.in_words}))
 
 
@@ -53,8 +53,7 @@ def compared_pairs(
     shown_in = {knob.shown_in for knob in every_knob().values() if knob.shown_in}
     observed = {column: "mean" if column in counted else "first" for column in ("effective", *sorted(shown_in))}
     observed |= BOUND_BY_NEEDS | dict.fromkeys(WORK, "first") | {STEADY: "first"}
-    known = list(dict.fromkeys([*cells.columns, *observed]))
-    summary, samples = cell_summary(cells.reindex(columns=known), metric, observed)
+    summary, samples = cell_summary(cells, metric, observed)
     summary["bound_by"] = bound_by(summary)
     knobs = knob_columns(cells)
     groups = {column: knob_groups(summary, column, [k for k in knobs if k != column]) for column in (*knobs, MODEL)}

@@ -1,6 +1,4 @@
 import numpy as np
-import pandas as pd
-import pytest
 
 from tests.unit.analyse.synthetic_cells import cell, starts_table
 from workflow_scripts.analyse.intervals.further_starts import Looks
@@ -115,14 +113,3 @@ def test_a_cell_with_two_modes_is_not_measured_again():
     found = decide([*cells, split])
     assert (found.cells, found.decided) == ((), 3)
     assert {open_.given_up for open_ in found.not_decidable} == {TWO_MODES}
-
-
-def test_a_table_with_the_columns_that_it_names_is_enough():
-    needed = ["study", "source", "gpu", "engine", "model", "workload", "knobs", "cell_id", "lock_sha256", "processor"]
-    needed += ["outcome", "comparable", "start", "round", "output_tokens_per_s", "max_concurrency_allowed"]
-    cells = starts_table(*seqs({1: 100, 4: 400}, sd=0.001))[[*needed, "knob_max_num_seqs"]]
-    cost = dict.fromkeys(cells["cell_id"], 1.0)
-    assert next_round(pd.DataFrame(cells), 2.0, Looks(2, 4), seconds_per_start=cost).decided == 1
-    undecided = starts_table(*seqs({1: 100, 4: 100}, sd=0.03))
-    with pytest.raises(KeyError):
-        next_round(undecided, 2.0, Looks(2, 8), seconds_per_start={})
