@@ -93,7 +93,7 @@ def check_cells(plan: pd.DataFrame, check_pct: float, seed: str) -> tuple[str, .
     return tuple(sorted(feasible, key=lambda cell: hashlib.sha256(f"{seed}\n{cell}".encode()).digest())[:count])
 
 
-def estimate(plan: pd.DataFrame, cells: pd.DataFrame, check: Collection[str]) -> Estimates:
+def estimate(plan: pd.DataFrame, cells: pd.DataFrame, check: Collection[str], seed: int = 0) -> Estimates:
     """Estimate the rates of all cells of a plan; the model does not use the cells `check`.
 
     `cells` is the cells table of one study, with a row of every cell of the plan: `missing` if not measured.
@@ -119,7 +119,7 @@ def estimate(plan: pd.DataFrame, cells: pd.DataFrame, check: Collection[str]) ->
     if outside and stats.binomtest(outside, len(beside), 1 - CONFIDENCE, "greater").pvalue <= 1 - CONFIDENCE:
         widened *= _widened_by(beside)
 
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(seed)
     jitter = 1e-9 * max(float(np.diag(cov).max()), 1e-12) * np.eye(len(cov))
     away = rng.multivariate_normal(np.zeros(len(cov)), cov + jitter, DRAWS, method="cholesky")
     draws = log_rate + away * np.where(used, 1.0, widened)
