@@ -98,18 +98,9 @@ def summarise(rows: pd.DataFrame, by: Sequence[str], column: str) -> tuple[pd.Da
     group = pooled.ngroup().to_numpy(dtype=int)
 
     logs = logs[["log", "card", "start", "round"]].assign(cell=cell, group=group[cell])
-    starts = (
-        logs.dropna(subset="log")
-        .groupby(["cell", "start"])
-        .agg(
-            group=("group", "first"),
-            card=("card", "first"),
-            round=("round", "first"),
-            log=("log", "mean"),
-            n=("log", "count"),
-            variance=("log", "var"),
-        )
-    )
+    of_start = {name: (name, "first") for name in ("group", "card", "round")}
+    of_start |= {"log": ("log", "mean"), "n": ("log", "count"), "variance": ("log", "var")}
+    starts = logs.dropna(subset="log").groupby(["cell", "start"]).agg(**of_start)
     columns, between_cards = _columns(starts)
     log = np.full((len(summary), columns.nunique()), np.nan)
     means = starts.groupby([starts.index.get_level_values("cell"), columns])["log"].mean()
