@@ -249,8 +249,8 @@ class Comparisons:
 def compare(samples: Samples, a: Rows, b: Rows) -> Comparisons:
     """Compare cells `a` with cells `b`, both as positions: paired t tests over the rounds that both were measured in.
 
-    The variance is that of `variation`. Cells that were measured in the same rounds are paired; those of two GPUs are
-    not, because the rounds or cards of each are different ones.
+    One side may be a single cell. The variance is that of `variation`. Cells that were measured in the same rounds are
+    paired; those of two GPUs are not, because the rounds or cards of each are different ones.
 
     Two cells in three rounds, of which the second is 10 % slower:
 
@@ -263,7 +263,7 @@ def compare(samples: Samples, a: Rows, b: Rows) -> Comparisons:
     >>> [round(float(end[0]), 2) for end in found.interval()], str(found.scope[0])
     ([2.0, 1.95, 2.05], 'between starts on this device')
     """
-    a, b = np.asarray(a, dtype=int), np.asarray(b, dtype=int)
+    a, b = np.broadcast_arrays(np.asarray(a, dtype=int), np.asarray(b, dtype=int))
     within = samples.log[..., a, :] - samples.log[..., b, :]
     together = (~np.isnan(within)).sum(axis=-1)
     same = samples.group[a] == samples.group[b]

@@ -233,10 +233,8 @@ def _fastest(cells: pd.DataFrame, samples: Samples) -> tuple[int, list[int]]:
     if cells.empty:
         return NOT_MEASURED, []
     cells = cells.sort_values(["log_mean", "knobs"], ascending=[False, True])
-    others = cells.iloc[1:]
-    first = cells["sample"].iloc[[0] * len(others)].to_numpy(dtype=int)
-    slower = is_higher(compare(samples, first, others["sample"].to_numpy(dtype=int)))
-    return _first(cells), others["row"][~slower].tolist()
+    sample = cells["sample"].to_numpy(dtype=int)
+    return _first(cells), cells["row"][1:][~is_higher(compare(samples, sample[:1], sample[1:]))].tolist()
 
 
 def _step_row(cells: list[Row], step: Row, found: Row, total: Row) -> Row:

@@ -29,7 +29,6 @@ from workflow_scripts.analyse.intervals.start_spread import BoolArray, FloatArra
 from workflow_scripts.analyse.intervals.statistics import (
     EQUIVALENCE_ALPHA,
     SCOPE_MEANING,
-    Comparisons,
     Samples,
     compare,
     holm,
@@ -148,13 +147,13 @@ def _of_place(
     looks: Looks,
 ) -> Iterator[Row]:
     cells = records(place.assign(compared=len(place)))
-    everything = np.ones(len(place), dtype=bool)
+    everything, sample = np.ones(len(place), dtype=bool), place["sample"].to_numpy(dtype=int)
     best = _fastest(place, everything)
 
     def fastest(among: BoolArray, role: str) -> Row:
         cell = _fastest(place, among)
         others = place[among & (place.index != cell)]
-        not_slower = others["knobs"][~is_higher(_against(samples, place.iloc[[cell]], others))]
+        not_slower = others["knobs"][~is_higher(compare(samples, sample[[cell]], sample[others.index]))]
         return _row(cells[cell], role, models) | {"ties": ", ".join(not_slower) or None, "eligible": among.sum()}
 
     yield fastest(everything, BEST)
@@ -169,7 +168,7 @@ def _of_place(
 
     # The smallest of all that pass is chosen, so the error must hold for all tests together.
     as_fast = np.arange(len(place)) == best
-    against_best = _against(samples, place[~as_fast], place[as_fast])
+    against_best = compare(samples, sample[~as_fast], sample[as_fast])
     as_fast[~as_fast] = holm(against_best.p_not_below(margin_pct)) <= EQUIVALENCE_ALPHA * looks.of_plan
     smallest = _row(cells[_smallest(place, as_fast)], SMALLEST, models)
     yield smallest | {"margin_pct": margin_pct, "eligible": as_fast.sum()}
@@ -187,11 +186,6 @@ def _row(cell: Row, role: str, models: Settings) -> Row:
 
 def _fastest(place: pd.DataFrame, among: BoolArray) -> int:
     return int(np.where(among, numbers(place[_ranks(RATE)]), -np.inf).argmax())
-
-
-def _against(samples: Samples, a: pd.DataFrame, b: pd.DataFrame) -> Comparisons:
-    """Cells `a` compared with cells `b`, of which one side may be a single cell."""
-    return compare(samples, *np.broadcast_arrays(*(numbers(cells["sample"]).astype(int) for cells in (a, b))))
 
 
 def _within_latency(place: pd.DataFrame, bounds: Mapping[str, float]) -> tuple[str | None, BoolArray]:
