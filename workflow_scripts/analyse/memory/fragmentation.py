@@ -144,19 +144,15 @@ def _of_layers(t: pd.DataFrame, facts: ModelFacts, kv_cache_dtype: str) -> Itera
     rows = _repeats(t)
     block_size = rows["block_size_effective"]
     of_block = block_in_tokens(facts, kv_cache_dtype, numbers(block_size))
-    of_pool = rows.assign(engine_slots_held_mean=rows["engine_blocks_held_mean"] * of_block)
-    rows = rows.drop(columns="engine_slots_held_mean")
+    rows["engine_slots_held_mean"] = rows["engine_blocks_held_mean"] * of_block
     found: dict[str, pd.DataFrame] = {}
     for layout, kind, held in held_by_layout(t, facts, kv_cache_dtype):
         found[layout] = found[layout] + held if layout in found else held
-        source = MEASURED if layout == POOL else PREDICTED
-        yield _means(layout, rows, held, source=source).assign(layer_kind=kind, block_size=float("nan"))
+        table = _means(layout, rows.drop(columns="engine_slots_held_mean"), held)
+        yield table.assign(layer_kind=kind, block_size=float("nan"))
     for layout, held in found.items():
-        if layout == POOL:
-            table = _means(layout, of_pool, held, source=MEASURED)
-            yield table.assign(block_size=block_size.loc[table.index])
-        else:
-            yield _means(layout, rows, held)
+        table = _means(layout, rows, held)
+        yield table.assign(block_size=block_size.loc[table.index] if layout == POOL else float("nan"))
 
 
 def _repeats(t: pd.DataFrame) -> pd.DataFrame:
@@ -172,8 +168,7 @@ def _of_tokens(t: pd.DataFrame) -> Iterator[pd.DataFrame]:
     """Rows of a model that keeps all tokens in all layers."""
     rows = _repeats(t)
     block_size = t["block_size_effective"]
-    yield _means("paged", rows, paged(t, numbers(block_size)), rows["block_size_effective"], source=MEASURED)
-    rows = rows.drop(columns="engine_slots_held_mean")
+    yield _means(POOL, rows, paged(t, numbers(block_size)), rows["block_size_effective"])
     for size in WHATIF_BLOCK_SIZES:
         whatif = paged(t, np.full(len(t), float(size)))
         yield _means("block_size_whatif", rows, whatif, pd.Series(size, index=rows.index))
@@ -189,9 +184,9 @@ def _means(
     held: pd.DataFrame,
     block_size: pd.Series | None = None,
     computed_from: str = "timeline",
-    source: str = PREDICTED,
 ) -> pd.DataFrame:
-    t = rows.join(held)
+    # The engine's own gauge, and its layout, are those of the pool.
+    t = rows.join(held) if layout == POOL else rows.drop(columns="engine_slots_held_mean", errors="ignore").join(held)
     table = t.assign(
         layout=layout,
         sequences_live_mean=t["live_s"] / t["span_s"],
@@ -200,7 +195,7 @@ def _means(
         waste_pct=100 * formulas.internal_fragmentation(numbers(t["token_s"]), numbers(t["slot_s"]), 1),
         wasted_slots_per_sequence=(t["slot_s"] - t["token_s"]) / t["live_s"],
         computed_from=computed_from,
-        source=source,
+        source=MEASURED if layout == POOL else PREDICTED,
     )
     if block_size is not None:
         table["block_size"] = block_size.astype(float)
