@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from workflow_scripts.present.plot import LINE_IN, Panel, Plot, hide_y, key, some_panels, write_label
+from workflow_scripts.present.plot import LINE_IN, Panel, Plot, hide_y, key, write_label
 from workflow_scripts.present.series import means, repeats_of
 from workflow_scripts.present.style import INK, Mark
 
@@ -26,30 +26,26 @@ def plot_bars(
     """
     known = {column: name for column, name in measures.items() if rows[column].notna().any()}
     groups = sorted(rows.groupby("panel", sort=False), key=lambda item: -item[1]["cell_id"].nunique())
-    panels, notes = some_panels(
-        [
+    most = max(part["label"].nunique() for _, part in groups)
+    few = [f"the {MOST_BARS} highest bars of a panel are drawn; the tables hold all"] if most > MOST_BARS else []
+    return Plot(
+        title=title,
+        alt=f"{title}, measured: " + "; ".join(_in_words(panel, part, known) for panel, part in groups[:4]) + ".",
+        sources=sorted(rows["source"].unique()),
+        panels=[
             Panel("\n".join(filter(None, (name, str(panel)))), partial(_draw, rows=part, column=column, named=named))
             for panel, part in groups
             for column, name in known.items()
             if part[column].notna().any()
         ],
-        panels_are,
-    )
-    most = min(MOST_BARS, max(part["label"].nunique() for _, part in groups))
-    if rows.groupby("panel")["label"].nunique().max() > MOST_BARS:
-        notes = [*notes, f"the {MOST_BARS} highest bars of a panel are drawn; the tables hold all"]
-    return Plot(
-        title=title,
-        alt=f"{title}, measured: " + "; ".join(_in_words(panel, part, known) for panel, part in groups[:4]) + ".",
-        sources=sorted(rows["source"].unique()),
-        panels=panels,
+        panels_are=panels_are,
         handles=[
             *(Patch(color=named[name].color, label=name) for name in dict.fromkeys(rows["name"])),
             key("a repeat", **DOT),
         ],
         repeats=repeats_of(rows),
-        notes=[*notes, "bars are geometric means over repeats and starts, as in the tables"],
-        panel_height_in=LINE_IN * LINES_PER_BAR * most + 0.75,
+        notes=[*few, "bars are geometric means over repeats and starts, as in the tables"],
+        panel_height_in=LINE_IN * LINES_PER_BAR * min(MOST_BARS, most) + 0.75,
     )
 
 

@@ -39,7 +39,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Findings:
-    """Sentences from tables, each with its verdict."""
+    """Findings in one list, with a note that ends it."""
 
     findings: Sequence[Finding]
     note: str = ""
@@ -52,8 +52,7 @@ class Figure:
     name: str
     wide: str
     narrow: str
-    width_px: int
-    height_px: int
+    wide_px: tuple[int, int]
     narrow_px: tuple[int, int]
     alt: str
     caption: Sequence[tuple[str, str]]
@@ -86,7 +85,6 @@ class Fold:
 
     summary: str
     blocks: Sequence[Any]
-    is_open: bool = False
 
 
 @dataclass(frozen=True)
@@ -105,7 +103,7 @@ class Definitions:
     entries: Sequence[tuple[str, str]]
 
 
-Block = Text | Absent | Findings | Figure | Table | Fold | Command | Definitions
+Block = Text | Absent | Finding | Findings | Figure | Table | Fold | Command | Definitions
 
 
 def shown(value: Any, column: str = "") -> str:

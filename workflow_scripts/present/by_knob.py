@@ -11,10 +11,10 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from workflow_scripts.common.wording import sentence
-from workflow_scripts.present.plot import Panel, Plot, key, log2_axis, mark_handles, ratio_axis, some_panels
+from workflow_scripts.present.plot import Panel, Plot, key, log2_axis, mark_handles, ratio_axis
 from workflow_scripts.present.report_tables import REPEAT, MissingError, Tables
 from workflow_scripts.present.series import Group, groups_varying, means, repeats_of
-from workflow_scripts.present.style import COLOURS, INK, MUTED, OUTCOMES, LineStyle, Mark, marks
+from workflow_scripts.present.style import COLOURS, INK, OUTCOMES, LineStyle, Mark, marks
 from workflow_scripts.study.setting_words import knob_name
 
 LINE_STYLES: Sequence[LineStyle] = ("-", (0, (5, 1.5)), (0, (4, 1.5, 1, 1.5)))
@@ -37,18 +37,15 @@ ALL_SETTINGS, ONE_SETTING = "all settings of other knobs", "one setting of other
 
 
 class Measure(NamedTuple):
-    """The quantity of the y axis: a column, its name, its axis label, and whether it is a share between 0 and 1."""
+    """The quantity of the y axis: a column, its name and its axis label."""
 
     column: str
     name: str
     label: str
-    is_share: bool = False
 
 
 OUTPUT = Measure("output_tokens_per_s", "Output tokens per second", "Output tokens per s")
 TOTAL = Measure("total_tokens_per_s", "Total tokens (prompt and output) per second", "Total tokens per s")
-MBU = Measure("mbu", "Model bandwidth utilization (MBU)", "MBU", is_share=True)
-MFU = Measure("mfu", "Model FLOP utilization (MFU)", "MFU", is_share=True)
 
 
 def compared(tables: Tables, rows: pd.DataFrame, knob: str, panel_keys: Sequence[str]) -> list[Group]:
@@ -92,10 +89,8 @@ def plot_by_knob(
     styles = dict(zip(dict.fromkeys(rows["style"]), cycle(LINE_STYLES), strict=False))
     name = knob_name(knob)
     invalid = {group.title: _invalid(tables, group, f"knob_{knob}", measure) for group in groups}
-    drawn = [rows[measure.column], *([] if ceilings is None else [column for _, column in ceilings.items()])]
-    drawn += [part[measure.column] for part in invalid.values() if len(part)]
-    drawn += [] if published is None else [published]
-    drawn += [rows[WHOLE]] if WHOLE in rows else []
+    parts = [rows[measure.column], rows.get(WHOLE), published, *(part[measure.column] for part in invalid.values())]
+    drawn = pd.concat([*parts, None if ceilings is None else ceilings.stack()])
     draw = partial(
         _draw,
         colours=colours,
@@ -103,16 +98,12 @@ def plot_by_knob(
         measure=measure,
         ceilings=ceilings,
         published=published,
-        limits=(min(float(column.min()) for column in drawn), max(float(column.max()) for column in drawn)),
+        limits=(float(drawn.min()), float(drawn.max())),
     )
-    panels, notes = some_panels(
-        [Panel(group.title, partial(draw, group=group, invalid=invalid[group.title])) for group in groups], "panels"
+    band = (
+        "if many settings of other knobs were measured, a line is the median of all of them and its band spans the "
+        "lowest to the highest"
     )
-    if ALL_SETTINGS in {*rows["colour"], *rows["style"]}:
-        notes.append(
-            "if many settings of other knobs were measured, a line is the median of all of them "
-            "and its band spans the lowest to the highest"
-        )
     handles = mark_handles({name: colours[name] for name in dict.fromkeys(rows["colour"])})
     handles += [key(name, linestyle=style) for name, style in styles.items() if name]
     ceiling_lines = [] if ceilings is None else [CEILINGS[str(rates)] for rates in ceilings]
@@ -128,31 +119,24 @@ def plot_by_knob(
     return Plot(
         title=f"{measure.name} against {name}",
         alt=_in_words(groups, measure, name),
-        sources=[
-            *sorted(rows["source"].unique()),
-            *([] if ceilings is None else ["predicted"]),
-            *([] if published is None else ["published"]),
-        ],
-        panels=panels,
+        sources=sorted(rows["source"].unique())
+        + ["predicted"] * (ceilings is not None)
+        + ["published"] * (published is not None),
+        panels=[Panel(group.title, partial(draw, group=group, invalid=invalid[group.title])) for group in groups],
         x_label=(sentence(name) if " " in name else name) + UNITS.get(knob, ""),
         y_label=measure.label,
         handles=handles,
         repeats=repeats_of(rows),
-        notes=notes,
+        notes=[band] if ALL_SETTINGS in {*rows["colour"], *rows["style"]} else [],
     )
 
 
 def _invalid(tables: Tables, group: Group, knob: str, measure: Measure) -> pd.DataFrame:
     """The median of each invalid cell that belongs in the panel, with its value of the knob as `x`."""
-    rows = tables.invalid
-    if measure.column not in rows:
-        return rows.head(0)
-    for place, name in group.keys.items():
-        rows = rows[rows[place] == name]
-    rows = rows[rows[knob].isin(group.rows["x"].unique())]
-    return rows.groupby(["cell_id", "gpu"], as_index=False).agg(
-        x=(knob, "first"), **{measure.column: (measure.column, "median")}
-    )
+    rows = tables.invalid[tables.invalid[knob].isin(group.rows["x"].unique())]
+    rows = rows[(rows[list(group.keys)] == list(group.keys.values())).all(axis=1)]
+    values = rows.rename(columns={knob: "x"}).groupby(["cell_id", "gpu"])
+    return values[["x", measure.column]].median().reset_index()
 
 
 def ceilings_of(tables: Tables, groups: Iterable[Group], rate: str = OUTPUT.column) -> pd.DataFrame | None:
@@ -161,9 +145,8 @@ def ceilings_of(tables: Tables, groups: Iterable[Group], rate: str = OUTPUT.colu
     if limits is None:
         return None
     ids = {cell for group in groups for cell in group.rows["cell_id"]}
-    ceilings = limits[limits["cell_id"].isin(ids)].pivot_table(
-        index="cell_id", columns="rates", values=f"{rate}_ceiling"
-    )
+    of_cells = limits[limits["cell_id"].isin(ids)]
+    ceilings = of_cells.pivot_table(index="cell_id", columns="rates", values=f"{rate}_ceiling")
     return None if ceilings.empty else ceilings
 
 
@@ -192,11 +175,7 @@ def _draw(
         color = colours[str(gpu)].color if gpu in colours else INK
         ax.plot(rows["x"], rows[measure.column], linestyle="none", marker=INVALID, color=color, markersize=8)
     log2_axis(ax, group.rows["x"].unique())
-    if measure.is_share:
-        ax.set_ylim(0, max(1.05, limits[1] * 1.05))
-        ax.axhline(1, color=MUTED, linewidth=0.8)
-    else:
-        ratio_axis(ax, *limits)
+    ratio_axis(ax, *limits)
     if published is not None:
         _draw_published(ax, group.rows, colours, measure.column, published)
         if ceilings is not None:

@@ -63,10 +63,9 @@ def write_tables(tables: Tables, out: Path) -> None:
     out("folder for the figures"),
 )
 def main(args: Namespace) -> None:
-    """Draw the figures of a study."""
     load_study(args.study)
     tables = Tables(args.tables, args.parsed)
-    tables.need("cells", "cell_id", "outcome")
+    tables.need("cells")
     for name, figure in draw_figures(tables, args.out).items():
         print(f"{name}: {figure.get('missing', 'drawn')}")
     write_tables(tables, args.out)

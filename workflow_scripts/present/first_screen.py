@@ -1,32 +1,37 @@
 """The first screen of the page: one sentence and one picture per answer, the best settings, and one line of trust."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import pandas as pd
 
 from workflow_scripts.common.wording import listed, number, plural, sentence
-from workflow_scripts.present.best_settings import best_settings
-from workflow_scripts.present.blocks import Figure, Fold, Table, outcome_words
+from workflow_scripts.present.blocks import UNKNOWN, Figure, Finding, Fold, Table, outcome_words
 from workflow_scripts.present.by_knob import TOTAL
 from workflow_scripts.present.figures import FIGURES
-from workflow_scripts.present.ratio_by_sequences import speedups
-from workflow_scripts.present.report import Report, blocks_of
-from workflow_scripts.present.report_tables import MissingError, records
+from workflow_scripts.present.ratio_by_sequences import of_rates, speedups
+from workflow_scripts.present.report import Report
+from workflow_scripts.present.report_tables import RATE, MissingError, Tables, records
 from workflow_scripts.present.sentences import without_effect
-from workflow_scripts.present.series import means
+from workflow_scripts.present.series import PLACES, means
 from workflow_scripts.present.subjects import device_ratios, environments_compared, other_settings, sequence_limit
 from workflow_scripts.present.subjects.measured_or_predicted import predicted_in_words
 from workflow_scripts.present.subjects.where_measured import NOISY_PCT, host_load
-from workflow_scripts.present.words import DECIDED, explained, span
+from workflow_scripts.present.words import DECIDED, counted, duration, explained, span
 from workflow_scripts.study.progress import clock
-from workflow_scripts.study.setting_words import setting_phrase, shortly
+from workflow_scripts.study.setting_words import setting_phrase, settings_in_words, shortly
 
 MOST_DEVICES = 2
 # A larger share of a repeat in which the engine drains is told.
 MUCH_DRAIN = 0.1
+TIMES, WAIT = ("tpot_s_p50", "ttft_s_p50"), "queue_s_p50"
+# A wait for a free place is told if it is more than this share of the time to the first token.
+WORTH_SAYING = 0.05
+# A longer table of the fastest settings is folded.
+MOST_OPEN = 10
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,6 @@ class FirstScreen:
 
 
 def first_screen(report: Report) -> FirstScreen:
-    """The first screen of a study's report."""
     parts = {
         environments_compared.SUBJECT.id: (_environments, environments_compared.environments),
         sequence_limit.SUBJECT.id: (_throughput, sequence_limit.throughput),
@@ -71,17 +75,13 @@ def first_screen(report: Report) -> FirstScreen:
             sentences = list(told(report))
         except MissingError:
             continue
-        answers.append(Answer(section, sentences, _figure(report, draw.__name__)))
+        figure = next((block for block in FIGURES[draw.__name__](report) if isinstance(block, Figure)), None)
+        answers.append(Answer(section, sentences, figure))
     if not any(answer.sentences for answer in answers):
         measured = report.grid["outcome"].eq("ok").any()
         said_instead = "No two measured cells can be compared." if measured else "Nothing has been measured yet."
         answers = [Answer("cells", [said_instead], None)]
-    trust = [*_simulated(report), *_cells(report), *_starts(report), *_load(report), *_versions(report)]
-    return FirstScreen(_unfinished(report), answers, trust, best_settings(report))
-
-
-def _figure(report: Report, name: str) -> Figure | None:
-    return next((block for block in blocks_of(FIGURES[name], report) if isinstance(block, Figure)), None)
+    return FirstScreen(_unfinished(report), answers, list(_trust(report)), best_settings(report))
 
 
 def _unfinished(report: Report) -> Unfinished | None:
@@ -93,18 +93,16 @@ def _unfinished(report: Report) -> Unfinished | None:
 
 
 def _environments(report: Report) -> Iterator[str]:
-    """The verdicts on each environment with the largest ratio, and what changed by itself."""
     pairs = environments_compared.pairs(report.tables)
     for (gpu, value), rows in list(pairs.groupby(["gpu", "value"], sort=False))[:MOST_DEVICES]:
-        counted = ", ".join(f"{count} {verdict}" for verdict, count in rows["verdict"].value_counts().items())
         largest = rows.iloc[0]
         ends = span(largest[["ratio_low", "ratio_high"]])
         yield (
-            f"{value} instead of {largest['baseline']} on {gpu}: {counted}. The largest ratio is "
+            f"{value} instead of {largest['baseline']} on {gpu}: {counted(rows['verdict'])}. The largest ratio is "
             f"{number(largest['ratio'])} ({ends or 'no interval'})."
         )
-    for block in environments_compared.changed_by_itself(report):
-        yield from (finding.sentence for finding in block.findings[:MOST_DEVICES])
+    changed = environments_compared.changed_by_itself(report)
+    yield from (block.sentence for block in islice(changed, MOST_DEVICES) if isinstance(block, Finding))
 
 
 def _throughput(report: Report) -> Iterator[str]:
@@ -114,24 +112,22 @@ def _throughput(report: Report) -> Iterator[str]:
     for gpu, of_one in group.rows.groupby("gpu", sort=False):
         at = means(of_one, [TOTAL.column], "x")[TOTAL.column].reindex(ends)
         if at.notna().all():
-            share = of_one.reindex(columns=["x", sequence_limit.DRAIN]).groupby("x").median().loc[ends[1]].item()
+            share = of_one.groupby("x")[sequence_limit.DRAIN].median().loc[ends[1]]
             fewer = f", with fewer running in the last {100 * share:.0f} %" if share > MUCH_DRAIN else ""
-            times = number(at[ends[1]] / at[ends[0]])
-            grown.append(f"{times} times the total tokens/s on {gpu} ({span(at)}) over whole repeats{fewer}")
+            by = number(at[ends[1]] / at[ends[0]])
+            grown.append(f"{by} times the total tokens/s on {gpu} ({span(at)}) over whole repeats{fewer}")
     if grown:
         yield f"{sentence(setting_phrase(knob, ends[1]))} instead of {shortly(knob, *ends)}: {grown[0]}."
     published = sequence_limit.published_rates(report.tables, set(group.rows["cell_id"]))
     if published is not None:
         rows = group.rows.assign(published=group.rows["cell_id"].map(published)).dropna(subset="published")
-        columns = ["published", TOTAL.column]
-        of_gpus = {gpu: means(of_one, columns, "x") for gpu, of_one in rows.groupby("gpu", sort=False)}
-        pairs = pd.concat(of_gpus, names=["gpu"]).reset_index()
-        pairs["times"] = pairs["published"] / pairs[TOTAL.column]
-        of_first = pairs[pairs["gpu"] == pairs["gpu"].iloc[0]]
-        worst = of_first.loc[of_first["times"].idxmax()]
+        gpu = rows["gpu"].iloc[0]
+        both = means(rows[rows["gpu"] == gpu], ["published", TOTAL.column], "x")
+        times = both["published"] / both[TOTAL.column]
+        x = times.idxmax()
         yield (
-            f"Published for {worst['gpu']} with {setting_phrase(knob, worst['x'])}: {worst['published']:,.0f} tokens/s,"
-            f" {number(worst['times'])} times what was measured."
+            f"Published for {gpu} with {setting_phrase(knob, x)}: {both['published'][x]:,.0f} tokens/s, "
+            f"{number(times[x])} times what was measured."
         )
 
 
@@ -140,15 +136,14 @@ def _devices(report: Report) -> Iterator[str]:
     with suppress(MissingError):
         yield from (told + why for _, told, why in list(speedups(report.tables))[:MOST_DEVICES])
         return
-    ratios = report.tables.need("ratios")
-    of_rates = ratios[ratios["metric"] == "output_tokens_per_s"]
-    for (a, b), rows in list(of_rates.groupby(["gpu_a", "gpu_b"], sort=False))[:MOST_DEVICES]:
+    ratios = of_rates(report.tables.need("ratios"))
+    for (a, b), rows in list(ratios.groupby(["gpu_a", "gpu_b"], sort=False))[:MOST_DEVICES]:
         known = rows["explanation"].where(rows["explanation"] != "none").dropna()
         why = "no single ratio of the devices is shown to explain it"
         if len(known):
             most = known.value_counts()
             why = f"it is shown to be the ratio of {explained(most.index[0])} in {most.iloc[0]} of {len(rows)}"
-        if "cannot_show" in rows and rows["cannot_show"].notna().any():
+        if rows["cannot_show"].notna().any():
             why = "this machine cannot show whether memory bandwidth explains it"
         of_settings = f"{len(rows)} settings" if len(rows) > 1 else "one setting"
         yield f"{a} against {b}: {span(rows['ratio'])} times over {of_settings}; {why}."
@@ -160,43 +155,51 @@ def _changes(report: Report) -> Iterator[str]:
     shown = rows["verdict"].isin(DECIDED)
     own = rows[shown & (rows["gpu"] == next((gpu for gpu in report.tables.devices if gpu in set(rows["gpu"])), None))]
     for row in records((own if len(own) else rows[shown]).head(1)):
-        yield f"{row['label']}: {_times(row)} the output tokens/s on {row['gpu']}."
+        interval = span([row["ratio_low"], row["ratio_high"]])
+        times = f"{number(row['ratio'])} times" + (f" ({interval})" if interval else "")
+        yield f"{row['label']}: {times} the output tokens/s on {row['gpu']}."
     yield from without_effect(
         rows[~shown & (rows["about"] != "engine") & ~rows["about"].isin(rows.loc[shown, "about"])]
     )
 
 
-def _times(row: dict[str, Any]) -> str:
-    """A ratio with its interval."""
-    interval = span([row["ratio_low"], row["ratio_high"]])
-    return f"{number(row['ratio'])} times" + (f" ({interval})" if interval else "")
-
-
-def _simulated(report: Report) -> Iterator[tuple[str, str]]:
+def _trust(report: Report) -> Iterator[tuple[str, str]]:
     cells = report.tables.cells
-    if "source" in cells and len(gpus := cells.loc[cells["source"] == "simulated", "gpu"].unique()):
+    if len(gpus := cells.loc[cells["source"] == "simulated", "gpu"].unique()):
         yield "Simulated", f"{listed(map(str, gpus))}: these numbers are made up and say nothing about a GPU"
+    yield "Cells", ", ".join(_cells(report))
+    yield "Measured", _starts(report)
+    with suppress(MissingError):
+        load, noisy = host_load(report)
+        above = f"above {NOISY_PCT:g} % of the CPU in {len(noisy)} of {len(load)} measured cells"
+        yield "Load by others", above if len(noisy) else f"never above {NOISY_PCT:g} % of the CPU"
+    versions = cells.dropna(subset="engine_version").groupby("engine", sort=False)["engine_version"].unique()
+    named = [
+        version if version[:1].isalpha() else f"{engine} {version}"
+        for engine, of_one in versions.items()
+        for version in of_one
+    ]
+    if named:
+        yield "Versions", ", ".join(dict.fromkeys(named))
 
 
-def _cells(report: Report) -> Iterator[tuple[str, str]]:
+def _cells(report: Report) -> Iterator[str]:
     elsewhere = report.grid["source"].eq("imported").to_numpy(dtype=bool)
     outcomes = report.grid.loc[~elsewhere, "outcome"]
-    counted = [f"{outcomes.eq('ok').sum()} of {len(outcomes)} measured"]
+    yield f"{outcomes.eq('ok').sum()} of {len(outcomes)} measured"
     for outcome in ("infeasible", "timeout", "engine_error", "invalid"):
         if count := outcomes.eq(outcome).sum():
-            counted.append(f"{count} {outcome_words(outcome)}")
+            yield f"{count} {outcome_words(outcome)}"
     estimates = report.tables.get("estimates")
     if estimates is not None:
-        counted += predicted_in_words(estimates)
+        yield from predicted_in_words(estimates)
     elif missing := outcomes.eq("missing").sum():
-        counted.append(f"{missing} not run yet")
+        yield f"{missing} not run yet"
     if elsewhere.any():
-        counted.append(f"{elsewhere.sum()} imported from runs elsewhere")
-    yield "Cells", ", ".join(counted)
+        yield f"{elsewhere.sum()} imported from runs elsewhere"
 
 
-def _starts(report: Report) -> Iterator[tuple[str, str]]:
-    """How often each cell was measured, and how far the starts of one cell are apart."""
+def _starts(report: Report) -> str:
     cells = report.tables.cells
     starts = cells.groupby("cell_id")["start"].nunique()
     several = starts.max() > 1
@@ -206,25 +209,84 @@ def _starts(report: Report) -> Iterator[tuple[str, str]]:
         apart = 100 * (medians.max() / medians.min() - 1)[starts > 1].dropna()
         told += f", {span(starts[starts > 0])} starts per cell"
         told += f", which differ by at most {number(apart.max())} %" if len(apart) else ""
-    yield "Measured", told
+    return told
 
 
-def _load(report: Report) -> Iterator[tuple[str, str]]:
-    try:
-        load, noisy = host_load(report)
-    except MissingError:
-        return
-    above = f"above {NOISY_PCT:g} % of the CPU in {len(noisy)} of {len(load)} measured cells"
-    yield "Load by others", above if len(noisy) else f"never above {NOISY_PCT:g} % of the CPU"
+def best_settings(report: Report) -> Table | Fold | None:
+    """The table, the largest model with the most work first; None if no cell has a rate."""
+    tables, recommended = report.tables, report.tables.get("recommendations")
+    cells = report.grid[(report.grid["outcome"] == "ok") & report.grid["comparable"].eq(True)]
+    means_of = means(tables.cells, [RATE, *TIMES, WAIT])
+    cells = cells[cells["cell_id"].isin(means_of.index[means_of[RATE].notna()])]
+    if cells.empty:
+        return None
+    best: dict[Hashable, dict[str, Any]] = {}
+    if recommended is not None:
+        fastest = recommended[recommended["role"] == "best_throughput"]
+        best = dict(zip(zip(*(fastest[name] for name in PLACES), strict=True), records(fastest), strict=True))
+    measured = tables.cells[tables.cells["cell_id"].isin(cells["cell_id"])]
+    size = measured.groupby("model")["model_weights_gib"].max().fillna(0)
+    tokens = measured.assign(tokens=measured[RATE] * measured["wall_s"]).groupby(PLACES)["tokens"].sum()
+    places = sorted(cells.groupby(PLACES, sort=False), key=lambda of: (size[of[0][1]], tokens[of[0]]), reverse=True)
+    rows = [_row(tables, of_place, means_of, best.get(names)) for names, of_place in places]
+    headings = ["Model and workload", "Device", "Fastest setting"]
+    headings += ["Output tokens/s", "Per token", "First token", "Of ceiling"]
+    note = "Means over starts (95 % interval). Settings of a row are not shown to differ. First tokens include waiting."
+    table = Table("Fastest settings", headings, rows, [False] * 3 + [True] * 4, note)
+    return table if len(rows) <= MOST_OPEN else Fold(f"Fastest settings of {len(rows)} combinations", [table])
 
 
-def _versions(report: Report) -> Iterator[tuple[str, str]]:
-    cells = report.tables.cells
-    if "engine_version" in cells and cells["engine_version"].notna().any():
-        versions = cells.dropna(subset="engine_version").groupby("engine", sort=False)["engine_version"].unique()
-        named = [
-            version if version[:1].isalpha() else f"{engine} {version}"
-            for engine, of_one in versions.items()
-            for version in map(str, of_one)
-        ]
-        yield "Versions", ", ".join(dict.fromkeys(named))
+def _row(tables: Tables, cells: pd.DataFrame, means_of: pd.DataFrame, best: dict[str, Any] | None) -> list[str]:
+    """The row of a place; it does not depend on which of several tied settings has the highest mean.
+
+    Without a recommendation it is the setting with the highest mean, which no test compared with the others.
+    """
+    first = cells.iloc[0]
+    if best is None:
+        members = cells[cells["cell_id"] == means_of.loc[cells["cell_id"], RATE].idxmax()]
+        words = f"{first['engine']}: {best_in_words(members, cells, tables.knobs)}"
+    else:
+        cells = cells[cells["engine"].isin(cells.loc[cells["cell_id"] == best["cell_id"], "engine"])]
+        ties = best["ties"].split(", ") if isinstance(best["ties"], str) else []
+        members = cells[cells["knobs"].isin([best["knobs"], *ties])]
+        words = best_in_words(members, cells, tables.knobs)
+    of_them = means_of.loc[members["cell_id"]]
+    rate = span(of_them[RATE])
+    if best is not None and len(members) == 1 and (ends := span([best[f"{RATE}_low"], best[f"{RATE}_high"]])):
+        rate = f"{number(best[RATE])} ({ends})"
+    times = [of_them[name].dropna() for name in TIMES]
+    latencies = [duration(values.min(), values.max()) if len(values) else UNKNOWN for values in times]
+    waits = of_them[WAIT].dropna()
+    if len(waits) and waits.max() > WORTH_SAYING * times[1].max():
+        latencies[1] += f", waits {duration(waits.min(), waits.max())}"
+    return [f"{first['model']}, {first['workload']}", first["gpu"], words, rate, *latencies, _of_limit(tables, members)]
+
+
+def best_in_words(members: pd.DataFrame, cells: pd.DataFrame, knobs: Sequence[str]) -> str:
+    """The best setting in words; `members` are the best cell and those not shown to be slower, `cells` all of them."""
+    varied = [knob for knob in knobs if cells[knob].nunique(dropna=False) > 1]
+    if len(cells) == 1:
+        only = settings_in_words(members, [knob for knob in knobs if members[knob].notna().any()])[0]
+        return f"{sentence(only)} (the only one)"
+    if len(members) == 1:
+        return f"{sentence(settings_in_words(members, varied)[0])} (of {len(cells)})"
+    if len(members) == len(cells):
+        return f"No difference shown between {len(cells)} settings"
+    fixed = [knob for knob in varied if members[knob].nunique(dropna=False) == 1]
+    moving = [knob for knob in varied if knob not in fixed]
+    values = members[fixed].astype("string").fillna("").iloc[0]
+    alike = (cells[fixed].astype("string").fillna("") == values).all(axis=1)
+    if fixed and alike.sum() == len(members):
+        tied = listed(settings_in_words(members.sort_values(moving), moving), "or")
+        return f"{sentence(settings_in_words(members.head(1), fixed)[0])}; {tied}"
+    return f"{plural(len(members), 'setting')} tied, of {len(cells)}"
+
+
+def _of_limit(tables: Tables, members: pd.DataFrame) -> str:
+    limits = tables.get("limits")
+    if limits is None:
+        return UNKNOWN
+    rows = limits[limits["cell_id"].isin(members["cell_id"]) & limits["factor"].notna()]
+    # If a device's rates have two sources, the data sheet is preferred.
+    rows = rows[rows["rates"] == rows["rates"].min()]
+    return f"{span(100 * rows.groupby('cell_id')['factor'].median())} %" if len(rows) else UNKNOWN

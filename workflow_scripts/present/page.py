@@ -19,11 +19,10 @@ import jinja2
 
 from workflow_scripts.common.command import STUDY, TABLES, command, option, out
 from workflow_scripts.common.files import read_json, write_text
-from workflow_scripts.present.blocks import Absent, Figure, Findings, Fold
+from workflow_scripts.present.blocks import Absent, Figure, Finding, Findings, Fold, Text
 from workflow_scripts.present.first_screen import first_screen
-from workflow_scripts.present.page_data import packed, page_data
+from workflow_scripts.present.page_data import packed, page_data, timelines
 from workflow_scripts.present.page_script import joined
-from workflow_scripts.present.page_timelines import timelines
 from workflow_scripts.present.report import REPORT, Report, blocks_of
 from workflow_scripts.present.report_tables import Tables
 from workflow_scripts.present.subject import Subject
@@ -44,7 +43,8 @@ def render(report: Report, study_file: Path) -> str:
         loader=jinja2.FileSystemLoader(REPORT), autoescape=True, undefined=jinja2.StrictUndefined
     )
     digest = report.tables.folder / DIGEST
-    environment.filters["sha256"] = _sha256
+    # The page's policy allows only inline styles and scripts with such a digest.
+    environment.filters["sha256"] = lambda text: base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
     environment.filters["type_name"] = lambda block: type(block).__name__.lower()
     return environment.get_template("page.html.j2").render(
         title=f"kvsweep: study {report.study.name}",
@@ -56,20 +56,16 @@ def render(report: Report, study_file: Path) -> str:
         timelines=timelines(report.tables),
         # With this digest of the study another report is compared.
         digest=packed(read_json(digest)) if digest.exists() else None,
-        sections=_filled(SECTIONS, report),
-        appendix=_filled(APPENDIX, report),
+        sections=[_section(subject, report) for subject in SECTIONS if subject.is_in(report.study)],
+        appendix=[_section(subject, report) for subject in APPENDIX if subject.is_in(report.study)],
     )
-
-
-def _filled(subjects: Sequence[Subject], report: Report) -> list[dict[str, Any]]:
-    return [_section(subject, report) for subject in subjects if subject.is_in(report.study)]
 
 
 def _section(subject: Subject, report: Report) -> dict[str, Any]:
     """What the template needs of a section: its first findings in one sentence each, all others, and its blocks."""
     told = [block for part in subject.findings for block in blocks_of(part, report)]
-    findings = [finding for block in told if isinstance(block, Findings) for finding in block.findings]
-    notes = " ".join(block.note for block in told if isinstance(block, Findings) and block.note)
+    findings = [block for block in told if isinstance(block, Finding)]
+    notes = " ".join(block.text for block in told if isinstance(block, Text))
     blocks = [block for part in subject.parts for block in blocks_of(part, report)]
     shown = [block for block in blocks if not isinstance(block, Absent)]
     absent = [block for block in (*told, *blocks) if isinstance(block, Absent)]
@@ -108,11 +104,6 @@ def _together(absent: Sequence[Absent]) -> str:
     return "; ".join(f"{reason} ({', '.join(whats)})" if whats else reason for reason, whats in lacking.items())
 
 
-def _sha256(text: str) -> str:
-    """Digest of an inline style or script; the page's policy allows only texts with such a digest."""
-    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-
-
 @command(
     "report",
     STUDY,
@@ -124,9 +115,8 @@ def _sha256(text: str) -> str:
     out("the HTML file to write"),
 )
 def main(args: Namespace) -> None:
-    """Write the report of a study."""
     prepared = args.prepared or args.cells.parent / "prepared"
     tables = Tables(args.tables, args.parsed or args.cells.parent / "parsed")
     report = Report(load_study(args.study), tables, args.figures, args.cells, prepared, args.out)
-    report.tables.need("cells", "cell_id", "outcome")
+    report.tables.need("cells")
     write_text(args.out, render(report, args.study))

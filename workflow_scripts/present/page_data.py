@@ -1,14 +1,20 @@
-"""The data that the page's views use: every cell with its repeats, limits and predictions.
+"""The data that the page's views use: every cell with its repeats, limits and predictions, and timelines of some cells.
 
 `page_data` makes the whole from the tables, and `packed` makes it a text for the page: JSON, compressed and in base64.
 Numbers keep five significant digits. A column without any value is left out; a value that is not known is null.
+
+A page cannot hold the timelines of a large study. It holds up to `MOST_CELLS` of them, of up to `MOST_BYTES` together:
+first that of the fastest cell of each device, engine, model and workload, then of the second fastest, and so on. For a
+long repeat it holds evenly chosen rows, and says how many there were. If a cell was started several times, its timeline
+is that of the first start.
 """
 
 import base64
 import gzip
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +24,11 @@ import pandas as pd
 from workflow_scripts.common.metrics import LATENCIES, METRICS
 from workflow_scripts.present.page_catalog import catalog
 from workflow_scripts.present.report import Report
-from workflow_scripts.present.report_tables import REPEAT
+from workflow_scripts.present.report_tables import REPEAT, MissingError, Tables
+from workflow_scripts.present.series import NAMES
 from workflow_scripts.present.style import COLOURS
 from workflow_scripts.present.subject import medians_by_cell
-from workflow_scripts.study.setting_words import setting, settings_in_words
-
-VERSION = 1
+from workflow_scripts.study.setting_words import knob_name, settings_in_words
 
 MEASURES = tuple(metric.column for metric in METRICS)
 # The serving table has these too, with further percentiles.
@@ -42,6 +47,27 @@ PREDICTIONS = ("quantity", "predicted", "low", "high", "measured", "error_pct", 
 # Lines of a log that the page shows, and bytes of its end in which they are looked for.
 LOG_LINES, LOG_BYTES = 12, 4096
 
+MOST_BYTES = 700_000
+MOST_CELLS = 128
+# Cells in the first batch that is read, and the growth of the batches: each reading searches a whole file.
+BATCH, GROWTH = 32, 4
+# Rows per repeat.
+MOST_ROWS: Mapping[str, int] = {"requests": 500, "steps": 1500, "trace": 400}
+COLUMNS: Mapping[str, tuple[str, ...]] = {
+    "requests": (
+        *("repeat", "prompt_tokens", "output_tokens", "queued_s", "scheduled_s", "first_token_s", "last_token_s"),
+        *("preemptions", "cached_prompt_tokens", "error"),
+    ),
+    "steps": (
+        *("repeat", "time_s", "running", "waiting", "kv_cache_usage", "prompt_tokens", "generation_tokens"),
+        *("preempted", "kv_tokens_live", "kv_slots_reserved"),
+    ),
+    "trace": (
+        *("repeat", "time_s", "memory_used_bytes", "process_memory_bytes"),
+        *("utilization_pct", "power_w", "sm_clock_mhz"),
+    ),
+}
+
 # A column of values; of texts that repeat, the different ones (`of`) and the place of each row's text among them.
 Column = list[Any] | dict[str, list[Any]]
 Columns = dict[str, Column]
@@ -55,8 +81,7 @@ def page_data(report: Report, study_file: Path) -> dict[str, Any]:
     """
     grid = report.grid.reset_index(drop=True)
     knobs = [name for name in report.tables.knobs if grid[name].notna().any()]
-    starts = grid.get("start", pd.Series(1, index=grid.index))
-    logs = pd.DataFrame([_log(report, *of) for of in zip(grid["cell_id"], starts, strict=True)], dtype=object)
+    logs = pd.DataFrame([_log(report, *of) for of in zip(grid["cell_id"], grid["start"], strict=True)], dtype=object)
     place = pd.Series(grid.index, index=grid["cell_id"])
     intervals = _intervals(report, place)
     scopes = intervals.drop_duplicates("cell").set_index("cell")["scope"]
@@ -67,11 +92,10 @@ def page_data(report: Report, study_file: Path) -> dict[str, Any]:
         log=logs[1],
         scope=scopes,
     )
-    words = [
-        {"name": name.removeprefix("knob_"), "words": setting(name, None).removesuffix(" default")} for name in knobs
-    ]
+    limits = report.tables.get("limits")
+    limits = None if limits is None else medians_by_cell(limits, "rates")
     return {
-        "version": VERSION,
+        "version": 1,
         "study": {
             "name": report.study.name,
             "question": report.study.question,
@@ -81,10 +105,11 @@ def page_data(report: Report, study_file: Path) -> dict[str, Any]:
             "beside": os.path.relpath(report.cells, report.out.parent),
         },
         "colours": COLOURS,
-        "knobs": words,
+        "knobs": [{"name": name.removeprefix("knob_"), "words": knob_name(name)} for name in knobs],
         "cells": columns_of(cells, [*OF_CELLS, "scope", "settings", "label", "log", "log_file", *knobs]),
         "repeats": columns_of(_repeats(report, place), ["cell", "start", "repeat", *MEASURES]),
-        "limits": columns_of(_limits(report, place), ["cell", "rates", *LIMITS]),
+        # One row per cell and source of the device's rates.
+        "limits": columns_of(_of_cells(limits, place), ["cell", "rates", *LIMITS]),
         "predictions": columns_of(_of_cells(report.tables.get("predictions"), place), ["cell", *PREDICTIONS]),
         "intervals": columns_of(intervals, ["cell", "measure", "value", "low", "high", "n"]),
         "catalog": catalog(),
@@ -175,18 +200,9 @@ def _repeats(report: Report, place: "pd.Series[int]") -> pd.DataFrame:
         shares = limits.sort_values("rates").groupby(REPEAT, sort=False)[["mbu", "mfu"]].first().reset_index()
         rows = rows.merge(shares, on=REPEAT, how="left")
     if served is not None:
-        known = served.reindex(columns=[*REPEAT, *SERVED]).drop_duplicates(REPEAT)
-        rows = rows.merge(known, on=REPEAT, how="left", suffixes=("", "_served"))
-        for name in SERVED:
-            if (other := f"{name}_served") in rows:
-                rows[name] = rows[other].where(rows[other].notna(), rows[name])
+        known = rows[REPEAT].merge(served[[*REPEAT, *SERVED]].drop_duplicates(REPEAT), how="left")
+        rows = known.set_index(rows.index).combine_first(rows)
     return _of_cells(rows, place)
-
-
-def _limits(report: Report, place: "pd.Series[int]") -> pd.DataFrame:
-    """One row per cell and source of the device's rates."""
-    limits = report.tables.get("limits")
-    return pd.DataFrame() if limits is None else _of_cells(medians_by_cell(limits, "rates"), place)
 
 
 def _intervals(report: Report, place: "pd.Series[int]") -> pd.DataFrame:
@@ -196,7 +212,7 @@ def _intervals(report: Report, place: "pd.Series[int]") -> pd.DataFrame:
     served = _of_cells(report.tables.get("serving_summary"), place)
     of_servers = [measure for measure in MEASURES if f"{measure}_low" in served]
     for measure in of_servers:
-        part = served.reindex(columns=["cell", measure, f"{measure}_low", f"{measure}_high", "repeats", "scope"])
+        part = served[["cell", measure, f"{measure}_low", f"{measure}_high", "repeats", "scope"]]
         parts.append(part.set_axis([c for c in columns if c != "measure"], axis=1).assign(measure=measure))
     others = _of_cells(report.tables.get("intervals"), place)
     if len(others):
@@ -206,3 +222,63 @@ def _intervals(report: Report, place: "pd.Series[int]") -> pd.DataFrame:
         parts.append(others.rename(columns={"repeats": "n"})[columns])
     known = [part.dropna(subset=["low", "high"]) for part in parts]
     return pd.concat([part for part in known if len(part)] or parts)
+
+
+def timelines(tables: Tables, most_bytes: int = MOST_BYTES) -> dict[str, str]:
+    """Packed timelines by cell, in the order of interest, up to `most_bytes` together."""
+    chosen: dict[str, str] = {}
+    size = 0
+    for cell_id, timeline in _timelines(tables):
+        text = packed(timeline)
+        size += len(text)
+        if size > most_bytes:
+            break
+        chosen[cell_id] = text
+    return chosen
+
+
+def _timelines(tables: Tables) -> Iterator[tuple[str, dict[str, Any]]]:
+    order, size = _cells_by_interest(tables)[:MOST_CELLS], BATCH
+    while order:
+        ids, order = order[:size], order[size:]
+        size *= GROWTH
+        facts = {}
+        for name in COLUMNS:
+            with suppress(MissingError):
+                facts[name] = tables.facts(name, ids)
+        counts = {name: rows["cell_id"].value_counts() for name, rows in facts.items()}
+        parts = {name: dict(iter(_chosen(name, rows).groupby("cell_id", sort=False))) for name, rows in facts.items()}
+        for cell_id in ids:
+            if any(cell_id in of_cells for of_cells in parts.values()):
+                timeline = {
+                    name: {
+                        "columns": columns_of(of_cells.get(cell_id, facts[name].head(0)), COLUMNS[name], digits=9),
+                        "rows": int(counts[name].get(cell_id, 0)),
+                    }
+                    for name, of_cells in parts.items()
+                }
+                yield cell_id, timeline
+
+
+def _cells_by_interest(tables: Tables) -> list[str]:
+    cells = tables.cells
+    ran = cells[cells["repeat"].notna()]
+    if ran.empty:
+        return []
+    rates = ran.groupby("cell_id", sort=False)["output_tokens_per_s"].median()
+    first = ran.drop_duplicates("cell_id").set_index("cell_id")
+    rank = rates.groupby([first[name] for name in NAMES], sort=False).rank(ascending=False, method="first")
+    return list(rank.sort_values(kind="stable").index)
+
+
+def _chosen(name: str, rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of cells, at most `MOST_ROWS` per repeat."""
+    most = MOST_ROWS[name]
+    of_repeat = rows.groupby(["cell_id", "repeat"])["repeat"]
+    place, count = of_repeat.cumcount(), of_repeat.transform("size")
+    # Row r is kept if it is the first in one of `most` equal parts.
+    part = (place * most // count).where(count > most, place)
+    kept = rows[~rows[["cell_id", "repeat"]].assign(part=part).duplicated()]
+    # Times keep a tenth of a millisecond, in a repeat of any length.
+    times = {column: kept[column].round(4) for column in COLUMNS[name] if column.endswith("_s") and column in kept}
+    return kept.assign(**times)

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
@@ -46,14 +46,16 @@ class Plot:
     """A figure that can be drawn in any width.
 
     `alt` is the description for a reader who cannot see the figure. `sources` are the kinds of numbers in it (measured,
-    predicted, published). `repeats` is the number of timed passes behind a mark. `notes` say what was left out or
-    combined to keep the figure legible.
+    predicted, published). Of its `panels`, the first `most` are drawn; `panels_are` says what they are. `repeats` is
+    the number of timed passes behind a mark. `notes` say what was left out or combined to keep the figure legible.
     """
 
     title: str
     alt: str
     sources: Sequence[str]
     panels: Sequence[Panel]
+    panels_are: str = "panels"
+    most: int = MAX_PANELS
     x_label: str = ""
     y_label: str = ""
     handles: Sequence[Artist] = ()
@@ -61,16 +63,25 @@ class Plot:
     notes: Sequence[str] = field(default_factory=tuple)
     panel_height_in: float = 2.7
 
+    @property
+    def drawn(self) -> Sequence[Panel]:
+        return self.panels[: self.most]
+
     def describe(self) -> dict[str, Any]:
-        """What the page says about the figure, as JSON values."""
-        return {of: getattr(self, of) for of in ("title", "alt", "repeats")} | {
-            "sources": list(self.sources),
-            "notes": list(self.notes),
-        }
+        """What the page says of the figure.
+
+        >>> Plot("", "", [], [Panel(str(i), print) for i in range(14)], "models and workloads").describe()["notes"]
+        ['12 of 14 models and workloads are drawn, those with the most cells; the tables hold all']
+        """
+        notes = list(self.notes)
+        if len(self.panels) > self.most:
+            few = f"{self.most} of {len(self.panels)} {self.panels_are} are drawn, those with the most cells"
+            notes.insert(0, f"{few}; the tables hold all")
+        told = {of: getattr(self, of) for of in ("title", "alt", "repeats")}
+        return told | {"sources": list(self.sources), "notes": notes}
 
 
 def use_style() -> None:
-    """Set matplotlib's defaults for every figure drawn afterwards."""
     import seaborn as sns  # takes as long as a small page, which draws nothing
 
     mpl.use("agg")
@@ -97,7 +108,6 @@ def key(label: str, color: str = INK, linestyle: LineStyle = "-", **style: Any) 
 
 
 def mark_handles(named: Mapping[str, Mark], **style: Any) -> list[Artist]:
-    """Legend entries for what differs by colour and mark."""
     return [key(name, m.color, marker=m.marker, **style) for name, m in named.items() if name]
 
 
@@ -107,26 +117,28 @@ def hide_y(ax: Axes) -> None:
     ax.spines["left"].set_visible(False)
 
 
-def plain_log_ticks(axis: Axis, low: float, high: float, most: int) -> None:
-    """Set ticks of a logarithmic axis at 1, 2 and 5 of each decade, more on a short axis, fewer if there are many."""
+def set_ticks(axis: Axis, ticks: Sequence[float], form: str = "{:g}") -> None:
+    axis.set_major_locator(FixedLocator(ticks))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: form.format(value)))
+
+
+def plain_log_axis(ax: Axes, which: Literal["x", "y"], low: float, high: float, most: int) -> None:
+    """Set a logarithmic axis with ticks at 1, 2 and 5 of each decade, more on a short axis, fewer if there are many."""
+    ax.set(**{f"{which}scale": "log", f"{which}lim": (low, high)})
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     short = high / low < SHORT_AXIS
     for steps in ((1, 1.5, 2, 3, 4, 5, 7),) if short else ((1, 2, 5), (1, 3), (1,)):
         ticks = [step * 10.0**decade for decade in decades for step in steps if low <= step * 10.0**decade <= high]
         if len(ticks) <= most:
             break
-    axis.set_major_locator(FixedLocator(ticks))
-    axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+    set_ticks(ax.xaxis if which == "x" else ax.yaxis, ticks, "{:,.10g}")
 
 
 def log2_axis(ax: Axes, values: Iterable[float]) -> None:
-    """Set a base-2 x axis with exactly these values as ticks."""
     ticks = sorted(values)
     ax.set_xscale("log", base=2)
-    ax.xaxis.set_major_locator(FixedLocator(ticks))
-    ax.xaxis.set_minor_locator(NullLocator())
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    set_ticks(ax.xaxis, ticks)
     if len(ticks) > 9:
         ax.tick_params(axis="x", labelsize=7)
     ax.set_xlim(ticks[0] / 1.2, ticks[-1] * 1.2)
@@ -138,10 +150,7 @@ def ratio_axis(ax: Axes, low: float, high: float) -> None:
     On a narrower axis a difference of one per cent would look like a result.
     """
     widen = max(4 / (high / low), 1.25) ** 0.5
-    low, high = low / widen, high * widen
-    ax.set_yscale("log")
-    ax.set_ylim(low, high)
-    plain_log_ticks(ax.yaxis, low, high, most=12)
+    plain_log_axis(ax, "y", low / widen, high * widen, most=12)
 
 
 def write_label(ax: Axes, y: float, text: str) -> None:
@@ -151,33 +160,24 @@ def write_label(ax: Axes, y: float, text: str) -> None:
     label.set_in_layout(False)
 
 
-def some_panels(panels: Sequence[Panel], what: str, most: int = MAX_PANELS) -> tuple[Sequence[Panel], list[str]]:
-    """At most this many panels, and a note that says what is not drawn.
-
-    >>> shown, notes = some_panels([Panel(str(i), print) for i in range(14)], "models and workloads")
-    >>> len(shown), notes
-    (12, ['12 of 14 models and workloads are drawn, those with the most cells; the tables hold all'])
-    """
-    if len(panels) <= most:
-        return panels, []
-    note = f"{most} of {len(panels)} {what} are drawn, those with the most cells; the tables hold all"
-    return panels[:most], [note]
-
-
 def write_plot(plot: Plot, folder: Path, name: str) -> None:
     """Write `{name}.svg` and `{name}.png` in page width, and `{name}.column.svg` in column width."""
-    columns = {1: 1, 2: 2, 4: 2}.get(len(plot.panels), 3)
+    columns = {1: 1, 2: 2, 4: 2}.get(len(plot.drawn), 3)
     wide = _drawn(plot, columns, SINGLE_WIDTH_IN if columns == 1 else PAGE_WIDTH_IN)
     write_bytes(folder / f"{name}.svg", _svg(wide, plot))
-    write_bytes(folder / f"{name}.png", _png(wide))
-    plt.close(wide)
+    wide.set_facecolor("white")
+    wide.set_dpi(PNG_DPI)
+    FigureCanvasAgg(wide).print_png(png := io.BytesIO())
+    write_bytes(folder / f"{name}.png", png.getvalue())
     narrow = _drawn(plot, 1, COLUMN_WIDTH_IN)
     write_bytes(folder / f"{name}.column.svg", _svg(narrow, plot))
+    plt.close(wide)
     plt.close(narrow)
 
 
 def _drawn(plot: Plot, columns: int, width_in: float) -> Any:
-    rows = math.ceil(len(plot.panels) / columns)
+    panels = plot.drawn
+    rows = math.ceil(len(panels) / columns)
     title = textwrap.fill(plot.title, int(width_in * 11.5))
     # A legend entry needs the width of its text plus six letters.
     letters = int(width_in * 13.9)
@@ -186,7 +186,7 @@ def _drawn(plot: Plot, columns: int, width_in: float) -> Any:
     legend_lines = math.ceil(sum(label.count("\n") + 1 for label in labels) / legend_columns)
     head_in = LINE_IN * (title.count("\n") + 1 + legend_lines) + 0.12
     heights_in = [
-        max(panel.height_in or plot.panel_height_in for panel in plot.panels[row * columns : (row + 1) * columns])
+        max(panel.height_in or plot.panel_height_in for panel in panels[row * columns : (row + 1) * columns])
         for row in range(rows)
     ]
     body_in = sum(heights_in)
@@ -198,30 +198,26 @@ def _drawn(plot: Plot, columns: int, width_in: float) -> Any:
             handles=list(plot.handles), labels=labels, loc="lower left", ncols=legend_columns, borderaxespad=0.2
         )
     grid = body.subplots(rows, columns, squeeze=False, height_ratios=heights_in)
-    for ax in grid.flat[len(plot.panels) :]:
+    for ax in grid.flat[len(panels) :]:
         ax.set_visible(False)
-    for i, (panel, ax) in enumerate(zip(plot.panels, grid.flat, strict=False)):
+    for i, (panel, ax) in enumerate(zip(panels, grid.flat, strict=False)):
         panel.draw(ax)
         lines = [textwrap.fill(line, int(width_in / columns * 12)) for line in panel.title.split("\n")]
         ax.set_title("\n".join(lines), fontsize=9)
         if i % columns == 0:
             ax.set_ylabel(plot.y_label)
-        if i + columns >= len(plot.panels):
+        if i + columns >= len(panels):
             ax.set_xlabel(plot.x_label)
     # The layout is computed once, not again for each file.
     figure.get_layout_engine().execute(figure)
     figure.set_layout_engine("none")
+    # Texts that would extend beyond their axes, into the next panel or off the page, shrink until they fit.
     for ax in figure.get_axes():
-        _fit_labels(ax)
+        for text in ax.texts:
+            room = ax.get_window_extent().width / max(text.get_window_extent().width, 1)
+            if room < 1:
+                text.set_fontsize(float(text.get_fontsize()) * room)
     return figure
-
-
-def _fit_labels(ax: Axes) -> None:
-    """Shrink texts that would extend beyond the axes, into the next panel or off the page, until they fit."""
-    for text in ax.texts:
-        room = ax.get_window_extent().width / max(text.get_window_extent().width, 1)
-        if room < 1:
-            text.set_fontsize(float(text.get_fontsize()) * room)
 
 
 def _svg(figure: Any, plot: Plot) -> bytes:
@@ -240,14 +236,6 @@ def _svg(figure: Any, plot: Plot) -> bytes:
     text = re.sub(r' style="([^"]*)"', lambda found: f' class="{styles[found[1]]}"', text)
     sheet = "".join(f".{name}{{{style}}}\n" for style, name in styles.items())
     return text.replace("</style>", f"{sheet}</style>").encode()
-
-
-def _png(figure: Any) -> bytes:
-    out = io.BytesIO()
-    figure.set_facecolor("white")
-    figure.set_dpi(PNG_DPI)
-    FigureCanvasAgg(figure).print_png(out)
-    return out.getvalue()
 
 
 def data_address(svg: Path) -> str:

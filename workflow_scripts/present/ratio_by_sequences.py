@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from workflow_scripts.common.wording import listed, number, plural
-from workflow_scripts.present.plot import Panel, Plot, key, log2_axis, mark_handles, some_panels
+from workflow_scripts.present.plot import Panel, Plot, key, log2_axis, mark_handles
 from workflow_scripts.present.ratio_plot import Reference, repeats_of_pairs
 from workflow_scripts.present.report_tables import MissingError, Tables, records
 from workflow_scripts.present.series import NAMES, Group, groups_varying
@@ -20,6 +20,11 @@ from workflow_scripts.present.style import COLOURS, INK, MUTED, Mark, marks
 MUCH_AT_POWER_LIMIT = 0.5
 _EXPECTED_COLOUR = COLOURS[3]
 _X_LABEL = "max-num-seqs (sequences)"
+_WITHOUT_WAITING: Mapping[str, Any] = {"marker": "D", "markersize": 4, "fillstyle": "none", "linestyle": "none"}
+
+
+def of_rates(ratios: pd.DataFrame) -> pd.DataFrame:
+    return ratios[ratios["metric"] == "output_tokens_per_s"]
 
 
 def groups_by_sequences(tables: Tables) -> list[Group]:
@@ -28,10 +33,9 @@ def groups_by_sequences(tables: Tables) -> list[Group]:
     Raises:
         MissingError: no two devices were compared at several numbers of sequences.
     """
-    ratios = tables.need("ratios", "gpu_a", "gpu_b", "metric", "ratio")
-    ratios = ratios[ratios["metric"] == "output_tokens_per_s"]
+    rows = of_rates(tables.need("ratios"))
     settings = tables.measured.drop_duplicates("cell_id")[[*NAMES, "knobs", "cell_id", *tables.knobs]]
-    rows = ratios.merge(settings.rename(columns={"gpu": "gpu_a"}), on=["gpu_a", *NAMES[1:], "knobs"])
+    rows = rows.merge(settings.rename(columns={"gpu": "gpu_a"}), on=["gpu_a", *NAMES[1:], "knobs"])
     rows = rows.assign(gpu=rows["gpu_a"] + " over " + rows["gpu_b"])
     groups = groups_varying(rows, "knob_max_num_seqs", tables.knobs, NAMES)
     return [_longest_series(group) for group in groups]
@@ -47,53 +51,36 @@ def _longest_series(group: Group) -> Group:
 
 
 def plot_by_sequences(groups: list[Group], references: Iterable[Reference]) -> Plot:
-    """The figure of the ratios, one panel for each group."""
-    references = [r for r in references if any(_known(group.rows, r.column) for group in groups)]
     rows = pd.concat([group.rows for group in groups])
+    references = [r for r in references if rows[r.column].notna().any()]
     handles = [key("observed (95 %)", marker="o")]
-    if _known(rows, "device_ratio"):
-        handles.append(key("without host waits", linestyle="none", marker="D", markersize=4, fillstyle="none"))
-    if is_expected := _known(rows, "expected_ratio"):
+    if rows["device_ratio"].notna().any():
+        handles.append(key("without host waits", **_WITHOUT_WAITING))
+    if is_expected := bool(rows["expected_ratio"].notna().any()):
         handles.append(Patch(color=_EXPECTED_COLOUR, alpha=0.35, label="expected (predicted)"))
     # A colour for each kind of rate, a dash for those that were measured.
     kinds = {r.label.partition(" (")[0]: r.color for r in references}
     handles += [key(name, color) for name, color in kinds.items()]
     handles += [key("rates as measured", MUTED, r.style) for r in references[-1:] if r.style != "-"]
-    panels = [Panel(group.title, partial(_draw_ratios, rows=group.rows, references=references)) for group in groups]
-    panels_shown, notes = some_panels(panels, "panels")
     return Plot(
         title="Ratio of devices by the number of sequences that may run at once",
         alt=" ".join(f"{group.title}: {ratios_in_words(group.rows)}." for group in groups[:4]),
         sources=[*sorted(rows["source"].unique()), *(["predicted"] if is_expected else []), "published"],
-        panels=panels_shown,
+        panels=[Panel(group.title, partial(_draw_ratios, rows=group.rows, references=references)) for group in groups],
         x_label=_X_LABEL,
         y_label="Ratio of output tokens/s",
         handles=handles,
         repeats=repeats_of_pairs(rows, "repeats_a", "repeats_b"),
-        notes=notes,
     )
 
 
-def plot_power(tables: Tables, groups: list[Group]) -> Plot:
-    """The figure of the power limit, one panel for each group whose devices report it.
-
-    Raises:
-        MissingError: no device reports it.
-    """
-    groups = [group for group in groups if _known(group.rows, "power_cap_share_a")]
+def power_limit(tables: Tables) -> Plot:
+    groups = [group for group in groups_by_sequences(tables) if group.rows["power_cap_share_a"].notna().any()]
     if not groups:
         raise MissingError("no compared device reports its power limit")
     devices = marks(tables.devices)
     named = dict.fromkeys(gpu for group in groups for side in "ab" for gpu in group.rows[f"gpu_{side}"])
     drawn = {"Samples at the power limit (%)": _draw_power, "SM clock (MHz), median and lowest": _draw_clocks}
-    panels, notes = some_panels(
-        [
-            Panel(f"{group.title * (len(groups) > 1)}\n{what}".strip(), partial(draw, rows=group.rows, named=devices))
-            for group in groups
-            for what, draw in drawn.items()
-        ],
-        "panels",
-    )
     clocks = [
         f"{row[f'gpu_{side}']}: {row[f'sm_clock_mhz_min_{side}']:,.0f} MHz at least."
         for group in groups
@@ -104,16 +91,15 @@ def plot_power(tables: Tables, groups: list[Group]) -> Plot:
         title="How often the power limit lowers the clocks, and how far",
         alt=" ".join(clocks),
         sources=["measured"],
-        panels=panels,
+        panels=[
+            Panel(f"{group.title * (len(groups) > 1)}\n{what}".strip(), partial(draw, rows=group.rows, named=devices))
+            for group in groups
+            for what, draw in drawn.items()
+        ],
         x_label=_X_LABEL,
         handles=mark_handles({name: devices[name] for name in named}),
-        notes=notes,
         panel_height_in=2.0,
     )
-
-
-def _known(rows: pd.DataFrame, column: str) -> bool:
-    return column in rows and bool(rows[column].notna().any())
 
 
 def _draw_ratios(ax: Axes, rows: pd.DataFrame, references: Iterable[Reference]) -> None:
@@ -122,17 +108,15 @@ def _draw_ratios(ax: Axes, rows: pd.DataFrame, references: Iterable[Reference]) 
         for value in rows[reference.column].dropna().unique():
             ax.axhline(value, color=reference.color, linestyle=reference.style, linewidth=1.2)
         drawn.append(rows[reference.column])
-    if _known(rows, "expected_ratio"):
+    if rows["expected_ratio"].notna().any():
         low, high = (rows[f"expected_ratio_{end}"].fillna(rows["expected_ratio"]) for end in ("low", "high"))
         ax.fill_between(rows["x"], low, high, color=_EXPECTED_COLOUR, alpha=0.25, linewidth=0)
         ax.plot(rows["x"], rows["expected_ratio"], color=_EXPECTED_COLOUR, linewidth=1)
         drawn += [low, high]
     ax.vlines(rows["x"], rows["ratio_low"], rows["ratio_high"], color=INK, linewidth=1.5)
     ax.plot(rows["x"], rows["ratio"], color=INK, marker="o")
-    if _known(rows, "device_ratio"):
-        ax.plot(
-            rows["x"], rows["device_ratio"], color=INK, marker="D", markersize=4, fillstyle="none", linestyle="none"
-        )
+    if rows["device_ratio"].notna().any():
+        ax.plot(rows["x"], rows["device_ratio"], color=INK, **_WITHOUT_WAITING)
     log2_axis(ax, rows["x"].unique())
     # An interval that is wider than everything else ends at the edge.
     values = np.concatenate([column.to_numpy(dtype=float) for column in drawn])
@@ -191,24 +175,22 @@ def ratios_in_words(rows: pd.DataFrame) -> str:
     ends = records(rows.iloc[[0, -1]])
     told = []
     for row, unit in zip(ends, (" times", ""), strict=True):
-        expected = row.get("expected_ratio", np.nan)
-        said = f" (expected {expected:.2f})" if expected == expected else ""
+        said = f" (expected {row['expected_ratio']:.2f})" if pd.notna(row["expected_ratio"]) else ""
         at = plural(int(row["x"]), "sequence") if unit else number(row["x"])
         told.append(f"{row['ratio']:.2f}{unit} at {at}{said}")
     return ", ".join(told)
 
 
 def _why(rows: pd.DataFrame) -> str:
-    first, last = records(rows.iloc[[0, -1]])
-    if not _known(rows, "weights_share_b"):
+    if rows["weights_share_b"].isna().all():
         return ""
-    shares = " and ".join(f"{100 * row['weights_share_b']:.0f} %" for row in (first, last))
-    return f" Reading weights takes {shares} of the time on {first['gpu_b']}."
+    shares = " and ".join(f"{100 * share:.0f} %" for share in rows["weights_share_b"].iloc[[0, -1]])
+    return f" Reading weights takes {shares} of the time on {rows['gpu_b'].iloc[0]}."
 
 
 def _limited(rows: pd.DataFrame) -> str:
     last = records(rows.tail(1))[0]
-    if limited := [side for side in "ab" if last.get(f"power_cap_share_{side}", 0) >= MUCH_AT_POWER_LIMIT]:
+    if limited := [side for side in "ab" if last[f"power_cap_share_{side}"] >= MUCH_AT_POWER_LIMIT]:
         shares = listed(f"{100 * last[f'power_cap_share_{x}']:.0f} % ({last[f'gpu_{x}']})" for x in limited)
         lowest = min(last[f"sm_clock_mhz_min_{side}"] for side in limited)
         return (
@@ -219,5 +201,5 @@ def _limited(rows: pd.DataFrame) -> str:
 
 def _bandwidths(row: Mapping[str, Any]) -> str:
     named = {"bandwidth_ratio": "data sheets", "measured_bandwidth_ratio": "measured"}
-    known = [f"{row[of]:.2f} ({source})" for of, source in named.items() if row.get(of, np.nan) == row[of]]
+    known = [f"{row[of]:.2f} ({source})" for of, source in named.items() if pd.notna(row[of])]
     return f"; memory bandwidths differ by {listed(known)}" if known else ""

@@ -8,9 +8,8 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from workflow_scripts.present.plot import LINE_IN, Panel, Plot, hide_y, key, mark_handles, some_panels, write_label
+from workflow_scripts.present.plot import LINE_IN, Panel, Plot, hide_y, key, mark_handles, set_ticks, write_label
 from workflow_scripts.present.report_tables import records
 from workflow_scripts.present.series import evenly, repeats_in_words
 from workflow_scripts.present.style import INK, MUTED, LineStyle, Mark
@@ -35,28 +34,22 @@ def plot_ratios(
     named: Mapping[str, Mark],
     *,
     title: str,
-    panels_are: str,
+    panels_are: str = "",
     repeats: Sequence[str] = (),
     references: Sequence[Reference] = (),
     interval: str = "95 % interval",
 ) -> Plot:
-    """One panel per value of `panel`; the panel with the most rows comes first."""
+    """One panel per value of `panel`, if there is such a column; the panel with the most rows comes first."""
+    rows = rows if "panel" in rows else rows.assign(panel="")
     references = [r for r in references if rows[r.column].notna().any()]
     all_rows = len(rows)
     rows = evenly(rows, ["panel", "label"], "ratio", MOST_DOTS)
-    limits = _limits(rows, ["ratio", "ratio_low", "ratio_high", "beside", *(r.column for r in references)])
+    columns = ["ratio", "ratio_low", "ratio_high", "beside", *(r.column for r in references)]
+    known = rows.reindex(columns=columns).to_numpy(dtype=float)
+    limits = min(np.nanmin(known), 1) / 1.06, max(np.nanmax(known), 1) * 1.06
     groups = sorted(rows.groupby("panel", sort=False), key=lambda item: -len(item[1]))
-    panels, notes = some_panels(
-        [
-            Panel(
-                str(panel),
-                partial(_draw, rows=part, named=named, limits=limits, references=references),
-                height_in=_lines_of(part) * LINE_IN + 0.75,
-            )
-            for panel, part in groups
-        ],
-        panels_are,
-    )
+    draw = partial(_draw, named=named, limits=limits, references=references)
+    notes = []
     if len(rows) < all_rows:
         notes.append(
             f"at most {MOST_DOTS} dots are drawn below a label, evenly from the lowest ratio to the highest; the table "
@@ -74,7 +67,11 @@ def plot_ratios(
         title=title,
         alt=_in_words(f"{title}, measured.", rows),
         sources=sorted({*rows["source"], *(["published"] if any("published" in r.label for r in references) else [])}),
-        panels=panels,
+        panels=[
+            Panel(str(panel), partial(draw, rows=part), height_in=_lines_of(part) * LINE_IN + 0.75)
+            for panel, part in groups
+        ],
+        panels_are=panels_are,
         x_label="Ratio (1: no difference)",
         handles=handles,
         repeats=repeats_of_pairs(rows, *repeats) if repeats else "",
@@ -109,7 +106,6 @@ def _draw(
     limits: tuple[float, float],
     references: Sequence[Reference],
 ) -> None:
-    """Draw each row as a dot with its interval, on a logarithmic axis of ratios, and each label above its dots."""
     for reference in references:
         for value in rows[reference.column].dropna().unique():
             ax.axvline(value, color=reference.color, linestyle=reference.style, linewidth=1.2)
@@ -132,12 +128,6 @@ def _draw(
     _ratio_axis(ax, *limits)
 
 
-def _limits(rows: pd.DataFrame, columns: Sequence[str]) -> tuple[float, float]:
-    """Ends of an axis that includes 1 and all values, with some margin."""
-    known = rows[[column for column in columns if column in rows]].to_numpy(dtype=float)
-    return min(np.nanmin(known), 1) / 1.06, max(np.nanmax(known), 1) * 1.06
-
-
 def _ratio_axis(ax: Axes, low: float, high: float) -> None:
     ax.set_xscale("log")
     ax.set_xlim(low, high)
@@ -146,19 +136,15 @@ def _ratio_axis(ax: Axes, low: float, high: float) -> None:
     for tick in TICKS:
         if low <= tick <= high and all(abs(math.log(tick / other)) > apart for other in ticks):
             ticks.append(tick)
-    ax.xaxis.set_major_locator(FixedLocator(ticks))
-    ax.xaxis.set_minor_locator(NullLocator())
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    set_ticks(ax.xaxis, ticks)
     ax.axvline(1, color=MUTED, linewidth=0.8, zorder=0)
 
 
 def repeats_of_pairs(rows: pd.DataFrame, *columns: str) -> str:
-    """How many repeats each side of a ratio has, in words."""
     return repeats_in_words(pd.concat([rows[column] for column in columns]).dropna())
 
 
 def _in_words(start: str, rows: pd.DataFrame) -> str:
-    """The ratios of the first rows as sentences."""
     sentences = [start]
     for row in records(rows.head(8)):
         about = ", ".join(filter(None, (row["panel"], row["label"], row["name"])))

@@ -17,7 +17,7 @@ from workflow_scripts.present.blocks import Absent, Block, Link
 from workflow_scripts.present.report_tables import MissingError, Tables
 from workflow_scripts.present.series import NAMES
 from workflow_scripts.study.cell_status import status_of_starts
-from workflow_scripts.study.paths import ENGINE_LOG, MEASURE_LOG, OUTCOME, RAW, StudyPaths, start_folder
+from workflow_scripts.study.paths import ENGINE_LOG, MEASURE_LOG, RAW, StudyPaths, start_folder
 from workflow_scripts.study.progress import Progress, may_grow, progress
 from workflow_scripts.study.setting_words import labels
 from workflow_scripts.study.study import Study
@@ -73,33 +73,25 @@ class Report:
     def names(self) -> dict[str, str]:
         """For each cell, by its id, what distinguishes it from others: device, engine, model, workload and settings."""
         differing = [name for name in NAMES if self.grid[name].nunique() > 1]
-        places = self.grid[differing].agg(", ".join, axis=1) if differing else [""] * len(self.grid)
-        ids = self.grid["cell_id"]
-        return {
-            cell: f"{of}: {self.labels[cell]}" if of else self.labels[cell]
-            for cell, of in zip(ids, places, strict=True)
-        }
+        places = map(", ".join, self.grid[differing].to_numpy(dtype=object))
+        pairs = zip(self.labels.items(), places, strict=True)
+        return {cell: f"{place}: {label}" if place else label for (cell, label), place in pairs}
 
     def named(self, rows: pd.DataFrame) -> pd.DataFrame:
         """The rows, with cells and settings in words; the words for a cell of the study are a link to it."""
-        known: dict[str, pd.Series[Any]] = {}
-        for name, words in (("cell_id", self.names), ("knobs", self.labels)):
+        rows = rows.copy()
+        for name in {"knobs", "vllm_knobs", "hf_knobs"} & set(rows):
+            rows[name] = rows[name].map(lambda slug: self.settings.get(slug, slug))
+        for name, words in (("knobs", self.labels), ("cell_id", self.names)):
             if name in rows and "cell_id" in rows:
                 each = zip(rows["cell_id"], rows[name], strict=True)
                 links = [self.cell_link(cell, words[cell]) if cell in words else old for cell, old in each]
-                known[name] = pd.Series(links, index=rows.index, dtype=object)
-        for name in ("knobs", "vllm_knobs", "hf_knobs"):
-            if name in rows and name not in known:
-                known[name] = rows[name].map(lambda slug: self.settings.get(slug, slug))
-        return rows.assign(**known)
+                rows[name] = pd.Series(links, index=rows.index, dtype=object)
+        return rows
 
-    def cell_named(self, cell_id: str) -> Link:
-        """A link that names a cell of the study and opens it in the page."""
-        return self.cell_link(cell_id, self.names[cell_id])
-
-    def cell_link(self, cell_id: str, text: str) -> Link:
-        """A link that opens a cell of the study in the page."""
-        return Link(f"#view=report&cell={quote(cell_id)}", text)
+    def cell_link(self, cell_id: str, text: str = "") -> Link:
+        """A link that opens a cell of the study in the page; its text is the cell's name, unless another is given."""
+        return Link(f"#view=report&cell={quote(cell_id)}", text or self.names[cell_id])
 
     @cached_property
     def progress(self) -> Progress | None:
@@ -118,13 +110,6 @@ class Report:
     def link(self, path: Path, text: str) -> Link | None:
         """A link from the page to a file, or None if the file is not there."""
         return Link(os.path.relpath(path, self.out.parent), text) if path.exists() else None
-
-    @cached_property
-    def outcome_records(self) -> list[dict[str, Any]]:
-        """`outcome.json` of one cell of each device and engine, with the whole provenance."""
-        ended = self.grid[self.grid["outcome"] != "missing"].drop_duplicates(["gpu", "engine"])
-        paths = [self.cells / cell_id / OUTCOME for cell_id in ended["cell_id"]]
-        return [read_json(path) for path in paths if path.exists()]
 
 
 Part = Callable[[Report], Iterable[Block]]

@@ -55,19 +55,8 @@ def _with_source(table: pd.DataFrame) -> pd.DataFrame:
     return table.assign(**labelled)
 
 
-def _with_start(table: pd.DataFrame) -> pd.DataFrame:
-    """The table, with start 1 for all its repeats if it was made before starts were counted."""
-    return table.assign(start=1.0) if "repeat" in table and "start" not in table else table
-
-
 def records(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """The rows, each as a mapping of column to value."""
     return table.to_dict("records")  # type: ignore[return-value]
-
-
-def of_all_layers(waste: pd.DataFrame) -> pd.DataFrame:
-    """The rows that count all layers together: all rows, if the table was made before kinds were distinguished."""
-    return waste[waste["layer_kind"].isna()] if "layer_kind" in waste else waste
 
 
 class Tables:
@@ -78,26 +67,24 @@ class Tables:
         self.parsed = parsed
         self._read: dict[str, pd.DataFrame] = {}
 
-    def need(self, name: str, *columns: str) -> pd.DataFrame:
-        """The table with this name, with at least one row and these columns.
+    def need(self, name: str) -> pd.DataFrame:
+        """The table with this name, with at least one row and the columns of its schema.
 
         Raises:
-            MissingError: the table is absent, empty or without one of the columns.
+            MissingError: the table is absent or empty.
         """
         if name not in self._read:
             path = self.folder / f"{name}.parquet"
             if not path.exists():
                 raise MissingError(f"there is no table {name} ({path.name} was not made)")
-            self._read[name] = _with_start(_with_source(_plain(read_parquet(path))))
+            self._read[name] = _with_source(_plain(read_parquet(path)))
         table = self._read[name]
         if table.empty:
             raise MissingError(EMPTY.get(name, f"the table {name} has no rows") + self._failed_servers(name))
-        if absent := [column for column in columns if column not in table.columns]:
-            raise MissingError(f"the table {name} has no column {', '.join(absent)}")
         return table
 
     def _failed_servers(self, name: str) -> str:
-        if name not in ("serving", "serving_summary") or "engine" not in self.cells:
+        if name not in ("serving", "serving_summary"):
             return ""
         serving = [engine.name for engine in load_engines().values() if engine.serves]
         of_servers = self.cells[
@@ -114,12 +101,12 @@ class Tables:
             return None
 
     def facts(self, name: str, cell_ids: Iterable[str], columns: list[str] | None = None) -> pd.DataFrame:
-        """Rows of `parsed/{gpu}/{name}.parquet` that belong to these cells, with all columns or only these.
+        """Rows of `parsed/{gpu}/{name}.parquet` of these cells, each of its first start that gave results.
 
-        Only these are read, because the traces of a large study do not fit in memory.
+        Only these are read, and only the columns if any are given: the traces of a large study do not fit in memory.
 
         Raises:
-            MissingError: there is no such file, or none of the cells is in it.
+            MissingError: there is no such file, or none of the starts is in it.
         """
         wanted = pd.Series(list(cell_ids), dtype="string")
         if self.parsed is None or wanted.empty:
@@ -131,30 +118,16 @@ class Tables:
                 parts.append(read_parquet(path, columns=columns, filters=[("cell_id", "in", list(ids))]))
         if not parts:
             raise MissingError(f"no {name}.parquet was parsed")
-        facts = _with_start(_plain(pd.concat(parts, ignore_index=True)))
-        if facts.empty:
-            raise MissingError(f"{name}.parquet has no rows of the cells to be shown")
-        return facts
-
-    def facts_of_first_start(
-        self, name: str, cell_ids: Iterable[str], columns: list[str] | None = None
-    ) -> pd.DataFrame:
-        """Rows as of `facts`, of the first start of each cell that gave results.
-
-        Raises:
-            MissingError: as `facts`; or none of the rows is of such a start.
-        """
-        rows = self.facts(name, cell_ids, columns)
+        rows = _plain(pd.concat(parts, ignore_index=True))
         ran = self.cells[self.cells["repeat"].notna()]
         rows = rows[rows["start"] == rows["cell_id"].map(ran.groupby("cell_id")["start"].min())]
         if rows.empty:
-            raise MissingError(f"{name}.parquet has no rows of the starts to be shown")
+            raise MissingError(f"{name}.parquet has no rows of the cells to be shown")
         return rows
 
     @cached_property
     def cells(self) -> pd.DataFrame:
-        """The table `cells`."""
-        return self.need("cells", "cell_id", "outcome")
+        return self.need("cells")
 
     @cached_property
     def grid(self) -> pd.DataFrame:
@@ -164,13 +137,13 @@ class Tables:
         """
         cells = self.cells.reset_index(drop=True)
         ok = cells["outcome"].eq("ok")
-        rank = 2 - ok.astype(int) - (ok & cells.get("comparable", ok).eq(True)).astype(int)
+        rank = 2 - ok.astype(int) - (ok & cells["comparable"].eq(True)).astype(int)
         grid = cells.loc[rank.sort_values(kind="stable").index].drop_duplicates("cell_id").sort_index()
         failed = cells[~ok & cells["cell_id"].isin(grid.loc[grid["outcome"].eq("ok"), "cell_id"])]
-        failed = failed.drop_duplicates([name for name in ("cell_id", "start") if name in failed])
+        failed = failed.drop_duplicates(["cell_id", "start"])
         told = [
-            f"start {row['start']:g} ended as {str(row['outcome']).replace('_', ' ')}"
-            + (f": {row['reason']}" if isinstance(row.get("reason"), str) else "")
+            f"start {row['start']:g} ended as {row['outcome'].replace('_', ' ')}"
+            + (f": {row['reason']}" if pd.notna(row["reason"]) else "")
             for row in records(failed)
         ]
         of_cell = pd.Series(told, index=failed["cell_id"], dtype=object).groupby(level=0, sort=False).agg("; ".join)
@@ -201,5 +174,5 @@ class Tables:
 
     @property
     def knobs(self) -> list[str]:
-        """Columns of `cells` that hold a knob."""
+        """Columns of `cells` that hold a knob; there is one for each knob that some cell sets."""
         return [column for column in self.cells.columns if column.startswith("knob_")]

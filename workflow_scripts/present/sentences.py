@@ -1,17 +1,17 @@
 """Sentences and tables that several subjects share: what is decided, the effects of a knob, and pairs of cells."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
 from workflow_scripts.common.wording import interval_text, listed, number, plural, sentence
-from workflow_scripts.present.blocks import Block, Finding, Findings, Text
+from workflow_scripts.present.blocks import Block, Finding, Text
 from workflow_scripts.present.report import Part, Report
-from workflow_scripts.present.report_tables import MissingError, records
+from workflow_scripts.present.report_tables import MissingError, Tables, records
 from workflow_scripts.present.series import evenly, without_shared
 from workflow_scripts.present.subject import PLACE, TablePart
-from workflow_scripts.present.words import DECIDED, FLAT, NOT_DECIDED, held_in_words
+from workflow_scripts.present.words import DECIDED, FLAT, NOT_DECIDED, counted, held_in_words
 from workflow_scripts.study.setting_words import instead_of, knob_name
 
 # Maximum number of sentences of one kind; the table has all of them.
@@ -61,52 +61,62 @@ def without_effect(rows: pd.DataFrame) -> Iterator[str]:
         yield f"{sentence(NOT_DECIDED)}: {listed(map(knob_name, flat[~flat].index))}."
 
 
+def overall(effects: pd.DataFrame) -> pd.DataFrame:
+    """The comparisons of all values of a knob, with the other settings in words."""
+    rows = effects[effects["comparison"] == "overall"]
+    return rows.assign(held=rows["held"].map(held_in_words))
+
+
 def effects_of(knob: str) -> TablePart:
-    """The table of the effects of one knob, with all of its values compared."""
+    caption = f"Effect of {knob_name(knob)} on output tokens per second"
+    return TablePart("effects", EFFECT_COLUMNS, caption, lambda effects: overall(effects[effects["knob"] == knob]))
 
-    def keep(effects: pd.DataFrame) -> pd.DataFrame:
-        rows = effects[(effects["knob"] == knob) & (effects["comparison"] == "overall")]
-        return rows.assign(held=rows["held"].map(held_in_words))
 
-    return TablePart("effects", EFFECT_COLUMNS, f"Effect of {knob_name(knob)} on output tokens per second", keep)
+def effects_on(tables: Tables, knob: str, comparison: str) -> pd.DataFrame:
+    """The comparisons (`pair`, or `overall` for all values) of cells that differ only in the knob.
+
+    Raises:
+        MissingError: there are none.
+    """
+    effects = tables.need("effects")
+    rows = effects[(effects["comparison"] == comparison) & (effects["knob"] == knob)]
+    if rows.empty:
+        raise MissingError(f"no two measured cells differ only in {knob_name(knob)}")
+    return rows
 
 
 def verdicts_on(knob: str) -> Part:
     """For each device the verdicts over all values of a knob, and the largest change."""
-
-    def part(report: Report) -> Iterator[Block]:
-        effects = report.tables.need("effects", "knob", "comparison", "ratio", "verdict")
-        rows = effects[(effects["comparison"] == "overall") & (effects["knob"] == knob)]
-        if rows.empty:
-            raise MissingError(f"no two measured cells differ only in {knob_name(knob)}")
-        yield Findings([verdict_over(of_one) for _, of_one in rows.groupby("gpu", sort=False)])
-
-    return part
+    return lambda report: verdicts_by(effects_on(report.tables, knob, "overall"), "gpu")
 
 
 def verdicts_of_others(report: Report) -> Iterator[Block]:
-    """For each knob without its own section the verdicts over all of its values, and the largest change."""
-    effects = report.tables.need("effects", "knob", "comparison", "ratio", "verdict")
+    effects = report.tables.need("effects")
     others = effects[(effects["comparison"] == "overall") & ~effects["knob"].isin([*OWN_SECTION, *_TOLD_APART])]
-    if len(others):
-        yield Findings([verdict_over(rows) for _, rows in others.groupby("knob", sort=False)])
+    yield from verdicts_by(others, "knob")
 
 
-def verdict_over(rows: pd.DataFrame) -> Finding:
-    """The verdicts of rows that compare all values of one knob, and the largest change."""
+def verdicts_by(rows: pd.DataFrame, *keys: str) -> Iterator[Finding]:
+    """For each group of comparisons with the same keys the verdicts, and the largest change."""
+    for _, of_one in rows.groupby(list(keys), sort=False):
+        yield _verdict_over(of_one)
+
+
+def size_of(ratios: "pd.Series[float]") -> "pd.Series[float]":
+    """The ratios, or those below 1 inverted, so that the largest change is the largest number."""
+    return ratios.where(ratios > 1, 1 / ratios)
+
+
+def _verdict_over(rows: pd.DataFrame) -> Finding:
     # A larger ratio that is not decided may be noise.
-    size = rows["ratio"].where(rows["ratio"] > 1, 1 / rows["ratio"])
-    order = rows.assign(decided=rows["verdict"].isin(DECIDED), size=size).sort_values(
-        ["decided", "size"], ascending=False
-    )
-    largest = records(order.head(1))[0]
+    order = rows.assign(decided=rows["verdict"].isin(DECIDED), size=size_of(rows["ratio"]))
+    largest = records(order.sort_values(["decided", "size"], ascending=False))[0]
     text = f"{largest['gpu']}: {effect_in_words(largest)} ({place(largest)})"
     if largest.get("only_waiting") is True:
         text += f" Without waiting for the host, the ratio is {largest['device_ratio']:.3g}, within the margin."
     if len(rows) > 1:
-        counted = ", ".join(f"{count} {name}" for name, count in rows["verdict"].value_counts().items())
         what = f"largest {'change' if largest['decided'] else 'ratio'} of {len(rows)} comparisons"
-        text += f" This is the {what} of {knob_name(largest['knob'])}: {counted}."
+        text += f" This is the {what} of {knob_name(largest['knob'])}: {counted(rows['verdict'])}."
     return ratio_finding(largest["ratio"], largest["verdict"], text)
 
 
@@ -142,9 +152,7 @@ def _verdict(row: Mapping[str, Any]) -> str:
 
 
 def what_verdicts_cover(report: Report) -> Iterator[Block]:
-    """What the verdicts compare, and which variation their intervals cover."""
-    effects = report.tables.need("effects", "scope")
-    scopes = list(effects["scope"].dropna().unique())
+    scopes = list(report.tables.need("effects")["scope"].dropna().unique())
     covers = (
         f"Of 100 intervals, about 95 contain the true ratio. They cover: {', or '.join(scopes)}. What a further run "
         "measures may lie outside, because it has an error too."
@@ -155,36 +163,33 @@ def what_verdicts_cover(report: Report) -> Iterator[Block]:
     yield Text(f"A verdict compares {what}. The sentence also states the margin. {covers}")
 
 
-def pairs_that_differ_in(
-    report: Report, knob: str, known_by: str, found: Callable[[Mapping[str, Any]], str]
-) -> Findings:
+def pairs_that_differ_in(knob: str, known_by: str, found: Callable[[Mapping[str, Any]], str]) -> Part:
     """Pairs of cells that differ only in the knob, the largest gain first.
 
     `found` makes a further sentence from the medians of the pair's first cell, if its column `known_by` has a value.
     """
-    effects = report.tables.need("effects", "comparison", "knob", "ratio", "held")
-    pairs = effects[(effects["comparison"] == "pair") & (effects["knob"] == knob)]
-    if pairs.empty:
-        raise MissingError(f"no two measured cells differ only in {knob_name(knob)}")
-    report.tables.need("cells", known_by)
-    of_cell = report.tables.cells.groupby("cell_id").median(numeric_only=True)
-    told = evenly(pairs.assign(held=without_shared(pairs["held"])), ["knob"], "ratio", MOST_SENTENCES)
-    findings = []
-    for row in records(told.sort_values("ratio", ascending=False, kind="stable")):
-        cell = of_cell.loc[row["cell_id"]]
-        further = f" {found(cell)}" if pd.notna(cell.get(known_by)) else ""
-        text = f"{place(row)}: {effect_in_words(row)}{further}"
-        findings.append(ratio_finding(row["ratio"], row["verdict"], text))
-    few = f"{len(told)} of {len(pairs)} comparisons, evenly from the largest ratio to the smallest; the table effects "
-    return Findings(findings, few + "holds all." if len(told) < len(pairs) else "")
+
+    def part(report: Report) -> Iterator[Block]:
+        pairs = effects_on(report.tables, knob, "pair")
+        of_cell = report.tables.cells.groupby("cell_id").median(numeric_only=True)
+        told = evenly(pairs.assign(held=without_shared(pairs["held"])), ["knob"], "ratio", MOST_SENTENCES)
+        for row in records(told.sort_values("ratio", ascending=False, kind="stable")):
+            cell = of_cell.loc[row["cell_id"]]
+            further = f" {found(cell)}" if pd.notna(cell.get(known_by)) else ""
+            yield ratio_finding(row["ratio"], row["verdict"], f"{place(row)}: {effect_in_words(row)}{further}")
+        if len(told) < len(pairs):
+            few = f"{len(told)} of {len(pairs)} comparisons, evenly from the largest ratio to the smallest"
+            yield Text(f"{few}; the table effects holds all.")
+
+    return part
 
 
-def some(findings: list[Finding], table: str, most: int = MOST_SENTENCES) -> Findings:
-    """At most this many sentences, with a note that names the table of all."""
-    note = f"{most} of {len(findings)}; the table {table} holds all." if len(findings) > most else ""
-    return Findings(findings[:most], note)
+def some(findings: Sequence[Finding], table: str, most: int = MOST_SENTENCES) -> Iterator[Finding | Text]:
+    """At most this many sentences, and a text that names the table of all."""
+    yield from findings[:most]
+    if len(findings) > most:
+        yield Text(f"{most} of {len(findings)}; the table {table} holds all.")
 
 
 def place(row: Mapping[str, Any]) -> str:
-    """Where a row of a table was measured, in words."""
     return ", ".join(filter(None, (row["gpu"], row["model"], row["workload"], held_in_words(row.get("held") or ""))))

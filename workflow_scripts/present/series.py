@@ -1,6 +1,6 @@
 """Cells side by side: lines along which only one knob changes, and the panels that hold them."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -51,14 +51,13 @@ def groups_varying(rows: pd.DataFrame, knob: str, knobs: Sequence[str], panel_ke
     rows = rows[rows.groupby([*NAMES, *others], dropna=False, sort=False)["x"].transform("nunique") >= 2]
     if rows.empty:
         raise MissingError(f"no two measured cells differ in {name} alone")
-    return sorted(_groups(rows, others, panel_keys), key=lambda group: -group.rows["cell_id"].nunique())
-
-
-def _groups(rows: pd.DataFrame, others: Sequence[str], panel_keys: Sequence[str]) -> Iterator[Group]:
     told_apart = [key for key in panel_keys if rows[key].nunique() > 1] or ["model", "workload"]
+    groups = []
     for _, part in rows.groupby(list(panel_keys), sort=False):
+        keys = dict(part[list(panel_keys)].iloc[0])
         title = " · ".join(part[told_apart].iloc[0])
-        yield Group(title, dict(part[list(panel_keys)].iloc[0]), part.assign(series=series_labels(part, others)))
+        groups.append(Group(title, keys, part.assign(series=series_labels(part, others))))
+    return sorted(groups, key=lambda group: -group.rows["cell_id"].nunique())
 
 
 def series_labels(rows: pd.DataFrame, knobs: Sequence[str]) -> pd.Series:
@@ -130,7 +129,6 @@ def repeats_of(rows: pd.DataFrame) -> str:
 
 
 def repeats_in_words(counts: "pd.Series[Any]") -> str:
-    """The lowest and the highest of some numbers of repeats, in words."""
     low, high = int(counts.min()), int(counts.max())
     return f"{'' if low == high else f'{low} to '}{plural(high, 'repeat')} per cell"
 

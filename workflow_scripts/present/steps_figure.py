@@ -74,7 +74,6 @@ def _draw(ax: Axes, of: dict[str, Any], runs: int) -> None:
     out("folder for the figure"),
 )
 def main(args: Namespace) -> None:
-    """Draw the cells that stepped."""
     over = read_json(args.steps)
     if any(of["steps"] for of in over["series"]):
         use_style()

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from workflow_scripts.common.wording import plural
-from workflow_scripts.present.blocks import Absent, Block, Figure, Fold, Text, table_of
+from workflow_scripts.present.blocks import Absent, Block, Figure, Fold, table_of
 from workflow_scripts.present.plot import Plot, data_address, size_px
 from workflow_scripts.present.report import REPORT, Part, Report
 from workflow_scripts.present.report_tables import MissingError, Tables
@@ -22,18 +22,17 @@ REPEAT_COLUMNS: Mapping[str, str] = {"start": "Start", "repeat": "Repeat"}
 
 @dataclass(frozen=True)
 class FigurePart:
-    """The part of a section that shows one figure; `needs` names tables and the columns that it cannot do without.
+    """The part of a section that shows one figure; `plot` raises a MissingError if it lacks something.
 
     Its caption is in `report/captions`, by its name: what it shows, how to read it, and what it does not show.
     """
 
-    draw: Callable[[Tables], Plot]
-    needs: Mapping[str, Sequence[str]]
+    plot: Callable[[Tables], Plot]
 
     @property
     def name(self) -> str:
         """The figure's name, which is that of the function that draws it."""
-        return self.draw.__name__
+        return self.plot.__name__
 
     @property
     def caption(self) -> str:
@@ -46,36 +45,16 @@ class FigurePart:
         parts = [" ".join(paragraph.split()).rpartition(":** ") for paragraph in self.caption.split("\n\n")]
         return [(f"{lead.removeprefix('**')}:" if lead else "", text) for lead, _, text in parts]
 
-    def plot(self, tables: Tables) -> Plot:
-        """What is to be drawn.
-
-        Raises:
-            MissingError: something that the figure needs is missing.
-        """
-        for table, columns in self.needs.items():
-            tables.need(table, *columns)
-        return self.draw(tables)
-
     def __call__(self, report: Report) -> Iterator[Block]:
-        """The drawn figure with its caption, or why it is missing."""
         facts = report.manifest.get(self.name, {"missing": "the figures were not drawn"})
         wide, narrow = report.figures / f"{self.name}.svg", report.figures / f"{self.name}.column.svg"
         if "missing" in facts or not (wide.exists() and narrow.exists()):
             reason = facts.get("missing", "its file does not exist")
             yield Absent(f"figure {self.name.replace('_', ' ')}", reason)
             return
-        width, height = size_px(wide)
-        yield Figure(
-            name=self.name,
-            wide=data_address(wide),
-            narrow=data_address(narrow),
-            width_px=width,
-            height_px=height,
-            narrow_px=size_px(narrow),
-            alt=facts["alt"],
-            caption=self.paragraphs,
-            facts=figure_facts(facts),
-        )
+        images = {"wide": data_address(wide), "narrow": data_address(narrow)}
+        sizes = {"wide_px": size_px(wide), "narrow_px": size_px(narrow)}
+        yield Figure(self.name, **images, **sizes, alt=facts["alt"], caption=self.paragraphs, facts=figure_facts(facts))
 
 
 def figure_facts(facts: Mapping[str, Any]) -> str:
@@ -103,7 +82,6 @@ class TablePart:
     keep: Callable[[pd.DataFrame], pd.DataFrame] = field(default=lambda rows: rows)
 
     def __call__(self, report: Report) -> Iterator[Block]:
-        """The table, folded."""
         rows = self.keep(report.tables.need(self.source))
         if rows.empty:
             raise MissingError(f"the table {self.source} has no rows for: {self.caption}")
@@ -111,6 +89,11 @@ class TablePart:
         whole = report.link(report.tables.folder / f"{self.source}.csv", f"{self.source}.csv")
         shown = table_of(report.named(rows.head(MOST_ROWS)), self.columns, self.caption, note, whole)
         yield Fold(f"{self.caption}: {plural(len(rows), 'row')}", [shown])
+
+
+def first_rows(report: Report, rows: pd.DataFrame, columns: Mapping[str, str], caption: str, summary: str) -> Fold:
+    """A table of the first `MOST_ROWS` rows below a line that says how many there are."""
+    return Fold(f"{summary}: {len(rows)}", [table_of(report.named(rows.head(MOST_ROWS)), columns, caption)])
 
 
 def several_starts(rows: pd.DataFrame) -> pd.DataFrame:
@@ -135,35 +118,20 @@ def medians_by_cell(rows: pd.DataFrame, *keys: str) -> pd.DataFrame:
     return rows.groupby(by, sort=False, dropna=False).agg(how).reset_index()
 
 
-def prose(text: str) -> Part:
-    """The part that is one paragraph."""
-    return lambda report: [Text(text)]
-
-
-def always(study: Study) -> bool:
-    """Whether a subject belongs to a study, for a subject that every study has."""
-    return True
-
-
 @dataclass(frozen=True)
 class Subject:
     """One subject of the report; `id` is the address of its section in the page.
 
-    Its section begins with its `findings`, which are sentences from tables, and then shows its `parts`.
+    Its section begins with its `findings`, which are sentences from tables and texts that end them, and then shows its
+    `parts`. Only studies for which `is_in` holds have the section.
     """
 
     id: str
     title: str
     parts: Sequence[Part] = ()
     findings: Sequence[Part] = ()
-    is_in: Callable[[Study], bool] = always
+    is_in: Callable[[Study], bool] = lambda study: True
 
     @property
     def figures(self) -> Sequence[FigurePart]:
-        """The figures among its parts."""
         return [part for part in self.parts if isinstance(part, FigurePart)]
-
-    @property
-    def tables(self) -> Sequence[TablePart]:
-        """The tables among its parts that show rows of a result table."""
-        return [part for part in self.parts if isinstance(part, TablePart)]

@@ -2,6 +2,9 @@
 
 import math
 from collections.abc import Iterable
+from typing import Any
+
+import pandas as pd
 
 from workflow_scripts.common.wording import listed, number
 from workflow_scripts.study.setting_words import setting_phrase
@@ -29,6 +32,15 @@ def span(values: Iterable[float]) -> str:
     """
     known = [value for value in values if not math.isnan(value)]
     return " to ".join(dict.fromkeys([number(min(known)), number(max(known))])) if known else ""
+
+
+def counted(values: "pd.Series[Any]") -> str:
+    """Each value with its count, the most frequent first.
+
+    >>> counted(pd.Series(["engine_error", "ok", "ok"]))
+    '2 ok, 1 engine error'
+    """
+    return ", ".join(f"{count} {str(value).replace('_', ' ')}" for value, count in values.value_counts().items())
 
 
 # What may explain the ratio of two devices.

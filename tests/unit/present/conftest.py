@@ -9,9 +9,10 @@ import pandas as pd
 import pytest
 from matplotlib.axes import Axes
 
-from tests.unit.present.synthetic import write_results
+from tests.unit.present.synthetic import arguments, columns_of, write_results
+from workflow_scripts.analyse.tables import TABLE_SCHEMAS
 from workflow_scripts.present import figures, page
-from workflow_scripts.present.blocks import Findings, Fold, Table
+from workflow_scripts.present.blocks import Finding, Fold, Table
 from workflow_scripts.present.plot import Plot
 from workflow_scripts.present.report import Part, Report
 from workflow_scripts.present.report_tables import Tables
@@ -40,24 +41,18 @@ class Results:
         places = (self.root / "figures", self.root / "cells", self.root, self.root / "report.html")
         return Report(load_study(self.study), Tables(self.root / "tables"), *places)
 
-    def draw(self, out: Path) -> int:
-        folders = {"--tables": self.root / "tables", "--parsed": self.root / "parsed"}
-        return figures.main(arguments({"--study": self.study, **folders, "--out": out}))
-
-    def write_page(self, out: Path, tables: Path | None = None, figures: Path | None = None) -> int:
-        folders = {"--tables": tables or self.root / "tables", "--figures": figures or self.root / "figures"}
-        return page.main(arguments({"--study": self.study, **folders, "--cells": self.root / "cells", "--out": out}))
-
-
-def arguments(options: dict[str, Path]) -> list[str]:
-    return [word for option, path in options.items() for word in (option, str(path))]
+    def write_page(self, out: Path, **folders: Path) -> int:
+        """Write the page; other folders than those of the results may be given."""
+        own = {name: self.root / name for name in ("tables", "figures", "cells")}
+        return page.main(arguments(study=self.study, out=out, **own | folders))
 
 
 @pytest.fixture(scope="session")
 def results(tmp_path_factory):
     root = tmp_path_factory.mktemp("synthetic")
     made = Results(write_results(root), root)
-    assert made.draw(root / "figures") == 0
+    folders = {name: root / name for name in ("tables", "parsed")}
+    assert figures.main(arguments(study=made.study, out=root / "figures", **folders)) == 0
     assert made.write_page(root / "report.html") == 0
     return made
 
@@ -88,6 +83,20 @@ def changed(report: Report, folder: Path, **tables: pd.DataFrame) -> Report:
     return replace(report, tables=Tables(folder))
 
 
+def whole(name: str, table: pd.DataFrame) -> pd.DataFrame:
+    """A table of this name, with nulls in all columns of its schema that are not given."""
+    of_schema = TABLE_SCHEMAS[name].columns
+    absent = {column: of_schema[column].dtype.type for column in columns_of(name) if column not in table}
+    return table.reindex(columns=[*table, *absent]).astype(absent)
+
+
+def written(report: Report, **tables: pd.DataFrame) -> Report:
+    """The report with these tables, which are written to its folder with all columns of their schemas."""
+    for name, table in tables.items():
+        whole(name, table).to_parquet(report.tables.folder / f"{name}.parquet")
+    return replace(report, tables=Tables(report.tables.folder))
+
+
 def in_table(report: Report, name: str) -> pd.DataFrame:
     """A table of a report as it is in its file."""
     return pd.read_parquet(report.tables.folder / f"{name}.parquet")
@@ -95,9 +104,7 @@ def in_table(report: Report, name: str) -> pd.DataFrame:
 
 def told(part: Part, report: Report) -> list[tuple[str, str]]:
     """The findings of a part, each with its verdict and its sentence."""
-    (block,) = part(report)
-    assert isinstance(block, Findings)
-    return [(finding.verdict, finding.sentence) for finding in block.findings]
+    return [(block.verdict, block.sentence) for block in part(report) if isinstance(block, Finding)]
 
 
 def table_in(part: Part, report: Report) -> Table:

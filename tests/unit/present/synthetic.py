@@ -93,7 +93,6 @@ DRAWN = [part.name for of in SUBJECTS if of.is_in(Study.model_validate(STUDY)) f
 
 
 def write_study(folder: Path) -> Path:
-    """The study file of the made-up numbers."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "synthetic.yaml"
     path.write_text(yaml.safe_dump(STUDY, sort_keys=False))
@@ -114,7 +113,6 @@ def outcome_of(row: dict[str, object]) -> tuple[str, str | None]:
 
 
 def cells_table(study: Study) -> pd.DataFrame:
-    """The table `cells`."""
     rng = np.random.default_rng(7)
     rows: list[dict[str, object]] = []
     for cell in expand(study):
@@ -208,7 +206,6 @@ def of_repeats(cells: pd.DataFrame, gpu: str, columns: Callable[[Any], Mapping[s
 
 
 def trace_table(cells: pd.DataFrame, gpu: str) -> pd.DataFrame:
-    """The table `parsed/{gpu}/trace.parquet`."""
     time_s = np.linspace(0, 10, 40)
 
     def trace(row: Any) -> Mapping[str, object]:
@@ -390,8 +387,6 @@ def waiting_table(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def write_tables(cells: pd.DataFrame, tables: Path) -> None:
-    """Write the cells and every table that follows from them."""
-
     def write(**of: pd.DataFrame) -> None:
         for name, table in of.items():
             write_table(table, tables / f"{name}.parquet")
@@ -409,7 +404,8 @@ def write_tables(cells: pd.DataFrame, tables: Path) -> None:
     write(ratios=device_ratios(cells, predictions=tables / "predictions.parquet"))
 
 
-def _words(**options: Path) -> list[str]:
+def arguments(**options: Path) -> list[str]:
+    """The options of a command, each with its path."""
     return [word for name, path in options.items() for word in (f"--{name}", str(path))]
 
 
@@ -420,7 +416,7 @@ def write_results(folder: Path) -> Path:
     cells = cells_table(study)
     write_tables(cells, folder / "tables")
     write_table(blocks_table(study), folder / "tables/blocks.parquet")
-    assert study_digest.main(_words(study=path, tables=folder / "tables", out=folder / "tables/digest.json")) == 0
+    assert study_digest.main(arguments(study=path, tables=folder / "tables", out=folder / "tables/digest.json")) == 0
     for gpu in SPEED:
         parsed = folder / "parsed" / gpu
         parsed.mkdir(parents=True, exist_ok=True)

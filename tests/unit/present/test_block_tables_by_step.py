@@ -2,11 +2,10 @@
 
 import numpy as np
 import pandas as pd
-import pytest
 
 from workflow_scripts.predict.block_trace import trace_blocks
 from workflow_scripts.predict.schedule import RequestLengths, SchedulerSettings
-from workflow_scripts.present.report_tables import MissingError, Tables
+from workflow_scripts.present.report_tables import Tables
 from workflow_scripts.present.subjects.block_tables_by_step import (
     block_tables,
     first_requests,
@@ -59,11 +58,3 @@ def test_the_workload_whose_requests_share_most_is_drawn(tmp_path):
     events(prompt=200, output=5, shared=150).to_parquet(tmp_path / "blocks.parquet")
     plot = block_tables(Tables(tmp_path))
     assert all(number in plot.notes[1] for number in ("51 places", "first 6", "last 8"))
-
-
-def test_without_a_trace_the_figure_says_what_is_missing(tmp_path):
-    with pytest.raises(MissingError, match="there is no table blocks"):
-        block_tables(Tables(tmp_path))
-    events(10, 5, 0).head(0).to_parquet(tmp_path / "blocks.parquet")
-    with pytest.raises(MissingError, match="a predicted schedule"):
-        block_tables(Tables(tmp_path))

@@ -10,12 +10,7 @@ from workflow_scripts.analyse.settings.environment_changes import environment_ch
 from workflow_scripts.analyse.tables import write_table
 from workflow_scripts.present.first_screen import first_screen
 from workflow_scripts.present.report_tables import MissingError, Tables
-from workflow_scripts.present.subjects.environments_compared import (
-    changed_by_itself,
-    environments,
-    has_environments,
-    verdicts,
-)
+from workflow_scripts.present.subjects.environments_compared import SUBJECT, changed_by_itself, environments, verdicts
 from workflow_scripts.study.study import Study
 
 
@@ -52,10 +47,8 @@ def test_the_figure_has_a_dot_for_each_cell_and_environment(tables, axes_of):
 
 
 def test_a_study_without_other_environments_has_no_such_section(tmp_path):
-    assert not has_environments(Study.model_validate(study_content({"knobs": {}})))
-    assert has_environments(
-        Study.model_validate(study_content({"knobs": {}, "environment": ["default", "vllm-0.25.1"]}))
-    )
+    assert not SUBJECT.is_in(Study.model_validate(study_content({"knobs": {}})))
+    assert SUBJECT.is_in(Study.model_validate(study_content({"knobs": {}, "environment": ["default", "vllm-0.25.1"]})))
     write_table(knob_effects(CELLS[CELLS["engine"] == "vllm"], 2.0), tmp_path / "effects.parquet")
     with pytest.raises(MissingError, match="two environments"):
         environments(Tables(tmp_path))

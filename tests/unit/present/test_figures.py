@@ -9,7 +9,7 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from tests.unit.present.synthetic import DRAWN
+from tests.unit.present.synthetic import DRAWN, arguments
 from workflow_scripts.present.figures import FIGURES, main
 from workflow_scripts.present.plot import (
     COLUMN_WIDTH_IN,
@@ -105,12 +105,8 @@ def test_a_text_has_a_panel_for_each_tokenizer_that_counts_it_differently(result
     requests["prompt_tokens"] += is_chat.astype(int)
     requests["cell_id"] = requests["cell_id"].str.replace("h200/", "l4/")
     requests.to_parquet(tmp_path / "l4" / "requests.parquet")
-    plot = FIGURES["workload_lengths"].plot(Tables(tmp_path, tmp_path))
-    assert {panel.title for panel in plot.panels} == {
-        "chat · llama-3.1-8b-instruct",
-        "chat · other-model",
-        "system-prompt",
-    }
+    titles = [panel.title for panel in FIGURES["workload_lengths"].plot(Tables(tmp_path, tmp_path)).panels]
+    assert sorted(titles) == ["chat · llama-3.1-8b-instruct", "chat · other-model", "system-prompt"]
 
 
 def test_cells_with_other_requests_are_drawn_while_full_beside_whole_repeats(results, axes_of, plot_of):
@@ -133,21 +129,14 @@ def test_an_invalid_cell_is_shown_as_such_and_is_in_no_line(results, axes_of):
     assert lines["o"] == [16, 64]
 
 
-@pytest.fixture
-def draw(results, tmp_path):
-    """A function that draws what it can of these cells alone and returns what is told of each figure."""
-
-    def draw_cells(cells: pd.DataFrame) -> dict[str, dict[str, object]]:
+def test_what_cannot_be_drawn_is_not_drawn_and_the_reason_is_told(results, tmp_path, cells):
+    def draw(cells: pd.DataFrame) -> dict[str, dict[str, object]]:
+        """Draw what can be drawn of these cells alone."""
         (tmp_path / "tables").mkdir(exist_ok=True)
         cells.to_parquet(tmp_path / "tables" / "cells.parquet")
-        words = ["--study", results.study, "--tables", tmp_path / "tables", "--out", tmp_path / "out"]
-        assert main([str(word) for word in words]) == 0
+        assert main(arguments(study=results.study, tables=tmp_path / "tables", out=tmp_path / "out")) == 0
         return manifest(tmp_path / "out")
 
-    return draw_cells
-
-
-def test_what_cannot_be_drawn_is_not_drawn_and_the_reason_is_told(draw, tmp_path, cells):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "device_ratios.svg").write_text("of an earlier run")
     told = draw(cells[cells["knob_max_num_seqs"] == 16])
@@ -181,8 +170,8 @@ def test_a_large_study_draws_some_panels_and_counts_its_outcomes(cells, plot_of)
     vllm = cells[cells["engine"] == "vllm"]
     workloads = [f"w{i}" for i in range(MAX_PANELS + 3)]
     plot = plot_of("output_by_max_num_seqs", many(vllm, MAX_PANELS + 3, workload=workloads))
-    assert len(plot.panels) == MAX_PANELS
-    assert f"{MAX_PANELS} of {MAX_PANELS + 3} panels are drawn" in plot.notes[0]
+    assert len(plot.drawn) == MAX_PANELS
+    assert f"{MAX_PANELS} of {MAX_PANELS + 3} panels are drawn" in plot.describe()["notes"][0]
     plot = plot_of("grid_outcomes", many(cells, 20))
     assert "bars count them" in plot.notes[0]
     assert "300 infeasible" in plot.alt

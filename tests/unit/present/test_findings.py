@@ -5,25 +5,25 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
-from tests.unit.present.conftest import report_of, table_in, told
+from tests.unit.present.conftest import changed, in_table, report_of, table_in, told, written
 from workflow_scripts.catalog.any_model import model_of_folder
 from workflow_scripts.catalog.gpus_and_models import ENTERED, get_model
-from workflow_scripts.present.blocks import Findings, Text
+from workflow_scripts.present.blocks import Link, Text, shown
 from workflow_scripts.present.report import Report
-from workflow_scripts.present.report_tables import MissingError, Tables
+from workflow_scripts.present.report_tables import MissingError
 from workflow_scripts.present.sentences import verdicts_on, what_verdicts_cover
 from workflow_scripts.present.subject import TablePart
-from workflow_scripts.present.subjects import hardware_limits, how_sure
-from workflow_scripts.present.subjects.cache_capacity import RESERVED, prediction_errors
+from workflow_scripts.present.subjects import energy, hardware_limits, how_sure
 from workflow_scripts.present.subjects.device_ratios import cannot_show
 from workflow_scripts.present.subjects.every_cell import unsuccessful
 from workflow_scripts.present.subjects.hardware_limits import above_ceilings
 from workflow_scripts.present.subjects.host_waiting import much_waiting, shares_by_cell
+from workflow_scripts.present.subjects.kv_block_size import RESERVED, prediction_errors
 from workflow_scripts.present.subjects.other_settings import models_compared
 from workflow_scripts.present.subjects.prefix_caching import first_repeats_with_cache, gains_and_hits, memory_saved
 from workflow_scripts.present.subjects.speculation import gains_and_drafts
-from workflow_scripts.present.subjects.what_ran import native_types, not_understood, remote_code
-from workflow_scripts.present.subjects.where_measured import unsteady_cells
+from workflow_scripts.present.subjects.what_ran import native_types, not_understood, remote_code, simulated
+from workflow_scripts.present.subjects.where_measured import slowed_cells, slowed_gpus, unsteady_cells
 from workflow_scripts.study.study import ModelOverride
 
 
@@ -32,16 +32,10 @@ def report(tmp_path):
     return report_of(tmp_path)
 
 
-def again(report: Report) -> Report:
-    """The same report, which reads its tables again."""
-    return replace(report, tables=Tables(report.tables.folder))
-
-
-def write_limits(report: Report, *rows: tuple[str, float, float, bool]) -> None:
-    table = pd.DataFrame(rows, columns=["cell_id", "factor", "tolerance", "exceeds"])
-    table.assign(ceiling_broken="made up").to_parquet(report.tables.folder / "limits.parquet")
-    cells = pd.DataFrame({"cell_id": table["cell_id"].unique(), "outcome": "ok", "reason": None})
-    named(cells).to_parquet(report.tables.folder / "cells.parquet")
+def with_limits(report: Report, *rows: tuple[str, float, float, bool], **columns: object) -> Report:
+    limits = pd.DataFrame(rows, columns=["cell_id", "factor", "tolerance", "exceeds"])
+    cells = named(pd.DataFrame({"cell_id": limits["cell_id"].unique(), "outcome": "ok"}))
+    return written(report, cells=cells, limits=limits.assign(ceiling_broken="made up", **columns))
 
 
 def named(cells: pd.DataFrame) -> pd.DataFrame:
@@ -61,23 +55,21 @@ def named(cells: pd.DataFrame) -> pd.DataFrame:
     ],
 )
 def test_cells_are_held_against_their_ceilings_once_each(report, rows, verdict, phrase):
-    write_limits(report, *rows)
-    ((found, sentence),) = told(above_ceilings, report)
+    ((found, sentence),) = told(above_ceilings, with_limits(report, *rows))
     assert (found, phrase in sentence) == (verdict, True)
 
 
 @pytest.mark.parametrize("share", [0.6, None])
 def test_the_table_of_limits_shows_the_experts_used_if_an_engine_told(report, share):
-    write_limits(report, ("a", 0.9, 0.0, False), ("b", 0.5, 0.0, False))
-    path = report.tables.folder / "limits.parquet"
     experts = {"experts_touched_share": [share, None], "experts_touched_share_uniform": [share, None]}
-    pd.read_parquet(path).assign(**experts, start=1, repeat=0, rates="datasheet").to_parquet(path)
+    rows = [("a", 0.9, 0.0, False), ("b", 0.5, 0.0, False)]
+    report = with_limits(report, *rows, **experts, start=1, repeat=0, rates="datasheet")
     (part,) = [part for part in hardware_limits.SUBJECT.parts if isinstance(part, TablePart)]
     shown = {"Experts that a decode step used", "Expected of equally likely experts"}
     assert shown & set(table_in(part, report).headings) == (shown if share else set())
 
 
-def pairs(report: Report, knob: str, cells: dict[str, list[float]], ratios: list[float]) -> None:
+def with_pairs(report: Report, knob: str, cells: dict[str, list[float]], ratios: list[float]) -> Report:
     """Tables of pairs of cells that differ in a knob, and of the cells with the knob on, two repeats each."""
     ids = [str(i) for i in range(len(ratios))]
     place = {"gpu": "h200", "model": "m", "workload": "w", "knob": knob, "comparison": "pair"}
@@ -85,27 +77,24 @@ def pairs(report: Report, knob: str, cells: dict[str, list[float]], ratios: list
     numbers |= {"margin_pct": 2.0, "value": "2", "baseline": "1", "bimodal": False}
     numbers |= {"verdict": ["flat" if ratio == 1 else "changes" for ratio in ratios]}
     numbers |= {"held": [f"block_size=16, max_num_seqs={i}" for i in ids]}
-    unknown = dict.fromkeys(("scope", "took_effect", "moved_with_it"))
-    effects = pd.DataFrame({"cell_id": ids}).assign(**place, **numbers, **unknown)
-    effects.to_parquet(report.tables.folder / "effects.parquet")
-    of_cells = pd.DataFrame({"cell_id": ids, "outcome": "ok", "repeat": 0.0, **cells})
-    pd.concat([of_cells, of_cells.assign(repeat=1.0)]).to_parquet(report.tables.folder / "cells.parquet")
+    effects = pd.DataFrame({"cell_id": ids}).assign(**place, **numbers)
+    of_cells = pd.DataFrame({"cell_id": ids, "outcome": "ok", "start": 1, "repeat": 0, **cells})
+    return written(report, effects=effects, cells=pd.concat([of_cells, of_cells.assign(repeat=1)]))
 
 
 def test_the_memory_that_a_shared_prefix_saves_is_told_beside_what_it_takes_without(report):
     knob = "enable_prefix_caching"
-    pairs(report, knob, {"prefix_cache_hits": [0.0, 90.0], "kv_bytes_used_mean": [2.0**20, 1000.0 * 2**20]}, [1.0, 5.0])
-    folder = report.tables.folder
-    effects, cells = (pd.read_parquet(folder / f"{name}.parquet") for name in ("effects", "cells"))
-    effects.assign(baseline_cell_id=effects["cell_id"] + "-off").to_parquet(folder / "effects.parquet")
+    used = {"prefix_cache_hits": [0.0, 90.0], "kv_bytes_used_mean": [2.0**20, 1000.0 * 2**20]}
+    report = with_pairs(report, knob, used, [1.0, 5.0])
+    effects, cells = in_table(report, "effects"), in_table(report, "cells")
+    effects = effects.assign(baseline_cell_id=effects["cell_id"] + "-off")
     off = cells.assign(cell_id=cells["cell_id"] + "-off", prefix_cache_hits=0.0, kv_bytes_used_mean=8000.0 * 2**20)
-    pd.concat([cells, off]).to_parquet(folder / "cells.parquet")
     # The first pair found nothing in the cache, so nothing is shared.
-    ((verdict, sentence),) = told(memory_saved, report)
+    ((verdict, sentence),) = told(memory_saved, written(report, effects=effects, cells=pd.concat([cells, off])))
     assert verdict == "8 times less memory"
     assert all(size in sentence for size in ("0.977 GiB", "7.81 GiB"))
-    pd.concat([cells.assign(prefix_cache_hits=0.0), off]).to_parquet(folder / "cells.parquet")
-    assert list(memory_saved(again(report))) == []
+    none = pd.concat([cells.assign(prefix_cache_hits=0.0), off])
+    assert told(memory_saved, written(report, cells=none)) == []
 
 
 HITS = {"prefix_cache_hit_rate": [0.8634, 0.0], "prefix_cache_saved_pct": [84.999, 0.0]}
@@ -130,59 +119,56 @@ WHERE, ACCEPTED = "h200, m, w, at most 0 sequences", ["50 %", "116 tokens", "2.5
     ],
 )
 def test_gains_are_told_with_what_explains_them(report, part, knob, cells, ratios, verdicts, numbers):
-    pairs(report, knob, cells, ratios)
-    found = told(part, report)
+    found = told(part, with_pairs(report, knob, cells, ratios))
     assert [verdict for verdict, _ in found] == verdicts
     assert all(number in found[0][1] for number in numbers)
 
 
 def test_of_many_pairs_some_are_told_from_the_largest_gain_to_the_smallest(report):
     many = [float(ratio) for ratio in range(2, 22)]
-    pairs(report, "num_speculative_tokens", {"draft_acceptance_rate": [math.nan] * 20}, many)
-    (block,) = gains_and_drafts(report)
-    assert isinstance(block, Findings)
-    verdicts = [finding.verdict for finding in block.findings]
+    report = with_pairs(report, "num_speculative_tokens", {"draft_acceptance_rate": [math.nan] * 20}, many)
+    verdicts = [verdict for verdict, _ in told(gains_and_drafts, report)]
     assert (len(verdicts), verdicts[0], verdicts[-1]) == (6, "21 times", "2 times")
-    assert block.note.startswith("6 of 20 comparisons")
+    *_, note = gains_and_drafts(report)
+    assert isinstance(note, Text)
+    assert note.text.startswith("6 of 20 comparisons")
 
 
-def write_capacity(report: Report, *rows: tuple[str, float, float, float], given: bool = False) -> None:
+def with_capacity(report: Report, *rows: tuple[str, float, float, float], given: float = math.nan) -> Report:
     names = ["source", "observed_kv_cache_tokens", "observed_max_concurrency", "kv_cache_tokens_error_pct"]
     table = pd.DataFrame(rows, columns=names).assign(cell_id=[f"c{i}" for i in range(len(rows))])
-    table.to_parquet(report.tables.folder / "capacity.parquet")
-    cells = table[["cell_id"]].assign(outcome="ok", knob_cpu_kv_cache_gib=1.0 if given else float("nan"))
-    cells.to_parquet(report.tables.folder / "cells.parquet")
+    cells = table[["cell_id"]].assign(outcome="ok", knob_cpu_kv_cache_gib=given)
+    return written(report, capacity=table, cells=cells)
 
 
 def test_capacity_says_how_many_cells_were_predicted_how_well(report):
     nan = float("nan")
     measured = [("measured", 100, 12.5, 0.5), ("measured", 80, 10, -12.34), ("measured", 9, nan, nan)]
-    write_capacity(report, *measured, ("published", 100, 12.5, 110.0))
+    report = with_capacity(report, *measured, ("published", 100, 12.5, 110.0))
     # The third tells no requests, so its tokens do not stand beside those of the others.
     ((verdict, sentence),) = told(prediction_errors, report)
     assert verdict == "at most 12 % off"
     assert all(part in sentence for part in ("1 of 2", "12.3 %", "80 to 100", "10 to 12.5", "1 more"))
-    write_capacity(report, ("measured", 100, nan, 0.0), given=True)
-    ((verdict, sentence),) = told(prediction_errors, again(report))
+    report = with_capacity(report, ("measured", 100, nan, 0.0), given=1.0)
+    ((verdict, sentence),) = told(prediction_errors, report)
     assert (verdict, "only arithmetic" in sentence) == ("at most 0 % off", True)
-    write_capacity(report, ("published", 100, 12.5, 0.0), ("measured", 100, 12.5, nan))
+    report = with_capacity(report, ("published", 100, 12.5, 0.0), ("measured", 100, 12.5, nan))
     with pytest.raises(MissingError, match="predicted and measured"):
-        told(prediction_errors, again(report))
+        told(prediction_errors, report)
 
 
 @pytest.mark.parametrize(("first", "end"), [("rare", "often (block size 3)"), ("often", "(block size 2)")])
 def test_cells_that_did_not_run_are_a_finding_with_the_reason_that_most_have(report, first, end):
     cells = pd.DataFrame({"cell_id": list("abcd"), "outcome": ["ok", "engine_error", "engine_error", "engine_error"]})
-    cells.assign(reason=[None, first, "often", "often"]).pipe(named).to_parquet(report.tables.folder / "cells.parquet")
-    ((verdict, sentence),) = told(unsuccessful, report)
+    cells = named(cells.assign(reason=[None, first, "often", "often"]))
+    ((verdict, sentence),) = told(unsuccessful, written(report, cells=cells))
     assert (verdict, sentence[:10]) == ("engine error", "3 of 4 cel")
     assert sentence.endswith(end)
 
 
 def test_starts_that_failed_or_were_not_steady_are_told_though_the_first_start_was_good(report):
     cells = pd.DataFrame({"cell_id": list("aabb"), "outcome": ["ok", "timeout", "ok", "ok"], "start": [1, 2, 1, 2]})
-    cells = cells.assign(reason=None, repeat=0, warmup_steady=[True, None, True, False])
-    named(cells).to_parquet(report.tables.folder / "cells.parquet")
+    report = written(report, cells=named(cells.assign(repeat=0, warmup_steady=[True, None, True, False])))
     for part, verdict, cell in ((unsuccessful, "failed start", "1"), (unsteady_cells, "not steady", "2")):
         ((found, sentence),) = told(part, report)
         assert found == verdict
@@ -201,57 +187,48 @@ def test_a_prefix_cache_that_found_nothing_is_told_only_where_the_study_turns_it
 
 
 def test_the_headlines_say_what_their_intervals_do_not_cover(report):
-    pairs(report, "max_num_seqs", {}, [2.0])
-    path = report.tables.folder / "effects.parquet"
-    effects = pd.read_parquet(path).assign(comparison="overall", scope="within one start")
-    effects.to_parquet(path)
-    ((verdict, sentence),) = told(verdicts_on("max_num_seqs"), report)
+    report = with_pairs(report, "max_num_seqs", {}, [2.0])
+    effects = in_table(report, "effects").assign(comparison="overall", scope="within one start")
+    ((verdict, sentence),) = told(verdicts_on("max_num_seqs"), written(report, effects=effects))
     assert verdict == "2 times"
     assert sentence.endswith("(h200, m, w, block size 16, at most 0 sequences)")
     for scope in ("within one start", "between starts on this device", None):
-        effects.assign(scope=scope).to_parquet(path)
-        (block,) = what_verdicts_cover(again(report))
+        (block,) = what_verdicts_cover(written(report, effects=effects.assign(scope=scope)))
         assert isinstance(block, Text)
         assert (scope or "No ratio") in block.text
 
 
 def test_a_processor_that_hides_what_memory_does_is_said_once(report):
     ratios = pd.DataFrame({"gpu_a": "a", "gpu_b": "b", "cannot_show": ["disturbed", "disturbed", None]})
-    ratios.to_parquet(report.tables.folder / "ratios.parquet")
-    assert [verdict for verdict, _ in told(cannot_show, report)] == ["cannot show"]
-    ratios.assign(cannot_show=None).to_parquet(report.tables.folder / "ratios.parquet")
-    assert list(cannot_show(again(report))) == []
+    assert [verdict for verdict, _ in told(cannot_show, written(report, ratios=ratios))] == ["cannot show"]
+    assert told(cannot_show, written(report, ratios=ratios.assign(cannot_show=None))) == []
 
 
 def test_the_type_that_a_device_decided_and_a_model_of_unknown_structure_are_named(report, tmp_path, monkeypatch):
     cells = pd.DataFrame({"cell_id": ["a", "b", "c"], "gpu": "cpu-all", "device_name": "a CPU"})
     cells = cells.assign(model=["tiny-llama-57m", "tiny-llama-57m", "opt-125m"], outcome="ok", comparable=True)
     for dtype, phrase in (("bfloat16", "natively"), ("float32", "emulate")):
-        cells.assign(dtype=dtype).to_parquet(report.tables.folder / "cells.parquet")
-        ((verdict, sentence),) = told(native_types, again(report))
+        ((verdict, sentence),) = told(native_types, written(report, cells=cells.assign(dtype=dtype)))
         assert (verdict, phrase in sentence) == (dtype, True)
     config = json.loads(get_model("tiny-llama-57m").config.read_text())
     (tmp_path / "given").mkdir()
     (tmp_path / "given/config.json").write_text(json.dumps(config | {"model_type": "made_up"}))
     monkeypatch.setitem(ENTERED, "mine", model_of_folder("mine", tmp_path / "given"))
     cells = named(pd.DataFrame({"cell_id": ["a", "b"]})).assign(model=["mine", "tiny-llama-57m"])
-    cells.to_parquet(report.tables.folder / "cells.parquet")
-    ((verdict, sentence),) = told(not_understood, again(report))
+    ((verdict, sentence),) = told(not_understood, written(report, cells=cells))
     assert verdict == "unknown"
     assert all(part in sentence for part in ("of mine", "'made_up'"))
 
 
 def test_cells_whose_gpu_waits_are_named_and_the_driver_tells_of_engines_without_steps(report):
-    cells = pd.DataFrame({"cell_id": ["a", "b", "c"], "outcome": "ok", "reason": None})
-    named(cells).to_parquet(report.tables.folder / "cells.parquet")
+    cells = named(pd.DataFrame({"cell_id": ["a", "b", "c"], "outcome": "ok"}))
     waits = {"launch_s": [1.5, 0.3, None], "arrival_s": [0.4, 0.1, None], "other_s": [0.1, 0.1, None]}
     waits |= {"device_s": [8.0, 9.5, None], "waiting_share": [0.2, 0.05, None], "driver_idle_share": [0.2, 0.05, 0.6]}
-    table = named(cells).assign(start=1, repeat=0, wall_s=10.0, prompt_steps=[10, 10, None], **waits)
-    table.to_parquet(report.tables.folder / "waiting.parquet")
+    table = cells.assign(start=1, repeat=0, wall_s=10.0, prompt_steps=[10, 10, None], **waits)
     rates = {"predicted": [100.0, 100.0, 100.0], "captured_output_tokens_per_s": [112.0, None, 101.0]}
     rates["twice_batched_output_tokens_per_s"] = [101.0, None, 130.0]
-    predicted = named(cells).assign(quantity="output_tokens_per_s", graph_tokens=128.0, **rates)
-    predicted.to_parquet(report.tables.folder / "predictions.parquet")
+    predicted = cells.assign(quantity="output_tokens_per_s", graph_tokens=128.0, **rates)
+    report = written(report, cells=cells, waiting=table, predictions=predicted)
     by_driver, by_steps = (sentence for _, sentence in told(much_waiting, report))
     for sentence, numbers in (
         (by_driver, ("block size 3", "60 %", "30 % more")),
@@ -278,10 +255,42 @@ def test_reserved_memory_is_the_median_over_the_repeats_of_each_cell(results, tm
     used = reserved / 8 * (1 + cells["repeat"].astype(float) / 10)
     sizes = {"kv_bytes_reserved_peak": reserved, "kv_bytes_reserved_mean": reserved / 2, "kv_bytes_used_mean": used}
     others = dict.fromkeys(("torch_memory_bytes_max", "process_memory_growth_bytes_max"), math.nan)
-    cells.assign(**sizes, **others).to_parquet(tmp_path / "cells.parquet")
-    of_hf = [row for row in table_in(RESERVED, report_of(tmp_path, results.study)).rows if "hf-static" in row]
+    of_study = changed(results.report, tmp_path / "some", cells=cells.assign(**sizes, **others))
+    of_hf = [row for row in table_in(RESERVED, of_study).rows if "hf-static" in row]
     # The middle one of three repeats: an eighth and a tenth more, of half of what was reserved at the peak.
     assert [row[-4:] for row in of_hf] == [["2", "1", "0.275", "27.5"]] * 6
-    cells.assign(kv_bytes_reserved_peak=math.nan).to_parquet(tmp_path / "cells.parquet")
     with pytest.raises(MissingError, match="KV cache reserved"):
-        list(RESERVED(report_of(tmp_path, results.study)))
+        list(RESERVED(changed(results.report, tmp_path / "none", cells=cells.assign(kv_bytes_reserved_peak=math.nan))))
+
+
+def test_pretended_gpus_are_the_first_thing_that_the_page_says(results, tmp_path, cells):
+    ((verdict, sentence),) = told(simulated, changed(results.report, tmp_path, cells=cells.assign(source="simulated")))
+    assert verdict == "simulated"
+    assert sentence.startswith("No number of h200 (simulated), ")
+    assert how_sure.SUBJECT.findings[0] is simulated
+    assert told(simulated, results.report) == []
+    assert "is a measurement of a GPU" not in results.html
+
+
+def test_cells_with_a_gpu_slowed_down_are_counted_and_named_and_a_power_cap_is_no_fault(results, tmp_path, cells):
+    timed = cells.dropna(subset="throttle_reasons")
+    slowed = timed[(timed["gpu"] == "l40s") & (timed["repeat"] == 1)]
+    ((_, sentence),) = told(slowed_gpus, results.report)
+    assert sentence.startswith(f"In {slowed['cell_id'].nunique()} of {timed['cell_id'].nunique()} cells")
+    named = table_in(slowed_cells, results.report)
+    links = [row[0] for row in named.rows if isinstance(row[0], Link)]
+    assert [link.href.partition("&cell=")[2] for link in links] == slowed["cell_id"].tolist()
+    assert len({link.text for link in links}) == slowed["cell_id"].nunique()
+    assert "HwThermalSlowdown,SwPowerCap" in str(named)
+    capped = changed(results.report, tmp_path, cells=cells.assign(throttle_reasons="GpuIdle,SwPowerCap"))
+    assert list(slowed_gpus(capped)) == list(slowed_cells(capped)) == []
+
+
+def test_energy_is_the_median_over_the_repeats_of_a_cell(results, tmp_path, cells):
+    _, part = energy.SUBJECT.parts
+    table = table_in(part, results.report)
+    known = cells.dropna(subset="energy_j")
+    medians = known.groupby("cell_id", sort=False)["energy_j_per_output_token"].median()
+    assert [row[table.headings.index("Energy per output token (J)")] for row in table.rows] == list(map(shown, medians))
+    with pytest.raises(MissingError, match="no device reported its power"):
+        list(part(changed(results.report, tmp_path, cells=cells.assign(energy_j=None))))

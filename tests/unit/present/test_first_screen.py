@@ -11,9 +11,8 @@ import pytest
 from tests.generated_study import write_outcomes
 from tests.unit.present.conftest import changed, in_table, told
 from workflow_scripts.common.wording import number
-from workflow_scripts.present.best_settings import best_in_words, best_settings
 from workflow_scripts.present.blocks import Fold, Table
-from workflow_scripts.present.first_screen import first_screen
+from workflow_scripts.present.first_screen import best_in_words, best_settings, first_screen
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import Tables
 from workflow_scripts.present.series import means
@@ -212,12 +211,3 @@ def test_nothing_measured_is_said(report, tmp_path):
     missing.to_parquet(tmp_path / "cells.parquet")
     screen = first_screen(replace(report, tables=Tables(tmp_path)))
     assert (len(screen.answers), screen.best) == (1, None)
-
-
-def test_the_page_of_tables_from_before_starts_were_counted_is_written(results, tmp_path):
-    tables = tmp_path / "tables"
-    tables.mkdir()
-    for path in (results.root / "tables").glob("*.parquet"):
-        pd.read_parquet(path).drop(columns="start", errors="ignore").to_parquet(tables / path.name)
-    assert results.write_page(tmp_path / "report.html", tables) == 0
-    assert "KeyError" not in (tmp_path / "report.html").read_text(encoding="utf-8")

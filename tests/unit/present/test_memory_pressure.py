@@ -9,15 +9,18 @@ import pandas as pd
 import pytest
 
 from tests.unit.present.conftest import report_of, table_in, told
-from workflow_scripts.present.kv_pools import POOL, QUANTITIES, USERS, same_memory, under_pressure
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import MissingError, Tables
 from workflow_scripts.present.subjects.memory_pressure import (
+    POOL,
+    QUANTITIES,
     SUBJECT,
+    USERS,
     every_pool,
     every_way,
     pressure_by_pool,
-    sets_the_pool,
+    same_memory,
+    under_pressure,
     users_by_cache,
     users_in_the_same_memory,
 )
@@ -133,7 +136,7 @@ def test_pools_of_equal_memory_lie_above_each_other(tmp_path, axes_of):
 def test_a_study_without_the_knob_has_no_such_section(tmp_path):
     report = pools(tmp_path)
     assert SUBJECT.is_in(report.study)
-    assert not sets_the_pool(load_study(Path("config/studies/paged_attention.yaml")))
+    assert not SUBJECT.is_in(load_study(Path("config/studies/paged_attention.yaml")))
     pd.DataFrame(CELLS).drop(columns=f"knob_{POOL}").to_parquet(tmp_path / "cells.parquet")
     without = Tables(tmp_path)
     with pytest.raises(MissingError, match="of no measured cell"):

@@ -1,5 +1,4 @@
 import re
-import shutil
 from collections import Counter
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -7,14 +6,13 @@ from html.parser import HTMLParser
 import pandas as pd
 import pytest
 
-from tests.unit.present.conftest import arguments, report_of
+from tests.unit.present.conftest import changed, whole
 from tests.unit.present.synthetic import DRAWN, SCRIPT, SPEED
 from workflow_scripts.common.files import write_json
 from workflow_scripts.present.blocks import Table
-from workflow_scripts.present.page import main
 from workflow_scripts.present.subjects import APPENDIX, SECTIONS, SUBJECTS
 from workflow_scripts.present.subjects.claims_retested import claims_on
-from workflow_scripts.present.subjects.wasted_memory import _by_kind_of_layer
+from workflow_scripts.present.subjects.kv_block_size import _by_kind_of_layer
 from workflow_scripts.present.subjects.where_measured import provenance
 from workflow_scripts.study.accounting import NODE_HEADINGS
 from workflow_scripts.study.definition import study_sha256
@@ -174,7 +172,8 @@ def page_of(results, tmp_path, cells):
     """The page of these cells without figures and other tables."""
     (tmp_path / "tables").mkdir()
     cells.to_parquet(tmp_path / "tables" / "cells.parquet")
-    assert results.write_page(tmp_path / "report.html", tmp_path / "tables", tmp_path / "no figures") == 0
+    folders = {"tables": tmp_path / "tables", "figures": tmp_path / "no figures"}
+    assert results.write_page(tmp_path / "report.html", **folders) == 0
     return Page((tmp_path / "report.html").read_text(encoding="utf-8"))
 
 
@@ -202,21 +201,17 @@ def test_a_study_of_which_nothing_ran_has_a_page_and_one_without_cells_has_none(
     cells = cells.drop_duplicates("cell_id").assign(outcome="missing", reason=None, **dict.fromkeys(provenance))
     assert any("80 cells: 80 missing." in text for text in page_of(results, tmp_path, cells).text["p"])
     (tmp_path / "report.html").unlink()
-    assert results.write_page(tmp_path / "report.html", tmp_path, tmp_path) == 2
+    assert results.write_page(tmp_path / "report.html", tables=tmp_path, figures=tmp_path) == 2
     assert "cells.parquet" in capsys.readouterr().err
     assert not (tmp_path / "report.html").exists()
 
 
-def test_waste_by_kind_of_layer_is_told_and_older_tables_do_without(results, tmp_path):
+def test_waste_by_kind_of_layer_is_told_of_models_that_have_several(results, tmp_path):
     waste = pd.read_parquet(results.root / "tables" / "waste.parquet")
     by_kind = waste[waste["layout"] == "paged"].assign(layer_kind="sliding window 1024")
-    older = waste.drop(columns="layer_kind")
-    for name, table, told in (("none", waste, 0), ("some", pd.concat([waste, by_kind]), 1), ("older", older, 0)):
-        tables = shutil.copytree(results.root / "tables", tmp_path / name)
-        table.to_parquet(tables / "waste.parquet")
-        blocks = list(_by_kind_of_layer(report_of(tables, results.study)))
-        assert len(blocks) == told
-        assert all("sliding window 1024" in str(block) for block in blocks)
+    several = changed(results.report, tmp_path, waste=pd.concat([waste, by_kind]))
+    assert "sliding window 1024" in str(list(_by_kind_of_layer(several)))
+    assert list(_by_kind_of_layer(results.report)) == []
 
 
 def test_no_headline_names_a_cell_by_its_slug(results, page):
@@ -240,7 +235,8 @@ def test_provenance_has_the_share_of_starts_in_the_time_of_all_engines(results, 
     report = replace(results.report, cells=tmp_path)
     # Two starts, of which one has two repeats: the phases of a start count once.
     starts = pd.DataFrame({"cell_id": ["a", "a", "b"], "start": 1, "start_s": [30.0, 30.0, 60.0], "warmup_s": 15.0})
-    report.tables.cells = starts.assign(measure_s=[60.0, 60.0, 0.0], host="here", graphs_from_cache=[True, True, False])
+    starts = starts.assign(measure_s=[60.0, 60.0, 0.0], host="here", graphs_from_cache=[True, True, False])
+    report.tables.cells = whole("cells", starts)
     rows = next(block for block in provenance(report) if isinstance(block, Table)).rows
     told = dict(map(tuple, rows))
     assert told["Time of the engines"] == "3 min: 50 % starting, 17 % warming up, 33 % measuring"
@@ -249,14 +245,14 @@ def test_provenance_has_the_share_of_starts_in_the_time_of_all_engines(results, 
 
 def test_logs_are_those_of_cells_that_were_tried_in_vain_and_of_the_start_that_is_shown(results, tmp_path, cells):
     missing, shown = (cells.loc[cells["outcome"] == outcome, "cell_id"].iloc[0] for outcome in ("missing", "ok"))
-    tables = shutil.copytree(results.root / "tables", tmp_path / "tables")
-    cells.assign(start=cells["start"].mask(cells["cell_id"] == shown, 2)).to_parquet(tables / "cells.parquet")
+    cells = cells.assign(start=cells["start"].mask(cells["cell_id"] == shown, 2))
+    tables = changed(results.report, tmp_path / "tables", cells=cells).tables.folder
     logs = [f"cells/{missing}/measure.log", f"cells/{shown}/start-2/raw/engine.log"]
     for log in logs:
         (tmp_path / log).parent.mkdir(parents=True)
         (tmp_path / log).write_text("measuring\n[Errno 28]  No space left on device\n\n")
-    places = {"--tables": tables, "--figures": tmp_path, "--cells": tmp_path / "cells"}
-    assert main(arguments({"--study": results.study, **places, "--out": tmp_path / "report.html"})) == 0
+    places = {"tables": tables, "figures": tmp_path, "cells": tmp_path / "cells"}
+    assert results.write_page(tmp_path / "report.html", **places) == 0
     page = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
     assert "[Errno 28] No space left on device" in page.text["td"]
     assert set(logs) <= {link["href"] for link in page.all("a")}

@@ -11,7 +11,7 @@ import pytest
 from tests.unit.present.conftest import changed, in_table
 from tests.unit.present.synthetic import SCRIPT
 from workflow_scripts.analyse.intervals.statistics import ONE_START
-from workflow_scripts.present.page_data import VERSION, _intervals, columns_of, packed
+from workflow_scripts.present.page_data import MOST_BYTES, MOST_ROWS, _intervals, columns_of, packed, timelines
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import Tables
 
@@ -39,7 +39,7 @@ def data(results):
 
 def test_every_cell_is_there_with_its_outcome_and_its_settings_in_words(results, data):
     grid = pd.read_parquet(results.root / "tables" / "cells.parquet").drop_duplicates("cell_id")
-    assert data["version"] == VERSION
+    assert data["version"] == 1
     assert values(data["cells"]["cell_id"]) == list(grid["cell_id"])
     assert values(data["cells"]["outcome"]) == list(grid["outcome"])
     settings = dict(zip(values(data["cells"]["cell_id"]), values(data["cells"]["settings"]), strict=True))
@@ -89,7 +89,7 @@ def test_a_device_whose_data_sheet_lacks_a_rate_has_the_share_of_its_measured_on
     assert len(of_one)
     both = pd.concat([of_one.assign(mbu=float("nan")), of_one.assign(rates="measured", mbu=0.25)])
     tables = changed(report, tmp_path / "tables", limits=both).tables.folder
-    assert results.write_page(tmp_path / "report.html", tables) == 0
+    assert results.write_page(tmp_path / "report.html", tables=tables) == 0
     assert set(data_of((tmp_path / "report.html").read_text(encoding="utf-8"))["repeats"]["mbu"]) == {0.25}
 
 
@@ -103,8 +103,9 @@ def test_the_same_data_give_the_same_text_and_numbers_keep_five_digits():
 
 def test_a_server_keeps_the_intervals_that_its_own_table_does_not_have(tmp_path):
     ends = {"ttft_s_p50": [1.0], "ttft_s_p50_low": [0.9], "ttft_s_p50_high": [1.1]}
-    # A table from before scopes has no such column.
-    pd.DataFrame({"cell_id": ["a"], "repeats": [3], **ends}).to_parquet(tmp_path / "serving_summary.parquet")
+    pd.DataFrame({"cell_id": ["a"], "repeats": [3], "scope": ONE_START, **ends}).to_parquet(
+        tmp_path / "serving_summary.parquet"
+    )
     rows = {"cell_id": "a", "measure": ["ttft_s_p50", "energy_j_per_output_token"], "value": 2.0, "low": 1.9}
     others = pd.DataFrame(rows | {"high": 2.1, "repeats": 3, "scope": ONE_START})
     others.to_parquet(tmp_path / "intervals.parquet")
@@ -114,3 +115,44 @@ def test_a_server_keeps_the_intervals_that_its_own_table_does_not_have(tmp_path)
         "ttft_s_p50": 1.0,
         "energy_j_per_output_token": 2.0,
     }
+
+
+def test_the_page_holds_timelines_of_its_cells_up_to_a_size(results):
+    all_of_them = timelines(results.tables)
+    assert sum(map(len, all_of_them.values())) <= MOST_BYTES
+    held = dict(re.findall(r'<template class="timeline" data-cell="([^"]*)">([^<]*)</template>', results.html))
+    assert held == all_of_them
+    few = timelines(results.tables, 30_000)
+    assert 0 < len(few) < len(all_of_them)
+    assert sum(map(len, few.values())) <= 30_000
+    # The fastest cell of each place comes before the second fastest of any.
+    places = [cell.rsplit("/", 1)[0] for cell in all_of_them]
+    assert len(set(places[: len(set(places))])) == len(set(places))
+
+
+def test_a_timeline_has_every_repeat_with_all_rows_or_evenly_chosen_ones(results):
+    cell = "l40s/vllm/llama-3.1-8b-instruct/chat/bs16-seqs16-len4096"
+    timeline = unpacked(timelines(results.tables)[cell])
+    requests = timeline["requests"]["columns"]
+    assert timeline["requests"]["rows"] == len(requests["repeat"]) == 3 * 64
+    assert values(requests["queued_s"])[:3] == [0, 0.1, 0.2]
+    assert len(timeline["steps"]["columns"]["time_s"]) == 3 * 60
+    assert all(most >= 64 for most in MOST_ROWS.values())
+
+
+def test_a_large_study_and_a_long_repeat_keep_some_cells_and_evenly_chosen_rows(results, monkeypatch):
+    ten = list(timelines(results.tables).items())[:10]
+    # Ten cells are read eight and two at a time.
+    monkeypatch.setattr("workflow_scripts.present.page_data.MOST_CELLS", 10)
+    assert list(timelines(results.tables).items()) == ten
+    assert timelines(Tables(results.root / "tables", results.root / "nowhere")) == {}
+    most = {"requests": 10, "steps": 25, "trace": 7}
+    monkeypatch.setattr("workflow_scripts.present.page_data.MOST_ROWS", most)
+    timeline = unpacked(next(iter(timelines(results.tables).values())))
+    kept = {name: len(timeline[name]["columns"]["repeat"]) for name in timeline}
+    assert kept == {name: 3 * rows for name, rows in most.items()}
+    assert timeline["steps"]["rows"] == 180
+    times = timeline["steps"]["columns"]["time_s"][:25]
+    assert times == sorted(times)
+    assert times[0] == 0
+    assert times[-1] > 9

@@ -3,10 +3,9 @@ import re
 import pandas as pd
 import pytest
 
-from workflow_scripts.present.report_tables import MissingError, Tables
+from tests.unit.present.conftest import told
 from workflow_scripts.present.subjects.predicted_and_measured import (
     LINES,
-    SUBJECT,
     _accuracy,
     predicted_by_max_num_seqs,
     prediction_errors,
@@ -43,8 +42,7 @@ def test_what_was_only_predicted_is_drawn_apart(tables):
 
 
 def test_findings_name_accuracy_flags_and_flat_lines(results):
-    (block,) = prediction_findings(results.report)
-    sentences = {finding.verdict: finding.sentence for finding in block.findings}
+    sentences = dict(told(prediction_findings, results.report))
     numberless = {re.sub(r"[\d.]+", "N", verdict) for verdict in sentences}
     assert numberless == {"N % off", "flagged", "published N times too high"}
     rows = results.tables.need("predictions").dropna(subset=["predicted", "measured"])
@@ -58,10 +56,3 @@ def test_findings_name_accuracy_flags_and_flat_lines(results):
     errors = {"gpu": "h200", "engine": "vllm", "predicted": 9.0, "measured": 10.0, "error_pct": -10.0}
     (finding,) = _accuracy(pd.DataFrame([errors | {"low": 8.0}, errors | {"low": None}]))
     assert all(part in finding.sentence for part in ("by 10 %", "(1 uncalibrated)"))
-
-
-def test_without_predictions_the_figures_are_missing(tmp_path):
-    assert len(SUBJECT.figures) == 2
-    for figure in SUBJECT.figures:
-        with pytest.raises(MissingError, match="no table predictions"):
-            figure.plot(Tables(tmp_path))

@@ -5,19 +5,13 @@ from workflow_scripts.present.blocks import table_of
 from workflow_scripts.present.report_tables import MissingError, Tables
 
 
-def test_an_absent_an_empty_and_a_lacking_table_are_missing(tmp_path):
+def test_an_absent_and_an_empty_table_are_missing(tmp_path):
     pd.DataFrame({"a": pd.Series(dtype="Int64")}).to_parquet(tmp_path / "empty.parquet")
-    pd.DataFrame({"a": [1]}).to_parquet(tmp_path / "some.parquet")
     tables = Tables(tmp_path)
-    for name, columns, why in [
-        ("absent", (), "there is no table absent"),
-        ("empty", (), "the table empty has no rows"),
-        ("some", ("a", "b"), "the table some has no column b"),
-    ]:
+    for name, why in {"absent": "there is no table absent", "empty": "the table empty has no rows"}.items():
         with pytest.raises(MissingError, match=why):
-            tables.need(name, *columns)
-    assert tables.get("absent") is None
-    assert list(tables.need("some", "a")["a"]) == [1]
+            tables.need(name)
+        assert tables.get(name) is None
 
 
 def test_servers_that_failed_are_told_where_none_was_measured(tmp_path):
@@ -36,24 +30,11 @@ def test_nulls_of_numbers_are_nan_and_of_flags_none_and_devices_measured_elsewhe
     table = pd.DataFrame({"n": pd.array([1, None], "Int64"), "flag": pd.array([True, None], "boolean")})
     table = table.assign(gpu="h200", repeat=0, source=["measured", "measured elsewhere"])
     table.to_parquet(tmp_path / "t.parquet")
-    read = Tables(tmp_path).need("t", "start")
+    read = Tables(tmp_path).need("t")
     assert read["n"].dtype == float
     assert read["n"].isna().tolist() == [False, True]
     assert read["flag"].isna().tolist() == [False, True]
     assert list(read["gpu"]) == ["h200", "h200 (measured elsewhere)"]
-    assert list(read["start"]) == [1, 1]  # from before starts were counted
-
-
-def test_only_the_facts_of_the_asked_cells_are_read(tmp_path):
-    (tmp_path / "h200").mkdir()
-    cells = ["h200/vllm/m/w/a", "h200/vllm/m/w/b"]
-    pd.DataFrame({"cell_id": cells, "time_s": [1.0, 2.0]}).to_parquet(tmp_path / "h200" / "trace.parquet")
-    tables = Tables(tmp_path, tmp_path)
-    assert list(tables.facts("trace", [cells[1]])["time_s"]) == [2.0]
-    with pytest.raises(MissingError, match=r"trace\.parquet has no rows"):
-        tables.facts("trace", ["h200/vllm/m/w/c"])
-    with pytest.raises(MissingError, match=r"no steps\.parquet was parsed"):
-        tables.facts("steps", cells)
 
 
 def test_a_column_whose_values_have_no_intervals_stays_one_of_numbers():
@@ -87,4 +68,9 @@ def test_a_cell_of_which_one_start_ended_ok_is_measured_and_its_facts_are_of_the
     assert [cell[-1] for cell in tables.grid["cell_id"]] == ["a", "b", "c"]
     assert list(tables.grid["outcome"]) == ["ok", "ok", "missing"]
     assert [text[:7] for text in tables.grid["failed_starts"].dropna()] == ["start 1", "start 2"]
-    assert list(tables.facts_of_first_start("trace", ids)["time_s"]) == [2.0, 3.0]
+    assert list(tables.facts("trace", ids)["time_s"]) == [2.0, 3.0]
+    # Only the facts of the cells that are asked for are read.
+    assert list(tables.facts("trace", ids[1:])["time_s"]) == [3.0]
+    for name, cell, why in (("trace", "c", r"trace\.parquet has no rows"), ("steps", "a", r"no steps\.parquet")):
+        with pytest.raises(MissingError, match=why):
+            tables.facts(name, [f"h200/vllm/m/w/{cell}"])

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from matplotlib.collections import LineCollection
 
-from tests.unit.present.conftest import report_of, told
+from tests.unit.present.conftest import report_of, told, written
 from workflow_scripts.present.blocks import Table
 from workflow_scripts.present.plot import use_style, write_plot
 from workflow_scripts.present.report_tables import MissingError, Tables
@@ -123,10 +123,10 @@ def test_every_load_is_among_the_findings_and_one_that_needs_a_warning_first(tmp
     loads = [(None, "server"), (None, "unknown"), (False, "load"), (True, "server"), (None, "client,server")]
     rows = pd.DataFrame(loads, columns=["saturated", "limited_by"]).assign(**LOAD, knobs="bs16")
     rows["cell_id"] = list("abcde")
-    rows.astype({"saturated": "boolean", "limited_by": "string"}).to_parquet(tmp_path / "serving_summary.parquet")
-    cells = rows[["cell_id", "gpu", "engine", "model", "workload", "knobs"]]
-    cells.assign(outcome="ok", reason=None, knob_block_size=16).to_parquet(tmp_path / "cells.parquet")
-    verdicts = [verdict for verdict, _ in told(serving.load_findings, report_of(tmp_path))]
+    rows = rows.astype({"saturated": "boolean", "limited_by": "string"})
+    cells = rows[["cell_id", "gpu", "engine", "model", "workload", "knobs"]].assign(outcome="ok", knob_block_size=16)
+    report = written(report_of(tmp_path), serving_summary=rows, cells=cells)
+    verdicts = [verdict for verdict, _ in told(serving.load_findings, report)]
     assert verdicts == ["saturated", "limited by client and server", "limited by server", "too short to say", "kept up"]
 
 

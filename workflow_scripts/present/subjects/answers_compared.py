@@ -5,37 +5,17 @@ from typing import Any
 
 import pandas as pd
 
-from workflow_scripts.present.blocks import Block, Finding
+from workflow_scripts.present.blocks import Block, Finding, Text
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import records
 from workflow_scripts.present.sentences import some
-from workflow_scripts.present.subject import PLACE, Subject, TablePart, prose
+from workflow_scripts.present.subject import PLACE, Subject, TablePart
 from workflow_scripts.study.setting_words import instead_of
-from workflow_scripts.study.study import Study
-
-_COLUMNS = {
-    **PLACE,
-    "differs_in": "Differs in",
-    "value": "Value",
-    "baseline": "Compared with",
-    "cell_id": "Cell",
-    "requests": "Requests",
-    "same": "Same answers",
-    "first_difference_min": "First difference, earliest",
-    "first_difference_median": "First difference, median",
-    "compared_by": "Compared by",
-}
-
-
-def keeps_answers(study: Study) -> bool:
-    """Whether a workload of the study keeps answers."""
-    return any(workload.keep_answers for workload in study.workloads.values())
 
 
 def same_answers(report: Report) -> Iterator[Block]:
-    """How many answers are the same, the most different first."""
-    rows = report.tables.need("answers", "same_share").sort_values("same_share", kind="stable")
-    yield some([_finding(row, report.names) for row in records(rows)], "answers")
+    rows = _most_different_first(report.tables.need("answers"))
+    yield from some([_finding(row, report.names) for row in records(rows)], "answers")
 
 
 def _finding(row: Mapping[str, Any], names: Mapping[str, str]) -> Finding:
@@ -60,14 +40,33 @@ SUBJECT = Subject(
     id="answers",
     title="Same answers",
     parts=[
-        prose(
-            "Greedy decoding takes the most probable token. Another kernel, batch or number format rounds differently, "
-            "so if two tokens are almost equally probable, the other one may win. From there on the two answers are "
-            "different texts. The rows of a cell that was served again show how many answers change although no "
-            "setting does. Random weights make close calls more frequent than the weights of a trained model."
+        lambda report: [
+            Text(
+                "Greedy decoding takes the most probable token. Another kernel, batch or number format rounds "
+                "differently, so if two tokens are almost equally probable, the other one may win. From there on the "
+                "two answers are different texts. The rows of a cell that was served again show how many answers "
+                "change although no setting does. Random weights make close calls more frequent than the weights of "
+                "a trained model."
+            )
+        ],
+        TablePart(
+            "answers",
+            {
+                **PLACE,
+                "differs_in": "Differs in",
+                "value": "Value",
+                "baseline": "Compared with",
+                "cell_id": "Cell",
+                "requests": "Requests",
+                "same": "Same answers",
+                "first_difference_min": "First difference, earliest",
+                "first_difference_median": "First difference, median",
+                "compared_by": "Compared by",
+            },
+            "Requests with the same answer in two cells",
+            _most_different_first,
         ),
-        TablePart("answers", _COLUMNS, "Requests with the same answer in two cells", _most_different_first),
     ],
     findings=[same_answers],
-    is_in=keeps_answers,
+    is_in=lambda study: any(workload.keep_answers for workload in study.workloads.values()),
 )

@@ -17,7 +17,6 @@ from workflow_scripts.present.report_tables import Tables, records
 from workflow_scripts.present.style import COLOURS, PAPER
 from workflow_scripts.present.subject import FigurePart, Subject, TablePart
 
-COLUMNS = ["cell_id", "block_size", "step", "event", "request", "group", "place", "block", "tokens"]
 TAKEN = ("allocated", "appended", "shared")
 # Requests in a panel, blocks in a row (of longer tables their beginning and their end), and by how many tables grow.
 MOST_ROWS, FIRST_PLACES, LAST_PLACES = 8, 6, 8
@@ -63,9 +62,7 @@ def of_one_cell(blocks: pd.DataFrame) -> pd.DataFrame:
     return blocks[blocks["cell_id"] == (shared.idxmax() if len(shared) else blocks["cell_id"].iloc[0])]
 
 
-def first_requests(blocks: pd.DataFrame) -> pd.DataFrame:
-    """The events of the requests that are drawn."""
-    events = of_one_cell(blocks)
+def first_requests(events: pd.DataFrame) -> pd.DataFrame:
     return events[events["request"] < MOST_ROWS]
 
 
@@ -74,17 +71,15 @@ def moments_of(events: pd.DataFrame) -> list[Moment]:
 
     The last is not after the step in which these requests hold the most blocks.
     """
-    drawn = events[events["request"] < MOST_ROWS]
+    drawn = first_requests(events)
     held = drawn["event"].isin(TAKEN).map({True: 1, False: -1}).groupby(drawn["step"]).sum().cumsum()
-    steps = [int(step) for step in held.index.to_list()]
-    fullest = steps[int(held.argmax()) + 1] - 1  # in the end all blocks are given back
-    first = steps[0]
-    last = min(fullest, first + int(MOST_GROWTH * events["block_size"].iloc[0]))
-    return [moment_at(events, step) for step in dict.fromkeys((first, (first + last) // 2, last))]
+    steps = held.index.astype(int)
+    fullest = steps[held.argmax() + 1] - 1  # in the end all blocks are given back
+    last = min(fullest, steps[0] + int(MOST_GROWTH * events["block_size"].iloc[0]))
+    return [moment_at(events, step) for step in dict.fromkeys((steps[0], (steps[0] + last) // 2, last))]
 
 
 def block_tables(tables: Tables) -> Plot:
-    """The block tables at up to three steps, one row per request and one square per block."""
     events = of_one_cell(tables.need("blocks"))
     size = int(events["block_size"].iloc[0])
     moments = moments_of(events)
@@ -93,9 +88,8 @@ def block_tables(tables: Tables) -> Plot:
     places = list(range(longest))
     if longest > FIRST_PLACES + LAST_PLACES:
         places[FIRST_PLACES:-LAST_PLACES] = []
-        notes.append(
-            f"of tables with up to {longest} places, the first {FIRST_PLACES} and last {LAST_PLACES} are drawn"
-        )
+        some = f"the first {FIRST_PLACES} and last {LAST_PLACES} are drawn"
+        notes.append(f"of tables with up to {longest} places, {some}")
     return Plot(
         title="Block tables of the first requests",
         alt=" ".join(_in_words(moment, size) for moment in moments),
@@ -157,7 +151,7 @@ SUBJECT = Subject(
     id="block-tables",
     title="Block tables, step by step",
     parts=[
-        FigurePart(block_tables, {"blocks": COLUMNS}),
+        FigurePart(block_tables),
         TablePart(
             "blocks",
             {
@@ -170,7 +164,7 @@ SUBJECT = Subject(
                 "tokens": "Tokens of the request",
             },
             "What happens to the blocks of these requests (predicted)",
-            first_requests,
+            lambda blocks: first_requests(of_one_cell(blocks)),
         ),
     ],
 )

@@ -9,7 +9,8 @@ import pandas as pd
 from workflow_scripts.common.wording import plural
 from workflow_scripts.present.blocks import UNKNOWN, Block, Fold, Table, outcome_words, shown, with_intervals
 from workflow_scripts.present.report import Report
-from workflow_scripts.present.report_tables import RATE, STEADY, TOTAL, MissingError, Tables, of_all_layers, records
+from workflow_scripts.present.report_tables import RATE, STEADY, TOTAL, MissingError, Tables, records
+from workflow_scripts.present.sentences import effects_on
 from workflow_scripts.present.series import NAMES
 from workflow_scripts.present.subject import MOST_ROWS, PLACE, Subject
 from workflow_scripts.present.subjects.every_cell import MOST_LETTERS
@@ -46,14 +47,13 @@ def knob_tables(tables: Tables) -> Iterator[tuple[str, list[Table]]]:
         if column not in grid:
             continue
         others = [other for other in tables.knobs if other != column]
-        of_others = grid[others].astype(object).where(grid[others].notna(), None)
-        rows = grid.assign(x=grid[column], settings=list(map(repr, of_others.itertuples(index=False, name=None))))
-        rows = rows[rows.groupby([*NAMES, "settings"])["x"].transform("nunique") > 1]
+        rows = grid.assign(x=grid[column])
+        rows = rows[rows.groupby([*NAMES, *others], dropna=False, sort=False)["x"].transform("nunique") > 1]
         if rows.empty:
             continue
         varied = knobs_that_differ(rows, others)
         # The devices of one setting stand below each other.
-        rows["setting"] = rows.groupby([*NAMES[1:], "settings"], sort=False).ngroup()
+        rows["setting"] = rows.groupby([*NAMES[1:], *others], dropna=False, sort=False).ngroup()
         rows = rows.sort_values("setting", kind="stable")
         rows["row"] = rows.groupby(["setting", "gpu"], sort=False).ngroup()
         firsts = rows.drop_duplicates("row")
@@ -63,7 +63,10 @@ def knob_tables(tables: Tables) -> Iterator[tuple[str, list[Table]]]:
             for row, words in zip(records(firsts[list(PLACE)]), settings, strict=True)
         ]
         parts = [part for _, part in rows[rows["row"] < MOST_ROWS].groupby("row")]
-        effects = _effects(tables, knob)
+        try:
+            effects = effects_on(tables, knob, "overall")
+        except MissingError:
+            effects = pd.DataFrame(columns=["cell_id", "margin_pct"])
         by_cell = {row["cell_id"]: row for row in records(effects)}
         lines = [_rates_of(part, names, by_cell, rates) for part, names in zip(parts, named, strict=False)]
         fixed = [setting_phrase(of, rows[of].iloc[0]) for of in others if of not in varied and rows[of].notna().all()]
@@ -88,8 +91,8 @@ def _with_memory(tables: Tables) -> pd.DataFrame:
     memory.columns = ["num_gpu_blocks", "memory_used_bytes"]
     waste = tables.get("waste")
     if waste is not None:
-        measured = of_all_layers(waste[waste["source"] == "measured"])
-        memory["waste_pct"] = measured.groupby("cell_id")["waste_pct"].median()
+        of_all_layers = waste[(waste["source"] == "measured") & waste["layer_kind"].isna()]
+        memory["waste_pct"] = of_all_layers.groupby("cell_id")["waste_pct"].median()
     return tables.grid.drop(columns=list(memory), errors="ignore").join(memory, on="cell_id")
 
 
@@ -109,14 +112,6 @@ def _rates(tables: Tables) -> Mapping[tuple[str, str, str], str]:
             rows = records(predictions.dropna(subset=source))
             found |= {(source, row["cell_id"], row["quantity"]): shown(row[source]) for row in rows}
     return found
-
-
-def _effects(tables: Tables, knob: str) -> pd.DataFrame:
-    """The comparisons of all values of the knob."""
-    effects = tables.get("effects")
-    if effects is None or "fastest" not in effects:
-        return pd.DataFrame(columns=["cell_id", "metric", "fastest", "fastest_decided", "margin_pct"])
-    return effects[(effects["comparison"] == "overall") & (effects["knob"] == knob)]
 
 
 def _rates_of(
@@ -207,16 +202,14 @@ def _table(
 
 
 def central_tables(report: Report) -> Iterator[Block]:
-    """For each knob the table of rates, and those of published rates and of memory folded."""
-    found = False
-    for knob, (rates, *others) in knob_tables(report.tables):
-        found = True
+    found = list(knob_tables(report.tables))
+    if not found:
+        raise MissingError(f"no two cells of an engine differ only in {', '.join(map(knob_name, KNOBS))}")
+    for knob, (rates, *others) in found:
         yield rates
         if others:
             what = "Published rates and KV memory" if PUBLISHED in others[0].caption else "KV memory"
             yield Fold(f"{what} by {knob_name(knob)}: {plural(len(others), 'table')}", others)
-    if not found:
-        raise MissingError(f"no two cells of an engine differ only in {', '.join(map(knob_name, KNOBS))}")
 
 
 SUBJECT = Subject(id="central-tables", title="Summary tables", parts=[central_tables])

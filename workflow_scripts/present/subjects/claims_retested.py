@@ -22,7 +22,7 @@ def claims_on(section: str) -> Part:
     def part(report: Report) -> Iterator[Block]:
         if not report.study.claims:
             return
-        rows = report.tables.need("claims", "claim", "published_by", "verdict", "evidence", "seen_here", "would_test")
+        rows = report.tables.need("claims")
         for row in records(rows[rows["claim_id"].astype(str).map(_section) == section]):
             paragraphs = {
                 f"Published by {row['published_by']}": row["published_value"],

@@ -6,13 +6,14 @@ from math import isnan
 from typing import Any
 
 from workflow_scripts.common.wording import interval_text, listed, plural
-from workflow_scripts.present.blocks import Block, Finding, Findings
+from workflow_scripts.present.blocks import Block, Finding
 from workflow_scripts.present.plot import Plot
 from workflow_scripts.present.ratio_by_sequences import (
     groups_by_sequences,
     misses_pct,
+    of_rates,
     plot_by_sequences,
-    plot_power,
+    power_limit,
     speedups,
 )
 from workflow_scripts.present.ratio_plot import Reference, labelled, plot_ratios
@@ -49,11 +50,9 @@ _CANNOT_SHOW: Mapping[str, str] = {
 
 
 def device_ratios(tables: Tables) -> Plot:
-    """The ratio of two devices by the number of sequences, or of each setting if the number does not vary."""
     with suppress(MissingError):
         return plot_by_sequences(groups_by_sequences(tables), _REFERENCES)
-    ratios = tables.need("ratios")
-    ratios = ratios[ratios["metric"] == "output_tokens_per_s"]
+    ratios = of_rates(tables.need("ratios"))
     if ratios.empty:
         raise MissingError("no two devices were measured with the same settings")
     rows = labelled(ratios, ["engine", "model", "workload"], "knobs")
@@ -69,36 +68,25 @@ def device_ratios(tables: Tables) -> Plot:
     )
 
 
-def power_limit(tables: Tables) -> Plot:
-    """How often the power limit lowered the clocks of the compared devices, by the number of sequences."""
-    return plot_power(tables, groups_by_sequences(tables))
-
-
 def expectations(report: Report) -> Iterator[Block]:
-    """For each pair of devices the ratio by number of sequences, and how far the expected ratios are from it."""
-    tables = report.tables
-    tables.need("ratios", "expected_ratio", "own_expected_ratio", "measured_bandwidth_ratio")
-    findings = [Finding(ratios, told + why) for ratios, told, why in speedups(tables)]
-    for group in groups_by_sequences(tables):
+    findings = [Finding(ratios, told + why) for ratios, told, why in speedups(report.tables)]
+    for group in groups_by_sequences(report.tables):
         rows = group.rows.dropna(subset="expected_ratio")
         if len(rows):
+            columns = ("expected_ratio", "measured_bandwidth_ratio", "own_expected_ratio")
+            off, by_bandwidths, own = (f"{misses_pct(rows, column):.1f} %" for column in columns)
             sentence = (
-                f"The step model misses the ratio by {misses_pct(rows, 'expected_ratio'):.1f} % (root mean square of "
-                f"{plural(len(rows), 'cell')}), that of measured bandwidths by "
-                f"{misses_pct(rows, 'measured_bandwidth_ratio'):.1f} %. The model was fitted to one calibration "
-                f"and scaled to the other device by measured rates; fitted to both calibrations, it misses by "
-                f"{misses_pct(rows, 'own_expected_ratio'):.1f} %. ({group.title})"
+                f"The step model misses the ratio by {off} (root mean square of {plural(len(rows), 'cell')}), that of "
+                f"measured bandwidths by {by_bandwidths}. The model was fitted to one calibration and scaled to the "
+                f"other device by measured rates; fitted to both calibrations, it misses by {own}. ({group.title})"
             )
-            findings.append(Finding(f"{misses_pct(rows, 'expected_ratio'):.1f} % off", sentence))
-    yield some(findings, "ratios")
+            findings.append(Finding(f"{off} off", sentence))
+    yield from some(findings, "ratios")
 
 
 def explanations(report: Report) -> Iterator[Block]:
-    """For each pair of devices what explains the speed-up, and one case in detail."""
-    ratios = report.tables.need("ratios")
-    ratios = ratios[ratios["metric"] == "output_tokens_per_s"]
     findings = []
-    for (a, b), rows in ratios.groupby(["gpu_a", "gpu_b"], sort=False):
+    for (a, b), rows in of_rates(report.tables.need("ratios")).groupby(["gpu_a", "gpu_b"], sort=False):
         explains = rows["explanation"].fillna("none").map(explained).value_counts()
         verdict = str(explains.index[0]) if len(explains) == 1 else "mixed"
         counted = listed(f"{name} in {count}" for name, count in explains.items())
@@ -106,18 +94,15 @@ def explanations(report: Report) -> Iterator[Block]:
         example = records(rows.sort_values("decode_share_a", ascending=False).head(1))[0]
         settings = report.settings.get(example["knobs"], example["knobs"])
         where = f"{example['engine']}, {example['model']}, {example['workload']}, {settings}"
-        findings.append(
-            Finding(
-                verdict,
-                f"{a} against {b}: what is shown to explain the ratio is {counted} of {len(rows)} cells. "
-                f"For example, {where}: {_in_words(example)}",
-            )
+        sentence = (
+            f"{a} against {b}: what is shown to explain the ratio is {counted} of {len(rows)} cells. "
+            f"For example, {where}: {_in_words(example)}"
         )
-    yield some(findings, "ratios")
+        findings.append(Finding(verdict, sentence))
+    yield from some(findings, "ratios")
 
 
 def _in_words(row: Mapping[str, Any]) -> str:
-    """The ratio with its interval, and the nearest of the known ratios."""
     unit = f" times the output tokens/s of {row['gpu_b']}"
     words = interval_text(row["ratio"], row["ratio_low"], row["ratio_high"], unit, row["scope"])
     if isinstance(row["nearest"], str):
@@ -128,23 +113,18 @@ def _in_words(row: Mapping[str, Any]) -> str:
 
 
 def cannot_show(report: Report) -> Iterator[Block]:
-    """Pairs of devices that cannot show whether decoding follows memory bandwidth, and why."""
-    ratios = report.tables.get("ratios")
-    if ratios is not None and "cannot_show" in ratios:
-        pairs = ratios[["gpu_a", "gpu_b", "cannot_show"]].dropna().drop_duplicates()
-        words = [
-            f"{a} and {b} cannot show that decoding follows memory bandwidth: {_CANNOT_SHOW[why]}."
-            for a, b, why in pairs.itertuples(index=False)
-        ]
-        yield from [Findings([Finding("cannot show", each) for each in words])] if words else []
+    pairs = report.tables.need("ratios")[["gpu_a", "gpu_b", "cannot_show"]].dropna().drop_duplicates()
+    for a, b, why in pairs.itertuples(index=False):
+        words = f"{a} and {b} cannot show that decoding follows memory bandwidth: {_CANNOT_SHOW[why]}."
+        yield Finding("cannot show", words)
 
 
 SUBJECT = Subject(
     id="devices",
     title="Ratios of devices",
     parts=[
-        FigurePart(device_ratios, {"ratios": ["gpu_a", "gpu_b", "metric", "ratio"]}),
-        FigurePart(power_limit, {"ratios": ["power_cap_share_a", "power_cap_share_b"]}),
+        FigurePart(device_ratios),
+        FigurePart(power_limit),
         TablePart(
             "ratios",
             {
@@ -172,7 +152,7 @@ SUBJECT = Subject(
                 "nearest_difference_pct": "Difference from the nearest ratio (%)",
             },
             "Ratios of output tokens per second",
-            lambda ratios: ratios[ratios["metric"] == "output_tokens_per_s"].assign(
+            lambda ratios: of_rates(ratios).assign(
                 explanation=lambda rows: rows["explanation"].map(explained, na_action="ignore"),
                 compatible_with=lambda rows: rows["compatible_with"].map(explained, na_action="ignore"),
             ),

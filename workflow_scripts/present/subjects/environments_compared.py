@@ -6,18 +6,17 @@ import numpy as np
 import pandas as pd
 
 from workflow_scripts.catalog.environments import DEFAULT
-from workflow_scripts.present.blocks import Finding, Findings
+from workflow_scripts.present.blocks import Block, Finding
 from workflow_scripts.present.plot import Plot
 from workflow_scripts.present.ratio_plot import labelled, plot_ratios
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import MissingError, Tables
-from workflow_scripts.present.sentences import some, verdict_over
+from workflow_scripts.present.sentences import some, verdicts_by
 from workflow_scripts.present.series import without_shared
 from workflow_scripts.present.style import marks
 from workflow_scripts.present.subject import PLACE, FigurePart, Subject, TablePart
 from workflow_scripts.present.words import DECIDED, held_in_words
 from workflow_scripts.study.setting_words import knob_name
-from workflow_scripts.study.study import Study
 
 # Of what an environment changed by itself, so much is told; the table holds all.
 MOST_CHANGES = 6
@@ -38,14 +37,12 @@ def pairs(tables: Tables) -> pd.DataFrame:
         MissingError: no cell was measured in two environments.
     """
     found = [_by_size(table) for name in ("effects", "latencies") if (table := tables.get(name)) is not None]
-    rows = pd.concat([part for part in found if len(part)]) if any(map(len, found)) else pd.DataFrame()
-    if rows.empty:
+    if not any(map(len, found)):
         raise MissingError("no cell was measured in two environments")
-    return rows
+    return pd.concat([part for part in found if len(part)])
 
 
 def environments(tables: Tables) -> Plot:
-    """The ratio of each cell in another environment over the baseline: the cells with the largest ratio first."""
     rows = pairs(tables)
     names = list(dict.fromkeys(rows["values"].str.split(", ").explode()))
     largest = rows.groupby("baseline_cell_id")["size"].transform("max")
@@ -64,8 +61,7 @@ def environments(tables: Tables) -> Plot:
     )
 
 
-def changed_by_itself(report: Report) -> Iterator[Findings]:
-    """What took effect otherwise in each environment."""
+def changed_by_itself(report: Report) -> Iterator[Block]:
     table = report.tables.need("environments")
     findings = []
     # Of engines in one environment, what changed alike is told once, and the start of the one with the most cells.
@@ -81,32 +77,25 @@ def changed_by_itself(report: Report) -> Iterator[Findings]:
         more = f" and {len(changes) - MOST_CHANGES} more" if len(changes) > MOST_CHANGES else ""
         told = f"{gpu}: what {value} changed by itself, compared with {baseline}"
         findings.append(Finding("by itself", f"{told}: {', '.join(changes[:MOST_CHANGES])}{more}."))
-    yield some(findings, "environments")
+    yield from some(findings, "environments")
 
 
-def verdicts(report: Report) -> Iterator[Findings]:
-    """For each device, environment and measure the verdicts over all cells, and the largest change."""
-    yield Findings(
-        [verdict_over(rows) for _, rows in pairs(report.tables).groupby(["gpu", "value", "metric"], sort=False)]
-    )
-
-
-def has_environments(study: Study) -> bool:
-    """Whether a study names an environment besides the default one."""
-    return any(name != DEFAULT for sweep in study.sweeps for name in sweep.environment)
+def verdicts(report: Report) -> Iterator[Block]:
+    yield from verdicts_by(pairs(report.tables), "gpu", "value", "metric")
 
 
 SUBJECT = Subject(
     id="environments",
     title="Environments",
-    is_in=has_environments,
+    is_in=lambda study: any(name != DEFAULT for sweep in study.sweeps for name in sweep.environment),
     findings=[changed_by_itself, verdicts],
     parts=[
-        FigurePart(environments, {}),
+        FigurePart(environments),
         TablePart(
             "environments",
             {
-                **{name: words for name, words in PLACE.items() if name in ("gpu", "engine")},
+                "gpu": "Device",
+                "engine": "Engine",
                 "environment": "Environment",
                 "setting": "What took effect",
                 "value": "Here",

@@ -7,13 +7,14 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch, Rectangle
 
-from workflow_scripts.present.blocks import Block, Finding, Findings, Fold, Link, Table, outcome_words, shown, table_of
+from workflow_scripts.present.blocks import Block, Finding, Fold, Link, Table, Text, outcome_words, shown, table_of
 from workflow_scripts.present.plot import Panel, Plot, hide_y
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import Tables, records
-from workflow_scripts.present.series import means
+from workflow_scripts.present.series import NAMES, means
 from workflow_scripts.present.style import INK, MUTED, OUTCOMES, PAPER
 from workflow_scripts.present.subject import MOST_ROWS, FigurePart, Subject
+from workflow_scripts.present.words import counted
 
 TILES_PER_ROW = 30
 MOST_TILES = 600
@@ -21,16 +22,14 @@ MOST_BARS = 40
 # Of a reason in a sentence; the list of reasons has the whole text.
 MOST_LETTERS = 120
 ROW_IN = 0.19
-_OF_LINE = ("cell_id", "start", "outcome", "comparable", "reason")
 
 
 def grid_outcomes(tables: Tables) -> Plot:
     """One tile per cell, with colour and sign of its outcome; bars of counts if there are too many cells for tiles."""
     cells = tables.grid
-    counts = cells["outcome"].value_counts()
     tiles = len(cells) <= MOST_TILES
-    keys = ["gpu", "engine", "model", "workload"] if tiles else ["gpu", "engine", "model"]
-    strips = {" · ".join(map(str, names)): list(part["outcome"]) for names, part in cells.groupby(keys, sort=False)}
+    by = cells.groupby(NAMES if tiles else NAMES[:3], sort=False)
+    strips = {" · ".join(map(str, names)): list(part["outcome"]) for names, part in by}
     notes = []
     if not tiles:
         notes.append(f"the study has {len(cells)} cells, more than can be drawn one by one: bars count them")
@@ -40,13 +39,13 @@ def grid_outcomes(tables: Tables) -> Plot:
     rows = sum(map(_lines_of, strips.values())) if tiles else 2 * len(strips)
     return Plot(
         title=f"Outcome of each of the {len(cells)} cells" if tiles else f"Outcomes of {len(cells)} cells",
-        alt=f"{len(cells)} cells: {', '.join(f'{count} {outcome_words(of)}' for of, count in counts.items())}.",
+        alt=f"{len(cells)} cells: {counted(cells['outcome'])}.",
         sources=["measured"],
         panels=[Panel("", lambda ax: _draw_tiles(ax, strips) if tiles else _draw_bars(ax, strips))],
         handles=[
             Patch(facecolor=color, edgecolor=MUTED, label=f"{sign} {outcome_words(outcome)}".strip())
             for outcome, (color, sign) in OUTCOMES.items()
-            if outcome in counts
+            if outcome in set(cells["outcome"])
         ],
         notes=notes,
         panel_height_in=rows * ROW_IN + (0.1 if tiles else 0.5),
@@ -89,24 +88,27 @@ def _draw_bars(ax: Axes, strips: Mapping[str, list[str]]) -> None:
     hide_y(ax)
 
 
+def _counted(report: Report, cells: pd.DataFrame, columns: Mapping[str, str], caption: str, what: str) -> Table:
+    """A table of the different values of the columns, each with its number of cells and an example."""
+    rows = cells.groupby(list(columns), sort=False)["cell_id"].agg(["size", "first"]).reset_index()
+    rows = rows.assign(first=rows["first"].map(report.cell_link))
+    rows = rows.sort_values("size", ascending=False, kind="stable")
+    note = f"{MOST_ROWS} of {len(rows)} {what}." if len(rows) > MOST_ROWS else ""
+    return table_of(rows.head(MOST_ROWS), {**columns, "size": "Cells", "first": "Example"}, caption, note)
+
+
 def reasons(report: Report) -> Iterator[Block]:
-    """Why cells failed: each reason with its number of cells, the most frequent first."""
     troubled = report.grid[report.grid["outcome"] != "ok"]
-    if troubled.empty:
-        return
-    of_one = troubled.assign(reason=troubled["reason"].fillna("not run yet")).groupby(["outcome", "reason"], sort=False)
-    rows = of_one["cell_id"].agg(["size", "first"]).reset_index().sort_values("size", ascending=False, kind="stable")
-    rows["outcome"] = rows["outcome"].map(outcome_words)
-    rows["first"] = rows["first"].map(report.cell_named)
-    columns = {"outcome": "Outcome", "reason": "Reason", "size": "Cells", "first": "Example"}
-    note = f"{MOST_ROWS} of {len(rows)} reasons." if len(rows) > MOST_ROWS else ""
-    yield table_of(rows.head(MOST_ROWS), columns, "Cells that failed or did not run, by reason", note)
+    if len(troubled):
+        words = troubled.assign(
+            outcome=troubled["outcome"].map(outcome_words), reason=troubled["reason"].fillna("not run yet")
+        )
+        columns = {"outcome": "Outcome", "reason": "Reason"}
+        yield _counted(report, words, columns, "Cells that failed or did not run, by reason", "reasons")
 
 
 def unsuccessful(report: Report) -> Iterator[Block]:
-    """How many cells failed, with the most frequent reason."""
     troubled = report.grid[~report.grid["outcome"].isin(["ok", "missing"])]
-    findings = []
     for outcome, cells in troubled.groupby("outcome", sort=False):
         reasons = cells["reason"].dropna().value_counts()
         sentence = f"{len(cells)} of {len(report.grid)} cells ended as {outcome_words(outcome)}."
@@ -116,7 +118,7 @@ def unsuccessful(report: Report) -> Iterator[Block]:
             sentence += (
                 f" {of_some}{shorten(reasons.index[0], MOST_LETTERS, placeholder=' ...')} ({report.names[example]})"
             )
-        findings.append(Finding(outcome_words(outcome), sentence, "bad"))
+        yield Finding(outcome_words(outcome), sentence, "bad")
     failed = report.grid["failed_starts"].dropna()
     if len(failed):
         example = report.grid.loc[failed.index[0], "cell_id"]
@@ -125,43 +127,35 @@ def unsuccessful(report: Report) -> Iterator[Block]:
             f"In {len(failed)} of {measured} measured cells some starts of the engine failed; only the others count. "
             f"For example, {failed.iloc[0]} ({report.names[example]})"
         )
-        findings.append(Finding("failed start", sentence, "bad"))
-    if findings:
-        yield Findings(findings, "The section Cells and failures gives all reasons.")
+        yield Finding("failed start", sentence, "bad")
+    if len(troubled) or len(failed):
+        yield Text("The section Cells and failures gives all reasons.")
 
 
 def not_as_asked(report: Report) -> Iterator[Block]:
-    """Cells that ran with other settings than the study asks for, grouped by the difference."""
-    replaced = report.grid[report.grid["not_as_asked"].notna()] if "not_as_asked" in report.grid else pd.DataFrame()
-    if replaced.empty:
-        return
-    of_one = replaced.groupby("not_as_asked", sort=False)["cell_id"].agg(["size", "first"]).reset_index()
-    of_one["first"] = of_one["first"].map(report.cell_named)
-    columns = {"not_as_asked": "What took effect", "size": "Cells", "first": "Example"}
-    note = f"{MOST_ROWS} of {len(of_one)} replacements." if len(of_one) > MOST_ROWS else ""
-    yield table_of(of_one.head(MOST_ROWS), columns, "Settings that the engine replaced silently", note)
+    replaced = report.grid.dropna(subset="not_as_asked")
+    if len(replaced):
+        columns = {"not_as_asked": "What took effect"}
+        yield _counted(report, replaced, columns, "Settings that the engine replaced silently", "replacements")
 
 
 def every_cell(report: Report) -> Iterator[Block]:
-    """Every cell with its outcome, its reason and its log, folded by device, engine, model and workload."""
     rates = means(report.tables.cells, ["output_tokens_per_s"])["output_tokens_per_s"]
-    for names, part in report.grid.groupby(["gpu", "engine", "model", "workload"], sort=False):
-        tally = ", ".join(
-            f"{count} {outcome_words(outcome)}" for outcome, count in part["outcome"].value_counts().items()
-        )
-        yield Fold(f"{' · '.join(map(str, names))}: {tally}", [_cell_lines(report, part, rates)])
+    for names, part in report.grid.groupby(NAMES, sort=False):
+        summary = f"{' · '.join(map(str, names))}: {counted(part['outcome'])}"
+        yield Fold(summary, [_cell_lines(report, part, rates)])
 
 
 def _cell_lines(report: Report, part: pd.DataFrame, rates: "pd.Series[float]") -> Table:
     rows: list[list[str | Link]] = []
-    for cell in records(part[[name for name in _OF_LINE if name in part]]):
-        logs = (report.link(path, "log") for path in report.logs(cell["cell_id"], cell.get("start", 1)))
-        log = next(filter(None, logs), None)
+    for cell in records(part[["cell_id", "start", "outcome", "comparable", "reason"]]):
+        logs = (report.link(path, "log") for path in report.logs(cell["cell_id"], cell["start"]))
+        log = next(filter(None, logs), "no log")
         ended = cell["outcome"] != "missing"
         outcome = outcome_words(cell["outcome"]) + (", not comparable" if ended and cell["comparable"] is False else "")
         rate = shown(rates.get(cell["cell_id"]))
         name = report.cell_link(cell["cell_id"], report.labels[cell["cell_id"]])
-        rows.append([name, outcome, rate, shown(cell["reason"]), log or "no log"])
+        rows.append([name, outcome, rate, shown(cell["reason"]), log])
     headings = ["Settings", "Outcome", "Output tokens per s", "Reason", "Engine log"]
     return Table("Cells", headings, rows, [False, False, True, False, False])
 
@@ -169,5 +163,5 @@ def _cell_lines(report: Report, part: pd.DataFrame, rates: "pd.Series[float]") -
 SUBJECT = Subject(
     id="cells",
     title="Cells and failures",
-    parts=[FigurePart(grid_outcomes, {"cells": ["cell_id", "outcome"]}), reasons, not_as_asked, every_cell],
+    parts=[FigurePart(grid_outcomes), reasons, not_as_asked, every_cell],
 )

@@ -10,7 +10,6 @@ from workflow_scripts.present.subject import Subject
 
 
 def glossary(report: Report) -> Iterator[Block]:
-    """The terms on the page."""
     yield Definitions(list(read_yaml(REPORT / "glossary.yaml", InputError).items()))
 
 

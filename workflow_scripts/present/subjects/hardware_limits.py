@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 
 from workflow_scripts.present.blocks import Block, Finding
 from workflow_scripts.present.by_knob import CEILINGS
-from workflow_scripts.present.plot import Panel, Plot, key, mark_handles, plain_log_ticks
+from workflow_scripts.present.plot import Panel, Plot, key, mark_handles, plain_log_axis
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import REPEAT, MissingError, Tables, records
 from workflow_scripts.present.sentences import some
@@ -25,11 +25,9 @@ TERA = 1e12
 
 
 def roofline(tables: Tables) -> Plot:
-    """The rate of operations of each cell against its operations per byte read, below the roofs of its device."""
     limits = tables.need("limits").dropna(subset=["read_bytes", "flops", "mfu", "memory_bandwidth_bytes_per_s"])
     cells = tables.measured[[*REPEAT, *NAMES]]
-    # If a device's rates have two sources, the data sheet is preferred.
-    rows = cells.merge(limits.sort_values("rates").drop_duplicates(REPEAT), on=REPEAT)
+    rows = cells.merge(preferred(limits), on=REPEAT)
     if rows.empty:
         raise MissingError("the work of no measured cell is known")
     notes = ["a mark is the median of a cell; operations and bytes are computed from its schedule"]
@@ -73,33 +71,25 @@ def _draw_roofline(ax: Axes, points: pd.DataFrame, roofs: pd.DataFrame, named: M
         last = points[points["gpu"] == points["gpu"].iloc[-1]].dropna(subset="value")
         for row in records(last.drop_duplicates("value")):
             ax.annotate(f"{row['value']:g}", (row["x"], row["y"]), (5, -9), textcoords="offset points", fontsize=8)
-    ax.set_xscale("log")
-    ax.set_yscale("log")
-    ax.set_xlim(low, high)
-    bottom, top = points["y"].min() / 2, 1.6 * roofs["flop_per_s"].max() / TERA
-    ax.set_ylim(bottom, top)
-    plain_log_ticks(ax.xaxis, low, high, most=7)
-    plain_log_ticks(ax.yaxis, bottom, top, most=8)
+    plain_log_axis(ax, "x", low, high, most=7)
+    plain_log_axis(ax, "y", points["y"].min() / 2, 1.6 * roofs["flop_per_s"].max() / TERA, most=8)
 
 
-def reached(report: Report) -> Iterator[Block]:
-    """The share of the ceiling that was reached at both ends of the knob that matters most."""
-    limits = report.tables.need("limits", *REPEAT, "rates", "factor")
-    # If a device's rates have two sources, the data sheet is preferred.
-    limits = limits.sort_values("rates").drop_duplicates(REPEAT)
-    yield from at_both_ends(
-        report.tables,
-        "factor",
-        lambda share: f"{100 * share:.0f} % of the ceiling",
-        limits,
-        lambda first, last: f"{100 * first:.0f} to {100 * last:.0f} %",
-    )
+def preferred(limits: pd.DataFrame) -> pd.DataFrame:
+    """One row per repeat: if a device's rates have two sources, that of the data sheet."""
+    return limits.sort_values("rates").drop_duplicates(REPEAT)
+
+
+reached = at_both_ends(
+    "factor",
+    lambda share: f"{100 * share:.0f} % of the ceiling",
+    lambda first, last: f"{100 * first:.0f} to {100 * last:.0f} %",
+    lambda tables: preferred(tables.need("limits")),
+)
 
 
 def above_ceilings(report: Report) -> Iterator[Block]:
-    """Cells above a ceiling, cells above a ceiling by no more than its error, or a sentence that there are none."""
-    rows = report.tables.need("limits", "cell_id", "exceeds", "factor", "tolerance", "ceiling_broken")
-    known = rows[rows["factor"].notna()].sort_values("factor", ascending=False)
+    known = report.tables.need("limits").dropna(subset="factor").sort_values("factor", ascending=False)
     if known.empty:
         raise MissingError("no ceiling is known for any cell")
     above = known[known["exceeds"].eq(True)].drop_duplicates("cell_id")
@@ -125,17 +115,14 @@ def above_ceilings(report: Report) -> Iterator[Block]:
             f"None of the {known['cell_id'].nunique()} cells with a known ceiling is faster than its device allows."
         )
         findings.append(Finding("possible", sentence, "good"))
-    yield some(findings, "limits")
+    yield from some(findings, "limits")
 
 
 SUBJECT = Subject(
     id="limits",
     title="How close to the hardware's limits",
     parts=[
-        FigurePart(
-            roofline,
-            {"limits": [*REPEAT, "rates", "read_bytes", "flops", "mfu", "flop_per_s", "memory_bandwidth_bytes_per_s"]},
-        ),
+        FigurePart(roofline),
         TablePart(
             "limits",
             {

@@ -10,12 +10,12 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from workflow_scripts.catalog.gpus_and_models import load_gpus
-from workflow_scripts.present.blocks import Block, Finding, Findings
+from workflow_scripts.present.blocks import Block, Finding
 from workflow_scripts.present.plot import LINE_IN, Panel, Plot, hide_y, key, write_label
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import REPEAT, MissingError, Tables, records
 from workflow_scripts.present.sentences import some
-from workflow_scripts.present.series import repeats_of
+from workflow_scripts.present.series import NAMES, repeats_of
 from workflow_scripts.present.style import COLOURS, INK
 from workflow_scripts.present.subject import CELL, FigurePart, Subject, TablePart
 from workflow_scripts.study.setting_words import labels
@@ -35,7 +35,6 @@ WAITS: Mapping[str, tuple[str, str]] = {
 
 
 def waiting_by_repeat(tables: Tables) -> Plot:
-    """What each repeat waits for, in per cent of the GPU's work, in the cells that wait most."""
     waiting = tables.need("waiting")
     known = waiting["waiting_share"].notna() & waiting["driver_idle_share"].notna()
     rows = waiting[known].merge(tables.measured[[*REPEAT, *tables.knobs]], on=REPEAT).sort_values(REPEAT)
@@ -44,14 +43,11 @@ def waiting_by_repeat(tables: Tables) -> Plot:
     mean = rows.groupby(["gpu", "cell_id"])["waiting_share"].mean().sort_values(ascending=False)
     most = mean.groupby(level="gpu").head(MOST_CELLS).reset_index()
     cells = most[["cell_id"]].merge(rows.drop_duplicates("cell_id"), on="cell_id")
-    names = ["gpu", *(name for name in ("engine", "model", "workload") if cells[name].nunique() > 1)]
-    settings = labels(cells, tables.knobs)
-    titles = {
-        cell: ", ".join([*place[1:], words])
-        for cell, *place, words in zip(cells["cell_id"], *(cells[name] for name in names), settings, strict=True)
-    }
+    places = cells[[name for name in NAMES[1:] if cells[name].nunique() > 1]].to_numpy(dtype=object)
+    named = zip(cells["cell_id"], places, labels(cells, tables.knobs), strict=True)
+    titles = {cell: ", ".join([*place, settings]) for cell, place, settings in named}
     panels, lines = [], 0.0
-    for gpu in dict.fromkeys(device for device in tables.devices if device in set(cells["gpu"])):
+    for gpu in [device for device in tables.devices if device in set(cells["gpu"])]:
         shown = [(titles[cell], rows[rows["cell_id"] == cell]) for cell in cells.loc[cells["gpu"] == gpu, "cell_id"]]
         panels.append(Panel(gpu, partial(_draw, cells=shown)))
         lines = max(lines, sum(1.5 + len(repeats) / 2 for _, repeats in shown))
@@ -111,14 +107,13 @@ def much_waiting(report: Report) -> Iterator[Block]:
     much = cells[cells["waits"] > MUCH_WAITING]
     if much.empty:
         sentence = f"In none of {len(cells)} cells does the GPU wait for its host for {_pct(MUCH_WAITING)} of the time."
-        yield Findings([Finding("busy GPU", sentence, "good")])
-    else:
-        remedies = _remedies(report.tables)
-        told = [
-            Finding(_pct(row["waits"]), _waiting_text(report, row) + remedies.get(row["cell_id"], ""))
-            for row in records(much)
-        ]
-        yield some(told, "waiting")
+        yield Finding("busy GPU", sentence, "good")
+    remedies = _remedies(report.tables)
+    told = [
+        Finding(_pct(row["waits"]), _waiting_text(report, row) + remedies.get(row["cell_id"], ""))
+        for row in records(much)
+    ]
+    yield from some(told, "waiting")
 
 
 def _waiting_text(report: Report, row: Mapping[str, Any]) -> str:
@@ -136,27 +131,24 @@ def _waiting_text(report: Report, row: Mapping[str, Any]) -> str:
 
 def _remedies(tables: Tables) -> Mapping[str, str]:
     """By cell what the step model says of larger graphs and of larger steps, if these would help."""
-    rates = ("captured_output_tokens_per_s", "twice_batched_output_tokens_per_s")
-    try:
-        rows = tables.need("predictions", "quantity", "graph_tokens", *rates)
-    except MissingError:
+    predictions = tables.get("predictions")
+    if predictions is None:
         return {}
-    rows = rows[rows["quantity"] == "output_tokens_per_s"]
     found = {}
-    for row in records(rows):
-        captured, batched = (row[rate] / row["predicted"] - 1 for rate in rates)
-        found[row["cell_id"]] = ""
-        if captured > MUCH_GAIN:
-            found[row["cell_id"]] += (
+    for row in records(predictions[predictions["quantity"] == "output_tokens_per_s"]):
+        told = ""
+        if (captured := row["captured_output_tokens_per_s"] / row["predicted"] - 1) > MUCH_GAIN:
+            told += (
                 f" Steps of more than {row['graph_tokens']:.0f} tokens are launched kernel by kernel; the step model "
                 f"predicts {_pct(captured)} more output tokens/s with graphs for all steps (a larger "
                 "max_cudagraph_capture_size, whose graphs take memory)."
             )
-        if batched > MUCH_GAIN:
-            found[row["cell_id"]] += (
+        if (batched := row["twice_batched_output_tokens_per_s"] / row["predicted"] - 1) > MUCH_GAIN:
+            told += (
                 f" Prompts wait for the next step; with twice the max_num_batched_tokens the step model predicts "
                 f"{_pct(batched)} more output tokens/s (its memory is not counted)."
             )
+        found[row["cell_id"]] = told
     return found
 
 
@@ -177,7 +169,7 @@ SUBJECT = Subject(
     is_in=has_gpus,
     findings=[much_waiting],
     parts=[
-        FigurePart(waiting_by_repeat, {"waiting": ["waiting_share"]}),
+        FigurePart(waiting_by_repeat),
         TablePart(
             "waiting",
             {

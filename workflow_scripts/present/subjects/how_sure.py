@@ -20,33 +20,24 @@ from workflow_scripts.present.subjects.where_measured import (
 
 
 def spread(tables: Tables) -> Plot:
-    """The rate of each repeat over the median of its cell, one dot per repeat, by device and engine."""
     rows = tables.measured.dropna(subset="output_tokens_per_s")
     if rows.empty:
         raise MissingError("no measured cell has a rate")
     starts = "start " + rows["start"].map("{:g}".format)
     ratio = rows["output_tokens_per_s"] / rows.groupby("cell_id")["output_tokens_per_s"].transform("median")
-    rows = rows.assign(ratio=ratio, name=starts, label=rows["gpu"] + " · " + rows["engine"], panel="")
-    rows = rows.assign(ratio_low=float("nan"), ratio_high=float("nan"))
+    rows = rows.assign(ratio=ratio, name=starts, label=rows["gpu"] + " · " + rows["engine"])
+    rows[["ratio_low", "ratio_high"]] = float("nan")
     return plot_ratios(
         rows.sort_values("ratio"),
         marks(starts.sort_values()),
         title="Output tokens per second of each repeat over the median of its cell",
-        panels_are="",
     )
 
 
 SUBJECT = Subject(
     id="how-sure",
     title="How sure the numbers are",
-    parts=[
-        FigurePart(spread, {"cells": ["output_tokens_per_s"]}),
-        what_verdicts_cover,
-        loaded_cells,
-        slowed_cells,
-        rounds,
-        drift,
-    ],
+    parts=[FigurePart(spread), what_verdicts_cover, loaded_cells, slowed_cells, rounds, drift],
     findings=[
         *(simulated, unsuccessful, slowed_gpus, load_warning, unsteady_cells),
         *(remote_code, not_understood, native_types),

@@ -1,15 +1,13 @@
 """Latency against throughput, and how much of the wait for the first token is queueing."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from workflow_scripts.present.blocks import Block
-from workflow_scripts.present.plot import Panel, Plot, key, log2_axis, mark_handles, plain_log_ticks, ratio_axis
-from workflow_scripts.present.report import Report
+from workflow_scripts.present.plot import Panel, Plot, key, log2_axis, mark_handles, plain_log_axis, ratio_axis
 from workflow_scripts.present.report_tables import RATE, MissingError, Tables
 from workflow_scripts.present.series import device_marks, repeats_of
 from workflow_scripts.present.style import LineStyle, Mark
@@ -26,14 +24,12 @@ FIRST: Mapping[str, tuple[LineStyle, str]] = {
 
 
 def latency(tables: Tables) -> Plot:
-    """Time per token against throughput, and the two parts of the time to the first token."""
     knob, group = most_important_group(tables)
     rows = group.rows.dropna(subset=[RATE, PER_TOKEN, *FIRST])
     if rows.empty:
         raise MissingError("no request reports when it was scheduled")
     named_as = device_marks(tables, rows)
     medians = rows.groupby(["gpu", "x"], sort=False)[[RATE, PER_TOKEN, *FIRST]].median().reset_index().sort_values("x")
-    handles = mark_handles(named_as) + [key(label, linestyle=style) for style, label in FIRST.values()]
     name = knob_name(knob)
     ends = medians.iloc[[0, -1]]
     return Plot(
@@ -51,7 +47,7 @@ def latency(tables: Tables) -> Plot:
             ),
             Panel(f"Time to the first token (s) against {name}", partial(_first, rows=medians, named_as=named_as)),
         ],
-        handles=handles,
+        handles=mark_handles(named_as) + [key(label, linestyle=style) for style, label in FIRST.values()],
         repeats=repeats_of(rows),
         notes=["marks are medians over the repeats of a cell"],
     )
@@ -63,10 +59,7 @@ def _curve(ax: Axes, rows: pd.DataFrame, named_as: Mapping[str, Mark]) -> None:
         ax.plot(part[RATE], 1000 * part[PER_TOKEN], color=mark.color, marker=mark.marker)
     for x, rate, tpot in rows.drop_duplicates("x", keep="last")[["x", RATE, PER_TOKEN]].itertuples(index=False):
         ax.annotate(f"{x:g}", (rate, 1000 * tpot), (0, 7), textcoords="offset points", ha="center", fontsize=8)
-    ax.set_xscale("log")
-    low, high = rows[RATE].min() / 1.5, rows[RATE].max() * 1.5
-    ax.set_xlim(low, high)
-    plain_log_ticks(ax.xaxis, low, high, most=6)
+    plain_log_axis(ax, "x", rows[RATE].min() / 1.5, rows[RATE].max() * 1.5, most=6)
     ratio_axis(ax, 1000 * rows[PER_TOKEN].min(), 1000 * rows[PER_TOKEN].max())
 
 
@@ -80,14 +73,9 @@ def _first(ax: Axes, rows: pd.DataFrame, named_as: Mapping[str, Mark]) -> None:
     ratio_axis(ax, np.nanmin(known[known > 0]), np.nanmax(known))
 
 
-def per_token(report: Report) -> Iterator[Block]:
-    """The time per token at both ends of the knob."""
-    yield from at_both_ends(report.tables, PER_TOKEN, lambda time_s: f"{duration(time_s)} per output token")
-
-
 SUBJECT = Subject(
     id="latency",
     title="Latency against throughput",
-    parts=[FigurePart(latency, {"cells": [RATE, PER_TOKEN, *FIRST]})],
-    findings=[per_token],
+    parts=[FigurePart(latency)],
+    findings=[at_both_ends(PER_TOKEN, lambda time_s: f"{duration(time_s)} per output token")],
 )

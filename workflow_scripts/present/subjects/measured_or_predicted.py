@@ -8,8 +8,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from workflow_scripts.common.wording import number, plural
-from workflow_scripts.present.blocks import Block, Finding, Findings
-from workflow_scripts.present.plot import Panel, Plot, key, log2_axis, plain_log_ticks, some_panels
+from workflow_scripts.present.blocks import Block, Finding
+from workflow_scripts.present.plot import Panel, Plot, key, log2_axis, plain_log_axis
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import MissingError, Tables, records
 from workflow_scripts.present.series import PLACES, groups_varying
@@ -30,7 +30,6 @@ APART = 1.05
 
 
 def measured_or_predicted(tables: Tables) -> Plot:
-    """The output rate of every cell, measured or predicted, against the knob of which the study has most values."""
     table = tables.need("estimates")
     rows = table.merge(tables.grid[["cell_id", *tables.knobs]], on="cell_id")
     rows = rows[rows["state"].isin([*FILLED, "predicted"])]
@@ -41,13 +40,12 @@ def measured_or_predicted(tables: Tables) -> Plot:
     knob = str(values.idxmax())
     groups = groups_varying(rows, knob, tables.knobs, PLACES)
     looks = marks(label for group in groups for label in group.labels)
-    panels = [Panel(group.title, partial(_draw, rows=group.rows, looks=looks)) for group in groups]
-    shown, notes = some_panels(panels, "devices, models and workloads")
     return Plot(
         title=f"Output tokens per second against {knob_name(knob)}: measured or predicted",
         alt=f"{sum(rows['measured'].notna())} measured and {sum(rows['state'] == 'predicted')} predicted cells.",
         sources=["measured", "predicted"],
-        panels=shown,
+        panels=[Panel(group.title, partial(_draw, rows=group.rows, looks=looks)) for group in groups],
+        panels_are="devices, models and workloads",
         x_label=knob_name(knob),
         y_label="Output tokens per s",
         handles=[
@@ -56,7 +54,6 @@ def measured_or_predicted(tables: Tables) -> Plot:
             key("predicted, with its 95 % band", **HOLLOW),
             *(key(label, look.color) for label, look in looks.items() if label),
         ],
-        notes=notes,
     )
 
 
@@ -72,10 +69,7 @@ def _draw(ax: Axes, rows: pd.DataFrame, looks: Mapping[str, Mark]) -> None:
         ax.errorbar(x[open_], y, yerr=[y - low, high - y], color=color, elinewidth=1, **HOLLOW)
     log2_axis(ax, rows["x"].unique())
     ends = rows[["measured", "low", "high"]]
-    low_end, high_end = ends.min().min() / 1.3, ends.max().max() * 1.3
-    ax.set_yscale("log")
-    ax.set_ylim(low_end, high_end)
-    plain_log_ticks(ax.yaxis, low_end, high_end, most=6)
+    plain_log_axis(ax, "y", ends.min().min() / 1.3, ends.max().max() * 1.3, most=6)
 
 
 def predicted_in_words(estimates: pd.DataFrame) -> Iterator[str]:
@@ -99,31 +93,24 @@ def predicted_in_words(estimates: pd.DataFrame) -> Iterator[str]:
 
 
 def states(report: Report) -> Iterator[Block]:
-    """How many cells were measured, how well the others are predicted, and how many questions are answered."""
     estimates, questions = report.tables.need("estimates"), report.tables.get("questions")
     measured = estimates["measured"].notna().sum()
     words = ", ".join([f"{measured} of {plural(len(estimates), 'cell')} measured", *predicted_in_words(estimates)])
-    findings = [Finding(f"{measured} measured", f"{words}.")]
+    yield Finding(f"{measured} measured", f"{words}.")
     if questions is not None:
         answered = questions["is_answered"].eq(True)
         tone = "good" if answered.all() else "bad"
         opened = [f"{row['kind']}, {row['place']}: {row['subject']}" for row in records(questions[~answered])]
         sentence = f"{answered.sum()} of {plural(len(questions), 'question')} answered"
         sentence += f"; open: {'; '.join(opened[:MOST_NAMED])}" if opened else ""
-        findings.append(Finding(f"{answered.sum()} answered", f"{sentence}.", tone))
-    yield Findings(findings)
-
-
-def _with_state(questions: pd.DataFrame) -> pd.DataFrame:
-    state = questions["is_answered"].map({True: "answered", False: "open"})
-    return questions.assign(state=state).sort_values("state", ascending=False, kind="stable")
+        yield Finding(f"{answered.sum()} answered", f"{sentence}.", tone)
 
 
 SUBJECT = Subject(
     id="measured-or-predicted",
     title="What was measured, and what is predicted",
     parts=[
-        FigurePart(measured_or_predicted, {"estimates": ["cell_id", "state", "estimated", "low", "high", "measured"]}),
+        FigurePart(measured_or_predicted),
         TablePart(
             "questions",
             {
@@ -135,7 +122,9 @@ SUBJECT = Subject(
                 "probability": "Probability",
             },
             "Questions of the study, open ones first",
-            _with_state,
+            lambda questions: questions.assign(
+                state=questions["is_answered"].map({True: "answered", False: "open"})
+            ).sort_values("state", ascending=False, kind="stable"),
         ),
         TablePart(
             "estimates",

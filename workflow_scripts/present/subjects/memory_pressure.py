@@ -1,44 +1,108 @@
 """What happens when KV blocks run short: requests at once, speed, preemptions and hits by the size of the pool."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
 
-from workflow_scripts.present.blocks import Block, Finding, Findings, Fold, table_of
-from workflow_scripts.present.kv_pools import EVICTED, MEMORY, POOL, QUANTITIES, USERS, same_memory, under_pressure
-from workflow_scripts.present.plot import (
-    LINE_IN,
-    Panel,
-    Plot,
-    hide_y,
-    key,
-    log2_axis,
-    mark_handles,
-    some_panels,
-    write_label,
-)
+from workflow_scripts.present.blocks import Block, Finding, Fold, table_of
+from workflow_scripts.present.plot import LINE_IN, Panel, Plot, hide_y, key, log2_axis, mark_handles, write_label
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import MissingError, Tables, records
 from workflow_scripts.present.series import NAMES, PLACES, repeats_of
 from workflow_scripts.present.style import COLOURS, INK, Mark, marks
 from workflow_scripts.present.subject import CELL, FigurePart, Subject
-from workflow_scripts.study.study import Study
 
+POOL = "num_gpu_blocks_override"
+USERS = "running_while_others_wait"
+# Column of the cells table -> its name in figure and table.
+QUANTITIES: Mapping[str, str] = {
+    "running_peak": "Requests at once, peak",
+    "output_tokens_per_s": "Output tokens per s",
+    "ttft_s_p50": "TTFT, median (s)",
+    "preemptions": "Preemptions",
+    "recomputed_tokens": "Tokens computed again",
+    "prefix_cache_hit_rate": "Share of prompt tokens found in the prefix cache",
+}
+EVICTED = "evicted_blocks"
+# Rows are compared if these are equal: they have the same requests and the same memory for them.
+MEMORY = [*PLACES, "pool_tokens"]
 # Lines that a layout takes in a panel of users.
 LINES_PER_LAYOUT = 2.0
 PREDICTED: Mapping[str, Any] = {"marker": "D", "markerfacecolor": "none", "linestyle": "none", "markersize": 8}
 
 
-def sets_the_pool(study: Study) -> bool:
-    """Whether a sweep of the study sets the number of KV blocks."""
-    return any(POOL in sweep.knobs for sweep in study.sweeps)
+def under_pressure(tables: Tables) -> pd.DataFrame:
+    """One row per measured cell for which the study sets the number of blocks: medians over its repeats, and the
+    predicted values as `*_predicted`.
+
+    `pool_tokens` is the number of tokens in all blocks that requests can get; `layout` is the block size in words.
+    """
+    cells = tables.measured
+    rows = cells[cells[f"knob_{POOL}"].notna()] if f"knob_{POOL}" in cells else cells.head(0)
+    if rows.empty:
+        raise MissingError("the study sets the number of KV blocks of no measured cell")
+    rows = _medians(tables, rows, ["num_gpu_blocks", "block_size_effective", "max_model_len_effective"])
+    size, longest = rows["block_size_effective"], rows["max_model_len_effective"]
+    blocks = "blocks of " + size.map("{:g}".format) + " tokens"
+    contiguous = "contiguous: " + longest.map("{:g}".format) + " tokens per request"
+    return rows.assign(
+        pool_tokens=(rows["num_gpu_blocks"] - 1) * size,
+        contiguous=size >= longest,
+        layout=contiguous.where(size >= longest, blocks),
+    ).sort_values([*NAMES, "block_size_effective", "pool_tokens"], kind="stable")
+
+
+def _medians(tables: Tables, rows: pd.DataFrame, further: Sequence[str], by: Sequence[str] = ()) -> pd.DataFrame:
+    """One row per cell: medians over its repeats, and the predicted values as `*_predicted`; NaN without any."""
+    wanted = [*further, "num_requests", USERS, *QUANTITIES]
+    rows = rows.groupby(["cell_id", *CELL, *by], sort=False)[wanted].median().reset_index()
+    predictions, names = tables.get("predictions"), [*QUANTITIES, USERS, EVICTED]
+    predicted = pd.DataFrame(columns=names, dtype=float)
+    if predictions is not None:
+        predicted = predictions.pivot(index="cell_id", columns="quantity", values="predicted")
+        of_schedule = predictions.groupby("cell_id")[["running_peak_predicted", f"{EVICTED}_predicted"]]
+        predicted[["running_peak", EVICTED]] = of_schedule.first()
+    return rows.join(predicted.reindex(columns=names).add_suffix("_predicted"), on="cell_id")
+
+
+def same_memory(tables: Tables) -> pd.DataFrame:
+    """One row per way to keep the KV cache of the same requests in the same memory, medians over repeats.
+
+    `users` is the number of requests that run at once while others wait, or the peak if none waits (also for static
+    batches); `times` is its ratio to that of contiguous reservations. `used_pct` is the share of the held slots that
+    tokens fill. Memory that is enough for all contiguous reservations is left out.
+    """
+    rows = pd.concat([under_pressure(tables), _of_transformers(tables).assign(contiguous=False)])
+    for of in ("", "_predicted"):
+        rows[f"users{of}"] = rows[f"{USERS}{of}"].fillna(rows[f"running_peak{of}"])
+    short = rows[rows["contiguous"] & rows[USERS].notna()]
+    both = rows.merge(short.groupby(MEMORY, as_index=False)["users"].max(), on=MEMORY, suffixes=("", "_contiguous"))
+    both = both.assign(times=both["users"] / both["users_contiguous"], used_pct=float("nan"))
+    waste = tables.get("waste")
+    if waste is not None:
+        own = waste[(waste["source"] == "measured") & waste["layer_kind"].isna()]
+        both["used_pct"] = 100 - both["cell_id"].map(own.groupby("cell_id")["waste_pct"].median())
+    return both.sort_values([*MEMORY, "users"], ascending=[True] * 4 + [False], kind="stable")
+
+
+def _of_transformers(tables: Tables) -> pd.DataFrame:
+    """Cells of transformers' engines with a cache of known size, in the columns of `under_pressure`."""
+    cells = tables.measured
+    names = [f"knob_{name}" for name in ("num_blocks", "page_size", "room_tokens", "cache_implementation")]
+    cells = cells.assign(**{name: None for name in names if name not in cells})
+    pages, size, room = (cells[name].astype(float) for name in names[:3])
+    cache = cells["knob_cache_implementation"].fillna("dynamic").astype(str) + " cache"
+    in_pages = "pages of " + size.map("{:g}".format) + " tokens"
+    rows = cells.assign(
+        pool_tokens=room.fillna(pages * size), layout="HuggingFace's " + cache.where(room.notna(), in_pages)
+    )
+    return _medians(tables, rows[rows["pool_tokens"].notna()], ["pool_tokens"], ["layout"])
 
 
 def pressure_by_pool(tables: Tables) -> Plot:
-    """Each quantity against the tokens of the pool, one line per block size, beside the predicted values."""
     rows = under_pressure(tables)
     if rows.groupby([*NAMES, "layout"])["pool_tokens"].nunique().max() < 2:
         raise MissingError("no block size was measured with KV caches of two sizes")
@@ -50,9 +114,8 @@ def pressure_by_pool(tables: Tables) -> Plot:
         place = " · ".join(part[told_apart].iloc[0])
         for column, name in QUANTITIES.items():
             if part[column].max() > 0:
-                title = f"{name}\n{place}" if place else name
-                panels.append(Panel(title, partial(_draw, rows=part, column=column, layouts=layouts)))
-    shown, notes = some_panels(panels, "panels")
+                draw = partial(_draw, rows=part, column=column, layouts=layouts)
+                panels.append(Panel(f"{name}\n{place}".strip(), draw))
     predicted = rows.filter(like="_predicted").notna().any(axis=None)
     handles = mark_handles({f"{layout} (measured)": mark for layout, mark in layouts.items()})
     handles += [key("predicted", **PREDICTED)] if predicted else []
@@ -61,49 +124,37 @@ def pressure_by_pool(tables: Tables) -> Plot:
         title="When KV blocks run short",
         alt=" ".join(_in_words(part) for _, part in groups[:4]),
         sources=["measured", *(["predicted"] if predicted else [])],
-        panels=shown,
+        panels=panels,
         x_label="Tokens of the pool",
         handles=handles,
         repeats=repeats_of(measured[measured["cell_id"].isin(rows["cell_id"])]),
-        notes=[*notes, "marks are medians over repeats; a quantity that is 0 for all cells of a panel is not drawn"],
+        notes=["marks are medians over repeats; a quantity that is 0 for all cells of a panel is not drawn"],
         panel_height_in=2.4,
     )
 
 
 def _draw(ax: Axes, rows: pd.DataFrame, column: str, layouts: Mapping[str, Mark]) -> None:
-    highest = 0.0
     for layout, line in rows.groupby("layout", sort=False):
         mark = layouts[str(layout)]
         ax.plot(line["pool_tokens"], line[column], color=mark.color, marker=mark.marker)
-        highest = max(highest, float(line[column].max()))
-        if f"{column}_predicted" in line:
-            ax.plot(line["pool_tokens"], line[f"{column}_predicted"], color=mark.color, **PREDICTED)
-            highest = max(highest, float(line[f"{column}_predicted"].fillna(0).max()))
+        ax.plot(line["pool_tokens"], line[f"{column}_predicted"], color=mark.color, **PREDICTED)
     log2_axis(ax, rows["pool_tokens"].unique())
-    ax.set_ylim(0, 1.12 * highest)
+    ax.set_ylim(0, 1.12 * rows[[column, f"{column}_predicted"]].max().max())
 
 
 def _in_words(rows: pd.DataFrame) -> str:
-    first, last = records(rows.sort_values("pool_tokens").iloc[[0, -1]])
-    return (
-        f"{', '.join(rows[NAMES].iloc[0])}: "
-        + "; ".join(
-            f"{row['pool_tokens']:g} tokens in {row['layout']}: {row['output_tokens_per_s']:.4g} output tokens per s, "
-            f"{row['preemptions']:g} preemptions"
-            for row in (first, last)
-        )
-        + "."
-    )
+    told = [
+        f"{row['pool_tokens']:g} tokens in {row['layout']}: {row['output_tokens_per_s']:.4g} output tokens per s, "
+        f"{row['preemptions']:g} preemptions"
+        for row in records(rows.sort_values("pool_tokens").iloc[[0, -1]])
+    ]
+    return f"{', '.join(rows[NAMES].iloc[0])}: {'; '.join(told)}."
 
 
 def users_in_the_same_memory(report: Report) -> Iterator[Block]:
-    """How many requests run at once in the same memory, the effect of the block size, and how exact predictions are."""
-    if f"knob_{POOL}" not in report.tables.cells:
-        return
-    rows = under_pressure(report.tables)
-    found = [*_users(same_memory(report.tables)), *_block_sizes(rows), *_exactness(rows)]
-    if found:
-        yield Findings(found)
+    if f"knob_{POOL}" in report.tables.cells:
+        rows = under_pressure(report.tables)
+        yield from (*_users(same_memory(report.tables)), *_block_sizes(rows), *_exactness(rows))
 
 
 def _users(rows: pd.DataFrame) -> Iterator[Finding]:
@@ -147,20 +198,17 @@ def _block_sizes(rows: pd.DataFrame) -> Iterator[Finding]:
             f"instead of {small.at[pool, 'output_tokens_per_s']:,.3g}"
             for pool in dict.fromkeys([pools[0], pools[-1]])
         ]
-        yield Finding(
-            "block size",
-            f"{', '.join(part[NAMES].iloc[0])}: blocks of {ends['max']:g} instead of {ends['min']:g} tokens: "
-            + "; ".join(told)
-            + ".",
-        )
+        blocks = f"blocks of {ends['max']:g} instead of {ends['min']:g} tokens"
+        yield Finding("block size", f"{', '.join(part[NAMES].iloc[0])}: {blocks}: {'; '.join(told)}.")
 
 
 def _exactness(rows: pd.DataFrame) -> Iterator[Finding]:
-    known = [name for name in ("preemptions", "recomputed_tokens") if f"{name}_predicted" in rows]
-    both = rows.dropna(subset=[*known, *(f"{name}_predicted" for name in known)])
-    if not known or both.empty:
+    names = ["preemptions", "recomputed_tokens"]
+    predicted = [f"{name}_predicted" for name in names]
+    both = rows.dropna(subset=[*names, *predicted])
+    if both.empty:
         return
-    right = pd.concat([both[name] == both[f"{name}_predicted"] for name in known], axis=1).all(axis=1)
+    right = (both[names].to_numpy() == both[predicted].to_numpy()).all(axis=1)
     yield Finding(
         "predicted",
         f"The schedule predicts the preemptions and the tokens computed again exactly in {int(right.sum())} of "
@@ -170,35 +218,30 @@ def _exactness(rows: pd.DataFrame) -> Iterator[Finding]:
 
 
 def users_by_cache(tables: Tables) -> Plot:
-    """Requests at once for each way to keep their KV cache in the same memory, measured and predicted."""
     rows = same_memory(tables)
     if rows.empty:
         raise MissingError("in no pool of KV blocks did contiguous reservations let requests wait")
     most = rows.filter(regex="^users(_predicted)?$").max().max()
     lines = LINES_PER_LAYOUT * int(rows.groupby(MEMORY)["layout"].nunique().max())
-    groups = sorted((part for _, part in rows.groupby(MEMORY, sort=False)), key=len, reverse=True)
-    places = [(*part[MEMORY[:-1]].iloc[0], f"{part['pool_tokens'].iloc[0]:,.0f} tokens") for part in groups]
-    panels = [
-        Panel(" · ".join(place), partial(_draw_users, rows=part, most=most, lines=lines))
-        for place, part in zip(places, groups, strict=True)
-    ]
-    shown, notes = some_panels(panels, "sizes of the memory")
+    groups = sorted(rows.groupby(MEMORY, sort=False), key=lambda item: -len(item[1]))
+    draw = partial(_draw_users, most=most, lines=lines)
     measured = tables.measured
-    predicted = "users_predicted" in rows
+    predicted = rows["users_predicted"].notna().any()
     handles = [key("measured", COLOURS[0], linewidth=7)] + ([key("predicted", **PREDICTED)] if predicted else [])
+    told = [f"{row['pool_tokens']:g} tokens, {row['layout']}: {row['users']:.3g}" for row in records(rows.head(12))]
     return Plot(
         title="Requests at once in the same memory, by the way their KV cache is kept",
-        alt="Requests at once, measured: "
-        + "; ".join(
-            f"{row['pool_tokens']:g} tokens, {row['layout']}: {row['users']:.3g}" for row in records(rows.head(12))
-        )
-        + ".",
+        alt=f"Requests at once, measured: {'; '.join(told)}.",
         sources=["measured", *(["predicted"] if predicted else [])],
-        panels=shown,
+        panels=[
+            Panel(" · ".join([*place, f"{tokens:,.0f} tokens"]), partial(draw, rows=part))
+            for (*place, tokens), part in groups
+        ],
+        panels_are="sizes of the memory",
         x_label="Requests at once",
         handles=handles,
         repeats=repeats_of(measured[measured["cell_id"].isin(rows["cell_id"])]),
-        notes=[*notes, "bars are medians over repeats"],
+        notes=["bars are medians over repeats"],
         panel_height_in=LINE_IN * lines + 0.75,
     )
 
@@ -208,15 +251,13 @@ def _draw_users(ax: Axes, rows: pd.DataFrame, most: float, lines: float) -> None
         y = LINES_PER_LAYOUT * i
         write_label(ax, y + 0.5, f"{row['layout']}: {row['users']:.3g}")
         ax.barh(y + 1.3, row["users"], height=0.6, color=COLOURS[0])
-        if "users_predicted" in row:
-            ax.plot(row["users_predicted"], y + 1.3, color=INK, **PREDICTED)
+        ax.plot(row["users_predicted"], y + 1.3, color=INK, **PREDICTED)
     ax.set_ylim(lines, 0)
     ax.set_xlim(0, 1.05 * most)
     hide_y(ax)
 
 
 def every_way(report: Report) -> Iterator[Block]:
-    """The table of all ways to keep the same requests in the same memory."""
     rows = same_memory(report.tables)
     columns = {name: CELL[name] for name in PLACES} | {
         "pool_tokens": "Memory, in tokens",
@@ -228,13 +269,10 @@ def every_way(report: Report) -> Iterator[Block]:
         "output_tokens_per_s": QUANTITIES["output_tokens_per_s"],
     }
     if not rows.empty:
-        yield table_of(
-            rows, {k: v for k, v in columns.items() if k in rows}, "Users in the same memory, medians over repeats"
-        )
+        yield table_of(rows, columns, "Users in the same memory, medians over repeats")
 
 
 def every_pool(report: Report) -> Iterator[Block]:
-    """The table of all cells, measured and predicted."""
     rows = under_pressure(report.tables)
     columns = {**CELL, "pool_tokens": "Tokens of the pool", "layout": "Layout"}
     for column, name in QUANTITIES.items():
@@ -248,12 +286,7 @@ def every_pool(report: Report) -> Iterator[Block]:
 SUBJECT = Subject(
     id="pressure",
     title="Memory pressure",
-    parts=[
-        FigurePart(pressure_by_pool, {"cells": [*QUANTITIES, "num_gpu_blocks", "block_size_effective"]}),
-        FigurePart(users_by_cache, {"cells": [USERS, *QUANTITIES], "waste": ["waste_pct"]}),
-        every_way,
-        every_pool,
-    ],
+    parts=[FigurePart(pressure_by_pool), FigurePart(users_by_cache), every_way, every_pool],
     findings=[users_in_the_same_memory],
-    is_in=sets_the_pool,
+    is_in=lambda study: any(POOL in sweep.knobs for sweep in study.sweeps),
 )

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from functools import partial
 
 import pandas as pd
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 
 from workflow_scripts.present.plot import Panel, Plot, key
@@ -18,17 +17,14 @@ REPEAT_LINES = ("-", "--", ":")
 
 
 def sequences_over_time(tables: Tables) -> Plot:
-    """Running and waiting sequences over the time of a repeat, in a few cells."""
-    rows = _rows_of_few_cells(tables, "steps")
+    rows = _steps_of_few_cells(tables)
     alt = _peaks(rows, "running", "sequences running", "sequences")
     columns = {"running": COLOURS[0], "waiting": COLOURS[1]}
     return _plot(tables, rows, "Sequences running and waiting", "Sequences", alt, columns)
 
 
 def kv_cache_over_time(tables: Tables) -> Plot:
-    """Share of the KV blocks in use over the time of a repeat, in a few cells."""
-    rows = _rows_of_few_cells(tables, "steps")
-    rows = rows[rows["kv_cache_usage"].notna()]
+    rows = _steps_of_few_cells(tables).dropna(subset="kv_cache_usage")
     if rows.empty:
         raise MissingError("no engine reported how much of its KV cache is in use")
     rows = rows.assign(kv_cache_pct=100 * rows["kv_cache_usage"])
@@ -38,10 +34,18 @@ def kv_cache_over_time(tables: Tables) -> Plot:
 
 
 def _plot(tables: Tables, rows: pd.DataFrame, what: str, y_label: str, alt: str, columns: Mapping[str, str]) -> Plot:
-    """The figure of columns, each with its colour, one panel per cell."""
-    handles = [key(name, color) for name, color in columns.items()]
+    handles = [key(name, color) for name, color in columns.items()] if len(columns) > 1 else []
+    repeats = sorted(rows["repeat"].unique())
+    for i, line in enumerate(REPEAT_LINES[: len(repeats)]):
+        alike = ", ".join(f"{repeat:g}" for repeat in repeats[i :: len(REPEAT_LINES)])
+        handles.append(key(f"repeat {alike}", "#7d7d7d", line))
     cells = tables.cells.drop_duplicates("cell_id").set_index("cell_id").loc[list(dict.fromkeys(rows["cell_id"]))]
     titles = cell_titles(cells, tables.knobs)
+    starts = tables.cells[tables.cells["cell_id"].isin(cells.index)].groupby("cell_id")["start"].nunique()
+    notes = ["of each cell one start of its engine is drawn"] if starts.max() > 1 else []
+    if len(cells) < (measured := tables.measured["cell_id"].nunique()):
+        which = "for each device and engine, those that may run the most and the fewest sequences at once"
+        notes.append(f"{len(cells)} of {measured} measured cells are drawn: {which}")
     return Plot(
         title=f"{what} over the time of a repeat",
         alt=alt,
@@ -52,21 +56,21 @@ def _plot(tables: Tables, rows: pd.DataFrame, what: str, y_label: str, alt: str,
         ],
         x_label="Time since the repeat began (s)",
         y_label=y_label,
-        handles=[*(handles if len(columns) > 1 else []), *_repeat_handles(rows)],
+        handles=handles,
         repeats=repeats_of(rows),
-        notes=_chosen(tables, rows),
+        notes=notes,
         panel_height_in=2.3,
     )
 
 
-def _rows_of_few_cells(tables: Tables, facts: str) -> pd.DataFrame:
-    """Rows of at most `MOST_CELLS` cells: for each device and engine the cell that may run the most sequences at once
+def _steps_of_few_cells(tables: Tables) -> pd.DataFrame:
+    """Steps of at most `MOST_CELLS` cells: for each device and engine the cell that may run the most sequences at once
     (of several the one with the most requests), then the one that may run the fewest; of each its first start that gave
     results."""
     cells = tables.measured.drop_duplicates("cell_id").sort_values(["max_concurrency_allowed", "num_requests"])
     ends = [cells.drop_duplicates(["gpu", "engine"], keep=end) for end in ("last", "first")]
     chosen = pd.concat(ends).drop_duplicates("cell_id").head(MOST_CELLS)
-    return tables.facts_of_first_start(facts, chosen["cell_id"]).sort_values(["cell_id", "repeat", "time_s"])
+    return tables.facts("steps", chosen["cell_id"]).sort_values(["cell_id", "repeat", "time_s"])
 
 
 def _draw(ax: Axes, rows: pd.DataFrame, columns: Mapping[str, str]) -> None:
@@ -86,34 +90,13 @@ def _draw(ax: Axes, rows: pd.DataFrame, columns: Mapping[str, str]) -> None:
     ax.set_ylim(0, max(rows[column].max() for column in columns) * 1.12 or 1)
 
 
-def _repeat_handles(rows: pd.DataFrame) -> list[Artist]:
-    repeats = sorted(int(repeat) for repeat in rows["repeat"].unique())
-    drawn = [(line, repeats[i :: len(REPEAT_LINES)]) for i, line in enumerate(REPEAT_LINES[: len(repeats)])]
-    return [key(f"repeat {', '.join(map(str, alike))}", "#7d7d7d", line) for line, alike in drawn]
-
-
-def _chosen(tables: Tables, rows: pd.DataFrame) -> list[str]:
-    shown, measured = rows["cell_id"].nunique(), tables.measured["cell_id"].nunique()
-    starts = tables.cells[tables.cells["cell_id"].isin(rows["cell_id"])].groupby("cell_id")["start"].nunique()
-    notes = ["of each cell one start of its engine is drawn"] if starts.max() > 1 else []
-    if shown == measured:
-        return notes
-    return [
-        *notes,
-        f"{shown} of {measured} measured cells are drawn: for each device and engine, those that may run the most and "
-        "the fewest sequences at once",
-    ]
-
-
 def _peaks(rows: pd.DataFrame, column: str, what: str, unit: str) -> str:
     peaks = rows.groupby("cell_id")[column].max()
     return f"Highest {what}, measured: " + "; ".join(f"{cell}: {peak:.3g} {unit}" for cell, peak in peaks.items()) + "."
 
 
-_CELLS = {"cells": ["cell_id", "max_concurrency_allowed", "num_requests"]}
-
 SUBJECT = Subject(
     id="over-time",
     title="Sequences and KV cache over time",
-    parts=[FigurePart(sequences_over_time, _CELLS), FigurePart(kv_cache_over_time, _CELLS)],
+    parts=[FigurePart(sequences_over_time), FigurePart(kv_cache_over_time)],
 )

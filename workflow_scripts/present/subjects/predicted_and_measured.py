@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 
 from workflow_scripts.common.wording import plural
 from workflow_scripts.engines.vllm_engines import VLLM
-from workflow_scripts.present.blocks import Block, Finding, Findings
-from workflow_scripts.present.plot import Panel, Plot, key, log2_axis, plain_log_ticks, some_panels
+from workflow_scripts.present.blocks import Block, Finding
+from workflow_scripts.present.plot import Panel, Plot, key, log2_axis, plain_log_axis
 from workflow_scripts.present.ratio_plot import plot_ratios
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import RATE, TOTAL, MissingError, Tables, records
@@ -29,7 +29,6 @@ PUBLISHED: Mapping[str, Any] = {"color": INK, "marker": "x", "linestyle": ":", "
 
 
 def prediction_errors(tables: Tables) -> Plot:
-    """Predicted over measured output tokens per second, one dot per cell, sorted, with the band of the prediction."""
     table = tables.need("predictions")
     rows = table[(table["quantity"] == RATE) & table["predicted"].notna() & table["measured"].notna()]
     if rows.empty:
@@ -42,14 +41,12 @@ def prediction_errors(tables: Tables) -> Plot:
         ratio_high=high.where(both),
         label=rows["gpu"] + " · " + rows["engine"],
         name=rows["gpu"],
-        panel="",
     )
     size = rows["error_pct"].abs()
     plot = plot_ratios(
         rows.sort_values("ratio"),
         marks(tables.devices),
         title="Predicted output tokens per second over measured, cells sorted by their error",
-        panels_are="",
         interval="band of the prediction",
     )
     alt = f"{len(rows)} cells. Predictions have a median error of {size.median():.3g} %, at most {size.max():.3g} %."
@@ -57,7 +54,6 @@ def prediction_errors(tables: Tables) -> Plot:
 
 
 def predicted_by_max_num_seqs(tables: Tables) -> Plot:
-    """Predicted total tokens per second by max-num-seqs, one panel per device, beside published values."""
     table = tables.need("predictions")
     cells = tables.cells.drop_duplicates("cell_id")
     if "knob_max_num_seqs" not in cells:
@@ -70,34 +66,27 @@ def predicted_by_max_num_seqs(tables: Tables) -> Plot:
     in_a_panel = rows["workload"].nunique() <= len(LINES)
     keys = [key for key in PLACES if key == "gpu" or (rows[key].nunique() > 1 and (key == "model" or not in_a_panel))]
     styles = {name: LINES[i if in_a_panel else 0] for i, name in enumerate(dict.fromkeys(rows["workload"]))}
-    groups = list(rows.groupby(keys, sort=False))
-    panels, notes = some_panels(
-        [Panel(" · ".join(map(str, names)), partial(_draw_sweep, part=part, styles=styles)) for names, part in groups],
-        "devices, models and workloads",
-    )
     named = styles if in_a_panel else {"": LINES[0]}
-    known = [name for name in ("measured", "published") if rows[name].notna().any()]
-    handles = [
-        *(
-            key(f"predicted{f': {name}' if len(named) > 1 else ''}, with its band", **style)
-            for name, style in named.items()
-        ),
-        *(key(name, **(MEASURED if name == "measured" else PUBLISHED)) for name in known),
-    ]
+    known = {"measured": MEASURED, "published": PUBLISHED}
+    known = {name: style for name, style in known.items() if rows[name].notna().any()}
+    several = len(named) > 1
+    lines = [key(f"predicted{f': {name}' * several}, with its band", **style) for name, style in named.items()]
     return Plot(
         title="Total tokens (prompt and output) per second against max-num-seqs, as predicted",
         alt="; ".join(_ends_in_words(names, part) for names, part in list(rows.groupby(PLACES, sort=False))[:8]) + ".",
         sources=["predicted", *known],
-        panels=panels,
+        panels=[
+            Panel(" · ".join(map(str, names)), partial(_draw_sweep, part=part, styles=styles))
+            for names, part in rows.groupby(keys, sort=False)
+        ],
+        panels_are="devices, models and workloads",
         x_label="max-num-seqs (sequences)",
         y_label="Total tokens per s",
-        handles=handles,
+        handles=[*lines, *(key(name, **style) for name, style in known.items())],
         notes=[
-            *notes,
             "if several cells of a line have the same max-num-seqs, a mark is their median",
             *(["the sources do not say whether published rates include prompt tokens"] if "published" in known else []),
         ],
-        panel_height_in=2.7,
     )
 
 
@@ -113,11 +102,8 @@ def _draw_sweep(ax: Axes, part: pd.DataFrame, styles: Mapping[str, Mapping[str, 
     if len(published):
         ax.plot(published.index, published, **PUBLISHED)
     log2_axis(ax, part["knob_max_num_seqs"].unique())
-    ax.set_yscale("log")
     ends = part[columns]
-    low, high = ends.min().min() / 1.3, ends.max().max() * 1.3
-    ax.set_ylim(low, high)
-    plain_log_ticks(ax.yaxis, low, high, most=6)
+    plain_log_axis(ax, "y", ends.min().min() / 1.3, ends.max().max() * 1.3, most=6)
 
 
 def _ends_in_words(names: Any, part: pd.DataFrame) -> str:
@@ -127,12 +113,9 @@ def _ends_in_words(names: Any, part: pd.DataFrame) -> str:
 
 
 def prediction_findings(report: Report) -> Iterator[Block]:
-    """How accurate predictions were, which cells should be checked, and published rates above their predicted band."""
-    table = report.tables.need("predictions", "quantity", "predicted", "low", "measured", "flagged", "published")
+    table = report.tables.need("predictions")
     rows = table[table["quantity"] == RATE]
-    found = [*_accuracy(rows), *_flags(rows, report), *_above_band(table[table["quantity"] == TOTAL])]
-    if found:
-        yield Findings(found)
+    yield from (*_accuracy(rows), *_flags(rows, report), *_above_band(table[table["quantity"] == TOTAL]))
 
 
 def _accuracy(rows: pd.DataFrame) -> Iterator[Finding]:
@@ -194,13 +177,8 @@ SUBJECT = Subject(
     id="predictions",
     title="Predicted and measured",
     parts=[
-        FigurePart(
-            prediction_errors, {"predictions": ["quantity", "predicted", "low", "high", "measured", "error_pct"]}
-        ),
-        FigurePart(
-            predicted_by_max_num_seqs,
-            {"predictions": ["cell_id", "quantity", "predicted", "low", "high", "measured", "published"]},
-        ),
+        FigurePart(prediction_errors),
+        FigurePart(predicted_by_max_num_seqs),
         TablePart(
             "predictions",
             {

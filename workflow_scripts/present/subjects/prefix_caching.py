@@ -11,7 +11,7 @@ from workflow_scripts.present.blocks import GIB, Block, Finding
 from workflow_scripts.present.plot import Plot
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import MissingError, Tables, records
-from workflow_scripts.present.sentences import effects_of, pairs_that_differ_in, place, some
+from workflow_scripts.present.sentences import effects_of, effects_on, pairs_that_differ_in, place, some
 from workflow_scripts.present.series import means, without_shared
 from workflow_scripts.present.style import marks
 from workflow_scripts.present.subject import CELL, FigurePart, Subject, TablePart
@@ -26,13 +26,9 @@ _WORDS = {"true": "with", "false": "without"}
 
 
 def prefix_caching(tables: Tables) -> Plot:
-    """Rate, KV memory and energy of cells with and without prefix caching that differ in nothing else."""
-    effects = tables.need("effects")
-    pairs = effects[(effects["knob"] == "enable_prefix_caching") & (effects["comparison"] == "pair")]
-    if pairs.empty:
-        raise MissingError("no two measured cells differ only in prefix caching")
+    pairs = effects_on(tables, "enable_prefix_caching", "pair")
     pairs = pairs.assign(held=without_shared(pairs["held"]))
-    cells = tables.measured.reindex(columns=["cell_id", "start", "repeat", "source", *_MEASURES])
+    cells = tables.measured[["cell_id", "start", "repeat", "source", *_MEASURES]]
     sides = [
         pairs[["gpu", "model", "workload", "held"]].assign(
             cell_id=pairs[of], name=pairs[value].map(_WORDS) + " prefix caching"
@@ -62,24 +58,19 @@ def _unit(sizes: "pd.Series[float]") -> tuple[str, int]:
     return ("GiB", GIB) if sizes.max() >= GIB else ("MiB", 2**20)
 
 
-def gains_and_hits(report: Report) -> Iterator[Block]:
-    """The effect of the prefix cache on each workload, and its hits."""
-    yield pairs_that_differ_in(report, "enable_prefix_caching", "prefix_cache_hit_rate", _found_in_cache)
-
-
 def _found_in_cache(cell: Mapping[str, Any]) -> str:
     saved = cell["prefix_cache_saved_pct"]
     saves = "." if pd.isna(saved) else f", which saved {saved:.3g} % of all tokens from being computed."
     return f"{100 * cell['prefix_cache_hit_rate']:.3g} % of the prompt tokens were in the cache{saves}"
 
 
+gains_and_hits = pairs_that_differ_in("enable_prefix_caching", "prefix_cache_hit_rate", _found_in_cache)
+
+
 def memory_saved(report: Report) -> Iterator[Block]:
     """How much less KV memory the same requests take where they share the blocks of a prefix, the largest saving
     first; pairs in which nothing was found are left out."""
-    effects = report.tables.need("effects", "comparison", "knob", "held", "cell_id", "baseline_cell_id")
-    report.tables.need("cells", "kv_bytes_used_mean", "prefix_cache_hits")
-    pairs = effects[(effects["comparison"] == "pair") & (effects["knob"] == "enable_prefix_caching")]
-    cells = report.tables.cells
+    pairs, cells = effects_on(report.tables, "enable_prefix_caching", "pair"), report.tables.cells
     of_cell = means(cells, ["kv_bytes_used_mean"]).join(cells.groupby("cell_id")["prefix_cache_hits"].median())
     cached, alone = (of_cell.reindex(pairs[name]).set_index(pairs.index) for name in ("cell_id", "baseline_cell_id"))
     unit, size = _unit(alone["kv_bytes_used_mean"])
@@ -89,18 +80,17 @@ def memory_saved(report: Report) -> Iterator[Block]:
         alone=alone["kv_bytes_used_mean"] / size,
         saving=alone["kv_bytes_used_mean"] / cached["kv_bytes_used_mean"],
     )[cached["prefix_cache_hits"] > 0].dropna(subset="saving")
-    if len(rows):
-        told = [
-            Finding(
-                f"{row['saving']:.3g} times less memory",
-                f"{place(row)}: the tokens of running requests take {number(row['cached'])} {unit} of keys and "
-                f"values with prefix caching, and {number(row['alone'])} {unit} without, because requests share the "
-                "blocks of a prefix.",
-                "good",
-            )
-            for row in records(rows.sort_values("saving", ascending=False, kind="stable"))
-        ]
-        yield some(told, "cells")
+    told = [
+        Finding(
+            f"{row['saving']:.3g} times less memory",
+            f"{place(row)}: the tokens of running requests take {number(row['cached'])} {unit} of keys and values with "
+            f"prefix caching, and {number(row['alone'])} {unit} without, because requests share the blocks of a "
+            "prefix.",
+            "good",
+        )
+        for row in records(rows.sort_values("saving", ascending=False, kind="stable"))
+    ]
+    yield from some(told, "cells")
 
 
 def first_repeats_with_cache(cells: pd.DataFrame) -> pd.DataFrame:
@@ -115,7 +105,7 @@ SUBJECT = Subject(
     id="prefix-caching",
     title="Prefix caching",
     parts=[
-        FigurePart(prefix_caching, {"effects": ["knob", "comparison", "cell_id", "baseline_cell_id", "held"]}),
+        FigurePart(prefix_caching),
         effects_of("enable_prefix_caching"),
         TablePart(
             "cells",

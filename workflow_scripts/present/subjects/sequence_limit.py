@@ -6,12 +6,12 @@ from functools import cache
 import pandas as pd
 
 from workflow_scripts.common.wording import number
-from workflow_scripts.present.blocks import Block, Finding, Findings
+from workflow_scripts.present.blocks import Block, Finding
 from workflow_scripts.present.by_knob import OUTPUT, TOTAL, WHOLE, ceilings_of, compared, plot_by_knob
 from workflow_scripts.present.plot import Plot
-from workflow_scripts.present.report import Report
+from workflow_scripts.present.report import Part, Report
 from workflow_scripts.present.report_tables import REPEAT, STEADY, MissingError, Tables
-from workflow_scripts.present.sentences import effects_of, verdicts_on
+from workflow_scripts.present.sentences import effects_of, size_of, verdicts_on
 from workflow_scripts.present.series import NAMES, Group, means
 from workflow_scripts.present.subject import FigurePart, Subject
 from workflow_scripts.present.subjects.claims_retested import claims_on
@@ -21,10 +21,7 @@ DRAIN, WORK = "drain_share", ("num_requests", "prompt_tokens", "output_tokens")
 
 
 def output_by_max_num_seqs(tables: Tables) -> Plot:
-    """Output tokens per second by max-num-seqs, one line per device, with the ceiling if it is known.
-
-    If the requests differ along a line, the rate is that while the engine is full, beside that over whole repeats.
-    """
+    """If the requests differ along a line, its rate is that while the engine is full, beside that of whole repeats."""
     groups = compared(tables, tables.measured, "knob_max_num_seqs", NAMES[1:])
     for group in groups:
         rows = group.rows
@@ -34,7 +31,6 @@ def output_by_max_num_seqs(tables: Tables) -> Plot:
 
 
 def throughput(tables: Tables) -> Plot:
-    """Total tokens per second by the knob that matters most, with ceilings and with what others published."""
     knob, group = most_important_group(tables)
     ceilings = ceilings_of(tables, [group], TOTAL.column)
     if ceilings is not None and "datasheet" in ceilings:
@@ -44,40 +40,38 @@ def throughput(tables: Tables) -> Plot:
 
 
 def times(first: float, last: float) -> str:
-    """How much more or less the last value is."""
     return f"{number(last / first)} times" if last > first else f"{number(first / last)} times less"
 
 
 def at_both_ends(
-    tables: Tables,
     column: str,
     say: Callable[[float], str],
-    beside: pd.DataFrame | None = None,
     badge: Callable[[float, float], str] = times,
-) -> Iterator[Block]:
+    of: Callable[[Tables], pd.DataFrame] = lambda tables: tables.measured,
+) -> Part:
     """A quantity at the lowest and the highest value of the knob that matters most, for each device.
 
-    The quantity is a column of the cells, or of `beside`, which has one row per repeat.
+    The quantity is a column of the table `of`, which has one row per repeat.
     """
-    knob, group = most_important_group(tables)
-    rows = group.rows if beside is None else group.rows.merge(beside[[*REPEAT, column]], on=REPEAT)
-    medians = rows.groupby(["gpu", "x"], sort=False)[column].median().dropna()
-    findings = []
-    for gpu, of_one in medians.groupby(level="gpu", sort=False):
-        at = of_one.droplevel("gpu").sort_index()
-        (low, first), (high, last) = ((at.index[end], float(at.iloc[end])) for end in (0, -1))
-        if low < high:
-            told = f"{gpu}: {say(first)} with {setting_phrase(knob, low)}, {say(last)} with {shortly(knob, high, low)}."
-            findings.append(Finding(badge(first, last), told))
-    if findings:
-        yield Findings(findings)
+
+    def part(report: Report) -> Iterator[Block]:
+        values = of(report.tables)[[*REPEAT, column]]
+        knob, group = most_important_group(report.tables)
+        rows = group.rows[[*REPEAT, "gpu", "x"]].merge(values, on=REPEAT)
+        medians = rows.groupby(["gpu", "x"], sort=False)[column].median().dropna()
+        for gpu, of_one in medians.groupby(level="gpu", sort=False):
+            at = of_one.droplevel("gpu").sort_index()
+            (low, first), (high, last) = ((at.index[end], float(at.iloc[end])) for end in (0, -1))
+            if low < high:
+                begin = f"{say(first)} with {setting_phrase(knob, low)}"
+                yield Finding(badge(first, last), f"{gpu}: {begin}, {say(last)} with {shortly(knob, high, low)}.")
+
+    return part
 
 
 def drains(report: Report) -> Iterator[Block]:
     """How much slower whole repeats are than the engine while it is full, where the drain is longest and at the end."""
-    report.tables.need("cells", STEADY, DRAIN)
     knob, group = most_important_group(report.tables)
-    findings = []
     for gpu, rows in group.rows.dropna(subset=[STEADY, DRAIN]).groupby("gpu", sort=False):
         drain = rows.groupby("x")[DRAIN].median()
         rates = means(rows, [OUTPUT.column, STEADY], "x").assign(drain_pct=100 * drain)
@@ -86,9 +80,7 @@ def drains(report: Report) -> Iterator[Block]:
             f" that many run (fewer in the last {drain_pct:.0f} %)"
             for x, whole, steady, drain_pct in rates.loc[sorted({drain.idxmax(), drain.index[-1]})].itertuples()
         ]
-        findings.append(Finding(f"{100 * drain.max():.0f} % drain", f"{gpu}: {'; '.join(told)}."))
-    if findings:
-        yield Findings(findings)
+        yield Finding(f"{100 * drain.max():.0f} % drain", f"{gpu}: {'; '.join(told)}.")
 
 
 @cache
@@ -110,8 +102,7 @@ def most_important_knob(tables: Tables) -> str:
     if effects is not None:
         rows = effects[(effects["comparison"] == "overall") & effects["knob"].isin(names) & (effects["ratio"] > 0)]
         if len(rows):
-            size = rows["ratio"].where(rows["ratio"] > 1, 1 / rows["ratio"])
-            return str(rows["knob"][size == size.max()].iloc[0])
+            return str(rows.loc[size_of(rows["ratio"]).idxmax(), "knob"])
     if not names:
         raise MissingError("no two measured cells differ in one number")
     return "max_num_seqs" if "max_num_seqs" in names else names[0]
@@ -131,8 +122,8 @@ SUBJECT = Subject(
     id="max-num-seqs",
     title="Throughput against max-num-seqs",
     parts=[
-        FigurePart(throughput, {"cells": ["total_tokens_per_s"]}),
-        FigurePart(output_by_max_num_seqs, {"cells": ["output_tokens_per_s", STEADY, *WORK]}),
+        FigurePart(throughput),
+        FigurePart(output_by_max_num_seqs),
         effects_of("max_num_seqs"),
         claims_on("max-num-seqs"),
     ],

@@ -8,15 +8,14 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from workflow_scripts.common.wording import listed, number, plural
-from workflow_scripts.present.blocks import Block, Finding, Findings, Table, shown
-from workflow_scripts.present.plot import Panel, Plot, key, log2_axis, mark_handles, ratio_axis, some_panels
+from workflow_scripts.present.blocks import Block, Finding, Table, shown
+from workflow_scripts.present.plot import Panel, Plot, key, log2_axis, mark_handles, ratio_axis
 from workflow_scripts.present.report import Report
-from workflow_scripts.present.report_tables import REPEAT, MissingError, Tables, records
-from workflow_scripts.present.sentences import EFFECT_COLUMNS, verdict_over
+from workflow_scripts.present.report_tables import MissingError, Tables, records
+from workflow_scripts.present.sentences import EFFECT_COLUMNS, overall, some, verdicts_by
 from workflow_scripts.present.series import NAMES, PLACES, repeats_of, series_labels
 from workflow_scripts.present.style import INK, MUTED, LineStyle, Mark, marks
 from workflow_scripts.present.subject import PLACE, FigurePart, Subject, TablePart
-from workflow_scripts.present.words import held_in_words
 from workflow_scripts.study.setting_words import setting, setting_phrase
 from workflow_scripts.workloads.arrivals import Load
 
@@ -43,49 +42,16 @@ BY_RATE: Mapping[str, str] = {
     "goodput_requests_per_s": "Goodput (requests per s within the SLO)",
 }
 MOST_SERIES, MOST_FINDINGS = 6, 8
-_NEEDS = {"serving": [*REPEAT, *LOADS, *LATENCIES, *RATES, "saturated"]}
-_COLUMNS = {
-    **PLACE,
-    "endpoint": "Server",
-    "knobs": "Settings and load",
-    "load": "Kind of load",
-    "request_rate_per_s": "Requests sent per s",
-    "users": "Users",
-    "requests_per_s": "Requests answered per s",
-    "output_tokens_per_s": "Output tokens per s",
-    "ttft_s_p50": "TTFT, median (s)",
-    "ttft_s_p99": "TTFT, 99th percentile (s)",
-    "itl_s_p50": "Inter-token latency, median (s)",
-    "tpot_s_p50": "TPOT, median (s)",
-    "e2e_s_p99": "End-to-end latency, 99th percentile (s)",
-    "goodput_requests_per_s": "Goodput (requests per s)",
-    "running_peak": "Maximum sequences at once (server)",
-    "in_flight_peak": "Maximum requests at once (client)",
-    "memory_utilization": "Device memory in use (share)",
-    "kv_cache_usage_peak": "KV cache in use, peak (share)",
-    "preemptions": "Preemptions",
-    "saturated": "Load too high",
-    "limited_by": "Limited by",
-}
-
-_EFFECT_COLUMNS = {
-    "metric": "Latency",
-    "knob": "Setting",
-    **EFFECT_COLUMNS,
-    "value": "Slowest",
-    "baseline": "Fastest",
-    "ratio": "Slowest over fastest (95 % interval)",
-    "saturated": "Load too high",
-}
+_PANEL = [*PLACES, "axis"]
+# Knobs that say what the load is and which server gets it.
+_NO_SETTINGS = {f"knob_{name}" for name in (*LOADS, "ramp_to_per_s", "endpoint")}
 
 
 def serving_latency(tables: Tables) -> Plot:
-    """Time to the first token and per further token by load, one panel per device, workload and kind of load."""
     return _plot(tables, LATENCIES, "Latency of served requests against load", "Seconds")
 
 
 def serving_throughput(tables: Tables) -> Plot:
-    """Requests answered, and requests within the SLO, by load."""
     return _plot(tables, RATES, "Throughput and goodput against load", "Requests per s", offered=True)
 
 
@@ -100,13 +66,8 @@ def _plot(
     if offered:
         high = max(high, float(rows.loc[rows["axis"] == "request_rate_per_s", "x"].max(skipna=True) or 0))
     colours = marks(dict.fromkeys(label for _, part in groups for label in part["series"]))
-    drawn = [
-        Panel(head, partial(_draw, rows=part, columns=known, colours=colours, limits=(low, high), offered=offered))
-        for head, part in groups
-    ]
-    panels, notes = some_panels(drawn, "combinations of device, workload and kind of load")
-    if any(part["series"].nunique() > MOST_SERIES for _, part in rows.groupby(list(_PANEL))):
-        notes = [*notes, f"at most {MOST_SERIES} settings per panel have a line; the table holds all"]
+    draw = partial(_draw, columns=known, colours=colours, limits=(low, high), offered=offered)
+    few = rows.groupby(_PANEL)["series"].nunique().max() > MOST_SERIES
     handles = mark_handles(colours) + [key(name, linestyle=style) for style, name in known.values()]
     if offered and rows["axis"].eq("request_rate_per_s").any():
         handles.append(key("arrived", MUTED, OFFERED))
@@ -116,29 +77,25 @@ def _plot(
         title=title,
         alt=_in_words(groups, known, title),
         sources=sorted(rows["source"].unique()),
-        panels=panels,
+        panels=[Panel(head, partial(draw, rows=part)) for head, part in groups],
+        panels_are="combinations of device, workload and kind of load",
         x_label="Load (logarithmic)",
         y_label=y_label,
         handles=handles,
         repeats=repeats_of(rows),
-        notes=notes,
+        notes=[f"at most {MOST_SERIES} settings per panel have a line; the table holds all"] if few else [],
     )
 
 
 def _rows(tables: Tables) -> pd.DataFrame:
     """Repeats that count, with their load as `x`, its kind as `axis`, and what distinguishes series."""
     serving = tables.need("serving")
-    load = [f"knob_{name}" for name in LOADS]
-    knobs = [name for name in tables.knobs if name not in load]
-    counted = tables.measured.drop_duplicates("cell_id")[["cell_id", *knobs]]
-    rows = serving.merge(counted, on="cell_id")
-    rows = rows[rows["ramp_to_per_s"].isna()]
-    rows = _with_load(rows)
-    rows = rows[rows.groupby(list(_PANEL))["x"].transform("nunique") >= 2]
+    rows = serving.merge(tables.measured.drop_duplicates("cell_id")[["cell_id", *tables.knobs]], on="cell_id")
+    rows = _with_load(rows[rows["ramp_to_per_s"].isna()])
+    rows = rows[rows.groupby(_PANEL)["x"].transform("nunique") >= 2]
     if rows.empty:
         raise MissingError("no server was measured at two request rates or numbers of users")
-    rows["series"] = _series(rows, knobs)
-    return rows
+    return rows.assign(series=_series(rows, tables.knobs))
 
 
 def _with_load(rows: pd.DataFrame) -> pd.DataFrame:
@@ -148,26 +105,21 @@ def _with_load(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(axis=axis, x=x)[x.notna()]
 
 
-_PANEL = (*PLACES, "axis")
-
-
-def _series(rows: pd.DataFrame, knobs: Sequence[str]) -> pd.Series:
+def _series(rows: pd.DataFrame, knobs: Sequence[str]) -> list[str]:
     server = rows["engine"].where(rows["endpoint"].isna(), rows["endpoint"])
-    others = [name for name in knobs if name != "knob_endpoint"]
+    others = [name for name in knobs if name not in _NO_SETTINGS]
     # Each server has its own knobs, so settings are compared only within one server.
     settings = pd.concat([series_labels(of_server, others) for _, of_server in rows.groupby(server)])[rows.index]
     # If the load is a rate, the number of users is a cap, and therefore a setting.
     capped = (rows["axis"] != "users") & rows["users"].notna()
     cap = rows["users"].map(lambda users: setting("knob_users", users)).where(capped, "")
-    return pd.Series(
-        [", ".join(filter(None, texts)) for texts in zip(server, settings, cap, strict=True)], index=rows.index
-    )
+    return [", ".join(filter(None, texts)) for texts in zip(server, settings, cap, strict=True)]
 
 
 def _groups(rows: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     told_apart = [name for name in PLACES if rows[name].nunique() > 1] or ["model", "workload"]
     groups = []
-    for _, part in rows.groupby(list(_PANEL), sort=False):
+    for _, part in rows.groupby(_PANEL, sort=False):
         names = list(dict.fromkeys(part["series"]))
         kept = part[part["series"].isin(names[:MOST_SERIES])]
         axis = LOADS[str(part["axis"].iloc[0])]
@@ -220,19 +172,16 @@ def _in_words(
 
 def sustained(report: Report) -> Iterator[Block]:
     """For each server and setting the two loads that enclose its maximum sustained load, and what users see there."""
-    loads = {f"knob_{load}" for load in (*LOADS, "ramp_to_per_s")}
-    knobs = [name for name in report.tables.knobs if name not in loads]
-    cells = report.tables.cells.drop_duplicates("cell_id")[["cell_id", *knobs]]
-    rows = report.tables.need("serving_summary", "saturated", "limited_by", *LOADS).merge(cells, on="cell_id")
+    cells = report.tables.cells.drop_duplicates("cell_id")[["cell_id", *report.tables.knobs]]
+    rows = report.tables.need("serving_summary").merge(cells, on="cell_id")
     # If the client was the limit, nothing is known about the server.
     rows = _with_load(rows[~rows["limited_by"].str.contains("client|users")])
     if rows.empty:
         raise MissingError("no server was measured at a load that the client could send")
-    rows["series"] = _series(rows, knobs)
+    rows["series"] = _series(rows, report.tables.knobs)
     groups = rows.groupby([*_PANEL, "series", rows["ramp_to_per_s"].notna()], sort=False)
     findings = [_most_sustained(part.sort_values("x", kind="stable")) for _, part in groups]
-    note = f"{MOST_FINDINGS} of {len(findings)}; the table serving_summary holds all."
-    yield Findings(findings[:MOST_FINDINGS], note if len(findings) > MOST_FINDINGS else "")
+    yield from some(findings, "serving_summary", MOST_FINDINGS)
 
 
 def _most_sustained(rows: pd.DataFrame) -> Finding:
@@ -248,15 +197,15 @@ def _most_sustained(rows: pd.DataFrame) -> Finding:
         return Finding(verdict, f"{place}: {'; '.join(f'with {users} {seen}' for users, seen in told.items())}.")
     # A run that is too short to decide counts as neither.
     over = rows[rows["saturated"].eq(True)].head(1)
-    below = rows[rows["saturated"].eq(False) & (rows["x"] < (over["x"].iloc[0] if len(over) else float("inf")))].tail(1)
+    kept_up = rows[rows["saturated"].eq(False)]
+    below = (kept_up[kept_up["x"] < over["x"].iloc[0]] if len(over) else kept_up).tail(1)
     if over.empty and below.empty:
         return Finding("not known", f"{place}: the runs are too short to say whether the server keeps up.")
     at = [f"at {row['x']:g} requests/s it kept up: {_users_see(row)}" for row in records(below)]
     at += [f"at {row['x']:g} requests/s it did not keep up: {_users_see(row)}" for row in records(over)]
     low, high = (f"{part['x'].iloc[0]:g}" if len(part) else "" for part in (below, over))
-    verdict = f"sustains {low}, not {high} requests/s" if low and high else f"does not sustain {high} requests/s"
-    verdict = verdict if high else f"sustains {low} requests/s"
-    return Finding(verdict, f"{place}: {'; '.join(at)}.")
+    bounds = f"sustains {low}, not {high}" if low and high else f"sustains {low}" if low else f"does not sustain {high}"
+    return Finding(f"{bounds} requests/s", f"{place}: {'; '.join(at)}.")
 
 
 def _users_see(row: Mapping[str, Any]) -> str:
@@ -278,10 +227,8 @@ def load_findings(report: Report) -> Iterator[Block]:
     """What limited each load, with its rates; warnings come first."""
     rows = report.tables.need("serving_summary")
     warned = rows["saturated"].eq(True) | rows["limited_by"].str.contains("client|users")
-    rows = pd.concat([rows[warned], rows[~warned]])
-    findings = [_finding(row, report.labels) for row in records(rows.head(MOST_FINDINGS))]
-    note = f"{MOST_FINDINGS} of {len(rows)} loads; the table below holds all." if len(rows) > MOST_FINDINGS else ""
-    yield Findings(findings, note)
+    findings = [_finding(row, report.labels) for row in records(pd.concat([rows[warned], rows[~warned]]))]
+    yield from some(findings, "serving_summary", MOST_FINDINGS)
 
 
 def _finding(row: Mapping[str, Any], labels: Mapping[str, str]) -> Finding:
@@ -318,9 +265,8 @@ def _with_both(tables: Tables) -> Iterator[tuple[str, pd.DataFrame]]:
         return
     others = [name for name in tables.knobs if name not in (SEQUENCES, ARRIVALS)]
     cells = tables.measured.drop_duplicates("cell_id")[["cell_id", *tables.knobs]]
-    rows = summary.merge(cells[cells[SEQUENCES].notna() & cells[ARRIVALS].notna()], on="cell_id")
-    settings = [repr(values) for values in rows[others].itertuples(index=False, name=None)]
-    for _, part in rows.assign(settings=settings).groupby([*NAMES, "settings"], sort=False):
+    rows = summary.merge(cells.dropna(subset=[SEQUENCES, ARRIVALS]), on="cell_id")
+    for _, part in rows.groupby([*NAMES, *others], sort=False, dropna=False):
         if part[SEQUENCES].nunique() > 1 and part[ARRIVALS].nunique() > 1:
             first = part.iloc[0]
             held = [setting_phrase(name, first[name]) for name in others if pd.notna(first[name])]
@@ -338,34 +284,60 @@ def _by_rate(rows: pd.DataFrame, measure: str, caption: str) -> Table:
 
 
 def latency_verdicts(report: Report) -> Iterator[Block]:
-    """For each setting of the servers the verdicts on each latency, and the largest change."""
-    rows = report.tables.need("latencies", "metric", "knob", "comparison", "ratio", "verdict")
+    rows = report.tables.need("latencies")
     # What the client sends is not a setting of the server.
     rows = rows[(rows["comparison"] == "overall") & ~rows["knob"].isin(Load.model_fields)]
-    if len(rows):
-        yield Findings([verdict_over(part) for _, part in rows.groupby(["knob", "metric"], sort=False)])
+    yield from verdicts_by(rows, "knob", "metric")
 
 
 def latency_table(report: Report) -> Iterator[Block]:
     """The effects on latencies; nothing if the study has none, because another part says why."""
+    columns = {
+        "metric": "Latency",
+        "knob": "Setting",
+        **EFFECT_COLUMNS,
+        "value": "Slowest",
+        "baseline": "Fastest",
+        "ratio": "Slowest over fastest (95 % interval)",
+        "saturated": "Load too high",
+    }
     if report.tables.get("latencies") is not None:
-        yield from TablePart("latencies", _EFFECT_COLUMNS, "Effects of settings and of the load on latencies", _told)(
-            report
-        )
-
-
-def _told(rows: pd.DataFrame) -> pd.DataFrame:
-    overall = rows[rows["comparison"] == "overall"]
-    return overall.assign(held=overall["held"].map(held_in_words))
+        yield from TablePart("latencies", columns, "Effects of settings and of the load on latencies", overall)(report)
 
 
 SUBJECT = Subject(
     id="serving",
     title="Serving",
     parts=[
-        FigurePart(serving_latency, _NEEDS),
-        FigurePart(serving_throughput, _NEEDS),
-        TablePart("serving_summary", _COLUMNS, "Servers side by side, one row per load"),
+        FigurePart(serving_latency),
+        FigurePart(serving_throughput),
+        TablePart(
+            "serving_summary",
+            {
+                **PLACE,
+                "endpoint": "Server",
+                "knobs": "Settings and load",
+                "load": "Kind of load",
+                "request_rate_per_s": "Requests sent per s",
+                "users": "Users",
+                "requests_per_s": "Requests answered per s",
+                "output_tokens_per_s": "Output tokens per s",
+                "ttft_s_p50": "TTFT, median (s)",
+                "ttft_s_p99": "TTFT, 99th percentile (s)",
+                "itl_s_p50": "Inter-token latency, median (s)",
+                "tpot_s_p50": "TPOT, median (s)",
+                "e2e_s_p99": "End-to-end latency, 99th percentile (s)",
+                "goodput_requests_per_s": "Goodput (requests per s)",
+                "running_peak": "Maximum sequences at once (server)",
+                "in_flight_peak": "Maximum requests at once (client)",
+                "memory_utilization": "Device memory in use (share)",
+                "kv_cache_usage_peak": "KV cache in use, peak (share)",
+                "preemptions": "Preemptions",
+                "saturated": "Load too high",
+                "limited_by": "Limited by",
+            },
+            "Servers side by side, one row per load",
+        ),
         sequences_by_rate,
         latency_table,
     ],

@@ -21,7 +21,7 @@ ROLES: Mapping[str, str] = {
 
 
 def commands(report: Report) -> Iterator[Block]:
-    """Configurations to serve with, as command lines; each is shown once, with all that it is recommended for."""
+    """Commands to serve with; each is shown once, with all that it is recommended for."""
     table = report.tables.need("recommendations")
     rows = table[table["role"].isin(ROLES)]
     if rows.empty:

@@ -1,25 +1,16 @@
 """Speculative decoding: what drafting tokens ahead changed, and how many drafts were accepted."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any
-
-from workflow_scripts.present.blocks import Block
-from workflow_scripts.present.report import Report
 from workflow_scripts.present.sentences import effects_of, pairs_that_differ_in
 from workflow_scripts.present.subject import CELL, REPEAT_COLUMNS, Subject, TablePart, several_starts
 
-
-def gains_and_drafts(report: Report) -> Iterator[Block]:
-    """The effect of speculative decoding, and how many drafted tokens were accepted."""
-    yield pairs_that_differ_in(report, "num_speculative_tokens", "draft_acceptance_rate", _accepted)
-
-
-def _accepted(cell: Mapping[str, Any]) -> str:
-    return (
+gains_and_drafts = pairs_that_differ_in(
+    "num_speculative_tokens",
+    "draft_acceptance_rate",
+    lambda cell: (
         f"{100 * cell['draft_acceptance_rate']:.3g} % of the {cell['draft_tokens']:g} tokens drafted in a repeat were "
         f"accepted; a step with drafts gave a sequence {cell['tokens_per_draft_mean']:.3g} tokens on average."
-    )
-
+    ),
+)
 
 SUBJECT = Subject(
     id="speculation",

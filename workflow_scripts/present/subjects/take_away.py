@@ -6,7 +6,7 @@ from typing import Any
 from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.records import read_yaml
-from workflow_scripts.present.blocks import Block, Command, Fold, Link, Table, Text
+from workflow_scripts.present.blocks import UNKNOWN, Block, Command, Fold, Link, Table, Text
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.subject import Subject
 from workflow_scripts.study.definition import study_sha256
@@ -29,22 +29,18 @@ def authors(citation: dict[str, Any]) -> list[str]:
 
 
 def citation(report: Report) -> Iterator[Block]:
-    """The citation as a sentence and for BibTeX: the software that drew the report, the study, its definition, when it
-    was measured and by which commits of the software.
-    """
     software, study = read_yaml(CITATION, InputError), report.study
     named, year = authors(software), str(software["date-released"])[:4]
     digest = study_sha256(study)
     cells = report.tables.cells
-    started = [str(at) for at in cells["started_at"].dropna()] if "started_at" in cells else []
-    commits = list(cells["git_commit"].dropna().unique()) if "git_commit" in cells else []
-    by = f" by commit {', '.join(str(one)[:SHORT_HASH] for one in commits)}" if commits else ""
-    measured = f"measured until {max(started)[:10]}{by}" if started else "not measured yet"
+    started, commits = cells["started_at"].dropna().astype(str), cells["git_commit"].dropna().unique()
+    by = f" by commit {', '.join(commit[:SHORT_HASH] for commit in commits)}" if len(commits) else ""
+    measured = f"measured until {started.max()[:10]}{by}" if len(started) else "not measured yet"
     people = "; ".join(name.strip("{}") for name in named)
     yield Text(
         f"{people} ({year}): {software['title']} (software; this report: version {software['version']}). "
-        f"Study {study.name}, "
-        f"definition {digest[:SHORT_HASH]}, {measured}. Reports with the same definition request the same measurements."
+        f"Study {study.name}, definition {digest[:SHORT_HASH]}, {measured}. "
+        "Reports with the same definition request the same measurements."
     )
     name = study.name.replace("_", "\\_")
     entry = {
@@ -60,11 +56,9 @@ def citation(report: Report) -> Iterator[Block]:
 
 
 def files(report: Report) -> Iterator[Block]:
-    """Links to the tables beside the page."""
-    folder = report.tables.folder
     rows: list[list[str | Link]] = [
-        [path.stem, *(report.link(path.with_suffix(f".{kind}"), kind) or "–" for kind in ("csv", "parquet"))]
-        for path in sorted(folder.glob("*.parquet"))
+        [path.stem, *(report.link(path.with_suffix(f".{kind}"), kind) or UNKNOWN for kind in ("csv", "parquet"))]
+        for path in sorted(report.tables.folder.glob("*.parquet"))
     ]
     note = "These links work only if the page lies beside its tables."
     table = Table("Tables", ["Table", "CSV", "Parquet"], rows, [False] * 3, note)

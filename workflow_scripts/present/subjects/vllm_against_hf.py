@@ -28,8 +28,7 @@ STEPS: Mapping[str, str] = {
 
 
 def engines(tables: Tables) -> Plot:
-    """Output tokens per second of both engines, for the cells that did equal work."""
-    pairs = _equal_work(tables.need("engines"))
+    pairs = equal_work(tables)
     cells = tables.measured
     compared = pd.concat(
         [pairs[[*PLACES, knobs]].set_axis([*PLACES, "knobs"], axis=1) for knobs in ("vllm_knobs", "hf_knobs")]
@@ -51,19 +50,22 @@ def engines(tables: Tables) -> Plot:
     )
 
 
-def _equal_work(rows: pd.DataFrame) -> pd.DataFrame:
-    rows = rows[rows["comparable"].eq(True)]
+def equal_work(tables: Tables) -> pd.DataFrame:
+    """The pairs of cells of the two engines that did equal work, the fastest vLLM cell and HuggingFace cell first.
+
+    Raises:
+        MissingError: there are none.
+    """
+    pairs = tables.need("engines")
+    rows = pairs[pairs["comparable"].eq(True)]
     if rows.empty:
         raise MissingError("no cells of the two engines did equal work; the table gives the reasons")
-    return rows
+    return rows.sort_values(["vllm_output_tokens_per_s", "hf_output_tokens_per_s"], ascending=False)
 
 
 def fastest_of_both(report: Report) -> Iterator[Block]:
-    """The fastest vLLM cell compared with the fastest HuggingFace cell, for each device, model and workload."""
-    pairs = _equal_work(report.tables.need("engines"))
-    fastest = pairs.sort_values(["vllm_output_tokens_per_s", "hf_output_tokens_per_s"], ascending=False)
-    rows = records(fastest.drop_duplicates(PLACES))
-    yield some([_pair(report, row) for row in rows], "engines")
+    fastest = equal_work(report.tables).drop_duplicates(PLACES)
+    yield from some([_pair(report, row) for row in records(fastest)], "engines")
 
 
 def steps_between(report: Report) -> Iterator[Block]:
@@ -72,7 +74,7 @@ def steps_between(report: Report) -> Iterator[Block]:
     most = factors.groupby(PLACES)["vllm_max_num_seqs"].transform("max")
     rows = factors[(factors["vllm_max_num_seqs"] == most) & factors["ratio"].notna()]
     rows = rows.drop_duplicates([*PLACES, "factor"])
-    yield some([_step(row) for row in records(rows)], "engine_decomposition", 4 * MOST_SENTENCES)
+    yield from some([_step(row) for row in records(rows)], "engine_decomposition", 4 * MOST_SENTENCES)
 
 
 def _pair(report: Report, row: Mapping[str, Any]) -> Finding:
@@ -96,7 +98,7 @@ SUBJECT = Subject(
     id="engines",
     title="HuggingFace against vLLM",
     parts=[
-        FigurePart(engines, {"engines": ["vllm_knobs", "hf_knobs", "comparable"]}),
+        FigurePart(engines),
         TablePart(
             "engines",
             {

@@ -12,7 +12,6 @@ from workflow_scripts.present.blocks import (
     Block,
     Definitions,
     Finding,
-    Findings,
     Fold,
     Table,
     Text,
@@ -22,33 +21,26 @@ from workflow_scripts.present.blocks import (
 )
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.style import OUTCOMES
-from workflow_scripts.present.subject import Subject
+from workflow_scripts.present.subject import PLACE, Subject
 from workflow_scripts.study.definition import resolved_models
 
 
 def counts(report: Report) -> Iterator[Block]:
-    """How many cells the study has, and how many had each outcome."""
     grid, study = report.grid, report.study
     outcomes = grid["outcome"].value_counts()
     became = ", ".join(f"{outcomes[o]} {outcome_words(o)}" for o in OUTCOMES if o in outcomes)
     yield Text(
         f"{len(grid)} cells: {became}. A cell is one combination of device, engine, model, workload and engine "
-        f"settings. The study asks for {plural(study.repeats, 'timed repeat')} of each, after a "
-        "warm-up."
+        f"settings. The study asks for {plural(study.repeats, 'timed repeat')} of each, after a warm-up."
     )
-    names = {"Devices": "gpu", "Engines": "engine", "Models": "model", "Workloads": "workload"}
-    rows = [[heading, ", ".join(dict.fromkeys(grid[column]))] for heading, column in names.items()]
-    rows += [[knob.removeprefix("knob_"), ", ".join(sorted_values(grid[knob]))] for knob in report.tables.knobs]
+    rows = [[f"{heading}s", ", ".join(dict.fromkeys(grid[column]))] for column, heading in PLACE.items()]
+    for knob in report.tables.knobs:
+        values = [shown(value).replace(",", "") for value in sorted(grid[knob].dropna().unique())]
+        rows.append([knob.removeprefix("knob_"), ", ".join(values)])
     yield Table("What the study combines", ["Axis", "Values"], rows, [False, False])
 
 
-def sorted_values(column: pd.Series) -> list[str]:
-    """Each value of a knob once, in order."""
-    return [shown(value).replace(",", "") for value in sorted(column.dropna().unique())]
-
-
 def devices(report: Report) -> Iterator[Block]:
-    """The devices with the values from their data sheets."""
     catalogue = load_gpus()
     named = [(str(gpu), cells) for gpu, cells in report.grid.groupby("gpu", sort=False) if gpu in catalogue]
     measured = _measured_rates(report)
@@ -73,12 +65,11 @@ def devices(report: Report) -> Iterator[Block]:
             }
         )
     yield table_of(pd.DataFrame(rows), None, "Devices, with data-sheet numbers unless a column says measured")
-    sources = [(gpu, "; ".join(dict.fromkeys(catalogue[gpu].sources.values()))) for gpu, _ in named]
-    yield Fold("Sources of the data-sheet numbers", [Definitions([(g, s or "no data sheet") for g, s in sources])])
+    sources = [(gpu, "; ".join(dict.fromkeys(catalogue[gpu].sources.values())) or "no data sheet") for gpu, _ in named]
+    yield Fold("Sources of the data-sheet numbers", [Definitions(sources)])
 
 
 def _measured_rates(report: Report) -> pd.DataFrame:
-    """Rates of each device as this study measured them, by device."""
     columns = ["memory_bandwidth_bytes_per_s", "flop_per_s"]
     limits = report.tables.get("limits")
     if limits is None:
@@ -88,7 +79,6 @@ def _measured_rates(report: Report) -> pd.DataFrame:
 
 
 def engines(report: Report) -> Iterator[Block]:
-    """Engines with their versions."""
     cells = report.tables.cells
     found = cells.groupby("engine", sort=False).agg(
         versions=("engine_version", _each_once),
@@ -107,7 +97,6 @@ def _each_once(values: pd.Series) -> str | None:
 
 
 def remote_code(report: Report) -> Iterator[Block]:
-    """Which models ran Python code from their repositories, if the study allows it."""
     models = resolved_models(report.study)
     trusted = {name: model for name, model in models.items() if model.trust_remote_code}
     if trusted:
@@ -116,29 +105,24 @@ def remote_code(report: Report) -> Iterator[Block]:
             f"The study sets trust_remote_code, so engines ran Python code from the repositories of {named}. This "
             "pipeline does not check that code, and it could do anything that the measuring account may do."
         )
-        yield Findings([Finding("remote code", sentence, "bad")])
+        yield Finding("remote code", sentence, "bad")
 
 
 def simulated(report: Report) -> Iterator[Block]:
-    """Which devices were simulated, so that nobody mistakes their numbers for those of a GPU."""
-    cells = report.tables.need("cells", "source")
+    cells = report.tables.cells
     pretended = cells.loc[cells["source"] == "simulated", "gpu"].unique()
     if len(pretended):
         sentence = (
             f"No number of {', '.join(pretended)} is a measurement of a GPU. The engine ran on a CPU, and power, "
             "energy, clocks, temperature and memory are made up to test this pipeline."
         )
-        yield Findings([Finding("simulated", sentence, "bad")])
+        yield Finding("simulated", sentence, "bad")
 
 
 def native_types(report: Report) -> Iterator[Block]:
-    """The type in which models were computed if the device decides it."""
     cells = report.tables.cells
-    if not {"dtype", "device_name"} <= set(cells):
-        return
     native = [name for name, model in readable_models().items() if model.dtype == "native"]
     known = cells[cells["model"].isin(native)].dropna(subset=["dtype", "device_name"])
-    findings = []
     for (device, dtype), rows in known.groupby(["device_name", "dtype"], sort=False):
         models = rows["model"].unique()
         why = (
@@ -147,24 +131,19 @@ def native_types(report: Report) -> Iterator[Block]:
             else "this processor supports that type natively"
         )
         were = f"{listed(models)} {'was' if len(models) == 1 else 'were'}"
-        findings.append(Finding(str(dtype), f"On {device}, {were} computed in {dtype}: {why}."))
-    if findings:
-        yield Findings(findings)
+        yield Finding(str(dtype), f"On {device}, {were} computed in {dtype}: {why}.")
 
 
 def not_understood(report: Report) -> Iterator[Block]:
     """Models for which nothing can be predicted, with the reason; they are measured like any other."""
     known = readable_models()
-    findings = []
-    for name in sorted(set(report.tables.need("cells", "model")["model"]) & known.keys()):
+    for name in sorted(set(report.tables.cells["model"]) & known.keys()):
         model = known[name]
         try:
             model_facts(read_config(model.config), model.fixed_dtype or "float32")
         except ModelFactsError as e:
             reason = str(e).split("; supported:")[0]
-            findings.append(Finding("unknown", f"Limits, KV capacity and predictions of {name} are unknown: {reason}."))
-    if findings:
-        yield Findings(findings)
+            yield Finding("unknown", f"Limits, KV capacity and predictions of {name} are unknown: {reason}.")
 
 
 SUBJECT = Subject(id="runs", title="What was run", parts=[counts, devices, engines])

@@ -5,14 +5,15 @@ from typing import Any
 
 import pandas as pd
 
+from workflow_scripts.common.files import read_json
 from workflow_scripts.common.wording import plural
 from workflow_scripts.device.device_check import FAULTS
 from workflow_scripts.present.blocks import Absent, Block, Finding, Findings, Fold, Table, shown, table_of
 from workflow_scripts.present.report import Report
-from workflow_scripts.present.report_tables import REPEAT, MissingError
-from workflow_scripts.present.subject import MOST_ROWS, REPEAT_COLUMNS, Subject, several_starts
+from workflow_scripts.present.report_tables import MissingError
+from workflow_scripts.present.subject import MOST_ROWS, REPEAT_COLUMNS, Subject, first_rows, several_starts
 from workflow_scripts.study.accounting import NODE_HEADINGS, accounted_jobs, by_node
-from workflow_scripts.study.paths import StudyPaths
+from workflow_scripts.study.paths import OUTCOME, StudyPaths
 from workflow_scripts.study.rounds import last_plan
 from workflow_scripts.workloads.warmup import TOLERANCE
 
@@ -22,52 +23,44 @@ MOST_NAMED = 3
 
 
 def slowed_gpus(report: Report) -> Iterator[Block]:
-    """Whether heat or power limits slowed GPUs down while cells were timed."""
-    cells = report.tables.need("cells", "cell_id", "throttle_reasons")
-    known, slowed = cells[cells["throttle_reasons"].notna()], slowed_repeats(cells)
+    cells = report.tables.cells
+    known, slowed = cells[cells["throttle_reasons"].notna()], _slowed_repeats(cells)
     if len(slowed):
         sentence = (
             f"In {slowed['cell_id'].nunique()} of {known['cell_id'].nunique()} cells whose GPU reports it, heat or the "
             "power supply slowed a GPU down during timing; their rates are too low. The section Provenance names them."
         )
-        yield Findings([Finding("slowed GPU", sentence, "bad")])
+        yield Finding("slowed GPU", sentence, "bad")
 
 
 def slowed_cells(report: Report) -> Iterator[Block]:
-    """Repeats in which a GPU was slowed down, with the reasons."""
-    slowed = slowed_repeats(report.tables.need("cells", *REPEAT, "throttle_reasons"))
+    slowed = _slowed_repeats(report.tables.cells)
     columns = {"cell_id": "Cell", **REPEAT_COLUMNS, "throttle_reasons": "Reasons (NVML)"}
     if len(slowed):
-        repeats = table_of(
-            report.named(several_starts(slowed).head(MOST_ROWS)), columns, "Why the clocks of a GPU were reduced"
-        )
-        yield Fold(f"Repeats in which a GPU was slowed down: {len(slowed)}", [repeats])
+        caption, what = "Why the clocks of a GPU were reduced", "Repeats in which a GPU was slowed down"
+        yield first_rows(report, several_starts(slowed), columns, caption, what)
 
 
-def slowed_repeats(cells: pd.DataFrame) -> pd.DataFrame:
+def _slowed_repeats(cells: pd.DataFrame) -> pd.DataFrame:
     """Rows of `cells` in which heat or the power supply slowed a GPU down."""
     reasons = cells["throttle_reasons"].fillna("").str.split(",")
     return cells[[not set(FAULTS).isdisjoint(named) for named in reasons]]
 
 
 def load_warning(report: Report) -> Iterator[Block]:
-    """Whether other processes used the host while cells were timed."""
     load, noisy = host_load(report)
     if noisy.empty:
-        finding = Finding("quiet host", f"In no cell did others use more than {NOISY_PCT:g} % of the CPU.", "good")
+        yield Finding("quiet host", f"In no cell did others use more than {NOISY_PCT:g} % of the CPU.", "good")
     else:
         sentence = (
             f"In {len(noisy)} of {len(load)} measured cells the hypervisor or other processes used more than "
             f"{NOISY_PCT:g} % of the CPU; their rates may be too low and their intervals wide. The section "
             "Provenance names them."
         )
-        finding = Finding("loaded host", sentence, "bad")
-    yield Findings([finding])
+        yield Finding("loaded host", sentence, "bad")
 
 
 def unsteady_cells(report: Report) -> Iterator[Block]:
-    """Cells that were timed although no two consecutive warm-up passes had taken equally long."""
-    report.tables.need("cells", "warmup_steady")
     known = report.tables.cells.dropna(subset="warmup_steady")
     unsteady = known[~known["warmup_steady"].astype(bool)].drop_duplicates("cell_id")
     if len(unsteady):
@@ -78,16 +71,15 @@ def unsteady_cells(report: Report) -> Iterator[Block]:
             f"differed by more than {100 * TOLERANCE:g} %. Their first repeats may be slower than the rest, and their "
             f"intervals may be wide: {some}. The column warmup_steady of the table cells shows which."
         )
-        yield Findings([Finding("not steady", sentence, "bad")])
+        yield Finding("not steady", sentence, "bad")
 
 
 def loaded_cells(report: Report) -> Iterator[Block]:
-    """Cells during which other processes used the host."""
     _, noisy = host_load(report)
     columns = {"cell_id": "Cell", "cpu_steal_pct": "Used by the hypervisor (%)", "cpu_others_pct": "Used by others (%)"}
     if len(noisy):
-        cells = table_of(report.named(noisy.head(MOST_ROWS)), columns, "CPU used by others while the cell was timed")
-        yield Fold(f"Cells on a loaded host: {len(noisy)}", [cells])
+        caption = "CPU used by others while the cell was timed"
+        yield first_rows(report, noisy, columns, caption, "Cells on a loaded host")
 
 
 def host_load(report: Report) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -101,24 +93,21 @@ def host_load(report: Report) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 
 def provenance(report: Report) -> Iterator[Block]:
-    """Hosts, devices, commits, locks, protocol and times of the measurements; versions as the cells recorded them."""
     cells = report.tables.cells
-    started = cells["started_at"].dropna() if "started_at" in cells else pd.Series(dtype=object)
-    rows = [
-        [heading, ", ".join(map(str, cells[column].dropna().unique()))]
-        for column, heading in {
-            "host": "Hosts",
-            "device_uuid": "Devices (UUID)",
-            "git_commit": "Commits of the pipeline",
-            "protocol": "Protocol versions",
-            "source": "Source of the numbers",
-        }.items()
-        if column in cells and cells[column].notna().any()
-    ]
+    started = cells["started_at"].dropna()
+    named = {
+        "host": "Hosts",
+        "device_uuid": "Devices (UUID)",
+        "git_commit": "Commits of the pipeline",
+        "protocol": "Protocol versions",
+        "source": "Source of the numbers",
+    }
+    values = {heading: ", ".join(map(str, cells[column].dropna().unique())) for column, heading in named.items()}
+    rows = [[heading, texts] for heading, texts in values.items() if texts]
     if len(started):
         rows.append(["First and last repeat started", f"{started.min()} and {started.max()}"])
     names = {"start_s": "starting", "warmup_s": "warming up", "measure_s": "measuring"}
-    starts = cells.drop_duplicates(["cell_id", "start"]).reindex(columns=[*names, "graphs_from_cache"])
+    starts = cells.drop_duplicates(["cell_id", "start"])
     spent_s = starts[list(names)].astype(float).sum()
     if total_s := spent_s.sum():
         shares = ", ".join(f"{100 * spent_s[column] / total_s:.0f} % {name}" for column, name in names.items())
@@ -138,10 +127,12 @@ def provenance(report: Report) -> Iterator[Block]:
         )
         numeric = [place > 0 for place in range(len(NODE_HEADINGS))]
         yield Table("Jobs of the cluster by node", NODE_HEADINGS, [*by_node(jobs)], numeric, note)
-    records = report.outcome_records
-    if not records:
+    # Of each device and engine one cell has the whole provenance.
+    ended = report.grid[report.grid["outcome"] != "missing"].drop_duplicates(["gpu", "engine"])
+    paths = [path for cell in ended["cell_id"] if (path := report.cells / cell / OUTCOME).exists()]
+    if not paths:
         yield Absent("versions", "no outcome.json of a cell was found")
-    for record in records:
+    for record in map(read_json, paths):
         yield Fold(
             f"Versions and settings recorded in {report.names.get(record['cell_id'], record['cell_id'])}",
             [_flat_table(record["provenance"])],
@@ -149,7 +140,6 @@ def provenance(report: Report) -> Iterator[Block]:
 
 
 def rounds(report: Report) -> Iterator[Block]:
-    """Why measuring ended and what is not decided, in a study whose number of starts depends on its results."""
     plan = last_plan(StudyPaths(report.cells.parent.parent, report.study.name))
     if plan is None or not report.study.is_adaptive:
         return
@@ -158,18 +148,17 @@ def rounds(report: Report) -> Iterator[Block]:
     rows = [
         [
             one.knob,
-            *(report.cell_named(cell) if cell in report.names else cell for cell in one.cells),
+            *(report.cell_link(cell) if cell in report.names else cell for cell in one.cells),
             "not known" if one.further_starts is None else str(one.further_starts),
             one.given_up or "",
         ]
         for one in (*plan.undecided, *plan.not_decidable)
     ]
     if rows:
+        caption = "Comparisons that are not decided"
         headings = ["Setting", "Cell", "Other cell", "Further starts of each", "Why not measured again"]
-        table = Table(
-            "Comparisons that are not decided", headings, rows[:MOST_ROWS], [False, False, False, True, False]
-        )
-        yield Fold(f"Comparisons that are not decided: {len(rows)}", [table])
+        table = Table(caption, headings, rows[:MOST_ROWS], [False, False, False, True, False])
+        yield Fold(f"{caption}: {len(rows)}", [table])
 
 
 def drift(report: Report) -> Iterator[Block]:
@@ -205,12 +194,9 @@ def _measured_where(cells: pd.DataFrame) -> Table:
         "protocol": "Protocol version",
         "lock_sha256": "Lock (SHA-256)",
     }
-    measured = cells[cells["outcome"] != "missing"].reindex(columns=[*places, "cell_id"])
+    measured = cells[cells["outcome"] != "missing"]
     counts = measured.groupby(list(places), dropna=False, sort=False)["cell_id"].nunique()
-    rows = [
-        [*map(shown, place), shown(lock)[:12], str(count)]
-        for *place, lock, count in counts.reset_index().itertuples(index=False, name=None)
-    ]
+    rows = [[*map(shown, place), shown(lock)[:12], str(count)] for (*place, lock), count in counts.items()]
     note = "Cells with different locks, processors or protocol versions are not compared with each other."
     return Table("Cells by where they were measured", [*places.values(), "Cells"], rows, [False] * 6 + [True], note)
 

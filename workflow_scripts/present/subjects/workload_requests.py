@@ -11,7 +11,7 @@ from matplotlib.ticker import PercentFormatter
 
 from workflow_scripts.common.files import read_json
 from workflow_scripts.present.blocks import Absent, Block, shown, table_of
-from workflow_scripts.present.plot import Panel, Plot, key, plain_log_ticks, some_panels
+from workflow_scripts.present.plot import Panel, Plot, key, plain_log_axis
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import MissingError, Tables
 from workflow_scripts.present.series import cell_titles, evenly
@@ -32,29 +32,24 @@ AT_ONCE, AT_ONCE_S = 0.05, 0.5
 
 
 def workload_lengths(tables: Tables) -> Plot:
-    """Prompt and output lengths of each workload, as cumulative share of its requests by number of tokens."""
     groups = list(_workloads(tables))
     tokens = pd.concat([rows[list(LENGTHS)] for _, rows in groups]).to_numpy(dtype=float)
     limits = max(tokens.min(), 1) / 1.3, tokens.max() * 1.3
-    panels, notes = some_panels(
-        [Panel(title, partial(_draw_lengths, rows=rows, limits=limits)) for title, rows in groups], "workloads"
-    )
+    told = [
+        f"{title}: {rows['prompt_tokens'].median():g} prompt and {rows['output_tokens'].median():g} output tokens in "
+        f"{len(rows)} requests"
+        for title, rows in groups
+    ]
     return Plot(
         title="Lengths of the requests of each workload",
-        alt="Median tokens, measured: "
-        + "; ".join(
-            f"{title}: {rows['prompt_tokens'].median():g} prompt and {rows['output_tokens'].median():g} output tokens"
-            f" in {len(rows)} requests"
-            for title, rows in groups
-        )
-        + ".",
+        alt=f"Median tokens, measured: {'; '.join(told)}.",
         sources=["measured"],
-        panels=panels,
+        panels=[Panel(title, partial(_draw_lengths, rows=rows, limits=limits)) for title, rows in groups],
+        panels_are="workloads",
         x_label="Tokens in the request",
         y_label="Share of requests",
         handles=[key(*length) for length in LENGTHS.values()],
         notes=[
-            *notes,
             "the requests are those of the cell that served the most; other cells with this workload served the first "
             "of these",
         ],
@@ -79,11 +74,10 @@ def workload_arrivals(tables: Tables) -> Plot:
     notes = ["the first repeat of each cell"]
     if len(shown) < len(arriving):
         notes.append(f"{len(shown)} of {len(arriving)} cells are drawn, from the slowest to the fastest arrivals")
+    told = [f"{cell}: {per_s:.3g}" for cell, per_s in shown["per_s"].items()]
     return Plot(
         title="Arrivals of requests over the time of a repeat",
-        alt="Requests per second, measured: "
-        + "; ".join(f"{cell}: {per_s:.3g}" for cell, per_s in shown["per_s"].items())
-        + ".",
+        alt=f"Requests per second, measured: {'; '.join(told)}.",
         sources=["measured"],
         panels=[Panel(titles[cell], partial(_draw_arrivals, times_s=times_s[cell])) for cell in shown.index],
         x_label="Time since the repeat began (s)",
@@ -99,28 +93,25 @@ def _workloads(tables: Tables) -> Iterator[tuple[str, pd.DataFrame]]:
     largest = cells.drop_duplicates(["model", "workload"])
     requests = _requests(tables, largest["cell_id"]).merge(largest[["cell_id", "model", "workload"]], on="cell_id")
     for workload, rows in requests.groupby("workload", sort=False):
-        versions = {_lengths(of_model): (model, of_model) for model, of_model in rows.groupby("model", sort=False)}
+        versions = {
+            of_model[list(LENGTHS)].to_numpy(dtype=int).tobytes(): (model, of_model)
+            for model, of_model in rows.groupby("model", sort=False)
+        }
         for model, of_model in versions.values():
             yield str(workload) if len(versions) == 1 else f"{workload} · {model}", of_model
-
-
-def _lengths(rows: pd.DataFrame) -> tuple[int, ...]:
-    return tuple(rows[list(LENGTHS)].to_numpy(dtype=int).ravel())
 
 
 def _requests(tables: Tables, cell_ids: Iterable[str]) -> pd.DataFrame:
     """Requests of the first repeat of each cell's first start."""
     columns = ["cell_id", "start", "repeat", *LENGTHS, "queued_s", "last_token_s"]
-    rows = tables.facts_of_first_start("requests", cell_ids, columns)
+    rows = tables.facts("requests", cell_ids, columns)
     return rows[rows["repeat"] == rows.groupby("cell_id")["repeat"].transform("min")]
 
 
 def _draw_lengths(ax: Axes, rows: pd.DataFrame, limits: tuple[float, float]) -> None:
     for column, (_, color, style) in LENGTHS.items():
         ax.ecdf(rows[column], color=color, linestyle=style)
-    ax.set_xscale("log")
-    ax.set_xlim(*limits)
-    plain_log_ticks(ax.xaxis, *limits, most=6)
+    plain_log_axis(ax, "x", *limits, most=6)
     ax.set_ylim(0, 1.03)
     ax.yaxis.set_major_formatter(PercentFormatter(1, symbol=" %"))
 
@@ -133,9 +124,9 @@ def _draw_arrivals(ax: Axes, times_s: pd.Series) -> None:
 
 
 def workloads(report: Report) -> Iterator[Block]:
-    """The workloads: what the study asks for, and the actual requests."""
     rows = []
-    made = sorted(_manifests(report), key=lambda manifest: -int(manifest["num_requests"]))
+    paths = sorted(report.prepared.glob(f"workloads/**/{MANIFEST}"))
+    made = sorted(map(read_json, paths), key=lambda manifest: -int(manifest["num_requests"]))
     served = dict(list(report.tables.cells.dropna(subset="num_requests").groupby("workload")["num_requests"]))
     for name, workload in report.study.workloads.items():
         manifest = next((m for m in made if m["workload"] == name), None)
@@ -160,15 +151,8 @@ def workloads(report: Report) -> Iterator[Block]:
         )
     yield table_of(pd.DataFrame(rows), None, "Workloads with the lengths of their requests")
     if not made:
-        yield Absent(
-            "requests as made",
-            "there is no workload.json below prepared/workloads, so lengths are those of the study file",
-        )
-
-
-def _manifests(report: Report) -> Iterator[dict[str, Any]]:
-    for path in sorted(report.prepared.glob(f"workloads/**/{MANIFEST}")):
-        yield read_json(path)
+        reason = "there is no workload.json below prepared/workloads, so lengths are those of the study file"
+        yield Absent("requests as made", reason)
 
 
 def _length(manifest: dict[str, Any] | None, field: str, asked: Any) -> str | None:
@@ -183,9 +167,5 @@ def _length(manifest: dict[str, Any] | None, field: str, asked: Any) -> str | No
 SUBJECT = Subject(
     id="workloads",
     title="Workloads",
-    parts=[
-        workloads,
-        FigurePart(workload_lengths, {"cells": ["cell_id", "num_requests"]}),
-        FigurePart(workload_arrivals, {"cells": ["cell_id", "workload"]}),
-    ],
+    parts=[workloads, FigurePart(workload_lengths), FigurePart(workload_arrivals)],
 )
