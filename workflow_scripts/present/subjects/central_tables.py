@@ -57,12 +57,10 @@ def knob_tables(tables: Tables) -> Iterator[tuple[str, list[Table]]]:
         rows = rows.sort_values("setting", kind="stable")
         rows["row"] = rows.groupby(["setting", "gpu"], sort=False).ngroup()
         firsts = rows.drop_duplicates("row")
-        settings = settings_in_words(firsts, varied)
-        named = [
-            {**{heading: str(row[of]) for of, heading in PLACE.items()}, SETTINGS: words}
-            for row, words in zip(records(firsts[list(PLACE)]), settings, strict=True)
-        ]
-        parts = [part for _, part in rows[rows["row"] < MOST_ROWS].groupby("row")]
+        places = records(firsts[list(PLACE)].rename(columns=PLACE))
+        named = [of | {SETTINGS: words} for of, words in zip(places, settings_in_words(firsts, varied), strict=True)]
+        of_rows = [part for _, part in rows.groupby("row")]
+        parts = of_rows[:MOST_ROWS]
         try:
             effects = effects_on(tables, knob, "overall")
         except MissingError:
@@ -72,10 +70,8 @@ def knob_tables(tables: Tables) -> Iterator[tuple[str, list[Table]]]:
         fixed = [setting_phrase(of, rows[of].iloc[0]) for of in others if of not in varied and rows[of].notna().all()]
         found = [_table(lines, named, name, "Output tokens per s (95 % interval)", fixed, _marks(lines, effects))]
         if knob == "max_num_seqs":  # the setting for which rates are published
-            published = rows["cell_id"].isin([cell for source, cell, _ in rates if source == "published"])
-            with_published = rows[rows["row"].isin(rows.loc[published, "row"])]
-            several = (_published(part, named[part["row"].iloc[0]], rates) for _, part in with_published.groupby("row"))
-            if beside := [line for lines in several for line in lines]:
+            pairs = zip(of_rows, named, strict=True)
+            if beside := [line for part, names in pairs for line in _published(part, names, rates)]:
                 found.append(_table(beside, [line.names for line in beside], name, PUBLISHED, fixed))
         for of, quantity in MEMORY.items():
             if of in rows and rows[of].notna().any():
@@ -160,12 +156,11 @@ def _published(
 ) -> Iterator[Line]:
     """A row of measured total rates and one of those that others published, if there are any."""
     at = dict(zip(part["cell_id"], part["x"], strict=True))
-    for source in ("measured", "published"):
-        if any(("published", cell, TOTAL) in rates for cell in at):
-            values = {x: rates.get((source, cell, TOTAL), UNKNOWN) for cell, x in at.items()}
-            # Others published rates of their own requests.
-            own = {"Device": f"{names['Device']} (published)", PLACE["workload"]: "the source's own"}
-            yield Line({**names, **(own if source == "published" else {})}, values)
+    if any(("published", cell, TOTAL) in rates for cell in at):
+        # Others published rates of their own requests.
+        own = {"Device": f"{names['Device']} (published)", PLACE["workload"]: "the source's own"}
+        for source, called in (("measured", names), ("published", {**names, **own})):
+            yield Line(called, {x: rates.get((source, cell, TOTAL), UNKNOWN) for cell, x in at.items()})
 
 
 def _table(

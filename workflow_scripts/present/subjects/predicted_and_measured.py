@@ -30,7 +30,7 @@ PUBLISHED: Mapping[str, Any] = {"color": INK, "marker": "x", "linestyle": ":", "
 
 def prediction_errors(tables: Tables) -> Plot:
     table = tables.need("predictions")
-    rows = table[(table["quantity"] == RATE) & table["predicted"].notna() & table["measured"].notna()]
+    rows = table[table["quantity"] == RATE].dropna(subset=["predicted", "measured"])
     if rows.empty:
         raise MissingError("no cell was both predicted and measured")
     ratio, low, high = (rows[name] / rows["measured"] for name in ("predicted", "low", "high"))
@@ -119,7 +119,7 @@ def prediction_findings(report: Report) -> Iterator[Block]:
 
 
 def _accuracy(rows: pd.DataFrame) -> Iterator[Finding]:
-    known = rows[rows["measured"].notna() & rows["predicted"].notna()]
+    known = rows.dropna(subset=["measured", "predicted"])
     for (gpu, engine), part in known.groupby(["gpu", "engine"], sort=False):
         size = part["error_pct"].abs()
         kind = "good" if size.median() <= 10 else "neutral"
@@ -146,7 +146,7 @@ def _flags(rows: pd.DataFrame, report: Report) -> Iterator[Finding]:
 
 def _above_band(rows: pd.DataFrame) -> Iterator[Finding]:
     """Devices whose published rate is above the band of the prediction where this prediction is lowest."""
-    known = rows[rows["published"].notna() & rows["predicted"].notna()].sort_values("predicted")
+    known = rows.dropna(subset=["published", "predicted"]).sort_values("predicted")
     for gpu, part in known.groupby("gpu", sort=False):
         slowest = records(part)[0]
         fastest = records(part[part["workload"] == slowest["workload"]])[-1]
