@@ -82,5 +82,7 @@ def test_a_server_that_cannot_be_started_is_told():
         endpoint(command=["no-such-server"], stop_command=["false"]).start()
     with pytest.raises(ServerError, match="the server ended with status 1 before"):
         endpoint(command=["false"]).start()
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ServerError, match="Address already in use"):
-        endpoint(port=taken.getsockname()[1]).start()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ServerError, match=rf"port {port} of 127.0.0.1 .*: Address already in use"):
+            endpoint(port=port).start()
