@@ -21,6 +21,19 @@ POLL_S = 0.05
 WATCH_S = 0.2
 
 
+@contextlib.contextmanager
+def in_thread(watch: Callable[[threading.Event], None]) -> Iterator[None]:
+    """Run `watch` in a thread while the context lasts; at its end, the event is set."""
+    over = threading.Event()
+    watcher = threading.Thread(target=watch, args=(over,), daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
+
+
 class ServerProcess:
     """The leader of a process group in this process's session, started by `forked` or `command`. It writes to this
     process's standard output and error, the engine's log, and is killed when this process dies. Processes that it
@@ -62,25 +75,17 @@ class ServerProcess:
             return f"the server was killed by signal {-self._status} ({signal.Signals(-self._status).name})"
         return f"the server ended with status {self._status}"
 
-    @contextlib.contextmanager
-    def guarded(self) -> Iterator[None]:
+    def guarded(self) -> contextlib.AbstractContextManager[None]:
         """While the body runs, kill the rest of the group as soon as its leader has ended. A child forked from the
         leader holds its listening socket, so that a client that connects would wait forever."""
-        over = threading.Event()
 
-        def watch() -> None:
+        def watch(over: threading.Event) -> None:
             while not over.wait(WATCH_S):
                 if self.ended() is not None:
                     self._signal(signal.SIGKILL)
                     return
 
-        watcher = threading.Thread(target=watch, daemon=True)
-        watcher.start()
-        try:
-            yield
-        finally:
-            over.set()
-            watcher.join()
+        return in_thread(watch)
 
     def stop(self) -> None:
         """End the whole group: first with a request to end, then by force."""

@@ -3,12 +3,13 @@
 import math
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any, cast
 
 from workflow_scripts.measure.client import Address
 from workflow_scripts.measure.engine import Metrics, Step
+from workflow_scripts.measure.processes import in_thread
 
 INTERVAL_S = 1.0
 # Labels that say which server, not which number.
@@ -101,13 +102,11 @@ def queues(metrics: Mapping[str, Any]) -> Step:
     return cast(Step, found)
 
 
-@contextmanager
-def queues_noted(address: Address, steps: list[Step], interval_s: float = INTERVAL_S) -> Iterator[None]:
+def queues_noted(address: Address, steps: list[Step], interval_s: float = INTERVAL_S) -> AbstractContextManager[None]:
     """While the context lasts, ask a server for its queues about once a second, from a thread, and add them to
     `steps`."""
-    over = threading.Event()
 
-    def watch() -> None:
+    def watch(over: threading.Event) -> None:
         while True:
             asked_s = time.monotonic()
             if step := queues(read_metrics(address)):
@@ -116,10 +115,4 @@ def queues_noted(address: Address, steps: list[Step], interval_s: float = INTERV
             if over.wait(max(0.0, asked_s + interval_s - time.monotonic())):
                 return
 
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
-    try:
-        yield
-    finally:
-        over.set()
-        watcher.join()
+    return in_thread(watch)

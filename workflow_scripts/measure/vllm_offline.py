@@ -3,7 +3,8 @@
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from workflow_scripts.engines import vllm_versions
@@ -162,8 +163,7 @@ def fork_the_engine_core() -> None:
 
     import vllm.v1.engine.utils as engine_processes
 
-    context: Callable[[], Any] = lambda: multiprocessing.get_context("fork")  # noqa: E731
-    engine_processes.get_mp_context = context
+    engine_processes.get_mp_context = partial(multiprocessing.get_context, "fork")
 
 
 def effective_settings(config: Any) -> Effective:
