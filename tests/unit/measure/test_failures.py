@@ -81,14 +81,9 @@ def test_what_the_engine_cannot_do_is_infeasible_whenever_it_is_told_and_a_fault
     log = log_of(tmp_path, *traceback(message))
     assert start_failure(RuntimeError("x"), log) == (verdict, message)
     assert run_failure(RuntimeError("x"), log) == (verdict, message)
-
-
-def test_requests_that_a_kernel_refused_are_infeasible(tmp_path):
-    refusal, fault = "RuntimeError: expect A to be bfloat16 or half.", "RuntimeError: the sampler is gone"
-    for cause, verdict in ((refusal, "infeasible"), (fault, "engine_error")):
-        words = f"1 of 2 requests failed; the first: HTTP status 500; the log says: {cause}"
-        log = log_of(tmp_path, *traceback(cause, CORE))
-        assert request_failures([None, "HTTP status 500"], log) == (verdict, words)
+    words = f"1 of 2 requests failed; the first: HTTP status 500; the log says: {message}"
+    assert request_failures([None, "HTTP status 500"], log) == (verdict, words)
+    assert request_failures(["HTTP status 500"], tmp_path / "none")[0] == "engine_error"
 
 
 def test_where_the_cause_of_a_failure_is_read(tmp_path):
