@@ -4,8 +4,6 @@ import { median } from "./data.js";
 import { CHANGES, FLAT, compareOccasions } from "./occasions.js";
 
 const MISSING = "missing";
-// The scope of an interval in digests of earlier versions, which says nothing about another start.
-const WITHIN_START = "within one start";
 const DECIDED = [CHANGES, "faster", "slower"];
 
 function sideOf(digest, cell) {
@@ -39,10 +37,9 @@ function turned({ ratio, low, high, scope, verdict }) {
 }
 
 // The result of a comparison: 1 for higher, -1 for lower, 0 for flat; null if it is not decided.
-function stated({ ratio, low, high, scope, verdict }) {
+function stated({ ratio, low, high, verdict }) {
   if (verdict === FLAT) return 0;
-  const known = low !== null && high !== null && scope !== WITHIN_START;
-  const decided = verdict === null ? known && !(low <= 1 && 1 <= high) : DECIDED.includes(verdict);
+  const decided = verdict === null ? low !== null && high !== null && !(low <= 1 && 1 <= high) : DECIDED.includes(verdict);
   if (!decided) return null;
   return ratio > 1 ? 1 : -1;
 }

@@ -98,7 +98,7 @@ def random_digest(chance: random.Random) -> Digest:
             ratio * math.exp(-half) if known else None,
             ratio * math.exp(half) if known else None,
             chance.choice(["flat", "changes", "not decided", "faster", "slower", None]),
-            scope=chance.choice(["within one start", "between starts on this device", None]),
+            scope=chance.choice(["between starts on this device", None]),
             kind=chance.choice(["setting", "device", "engine"]),
             cell=one,
             baseline=other,

@@ -113,25 +113,24 @@ def _content(a: Side, b: Side) -> str | None:
 
 
 def _same(a: Side, b: Side) -> str | None:
-    began = a.cell.began is not None and a.cell.began == b.cell.began
-    if began and a.environment.get("host") == b.environment.get("host"):
-        return "A and B hold the same measurement of it"
-    return None
+    one, other = ((of.cell.began, of.environment.get("host")) for of in (a, b))
+    return "A and B hold the same measurement of it" if a.cell.began is not None and one == other else None
 
 
-# Each gives a sentence, or None if it allows the comparison.
-RULES: dict[str, Callable[[Side, Side], str | None]] = {
-    "definition": _not_defined,
-    "source": _source,
-    "protocol": partial(_unlike, "protocol", "it was measured by protocol {} in A and {} in B"),
-    "content": _content,
-    "dtype": partial(_unlike, "dtype", "it was computed in {} in A and in {} in B"),
-    "environments": _several,
-    "same measurement": _same,
-}
+# Each rule gives a sentence, or None if it allows the comparison.
+Rule = Callable[[Side, Side], str | None]
+RULES: tuple[Rule, ...] = (
+    _not_defined,
+    _source,
+    partial(_unlike, "protocol", "it was measured by protocol {} in A and {} in B"),
+    _content,
+    partial(_unlike, "dtype", "it was computed in {} in A and in {} in B"),
+    _several,
+    _same,
+)
 
 
 def why_not(a: Side, b: Side) -> list[str]:
     """Every reason not to compare two cells, or only their outcomes if these differ; empty if they may be compared."""
-    rules = RULES if a.cell.outcome == b.cell.outcome else ("source", "content")
-    return [why for name in rules if (why := RULES[name](a, b)) is not None]
+    rules = RULES if a.cell.outcome == b.cell.outcome else (_source, _content)
+    return [why for rule in rules if (why := rule(a, b)) is not None]

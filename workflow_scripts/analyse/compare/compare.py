@@ -12,7 +12,7 @@ Exit codes: 0: nothing changed; 1: a cell changed or has another outcome, or a c
 
 import math
 from argparse import ArgumentTypeError, Namespace
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
@@ -35,7 +35,6 @@ from workflow_scripts.common.wording import number, plural
 CHANGED = 1
 CELLS, BY_ITSELF = "Cells, the largest change first", "What changed by itself"
 ELSE = "What else differs between A and B"
-INSIDE = {True: "inside A's interval", False: "outside A's interval", None: "A has no interval"}
 # Maximum number of rows of a table in the terminal and in Markdown; JSON has all.
 MOST_ROWS = 40
 
@@ -48,86 +47,75 @@ class Section(NamedTuple):
     rows: Sequence[Sequence[str]]
 
 
-def summary(found: Comparison) -> list[str]:
-    counts = {verdict: sum(c.verdict == verdict for c in found.cells) for verdict in (CHANGES, FLAT, NOT_DECIDED)}
-    sentences = [
+def summary(found: Comparison) -> Iterator[str]:
+    counts = Counter(c.verdict for c in found.cells)
+    yield (
         f"{plural(len(found.cells), 'measure')} of {plural(len({c.cell for c in found.cells}), 'cell')} compared: "
         f"{counts[CHANGES]} changed, {counts[FLAT]} flat within {found.margin_pct:g} %, "
-        f"{counts[NOT_DECIDED]} not decided.",
+        f"{counts[NOT_DECIDED]} not decided."
+    )
+    yield (
         "A rate that was measured on one occasion says nothing about other occasions. So the intervals of cells allow "
-        f"for the variation between occasions (standard deviation {found.occasions_vary_pct:g} %).",
-    ]
+        f"for the variation between occasions (standard deviation {found.occasions_vary_pct:g} %)."
+    )
     if found.refused:
-        sentences.append(f"{plural(len(found.refused), 'cell')} cannot be compared; the reasons are below.")
+        yield f"{plural(len(found.refused), 'cell')} cannot be compared; the reasons are below."
     if found.outcomes:
-        sentences.append(f"{plural(len(found.outcomes), 'cell')} ended with another outcome.")
+        yield f"{plural(len(found.outcomes), 'cell')} ended with another outcome."
     if found.only_a or found.only_b:
-        sentences.append(f"Only in A: {plural(len(found.only_a), 'cell')}; only in B: {len(found.only_b)}.")
-    sentences += starts_in_words(found)
-    known = [pair.inside for pair in found.pairs if pair.inside is not None]
-    contradictions = sum(pair.contradiction is not None for pair in found.pairs)
+        yield f"Only in A: {plural(len(found.only_a), 'cell')}; only in B: {len(found.only_b)}."
+    yield from starts_in_words(found)
     if found.pairs:
-        sentences.append(
+        known = [pair.inside for pair in found.pairs if pair.inside is not None]
+        contradictions = sum(pair.contradiction is not None for pair in found.pairs)
+        yield (
             f"Both studies made {plural(len(found.pairs), 'comparison')} of the same two cells. In {sum(known)} of the "
             f"{len(known)} that have an interval in A, the ratio in B is inside it. "
             f"In {contradictions or 'none'}, A and B contradict each other."
         )
-    return sentences
 
 
-def starts_in_words(found: Comparison) -> list[str]:
-    if found.start_s_a is None or found.start_s_b is None:
-        return []
-    return [f"A start took {number(found.start_s_a)} s in A and {number(found.start_s_b)} s in B (medians)."]
+def starts_in_words(found: Comparison) -> Iterator[str]:
+    if found.start_s_a is not None and found.start_s_b is not None:
+        yield f"A start took {number(found.start_s_a)} s in A and {number(found.start_s_b)} s in B (medians)."
 
 
-def sections(found: Comparison) -> Iterator[Section]:
+def sections(found: Comparison) -> list[Section]:
     """The tables of the comparison; those without rows are left out."""
-    yield from filter(
-        lambda section: section.rows,
-        [
-            Section(BY_ITSELF, ("setting that took effect", "A", "B", "cells"), _differing(found.by_itself)),
-            Section(
-                "By device and engine", ("device and engine", "measure", "cells", "median B/A", "range"), _places(found)
-            ),
-            Section(
-                CELLS,
-                ("cell", "measure", "A", "B", "B/A (95 % interval)", "interval covers", "verdict"),
-                [
-                    (c.cell, c.measure, number(c.a), number(c.b), _ratio(c), c.scope or "", _verdict(c))
-                    for c in sorted(found.cells, key=lambda c: (c.verdict != CHANGES, -abs(math.log(c.ratio))))
-                ],
-            ),
-            Section(
-                "Other outcomes",
-                ("cell", "A", "B", "reason"),
-                [(o.cell, o.a, o.b, o.reason or "") for o in found.outcomes],
-            ),
-            Section("Not compared", ("cell", "why"), [(r.cell, "; ".join(r.why)) for r in found.refused]),
-            Section(
-                "Comparisons that both studies made, contradictions first",
-                ("cell", "over", "A (95 % interval)", "verdict", "B (95 % interval)", "verdict", "agreement"),
-                [
-                    (
-                        *(p.cell, p.baseline, _ratio(p.a), p.a.verdict or "", _ratio(p.b), p.b.verdict or ""),
-                        p.contradiction or INSIDE[p.inside],
-                    )
-                    for p in sorted(found.pairs, key=lambda p: (p.contradiction is None, p.inside is not False))
-                ],
-            ),
-            Section(ELSE, ("what", "A", "B", "cells"), _differing(found.differences)),
-            Section("Only in A", ("cell",), [(cell,) for cell in found.only_a]),
-            Section("Only in B", ("cell",), [(cell,) for cell in found.only_b]),
-        ],
-    )
+    cells = [
+        (c.cell, c.measure, number(c.a), number(c.b), _ratio(c), c.scope or "", _verdict(c))
+        for c in sorted(found.cells, key=lambda c: (c.verdict != CHANGES, -c.size))
+    ]
+    agrees = {True: "inside A's interval", False: "outside A's interval", None: "A has no interval"}
+    pairs = [
+        (p.cell, p.baseline, *_judged(p.a), *_judged(p.b), p.contradiction or agrees[p.inside])
+        for p in sorted(found.pairs, key=lambda p: (p.contradiction is None, p.inside is not False))
+    ]
+    outcomes = [(o.cell, o.a, o.b, o.reason or "") for o in found.outcomes]
+    refused = [(r.cell, "; ".join(r.why)) for r in found.refused]
+    of_cell = ("cell", "measure", "A", "B", "B/A (95 % interval)", "interval covers", "verdict")
+    of_pair = ("cell", "over", "A (95 % interval)", "verdict", "B (95 % interval)", "verdict", "agreement")
+    of_place = ("device and engine", "measure", "cells", "median B/A", "range")
+    tables = [
+        Section(BY_ITSELF, ("setting that took effect", "A", "B", "cells"), _differing(found.by_itself)),
+        Section("By device and engine", of_place, _places(found)),
+        Section(CELLS, of_cell, cells),
+        Section("Other outcomes", ("cell", "A", "B", "reason"), outcomes),
+        Section("Not compared", ("cell", "why"), refused),
+        Section("Comparisons that both studies made, contradictions first", of_pair, pairs),
+        Section(ELSE, ("what", "A", "B", "cells"), _differing(found.differences)),
+        Section("Only in A", ("cell",), [(cell,) for cell in found.only_a]),
+        Section("Only in B", ("cell",), [(cell,) for cell in found.only_b]),
+    ]
+    return [table for table in tables if table.rows]
 
 
 def _differing(found: Sequence[Different]) -> list[tuple[str, ...]]:
-    others = [f", and {plural(d.others, 'other pair')}" if d.others else "" for d in found]
-    return [
-        (d.what, value_text(d.a), value_text(d.b) + more, str(d.cells or ""))
-        for d, more in zip(found, others, strict=True)
-    ]
+    return [(d.what, value_text(d.a), value_text(d.b) + _others(d.others), str(d.cells or "")) for d in found]
+
+
+def _others(count: int) -> str:
+    return f", and {plural(count, 'other pair')}" if count else ""
 
 
 def _ratio(of: CellRatio | Found) -> str:
@@ -140,6 +128,10 @@ def _verdict(cell: CellRatio) -> str:
     if cell.device_ratio is None or not cell.only_waiting:
         return cell.verdict
     return f"{cell.verdict}; only waiting for the host ({number(cell.device_ratio)} without)"
+
+
+def _judged(of: Found) -> tuple[str, str]:
+    return _ratio(of), of.verdict or ""
 
 
 def _places(found: Comparison) -> list[tuple[str, ...]]:

@@ -19,8 +19,6 @@ from workflow_scripts.analyse.intervals.start_spread import FloatArray
 from workflow_scripts.analyse.intervals.statistics import CHANGES, FASTER, FLAT, SLOWER, log_margin, verdicts
 from workflow_scripts.common.records import Record
 
-# The scope of an interval in digests of earlier versions, which says nothing about another start.
-WITHIN_START = "within one start"
 MISSING = "missing"
 FLAT_AGAINST_CHANGES = "flat against changes"
 OPPOSITE = "opposite directions"
@@ -45,6 +43,11 @@ class CellRatio(Record):
     verdict: str
     device_ratio: float | None
     only_waiting: bool
+
+    @property
+    def size(self) -> float:
+        """The absolute logarithm of the ratio."""
+        return abs(math.log(self.ratio))
 
 
 class Refused(Record):
@@ -124,12 +127,9 @@ class Comparison(Record):
     differences: list[Different]
 
     @property
-    def changed(self) -> list[str]:
-        return [
-            *(f"{c.cell}: {c.measure} {c.verdict}" for c in self.cells if c.verdict == CHANGES),
-            *(f"{c.cell}: ended as {c.a} in A and as {c.b} in B" for c in self.outcomes),
-            *(f"{p.cell} over {p.baseline}: {p.contradiction}" for p in self.pairs if p.contradiction),
-        ]
+    def changed(self) -> bool:
+        verdicts = {c.verdict for c in self.cells}
+        return CHANGES in verdicts or bool(self.outcomes) or any(p.contradiction for p in self.pairs)
 
 
 def comparison(a: Digest, b: Digest, occasions_vary_pct: float = OCCASIONS_VARY_PCT) -> Comparison:
@@ -246,13 +246,8 @@ def cell_ratios(
 
 
 def _means(means: Iterable[Mean]) -> Means:
-    listed = list(means)
-    return Means(
-        np.array([mean.log_mean for mean in listed]),
-        np.array([math.nan if mean.squared_error is None else mean.squared_error for mean in listed]),
-        np.array([math.nan if mean.df is None else mean.df for mean in listed]),
-        np.array([mean.starts for mean in listed]),
-    )
+    columns = zip(*((mean.log_mean, mean.squared_error, mean.df) for mean in means), strict=True)
+    return Means(*(np.array(column, dtype=float) for column in columns))  # None becomes NaN
 
 
 def _known(value: float) -> float | None:
@@ -299,8 +294,7 @@ def _stated(found: Found) -> int | None:
     if found.verdict == FLAT:
         return 0
     if found.verdict is None:
-        ends = (found.low, found.high) if found.scope != WITHIN_START else (None, None)
-        decided = ends[0] is not None and ends[1] is not None and not ends[0] <= 1 <= ends[1]
+        decided = found.low is not None and found.high is not None and not found.low <= 1 <= found.high
     else:
         decided = found.verdict in (CHANGES, FASTER, SLOWER)
     return (1 if found.ratio > 1 else -1) if decided else None

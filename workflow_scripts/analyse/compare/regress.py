@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from workflow_scripts.analyse.compare.comparability import Side, side
 from workflow_scripts.analyse.compare.compare import (
     BY_ITSELF,
     CELLS,
@@ -32,7 +33,7 @@ from workflow_scripts.analyse.compare.compare import (
     wide_console,
 )
 from workflow_scripts.analyse.compare.comparison import CellRatio, Comparison, comparison
-from workflow_scripts.analyse.compare.digest import Digest, DigestCell, DigestError, read_digest
+from workflow_scripts.analyse.compare.digest import Digest, DigestError, read_digest
 from workflow_scripts.analyse.compare.steps_over_time import Series, StepsOverTime, steps_over_time
 from workflow_scripts.analyse.intervals.statistics import CHANGES, NOT_DECIDED
 from workflow_scripts.common.command import command, option
@@ -47,13 +48,13 @@ MOST_VALUES = 10
 
 
 class Regression(NamedTuple):
-    """What became worse: a measure of a cell, its values, and their ratio, now over baseline, with its 95 % interval.
-    KV tokens are counted, so they have no interval; outcomes have no ratio either."""
+    """What became worse: a measure of a cell, its values as text, and their ratio, now over baseline, with its 95 %
+    interval. KV tokens are counted, so they have no interval; outcomes have no ratio either."""
 
     cell: str
     measure: str
-    baseline: float | str
-    now: float | str
+    baseline: str
+    now: str
     ratio: float | None = None
     low: float | None = None
     high: float | None = None
@@ -66,11 +67,10 @@ def regressions(runs: Sequence[Digest], found: Sequence[Comparison], cells: Sequ
     tokens and outcomes are compared with every earlier run, the latest first.
     """
     worse = [
-        Regression(c.cell, c.measure, c.a, c.b, c.ratio, c.low, c.high)
-        for c in cells
+        Regression(c.cell, c.measure, number(c.a), number(c.b), c.ratio, c.low, c.high)
+        for c in sorted(cells, key=lambda c: -c.size)
         if c.verdict == CHANGES and (c.ratio < 1) == c.measure.endswith("_per_s")
     ]
-    worse.sort(key=lambda of: max(of.ratio or 1, 1 / (of.ratio or 1)), reverse=True)
     others: dict[tuple[str, str], Regression] = {}
     for baseline, each in zip(reversed(runs[:-1]), reversed(found), strict=True):
         ended = (Regression(o.cell, OUTCOME, o.a, o.b) for o in each.outcomes if o.a == OK and o.b != "invalid")
@@ -91,16 +91,15 @@ def verdict(worse: list[Regression], undecided: list[str]) -> str:
 
 
 def _fewer_tokens(baseline: Digest, now: Digest, found: Comparison) -> Iterator[Regression]:
-    before, after = ({cell.id: _kv_tokens(of, cell) for cell in of.cells} for of in (baseline, now))
+    before, after = ({cell.id: _kv_tokens(side(of, cell)) for cell in of.cells} for of in (baseline, now))
     for name in dict.fromkeys(c.cell for c in found.cells):
         a, b = before[name], after[name]
         if a and b and b < a / (1 + found.margin_pct / 100):
-            yield Regression(name, KV_TOKENS, a, b, b / a)
+            yield Regression(name, KV_TOKENS, number(a), number(b), b / a)
 
 
-def _kv_tokens(digest: Digest, of: DigestCell) -> float | None:
-    effective = digest.effective[of.effective] if of.effective >= 0 else {}
-    blocks, size = effective.get("num_gpu_blocks"), effective.get("block_size")
+def _kv_tokens(of: Side) -> float | None:
+    blocks, size = of.effective.get("num_gpu_blocks"), of.effective.get("block_size")
     return blocks * size if isinstance(blocks, int | float) and isinstance(size, int | float) else None
 
 
@@ -110,39 +109,29 @@ def markdown(found: Comparison, worse: list[Regression], undecided: list[str], o
         f"within {found.margin_pct:g} %, {len(undecided)} not decided or not compared",
         *starts_in_words(found),
     ]
-    rows = [(w.cell, w.measure, _value(w.baseline), _value(w.now), _ratio(w)) for w in worse]
-    if rows:
+    if rows := [(w.cell, w.measure, w.baseline, w.now, _ratio(w.ratio, w.low, w.high)) for w in worse]:
         headings = ("cell", "measure", "baseline", "now", "now / baseline (95 % interval)")
         lines += ["", *rows_of(headings, rows[:MOST_ROWS])]
     shown = [section for section in sections(found) if section.title in (BY_ITSELF, CELLS, ELSE)]
     if len(over.runs) > 2:
         runs = (f"{number}: {name}" for number, name in enumerate(over.runs, 1))
         lines += ["", f"Runs: {'; '.join(runs)}. Below, A is the latest baseline and B the present run."]
-        by_size = sorted(over.series, key=lambda of: -of.largest)
-        lasting = [
-            (of.cell, of.measure, " → ".join(map(number, of.values[-MOST_VALUES:])), _steps(of)) for of in by_size
-        ]
-        shown.insert(
-            0, Section("Over time, the largest step first", ("cell", "measure", "last runs", "steps"), lasting)
-        )
+        by_size = sorted(over.series, key=lambda of: -max((step.found.size for step in of.steps), default=0))
+        values = (" → ".join(map(number, of.values[-MOST_VALUES:])) for of in by_size)
+        lasting = [(of.cell, of.measure, last, _steps(of)) for of, last in zip(by_size, values, strict=True)]
+        over_time = Section("Over time, the largest step first", ("cell", "measure", "last runs", "steps"), lasting)
+        shown = [over_time, *shown]
     return "\n".join([*lines, *in_markdown(shown)]) + "\n"
 
 
 def _steps(of: Series) -> str:
-    steps = (f"{number(step.found.ratio)}{_ends(step.found)} from run {step.run + 1} on" for step in of.steps)
-    return "; ".join(steps) or "none shown"
+    found = ((step.found, step.run + 1) for step in of.steps)
+    return "; ".join(f"{_ratio(c.ratio, c.low, c.high)} from run {run} on" for c, run in found) or "none shown"
 
 
-def _value(value: float | str) -> str:
-    return value if isinstance(value, str) else number(value)
-
-
-def _ratio(of: Regression) -> str:
-    return "" if of.ratio is None else number(of.ratio) + _ends(of)
-
-
-def _ends(of: Regression | CellRatio) -> str:
-    return "" if of.low is None or of.high is None else f" ({number(of.low)} to {number(of.high)})"
+def _ratio(ratio: float | None, low: float | None, high: float | None) -> str:
+    ends = "" if low is None or high is None else f" ({number(low)} to {number(high)})"
+    return "" if ratio is None else number(ratio) + ends
 
 
 def _began(digest: Digest) -> str:

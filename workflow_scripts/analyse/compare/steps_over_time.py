@@ -47,11 +47,6 @@ class Series(Record):
         """Where the last run stands: the last step, or the comparison with all earlier runs if there is none."""
         return self.steps[-1].found if self.steps else self.now
 
-    @property
-    def largest(self) -> float:
-        """The size of the largest step, as a difference of logarithms; 0 without a step."""
-        return max((abs(math.log(step.found.ratio)) for step in self.steps), default=0.0)
-
 
 class StepsOverTime(Record):
     """The runs of a study by name, the oldest first, and each measure of each cell over them."""
@@ -118,7 +113,7 @@ def _steps(series: Mapping[Key, Runs], margin_pct: float, vary_pct: float) -> di
         for (key, _, at, _), ratio in zip(cuts, found, strict=True):
             if ratio.verdict != CHANGES:
                 width = math.log(ratio.high / ratio.low) if ratio.low and ratio.high else math.inf
-                weakest[key] = min(weakest.get(key, (math.inf, at)), (abs(math.log(ratio.ratio)) / width, at))
+                weakest[key] = min(weakest.get(key, (math.inf, at)), (ratio.size / width, at))
         if not weakest:
             shown: dict[Key, dict[int, CellRatio]] = {key: {} for key in series}
             for (key, _, at, _), ratio in zip(cuts, found, strict=True):
@@ -160,5 +155,5 @@ def _means(parts: Sequence[Runs]) -> Means:
         nan = (math.nan, math.nan)
         errors = [nan if m.squared_error is None or m.df is None else (m.squared_error / n**2, m.df) for _, m in part]
         total, df = satterthwaite(*((np.array(error), np.array(of)) for error, of in errors))
-        rows.append((np.mean([m.log_mean for _, m in part]), total, df, sum(m.starts for _, m in part), n))
+        rows.append((np.mean([m.log_mean for _, m in part]), total, df, n))
     return Means(*(np.array(column) for column in zip(*rows, strict=True)))

@@ -20,13 +20,11 @@ OCCASIONS_VARY_PCT = 15.0
 
 
 class Means(NamedTuple):
-    """Cells measured on one or more `occasions`: means of logarithms as `statistics.mean_errors` gives them, and their
-    starts."""
+    """Cells measured on one or more `occasions`: means of logarithms as `statistics.mean_errors` gives them."""
 
     log_mean: FloatArray
     squared_error: FloatArray
     df: FloatArray
-    starts: IntArray
     occasions: IntArray | int = 1
 
 
@@ -38,7 +36,7 @@ def compare_occasions(a: Means, b: Means, vary_pct: float = OCCASIONS_VARY_PCT) 
 
     Two starts of each, with standard errors of 1 %, and a cell that became 3 times as fast:
 
-    >>> of_a, of_b = (Means(np.log([x]), np.array([1e-4]), np.array([1.0]), np.array([2])) for x in (100.0, 300.0))
+    >>> of_a, of_b = (Means(np.log([x]), np.array([1e-4]), np.array([1.0])) for x in (100.0, 300.0))
     >>> found = compare_occasions(of_a, of_b)
     >>> [round(float(end[0]), 2) for end in found.interval()], str(found.scope[0])
     ([3.0, 1.98, 4.55], 'between occasions')

@@ -10,7 +10,6 @@ import pytest
 
 from tests.unit.analyse.digests import CONTENT, ENVIRONMENT, cell, digest, mean, pair, random_digest
 from workflow_scripts.analyse.compare import compare
-from workflow_scripts.analyse.compare.comparability import RULES
 from workflow_scripts.analyse.compare.comparison import Comparison, comparison
 from workflow_scripts.analyse.compare.digest import Digest, DigestCell
 from workflow_scripts.analyse.intervals.occasions import Means, compare_occasions
@@ -53,8 +52,7 @@ def test_a_change_is_false_in_at_most_5_percent_of_comparisons_of_equal_cells():
 
     def occasion() -> Means:
         starts = rng.normal(0, 0.05, shape)[..., None] + rng.normal(0, 0.03, (*shape, 3))
-        nothing = np.full(shape, 2.0)
-        return Means(starts.mean(-1), starts.var(-1, ddof=1) / 3, nothing, np.full(shape, 3))
+        return Means(starts.mean(-1), starts.var(-1, ddof=1) / 3, np.full(shape, 2.0))
 
     found = verdicts(compare_occasions(occasion(), occasion(), 5), 2.0)
     assert (found == "changes").any(axis=-1).mean() <= 0.05
@@ -79,20 +77,20 @@ def test_a_change_that_is_only_waiting_for_the_host_is_named(rate, device_rate, 
 
 
 @pytest.mark.parametrize(
-    ("of_b", "rule", "why"),
+    ("of_b", "why"),
     [
-        ({"comparable": False}, "definition", "another definition"),
-        ({"source": "simulated"}, "source", "simulated in B"),
-        ({"source": "measured elsewhere"}, "source", "elsewhere in B"),
-        ({"environment": {"protocol": ["2"]}}, "protocol", "3 in A"),
-        ({"environment": {"dtype": ["float32"]}}, "dtype", "float32 in B"),
-        ({"environment": {"lock_sha256": ["a", "b"]}}, "environments", "several locks"),
-        ({"content": {"model": CONTENT["model"] | {"revision": "abc"}}}, "content", "model.revision is"),  # type: ignore[operator]
-        ({"content": {"num_prompts": 64}}, "content", "num_prompts is 32"),
-        ({"began": A.began}, "same measurement", "same measurement"),
+        ({"comparable": False}, "another definition"),
+        ({"source": "simulated"}, "simulated in B"),
+        ({"source": "measured elsewhere"}, "elsewhere in B"),
+        ({"environment": {"protocol": ["2"]}}, "3 in A"),
+        ({"environment": {"dtype": ["float32"]}}, "float32 in B"),
+        ({"environment": {"lock_sha256": ["a", "b"]}}, "several locks"),
+        ({"content": {"model": CONTENT["model"] | {"revision": "abc"}}}, "model.revision is"),  # type: ignore[operator]
+        ({"content": {"num_prompts": 64}}, "num_prompts is 32"),
+        ({"began": A.began}, "same measurement"),
     ],
 )
-def test_two_cells_that_must_not_be_compared_are_refused_with_a_reason(of_b, rule, why):
+def test_two_cells_that_must_not_be_compared_are_refused_with_a_reason(of_b, why):
     lists = {
         "contents": [CONTENT | of_b.get("content", {})],
         "environments": [ENVIRONMENT | of_b.get("environment", {})],
@@ -102,7 +100,6 @@ def test_two_cells_that_must_not_be_compared_are_refused_with_a_reason(of_b, rul
     assert found.cells == []
     ((refused, (told,)),) = [(one.cell, one.why) for one in found.refused]
     assert (refused, why in told) == (A.id, True)
-    assert rule in RULES
 
 
 def test_what_a_comparison_is_for_is_listed_and_refuses_nothing():
@@ -148,7 +145,7 @@ def test_cells_that_ended_otherwise_or_are_in_one_study_only_are_told():
     )
     assert [(o.cell, o.a, o.b, o.reason) for o in found.outcomes] == [(A.id, "ok", "infeasible", "refused")]
     assert ([c.split("/")[-1] for c in found.only_a], [c.split("/")[-1] for c in found.only_b]) == (["bs8"], ["bs1"])
-    assert found.changed == [f"{A.id}: ended as ok in A and as infeasible in B"]
+    assert found.changed
 
 
 @pytest.mark.parametrize(
@@ -157,7 +154,7 @@ def test_cells_that_ended_otherwise_or_are_in_one_study_only_are_told():
 def test_a_cell_that_was_asked_for_something_else_has_not_ended_otherwise(of_b, lists):
     b = changed(B, outcome="timeout", comparable=False, means=[], **of_b)
     found = comparison(digest(A), digest(b, **lists))
-    assert (found.outcomes, found.changed) == ([], [])
+    assert (found.outcomes, found.changed) == ([], False)
     assert [refused.cell for refused in found.refused] == [A.id]
 
 
@@ -199,10 +196,7 @@ def test_what_both_studies_say_of_their_own_cells_agrees_or_contradicts(a, b, in
     assert (again.inside, again.contradiction) == (inside, contradiction)
 
 
-def test_an_interval_of_one_start_and_pairs_that_must_not_be_compared_state_nothing():
-    a, b = (pair(ratio, 0.9 * ratio, 1.1 * ratio, None, scope="within one start") for ratio in (2.0, 0.5))
-    (found,) = of_pairs(a, b).pairs
-    assert found.contradiction is None
+def test_pairs_that_must_not_be_compared_state_nothing():
     cells = [cell(name, mean(100)) for name in ("bs32", "bs16")]
     other = [changed(cells[0], comparable=False), cells[1]]
     of = pair(1.5, 1.4, 1.6, "changes")
