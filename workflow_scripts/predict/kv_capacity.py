@@ -172,7 +172,14 @@ def _capacity(args: Namespace, gpu: Gpu) -> dict[str, Any]:
     given = {name: value for name, value in vars(args).items() if name in EngineSettings.__dataclass_fields__}
     given["vllm_version"] = args.vllm_version or log.get("engine_version") or EngineSettings.vllm_version
     settings = EngineSettings(**given)
-    facts = _facts_of(args.model, args.quantization, gpu, settings, log)
+    # How weights are stored matters only if the size of the KV cache is not given.
+    entry, sizes = find_model(args.model), (settings.kv_cache_memory_bytes, settings.num_gpu_blocks_override)
+    weights = not any([*sizes, log.get("available_kv_cache_gib")])
+    facts = facts_on(entry, gpu, cpu_here(gpu), args.quantization, weights=weights)
+    stored = read_json(entry.config).get("quantization_config") or {}
+    named = next((key for key in ("kv_cache_scheme", "kv_cache_quant_algo") if stored.get(key)), None)
+    if named and settings.kv_cache_dtype == "auto":
+        raise CapacityError(f"{entry.config}: {named} names the type of the KV cache: give it as --kv-cache-dtype")
     settings = replace(settings, enable_prefix_caching=settings.caches_prefixes(facts))
     terms = predict_capacity(facts, gpu, settings, log)
     batch = batch_of(settings, facts, gpu)
@@ -182,20 +189,6 @@ def _capacity(args: Namespace, gpu: Gpu) -> dict[str, Any]:
         **terms,
         **({"observed": explain_observed(terms, args.observed)} if args.observed else {}),
     }
-
-
-def _facts_of(
-    model: str, quantization: str | None, gpu: Gpu, settings: EngineSettings, log: Mapping[str, Any]
-) -> ModelFacts:
-    """Facts of the model; how its weights are stored matters only if the size of the KV cache is not given."""
-    entry = find_model(model)
-    given = settings.kv_cache_memory_bytes or settings.num_gpu_blocks_override or log.get("available_kv_cache_gib")
-    facts = facts_on(entry, gpu, cpu_here(gpu), quantization, weights=not given)
-    stored = read_json(entry.config).get("quantization_config") or {}
-    named = next((key for key in ("kv_cache_scheme", "kv_cache_quant_algo") if stored.get(key)), None)
-    if named and settings.kv_cache_dtype == "auto":
-        raise CapacityError(f"{entry.config}: {named} names the type of the KV cache: give it as --kv-cache-dtype")
-    return facts
 
 
 def _read_log(path: Path) -> dict[str, Any]:

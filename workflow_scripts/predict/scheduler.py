@@ -137,25 +137,19 @@ class _Scheduler(ScheduleMaker):
 
     def _schedule_running(self) -> tuple[list[_Chunk], list[int]]:
         """Give every running request its tokens and blocks; return this step's chunk and who lost its blocks."""
-        blocks = self.decoding.blocks(self.step, 1)
-        if self.partial is None:
-            if blocks <= self.pool.free:
-                self.pool.take(blocks)
-                return [], []
-            return [], self._schedule_one_by_one(0)
-        request, start = self.partial, self.partial_tokens
-        budget = self.settings.max_num_batched_tokens - self.decoding.size
-        chunk = _Chunk(request, start, min(self.prompt_tokens[request] + self.generated[request], start + budget))
-        chunk_blocks = self._blocks(chunk.end) - self._blocks(start)
-        preempted = []
-        if blocks + chunk_blocks <= self.pool.free:
-            self.pool.take(blocks + chunk_blocks)
-        else:
-            preempted = self._schedule_one_by_one(chunk_blocks)
-        if preempted:  # the last running request loses its blocks first
-            return [], preempted
-        self.pool.fill(request, chunk.end)
-        return [chunk], []
+        chunks, chunk_blocks = [], 0
+        if (request := self.partial) is not None:
+            start, budget = self.partial_tokens, self.settings.max_num_batched_tokens - self.decoding.size
+            end = min(self.prompt_tokens[request] + self.generated[request], start + budget)
+            chunks.append(_Chunk(request, start, end))
+            chunk_blocks = self._blocks(end) - self._blocks(start)
+        blocks = self.decoding.blocks(self.step, 1) + chunk_blocks
+        if blocks > self.pool.free:  # the last running request, that of the chunk, loses its blocks first
+            return [], self._schedule_one_by_one(chunk_blocks)
+        self.pool.take(blocks)
+        for chunk in chunks:
+            self.pool.fill(chunk.request, chunk.end)
+        return chunks, []
 
     def _schedule_one_by_one(self, chunk_blocks: int) -> list[int]:
         """Give every running request its blocks in turn, taking them from the last ones if needed; return those."""
