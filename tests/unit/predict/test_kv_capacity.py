@@ -1,12 +1,10 @@
-"""Capacity compared with hand-computed numbers, properties, and published figures (source: published)."""
+"""Capacity compared with hand-computed numbers and published figures (source: published)."""
 
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.unit.examples import example_of
 from tests.unit.made_models import shape
@@ -249,30 +247,6 @@ def test_pipeline_ranks_split_layers_and_the_last_one_samples():
     terms = predict_capacity(small, H100, settings)
     assert terms["pipeline_rank"].value == 1
     assert "logits" in terms["activation"].how
-
-
-@given(
-    low=st.floats(0.05, 1),
-    high=st.floats(0.05, 1),
-    block_size=st.sampled_from([16, 32, 64, 128]),
-    tensor=st.sampled_from([1, 2, 4, 8]),
-    seqs=st.integers(1, 1024),
-)
-def test_more_utilization_or_ranks_never_hold_less_and_more_sequences_never_more(low, high, block_size, tensor, seqs):
-    def tokens(utilization, tensor, seqs):
-        settings = EngineSettings(
-            block_size=block_size,
-            gpu_memory_utilization=utilization,
-            tensor_parallel_size=tensor,
-            max_num_seqs=seqs,
-            max_num_batched_tokens=2048,
-        )
-        return predict_capacity(LLAMA_8B, H100, settings)["kv_cache_tokens"].value
-
-    low, high = sorted((low, high))
-    assert tokens(low, tensor, seqs) <= tokens(high, tensor, seqs)
-    assert tokens(high, 1, seqs) <= tokens(high, tensor, seqs)
-    assert tokens(high, tensor, 1024) <= tokens(high, tensor, seqs)
 
 
 def test_settings_without_a_prediction_are_refused_and_a_cpu_has_the_cache_that_it_is_given():
