@@ -75,11 +75,7 @@ def plot_by_knob(
     ceilings: pd.DataFrame | None = None,
     published: "pd.Series[float] | None" = None,
 ) -> Plot:
-    """The figure of a measure, one panel per group; `published` has rates by others for some cells, by their ids.
-
-    Raises:
-        MissingError: the measure is known for no cell.
-    """
+    """The figure of a measure, one panel per group; `published` has rates by others for some cells, by their ids."""
     names = (*REPEAT, "gpu", "source", "x", "colour", "style", measure.column, WHOLE)
     groups = [replace(group, rows=group.rows[[name for name in names if name in group.rows]]) for group in groups]
     rows = pd.concat([group.rows for group in groups])

@@ -28,11 +28,7 @@ def of_rates(ratios: pd.DataFrame) -> pd.DataFrame:
 
 
 def groups_by_sequences(tables: Tables) -> list[Group]:
-    """The ratios of each pair of devices, model and workload by number of sequences, `x`; all else is equal.
-
-    Raises:
-        MissingError: no two devices were compared at several numbers of sequences.
-    """
+    """The ratios of each pair of devices, model and workload by number of sequences, `x`; all else is equal."""
     rows = of_rates(tables.need("ratios"))
     settings = tables.measured.drop_duplicates("cell_id")[[*NAMES, "knobs", "cell_id", *tables.knobs]]
     rows = rows.merge(settings.rename(columns={"gpu": "gpu_a"}), on=["gpu_a", *NAMES[1:], "knobs"])

@@ -14,7 +14,10 @@ from workflow_scripts.engines.registry import load_engines, without_environment
 
 
 class MissingError(InputError):
-    """Something that a figure or a section needs is missing; the message says what, and the page shows it."""
+    """Something that a figure or a section needs is missing; the message says what, and the page shows it.
+
+    Whatever reads tables raises it if it finds nothing to show.
+    """
 
 
 # What tables of repeats have in common.

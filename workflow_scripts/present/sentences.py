@@ -73,11 +73,7 @@ def effects_of(knob: str) -> TablePart:
 
 
 def effects_on(tables: Tables, knob: str, comparison: str) -> pd.DataFrame:
-    """The comparisons (`pair`, or `overall` for all values) of cells that differ only in the knob.
-
-    Raises:
-        MissingError: there are none.
-    """
+    """The comparisons (`pair`, or `overall` for all values) of cells that differ only in the knob."""
     effects = tables.need("effects")
     rows = effects[(effects["comparison"] == comparison) & (effects["knob"] == knob)]
     if rows.empty:

@@ -37,11 +37,7 @@ class Group:
 
 
 def groups_varying(rows: pd.DataFrame, knob: str, knobs: Sequence[str], panel_keys: Sequence[str]) -> list[Group]:
-    """Groups of rows in which `knob` takes at least two values while nothing else changes, the largest first.
-
-    Raises:
-        MissingError: there are no such groups.
-    """
+    """Groups of rows in which `knob` takes at least two values while nothing else changes, the largest first."""
     name = knob.removeprefix("knob_")
     if knob not in rows.columns:
         raise MissingError(f"no cell of the study sets {name}")

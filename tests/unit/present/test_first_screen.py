@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from tests.generated_study import write_outcomes
-from tests.unit.present.conftest import changed, in_table, told
+from tests.unit.present.conftest import changed, in_table, told, written
 from workflow_scripts.common.wording import number
 from workflow_scripts.present.blocks import Fold, Table
 from workflow_scripts.present.first_screen import best_in_words, best_settings, first_screen
@@ -208,6 +208,5 @@ def test_the_line_of_trust_counts_cells_starts_and_versions_and_names_simulated_
 
 def test_nothing_measured_is_said(report, tmp_path):
     missing = in_table(report, "cells").drop_duplicates("cell_id").assign(outcome="missing", reason=None)
-    missing.to_parquet(tmp_path / "cells.parquet")
-    screen = first_screen(replace(report, tables=Tables(tmp_path)))
+    screen = first_screen(written(replace(report, tables=Tables(tmp_path)), cells=missing))
     assert (len(screen.answers), screen.best) == (1, None)

@@ -1,15 +1,12 @@
 """What was measured and what is predicted stay apart: in the figure, in the counts and in the words."""
 
-import shutil
-from dataclasses import replace
-
 import numpy as np
 import pandas as pd
 import pytest
 
-from tests.unit.present.conftest import told
+from tests.unit.present.conftest import changed, told
 from workflow_scripts.present.first_screen import first_screen
-from workflow_scripts.present.report_tables import RATE, Tables
+from workflow_scripts.present.report_tables import RATE
 from workflow_scripts.present.subjects.measured_or_predicted import SUBJECT, measured_or_predicted, states
 from workflow_scripts.study.study import Measure
 
@@ -18,9 +15,7 @@ from workflow_scripts.study.study import Measure
 def report(results, tmp_path):
     """The made-up study, as if every third cell that ran checked the predictions, and every second other one had only
     been predicted."""
-    folder = tmp_path / "tables"
-    shutil.copytree(results.root / "tables", folder)
-    tables = Tables(folder)
+    tables = results.tables
     rate = tables.measured.groupby("cell_id")[RATE].mean()
     rows = tables.grid[["cell_id", "gpu", "engine", "model", "workload", "knobs"]]
     rows = rows[rows["cell_id"].isin(rate.index)].assign(estimated=lambda rows: rows["cell_id"].map(rate))
@@ -28,11 +23,10 @@ def report(results, tmp_path):
     rows["state"] = np.select([place % 3 == 0, place % 3 == 1], ["check", "predicted"], "measured")
     rows["measured"] = rows["estimated"].where(rows["state"] != "predicted")
     rows = rows.assign(low=0.8 * rows["estimated"], high=1.25 * rows["estimated"], predicted=rows["estimated"])
-    rows.assign(error_pct=0.0).to_parquet(folder / "estimates.parquet")
     questions = [["knobs", "here", "block_size", "flat", 0.99, True], ["devices", "here", "a / b", "2", 0.6, False]]
     columns = ["kind", "place", "subject", "answer", "probability", "is_answered"]
-    pd.DataFrame(questions, columns=columns).to_parquet(folder / "questions.parquet")
-    return replace(results.report, tables=Tables(folder))
+    questions_table = pd.DataFrame(questions, columns=columns)
+    return changed(results.report, tmp_path, estimates=rows.assign(error_pct=0.0), questions=questions_table)
 
 
 def test_marks_are_filled_only_for_what_was_measured(report, axes_of):
@@ -40,16 +34,13 @@ def test_marks_are_filled_only_for_what_was_measured(report, axes_of):
     labels = {handle.get_label(): handle for handle in plot.handles}
     assert labels["predicted, with its 95 % band"].get_markerfacecolor() == "none"
     rows = report.tables.need("estimates")
-    filled, hollow = [], []
+    filled, hollow = set(), set()
     for place in range(len(plot.panels)):
         for line in axes_of(plot, place).lines:
             if line.get_marker() in ("o", "s"):
-                (hollow if line.get_markerfacecolor() == "none" else filled).extend(line.get_ydata())
-    measured = set(rows["measured"].dropna())
-    assert filled
-    assert hollow
-    assert set(filled) <= measured
-    assert set(hollow) <= set(rows.loc[rows["state"] != "measured", "estimated"])
+                (hollow if line.get_markerfacecolor() == "none" else filled).update(line.get_ydata())
+    assert set() < filled <= set(rows["measured"].dropna())
+    assert set() < hollow <= set(rows.loc[rows["state"] != "measured", "estimated"])
     assert plot.sources == ["measured", "predicted"]
 
 

@@ -1,9 +1,7 @@
 """Servers in one figure: what distinguishes them, and which of them need a warning."""
 
-from dataclasses import replace
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 from matplotlib.collections import LineCollection
@@ -20,17 +18,13 @@ def write(folder: Path, *servers: tuple[str, str | None, dict[str, object], list
     cells, rows = [], []
     for i, (engine, endpoint, knobs, loads) in enumerate(servers):
         for users in loads:
-            place = {"gpu": "h200", "model": "m", "workload": "w", "cell_id": f"{i}/{users}", "start": 1, "repeat": 0}
+            place = {"gpu": "h200", "model": "m", "workload": "w", "engine": engine, "cell_id": f"{i}/{users}"}
+            place |= {"start": 1, "repeat": 0, "source": "measured"}
             settings = {f"knob_{name}": value for name, value in {**knobs, "users": users}.items()}
-            cells.append({**place, **settings, "engine": engine, "outcome": "ok", "comparable": True})
-            load = {"request_rate_per_s": None, "ramp_to_per_s": None, "users": users, "saturated": None}
-            numbers = dict.fromkeys((*serving.LATENCIES, *serving.RATES), users)
-            server = {"engine": engine, "endpoint": endpoint, "source": "measured"}
-            rows.append({**place, **server, **load, **numbers})
-    pd.DataFrame(cells).to_parquet(folder / "cells.parquet")
-    numbers_of = {"request_rate_per_s": float, "ramp_to_per_s": float, "saturated": "boolean"}
-    pd.DataFrame(rows).astype(numbers_of).to_parquet(folder / "serving.parquet")
-    return Tables(folder)
+            cells.append({**place, **settings, "outcome": "ok", "comparable": True})
+            numbers = dict.fromkeys(("users", *serving.LATENCIES, *serving.RATES), users)
+            rows.append({**place, **numbers, "endpoint": endpoint})
+    return written(report_of(folder), cells=pd.DataFrame(cells), serving=pd.DataFrame(rows)).tables
 
 
 def labels(plot: serving.Plot) -> list[str]:
@@ -44,11 +38,8 @@ def test_servers_are_told_apart_by_their_names_and_by_what_differs_among_their_o
         ("vllm-serve", None, {"block_size": 32, "max_num_seqs": 8}, [1.0, 4.0]),
         ("openai", "tgi", {}, [1.0, 4.0]),
     )
-    assert labels(serving.serving_latency(tables))[:3] == [
-        "vllm-serve, block size 16",
-        "vllm-serve, block size 32",
-        "tgi",
-    ]
+    servers = ["vllm-serve, block size 16", "vllm-serve, block size 32", "tgi"]
+    assert labels(serving.serving_latency(tables))[:3] == servers
     assert "users" in serving.serving_throughput(tables).panels[0].title
 
 
@@ -76,14 +67,13 @@ LOAD |= dict.fromkeys(("queue_growth_per_s", "client_lag_s_p99", "client_cpu_cor
 
 def sustained(folder: Path, *loads: dict[str, object]) -> list[tuple[str, str]]:
     """What is told of servers, each load with what differs from that of one server at an open rate."""
-    one = {"ramp_to_per_s": None, "users": None, "request_rate_per_s": None, "saturated": False, "limited_by": "load"}
-    rows = pd.DataFrame([{**LOAD, **one, **load, "cell_id": str(i)} for i, load in enumerate(loads)])
+    one = {**LOAD, "saturated": False, "limited_by": "load"}
+    rows = pd.DataFrame([{**one, **load, "cell_id": str(i)} for i, load in enumerate(loads)])
     rows = rows.assign(requests_per_s=rows["answered"], ttft_s_p50=0.1234, ttft_s_p99=0.5678)
-    numbers = dict.fromkeys(("ramp_to_per_s", "users", "request_rate_per_s"), float)
-    rows.astype({**numbers, "saturated": "boolean"}).to_parquet(folder / "serving_summary.parquet")
     cells = pd.DataFrame({"cell_id": rows["cell_id"], "outcome": "ok", "knob_request_rate_per_s": 1.0})
-    cells.assign(knob_block_size=rows.get("block_size", 16)).to_parquet(folder / "cells.parquet")
-    return told(serving.sustained, report_of(folder))
+    cells = cells.assign(knob_block_size=rows.get("block_size", 16))
+    summary = rows.astype({"saturated": "boolean"})
+    return told(serving.sustained, written(report_of(folder), serving_summary=summary, cells=cells))
 
 
 def rate(per_s: float, answered: float, **others: object) -> dict[str, object]:
@@ -148,17 +138,12 @@ def test_servers_settings_ramps_and_users_are_told_apart(tmp_path):
     assert all(f"{users} it answered {rate} requests/s" in found[4][1] for users, rate in (("user", 1), ("users", 5)))
 
 
-def test_a_setting_at_one_load_has_strokes_in_the_styles_of_its_latencies(tmp_path):
-    tables = write(
-        tmp_path, ("vllm-serve", None, {"block_size": 16}, [1.0, 4.0]), ("vllm-serve", None, {"block_size": 32}, [2.0])
-    )
-    (panel,) = serving.serving_latency(tables).panels
-    _, ax = plt.subplots()
-    panel.draw(ax)
+def test_a_setting_at_one_load_has_strokes_in_the_styles_of_its_latencies(tmp_path, axes_of):
+    servers = [("vllm-serve", None, {"block_size": 16}, [1.0, 4.0]), ("vllm-serve", None, {"block_size": 32}, [2.0])]
+    ax = axes_of(serving.serving_latency(write(tmp_path, *servers)))
     strokes = [c for c in ax.collections if isinstance(c, LineCollection) and (c.get_segments()[0][:, 1] == 2).all()]
     wide = [c for c in strokes if len(c.get_segments()[0]) and c.get_segments()[0][0, 0] < c.get_segments()[0][1, 0]]
     assert len({str(c.get_linestyle()) for c in wide}) == len(serving.LATENCIES)
-    plt.close()
 
 
 def test_max_num_seqs_is_put_against_the_rate_for_each_measure(tmp_path):
@@ -166,22 +151,17 @@ def test_max_num_seqs_is_put_against_the_rate_for_each_measure(tmp_path):
     rows = [
         {
             **{"gpu": "h200", "engine": "vllm-serve", "model": "m", "workload": "w", "cell_id": f"{seqs}/{rate}"},
-            **{"ttft_s_p50": rate / seqs, "tpot_s_p50": 0.02, "goodput_requests_per_s": None},
-            "saturated": seqs == 4 and rate == 10,
+            **{"ttft_s_p50": rate / seqs, "tpot_s_p50": 0.02, "saturated": seqs == 4 and rate == 10},
         }
         for seqs, rate in settings
     ]
-    summary = pd.DataFrame(rows).astype({"saturated": "boolean", "goodput_requests_per_s": float})
-    summary.to_parquet(tmp_path / "serving_summary.parquet")
+    summary = pd.DataFrame(rows)
     cells = pd.DataFrame({"cell_id": summary["cell_id"], "outcome": "ok", "comparable": True, "knob_block_size": 16})
-    knobs = pd.DataFrame(settings, columns=[serving.SEQUENCES, serving.ARRIVALS])
-    cells.join(knobs).to_parquet(tmp_path / "cells.parquet")
-    report = report_of(tmp_path)
+    cells[[serving.SEQUENCES, serving.ARRIVALS]] = settings
+    report = written(report_of(tmp_path), serving_summary=summary, cells=cells)
     ttft, _ = serving.sequences_by_rate(report)
     assert isinstance(ttft, Table)
     assert ttft.caption.startswith("Median TTFT")
     assert ttft.rows == [["4", "0.5", "2.5 *", "–"], ["64", "0.03125", "0.1562", "0.3125"]]
-
-    one_rate = cells.join(knobs.assign(**{serving.ARRIVALS: 2.0}))
-    one_rate.to_parquet(tmp_path / "cells.parquet")
-    assert list(serving.sequences_by_rate(replace(report, tables=Tables(tmp_path)))) == []
+    one_rate = written(report, cells=cells.assign(**{serving.ARRIVALS: 2.0}))
+    assert list(serving.sequences_by_rate(one_rate)) == []

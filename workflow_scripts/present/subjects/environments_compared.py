@@ -31,11 +31,7 @@ def _by_size(effects: pd.DataFrame) -> pd.DataFrame:
 
 
 def pairs(tables: Tables) -> pd.DataFrame:
-    """Each cell in another environment over the baseline: by its rate and, of servers at a request rate, by latencies.
-
-    Raises:
-        MissingError: no cell was measured in two environments.
-    """
+    """Each cell in another environment over the baseline: by its rate and, of servers at a rate, by latencies."""
     found = [_by_size(table) for name in ("effects", "latencies") if (table := tables.get(name)) is not None]
     if not any(map(len, found)):
         raise MissingError("no cell was measured in two environments")

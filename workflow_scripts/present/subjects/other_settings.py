@@ -28,11 +28,7 @@ WHILE_FULL = ", while that many run"
 
 
 def largest_changes(tables: Tables) -> pd.DataFrame:
-    """For each setting and device the comparison with the largest effect, and that of the engines; the largest first.
-
-    Raises:
-        MissingError: nothing was compared.
-    """
+    """For each setting and device the comparison with the largest effect, and that of the engines; largest first."""
     effects = tables.get("effects")
     found = []
     if effects is not None:

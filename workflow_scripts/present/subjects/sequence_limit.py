@@ -91,11 +91,7 @@ def most_important_group(tables: Tables) -> tuple[str, Group]:
 
 
 def most_important_knob(tables: Tables) -> str:
-    """The knob with numbers as values whose change had the largest effect; max-num-seqs if no effect is known.
-
-    Raises:
-        MissingError: no knob was varied.
-    """
+    """The knob with numbers as values whose change had the largest effect; max-num-seqs if no effect is known."""
     numeric = [name for name in tables.knobs if pd.api.types.is_numeric_dtype(tables.measured[name])]
     names = [name.removeprefix("knob_") for name in numeric if tables.measured[name].nunique() > 1]
     effects = tables.get("effects")

@@ -51,11 +51,7 @@ def engines(tables: Tables) -> Plot:
 
 
 def equal_work(tables: Tables) -> pd.DataFrame:
-    """The pairs of cells of the two engines that did equal work, the fastest vLLM cell and HuggingFace cell first.
-
-    Raises:
-        MissingError: there are none.
-    """
+    """The pairs of cells of the two engines that did equal work, the fastest vLLM cell and HuggingFace cell first."""
     pairs = tables.need("engines")
     rows = pairs[pairs["comparable"].eq(True)]
     if rows.empty:
