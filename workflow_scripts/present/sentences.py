@@ -116,10 +116,14 @@ def _verdict_over(rows: pd.DataFrame) -> Finding:
     return ratio_finding(largest["ratio"], largest["verdict"], text)
 
 
+def with_interval(row: Mapping[str, Any], column: str, unit: str) -> str:
+    """A value in words with its unit and its interval."""
+    return interval_text(row[column], row[f"{column}_low"], row[f"{column}_high"], unit, row["scope"])
+
+
 def effect_in_words(row: Mapping[str, Any]) -> str:
     """The ratio of two values of a setting with its verdict, and what else the engine changed."""
-    unit = f" times the {_COMPARED[row['metric']]}"
-    ratio = interval_text(row["ratio"], row["ratio_low"], row["ratio_high"], unit, row["scope"])
+    ratio = with_interval(row, "ratio", f" times the {_COMPARED[row['metric']]}")
     words = [f"{sentence(instead_of(row['knob'], row['value'], row['baseline']))}: {ratio}, {_verdict(row)}."]
     if pd.notna(row["took_effect"]):
         both = f", against {row['baseline_shown']}" if row["took_effect"] else " with both"

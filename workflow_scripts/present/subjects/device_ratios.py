@@ -5,7 +5,7 @@ from contextlib import suppress
 from math import isnan
 from typing import Any
 
-from workflow_scripts.common.wording import interval_text, listed, plural
+from workflow_scripts.common.wording import listed, plural
 from workflow_scripts.present.blocks import Block, Finding
 from workflow_scripts.present.plot import Plot
 from workflow_scripts.present.ratio_by_sequences import (
@@ -19,7 +19,7 @@ from workflow_scripts.present.ratio_by_sequences import (
 from workflow_scripts.present.ratio_plot import Reference, labelled, plot_ratios
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import MissingError, Tables, records
-from workflow_scripts.present.sentences import some
+from workflow_scripts.present.sentences import some, with_interval
 from workflow_scripts.present.style import COLOURS, LineStyle, Mark
 from workflow_scripts.present.subject import FigurePart, Subject, TablePart
 from workflow_scripts.present.subjects.claims_retested import claims_on
@@ -103,8 +103,7 @@ def explanations(report: Report) -> Iterator[Block]:
 
 
 def _in_words(row: Mapping[str, Any]) -> str:
-    unit = f" times the output tokens/s of {row['gpu_b']}"
-    words = interval_text(row["ratio"], row["ratio_low"], row["ratio_high"], unit, row["scope"])
+    words = with_interval(row, "ratio", f" times the output tokens/s of {row['gpu_b']}")
     if isinstance(row["nearest"], str):
         words += f"; nearest is the ratio of {explained(row['nearest'])}, {row['nearest_difference_pct']:+.1f} %"
     if not isnan(row["decode_share_a"]):

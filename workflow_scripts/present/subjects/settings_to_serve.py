@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from workflow_scripts.common.wording import interval_text, listed
+from workflow_scripts.common.wording import listed
 from workflow_scripts.present.blocks import Block, Command, Text
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import MissingError, records
-from workflow_scripts.present.sentences import MOST_SENTENCES, place
+from workflow_scripts.present.sentences import MOST_SENTENCES, place, with_interval
 from workflow_scripts.present.subject import Subject
 from workflow_scripts.study.definition import resolved_models
 
@@ -44,9 +44,8 @@ def _why(report: Report, row: Mapping[str, Any]) -> str:
     of = f"of {row['eligible']:g} (of {row['compared']:g}) settings"
     if row["role"] == "smallest_within_margin":
         return f"the smallest {of} that are shown to be within {row['margin_pct']:g} % of the fastest."
-    rate, low, high = (row[f"output_tokens_per_s{end}"] for end in ("", "_low", "_high"))
     bound = f" that keep {row['latency_bound']}" if row["role"] == "best_within_latency" else ""
-    words = f"{interval_text(rate, low, high, ' output tokens/s', row['scope'])}, the highest {of}{bound}."
+    words = f"{with_interval(row, 'output_tokens_per_s', ' output tokens/s')}, the highest {of}{bound}."
     if isinstance(row["ties"], str):
         ties = [report.settings.get(name, name) for name in row["ties"].split(", ")]
         more = f"; and {len(ties) - MOST_TIES} more" if len(ties) > MOST_TIES else ""

@@ -5,18 +5,17 @@ from typing import Any
 
 import pandas as pd
 
-from workflow_scripts.common.wording import interval_text
 from workflow_scripts.present.bar_plot import plot_bars
 from workflow_scripts.present.blocks import Block, Finding
 from workflow_scripts.present.plot import Plot
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import RATE, MissingError, Tables, records
-from workflow_scripts.present.sentences import MOST_SENTENCES, place, some
+from workflow_scripts.present.sentences import MOST_SENTENCES, place, some, with_interval
 from workflow_scripts.present.series import PLACES
 from workflow_scripts.present.style import marks
 from workflow_scripts.present.subject import PLACE, FigurePart, Subject, TablePart
 from workflow_scripts.present.subjects.claims_retested import claims_on
-from workflow_scripts.study.setting_words import settings_in_words
+from workflow_scripts.study.setting_words import knobs_that_differ, settings_in_words
 
 # Step from single HuggingFace requests to vLLM -> what it replaces.
 STEPS: Mapping[str, str] = {
@@ -29,19 +28,13 @@ STEPS: Mapping[str, str] = {
 
 def engines(tables: Tables) -> Plot:
     pairs = equal_work(tables)
-    cells = tables.measured
-    compared = pd.concat(
-        [pairs[[*PLACES, knobs]].set_axis([*PLACES, "knobs"], axis=1) for knobs in ("vllm_knobs", "hf_knobs")]
-    ).drop_duplicates()
-    rows = cells.merge(compared, on=[*PLACES, "knobs"])
-    rows = rows[rows["gpu"].notna() & rows[RATE].notna()]
+    both = [pairs[PLACES].assign(knobs=pairs[knobs]) for knobs in ("vllm_knobs", "hf_knobs")]
+    rows = tables.measured.merge(pd.concat(both).drop_duplicates()).dropna(subset=RATE)
     told = [place_name for place_name in PLACES if rows[place_name].nunique() > 1] or ["workload"]
-    differing = [knob for knob in tables.knobs if rows.groupby("engine")[knob].nunique(dropna=False).max() > 1]
+    settings = settings_in_words(rows, knobs_that_differ(rows, tables.knobs))
     return plot_bars(
         rows.assign(
-            panel=rows[told].agg(" · ".join, axis=1),
-            label=rows["engine"] + " · " + pd.Series(settings_in_words(rows, differing), index=rows.index),
-            name=rows["engine"],
+            panel=rows[told].agg(" · ".join, axis=1), label=rows["engine"] + " · " + settings, name=rows["engine"]
         ),
         {RATE: ""},
         marks(rows["engine"].sort_values(ascending=False)),
@@ -74,17 +67,16 @@ def steps_between(report: Report) -> Iterator[Block]:
 
 
 def _pair(report: Report, row: Mapping[str, Any]) -> Finding:
-    low, high = (row[f"improvement_ratio_{end}"] for end in ("low", "high"))
-    ratio = interval_text(row["improvement_ratio"], low, high, " times the output tokens/s", row["scope"])
+    ratio = with_interval(row, "improvement_ratio", " times the output tokens/s")
     vllm, hf = (report.settings.get(row[name], row[name]) for name in ("vllm_knobs", "hf_knobs"))
     words = f"vLLM ({vllm}) against HuggingFace {row['hf_kind']} ({hf}): {ratio} ({place(row)})"
     return Finding(f"{row['improvement_ratio']:.3g} times", words)
 
 
 def _step(row: Mapping[str, Any]) -> Finding:
-    ratio = interval_text(row["ratio"], row["ratio_low"], row["ratio_high"], " times the output tokens/s", row["scope"])
-    share = f", {row['share_pct']:.0f} % of the gain on a logarithmic scale" if row["factor"] != "total" else ""
-    share = share if pd.notna(row["share_pct"]) else ""
+    ratio = with_interval(row, "ratio", " times the output tokens/s")
+    is_part = row["factor"] != "total" and pd.notna(row["share_pct"])
+    share = f", {row['share_pct']:.0f} % of the gain on a logarithmic scale" if is_part else ""
     ties = " Other continuous batching is not shown to be slower." if isinstance(row["ties"], str) else ""
     words = f"{STEPS[row['factor']]}: {ratio}{share}.{ties} ({place(row)})"
     return Finding(f"{row['ratio']:.3g} times", words)
