@@ -16,6 +16,8 @@ from functools import cache
 from pathlib import Path
 from pkgutil import resolve_name
 
+from pydantic import JsonValue
+
 from workflow_scripts.catalog.environments import version_of
 from workflow_scripts.catalog.gpus_and_models import load_gpus, load_models, models_by_repo, resolve
 from workflow_scripts.catalog.published import PUBLISHED, Published, PublishedError
@@ -26,7 +28,7 @@ from workflow_scripts.engines.knobs import Knobs
 from workflow_scripts.engines.registry import get_engine
 from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, facts_on
 from workflow_scripts.predict.engine_memory import EngineSettings, Term
-from workflow_scripts.predict.engine_steps import Capacity, CapacityBy, PublishedCapacity
+from workflow_scripts.predict.engine_steps import Capacity, CapacityBy
 from workflow_scripts.predict.kv_capacity import predict_capacity
 from workflow_scripts.predict.vllm_cells import capacity_of_settings
 from workflow_scripts.study.grid import Cell, expand
@@ -93,13 +95,13 @@ def _predict_row(row: Mapping[str, str]) -> Capacity:
         unknown = f"{row['model']} is no model of config/models"
     else:
         terms = predict_capacity(facts_on(model, gpus[0], cpu_here(gpus[0])), gpus[0], settings)
-    published = PublishedCapacity(
-        gpu=row["gpu"],
-        model=row["model"],
-        num_blocks=int(row["num_gpu_blocks"]),
-        kv_cache_tokens=int(row["kv_cache_tokens"]) if row["kv_cache_tokens"] else None,
-        max_concurrency=float(row["max_concurrency"]) if row["max_concurrency"] else None,
-    )
+    published: dict[str, JsonValue] = {
+        "gpu": row["gpu"],
+        "model": row["model"],
+        "num_blocks": int(row["num_gpu_blocks"]),
+        "kv_cache_tokens": int(row["kv_cache_tokens"]) if row["kv_cache_tokens"] else None,
+        "max_concurrency": float(row["max_concurrency"]) if row["max_concurrency"] else None,
+    }
     return replace(capacity_of_settings(settings, terms, unknown=unknown), published=published)
 
 

@@ -5,7 +5,7 @@ returns a `Capacity`. `predict.vllm_cells` and `predict.hf_cells` hold those of 
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import JsonValue
@@ -35,20 +35,10 @@ TERMS = {
 
 
 @dataclass(frozen=True)
-class PublishedCapacity:
-    """What others published for these settings."""
-
-    gpu: str
-    model: str
-    num_blocks: int
-    kv_cache_tokens: int | None
-    max_concurrency: float | None
-
-
-@dataclass(frozen=True)
 class Capacity:
     """The KV capacity of an engine with certain settings. `terms`: those that are known, each with how it was found.
-    `infeasible`: why the engine would refuse to start. `unknown`: why there is no prediction."""
+    `infeasible`: why the engine would refuse to start. `unknown`: why there is no prediction. `published`: what others
+    published for these settings."""
 
     terms: Mapping[str, Term]
     cell_id: str = ""
@@ -58,7 +48,7 @@ class Capacity:
     block_size: int | None = None
     infeasible: str | None = None
     unknown: str | None = None
-    published: PublishedCapacity | None = None
+    published: Mapping[str, JsonValue] | None = None
 
     def value(self, term: str) -> float | None:
         """None if it is not known."""
@@ -73,7 +63,7 @@ class Capacity:
             **{field: self.value(term) for field, term in TERMS.items()},
             **{"infeasible": self.infeasible, "unknown": self.unknown},
             "how": {field: self.terms[term].how for field, term in TERMS.items() if term in self.terms},
-            **({"published": asdict(self.published)} if self.published else {}),
+            **({"published": dict(self.published)} if self.published else {}),
         }
 
 
