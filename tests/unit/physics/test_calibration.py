@@ -5,11 +5,6 @@ from workflow_scripts.catalog.gpus_and_models import get_gpu
 from workflow_scripts.physics.calibration import default_speed, peak_flop_per_s
 
 
-def rates(bandwidth, flop_per_s):
-    copied = {"copy_bytes_per_s": bandwidth / 2, "copy_bytes_per_s_median": bandwidth / 2}
-    return made_rates(bandwidth, flop_per_s, **copied)
-
-
 def test_a_gpu_that_nobody_calibrated_gets_shares_of_its_data_sheet_and_no_band():
     speed = default_speed(get_gpu("h200"), "bfloat16")
     assert (speed.source, speed.error_pct, speed.ttft_error_pct) == ("data sheet", None, None)
@@ -31,7 +26,7 @@ def test_an_engine_that_waits_for_each_step_launches_all_layers_one_by_one():
 def test_measured_rates_go_before_the_data_sheet_and_make_a_cpu_known():
     cpu = get_gpu("cpu-all")
     assert default_speed(cpu, "float32") is None
-    speed = default_speed(cpu, "float32", rates=rates(20e9, 100e9), ahead=False)
+    speed = default_speed(cpu, "float32", rates=made_rates(20e9, 100e9), ahead=False)
     assert speed.costs.launch is None
     assert (speed.source, speed.costs.overlap, speed.costs.steps) == ("measured rates", False, 2e-3)
     assert 1 / speed.costs.kv_bytes == pytest.approx(17e9)
@@ -41,4 +36,4 @@ def test_another_type_is_as_much_faster_as_the_data_sheet_or_the_measurement_say
     # An RTX 4090 has 330.3e12 in fp16 and 165.2e12 in bf16.
     assert peak_flop_per_s(get_gpu("rtx4090"), "float16") == pytest.approx(330.3e12)
     assert peak_flop_per_s(get_gpu("cpu-all"), "float32") is None
-    assert peak_flop_per_s(get_gpu("cpu-all"), "float32", rates(20e9, 100e9)) == 100e9
+    assert peak_flop_per_s(get_gpu("cpu-all"), "float32", made_rates(20e9, 100e9)) == 100e9
