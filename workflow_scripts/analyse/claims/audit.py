@@ -24,12 +24,13 @@ from argparse import ArgumentTypeError, Namespace
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from workflow_scripts.analyse.claims.csv_rows import Fields, Value, read_rows
 from workflow_scripts.catalog.any_model import ANY_MODEL, find_model
-from workflow_scripts.catalog.gpus_and_models import CatalogError, Gpu, load_gpus, resolve
+from workflow_scripts.catalog.gpus_and_models import CatalogError, Gpu, resolve
 from workflow_scripts.catalog.rate_columns import PATTERNS
 from workflow_scripts.common.command import command, option, positive, share
 from workflow_scripts.common.faults import InputError
@@ -108,7 +109,7 @@ def ceiling(
 
     Llama-3.1-8B on an H200, one sequence: each of 4 steps reads 15.01 GB of weights at 4.8 TB/s, and also its KV cache.
 
-    >>> from workflow_scripts.catalog.gpus_and_models import get_model
+    >>> from workflow_scripts.catalog.gpus_and_models import get_model, load_gpus
     >>> llama = read_model_facts(get_model("llama-3.1-8b-instruct").config)
     >>> highest = ceiling(llama, load_gpus()["h200"], 1, Workload(prompt_tokens=4, output_tokens=4))
     >>> round(highest.output_tokens_per_s, 1), round(highest.total_tokens_per_s, 1), highest.limit
@@ -201,22 +202,32 @@ def judge(
     gpu_memory_utilization: float = 1.0,
     kv_cache_dtype: str = "auto",
     default_max_num_seqs: int = 256,
-    gpus: Mapping[str, Gpu] | None = None,
 ) -> Judged:
     """The verdict on the throughput in a row of a table; `columns` says which of its columns count."""
-    sequences, assumed = _sequences(row, columns, default_max_num_seqs)
-    if sequences is None:
-        return Judged(reason=f"{columns.sequences} is {row[columns.sequences or '']!r}, not a number of sequences")
+    stated = None if columns.sequences is None else row[columns.sequences]
+    is_stated = stated is not None and stated == stated  # pandas reads an empty field as NaN
+    sequences = _number(stated) if is_stated else default_max_num_seqs
+    if not sequences >= 1:
+        return Judged(reason=f"{columns.sequences} is {stated!r}, not a number of sequences")
     try:
-        candidates = resolve(str(row[columns.gpu]), load_gpus() if gpus is None else gpus)
+        gpus = resolve(str(row[columns.gpu]))
     except CatalogError as e:
         return Judged(reason=str(e).partition(";")[0])
-    found = [ceiling(facts, g, sequences, workload, gpu_memory_utilization, kv_cache_dtype) for g in candidates]
-    ceilings = [one for one in found if one is not None]
-    if not ceilings:
+    found = [ceiling(facts, gpu, sequences, workload, gpu_memory_utilization, kv_cache_dtype) for gpu in gpus]
+    highest = max(filter(None, found), key=lambda one: one.total_tokens_per_s, default=None)
+    if highest is None:
         return Judged(reason=f"no data sheet gives the rates of {row[columns.gpu]}")
-    highest = max(ceilings, key=lambda one: one.total_tokens_per_s)
-    return _against(_number(row[columns.throughput]), highest, columns, assumed)
+    counted, limit = "prompt and output tokens", highest.total_tokens_per_s
+    if columns.counts_output_only:
+        counted, limit = "output tokens", highest.output_tokens_per_s
+    known = Judged(predicted_ceiling_tokens_per_s=limit, ceiling_gpu=highest.gpu, limit=highest.limit)
+    throughput = _number(row[columns.throughput])
+    if not throughput > 0:
+        return replace(known, reason=f"no number in {columns.throughput}")
+    times = throughput / limit if limit else math.inf
+    assumed = "" if is_stated else f"; max-num-seqs is not stated: {default_max_num_seqs} assumed"
+    reason = f"{times:.3g} times the ceiling for {counted}; {highest.because}{assumed}"
+    return replace(known, verdict="impossible" if times > 1 else "possible", times_ceiling=times, reason=reason)
 
 
 def as_long(
@@ -245,24 +256,23 @@ def as_long(
             raise AuditError(f"--gpu is for a table that does not name it; this one has the column {place!r}")
         place, names, rows = "gpu", ["gpu", *names], [{"gpu": gpu, **row} for row in rows]
     rates = [name for name in names if _is_rate(name)]
-    if throughput is not None or len(rates) == 1 or any(_like("counted", name) for name in rates):
-        cards, values = [], []
-    elif place is None:
-        cards = values = [name for name in names if _is_card(name)]
-    else:
+    values: list[str] = []
+    if throughput is None and len(rates) != 1 and not any(_like("counted", name) for name in rates):
         numeric = [name for name in names if not all(math.isnan(_number(row[name])) for row in rows)]
-        cards, values = [], rates or [name for name in numeric if name != place and not _like("not_tokens", name)]
-    if place is not None:
-        rows = _filled(rows, place)
+        of_settings = rates or [name for name in numeric if name != place and not _like("not_tokens", name)]
+        values = [name for name in names if cards(name)] if place is None else of_settings
+    if place is not None:  # in many tables only the first of several rows names its GPU
+        gpus = accumulate((row[place] for row in rows), lambda above, own: above if own is None else own)
+        rows = [row | {place: name} for row, name in zip(rows, gpus, strict=True)]
     if not values:
         return list(names), list(rows)
-    stated = "gpu" if cards else of or _halves(str(place))[1] or "setting"
+    stated = of or _halves(str(place))[1] or "setting"
     long: list[Fields] = []
     for row in rows:
         held = dict(_named(name, row[name]) for name in names if name not in (place, *values))
         held |= {} if place is None else {"gpu": row[place]}
         for name in values:
-            setting = (stated, name) if cards else _setting(name, stated, of)
+            setting = ("gpu", name) if place is None else _setting(name, stated, of)
             long += [{**held, **dict([setting]), "throughput": row[name]}] if row[name] is not None else []
     return list(dict.fromkeys(name for row in long for name in row)), long
 
@@ -275,19 +285,12 @@ def _is_rate(name: str) -> bool:
     return _like("throughput", name) and not _like("not_tokens", name)
 
 
-def _is_card(name: str) -> bool:
+def cards(name: str) -> list[str]:
+    """The devices that a name may mean; none if it is unknown."""
     try:
-        return bool(resolve(name))
+        return [gpu.name for gpu in resolve(name)]
     except CatalogError:
-        return False
-
-
-def _filled(rows: Sequence[Fields], place: str) -> list[Fields]:
-    """The rows, each with its GPU: in many tables only the first of several rows names it."""
-    filled: list[Fields] = []
-    for row in rows:
-        filled.append(row | {place: filled[-1][place]} if filled and row[place] is None else row)
-    return filled
+        return []
 
 
 def _halves(heading: str) -> list[str]:
@@ -321,15 +324,6 @@ def audit_table(table: "pd.DataFrame", facts: ModelFacts, workload: Workload, **
     return pd.concat([table, pd.DataFrame(verdicts, columns=list(ADDED))], axis=1)
 
 
-def _sequences(row: Mapping[str, Any], columns: Columns, default: int) -> tuple[float | None, str]:
-    """Live sequences of a row (None if the value is not a number), and a note if they are assumed."""
-    stated = None if columns.sequences is None else row[columns.sequences]
-    if stated is None or stated != stated:  # NaN, as pandas reads an empty field
-        return default, f"; max-num-seqs is not stated: {default} assumed"
-    number = _number(stated)
-    return (number, "") if number >= 1 else (None, "")
-
-
 _NUMBER = re.compile(
     r"\s*[~≈<>≤≥]?\s*((?:\d{1,3}(?:[,'_\s]\d{3})+|\d+)(?:\.\d+)?(?:e[+-]?\d+)?)(?![\d,.]|\s*(?:%|[x×]\b))"
     r"\s*(k(?:\b|tok))?",
@@ -349,17 +343,6 @@ def _number(value: Any) -> float:
     """
     found = _NUMBER.match(str(value))
     return float(re.sub(r"[,'_\s]", "", found[1])) * (1000 if found[2] else 1) if found else math.nan
-
-
-def _against(throughput: float, highest: Ceiling, columns: Columns, assumed: str) -> Judged:
-    limit = highest.output_tokens_per_s if columns.counts_output_only else highest.total_tokens_per_s
-    known = Judged(predicted_ceiling_tokens_per_s=limit, ceiling_gpu=highest.gpu, limit=highest.limit)
-    if not throughput > 0:
-        return replace(known, reason=f"no number in {columns.throughput}")
-    times = throughput / limit if limit else math.inf
-    counted = "output tokens" if columns.counts_output_only else "prompt and output tokens"
-    reason = f"{times:.3g} times the ceiling for {counted}; {highest.because}{assumed}"
-    return replace(known, verdict="impossible" if times > 1 else "possible", times_ceiling=times, reason=reason)
 
 
 def _plain(value: Value) -> Value:
@@ -388,18 +371,12 @@ def _print(
         caption = f"unknown: {shared.reason}"
         verdicts = [replace(shared, reason="")] * len(rows)
     tokens = f"{workload.prompt_tokens:g} + {workload.output_tokens:g} tokens per request"
-    shown = Table(
-        title=f"{args.table.name}: {args.model}, {tokens}",
-        caption=caption,
-        box=None,
-        collapse_padding=True,
-        pad_edge=False,
-    )
-    stated = [columns.gpu, *([columns.sequences] if columns.sequences else []), *also, columns.throughput]
-    for name in (*stated, "ceiling", "times"):
-        shown.add_column(name, justify="left" if name == columns.gpu else "right", no_wrap=True)
-    shown.add_column("verdict", no_wrap=True)
-    shown.add_column("limit")
+    title = f"{args.table.name}: {args.model}, {tokens}"
+    shown = Table(title=title, caption=caption, box=None, collapse_padding=True, pad_edge=False)
+    stated = [*filter(None, (columns.gpu, columns.sequences)), *also, columns.throughput]
+    for name in (*stated, "ceiling", "times", "verdict", "limit"):
+        is_text = name in (columns.gpu, "verdict", "limit")
+        shown.add_column(name, justify="left" if is_text else "right", no_wrap=name != "limit")
     for row, found in zip(rows, verdicts, strict=True):
         ceiling_, times = found.predicted_ceiling_tokens_per_s, found.times_ceiling
         shown.add_row(

@@ -14,7 +14,7 @@ import pandas as pd
 
 from workflow_scripts.analyse.cells.cell_intervals import cell_intervals
 from workflow_scripts.analyse.claims.audit import USUAL_LENGTHS as LENGTHS
-from workflow_scripts.analyse.claims.audit import audit_table
+from workflow_scripts.analyse.claims.audit import audit_table, cards
 from workflow_scripts.analyse.claims.evidence import published_table
 from workflow_scripts.analyse.intervals.repeats import IDENTITY, Row, counted, records
 from workflow_scripts.analyse.limits import predictions, ratios
@@ -22,7 +22,7 @@ from workflow_scripts.analyse.memory import capacity, fragmentation
 from workflow_scripts.analyse.settings import effects
 from workflow_scripts.analyse.settings import engine_gain as engines
 from workflow_scripts.analyse.tables import KNOBS, TABLE_SCHEMAS, read_table
-from workflow_scripts.catalog.gpus_and_models import CatalogError, get_model, resolve
+from workflow_scripts.catalog.gpus_and_models import get_model, resolve
 from workflow_scripts.catalog.published import Check, Claim, Published, Rows
 from workflow_scripts.engines.vllm_engines import why_block_size_is_refused
 from workflow_scripts.physics.model_facts import ModelFacts, read_model_facts
@@ -109,14 +109,7 @@ def _published(claim: Claim, check: Check, evidence: Evidence) -> pd.DataFrame:
     if "metric" in table:
         rates = table.set_index("metric").drop(columns="unit", errors="ignore").T.astype(float)
         return rates.rename_axis("engine").reset_index().assign(gpu=check.gpus[0])
-    return table.assign(card=table["gpu"].map(_cards)).explode("card")
-
-
-def _cards(name: str) -> list[str]:
-    try:
-        return [gpu.name for gpu in resolve(name)]
-    except CatalogError:
-        return []
+    return table.assign(card=table["gpu"].map(cards)).explode("card")
 
 
 def _models(claim: Claim, check: Check, evidence: Evidence) -> pd.DataFrame:

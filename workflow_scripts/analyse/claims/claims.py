@@ -59,9 +59,8 @@ def claims_table(evidence: Evidence) -> pd.DataFrame:
 
 def _row(claim: Claim, evidence: Evidence) -> dict[str, str | None]:
     every = list(findings(claim, evidence))
-    bearing = [finding for finding in every if finding.bears]
-    found = verdict(every, parts(claim))
-    decides, seen_here = _kinds(bearing), _kinds([finding for finding in every if not finding.bears])
+    bearing, others = ([finding for finding in every if finding.bears == bears] for bears in (True, False))
+    found, decides, seen_here = verdict(bearing, parts(claim)), _kinds(bearing), _kinds(others)
     return {
         "claim_id": claim.id,
         "claim": claim.text,

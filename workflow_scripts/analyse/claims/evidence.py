@@ -68,10 +68,10 @@ def against(low: float, high: float, least: float, most: float) -> str | None:
 
 def verdict(findings: Iterable[Finding], parts: Collection[str] = ("",)) -> str:
     """A claim is about all that it covers: one contradicting finding decides, and each part needs support."""
-    found = [finding for finding in findings if finding.bears]
-    if any(finding.says == CONTRADICTED for finding in found):
+    said = {(finding.says, finding.part) for finding in findings if finding.bears}
+    if any(says == CONTRADICTED for says, _ in said):
         return CONTRADICTED
-    supported = {finding.part for finding in found if finding.says == SUPPORTED}
+    supported = {part for says, part in said if says == SUPPORTED}
     return SUPPORTED if supported and supported >= set(parts) else NOT_TESTABLE
 
 

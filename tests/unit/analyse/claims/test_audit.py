@@ -20,7 +20,7 @@ EVEN = Workload(200, 200)
 
 
 def audit(rows, workload=EVEN, facts=LLAMA, **options):
-    return audit_table(pd.DataFrame(rows), facts, workload, gpus=GPUS, **options)
+    return audit_table(pd.DataFrame(rows), facts, workload, **options)
 
 
 def row(gpu="H200", max_num_seqs=1, **throughput):
@@ -72,16 +72,16 @@ def test_a_rate_at_its_ceiling_is_possible_and_prompt_tokens_count_unless_the_co
 def test_published_tables_by_hand_also_where_rows_do_not_say_how_many_sequences():
     # 11,939 tok/s at one sequence: at most 320 decode steps a second, each with one output and one prompt token.
     by_sequences = pd.read_csv(PUBLISHED / "paged_attention_lab_max_num_seqs.csv")
-    audited = audit_table(by_sequences, LLAMA, EVEN, gpus=GPUS)
+    audited = audit_table(by_sequences, LLAMA, EVEN)
     first = audited.iloc[0]
     assert (first["gpu"], first["max_num_seqs"], first["throughput_tok_s"]) == ("H200", 1, 11939)
     assert first["verdict"] == "impossible"
     assert first["times_ceiling"] == pytest.approx(11939 / (2 * 319.8), rel=0.01)
     assert "18.7 times" in first["reason"]
-    pd.testing.assert_frame_equal(audit_table(audited, LLAMA, EVEN, gpus=GPUS), audited)  # it can be audited again
+    pd.testing.assert_frame_equal(audit_table(audited, LLAMA, EVEN), audited)  # it can be audited again
     by_block_size = pd.read_csv(PUBLISHED / "paged_attention_lab_block_size.csv")
     for options, verdict, assumed in (({}, "possible", 256), ({"default_max_num_seqs": 1}, "impossible", 1)):
-        audited = audit_table(by_block_size, LLAMA, EVEN, gpus=GPUS, **options)
+        audited = audit_table(by_block_size, LLAMA, EVEN, **options)
         assert set(audited["verdict"]) == {verdict}
         assert audited["reason"].str.contains(f"{assumed} assumed").all()
     assert "256 assumed" in audit([row(max_num_seqs=None, throughput_tok_s=5000)]).loc[0, "reason"]
