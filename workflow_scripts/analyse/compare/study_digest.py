@@ -28,7 +28,6 @@ from workflow_scripts.analyse.settings.engine_gain import SCHEMA as ENGINES
 from workflow_scripts.analyse.settings.engine_gain import with_cell_ids
 from workflow_scripts.analyse.tables import read_table
 from workflow_scripts.common.command import STUDY, TABLES, command, out
-from workflow_scripts.common.files import write_text
 from workflow_scripts.study.definition import cell_definition, resolved_models
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.study import Study
@@ -39,9 +38,9 @@ ENVIRONMENT = (
     *("host", "device_name", "device_uuid", "processor", "engine_version", "lock_sha256", "git_commit", "protocol"),
     "dtype",
 )
+Table = Callable[[str], pd.DataFrame]
 # Settings of a study apart from its grid.
 SETTINGS = {"repeats", "starts", "cell_time_limit_s", "equivalence_margin_pct", "slo"}
-Table = Callable[[str], pd.DataFrame]
 
 
 class _Places:
@@ -181,4 +180,4 @@ def _known(value: Any) -> float | None:
 @command("digest", STUDY, TABLES, out("the JSON file to write"))
 def main(args: Namespace) -> None:
     digest = digest_of(load_study(args.study), lambda name: read_table(args.tables / f"{name}.parquet"))
-    write_text(args.out, digest.model_dump_json() + "\n")
+    digest.write(args.out, indent=None)

@@ -28,6 +28,7 @@ from workflow_scripts.analyse.facts import REPEAT, read_parsed
 from workflow_scripts.analyse.intervals.further_starts import AnotherStart, another_start
 from workflow_scripts.analyse.intervals.repeats import Row, counted, numbers, records, summarise
 from workflow_scripts.analyse.intervals.statistics import CONFIDENCE, EQUIVALENCE_ALPHA, NOT_DECIDED, SLOWER, log_margin
+from workflow_scripts.analyse.serving.latencies import LATENCIES
 from workflow_scripts.analyse.serving.serving import BUSY_CORES, LATE_S, LATE_SHARE, of_pass
 from workflow_scripts.analyse.tables import read_table
 from workflow_scripts.common.command import RESULTS, STUDY, command, option, positive
@@ -42,7 +43,6 @@ from workflow_scripts.workloads.arrivals import Load
 AS_MEASURED = "as measured"
 MOST_S = 60
 EXIT = {AS_MEASURED: 0, SLOWER: 1, NOT_DECIDED: 3}
-LATENCIES = ("ttft_s_p50", "tpot_s_p50", "e2e_s_p50")
 # Latencies do not depend on the kind of load.
 _ANY_LOAD = dict.fromkeys(Load.model_fields)
 # vLLM's metric with the settings of its cache, and those of its labels that are compared.
@@ -89,9 +89,8 @@ def compare_latencies(study: Mapping[str, AnotherStart], server: Row, margin_pct
     for name, expected in study.items():
         value, mean = float(server[name]), float(expected.mean[0])
         ratio = math.log(value) - mean
-        half = float(expected.half()[0])
-        together = float(expected.half(1 - (1 - CONFIDENCE) / len(study))[0])
-        not_slower = float(expected.half(1 - 2 * EQUIVALENCE_ALPHA)[0])
+        confidences = (CONFIDENCE, 1 - (1 - CONFIDENCE) / len(study), 1 - 2 * EQUIVALENCE_ALPHA)
+        half, together, not_slower = (float(expected.half(confidence)[0]) for confidence in confidences)
         verdict = NOT_DECIDED
         if ratio - together > 0:
             verdict = SLOWER
@@ -135,14 +134,12 @@ def differing_settings(
     for one in models:
         if one["id"] == model and one.get("max_model_len"):
             told["max_model_len"] = one["max_model_len"]
-    found = [
-        f"{name}: {value} here, {promise.effective[name]} in the study"
-        for name, value in told.items()
-        if name in promise.effective and str(promise.effective[name]) != str(value)
+    measured = promise.effective | {"model": promise.served_model}
+    return [
+        f"{name}: {value} here, {measured[name]} in the study"
+        for name, value in (told | {"model": model}).items()
+        if name in measured and str(measured[name]) != str(value)
     ]
-    return found + (
-        [] if model == promise.served_model else [f"model: {model} here, {promise.served_model} in the study"]
-    )
 
 
 def _sent(args: Namespace, promise: Promise, count: int, out: Path) -> dict[str, Any]:

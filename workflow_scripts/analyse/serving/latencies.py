@@ -22,7 +22,6 @@ from workflow_scripts.analyse.settings.knob_pairs import looks_at
 from workflow_scripts.analyse.table_command import table_command
 from workflow_scripts.analyse.tables import NUMBER, TEXT, read_table, table_schema
 from workflow_scripts.common.command import option
-from workflow_scripts.engines.registry import load_engines, without_environment
 from workflow_scripts.study.study import Study
 
 # The compared columns of the cells table.
@@ -38,18 +37,14 @@ SCHEMA = table_schema(
         **NUMBER("rate baseline_rate", "latency of `value` and `baseline`, over the starts in the same rounds"),
         **NUMBER("ratio ratio_low ratio_high", "latency of `value` over that of `baseline`, mean within rounds"),
     },
-    TEXT(
-        "saturated",
-        "which cells had more load than the server sustains: `value`, `baseline` or `both`",
-    ),
+    TEXT("saturated", "which cells had more load than the server sustains: `value`, `baseline` or `both`"),
 )
 
 
 def latency_effects(
     cells: pd.DataFrame, serving: pd.DataFrame, margin_pct: float, looks: Looks = ONE_LOOK
 ) -> pd.DataFrame:
-    engines = [engine.name for engine in load_engines().values() if engine.serves]
-    served = cells[cells["engine"].map(without_environment).isin(engines)]
+    served = cells[servers.is_served(cells)]
     saturated = set(serving.loc[serving["saturated"].fillna(False).astype(bool), "cell_id"])
     parts = [effects.knob_effects(served, margin_pct, looks, name).assign(metric=name) for name in LATENCIES]
     found = pd.concat([part for part in parts if len(part)] or parts, ignore_index=True)
@@ -62,5 +57,4 @@ def latency_effects(
 @table_command("latencies", option("--serving", type=Path, required=True, help="serving_summary.parquet of the study"))
 def main(args: Namespace, study: Study, cells: pd.DataFrame) -> pd.DataFrame:
     serving = read_table(args.serving, servers.SUMMARY_SCHEMA.name)
-    found = latency_effects(cells, serving, study.equivalence_margin_pct, looks_at(study.starts, cells))
-    return found
+    return latency_effects(cells, serving, study.equivalence_margin_pct, looks_at(study.starts, cells))

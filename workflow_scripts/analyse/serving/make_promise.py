@@ -20,16 +20,16 @@ from workflow_scripts.analyse.intervals.further_starts import another_start
 from workflow_scripts.analyse.intervals.repeats import Row, counted, knob_columns, records, summarise
 from workflow_scripts.analyse.limits.limits import SCHEMA as LIMITS
 from workflow_scripts.analyse.memory.capacity import SCHEMA as CAPACITY
-from workflow_scripts.analyse.serving.serving import GROWTH_REQUESTS, GROWTH_SHARE
+from workflow_scripts.analyse.serving.serving import GROWTH_REQUESTS, GROWTH_SHARE, bounds_text
 from workflow_scripts.analyse.settings.recommend import WITHIN_LATENCY, prepared_models, settings_of
 from workflow_scripts.analyse.tables import read_table
 from workflow_scripts.common.command import RESULTS, STUDY, TABLES, command, option, out
-from workflow_scripts.common.files import write_json
 from workflow_scripts.engines.vllm_engines import VLLM, VLLM_SERVE
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.promise import PROMISE, Promise, Promised, PromiseError
 from workflow_scripts.study.study import Study
 from workflow_scripts.study.study_file import load_study
+from workflow_scripts.workloads.arrivals import Load
 
 Table = Callable[[str], pd.DataFrame]
 
@@ -70,10 +70,9 @@ def promise_of(
     new = [name for name in extra.columns if name not in rows.columns]
     rows = rows.merge(extra[[*REPEAT, *new]], on=REPEAT, how="left") if of_server else rows
     measured, scope = _measured(rows)
-    sustained, too_much = _loads(served, cells, row) if of_server else (None, None)
+    sustained, too_much = _loads(served, cells, rows) if of_server else (None, None)
     seqs = row["max_num_seqs_effective"]
     seqs = int(row["max_concurrency_allowed"] if pd.isna(seqs) else seqs)
-    rate = row.get("knob_request_rate_per_s")
     return Promise(
         study=study.name,
         cell_id=cell_id,
@@ -89,7 +88,7 @@ def promise_of(
         repeats=len(rows),
         load=_load_text(row, of_server),
         server=of_server,
-        request_rate_per_s=None if pd.isna(rate) else float(rate),
+        request_rate_per_s=_number(row.get("knob_request_rate_per_s")),
         busy=float(rows["in_flight_peak"].max()) if of_server else seqs,
         measured=measured,
         scope=scope,
@@ -133,11 +132,11 @@ def _workload(study: Study, cells: pd.DataFrame, asked: str | None) -> str:
 def _recommended(
     study: Study, cells: pd.DataFrame, served: pd.DataFrame, recommendations: pd.DataFrame
 ) -> tuple[str, str]:
-    limits = ", ".join(f"{name} <= {bound:g}" for name, bound in study.slo.bounds().items()) if study.slo else ""
-    kept_up = served[served["cell_id"].isin(cells.loc[cells["engine"] == VLLM_SERVE.name, "cell_id"])]
-    kept_up = kept_up[kept_up["saturated"].eq(False) & kept_up["ramp_to_per_s"].isna()]
-    kept_up = kept_up[kept_up["request_rate_per_s"].notna()]
-    within = kept_up[kept_up["slo_attainment"] >= WITHIN_SHARE] if study.slo else kept_up
+    limits = bounds_text(study.slo.bounds()) if study.slo else ""
+    servers = cells.loc[cells["engine"] == VLLM_SERVE.name, "cell_id"]
+    at_a_rate = served["request_rate_per_s"].notna() & served["ramp_to_per_s"].isna()
+    within = served[served["cell_id"].isin(servers) & served["saturated"].eq(False) & at_a_rate]
+    within = within[within["slo_attainment"] >= WITHIN_SHARE] if study.slo else within
     if len(within):
         best = records(within.sort_values("request_rate_per_s", kind="stable"))[-1]
         limit = f" and at which at least {100 * WITHIN_SHARE:g} % of the requests kept {limits}" if limits else ""
@@ -145,9 +144,8 @@ def _recommended(
             f"Of the server loads that were kept up with{limit} ({len(within)} in all), it has the highest rate:"
             f" {best['request_rate_per_s']:g} requests/s."
         )
-    rows = recommendations[
-        recommendations["role"].eq(WITHIN_LATENCY) & recommendations["cell_id"].isin(cells["cell_id"])
-    ]
+    rows = recommendations[recommendations["role"].eq(WITHIN_LATENCY)]
+    rows = rows[rows["cell_id"].isin(cells["cell_id"])]
     if rows.empty:
         raise PromiseError(
             f"study {study.name}: no measured setting keeps the latency limit ({limits or 'of the recommendations'}); "
@@ -173,13 +171,11 @@ def _measured(rows: pd.DataFrame) -> tuple[dict[str, Promised], str | None]:
     return found, next(iter(scopes - {None}), None)
 
 
-def _loads(served: pd.DataFrame, cells: pd.DataFrame, row: Row) -> tuple[float | None, float | None]:
+def _loads(served: pd.DataFrame, cells: pd.DataFrame, rows: pd.DataFrame) -> tuple[float | None, float | None]:
     """The request rates between which this setting saturates: the highest that it kept up with, the lowest too high."""
-    loads = ("knob_request_rate_per_s", "knob_ramp_to_per_s", "knob_burstiness", "knob_users")
-    knobs = [name for name in knob_columns(cells) if name not in loads]
-    same = cells.drop_duplicates("cell_id")
-    for name in ("gpu", "engine", "model", "workload", *knobs):
-        same = same[same[name].isna()] if pd.isna(row[name]) else same[same[name].eq(row[name]).fillna(False)]
+    loads = {f"knob_{name}" for name in Load.model_fields}
+    setting = ["gpu", "engine", "model", "workload", *(name for name in knob_columns(cells) if name not in loads)]
+    same = cells.merge(rows[setting].head(1))
     of_setting = served[served["cell_id"].isin(same["cell_id"]) & served["ramp_to_per_s"].isna()]
     rates = of_setting["request_rate_per_s"].astype(float)
     kept, over = (rates[of_setting["saturated"].eq(state).fillna(False)] for state in (False, True))
@@ -232,5 +228,4 @@ def main(args: Namespace) -> None:
     def table(name: str) -> pd.DataFrame:
         return read_table(args.tables / f"{name}.parquet", name)
 
-    found = promise_of(study, paths, table, args.pick or None, args.workload or None)
-    write_json(args.out, found.model_dump(mode="json"))
+    promise_of(study, paths, table, args.pick or None, args.workload or None).write(args.out)

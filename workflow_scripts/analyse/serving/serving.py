@@ -91,18 +91,12 @@ TAILS = ("ttft_s_p99", "e2e_s_p99")
 TAIL_REQUESTS = 100
 # Arrivals of two starts are others if one of their requests arrives this much apart.
 _ARRIVES_APART_S = 0.001
-_OVER_REPEATS = {
-    "slo": "first",
-    "slo_attainment": "mean",
-    "goodput_requests_per_s": "mean",
-    "running_peak": "max",
-    "in_flight_peak": "max",
-    "preemptions": "sum",
-    "kv_cache_usage_peak": "max",
-    "memory_utilization": "max",
-    "arrivals_per_s": "mean",
-    **dict.fromkeys(("queue_growth_per_s", "client_lag_s_p99", "client_cpu_cores"), "max"),
-}
+_HIGHEST = (
+    *("running_peak", "in_flight_peak", "kv_cache_usage_peak", "memory_utilization"),
+    *("queue_growth_per_s", "client_lag_s_p99", "client_cpu_cores"),
+)
+_OVER_REPEATS = {"slo": "first"} | dict.fromkeys(_HIGHEST, "max")
+_OVER_REPEATS |= dict.fromkeys(("slo_attainment", "goodput_requests_per_s", "arrivals_per_s"), "mean")
 _OF_CELL = (
     *("study", "source", "cell_id", "gpu", "engine", "endpoint", "model", "workload", "knobs"),
     *("load", "request_rate_per_s", "ramp_to_per_s", "burstiness", "users"),
@@ -140,10 +134,7 @@ SUMMARY_SCHEMA = table_schema(
 
 def serving_tables(cells: pd.DataFrame, parsed: Path, slo: Mapping[str, float]) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The tables `serving` and `serving_summary` for a study's own cells; `slo` bounds latencies for the goodput."""
-    servers = [engine.name for engine in load_engines().values() if engine.serves]
-    rows = cells[
-        cells["engine"].map(without_environment).isin(servers) & cells["outcome"].eq("ok") & cells["repeat"].notna()
-    ]
+    rows = cells[is_served(cells) & cells["outcome"].eq("ok") & cells["repeat"].notna()]
     knobs = {f"knob_{name}": name for name in ("endpoint", *Load.model_fields)}
     rows = rows.reindex(columns=[*cells.columns, *(set(knobs) - set(cells.columns))]).rename(columns=knobs)
     parts = [_of_gpu(of_gpu, parsed, str(gpu), slo) for gpu, of_gpu in rows.groupby("gpu")]
@@ -152,6 +143,12 @@ def serving_tables(cells: pd.DataFrame, parsed: Path, slo: Mapping[str, float]) 
     table = table.reindex(columns=[*SCHEMA.columns, *_OF_START, "midway_s"])
     summary = _summary(table, counted(cells)["cell_id"])
     return table[list(SCHEMA.columns)], summary
+
+
+def is_served(cells: pd.DataFrame) -> pd.Series:
+    """Which rows are of engines that are servers."""
+    servers = [engine.name for engine in load_engines().values() if engine.serves]
+    return cells["engine"].map(without_environment).isin(servers)
 
 
 def _of_gpu(rows: pd.DataFrame, parsed: Path, gpu: str, slo: Mapping[str, float]) -> pd.DataFrame:
@@ -174,9 +171,13 @@ def _of_gpu(rows: pd.DataFrame, parsed: Path, gpu: str, slo: Mapping[str, float]
         client_cpu_cores=cpu_s / table["wall_s"].astype(float),
         client_shares_cores=pd.array(shares, dtype="Float64").astype("boolean"),
         memory_utilization=table["memory_used_bytes_max"].astype(float) / memory_bytes,
-        slo=", ".join(f"{name} <= {bound:g}" for name, bound in slo.items()) or None,
+        slo=bounds_text(slo) or None,
     )
     return _limits(table.assign(goodput_requests_per_s=table["slo_attainment"] * table["requests_per_s"]))
+
+
+def bounds_text(slo: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} <= {bound:g}" for name, bound in slo.items())
 
 
 def _numbers(facts: pd.DataFrame, name: str) -> pd.Series:
@@ -206,7 +207,7 @@ def of_pass(requests: pd.DataFrame, asked: Mapping[str, Any], slo: Mapping[str, 
         f"{name}_p{percent}": _quantile(values, percent) for name, values in latency.items() for percent in PERCENTS
     }
     # A request without a time per further token keeps any bound on that time.
-    kept = np.logical_and.reduce([~(latency[name] > bound) for name, bound in slo.items()] or [np.full(len(r), False)])
+    kept = np.all([~(latency[name] > bound) for name, bound in slo.items()], axis=0)
     kind = load_kind(asked, queued, sent)
     span_s = queued[-1] - queued[0]
     half = queued[len(r) // 2 :]
@@ -217,7 +218,7 @@ def of_pass(requests: pd.DataFrame, asked: Mapping[str, Any], slo: Mapping[str, 
         "load": kind,
         "midway_s": queued[len(r) // 2] - queued[0],
         "arrivals_per_s": (len(r) - 1) / span_s if span_s > 0 and kind != CLOSED else np.nan,
-        "slo_attainment": kept.mean() if slo else np.nan,
+        "slo_attainment": np.mean(kept) if slo else np.nan,
         # An end comes before a start at the same moment.
         "in_flight_peak": int(np.cumsum(change[np.lexsort((change, times))]).max()),
         "client_lag_s_p99": _quantile(sent - queued, 99),
@@ -345,7 +346,8 @@ def _summary(table: pd.DataFrame, cell_ids: pd.Series) -> pd.DataFrame:
         summary[metric] = np.where(long, value, np.nan)
         summary[f"{metric}_low"], summary[f"{metric}_high"] = np.where(shown, [low, high], np.nan)
     for name, how in _OVER_REPEATS.items():
-        summary[name] = groups[name].sum(min_count=1).array if how == "sum" else groups[name].agg(how).array
+        summary[name] = groups[name].agg(how).array
+    summary["preemptions"] = groups["preemptions"].sum(min_count=1).array
     # If one repeat is undecided, "not saturated" in the others is not enough for the cell.
     saturated, some_are_open = groups["saturated"].max(), groups["saturated"].count() < groups.size()
     summary["saturated"] = saturated.mask(saturated.eq(False) & some_are_open).array
