@@ -53,10 +53,10 @@ TWO_MODES = "the starts of a cell fall into two groups, so no single number desc
 TOO_LITTLE_TIME = "it needs more device time than is left"
 ALL_DECIDED = "every comparison is decided"
 NONE_DECIDABLE = "no undecided comparison can be decided within the study's starts and budget"
-# Minimum number of starts for a variance.
-_LEAST_TO_VARY = 2
 NONE_TO_MEASURE = "the cells of open comparisons failed, or have as many starts as the study allows"
 NO_START = "one of its cells failed, or has as many starts as the study allows"
+# Minimum number of starts for a variance.
+_LEAST_TO_VARY = 2
 
 
 def decide_round(
@@ -171,15 +171,15 @@ def next_round(
     for pair in sorted(undecided, key=lambda pair: (pair["cost_s"], pair["cells"])):
         then = starts | {cell: max(starts.get(cell, 0), pair["further"]) for cell in pair["cells"]}
         total_s = sum(count * seconds_per_start[cell] for cell, count in then.items())
+        given_up = TOO_LITTLE_TIME if total_s > budget_s else None
         if pair["bimodal"]:
-            not_decidable.append(_open(pair, TWO_MODES))
+            given_up = TWO_MODES
         elif any(started[cell] + pair["further"] > looks.at_most for cell in pair["cells"]):
-            not_decidable.append(_open(pair, TOO_MANY_STARTS))
-        elif total_s > budget_s:
-            not_decidable.append(_open(pair, TOO_LITTLE_TIME))
-        else:
-            starts = then
-            going.append(_open(pair))
+            given_up = TOO_MANY_STARTS
+        needed = None if np.isnan(pair["starts_needed"]) else int(pair["starts_needed"])
+        of = OpenComparison(knob=pair["knob"], cells=pair["cells"], further_starts=needed, given_up=given_up)
+        (not_decidable if given_up else going).append(of)
+        starts = starts if given_up else then
     ended = None if going else NONE_DECIDABLE if not_decidable else ALL_DECIDED
     left_s = float(sum(count * seconds_per_start[cell] for cell, count in starts.items()))
     return NextRound(tuple(starts), tuple(going), tuple(not_decidable), len(pairs) - len(undecided), left_s, ended)
@@ -198,12 +198,6 @@ def _further(pair: Row, at_least: int) -> float:
     if np.isnan(needed) and pair["starts"] < _LEAST_TO_VARY:
         needed = _LEAST_TO_VARY - pair["starts"]
     return inf if np.isnan(needed) else float(max(needed, at_least - pair["starts"]))
-
-
-def _open(pair: Row, given_up: str | None = None) -> OpenComparison:
-    needed = pair["starts_needed"]
-    further = None if np.isnan(needed) else int(needed)
-    return OpenComparison(knob=pair["knob"], cells=pair["cells"], further_starts=further, given_up=given_up)
 
 
 @command(
