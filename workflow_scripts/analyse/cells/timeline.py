@@ -10,6 +10,7 @@ import pandas as pd
 
 from workflow_scripts.analyse.facts import REPEAT, START, numbered
 
+_PERCENTS = {"ttft_s": (50, 90, 99), "queue_s": (50,), "prefill_s": (50,), "tpot_s": (50, 99), "e2e_s": (50, 99)}
 POWER_CAP = "SwPowerCap"  # NVML's name for clocks lowered to stay within the power limit
 
 
@@ -43,17 +44,13 @@ def request_facts(requests: pd.DataFrame) -> pd.DataFrame:
             "queue_s_mean": groups["queue_s"].mean(),
             "prefill_s_mean": groups["prefill_s"].mean(),
             "decode_s_mean": groups["decode_s"].mean(),
-            **_quantiles(groups, "ttft_s", (50, 90, 99)),
-            **_quantiles(groups, "queue_s", (50,)),
-            **_quantiles(groups, "prefill_s", (50,)),
-            **_quantiles(groups, "tpot_s", (50, 99)),
-            **_quantiles(groups, "e2e_s", (50, 99)),
+            **{
+                f"{column}_p{percent}": groups[column].quantile(percent / 100)
+                for column, percents in _PERCENTS.items()
+                for percent in percents
+            },
         }
     ).set_axis(repeats)
-
-
-def _quantiles(groups: Any, column: str, percents: tuple[int, ...]) -> dict[str, pd.Series]:
-    return {f"{column}_p{percent}": groups[column].quantile(percent / 100) for percent in percents}
 
 
 def running_over_time(requests: pd.DataFrame) -> pd.DataFrame:
