@@ -197,16 +197,16 @@ def _memory(grid: _Grid) -> Iterator[Question]:
     nothing = np.zeros(len(grid.draws))
     memory, is_tried, cost_s, ids = (grid.rows[of].to_numpy() for of in ("memory", "is_tried", "cost_s", "cell_id"))
     for name, knob, groups in _groups(grid.rows):
-        limits: dict[tuple[str, str], list[tuple[float, tuple[str, ...], str]]] = {}
+        limits: dict[tuple[str, str], tuple[float, tuple[str, ...], str]] = {}
         values = grid.rows[f"knob_{knob}"]
         for lower, upper in (pair for at in groups for pair in pairwise(at)):
             if memory[lower] != memory[upper]:
                 untried = [at for at in (lower, upper) if not is_tried[at]]
                 between = " to ".join(knob_text(values[at]) for at in (lower, upper))
                 limit = sum(cost_s[untried]), tuple(ids[untried]), between
-                limits.setdefault((memory[lower], memory[upper]), []).append(limit)
-        for (below, above), places in limits.items():
-            # Of the limits with other settings the one that costs least to see.
-            _, needs, between = min(places, key=lambda limit: limit[0])
+                # Of the limits with other settings the one that costs least to see.
+                of = memory[lower], memory[upper]
+                limits[of] = min(limits.get(of, limit), limit, key=lambda one: one[0])
+        for (below, above), (_, needs, between) in limits.items():
             subject = f"{knob}: {below}, then {above}"
             yield Question(MEMORY, name, subject, between, float(not needs), False, nothing, needs)
