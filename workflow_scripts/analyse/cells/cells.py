@@ -194,7 +194,6 @@ _TEXT = (
 def grid_rows(study: Study, cells: Sequence[Cell]) -> pd.DataFrame:
     """What the study asks for: one row per cell, indexed by `cell_id`."""
     models = resolved_models(study)
-    names = list(dict.fromkeys(name for cell in cells for name in cell.knobs.set_values()))
     rows = [
         {
             "cell_id": cell.id,
@@ -206,7 +205,7 @@ def grid_rows(study: Study, cells: Sequence[Cell]) -> pd.DataFrame:
             "model": cell.model,
             "workload": cell.workload,
             "knobs": cell.knobs.slug(),
-            **{f"knob_{name}": cell.knobs.set_values().get(name) for name in names},
+            **{f"knob_{name}": value for name, value in cell.knobs.set_values().items()},
             "max_concurrency_allowed": cell.knobs.max_concurrency,
             "definition_asked": definition_sha256(cell_definition(study, cell, models)),
         }
