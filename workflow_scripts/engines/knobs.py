@@ -18,7 +18,7 @@ Positive = Annotated[int, Field(ge=1)]
 
 
 class Knobs(StrictRecord):
-    """Settings of one engine in one cell."""
+    """Settings of one engine in one cell. What means the same has one name in all engines."""
 
     @classmethod
     @cache
@@ -80,12 +80,12 @@ class Knobs(StrictRecord):
     @property
     def longest_request(self) -> int | None:
         """Maximum number of tokens of a request, prompt and answer together; None if only the model limits it."""
-        return None
+        return getattr(self, "max_model_len", None)
 
     @property
     def quantized_as(self) -> str | None:
         """How the engine quantizes the weights; None if they stay as they are stored."""
-        return None
+        return getattr(self, "quantization", None)
 
 
 def _text(value: Any) -> str:

@@ -72,10 +72,6 @@ class SglangServeKnobs(Knobs, Load):
     def ranks(self) -> int:
         return self.tensor_parallel_size or 1
 
-    @property
-    def longest_request(self) -> int | None:
-        return self.max_model_len
-
     def command_line(self) -> list[str]:
         """What is set, as words of the server's command line.
 

@@ -191,14 +191,6 @@ class VllmKnobs(Knobs):
     def drafts(self) -> bool:
         return bool(self.num_speculative_tokens)
 
-    @property
-    def longest_request(self) -> int | None:
-        return self.max_model_len
-
-    @property
-    def quantized_as(self) -> str | None:
-        return self.quantization
-
     def engine_arguments(self, draft_model: str | None = None) -> dict[str, Any]:
         """What is set, as arguments of `vllm.LLM` and `vllm serve`, by their Python names; `draft_model` is a folder or
         repository.
