@@ -25,14 +25,10 @@ class Knobs(StrictRecord):
     def described(cls) -> Mapping[str, Knob]:
         """The description of each knob by name, in the order of the slug: the load on a server comes last. Raises
         TypeError if a field has no `Knob`."""
-        found = {
-            name: next((item for item in field.metadata if isinstance(item, Knob)), None)
-            for name, field in cls.model_fields.items()
-        }
-        if bare := [name for name, knob in found.items() if knob is None]:
+        found = {name: [k for k in field.metadata if isinstance(k, Knob)] for name, field in cls.model_fields.items()}
+        if bare := [name for name, knobs in found.items() if not knobs]:
             raise TypeError(f"{cls.__name__}: give {', '.join(bare)} a Knob(...) in Annotated[...]")
-        ordered = sorted(found, key=lambda name: name in Load.model_fields)
-        return {name: knob for name in ordered if (knob := found[name]) is not None}
+        return {name: found[name][0] for name in sorted(found, key=lambda name: name in Load.model_fields)}
 
     def slug(self) -> str:
         """Canonical name of the settings; `default` if nothing is set.
@@ -48,10 +44,8 @@ class Knobs(StrictRecord):
     @classmethod
     def slug_of(cls, values: Mapping[str, Any]) -> str:
         """The same for some of the settings."""
-        described = cls.described()
-        return "-".join(f"{knob.code}{_text(values[name])}" for name, knob in described.items() if name in values) or (
-            "default"
-        )
+        words = [f"{knob.code}{_text(values[name])}" for name, knob in cls.described().items() if name in values]
+        return "-".join(words) or "default"
 
     def set_values(self) -> dict[str, Any]:
         """What the study sets, by argument name; knobs left at the engine's default are left out."""
