@@ -160,7 +160,9 @@ def _of_quantity(table: pd.DataFrame, quantity: str) -> pd.DataFrame:
         high=high,
         measured=measured,
         error_pct=100 * (predicted / measured.where(measured > 0) - 1),
-        band_pct=table["ttft_error_pct" if quantity.startswith("ttft") else "error_pct"].where(high.notna()),
+        band_pct=table["ttft_error_pct" if quantity.startswith("ttft") else "error_pct"]
+        .astype(float)
+        .where(high.notna()),
         flagged=judged.where(surprise.isna(), True),
         why=surprise,
         running_peak_predicted=table["running_peak"],
