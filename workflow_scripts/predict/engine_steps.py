@@ -89,11 +89,6 @@ class EngineSteps:
     one_mask: bool = False
     graphs: Graphs | None = None
 
-    @property
-    def max_num_batched_tokens(self) -> int | None:
-        """Maximum number of tokens in a step; None for static batches."""
-        return None if isinstance(self.decides, StaticBatches) else self.decides.max_num_batched_tokens
-
 
 # The functions that descriptions name. Both get the knobs, the device, the model and the engine's version, empty for
 # that of the default environment, and raise ModelFactsError for layers that are not modelled; the first

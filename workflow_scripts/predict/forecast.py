@@ -166,7 +166,9 @@ class _Known:
             steps_by: StepsBy = resolve_name(engine.steps_by)
             steps = _under_load(steps_by(knobs, gpu, facts, version), load)
             record = replace(
-                record, max_num_seqs=steps.decides.max_num_seqs, max_num_batched_tokens=steps.max_num_batched_tokens
+                record,
+                max_num_seqs=steps.decides.max_num_seqs,
+                max_num_batched_tokens=steps.decides.max_num_batched_tokens,
             )
             requests, kind = self._requests_of(cell.workload, load, count, steps.longest_request)
         except (UnpredictableError, ModelFactsError) as e:
@@ -180,7 +182,7 @@ class _Known:
                 return replace(record, infeasible="not even one request fits into the memory beside the model")
         prompts, outputs = int(requests.prompt_tokens.sum()), int(requests.output_tokens.sum())
         record = replace(record, lengths=kind, prompt_tokens=prompts, output_tokens=outputs)
-        ahead = getattr(decides, "async_scheduling", False)
+        ahead = decides.async_scheduling
         # The rest of `Wanted`.
         wanted = (cell.engine, cell.model, facts.dtype, variant(knobs), ahead, knobs.ranks, cell.environment)
         # What a prediction leaves out, so that it has no band.

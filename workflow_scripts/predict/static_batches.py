@@ -5,7 +5,7 @@ torch 2.13. docs/plan.md lists it.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -27,9 +27,12 @@ class StaticBatches:
     cache: CacheKind
     room_tokens: int | None = None
 
+    # What they are in the terms of a scheduler.
+    max_num_batched_tokens: ClassVar[None] = None
+    async_scheduling: ClassVar[bool] = False
+
     @property
     def max_num_seqs(self) -> int:
-        """The batch size, under the name that it has for a scheduler."""
         return self.batch_size
 
 

@@ -157,7 +157,7 @@ def points_of(start: int, record: CalibrationRecord, facts: ModelFacts, on_cpu: 
     for again in _by_point(engine):
         requests = RequestLengths(*(np.array(column) for column in zip(*again[0].requests, strict=True)))
         schedule, work = scheduled(requests, record, engine.effective, facts, on_cpu)
-        ahead = steps.graphs is not None and getattr(steps.decides, "async_scheduling", False)
+        ahead = steps.graphs is not None and steps.decides.async_scheduling
         told = not get_engine(record.engine).serves
         whole = []
         for one in again[WARM_ROUNDS:]:
