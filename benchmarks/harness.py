@@ -145,20 +145,15 @@ def agreement(folder: Path, runs: int) -> None:
     console.print(table)
 
 
-def _new_folder(scratch: str, name: str) -> Path:
-    folder = Path(scratch) / name
-    folder.mkdir()
-    return folder
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Overhead of the pipeline beside a loop of vLLM's own benchmark.")
     parser.add_argument("--cells", type=int, help="number of cells, the first ones (default: all)")
     parser.add_argument("--agreement-runs", type=int, default=3, help="runs of the cell that is compared")
     args = parser.parse_args(argv)
-    with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
-        cost(_new_folder(scratch, "cost"), args.cells)
-        agreement(_new_folder(scratch, "agree"), args.agreement_runs)
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        cost(Path(folder), args.cells)
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        agreement(Path(folder), args.agreement_runs)
     return 0
 
 

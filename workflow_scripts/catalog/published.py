@@ -187,8 +187,7 @@ class Published:
 
     def claim(self, claim_id: str) -> Claim:
         """The claim with this id. Raises PublishedError if there is none."""
-        for claim in self.claims:
-            if claim.id == claim_id:
-                return claim
-        known = ", ".join(claim.id for claim in self.claims)
-        raise PublishedError(f"{self.folder / CLAIMS}: no claim {claim_id!r}; allowed: {known}")
+        known = {claim.id: claim for claim in self.claims}
+        if claim_id not in known:
+            raise PublishedError(f"{self.folder / CLAIMS}: no claim {claim_id!r}; allowed: {', '.join(known)}")
+        return known[claim_id]
