@@ -1,8 +1,6 @@
 """The command that writes the requests of a workload, and the page that describes the kinds."""
 
-import json
 import re
-import shutil
 from pathlib import Path
 from typing import get_args
 
@@ -125,12 +123,3 @@ def test_every_kind_has_a_generator_and_an_example_on_the_page():
     kinds = {get_args(kind.model_fields["kind"].annotation)[0]: kind for kind in get_args(get_args(Workload)[0])}
     assert set(kinds) == {example.kind for example in EXAMPLES.values()}
     assert set(GENERATORS) == {name for name, kind in kinds.items() if not issubclass(kind, SharedTextWorkload)}
-
-
-def test_a_model_of_an_unknown_family_gets_its_requests(prepare, write_study, model_dir, tmp_path):
-    unknown = tmp_path / "unknown"
-    shutil.copytree(model_dir, unknown)
-    config = read_json(unknown / "config.json")
-    (unknown / "config.json").write_text(json.dumps(config | {"model_type": "not_yet_known"}))
-    assert prepare(write_study(SYNTHETIC), folder=unknown) == 0
-    assert len(list(read_jsonl(tmp_path / "made" / "workload.jsonl"))) == 6

@@ -253,9 +253,3 @@ def test_lengths_follow_the_truncated_lognormal():
     drawn = np.array([draw_length(distribution, rng) for _ in range(4000)]) + rng.uniform(-0.5, 0.5, 4000)
     low, high = (np.log(bound / 60) / 1.2 for bound in (3.5, 256.5))
     assert stats.kstest(np.log(drawn / 60) / 1.2, stats.truncnorm(low, high).cdf).pvalue > 0.01
-
-
-@pytest.mark.parametrize(("median", "expected"), [(1e-3, 16), (1e9, 64)])
-def test_bounds_far_off_the_median_give_the_nearer_one(median, expected):
-    distribution = LengthDistribution(median=median, sigma=0.1, minimum=16, maximum=64)
-    assert draw_length(distribution, np.random.default_rng(0)) == expected

@@ -102,12 +102,3 @@ def test_accounting_that_does_not_answer_costs_one_line(measured, monkeypatch, c
     assert printed.count("accounting is not available") == told
     assert "Node" not in printed
     assert accounted_jobs(paths) == []
-
-
-def test_a_workstation_is_not_asked(measured):
-    folder, paths, call = measured
-    says(folder, "exit 1")
-    for record in paths.cell("").rglob("outcome.json"):
-        record.write_text(record.read_text().replace("SLURM_CLUSTER_NAME", "SLURM_OTHER"))
-    assert status.main(call) == 0
-    assert not (folder / "asked").exists()

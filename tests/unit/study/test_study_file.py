@@ -272,26 +272,20 @@ def test_a_folder_is_a_model_of_the_study(write_own, folder, tmp_path):
     assert json.loads((tmp_path / "made/model_manifest.json").read_text())["source"] == str(folder / "config.json")
 
 
-def test_a_stored_config_stands_in_for_a_lost_folder(write_own, folder, tmp_path):
+def test_another_config_is_another_model_and_a_stored_one_stands_in_for_a_lost_folder(write_own, folder, tmp_path):
     path, paths = write_own({"folder": str(folder)}), StudyPaths(tmp_path / "results", "own")
     study = load_study(path)
     before = definitions_sha256(study)
     assert not paths.root.exists()  # reading a study changes no file
     store_configs(study, paths)
+    (folder / "config.json").write_text(json.dumps(json.loads(CONFIG.read_text()) | {"num_hidden_layers": 4}))
+    assert definitions_sha256(load_study(path)).keys() == before.keys()
+    assert definitions_sha256(load_study(path)) != before
     shutil.rmtree(folder)
     assert definitions_sha256(load_study(path)) == before
     shutil.rmtree(paths.root)
     with pytest.raises(CatalogError, match=r"model 'mine': .*given/config.json: "):
         load_study(path)
-
-
-def test_another_config_in_the_folder_is_another_model(write_own, folder, tmp_path):
-    path, paths = write_own({"folder": str(folder)}), StudyPaths(tmp_path / "results", "own")
-    before = definitions_sha256(load_study(path))
-    store_configs(load_study(path), paths)
-    (folder / "config.json").write_text(json.dumps(json.loads(CONFIG.read_text()) | {"num_hidden_layers": 4}))
-    assert definitions_sha256(load_study(path)).keys() == before.keys()
-    assert definitions_sha256(load_study(path)) != before
 
 
 def test_a_repository_needs_the_hub_once(write_own, tmp_path, monkeypatch):
