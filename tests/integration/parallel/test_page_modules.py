@@ -6,10 +6,9 @@ import random
 from inspect import signature
 from typing import Any
 
-import pandas as pd
 import pytest
 
-from workflow_scripts.analyse.claims.audit import AuditError, Workload, audit_table, ceiling, find_columns
+from workflow_scripts.analyse.claims.audit import AuditError, Workload, ceiling, find_columns, judge
 from workflow_scripts.catalog.gpus_and_models import CatalogError, get_model, load_gpus, resolve
 from workflow_scripts.catalog.rate_columns import PATTERNS
 from workflow_scripts.physics import formulas
@@ -283,13 +282,12 @@ def test_a_pasted_table_gets_the_verdicts_of_the_audit(in_page):
     }})()"""
     here = in_page("verdicts.js", script)
     model = get_model("llama-3.1-8b-instruct")
-    table = pd.DataFrame(rows, columns=names)
-    there = audit_table(table, read_model_facts(model.config, model.fixed_dtype), Workload(200, 200))
-    assert [row["verdict"] for row in here] == list(there["verdict"])
-    assert list(there["verdict"]) == ["possible", *["impossible"] * 2, *["unknown"] * 3]
-    for row, expected in zip(here, there["predicted_ceiling_tokens_per_s"], strict=True):
-        assert (row["ceiling"] is None) == math.isnan(expected)
-        assert row["ceiling"] is None or row["ceiling"] == pytest.approx(expected)
+    facts, columns = read_model_facts(model.config, model.fixed_dtype), find_columns(names)
+    there = [judge(dict(zip(names, row, strict=True)), columns, facts, Workload(200, 200)) for row in rows]
+    assert [row["verdict"] for row in here] == [row.verdict for row in there]
+    assert [row.verdict for row in there] == ["possible", *["impossible"] * 2, *["unknown"] * 3]
+    ceilings = [math.nan if row["ceiling"] is None else row["ceiling"] for row in here]
+    assert ceilings == pytest.approx([row.predicted_ceiling_tokens_per_s for row in there], nan_ok=True)
     quoted = 'GPU,"tok/s, output"\nH200,"1,200"'
     assert in_page("verdicts.js", f"m.parseTable({json.dumps(quoted)})") == [{"GPU": "H200", "tok/s, output": "1,200"}]
 

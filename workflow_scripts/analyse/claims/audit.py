@@ -24,9 +24,8 @@ from argparse import ArgumentTypeError, Namespace
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from workflow_scripts.analyse.claims.csv_rows import Fields, Value, read_rows
 from workflow_scripts.catalog.any_model import ANY_MODEL, find_model
@@ -38,9 +37,6 @@ from workflow_scripts.common.files import write_text
 from workflow_scripts.physics import formulas
 from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, read_model_facts
 from workflow_scripts.physics.stored_weights import KV_CACHE_DTYPE, QUANTIZATION
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Verdict = Literal["possible", "impossible", "unknown"]
 
@@ -262,7 +258,9 @@ def as_long(
         of_settings = rates or [name for name in numeric if name != place and not _like("not_tokens", name)]
         values = [name for name in names if cards(name)] if place is None else of_settings
     if place is not None:  # in many tables only the first of several rows names its GPU
-        gpus = accumulate((row[place] for row in rows), lambda above, own: above if own is None else own)
+        gpus = [row[place] for row in rows]
+        for i in range(1, len(gpus)):
+            gpus[i] = gpus[i - 1] if gpus[i] is None else gpus[i]
         rows = [row | {place: name} for row, name in zip(rows, gpus, strict=True)]
     if not values:
         return list(names), list(rows)
@@ -307,21 +305,6 @@ def _setting(text: str, name: str, of: str | None = None) -> tuple[str, Value]:
 def _named(name: str, value: Value) -> tuple[str, Value]:
     """A value with the name of its column or, if that has none, with the name that the value begins with."""
     return (name, value) if name or value is None else _setting(str(value), "setting")
-
-
-def audit_table(table: "pd.DataFrame", facts: ModelFacts, workload: Workload, **options: Any) -> "pd.DataFrame":
-    """The table with a verdict on each row, in the fields of `Judged`; `options` are those of `judge`.
-
-    Raises:
-        AuditError: a column is missing.
-    """
-    import pandas as pd  # the command does not need it
-
-    table = table.drop(columns=list(ADDED), errors="ignore").reset_index(drop=True)
-    columns = find_columns([str(name) for name in table.columns])
-    rows = [dict(zip(map(str, table), row, strict=True)) for row in table.itertuples(index=False, name=None)]
-    verdicts = [asdict(judge(row, columns, facts, workload, **options)) for row in rows]
-    return pd.concat([table, pd.DataFrame(verdicts, columns=list(ADDED))], axis=1)
 
 
 _NUMBER = re.compile(
@@ -445,9 +428,9 @@ def main(args: Namespace) -> None:
     if args.tokens_per_request is None:
         args.tokens_per_request = USUAL_LENGTHS
         print("kvsweep audit: lengths are not given: 200 prompt and 200 output tokens assumed", file=sys.stderr)
-    of_file, cells = read_rows(args.table)
-    found, rows = as_long(of_file, cells, args.gpu, args.columns, args.throughput_column)
-    names = [name for name in found if name not in ADDED]
+    read, cells = read_rows(args.table)
+    of_file = [name for name in read if name not in ADDED]
+    names, rows = as_long(of_file, cells, args.gpu, args.columns, args.throughput_column)
     columns = find_columns(names, args.throughput_column)
     verdicts = _verdicts(args, columns, rows)
     audited = [

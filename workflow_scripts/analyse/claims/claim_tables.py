@@ -6,15 +6,15 @@ and `ceilings`.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache, cached_property
 from pathlib import Path
 
 import pandas as pd
 
 from workflow_scripts.analyse.cells.cell_intervals import cell_intervals
+from workflow_scripts.analyse.claims.audit import ADDED, cards, find_columns, judge
 from workflow_scripts.analyse.claims.audit import USUAL_LENGTHS as LENGTHS
-from workflow_scripts.analyse.claims.audit import audit_table, cards
 from workflow_scripts.analyse.claims.evidence import published_table
 from workflow_scripts.analyse.intervals.repeats import IDENTITY, Row, counted, records
 from workflow_scripts.analyse.limits import predictions, ratios
@@ -152,7 +152,9 @@ def _ceilings(claim: Claim, check: Check, evidence: Evidence) -> pd.DataFrame:
     if "gpu" not in rates:
         rates = rates.assign(gpu=check.gpus[0])
     known = rates.columns.intersection(["gpu", "engine", "throughput", "throughput_tok_s", "tokens_per_s", *_SEQUENCES])
-    audited = audit_table(rates[known], facts_of(check.models[0]), LENGTHS)
+    rates, columns, facts = rates[known].reset_index(drop=True), find_columns(list(known)), facts_of(check.models[0])
+    verdicts = [asdict(judge(row, columns, facts, LENGTHS)) for row in records(rates)]
+    audited = rates.join(pd.DataFrame(verdicts, columns=list(ADDED)))
     lengths = f"{LENGTHS.prompt_tokens:g} + {LENGTHS.output_tokens:g} tokens per request"
     possible = [_possible_with(row) for row in records(audited)]
     return audited.assign(model=check.models[0], workload=lengths, possible=possible).dropna(subset="times_ceiling")
