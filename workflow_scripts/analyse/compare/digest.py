@@ -113,20 +113,15 @@ def read_digest(place: Path) -> Digest:
             names = fnmatch.filter(archive.namelist(), f"results/*/tables/{DIGEST}")
             if not names:
                 raise DigestError(f"{place}: an archive without results/STUDY/tables/{DIGEST}")
-            return parsed(archive.read(names[0]).decode(), place)
+            return _parsed(archive.read(names[0]).decode(), place)
     try:
         text = place.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise DigestError(f"{place}: neither a report, an archive nor a digest") from None
-    return parsed(unpacked(text, place) if place.suffix != ".json" else text, place)
+    return _parsed(_unpacked(text, place) if place.suffix != ".json" else text, place)
 
 
-def unpacked(html: str, place: Path) -> str:
-    """The digest in the text of a report.
-
-    Raises:
-        DigestError: there is none, or it is damaged.
-    """
+def _unpacked(html: str, place: Path) -> str:
     found = _IN_PAGE.search(html)
     if found is None:
         raise DigestError(f"{place}: a report without a digest, or no report; draw it again with `snakemake`")
@@ -136,24 +131,19 @@ def unpacked(html: str, place: Path) -> str:
         raise DigestError(f"{place}: its digest is damaged: {e}") from None
 
 
-def parsed(text: str, place: Path) -> Digest:
-    """A digest from its JSON.
-
-    Raises:
-        DigestError: it is not one; the message names the first fault.
-    """
+def _parsed(text: str, place: Path) -> Digest:
     try:
         digest = Digest.model_validate_json(text)
     except ValidationError as e:
         first = ": ".join(filter(None, next(faults(e, Digest, {}))))
         raise DigestError(f"{place}: not a digest: {first}") from None
-    for what, places, values in (
-        ("content", (cell.content for cell in digest.cells), digest.contents),
-        ("environment", (cell.environment for cell in digest.cells), digest.environments),
-        ("effective", (cell.effective for cell in digest.cells), digest.effective),
-        ("pairs", (at for pair in digest.pairs for at in (pair.cell, pair.baseline)), digest.cells),
+    cells = digest.cells
+    for what, places, allowed in (
+        ("content", (cell.content for cell in cells), range(-1, len(digest.contents))),
+        ("environment", (cell.environment for cell in cells), range(-1, len(digest.environments))),
+        ("effective", (cell.effective for cell in cells), range(-1, len(digest.effective))),
+        ("pairs", (at for pair in digest.pairs for at in (pair.cell, pair.baseline)), range(len(cells))),
     ):
-        least = 0 if what == "pairs" else -1
-        if not all(least <= at < len(values) for at in places):
+        if not all(at in allowed for at in places):
             raise DigestError(f"{place}: not a digest: {what} names an entry that does not exist")
     return digest

@@ -9,6 +9,7 @@ embeds it, so a report can be compared without the folder that it was made from.
 
 import json
 from argparse import Namespace
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -39,26 +40,10 @@ ENVIRONMENT = (
     "dtype",
 )
 Table = Callable[[str], pd.DataFrame]
+# Values by their JSON, with their positions.
+Known = dict[str, tuple[int, Any]]
 # Settings of a study apart from its grid.
 SETTINGS = {"repeats", "starts", "cell_time_limit_s", "equivalence_margin_pct", "slo"}
-
-
-class _Places:
-    """A list without duplicates."""
-
-    def __init__(self) -> None:
-        self.values: list[Any] = []
-        self._found: dict[str, int] = {}
-
-    def of(self, value: Any) -> int:
-        """The position of a value, which is added if it is new; -1 for an empty one."""
-        if not value:
-            return -1
-        key = json.dumps(value, sort_keys=True)
-        if key not in self._found:
-            self._found[key] = len(self.values)
-            self.values.append(value)
-        return self._found[key]
 
 
 def digest_of(study: Study, table: Table) -> Digest:
@@ -67,7 +52,7 @@ def digest_of(study: Study, table: Table) -> Digest:
     by_cell = dict(list(cells.groupby("cell_id", sort=False)))
     means, ceilings = _means(cells), _ceilings(table(LIMITS.name))
     device_rates = table(WAITING.name).groupby("cell_id")["output_tokens_per_device_s"].median()
-    contents, environments, effective = _Places(), _Places(), _Places()
+    contents, environments, effective = Known(), Known(), Known()
     found = []
     for cell in expand(study):
         if (rows := by_cell.get(cell.id)) is None:
@@ -89,9 +74,9 @@ def digest_of(study: Study, table: Table) -> Digest:
                 comparable=bool(ok["comparable"].any()),
                 source=str(first["source"]),
                 began=None if began.empty else str(began.min()),
-                content=contents.of(content),
-                environment=environments.of(_environment(rows)),
-                effective=effective.of(None if pd.isna(told) else json.loads(told)),
+                content=_place(content, contents),
+                environment=_place(_environment(rows), environments),
+                effective=_place(None if pd.isna(told) else json.loads(told), effective),
                 means=means.get(cell.id, []),
                 ceilings=ceilings.get(cell.id, {}),
                 device_rate=_known(device_rates.get(cell.id)),
@@ -103,12 +88,17 @@ def digest_of(study: Study, table: Table) -> Digest:
         study=study.name,
         question=study.question,
         settings=study.model_dump(mode="json", include=SETTINGS),
-        contents=contents.values,
-        environments=environments.values,
-        effective=effective.values,
+        contents=[value for _, value in contents.values()],
+        environments=[value for _, value in environments.values()],
+        effective=[value for _, value in effective.values()],
         cells=found,
         pairs=list(_pairs(places, table)),
     )
+
+
+def _place(value: Any, known: Known) -> int:
+    """The position of a value among the known ones, to which a new one is added; -1 for an empty one."""
+    return known.setdefault(json.dumps(value, sort_keys=True), (len(known), value))[0] if value else -1
 
 
 def _environment(rows: pd.DataFrame) -> dict[str, list[str]]:
@@ -118,7 +108,7 @@ def _environment(rows: pd.DataFrame) -> dict[str, list[str]]:
 
 def _means(cells: pd.DataFrame) -> dict[str, list[Mean]]:
     """The means of each cell that may be compared. If a cell has several environments, the first one counts."""
-    found: dict[str, list[Mean]] = {}
+    found = defaultdict(list)
     for measure, rows in compared_measures(cells):
         summary, samples = cell_summary(rows, measure)
         mean, squared, df = mean_errors(samples)
@@ -132,16 +122,16 @@ def _means(cells: pd.DataFrame) -> dict[str, list[Mean]]:
                 starts=int(samples.starts[at]),
                 repeats=int(row["repeats"]),
             )
-            found.setdefault(row["cell_id"], []).append(of_cell)
+            found[row["cell_id"]].append(of_cell)
     return found
 
 
 def _ceilings(limits: pd.DataFrame) -> dict[str, dict[str, float]]:
     known = limits.dropna(subset=["output_tokens_per_s_ceiling"])
     medians = known.groupby(["cell_id", "rates"])["output_tokens_per_s_ceiling"].median()
-    found: dict[str, dict[str, float]] = {}
+    found: dict[str, dict[str, float]] = defaultdict(dict)
     for row in records(medians.reset_index(name="ceiling")):
-        found.setdefault(row["cell_id"], {})[row["rates"]] = float(f"{row['ceiling']:.4g}")
+        found[row["cell_id"]][row["rates"]] = float(f"{row['ceiling']:.4g}")
     return found
 
 
