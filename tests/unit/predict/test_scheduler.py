@@ -106,6 +106,9 @@ def test_a_shared_text_is_lost_when_its_blocks_are_needed():
     assert kept.cached_tokens.tolist() == [0, 0, 8]
     assert kept.evicted_blocks == 0
     assert kept.needs_blocks == 7
+    # The last block of a prompt of whole blocks is computed again; both copies of it are evicted for the third request.
+    twice = lengths((8, 1), (8, 1), (9, 1), prefix_id=[0, 0, -1], prefix_tokens=[8, 8, 0])
+    assert make_schedule(twice, one).evicted_blocks == 2
 
 
 @pytest.mark.parametrize(
