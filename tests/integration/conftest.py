@@ -55,7 +55,7 @@ STUDY = study_content(
     name="small",
     question="do the engines run?",
     repeats=2,
-    cell_time_limit_s=150,
+    cell_time_limit_s=400,  # ranks wait for each other on cores that others use
     workloads={
         "short": {
             "kind": "synthetic",
