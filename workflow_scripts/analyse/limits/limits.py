@@ -67,10 +67,10 @@ SCHEMA = table_schema(
     ),
     TEXT("prefill_bound_by decode_bound_by bound_by", "the resource that takes longer"),
     NUMBER("wall_s_min", "minimum time of the repeat"),
-    NUMBER([f"{rate}_ceiling" for rate in TOKEN_RATES], "tokens over `wall_s_min`"),
-    NUMBER(
-        [f"{rate}_ceiling_{by}" for rate in TOKEN_RATES for by in ("memory", "arithmetic")],
-        "tokens over the time by one resource",
+    *(
+        NUMBER(f"{rate}_ceiling", "tokens over `wall_s_min`")
+        | NUMBER(f"{rate}_ceiling_memory {rate}_ceiling_arithmetic", "tokens over the time by one resource")
+        for rate in TOKEN_RATES
     ),
     NUMBER("steps", "scheduler steps"),
     NUMBER("read_bytes flops", "bytes to read and operations of these steps, on all devices"),
