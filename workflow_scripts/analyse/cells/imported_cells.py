@@ -128,7 +128,9 @@ def _above_ceiling(run: Row, rates: dict[str, Any]) -> str | None:
         )
     except ModelFactsError:
         return None
-    for name, rate in rates.items() if highest else ():
+    if highest is None:
+        return None
+    for name, rate in rates.items():
         if rate > (allowed := getattr(highest, name)):
             times = f" is {rate / allowed:.3g} times its ceiling of {allowed:,.0f}" if allowed else ""
             return f"{name} {rate:,.0f}{times or f', but {highest.because}'}"
