@@ -1,12 +1,13 @@
-"""Sentences and tables that several subjects share: what is decided, the effects of a knob, and pairs of cells."""
+"""Sentences and tables that several subjects share: what is decided, effects of a knob, pairs of cells, and claims."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
 from workflow_scripts.common.wording import interval_text, listed, number, plural, sentence
-from workflow_scripts.present.blocks import Block, Finding, Text
+from workflow_scripts.present.blocks import Block, Finding, Fold, Text
 from workflow_scripts.present.report import Part, Report
 from workflow_scripts.present.report_tables import MissingError, Tables, records
 from workflow_scripts.present.series import evenly, without_shared
@@ -43,6 +44,13 @@ _COMPARED: Mapping[str, str] = {
 }
 # What `pairs_that_differ_in` reports pair by pair.
 _TOLD_APART = ("enable_prefix_caching", "num_speculative_tokens", "model")
+# Address of a section -> the ids of claims that belong there; all others are about KV memory.
+_ABOUT: Mapping[str, str] = {
+    "max-num-seqs": "max-num-seqs|prompts-limit|gpu-utilisation|control-throughput|slots-are-never",
+    "devices": "h200-over|h100-over|on-a100s|tensor-for",
+    "engines": "hf-|-hf|engines-on|hundred-times|single-request",
+    "prefix-caching": "prefix|system-prompt|eviction",
+}
 
 
 def ratio_finding(ratio: float, verdict: str, sentence: str) -> Finding:
@@ -193,3 +201,33 @@ def some(findings: Sequence[Finding], table: str, most: int = MOST_SENTENCES) ->
 
 def place(row: Mapping[str, Any]) -> str:
     return ", ".join(filter(None, (row["gpu"], row["model"], row["workload"], held_in_words(row.get("held") or ""))))
+
+
+def claims_on(section: str) -> Part:
+    """The claims about the subject of a section; below each its evidence, labelled by source."""
+
+    def part(report: Report) -> Iterator[Block]:
+        if not report.study.claims:
+            return
+        rows = report.tables.need("claims")
+        for row in records(rows[rows["claim_id"].astype(str).map(_section) == section]):
+            paragraphs = {
+                f"Published by {row['published_by']}": row["published_value"],
+                "Evidence": row["evidence"],
+                "Seen here, without influence on the verdict": row["seen_here"],
+                "What would test it": row["would_test"],
+            }
+            # A paragraph for each piece of evidence, which begins with its source in brackets.
+            told = [
+                Text(part)
+                for heading, text in paragraphs.items()
+                if text
+                for part in re.split(r"(?<=\.) (?=\[)", f"{heading}: {text}")
+            ]
+            yield Fold(f"Published claim, {row['verdict']}: {row['claim']}", told)
+
+    return part
+
+
+def _section(claim_id: str) -> str:
+    return next((section for section, ids in _ABOUT.items() if re.search(ids, claim_id)), "block-size")

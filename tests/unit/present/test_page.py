@@ -10,8 +10,8 @@ from tests.unit.present.conftest import changed, whole
 from tests.unit.present.synthetic import DRAWN, SCRIPT, SPEED
 from workflow_scripts.common.files import write_json
 from workflow_scripts.present.blocks import Table
+from workflow_scripts.present.sentences import claims_on
 from workflow_scripts.present.subjects import APPENDIX, SECTIONS, SUBJECTS
-from workflow_scripts.present.subjects.claims_retested import claims_on
 from workflow_scripts.present.subjects.kv_block_size import _by_kind_of_layer
 from workflow_scripts.present.subjects.where_measured import provenance
 from workflow_scripts.study.accounting import NODE_HEADINGS

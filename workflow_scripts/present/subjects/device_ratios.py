@@ -19,10 +19,9 @@ from workflow_scripts.present.ratio_by_sequences import (
 from workflow_scripts.present.ratio_plot import Reference, labelled, plot_ratios
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import MissingError, Tables, records
-from workflow_scripts.present.sentences import some, with_interval
+from workflow_scripts.present.sentences import claims_on, some, with_interval
 from workflow_scripts.present.style import COLOURS, LineStyle, Mark
 from workflow_scripts.present.subject import FigurePart, Subject, TablePart
-from workflow_scripts.present.subjects.claims_retested import claims_on
 from workflow_scripts.present.words import explained
 
 OBSERVED = "output tokens per s (measured)"

@@ -13,11 +13,10 @@ from workflow_scripts.present.by_knob import OUTPUT, compared, plot_by_knob
 from workflow_scripts.present.plot import Panel, Plot, key, log2_axis
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import MissingError, Tables, records
-from workflow_scripts.present.sentences import effects_of, some, verdicts_on
+from workflow_scripts.present.sentences import claims_on, effects_of, some, verdicts_on
 from workflow_scripts.present.series import NAMES, repeats_of
 from workflow_scripts.present.style import COLOURS, LineStyle
 from workflow_scripts.present.subject import CELL, FigurePart, Subject, TablePart, medians_by_cell
-from workflow_scripts.present.subjects.claims_retested import claims_on
 
 # A smaller error of a KV cache prediction may come from other data in the device's memory.
 WITHIN_PCT = 1.0

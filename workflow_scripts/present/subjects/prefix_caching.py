@@ -11,11 +11,10 @@ from workflow_scripts.present.blocks import GIB, Block, Finding
 from workflow_scripts.present.plot import Plot
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import MissingError, Tables, records
-from workflow_scripts.present.sentences import effects_of, effects_on, pairs_that_differ_in, place, some
+from workflow_scripts.present.sentences import claims_on, effects_of, effects_on, pairs_that_differ_in, place, some
 from workflow_scripts.present.series import means, without_shared
 from workflow_scripts.present.style import marks
 from workflow_scripts.present.subject import CELL, FigurePart, Subject, TablePart
-from workflow_scripts.present.subjects.claims_retested import claims_on
 
 _MEASURES = {
     "output_tokens_per_s": "Output tokens per s",

@@ -11,10 +11,9 @@ from workflow_scripts.present.by_knob import OUTPUT, TOTAL, WHOLE, ceilings_of, 
 from workflow_scripts.present.plot import Plot
 from workflow_scripts.present.report import Part, Report
 from workflow_scripts.present.report_tables import REPEAT, STEADY, MissingError, Tables
-from workflow_scripts.present.sentences import effects_of, size_of, verdicts_on
+from workflow_scripts.present.sentences import claims_on, effects_of, size_of, verdicts_on
 from workflow_scripts.present.series import NAMES, Group, means
 from workflow_scripts.present.subject import FigurePart, Subject
-from workflow_scripts.present.subjects.claims_retested import claims_on
 from workflow_scripts.study.setting_words import setting_phrase, shortly
 
 DRAIN, WORK = "drain_share", ("num_requests", "prompt_tokens", "output_tokens")
