@@ -1,6 +1,7 @@
 import base64
 import json
 import re
+import shutil
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -93,19 +94,13 @@ def test_arrivals_are_drawn_of_cells_alone_where_requests_arrive_over_time(resul
 
 
 def test_a_text_has_a_panel_for_each_tokenizer_that_counts_it_differently(results, tmp_path, cells):
-    longer = cells[cells["gpu"] == "h200"].assign(model="other-model", gpu="l4")
-    longer["cell_id"] = longer["cell_id"].str.replace("h200/", "l4/")
-    pd.concat([cells, longer]).to_parquet(tmp_path / "cells.parquet")
-    for path in (results.root / "parsed").glob("*/requests.parquet"):
-        (tmp_path / path.parent.name).mkdir()
-        pd.read_parquet(path).to_parquet(tmp_path / path.parent.name / path.name)
-    (tmp_path / "l4").mkdir()
-    requests = pd.read_parquet(tmp_path / "h200" / "requests.parquet")
-    is_chat = requests["cell_id"].str.contains("/chat/")
-    requests["prompt_tokens"] += is_chat.astype(int)
-    requests["cell_id"] = requests["cell_id"].str.replace("h200/", "l4/")
-    requests.to_parquet(tmp_path / "l4" / "requests.parquet")
-    titles = [panel.title for panel in FIGURES["workload_lengths"].plot(Tables(tmp_path, tmp_path)).panels]
+    cells["model"] = cells["model"].mask(cells["gpu"] == "l40s", "other-model")
+    cells.to_parquet(tmp_path / "cells.parquet")
+    parsed = shutil.copytree(results.root / "parsed", tmp_path / "parsed")
+    requests = pd.read_parquet(parsed / "l40s/requests.parquet")
+    requests["prompt_tokens"] += requests["cell_id"].str.contains("/chat/").astype(int)
+    requests.to_parquet(parsed / "l40s/requests.parquet")
+    titles = [panel.title for panel in FIGURES["workload_lengths"].plot(Tables(tmp_path, parsed)).panels]
     assert sorted(titles) == ["chat · llama-3.1-8b-instruct", "chat · other-model", "system-prompt"]
 
 
