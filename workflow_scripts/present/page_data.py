@@ -13,7 +13,7 @@ import base64
 import gzip
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -227,21 +227,10 @@ def _intervals(report: Report, place: "pd.Series[int]") -> pd.DataFrame:
 def timelines(tables: Tables, most_bytes: int = MOST_BYTES) -> dict[str, str]:
     """Packed timelines by cell, in the order of interest, up to `most_bytes` together."""
     chosen: dict[str, str] = {}
-    size = 0
-    for cell_id, timeline in _timelines(tables):
-        text = packed(timeline)
-        size += len(text)
-        if size > most_bytes:
-            break
-        chosen[cell_id] = text
-    return chosen
-
-
-def _timelines(tables: Tables) -> Iterator[tuple[str, dict[str, Any]]]:
-    order, size = _cells_by_interest(tables)[:MOST_CELLS], BATCH
+    order, batch, left = _cells_by_interest(tables)[:MOST_CELLS], BATCH, most_bytes
     while order:
-        ids, order = order[:size], order[size:]
-        size *= GROWTH
+        ids, order = order[:batch], order[batch:]
+        batch *= GROWTH
         facts = {}
         for name in COLUMNS:
             with suppress(MissingError):
@@ -257,14 +246,16 @@ def _timelines(tables: Tables) -> Iterator[tuple[str, dict[str, Any]]]:
                     }
                     for name, of_cells in parts.items()
                 }
-                yield cell_id, timeline
+                text = packed(timeline)
+                left -= len(text)
+                if left < 0:
+                    return chosen
+                chosen[cell_id] = text
+    return chosen
 
 
 def _cells_by_interest(tables: Tables) -> list[str]:
-    cells = tables.cells
-    ran = cells[cells["repeat"].notna()]
-    if ran.empty:
-        return []
+    ran = tables.cells[tables.cells["repeat"].notna()]
     rates = ran.groupby("cell_id", sort=False)["output_tokens_per_s"].median()
     first = ran.drop_duplicates("cell_id").set_index("cell_id")
     rank = rates.groupby([first[name] for name in NAMES], sort=False).rank(ascending=False, method="first")
