@@ -165,7 +165,7 @@ def test_what_decides_comes_first_and_what_does_not_bear_is_apart(tmp_path, monk
     found = (
         finding("A note.", label=COMPUTED),
         finding("It fits.", SUPPORTED, scope="l4", ids=("b",)),
-        finding("Elsewhere.", bears=False, scope="cpu-all", ids=("c",)),
+        finding("Elsewhere.", CONTRADICTED, bears=False, scope="cpu-all", ids=("c",)),
         finding("It fits too.", SUPPORTED, label=COMPUTED, scope="l4", ids=("a", "b")),
     )
     (row,) = made(tmp_path, monkeypatch, *found).to_dict("records")

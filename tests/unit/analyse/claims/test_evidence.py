@@ -1,41 +1,13 @@
-"""Which findings bear on a claim, and which verdict follows from them."""
+"""Which measurements bear on a claim, and the tables of a study that has not made all of them."""
 
 import pandas as pd
-import pytest
 
 from tests.pretended_gpu import CATALOGUE
 from tests.unit.analyse.claim_evidence import LLAMA
 from workflow_scripts.analyse.claims.claim_tables import read_tables
-from workflow_scripts.analyse.claims.evidence import (
-    COMPUTED,
-    CONTRADICTED,
-    NOT_TESTABLE,
-    SUPPORTED,
-    Finding,
-    Setting,
-    verdict,
-)
+from workflow_scripts.analyse.claims.evidence import Setting
 from workflow_scripts.analyse.settings.effects import SCHEMA as EFFECTS
 from workflow_scripts.analyse.tables import write_table
-
-
-def finding(says, bears=True):
-    return Finding("It is so.", COMPUTED, "anywhere", ("a",), says, bears)
-
-
-@pytest.mark.parametrize(
-    ("says", "found"),
-    [
-        ([], NOT_TESTABLE),
-        ([None], NOT_TESTABLE),
-        ([SUPPORTED, None], SUPPORTED),
-        ([SUPPORTED, CONTRADICTED], CONTRADICTED),
-        ([None, CONTRADICTED], CONTRADICTED),
-    ],
-)
-def test_one_contradiction_is_enough_and_silence_decides_nothing(says, found):
-    assert verdict([finding(s) for s in says]) == found
-    assert verdict([finding(CONTRADICTED, bears=False), *(finding(s) for s in says)]) == found
 
 
 def test_a_published_name_covers_every_card_that_it_may_mean_and_no_name_every_gpu(monkeypatch):

@@ -153,9 +153,48 @@ def test_a_server_that_keeps_up_is_limited_by_its_load_and_another_by_itself(tmp
     assert (row["goodput_requests_per_s"], row["slo"], row["memory_utilization"]) == (2.0, "ttft_s <= 0.2", 0.25)
     assert summary["repeats"].tolist() == [2]
     assert summary["ttft_s_p50"].tolist() == pytest.approx([0.1])
-    rows, summary = tables(tmp_path / "does not", OPEN_LOAD, [one_after_the_other()], requests_per_s=1.0)
-    assert (rows.iloc[0]["limited_by"], rows.iloc[0]["saturated"]) == ("server", True)
-    assert summary["saturated"].tolist() == [True]
+
+
+BURST = np.append(np.arange(30.0), 29.5 + np.arange(10) / 100)
+IN_TURN = np.repeat(np.arange(20.0), 2)
+
+
+def held_back(until, seconds=0.6):
+    """Requests that the client sends no earlier than this, and that are answered in so many seconds."""
+    sent = np.maximum(ARRIVALS, until)
+    return served(ARRIVALS, sent + 0.1, sent + seconds, sent=sent)
+
+
+def in_its_own_time(lengths):
+    """Each request is answered in its own time, however many there are; they come within 5 s."""
+    arrivals = np.arange(40) / 8
+    return served(arrivals, arrivals + 0.1, arrivals + lengths, outputs=lengths.astype(int) * 10)
+
+
+@pytest.mark.parametrize(
+    ("knobs", "requests", "requests_per_s", "limited_by", "saturated"),
+    [
+        (OPEN_LOAD, one_after_the_other(), 1.0, "server", True),
+        # A queue that a burst at the end leaves is cleared quickly.
+        (OPEN_LOAD, served(BURST, BURST + 0.1, BURST + 0.6), 40 / 30.2, "load", False),
+        # A run shorter than its answers does not say what the server sustains.
+        (OPEN_LOAD, in_its_own_time(np.full(40, 10.0)), 40 / 19, "unknown", None),
+        (OPEN_LOAD, in_its_own_time(np.tile([6.0, 14.0], 20)), 40 / 19, "unknown", None),
+        # A cap, or a client that saturates, is not put on the server.
+        (OPEN_LOAD | {"users": 1}, held_back(np.arange(40), 0.9), 1.0, "users", True),
+        (OPEN_LOAD, held_back(np.arange(40), 0.9), 1.0, "client", True),
+        (OPEN_LOAD | {"users": 1}, held_back(np.arange(40) * 0.6), 2.0, "users", False),
+        # Users wait for the server, and a replay may be capped to users too.
+        ({"users": 2}, served(IN_TURN, IN_TURN + 0.1, IN_TURN + 1), 2.0, "server", None),
+        ({"users": 1}, held_back(np.arange(40) * 0.6 + 0.001), 2.0, "users", False),
+    ],
+)
+def test_what_limits_a_load(tmp_path, knobs, requests, requests_per_s, limited_by, saturated):
+    rows, summary = tables(tmp_path, knobs, [requests], wall_s=40 / requests_per_s, requests_per_s=requests_per_s)
+    row = rows.iloc[0]
+    assert (row["limited_by"], row["saturated"] if pd.notna(row["saturated"]) else None) == (limited_by, saturated)
+    assert (summary["limited_by"][0], summary["saturated"].isna()[0]) == (limited_by, saturated is None)
+    assert pd.isna(row["arrivals_per_s"]) == (row["load"] == "closed loop")
 
 
 @pytest.mark.parametrize(
@@ -198,26 +237,6 @@ def test_a_99th_percentile_has_an_interval_over_starts_with_arrivals_of_their_ow
     assert summary[["ttft_s_p99", "ttft_s_p99_low"]].notna().to_numpy().tolist() == [[value, interval]]
     if value:
         assert summary["ttft_s_p99"][0] == pytest.approx(0.02**0.5)
-
-
-def test_a_burst_at_the_end_is_not_more_than_the_server_sustains(tmp_path):
-    arrivals = np.append(np.arange(30.0), 29.5 + np.arange(10) / 100)
-    burst = served(arrivals, arrivals + 0.1, arrivals + 0.6)
-    assert queue_growth_per_s(arrivals, arrivals + 0.6) * 15 > 2
-    assert np.isnan(queue_growth_per_s(np.zeros(9), np.ones(9)))
-    rows, _ = tables(tmp_path, {"request_rate_per_s": 1.3}, [burst], wall_s=30.2, requests_per_s=40 / 30.2)
-    assert not rows.iloc[0]["saturated"]
-
-
-@pytest.mark.parametrize("lengths", [np.full(40, 10.0), np.tile([6.0, 14.0], 20)], ids=["equal", "not equal"])
-def test_a_run_shorter_than_its_answers_does_not_say_what_the_server_sustains(tmp_path, lengths):
-    """A server that answers each request in its own time, however many there are; they come within 5 s."""
-    arrivals = np.arange(40) / 8
-    requests = served(arrivals, arrivals + 0.1, arrivals + lengths, outputs=lengths.astype(int) * 10)
-    rows, _ = tables(tmp_path, {"request_rate_per_s": 8.0}, [requests], wall_s=19.0, requests_per_s=40 / 19)
-    row = rows.iloc[0]
-    assert row["queue_growth_per_s"] == pytest.approx(8.0)
-    assert (row["saturated"] is pd.NA, row["limited_by"]) == (True, "unknown")
 
 
 def test_a_repeat_that_is_too_short_leaves_open_what_the_others_do_not_show(tmp_path):
@@ -264,32 +283,6 @@ def test_a_cell_is_summed_up_by_its_worst_repeat(tmp_path):
     cpu = [{"metric.client_cpu_s": 19.0}]
     rows, _ = tables(tmp_path / "busy", OPEN_LOAD, [prompt_server()], of_repeat=cpu)
     assert (rows["limited_by"][0], rows["client_cpu_cores"][0]) == ("client", pytest.approx(0.95))
-
-
-@pytest.mark.parametrize(("limit", "knobs"), [("users", {"users": 1}), ("client", {})])
-def test_a_cap_or_a_client_that_saturates_is_not_put_on_the_server(tmp_path, limit, knobs):
-    sent = np.maximum(ARRIVALS, np.arange(40) * 1.0)
-    capped = served(ARRIVALS, sent + 0.1, sent + 0.9, sent=sent)
-    rows, _ = tables(tmp_path, {"request_rate_per_s": 2.0, **knobs}, [capped], requests_per_s=1.0)
-    assert (rows["limited_by"][0], rows["saturated"][0]) == (limit, True)
-
-
-def test_users_wait_for_the_server_and_a_cap_on_them_holds_requests_back(tmp_path):
-    starts = np.repeat(np.arange(20.0), 2)
-    rows, _ = tables(tmp_path / "closed", {"users": 2}, [served(starts, starts + 0.1, starts + 1)])
-    row = rows.iloc[0]
-    assert (row["load"], row["limited_by"], row["in_flight_peak"]) == ("closed loop", "server", 2)
-    assert pd.isna(row["saturated"])
-    assert pd.isna(row["arrivals_per_s"])
-    sent = np.maximum(ARRIVALS, np.arange(40) * 0.6)
-    capped = served(ARRIVALS, sent + 0.1, sent + 0.6, sent=sent)
-    rows, _ = tables(tmp_path / "capped", {"request_rate_per_s": 2.0, "users": 1}, [capped])
-    assert rows.iloc[0]["limited_by"] == "users"
-    # A replay may be capped to users too.
-    sent = np.maximum(ARRIVALS, np.arange(40) * 0.6 + 0.001)
-    replayed = served(ARRIVALS, sent + 0.1, sent + 0.6, sent=sent)
-    rows, _ = tables(tmp_path / "replay", {"users": 1}, [replayed])
-    assert rows[["load", "limited_by", "arrivals_per_s"]].to_numpy().tolist() == [["replay", "users", 2.0]]
 
 
 def test_only_cells_of_servers_that_ended_ok_have_rows(tmp_path):
