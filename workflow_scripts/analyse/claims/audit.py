@@ -194,7 +194,6 @@ def judge(
     columns: Columns,
     facts: ModelFacts,
     workload: Workload,
-    *,
     gpu_memory_utilization: float = 1.0,
     kv_cache_dtype: str = "auto",
     default_max_num_seqs: int = 256,
@@ -373,21 +372,10 @@ def _print(
 
 
 def _verdicts(args: Namespace, columns: Columns, rows: Sequence[Fields]) -> list[Judged]:
-    model = find_model(args.model)
+    model, conditions = find_model(args.model), (args.gpu_memory_utilization, args.kv_cache_dtype, args.max_num_seqs)
     try:
         facts = read_model_facts(model.config, model.fixed_dtype, args.quantization)
-        return [
-            judge(
-                row,
-                columns,
-                facts,
-                args.tokens_per_request,
-                gpu_memory_utilization=args.gpu_memory_utilization,
-                kv_cache_dtype=args.kv_cache_dtype,
-                default_max_num_seqs=args.max_num_seqs,
-            )
-            for row in rows
-        ]
+        return [judge(row, columns, facts, args.tokens_per_request, *conditions) for row in rows]
     except ModelFactsError as e:
         return [Judged(reason=str(e))] * len(rows)
 

@@ -63,10 +63,8 @@ def rows_of(claim: Claim, check: Check, evidence: Evidence) -> pd.DataFrame:
     numbers = {quantity.name: quantity.value for quantity in claim.quantities}
     rows = _rows(claim, check, check.rows, evidence)
     for beside, suffix in zip(check.beside, ("_b", "_c"), strict=False):
-        other = _rows(claim, check, beside, evidence)
-        keys = (
-            {"left_on": list(beside.same), "right_on": list(beside.same.values())} if beside.same else {"how": "cross"}
-        )
+        other, there, here = _rows(claim, check, beside, evidence), list(beside.same), list(beside.same.values())
+        keys = {"left_on": there, "right_on": here} if beside.same else {"how": "cross"}
         rows = rows.merge(other, suffixes=("", suffix), **keys)
     rows = rows[_holds(rows, check.where)] if check.where else rows
     if check.by:
@@ -155,18 +153,16 @@ def _flat(claim: Claim, check: Check, evidence: Evidence) -> Iterator[Finding]:
     for row in records(rows[rows["knob"] == check.quantity]):
         group = [float(value) for value in row["values"].split(", ")]
         is_pair = row["comparison"] == PAIR
-        compared = [float(row["value"]), float(row["baseline"])] if is_pair and not is_within(group) else group
-        if is_pair and (compared == group or not is_within(compared)):
+        compared = [float(row["value"]), float(row["baseline"])] if is_pair else group
+        if is_pair and (is_within(group) or not is_within(compared)):
             continue
         says, text = None, check.text.format(**row)
         most_pct = 100 * (max(row["ratio_high"], 1 / row["ratio_low"]) - 1)
         if is_within(compared) and row["verdict"] == CHANGES:
             says = CONTRADICTED
-        elif is_within(compared) and accepted <= set(compared):
-            if row["verdict"] == FLAT:
-                says = SUPPORTED
-            elif most_pct <= SAME_PCT:
-                says = SUPPORTED
+        elif is_within(compared) and accepted <= set(compared) and (row["verdict"] == FLAT or most_pct <= SAME_PCT):
+            says = SUPPORTED
+            if row["verdict"] != FLAT:
                 text += f" Any difference is within {most_pct:.2g} %, and published numbers count as equal within"
                 text += f" {SAME_PCT:g} %."
         yield _finding(claim, check, row, text, says)
@@ -206,12 +202,9 @@ def _says(row: Row, published: float) -> str | None:
         return None
     # What the step model expects rests on bandwidths among others, so it neither confirms nor rivals them.
     shown = ["bandwidth" in name for name in row["explanation"].split(", ") if name != EXPECTED]
-    possible = any(shown) or "bandwidth" in str(row["compatible_with"])
-    says = (
-        against(row["ratio_low"], row["ratio_high"], *Stated(value=published).ends(tolerance_pct=SAME_PCT))
-        if possible
-        else CONTRADICTED
-    )
+    if not any(shown) and "bandwidth" not in str(row["compatible_with"]):
+        return CONTRADICTED
+    says = against(row["ratio_low"], row["ratio_high"], *Stated(value=published).ends(tolerance_pct=SAME_PCT))
     return None if says == SUPPORTED and not (shown and all(shown)) else says
 
 

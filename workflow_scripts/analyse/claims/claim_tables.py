@@ -77,20 +77,17 @@ def table_of(claim: Claim, check: Check, rows: Rows, evidence: Evidence) -> pd.D
     """
     if rows.table in _MADE:
         return _MADE[rows.table](claim, check, evidence)
-    if rows.table == "engines":
-        return engines.with_cell_ids(evidence.tables["engines"])
     if rows.table != "cells":
-        return evidence.tables[rows.table]
+        table = evidence.tables[rows.table]
+        return engines.with_cell_ids(table) if rows.table == "engines" else table
     cells = evidence.cells
-    if rows.intervals:
-        found = cell_intervals(evidence.tables["cells"], rows.intervals)
-        for measure, ends in found.groupby("measure"):
-            names = {name: f"{measure}_{name}" for name in ("low", "high", "scope")}
-            ends = ends.rename(columns={"value": str(measure)} | names)
-            cells = cells.drop(columns=measure).merge(ends.drop(columns=["measure", "repeats"]), on="cell_id")
-        cells = cells.reindex(
-            columns=[*cells, *(f"{m}_{e}" for m in rows.intervals for e in ("low", "high") if f"{m}_{e}" not in cells)]
-        )
+    for measure in rows.intervals:
+        names = {"value": measure} | {name: f"{measure}_{name}" for name in ("low", "high", "scope")}
+        ends = cell_intervals(evidence.tables["cells"], [measure])[["cell_id", *names]].rename(columns=names)
+        if len(ends):
+            cells = cells.drop(columns=measure).merge(ends, on="cell_id")
+        else:
+            cells = cells.assign(**{f"{measure}_low": math.nan, f"{measure}_high": math.nan})
     return cells
 
 

@@ -133,13 +133,7 @@ class Comparison(Record):
 
 
 def comparison(a: Digest, b: Digest, occasions_vary_pct: float = OCCASIONS_VARY_PCT) -> Comparison:
-    """Compare study B with study A. The margin is A's.
-
-    Args:
-        a: the earlier run, or the reference.
-        b: the present run.
-        occasions_vary_pct: standard deviation of a rate between occasions, in per cent.
-    """
+    """Compare study B with study A, by A's margin; `occasions_vary_pct` is the standard deviation between occasions."""
     of_a, of_b = ({cell.id: cell for cell in digest.cells} for digest in (a, b))
     common = [(side(a, cell), side(b, of_b[name])) for name, cell in of_a.items() if name in of_b]
     ended = [(x, y) for x, y in common if MISSING not in (x.cell.outcome, y.cell.outcome)]

@@ -65,6 +65,10 @@ def test_a_rate_at_its_ceiling_is_possible_and_prompt_tokens_count_unless_the_co
     of_output = audit([row(output_tokens_per_s=highest)]).loc[0]
     assert (of_output["verdict"], of_output["times_ceiling"]) == ("impossible", pytest.approx(2))
     assert of_output["predicted_ceiling_tokens_per_s"] == pytest.approx(highest / 2)
+    # A model that does not fit has no throughput.
+    audited = audit([row("H100", 16), row("B200", 16)], facts=LLAMA_70B)
+    assert list(audited["verdict"]) == ["impossible", "possible"]
+    assert audited.loc[0, "limit"] == "memory size"
     # An ambiguous card is the one with the highest ceiling.
     audited = audit([row("A100 PCIe"), row("H100"), row("h100-pcie")])
     assert list(audited["ceiling_gpu"]) == ["a100-pcie-80gb", "h100-nvl", "h100-pcie"]
@@ -102,13 +106,6 @@ def test_what_cannot_be_judged_is_unknown_with_the_reason(rows, reason):
     assert audited.loc[0, "verdict"] == "unknown"
     assert reason in audited.loc[0, "reason"]
     assert math.isnan(audited.loc[0, "times_ceiling"])
-
-
-def test_a_model_that_does_not_fit_has_no_throughput():
-    audited = audit([row("H100", 16), row("B200", 16)], facts=LLAMA_70B)
-    assert list(audited["verdict"]) == ["impossible", "possible"]
-    assert audited.loc[0, "limit"] == "memory size"
-    assert audit([row("H200", 16)], facts=LLAMA_70B, gpu_memory_utilization=0.9).loc[0, "verdict"] == "impossible"
 
 
 @given(

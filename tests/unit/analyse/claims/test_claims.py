@@ -10,6 +10,7 @@ import yaml
 from tests.unit.analyse.claim_evidence import LLAMA, PUBLISHED, STUDY, evidence, republished
 from tests.unit.analyse.synthetic_cells import cell, table
 from workflow_scripts.analyse.claims import claims as claims_module
+from workflow_scripts.analyse.claims.claim_tables import read_tables
 from workflow_scripts.analyse.claims.claims import MOST_IDS, MOST_SEEN_HERE, MOST_WRITTEN, SCHEMA, claims_table, main
 from workflow_scripts.analyse.claims.evidence import COMPUTED, CONTRADICTED, MEASURED, NOT_TESTABLE, SUPPORTED, Finding
 from workflow_scripts.analyse.tables import TABLE_SCHEMAS, read_table, write_table
@@ -224,6 +225,17 @@ def test_the_command_writes_the_table_from_what_tables_there_are(tmp_path):
     assert found.loc["kv-of-llama-3-70b", "verdict"] == SUPPORTED
     assert set(found["study"]) == {"published_claims"}
     assert (tmp_path / "claims.csv").is_file()
+
+
+def test_a_table_that_was_not_made_has_columns_and_no_rows(tmp_path):
+    effects = pd.DataFrame([{"knob": "block_size"}]).reindex(columns=list(TABLE_SCHEMAS["effects"].columns))
+    write_table(effects, tmp_path / "effects.parquet")
+    tables = read_tables(tmp_path)
+    assert tables.pop("effects")["knob"].tolist() == ["block_size"]
+    assert set(tables) == {"cells", "ratios", "engines", "capacity", "predictions", "waste"}
+    assert all(table.empty for table in tables.values())
+    assert tables["cells"]["prefix_cache_hits"].dtype == float
+    assert list(tables["waste"].columns)[:4] == ["cell_id", "start", "repeat", "layout"]
 
 
 def test_bad_input_ends_with_2_and_one_message(tmp_path, capsys):

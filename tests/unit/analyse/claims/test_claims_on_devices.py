@@ -1,11 +1,12 @@
-"""Speed-ups of devices against the ratios of their bandwidths: with evidence for, against, and without evidence."""
+"""Speed-ups of devices against the ratios of their bandwidths, and the devices that a published name covers."""
 
 import math
 
 import pytest
 
-from tests.unit.analyse.claim_evidence import evidence, findings, judged
-from workflow_scripts.analyse.claims.evidence import COMPUTED, CONTRADICTED, NOT_TESTABLE, PUBLISHED, SUPPORTED
+from tests.pretended_gpu import CATALOGUE
+from tests.unit.analyse.claim_evidence import LLAMA, evidence, findings, judged
+from workflow_scripts.analyse.claims.evidence import COMPUTED, CONTRADICTED, NOT_TESTABLE, PUBLISHED, SUPPORTED, Setting
 
 
 def test_a_ratio_far_from_that_of_bandwidths_is_contradicted():
@@ -72,3 +73,15 @@ def test_other_pairs_of_devices_are_only_seen_here(columns):
     assert (found.bears, found.says) == (False, None)
     of_totals = evidence(ratios=[ratio(5.5, "bandwidth", metric="total_tokens_per_s")])
     assert len(findings("h200-over-l40s", of_totals)) == 2
+
+
+def test_a_published_name_covers_every_card_that_it_may_mean_and_no_name_every_gpu(monkeypatch):
+    lab = Setting(("H200", "A100 PCIe"), models=(LLAMA,))
+    assert lab.gpus == {"h200", "a100-pcie-40gb", "a100-pcie-80gb"}
+    assert lab.covers("a100-pcie-80gb", LLAMA)
+    assert not lab.covers("a100-sxm-80gb", LLAMA)
+    assert not lab.covers("h200", "opt-125m")
+    of_any = [gpu for gpu in ("mi300x", "l4", "cpu-all", "cpu-1core") if Setting().covers(gpu, "opt-125m")]
+    assert of_any == ["mi300x", "l4"]
+    monkeypatch.setenv("KVSWEEP_GPUS", str(CATALOGUE))
+    assert not Setting().covers("pretended-gpu", LLAMA)
