@@ -1,7 +1,6 @@
 """The console command: what is registered, what the overview says, that the examples of all helps are right, and that
 every command ends in the same way, even if nobody reads its output."""
 
-import argparse
 import os
 import re
 import signal
@@ -14,7 +13,7 @@ import pytest
 from benchmarks.start import CALLS
 from tests.unit.examples import example_of, module_of
 from workflow_scripts.__main__ import COMMANDS, GROUPS, main, sentence
-from workflow_scripts.common.command import ATTEMPT, ATTEMPTS, Command
+from workflow_scripts.common.command import Command
 
 ROOT = Path(__file__).parents[3]
 # What the fork server calls in a child is no command.
@@ -112,17 +111,6 @@ def piped(command: str) -> "subprocess.CompletedProcess[str]":
     words = ["bash", "-o", "pipefail", "-c", f"{sys.executable} -m {command}"]
     environment = {**os.environ, "PYTHONUNBUFFERED": ""}  # as from a terminal
     return subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True)
-
-
-@pytest.mark.parametrize("name", ["--attempt", "--attempts"])
-@pytest.mark.parametrize("value", ["0", "-1", "x"])
-def test_attempts_are_counted_from_one(name, value, capsys):
-    parser = argparse.ArgumentParser()
-    for add in (ATTEMPT, ATTEMPTS):
-        add(parser)
-    with pytest.raises(SystemExit, match="2"):
-        parser.parse_args([name, value])
-    assert f"argument {name}: {value!r}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", [f"workflow_scripts log {LOG}", "workflow_scripts parse-cells --help"])

@@ -84,8 +84,9 @@ def test_the_neediest_cell_decides_how_many_unless_a_count_is_given(prepare, wri
     for flags, count in (((), 21), (("--num-prompts", "2"), 2)):
         assert prepare(study, *flags) == 0
         assert len(list(read_jsonl(tmp_path / "made" / "workload.jsonl"))) == count
-    with pytest.raises(SystemExit, match="2"):
-        prepare(study, "--num-prompts", "0")
+    for count in ("0", "-1", "x"):
+        with pytest.raises(SystemExit, match="2"):
+            prepare(study, "--num-prompts", count)
 
 
 def test_a_request_must_fit_the_shortest_context_of_its_cells(prepare, fails, write_study, tmp_path):
