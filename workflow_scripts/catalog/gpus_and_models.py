@@ -198,23 +198,24 @@ class _Models(Mapping[str, Model]):
     """Models by name. Each is read when it is needed, so an unused broken entry never makes a study fail."""
 
     def __init__(self, folder: Path) -> None:
-        self._files = {path.parent.name: path for path in sorted(folder.glob("*/model.yaml"))}
+        self._known: dict[str, Model | Path] = {path.parent.name: path for path in sorted(folder.glob("*/model.yaml"))}
         given = json.loads(os.environ.get(OWN_MODELS) or "{}")
-        self._read = validated(dict[str, Model], given, OWN_MODELS, CatalogError) | ENTERED
+        self._known.update(validated(dict[str, Model], given, OWN_MODELS, CatalogError) | ENTERED)
 
     def __getitem__(self, name: str) -> Model:
-        if name not in self._read:
-            self._read[name] = _read_model(self._files[name])
-        return self._read[name]
+        found = self._known[name]
+        if isinstance(found, Path):
+            found = self._known[name] = _read_model(found)
+        return found
 
     def __contains__(self, name: object) -> bool:
-        return name in self._files or name in self._read
+        return name in self._known
 
     def __iter__(self) -> Iterator[str]:
-        return iter({**self._files, **self._read})
+        return iter(self._known)
 
     def __len__(self) -> int:
-        return len(self._files.keys() | self._read.keys())
+        return len(self._known)
 
 
 def _read_model(path: Path) -> Model:
