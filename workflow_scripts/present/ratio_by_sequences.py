@@ -12,7 +12,7 @@ from matplotlib.patches import Patch
 from workflow_scripts.common.wording import listed, number, plural
 from workflow_scripts.present.plot import Panel, Plot, key, log2_axis, mark_handles
 from workflow_scripts.present.ratio_plot import Reference, repeats_of_pairs
-from workflow_scripts.present.report_tables import MissingError, Tables, records
+from workflow_scripts.present.report_tables import Tables, records, require
 from workflow_scripts.present.series import NAMES, Group, groups_varying
 from workflow_scripts.present.style import COLOURS, INK, MUTED, Mark, marks
 
@@ -72,8 +72,7 @@ def plot_by_sequences(groups: list[Group], references: Iterable[Reference]) -> P
 
 def power_limit(tables: Tables) -> Plot:
     groups = [group for group in groups_by_sequences(tables) if group.rows["power_cap_share_a"].notna().any()]
-    if not groups:
-        raise MissingError("no compared device reports its power limit")
+    require(groups, "no compared device reports its power limit")
     devices = marks(tables.devices)
     named = dict.fromkeys(gpu for group in groups for side in "ab" for gpu in group.rows[f"gpu_{side}"])
     drawn = {"Samples at the power limit (%)": _draw_power, "SM clock (MHz), median and lowest": _draw_clocks}

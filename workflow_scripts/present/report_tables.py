@@ -1,9 +1,9 @@
 """The tables from which the figures and the page are made."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sized
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pandas as pd
 
@@ -20,6 +20,7 @@ class MissingError(InputError):
     """
 
 
+Rows = TypeVar("Rows", bound=Sized)
 # What tables of repeats have in common.
 REPEAT = ["cell_id", "start", "repeat"]
 # Rates of cells: over whole repeats, while the engine is full, and with prompt tokens.
@@ -56,6 +57,13 @@ def _with_source(table: pd.DataFrame) -> pd.DataFrame:
     names = [column for column in ("gpu", "gpu_a", "gpu_b") if column in table]
     labelled = {name: table[name].where(~elsewhere, table[name] + " (" + table["source"] + ")") for name in names}
     return table.assign(**labelled)
+
+
+def require(rows: Rows, lacking: str) -> Rows:
+    """The rows; a MissingError says what is lacking if there are none."""
+    if not len(rows):
+        raise MissingError(lacking)
+    return rows
 
 
 def records(table: pd.DataFrame) -> list[dict[str, Any]]:
@@ -124,9 +132,7 @@ class Tables:
         rows = _plain(pd.concat(parts, ignore_index=True))
         ran = self.cells[self.cells["repeat"].notna()]
         rows = rows[rows["start"] == rows["cell_id"].map(ran.groupby("cell_id")["start"].min())]
-        if rows.empty:
-            raise MissingError(f"{name}.parquet has no rows of the cells to be shown")
-        return rows
+        return require(rows, f"{name}.parquet has no rows of the cells to be shown")
 
     @cached_property
     def cells(self) -> pd.DataFrame:
@@ -161,9 +167,7 @@ class Tables:
         """
         cells = self.cells
         rows = cells[(cells["outcome"] == "ok") & cells["comparable"].eq(True)]
-        if rows.empty:
-            raise MissingError("no cell has been measured yet")
-        return rows
+        return require(rows, "no cell has been measured yet")
 
     @cached_property
     def invalid(self) -> pd.DataFrame:

@@ -9,7 +9,7 @@ import pandas as pd
 from workflow_scripts.common.wording import interval_text, listed, number, plural, sentence
 from workflow_scripts.present.blocks import Block, Finding, Fold, Text
 from workflow_scripts.present.report import Part, Report
-from workflow_scripts.present.report_tables import MissingError, Tables, records
+from workflow_scripts.present.report_tables import Tables, records, require
 from workflow_scripts.present.series import evenly, without_shared
 from workflow_scripts.present.subject import PLACE, TablePart
 from workflow_scripts.present.words import DECIDED, FLAT, NOT_DECIDED, counted, held_in_words
@@ -84,9 +84,7 @@ def effects_on(tables: Tables, knob: str, comparison: str) -> pd.DataFrame:
     """The comparisons (`pair`, or `overall` for all values) of cells that differ only in the knob."""
     effects = tables.need("effects")
     rows = effects[(effects["comparison"] == comparison) & (effects["knob"] == knob)]
-    if rows.empty:
-        raise MissingError(f"no two measured cells differ only in {knob_name(knob)}")
-    return rows
+    return require(rows, f"no two measured cells differ only in {knob_name(knob)}")
 
 
 def verdicts_on(knob: str) -> Part:

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from workflow_scripts.common.wording import plural
-from workflow_scripts.present.report_tables import REPEAT, MissingError, Tables
+from workflow_scripts.present.report_tables import REPEAT, MissingError, Tables, require
 from workflow_scripts.present.style import Mark, marks
 from workflow_scripts.study.setting_words import knobs_that_differ, setting
 
@@ -45,8 +45,7 @@ def groups_varying(rows: pd.DataFrame, knob: str, knobs: Sequence[str], panel_ke
     others = [column for column in knobs if column != knob]
     rows = rows.assign(x=rows[knob])
     rows = rows[rows.groupby([*NAMES, *others], dropna=False, sort=False)["x"].transform("nunique") >= 2]
-    if rows.empty:
-        raise MissingError(f"no two measured cells differ in {name} alone")
+    require(rows, f"no two measured cells differ in {name} alone")
     told_apart = [key for key in panel_keys if rows[key].nunique() > 1] or ["model", "workload"]
     groups = []
     for _, part in rows.groupby(list(panel_keys), sort=False):

@@ -10,7 +10,7 @@ from workflow_scripts.common.wording import plural
 from workflow_scripts.present.blocks import Absent, Block, Figure, Fold, table_of
 from workflow_scripts.present.plot import Plot, data_address, size_px
 from workflow_scripts.present.report import REPORT, Part, Report
-from workflow_scripts.present.report_tables import MissingError, Tables
+from workflow_scripts.present.report_tables import Tables, require
 from workflow_scripts.study.study import Study
 
 MOST_ROWS = 100
@@ -83,8 +83,7 @@ class TablePart:
 
     def __call__(self, report: Report) -> Iterator[Block]:
         rows = self.keep(report.tables.need(self.source))
-        if rows.empty:
-            raise MissingError(f"the table {self.source} has no rows for: {self.caption}")
+        require(rows, f"the table {self.source} has no rows for: {self.caption}")
         note = f"{MOST_ROWS} of {len(rows)} rows; the file holds all." if len(rows) > MOST_ROWS else ""
         whole = report.link(report.tables.folder / f"{self.source}.csv", f"{self.source}.csv")
         shown = table_of(report.named(rows.head(MOST_ROWS)), self.columns, self.caption, note, whole)

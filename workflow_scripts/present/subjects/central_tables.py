@@ -9,7 +9,7 @@ import pandas as pd
 from workflow_scripts.common.wording import plural
 from workflow_scripts.present.blocks import UNKNOWN, Block, Fold, Table, outcome_words, shown, with_intervals
 from workflow_scripts.present.report import Report
-from workflow_scripts.present.report_tables import RATE, STEADY, TOTAL, MissingError, Tables, records
+from workflow_scripts.present.report_tables import RATE, STEADY, TOTAL, MissingError, Tables, records, require
 from workflow_scripts.present.sentences import effects_on
 from workflow_scripts.present.series import NAMES
 from workflow_scripts.present.subject import MOST_ROWS, PLACE, Subject
@@ -198,8 +198,7 @@ def _table(
 
 def central_tables(report: Report) -> Iterator[Block]:
     found = list(knob_tables(report.tables))
-    if not found:
-        raise MissingError(f"no two cells of an engine differ only in {', '.join(map(knob_name, KNOBS))}")
+    require(found, f"no two cells of an engine differ only in {', '.join(map(knob_name, KNOBS))}")
     for knob, (rates, *others) in found:
         yield rates
         if others:

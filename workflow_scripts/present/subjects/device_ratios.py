@@ -18,7 +18,7 @@ from workflow_scripts.present.ratio_by_sequences import (
 )
 from workflow_scripts.present.ratio_plot import Reference, labelled, plot_ratios
 from workflow_scripts.present.report import Report
-from workflow_scripts.present.report_tables import MissingError, Tables, records
+from workflow_scripts.present.report_tables import MissingError, Tables, records, require
 from workflow_scripts.present.sentences import claims_on, some, with_interval
 from workflow_scripts.present.style import COLOURS, LineStyle, Mark
 from workflow_scripts.present.subject import FigurePart, Subject, TablePart
@@ -51,9 +51,7 @@ _CANNOT_SHOW: Mapping[str, str] = {
 def device_ratios(tables: Tables) -> Plot:
     with suppress(MissingError):
         return plot_by_sequences(groups_by_sequences(tables), _REFERENCES)
-    ratios = of_rates(tables.need("ratios"))
-    if ratios.empty:
-        raise MissingError("no two devices were measured with the same settings")
+    ratios = require(of_rates(tables.need("ratios")), "no two devices were measured with the same settings")
     rows = labelled(ratios, ["engine", "model", "workload"], "knobs")
     return plot_ratios(
         rows.assign(

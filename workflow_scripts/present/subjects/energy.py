@@ -5,7 +5,7 @@ import pandas as pd
 from workflow_scripts.common.wording import number
 from workflow_scripts.present.by_knob import Measure, plot_by_knob
 from workflow_scripts.present.plot import Plot
-from workflow_scripts.present.report_tables import MissingError, Tables
+from workflow_scripts.present.report_tables import Tables, require
 from workflow_scripts.present.subject import CELL, FigurePart, Subject, TablePart
 from workflow_scripts.present.subjects.sequence_limit import at_both_ends, most_important_group
 
@@ -14,9 +14,7 @@ ENERGY = Measure("energy_j_per_output_token", "Energy per output token", "J per 
 
 def medians_with_energy(cells: pd.DataFrame) -> pd.DataFrame:
     values = ["power_w_mean", "energy_j", "energy_j_per_output_token"]
-    known = cells.dropna(subset="energy_j")
-    if known.empty:
-        raise MissingError("no device reported its power throughout a repeat")
+    known = require(cells.dropna(subset="energy_j"), "no device reported its power throughout a repeat")
     return known.groupby(list(CELL), sort=False)[values].median().reset_index()
 
 

@@ -12,7 +12,7 @@ from workflow_scripts.present.blocks import Block, Finding
 from workflow_scripts.present.by_knob import CEILINGS
 from workflow_scripts.present.plot import Panel, Plot, key, mark_handles, plain_log_axis
 from workflow_scripts.present.report import Report
-from workflow_scripts.present.report_tables import REPEAT, MissingError, Tables, records
+from workflow_scripts.present.report_tables import REPEAT, MissingError, Tables, records, require
 from workflow_scripts.present.sentences import some
 from workflow_scripts.present.series import NAMES, device_marks, repeats_of
 from workflow_scripts.present.style import Mark
@@ -27,9 +27,7 @@ TERA = 1e12
 def roofline(tables: Tables) -> Plot:
     limits = tables.need("limits").dropna(subset=["read_bytes", "flops", "mfu", "memory_bandwidth_bytes_per_s"])
     cells = tables.measured[[*REPEAT, *NAMES]]
-    rows = cells.merge(preferred(limits), on=REPEAT)
-    if rows.empty:
-        raise MissingError("the work of no measured cell is known")
+    rows = require(cells.merge(preferred(limits), on=REPEAT), "the work of no measured cell is known")
     notes = ["a mark is the median of a cell; operations and bytes are computed from its schedule"]
     rows = rows.assign(x=rows["flops"] / rows["read_bytes"], y=rows["mfu"] * rows["flop_per_s"] / TERA)
     points = rows.groupby("cell_id", sort=False).agg({"gpu": "first", "x": "median", "y": "median"})
@@ -90,8 +88,7 @@ reached = at_both_ends(
 
 def above_ceilings(report: Report) -> Iterator[Block]:
     known = report.tables.need("limits").dropna(subset="factor").sort_values("factor", ascending=False)
-    if known.empty:
-        raise MissingError("no ceiling is known for any cell")
+    require(known, "no ceiling is known for any cell")
     above = known[known["exceeds"].eq(True)].drop_duplicates("cell_id")
     doubtful = known.loc[~known["exceeds"].eq(True) & (known["factor"] > 1), "cell_id"].nunique()
     findings = [

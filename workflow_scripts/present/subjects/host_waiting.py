@@ -13,7 +13,7 @@ from workflow_scripts.catalog.gpus_and_models import load_gpus
 from workflow_scripts.present.blocks import Block, Finding
 from workflow_scripts.present.plot import LINE_IN, Panel, Plot, hide_y, key, write_label
 from workflow_scripts.present.report import Report
-from workflow_scripts.present.report_tables import REPEAT, MissingError, Tables, records
+from workflow_scripts.present.report_tables import REPEAT, Tables, records, require
 from workflow_scripts.present.sentences import some
 from workflow_scripts.present.series import NAMES, repeats_of
 from workflow_scripts.present.style import COLOURS, INK
@@ -38,8 +38,7 @@ def waiting_by_repeat(tables: Tables) -> Plot:
     waiting = tables.need("waiting")
     known = waiting["waiting_share"].notna() & waiting["driver_idle_share"].notna()
     rows = waiting[known].merge(tables.measured[[*REPEAT, *tables.knobs]], on=REPEAT).sort_values(REPEAT)
-    if rows.empty:
-        raise MissingError("no engine reported its steps on a GPU with measured rates")
+    require(rows, "no engine reported its steps on a GPU with measured rates")
     mean = rows.groupby(["gpu", "cell_id"])["waiting_share"].mean().sort_values(ascending=False)
     most = mean.groupby(level="gpu").head(MOST_CELLS).reset_index()
     cells = most[["cell_id"]].merge(rows.drop_duplicates("cell_id"), on="cell_id")

@@ -2,7 +2,7 @@
 
 from workflow_scripts.present.plot import Plot
 from workflow_scripts.present.ratio_plot import plot_ratios
-from workflow_scripts.present.report_tables import MissingError, Tables
+from workflow_scripts.present.report_tables import Tables, require
 from workflow_scripts.present.sentences import what_verdicts_cover
 from workflow_scripts.present.style import marks
 from workflow_scripts.present.subject import FigurePart, Subject
@@ -20,9 +20,7 @@ from workflow_scripts.present.subjects.where_measured import (
 
 
 def spread(tables: Tables) -> Plot:
-    rows = tables.measured.dropna(subset="output_tokens_per_s")
-    if rows.empty:
-        raise MissingError("no measured cell has a rate")
+    rows = require(tables.measured.dropna(subset="output_tokens_per_s"), "no measured cell has a rate")
     starts = "start " + rows["start"].map("{:g}".format)
     ratio = rows["output_tokens_per_s"] / rows.groupby("cell_id")["output_tokens_per_s"].transform("median")
     rows = rows.assign(ratio=ratio, name=starts, label=rows["gpu"] + " · " + rows["engine"])

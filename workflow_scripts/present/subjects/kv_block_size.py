@@ -12,7 +12,7 @@ from workflow_scripts.present.blocks import Block, Finding, shown
 from workflow_scripts.present.by_knob import OUTPUT, compared, plot_by_knob
 from workflow_scripts.present.plot import Panel, Plot, key, log2_axis
 from workflow_scripts.present.report import Report
-from workflow_scripts.present.report_tables import MissingError, Tables, records
+from workflow_scripts.present.report_tables import Tables, records, require
 from workflow_scripts.present.sentences import claims_on, effects_of, some, verdicts_on
 from workflow_scripts.present.series import NAMES, repeats_of
 from workflow_scripts.present.style import COLOURS, LineStyle
@@ -140,8 +140,7 @@ def prediction_errors(report: Report) -> Iterator[Block]:
     rows = report.tables.need("capacity")
     measured = rows[(rows["source"] == "measured") & rows["observed_kv_cache_tokens"].notna()]
     error_pct = measured["kv_cache_tokens_error_pct"].dropna().abs()
-    if error_pct.empty:
-        raise MissingError("no cell has KV-cache tokens that were both predicted and measured")
+    require(error_pct, "no cell has KV-cache tokens that were both predicted and measured")
     within = int((error_pct <= WITHIN_PCT).sum())
     # The number of full-length requests is not known for every cell, so the tokens shown with it are of the same cells.
     whole = measured.dropna(subset=names)
@@ -210,8 +209,7 @@ CAPACITY = TablePart(
 def reserved_and_used(cells: pd.DataFrame) -> pd.DataFrame:
     """Bytes that engines reserved for keys and values, and those that they used: medians over the repeats of a cell."""
     known = cells[cells["repeat"].notna() & cells["kv_bytes_reserved_peak"].notna()]
-    if known.empty:
-        raise MissingError("no cell recorded how many bytes its KV cache reserved")
+    require(known, "no cell recorded how many bytes its KV cache reserved")
     names = {
         "kv_bytes_reserved_peak": "reserved_bytes",
         "kv_bytes_reserved_mean": "reserved_mean_bytes",

@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from workflow_scripts.present.plot import Panel, Plot, key, log2_axis, mark_handles, plain_log_axis, ratio_axis
-from workflow_scripts.present.report_tables import RATE, MissingError, Tables
+from workflow_scripts.present.report_tables import RATE, Tables, require
 from workflow_scripts.present.series import device_marks, repeats_of
 from workflow_scripts.present.style import LineStyle, Mark
 from workflow_scripts.present.subject import FigurePart, Subject
@@ -25,9 +25,7 @@ FIRST: Mapping[str, tuple[LineStyle, str]] = {
 
 def latency(tables: Tables) -> Plot:
     knob, group = most_important_group(tables)
-    rows = group.rows.dropna(subset=[RATE, PER_TOKEN, *FIRST])
-    if rows.empty:
-        raise MissingError("no request reports when it was scheduled")
+    rows = require(group.rows.dropna(subset=[RATE, PER_TOKEN, *FIRST]), "no request reports when it was scheduled")
     named_as = device_marks(tables, rows)
     medians = rows.groupby(["gpu", "x"], sort=False)[[RATE, PER_TOKEN, *FIRST]].median().reset_index().sort_values("x")
     name = knob_name(knob)

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from workflow_scripts.present.blocks import Block, Finding, Fold, table_of
 from workflow_scripts.present.plot import LINE_IN, Panel, Plot, hide_y, key, log2_axis, mark_handles, write_label
 from workflow_scripts.present.report import Report
-from workflow_scripts.present.report_tables import MissingError, Tables, records
+from workflow_scripts.present.report_tables import MissingError, Tables, records, require
 from workflow_scripts.present.series import NAMES, PLACES, repeats_of
 from workflow_scripts.present.style import COLOURS, INK, Mark, marks
 from workflow_scripts.present.subject import CELL, FigurePart, Subject
@@ -42,8 +42,7 @@ def under_pressure(tables: Tables) -> pd.DataFrame:
     """
     cells = tables.measured
     rows = cells[cells[f"knob_{POOL}"].notna()] if f"knob_{POOL}" in cells else cells.head(0)
-    if rows.empty:
-        raise MissingError("the study sets the number of KV blocks of no measured cell")
+    require(rows, "the study sets the number of KV blocks of no measured cell")
     rows = _medians(tables, rows, ["num_gpu_blocks", "block_size_effective", "max_model_len_effective"])
     size, longest = rows["block_size_effective"], rows["max_model_len_effective"]
     blocks = "blocks of " + size.map("{:g}".format) + " tokens"
@@ -218,9 +217,7 @@ def _exactness(rows: pd.DataFrame) -> Iterator[Finding]:
 
 
 def users_by_cache(tables: Tables) -> Plot:
-    rows = same_memory(tables)
-    if rows.empty:
-        raise MissingError("in no pool of KV blocks did contiguous reservations let requests wait")
+    rows = require(same_memory(tables), "in no pool of KV blocks did contiguous reservations let requests wait")
     most = rows.filter(regex="^users(_predicted)?$").max().max()
     lines = LINES_PER_LAYOUT * int(rows.groupby(MEMORY)["layout"].nunique().max())
     groups = sorted(rows.groupby(MEMORY, sort=False), key=lambda item: -len(item[1]))

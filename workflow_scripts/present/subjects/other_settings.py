@@ -7,7 +7,7 @@ import pandas as pd
 from workflow_scripts.common.wording import sentence
 from workflow_scripts.present.plot import Plot
 from workflow_scripts.present.ratio_plot import plot_ratios
-from workflow_scripts.present.report_tables import STEADY, MissingError, Tables
+from workflow_scripts.present.report_tables import STEADY, MissingError, Tables, require
 from workflow_scripts.present.sentences import (
     EFFECT_COLUMNS,
     OWN_SECTION,
@@ -41,9 +41,7 @@ def largest_changes(tables: Tables) -> pd.DataFrame:
         fastest = equal_work(tables).drop_duplicates(PLACES).assign(label=ENGINE, about="engine")
         found.append(fastest.rename(columns=lambda name: name.replace("improvement_", "")))
     rows = pd.concat(found) if found else pd.DataFrame(columns=["ratio"])
-    rows = rows[rows["ratio"] > 0]
-    if rows.empty:
-        raise MissingError("no two measured cells differ in one setting alone")
+    rows = require(rows[rows["ratio"] > 0], "no two measured cells differ in one setting alone")
     ranked = rows.assign(size=size_of(rows["ratio"])).sort_values("size", ascending=False, kind="stable")
     return ranked.drop_duplicates(["about", "gpu"]).reset_index(drop=True)
 

@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from workflow_scripts.present.plot import Panel, Plot, key
-from workflow_scripts.present.report_tables import MissingError, Tables
+from workflow_scripts.present.report_tables import Tables, require
 from workflow_scripts.present.series import cell_titles, repeats_of
 from workflow_scripts.present.style import COLOURS
 from workflow_scripts.present.subject import FigurePart, Subject
@@ -25,8 +25,7 @@ def sequences_over_time(tables: Tables) -> Plot:
 
 def kv_cache_over_time(tables: Tables) -> Plot:
     rows = _steps_of_few_cells(tables).dropna(subset="kv_cache_usage")
-    if rows.empty:
-        raise MissingError("no engine reported how much of its KV cache is in use")
+    require(rows, "no engine reported how much of its KV cache is in use")
     rows = rows.assign(kv_cache_pct=100 * rows["kv_cache_usage"])
     alt = _peaks(rows, "kv_cache_pct", "KV blocks in use", "per cent")
     columns = {"kv_cache_pct": COLOURS[2]}

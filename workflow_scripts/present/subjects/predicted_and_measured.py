@@ -14,7 +14,7 @@ from workflow_scripts.present.blocks import Block, Finding
 from workflow_scripts.present.plot import Panel, Plot, key, log2_axis, plain_log_axis
 from workflow_scripts.present.ratio_plot import plot_ratios
 from workflow_scripts.present.report import Report
-from workflow_scripts.present.report_tables import RATE, TOTAL, MissingError, Tables, records
+from workflow_scripts.present.report_tables import RATE, TOTAL, MissingError, Tables, records, require
 from workflow_scripts.present.series import PLACES
 from workflow_scripts.present.style import COLOURS, INK, marks
 from workflow_scripts.present.subject import CELL, FigurePart, Subject, TablePart
@@ -31,8 +31,7 @@ PUBLISHED: Mapping[str, Any] = {"color": INK, "marker": "x", "linestyle": ":", "
 def prediction_errors(tables: Tables) -> Plot:
     table = tables.need("predictions")
     rows = table[table["quantity"] == RATE].dropna(subset=["predicted", "measured"])
-    if rows.empty:
-        raise MissingError("no cell was both predicted and measured")
+    require(rows, "no cell was both predicted and measured")
     ratio, low, high = (rows[name] / rows["measured"] for name in ("predicted", "low", "high"))
     both = low.notna() & high.notna()
     rows = rows.assign(
@@ -61,8 +60,7 @@ def predicted_by_max_num_seqs(tables: Tables) -> Plot:
     rows = table[(table["quantity"] == TOTAL) & table["predicted"].notna() & (table["engine"] == VLLM.name)]
     rows = rows.merge(cells[["cell_id", "knob_max_num_seqs"]], on="cell_id").dropna(subset=["knob_max_num_seqs"])
     rows = rows[rows.groupby(PLACES)["knob_max_num_seqs"].transform("nunique") > 1]
-    if rows.empty:
-        raise MissingError("no prediction over several values of max-num-seqs")
+    require(rows, "no prediction over several values of max-num-seqs")
     in_a_panel = rows["workload"].nunique() <= len(LINES)
     keys = [key for key in PLACES if key == "gpu" or (rows[key].nunique() > 1 and (key == "model" or not in_a_panel))]
     styles = {name: LINES[i if in_a_panel else 0] for i, name in enumerate(dict.fromkeys(rows["workload"]))}

@@ -11,7 +11,7 @@ from workflow_scripts.common.wording import listed, number, plural
 from workflow_scripts.present.blocks import Block, Finding, Table, shown
 from workflow_scripts.present.plot import Panel, Plot, key, log2_axis, mark_handles, ratio_axis
 from workflow_scripts.present.report import Report
-from workflow_scripts.present.report_tables import MissingError, Tables, records
+from workflow_scripts.present.report_tables import Tables, records, require
 from workflow_scripts.present.sentences import EFFECT_COLUMNS, overall, some, verdicts_by
 from workflow_scripts.present.series import NAMES, PLACES, repeats_of, series_labels
 from workflow_scripts.present.style import INK, MUTED, LineStyle, Mark, marks
@@ -93,8 +93,7 @@ def _rows(tables: Tables) -> pd.DataFrame:
     rows = serving.merge(tables.measured.drop_duplicates("cell_id")[["cell_id", *tables.knobs]], on="cell_id")
     rows = _with_load(rows[rows["ramp_to_per_s"].isna()])
     rows = rows[rows.groupby(_PANEL)["x"].transform("nunique") >= 2]
-    if rows.empty:
-        raise MissingError("no server was measured at two request rates or numbers of users")
+    require(rows, "no server was measured at two request rates or numbers of users")
     return rows.assign(series=_series(rows, tables.knobs))
 
 
@@ -176,8 +175,7 @@ def sustained(report: Report) -> Iterator[Block]:
     rows = report.tables.need("serving_summary").merge(cells, on="cell_id")
     # If the client was the limit, nothing is known about the server.
     rows = _with_load(rows[~rows["limited_by"].str.contains("client|users")])
-    if rows.empty:
-        raise MissingError("no server was measured at a load that the client could send")
+    require(rows, "no server was measured at a load that the client could send")
     rows["series"] = _series(rows, report.tables.knobs)
     groups = rows.groupby([*_PANEL, "series", rows["ramp_to_per_s"].notna()], sort=False)
     findings = [_most_sustained(part.sort_values("x", kind="stable")) for _, part in groups]

@@ -6,7 +6,7 @@ from typing import Any
 from workflow_scripts.common.wording import listed
 from workflow_scripts.present.blocks import Block, Command, Text
 from workflow_scripts.present.report import Report
-from workflow_scripts.present.report_tables import MissingError, records
+from workflow_scripts.present.report_tables import records, require
 from workflow_scripts.present.sentences import MOST_SENTENCES, place, with_interval
 from workflow_scripts.present.subject import Subject
 from workflow_scripts.study.definition import resolved_models
@@ -23,9 +23,7 @@ ROLES: Mapping[str, str] = {
 def commands(report: Report) -> Iterator[Block]:
     """Commands to serve with; each is shown once, with all that it is recommended for."""
     table = report.tables.need("recommendations")
-    rows = table[table["role"].isin(ROLES)]
-    if rows.empty:
-        raise MissingError("no vLLM cell was measured that could be recommended")
+    rows = require(table[table["role"].isin(ROLES)], "no vLLM cell was measured that could be recommended")
     models = resolved_models(report.study).items()
     if random := [name for name, model in models if model.hub_repo and model.load_format != "hub"]:
         yield Text(f"Measured with random weights of {listed(random)}; the commands load the published ones.")

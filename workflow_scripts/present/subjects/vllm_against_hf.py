@@ -9,7 +9,7 @@ from workflow_scripts.present.bar_plot import plot_bars
 from workflow_scripts.present.blocks import Block, Finding
 from workflow_scripts.present.plot import Plot
 from workflow_scripts.present.report import Report
-from workflow_scripts.present.report_tables import RATE, MissingError, Tables, records
+from workflow_scripts.present.report_tables import RATE, Tables, records, require
 from workflow_scripts.present.sentences import MOST_SENTENCES, claims_on, place, some, with_interval
 from workflow_scripts.present.series import PLACES
 from workflow_scripts.present.style import marks
@@ -46,8 +46,7 @@ def equal_work(tables: Tables) -> pd.DataFrame:
     """The pairs of cells of the two engines that did equal work, the fastest vLLM cell and HuggingFace cell first."""
     pairs = tables.need("engines")
     rows = pairs[pairs["comparable"].eq(True)]
-    if rows.empty:
-        raise MissingError("no cells of the two engines did equal work; the table gives the reasons")
+    require(rows, "no cells of the two engines did equal work; the table gives the reasons")
     return rows.sort_values(["vllm_output_tokens_per_s", "hf_output_tokens_per_s"], ascending=False)
 
 

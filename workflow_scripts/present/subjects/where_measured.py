@@ -10,7 +10,7 @@ from workflow_scripts.common.wording import plural
 from workflow_scripts.device.device_check import FAULTS
 from workflow_scripts.present.blocks import Absent, Block, Finding, Findings, Fold, Table, shown, table_of
 from workflow_scripts.present.report import Report
-from workflow_scripts.present.report_tables import MissingError
+from workflow_scripts.present.report_tables import require
 from workflow_scripts.present.subject import MOST_ROWS, REPEAT_COLUMNS, Subject, first_rows, several_starts
 from workflow_scripts.study.accounting import NODE_HEADINGS, accounted_jobs, by_node
 from workflow_scripts.study.paths import OUTCOME, StudyPaths
@@ -85,9 +85,7 @@ def loaded_cells(report: Report) -> Iterator[Block]:
 def host_load(report: Report) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The highest load by other processes in each measured cell, and the cells where it was above `NOISY_PCT`."""
     load = report.tables.cells.groupby("cell_id", sort=False)[["cpu_steal_pct", "cpu_others_pct"]].max()
-    load = load.dropna(how="all").reset_index()
-    if load.empty:
-        raise MissingError("no cell recorded how busy its host was")
+    load = require(load.dropna(how="all").reset_index(), "no cell recorded how busy its host was")
     noisy = (load[["cpu_steal_pct", "cpu_others_pct"]] > NOISY_PCT).any(axis=1)
     return load, load[noisy]
 

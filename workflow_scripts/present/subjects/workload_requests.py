@@ -13,7 +13,7 @@ from workflow_scripts.common.files import read_json
 from workflow_scripts.present.blocks import Absent, Block, shown, table_of
 from workflow_scripts.present.plot import Panel, Plot, key, plain_log_axis
 from workflow_scripts.present.report import Report
-from workflow_scripts.present.report_tables import MissingError, Tables
+from workflow_scripts.present.report_tables import Tables, require
 from workflow_scripts.present.series import cell_titles, evenly
 from workflow_scripts.present.style import COLOURS, LineStyle
 from workflow_scripts.present.subject import FigurePart, Subject
@@ -63,8 +63,7 @@ def workload_arrivals(tables: Tables) -> Plot:
     requests = _requests(tables, cells.index)
     ends_s = requests.groupby("cell_id")[["queued_s", "last_token_s"]].max()
     ends_s = ends_s[ends_s["queued_s"] > (AT_ONCE * ends_s["last_token_s"]).clip(lower=AT_ONCE_S)]
-    if ends_s.empty:
-        raise MissingError("in every cell all requests were submitted at once")
+    require(ends_s, "in every cell all requests were submitted at once")
     arriving = cells.loc[ends_s.index]
     arriving["per_s"] = requests.groupby("cell_id").size() / ends_s["queued_s"]
     of_each = max(2, MOST_CELLS // arriving["workload"].nunique())
