@@ -175,6 +175,15 @@ class Tables:
         return self.cells[(self.cells["outcome"] == "invalid") & self.cells["repeat"].notna()]
 
     @cached_property
+    def waste_pct(self) -> "pd.Series[float]":
+        """Of each cell whose layout was measured: the share of its held slots without a token, in all layers."""
+        waste = self.get("waste")
+        if waste is None:
+            return pd.Series(dtype=float)
+        of_all_layers = waste[(waste["source"] == "measured") & waste["layer_kind"].isna()]
+        return of_all_layers.groupby("cell_id")["waste_pct"].median()
+
+    @cached_property
     def devices(self) -> list[str]:
         """The devices in the study's order, so that each looks the same in every figure."""
         return list(dict.fromkeys(self.cells["gpu"]))

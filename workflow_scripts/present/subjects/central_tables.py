@@ -74,7 +74,7 @@ def knob_tables(tables: Tables) -> Iterator[tuple[str, list[Table]]]:
             if beside := [line for part, names in pairs for line in _published(part, names, rates)]:
                 found.append(_table(beside, [line.names for line in beside], name, PUBLISHED, fixed))
         for of, quantity in MEMORY.items():
-            if of in rows and rows[of].notna().any():
+            if rows[of].notna().any():
                 texts = [dict(zip(part["x"], (shown(value, of) for value in part[of]), strict=True)) for part in parts]
                 lines = [Line(names, values) for names, values in zip(named, texts, strict=False)]
                 found.append(_table(lines, named, name, quantity, fixed))
@@ -85,10 +85,7 @@ def _with_memory(tables: Tables) -> pd.DataFrame:
     """One row per cell, with medians over its repeats of what describes its KV memory."""
     memory = tables.cells.groupby("cell_id")[["num_gpu_blocks", "memory_used_bytes_max"]].median()
     memory.columns = ["num_gpu_blocks", "memory_used_bytes"]
-    waste = tables.get("waste")
-    if waste is not None:
-        of_all_layers = waste[(waste["source"] == "measured") & waste["layer_kind"].isna()]
-        memory["waste_pct"] = of_all_layers.groupby("cell_id")["waste_pct"].median()
+    memory["waste_pct"] = tables.waste_pct
     return tables.grid.drop(columns=list(memory), errors="ignore").join(memory, on="cell_id")
 
 

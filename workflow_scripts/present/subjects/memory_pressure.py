@@ -79,11 +79,8 @@ def same_memory(tables: Tables) -> pd.DataFrame:
         rows[f"users{of}"] = rows[f"{USERS}{of}"].fillna(rows[f"running_peak{of}"])
     short = rows[rows["contiguous"] & rows[USERS].notna()]
     both = rows.merge(short.groupby(MEMORY, as_index=False)["users"].max(), on=MEMORY, suffixes=("", "_contiguous"))
-    both = both.assign(times=both["users"] / both["users_contiguous"], used_pct=float("nan"))
-    waste = tables.get("waste")
-    if waste is not None:
-        own = waste[(waste["source"] == "measured") & waste["layer_kind"].isna()]
-        both["used_pct"] = 100 - both["cell_id"].map(own.groupby("cell_id")["waste_pct"].median())
+    used_pct = 100 - both["cell_id"].map(tables.waste_pct)
+    both = both.assign(times=both["users"] / both["users_contiguous"], used_pct=used_pct)
     return both.sort_values([*MEMORY, "users"], ascending=[True] * 4 + [False], kind="stable")
 
 
