@@ -86,7 +86,7 @@ def plot_by_knob(
     name = knob_name(knob)
     invalid = {group.title: _invalid(tables, group, f"knob_{knob}", measure) for group in groups}
     parts = [rows[measure.column], rows.get(WHOLE), published, *(part[measure.column] for part in invalid.values())]
-    drawn = pd.concat([*parts, None if ceilings is None else ceilings.stack()])
+    drawn = pd.concat([*parts, *([] if ceilings is None else [column for _, column in ceilings.items()])])
     draw = partial(
         _draw,
         colours=colours,

@@ -122,12 +122,12 @@ def _throughput(report: Report) -> Iterator[str]:
     if published is not None:
         rows = group.rows.assign(published=group.rows["cell_id"].map(published)).dropna(subset="published")
         gpu = rows["gpu"].iloc[0]
-        both = means(rows[rows["gpu"] == gpu], ["published", TOTAL.column], "x")
-        times = both["published"] / both[TOTAL.column]
-        x = times.idxmax()
+        both = means(rows[rows["gpu"] == gpu], ["published", TOTAL.column], "x").dropna()
+        times = (both["published"] / both[TOTAL.column]).to_numpy()
+        most = int(times.argmax())
         yield (
-            f"Published for {gpu} with {setting_phrase(knob, x)}: {both['published'][x]:,.0f} tokens/s, "
-            f"{number(times[x])} times what was measured."
+            f"Published for {gpu} with {setting_phrase(knob, both.index[most])}: {both['published'].iloc[most]:,.0f} "
+            f"tokens/s, {number(times[most])} times what was measured."
         )
 
 
@@ -225,8 +225,8 @@ def best_settings(report: Report) -> Table | Fold | None:
         fastest = recommended[recommended["role"] == "best_throughput"]
         best = dict(zip(zip(*(fastest[name] for name in PLACES), strict=True), records(fastest), strict=True))
     measured = tables.cells[tables.cells["cell_id"].isin(cells["cell_id"])]
-    size = measured.groupby("model")["model_weights_gib"].max().fillna(0)
-    tokens = measured.assign(tokens=measured[RATE] * measured["wall_s"]).groupby(PLACES)["tokens"].sum()
+    size = measured.groupby("model")["model_weights_gib"].max().fillna(0).to_dict()
+    tokens = measured.assign(tokens=measured[RATE] * measured["wall_s"]).groupby(PLACES)["tokens"].sum().to_dict()
     places = sorted(cells.groupby(PLACES, sort=False), key=lambda of: (size[of[0][1]], tokens[of[0]]), reverse=True)
     rows = [_row(tables, of_place, means_of, best.get(names)) for names, of_place in places]
     headings = ["Model and workload", "Device", "Fastest setting"]

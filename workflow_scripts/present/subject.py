@@ -52,9 +52,16 @@ class FigurePart:
             reason = facts.get("missing", "its file does not exist")
             yield Absent(f"figure {self.name.replace('_', ' ')}", reason)
             return
-        images = {"wide": data_address(wide), "narrow": data_address(narrow)}
-        sizes = {"wide_px": size_px(wide), "narrow_px": size_px(narrow)}
-        yield Figure(self.name, **images, **sizes, alt=facts["alt"], caption=self.paragraphs, facts=figure_facts(facts))
+        yield Figure(
+            self.name,
+            wide=data_address(wide),
+            narrow=data_address(narrow),
+            wide_px=size_px(wide),
+            narrow_px=size_px(narrow),
+            alt=facts["alt"],
+            caption=self.paragraphs,
+            facts=figure_facts(facts),
+        )
 
 
 def figure_facts(facts: Mapping[str, Any]) -> str:

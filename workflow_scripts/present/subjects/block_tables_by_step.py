@@ -74,7 +74,7 @@ def moments_of(events: pd.DataFrame) -> list[Moment]:
     drawn = first_requests(events)
     held = drawn["event"].isin(TAKEN).map({True: 1, False: -1}).groupby(drawn["step"]).sum().cumsum()
     steps = held.index.astype(int)
-    fullest = steps[held.argmax() + 1] - 1  # in the end all blocks are given back
+    fullest = steps[int(held.argmax()) + 1] - 1  # in the end all blocks are given back
     last = min(fullest, steps[0] + int(MOST_GROWTH * events["block_size"].iloc[0]))
     return [moment_at(events, step) for step in dict.fromkeys((steps[0], (steps[0] + last) // 2, last))]
 

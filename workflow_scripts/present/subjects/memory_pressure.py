@@ -228,7 +228,7 @@ def users_by_cache(tables: Tables) -> Plot:
         alt=f"Requests at once, measured: {'; '.join(told)}.",
         sources=["measured", *(["predicted"] if predicted else [])],
         panels=[
-            Panel(" · ".join([*place, f"{tokens:,.0f} tokens"]), partial(draw, rows=part))
+            Panel(" · ".join([*map(str, place), f"{tokens:,.0f} tokens"]), partial(draw, rows=part))
             for (*place, tokens), part in groups
         ],
         panels_are="sizes of the memory",

@@ -97,7 +97,7 @@ def most_important_knob(tables: Tables) -> str:
     if effects is not None:
         rows = effects[(effects["comparison"] == "overall") & effects["knob"].isin(names) & (effects["ratio"] > 0)]
         if len(rows):
-            return str(rows.loc[size_of(rows["ratio"]).idxmax(), "knob"])
+            return str(rows["knob"].iloc[int(size_of(rows["ratio"]).to_numpy().argmax())])
     if not names:
         raise MissingError("no two measured cells differ in one number")
     return "max_num_seqs" if "max_num_seqs" in names else names[0]

@@ -194,7 +194,8 @@ def _measured_where(cells: pd.DataFrame) -> Table:
     }
     measured = cells[cells["outcome"] != "missing"]
     counts = measured.groupby(list(places), dropna=False, sort=False)["cell_id"].nunique()
-    rows = [[*map(shown, place), shown(lock)[:12], str(count)] for (*place, lock), count in counts.items()]
+    found = counts.reset_index().itertuples(index=False, name=None)
+    rows = [[*map(shown, place), shown(lock)[:12], str(count)] for *place, lock, count in found]
     note = "Cells with different locks, processors or protocol versions are not compared with each other."
     return Table("Cells by where they were measured", [*places.values(), "Cells"], rows, [False] * 6 + [True], note)
 
