@@ -151,7 +151,7 @@ def test_a_server_that_keeps_up_is_limited_by_its_load_and_another_by_itself(tmp
     row = rows.iloc[0]
     assert (row["limited_by"], row["saturated"]) == ("load", False)
     assert (row["goodput_requests_per_s"], row["slo"], row["memory_utilization"]) == (2.0, "ttft_s <= 0.2", 0.25)
-    assert summary["repeats"].tolist() == [2]
+    assert summary[["repeats", "saturated"]].to_numpy().tolist() == [[2, False]]
     assert summary["ttft_s_p50"].tolist() == pytest.approx([0.1])
 
 
@@ -244,7 +244,6 @@ def test_a_repeat_that_is_too_short_leaves_open_what_the_others_do_not_show(tmp_
     for name, repeats, rates, saturated in (
         ("none", [prompt_server(), short], [2.0, 2.1], [pd.NA]),
         ("one", [prompt_server(), short, one_after_the_other()], [2.0, 2.1, 1.0], [True]),
-        ("all", [prompt_server(), prompt_server()], [2.0, 2.0], [False]),
     ):
         _, summary = tables(tmp_path / name, OPEN_LOAD, repeats, rates=rates)
         assert summary["saturated"].tolist() == saturated
@@ -272,13 +271,11 @@ def test_the_steady_state_of_one_repeat_is_not_lost_to_another_without_one(tmp_p
 
 def test_a_cell_is_summed_up_by_its_worst_repeat(tmp_path):
     late = prompt_server(sent=ARRIVALS + 0.05)
-    rows, summary = tables(tmp_path / "client", OPEN_LOAD, [prompt_server(), late])
-    assert rows["limited_by"].tolist() == ["load", "client"]
-    assert rows["client_lag_s_p99"].tolist() == pytest.approx([0, 0.05])
-    assert summary["limited_by"].tolist() == ["client,load"]
     repeats = [prompt_server(), late, one_after_the_other()]
-    _, summary = tables(tmp_path / "all", OPEN_LOAD, repeats, rates=[2.0, 2.0, 1.0])
-    assert summary["saturated"].tolist() == [True]
+    rows, summary = tables(tmp_path / "all", OPEN_LOAD, repeats, rates=[2.0, 2.0, 1.0])
+    assert rows["limited_by"].tolist() == ["load", "client", "server"]
+    assert rows["client_lag_s_p99"].tolist() == pytest.approx([0, 0.05, 0])
+    assert summary[["limited_by", "saturated"]].to_numpy().tolist() == [["client,load,server", True]]
     assert (summary["client_lag_s_p99"][0], summary["arrivals_per_s"][0]) == pytest.approx((0.05, 2.0))
     cpu = [{"metric.client_cpu_s": 19.0}]
     rows, _ = tables(tmp_path / "busy", OPEN_LOAD, [prompt_server()], of_repeat=cpu)
