@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache, cached_property
+from itertools import product
 from pathlib import Path
 
 import pandas as pd
@@ -93,11 +94,8 @@ def table_of(claim: Claim, check: Check, rows: Rows, evidence: Evidence) -> pd.D
 
 def _numbers(claim: Claim, check: Check, evidence: Evidence) -> pd.DataFrame:
     """The claim's numbers in columns; several values of one are rows."""
-    row = {quantity.name: [quantity.values or quantity.value] for quantity in reversed(claim.quantities)}
-    table = pd.DataFrame(row)
-    for quantity in claim.quantities:
-        table = table.explode(quantity.name) if quantity.values else table
-    return table.reset_index(drop=True).convert_dtypes()
+    values = {quantity.name: quantity.values or (quantity.value,) for quantity in reversed(claim.quantities)}
+    return pd.DataFrame(product(*values.values()), columns=list(values)).convert_dtypes()
 
 
 def _published(claim: Claim, check: Check, evidence: Evidence) -> pd.DataFrame:
