@@ -200,20 +200,19 @@ def test_every_option_reaches_the_ceilings(tmp_path, capsys):
     table.write_text("gpu,tok/s,output tok/s\nL40S,5,5\n")
     options = [str(table), "--model", "llama-3.1-8b-instruct", "--tokens-per-request", "8000,100"]
     options += ["--throughput-column", "tok/s"]
-    [plain] = rates(capsys, *options)
-    assert plain == pytest.approx(ceiling(LLAMA, GPUS["l40s"], 256, Workload(8000, 100)).total_tokens_per_s)
+    workload = Workload(8000, 100)
     for more, facts, arguments in (
-        (["--max-num-seqs", "2"], LLAMA, (2, Workload(8000, 100))),
-        (["--gpu-memory-utilization", "0.5"], LLAMA, (256, Workload(8000, 100), 0.5)),
-        (["--kv-cache-dtype", "fp8"], LLAMA, (256, Workload(8000, 100), 1.0, "fp8")),
-        (["--quantization", "awq"], replace(LLAMA, quantization="awq"), (256, Workload(8000, 100))),
+        ([], LLAMA, (256, workload)),
+        (["--max-num-seqs", "2"], LLAMA, (2, workload)),
+        (["--gpu-memory-utilization", "0.5"], LLAMA, (256, workload, 0.5)),
+        (["--kv-cache-dtype", "fp8"], LLAMA, (256, workload, 1.0, "fp8")),
+        (["--quantization", "awq"], replace(LLAMA, quantization="awq"), (256, workload)),
         (["--tokens-per-request", "1,100"], LLAMA, (256, Workload(1, 100))),
     ):
         expected = ceiling(facts, GPUS["l40s"], *arguments).total_tokens_per_s
         assert rates(capsys, *options, *more) == pytest.approx([expected])
-    of_output = [*options[:-1], "output tok/s"]
-    expected = ceiling(LLAMA, GPUS["l40s"], 256, Workload(8000, 100)).output_tokens_per_s
-    assert rates(capsys, *of_output) == pytest.approx([expected])
+    expected = ceiling(LLAMA, GPUS["l40s"], 256, workload).output_tokens_per_s
+    assert rates(capsys, *options[:-1], "output tok/s") == pytest.approx([expected])
 
 
 WIDE = """
