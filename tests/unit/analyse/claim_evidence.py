@@ -9,8 +9,8 @@ import yaml
 from tests.unit.analyse.synthetic_cells import starts_table
 from tests.unit.made_studies import fixed, made_study
 from workflow_scripts.analyse.claims import claim_checks
+from workflow_scripts.analyse.claims.claim_checks import verdict
 from workflow_scripts.analyse.claims.claim_tables import Evidence, read_tables
-from workflow_scripts.analyse.claims.evidence import verdict
 from workflow_scripts.analyse.tables import TABLE_SCHEMAS
 from workflow_scripts.catalog.gpus_and_models import CONFIG
 from workflow_scripts.catalog.published import Published

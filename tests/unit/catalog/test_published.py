@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from workflow_scripts.analyse.claims.evidence import published_table
+from workflow_scripts.analyse.limits.predictions import published_table
 from workflow_scripts.catalog.gpus_and_models import CONFIG
 from workflow_scripts.catalog.published import Claim, Published, PublishedError
 

@@ -16,7 +16,6 @@ import pandas as pd
 from workflow_scripts.analyse.cells.cell_intervals import cell_intervals
 from workflow_scripts.analyse.claims.audit import ADDED, cards, find_columns, judge
 from workflow_scripts.analyse.claims.audit import USUAL_LENGTHS as LENGTHS
-from workflow_scripts.analyse.claims.evidence import published_table
 from workflow_scripts.analyse.intervals.repeats import IDENTITY, Row, counted, records
 from workflow_scripts.analyse.limits import predictions, ratios
 from workflow_scripts.analyse.memory import capacity, fragmentation
@@ -100,7 +99,7 @@ def _numbers(claim: Claim, check: Check, evidence: Evidence) -> pd.DataFrame:
 
 def _published(claim: Claim, check: Check, evidence: Evidence) -> pd.DataFrame:
     """The claim's table, with one row per device (`card`) that a name may mean; of metrics, one row per engine."""
-    table = published_table(evidence.published, claim)
+    table = predictions.published_table(evidence.published, claim)
     if "metric" in table:
         rates = table.set_index("metric").drop(columns="unit", errors="ignore").T.astype(float)
         return rates.rename_axis("engine").reset_index().assign(gpu=check.gpus[0])

@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from workflow_scripts.analyse.claims.claim_checks import findings, parts
+from workflow_scripts.analyse.claims.claim_checks import NOT_TESTABLE, Finding, findings, parts, verdict
 from workflow_scripts.analyse.claims.claim_tables import Evidence, read_tables
-from workflow_scripts.analyse.claims.evidence import NOT_TESTABLE, Finding, verdict
 from workflow_scripts.analyse.tables import TEXT, table_schema, write_table
 from workflow_scripts.catalog.published import PUBLISHED, Claim, Published
 from workflow_scripts.common.command import STUDY, TABLES, command, option, out

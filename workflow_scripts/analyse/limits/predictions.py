@@ -16,13 +16,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from workflow_scripts.analyse.claims.evidence import published_table
 from workflow_scripts.analyse.facts import START
 from workflow_scripts.analyse.intervals.repeats import RAN, RATE, counted
 from workflow_scripts.analyse.table_command import table_command
 from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, TableError, table_schema
 from workflow_scripts.catalog.gpus_and_models import resolve
-from workflow_scripts.catalog.published import PUBLISHED, Published
+from workflow_scripts.catalog.published import CLAIMS, PUBLISHED, Claim, Published, PublishedError
 from workflow_scripts.common.command import option
 from workflow_scripts.engines.vllm_engines import VLLM
 from workflow_scripts.study.study import Study
@@ -180,6 +179,23 @@ def _surprise(table: pd.DataFrame) -> pd.Series:
     codes = ["ran, predicted infeasible", "infeasible, not predicted"]
     why = np.select([ran & foreseen, refused & ~foreseen], codes, "")
     return pd.Series(why, index=table.index, dtype="string").replace("", pd.NA)
+
+
+def published_table(published: Published, claim: Claim) -> pd.DataFrame:
+    """The table on which a claim is based.
+
+    Raises:
+        PublishedError: the claim names no table, or the table cannot be read.
+    """
+    if claim.table is None:
+        raise PublishedError(f"{published.folder / CLAIMS}: {claim.id}: needs a table")
+    path = published.folder / claim.table
+    try:
+        return pd.read_csv(path)
+    except OSError as e:
+        raise PublishedError(f"{path}: {e.strerror}") from None
+    except ValueError as e:
+        raise PublishedError(f"{path}: not a CSV table: {' '.join(str(e).split())}") from None
 
 
 def published_rates(study: Study, published: Published) -> Rates:

@@ -7,7 +7,7 @@ import pytest
 from tests.unit.analyse.claim_evidence import LLAMA, PUBLISHED, claim, evidence, findings, judged, republished
 from tests.unit.analyse.synthetic_cells import around, cell
 from workflow_scripts.analyse.claims import claim_checks
-from workflow_scripts.analyse.claims.evidence import COMPUTED, CONTRADICTED, MEASURED, NOT_TESTABLE, SUPPORTED, verdict
+from workflow_scripts.analyse.claims.claim_checks import COMPUTED, CONTRADICTED, MEASURED, NOT_TESTABLE, SUPPORTED
 from workflow_scripts.analyse.intervals.statistics import CHANGES, FLAT, NOT_DECIDED
 from workflow_scripts.catalog.published import Check, Claim, PublishedError
 
@@ -29,7 +29,7 @@ def found_by(of, *checks, **quantity):
     checks = [{"quantity": "rate", "rows": {"table": "effects"}, "value": "ratio"} | check for check in checks]
     made = Claim.model_validate(content | {"quantities": quantities, "checks": checks})
     found = list(claim_checks.findings(made, of))
-    return found, verdict(found, claim_checks.parts(made))
+    return found, claim_checks.verdict(found, claim_checks.parts(made))
 
 
 def effects(low, high=None, **columns):
@@ -102,7 +102,7 @@ def test_a_claim_of_two_numbers_needs_support_for_both():
     content = PUBLISHED.claim("h200-over-l40s").model_dump() | {"quantities": [quantity, quantity | at]}
     for checks, said in (([first], SUPPORTED), ([first, second], NOT_TESTABLE)):
         made = Claim.model_validate(content | {"checks": checks})
-        assert verdict(claim_checks.findings(made, effects(2.5)), claim_checks.parts(made)) == said
+        assert claim_checks.verdict(claim_checks.findings(made, effects(2.5)), claim_checks.parts(made)) == said
 
 
 def test_rows_are_filtered_joined_averaged_and_chosen():

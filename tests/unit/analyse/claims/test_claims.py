@@ -10,9 +10,16 @@ import yaml
 from tests.unit.analyse.claim_evidence import LLAMA, PUBLISHED, STUDY, evidence, republished
 from tests.unit.analyse.synthetic_cells import cell, table
 from workflow_scripts.analyse.claims import claims as claims_module
+from workflow_scripts.analyse.claims.claim_checks import (
+    COMPUTED,
+    CONTRADICTED,
+    MEASURED,
+    NOT_TESTABLE,
+    SUPPORTED,
+    Finding,
+)
 from workflow_scripts.analyse.claims.claim_tables import read_tables
 from workflow_scripts.analyse.claims.claims import MOST_IDS, MOST_SEEN_HERE, MOST_WRITTEN, SCHEMA, claims_table, main
-from workflow_scripts.analyse.claims.evidence import COMPUTED, CONTRADICTED, MEASURED, NOT_TESTABLE, SUPPORTED, Finding
 from workflow_scripts.analyse.tables import TABLE_SCHEMAS, read_table, write_table
 from workflow_scripts.catalog import gpus_and_models as catalog
 from workflow_scripts.catalog.gpus_and_models import CONFIG

@@ -6,7 +6,14 @@ import pytest
 
 from tests.pretended_gpu import CATALOGUE
 from tests.unit.analyse.claim_evidence import LLAMA, evidence, findings, judged
-from workflow_scripts.analyse.claims.evidence import COMPUTED, CONTRADICTED, NOT_TESTABLE, PUBLISHED, SUPPORTED, Setting
+from workflow_scripts.analyse.claims.claim_checks import (
+    COMPUTED,
+    CONTRADICTED,
+    NOT_TESTABLE,
+    PUBLISHED,
+    SUPPORTED,
+    Setting,
+)
 
 
 def test_a_ratio_far_from_that_of_bandwidths_is_contradicted():
