@@ -42,10 +42,16 @@ def test_a_command_has_its_name_and_its_example_can_be_parsed(name):
     assert ". " not in about
 
 
+def python(code: str, *words: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([sys.executable, "-c", code, *words], cwd=ROOT, capture_output=True, text=True)
+
+
+CALL = "import sys, workflow_scripts.__main__ as m; m.main(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
+
+
 def test_the_overview_imports_no_command_and_no_command_an_engine():
-    shown = "import sys, workflow_scripts.__main__ as m; m.main(['--help']); print(*sys.modules, file=sys.stderr)"
-    loaded = subprocess.run([sys.executable, "-c", shown], cwd=ROOT, check=True, capture_output=True, text=True).stderr
-    assert {name for name in loaded.split() if name.startswith("workflow_scripts.")} == {
+    loaded = python(CALL, "--help").stderr.split()
+    assert {name for name in loaded if name.startswith("workflow_scripts.")} == {
         "workflow_scripts.__main__",
         "workflow_scripts.common",
         "workflow_scripts.common.command",
@@ -53,20 +59,15 @@ def test_the_overview_imports_no_command_and_no_command_an_engine():
     }
     # A command imports no engine, because that runs in a process of its environment.
     code = "import importlib, sys; [importlib.import_module(name) for name in sys.argv[1:]]; print(*sys.modules)"
-    modules = [f"workflow_scripts.{module}" for module in COMMANDS.values()]
-    loaded = subprocess.run(
-        [sys.executable, "-c", code, *modules], cwd=ROOT, check=True, capture_output=True, text=True
-    )
-    assert {"vllm", "transformers", "torch", "sglang"} & {*loaded.stdout.split()} == set()
+    loaded = python(code, *(f"workflow_scripts.{module}" for module in COMMANDS.values())).stdout.split()
+    assert "pandas" in loaded
+    assert {"vllm", "transformers", "torch", "sglang"} & {*loaded} == set()
 
 
 # Commands that need no engine have the lock envs/tools.txt: what that does not hold, and what takes longer to import
 # than a small call may last.
 NOT_IN_THE_LOCK = {"vllm", "torch", "transformers", "snakemake", "pandera", "statsmodels", "matplotlib", "jinja2"}
 SLOW_TO_IMPORT = {"pandas", "scipy"}
-CALL = "import sys, workflow_scripts.__main__ as m; m.main(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
-
-
 # Of a GPU without a calibration, because a fit needs scipy.
 SMALL = CALLS | {"predict": "--model opt-125m --gpu l4 --prompt-tokens 100 --output-tokens 50 --num-prompts 4"}
 
@@ -75,8 +76,7 @@ SMALL = CALLS | {"predict": "--model opt-125m --gpu l4 --prompt-tokens 100 --out
 def test_a_small_call_that_needs_no_engine_imports_little(name, tmp_path):
     trace = tmp_path / "smi.csv"
     trace.write_text("timestamp, power.draw [W]\n2026/01/01 00:00:00.000, 70.00 W\n")
-    command = [sys.executable, "-c", CALL, name, *SMALL[name].format(trace=trace).split()]
-    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    done = python(CALL, name, *SMALL[name].format(trace=trace).split())
     assert done.stdout
     assert (NOT_IN_THE_LOCK | SLOW_TO_IMPORT) & set(done.stderr.split()) == set()
 
@@ -96,11 +96,9 @@ def test_the_installed_command_runs_a_command():
 
 def test_a_command_says_what_its_environment_lacks():
     code = "import sys; sys.modules['pandera'] = None; from workflow_scripts.__main__ import main; sys.exit(main())"
-    ended = subprocess.run([sys.executable, "-c", code, "compare"], cwd=ROOT, capture_output=True, text=True)
+    ended = python(code, "compare")
     assert ended.returncode == 2
-    assert ended.stderr.startswith("kvsweep compare: ")
-    assert "pandera" in ended.stderr
-    assert "`make env ENV=cpu`" in ended.stderr
+    assert re.match("kvsweep compare: .*pandera.*; `make env ENV=cpu`", ended.stderr)
 
 
 LOG = "tests/fixtures/logs/vllm-0.32-cpu-ok.log"
@@ -122,12 +120,6 @@ def test_a_command_whose_reader_is_gone_ends_without_a_word(command):
     assert read.stdout
 
 
-def test_the_status_of_a_command_is_what_its_main_returns():
-    failed = piped("workflow_scripts log missing.log")
-    assert failed.returncode == 2
-    assert failed.stderr == "kvsweep log: missing.log: No such file or directory\n"
-
-
 @pytest.mark.parametrize("status", [0, 3])
 def test_a_thread_of_arrow_that_aborts_at_the_end_does_not_change_the_status(status):
     code = f"""
@@ -137,12 +129,20 @@ from workflow_scripts.common.command import run_command
 atexit.register(os.abort)
 run_command(lambda: print("done") or print("said", file=sys.stderr) or {status})
 """
-    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    ended = python(code)
     assert (ended.returncode, ended.stdout, ended.stderr) == (status, "done\n", "said\n")
 
 
-@pytest.mark.parametrize(("module", "name"), [("parse.engine_log", "log"), ("analyse.limits.limits", "table-limits")])
-def test_a_module_that_is_run_instead_of_its_command_names_the_command(module, name):
-    failed = piped(f"workflow_scripts.{module} {LOG}")
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (" log missing.log", "kvsweep log: missing.log: No such file or directory"),
+        # A module that is run instead of its command names the command.
+        (f".parse.engine_log {LOG}", " `kvsweep log`"),
+        (f".analyse.limits.limits {LOG}", " `kvsweep table-limits`"),
+    ],
+)
+def test_a_command_that_cannot_run_ends_with_2_and_the_reason(words, said):
+    failed = piped(f"workflow_scripts{words}")
     assert (failed.returncode, failed.stdout) == (2, "")
-    assert failed.stderr.endswith(f" `kvsweep {name}`\n")
+    assert failed.stderr.endswith(f"{said}\n")
