@@ -55,7 +55,6 @@ def end_cell(study: Study, paths: StudyPaths, cell: Cell, number: int = 1, /, **
     known = {"cell_id": cell.id, "outcome": "ok", "definition": definition}
     known["definition_sha256"] = recorded_sha256(definition)
     known["provenance"] = {"ended_at": "1970-01-01T00:00:00+00:00", **changes.pop("provenance", {})}
-    paths.outcome(cell, number).parent.mkdir(parents=True, exist_ok=True)
     Outcome.model_validate(known | changes).write(paths.outcome(cell, number))
 
 

@@ -11,6 +11,7 @@ import pytest
 from benchmarks.gpu_host import run
 from benchmarks.gpu_host.evidence import pack
 from tests.unit.made_studies import end_cell, fixed, write_study
+from workflow_scripts.common.files import write_text
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.rounds import CellStart
@@ -40,9 +41,7 @@ def test_evidence_is_packed_in_small_archives_with_no_cell_cut(tmp_path, monkeyp
         paths.log(cell, start).write_text("measured\n", encoding="utf-8")
     paths.outcome(cells[0]).unlink()
     for name in CALIBRATIONS:
-        record = paths.calibration(f"h200/{name}")
-        record.parent.mkdir(parents=True, exist_ok=True)
-        record.write_text("{}", encoding="utf-8")
+        write_text(paths.calibration(f"h200/{name}"), "{}")
     names: list[list[str]] = []
     for archive in pack(paths, "h200", tmp_path / "out", full_bytes=1):
         with tarfile.open(archive) as tar:

@@ -11,6 +11,7 @@ from tests.faults import checker
 from tests.faults.checker import Wanted, Watch
 from tests.faults.kinds import KINDS, drawn
 from tests.processes import wait_for
+from workflow_scripts.common.files import sha256_of, write_json, write_text
 
 CELL = "gpu/hf-static/model/short/static-batch2"
 WANTED = Wanted("hf-static", {"batch_size": 2}, repeats=1, requests=2, output_tokens=8)
@@ -26,13 +27,10 @@ def test_a_seed_gives_the_same_faults_and_each_kind_comes_before_any_comes_twice
 def study(tmp_path):
     """A study whose only cell has ended well."""
     folder = tmp_path / "cells" / CELL
-    (folder / "raw").mkdir(parents=True)
-    (folder / "measure.log").touch()
-    (folder / "raw/requests.jsonl").write_text('{"output_tokens": 8}\n' * 2)
+    write_text(folder / "measure.log", "")
+    write_text(folder / "raw/requests.jsonl", '{"output_tokens": 8}\n' * 2)
     write_outcome(folder)
-    listed = tmp_path / "batches/gpu/ended.json"
-    listed.parent.mkdir(parents=True)
-    listed.write_text(json.dumps({CELL: hashlib.sha256((folder / "outcome.json").read_bytes()).hexdigest()}))
+    write_json(tmp_path / "batches/gpu/ended.json", {CELL: sha256_of(folder / "outcome.json")})
     return tmp_path
 
 
@@ -40,7 +38,7 @@ def write_outcome(folder, **changes):
     known = {"cell_id": CELL, "outcome": "ok", "reason": None, "definition": DEFINITION}
     known["definition_sha256"] = hashlib.sha256(json.dumps(DEFINITION, sort_keys=True).encode()).hexdigest()
     known["repeats"] = [{"repeat": 0, "start_monotonic_s": 1.0, "end_monotonic_s": 2.0}]
-    (folder / "outcome.json").write_text(json.dumps({**known, **changes}))
+    write_json(folder / "outcome.json", {**known, **changes})
 
 
 def found_in(study):
@@ -72,9 +70,7 @@ def test_a_wrong_outcome_is_found_and_that_it_is_not_the_one_in_the_list(study, 
     ("name", "count"), [("raw.partial/engine.log", 2), ("raw/.steps.jsonl.ab12cd34", 2), ("raw/scratch/model", 2)]
 )
 def test_what_was_left_is_found(study, name, count):
-    path = study / "cells" / CELL / name
-    path.parent.mkdir(exist_ok=True)
-    path.touch()
+    write_text(study / "cells" / CELL / name, "")
     assert found_in(study) == count
 
 
@@ -113,8 +109,7 @@ def test_measuring_again_and_changed_evidence_are_seen_and_lost_time_is_counted(
         wait_for(lambda: CELL in watch.hashes, what="the outcome")
         (folder / "raw/requests.jsonl").write_text("{}\n")
         wait_for(lambda: len(watch.faults) == 1, what="the changed evidence")
-        (folder / "raw.partial").mkdir()
-        (folder / "raw.partial/engine.log").touch()
+        write_text(folder / "raw.partial/engine.log", "")
         wait_for(lambda: len(watch.faults) == 2, what="the second measurement")
         time.sleep(3 * checker.LOOK_S)
     finally:

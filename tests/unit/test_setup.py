@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from workflow_scripts.common.files import write_text
+
 ROOT = Path(__file__).parents[2]
 PYTHON311 = '#!/bin/bash\n[ "$1" = -c ] && exit 0\necho "${0##*/} $*" >> "$PLACE/said"\nexit 3\n'
 ANOTHER = PYTHON311.replace("exit 0", "exit 1")
@@ -21,8 +23,7 @@ FIND = "uv python find --system 3.11"
 
 
 def write_command(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
+    write_text(path, text)
     path.chmod(0o755)
 
 

@@ -6,6 +6,7 @@ import pytest
 from workflow_scripts.catalog import hub
 from workflow_scripts.catalog.any_model import find_model
 from workflow_scripts.catalog.gpus_and_models import ENTERED, CatalogError, get_model, load_models
+from workflow_scripts.common.files import write_json
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 LLAMA = json.loads(get_model("tiny-llama-57m").config.read_text())
@@ -19,8 +20,7 @@ def _nothing_entered():
 
 def folder_of(tmp_path, **changed):
     folder = tmp_path / "my llama"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(LLAMA | changed))
+    write_json(folder / "config.json", LLAMA | changed)
     return folder
 
 

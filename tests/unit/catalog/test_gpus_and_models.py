@@ -16,6 +16,7 @@ from workflow_scripts.catalog.gpus_and_models import (
     readable_models,
     resolve,
 )
+from workflow_scripts.common.files import write_text
 
 
 @pytest.mark.parametrize(
@@ -110,8 +111,7 @@ def test_models_of_the_hub_name_a_commit_and_a_licence_or_say_that_none_is_known
 
 def test_a_hub_model_needs_a_config_a_repository_and_a_commit(tmp_path):
     folder = tmp_path / "m"
-    folder.mkdir()
-    (folder / "model.yaml").write_text("{hub_repo: a/b, dtype: float16, licence: MIT, load_format: hub}\n")
+    write_text(folder / "model.yaml", "{hub_repo: a/b, dtype: float16, licence: MIT, load_format: hub}\n")
     with pytest.raises(CatalogError, match=r"config.json: missing"):
         load_models(tmp_path)["m"]
     (folder / "config.json").write_text("{}")
@@ -124,8 +124,7 @@ def test_a_hub_model_needs_a_config_a_repository_and_a_commit(tmp_path):
 
 def test_a_broken_entry_is_left_out_by_those_who_do_not_need_it(tmp_path, monkeypatch):
     shutil.copytree(get_model("opt-125m").config.parent, tmp_path / "opt-125m")
-    (tmp_path / "broken").mkdir()
-    (tmp_path / "broken" / "model.yaml").write_text("dtype: int3\n")
+    write_text(tmp_path / "broken" / "model.yaml", "dtype: int3\n")
     monkeypatch.setattr(gpus_and_models, "load_models", lambda: load_models(tmp_path))
     assert list(readable_models()) == ["opt-125m"]
     assert list(models_by_repo()) == ["facebook/opt-125m"]

@@ -13,7 +13,7 @@ import yaml
 from tests.unit.made_studies import end_cell
 from workflow_scripts.__main__ import COMMANDS
 from workflow_scripts.cluster.batches import ended_cells
-from workflow_scripts.common.files import write_json
+from workflow_scripts.common.files import write_json, write_text
 from workflow_scripts.common.sources import PACKAGE, sources
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.paths import StudyPaths
@@ -34,8 +34,7 @@ def test_imports_are_followed_however_they_are_written(tmp_path, monkeypatch):
         "other.py": "",
     }
     for name, text in texts.items():
-        (package / name).parent.mkdir(parents=True, exist_ok=True)
-        (package / name).write_text(text)
+        write_text(package / name, text)
     monkeypatch.setattr("workflow_scripts.common.sources.PACKAGE", package)
     expected = ["__init__.py", "core.py", *(f"room/{name}.py" for name in ("__init__", "one", "three", "two"))]
     assert sources("room.one") == [f"workflow_scripts/{name}" for name in expected]

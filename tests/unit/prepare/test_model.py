@@ -7,7 +7,7 @@ import pytest
 from tests.unit.prepare.fake_hub import serving
 from workflow_scripts.catalog.gpus_and_models import get_model
 from workflow_scripts.common.faults import InputError
-from workflow_scripts.common.files import read_json, sha256_of
+from workflow_scripts.common.files import read_json, sha256_of, write_text
 from workflow_scripts.prepare.model import main, prepare_model
 
 WORKLOAD = {"kind": "fixed", "num_prompts": 4, "prompt_tokens": 8, "output_tokens": 4}
@@ -140,8 +140,7 @@ def test_the_token_is_sent_and_not_shown_and_what_the_cache_holds_needs_no_netwo
     ],
 )
 def test_a_refusal_of_the_hub_is_one_message(serve, prepare, tmp_path, refusal, message):
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "of_before.json").write_text("{}")
+    write_text(tmp_path / "out" / "of_before.json", "{}")
     done = prepare(serve(refusal=refusal), token="hf_of_the_test")
     assert done.returncode == 2
     assert message in done.stderr

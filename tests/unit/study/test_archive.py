@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.made_studies import MadeStudy, end_cell, fixed
+from workflow_scripts.common.files import write_text
 from workflow_scripts.study import archive
 from workflow_scripts.study.archive import main
 from workflow_scripts.study.paths import StudyPaths
@@ -20,21 +21,15 @@ def study(tmp_path):
     made = MadeStudy(tmp_path, sweep, name="kept", question="what is kept?", workloads={"short": fixed()})
     paths = made.paths
     for number, cell in enumerate([*made.cells.values()][:3]):
-        (paths.cell(cell) / "raw").mkdir(parents=True)
-        (paths.cell(cell) / "raw/engine.log").write_text(f"log {number}\n")
+        write_text(paths.cell(cell) / "raw/engine.log", f"log {number}\n")
         lock = {"h200": "cuda.txt", "l40s": "vllm-0.25.1-cpu.txt"}[cell.gpu]
         ended = {"engine_version": "vllm 0.32.0", "lock": lock, "ended_at": f"2026-01-0{number + 1}T00:00:00+00:00"}
         end_cell(made.study, paths, cell, provenance={"host": f"node-{cell.gpu}", **ended})
-    paths.tables.mkdir()
-    (paths.tables / "cells.csv").write_text("cell_id\n")
-    paths.report.write_text("<!doctype html>\n")
-    model = paths.root / "prepared/models/opt-125m-0"
-    model.mkdir(parents=True)
-    (model / "config.json").write_text("{}")
-    (model / "model.safetensors").write_text("weights")
-    killed = paths.root / "prepared/calibrations/h200/vllm/opt-125m/default.partial"
-    killed.mkdir(parents=True)
-    (killed / "engine.log").write_text("killed\n")
+    write_text(paths.tables / "cells.csv", "cell_id\n")
+    write_text(paths.report, "<!doctype html>\n")
+    write_text(paths.prepared / "models/opt-125m-0/config.json", "{}")
+    write_text(paths.prepared / "models/opt-125m-0/model.safetensors", "weights")
+    write_text(paths.prepared / "calibrations/h200/vllm/opt-125m/default.partial/engine.log", "killed\n")
     return made.file
 
 

@@ -1,12 +1,12 @@
 """Which starts of which cells a call measures, and in which rounds."""
 
-import json
 import os
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.made_studies import round_plan
+from workflow_scripts.common.files import write_json, write_text
 from workflow_scripts.study.definition import json_sha256
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.rounds import (
@@ -99,8 +99,7 @@ def test_a_start_that_still_runs_is_no_break(tmp_path):
     later_s = HOUR + LONGEST_BREAK_S + 60
     assert present_round(ended, later_s, last_seen_s(ended, paths)) == 2
     evidence = paths.cell(CELLS[1]) / "raw.partial/device_trace.jsonl"
-    evidence.parent.mkdir(parents=True)
-    evidence.touch()
+    write_text(evidence, "")
     os.utime(evidence, (later_s - 1, later_s - 1))
     assert present_round(ended, later_s, last_seen_s(ended, paths)) == 1
     assert present_round({}, later_s, last_seen_s(ended, paths)) == 1
@@ -154,8 +153,7 @@ def test_what_has_ended_is_read_from_the_records_of_the_present_definition(tmp_p
             "start": {"round": number + 3},
             "provenance": {"ended_at": "1970-01-01T00:01:40+00:00"},
         }
-        paths.outcome(CELLS[0], number).parent.mkdir(parents=True, exist_ok=True)
-        paths.outcome(CELLS[0], number).write_text(json.dumps(record | changes))
+        write_json(paths.outcome(CELLS[0], number), record | changes)
 
     end(1, start={})  # of a version that did not count rounds
     end(2, definition=definition | {"protocol": 2})

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.made_studies import MadeStudy, end_cell, fixed, round_plan
-from workflow_scripts.common.files import write_json, write_jsonl
+from workflow_scripts.common.files import write_json, write_jsonl, write_text
 from workflow_scripts.study.cell_status import status_of_starts
 from workflow_scripts.study.definition import cell_definition, resolved_models
 from workflow_scripts.study.paths import PARTIAL
@@ -46,7 +46,6 @@ class Seen(MadeStudy):
     def begin(self, cell: str, began_s: float, seen_s: float, start: int = 1, folder: str = "") -> Path:
         """The evidence of a start that began then, and of which something was seen last then (Unix times)."""
         evidence = (self.paths.cell(cell) / folder if folder else self.paths.start(cell, start)) / PARTIAL
-        evidence.mkdir(parents=True)
         trace = [{"schema": "device_trace/1"}, {"time_unix_s": began_s}, {"time_unix_s": seen_s}]
         write_jsonl(evidence / "device_trace.jsonl", trace)
         for name in ("job.json", "engine.log", "device_trace.jsonl"):
@@ -88,8 +87,7 @@ def test_counts_are_grouped_and_cells_with_one_reason_stand_together_each_with_i
 
 def test_a_cell_that_was_tried_in_vain_is_missing_with_the_last_words_of_its_log(seen, capsys):
     tried = cell("h200", 16)
-    seen.paths.cell(tried).mkdir(parents=True)
-    seen.paths.log(tried).write_text("Traceback\nkilled by signal 9\n\n")
+    write_text(seen.paths.log(tried), "Traceback\nkilled by signal 9\n\n")
     assert seen.printed(capsys).splitlines()[-2:] == [
         "missing: killed by signal 9",
         f"    {tried}  {seen.paths.log(tried)}",
@@ -117,8 +115,7 @@ def test_a_cell_is_ok_when_all_its_starts_are(tmp_path, capsys):
 def test_cells_that_a_study_need_not_measure_are_predicted_and_open_questions_are_listed(tmp_path, capsys):
     seen = Seen(tmp_path, measure={"device_hours": 1})
     seen.end(cell("h200", 8), "ok")
-    seen.paths.log(cell("h200", 16)).parent.mkdir(parents=True)
-    seen.paths.log(cell("h200", 16)).write_text("killed by signal 9\n")
+    write_text(seen.paths.log(cell("h200", 16)), "killed by signal 9\n")
     question = OpenQuestion(kind="knobs", place="h200, vllm", subject="block_size", answer="flat", probability=0.8125)
     plan = round_plan(2, (cell("h200", 16), 1), spent_s=900, left_s=360, asked=5, questions=(question,))
     plan.write(seen.paths.round_plan(2))
