@@ -1,7 +1,6 @@
 """HuggingFace transformers: the knobs and descriptions of its static and its continuous batching."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -9,14 +8,9 @@ from pydantic import Field
 from workflow_scripts.common.knob import Knob
 from workflow_scripts.engines.description import EngineDescription
 from workflow_scripts.engines.knobs import Knobs, Positive
-from workflow_scripts.physics.layers import Attention, LatentAttention, State
-from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, read_model_facts
 from workflow_scripts.workloads.sampling import SETTINGS
 
 PACKAGES = ("transformers",)
-_CACHE = "the paged cache of transformers holds keys and values"
-# These have their own code for attention, which does not read the paged cache.
-_OWN_ATTENTION = ("falcon",)
 
 
 class HfStaticKnobs(Knobs):
@@ -75,40 +69,6 @@ def attention_of(config: Any, classes: Any) -> str:
     The attention in a model's own config is ignored. `classes`: transformers' `MODEL_FOR_CAUSAL_LM_MAPPING`."""
     model_class = classes.get(type(config), None)
     return "eager" if model_class is not None and not model_class._supports_sdpa else "sdpa"
-
-
-def why_paged_cache_is_refused(facts: ModelFacts) -> str | None:
-    """Why transformers' continuous batching cannot serve a model; None if it can. Its pages have as many elements for
-    keys as for values, and its layers attend to all tokens or to a window: `generation/continuous_batching/cache.py`
-    of transformers 5.19.
-
-    >>> from workflow_scripts.catalog.gpus_and_models import get_model
-    >>> from workflow_scripts.physics.model_facts import read_model_facts
-    >>> why_paged_cache_is_refused(read_model_facts(get_model("latent-8b").config))
-    'the paged cache of transformers holds keys and values of one width, and no latent vectors (deepseek_v2)'
-    >>> why_paged_cache_is_refused(read_model_facts(get_model("windows-8b").config)) is None
-    True
-    """
-    mixers = {mixer for layer in facts.layer_counts for mixer in layer.mixers}
-    if any(isinstance(mixer, LatentAttention) for mixer in mixers):
-        return f"{_CACHE} of one width, and no latent vectors ({facts.model_type})"
-    if any(isinstance(mixer, State) for mixer in mixers):
-        return f"{_CACHE}, and no states ({facts.model_type})"
-    if len({(mixer.kv_heads, mixer.head_dim) for mixer in mixers if isinstance(mixer, Attention)}) > 1:
-        return f"{_CACHE} of one width in all layers ({facts.model_type})"
-    if any(isinstance(mixer, Attention) and mixer.chunk is not None for mixer in mixers):
-        return f"{_CACHE} of all tokens or of a window, and no chunks ({facts.model_type})"
-    if facts.model_type in _OWN_ATTENTION:
-        return f"the attention of {facts.model_type} in transformers does not read its paged cache"
-    return None
-
-
-def why_model_is_refused(model_dir: Path) -> str | None:
-    """The same for the model in a folder; also None for an unknown family, which may work."""
-    try:
-        return why_paged_cache_is_refused(read_model_facts(model_dir, weights=False))
-    except ModelFactsError:
-        return None
 
 
 HF_STATIC = EngineDescription(

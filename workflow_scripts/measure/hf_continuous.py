@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from workflow_scripts.engines.hf_engines import why_model_is_refused
+from workflow_scripts.engines.paged_cache import why_model_is_refused
 from workflow_scripts.measure.engine import Engine, Metrics, RequestRecord
 from workflow_scripts.measure.hf_model import (
     device_memory,

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from workflow_scripts.catalog.gpus_and_models import Gpu
-from workflow_scripts.engines.hf_engines import HfContinuousKnobs, HfStaticKnobs, attention_of, why_model_is_refused
+from workflow_scripts.engines.hf_engines import HfContinuousKnobs, HfStaticKnobs, attention_of
+from workflow_scripts.engines.paged_cache import why_model_is_refused
 from workflow_scripts.predict.check_study import EngineSetting, Fault
 
 

@@ -1,7 +1,8 @@
 """What HuggingFace transformers does with the settings of a cell: its KV capacity, and how it forms steps."""
 
 from workflow_scripts.catalog.gpus_and_models import Gpu
-from workflow_scripts.engines.hf_engines import HfContinuousKnobs, HfStaticKnobs, why_paged_cache_is_refused
+from workflow_scripts.engines.hf_engines import HfContinuousKnobs, HfStaticKnobs
+from workflow_scripts.engines.paged_cache import why_paged_cache_is_refused
 from workflow_scripts.physics import formulas
 from workflow_scripts.physics.layers import Experts
 from workflow_scripts.physics.model_facts import ModelFacts

@@ -106,7 +106,7 @@ def planned_again(finished: Path, *edited: str) -> dict[str, set[str]]:
             "predict/forecast.py": {"predict_cells"},
             "predict/hf_cells.py": {"predict_cells", "predict_capacity"},
         },
-        {"physics/formulas.py": {"predict_cells", "predict_capacity", "parse"}},
+        {"physics/formulas.py": {"predict_cells", "predict_capacity", "measured_cells"}},
         {"analyse/settings/effects.py": {"effects"}, "analyse/settings/recommend.py": {"recommendations"}},
         {"present/page.py": {"report"}},
     ],
