@@ -10,9 +10,12 @@ import tarfile
 from collections.abc import Generator
 from pathlib import Path
 from typing import TypeVar
+from unittest.mock import patch
 
 import pytest
 from hypothesis import settings
+
+from workflow_scripts.catalog.gpus_and_models import ENTERED
 
 # How long an example takes says something of the machine, not of the code. Where tools are required, as .ci/run does,
 # the same code meets the same examples each time; elsewhere each run looks further.
@@ -30,6 +33,13 @@ def two_gpus_evidence(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with tarfile.open(archive) as packed:
         packed.extractall(results, filter="data")
     return results / "two_gpus"
+
+
+@pytest.fixture(autouse=True)
+def known_models() -> Generator[None, None, None]:
+    """A model that a test has named is unknown to the next one."""
+    with patch.dict(ENTERED):
+        yield
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -22,7 +22,9 @@ def wait_for(look: Callable[[], Found], limit_s: float = 60, what: str = "") -> 
 
 def is_gone(pid: int) -> bool:
     """Whether a process has ended."""
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    return True
 
 
 def is_session_gone(session: int) -> bool:
