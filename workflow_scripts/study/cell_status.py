@@ -9,7 +9,7 @@ from typing import NamedTuple
 from workflow_scripts.common.files import last_line, read_json
 from workflow_scripts.study.definition import definitions_sha256
 from workflow_scripts.study.grid import Cell, expand
-from workflow_scripts.study.outcome import is_of
+from workflow_scripts.study.outcome import is_of, never_ran
 from workflow_scripts.study.paths import ENGINE_LOG, RAW, StudyPaths
 from workflow_scripts.study.study import Study
 
@@ -77,7 +77,9 @@ def _status_of_start(study: Study, cell: Cell, paths: StudyPaths, definition: st
     ended_s = datetime.fromisoformat(provenance["ended_at"]).timestamp()
     took_s = sum(record["phases_s"].values()) or (study.cell_time_limit_s if state == "timeout" else 0.0)
     run: Run | None = Run(provenance.get("host"), ended_s, took_s)
-    if not is_of(record, definition):
+    if never_ran(record):
+        state, reason, run = "missing", f"did not run: {reason}", None
+    elif not is_of(record, definition):
         protocol = record["definition"].get("protocol")
         state, reason, run = "outdated", f"measured by another definition, protocol {protocol}", None
     job = provenance.get("job", {})

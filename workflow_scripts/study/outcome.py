@@ -122,8 +122,14 @@ class Outcome(Record):
     provenance: Annotated[Provenance, AsRecorded]
 
 
+def never_ran(record: Mapping[str, Any]) -> bool:
+    """Whether nothing was run, because the cell's environment did not work; the next call tries the cell again."""
+    return record["outcome"] == "invalid" and not record.get("phases_s")
+
+
 def is_of(record: Mapping[str, Any], definition_sha256: str) -> bool:
-    return recorded_sha256(record["definition"]) == definition_sha256
+    """Whether a cell's record belongs to this definition, and says how a run ended."""
+    return recorded_sha256(record["definition"]) == definition_sha256 and not never_ran(record)
 
 
 def is_outcome_of(path: Path, definition_sha256: str) -> bool:

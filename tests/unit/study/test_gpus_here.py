@@ -139,3 +139,14 @@ def test_a_further_start_that_was_measured_by_hand_is_parsed(tmp_path):
     assert listing.search(mixed.dry_run())
     assert list_ended(called) == 0
     assert json.loads(listed.read_text()).keys() - first.keys() == {f"{again.id}/start-2"}
+
+
+def test_a_cell_that_never_ran_is_measured_and_one_that_was_found_wrong_is_not(tmp_path):
+    mixed = Mixed(tmp_path)
+    at_hand = mixed.on("cpu-1core")
+    mixed.end(at_hand, outcome="invalid", reason="environment vllm-0.25.1: no module vllm")
+    planned = mixed.dry_run()
+    assert "1 cells were measured" in planned
+    assert f"cpu-1core {at_hand.knobs.slug()}" in measured_in(planned)[0]
+    mixed.end(at_hand, outcome="invalid", reason="other tokens", phases_s={"start": 1.0})
+    assert f"cpu-1core {at_hand.knobs.slug()}" not in measured_in(mixed.dry_run())[0]

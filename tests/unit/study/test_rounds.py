@@ -158,5 +158,6 @@ def test_what_has_ended_is_read_from_the_records_of_the_present_definition(tmp_p
     end(1, start={})  # of a version that did not count rounds
     end(2, definition=definition | {"protocol": 2})
     end(3, definition=definition | {"repeats": 5})  # the number of repeats tells no definitions apart
+    end(4, outcome="invalid")  # never ran
     known = ended_starts(dict.fromkeys(CELLS[:2], json_sha256(definition)), paths)
     assert known == {CELLS[0]: {1: Ended(1, 100.0), 3: Ended(6, 100.0)}, CELLS[1]: {}}

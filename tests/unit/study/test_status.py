@@ -94,6 +94,14 @@ def test_a_cell_that_was_tried_in_vain_is_missing_with_the_last_words_of_its_log
     ]
 
 
+def test_a_cell_whose_environment_did_not_work_counts_as_missing(seen, capsys):
+    broken = next(iter(seen.cells))
+    seen.end(broken, "invalid", "environment vllm-0.25.1: no module vllm")
+    assert "missing: did not run" in seen.printed(capsys)
+    seen.end(broken, "invalid", "other tokens", phases_s={"start": 1.0})
+    assert "invalid: other tokens" in seen.printed(capsys)
+
+
 def test_a_cell_is_ok_when_all_its_starts_are(tmp_path, capsys):
     seen = Seen(tmp_path, starts=2)
     both, one = cell("h200", 8, 1), cell("h200", 8, 2)
