@@ -37,10 +37,6 @@ class _Failure:
     chained: bool = False  # it followed from the previous failure
     harmless: bool = False  # an error of one request, which does not end an engine that is serving
 
-    @property
-    def ends_engine(self) -> bool:
-        return self.certain or self.generic
-
 
 def judge(lines: Sequence[Line]) -> LogVerdict:
     """Decide how the engine ended. A sign of life after a failure cancels it. A failure that no engine survives is
@@ -55,7 +51,7 @@ def judge(lines: Sequence[Line]) -> LogVerdict:
     for index, line in enumerate(lines):
         if index in failures:
             pending.append(failures[index])
-            gone = gone or pending[-1].ends_engine
+            gone = gone or pending[-1].certain or pending[-1].generic
         elif _says(signs.RESULT, lines, index):
             result, pending = line, []
         elif _says(signs.LIVES, lines, index) and not gone:
@@ -92,12 +88,7 @@ def _cause(failures: Sequence[_Failure]) -> _Failure:
     if not specific:
         return next((failure for failure in failures if failure.message), failures[0])
     uncaught = [failure for failure in specific if not failure.harmless] or specific
-    cause = uncaught[0]
-    for failure in uncaught[1:]:
-        if not failure.chained:
-            break
-        cause = failure
-    return cause
+    return [uncaught[0], *itertools.takewhile(lambda failure: failure.chained, uncaught[1:])][-1]
 
 
 @dataclass
@@ -158,10 +149,8 @@ def _failures(lines: Sequence[Line]) -> Iterator[_Failure]:
         yield _Failure(len(lines) - 1, None, "error", harmless=True)
     for stream in streams.values():
         if stream.raising and not stream.survives:
-            if stream.statement:
-                yield _cut_off(lines, *stream.statement)
-            else:
-                yield _Failure(stream.start, None, "error", harmless=True)
+            unknown = _Failure(stream.start, None, "error", harmless=True)
+            yield _cut_off(lines, *stream.statement) if stream.statement else unknown
 
 
 def _goes_on(line: Line, indent: int, stream: _Stream) -> bool:

@@ -11,7 +11,7 @@ read again only if its evidence or the parser has changed since the last time.
 import hashlib
 import json
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -104,7 +104,7 @@ class CellFacts:
     facts: list[dict[str, Any]] = field(default_factory=list)
     requests: list[dict[str, Any]] = field(default_factory=list)
     steps: list[dict[str, Any]] = field(default_factory=list)
-    trace: list[dict[str, Any]] = field(default_factory=list)
+    trace: list[dict[Hashable, Any]] = field(default_factory=list)
     damage: list[str] = field(default_factory=list)
 
     def add(self, name: str, value: Any, read_from: str, repeat: int | None = None) -> None:
@@ -194,23 +194,19 @@ def _trace_rows(trace: Path, outcome: Outcome, rows: CellFacts) -> None:
     if not trace.exists():
         return
     samples = read_trace(trace).table()
-    if samples.empty or "time_monotonic_s" not in samples:
+    if "time_monotonic_s" not in samples:
         return
-    memory = samples.get("process_memory_bytes")
-    if memory is not None:
-        before = memory.dropna().head(1)
+    for memory in samples.reindex(columns=["process_memory_bytes"]).dropna().head(1).to_numpy(float):
         # The first sample is taken before the engine is started.
-        rows.add("trace.process_memory_bytes_before", None if before.empty else float(before.iloc[0]), trace.name)
+        rows.add("trace.process_memory_bytes_before", memory.item(), trace.name)
+    if "throttle_reasons" in samples:
+        samples["throttle_reasons"] = samples["throttle_reasons"].map(",".join, na_action="ignore")
     for repeat in outcome.repeats:
-        counted_j = _counted_j(samples, repeat.start_monotonic_s, repeat.end_monotonic_s)
-        rows.add("trace.energy_j", counted_j, trace.name, repeat.repeat)
-        inside = samples[samples["time_monotonic_s"].between(repeat.start_monotonic_s, repeat.end_monotonic_s)]
-        for sample in inside.to_dict("records"):
-            row = {str(name): value for name, value in sample.items()}
-            if isinstance(row.get("throttle_reasons"), list):
-                row["throttle_reasons"] = ",".join(row["throttle_reasons"])
-            time_s = row["time_monotonic_s"] - repeat.start_monotonic_s
-            rows.trace.append({**row, "repeat": repeat.repeat, "time_s": time_s})
+        start_s, end_s = repeat.start_monotonic_s, repeat.end_monotonic_s
+        rows.add("trace.energy_j", _counted_j(samples, start_s, end_s), trace.name, repeat.repeat)
+        inside = samples[samples["time_monotonic_s"].between(start_s, end_s)]
+        timed = inside.assign(repeat=repeat.repeat, time_s=inside["time_monotonic_s"] - start_s)
+        rows.trace += timed.to_dict("records")
 
 
 def _counted_j(samples: pd.DataFrame, start_s: float, end_s: float) -> float | None:

@@ -11,14 +11,13 @@ import contextlib
 import json
 import math
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workflow_scripts.common.command import command, option
 from workflow_scripts.common.faults import InputError
-from workflow_scripts.common.records import Record
 from workflow_scripts.logs.engine_log_text import decode
 from workflow_scripts.parse.nvidia_smi import FIELD_NAMES, Sample, parse_csv
 
@@ -33,19 +32,16 @@ NUMBERS = (
 COLUMNS = ("gpu", *NUMBERS, "throttle_reasons")
 
 
-class TraceSummary(Record):
-    """Extremes over all samples of all devices in a trace; None: the trace does not give the value. Memory is that of
-    one device, not the sum over several. `power_w_mean` is the mean over the samples with a value for power. `reason`
-    says what could not be read and what was assumed."""
-
-    rows: int
-    memory_used_mib_max: int | float | None
-    memory_used_mib_min: int | float | None
-    memory_free_mib_min: int | float | None
-    memory_total_mib_max: int | float | None
-    utilization_pct_max: int | float | None
-    power_w_mean: int | float | None
-    reason: str | None
+# What `kvsweep trace` prints: of which column, and what of its values. Memory is that of one device, not the sum over
+# several; the mean is over the samples with a value.
+_SUMMARY: Mapping[str, tuple[str, Callable[[Sequence[float]], float]]] = {
+    "memory_used_mib_max": ("memory_used_bytes", lambda sizes: max(sizes) / 2**20),
+    "memory_used_mib_min": ("memory_used_bytes", lambda sizes: min(sizes) / 2**20),
+    "memory_free_mib_min": ("memory_free_bytes", lambda sizes: min(sizes) / 2**20),
+    "memory_total_mib_max": ("memory_total_bytes", lambda sizes: max(sizes) / 2**20),
+    "utilization_pct_max": ("utilization_pct", max),
+    "power_w_mean": ("power_w", lambda powers: sum(powers) / len(powers)),
+}
 
 
 @dataclass(frozen=True)
@@ -119,22 +115,15 @@ def _json_lines(text: str) -> tuple[list[Sample], int]:
     return rows, bad_lines
 
 
-def summarise(trace: Trace) -> TraceSummary:
-    def extreme(of: Callable[[Sequence[float]], float], name: str, scale: float = 1.0) -> int | float | None:
-        known = trace.known(name)
-        value = round(of(known) * scale, 6) if known else None
-        return int(value) if value is not None and value.is_integer() else value
-
-    return TraceSummary(
-        rows=len(trace.samples),
-        memory_used_mib_max=extreme(max, "memory_used_bytes", 2.0**-20),
-        memory_used_mib_min=extreme(min, "memory_used_bytes", 2.0**-20),
-        memory_free_mib_min=extreme(min, "memory_free_bytes", 2.0**-20),
-        memory_total_mib_max=extreme(max, "memory_total_bytes", 2.0**-20),
-        utilization_pct_max=extreme(max, "utilization_pct"),
-        power_w_mean=extreme(lambda powers: sum(powers) / len(powers), "power_w"),
-        reason=trace.reason,
-    )
+def summarise(trace: Trace) -> dict[str, float | str | None]:
+    """Extremes over all samples of all devices in a trace, None where it does not give the value; `reason` says what
+    could not be read and what was assumed."""
+    found: dict[str, float | str | None] = {"rows": len(trace.samples)}
+    for name, (column, of) in _SUMMARY.items():
+        known = trace.known(column)
+        value = round(of(known), 6) if known else None
+        found[name] = int(value) if value is not None and value.is_integer() else value
+    return found | {"reason": trace.reason}
 
 
 @command(
@@ -152,4 +141,4 @@ def main(args: Namespace) -> None:
         summary = summarise(read_trace(args.file, columns))
     except ValueError as error:
         raise InputError(f"{args.file}: {error}") from None
-    print(summary.model_dump_json(indent=2))
+    print(json.dumps(summary, indent=2))

@@ -38,7 +38,7 @@ def without_units(samples=SAMPLES) -> str:
 
 
 def summary(text, columns=None) -> dict:
-    return summarise(parse_trace(text, columns)).model_dump()
+    return summarise(parse_trace(text, columns))
 
 
 NAMES = ["timestamp", "index", "memory.used", "memory.total", "utilization.gpu", "power.draw"]
@@ -59,7 +59,7 @@ def test_forms_of_one_trace(tmp_path_factory, header, units, spaces, mark, newli
     path = tmp_path_factory.mktemp("trace") / "gpu.csv"
     path.write_bytes(text.encode())
     found = read_trace(path, ["not", "looked", "at"] if header else NAMES)
-    assert summarise(found).model_dump() == {**EXTREMES, "reason": None}
+    assert summarise(found) == {**EXTREMES, "reason": None}
     trace = found.table()
     assert trace["memory_used_bytes"].tolist() == [1000 * MIB, 70321 * MIB, 70320 * MIB]
     assert trace["time_unix_s"].diff().tolist()[1:] == [1.0, 1.0]
@@ -208,7 +208,7 @@ def test_any_text_is_a_trace(text):
     table = trace.table()
     assert isinstance(table, pd.DataFrame)
     assert set(table) <= set(COLUMNS)
-    json.loads(summarise(trace).model_dump_json())
+    json.dumps(summarise(trace))
 
 
 @pytest.mark.parametrize(
