@@ -4,10 +4,7 @@ import ctypes
 import itertools
 import re
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pynvml
 import pytest
@@ -25,7 +22,8 @@ from tests.pretended_gpu import (
     Pretended,
     build,
 )
-from tests.unit.measure.test_run import defined
+from tests.processes import wait_for
+from tests.unit.measure.test_run import job_of
 from workflow_scripts.catalog.gpus_and_models import Gpu, load_gpus
 from workflow_scripts.common.files import read_json, read_jsonl
 from workflow_scripts.device import device_check as device
@@ -220,20 +218,13 @@ def test_power_energy_and_throttling_are_of_all_gpus_of_a_cell(gpus):
     assert sample["temperature_c"] == 41
 
 
-def until(is_so: Callable[[list[dict[str, Any]]], bool], out: Path) -> None:
-    deadline = time.monotonic() + 60
-    while not is_so(list(read_jsonl(out))[1:]):
-        assert time.monotonic() < deadline, out.read_text(encoding="utf-8")
-        time.sleep(0.05)
-
-
 def test_the_sampler_follows_two_gpus_until_one_is_lost(gpus, tmp_path):
     gpus.show(2, power_w=200, energy_counter_w=200)
     out = tmp_path / "device_trace.jsonl"
     with sampled("cuda", out, gpus=2):
-        until(lambda samples: len(samples) >= 4, out)
+        wait_for(lambda: len(list(read_jsonl(out))) > 4, what="samples")
         gpus.show(2, of={1: {"all": GPU_IS_LOST}}, power_w=200, energy_counter_w=200)
-        until(lambda samples: "energy_j" not in samples[-1], out)
+        wait_for(lambda: "energy_j" not in list(read_jsonl(out))[-1], what="a sample without the lost GPU")
     _, *samples = read_jsonl(out)
     known = [s for s in samples if "energy_j" in s]
     assert {s["power_w"] for s in known if "power_w" in s} == {400}
@@ -270,13 +261,9 @@ def test_an_engine_that_fails_on_a_lost_gpu_is_left_to_another_node(gpus, tmp_pa
             raise RuntimeError("CUDA error: unspecified launch failure")
 
     monkeypatch.setenv("KVSWEEP_GPUS", str(CATALOGUE))
-    monkeypatch.setattr(run, "make_engine", lambda *_: Engine())
-    for name in ("workload.jsonl", "warmup.jsonl", "engine.log"):
-        (tmp_path / name).touch()
-    definition = defined("hf-static", {"batch_size": 1}, repeats=1).model_copy(update={"gpu": "pretended-gpu"})
-    files = {"model_dir": tmp_path, "workload": tmp_path / "workload.jsonl", "evidence": tmp_path}
-    run.measure(run.Job(definition=definition, **files))
-    record = read_json(tmp_path / "measured.json")
+    job = job_of(tmp_path, monkeypatch, lambda _: Engine(), gpu="pretended-gpu")
+    run.measure(job)
+    record = read_json(job.evidence / "measured.json")
     assert record["outcome"] == outcome
     assert reason in record["reason"]
     assert record.get("wrong_device", False) is lost

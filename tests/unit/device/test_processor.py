@@ -1,52 +1,35 @@
 """Facts of processors, from what Linux reports: two virtual machines, and one that reports little."""
 
+from workflow_scripts.common.files import write_text
 from workflow_scripts.device.processor import last_level_cache_bytes, processor_facts
 
-# The lines of a core that matter; flags that decide nothing are left out but for a few.
-ZEN5 = """\
-processor\t: 0
-vendor_id\t: AuthenticAMD
-cpu family\t: 26
-model\t\t: 2
-model name\t: AMD EPYC
-cache size\t: 1024 KB
-flags\t\t: fpu sse2 avx f16c avx2 avx512f avx512dq avx512vl avx_vnni avx512_bf16 avx512_vnni avx512_vp2intersect
-bogomips\t: 5192.26
-"""
-SAPPHIRE_RAPIDS = """\
-processor\t: 0
-vendor_id\t: GenuineIntel
-cpu family\t: 6
-model\t\t: 143
-model name\t: Intel(R) Xeon(R) Processor @ 2.70GHz
-flags\t\t: fpu sse2 avx f16c avx2 avx512f avx512_vnni avx_vnni avx512_bf16 amx_bf16 avx512_fp16 amx_tile amx_int8
-"""
-ROME = """\
-processor\t: 0
-vendor_id\t: AuthenticAMD
-cpu family\t: 23
-model\t\t: 49
-model name\t: AMD EPYC 7B12
-flags\t\t: fpu sse2 avx f16c avx2 sha_ni clzero
-"""
+
+def cpuinfo(core: int, vendor: str, family: int, model: int, name: str, flags: str) -> str:
+    """The lines of a core that matter; flags that decide nothing are left out but for a few."""
+    told = {"processor": core, "vendor_id": vendor, "cpu family": family, "model": model, "model name": name}
+    return "".join(f"{key}\t: {value}\n" for key, value in (told | {"flags": f"fpu sse2 avx {flags}"}).items())
+
+
+ZEN5_FLAGS = "f16c avx2 avx512f avx512dq avx512vl avx_vnni avx512_bf16 avx512_vnni avx512_vp2intersect"
+ZEN5 = ("AuthenticAMD", 26, 2, "AMD EPYC", ZEN5_FLAGS)
+XEON_FLAGS = "f16c avx2 avx512f avx512_vnni avx_vnni avx512_bf16 amx_bf16 avx512_fp16 amx_tile amx_int8"
+SAPPHIRE_RAPIDS = ("GenuineIntel", 6, 143, "Intel(R) Xeon(R) Processor @ 2.70GHz", XEON_FLAGS)
+ROME = ("AuthenticAMD", 23, 49, "AMD EPYC 7B12", "f16c avx2 sha_ni clzero")
 
 
 class Host:
     """Linux's files of a processor with two hyperthreads or cores; `caches` are level, type, size and who shares it."""
 
-    def __init__(self, folder, cpuinfo, caches, siblings):
+    def __init__(self, folder, processor, caches, siblings):
         self.cpuinfo, self.cpus, self.huge_pages = folder / "cpuinfo", folder / "cpu", folder / "enabled"
-        self.huge_pages.write_text("always [madvise] never\n")
-        self.cpuinfo.write_text(cpuinfo + "\n" + cpuinfo.replace("processor\t: 0", "processor\t: 1") + "\n")
+        write_text(self.huge_pages, "always [madvise] never\n")
+        write_text(self.cpuinfo, "\n".join(cpuinfo(core, *processor) for core in (0, 1)))
         for core, text in siblings.items():
-            (self.cpus / f"cpu{core}" / "topology").mkdir(parents=True)
-            (self.cpus / f"cpu{core}" / "topology" / "thread_siblings_list").write_text(text + "\n")
+            write_text(self.cpus / f"cpu{core}/topology/thread_siblings_list", f"{text}\n")
         for index, (level, kind, size, shared) in enumerate(caches):
             for core, text in shared.items():
-                cache = self.cpus / f"cpu{core}" / "cache" / f"index{index}"
-                cache.mkdir(parents=True)
                 for name, value in (("level", level), ("type", kind), ("size", size), ("shared_cpu_list", text)):
-                    (cache / name).write_text(f"{value}\n")
+                    write_text(self.cpus / f"cpu{core}/cache/index{index}/{name}", f"{value}\n")
 
     def facts(self, *cores):
         return processor_facts(cores, self.cpuinfo, self.cpus, self.huge_pages)

@@ -86,28 +86,49 @@ def answer():
         yield ask
 
 
+def delta(**content: Any) -> dict[str, Any]:
+    return {"choices": [{"delta": content}]}
+
+
+USAGE, DONE = {"choices": [], "usage": COUNTS}, "data: [DONE]\n\n"
+ASSISTANT = {"role": "assistant"}
+MESSAGES = [{"role": "user", "content": "Why?"}]
+STREAMS = {
+    # vLLM: a piece a token, which may be empty, then the counts alone.
+    "vllm": [piece("a"), piece(""), piece("c"), USAGE, DONE],
+    # transformers: the counts come with an empty piece that is no token.
+    "transformers": [piece("a"), piece("b"), piece("c"), piece("", usage=COUNTS)],
+    # Others: the counts come with the last piece.
+    "others": [": ping\n\n", piece("a"), piece("b"), piece("c", usage=COUNTS), DONE],
+}
+CHATS = {
+    # vLLM: the role alone, then as above.
+    "vllm": [delta(**ASSISTANT, content=""), *(delta(content=text) for text in ("a", "", "c")), USAGE],
+    # transformers: the role before anything is computed, and the counts with the end.
+    "transformers": [delta(**ASSISTANT), *(delta(content=c) for c in "abc"), {**delta(), "usage": COUNTS}],
+    # Others: the role in every piece, or an empty end without counts, which come later.
+    "others": [*(delta(**ASSISTANT, content=c) for c in "ab"), {**delta(content="c"), "usage": COUNTS}],
+    "empty end": [*(delta(content=c) for c in "abc"), delta(), USAGE],
+}
+
+
 @pytest.mark.parametrize(
-    "events",
-    [
-        # vLLM: a piece a token, which may be empty, then the counts alone.
-        [piece("a"), piece(""), piece("c"), {"choices": [], "usage": COUNTS}, "data: [DONE]\n\n"],
-        # transformers: the counts come with an empty piece that is no token.
-        [piece("a"), piece("b"), piece("c"), piece("", usage=COUNTS)],
-        # Others: the counts come with the last piece.
-        [": ping\n\n", piece("a"), piece("b"), piece("c", usage=COUNTS), "data: [DONE]\n\n"],
-    ],
-    ids=["vllm", "transformers", "others"],
+    ("prompt", "events"),
+    [*(({"prompt": [1, 2, 3]}, events) for events in STREAMS.values())]
+    + [({"messages": MESSAGES}, events) for events in CHATS.values()],
+    ids=[*STREAMS, *(f"chat, {name}" for name in CHATS)],
 )
-def test_pieces_are_timed_and_counts_are_the_servers(answer, events):
-    record, seen = answer(*events)
+def test_pieces_are_timed_and_counts_are_the_servers(answer, prompt, events):
+    record, seen = answer(*events, prompt=next(iter(prompt.values())))
     assert record.error is None
+    assert record.text in ("ac", "abc")
     assert (record.prompt_tokens, record.output_tokens, len(record.itl_s)) == (7, 3, 2)
     assert all(gap >= 0 for gap in record.itl_s)
     assert record.sent_s <= record.first_token_s
     assert record.last_token_s == pytest.approx(record.first_token_s + sum(record.itl_s), abs=1e-6)
     assert seen.body == {
         "model": "m",
-        "prompt": [1, 2, 3],
+        **prompt,
         "max_tokens": 3,
         "stream": True,
         "stream_options": {"include_usage": True},
@@ -118,41 +139,9 @@ def test_pieces_are_timed_and_counts_are_the_servers(answer, events):
     assert seen.headers["Authorization"] == "Bearer key"
 
 
-def delta(**content: Any) -> dict[str, Any]:
-    return {"choices": [{"delta": content}]}
-
-
-@pytest.mark.parametrize(
-    "events",
-    [
-        # vLLM: the role alone, then a piece a token, which may be empty, then the counts alone.
-        [
-            delta(role="assistant", content=""),
-            delta(content="a"),
-            delta(content=""),
-            delta(content="c"),
-            {"choices": [], "usage": COUNTS},
-        ],
-        # transformers: the role before anything is computed, and the counts with the end.
-        [delta(role="assistant"), *(delta(content=c) for c in "abc"), {**delta(), "usage": COUNTS}],
-        # Others: the role in every piece, or an empty end without counts, which come later.
-        [*(delta(role="assistant", content=c) for c in "ab"), {**delta(content="c"), "usage": COUNTS}],
-        [*(delta(content=c) for c in "abc"), delta(), {"choices": [], "usage": COUNTS}],
-    ],
-    ids=["vllm", "transformers", "others", "empty end"],
-)
-def test_the_answer_to_a_chat_begins_with_its_first_token(answer, events):
-    messages = [{"role": "user", "content": "Why?"}]
-    record, seen = answer(*events, prompt=messages)
-    assert (record.error, record.prompt_tokens, record.output_tokens, len(record.itl_s)) == (None, 7, 3, 2)
-    assert record.text in ("ac", "abc")
-    assert seen.body["messages"] == messages
-    assert "prompt" not in seen.body
-
-
 def test_text_and_tokens_are_told_and_tokens_without_text_at_the_end(answer):
     pieces = [{"choices": [{"text": text, "token_ids": ids}]} for text, ids in (("a", [5]), ("bc", [6, 7]))]
-    record, _ = answer(*pieces, {"choices": [], "usage": COUNTS})
+    record, _ = answer(*pieces, USAGE)
     assert (record.text, record.token_ids) == ("abc", [5, 6, 7])
     record, _ = answer(piece("", usage=COUNTS))
     assert (record.error, record.output_tokens, record.itl_s, record.text) == (None, 3, [], None)
@@ -165,7 +154,7 @@ def test_text_and_tokens_are_told_and_tokens_without_text_at_the_end(answer):
         ([{"error": "no such field"}], 500, 'HTTP 500 Internal Server Error: data: {"error": "no such field"}'),
         ([piece("a"), {"error": {"message": "out of memory"}}], 200, '{"message": "out of memory"}'),
         ([piece("a"), piece("b")], 200, "the answer does not say how many tokens it has"),
-        ([{"choices": [], "usage": COUNTS}], 200, "the answer has no text"),
+        ([USAGE], 200, "the answer has no text"),
         (["data: {not json}\n\n"], 200, "JSONDecodeError: "),
     ],
 )

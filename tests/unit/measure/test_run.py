@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +13,7 @@ from tests.unit.made_studies import made_study
 from workflow_scripts.common.files import read_json, write_jsonl
 from workflow_scripts.device.host_load import SuspendedError
 from workflow_scripts.measure import run
-from workflow_scripts.measure.engine import Engine, RequestRecord
+from workflow_scripts.measure.engine import Engine, EngineSetup, RequestRecord
 from workflow_scripts.measure.run import Job
 from workflow_scripts.study.definition import Definition, cell_definition, resolved_models
 from workflow_scripts.study.grid import expand
@@ -57,7 +57,9 @@ class Suspending(Unstoppable):
         raise ValueError("no answer in time")
 
 
-def job_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: type[Engine]) -> Job:
+def job_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: Callable[[EngineSetup], Engine], gpu: str = "cpu-all"
+) -> Job:
     """A cell of one request on an engine, whose evidence goes to `raw`."""
     for name in ("workload.jsonl", "warmup.jsonl"):
         write_jsonl(tmp_path / name, [{"request_id": "a", "prompt_token_ids": [1, 2], "output_tokens": 3}])
@@ -65,7 +67,7 @@ def job_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: type[Engine]
     monkeypatch.setattr(run, "use_cores", lambda _: None)
     evidence = tmp_path / "raw"
     evidence.mkdir()
-    definition = defined("vllm", {}, repeats=1)
+    definition = defined("vllm", {}, repeats=1).model_copy(update={"gpu": gpu})
     return Job(definition=definition, model_dir=tmp_path, workload=tmp_path / "workload.jsonl", evidence=evidence)
 
 

@@ -1,11 +1,11 @@
 """Waiting for a server and reading its metrics, with small test servers."""
 
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.http_server import Handler, serving
+from tests.processes import wait_for
 from workflow_scripts.measure.client import Address, ServerTimeoutError, wait_until_healthy
 from workflow_scripts.measure.engine import Step
 from workflow_scripts.measure.failures import start_failure
@@ -101,12 +101,9 @@ sglang:num_running_reqs_grammar{engine_type="unified"} 9.0
 
 
 def test_queues_are_asked_for_again_and_again(serve):
-    deadline = time.monotonic() + 60
     steps: list[Step] = []
     with queues_noted(serve(), steps, interval_s=0.05):
-        while len(steps) < 3:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_for(lambda: len(steps) >= 3, what="the queues")
     times = [step.pop("time_s") for step in steps]
     assert times == sorted(times)
     assert all(step == {"running": 3, "kv_cache_usage": 0.25} for step in steps)

@@ -14,40 +14,35 @@ from workflow_scripts.workloads.request import Request
 from workflow_scripts.workloads.sampling import Sampling
 
 # Fields and defaults of the dataclasses in vllm/v1/metrics/stats.py.
-REQUEST_STATS: dict[str, dict[str, Any]] = {
-    "0.25.1": {
-        **{"num_generation_tokens": 3, "arrival_time": 1.8e9, "queued_ts": 10.0, "scheduled_ts": 10.5},
-        **{"first_token_ts": 11.0, "last_token_ts": 12.0, "first_token_latency": 1.0, "is_corrupted": False},
-    }
+OF_REQUEST: dict[str, Any] = {
+    **{"num_generation_tokens": 3, "arrival_time": 1.8e9, "queued_ts": 10.0, "scheduled_ts": 10.5},
+    **{"first_token_ts": 11.0, "last_token_ts": 12.0, "first_token_latency": 1.0},
 }
-REQUEST_STATS["0.11.0.post2"] = {k: v for k, v in REQUEST_STATS["0.25.1"].items() if k != "is_corrupted"}
 OF_032 = {"num_preemptions": 2, "is_watermarked": False, "is_watermark_skipped": False}
-REQUEST_STATS["0.32.0"] = REQUEST_STATS["0.25.1"] | OF_032
-NOT_READ = (
-    *("num_skipped_waiting_reqs", "step_counter", "current_wave", "connector_prefix_cache_stats", "perf_stats"),
-    *("kv_cache_eviction_events", "spec_decoding_stats", "kv_connector_stats", "waiting_lora_adapters"),
-    *("running_lora_adapters", "cudagraph_stats"),
-)
-SCHEDULER_STATS: dict[str, dict[str, Any]] = {
-    "0.25.1": {
-        **{"num_running_reqs": 4, "num_waiting_reqs": 7, "kv_cache_usage": 0.25},
-        "prefix_cache_stats": SimpleNamespace(
-            reset=False, requests=1, queries=64, hits=48, preempted_requests=1, preempted_queries=37, preempted_hits=32
-        ),
-        **dict.fromkeys(NOT_READ),
-    }
+REQUEST_STATS = {
+    "0.11.0.post2": OF_REQUEST,
+    "0.25.1": OF_REQUEST | {"is_corrupted": False},
+    "0.32.0": OF_REQUEST | {"is_corrupted": False} | OF_032,
 }
-SCHEDULER_STATS["0.11.0.post2"] = {
+PREFIXES = {"reset": False, "requests": 1, "queries": 64, "hits": 48}
+PREEMPTED = {"preempted_requests": 1, "preempted_queries": 37, "preempted_hits": 32}
+OF_SCHEDULER: dict[str, Any] = {
     **{"num_running_reqs": 4, "num_waiting_reqs": 7, "kv_cache_usage": 0.25},
-    "prefix_cache_stats": SimpleNamespace(reset=False, requests=1, queries=64, hits=48),
     **dict.fromkeys(("step_counter", "current_wave", "spec_decoding_stats", "kv_connector_stats")),
-    "num_corrupted_reqs": 0,
 }
-SCHEDULER_STATS["0.32.0"] = SCHEDULER_STATS["0.25.1"] | {
-    "num_kv_fetch_reqs_by_stage": {},
-    "iteration_details": None,
-    "ec_connector_stats": None,
+SINCE_025 = (
+    *("num_skipped_waiting_reqs", "connector_prefix_cache_stats", "perf_stats", "kv_cache_eviction_events"),
+    *("waiting_lora_adapters", "running_lora_adapters", "cudagraph_stats"),
+)
+SCHEDULER_STATS = {
+    "0.11.0.post2": OF_SCHEDULER | {"prefix_cache_stats": SimpleNamespace(**PREFIXES), "num_corrupted_reqs": 0},
+    "0.25.1": OF_SCHEDULER
+    | {"prefix_cache_stats": SimpleNamespace(**PREFIXES, **PREEMPTED)}
+    | dict.fromkeys(SINCE_025),
 }
+SCHEDULER_STATS["0.32.0"] = SCHEDULER_STATS["0.25.1"] | dict.fromkeys(
+    ("num_kv_fetch_reqs_by_stage", "iteration_details", "ec_connector_stats")
+)
 VERSIONS = sorted(REQUEST_STATS)
 
 
