@@ -34,6 +34,7 @@ rule export:
     input:
         promise=PATHS.deploy / "promise.json",
         code=sources("deploy.export"),
+        templates=sorted(map(str, Path("workflow_scripts/deploy/templates").rglob("*.j2"))),
     output:
         expand(
             PATHS.deploy / "{name}",

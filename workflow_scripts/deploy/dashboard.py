@@ -1,105 +1,79 @@
 """A Grafana dashboard: what a server does, next to what was measured, what the hardware allows and the SLO."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from workflow_scripts.deploy.alert_rules import (
-    ANSWERED,
-    ITL,
-    PREEMPTIONS,
-    RUNNING,
-    TOKENS,
-    TTFT,
-    WAITING,
-    Queries,
-    Watch,
-    kv_bound,
-)
 from workflow_scripts.deploy.deployment import Deployment
+from workflow_scripts.deploy.queries import ANSWERED, ITL, PREEMPTIONS, RUNNING, TOKENS, TTFT, WAITING, Watch
 
 DASHBOARD_FILE = "grafana/dashboards/kvsweep.json"
-SOURCES_FILE, PROVIDER_FILE = "grafana/datasources/prometheus.yml", "grafana/dashboards/kvsweep.yml"
 WIDTH, HEIGHT, COLUMNS = 12, 8, 2
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
-
-
-class Line(NamedTuple):
-    """A query and its name; a constant is a value of the study."""
-
-    query: str
-    name: str
+# The lines of a panel by their names: a query, or a value of the study, if it is known.
+Lines = Mapping[str, str | float | None]
 
 
 class View(NamedTuple):
-    """One panel."""
+    """One panel; `says`: what a reader must know besides what the study measured."""
 
     title: str
     unit: str
-    lines: Sequence[Line]
-    says: str
+    lines: Lines
+    says: str = ""
 
 
-def views(deployment: Deployment, watch: Watch) -> Iterator[View]:
-    p, q = deployment.promise, Queries(watch.window_s)
-    seen = f"The study measured {p.load} ({deployment.where})."
-    ceiling = _constant(p.ceiling_output_tokens_per_s, "ceiling of the hardware")
-    tokens = [Line(q.rate(TOKENS), "now {{instance}}"), *_measured(deployment, "output_tokens_per_s"), *ceiling]
-    yield View("Output tokens per second", "short", tokens, seen)
-    arrivals = [
-        Line(q.rate(ANSWERED), "answered {{instance}}"),
-        Line(f"{q.rate(ANSWERED)} + {q.in_server_growth()}", "arrive {{instance}}"),
-        *_constant(p.sustained_per_s, "study: kept up with"),
-        *_constant(p.too_much_per_s, "study: too much"),
+def views(deployment: Deployment, watch: Watch) -> list[View]:
+    p = deployment.promise
+
+    def measured(measure: str) -> Lines:
+        if (found := p.measured.get(measure)) is None:
+            return {}
+        ends = {"study, after a restart at least": found.low, "study, after a restart at most": found.high}
+        return {"study": found.value, **ends}
+
+    def now(histogram: str) -> Lines:
+        quantiles = {0.5: "median", 0.99: "99th percentile"}
+        return {f"now, {name} {{{{instance}}}}": watch.quantile(share, histogram) for share, name in quantiles.items()}
+
+    tokens = {"now {{instance}}": watch.rate(TOKENS), **measured("output_tokens_per_s")}
+    requests = {
+        "answered {{instance}}": watch.rate(ANSWERED),
+        "arrive {{instance}}": f"{watch.rate(ANSWERED)} + {watch.in_server_growth()}",
+        "study: kept up with": p.sustained_per_s,
+        "study: too much": p.too_much_per_s,
+    }
+    ttft = {**now(TTFT), **measured("ttft_s_p50"), "SLO of the study": p.slo.get("ttft_s")}
+    itl = {**now(ITL), **measured("itl_s_p50"), "SLO of the study, on the mean of a request": p.slo.get("tpot_s")}
+    in_server = {
+        "running {{instance}}": watch.mean(RUNNING),
+        "waiting {{instance}}": watch.mean(WAITING),
+        "max-num-seqs": p.max_num_seqs,
+        "study: in the server": p.busy,
+    }
+    usage = {
+        "now {{instance}}": watch.kv_usage(),
+        "study: peak": p.kv_cache_usage_peak,
+        "a step may preempt": deployment.kv_bound,
+    }
+    lost = {"now {{instance}}": watch.rate(PREEMPTIONS), "study": p.preemptions_per_s}
+    hits = {"now {{instance}}": watch.hit_rate(), "study: lowest of a repeat": p.hit_rate}
+    of_arrivals = "Arrivals are the answered requests plus the growth of requests in the server. "
+    of_ttft = "The server measures from the arrival of a request, the study from its scheduled time. "
+    return [
+        View("Output tokens per second", "short", {**tokens, "ceiling of the hardware": p.ceiling_output_tokens_per_s}),
+        View("Requests per second", "reqps", requests, of_arrivals),
+        View("Time to first token", "s", ttft, of_ttft),
+        View("Inter-token latency", "s", itl),
+        View("Requests in the server", "short", in_server),
+        View("KV cache in use", "percentunit", usage),
+        View("Preemptions per second", "short", lost),
+        View("Prefix-cache hit rate", "percentunit", hits, "Share of the prompt tokens that were looked up. "),
     ]
-    yield View(
-        "Requests per second",
-        "reqps",
-        arrivals,
-        "Arrivals are the answered requests plus the growth of requests in the server. " + seen,
-    )
-    counts_from = "The server measures from the arrival of a request, the study from its scheduled time. "
-    ttft = [*_now(q, TTFT), *_measured(deployment, "ttft_s_p50"), *_constant(p.slo.get("ttft_s"), "SLO of the study")]
-    yield View("Time to first token", "s", ttft, counts_from + seen)
-    slo = _constant(p.slo.get("tpot_s"), "SLO of the study, on the mean of a request")
-    yield View("Inter-token latency", "s", [*_now(q, ITL), *_measured(deployment, "itl_s_p50"), *slo], seen)
-    requests = [
-        Line(q.mean(RUNNING), "running {{instance}}"),
-        Line(q.mean(WAITING), "waiting {{instance}}"),
-        *_constant(float(p.max_num_seqs), "max-num-seqs"),
-        *_constant(p.busy, "study: in the server"),
-    ]
-    yield View("Requests in the server", "short", requests, seen)
-    usage = [
-        Line(q.kv_usage(), "now {{instance}}"),
-        *_constant(p.kv_cache_usage_peak, "study: peak"),
-        *_constant(kv_bound(deployment), "a step may preempt"),
-    ]
-    yield View("KV cache in use", "percentunit", usage, seen)
-    lost = [Line(q.rate(PREEMPTIONS), "now {{instance}}"), *_constant(p.preemptions_per_s, "study")]
-    yield View("Preemptions per second", "short", lost, seen)
-    hits = [Line(q.hit_rate(), "now {{instance}}"), *_constant(p.hit_rate, "study: lowest of a repeat")]
-    yield View("Prefix-cache hit rate", "percentunit", hits, "Share of the prompt tokens that were looked up. " + seen)
-
-
-def _now(q: Queries, histogram: str) -> list[Line]:
-    quantiles = {0.5: "median", 0.99: "99th percentile"}
-    return [Line(q.quantile(share, histogram), f"now, {name} {{{{instance}}}}") for share, name in quantiles.items()]
-
-
-def _constant(value: float | None, name: str) -> list[Line]:
-    return [] if value is None else [Line(f"vector({value:.6g})", name)]
-
-
-def _measured(deployment: Deployment, measure: str) -> list[Line]:
-    found = deployment.promise.measured.get(measure)
-    if found is None:
-        return []
-    ends = (("", found.value), (", after a restart at least", found.low), (", after a restart at most", found.high))
-    return [line for name, value in ends for line in _constant(value, f"study{name}")]
 
 
 def dashboard(deployment: Deployment, watch: Watch) -> dict[str, Any]:
     p = deployment.promise
+    seen = f"The study measured {p.load} ({deployment.where})."
     choice = {"name": "datasource", "type": "datasource", "query": "prometheus", "label": "Prometheus"}
     return {
         "uid": f"kvsweep-{p.study}"[:40],
@@ -111,42 +85,31 @@ def dashboard(deployment: Deployment, watch: Watch) -> dict[str, Any]:
         "refresh": f"{watch.scrape_s}s",
         "time": {"from": "now-15m", "to": "now"},
         "templating": {"list": [choice]},
-        "panels": [_panel(number, view) for number, view in enumerate(views(deployment, watch))],
+        "panels": [_panel(number, view, seen) for number, view in enumerate(views(deployment, watch))],
     }
 
 
-def _panel(number: int, view: View) -> dict[str, Any]:
-    dashed = [
-        {
-            "matcher": {"id": "byName", "options": line.name},
-            "properties": [{"id": "custom.lineStyle", "value": {"fill": "dash", "dash": [8, 6]}}],
-        }
-        for line in view.lines
-        if line.query.startswith("vector(")
-    ]
+def _panel(number: int, view: View, seen: str) -> dict[str, Any]:
+    dash = [{"id": "custom.lineStyle", "value": {"fill": "dash", "dash": [8, 6]}}]
+    lines = {name: line for name, line in view.lines.items() if line is not None}
+    queries = {name: line if isinstance(line, str) else f"vector({line:.6g})" for name, line in lines.items()}
     return {
         "id": number + 1,
         "type": "timeseries",
         "title": view.title,
-        "description": view.says,
+        "description": view.says + seen,
         "datasource": DATASOURCE,
         "gridPos": {"x": number % COLUMNS * WIDTH, "y": number // COLUMNS * HEIGHT, "w": WIDTH, "h": HEIGHT},
-        "fieldConfig": {"defaults": {"unit": view.unit, "min": 0}, "overrides": dashed},
-        "targets": [
-            {"refId": chr(ord("A") + place), "expr": line.query, "legendFormat": line.name, "datasource": DATASOURCE}
-            for place, line in enumerate(view.lines)
-        ],
-    }
-
-
-def provisioning() -> dict[str, dict[str, Any]]:
-    """Files that give a new Grafana its Prometheus and this dashboard."""
-    source = {"name": "Prometheus", "type": "prometheus", "url": "http://localhost:9090", "isDefault": True}
-    folder = "/etc/grafana/provisioning/dashboards"
-    return {
-        SOURCES_FILE: {"apiVersion": 1, "datasources": [source]},
-        PROVIDER_FILE: {
-            "apiVersion": 1,
-            "providers": [{"name": "kvsweep", "type": "file", "options": {"path": folder}}],
+        "fieldConfig": {
+            "defaults": {"unit": view.unit, "min": 0},
+            "overrides": [
+                {"matcher": {"id": "byName", "options": name}, "properties": dash}
+                for name, line in lines.items()
+                if not isinstance(line, str)
+            ],
         },
+        "targets": [
+            {"refId": chr(ord("A") + place), "expr": query, "legendFormat": name, "datasource": DATASOURCE}
+            for place, (name, query) in enumerate(queries.items())
+        ],
     }

@@ -8,27 +8,35 @@ on Kubernetes and on Slurm. prometheus.yml, alerts.yml and the folder grafana/ w
 to use them.
 """
 
+import json
 import shlex
 from argparse import Namespace
 from pathlib import Path
+
+import jinja2
 
 from workflow_scripts.catalog.gpus_and_models import load_gpus, load_models
 from workflow_scripts.cluster.site import SITE, Attempt, Site, job_resources, load_site, needs_of, sbatch_options
 from workflow_scripts.common.command import STUDY, command, option, out, positive
 from workflow_scripts.common.files import write_json, write_text
-from workflow_scripts.deploy.alert_rules import ALERTS_FILE, PROMETHEUS_FILE, Watch, alerts_yaml, prometheus_yaml
-from workflow_scripts.deploy.dashboard import DASHBOARD_FILE, dashboard, provisioning
-from workflow_scripts.deploy.deployment import COMPOSE_FILE, KUBERNETES_FILE, SLURM_FILE, VLLM_FILE, Deployment
-from workflow_scripts.deploy.noted import noted_yaml
-from workflow_scripts.deploy.serving_files import compose_yaml, kubernetes_yaml, slurm_script, vllm_yaml
+from workflow_scripts.deploy import queries
+from workflow_scripts.deploy.dashboard import DASHBOARD_FILE, dashboard
+from workflow_scripts.deploy.deployment import GIB, PORT, Deployment
+from workflow_scripts.deploy.queries import Watch
+from workflow_scripts.engines.vllm_engines import SERVE_COMMAND
 from workflow_scripts.physics.model_facts import ModelFactsError, read_model_facts
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.promise import Promise, PromiseError
 from workflow_scripts.study.study import Study
 from workflow_scripts.study.study_file import load_study
 
+# One template per file of a deployment, under the file's name.
+TEMPLATES = Path(__file__).with_name("templates")
+FILES = sorted(path.relative_to(TEMPLATES).as_posix().removesuffix(".j2") for path in TEMPLATES.rglob("*.j2"))
 # How long a Slurm job serves; the measured cells say nothing about it.
 JOB_MINUTES = 24 * 60
+# Seconds between two looks at the health of a server.
+PROBE_S = 5
 
 
 def deployment_of(promise: Promise, study: Study, site: Site) -> Deployment:
@@ -42,7 +50,7 @@ def deployment_of(promise: Promise, study: Study, site: Site) -> Deployment:
     try:
         weights = float(read_model_facts(load_models()[cell.model].config, promise.effective["dtype"]).weight_bytes)
     except ModelFactsError:
-        weights = None
+        weights = 0.0  # not known
     return Deployment(
         promise, needs_of(cell), gpu.kind == "cpu", gpu.title, weights, tuple(_scheduler_options(cell, study, site))
     )
@@ -72,18 +80,28 @@ def _options(words: list[str]) -> list[str]:
     return lines
 
 
-def write_deployment(deployment: Deployment, watch: Watch, folder: Path) -> None:
-    texts = {
-        VLLM_FILE: vllm_yaml(deployment),
-        COMPOSE_FILE: compose_yaml(deployment),
-        KUBERNETES_FILE: kubernetes_yaml(deployment),
-        SLURM_FILE: slurm_script(deployment),
-        ALERTS_FILE: alerts_yaml(deployment, watch),
-        PROMETHEUS_FILE: prometheus_yaml(deployment, watch),
-        **{name: noted_yaml(content) for name, content in provisioning().items()},
+def written(file: str, deployment: Deployment, watch: Watch | None = None) -> str:
+    """The content of one of `FILES`. In templates `json` writes a value so that YAML reads the same value."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        autoescape=jinja2.select_autoescape(),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {
+        "json": json.dumps,
+        "quote": shlex.quote,
+        "rate": lambda per_s: "not measured" if per_s is None else f"{per_s:g} requests/s",
     }
-    for name, text in texts.items():
-        write_text(folder / name, text)
+    constants = {"PORT": PORT, "PROBE_S": PROBE_S, "GIB": GIB, "SERVE_COMMAND": SERVE_COMMAND}
+    values = {"deployment": deployment, "promise": deployment.promise, "watch": watch or Watch(), "metrics": queries}
+    return environment.get_template(f"{file}.j2").render(constants | values)
+
+
+def write_deployment(deployment: Deployment, watch: Watch, folder: Path) -> None:
+    for file in FILES:
+        write_text(folder / file, written(file, deployment, watch))
     write_json(folder / DASHBOARD_FILE, dashboard(deployment, watch))
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.deploy.promises import deployment, on_cpu, promise
 from tests.unit.study.test_serve_command import ALL_KNOBS, FOLDER, HUB
-from workflow_scripts.deploy.serving_files import vllm_yaml
+from workflow_scripts.deploy.export import written
 from workflow_scripts.engines.vllm_engines import VllmKnobs
 from workflow_scripts.study.serve_command import ServeSettings, serve_settings
 
@@ -41,7 +41,7 @@ def test_vllm_reads_back_every_setting(parse, tmp_path, knobs, way):
 @pytest.mark.parametrize("of", [promise(), on_cpu()], ids=["hub", "folder"])
 def test_vllm_reads_the_file_of_a_deployment(parse, tmp_path, of):
     file = tmp_path / "vllm.yaml"
-    file.write_text(vllm_yaml(deployment(tmp_path, of)))
+    file.write_text(written("vllm.yaml", deployment(tmp_path, of)))
     read = parse(["serve", "--config", str(file)])
     assert (read.model, read.served_model_name) == (of.serve.model, [of.served_model])
     settings = {name.replace("-", "_"): value for name, value in of.serve.arguments.items()}
@@ -52,7 +52,7 @@ def test_vllm_reads_the_file_of_a_deployment(parse, tmp_path, of):
 def test_the_model_of_the_command_line_goes_before_that_of_the_file(parse, tmp_path):
     """Containers have the folder of a model elsewhere."""
     made = deployment(tmp_path, on_cpu())
-    (file := tmp_path / "vllm.yaml").write_text(vllm_yaml(made))
+    (file := tmp_path / "vllm.yaml").write_text(written("vllm.yaml", made))
     words = [str(file) if word == "/deploy/vllm.yaml" else word for word in made.server_command]
     read = parse(words[words.index("serve") :])
     assert (read.model_tag, read.port, read.max_num_seqs) == ("/models/tiny-llama-57m", 8000, 4)

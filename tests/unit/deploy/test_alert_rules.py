@@ -1,7 +1,9 @@
 """Alerts and the dashboard: Prometheus' own checks, and what fires under which load."""
 
 import json
+import re
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -10,26 +12,24 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from tests.unit.deploy.promises import deployment, on_cpu, promise
-from workflow_scripts.common.files import write_json
-from workflow_scripts.deploy.alert_rules import (
+from workflow_scripts.deploy.dashboard import dashboard
+from workflow_scripts.deploy.deployment import Deployment
+from workflow_scripts.deploy.export import FILES, main, written
+from workflow_scripts.deploy.queries import (
     ANSWERED,
-    FEWER_HITS,
     HITS,
     KV_USAGE,
     PREEMPTIONS,
-    PREEMPTS,
     QUERIES,
     RUNNING,
-    SATURATED,
-    SLOWER,
     TOKENS,
     WAITING,
     Watch,
-    alerts,
-    alerts_yaml,
 )
-from workflow_scripts.deploy.dashboard import dashboard
-from workflow_scripts.deploy.export import main
+
+SATURATED, PREEMPTS, SLOWER, FEWER_HITS = ALERTS = (
+    *("QueueGrows", "KvCacheLeadsToPreemption", "ThroughputBelowStudy", "HitRateBelowStudy"),
+)
 
 
 @pytest.fixture
@@ -66,69 +66,60 @@ NAMES = {"running": RUNNING, "waiting": WAITING, "tokens": TOKENS, "answered": A
 NAMES |= {"preempted": PREEMPTIONS, "hits": HITS, "asked": QUERIES}
 
 
-def rule_test(name: str, watch: Watch, rules: list[dict]) -> dict:
-    changes, firing = SITUATIONS[name]
-    series = [
-        {"series": f'{NAMES[key]}{{instance="a:8000",job="vllm",engine="0"}}', "values": values}
-        for key, values in (CALM | changes).items()
-    ]
-    labels = {"severity": "warning", "instance": "a:8000"}
-    notes = {rule["alert"]: rule["annotations"] for rule in rules}
-    return {
-        "name": name,
-        "interval": f"{watch.scrape_s}s",
-        "input_series": series,
-        "alert_rule_test": [
+def check_rules(hub: Deployment, watch: Watch, *situations: tuple[dict[str, str], dict[str, list[str]]]) -> None:
+    """Have promtool check which alerts fire when; a situation: what differs from `CALM`, and the alerts by time."""
+    with tempfile.TemporaryDirectory() as folder:
+        text = written("alerts.yml", hub, watch)
+        Path(folder, "alerts.yml").write_text(text)
+        notes = {rule["alert"]: rule["annotations"] for rule in rules_of(text)}
+        labels = {"severity": "warning", "instance": "a:8000"}
+        tests = [
             {
-                "eval_time": "4m",
-                "alertname": alert,
-                "exp_alerts": [{"exp_labels": labels, "exp_annotations": notes[alert]}] if alert in firing else [],
+                "interval": f"{watch.scrape_s}s",
+                "input_series": [
+                    {"series": f'{NAMES[key]}{{instance="a:8000",job="vllm",engine="0"}}', "values": values}
+                    for key, values in (CALM | changes).items()
+                ],
+                "alert_rule_test": [
+                    {
+                        "eval_time": at,
+                        "alertname": alert,
+                        "exp_alerts": [{"exp_labels": labels, "exp_annotations": notes[alert]}] * (alert in firing),
+                    }
+                    for at, firing in fires.items()
+                    for alert in ALERTS
+                ],
             }
-            for alert in (SATURATED, PREEMPTS, SLOWER, FEWER_HITS)
-        ],
-    }
+            for changes, fires in situations
+        ]
+        content = {"rule_files": ["alerts.yml"], "evaluation_interval": f"{watch.scrape_s}s", "tests": tests}
+        Path(folder, "test.yml").write_text(yaml.safe_dump(content))
+        words = ["promtool", "test", "rules", "test.yml"]
+        done = subprocess.run(words, cwd=folder, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def rules_of(text: str) -> list[dict]:
+    return yaml.safe_load(text)["groups"][0]["rules"]
 
 
 @pytest.mark.needs_tool("promtool")
 @pytest.mark.parametrize("window_s", [60, 30])
-def test_each_alert_fires_when_it_should_and_only_then(hub, tmp_path, window_s):
-    watch = Watch(window_s=window_s)
-    rules = alerts(hub, watch)
-    (tmp_path / "alerts.yml").write_text(alerts_yaml(hub, watch))
-    tests = [rule_test(name, watch, rules) for name in SITUATIONS]
-    content = {"rule_files": ["alerts.yml"], "evaluation_interval": f"{watch.scrape_s}s", "tests": tests}
-    (tmp_path / "test.yml").write_text(yaml.safe_dump(content))
-    promtool("test", "rules", "test.yml", folder=tmp_path)
+def test_each_alert_fires_when_it_should_and_only_then(hub, window_s):
+    check_rules(hub, Watch(window_s), *((changes, {"4m": firing}) for changes, firing in SITUATIONS.values()))
 
 
 @pytest.mark.needs_tool("promtool")
-def test_the_saturation_alert_fires_within_a_minute(hub, tmp_path):
-    watch = Watch()
-    (tmp_path / "alerts.yml").write_text(alerts_yaml(hub, watch))
+def test_the_saturation_alert_fires_within_a_minute(hub):
     # A minute of the study's load, then twice as much as the server sustains.
     doubled = {"running": "6+0x12 64+0x12", "waiting": "0+0x12 20+20x12"}
-    test = rule_test("too much load", watch, alerts(hub, watch))
-    for series in test["input_series"]:
-        for key, values in doubled.items():
-            if series["series"].startswith(NAMES[key]):
-                series["values"] = values
-    (saturated,) = (one for one in test["alert_rule_test"] if one["alertname"] == SATURATED)
-    before = {**saturated, "eval_time": "1m", "exp_alerts": []}
-    tests = [{**test, "alert_rule_test": [before, {**saturated, "eval_time": "2m"}]}]
-    content = {"rule_files": ["alerts.yml"], "evaluation_interval": "5s", "tests": tests}
-    (tmp_path / "test.yml").write_text(yaml.safe_dump(content))
-    promtool("test", "rules", "test.yml", folder=tmp_path)
-
-
-def promtool(*words: str, folder: Path) -> None:
-    done = subprocess.run(["promtool", *words], cwd=folder, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    check_rules(hub, Watch(), (doubled, {"1m": [], "2m": [SATURATED]}))
 
 
 def test_what_the_study_did_not_measure_has_no_alert(tmp_path):
-    text = alerts_yaml(deployment(tmp_path, on_cpu()), Watch())
-    assert [rule["alert"] for rule in yaml.safe_load(text)["groups"][0]["rules"]] == [SATURATED]
-    assert f"# No {PREEMPTS}, {SLOWER}, {FEWER_HITS}: the study measured no bound for it.\n" in text
+    text = written("alerts.yml", deployment(tmp_path, on_cpu()))
+    assert [rule["alert"] for rule in rules_of(text)] == [SATURATED]
+    assert re.findall("# No (.*):", text) == [PREEMPTS, SLOWER, FEWER_HITS]
 
 
 def test_grafana_knows_every_field_of_the_dashboard_with_its_lines(hub):
@@ -136,8 +127,8 @@ def test_grafana_knows_every_field_of_the_dashboard_with_its_lines(hub):
     read = json.loads(JSONEncoder().encode(Dashboard.from_json(made)))
     assert missing(made, read) == []
     assert missing({"panels": [{"id": 1, "tytle": "a"}]}, {"panels": [{"id": 1, "title": "a"}]}) == [".panels.0.tytle"]
-    panels = {panel["title"]: panel for panel in dashboard(hub, Watch())["panels"]}
-    assert len(panels) == 8
+    panels = {panel["title"]: panel for panel in made["panels"]}
+    assert len(panels) == len({tuple(panel["gridPos"].values()) for panel in panels.values()}) == 8
     lines = {title: {t["legendFormat"]: t["expr"] for t in panel["targets"]} for title, panel in panels.items()}
     assert lines["Output tokens per second"] == {
         "now {{instance}}": f"sum by (instance) (rate({TOKENS}[60s]))",
@@ -147,8 +138,6 @@ def test_grafana_knows_every_field_of_the_dashboard_with_its_lines(hub):
         "ceiling of the hardware": "vector(900)",
     }
     assert lines["Time to first token"]["SLO of the study"] == "vector(0.5)"
-    places = [tuple(panel["gridPos"].values()) for panel in panels.values()]
-    assert len(set(places)) == len(places)
 
 
 def missing(made: object, read: object, place: str = "") -> list[str]:
@@ -164,12 +153,10 @@ def missing(made: object, read: object, place: str = "") -> list[str]:
 
 def test_the_command_writes_every_file(tmp_path):
     study = deployment(tmp_path, promise()) and tmp_path / "promised.yaml"
-    write_json(tmp_path / "promise.json", promise().model_dump(mode="json"))
+    promise().write(tmp_path / "promise.json")
     words = ["--study", str(study), "--promise", str(tmp_path / "promise.json"), "--out", str(tmp_path / "deploy")]
     assert main([*words, "--window-s", "20", "--target", "127.0.0.1:9"]) == 0
     files = {str(p.relative_to(tmp_path / "deploy")) for p in (tmp_path / "deploy").rglob("*") if p.is_file()}
-    assert files == {
-        *("vllm.yaml", "compose.yaml", "kubernetes.yaml", "serve.sbatch", "prometheus.yml", "alerts.yml"),
-        *("grafana/datasources/prometheus.yml", "grafana/dashboards/kvsweep.yml", "grafana/dashboards/kvsweep.json"),
-    }
+    assert files == {*FILES, "grafana/dashboards/kvsweep.json"}
     assert "[20s]" in (tmp_path / "deploy/alerts.yml").read_text()
+    assert "127.0.0.1:9" in (tmp_path / "deploy/prometheus.yml").read_text()

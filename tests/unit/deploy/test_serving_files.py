@@ -11,15 +11,11 @@ from kubernetes_validate import validate
 
 from tests.unit.deploy.promises import HUB, deployment, on_cpu, promise
 from workflow_scripts.deploy.deployment import Deployment
-from workflow_scripts.deploy.serving_files import compose_yaml, kubernetes_yaml, slurm_script
+from workflow_scripts.deploy.export import written
 from workflow_scripts.study.promise import PromiseError
 
 KUBERNETES = "1.33"
-
-
-@pytest.fixture(params=["hub", "cpu"])
-def each(request, tmp_path):
-    return deployment(tmp_path, promise() if request.param == "hub" else on_cpu())
+SECRETS = {"VLLM_API_KEY", "HF_TOKEN"}
 
 
 @pytest.fixture
@@ -32,72 +28,76 @@ def cpu(tmp_path):
     return deployment(tmp_path, on_cpu())
 
 
+@pytest.fixture(params=["hub", "cpu"])
+def each(request):
+    return request.getfixturevalue(request.param)
+
+
 def manifests(of: Deployment) -> dict[str, dict]:
-    return {one["kind"]: one for one in yaml.safe_load_all(kubernetes_yaml(of))}
+    return {one["kind"]: one for one in yaml.safe_load_all(written("kubernetes.yaml", of))}
 
 
-def container(of: Deployment) -> dict:
-    return manifests(of)["Deployment"]["spec"]["template"]["spec"]["containers"][0]
+def pod(of: Deployment) -> dict:
+    return manifests(of)["Deployment"]["spec"]["template"]["spec"]
+
+
+def composed(of: Deployment) -> dict:
+    return yaml.safe_load(written("compose.yaml", of))["services"]["server"]
 
 
 def test_kubernetes_and_compose_know_every_field(each):
     found = manifests(each)
     assert list(found) == ["ConfigMap", "PersistentVolumeClaim", "Deployment", "Service", "HorizontalPodAutoscaler"]
+    assert found["ConfigMap"]["data"]["vllm.yaml"] == written("vllm.yaml", each)
     for one in found.values():
         assert validate(one, KUBERNETES, strict=True) == KUBERNETES
-    text = compose_yaml(each)
+    text = written("compose.yaml", each)
     compose = PyCompose.from_yaml(text)
     compose.validate()
     assert set(compose.service_names()) == {"server", "prometheus", "grafana"}
     prepared = "../prepared/models/tiny-llama-57m-12345678:/models/tiny-llama-57m:ro"
     assert (prepared in text) == each.on_cpu
-    text = compose_yaml(each) + kubernetes_yaml(each)
-    images = re.findall(r"image: (\S+)", text)
+    images = re.findall(r"image: (\S+)", text + written("kubernetes.yaml", each))
     assert len(images) >= 4
     assert all(re.search(r":v?\d+(\.\d+)+$", image) for image in images)
     assert sum("0.32.0" in image for image in images) == len(images) - 2
 
 
 def test_secrets_are_references(each):
-    compose = yaml.safe_load(compose_yaml(each))["services"]["server"]["environment"]
-    secret = {name: value for name, value in compose.items() if name in ("VLLM_API_KEY", "HF_TOKEN")}
+    secret = {name: value for name, value in composed(each)["environment"].items() if name in SECRETS}
     assert secret["VLLM_API_KEY"].startswith("${VLLM_API_KEY:?")
     assert all(value.startswith("${") for value in secret.values())
-    variables = {one["name"]: one for one in container(each)["env"]}
+    variables = {one["name"]: one for one in pod(each)["containers"][0]["env"]}
     assert variables["VLLM_API_KEY"]["valueFrom"]["secretKeyRef"]["key"] == "api-key"
-    assert all("value" not in variables[name] for name in ("VLLM_API_KEY", "HF_TOKEN") if name in variables)
-    assert ("HF_TOKEN" in variables) == each.of_hub
+    assert all("value" not in variables[name] for name in SECRETS & variables.keys())
+    assert ("HF_TOKEN" in variables) == ("HF_TOKEN" in secret) == each.of_hub
 
 
 def test_gpus_memory_and_probes_are_those_of_the_cell(hub, cpu):
-    assert container(hub)["resources"]["limits"]["nvidia.com/gpu"] == 2
-    assert "predicted per GPU: 100.6 GiB (weights 7.5, kv cache 93.1)" in kubernetes_yaml(hub)
-    assert "nvidia.com/gpu" not in container(cpu)["resources"]["limits"]
-    (device,) = yaml.safe_load(compose_yaml(hub))["services"]["server"]["deploy"]["resources"]["reservations"][
-        "devices"
-    ]
-    assert device["count"] == 2
-    assert "deploy" not in yaml.safe_load(compose_yaml(cpu))["services"]["server"]
-    assert hub.start_limit.value == 3 * (15 + 85)
-    probe = container(hub)["startupProbe"]
-    assert probe["periodSeconds"] * probe["failureThreshold"] == 300
-    assert "(15.0 s, study promised, cell h200/" in kubernetes_yaml(hub)
+    (server,), text = pod(hub)["containers"], written("kubernetes.yaml", hub)
+    assert server["resources"]["limits"]["nvidia.com/gpu"] == 2
+    assert "predicted per GPU: 100.6 GiB (weights 7.5, kv cache 93.1)" in text
+    assert "nvidia.com/gpu" not in pod(cpu)["containers"][0]["resources"]["limits"]
+    assert composed(hub)["deploy"]["resources"]["reservations"]["devices"][0]["count"] == 2
+    assert "deploy" not in composed(cpu)
+    probe = server["startupProbe"]
+    assert probe["periodSeconds"] * probe["failureThreshold"] == hub.start_limit_s == 3 * (15 + 85)
+    assert "(15.0 s, study promised, cell h200/" in text
 
 
 def test_weights_are_loaded_before_the_server_starts(hub, cpu):
-    pod = manifests(hub)["Deployment"]["spec"]["template"]["spec"]
-    (download,) = pod["initContainers"]
+    (download,) = pod(hub)["initContainers"]
     assert download["command"] == ["hf", "download", "meta-llama/Llama-3.1-8B-Instruct", "--revision", "0" * 40]
     assert {"name": "HF_HOME", "value": "/models"} in download["env"]
     volume = manifests(hub)["PersistentVolumeClaim"]["spec"]["resources"]["requests"]["storage"]
-    assert int(volume.removesuffix("Gi")) == 31  # twice 15 GiB of weights
-    assert "initContainers" not in manifests(cpu)["Deployment"]["spec"]["template"]["spec"]
-    assert container(cpu)["command"][:3] == ["vllm", "serve", "/models/tiny-llama-57m"]
+    assert volume == "31Gi"  # twice 15 GiB of weights
+    assert "initContainers" not in pod(cpu)
+    assert pod(cpu)["containers"][0]["command"][:3] == ["vllm", "serve", "/models/tiny-llama-57m"]
 
 
 @pytest.mark.parametrize("gpu", ["h200", "l40s"])
 def test_the_slurm_job_asks_as_the_site_says(tmp_path, gpu):
-    script = slurm_script(deployment(tmp_path, promise(cell_id=HUB.format(gpu))))
+    script = written("serve.sbatch", deployment(tmp_path, promise(cell_id=HUB.format(gpu))))
     options = re.findall(r"^#SBATCH (.*)", script, re.MULTILINE)
     assert f"--gres=gpu:{gpu}:2" in options
     assert any(gpu in option for option in options if option.startswith(("-p", "--partition"))) or gpu == "l40s"
@@ -109,7 +109,7 @@ def test_the_slurm_job_serves_with_the_file_and_needs_a_key(cpu, tmp_path):
     vllm.write_text('#!/bin/sh\necho "$VLLM_CPU_KVCACHE_SPACE" "$@"\n')
     vllm.chmod(0o755)
     script = tmp_path / "serve.sbatch"
-    script.write_text(slurm_script(cpu))
+    script.write_text(written("serve.sbatch", cpu))
     bash = shutil.which("bash")
     assert bash
     environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "VLLM_API_KEY": "key"}
