@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field, model_validator
 
@@ -36,6 +36,7 @@ _CORES_BASE, _CORES_PER_GPU = 4, 4
 _MB = 1e6
 
 Resources = dict[str, int | str]
+_EXECUTOR_NAMES = {"account": "slurm_account", "partition": "slurm_partition", "extra": "slurm_extra"}
 
 
 class Queue(Record):
@@ -46,6 +47,9 @@ class Queue(Record):
     qos: Annotated[str | None, Field(description="sbatch --qos")] = None
     constraint: Annotated[str | None, Field(description="sbatch --constraint, e.g. a100_80gb")] = None
     extra: Annotated[str | None, Field(description="any other sbatch options, e.g. --exclusive")] = None
+
+
+AnyQueue = TypeVar("AnyQueue", bound=Queue)
 
 
 class GpuQueue(Queue):
@@ -84,14 +88,15 @@ class Site(Record):
 
     def queue_of(self, gpu: str) -> GpuQueue:
         """The entry of a GPU, with the site's defaults filled in."""
-        return GpuQueue.model_validate(self._with_defaults(self.gpus[gpu]))
+        return self._filled(self.gpus[gpu])
 
     def queue_to_prepare(self) -> Queue:
-        """The queue of preparing jobs, with the site's defaults filled in; only the defaults if none is named."""
-        return Queue.model_validate(self._with_defaults(self.prepare if isinstance(self.prepare, Queue) else Queue()))
+        """The queue of jobs that prepare, with the site's defaults filled in."""
+        return self._filled(self.prepare if isinstance(self.prepare, Queue) else Queue())
 
-    def _with_defaults(self, queue: Queue) -> dict[str, object]:
-        return {**self.defaults.model_dump(exclude_none=True), **queue.model_dump(exclude_none=True)}
+    def _filled(self, queue: AnyQueue) -> AnyQueue:
+        own = queue.model_dump(exclude_none=True)
+        return queue.model_copy(update=self.defaults.model_dump(exclude_none=True) | own)
 
 
 def load_site(path: Path) -> Site:
@@ -126,15 +131,17 @@ class Attempt:
     def last(self) -> bool:
         return self.number >= self.of
 
-    def time_limit_s(self, cap_s: float) -> float:
-        """Time limit of a cell: it doubles with each attempt and is `cap_s` in the last.
+    def time_limit_s(self, cap_s: float, predicted_s: float = math.inf) -> float:
+        """Time limit of a cell: it doubles with each attempt and is `cap_s` in the last. A predicted limit, which
+        doubles too, may shorten the others.
 
         >>> [Attempt(number, of=3).time_limit_s(7200) for number in (1, 2, 3)]
         [1800.0, 3600.0, 7200.0]
-        >>> Attempt().time_limit_s(7200)
-        7200.0
+        >>> [Attempt(number, of=3).time_limit_s(7200, predicted_s=240) for number in (1, 2, 3)]
+        [240.0, 480.0, 7200.0]
         """
-        return cap_s / 2.0 ** max(self.of - self.number, 0)
+        predicted_s = math.inf if self.last else predicted_s * 2.0 ** (self.number - 1)
+        return min(cap_s / 2.0 ** max(self.of - self.number, 0), predicted_s)
 
 
 @dataclass(frozen=True)
@@ -172,14 +179,6 @@ def predicted_limits_s(plan: Path) -> dict[str, float]:
         return {row["cell_id"]: float(row["limit_s"]) for row in csv.DictReader(lines) if row.get("limit_s")}
 
 
-def _time_limit_s(cell: Cell, cap_s: float, attempt: Attempt, limits_s: Mapping[str, float]) -> float:
-    """A cell's share of a job's run time: the prediction, doubled with each attempt; in the last attempt the cap."""
-    limit_s = attempt.time_limit_s(cap_s)
-    if attempt.last or cell.id not in limits_s:
-        return limit_s
-    return min(limit_s, limits_s[cell.id] * 2.0 ** (attempt.number - 1))
-
-
 def job_resources(
     cells: Sequence[Cell],
     site: Site,
@@ -195,14 +194,20 @@ def job_resources(
     needs = [needs_of(cell) for cell in cells]
     gpus = max(max(n.gpus for n in needs), 1)
     cores = queue.cores_per_gpu * gpus if queue.cores_per_gpu else max(n.cores for n in needs)
-    limit_s = sum(_time_limit_s(cell, cap_s, attempt, limits_s or {}) for cell in cells)
+    limits_s = limits_s or {}
+    limit_s = sum(attempt.time_limit_s(cap_s, limits_s.get(cell.id, math.inf)) for cell in cells)
+    asked_for: dict[str, Resources] = {
+        "gres": {"gres": ":".join(filter(None, ["gpu", queue.slurm_type, str(gpus)]))},
+        "gpus": {"gpu": gpus, **({"gpu_model": queue.slurm_type} if queue.slurm_type else {})},
+        "nothing": {},
+    }
     resources: Resources = {
         "runtime": site.startup_minutes + math.ceil(limit_s / 60),
         "mem_mb": queue.memory_mb or max(n.memory_mb for n in needs),
         "cpus_per_task": cores,
         # One task per job, however many GPUs it has: engines start their own processes.
         "tasks_per_gpu": 0,
-        **_asked_for(queue, gpus),
+        **asked_for[queue.ask_by],
         **queue_resources(queue),
     }
     avoided = ",".join(sorted(avoid_nodes))
@@ -211,24 +216,10 @@ def job_resources(
     return resources
 
 
-def _asked_for(queue: GpuQueue, gpus: int) -> Resources:
-    if queue.ask_by == "nothing":
-        return {}
-    if queue.ask_by == "gpus":
-        return {"gpu": gpus, **({"gpu_model": queue.slurm_type} if queue.slurm_type else {})}
-    return {"gres": ":".join(filter(None, ["gpu", queue.slurm_type, str(gpus)]))}
-
-
 def queue_resources(queue: Queue) -> Resources:
     """Account, partition, QOS, constraint and other options, with the executor's names; only those that are set."""
-    named = {
-        "slurm_account": queue.account,
-        "slurm_partition": queue.partition,
-        "qos": queue.qos,
-        "constraint": queue.constraint,
-        "slurm_extra": queue.extra,
-    }
-    return {name: value for name, value in named.items() if value is not None}
+    own = queue.model_dump(include={*Queue.model_fields}, exclude_none=True)
+    return {_EXECUTOR_NAMES.get(name, name): value for name, value in own.items()}
 
 
 def sbatch_options(resources: Resources) -> str:

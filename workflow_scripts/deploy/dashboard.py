@@ -36,7 +36,7 @@ def views(deployment: Deployment, watch: Watch) -> list[View]:
         return {f"now, {name} {{{{instance}}}}": watch.quantile(share, histogram) for share, name in quantiles.items()}
 
     tokens = {"now {{instance}}": watch.rate(TOKENS), **measured("output_tokens_per_s")}
-    requests = {
+    requests: Lines = {
         "answered {{instance}}": watch.rate(ANSWERED),
         "arrive {{instance}}": f"{watch.rate(ANSWERED)} + {watch.in_server_growth()}",
         "study: kept up with": p.sustained_per_s,
@@ -44,13 +44,13 @@ def views(deployment: Deployment, watch: Watch) -> list[View]:
     }
     ttft = {**now(TTFT), **measured("ttft_s_p50"), "SLO of the study": p.slo.get("ttft_s")}
     itl = {**now(ITL), **measured("itl_s_p50"), "SLO of the study, on the mean of a request": p.slo.get("tpot_s")}
-    in_server = {
+    in_server: Lines = {
         "running {{instance}}": watch.mean(RUNNING),
         "waiting {{instance}}": watch.mean(WAITING),
         "max-num-seqs": p.max_num_seqs,
         "study: in the server": p.busy,
     }
-    usage = {
+    usage: Lines = {
         "now {{instance}}": watch.kv_usage(),
         "study: peak": p.kv_cache_usage_peak,
         "a step may preempt": deployment.kv_bound,

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from workflow_scripts.catalog.gpus_and_models import load_gpus
+from workflow_scripts.common.wording import plural
 from workflow_scripts.device.device_check import nvml_handle
 from workflow_scripts.study.grid import Cell, endpoints_of
 from workflow_scripts.study.study import Study
@@ -58,10 +59,9 @@ def what_is_left(left: Sequence[Cell], here: Sequence[str]) -> str:
     >>> from workflow_scripts.engines.vllm_engines import VllmKnobs
     >>> cells = [Cell("h200", "e", "m", "w", VllmKnobs(tensor_parallel_size=ranks), ("s",)) for ranks in (1, 2, 2)]
     >>> what_is_left(cells, ["NVIDIA L40S"])
-    '3 cells are left out, because this machine has NVIDIA L40S: 1 needs h200, 2 need 2 h200'
+    '3 cells left out, because this machine has NVIDIA L40S: 1 for h200, 2 for 2 h200'
     """
     needs = Counter(cell.gpu if cell.knobs.ranks == 1 else f"{cell.knobs.ranks} {cell.gpu}" for cell in left)
-    found = ", ".join(f"{here.count(name)} {name}" if here.count(name) > 1 else name for name in dict.fromkeys(here))
-    wanted = ", ".join(f"{count} {'needs' if count == 1 else 'need'} {gpu}" for gpu, count in needs.items())
-    cells = "1 cell is" if len(left) == 1 else f"{len(left)} cells are"
-    return f"{cells} left out, because this machine has {found or 'no GPU'}: {wanted}"
+    found = ", ".join(f"{count} {name}" if count > 1 else name for name, count in Counter(here).items())
+    wanted = ", ".join(f"{count} for {gpu}" for gpu, count in needs.items())
+    return f"{plural(len(left), 'cell')} left out, because this machine has {found or 'no GPU'}: {wanted}"

@@ -6,10 +6,10 @@ device, which grows ten times per second.
 
 import json
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from statistics import fmean, median
 
@@ -123,13 +123,11 @@ def may_grow(study: Study, paths: StudyPaths) -> bool:
 def progress(study: Study, paths: StudyPaths, starts: Mapping[Cell, Sequence[CellStatus]], now_s: float) -> Progress:
     """How far the study is, given the status of the starts of all cells at the Unix time `now_s`."""
     runs = {cell: {one.start: one.run for one in of_cell if one.run} for cell, of_cell in starts.items()}
-    grows = may_grow(study, paths)
-    of_plan: Counter[str] = Counter()
-    if grows and (plan := last_plan(paths)):
-        by_id = {cell.id: ended for cell, ended in runs.items()}
-        of_plan.update(one.cell for one in plan.starts if one.cell in by_id and one.start not in by_id[one.cell])
+    plan = last_plan(paths) if study.is_adaptive else None
+    by_id = {cell.id: ended for cell, ended in runs.items()}
+    due = Counter(one.cell for one in (plan.starts if plan else ()) if one.start not in by_id.get(one.cell, ()))
     every = 0 if study.measure else study.starts.at_least
-    missing = {cell: max(every - len(ended), of_plan[cell.id], 0) for cell, ended in runs.items()}
+    missing = {cell: max(every - len(ended), due[cell.id]) for cell, ended in runs.items()}
     ended = sum(map(len, runs.values()))
     running = sorted(_running(paths, runs, study.cell_time_limit_s, now_s), key=lambda one: one.for_s)
     ends = [run.ended_s for of_cell in runs.values() for run in of_cell.values()]
@@ -147,7 +145,7 @@ def progress(study: Study, paths: StudyPaths, starts: Mapping[Cell, Sequence[Cel
         left_s=left_s,
         waiting=waiting,
         is_late=is_late,
-        may_grow=grows,
+        may_grow=may_grow(study, paths),
     )
 
 
@@ -196,10 +194,10 @@ def _left(
     def place(cell: Cell) -> str:
         return HERE if is_one_machine else cell.gpu
 
-    work: dict[str, float] = {}
+    work: dict[str, float] = defaultdict(float)
     for cell, starts in missing.items():
         if starts:
-            work[place(cell)] = work.get(place(cell), 0.0) + starts * (expected(cell) or 0.0)
+            work[place(cell)] += starts * (expected(cell) or 0.0)
     at_once = Counter(place(one.cell) for one in running)
     for cell, of_cell in runs.items():
         if any(now_s - run.ended_s < BETWEEN_S for run in of_cell.values()):
@@ -218,11 +216,11 @@ def _left(
 def _expected_s(runs: Runs) -> Callable[[Cell], float | None]:
     """How long a start of a cell takes: the mean of the cell's own starts, or of the cells that are most like it."""
     between = _between_s(runs)
-    took: dict[tuple[object, ...], list[float]] = {}
+    took: dict[tuple[object, ...], list[float]] = defaultdict(list)
     for cell, of_cell in runs.items():
-        for key in _alike(cell):
-            took.setdefault(key, []).extend(run.took_s + between for run in of_cell.values())
-    means = {key: fmean(values) for key, values in took.items() if values}
+        for key, run in product(_alike(cell), of_cell.values()):
+            took[key].append(run.took_s + between)
+    means = {key: fmean(values) for key, values in took.items()}
     return lambda cell: next((means[key] for key in _alike(cell) if key in means), None)
 
 
@@ -239,13 +237,9 @@ def _alike(cell: Cell) -> list[tuple[object, ...]]:
 def _between_s(runs: Runs) -> float:
     """Median seconds from the end of a start to the beginning of the next one on its host. Pauses are rare, so the
     median leaves them out; on a host that measures several cells at once it is 0."""
-    by_host: dict[str | None, list[Run]] = {}
-    for of_cell in runs.values():
-        for run in of_cell.values():
-            by_host.setdefault(run.host, []).append(run)
-    gaps = [
-        max(0.0, after.ended_s - after.took_s - before.ended_s)
-        for of_host in by_host.values()
-        for before, after in pairwise(sorted(of_host, key=lambda run: run.ended_s))
-    ]
+    in_order = sorted(
+        (run for of_cell in runs.values() for run in of_cell.values()), key=lambda r: (str(r.host), r.ended_s)
+    )
+    pairs = ((before, after) for before, after in pairwise(in_order) if before.host == after.host)
+    gaps = [max(0.0, after.ended_s - after.took_s - before.ended_s) for before, after in pairs]
     return median(gaps) if gaps else 0.0

@@ -10,7 +10,7 @@ import datetime
 import math
 import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -112,19 +112,13 @@ class RoundPlan(Record):
 
     def in_words(self) -> str:
         opens = len(self.undecided) + len(self.not_decidable)
-        decided = f"After round {self.round - 1}: {self.decided} of {self.decided + opens} comparisons decided"
+        decided = f"{self.decided} of {self.decided + opens} comparisons decided"
         if self.asked is not None:
-            answered = self.asked - len(self.questions)
-            decided = f"After round {self.round - 1}: {answered} of {self.asked} questions answered"
+            decided = f"{self.asked - len(self.questions)} of {self.asked} questions answered"
+        follows = f"round {self.round} measures {len(self.starts)} cells; about {_hours(self.left_s)} are left"
         if self.ended:
-            return f"{decided}; {self.ended}. All starts took {_hours(self.spent_s)} of device time"
-        if self.asked is not None:
-            due = f"the starts due so far take about {_hours(self.left_s)} of device time"
-            return f"{decided}; round {self.round} measures {len(self.starts)} cells, and {due}"
-        return (
-            f"{decided}; round {self.round} measures {len(self.starts)} cells again, and what is not decided takes"
-            f" about {_hours(self.left_s)} of device time"
-        )
+            follows = f"{self.ended}. All starts took {_hours(self.spent_s)}"
+        return f"After round {self.round - 1}: {decided}; {follows} of device time"
 
 
 def _hours(seconds: float) -> str:
@@ -176,51 +170,32 @@ def present_round(ended: EndedStarts, now_s: float, seen_s: float = -math.inf) -
 def rounds_to_measure(
     ended: EndedStarts, plan: RoundPlan | None, cells: Sequence[str], at_least: int, present: int
 ) -> list[Round]:
-    """The rounds that are known before anything more is measured: first the rest of one that was decided on by the last
-    `plan` and interrupted, and then what `missing_rounds` says."""
-    rest = interrupted(ended, plan, present, cells)
-    if rest is None:
-        return missing_rounds(ended, cells, at_least, present)
-    taken: dict[str, dict[int, Ended]] = {cell: {**starts} for cell, starts in ended.items()}
-    for one in rest.starts:
-        taken.setdefault(one.cell, {})[one.start] = Ended(rest.number, 0.0)
-    later = missing_rounds(taken, cells, at_least, present)
-    if later and later[0].number == rest.number:
-        rest = replace(rest, starts=rest.starts + later.pop(0).starts)
-    return [rest, *later]
-
-
-def interrupted(
-    ended: EndedStarts, plan: RoundPlan | None, present: int, cells: Collection[str] | None = None
-) -> Round | None:
-    """The rest of a round that was decided on and then interrupted, if it may go on; only `cells` are measured."""
-    if plan is None or not plan.round == last_round(ended) == present:
-        return None
-    left = (one for one in plan.starts if one.start not in ended.get(one.cell, {}))
-    rest = tuple(one for one in left if cells is None or one.cell in cells)
-    return Round(plan.round, rest, _measured_in(ended, plan.round)) if rest else None
-
-
-def missing_rounds(ended: EndedStarts, cells: Sequence[str], at_least: int, present: int) -> list[Round]:
-    """The rounds after which each of `cells` has that many starts, if none fails; the first may be the `present` one.
+    """The rounds that are known before anything more is measured, if no start fails: first the rest of one that was
+    decided on by the last `plan` and interrupted, then rounds after which each of `cells` has that many starts. The
+    first may be the `present` one.
 
     Three cells, of which one was measured an hour ago and another one just now:
 
     >>> ended = {"a": {1: Ended(1, 0.0)}, "b": {1: Ended(2, 3600.0)}, "c": {}}
-    >>> for each in missing_rounds(ended, ["a", "b", "c"], 1, present_round(ended, now_s=3610.0)):
+    >>> for each in rounds_to_measure(ended, None, ["a", "b", "c"], 1, present_round(ended, now_s=3610.0)):
     ...     print(each)
     Round(number=2, starts=(CellStart(cell='c', start=1),), done=('b',))
     """
-    missing = {cell: _free_numbers(ended.get(cell, {}), at_least) for cell in cells}
+    due: tuple[CellStart, ...] = ()
+    if plan and plan.round == last_round(ended) == present:
+        due = tuple(one for one in plan.starts if one.cell in cells and one.start not in ended.get(one.cell, {}))
+    known = {cell: {*ended.get(cell, ()), *(one.start for one in due if one.cell == cell)} for cell in cells}
+    missing = {cell: _free_numbers(numbers, at_least) for cell, numbers in known.items()}
     rounds: list[Round] = []
     number = present
-    while any(missing.values()):
-        had = _measured_in(ended, number)
-        taking = [cell for cell in cells if missing[cell] and cell not in had]
-        if taking:
-            starts = tuple(CellStart(cell, missing[cell].pop(0)) for cell in in_random_order(taking, number))
-            rounds.append(Round(number, starts, had))
-        number += 1
+    while due or any(missing.values()):
+        done = tuple(cell for cell, starts in ended.items() if any(one.round == number for one in starts.values()))
+        has_one = {*done, *(one.cell for one in due)}
+        taking = [cell for cell in cells if missing[cell] and cell not in has_one]
+        starts = (*due, *(CellStart(cell, missing[cell].pop(0)) for cell in in_random_order(taking, number)))
+        if starts:
+            rounds.append(Round(number, starts, done))
+        due, number = (), number + 1
     return rounds
 
 
@@ -230,7 +205,7 @@ def next_start(ended: EndedStarts, cell: str, present: int) -> tuple[CellStart, 
     >>> next_start({"a": {1: Ended(1, 0.0)}}, "a", present=1)
     (CellStart(cell='a', start=2), 2)
     """
-    (one,) = missing_rounds(ended, [cell], len(ended.get(cell, {})) + 1, present)
+    (one,) = rounds_to_measure(ended, None, [cell], len(ended.get(cell, {})) + 1, present)
     return one.starts[0], one.number
 
 
@@ -241,11 +216,7 @@ def in_random_order(cells: Iterable[str], number: int) -> list[str]:
     return order
 
 
-def _measured_in(ended: EndedStarts, number: int) -> tuple[str, ...]:
-    return tuple(cell for cell, starts in ended.items() if any(one.round == number for one in starts.values()))
-
-
-def _free_numbers(ended: Mapping[int, Ended], at_least: int) -> list[int]:
+def _free_numbers(taken: Collection[int], at_least: int) -> list[int]:
     """Numbers of the starts that are missing; one that failed is tried again under its number."""
-    numbers = [number for number in range(1, at_least + 1) if number not in ended]
-    return numbers[: max(0, at_least - len(ended))]
+    numbers = [number for number in range(1, at_least + 1) if number not in taken]
+    return numbers[: max(0, at_least - len(taken))]

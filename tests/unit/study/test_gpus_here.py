@@ -82,7 +82,7 @@ def measured_in(planned: str) -> list[set[str]]:
 def test_cells_without_their_gpu_are_named_and_left_missing_and_the_others_measured(tmp_path):
     mixed = Mixed(tmp_path)
     planned = mixed.dry_run()
-    assert "2 need h200." in planned
+    assert ": 2 for h200." in planned
     assert measured_in(planned) == [{"cpu-1core seqs1", "cpu-1core seqs2"}]
     assert "prepared/devices/cpu-1core.json" in planned
     assert "prepared/devices/h200.json" not in planned

@@ -16,10 +16,8 @@ from workflow_scripts.study.rounds import (
     Round,
     ended_starts,
     forget_plans,
-    interrupted,
     last_plan,
     last_seen_s,
-    missing_rounds,
     next_start,
     plans,
     present_round,
@@ -31,7 +29,7 @@ HOUR = 3600.0
 
 
 def missing(ended: dict[str, dict[int, Ended]], cells: list[str], at_least: int, now_s: float) -> list[Round]:
-    return missing_rounds(ended, cells, at_least, present_round(ended, now_s))
+    return rounds_to_measure(ended, None, cells, at_least, present_round(ended, now_s))
 
 
 def cells_of(one: Round) -> set[str]:
@@ -65,18 +63,15 @@ def test_what_is_missing_is_measured_in_an_interrupted_round_or_in_one_of_its_ow
 def test_a_decided_round_that_was_interrupted_goes_on_with_what_the_call_measures():
     ended = {cell: {1: Ended(1, 0.0), 2: Ended(2, 0.0)} for cell in CELLS}
     ended[CELLS[1]][3] = Ended(3, HOUR)
-    plan = round_plan(3, (CELLS[1], 3), (CELLS[4], 3))
-    assert interrupted(ended, plan, present_round(ended, HOUR + 60)) == Round(3, (CellStart(CELLS[4], 3),), (CELLS[1],))
-    assert interrupted(ended, plan, present_round(ended, 9 * HOUR)) is None
+    plan, cells = round_plan(3, (CELLS[1], 3), (CELLS[4], 3)), CELLS[:]
+    rest = Round(3, (CellStart(CELLS[4], 3),), (CELLS[1],))
+    assert rounds_to_measure(ended, plan, cells, 2, present_round(ended, HOUR + 60)) == [rest]
+    assert rounds_to_measure(ended, plan, cells, 2, present_round(ended, 9 * HOUR)) == []
+    cells.remove(CELLS[4])  # it has left the study, or is on a device of another machine
+    assert rounds_to_measure(ended, plan, cells, 2, 3) == []
     ended[CELLS[4]][3] = Ended(3, HOUR)
-    assert interrupted(ended, plan, 3) is None  # it is complete
-    assert interrupted(ended, round_plan(4, (CELLS[0], 3)), 3) is None  # it has not begun
-    assert interrupted(ended, None, 3) is None
-    # A cell may have left the study, or be on a device of another machine.
-    ended = {cell: {1: Ended(3, HOUR)} for cell in CELLS[:1]}
-    plan = round_plan(3, *((cell, 1) for cell in CELLS[:3]))
-    assert interrupted(ended, plan, 3, CELLS[:2]) == Round(3, (CellStart(CELLS[1], 1),), (CELLS[0],))
-    assert interrupted(ended, plan, 3, CELLS[:1]) is None
+    assert rounds_to_measure(ended, plan, CELLS, 2, 3) == []  # it is complete
+    assert rounds_to_measure(ended, round_plan(4, (CELLS[0], 3)), CELLS, 2, 3) == []  # it has not begun
 
 
 def test_what_is_missing_beside_an_interrupted_round_is_measured_in_it_or_after_it_and_nothing_twice():
@@ -85,12 +80,10 @@ def test_what_is_missing_beside_an_interrupted_round_is_measured_in_it_or_after_
     del ended[CELLS[1]][2]
     ended[CELLS[0]][3] = Ended(3, HOUR)
     plan = round_plan(3, (CELLS[0], 3), (CELLS[1], 2))
-    rounds = rounds_to_measure(ended, plan, CELLS[:6], 2, present_round(ended, HOUR + 60))
-    assert [(one.number, one.starts, one.done) for one in rounds] == [
-        (3, (CellStart(CELLS[1], 2), CellStart(CELLS[5], 1)), (CELLS[0],)),
-        (4, (CellStart(CELLS[5], 2),), ()),
+    assert rounds_to_measure(ended, plan, CELLS[:6], 2, present_round(ended, HOUR + 60)) == [
+        Round(3, (CellStart(CELLS[1], 2), CellStart(CELLS[5], 1)), (CELLS[0],)),
+        Round(4, (CellStart(CELLS[5], 2),)),
     ]
-    assert rounds_to_measure(ended, None, CELLS[:6], 2, 3) == missing_rounds(ended, CELLS[:6], 2, 3)
 
 
 def test_a_start_that_still_runs_is_no_break(tmp_path):

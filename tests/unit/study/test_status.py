@@ -17,6 +17,10 @@ from workflow_scripts.study.progress import Progress, progress
 from workflow_scripts.study.rounds import OpenComparison, OpenQuestion
 from workflow_scripts.study.status import main
 
+# The present.
+NOW = 1_800_000_000.0
+TOOK = {"start": 60.0, "measure": 30.0}
+
 
 class Seen(MadeStudy):
     """A study of twelve cells, and a way to end them."""
@@ -28,19 +32,20 @@ class Seen(MadeStudy):
     def end(
         self,
         cell: str,
-        outcome: str,
+        outcome: str = "ok",
         reason: str | None = None,
         phases_s: dict[str, float] | None = None,
         start: int = 1,
-        ended_s: float | None = None,
+        ended_s: float = NOW,
         host: str = "node-1",
         **changes: object,
     ) -> None:
-        one = self.cells[cell]
+        """A start ended `ended_s`; one that is ok took 90 s unless `phases_s` say otherwise."""
+        one, took = self.cells[cell], TOOK if outcome == "ok" else {}
         definition = {**cell_definition(self.study, one, resolved_models(self.study)).as_json(), **changes}
-        at = {} if ended_s is None else {"ended_at": datetime.fromtimestamp(ended_s, UTC).isoformat()}
-        told = {"outcome": outcome, "reason": reason, "phases_s": phases_s or {}}
-        end_cell(self.study, self.paths, one, start, definition=definition, provenance={"host": host, **at}, **told)
+        ran = {"host": host, "ended_at": datetime.fromtimestamp(ended_s, UTC).isoformat()}
+        told = {"outcome": outcome, "reason": reason, "phases_s": took if phases_s is None else phases_s}
+        end_cell(self.study, self.paths, one, start, definition=definition, provenance=ran, **told)
         self.paths.log(cell, start).write_text("measuring\n")
 
     def begin(self, cell: str, began_s: float, seen_s: float, start: int = 1, folder: str = "") -> Path:
@@ -68,7 +73,7 @@ def cell(gpu: str, block_size: int, seqs: int = 1) -> str:
 
 
 def test_counts_are_grouped_and_cells_with_one_reason_stand_together_each_with_its_log(seen, capsys):
-    seen.end(cell("h200", 16), "ok")
+    seen.end(cell("h200", 16))
     for seqs in (1, 2):
         seen.end(cell("h200", 8, seqs), "infeasible", "ValueError: no backend\nfor block size 8")
     seen.end(cell("l40s", 16), "timeout", "not done after 60 s")
@@ -80,22 +85,17 @@ def test_counts_are_grouped_and_cells_with_one_reason_stand_together_each_with_i
         ["all", "1", "2", "1", "8"],
     ]
     first = lines.index("infeasible: ValueError: no backend")
-    for line, seqs in zip(lines[first + 1 : first + 3], (1, 2), strict=True):
-        assert line.split() == [cell("h200", 8, seqs), str(seen.paths.log(cell("h200", 8, seqs)))]
-    assert "timeout: not done after 60 s" in lines
-
-
-def test_a_cell_that_was_tried_in_vain_is_missing_with_the_last_words_of_its_log(seen, capsys):
-    tried = cell("h200", 16)
-    write_text(seen.paths.log(tried), "Traceback\nkilled by signal 9\n\n")
-    assert seen.printed(capsys).splitlines()[-2:] == [
-        "missing: killed by signal 9",
-        f"    {tried}  {seen.paths.log(tried)}",
+    assert lines[first + 1 :] == [
+        *(f"    {one}  {seen.paths.log(one)}" for one in (cell("h200", 8), cell("h200", 8, 2))),
+        "timeout: not done after 60 s",
+        f"    {cell('l40s', 16)}  {seen.paths.log(cell('l40s', 16))}",
     ]
 
 
-def test_a_cell_whose_environment_did_not_work_counts_as_missing(seen, capsys):
-    broken = next(iter(seen.cells))
+def test_a_cell_that_was_tried_in_vain_or_never_ran_is_missing_with_the_reason(seen, capsys):
+    tried, broken = cell("h200", 16), cell("h200", 8)
+    write_text(seen.paths.log(tried), "Traceback\nkilled by signal 9\n\n")
+    assert seen.printed(capsys).endswith(f"missing: killed by signal 9\n    {tried}  {seen.paths.log(tried)}\n")
     seen.end(broken, "invalid", "environment vllm-0.25.1: no module vllm")
     assert "missing: did not run" in seen.printed(capsys)
     seen.end(broken, "invalid", "other tokens", phases_s={"start": 1.0})
@@ -106,23 +106,22 @@ def test_a_cell_is_ok_when_all_its_starts_are(tmp_path, capsys):
     seen = Seen(tmp_path, starts=2)
     both, one = cell("h200", 8, 1), cell("h200", 8, 2)
     for ended in (both, one):
-        seen.end(ended, "ok")
-    seen.end(both, "ok", start=2)
+        seen.end(ended)
+    seen.end(both, start=2)
     rows = [line.split() for line in seen.printed(capsys).splitlines()]
     assert rows[-1] == ["all", "1", "11"]
     # A start that failed is shown with its own log, also one that the study does not ask for.
     for cell_id, start in ((one, 2), (both, 3)):
         seen.end(cell_id, "timeout", "not done after 60 s", start=start)
-    lines = seen.printed(capsys).splitlines()
-    assert lines[-3] == "timeout: not done after 60 s"
-    logs = {(of, start): f"{seen.paths.cell(of)}/start-{start}/measure.log" for of, start in ((one, 2), (both, 3))}
-    assert {*lines[-2:]} == {f"    {of} start {start}  {log}" for (of, start), log in logs.items()}
-    assert lines[-4].split() == ["all", "2", "10"]
+    *_, totals, reason, first, second = seen.printed(capsys).splitlines()
+    assert (totals.split(), reason) == (["all", "2", "10"], "timeout: not done after 60 s")
+    logs = [f"    {of} start {n}  {seen.paths.cell(of)}/start-{n}/measure.log" for of, n in ((both, 3), (one, 2))]
+    assert [first, second] == logs
 
 
 def test_cells_that_a_study_need_not_measure_are_predicted_and_open_questions_are_listed(tmp_path, capsys):
     seen = Seen(tmp_path, measure={"device_hours": 1})
-    seen.end(cell("h200", 8), "ok")
+    seen.end(cell("h200", 8))
     write_text(seen.paths.log(cell("h200", 16)), "killed by signal 9\n")
     question = OpenQuestion(kind="knobs", place="h200, vllm", subject="block_size", answer="flat", probability=0.8125)
     plan = round_plan(2, (cell("h200", 16), 1), spent_s=900, left_s=360, asked=5, questions=(question,))
@@ -164,7 +163,7 @@ def test_watching_shows_what_runs_and_ends_with_the_study(tmp_path, capsys, monk
         said = seen.printed(capsys)
         assert said.startswith("11 of 12 cells ")
         assert f" {last} (for 1" in said
-        seen.end(last, "ok")
+        seen.end(last)
 
     monkeypatch.setattr("workflow_scripts.study.status.time.sleep", sleep)
     assert main(["--study", str(seen.file), "--results", str(seen.paths.results), "--watch", "60"]) == 0
@@ -179,7 +178,7 @@ def test_starts_beyond_those_asked_for_count_once_they_were_tried(seen):
     name = cell("h200", 8)
     assert seen.paths.tried_beyond(name, 1) == []
     for start in (12, 3, 2):
-        seen.end(name, "ok", start=start)
+        seen.end(name, start=start)
     seen.paths.outcome(name, 12).unlink()
     seen.paths.log(name, 3).unlink()
     seen.paths.start(name, 4).mkdir()
@@ -189,14 +188,12 @@ def test_starts_beyond_those_asked_for_count_once_they_were_tried(seen):
     assert [(one.start, one.state) for one in found] == [(1, "missing"), (2, "ok"), (3, "ok"), (12, "missing")]
 
 
-# The present.
-NOW = 1_800_000_000.0
-# A cell that took 90 s, and 10 s until the next one begins.
-TOOK = {"start": 60.0, "measure": 30.0}
-
-
 def of(seen: Seen) -> Progress:
     return progress(seen.study, seen.paths, status_of_starts(seen.study, seen.paths), NOW)
+
+
+def running(seen: Seen) -> list[tuple[str, int, float, bool]]:
+    return [(one.cell.id, one.start, one.for_s, one.again) for one in of(seen).running]
 
 
 @pytest.fixture
@@ -205,7 +202,7 @@ def under_way(tmp_path):
     seen = Seen(tmp_path)
     h200 = [name for name in seen.cells if name.startswith("h200")]
     for place, name in enumerate(h200[:4]):
-        seen.end(name, "ok", phases_s=TOOK, ended_s=NOW - 340 + 100 * place)
+        seen.end(name, ended_s=NOW - 340 + 100 * place)
     seen.begin(h200[4], NOW - 30, NOW - 1)
     return seen
 
@@ -219,19 +216,15 @@ def test_what_has_ended_what_runs_and_what_is_left_are_told(under_way):
     assert of(under_way).left_s == pytest.approx(2 * 100 - 30)
     # Cells that run at once share what is left.
     under_way.begin(cell("h200", 32, 2), NOW - 50, NOW)
-    found = of(under_way)
-    assert [(one.cell.id, one.for_s) for one in found.running] == [
-        (cell("h200", 32), 30.0),
-        (cell("h200", 32, 2), 50.0),
-    ]
-    assert found.left_s == pytest.approx((200 - 30 - 50) / 2)
+    assert running(under_way) == [(cell("h200", 32), 1, 30.0, False), (cell("h200", 32, 2), 1, 50.0, False)]
+    assert of(under_way).left_s == pytest.approx((200 - 30 - 50) / 2)
 
 
 def test_a_cell_that_takes_longer_than_those_like_it_is_said_to(under_way):
     under_way.begin(cell("h200", 32, 2), NOW - 150, NOW)
     assert "at least 35 s" in list(of(under_way).in_words())[-1]
     shutil.rmtree(under_way.paths.cell(cell("h200", 32)))
-    under_way.end(cell("h200", 32), "ok", phases_s=TOOK, ended_s=NOW - 5)
+    under_way.end(cell("h200", 32), ended_s=NOW - 5)
     assert (of(under_way).left_s, of(under_way).is_late) == (0, True)
 
 
@@ -257,19 +250,19 @@ def test_a_cell_that_was_killed_does_not_run(under_way):
 def test_without_a_trace_a_log_within_the_time_limit_shows_that_a_cell_runs(under_way):
     for trace in under_way.paths.root.rglob("device_trace.jsonl"):
         trace.unlink()
-    assert [one.for_s for one in of(under_way).running] == [30.0]
+    assert running(under_way) == [(cell("h200", 32), 1, 30.0, False)]
     (log,) = under_way.paths.root.rglob("engine.log")
     os.utime(log, (NOW, NOW - under_way.study.cell_time_limit_s - 1))
-    assert of(under_way).running == []
+    assert running(under_way) == []
     log.unlink()  # as while a start waits for its device
-    assert of(under_way).running == []
+    assert running(under_way) == []
 
 
 def test_a_cell_takes_as_long_as_those_like_it(tmp_path):
     seen = Seen(tmp_path)
     # A cell that was killed at its time limit has no phases.
     seen.end(cell("h200", 8), "timeout", ended_s=NOW - 10)
-    seen.end(cell("l40s", 8), "ok", phases_s=TOOK, ended_s=NOW - 10, host="node-2")
+    seen.end(cell("l40s", 8), ended_s=NOW - 10, host="node-2")
     limit_s = seen.study.cell_time_limit_s
     assert of(seen).left_s == max(5 * limit_s, 5 * 90)
 
@@ -277,28 +270,25 @@ def test_a_cell_takes_as_long_as_those_like_it(tmp_path):
 def test_starts_are_counted_if_a_cell_has_several(tmp_path):
     seen = Seen(tmp_path, starts=2)
     for start in (1, 2):
-        seen.end(cell("h200", 8), "ok", start=start, ended_s=NOW - 1000)
-    seen.end(cell("h200", 16), "ok", ended_s=NOW - 1000)
-    seen.end(cell("h200", 32), "ok", ended_s=NOW - 1000, protocol=0)
+        seen.end(cell("h200", 8), start=start, ended_s=NOW - 1000)
+    seen.end(cell("h200", 16), ended_s=NOW - 1000)
+    seen.end(cell("h200", 32), ended_s=NOW - 1000, protocol=0)
     seen.begin(cell("h200", 16), NOW - 5, NOW, start=2)
     seen.begin(cell("h200", 8), NOW - 3, NOW, folder="again-1")
     found = of(seen)
     assert (found.ended, found.wanted, found.cells) == (3, 24, 12)
-    assert [(one.cell.id, one.start, one.for_s, one.again) for one in found.running] == [
-        (cell("h200", 8), 1, 3.0, True),
-        (cell("h200", 16), 2, 5.0, False),
-    ]
+    assert running(seen) == [(cell("h200", 8), 1, 3.0, True), (cell("h200", 16), 2, 5.0, False)]
 
 
 def test_a_round_that_was_decided_on_counts_and_more_may_follow(tmp_path):
     seen = Seen(tmp_path, starts={"at_least": 2, "at_most": 5})
     for name in seen.cells:
         for start in (1, 2):
-            seen.end(name, "ok", phases_s=TOOK, start=start, ended_s=NOW - 10)
+            seen.end(name, start=start, ended_s=NOW - 10)
     assert (of(seen).ended, of(seen).wanted, of(seen).is_complete) == (24, 24, False)
     plan = round_plan(3, *((name, 3) for name in list(seen.cells)[:3]))
     plan.write(seen.paths.round_plan(3))
-    seen.end(plan.starts[0].cell, "ok", phases_s=TOOK, start=3, ended_s=NOW - 5)
+    seen.end(plan.starts[0].cell, start=3, ended_s=NOW - 5)
     assert (of(seen).ended, of(seen).wanted) == (25, 27)
     assert list(of(seen).in_words())[-1].endswith("; further rounds may follow.")
     plan.model_copy(update={"round": 4, "starts": (), "ended": "all is said"}).write(seen.paths.round_plan(4))
@@ -311,7 +301,7 @@ def test_a_study_that_measures_only_what_matters_wants_what_its_rounds_have_deci
     first, second, *_ = seen.cells
     plan = round_plan(1, (first, 1), (second, 1))
     plan.write(seen.paths.round_plan(1))
-    seen.end(first, "ok", phases_s=TOOK, ended_s=NOW - 5)
+    seen.end(first, ended_s=NOW - 5)
     assert (of(seen).ended, of(seen).wanted) == (1, 2)
     plan.model_copy(update={"round": 2, "starts": (), "ended": "all is said"}).write(seen.paths.round_plan(2))
     assert of(seen).is_complete
