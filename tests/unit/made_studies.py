@@ -47,6 +47,8 @@ class MadeStudy:
         self.study = load_study(self.file)
         self.cells = {cell.id: cell for cell in expand(self.study)}
         self.paths = StudyPaths(folder / "results", self.study.name)
+        # With which a command reads it.
+        self.options = ["--study", str(self.file), "--results", str(self.paths.results)]
 
 
 def end_cell(study: Study, paths: StudyPaths, cell: Cell, number: int = 1, /, **changes: Any) -> None:

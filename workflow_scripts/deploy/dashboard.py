@@ -55,8 +55,8 @@ def views(deployment: Deployment, watch: Watch) -> list[View]:
         "study: peak": p.kv_cache_usage_peak,
         "a step may preempt": deployment.kv_bound,
     }
-    lost = {"now {{instance}}": watch.rate(PREEMPTIONS), "study": p.preemptions_per_s}
-    hits = {"now {{instance}}": watch.hit_rate(), "study: lowest of a repeat": p.hit_rate}
+    lost: Lines = {"now {{instance}}": watch.rate(PREEMPTIONS), "study": p.preemptions_per_s}
+    hits: Lines = {"now {{instance}}": watch.hit_rate(), "study: lowest of a repeat": p.hit_rate}
     of_arrivals = "Arrivals are the answered requests plus the growth of requests in the server. "
     of_ttft = "The server measures from the arrival of a request, the study from its scheduled time. "
     return [

@@ -1,21 +1,14 @@
 import json
-from unittest.mock import patch
 
 import pytest
 
 from workflow_scripts.catalog import hub
 from workflow_scripts.catalog.any_model import find_model
-from workflow_scripts.catalog.gpus_and_models import ENTERED, CatalogError, get_model, load_models
+from workflow_scripts.catalog.gpus_and_models import CatalogError, get_model, load_models
 from workflow_scripts.common.files import write_json
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 LLAMA = json.loads(get_model("tiny-llama-57m").config.read_text())
-
-
-@pytest.fixture(autouse=True)
-def _nothing_entered():
-    with patch.dict(ENTERED, clear=True):
-        yield
 
 
 def folder_of(tmp_path, **changed):

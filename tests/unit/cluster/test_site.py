@@ -1,8 +1,8 @@
 """Resources of jobs on a cluster, from the portable needs of cells and one site's values."""
 
-import copy
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import yaml
@@ -34,7 +34,7 @@ def cell(gpu: str = "h200", model: str = "llama-3.1-8b-instruct", **knobs: Any) 
 
 
 def site(**changes: Any) -> Site:
-    return Site.model_validate({**copy.deepcopy(EXAMPLE), **changes})
+    return Site.model_validate({**EXAMPLE, **changes})
 
 
 def options(gpu: str, **changes: Any) -> str:
@@ -52,16 +52,13 @@ def test_needs_follow_from_the_model_and_its_parallelism():
 
 
 def test_a_model_of_an_unknown_family_may_fill_its_devices(monkeypatch):
-    known, two = needs_of(cell()), {"tensor_parallel_size": 2}
-
-    def unknown(*_: object) -> None:
-        raise ModelFactsError("model_type 'x' is not supported")
-
-    monkeypatch.setattr(site_module, "facts_on", unknown)
+    known = needs_of(cell()).memory_mb
+    monkeypatch.setattr(site_module, "facts_on", Mock(side_effect=ModelFactsError("model_type 'x' is not supported")))
     site_module._needs.cache_clear()
-    assert needs_of(cell()).memory_mb > known.memory_mb
-    assert needs_of(cell(**two)).memory_mb > 1.9 * (needs_of(cell()).memory_mb - 16_000)
+    one, two = (needs_of(cell(tensor_parallel_size=ranks)).memory_mb for ranks in (1, 2))
     site_module._needs.cache_clear()
+    assert one > known
+    assert two > 1.9 * (one - 16_000)
 
 
 @pytest.mark.parametrize(
@@ -99,20 +96,18 @@ def test_a_jobs_time_nodes_and_tasks():
 
 
 def test_a_plan_shortens_time_limits_but_that_of_the_last_attempt(tmp_path):
-    one = cell()
+    one, unplanned = cell(), cell(max_num_seqs=7)
     plan = tmp_path / "plan.csv"
     assert predicted_limits_s(plan) == {}
     plan.write_text(f"cell_id,limit_s\n{one.id},240\nanother,\n")
     limits_s = predicted_limits_s(plan)
     assert limits_s == {one.id: 240}
-
-    def minutes(number, cap_s=7200, cells=(one,)):
-        return job_resources(cells, site(), cap_s, Attempt(number, 3), limits_s=limits_s)["runtime"] - 15
-
-    assert [minutes(number) for number in (1, 2, 3)] == [4, 8, 120]
-    assert minutes(1, cap_s=600) == 3  # never longer than without a plan: 600 s, halved twice
-    unplanned = cell(max_num_seqs=7)
-    assert minutes(1, cells=(one, unplanned)) == 4 + 30
+    for cells, number, cap_s, minutes in (
+        *(((one,), number, 7200, minutes) for number, minutes in ((1, 4), (2, 8), (3, 120))),
+        ((one,), 1, 600, 3),  # never longer than without a plan: 600 s, halved twice
+        ((one, unplanned), 1, 7200, 4 + 30),
+    ):
+        assert job_resources(cells, site(), cap_s, Attempt(number, 3), limits_s=limits_s)["runtime"] == 15 + minutes
 
 
 @pytest.mark.parametrize(

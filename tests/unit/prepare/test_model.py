@@ -1,6 +1,7 @@
 """The model folder, from only a config and from a hub, which this module serves on localhost."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -38,11 +39,15 @@ def prepare(tmp_path, write_study, command):
     return run
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
 def test_a_model_without_weights_gets_its_config_and_a_tokenizer(model_dir):
     model = get_model("tiny-llama-57m")
-    assert (model_dir / "config.json").read_bytes() == model.config.read_bytes()
-    made = {"config.json", "tokenizer.json", "tokenizer_config.json", "model_manifest.json"}
-    assert {path.name for path in model_dir.iterdir()} == made
+    files = contents(model_dir)
+    assert files.keys() == {"config.json", "tokenizer.json", "tokenizer_config.json", "model_manifest.json"}
+    assert files["config.json"] == model.config.read_bytes()
     assert read_json(model_dir / "model_manifest.json") == {
         **{"schema_version": 1, "model": "tiny-llama-57m", "load_format": "dummy", "dtype": "native"},
         **{"config_sha256": sha256_of(model.config), "source": "config/models/tiny-llama-57m/config.json"},
@@ -54,10 +59,10 @@ def test_a_folder_is_replaced_as_a_whole_by_the_same_bytes(tmp_path):
     model = get_model("tiny-llama-57m")
     out = tmp_path / "models" / "tiny"
     prepare_model(model, "dummy", out)
-    first = {path.name: path.read_bytes() for path in out.iterdir()}
+    first = contents(out)
     (out / "of_before.json").write_text("{}")
     prepare_model(model, "dummy", out)
-    assert {path.name: path.read_bytes() for path in out.iterdir()} == first
+    assert contents(out) == first
     assert [path.name for path in out.parent.iterdir()] == ["tiny"]
 
 
@@ -83,14 +88,13 @@ def test_config_and_tokenizer_come_from_the_hub_without_the_weights(serve, prepa
     done = prepare(hub)
     assert done.returncode == 0, done.stderr
     out = tmp_path / "out"
-    assert {path.name for path in out.iterdir()} == {"config.json", "vocab.json", "merges.txt", "model_manifest.json"}
+    assert (
+        hub.downloaded == {"config.json", "vocab.json", "merges.txt"} == contents(out).keys() - {"model_manifest.json"}
+    )
     assert not any(path.is_symlink() for path in out.iterdir())
-    assert hub.downloaded == {"config.json", "vocab.json", "merges.txt"}
     assert {authorization for _, authorization in hub.requests} == {None}
-    manifest = read_json(out / "model_manifest.json")
-    assert (manifest["source"], manifest["revision"]) == (OPT.hub_repo, OPT.revision)
-    assert manifest["weights"] is False
-    assert manifest["config_sha256"] == sha256_of(OPT.config)
+    told = {"source": OPT.hub_repo, "revision": OPT.revision, "weights": False, "config_sha256": sha256_of(OPT.config)}
+    assert read_json(out / "model_manifest.json").items() >= told.items()
 
 
 def test_weights_are_linked_to_the_cache_and_safetensors_preferred(serve, prepare, tmp_path):
@@ -103,7 +107,7 @@ def test_weights_are_linked_to_the_cache_and_safetensors_preferred(serve, prepar
     hub = serve({**OPT_FILES, "model.safetensors": b"weights", "model.safetensors.index.json": b"{}"})
     (tmp_path / "hf").rename(tmp_path / "hf-of-before")
     assert prepare(hub, "--weights").returncode == 0
-    names = {path.name for path in (tmp_path / "out").iterdir()}
+    names = contents(tmp_path / "out").keys()
     assert {"model.safetensors", "model.safetensors.index.json"} <= names
     assert "pytorch_model.bin" not in names | hub.downloaded
 
@@ -111,11 +115,10 @@ def test_weights_are_linked_to_the_cache_and_safetensors_preferred(serve, prepar
 def test_code_of_a_repository_is_fetched_only_where_the_study_trusts_it(serve, prepare, tmp_path):
     hub = serve({**OPT_FILES, "modeling_opt.py": b"raise SystemExit"})
     assert prepare(hub).returncode == 0
-    assert not (tmp_path / "out" / "modeling_opt.py").exists()
-    assert "modeling_opt.py" not in hub.downloaded
+    assert "modeling_opt.py" not in hub.downloaded | contents(tmp_path / "out").keys()
     done = prepare(hub, models={"opt-125m": {"trust_remote_code": True}})
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "out" / "modeling_opt.py").read_bytes() == b"raise SystemExit"
+    assert contents(tmp_path / "out")["modeling_opt.py"] == b"raise SystemExit"
     assert read_json(tmp_path / "out" / "model_manifest.json")["trust_remote_code"] is True
 
 
@@ -124,8 +127,7 @@ def test_the_token_is_sent_and_not_shown_and_what_the_cache_holds_needs_no_netwo
     done = prepare(hub, token="hf_of_the_test")
     assert done.returncode == 0
     assert {authorization for _, authorization in hub.requests} == {"Bearer hf_of_the_test"}
-    written = "".join(path.read_text() for path in (tmp_path / "out").iterdir())
-    assert "hf_of_the_test" not in done.stdout + done.stderr + written
+    assert "hf_of_the_test" not in f"{done.stdout} {done.stderr} {contents(tmp_path / 'out')}"
     (tmp_path / "out" / "vocab.json").unlink()
     assert prepare(None).returncode == 0
     assert (tmp_path / "out" / "vocab.json").read_bytes() == OPT_FILES["vocab.json"]
@@ -142,9 +144,7 @@ def test_the_token_is_sent_and_not_shown_and_what_the_cache_holds_needs_no_netwo
 def test_a_refusal_of_the_hub_is_one_message(serve, prepare, tmp_path, refusal, message):
     write_text(tmp_path / "out" / "of_before.json", "{}")
     done = prepare(serve(refusal=refusal), token="hf_of_the_test")
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert done.stderr.count("\n") == 1
+    assert (done.returncode, done.stderr.count("\n"), message in done.stderr) == (2, 1, True)
     assert "hf_of_the_test" not in done.stderr
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["of_before.json"]
     assert not list(tmp_path.glob(".out*"))
@@ -178,7 +178,7 @@ def test_seeded_weights_are_the_same_on_every_call_and_leave_the_config_alone(tm
     folders = [tmp_path / name for name in ("a", "b")]
     for folder in folders:
         prepare_model(model, "seeded", folder)
-    first, again = ({path.name: path.read_bytes() for path in folder.iterdir()} for folder in folders)
+    first, again = map(contents, folders)
     assert first == again
     assert first["config.json"] == config.read_bytes()
     assert len(first["model.safetensors"]) > 512 * 32 * 4

@@ -1,6 +1,8 @@
 """Workloads from a file of texts: prompts, chats, and conversations in the format of ShareGPT."""
 
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -68,14 +70,12 @@ def test_a_chat_goes_through_the_models_template(model_dir):
 
 
 def test_a_model_without_a_template_is_told(model_dir, tmp_path):
-    for name in ("config.json", "tokenizer.json"):
-        (tmp_path / name).write_text((model_dir / name).read_text())
-    settings = json.loads((model_dir / "tokenizer_config.json").read_text())
+    folder = shutil.copytree(model_dir, tmp_path / "model")
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
     del settings["chat_template"]
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    vocabulary = load_vocabulary(tmp_path, 4096)
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     with pytest.raises(InputError, match="no chat template"):
-        make_requests(prompts(FOLDER / "chats.jsonl", chat=True), vocabulary, 3)
+        make_requests(prompts(FOLDER / "chats.jsonl", chat=True), load_vocabulary(folder, 4096), 3)
 
 
 @pytest.mark.parametrize(
@@ -87,16 +87,15 @@ def test_a_model_without_a_template_is_told(model_dir, tmp_path):
         ("a.jsonl", '{"messages": [{"role": "user", "content": "x"}]}', ": it has messages; set chat: true"),
         ("a.jsonl", "[1]", ":1: not a JSON object with a `prompt` or `messages`"),
         ("a.jsonl", "text", ":1: not JSON"),
-        ("a.txt", "\n \n", "there is no text in it"),
-        ("a.txt", "\udcff\udcfe", "not UTF-8"),
+        ("a.txt", "\n \n", ": there is no text in it"),
+        ("a.txt", "\udcff\udcfe", ": not UTF-8"),
     ],
 )
 def test_a_file_without_texts_is_refused(tmp_path, name, content, words):
     file = tmp_path / name
     file.write_text(content, errors="surrogateescape")
-    with pytest.raises(WorkloadError, match=words) as error:
+    with pytest.raises(WorkloadError, match=f"^{file}{words}"):
         make_requests(prompts(file), VOCABULARY, 1)
-    assert str(file) in str(error.value)
 
 
 @pytest.mark.parametrize(("name", "form"), [("a.txt", "{}"), ("a.jsonl", '{{"prompt": "{}"}}')])
@@ -108,15 +107,9 @@ def test_only_a_line_break_ends_a_text(tmp_path, name, form):
 
 def sharegpt(file: Path = CONVERSATIONS, **changed) -> ShareGptWorkload:
     lengths = LengthDistribution(median=20, sigma=0.5, minimum=8, maximum=64)
-    values = {
-        "kind": "sharegpt",
-        "num_prompts": 4,
-        "seed": 3,
-        "file": file,
-        "sha256": sha256_of(CONVERSATIONS),
-        "fallback": SyntheticWorkload(kind="synthetic", num_prompts=1, prompt_tokens=lengths, output_tokens=lengths),
-    }
-    return ShareGptWorkload(**{**values, **changed})
+    fallback = SyntheticWorkload(kind="synthetic", num_prompts=1, prompt_tokens=lengths, output_tokens=lengths)
+    values = {"kind": "sharegpt", "num_prompts": 4, "seed": 3, "file": file, "sha256": sha256_of(CONVERSATIONS)}
+    return ShareGptWorkload(**{**values, "fallback": fallback, **changed})
 
 
 @pytest.fixture(scope="module")
@@ -130,15 +123,15 @@ def test_the_selection_is_that_of_vllms_own_benchmark(model_dir, vocabulary, see
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
-    theirs = datasets.ShareGPTDataset(dataset_path=str(CONVERSATIONS), random_seed=seed).sample(
-        tokenizer, 1000, no_oversample=True, output_len=output_tokens
-    )
-    requests, _ = make_requests(sharegpt(seed=seed, output_tokens=output_tokens), vocabulary, len(theirs))
+    dataset = datasets.ShareGPTDataset(dataset_path=str(CONVERSATIONS), random_seed=seed)
+    theirs = dataset.sample(tokenizer, 1000, no_oversample=True, output_len=output_tokens)
     assert len(theirs) >= 10
-    assert [r.prompt_token_ids for r in requests] == [tokenizer(sample.prompt).input_ids for sample in theirs]
-    assert [r.output_tokens for r in requests] == [sample.expected_output_len for sample in theirs]
+    expected = [(tokenizer(sample.prompt).input_ids, sample.expected_output_len) for sample in theirs]
+    spec = sharegpt(seed=seed, output_tokens=output_tokens)
+    requests, _ = make_requests(spec, vocabulary, len(theirs))
+    assert [(r.prompt_token_ids, r.output_tokens) for r in requests] == expected
     with pytest.raises(WorkloadError, match=f"{len(theirs) + 1} requests are needed"):
-        make_requests(sharegpt(seed=seed, output_tokens=output_tokens), vocabulary, len(theirs) + 1)
+        make_requests(spec, vocabulary, len(theirs) + 1)
 
 
 def test_the_manifest_counts_what_is_left_out_and_the_warmup_takes_none_of_it(vocabulary):
@@ -166,24 +159,19 @@ def test_too_small_a_file_another_one_and_none_for_a_chat_are_refused(vocabulary
     with pytest.raises(WorkloadError, match=rf"{sha256_of(other)}.*{sha256_of(CONVERSATIONS)}"):
         make_requests(sharegpt(other), vocabulary, 1)
     # Nothing stands in for the texts of a chat.
-    assert sharegpt(tmp_path / "none.json").file_fault() is None
     with pytest.raises(WorkloadError, match="there is no such file"):
         make_requests(sharegpt(tmp_path / "none.json", chat=True), vocabulary, 1)
 
 
-ENTRIES = ["{}, {}", '{"value": "said"}, {"value": null}']
+NO_TEXT = '[{"conversations": [{"value": "said"}, {"value": null}]}]'
 
 
-@pytest.mark.parametrize(
-    "content",
-    ["no JSON", "[1]", '[{"conversations": 7}]', "[" * 100_000, *(f'[{{"conversations": [{e}]}}]' for e in ENTRIES)],
-)
+@pytest.mark.parametrize("content", ["no JSON", "[1]", '[{"conversations": [{}, {}]}]', "[" * 100_000, NO_TEXT])
 def test_a_file_of_another_format_is_refused(vocabulary, tmp_path, content):
     file = tmp_path / "file.json"
     file.write_text(content)
-    with pytest.raises(WorkloadError, match="not a ShareGPT file") as error:
+    with pytest.raises(WorkloadError, match=f"{file}: not a ShareGPT file"):
         make_requests(sharegpt(file, sha256=sha256_of(file)), vocabulary, 1)
-    assert str(file) in str(error.value)
 
 
 @pytest.mark.parametrize("output_tokens", [None, 17])
@@ -191,15 +179,14 @@ def test_without_the_file_the_fallback_stands_in_and_is_named_so(vocabulary, tmp
     spec = sharegpt(tmp_path / "missing.json", output_tokens=output_tokens)
     requests, stream = make_requests(spec, vocabulary, 5)
     assert stream.kind == "synthetic, stands in for ShareGPT: file not there"
-    expected, _ = make_requests(spec.fallback.model_copy(update={"seed": spec.seed}), vocabulary, 5)
-    assert [r.prompt_token_ids for r in requests] == [r.prompt_token_ids for r in expected]
-    assert [r.output_tokens for r in requests] == [output_tokens or r.output_tokens for r in expected]
+    drawn, _ = make_requests(spec.fallback.model_copy(update={"seed": spec.seed}), vocabulary, 5)
+    assert requests == [replace(one, output_tokens=output_tokens or one.output_tokens) for one in drawn]
 
 
 def test_a_chat_is_the_same_selection_through_the_template(vocabulary):
     plain, _ = make_requests(sharegpt(), vocabulary, 5)
     chats, _ = make_requests(sharegpt(chat=True), vocabulary, 5)
     frame = len(vocabulary.encode("user: \nassistant: "))
-    assert [len(r.prompt_token_ids) - frame for r in chats] == [len(r.prompt_token_ids) for r in plain]
+    assert [r.total_tokens - frame for r in chats] == [r.total_tokens for r in plain]
     assert [r.output_tokens for r in chats] == [r.output_tokens for r in plain]
     assert all([m["role"] for m in r.messages] == ["user"] for r in chats)

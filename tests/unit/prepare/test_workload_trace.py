@@ -63,25 +63,21 @@ def test_columns_of_other_names_are_named_by_the_study(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("rows", "words"),
     [
-        ("arrival_s,prompt_tokens,output_tokens\nsoon,1,1\n", "column 'arrival_s'"),
-        ("arrival_s,prompt_tokens,output_tokens\n0,1,1\n1,1,\n", "column 'output_tokens': 1 rows have no value"),
-        ("arrival_s,prompt_tokens,output_tokens\n0,2.5,1\n", "'prompt_tokens': 2.5 is not a number of tokens"),
-        ("arrival_s,prompt_tokens,output_tokens\n0,1e11,1\n", "'prompt_tokens': 1e+11 is not a number of tokens"),
-        ("arrival_s,prompt_tokens,output_tokens\n0,1,1\ninf,1,1\n", "'arrival_s': inf is not a time"),
-        ("", "not readable as CSV"),
-        ("a,b\n1,2\n1,2,3\n", "not readable as CSV"),
+        ("soon,1,1", "column 'arrival_s'"),
+        ("0,1,1\n1,1,", "column 'output_tokens': 1 rows have no value"),
+        ("0,2.5,1", "column 'prompt_tokens': 2.5 is not a number of tokens"),
+        ("0,1e11,1", r"column 'prompt_tokens': 1e\+11 is not a number of tokens"),
+        ("0,1,1\ninf,1,1", "column 'arrival_s': inf is not a time"),
+        ("0,1,1\n0,1,1,1", "not readable as CSV"),
     ],
 )
-def test_a_file_that_is_no_trace_is_refused(tmp_path, content, words):
+def test_a_file_that_is_no_trace_is_refused(tmp_path, rows, words):
     file = tmp_path / "broken.csv"
-    file.write_text(content)
-    with pytest.raises(WorkloadError) as error:
+    file.write_text(f"arrival_s,prompt_tokens,output_tokens\n{rows}\n")
+    with pytest.raises(WorkloadError, match=f"^{file}: {words}.*$"):
         make_requests(trace(file), VOCABULARY, 1)
-    assert words in str(error.value)
-    assert str(file) in str(error.value)
-    assert "\n" not in str(error.value)
 
 
 def test_a_column_named_twice_is_refused():

@@ -57,7 +57,7 @@ def measured(tmp_path, monkeypatch):
     for cell, of_cell in zip(made.cells.values(), (job, {}), strict=True):
         end_cell(made.study, made.paths, cell, provenance={"job": of_cell})
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    return tmp_path, made.paths, ["--study", str(made.file), "--results", str(made.paths.results)]
+    return tmp_path, made.paths, made.options
 
 
 def says(folder, script):

@@ -11,7 +11,6 @@ from tests.unit.made_studies import MadeStudy, end_cell, fixed
 from workflow_scripts.common.files import write_text
 from workflow_scripts.study import archive
 from workflow_scripts.study.archive import main
-from workflow_scripts.study.paths import StudyPaths
 
 
 @pytest.fixture
@@ -30,12 +29,12 @@ def study(tmp_path):
     write_text(paths.prepared / "models/opt-125m-0/config.json", "{}")
     write_text(paths.prepared / "models/opt-125m-0/model.safetensors", "weights")
     write_text(paths.prepared / "calibrations/h200/vllm/opt-125m/default.partial/engine.log", "killed\n")
-    return made.file
+    return made
 
 
-def archived(study: Path, name: str = "kept.zip") -> zipfile.ZipFile:
-    out = study.parent / name
-    assert main(["--study", str(study), "--results", str(study.parent / "results"), "--out", str(out)]) == 0
+def archived(study: MadeStudy, name: str = "kept.zip") -> zipfile.ZipFile:
+    out = study.file.with_name(name)
+    assert main([*study.options, "--out", str(out)]) == 0
     return zipfile.ZipFile(out)
 
 
@@ -61,8 +60,8 @@ def test_it_holds_what_was_asked_measured_and_found_with_hashes_and_is_the_same_
     listed = {name: digest for digest, name in (line.split("  ", 1) for line in lines)}
     assert set(listed) == set(archive.namelist()) - {"manifest-sha256.txt"}
     assert listed == {name: hashlib.sha256(archive.read(name)).hexdigest() for name in listed}
-    archived(study, "again.zip")
-    assert (study.parent / "again.zip").read_bytes() == (study.parent / "kept.zip").read_bytes()
+    again = Path(str(archived(study, "again.zip").filename))
+    assert again.read_bytes() == again.with_name("kept.zip").read_bytes()
 
 
 def test_the_description_names_the_commit_of_the_code(study, monkeypatch):
@@ -97,8 +96,8 @@ def test_the_description_names_only_what_is_there_and_says_what_measured_what(st
 
 
 def test_without_a_report_there_is_one_message_and_no_archive(study, capsys):
-    StudyPaths(study.parent / "results", "kept").report.unlink()
-    out = study.parent / "kept.zip"
-    assert main(["--study", str(study), "--results", str(study.parent / "results"), "--out", str(out)]) == 2
+    study.paths.report.unlink()
+    out = study.file.with_name("kept.zip")
+    assert main([*study.options, "--out", str(out)]) == 2
     assert "`snakemake partial_report`" in capsys.readouterr().err
     assert not out.exists()

@@ -130,7 +130,7 @@ def test_a_further_start_that_was_measured_by_hand_is_parsed(tmp_path):
         mixed.end(one)
     listing = re.compile(r"^rule ended_cells:(?:\n.+)*?\n +wildcards: gpu=h200$", re.MULTILINE)
     listed, again = mixed.paths.ended("h200"), mixed.on("h200")
-    called = ["--study", str(mixed.file), "--results", str(mixed.paths.results), "--gpu", "h200", "--out", str(listed)]
+    called = [*mixed.options, "--gpu", "h200", "--out", str(listed)]
     assert listing.search(mixed.dry_run())
     assert list_ended(called) == 0
     assert not listing.search(mixed.dry_run())

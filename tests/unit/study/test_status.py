@@ -59,7 +59,7 @@ class Seen(MadeStudy):
         return evidence
 
     def printed(self, capsys: pytest.CaptureFixture[str]) -> str:
-        assert main(["--study", str(self.file), "--results", str(self.paths.results)]) == 0
+        assert main(self.options) == 0
         return capsys.readouterr().out
 
 
@@ -166,7 +166,7 @@ def test_watching_shows_what_runs_and_ends_with_the_study(tmp_path, capsys, monk
         seen.end(last)
 
     monkeypatch.setattr("workflow_scripts.study.status.time.sleep", sleep)
-    assert main(["--study", str(seen.file), "--results", str(seen.paths.results), "--watch", "60"]) == 0
+    assert main([*seen.options, "--watch", "60"]) == 0
     assert len(slept) == 1
     assert slept[0] >= 60
     printed = capsys.readouterr().out

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 import yaml
@@ -21,7 +20,7 @@ from workflow_scripts.prepare.model import main as prepare_model
 from workflow_scripts.study.definition import definitions_sha256, resolved_models
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.paths import StudyPaths
-from workflow_scripts.study.study import StudyError
+from workflow_scripts.study.study import Measure, StudyError
 from workflow_scripts.study.study_file import load_study, main, store_configs, study_file
 
 GOOD = study_content(
@@ -58,21 +57,16 @@ def refusal(path: Path) -> str:
 
 def test_starts_are_one_number_or_as_many_as_comparisons_need(tmp_path):
     fixed_number = load_study(written(tmp_path, starts=3)).starts
-    assert (fixed_number.at_least, fixed_number.at_most, fixed_number.is_adaptive) == (3, 3, False)
-    counts = {"at_least": 2, "at_most": 8, "device_hours": 1.5}
-    as_needed = load_study(written(tmp_path, starts=counts)).starts
-    assert as_needed.is_adaptive
-    assert as_needed.model_dump() == counts
+    assert fixed_number == load_study(written(tmp_path, starts={"at_least": 3, "at_most": 3})).starts
+    assert not fixed_number.is_adaptive
+    as_needed = load_study(written(tmp_path, starts=STARTS)).starts
+    assert (as_needed.is_adaptive, as_needed.model_dump()) == (True, STARTS)
 
 
 def test_what_is_measured_may_depend_on_what_it_decides(tmp_path):
     assert load_study(written(tmp_path)).measure is None
     study = load_study(written(tmp_path, measure={}, starts={"at_least": 2, "at_most": 2}))
-    assert study.measure.model_dump() == {
-        "decide": ["recommendation", "knobs", "devices", "memory"],
-        "device_hours": None,
-        "check_pct": 10.0,
-    }
+    assert study.measure == Measure(decide=["recommendation", "knobs", "devices", "memory"], check_pct=10.0)
     assert (study.is_adaptive, study.starts.is_adaptive, study.device_hours) == (True, False, None)
     for hours in ({"measure": {"device_hours": 2}}, {"measure": {}, "starts": STARTS}):
         assert load_study(written(tmp_path, **hours)).device_hours == 2
@@ -129,7 +123,6 @@ def test_a_good_study_is_the_union_of_its_cross_products_with_engine_defaults(tm
         ({"workloads": {"w": {"kind": "burst"}}}, ["workloads.w", "burst", "fixed", "synthetic", "shared_prefix"]),
         ({"name": "../up"}, ["name: a name has letters a to z, digits", "not '../up'"]),
         ({"workloads": fixed(num_prompts=True)}, ["workloads.w.num_prompts", "valid integer, not True"]),
-        ({"workloads": fixed(num_prompts=10**11)}, ["workloads.w.num_prompts", "less than or equal to 10000000"]),
         ({"workloads": fixed(kind="multi_turn", turns=10**7, prompt_tokens=8)}, ["workloads.w", "120,000,000 tokens"]),
         ({"cell_time_limit_s": float("inf")}, ["cell_time_limit_s", "finite number"]),
         ({"engine_defaults": {"vlm": {}}}, ["engine_defaults: 'vlm' is unknown; allowed:", "vllm-serve"]),
@@ -143,17 +136,12 @@ def test_a_good_study_is_the_union_of_its_cross_products_with_engine_defaults(tm
         ({"models": {"opt-125m": {"folder": "x"}}}, ["models.opt-125m: config/models/ has a model of this name"]),
         ({"models": {"m": {"folder": "x", "hub": "a/b", "revision": "0" * 40}}}, ["give folder or hub, not both"]),
         ({"models": {"m": {"hub": "a/b"}}}, ["hub and revision belong together"]),
-        ({"models": {"m": {"hub": "a/b", "revision": "main"}}}, ["models.m.revision"]),
         ({"models": {"m": {"folder": "x", "load_format": "hub"}}}, ["load_format hub needs `hub` and `revision`"]),
-        ({"starts": 0}, ["starts.at_least: Input should be greater than or equal to 1, not 0"]),
         ({"starts": True}, ["starts: must be a mapping of keys to values, not True"]),
         ({"starts": STARTS | {"at_most": 1}}, ["starts: at_least is 2 and at_most 1; at_most must not be smaller"]),
         ({"starts": STARTS | {"at_least": 1}}, ["starts: at_least is 1; it takes 2 to see what starts vary, and so"]),
-        ({"starts": STARTS | {"device_hours": 0}}, ["starts.device_hours: Input should be greater than 0"]),
         ({"starts": STARTS | {"at_most": 2}}, ["starts: device_hours limits further rounds"]),
         ({"measure": {"decide": ["latency"]}}, ["measure.decide.0: ", "recommendation", "memory", "latency"]),
-        ({"measure": {"decide": []}}, ["measure.decide: "]),
-        ({"measure": {"hours": 2}}, ["measure.hours: ", "decide", "device_hours", "check_pct"]),
         ({"measure": {"device_hours": 2}, "starts": STARTS}, ["measure.device_hours", "starts.device_hours"]),
         ({"sweeps": sweep(engine="hf-static", knobs={})}, ["knobs.batch_size: engine 'hf-static' needs this knob"]),
         (
@@ -236,13 +224,6 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 CONFIG = get_model("tiny-llama-57m").config
 
 
-@pytest.fixture(autouse=True)
-def _nothing_entered(monkeypatch, tmp_path):
-    monkeypatch.setenv("RESULTS", str(tmp_path / "results"))
-    with patch.dict(ENTERED, clear=True):
-        yield
-
-
 @pytest.fixture
 def folder(tmp_path):
     (tmp_path / "given").mkdir()
@@ -251,12 +232,10 @@ def folder(tmp_path):
 
 
 @pytest.fixture
-def write_own(tmp_path):
-    def write(own):
-        sweep = {"gpu": "h100-sxm", "model": "mine"}
-        return made_studies.write_study(tmp_path, sweep, name="own", models={"mine": own})
-
-    return write
+def write_own(tmp_path, monkeypatch):
+    monkeypatch.setenv("RESULTS", str(tmp_path / "results"))
+    sweep = {"gpu": "h100-sxm", "model": "mine"}
+    return lambda own: made_studies.write_study(tmp_path, sweep, name="own", models={"mine": own})
 
 
 def test_a_folder_is_a_model_of_the_study(write_own, folder, tmp_path):
