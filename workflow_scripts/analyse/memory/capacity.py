@@ -134,6 +134,9 @@ def _of_cells(cells: pd.DataFrame) -> pd.DataFrame:
     known = cells.groupby(["study", "source", "cell_id"], dropna=False, sort=False).first().reset_index()
     observed = {name: GIB * known[column].astype(float) for name, column in _PRINTED_GIB.items()}
     observed |= {name: known[column].astype(float) for name, column in _OBSERVED.items()}
+    # If the number of blocks is set, the engine still prints the memory that would have been available.
+    fits = as_applied(known, "num_gpu_blocks_override") == ""
+    observed["observed_kv_cache_bytes"] = observed["observed_kv_cache_bytes"].where(fits)
     return known[list(_CELL)].assign(**observed, pipeline_parallel_size=as_applied(known, "pipeline_parallel_size"))
 
 

@@ -175,6 +175,16 @@ def test_ranks_of_a_pipeline_differ_so_nothing_is_recomputed(ranks, consistent):
     assert math.isnan(row["recomputed_kv_cache_tokens"]) == (consistent is None)
 
 
+def test_a_set_number_of_blocks_is_not_held_against_the_memory_that_was_available():
+    row = row_of(
+        {"cell_id": f"{CELL}-pool2049", "num_blocks": 2049, "kv_cache_tokens": 32784, "kv_cache_bytes": 2049 * 2**21},
+        knobs=KNOBS | {"num_gpu_blocks_override": 2049},
+        **{"num_gpu_blocks": 2049, "kv_cache_tokens": 32784, "max_concurrency": 8.0},
+    )
+    assert (math.isnan(row["observed_kv_cache_bytes"]), math.isnan(row["kv_cache_bytes_error_pct"])) == (True, True)
+    assert (row["num_blocks_error_pct"], row["disagrees"]) == (0, None)
+
+
 # --- disagreements ---------------------------------------------------------------------------------------------------
 
 
