@@ -5,6 +5,7 @@ vLLM is imported only when a function is called. "Until" names the last version 
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields
+from functools import cache
 from inspect import signature
 from typing import Any
 
@@ -60,6 +61,14 @@ def server_socket(args: Any) -> tuple[str, Any]:
     may_share = "reuse_port" in signature(setup_server).parameters
     address, socket = setup_server(args, **({"reuse_port": False} if may_share else {}))
     return address, socket
+
+
+@cache
+def counts_resumed_requests() -> bool:
+    """Whether this version counts a preempted request when it resumes; 0.25.1 counts each attempt to resume it."""
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+
+    return hasattr(KVCacheManager, "record_prefix_cache_stats")
 
 
 def request_statistics(llm: Any) -> Callable[[Any], Any]:

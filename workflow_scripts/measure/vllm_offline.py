@@ -213,7 +213,7 @@ def step_record(scheduler_stats: Any, iteration_stats: Any) -> Step:
     known: Step = {}
     if graph is not None:
         known = {"computed_tokens": graph.num_unpadded_tokens, "graph": mode_name(graph.runtime_mode)}
-    if prefix is None or hasattr(prefix, "preempted_queries"):
+    if vllm_versions.counts_resumed_requests() and (prefix is None or hasattr(prefix, "preempted_queries")):
         known["recomputed_tokens"] = getattr(prefix, "preempted_queries", 0) - getattr(prefix, "preempted_hits", 0)
     return {
         **known,

@@ -81,7 +81,7 @@ SCHEMA = table_schema(
     INTEGER("waiting_peak", "waiting requests"),
     NUMBER("kv_cache_usage_peak kv_cache_usage_mean", "share of KV blocks in use"),
     INTEGER("preemptions", "requests that lost their blocks and were recomputed"),
-    INTEGER("recomputed_tokens", "tokens computed again after preemption; null without a prefix cache"),
+    INTEGER("recomputed_tokens", "tokens computed again after preemption; null where the engine does not count them"),
     NUMBER("draft_tokens accepted_draft_tokens", "tokens drafted and accepted"),
     NUMBER("draft_acceptance_rate", "accepted over drafted tokens"),
     NUMBER("tokens_per_draft_mean", "accepted tokens plus one, per sequence and step with a draft"),
