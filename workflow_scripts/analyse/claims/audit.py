@@ -24,6 +24,7 @@ from argparse import ArgumentTypeError, Namespace
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -52,10 +53,6 @@ class Workload:
     prompt_tokens: float
     output_tokens: float
 
-    def __post_init__(self) -> None:
-        if not (self.prompt_tokens >= 1 and self.output_tokens >= 1):
-            raise AuditError("tokens per request must be two numbers of at least 1: prompt and output tokens")
-
 
 # About ShareGPT's means with vLLM's benchmark (docs/workloads.md), for tables that do not state their lengths.
 USUAL_LENGTHS = Workload(200, 200)
@@ -83,11 +80,6 @@ class Columns:
     gpu: str
     throughput: str
     sequences: str | None
-
-    @property
-    def counts_output_only(self) -> bool:
-        """Whether the name of the throughput column says that prompt tokens are not counted."""
-        return _like("output", self.throughput)
 
 
 def ceiling(
@@ -213,7 +205,7 @@ def judge(
     if highest is None:
         return Judged(reason=f"no data sheet gives the rates of {row[columns.gpu]}")
     counted, limit = "prompt and output tokens", highest.total_tokens_per_s
-    if columns.counts_output_only:
+    if _like("output", columns.throughput):
         counted, limit = "output tokens", highest.output_tokens_per_s
     known = Judged(predicted_ceiling_tokens_per_s=limit, ceiling_gpu=highest.gpu, limit=highest.limit)
     throughput = _number(row[columns.throughput])
@@ -257,20 +249,17 @@ def as_long(
         of_settings = rates or [name for name in numeric if name != place and not _like("not_tokens", name)]
         values = [name for name in names if cards(name)] if place is None else of_settings
     if place is not None:  # in many tables only the first of several rows names its GPU
-        gpus = [row[place] for row in rows]
-        for i in range(1, len(gpus)):
-            gpus[i] = gpus[i - 1] if gpus[i] is None else gpus[i]
+        gpus = accumulate((row[place] for row in rows), lambda above, name: above if name is None else name)
         rows = [row | {place: name} for row, name in zip(rows, gpus, strict=True)]
     if not values:
         return list(names), list(rows)
     stated = of or _halves(str(place))[1] or "setting"
     long: list[Fields] = []
     for row in rows:
-        held = dict(_named(name, row[name]) for name in names if name not in (place, *values))
-        held |= {} if place is None else {"gpu": row[place]}
+        held = {name: row[name] for name in names if name not in (place, *values)}
         for name in values:
-            setting = ("gpu", name) if place is None else _setting(name, stated, of)
-            long += [{**held, **dict([setting]), "throughput": row[name]}] if row[name] is not None else []
+            told = {"gpu": name} if place is None else {"gpu": row[place], **_setting(name, stated, of)}
+            long += [held | told | {"throughput": row[name]}] if row[name] is not None else []
     return list(dict.fromkeys(name for row in long for name in row)), long
 
 
@@ -295,15 +284,10 @@ def _halves(heading: str) -> list[str]:
     return [part.strip() for part in re.sub(r"[\\|]", "/", heading).partition("/")[::2]]
 
 
-def _setting(text: str, name: str, of: str | None = None) -> tuple[str, Value]:
+def _setting(text: str, name: str, of: str | None) -> Fields:
     """A setting, such as `block size 16` or only its value, as its name and value."""
     said = re.fullmatch(r"(.*?)[\s=:]*([\d,]+)", text)
-    return (of or said[1] or name, int(said[2].replace(",", ""))) if said else (of or name, text)
-
-
-def _named(name: str, value: Value) -> tuple[str, Value]:
-    """A value with the name of its column or, if that has none, with the name that the value begins with."""
-    return (name, value) if name or value is None else _setting(str(value), "setting")
+    return {of or said[1] or name: int(said[2].replace(",", ""))} if said else {of or name: text}
 
 
 _NUMBER = re.compile(
@@ -383,9 +367,11 @@ def _verdicts(args: Namespace, columns: Columns, rows: Sequence[Fields]) -> list
 def _workload(text: str) -> Workload:
     try:
         prompt_tokens, output_tokens = (float(part) for part in text.split(","))
-        return Workload(prompt_tokens, output_tokens)
     except ValueError:
-        raise ArgumentTypeError(f"{text!r} is not PROMPT,OUTPUT: two numbers of at least 1") from None
+        prompt_tokens = output_tokens = math.nan
+    if not (prompt_tokens >= 1 and output_tokens >= 1):
+        raise ArgumentTypeError(f"{text!r} is not PROMPT,OUTPUT: two numbers of at least 1")
+    return Workload(prompt_tokens, output_tokens)
 
 
 @command(

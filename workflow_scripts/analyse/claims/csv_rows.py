@@ -35,19 +35,18 @@ def read_rows(path: Path) -> tuple[list[str], list[Fields]]:
 def _rows(path: Path) -> tuple[list[str], list[Fields]]:
     text = path.read_text(encoding="utf-8-sig")
     lines = text.splitlines()
-    framed = [i for i, line in enumerate(lines) if line.lstrip().startswith("|")]
     # The line below the names, with or without strokes at its ends.
     rules = [i for i, line in enumerate(lines) if re.fullmatch(r"\s*\|?(\s*:?-+:?\s*\|)+(\s*:?-+:?\s*)?", line)]
     if len(rules) > 1:
         raise ValueError(f"it has {len(rules)} tables (at lines {', '.join(map(str, rules))}): keep one")
-    if rules or (framed and all(line.strip()[:1] in ("", "|", "+") for line in lines)):
-        table = _markdown(lines, max(rules[0] - 1, 0) if rules else framed[0])
+    if rules:
+        table = _markdown(lines[max(rules[0] - 1, 0) :])
     else:
         separator = max(",;\t", key=text.partition("\n")[0].count)
         table = [list(map(_plain, row)) for row in csv.reader(text.splitlines(True), delimiter=separator) if row]
     if not table:
         raise ValueError("it has no columns")
-    names, *rows = _one_header(table)
+    names, *rows = table
     for number, row in enumerate(rows, start=1):
         if len(row) > len(names):
             raise ValueError(f"row {number} has {len(row)} fields, and {len(names)} columns have a name")
@@ -56,51 +55,21 @@ def _rows(path: Path) -> tuple[list[str], list[Fields]]:
     return names, [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
 
 
-def _markdown(lines: Sequence[str], first: int) -> list[list[str]]:
-    """The table that begins at this line; it ends at the first line without a stroke that is no rule."""
-    table = takewhile(lambda line: "|" in line or line.startswith("+"), lines[first:])
-    rows = [line.rstrip() for line in table if re.search(r"[^-+=:|\s]", line)]
+def _markdown(lines: Sequence[str]) -> list[list[str]]:
+    """The table that these lines begin with; it ends at the first line without a stroke."""
+    rows = [line.rstrip() for line in takewhile(lambda line: "|" in line, lines) if re.search(r"[^-:|\s]", line)]
     if all(row.lstrip().startswith("|") for row in rows):
         rows = [row.lstrip()[1:].removesuffix("|") for row in rows]
     return [[_plain(cell) for cell in row.split("|")] for row in rows]
 
 
-def _one_header(table: list[list[str]]) -> list[list[str]]:
-    """The table with one line of names: the names of two are joined if the first line has names for several columns.
-
-    >>> _one_header([["GPU", "seqs", ""], ["", "1", "4"], ["H200", "5", "6"]])
-    [['GPU', 'seqs 1', 'seqs 4'], ['H200', '5', '6']]
-    """
-    above, below = [*table[:2], [""]][:2]
-    spans = "" in above[1:] or len(set(above)) < len(above)
-    if not spans or len(above) != len(below) or bool(above[0]) == bool(below[0]):
-        return table
-    names: list[str] = []
-    over = ""
-    for name, under in zip(above, below, strict=True):
-        over = name or over
-        names.append(f"{over} {under}".strip())
-    return [names, *table[2:]]
-
-
-# What text processors write around a value -> what is left of it.
-_MARKUP = {
-    r"\\multicolumn\{\d+\}\{[^}]*\}|\\multirow\{\d+\}\{[^}]*\}|\\text\w+|\$|<[^>]*>": "",
-    r"\\,|\{,\}|\\thinspace": ",",
-    r"\\([_%&#])": r"\1",
-    r"^[{}*`\s]+|[{}*`\s]+$": "",
-}
-
-
 def _plain(text: str) -> str:
-    r"""A value without the markup of Markdown, HTML and LaTeX.
+    """A value without the markup of Markdown and HTML.
 
-    >>> _plain("**`4,036`**"), _plain(r"\multicolumn{2}{c}{max\_num\_seqs}"), _plain(r"\textbf{11{,}939}")
-    ('4,036', 'max_num_seqs', '11,939')
+    >>> _plain("**`4,036`**"), _plain("<b>H200</b> ")
+    ('4,036', 'H200')
     """
-    for markup, left in _MARKUP.items():
-        text = re.sub(markup, left, text)
-    return text
+    return re.sub(r"<[^>]*>", "", text).strip("*` \t")
 
 
 def _typed(texts: Sequence[str]) -> Sequence[Value]:
