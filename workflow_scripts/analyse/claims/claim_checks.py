@@ -4,9 +4,8 @@ A check finds pieces of evidence, each with the source of its numbers, from whic
 """
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import product
 from math import nan
 
@@ -45,23 +44,17 @@ class Finding:
     part: str = ""
 
 
-@dataclass(frozen=True)
-class Setting:
-    """What a claim is about: published names of devices (none: any GPU) and models (none: any)."""
+def covers(names: Sequence[str], models: Collection[str], gpu: str, model: str) -> bool:
+    """Whether what was measured on this device with this model bears on a claim about published names of devices (none:
+    any GPU) and models (none: any).
 
-    devices: tuple[str, ...] = ()
-    models: tuple[str, ...] = ()
-
-    @cached_property
-    def gpus(self) -> frozenset[str]:
-        """All devices of the catalogue that the claim may be about."""
-        catalogue = load_gpus()
-        named = {gpu.name for label in self.devices for gpu in resolve(label, catalogue)} or set(catalogue)
-        return frozenset(n for n in named if not catalogue[n].simulated and catalogue[n].kind in ("cuda", "rocm"))
-
-    def covers(self, gpu: str, model: str) -> bool:
-        """Whether what was measured on this device with this model bears on the claim."""
-        return gpu in self.gpus and (not self.models or model in self.models)
+    >>> [covers(["A100 PCIe"], [], gpu, "opt-125m") for gpu in ("a100-pcie-80gb", "a100-sxm-80gb", "h200")]
+    [True, False, False]
+    """
+    of_gpu = load_gpus().get(gpu)
+    is_gpu = of_gpu is not None and not of_gpu.simulated and of_gpu.kind in ("cuda", "rocm")
+    is_named = not names or any(gpu == one.name for name in names for one in resolve(name))
+    return is_gpu and is_named and (not models or model in models)
 
 
 # A published number differs from what was found if the difference is larger than this.
@@ -178,7 +171,7 @@ def _finding(claim: Claim, check: Check, row: Row, text: str, says: str | None) 
     if check.condition:
         text = f"{'With' if row['is_as_stated'] else 'Not with'} {check.condition}: {text}"
     if source and source != "published":
-        bears &= Setting(check.gpus, check.models).covers(row["gpu"], row["model"])
+        bears &= covers(check.gpus, check.models, row["gpu"], row["model"])
         text = f"{', '.join(place)}: {text}"
     ids = [str(row[name]) for name in _IDS if pd.notna(row.get(name))]
     says = says if bears and says in check.decides else None
@@ -245,7 +238,7 @@ def _bandwidth(claim: Claim, check: Check, evidence: Evidence) -> Iterator[Findi
     ids = zip(cell_ids(ratios, "gpu_a"), cell_ids(ratios, "gpu_b"), strict=True)
     for row, cells in zip(records(ratios), ids, strict=True):
         both = {a: row["gpu_a"], b: row["gpu_b"]}
-        bears = all(Setting((name,), check.models).covers(gpu, row["model"]) for name, gpu in both.items())
+        bears = all(covers([name], check.models, gpu, row["model"]) for name, gpu in both.items())
         label = MEASURED if row["source"] == "measured" else str(row["source"])
         scope = f"{' over '.join(both.values())}, {row['model']}, {row['workload']}"
         says = _says(row, ratio) if bears else None

@@ -14,6 +14,7 @@ from pathlib import Path
 import pandas as pd
 
 from workflow_scripts.analyse.cells.cell_intervals import cell_intervals
+from workflow_scripts.analyse.cells.cells import SCHEMA as CELLS
 from workflow_scripts.analyse.claims.audit import ADDED, cards, find_columns, judge
 from workflow_scripts.analyse.claims.audit import USUAL_LENGTHS as LENGTHS
 from workflow_scripts.analyse.intervals.repeats import IDENTITY, Row, counted, records
@@ -21,16 +22,14 @@ from workflow_scripts.analyse.limits import predictions, ratios
 from workflow_scripts.analyse.memory import capacity, fragmentation
 from workflow_scripts.analyse.settings import effects
 from workflow_scripts.analyse.settings import engine_gain as engines
-from workflow_scripts.analyse.tables import KNOBS, TABLE_SCHEMAS, read_table
+from workflow_scripts.analyse.tables import KNOBS, read_table
 from workflow_scripts.catalog.gpus_and_models import get_model, resolve
 from workflow_scripts.catalog.published import Check, Claim, Published, Rows
 from workflow_scripts.engines.vllm_engines import why_block_size_is_refused
 from workflow_scripts.physics.model_facts import ModelFacts, read_model_facts
 from workflow_scripts.study.study import Study
 
-# Modules that register the schemas of their tables when they are imported, and the tables.
-TABLE_MODULES = (capacity, effects, engines, fragmentation, predictions, ratios)
-TABLES = ("cells", "capacity", "effects", "engines", "predictions", "ratios", "waste")
+SCHEMAS = (CELLS, *(of.SCHEMA for of in (capacity, effects, engines, fragmentation, predictions, ratios)))
 
 
 @dataclass(frozen=True)
@@ -54,10 +53,10 @@ def read_tables(folder: Path) -> dict[str, pd.DataFrame]:
         TableError: a table does not fit its schema.
     """
     tables = {}
-    for name in TABLES:
-        path, schema = folder / f"{name}.parquet", TABLE_SCHEMAS[name]
-        columns = [column for column in schema.columns if column != KNOBS]
-        tables[name] = read_table(path, name) if path.exists() else schema.validate(pd.DataFrame(columns=columns))
+    for schema in SCHEMAS:
+        path = folder / f"{schema.name}.parquet"
+        empty = pd.DataFrame(columns=[column for column in schema.columns if column != KNOBS])
+        tables[schema.name] = read_table(path) if path.exists() else schema.validate(empty)
     return tables
 
 
@@ -84,10 +83,7 @@ def table_of(claim: Claim, check: Check, rows: Rows, evidence: Evidence) -> pd.D
     for measure in rows.intervals:
         names = {"value": measure} | {name: f"{measure}_{name}" for name in ("low", "high", "scope")}
         ends = cell_intervals(evidence.tables["cells"], [measure])[["cell_id", *names]].rename(columns=names)
-        if len(ends):
-            cells = cells.drop(columns=measure).merge(ends, on="cell_id")
-        else:
-            cells = cells.assign(**{f"{measure}_low": math.nan, f"{measure}_high": math.nan})
+        cells = cells.drop(columns=measure).merge(ends, on="cell_id")
     return cells
 
 
