@@ -228,8 +228,8 @@ def by_resource(times: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
 def binding(memory_s: pd.Series, arithmetic_s: pd.Series) -> pd.Series:
     """Which resource takes longer; null if neither time is known.
 
-    >>> binding(pd.Series([2.0, 1.0, np.nan]), pd.Series([1.0, 2.0, np.nan])).fillna("not known").tolist()
-    ['memory bandwidth', 'arithmetic', 'not known']
+    >>> binding(pd.Series([2.0, np.nan, 0.5, np.nan]), pd.Series([1.0, 0.5, np.nan, np.nan])).fillna("?").tolist()
+    ['memory bandwidth', 'arithmetic', 'memory bandwidth', '?']
     """
     slower = np.where(arithmetic_s.fillna(0.0) > memory_s.fillna(0.0), ARITHMETIC, MEMORY)
     known = memory_s.notna() | arithmetic_s.notna()

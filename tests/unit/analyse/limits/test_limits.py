@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from tests.unit.analyse.parsed_tables import requests, steps, write_parsed
-from tests.unit.analyse.synthetic_cells import cell, table
+from tests.unit.analyse.synthetic_cells import cell, only, table
 from tests.unit.made_rates import made_rates
 from tests.unit.made_studies import fixed, write_study
 from workflow_scripts.analyse.cells.work import read_work
@@ -24,10 +24,6 @@ CHAT = [
     (41, 43), (19, 33), (40, 11), (15, 20), (18, 18), (34, 20), (71, 16), (11, 33), (35, 15), (37, 12), (57, 17),
     (34, 17), (27, 32),
 ]  # fmt: skip
-CHAT_ESTIMATE = {"steps": 51, "estimated_read_bytes": 11_646_794_752, "estimated_flops": 131_419_643_904}
-SHARED_PREFIX = [(272, 8, 0)] + [(272, 8, 256)] * 23
-SHARED_PREFIX_ESTIMATE = {"steps": 16, "estimated_read_bytes": 4_528_078_848, "estimated_flops": 87_961_632_768}
-PREFIX_OFF_ESTIMATE = {"steps": 16, "estimated_read_bytes": 6_264_785_920, "estimated_flops": 719_932_096_512}
 
 
 def measured_device(folder, *rates, gpu="cpu-all", **changes):
@@ -40,31 +36,22 @@ class Parsed:
     def __init__(self, folder):
         self.folder, self.devices = folder / "parsed", folder / "devices"
         self.devices.mkdir()
-        self.cells, self.requests, self.steps = [], {}, {}
+        self.cells, self.served = [], {}
 
-    def cell(
-        self, rows, knobs=None, wall_s=10.0, steps_taken=None, *, gpu="cpu-all", model="tiny-llama-57m", **columns
-    ):
+    def cell(self, rows, knobs=None, wall_s=10.0, steps_taken=0, *, gpu="cpu-all", model="tiny-llama-57m", **columns):
         """A cell of one repeat that served `rows` in `wall_s`; returns its id."""
         output = sum(o for _, o, _ in rows)
-        total = output + sum(p for p, _, _ in rows)
-        made = cell(
-            knobs or {"max_num_seqs": 16},
-            (output / wall_s,),
-            gpu=gpu,
-            model=model,
-            **{"wall_s": wall_s, "total_tokens_per_s": total / wall_s} | columns,
-        )
-        cell_id = made[0]["cell_id"]
+        times = {"wall_s": wall_s, "total_tokens_per_s": (output + sum(p for p, _, _ in rows)) / wall_s}
+        made = cell(knobs or {"max_num_seqs": 16}, (output / wall_s,), gpu=gpu, model=model, **(times | columns))
         self.cells.append(made)
-        self.requests.setdefault(gpu, []).append(requests(cell_id, *rows))
-        self.steps.setdefault(gpu, []).append(steps(cell_id, steps_taken or 0))
-        return cell_id
+        name = made[0]["cell_id"]
+        self.served.setdefault(gpu, []).append((requests(name, *rows), steps(name, steps_taken)))
+        return name
 
     def table(self):
-        for gpu, frames in self.requests.items():
-            write_parsed(self.folder / gpu, "requests", *frames)
-            write_parsed(self.folder / gpu, "steps", *self.steps[gpu])
+        for gpu, served in self.served.items():
+            for name, frames in zip(("requests", "steps"), zip(*served, strict=True), strict=True):
+                write_parsed(self.folder / gpu, name, *frames)
         return table(*self.cells)
 
     def limits(self):
@@ -76,46 +63,37 @@ def parsed(tmp_path):
     return Parsed(tmp_path)
 
 
-def row(parsed, **where):
+def row(parsed, *cell_id, rates="measured"):
+    """The row of a cell, by default the only one with measured rates."""
     found, reasons = parsed.limits()
     assert reasons == []
-    for name, value in where.items():
-        found = found[found[name] == value]
-    assert len(found) == 1
-    return found.iloc[0]
-
-
-def rows_of(parsed, *cell_ids):
-    """The only rows of these cells."""
-    found, reasons = parsed.limits()
-    assert reasons == []
-    return [found.set_index("cell_id").loc[name] for name in cell_ids]
+    found = found[found["rates"].eq(rates) & found["cell_id"].isin(cell_id or found["cell_id"])]
+    return only(found)
 
 
 # --- the engine's own estimate -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("rows", "estimate", "flops_apart"),
+    ("rows", "steps_taken", "read_bytes", "flops", "flops_apart"),
     [
-        ([(p, o, 0) for p, o in CHAT], CHAT_ESTIMATE, 0.003),
-        (SHARED_PREFIX, SHARED_PREFIX_ESTIMATE, 0.012),
+        ([(p, o, 0) for p, o in CHAT], 51, 11_646_794_752, 131_419_643_904, 0.003),
+        ([(272, 8, 0)] + [(272, 8, 256)] * 23, 16, 4_528_078_848, 87_961_632_768, 0.012),
         # The estimate lets every prompt token look at all of its prompt's tokens.
-        ([(272, 8, 0)] * 24, PREFIX_OFF_ESTIMATE, 0.032),
+        ([(272, 8, 0)] * 24, 16, 6_264_785_920, 719_932_096_512, 0.032),
     ],
 )
-def test_work_agrees_with_what_the_engine_counted(parsed, rows, estimate, flops_apart):
+def test_work_agrees_with_what_the_engine_counted(parsed, rows, steps_taken, read_bytes, flops, flops_apart):
     measured_device(parsed.devices)
-    estimated = {name: estimate[name] for name in ("estimated_read_bytes", "estimated_flops")}
-    parsed.cell(rows, steps_taken=estimate["steps"], wall_s=10.0, **estimated)
+    parsed.cell(rows, steps_taken=steps_taken, estimated_read_bytes=read_bytes, estimated_flops=flops)
     found = row(parsed)
-    assert found["steps"] == estimate["steps"]
+    assert found["steps"] == steps_taken
     assert abs(found["engine_read_bytes_difference"]) < 0.0003
     assert 0 < found["engine_flops_difference"] < flops_apart
-    assert found["engine_mbu"] == pytest.approx(estimate["estimated_read_bytes"] / 10 / 10e9)
-    assert found["engine_mfu"] == pytest.approx(estimate["estimated_flops"] / 10 / 100e9)
-    assert found["mbu"] == pytest.approx(found["read_bytes"] / 10 / 10e9)
-    assert found["mfu"] == pytest.approx(found["flops"] / 10 / 100e9)
+    # In 10 s, by the 10 GB/s and 100 GFLOP/s of the device.
+    shares = {"engine_mbu": read_bytes / 1e11, "engine_mfu": flops / 1e12}
+    shares |= {"mbu": found["read_bytes"] / 1e11, "mfu": found["flops"] / 1e12}
+    assert found[list(shares)].to_dict() == pytest.approx(shares)
 
 
 def test_the_experts_that_an_engine_told_take_the_place_of_those_expected(parsed):
@@ -129,14 +107,14 @@ def test_the_experts_that_an_engine_told_take_the_place_of_those_expected(parsed
     four = parsed.cell([(10, 3, 0)] * 4, knobs, **hf, **told)
     alone = parsed.cell([(10, 3, 0)] * 4, knobs | {"cache_implementation": "static"}, **hf)
     dense = parsed.cell([(10, 3, 0)] * 4, steps_taken=3)
-    of_four, of_other, of_dense = rows_of(parsed, four, alone, dense)
+    of_four, of_other, of_dense = (row(parsed, name) for name in (four, alone, dense))
     assert of_four["experts_touched_share"] == 0.625
     assert of_four["experts_touched_share_uniform"] == 1 - (1 - experts.per_token / experts.count) ** 4
     expected = 1 - (1 - experts.per_token / experts.count) ** 16  # 48 tokens in 3 steps
     one_share = 4 * 3 * layers * 3 * facts.hidden * experts.intermediate * experts.count
     assert of_other["read_bytes"] - of_four["read_bytes"] == pytest.approx(one_share * (expected - 0.625))
-    for row, names in ((of_other, ["", "_uniform"]), (of_dense, ["", "_uniform"])):
-        assert all(math.isnan(row[f"experts_touched_share{name}"]) for name in names)
+    for told_nothing in (of_other, of_dense):
+        assert told_nothing[["experts_touched_share", "experts_touched_share_uniform"]].isna().all()
     assert of_dense["mbu"] > 0
 
 
@@ -146,7 +124,7 @@ def test_several_devices_add_up_and_the_engine_estimates_for_each(parsed):
     ranks = {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}
     alone = parsed.cell([(1000, 20, 0)], {}, **llama, estimated_read_bytes=3e11, estimated_flops=2e15)
     four = parsed.cell([(1000, 20, 0)], ranks, **llama, estimated_read_bytes=0.75e11, estimated_flops=0.5e15)
-    of_one, of_four = rows_of(parsed, alone, four)
+    of_one, of_four = (row(parsed, name, rates="datasheet") for name in (alone, four))
     assert of_one["engine_mbu"] == pytest.approx(0.3 / 2 / 4.8)
     assert of_four["engine_mbu"] == pytest.approx(0.3 / 2 / 4.8 / 4)
     assert of_one["engine_mfu"] == pytest.approx(2000 / 2 / 989.5)
@@ -161,9 +139,7 @@ def test_without_steps_or_estimates_there_is_no_bandwidth_utilization(parsed):
     measured_device(parsed.devices)
     parsed.cell([(10, 3, 0)], {"page_size": 32, "num_blocks": 8, "max_batch_tokens": 64}, engine="hf-continuous")
     found = row(parsed)
-    assert math.isnan(found["mbu"])
-    assert math.isnan(found["engine_mbu"])
-    assert math.isnan(found["engine_flops_difference"])
+    assert found[["mbu", "engine_mbu", "engine_flops_difference"]].isna().all()
     assert found["mfu"] > 0
 
 
@@ -192,7 +168,7 @@ def test_ceilings_count_output_tokens_or_all_tokens_over_the_same_time(parsed):
 def test_a_gpu_has_a_row_for_each_source_of_rates(parsed):
     measured_device(parsed.devices, 4e12, 700e12, "bf16", gpu="h200", last_level_cache_bytes=0)
     parsed.cell([(100, 20, 0)], {"max_num_seqs": 1}, gpu="h200", model="llama-3.1-8b-instruct")
-    datasheet, measured = row(parsed, rates="datasheet"), row(parsed, rates="measured")
+    datasheet, measured = row(parsed, rates="datasheet"), row(parsed)
     assert datasheet["memory_bandwidth_bytes_per_s"] == 4.8e12
     assert measured["memory_bandwidth_bytes_per_s"] == 4e12
     assert measured["wall_s_min"] == pytest.approx(datasheet["wall_s_min"] * 1.2, rel=0.01)
@@ -201,7 +177,7 @@ def test_a_gpu_has_a_row_for_each_source_of_rates(parsed):
     disturbed = {"last_level_cache_bytes": 0, "host_load": {"cpu_others_pct": 50.0}}
     measured_device(parsed.devices, 4e12, 700e12, "fp32", gpu="cpu-all", **disturbed)
     cpu = parsed.cell([(100, 20, 0)], {"max_num_seqs": 1})
-    assert row(parsed, cell_id=cpu)["tolerance"] == math.inf
+    assert row(parsed, cpu)["tolerance"] == math.inf
 
 
 def test_the_measured_rate_of_the_cache_is_a_ceiling_of_its_own_and_without_it_arithmetic_alone(parsed):
@@ -230,7 +206,7 @@ def test_knobs_reach_the_ceilings(parsed):
     drafting = {"speculative_method": "ngram", "num_speculative_tokens": 4}
     changes = ({}, {"quantization": "awq"}, {"kv_cache_dtype": "fp8"}, {"tensor_parallel_size": 2}, drafting)
     ids = [parsed.cell([(1000, 20, 0)], {"max_num_seqs": 8} | of, **llama) for of in changes]
-    plain, awq, fp8, two, drafted = rows_of(parsed, *ids)
+    plain, awq, fp8, two, drafted = (row(parsed, name, rates="datasheet") for name in ids)
     assert (plain["steps_min"], drafted["steps_min"]) == (20, 5)  # the first token, and 19 in steps of up to five
     assert two["decode_memory_s"] == pytest.approx(plain["decode_memory_s"] / 2)
     facts = read_model_facts(get_model("llama-3.1-8b-instruct").config, "bfloat16")
@@ -313,29 +289,23 @@ def test_a_device_without_rates_is_said_once_and_a_model_without_facts_too(parse
 # --- the command -------------------------------------------------------------------------------------------------
 
 
-def run(parsed, out):
-    folder = out.parent
-    write_table(parsed.table(), folder / "cells.parquet")
-    study = write_study(folder, {"gpu": "cpu-all", "model": "tiny-llama-57m"}, workloads={"chat": fixed()})
-    words = {"study": study, "cells": folder / "cells.parquet", "parsed": parsed.folder, "devices": parsed.devices}
-    words |= {"out": out, "checked-out": folder / "checked" / "cells.parquet"}
-    return main([word for name, path in words.items() for word in (f"--{name}", str(path))])
-
-
 def test_the_command_writes_the_limits_of_the_studys_own_cells_and_says_what_has_none(parsed, tmp_path, capsys):
     second = parsed.cell([(10, 3, 0)], {"max_num_seqs": 2}, steps_taken=3)
     first = parsed.cell([(10, 3, 0)], {"max_num_seqs": 1}, steps_taken=3)
     parsed.cell([(10, 3, 0)], {"max_num_seqs": 3}, study="another")
     parsed.cell([(10, 3, 0)], {"max_num_seqs": 4}, source="measured elsewhere")
-    out = tmp_path / "limits.parquet"
-    assert run(parsed, out) == 0
+    cells = parsed.table()
+    write_table(cells, tmp_path / "cells.parquet")
+    study = write_study(tmp_path, {"gpu": "cpu-all", "model": "tiny-llama-57m"}, workloads={"chat": fixed()})
+    files = {"study": study, "cells": tmp_path / "cells.parquet", "parsed": parsed.folder, "devices": parsed.devices}
+    files |= {"out": tmp_path / "limits.parquet", "checked-out": tmp_path / "checked" / "cells.parquet"}
+    words = [word for name, path in files.items() for word in (f"--{name}", str(path))]
+    assert main(words) == 0
     assert "no limits on cpu-all" in capsys.readouterr().err
-    assert read_table(out).empty
-    checked = read_table(out.parent / "checked" / "cells.parquet")
-    assert checked["outcome"].tolist() == parsed.table()["outcome"].tolist()
+    assert read_table(files["out"]).empty
+    assert read_table(files["checked-out"])["outcome"].tolist() == cells["outcome"].tolist()
     measured_device(parsed.devices)
-    assert run(parsed, out) == 0
+    assert main(words) == 0
     assert capsys.readouterr().err == ""
-    found = read_table(out)
-    assert found["cell_id"].tolist() == [first, second]
-    assert pd.read_csv(out.with_suffix(".csv"))["steps"].tolist() == [3, 3]
+    found = read_table(files["out"])
+    assert (found["cell_id"].tolist(), found["steps"].tolist()) == ([first, second], [3, 3])
