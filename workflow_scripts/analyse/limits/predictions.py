@@ -146,12 +146,19 @@ def _of_quantity(table: pd.DataFrame, quantity: str) -> pd.DataFrame:
     names = [quantity, f"{quantity}_low", f"{quantity}_high"]
     predicted, low, high = (column.astype(float) for _, column in table.reindex(columns=names).items())
     measured = table[f"measured_{quantity}"].astype(float)
-    surprise = pd.Series(None, index=table.index, dtype="string")
-    judged = pd.Series(False, index=table.index, dtype="boolean")
+    why = pd.Series(pd.NA, index=table.index, dtype="string")
+    flagged = pd.Series(False, index=table.index, dtype="boolean")
     if quantity == RATE:
-        outside = (measured < low) | (measured > high)
-        surprise = _surprise(table).mask(lambda codes: codes.isna() & outside, "outside the band")
-        judged = judged.mask(low.isna() & measured.notna())
+        ran, refused, foreseen = (
+            table["outcome"].isin(RAN),
+            table["outcome"].isin(["infeasible"]),
+            table["infeasible"].notna(),
+        )
+        why = why.mask((measured < low) | (measured > high), "outside the band")
+        why = why.mask(refused & ~foreseen, "infeasible, not predicted").mask(
+            ran & foreseen, "ran, predicted infeasible"
+        )
+        flagged = flagged.mask(low.isna() & measured.notna()).mask(why.notna(), True)
     return table[["cell_id", "gpu", "engine", "model", "workload", "knobs", "speed_source", "bound_by"]].assign(
         quantity=quantity,
         predicted=predicted,
@@ -162,23 +169,13 @@ def _of_quantity(table: pd.DataFrame, quantity: str) -> pd.DataFrame:
         band_pct=table["ttft_error_pct" if quantity.startswith("ttft") else "error_pct"]
         .astype(float)
         .where(high.notna()),
-        flagged=judged.where(surprise.isna(), True),
-        why=surprise,
+        flagged=flagged,
+        why=why,
         running_peak_predicted=table["running_peak"],
         running_peak_measured=table["measured_running_peak"],
         evicted_blocks_predicted=table["evicted_blocks"],
         **table.reindex(columns=[*_BESIDE, *SHARES]).astype(float),
     )
-
-
-def _surprise(table: pd.DataFrame) -> pd.Series:
-    """How a cell contradicts its predicted feasibility; null for the other cells."""
-    ran = table["outcome"].isin(RAN).to_numpy(dtype=bool)
-    refused = table["outcome"].eq("infeasible").fillna(False).to_numpy(dtype=bool)
-    foreseen = table["infeasible"].notna().to_numpy()
-    codes = ["ran, predicted infeasible", "infeasible, not predicted"]
-    why = np.select([ran & foreseen, refused & ~foreseen], codes, "")
-    return pd.Series(why, index=table.index, dtype="string").replace("", pd.NA)
 
 
 def published_table(published: Published, claim: Claim) -> pd.DataFrame:

@@ -9,7 +9,8 @@ Two devices are compared on the same engine, model, workload and settings. docs/
 
 import math
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from workflow_scripts.analyse.intervals.repeats import (
     ENVIRONMENT,
     RATE,
     Row,
+    as_applied,
     bound_by,
     cell_ids,
     cell_summary,
@@ -29,7 +31,6 @@ from workflow_scripts.analyse.intervals.repeats import (
     numbers,
     records,
 )
-from workflow_scripts.analyse.intervals.start_spread import FloatArray
 from workflow_scripts.analyse.intervals.statistics import ANOTHER_RUN, SCOPE_MEANING, compare
 from workflow_scripts.analyse.limits.ceilings import as_measured
 from workflow_scripts.analyse.limits.predictions import SHARES
@@ -39,6 +40,7 @@ from workflow_scripts.analyse.tables import INTEGER, NUMBER, TEXT, read_table, t
 from workflow_scripts.catalog.gpus_and_models import Gpu, load_gpus
 from workflow_scripts.common.command import option
 from workflow_scripts.device.device_rates import DeviceRates
+from workflow_scripts.physics.model_facts import ModelFacts
 from workflow_scripts.study.study import Study
 
 METRICS = ("output_tokens_per_s", "total_tokens_per_s")
@@ -124,28 +126,24 @@ def device_ratios(
     pairs = pd.concat([_pairs(cells, metric) for metric in METRICS], ignore_index=True)
     if pairs.empty:
         return pd.DataFrame(columns=list(SCHEMA.columns))
-    gpus, rates = load_gpus(), rates or {}
-    pairs = pairs.assign(
-        **_capability_columns(pairs, gpus, ""),
-        **_capability_columns(pairs, {name: as_measured(gpus[name], of) for name, of in rates.items()}, "measured_"),
-        kv_tokens_ratio=numbers(pairs["kv_cache_tokens_a"]) / numbers(pairs["kv_cache_tokens_b"]),
-    )
-    pairs = pairs.join(_what_cannot_be_shown(pairs, rates))
+    pairs["kv_tokens_ratio"] = numbers(pairs["kv_cache_tokens_a"]) / numbers(pairs["kv_cache_tokens_b"])
     pairs = _with_expectation(pairs, cell_ids(pairs, "gpu_a"), cell_ids(pairs, "gpu_b"), cells, predictions)
-    return pd.DataFrame([_measured_row(row) for row in records(pairs)], columns=list(SCHEMA.columns))
+    facts_of = cache(known_facts)  # many rows are of few models
+    rows = [_explained(row, rates or {}, facts_of) for row in records(pairs)]
+    return pd.DataFrame(rows, columns=list(SCHEMA.columns))
 
 
 def _pairs(cells: pd.DataFrame, metric: str) -> pd.DataFrame:
     """Cells of two devices with all else equal, side by side in columns `_a` and `_b`, the faster device first."""
     observed = BOUND_BY_NEEDS | {"kv_cache_tokens": "first", "prefill_s_mean": "mean", "decode_s_mean": "mean"}
-    summary, samples = cell_summary(cells.assign(dtype=dtypes), metric, observed | {"dtype": "first"})
+    named = cells.assign(dtype=dtypes, quantization=lambda of: as_applied(of, "quantization"))
+    summary, samples = cell_summary(named, metric, observed | {"dtype": "first", "quantization": "first"})
     summary["bound_by"] = bound_by(summary)
     summary["decode_share"] = summary["decode_s_mean"] / (summary["prefill_s_mean"] + summary["decode_s_mean"])
-    alike = ["study", "source", *ENVIRONMENT, "engine", "model", "dtype", "workload", "knobs"]
+    alike = ["study", "source", *ENVIRONMENT, "engine", "model", "dtype", "workload", "knobs", "quantization"]
     sides = ["gpu", "repeats", "log_mean", "sample", "kv_cache_tokens", "decode_share", "bound_by"]
-    quantization = [name for name in ("knob_quantization",) if name in summary]
-    one = summary[[*alike, *quantization, *sides]]
-    pairs = one.merge(one[[*alike, *sides]], on=alike, suffixes=("_a", "_b")).assign(metric=metric)
+    one = summary[[*alike, *sides]]
+    pairs = one.merge(one, on=alike, suffixes=("_a", "_b")).assign(metric=metric)
     pairs = pairs[pairs["gpu_a"] != pairs["gpu_b"]]
     lead = (
         (pairs["log_mean_a"] - pairs["log_mean_b"])
@@ -155,17 +153,6 @@ def _pairs(cells: pd.DataFrame, metric: str) -> pd.DataFrame:
     pairs = pairs[(lead > 0) | ((lead == 0) & (pairs["gpu_a"] < pairs["gpu_b"]))]
     found = compare(samples, pairs["sample_a"].to_numpy(), pairs["sample_b"].to_numpy())
     return pairs.assign(**found.columns())
-
-
-def _capability_columns(pairs: pd.DataFrame, gpus: Mapping[str, Gpu], prefix: str) -> dict[str, FloatArray]:
-    # Quantised weights may be multiplied in another type than the model's; then it is unknown which rate applies.
-    quantised = pairs["knob_quantization"].notna() if "knob_quantization" in pairs else np.zeros(len(pairs), dtype=bool)
-    found = [
-        capability_ratios(gpus.get(a), gpus.get(b), None if is_quantised else dtype)
-        for a, b, dtype, is_quantised in zip(pairs["gpu_a"], pairs["gpu_b"], pairs["dtype"], quantised, strict=True)
-    ]
-    bandwidth, flop = np.array(found).T
-    return {f"{prefix}bandwidth_ratio": bandwidth, f"{prefix}flop_ratio": flop}
 
 
 def capability_ratios(a: Gpu | None, b: Gpu | None, dtype: str | None) -> tuple[float, float]:
@@ -184,43 +171,40 @@ def _quotient(a: float | None = None, b: float | None = None) -> float:
     return a / b if a and b else math.nan
 
 
-def _what_cannot_be_shown(pairs: pd.DataFrame, rates: Mapping[str, DeviceRates]) -> pd.DataFrame:
-    """Why a pair cannot show that decoding follows memory bandwidth, which ratios then explain nothing, and those of
-    the cache rates if the weights fit into both caches."""
-    names = ["gpu_a", "gpu_b", "model", "dtype", "knob_quantization"]
-    settings = pairs.reindex(columns=names)
-    different = settings.drop_duplicates().reset_index(drop=True)
-    found = []
-    for a, b, model, dtype, method in different.itertuples(index=False):
-        facts = known_facts(model, dtype, None if pd.isna(method) else method)
-        found.append(_of_pair(a, b, facts.decode_weight_bytes if facts else math.inf, rates))
-    columns = ["measured_cache_ratio", "cannot_show", "explains_nothing"]
-    known = settings.merge(different.join(pd.DataFrame(found, columns=columns)), on=names, how="left")
-    return known[columns].set_index(pairs.index)
+def _explained(row: Row, rates: Mapping[str, DeviceRates], facts_of: Callable[..., ModelFacts | None]) -> Row:
+    """A pair with the ratios of what its devices can do, and which of them explain the observed one."""
+    a, b, method = row["gpu_a"], row["gpu_b"], row["quantization"] or None
+    # Quantised weights may be multiplied in another type than the model's; then it is unknown which rate applies.
+    dtype = None if method else row["dtype"]
+    gpus = load_gpus()
+    measured = {name: as_measured(gpus[name], rates[name]) for name in (a, b) if name in rates}
+    for prefix, of in (("", gpus), ("measured_", measured)):
+        row[f"{prefix}bandwidth_ratio"], row[f"{prefix}flop_ratio"] = capability_ratios(of.get(a), of.get(b), dtype)
+    facts = facts_of(row["model"], row["dtype"], method)
+    step_bytes = facts.decode_weight_bytes if facts else math.inf
+    row["measured_cache_ratio"], row["cannot_show"], hidden = _what_cannot_be_shown(a, b, step_bytes, rates)
+    # Room for more tokens makes a device faster only if a full KV cache limited one of the two. Memory bandwidth does
+    # not limit weights that stay in a cache.
+    if "kv_blocks" not in (row["bound_by_a"], row["bound_by_b"]):
+        hidden = (*hidden, "kv_tokens_ratio")
+    candidates = {name: row[column] for column, name in CANDIDATES.items() if column not in hidden}
+    return row | explain(row["ratio"], row["ratio_low"], row["ratio_high"], candidates)
 
 
-def _of_pair(
+def _what_cannot_be_shown(
     a: str, b: str, step_bytes: float, rates: Mapping[str, DeviceRates]
 ) -> tuple[float, str | None, tuple[str, ...]]:
+    """The ratio of the cache rates if the weights fit into both caches, why a pair cannot show that decoding follows
+    memory bandwidth, and which ratios then explain nothing."""
     if not {a, b} <= rates.keys():
         return math.nan, None, ()
     if rates[a].disturbed or rates[b].disturbed:
         return math.nan, "disturbed", _MEASURED_RATIOS
     if step_bytes <= min(rates[name].last_level_cache_bytes or 0 for name in (a, b)):
         of_a, of_b = (rates[name].rereading_bytes_per_s(step_bytes) for name in (a, b))
-        ratio = of_a / of_b if of_a and of_b else math.nan
-        return ratio, "cached weights", ("bandwidth_ratio", "measured_bandwidth_ratio")
+        return _quotient(of_a, of_b), "cached weights", ("bandwidth_ratio", "measured_bandwidth_ratio")
     bandwidth = rates[a].memory_bytes_per_s / rates[b].memory_bytes_per_s
     return math.nan, "equal bandwidths" if abs(math.log(bandwidth)) < math.log1p(_ALIKE) else None, ()
-
-
-def _measured_row(row: Row) -> Row:
-    # Room for more tokens makes a device faster only if a full KV cache limited one of the two. Memory bandwidth does
-    # not limit weights that stay in a cache.
-    kv_bound = "kv_blocks" in (row["bound_by_a"], row["bound_by_b"])
-    unasked = {*row["explains_nothing"], *([] if kv_bound else ["kv_tokens_ratio"])}
-    candidates = {name: row[column] for column, name in CANDIDATES.items() if column not in unasked}
-    return row | explain(row["ratio"], row["ratio_low"], row["ratio_high"], candidates)
 
 
 def explain(ratio: float, low: float, high: float, candidates: Mapping[str, float]) -> Row:
