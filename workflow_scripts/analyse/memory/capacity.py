@@ -52,19 +52,16 @@ _PRINTED_GIB = {
     "observed_cuda_graphs_bytes": "cuda_graph_gib",
     "observed_kv_cache_bytes": "available_kv_cache_gib",
 }
-_OBSERVED = {
-    **{"observed_block_size": "block_size_effective", "observed_num_blocks": "num_gpu_blocks"},
-    **{f"observed_{name}": name for name in ("kv_cache_tokens", "max_concurrency")},
-}
+_OBSERVED = {"observed_block_size": "block_size_effective", "observed_num_blocks": "num_gpu_blocks"}
+_OBSERVED |= {f"observed_{name}": name for name in ("kv_cache_tokens", "max_concurrency")}
+_PUBLISHED = ("num_blocks", "kv_cache_tokens", "max_concurrency")
 # Column <- field of a prediction.
-_PREDICTED_TEXT = {
-    "predicted_for_version": "vllm_version",
-    **{f"predicted_{name}": name for name in ("infeasible", "unknown", "dtype")},
-}
-_PREDICTED = {
-    **{name: name for name in ("gpu_memory_utilization", "bytes_per_token", "bytes_per_block")},
-    **{f"predicted_{name}": name for name in ("block_size", "device_memory_bytes", "budget_bytes", "other_bytes")},
-    **{f"predicted_{term}": term for term in COMPARED},
+_PREDICTED_TEXT = {"predicted_for_version": "vllm_version"}
+_PREDICTED_TEXT |= {f"predicted_{name}": name for name in ("infeasible", "unknown", "dtype")}
+_PREDICTED = {name: name for name in ("gpu_memory_utilization", "bytes_per_token", "bytes_per_block")}
+_PREDICTED |= {
+    f"predicted_{name}": name
+    for name in ("block_size", "device_memory_bytes", "budget_bytes", "other_bytes", *COMPARED)
 }
 _CELL = (
     *("study", "source", "cell_id", "gpu", "engine", "model", "workload", "knobs"),
@@ -141,19 +138,14 @@ def _of_cells(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def _of_published(predictions: pd.DataFrame) -> pd.DataFrame:
-    rows = [row for row in records(predictions) if isinstance(row["published"], dict)]
-    published = ("num_blocks", "kv_cache_tokens", "max_concurrency")
-    table = pd.DataFrame(
-        {
-            "source": PUBLISHED,
-            "cell_id": [row["cell_id"] for row in rows],
-            "gpu": [row["published"]["gpu"] for row in rows],
-            "engine": VLLM.name,
-            "model": [row["published"]["model"] for row in rows],
-            "engine_version": [f"vllm {row['vllm_version']}" for row in rows],
-            "observed_block_size": [row["block_size"] for row in rows],
-            **{f"observed_{name}": [row["published"][name] for row in rows] for name in published},
-        }
+    of = predictions[predictions["published"].map(lambda told: isinstance(told, dict))]
+    told = pd.DataFrame(of["published"].tolist(), index=of.index, columns=["gpu", "model", *_PUBLISHED])
+    table = told.rename(columns={name: f"observed_{name}" for name in _PUBLISHED}).assign(
+        source=PUBLISHED,
+        cell_id=of["cell_id"],
+        engine=VLLM.name,
+        engine_version="vllm " + of["vllm_version"].astype("string"),
+        observed_block_size=of["block_size"],
     )
     kinds = dict.fromkeys(_CELL, "string")
     kinds |= dict.fromkeys([*_PRINTED_GIB, *_OBSERVED, "pipeline_parallel_size"], "float64")
@@ -172,15 +164,13 @@ def _predicted(predictions: pd.DataFrame) -> pd.DataFrame:
 
 
 def _with_errors(table: pd.DataFrame) -> pd.DataFrame:
-    errors = {}
-    for term in COMPARED:
-        observed, predicted = table[f"observed_{term}"], table[f"predicted_{term}"]
-        if term == "cuda_graphs_bytes":
-            # Before vLLM 0.21 graphs are not subtracted from the budget. Then 0 is predicted, which says nothing about
-            # their size.
-            predicted = predicted.where(predicted > 0)
-        errors[f"{term}_error_pct"] = 100 * (predicted / observed.where(observed > 0) - 1)
-    return table.assign(**errors)
+    errors = {
+        f"{term}_error_pct": 100 * (table[f"predicted_{term}"] / table[f"observed_{term}"].where(lambda of: of > 0) - 1)
+        for term in COMPARED
+    }
+    # Before vLLM 0.21 graphs are not subtracted from the budget. Then 0 is predicted, which says nothing of their size.
+    graphs = errors["cuda_graphs_bytes_error_pct"].where(table["predicted_cuda_graphs_bytes"] > 0)
+    return table.assign(**errors | {"cuda_graphs_bytes_error_pct": graphs})
 
 
 def _with_recomputed(table: pd.DataFrame) -> pd.DataFrame:
@@ -242,8 +232,6 @@ def read_predictions(path: Path) -> pd.DataFrame:
     """The records of `predict.capacity_of_cells`, one per row; raises TableError for any other file."""
     try:
         found = list(read_jsonl(path))
-    except FileNotFoundError:
-        raise TableError(f"{path}: there are no such predictions; `predict.capacity_of_cells` makes them") from None
     except json.JSONDecodeError as e:
         raise TableError(f"{path}: not JSON Lines: {e}") from None
     fields = ["cell_id", *_PREDICTED_TEXT.values(), *_PREDICTED.values()]
