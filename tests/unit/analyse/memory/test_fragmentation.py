@@ -29,21 +29,14 @@ def prefix_of(tokens, users=1, share=1.0):
 
 
 def waste(*rows, texts=None, knobs=None, **columns):
-    """Rows of the table for one repeat with these requests, by layout and block size."""
+    """Rows of the table for one repeat with these requests, by layout and block size, which is 0 without blocks."""
     made = one_cell(knobs, **columns)
     lives = timeline(table(made), requests(made[0]["cell_id"], *rows), texts or {})
     found = pd.concat(list(layouts(lives))).reindex(columns=list(SCHEMA.columns))
-    assert (found["cell_id"] == made[0]["cell_id"]).all()
-    assert (found["repeat"] == 0).all()
-    return found.set_index(["layout", "block_size"])
-
-
-def at(found, layout, block_size=math.nan):
-    rows = found[found.index.get_level_values("layout") == layout]
-    sizes = rows.index.get_level_values("block_size").astype(float)
-    chosen = rows[np.isnan(sizes)] if math.isnan(block_size) else rows[sizes == block_size]
-    assert len(chosen) == 1
-    return chosen.iloc[0]
+    assert found[["cell_id", "repeat"]].drop_duplicates().values.tolist() == [[made[0]["cell_id"], 0]]
+    return found.assign(block_size=found["block_size"].fillna(0)).set_index(
+        ["layout", "block_size"], verify_integrity=True
+    )
 
 
 # --- an engine that is looked at all the time --------------------------------------------------------------------
@@ -110,7 +103,7 @@ def test_waste_is_what_one_sees_who_looks_all_the_time(lives, block_size, prefix
 
 def test_one_request_by_hand():
     # 10 + 3 tokens in blocks of 11: 10 tokens for 2 s, 11 for 0.5 s, 12 in two blocks for 0.5 s.
-    found = at(waste((10, 3, 0, 1.0, 3.0, 4.0), block_size_effective=11), "paged", 11)
+    found = waste((10, 3, 0, 1.0, 3.0, 4.0), block_size_effective=11).loc["paged", 11]
     assert found["tokens_held_mean"] == pytest.approx(31.5 / 3)
     assert found["slots_held_mean"] == pytest.approx((2.5 * 11 + 0.5 * 22) / 3)
     assert found["waste_pct"] == pytest.approx(100 * (1 - 31.5 / 38.5))
@@ -134,26 +127,26 @@ def test_tokens_enter_the_cache_at_the_steps_that_the_engine_records():
 def test_the_published_example_of_contiguous_reservations():
     # Three requests of 1024, 512 and 3072 tokens, each with 4096 slots.
     rows = [(tokens, 1, 0, 0.0, 5.0, 5.0) for tokens in (1024, 512, 3072)]
-    found = at(waste(*rows, max_model_len_effective=4096), "contiguous_max_model_len")
+    found = waste(*rows, max_model_len_effective=4096).loc["contiguous_max_model_len", 0]
     assert (found["waste_pct"], found["slots_held_mean"], found["sequences_live_mean"]) == (62.5, 3 * 4096, 3)
 
 
 def test_a_request_may_reserve_its_own_length_only_and_contiguous_memory_shares_no_prefix():
-    found = at(waste((10, 3, 0, 1.0, 3.0, 4.0)), "contiguous_request_length")
+    found = waste((10, 3, 0, 1.0, 3.0, 4.0)).loc["contiguous_request_length", 0]
     assert found["tokens_held_mean"] == pytest.approx(31.5 / 3)
     assert (found["slots_held_mean"], found["source"]) == (13, "predicted")
     rows = [(20, 1, 0, 0.0, 1.0, 1.0), (20, 1, 16, 0.0, 1.0, 1.0)]
     found = waste(*rows, block_size_effective=16, max_model_len_effective=100)
-    assert at(found, "contiguous_max_model_len")["tokens_held_mean"] == 40
-    assert at(found, "contiguous_request_length")["slots_held_mean"] == 42
-    assert at(found, "paged", 16)["tokens_held_mean"] == 24
+    assert found.loc["contiguous_max_model_len", 0]["tokens_held_mean"] == 40
+    assert found.loc["contiguous_request_length", 0]["slots_held_mean"] == 42
+    assert found.loc["paged", 16]["tokens_held_mean"] == 24
 
 
 def test_a_padded_batch_waits_for_its_longest_request():
     # Batches of two, in the order of the workload. Steps of the first hold 2 x (8, 9, 10) slots, for (8, 9, 10) and
     # (5) tokens; those of the second 4 and 5 slots, for as many tokens.
     rows = [(8, 3, 0, 0.0, 1.0, 2.0), (5, 1, 0, 0.0, 1.0, 1.0), (4, 2, 0, 1.0, 2.0, 3.0)]
-    found = at(waste(*rows), "padded_batch")
+    found = waste(*rows).loc["padded_batch", 0]
     assert found["waste_pct"] == pytest.approx(100 * (1 - (27 + 5 + 9) / (54 + 9)))
     assert found["slots_held_mean"] == pytest.approx((54 + 9) / 5)
     assert found["tokens_held_mean"] == pytest.approx((27 + 5 + 9) / 5)
@@ -165,21 +158,18 @@ def test_a_padded_batch_waits_for_its_longest_request():
 def test_only_the_layout_of_the_engine_is_measured():
     columns = {"block_size_effective": 16, "max_model_len_effective": 64}
     found = waste((10, 3, 0, 1.0, 3.0, 4.0), **columns, kv_cache_usage_mean=0.25, kv_cache_tokens=400)
-    sizes = found.index.get_level_values("block_size").dropna()
-    expected = found["expected_wasted_slots_per_sequence"].dropna()
-    assert expected.tolist() == [(size - 1) / 2 for size in sizes]
-    layouts = ("block_size_whatif", "contiguous_max_model_len", "contiguous_request_length", "padded_batch")
+    predicted = ("block_size_whatif", "contiguous_max_model_len", "contiguous_request_length", "padded_batch")
     sources = found.groupby("layout")["source"].first().to_dict()
-    assert sources == dict.fromkeys(layouts, "predicted") | {"paged": "measured"}
+    assert sources == dict.fromkeys(predicted, "predicted") | {"paged": "measured"}
     assert set(found["computed_from"]) == {"timeline", "lengths"}
+    whatif = found.loc["block_size_whatif"]
+    assert whatif["expected_wasted_slots_per_sequence"].tolist() == ((whatif.index - 1) / 2).tolist()
+    of_engine = ["source", "engine_slots_held_mean"]
     pd.testing.assert_series_equal(
-        at(found, "paged", 16).drop(["source", "engine_slots_held_mean"]),
-        at(found, "block_size_whatif", 16).drop(["source", "engine_slots_held_mean"]),
-        check_names=False,
+        found.loc["paged", 16].drop(of_engine), whatif.loc[16].drop(of_engine), check_names=False
     )
     # The engine's own gauge stands beside the paged layout. What is not known has no row.
-    assert at(found, "paged", 16)["engine_slots_held_mean"] == 100
-    assert found["engine_slots_held_mean"].notna().sum() == 1
+    assert found["engine_slots_held_mean"].dropna().to_dict() == {("paged", 16): 100}
     unknown = waste((10, 3, 0, 1.0, 3.0, 4.0)).index.get_level_values("layout")
     assert set(unknown) == {"block_size_whatif", "contiguous_request_length", "padded_batch"}
 
@@ -212,7 +202,7 @@ HALF = [(40, 1, found, at_s, at_s + 1, at_s + 1) for found, at_s in ((0, 1.0), (
 def test_only_whole_blocks_of_a_prefix_that_was_found_are_shared(rows, texts, tokens_by_block_size):
     found = waste(*rows, texts=texts)
     for size, tokens in tokens_by_block_size.items():
-        assert at(found, "block_size_whatif", size)["tokens_held_mean"] == tokens
+        assert found.loc["block_size_whatif", size]["tokens_held_mean"] == tokens
 
 
 def test_repeats_do_not_share():
