@@ -18,8 +18,8 @@ import pandas as pd
 import statsmodels.api as sm
 
 from workflow_scripts.analyse.cells.timeline import tokens_inside
-from workflow_scripts.analyse.facts import REPEAT, START, read_parsed, wide
-from workflow_scripts.analyse.intervals.repeats import counted, records, summarise
+from workflow_scripts.analyse.facts import REPEAT, read_parsed, wide
+from workflow_scripts.analyse.intervals.repeats import counted, summarise
 from workflow_scripts.analyse.intervals.statistics import ONE_START, SCOPE_MEANING, mean_interval
 from workflow_scripts.analyse.table_command import table_command
 from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, table_schema
@@ -106,9 +106,7 @@ _OF_START = ("round", "device_uuid")
 SUMMARY_SCHEMA = table_schema(
     "serving_summary",
     "Like `serving`, with one row per cell that comparisons may use.",
-    TEXT("study source cell_id gpu engine endpoint model workload knobs load", "as in `serving`"),
-    NUMBER("request_rate_per_s ramp_to_per_s burstiness", "as in `serving`"),
-    INTEGER("users", "as in `serving`"),
+    {name: SCHEMA.columns[name] for name in _OF_CELL},
     INTEGER("repeats", "valid repeats of all starts"),
     NUMBER(
         [f"{name}{end}" for name in MEANS for end in ("", "_low", "_high")],
@@ -152,37 +150,27 @@ def is_served(cells: pd.DataFrame) -> pd.Series:
 
 
 def _of_gpu(rows: pd.DataFrame, parsed: Path, gpu: str, slo: Mapping[str, float]) -> pd.DataFrame:
-    requests = read_parsed(parsed, gpu, "requests")
-    facts = read_parsed(parsed, gpu, "facts")
-    of_start, of_repeat = wide(facts[facts["cell_id"].isin(rows["cell_id"])])
-    of_passes = dict(iter(requests.groupby(REPEAT)))
-    found = [
-        {name: row[name] for name in REPEAT} | of_pass(of_passes[tuple(row[name] for name in REPEAT)], row, slo)
-        for row in records(rows)
-    ]
-    of_requests = pd.DataFrame(found)
-    table = rows.drop(columns=[name for name in of_requests if name in rows and name not in REPEAT])
-    table = table.merge(of_requests, on=REPEAT)
-    keys, starts = (pd.MultiIndex.from_frame(table[names]) for names in (REPEAT, START))
-    cpu_s = _numbers(of_repeat, "metric.client_cpu_s").reindex(keys).to_numpy()
-    memory_bytes = _numbers(of_start, "device.memory_total_bytes").reindex(starts).to_numpy()
-    shares = _numbers(of_start, "effective.client_shares_cores").reindex(starts).to_numpy()
+    rows, facts = rows.set_index(REPEAT), read_parsed(parsed, gpu, "facts")
+    of_start, of_repeat = wide(facts[facts["cell_id"].isin(rows.index.get_level_values("cell_id"))])
+    passes = read_parsed(parsed, gpu, "requests").groupby(REPEAT)
+    found = pd.DataFrame([of_pass(passes.get_group(at), row, slo) for at, row in rows.iterrows()], index=rows.index)
+    table = rows.drop(columns=found.columns, errors="ignore").join(found)
+    starts = table.index.droplevel("repeat")
+    cpu_s = of_repeat.reindex(index=table.index, columns=["metric.client_cpu_s"]).astype(float).squeeze(axis="columns")
+    of_device = of_start.reindex(index=starts, columns=["device.memory_total_bytes", "effective.client_shares_cores"])
+    memory_bytes, shares = of_device.astype(float).to_numpy().T
     table = table.assign(
         client_cpu_cores=cpu_s / table["wall_s"].astype(float),
         client_shares_cores=pd.array(shares, dtype="Float64").astype("boolean"),
         memory_utilization=table["memory_used_bytes_max"].astype(float) / memory_bytes,
         slo=bounds_text(slo) or None,
+        goodput_requests_per_s=table["slo_attainment"] * table["requests_per_s"],
     )
-    return _limits(table.assign(goodput_requests_per_s=table["slo_attainment"] * table["requests_per_s"]))
+    return _limits(table.reset_index())
 
 
 def bounds_text(slo: Mapping[str, float]) -> str:
     return ", ".join(f"{name} <= {bound:g}" for name, bound in slo.items())
-
-
-def _numbers(facts: pd.DataFrame, name: str) -> pd.Series:
-    column = facts[name] if name in facts else pd.Series(np.nan, index=facts.index)
-    return pd.to_numeric(column).astype(float)
 
 
 def of_pass(requests: pd.DataFrame, asked: Mapping[str, Any], slo: Mapping[str, float]) -> dict[str, Any]:
