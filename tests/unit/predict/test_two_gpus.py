@@ -23,7 +23,6 @@ from workflow_scripts.study.grid import expand
 from workflow_scripts.study.study_file import load_study
 
 STUDY = CONFIG / "studies/two_gpus.yaml"
-EVIDENCE = CONFIG / "reference/two_gpus/evidence.tar.xz"
 MODEL = "llama-3.1-8b-instruct"
 FACTS = read_model_facts(get_model(MODEL).config, "bfloat16")
 GPUS = ("h200", "h100-sxm")
@@ -39,20 +38,29 @@ def fitted(gpu, record=None):
     return fit_calibration(record, FACTS, False, guide)
 
 
-@pytest.fixture(scope="module")
-def walls_s():
-    """Wall times of all repeats of all starts, by cell."""
-    found = defaultdict(list)
-    with tarfile.open(EVIDENCE) as archive:
+def measured(study):
+    """Wall times of all repeats of all starts, and the time per output token of each request, by cell."""
+    walls_s, tpot_s = defaultdict(list), defaultdict(list)
+    with tarfile.open(CONFIG / f"reference/{study}/evidence.tar.xz") as archive:
         for member in archive:
             if member.name.endswith("/outcome.json"):
                 outcome = json.load(archive.extractfile(member))
-                found[outcome["cell_id"]] += [r["end_monotonic_s"] - r["start_monotonic_s"] for r in outcome["repeats"]]
-    return {cell: walls for cell, walls in found.items() if walls}
+                repeats = outcome["repeats"]
+                walls_s[outcome["cell_id"]] += [r["end_monotonic_s"] - r["start_monotonic_s"] for r in repeats]
+            elif member.name.endswith("/requests.jsonl"):
+                cell = member.name.partition("/cells/")[2].removesuffix("/raw/requests.jsonl")
+                for r in map(json.loads, archive.extractfile(member)):
+                    tpot_s[cell].append((r["last_token_s"] - r["first_token_s"]) / (r["output_tokens"] - 1))
+    return {cell: walls for cell, walls in walls_s.items() if walls}, tpot_s
 
 
-def predicted():
-    study = load_study(STUDY)
+@pytest.fixture(scope="module")
+def walls_s():
+    return measured("two_gpus")[0]
+
+
+def predicted(study=STUDY):
+    study = load_study(study)
     return {record.cell_id: record for record in predict_cells(study, expand(study))}
 
 
@@ -77,6 +85,20 @@ def test_a_laptop_predicts_the_cells_of_both_gpus_from_the_projects_calibrations
     # Only passes of less than a second have bands much wider than 10 %.
     assert {10 <= r.error_pct < (11 if r.wall_s.value > 1 else 17) for r in banded} == {True}
     assert {r.speed_source for r in banded} == {"project file"}
+
+
+def test_cells_of_another_h200_and_another_day_are_predicted_before_they_were_known():
+    walls_s, tpot_s = measured("h200_later")
+    records = predicted(CONFIG / "studies/h200_later.yaml")
+    errors = np.abs(errors_pct(records, walls_s, "h200"))
+    assert (len(errors), np.median(errors) <= 5, errors.max() <= 8) == (5, True, True)
+    banded = [r for r in records.values() if r.error_pct is not None]
+    assert [r.wall_s.low <= wall <= r.wall_s.high for r in banded for wall in walls_s[r.cell_id]] == [True] * 10
+    (other,) = (r for r in records.values() if r.model == "qwen2-7b")
+    assert other.wall_s.value == pytest.approx(np.median(walls_s[other.cell_id]), rel=0.06)
+    servers = [r for r in records.values() if r.engine == "vllm-serve"]
+    ratios = [r.tpot_s_p50.value / np.median(tpot_s[r.cell_id]) for r in servers]
+    assert ratios == pytest.approx([1, 1], abs=0.04)
 
 
 @pytest.mark.parametrize(("gpu", "other"), [GPUS, GPUS[::-1]])
