@@ -64,13 +64,13 @@ function content(a, b) {
 }
 
 function source(a, b) {
-  if (a.cell.source !== b.cell.source) return `its numbers are ${a.cell.source} in A and ${b.cell.source} in B`;
-  return a.cell.source === "simulated" ? "its numbers are simulated and say nothing about a GPU" : null;
+  if (a.source !== b.source) return `its numbers are ${a.source} in A and ${b.source} in B`;
+  return a.source === "simulated" ? "its numbers are simulated and say nothing about a GPU" : null;
 }
 
 const RULES = [
   (a, b) => {
-    const sides = [["A", a], ["B", b]].filter(([, { cell }]) => !cell.comparable).map(([letter]) => letter);
+    const sides = [["A", a], ["B", b]].filter(([, { comparable }]) => !comparable).map(([letter]) => letter);
     return sides.length ? `in ${sides.join(" and ")} it was measured with another definition than the study's` : null;
   },
   source,
@@ -79,7 +79,7 @@ const RULES = [
   (a, b) => unlike(a, b, "dtype", (one, other) => `it was computed in ${one} in A and in ${other} in B`),
   several,
   (a, b) => {
-    const began = a.cell.began !== null && a.cell.began === b.cell.began;
+    const began = a.began !== null && a.began === b.began;
     const hosts = [a, b].map(({ environment }) => JSON.stringify(own(environment, "host")));
     return began && hosts[0] === hosts[1] ? "A and B hold the same measurement of it" : null;
   },
@@ -87,6 +87,6 @@ const RULES = [
 
 // Every reason not to compare two cells: what they measured if both ended ok, otherwise how they ended.
 export function whyNot(a, b) {
-  const rules = a.cell.outcome === b.cell.outcome ? RULES : [source, content];
+  const rules = a.outcome === b.outcome ? RULES : [source, content];
   return rules.map((why) => why(a, b)).filter((why) => why !== null);
 }

@@ -6,19 +6,9 @@ import { CHANGES, FLAT, compareOccasions } from "./occasions.js";
 const MISSING = "missing";
 const DECIDED = [CHANGES, "faster", "slower"];
 
-function sideOf(digest, cell) {
-  const at = (values, place) => (place >= 0 ? values[place] : {});
-  return {
-    cell,
-    content: at(digest.contents, cell.content),
-    environment: at(digest.environments, cell.environment),
-    effective: at(digest.effective, cell.effective),
-  };
-}
-
 function ratios(compared, marginPct, varyPct) {
   const rows = compared.flatMap(([x, y]) =>
-    x.cell.means.flatMap((mean) => y.cell.means.filter((other) => other.measure === mean.measure).map((other) => ({ x: x.cell, y: y.cell, mean, other }))),
+    x.means.flatMap((mean) => y.means.filter((other) => other.measure === mean.measure).map((other) => ({ x, y, mean, other }))),
   );
   const found = compareOccasions(rows.map(({ mean, other }) => [mean, other]), marginPct, varyPct);
   const exceeds = (ratio) => Math.abs(Math.log(ratio)) > Math.log1p(marginPct / 100);
@@ -33,7 +23,7 @@ function ratios(compared, marginPct, varyPct) {
 }
 
 function turned({ ratio, low, high, scope, verdict }) {
-  return { ratio: 1 / ratio, low: high === null ? null : 1 / high, high: low === null ? null : 1 / low, scope, verdict };
+  return { ratio: 1 / ratio, low: high ? 1 / high : null, high: low ? 1 / low : null, scope, verdict };
 }
 
 // The result of a comparison: 1 for higher, -1 for lower, 0 for flat; null if it is not decided.
@@ -53,19 +43,18 @@ export function contradiction(a, b) {
 
 function agreements(a, b, compared) {
   const keyOf = (kind, cell, baseline) => JSON.stringify([kind, cell, baseline]);
-  const id = (digest, place) => digest.cells[place].id;
-  const inB = new Map(b.pairs.map((pair) => [keyOf(pair.kind, id(b, pair.cell), id(b, pair.baseline)), pair]));
-  return a.pairs.flatMap((pair) => {
-    const [cell, baseline] = [id(a, pair.cell), id(a, pair.baseline)];
-    if (!compared.has(cell) || !compared.has(baseline)) return [];
-    const other = inB.get(keyOf(pair.kind, cell, baseline));
-    const reverse = other ? null : inB.get(keyOf(pair.kind, baseline, cell));
-    if (!other && !reverse) return [];
-    const [one, found] = [pair, other ?? turned(reverse)].map(({ ratio, low, high, scope, verdict }) => ({ ratio, low, high, scope, verdict }));
+  // Which of two devices comes first depends on their speed, so another run may name them in the other order.
+  const inB = new Map([
+    ...b.pairs.map(({ kind, cell, baseline, found }) => [keyOf(kind, baseline, cell), turned(found)]),
+    ...b.pairs.map(({ kind, cell, baseline, found }) => [keyOf(kind, cell, baseline), found]),
+  ]);
+  return a.pairs.flatMap(({ kind, name, cell, baseline, found }) => {
+    const other = inB.get(keyOf(kind, cell, baseline));
+    if (!other || !compared.has(cell) || !compared.has(baseline)) return [];
     return [{
-      kind: pair.kind, name: pair.name, cell, baseline, a: one, b: found,
-      inside: one.low === null || one.high === null ? null : one.low <= found.ratio && found.ratio <= one.high,
-      contradiction: contradiction(one, found),
+      kind, name, cell, baseline, a: found, b: other,
+      inside: found.low === null || found.high === null ? null : found.low <= other.ratio && other.ratio <= found.high,
+      contradiction: contradiction(found, other),
     }];
   });
 }
@@ -76,8 +65,8 @@ function ofCell(x, y) {
     const [one, other] = [x, y].map(({ environment }) => (own(environment, name) ?? []).join(", ") || null);
     if (one !== other) found.push([name, one, other]);
   }
-  for (const rates of keysOf(x.cell.ceilings).filter((name) => Object.hasOwn(y.cell.ceilings, name))) {
-    const [one, other] = [x.cell.ceilings[rates], y.cell.ceilings[rates]];
+  for (const rates of keysOf(x.ceilings).filter((name) => Object.hasOwn(y.ceilings, name))) {
+    const [one, other] = [x.ceilings[rates], y.ceilings[rates]];
     if (one !== other) found.push([`limit: output tokens/s by ${rates} rates`, one, other]);
   }
   return found;
@@ -105,12 +94,12 @@ function different(a, b, ended) {
 // Compare study B with study A, by digests as checkDigest accepts them.
 export function comparison(a, b, varyPct) {
   const [ofA, ofB] = [a, b].map(({ cells }) => new Map(cells.map((cell) => [cell.id, cell])));
-  const common = [...ofA.values()].filter(({ id }) => ofB.has(id)).map((cell) => [sideOf(a, cell), sideOf(b, ofB.get(cell.id))]);
-  const ended = common.filter(([x, y]) => x.cell.outcome !== MISSING && y.cell.outcome !== MISSING);
-  const ok = ended.filter(([x, y]) => x.cell.outcome === "ok" && y.cell.outcome === "ok").map(([x, y]) => [x, y, whyNot(x, y)]);
+  const common = [...ofA.values()].filter(({ id }) => ofB.has(id)).map((cell) => [cell, ofB.get(cell.id)]);
+  const ended = common.filter(([x, y]) => x.outcome !== MISSING && y.outcome !== MISSING);
+  const ok = ended.filter(([x, y]) => x.outcome === "ok" && y.outcome === "ok").map(([x, y]) => [x, y, whyNot(x, y)]);
   const compared = ok.filter(([, , why]) => !why.length);
-  const otherwise = ended.filter(([x, y]) => x.cell.outcome !== y.cell.outcome).map(([x, y]) => [x, y, whyNot(x, y)]);
-  const starts = ok.map(([x, y]) => [own(x.cell, "start_s"), own(y.cell, "start_s")]).filter(([one, other]) => one && other);
+  const otherwise = ended.filter(([x, y]) => x.outcome !== y.outcome).map(([x, y]) => [x, y, whyNot(x, y)]);
+  const starts = ok.map(([x, y]) => [own(x, "start_s"), own(y, "start_s")]).filter(([one, other]) => one && other);
   const margin = own(a.settings, "equivalence_margin_pct");
   const marginPct = typeof margin === "number" ? margin : 2;
   return {
@@ -119,13 +108,13 @@ export function comparison(a, b, varyPct) {
     margin_pct: marginPct,
     occasions_vary_pct: varyPct,
     cells: ratios(compared, marginPct, varyPct),
-    refused: [...ok, ...otherwise].filter(([, , why]) => why.length).map(([x, , why]) => ({ cell: x.cell.id, why })),
+    refused: [...ok, ...otherwise].filter(([, , why]) => why.length).map(([x, , why]) => ({ cell: x.id, why })),
     outcomes: otherwise
       .filter(([, , why]) => !why.length)
-      .map(([x, y]) => ({ cell: x.cell.id, a: x.cell.outcome, b: y.cell.outcome, reason: y.cell.reason || x.cell.reason })),
+      .map(([x, y]) => ({ cell: x.id, a: x.outcome, b: y.outcome, reason: y.reason || x.reason })),
     only_a: [...ofA.keys()].filter((id) => !ofB.has(id)),
     only_b: [...ofB.keys()].filter((id) => !ofA.has(id)),
-    pairs: agreements(a, b, new Set(compared.map(([x]) => x.cell.id))),
+    pairs: agreements(a, b, new Set(compared.map(([x]) => x.id))),
     by_itself: counted(ended.flatMap(bySetting)),
     start_s_a: starts.length ? median(starts.map(([one]) => one)) : null,
     start_s_b: starts.length ? median(starts.map(([, other]) => other)) : null,

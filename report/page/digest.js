@@ -5,27 +5,25 @@ const IN_PAGE = /<template id="digest">([A-Za-z0-9+/=\s]*)<\/template>/;
 
 const isText = (value) => typeof value === "string";
 const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
-const isPlace = (value) => Number.isInteger(value) && value >= -1;
+const isPositive = (value) => isNumber(value) && value > 0;
 const isFlag = (value) => typeof value === "boolean";
 const orNothing = (test) => (value) => value === null || test(value);
 const isRecordOf = (test) => (value) => typeof value === "object" && value !== null && !Array.isArray(value) && Object.values(value).every(test);
 const isListOf = (test) => (value) => Array.isArray(value) && value.every(test);
 const isShape = (shape) => (value) => isRecordOf(() => true)(value) && Object.entries(shape).every(([name, test]) => test(Object.hasOwn(value, name) ? value[name] : null));
 
-const MEAN = { measure: isText, log_mean: isNumber, squared_error: orNothing(isNumber), df: orNothing(isNumber), starts: Number.isInteger, repeats: Number.isInteger };
+const MEAN = { measure: isText, log_mean: isNumber, squared_error: orNothing(isNumber), df: orNothing(isNumber) };
 const CELL = {
   id: isText, outcome: isText, reason: orNothing(isText), comparable: isFlag, source: isText, began: orNothing(isText),
-  content: isPlace, environment: isPlace, effective: isPlace, means: isListOf(isShape(MEAN)), ceilings: isRecordOf(isNumber),
-  device_rate: orNothing((value) => isNumber(value) && value > 0), start_s: orNothing((value) => isNumber(value) && value > 0),
+  content: isRecordOf(() => true), environment: isRecordOf(isListOf(isText)), effective: isRecordOf(() => true),
+  means: isListOf(isShape(MEAN)), ceilings: isRecordOf(isNumber),
+  device_rate: orNothing(isPositive), start_s: orNothing(isPositive),
 };
-const PAIR = {
-  kind: isText, name: isText, cell: isPlace, baseline: isPlace, ratio: isNumber,
-  low: orNothing(isNumber), high: orNothing(isNumber), scope: orNothing(isText), verdict: orNothing(isText),
-};
+const FOUND = { ratio: isPositive, low: orNothing(isNumber), high: orNothing(isNumber), scope: orNothing(isText), verdict: orNothing(isText) };
+const PAIR = { kind: isText, name: isText, cell: isText, baseline: isText, found: isShape(FOUND) };
 const DIGEST = {
-  version: (value) => value === 1, study: isText, question: isText, settings: isRecordOf(() => true),
-  contents: isListOf(isRecordOf(() => true)), environments: isListOf(isRecordOf(isListOf(isText))),
-  effective: isListOf(isRecordOf(() => true)), cells: isListOf(isShape(CELL)), pairs: isListOf(isShape(PAIR)),
+  version: (value) => value === 1, study: isText, settings: isRecordOf(() => true),
+  cells: isListOf(isShape(CELL)), pairs: isListOf(isShape(PAIR)),
 };
 
 // The digest if it is valid; otherwise an error that names the invalid part.
@@ -33,12 +31,6 @@ export function checkDigest(digest) {
   for (const [name, test] of Object.entries(DIGEST)) {
     if (!isShape({ [name]: test })(digest)) throw new Error(`The digest of the other report is damaged, or of another version: ${name}.`);
   }
-  const lengths = { content: digest.contents.length, environment: digest.environments.length, effective: digest.effective.length };
-  for (const [name, length] of Object.entries(lengths)) {
-    if (digest.cells.some((cell) => cell[name] >= length)) throw new Error(`The digest of the other report is damaged: ${name}.`);
-  }
-  const isCell = (place) => place >= 0 && place < digest.cells.length;
-  if (!digest.pairs.every((pair) => isCell(pair.cell) && isCell(pair.baseline))) throw new Error("The digest of the other report is damaged: pairs.");
   return digest;
 }
 

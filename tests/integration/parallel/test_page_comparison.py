@@ -101,8 +101,7 @@ def next_day(record: dict[str, Any]) -> None:
         of_cell["began"] = of_cell["began"] and of_cell["began"].replace("01-02", "01-03")
         for of_mean in of_cell["means"]:
             of_mean["log_mean"] += math.log(1.33)
-    for environment in record["environments"]:
-        environment |= {"host": ["node-2"], "engine_version": ["0.33.0"]}
+        of_cell["environment"] |= {"host": ["node-2"], "engine_version": ["0.33.0"]}
 
 
 def choose(tab: Tab, path: Path) -> None:
@@ -192,22 +191,16 @@ def hostile_study() -> Digest:
     """Markup, and names that objects inherit, in every text of a digest."""
     image = "<img src=x onerror=\"document.title='hit'\">"
     texts = [SCRIPT, image, "__proto__", "constructor"]
-    cells = [
-        cell(f"{text}", mean(100 + place), began=text, outcome="ok", source="measured")
-        for place, text in enumerate(texts)
-    ]
-    refused = cell(f"refused{image}", mean(1), comparable=False, reason=image)
     environment = {**ENVIRONMENT, "host": [image], "constructor": ["x"], "__proto__": [image]}
+    hostile = {"environment": environment, "effective": {"toString": image, "__proto__": 1}}
+    cells = [cell(f"{text}", mean(100 + place), began=text, **hostile) for place, text in enumerate(texts)]
     return digest(
         *cells,
-        refused,
-        cell("ended", outcome=image, reason=SCRIPT),
+        cell(f"refused{image}", mean(1), comparable=False, reason=image, **hostile),
+        cell("ended", outcome=image, reason=SCRIPT, **hostile),
         study=image,
-        question=SCRIPT,
-        environments=[environment],
-        effective=[{"toString": image, "__proto__": 1}],
         settings={"equivalence_margin_pct": 2.0, image: SCRIPT, "__proto__": 3},
-        pairs=[pair(1.5, 1.4, 1.6, image, name=SCRIPT, scope=image)],
+        pairs=[pair(1.5, 1.4, 1.6, image, name=SCRIPT, scope=image, cell=cells[0].id, baseline=cells[1].id)],
     )
 
 

@@ -4,7 +4,7 @@ import math
 import random
 from typing import Any
 
-from workflow_scripts.analyse.compare.digest import Digest, DigestCell, Mean, Pair
+from workflow_scripts.analyse.compare.digest import Digest, DigestCell, Found, Mean, Pair
 
 CONTENT = {
     "model": {"name": "tiny", "dtype": "bfloat16", "load_format": "dummy"},
@@ -16,40 +16,34 @@ ENVIRONMENT = {"host": ["node-1"], "engine_version": ["vllm 0.11"], "lock_sha256
 
 def mean(rate: float, error_pct: float | None = 1.0, *, measure: str = "output_tokens_per_s", starts: int = 3) -> Mean:
     """A rate with a standard error in per cent."""
-    squared = None if error_pct is None else (error_pct / 100) ** 2
-    return Mean(
-        measure=measure,
-        log_mean=math.log(rate),
-        squared_error=squared,
-        df=None if error_pct is None else max(starts - 1.0, 2.0),
-        starts=starts,
-        repeats=3 * starts,
-    )
+    squared, df = (None, None) if error_pct is None else ((error_pct / 100) ** 2, max(starts - 1.0, 2.0))
+    return Mean(measure=measure, log_mean=math.log(rate), squared_error=squared, df=df)
 
 
 def cell(name: str, *means: Mean, **changes: Any) -> DigestCell:
     """A cell that ended ok; `changes` are fields of it."""
     fields: dict[str, Any] = {"id": f"cpu-all/vllm/tiny/chat/{name}", "outcome": "ok", "reason": None, "began": None}
-    fields |= {"comparable": True, "source": "measured", "content": 0, "environment": 0, "effective": -1}
-    return DigestCell(**(fields | {"means": list(means), "ceilings": {}} | changes))
+    fields |= {"comparable": True, "source": "measured", "content": CONTENT, "environment": ENVIRONMENT}
+    return DigestCell(**(fields | {"effective": {}, "means": list(means), "ceilings": {}} | changes))
 
 
 def pair(ratio: float, low: float | None, high: float | None, verdict: str | None, **changes: Any) -> Pair:
-    """A comparison of the first cell with the second."""
-    fields: dict[str, Any] = {"kind": "setting", "name": "block_size", "cell": 0, "baseline": 1, "scope": None}
-    return Pair(**(fields | {"ratio": ratio, "low": low, "high": high, "verdict": verdict} | changes))
+    """A comparison of the cells `bs32` and `bs16`."""
+    found = Found(ratio=ratio, low=low, high=high, verdict=verdict, scope=changes.pop("scope", None))
+    fields: dict[str, Any] = {"kind": "setting", "name": "block_size", "cell": cell("bs32").id}
+    return Pair(**(fields | {"baseline": cell("bs16").id, "found": found} | changes))
 
 
 def digest(*cells: DigestCell, **changes: Any) -> Digest:
     """A study of these cells."""
-    fields: dict[str, Any] = {"study": "try", "question": "?", "cells": list(cells), "pairs": [], "effective": []}
-    fields |= {"settings": {"repeats": 3, "equivalence_margin_pct": 2.0}, "contents": [CONTENT]}
-    return Digest(**(fields | {"environments": [ENVIRONMENT]} | changes))
+    fields: dict[str, Any] = {"study": "try", "cells": list(cells), "pairs": []}
+    return Digest(**(fields | {"settings": {"repeats": 3, "equivalence_margin_pct": 2.0}} | changes))
 
 
 def random_digest(chance: random.Random) -> Digest:
     """A study with some of everything that a comparison tells apart."""
     contents = [CONTENT, {**CONTENT, "num_prompts": 64}, {**CONTENT, "draft_model": {"name": "small", "ratio": 0.25}}]
+    contents.append({})
     environments = [
         ENVIRONMENT,
         {**ENVIRONMENT, "host": ["node-2"], "engine_version": ["vllm 0.12"]},
@@ -59,6 +53,7 @@ def random_digest(chance: random.Random) -> Digest:
     effective = [
         {"max_num_seqs": 16, "enforce_eager": True, "backend": "CPU_ATTN"},
         {"max_num_seqs": 32, "enforce_eager": False, "share": 0.9},
+        {},
     ]
 
     def often(usual: Any, *others: Any) -> Any:
@@ -79,9 +74,9 @@ def random_digest(chance: random.Random) -> Digest:
             source=often("measured", "simulated", "measured elsewhere"),
             began=often(None, "2026-01-02T03:04:05Z"),
             start_s=often(8.5, 12.0, None),
-            content=often(0, 1, 2, -1),
-            environment=often(0, 1, 2, 3),
-            effective=chance.choice([0, 1, -1]),
+            content=often(*contents),
+            environment=often(*environments),
+            effective=chance.choice(effective),
             ceilings=often({"datasheet": 500.0}, {"datasheet": 510.5, "measured": 300.0}, {}),
             device_rate=chance.choice([None, 200.0, 201.0, 300.0]),
         )
@@ -90,7 +85,7 @@ def random_digest(chance: random.Random) -> Digest:
     ]
 
     def some_pair() -> Pair:
-        one, other = chance.sample(range(len(cells)), 2)
+        one, other = chance.sample(cells, 2)
         ratio, half = math.exp(chance.gauss(0, 0.2)), abs(chance.gauss(0.1, 0.1))
         known = chance.random() < 0.9
         return pair(
@@ -100,16 +95,13 @@ def random_digest(chance: random.Random) -> Digest:
             chance.choice(["flat", "changes", "not decided", "faster", "slower", None]),
             scope=chance.choice(["between starts on this device", None]),
             kind=chance.choice(["setting", "device", "engine"]),
-            cell=one,
-            baseline=other,
+            cell=one.id,
+            baseline=other.id,
         )
 
     pairs = {(p.kind, p.cell, p.baseline): p for p in (some_pair() for _ in range(300))}
     return digest(
         *cells,
-        contents=contents,
-        environments=environments,
-        effective=effective,
         settings={"repeats": chance.choice([3, 5]), "equivalence_margin_pct": 2.0, "slo": {"ttft_s": chance.random()}},
         pairs=list(pairs.values()),
     )

@@ -1,30 +1,18 @@
 """Whether a cell of one study may be compared with the same cell of another one, and if not, why.
 
 Two cells may differ in what a comparison examines: host, device, processor, versions, and the settings that an engine
-chooses because of these. They may not differ in what the study specifies: weights, requests, protocol. Each rule gives
-a sentence. `report/page/comparability.js` has the same rules for the page; a test compares the two.
+chooses because of these. They may not differ in what the study specifies: weights, requests, protocol.
+`report/page/comparability.js` has the same rules for the page; a test compares the two.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from workflow_scripts.analyse.cells.cells import SIMULATED
-from workflow_scripts.analyse.compare.digest import Digest, DigestCell
+from workflow_scripts.analyse.compare.digest import DigestCell
 
 # Maximum number of differing weights or requests that a sentence names.
 MOST_NAMED = 3
-
-
-@dataclass(frozen=True)
-class Side:
-    """A cell with what its digest says about it."""
-
-    cell: DigestCell
-    content: dict[str, Any]
-    environment: dict[str, list[str]]
-    effective: dict[str, Any]
 
 
 class Difference(NamedTuple):
@@ -33,20 +21,6 @@ class Difference(NamedTuple):
     path: str
     a: Any
     b: Any
-
-
-def side(digest: Digest, cell: DigestCell) -> Side:
-    """A cell with its content, environment and effective settings, empty where they are not known."""
-
-    def at(values: list[Any], place: int) -> dict[str, Any]:
-        return values[place] if place >= 0 else {}
-
-    return Side(
-        cell,
-        at(digest.contents, cell.content),
-        at(digest.environments, cell.environment),
-        at(digest.effective, cell.effective),
-    )
 
 
 def differences(a: Any, b: Any, path: str = "") -> Iterator[Difference]:
@@ -79,58 +53,42 @@ def value_text(value: Any) -> str:
     return value if isinstance(value, str) else "other values"
 
 
-def _not_defined(a: Side, b: Side) -> str | None:
-    sides = [name for name, of in (("A", a), ("B", b)) if not of.cell.comparable]
-    return f"in {' and '.join(sides)} it was measured with another definition than the study's" if sides else None
-
-
-def _source(a: Side, b: Side) -> str | None:
-    if a.cell.source != b.cell.source:
-        return f"its numbers are {a.cell.source} in A and {b.cell.source} in B"
-    return "its numbers are simulated and say nothing about a GPU" if a.cell.source == SIMULATED else None
-
-
-def _unlike(name: str, words: str, a: Side, b: Side) -> str | None:
-    values = [", ".join(of.environment.get(name, ["an unknown one"])) for of in (a, b)]
-    return words.format(*values) if values[0] != values[1] else None
-
-
-def _several(a: Side, b: Side) -> str | None:
-    for name, words in (("lock_sha256", "locks"), ("processor", "processors")):
-        for letter, of in (("A", a), ("B", b)):
-            if len(of.environment.get(name, [])) > 1:
-                return f"in {letter} its starts were measured with several {words}"
-    return None
-
-
-def _content(a: Side, b: Side) -> str | None:
-    found = list(differences(a.content, b.content))
-    if not found:
-        return None
-    named = [f"{d.path} is {value_text(d.a)} in A and {value_text(d.b)} in B" for d in found[:MOST_NAMED]]
-    more = f"; and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
-    return f"weights or requests differ: {'; '.join(named)}{more}"
-
-
-def _same(a: Side, b: Side) -> str | None:
-    one, other = ((of.cell.began, of.environment.get("host")) for of in (a, b))
-    return "A and B hold the same measurement of it" if a.cell.began is not None and one == other else None
-
-
-# Each rule gives a sentence, or None if it allows the comparison.
-Rule = Callable[[Side, Side], str | None]
-RULES: tuple[Rule, ...] = (
-    _not_defined,
-    _source,
-    partial(_unlike, "protocol", "it was measured by protocol {} in A and {} in B"),
-    _content,
-    partial(_unlike, "dtype", "it was computed in {} in A and in {} in B"),
-    _several,
-    _same,
-)
-
-
-def why_not(a: Side, b: Side) -> list[str]:
+def why_not(a: DigestCell, b: DigestCell) -> list[str]:
     """Every reason not to compare two cells, or only their outcomes if these differ; empty if they may be compared."""
-    rules = RULES if a.cell.outcome == b.cell.outcome else (_source, _content)
-    return [why for rule in rules if (why := rule(a, b)) is not None]
+    reasons = _reasons(a, b) if a.outcome == b.outcome else (_source(a, b), _content(a, b))
+    return [why for why in reasons if why]
+
+
+def _reasons(a: DigestCell, b: DigestCell) -> Iterator[str | None]:
+    sides = (("A", a), ("B", b))
+    if undefined := [name for name, of in sides if not of.comparable]:
+        yield f"in {' and '.join(undefined)} it was measured with another definition than the study's"
+    yield _source(a, b)
+    yield _unlike("protocol", "it was measured by protocol {} in A and {} in B", a, b)
+    yield _content(a, b)
+    yield _unlike("dtype", "it was computed in {} in A and in {} in B", a, b)
+    kinds = (("lock_sha256", "locks"), ("processor", "processors"))
+    several = [(name, words) for key, words in kinds for name, of in sides if len(of.environment.get(key, [])) > 1]
+    if several:
+        yield "in {} its starts were measured with several {}".format(*several[0])
+    if a.began is not None and (a.began, a.environment.get("host")) == (b.began, b.environment.get("host")):
+        yield "A and B hold the same measurement of it"
+
+
+def _source(a: DigestCell, b: DigestCell) -> str | None:
+    if a.source != b.source:
+        return f"its numbers are {a.source} in A and {b.source} in B"
+    return "its numbers are simulated and say nothing about a GPU" if a.source == SIMULATED else None
+
+
+def _unlike(name: str, words: str, *cells: DigestCell) -> str | None:
+    one, other = (", ".join(of.environment.get(name, ["an unknown one"])) for of in cells)
+    return words.format(one, other) if one != other else None
+
+
+def _content(a: DigestCell, b: DigestCell) -> str | None:
+    found = [
+        f"{d.path} is {value_text(d.a)} in A and {value_text(d.b)} in B" for d in differences(a.content, b.content)
+    ]
+    more = [f"and {len(found) - MOST_NAMED} more"] if len(found) > MOST_NAMED else []
+    return f"weights or requests differ: {'; '.join(found[:MOST_NAMED] + more)}" if found else None

@@ -23,8 +23,8 @@ from rich.table import Table
 from rich.text import Text
 
 from workflow_scripts.analyse.compare.comparability import value_text
-from workflow_scripts.analyse.compare.comparison import CellRatio, Comparison, Different, Found, comparison
-from workflow_scripts.analyse.compare.digest import DigestError, read_digest
+from workflow_scripts.analyse.compare.comparison import CellRatio, Comparison, Different, comparison
+from workflow_scripts.analyse.compare.digest import DigestError, Found, read_digest
 from workflow_scripts.analyse.intervals.occasions import OCCASIONS_VARY_PCT
 from workflow_scripts.analyse.intervals.statistics import CHANGES, FLAT, NOT_DECIDED
 from workflow_scripts.common.command import command, option
@@ -83,7 +83,7 @@ def starts_in_words(found: Comparison) -> Iterator[str]:
 def sections(found: Comparison) -> list[Section]:
     """The tables of the comparison; those without rows are left out."""
     cells = [
-        (c.cell, c.measure, number(c.a), number(c.b), _ratio(c), c.scope or "", _verdict(c))
+        (c.cell, c.measure, number(c.a), number(c.b), ratio_text(c), c.scope or "", _verdict(c))
         for c in sorted(found.cells, key=lambda c: (c.verdict != CHANGES, -c.size))
     ]
     agrees = {True: "inside A's interval", False: "outside A's interval", None: "A has no interval"}
@@ -118,20 +118,19 @@ def _others(count: int) -> str:
     return f", and {plural(count, 'other pair')}" if count else ""
 
 
-def _ratio(of: CellRatio | Found) -> str:
+def ratio_text(of: CellRatio | Found) -> str:
     ends = "no interval" if of.low is None or of.high is None else f"{number(of.low)} to {number(of.high)}"
     return f"{number(of.ratio)} ({ends})"
 
 
 def _verdict(cell: CellRatio) -> str:
-    """The verdict on a cell, and whether its rates differ only because the GPU waits for its host."""
     if cell.device_ratio is None or not cell.only_waiting:
         return cell.verdict
     return f"{cell.verdict}; only waiting for the host ({number(cell.device_ratio)} without)"
 
 
 def _judged(of: Found) -> tuple[str, str]:
-    return _ratio(of), of.verdict or ""
+    return ratio_text(of), of.verdict or ""
 
 
 def _places(found: Comparison) -> list[tuple[str, ...]]:

@@ -4,7 +4,8 @@
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import zip_longest
 from statistics import median
 from typing import Any
@@ -12,8 +13,8 @@ from typing import Any
 import numpy as np
 from pydantic import JsonValue
 
-from workflow_scripts.analyse.compare.comparability import Side, differences, side, value_text, why_not
-from workflow_scripts.analyse.compare.digest import RATE, Digest, Mean, Pair
+from workflow_scripts.analyse.compare.comparability import Difference, differences, value_text, why_not
+from workflow_scripts.analyse.compare.digest import RATE, Digest, DigestCell, Found, Mean
 from workflow_scripts.analyse.intervals.occasions import OCCASIONS_VARY_PCT, Means, compare_occasions
 from workflow_scripts.analyse.intervals.start_spread import FloatArray
 from workflow_scripts.analyse.intervals.statistics import CHANGES, FASTER, FLAT, SLOWER, log_margin, verdicts
@@ -64,16 +65,6 @@ class OutcomeChange(Record):
     a: str
     b: str
     reason: str | None
-
-
-class Found(Record):
-    """A study's own comparison of two of its cells."""
-
-    ratio: float
-    low: float | None
-    high: float | None
-    scope: str | None
-    verdict: str | None
 
 
 class PairAgreement(Record):
@@ -135,14 +126,14 @@ class Comparison(Record):
 def comparison(a: Digest, b: Digest, occasions_vary_pct: float = OCCASIONS_VARY_PCT) -> Comparison:
     """Compare study B with study A, by A's margin; `occasions_vary_pct` is the standard deviation between occasions."""
     of_a, of_b = ({cell.id: cell for cell in digest.cells} for digest in (a, b))
-    common = [(side(a, cell), side(b, of_b[name])) for name, cell in of_a.items() if name in of_b]
-    ended = [(x, y) for x, y in common if MISSING not in (x.cell.outcome, y.cell.outcome)]
-    alike = [(x, y, why_not(x, y)) for x, y in ended if x.cell.outcome == y.cell.outcome == "ok"]
-    otherwise = [(x, y, why_not(x, y)) for x, y in ended if x.cell.outcome != y.cell.outcome]
+    common = [(cell, of_b[name], why_not(cell, of_b[name])) for name, cell in of_a.items() if name in of_b]
+    ended = [(x, y, why) for x, y, why in common if MISSING not in (x.outcome, y.outcome)]
+    alike = [(x, y, why) for x, y, why in ended if x.outcome == y.outcome == "ok"]
+    otherwise = [(x, y, why) for x, y, why in ended if x.outcome != y.outcome]
     compared = [(x, y) for x, y, why in alike if not why]
     stated = a.settings.get("equivalence_margin_pct")
     margin = float(stated) if isinstance(stated, int | float) else 2.0
-    starts = [(x.cell.start_s, y.cell.start_s) for x, y, _ in alike if x.cell.start_s and y.cell.start_s]
+    starts = [(x.start_s, y.start_s) for x, y, _ in alike if x.start_s and y.start_s]
     of_study = differences(a.settings, b.settings)
     return Comparison(
         study_a=a.study,
@@ -150,26 +141,26 @@ def comparison(a: Digest, b: Digest, occasions_vary_pct: float = OCCASIONS_VARY_
         margin_pct=margin,
         occasions_vary_pct=occasions_vary_pct,
         cells=_ratios(compared, margin, occasions_vary_pct),
-        refused=[Refused(cell=x.cell.id, why=why) for x, _, why in [*alike, *otherwise] if why],
+        refused=[Refused(cell=x.id, why=why) for x, _, why in [*alike, *otherwise] if why],
         outcomes=[
-            OutcomeChange(cell=x.cell.id, a=x.cell.outcome, b=y.cell.outcome, reason=y.cell.reason or x.cell.reason)
+            OutcomeChange(cell=x.id, a=x.outcome, b=y.outcome, reason=y.reason or x.reason)
             for x, y, why in otherwise
             if not why
         ],
         only_a=[name for name in of_a if name not in of_b],
         only_b=[name for name in of_b if name not in of_a],
-        pairs=list(_agreements(a, b, {x.cell.id for x, _ in compared})),
-        by_itself=by_itself((x.effective, y.effective) for x, y in ended),
+        pairs=list(_agreements(a, b, {x.id for x, _ in compared})),
+        by_itself=by_itself((x.effective, y.effective) for x, y, _ in ended),
         start_s_a=median(one for one, _ in starts) if starts else None,
         start_s_b=median(other for _, other in starts) if starts else None,
         differences=[
             *(Different(what=f"study: {d.path}", a=d.a, b=d.b, cells=0, others=0) for d in of_study),
-            *_counted(found for x, y in ended for found in _of_cell(x, y)),
+            *_counted(found for x, y, _ in ended for found in _of_cell(x, y)),
         ],
     )
 
 
-def by_itself(settings: Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> list[Different]:
+def by_itself(settings: Iterable[tuple[dict[str, Any], dict[str, Any]]]) -> list[Different]:
     """What differs between the settings that took effect in pairs of cells which ask for the same, by setting.
 
     A setting that one of two cells does not report is ignored.
@@ -178,20 +169,20 @@ def by_itself(settings: Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]]) -
     [('a', 1, 3, 2, 1)]
     """
     return _counted(
-        (found.path, found.a, found.b)
+        found
         for one, other in settings
-        for found in differences(dict(one), dict(other))
+        for found in differences(one, other)
         if found.a is not None and found.b is not None
     )
 
 
-def _ratios(compared: Sequence[tuple[Side, Side]], margin_pct: float, vary_pct: float) -> list[CellRatio]:
+def _ratios(compared: Sequence[tuple[DigestCell, DigestCell]], margin_pct: float, vary_pct: float) -> list[CellRatio]:
     """The ratios of all measures that both have; the error of the verdicts is that of all of them together."""
     rows = [
-        (x.cell, y.cell, mean, other)
+        (x, y, mean, other)
         for x, y in compared
-        for mean in x.cell.means
-        for other in y.cell.means
+        for mean in x.means
+        for other in y.means
         if mean.measure == other.measure
     ]
     if not rows:
@@ -249,35 +240,28 @@ def _known(value: float) -> float | None:
 
 
 def _agreements(a: Digest, b: Digest, compared: set[str]) -> Iterator[PairAgreement]:
-    in_b = {_key(b, pair): pair for pair in b.pairs}
+    # Which of two devices comes first depends on their speed, so another run may name them in the other order.
+    in_b = {(pair.kind, pair.baseline, pair.cell): _turned(pair.found) for pair in b.pairs}
+    in_b |= {(pair.kind, pair.cell, pair.baseline): pair.found for pair in b.pairs}
     for pair in a.pairs:
-        kind, cell, baseline = _key(a, pair)
-        if not {cell, baseline} <= compared:
-            continue
-        # Which of two devices comes first depends on their speed, so another run may name them in the other order.
-        same, turned = in_b.get((kind, cell, baseline)), in_b.get((kind, baseline, cell))
-        if other := same or turned:
-            first, found = _found(pair), _found(other, is_turned=not same)
+        other = in_b.get((pair.kind, pair.cell, pair.baseline))
+        if other and {pair.cell, pair.baseline} <= compared:
+            low, high = pair.found.low, pair.found.high
             yield PairAgreement(
-                kind=kind,
+                kind=pair.kind,
                 name=pair.name,
-                cell=cell,
-                baseline=baseline,
-                a=first,
-                b=found,
-                inside=None if first.low is None or first.high is None else first.low <= found.ratio <= first.high,
-                contradiction=contradiction(first, found),
+                cell=pair.cell,
+                baseline=pair.baseline,
+                a=pair.found,
+                b=other,
+                inside=None if low is None or high is None else low <= other.ratio <= high,
+                contradiction=contradiction(pair.found, other),
             )
 
 
-def _key(digest: Digest, pair: Pair) -> tuple[str, str, str]:
-    return pair.kind, digest.cells[pair.cell].id, digest.cells[pair.baseline].id
-
-
-def _found(pair: Pair, is_turned: bool = False) -> Found:
-    found = Found.model_validate(pair, from_attributes=True)
-    low, high = (None if end is None else 1 / end for end in (found.high, found.low))
-    return found.model_copy(update={"ratio": 1 / found.ratio, "low": low, "high": high}) if is_turned else found
+def _turned(found: Found) -> Found:
+    low, high = (1 / end if end else None for end in (found.high, found.low))
+    return found.model_copy(update={"ratio": 1 / found.ratio, "low": low, "high": high})
 
 
 def _stated(found: Found) -> int | None:
@@ -310,27 +294,24 @@ def contradiction(a: Found, b: Found) -> str | None:
     return APART if a.high < b.low or b.high < a.low else None
 
 
-def _counted(found: Iterable[tuple[str, Any, Any]]) -> list[Different]:
-    values: dict[str, list[tuple[Any, Any]]] = {}
-    for what, one, other in found:
-        values.setdefault(what, []).append((one, other))
+def _counted(found: Iterable[Difference]) -> list[Different]:
+    values = defaultdict(list)
+    for what, a, b in found:
+        values[what].append((a, b))
     return [
         Different(
             what=what,
             a=pairs[0][0],
             b=pairs[0][1],
             cells=len(pairs),
-            others=len({(value_text(one), value_text(other)) for one, other in pairs}) - 1,
+            others=len({(value_text(a), value_text(b)) for a, b in pairs}) - 1,
         )
         for what, pairs in values.items()
     ]
 
 
-def _of_cell(x: Side, y: Side) -> Iterator[tuple[str, Any, Any]]:
-    for name in sorted({*x.environment, *y.environment}):
-        one, other = (", ".join(of.environment.get(name, [])) or None for of in (x, y))
-        if one != other:
-            yield name, one, other
-    for rates in sorted({*x.cell.ceilings} & {*y.cell.ceilings}):
-        if x.cell.ceilings[rates] != y.cell.ceilings[rates]:
-            yield f"limit: output tokens/s by {rates} rates", x.cell.ceilings[rates], y.cell.ceilings[rates]
+def _of_cell(x: DigestCell, y: DigestCell) -> Iterator[Difference]:
+    yield from differences(*({name: ", ".join(values) for name, values in of.environment.items()} for of in (x, y)))
+    for rates, a, b in differences(x.ceilings, y.ceilings):
+        if a is not None and b is not None:
+            yield Difference(f"limit: output tokens/s by {rates} rates", a, b)

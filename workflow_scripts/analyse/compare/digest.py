@@ -33,12 +33,11 @@ class Mean(StrictRecord):
     log_mean: float
     squared_error: float | None
     df: float | None
-    starts: int
-    repeats: int
 
 
 class DigestCell(StrictRecord):
-    """A cell. `content`, `environment` and `effective` are positions in the lists of the digest; -1: not known.
+    """A cell. `content`: its weights and requests; `environment`: with what and where it was measured; `effective`: the
+    settings that took effect, empty if not known.
 
     `comparable`: whether it was measured as its study defines it. `began`: when its first repeat began, UTC.
     `ceilings`: the highest output tokens/s that its device allows, by the source of the device's rates. `device_rate`:
@@ -52,30 +51,36 @@ class DigestCell(StrictRecord):
     comparable: bool
     source: str
     began: str | None
-    content: int
-    environment: int
-    effective: int
+    content: dict[str, JsonValue]
+    environment: dict[str, list[str]]
+    effective: dict[str, JsonValue]
     means: list[Mean]
     ceilings: dict[str, float]
     device_rate: PositiveFloat | None = None
     start_s: PositiveFloat | None = None
 
 
-class Pair(StrictRecord):
-    """A study's own comparison of two of its cells, given by their positions: `cell` over `baseline`.
+class Found(StrictRecord):
+    """What a study's own comparison of two of its cells shows. A comparison without a test has no verdict."""
 
-    `kind`: `setting`, `device` or `engine`; `name`: the setting. A comparison without a test has no verdict.
-    """
-
-    kind: Kind
-    name: str
-    cell: int
-    baseline: int
-    ratio: float
+    ratio: PositiveFloat
     low: float | None
     high: float | None
     scope: str | None
     verdict: str | None
+
+
+class Pair(StrictRecord):
+    """Two cells that a study compares, by their ids: `cell` over `baseline`.
+
+    `kind`: `setting`, `device` or `engine`; `name`: the setting.
+    """
+
+    kind: Kind
+    name: str
+    cell: str
+    baseline: str
+    found: Found
 
 
 class Digest(StrictRecord):
@@ -83,11 +88,7 @@ class Digest(StrictRecord):
 
     version: Literal[1] = 1
     study: str
-    question: str
     settings: dict[str, JsonValue]
-    contents: list[dict[str, JsonValue]]
-    environments: list[dict[str, list[str]]]
-    effective: list[dict[str, JsonValue]]
     cells: list[DigestCell]
     pairs: list[Pair]
 
@@ -133,17 +134,7 @@ def _unpacked(html: str, place: Path) -> str:
 
 def _parsed(text: str, place: Path) -> Digest:
     try:
-        digest = Digest.model_validate_json(text)
+        return Digest.model_validate_json(text)
     except ValidationError as e:
         first = ": ".join(filter(None, next(faults(e, Digest, {}))))
         raise DigestError(f"{place}: not a digest: {first}") from None
-    cells = digest.cells
-    for what, places, allowed in (
-        ("content", (cell.content for cell in cells), range(-1, len(digest.contents))),
-        ("environment", (cell.environment for cell in cells), range(-1, len(digest.environments))),
-        ("effective", (cell.effective for cell in cells), range(-1, len(digest.effective))),
-        ("pairs", (at for pair in digest.pairs for at in (pair.cell, pair.baseline)), range(len(cells))),
-    ):
-        if not all(at in allowed for at in places):
-            raise DigestError(f"{place}: not a digest: {what} names an entry that does not exist")
-    return digest

@@ -18,7 +18,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from workflow_scripts.analyse.compare.comparability import Side, side
 from workflow_scripts.analyse.compare.compare import (
     BY_ITSELF,
     CELLS,
@@ -28,12 +27,13 @@ from workflow_scripts.analyse.compare.compare import (
     Section,
     in_markdown,
     plain,
+    ratio_text,
     sections,
     starts_in_words,
     wide_console,
 )
 from workflow_scripts.analyse.compare.comparison import CellRatio, Comparison, comparison
-from workflow_scripts.analyse.compare.digest import Digest, DigestError, read_digest
+from workflow_scripts.analyse.compare.digest import Digest, DigestCell, DigestError, read_digest
 from workflow_scripts.analyse.compare.steps_over_time import Series, StepsOverTime, steps_over_time
 from workflow_scripts.analyse.intervals.statistics import CHANGES, NOT_DECIDED
 from workflow_scripts.common.command import command, option
@@ -48,16 +48,14 @@ MOST_VALUES = 10
 
 
 class Regression(NamedTuple):
-    """What became worse: a measure of a cell, its values as text, and their ratio, now over baseline, with its 95 %
+    """What became worse, as text: a measure of a cell, its values, and their ratio, now over baseline, with its 95 %
     interval. KV tokens are counted, so they have no interval; outcomes have no ratio either."""
 
     cell: str
     measure: str
     baseline: str
     now: str
-    ratio: float | None = None
-    low: float | None = None
-    high: float | None = None
+    ratio: str = ""
 
 
 def regressions(runs: Sequence[Digest], found: Sequence[Comparison], cells: Sequence[CellRatio]) -> list[Regression]:
@@ -67,7 +65,7 @@ def regressions(runs: Sequence[Digest], found: Sequence[Comparison], cells: Sequ
     tokens and outcomes are compared with every earlier run, the latest first.
     """
     worse = [
-        Regression(c.cell, c.measure, number(c.a), number(c.b), c.ratio, c.low, c.high)
+        Regression(c.cell, c.measure, number(c.a), number(c.b), ratio_text(c))
         for c in sorted(cells, key=lambda c: -c.size)
         if c.verdict == CHANGES and (c.ratio < 1) == c.measure.endswith("_per_s")
     ]
@@ -91,15 +89,15 @@ def verdict(worse: list[Regression], undecided: list[str]) -> str:
 
 
 def _fewer_tokens(baseline: Digest, now: Digest, found: Comparison) -> Iterator[Regression]:
-    before, after = ({cell.id: _kv_tokens(side(of, cell)) for cell in of.cells} for of in (baseline, now))
+    before, after = ({cell.id: _kv_tokens(cell) for cell in of.cells} for of in (baseline, now))
     for name in dict.fromkeys(c.cell for c in found.cells):
         a, b = before[name], after[name]
         if a and b and b < a / (1 + found.margin_pct / 100):
-            yield Regression(name, KV_TOKENS, number(a), number(b), b / a)
+            yield Regression(name, KV_TOKENS, number(a), number(b), number(b / a))
 
 
-def _kv_tokens(of: Side) -> float | None:
-    blocks, size = of.effective.get("num_gpu_blocks"), of.effective.get("block_size")
+def _kv_tokens(cell: DigestCell) -> float | None:
+    blocks, size = cell.effective.get("num_gpu_blocks"), cell.effective.get("block_size")
     return blocks * size if isinstance(blocks, int | float) and isinstance(size, int | float) else None
 
 
@@ -109,9 +107,9 @@ def markdown(found: Comparison, worse: list[Regression], undecided: list[str], o
         f"within {found.margin_pct:g} %, {len(undecided)} not decided or not compared",
         *starts_in_words(found),
     ]
-    if rows := [(w.cell, w.measure, w.baseline, w.now, _ratio(w.ratio, w.low, w.high)) for w in worse]:
+    if worse:
         headings = ("cell", "measure", "baseline", "now", "now / baseline (95 % interval)")
-        lines += ["", *rows_of(headings, rows[:MOST_ROWS])]
+        lines += ["", *rows_of(headings, worse[:MOST_ROWS])]
     shown = [section for section in sections(found) if section.title in (BY_ITSELF, CELLS, ELSE)]
     if len(over.runs) > 2:
         runs = (f"{number}: {name}" for number, name in enumerate(over.runs, 1))
@@ -125,13 +123,7 @@ def markdown(found: Comparison, worse: list[Regression], undecided: list[str], o
 
 
 def _steps(of: Series) -> str:
-    found = ((step.found, step.run + 1) for step in of.steps)
-    return "; ".join(f"{_ratio(c.ratio, c.low, c.high)} from run {run} on" for c, run in found) or "none shown"
-
-
-def _ratio(ratio: float | None, low: float | None, high: float | None) -> str:
-    ends = "" if low is None or high is None else f" ({number(low)} to {number(high)})"
-    return "" if ratio is None else number(ratio) + ends
+    return "; ".join(f"{ratio_text(step.found)} from run {step.run + 1} on" for step in of.steps) or "none shown"
 
 
 def _began(digest: Digest) -> str:

@@ -151,9 +151,6 @@ def _means(parts: Sequence[Runs]) -> Means:
     """The mean of each part over its runs, each of which counts as much."""
     rows = []
     for part in parts:
-        n = len(part)
-        nan = (math.nan, math.nan)
-        errors = [nan if m.squared_error is None or m.df is None else (m.squared_error / n**2, m.df) for _, m in part]
-        total, df = satterthwaite(*((np.array(error), np.array(of)) for error, of in errors))
-        rows.append((np.mean([m.log_mean for _, m in part]), total, df, n))
+        log, squared, df = np.array([(m.log_mean, m.squared_error, m.df) for _, m in part], dtype=float).T
+        rows.append((log.mean(), *satterthwaite(*zip(squared / len(part) ** 2, df, strict=True)), len(part)))
     return Means(*(np.array(column) for column in zip(*rows, strict=True)))

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from workflow_scripts.analyse.cells.cells import SCHEMA as CELLS
-from workflow_scripts.analyse.compare.digest import RATE, Digest, DigestCell, Kind, Mean, Pair
+from workflow_scripts.analyse.compare.digest import RATE, Digest, DigestCell, Found, Kind, Mean, Pair
 from workflow_scripts.analyse.intervals.repeats import cell_ids, cell_summary, compared_measures, counted, records
 from workflow_scripts.analyse.intervals.statistics import mean_errors
 from workflow_scripts.analyse.limits.limits import SCHEMA as LIMITS
@@ -39,9 +39,9 @@ ENVIRONMENT = (
     *("host", "device_name", "device_uuid", "processor", "engine_version", "lock_sha256", "git_commit", "protocol"),
     "dtype",
 )
+# Fields of a cell's definition that a comparison may examine, or that are among its environment.
+NOT_CONTENT = ("gpu", "engine", "knobs", "repeats", "protocol")
 Table = Callable[[str], pd.DataFrame]
-# Values by their JSON, with their positions.
-Known = dict[str, tuple[int, Any]]
 # Settings of a study apart from its grid.
 SETTINGS = {"repeats", "starts", "cell_time_limit_s", "equivalence_margin_pct", "slo"}
 
@@ -52,20 +52,17 @@ def digest_of(study: Study, table: Table) -> Digest:
     by_cell = dict(list(cells.groupby("cell_id", sort=False)))
     means, ceilings = _means(cells), _ceilings(table(LIMITS.name))
     device_rates = table(WAITING.name).groupby("cell_id")["output_tokens_per_device_s"].median()
-    contents, environments, effective = Known(), Known(), Known()
     found = []
     for cell in expand(study):
         if (rows := by_cell.get(cell.id)) is None:
             continue
         content = cell_definition(study, cell, models).as_json()
-        for name in ("gpu", "engine", "knobs", "repeats", "protocol"):
-            content.pop(name, None)
         # Starts with an earlier definition do not count, and neither does their environment.
         ok = rows[rows["outcome"].eq("ok").fillna(False)]
         rows = next(part for part in (counted(rows), ok, rows) if len(part))
         first = rows.iloc[0]
-        told = first["effective"]
-        began = rows["started_at"].dropna()
+        effective, began = first["effective"], rows["started_at"].dropna()
+        told = {name: sorted(map(str, rows[name].dropna().unique())) for name in ENVIRONMENT}
         found.append(
             DigestCell(
                 id=cell.id,
@@ -74,36 +71,21 @@ def digest_of(study: Study, table: Table) -> Digest:
                 comparable=bool(ok["comparable"].any()),
                 source=str(first["source"]),
                 began=None if began.empty else str(began.min()),
-                content=_place(content, contents),
-                environment=_place(_environment(rows), environments),
-                effective=_place(None if pd.isna(told) else json.loads(told), effective),
+                content={name: value for name, value in content.items() if name not in NOT_CONTENT},
+                environment={name: values for name, values in told.items() if values},
+                effective={} if pd.isna(effective) else json.loads(effective),
                 means=means.get(cell.id, []),
                 ceilings=ceilings.get(cell.id, {}),
                 device_rate=_known(device_rates.get(cell.id)),
                 start_s=_known(rows.groupby("start")["start_s"].first().mean()),
             )
         )
-    places = {cell.id: place for place, cell in enumerate(found)}
     return Digest(
         study=study.name,
-        question=study.question,
         settings=study.model_dump(mode="json", include=SETTINGS),
-        contents=[value for _, value in contents.values()],
-        environments=[value for _, value in environments.values()],
-        effective=[value for _, value in effective.values()],
         cells=found,
-        pairs=list(_pairs(places, table)),
+        pairs=list(_pairs({cell.id for cell in found}, table)),
     )
-
-
-def _place(value: Any, known: Known) -> int:
-    """The position of a value among the known ones, to which a new one is added; -1 for an empty one."""
-    return known.setdefault(json.dumps(value, sort_keys=True), (len(known), value))[0] if value else -1
-
-
-def _environment(rows: pd.DataFrame) -> dict[str, list[str]]:
-    known = {name: sorted(map(str, rows[name].dropna().unique())) for name in ENVIRONMENT if name in rows}
-    return {name: values for name, values in known.items() if values}
 
 
 def _means(cells: pd.DataFrame) -> dict[str, list[Mean]]:
@@ -119,8 +101,6 @@ def _means(cells: pd.DataFrame) -> dict[str, list[Mean]]:
                 log_mean=_rounded(float(mean[at])),
                 squared_error=_known(squared[at]),
                 df=_known(df[at]),
-                starts=int(samples.starts[at]),
-                repeats=int(row["repeats"]),
             )
             found[row["cell_id"]].append(of_cell)
     return found
@@ -135,7 +115,7 @@ def _ceilings(limits: pd.DataFrame) -> dict[str, dict[str, float]]:
     return found
 
 
-def _pairs(places: dict[str, int], table: Table) -> Iterator[Pair]:
+def _pairs(cells: set[str], table: Table) -> Iterator[Pair]:
     effects, ratios, engines = table(EFFECTS.name), table(RATIOS.name), table(ENGINES.name)
     effects = effects[effects["comparison"] == PAIR].assign(name=effects["knob"])
     ratios = ratios[ratios["metric"] == RATE].assign(name="device")
@@ -145,18 +125,15 @@ def _pairs(places: dict[str, int], table: Table) -> Iterator[Pair]:
     compared: tuple[tuple[Kind, pd.DataFrame], ...] = (("setting", effects), ("device", ratios), ("engine", engines))
     for kind, row in ((kind, row) for kind, rows in compared for row in records(rows)):
         cell, baseline = row["cell_id"], row["baseline_cell_id"]
-        if cell in places and baseline in places and not pd.isna(row["ratio"]):
-            yield Pair(
-                kind=kind,
-                name=row["name"],
-                cell=places[cell],
-                baseline=places[baseline],
+        if {cell, baseline} <= cells and not pd.isna(row["ratio"]):
+            shown = Found(
                 ratio=_rounded(row["ratio"]),
                 low=_known(row["ratio_again_low"]),
                 high=_known(row["ratio_again_high"]),
                 scope=row["scope"] if isinstance(row["scope"], str) else None,
                 verdict=row.get("verdict"),
             )
+            yield Pair(kind=kind, name=row["name"], cell=cell, baseline=baseline, found=shown)
 
 
 def _rounded(value: float) -> float:

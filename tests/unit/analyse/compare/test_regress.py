@@ -37,9 +37,9 @@ def test_only_what_is_shown_to_be_worse_is_a_regression(measure, ratio, error_pc
     assert [w.measure for w in worse] == ([measure] if said == REGRESSED else [])
 
 
-@pytest.mark.parametrize(("effective", "ratio"), [(0, None), (1, None), (2, 0.96)])
+@pytest.mark.parametrize(("effective", "ratio"), [(KV[0], None), (KV[1], None), (KV[2], "0.96")])
 def test_fewer_kv_tokens_beyond_the_margin_are_a_regression(effective, ratio):
-    before, now = (digest(cell("bs16", mean(100), effective=of), effective=KV) for of in (0, effective))
+    before, now = (digest(cell("bs16", mean(100), effective=of)) for of in (KV[0], effective))
     found = comparison(before, now)
     worse = regressions([before, now], [found], found.cells)
     assert [(w.measure, w.ratio) for w in worse] == ([(KV_TOKENS, ratio)] if ratio else [])
