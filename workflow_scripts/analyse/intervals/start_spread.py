@@ -47,6 +47,7 @@ class Spread(NamedTuple):
     share: FloatArray
 
 
+@np.errstate(divide="ignore", invalid="ignore")
 def spread(log: FloatArray, group: npt.NDArray[np.int_]) -> Spread:
     """The spread of the starts of cells; cells of one device and engine have the same number in `group`.
 
@@ -59,17 +60,10 @@ def spread(log: FloatArray, group: npt.NDArray[np.int_]) -> Spread:
     >>> round(float(found.own[found.alike].mean() ** 0.5), 2)
     0.03
     """
-    cells = log.shape[:-1]
-    none = np.zeros(cells), np.zeros(cells, dtype=bool)
-    whole = Spread(none[0].copy(), none[0].copy(), none[1].copy(), none[1].copy(), none[0].copy(), log * 0, none[0])
-    for number in np.unique(group):
-        of = group == number
-        for every, part in zip(whole, _of_group(log[..., of, :]), strict=True):
-            if every.ndim == log.ndim:
-                every[..., of, :] = part
-            else:
-                every[..., of] = part
-    return whole
+    parts = [_of_group(log[..., group == number, :]) for number in np.unique(group)] or [_of_group(log)]
+    back = np.argsort(np.argsort(group, kind="stable"))
+    of_cells = log.ndim - 2
+    return Spread(*(np.concatenate(of, axis=of_cells).take(back, axis=of_cells) for of in zip(*parts, strict=True)))
 
 
 def _of_group(log: FloatArray) -> Spread:
@@ -80,8 +74,7 @@ def _of_group(log: FloatArray) -> Spread:
     together = np.where(alike[..., None], shared, np.nan)
     own, df, lost, rounds = _own(together)
     total_df, cells = df.sum(axis=-1, keepdims=True), (df > 0).sum(axis=-1, keepdims=True)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        variance = np.nansum(own * df, axis=-1, keepdims=True) / total_df
+    variance = np.nansum(own * df, axis=-1, keepdims=True) / total_df
     pooled = (cells >= LEAST_POOLED) & (total_df > lost) & ~_differ(own, df, variance)
     variance, total = np.where(pooled, variance, np.nan), np.where(pooled, total_df - lost, 0.0)
     # The effects are those on the cells that do not stand out, so one with two levels does not change them.
@@ -91,11 +84,10 @@ def _of_group(log: FloatArray) -> Spread:
     every_round = _without_rounds(of_alike)[1] if np.isnan(shared[~np.isnan(log)]).any() else rounds
     several = (~np.isnan(together)).any(axis=-1).sum(axis=-1, keepdims=True) > 1
     beside = shared - rounds[..., None, :]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        left = np.where(total_df > 0, (total_df - lost) / total_df, 0.0)
-        overlap = np.where(cells > 1, 1.0 / (cells - 1.0) ** 2, 0.0)
-        # If rounds lack cells, the mean over rounds is a good approximation.
-        share = mean_of(1 / np.where(np.isnan(every_round), np.nan, (~np.isnan(of_alike)).sum(axis=-2)))[..., None]
+    left = np.where(total_df > 0, (total_df - lost) / total_df, 0.0)
+    overlap = np.where(cells > 1, 1.0 / (cells - 1.0) ** 2, 0.0)
+    # If rounds lack cells, the mean over rounds is a good approximation.
+    share = mean_of(1 / np.where(np.isnan(every_round), np.nan, (~np.isnan(of_alike)).sum(axis=-2)))[..., None]
     squares, n = around_mean(beside)
     return Spread(
         np.nan_to_num(np.where(alike, own, squares / np.maximum(n - 1, 1))),
@@ -117,9 +109,8 @@ def _own(log: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray, FloatArra
     lost = np.maximum(known.any(axis=-2).sum(axis=-1) - 1, 0)[..., None].astype(float)
     total = df.sum(axis=-1, keepdims=True)
     left, rounds = _without_rounds(log)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        unbiased = total / np.maximum(total - lost, 1)  # the effects use as many from each cell
-        own = np.where(df > 0, np.nansum(left**2, axis=-1) / df * unbiased, np.nan)
+    unbiased = total / np.maximum(total - lost, 1)  # the effects use as many from each cell
+    own = np.where(df > 0, np.nansum(left**2, axis=-1) / df * unbiased, np.nan)
     return own, df, lost, rounds
 
 
@@ -172,9 +163,8 @@ def _alike(own: FloatArray, df: FloatArray) -> BoolArray:
     for _ in range(cells // LEAST_POOLED):
         weight = np.where(alike, df, 0)
         rest_df = weight.sum(axis=-1, keepdims=True) - weight
-        with np.errstate(divide="ignore", invalid="ignore"):
-            rest = ((weight * value).sum(axis=-1, keepdims=True) - weight * value) / rest_df
-            p = special.fdtrc(df, rest_df, value / rest)
+        rest = ((weight * value).sum(axis=-1, keepdims=True) - weight * value) / rest_df
+        p = special.fdtrc(df, rest_df, value / rest)
         p = np.where(alike & (df > 0) & (rest_df > 0) & ~np.isnan(p), p, 1.0)
         first = p.argmin(axis=-1)[..., None]
         stands_out = np.take_along_axis(p, first, axis=-1) * (weight > 0).sum(axis=-1, keepdims=True) < OUTLIER_ALPHA
@@ -188,12 +178,11 @@ def _differ(own: FloatArray, df: FloatArray, pooled: FloatArray) -> BoolArray:
     """Whether the variances of the cells with `df` above 0 differ. [Bartlett]"""
     cells = (df > 0).sum(axis=-1, keepdims=True)
     total = df.sum(axis=-1, keepdims=True)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        logs = np.where(df > 0, df * np.log(np.maximum(own, _LEAST_VARIANCE)), 0).sum(axis=-1, keepdims=True)
-        inverse = np.where(df > 0, 1 / df, 0).sum(axis=-1, keepdims=True)
-        statistic = total * np.log(np.maximum(pooled, _LEAST_VARIANCE)) - logs
-        statistic /= 1 + (inverse - 1 / total) / (3 * (cells - 1))
-        differ: BoolArray = special.chdtrc(cells - 1, statistic) < HOMOGENEITY_ALPHA
+    logs = np.where(df > 0, df * np.log(np.maximum(own, _LEAST_VARIANCE)), 0).sum(axis=-1, keepdims=True)
+    inverse = np.where(df > 0, 1 / df, 0).sum(axis=-1, keepdims=True)
+    statistic = total * np.log(np.maximum(pooled, _LEAST_VARIANCE)) - logs
+    statistic /= 1 + (inverse - 1 / total) / (3 * (cells - 1))
+    differ: BoolArray = special.chdtrc(cells - 1, statistic) < HOMOGENEITY_ALPHA
     return differ
 
 
@@ -209,10 +198,9 @@ def _bimodal(left: FloatArray, variance: FloatArray, df: FloatArray) -> BoolArra
     found = np.zeros(starts.shape, dtype=bool)
     for n in range(2 * LEAST_OF_A_MODE, left.shape[-1] + 1):
         total, within, upper = _two_groups(in_order[..., :n])
-        with np.errstate(divide="ignore", invalid="ignore"):
-            varies_more = special.fdtrc(n - 1, df, total / (n - 1) / variance) < BIMODAL_ALPHA
-            as_others = special.fdtrc(n - 2, df, within / (n - 2) / variance) > OUTLIER_ALPHA
-            clear = (1 - within / total > _share_by_chance(n)) & (np.diff(upper, axis=-1).sum(axis=-1) > 1)
+        varies_more = special.fdtrc(n - 1, df, total / (n - 1) / variance) < BIMODAL_ALPHA
+        as_others = special.fdtrc(n - 2, df, within / (n - 2) / variance) > OUTLIER_ALPHA
+        clear = (1 - within / total > _share_by_chance(n)) & (np.diff(upper, axis=-1).sum(axis=-1) > 1)
         found |= (starts == n) & np.where(np.isnan(variance), clear, varies_more & as_others)
     return found
 

@@ -202,22 +202,15 @@ class Comparisons:
         """
         beyond = np.abs(self.difference) - log_margin(margin_pct)
         by_modes = (self.starts < STARTS_TO_SEE_MODES) & (beyond <= MODES_APART)
-        possible = ~(by_modes | (beyond <= 0))
-        of = self.where(possible)
-        either_way = of.occasions is not None and _p(np.abs(of.difference), *of._of_another_run()) >= 1 - CONFIDENCE
-        p = np.ones(beyond.shape)
-        p[possible] = np.where(either_way, 1.0, of._p(beyond[possible]))
-        return p
+        p_again = 0.0 if self.occasions is None else _p(np.abs(self.difference), *self._of_another_run())
+        return np.where(by_modes | (beyond <= 0) | (p_again >= 1 - CONFIDENCE), 1.0, self._p(beyond))
 
     def p_within(self, margin_pct: float) -> FloatArray:
         """P values of the two one-sided t tests whether the ratio is within the margin, as one test. [Schuirmann]
 
         They are 1 if the interval exceeds the margin, so that nothing is `flat` beside an interval that is not.
         """
-        inside = log_margin(margin_pct) - np.abs(self.difference)
-        possible = ~(inside <= 0)
-        p = np.ones(inside.shape)
-        p[possible] = self.where(possible)._p(inside[possible])
+        p = self._p(log_margin(margin_pct) - np.abs(self.difference))
         return np.where(p > 1 - CONFIDENCE, 1.0, p / 2)
 
     def p_not_below(self, margin_pct: float) -> FloatArray:
@@ -246,6 +239,7 @@ class Comparisons:
         return _p(distance, self.variance / np.maximum(self.starts, 1), self.df)
 
 
+@np.errstate(divide="ignore", invalid="ignore")
 def compare(samples: Samples, a: Rows, b: Rows) -> Comparisons:
     """Compare cells `a` with cells `b`, both as positions: paired t tests over the rounds that both were measured in.
 
@@ -295,8 +289,7 @@ def _apart(samples: Samples, a: IntArray, b: IntArray, starts: IntArray) -> tupl
     of_a, of_b = (starts * found.total[..., c] / np.maximum(samples.starts[..., c], 1) for c in (a, b))
     total = of_a + of_b
     # Both may rest on the same evidence, so their relative errors are added as if they were one.
-    with np.errstate(divide="ignore", invalid="ignore"):
-        df = (total / (of_a / np.sqrt(found.total_df[..., a]) + of_b / np.sqrt(found.total_df[..., b]))) ** 2
+    df = (total / (of_a / np.sqrt(found.total_df[..., a]) + of_b / np.sqrt(found.total_df[..., b]))) ** 2
     return satterthwaite((total, df), (starts * _occasions(samples, a, b), np.full(total.shape, np.inf)))
 
 
@@ -308,8 +301,7 @@ def _in_a_group(samples: Samples, a: IntArray, b: IntArray) -> tuple[FloatArray,
     )
     shared = overlap * np.sqrt(error_a * error_b) + (1 - overlap) * np.sqrt(common_a * common_b)
     total = of_a + of_b
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return total, 2 * total**2 / (of_a**2 * error_a + of_b**2 * error_b + 2 * of_a * of_b * shared)
+    return total, 2 * total**2 / (of_a**2 * error_a + of_b**2 * error_b + 2 * of_a * of_b * shared)
 
 
 def _in_rounds(samples: Samples, a: IntArray, b: IntArray) -> tuple[FloatArray, FloatArray]:
@@ -329,8 +321,7 @@ def _in_rounds(samples: Samples, a: IntArray, b: IntArray) -> tuple[FloatArray, 
     )
     expected, expected_df = _APART_IN_A_ROUND * (of_a + of_b), np.minimum(np.minimum(df_a, df_b), MOST_ELSEWHERE_DF)
     df = np.maximum(n - 1, 0) + expected_df
-    with np.errstate(divide="ignore", invalid="ignore"):
-        rounds, shown = (squares + expected * expected_df) / df, np.maximum(n - 1, 0) / df
+    rounds, shown = (squares + expected * expected_df) / df, np.maximum(n - 1, 0) / df
     of_cells = ((beside_rounds(spread.share[..., c], found.variance[..., c], shown), found.df[..., c]) for c in (a, b))
     return satterthwaite((rounds, df), *of_cells)
 
