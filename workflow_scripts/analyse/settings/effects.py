@@ -9,15 +9,14 @@ docs/statistics.md the tests.
 
 import json
 from argparse import Namespace
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
 import pandas as pd
 
 from workflow_scripts.analyse.intervals.further_starts import ONE_LOOK, Looks
-from workflow_scripts.analyse.intervals.repeats import RATE, Row, knob_columns, knob_text, records
+from workflow_scripts.analyse.intervals.repeats import RATE, knob_columns, knob_text, records
 from workflow_scripts.analyse.intervals.statistics import (
     ANOTHER_RUN,
     CHANGES,
@@ -101,59 +100,54 @@ def knob_effects(cells: pd.DataFrame, margin_pct: float, looks: Looks = ONE_LOOK
     by the column `metric`. Cells for which the study leaves the knob to the engine are not compared.
     """
     knobs = knob_columns(cells)
-    effects = [
-        row
+    parts = [
+        _effects_of(rows, pairs, column, [other for other in knobs if other != column], margin_pct)
         for column, rows, pairs in compared_pairs(cells, margin_pct, looks, metric)
-        for row in _effects_of(rows, pairs, column, knobs, margin_pct)
     ]
-    return pd.DataFrame(effects, columns=list(SCHEMA.columns))
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=list(SCHEMA.columns))
 
 
 def _effects_of(
-    rows: pd.DataFrame, pairs: pd.DataFrame, column: str, knobs: list[str], margin_pct: float
-) -> Iterator[Row]:
-    others = [other for other in knobs if other != column]
+    rows: pd.DataFrame, pairs: pd.DataFrame, column: str, others: list[str], margin_pct: float
+) -> pd.DataFrame:
     knob = column.removeprefix("knob_")
     described = every_knob().get(knob) or _OTHERS[knob]
-    seen_in = described.shown_in
-    seen = rows[seen_in].convert_dtypes() if seen_in else pd.Series(pd.NA, rows.index, dtype="string")
-    against = pairs[pairs["first"]]
-    of_a, of_b = (seen.iloc[against[side]].reset_index(drop=True) for side in ("a", "b"))
-    bounds = rows["bound_by"].iloc[against["a"]].array
-    against = against.assign(comparison=PAIR, took_effect=of_a.ne(of_b).astype("boolean").array, bound_by=bounds)
-    overall = _overall(rows.assign(seen=seen), pairs, margin_pct)
-    effects = pd.concat([against, overall]).sort_values("group", kind="stable")
-    cells = records(rows)
-    of_groups = defaultdict(list)
-    for cell in cells:
-        of_groups[cell["group"]].append(cell)
-    for effect in records(effects):
-        a, b = cells[effect["a"]], cells[effect["b"]]
-        row: Row = {name: a[name] for name in (*ALIKE, "cell_id", "repeats")}
-        row |= effect | {
-            "knob": knob,
-            "held": ", ".join(f"{o.removeprefix('knob_')}={knob_text(a[o])}" for o in others if not pd.isna(a[o])),
-            "value": a["value"],
-            "baseline": b["value"],
-            "values": ", ".join(cell["value"] for cell in of_groups[effect["group"]]),
-            "baseline_cell_id": b["cell_id"],
-            "baseline_repeats": b["repeats"],
-            "margin_pct": margin_pct,
-        }
-        if seen_in:
-            row |= {"shown": knob_text(a[seen_in]), "baseline_shown": knob_text(b[seen_in])}
-        several = of_groups[effect["group"]] if effect["comparison"] == OVERALL else [b, a]
-        row["work"] = _work(several)
-        if knob != AT:
-            row["moved_with_it"] = _moved(
-                [cell["effective"] for cell in several], {knob, *described.settles} | _FOLLOWS
-            )
-        yield row
+    seen = rows[described.shown_in] if described.shown_in else pd.Series(pd.NA, rows.index, dtype="string")
+    rows = rows.assign(
+        values=rows.groupby("group")["value"].transform(", ".join),
+        held=[
+            ", ".join(f"{name.removeprefix('knob_')}={knob_text(of[name])}" for name in others if not pd.isna(of[name]))
+            for of in records(rows)
+        ],
+        shown=[knob_text(value) if described.shown_in else None for value in seen],
+        seen=seen.convert_dtypes(),
+    )
+    effects = pd.concat([pairs[pairs["first"]].assign(comparison=PAIR), _overall(rows, pairs, margin_pct)])
+    effects = effects.sort_values("group", kind="stable").reset_index(drop=True)
+    a, b = (rows.iloc[effects[side]].reset_index(drop=True) for side in "ab")
+    is_pair = effects["comparison"] == PAIR
+    groups = rows.groupby("group").indices
+    compared = [
+        (b, a) if pair else groups[group]
+        for pair, group, a, b in zip(is_pair, *(effects[name] for name in ("group", "a", "b")), strict=True)
+    ]
+    served, told = list(zip(*(rows[name] for name in WORK), strict=True)), list(rows["effective"])
+    left_out = {knob, *described.settles} | _FOLLOWS
+    return effects.assign(
+        **{name: a[name] for name in (*ALIKE, "cell_id", "repeats", "held", "values", "value", "shown")},
+        **{f"baseline_{name}": b[name] for name in ("cell_id", "repeats", "shown")},
+        baseline=b["value"],
+        knob=knob,
+        margin_pct=margin_pct,
+        took_effect=a["seen"].ne(b["seen"]).astype("boolean").where(is_pair, effects["took_effect"]),
+        bound_by=a["bound_by"].where(is_pair, effects["bound_by"]),
+        work=[_work({served[row] for row in of}) for of in compared],
+        moved_with_it=[None if knob == AT else _moved([told[row] for row in of], left_out) for of in compared],
+    ).reindex(columns=list(SCHEMA.columns))
 
 
-def _work(cells: Sequence[Row]) -> str | None:
+def _work(served: set[tuple[int, ...]]) -> str | None:
     """Whether cells served the same requests; None if it is not known of one of them."""
-    served = {tuple(cell[name] for name in WORK) for cell in cells}
     if any(pd.isna(count) for counts in served for count in counts):
         return None
     return EQUAL if len(served) == 1 else DIFFERS
@@ -193,9 +187,10 @@ def _overall(rows: pd.DataFrame, pairs: pd.DataFrame, margin_pct: float) -> pd.D
     ends = pairs.sort_values(["group", "beyond", "distance"], kind="stable").groupby("group").tail(1)
     flat = pairs.groupby("group")["flat"].all()
     # What is flat for every pair needs no correction, so its interval has none.
-    wide = ~flat[ends["group"]].to_numpy()
-    ends = ends.assign(**{end: ends[f"{end}_of_all"].where(wide, ends[f"ratio_{end}"]) for end in ("low", "high")})
-    ends = ends.assign(ratio_low=ends["low"], ratio_high=ends["high"], ratio_again_low=np.nan, ratio_again_high=np.nan)
+    of_all = {end: ends[f"{end}_of_all"].mask(flat.to_numpy(), ends[f"ratio_{end}"]) for end in ("low", "high")}
+    ends = ends.assign(
+        ratio_low=of_all["low"], ratio_high=of_all["high"], ratio_again_low=np.nan, ratio_again_high=np.nan
+    )
     falls = (ends["ratio"] < 1).to_numpy()
     inverse = {"a": ends["b"], "b": ends["a"], "ratio": 1 / ends["ratio"], "whole_ratio": 1 / ends["whole_ratio"]}
     inverse |= {"rate": ends["baseline_rate"], "baseline_rate": ends["rate"]}
@@ -203,7 +198,7 @@ def _overall(rows: pd.DataFrame, pairs: pd.DataFrame, margin_pct: float) -> pd.D
     ends = ends.assign(**{name: np.where(falls, turned, ends[name]) for name, turned in inverse.items()})
 
     slower = np.where(pairs["ratio"] > 1, pairs["b"], pairs["a"])[pairs["beyond"]]
-    others = rows[~rows.index.isin(slower)].groupby("group")["value"].agg(list)
+    fastest = rows[~rows.index.isin(slower)].groupby("group")["value"].agg(", ".join)
     undecided = pairs[~(pairs["flat"] | pairs["a"].isin(slower) | pairs["b"].isin(slower))]
 
     verdict = np.select([flat, ends["beyond"]], [FLAT, CHANGES], NOT_DECIDED)
@@ -211,19 +206,18 @@ def _overall(rows: pd.DataFrame, pairs: pd.DataFrame, margin_pct: float) -> pd.D
     # when all pairs of the group are, which is never (NaN) if one pair never is.
     to_flat = pairs["starts_needed"].fillna(np.inf).groupby(pairs["group"]).max().replace(np.inf, np.nan)
     needed = np.where(ends["distance"] > log_margin(margin_pct), ends["starts_needed"], to_flat)
-    known = rows[rows["bound_by"].notna()].groupby("group")["bound_by"].agg(list)
-    bounds = pd.Series([", ".join(sorted(set(known.get(group, [])))) for group in ends["group"]], dtype="string")
-    seen = rows.groupby("group")["seen"]
-    differs = seen.nunique() > 1
+    groups = rows.groupby("group")
+    bounds = groups["bound_by"].agg(lambda of: ", ".join(sorted(set(of.dropna()))) or pd.NA)
+    differs, unknown = groups["seen"].nunique() > 1, groups["seen"].count() < groups.size()
     return ends.assign(
         comparison=OVERALL,
         verdict=verdict,
-        fastest=[", ".join(others.get(group, [])) for group in ends["group"]],
+        fastest=fastest.reindex(ends["group"], fill_value="").array,
         fastest_decided=(~ends["group"].isin(undecided["group"])).astype("boolean"),
         starts_needed=np.where(verdict == NOT_DECIDED, needed, 0.0),
         # Null if only an unknown value might differ.
-        took_effect=differs.astype("boolean").mask(~differs & (seen.count() < seen.size())).array,
-        bound_by=bounds.mask(bounds == "").array,
+        took_effect=differs.astype("boolean").mask(~differs & unknown).array,
+        bound_by=bounds.array,
     )
 
 

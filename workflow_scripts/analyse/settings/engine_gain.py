@@ -7,7 +7,6 @@
 docs/tables.md documents every column of both tables.
 """
 
-import math
 from argparse import Namespace
 
 import numpy as np
@@ -107,82 +106,74 @@ def with_cell_ids(engines: pd.DataFrame) -> pd.DataFrame:
 
 
 def _cells(rows: pd.DataFrame) -> list[Row]:
-    """Cells with their `work`, if it is known and equal in every repeat, and the `faults` that forbid a comparison."""
+    """Cells with their `work`, as far as it is known and equal in every repeat, and the `faults` that forbid a
+    comparison."""
     cells = records(rows)
     for cell in cells:
-        ends = {name: (cell[name], cell[f"{name}_most"]) for name in WORK}
-        unknown = [name for name, (least, most) in ends.items() if pd.isna(least) or pd.isna(most)]
-        varying = [name for name, (least, most) in ends.items() if name not in unknown and least != most]
+        cell["work"], cell["faults"] = {}, []
+        for name in WORK:
+            least, most = cell[name], cell[f"{name}_most"]
+            if pd.isna(least):
+                cell["faults"].append(f"{name} is not known")
+            elif least != most:
+                cell["faults"].append(f"{name} differs between repeats")
+            else:
+                cell["work"][name] = least
         unequal = [knob for knob, equal in _UNEQUAL.items() if not pd.isna(cell[knob]) and cell[knob] not in equal]
-        cell["work"] = {name: least for name, (least, _) in ends.items() if name not in (*unknown, *varying)}
-        cell["faults"] = [
-            *(f"{name} is not known" for name in unknown),
-            *(f"{name} differs between repeats" for name in varying),
-            *(f"{knob.removeprefix('knob_')} {cell[knob]} on one side" for knob in unequal),
-        ]
+        cell["faults"] += [f"{knob.removeprefix('knob_')} {cell[knob]} on one side" for knob in unequal]
     return cells
 
 
 def _why_not_comparable(a: Row, b: Row) -> str | None:
     """What makes the work or the environment of two cells unequal; None if nothing does."""
-    differing = [name for name, amount in a["work"].items() if amount != b["work"].get(name, amount)]
-    amounts = [f"{name} differs: {a['work'][name]} against {b['work'][name]}" for name in differing]
     locks = {str(cell["lock_sha256"])[:12] for cell in (a, b)}
     environment = [f"the environments differ: lock {' against '.join(sorted(locks))}"] if len(locks) > 1 else []
     processors = {str(cell["processor"]) for cell in (a, b)}
     environment += [f"the processors differ: {' against '.join(sorted(processors))}"] if len(processors) > 1 else []
+    amounts = [
+        f"{name} differs: {amount} against {b['work'][name]}"
+        for name, amount in a["work"].items()
+        if amount != b["work"].get(name, amount)
+    ]
     return "; ".join(dict.fromkeys([*environment, *a["faults"], *b["faults"], *amounts])) or None
 
 
-def _compared(
-    rows: pd.DataFrame, samples: Samples, cells: list[Row], a: list[int], b: list[int], looks: Looks
-) -> pd.DataFrame:
+def _compared(rows: pd.DataFrame, samples: Samples, a: pd.Series, b: pd.Series, looks: Looks) -> pd.DataFrame:
     """For each pair of row numbers, or NOT_MEASURED, whether both did equal work, and if so the ratio of the rates."""
+    cells = _cells(rows)
     reasons = [
-        _why_not_comparable(cells[one], cells[other])
-        if NOT_MEASURED not in (one, other)
-        else "one of the two was not measured"
-        for one, other in zip(a, b, strict=True)
+        "one of the two was not measured"
+        if NOT_MEASURED in pair
+        else _why_not_comparable(*(cells[row] for row in pair))
+        for pair in zip(a, b, strict=True)
     ]
-    sample = rows["sample"].to_numpy(dtype=int)
-    found = compare(samples, sample[a], sample[b])
-    comparable = np.array([reason is None for reason in reasons], dtype=bool)
-    shown = pd.DataFrame(found.columns()).drop(columns="starts").assign(verdict=None)
-    if comparable.any():
-        of_comparable = compare(samples, sample[a][comparable], sample[b][comparable])
-        shown.loc[comparable, "verdict"] = directions(of_comparable, looks.of_plan)
-    shown.loc[~comparable] = None
-    return shown.assign(comparable=comparable, reason=pd.Series(reasons, dtype=object))
+    why_not = pd.Series(reasons, dtype=object)
+    comparable = why_not.isna()
+    found = compare(samples, *(rows["sample"].iloc[of[comparable].astype(int)] for of in (a, b)))
+    shown = pd.DataFrame(found.columns(), index=why_not.index[comparable]).drop(columns="starts")
+    shown = shown.assign(verdict=directions(found, looks.of_plan)).reindex(why_not.index)
+    return shown.assign(comparable=comparable, reason=why_not)
 
 
 def _improvements(rows: pd.DataFrame, samples: Samples, looks: Looks) -> pd.DataFrame:
-    numbered = rows[[*PLACE, "engine"]].assign(row=np.arange(len(rows)))
-    is_vllm, is_hf = numbered["engine"] == VLLM.name, numbered["engine"].isin([HF_STATIC.name, HF_CONTINUOUS.name])
-    pairs = numbered[is_vllm].merge(numbered[is_hf], on=list(PLACE), suffixes=("_a", "_b"))
-    a, b = pairs["row_a"].tolist(), pairs["row_b"].tolist()
-    cells = _cells(rows)
-    vllm, hf = rows.iloc[a].reset_index(), rows.iloc[b].reset_index()
-    found = _compared(rows, samples, cells, a, b, looks)
-    is_kind = [hf["engine"].eq(HF_CONTINUOUS.name).to_numpy(), hf["knob_batch_size"].eq(1).fillna(False).to_numpy(bool)]
-    return pd.DataFrame(
-        {name: vllm[name] for name in PLACE}
-        | {
-            "vllm_knobs": vllm["knobs"],
-            "vllm_max_num_seqs": vllm["max_concurrency_allowed"],
-            "vllm_repeats": vllm["repeats"],
-            "vllm_output_tokens_per_s": np.exp(vllm["log_mean"]),
-            "hf_engine": hf["engine"],
-            "hf_knobs": hf["knobs"],
-            "hf_kind": np.select(is_kind, [CONTINUOUS, BATCH_1], STATIC_BATCH),
-            "hf_batch_size": hf["knob_batch_size"],
-            "hf_repeats": hf["repeats"],
-            "hf_output_tokens_per_s": np.exp(hf["log_mean"]),
-        }
-    ).join(found.rename(columns=lambda name: f"improvement_{name}" if name.startswith("ratio") else name))
+    told = rows.assign(
+        row=np.arange(len(rows)),
+        output_tokens_per_s=np.exp(rows["log_mean"]),
+        max_num_seqs=rows["max_concurrency_allowed"],
+        batch_size=rows["knob_batch_size"],
+    ).set_index(list(PLACE))
+    vllm = told[told["engine"] == VLLM.name].add_prefix("vllm_").reset_index()
+    hf = told[told["engine"].isin([HF_STATIC.name, HF_CONTINUOUS.name])].add_prefix("hf_").reset_index()
+    pairs = vllm.merge(hf, on=list(PLACE))
+    found = _compared(rows, samples, pairs["vllm_row"], pairs["hf_row"], looks)
+    is_kind = [pairs["hf_engine"].eq(HF_CONTINUOUS.name), pairs["hf_batch_size"].eq(1)]
+    kind = np.select([of.to_numpy(dtype=bool, na_value=False) for of in is_kind], [CONTINUOUS, BATCH_1], STATIC_BATCH)
+    found = found.rename(columns=lambda name: f"improvement_{name}" if name.startswith("ratio") else name)
+    return pairs.join(found).assign(hf_kind=kind)[list(SCHEMA.columns)]
 
 
 def _decompositions(rows: pd.DataFrame, samples: Samples, looks: Looks) -> pd.DataFrame:
-    steps: list[Row] = []
+    steps: list[tuple[int, str, int, int, str | None]] = []
     for _, place in rows.reset_index(names="row").groupby(list(PLACE), sort=False):
         continuous, ties = _fastest(place[place["engine"] == HF_CONTINUOUS.name], samples)
         vllm = place[(place["engine"] == VLLM.name) & (place["max_concurrency_allowed"] > 1)]
@@ -190,19 +181,28 @@ def _decompositions(rows: pd.DataFrame, samples: Samples, looks: Looks) -> pd.Da
         references = {n: _static_references(static, n) for n in vllm["max_concurrency_allowed"].unique()}
         for row, sequences in zip(vllm["row"], vllm["max_concurrency_allowed"], strict=True):
             one, batch = references[sequences]
-            if any(cell != NOT_MEASURED for cell in (one, batch, continuous)):
+            if {one, batch, continuous} != {NOT_MEASURED}:
                 steps += [
-                    {"last": row, "factor": STATIC_BATCHING, "a": batch, "b": one},
-                    {"last": row, "factor": CONTINUOUS_BATCHING, "a": continuous, "b": batch, "ties": ties},
-                    {"last": row, "factor": ENGINE, "a": row, "b": continuous, "ties": ties},
-                    {"last": row, "factor": TOTAL, "a": row, "b": one},
+                    (row, STATIC_BATCHING, batch, one, None),
+                    (row, CONTINUOUS_BATCHING, continuous, batch, ties),
+                    (row, ENGINE, row, continuous, ties),
+                    (row, TOTAL, row, one, None),
                 ]
-    cells = _cells(rows)
-    a, b = ([step[side] for step in steps] for side in "ab")
-    found = records(_compared(rows, samples, cells, a, b, looks))
-    totals = {step["last"]: result for step, result in zip(steps, found, strict=True) if step["factor"] == TOTAL}
-    table = [_step_row(cells, step, result, totals[step["last"]]) for step, result in zip(steps, found, strict=True)]
-    return pd.DataFrame(table, columns=list(DECOMPOSITION_SCHEMA.columns))
+    found = pd.DataFrame(steps, columns=["last", "factor", "a", "b", "ties"])
+    found = found.join(_compared(rows, samples, found["a"], found["b"], looks))
+    vllm = rows.iloc[found["last"].astype(int)].reset_index(drop=True)
+    names = (rows["engine"] + "/" + rows["knobs"]).to_dict()
+    # The shares of the steps add up to 100 %.
+    total = found[found["factor"] == TOTAL].set_index("last").loc[found["last"]].reset_index()
+    share_pct = 100 * np.log(found["ratio"].astype(float)) / np.log(total["ratio"].astype(float))
+    return found.assign(
+        **{name: vllm[name] for name in PLACE},
+        vllm_knobs=vllm["knobs"],
+        vllm_max_num_seqs=vllm["max_concurrency_allowed"],
+        numerator=found["a"].map(names),
+        denominator=found["b"].map(names),
+        share_pct=share_pct.where(total["verdict"] == FASTER),
+    )[list(DECOMPOSITION_SCHEMA.columns)]
 
 
 def _static_references(static: pd.DataFrame, sequences: float) -> tuple[int, int]:
@@ -228,28 +228,12 @@ def _first(rows: pd.DataFrame) -> int:
     return NOT_MEASURED if rows.empty else int(rows["row"].iloc[0])
 
 
-def _fastest(cells: pd.DataFrame, samples: Samples) -> tuple[int, list[int]]:
-    """The row of the fastest cell, and the rows of those that are not shown to be slower."""
-    if cells.empty:
-        return NOT_MEASURED, []
+def _fastest(cells: pd.DataFrame, samples: Samples) -> tuple[int, str | None]:
+    """The row of the fastest cell, and the knobs of those that are not shown to be slower."""
     cells = cells.sort_values(["log_mean", "knobs"], ascending=[False, True])
     sample = cells["sample"].to_numpy(dtype=int)
-    return _first(cells), cells["row"][1:][~is_higher(compare(samples, sample[:1], sample[1:]))].tolist()
-
-
-def _step_row(cells: list[Row], step: Row, found: Row, total: Row) -> Row:
-    vllm = cells[step["last"]]
-    row: Row = {name: vllm[name] for name in PLACE}
-    row |= {"vllm_knobs": vllm["knobs"], "vllm_max_num_seqs": vllm["max_concurrency_allowed"], "factor": step["factor"]}
-    row |= {"numerator": _name(cells, step["a"]), "denominator": _name(cells, step["b"])} | found
-    row["ties"] = ", ".join(cells[tie]["knobs"] for tie in step.get("ties", ())) or None
-    if total["verdict"] == FASTER:  # the shares of the steps add up to 100 %
-        row["share_pct"] = 100 * math.log(found["ratio"]) / math.log(total["ratio"])
-    return row
-
-
-def _name(cells: list[Row], row: int) -> str | None:
-    return None if row == NOT_MEASURED else f"{cells[row]['engine']}/{cells[row]['knobs']}"
+    ties = cells["knobs"][1:][~is_higher(compare(samples, sample[:1], sample[1:]))] if len(cells) else []
+    return _first(cells), ", ".join(ties) or None
 
 
 @table_command("engines", decomposition="engine_decomposition")
