@@ -311,7 +311,8 @@ def _counted(found: Iterable[Difference]) -> list[Different]:
 
 
 def _of_cell(x: DigestCell, y: DigestCell) -> Iterator[Difference]:
-    yield from differences(*({name: ", ".join(values) for name, values in of.environment.items()} for of in (x, y)))
+    one, other = ({name: ", ".join(values) for name, values in of.environment.items()} for of in (x, y))
+    yield from differences(one, other)
     for rates, a, b in differences(x.ceilings, y.ceilings):
         if a is not None and b is not None:
             yield Difference(f"limit: output tokens/s by {rates} rates", a, b)

@@ -10,8 +10,7 @@ what they would need, and the reason if measuring has ended.
 """
 
 from argparse import Namespace
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
 from itertools import count
 from math import inf
 from pathlib import Path
@@ -38,7 +37,6 @@ from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.rounds import (
     CellStart,
-    EndedStarts,
     OpenComparison,
     RoundPlan,
     ended_starts,
@@ -53,7 +51,6 @@ TWO_MODES = "the starts of a cell fall into two groups, so no single number desc
 TOO_LITTLE_TIME = "it needs more device time than is left"
 ALL_DECIDED = "every comparison is decided"
 NONE_DECIDABLE = "no undecided comparison can be decided within the study's starts and budget"
-NONE_TO_MEASURE = "the cells of open comparisons failed, or have as many starts as the study allows"
 NO_START = "one of its cells failed, or has as many starts as the study allows"
 # Minimum number of starts for a variance.
 _LEAST_TO_VARY = 2
@@ -85,39 +82,37 @@ def decide_round(
     spent_s = sum(map(sum, [*seconds.values(), drift]))
     budget_s = inf if study.device_hours is None else 3600 * study.device_hours - spent_s
     table = table[table["source"].ne(SIMULATED)]
-    found = next_round(
-        table[table["gpu"].isin(gpus)],
-        study.equivalence_margin_pct,
-        looks_at(study.starts, table),
-        seconds_per_start={cell: fmean(of_starts) for cell, of_starts in seconds.items() if of_starts},
-        budget_s=budget_s,
-    )
     at_least = 0 if study.measure else study.starts.at_least
     failed = {cell for cell, starts in ended.items() if len(starts) < at_least} | {*tried}
     if before is not None:  # a start that an earlier round should have measured has no outcome
         failed |= {*before.failed, *(one.cell for one in before.starts if one.start not in ended.get(one.cell, {}))}
-    hopeless = failed | {cell for cell, starts in ended.items() if len(starts) >= study.starts.at_most}
-    going = [one for one in found.undecided if hopeless.isdisjoint(one.cells)]
-    given_up = [
-        one.model_copy(update={"given_up": NO_START}) for one in found.undecided if not hopeless.isdisjoint(one.cells)
-    ]
-    chosen = {cell for one in going for cell in one.cells}
-    decided = RoundPlan(
+    opened, decided, left_s = open_comparisons(
+        table[table["gpu"].isin(gpus)],
+        study.equivalence_margin_pct,
+        looks_at(study.starts, table),
+        {cell: fmean(of_starts) for cell, of_starts in seconds.items() if of_starts},
+        budget_s,
+        failed | {cell for cell, starts in ended.items() if len(starts) >= study.starts.at_most},
+    )
+    undecided = tuple(one for one in opened if not one.given_up)
+    plan = RoundPlan(
         round=number,
-        starts=_starts(chosen, ended, number),
-        undecided=tuple(going),
-        not_decidable=(*given_up, *found.not_decidable),
-        decided=found.decided,
+        starts=(),
+        undecided=undecided,
+        not_decidable=tuple(one for one in opened if one.given_up),
+        decided=decided,
         spent_s=spent_s,
-        left_s=found.left_s,
-        ended=found.ended or (None if chosen else NONE_TO_MEASURE),
+        left_s=left_s,
+        ended=None if undecided else NONE_DECIDABLE if opened else ALL_DECIDED,
         failed=tuple(sorted(failed)),
         known=known_sha256(study, paths, gpus),
     )
-    if study.measure is None or predicted is None:
-        return decided
-    decided, chosen = choose_round(decided, study, study.measure, predicted, table, ended, budget_s)
-    return decided.model_copy(update={"starts": _starts(chosen, ended, number)})
+    chosen = {cell for one in undecided for cell in one.cells}
+    if study.measure is not None and predicted is not None:
+        plan, chosen = choose_round(plan, study, study.measure, predicted, table, ended, budget_s)
+    free = {cell: next(start for start in count(1) if start not in ended[cell]) for cell in chosen}
+    starts = tuple(CellStart(cell, free[cell]) for cell in in_random_order(chosen, number))
+    return plan.model_copy(update={"starts": starts})
 
 
 def _device_seconds(cell: Cell, outcome: Path, study: Study) -> float:
@@ -126,70 +121,50 @@ def _device_seconds(cell: Cell, outcome: Path, study: Study) -> float:
     return cell.knobs.ranks * float(sum(phases_s.values()) if phases_s else study.cell_time_limit_s)
 
 
-def _starts(cells: Collection[str], ended: EndedStarts, number: int) -> tuple[CellStart, ...]:
-    """The next start of each cell, in the order of the round."""
-    free = {cell: next(start for start in count(1) if start not in ended[cell]) for cell in cells}
-    return tuple(CellStart(cell, free[cell]) for cell in in_random_order(cells, number))
-
-
-@dataclass(frozen=True)
-class NextRound:
-    """What a study measures next: the `cells` to start once more, in the order of the comparisons `undecided` that
-    these starts may decide, in estimated device seconds `left_s`. `ended`: why there is no next round, or None."""
-
-    cells: tuple[str, ...]
-    undecided: tuple[OpenComparison, ...]
-    not_decidable: tuple[OpenComparison, ...]
-    decided: int
-    left_s: float
-    ended: str | None
-
-
-def next_round(
+def open_comparisons(
     cells: pd.DataFrame,
     margin_pct: float,
     looks: Looks,
-    *,
     seconds_per_start: Mapping[str, float],
     budget_s: float = inf,
-) -> NextRound:
-    """Which comparisons of the effects table the next round may decide, the cheapest first.
+    no_start: Collection[str] = (),
+) -> tuple[list[OpenComparison], int, float]:
+    """The comparisons of the effects table that are not decided, the cheapest first, with why they are given up; how
+    many are decided; and the device seconds that those take which are not given up.
 
     The first rounds, up to the study's minimum number of starts, measure every cell. Both cells of a comparison are
     always in the same round. `seconds_per_start` are device seconds by `cell_id`, with every compared cell (else a
-    KeyError); `budget_s` are those that are left.
+    KeyError); `budget_s` are those that are left; the cells `no_start` are not started again.
     """
-    started = counted(cells).groupby("cell_id")["start"].nunique().to_dict()
-    pairs = list(_pairs(cells, margin_pct, looks))
+    started = counted(cells).groupby("cell_id")["start"].nunique()
+    pairs = []
+    for column, rows, of_column in compared_pairs(cells, margin_pct, looks):
+        ids = rows["cell_id"].to_numpy()
+        pairs += [
+            pair | {"knob": column.removeprefix("knob_"), "cells": (ids[pair["b"]], ids[pair["a"]])}
+            for pair in records(of_column)
+        ]
     undecided = [pair for pair in pairs if pair["verdict"] == NOT_DECIDED]
     for pair in undecided:
         pair["further"] = _further(pair, looks.at_least)
         pair["cost_s"] = pair["further"] * sum(seconds_per_start[cell] for cell in pair["cells"])
-    going: list[OpenComparison] = []
-    not_decidable: list[OpenComparison] = []
+    opened: list[OpenComparison] = []
     starts: dict[str, float] = {}
+    left_s = 0.0
     for pair in sorted(undecided, key=lambda pair: (pair["cost_s"], pair["cells"])):
         then = starts | {cell: max(starts.get(cell, 0), pair["further"]) for cell in pair["cells"]}
-        total_s = sum(count * seconds_per_start[cell] for cell, count in then.items())
-        given_up = TOO_LITTLE_TIME if total_s > budget_s else None
-        if pair["bimodal"]:
-            given_up = TWO_MODES
-        elif any(started[cell] + pair["further"] > looks.at_most for cell in pair["cells"]):
-            given_up = TOO_MANY_STARTS
+        then_s = float(sum(count * seconds_per_start[cell] for cell, count in then.items()))
+        reasons = {
+            TWO_MODES: pair["bimodal"],
+            TOO_MANY_STARTS: any(started[cell] + pair["further"] > looks.at_most for cell in pair["cells"]),
+            NO_START: any(cell in no_start for cell in pair["cells"]),
+            TOO_LITTLE_TIME: then_s > budget_s,
+        }
+        given_up = next((reason for reason, holds in reasons.items() if holds), None)
         needed = None if np.isnan(pair["starts_needed"]) else int(pair["starts_needed"])
-        of = OpenComparison(knob=pair["knob"], cells=pair["cells"], further_starts=needed, given_up=given_up)
-        (not_decidable if given_up else going).append(of)
-        starts = starts if given_up else then
-    ended = None if going else NONE_DECIDABLE if not_decidable else ALL_DECIDED
-    left_s = float(sum(count * seconds_per_start[cell] for cell, count in starts.items()))
-    return NextRound(tuple(starts), tuple(going), tuple(not_decidable), len(pairs) - len(undecided), left_s, ended)
-
-
-def _pairs(cells: pd.DataFrame, margin_pct: float, looks: Looks) -> Iterator[Row]:
-    for column, rows, pairs in compared_pairs(cells, margin_pct, looks):
-        ids = rows["cell_id"].to_numpy()
-        for pair in records(pairs):
-            yield pair | {"knob": column.removeprefix("knob_"), "cells": (ids[pair["b"]], ids[pair["a"]])}
+        opened.append(OpenComparison(knob=pair["knob"], cells=pair["cells"], further_starts=needed, given_up=given_up))
+        starts, left_s = (starts, left_s) if given_up else (then, then_s)
+    return opened, len(pairs) - len(undecided), left_s
 
 
 def _further(pair: Row, at_least: int) -> float:

@@ -149,7 +149,8 @@ def _compared(rows: pd.DataFrame, samples: Samples, a: pd.Series, b: pd.Series, 
     ]
     why_not = pd.Series(reasons, dtype=object)
     comparable = why_not.isna()
-    found = compare(samples, *(rows["sample"].iloc[of[comparable].astype(int)] for of in (a, b)))
+    sample = rows["sample"].to_numpy(dtype=int)
+    found = compare(samples, *(sample[of[comparable].to_numpy(dtype=int)] for of in (a, b)))
     shown = pd.DataFrame(found.columns(), index=why_not.index[comparable]).drop(columns="starts")
     shown = shown.assign(verdict=directions(found, looks.of_plan)).reindex(why_not.index)
     return shown.assign(comparable=comparable, reason=why_not)
@@ -232,7 +233,7 @@ def _fastest(cells: pd.DataFrame, samples: Samples) -> tuple[int, str | None]:
     """The row of the fastest cell, and the knobs of those that are not shown to be slower."""
     cells = cells.sort_values(["log_mean", "knobs"], ascending=[False, True])
     sample = cells["sample"].to_numpy(dtype=int)
-    ties = cells["knobs"][1:][~is_higher(compare(samples, sample[:1], sample[1:]))] if len(cells) else []
+    ties = cells["knobs"][1:][~is_higher(compare(samples, sample[:1], sample[1:]))] if len(cells) else cells["knobs"]
     return _first(cells), ", ".join(ties) or None
 
 

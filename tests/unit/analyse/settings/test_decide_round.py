@@ -9,15 +9,17 @@ import pytest
 from tests.unit.analyse.parsed_tables import requests, steps, write_parsed
 from tests.unit.analyse.synthetic_cells import cell, starts_table
 from tests.unit.made_studies import end_cell, fixed, write_study
+from workflow_scripts.analyse.intervals.further_starts import Looks
 from workflow_scripts.analyse.settings.decide_round import (
     ALL_DECIDED,
     NO_START,
     NONE_DECIDABLE,
-    NONE_TO_MEASURE,
     TOO_LITTLE_TIME,
     TOO_MANY_STARTS,
+    TWO_MODES,
     decide_round,
     main,
+    open_comparisons,
 )
 from workflow_scripts.analyse.settings.effects import main as table_effects
 from workflow_scripts.analyse.tables import write_table
@@ -107,10 +109,10 @@ def test_a_cell_that_failed_is_not_measured_again_by_the_same_call(tmp_path):
     plan = measured.plan(table, 5, before)
     assert plan.failed == (failed,)
     # What is compared with it alone is not measured again either: that would decide nothing.
-    assert (plan.starts, plan.undecided, plan.ended) == ((), (), NONE_TO_MEASURE)
+    assert (plan.starts, plan.undecided, plan.ended) == ((), (), NONE_DECIDABLE)
     assert [(set(one.cells), one.given_up) for one in plan.not_decidable] == [({failed, other}, NO_START)]
     nobody = measured.plan(table, 5, before.model_copy(update={"failed": (other,)}))
-    assert (nobody.starts, nobody.ended) == ((), NONE_TO_MEASURE)
+    assert (nobody.starts, nobody.ended) == ((), NONE_DECIDABLE)
 
 
 def test_what_a_former_call_did_not_measure_is_tried_again(tmp_path):
@@ -157,3 +159,83 @@ def test_the_effects_of_a_study_share_its_error_over_its_rounds(tmp_path, capsys
     if at_most == 3:  # a fixed number of starts leaves nothing to decide
         assert called(measured, tmp_path, 3, tmp_path / "plan.json") == 2
         assert "nothing to decide" in capsys.readouterr().err
+
+
+# --- which comparisons are open
+
+DRAWN = np.random.default_rng(20261122).normal(0, 1, (8, 8))
+DRAWN -= DRAWN.mean(axis=1, keepdims=True)
+
+
+def seqs(rates, starts=3, sd=0.025, **columns):
+    """Cells of one engine that differ in `max_num_seqs`, with starts that vary by `sd` around these rates."""
+    noise = DRAWN[: len(rates), :starts] - DRAWN[: len(rates), :starts].mean(axis=1, keepdims=True)
+    of_cells = zip(rates.items(), noise, strict=True)
+    return [cell({"max_num_seqs": n}, rate * np.exp(sd * of), **columns) for (n, rate), of in of_cells]
+
+
+def opened(cells, at_most=8, margin_pct=5.0, seconds=None, **options):
+    """The cells of each open comparison with why it is given up, the number of decided ones, and the seconds left."""
+    table = cells if isinstance(cells, pd.DataFrame) else starts_table(*cells)
+    cost = dict.fromkeys(table["cell_id"], 10.0) | (seconds or {})
+    found, decided, left_s = open_comparisons(table, margin_pct, Looks(2, at_most), cost, **options)
+    return [(one.cells, one.given_up, one.further_starts) for one in found], decided, left_s
+
+
+def test_only_what_is_not_decided_is_open():
+    assert opened(seqs({1: 100, 4: 100, 16: 400}, sd=0.001)) == ([], 3, 0)
+    assert opened(seqs({1: 100})) == ([], 0, 0)
+    ((_, given_up, further),), _, left_s = opened(seqs({1: 100, 4: 100}, starts=1))
+    assert (given_up, further, left_s) == (None, None, 20)  # a second start of each shows how starts vary
+    ((ids, given_up, further),), decided, left_s = opened(seqs({1: 100, 4: 100, 16: 400, 64: 700}))
+    assert ([cell_id.rsplit("/", 1)[1] for cell_id in ids], given_up, decided) == (["seqs1", "seqs4"], None, 5)
+    assert left_s == 20 * further > 0
+    # Starts that failed are no starts.
+    cells = starts_table(*seqs({1: 100, 4: 100}, starts=8, sd=0.05))
+    cells.loc[cells["start"] > 3, "outcome"] = "engine_error"
+    assert [given_up for _, given_up, _ in opened(cells, margin_pct=20.0)[0]] == [None]
+
+
+def test_the_cheapest_come_first_and_a_budget_pays_for_these():
+    places = [*seqs({1: 100, 4: 100}), *seqs({1: 100, 4: 100}, workload="long")]
+    ids = [of_cell[0]["cell_id"] for of_cell in places]
+    for cheap, dear in ((ids[:2], ids[2:]), (ids[2:], ids[:2])):
+        seconds = dict.fromkeys(cheap, 5.0) | dict.fromkeys(dear, 50.0)
+        found, _, all_s = opened(places, seconds=seconds)
+        assert [of[:2] for of in found] == [(tuple(cheap), None), (tuple(dear), None)]
+        found, _, left_s = opened(places, seconds=seconds, budget_s=all_s - 1)
+        assert [given_up for _, given_up, _ in found] == [None, TOO_LITTLE_TIME]
+        assert left_s < all_s
+        # Cells that are not started again take no time.
+        found, _, left_s = opened(places, seconds=seconds, budget_s=all_s - 1, no_start=cheap)
+        assert [given_up for _, given_up, _ in found] == [NO_START, None]
+
+
+@pytest.mark.parametrize(
+    ("rates", "sd", "at_most", "given_up", "is_known"),
+    [
+        ({1: 100, 4: 100}, 0.1, 8, TOO_MANY_STARTS, True),
+        ({1: 100, 4: 105}, 0.1, 8, TOO_MANY_STARTS, False),
+        # On the margin itself nothing would decide, but three starts do not show that it lies there.
+        ({1: 100, 4: 105}, 0.03, 20, None, False),
+    ],
+)
+def test_what_takes_more_starts_than_allowed_is_given_up_with_what_it_would_take(
+    rates, sd, at_most, given_up, is_known
+):
+    ((_, found, further),), _, _ = opened(seqs(rates, sd=sd), at_most)
+    assert (found, further is not None and further > 5) == (given_up, is_known)
+
+
+@pytest.mark.parametrize(("sd", "at_most", "given_up"), [(0.01, 8, None), (0.03, 4, TOO_MANY_STARTS)])
+def test_cells_of_other_rounds_take_more_starts_than_the_study_allows_if_they_vary(sd, at_most, given_up):
+    apart = starts_table(*seqs({1: 100, 4: 100}, sd=sd))
+    apart.loc[apart["cell_id"].str.endswith("seqs4"), "round"] += 3
+    ((_, found, _),), _, left_s = opened(apart, at_most)
+    assert (found, left_s) == (given_up, 0 if given_up else 60)
+
+
+def test_a_cell_with_two_modes_is_not_measured_again():
+    split = cell({"max_num_seqs": 8}, 300 * np.exp(0.001 * DRAWN[4, :6] + 0.3 * np.array([0, 1, 0, 1, 1, 0])))
+    found, decided, _ = opened([*seqs({1: 100, 2: 100, 4: 100}, starts=6, sd=0.001), split])
+    assert ({given_up for _, given_up, _ in found}, decided) == ({TWO_MODES}, 3)
