@@ -25,7 +25,6 @@ from workflow_scripts.physics.layers import Attention, Experts, State
 from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, facts_on
 from workflow_scripts.physics.stored_weights import KV_CACHE_DTYPE, QUANTIZATION
 from workflow_scripts.predict.engine_memory import (
-    GIB,
     CapacityError,
     EngineSettings,
     PipelineRank,
@@ -62,11 +61,9 @@ def predict_capacity(
     log_gib = {name: value for name in LOG_FACTS if (value := (log_facts or {}).get(name)) is not None}
     batch = batch_of(settings, facts, gpu)
     pool = kv_pool(facts, settings, batch, gpu.kind)
-    ranks = [
-        _of_rank(facts, gpu, settings, rank, pool, log_gib)
-        for rank in split_layers(facts.layers, settings.pipeline_parallel_size)
-    ]
-    binding = min(ranks, key=lambda terms: terms["num_blocks"].value)
+    ranks = split_layers(facts.layers, settings.pipeline_parallel_size)
+    of_ranks = (_of_rank(facts, gpu, settings, rank, pool, log_gib) for rank in ranks)
+    binding = min(of_ranks, key=lambda terms: terms["num_blocks"].value)
     blocks, tokens = int(binding["num_blocks"].value), batch.max_model_len
     needed = pool.blocks_per_request(tokens)
     how = f"num_blocks / {needed} blocks of a request of {tokens} tokens"
@@ -105,11 +102,8 @@ def _of_rank(
     log_gib: Mapping[str, float],
 ) -> dict[str, Term]:
     per_block = pool.bytes_per_block(rank)
-    if len(pool.groups) == 1:
-        how = f"bytes_per_token x {pool.block_size} tokens"
-    else:
-        pages = f"{per_block // pool.page_bytes} layers of a group x pages of {pool.page_bytes:,} bytes"
-        how = f"{pages}, {pool.block_size} tokens in a page of attention; {len(pool.groups)} groups"
+    pages = f"{per_block // pool.page_bytes} layers of a group x pages of {pool.page_bytes:,} bytes"
+    how = f"{pages}, {pool.block_size} tokens in a page of attention; groups: {len(pool.groups)}"
     if given := settings.num_gpu_blocks_override:
         memory = {"available_kv_cache": Term(given * per_block, "bytes", "num_gpu_blocks_override x bytes_per_block")}
     else:
@@ -124,7 +118,7 @@ def _of_rank(
     }
 
 
-def explain_observed(terms: Mapping[str, Term], observed: Sequence[tuple[float, int]]) -> dict[str, Term | str]:
+def explain_observed(terms: Mapping[str, Term], observed: Sequence[tuple[float, int]]) -> dict[str, Term]:
     """What pairs of gpu_memory_utilization and observed blocks imply for the device's memory and the overhead.
 
     This distinguishes a wrong prediction, `terms`, from a different device: see `formulas.memory_and_overhead`. Blocks
@@ -132,9 +126,8 @@ def explain_observed(terms: Mapping[str, Term], observed: Sequence[tuple[float, 
 
     >>> sizes = {"bytes_per_block": 1e6, "device_memory": 10e9, "weights": 1e9}
     >>> terms = {n: Term(sizes.get(n, 0), "", "") for n in (*sizes, "activation", "cuda_graphs", "other")}
-    >>> found = explain_observed(terms, [(0.5, 3000), (0.9, 7000)])
-    >>> [round(term.value / 1e9, 3) for term in found.values() if isinstance(term, Term)]
-    [10.0, 2.0, 1.0]
+    >>> [f"{term.value:g}" for term in explain_observed(terms, [(0.5, 3000), (0.9, 7000)]).values()]
+    ['1e+10', '2e+09', '1e+09', '1']
 
     Raises CapacityError if there are fewer than two utilizations, or the device's memory is not predicted.
     """
@@ -142,29 +135,15 @@ def explain_observed(terms: Mapping[str, Term], observed: Sequence[tuple[float, 
         raise CapacityError("--observed is needed for two utilizations or more, to tell memory from overhead")
     if "device_memory" not in terms:
         raise CapacityError("--observed cannot be explained with a given size of the KV cache")
-    per_block, device = terms["bytes_per_block"].value, terms["device_memory"].value
-    memory, overhead = formulas.memory_and_overhead(observed, per_block)
+    memory, overhead = formulas.memory_and_overhead(observed, terms["bytes_per_block"].value)
     expected = sum(terms[name].value for name in ("weights", "activation", "cuda_graphs", "other"))
+    factor = terms["device_memory"].value / memory
     return {
         "implied_memory": Term(round(memory), "bytes", "slope of the observed blocks x bytes_per_block"),
         "implied_overhead": Term(round(overhead), "bytes", "minus intercept of the observed blocks x bytes_per_block"),
         "predicted_overhead": Term(expected, "bytes", "weights + activation + cuda_graphs + other"),
-        "explanation": (
-            f"Blocks of {per_block:,.0f} bytes fit a device of {memory / GIB:.2f} GiB with {overhead / GIB:.2f} GiB of "
-            f"weights and overhead (predicted: {expected / GIB:.2f} GiB); this GPU has {device / GIB:.2f} GiB. "
-            + _factor(device / memory)
-        ),
+        "block_factor": Term(round(factor, 3), "times", "device_memory / implied_memory: such blocks would fill it"),
     }
-
-
-def _factor(factor: float) -> str:
-    """What it would mean if the blocks filled the whole GPU only when `factor` times as large as predicted."""
-    whole = round(factor)
-    if abs(factor - 1) < 0.03:
-        return "The blocks are those of this GPU."
-    if whole > 1 and abs(factor / whole - 1) < 0.03:
-        return f"Blocks {whole} times as large would fill it; elements of {whole} times the width make such blocks."
-    return f"Only blocks {factor:.2f} times as large would fill it; no width of elements makes such blocks."
 
 
 def _capacity(args: Namespace, gpu: Gpu) -> dict[str, Any]:
@@ -197,13 +176,11 @@ def _read_log(path: Path) -> dict[str, Any]:
     except OSError as e:
         raise CapacityError(f"{path}: {e.strerror}") from None
     except ValueError:
-        raise CapacityError(f"{path}: not the JSON that `kvsweep log` prints") from None
-    if not isinstance(log, dict) or all(log.get(name) is None for name in LOG_FACTS):
-        raise CapacityError(f"{path}: has none of {', '.join(LOG_FACTS)}")
-    for name in LOG_FACTS:
-        if not isinstance(log.get(name), int | float | None):
-            raise CapacityError(f"{path}: {name} must be a number, not {log[name]!r}")
-    return log
+        log = None
+    values = [log.get(name) for name in LOG_FACTS] if isinstance(log, dict) else []
+    if not any(values) or not all(isinstance(value, int | float | None) for value in values):
+        raise CapacityError(f"{path}: not what `kvsweep log` prints, with a number of {', '.join(LOG_FACTS)}")
+    return dict(log)
 
 
 def _observation(text: str) -> tuple[float, int]:

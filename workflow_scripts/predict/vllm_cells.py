@@ -27,18 +27,8 @@ from workflow_scripts.predict.schedule import SchedulerSettings
 from workflow_scripts.predict.timing import Graphs
 
 _MORE_MEMORY = (0, 20)  # `gpu_memory_utilization` is 0.92 by default, and 0.9 before (vllm/config/cache.py)
-
-# What vLLM 0.32 refuses because of a GPU's compute capability: `check_if_supports_dtype` of `platforms/cuda.py`,
-# `get_min_capability` of its quantization methods, and its attention backends. fp8 needs no GPU with fp8 arithmetic:
-# Marlin's kernels accept fp8 weights from 7.5 on, and FlashInfer accepts an fp8 cache from 8.0 on.
-_BFLOAT16 = (8, 0)
-_FP8_CACHE_OF_FLASHINFER = (8, 0)
-_FP8_CACHE_OF_OTHERS = (8, 9)
-_BACKENDS: Mapping[str | None, tuple[int, int]] = {"FLASH_ATTN": (8, 0), "FLASHINFER": (8, 0)}
-# For weights, by how a model stores them; methods that are not here run on any GPU of the catalogue.
-_WEIGHTS: Mapping[str | None, tuple[int, int]] = dict.fromkeys(
-    ("awq", "awq_marlin", "fp8", "fp8_per_tensor", "int8"), (7, 5)
-)
+_WEIGHTS_FROM_7_5 = ("awq", "awq_marlin", "fp8", "fp8_per_tensor", "int8")  # others run on any GPU of the catalogue
+_BACKENDS_FROM_8 = ("FLASH_ATTN", "FLASHINFER")
 
 
 def engine_settings(knobs: VllmKnobs, gpu: Gpu, version: str = "") -> EngineSettings:
@@ -86,6 +76,10 @@ def vllm_capacity(knobs: VllmKnobs, gpu: Gpu, facts: ModelFacts, version: str = 
 def why_gpu_is_refused(gpu: Gpu, knobs: VllmKnobs, facts: ModelFacts) -> str | None:
     """Why vLLM does not start on this GPU, with a remedy; None if its compute capability is sufficient.
 
+    These are the rules of vLLM 0.32: `check_if_supports_dtype` of `platforms/cuda.py`, `get_min_capability` of its
+    quantization methods, and its attention backends. fp8 needs no GPU with fp8 arithmetic: Marlin's kernels accept fp8
+    weights from 7.5 on, and FlashInfer accepts an fp8 cache from 8.0 on.
+
     >>> from workflow_scripts.catalog.gpus_and_models import get_gpu, get_model
     >>> from workflow_scripts.physics.model_facts import read_model_facts
     >>> llama = read_model_facts(get_model("llama-3.1-8b-instruct").config, "bfloat16")
@@ -94,26 +88,21 @@ def why_gpu_is_refused(gpu: Gpu, knobs: VllmKnobs, facts: ModelFacts) -> str | N
     >>> why_gpu_is_refused(get_gpu("a10"), VllmKnobs(), llama) is None
     True
     """
-    if gpu.compute_capability is None:
-        return None
-    major, minor = map(int, gpu.compute_capability.split("."))
-    has, cache, chosen = (major, minor), knobs.kv_cache_dtype or "auto", knobs.attention_backend
-
-    def lacks(what: str, needed: tuple[int, int], remedy: str) -> str:
-        return f"{what} needs compute capability {needed[0]}.{needed[1]}, and {gpu.name} has {major}.{minor}: {remedy}"
-
-    if facts.dtype == "bfloat16" and has < _BFLOAT16:
-        return lacks("bfloat16", _BFLOAT16, "set dtype: float16 in the model.yaml of the model")
-    if has < (needed := _WEIGHTS.get(facts.quantization, has)):
-        return lacks(f"quantization {facts.quantization}", needed, "gptq runs on any GPU from 6.0 on")
-    if has < (needed := _BACKENDS.get(chosen, has)):
-        return lacks(f"attention_backend {chosen}", needed, "leave attention_backend out")
-    if cache == "bfloat16" and has < _BFLOAT16:
-        return lacks("kv_cache_dtype bfloat16", _BFLOAT16, "set kv_cache_dtype: float16")
-    if cache.startswith("fp8") and has < _FP8_CACHE_OF_FLASHINFER:
-        return lacks(f"kv_cache_dtype {cache}", _FP8_CACHE_OF_FLASHINFER, "set kv_cache_dtype: auto")
-    if cache.startswith("fp8") and chosen not in (None, "FLASHINFER") and has < _FP8_CACHE_OF_OTHERS:
-        return lacks(f"kv_cache_dtype {cache} with {chosen}", _FP8_CACHE_OF_OTHERS, "set attention_backend: FLASHINFER")
+    weights, backend, cache = facts.quantization, knobs.attention_backend, knobs.kv_cache_dtype or "auto"
+    of_cache, in_fp8 = f"kv_cache_dtype {cache}", cache.startswith("fp8")
+    by_others = in_fp8 and backend not in (None, "FLASHINFER")
+    rules = (
+        (facts.dtype == "bfloat16", "bfloat16", 8.0, "set dtype: float16 in the model.yaml of the model"),
+        (weights in _WEIGHTS_FROM_7_5, f"quantization {weights}", 7.5, "gptq runs on any GPU from 6.0 on"),
+        (backend in _BACKENDS_FROM_8, f"attention_backend {backend}", 8.0, "leave attention_backend out"),
+        (cache == "bfloat16", of_cache, 8.0, "set kv_cache_dtype: float16"),
+        (in_fp8, of_cache, 8.0, "set kv_cache_dtype: auto"),
+        (by_others, f"{of_cache} with {backend}", 8.9, "set attention_backend: FLASHINFER"),
+    )
+    has = float(gpu.compute_capability or "inf")
+    for applies, what, needed, remedy in rules:
+        if applies and has < needed:
+            return f"{what} needs compute capability {needed}, and {gpu.name} has {has}: {remedy}"
     return None
 
 
