@@ -1,25 +1,27 @@
-"""The costs of steps that a prediction uses, in this order: its calibration, a project file, its rates.
+"""The costs of steps that a prediction uses, in this order: its calibration, a project file, shares of its rates.
 
 A calibration of another model on the same device, engine and kernels comes after those of the model itself. A
-prediction always names what it used.
+prediction always names what it used. The rates of a device, measured or else of its data sheet, also guide the fit to a
+calibration where its steps alone cannot tell two kinds of work apart. docs/plan.md says where the shares come from.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import cast
+from typing import Literal, cast
 
 from workflow_scripts.catalog.gpus_and_models import CONFIG, CatalogError, Dtype, Gpu, get_model
 from workflow_scripts.common.files import sha256_of
+from workflow_scripts.common.records import Record
 from workflow_scripts.device.device_rates import DeviceRates
 from workflow_scripts.device.device_record import Device
 from workflow_scripts.engines.registry import get_engine, load_engines
-from workflow_scripts.physics.calibration import UNCALIBRATED, Source, Speed, default_speed, peak_flop_per_s
 from workflow_scripts.physics.model_facts import ModelFactsError, read_model_facts
-from workflow_scripts.physics.step_time import StepCosts
+from workflow_scripts.physics.step_time import COMPUTING, READING, LaunchCosts, StepCosts
 from workflow_scripts.predict.engine_steps import UnpredictableError
 from workflow_scripts.predict.pipeline_fit import GUIDED, GUIDED_BY_DATA_SHEET, GUIDED_WITHIN
+from workflow_scripts.predict.schedule import ScheduleError
 from workflow_scripts.predict.step_fit import LEAST_ERROR, FitError, StepFit, fit_calibration
 from workflow_scripts.study.calibrations import CalibrationRecord, identity
 from workflow_scripts.study.protocol import PROTOCOL_VERSION
@@ -28,6 +30,49 @@ from workflow_scripts.study.protocol import PROTOCOL_VERSION
 PROJECT_FILES = CONFIG / "calibration"
 # What is known of predictions of another model.
 OTHER_MODEL = "so predicted, opt-125m was 11 % off on an H200"
+# Shares of a device's rates that steps reach, and the overhead of a step, without calibration. On a GPU the fits to two
+# calibrations come within a few per cent of 1/1.1 of the measured rates.
+DEFAULT_MEMORY_EFFICIENCY = 0.85
+DEFAULT_FLOP_EFFICIENCY = {"cuda": 0.6, "rocm": 0.45, "cpu": 0.8}
+OF_MEASURED_RATES = 1 / 1.1
+DEFAULT_OVERHEAD_S = {"cuda": 1.0e-3, "rocm": 1.5e-3, "cpu": 2.0e-3}
+# What the host of a GPU takes, as fitted to vLLM's calibrations on an H200 and an H100, and seen in HuggingFace's steps
+# there: docs/plan.md.
+DEFAULT_LAUNCH = LaunchCosts(
+    steps=2.4e-3,
+    sequences=2.5e-5,
+    prompts=1.5e-5,
+    requests=0.8e-4,
+    piecewise_layers=0.25e-3,
+    eager_layers=0.8e-3,
+    start=2.0e-3,
+)
+NOT_AHEAD = LaunchCosts(steps=1.0e-3, sequences=0.4e-3, eager_layers=0.525e-3, ahead=False)
+# HuggingFace's kernels move activations three times as often as fused ones: a norm alone casts, squares, averages and
+# scales in separate kernels, most of them in 32 bits.
+UNFUSED = 3.0
+UNCALIBRATED = "uncalibrated"
+
+Source = Literal["calibrated", "project file", "measured rates", "data sheet"]
+
+
+class Speed(Record):
+    """Costs of steps for one model on one device, how they were found, and how large a prediction's error may be.
+
+    `error_pct`, `ttft_error_pct`: the band of times and rates, and of TTFT; None if nothing was held out to show it.
+    `error_s`, `ttft_error_s`: what comes on top, for a time of any length and independent of the share.
+    `covered`: the largest work of a step that the costs were fitted to, by kinds whose cost only the steps show.
+    """
+
+    costs: StepCosts
+    source: Source
+    error_pct: float | None = None
+    ttft_error_pct: float | None = None
+    error_s: float = 0.0
+    ttft_error_s: float = 0.0
+    repeat_sd: float | None = None
+    covered: Mapping[str, float] | None = None
+    how: str
 
 
 @dataclass(frozen=True)
@@ -63,7 +108,7 @@ def speed_for(wanted: Wanted, calibrations: Path | None, project_files: Path = P
                 found = _fitted(path, path.stat().st_mtime_ns, wanted.gpu.kind == "cpu", *guide)
                 speed = _speed(found, record, record.dtype, wanted, source)
                 return speed.model_copy(update={"how": speed.how + unused})
-            except (FitError, ModelFactsError, UnpredictableError) as e:
+            except (FitError, ModelFactsError, ScheduleError, UnpredictableError) as e:
                 why = f"is of no use: {e}"
         if record.model == wanted.model and not unused:
             unused = f"; its calibration {why}"
@@ -130,11 +175,8 @@ def _speed(found: StepFit, record: CalibrationRecord, dtype: Dtype, wanted: Want
     }
     other = [what for what, is_other in differs.items() if is_other]
     by_rates = wanted.gpu.kind != "cpu" and (record.rates or wanted.rates)
-    used = "" if found.passes == found.measured_passes else f" of {found.passes} of {found.measured_passes} passes"
-    how = (
-        f"fitted to {found.steps} steps{used} of {record.model} in {dtype}, {record.engine_version}, "
-        f"on {record.host}, {record.measured_at}"
-    )
+    used = f"{found.steps} steps in {found.passes} of {found.measured_passes} passes of {record.model} in {dtype}"
+    how = f"fitted to {used}, {record.engine_version}, on {record.host}, {record.measured_at}"
     if wanted.gpu.kind != "cpu" and identity(record.device) != identity(wanted.device):
         card = f"{record.device.get('name')} {record.device.get('uuid')}, driver {record.device.get('driver_version')}"
         how += f"; of this type's {card}"
@@ -148,10 +190,8 @@ def _speed(found: StepFit, record: CalibrationRecord, dtype: Dtype, wanted: Want
         how = f"{UNCALIBRATED}: {how}, with {found.band.points} held-out points, too few for a band"
     # Costs for another type: times of operations are scaled by the device's rates; those of bytes stay.
     known, now = (peak_flop_per_s(wanted.gpu, one, wanted.rates) for one in (dtype, wanted.dtype))
-    factor = known / now if known and now else 1.0
-    scaled = {name: getattr(found.costs, name) * factor for name in ("matrix_flops", "attention_flops")}
     return Speed(
-        costs=found.costs.model_copy(update=scaled),
+        costs=_at_rates(found.costs, 1.0, known, now),
         source=source,
         error_pct=None if other else _pct(found.band.throughput),
         ttft_error_pct=None if other else _pct(found.band.ttft),
@@ -165,3 +205,45 @@ def _speed(found: StepFit, record: CalibrationRecord, dtype: Dtype, wanted: Want
 
 def _pct(factor: float | None) -> float | None:
     return None if factor is None else 100 * max(LEAST_ERROR, factor - 1)
+
+
+def default_speed(gpu: Gpu, dtype: Dtype, *, ahead: bool = True, rates: DeviceRates | None = None) -> Speed | None:
+    """Costs from the rates of a device; None without any. `ahead`: whether a GPU launches steps while others run."""
+    bandwidth = rates.memory_bytes_per_s if rates else gpu.memory_bandwidth_bytes_per_s
+    flop_per_s = peak_flop_per_s(gpu, dtype, rates)
+    if not bandwidth or not flop_per_s:
+        return None
+    memory, flop = DEFAULT_MEMORY_EFFICIENCY, DEFAULT_FLOP_EFFICIENCY[gpu.kind]
+    if rates and gpu.kind != "cpu":
+        memory = flop = OF_MEASURED_RATES
+    source: Source = "measured rates" if rates else "data sheet"
+    overhead_s, overlap = DEFAULT_OVERHEAD_S[gpu.kind], gpu.kind != "cpu"
+    costs = StepCosts.of_rates(memory * bandwidth, flop * flop_per_s, overhead_s, overlap=overlap)
+    shares = f"{memory:.0%} of bandwidth and {flop:.0%} of arithmetic of the {source}"
+    how = f"{UNCALIBRATED}: {shares}, {1e3 * overhead_s:g} ms per step"
+    if gpu.kind != "cpu":
+        launch, unfused_s = (DEFAULT_LAUNCH, 0.0) if ahead else (NOT_AHEAD, UNFUSED * costs.weight_bytes)
+        costs = costs.model_copy(update={"launch": launch, "activation_bytes": unfused_s})
+        how += ", launches as on the GPUs that were measured"
+        how += "" if ahead else ", where repeats took 2 to 85 % longer"
+    return Speed(costs=costs, source=source, how=how)
+
+
+def scaled(costs: StepCosts, known: DeviceRates, other: DeviceRates, dtype: Dtype, gpus: tuple[Gpu, Gpu]) -> StepCosts:
+    """Costs fitted on a device with `known` rates for another: reading and computing follow the measured rates. What a
+    step, a layer, a sequence and the host take stays as it is."""
+    rates = (peak_flop_per_s(gpu, dtype, rates) for gpu, rates in zip(gpus, (known, other), strict=True))
+    return _at_rates(costs, known.memory_bytes_per_s / other.memory_bytes_per_s, *rates)
+
+
+def _at_rates(costs: StepCosts, memory: float, known_flop_per_s: float | None, flop_per_s: float | None) -> StepCosts:
+    """Costs with `memory` times the time of reading, and that of operations by their rates, if both are known."""
+    flop = known_flop_per_s / flop_per_s if known_flop_per_s and flop_per_s else 1.0
+    by = {**dict.fromkeys(READING, memory), **dict.fromkeys(COMPUTING, flop)}
+    return costs.model_copy(update={kind: getattr(costs, kind) * factor for kind, factor in by.items()})
+
+
+def peak_flop_per_s(gpu: Gpu, dtype: Dtype, rates: DeviceRates | None = None) -> float | None:
+    """Highest rate of arithmetic in `dtype`: as measured, or else by the data sheet; None if neither is known."""
+    known = gpu.model_copy(update={"dense_flop_per_s": rates.matmul_flop_per_s}) if rates else gpu
+    return known.peak_flop_per_s(dtype)

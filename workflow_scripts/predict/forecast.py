@@ -20,10 +20,9 @@ from workflow_scripts.device.device_check import cpu_here
 from workflow_scripts.device.device_rates import DeviceRates
 from workflow_scripts.device.device_record import Device
 from workflow_scripts.engines.registry import get_engine
-from workflow_scripts.physics.calibration import Speed, scaled
 from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, facts_on
 from workflow_scripts.physics.step_time import StepCosts
-from workflow_scripts.predict.calibrated import PROJECT_FILES, Wanted, speed_for
+from workflow_scripts.predict.calibrated import PROJECT_FILES, Speed, Wanted, scaled, speed_for
 from workflow_scripts.predict.engine_steps import (
     Capacity,
     CapacityBy,

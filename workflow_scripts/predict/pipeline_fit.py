@@ -142,8 +142,7 @@ class _Passes:
 
     def reported_s(self, costs: StepCosts) -> FloatArray:
         on_device_s, host = device_s(self.rows, costs), costs.launch
-        if host is None:
-            return on_device_s.cumsum(axis=0)
+        assert host is not None
         launch_s = host.host_s(self.rows)
         as_graph = np.equal(sum(self.rows[..., KIND[kind]] for kind in LAUNCHED), 0)
         # The other requests are taken in when the first step is launched.
@@ -184,35 +183,33 @@ def _between(ends_s: FloatArray, seen: npt.NDArray[np.bool_]) -> FloatArray:
 
 
 def fit_pipeline(
-    observed: Sequence[Observed], weights: FloatArray, begin: StepCosts, within: float | None = GUIDED_WITHIN
+    observed: Sequence[Observed], weights: FloatArray, begin: StepCosts, within: float = GUIDED_WITHIN
 ) -> StepCosts:
-    """The costs that meet the reported times of passes best. `begin`: costs by the rates of the device, with which the
-    search begins. `within`: how far costs of reading and of operations are from those, as a share; None if it is not
-    known."""
+    """The costs that meet the reported times of passes best. `begin`: costs of a GPU and its host by the device's
+    rates, with which the search begins. `within`: how far costs of reading and of operations are from those, as a
+    share."""
+    begin_launch = begin.launch
+    assert begin_launch is not None
     passes = _Passes.of(observed, weights)
     amounts = passes.rows.max(axis=(0, 1))
     names = [kind for kind in DEVICE if amounts[KIND[kind]] > 0 and getattr(begin, kind)]
-    host = [kind for kind in HOST if getattr(begin.launch, kind, 0.0)]
-    first = np.array([*(getattr(begin, kind) for kind in names), *(getattr(begin.launch, kind) for kind in host)])
+    host = [kind for kind in HOST if getattr(begin_launch, kind, 0.0)]
+    first = np.array([*(getattr(begin, kind) for kind in names), *(getattr(begin_launch, kind) for kind in host)])
     guided = np.array([kind in GUIDED for kind in names] + [False] * len(host))
 
     def costs_of(logs: FloatArray) -> StepCosts:
         values = np.exp(np.clip(logs, -MOST_LOG, MOST_LOG)) * first
-        costs = StepCosts().model_copy(update=dict(zip(names, values.tolist(), strict=False)))
-        if begin.launch is None:
-            return costs
-        launch = begin.launch.model_copy(update=dict(zip(host, values[len(names) :].tolist(), strict=True)))
-        return costs.model_copy(update={"launch": launch})
+        launch = begin_launch.model_copy(update=dict(zip(host, values[len(names) :].tolist(), strict=True)))
+        return StepCosts(**dict(zip(names, values.tolist(), strict=False)), launch=launch)
 
     def off(logs: FloatArray) -> FloatArray:
         far = passes.off(costs_of(logs)) / DISTURBED
         # Grows like the square of small errors, and like the size of large ones.
         found = np.sign(far) * np.sqrt(2 * (np.sqrt(1 + far**2) - 1)) * passes.weights
-        return found if within is None else np.concatenate([found, logs[guided] / within])
+        return np.concatenate([found, logs[guided] / within])
 
     from scipy.optimize import least_squares  # takes longer than a prediction that fits no calibration
 
     logs = least_squares(off, np.zeros(len(first)), method="lm", ftol=1e-4, xtol=1e-3).x
-    costs = costs_of(logs)
     # What the host disturbs counts little above, but whole passes have it; each cost takes its share.
-    return costs if begin.launch is None else costs_of(logs + passes.longer(costs))
+    return costs_of(logs + passes.longer(costs_of(logs)))

@@ -22,9 +22,8 @@ from rich.table import Table
 from workflow_scripts.common.command import PROCESSES, RESULTS, STUDY, command, option
 from workflow_scripts.common.files import write_bytes, write_text
 from workflow_scripts.engines.registry import every_knob
-from workflow_scripts.physics.calibration import UNCALIBRATED
 from workflow_scripts.predict.block_trace import trace_of_study
-from workflow_scripts.predict.calibrated import PROJECT_FILES
+from workflow_scripts.predict.calibrated import PROJECT_FILES, UNCALIBRATED
 from workflow_scripts.predict.forecast import predict_cells
 from workflow_scripts.predict.prediction_record import FIELDS, KV_BLOCKS, PROMPTS, TEXTS, TOKEN_BUDGET
 from workflow_scripts.study.grid import Cell, expand

@@ -7,7 +7,6 @@ from statistics import geometric_mean
 
 import numpy as np
 
-from workflow_scripts.physics.calibration import Speed
 from workflow_scripts.physics.model_facts import ModelFacts
 from workflow_scripts.physics.step_time import (
     KINDS,
@@ -17,6 +16,7 @@ from workflow_scripts.physics.step_time import (
     segment_times_s,
     usual_waits_s,
 )
+from workflow_scripts.predict.calibrated import Speed
 from workflow_scripts.predict.engine_steps import Decides, EngineSteps
 from workflow_scripts.predict.prediction_record import KV_BLOCKS, PROMPTS, SEQUENCES, TOKEN_BUDGET, Band, Prediction
 from workflow_scripts.predict.schedule import (

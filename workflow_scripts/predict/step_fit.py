@@ -16,7 +16,6 @@ import numpy as np
 from workflow_scripts.catalog.environments import version_of
 from workflow_scripts.catalog.gpus_and_models import get_gpu
 from workflow_scripts.engines.registry import get_engine
-from workflow_scripts.physics.calibration import ON_GPU
 from workflow_scripts.physics.model_facts import ModelFacts
 from workflow_scripts.physics.step_time import KIND, KINDS, LAUNCHED, FloatArray, StepCosts, StepWork, single_steps
 from workflow_scripts.predict.engine_steps import EngineSteps, StepsBy
@@ -48,6 +47,8 @@ DISTURBED = 2.0
 # A factor of two away from the value that a device's rates give a cost (`GUIDED`) weighs as much as an error of this
 # share of the time of one step, so it decides only where the steps do not.
 GUIDE_WEIGHT = 0.1
+# Where a fit to a GPU's calibration begins, besides the costs that follow from rates.
+ON_GPU = {"layers": 3.0e-5, "sequences": 1.2e-5}
 # Settings of a scheduler that an engine shows under these names once it runs.
 SHOWN = (
     *("max_num_seqs", "max_num_batched_tokens", "block_size", "max_model_len"),
@@ -105,7 +106,7 @@ def fit_calibration(
     facts: ModelFacts,
     on_cpu: bool,
     guide: StepCosts | None = None,
-    within: float | None = GUIDED_WITHIN,
+    within: float = GUIDED_WITHIN,
 ) -> StepFit:
     """Costs fitted to all points of a calibration, with a band from points that were held out in turn. `guide` has the
     costs by the device's rates, for costs that the steps cannot separate, and `within` how closely they hold on a GPU.

@@ -9,9 +9,9 @@ from scipy import stats
 from tests.unit.made_studies import fixed
 from tests.unit.predict.planned import study, sweep
 from workflow_scripts.common.files import sha256_of
-from workflow_scripts.physics.calibration import Speed
 from workflow_scripts.physics.step_time import LaunchCosts, StepCosts
 from workflow_scripts.predict import forecast, speed
+from workflow_scripts.predict.calibrated import Speed
 from workflow_scripts.predict.forecast import lengths_of, predict_cells
 from workflow_scripts.predict.prediction_record import FIELDS
 from workflow_scripts.predict.schedule import SchedulerSettings

@@ -8,9 +8,9 @@ import pytest
 
 from tests.unit.made_models import shape
 from workflow_scripts.catalog.gpus_and_models import CONFIG, get_gpu, models_by_repo, resolve
-from workflow_scripts.physics.calibration import default_speed
 from workflow_scripts.physics.model_facts import model_facts, read_model_facts
-from workflow_scripts.physics.step_time import StepCosts, StepWork, segment_times_s
+from workflow_scripts.physics.step_time import LaunchCosts, StepCosts, StepWork, segment_times_s
+from workflow_scripts.predict.calibrated import default_speed
 from workflow_scripts.predict.pipeline_fit import Observed, fit_pipeline
 from workflow_scripts.predict.schedule import RequestLengths, SchedulerSettings
 from workflow_scripts.predict.scheduler import make_schedule
@@ -51,15 +51,16 @@ def error_pct(fitted, tested, overlap=True):
     rows, times_s = work_of(fitted).first, fitted["seconds"].to_numpy()
     if overlap:
         each = [Observed(row[None], np.array([seconds])) for row, seconds in zip(rows, times_s, strict=True)]
-        begin = StepCosts.of_rates(2e12, 4e14, 0).model_copy(update={"layers": 3e-5, "activation_bytes": 5e-13})
-        costs = fit_pipeline(each, np.ones(len(each)), begin, within=None)
+        more = {"layers": 3e-5, "activation_bytes": 5e-13, "launch": LaunchCosts()}
+        begin = StepCosts.of_rates(2e12, 4e14, 0).model_copy(update=more)
+        costs = fit_pipeline(each, np.ones(len(each)), begin, within=np.inf)
     else:
         costs = fit_sums(rows, times_s)
     predicted = segment_times_s(work_of(tested), costs)
     return np.abs(100 * (predicted / tested["seconds"].to_numpy() - 1))
 
 
-@pytest.mark.parametrize(("gpu", "median", "p90"), [("a100", 4, 15), ("h100", 4.2, 12), ("a40", 5.5, 13)])
+@pytest.mark.parametrize(("gpu", "median", "p90"), [("a100", 4, 15), ("h100", 4, 13), ("a40", 5.5, 13)])
 def test_four_costs_meet_the_operator_times_of_all_models_of_a_gpu(gpu, median, p90):
     rows = operator_times()
     rows = rows[rows["gpu"] == gpu]

@@ -4,8 +4,8 @@ import pytest
 from tests.unit.made_rates import made_rates
 from tests.unit.predict.calibration_records import SETTINGS, calibration_with, facts_of, requests_of
 from workflow_scripts.catalog.gpus_and_models import get_gpu
-from workflow_scripts.physics.calibration import default_speed
 from workflow_scripts.physics.step_time import LaunchCosts, StepCosts, single_steps
+from workflow_scripts.predict.calibrated import default_speed
 from workflow_scripts.predict.step_fit import FitError, fit_calibration, fit_sums, scheduled
 from workflow_scripts.predict.timing import time_schedule
 

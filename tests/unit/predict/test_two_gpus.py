@@ -9,11 +9,10 @@ import pytest
 
 from tests.unit.predict.planned import study, sweep
 from workflow_scripts.catalog.gpus_and_models import CONFIG, get_gpu, get_model
-from workflow_scripts.physics.calibration import default_speed, scaled
 from workflow_scripts.physics.model_facts import read_model_facts
 from workflow_scripts.physics.step_time import KIND, device_s
 from workflow_scripts.predict import forecast
-from workflow_scripts.predict.calibrated import PROJECT_FILES, speed_for
+from workflow_scripts.predict.calibrated import PROJECT_FILES, default_speed, scaled, speed_for
 from workflow_scripts.predict.forecast import predict_cells
 from workflow_scripts.predict.schedule import RequestLengths
 from workflow_scripts.predict.step_fit import fit_calibration, scheduled
