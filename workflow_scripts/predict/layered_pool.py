@@ -25,6 +25,7 @@ class Table:
         self.blocks = blocks
         self.of: dict[int, list[Block | None]] = {}
         self.kept: dict[int, int] = {}  # blocks of a request up to which contents are noted
+        self.given_back: dict[int, int] = {}  # those that no token looks at any more
 
     def skipped(self, tokens: int) -> int:
         """Blocks at the beginning that are not needed once `tokens` tokens are computed."""
@@ -50,11 +51,11 @@ class Table:
 
     def give_back(self, r: LiveRequest, processed: int) -> None:
         """Give back the blocks that no token after the first `processed` tokens attends to."""
-        table = self.of.get(r.index, [])
-        for place in range(min(self.skipped(processed), len(table)) - 1, -1, -1):
-            if table[place] is None:
-                return
+        table, first = self.of.get(r.index, []), self.given_back.get(r.index, 0)
+        last = max(first, min(self.skipped(processed), len(table)))
+        for place in range(last - 1, first - 1, -1):
             self._drop(r, place)
+        self.given_back[r.index] = last
 
     def _drop(self, r: LiveRequest, place: int) -> None:
         block = self.of[r.index][place]
@@ -114,7 +115,8 @@ class Table:
 
     def free(self, r: LiveRequest, event: str) -> None:
         """Give back all blocks of a request, the last first; `event` says why."""
-        self.kept.pop(r.index, None)
+        for places in (self.kept, self.given_back):
+            places.pop(r.index, None)
         for place, block in reversed([*enumerate(self.of.pop(r.index, []))]):
             self._release(r, place, block, event)
 
@@ -142,7 +144,6 @@ class KeptStateTable(Table):
         super().__init__(number, pool, max_model_len, blocks)
         self.checkpoints = pool.state_blocks > 2
         self.former: dict[int, int] = {}  # place of the state before the latest
-        self.given_back: dict[int, int] = {}
         self.checkpoint: dict[int, int] = {}  # place of the state that the planned chunk leaves behind
 
     def skipped(self, tokens: int) -> int:
@@ -167,11 +168,7 @@ class KeptStateTable(Table):
         return bool(found) and found[-1] is not None and found[-1].content in self.blocks.new
 
     def give_back(self, r: LiveRequest, processed: int) -> None:
-        table = self.of.get(r.index, [])
-        last = min(self.skipped(processed), len(table))
-        for place in range(last - 1, self.given_back.get(r.index, 0) - 1, -1):
-            self._drop(r, place)
-        self.given_back[r.index] = max(last, self.given_back.get(r.index, 0))
+        super().give_back(r, processed)
         former = self.former.get(r.index)
         if former is not None and former < -(-processed // self.block_size) - 1:
             self._drop(r, former)
@@ -216,7 +213,7 @@ class KeptStateTable(Table):
 
     def free(self, r: LiveRequest, event: str) -> None:
         super().free(r, event)
-        for places in (self.former, self.given_back, self.checkpoint):
+        for places in (self.former, self.checkpoint):
             places.pop(r.index, None)
 
 

@@ -45,19 +45,6 @@ class RequestLengths:
     def __len__(self) -> int:
         return len(self.prompt_tokens)
 
-    def __post_init__(self) -> None:
-        given = [self.output_tokens, self.arrival_s, self.prefix_id, self.prefix_tokens]
-        if any(array is not None and len(array) != len(self) for array in given):
-            raise ScheduleError("all arrays of requests must have the same length")
-        if len(self) and min(self.prompt_tokens.min(), self.output_tokens.min()) < 1:
-            raise ScheduleError("a request needs at least 1 prompt token and 1 output token")
-        if self.arrival_s is not None and bool((np.diff(self.arrival_s, prepend=0.0) < 0).any()):
-            raise ScheduleError("requests must be given in the order in which they arrive, from 0 s on")
-        if (self.prefix_id is None) != (self.prefix_tokens is None):
-            raise ScheduleError("prefix_id and prefix_tokens are given together or not at all")
-        if self.prefix_tokens is not None and bool((self.prefix_tokens > self.prompt_tokens).any()):
-            raise ScheduleError("a prompt cannot share more tokens than it has")
-
     @classmethod
     def of(cls, requests: Sequence[Request]) -> "RequestLengths":
         arrivals = np.array([request.arrival_s for request in requests], dtype=np.float64)

@@ -47,9 +47,6 @@ def check_requests(requests: RequestLengths, settings: SchedulerSettings, step_t
     """Raise ScheduleError if a request can never run with these settings, or there are arrivals but no step times."""
     if requests.arrival_s is not None and step_time is None:
         raise ScheduleError("requests that arrive over time need step_time: it decides what has arrived at a step")
-    for name in ("max_num_seqs", "max_num_batched_tokens", "block_size"):
-        if getattr(settings, name) < 1:
-            raise ScheduleError(f"{name} must be at least 1")
     if not len(requests):
         return
     longest = int((requests.prompt_tokens + requests.output_tokens).max())

@@ -117,28 +117,12 @@ def test_a_shared_text_is_lost_when_its_blocks_are_needed():
         (lengths((4, 61)), {}, "65 tokens does not fit max_model_len 64"),
         (lengths((4, 14)), {"num_blocks": 5}, "takes 6 blocks of 4 tokens"),
         (lengths((4, 1)), {"max_num_batched_tokens": 63, "enable_chunked_prefill": False}, "must be at least"),
-        (lengths((4, 1)), {"max_num_seqs": 0}, "max_num_seqs"),
         (lengths((4, 1), arrival_s=[1.0]), {}, "step_time"),
     ],
 )
 def test_what_can_never_run_is_an_error(requests, changes, message):
     with pytest.raises(ScheduleError, match=message):
         make_schedule(requests, replace(SETTINGS, **changes))
-
-
-@pytest.mark.parametrize(
-    ("prompts", "outputs", "arrays"),
-    [
-        ([1, 2], [1], {}),
-        ([1], [0], {}),
-        ([1, 1], [1, 1], {"arrival_s": [2.0, 1.0]}),
-        ([1], [1], {"prefix_tokens": [1]}),
-        ([1], [1], {"prefix_tokens": [2], "prefix_id": [0]}),
-    ],
-)
-def test_requests_that_cannot_be_are_refused(prompts, outputs, arrays):
-    with pytest.raises(ScheduleError):
-        RequestLengths(np.array(prompts), np.array(outputs), **{name: np.array(v) for name, v in arrays.items()})
 
 
 def test_lengths_are_those_of_a_workloads_requests():
