@@ -9,7 +9,7 @@ docs/plan.md says how the numbers are made.
 
 import sys
 from argparse import Namespace
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -33,7 +33,7 @@ from workflow_scripts.study.study_file import load_study
 
 # With fewer cells than this, one process is done before a second one has started.
 CELLS_WORTH_A_PROCESS = 1000
-MOST_GROUPS = 40
+MOST_ROWS = 40
 PLACE = ("gpu", "engine", "model", "workload")
 TEXT_HEADINGS = (*PLACE, "knob", "values", "verdict", "why", "GPUs", "for example", "limited by")
 # Predicted rates that differ by less count as the same.
@@ -133,28 +133,27 @@ def _up_to(known: pd.DataFrame) -> str:
 def print_plan(console: Console, study: Study, table: pd.DataFrame, knobs: pd.DataFrame) -> None:
     """A summary that stays readable for hundreds of cells; the files contain each cell."""
     console.print(f"[bold]{study.name}[/bold]: {len(table)} cells, all numbers are predicted")
-    _print_reasons(console, table, "infeasible", "Infeasible")
-    _print_reasons(console, table, "unknown", "Not predicted")
+    for column, title in (("infeasible", "Infeasible"), ("unknown", "Not predicted")):
+        reasons = table.groupby(column, sort=False)["cell_id"].agg(["size", "first"])
+        most = reasons.sort_values("size", ascending=False, kind="stable").reset_index()[["size", column, "first"]]
+        cells = f"{title}: {reasons['size'].sum()} cells"
+        _print_table(console, cells, ("cells", "why", "for example"), most.to_numpy().tolist())
     _print_groups(console, table)
     _print_knobs(console, knobs)
     _print_costs(console, study, table)
 
 
-def _print_table(console: Console, title: str, headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+def _print_table(console: Console, title: str, headings: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    if not rows:
+        return
     shown = Table(title=title, title_justify="left")
     for heading in headings:
         shown.add_column(heading, justify="left" if heading in TEXT_HEADINGS else "right", overflow="fold")
-    for row in rows:
+    for row in rows[:MOST_ROWS]:
         shown.add_row(*map(str, row))
     console.print(shown)
-
-
-def _print_reasons(console: Console, table: pd.DataFrame, column: str, title: str) -> None:
-    reasons = table.dropna(subset=[column]).groupby(column, sort=False)["cell_id"].agg(["size", "first"])
-    if not reasons.empty:
-        most = reasons.sort_values("size", ascending=False, kind="stable").head(MOST_GROUPS)
-        rows = [(size, reason, example) for reason, size, example in most.itertuples()]
-        _print_table(console, f"{title}: {int(reasons['size'].sum())} cells", ("cells", "why", "for example"), rows)
+    if len(rows) > MOST_ROWS:
+        console.print(f"{MOST_ROWS} of {len(rows)} rows; the files hold all.")
 
 
 def _print_groups(console: Console, table: pd.DataFrame) -> None:
@@ -162,16 +161,13 @@ def _print_groups(console: Console, table: pd.DataFrame) -> None:
     keys = [key for key in PLACE if known[key].nunique() > 1] or ["gpu"]
     ranges = {"KV blocks": "num_blocks", "requests of full length": "max_concurrency", "run at once": "running_peak"}
     ranges |= {"output tok/s": "output_tokens_per_s", "TTFT p50 (s)": "ttft_s_p50"}
-    groups = list(known.groupby(keys, sort=False))
     rows = []
-    for names, part in groups[:MOST_GROUPS]:
-        bound = part["bound_by"].value_counts()
-        bounds = ", ".join(f"{str(what).replace('_', ' ')} {count}" for what, count in bound.items())
+    for names, part in known.groupby(keys, sort=False):
+        bound = part["bound_by"].str.replace("_", " ").value_counts()
+        bounds = ", ".join(f"{what} {count}" for what, count in bound.items())
         rows.append([*names, len(part), *(_range(part[name]) for name in ranges.values()), _within(part), bounds])
     headings = (*keys, "cells", *ranges, "within", "limited by")
     _print_table(console, "Speed and memory, from the slowest to the fastest cell", headings, rows)
-    if len(groups) > MOST_GROUPS:
-        console.print(f"{MOST_GROUPS} of {len(groups)} groups; the file holds all cells.")
 
 
 def _range(values: pd.Series, before: str = "", after: str = "") -> str:
@@ -199,13 +195,10 @@ def _within(part: pd.DataFrame) -> str:
 
 
 def _print_knobs(console: Console, knobs: pd.DataFrame) -> None:
-    if knobs.empty:
-        return
     same = ["engine", "model", "workload", "knob", "values", "verdict", "why"]
-    groups = list(knobs.groupby(same, sort=False, dropna=False))[:MOST_GROUPS]
-    rows = [
-        [*names, _range(part["spread_pct"], after=" %"), why, ", ".join(part["gpu"])] for (*names, why), part in groups
-    ]
+    rows = []
+    for (*names, why), part in knobs.groupby(same, sort=False, dropna=False):
+        rows.append([*names, _range(part["spread_pct"], after=" %"), why, ", ".join(part["gpu"])])
     _print_table(console, "Knobs: what they can change", (*same[:-1], "difference", "why", "GPUs"), rows)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from workflow_scripts.physics.model_facts import ModelFacts
 from workflow_scripts.physics.step_time import (
+    KIND,
     KINDS,
     StepCosts,
     StepWork,
@@ -286,22 +287,17 @@ def _band(estimated_s: float, allowed_s: float, error_pct: float | None) -> Band
     return Band(value, value * max(1 / slowest, fastest), value * slowest)
 
 
-def _rate(tokens: float, wall: Band) -> Band | None:
-    def within(wall_s: float | None) -> float | None:
-        return tokens / wall_s if wall_s else None
-
-    return Band(tokens / wall.value, within(wall.high), within(wall.low)) if wall.value else None
+def _rate(tokens: float, wall: Band) -> Band:
+    return Band(tokens / wall.value, wall.high and tokens / wall.high, wall.low and tokens / wall.low)
 
 
 def _beyond(work: StepWork, speed: Speed) -> str:
     """The kinds of work of which a step has far more than any step of the calibration, in words; empty without any."""
-    if not speed.covered:
-        return ""
-    most = dict(zip(KINDS, np.maximum(work.first, work.last).max(axis=0), strict=True))
+    most, covered = np.maximum(work.first, work.last).max(axis=0), speed.covered or {}
     found = [
-        f"{most[kind]:.3g} {name} in a step, fitted up to {speed.covered[kind]:.3g}"
+        f"{most[KIND[kind]]:.3g} {name} in a step, fitted up to {covered[kind]:.3g}"
         for kind, name in RANGES.items()
-        if most[kind] > BEYOND * speed.covered.get(kind, np.inf)
+        if kind in covered and most[KIND[kind]] > BEYOND * covered[kind]
     ]
     return f"; beyond the calibration, so without a band: {', '.join(found)}" if found else ""
 
