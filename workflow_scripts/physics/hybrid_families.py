@@ -1,6 +1,6 @@
 """Readers of families with state layers; `dense_families` and `expert_families` have the others."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from workflow_scripts.physics.config_values import ConfigValues
@@ -18,26 +18,27 @@ def _kinds(c: ConfigValues, *keys: str) -> Sequence[str]:
     return [older.get(str(kind), str(kind)) for kind in next(filter(None, map(c.elements, keys)), ())]
 
 
+def _with_usual_keys(c: ConfigValues, old_of: Mapping[str, str]) -> ConfigValues:
+    """The config with the values of a family's own keys also under the usual ones, where these are missing."""
+    values = c.given()
+    return ConfigValues({new: values[old] for new, old in old_of.items() if old in values} | values)
+
+
 def _mamba2(
-    c: ConfigValues,
-    *,
-    heads: int,
-    head_dim: int,
-    state: int,
-    groups: int,
-    kernel: int,
-    conv_bias: bool,
-    in_bias: bool,
-    out_bias: bool,
-    norm: bool = True,
-    recurrent_dtype: str | None = None,
-    keys: tuple[str, str] = ("mamba_n_heads", "mamba_n_groups"),
+    c: ConfigValues, inner: int, *, norm: bool = True, out_bias: bool | None = None, recurrent_dtype: str | None = None
 ) -> State:
-    """A layer of Mamba-2 (Dao and Gu, 2024): heads that share B and C in groups; `keys` name both numbers."""
-    inner, shared, hidden = heads * head_dim, 2 * groups * state, c.size("hidden_size")
+    """A layer of Mamba-2 (Dao and Gu, 2024) of `inner` channels: heads that share B and C in groups. `norm`: of these
+    channels. `out_bias`: of the matrix that leads back; None is that of the one that leads in."""
+    heads, groups, state = c.size("mamba_n_heads", 128), c.size("mamba_n_groups", 1), c.size("mamba_d_state", 256)
+    if (head_dim := c.get("mamba_d_head", "auto")) == "auto":
+        c.divided("width of the state layers", "mamba_n_heads", (inner, heads))
+    elif head_dim * heads != inner:
+        raise c.fault(f"mamba_d_head {head_dim} x mamba_n_heads {heads} must be {inner}")
+    c.divided("mamba_n_heads", "mamba_n_groups", (heads, groups))
+    kernel, bias, shared = c.size("mamba_d_conv", 4), c.flag("mamba_proj_bias", False), 2 * groups * state
     width = inner + shared
-    c.divided(*keys, (heads, groups))
-    vectors = width * (kernel + conv_bias) + 3 * heads + norm * inner
+    vectors = width * (kernel + c.flag("mamba_conv_bias", True)) + 3 * heads + norm * inner
+    of_biases = bias * (inner + width + heads) + (bias if out_bias is None else out_bias) * c.size("hidden_size")
     return State(
         MAMBA_2,
         heads,
@@ -46,32 +47,18 @@ def _mamba2(
         rows=inner,
         columns=state,
         matrix_widths=(inner + width + heads,),
-        vector_parameters=vectors + in_bias * (inner + width + heads) + out_bias * hidden,
+        vector_parameters=vectors + of_biases,
         groups=groups,
         shared_width=shared,
         recurrent_dtype=recurrent_dtype,
     )
 
 
-def _mamba2_by_usual_keys(c: ConfigValues, inner: int, *, norm: bool = True, out_bias: bool | None = None) -> State:
-    heads, bias = c.size("mamba_n_heads", 128), c.flag("mamba_proj_bias", False)
-    head_dim = c.get("mamba_d_head", "auto")
-    if head_dim == "auto":
-        head_dim = c.divided("width of the state layers", "mamba_n_heads", (inner, heads))
-    elif head_dim * heads != inner:
-        raise c.fault(f"mamba_d_head {head_dim} x mamba_n_heads {heads} must be {inner}")
-    return _mamba2(
-        c,
-        heads=heads,
-        head_dim=head_dim,
-        state=c.size("mamba_d_state", 256),
-        groups=c.size("mamba_n_groups", 1),
-        kernel=c.size("mamba_d_conv", 4),
-        conv_bias=c.flag("mamba_conv_bias", True),
-        in_bias=bias,
-        out_bias=bias if out_bias is None else out_bias,
-        norm=norm,
-    )
+_KEYS_OF_NEMOTRON = {
+    **{"mamba_n_heads": "mamba_num_heads", "mamba_d_head": "mamba_head_dim", "mamba_d_state": "ssm_state_size"},
+    **{"mamba_n_groups": "n_groups", "mamba_d_conv": "conv_kernel", "mamba_conv_bias": "use_conv_bias"},
+    "mamba_proj_bias": "use_bias",
+}
 
 
 def _nemotron_h(c: ConfigValues) -> Fields:
@@ -85,7 +72,6 @@ def _nemotron_h(c: ConfigValues) -> Fields:
         raise c.fault("missing 'hybrid_override_pattern'")
     if unknown := sorted(set(kinds) - set(names.values())):
         raise c.fault(f"hybrid_override_pattern names {unknown[0]!r}; supported: {', '.join(names)}")
-    bias = c.flag("use_bias", False)
     mlp_bias = c.flag("mlp_bias", False)
 
     def parts(kind: str) -> tuple[tuple[Mixer, ...], tuple[FeedForward, ...]]:
@@ -94,20 +80,11 @@ def _nemotron_h(c: ConfigValues) -> Fields:
         if kind == "mlp":
             return (), (mlp_of(c, gated=False, bias=mlp_bias),)
         if kind == LINEAR:
-            state = _mamba2(
-                c,
-                heads=c.size("mamba_num_heads"),
-                head_dim=c.size("mamba_head_dim"),
-                state=c.size("ssm_state_size"),
-                groups=c.size("mamba_n_groups", c.size("n_groups", 8)),
-                kernel=c.size("mamba_d_conv", c.size("conv_kernel", 4)),
-                conv_bias=c.flag("mamba_conv_bias", c.flag("use_conv_bias", True)),
-                in_bias=bias,
-                out_bias=bias,
-                recurrent_dtype=c.choice("mamba_ssm_cache_dtype", "float32", DTYPES),
-                keys=("mamba_num_heads", "mamba_n_groups" if c.get("mamba_n_groups") else "n_groups"),
-            )
-            return (state,), ()
+            c.size("ssm_state_size")  # this family has no default
+            dtype = c.choice("mamba_ssm_cache_dtype", "float32", DTYPES)
+            usual = _with_usual_keys(ConfigValues({"n_groups": 8} | c.given()), _KEYS_OF_NEMOTRON)
+            inner = c.size("mamba_num_heads") * c.size("mamba_head_dim")
+            return (_mamba2(usual, inner, recurrent_dtype=dtype),), ()
         latent = c.size("moe_latent_size") if c.get("moe_latent_size") is not None else None
         if mlp_bias and latent:
             raise c.fault("mlp_bias with moe_latent_size is not supported")
@@ -158,7 +135,7 @@ def _falcon_h1(c: ConfigValues) -> Fields:
     hidden = c.size("hidden_size")
     inner = c.size("mamba_d_ssm", c.size("mamba_expand", 2) * hidden)
     norm, out_bias = c.flag("mamba_rms_norm", False), c.flag("projectors_bias", False)
-    mixers = (attention_of(c, **biases(c)), _mamba2_by_usual_keys(c, inner, norm=norm, out_bias=out_bias))
+    mixers = (attention_of(c, **biases(c)), _mamba2(c, inner, norm=norm, out_bias=out_bias))
     layer = Layer(mixers, (mlp_of(c, bias=c.flag("mlp_bias", False)),), 2 * hidden)
     return decoder(c, [layer] * c.size("num_hidden_layers"))
 
@@ -166,7 +143,7 @@ def _falcon_h1(c: ConfigValues) -> Fields:
 def _bamba(c: ConfigValues) -> Fields:
     hidden, layers = c.size("hidden_size"), c.size("num_hidden_layers")
     attending = c.numbers("attn_layer_indices", layers)
-    state, attention = _mamba2_by_usual_keys(c, c.size("mamba_expand", 2) * hidden), attention_of(c, **biases(c))
+    state, attention = _mamba2(c, c.size("mamba_expand", 2) * hidden), attention_of(c, **biases(c))
     mlp = mlp_of(c, bias=c.flag("mlp_bias", False))
     stack = [Layer((attention if i in attending else state,), (mlp,), 2 * hidden) for i in range(layers)]
     return decoder(c, stack)
@@ -182,7 +159,7 @@ def _granite_hybrid(c: ConfigValues) -> Fields:
         blocks.append(experts_of(c, "num_local_experts", "intermediate_size", default=8))
     mixer_of: dict[str, Mixer] = {FULL: attention_of(c, **biases(c))}
     if LINEAR in kinds:
-        mixer_of[LINEAR] = _mamba2_by_usual_keys(c, c.size("mamba_expand", 2) * hidden)
+        mixer_of[LINEAR] = _mamba2(c, c.size("mamba_expand", 2) * hidden)
     return decoder(c, [Layer((mixer_of[kind],), tuple(blocks), 2 * hidden) for kind in kinds])
 
 
@@ -231,10 +208,8 @@ def _qwen_hybrid(c: ConfigValues) -> Fields:
 
 def _kimi_linear(c: ConfigValues) -> Fields:
     """Kimi Linear (2025): mostly delta nets with a decay per channel, and latent attention."""
-    values = c.given()
     named = {"num_experts_per_tok": "num_experts_per_token", "n_shared_experts": "num_shared_experts"}
-    named |= {"n_routed_experts": "num_experts", "max_position_embeddings": "model_max_length"}
-    c = ConfigValues({new: values[old] for new, old in named.items() if old in values} | values)
+    c = _with_usual_keys(c, named | {"n_routed_experts": "num_experts", "max_position_embeddings": "model_max_length"})
     layers, own = c.size("num_hidden_layers"), c.part("linear_attn_config")
     full = own.numbers("full_attn_layers")
     if sorted([*full, *own.numbers("kda_layers")]) != list(range(1, layers + 1)):

@@ -345,7 +345,7 @@ def test_weights_that_would_be_counted_wrong_are_refused(stored, message):
         (DEEPSEEK | {"kv_lora_rank": None}, "deepseek_v3: missing 'kv_lora_rank'"),
         (DEEPSEEK | {"moe_layer_freq": 2}, "moe_layer_freq other than 1"),
         (NEMOTRON_H | {"hybrid_override_pattern": "M?"}, r"hybrid_override_pattern names '\?'; supported: M, "),
-        (NEMOTRON_H | {"n_groups": 3}, "n_groups 3 must divide mamba_num_heads 8"),
+        (NEMOTRON_H | {"n_groups": 3}, "n_groups 3 must divide mamba_n_heads 8"),
         (QWEN3_NEXT | {"linear_num_key_heads": 3}, "linear_num_key_heads 3 must divide"),
         (FALCON_H1 | {"mamba_d_head": 13}, "mamba_d_head 13 x mamba_n_heads 8 must be 96"),
         (GRANITE_H | {"layer_types": ["mamba"]}, "layer_types must name mamba or attention"),
