@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -43,8 +44,12 @@ QWEN3_14B = model_facts(
 )
 
 
-def kv_cache_gib(terms):
-    return terms["available_kv_cache"].value / GIB
+def terms_of(facts=LLAMA_8B, gpu="h100-sxm", log=None, **settings):
+    return predict_capacity(facts, get_gpu(gpu), EngineSettings(**settings), log)
+
+
+def value(name, *place, **settings):
+    return terms_of(*place, **settings)[name].value
 
 
 # Start-ups of vLLM that others published: what was started, where, and the GiB left for the KV cache. A100 with
@@ -79,7 +84,7 @@ CELLS = [[cell.strip() for cell in line.strip("|").split("|")] for line in PAGE]
 @pytest.mark.parametrize("case", PUBLISHED)
 def test_the_prediction_is_near_published_logs_and_in_the_table_of_the_page(case):
     facts, gpu, settings, kv_gib = PUBLISHED[case]
-    found = kv_cache_gib(predict_capacity(facts, get_gpu(gpu), EngineSettings(**settings)))
+    found = value("available_kv_cache", facts, gpu, **settings) / GIB
     # The tables for the H100 are of a known device memory and sampler.
     assert found == pytest.approx(kv_gib, rel=0.0025 if case.startswith("H100") else 0.05)
     (in_table,) = [list(map(float, cells)) for name, *cells in CELLS if name == case]
@@ -99,8 +104,7 @@ def test_the_prediction_is_near_published_logs_and_in_the_table_of_the_page(case
     ],
 )
 def test_weights_are_those_of_published_logs(facts, settings, weights_gib):
-    terms = predict_capacity(facts, H100, EngineSettings(**settings))
-    assert terms["weights"].value / GIB == pytest.approx(weights_gib, abs=0.005)
+    assert value("weights", facts, **settings) / GIB == pytest.approx(weights_gib, abs=0.005)
 
 
 @pytest.mark.parametrize(
@@ -114,98 +118,87 @@ def test_weights_are_those_of_published_logs(facts, settings, weights_gib):
     ],
 )
 def test_with_a_logs_kv_memory_tokens_match_the_engines_to_half_a_percent(facts, log, settings, tokens):
-    terms = predict_capacity(facts, get_gpu("a100-pcie-80gb"), EngineSettings(**settings), log)
+    terms = terms_of(facts, "a100-pcie-80gb", log, **settings)
     assert terms["kv_cache_tokens"].value == pytest.approx(tokens, rel=0.005)
     assert terms["available_kv_cache"].how.startswith("log: available_kv_cache_gib")
 
 
 def test_a_logs_weights_and_activation_take_the_place_of_predictions():
-    settings = EngineSettings(gpu_memory_utilization=0.95, vllm_version="0.19.0")
     log = {"model_weights_gib": 14.99, "peak_activation_gib": 1.89, "available_kv_cache_gib": None}
-    terms = predict_capacity(LLAMA_8B, H100, settings, log)
+    terms = terms_of(log=log, gpu_memory_utilization=0.95, vllm_version="0.19.0")
     assert (terms["weights"].how, terms["activation"].value) == ("log: model_weights_gib 14.99", round(1.89 * GIB))
-    assert kv_cache_gib(terms) == pytest.approx(79.19 * 0.95 - 14.99 - 1.89 - 0.25, abs=0.01)
+    left_gib = 79.19 * 0.95 - 14.99 - 1.89 - 0.25
+    assert terms["available_kv_cache"].value / GIB == pytest.approx(left_gib, abs=0.01)
 
 
 def test_worked_example():
     """opt-125m: 12 layers with 4 x 768^2 and 2 x 768 x 3072 parameters, and a table padded to 50,304 rows."""
-    settings = EngineSettings(gpu_memory_utilization=0.5, max_model_len=2048, vllm_version="0.22.1", enforce_eager=True)
-    terms = predict_capacity(OPT_125M, get_gpu("l4"), settings)
+    terms = {name: term.value for name, term in l4_terms(enforce_eager=True).items()}
     layer = 4 * 768**2 + 2 * 768 * 3072 + 4 * 768 + (3072 + 768) + 4 * 768
     # The table of 73.7 MiB takes 74 MiB of the allocator's 2 MiB steps.
-    assert terms["weights"].value == 2 * (12 * layer + 2050 * 768) + 74 * 2**20
+    assert terms["weights"] == 2 * (12 * layer + 2050 * 768) + 74 * 2**20
     # 256 sequences: logits in two bytes and three copies in four, and two hidden states of 2048 tokens.
-    assert terms["activation"].value == 256 * 50272 * (2 + 12) + 2 * 2048 * 768 * 2
-    left = 23_656_923_136 // 2 - terms["weights"].value - terms["activation"].value - GIB // 4
-    assert terms["available_kv_cache"].value == left
-    assert terms["num_blocks"].value == left // (16 * 36864)
-    assert terms["kv_cache_tokens"].value == terms["num_blocks"].value * 16
-    assert terms["max_concurrency"].value == round(terms["num_blocks"].value / 128, 4)
-    assert terms["feasible"].value is True
+    assert terms["activation"] == 256 * 50272 * (2 + 12) + 2 * 2048 * 768 * 2
+    left = 23_656_923_136 // 2 - terms["weights"] - terms["activation"] - GIB // 4
+    blocks = left // (16 * 36864)
+    assert (terms["available_kv_cache"], terms["num_blocks"], terms["kv_cache_tokens"]) == (left, blocks, blocks * 16)
+    assert (terms["max_concurrency"], terms["feasible"]) == (round(blocks / 128, 4), True)
 
 
 def test_graphs_are_counted_and_come_off_the_budget_once():
     # Sizes 1, 2, 4, 8, 16, 24 and 32 in 33 pieces of 0.26 MiB; the first five are also whole, 32 layers of 0.1 MiB.
-    graphs = predict_capacity(LLAMA_8B, H100, EngineSettings(max_num_seqs=16))["cuda_graphs"]
-    assert graphs.value == round((7 * 33 * 0.26 + 5 * 32 * 0.1) * 2**20)
+    assert value("cuda_graphs", max_num_seqs=16) == round((7 * 33 * 0.26 + 5 * 32 * 0.1) * 2**20)
     # 1, 2 and 4; 8 to 248 in steps of 8; then up to 512, or 1024, in steps of 16.
     assert len(capture_sizes(Batch(1, 1024, 8192), get_gpu("h200"))) == 3 + 31 + 17
     assert len(capture_sizes(Batch(1, 1024, 8192), get_gpu("b200"))) == 3 + 31 + 49
     assert capture_sizes(Batch(1, max_num_seqs=1, max_num_batched_tokens=2048), H100) == [1, 2]
 
-    def graphs(log=None, **settings):
-        return predict_capacity(LLAMA_8B, H100, EngineSettings(**settings), log)["cuda_graphs"]
-
-    assert graphs().value > 0
-    assert graphs({"cuda_graph_gib": 0.25}).value == GIB / 4
+    graphs, older = partial(value, "cuda_graphs"), {"vllm_version": "0.20.2"}
+    assert graphs() > 0
+    assert graphs(log={"cuda_graph_gib": 0.25}) == GIB / 4
     # Since 0.21 the activation that a log reports holds the estimate of the graphs.
-    assert graphs({"cuda_graph_gib": 0.25, "peak_activation_gib": 1.44}).value == 0
-    assert graphs(enforce_eager=True).value == 0
-    assert graphs(vllm_version="0.20.2").value == 0
-    assert graphs({"cuda_graph_gib": 0.25}, vllm_version="0.20.2").value == 0
+    assert graphs(log={"cuda_graph_gib": 0.25, "peak_activation_gib": 1.44}) == 0
+    assert graphs(enforce_eager=True) == graphs(**older) == graphs(log={"cuda_graph_gib": 0.25}, **older) == 0
 
 
 @pytest.mark.parametrize(("version", "sampler", "copies"), [("0.16.9", "auto", 9), ("0.17.0", "sort", 3)])
 def test_a_sampler_holds_logits_and_their_copies(version, sampler, copies):
     # 1024 sequences over 128,256 tokens in two bytes, each copy in four; and two hidden states of 8192 tokens.
-    term = predict_capacity(LLAMA_8B, H100, EngineSettings(vllm_version=version, sampler=sampler))["activation"]
-    assert term.value == 1024 * 128256 * (2 + 4 * copies) + 2 * 8192 * 4096 * 2
+    found = value("activation", vllm_version=version, sampler=sampler)
+    assert found == 1024 * 128256 * (2 + 4 * copies) + 2 * 8192 * 4096 * 2
 
 
 def test_an_mlp_is_the_peak_where_the_sampler_copies_nothing():
     # A gated MLP of 14,336 and four hidden states of 4096, for 8192 tokens in two bytes; half of the MLP on each rank.
-    def activation(facts=LLAMA_8B, **settings):
-        return predict_capacity(facts, H100, EngineSettings(**settings))["activation"].value
-
-    assert activation() == 8192 * (3 * 14336 + 4 * 4096) * 2
-    assert activation(tensor_parallel_size=2) == 8192 * (3 * 14336 // 2 + 4 * 4096) * 2
+    assert value("activation") == 8192 * (3 * 14336 + 4 * 4096) * 2
+    assert value("activation", tensor_parallel_size=2) == 8192 * (3 * 14336 // 2 + 4 * 4096) * 2
     plain = tuple(replace(layer, feed_forward=(Mlp(14336, gated=False),)) for layer in LLAMA_8B.stack)
-    assert activation(replace(LLAMA_8B, stack=plain)) == 8192 * (2 * 14336 + 4 * 4096) * 2
+    assert value("activation", replace(LLAMA_8B, stack=plain)) == 8192 * (2 * 14336 + 4 * 4096) * 2
 
 
-def test_default_batches_grow_with_memory_and_ranks_and_are_no_larger_than_their_tokens():
-    of_gpus = {
-        ("h200", "offline"): (1024, 16384),
-        ("a100-pcie-80gb", "server"): (256, 2048),
-        ("l4", "offline"): (256, 8192),
-    }
-    for (gpu, usage), expected in of_gpus.items():
-        batch = batch_of(EngineSettings(max_model_len=4096, usage=usage), LLAMA_8B, get_gpu(gpu))
-        assert (batch.max_num_seqs, batch.max_num_batched_tokens) == expected
-    for memory_gib, expected in {69.9: (256, 2048), 70: (1024, 8192), 159.9: (1024, 8192), 160: (1024, 16384)}.items():
-        card = H100.model_copy(update={"usable_memory_bytes": memory_gib * 2**30})
-        batch = batch_of(EngineSettings(max_model_len=4096), LLAMA_8B, card)
-        assert (batch.max_num_seqs, batch.max_num_batched_tokens) == expected
-    for usage, one in {"server": (128, 2048), "offline": (256, 4096)}.items():
-        for ranks in ({}, {"tensor_parallel_size": 3}, {"pipeline_parallel_size": 3}):
-            settings = EngineSettings(max_model_len=4096, usage=usage, **ranks)
-            batch, factor = batch_of(settings, LLAMA_8B, get_gpu("cpu-all")), 3 if ranks else 1
-            assert (batch.max_num_seqs, batch.max_num_batched_tokens) == (factor * one[0], factor * one[1])
+def batch(gpu="l4", memory_gib=None, **settings):
+    card = get_gpu(gpu) if memory_gib is None else H100.model_copy(update={"usable_memory_bytes": memory_gib * GIB})
+    found = batch_of(EngineSettings(**settings), LLAMA_8B, card)
+    return found.max_model_len, found.max_num_seqs, found.max_num_batched_tokens
 
-    def batch(**settings):
-        found = batch_of(EngineSettings(**settings), LLAMA_8B, get_gpu("l4"))
-        return found.max_model_len, found.max_num_seqs, found.max_num_batched_tokens
 
+@pytest.mark.parametrize("usage", ["server", "offline"])
+def test_default_batches_grow_with_memory_and_ranks(usage):
+    twice = 1 + (usage == "offline")
+    of_gpus = {"h200": (1024, 8192 * twice), "a100-pcie-80gb": (256, 2048 * twice**2), "l4": (256, 2048 * twice**2)}
+    of_gpus |= {"cpu-all": (128 * twice, 2048 * twice)}
+    assert {gpu: batch(gpu, max_model_len=4096, usage=usage)[1:] for gpu in of_gpus} == of_gpus
+    for ranks in ({"tensor_parallel_size": 3}, {"pipeline_parallel_size": 3}):
+        asked = batch("cpu-all", max_model_len=4096, usage=usage, **ranks)
+        assert asked[1:] == (3 * 128 * twice, 3 * 2048 * twice)
+
+
+@pytest.mark.parametrize(("gib", "seqs", "tokens"), [(69.9, 256, 2048), (70, 1024, 8192), (160, 1024, 16384)])
+def test_default_batches_change_at_these_sizes_of_memory(gib, seqs, tokens):
+    assert batch(memory_gib=gib, max_model_len=4096) == (4096, seqs, tokens)
+
+
+def test_batches_are_no_larger_than_their_tokens():
     assert batch() == (131072, 256, 2048)
     assert batch(max_model_len=4) == (4, 256, 1024)
     assert batch(max_num_seqs=2, max_model_len=100) == (100, 2, 200)
@@ -214,54 +207,49 @@ def test_default_batches_grow_with_memory_and_ranks_and_are_no_larger_than_their
 
 
 def test_weights_must_fit():
-    large = read_model_facts(get_model("llama-3-70b").config)
-    terms = predict_capacity(large, H100, EngineSettings(max_model_len=4096))
+    terms = terms_of(read_model_facts(get_model("llama-3-70b").config), max_model_len=4096)
     assert terms["available_kv_cache"].value < 0
     assert terms["num_blocks"].value == terms["max_concurrency"].value == 0
     assert terms["feasible"].value is False
 
 
 def test_more_ranks_than_kv_heads_keep_a_whole_head_each():
-    def per_token(size):
-        terms = predict_capacity(QWEN2_7B, get_gpu("h200"), EngineSettings(tensor_parallel_size=size))
-        return terms["bytes_per_token"].value
-
     # 28 heads and 4 KV heads: 7 ranks are refused (below), 4 hold one each; 28 hold a copy of one each.
-    assert per_token(1) == 4 * per_token(4) == 57344
-    assert per_token(28) == per_token(4)
-    few = predict_capacity(llama_8b(num_key_value_heads=2), H100, EngineSettings(tensor_parallel_size=4))
-    assert few["bytes_per_token"].value == 131072 / 8
+    found = [value("bytes_per_token", QWEN2_7B, "h200", tensor_parallel_size=size) for size in (1, 4, 28)]
+    assert found == [57344, 57344 / 4, 57344 / 4]
+    few = llama_8b(num_key_value_heads=2)
+    assert value("bytes_per_token", few, tensor_parallel_size=4) == 131072 / 8
 
 
 def test_pipeline_ranks_split_layers_and_the_last_one_samples():
     assert [rank.layers for rank in split_layers(32, 3)] == [11, 11, 10]
-    settings = EngineSettings(pipeline_parallel_size=3, vllm_version="0.19.0")
-    terms = predict_capacity(LLAMA_8B, H100, settings)
-    whole = predict_capacity(LLAMA_8B, H100, EngineSettings(vllm_version="0.19.0"))
+    terms = terms_of(pipeline_parallel_size=3, vllm_version="0.19.0")
     assert terms["bytes_per_token"].value == 131072 * 11 / 32
-    assert terms["num_blocks"].value > 3 * whole["num_blocks"].value
+    assert terms["num_blocks"].value > 3 * value("num_blocks", vllm_version="0.19.0")
     # Two ranks hold 11 layers; the first has the vocabulary table, so less is left there than in the middle.
     assert terms["pipeline_rank"].value == 0
     small = llama_8b(num_hidden_layers=2, intermediate_size=64)
-    settings = EngineSettings(pipeline_parallel_size=2, vllm_version="0.19.0")
-    terms = predict_capacity(small, H100, settings)
+    terms = terms_of(small, pipeline_parallel_size=2, vllm_version="0.19.0")
     assert terms["pipeline_rank"].value == 1
     assert "logits" in terms["activation"].how
 
 
-def test_settings_without_a_prediction_are_refused_and_a_cpu_has_the_cache_that_it_is_given():
+def test_a_cpu_has_the_cache_that_it_is_given():
     tiny = read_model_facts(get_model("tiny-llama-57m").config)
-    settings = EngineSettings(block_size=32, max_model_len=1024, kv_cache_memory_bytes=2**30)
-    terms = predict_capacity(tiny, get_gpu("cpu-1core"), settings)
+    terms = terms_of(tiny, "cpu-1core", block_size=32, max_model_len=1024, kv_cache_memory_bytes=2**30)
     assert terms["num_blocks"].value == 2**30 // (32 * 16384)
     assert "weights" not in terms
-    with pytest.raises(CapacityError, match=r"cpu-1core has no memory.*--kv-cache-memory-bytes"):
-        predict_capacity(tiny, get_gpu("cpu-1core"), replace(settings, kv_cache_memory_bytes=None))
-    refused = {"28 attention heads": {"tensor_parallel_size": 3}, "4 KV heads": {"tensor_parallel_size": 7}}
-    refused |= {"28 layers": {"pipeline_parallel_size": 29}, "'latest' is not": {"vllm_version": "latest"}}
-    for message, settings in refused.items():
-        with pytest.raises(CapacityError, match=message):
-            predict_capacity(QWEN2_7B, get_gpu("h200"), EngineSettings(**settings))
+
+
+REFUSED = {"28 attention heads": {"tensor_parallel_size": 3}, "4 KV heads": {"tensor_parallel_size": 7}}
+REFUSED |= {"28 layers": {"pipeline_parallel_size": 29}, "'latest' is not": {"vllm_version": "latest"}}
+REFUSED |= {"cpu-1core has no memory.*--kv-cache-memory-bytes": {"gpu": "cpu-1core"}}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_settings_without_a_prediction_are_refused(message):
+    with pytest.raises(CapacityError, match=message):
+        terms_of(QWEN2_7B, **REFUSED[message])
 
 
 # --- blocks that were published for an L4 ----------------------------------------------------------------------------
@@ -270,8 +258,8 @@ PUBLISHED_ON_AN_L4 = [(0.5, 8788), (0.9, 17234)]
 
 
 def l4_terms(**changes):
-    settings = EngineSettings(gpu_memory_utilization=0.5, max_model_len=2048, vllm_version="0.22.1", **changes)
-    return predict_capacity(OPT_125M, get_gpu("l4"), settings)
+    settings = {"gpu_memory_utilization": 0.5, "max_model_len": 2048, "vllm_version": "0.22.1"}
+    return terms_of(OPT_125M, "l4", **settings, **changes)
 
 
 def test_published_blocks_of_an_l4_imply_a_device_of_half_the_memory():
