@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from pkgutil import resolve_name
+from typing import Any
 
 from pydantic import JsonValue
 
@@ -26,11 +27,10 @@ from workflow_scripts.common.files import write_jsonl
 from workflow_scripts.device.device_check import cpu_here
 from workflow_scripts.engines.knobs import Knobs
 from workflow_scripts.engines.registry import get_engine
+from workflow_scripts.engines.vllm_engines import VllmKnobs
 from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, facts_on
-from workflow_scripts.predict.engine_memory import EngineSettings, Term
 from workflow_scripts.predict.engine_steps import Capacity, CapacityBy
-from workflow_scripts.predict.kv_capacity import predict_capacity
-from workflow_scripts.predict.vllm_cells import capacity_of_settings
+from workflow_scripts.predict.vllm_cells import vllm_capacity
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.study_file import load_study
 
@@ -78,23 +78,15 @@ def predict_published(published: Published, claims: Iterable[str]) -> Iterator[C
 
 
 def _predict_row(row: Mapping[str, str]) -> Capacity:
-    settings = EngineSettings(
-        block_size=int(row["block_size"]),
-        gpu_memory_utilization=float(row["gpu_memory_utilization"]),
-        max_model_len=int(row["max_model_len"]),
-        vllm_version=row["vllm_version"],
-        usage="offline",
-    )
-    gpus = resolve(row["gpu"])
-    model = models_by_repo().get(row["model"])
-    terms: Mapping[str, Term] = {}
-    unknown = None
+    sizes: dict[str, Any] = {name: int(row[name]) for name in ("block_size", "max_model_len")}
+    knobs = VllmKnobs(gpu_memory_utilization=float(row["gpu_memory_utilization"]), **sizes)
+    gpus, model = resolve(row["gpu"]), models_by_repo().get(row["model"])
     if len(gpus) > 1:
-        unknown = f"{row['gpu']} may be any of {', '.join(gpu.name for gpu in gpus)}"
+        capacity = Capacity({}, unknown=f"{row['gpu']} may be any of {', '.join(gpu.name for gpu in gpus)}")
     elif model is None:
-        unknown = f"{row['model']} is no model of config/models"
+        capacity = Capacity({}, unknown=f"{row['model']} is no model of config/models")
     else:
-        terms = predict_capacity(facts_on(model, gpus[0], cpu_here(gpus[0])), gpus[0], settings)
+        capacity = vllm_capacity(knobs, gpus[0], facts_on(model, gpus[0], cpu_here(gpus[0])), row["vllm_version"])
     published: dict[str, JsonValue] = {
         "gpu": row["gpu"],
         "model": row["model"],
@@ -102,7 +94,13 @@ def _predict_row(row: Mapping[str, str]) -> Capacity:
         "kv_cache_tokens": int(row["kv_cache_tokens"]) if row["kv_cache_tokens"] else None,
         "max_concurrency": float(row["max_concurrency"]) if row["max_concurrency"] else None,
     }
-    return replace(capacity_of_settings(settings, terms, unknown=unknown), published=published)
+    return replace(
+        capacity,
+        vllm_version=row["vllm_version"],
+        gpu_memory_utilization=knobs.gpu_memory_utilization,
+        block_size=knobs.block_size,
+        published=published,
+    )
 
 
 @command(

@@ -70,7 +70,15 @@ def vllm_capacity(knobs: VllmKnobs, gpu: Gpu, facts: ModelFacts, version: str = 
             refused, terms = refused or str(e), {}
         except ModelFactsError as e:
             unknown, terms = str(e), {}
-    return capacity_of_settings(settings, terms, infeasible=refused, unknown=unknown)
+    given = settings.kv_cache_memory_bytes is not None or settings.num_gpu_blocks_override is not None
+    return Capacity(
+        terms,
+        block_size=settings.block_size,
+        gpu_memory_utilization=None if given else settings.gpu_memory_utilization,
+        vllm_version=settings.vllm_version,
+        infeasible=refused,
+        unknown=unknown,
+    )
 
 
 def why_gpu_is_refused(gpu: Gpu, knobs: VllmKnobs, facts: ModelFacts) -> str | None:
@@ -125,20 +133,6 @@ def _too_small(terms: Mapping[str, Term]) -> str | None:
         return f"weights and overhead take {(budget - left) / GIB:.2f} GiB of a budget of {budget / GIB:.2f} GiB"
     blocks = int(terms["num_blocks"].value)
     return f"{left / GIB:.2f} GiB are {blocks} blocks, too few: {terms['feasible'].how}"
-
-
-def capacity_of_settings(
-    settings: EngineSettings, terms: Mapping[str, Term], *, infeasible: str | None = None, unknown: str | None = None
-) -> Capacity:
-    given = settings.kv_cache_memory_bytes is not None or settings.num_gpu_blocks_override is not None
-    return Capacity(
-        terms,
-        block_size=settings.block_size,
-        gpu_memory_utilization=None if given else settings.gpu_memory_utilization,
-        vllm_version=settings.vllm_version,
-        infeasible=infeasible,
-        unknown=unknown,
-    )
 
 
 def vllm_steps(knobs: VllmKnobs, gpu: Gpu, facts: ModelFacts, version: str = "") -> EngineSteps:
