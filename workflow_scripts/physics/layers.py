@@ -283,6 +283,7 @@ class Experts:
 
 Mixer = Attention | LatentAttention | State
 FeedForward = Mlp | Experts
+Part = Mixer | FeedForward
 
 
 @dataclass(frozen=True)
@@ -294,7 +295,7 @@ class Layer:
     norm_parameters: int
 
     @property
-    def parts(self) -> tuple[Mixer | FeedForward, ...]:
+    def parts(self) -> tuple[Part, ...]:
         return self.mixers + self.feed_forward
 
     def matrices(self, hidden: int, tensor: int = 1, *, whole_experts: bool = False) -> list[Matrix]:

@@ -24,17 +24,7 @@ from workflow_scripts.physics.dense_families import CHUNKED, DENSE, FULL, WINDOW
 from workflow_scripts.physics.expert_families import EXPERTS
 from workflow_scripts.physics.formulas import Number
 from workflow_scripts.physics.hybrid_families import HYBRIDS, LINEAR
-from workflow_scripts.physics.layers import (
-    Attention,
-    Experts,
-    FeedForward,
-    LatentAttention,
-    Layer,
-    Matrix,
-    Mixer,
-    Mlp,
-    State,
-)
+from workflow_scripts.physics.layers import Attention, Experts, LatentAttention, Layer, Matrix, Mixer, Mlp, Part, State
 from workflow_scripts.physics.picture_families import PICTURES
 from workflow_scripts.physics.stored_weights import DTYPE_BYTES as DTYPE_BYTES
 from workflow_scripts.physics.stored_weights import QUANTIZED_BITS, is_quantized, quantization_of
@@ -206,7 +196,7 @@ class ModelFacts:
         used: int = sum(count * part.intermediate * part.per_token for part, count in self.of_kind(Experts))
         return 3 * (dense + used)
 
-    def of_kind(self, *kinds: type[Mixer | FeedForward]) -> Iterator[tuple[Any, int]]:
+    def of_kind(self, *kinds: type[Part]) -> Iterator[tuple[Any, int]]:
         """Parts of these kinds, each with the number of layers that have it."""
         for layer, count in self.layer_counts.items():
             yield from ((part, count) for part in layer.parts if isinstance(part, kinds))

@@ -23,14 +23,7 @@ from workflow_scripts.engines.registry import get_engine
 from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, facts_on
 from workflow_scripts.physics.step_time import StepCosts
 from workflow_scripts.predict.calibrated import PROJECT_FILES, Speed, Wanted, scaled, speed_for
-from workflow_scripts.predict.engine_steps import (
-    Capacity,
-    CapacityBy,
-    Decides,
-    EngineSteps,
-    StepsBy,
-    UnpredictableError,
-)
+from workflow_scripts.predict.engine_steps import Capacity, CapacityBy, EngineSteps, StepsBy, UnpredictableError
 from workflow_scripts.predict.prediction_record import Prediction
 from workflow_scripts.predict.schedule import RequestLengths
 from workflow_scripts.predict.speed import CellTask, Task, predict_task
@@ -78,10 +71,10 @@ def tasks_of(
         if isinstance(found, Prediction):
             unpredictable.append(found)
         else:
-            decides, requests, task = found
+            requests, task = found
             # If requests arrive over time, decisions depend on the engine's speed: the cell has its own schedule.
             own = cell.id if requests.arrival_s is not None else None
-            key = (cell.workload, len(requests), decides, own)
+            key = (cell.workload, len(requests), task.steps.decides, own)
             groups.setdefault(key, (requests, []))[1].append(task)
     tasks = [Task(requests, key[2], tuple(of_group)) for key, (requests, of_group) in groups.items()]
     return tasks, unpredictable
@@ -132,8 +125,8 @@ class _Known:
 
         self.gpus, self.facts, self.speed, self.scaled_to, self.lengths = gpus, facts, speed, scaled_to, lengths
 
-    def task(self, cell: Cell) -> tuple[Decides, RequestLengths, CellTask] | Prediction:
-        """What decides the cell's schedule, its requests, and its task; or its record if it cannot be predicted."""
+    def task(self, cell: Cell) -> tuple[RequestLengths, CellTask] | Prediction:
+        """The cell's requests and its task; or its record if it cannot be predicted."""
         gpu, load = self.gpus[cell.gpu], cell.knobs if isinstance(cell.knobs, Load) else Load()
         count = self.study.workloads[cell.workload].prompts_for(cell.knobs.max_concurrency)
         place = (cell.id, cell.gpu, cell.engine_at, cell.model, cell.workload, cell.knobs.slug())
@@ -172,16 +165,16 @@ class _Known:
             requests, kind = self._requests_of(cell.workload, load, count, steps.longest_request)
         except (UnpredictableError, ModelFactsError) as e:
             return replace(record, unknown=str(e))
-        decides = steps.decides
-        if isinstance(decides, StaticBatches):
+        if isinstance(steps.decides, StaticBatches):
             if requests.arrival_s is not None:
                 return replace(record, unknown="a server that answers in static batches at a rate is not modelled")
-            decides = replace(decides, batch_size=batch_that_fits(requests, decides, facts))
-            if not decides.batch_size:
+            rows = batch_that_fits(requests, steps.decides, facts)
+            if not rows:
                 return replace(record, infeasible="not even one request fits into the memory beside the model")
+            steps = replace(steps, decides=replace(steps.decides, batch_size=rows))
         prompts, outputs = int(requests.prompt_tokens.sum()), int(requests.output_tokens.sum())
         record = replace(record, lengths=kind, prompt_tokens=prompts, output_tokens=outputs)
-        ahead = decides.async_scheduling
+        ahead = steps.decides.async_scheduling
         # The rest of `Wanted`.
         wanted = (cell.engine, cell.model, facts.dtype, variant(knobs), ahead, knobs.ranks, cell.environment)
         # What a prediction leaves out, so that it has no band.
@@ -203,7 +196,7 @@ class _Known:
             repeats=self.study.repeats,
             margin_pct=self.study.equivalence_margin_pct,
         )
-        return decides, requests, task
+        return requests, task
 
     def _requests_of(self, workload: str, load: Load, count: int, limit: int) -> tuple[RequestLengths, str]:
         try:

@@ -69,6 +69,7 @@ def kv_pool(facts: ModelFacts, settings: EngineSettings, batch: Batch, kind: str
     """How vLLM plans the pool of a model on devices of a kind (`cuda`, `rocm` or `cpu`). Raises ModelFactsError if the
     planning of such layers is not known here."""
     tensor, element = settings.tensor_parallel_size, facts.kv_dtype_bytes(settings.kv_cache_dtype)
+    contexts, on_cpu = settings.decode_context_parallel_size, kind == "cpu"
     stack = _with_drafting_layers(facts, settings)
     mixers = {mixer for mixer, _ in layers_with_memory(stack)}
     per_token = {mixer.cache_bytes(element, tensor) for mixer in mixers if not isinstance(mixer, State)}
@@ -76,21 +77,21 @@ def kv_pool(facts: ModelFacts, settings: EngineSettings, batch: Batch, kind: str
     states = {facts.bytes_of_state(mixer, tensor, drafted) for mixer in mixers if isinstance(mixer, State)}
     kinds = {(kept_tokens(mixer), isinstance(mixer, LatentAttention)) for mixer in mixers}
     unequal = len(per_token) > 1 and (states or len(kinds) < len(mixers) or any(latent for _, latent in kinds))
-    if not per_token or unequal or len(states) > 1:
-        what = "no layer with attention" if not per_token else "layers whose tokens or states differ in bytes"
-        raise ModelFactsError(f"{facts.model_type}: {what}: how vLLM plans its KV cache is not known here")
-    if states and kind == "cpu" and facts.dtype != "float32":
-        raise ModelFactsError(f"{facts.model_type}: the processor decides whether vLLM keeps states in float32")
     latent = [mixer for mixer in mixers if isinstance(mixer, LatentAttention)]
-    if latent and kind == "cpu":
-        raise ModelFactsError(f"{facts.model_type}: the processor decides the block size of latent attention")
     indexed = any(mixer.indexer_dim for mixer in latent)
-    if indexed and element == 1:
-        raise ModelFactsError(f"{facts.model_type}: the GPU decides how sparse attention stores a KV cache in 8 bits")
-    if settings.decode_context_parallel_size > 1 and any(isinstance(m, State) or m.reach for m in mixers):
-        raise ModelFactsError(
-            f"{facts.model_type}: decode_context_parallel_size with windows or states is not supported"
-        )
+    not_all = any(isinstance(mixer, State) or mixer.reach for mixer in mixers)
+    plans = "how vLLM plans its KV cache is not known here"
+    unknown = {
+        f"no layer with attention: {plans}": not per_token,
+        f"layers whose tokens or states differ in bytes: {plans}": unequal or len(states) > 1,
+        "the processor decides whether vLLM keeps states in float32": states and on_cpu and facts.dtype != "float32",
+        "the processor decides the block size of latent attention": latent and on_cpu,
+        "the GPU decides how sparse attention stores a KV cache in 8 bits": indexed and element == 1,
+        "decode_context_parallel_size with windows or states is not supported": not_all and contexts > 1,
+    }
+    for why, applies in unknown.items():
+        if applies:
+            raise ModelFactsError(f"{facts.model_type}: {why}")
     token_bytes, block_size = max(per_token), _BLOCK_WITH_INDEXER if indexed else settings.block_size
     if states:
         step = max(_KERNEL_BLOCK[kind], settings.block_size, _KERNEL_BLOCK_LATENT if latent else 0)
@@ -103,7 +104,7 @@ def kv_pool(facts: ModelFacts, settings: EngineSettings, batch: Batch, kind: str
         fill = {layer: token_bytes // size if token_bytes % size == 0 else 1 for layer, size in own.items()}
         groups = (replace(group, stretch=fill[group.layers[0]]) for group in groups)
     # Batches whose tokens a window must keep; on GPUs the next one is planned while one runs.
-    in_flight = 1 if settings.version < _IN_FLIGHT else settings.pipeline_parallel_size + (kind != "cpu")
+    in_flight = 1 if settings.version < _IN_FLIGHT else settings.pipeline_parallel_size + (not on_cpu)
     # States of a sequence in a layer: one, and one per drafted token. With prefix caching there is also the one before
     # the last block boundary.
     checkpoint = settings.version >= _PREFILL_CHECKPOINT and any(s.kind == MAMBA_2 for s, _ in facts.of_kind(State))
@@ -114,7 +115,7 @@ def kv_pool(facts: ModelFacts, settings: EngineSettings, batch: Batch, kind: str
         block_size=block_size,
         state_blocks=1 + drafted + kept,
         in_flight_tokens=batch.max_num_batched_tokens * in_flight,
-        context_ranks=settings.decode_context_parallel_size,
+        context_ranks=contexts,
     )
 
 

@@ -109,15 +109,6 @@ def _parts(prompt: _Prompt, room: IntArray) -> Iterator[tuple[int, int, int]]:
         end, step = end - taken, step - 1
 
 
-def with_graphs(rows: FloatArray, one: Pass) -> FloatArray:
-    """The work with the graphs that the engine reported for each step, if it did."""
-    if one.step_graphs is None:
-        return rows
-    for kind, name in zip(LAUNCHED, ("PIECEWISE", "NONE"), strict=True):
-        rows[:, KIND[kind]] = rows[:, KIND["layers"]] * (np.array(one.step_graphs) == name)
-    return rows
-
-
 @dataclass(frozen=True)
 class _Passes:
     """Passes of equal length: shorter ones end with rows of zeros. The first index is the step, the second the pass."""

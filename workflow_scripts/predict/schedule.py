@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from workflow_scripts.physics.step_time import FloatArray
 from workflow_scripts.predict.kv_groups import KvPool
 from workflow_scripts.workloads.request import Request
 
@@ -18,7 +19,6 @@ from workflow_scripts.workloads.request import Request
 UNLIMITED = 1 << 48
 
 IntArray = npt.NDArray[np.int64]
-FloatArray = npt.NDArray[np.float64]
 
 
 class ScheduleError(ValueError):

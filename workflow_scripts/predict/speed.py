@@ -11,6 +11,7 @@ from workflow_scripts.physics.model_facts import ModelFacts
 from workflow_scripts.physics.step_time import (
     KIND,
     KINDS,
+    FloatArray,
     StepCosts,
     StepWork,
     segment_parts_s,
@@ -20,15 +21,7 @@ from workflow_scripts.physics.step_time import (
 from workflow_scripts.predict.calibrated import Speed
 from workflow_scripts.predict.engine_steps import Decides, EngineSteps
 from workflow_scripts.predict.prediction_record import KV_BLOCKS, PROMPTS, SEQUENCES, TOKEN_BUDGET, Band, Prediction
-from workflow_scripts.predict.schedule import (
-    FloatArray,
-    IntArray,
-    RequestLengths,
-    Schedule,
-    ScheduleError,
-    Segments,
-    StepTime,
-)
+from workflow_scripts.predict.schedule import IntArray, RequestLengths, Schedule, ScheduleError, Segments, StepTime
 from workflow_scripts.predict.scheduler import make_schedule
 from workflow_scripts.predict.static_batches import StaticBatches, static_schedule, static_work
 from workflow_scripts.predict.timing import Timed, step_work, time_schedule

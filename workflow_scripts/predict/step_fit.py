@@ -19,14 +19,7 @@ from workflow_scripts.engines.registry import get_engine
 from workflow_scripts.physics.model_facts import ModelFacts
 from workflow_scripts.physics.step_time import KIND, KINDS, LAUNCHED, FloatArray, StepCosts, StepWork, single_steps
 from workflow_scripts.predict.engine_steps import EngineSteps, StepsBy
-from workflow_scripts.predict.pipeline_fit import (
-    GUIDED,
-    GUIDED_WITHIN,
-    Observed,
-    fit_pipeline,
-    segments_of,
-    with_graphs,
-)
+from workflow_scripts.predict.pipeline_fit import GUIDED, GUIDED_WITHIN, Observed, fit_pipeline, segments_of
 from workflow_scripts.predict.schedule import RequestLengths, Schedule, Segments
 from workflow_scripts.predict.scheduler import make_schedule
 from workflow_scripts.predict.static_batches import StaticBatches, static_schedule, static_work
@@ -170,7 +163,10 @@ def points_of(start: int, record: CalibrationRecord, facts: ModelFacts, on_cpu: 
                 if found is not None:
                     rows = work_of(found, steps, engine.effective, facts, 0).first
                     rows[0, KIND["requests"]] = len(requests)
-                    whole.append((one, Observed(with_graphs(rows, one), ends_s)))
+                    if one.step_graphs is not None:  # those that the engine reported
+                        for kind, name in zip(LAUNCHED, ("PIECEWISE", "NONE"), strict=True):
+                            rows[:, KIND[kind]] = rows[:, KIND["layers"]] * (np.array(one.step_graphs) == name)
+                    whole.append((one, Observed(rows, ends_s)))
             elif len(ends_s) == int(schedule.segments.steps.sum()):
                 whole.append((one, Observed(single_steps(work), ends_s)))
         if whole:

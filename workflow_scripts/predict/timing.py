@@ -11,6 +11,7 @@ from workflow_scripts.physics.step_time import (
     KIND,
     KINDS,
     AnyFloats,
+    FloatArray,
     StepCosts,
     StepWork,
     arrival_s,
@@ -19,7 +20,7 @@ from workflow_scripts.physics.step_time import (
     segment_times_s,
     usual_waits_s,
 )
-from workflow_scripts.predict.schedule import FloatArray, IntArray, RequestLengths, Schedule, Segments
+from workflow_scripts.predict.schedule import IntArray, RequestLengths, Schedule, Segments
 
 # How steps of an engine on a GPU are launched, other than as one captured graph: in pieces, or kernel by kernel.
 PIECEWISE, EAGER = "piecewise_layers", "eager_layers"

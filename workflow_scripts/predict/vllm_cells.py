@@ -12,14 +12,7 @@ from workflow_scripts.engines.vllm_engines import (
     why_block_size_is_refused,
 )
 from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError
-from workflow_scripts.predict.engine_memory import (
-    GIB,
-    CapacityError,
-    EngineSettings,
-    Term,
-    batch_of,
-    capture_sizes,
-)
+from workflow_scripts.predict.engine_memory import GIB, CapacityError, EngineSettings, Term, batch_of, capture_sizes
 from workflow_scripts.predict.engine_steps import Capacity, EngineSteps, UnpredictableError
 from workflow_scripts.predict.kv_capacity import predict_capacity
 from workflow_scripts.predict.kv_groups import kv_pool

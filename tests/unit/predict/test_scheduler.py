@@ -9,13 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workflow_scripts.predict.schedule import (
-    RequestLengths,
-    Schedule,
-    ScheduleError,
-    SchedulerSettings,
-    StepRun,
-)
+from workflow_scripts.predict.schedule import RequestLengths, Schedule, ScheduleError, SchedulerSettings, StepRun
 from workflow_scripts.predict.scheduler import make_schedule
 from workflow_scripts.workloads.request import Request
 
