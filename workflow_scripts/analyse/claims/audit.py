@@ -22,7 +22,7 @@ import re
 import sys
 from argparse import ArgumentTypeError, Namespace
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import accumulate
 from pathlib import Path
@@ -249,7 +249,9 @@ def as_long(
         of_settings = rates or [name for name in numeric if name != place and not _like("not_tokens", name)]
         values = [name for name in names if cards(name)] if place is None else of_settings
     if place is not None:  # in many tables only the first of several rows names its GPU
-        gpus = accumulate((row[place] for row in rows), lambda above, name: above if name is None else name)
+        gpus: Iterable[Value] = accumulate(
+            (row[place] for row in rows), lambda above, name: above if name is None else name
+        )
         rows = [row | {place: name} for row, name in zip(rows, gpus, strict=True)]
     if not values:
         return list(names), list(rows)

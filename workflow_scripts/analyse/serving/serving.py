@@ -19,7 +19,7 @@ import statsmodels.api as sm
 
 from workflow_scripts.analyse.cells.timeline import tokens_inside
 from workflow_scripts.analyse.facts import REPEAT, read_parsed, wide
-from workflow_scripts.analyse.intervals.repeats import counted, summarise
+from workflow_scripts.analyse.intervals.repeats import counted, records, summarise
 from workflow_scripts.analyse.intervals.statistics import ONE_START, SCOPE_MEANING, mean_interval
 from workflow_scripts.analyse.table_command import table_command
 from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, table_schema
@@ -153,10 +153,11 @@ def _of_gpu(rows: pd.DataFrame, parsed: Path, gpu: str, slo: Mapping[str, float]
     rows, facts = rows.set_index(REPEAT), read_parsed(parsed, gpu, "facts")
     of_start, of_repeat = wide(facts[facts["cell_id"].isin(rows.index.get_level_values("cell_id"))])
     passes = read_parsed(parsed, gpu, "requests").groupby(REPEAT)
-    found = pd.DataFrame([of_pass(passes.get_group(at), row, slo) for at, row in rows.iterrows()], index=rows.index)
+    told = [of_pass(passes.get_group(at), row, slo) for at, row in zip(rows.index, records(rows), strict=True)]
+    found = pd.DataFrame(told, index=rows.index)
     table = rows.drop(columns=found.columns, errors="ignore").join(found)
-    starts = table.index.droplevel("repeat")
-    cpu_s = of_repeat.reindex(index=table.index, columns=["metric.client_cpu_s"]).astype(float).squeeze(axis="columns")
+    starts = table.index.droplevel(["repeat"])
+    cpu_s = of_repeat.reindex(index=table.index, columns=["metric.client_cpu_s"]).astype(float)["metric.client_cpu_s"]
     of_device = of_start.reindex(index=starts, columns=["device.memory_total_bytes", "effective.client_shares_cores"])
     memory_bytes, shares = of_device.astype(float).to_numpy().T
     table = table.assign(
