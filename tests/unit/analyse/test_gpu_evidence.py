@@ -10,14 +10,11 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from tests.unit.analyse.synthetic_cells import plan_of
 from workflow_scripts.analyse.cells import cells as cells_module
 from workflow_scripts.analyse.cells.request_lives import shared_texts
 from workflow_scripts.analyse.limits import limits
-from workflow_scripts.analyse.limits.predictions import predictions_table
 from workflow_scripts.analyse.memory import fragmentation
 from workflow_scripts.analyse.settings.effects import knob_effects
-from workflow_scripts.analyse.settings.engine_gain import engine_tables
 from workflow_scripts.parse.cell_tables import _counted_j, parse_cells
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.study_file import load_study
@@ -211,32 +208,3 @@ def test_cells_of_unequal_work_are_compared_while_they_are_full(raw, found):
     assert [row["rate"], row["baseline_rate"]] == pytest.approx(rates)
     assert rates == pytest.approx([12196, 196.7], rel=1e-3)
     assert row["ratio"] == pytest.approx(rates[0] / rates[1])
-
-
-def test_a_cell_has_one_rate_in_all_tables(raw, found):
-    cell_id = "h200/hf-static/llama-3.1-8b-instruct/chat-16x64/static-batch1-cachedynamic"
-    rates = [1024 / raw(cell_id, repeat=repeat).wall_s for repeat in range(3)]
-    assert [stats.gmean(rates), np.median(rates)] == pytest.approx([43.1, 50.3], abs=0.05)
-    cells = found.cells.reset_index()
-    plan = plan_of(cells[cells["cell_id"] == cell_id], output_tokens_per_s=85.67)
-    predicted = predictions_table(cells, plan).set_index("quantity")
-    assert predicted.loc["output_tokens_per_s", "measured"] == pytest.approx(stats.gmean(rates))
-    engines, _ = engine_tables(cells)
-    of_cell = engines[engines["hf_knobs"] == "static-batch1-cachedynamic"]["hf_output_tokens_per_s"]
-    assert of_cell.tolist() == pytest.approx([stats.gmean(rates)] * len(of_cell))
-
-
-# --- the time to the first token ---------------------------------------------------------------------------------
-
-
-def test_the_first_token_of_requests_that_arrive_at_once_is_mostly_waiting(raw, found):
-    cell_id = CHAT.format("h200", 256)
-    requests = raw(cell_id).requests
-    row = found.cells.loc[(cell_id, 1, 0)]
-    waits_s = requests["scheduled_s"] - requests["queued_s"]
-    prefills_s = requests["first_token_s"] - requests["scheduled_s"]
-    assert row["ttft_s_p50"] == pytest.approx((waits_s + prefills_s).median())
-    assert row["ttft_s_p50"] == pytest.approx(1.3, abs=0.05)
-    assert [row["queue_s_p50"], row["prefill_s_p50"]] == pytest.approx([waits_s.median(), prefills_s.median()])
-    assert [row["queue_s_mean"], row["prefill_s_mean"]] == pytest.approx([waits_s.mean(), prefills_s.mean()])
-    assert row["queue_s_mean"] > 4 * row["prefill_s_mean"]

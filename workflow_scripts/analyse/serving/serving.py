@@ -156,7 +156,7 @@ def _of_gpu(rows: pd.DataFrame, parsed: Path, gpu: str, slo: Mapping[str, float]
     told = [of_pass(passes.get_group(at), row, slo) for at, row in zip(rows.index, records(rows), strict=True)]
     found = pd.DataFrame(told, index=rows.index)
     table = rows.drop(columns=found.columns, errors="ignore").join(found)
-    starts = table.index.droplevel(["repeat"])
+    starts = table.reset_index("repeat").index
     cpu_s = of_repeat.reindex(index=table.index, columns=["metric.client_cpu_s"]).astype(float)["metric.client_cpu_s"]
     of_device = of_start.reindex(index=starts, columns=["device.memory_total_bytes", "effective.client_shares_cores"])
     memory_bytes, shares = of_device.astype(float).to_numpy().T

@@ -8,7 +8,6 @@ import pytest
 from tests.unit.analyse.parsed_tables import facts, requests, write_parsed
 from tests.unit.made_studies import fixed, study_content
 from workflow_scripts.analyse.cells.cells import cells_table
-from workflow_scripts.analyse.facts import read_parsed, wide
 from workflow_scripts.analyse.tables import TABLE_SCHEMAS
 from workflow_scripts.parse.cell_tables import TABLES
 from workflow_scripts.study.definition import cell_definition, definition_sha256, resolved_models
@@ -99,25 +98,25 @@ def row_of(table, cell_id):
 def test_every_cell_of_the_study_has_a_row_with_what_it_asks_for_also_if_nothing_was_run(tmp_path):
     of_one = of_study(tmp_path, facts(FOUR, OF_CELL, OF_REPEAT), served=[two_requests(FOUR)])
     of_none = cells_table(STUDY, CELLS, tmp_path / "none")
-    asked = ["study", "sweeps", "gpu", "engine", "model", "workload", "knobs", "max_concurrency_allowed"]
+    expected = {
+        "cell_id": [FOUR, EIGHT, STATIC, H200],
+        "study": ["try"] * 4,
+        "sweeps": ["seqs,blocks", "seqs", "static", "elsewhere"],
+        "comparable": [False] * 4,  # nothing says what was measured
+        "source": ["measured"] * 4,
+        "knobs": [cell.knobs.slug() for cell in CELLS],
+        "max_concurrency_allowed": [4, 8, 2, 4],
+    }
+    knobs = {"knob_max_num_seqs": [4, 8, 0, 4], "knob_block_size": [32, 32, 0, 16], "knob_batch_size": [0, 0, 2, 0]}
+    knobs |= {"knob_max_model_len": [512, 512, 0, 512]}
     for table, first in ((of_one, "ok"), (of_none, "missing")):
-        assert table["cell_id"].tolist() == [FOUR, EIGHT, STATIC, H200]
         assert table["outcome"].tolist() == [first, "missing", "missing", "missing"]
-        assert table["comparable"].tolist() == [False] * 4  # nothing says what was measured
-        assert table["source"].tolist() == ["measured"] * 4
-        assert table[asked].to_numpy().tolist() == [
-            ["try", "seqs,blocks", "cpu-all", "vllm", MODEL, "chat", CELLS[0].knobs.slug(), 4],
-            ["try", "seqs", "cpu-all", "vllm", MODEL, "chat", CELLS[1].knobs.slug(), 8],
-            ["try", "static", "cpu-all", "hf-static", MODEL, "chat", CELLS[2].knobs.slug(), 2],
-            ["try", "elsewhere", "h200", "vllm", MODEL, "chat", CELLS[3].knobs.slug(), 4],
-        ]
-        assert table["knob_max_num_seqs"].fillna(0).tolist() == [4, 8, 0, 4]
-        assert table["knob_block_size"].fillna(0).tolist() == [32, 32, 0, 16]
-        assert table["knob_batch_size"].fillna(0).tolist() == [0, 0, 2, 0]
-        assert table["knob_max_model_len"].fillna(0).tolist() == [512, 512, 0, 512]
-    knobs = {f"knob_{name}" for name in ("block_size", "max_num_seqs", "max_model_len", "batch_size")}
+        assert table[list(expected)].to_dict("list") == expected
+        assert table[list(knobs)].fillna(0).to_dict("list") == knobs
+        names = table["cell_id"].str.rsplit("/", n=1).str[0]
+        assert (names == table[["gpu", "engine", "model", "workload"]].agg("/".join, axis="columns")).all()
     columns = {name for name in TABLE_SCHEMAS["cells"].columns if not name.startswith("^")}
-    assert set(of_one) == columns | knobs | {"knob_cache_implementation"}
+    assert set(of_one) == columns | set(knobs) | {"knob_cache_implementation"}
 
 
 def test_each_start_has_its_own_outcome_and_its_own_repeats(tmp_path):
@@ -239,17 +238,12 @@ def test_nothing_is_divided_by_zero(tmp_path):
 def test_energy_is_of_the_whole_repeat_or_not_known(samples, counted_j, energy_j, tmp_path):
     trace = pd.DataFrame({"cell_id": FOUR, "start": 1, "repeat": 0, **samples})
     known = facts(FOUR, OF_CELL, OF_REPEAT | {"trace.energy_j": counted_j})
-    no_output = requests(FOUR, (10, 0, 0, 0.0, 1.0, 1.0))
-    row, of_none = (
-        row_of(of_study(tmp_path, known, served=[served], trace=[trace]), FOUR)
-        for served in (two_requests(FOUR), no_output)
-    )
-    if energy_j is None:
-        assert pd.isna([row["energy_j"], row["energy_j_per_output_token"]]).all()
-    else:
-        assert [row["energy_j"], row["energy_j_per_output_token"]] == pytest.approx([energy_j, energy_j / 8])
-        assert (row["power_w_mean"], of_none["energy_j"]) == (100, 400)
-        assert pd.isna(of_none["energy_j_per_output_token"])
+    for served, tokens in ((two_requests(FOUR), 8), (requests(FOUR, (10, 0, 0, 0.0, 1.0, 1.0)), None)):
+        row = row_of(of_study(tmp_path, known, served=[served], trace=[trace]), FOUR)
+        found = [row[name] for name in ("energy_j", "energy_j_per_output_token", "power_w_mean")]
+        per_token = energy_j / tokens if energy_j and tokens else None
+        expected = [energy_j, per_token, 100]
+        assert [None if pd.isna(value) else value for value in found] == pytest.approx(expected)
 
 
 def test_what_was_measured_under_another_definition_on_a_pretended_gpu_or_with_other_settings_is_told(tmp_path):
@@ -264,17 +258,3 @@ def test_what_was_measured_under_another_definition_on_a_pretended_gpu_or_with_o
     assert table["comparable"].to_dict() == {FOUR: True, EIGHT: False, STATIC: False, H200: False}
     assert table["source"].to_dict() == dict.fromkeys((FOUR, STATIC, H200), "measured") | {EIGHT: "simulated"}
     assert table["not_as_asked"].dropna().to_dict() == {EIGHT: "max_num_seqs 4, not 8"}
-
-
-def test_a_fact_is_a_number_or_a_text():
-    of_cell, of_repeat = wide(facts("c", {"a": 1.5, "b": "text"}, {"a": 2.0}, {"a": 3.0, "d": "more"}))
-    assert of_cell.loc[("c", 1)].to_dict() == {"a": 1.5, "b": "text"}
-    assert of_repeat["a"].to_dict() == {("c", 1, 0): 2.0, ("c", 1, 1): 3.0}
-    assert of_repeat.loc[("c", 1, 1), "d"] == "more"
-    assert pd.isna(of_repeat.loc[("c", 1, 0), "d"])
-
-
-def test_only_the_columns_that_are_asked_for_are_read(tmp_path):
-    write_parsed(tmp_path / "h200", "requests", two_requests("c"))
-    assert list(read_parsed(tmp_path, "h200", "requests", ["cell_id", "output_tokens"])) == ["cell_id", "output_tokens"]
-    assert read_parsed(tmp_path, "h200", "requests")["prompt_tokens"].tolist() == [10, 20]

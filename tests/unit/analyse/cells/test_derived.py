@@ -79,8 +79,8 @@ def test_draft_models_and_copied_heads_take_bytes_too(columns, times):
     assert row["kv_bytes_used_mean"] == 16 * times * BYTES_PER_TOKEN
 
 
-def held(table: pd.DataFrame, block_size: int = 32) -> pd.Series:
-    return tokens_held(request_lives(table.assign(workload="w"), {}), np.full(len(table), float(block_size)))
+def held(table: pd.DataFrame) -> pd.Series:
+    return tokens_held(request_lives(table.assign(workload="w"), {}), np.full(len(table), 32.0))
 
 
 def test_tokens_held_over_the_lives_of_requests():
@@ -89,13 +89,6 @@ def test_tokens_held_over_the_lives_of_requests():
     assert held(table).loc["c", 1, 0] == pytest.approx((31.5 + 8) / 4)
     assert held(requests("c", (8, 1, 0, 3.0, 3.0, 3.0))).isna().all()
     assert held(table.head(0)).empty
-
-
-def test_tokens_of_a_shared_prefix_are_held_once():
-    # Both live for a second and have 32 of 40 tokens in common: two blocks of 16, or none of 64.
-    table = requests("c", (40, 1, 0, 0.0, 1.0, 1.0), (40, 1, 32, 0.0, 1.0, 1.0))
-    assert held(table, 16).loc["c", 1, 0] == 80 - 32
-    assert held(table, 64).loc["c", 1, 0] == 80
 
 
 @pytest.fixture(scope="module")

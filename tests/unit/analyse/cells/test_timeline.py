@@ -151,7 +151,7 @@ def steps(**columns: object) -> pd.DataFrame:
     return pd.DataFrame(known | dict.fromkeys(HELD) | columns)
 
 
-def test_steps_weigh_with_the_time_they_last():
+def test_steps_weigh_with_the_time_they_last_in_any_order_and_of_several_repeats():
     table = steps(
         time_s=[0.0, 1.0, 4.0],
         waiting=[3, 2, 0],
@@ -161,37 +161,18 @@ def test_steps_weigh_with_the_time_they_last():
         kv_slots_reserved=[10, 20, 40],
         kv_bytes_reserved=[10, 20, 40],
     )
-    facts = only(step_facts(table, NOT_KNOWN))
-    assert (facts["waiting_peak"], facts["running_while_others_wait"], facts["recomputed_tokens"]) == (3, 2, 12)
+    expected = {"waiting_peak": 3, "running_while_others_wait": 2, "recomputed_tokens": 12, "kv_tokens_live_mean": None}
+    expected |= {"kv_cache_usage_peak": 0.6, "kv_cache_usage_mean": (0.2 * 1 + 0.6 * 3) / 4}
+    expected |= dict.fromkeys(("kv_slots_reserved_mean", "kv_bytes_reserved_mean"), (20 * 1 + 40 * 3) / 4)
+    facts = step_facts(pd.concat([table.iloc[::-1], table.assign(cell_id="d")]), NOT_KNOWN)
+    assert facts.index.tolist() == [("c", 1, 0), ("d", 1, 0)]
+    for _, found in facts.astype(object).where(facts.notna(), None).iterrows():
+        assert found.to_dict() == pytest.approx(expected | {"kv_bytes_reserved_peak": 40})
     longer = only(step_facts(table.assign(waiting=[3, 2, 1]), NOT_KNOWN))
     assert longer["running_while_others_wait"] == (2 * 1 + 6 * 3) / 4
     for waiting in (0, None):
         none = only(step_facts(table.assign(waiting=waiting), NOT_KNOWN))
         assert pd.isna(none["running_while_others_wait"])
-    assert facts["kv_cache_usage_peak"] == 0.6
-    assert facts["kv_cache_usage_mean"] == pytest.approx((0.2 * 1 + 0.6 * 3) / 4)
-    assert facts["kv_slots_reserved_mean"] == pytest.approx((20 * 1 + 40 * 3) / 4)
-    assert facts["kv_bytes_reserved_mean"] == facts["kv_slots_reserved_mean"]
-    assert facts["kv_bytes_reserved_peak"] == 40
-    assert pd.isna(facts["kv_tokens_live_mean"])
-
-
-def test_steps_may_come_in_any_order_and_of_several_repeats():
-    table = steps(
-        cell_id=["c", "c", "d", "c", "d"],
-        time_s=[0.5, 0.0, 1.0, 0.1, 0.0],
-        waiting=[0, 2, 7, 1, 5],
-        kv_cache_usage=[0.5, 0.9, 0.4, 0.1, 0.2],
-        kv_tokens_live=[30.0, 10.0, None, 20.0, None],
-        kv_slots_reserved=[64, 64, 8, 64, 8],
-    )
-    facts = step_facts(table, NOT_KNOWN)
-    assert facts["waiting_peak"].to_dict() == {("c", 1, 0): 2, ("d", 1, 0): 7}
-    assert facts["kv_cache_usage_peak"].to_dict() == {("c", 1, 0): 0.9, ("d", 1, 0): 0.4}
-    assert facts["kv_cache_usage_mean"].to_dict() == pytest.approx({("c", 1, 0): (0.01 + 0.2) / 0.5, ("d", 1, 0): 0.4})
-    assert facts["kv_slots_reserved_mean"].to_dict() == {("c", 1, 0): 64, ("d", 1, 0): 8}
-    assert facts.loc[("c", 1, 0), "kv_tokens_live_mean"] == pytest.approx((20 * 0.1 + 30 * 0.4) / 0.5)
-    assert pd.isna(facts.loc[("d", 1, 0), "kv_tokens_live_mean"])
 
 
 def test_the_first_step_lasts_from_when_a_request_was_scheduled():
