@@ -151,44 +151,33 @@ SCHEMA = table_schema(
     knobs=True,
 )
 
-# Column of the table <- facts that may give its value; the first known one is used.
-_START_FACTS = {
-    **{name: [name] for name in ("round", "position", "idle_before_s", "boot_id", "outcome", "protocol")},
-    **{"definition_sha256": ["definition_sha256"], "planned_starts": ["planned"], "reason": ["reason", "damaged"]},
-    "block_size_effective": ["effective.block_size", "log.block_size"],
-    "attention_backend": ["log.attention_backend", "effective.attention_backend"],
-    **{
-        name: [f"effective.{name}", f"log.{name}"]
-        for name in ("num_gpu_blocks", "max_cudagraph_capture_size", "cudagraph_mode")
-    },
-    **{
-        f"{name}_effective": [f"effective.{name}"]
-        for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len")
-    },
-    "kv_pool_bytes": ["effective.kv_cache_bytes"],
-    **{f"{name}_s": [f"phase_s.{name}"] for name in ("start", "warmup", "measure")},
-    **{f"warmup_{name}": [f"warmup.{name}"] for name in ("requests", "passes", "steady")},
-    **{f"device_{name}": [f"device.{name}"] for name in ("name", "uuid")},
-    **{
-        name: [f"{of}.{name}"]
-        for of, names in {
-            "device": "simulated processor",
-            "effective": "dtype",
-            "host_load": "cpu_steal_pct cpu_others_pct",
-            "log": "kv_cache_tokens max_concurrency available_kv_cache_gib model_weights_gib peak_activation_gib"
-            " cuda_graph_gib graphs_from_cache compile_s",
-            "provenance": "host engine_version git_commit lock_sha256",
-            "trace": "process_memory_bytes_before",
-            "warmup": "experts_touched_share experts_touched_tokens",
-        }.items()
-        for name in names.split()
-    },
-}
-_TEXT = (
-    *("outcome", "reason", "attention_backend", "cudagraph_mode", "host", "device_name", "device_uuid"),
-    *("engine_version", "git_commit", "boot_id", "planned_starts", "processor", "dtype", "lock_sha256"),
-    "definition_sha256",
+# Columns <- facts that may give their values, of which the first known one is used, for each of the names.
+_FACTS = (
+    ("{}", "{}", "round position idle_before_s boot_id outcome protocol definition_sha256"),
+    ("{}", "{} damaged", "reason"),
+    ("{}_starts", "{}", "planned"),
+    ("{}", "device.{}", "simulated processor"),
+    ("device_{}", "device.{}", "name uuid"),
+    ("{}", "effective.{}", "dtype"),
+    ("{}", "effective.{} log.{}", "num_gpu_blocks max_cudagraph_capture_size cudagraph_mode"),
+    ("{}_effective", "effective.{} log.{}", "block_size"),
+    ("{}_effective", "effective.{}", "max_num_seqs max_num_batched_tokens max_model_len"),
+    ("kv_pool_bytes", "effective.{}", "kv_cache_bytes"),
+    ("{}", "log.{} effective.{}", "attention_backend"),
+    ("{}", "log.{}", "kv_cache_tokens max_concurrency available_kv_cache_gib model_weights_gib peak_activation_gib"),
+    ("{}", "log.{}", "cuda_graph_gib graphs_from_cache compile_s"),
+    ("{}", "host_load.{}", "cpu_steal_pct cpu_others_pct"),
+    ("{}", "provenance.{}", "host engine_version git_commit lock_sha256"),
+    ("{}", "trace.{}", "process_memory_bytes_before"),
+    ("{}_s", "phase_s.{}", "start warmup measure"),
+    ("{}", "warmup.{}", "experts_touched_share experts_touched_tokens"),
+    ("warmup_{}", "warmup.{}", "requests passes steady"),
 )
+_START_FACTS = {
+    column.format(name): facts.format(name, name).split() for column, facts, names in _FACTS for name in names.split()
+}
+_TEXT = {name for name, column in SCHEMA.columns.items() if str(column.dtype).startswith("string")}
+_TEXT = _TEXT - {"protocol"} | {"definition_sha256"}  # a protocol is recorded as a number
 
 
 def grid_rows(study: Study, cells: Sequence[Cell]) -> pd.DataFrame:

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from workflow_scripts.analyse.claims.audit import Workload, ceiling
-from workflow_scripts.analyse.intervals.repeats import Row
+from workflow_scripts.analyse.intervals.repeats import RAN, Row
 from workflow_scripts.catalog.gpus_and_models import get_gpu, get_model
 from workflow_scripts.engines.registry import every_knob, get_engine
 from workflow_scripts.physics.model_facts import ModelFactsError, read_model_facts
@@ -23,8 +23,11 @@ _OF_LOG = (
     *("max_concurrency", "available_kv_cache_gib", "model_weights_gib", "peak_activation_gib", "cuda_graph_gib"),
     *("attention_backend", "engine_version", "preemptions"),
 )
-# Column <- fact of a log, in milliseconds.
-_MS_OF_LOG = {"ttft_s_p50": "ttft_ms_median", "ttft_s_p99": "ttft_ms_p99", "tpot_s_p50": "tpot_ms_median"}
+# Column <- fact of a log in another unit, and how many of these are one.
+_CONVERTED = {
+    **{"ttft_s_p50": ("ttft_ms_median", 1000), "ttft_s_p99": ("ttft_ms_p99", 1000)},
+    **{"tpot_s_p50": ("tpot_ms_median", 1000), "prefix_cache_hit_rate": ("prefix_cache_hit_rate_pct", 100)},
+}
 # With other values than the neutral ones, the ceiling does not hold: it is that of one device, which gives one token to
 # each sequence in a step.
 _ONE_DEVICE = ("tensor_parallel_size", "pipeline_parallel_size", "num_speculative_tokens")
@@ -40,19 +43,14 @@ def with_imported(cells: pd.DataFrame, runs: Iterable[Row], study: str) -> pd.Da
 
 def imported_cells(runs: Iterable[Row], study: str) -> pd.DataFrame:
     """One row per run; runs of the same GPU, engine, model, workload and settings are repeats of one cell."""
-    rows: list[Row] = []
-    repeats: dict[str, int] = {}
-    for run in runs:
-        row = _row(run, study)
-        if row["outcome"] in ("ok", "invalid"):
-            row["repeat"] = repeats.get(row["cell_id"], 0)
-            repeats[row["cell_id"]] = row["repeat"] + 1
-        rows.append(row)
-    return pd.DataFrame(rows)
+    rows = pd.DataFrame([_row(run, study) for run in runs])
+    return rows.assign(repeat=rows[rows["outcome"].isin(RAN)].groupby("cell_id").cumcount())
 
 
 def _row(run: Row, study: str) -> Row:
     log, trace = run["log"] or {}, run["trace"] or {}
+    names = ["running", "waiting", "kv_cache_usage_pct"]
+    lines = pd.DataFrame(log.get("over_time") or [], columns=names, dtype=float)
     place = {name: run[name] for name in ("gpu", "engine", "model", "workload")}
     row: Row = {
         "cell_id": "/".join((IMPORTED, *place.values(), run["slug"])),
@@ -69,26 +67,15 @@ def _row(run: Row, study: str) -> Row:
         "source": IMPORTED,
         **{fact: log.get(fact) for fact in _OF_LOG},
         "block_size_effective": log.get("block_size"),
-        **{column: ms / 1000 for column, fact in _MS_OF_LOG.items() if (ms := log.get(fact)) is not None},
+        **{column: log[fact] / unit for column, (fact, unit) in _CONVERTED.items() if log.get(fact) is not None},
         **trace,
-    }
-    row |= _over_time(pd.DataFrame(log.get("over_time") or []))
-    if (found := log.get("prefix_cache_hit_rate_pct")) is not None:
-        row["prefix_cache_hit_rate"] = found / 100
-    return row | _outcome(run, row)
-
-
-def _over_time(lines: pd.DataFrame) -> Row:
-    if lines.empty:
-        return {}
-    used = lines["kv_cache_usage_pct"] / 100
-    return {
         "running_peak": lines["running"].max(),
         "running_mean": lines["running"].mean(),
         "waiting_peak": lines["waiting"].max(),
-        "kv_cache_usage_peak": used.max(),
-        "kv_cache_usage_mean": used.mean(),
+        "kv_cache_usage_peak": lines["kv_cache_usage_pct"].max() / 100,
+        "kv_cache_usage_mean": lines["kv_cache_usage_pct"].mean() / 100,
     }
+    return row | _outcome(run, row)
 
 
 def _allowed(run: Row) -> int | None:
