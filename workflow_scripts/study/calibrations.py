@@ -37,7 +37,7 @@ MIXED_POINTS = 4
 # 512 tokens are in no captured graph.
 GPU_DECODE_STEPS, SUSTAINED_STEPS = 32, 256
 GPU_PROMPTS = (60, 250, 600, 900, 2042)
-GPU_MIXED_POINTS, GPU_MIXED_PROMPTS, GPU_MIXED_OUTPUTS = 2, (40, 600), (8, 60)
+GPU_MIXED_PROMPTS, GPU_MIXED_OUTPUTS = (40, 480), (8, 60)
 PROMPT_AT_HALF_DEPTH = 600
 
 # A request as (prompt tokens, output tokens).
@@ -248,11 +248,13 @@ def _on_gpu(sequences: int, tokens: int, sustained: int) -> list[list[Lengths]]:
         made.append([cut(prompt, SUSTAINED_STEPS + 1)] * sequences)
     made += [[cut(prompt, 2)] for prompt in GPU_PROMPTS]
     made += [[cut(256, DECODE_STEPS + 1)] * max(1, sequences // 4)]
-    for _ in range(GPU_MIXED_POINTS):
-        # The last ones wait until others are done, so their prompts come while others decode.
+    # The last ones wait until others are done, so their prompts come while others decode: one in each step, of which
+    # half fit into a captured graph, or several at once.
+    for in_turn in (True, False):
         late = [draw.randint(*GPU_MIXED_PROMPTS) for _ in range(max(2, sequences // 6))]
-        prompts = [SHORT_PROMPT] * sequences + late
-        made.append([cut(prompt, draw.randint(*GPU_MIXED_OUTPUTS)) for prompt in prompts])
+        prompts, (least, most) = [SHORT_PROMPT] * sequences + late, GPU_MIXED_OUTPUTS
+        outputs = [least + min(i, len(late)) if in_turn else draw.randint(least, most) for i in range(len(prompts))]
+        made.append(list(map(cut, prompts, outputs)))
     return made
 
 
