@@ -50,6 +50,9 @@ class MadeStudy:
         # With which a command reads it.
         self.options = ["--study", str(self.file), "--results", str(self.paths.results)]
 
+    def end(self, cell: Cell, start: int = 1, **changes: Any) -> None:
+        end_cell(self.study, self.paths, cell, start, **changes)
+
 
 def end_cell(study: Study, paths: StudyPaths, cell: Cell, number: int = 1, /, **changes: Any) -> None:
     """Write the outcome of a start of a cell, which ended ok unless `changes` say otherwise."""

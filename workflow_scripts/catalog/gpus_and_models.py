@@ -8,7 +8,8 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import UserDict
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -194,28 +195,14 @@ def _means(wanted: frozenset[str], names: Sequence[frozenset[str]]) -> bool:
 ENTERED: dict[str, Model] = {}
 
 
-class _Models(Mapping[str, Model]):
+class _Models(UserDict[str, Any]):
     """Models by name. Each is read when it is needed, so an unused broken entry never makes a study fail."""
 
-    def __init__(self, folder: Path) -> None:
-        self._known: dict[str, Model | Path] = {path.parent.name: path for path in sorted(folder.glob("*/model.yaml"))}
-        given = json.loads(os.environ.get(OWN_MODELS) or "{}")
-        self._known.update(validated(dict[str, Model], given, OWN_MODELS, CatalogError) | ENTERED)
-
     def __getitem__(self, name: str) -> Model:
-        found = self._known[name]
-        if isinstance(found, Path):
-            found = self._known[name] = _read_model(found)
+        if isinstance(self.data[name], Path):
+            self.data[name] = _read_model(self.data[name])
+        found: Model = self.data[name]
         return found
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._known
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._known)
-
-    def __len__(self) -> int:
-        return len(self._known)
 
 
 def _read_model(path: Path) -> Model:
@@ -230,7 +217,9 @@ def _read_model(path: Path) -> Model:
 def load_models(folder: Path = MODELS) -> Mapping[str, Model]:
     """All models by name, with those that a study or a tool has added. An entry that is not valid raises CatalogError
     when it is needed."""
-    return _Models(folder)
+    entries = {path.parent.name: path for path in sorted(folder.glob("*/model.yaml"))}
+    given = validated(dict[str, Model], json.loads(os.environ.get(OWN_MODELS) or "{}"), OWN_MODELS, CatalogError)
+    return _Models({**entries, **given, **ENTERED})
 
 
 def readable_models() -> Mapping[str, Model]:

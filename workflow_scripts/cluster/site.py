@@ -105,19 +105,16 @@ def load_site(path: Path) -> Site:
     return validated(Site, read_yaml(path, InputError), str(path), InputError)
 
 
-def what_fits(site: Site, file: str, studies: Path = CONFIG / "studies") -> str:
+def what_fits(site: Site, file: str) -> str:
     """The devices of a site, the studies whose devices it has, and the command for the first of them."""
     fitting = [
-        path
-        for path in sorted(studies.glob("*.yaml"))
+        path.relative_to(CONFIG.parent)
+        for path in sorted((CONFIG / "studies").glob("*.yaml"))
         if all(gpu in site.gpus for sweep in load_study(path).sweeps for gpu in sweep.gpu)
     ]
-    says = f"{file} has {', '.join(site.gpus)}"
-    if not fitting:
-        return f"{says}, and no study of {studies} is for these alone"
-    names = ", ".join(path.stem for path in fitting)
-    first = fitting[0].relative_to(CONFIG.parent)
-    return f"{says}. Studies for these: {names}. Type: snakemake --profile slurm --configfile {first}"
+    names = ", ".join(path.stem for path in fitting) or "none"
+    command = "".join(f" Type: snakemake --profile slurm --configfile {path}" for path in fitting[:1])
+    return f"{file} has {', '.join(site.gpus)}. Studies for these: {names}.{command}"
 
 
 @dataclass(frozen=True)

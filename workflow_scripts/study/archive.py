@@ -11,7 +11,7 @@ import hashlib
 import json
 import zipfile
 from argparse import Namespace
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -74,14 +74,15 @@ def description(study: Study, paths: StudyPaths, files: Mapping[str, Path]) -> d
     crate.license = "https://spdx.org/licenses/Apache-2.0"
     # The time of the last measurement, not of packing: equal contents give equal archives.
     crate.root_dataset["datePublished"] = max(outcome["provenance"]["ended_at"] for outcome in outcomes)
-    study_entity = crate.add_file(
-        files[STUDY_FILE], STUDY_FILE, properties={"name": "the study", "encodingFormat": "text/yaml"}
-    )
-    report = {"name": "report", "encodingFormat": "text/html"}
-    crate.add_file(paths.report, f"{results}/report.html", properties=report)
-    crate.add_file(dest_path=MANIFEST, properties={"name": "SHA-256 of every file", "encodingFormat": "text/plain"})
+
+    def add_file(name: str, title: str, **properties: str) -> Any:
+        return crate.add_file(files.get(name), name, properties={"name": title, **properties})
+
+    study_entity = add_file(STUDY_FILE, "the study", encodingFormat="text/yaml")
+    add_file(f"{results}/report.html", "report", encodingFormat="text/html")
+    add_file(MANIFEST, "SHA-256 of every file", encodingFormat="text/plain")
     for name in sorted(name for name in files if name.startswith("envs/") and name.endswith(".txt")):
-        crate.add_file(files[name], name, properties={"name": f"lock {Path(name).stem}"})
+        add_file(name, f"lock {Path(name).stem}")
     for name, title in (("tables", "tables of results"), ("figures", "figures"), ("prepared", "models and requests")):
         if any(file.startswith(f"{results}/{name}/") for file in files):
             crate.add_directory(dest_path=f"{results}/{name}/", properties={"name": title})
@@ -90,32 +91,25 @@ def description(study: Study, paths: StudyPaths, files: Mapping[str, Path]) -> d
     if commit:
         pipeline["identifier"] = f"{commit}-dirty" if dirty else commit
     for gpu in dict.fromkeys(outcome["definition"]["gpu"] for outcome in outcomes):
-        _describe_device(
-            crate, gpu, [o for o in outcomes if o["definition"]["gpu"] == gpu], results, study_entity, pipeline
-        )
+        of_gpu = [outcome for outcome in outcomes if outcome["definition"]["gpu"] == gpu]
+        where = [outcome["provenance"] for outcome in of_gpu]
+        properties = {
+            "@type": "CreateAction",
+            "name": f"measuring {len({outcome['cell_id'] for outcome in of_gpu})} cells on {gpu}",
+            "description": "hosts: " + ", ".join(sorted({str(p.get("host")) for p in where})),
+            "endTime": max(p["ended_at"] for p in where),
+        }
+        action = crate.add(ContextEntity(crate, f"#measuring-{gpu}", properties=properties))
+        action["object"] = study_entity
+        evidence = {"name": f"evidence measured on {gpu}"}
+        action["result"] = crate.add_directory(dest_path=f"{results}/cells/{gpu}/", properties=evidence)
+        engines = sorted({engine for p in where if (engine := p.get("engine_version"))})
+        locks = (crate.dereference(f"envs/{lock}") for lock in sorted({str(p.get("lock")) for p in where}))
+        software = (_software(crate, *engine.split(" ", 1)) for engine in engines)
+        action["instrument"] = [pipeline, *software, *filter(None, locks)]
+        crate.root_dataset.append_to("mentions", action)
     metadata: dict[str, Any] = crate.metadata.generate()
     return metadata
-
-
-def _describe_device(
-    crate: ROCrate, gpu: str, outcomes: Sequence[dict[str, Any]], results: str, study: Any, pipeline: Any
-) -> None:
-    cells = crate.add_directory(dest_path=f"{results}/cells/{gpu}/", properties={"name": f"evidence measured on {gpu}"})
-    where = [outcome["provenance"] for outcome in outcomes]
-    engines = sorted({engine for p in where if (engine := p.get("engine_version"))})
-    action = {
-        "@type": "CreateAction",
-        "name": f"measuring {len({o['cell_id'] for o in outcomes})} cells on {gpu}",
-        "description": "hosts: " + ", ".join(sorted({str(p.get("host")) for p in where})),
-        "endTime": max(p["ended_at"] for p in where),
-    }
-    entity = crate.add(ContextEntity(crate, f"#measuring-{gpu}", properties=action))
-    entity["object"] = study
-    entity["result"] = cells
-    locks = (crate.dereference(f"envs/{lock}") for lock in sorted({str(p.get("lock")) for p in where}))
-    software = (_software(crate, *engine.split(" ", 1)) for engine in engines)
-    entity["instrument"] = [pipeline, *software, *filter(None, locks)]
-    crate.root_dataset.append_to("mentions", entity)
 
 
 def _software(crate: ROCrate, name: str, version: str) -> Any:

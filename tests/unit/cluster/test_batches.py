@@ -149,9 +149,8 @@ def test_cells_are_not_listed_while_a_start_that_was_due_has_no_outcome(called, 
 
 
 def test_a_batch_is_another_one_when_a_definition_or_the_round_changes():
-    starts, same = (CellStart("a", 1), CellStart("b", 1)), dict.fromkeys("ab", "definition")
-    first, again = (next(batches_of_machine(Round(1, starts), same)) for _ in range(2))
-    changed = next(batches_of_machine(Round(1, starts), {**same, "a": "other"}))
-    later = next(batches_of_machine(Round(2, starts), same))
-    assert first == again
-    assert len({first.key, changed.key, later.key}) == 3
+    def key(number: int, **definitions: str) -> str:
+        starts = CellStart("a", 1), CellStart("b", 1)
+        return next(batches_of_machine(Round(number, starts), definitions)).key
+
+    assert len({key(1, a="x", b="y"), key(1, b="y", a="x"), key(1, a="z", b="y"), key(2, a="x", b="y")}) == 3

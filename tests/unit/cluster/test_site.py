@@ -41,23 +41,13 @@ def options(gpu: str, **changes: Any) -> str:
     return sbatch_options(job_resources([cell(gpu)], site(**changes), 3600, ONCE))
 
 
-def test_needs_follow_from_the_model_and_its_parallelism():
-    one, four = needs_of(cell()), needs_of(cell(tensor_parallel_size=2, pipeline_parallel_size=2))
-    assert (one.gpus, four.gpus) == (1, 4)
-    assert four.cores > one.cores
-    # The weights of Llama-3.1-8B in BF16 are 16.06 GB; all of them pass through the host's memory.
-    assert one.memory_mb > 16_060
-    assert needs_of(cell(model="opt-125m")).memory_mb < one.memory_mb
-    assert needs_of(cell("cpu-1core", "tiny-llama-57m")).gpus == 0
-
-
 def test_a_model_of_an_unknown_family_may_fill_its_devices(monkeypatch):
     known = needs_of(cell()).memory_mb
     monkeypatch.setattr(site_module, "facts_on", Mock(side_effect=ModelFactsError("model_type 'x' is not supported")))
     site_module._needs.cache_clear()
     one, two = (needs_of(cell(tensor_parallel_size=ranks)).memory_mb for ranks in (1, 2))
     site_module._needs.cache_clear()
-    assert one > known
+    assert one > known > needs_of(cell("cpu-1core", "tiny-llama-57m")).memory_mb
     assert two > 1.9 * (one - 16_000)
 
 
@@ -77,17 +67,13 @@ def test_the_example_site_asks_for_each_gpu_in_its_own_partition(gpu, asked):
 def test_defaults_hold_for_every_gpu_that_does_not_say_otherwise():
     defaults = {"account": "physics", "qos": "long", "extra": "--exclusive"}
     gpus = {"h200": {}, "l40s": {"qos": "short", "ask_by": "nothing"}}
-    h200 = options("h200", defaults=defaults, gpus=gpus)
-    assert h200.startswith("-A physics -t 75 --qos=long")
-    assert h200.endswith("--exclusive --gres=gpu:1")
-    assert options("l40s", defaults=defaults, gpus=gpus) == (
-        "-A physics -t 75 --qos=short --mem 40076 --ntasks=1 --cpus-per-task=8 --exclusive"
-    )
+    of_all = "-A physics -t 75 --qos={} --mem 40076 {}--cpus-per-task=8 --exclusive"
+    assert options("h200", defaults=defaults, gpus=gpus) == of_all.format("long", "") + " --gres=gpu:1"
+    assert options("l40s", defaults=defaults, gpus=gpus) == of_all.format("short", "--ntasks=1 ")
 
 
 def test_a_jobs_time_nodes_and_tasks():
-    minutes = [job_resources([cell()] * 2, site(), 7200, Attempt(n, 3))["runtime"] for n in (1, 2, 3)]
-    assert minutes == [15 + 2 * 30, 15 + 2 * 60, 15 + 2 * 120]
+    assert job_resources([cell()] * 2, site(), 7200, Attempt(2, 3))["runtime"] == 15 + 2 * 60
     resources = job_resources([cell()], site(defaults={"extra": "--exclusive"}), 60, ONCE, avoid_nodes=["n2", "n1"])
     assert resources["slurm_extra"] == "--exclusive --exclude=n1,n2"
     resources = job_resources([cell(tensor_parallel_size=2)], site(), 60, ONCE)

@@ -14,14 +14,10 @@ def no_variable(monkeypatch):
 
 @pytest.fixture
 def repository(tmp_path):
-    def git(*arguments: str) -> None:
-        who = ["-c", "user.name=n", "-c", "user.email=e@example.org"]
-        subprocess.run(["git", "-C", str(tmp_path), *who, *arguments], check=True, capture_output=True)
-
-    git("init")
     (tmp_path / "code.py").write_text("1\n")
-    git("add", "code.py")
-    git("commit", "--message", "one")
+    who = ["-c", "user.name=n", "-c", "user.email=e@example.org"]
+    for words in (["init"], ["add", "code.py"], [*who, "commit", "--message", "one"]):
+        subprocess.run(["git", "-C", str(tmp_path), *words], check=True, capture_output=True)
     return tmp_path
 
 
@@ -33,14 +29,12 @@ def test_a_repository_knows_its_commit_and_its_changes(repository, monkeypatch):
     assert commit_of(repository) == (commit, True)
 
 
-def test_without_a_repository_of_its_own_the_environment_tells(repository, monkeypatch):
-    copy = repository / "copy"
-    copy.mkdir()
-    assert commit_of(copy) == (None, None)  # not that of the repository around it
-    monkeypatch.setenv(VARIABLE, "")
-    assert commit_of(copy) == (None, None)
-    monkeypatch.setenv(VARIABLE, "f00")
-    assert commit_of(copy) == ("f00", None)
+@pytest.mark.parametrize(("variable", "commit"), [(None, None), ("", None), ("f00", "f00")])
+def test_without_a_repository_of_its_own_the_environment_tells(repository, monkeypatch, variable, commit):
+    if variable is not None:
+        monkeypatch.setenv(VARIABLE, variable)
+    (repository / "copy").mkdir()
+    assert commit_of(repository / "copy") == (commit, None)  # not that of the repository around it
 
 
 def test_a_repository_that_git_cannot_read_is_not_clean(tmp_path):

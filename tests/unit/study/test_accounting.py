@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.unit.made_studies import MadeStudy, end_cell, fixed
+from tests.unit.made_studies import MadeStudy
 from workflow_scripts.study import accounting, status
 from workflow_scripts.study.accounting import AccountedJob, accounted_jobs, by_node, jobs_in
 
@@ -52,10 +52,10 @@ def test_jobs_that_have_ended_have_the_highest_memory_of_their_steps_and_their_t
 @pytest.fixture
 def measured(tmp_path, monkeypatch):
     """The call of status on a study with a cell measured in job 5622304 and one without a job; `folder` is on PATH."""
-    made = MadeStudy(tmp_path, {"knobs": {"max_num_seqs": [1, 2]}}, workloads={"short": fixed()})
+    made = MadeStudy(tmp_path, {"knobs": {"max_num_seqs": [1, 2]}})
     job = {"SLURM_JOB_ID": "5622304", "SLURM_CLUSTER_NAME": "lab"}
     for cell, of_cell in zip(made.cells.values(), (job, {}), strict=True):
-        end_cell(made.study, made.paths, cell, provenance={"job": of_cell})
+        made.end(cell, provenance={"job": of_cell})
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     return tmp_path, made.paths, made.options
 
@@ -85,10 +85,9 @@ def test_a_job_that_has_ended_is_asked_for_once(measured, capsys):
         ("sleep 60", True),
         ("echo 'sacct: error: Connection refused' >&2; exit 1", True),
         ("echo 'Slurm accounting storage is disabled' >&2; exit 1", False),
-        ("exit 0", False),
-        (None, False),
+        ("exit 0", False),  # it does not know the job
+        (None, False),  # it is not installed
     ],
-    ids=["hangs", "fails", "none", "does not know", "not installed"],
 )
 def test_accounting_that_does_not_answer_costs_one_line(measured, monkeypatch, capsys, script, told):
     folder, paths, call = measured

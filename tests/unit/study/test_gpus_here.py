@@ -8,8 +8,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.unit.made_studies import MadeStudy, end_cell, fixed
+from tests.unit.made_studies import MadeStudy, fixed
 from workflow_scripts.cluster.batches import main as list_ended
+from workflow_scripts.common.files import write_text
 from workflow_scripts.engines.registry import load_engines
 from workflow_scripts.study.gpus_here import cells_without_gpu, unmeasurable
 from workflow_scripts.study.grid import Cell
@@ -43,14 +44,10 @@ class Mixed(MadeStudy):
     def on(self, gpu: str) -> Cell:
         return next(cell for cell in self.cells.values() if cell.gpu == gpu)
 
-    def end(self, cell: Cell, start: int = 1, **changes: object) -> None:
-        end_cell(self.study, self.paths, cell, start, **changes)
-
     def dry_run(self, *targets: str, nvml: str = NO_DRIVER, status: int = 0) -> str:
         """What a call would do on a machine without NVIDIA's driver, or with another `nvml`, and what it says."""
         results = self.paths.results
-        results.mkdir(exist_ok=True)
-        (results / "pynvml.py").write_text(nvml)
+        write_text(results / "pynvml.py", nvml)
         command = [*(sys.executable, "-m", "snakemake", *targets, "--nolock", "--dry-run", "--printshellcmds")]
         command += ["--config", f"study={self.file}", f"results={results}"]
         environment = os.environ | {"XDG_CACHE_HOME": str(results / "cache"), "PYTHONPATH": str(results)}
@@ -87,7 +84,7 @@ def test_cells_without_their_gpu_are_named_and_left_missing_and_the_others_measu
     assert "prepared/devices/cpu-1core.json" in planned
     assert "prepared/devices/h200.json" not in planned
     # The call ends with the same words, after the report.
-    assert "> " + str(tmp_path / "results/mixed/logs/all.log") + "; exit 1" in planned
+    assert f"> {mixed.paths.root}/logs/all.log; exit 1" in planned
     # The plan's files are outputs of a job, so that Snakemake locks them; a plan alone measures no device.
     assert "rule predict_cells:" in planned
     for target in ("prepare", "plan"):
@@ -116,7 +113,7 @@ def test_the_devices_here_are_calibrated(tmp_path):
     assert "calibrations/cpu-1core.done" in planned
     # All cells of the missing GPU were measured elsewhere, so none is left out.
     for one in mixed.cells.values():
-        mixed.end(one, phases_s={"start": 1.0})
+        mixed.end(one)
     planned = mixed.dry_run("calibrate")
     assert "calibrations/h200.done" not in planned
     assert "calibrations/cpu-1core.done" in planned

@@ -32,18 +32,11 @@ def missing(ended: dict[str, dict[int, Ended]], cells: list[str], at_least: int,
     return rounds_to_measure(ended, None, cells, at_least, present_round(ended, now_s))
 
 
-def cells_of(one: Round) -> set[str]:
-    return {start.cell for start in one.starts}
-
-
 def test_a_new_study_measures_every_cell_once_in_each_round_in_another_order():
     rounds = missing({}, CELLS, 3, now_s=0.0)
-    assert [(one.number, one.done, len(one.starts)) for one in rounds] == [(1, (), 8), (2, (), 8), (3, (), 8)]
-    for one in rounds:
-        assert cells_of(one) == set(CELLS)
-        assert {start.start for start in one.starts} == {one.number}
-    orders = [tuple(start.cell for start in one.starts) for one in rounds]
-    assert len({*orders, tuple(CELLS)}) == 4
+    for number, one in enumerate(rounds, 1):
+        assert (one.number, one.done, sorted(one.starts)) == (number, (), [CellStart(cell, number) for cell in CELLS])
+    assert len({tuple(start.cell for start in one.starts) for one in rounds} | {tuple(CELLS)}) == 4
     assert rounds == missing({}, CELLS[::-1], 3, now_s=0.0)  # whatever the order of the study's sweeps
 
 
@@ -51,7 +44,7 @@ def test_what_is_missing_is_measured_in_an_interrupted_round_or_in_one_of_its_ow
     ended = {cell: {1: Ended(1, 0.0)} for cell in CELLS[:3]}
     for since_s, number, done in ((LONGEST_BREAK_S, 1, tuple(CELLS[:3])), (LONGEST_BREAK_S + 1, 2, ())):
         (rest,) = missing(ended, CELLS, 1, now_s=since_s)
-        assert (rest.number, rest.done, cells_of(rest)) == (number, done, set(CELLS[3:]))
+        assert (rest.number, rest.done, {one.cell for one in rest.starts}) == (number, done, {*CELLS[3:]})
     # The first start of one cell had no outcome; its second had one.
     ended = {cell: {1: Ended(1, 0.0), 2: Ended(2, HOUR)} for cell in CELLS}
     del ended[CELLS[0]][1]
@@ -138,19 +131,16 @@ def test_afterwards_each_cell_has_its_starts_and_none_two_in_a_round(known, at_l
 def test_what_has_ended_is_read_from_the_records_of_the_present_definition(tmp_path):
     paths = StudyPaths(tmp_path, "seen")
     definition = {"gpu": "cpu", "protocol": 3}
-
-    def end(number: int, **changes: object) -> None:
-        record = {
-            "outcome": "ok",
-            "definition": definition,
-            "start": {"round": number + 3},
-            "provenance": {"ended_at": "1970-01-01T00:01:40+00:00"},
-        }
-        write_json(paths.outcome(CELLS[0], number), record | changes)
-
-    end(1, start={})  # of a version that did not count rounds
-    end(2, definition=definition | {"protocol": 2})
-    end(3, definition=definition | {"repeats": 5})  # the number of repeats tells no definitions apart
-    end(4, outcome="invalid")  # never ran
+    ended = {"outcome": "ok", "definition": definition, "provenance": {"ended_at": "1970-01-01T00:01:40+00:00"}}
+    for number, changes in enumerate(
+        [
+            {},  # of a version that did not count rounds
+            {"definition": definition | {"protocol": 2}},
+            {"definition": definition | {"repeats": 5}, "start": {"round": 6}},  # which tells no definitions apart
+            {"outcome": "invalid"},  # never ran
+        ],
+        start=1,
+    ):
+        write_json(paths.outcome(CELLS[0], number), ended | changes)
     known = ended_starts(dict.fromkeys(CELLS[:2], json_sha256(definition)), paths)
     assert known == {CELLS[0]: {1: Ended(1, 100.0), 3: Ended(6, 100.0)}, CELLS[1]: {}}
