@@ -27,6 +27,8 @@ CALL_S, FAULT_S, PROCESSES_S, IDLE_S = 1500, 120, 60, 300
 # Calls without faults that may be needed to complete what faults interrupted.
 CALLS_TO_COMPLETE = 4
 REPEATS, REQUESTS, OUTPUT_TOKENS = 2, 4, 8
+# Of Slurm; they are no processes of jobs.
+DAEMONS = {"slurmctld", "slurmd", "slurmscriptd", "slurmdbd", "mariadbd", "munged", "setpriv"}
 # GPU, engine, the knobs that all cells share, the knob that differs with its values, and the end of the cells' names.
 Row = tuple[str, str, dict[str, Any], str, list[int], str]
 GRID: list[Row] = [
@@ -205,7 +207,8 @@ class Campaign:
         finally:
             self._end_all()
             watch.stop()
-        self.lost_s, self.counted_s = self.lost_s + watch.lost_s(), self.counted_s + watch.counted_s()
+        self.lost_s += watch.device_s(counts=False)
+        self.counted_s += watch.device_s(counts=True)
         self._find(watch.faults)
         self._check_end()
 
@@ -339,16 +342,7 @@ class Campaign:
         for process in found:
             with suppress(psutil.Error):
                 is_idle = process.pid in servers and not process.children()
-                is_daemon = process.name() in (
-                    "slurmctld",
-                    "slurmd",
-                    "slurmscriptd",
-                    "slurmdbd",
-                    "mariadbd",
-                    "munged",
-                    "setpriv",
-                )
-                if not (is_idle or is_daemon or process.status() == psutil.STATUS_ZOMBIE):
+                if not (is_idle or process.name() in DAEMONS or process.status() == psutil.STATUS_ZOMBIE):
                     left.append(" ".join(process.cmdline())[:200] or process.name())
         return left
 

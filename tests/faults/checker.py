@@ -48,13 +48,9 @@ class Watch:
         self._over.set()
         self._thread.join()
 
-    def lost_s(self) -> float:
-        """Seconds that devices spent on attempts of which nothing counts."""
-        return sum(one.ended_s - one.began_s for one in self.attempts.values() if not one.counts)
-
-    def counted_s(self) -> float:
-        """Seconds of the attempts that became outcomes."""
-        return sum(one.ended_s - one.began_s for one in self.attempts.values() if one.counts)
+    def device_s(self, counts: bool) -> float:
+        """Seconds that devices spent on attempts that became outcomes, or on those of which nothing counts."""
+        return sum(one.ended_s - one.began_s for one in self.attempts.values() if one.counts == counts)
 
     def _run(self) -> None:
         while not self._over.wait(LOOK_S):

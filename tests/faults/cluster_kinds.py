@@ -38,8 +38,7 @@ def _signal_to_job(number: signal.Signals) -> Kind:
     return hit
 
 
-for _number in SIGNALS:
-    CLUSTER_KINDS[f"{_number.name} to job"] = _signal_to_job(_number)
+CLUSTER_KINDS |= {f"{number.name} to job": _signal_to_job(number) for number in SIGNALS}
 
 
 def _to_a_job(*command: str) -> Kind:

@@ -120,9 +120,7 @@ def _signal_to(role: str, number: signal.Signals) -> Kind:
     return hit
 
 
-for _number in SIGNALS:
-    for _role in ROLES:
-        KINDS[f"{_number.name} to {_role}"] = _signal_to(_role, _number)
+KINDS |= {f"{number.name} to {role}": _signal_to(role, number) for number in SIGNALS for role in ROLES}
 
 
 def _signals_to_snakemake(*numbers: signal.Signals) -> Kind:

@@ -91,9 +91,8 @@ def test_a_bad_file_names_the_place_and_the_allowed_keys(tmp_path):
 
 
 def test_models_of_the_hub_name_a_commit_and_a_licence_or_say_that_none_is_known():
-    models = load_models()
-    assert models["opt-125m"].pinned() == ("facebook/opt-125m", "27dcfa74d334bc871f3234de431e71c6eeba5dd6")
-    tiny = models["tiny-llama-57m"]
+    assert get_model("opt-125m").pinned() == ("facebook/opt-125m", "27dcfa74d334bc871f3234de431e71c6eeba5dd6")
+    tiny = get_model("tiny-llama-57m")
     assert (tiny.load_format, tiny.dtype, tiny.fixed_dtype) == ("dummy", "native", None)
     with pytest.raises(CatalogError, match="set hub_repo"):
         tiny.pinned()
