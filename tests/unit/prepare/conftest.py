@@ -36,13 +36,8 @@ def command(tmp_path):
 
 @pytest.fixture
 def write_study(tmp_path):
-    def write(
-        workload: dict[str, Any],
-        knobs: dict[str, Any] | None = None,
-        model: str = MODEL,
-        models: dict[str, Any] | None = None,
-    ) -> Path:
+    def write(workload: dict[str, Any], knobs: Any = None, model: str = MODEL, **changes: Any) -> Path:
         sweep = {"gpu": "cpu-all", "model": model, "knobs": knobs or {}}
-        return made_studies.write_study(tmp_path, sweep, workloads={"load": workload}, models=models or {})
+        return made_studies.write_study(tmp_path, sweep, workloads={"load": workload}, **changes)
 
     return write

@@ -49,18 +49,16 @@ def test_requests_warmup_and_manifest_are_written(prepare, write_study, tmp_path
     assert prepare(write_study(SYNTHETIC)) == 0
     made = tmp_path / "made"
     requests, warmup = (list(read_jsonl(made / name)) for name in ("workload.jsonl", "warmup.jsonl"))
-    assert [r["request_id"] for r in requests] == ["0", "1", "2", "3", "4", "5"]
-    assert [r["request_id"] for r in warmup] == [f"warmup-{i}" for i in range(6)]
+    assert [one["request_id"] for one in requests] == [*"012345"]
+    assert [one["request_id"] for one in warmup] == [f"warmup-{i}" for i in range(6)]
     for request in requests + warmup:
-        assert set(request) == {"request_id", "prompt_token_ids", "output_tokens", "arrival_s"}
-        assert request["arrival_s"] == 0.0
-        assert all(2 <= i < 4096 for i in request["prompt_token_ids"])
+        assert request.keys() == {"request_id", "prompt_token_ids", "output_tokens", "arrival_s"}
+    told = {"workload": "load", "kind": "synthetic", "num_requests": 6, "num_warmup_requests": 6}
+    told |= {"requests_with_prefix": 0, "prompt_tokens": statistics([len(r["prompt_token_ids"]) for r in requests])}
+    told |= {"output_tokens": statistics([one["output_tokens"] for one in requests])}
     manifest = read_json(made / "workload.json")
-    expected = {"workload": "load", "kind": "synthetic", "num_requests": 6, "num_warmup_requests": 6}
-    assert manifest.items() >= {**expected, "requests_with_prefix": 0}.items()
+    assert manifest.items() >= told.items()
     assert manifest["specification"]["prompt_tokens"]["median"] == 20
-    assert manifest["prompt_tokens"] == statistics([len(r["prompt_token_ids"]) for r in requests])
-    assert manifest["output_tokens"]["max"] == max(r["output_tokens"] for r in requests)
 
 
 def test_the_manifest_counts_shared_prefixes_and_names_a_stand_in(prepare, write_study, tmp_path):
