@@ -4,13 +4,13 @@ import json
 import os
 import shutil
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import yaml
 
 from tests.unit import made_studies
 from tests.unit.made_studies import study_content
-from workflow_scripts.analyse.cells.imported_cells import imported_cells
 from workflow_scripts.catalog import hub
 from workflow_scripts.catalog.gpus_and_models import ENTERED, CatalogError, get_model
 from workflow_scripts.common.faults import InputError
@@ -28,9 +28,9 @@ GOOD = study_content(
     name="good",
     workloads={"w": made_studies.fixed(2, 8, 4)},
 )
-
-
+MANY = list(range(1, 1001))
 NGRAM = {"speculative_method": "ngram", "num_speculative_tokens": 4}
+LOOKUP = {"prompt_lookup_min": 5, "prompt_lookup_max": 2}
 STARTS = {"at_least": 2, "at_most": 4, "device_hours": 2}
 DRAFT = {"speculative_method": "draft_model", "num_speculative_tokens": [0, 4], "speculative_model": "smollm-135m"}
 
@@ -106,18 +106,9 @@ def test_a_good_study_is_the_union_of_its_cross_products_with_engine_defaults(tm
         ({"sweeps": sweep(knobs={"block_size": True})}, ["knobs.block_size", "valid integer", "not True"]),
         ({"sweeps": sweep(knobs={"speculative_method": "ngram"})}, ["sweeps[0] (a).knobs", "num_speculative_tokens"]),
         ({"sweeps": sweep(knobs={"prompt_lookup_max": 4})}, ["prompt_lookup_max", "speculative_method: ngram"]),
-        (
-            {"sweeps": sweep(knobs={"speculative_method": "draft_model", "num_speculative_tokens": 2})},
-            ["speculative_method: draft_model", "speculative_model go together"],
-        ),
-        (
-            {"sweeps": sweep(knobs={**NGRAM, "prompt_lookup_min": 5, "prompt_lookup_max": 2})},
-            ["prompt_lookup_min 5 must be at most prompt_lookup_max 2"],
-        ),
-        (
-            {"sweeps": sweep(knobs={**DRAFT, "speculative_model": "llama-9"})},
-            ["sweeps[0] (a).knobs.speculative_model", "'llama-9' is unknown", "tiny-llama-57m"],
-        ),
+        ({"sweeps": sweep(knobs={**NGRAM, "speculative_method": "draft_model"})}, ["speculative_model go together"]),
+        ({"sweeps": sweep(knobs={**NGRAM, **LOOKUP})}, ["prompt_lookup_min 5 must be at most prompt_lookup_max 2"]),
+        ({"sweeps": sweep(knobs={**DRAFT, "speculative_model": "l-9"})}, ["(a).knobs.speculative_model", "'l-9' is"]),
         ({"sweeps": [*sweep(), *sweep(name="b")]}, ["sweeps[1] (b)", "a duplicate of sweep 'a'"]),
         ({"sweeps": [*sweep(), *sweep(gpu="h200")]}, ["sweeps[1] (a)", "another sweep is named 'a'"]),
         ({"workloads": {"w": {"kind": "burst"}}}, ["workloads.w", "burst", "fixed", "synthetic", "shared_prefix"]),
@@ -150,8 +141,8 @@ def test_a_good_study_is_the_union_of_its_cross_products_with_engine_defaults(tm
         ),
         ({"sweeps": sweep(knobs={"max_model_len": [64, 11]})}, ["sweeps[0] (a)", "'w' have 12", "max_model_len is 11"]),
         (
-            {"sweeps": sweep(knobs={name: list(range(1, 1001)) for name in ("block_size", "max_num_seqs")})},
-            ["sweeps[0] (a): 1,000,000 cells", "at most 100,000"],
+            {"sweeps": sweep(knobs={"block_size": MANY, "max_num_seqs": MANY})},
+            ["1,000,000 cells", "at most 100,000"],
         ),
         ({"sweeps": sweep(knobs={"attention_backend": "A" * 230})}, ["sweeps[0] (a): cpu-all/", "at most 240"]),
     ],
@@ -274,13 +265,9 @@ def test_a_repository_needs_the_hub_once(write_own, tmp_path, monkeypatch):
     (model,) = resolved_models(study).values()
     assert (model.hub_repo, model.revision, model.load_format) == ("org/model", COMMIT, "hub")
     store_configs(study, paths)
-
-    def unreachable(*args, **kwargs):
-        raise hub.LocalEntryNotFoundError("no network")
-
     monkeypatch.undo()
     ENTERED.clear()
-    monkeypatch.setattr(hub, "snapshot_download", unreachable)
+    monkeypatch.setattr(hub, "snapshot_download", Mock(side_effect=hub.LocalEntryNotFoundError("no network")))
     assert resolved_models(load_study(path, tmp_path / "results"))["mine"] == model
     with pytest.raises(InputError, match=f"org/model at {COMMIT}: the hub cannot be reached"):
         load_study(path, tmp_path / "elsewhere")
@@ -288,12 +275,9 @@ def test_a_repository_needs_the_hub_once(write_own, tmp_path, monkeypatch):
 
 def test_an_imported_run_may_name_a_model_of_the_study(write_own, folder, tmp_path):
     mapping = tmp_path / "runs.yaml"
-    (tmp_path / "log.txt").write_text("Throughput: 1.00 requests/s, 20.00 total tokens/s, 10.00 output tokens/s\n")
-    run = {"gpu": "h100-sxm", "engine": "vllm", "model": "mine", "results": "log.txt", "tokens_per_request": [10, 10]}
+    run = {"gpu": "h100-sxm", "engine": "vllm", "model": "mine", "rates": {"output_tokens_per_s": 10.0}}
     mapping.write_text(yaml.safe_dump({"schema_version": 1, "runs": [run]}))
     with pytest.raises(InputError, match=r"runs.0: unknown model 'mine'; allowed: "):
         read_runs(mapping)
     load_study(write_own({"folder": str(folder)}))
-    (record,) = read_runs(mapping)
-    row = imported_cells([record], "own").iloc[0]
-    assert (row["model"], row["outcome"]) == ("mine", "ok")
+    assert len(list(read_runs(mapping))) == 1
