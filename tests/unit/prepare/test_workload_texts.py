@@ -137,18 +137,14 @@ def test_the_selection_is_that_of_vllms_own_benchmark(model_dir, vocabulary, see
 def test_the_manifest_counts_what_is_left_out_and_the_warmup_takes_none_of_it(vocabulary):
     stream = GENERATORS["sharegpt"](sharegpt(), vocabulary, 0)
     assert len(list(stream.requests)) == 15
-    assert stream.kind == "sharegpt"
-    assert stream.details == {
-        "source": str(CONVERSATIONS),
-        "sha256": sha256_of(CONVERSATIONS),
-        "conversations": 21,
-        "filter": {"used": 15, "prompt_too_short": 3, "output_too_short": 1, "prompt_too_long": 1, "total_too_long": 1},
-    }
+    left_out = {"prompt_too_short": 3, "output_too_short": 1, "prompt_too_long": 1, "total_too_long": 1}
+    source = {"source": str(CONVERSATIONS), "sha256": sha256_of(CONVERSATIONS), "conversations": 21}
+    assert (stream.kind, stream.details) == ("sharegpt", {**source, "filter": {"used": 15, **left_out}})
     requests, _ = make_requests(sharegpt(), vocabulary, 15)
     warmup = make_warmup(sharegpt(), vocabulary, requests)
-    prompts = [tuple(r.prompt_token_ids[:16]) for r in [*requests, *warmup]]
     assert [r.total_tokens for r in warmup] == [r.total_tokens for r in requests]
-    assert set(prompts[:15]).isdisjoint(prompts[15:])
+    of_requests, others = ({tuple(r.prompt_token_ids[:16]) for r in some} for some in (requests, warmup))
+    assert of_requests.isdisjoint(others)
 
 
 def test_too_small_a_file_another_one_and_none_for_a_chat_are_refused(vocabulary, tmp_path):

@@ -1,6 +1,5 @@
 """Workloads of traces, from small made-up files in the formats of the published ones."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -29,16 +28,12 @@ def shape(requests):
 
 
 def test_requests_of_published_traces_are_sorted_scaled_and_left_out_where_they_arrived():
-    requests, stream = make_requests(trace(TRACES / "azure.csv"), VOCABULARY, 5)
+    file = TRACES / "azure.csv"
+    requests, stream = make_requests(trace(file), VOCABULARY, 5)
     assert shape(requests) == [(0.0, 12, 9), (0.250001, 300, 20), (2.25, 40, 6), (3.75, 64, 5), (6.5, 31, 4)]
-    assert stream.kind == "trace"
-    assert json.loads(json.dumps(stream.details)) == {
-        "source": str(TRACES / "azure.csv"),
-        "sha256": sha256_of(TRACES / "azure.csv"),
-        "format": "Azure LLM inference trace",
-        "filter": {"rows": 11, "without_tokens": 1},
-    }
-    scaled = trace(TRACES / "azure.csv", time_scale=0.5, max_total_tokens=100)
+    counted = {"format": "Azure LLM inference trace", "filter": {"rows": 11, "without_tokens": 1}}
+    assert stream.details == {"source": str(file), "sha256": sha256_of(file), **counted}
+    scaled = trace(file, time_scale=0.5, max_total_tokens=100)
     requests, stream = make_requests(scaled, VOCABULARY, 3)
     assert shape(requests) == [(0.0, 12, 9), (1.125, 40, 6), (1.875, 64, 5)]
     assert stream.details["left_out_as_too_long"] == 1
@@ -85,11 +80,12 @@ def test_a_column_named_twice_is_refused():
         TraceColumns(arrival="t", prompt_tokens="tokens", output_tokens="tokens")
 
 
-@given(
-    rows=st.lists(st.tuples(st.floats(0, 1e6), st.integers(0, 60), st.integers(0, 60)), min_size=1, max_size=30),
-    time_scale=st.floats(0.01, 10),
-    few=st.integers(1, 10),
-)
+# To a microsecond: pandas does not read the last digits of longer numbers.
+times_s = st.floats(0, 1e6).map(lambda at_s: round(at_s, 6))
+rows_of_trace = st.lists(st.tuples(times_s, st.integers(0, 60), st.integers(0, 60)), min_size=1, max_size=30)
+
+
+@given(rows=rows_of_trace, time_scale=st.floats(0.01, 10), few=st.integers(1, 10))
 def test_every_request_of_a_trace_is_there_in_order(tmp_path_factory, rows, time_scale, few):
     file = tmp_path_factory.mktemp("trace") / "trace.csv"
     pd.DataFrame(rows, columns=["arrival_s", "prompt_tokens", "output_tokens"]).to_csv(file, index=False)
@@ -98,7 +94,6 @@ def test_every_request_of_a_trace_is_there_in_order(tmp_path_factory, rows, time
     spec = trace(file, time_scale=time_scale)
     requests, _ = make_requests(spec, VOCABULARY, len(usable))
     assert [(len(r.prompt_token_ids), r.output_tokens) for r in requests] == [row[1:] for row in usable]
-    assert [r.arrival_s for r in requests] == pytest.approx(
-        [(row[0] - usable[0][0]) * time_scale for row in usable], abs=1e-5
-    )
+    since_s = [(row[0] - usable[0][0]) * time_scale for row in usable]
+    assert [r.arrival_s for r in requests] == pytest.approx(since_s, abs=1e-5)
     assert make_requests(spec, VOCABULARY, min(few, len(usable)))[0] == requests[:few]
