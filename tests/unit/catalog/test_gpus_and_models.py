@@ -19,25 +19,16 @@ from workflow_scripts.catalog.gpus_and_models import (
 from workflow_scripts.common.files import write_text
 
 
-@pytest.mark.parametrize(
-    ("gpu", "dtype", "flop_per_s"),
-    [
-        ("h200", "bfloat16", 989.5e12),  # of dense matrices
-        ("l40s", "bfloat16", 362.05e12),
-        ("a100-sxm-80gb", "float32", 156e12),  # may run in TF32
-        ("cpu-1core", "float32", None),
-        ("v100-sxm2-16gb", "bfloat16", None),
-    ],
-)
-def test_arithmetic_of_the_data_sheets(gpu, dtype, flop_per_s):
-    assert get_gpu(gpu).peak_flop_per_s(dtype) == flop_per_s
+def test_arithmetic_of_the_data_sheets():
+    assert get_gpu("h200").peak_flop_per_s("bfloat16") == 989.5e12  # of dense matrices
+    assert get_gpu("a100-sxm-80gb").peak_flop_per_s("float32") == 156e12  # may run in TF32
+    assert get_gpu("cpu-1core").peak_flop_per_s("float32") is get_gpu("t4").peak_flop_per_s("bfloat16") is None
 
 
 @pytest.mark.parametrize(
     ("published", "names"),
     [
         ("H100", {"h100-sxm", "h100-pcie", "h100-nvl"}),
-        ("A100_PCIe", {"a100-pcie-40gb", "a100-pcie-80gb"}),
         ("A100 80GB", {"a100-pcie-80gb", "a100-sxm-80gb"}),
         ("NVIDIA L40S", {"l40s"}),
         ("V100 32GB", {"v100-pcie-32gb", "v100-sxm2-32gb"}),
