@@ -167,10 +167,8 @@ def _fault_of(cell: Cell, study: Study) -> str | None:
         return f"requests of workload {cell.workload!r} have {needed} tokens, max_model_len is {context}"
     applied = (endpoints_of(study)[cell.endpoint] if cell.endpoint else get_engine(cell.engine)).sampling
     if workload.sampling and (unknown := sorted(workload.sampling.names() - set(applied))):
-        server = (
-            f"the server {cell.endpoint!r} (see its entry `sampling`)" if cell.endpoint else f"engine {cell.engine!r}"
-        )
-        return f"workload {cell.workload!r} sets {', '.join(unknown)} of sampling, which {server} does not apply"
+        says = f"workload {cell.workload!r} sets {', '.join(unknown)} of sampling"
+        return f"{says}; {cell.endpoint or cell.engine} applies only {', '.join(sorted(applied)) or 'none'}"
     if len(cell.id) > MOST_ID:
         return f"{cell.id[:60]}...: the names and knobs of a cell make {len(cell.id)} characters; at most {MOST_ID}"
     return None

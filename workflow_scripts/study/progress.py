@@ -78,13 +78,8 @@ class Progress:
         if self.left_s is not None:
             without = f", without the cells of {', '.join(self.waiting)}, which wait" if self.waiting else ""
             grow = "; further rounds may follow" if self.may_grow else ""
-            left_s = max(1.0, self.left_s)
-            lasts = f"About {_length(left_s)} left, until {clock(self.at_s + left_s)}"
-            if self.is_late:
-                rest = f"at least {_length(left_s)} left for the others" if self.left_s >= 1 else "its end is not known"
-                which = "A cell being measured" if len(self.running) > 1 else "The cell being measured"
-                lasts = f"{which} has taken longer than cells like it: {rest}"
-            yield f"{lasts}{without}{grow}."
+            left_s, about = max(1.0, self.left_s), "At least" if self.is_late else "About"
+            yield f"{about} {_length(left_s)} left, until {clock(self.at_s + left_s)}{without}{grow}."
 
     def _named(self, name: Callable[[Cell], str]) -> Iterator[str]:
         for one in self.running[:MOST_NAMED]:

@@ -220,7 +220,7 @@ def test_what_has_ended_what_runs_and_what_is_left_are_told(under_way):
 
 def test_a_cell_that_takes_longer_than_those_like_it_is_said_to(under_way):
     under_way.begin(cell("h200", 32, 2), NOW - 150, NOW)
-    assert "at least 35 s" in list(of(under_way).in_words())[-1]
+    assert "At least 35 s left" in list(of(under_way).in_words())[-1]
     shutil.rmtree(under_way.paths.cell(cell("h200", 32)))
     under_way.end(cell("h200", 32), ended_s=NOW - 5)
     assert (of(under_way).left_s, of(under_way).is_late) == (0, True)
