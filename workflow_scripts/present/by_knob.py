@@ -1,19 +1,20 @@
 """Figures of a rate or share by the value of one knob: which lines they have, and how these are drawn."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import cycle
 from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from workflow_scripts.common.wording import sentence
 from workflow_scripts.present.plot import Panel, Plot, key, log2_axis, mark_handles, ratio_axis
-from workflow_scripts.present.report_tables import REPEAT, MissingError, Tables
-from workflow_scripts.present.series import Group, groups_varying, means, repeats_of
+from workflow_scripts.present.report_tables import REPEAT, Tables, require
+from workflow_scripts.present.series import Group, ends_in_words, groups_varying, means, repeats_of
 from workflow_scripts.present.style import COLOURS, INK, OUTCOMES, LineStyle, Mark, marks
 from workflow_scripts.study.setting_words import knob_name
 
@@ -27,13 +28,19 @@ CEILINGS: Mapping[str, tuple[LineStyle, str]] = {
 WHOLE = "over_whole_repeats"
 WHOLE_LINE: Mapping[str, Any] = {"marker": "o", "markerfacecolor": "none", "linestyle": (0, (2, 1.5)), "linewidth": 0.9}
 # The same sign that invalid cells have in the figure of outcomes.
-INVALID = f"${OUTCOMES['invalid'][1]}$"
+INVALID: Mapping[str, Any] = {"marker": f"${OUTCOMES['invalid'][1]}$", "linestyle": "none"}
 PUBLISHED: Mapping[str, Any] = {"marker": "x", "markersize": 6, "markeredgewidth": 1.6, "linewidth": 0.7}
-IMPOSSIBLE, SHADE = COLOURS[7], 0.12
+IMPOSSIBLE: Mapping[str, Any] = {"color": COLOURS[7], "alpha": 0.12, "linewidth": 0}
+BESIDE: Mapping[str, Any] = {"textcoords": "offset points", "va": "top", "fontsize": 8.5, "fontweight": "bold"}
 # A published rate above the measured one by less than this factor may be of other lengths.
 WORTH_SAYING = 1.5
 UNITS = {"max_num_seqs": " (sequences)", "block_size": " (tokens)"}
+NO_CEILINGS, NOTHING_PUBLISHED = pd.DataFrame(), pd.Series(dtype=float)
 ALL_SETTINGS, ONE_SETTING = "all settings of other knobs", "one setting of other knobs"
+_BAND = (
+    "if many settings of other knobs were measured, a line is the median of all of them and its band spans the lowest "
+    "to the highest"
+)
 
 
 class Measure(NamedTuple):
@@ -67,63 +74,108 @@ def compared(tables: Tables, rows: pd.DataFrame, knob: str, panel_keys: Sequence
     return groups
 
 
+def ceilings_of(tables: Tables, groups: Iterable[Group], rate: str = OUTPUT.column) -> pd.DataFrame:
+    """Ceilings of each cell, one column per source of the device's rates."""
+    limits = tables.get("limits", "cell_id", "rates", f"{rate}_ceiling")
+    of_cells = limits[limits["cell_id"].isin({cell for group in groups for cell in group.rows["cell_id"]})]
+    return of_cells.pivot_table(index="cell_id", columns="rates", values=f"{rate}_ceiling")
+
+
+@dataclass(frozen=True)
+class _Lines:
+    """What is drawn in every panel, and how: `ceilings` and `published` are by cell, and may have none."""
+
+    measure: str
+    colours: Mapping[str, Mark]
+    styles: Mapping[str, LineStyle]
+    ceilings: pd.DataFrame
+    published: "pd.Series[float]"
+    limits: tuple[float, float]
+
+    def draw(self, ax: Axes, rows: pd.DataFrame, invalid: pd.DataFrame) -> None:
+        for (colour, style), line in rows.groupby(["colour", "style"], sort=False):
+            draw = _draw_band if ALL_SETTINGS in (colour, style) else _draw_line
+            draw(ax, line, self.measure, self.colours[str(colour)], self.styles[str(style)])
+        if WHOLE not in rows:
+            for colour, line in rows.groupby("colour", sort=False):
+                for rates, ceiling in self.ceilings.items():
+                    at = _highest(line, ceiling)
+                    color, style = self.colours[str(colour)].color, CEILINGS[str(rates)][0]
+                    ax.plot(at.index, at, color=color, linestyle=style, linewidth=1.2)
+        for gpu, cells in invalid.groupby("gpu"):
+            color = self.colours[str(gpu)].color if gpu in self.colours else INK
+            ax.plot(cells["x"], cells[self.measure], color=color, markersize=8, **INVALID)
+        log2_axis(ax, rows["x"].unique())
+        ratio_axis(ax, *self.limits)
+        if len(self.published):
+            self._draw_published(ax, rows)
+            if len(self.ceilings):
+                at = _highest(rows, self.ceilings.max(axis=1))
+                ax.fill_between(at.index, at, ax.get_ylim()[1], **IMPOSSIBLE)
+
+    def _draw_published(self, ax: Axes, rows: pd.DataFrame) -> None:
+        """Draw published rates, and by how much they exceed what the first device measured, where it is most."""
+        rows = rows.assign(published=rows["cell_id"].map(self.published)).dropna(subset="published")
+        for colour, of_one in rows.groupby("colour", sort=False):
+            at = of_one.groupby("x")["published"].median()
+            ax.plot(at.index, at, color=self.colours[str(colour)].color, **PUBLISHED)
+        both = means(rows[rows["colour"] == rows["colour"].iloc[0]], ["published", self.measure], "x")
+        most = int((both["published"] / both[self.measure]).to_numpy().argmax())
+        x, (highest, own) = both.index[most], both.to_numpy()[most]
+        if highest / own > WORTH_SAYING:
+            arrow = {"arrowstyle": "<->", "color": INK, "shrinkA": 5, "shrinkB": 5}
+            ax.annotate("", (x, own), (x, highest), arrowprops=arrow)
+            place, side = ((6, -8), "left") if x < both.index.max() else ((-6, -8), "right")
+            text = f"{highest / own:.3g} times what\nwas measured"
+            ax.annotate(text, (x, highest), place, ha=side, **BESIDE)
+
+
 def plot_by_knob(
     tables: Tables,
     groups: list[Group],
     knob: str,
     measure: Measure,
-    ceilings: pd.DataFrame | None = None,
-    published: "pd.Series[float] | None" = None,
+    ceilings: pd.DataFrame = NO_CEILINGS,
+    published: "pd.Series[float]" = NOTHING_PUBLISHED,
 ) -> Plot:
     """The figure of a measure, one panel per group; `published` has rates by others for some cells, by their ids."""
     names = (*REPEAT, "gpu", "source", "x", "colour", "style", measure.column, WHOLE)
     groups = [replace(group, rows=group.rows[[name for name in names if name in group.rows]]) for group in groups]
     rows = pd.concat([group.rows for group in groups])
-    if rows[measure.column].isna().all():
-        raise MissingError(f"{measure.column} is known for no cell")
+    require(rows[measure.column].dropna(), f"{measure.column} is known for no cell")
     colours = marks(tables.devices if set(rows["colour"]) <= set(tables.devices) else rows["colour"])
     styles = dict(zip(dict.fromkeys(rows["style"]), cycle(LINE_STYLES), strict=False))
-    name = knob_name(knob)
-    invalid = {group.title: _invalid(tables, group, f"knob_{knob}", measure) for group in groups}
-    parts = [rows[measure.column], rows.get(WHOLE), published, *(part[measure.column] for part in invalid.values())]
-    drawn = pd.concat([*parts, *([] if ceilings is None else [column for _, column in ceilings.items()])])
-    draw = partial(
-        _draw,
-        colours=colours,
-        styles=styles,
-        measure=measure,
-        ceilings=ceilings,
-        published=published,
-        limits=(float(drawn.min()), float(drawn.max())),
-    )
-    band = (
-        "if many settings of other knobs were measured, a line is the median of all of them and its band spans the "
-        "lowest to the highest"
-    )
+    invalid = [_invalid(tables, group, f"knob_{knob}", measure) for group in groups]
+    drawn = (rows.filter([measure.column, WHOLE]), ceilings, *(cells[[measure.column]] for cells in invalid))
+    values = np.concatenate([published, *(part.to_numpy(dtype=float).ravel() for part in drawn)])
+    limits = float(np.nanmin(values)), float(np.nanmax(values))
+    lines = _Lines(measure.column, colours, styles, ceilings, published, limits)
     handles = mark_handles({name: colours[name] for name in dict.fromkeys(rows["colour"])})
     handles += [key(name, linestyle=style) for name, style in styles.items() if name]
-    ceiling_lines = [] if ceilings is None else [CEILINGS[str(rates)] for rates in ceilings]
-    handles += [key(name, linestyle=style) for style, name in ceiling_lines]
+    handles += [key(name, linestyle=style) for style, name in (CEILINGS[str(rates)] for rates in ceilings)]
     if WHOLE in rows:
         handles.append(key("over whole repeats, with filling and drain", **WHOLE_LINE))
-    if published is not None:
+    if len(published):
         handles.append(key("published by others", **PUBLISHED))
-        if ceilings is not None:
-            handles.append(Patch(color=IMPOSSIBLE, alpha=SHADE, linewidth=0, label="impossible: above every ceiling"))
-    if any(len(part) for part in invalid.values()):
-        handles.append(key("invalid, not compared", linestyle="none", marker=INVALID))
+        if len(ceilings):
+            handles.append(Patch(label="impossible: above every ceiling", **IMPOSSIBLE))
+    if any(map(len, invalid)):
+        handles.append(key("invalid, not compared", **INVALID))
+    name = knob_name(knob)
+    beside = ["predicted"] * (not ceilings.empty) + ["published"] * (not published.empty)
     return Plot(
         title=f"{measure.name} against {name}",
-        alt=_in_words(groups, measure, name),
-        sources=sorted(rows["source"].unique())
-        + ["predicted"] * (ceilings is not None)
-        + ["published"] * (published is not None),
-        panels=[Panel(group.title, partial(draw, group=group, invalid=invalid[group.title])) for group in groups],
+        alt=" ".join([f"{measure.name} against {name}, measured.", *_in_words(groups, measure)]),
+        sources=[*sorted(rows["source"].unique()), *beside],
+        panels=[
+            Panel(group.title, partial(lines.draw, rows=group.rows, invalid=cells))
+            for group, cells in zip(groups, invalid, strict=True)
+        ],
         x_label=(sentence(name) if " " in name else name) + UNITS.get(knob, ""),
         y_label=measure.label,
         handles=handles,
         repeats=repeats_of(rows),
-        notes=[band] if ALL_SETTINGS in {*rows["colour"], *rows["style"]} else [],
+        notes=[_BAND] if ALL_SETTINGS in {*rows["colour"], *rows["style"]} else [],
     )
 
 
@@ -135,78 +187,9 @@ def _invalid(tables: Tables, group: Group, knob: str, measure: Measure) -> pd.Da
     return values[["x", measure.column]].median().reset_index()
 
 
-def ceilings_of(tables: Tables, groups: Iterable[Group], rate: str = OUTPUT.column) -> pd.DataFrame | None:
-    """Ceilings of each cell, one column per source of the device's rates; None if none is known."""
-    limits = tables.get("limits")
-    if limits is None:
-        return None
-    ids = {cell for group in groups for cell in group.rows["cell_id"]}
-    of_cells = limits[limits["cell_id"].isin(ids)]
-    ceilings = of_cells.pivot_table(index="cell_id", columns="rates", values=f"{rate}_ceiling")
-    return None if ceilings.empty else ceilings
-
-
-def _draw(
-    ax: Axes,
-    group: Group,
-    colours: Mapping[str, Mark],
-    styles: Mapping[str, LineStyle],
-    measure: Measure,
-    ceilings: pd.DataFrame | None,
-    published: "pd.Series[float] | None",
-    limits: tuple[float, float],
-    invalid: pd.DataFrame,
-) -> None:
-    for (colour, style), rows in group.rows.groupby(["colour", "style"], sort=False):
-        draw = _draw_band if ALL_SETTINGS in (colour, style) else _draw_line
-        draw(ax, rows, measure.column, colours[str(colour)], styles[str(style)])
-    if ceilings is not None and WHOLE not in group.rows:
-        for colour, rows in group.rows.groupby("colour", sort=False):
-            for rates, ceiling in ceilings.items():
-                over = rows.assign(ceiling=rows["cell_id"].map(ceiling)).groupby("x")["ceiling"].max().dropna()
-                ax.plot(
-                    over.index, over, color=colours[str(colour)].color, linestyle=CEILINGS[str(rates)][0], linewidth=1.2
-                )
-    for gpu, rows in invalid.groupby("gpu"):
-        color = colours[str(gpu)].color if gpu in colours else INK
-        ax.plot(rows["x"], rows[measure.column], linestyle="none", marker=INVALID, color=color, markersize=8)
-    log2_axis(ax, group.rows["x"].unique())
-    ratio_axis(ax, *limits)
-    if published is not None:
-        _draw_published(ax, group.rows, colours, measure.column, published)
-        if ceilings is not None:
-            rows = group.rows.assign(ceiling=group.rows["cell_id"].map(ceilings.max(axis=1)))
-            highest = rows.groupby("x")["ceiling"].max().dropna()
-            ax.fill_between(highest.index, highest, ax.get_ylim()[1], color=IMPOSSIBLE, alpha=SHADE, linewidth=0)
-
-
-def _draw_published(
-    ax: Axes, rows: pd.DataFrame, colours: Mapping[str, Mark], rate: str, published: "pd.Series[float]"
-) -> None:
-    """Draw published rates as crosses, and by how much they exceed what the first device measured, where it is most."""
-    rows = rows.assign(published=rows["cell_id"].map(published)).dropna(subset="published")
-    for colour, of_one in rows.groupby("colour", sort=False):
-        at = of_one.groupby("x")["published"].median()
-        ax.plot(at.index, at, color=colours[str(colour)].color, **PUBLISHED)
-    first = rows[rows["colour"] == rows["colour"].iloc[0]]
-    both = means(first, ["published", rate], "x")
-    most = int((both["published"] / both[rate]).to_numpy().argmax())
-    x, (highest, own) = both.index[most], both.to_numpy()[most]
-    times = highest / own
-    if times > WORTH_SAYING:
-        arrow = {"arrowstyle": "<->", "color": INK, "shrinkA": 5, "shrinkB": 5}
-        ax.annotate("", (x, own), (x, highest), arrowprops=arrow)
-        side = 1 if x < both.index.max() else -1
-        ax.annotate(
-            f"{times:.3g} times what\nwas measured",
-            (x, highest),
-            (6 * side, -8),
-            textcoords="offset points",
-            ha="left" if side > 0 else "right",
-            va="top",
-            fontsize=8.5,
-            fontweight="bold",
-        )
+def _highest(rows: pd.DataFrame, ceiling: "pd.Series[float]") -> "pd.Series[float]":
+    """At each `x` the highest ceiling of its cells."""
+    return rows["cell_id"].map(ceiling).groupby(rows["x"]).max().dropna()
 
 
 def _draw_line(ax: Axes, rows: pd.DataFrame, rate: str, mark: Mark, style: LineStyle) -> None:
@@ -226,13 +209,8 @@ def _draw_band(ax: Axes, rows: pd.DataFrame, rate: str, mark: Mark, style: LineS
     ax.plot(at.index, at["median"], color=mark.color, marker=mark.marker, linestyle=style)
 
 
-def _in_words(groups: Sequence[Group], measure: Measure, knob: str) -> str:
-    sentences = [f"{measure.name} against {knob}, measured."]
+def _in_words(groups: Sequence[Group], measure: Measure) -> Iterable[str]:
     for group in groups[:6]:
         for colour, rows in group.rows.groupby("colour", sort=False):
-            at = means(rows, [measure.column], "x")[measure.column]
-            sentences.append(
-                f"{', '.join(filter(None, (group.title, str(colour))))}: mean {at.iloc[0]:,.4g} at "
-                f"{at.index[0]:g}, {at.iloc[-1]:,.4g} at {at.index[-1]:g}."
-            )
-    return " ".join(sentences)
+            what = ", ".join(filter(None, (group.title, str(colour))))
+            yield ends_in_words(f"{what}: mean", means(rows, [measure.column], "x")[measure.column])

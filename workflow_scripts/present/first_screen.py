@@ -1,6 +1,6 @@
 """The first screen of the page: one sentence and one picture per answer, the best settings, and one line of trust."""
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -15,12 +15,11 @@ from workflow_scripts.present.figures import FIGURES
 from workflow_scripts.present.ratio_by_sequences import of_rates, speedups
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import RATE, MissingError, Tables, records
-from workflow_scripts.present.sentences import without_effect
+from workflow_scripts.present.sentences import DECIDED, counted, duration, explained, span, without_effect
 from workflow_scripts.present.series import PLACES, means
 from workflow_scripts.present.subjects import device_ratios, environments_compared, other_settings, sequence_limit
 from workflow_scripts.present.subjects.measured_or_predicted import predicted_in_words
 from workflow_scripts.present.subjects.where_measured import NOISY_PCT, host_load
-from workflow_scripts.present.words import DECIDED, counted, duration, explained, span
 from workflow_scripts.study.progress import clock
 from workflow_scripts.study.setting_words import setting_phrase, settings_in_words, shortly
 
@@ -81,15 +80,11 @@ def first_screen(report: Report) -> FirstScreen:
         measured = report.grid["outcome"].eq("ok").any()
         said_instead = "No two measured cells can be compared." if measured else "Nothing has been measured yet."
         answers = [Answer("cells", [said_instead], None)]
-    return FirstScreen(_unfinished(report), answers, list(_trust(report)), best_settings(report))
-
-
-def _unfinished(report: Report) -> Unfinished | None:
-    seen = report.progress
-    if seen is None:
-        return None
-    words = seen.in_words(lambda cell: report.names.get(cell.id, cell.id))
-    return Unfinished(seen.ended, seen.wanted, [*words, f"As of {clock(seen.at_s)}."])
+    unfinished = None
+    if seen := report.progress:
+        words = [*seen.in_words(lambda cell: report.names.get(cell.id, cell.id)), f"As of {clock(seen.at_s)}."]
+        unfinished = Unfinished(seen.ended, seen.wanted, words)
+    return FirstScreen(unfinished, answers, list(_trust(report)), best_settings(report))
 
 
 def _environments(report: Report) -> Iterator[str]:
@@ -119,7 +114,7 @@ def _throughput(report: Report) -> Iterator[str]:
     if grown:
         yield f"{sentence(setting_phrase(knob, ends[1]))} instead of {shortly(knob, *ends)}: {grown[0]}."
     published = sequence_limit.published_rates(report.tables, set(group.rows["cell_id"]))
-    if published is not None:
+    if len(published):
         rows = group.rows.assign(published=group.rows["cell_id"].map(published)).dropna(subset="published")
         gpu = rows["gpu"].iloc[0]
         both = means(rows[rows["gpu"] == gpu], ["published", TOTAL.column], "x").dropna()
@@ -170,7 +165,7 @@ def _trust(report: Report) -> Iterator[tuple[str, str]]:
     yield "Cells", ", ".join(_cells(report))
     yield "Measured", _starts(report)
     with suppress(MissingError):
-        load, noisy = host_load(report)
+        load, noisy = host_load(report.tables.cells)
         above = f"above {NOISY_PCT:g} % of the CPU in {len(noisy)} of {len(load)} measured cells"
         yield "Load by others", above if len(noisy) else f"never above {NOISY_PCT:g} % of the CPU"
     versions = cells.dropna(subset="engine_version").groupby("engine", sort=False)["engine_version"].unique()
@@ -191,7 +186,7 @@ def _cells(report: Report) -> Iterator[str]:
         if count := outcomes.eq(outcome).sum():
             yield f"{count} {outcome_words(outcome)}"
     estimates = report.tables.get("estimates")
-    if estimates is not None:
+    if len(estimates):
         yield from predicted_in_words(estimates)
     elif missing := outcomes.eq("missing").sum():
         yield f"{missing} not run yet"
@@ -214,16 +209,15 @@ def _starts(report: Report) -> str:
 
 def best_settings(report: Report) -> Table | Fold | None:
     """The table, the largest model with the most work first; None if no cell has a rate."""
-    tables, recommended = report.tables, report.tables.get("recommendations")
+    tables = report.tables
+    recommended = tables.get("recommendations", "role", *PLACES)
     cells = report.grid[(report.grid["outcome"] == "ok") & report.grid["comparable"].eq(True)]
     means_of = means(tables.cells, [RATE, *TIMES, WAIT])
     cells = cells[cells["cell_id"].isin(means_of.index[means_of[RATE].notna()])]
     if cells.empty:
         return None
-    best: dict[Hashable, dict[str, Any]] = {}
-    if recommended is not None:
-        fastest = recommended[recommended["role"] == "best_throughput"]
-        best = dict(zip(zip(*(fastest[name] for name in PLACES), strict=True), records(fastest), strict=True))
+    fastest = recommended[recommended["role"] == "best_throughput"]
+    best = dict(zip(fastest[PLACES].itertuples(index=False, name=None), records(fastest), strict=True))
     measured = tables.cells[tables.cells["cell_id"].isin(cells["cell_id"])]
     size = measured.groupby("model")["model_weights_gib"].max().fillna(0).to_dict()
     tokens = measured.assign(tokens=measured[RATE] * measured["wall_s"]).groupby(PLACES)["tokens"].sum().to_dict()
@@ -283,9 +277,7 @@ def best_in_words(members: pd.DataFrame, cells: pd.DataFrame, knobs: Sequence[st
 
 
 def _of_limit(tables: Tables, members: pd.DataFrame) -> str:
-    limits = tables.get("limits")
-    if limits is None:
-        return UNKNOWN
+    limits = tables.get("limits", "cell_id", "rates", "factor")
     rows = limits[limits["cell_id"].isin(members["cell_id"]) & limits["factor"].notna()]
     # If a device's rates have two sources, the data sheet is preferred.
     rows = rows[rows["rates"] == rows["rates"].min()]

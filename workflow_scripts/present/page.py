@@ -23,9 +23,8 @@ from workflow_scripts.present.blocks import Absent, Figure, Finding, Findings, F
 from workflow_scripts.present.first_screen import first_screen
 from workflow_scripts.present.page_data import packed, page_data, timelines
 from workflow_scripts.present.page_script import joined
-from workflow_scripts.present.report import REPORT, Report, blocks_of
+from workflow_scripts.present.report import REPORT, Report, Subject, blocks_of
 from workflow_scripts.present.report_tables import Tables
-from workflow_scripts.present.subject import Subject
 from workflow_scripts.present.subjects import APPENDIX, SECTIONS
 from workflow_scripts.study.paths import DIGEST
 from workflow_scripts.study.study_file import load_study

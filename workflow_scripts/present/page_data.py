@@ -23,11 +23,10 @@ import pandas as pd
 
 from workflow_scripts.common.metrics import LATENCIES, METRICS
 from workflow_scripts.present.page_catalog import catalog
-from workflow_scripts.present.report import Report
+from workflow_scripts.present.report import Report, medians_by_cell
 from workflow_scripts.present.report_tables import REPEAT, MissingError, Tables
 from workflow_scripts.present.series import NAMES
 from workflow_scripts.present.style import COLOURS
-from workflow_scripts.present.subject import medians_by_cell
 from workflow_scripts.study.setting_words import knob_name, settings_in_words
 
 MEASURES = tuple(metric.column for metric in METRICS)
@@ -49,8 +48,6 @@ LOG_LINES, LOG_BYTES = 12, 4096
 
 MOST_BYTES = 700_000
 MOST_CELLS = 128
-# Cells in the first batch that is read, and the growth of the batches: each reading searches a whole file.
-BATCH, GROWTH = 32, 4
 # Rows per repeat.
 MOST_ROWS: Mapping[str, int] = {"requests": 500, "steps": 1500, "trace": 400}
 COLUMNS: Mapping[str, tuple[str, ...]] = {
@@ -92,8 +89,7 @@ def page_data(report: Report, study_file: Path) -> dict[str, Any]:
         log=logs[1],
         scope=scopes,
     )
-    limits = report.tables.get("limits")
-    limits = None if limits is None else medians_by_cell(limits, "rates")
+    limits = medians_by_cell(report.tables.get("limits", *REPEAT, "rates", *LIMITS), "rates")
     return {
         "version": 1,
         "study": {
@@ -110,7 +106,9 @@ def page_data(report: Report, study_file: Path) -> dict[str, Any]:
         "repeats": columns_of(_repeats(report, place), ["cell", "start", "repeat", *MEASURES]),
         # One row per cell and source of the device's rates.
         "limits": columns_of(_of_cells(limits, place), ["cell", "rates", *LIMITS]),
-        "predictions": columns_of(_of_cells(report.tables.get("predictions"), place), ["cell", *PREDICTIONS]),
+        "predictions": columns_of(
+            _of_cells(report.tables.get("predictions", "cell_id"), place), ["cell", *PREDICTIONS]
+        ),
         "intervals": columns_of(intervals, ["cell", "measure", "value", "low", "high", "n"]),
         "catalog": catalog(),
     }
@@ -142,17 +140,14 @@ def columns_of(rows: pd.DataFrame, names: Sequence[str], digits: int = 5) -> Col
 
 
 def _column(values: "pd.Series[Any]", digits: int) -> Column:
-    if pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values):
+    if values.dtype == object:
+        values = values.convert_dtypes()
+    if pd.api.types.is_bool_dtype(values):
+        return [None if pd.isna(value) else bool(value) for value in values]
+    if pd.api.types.is_numeric_dtype(values):
         return _numbers(values.to_numpy(dtype=float, na_value=np.nan), digits)
-    plain = [None if pd.isna(value) else value for value in values]
-    if not all(isinstance(value, str) for value in plain if value is not None):
-        return [value if isinstance(value, str | bool | None) else _plain(value, digits) for value in plain]
-    codes, texts = pd.factorize(pd.Series(plain, dtype=object))
+    codes, texts = pd.factorize(values)
     return {"of": list(texts), "at": [int(code) if code >= 0 else None for code in codes]}
-
-
-def _plain(value: Any, digits: int) -> Any:
-    return bool(value) if isinstance(value, np.bool_) else _numbers(np.array([value], dtype=float), digits)[0]
 
 
 def _numbers(values: "np.ndarray[Any, Any]", digits: int) -> list[float | int | None]:
@@ -162,10 +157,7 @@ def _numbers(values: "np.ndarray[Any, Any]", digits: int) -> list[float | int | 
     [131072, 0.012346, -98765, 0, None]
     """
     known = np.where(np.isfinite(values), values, 0.0)
-    size = np.abs(np.where(known == 0, 1.0, known))
-    power = digits - 1 - np.floor(np.log10(size))
-    scale = 10.0 ** np.abs(power)
-    rounded = np.where(power < 0, np.rint(known / scale) * scale, np.rint(known * scale) / scale)
+    rounded = np.char.mod(f"%.{digits}g", known).astype(float)
     found = np.where(known == np.trunc(known), known, rounded)
     is_whole = (found == np.trunc(found)) & (np.abs(found) < 1e15)
     each = zip(found.tolist(), is_whole.tolist(), np.isfinite(values).tolist(), strict=True)
@@ -183,10 +175,8 @@ def _log(report: Report, cell_id: str, start: float) -> tuple[str, str] | tuple[
     return None, None
 
 
-def _of_cells(rows: pd.DataFrame | None, place: "pd.Series[int]") -> pd.DataFrame:
+def _of_cells(rows: pd.DataFrame, place: "pd.Series[int]") -> pd.DataFrame:
     """The rows of cells of the study, each with the place of its cell."""
-    if rows is None:
-        return pd.DataFrame()
     known = rows[rows["cell_id"].isin(place.index)]
     return known.assign(cell=known["cell_id"].map(place))
 
@@ -194,72 +184,60 @@ def _of_cells(rows: pd.DataFrame | None, place: "pd.Series[int]") -> pd.DataFram
 def _repeats(report: Report, place: "pd.Series[int]") -> pd.DataFrame:
     cells = report.tables.cells
     rows = cells[cells["repeat"].notna()]
-    limits, served = report.tables.get("limits"), report.tables.get("serving")
-    if limits is not None:
-        # If a device's rates have two sources, the data sheet is preferred; it may not have every rate.
-        shares = limits.sort_values("rates").groupby(REPEAT, sort=False)[["mbu", "mfu"]].first().reset_index()
-        rows = rows.merge(shares, on=REPEAT, how="left")
-    if served is not None:
-        known = rows[REPEAT].merge(served[[*REPEAT, *SERVED]].drop_duplicates(REPEAT), how="left")
-        rows = known.set_index(rows.index).combine_first(rows)
-    return _of_cells(rows, place)
+    # If a device's rates have two sources, the data sheet is preferred; it may not have every rate.
+    limits = report.tables.get("limits", *REPEAT, "rates", "mbu", "mfu").sort_values("rates")
+    rows = rows.merge(limits.groupby(REPEAT, sort=False)[["mbu", "mfu"]].first().reset_index(), on=REPEAT, how="left")
+    served = report.tables.get("serving", *REPEAT, *SERVED)[[*REPEAT, *SERVED]].drop_duplicates(REPEAT)
+    known = rows[REPEAT].merge(served, how="left").set_index(rows.index)
+    return _of_cells(known.combine_first(rows), place)
 
 
 def _intervals(report: Report, place: "pd.Series[int]") -> pd.DataFrame:
-    """The intervals that tables hold of single cells: one row per cell and measure, with what the interval covers."""
+    """The intervals that tables hold of single cells: one row per cell and measure, with what the interval covers.
+
+    The measures in the table of servers are its own.
+    """
+    served = _of_cells(report.tables.get("serving_summary", "cell_id"), place).rename(columns={"repeats": "n"})
+    others = _of_cells(report.tables.get("intervals", "cell_id"), place).rename(columns={"repeats": "n"})
+    parts = [
+        served.assign(measure=of, value=served[of], low=served[f"{of}_low"], high=served[f"{of}_high"])
+        for of in MEASURES
+        if f"{of}_low" in served
+    ]
     columns = ["cell", "measure", "value", "low", "high", "n", "scope"]
-    parts = [pd.DataFrame(columns=columns)]
-    served = _of_cells(report.tables.get("serving_summary"), place)
-    of_servers = [measure for measure in MEASURES if f"{measure}_low" in served]
-    for measure in of_servers:
-        part = served[["cell", measure, f"{measure}_low", f"{measure}_high", "repeats", "scope"]]
-        parts.append(part.set_axis([c for c in columns if c != "measure"], axis=1).assign(measure=measure))
-    others = _of_cells(report.tables.get("intervals"), place)
-    if len(others):
-        # The measures in the table of servers are there already.
-        if len(served):
-            others = others[~(others["cell"].isin(served["cell"]) & others["measure"].isin(of_servers))]
-        parts.append(others.rename(columns={"repeats": "n"})[columns])
-    known = [part.dropna(subset=["low", "high"]) for part in parts]
-    return pd.concat([part for part in known if len(part)] or parts)
+    found = pd.concat([part.reindex(columns=columns) for part in (*parts, others)])
+    return found.drop_duplicates(["cell", "measure"]).dropna(subset=["low", "high"])
 
 
 def timelines(tables: Tables, most_bytes: int = MOST_BYTES) -> dict[str, str]:
     """Packed timelines by cell, in the order of interest, up to `most_bytes` together."""
-    chosen: dict[str, str] = {}
-    order, batch, left = _cells_by_interest(tables)[:MOST_CELLS], BATCH, most_bytes
-    while order:
-        ids, order = order[:batch], order[batch:]
-        batch *= GROWTH
-        facts = {}
-        for name in COLUMNS:
-            with suppress(MissingError):
-                facts[name] = tables.facts(name, ids)
-        counts = {name: rows["cell_id"].value_counts() for name, rows in facts.items()}
-        parts = {name: dict(iter(_chosen(name, rows).groupby("cell_id", sort=False))) for name, rows in facts.items()}
-        for cell_id in ids:
-            if any(cell_id in of_cells for of_cells in parts.values()):
-                timeline = {
-                    name: {
-                        "columns": columns_of(of_cells.get(cell_id, facts[name].head(0)), COLUMNS[name], digits=9),
-                        "rows": int(counts[name].get(cell_id, 0)),
-                    }
-                    for name, of_cells in parts.items()
-                }
-                text = packed(timeline)
-                left -= len(text)
-                if left < 0:
-                    return chosen
-                chosen[cell_id] = text
-    return chosen
-
-
-def _cells_by_interest(tables: Tables) -> list[str]:
     ran = tables.cells[tables.cells["repeat"].notna()]
     rates = ran.groupby("cell_id", sort=False)["output_tokens_per_s"].median()
     first = ran.drop_duplicates("cell_id").set_index("cell_id")
     rank = rates.groupby([first[name] for name in NAMES], sort=False).rank(ascending=False, method="first")
-    return list(rank.sort_values(kind="stable").index)
+    ids = rank.sort_values(kind="stable").index[:MOST_CELLS]
+    facts = {}
+    for name in COLUMNS:
+        with suppress(MissingError):
+            facts[name] = tables.facts(name, ids)
+    counts = {name: rows["cell_id"].value_counts() for name, rows in facts.items()}
+    parts = {name: dict(iter(_chosen(name, rows).groupby("cell_id", sort=False))) for name, rows in facts.items()}
+    chosen: dict[str, str] = {}
+    for cell_id in ids:
+        if any(cell_id in of_cells for of_cells in parts.values()):
+            timeline = {
+                name: {
+                    "columns": columns_of(of_cells.get(cell_id, facts[name].head(0)), COLUMNS[name], digits=9),
+                    "rows": int(counts[name].get(cell_id, 0)),
+                }
+                for name, of_cells in parts.items()
+            }
+            text = packed(timeline)
+            most_bytes -= len(text)
+            if most_bytes < 0:
+                break
+            chosen[cell_id] = text
+    return chosen
 
 
 def _chosen(name: str, rows: pd.DataFrame) -> pd.DataFrame:

@@ -1,6 +1,6 @@
 """The ratio of two devices by the number of sequences: observed, expected, and the ratios of their rates."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,12 @@ from workflow_scripts.present.style import COLOURS, INK, MUTED, Mark, marks
 # From this share of samples at the power limit on, a sentence names it.
 MUCH_AT_POWER_LIMIT = 0.5
 _EXPECTED_COLOUR = COLOURS[3]
+# Title of a panel -> columns of each device, and the end of the axis if it is always the same.
+DRAWN: Mapping[str, tuple[Sequence[str], float | None]] = {
+    "Samples at the power limit (%)": (["power_cap_pct"], 105),
+    "SM clock (MHz), median and lowest": (["sm_clock_mhz_median", "sm_clock_mhz_min"], None),
+}
+_LOOKS: Sequence[Mapping[str, Any]] = ({}, {"fillstyle": "none", "linestyle": (0, (2, 1.5))})
 _X_LABEL = "max-num-seqs (sequences)"
 _WITHOUT_WAITING: Mapping[str, Any] = {"marker": "D", "markersize": 4, "fillstyle": "none", "linestyle": "none"}
 
@@ -75,22 +81,20 @@ def power_limit(tables: Tables) -> Plot:
     require(groups, "no compared device reports its power limit")
     devices = marks(tables.devices)
     named = dict.fromkeys(gpu for group in groups for side in "ab" for gpu in group.rows[f"gpu_{side}"])
-    drawn = {"Samples at the power limit (%)": _draw_power, "SM clock (MHz), median and lowest": _draw_clocks}
-    clocks = [
-        f"{row[f'gpu_{side}']}: {row[f'sm_clock_mhz_min_{side}']:,.0f} MHz at least."
-        for group in groups
-        for row in records(group.rows.tail(1))
-        for side in "ab"
-    ]
+    clocks, panels = [], []
+    for group in groups:
+        shares = {f"power_cap_pct_{side}": 100 * group.rows[f"power_cap_share_{side}"] for side in "ab"}
+        draw = partial(_draw_sides, rows=group.rows.assign(**shares), named=devices)
+        for what, (columns, top) in DRAWN.items():
+            title = f"{group.title * (len(groups) > 1)}\n{what}".strip()
+            panels.append(Panel(title, partial(draw, columns=columns, top=top)))
+        last = group.rows.iloc[-1]
+        clocks += [f"{last[f'gpu_{side}']}: {last[f'sm_clock_mhz_min_{side}']:,.0f} MHz at least." for side in "ab"]
     return Plot(
         title="How often the power limit lowers the clocks, and how far",
         alt=" ".join(clocks),
         sources=["measured"],
-        panels=[
-            Panel(f"{group.title * (len(groups) > 1)}\n{what}".strip(), partial(draw, rows=group.rows, named=devices))
-            for group in groups
-            for what, draw in drawn.items()
-        ],
+        panels=panels,
         x_label=_X_LABEL,
         handles=mark_handles({name: devices[name] for name in named}),
         panel_height_in=2.0,
@@ -122,22 +126,16 @@ def _draw_ratios(ax: Axes, rows: pd.DataFrame, references: Iterable[Reference]) 
     ax.axhline(1, color=MUTED, linewidth=0.8, zorder=0)
 
 
-def _draw_power(ax: Axes, rows: pd.DataFrame, named: Mapping[str, Mark]) -> None:
+def _draw_sides(
+    ax: Axes, rows: pd.DataFrame, named: Mapping[str, Mark], columns: Sequence[str], top: float | None
+) -> None:
+    """Draw columns of both devices, the first with filled marks on a solid line."""
     for side in "ab":
         mark = named[rows[f"gpu_{side}"].iloc[0]]
-        ax.plot(rows["x"], 100 * rows[f"power_cap_share_{side}"], color=mark.color, marker=mark.marker)
+        for column, look in zip(columns, _LOOKS, strict=False):
+            ax.plot(rows["x"], rows[f"{column}_{side}"], color=mark.color, marker=mark.marker, **look)
     log2_axis(ax, rows["x"].unique())
-    ax.set_ylim(0, 105)
-
-
-def _draw_clocks(ax: Axes, rows: pd.DataFrame, named: Mapping[str, Mark]) -> None:
-    for side in "ab":
-        mark = named[rows[f"gpu_{side}"].iloc[0]]
-        median, lowest = (rows[f"sm_clock_mhz_{of}_{side}"] for of in ("median", "min"))
-        ax.plot(rows["x"], median, color=mark.color, marker=mark.marker)
-        ax.plot(rows["x"], lowest, color=mark.color, marker=mark.marker, fillstyle="none", linestyle=(0, (2, 1.5)))
-    log2_axis(ax, rows["x"].unique())
-    ax.set_ylim(0, 1.05 * ax.get_ylim()[1])
+    ax.set_ylim(0, top or 1.05 * ax.get_ylim()[1])
 
 
 def speedups(tables: Tables) -> Iterator[tuple[str, str, str]]:

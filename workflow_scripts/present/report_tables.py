@@ -9,8 +9,6 @@ import pandas as pd
 
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.parquet import read_parquet
-from workflow_scripts.common.wording import plural
-from workflow_scripts.engines.registry import load_engines, without_environment
 
 
 class MissingError(InputError):
@@ -91,25 +89,15 @@ class Tables:
             self._read[name] = _with_source(_plain(read_parquet(path)))
         table = self._read[name]
         if table.empty:
-            raise MissingError(EMPTY.get(name, f"the table {name} has no rows") + self._failed_servers(name))
+            raise MissingError(EMPTY.get(name, f"the table {name} has no rows"))
         return table
 
-    def _failed_servers(self, name: str) -> str:
-        if name not in ("serving", "serving_summary"):
-            return ""
-        serving = [engine.name for engine in load_engines().values() if engine.serves]
-        of_servers = self.cells[
-            self.cells["engine"].map(without_environment).isin(serving) & ~self.cells["outcome"].isin(["ok", "missing"])
-        ]
-        failed = plural(of_servers["cell_id"].nunique(), "server cell")
-        return f"; {failed} failed" if len(of_servers) else ""
-
-    def get(self, name: str) -> pd.DataFrame | None:
-        """The table with this name, or None if `need` would say that it is missing."""
+    def get(self, name: str, *columns: str) -> pd.DataFrame:
+        """The table with this name; if `need` would say that it is missing, one with these columns and no rows."""
         try:
             return self.need(name)
         except MissingError:
-            return None
+            return pd.DataFrame({name: pd.Series(dtype=object if name == "cell_id" else float) for name in columns})
 
     def facts(self, name: str, cell_ids: Iterable[str], columns: list[str] | None = None) -> pd.DataFrame:
         """Rows of `parsed/{gpu}/{name}.parquet` of these cells, each of its first start that gave results.
@@ -177,9 +165,7 @@ class Tables:
     @cached_property
     def waste_pct(self) -> "pd.Series[float]":
         """Of each cell whose layout was measured: the share of its held slots without a token, in all layers."""
-        waste = self.get("waste")
-        if waste is None:
-            return pd.Series(dtype=float)
+        waste = self.get("waste", "cell_id", "source", "layer_kind", "waste_pct")
         of_all_layers = waste[(waste["source"] == "measured") & waste["layer_kind"].isna()]
         return of_all_layers.groupby("cell_id")["waste_pct"].median()
 

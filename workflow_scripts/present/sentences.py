@@ -1,19 +1,84 @@
-"""Sentences and tables that several subjects share: what is decided, effects of a knob, pairs of cells, and claims."""
+"""Words, sentences and tables that several subjects share: verdicts, effects of a knob, pairs of cells, and claims."""
 
+import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
 from workflow_scripts.common.wording import interval_text, listed, number, plural, sentence
 from workflow_scripts.present.blocks import Block, Finding, Fold, Text
-from workflow_scripts.present.report import Part, Report
+from workflow_scripts.present.report import PLACE, Part, Report, TablePart
 from workflow_scripts.present.report_tables import Tables, records, require
 from workflow_scripts.present.series import evenly, without_shared
-from workflow_scripts.present.subject import PLACE, TablePart
-from workflow_scripts.present.words import DECIDED, FLAT, NOT_DECIDED, counted, held_in_words
-from workflow_scripts.study.setting_words import instead_of, knob_name
+from workflow_scripts.study.setting_words import instead_of, knob_name, setting_phrase
+
+# Verdicts by which a difference is shown, the one by which there is none, and the one by which it is not known.
+DECIDED, FLAT, NOT_DECIDED = ("changes", "faster", "slower"), "flat", "not decided"
+
+
+def duration(seconds: float, high: float | None = None) -> str:
+    """A time, or a range of times, with its unit.
+
+    >>> duration(0.018293), duration(2.5), duration(0.01, 0.02), duration(0.5, 2.0)
+    ('18.3 ms', '2.5 s', '10 to 20 ms', '0.5 to 2 s')
+    """
+    high = seconds if high is None else high
+    factor, unit = (1000, "ms") if high < 1 else (1, "s")
+    return f"{span([factor * seconds, factor * high])} {unit}"
+
+
+def span(values: Iterable[float]) -> str:
+    """The range of some numbers; one number if they look equal, empty if none is known.
+
+    >>> span([3.0, 1.0, 2.0]), span([5.0001, 5.0]), span([float("nan")])
+    ('1 to 3', '5', '')
+    """
+    known = [value for value in values if not math.isnan(value)]
+    return " to ".join(dict.fromkeys([number(min(known)), number(max(known))])) if known else ""
+
+
+def counted(values: "pd.Series[Any]") -> str:
+    """Each value with its count, the most frequent first.
+
+    >>> counted(pd.Series(["engine_error", "ok", "ok"]))
+    '2 ok, 1 engine error'
+    """
+    return ", ".join(f"{count} {str(value).replace('_', ' ')}" for value, count in values.value_counts().items())
+
+
+# What may explain the ratio of two devices.
+_EXPLAINS = {
+    "bandwidth": "memory bandwidth",
+    "flop": "arithmetic",
+    "measured_bandwidth": "measured memory bandwidth",
+    "measured_flop": "measured arithmetic",
+    "measured_cache": "measured rate of reading from cache",
+    "kv_capacity": "size of the KV cache",
+    "expected": "rates that the step model expects",
+    "none": "no known ratio",
+}
+
+
+def explained(names: str) -> str:
+    """What explains the ratio of two devices, given the names in the table `ratios`.
+
+    >>> explained("measured_bandwidth, measured_flop"), explained("none")
+    ('measured memory bandwidth or measured arithmetic', 'no known ratio')
+    """
+    return listed((_EXPLAINS.get(name, name) for name in names.split(", ")), "or")
+
+
+def held_in_words(held: str) -> str:
+    """The settings that a table names in a cell, such as the column `held` of the effects.
+
+    >>> held_in_words("block_size=32, max_num_seqs=1, enforce_eager=true"), held_in_words("")
+    ('block size 32, at most 1 sequence, no compiled graphs', '')
+    """
+    parts = [part.partition("=") for part in held.split(", ") if part]
+    return ", ".join(setting_phrase(knob, value) if value else knob for knob, _, value in parts)
+
 
 # Maximum number of sentences of one kind; the table has all of them.
 MOST_SENTENCES = 6
@@ -100,26 +165,22 @@ def verdicts_of_others(report: Report) -> Iterator[Block]:
 
 def verdicts_by(rows: pd.DataFrame, *keys: str) -> Iterator[Finding]:
     """For each group of comparisons with the same keys the verdicts, and the largest change."""
+    # A larger ratio that is not decided may be noise.
+    rows = rows.assign(decided=rows["verdict"].isin(DECIDED), size=size_of(rows["ratio"]))
     for _, of_one in rows.groupby(list(keys), sort=False):
-        yield _verdict_over(of_one)
+        largest = records(of_one.sort_values(["decided", "size"], ascending=False))[0]
+        text = f"{largest['gpu']}: {effect_in_words(largest)} ({place(largest)})"
+        if largest.get("only_waiting") is True:
+            text += f" Without waiting for the host, the ratio is {largest['device_ratio']:.3g}, within the margin."
+        if len(of_one) > 1:
+            what = f"largest {'change' if largest['decided'] else 'ratio'} of {len(of_one)} comparisons"
+            text += f" This is the {what} of {knob_name(largest['knob'])}: {counted(of_one['verdict'])}."
+        yield ratio_finding(largest["ratio"], largest["verdict"], text)
 
 
 def size_of(ratios: "pd.Series[float]") -> "pd.Series[float]":
     """The ratios, or those below 1 inverted, so that the largest change is the largest number."""
     return ratios.where(ratios > 1, 1 / ratios)
-
-
-def _verdict_over(rows: pd.DataFrame) -> Finding:
-    # A larger ratio that is not decided may be noise.
-    order = rows.assign(decided=rows["verdict"].isin(DECIDED), size=size_of(rows["ratio"]))
-    largest = records(order.sort_values(["decided", "size"], ascending=False))[0]
-    text = f"{largest['gpu']}: {effect_in_words(largest)} ({place(largest)})"
-    if largest.get("only_waiting") is True:
-        text += f" Without waiting for the host, the ratio is {largest['device_ratio']:.3g}, within the margin."
-    if len(rows) > 1:
-        what = f"largest {'change' if largest['decided'] else 'ratio'} of {len(rows)} comparisons"
-        text += f" This is the {what} of {knob_name(largest['knob'])}: {counted(rows['verdict'])}."
-    return ratio_finding(largest["ratio"], largest["verdict"], text)
 
 
 def with_interval(row: Mapping[str, Any], column: str, unit: str) -> str:

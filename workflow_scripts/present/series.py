@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from workflow_scripts.common.wording import plural
+from workflow_scripts.present.blocks import shown
 from workflow_scripts.present.report_tables import REPEAT, MissingError, Tables, require
 from workflow_scripts.present.style import Mark, marks
 from workflow_scripts.study.setting_words import knobs_that_differ, setting
@@ -46,13 +47,27 @@ def groups_varying(rows: pd.DataFrame, knob: str, knobs: Sequence[str], panel_ke
     rows = rows.assign(x=rows[knob])
     rows = rows[rows.groupby([*NAMES, *others], dropna=False, sort=False)["x"].transform("nunique") >= 2]
     require(rows, f"no two measured cells differ in {name} alone")
-    told_apart = [key for key in panel_keys if rows[key].nunique() > 1] or ["model", "workload"]
-    groups = []
-    for _, part in rows.groupby(list(panel_keys), sort=False):
-        keys = dict(part[list(panel_keys)].iloc[0])
-        title = " · ".join(part[told_apart].iloc[0])
-        groups.append(Group(title, keys, part.assign(series=series_labels(part, others))))
+    names = told_apart(rows, panel_keys)
+    groups = [
+        Group(" · ".join(first[names]), dict(first[list(panel_keys)]), part.assign(series=series_labels(part, others)))
+        for _, part in rows.groupby(list(panel_keys), sort=False)
+        for _, first in part.head(1).iterrows()
+    ]
     return sorted(groups, key=lambda group: -group.rows["cell_id"].nunique())
+
+
+def told_apart(rows: pd.DataFrame, names: Sequence[str], otherwise: Sequence[str] = ("model", "workload")) -> list[str]:
+    """Those of the names that differ between rows."""
+    return [name for name in names if rows[name].nunique() > 1] or list(otherwise)
+
+
+def ends_in_words(what: str, at: "pd.Series[float]") -> str:
+    """The first and the last value of a line.
+
+    >>> ends_in_words("h200: mean", pd.Series([1200.0, 2500.0], index=[1, 64]))
+    'h200: mean 1,200 at 1, 2,500 at 64.'
+    """
+    return f"{what} {shown(at.iloc[0])} at {at.index[0]:g}, {shown(at.iloc[-1])} at {at.index[-1]:g}."
 
 
 def series_labels(rows: pd.DataFrame, knobs: Sequence[str]) -> pd.Series:
@@ -75,7 +90,7 @@ def series_labels(rows: pd.DataFrame, knobs: Sequence[str]) -> pd.Series:
 
 def cell_titles(cells: pd.DataFrame, knobs: Sequence[str]) -> pd.Series:
     """For each cell what distinguishes it from the others shown: names, and on a second line the settings."""
-    names = [key for key in NAMES if cells[key].nunique() > 1] or ["engine"]
+    names = told_apart(cells, NAMES, ["engine"])
     varied = knobs_that_differ(cells, knobs)
     settings = [
         ", ".join(setting(knob, value) for knob, value in zip(varied, values, strict=True) if pd.notna(value))

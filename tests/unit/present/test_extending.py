@@ -13,7 +13,7 @@ from workflow_scripts.analyse.table_docs import documentation
 from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.present import page
 from workflow_scripts.present.figures import draw_figures
-from workflow_scripts.present.subject import Subject
+from workflow_scripts.present.report import Subject
 from workflow_scripts.present.subjects import SECTIONS
 
 NAME = "workflow_scripts.present.subjects.longest_waits"
@@ -35,7 +35,7 @@ def subject(monkeypatch, tmp_path):
     (caption,) = blocks(text, "rst")
     (tmp_path / "captions").mkdir()
     (tmp_path / "captions" / "longest_waits.rst").write_text(caption)
-    monkeypatch.setattr("workflow_scripts.present.subject.REPORT", tmp_path)
+    monkeypatch.setattr("workflow_scripts.present.report.REPORT", tmp_path)
     subject: Subject = module_of(NAME, blocks(text, "python")[0], monkeypatch).SUBJECT
     monkeypatch.setattr(page, "SECTIONS", [*SECTIONS, subject])
     monkeypatch.setattr("workflow_scripts.present.figures.FIGURES", {figure.name: figure for figure in subject.figures})

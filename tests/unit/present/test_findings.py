@@ -9,10 +9,9 @@ from tests.unit.present.conftest import changed, in_table, report_of, table_in, 
 from workflow_scripts.catalog.any_model import model_of_folder
 from workflow_scripts.catalog.gpus_and_models import ENTERED, get_model
 from workflow_scripts.present.blocks import Link, Text, shown
-from workflow_scripts.present.report import Report
+from workflow_scripts.present.report import Report, TablePart
 from workflow_scripts.present.report_tables import MissingError
 from workflow_scripts.present.sentences import verdicts_on, what_verdicts_cover
-from workflow_scripts.present.subject import TablePart
 from workflow_scripts.present.subjects import energy, hardware_limits, how_sure
 from workflow_scripts.present.subjects.device_ratios import cannot_show
 from workflow_scripts.present.subjects.every_cell import unsuccessful
@@ -292,5 +291,5 @@ def test_energy_is_the_median_over_the_repeats_of_a_cell(results, tmp_path, cell
     known = cells.dropna(subset="energy_j")
     medians = known.groupby("cell_id", sort=False)["energy_j_per_output_token"].median()
     assert [row[table.headings.index("Energy per output token (J)")] for row in table.rows] == list(map(shown, medians))
-    with pytest.raises(MissingError, match="no device reported its power"):
+    with pytest.raises(MissingError, match="no rows for: Power"):
         list(part(changed(results.report, tmp_path, cells=cells.assign(energy_j=None))))

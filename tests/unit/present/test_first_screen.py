@@ -15,11 +15,11 @@ from workflow_scripts.present.blocks import Fold, Table
 from workflow_scripts.present.first_screen import best_in_words, best_settings, first_screen
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import Tables
+from workflow_scripts.present.sentences import span
 from workflow_scripts.present.series import means
 from workflow_scripts.present.subjects.hardware_limits import reached
 from workflow_scripts.present.subjects.other_settings import ENGINE, largest_changes
 from workflow_scripts.present.subjects.sequence_limit import drains
-from workflow_scripts.present.words import span
 
 KNOBS = ["knob_block_size", "knob_max_num_seqs"]
 

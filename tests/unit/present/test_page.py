@@ -12,7 +12,7 @@ from workflow_scripts.common.files import write_json
 from workflow_scripts.present.blocks import Table
 from workflow_scripts.present.sentences import claims_on
 from workflow_scripts.present.subjects import APPENDIX, SECTIONS, SUBJECTS
-from workflow_scripts.present.subjects.kv_block_size import _by_kind_of_layer
+from workflow_scripts.present.subjects.kv_block_size import BY_KIND_OF_LAYER
 from workflow_scripts.present.subjects.where_measured import provenance
 from workflow_scripts.study.accounting import NODE_HEADINGS
 from workflow_scripts.study.definition import study_sha256
@@ -197,8 +197,9 @@ def test_what_is_missing_is_shown_as_missing(results, tmp_path, cells):
 
 
 def test_a_study_of_which_nothing_ran_has_a_page_and_one_without_cells_has_none(results, tmp_path, cells, capsys):
-    provenance = ["repeat", "host", "engine_version", "git_commit", "started_at", "cpu_steal_pct", "cpu_others_pct"]
+    provenance = ["host", "engine_version", "git_commit", "started_at", "cpu_steal_pct", "cpu_others_pct"]
     cells = cells.drop_duplicates("cell_id").assign(outcome="missing", reason=None, **dict.fromkeys(provenance))
+    cells["repeat"] = float("nan")
     assert any("80 cells: 80 missing." in text for text in page_of(results, tmp_path, cells).text["p"])
     (tmp_path / "report.html").unlink()
     assert results.write_page(tmp_path / "report.html", tables=tmp_path, figures=tmp_path) == 2
@@ -210,8 +211,8 @@ def test_waste_by_kind_of_layer_is_told_of_models_that_have_several(results, tmp
     waste = pd.read_parquet(results.root / "tables" / "waste.parquet")
     by_kind = waste[waste["layout"] == "paged"].assign(layer_kind="sliding window 1024")
     several = changed(results.report, tmp_path, waste=pd.concat([waste, by_kind]))
-    assert "sliding window 1024" in str(list(_by_kind_of_layer(several)))
-    assert list(_by_kind_of_layer(results.report)) == []
+    assert "sliding window 1024" in str(list(BY_KIND_OF_LAYER(several)))
+    assert list(BY_KIND_OF_LAYER(results.report)) == []
 
 
 def test_no_headline_names_a_cell_by_its_slug(results, page):

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from workflow_scripts.present.subject import Subject
+from workflow_scripts.present.report import Subject
 from workflow_scripts.present.subjects import (
     answers_compared,
     block_tables_by_step,

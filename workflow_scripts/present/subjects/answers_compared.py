@@ -6,10 +6,9 @@ from typing import Any
 import pandas as pd
 
 from workflow_scripts.present.blocks import Block, Finding, Text
-from workflow_scripts.present.report import Report
+from workflow_scripts.present.report import PLACE, Report, Subject, TablePart
 from workflow_scripts.present.report_tables import records
 from workflow_scripts.present.sentences import some
-from workflow_scripts.present.subject import PLACE, Subject, TablePart
 from workflow_scripts.study.setting_words import instead_of
 
 

@@ -13,9 +13,9 @@ from matplotlib.ticker import MaxNLocator
 
 from workflow_scripts.common.wording import plural
 from workflow_scripts.present.plot import LINE_IN, Panel, Plot
+from workflow_scripts.present.report import FigurePart, Subject, TablePart
 from workflow_scripts.present.report_tables import Tables, records
 from workflow_scripts.present.style import COLOURS, PAPER
-from workflow_scripts.present.subject import FigurePart, Subject, TablePart
 
 TAKEN = ("allocated", "appended", "shared")
 # Requests in a panel, blocks in a row (of longer tables their beginning and their end), and by how many tables grow.

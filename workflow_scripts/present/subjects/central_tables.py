@@ -8,11 +8,9 @@ import pandas as pd
 
 from workflow_scripts.common.wording import plural
 from workflow_scripts.present.blocks import UNKNOWN, Block, Fold, Table, outcome_words, shown, with_intervals
-from workflow_scripts.present.report import Report
-from workflow_scripts.present.report_tables import RATE, STEADY, TOTAL, MissingError, Tables, records, require
-from workflow_scripts.present.sentences import effects_on
+from workflow_scripts.present.report import MOST_ROWS, PLACE, Report, Subject
+from workflow_scripts.present.report_tables import RATE, STEADY, TOTAL, Tables, records, require
 from workflow_scripts.present.series import NAMES
-from workflow_scripts.present.subject import MOST_ROWS, PLACE, Subject
 from workflow_scripts.present.subjects.every_cell import MOST_LETTERS
 from workflow_scripts.study.setting_words import knob_name, knobs_that_differ, setting_phrase, settings_in_words
 
@@ -61,10 +59,8 @@ def knob_tables(tables: Tables) -> Iterator[tuple[str, list[Table]]]:
         named = [of | {SETTINGS: words} for of, words in zip(places, settings_in_words(firsts, varied), strict=True)]
         of_rows = [part for _, part in rows.groupby("row")]
         parts = of_rows[:MOST_ROWS]
-        try:
-            effects = effects_on(tables, knob, "overall")
-        except MissingError:
-            effects = pd.DataFrame(columns=["cell_id", "margin_pct"])
+        effects = tables.get("effects", "comparison", "knob")
+        effects = effects[(effects["comparison"] == "overall") & (effects["knob"] == knob)]
         by_cell = {row["cell_id"]: row for row in records(effects)}
         lines = [_rates_of(part, names, by_cell, rates) for part, names in zip(parts, named, strict=False)]
         fixed = [setting_phrase(of, rows[of].iloc[0]) for of in others if of not in varied and rows[of].notna().all()]
@@ -92,18 +88,15 @@ def _with_memory(tables: Tables) -> pd.DataFrame:
 def _rates(tables: Tables) -> Mapping[tuple[str, str, str], str]:
     """Texts of rates by source, cell and measure: those measured with their intervals."""
     found: dict[tuple[str, str, str], str] = {}
-    intervals, predictions = tables.get("intervals"), tables.get("predictions")
-    if intervals is not None:
-        of_rates = intervals[intervals["measure"].isin([RATE, STEADY, TOTAL])]
-        known = with_intervals(of_rates.rename(columns={"low": "value_low", "high": "value_high"}))
+    intervals = tables.get("intervals", "cell_id", "measure", "value", "low", "high")
+    of_rates = intervals[intervals["measure"].isin([RATE, STEADY, TOTAL])]
+    for row in records(with_intervals(of_rates.rename(columns={"low": "value_low", "high": "value_high"}))):
         # A line may break before an interval, and not inside it.
-        texts = [shown(row["value"]).replace(" to ", "\u00a0to\u00a0") for row in records(known)]
-        cells = zip(known["cell_id"], known["measure"], texts, strict=True)
-        found |= {("measured", cell, measure): text for cell, measure, text in cells}
-    if predictions is not None:
-        for source in ("predicted", "published"):
-            rows = records(predictions.dropna(subset=source))
-            found |= {(source, row["cell_id"], row["quantity"]): shown(row[source]) for row in rows}
+        found["measured", row["cell_id"], row["measure"]] = shown(row["value"]).replace(" to ", "\u00a0to\u00a0")
+    predictions = tables.get("predictions", "predicted", "published")
+    for source in ("predicted", "published"):
+        for row in records(predictions.dropna(subset=source)):
+            found[source, row["cell_id"], row["quantity"]] = shown(row[source])
     return found
 
 

@@ -17,12 +17,10 @@ from workflow_scripts.present.ratio_by_sequences import (
     speedups,
 )
 from workflow_scripts.present.ratio_plot import Reference, labelled, plot_ratios
-from workflow_scripts.present.report import Report
+from workflow_scripts.present.report import CELL, FigurePart, Report, Subject, TablePart
 from workflow_scripts.present.report_tables import MissingError, Tables, records, require
-from workflow_scripts.present.sentences import claims_on, some, with_interval
+from workflow_scripts.present.sentences import claims_on, explained, some, with_interval
 from workflow_scripts.present.style import COLOURS, LineStyle, Mark
-from workflow_scripts.present.subject import FigurePart, Subject, TablePart
-from workflow_scripts.present.words import explained
 
 OBSERVED = "output tokens per s (measured)"
 # Solid lines were published, dashed lines measured.
@@ -126,10 +124,7 @@ SUBJECT = Subject(
             {
                 "gpu_a": "Faster device",
                 "gpu_b": "Slower device",
-                "engine": "Engine",
-                "model": "Model",
-                "workload": "Workload",
-                "knobs": "Settings",
+                **CELL,
                 "ratio": "Speed-up (95 % interval)",
                 "scope": "Interval covers",
                 "device_ratio": "Without waiting for the host",

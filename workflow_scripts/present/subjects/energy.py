@@ -1,21 +1,14 @@
 """Power and energy of the GPUs of each cell."""
 
-import pandas as pd
-
 from workflow_scripts.common.wording import number
 from workflow_scripts.present.by_knob import Measure, plot_by_knob
 from workflow_scripts.present.plot import Plot
-from workflow_scripts.present.report_tables import Tables, require
-from workflow_scripts.present.subject import CELL, FigurePart, Subject, TablePart
+from workflow_scripts.present.report import CELL, FigurePart, Subject, TablePart, medians_by_cell
+from workflow_scripts.present.report_tables import Tables
 from workflow_scripts.present.subjects.sequence_limit import at_both_ends, most_important_group
 
 ENERGY = Measure("energy_j_per_output_token", "Energy per output token", "J per output token")
-
-
-def medians_with_energy(cells: pd.DataFrame) -> pd.DataFrame:
-    values = ["power_w_mean", "energy_j", "energy_j_per_output_token"]
-    known = require(cells.dropna(subset="energy_j"), "no device reported its power throughout a repeat")
-    return known.groupby(list(CELL), sort=False)[values].median().reset_index()
+POWER = {"power_w_mean": "Power (W)", "energy_j": "Energy (J)", ENERGY.column: "Energy per output token (J)"}
 
 
 def energy(tables: Tables) -> Plot:
@@ -30,14 +23,9 @@ SUBJECT = Subject(
         FigurePart(energy),
         TablePart(
             "cells",
-            {
-                **CELL,
-                "power_w_mean": "Power (W)",
-                "energy_j": "Energy (J)",
-                "energy_j_per_output_token": "Energy per output token (J)",
-            },
+            {**CELL, **POWER},
             "Power and energy, medians over the repeats of each cell",
-            medians_with_energy,
+            lambda cells: medians_by_cell(cells.dropna(subset="energy_j")[["cell_id", *CELL, *POWER]])[[*CELL, *POWER]],
         ),
     ],
     findings=[at_both_ends(ENERGY.column, lambda joules: f"{number(joules)} J per output token")],

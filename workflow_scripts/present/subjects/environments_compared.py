@@ -9,13 +9,11 @@ from workflow_scripts.catalog.environments import DEFAULT
 from workflow_scripts.present.blocks import Block, Finding
 from workflow_scripts.present.plot import Plot
 from workflow_scripts.present.ratio_plot import labelled, plot_ratios
-from workflow_scripts.present.report import Report
-from workflow_scripts.present.report_tables import MissingError, Tables
-from workflow_scripts.present.sentences import some, verdicts_by
+from workflow_scripts.present.report import PLACE, FigurePart, Report, Subject, TablePart
+from workflow_scripts.present.report_tables import Tables, require
+from workflow_scripts.present.sentences import DECIDED, held_in_words, some, verdicts_by
 from workflow_scripts.present.series import without_shared
 from workflow_scripts.present.style import marks
-from workflow_scripts.present.subject import PLACE, FigurePart, Subject, TablePart
-from workflow_scripts.present.words import DECIDED, held_in_words
 from workflow_scripts.study.setting_words import knob_name
 
 # Of what an environment changed by itself, so much is told; the table holds all.
@@ -32,10 +30,9 @@ def _by_size(effects: pd.DataFrame) -> pd.DataFrame:
 
 def pairs(tables: Tables) -> pd.DataFrame:
     """Each cell in another environment over the baseline: by its rate and, of servers at a rate, by latencies."""
-    found = [_by_size(table) for name in ("effects", "latencies") if (table := tables.get(name)) is not None]
-    if not any(map(len, found)):
-        raise MissingError("no cell was measured in two environments")
-    return pd.concat([part for part in found if len(part)])
+    of_both = [tables.get(name, "knob", "comparison", "verdict", "ratio") for name in ("effects", "latencies")]
+    found = require([rows for rows in map(_by_size, of_both) if len(rows)], "no cell was measured in two environments")
+    return pd.concat(found)
 
 
 def environments(tables: Tables) -> Plot:
@@ -90,8 +87,7 @@ SUBJECT = Subject(
         TablePart(
             "environments",
             {
-                "gpu": "Device",
-                "engine": "Engine",
+                **PLACE,
                 "environment": "Environment",
                 "setting": "What took effect",
                 "value": "Here",

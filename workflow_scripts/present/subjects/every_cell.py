@@ -9,12 +9,11 @@ from matplotlib.patches import Patch, Rectangle
 
 from workflow_scripts.present.blocks import Block, Finding, Fold, Link, Table, Text, outcome_words, shown, table_of
 from workflow_scripts.present.plot import Panel, Plot, hide_y
-from workflow_scripts.present.report import Report
+from workflow_scripts.present.report import MOST_ROWS, FigurePart, Report, Subject
 from workflow_scripts.present.report_tables import Tables, records
+from workflow_scripts.present.sentences import counted
 from workflow_scripts.present.series import NAMES, means
 from workflow_scripts.present.style import INK, MUTED, OUTCOMES, PAPER
-from workflow_scripts.present.subject import MOST_ROWS, FigurePart, Subject
-from workflow_scripts.present.words import counted
 
 TILES_PER_ROW = 30
 MOST_TILES = 600

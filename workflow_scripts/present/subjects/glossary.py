@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.records import read_yaml
 from workflow_scripts.present.blocks import Block, Definitions
-from workflow_scripts.present.report import REPORT, Report
-from workflow_scripts.present.subject import Subject
+from workflow_scripts.present.report import REPORT, Report, Subject
 
 
 def glossary(report: Report) -> Iterator[Block]:

@@ -11,14 +11,12 @@ from matplotlib.axes import Axes
 from workflow_scripts.present.blocks import Block, Finding
 from workflow_scripts.present.by_knob import CEILINGS
 from workflow_scripts.present.plot import Panel, Plot, key, mark_handles, plain_log_axis
-from workflow_scripts.present.report import Report
+from workflow_scripts.present.report import FigurePart, Report, Subject, TablePart, medians_by_cell
 from workflow_scripts.present.report_tables import REPEAT, MissingError, Tables, records, require
-from workflow_scripts.present.sentences import some
+from workflow_scripts.present.sentences import NOT_DECIDED, some
 from workflow_scripts.present.series import NAMES, device_marks, repeats_of
 from workflow_scripts.present.style import Mark
-from workflow_scripts.present.subject import FigurePart, Subject, TablePart, medians_by_cell
 from workflow_scripts.present.subjects.sequence_limit import at_both_ends, most_important_group
-from workflow_scripts.present.words import NOT_DECIDED
 from workflow_scripts.study.setting_words import knob_name
 
 TERA = 1e12

@@ -12,12 +12,11 @@ from matplotlib.patches import Patch
 from workflow_scripts.catalog.gpus_and_models import load_gpus
 from workflow_scripts.present.blocks import Block, Finding
 from workflow_scripts.present.plot import LINE_IN, Panel, Plot, hide_y, key, write_label
-from workflow_scripts.present.report import Report
-from workflow_scripts.present.report_tables import REPEAT, Tables, records, require
+from workflow_scripts.present.report import CELL, FigurePart, Report, Subject, TablePart
+from workflow_scripts.present.report_tables import RATE, REPEAT, Tables, records, require
 from workflow_scripts.present.sentences import some
 from workflow_scripts.present.series import NAMES, repeats_of
 from workflow_scripts.present.style import COLOURS, INK
-from workflow_scripts.present.subject import CELL, FigurePart, Subject, TablePart
 from workflow_scripts.study.setting_words import labels
 from workflow_scripts.study.study import Study
 
@@ -25,6 +24,14 @@ from workflow_scripts.study.study import Study
 MUCH_WAITING = 0.1
 # A smaller predicted gain is not worth a sentence.
 MUCH_GAIN = 0.02
+# Column of the predictions, a rate -> what would give it.
+REMEDIES: Mapping[str, str] = {
+    "captured_output_tokens_per_s": " Steps of more than {graph_tokens:.0f} tokens are launched kernel by kernel; the "
+    "step model predicts {gain} more output tokens/s with graphs for all steps (a larger max_cudagraph_capture_size, "
+    "whose graphs take memory).",
+    "twice_batched_output_tokens_per_s": " Prompts wait for the next step; with twice the max_num_batched_tokens the "
+    "step model predicts {gain} more output tokens/s (its memory is not counted).",
+}
 # Cells of a panel, those that wait most.
 MOST_CELLS = 6
 WAITS: Mapping[str, tuple[str, str]] = {
@@ -130,25 +137,15 @@ def _waiting_text(report: Report, row: Mapping[str, Any]) -> str:
 
 def _remedies(tables: Tables) -> Mapping[str, str]:
     """By cell what the step model says of larger graphs and of larger steps, if these would help."""
-    predictions = tables.get("predictions")
-    if predictions is None:
-        return {}
-    found = {}
-    for row in records(predictions[predictions["quantity"] == "output_tokens_per_s"]):
-        told = ""
-        if (captured := row["captured_output_tokens_per_s"] / row["predicted"] - 1) > MUCH_GAIN:
-            told += (
-                f" Steps of more than {row['graph_tokens']:.0f} tokens are launched kernel by kernel; the step model "
-                f"predicts {_pct(captured)} more output tokens/s with graphs for all steps (a larger "
-                "max_cudagraph_capture_size, whose graphs take memory)."
-            )
-        if (batched := row["twice_batched_output_tokens_per_s"] / row["predicted"] - 1) > MUCH_GAIN:
-            told += (
-                f" Prompts wait for the next step; with twice the max_num_batched_tokens the step model predicts "
-                f"{_pct(batched)} more output tokens/s (its memory is not counted)."
-            )
-        found[row["cell_id"]] = told
-    return found
+    predictions = tables.get("predictions", "quantity")
+    return {
+        row["cell_id"]: "".join(
+            words.format(gain=_pct(gain), **row)
+            for column, words in REMEDIES.items()
+            if (gain := row[column] / row["predicted"] - 1) > MUCH_GAIN
+        )
+        for row in records(predictions[predictions["quantity"] == RATE])
+    }
 
 
 def _pct(share: float) -> str:

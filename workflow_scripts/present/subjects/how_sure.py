@@ -2,10 +2,10 @@
 
 from workflow_scripts.present.plot import Plot
 from workflow_scripts.present.ratio_plot import plot_ratios
+from workflow_scripts.present.report import FigurePart, Subject
 from workflow_scripts.present.report_tables import Tables, require
 from workflow_scripts.present.sentences import what_verdicts_cover
 from workflow_scripts.present.style import marks
-from workflow_scripts.present.subject import FigurePart, Subject
 from workflow_scripts.present.subjects.every_cell import unsuccessful
 from workflow_scripts.present.subjects.what_ran import native_types, not_understood, remote_code, simulated
 from workflow_scripts.present.subjects.where_measured import (

@@ -11,12 +11,11 @@ from workflow_scripts.engines.registry import every_knob
 from workflow_scripts.present.blocks import Block, Finding, shown
 from workflow_scripts.present.by_knob import OUTPUT, compared, plot_by_knob
 from workflow_scripts.present.plot import Panel, Plot, key, log2_axis
-from workflow_scripts.present.report import Report
+from workflow_scripts.present.report import CELL, FigurePart, Report, Subject, TablePart, medians_by_cell
 from workflow_scripts.present.report_tables import Tables, records, require
 from workflow_scripts.present.sentences import claims_on, effects_of, some, verdicts_on
-from workflow_scripts.present.series import NAMES, repeats_of
+from workflow_scripts.present.series import NAMES, repeats_of, told_apart
 from workflow_scripts.present.style import COLOURS, LineStyle
-from workflow_scripts.present.subject import CELL, FigurePart, Subject, TablePart, medians_by_cell
 
 # A smaller error of a KV cache prediction may come from other data in the device's memory.
 WITHIN_PCT = 1.0
@@ -60,7 +59,7 @@ def output_by_block_size(tables: Tables) -> Plot:
 def waste_by_block_size(tables: Tables) -> Plot:
     cells = tables.cells.drop_duplicates("cell_id")[["cell_id", "model", "workload"]]
     rows = _of_all_layers(tables.need("waste")).merge(cells, on="cell_id")
-    keys = [key for key in ("model", "workload") if rows[key].nunique() > 1] or ["workload"]
+    keys = told_apart(rows, ["model", "workload"], ["workload"])
     groups = sorted(rows.groupby(keys, sort=False), key=lambda item: -item[1]["cell_id"].nunique())
     handles = {
         PAGED: key("paged (measured)", COLOURS[0], "none", marker="o"),
@@ -116,23 +115,21 @@ def _of_all_layers(waste: pd.DataFrame) -> pd.DataFrame:
     return waste[waste["layer_kind"].isna()]
 
 
-def _by_kind_of_layer(report: Report) -> Iterator[Block]:
-    """The table of kinds of layers, for models that have several."""
-    if report.tables.need("waste")["layer_kind"].notna().any():
-        yield from TablePart(
-            "waste",
-            {
-                "cell_id": "Cell",
-                "layer_kind": "Layers",
-                "layout": "Layout",
-                "tokens_held_mean": "Tokens needed",
-                "slots_held_mean": "Slots held",
-                "waste_pct": "Empty slots in held memory (%)",
-                "source": "Source",
-            },
-            "Waste by kind of layer, in tokens of all layers, medians over repeats",
-            lambda waste: medians_by_cell(waste[waste["layer_kind"].notna()], "layout", "layer_kind"),
-        )(report)
+BY_KIND_OF_LAYER = TablePart(
+    "waste",
+    {
+        "cell_id": "Cell",
+        "layer_kind": "Layers",
+        "layout": "Layout",
+        "tokens_held_mean": "Tokens needed",
+        "slots_held_mean": "Slots held",
+        "waste_pct": "Empty slots in held memory (%)",
+        "source": "Source",
+    },
+    "Waste by kind of layer, in tokens of all layers, medians over repeats",
+    lambda waste: medians_by_cell(waste[waste["layer_kind"].notna()], "layout", "layer_kind"),
+    optional=True,  # for models that have several
+)
 
 
 def prediction_errors(report: Report) -> Iterator[Block]:
@@ -151,20 +148,16 @@ def prediction_errors(report: Report) -> Iterator[Block]:
     )
     if len(whole):
         sentence += f" Measured KV caches hold {held[0]} tokens, or {held[1]} requests of full length."
-    if given := int(measured.loc[error_pct.index, "cell_id"].isin(_size_given(report.tables)).sum()):
+    cells = report.tables.cells
+    amounts = [f"knob_{name}" for name, knob in every_knob().items() if knob.reserves == "amount"]
+    sized = cells.loc[cells.filter(amounts).notna().any(axis=1), "cell_id"]
+    if given := int(measured.loc[error_pct.index, "cell_id"].isin(sized).sum()):
         sentence += (
             f" In {given} of these cells the study sets the size of the cache, so the prediction is only arithmetic."
         )
     if unpredicted := len(measured) - len(error_pct):
         sentence += f" {unpredicted} more measured cells have no prediction."
     yield Finding(f"at most {error_pct.max():.2g} % off", sentence, "good" if within == len(error_pct) else "neutral")
-
-
-def _size_given(tables: Tables) -> set[str]:
-    """Cells for which the study sets the size of the KV cache."""
-    amounts = [f"knob_{name}" for name, knob in every_knob().items() if knob.reserves == "amount"]
-    knobs = [name for name in amounts if name in tables.cells]
-    return set(tables.cells.loc[tables.cells[knobs].notna().any(axis=1), "cell_id"])
 
 
 def why_predictions_missed(report: Report) -> Iterator[Block]:
@@ -175,14 +168,9 @@ def why_predictions_missed(report: Report) -> Iterator[Block]:
         gib = {name.replace("_bytes", "_gib"): row[name] / 2**30 for name in row if name.endswith("_bytes")}
         words = " ".join(_DISAGREES[code] for code in row["disagrees"].split(",")).format(**row, **gib)
         first.setdefault(words, row)
-    findings = [
-        Finding(
-            "published" if row["source"] == "published" else "missed",
-            f"{report.names.get(row['cell_id'], row['cell_id'])}: {words}",
-        )
-        for words, row in first.items()
-    ]
-    yield from some(findings, "capacity")
+    verdicts = {"published": "published"}
+    named = [(row["source"], report.names.get(row["cell_id"], row["cell_id"]), words) for words, row in first.items()]
+    yield from some([Finding(verdicts.get(of, "missed"), f"{cell}: {words}") for of, cell, words in named], "capacity")
 
 
 CAPACITY = TablePart(
@@ -257,7 +245,7 @@ SUBJECT = Subject(
             "Waste in the engines' actual layouts, medians over repeats",
             lambda waste: medians_by_cell(_of_all_layers(waste[waste["source"] == "measured"]), "layout"),
         ),
-        _by_kind_of_layer,
+        BY_KIND_OF_LAYER,
         CAPACITY,
         RESERVED,
         claims_on("block-size"),

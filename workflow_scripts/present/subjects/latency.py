@@ -8,12 +8,12 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from workflow_scripts.present.plot import Panel, Plot, key, log2_axis, mark_handles, plain_log_axis, ratio_axis
+from workflow_scripts.present.report import FigurePart, Subject
 from workflow_scripts.present.report_tables import RATE, Tables, require
-from workflow_scripts.present.series import device_marks, repeats_of
+from workflow_scripts.present.sentences import duration
+from workflow_scripts.present.series import device_marks, ends_in_words, repeats_of
 from workflow_scripts.present.style import LineStyle, Mark
-from workflow_scripts.present.subject import FigurePart, Subject
 from workflow_scripts.present.subjects.sequence_limit import at_both_ends, most_important_group
-from workflow_scripts.present.words import duration
 from workflow_scripts.study.setting_words import knob_name
 
 PER_TOKEN = "tpot_s_p50"
@@ -29,14 +29,12 @@ def latency(tables: Tables) -> Plot:
     named_as = device_marks(tables, rows)
     medians = rows.groupby(["gpu", "x"], sort=False)[[RATE, PER_TOKEN, *FIRST]].median().reset_index().sort_values("x")
     name = knob_name(knob)
-    ends = medians.iloc[[0, -1]]
     return Plot(
         title="Latency against throughput, and what the first token waits for",
-        alt="; ".join(
-            f"{gpu}, {name} {x:g}: {1000 * tpot:.3g} ms per token at {rate:.4g} output tokens per s"
-            for gpu, x, rate, tpot in ends[["gpu", "x", RATE, PER_TOKEN]].itertuples(index=False)
-        )
-        + ".",
+        alt=" ".join(
+            ends_in_words(f"{gpu}: ms per token by {name}", 1000 * of_one.set_index("x")[PER_TOKEN])
+            for gpu, of_one in medians.groupby("gpu", sort=False)
+        ),
         sources=sorted(rows["source"].unique()),
         panels=[
             Panel(

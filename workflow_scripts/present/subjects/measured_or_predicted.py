@@ -10,11 +10,10 @@ from matplotlib.axes import Axes
 from workflow_scripts.common.wording import number, plural
 from workflow_scripts.present.blocks import Block, Finding
 from workflow_scripts.present.plot import Panel, Plot, key, log2_axis, plain_log_axis
-from workflow_scripts.present.report import Report
+from workflow_scripts.present.report import CELL, FigurePart, Report, Subject, TablePart
 from workflow_scripts.present.report_tables import MissingError, Tables, records
 from workflow_scripts.present.series import PLACES, groups_varying
 from workflow_scripts.present.style import Mark, marks
-from workflow_scripts.present.subject import CELL, FigurePart, Subject, TablePart
 from workflow_scripts.study.setting_words import knob_name
 
 # Only marks of measured cells are filled. A check cell has both: a square for the measurement, and its prediction.
@@ -97,7 +96,7 @@ def states(report: Report) -> Iterator[Block]:
     measured = estimates["measured"].notna().sum()
     words = ", ".join([f"{measured} of {plural(len(estimates), 'cell')} measured", *predicted_in_words(estimates)])
     yield Finding(f"{measured} measured", f"{words}.")
-    if questions is not None:
+    if len(questions):
         answered = questions["is_answered"].eq(True)
         tone = "good" if answered.all() else "bad"
         opened = [f"{row['kind']}, {row['place']}: {row['subject']}" for row in records(questions[~answered])]

@@ -9,11 +9,10 @@ from matplotlib.axes import Axes
 
 from workflow_scripts.present.blocks import Block, Finding, Fold, table_of
 from workflow_scripts.present.plot import LINE_IN, Panel, Plot, hide_y, key, log2_axis, mark_handles, write_label
-from workflow_scripts.present.report import Report
+from workflow_scripts.present.report import CELL, FigurePart, Report, Subject
 from workflow_scripts.present.report_tables import MissingError, Tables, records, require
-from workflow_scripts.present.series import NAMES, PLACES, repeats_of
+from workflow_scripts.present.series import NAMES, PLACES, ends_in_words, repeats_of, told_apart
 from workflow_scripts.present.style import COLOURS, INK, Mark, marks
-from workflow_scripts.present.subject import CELL, FigurePart, Subject
 
 POOL = "num_gpu_blocks_override"
 USERS = "running_while_others_wait"
@@ -58,13 +57,12 @@ def _medians(tables: Tables, rows: pd.DataFrame, further: Sequence[str], by: Seq
     """One row per cell: medians over its repeats, and the predicted values as `*_predicted`; NaN without any."""
     wanted = [*further, "num_requests", USERS, *QUANTITIES]
     rows = rows.groupby(["cell_id", *CELL, *by], sort=False)[wanted].median().reset_index()
-    predictions, names = tables.get("predictions"), [*QUANTITIES, USERS, EVICTED]
-    predicted = pd.DataFrame(columns=names, dtype=float)
-    if predictions is not None:
-        predicted = predictions.pivot(index="cell_id", columns="quantity", values="predicted")
-        of_schedule = predictions.groupby("cell_id")[["running_peak_predicted", f"{EVICTED}_predicted"]]
-        predicted[["running_peak", EVICTED]] = of_schedule.first()
-    return rows.join(predicted.reindex(columns=names).add_suffix("_predicted"), on="cell_id")
+    of_schedule = ["running_peak_predicted", f"{EVICTED}_predicted"]
+    predictions = tables.get("predictions", "cell_id", "quantity", "predicted", *of_schedule)
+    predicted = predictions.pivot(index="cell_id", columns="quantity", values="predicted")
+    predicted = predicted.reindex(columns=[*QUANTITIES, USERS, EVICTED]).add_suffix("_predicted").astype(float)
+    predicted[of_schedule] = predictions.groupby("cell_id")[of_schedule].first()
+    return rows.join(predicted, on="cell_id")
 
 
 def same_memory(tables: Tables) -> pd.DataFrame:
@@ -103,11 +101,10 @@ def pressure_by_pool(tables: Tables) -> Plot:
     if rows.groupby([*NAMES, "layout"])["pool_tokens"].nunique().max() < 2:
         raise MissingError("no block size was measured with KV caches of two sizes")
     layouts = marks(rows["layout"])
-    groups = list(rows.groupby(NAMES, sort=False))
-    told_apart = [name for name in NAMES if rows[name].nunique() > 1]
+    differing = told_apart(rows, NAMES, [])
     panels = []
-    for _, part in groups:
-        place = " · ".join(part[told_apart].iloc[0])
+    for _, part in rows.groupby(NAMES, sort=False):
+        place = " · ".join(part[differing].iloc[0])
         for column, name in QUANTITIES.items():
             if part[column].max() > 0:
                 draw = partial(_draw, rows=part, column=column, layouts=layouts)
@@ -118,7 +115,12 @@ def pressure_by_pool(tables: Tables) -> Plot:
     measured = tables.measured
     return Plot(
         title="When KV blocks run short",
-        alt=" ".join(_in_words(part) for _, part in groups[:4]),
+        alt=" ".join(
+            ends_in_words(
+                f"{', '.join(map(str, names))}, output tokens per s by tokens of the pool:", part["output_tokens_per_s"]
+            )
+            for names, part in list(rows.sort_values("pool_tokens").set_index("pool_tokens").groupby(NAMES))[:4]
+        ),
         sources=["measured", *(["predicted"] if predicted else [])],
         panels=panels,
         x_label="Tokens of the pool",
@@ -136,15 +138,6 @@ def _draw(ax: Axes, rows: pd.DataFrame, column: str, layouts: Mapping[str, Mark]
         ax.plot(line["pool_tokens"], line[f"{column}_predicted"], color=mark.color, **PREDICTED)
     log2_axis(ax, rows["pool_tokens"].unique())
     ax.set_ylim(0, 1.12 * rows[[column, f"{column}_predicted"]].max().max())
-
-
-def _in_words(rows: pd.DataFrame) -> str:
-    told = [
-        f"{row['pool_tokens']:g} tokens in {row['layout']}: {row['output_tokens_per_s']:.4g} output tokens per s, "
-        f"{row['preemptions']:g} preemptions"
-        for row in records(rows.sort_values("pool_tokens").iloc[[0, -1]])
-    ]
-    return f"{', '.join(rows[NAMES].iloc[0])}: {'; '.join(told)}."
 
 
 def users_in_the_same_memory(report: Report) -> Iterator[Block]:

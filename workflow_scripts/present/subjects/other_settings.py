@@ -7,6 +7,7 @@ import pandas as pd
 from workflow_scripts.common.wording import sentence
 from workflow_scripts.present.plot import Plot
 from workflow_scripts.present.ratio_plot import plot_ratios
+from workflow_scripts.present.report import FigurePart, Subject, TablePart
 from workflow_scripts.present.report_tables import STEADY, MissingError, Tables, require
 from workflow_scripts.present.sentences import (
     EFFECT_COLUMNS,
@@ -18,7 +19,6 @@ from workflow_scripts.present.sentences import (
 )
 from workflow_scripts.present.series import PLACES
 from workflow_scripts.present.style import marks
-from workflow_scripts.present.subject import FigurePart, Subject, TablePart
 from workflow_scripts.present.subjects.vllm_against_hf import equal_work
 from workflow_scripts.study.setting_words import instead_of, knob_name
 
@@ -29,18 +29,17 @@ WHILE_FULL = ", while that many run"
 
 def largest_changes(tables: Tables) -> pd.DataFrame:
     """For each setting and device the comparison with the largest effect, and that of the engines; largest first."""
-    effects = tables.get("effects")
-    found = []
-    if effects is not None:
-        rows = effects[effects["comparison"] == "overall"]
-        words = [instead_of(k, v, b) for k, v, b in rows[["knob", "value", "baseline"]].itertuples(index=False)]
-        full = rows["metric"].eq(STEADY)
-        labels = [sentence(text) + WHILE_FULL * steady for text, steady in zip(words, full, strict=True)]
-        found.append(rows.assign(label=labels, about=rows["knob"]))
+    effects = tables.get("effects", "comparison", "knob", "value", "baseline", "metric", "ratio")
+    rows = effects[effects["comparison"] == "overall"]
+    labels = [
+        sentence(instead_of(knob, value, baseline)) + WHILE_FULL * (metric == STEADY)
+        for knob, value, baseline, metric in rows[["knob", "value", "baseline", "metric"]].itertuples(index=False)
+    ]
+    found = [rows.assign(label=labels, about=rows["knob"])]
     with suppress(MissingError):
         fastest = equal_work(tables).drop_duplicates(PLACES).assign(label=ENGINE, about="engine")
         found.append(fastest.rename(columns=lambda name: name.replace("improvement_", "")))
-    rows = pd.concat(found) if found else pd.DataFrame(columns=["ratio"])
+    rows = pd.concat(found)
     rows = require(rows[rows["ratio"] > 0], "no two measured cells differ in one setting alone")
     ranked = rows.assign(size=size_of(rows["ratio"])).sort_values("size", ascending=False, kind="stable")
     return ranked.drop_duplicates(["about", "gpu"]).reset_index(drop=True)

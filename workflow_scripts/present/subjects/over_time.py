@@ -2,37 +2,36 @@
 
 from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
 
 from workflow_scripts.present.plot import Panel, Plot, key
+from workflow_scripts.present.report import FigurePart, Subject
 from workflow_scripts.present.report_tables import Tables, require
 from workflow_scripts.present.series import cell_titles, repeats_of
 from workflow_scripts.present.style import COLOURS
-from workflow_scripts.present.subject import FigurePart, Subject
 
 MOST_CELLS = 6
 REPEAT_LINES = ("-", "--", ":")
+# A record says what ran in the step that ended at that time.
+STEPS: Mapping[str, Any] = {"drawstyle": "steps-pre", "linewidth": 1.2}
 
 
 def sequences_over_time(tables: Tables) -> Plot:
-    rows = _steps_of_few_cells(tables)
-    alt = _peaks(rows, "running", "sequences running", "sequences")
     columns = {"running": COLOURS[0], "waiting": COLOURS[1]}
-    return _plot(tables, rows, "Sequences running and waiting", "Sequences", alt, columns)
+    return _plot(tables, _steps_of_few_cells(tables), "Sequences running and waiting", "Sequences", columns)
 
 
 def kv_cache_over_time(tables: Tables) -> Plot:
     rows = _steps_of_few_cells(tables).dropna(subset="kv_cache_usage")
     require(rows, "no engine reported how much of its KV cache is in use")
     rows = rows.assign(kv_cache_pct=100 * rows["kv_cache_usage"])
-    alt = _peaks(rows, "kv_cache_pct", "KV blocks in use", "per cent")
-    columns = {"kv_cache_pct": COLOURS[2]}
-    return _plot(tables, rows, "KV cache in use", "KV blocks in use (%)", alt, columns)
+    return _plot(tables, rows, "KV cache in use", "KV blocks in use (%)", {"kv_cache_pct": COLOURS[2]})
 
 
-def _plot(tables: Tables, rows: pd.DataFrame, what: str, y_label: str, alt: str, columns: Mapping[str, str]) -> Plot:
+def _plot(tables: Tables, rows: pd.DataFrame, what: str, y_label: str, columns: Mapping[str, str]) -> Plot:
     handles = [key(name, color) for name, color in columns.items()] if len(columns) > 1 else []
     repeats = sorted(rows["repeat"].unique())
     for i, line in enumerate(REPEAT_LINES[: len(repeats)]):
@@ -45,9 +44,11 @@ def _plot(tables: Tables, rows: pd.DataFrame, what: str, y_label: str, alt: str,
     if len(cells) < (measured := tables.measured["cell_id"].nunique()):
         which = "for each device and engine, those that may run the most and the fewest sequences at once"
         notes.append(f"{len(cells)} of {measured} measured cells are drawn: {which}")
+    peaks = rows.groupby("cell_id")[next(iter(columns))].max()
+    told = [f"{cell}: {peak:.3g}" for cell, peak in peaks.items()]
     return Plot(
         title=f"{what} over the time of a repeat",
-        alt=alt,
+        alt=f"{y_label}, highest of each cell, measured: {'; '.join(told)}.",
         sources=["measured"],
         panels=[
             Panel(titles[cell], partial(_draw, rows=part, columns=columns))
@@ -76,22 +77,9 @@ def _draw(ax: Axes, rows: pd.DataFrame, columns: Mapping[str, str]) -> None:
     for column, color in columns.items():
         for i, (_, part) in enumerate(rows.groupby("repeat")):
             style = REPEAT_LINES[i % len(REPEAT_LINES)]
-            ax.plot(
-                part["time_s"],
-                part[column],
-                color=color,
-                linestyle=style,
-                linewidth=1.2,
-                alpha=1 if i == 0 else 0.55,
-                drawstyle="steps-pre",  # a record says what ran in the step that ended at that time
-            )
+            ax.plot(part["time_s"], part[column], color=color, linestyle=style, alpha=0.55 if i else 1, **STEPS)
     ax.set_xlim(left=0)
     ax.set_ylim(0, max(rows[column].max() for column in columns) * 1.12 or 1)
-
-
-def _peaks(rows: pd.DataFrame, column: str, what: str, unit: str) -> str:
-    peaks = rows.groupby("cell_id")[column].max()
-    return f"Highest {what}, measured: " + "; ".join(f"{cell}: {peak:.3g} {unit}" for cell, peak in peaks.items()) + "."
 
 
 SUBJECT = Subject(

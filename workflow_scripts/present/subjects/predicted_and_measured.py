@@ -13,11 +13,10 @@ from workflow_scripts.engines.vllm_engines import VLLM
 from workflow_scripts.present.blocks import Block, Finding
 from workflow_scripts.present.plot import Panel, Plot, key, log2_axis, plain_log_axis
 from workflow_scripts.present.ratio_plot import plot_ratios
-from workflow_scripts.present.report import Report
+from workflow_scripts.present.report import CELL, FigurePart, Report, Subject, TablePart
 from workflow_scripts.present.report_tables import RATE, TOTAL, MissingError, Tables, records, require
-from workflow_scripts.present.series import PLACES
+from workflow_scripts.present.series import PLACES, ends_in_words
 from workflow_scripts.present.style import COLOURS, INK, marks
-from workflow_scripts.present.subject import CELL, FigurePart, Subject, TablePart
 
 # Values that are only predicted have hollow marks on a broken line; each workload of a panel has its own line.
 LINES: Sequence[Mapping[str, Any]] = [
@@ -71,7 +70,12 @@ def predicted_by_max_num_seqs(tables: Tables) -> Plot:
     lines = [key(f"predicted{f': {name}' * several}, with its band", **style) for name, style in named.items()]
     return Plot(
         title="Total tokens (prompt and output) per second against max-num-seqs, as predicted",
-        alt="; ".join(_ends_in_words(names, part) for names, part in list(rows.groupby(PLACES, sort=False))[:8]) + ".",
+        alt=" ".join(
+            ends_in_words(
+                f"{', '.join(map(str, names))}, predicted:", part.groupby("knob_max_num_seqs")["predicted"].median()
+            )
+            for names, part in list(rows.groupby(PLACES, sort=False))[:8]
+        ),
         sources=["predicted", *known],
         panels=[
             Panel(" · ".join(map(str, names)), partial(_draw_sweep, part=part, styles=styles))
@@ -102,12 +106,6 @@ def _draw_sweep(ax: Axes, part: pd.DataFrame, styles: Mapping[str, Mapping[str, 
     log2_axis(ax, part["knob_max_num_seqs"].unique())
     ends = part[columns]
     plain_log_axis(ax, "y", ends.min().min() / 1.3, ends.max().max() * 1.3, most=6)
-
-
-def _ends_in_words(names: Any, part: pd.DataFrame) -> str:
-    by = part.groupby("knob_max_num_seqs")["predicted"].median()
-    what = ", ".join(map(str, names))
-    return f"{what}: {by.iloc[0]:,.0f} at {by.index[0]:g} and {by.iloc[-1]:,.0f} at {by.index[-1]:g} predicted"
 
 
 def prediction_findings(report: Report) -> Iterator[Block]:

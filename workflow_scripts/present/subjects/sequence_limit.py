@@ -9,11 +9,10 @@ from workflow_scripts.common.wording import number
 from workflow_scripts.present.blocks import Block, Finding
 from workflow_scripts.present.by_knob import OUTPUT, TOTAL, WHOLE, ceilings_of, compared, plot_by_knob
 from workflow_scripts.present.plot import Plot
-from workflow_scripts.present.report import Part, Report
+from workflow_scripts.present.report import FigurePart, Part, Report, Subject
 from workflow_scripts.present.report_tables import REPEAT, STEADY, MissingError, Tables
 from workflow_scripts.present.sentences import claims_on, effects_of, size_of, verdicts_on
 from workflow_scripts.present.series import NAMES, Group, means
-from workflow_scripts.present.subject import FigurePart, Subject
 from workflow_scripts.study.setting_words import setting_phrase, shortly
 
 DRAIN, WORK = "drain_share", ("num_requests", "prompt_tokens", "output_tokens")
@@ -32,7 +31,7 @@ def output_by_max_num_seqs(tables: Tables) -> Plot:
 def throughput(tables: Tables) -> Plot:
     knob, group = most_important_group(tables)
     ceilings = ceilings_of(tables, [group], TOTAL.column)
-    if ceilings is not None and "datasheet" in ceilings:
+    if "datasheet" in ceilings:
         ceilings = ceilings[["datasheet"]]
     published = published_rates(tables, set(group.rows["cell_id"]))
     return plot_by_knob(tables, [group], knob, TOTAL, ceilings, published)
@@ -93,24 +92,20 @@ def most_important_knob(tables: Tables) -> str:
     """The knob with numbers as values whose change had the largest effect; max-num-seqs if no effect is known."""
     numeric = [name for name in tables.knobs if pd.api.types.is_numeric_dtype(tables.measured[name])]
     names = [name.removeprefix("knob_") for name in numeric if tables.measured[name].nunique() > 1]
-    effects = tables.get("effects")
-    if effects is not None:
-        rows = effects[(effects["comparison"] == "overall") & effects["knob"].isin(names) & (effects["ratio"] > 0)]
-        if len(rows):
-            return str(rows["knob"].iloc[int(size_of(rows["ratio"]).to_numpy().argmax())])
+    effects = tables.get("effects", "comparison", "knob", "ratio")
+    rows = effects[(effects["comparison"] == "overall") & effects["knob"].isin(names) & (effects["ratio"] > 0)]
+    if len(rows):
+        return str(rows["knob"].iloc[int(size_of(rows["ratio"]).to_numpy().argmax())])
     if not names:
         raise MissingError("no two measured cells differ in one number")
     return "max_num_seqs" if "max_num_seqs" in names else names[0]
 
 
-def published_rates(tables: Tables, cells: Collection[str]) -> "pd.Series[float] | None":
-    """What others published for the settings of these cells, in total tokens per second, by cell; None if nothing."""
-    predictions = tables.get("predictions")
-    if predictions is None:
-        return None
-    rows = predictions[(predictions["quantity"] == TOTAL.column) & predictions["cell_id"].isin(cells)]
-    rates = rows.set_index("cell_id")["published"].dropna()
-    return rates if len(rates) else None
+def published_rates(tables: Tables, cells: Collection[str]) -> "pd.Series[float]":
+    """What others published for the settings of these cells, in total tokens per second, by cell."""
+    rows = tables.get("predictions", "quantity", "cell_id", "published")
+    rows = rows[(rows["quantity"] == TOTAL.column) & rows["cell_id"].isin(cells)]
+    return rows.set_index("cell_id")["published"].dropna()
 
 
 SUBJECT = Subject(

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from math import nan
 from typing import Any
 
 import pandas as pd
@@ -10,12 +11,11 @@ from matplotlib.axes import Axes
 from workflow_scripts.common.wording import listed, number, plural
 from workflow_scripts.present.blocks import Block, Finding, Table, shown
 from workflow_scripts.present.plot import Panel, Plot, key, log2_axis, mark_handles, ratio_axis
-from workflow_scripts.present.report import Report
+from workflow_scripts.present.report import PLACE, FigurePart, Report, Subject, TablePart
 from workflow_scripts.present.report_tables import Tables, records, require
 from workflow_scripts.present.sentences import EFFECT_COLUMNS, overall, some, verdicts_by
-from workflow_scripts.present.series import NAMES, PLACES, repeats_of, series_labels
+from workflow_scripts.present.series import NAMES, PLACES, ends_in_words, repeats_of, series_labels, told_apart
 from workflow_scripts.present.style import INK, MUTED, LineStyle, Mark, marks
-from workflow_scripts.present.subject import PLACE, FigurePart, Subject, TablePart
 from workflow_scripts.study.setting_words import setting, setting_phrase
 from workflow_scripts.workloads.arrivals import Load
 
@@ -48,34 +48,32 @@ _NO_SETTINGS = {f"knob_{name}" for name in (*LOADS, "ramp_to_per_s", "endpoint")
 
 
 def serving_latency(tables: Tables) -> Plot:
-    return _plot(tables, LATENCIES, "Latency of served requests against load", "Seconds")
+    return _plot(_rows(tables).assign(arrived=nan), LATENCIES, "Latency of served requests against load", "Seconds")
 
 
 def serving_throughput(tables: Tables) -> Plot:
-    return _plot(tables, RATES, "Throughput and goodput against load", "Requests per s", offered=True)
-
-
-def _plot(
-    tables: Tables, columns: Mapping[str, tuple[LineStyle, str]], title: str, y_label: str, offered: bool = False
-) -> Plot:
     rows = _rows(tables)
-    known = {name: style for name, style in columns.items() if rows[name].gt(0).any()}
+    rows = rows.assign(arrived=rows["x"].where(rows["axis"] == "request_rate_per_s"))
+    return _plot(rows, RATES, "Throughput and goodput against load", "Requests per s")
+
+
+def _plot(rows: pd.DataFrame, looks: Mapping[str, tuple[LineStyle, str]], title: str, y_label: str) -> Plot:
+    """The figure of the columns `looks`, and of the rate `arrived` where it is known."""
+    looks = {name: look for name, look in looks.items() if rows[name].gt(0).any()}
     groups = _groups(rows)
-    low = min(float(rows.loc[rows[name] > 0, name].min()) for name in known)
-    high = max(float(rows[name].max()) for name in known)
-    if offered:
-        high = max(high, float(rows.loc[rows["axis"] == "request_rate_per_s", "x"].max(skipna=True) or 0))
     colours = marks(dict.fromkeys(label for _, part in groups for label in part["series"]))
-    draw = partial(_draw, columns=known, colours=colours, limits=(low, high), offered=offered)
+    values = rows[list(looks)].astype(float)
+    limits = float(values[values > 0].min().min()), float(max(values.max().max(), rows["arrived"].fillna(0).max()))
+    draw = partial(_draw, looks=looks, colours=colours, limits=limits)
     few = rows.groupby(_PANEL)["series"].nunique().max() > MOST_SERIES
-    handles = mark_handles(colours) + [key(name, linestyle=style) for style, name in known.values()]
-    if offered and rows["axis"].eq("request_rate_per_s").any():
+    handles = mark_handles(colours) + [key(name, linestyle=style) for style, name in looks.values()]
+    if rows["arrived"].notna().any():
         handles.append(key("arrived", MUTED, OFFERED))
     if rows["saturated"].eq(True).any():
         handles.append(key(SATURATED_LABEL, linestyle="none", marker="o", markerfacecolor="none"))
     return Plot(
         title=title,
-        alt=_in_words(groups, known, title),
+        alt=" ".join([f"{title}, measured.", *_in_words(groups, looks)]),
         sources=sorted(rows["source"].unique()),
         panels=[Panel(head, partial(draw, rows=part)) for head, part in groups],
         panels_are="combinations of device, workload and kind of load",
@@ -89,8 +87,8 @@ def _plot(
 
 def _rows(tables: Tables) -> pd.DataFrame:
     """Repeats that count, with their load as `x`, its kind as `axis`, and what distinguishes series."""
-    serving = tables.need("serving")
-    rows = serving.merge(tables.measured.drop_duplicates("cell_id")[["cell_id", *tables.knobs]], on="cell_id")
+    settings = tables.measured.drop_duplicates("cell_id")[["cell_id", *tables.knobs]]
+    rows = tables.need("serving").merge(settings, on="cell_id")
     rows = _with_load(rows[rows["ramp_to_per_s"].isna()])
     rows = rows[rows.groupby(_PANEL)["x"].transform("nunique") >= 2]
     require(rows, "no server was measured at two request rates or numbers of users")
@@ -116,27 +114,28 @@ def _series(rows: pd.DataFrame, knobs: Sequence[str]) -> list[str]:
 
 
 def _groups(rows: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
-    told_apart = [name for name in PLACES if rows[name].nunique() > 1] or ["model", "workload"]
-    groups = []
-    for _, part in rows.groupby(_PANEL, sort=False):
-        names = list(dict.fromkeys(part["series"]))
-        kept = part[part["series"].isin(names[:MOST_SERIES])]
-        axis = LOADS[str(part["axis"].iloc[0])]
-        groups.append((" · ".join([*part[told_apart].iloc[0], f"against {axis}"]), kept))
-    return sorted(groups, key=lambda group: -group[1]["cell_id"].nunique())
+    """The panels with their titles, each with its first series."""
+    names = told_apart(rows, PLACES)
+    parts = sorted((part for _, part in rows.groupby(_PANEL, sort=False)), key=lambda part: -part["cell_id"].nunique())
+    return [
+        (
+            " · ".join([*part[names].iloc[0], f"against {LOADS[part['axis'].iloc[0]]}"]),
+            part[part["series"].isin(part["series"].unique()[:MOST_SERIES])],
+        )
+        for part in parts
+    ]
 
 
 def _draw(
     ax: Axes,
     rows: pd.DataFrame,
-    columns: Mapping[str, tuple[LineStyle, str]],
+    looks: Mapping[str, tuple[LineStyle, str]],
     colours: Mapping[str, Mark],
     limits: tuple[float, float],
-    offered: bool,
 ) -> None:
     for label, part in rows.groupby("series", sort=False):
         mark = colours[str(label)]
-        for name, (style, _) in columns.items():
+        for name, (style, _) in looks.items():
             known = part[part[name] > 0]
             at = known.groupby("x")[name].agg(["median", "min", "max"])
             ax.vlines(at.index, at["min"], at["max"], color=mark.color, linewidth=1.2, alpha=0.6)
@@ -146,27 +145,19 @@ def _draw(
                 ax.hlines(at["median"], at.index / 1.2, at.index * 1.2, color=mark.color, linestyle=style)
             over = at.loc[at.index.isin(known.loc[known["saturated"].eq(True), "x"]), "median"]
             ax.scatter(over.index, over, s=120, facecolors="none", edgecolors=INK, zorder=3, clip_on=False)
-    loads = sorted(rows["x"].unique())
-    log2_axis(ax, loads)
+    log2_axis(ax, rows["x"].unique())
     ratio_axis(ax, *limits)
-    if offered and rows["axis"].iloc[0] == "request_rate_per_s":
-        ax.plot(loads, loads, color=MUTED, linestyle=OFFERED, linewidth=1.2)
+    if len(arrived := sorted(rows["arrived"].dropna().unique())):
+        ax.plot(arrived, arrived, color=MUTED, linestyle=OFFERED, linewidth=1.2)
 
 
-def _in_words(
-    groups: Sequence[tuple[str, pd.DataFrame]], columns: Mapping[str, tuple[LineStyle, str]], title: str
-) -> str:
-    sentences = [f"{title}, measured."]
+def _in_words(groups: Sequence[tuple[str, pd.DataFrame]], looks: Mapping[str, tuple[LineStyle, str]]) -> Iterator[str]:
     for head, rows in groups[:6]:
         for label, part in rows.groupby("series", sort=False):
-            for name, (_, called) in columns.items():
-                at = part.groupby("x")[name].median().dropna()
-                if len(at):
-                    sentences.append(
-                        f"{head}, {label}: {called} {at.iloc[0]:,.4g} at {at.index[0]:g}, {at.iloc[-1]:,.4g} at "
-                        f"{at.index[-1]:g}."
-                    )
-    return " ".join(sentences)
+            medians = part.groupby("x")[list(looks)].median()
+            for name, (_, called) in looks.items():
+                if medians[name].notna().any():
+                    yield ends_in_words(f"{head}, {label}: {called}", medians[name].dropna())
 
 
 def sustained(report: Report) -> Iterator[Block]:
@@ -249,26 +240,21 @@ def _finding(row: Mapping[str, Any], labels: Mapping[str, str]) -> Finding:
 
 
 def sequences_by_rate(report: Report) -> Iterator[Block]:
-    """For each server and other settings a table of max-num-seqs by rate for each measure; nothing if none has both."""
-    for title, rows in _with_both(report.tables):
-        for measure, name in BY_RATE.items():
-            if rows[measure].notna().any():
-                yield _by_rate(rows, measure, f"{name} by max-num-seqs and rate: {title}")
-
-
-def _with_both(tables: Tables) -> Iterator[tuple[str, pd.DataFrame]]:
-    """The cells of servers among which only max-num-seqs and the rate change, and both do; with their title."""
-    summary = tables.need("serving_summary")
+    """A table of max-num-seqs by rate for each measure of the cells of a server among which only these two change."""
+    tables, summary = report.tables, report.tables.need("serving_summary")
     if not {SEQUENCES, ARRIVALS} <= set(tables.knobs):
         return
     others = [name for name in tables.knobs if name not in (SEQUENCES, ARRIVALS)]
     cells = tables.measured.drop_duplicates("cell_id")[["cell_id", *tables.knobs]]
     rows = summary.merge(cells.dropna(subset=[SEQUENCES, ARRIVALS]), on="cell_id")
     for _, part in rows.groupby([*NAMES, *others], sort=False, dropna=False):
-        if part[SEQUENCES].nunique() > 1 and part[ARRIVALS].nunique() > 1:
+        if part[[SEQUENCES, ARRIVALS]].nunique().min() > 1:
             first = part.iloc[0]
             held = [setting_phrase(name, first[name]) for name in others if pd.notna(first[name])]
-            yield ", ".join([*first[NAMES], *held]), part
+            title = ", ".join([*first[NAMES], *held])
+            for measure, name in BY_RATE.items():
+                if part[measure].notna().any():
+                    yield _by_rate(part, measure, f"{name} by max-num-seqs and rate: {title}")
 
 
 def _by_rate(rows: pd.DataFrame, measure: str, caption: str) -> Table:
@@ -286,21 +272,6 @@ def latency_verdicts(report: Report) -> Iterator[Block]:
     # What the client sends is not a setting of the server.
     rows = rows[(rows["comparison"] == "overall") & ~rows["knob"].isin(Load.model_fields)]
     yield from verdicts_by(rows, "knob", "metric")
-
-
-def latency_table(report: Report) -> Iterator[Block]:
-    """The effects on latencies; nothing if the study has none, because another part says why."""
-    columns = {
-        "metric": "Latency",
-        "knob": "Setting",
-        **EFFECT_COLUMNS,
-        "value": "Slowest",
-        "baseline": "Fastest",
-        "ratio": "Slowest over fastest (95 % interval)",
-        "saturated": "Load too high",
-    }
-    if report.tables.get("latencies") is not None:
-        yield from TablePart("latencies", columns, "Effects of settings and of the load on latencies", overall)(report)
 
 
 SUBJECT = Subject(
@@ -337,7 +308,20 @@ SUBJECT = Subject(
             "Servers side by side, one row per load",
         ),
         sequences_by_rate,
-        latency_table,
+        TablePart(
+            "latencies",
+            {
+                "metric": "Latency",
+                "knob": "Setting",
+                **EFFECT_COLUMNS,
+                "value": "Slowest",
+                "baseline": "Fastest",
+                "ratio": "Slowest over fastest (95 % interval)",
+                "saturated": "Load too high",
+            },
+            "Effects of settings and of the load on latencies",
+            overall,
+        ),
     ],
     findings=[sustained, load_findings, latency_verdicts],
 )

@@ -5,10 +5,9 @@ from typing import Any
 
 from workflow_scripts.common.wording import listed
 from workflow_scripts.present.blocks import Block, Command, Text
-from workflow_scripts.present.report import Report
+from workflow_scripts.present.report import Report, Subject
 from workflow_scripts.present.report_tables import records, require
 from workflow_scripts.present.sentences import MOST_SENTENCES, place, with_interval
-from workflow_scripts.present.subject import Subject
 from workflow_scripts.study.definition import resolved_models
 
 # Maximum number of ties that are named.

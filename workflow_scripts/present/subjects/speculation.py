@@ -1,7 +1,7 @@
 """Speculative decoding: what drafting tokens ahead changed, and how many drafts were accepted."""
 
+from workflow_scripts.present.report import CELL, REPEAT_COLUMNS, Subject, TablePart, several_starts
 from workflow_scripts.present.sentences import effects_of, pairs_that_differ_in
-from workflow_scripts.present.subject import CELL, REPEAT_COLUMNS, Subject, TablePart, several_starts
 
 gains_and_drafts = pairs_that_differ_in(
     "num_speculative_tokens",

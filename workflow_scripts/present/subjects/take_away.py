@@ -1,14 +1,12 @@
 """How to cite a study, and the files beside the page that hold its numbers."""
 
 from collections.abc import Iterator
-from typing import Any
 
 from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.records import read_yaml
 from workflow_scripts.present.blocks import UNKNOWN, Block, Command, Fold, Link, Table, Text
-from workflow_scripts.present.report import Report
-from workflow_scripts.present.subject import Subject
+from workflow_scripts.present.report import Report, Subject
 from workflow_scripts.study.definition import study_sha256
 
 CITATION = CHECKOUT / "CITATION.cff"
@@ -16,21 +14,14 @@ CITATION = CHECKOUT / "CITATION.cff"
 SHORT_HASH = 12
 
 
-def authors(citation: dict[str, Any]) -> list[str]:
-    """The authors of a `CITATION.cff`, as BibTeX writes them.
-
-    >>> authors({"authors": [{"name": "The team"}, {"family-names": "Doe", "given-names": "J."}]})
-    ['{The team}', 'Doe, J.']
-    """
-    return [
-        f"{{{author['name']}}}" if "name" in author else f"{author['family-names']}, {author['given-names']}"
-        for author in citation["authors"]
-    ]
-
-
 def citation(report: Report) -> Iterator[Block]:
     software, study = read_yaml(CITATION, InputError), report.study
-    named, year = authors(software), str(software["date-released"])[:4]
+    year = str(software["date-released"])[:4]
+    # As BibTeX writes them.
+    named = [
+        f"{{{of['name']}}}" if "name" in of else f"{of['family-names']}, {of['given-names']}"
+        for of in software["authors"]
+    ]
     digest = study_sha256(study)
     cells = report.tables.cells
     started, commits = cells["started_at"].dropna().astype(str), cells["git_commit"].dropna().unique()

@@ -8,12 +8,11 @@ import pandas as pd
 from workflow_scripts.present.bar_plot import plot_bars
 from workflow_scripts.present.blocks import Block, Finding
 from workflow_scripts.present.plot import Plot
-from workflow_scripts.present.report import Report
+from workflow_scripts.present.report import PLACE, FigurePart, Report, Subject, TablePart
 from workflow_scripts.present.report_tables import RATE, Tables, records, require
 from workflow_scripts.present.sentences import MOST_SENTENCES, claims_on, place, some, with_interval
 from workflow_scripts.present.series import PLACES
 from workflow_scripts.present.style import marks
-from workflow_scripts.present.subject import PLACE, FigurePart, Subject, TablePart
 from workflow_scripts.study.setting_words import knobs_that_differ, settings_in_words
 
 # Step from single HuggingFace requests to vLLM -> what it replaces.

@@ -19,10 +19,11 @@ from workflow_scripts.present.blocks import (
     shown,
     table_of,
 )
-from workflow_scripts.present.report import Report
+from workflow_scripts.present.report import PLACE, Report, Subject
 from workflow_scripts.present.style import OUTCOMES
-from workflow_scripts.present.subject import PLACE, Subject
 from workflow_scripts.study.definition import resolved_models
+
+RATES = ["memory_bandwidth_bytes_per_s", "flop_per_s"]
 
 
 def counts(report: Report) -> Iterator[Block]:
@@ -43,7 +44,9 @@ def counts(report: Report) -> Iterator[Block]:
 def devices(report: Report) -> Iterator[Block]:
     catalogue = load_gpus()
     named = [(str(gpu), cells) for gpu, cells in report.grid.groupby("gpu", sort=False) if gpu in catalogue]
-    measured = _measured_rates(report)
+    limits = report.tables.get("limits", "cell_id", "rates", *RATES)
+    of_cells = limits[limits["rates"] == "measured"].merge(report.grid[["cell_id", "gpu"]], on="cell_id")
+    measured = of_cells.groupby("gpu")[RATES].first()
     rows = []
     for gpu, cells in named:
         entry = catalogue[gpu]
@@ -67,15 +70,6 @@ def devices(report: Report) -> Iterator[Block]:
     yield table_of(pd.DataFrame(rows), None, "Devices, with data-sheet numbers unless a column says measured")
     sources = [(gpu, "; ".join(dict.fromkeys(catalogue[gpu].sources.values())) or "no data sheet") for gpu, _ in named]
     yield Fold("Sources of the data-sheet numbers", [Definitions(sources)])
-
-
-def _measured_rates(report: Report) -> pd.DataFrame:
-    columns = ["memory_bandwidth_bytes_per_s", "flop_per_s"]
-    limits = report.tables.get("limits")
-    if limits is None:
-        return pd.DataFrame(columns=columns)
-    of_cells = limits[limits["rates"] == "measured"].merge(report.grid[["cell_id", "gpu"]], on="cell_id")
-    return of_cells.groupby("gpu")[columns].first()
 
 
 def engines(report: Report) -> Iterator[Block]:

@@ -8,10 +8,9 @@ import pandas as pd
 from workflow_scripts.common.files import read_json
 from workflow_scripts.common.wording import plural
 from workflow_scripts.device.device_check import FAULTS
-from workflow_scripts.present.blocks import Absent, Block, Finding, Findings, Fold, Table, shown, table_of
-from workflow_scripts.present.report import Report
+from workflow_scripts.present.blocks import Absent, Block, Finding, Findings, Fold, Table, shown
+from workflow_scripts.present.report import MOST_ROWS, REPEAT_COLUMNS, Report, Subject, TablePart, several_starts
 from workflow_scripts.present.report_tables import require
-from workflow_scripts.present.subject import MOST_ROWS, REPEAT_COLUMNS, Subject, first_rows, several_starts
 from workflow_scripts.study.accounting import NODE_HEADINGS, accounted_jobs, by_node
 from workflow_scripts.study.paths import OUTCOME, StudyPaths
 from workflow_scripts.study.rounds import last_plan
@@ -33,12 +32,13 @@ def slowed_gpus(report: Report) -> Iterator[Block]:
         yield Finding("slowed GPU", sentence, "bad")
 
 
-def slowed_cells(report: Report) -> Iterator[Block]:
-    slowed = _slowed_repeats(report.tables.cells)
-    columns = {"cell_id": "Cell", **REPEAT_COLUMNS, "throttle_reasons": "Reasons (NVML)"}
-    if len(slowed):
-        caption, what = "Why the clocks of a GPU were reduced", "Repeats in which a GPU was slowed down"
-        yield first_rows(report, several_starts(slowed), columns, caption, what)
+slowed_cells = TablePart(
+    "cells",
+    {"cell_id": "Cell", **REPEAT_COLUMNS, "throttle_reasons": "Reasons (NVML)"},
+    "Repeats in which the clocks of a GPU were reduced by heat or the power supply",
+    lambda cells: several_starts(_slowed_repeats(cells)),
+    optional=True,
+)
 
 
 def _slowed_repeats(cells: pd.DataFrame) -> pd.DataFrame:
@@ -48,7 +48,7 @@ def _slowed_repeats(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def load_warning(report: Report) -> Iterator[Block]:
-    load, noisy = host_load(report)
+    load, noisy = host_load(report.tables.cells)
     if noisy.empty:
         yield Finding("quiet host", f"In no cell did others use more than {NOISY_PCT:g} % of the CPU.", "good")
     else:
@@ -74,17 +74,18 @@ def unsteady_cells(report: Report) -> Iterator[Block]:
         yield Finding("not steady", sentence, "bad")
 
 
-def loaded_cells(report: Report) -> Iterator[Block]:
-    _, noisy = host_load(report)
-    columns = {"cell_id": "Cell", "cpu_steal_pct": "Used by the hypervisor (%)", "cpu_others_pct": "Used by others (%)"}
-    if len(noisy):
-        caption = "CPU used by others while the cell was timed"
-        yield first_rows(report, noisy, columns, caption, "Cells on a loaded host")
+loaded_cells = TablePart(
+    "cells",
+    {"cell_id": "Cell", "cpu_steal_pct": "Used by the hypervisor (%)", "cpu_others_pct": "Used by others (%)"},
+    "CPU used by others while the cell was timed, of cells on a loaded host",
+    lambda cells: host_load(cells)[1],
+    optional=True,
+)
 
 
-def host_load(report: Report) -> tuple[pd.DataFrame, pd.DataFrame]:
+def host_load(cells: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The highest load by other processes in each measured cell, and the cells where it was above `NOISY_PCT`."""
-    load = report.tables.cells.groupby("cell_id", sort=False)[["cpu_steal_pct", "cpu_others_pct"]].max()
+    load = cells.groupby("cell_id", sort=False)[["cpu_steal_pct", "cpu_others_pct"]].max()
     load = require(load.dropna(how="all").reset_index(), "no cell recorded how busy its host was")
     noisy = (load[["cpu_steal_pct", "cpu_others_pct"]] > NOISY_PCT).any(axis=1)
     return load, load[noisy]
@@ -133,7 +134,7 @@ def provenance(report: Report) -> Iterator[Block]:
     for record in map(read_json, paths):
         yield Fold(
             f"Versions and settings recorded in {report.names.get(record['cell_id'], record['cell_id'])}",
-            [_flat_table(record["provenance"])],
+            [Table("Provenance", ["What", "Value"], _flat(record["provenance"]), [False, False])],
         )
 
 
@@ -159,27 +160,19 @@ def rounds(report: Report) -> Iterator[Block]:
         yield Fold(f"{caption}: {len(rows)}", [table])
 
 
-def drift(report: Report) -> Iterator[Block]:
-    """How much the first cell of each round had changed at its end; on a cluster, of each job of a round."""
-    found = report.tables.get("drift")
-    if found is None:
-        return
-    columns = {
+drift = TablePart(
+    "drift",
+    {
         "round": "Round",
         "host": "Host",
         "cell_id": "First cell",
         "minutes": "Minutes until measured again",
         "drift_pct": "Faster at the end (%)",
-    }
-    note = (
-        "These measurements only show drift; no estimate uses them. A ratio within a round cancels part of the drift."
-    )
-    rows = table_of(
-        report.named(found.head(MOST_ROWS)), columns, "The first cell of each round, measured again at its end", note
-    )
-    count = found["round"].nunique()
-    jobs = f", on {len(found)} machines or jobs" if len(found) > count else ""
-    yield Fold(f"Drift within {plural(count, 'round')}{jobs}", [rows])
+    },
+    "The first cell of each round, measured again at its end",
+    note="These measurements only show drift; no estimate uses them. A ratio within a round cancels part of the drift.",
+    optional=True,
+)
 
 
 def _measured_where(cells: pd.DataFrame) -> Table:
@@ -200,14 +193,10 @@ def _measured_where(cells: pd.DataFrame) -> Table:
     return Table("Cells by where they were measured", [*places.values(), "Cells"], rows, [False] * 6 + [True], note)
 
 
-def _flat_table(record: dict[str, Any]) -> Table:
-    rows: list[list[str]] = []
-    for name, value in record.items():
-        if isinstance(value, dict):
-            rows += [[f"{name}: {part}", str(item)] for part, item in value.items()]
-        else:
-            rows.append([name, shown(value)])
-    return Table("Provenance", ["What", "Value"], rows, [False, False])
+def _flat(record: dict[str, Any]) -> list[list[str]]:
+    """Names with their values; a value that is a record itself is told by its parts."""
+    parts = [(name, value if isinstance(value, dict) else {"": value}) for name, value in record.items()]
+    return [[f"{name}: {of}" if of else name, shown(item)] for name, items in parts for of, item in items.items()]
 
 
 SUBJECT = Subject(id="provenance", title="Provenance", parts=[provenance])

@@ -12,11 +12,10 @@ from matplotlib.ticker import PercentFormatter
 from workflow_scripts.common.files import read_json
 from workflow_scripts.present.blocks import Absent, Block, shown, table_of
 from workflow_scripts.present.plot import Panel, Plot, key, plain_log_axis
-from workflow_scripts.present.report import Report
+from workflow_scripts.present.report import FigurePart, Report, Subject
 from workflow_scripts.present.report_tables import Tables, require
 from workflow_scripts.present.series import cell_titles, evenly
 from workflow_scripts.present.style import COLOURS, LineStyle
-from workflow_scripts.present.subject import FigurePart, Subject
 from workflow_scripts.study.paths import MANIFEST
 from workflow_scripts.workloads.sampling import in_words
 from workflow_scripts.workloads.workload_kinds import LengthDistribution, TextWorkload
