@@ -6,8 +6,6 @@ import sys
 import tarfile
 from types import SimpleNamespace
 
-import pytest
-
 from benchmarks.gpu_host import run
 from benchmarks.gpu_host.evidence import pack
 from tests.unit.made_studies import end_cell, fixed, write_study
@@ -23,13 +21,6 @@ CALIBRATIONS = (
     "vllm/llama-3.1-8b-instruct/default",
     "hf-static/llama-3.1-8b-instruct/cachedynamic",
 )
-
-
-@pytest.fixture
-def environment(monkeypatch):
-    """Takes back what the runner sets for its commands."""
-    for name in (*run.ENVIRONMENT, "PYTHONPATH"):
-        monkeypatch.setenv(name, os.environ.get(name, ""))
 
 
 def test_evidence_is_packed_in_small_archives_with_no_cell_cut(tmp_path, monkeypatch):
@@ -98,7 +89,6 @@ end_cell(asked, StudyPaths(Path(option("--results")), "rehearsal"), find_cell(as
 REHEARSAL = {"gpu": "cpu-all", "model": "tiny-llama-57m", "knobs": {"max_num_seqs": [4, 1, 2]}}
 
 
-@pytest.mark.usefixtures("environment")
 def test_a_call_goes_on_from_the_evidence_of_the_one_before(tmp_path, monkeypatch, capsys):
     """A cell that hangs is killed; on another host, with nothing but what came back, it alone is measured."""
     python = tmp_path / "python"
@@ -106,6 +96,8 @@ def test_a_call_goes_on_from_the_evidence_of_the_one_before(tmp_path, monkeypatc
     python.chmod(0o755)
     study = write_study(tmp_path, REHEARSAL, name="rehearsal", workloads={"short": fixed(4, 8, 4)})
     monkeypatch.setattr(run.sys, "executable", str(python))
+    for name in (*run.ENVIRONMENT, "PYTHONPATH"):  # what the runner sets for its commands is taken back
+        monkeypatch.setenv(name, os.environ.get(name, ""))
     measure_one = run._measure
 
     def in_time(visit: run.Visit, one: CellStart, left_s: float) -> int | None:

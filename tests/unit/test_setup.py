@@ -27,33 +27,18 @@ def write_command(path: Path, text: str) -> None:
     path.chmod(0o755)
 
 
-@pytest.fixture
-def setup(tmp_path):
-    """Call envs/setup.sh where nothing else is on PATH than the given commands; also gives what was called."""
-
-    def call(commands: dict[str, str], **environment: str) -> "tuple[subprocess.CompletedProcess[str], list[str]]":
-        for name, text in commands.items():
-            write_command(tmp_path / "bin" / name, text)
-        (tmp_path / "bin").mkdir(exist_ok=True)
-        for tool in ("mktemp", "mv", "rm"):
-            (tmp_path / "bin" / tool).symlink_to(str(shutil.which(tool)))
-        (tmp_path / "said").touch()
-        done = subprocess.run(
-            ["/bin/bash", "envs/setup.sh", "install", "uv", str(tmp_path / "environment")],
-            cwd=ROOT,
-            env={"PATH": str(tmp_path / "bin"), "TMPDIR": str(tmp_path), "PLACE": str(tmp_path), **environment},
-            capture_output=True,
-            text=True,
-        )
-        return done, (tmp_path / "said").read_text().replace(str(tmp_path), "PLACE").splitlines()
-
-    return call
-
-
 @pytest.mark.parametrize("commands", [{}, {"python3.11": ANOTHER}], ids=["none", "a shim that leads nowhere"])
-def test_where_it_is_missing_uv_fetches_it(setup, tmp_path, commands):
+def test_where_it_is_missing_uv_fetches_it(tmp_path, commands):
+    """Nothing else is on PATH than these commands."""
     write_command(tmp_path / "mirror/python", PYTHON311)
-    _, said = setup({"python3": ANOTHER, "uv": UV, **commands})
+    for name, text in ({"python3": ANOTHER, "uv": UV} | commands).items():
+        write_command(tmp_path / "bin" / name, text)
+    for tool in ("mktemp", "mv", "rm"):
+        (tmp_path / "bin" / tool).symlink_to(str(shutil.which(tool)))
+    command = ["/bin/bash", "envs/setup.sh", "install", "uv", str(tmp_path / "environment")]
+    environment = {"PATH": str(tmp_path / "bin"), "TMPDIR": str(tmp_path), "PLACE": str(tmp_path)}
+    subprocess.run(command, cwd=ROOT, env=environment)
+    said = (tmp_path / "said").read_text().replace(str(tmp_path), "PLACE").splitlines()
     assert said == [FIND, "uv python install 3.11", FIND, "python -m venv PLACE/environment"]
 
 
