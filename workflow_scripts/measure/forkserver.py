@@ -17,7 +17,6 @@ import hashlib
 import importlib
 import json
 import os
-import selectors
 import signal
 import socket
 import subprocess
@@ -26,12 +25,14 @@ import tempfile
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from multiprocessing.connection import Client, Connection, wait
+from multiprocessing.reduction import recv_handle, send_handle
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 IDLE_S = 120.0
 STARTED_S = 5.0  # after this a server that was just started and does not take a job is not one that ended
+LONGEST_S = 2e6  # poll(2) counts milliseconds in 31 bits
 SEARCH_PATHS = ("PATH", "LD_LIBRARY_PATH")
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -69,30 +70,27 @@ def run(
     key = "\0".join((str(python or sys.prefix), str(CHECKOUT), os.environ.get("SLURM_JOB_ID", ""), *preload))
     path = _runtime_dir() / f"fork-{hashlib.sha256(key.encode()).hexdigest()[:12]}.sock"
     for _ in range(3):
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
-            # Only one command at a time looks for a server, so that two commands never start two servers.
-            with path.with_suffix(".lock").open("w") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                started = None if _connects(server, path) else _start(path, server, preload, python)
-            began = b""
-            with contextlib.suppress(ConnectionError):
-                socket.send_fds(server, [json.dumps(job).encode() + b"\n"], [log.fileno()])
-                replies = server.makefile("rb")
-                began = replies.readline()
-            if not began:
+        # Only one command at a time looks for a server, so that two commands never start two servers.
+        with path.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            started, server = None, _connected(path)
+            if server is None:
+                started, server = _started(path, preload, python)
+        with server:
+            try:
+                server.send_bytes(json.dumps(job).encode())
+                send_handle(server, log.fileno(), None)
+                server.recv_bytes()
+            except (EOFError, ConnectionError):
                 if started is not None:
                     with contextlib.suppress(subprocess.TimeoutExpired):
                         started.wait(STARTED_S)
-                        raise _not_imported(path)
+                        raise _not_imported(path) from None
                 continue  # the server was idle and ended at the moment of the request
-            server.settimeout(time_limit_s)
             try:
-                ended = replies.readline()
-            except TimeoutError:
-                return None
-            if not ended:
-                raise ForkServerError("the fork server went away while the cell ran")
-            return int(json.loads(ended)["exit_status"])
+                return int(server.recv_bytes()) if server.poll(min(time_limit_s, LONGEST_S)) else None
+            except (EOFError, ConnectionError):
+                raise ForkServerError("the fork server went away while the cell ran") from None
     raise ForkServerError(f"no fork server answers; its log is {path.with_suffix('.log')}")
 
 
@@ -114,18 +112,13 @@ def _address(path: Path) -> Iterator[str]:
         os.close(folder)
 
 
-def _connects(connection: socket.socket, path: Path) -> bool:
-    try:
-        with _address(path) as address:
-            connection.connect(address)
-    except (FileNotFoundError, ConnectionRefusedError):
-        return False
-    return True
+def _connected(path: Path) -> Connection | None:
+    with contextlib.suppress(FileNotFoundError, ConnectionRefusedError), _address(path) as address:
+        return Client(address)
+    return None
 
 
-def _start(
-    path: Path, connection: socket.socket, modules: Sequence[str], python: Path | None
-) -> "subprocess.Popen[bytes]":
+def _started(path: Path, modules: Sequence[str], python: Path | None) -> "tuple[subprocess.Popen[bytes], Connection]":
     search = os.environ.get("PATH", os.defpath)
     env = os.environ if python is None else {**os.environ, "PATH": f"{python.parent}{os.pathsep}{search}"}
     command = [str(python or sys.executable), "-m", __name__, str(path), ",".join(modules)]
@@ -142,11 +135,11 @@ def _start(
             )
         except OSError as e:
             raise NotImportedError(f"{command[0]}: {e.strerror}") from None
-    while not _connects(connection, path):
+    while (connection := _connected(path)) is None:
         if server.poll() is not None:
             raise _not_imported(path)
         time.sleep(0.02)
-    return server
+    return server, connection
 
 
 def _not_imported(path: Path) -> NotImportedError:
@@ -159,11 +152,12 @@ def _not_imported(path: Path) -> NotImportedError:
 # --- the server --------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class _Job:
+class _Job(NamedTuple):
+    """A child, and the connection of the command that requested it; when either ends, the other has to."""
+
     pid: int
     pidfd: int
-    connection: socket.socket
+    connection: Connection
 
 
 def serve(path: Path, modules: Sequence[str], idle_s: float = IDLE_S) -> None:
@@ -179,27 +173,14 @@ def serve(path: Path, modules: Sequence[str], idle_s: float = IDLE_S) -> None:
         _import(module)
     set_on_import = {name: value for name, value in os.environ.items() if name not in before}
     gc.freeze()  # so that a child's garbage collector does not touch the shared pages
-    with selectors.DefaultSelector() as events, listener:
-        events.register(listener, selectors.EVENT_READ)
-        jobs: dict[int, _Job] = {}
-        while True:
-            ready = events.select(None if jobs else idle_s)
-            if not ready and not jobs:
-                path.unlink(missing_ok=True)
-                return
-            for key, _ in ready:
-                if key.fileobj is listener:
-                    job = _accept(listener, set_on_import)
-                    if job is not None:
-                        jobs[job.pid] = job
-                        events.register(job.connection, selectors.EVENT_READ, job)
-                        events.register(job.pidfd, selectors.EVENT_READ, job)
-                elif key.data.pid in jobs:
-                    # Either the child has ended, or the command that requested it.
-                    job = jobs.pop(key.data.pid)
-                    events.unregister(job.connection)
-                    events.unregister(job.pidfd)
-                    _end(job)
+    jobs: list[_Job] = []
+    while ready := wait([listener, *(end for job in jobs for end in job[1:])], None if jobs else idle_s):
+        for job in [job for job in jobs if job.pidfd in ready or job.connection in ready]:
+            jobs.remove(job)
+            _end(job)
+        if listener in ready and (taken := _accept(listener, set_on_import)):
+            jobs.append(taken)
+    path.unlink(missing_ok=True)
 
 
 def _import(module: str) -> None:
@@ -212,9 +193,9 @@ def _import(module: str) -> None:
 
 
 def _accept(listener: socket.socket, set_on_import: dict[str, str]) -> _Job | None:
-    connection, _ = listener.accept()
+    connection = Connection(listener.accept()[0].detach())
     try:
-        message, (log_fd,) = _receive(connection)
+        message, log_fd = json.loads(connection.recv_bytes()), recv_handle(connection)
         server = os.getpid()
         pid = os.fork()
         if pid == 0:
@@ -222,22 +203,12 @@ def _accept(listener: socket.socket, set_on_import: dict[str, str]) -> _Job | No
             connection.close()
             _child(message, log_fd, set_on_import, server)
         os.close(log_fd)
-        connection.sendall(json.dumps({"pid": pid}).encode() + b"\n")
+        connection.send_bytes(b"begun")
         return _Job(pid, os.pidfd_open(pid), connection)
-    except (OSError, ValueError) as e:
+    except (OSError, EOFError, RuntimeError, ValueError) as e:
         print(f"a job could not be taken: {e}", file=sys.stderr, flush=True)
         connection.close()
         return None
-
-
-def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    data, fds, _, _ = socket.recv_fds(connection, 1 << 20, 1)
-    while not data.endswith(b"\n"):
-        more = connection.recv(1 << 20)
-        if not more:
-            raise ConnectionError("the command went away before it said what to run")
-        data += more
-    return json.loads(data), list(fds)
 
 
 def _end(job: _Job) -> None:
@@ -247,7 +218,7 @@ def _end(job: _Job) -> None:
     _, status = os.waitpid(job.pid, 0)
     os.close(job.pidfd)
     with contextlib.suppress(OSError):
-        job.connection.sendall(json.dumps({"exit_status": os.waitstatus_to_exitcode(status)}).encode() + b"\n")
+        job.connection.send_bytes(str(os.waitstatus_to_exitcode(status)).encode())
     job.connection.close()
 
 
