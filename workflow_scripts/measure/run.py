@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from workflow_scripts.catalog.environments import NEEDED, install, python_of
 from workflow_scripts.catalog.gpus_and_models import load_gpus
@@ -24,14 +25,14 @@ from workflow_scripts.device.device_record import Device, LoadByOthers
 from workflow_scripts.device.host_load import load_by_others
 from workflow_scripts.device.processor import dtype_on
 from workflow_scripts.engines.registry import get_engine
-from workflow_scripts.measure.engine import SCRATCH, Engine, EngineSetup, Metrics, RequestRecord, Step, make_engine
+from workflow_scripts.measure.engine import SCRATCH, Engine, EngineSetup, RequestRecord, make_engine
 from workflow_scripts.measure.failures import Failure, request_failures, run_failure, start_failure
 from workflow_scripts.measure.forkserver import NotImportedError
 from workflow_scripts.measure.forkserver import run as run_forked
 from workflow_scripts.measure.trace import sampled
 from workflow_scripts.study.definition import Definition
 from workflow_scripts.study.outcome import Effective, ExpertsTouched, Measured, Repeat, Verdict, WarmUp
-from workflow_scripts.study.paths import ENGINE_LOG, JOB, METRICS, TRACE, WARMUP
+from workflow_scripts.study.paths import ENGINE_LOG, JOB, TRACE, WARMUP
 from workflow_scripts.study.protocol import SEED
 from workflow_scripts.workloads.request import Request
 from workflow_scripts.workloads.warmup import chosen, is_steady, most_passes, pass_size
@@ -81,20 +82,10 @@ class Job(Record):
         return status, Measured.model_validate(read_json(measured)) if status == 0 and measured.exists() else None
 
 
-@dataclass(frozen=True)
-class _Pass:
-    """What was observed in one timed pass; the engine's counters were read before and after it."""
-
-    repeat: Repeat
-    requests: Sequence[RequestRecord]
-    steps: Sequence[Step]
-    before: Metrics
-    after: Metrics
-
-
 @dataclass
 class _Measured:
-    """What is known so far, by the names of `Measured`; always written at the end, even after a failure."""
+    """What is known so far, by the names of `Measured`, and the lines of the files of evidence; always written at the
+    end, even after a failure."""
 
     outcome: Verdict = "ok"
     reason: str | None = None
@@ -103,8 +94,11 @@ class _Measured:
     effective: Effective = field(default_factory=dict)
     phases_s: dict[str, float] = field(default_factory=dict)
     warmup: WarmUp | None = None
-    passes: list[_Pass] = field(default_factory=list)
+    repeats: list[Repeat] = field(default_factory=list)
     host_load: LoadByOthers = field(default_factory=LoadByOthers)
+    requests: list[dict[str, Any]] = field(default_factory=list)
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    metrics: list[dict[str, Any]] = field(default_factory=list)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -127,13 +121,10 @@ class _Measured:
         self.outcome, self.reason = outcome, reason
 
     def write(self, folder: Path) -> None:
-        passes = [({"repeat": one.repeat.repeat}, one) for one in self.passes]
-        write_jsonl(folder / "requests.jsonl", (of | asdict(record) for of, one in passes for record in one.requests))
-        write_jsonl(folder / "steps.jsonl", ({**of, **step} for of, one in passes for step in one.steps))
-        write_jsonl(folder / METRICS, (of | {"before": one.before, "after": one.after} for of, one in passes))
-        known = {name: value for name, value in vars(self).items() if name != "passes"}
-        measured = Measured(**known, repeats=[one.repeat for one in self.passes])
-        write_json(folder / MEASURED, measured.model_dump(mode="json"))
+        known = dict(vars(self))
+        for name in ("requests", "steps", "metrics"):
+            write_jsonl(folder / f"{name}.jsonl", known.pop(name))
+        write_json(folder / MEASURED, Measured(**known).model_dump(mode="json"))
 
 
 def measure(job: Job) -> None:
@@ -249,8 +240,11 @@ def _one_pass(engine: Engine, requests: Sequence[Request], repeat: int, measured
     end_s = time.monotonic()
     after = engine.metrics()
     timed = Repeat(repeat=repeat, start_unix_s=start_unix_s, start_monotonic_s=start_s, end_monotonic_s=end_s)
-    answered = with_texts(records, job.model_dir)
-    measured.passes.append(_Pass(timed, answered, engine.take_steps(), before, after))
+    answered, of = with_texts(records, job.model_dir), {"repeat": repeat}
+    measured.repeats.append(timed)
+    measured.requests += (of | asdict(record) for record in answered)
+    measured.steps += ({**of, **step} for step in engine.take_steps())
+    measured.metrics.append({**of, "before": before, "after": after})
     if any(record.error for record in records):
         measured.ended(*request_failures([record.error for record in records], job.evidence / ENGINE_LOG))
     elif wrong := _wrong_lengths(requests, records, measured.effective):
