@@ -110,6 +110,12 @@ def lost_gpu(count: int = 1) -> str | None:
 def _described(handle: Any) -> Device:
     import pynvml
 
+    def processes() -> int:
+        return len(pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
+
+    def slowed_by(reasons: list[str]) -> bool:
+        return not set(reasons).isdisjoint(FAULTS)
+
     memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
     return {
         "name": pynvml.nvmlDeviceGetName(handle),
@@ -119,14 +125,8 @@ def _described(handle: Any) -> Device:
         "driver_version": pynvml.nvmlSystemGetDriverVersion(),
         "power_limit_w": _or_none(lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000),
         "mig_mode": _or_none(lambda: int(pynvml.nvmlDeviceGetMigMode(handle)[0])),
-        "other_processes": _or_none(
-            lambda: _settled(lambda: len(pynvml.nvmlDeviceGetComputeRunningProcesses(handle)), bool, LEAVING_S)
-        ),
-        "throttle_reasons_before": _or_none(
-            lambda: _settled(
-                lambda: throttle_reasons(handle), lambda reasons: bool(set(reasons) & set(FAULTS)), COOLING_S
-            )
-        ),
+        "other_processes": _or_none(lambda: _settled(processes, bool, LEAVING_S)),
+        "throttle_reasons_before": _or_none(lambda: _settled(lambda: throttle_reasons(handle), slowed_by, COOLING_S)),
         "temperature_before_c": _or_none(lambda: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)),
         "sm_clock_max_mhz": _or_none(lambda: pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM)),
     }

@@ -15,13 +15,12 @@ import random
 import shutil
 import sys
 from argparse import Namespace
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from workflow_scripts.catalog.gpus_and_models import load_gpus, load_models
 from workflow_scripts.common.command import RESULTS, STUDY, command, option
@@ -199,10 +198,13 @@ class CalibrationRun:
 
     def _passes(self, measured: Measured, evidence: Path, passes: Sequence[int]) -> list[Pass]:
         serves = get_engine(self._definition.engine).serves
-        steps, of_pass = (_by_pass(evidence / name) for name in ("steps.jsonl", "requests.jsonl"))
+        steps, of_pass = (
+            {repeat: list(records) for repeat, records in groupby(read_jsonl(evidence / name), itemgetter("repeat"))}
+            for name in ("steps.jsonl", "requests.jsonl")
+        )
         served = []
         for point, timed in zip(passes, measured.repeats, strict=False):
-            requests, own = of_pass[timed.repeat], [] if serves else steps[timed.repeat]
+            requests, own = of_pass[timed.repeat], [] if serves else steps.get(timed.repeat, [])
             # The client of a server takes some time before the first and after the last request, which is not the
             # server's.
             start_s = min(request["sent_s"] for request in requests) if serves else timed.start_monotonic_s
@@ -299,19 +301,12 @@ def order(points: Sequence[int], backwards: bool = False) -> list[int]:
     return [point for point in rounds[0] for _ in range(2)] + [point for again in rounds[1:] for point in again]
 
 
-def _by_pass(file: Path) -> Mapping[int, list[dict[str, Any]]]:
-    found = defaultdict(list)
-    for record in read_jsonl(file):
-        found[record["repeat"]].append(record)
-    return found
-
-
 def _known(records: Sequence[dict[str, Any]], name: str, start_s: float | None = None) -> list[Any] | None:
     """One value per record, in seconds from the start if there is one; None unless all records have it."""
-    values = [record.get(name) for record in records]
+    values: list[Any] = [record.get(name) for record in records]
     if not values or None in values:
         return None
-    return values if start_s is None else (np.array(values) - start_s).tolist()
+    return values if start_s is None else [value - start_s for value in values]
 
 
 @command(
@@ -332,9 +327,8 @@ def main(args: Namespace) -> int:
     try:
         calibrate([CalibrationRun(study, wanted, paths) for wanted in calibrations.values()], args.seconds)
     except (WrongDeviceError, ForkServerError) as e:
-        if isinstance(e, WrongDeviceError):
-            for gpu in args.gpu:
-                note_wrong_node(paths.wrong_nodes(gpu), str(e))
+        for gpu in args.gpu if isinstance(e, WrongDeviceError) else ():
+            note_wrong_node(paths.wrong_nodes(gpu), str(e))
         print(f"kvsweep calibrate: {e}", file=sys.stderr)
         return 1
     return 0

@@ -89,23 +89,17 @@ def operations(
     for size in reread:
         part = source[: size // ROW_BYTES]
         timed[f"{READ_AGAIN}{size}"] = Operation(part.nbytes, list(part.shape), partial(torch.mv, part, vector))
-    for name in arithmetic:
-        timed[name] = _matrix_product(name, device, side)
-    return timed
-
-
-def _matrix_product(name: FlopDtype, device: str, side: int) -> Operation:
-    import torch
-
     dtypes = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-    a, b = (torch.randn(side, side, device=device, dtype=dtypes[name]) for _ in range(2))
-    precision = "high" if name == "tf32" else "highest"
 
-    def multiply() -> None:
+    def multiply(a: torch.Tensor, b: torch.Tensor, precision: str) -> None:
         torch.set_float32_matmul_precision(precision)
         torch.mm(a, b)
 
-    return Operation(2 * side**3, [side, side, side], multiply)
+    for name in arithmetic:
+        a, b = (torch.randn(side, side, device=device, dtype=dtypes[name]) for _ in range(2))
+        product = partial(multiply, a, b, "high" if name == "tf32" else "highest")
+        timed[name] = Operation(2 * side**3, [side, side, side], product)
+    return timed
 
 
 def time_runs(
