@@ -89,23 +89,17 @@ def parse_engine_log(text: str) -> EngineLogFacts:
     lines = read_lines(text)
     found = find_readings(lines)
     values, read_from = _bind(found, lines)
-    verdict = _with_memory(judge(lines), values, read_from, lines)
+    facts = EngineLogFacts.model_validate(values)
+    verdict = _with_memory(judge(lines), facts, read_from, lines)
     if verdict.line is not None:
         read_from["error" if verdict.error else "status"] = verdict.line
     if not values and verdict == LogVerdict():
         empty = "the log is empty" if not text.strip() else "nothing of an inference engine was recognised in this log"
         return EngineLogFacts(error=empty)
-    return EngineLogFacts.model_validate(
-        {
-            **values,
-            "status": verdict.status,
-            "error": verdict.error,
-            "kv_cache_tokens": values.get("kv_cache_tokens") or _tokens_of_blocks(values),
-            "ranks": _ranks(found),
-            "derived": _derived(values, text),
-            "read_from": read_from,
-        }
-    )
+    further = {"ranks": _ranks(found), "derived": _derived(facts, text), "read_from": read_from}
+    ended = {"status": verdict.status, "error": verdict.error}
+    tokens = {"kv_cache_tokens": facts.kv_cache_tokens or _tokens_of_blocks(facts)}
+    return facts.model_copy(update=further | ended | tokens)
 
 
 def _bind(found: Sequence[tuple[Row, list[Reading]]], lines: Sequence[Line]) -> tuple[dict[str, Value], dict[str, int]]:
@@ -140,54 +134,47 @@ def _of_the_last_result(
 
 
 def _with_memory(
-    verdict: LogVerdict, values: dict[str, Value], read_from: dict[str, int], lines: Sequence[Line]
+    verdict: LogVerdict, facts: EngineLogFacts, read_from: dict[str, int], lines: Sequence[Line]
 ) -> LogVerdict:
     """Set the status to too little memory if an engine that did not start had none left for its KV cache. An engine
     that processed prompts had started; on a CPU it has no blocks on a GPU."""
-    if any("Processed prompts:" in line.text for line in lines):
+    if verdict.status not in (None, "error") or any("Processed prompts:" in line.text for line in lines):
         return verdict
     for fact in ("available_kv_cache_gib", "num_gpu_blocks"):
-        value = values.get(fact)
-        if isinstance(value, int | float) and value <= 0 and verdict.status in (None, "error"):
+        if (value := getattr(facts, fact)) is not None and value <= 0:
             words = next(line.body.strip() for line in reversed(lines) if line.number <= read_from[fact])
             return LogVerdict("kv_too_small", verdict.error or words, verdict.line or read_from[fact])
     return verdict
 
 
-def _tokens_of_blocks(values: dict[str, Value]) -> int | None:
+def _tokens_of_blocks(facts: EngineLogFacts) -> int | None:
     """Tokens of an engine that prints blocks on the device and on the CPU: such versions have one kind of block."""
-    blocks, block_size = values.get("num_gpu_blocks"), values.get("block_size")
-    one_kind = "num_cpu_blocks" in values
-    return blocks * block_size if one_kind and isinstance(blocks, int) and isinstance(block_size, int) else None
+    if facts.num_cpu_blocks is None or facts.num_gpu_blocks is None or facts.block_size is None:
+        return None
+    return facts.num_gpu_blocks * facts.block_size
 
 
-def _derived(values: dict[str, Value], text: str) -> dict[str, int]:
+def _derived(facts: EngineLogFacts, text: str) -> dict[str, int]:
     """What follows exactly from printed numbers, if the model has one kind of attention.
 
-    >>> _derived({"kv_cache_tokens": 93872, "num_gpu_blocks": 5867}, "")
+    >>> _derived(EngineLogFacts(kv_cache_tokens=93872, num_gpu_blocks=5867), "")
     {'block_size': 16}
-    >>> _derived({"kv_cache_tokens": 93872, "block_size": 16}, "")
+    >>> _derived(EngineLogFacts(kv_cache_tokens=93872, block_size=16), "")
     {'num_gpu_blocks': 5867}
     """
-    tokens, blocks, block_size = (values.get(name) for name in ("kv_cache_tokens", "num_gpu_blocks", "block_size"))
-    if not isinstance(tokens, int) or not _one_kind_of_attention(values, tokens, text):
+    tokens, blocks, block_size = facts.kv_cache_tokens, facts.num_gpu_blocks, facts.block_size
+    concurrency, length = facts.max_concurrency, facts.max_concurrency_tokens_per_request
+    if not tokens or (concurrency and length and abs(tokens / length - concurrency) >= 0.02):
         return {}
-    if isinstance(blocks, int) and blocks > 0 and block_size is None:
-        size, rest = divmod(tokens, blocks)
-        # In the versions that print tokens, block sizes are multiples of 16.
-        return {"block_size": size} if rest == 0 and size > 0 and size % 16 == 0 else {}
-    if isinstance(block_size, int) and block_size > 0 and blocks is None and tokens % block_size == 0:
+    # V0 printed the tokens of only one stage of its pipeline, but the blocks of all.
+    if re.search(r"(?:decode_context|pipeline)_parallel_size['\"]?\s*[=:]\s*(?:[2-9]|1\d)", text):
+        return {}
+    # In the versions that print tokens, block sizes are multiples of 16.
+    if blocks and blocks > 0 and block_size is None and tokens % (16 * blocks) == 0:
+        return {"block_size": tokens // blocks}
+    if block_size and blocks is None and tokens % block_size == 0:
         return {"num_gpu_blocks": tokens // block_size}
     return {}
-
-
-def _one_kind_of_attention(values: dict[str, Value], tokens: int, text: str) -> bool:
-    concurrency, length = values.get("max_concurrency"), values.get("max_concurrency_tokens_per_request")
-    agrees = True
-    if isinstance(concurrency, float) and isinstance(length, int) and length > 0:
-        agrees = abs(tokens / length - concurrency) < 0.02
-    # V0 printed the tokens of only one stage of its pipeline, but the blocks of all.
-    return agrees and not re.search(r"(?:decode_context|pipeline)_parallel_size['\"]?\s*[=:]\s*(?:[2-9]|1\d)", text)
 
 
 def _ranks(found: Sequence[tuple[Row, list[Reading]]]) -> dict[str, list[RankReading]]:
