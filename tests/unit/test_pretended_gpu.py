@@ -9,6 +9,7 @@ from pathlib import Path
 import pynvml
 import pytest
 import torch
+from filelock import FileLock, Timeout
 
 from tests.pretended_gpu import (
     CATALOGUE,
@@ -177,14 +178,32 @@ def test_a_gpu_that_nvml_or_torch_does_not_see_is_told(gpus, monkeypatch):
         found_device(UNLABELLED, 2)
 
 
-def test_a_gpu_is_locked_under_one_name_whatever_it_is_called(gpus, monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("visible", "count", "names"),
+    [
+        ("1", 1, ["gpu-GPU-pretended-1"]),
+        ("GPU-pretended-1", 1, ["gpu-GPU-pretended-1"]),
+        ("1,0", 2, ["gpu-GPU-pretended-0", "gpu-GPU-pretended-1"]),
+        ("7", 1, ["gpu"]),  # which is refused when it is looked at
+    ],
+)
+def test_a_job_locks_each_gpu_under_its_own_name_and_all_in_one_order(
+    gpus, monkeypatch, tmp_path, visible, count, names
+):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     gpus.show(2)
-    for visible in ("1", "GPU-pretended-1"):
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        with device_lock(PRETENDED):
-            pass
-    assert [path.name for path in (tmp_path / "kvsweep-locks").glob("*.lock")] == ["gpu-GPU-pretended-1.lock"]
+    order: list[str] = []
+    held = device.held_lock
+    monkeypatch.setattr(
+        device, "held_lock", lambda lock, *said: order.append(Path(lock.lock_file).stem) or held(lock, *said)
+    )
+    with device_lock(PRETENDED, count):
+        for name in names:
+            with pytest.raises(Timeout):
+                FileLock(tmp_path / "kvsweep-locks" / f"{name}.lock").acquire(timeout=0)
+    assert order == names
+    FileLock(tmp_path / "kvsweep-locks" / f"{names[0]}.lock").acquire(timeout=0)
 
 
 # --- the trace ---------------------------------------------------------------------------------------------------

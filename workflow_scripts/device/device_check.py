@@ -234,20 +234,20 @@ def device_lock(gpu: Gpu, count: int = 1) -> Iterator[float | None]:
 
 def _lock_names(gpu: Gpu, count: int) -> list[str]:
     """Lock names in the same order for all jobs, so that no two jobs each wait for what the other holds. A GPU is named
-    by its UUID, because a cluster may give each job on a host another GPU as number 0."""
+    by its UUID, because a cluster may give each job on a host another GPU as number 0. Those that NVML cannot read have
+    one name; the check of the device refuses them."""
     if gpu.kind == "cpu":
         return ["cpu"]
     import pynvml
 
-    with contextlib.suppress(pynvml.NVMLError, IndexError, ValueError):
+    try:
         pynvml.nvmlInit()
         try:
             return sorted(f"gpu-{pynvml.nvmlDeviceGetUUID(nvml_handle(place))}" for place in range(count))
         finally:
             pynvml.nvmlShutdown()
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    places = visible.split(",") if visible else list(map(str, range(count)))
-    return sorted(f"gpu-{place}" for place in places[:count])
+    except (pynvml.NVMLError, IndexError, ValueError):
+        return ["gpu"]
 
 
 @contextlib.contextmanager

@@ -5,8 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from workflow_scripts.catalog.gpus_and_models import get_gpu
 from workflow_scripts.device.device_rates import DeviceRates, Samples
@@ -81,15 +79,6 @@ def test_a_product_is_of_its_arithmetic(monkeypatch, name, dtype, precision):
     monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda p: seen.append(p))
     d.operations("cpu", d.ROW_BYTES, 4, (name,))[name].run()
     assert seen == [precision, (f"torch.{dtype}", f"torch.{dtype}", (4, 4), (4, 4))]
-
-
-@given(st.sampled_from(["cpu", "cuda"]), st.integers(0, 2**31), st.integers(2**28, 2**37))
-def test_the_working_set_is_whole_rows_above_the_caches_and_within_the_memory(device, cache, memory):
-    size = d.working_set_bytes(device, cache, memory)
-    assert size % d.ROW_BYTES == 0
-    assert 0 < size <= memory / 8
-    wanted = min(max(d.WORKING_SET_MIN_BYTES[device], 4 * cache), memory / 8)
-    assert wanted - size < d.ROW_BYTES
 
 
 def test_the_sets_that_are_read_are_those_of_the_models_and_each_twice_the_last():
