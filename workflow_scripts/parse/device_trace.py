@@ -178,10 +178,8 @@ def summarise(trace: Trace) -> dict[str, float | str | None]:
 # --- CSV of nvidia-smi ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Column:
-    field: str | None  # of nvidia-smi; None: it is not read
-    unit: str = ""  # from the header, for values without a unit
+# The field of nvidia-smi, None if it is not read, and the header's unit for values without one.
+_Column = tuple[str | None, str]
 
 
 def _parse_csv(text: str, columns: Sequence[str] | None = None) -> tuple[list[Sample], int, list[str]]:
@@ -197,25 +195,20 @@ def _parse_csv(text: str, columns: Sequence[str] | None = None) -> tuple[list[Sa
     table = [[cell.strip(' "') for cell in line.split(",")] for line in text.splitlines() if line.strip()]
     header = next((names for row in table if (names := _header(row))), None)
     current = header or (_named(table, columns) if columns else [])
-    # Below the header of another query, for example of processes, there are no samples of a device.
-    readable = header is None or _names_a_field(header)
     rows: list[Sample] = []
     bad_lines = 0
     for number, row in enumerate(table, start=1):
         has_data = any(_NUMBER.fullmatch(cell) or _DATE.match(cell) or _is_null(cell) for cell in row)
         cut = number == len(table) and not text.endswith("\n") and _is_cut(row, current, table[:-1])
+        # Below the header of another query, for example of processes, there are no samples of a device.
         if names := _header(row):
-            current, readable = names, _names_a_field(names)
-        elif readable and len(row) == len(current) and has_data and not cut:
+            current = names
+        elif any(field for field, _ in current) and len(row) == len(current) and has_data and not cut:
             rows.append(_sample(row, current))
         else:
             bad_lines += 1
     lacking = bool(rows or bad_lines) and header is None and columns is None
     return rows, bad_lines, ["there is no header: name the fields with --columns"] if lacking else []
-
-
-def _names_a_field(columns: Sequence[_Column]) -> bool:
-    return any(column.field for column in columns)
 
 
 def _field(name: str) -> str | None:
@@ -237,17 +230,16 @@ def _header(row: Sequence[str]) -> list[_Column] | None:
         return None
     if any(_NUMBER.fullmatch(cell) or _DATE.match(cell) for cell in row):
         return None
-    return [_Column(field, unit[1] if unit else "") for field, unit in zip(named, units, strict=True)]
+    return [(field, unit[1] if unit else "") for field, unit in zip(named, units, strict=True)]
 
 
 def _named(table: Sequence[Sequence[str]], names: Sequence[str]) -> list[_Column]:
     data = [row for row in table if any(_NUMBER.fullmatch(cell) for cell in row)]
     if data and not any(len(row) == len(names) for row in data):
         raise ValueError(f"--columns names {len(names)} fields, but the lines have {len(data[0])}")
-    columns = [_Column(_field(name)) for name in names]
-    if not _names_a_field(columns):
+    if not any(map(_field, names)):
         raise ValueError(f"--columns {','.join(names)}: none is known; allowed are {', '.join(_FIELDS)}")
-    return columns
+    return [(_field(name), "") for name in names]
 
 
 def _is_null(cell: str) -> bool:
@@ -261,13 +253,13 @@ def _is_cut(row: Sequence[str], columns: Sequence[_Column], before: Sequence[Seq
     if not found or found[2]:
         return False
     above = [_NUMBER.fullmatch(other[-1]) for other in before if len(other) == len(row)]
-    beside = [_NUMBER.fullmatch(cell) for cell in row[:-1]] if columns and columns[-1].unit else []
+    beside = [_NUMBER.fullmatch(cell) for cell in row[:-1]] if columns and columns[-1][1] else []
     return any(value and value[2] for value in (*above, *beside))
 
 
 def _sample(row: Sequence[str], columns: Sequence[_Column]) -> Sample:
     sample: Sample = {}
-    cells = {column.field: (cell, column.unit) for cell, column in zip(row, columns, strict=True) if column.field}
+    cells = {field: (cell, unit) for cell, (field, unit) in zip(row, columns, strict=True)}
     for field, column in _FIELDS.items():
         cell, unit = cells.get(field, ("", ""))
         value = None if column in sample or _is_null(cell) else _value(column, cell, unit)
