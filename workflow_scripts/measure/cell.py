@@ -51,7 +51,6 @@ from workflow_scripts.study.study_file import load_study
 
 LOG_TAIL_LINES = 60
 WRONG_DEVICE = 3
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def measure_cell(study: Study, cell: Cell, paths: StudyPaths, attempt: Attempt, start: Start) -> int:
@@ -114,7 +113,7 @@ def measure_cell(study: Study, cell: Cell, paths: StudyPaths, attempt: Attempt, 
         reason = record.reason or "the wrong device"
         note_wrong_node(paths.wrong_nodes(cell.gpu), reason)
         return _left_to_the_next(attempt, evidence, reason, status=WRONG_DEVICE)
-    boot_id = BOOT_ID.read_text(encoding="utf-8").strip() if BOOT_ID.exists() else None
+    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
     now = {"idle_before_s": idle_before_s, "boot_id": boot_id, "planned": study.starts.in_words}
     outcome = Outcome(
         cell_id=cell.id,

@@ -110,8 +110,7 @@ def record(sample: Callable[[], Sample], pid: int, out: Path, interval_s: float 
     signal.signal(signal.SIGTERM, lambda number, _: stopped.append(number))
     with out.open("w", encoding="utf-8", buffering=1) as lines:
         lines.write(json.dumps({"schema": "device_trace/1", "interval_s": interval_s}) + "\n")
-        due = time.monotonic()
-        first = True
+        due = began = time.monotonic()
         while not stopped and os.getppid() == pid:
             try:
                 values = sample()
@@ -119,9 +118,8 @@ def record(sample: Callable[[], Sample], pid: int, out: Path, interval_s: float 
                 return
             now = {"time_unix_s": round(time.time(), 4), "time_monotonic_s": round(time.monotonic(), 4)}
             lines.write(json.dumps({**now, **values}) + "\n")
-            if first:
+            if due == began:
                 print("sampling", flush=True)
-                first = False
             # After a late sample the next ones keep the interval, so that gaps stay visible.
             due = max(due + interval_s, time.monotonic())
             time.sleep(max(0.0, due - time.monotonic()))

@@ -145,8 +145,7 @@ def parse_cell(folder: Path, cell_id: str) -> CellFacts:
 def _outcome_facts(outcome: Outcome, rows: CellFacts) -> None:
     facts: dict[str, Any] = {"outcome": outcome.outcome, "reason": outcome.reason}
     facts["definition_sha256"] = recorded_sha256(outcome.definition)
-    of_start = ("round", "position", "idle_before_s", "boot_id", "planned")
-    facts |= {name: getattr(outcome.start, name) for name in of_start}
+    facts |= outcome.start.model_dump(exclude={"start", "again"})
     facts["protocol"] = outcome.definition.get("protocol")
     groups = {"effective": outcome.effective, "phase_s": outcome.phases_s, "device": outcome.device}
     groups |= {"host_load": outcome.host_load, "provenance": outcome.provenance}

@@ -96,10 +96,12 @@ def parse_engine_log(text: str) -> EngineLogFacts:
     if not values and verdict == LogVerdict():
         empty = "the log is empty" if not text.strip() else "nothing of an inference engine was recognised in this log"
         return EngineLogFacts(error=empty)
-    further = {"ranks": _ranks(found), "derived": _derived(facts, text), "read_from": read_from}
+    further: dict[str, object] = {"ranks": _ranks(found), "derived": _derived(facts, text), "read_from": read_from}
     ended = {"status": verdict.status, "error": verdict.error}
-    tokens = {"kv_cache_tokens": facts.kv_cache_tokens or _tokens_of_blocks(facts)}
-    return facts.model_copy(update=further | ended | tokens)
+    # A version that prints blocks on the device and on the CPU has one kind of block.
+    if not facts.kv_cache_tokens and facts.num_cpu_blocks is not None and facts.num_gpu_blocks and facts.block_size:
+        further["kv_cache_tokens"] = facts.num_gpu_blocks * facts.block_size
+    return facts.model_copy(update=further | ended)
 
 
 def _bind(found: Sequence[tuple[Row, list[Reading]]], lines: Sequence[Line]) -> tuple[dict[str, Value], dict[str, int]]:
@@ -145,13 +147,6 @@ def _with_memory(
             words = next(line.body.strip() for line in reversed(lines) if line.number <= read_from[fact])
             return LogVerdict("kv_too_small", verdict.error or words, verdict.line or read_from[fact])
     return verdict
-
-
-def _tokens_of_blocks(facts: EngineLogFacts) -> int | None:
-    """Tokens of an engine that prints blocks on the device and on the CPU: such versions have one kind of block."""
-    if facts.num_cpu_blocks is None or facts.num_gpu_blocks is None or facts.block_size is None:
-        return None
-    return facts.num_gpu_blocks * facts.block_size
 
 
 def _derived(facts: EngineLogFacts, text: str) -> dict[str, int]:
