@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from workflow_scripts.engines.paged_cache import why_model_is_refused
@@ -73,10 +72,7 @@ class HfContinuous(Engine):
                 done[result.request_id.partition("/")[2]] = result
             elif result is None and not self._manager.is_running():
                 raise RuntimeError("the generation thread of transformers ended before all requests were done")
-        records = [_record(r, done[r.request_id]) for r in requests]
-        if not self._setup.keep_answers:
-            return records
-        return [replace(r, token_ids=list(done[r.request_id].generated_tokens)) for r in records]
+        return [_record(r, done[r.request_id], self._setup.keep_answers) for r in requests]
 
     def _cache(self) -> Any:
         while self._manager.batch_processor is None:
@@ -114,7 +110,7 @@ class HfContinuous(Engine):
         self._manager.stop(block=True, timeout=5)
 
 
-def _record(request: Request, result: Any) -> RequestRecord:
+def _record(request: Request, result: Any, keep_answer: bool) -> RequestRecord:
     # The manager's times are of the performance counter, which on Linux is the monotonic clock.
     scheduled_s, finished_s = result.lifespan
     stamps_s = result.timestamps or []
@@ -126,4 +122,5 @@ def _record(request: Request, result: Any) -> RequestRecord:
         scheduled_s=scheduled_s,
         first_token_s=stamps_s[0] if stamps_s else None,
         last_token_s=stamps_s[-1] if stamps_s else finished_s,
+        token_ids=list(result.generated_tokens) if keep_answer else None,
     )

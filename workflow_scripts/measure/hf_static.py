@@ -37,14 +37,14 @@ class HfStatic(Engine):
         from transformers import GenerationConfig
 
         self._batch_size = int(self._setup.knobs["batch_size"])
-        self._cache = str(self._setup.knobs["cache_implementation"])
+        self._grows = self._setup.knobs["cache_implementation"] == "dynamic"
         self._model = load_hf_model(self._setup)
         # A model's own configuration may end sequences early, and penalize or suppress tokens in each step; vLLM is
         # not asked to do this either.
         self._model.generation_config = GenerationConfig()
         return {
             "batch_size": self._batch_size,
-            "cache_implementation": self._cache,
+            "cache_implementation": self._setup.knobs["cache_implementation"],
             "attention_backend": self._model.config._attn_implementation,
             "dtype": str(self._model.dtype).removeprefix("torch."),
             **torch_state(),
@@ -103,7 +103,7 @@ class HfStatic(Engine):
 
     def _batch(self, batch: Sequence[Request], queued_s: float) -> list[RequestRecord]:
         import torch
-        from transformers import StoppingCriteriaList
+        from transformers import DynamicCache, StaticCache, StoppingCriteriaList
 
         device = self._model.device
         longest_prompt = max(len(r.prompt_token_ids) for r in batch)
@@ -111,7 +111,9 @@ class HfStatic(Engine):
         pads = [longest_prompt - len(r.prompt_token_ids) for r in batch]
         ids = torch.tensor([[0] * pad + r.prompt_token_ids for pad, r in zip(pads, batch, strict=True)], device=device)
         mask = torch.tensor([[0] * pad + [1] * (longest_prompt - pad) for pad in pads], device=device)
-        cache = self._new_cache(longest_prompt + longest_output)
+        longest = longest_prompt + longest_output
+        config = self._model.config
+        cache = DynamicCache(config=config) if self._grows else StaticCache(config=config, max_cache_len=longest)
         slots: list[list[int]] = []  # of each row, in a layer of each kind, after each step
         times_s: list[float] = []
 
@@ -142,7 +144,7 @@ class HfStatic(Engine):
             )
         # The code of some families computes more than the one new token of each row, without an error.
         held = max((layer.keys.shape[-2] for layer in cache.layers if hasattr(layer, "keys")), default=0)
-        if held > longest_prompt + longest_output:
+        if held > longest:
             raise RuntimeError(f"the cache holds {held} tokens of rows of {longest_prompt} + {longest_output} tokens")
         self._padded_prompt_tokens += sum(pads)
         self._surplus_output_tokens += sum(longest_output - r.output_tokens for r in batch)
@@ -161,13 +163,6 @@ class HfStatic(Engine):
             )
             for row, r in enumerate(batch)
         ]
-
-    def _new_cache(self, max_cache_len: int) -> Any:
-        from transformers import DynamicCache, StaticCache
-
-        if self._cache == "dynamic":
-            return DynamicCache(config=self._model.config)
-        return StaticCache(config=self._model.config, max_cache_len=max_cache_len)
 
     def _note_steps(self, batch: Sequence[Request], times_s: list[float], slots: list[list[int]], cache: Any) -> None:
         sizes = [sum(layer.keys.nbytes + layer.values.nbytes for layer in layers) for layers in _by_kind(cache)]
