@@ -81,6 +81,10 @@ class Columns:
     throughput: str
     sequences: str | None
 
+    @property
+    def counts_output_only(self) -> bool:
+        return _like("output", self.throughput)
+
 
 def ceiling(
     facts: ModelFacts,
@@ -205,7 +209,7 @@ def judge(
     if highest is None:
         return Judged(reason=f"no data sheet gives the rates of {row[columns.gpu]}")
     counted, limit = "prompt and output tokens", highest.total_tokens_per_s
-    if _like("output", columns.throughput):
+    if columns.counts_output_only:
         counted, limit = "output tokens", highest.output_tokens_per_s
     known = Judged(predicted_ceiling_tokens_per_s=limit, ceiling_gpu=highest.gpu, limit=highest.limit)
     throughput = _number(row[columns.throughput])
