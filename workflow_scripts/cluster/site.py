@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from pydantic import Field, model_validator
 
@@ -42,11 +42,11 @@ _EXECUTOR_NAMES = {"account": "slurm_account", "partition": "slurm_partition", "
 class Queue(Record):
     """How a job is queued; what a GPU's entry does not set is taken from `defaults`."""
 
-    account: Annotated[str | None, Field(description="sbatch --account")] = None
-    partition: Annotated[str | None, Field(description="sbatch --partition")] = None
-    qos: Annotated[str | None, Field(description="sbatch --qos")] = None
-    constraint: Annotated[str | None, Field(description="sbatch --constraint, e.g. a100_80gb")] = None
-    extra: Annotated[str | None, Field(description="any other sbatch options, e.g. --exclusive")] = None
+    account: str | None = Field(None, description="sbatch --account")
+    partition: str | None = Field(None, description="sbatch --partition")
+    qos: str | None = Field(None, description="sbatch --qos")
+    constraint: str | None = Field(None, description="sbatch --constraint, e.g. a100_80gb")
+    extra: str | None = Field(None, description="any other sbatch options, e.g. --exclusive")
 
 
 AnyQueue = TypeVar("AnyQueue", bound=Queue)
@@ -55,29 +55,29 @@ AnyQueue = TypeVar("AnyQueue", bound=Queue)
 class GpuQueue(Queue):
     """How one device of the catalogue is requested at this site."""
 
-    ask_by: Annotated[
-        Literal["gres", "gpus", "nothing"], Field(description="--gres=gpu:TYPE:N, --gpus=TYPE:N, or neither")
-    ] = "gres"
-    slurm_type: Annotated[
-        str | None, Field(pattern=r"^[A-Za-z0-9_.]+$", description="TYPE, as `sinfo -o %G` prints it; none: untyped")
-    ] = None
-    cores_per_gpu: Annotated[int | None, Field(gt=0, description="cores that the site bills with one GPU")] = None
-    memory_mb: Annotated[int | None, Field(gt=0, description="host memory of a job, instead of the estimate")] = None
+    ask_by: Literal["gres", "gpus", "nothing"] = Field(
+        "gres", description="--gres=gpu:TYPE:N, --gpus=TYPE:N, or neither"
+    )
+    slurm_type: str | None = Field(
+        None, pattern=r"^[A-Za-z0-9_.]+$", description="TYPE, as `sinfo -o %G` prints it; none: untyped"
+    )
+    cores_per_gpu: int | None = Field(None, gt=0, description="cores that the site bills with one GPU")
+    memory_mb: int | None = Field(None, gt=0, description="host memory of a job, instead of the estimate")
 
 
 class Site(Record):
     """The file `config/site.yaml`: everything that differs between clusters."""
 
-    name: Annotated[str, Field(min_length=1)]
+    name: str = Field(min_length=1)
     defaults: Queue = Queue()
-    prepare: Annotated[
-        Queue | Literal["login"], Field(description="queue of jobs that prepare models and workloads, or `login`")
-    ] = Queue()
-    attempts: Annotated[int, Field(ge=1, le=10, description="how often a job is tried in one call")] = 3
-    startup_minutes: Annotated[int, Field(gt=0, description="added to each job's time limit")] = 15
-    setup: Annotated[tuple[str, ...], Field(description="shell lines before measuring, e.g. module load")] = ()
-    launcher: Annotated[str, Field(description="words before the measuring command, e.g. apptainer exec --nv X")] = ""
-    gpus: Annotated[dict[str, GpuQueue], Field(min_length=1)]
+    prepare: Queue | Literal["login"] = Field(
+        Queue(), description="queue of jobs that prepare models and workloads, or `login`"
+    )
+    attempts: int = Field(3, ge=1, le=10, description="how often a job is tried in one call")
+    startup_minutes: int = Field(15, gt=0, description="added to each job's time limit")
+    setup: tuple[str, ...] = Field((), description="shell lines before measuring, e.g. module load")
+    launcher: str = Field("", description="words before the measuring command, e.g. apptainer exec --nv X")
+    gpus: dict[str, GpuQueue] = Field(min_length=1)
 
     @model_validator(mode="after")
     def _known_gpus(self) -> "Site":

@@ -11,29 +11,24 @@ from workflow_scripts.engines.registry import load_engines
 from workflow_scripts.study.study import Name
 
 UNKNOWN_WORKLOAD = "unknown"
+Rate = Literal["output_tokens_per_s", "total_tokens_per_s", "requests_per_s"]
 
 
 class Run(StrictRecord):
     """The files of one run, relative to the mapping file, and what they do not say."""
 
-    gpu: Annotated[str, Field(description="a name in config/gpus.yaml")]
-    engine: Annotated[str, Field(description="an engine, such as vllm or hf-static")]
-    model: Annotated[str, Field(description="a name in config/models/")]
-    workload: Annotated[Name, Field(description="a name for the requests; runs are compared if it is the same")] = (
-        UNKNOWN_WORKLOAD
+    gpu: str = Field(description="a name in config/gpus.yaml")
+    engine: str = Field(description="an engine, such as vllm or hf-static")
+    model: str = Field(description="a name in config/models/")
+    workload: Name = Field(UNKNOWN_WORKLOAD, description="a name for the requests; runs are compared if it is the same")
+    knobs: dict[str, Any] = Field({}, description="the engine's settings, as far as they are known")
+    tokens_per_request: list[Annotated[float, Field(ge=1)]] | None = Field(
+        None, min_length=2, max_length=2, description="mean prompt and output tokens; needed to check the rates"
     )
-    knobs: Annotated[dict[str, Any], Field(description="the engine's settings, as far as they are known")] = {}
-    tokens_per_request: Annotated[
-        list[Annotated[float, Field(ge=1)]] | None,
-        Field(min_length=2, max_length=2, description="mean prompt and output tokens; needed to check the rates"),
-    ] = None
-    rates: Annotated[
-        dict[Literal["output_tokens_per_s", "total_tokens_per_s", "requests_per_s"], Annotated[float, Field(gt=0)]],
-        Field(description="rates that no file says"),
-    ] = {}
-    results: Annotated[str | None, Field(description="the output of vLLM or of its benchmark, as text")] = None
-    trace: Annotated[str | None, Field(description="a CSV of nvidia-smi")] = None
-    trace_columns: Annotated[list[str] | None, Field(description="fields of a CSV without a header, in order")] = None
+    rates: dict[Rate, Annotated[float, Field(gt=0)]] = Field({}, description="rates that no file says")
+    results: str | None = Field(None, description="the output of vLLM or of its benchmark, as text")
+    trace: str | None = Field(None, description="a CSV of nvidia-smi")
+    trace_columns: list[str] | None = Field(None, description="fields of a CSV without a header, in order")
 
     @model_validator(mode="after")
     def _is_complete(self) -> "Run":
@@ -48,7 +43,7 @@ class Runs(StrictRecord):
     """The mapping file."""
 
     schema_version: Literal[1]
-    runs: Annotated[list[Run], Field(min_length=1)]
+    runs: list[Run] = Field(min_length=1)
 
 
 def load_runs(path: Path) -> list[Run]:

@@ -1,7 +1,7 @@
 """What a study says: what to combine, how often to repeat it, and within which limits."""
 
 from collections.abc import Collection, Iterable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, GetJsonSchemaHandler, WithJsonSchema, model_validator
 from pydantic.json_schema import JsonSchemaValue
@@ -11,6 +11,7 @@ from workflow_scripts.catalog.endpoints import Endpoint
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.records import StrictRecord, validated
 from workflow_scripts.engines.registry import get_engine, load_engines
+from workflow_scripts.workloads.sampling import is_unset
 from workflow_scripts.workloads.workload_kinds import Workload
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
@@ -43,12 +44,12 @@ class Sweep(StrictRecord):
     name: Name
     gpu: OneOrMore
     engine: OneOrMore
-    environment: Annotated[
-        OneOrMore, Field(description="versions of the engine, each a lock in envs/; `default` is the installed one")
-    ] = ["default"]
+    environment: OneOrMore = Field(
+        ["default"], description="versions of the engine, each a lock in envs/; `default` is the installed one"
+    )
     model: OneOrMore
     workload: OneOrMore
-    knobs: Annotated[dict[str, Any], Field(description="knob -> one value or a list of values to cross")] = {}
+    knobs: dict[str, Any] = Field({}, description="knob -> one value or a list of values to cross")
 
     def knob_values(self) -> dict[str, list[Any]]:
         return {name: as_list(values) for name, values in self.knobs.items()}
@@ -57,25 +58,19 @@ class Sweep(StrictRecord):
 class ModelOverride(StrictRecord):
     """What a study changes of a model's entry in config/models/, or where a model without an entry comes from."""
 
-    folder: Annotated[
-        str | None, Field(min_length=1, description="a folder with the config.json of a model; its weights are random")
-    ] = None
-    hub: Annotated[
-        str | None, Field(pattern=r"^[\w.-]+/[\w.-]+$", description="a repository, ORG/REPO, with `revision`")
-    ] = None
-    revision: Annotated[
-        str | None, Field(pattern=r"^[0-9a-f]{40}$", description="the commit of that repository, 40 digits")
-    ] = None
-    load_format: Annotated[
-        Literal["hub", "dummy", "seeded"] | None,
-        Field(
-            description="weights from the hub, or random ones from the config alone: `dummy`, which each engine makes"
-            " up when it starts, or `seeded`, which are written once and are the same for all engines"
-        ),
-    ] = None
-    trust_remote_code: Annotated[
-        bool, Field(description="run Python code of the model's repository; the report says so")
-    ] = False
+    folder: str | None = Field(
+        None, min_length=1, description="a folder with the config.json of a model; its weights are random"
+    )
+    hub: str | None = Field(None, pattern=r"^[\w.-]+/[\w.-]+$", description="a repository, ORG/REPO, with `revision`")
+    revision: str | None = Field(
+        None, pattern=r"^[0-9a-f]{40}$", description="the commit of that repository, 40 digits"
+    )
+    load_format: Literal["hub", "dummy", "seeded"] | None = Field(
+        None,
+        description="weights from the hub, or random ones from the config alone: `dummy`, which each engine makes up"
+        " when it starts, or `seeded`, which are written once and are the same for all engines",
+    )
+    trust_remote_code: bool = Field(False, description="run Python code of the model's repository; the report says so")
 
     @model_validator(mode="after")
     def _one_source(self) -> "ModelOverride":
@@ -91,11 +86,9 @@ class ModelOverride(StrictRecord):
 class Slo(StrictRecord):
     """Latency limits in seconds; a served request counts for goodput if it keeps all that are set."""
 
-    ttft_s: Annotated[float, Field(gt=0, description="time from the scheduled arrival to the first token")] | None = (
-        None
-    )
-    tpot_s: Annotated[float, Field(gt=0, description="mean time of an output token after the first")] | None = None
-    e2e_s: Annotated[float, Field(gt=0, description="time from the scheduled arrival to the last token")] | None = None
+    ttft_s: float | None = Field(None, gt=0, description="time from the scheduled arrival to the first token")
+    tpot_s: float | None = Field(None, gt=0, description="mean time of an output token after the first")
+    e2e_s: float | None = Field(None, gt=0, description="time from the scheduled arrival to the last token")
 
     @model_validator(mode="after")
     def _says_something(self) -> "Slo":
@@ -107,15 +100,18 @@ class Slo(StrictRecord):
         return self.model_dump(exclude_none=True)
 
 
+DeviceHours = Annotated[
+    float | None, Field(gt=0, description="time on all devices after which no further round begins")
+]
+
+
 class Starts(StrictRecord):
     """In how many starts of its engine each cell is measured, each in another round; a number alone is both counts.
     Beyond `at_least`, only cells of comparisons that are not decided get further starts."""
 
-    at_least: Annotated[int, Field(ge=1, description="starts of every cell")]
-    at_most: Annotated[int, Field(le=100, description="starts of a cell while a comparison with it is not decided")]
-    device_hours: Annotated[
-        float | None, Field(gt=0, description="time on all devices after which no further round begins")
-    ] = None
+    at_least: int = Field(ge=1, description="starts of every cell")
+    at_most: int = Field(le=100, description="starts of a cell while a comparison with it is not decided")
+    device_hours: DeviceHours = None
 
     @model_validator(mode="before")
     @classmethod
@@ -148,20 +144,17 @@ class Starts(StrictRecord):
 ONE_START = Starts(at_least=1, at_most=1)
 
 
+Decided = Literal["recommendation", "knobs", "devices", "memory"]
+
+
 class Measure(StrictRecord):
     """Measure only cells that can change an answer, after a calibration of every device; the others are predicted."""
 
-    decide: Annotated[
-        list[Literal["recommendation", "knobs", "devices", "memory"]],
-        Field(min_length=1, description="which questions are to be answered"),
-    ] = ["recommendation", "knobs", "devices", "memory"]
-    device_hours: Annotated[
-        float | None, Field(gt=0, description="time on all devices after which no further round begins")
-    ] = None
-    check_pct: Annotated[
-        float,
-        Field(gt=0, le=100, description="share of the feasible cells that are measured only to check predictions"),
-    ] = 10.0
+    decide: list[Decided] = Field([*get_args(Decided)], min_length=1, description="which questions are to be answered")
+    device_hours: DeviceHours = None
+    check_pct: float = Field(
+        10.0, gt=0, le=100, description="share of the feasible cells that are measured only to check predictions"
+    )
 
 
 class Study(StrictRecord):
@@ -169,44 +162,33 @@ class Study(StrictRecord):
 
     schema_version: Literal[1]
     name: Name
-    question: Annotated[str, Field(min_length=1, description="what the study is to answer; the report opens with it")]
-    repeats: Annotated[
-        int, Field(ge=1, description="timed passes over the workload per start of the engine, after warm-up")
-    ] = 3
-    starts: Annotated[
-        Starts,
-        Field(
-            description="starts of the engine per cell, each in another round; more starts repeat nothing that was"
-            " measured"
-        ),
-    ] = ONE_START
-    measure: Annotated[
-        Measure | None,
-        Field(
-            description="measure only cells that can change an answer; if left out, every cell is measured",
-            exclude_if=lambda value: value is None,
-        ),
-    ] = None
-    cell_time_limit_s: Annotated[float, Field(gt=0, description="a cell that runs longer ends as `timeout`")] = 1800
-    equivalence_margin_pct: Annotated[float, Field(gt=0, le=50, description="within this margin, a knob is `flat`")] = (
-        2.0
+    question: str = Field(min_length=1, description="what the study is to answer; the report opens with it")
+    repeats: int = Field(3, ge=1, description="timed passes over the workload per start of the engine, after warm-up")
+    starts: Starts = Field(
+        ONE_START,
+        description="starts of the engine per cell, each in another round; more repeat nothing that was measured",
     )
-    server_start_limit_s: Annotated[
-        float, Field(gt=0, description="a server that is not healthy by then ends its cell as `timeout`")
-    ] = 600
-    slo: Annotated[Slo | None, Field(description="latency limits; a request that keeps them counts for goodput")] = None
-    claims: Annotated[
-        list[Name], Field(description="published claims to re-test: ids in config/published/claims.yaml")
-    ] = []
-    workloads: Annotated[dict[Name, Workload], Field(min_length=1)]
+    measure: Measure | None = Field(
+        None,
+        description="measure only cells that can change an answer; if left out, every cell is measured",
+        exclude_if=is_unset,
+    )
+    cell_time_limit_s: float = Field(1800, gt=0, description="a cell that runs longer ends as `timeout`")
+    equivalence_margin_pct: float = Field(2.0, gt=0, le=50, description="within this margin, a knob is `flat`")
+    server_start_limit_s: float = Field(
+        600, gt=0, description="a server that is not healthy by then ends its cell as `timeout`"
+    )
+    slo: Slo | None = Field(None, description="latency limits; a request that keeps them counts for goodput")
+    claims: list[Name] = Field([], description="published claims to re-test: ids in config/published/claims.yaml")
+    workloads: dict[Name, Workload] = Field(min_length=1)
     models: dict[Name, ModelOverride] = {}
-    endpoints: Annotated[
-        dict[Name, Endpoint], Field(description="servers of this study, beside those of config/endpoints.yaml")
-    ] = {}
-    engine_defaults: Annotated[
-        dict[str, dict[str, Any]], Field(description="engine -> knobs that all sweeps of that engine share")
-    ] = {}
-    sweeps: Annotated[list[Sweep], Field(min_length=1)]
+    endpoints: dict[Name, Endpoint] = Field(
+        {}, description="servers of this study, beside those of config/endpoints.yaml"
+    )
+    engine_defaults: dict[str, dict[str, Any]] = Field(
+        {}, description="engine -> knobs that all sweeps of that engine share"
+    )
+    sweeps: list[Sweep] = Field(min_length=1)
 
     @property
     def device_hours(self) -> float | None:
