@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from workflow_scripts.analyse.intervals.start_spread import FloatArray, mean_of
-from workflow_scripts.analyse.intervals.statistics import Samples
+from workflow_scripts.analyse.intervals.statistics import IntArray, Samples
 from workflow_scripts.analyse.intervals.variation import known_elsewhere
 from workflow_scripts.catalog.gpus_and_models import load_gpus, readable_models
 from workflow_scripts.engines.registry import every_knob, load_engines, without_environment
@@ -86,61 +86,47 @@ def summarise(rows: pd.DataFrame, by: Sequence[str], column: str) -> tuple[pd.Da
     >>> summary.drop(columns="gpu").values.tolist(), samples.log.tolist()
     ([['a', 2, 3, 3.0, 0], ['b', 1, 1, 1.0, 1]], [[2.0, 4.0], [1.0, nan]])
     """
-    by = list(by)
-    values = rows[column].astype(float)
-    card = rows.get("device_uuid", pd.Series(pd.NA, index=rows.index)).astype("string")
+    by, values = list(by), rows[column].astype(float)
     started = {name: rows[name].fillna(1).astype(int) for name in ("start", "round")}
-    logs = rows[by].assign(log=np.log(values.where(values > 0)), card=card, **started)
+    logs = rows[by].assign(log=np.log(values.where(values > 0)), card=rows.get("device_uuid", ""), **started)
     groups = logs.groupby(by, dropna=False, sort=False)
-    cell = groups.ngroup().to_numpy()
     summary = groups.agg(repeats=("log", "count")).reset_index()
-    pooled = summary.groupby([name for name in POOLED if name in by], dropna=False, sort=False)
-    group = pooled.ngroup().to_numpy(dtype=int)
+    is_cpu = np.isin(summary["gpu"], [name for name, gpu in load_gpus().items() if gpu.kind == "cpu"])
+    place = summary.reindex(columns=list(POOLED)).assign(is_cpu=is_cpu)
 
+    def numbered(*names: str) -> IntArray:
+        return place.groupby(list(names), dropna=False, sort=False).ngroup().to_numpy(dtype=int)
+
+    group, cell = numbered(*POOLED), groups.ngroup()
     logs = logs[["log", "card", "start", "round"]].assign(cell=cell, group=group[cell])
     of_start = {name: (name, "first") for name in ("group", "card", "round")}
     of_start |= {"log": ("log", "mean"), "n": ("log", "count"), "variance": ("log", "var")}
-    starts = logs.dropna(subset="log").groupby(["cell", "start"]).agg(**of_start)
-    columns, between_cards = _columns(starts)
+    starts = logs.dropna(subset="log").groupby(["cell", "start"]).agg(**of_start).reset_index()
+    # In a group on several cards the column of a start is its card, so that only starts on the same card are paired;
+    # else it is its round. A second start of a cell in a round has its own column.
+    of_cards = starts.groupby("group")["card"].transform("nunique") > 1
+    order = starts.groupby(["cell", "round"]).cumcount().where(~of_cards, 0)
+    column_of = starts["card"].astype("category").cat.codes.where(of_cards, starts["round"])
+    columns = starts.groupby([order, of_cards, column_of]).ngroup()
+    means = starts.groupby(["cell", columns])["log"].mean()
     log = np.full((len(summary), columns.nunique()), np.nan)
-    means = starts.groupby([starts.index.get_level_values("cell"), columns])["log"].mean()
     log[means.index.get_level_values(0), means.index.get_level_values(1)] = means
     of_cell = starts.assign(squares=starts["variance"] * (starts["n"] - 1), df=starts["n"] - 1).groupby("cell")
     within = (of_cell["squares"].sum(min_count=1) / of_cell["df"].sum()).reindex(summary.index)
-    is_cpu = np.isin(summary["gpu"], [name for name, gpu in load_gpus().items() if gpu.kind == "cpu"])
-    study = summary["study"].astype(str) if "study" in summary else pd.Series("", index=summary.index)
-    of_study = [study, *(summary[name] for name in ("source",) if name in summary)]
-    kind = summary.groupby([*of_study, is_cpu], dropna=False).ngroup().to_numpy().astype(int)
-    # One for each kind, whose cells share it.
-    known = [known_elsewhere(is_cpu[first], study.iloc[first]) for first in np.unique(kind, return_index=True)[1]]
+    known = [known_elsewhere(*of) for of in zip(is_cpu.tolist(), place["study"].astype(str), strict=True)]
     samples = Samples(
         log=log,
         within=numbers(within),
         repeats=numbers(of_cell["n"].mean().reindex(summary.index)),
-        group=group.astype(int),
-        between_cards=np.isin(group, between_cards),
+        group=group,
+        between_cards=np.isin(group, starts.loc[of_cards, "group"]),
         shared=is_cpu,
-        device=summary.groupby([*of_study, "gpu"], dropna=False).ngroup().to_numpy().astype(int),
-        kind=kind,
-        known=np.array(known, dtype=float).reshape(-1, 4)[kind].T,
+        device=numbered("study", "source", "gpu"),
+        kind=numbered("study", "source", "is_cpu"),
+        known=np.array(known, dtype=float).reshape(-1, 4).T,
     )
     summary.insert(len(by), "starts", samples.starts)
     return summary.assign(log_mean=mean_of(log), sample=np.arange(len(summary))), samples
-
-
-def _columns(starts: pd.DataFrame) -> tuple[pd.Series, list[int]]:
-    """The column of each start, and the groups (cells of one device and engine) that were measured on several cards.
-
-    The column is the start's round. In a group on several cards it is the card, so that only starts on the same card
-    are paired. A second start of a cell in a round has its own column.
-    """
-    several = starts.groupby("group")["card"].nunique()
-    between_cards = several.index[several > 1].tolist()
-    of_cards = starts["group"].isin(between_cards)
-    order = starts.groupby([starts.index.get_level_values("cell"), "round"]).cumcount().where(~of_cards, 0)
-    card = starts["card"].astype("category").cat.codes
-    keys = pd.DataFrame({"order": order, "of_cards": of_cards, "column": card.where(of_cards, starts["round"])})
-    return keys.groupby(["order", "of_cards", "column"]).ngroup(), between_cards
 
 
 def dtypes(cells: pd.DataFrame) -> pd.Series:

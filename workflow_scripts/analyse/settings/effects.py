@@ -119,7 +119,7 @@ def _effects_of(
             ", ".join(f"{name.removeprefix('knob_')}={knob_text(of[name])}" for name in others if not pd.isna(of[name]))
             for of in records(rows)
         ],
-        shown=[knob_text(value) if described.shown_in else None for value in seen],
+        shown=seen.map(knob_text, na_action="ignore"),
         seen=seen.convert_dtypes(),
     )
     effects = pd.concat([pairs[pairs["first"]].assign(comparison=PAIR), _overall(rows, pairs, margin_pct)])
@@ -128,10 +128,11 @@ def _effects_of(
     is_pair = effects["comparison"] == PAIR
     groups = rows.groupby("group").indices
     compared = [
-        (b, a) if pair else groups[group]
-        for pair, group, a, b in zip(is_pair, *(effects[name] for name in ("group", "a", "b")), strict=True)
+        (baseline, value) if pair else groups[group]
+        for pair, group, value, baseline in zip(is_pair, *(effects[of] for of in ("group", "a", "b")), strict=True)
     ]
-    served, told = list(zip(*(rows[name] for name in WORK), strict=True)), list(rows["effective"])
+    served = list(zip(*(rows[name] for name in WORK), strict=True))
+    told = [None if knob == AT else text for text in rows["effective"]]
     left_out = {knob, *described.settles} | _FOLLOWS
     return effects.assign(
         **{name: a[name] for name in (*ALIKE, "cell_id", "repeats", "held", "values", "value", "shown")},
@@ -141,8 +142,8 @@ def _effects_of(
         margin_pct=margin_pct,
         took_effect=a["seen"].ne(b["seen"]).astype("boolean").where(is_pair, effects["took_effect"]),
         bound_by=a["bound_by"].where(is_pair, effects["bound_by"]),
-        work=[_work({served[row] for row in of}) for of in compared],
-        moved_with_it=[None if knob == AT else _moved([told[row] for row in of], left_out) for of in compared],
+        work=pd.array([_work({served[row] for row in of}) for of in compared], "string"),
+        moved_with_it=pd.array([_moved([told[row] for row in of], left_out) for of in compared], "string"),
     ).reindex(columns=list(SCHEMA.columns))
 
 
@@ -153,20 +154,17 @@ def _work(served: set[tuple[int, ...]]) -> str | None:
     return EQUAL if len(served) == 1 else DIFFERS
 
 
-def _moved(told: Sequence[str], left_out: set[str]) -> str | None:
+def _moved(told: Sequence[str | None], left_out: set[str]) -> str | None:
     """Settings that differ between cells, except those left out, e.g. `max_num_batched_tokens 512 -> 4,096`; or None.
 
     `told` are the column `effective` of the cells. A setting that one cell does not report is ignored.
     """
     if any(pd.isna(text) for text in told):
         return None
-    settings = [_settings(text) for text in dict.fromkeys(told)]
-    known = sorted(set.intersection(*map(set, settings)) - left_out)
-    differing = [name for name in known if any(cell[name] != settings[0][name] for cell in settings)]
-    values = {name: [cell[name] for cell in settings] for name in differing}
+    settings = [_settings(str(text)) for text in dict.fromkeys(told)]
     moved = {
-        name: list(dict.fromkeys(value if isinstance(value, str) else f"{value:,.10g}" for value in of))
-        for name, of in values.items()
+        name: dict.fromkeys(of[name] if isinstance(of[name], str) else f"{of[name]:,.10g}" for of in settings)
+        for name in sorted(set.intersection(*map(set, settings)) - left_out)
     }
     return "; ".join(f"{name} {' -> '.join(texts)}" for name, texts in moved.items() if len(texts) > 1) or None
 
@@ -207,7 +205,7 @@ def _overall(rows: pd.DataFrame, pairs: pd.DataFrame, margin_pct: float) -> pd.D
     to_flat = pairs["starts_needed"].fillna(np.inf).groupby(pairs["group"]).max().replace(np.inf, np.nan)
     needed = np.where(ends["distance"] > log_margin(margin_pct), ends["starts_needed"], to_flat)
     groups = rows.groupby("group")
-    bounds = groups["bound_by"].agg(lambda of: ", ".join(sorted(set(of.dropna()))) or pd.NA)
+    bounds = groups["bound_by"].agg(lambda of: ", ".join(sorted(set(of.dropna())))).replace("", pd.NA)
     differs, unknown = groups["seen"].nunique() > 1, groups["seen"].count() < groups.size()
     return ends.assign(
         comparison=OVERALL,

@@ -146,46 +146,41 @@ def _of_place(
     bounds: Mapping[str, float],
     looks: Looks,
 ) -> Iterator[Row]:
-    cells = records(place.assign(compared=len(place)))
-    everything, sample = np.ones(len(place), dtype=bool), place["sample"].to_numpy(dtype=int)
-    best = _fastest(place, everything)
+    cells, sample = records(place.assign(compared=len(place))), place["sample"].to_numpy(dtype=int)
+    rate, *latencies = (numbers(place[_ranks(metric)]) for metric in (RATE, *LATENCIES))
+    best = int(rate.argmax())
 
-    def fastest(among: BoolArray, role: str) -> Row:
-        cell = _fastest(place, among)
+    def row(cell: int, role: str, **more: object) -> Row:
+        settings = settings_of(cells[cell], models)
+        served = {"command": settings and settings.command(), "config_yaml": settings and settings.config()}
+        return cells[cell] | served | {"role": role} | more
+
+    def fastest(among: BoolArray, role: str, **more: object) -> Row:
+        cell = int(np.where(among, rate, -np.inf).argmax())
         others = place[among & (place.index != cell)]
         not_slower = others["knobs"][~is_higher(compare(samples, sample[[cell]], sample[others.index]))]
-        return _row(cells[cell], role, models) | {"ties": ", ".join(not_slower) or None, "eligible": among.sum()}
+        return row(cell, role, ties=", ".join(not_slower) or None, eligible=among.sum(), **more)
 
-    yield fastest(everything, BEST)
+    yield fastest(np.ones(len(place), dtype=bool), BEST)
 
     bound, within = _within_latency(place, bounds)
-    latency: Row = {"latency_bound": bound}
     if within.any():
-        yield fastest(within, WITHIN_LATENCY) | latency
+        yield fastest(within, WITHIN_LATENCY, latency_bound=bound)
     else:
         where: Row = {name: cells[best][name] for name in (*PLACE, "compared")}
-        yield where | latency | {"role": WITHIN_LATENCY, "eligible": 0}
+        yield where | {"role": WITHIN_LATENCY, "latency_bound": bound, "eligible": 0}
 
     # The smallest of all that pass is chosen, so the error must hold for all tests together.
     as_fast = np.arange(len(place)) == best
     against_best = compare(samples, sample[~as_fast], sample[as_fast])
     as_fast[~as_fast] = holm(against_best.p_not_below(margin_pct)) <= EQUIVALENCE_ALPHA * looks.of_plan
-    smallest = _row(cells[_smallest(place, as_fast)], SMALLEST, models)
-    yield smallest | {"margin_pct": margin_pct, "eligible": as_fast.sum()}
+    memory = [name for name in _RESERVES if name in place]
+    order = ["max_concurrency_allowed", *memory, "block_size_effective", "knobs"]
+    smallest = int(place[as_fast].sort_values(order, kind="stable").index[0])
+    yield row(smallest, SMALLEST, margin_pct=margin_pct, eligible=as_fast.sum())
 
-    rate, *latencies = (numbers(place[_ranks(metric)]) for metric in (RATE, *LATENCIES))
     for member in np.flatnonzero(pareto_front(np.column_stack([rate, *(-latency for latency in latencies)]))):
-        yield _row(cells[member], PARETO, models)
-
-
-def _row(cell: Row, role: str, models: Settings) -> Row:
-    settings = settings_of(cell, models)
-    served = {"command": settings and settings.command(), "config_yaml": settings and settings.config()}
-    return cell | served | {"role": role}
-
-
-def _fastest(place: pd.DataFrame, among: BoolArray) -> int:
-    return int(np.where(among, numbers(place[_ranks(RATE)]), -np.inf).argmax())
+        yield row(member, PARETO)
 
 
 def _within_latency(place: pd.DataFrame, bounds: Mapping[str, float]) -> tuple[str | None, BoolArray]:
@@ -201,25 +196,14 @@ def _within_latency(place: pd.DataFrame, bounds: Mapping[str, float]) -> tuple[s
     return " and ".join(words) + default, np.all(keeps, axis=0)
 
 
-def _smallest(place: pd.DataFrame, among: BoolArray) -> int:
-    """The cell with the fewest sequences, then the least reserved memory, then the smallest block."""
-    memory = [name for name in _RESERVES if name in place]
-    order = ["max_concurrency_allowed", *memory, "block_size_effective", "knobs"]
-    return int(place[among].sort_values(order, kind="stable").index[0])
-
-
 def pareto_front(values: FloatArray) -> BoolArray:
     """The rows that no other row beats; in every column higher is better. A row with a NaN is not on the front.
 
     >>> pareto_front(np.array([[1.0, 5.0], [2.0, 4.0], [1.0, 4.0], [3.0, np.nan]])).tolist()
     [True, True, False, False]
     """
-    left, at = np.flatnonzero(~np.isnan(values).any(axis=1)), 0
-    while at < len(left):
-        row = values[left[at]]
-        stays = (values[left] > row).any(axis=1) | (values[left] == row).all(axis=1)
-        left, at = left[stays], stays[: at + 1].sum()
-    return np.isin(np.arange(len(values)), left)
+    beaten = [((values >= row).all(axis=1) & (values > row).any(axis=1)).any() for row in values]
+    return ~np.isnan(values).any(axis=1) & ~np.array(beaten, dtype=bool)
 
 
 def settings_of(cell: Row, models: Settings) -> ServeSettings | None:
