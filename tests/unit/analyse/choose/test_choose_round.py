@@ -7,82 +7,53 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from tests.unit.analyse.synthetic_cells import cell, starts_table
-from tests.unit.made_studies import end_cell, fixed, write_study
+from tests.unit.analyse.measured_study import SECONDS, MeasuredStudy
 from workflow_scripts.analyse.choose.choose_cells import ALL_ANSWERED, HOURS_SPENT, estimates_and_questions
 from workflow_scripts.analyse.choose.estimate_tables import main as table_estimates
 from workflow_scripts.analyse.choose.estimates import check_cells
-from workflow_scripts.analyse.settings.decide_round import decide_round
 from workflow_scripts.analyse.tables import write_table
 from workflow_scripts.predict.prediction_record import FIELDS, Band, Prediction
-from workflow_scripts.study.grid import expand
-from workflow_scripts.study.paths import StudyPaths
+from workflow_scripts.study.grid import Cell
 from workflow_scripts.study.rounds import RoundPlan
-from workflow_scripts.study.study_file import load_study
 
-SECONDS = 90.0
-ENDED = {"provenance": {"ended_at": "2026-01-01T00:00:00+00:00"}}
 MOST_ROUNDS = 30
 
 
-class Grid:
-    """A grid of 18 cells, whose rate grows with max-num-seqs and does not depend on the block size, as predicted."""
+def predicted_rate(one: Cell) -> float:
+    return 100 * one.knobs.max_num_seqs**0.8
+
+
+class Grid(MeasuredStudy):
+    """A grid of 18 cells, whose rate grows with max-num-seqs and does not depend on the block size, as predicted, with
+    0.5 % noise."""
 
     def __init__(self, folder: Path, gpu: str | list[str] = "h200", **changes: object) -> None:
         knobs = {"block_size": [16, 32, 64], "max_num_seqs": [4, 8, 16, 32, 64, 128]}
         known = {"equivalence_margin_pct": 10.0, "starts": {"at_least": 2, "at_most": 2}, "measure": {}}
-        workloads = {"chat": fixed()}
-        sweep = {"gpu": gpu, "model": "llama-3.1-8b-instruct", "knobs": knobs}
-        self.file = write_study(folder, sweep, workloads=workloads, **known | changes)
-        self.study = load_study(self.file)
-        self.paths = StudyPaths(folder / "results", "try")
-        self.cells = {one.id: one for one in expand(self.study)}
+        super().__init__(folder, knobs, self.noisy, gpu, **known | changes)
         rows = [
             Prediction(
                 *(one.id, one.gpu, one.engine, one.model, one.workload, one.knobs.slug()),
-                output_tokens_per_s=Band(self.rate(name), self.rate(name) / 1.1, self.rate(name) * 1.1),
+                output_tokens_per_s=Band(rate := predicted_rate(one), rate / 1.1, rate * 1.1),
                 preemptions=0,
                 cell_s=SECONDS,
                 gpus=1,
             ).row()
-            for name, one in self.cells.items()
+            for one in self.cells.values()
         ]
         self.predicted = pd.DataFrame(rows, columns=list(FIELDS))
         self.check = check_cells(self.predicted, 10, "try")
 
-    def rate(self, cell_id: str) -> float:
-        return 100 * self.cells[cell_id].knobs.max_num_seqs ** 0.8
-
-    def table(self) -> pd.DataFrame:
-        """The cells table: each start has the predicted rate with 0.5 % noise."""
-        rows = []
-        for place, (name, one) in enumerate(self.cells.items()):
-            ended = self.paths.outcomes(one)
-            rates = [self.rate(name) * math.exp(0.005 * (-1) ** (place + start)) for start in ended]
-            state = {} if ended else {"outcome": "missing", "start": None, "round": None}
-            rows.append(cell(one.knobs.set_values(), rates or [math.nan], gpu=one.gpu, **state))
-        return starts_table(*rows)
-
-    def decide(self, number: int, before: RoundPlan | None = None, gpus: Collection[str] = ("h200",)) -> RoundPlan:
-        return decide_round(self.study, self.paths, self.table(), number, gpus, before, predicted=self.predicted)
-
-    def measure(self, plan: RoundPlan) -> None:
-        for name, start in plan.starts:
-            at = {"start": start, "round": plan.round}
-            end_cell(self.study, self.paths, self.cells[name], start, start=at, phases_s={"measure": SECONDS}, **ENDED)
+    def noisy(self, one: Cell, start: int) -> float:
+        return predicted_rate(one) * math.exp(0.005 * (-1) ** (list(self.cells).index(one.id) + start))
 
     def run(self, gpus: Collection[str] = ("h200",)) -> list[RoundPlan]:
         """All rounds on a machine with these devices, until measuring ends there."""
         plans = [self.decide(1, gpus=gpus)]
         while not plans[-1].ended and len(plans) < MOST_ROUNDS:
-            self.measure(plans[-1])
+            self.end(plans[-1].starts, plans[-1].round)
             plans.append(self.decide(len(plans) + 1, plans[-1], gpus))
         return plans
-
-    def starts(self) -> dict[str, int]:
-        """The number of starts of each cell that was measured."""
-        counts = {name: len(self.paths.outcomes(one)) for name, one in self.cells.items()}
-        return {name: count for name, count in counts.items() if count}
 
 
 @pytest.fixture(scope="module")
@@ -98,9 +69,9 @@ def test_fewer_cells_are_measured_until_every_question_is_answered(finished):
     assert (plans[-1].ended, plans[-1].starts, plans[-1].questions) == (ALL_ANSWERED, (), ())
     # One setting to serve with, and what each of two knobs changes.
     assert {plan.asked for plan in plans} == {3}
-    assert set(grid.starts().values()) == {2}
-    assert set(grid.check) < set(grid.starts())
-    assert len(grid.starts()) < len(grid.cells)
+    assert set(grid.started().values()) == {2}
+    assert set(grid.check) < set(grid.started())
+    assert len(grid.started()) < len(grid.cells)
     # The same again decides the same: nothing is measured by another call.
     assert grid.decide(len(plans)).ended == ALL_ANSWERED
 
@@ -113,13 +84,13 @@ def test_the_tables_say_what_was_measured_and_what_each_question_is_answered_by(
     named |= {"out": tmp_path / "estimates.parquet", "questions-out": tmp_path / "questions.parquet"}
     assert table_estimates([str(word) for name, path in named.items() for word in (f"--{name}", path)]) == 0
     estimates = pd.read_parquet(tmp_path / "estimates.parquet").set_index("cell_id")
-    measured = set(grid.starts())
+    measured = set(grid.started())
     assert set(estimates.index[estimates["measured"].notna()]) == measured
     assert set(estimates.index[estimates["state"] == "predicted"]) == set(grid.cells) - measured
     assert set(estimates.index[estimates["state"] == "check"]) == set(grid.check)
     assert set(estimates.index[estimates["error_pct"].notna()]) == set(grid.check)
     assert estimates["error_pct"].abs().max() < 5
-    rates = estimates.index.to_series().map(grid.rate)
+    rates = estimates.index.to_series().map(lambda name: predicted_rate(grid.cells[name]))
     assert estimates["measured"].dropna().to_dict() == pytest.approx(rates[list(measured)].to_dict(), rel=0.006)
     others = estimates["state"] == "predicted"
     assert rates[others].between(estimates.loc[others, "low"], estimates.loc[others, "high"]).all()
@@ -144,7 +115,7 @@ def test_a_cell_that_failed_is_not_started_again_by_the_same_call(tmp_path):
     grid = Grid(tmp_path)
     first = grid.decide(1)
     lost, *_ = grid.check
-    grid.measure(first.model_copy(update={"starts": tuple(start for start in first.starts if start.cell != lost)}))
+    grid.end([start for start in first.starts if start.cell != lost], first.round)
     second = grid.decide(2, first)
     assert second.failed == (lost,)
     assert lost not in {start.cell for start in second.starts}
@@ -162,7 +133,7 @@ def test_each_machine_measures_the_cells_of_its_devices_until_both_have_answered
         assert plans[-1].asked == 7
         assert bool(plans[-1].questions) == (place == 0)
     assert plans[-1].ended == ALL_ANSWERED
-    assert len(grid.starts()) < len(grid.cells)
+    assert len(grid.started()) < len(grid.cells)
 
 
 def test_runs_that_were_measured_elsewhere_change_no_estimate(finished):

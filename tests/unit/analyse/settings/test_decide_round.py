@@ -1,14 +1,14 @@
 """The plan of a further round, from what was measured and how long it took."""
 
-from pathlib import Path
+from itertools import product
 
 import numpy as np
 import pandas as pd
 import pytest
 
+from tests.unit.analyse.measured_study import SECONDS, MeasuredStudy
 from tests.unit.analyse.parsed_tables import requests, steps, write_parsed
 from tests.unit.analyse.synthetic_cells import cell, starts_table
-from tests.unit.made_studies import end_cell, fixed, write_study
 from workflow_scripts.analyse.intervals.further_starts import Looks
 from workflow_scripts.analyse.settings.decide_round import (
     ALL_DECIDED,
@@ -17,148 +17,128 @@ from workflow_scripts.analyse.settings.decide_round import (
     TOO_LITTLE_TIME,
     TOO_MANY_STARTS,
     TWO_MODES,
-    decide_round,
     main,
     open_comparisons,
 )
 from workflow_scripts.analyse.settings.effects import main as table_effects
 from workflow_scripts.analyse.tables import write_table
 from workflow_scripts.cluster.batches import Batch, known_sha256, write_batch
-from workflow_scripts.study.grid import expand
-from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.rounds import CellStart, RoundPlan
-from workflow_scripts.study.study_file import load_study
 
-SECONDS = 90.0
-ENDED = {"provenance": {"ended_at": "2026-01-01T00:00:00+00:00"}}
 # Starts of two alike cells that vary by 2 %, and of a third that is four times as fast.
-NOISE = 0.02 * np.array([[1, -1, 0.5, -0.5, 1, -1], [-1, 1, -0.5, 0.5, -1, 1], [1, 1, -1, -1, 1, -1]])
 RATES = {1: 100.0, 4: 100.0, 16: 400.0}
+NOISE = dict(zip(RATES, 0.02 * np.array([[1, -1, 0.5, -0.5], [-1, 1, -0.5, 0.5], [1, 1, -1, -1]]), strict=True))
 
 
-class Measured:
-    """A study with three cells, of which some starts were measured."""
+@pytest.fixture
+def three(tmp_path):
+    """A study with three cells, each of which has ended in three starts; its fields may be changed."""
 
-    def __init__(self, folder: Path, **starts: object) -> None:
-        self.file = write_study(
-            folder,
-            {"model": "llama-3.1-8b-instruct", "knobs": {"max_num_seqs": list(RATES)}},
+    def made(**starts):
+        study = MeasuredStudy(
+            tmp_path,
+            {"max_num_seqs": list(RATES)},
+            lambda one, start: RATES[one.knobs.max_num_seqs] * np.exp(NOISE[one.knobs.max_num_seqs][start - 1]),
             equivalence_margin_pct=5.0,
             starts={"at_least": 2, "at_most": 5, **starts},
-            workloads={"chat": fixed()},
         )
-        self.study = load_study(self.file)
-        self.paths = StudyPaths(folder / "results", "try")
-        self.ids = [one.id for one in expand(self.study)]
+        study.end(product(study.cells, (1, 2, 3)))
+        return study
 
-    def end(self, count: int, cells: list[int] | None = None) -> pd.DataFrame:
-        """Let cells end in so many starts; return the cells table."""
-        for place, one in enumerate(expand(self.study)):
-            for start in range(1, count + 1) if cells is None or place in cells else []:
-                at = {"start": start, "round": start}
-                phases_s = {"start": SECONDS - 30, "measure": 30.0}
-                end_cell(self.study, self.paths, one, start, start=at, phases_s=phases_s, **ENDED)
-        measured = [len(self.paths.outcomes(one)) for one in expand(self.study)]
-        rates = zip(RATES.items(), NOISE, measured, strict=True)
-        return starts_table(*(cell({"max_num_seqs": n}, rate * np.exp(of[:have])) for (n, rate), of, have in rates))
-
-    def plan(self, table: pd.DataFrame, number: int, before: RoundPlan | None = None) -> RoundPlan:
-        return decide_round(self.study, self.paths, table, number, ["h200"], before)
+    return made
 
 
-def called(measured: Measured, folder: Path, number: int, out: Path, *more: str) -> int:
-    """Call the command for a round; the tables are in `folder`."""
-    words = ["--study", measured.file, "--results", measured.paths.results, "--gpus", "h200", "--number", number]
+def called(study: MeasuredStudy, number: int, *more: str) -> RoundPlan:
+    """The plan that the command writes for a round; the tables are beside the study."""
+    folder = study.file.parent
+    words = ["--study", study.file, "--results", study.paths.results, "--gpus", "h200", "--number", number]
     words += ["--parsed", folder / "parsed", "--devices", folder / "devices", "--cells", folder / "cells.parquet"]
-    return main([*map(str, [*words, "--out", out]), *more])
+    assert main([*map(str, [*words, "--out", folder / "plan.json"]), *more]) == 0
+    return RoundPlan.read(folder / "plan.json")
 
 
-def test_only_cells_of_open_comparisons_are_measured_again_each_in_its_next_start(tmp_path):
-    measured = Measured(tmp_path)
-    plan = measured.plan(measured.end(3), 4)
-    assert set(plan.starts) == {CellStart(cell_id, 4) for cell_id in measured.ids[:2]}
+def test_only_cells_of_open_comparisons_are_measured_again_each_in_its_next_start(three):
+    study = three()
+    ids = list(study.cells)
+    plan = study.decide(4)
+    assert set(plan.starts) == {CellStart(cell_id, 4) for cell_id in ids[:2]}
     assert (plan.round, plan.ended, plan.failed, plan.decided) == (4, None, (), 2)
     (opened,) = plan.undecided
-    assert set(opened.cells) == set(measured.ids[:2])
+    assert set(opened.cells) == set(ids[:2])
     assert plan.spent_s == 9 * SECONDS
     assert plan.left_s >= 2 * SECONDS
-    assert plan.known == known_sha256(measured.study, measured.paths, ["h200"])
+    assert plan.known == known_sha256(study.study, study.paths, ["h200"])
     # What shows drift takes device time too.
-    again = measured.paths.again(measured.ids[0], 3) / "outcome.json"
+    again = study.paths.again(ids[0], 3) / "outcome.json"
     again.parent.mkdir()
-    again.write_bytes(measured.paths.outcome(measured.ids[0]).read_bytes())
-    assert measured.plan(measured.end(3), 4).spent_s == 10 * SECONDS
+    again.write_bytes(study.paths.outcome(ids[0]).read_bytes())
+    assert study.decide(4).spent_s == 10 * SECONDS
 
 
 @pytest.mark.parametrize(
     ("starts", "given_up"),
     [({"at_most": 3}, TOO_MANY_STARTS), ({"device_hours": (9 * SECONDS + 60) / 3600}, TOO_LITTLE_TIME)],
 )
-def test_measuring_ends_when_the_starts_or_the_device_hours_are_used_up(tmp_path, starts, given_up):
-    measured = Measured(tmp_path, **starts)
-    plan = measured.plan(measured.end(3), 4)
+def test_measuring_ends_when_the_starts_or_the_device_hours_are_used_up(three, starts, given_up):
+    plan = three(**starts).decide(4)
     assert (plan.starts, plan.ended) == ((), NONE_DECIDABLE)
     assert {one.given_up for one in plan.not_decidable} == {given_up}
 
 
-def test_a_cell_that_failed_is_not_measured_again_by_the_same_call(tmp_path):
-    measured = Measured(tmp_path)
-    before = measured.plan(measured.end(3), 4)
-    failed, other = measured.ids[:2]
-    table = measured.end(4, cells=[1])  # the first cell has no outcome of its fourth start
-    plan = measured.plan(table, 5, before)
+def test_a_cell_that_failed_is_not_measured_again_by_the_same_call(three):
+    study = three()
+    before = study.decide(4)
+    failed, other, _ = study.cells
+    study.end([(other, 4)])  # the first cell has no outcome of its fourth start
+    plan = study.decide(5, before)
     assert plan.failed == (failed,)
     # What is compared with it alone is not measured again either: that would decide nothing.
     assert (plan.starts, plan.undecided, plan.ended) == ((), (), NONE_DECIDABLE)
     assert [(set(one.cells), one.given_up) for one in plan.not_decidable] == [({failed, other}, NO_START)]
-    nobody = measured.plan(table, 5, before.model_copy(update={"failed": (other,)}))
-    assert (nobody.starts, nobody.ended) == ((), NONE_DECIDABLE)
 
 
-def test_what_a_former_call_did_not_measure_is_tried_again(tmp_path):
+def test_what_a_former_call_did_not_measure_is_tried_again(three, tmp_path):
     """A former call decided on round 4 and was stopped before the first cell's start; this call begins with round 5."""
-    measured = Measured(tmp_path)
-    measured.plan(measured.end(3), 4).write(measured.paths.round_plan(4))
-    write_table(measured.end(4, cells=[1]), tmp_path / "cells.parquet", "cells")
-    first, second = measured.ids[:2]
+    study = three()
+    study.decide(4).write(study.paths.round_plan(4))
+    first, second, _ = study.cells
+    study.end([(second, 4)])
+    write_table(study.table(), tmp_path / "cells.parquet", "cells")
     batch = tmp_path / "batch.json"
     write_batch(batch, Batch("h200", "0a", 4, (CellStart(first, 4),), 1))
-    out = tmp_path / "plan.json"
-    assert called(measured, tmp_path, 5, out, "--first") == 0
-    assert set(RoundPlan.read(out).starts) == {CellStart(first, 4), CellStart(second, 5)}
+    assert set(called(study, 5, "--first").starts) == {CellStart(first, 4), CellStart(second, 5)}
     for goes_on in ([], ["--first", "--batches", str(batch)]):
-        assert called(measured, tmp_path, 5, out, *goes_on) == 0
-        assert RoundPlan.read(out).failed == (first,)
+        assert called(study, 5, *goes_on).failed == (first,)
 
 
-def test_a_cell_that_is_faster_than_its_device_can_be_decides_nothing(tmp_path):
-    measured = Measured(tmp_path)
-    write_table(measured.end(3), tmp_path / "cells.parquet", "cells")
-    out = tmp_path / "plan.json"
-    assert called(measured, tmp_path, 4, out) == 0
-    assert {one.cell for one in RoundPlan.read(out).starts} == set(measured.ids[:2])
+def test_a_cell_that_is_faster_than_its_device_can_be_decides_nothing(three, tmp_path):
+    study = three()
+    impossible, other, _ = study.cells
+    write_table(study.table(), tmp_path / "cells.parquet", "cells")
+    assert {one.cell for one in called(study, 4).starts} == {impossible, other}
     # 100 output tokens per second, with a prompt of 100,000 tokens for every two of them.
-    impossible = measured.ids[0]
     write_parsed(tmp_path / "parsed/h200", "requests", requests(impossible, (100_000, 2, 0)))
     write_parsed(tmp_path / "parsed/h200", "steps", steps(impossible, 0))
-    assert called(measured, tmp_path, 4, out) == 0
-    plan = RoundPlan.read(out)
+    plan = called(study, 4)
     assert (plan.starts, plan.undecided, plan.ended) == ((), (), ALL_DECIDED)
 
 
 @pytest.mark.parametrize(("at_most", "verdict"), [(3, "flat"), (20, "not decided")])
-def test_the_effects_of_a_study_share_its_error_over_its_rounds(tmp_path, capsys, at_most, verdict):
-    measured = Measured(tmp_path, at_least=3, at_most=at_most)
+def test_the_effects_of_a_study_share_its_error_over_its_rounds(three, tmp_path, at_most, verdict):
+    study = three(at_least=3, at_most=at_most)
     noise = np.array([[0.01, -0.01, 0.0], [-0.01, 0.0, 0.01]])
     table = starts_table(*(cell({"max_num_seqs": n}, 100 * np.exp(of)) for n, of in zip((1, 4), noise, strict=True)))
     write_table(table, tmp_path / "cells.parquet", "cells")
-    words = ["--study", measured.file, "--cells", tmp_path / "cells.parquet", "--out", tmp_path / "effects.parquet"]
+    words = ["--study", study.file, "--cells", tmp_path / "cells.parquet", "--out", tmp_path / "effects.parquet"]
     assert table_effects(list(map(str, words))) == 0
     effects = pd.read_parquet(tmp_path / "effects.parquet")
     assert (set(effects["verdict"]), set(effects["margin_pct"])) == ({verdict}, {5.0})
-    if at_most == 3:  # a fixed number of starts leaves nothing to decide
-        assert called(measured, tmp_path, 3, tmp_path / "plan.json") == 2
-        assert "nothing to decide" in capsys.readouterr().err
+
+
+def test_a_fixed_number_of_starts_leaves_nothing_to_decide(three, capsys):
+    with pytest.raises(AssertionError):
+        called(three(at_most=2), 3)
+    assert "nothing to decide" in capsys.readouterr().err
 
 
 # --- which comparisons are open
