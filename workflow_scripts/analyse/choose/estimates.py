@@ -70,13 +70,11 @@ class Estimates:
         draws: joint posterior of the logarithms of the rates, shape (draws, cells). Check cells that were measured have
             their own values, from which nothing is learned about others.
         noise: variance of the logarithm of the rate of one start.
-        widened: by how much errors have widened the bands.
     """
 
     table: pd.DataFrame
     draws: FloatArray
     noise: float
-    widened: float
 
 
 def check_cells(plan: pd.DataFrame, check_pct: float, seed: str) -> tuple[str, ...]:
@@ -146,7 +144,7 @@ def estimate(plan: pd.DataFrame, cells: pd.DataFrame, check: Collection[str], se
         },
         index=plan.index,
     )
-    return Estimates(table, draws, noise, widened)
+    return Estimates(table, draws, noise)
 
 
 def _measured(cells: pd.DataFrame, ids: pd.Index) -> tuple[FloatArray, FloatArray, FloatArray]:

@@ -94,19 +94,15 @@ def ask(
     recommended settings.
     """
     grid = _grid(estimates, plan, cells, log_margin(margin_pct), tpot_p99_s)
-    kinds = {RECOMMENDATION: _recommendations, KNOBS: _knobs, DEVICES: _devices, MEMORY: _memory}
-    asked = [question for kind in KINDS if kind in decide for question in kinds[kind](grid)]
+    kinds = {RECOMMENDATION: _recommendations, KNOBS: _knobs, DEVICES: _devices}
+    estimated = [question for kind, ask_of in kinds.items() if kind in decide for question in ask_of(grid)]
+    shown = holm(np.array([1 - question.probability for question in estimated])) <= EQUIVALENCE_ALPHA
+    answered = [
+        replace(one, is_answered=is_shown, answer=one.answer if is_shown or one.kind != KNOBS else NOT_DECIDED)
+        for one, is_shown in zip(estimated, shown.tolist(), strict=True)
+    ]
     # Limits of memory are seen, not estimated.
-    p = np.array([np.nan if question.kind == MEMORY else 1 - question.probability for question in asked])
-    shown = np.zeros(len(asked), dtype=bool)
-    shown[~np.isnan(p)] = holm(p[~np.isnan(p)]) <= EQUIVALENCE_ALPHA
-    shown |= [question.kind == MEMORY and not question.needs for question in asked]
-    return tuple(
-        replace(question, is_answered=is_answered)
-        if is_answered or question.kind != KNOBS
-        else replace(question, answer=NOT_DECIDED)
-        for question, is_answered in zip(asked, shown.tolist(), strict=True)
-    )
+    return (*answered, *(_memory(grid) if MEMORY in decide else ()))
 
 
 def _grid(
@@ -117,10 +113,9 @@ def _grid(
     rows = cells[settings].drop_duplicates("cell_id").set_index("cell_id").reindex(plan.index)
     by_cell = counted(cells).groupby("cell_id")
     outcomes = cells.groupby("cell_id")["outcome"].agg(set).reindex(plan.index)
-    was_refused = np.array(["infeasible" in outcome and "ok" not in outcome for outcome in outcomes])
-    ran = np.array(["ok" in outcome for outcome in outcomes])
+    ran, was_refused = (np.array([name in outcome for outcome in outcomes]) for name in ("ok", "infeasible"))
     preempted = np.where(ran, numbers(by_cell["preemptions"].sum().reindex(plan.index)), numbers(plan["preemptions"]))
-    refused = was_refused | (plan["infeasible"].notna().to_numpy() & ~ran)
+    refused = ~ran & (was_refused | plan["infeasible"].notna().to_numpy())
     # Before a cell is measured, the low end of its band counts.
     tpot = by_cell["tpot_s_p99"].mean().reindex(plan.index)
     least = numbers(tpot.fillna(plan["tpot_s_p99_low"]).fillna(plan["tpot_s_p99"]))
@@ -209,4 +204,4 @@ def _memory(grid: _Grid) -> Iterator[Question]:
                 limits[of] = min(limits.get(of, limit), limit, key=lambda one: one[0])
         for (below, above), (_, needs, between) in limits.items():
             subject = f"{knob}: {below}, then {above}"
-            yield Question(MEMORY, name, subject, between, float(not needs), False, nothing, needs)
+            yield Question(MEMORY, name, subject, between, float(not needs), not needs, nothing, needs)

@@ -95,7 +95,7 @@ def summarise(rows: pd.DataFrame, by: Sequence[str], column: str) -> tuple[pd.Da
     place = summary.reindex(columns=list(POOLED)).assign(is_cpu=is_cpu)
 
     def numbered(*names: str) -> IntArray:
-        return place.groupby(list(names), dropna=False, sort=False).ngroup().to_numpy(dtype=int)
+        return place.groupby(list(names), dropna=False, sort=False).ngroup().to_numpy().astype(int)
 
     group, cell = numbered(*POOLED), groups.ngroup()
     logs = logs[["log", "card", "start", "round"]].assign(cell=cell, group=group[cell])

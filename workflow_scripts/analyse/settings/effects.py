@@ -163,16 +163,15 @@ def _moved(told: Sequence[str | None], left_out: set[str]) -> str | None:
         return None
     settings = [_settings(str(text)) for text in dict.fromkeys(told)]
     moved = {
-        name: dict.fromkeys(of[name] if isinstance(of[name], str) else f"{of[name]:,.10g}" for of in settings)
+        name: dict.fromkeys(of[name] for of in settings)
         for name in sorted(set.intersection(*map(set, settings)) - left_out)
     }
     return "; ".join(f"{name} {' -> '.join(texts)}" for name, texts in moved.items() if len(texts) > 1) or None
 
 
 @lru_cache(maxsize=10_000)
-def _settings(told: str) -> dict[str, float | str]:
-    settings: dict[str, float | str] = json.loads(told)
-    return settings
+def _settings(told: str) -> dict[str, str]:
+    return {name: of if isinstance(of, str) else f"{of:,.10g}" for name, of in json.loads(told).items()}
 
 
 def _overall(rows: pd.DataFrame, pairs: pd.DataFrame, margin_pct: float) -> pd.DataFrame:
@@ -205,7 +204,7 @@ def _overall(rows: pd.DataFrame, pairs: pd.DataFrame, margin_pct: float) -> pd.D
     to_flat = pairs["starts_needed"].fillna(np.inf).groupby(pairs["group"]).max().replace(np.inf, np.nan)
     needed = np.where(ends["distance"] > log_margin(margin_pct), ends["starts_needed"], to_flat)
     groups = rows.groupby("group")
-    bounds = groups["bound_by"].agg(lambda of: ", ".join(sorted(set(of.dropna())))).replace("", pd.NA)
+    bounds = groups["bound_by"].agg(lambda of: ", ".join(sorted(set(of.dropna()))))
     differs, unknown = groups["seen"].nunique() > 1, groups["seen"].count() < groups.size()
     return ends.assign(
         comparison=OVERALL,
@@ -215,7 +214,7 @@ def _overall(rows: pd.DataFrame, pairs: pd.DataFrame, margin_pct: float) -> pd.D
         starts_needed=np.where(verdict == NOT_DECIDED, needed, 0.0),
         # Null if only an unknown value might differ.
         took_effect=differs.astype("boolean").mask(~differs & unknown).array,
-        bound_by=bounds.array,
+        bound_by=bounds.mask(bounds == "").array,
     )
 
 

@@ -62,22 +62,18 @@ def compared_pairs(
     if not groups:
         return []
     groups = {c: rows.assign(metric=_metric(rows) if metric == RATE else metric) for c, rows in groups.items()}
-    paired = {column: _pairs(rows) for column, rows in groups.items()}
+    paired = pd.concat(map(_pairs, groups.values()), ignore_index=True)
     # Of the pairs, of which there may be half a million, no further copies are kept.
     decided = pd.concat(
         _decided(samples if name == metric else cell_summary(cells, str(name))[1], of_metric, margin_pct, looks)
-        for name, of_metric in pd.concat(paired.values(), ignore_index=True).groupby("metric")
+        for name, of_metric in paired.groupby("metric")
     ).sort_index()
     others = decided["metric"] != metric
     a, b = (decided.loc[others, name].to_numpy() for name in ("sample_a", "sample_b"))
     decided["whole_ratio"] = decided["ratio"]
     decided.loc[others, "whole_ratio"] = compare(samples, a, b).interval().value
-    ends = np.cumsum([len(pairs) for pairs in paired.values()])
-    parts = np.split(np.arange(len(decided)), ends[:-1])
-    return [
-        (column, rows, decided.iloc[part].reset_index(drop=True))
-        for (column, rows), part in zip(groups.items(), parts, strict=True)
-    ]
+    of_columns = decided.groupby("knob")
+    return [(column, rows, of_columns.get_group(column).reset_index(drop=True)) for column, rows in groups.items()]
 
 
 def _metric(rows: pd.DataFrame) -> pd.Series:

@@ -12,7 +12,7 @@ DRAWS = np.random.default_rng(5).normal(0, 0.05, (2000, 4))
 
 def known(draws=DRAWS, cost_s=(10.0, 10.0, 10.0, 10.0), noise=1e-6):
     names = list("abcd")
-    return Estimates(pd.DataFrame({"cost_s": cost_s}, index=pd.Index(names, name="cell_id")), draws, noise, 1.0)
+    return Estimates(pd.DataFrame({"cost_s": cost_s}, index=pd.Index(names, name="cell_id")), draws, noise)
 
 
 NEW = dict.fromkeys("abcd", 0)

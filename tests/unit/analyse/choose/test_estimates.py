@@ -63,8 +63,8 @@ def test_nothing_is_learned_from_a_check_cell_but_its_error():
     near, far = (estimate(plan(), of_rates(times), check) for times in (1.0, 1.5))
     assert set(near.table.loc[check, "state"]) == {"check"}
     assert far.table["log_rate"].tolist() == near.table["log_rate"].tolist()
-    assert near.widened < far.widened
     assert (far.table["sd"] > 0.99 * near.table["sd"]).all()
+    assert far.table["sd"].max() > 1.5 * near.table["sd"].max()
     at = far.table.index.get_loc(check[1])
     assert far.draws[:, at].mean() == pytest.approx(far.table["log_measured"].iloc[at], abs=0.01)
     assert far.draws[:, at].std() < 0.02
@@ -74,7 +74,6 @@ def test_errors_within_the_measured_cells_widen_bands():
     noise = dict(zip(POINTS, np.random.default_rng(3).normal(0, 0.15, len(POINTS)), strict=True))
     some = POINTS[::3]
     found = estimate(plan(band_pct=2.0), cells(some, lambda point: law(point) * np.exp(noise[point])), ())
-    assert found.widened > 1.5
     errors = {point: np.log(law(point)) + noise[point] - found.table.loc[IDS[point], "log_rate"] for point in POINTS}
     rest = set(POINTS) - set(some)
     assert np.mean([abs(errors[point]) < 1.96 * found.table.loc[IDS[point], "sd"] for point in rest]) > 0.9

@@ -115,14 +115,10 @@ def test_work_that_differs_between_repeats_or_is_not_known_is_not_comparable(sid
     ("knobs", "differs"),
     [
         ({"quantization": "awq"}, "quantization awq"),
-        ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype fp8"),
         ({"tensor_parallel_size": 2}, "tensor_parallel_size 2"),
-        ({"pipeline_parallel_size": 4}, "pipeline_parallel_size 4"),
         ({"speculative_method": "ngram", "num_speculative_tokens": 4}, "num_speculative_tokens 4"),
         ({"kv_cache_dtype": "auto"}, None),
-        ({"kv_cache_dtype": "bfloat16"}, None),
-        ({"kv_cache_dtype": "float16"}, None),
-        ({"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "block_size": 32}, None),
+        ({"tensor_parallel_size": 1, "block_size": 32}, None),
         ({"speculative_method": "ngram", "num_speculative_tokens": 0}, None),
     ],
 )
