@@ -18,7 +18,6 @@ from workflow_scripts.common.records import StrictRecord, faults
 from workflow_scripts.study.paths import DIGEST
 
 RATE = "output_tokens_per_s"
-Kind = Literal["setting", "device", "engine"]
 _IN_PAGE = re.compile(r'<template id="digest">([A-Za-z0-9+/=\s]*)</template>')
 
 
@@ -76,7 +75,7 @@ class Pair(StrictRecord):
     `kind`: `setting`, `device` or `engine`; `name`: the setting.
     """
 
-    kind: Kind
+    kind: Literal["setting", "device", "engine"]
     name: str
     cell: str
     baseline: str

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from workflow_scripts.analyse.cells.cells import SCHEMA as CELLS
-from workflow_scripts.analyse.compare.digest import RATE, Digest, DigestCell, Found, Kind, Mean, Pair
+from workflow_scripts.analyse.compare.digest import RATE, Digest, DigestCell, Found, Mean, Pair
 from workflow_scripts.analyse.intervals.repeats import cell_ids, cell_summary, compared_measures, counted, records
 from workflow_scripts.analyse.intervals.statistics import mean_errors
 from workflow_scripts.analyse.limits.limits import SCHEMA as LIMITS
@@ -117,23 +117,25 @@ def _ceilings(limits: pd.DataFrame) -> dict[str, dict[str, float]]:
 
 def _pairs(cells: set[str], table: Table) -> Iterator[Pair]:
     effects, ratios, engines = table(EFFECTS.name), table(RATIOS.name), table(ENGINES.name)
-    effects = effects[effects["comparison"] == PAIR].assign(name=effects["knob"])
-    ratios = ratios[ratios["metric"] == RATE].assign(name="device")
-    ratios = ratios.assign(cell_id=cell_ids(ratios, "gpu_a"), baseline_cell_id=cell_ids(ratios, "gpu_b"))
-    engines = with_cell_ids(engines[engines["comparable"].fillna(False)]).assign(name="engine")
-    engines = engines.rename(columns=lambda name: name.removeprefix("improvement_"))
-    compared: tuple[tuple[Kind, pd.DataFrame], ...] = (("setting", effects), ("device", ratios), ("engine", engines))
-    for kind, row in ((kind, row) for kind, rows in compared for row in records(rows)):
-        cell, baseline = row["cell_id"], row["baseline_cell_id"]
-        if {cell, baseline} <= cells and not pd.isna(row["ratio"]):
-            shown = Found(
-                ratio=_rounded(row["ratio"]),
-                low=_known(row["ratio_again_low"]),
-                high=_known(row["ratio_again_high"]),
-                scope=row["scope"] if isinstance(row["scope"], str) else None,
-                verdict=row.get("verdict"),
-            )
-            yield Pair(kind=kind, name=row["name"], cell=cell, baseline=baseline, found=shown)
+    effects, ratios = effects[effects["comparison"] == PAIR], ratios[ratios["metric"] == RATE]
+    engines = with_cell_ids(engines[engines["comparable"].fillna(False)])
+    of_devices = {"cell_id": cell_ids(ratios, "gpu_a"), "baseline_cell_id": cell_ids(ratios, "gpu_b")}
+    for part in (
+        effects.assign(kind="setting", name=effects["knob"]),
+        ratios.assign(kind="device", name="device", verdict=None, **of_devices),
+        engines.assign(kind="engine", name="engine").rename(columns=lambda name: name.removeprefix("improvement_")),
+    ):
+        for row in records(part[part["ratio"].notna()]):
+            if {row["cell_id"], row["baseline_cell_id"]} <= cells:
+                found = Found(
+                    ratio=_rounded(row["ratio"]),
+                    low=_known(row["ratio_again_low"]),
+                    high=_known(row["ratio_again_high"]),
+                    scope=row["scope"] if isinstance(row["scope"], str) else None,
+                    verdict=row["verdict"],
+                )
+                of_cells = {"cell": row["cell_id"], "baseline": row["baseline_cell_id"]}
+                yield Pair(kind=row["kind"], name=row["name"], **of_cells, found=found)
 
 
 def _rounded(value: float) -> float:

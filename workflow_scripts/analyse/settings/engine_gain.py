@@ -212,17 +212,18 @@ def _static_references(static: pd.DataFrame, sequences: float) -> tuple[int, int
     A type of cache that was also measured with single requests comes first, then the size. Speed does not decide,
     because the order of two equally fast cells varies from run to run.
     """
-    static = static.assign(cache=static["knob_cache_implementation"].fillna("").astype(str))
-    sizes = static["knob_batch_size"].astype(float)
-    single, batched = static[sizes == 1], static[sizes > 1]
+    static = static.assign(
+        cache=static["knob_cache_implementation"].fillna("").astype(str), size=static["knob_batch_size"].astype(float)
+    ).sort_values(["cache", "knobs"])
+    single, batched = static[static["size"] == 1], static[static["size"] > 1]
     order = batched.assign(
         unpaired=~batched["cache"].isin(single["cache"]),
-        too_many=sizes[batched.index] > sequences,
-        apart=(sizes[batched.index] - sequences).abs(),
-    ).sort_values(["unpaired", "too_many", "apart", "cache", "knobs"])
+        too_many=batched["size"] > sequences,
+        apart=(batched["size"] - sequences).abs(),
+    ).sort_values(["unpaired", "too_many", "apart"], kind="stable")
     if not order.empty:
         single = single[single["cache"] == order["cache"].iloc[0]]
-    return _first(single.sort_values(["cache", "knobs"])), _first(order)
+    return _first(single), _first(order)
 
 
 def _first(rows: pd.DataFrame) -> int:
