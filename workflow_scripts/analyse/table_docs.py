@@ -8,7 +8,7 @@ Each schema holds the meaning and unit of its columns.
 import importlib
 import re
 from argparse import Namespace
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pandera.pandas as pa
@@ -59,25 +59,17 @@ def _columns(schema: pa.DataFrameSchema) -> list[tuple[str, str]]:
 
 
 def _section(schema: pa.DataFrameSchema, first: Mapping[tuple[str, str], str]) -> str:
-    columns = _columns(schema)
-    elsewhere = {column: first[column] for column in columns if first[column] != schema.name}
-    named = {column: re.fullmatch(r"as in `(\w+)`", column[1]) for column in columns}
-    table_of = {column: found[1] if (found := named[column]) else elsewhere.get(column) for column in columns}
-    meanings = dict.fromkeys(meaning for (_, meaning), table in table_of.items() if not table)
-    lines = [
-        f"- {_names(column for column in columns if column[1] == meaning and not table_of[column])}: {meaning}"
-        for meaning in meanings
-    ]
-    for table in dict.fromkeys(filter(None, table_of.values())):
-        lines.append(
-            f"- as in [{table}](#{table}): {_names(column for column in columns if table_of[column] == table)}"
-        )
+    own: dict[str, list[str]] = {}
+    elsewhere: dict[str, list[str]] = {}
+    for name, meaning in _columns(schema):
+        said = re.fullmatch(r"as in `(\w+)`", meaning)
+        table = said[1] if said else first[name, meaning]
+        columns = own.setdefault(meaning, []) if table == schema.name else elsewhere.setdefault(table, [])
+        columns.append(f"`{'knob_*' if name == KNOBS else name}`")
+    lines = [f"- {', '.join(names)}: {meaning}" for meaning, names in own.items()]
+    lines += [f"- as in [{table}](#{table}): {', '.join(names)}" for table, names in elsewhere.items()]
     notes = schema.metadata["notes"]
     return "\n".join([f"## {schema.name}\n", f"{schema.description}\n", *lines, *([f"\n{notes}"] if notes else []), ""])
-
-
-def _names(columns: Iterable[tuple[str, str]]) -> str:
-    return ", ".join(f"`{'knob_*' if name == KNOBS else name}`" for name, _ in columns)
 
 
 @command(

@@ -148,11 +148,9 @@ def _of_layers(t: pd.DataFrame, facts: ModelFacts, kv_cache_dtype: str) -> Itera
     found: dict[str, pd.DataFrame] = {}
     for layout, kind, held in held_by_layout(t, facts, kv_cache_dtype):
         found[layout] = found[layout] + held if layout in found else held
-        table = _means(layout, rows.drop(columns="engine_slots_held_mean"), held)
-        yield table.assign(layer_kind=kind, block_size=float("nan"))
+        yield _means(layout, rows, held).assign(layer_kind=kind, engine_slots_held_mean=np.nan)
     for layout, held in found.items():
-        table = _means(layout, rows, held)
-        yield table.assign(block_size=block_size.loc[table.index] if layout == POOL else float("nan"))
+        yield _means(layout, rows, held).assign(block_size=block_size if layout == POOL else np.nan)
 
 
 def _repeats(t: pd.DataFrame) -> pd.DataFrame:
@@ -185,10 +183,11 @@ def _means(
     block_size: pd.Series | None = None,
     computed_from: str = "timeline",
 ) -> pd.DataFrame:
+    t = rows.join(held)
     # The engine's own gauge, and its layout, are those of the pool.
-    t = rows.join(held) if layout == POOL else rows.drop(columns="engine_slots_held_mean", errors="ignore").join(held)
     table = t.assign(
         layout=layout,
+        engine_slots_held_mean=t["engine_slots_held_mean"] if layout == POOL else np.nan,
         sequences_live_mean=t["live_s"] / t["span_s"],
         tokens_held_mean=t["token_s"] / t["span_s"],
         slots_held_mean=t["slot_s"] / t["span_s"],
@@ -208,7 +207,7 @@ def caches_as_measured(cells: pd.DataFrame) -> pd.DataFrame:
     told = cells[cells["kv_slots_reserved_mean"].notna()]
     tokens, slots = told["kv_tokens_live_mean"], told["kv_slots_reserved_mean"]
     return told[REPEAT].assign(
-        layout="hf_" + told["knob_cache_implementation"].fillna("dynamic") + "_cache" if len(told) else "",
+        layout="hf_" + as_applied(told, "cache_implementation").astype(str) + "_cache",
         tokens_held_mean=tokens,
         slots_held_mean=slots,
         waste_pct=100 * formulas.internal_fragmentation(numbers(tokens), numbers(slots), 1),

@@ -25,10 +25,11 @@ from typing import Any
 import pandas as pd
 
 from workflow_scripts.analyse.facts import REPEAT, read_parsed
-from workflow_scripts.analyse.intervals.further_starts import AnotherStart, another_start
-from workflow_scripts.analyse.intervals.repeats import Row, counted, numbers, records, summarise
+from workflow_scripts.analyse.intervals.further_starts import AnotherStart
+from workflow_scripts.analyse.intervals.repeats import Row, counted, numbers, records
 from workflow_scripts.analyse.intervals.statistics import CONFIDENCE, EQUIVALENCE_ALPHA, NOT_DECIDED, SLOWER, log_margin
 from workflow_scripts.analyse.serving.latencies import LATENCIES
+from workflow_scripts.analyse.serving.make_promise import one_more_start
 from workflow_scripts.analyse.serving.serving import BUSY_CORES, LATE_S, LATE_SHARE, of_pass
 from workflow_scripts.analyse.tables import read_table
 from workflow_scripts.common.command import RESULTS, STUDY, command, option, positive
@@ -74,9 +75,7 @@ def of_study(cells: pd.DataFrame, requests: pd.DataFrame, ids: list[str]) -> dic
     """What one further start of a cell is expected to measure for the requests with these ids, by latency."""
     passes = dict(iter(requests[requests["request_id"].astype(str).isin(ids)].groupby(list(REPEAT))))
     rows = [{**row, **of_pass(passes[tuple(row[name] for name in REPEAT)], _ANY_LOAD, {})} for row in records(cells)]
-    table = pd.DataFrame(rows)
-    known = [name for name in LATENCIES if table[name].gt(0).any()]
-    return {name: another_start(summarise(table, ["gpu", "cell_id"], name)[1]) for name in known}
+    return one_more_start(pd.DataFrame(rows), LATENCIES)
 
 
 def compare_latencies(study: Mapping[str, AnotherStart], server: Row, margin_pct: float) -> list[Compared]:

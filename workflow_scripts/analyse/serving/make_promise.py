@@ -9,14 +9,14 @@ one that kept up with the highest request rate; without such cells, the fastest 
 """
 
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from workflow_scripts.analyse.facts import REPEAT
-from workflow_scripts.analyse.intervals.further_starts import another_start
+from workflow_scripts.analyse.intervals.further_starts import AnotherStart, another_start
 from workflow_scripts.analyse.intervals.repeats import Row, counted, knob_columns, records, summarise
 from workflow_scripts.analyse.limits.limits import SCHEMA as LIMITS
 from workflow_scripts.analyse.memory.capacity import SCHEMA as CAPACITY
@@ -69,7 +69,7 @@ def promise_of(
     extra, limits = table("serving"), table(LIMITS.name)
     new = [name for name in extra.columns if name not in rows.columns]
     rows = rows.merge(extra[[*REPEAT, *new]], on=REPEAT, how="left") if of_server else rows
-    measured, scope = _measured(rows)
+    expected = one_more_start(rows, MEASURES)
     sustained, too_much = _loads(served, cells, rows) if of_server else (None, None)
     seqs = row["max_num_seqs_effective"]
     seqs = int(row["max_concurrency_allowed"] if pd.isna(seqs) else seqs)
@@ -90,8 +90,8 @@ def promise_of(
         server=of_server,
         request_rate_per_s=_number(row.get("knob_request_rate_per_s")),
         busy=float(rows["in_flight_peak"].max()) if of_server else seqs,
-        measured=measured,
-        scope=scope,
+        measured={name: _promised(one) for name, one in expected.items()},
+        scope=next((one.scope for one in expected.values() if one.scope), None),
         ceiling_output_tokens_per_s=_number(limits[limits["cell_id"] == cell_id]["output_tokens_per_s_ceiling"].min()),
         kv_cache_usage_peak=_number(rows["kv_cache_usage_peak"].max()),
         preemptions_per_s=float((rows["preemptions"].fillna(0) / rows["wall_s"]).max()),
@@ -109,24 +109,21 @@ def _asked(cells: pd.DataFrame, asked: str) -> tuple[str, str]:
     allowed = cells["cell_id"].unique()
     found = [cell for cell in allowed if asked in (cell, cell.rpartition("/")[2])]
     if len(found) != 1:
-        what = "is no measured cell of vLLM" if not found else f"names {len(found)} cells; give gpu/engine/.../knobs"
         named = ", ".join((found or allowed)[:MOST_NAMED])
-        raise PromiseError(f"pick={asked}: {what}; allowed: {named}" + (", ..." if len(allowed) > MOST_NAMED else ""))
+        raise PromiseError(f"pick={asked}: names {len(found)} measured cells of vLLM; name one, such as {named}")
     return str(found[0]), "It was picked by hand."
 
 
 def _workload(study: Study, cells: pd.DataFrame, asked: str | None) -> str:
     """The workload to serve. Rates of different workloads do not say which setting is better for one of them."""
-    allowed = cells["workload"].unique().tolist()
-    if asked is None and len(allowed) == 1:
-        return str(allowed[0])
-    if asked is None or asked not in allowed:
-        what = f"workload={asked}: not measured" if asked else f"study {study.name} measured several workloads"
+    allowed: list[str] = cells["workload"].unique().tolist()
+    found = allowed if asked is None else [name for name in allowed if name == asked]
+    if len(found) != 1:
         raise PromiseError(
-            f"{what}; name the one to serve with workload=, or a cell with pick=; allowed workloads:"
-            f" {', '.join(allowed)}"
+            f"study {study.name}: {len(found)} measured workloads fit; name the one to serve with workload=, or a "
+            f"cell with pick=; allowed workloads: {', '.join(allowed)}"
         )
-    return asked
+    return found[0]
 
 
 def _recommended(
@@ -157,18 +154,16 @@ def _recommended(
     return str(best["cell_id"]), f"It is the fastest of {kept}{others}."
 
 
-def _measured(rows: pd.DataFrame) -> tuple[dict[str, Promised], str | None]:
-    found, scopes = {}, set()
-    for measure in MEASURES:
-        if measure not in rows or not rows[measure].gt(0).any():
-            continue
-        _, samples = summarise(rows, ["gpu", "cell_id"], measure)
-        expected = another_start(samples)
-        value, half = float(expected.mean[0]), float(expected.half()[0])
-        ends = {} if np.isnan(half) else {"low": np.exp(value - half), "high": np.exp(value + half)}
-        found[measure] = Promised(value=np.exp(value), **ends)
-        scopes.add(expected.scope)
-    return found, next(iter(scopes - {None}), None)
+def one_more_start(rows: pd.DataFrame, measures: Iterable[str]) -> dict[str, AnotherStart]:
+    """What one further start of a cell is expected to measure; a measure without values is left out."""
+    known = [name for name in measures if name in rows and rows[name].gt(0).any()]
+    return {name: another_start(summarise(rows, ["gpu", "cell_id"], name)[1]) for name in known}
+
+
+def _promised(expected: AnotherStart) -> Promised:
+    value, half = float(expected.mean[0]), float(expected.half()[0])
+    ends = {} if np.isnan(half) else {"low": np.exp(value - half), "high": np.exp(value + half)}
+    return Promised(value=np.exp(value), **ends)
 
 
 def _loads(served: pd.DataFrame, cells: pd.DataFrame, rows: pd.DataFrame) -> tuple[float | None, float | None]:
@@ -197,9 +192,8 @@ def _effective(row: Row) -> dict[str, Any]:
 
 
 def _predicted(capacity: pd.DataFrame, cell_id: str) -> dict[str, float]:
-    rows = capacity[capacity["cell_id"] == cell_id]
-    values = {name: _number(rows[f"predicted_{name}_bytes"].min()) for name in _PREDICTED}
-    return {name: value for name, value in values.items() if value is not None}
+    names = {f"predicted_{name}_bytes": name for name in _PREDICTED}
+    return capacity.loc[capacity["cell_id"] == cell_id, list(names)].min().rename(names).dropna().to_dict()
 
 
 def _number(value: Any) -> float | None:

@@ -245,8 +245,5 @@ def test_caches_of_huggingface_are_as_measured(tmp_path):
     assert found[[*numbers, "source", "computed_from"]].drop_duplicates().to_dict("records") == [
         numbers | {"source": "measured", "computed_from": "steps"}
     ]
-    # A cache that no knob names is the dynamic one; without such cells the table is empty.
-    found = waste_table(table(default).assign(knob_cache_implementation=pd.NA), tmp_path, {})
-    assert found["layout"].tolist() == ["hf_dynamic_cache"]
     found = waste_table(table(one_cell()), tmp_path, {})
     assert (found.empty, list(found.columns)) == (True, list(SCHEMA.columns))
