@@ -5,7 +5,7 @@ Uncertainties are resolved in the device's favour, so that anything faster is im
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -163,9 +163,10 @@ def phase_times(work: pd.DataFrame, facts: ModelFacts, rates: Rates, kv_cache_dt
     such device, but on a CPU all ranks share it.
 
     Returns:
-        `prefill_memory_s`, `prefill_arithmetic_s`, `decode_memory_s`, `decode_arithmetic_s`, `wall_s_min`, null if
-        a rate is unknown. If all weights fit in the cache (`weights_fit_cache`), the times by memory are those of
-        reading them from the cache, and 0 if that rate was not measured.
+        `prefill_memory_s`, `prefill_arithmetic_s`, `decode_memory_s`, `decode_arithmetic_s`, and of both phases
+        `memory_s`, `arithmetic_s`, `wall_s_min`; null if a rate is unknown. If all weights fit in the cache
+        (`weights_fit_cache`), the times by memory are those of reading them from the cache, and 0 if that rate was not
+        measured.
     """
     devices = devices_of(work, rates.gpu)
     # Weights that the cache keeps from one step to the next are not read from memory again.
@@ -200,37 +201,25 @@ def phase_times(work: pd.DataFrame, facts: ModelFacts, rates: Rates, kv_cache_dt
             "prefill_arithmetic_s": prefill_flops / flop_per_s,
             "decode_memory_s": weights_s * (1 - prefills) + kv_s,
             "decode_arithmetic_s": decode_flops / flop_per_s,
+            "memory_s": weights_s + kv_s,
+            "arithmetic_s": (prefill_flops + decode_flops) / flop_per_s,
         }
     )
-    memory_s, arithmetic_s = by_resource(times)
     prefill_s = np.fmax(times["prefill_memory_s"], times["prefill_arithmetic_s"])
     decode_s = np.fmax(times["decode_memory_s"], times["decode_arithmetic_s"])
     # A single sequence is either in its prefill or decoding; with several, one may compute while another reads.
     alone = work["sequences_max"] == 1
-    times["wall_s_min"] = (prefill_s + decode_s).where(alone, np.fmax(memory_s, arithmetic_s))
+    times["wall_s_min"] = (prefill_s + decode_s).where(alone, np.fmax(times["memory_s"], times["arithmetic_s"]))
     times["weights_fit_cache"] = (facts.decode_weight_bytes <= rates.cache_bytes * devices).astype("boolean")
     return times
 
 
-def by_resource(times: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
-    """The time (s) of both phases together by memory, and by arithmetic.
-
-    >>> one = {"prefill_memory_s": 1, "prefill_arithmetic_s": 4, "decode_memory_s": 2, "decode_arithmetic_s": 8}
-    >>> [time_s.tolist() for time_s in by_resource(pd.DataFrame([one]))]
-    [[3], [12]]
-    """
-    return (
-        times["prefill_memory_s"] + times["decode_memory_s"],
-        times["prefill_arithmetic_s"] + times["decode_arithmetic_s"],
-    )
-
-
-def binding(memory_s: pd.Series, arithmetic_s: pd.Series) -> pd.Series:
-    """Which resource takes longer; null if neither time is known.
+def binding(memory_s: pd.Series, arithmetic_s: pd.Series, memory: Any = MEMORY) -> pd.Series:
+    """Which resource takes longer, where that of `memory_s` is called `memory`; null if neither time is known.
 
     >>> binding(pd.Series([2.0, np.nan, 0.5, np.nan]), pd.Series([1.0, 0.5, np.nan, np.nan])).fillna("?").tolist()
     ['memory bandwidth', 'arithmetic', 'memory bandwidth', '?']
     """
-    slower = np.where(arithmetic_s.fillna(0.0) > memory_s.fillna(0.0), ARITHMETIC, MEMORY)
+    slower = np.where(arithmetic_s.fillna(0.0) > memory_s.fillna(0.0), ARITHMETIC, memory)
     known = memory_s.notna() | arithmetic_s.notna()
     return pd.Series(slower, index=memory_s.index, dtype="string").where(known)

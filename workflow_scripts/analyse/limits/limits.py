@@ -26,7 +26,6 @@ from workflow_scripts.analyse.limits.ceilings import (
     MEMORY,
     Rates,
     binding,
-    by_resource,
     devices_of,
     least_steps,
     phase_flops,
@@ -96,8 +95,9 @@ def limits_table(work: pd.DataFrame, devices: Path) -> tuple[pd.DataFrame, list[
     work = work.join(least_steps(work))
     parts: list[pd.DataFrame] = []
     reasons: list[str] = []
-    for key, rows in work.groupby(["gpu", "model", "dtype", "quantization", "kv_cache_dtype"]):
-        gpu, model, dtype, quantization, kv_cache_dtype = map(str, key)
+    keys = ["gpu", "model", "dtype", "quantization", "kv_cache_dtype", "tensor_parallel_size"]
+    for key, rows in work.groupby(keys):
+        gpu, model, dtype, quantization, kv_cache_dtype, _ = map(str, key)
         try:
             facts = read_model_facts(get_model(model).config, dtype, quantization or None)
         except ModelFactsError as e:
@@ -113,29 +113,26 @@ def limits_table(work: pd.DataFrame, devices: Path) -> tuple[pd.DataFrame, list[
 
 def _limits(work: pd.DataFrame, facts: ModelFacts, rates: Rates, kv_cache_dtype: str) -> pd.DataFrame:
     times = phase_times(work, facts, rates, kv_cache_dtype)
-    memory_s, arithmetic_s = by_resource(times)
     cache_bytes_per_s, memory_bytes_per_s = rates.cache_bytes_per_s(facts), rates.memory_bandwidth_bytes_per_s
     from_cache = times["weights_fit_cache"] & np.isfinite(cache_bytes_per_s)
-
-    def bound(memory_s: pd.Series, arithmetic_s: pd.Series) -> pd.Series:
-        bound_by = binding(memory_s, arithmetic_s)
-        return bound_by.mask(from_cache & bound_by.eq(MEMORY).fillna(False), CACHE)
-
+    memory = np.where(from_cache, CACHE, MEMORY)
+    bound_by = {
+        f"{phase}bound_by": binding(times[f"{phase}memory_s"], times[f"{phase}arithmetic_s"], memory)
+        for phase in ("prefill_", "decode_", "")
+    }
     table = work.join(times).assign(
         read_bytes_per_s=np.where(from_cache, cache_bytes_per_s, memory_bytes_per_s),
         rates=rates.source,
         tolerance=np.inf if rates.disturbed else TOLERANCE[rates.source],
         memory_bandwidth_bytes_per_s=memory_bytes_per_s,
         flop_per_s=rates.flop_per_s(facts, kv_cache_dtype),
-        prefill_bound_by=bound(times["prefill_memory_s"], times["prefill_arithmetic_s"]),
-        decode_bound_by=bound(times["decode_memory_s"], times["decode_arithmetic_s"]),
-        bound_by=bound(memory_s, arithmetic_s),
         source="predicted",
+        **bound_by,
     )
     counts = table["output_tokens"], table["output_tokens"] + table["prompt_tokens"]
     for rate, count in zip(TOKEN_RATES, counts, strict=True):
-        for by, time_s in (("", times["wall_s_min"]), ("_memory", memory_s), ("_arithmetic", arithmetic_s)):
-            table[f"{rate}_ceiling{by}"] = count / time_s.where(time_s > 0)
+        for by, time in (("", "wall_s_min"), ("_memory", "memory_s"), ("_arithmetic", "arithmetic_s")):
+            table[f"{rate}_ceiling{by}"] = count / times[time].where(times[time] > 0)
     return _verdict(_utilization(table, facts, rates, kv_cache_dtype))
 
 
@@ -168,14 +165,11 @@ def _utilization(table: pd.DataFrame, facts: ModelFacts, rates: Rates, kv_cache_
 
 def _kv_bytes(table: pd.DataFrame, facts: ModelFacts, kv_cache_dtype: str) -> FloatArray:
     """Bytes of keys, values and states that decode steps moved on all ranks; a state is read and written."""
-    element = facts.kv_dtype_bytes(kv_cache_dtype)
-    tensor = table["tensor_parallel_size"].fillna(1).astype(int)
-    reaches = {ranks: facts.reaches_on(ranks) for ranks in tensor.unique()}
-    states = tensor.map({ranks: 2 * ranks * facts.state_bytes(ranks) for ranks in reaches})
-    read = numbers(states) * numbers(table["decode_tokens"])
-    for place, reach in enumerate(facts.reaches):
-        elements = tensor.map({ranks: of_ranks[place].kv_elements for ranks, of_ranks in reaches.items()})
-        read = read + element * numbers(elements) * numbers(table[f"kv_tokens_read{reach.suffix}"])
+    ranks = int(table["tensor_parallel_size"].iloc[0])  # that of all rows
+    read = 2 * ranks * facts.state_bytes(ranks) * numbers(table["decode_tokens"])
+    for reach in facts.reaches_on(ranks):
+        bytes_of_token = reach.kv_elements * facts.kv_dtype_bytes(kv_cache_dtype)
+        read = read + bytes_of_token * numbers(table[f"kv_tokens_read{reach.suffix}"])
     # The cache is read once per output token, or less often if a step also accepts drafted tokens.
     unread = numbers(table["accepted_draft_tokens"].where(table["num_speculative_tokens"] > 0, 0.0))
     return read * (1 - unread / numbers(table["output_tokens"]))
