@@ -85,7 +85,7 @@ def test_runs_are_rows_of_the_cells_table_beside_measured_ones(tmp_path):
     ]
     assert set(rows["source"]) == {"imported"}
     assert rows["outcome"].tolist() == ["ok", "invalid", "ok", "infeasible", "ok"]
-    assert "times its ceiling of" in rows["reason"][1]
+    assert "times the ceiling" in rows["reason"][1]
     assert rows["reason"][3].startswith("ValueError: No available memory for the cache blocks")
     # The same settings twice are two repeats; a cell that did not run has none.
     assert rows["repeat"].tolist()[:3] == [0, 0, 1]

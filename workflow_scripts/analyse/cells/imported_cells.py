@@ -4,15 +4,14 @@ A rate above what the data sheet allows makes a row `invalid`, as for measured c
 """
 
 from collections.abc import Iterable
-from typing import Any
 
 import pandas as pd
 
-from workflow_scripts.analyse.claims.audit import Workload, ceiling
+from workflow_scripts.analyse.claims.audit import Columns, Workload, judge
+from workflow_scripts.analyse.facts import known_facts
 from workflow_scripts.analyse.intervals.repeats import RAN, Row
-from workflow_scripts.catalog.gpus_and_models import get_gpu, get_model
+from workflow_scripts.catalog.gpus_and_models import get_model
 from workflow_scripts.engines.registry import every_knob, get_engine
-from workflow_scripts.physics.model_facts import ModelFactsError, read_model_facts
 
 IMPORTED = "imported"
 # Statuses of a log that mean that the engine cannot do what was asked.
@@ -88,37 +87,26 @@ def _allowed(run: Row) -> int | None:
 def _outcome(run: Row, row: Row) -> Row:
     log = run["log"] or {}
     status, error = log.get("status"), log.get("error")
-    rates = {name: row[name] for name in ("output_tokens_per_s", "total_tokens_per_s") if row[name] is not None}
+    rates = [name for name in ("output_tokens_per_s", "total_tokens_per_s") if row[name] is not None]
     if not rates and status in _INFEASIBLE:
         return {"outcome": "infeasible", "reason": error}
     if not rates and status == "error":
         return {"outcome": "engine_error", "reason": error}
-    above = _above_ceiling(run, rates)
+    above = _above_ceiling(run, row, rates)
     return {"outcome": "invalid" if above else "ok", "reason": above}
 
 
-def _above_ceiling(run: Row, rates: dict[str, Any]) -> str | None:
+def _above_ceiling(run: Row, row: Row, rates: Iterable[str]) -> str | None:
     """Which rate is above what the data sheet allows; None if none is, or if too little is known to say."""
     knobs = run["knobs"]
     several = any(knobs.get(name) not in (None, *(every_knob()[name].neutral or ())) for name in _ONE_DEVICE)
-    if several or run["tokens_per_request"] is None:
+    facts = known_facts(run["model"], get_model(run["model"]).fixed_dtype, knobs.get("quantization"))
+    if several or run["tokens_per_request"] is None or facts is None:
         return None
-    model = get_model(run["model"])
-    try:
-        facts = read_model_facts(model.config, model.fixed_dtype, knobs.get("quantization"))
-        highest = ceiling(
-            facts,
-            get_gpu(run["gpu"]),
-            _allowed(run) or 256,
-            Workload(*run["tokens_per_request"]),
-            kv_cache_dtype=knobs.get("kv_cache_dtype") or "auto",
-        )
-    except ModelFactsError:
-        return None
-    if highest is None:
-        return None
-    for name, rate in rates.items():
-        if rate > (allowed := getattr(highest, name)):
-            times = f" is {rate / allowed:.3g} times its ceiling of {allowed:,.0f}" if allowed else ""
-            return f"{name} {rate:,.0f}{times or f', but {highest.because}'}"
+    workload, kv_cache_dtype = Workload(*run["tokens_per_request"]), knobs.get("kv_cache_dtype") or "auto"
+    for rate in rates:
+        columns = Columns("gpu", rate, "max_concurrency_allowed")
+        found = judge(row, columns, facts, workload, kv_cache_dtype=kv_cache_dtype)
+        if found.verdict == "impossible":
+            return f"{rate} {row[rate]:,.0f} is {found.reason}"
     return None

@@ -157,12 +157,8 @@ def find_columns(names: Sequence[str], throughput: str | None = None) -> Columns
     if throughput is not None and throughput not in names:
         raise AuditError(f"no column {throughput!r}; columns: {found}")
     if throughput is None and len(rates) != 1:
-        which = (
-            f"{len(rates)} columns look like a throughput ({', '.join(rates)}): choose one"
-            if rates
-            else "no column looks like a throughput (tokens_per_s, throughput, tok/s): name it"
-        )
-        raise AuditError(f"{which} with --throughput-column; columns: {found}")
+        which = f"{len(rates)} columns look like a throughput (tokens_per_s, throughput, tok/s)"
+        raise AuditError(f"{which}: choose one with --throughput-column; columns: {found}")
     return Columns(gpus[0], throughput or rates[0], next((name for name in names if _like("sequences", name)), None))
 
 

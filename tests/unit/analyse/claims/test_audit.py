@@ -143,7 +143,7 @@ def test_columns_are_found_by_the_names_that_tables_use(names, expected):
     ("names", "chosen", "message"),
     [
         (["metric", "unit", "vllm"], None, "no column names the GPU"),
-        (["gpu", "max_num_seqs"], None, "no column looks like a throughput"),
+        (["gpu", "max_num_seqs"], None, "0 columns look like a throughput"),
         (["gpu", "output_tokens_per_s", "total_tokens_per_s"], None, "2 columns look like a throughput"),
         (["gpu", "output_tokens_per_s", "total_tokens_per_s"], "tps", "no column 'tps'"),
     ],
