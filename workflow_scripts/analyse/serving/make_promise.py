@@ -193,7 +193,8 @@ def _effective(row: Row) -> dict[str, Any]:
 
 def _predicted(capacity: pd.DataFrame, cell_id: str) -> dict[str, float]:
     names = {f"predicted_{name}_bytes": name for name in _PREDICTED}
-    return capacity.loc[capacity["cell_id"] == cell_id, list(names)].min().rename(names).dropna().to_dict()
+    found = capacity.loc[capacity["cell_id"] == cell_id, list(names)].min().dropna()
+    return {names[str(name)]: float(value) for name, value in found.items()}
 
 
 def _number(value: Any) -> float | None:
