@@ -103,18 +103,17 @@ def _of_gpu(rows: pd.DataFrame, parsed: Path, gpu: str, devices: Path) -> pd.Dat
 
 def _prompt_costs(cells: pd.DataFrame, rates: Sequence[Rates]) -> pd.DataFrame:
     """By cell, the time of a prompt's token (`token_s`) and of reading all weights (`weights_s`), at measured rates."""
-    measured = [of_source for of_source in rates if of_source.source == "measured"]
-    costs = [pd.DataFrame(columns=["token_s", "weights_s"], index=cells.index[:0], dtype=float)]
-    for names, part in cells.groupby(["model", "dtype", "quantization"]) if measured else ():
+    measured = next((of_source for of_source in rates if of_source.source == "measured"), None)
+    costs = pd.DataFrame(index=cells.index, columns=["token_s", "weights_s"], dtype=float)
+    for names, part in cells.groupby(["model", "dtype", "quantization"]):
         model, dtype, method = map(str, names)
-        if (facts := known_facts(model, dtype, method or None)) is None:
-            continue
-        ranks = as_applied(part, "tensor_parallel_size") * as_applied(part, "pipeline_parallel_size")
-        flop_per_s = PROMPT_SHARE_OF_RATE * measured[0].flop_per_s(facts, "auto") * ranks
-        bytes_per_s = measured[0].memory_bandwidth_bytes_per_s * ranks
-        token_s, weights_s = 2 * facts.layer_matmul_parameters / flop_per_s, facts.decode_weight_bytes / bytes_per_s
-        costs.append(pd.DataFrame({"token_s": token_s, "weights_s": weights_s}, index=part.index, dtype=float))
-    return pd.concat(costs[1:] or costs)
+        if measured and (facts := known_facts(model, dtype, method or None)):
+            ranks = as_applied(part, "tensor_parallel_size") * as_applied(part, "pipeline_parallel_size")
+            flop_per_s = PROMPT_SHARE_OF_RATE * measured.flop_per_s(facts, "auto") * ranks
+            costs.loc[part.index, "token_s"] = 2 * facts.layer_matmul_parameters / flop_per_s
+            bytes_per_s = measured.memory_bandwidth_bytes_per_s * ranks
+            costs.loc[part.index, "weights_s"] = facts.decode_weight_bytes / bytes_per_s
+    return costs.dropna(how="all")
 
 
 def divided(steps: pd.DataFrame) -> pd.DataFrame:

@@ -65,9 +65,8 @@ class Compared:
 
 def first_requests(requests: pd.DataFrame, seconds: float) -> list[str]:
     """Ids of the requests that arrived within the first seconds of the first pass, in order of arrival."""
-    first = records(requests.sort_values(list(REPEAT)))[0]
-    one = requests[requests["start"].eq(first["start"]) & requests["repeat"].eq(first["repeat"])]
-    one = one.sort_values("queued_s", kind="stable")
+    _, first = next(iter(requests.groupby(REPEAT)))
+    one = first.sort_values("queued_s", kind="stable")
     return [str(name) for name in one.loc[one["queued_s"] - one["queued_s"].min() <= seconds, "request_id"]]
 
 
@@ -125,18 +124,17 @@ def differing_settings(
     promise: Promise, models: list[Mapping[str, Any]], metrics: Mapping[str, Any], model: str
 ) -> list[str]:
     """Settings that the server reports at /v1/models and /metrics, where they differ from the study's."""
-    told: dict[str, Any] = {}
-    for key in metrics:
-        if cache := _CACHE.fullmatch(key):
-            labels = dict(pair.split("=", 1) for pair in cache[1].split(",") if "=" in pair)
-            told |= {name: labels[name] for name in _LABELS if labels.get(name) not in (None, "None")}
+    told: dict[str, Any] = {"model": model}
     for one in models:
         if one["id"] == model and one.get("max_model_len"):
             told["max_model_len"] = one["max_model_len"]
+    for cache in filter(None, map(_CACHE.fullmatch, metrics)):
+        labels = dict(pair.split("=", 1) for pair in cache[1].split(",") if "=" in pair)
+        told |= {name: labels[name] for name in _LABELS if labels.get(name) not in (None, "None")}
     measured = promise.effective | {"model": promise.served_model}
     return [
         f"{name}: {value} here, {measured[name]} in the study"
-        for name, value in (told | {"model": model}).items()
+        for name, value in told.items()
         if name in measured and str(measured[name]) != str(value)
     ]
 

@@ -193,7 +193,9 @@ def of_pass(requests: pd.DataFrame, asked: Mapping[str, Any], slo: Mapping[str, 
         "e2e_s": last - queued,
     }
     found: dict[str, Any] = {
-        f"{name}_p{percent}": _quantile(values, percent) for name, values in latency.items() for percent in PERCENTS
+        f"{name}_p{percent}": pd.Series(values).quantile(percent / 100)
+        for name, values in latency.items()
+        for percent in PERCENTS
     }
     # A request without a time per further token keeps any bound on that time.
     kept = np.all([~(latency[name] > bound) for name, bound in slo.items()], axis=0)
@@ -210,7 +212,7 @@ def of_pass(requests: pd.DataFrame, asked: Mapping[str, Any], slo: Mapping[str, 
         "slo_attainment": np.mean(kept) if slo else np.nan,
         # An end comes before a start at the same moment.
         "in_flight_peak": int(np.cumsum(change[np.lexsort((change, times))]).max()),
-        "client_lag_s_p99": _quantile(sent - queued, 99),
+        "client_lag_s_p99": pd.Series(sent - queued).quantile(0.99),
         "queue_growth_per_s": growth_per_s,
         "queue_grows": bool(grown > GROWTH_SHARE * (len(half) - 1)) and bool(grown >= GROWTH_REQUESTS),
         "e2e_grows": e2e_grows(queued, last - queued, outputs),
@@ -275,26 +277,21 @@ def e2e_grows(queued: np.ndarray[Any, Any], e2e_s: np.ndarray[Any, Any], outputs
     return bool(fit.params[0] > GROWTH_SHARE and fit.conf_int()[0][0] > 0)
 
 
-def _quantile(values: np.ndarray[Any, Any], percent: int) -> float:
-    known = values[~np.isnan(values)]
-    return float(np.percentile(known, percent)) if len(known) else float("nan")
-
-
 def _steady(r: pd.DataFrame, queued: Any, first: Any, last: Any) -> dict[str, Any]:
     """Results from the first end of a request to the last arrival; none if too few requests arrive in that time."""
     start_s, end_s = float(np.min(last)), float(queued[-1])
-    inside = (queued >= start_s) & (queued <= end_s)
-    if inside.sum() < STEADY_REQUESTS:
-        return {"steady_requests": int(inside.sum())}
+    ttft_s = pd.Series(first - queued)[(queued >= start_s) & (queued <= end_s)]
+    if len(ttft_s) < STEADY_REQUESTS:
+        return {"steady_requests": len(ttft_s)}
     window_s = end_s - start_s
     ended = (last > start_s) & (last <= end_s)
     return {
         "steady_s": window_s,
-        "steady_requests": int(inside.sum()),
+        "steady_requests": len(ttft_s),
         "steady_requests_per_s": ended.sum() / window_s,
         "steady_output_tokens_per_s": float(tokens_inside(r, start_s, end_s).sum()) / window_s,
-        "steady_ttft_s_p50": _quantile((first - queued)[inside], 50),
-        "steady_ttft_s_p99": _quantile((first - queued)[inside], 99),
+        "steady_ttft_s_p50": ttft_s.quantile(0.5),
+        "steady_ttft_s_p99": ttft_s.quantile(0.99),
     }
 
 
@@ -320,10 +317,9 @@ def _summary(table: pd.DataFrame, cell_ids: pd.Series) -> pd.DataFrame:
     by = list(_OF_CELL)
     groups = table.groupby(by, dropna=False, sort=False)
     summary = groups.size().rename("repeats").reset_index()
-    for metric in MEANS:
+    for metric in reversed(MEANS):  # the scope is that of the first
         (value, low, high), scope = mean_interval(summarise(table, by, metric)[1])
-        summary = summary.assign(**{metric: value, f"{metric}_low": low, f"{metric}_high": high})
-        summary["scope"] = scope if metric == MEANS[0] else summary["scope"]
+        summary = summary.assign(**{metric: value, f"{metric}_low": low, f"{metric}_high": high}, scope=scope)
     varied = np.array([_varies(repeats) for _, repeats in groups], dtype=bool)
     long = groups["num_requests"].min().ge(TAIL_REQUESTS).to_numpy(dtype=bool)
     for metric in TAILS:

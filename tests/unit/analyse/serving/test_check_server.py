@@ -109,10 +109,10 @@ def test_settings_that_differ_are_listed():
     models = [{"id": "other", "max_model_len": 99}, {"id": "llama-3.1-8b-instruct", "max_model_len": 2048}]
     of = promise(effective={"block_size": 16, "num_gpu_blocks": 1000, "max_model_len": 4096})
     assert differing_settings(of, models, metrics, "llama-3.1-8b-instruct") == [
-        "block_size: 32 here, 16 in the study",
         "max_model_len: 2048 here, 4096 in the study",
+        "block_size: 32 here, 16 in the study",
     ]
-    assert differing_settings(of, models, {}, "other")[-1].startswith("model: other")
+    assert differing_settings(of, models, {}, "other")[0].startswith("model: other")
 
 
 def test_a_promise_of_the_offline_engine_cannot_be_checked(tmp_path, capsys):
