@@ -26,7 +26,6 @@ from workflow_scripts.analyse.intervals.repeats import (
     bound_by,
     cell_ids,
     cell_summary,
-    counted,
     dtypes,
     numbers,
     records,
@@ -127,23 +126,24 @@ def device_ratios(
     if pairs.empty:
         return pd.DataFrame(columns=list(SCHEMA.columns))
     pairs["kv_tokens_ratio"] = numbers(pairs["kv_cache_tokens_a"]) / numbers(pairs["kv_cache_tokens_b"])
-    pairs = _with_expectation(pairs, cell_ids(pairs, "gpu_a"), cell_ids(pairs, "gpu_b"), cells, predictions)
     facts_of = cache(known_facts)  # many rows are of few models
-    rows = [_explained(row, rates or {}, facts_of) for row in records(pairs)]
+    rows = [_explained(row, rates or {}, facts_of) for row in records(_with_expectation(pairs, predictions))]
     return pd.DataFrame(rows, columns=list(SCHEMA.columns))
 
 
 def _pairs(cells: pd.DataFrame, metric: str) -> pd.DataFrame:
     """Cells of two devices with all else equal, side by side in columns `_a` and `_b`, the faster device first."""
-    observed = BOUND_BY_NEEDS | {"kv_cache_tokens": "first", "prefill_s_mean": "mean", "decode_s_mean": "mean"}
+    observed = BOUND_BY_NEEDS | CLOCKS | {"prefill_s_mean": "mean", "decode_s_mean": "mean"}
+    observed |= dict.fromkeys(("kv_cache_tokens", "dtype", "quantization"), "first")
     named = cells.assign(dtype=dtypes, quantization=lambda of: as_applied(of, "quantization"))
-    summary, samples = cell_summary(named, metric, observed | {"dtype": "first", "quantization": "first"})
+    summary, samples = cell_summary(named, metric, observed)
     summary["bound_by"] = bound_by(summary)
     summary["decode_share"] = summary["decode_s_mean"] / (summary["prefill_s_mean"] + summary["decode_s_mean"])
-    alike = ["study", "source", *ENVIRONMENT, "engine", "model", "dtype", "workload", "knobs", "quantization"]
-    sides = ["gpu", "repeats", "log_mean", "sample", "kv_cache_tokens", "decode_share", "bound_by"]
+    alike = ["study", "source", *ENVIRONMENT, "engine", "model", "dtype", "workload", "knobs"]
+    alike += ["quantization", "max_concurrency_allowed"]
+    sides = ["gpu", "repeats", "log_mean", "sample", "kv_cache_tokens", "decode_share", "bound_by", *CLOCKS]
     one = summary[[*alike, *sides]]
-    pairs = one.merge(one, on=alike, suffixes=("_a", "_b")).assign(metric=metric)
+    pairs = one.merge(one, on=alike, suffixes=("_a", "_b")).rename(columns={"max_concurrency_allowed": "sequences"})
     pairs = pairs[pairs["gpu_a"] != pairs["gpu_b"]]
     lead = (
         (pairs["log_mean_a"] - pairs["log_mean_b"])
@@ -152,7 +152,7 @@ def _pairs(cells: pd.DataFrame, metric: str) -> pd.DataFrame:
     )
     pairs = pairs[(lead > 0) | ((lead == 0) & (pairs["gpu_a"] < pairs["gpu_b"]))]
     found = compare(samples, pairs["sample_a"].to_numpy(), pairs["sample_b"].to_numpy())
-    return pairs.assign(**found.columns())
+    return pairs.assign(metric=metric, **found.columns())
 
 
 def capability_ratios(a: Gpu | None, b: Gpu | None, dtype: str | None) -> tuple[float, float]:
@@ -255,31 +255,21 @@ def main(args: Namespace, study: Study, cells: pd.DataFrame) -> pd.DataFrame:
     return with_device_ratio(found, a, b, args.waiting, study.equivalence_margin_pct)
 
 
-def _with_expectation(
-    pairs: pd.DataFrame, a: pd.Series, b: pd.Series, cells: pd.DataFrame, predictions: Path | None
-) -> pd.DataFrame:
-    """The pairs of cells `a` and `b` (ids) with what their ratio was expected to be, where their time goes, and at
-    which clocks they ran."""
-    columns = ["predicted", "scaled_output_tokens_per_s", *SHARES]
-    predicted = pd.DataFrame(columns=columns, dtype=float)
+def _with_expectation(pairs: pd.DataFrame, predictions: Path | None) -> pd.DataFrame:
+    """The pairs with what their ratio was expected to be, and where their time goes."""
+    rates = ["predicted", "scaled_output_tokens_per_s"]
+    predicted = pd.DataFrame(columns=[*rates, *SHARES], dtype=float)
     if predictions is not None:
         table = read_table(predictions, "predictions")
-        predicted = table[table["quantity"] == RATE].set_index("cell_id")[columns]
-    rows = counted(cells)
-    measured = rows.groupby("cell_id").agg(CLOCKS)
-    allowed = rows.groupby("cell_id")["max_concurrency_allowed"].first()
-    of_a, of_b = (predicted.join(measured, how="outer").reindex(ids) for ids in (a, b))
-    own_a, own_b = (numbers(of["predicted"]) for of in (of_a, of_b))
-    scaled_a, scaled_b = (numbers(of["scaled_output_tokens_per_s"]) for of in (of_a, of_b))
+        predicted = table[table["quantity"] == RATE].set_index("cell_id")[[*rates, *SHARES]]
+    sides = {side: predicted.reindex(cell_ids(pairs, f"gpu_{side}")) for side in "ab"}
+    (own_a, scaled_a), (own_b, scaled_b) = (of[rates].to_numpy(dtype=float).T for of in sides.values())
     from_each = np.array([own_a / scaled_b, scaled_a / own_b])
     ratios = np.vstack([from_each, own_a / own_b])
-    sides = {"a": of_a, "b": of_b}
-    found = {f"{name}_{side}": numbers(of[name]) for side, of in sides.items() for name in (*SHARES, *CLOCKS)}
     return pairs.assign(
-        sequences=a.map(allowed).astype("Int64"),
         expected_ratio=np.sqrt(from_each.prod(axis=0)),
         own_expected_ratio=own_a / own_b,
         expected_ratio_low=ratios.min(axis=0),
         expected_ratio_high=ratios.max(axis=0),
-        **found,
+        **{f"{name}_{side}": numbers(of[name]) for side, of in sides.items() for name in SHARES},
     )
