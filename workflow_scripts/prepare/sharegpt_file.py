@@ -21,16 +21,6 @@ DATASET = "anon8231489123/ShareGPT_Vicuna_unfiltered"
 REVISION = "192ab2185289094fc556ec8ce5ce1e8e587154ca"
 
 
-def fetch_file(spec: ShareGptWorkload) -> None:
-    """Put the file of a workload in its place. Raises InputError if the hub does not provide this one."""
-    found = fetch(DATASET, REVISION, [spec.path.name], "dataset")
-    if not found:
-        raise InputError(f"the dataset {DATASET} has no file {spec.path.name} at {REVISION}")
-    if (sha256 := sha256_of(found[0])) != spec.sha256:
-        raise InputError(f"{spec.path.name} of {DATASET}: its sha256 is {sha256}, the study expects {spec.sha256}")
-    write_bytes(spec.path, found[0].read_bytes())
-
-
 @command("fetch-sharegpt", STUDY)
 def main(args: Namespace) -> None:
     specs = [spec for spec in load_study(args.study).workloads.values() if isinstance(spec, ShareGptWorkload)]
@@ -38,5 +28,11 @@ def main(args: Namespace) -> None:
         raise StudyError(f"{args.study}: no workload has kind: sharegpt")
     for spec in specs:
         if not spec.path.exists():
-            fetch_file(spec)
+            found = fetch(DATASET, REVISION, [spec.path.name], "dataset")
+            if not found:
+                raise InputError(f"the dataset {DATASET} has no file {spec.path.name} at {REVISION}")
+            if (sha256 := sha256_of(found[0])) != spec.sha256:
+                fault = f"its sha256 is {sha256}, the study expects {spec.sha256}"
+                raise InputError(f"{spec.path.name} of {DATASET}: {fault}")
+            write_bytes(spec.path, found[0].read_bytes())
         print(f"{checked_file(spec)}: there, with the study's sha256", file=sys.stderr)

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from workflow_scripts.catalog.endpoints import Endpoint, load_endpoints
 from workflow_scripts.catalog.environments import DEFAULT, load_environments, package_of, version_of
 from workflow_scripts.catalog.gpus_and_models import CatalogError, Model, load_gpus, load_models
-from workflow_scripts.catalog.published import PUBLISHED, Published, PublishedError
+from workflow_scripts.catalog.published import PUBLISHED, Published
 from workflow_scripts.common.records import faults
 from workflow_scripts.engines.knobs import Knobs
 from workflow_scripts.engines.registry import every_knob, get_engine, load_engines
@@ -57,7 +57,8 @@ def expand(study: Study) -> tuple[Cell, ...]:
     gpus, models, endpoints = load_gpus(), load_models(), endpoints_of(study)
     cells: dict[str, Cell] = {}
     _check_models(study, models)
-    _check_claims(study)
+    if study.claims:  # a misspelt one is reported before anything is measured
+        check_known(study.claims, [claim.id for claim in Published(PUBLISHED).claims], f"study {study.name!r}, claims")
     for i, sweep in enumerate(study.sweeps):
         place = f"study {study.name!r}, sweeps[{i}] ({sweep.name})"
         check_known(sweep.gpu, gpus, f"{place}.gpu")
@@ -147,16 +148,6 @@ def _check_models(study: Study, models: Mapping[str, Model]) -> None:
                 models[name].pinned()
             except CatalogError as e:
                 raise StudyError(f"{place}.{name}.load_format: {e}") from None
-
-
-def _check_claims(study: Study) -> None:
-    """Check that the claims to re-test exist, so that a misspelt one is reported before anything is measured."""
-    published = Published(PUBLISHED)
-    for claim in study.claims:
-        try:
-            published.claim(claim)
-        except PublishedError as e:
-            raise StudyError(f"study {study.name!r}, claims: {e}") from None
 
 
 def _fault_of(cell: Cell, study: Study) -> str | None:

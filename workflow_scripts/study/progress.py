@@ -4,15 +4,16 @@ The processes of another host of a cluster cannot be asked. That a cell is being
 device, which grows ten times per second.
 """
 
-import json
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import pairwise, product
+from itertools import islice, pairwise, product
 from pathlib import Path
 from statistics import fmean, median
 
+from workflow_scripts.common.files import read_jsonl
 from workflow_scripts.study.cell_status import CellStatus, Run
 from workflow_scripts.study.grid import Cell
 from workflow_scripts.study.paths import ENGINE_LOG, HERE, JOB, PARTIAL, TRACE, StudyPaths, start_number
@@ -172,12 +173,9 @@ def _measured_for(evidence: Path, limit_s: float, now_s: float) -> float | None:
 
 
 def _first_sample_s(trace: Path) -> float | None:
-    with trace.open(encoding="utf-8") as lines:
-        next(lines, None)
-        try:
-            return float(json.loads(next(lines, ""))["time_unix_s"])
-        except (ValueError, KeyError):  # not written yet
-            return None
+    with suppress(StopIteration, ValueError, KeyError):  # not written yet
+        return float(next(islice(read_jsonl(trace), 1, None))["time_unix_s"])
+    return None
 
 
 def _left(

@@ -272,7 +272,7 @@ def test_the_command_writes_a_record_a_line(tmp_path):
     ("change", "options", "message"),
     [
         ({"claims": BLOCKS}, ["--published", "nowhere"], "nowhere/claims.yaml: No such file"),
-        ({"claims": ["none"]}, [], "claims.yaml: no claim 'none'"),
+        ({"claims": ["none"]}, [], "claims: 'none' is unknown; allowed: "),
         ({}, ["--out", "/proc/none/capacity.jsonl"], "/proc/none: No such file or directory"),
     ],
 )
