@@ -27,7 +27,7 @@ class Deployment:
     on_cpu: bool
     gpu_title: str
     weights_bytes: float
-    scheduler_options: tuple[str, ...] = ()
+    scheduler_options: str
 
     @property
     def name(self) -> str:

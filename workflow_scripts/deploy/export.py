@@ -51,33 +51,17 @@ def deployment_of(promise: Promise, study: Study, site: Site) -> Deployment:
         weights = float(read_model_facts(load_models()[cell.model].config, promise.effective["dtype"]).weight_bytes)
     except ModelFactsError:
         weights = 0.0  # not known
-    return Deployment(
-        promise, needs_of(cell), gpu.kind == "cpu", gpu.title, weights, tuple(_scheduler_options(cell, study, site))
-    )
+    options = _scheduler_options(cell, study, site)
+    return Deployment(promise, needs_of(cell), gpu.kind == "cpu", gpu.title, weights, options)
 
 
-def _scheduler_options(cell: Cell, study: Study, site: Site) -> list[str]:
+def _scheduler_options(cell: Cell, study: Study, site: Site) -> str:
     if cell.gpu in site.gpus:
-        resources = job_resources([cell], site, study.cell_time_limit_s, Attempt(1, 1)) | {"runtime": JOB_MINUTES}
-        return _options(shlex.split(sbatch_options(resources)))
+        resources = job_resources([cell], site, study.cell_time_limit_s, Attempt(1, 1))
+        return sbatch_options(resources | {"runtime": JOB_MINUTES})
     needs = needs_of(cell)
-    found = [f"--cpus-per-task={needs.cores}", f"--mem={needs.memory_mb}M", f"--time={JOB_MINUTES}"]
-    return [*found, *([f"--gpus={needs.gpus}"] if needs.gpus else [])]
-
-
-def _options(words: list[str]) -> list[str]:
-    """Options with their values, one per line of a script.
-
-    >>> _options(["-t", "60", "--mem=3"])
-    ['-t 60', '--mem=3']
-    """
-    lines: list[str] = []
-    for word in words:
-        if word.startswith("-"):
-            lines.append(word)
-        else:
-            lines[-1] += f" {shlex.quote(word)}"
-    return lines
+    gpus = f" --gpus={needs.gpus}" if needs.gpus else ""
+    return f"--cpus-per-task={needs.cores} --mem={needs.memory_mb}M --time={JOB_MINUTES}{gpus}"
 
 
 def written(file: str, deployment: Deployment, watch: Watch | None = None) -> str:

@@ -98,10 +98,10 @@ def test_weights_are_loaded_before_the_server_starts(hub, cpu):
 @pytest.mark.parametrize("gpu", ["h200", "l40s"])
 def test_the_slurm_job_asks_as_the_site_says(tmp_path, gpu):
     script = written("serve.sbatch", deployment(tmp_path, promise(cell_id=HUB.format(gpu))))
-    options = re.findall(r"^#SBATCH (.*)", script, re.MULTILINE)
-    assert f"--gres=gpu:{gpu}:2" in options
-    assert any(gpu in option for option in options if option.startswith(("-p", "--partition"))) or gpu == "l40s"
-    assert options[0] == "--job-name=vllm-llama-3-1-8b-instruct"
+    name, options = re.findall(r"^#SBATCH (.*)", script, re.MULTILINE)
+    assert name == "--job-name=vllm-llama-3-1-8b-instruct"
+    assert f"-p gpu-{gpu} -t 1440 " in options
+    assert f" --gres=gpu:{gpu}:2" in options
 
 
 def test_the_slurm_job_serves_with_the_file_and_needs_a_key(cpu, tmp_path):
