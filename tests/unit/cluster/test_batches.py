@@ -39,9 +39,8 @@ class Called(MadeStudy):
             self.end(*self.cells, start=start)
 
     def end(self, *ids: str, start: int = 1) -> None:
-        of = {"start": {"start": start, "round": start}, "provenance": {"ended_at": "1970-01-01T00:00:00+00:00"}}
         for name in ids:
-            end_cell(self.study, self.paths, self.cells[name], start, **of)
+            end_cell(self.study, self.paths, self.cells[name], start, start={"start": start, "round": start})
 
     def pending(self, *gpus: str, now_s: float = 3600.0) -> Pending:
         cells = [name for gpu in gpus for name in self.on(gpu)]

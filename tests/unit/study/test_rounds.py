@@ -48,9 +48,8 @@ def test_what_is_missing_is_measured_in_an_interrupted_round_or_in_one_of_its_ow
     # The first start of one cell had no outcome; its second had one.
     ended = {cell: {1: Ended(1, 0.0), 2: Ended(2, HOUR)} for cell in CELLS}
     del ended[CELLS[0]][1]
-    assert missing(ended, CELLS, 2, now_s=9 * HOUR) == [Round(3, (CellStart(CELLS[0], 1),))]
-    # At once, it still is another round than the one in which the cell was measured.
-    assert missing(ended, CELLS, 2, now_s=HOUR) == [Round(3, (CellStart(CELLS[0], 1),))]
+    for now_s in (9 * HOUR, HOUR):  # at once, it still is another round than the one in which the cell was measured
+        assert missing(ended, CELLS, 2, now_s) == [Round(3, (CellStart(CELLS[0], 1),))]
 
 
 def test_a_decided_round_that_was_interrupted_goes_on_with_what_the_call_measures():

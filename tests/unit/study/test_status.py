@@ -6,10 +6,11 @@ import shutil
 import time
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.unit.made_studies import MadeStudy, end_cell, fixed, round_plan
+from tests.unit.made_studies import MadeStudy, fixed, round_plan
 from workflow_scripts.common.files import write_json, write_jsonl, write_text
 from workflow_scripts.study.cell_status import status_of_starts
 from workflow_scripts.study.definition import cell_definition, resolved_models
@@ -30,24 +31,12 @@ class Seen(MadeStudy):
         sweep = {"gpu": ["h200", "l40s"], "knobs": {"block_size": [8, 16, 32], "max_num_seqs": [1, 2]}}
         super().__init__(folder, sweep, **{"name": "seen", "workloads": {"short": fixed()}} | changes)
 
-    def end(
-        self,
-        cell: str,
-        outcome: str = "ok",
-        reason: str | None = None,
-        phases_s: dict[str, float] | None = None,
-        start: int = 1,
-        ended_s: float = NOW,
-        host: str = "node-1",
-        **changes: object,
-    ) -> None:
+    def end(self, cell: str, outcome: str = "ok", reason: str = "", ended_s: float = NOW, **changes: Any) -> None:
         """A start ended `ended_s`; one that is ok took 90 s unless `phases_s` say otherwise."""
-        one, took = self.cells[cell], TOOK if outcome == "ok" else {}
-        definition = {**cell_definition(self.study, one, resolved_models(self.study)).as_json(), **changes}
-        ran = {"host": host, "ended_at": datetime.fromtimestamp(ended_s, UTC).isoformat()}
-        told = {"outcome": outcome, "reason": reason, "phases_s": took if phases_s is None else phases_s}
-        end_cell(self.study, self.paths, one, start, definition=definition, provenance=ran, **told)
-        self.paths.log(cell, start).write_text("measuring\n")
+        ran = {"host": changes.pop("host", "node-1"), "ended_at": datetime.fromtimestamp(ended_s, UTC).isoformat()}
+        took = {"phases_s": TOOK} if outcome == "ok" else {}
+        super().end(self.cells[cell], **took | changes, outcome=outcome, reason=reason, provenance=ran)
+        self.paths.log(cell, changes.get("start", 1)).write_text("measuring\n")
 
     def begin(self, cell: str, began_s: float, seen_s: float, start: int = 1, folder: str = "") -> Path:
         """The evidence of a start that began then, and of which something was seen last then (Unix times)."""
@@ -270,7 +259,8 @@ def test_starts_are_counted_if_a_cell_has_several(tmp_path):
     for start in (1, 2):
         seen.end(cell("h200", 8), start=start, ended_s=NOW - 1000)
     seen.end(cell("h200", 16), ended_s=NOW - 1000)
-    seen.end(cell("h200", 32), ended_s=NOW - 1000, protocol=0)
+    former = cell_definition(seen.study, seen.cells[cell("h200", 32)], resolved_models(seen.study)).as_json()
+    seen.end(cell("h200", 32), ended_s=NOW - 1000, definition=former | {"protocol": 0})
     seen.begin(cell("h200", 16), NOW - 5, NOW, start=2)
     seen.begin(cell("h200", 8), NOW - 3, NOW, folder="again-1")
     found = of(seen)
