@@ -390,9 +390,7 @@ def vocabulary_and_context(path: Path) -> tuple[int, int]:
     config = read_config(path)
     c = ConfigValues({**config, **_part_of(config, "text_config")})
     positions = next((c.size(key) for key in ("max_position_embeddings", "n_positions") if c.get(key)), None)
-    if positions is None:  # a family may have a default
-        return (facts := model_facts(config)).vocab, facts.max_positions
-    return vocabulary_size(config), positions
+    return vocabulary_size(config), positions or model_facts(config).max_positions  # a family may have a default
 
 
 def vocabulary_size(config: Mapping[str, Any]) -> int:

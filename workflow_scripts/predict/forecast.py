@@ -106,8 +106,7 @@ class _Known:
             speed = speed_for(asked, calibrations_in(prepared) if prepared else None, project_files)
             if speed is None or models[asked.model].dtype != "native":
                 return speed
-            known_by = "data sheet" if gpus[gpu].kind != "cpu" else "record" if asked.rates else "host that predicts"
-            return speed.model_copy(update={"how": f"{speed.how}; {asked.dtype} is the native type by the {known_by}"})
+            return speed.model_copy(update={"how": f"{speed.how}; the native type is {asked.dtype}"})
 
         @cache
         def scaled_to(gpu: str, *wanted: Any) -> tuple[StepCosts, ...]:

@@ -9,7 +9,9 @@ Where all layers keep all tokens, `predict.kv_blocks` gets the same result by co
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+from workflow_scripts.physics.layer_groups import KvGroup
 from workflow_scripts.predict.kv_groups import KvPool
 from workflow_scripts.predict.pool_blocks import Block, Blocks, Content, LiveRequest
 
@@ -18,10 +20,10 @@ class Table:
     """Blocks of a group of layers that keep all tokens, or with `reach` only a window or the current chunk of them."""
 
     def __init__(self, number: int, pool: KvPool, max_model_len: int, blocks: Blocks) -> None:
-        self.number = number
-        self.reach, self.chunked = pool.groups[number].reach, pool.groups[number].chunked
-        self.block_size = pool.block_size
-        self.most = pool.blocks_of_group(pool.groups[number], max_model_len)
+        self.number, group = number, pool.groups[number]
+        self.reach, self.chunked = group.reach, group.chunked
+        self.block_size = pool.block_size * group.stretch
+        self.most = pool.blocks_of_group(group, max_model_len)
         self.blocks = blocks
         self.of: dict[int, list[Block | None]] = {}
         self.kept: dict[int, int] = {}  # blocks of a request up to which contents are noted
@@ -121,20 +123,6 @@ class Table:
             self._release(r, place, block, event)
 
 
-class StateTable(Table):
-    """Blocks of a group of layers with a state, without prefix caching: one per request."""
-
-    def skipped(self, tokens: int) -> int:
-        return 0  # the state is overwritten
-
-    def needed(self, r: LiveRequest, end: int, found: Sequence[Block | None], start: int, *, whole: bool) -> int:
-        return 1 - len(self.of.get(r.index, ()))
-
-    def extend(self, r: LiveRequest, end: int) -> None:
-        if not self.of.get(r.index):
-            self.of[r.index] = [self._taken(r, 0, end)]
-
-
 class KeptStateTable(Table):
     """Blocks of a group of layers with a state, with prefix caching: states at the ends of blocks can be found again. A
     step that passes the end of a block writes its state to a new one, and the former one is given back later. With
@@ -232,6 +220,10 @@ def _unused(found: Sequence[Block | None]) -> int:
     return sum(block is not None and not block.users for block in found)
 
 
+def _one_block(group: KvGroup, max_model_len: int) -> KvGroup:
+    return replace(group, reach=None, stretch=max_model_len) if group.reach == 0 else group
+
+
 class LayeredPool:
     """The blocks of one device, and a table for each group of layers. `capacity`: blocks that requests can get.
     `caching`: whether blocks keep their content when they are given back."""
@@ -239,9 +231,10 @@ class LayeredPool:
     def __init__(self, pool: KvPool, capacity: int, max_model_len: int, *, caching: bool) -> None:
         self.block_size, self.caching = pool.block_size, caching
         self.blocks = Blocks(capacity)
-        of_state = KeptStateTable if caching else StateTable
+        # Without caching a state is overwritten, so its one block serves all tokens.
+        pool = pool if caching else replace(pool, groups=tuple(_one_block(one, max_model_len) for one in pool.groups))
         self.tables = [
-            (of_state if group.reach == 0 else Table)(number, pool, max_model_len, self.blocks)
+            (KeptStateTable if group.reach == 0 else Table)(number, pool, max_model_len, self.blocks)
             for number, group in enumerate(pool.groups)
         ]
         states = [table for table in self.tables if isinstance(table, KeptStateTable)]
