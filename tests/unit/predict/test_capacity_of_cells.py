@@ -93,40 +93,26 @@ def test_a_cpu_has_the_cache_that_the_cell_gives_it_or_no_prediction():
     blocks = 2 * GIB // (32 * 2 * 8 * 4 * 64 * 4)
     numbers = {"kv_cache_bytes": 2 * GIB, "num_blocks": blocks, "kv_cache_tokens": 32 * blocks}
     numbers |= {"max_concurrency": blocks / 16, "weights_bytes": None, "gpu_memory_utilization": None}
-    assert {name: record[name] for name in numbers} == numbers
+    assert record.items() >= numbers.items()
     # Without a size there is still a verdict on the block size.
     record = predict("cpu-all", TINY, block_size=16)
-    assert record["num_blocks"] is None
-    assert record["unknown"]
-    assert record["infeasible"]
+    assert [record[name] is None for name in ("num_blocks", "unknown", "infeasible")] == [True, False, False]
     assert predict(cpu_kv_cache_gib=1)["num_blocks"] == predict()["num_blocks"]
 
 
-@pytest.mark.parametrize(
-    ("gpu", "knobs", "reason"),
-    [
-        ("h100-sxm", {"block_size": 8}, "blocks of 8 tokens on cuda: only multiples of 16"),
-        ("mi300x", {"block_size": 24}, "blocks of 24 tokens on rocm: only multiples of 16"),
-        ("h100-sxm", {"max_model_len": 131073}, "max_model_len 131073 is beyond the model's 131072 positions"),
-        ("h100-sxm", {"tensor_parallel_size": 3}, "must divide the model's 32 attention heads"),
-        ("l4", {"gpu_memory_utilization": 0.5}, "weights and overhead take 1"),
-        ("l4", {"max_model_len": 131072}, "blocks, too few: a request of 131072 tokens fits"),
-    ],
-)
-def test_what_the_engine_would_refuse_is_infeasible_with_the_reason(gpu, knobs, reason):
-    assert reason in predict(gpu, **knobs)["infeasible"]
-
-
-V100 = "v100-sxm2-32gb"
+V100, FP8, TRITON = "v100-sxm2-32gb", {"kv_cache_dtype": "fp8"}, {"attention_backend": "TRITON_ATTN"}
 HALF = read_model_facts(get_model("llama-3.1-8b-instruct").config, "float16")
-
-
-FP8, TRITON = {"kv_cache_dtype": "fp8"}, {"attention_backend": "TRITON_ATTN"}
 
 
 @pytest.mark.parametrize(
     ("gpu", "facts", "knobs", "refused"),
     [
+        ("h100-sxm", LLAMA_8B, {"block_size": 8}, "blocks of 8 tokens on cuda: only multiples of 16"),
+        ("mi300x", LLAMA_8B, {"block_size": 24}, "blocks of 24 tokens on rocm: only multiples of 16"),
+        ("h100-sxm", LLAMA_8B, {"max_model_len": 131073}, "131073 is beyond the model's 131072 positions"),
+        ("h100-sxm", LLAMA_8B, {"tensor_parallel_size": 3}, "must divide the model's 32 attention heads"),
+        ("l4", LLAMA_8B, {"gpu_memory_utilization": 0.5}, "weights and overhead take 1"),
+        ("l4", LLAMA_8B, {"max_model_len": 131072}, "blocks, too few: a request of 131072 tokens fits"),
         (V100, LLAMA_8B, {}, "bfloat16 needs compute capability 8.0, and v100-sxm2-32gb has 7.0: set dtype"),
         (V100, HALF, {"kv_cache_dtype": "bfloat16"}, "set kv_cache_dtype: float16"),
         (V100, HALF, {"kv_cache_dtype": "fp8_e5m2"}, "kv_cache_dtype fp8_e5m2"),
@@ -142,8 +128,8 @@ FP8, TRITON = {"kv_cache_dtype": "fp8"}, {"attention_backend": "TRITON_ATTN"}
         ("mi300x", LLAMA_8B, FP8, None),
     ],
 )
-def test_what_the_compute_capability_does_not_allow_is_infeasible_with_a_remedy(gpu, facts, knobs, refused):
-    record = predict(gpu, facts, max_model_len=2048, **knobs)
+def test_what_the_engine_would_refuse_on_a_gpu_is_infeasible_with_the_reason(gpu, facts, knobs, refused):
+    record = predict(gpu, facts, **{"max_model_len": 2048} | knobs)
     assert refused in record["infeasible"] if refused else record["infeasible"] is None
     assert refused or record["num_blocks"] > 128
 
@@ -161,12 +147,9 @@ def test_every_cell_with_blocks_has_one_record_in_order_and_static_batches_have_
     by_workload = {(r["cell_id"].split("/")[3]): r["num_blocks"] for r in records if "l40s" in r["cell_id"]}
     assert by_workload["load"] == by_workload["other"]
     assert records[0]["weights_bytes"] == pytest.approx(8.49 * GIB, rel=0.001)
-    continuous = records[-1]
-    assert (continuous["num_blocks"], continuous["kv_cache_tokens"]) == (100, 3200)
-    assert continuous["bytes_per_block"] == 32 * 131072
-    assert continuous["kv_cache_bytes"] == 100 * 32 * 131072
-    assert (continuous["max_concurrency"], continuous["weights_bytes"], continuous["block_size"]) == (None, None, 32)
-    assert (continuous["bytes_per_token"], continuous["vllm_version"]) == (131072, None)
+    sizes = {"bytes_per_token": 131072, "bytes_per_block": 32 * 131072, "kv_cache_bytes": 100 * 32 * 131072}
+    sizes |= {"num_blocks": 100, "kv_cache_tokens": 3200, "block_size": 32}
+    assert records[-1].items() >= (sizes | dict.fromkeys(("max_concurrency", "weights_bytes", "vllm_version"))).items()
 
 
 def test_what_the_paged_cache_of_transformers_does_not_hold_is_infeasible():
@@ -205,10 +188,8 @@ def test_a_draft_model_and_weights_of_an_unknown_kind_leave_the_capacity_unknown
 # --- published numbers of blocks -------------------------------------------------------------------------------------
 
 BLOCKS = ["blocks-linear-in-utilization", "throughput-flat-over-block-size", "kv-share-of-memory"]
-HEADER = (
-    "gpu,model,vllm_version,gpu_memory_utilization,max_model_len,block_size,"
-    "num_gpu_blocks,kv_cache_tokens,max_concurrency\n"
-)
+HEADER = "gpu,model,vllm_version,gpu_memory_utilization,max_model_len,block_size,num_gpu_blocks,kv_cache_tokens"
+HEADER += ",max_concurrency\n"
 
 
 def published(tmp_path, text):
