@@ -83,8 +83,12 @@ VERSIONS = {"25": "0.28", "03": "0.10", "05": "0.10", "08": "0.10", "14": "0.10"
 }
 
 
+def terms_of(config, gpu=GPU, log_gib=None, **given):
+    log = None if log_gib is None else {"available_kv_cache_gib": log_gib}
+    return predict_capacity(model_facts(config), gpu, EngineSettings(**given), log)
+
+
 def predicted(row):
-    facts = model_facts(MODELS[row["case"]])
     given = {
         "max_model_len": int(row["max_model_len"] or 4096),
         "tensor_parallel_size": int(row["tensor_parallel_size"] or 1),
@@ -96,8 +100,7 @@ def predicted(row):
     }
     if row["speculative"]:  # the model's own layer drafts so many tokens
         given |= {"num_speculative_tokens": int(row["speculative"].removeprefix("mtp ")), "draft_layers": 1}
-    log = {"available_kv_cache_gib": float(row["available_kv_cache_gib"])}
-    return predict_capacity(facts, GPU, EngineSettings(**given), log)
+    return terms_of(MODELS[row["case"]], log_gib=float(row["available_kv_cache_gib"]), **given)
 
 
 ROWS = {row["case"]: row for row in csv.DictReader(LOGS.open()) if row["case"] in MODELS}
@@ -120,8 +123,7 @@ def test_capacity_is_what_vllm_logged(case):
 
 
 def of_blocks(config, blocks, **given):
-    asked = EngineSettings(**given, num_gpu_blocks_override=blocks)
-    return {name: term.value for name, term in predict_capacity(model_facts(config), GPU, asked).items()}
+    return {name: term.value for name, term in terms_of(config, num_gpu_blocks_override=blocks, **given).items()}
 
 
 # What vLLM plans for small models, on no device; tests/integration/test_kv_groups_against_vllm.py makes the plans anew.
@@ -133,12 +135,11 @@ MORE_PARAMETERS = {"glm4_moe": 3 * 4}
 @pytest.mark.parametrize("name", PLANS["models"])
 def test_pools_are_those_that_vllm_plans(name):
     config, plan = PLANS["models"][name]["config"], PLANS["models"][name]["plan"]
-    facts = model_facts(config)
-    terms = predict_capacity(facts, get_gpu("cpu-1core"), EngineSettings(**PLANS["settings"], usage="offline"))
+    terms = terms_of(config, get_gpu("cpu-1core"), **PLANS["settings"], usage="offline")
     assert terms["num_blocks"].value == plan["num_blocks"]
     assert terms["kv_cache_tokens"].value == plan["kv_cache_tokens"]
     assert terms["max_concurrency"].value == round(plan["max_concurrency"], 4)
-    assert facts.parameters + MORE_PARAMETERS.get(name, 0) == plan["parameters"]
+    assert model_facts(config).parameters + MORE_PARAMETERS.get(name, 0) == plan["parameters"]
 
 
 def test_numbers_of_logs_that_do_not_say_the_memory():
@@ -159,22 +160,17 @@ def test_numbers_of_logs_that_do_not_say_the_memory():
 
 def test_whole_experts_need_experts_and_a_log_of_minimax_has_them_beside_full_attention():
     # eugr/spark-vllm-docker#396: vLLM 0.29.1rc1, two ranks, 28.74 GiB, 240,816 tokens; each rank has its own memory.
-    asked = EngineSettings(max_model_len=196608, tensor_parallel_size=2, vllm_version="0.29.1")
-    terms = predict_capacity(model_facts(MINIMAX_M2), GPU, asked, {"available_kv_cache_gib": 28.74})
+    asked = {"max_model_len": 196608, "tensor_parallel_size": 2, "vllm_version": "0.29.1"}
+    terms = terms_of(MINIMAX_M2, log_gib=28.74, **asked)
     assert terms["kv_cache_tokens"].value == pytest.approx(240_816, rel=0.02)
     # The engine said that it needs 23.25 GiB for a request of full length.
     assert round(196608 * terms["bytes_per_token"].value / 2**30, 2) == 23.25
-    dense = MINIMAX_M2 | {"model_type": "mistral"}
     with pytest.raises(CapacityError, match="needs a model with experts"):
-        predict_capacity(model_facts(dense), GPU, EngineSettings(enable_expert_parallel=True))
-    weights = [
-        predict_capacity(model_facts(MINIMAX_M2), GPU, EngineSettings(tensor_parallel_size=ranks, **given))["weights"]
-        for ranks, given in ((4, {}), (4, {"enable_expert_parallel": True}), (48, {"enable_expert_parallel": True}))
-    ]
-    parts, whole, many = (term.value for term in weights)
-    assert whole == pytest.approx(parts, rel=0.01)
+        terms_of(MINIMAX_M2 | {"model_type": "mistral"}, enable_expert_parallel=True)
     # 48 ranks hold 6 of 256 experts each, so more than a 48th of them.
-    assert many > parts / 12
+    asked = {"enable_expert_parallel": True}
+    few, many = (terms_of(MINIMAX_M2, tensor_parallel_size=n, **asked)["weights"].value for n in (4, 48))
+    assert many > few / 12
 
 
 def test_tokens_of_fewer_bytes_share_pages_with_others_as_a_log_of_gemma_4_shows():
@@ -185,8 +181,7 @@ def test_tokens_of_fewer_bytes_share_pages_with_others_as_a_log_of_gemma_4_shows
     assert {group.stretch for group in pool_of(GEMMA_4 | {"head_dim": 320}).groups} == {1}
     # A public repository's log of a branch of vLLM 0.21 that drafts: 2 ranks, 10.12 GiB, 169,314 tokens, 1.03x.
     given = {"tensor_parallel_size": 2, "max_model_len": 163840, "max_num_batched_tokens": 8192}
-    asked = EngineSettings(**given, vllm_version="0.21")
-    terms = predict_capacity(model_facts(GEMMA_4), GPU, asked, {"available_kv_cache_gib": 10.12})
+    terms = terms_of(GEMMA_4, log_gib=10.12, vllm_version="0.21", **given)
     assert terms["kv_cache_tokens"].value == pytest.approx(169_314, rel=0.003)
     with pytest.raises(UnpredictableError, match="gemma4_text: groups with blocks"):
         vllm_steps(VllmKnobs(), GPU, model_facts(GEMMA_4))
@@ -220,13 +215,13 @@ def test_drafted_tokens_and_indexers_take_pages_and_states():
     assert [len(group.layers) for group in drafts.groups] == [10, 10, 10, 11]
     assert [drafts.bytes_per_block(rank) // drafts.page_bytes for rank in split_layers(40, 2)] == [5, 6]
     with pytest.raises(ModelFactsError, match="layers that draft have"):
-        predict_capacity(model_facts(QWEN3_6), GPU, EngineSettings(num_speculative_tokens=2, draft_layers=1))
+        terms_of(QWEN3_6, num_speculative_tokens=2, draft_layers=1)
 
 
-def pool_of(config, **given):
-    asked = EngineSettings(max_model_len=4096, max_num_batched_tokens=8192, **given)
+def pool_of(config, kind="cuda", **given):
+    asked = EngineSettings(**{"max_model_len": 4096, "max_num_batched_tokens": 8192} | given)
     facts = model_facts(config)
-    return kv_pool(facts, asked, batch_of(asked, facts, GPU), "cuda")
+    return kv_pool(facts, asked, batch_of(asked, facts, GPU), kind)
 
 
 def test_layers_of_a_kind_form_groups_of_equal_size():
@@ -247,9 +242,9 @@ def test_chunks_and_windows_keep_what_each_version_keeps():
     assert now.blocks_per_request(40960) == 3 * -(-(128 + 2 * 8192) // 16) + 40960 // 16
 
     def blocks(version, kind="cuda"):
-        asked = EngineSettings(max_model_len=40960, max_num_batched_tokens=2048, vllm_version=version)
-        facts = model_facts(GPT_OSS | {"layer_types": ["sliding_attention"] * 36})
-        return kv_pool(facts, asked, batch_of(asked, facts, GPU), kind).blocks_per_request(40960)
+        windows = GPT_OSS | {"layer_types": ["sliding_attention"] * 36}
+        pool = pool_of(windows, kind, max_model_len=40960, max_num_batched_tokens=2048, vllm_version=version)
+        return pool.blocks_per_request(40960)
 
     assert blocks("0.25") == blocks("0.32", "cpu") == -(-(127 + 2048) // 16) + 1
     assert blocks("0.32") == -(-(127 + 2 * 2048) // 16) + 1
@@ -279,9 +274,8 @@ def test_every_layer_has_one_slot_and_every_rank_its_pages(kinds, ranks):
 def test_what_is_not_known_is_refused():
     for config, decided in ((DEEPSEEK, "the block size of latent attention"), (NEMOTRON, "keeps states in float32")):
         with pytest.raises(ModelFactsError, match=f"the processor decides .*{decided}"):
-            predict_capacity(model_facts(config), get_gpu("cpu-1core"), EngineSettings(kv_cache_memory_bytes=2**30))
+            pool_of(config, "cpu")
     with pytest.raises(ModelFactsError, match="nemotron_h: no layer with attention"):
         pool_of(NEMOTRON | {"hybrid_override_pattern": "M-M-"})
-    five = model_facts(NEMOTRON | {"num_key_value_heads": 40})
     with pytest.raises(CapacityError, match="the model's 96 state heads"):
-        predict_capacity(five, GPU, EngineSettings(tensor_parallel_size=5))
+        terms_of(NEMOTRON | {"num_key_value_heads": 40}, tensor_parallel_size=5)
