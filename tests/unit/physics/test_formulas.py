@@ -21,16 +21,6 @@ def test_pairs_within_reach_are_counted_one_by_one(tokens, chunked):
     assert f.attended_tokens(np.array([float(tokens)]), 4, chunked).tolist() == [sum(far)]
 
 
-def test_blocks_of_a_whole_worked_example():
-    # A100 80GB (79.25 GiB usable) at 0.25, Qwen2-7B: 14.2488 GiB of weights and 0.55 GiB of everything else.
-    gib = 2**30
-    kv = f.kv_cache_bytes(79.25 * gib, 0.25, 14.2488 * gib, 0.3 * gib, 0.15 * gib, 0.1 * gib)
-    assert kv / gib == pytest.approx(5.0137)
-    blocks = f.num_blocks(kv, f.bytes_per_block(16, 57344))
-    assert blocks == int(5.0137 * gib / (16 * 57344))
-    assert f.max_concurrency(blocks, 16, 16384) == blocks / 1024
-
-
 @given(kv=st.floats(-1e12, 1e12), block=st.floats(1e3, 1e9))
 def test_blocks_fit_and_one_more_would_not(kv, block):
     blocks = f.num_blocks(kv, block)

@@ -68,10 +68,7 @@ PUBLISHED = {
     "two A100 40GB without FlashInfer": (QWEN2_7B, "a100-pcie-40gb", A_HALF | TWO, 11.03),
     "eight MI300X": (LLAMA_2_7B, "mi300x", MI300X, 167700 * 16 * 65536 / GIB),
     "H100, 0.19": (LLAMA_8B, "h100-sxm", H100_19, 58.11),
-    "H100, 0.19, fp8": (replace(LLAMA_8B, quantization="fp8"), "h100-sxm", H100_19, 64.61),
-    "H100, 0.19, larger vocabulary": (QWEN2_7B, "h100-sxm", H100_19, 58.53),
     "H100, 0.16 sorts": (QWEN3_14B, "h100-sxm", H100_TABLE | {"vllm_version": "0.16.0"}, 41.94),
-    "H100, 0.17 does not": (QWEN3_14B, "h100-sxm", H100_TABLE | {"vllm_version": "0.17.0"}, 45.34),
     "H100, 0.18 loads more": (QWEN3_14B, "h100-sxm", H100_TABLE | {"vllm_version": "0.18.0"}, 45.23),
     "A100 80GB, 0.31": (LLAMA_8B, "a100-pcie-80gb", {"gpu_memory_utilization": 0.92, "vllm_version": "0.31.0"}, 56.21),
     "a 48 GB card, 0.22": (QWEN2_7B, "l40s", L40S, 26.32),
@@ -341,27 +338,25 @@ def test_blocks_that_are_given_come_before_the_memory_and_a_version_before_that_
 
 
 def test_a_log_with_the_memory_needs_no_weights_but_a_structure(tmp_path, capsys):
-    stored = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
-    config = json.loads(get_model("qwen2-7b").config.read_text()) | {"quantization_config": stored}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    log = tmp_path / "log.json"
-    log.write_text(json.dumps({"available_kv_cache_gib": 5.01}))
-    asked = ["--model", str(tmp_path), "--gpu", "a100-sxm-80gb", *REQUIRED]
-    assert main([*asked, "--from-log", str(log)]) == 0
-    report = json.loads(capsys.readouterr().out)
-    assert report["num_blocks"]["value"] == 5863
-    assert "weights" not in report
-    assert main(asked) == 0
-    assert "'modelopt' is not" in json.loads(capsys.readouterr().out)["unknown"]
-    config["quantization_config"] |= {"kv_cache_scheme": {"num_bits": 8, "type": "float"}}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    assert main([*asked, "--from-log", str(log)]) == 2
-    assert "--kv-cache-dtype" in capsys.readouterr().err
-    assert main([*asked, "--from-log", str(log), "--kv-cache-dtype", "fp8"]) == 0
-    assert json.loads(capsys.readouterr().out)["num_blocks"]["value"] == 2 * 5863
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "made_up"}))
-    assert main(["--model", str(tmp_path), "--gpu", "l4", *REQUIRED]) == 0
-    assert set(json.loads(capsys.readouterr().out)) == {"source", "model", "gpu", "unknown"}
+    (tmp_path / "log.json").write_text(json.dumps({"available_kv_cache_gib": 5.01}))
+    logged = ["--from-log", str(tmp_path / "log.json")]
+
+    def report(*options, family="qwen2", **stored):
+        config = json.loads(get_model("qwen2-7b").config.read_text())
+        (tmp_path / "config.json").write_text(
+            json.dumps(config | {"model_type": family, "quantization_config": stored})
+        )
+        status = main(["--model", str(tmp_path), "--gpu", "a100-sxm-80gb", *REQUIRED, *options])
+        told = capsys.readouterr()
+        return told.err if status else json.loads(told.out)
+
+    of_log = report(*logged, quant_method="modelopt")
+    assert (of_log["num_blocks"]["value"], "weights" in of_log) == (5863, False)
+    assert "'modelopt' is not" in report(quant_method="modelopt")["unknown"]
+    smaller = {"quant_method": "modelopt", "kv_cache_scheme": {"num_bits": 8, "type": "float"}}
+    assert "--kv-cache-dtype" in report(*logged, **smaller)
+    assert report(*logged, "--kv-cache-dtype", "fp8", **smaller)["num_blocks"]["value"] == 2 * 5863
+    assert set(report(family="made_up")) == {"source", "model", "gpu", "unknown"}
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,14 @@ FACTS = read_model_facts(TINY.config, TINY.fixed_dtype)
 A_SECOND_A_STEP = StepCosts(steps=1)
 
 
+def by_kind(work):
+    return dict(zip(KINDS, work.totals(), strict=True))
+
+
 def totals(work):
     """Steps, bytes read and operations in total."""
-    all_kinds = dict(zip(KINDS, work.totals(), strict=True))
-    sums = ("weight_bytes", "kv_bytes"), ("matrix_flops", "attention_flops")
-    return all_kinds["steps"], *(sum(all_kinds[kind] for kind in kinds) for kinds in sums)
+    of = by_kind(work)
+    return of["steps"], of["weight_bytes"] + of["kv_bytes"], of["matrix_flops"] + of["attention_flops"]
 
 
 def lengths(prompts, outputs, arrivals=None):
@@ -48,25 +51,21 @@ def test_the_work_of_steps_by_hand():
     full, eight_bits = totals(step_work(segments, FACTS)), totals(step_work(segments, FACTS, "fp8"))
     weights = full[0] * FACTS.decode_weight_bytes
     assert (full[1] - weights) / (eight_bits[1] - weights) == 4
-    work = step_work(make_schedule(lengths([3, 5], [3, 2]), settings(2)).segments, FACTS)
-    found = dict(zip(KINDS, work.totals(), strict=True))
+    found = by_kind(step_work(make_schedule(lengths([3, 5], [3, 2]), settings(2)).segments, FACTS))
     # Both prompts in one step, both decoding in the next, one in the last.
     assert (found["prompts"], found["sequences"], found["layers"]) == (2, 2 + 2 + 1, 3 * FACTS.layers)
 
 
 def test_under_one_mask_all_tokens_attend_to_all_sequences():
     # Two prompts of 30 and 40 tokens at once, then both decode: 72 tokens of KV with their new ones.
-    segments = make_schedule(lengths([30, 40], [2, 2]), settings(2)).segments
-    work = step_work(segments, FACTS, one_mask=True)
-    attended = dict(zip(KINDS, work.totals(), strict=True))["attention_flops"]
+    two, six = (make_schedule(lengths([30, 40], [each, each]), settings(2)).segments for each in (2, 6))
+    work = by_kind(step_work(two, FACTS, one_mask=True))
     (reach,) = FACTS.reaches
-    assert attended == (70 * 70 + 2 * 72) * reach.decode_pair_flops
+    assert work["attention_flops"] == (70 * 70 + 2 * 72) * reach.decode_pair_flops
     # Three query heads share a KV head here: put together (2), expanded (1 + 3) and read (3).
-    moved = dict(zip(KINDS, work.totals(), strict=True))["kv_bytes"]
-    assert moved == (70 + 72) * FACTS.bytes_per_token() * 9
-    further = make_schedule(lengths([30, 40], [6, 6]), settings(2)).segments
+    assert work["kv_bytes"] == (70 + 72) * FACTS.bytes_per_token() * 9
     one_by_one = sum(2 * (72 + 2 * step) for step in range(5))
-    attended = dict(zip(KINDS, step_work(further, FACTS, one_mask=True).totals(), strict=True))["attention_flops"]
+    attended = by_kind(step_work(six, FACTS, one_mask=True))["attention_flops"]
     assert attended == (70 * 70 + one_by_one) * reach.decode_pair_flops
 
 
