@@ -5,7 +5,6 @@ may be of several kinds: with all tokens, a window, latent vectors or a state as
 A family without a reader is refused, because its memory and its work follow other formulas.
 """
 
-import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from workflow_scripts.catalog.gpus_and_models import Gpu, Model
+from workflow_scripts.common.files import read_json
 from workflow_scripts.device.device_record import Device
 from workflow_scripts.device.processor import dtype_on
 from workflow_scripts.physics import formulas
@@ -365,13 +365,12 @@ def facts_on(
 
 def read_config(path: Path) -> dict[str, Any]:
     """A `config.json`, or that of a folder. Raises ModelFactsError if there is none, or it is no JSON object."""
-    if path.is_dir():
-        path = path / "config.json"
+    path = path / "config.json" if path.is_dir() else path
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = read_json(path)
     except OSError as e:
         raise ModelFactsError(f"{path}: {e.strerror}") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as e:
+    except ValueError as e:
         raise ModelFactsError(f"{path}: not JSON: {e}") from None
     if not isinstance(config, dict):
         raise ModelFactsError(f"{path}: must hold one JSON object")

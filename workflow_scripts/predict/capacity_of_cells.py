@@ -14,12 +14,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Any
 
 from pydantic import JsonValue
 
-from workflow_scripts.catalog.environments import version_of
 from workflow_scripts.catalog.gpus_and_models import load_gpus, load_models, models_by_repo, resolve
 from workflow_scripts.catalog.published import PUBLISHED, Published, PublishedError
 from workflow_scripts.common.command import STUDY, command, option, out
@@ -29,7 +27,7 @@ from workflow_scripts.engines.knobs import Knobs
 from workflow_scripts.engines.registry import get_engine
 from workflow_scripts.engines.vllm_engines import VllmKnobs
 from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, facts_on
-from workflow_scripts.predict.engine_steps import Capacity, CapacityBy
+from workflow_scripts.predict.engine_steps import Capacity, capacity_of
 from workflow_scripts.predict.vllm_cells import vllm_capacity
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.study_file import load_study
@@ -44,18 +42,18 @@ def predict_study(cells: Iterable[Cell]) -> Iterator[Capacity]:
         return facts_on(models[model], gpus[gpu], cpu_here(gpus[gpu]), quantization)
 
     @cache
-    def predicted(capacity_by: str, gpu: str, model: str, knobs: Knobs, version: str) -> Capacity:
+    def predicted(engine: str, gpu: str, model: str, knobs: Knobs, environment: str) -> Capacity:
         try:
             facts = facts_of(model, gpu, knobs.quantized_as)
-            capacity: CapacityBy = resolve_name(capacity_by)
-            return replace(capacity(knobs, gpus[gpu], facts, version), dtype=facts.dtype)
+            found = capacity_of(get_engine(engine), knobs, gpus[gpu], facts, environment)
+            return replace(found, dtype=facts.dtype)
         except ModelFactsError as e:
             return Capacity({}, unknown=str(e))
 
     for cell in cells:
-        if place := get_engine(cell.engine).capacity_by:
-            version = version_of(cell.environment)
-            yield replace(predicted(place, cell.gpu, cell.model, cell.knobs, version), cell_id=cell.id)
+        if get_engine(cell.engine).capacity_by:
+            found = predicted(cell.engine, cell.gpu, cell.model, cell.knobs, cell.environment)
+            yield replace(found, cell_id=cell.id)
 
 
 def predict_published(published: Published, claims: Iterable[str]) -> Iterator[Capacity]:

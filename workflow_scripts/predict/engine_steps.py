@@ -1,16 +1,20 @@
 """What predictions must know of an engine with given settings: its KV capacity, and how it forms steps.
 
 The description of an engine names a function, `steps_by`, that returns an `EngineSteps`, and `capacity_by`, which
-returns a `Capacity`. `predict.vllm_cells` and `predict.hf_cells` hold those of the built-in engines.
+returns a `Capacity`. Both get the knobs, the device, the model and the engine's version, empty for that of the default
+environment. `predict.vllm_cells` and `predict.hf_cells` hold those of the built-in engines.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from pkgutil import resolve_name
 
 from pydantic import JsonValue
 
+from workflow_scripts.catalog.environments import version_of
 from workflow_scripts.catalog.gpus_and_models import Gpu
+from workflow_scripts.engines.description import EngineDescription
+from workflow_scripts.engines.knobs import Knobs
 from workflow_scripts.physics.model_facts import ModelFacts
 from workflow_scripts.predict.engine_memory import Term
 from workflow_scripts.predict.schedule import SchedulerSettings
@@ -90,8 +94,18 @@ class EngineSteps:
     graphs: Graphs | None = None
 
 
-# The functions that descriptions name. Both get the knobs, the device, the model and the engine's version, empty for
-# that of the default environment, and raise ModelFactsError for layers that are not modelled; the first
-# UnpredictableError for such settings. The second predicts the KV cache.
-StepsBy = Callable[[Any, Gpu, ModelFacts, str], EngineSteps]
-CapacityBy = Callable[[Any, Gpu, ModelFacts, str], Capacity]
+def steps_of(engine: EngineDescription, knobs: Knobs, gpu: Gpu, facts: ModelFacts, environment: str) -> EngineSteps:
+    """How an engine forms steps; `environment` says its version, and is empty for the default one. Raises
+    UnpredictableError or ModelFactsError for such settings or layers that are not modelled."""
+    if engine.steps_by is None:
+        raise UnpredictableError(f"{engine.name}: there is no schedule of this engine")
+    steps: EngineSteps = resolve_name(engine.steps_by)(knobs, gpu, facts, version_of(environment))
+    return steps
+
+
+def capacity_of(engine: EngineDescription, knobs: Knobs, gpu: Gpu, facts: ModelFacts, environment: str) -> Capacity:
+    """What an engine's KV cache holds; nothing is known if it is not paged. Raises ModelFactsError."""
+    if engine.capacity_by is None:
+        return Capacity({})
+    capacity: Capacity = resolve_name(engine.capacity_by)(knobs, gpu, facts, version_of(environment))
+    return capacity

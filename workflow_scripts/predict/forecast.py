@@ -9,12 +9,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
 
-from workflow_scripts.catalog.environments import version_of
 from workflow_scripts.catalog.gpus_and_models import load_gpus, load_models
 from workflow_scripts.device.device_check import cpu_here
 from workflow_scripts.device.device_rates import DeviceRates
@@ -23,7 +21,7 @@ from workflow_scripts.engines.registry import get_engine
 from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, facts_on
 from workflow_scripts.physics.step_time import StepCosts
 from workflow_scripts.predict.calibrated import PROJECT_FILES, Speed, Wanted, scaled, speed_for
-from workflow_scripts.predict.engine_steps import Capacity, CapacityBy, EngineSteps, StepsBy, UnpredictableError
+from workflow_scripts.predict.engine_steps import EngineSteps, UnpredictableError, capacity_of, steps_of
 from workflow_scripts.predict.prediction_record import Prediction
 from workflow_scripts.predict.schedule import RequestLengths
 from workflow_scripts.predict.speed import CellTask, Task, predict_task
@@ -136,13 +134,8 @@ class _Known:
         knobs = cell.knobs
         try:
             facts = self.facts(cell.gpu, cell.model, knobs.quantized_as)
-            engine, version = get_engine(cell.engine), version_of(cell.environment)
-            if engine.steps_by is None:
-                raise UnpredictableError(f"{cell.engine}: there is no schedule of this engine")
-            capacity = Capacity({})  # of an engine without a paged cache
-            if engine.capacity_by is not None:
-                capacity_by: CapacityBy = resolve_name(engine.capacity_by)
-                capacity = capacity_by(knobs, gpu, facts, version)
+            asked = (get_engine(cell.engine), knobs, gpu, facts, cell.environment)
+            capacity = capacity_of(*asked)
             blocks = capacity.value("num_blocks")
             record = replace(
                 record,
@@ -154,8 +147,7 @@ class _Known:
             )
             if record.infeasible or record.unknown:
                 return record
-            steps_by: StepsBy = resolve_name(engine.steps_by)
-            steps = _under_load(steps_by(knobs, gpu, facts, version), load)
+            steps = _under_load(steps_of(*asked), load)
             record = replace(
                 record,
                 max_num_seqs=steps.decides.max_num_seqs,

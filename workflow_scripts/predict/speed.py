@@ -258,11 +258,10 @@ def _error_pct(share_pct: float | None, error_s: float, of_s: float) -> float | 
 def _bands(
     of_requests_s: FloatArray, fastest_s: FloatArray | None, error_pct: float | None
 ) -> tuple[Band | None, Band | None]:
-    known = ~np.isnan(of_requests_s)
-    if not known.any():
+    if np.isnan(of_requests_s).all():
         return None, None
-    median, high = np.percentile(of_requests_s[known], (50, 99))
-    allowed = (0.0, 0.0) if fastest_s is None else np.percentile(fastest_s[known], (50, 99))
+    median, high = np.nanpercentile(of_requests_s, (50, 99))
+    allowed = (0.0, 0.0) if fastest_s is None else np.nanpercentile(fastest_s, (50, 99))
     return _band(median, allowed[0], error_pct), _band(high, allowed[1], error_pct)
 
 

@@ -8,17 +8,15 @@ its test.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
 
-from workflow_scripts.catalog.environments import version_of
 from workflow_scripts.catalog.gpus_and_models import get_gpu
 from workflow_scripts.engines.registry import get_engine
 from workflow_scripts.physics.model_facts import ModelFacts
 from workflow_scripts.physics.step_time import KIND, KINDS, LAUNCHED, FloatArray, StepCosts, StepWork, single_steps
-from workflow_scripts.predict.engine_steps import EngineSteps, StepsBy
+from workflow_scripts.predict.engine_steps import EngineSteps, steps_of
 from workflow_scripts.predict.pipeline_fit import GUIDED, GUIDED_WITHIN, Observed, fit_pipeline, segments_of
 from workflow_scripts.predict.schedule import RequestLengths, Schedule, Segments
 from workflow_scripts.predict.scheduler import make_schedule
@@ -197,13 +195,10 @@ def _seen_by_client(one: Pass, schedule: Schedule, work: StepWork) -> Observed:
 
 
 def engine_steps(record: CalibrationRecord, facts: ModelFacts) -> EngineSteps:
-    """How the engine of a calibration forms steps. Raises FitError or UnpredictableError if that is not modelled."""
+    """How the engine of a calibration forms steps; raises as `steps_of` does."""
     engine = get_engine(record.engine)
-    if engine.steps_by is None:
-        raise FitError(f"there is no schedule of the engine {engine.name}")
-    steps_by: StepsBy = resolve_name(engine.steps_by)
-    knobs, version = engine.knobs.model_validate(record.knobs), version_of(record.environment)
-    return steps_by(knobs, get_gpu(record.gpu), facts, version)
+    knobs = engine.knobs.model_validate(record.knobs)
+    return steps_of(engine, knobs, get_gpu(record.gpu), facts, record.environment)
 
 
 def scheduled(

@@ -8,8 +8,6 @@ import numpy as np
 
 from workflow_scripts.physics.model_facts import ModelFacts
 from workflow_scripts.physics.step_time import (
-    KIND,
-    KINDS,
     AnyFloats,
     FloatArray,
     StepCosts,
@@ -124,15 +122,12 @@ def step_work(
     )
     if graphs is None or not at_once or not taken_in:
         return work
-    arrival = np.zeros(len(KINDS))
-    first = segments.prefill_seqs[:1]
+    of_arrival: dict[str, AnyFloats] = {"requests": float(taken_in), "steps": 0.0}
+    first, one = segments.prefill_seqs[:1], np.ones(1, dtype=np.int64)
     if first[0] > 1:  # a step with the first prompt alone is launched before
-        launched = graphs.launched(segments.prefill_tokens[:1] // first, np.ones(1, dtype=np.int64), facts.layers)
-        arrival[[KIND["steps"], KIND["sequences"], KIND["prompts"]]] = 1.0
-        for kind, layers in launched.items():
-            arrival[KIND[kind]] = layers[0]
-    arrival[KIND["requests"]] = taken_in
-    return replace(work, arrival=arrival)
+        launched = graphs.launched(segments.prefill_tokens[:1] // first, one, facts.layers)
+        of_arrival |= {"steps": 1.0, "sequences": 1.0, "prompts": 1.0, **launched}
+    return replace(work, arrival=StepWork.of(np.ones(1), of_arrival, {}).first[0])
 
 
 def matrix_flops(facts: ModelFacts, tokens: FloatArray, logit_tokens: FloatArray) -> FloatArray:
