@@ -61,9 +61,10 @@ def _qwen2_moe(c: ConfigValues) -> Fields:
     return _sparse(c, [routed, shared], attention_of(c, qkv_bias=c.flag("qkv_bias", True)))
 
 
-def latent_attention(c: ConfigValues, **others: Any) -> LatentAttention:
-    """Latent attention by the usual keys."""
-    return LatentAttention(
+def latent_experts(c: ConfigValues, dense_layers: int = 0, **indexer: Any) -> Fields:
+    """DeepSeek-V2 and V3, and Kimi-K2, which has the structure of V3. `dense_layers`: the family's default."""
+    c = ConfigValues({"first_k_dense_replace": dense_layers, **c.given()})
+    mixer = LatentAttention(
         c.size("num_attention_heads"),
         kv_rank=c.size("kv_lora_rank"),
         rope_dim=c.size("qk_rope_head_dim"),
@@ -71,13 +72,8 @@ def latent_attention(c: ConfigValues, **others: Any) -> LatentAttention:
         value_dim=c.size("v_head_dim"),
         query_rank=None if c.get("q_lora_rank") is None else c.size("q_lora_rank"),
         bias=c.flag("attention_bias", False),
-        **others,
+        **indexer,
     )
-
-
-def latent_experts(c: ConfigValues, dense_layers: int = 0, **indexer: Any) -> Fields:
-    """DeepSeek-V2 and V3, and Kimi-K2, which has the structure of V3. `dense_layers`: the family's default."""
-    mixer, c = latent_attention(c, **indexer), ConfigValues({"first_k_dense_replace": dense_layers, **c.given()})
     bias = c.model_type == "deepseek_v2" and c.flag("mlp_bias", False)
     has_experts = c.size("first_k_dense_replace", least=0) < c.size("num_hidden_layers")
     return _dense_first(c, mixer, _routed_and_shared(c, bias) if has_experts else [], bias)

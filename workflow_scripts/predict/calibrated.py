@@ -28,8 +28,6 @@ from workflow_scripts.study.protocol import PROTOCOL_VERSION
 
 # Records of calibrations that the project holds for particular devices: GPU/ENGINE/MODEL/VARIANT.json.
 PROJECT_FILES = CONFIG / "calibration"
-# What is known of predictions of another model.
-OTHER_MODEL = "so predicted, opt-125m was 11 % off on an H200"
 # Shares of a device's rates that steps reach, and the overhead of a step, without calibration. On a GPU the fits to two
 # calibrations come within a few per cent of 1/1.1 of the measured rates.
 DEFAULT_MEMORY_EFFICIENCY = 0.85
@@ -184,8 +182,6 @@ def _speed(found: StepFit, record: CalibrationRecord, dtype: Dtype, wanted: Want
         how += f", at {len(record.starts)} of 2 depths ({_in_a_line(record.failure)})"
     if other:
         how = f"{UNCALIBRATED} for this: {how}, which is another {' and '.join(other)}"
-        if wanted.gpu.kind != "cpu" and record.model != wanted.model:
-            how += f" ({OTHER_MODEL})"
     elif found.band.throughput is None:
         how = f"{UNCALIBRATED}: {how}, with {found.band.points} held-out points, too few for a band"
     # Costs for another type: times of operations are scaled by the device's rates; those of bytes stay.

@@ -53,15 +53,13 @@ _ENVIRONMENT = {
 def vllm_faults(settings: Sequence[EngineSetting]) -> list[Fault | None]:
     """The fault of each setting that vLLM refuses, else None, in the order of `settings`. vLLM keeps one platform for
     the life of a process, so each kind of device is checked in its own process."""
-    faults: dict[int, Fault | None] = {}
-    by_kind: dict[bool, list[int]] = {}
-    for index, setting in enumerate(settings):
-        by_kind.setdefault(setting.gpu.kind == "cuda", []).append(index)
-    for indices in by_kind.values():
+    on_cuda = [setting.gpu.kind == "cuda" for setting in settings]
+    found = {}
+    for kind in set(on_cuda):
+        of_kind = [setting for setting, cuda in zip(settings, on_cuda, strict=True) if cuda == kind]
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-            found = process.submit(_faults_of_one_platform, [settings[i] for i in indices]).result()
-        faults |= zip(indices, found, strict=True)
-    return [faults[index] for index in range(len(settings))]
+            found[kind] = iter(process.submit(_faults_of_one_platform, of_kind).result())
+    return [next(found[kind]) for kind in on_cuda]
 
 
 def _faults_of_one_platform(settings: Sequence[EngineSetting]) -> list[Fault | None]:

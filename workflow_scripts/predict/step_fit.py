@@ -236,29 +236,25 @@ def fit_sums(rows: FloatArray, times: FloatArray, guide: StepCosts | None = None
     What is expected follows from the costs, so the fit is repeated until it settles. `rows`: work of each step, one
     column per kind. `guide` decides where the steps of one model leave open which of two kinds of work takes the time.
     """
+    from scipy.optimize import nnls  # takes longer than a prediction that fits no calibration
+
+    work = rows[:, : -len(LAUNCHED)]
+    guides = np.zeros((len(GUIDED) if guide else 0, work.shape[1]))
+    for place in range(len(guides)):
+        guides[place, KIND[GUIDED[place]]] = GUIDE_WEIGHT / getattr(guide, GUIDED[place])
     expected = times
     for _ in range(FIT_ROUNDS):
-        costs = _solved(rows, times, expected, guide)
+        size = np.sqrt(times * np.maximum(expected, times / DISTURBED))
+        shares = np.vstack([work / size[:, None], guides])
+        target = np.append(times / size, np.full(len(guides), GUIDE_WEIGHT))
+        # Columns of equal size, because work in bytes and work in steps differ by many orders of magnitude.
+        columns = np.where(shares.any(axis=0), np.linalg.norm(shares, axis=0), 1.0)
+        solution = nnls(shares / columns, target)[0] / columns
+        costs = StepCosts(**dict(zip(KINDS, solution.tolist(), strict=False)), overlap=False)
         before, expected = expected, rows @ costs.seconds
         if np.allclose(before, expected, rtol=SETTLED):
             break
     return costs
-
-
-def _solved(rows: FloatArray, times: FloatArray, expected: FloatArray, guide: StepCosts | None) -> StepCosts:
-    rows = rows[:, : -len(LAUNCHED)]
-    size = np.sqrt(times * np.maximum(expected, times / DISTURBED))
-    shares, target = rows / size[:, None], times / size
-    for kind in GUIDED if guide else ():
-        row = np.zeros(rows.shape[1])
-        row[KIND[kind]] = GUIDE_WEIGHT / getattr(guide, kind)
-        shares, target = np.vstack([shares, row]), np.append(target, GUIDE_WEIGHT)
-    # Columns of equal size, because work in bytes and work in steps differ by many orders of magnitude.
-    columns = np.where(shares.any(axis=0), np.linalg.norm(shares, axis=0), 1.0)
-    from scipy.optimize import nnls  # takes longer than a prediction that fits no calibration
-
-    solution, _ = nnls(shares / columns, target)
-    return StepCosts(**dict(zip(KINDS, (solution / columns).tolist(), strict=False)), overlap=False)
 
 
 def band(
