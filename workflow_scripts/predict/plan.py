@@ -39,8 +39,6 @@ TEXT_HEADINGS = (*PLACE, "knob", "values", "verdict", "why", "GPUs", "for exampl
 # Predicted rates that differ by less count as the same.
 NOTICEABLE_PCT = 0.5
 KNOB_COLUMNS = (*PLACE, "knob", "values", "spread_pct", "verdict", "why")
-# A limit that is reached for a smaller share of the time is hardly tested.
-HARDLY_TRIED = 0.5
 MOST_VALUES = 8
 # A knob that changes no step may still select other kernels, which a schedule does not know.
 MATTERS, CANNOT, NO_STEP, OPEN = "can matter", "cannot matter", "changes no step", "not predicted"
@@ -94,14 +92,11 @@ def _in_order(values: list[Any]) -> str:
 
 def _effect(part: pd.DataFrame, knob: str, others: Sequence[str]) -> tuple[float | None, str, str]:
     known = part[part["output_tokens_per_s"].notna()]
-    if known.empty:
-        return None, OPEN, "none of these cells is predicted"
     # Rates of a calibration and of a data sheet differ by more than most knobs, so they are never compared.
-    key = known[[*others, "speed_source"]].astype(str).agg("|".join, axis=1)
-    rates = known["output_tokens_per_s"].groupby(key)
-    several = known[knob].groupby(key).nunique() > 1
+    alike = known.groupby([*others, "speed_source"], dropna=False, sort=False)
+    rates, several = alike["output_tokens_per_s"], alike[knob].nunique() > 1
     if not several.any():
-        return None, OPEN, "no two feasible cells differ in it alone"
+        return None, OPEN, "no two predicted cells differ in it alone"
     spread = float(100 * (rates.max() / rates.min() - 1)[several].max())
     limits = every_knob()[knob.removeprefix("knob_")].limits
     why = _up_to(known) if limits == "sequences" else ""
@@ -121,8 +116,7 @@ def _up_to(known: pd.DataFrame) -> str:
     if idle.empty:
         highest = known["max_num_seqs"].max()
         share = known.loc[known["max_num_seqs"] == highest, "full_share"].max()
-        hardly = f"; {highest:.0f} only for less than half of the time, so more prompts would test it better"
-        return "every value is reached" + (hardly if share < HARDLY_TRIED else "")
+        return f"every value is reached, {highest:.0f} for {share:.0%} of the time"
     words = {PROMPTS: "prompts run out", KV_BLOCKS: "KV blocks run out", TOKEN_BUDGET: "the token budget is used up"}
     bounds = " or ".join(words[bound] for bound in dict.fromkeys(idle["bound_by"].dropna()) if bound in words)
     lowest, highest, needed = idle["max_num_seqs"].min(), idle["max_num_seqs"].max(), idle["prompts_to_fill"].max()
