@@ -77,8 +77,7 @@ GRANITE_H |= {"shared_intermediate_size": 60}
 
 VARIANTS |= {
     "mistral-window": LLAMA | {"model_type": "mistral", "sliding_window": 16},
-    "qwen2-windows": LLAMA
-    | {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
+    "qwen2-windows": LLAMA | shape("qwen2", use_sliding_window=True, sliding_window=8, max_window_layers=1),
     "phi3-window": LLAMA | {"model_type": "phi3", "pad_token_id": 0, "sliding_window": 16},
     "gemma2": GEMMA2,
     "gemma3_text": GEMMA3,
@@ -99,8 +98,7 @@ VARIANTS |= {
     | {"model_type": "deepseek_v2", "first_k_dense_replace": 3},
     "deepseek_v2": DEEPSEEK | {"model_type": "deepseek_v2"},
     "deepseek_v2-biases": DEEPSEEK | {"model_type": "deepseek_v2", "attention_bias": True, "mlp_bias": True},
-    "glm4_moe": MOE
-    | {"model_type": "glm4_moe", "n_routed_experts": 8, "n_shared_experts": 1, "first_k_dense_replace": 1},
+    "glm4_moe": MOE | shape("glm4_moe", n_routed_experts=8, n_shared_experts=1, first_k_dense_replace=1),
     "llama4_text": LLAMA4,
     "llama4_text-every-second": LLAMA4 | {"interleave_moe_layer_step": 2},
     "olmoe": LLAMA | {"model_type": "olmoe", "num_experts": 4, "num_experts_per_tok": 2},
@@ -140,12 +138,9 @@ KIMI_LINEAR |= {
 }
 
 
-def with_pictures(kind, text, vision):
-    return {
-        "model_type": kind,
-        "text_config": text | {"model_type": f"{kind}_text"},
-        "vision_config": QWEN_VISION | vision,
-    }
+def with_pictures(kind, text, **vision):
+    text = text | {"model_type": f"{kind}_text"}
+    return {"model_type": kind, "text_config": text, "vision_config": QWEN_VISION | vision}
 
 
 VARIANTS |= {
@@ -161,10 +156,10 @@ VARIANTS |= {
     "olmo3": LLAMA | {"model_type": "olmo3", "sliding_window": 8, "num_hidden_layers": 8},
     "seed_oss": LLAMA | {"model_type": "seed_oss", "head_dim": 16},
     "smollm3": LLAMA | {"model_type": "smollm3", "pad_token_id": 0},
-    "qwen3_vl": with_pictures("qwen3_vl", LLAMA | {"head_dim": 20}, {"deepstack_visual_indexes": [0, 1]}),
-    "qwen3_vl_moe": with_pictures("qwen3_vl_moe", QWEN3_MOE, {"deepstack_visual_indexes": [1]}),
-    "qwen3_5": with_pictures("qwen3_5", QWEN3_NEXT | {"num_experts": None}, {}),
-    "qwen3_5_moe": with_pictures("qwen3_5_moe", QWEN3_NEXT, {}),
+    "qwen3_vl": with_pictures("qwen3_vl", LLAMA | {"head_dim": 20}, deepstack_visual_indexes=[0, 1]),
+    "qwen3_vl_moe": with_pictures("qwen3_vl_moe", QWEN3_MOE, deepstack_visual_indexes=[1]),
+    "qwen3_5": with_pictures("qwen3_5", QWEN3_NEXT | {"num_experts": None}),
+    "qwen3_5_moe": with_pictures("qwen3_5_moe", QWEN3_NEXT),
     "llama4": {"model_type": "llama4", "text_config": LLAMA4, "vision_config": LLAMA4_VISION},
 }
 BY_THE_USUAL_KEYS = ("qwen2", "gemma", "granite", "olmo2", "phi", "starcoder2", "ministral3")

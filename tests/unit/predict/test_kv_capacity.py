@@ -384,15 +384,13 @@ def test_a_log_that_says_nothing_of_memory_is_refused(tmp_path, capsys):
         assert "log.json: " in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "option",
-    [
-        "--block-size=0", "--block-size=1.5", "--gpu-memory-utilization=1.2", "--gpu-memory-utilization=0",
-        "--tensor-parallel-size=0", "--pipeline-parallel-size=0", "--max-num-seqs=0", "--max-num-batched-tokens=0",
-        "--kv-cache-memory-bytes=0", "--observed=2=x", "--observed=0.5=0", "--observed=0.5", "--quantization=int3",
-    ],
-)  # fmt: skip
+WRONG = "block-size=0 block-size=1.5 gpu-memory-utilization=1.2 gpu-memory-utilization=0 tensor-parallel-size=0 "
+WRONG += "pipeline-parallel-size=0 max-num-seqs=0 max-num-batched-tokens=0 kv-cache-memory-bytes=0 observed=2=x "
+WRONG += "observed=0.5=0 observed=0.5 quantization=int3"
+
+
+@pytest.mark.parametrize("option", WRONG.split())
 def test_values_out_of_range_are_refused(option, capsys):
     with pytest.raises(SystemExit, match="2"):
-        main(["--model", "opt-125m", "--gpu", "l4", *REQUIRED, option])
+        main(["--model", "opt-125m", "--gpu", "l4", *REQUIRED, f"--{option}"])
     assert option.partition("=")[0] in capsys.readouterr().err
