@@ -33,50 +33,36 @@ def requests_of(lengths):
     return RequestLengths(*(np.array(column) for column in zip(*lengths, strict=True)))
 
 
-def calibration_with(
-    costs, model="tiny-llama-57m", noise=0.0, rounds=3, depths=(1, 2), sequences=16, slower=1.0, **changes
-):
+def calibration_with(costs, model="tiny-llama-57m", noise=0.0, rounds=3, depths=(1, 2), slower=1.0, **changes):
     """A calibration of an engine with these costs.
 
     `noise` is the scatter of a point's passes, and `depths` divide the layers of each start. Each start is `slower`
     than the one before by this factor.
     """
-    record = CalibrationRecord(
-        gpu="cpu-1core",
-        device=HERE,
-        engine="vllm",
-        engine_version="vllm 1",
-        model=model,
-        config_sha256=sha256_of(get_model(model).config),
-        dtype="float32",
-        variant="eager1",
-        knobs={"enforce_eager": True},
-        protocol=PROTOCOL_VERSION,
-        host="here",
-        host_load={},
-        measured_at="today",
-    ).model_copy(update=changes)
+    known = {"gpu": "cpu-1core", "device": HERE, "engine": "vllm", "engine_version": "vllm 1", "dtype": "float32"}
+    known |= {"model": model, "config_sha256": sha256_of(get_model(model).config), "protocol": PROTOCOL_VERSION}
+    known |= {"variant": "eager1", "knobs": {"enforce_eager": True}}
+    known |= {"host": "here", "host_load": {}, "measured_at": "today"}
+    record = CalibrationRecord(**known | changes)
     facts, draw, starts = facts_of(model, record.dtype), np.random.default_rng(1), []
     for start, depth in enumerate(depths):
-        part = replace(facts, stack=facts.stack[: facts.layers // depth])
-        starts.append(_start(costs, record, part, noise, rounds, sequences, draw, slower**start))
+        part, passes = replace(facts, stack=facts.stack[: facts.layers // depth]), []
+        for number in range(rounds):
+            # The first round is far slower, as it is with real engines.
+            scale = slower**start * (1 if number else 5)
+            for point, lengths in enumerate(points_for(16, 400, "cuda" if costs.overlap else "cpu")):
+                factor = scale * np.exp(draw.normal(0, noise))
+                passes.append(_passed(costs, record, part, point, lengths, factor, 100.0 * (number + 1)))
+        starts.append(CalibrationStart(layers=part.layers, effective=SETTINGS, passes=passes))
     return record.model_copy(update={"starts": starts})
 
 
-def _start(costs, record, facts, noise, rounds, sequences, draw, moment):
-    passes, on_cpu = [], not costs.overlap
-    for number in range(rounds):
-        for point, lengths in enumerate(points_for(sequences, 400, "cpu" if on_cpu else "cuda")):
-            requests = requests_of(lengths)
-            schedule, work = scheduled(requests, record, SETTINGS, facts, on_cpu)
-            # The first round is far slower, as it is with real engines.
-            factor = np.exp(draw.normal(0, noise)) * (5 if number == 0 else 1) if noise or number == 0 else 1.0
-            factor *= moment
-            rows = single_steps(work)
-            one_each = StepWork(np.ones(len(rows)), rows, np.zeros_like(rows))
-            times = factor * (segment_times_s(one_each, costs) + launch_waits_s(one_each, costs))
-            timed = time_schedule(schedule, work, costs, requests)
-            start = 100.0 * (number + 1)
-            seen = {"step_ends_s": (start + np.cumsum(times)).tolist(), "ttft_s": (factor * timed.ttft_s).tolist()}
-            passes.append(Pass(point=point, requests=lengths, start_s=start, end_s=start + times.sum(), **seen))
-    return CalibrationStart(layers=facts.layers, effective=SETTINGS, passes=passes)
+def _passed(costs, record, facts, point, lengths, factor, start):
+    requests = requests_of(lengths)
+    schedule, work = scheduled(requests, record, SETTINGS, facts, not costs.overlap)
+    rows = single_steps(work)
+    one_each = StepWork(np.ones(len(rows)), rows, np.zeros_like(rows))
+    ends_s = start + np.cumsum(factor * (segment_times_s(one_each, costs) + launch_waits_s(one_each, costs)))
+    ttft_s = (factor * time_schedule(schedule, work, costs, requests).ttft_s).tolist()
+    seen = {"start_s": start, "end_s": ends_s[-1], "step_ends_s": ends_s.tolist(), "ttft_s": ttft_s}
+    return Pass(point=point, requests=lengths, **seen)

@@ -76,6 +76,14 @@ def test_a_calibration_of_another_model_to_which_nothing_can_be_fitted_stops_no_
     assert speed_for(wanted(), calibrations, tmp_path / "none") is None
 
 
+def test_a_calibration_of_windows_on_a_gpu_to_which_nothing_can_be_fitted_stops_no_plan(tmp_path):
+    gpu, known = get_gpu("h200"), {"model": "windows-8b", "variant": "default", "dtype": "bfloat16"}
+    record = calibration_with(default_speed(gpu, "bfloat16").costs, gpu="h200", knobs={}, **known)
+    calibrations = written(tmp_path, "h200/vllm/windows-8b/default.json", record)
+    speed = speed_for(wanted(gpu=gpu, **known), calibrations, tmp_path / "none")
+    assert (speed.source, "calibration is of no use" in speed.how) == ("data sheet", True)
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [({"ranks": 2}, "number of ranks"), ({"model": "smollm-135m", "dtype": "bfloat16"}, "57m and type float32")],
