@@ -229,8 +229,7 @@ def test_without_rates_the_schedule_is_known_and_an_infeasible_cell_says_why_and
 
 def test_requests_that_are_too_long_are_not_predicted(tmp_path):
     drawn = {"median": 48, "sigma": 0.001, "minimum": 8, "maximum": 60}
-    workload = {"kind": "synthetic", "num_prompts": 24, "prompt_tokens": drawn, "output_tokens": drawn}
-    record = one(tmp_path, workload, knobs={"max_model_len": 80})
+    record = one(tmp_path, fixed(24, drawn, drawn, kind="synthetic"), knobs={"max_model_len": 80})
     assert re.search(r"9[678] tokens .* 80$", record["unknown"])
 
 

@@ -104,22 +104,6 @@ def test_weights_are_those_of_published_logs(facts, settings, weights_gib):
     assert value("weights", facts, **settings) / GIB == pytest.approx(weights_gib, abs=0.005)
 
 
-@pytest.mark.parametrize(
-    ("facts", "log", "settings", "tokens"),
-    [
-        (QWEN2_7B, {"available_kv_cache_gib": 5.01, "model_weights_gib": 14.2488, "cuda_graph_gib": 0.5}, {}, 93872),
-        (QWEN2_7B, {"available_kv_cache_gib": 12.02}, {"tensor_parallel_size": 2}, 450192),
-        (QWEN2_7B, {"available_kv_cache_gib": 11.03}, {"tensor_parallel_size": 2}, 412944),
-        (LLAMA_8B, {"available_kv_cache_gib": 56.21}, {}, 460496),
-        (LLAMA_8B, {"available_kv_cache_gib": 58.11}, {"kv_cache_dtype": "fp8"}, 952032),
-    ],
-)
-def test_with_a_logs_kv_memory_tokens_match_the_engines_to_half_a_percent(facts, log, settings, tokens):
-    terms = terms_of(facts, "a100-pcie-80gb", log, **settings)
-    assert terms["kv_cache_tokens"].value == pytest.approx(tokens, rel=0.005)
-    assert terms["available_kv_cache"].how.startswith("log: available_kv_cache_gib")
-
-
 def test_a_logs_weights_and_activation_take_the_place_of_predictions():
     log = {"model_weights_gib": 14.99, "peak_activation_gib": 1.89, "available_kv_cache_gib": None}
     terms = terms_of(log=log, gpu_memory_utilization=0.95, vllm_version="0.19.0")
@@ -203,13 +187,6 @@ def test_batches_are_no_larger_than_their_tokens():
     assert batch(max_num_batched_tokens=128, max_num_seqs=200) == (131072, 200, 128)
 
 
-def test_weights_must_fit():
-    terms = terms_of(read_model_facts(get_model("llama-3-70b").config), max_model_len=4096)
-    assert terms["available_kv_cache"].value < 0
-    assert terms["num_blocks"].value == terms["max_concurrency"].value == 0
-    assert terms["feasible"].value is False
-
-
 def test_more_ranks_than_kv_heads_keep_a_whole_head_each():
     # 28 heads and 4 KV heads: 7 ranks are refused (below), 4 hold one each; 28 hold a copy of one each.
     found = [value("bytes_per_token", QWEN2_7B, "h200", tensor_parallel_size=size) for size in (1, 4, 28)]
@@ -269,16 +246,6 @@ def test_published_blocks_of_an_l4_imply_a_device_of_half_the_memory():
     assert found["block_factor"].value == pytest.approx(1.9, abs=0.005)
     with pytest.raises(CapacityError, match="given size"):
         explain_observed(l4_terms(kv_cache_memory_bytes=2**30), PUBLISHED_ON_AN_L4)
-
-
-@pytest.mark.parametrize("width", [1, 2])
-def test_blocks_of_the_predicted_device_and_of_twice_the_width_are_told_apart(width):
-    terms = l4_terms()
-    device, per_block = terms["device_memory"].value, width * terms["bytes_per_block"].value
-    blocks = [(utilization, int((device * utilization - GIB) / per_block)) for utilization in (0.5, 0.7, 0.9)]
-    found = explain_observed(terms, blocks)
-    assert found["block_factor"].value == pytest.approx(width, rel=2e-3)
-    assert found["implied_overhead"].value == pytest.approx(GIB / width, rel=2e-3)
 
 
 # --- the command -----------------------------------------------------------------------------------------------------
