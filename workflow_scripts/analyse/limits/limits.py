@@ -203,12 +203,10 @@ def mark_invalid(cells: pd.DataFrame, limits: pd.DataFrame) -> pd.DataFrame:
 
     One impossible repeat makes the clock or the counts of all repeats of its cell unreliable. The values are kept.
     """
-    if limits.empty:  # no device has known rates
-        return cells
     worst = {
         row.cell_id: f"repeat {row.repeat} of start {row.start} is {row.factor:.3g} times its ceiling on "
         f"{row.ceiling_broken}"
-        for row in limits[limits["exceeds"].fillna(False)].sort_values("factor").itertuples()
+        for row in limits[limits["exceeds"].eq(True)].sort_values("factor").itertuples()
     }
     reason = cells["cell_id"].map(worst).where(cells["outcome"].eq("ok") & cells["source"].eq(MEASURED))
     return cells.assign(

@@ -126,8 +126,7 @@ def predictions_table(cells: pd.DataFrame, plan: pd.DataFrame, published: Rates 
     ran_first = cells.sort_values("outcome", key=lambda outcomes: ~outcomes.isin(RAN), kind="stable")
     became = ran_first.drop_duplicates("cell_id").set_index("cell_id")[["outcome", "reason"]]
     table = plan.join(measured.add_prefix("measured_"), on="cell_id").join(became, on="cell_id")
-    if "graph_tokens" in plan:
-        table["graph_tokens"] = table["measured_max_cudagraph_capture_size"].fillna(table["graph_tokens"])
+    table["graph_tokens"] = table["measured_max_cudagraph_capture_size"].fillna(table["graph_tokens"])
     parts = [_of_quantity(table, quantity) for quantity in QUANTITIES]
     whole = pd.concat(parts).assign(source="predicted")
     order = {cell: number for number, cell in enumerate(plan["cell_id"])}

@@ -178,11 +178,10 @@ def _loads(served: pd.DataFrame, cells: pd.DataFrame, rows: pd.DataFrame) -> tup
 
 
 def _load_text(row: Row, of_server: bool) -> str:
-    if not of_server:
-        return f"all {row['num_requests']} requests of workload {row['workload']} at once, without a server"
     loads = {"requests/s": row.get("knob_request_rate_per_s"), "users": row.get("knob_users")}
     words = " of ".join(f"{value:g} {what}" for what, value in loads.items() if not pd.isna(value))
-    return f"{row['num_requests']} requests of workload {row['workload']}, {words or 'as the workload says'}"
+    otherwise = "as the workload says" if of_server else "all at once, without a server"
+    return f"{row['num_requests']} requests of workload {row['workload']}, {words or otherwise}"
 
 
 def _effective(row: Row) -> dict[str, Any]:
