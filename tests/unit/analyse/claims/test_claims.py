@@ -1,7 +1,6 @@
 """The claims table: every published claim with a verdict from a rule, on real and on made-up evidence."""
 
 import re
-import shutil
 from pathlib import Path
 
 import pandas as pd
@@ -21,8 +20,6 @@ from workflow_scripts.analyse.claims.claim_checks import (
 from workflow_scripts.analyse.claims.claim_tables import read_tables
 from workflow_scripts.analyse.claims.claims import MOST_IDS, MOST_SEEN_HERE, MOST_WRITTEN, SCHEMA, claims_table, main
 from workflow_scripts.analyse.tables import TABLE_SCHEMAS, read_table, write_table
-from workflow_scripts.catalog import gpus_and_models as catalog
-from workflow_scripts.catalog.gpus_and_models import CONFIG
 from workflow_scripts.catalog.published import Published
 from workflow_scripts.study.study_file import load_study
 
@@ -135,17 +132,6 @@ def made(tmp_path, monkeypatch, *found, claims=(ONE,), test="a study"):
     return claims_table(evidence(Published(tmp_path), study))
 
 
-def test_a_model_that_no_claim_is_about_fails_none(monkeypatch, tmp_path):
-    """A folder in config/models/ may hold what cannot be read yet; no rule looks at models that it does not name."""
-    models = tmp_path / "models"
-    shutil.copytree(CONFIG / "models", models)
-    shutil.copytree(models / "opt-125m", models / "another")
-    (models / "another/config.json").write_text('{"model_type": "unheard-of"}')
-    (models / "broken").mkdir()
-    (models / "broken/model.yaml").write_text("dtype: none")
-    monkeypatch.setattr(catalog.load_models, "__defaults__", (models,))
-    assert {"another", "broken"} <= set(catalog.load_models())
-    assert len(claims_table(evidence())) == len(PUBLISHED.claims)
 
 
 def finding(text, says=None, bears=True, label=MEASURED, scope="h200", ids=("a",)):
