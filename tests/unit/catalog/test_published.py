@@ -6,6 +6,7 @@ import yaml
 from workflow_scripts.analyse.limits.predictions import published_table
 from workflow_scripts.catalog.gpus_and_models import CONFIG
 from workflow_scripts.catalog.published import Claim, Published, PublishedError
+from workflow_scripts.common.faults import InputError
 
 REAL = Published(CONFIG / "published")
 CLAIM = {
@@ -36,10 +37,10 @@ def test_the_tables_of_claims_are_read_from_the_same_folder(tmp_path):
     table = published_table(REAL, REAL.claim("throughput-flat-over-max-num-seqs"))
     assert table.loc[0, ["gpu", "max_num_seqs", "throughput_tok_s"]].tolist() == ["H200", 1, 11939]
     found = read(tmp_path, CLAIM | {"table": "rates.csv"})
-    with pytest.raises(PublishedError, match=r"rates.csv: No such file"):
+    with pytest.raises(InputError, match=r"rates.csv: No such file"):
         published_table(found, found.claim("one"))
     (tmp_path / "rates.csv").write_text("")
-    with pytest.raises(PublishedError, match=r"rates.csv: not a CSV table"):
+    with pytest.raises(InputError, match=r"rates.csv: not a CSV table"):
         published_table(found, found.claim("one"))
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from workflow_scripts.analyse.claims.csv_rows import read_rows
 from workflow_scripts.analyse.facts import START
 from workflow_scripts.analyse.intervals.repeats import RAN, RATE, counted
 from workflow_scripts.analyse.table_command import table_command
@@ -178,20 +179,11 @@ def _of_quantity(table: pd.DataFrame, quantity: str) -> pd.DataFrame:
 
 
 def published_table(published: Published, claim: Claim) -> pd.DataFrame:
-    """The table on which a claim is based.
-
-    Raises:
-        PublishedError: the claim names no table, or the table cannot be read.
-    """
+    """The table on which a claim is based; raises InputError if the claim names none, or one that cannot be read."""
     if claim.table is None:
         raise PublishedError(f"{published.folder / CLAIMS}: {claim.id}: needs a table")
-    path = published.folder / claim.table
-    try:
-        return pd.read_csv(path)
-    except OSError as e:
-        raise PublishedError(f"{path}: {e.strerror}") from None
-    except ValueError as e:
-        raise PublishedError(f"{path}: not a CSV table: {' '.join(str(e).split())}") from None
+    names, rows = read_rows(published.folder / claim.table)
+    return pd.DataFrame(rows, columns=names)
 
 
 def published_rates(study: Study, published: Published) -> Rates:

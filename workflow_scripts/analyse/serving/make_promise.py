@@ -67,8 +67,8 @@ def promise_of(
         raise PromiseError(f"{cell_id}: the study no longer has the model {row['model']}")
     of_server = row["engine"] == VLLM_SERVE.name
     extra, limits = table("serving"), table(LIMITS.name)
-    new = [name for name in extra.columns if name not in rows.columns]
-    rows = rows.merge(extra[[*REPEAT, *new]], on=REPEAT, how="left") if of_server else rows
+    if of_server:
+        rows = rows.merge(extra[[*REPEAT, *extra.columns.difference(rows.columns)]], on=REPEAT, how="left")
     expected = one_more_start(rows, MEASURES)
     sustained, too_much = _loads(served, cells, rows) if of_server else (None, None)
     seqs = row["max_num_seqs_effective"]

@@ -132,8 +132,6 @@ def made(tmp_path, monkeypatch, *found, claims=(ONE,), test="a study"):
     return claims_table(evidence(Published(tmp_path), study))
 
 
-
-
 def finding(text, says=None, bears=True, label=MEASURED, scope="h200", ids=("a",)):
     return Finding(text, label, scope, tuple(ids), says, bears)
 
