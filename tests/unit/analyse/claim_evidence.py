@@ -4,7 +4,6 @@ import shutil
 from pathlib import Path
 
 import pandas as pd
-import yaml
 
 from tests.unit.analyse.synthetic_cells import starts_table
 from tests.unit.made_studies import fixed, made_study
@@ -44,19 +43,11 @@ def _table(name, rows):
 
 
 def claim(claim_id, **numbers):
-    """A published claim; `name=number` changes the number of a quantity, `name=(low, high)` a range, a list values."""
+    """A published claim with other numbers: the value of a quantity, or its fields."""
     found = PUBLISHED.claim(claim_id)
-    quantities = []
-    for quantity in found.quantities:
-        change = numbers.get(quantity.name)
-        if isinstance(change, tuple):
-            quantity = quantity.model_copy(update={"min": change[0], "max": change[1]})
-        elif isinstance(change, list):
-            quantity = quantity.model_copy(update={"values": tuple(change)})
-        elif change is not None:
-            quantity = quantity.model_copy(update={"value": change})
-        quantities.append(quantity)
-    return found.model_copy(update={"quantities": tuple(quantities)})
+    fields = {name: new if isinstance(new, dict) else {"value": new} for name, new in numbers.items()}
+    quantities = tuple(quantity.model_copy(update=fields.get(quantity.name, {})) for quantity in found.quantities)
+    return found.model_copy(update={"quantities": quantities})
 
 
 def findings(claim_id, of, **numbers):
@@ -69,16 +60,10 @@ def judged(claim_id, of, **numbers):
     return verdict(findings(claim_id, of, **numbers), claim_checks.parts(PUBLISHED.claim(claim_id)))
 
 
-def republished(folder, tables=None, claims=None):
-    """The published data with other tables, and with other numbers in claims: {claim: {quantity: value}}."""
+def republished(folder, tables=None):
+    """The published data with other tables."""
     folder = folder / "published"
     shutil.copytree(PUBLISHED.folder, folder)
     for name, rows in (tables or {}).items():
         pd.DataFrame(rows).to_csv(folder / name, index=False)
-    entries = yaml.safe_load((folder / "claims.yaml").read_text())
-    for entry in entries:
-        for quantity in entry["quantities"]:
-            if quantity["name"] in (claims or {}).get(entry["id"], {}):
-                quantity["value"] = claims[entry["id"]][quantity["name"]]
-    (folder / "claims.yaml").write_text(yaml.safe_dump(entries))
     return Published(folder)

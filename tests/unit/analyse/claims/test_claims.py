@@ -1,11 +1,12 @@
 """The claims table: every published claim with a verdict from a rule, on real and on made-up evidence."""
 
 import re
-from pathlib import Path
 
 import pandas as pd
+import pytest
 import yaml
 
+from tests.recipes import blocks, recipe
 from tests.unit.analyse.claim_evidence import LLAMA, PUBLISHED, STUDY, evidence, republished
 from tests.unit.analyse.synthetic_cells import cell, table
 from workflow_scripts.analyse.claims import claims as claims_module
@@ -21,9 +22,9 @@ from workflow_scripts.analyse.claims.claim_tables import read_tables
 from workflow_scripts.analyse.claims.claims import MOST_IDS, MOST_SEEN_HERE, MOST_WRITTEN, SCHEMA, claims_table, main
 from workflow_scripts.analyse.tables import TABLE_SCHEMAS, read_table, write_table
 from workflow_scripts.catalog.published import Published
+from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.study.study_file import load_study
 
-CHECKOUT = Path(__file__).parents[4]
 STUDY_FILE = CHECKOUT / "config" / "studies" / "published_claims.yaml"
 ONE = {"id": "one", "source": "lab", "label": "published", "text": "It is so."}
 ONE["quantities"] = [
@@ -171,6 +172,31 @@ def test_a_claim_without_evidence_or_rule_is_not_testable(tmp_path, monkeypatch)
     assert table[["evidence", "evidence_ids"]].isna().all(axis=None)
 
 
+# --- the recipe "a claim" of docs/extending.md, whose entry is in docs/claims.md --------------------------------------
+
+(SECTION,) = re.findall(r"\(claims\.md#([\w-]+)\)", recipe("A claim"))
+CLAIMS = (CHECKOUT / "docs" / "claims.md").read_text(encoding="utf-8")
+(ENTRY,) = blocks(CLAIMS.partition(f"\n## {SECTION.replace('-', ' ').capitalize()}\n")[2], "yaml")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "few", "verdict"),
+    [("h100-sxm", 13_900, "supported"), ("h100-sxm", 20_000, "contradicted"), ("l40s", 13_900, "not testable here")],
+)
+def test_an_entry_is_a_claim(tmp_path, gpu, few, verdict):
+    [claim] = yaml.safe_load(ENTRY)
+    published = republished(tmp_path)
+    with (published.folder / "claims.yaml").open("a", encoding="utf-8") as file:
+        file.write(ENTRY)
+    cells = [
+        cell({"gpu_memory_utilization": share}, gpu=gpu, model=LLAMA, num_gpu_blocks=number)
+        for share, number in ((0.5, few), (0.9, 27_800))
+    ]
+    study = STUDY.model_copy(update={"claims": (claim["id"],)})
+    [row] = claims_table(evidence(published, study, cells=cells)).to_dict("records")
+    assert (row["claim_id"], row["verdict"]) == (claim["id"], verdict)
+
+
 # --- the command -----------------------------------------------------------------------------------------------------
 
 
@@ -187,8 +213,9 @@ def test_the_command_writes_the_table_from_what_tables_there_are(tmp_path):
     capacity = pd.DataFrame([row]).reindex(columns=list(TABLE_SCHEMAS["capacity"].columns))
     write_table(capacity, tmp_path / "capacity.parquet")
     write_table(table(cell({"max_num_seqs": 1})), tmp_path / "cells.parquet")
-    other = republished(tmp_path, claims={"kv-of-llama-3-70b": {"kv_cache": 1.34}})
-    assert call(tmp_path, "--published", str(other.folder)) == 0
+    claims = republished(tmp_path).folder / "claims.yaml"
+    claims.write_text(claims.read_text().replace("value: 5.2,", "value: 1.34,"))
+    assert call(tmp_path, "--published", str(claims.parent)) == 0
     found = read_table(tmp_path / "claims.parquet").set_index("claim_id")
     assert found.loc["blocks-linear-in-utilization", "verdict"] == SUPPORTED
     assert found.loc["capacity-of-an-l4", "verdict"] == CONTRADICTED
