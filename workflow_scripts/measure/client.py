@@ -104,10 +104,11 @@ def send(
     prompts: Sequence[Prompt],
     arrivals_s: Sequence[float],
     users: int | None,
+    limit_s: float | None = None,
 ) -> list[RequestRecord]:
     """Send all requests and return their records, in the order of `requests`; a failed request has an `error`.
     `arrivals_s`: when each request is due, in seconds after the first. `users`: maximum number of requests in flight at
-    once."""
+    once. Raises TimeoutError if not all are answered after `limit_s`."""
 
     async def sent() -> tuple[list[RequestRecord], float]:
         """A record of each request, without its arrival, and the moment from which arrivals count."""
@@ -127,7 +128,7 @@ def send(
                 answers.append(asyncio.create_task(answered(request, prompt, place)))
             return await asyncio.gather(*answers), began_s
 
-    records, began_s = asyncio.run(sent())
+    records, began_s = asyncio.run(asyncio.wait_for(sent(), limit_s))
     # With a number of users only, a request arrives when a user is free; its position in the file is no arrival time.
     closed_loop = users is not None and not any(arrivals_s)
     return [

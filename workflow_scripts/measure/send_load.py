@@ -11,21 +11,17 @@ import ipaddress
 import json
 import os
 import secrets
-import tempfile
 import time
 import urllib.parse
 from argparse import Namespace
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from workflow_scripts.common.command import RESULTS, STUDY, command, option, out, positive
 from workflow_scripts.common.faults import InputError
-from workflow_scripts.common.files import last_line, read_jsonl, write_json
-from workflow_scripts.engines.openai_engine import OPENAI
+from workflow_scripts.common.files import read_jsonl, write_json
 from workflow_scripts.engines.vllm_engines import VLLM_SERVE, VllmServeKnobs
 from workflow_scripts.measure.client import Address, Target, send
-from workflow_scripts.measure.forkserver import run as run_forked
 from workflow_scripts.measure.scrape import parse_metrics
 from workflow_scripts.study.definition import cell_definition, resolved_models, workload_key
 from workflow_scripts.study.grid import expand
@@ -102,12 +98,17 @@ def load_of(study: Study, cell_id: str, paths: StudyPaths, count: int) -> CellLo
 
 
 def send_load(address: Address, model: str, load: CellLoad) -> dict[str, Any]:
-    """Send the load; return the requests, the server's metrics before and after, and the client's share of a core."""
+    """Send the load; return the requests, the server's metrics before and after, and the client's share of a core.
+    Raises InputError if the server does not answer in time."""
     requests, arrivals_s, users, sampling = load
     body = {"ignore_eos": True, "cache_salt": secrets.token_hex(16)}
     target = Target(address, model, extra_body=body, sampling=sampling)
     before, began_s, cpu_s = address.call("/metrics"), time.monotonic(), time.process_time()
-    records = send(target, requests, [r.prompt for r in requests], arrivals_s, users)
+    limit_s = max(arrivals_s, default=0.0) + LIMIT_S
+    try:
+        records = send(target, requests, [r.prompt for r in requests], arrivals_s, users, limit_s)
+    except TimeoutError:
+        raise InputError(f"the load could not be sent: no end within {limit_s:g} s") from None
     wall_s, cpu_s = time.monotonic() - began_s, time.process_time() - cpu_s
     after = address.call("/metrics")
     return {
@@ -131,11 +132,9 @@ def send_load(address: Address, model: str, load: CellLoad) -> dict[str, Any]:
     option("--model", help="the model's name in requests; without it, the first that the server names"),
     option("--elsewhere", action="store_true", help="the server may be on another machine"),
     option("--api-key-env", default="VLLM_API_KEY", help="variable that holds the server's key (%(default)s)"),
-    option("--in-fork", action="store_true", help="used by the command itself: the client is imported"),
     out("record of the requests, as JSON"),
 )
-def main(args: Namespace) -> int:
-    """Send the load from a fork that has imported the client, and write what it saw."""
+def main(args: Namespace) -> None:
     study = load_study(args.study)
     address = address_of(args.url, args.api_key_env, args.elsewhere)
     names = [str(one["id"]) for one in served_models(address)]
@@ -143,16 +142,4 @@ def main(args: Namespace) -> int:
     if model not in names:
         raise InputError(f"--model {model}: not served at {address.base_url}; allowed: {', '.join(names)}")
     load = load_of(study, args.cell, StudyPaths(args.results, study.name), args.requests)
-    if args.in_fork:
-        write_json(args.out, send_load(address, model, load))
-        return 0
-    words = ["--cell", args.cell, "--requests", str(args.requests), "--url", args.url, "--model", model]
-    words += ["--api-key-env", args.api_key_env, *(["--elsewhere"] if args.elsewhere else []), "--in-fork"]
-    words += ["--study", str(args.study), "--results", str(args.results), "--out", str(args.out)]
-    with tempfile.NamedTemporaryFile(suffix=".log") as log:
-        limit_s = max(load.arrivals_s, default=0.0) + LIMIT_S
-        exit_status = run_forked(__name__, words, log, dict(os.environ), limit_s, OPENAI.preload)
-        if exit_status != 0:
-            said = f"no end within {limit_s:g} s" if exit_status is None else last_line(Path(log.name))
-            raise InputError(f"the load could not be sent: {said}")
-    return 0
+    write_json(args.out, send_load(address, model, load))

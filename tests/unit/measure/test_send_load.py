@@ -1,15 +1,17 @@
 """To whom a load is sent, and how much of it."""
 
+import time
 from pathlib import Path
 
 import pytest
 import yaml
 
+from tests.http_server import Handler, serving
 from tests.unit.deploy.promises import CPU, STUDY
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import write_jsonl
 from workflow_scripts.measure import send_load
-from workflow_scripts.measure.send_load import LIMIT_S, address_of, load_of, main
+from workflow_scripts.measure.send_load import address_of, load_of, main
 from workflow_scripts.study.definition import cell_definition, resolved_models, workload_key
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.paths import StudyPaths
@@ -70,18 +72,20 @@ def test_no_server_is_bad_input(study, tmp_path, capsys, url, said):
     assert not (tmp_path / "sent.json").exists()
 
 
+class Silent(Handler):
+    """Names a model, and answers no request."""
+
+    def get(self) -> None:
+        self.answer(200, b'{"data": [{"id": "model"}]}')
+
+    def post(self) -> None:
+        time.sleep(1)
+
+
 def test_the_time_limit_counts_from_the_last_arrival(study, tmp_path, capsys, monkeypatch):
     prepare(study, tmp_path)
-    limits = []
-
-    def run_forked(module, words, log, env, limit_s, preload):
-        limits.append(limit_s)
-        log.write(b"60 of 60 sent\n")
-        log.flush()
-
-    monkeypatch.setattr(send_load, "served_models", lambda address: [{"id": "model"}])
-    monkeypatch.setattr(send_load, "run_forked", run_forked)
+    monkeypatch.setattr(send_load, "LIMIT_S", 0.25 - 15 / 4)
     words = ["--study", str(tmp_path / "promised.yaml"), "--results", str(tmp_path), "--cell", CPU]
-    assert main([*words, "--requests", "16", "--url", "http://localhost:1", "--out", str(tmp_path / "sent.json")]) == 2
-    assert limits == [pytest.approx(15 / 4 + LIMIT_S)]
-    assert "903.75 s" in capsys.readouterr().err
+    with serving(Silent) as start:
+        assert main([*words, "--requests", "16", "--url", start(), "--out", str(tmp_path / "sent.json")]) == 2
+    assert "no end within 0.25 s" in capsys.readouterr().err
