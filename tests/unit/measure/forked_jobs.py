@@ -8,8 +8,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from workflow_scripts.device.host_load import load_by_others
-
 
 def main(argv: Sequence[str]) -> int:
     what = argv[0]
@@ -26,9 +24,4 @@ def main(argv: Sequence[str]) -> int:
         helper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
         print(os.getpid(), helper.pid, flush=True)
         time.sleep(600)
-    if what == "time":
-        with load_by_others():
-            print(os.getpid(), flush=True)
-            while not Path(argv[1]).exists():
-                time.sleep(0.05)
     return 0

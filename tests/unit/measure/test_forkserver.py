@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,7 +12,6 @@ import psutil
 import pytest
 
 from tests.processes import is_gone, wait_for
-from workflow_scripts.common.files import last_line
 from workflow_scripts.measure import forkserver
 from workflow_scripts.measure.forkserver import ForkServerError, NotImportedError, run
 
@@ -85,21 +83,6 @@ def test_a_job_has_what_its_libraries_set_on_import_where_it_does_not_say_otherw
     call(tmp_path, "variable", "SET_ON_IMPORT", preload=(library,))
     assert call(tmp_path, "variable", "SET_ON_IMPORT")[1] == "None\n"
     assert len(server) == 2
-
-
-def test_a_job_that_is_suspended_while_it_is_timed_fails_and_says_so(tmp_path, server):
-    done, log = tmp_path / "done", tmp_path / "log"
-    with ThreadPoolExecutor() as pool, log.open("wb") as stream:
-        running = pool.submit(run, JOBS, ["time", str(done)], stream, dict(os.environ), 60, LITTLE)
-        wait_for(lambda: log.read_text().endswith("\n"), what="the job")
-        pid = int(log.read_text())
-        os.killpg(pid, signal.SIGSTOP)
-        time.sleep(0.5)
-        assert psutil.Process(pid).status() == psutil.STATUS_STOPPED
-        os.killpg(pid, signal.SIGCONT)
-        done.touch()
-        assert running.result() == 1
-    assert last_line(log).startswith("workflow_scripts.device.host_load.SuspendedError: the process was stopped")
 
 
 def test_a_hanging_job_is_killed_with_all_that_it_started(tmp_path, server):
