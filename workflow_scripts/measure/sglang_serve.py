@@ -12,7 +12,7 @@ from workflow_scripts.measure.client import Address, Target
 from workflow_scripts.measure.engine import EngineSetup, forget_prefixes
 from workflow_scripts.measure.processes import ServerProcess
 from workflow_scripts.measure.server_engine import LOOPBACK, SERVED_MODEL_NAME, Serving, free_port
-from workflow_scripts.measure.vllm_offline import cores_of_ranks
+from workflow_scripts.measure.vllm_adapter import cores_of_ranks
 from workflow_scripts.study.outcome import Effective
 
 
