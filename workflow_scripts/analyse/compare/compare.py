@@ -88,7 +88,10 @@ def sections(found: Comparison) -> list[Section]:
     ]
     agrees = {True: "inside A's interval", False: "outside A's interval", None: "A has no interval"}
     pairs = [
-        (p.cell, p.baseline, *_judged(p.a), *_judged(p.b), p.contradiction or agrees[p.inside])
+        (
+            *(p.cell, p.baseline, ratio_text(p.a), p.a.verdict or "", ratio_text(p.b), p.b.verdict or ""),
+            p.contradiction or agrees[p.inside],
+        )
         for p in sorted(found.pairs, key=lambda p: (p.contradiction is None, p.inside is not False))
     ]
     outcomes = [(o.cell, o.a, o.b, o.reason or "") for o in found.outcomes]
@@ -111,11 +114,8 @@ def sections(found: Comparison) -> list[Section]:
 
 
 def _differing(found: Sequence[Different]) -> list[tuple[str, ...]]:
-    return [(d.what, value_text(d.a), value_text(d.b) + _others(d.others), str(d.cells or "")) for d in found]
-
-
-def _others(count: int) -> str:
-    return f", and {plural(count, 'other pair')}" if count else ""
+    others = {d.what: f", and {plural(d.others, 'other pair')}" if d.others else "" for d in found}
+    return [(d.what, value_text(d.a), value_text(d.b) + others[d.what], str(d.cells or "")) for d in found]
 
 
 def ratio_text(of: CellRatio | Found) -> str:
@@ -127,10 +127,6 @@ def _verdict(cell: CellRatio) -> str:
     if cell.device_ratio is None or not cell.only_waiting:
         return cell.verdict
     return f"{cell.verdict}; only waiting for the host ({number(cell.device_ratio)} without)"
-
-
-def _judged(of: Found) -> tuple[str, str]:
-    return ratio_text(of), of.verdict or ""
 
 
 def _places(found: Comparison) -> list[tuple[str, ...]]:

@@ -114,11 +114,11 @@ def markdown(found: Comparison, worse: list[Regression], undecided: list[str], o
     if len(over.runs) > 2:
         runs = (f"{number}: {name}" for number, name in enumerate(over.runs, 1))
         lines += ["", f"Runs: {'; '.join(runs)}. Below, A is the latest baseline and B the present run."]
-        by_size = sorted(over.series, key=lambda of: -max((step.found.size for step in of.steps), default=0))
-        values = (" → ".join(map(number, of.values[-MOST_VALUES:])) for of in by_size)
-        lasting = [(of.cell, of.measure, last, _steps(of)) for of, last in zip(by_size, values, strict=True)]
-        over_time = Section("Over time, the largest step first", ("cell", "measure", "last runs", "steps"), lasting)
-        shown = [over_time, *shown]
+        rows = [
+            (of.cell, of.measure, " → ".join(map(number, of.values[-MOST_VALUES:])), _steps(of))
+            for of in sorted(over.series, key=lambda of: -max((step.found.size for step in of.steps), default=0))
+        ]
+        shown = [Section("Over time, the largest step first", ("cell", "measure", "last runs", "steps"), rows), *shown]
     return "\n".join([*lines, *in_markdown(shown)]) + "\n"
 
 
