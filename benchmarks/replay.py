@@ -222,7 +222,7 @@ def of_results(name: str, results: Path) -> Grid | None:
 def truth_of(grid: Grid) -> Truth:
     summary, _ = cell_summary(grid.cells, RATE)
     rates = summary.set_index("cell_id")["log_mean"]
-    recommended = recommendations(grid.cells, grid.margin_pct, {}, {"tpot": grid.tpot_p99_s})
+    recommended = recommendations(grid.cells, grid.margin_pct, {}, grid.tpot_p99_s)
     role = BEST if grid.tpot_p99_s is None else "best_within_latency"
     rows = recommended[recommended["role"].eq(role) & recommended["cell_id"].notna()]
     best = {f"{row.gpu}, vllm, {row.model}, {row.workload}": str(row.cell_id) for row in rows.itertuples()}

@@ -38,7 +38,7 @@ from workflow_scripts.analyse.intervals.statistics import (
 from workflow_scripts.analyse.settings.knob_pairs import looks_at
 from workflow_scripts.analyse.table_command import table_command
 from workflow_scripts.analyse.tables import INTEGER, NUMBER, TEXT, table_schema
-from workflow_scripts.common.command import RESULTS, option
+from workflow_scripts.common.command import RESULTS
 from workflow_scripts.common.wording import number
 from workflow_scripts.engines.vllm_engines import VLLM, VllmKnobs
 from workflow_scripts.study.definition import model_key, resolved_models
@@ -49,7 +49,7 @@ from workflow_scripts.study.study import Study
 LATENCIES = ("tpot_s_p50", "ttft_s_p50")
 TAILS = ("ttft_s_p99", "tpot_s_p99")
 BEST, WITHIN_LATENCY, SMALLEST, PARETO = ("best_throughput", "best_within_latency", "smallest_within_margin", "pareto")
-# The bound if neither user nor study sets one is this many times the lowest time per output token of any configuration.
+# The bound if the study sets none is this many times the lowest time per output token of any configuration.
 DEFAULT_TPOT_FACTOR = 2.0
 # The mean of equal values may differ from them by this share.
 _ROUNDING = 1e-9
@@ -97,20 +97,19 @@ def recommendations(
     cells: pd.DataFrame,
     margin_pct: float,
     models: Settings,
-    bounds: Mapping[str, float | None] | None = None,
+    tpot_p99_s: float | None = None,
     looks: Looks = ONE_LOOK,
 ) -> pd.DataFrame:
     """The recommendations table: the rows of each device, model and workload, for each lock and processor.
 
-    `looks` share the error of `smallest_within_margin`. Models that are not in `models` get no command. `bounds` are
-    those on `ttft` and `tpot`, in seconds: on their 99th percentiles, as means over the starts.
+    `looks` share the error of `smallest_within_margin`. Models that are not in `models` get no command. `tpot_p99_s`
+    bounds the 99th percentile of the time per output token, as mean over the starts.
     """
     summary, samples = _summary(cells)
-    given = {name: bound for name, bound in (bounds or {}).items() if bound is not None}
     rows = [
         row
         for _, place in summary.groupby([*PLACE, *ENVIRONMENT], dropna=False, sort=False)
-        for row in _of_place(place.reset_index(drop=True), samples, margin_pct, models, given, looks)
+        for row in _of_place(place.reset_index(drop=True), samples, margin_pct, models, tpot_p99_s, looks)
     ]
     return pd.DataFrame(rows, columns=list(SCHEMA.columns))
 
@@ -143,7 +142,7 @@ def _of_place(
     samples: Samples,
     margin_pct: float,
     models: Settings,
-    bounds: Mapping[str, float],
+    tpot_p99_s: float | None,
     looks: Looks,
 ) -> Iterator[Row]:
     cells, sample = records(place.assign(compared=len(place))), place["sample"].to_numpy(dtype=int)
@@ -163,7 +162,10 @@ def _of_place(
 
     yield fastest(np.ones(len(place), dtype=bool), BEST)
 
-    bound, within = _within_latency(place, bounds)
+    bound_s = tpot_p99_s or DEFAULT_TPOT_FACTOR * float(place["tpot_s_p50"].min())
+    source = "" if tpot_p99_s else f", {DEFAULT_TPOT_FACTOR:g} times the lowest median"
+    bound = None if np.isnan(bound_s) else f"p99 TPOT <= {number(1000 * bound_s)} ms{source}"
+    within = numbers(place["tpot_s_p99"]) <= bound_s * (1 + _ROUNDING)
     if within.any():
         yield fastest(within, WITHIN_LATENCY, latency_bound=bound)
     else:
@@ -181,19 +183,6 @@ def _of_place(
 
     for member in np.flatnonzero(pareto_front(np.column_stack([rate, *(-latency for latency in latencies)]))):
         yield row(member, PARETO)
-
-
-def _within_latency(place: pd.DataFrame, bounds: Mapping[str, float]) -> tuple[str | None, BoolArray]:
-    """The bound in words (None if there is no time to derive it from), and which cells keep it."""
-    default = ""
-    if not bounds:
-        if place["tpot_s_p50"].isna().all():
-            return None, np.zeros(len(place), dtype=bool)
-        bounds = {"tpot": DEFAULT_TPOT_FACTOR * float(place["tpot_s_p50"].min())}
-        default = f", {DEFAULT_TPOT_FACTOR:g} times the lowest median"
-    keeps = [numbers(place[f"{name}_s_p99"]) <= bound * (1 + _ROUNDING) for name, bound in bounds.items()]
-    words = [f"p99 {name.upper()} <= {number(1000 * bound)} ms" for name, bound in bounds.items()]
-    return " and ".join(words) + default, np.all(keeps, axis=0)
 
 
 def pareto_front(values: FloatArray) -> BoolArray:
@@ -231,8 +220,6 @@ def prepared_models(study: Study, paths: StudyPaths) -> Settings:
 @table_command(
     "recommendations",
     RESULTS,
-    option("--ttft-p99-s", type=float, help="bound on the 99th percentile of the time to the first token"),
-    option("--tpot-p99-s", type=float, help="bound on the 99th percentile of the time per output token"),
 )
 def main(args: Namespace, study: Study, cells: pd.DataFrame) -> pd.DataFrame:
     paths = StudyPaths(args.results, study.name)
@@ -242,5 +229,5 @@ def main(args: Namespace, study: Study, cells: pd.DataFrame) -> pd.DataFrame:
         for name, (model, folder) in prepared_models(study, paths).items()
     }
     # Requests that are submitted at once wait for a free place, so only the study's limit on this time is a bound.
-    bounds = {"ttft": args.ttft_p99_s, "tpot": args.tpot_p99_s or (study.slo.tpot_s if study.slo else None)}
-    return recommendations(cells, study.equivalence_margin_pct, models, bounds, looks_at(study.starts, cells))
+    bound_s = study.slo.tpot_s if study.slo else None
+    return recommendations(cells, study.equivalence_margin_pct, models, bound_s, looks_at(study.starts, cells))
