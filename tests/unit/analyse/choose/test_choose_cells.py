@@ -2,10 +2,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tests.unit.analyse.choose.small_grid import IDS, POINTS, cells, law, plan
 from workflow_scripts.analyse.choose.choose_cells import ALL_ANSWERED, NO_TIME, NOTHING_HELPS, choose
-from workflow_scripts.analyse.choose.estimates import Estimates, check_cells, estimate
-from workflow_scripts.analyse.choose.questions import KNOBS, RECOMMENDATION, Question, ask
+from workflow_scripts.analyse.choose.estimates import Estimates
+from workflow_scripts.analyse.choose.questions import KNOBS, Question
 
 DRAWS = np.random.default_rng(5).normal(0, 0.05, (2000, 4))
 
@@ -71,31 +70,3 @@ def test_why_nothing_is_chosen():
     # A measured cell takes one start more, up to as many as the study allows.
     assert choose(known(), [of_a], {**NEW, "a": 2}, 10, at_least=2, at_most=3).cells == ("a",)
     assert choose(known(), [of_a], {**NEW, "a": 3}, 10, at_least=2, at_most=3).ended == NOTHING_HELPS
-
-
-@pytest.mark.parametrize("slow", [None, 8, 32])
-def test_a_study_that_measures_what_it_chooses_answers_as_the_whole_grid_does(slow):
-    def rate(point):
-        bias = 0.93 if point[0] == "h200" else 1.05
-        return law(point) * bias * (0.7 if point[2] == slow and point[0] == "l40s" else 1.0)
-
-    whole = plan()
-    check = check_cells(whole, 10, "small")
-    measured = {point for point in POINTS if IDS[point] in check}
-    for _ in range(len(POINTS)):
-        table = cells(measured, rate)
-        estimates = estimate(whole, table, check)
-        questions = ask(estimates, whole, table, 5.0)
-        choice = choose(estimates, questions, {IDS[point]: int(point in measured) for point in POINTS})
-        if choice.ended:
-            break
-        measured |= {point for point in POINTS if IDS[point] in choice.cells}
-    assert choice.ended == ALL_ANSWERED
-    verdicts = {(q.place.split(",")[0], q.subject): q.answer for q in questions if q.kind == KNOBS}
-    assert verdicts["h200", "block_size"] == "flat"
-    assert verdicts["l40s", "block_size"] == ("changes" if slow else "flat")
-    for q in questions:
-        if q.kind == RECOMMENDATION:
-            (point,) = (point for point in POINTS if IDS[point] == q.answer)
-            assert rate(point) >= max(rate(other) for other in POINTS if other[0] == point[0]) / 1.05
-    assert len(measured) < len(POINTS)

@@ -5,8 +5,6 @@ from itertools import product
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import Phase, given, settings
-from hypothesis import strategies as st
 from scipy import stats
 
 from tests.unit.analyse.synthetic_cells import NOT_COUNTED, OTHER_PLACES, around, cell, only, starts_table
@@ -145,14 +143,10 @@ def test_verdict_and_what_it_would_take(ratio, sd, verdict, needed):
     assert (None if pd.isna(found["starts_needed"]) else found["starts_needed"]) == needed
 
 
-def test_the_margin_is_the_studys_and_one_repeat_decides_nothing():
+def test_the_margin_is_the_studys():
     cells = cell({"block_size": 16}, around(100)), cell({"block_size": 32}, around(130))
     for margin_pct, verdict in ((35.0, "flat"), (2.0, "changes")):
         assert only(effects(*cells, margin_pct=margin_pct, comparison="pair"))["verdict"] == verdict
-    found = effects(cell({"block_size": 16}, [100.0]), cell({"block_size": 32}, [300.0]))
-    assert found["ratio"].tolist() == pytest.approx([3, 3])
-    assert found[["ratio_low", "ratio_high", "starts_needed"]].isna().all(axis=None)
-    assert set(found["verdict"]) == {"not decided"}
 
 
 def test_a_cell_with_two_modes_has_no_interval():
@@ -257,6 +251,7 @@ def test_overall_shows_the_pair_that_decides_it():
     overall = only(effects(*cells, comparison="overall"))
     assert overall[["value", "baseline", "verdict"]].tolist() == ["1", "4", "not decided"]
     assert overall["ratio"] == pytest.approx(2.5)
+    assert overall[["ratio_low", "ratio_high", "starts_needed"]].isna().all()
 
 
 # --- whether the knob took effect, and what bound
@@ -310,27 +305,6 @@ def test_what_bound_the_engine():
     assert only(found[found["comparison"] == "overall"])["bound_by"] == "prompts, sequences"
     unknown = effects(*(cell({"max_num_seqs": n}, around(1)) for n in (1, 4)))
     assert unknown["bound_by"].isna().all()
-
-
-# Making an example smaller takes longer than reading it as it is.
-@settings(max_examples=30, phases=(Phase.explicit, Phase.reuse, Phase.generate))
-@given(
-    st.dictionaries(st.integers(1, 512), st.lists(st.floats(50, 200), min_size=1, max_size=4), min_size=2, max_size=5)
-)
-def test_properties_of_any_group(rates):
-    found = effects(*(cell({"max_num_seqs": n}, values) for n, values in rates.items()))
-    pairs, overall = found[found["comparison"] == "pair"], only(found[found["comparison"] == "overall"])
-    assert pairs["value"].tolist() == [str(n) for n in sorted(rates)[1:]]
-    assert set(pairs["baseline"]) == {str(min(rates))}
-    assert overall["ratio"] >= 1
-    if overall["verdict"] != "changes":
-        assert overall["ratio"] >= pairs["ratio"].max() * (1 - 1e-12)
-    decided = found["verdict"] != "not decided"
-    assert (found.loc[decided, "starts_needed"] == 0).all()
-    assert not (found.loc[~decided, "starts_needed"] == 0).any()
-    assert found.loc[decided, "ratio_low"].notna().all()
-    if overall["verdict"] == "flat":
-        assert (pairs["verdict"] == "flat").all()
 
 
 # --- what the engine moved with the knob
