@@ -18,6 +18,7 @@ from workflow_scripts.analyse.compare.digest import RATE, Digest, DigestCell, Fo
 from workflow_scripts.analyse.intervals.occasions import OCCASIONS_VARY_PCT, Means, compare_occasions
 from workflow_scripts.analyse.intervals.start_spread import FloatArray
 from workflow_scripts.analyse.intervals.statistics import CHANGES, FASTER, FLAT, SLOWER, log_margin, verdicts
+from workflow_scripts.analyse.intervals.variation import satterthwaite
 from workflow_scripts.common.records import Record
 
 MISSING = "missing"
@@ -187,7 +188,7 @@ def _ratios(compared: Sequence[tuple[DigestCell, DigestCell]], margin_pct: float
     ]
     if not rows:
         return []
-    a, b = _means(mean for _, _, mean, _ in rows), _means(mean for *_, mean in rows)
+    a, b = means_of([mean] for _, _, mean, _ in rows), means_of([mean] for *_, mean in rows)
     names = [(cell.id, mean.measure) for cell, _, mean, _ in rows]
     of_device = [
         y.device_rate / x.device_rate if mean.measure == RATE and x.device_rate and y.device_rate else None
@@ -230,9 +231,13 @@ def cell_ratios(
     ]
 
 
-def _means(means: Iterable[Mean]) -> Means:
-    columns = zip(*((mean.log_mean, mean.squared_error, mean.df) for mean in means), strict=True)
-    return Means(*(np.array(column, dtype=float) for column in columns))  # None becomes NaN
+def means_of(parts: Iterable[Sequence[Mean]]) -> Means:
+    """The mean of each part over its occasions, each of which counts as much."""
+    rows = []
+    for part in parts:
+        log, squared, df = np.array([(mean.log_mean, mean.squared_error, mean.df) for mean in part], dtype=float).T
+        rows.append((log.mean(), *satterthwaite(*zip(squared / len(part) ** 2, df, strict=True)), len(part)))
+    return Means(*(np.array(column) for column in zip(*rows, strict=True)))
 
 
 def _known(value: float) -> float | None:

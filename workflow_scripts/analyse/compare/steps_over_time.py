@@ -11,11 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import ruptures
 
-from workflow_scripts.analyse.compare.comparison import CellRatio, Comparison, cell_ratios
+from workflow_scripts.analyse.compare.comparison import CellRatio, Comparison, cell_ratios, means_of
 from workflow_scripts.analyse.compare.digest import Digest, Mean
-from workflow_scripts.analyse.intervals.occasions import Means
 from workflow_scripts.analyse.intervals.statistics import CHANGES
-from workflow_scripts.analyse.intervals.variation import satterthwaite
 from workflow_scripts.common.records import Record
 
 # A cell and its measure.
@@ -61,12 +59,11 @@ def steps_over_time(names: Sequence[str], runs: Sequence[Digest], found: Sequenc
 
     A run of a cell that may not be compared with the last one is left out.
     """
-    margin_pct, vary_pct = found[-1].margin_pct, found[-1].occasions_vary_pct
     series = dict(_series(runs, found))
-    steps = _steps(series, margin_pct, vary_pct)
+    steps = _steps(series, found[-1])
     before_last = {key: max(at for at in (0, *steps[key]) if at < len(of) - 1) for key, of in series.items()}
     ends = [(key, before_last[key], len(of) - 1, len(of)) for key, of in series.items()]
-    now = dict(zip(series, _compared(series, ends, margin_pct, vary_pct, [1.0] * len(ends)), strict=True))
+    now = dict(zip(series, _compared(series, ends, found[-1], [1.0] * len(ends)), strict=True))
     if len(runs) == 2:  # also says whether only the waiting for the host changed
         now = {(c.cell, c.measure): c for c in found[-1].cells}
     for key, of in series.items():
@@ -97,9 +94,9 @@ def _series(runs: Sequence[Digest], found: Sequence[Comparison]) -> Iterator[tup
             yield key, [*earlier, (len(runs) - 1, last)]
 
 
-def _steps(series: Mapping[Key, Runs], margin_pct: float, vary_pct: float) -> dict[Key, dict[int, CellRatio]]:
+def _steps(series: Mapping[Key, Runs], like: Comparison) -> dict[Key, dict[int, CellRatio]]:
     """The proposed steps that are shown, by their place; of the others of a series, the weakest is dropped first."""
-    places = {key: _proposed(of, vary_pct) for key, of in series.items()}
+    places = {key: _proposed(of, like.occasions_vary_pct) for key, of in series.items()}
     while True:
         cuts = [
             (key, *cut)
@@ -108,7 +105,7 @@ def _steps(series: Mapping[Key, Runs], margin_pct: float, vary_pct: float) -> di
         ]
         # Any two neighbouring parts of a series could have been compared.
         shares = [1 / math.comb(len(series[key]) + 1, 3) for key, *_ in cuts]
-        found = _compared(series, cuts, margin_pct, vary_pct, shares)
+        found = _compared(series, cuts, like, shares)
         weakest: dict[Key, tuple[float, int]] = {}
         for (key, _, at, _), ratio in zip(cuts, found, strict=True):
             if ratio.verdict != CHANGES:
@@ -133,24 +130,12 @@ def _proposed(runs: Runs, vary_pct: float) -> list[int]:
 
 
 def _compared(
-    series: Mapping[Key, Runs],
-    cuts: Sequence[tuple[Key, int, int, int]],
-    margin_pct: float,
-    vary_pct: float,
-    shares: Sequence[float],
+    series: Mapping[Key, Runs], cuts: Sequence[tuple[Key, int, int, int]], like: Comparison, shares: Sequence[float]
 ) -> list[CellRatio]:
     """For each cut of a series, what begins in its middle over what begins at its start."""
     if not cuts:
         return []
-    before = _means([series[key][low:at] for key, low, at, _ in cuts])
-    after = _means([series[key][at:high] for key, _, at, high in cuts])
-    return cell_ratios([key for key, *_ in cuts], before, after, margin_pct, vary_pct, np.array(shares))
-
-
-def _means(parts: Sequence[Runs]) -> Means:
-    """The mean of each part over its runs, each of which counts as much."""
-    rows = []
-    for part in parts:
-        log, squared, df = np.array([(m.log_mean, m.squared_error, m.df) for _, m in part], dtype=float).T
-        rows.append((log.mean(), *satterthwaite(*zip(squared / len(part) ** 2, df, strict=True)), len(part)))
-    return Means(*(np.array(column) for column in zip(*rows, strict=True)))
+    before = means_of([mean for _, mean in series[key][low:at]] for key, low, at, _ in cuts)
+    after = means_of([mean for _, mean in series[key][at:high]] for key, _, at, high in cuts)
+    names = [key for key, *_ in cuts]
+    return cell_ratios(names, before, after, like.margin_pct, like.occasions_vary_pct, np.array(shares))
