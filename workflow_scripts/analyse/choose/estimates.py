@@ -109,7 +109,8 @@ def estimate(plan: pd.DataFrame, cells: pd.DataFrame, check: Collection[str], se
     log_rate = mean + prior_sd * process.mean
     cov = process.cov * np.outer(prior_sd, prior_sd)
     sd = np.sqrt(np.maximum(np.diag(cov), 1e-12))
-    widened = _widened_by(process.errors) if used.any() else 1.0
+    # Errors in standard deviations if each measured cell is predicted from the others. [Rasmussen]
+    widened = _widened_by(process.weights / np.sqrt(np.diag(process.inverse))) if used.any() else 1.0
     of_check = has_value & is_check
     beside = (measured - log_rate)[of_check] / np.sqrt((widened * sd[of_check]) ** 2 + squared_error[of_check])
     outside = int((np.abs(beside) > _ENDS).sum())
@@ -200,12 +201,6 @@ class _Process(NamedTuple):
     cov: FloatArray
     inverse: FloatArray
     weights: FloatArray
-
-    @property
-    def errors(self) -> FloatArray:
-        """Errors in standard deviations if each measured cell is predicted from the others. [Rasmussen]"""
-        errors: FloatArray = self.weights / np.sqrt(np.diag(self.inverse))
-        return errors
 
 
 def _process(first: pd.DataFrame, y: FloatArray, noise: FloatArray, used: BoolArray) -> _Process:

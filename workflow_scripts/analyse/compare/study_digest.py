@@ -18,7 +18,7 @@ import pandas as pd
 
 from workflow_scripts.analyse.cells.cells import SCHEMA as CELLS
 from workflow_scripts.analyse.compare.digest import RATE, Digest, DigestCell, Found, Mean, Pair
-from workflow_scripts.analyse.intervals.repeats import cell_ids, cell_summary, compared_measures, counted, records
+from workflow_scripts.analyse.intervals.repeats import RATE_OF_ARRIVALS, cell_ids, cell_summary, counted, records
 from workflow_scripts.analyse.intervals.statistics import mean_errors
 from workflow_scripts.analyse.limits.limits import SCHEMA as LIMITS
 from workflow_scripts.analyse.limits.ratios import SCHEMA as RATIOS
@@ -42,6 +42,8 @@ ENVIRONMENT = (
 # Fields of a cell's definition that a comparison may examine, or that are among its environment.
 NOT_CONTENT = ("gpu", "engine", "knobs", "repeats", "protocol")
 Table = Callable[[str], pd.DataFrame]
+# By these the same cell of two studies is compared if its requests arrive at a rate; else by its output rate.
+LATENCIES = ("ttft_s_p50", "tpot_s_p50")
 # Settings of a study apart from its grid.
 SETTINGS = {"repeats", "starts", "cell_time_limit_s", "equivalence_margin_pct", "slo"}
 
@@ -90,19 +92,14 @@ def digest_of(study: Study, table: Table) -> Digest:
 
 def _means(cells: pd.DataFrame) -> dict[str, list[Mean]]:
     """The means of each cell that may be compared. If a cell has several environments, the first one counts."""
+    at_a_rate = cells[cells[RATE_OF_ARRIVALS].notna()] if RATE_OF_ARRIVALS in cells else cells[:0]
     found = defaultdict(list)
-    for measure, rows in compared_measures(cells):
+    for measure, rows in ((RATE, cells), *((name, at_a_rate) for name in LATENCIES)):
         summary, samples = cell_summary(rows, measure)
-        mean, squared, df = mean_errors(samples)
-        for row in records(summary.drop_duplicates("cell_id")):
-            at = row["sample"]
-            of_cell = Mean(
-                measure=measure,
-                log_mean=_rounded(float(mean[at])),
-                squared_error=_known(squared[at]),
-                df=_known(df[at]),
-            )
-            found[row["cell_id"]].append(of_cell)
+        errors = pd.DataFrame(dict(zip(("log_mean", "squared_error", "df"), mean_errors(samples), strict=True)))
+        for row in records(summary.drop_duplicates("cell_id")[["cell_id", "sample"]].join(errors, on="sample")):
+            known = {name: _known(row[name]) for name in errors}
+            found[row["cell_id"]].append(Mean.model_validate(known | {"measure": measure}))
     return found
 
 
@@ -110,8 +107,8 @@ def _ceilings(limits: pd.DataFrame) -> dict[str, dict[str, float]]:
     known = limits.dropna(subset=["output_tokens_per_s_ceiling"])
     medians = known.groupby(["cell_id", "rates"])["output_tokens_per_s_ceiling"].median()
     found: dict[str, dict[str, float]] = defaultdict(dict)
-    for row in records(medians.reset_index(name="ceiling")):
-        found[row["cell_id"]][row["rates"]] = float(f"{row['ceiling']:.4g}")
+    for (cell_id, rates), ceiling in medians.items():
+        found[cell_id][rates] = float(f"{ceiling:.4g}")
     return found
 
 

@@ -38,19 +38,11 @@ KV_CACHE_FULL = 0.95
 # If the study sets the rate of arrivals, the throughput is that rate and not the engine's.
 RATE_OF_ARRIVALS = "knob_request_rate_per_s"
 THROUGHPUT = ("output_tokens_per_s", "total_tokens_per_s", "steady_output_tokens_per_s")
-# Such cells are compared by their latencies.
-LATENCIES = ("ttft_s_p50", "tpot_s_p50")
 
 
 def counted(cells: pd.DataFrame) -> pd.DataFrame:
     """Rows that comparisons may use: the cell ended `ok` and was measured as the study defines it."""
     return cells[cells["outcome"].eq("ok").fillna(False) & cells["comparable"].fillna(False)]
-
-
-def compared_measures(cells: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
-    """The measures by which the same cell of two occasions or versions is compared, each with the rows that have it."""
-    at_a_rate = cells[cells[RATE_OF_ARRIVALS].notna()] if RATE_OF_ARRIVALS in cells else cells.iloc[:0]
-    return [(RATE, cells), *((name, at_a_rate) for name in LATENCIES if len(at_a_rate))]
 
 
 def cell_summary(
@@ -179,22 +171,20 @@ def bound_by(summary: pd.DataFrame) -> pd.Series:
     allowed = np.where(
         summary["engine"].map(without_environment).isin(unbounded), np.inf, numbers(summary["max_concurrency_allowed"])
     )
+    at_a_rate = summary[RATE_OF_ARRIVALS].notna() if RATE_OF_ARRIVALS in summary else np.zeros(len(summary), dtype=bool)
     limit = np.select(
         [
             numbers(summary["preemptions"]) > 0,
             running >= allowed,
             running >= requests,
             (running < requests) & (numbers(summary["kv_cache_usage_peak"]) >= KV_CACHE_FULL),
-            running < requests,
+            # If requests arrive at a rate, no more run because no more have arrived.
+            (running < requests) & ~at_a_rate,
         ],
         ["kv_blocks", "sequences", "prompts", "kv_blocks", "token_budget"],
         "",
     )
-    found = pd.Series(limit, index=summary.index, dtype="string").replace("", pd.NA)
-    if RATE_OF_ARRIVALS not in summary:
-        return found
-    # If requests arrive at a rate, no more run because no more have arrived.
-    return found.mask(found.eq("token_budget") & summary[RATE_OF_ARRIVALS].notna())
+    return pd.Series(limit, index=summary.index, dtype="string").replace("", pd.NA)
 
 
 def cell_ids(pairs: pd.DataFrame, gpu: str = "gpu", engine: str = "engine", knobs: str = "knobs") -> pd.Series:

@@ -179,10 +179,8 @@ class Comparisons:
 
     def columns(self) -> dict[str, npt.NDArray[Any]]:
         """The columns of a table of comparisons: ratios with their intervals, those of another run, what they cover."""
-        ratio, low, high = self.interval()
-        again_low, again_high = self.another_run()
-        ends = {"ratio_low": low, "ratio_high": high, "ratio_again_low": again_low, "ratio_again_high": again_high}
-        return {"ratio": ratio, **ends, "scope": self.scope, "starts": self.starts}
+        names = ("ratio", "ratio_low", "ratio_high", "ratio_again_low", "ratio_again_high", "scope", "starts")
+        return dict(zip(names, (*self.interval(), *self.another_run(), self.scope, self.starts), strict=True))
 
     def interval(self, confidence: float | FloatArray = CONFIDENCE) -> Interval:
         """Ratios of `a` over `b` with their intervals."""
