@@ -85,8 +85,7 @@ def choose(
     round_s = min(budget_s, _OF_A_ROUND * float(table["cost_s"].sum()) * at_least)
     chosen: list[int] = []
     spent_s = 0.0
-    ended = NOTHING_HELPS
-    while possible.any():
+    while True:
         variance = np.diag(cov)[:cells]
         share = cov[:cells, cells:] ** 2 / (variance + noise)[:, None] / whole
         share[share < _BY_CHANCE / len(draws)] = 0.0
@@ -175,22 +174,24 @@ def choose_round(
     cost_s, at_least = estimates.table["cost_s"], study.starts.at_least
     had = {cell: len(ended) for cell, ended in starts.items() if cell in cost_s.index and cell not in further.failed}
     due = {cell for cell in had if had[cell] < at_least and (had[cell] or cell in check)}
-    due_s = sum(float(cost_s[cell]) * (at_least - had[cell]) for cell in due)
+    takes_s = {cell: float(cost_s[cell]) * max(at_least - count, 1) for cell, count in had.items()}
+    due_s = sum(takes_s[cell] for cell in due)
     others = {cell: count for cell, count in had.items() if cell not in due}
     choice = choose(estimates, questions, others, max(0.0, budget_s - due_s), at_least, study.starts.at_most)
     chosen = due | {*choice.cells} if budget_s > 0 else set()
-    chosen_s = sum(float(cost_s[cell]) * (1 if had[cell] else at_least) for cell in choice.cells)
     not_asked = [pair for pair in further.undecided if not {*pair.cells} <= chosen]
-    opened = [OpenQuestion.model_validate(one, from_attributes=True) for one in questions if not one.is_answered]
+    given_up = {"given_up": NOT_ASKED}
     changes = {
-        "undecided": tuple(pair for pair in further.undecided if pair not in not_asked),
+        "undecided": tuple(pair for pair in further.undecided if {*pair.cells} <= chosen),
         "not_decidable": (
             *further.not_decidable,
-            *(pair.model_copy(update={"given_up": NOT_ASKED}) for pair in not_asked),
+            *(one.model_copy(update={"given_up": NOT_ASKED}) for one in not_asked),
         ),
-        "left_s": due_s + chosen_s,
+        "left_s": due_s + sum(takes_s[cell] for cell in choice.cells),
         "ended": None if chosen else HOURS_SPENT if budget_s <= 0 else choice.ended,
         "asked": len(questions),
-        "questions": tuple(opened),
+        "questions": tuple(
+            OpenQuestion.model_validate(one, from_attributes=True) for one in questions if not one.is_answered
+        ),
     }
     return further.model_copy(update=changes), chosen
