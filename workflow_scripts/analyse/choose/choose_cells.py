@@ -183,10 +183,7 @@ def choose_round(
     given_up = {"given_up": NOT_ASKED}
     changes = {
         "undecided": tuple(pair for pair in further.undecided if {*pair.cells} <= chosen),
-        "not_decidable": (
-            *further.not_decidable,
-            *(one.model_copy(update={"given_up": NOT_ASKED}) for one in not_asked),
-        ),
+        "not_decidable": (*further.not_decidable, *(pair.model_copy(update=given_up) for pair in not_asked)),
         "left_s": due_s + sum(takes_s[cell] for cell in choice.cells),
         "ended": None if chosen else HOURS_SPENT if budget_s <= 0 else choice.ended,
         "asked": len(questions),

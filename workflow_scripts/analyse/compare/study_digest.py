@@ -96,10 +96,11 @@ def _means(cells: pd.DataFrame) -> dict[str, list[Mean]]:
     found = defaultdict(list)
     for measure, rows in ((RATE, cells), *((name, at_a_rate) for name in LATENCIES)):
         summary, samples = cell_summary(rows, measure)
-        errors = pd.DataFrame(dict(zip(("log_mean", "squared_error", "df"), mean_errors(samples), strict=True)))
-        for row in records(summary.drop_duplicates("cell_id")[["cell_id", "sample"]].join(errors, on="sample")):
-            known = {name: _known(row[name]) for name in errors}
-            found[row["cell_id"]].append(Mean.model_validate(known | {"measure": measure}))
+        errors = mean_errors(samples)
+        for row in records(summary.drop_duplicates("cell_id")):
+            log_mean, squared, df = (float(of[row["sample"]]) for of in errors)
+            mean = Mean(measure=measure, log_mean=_rounded(log_mean), squared_error=_known(squared), df=_known(df))
+            found[row["cell_id"]].append(mean)
     return found
 
 
@@ -107,8 +108,8 @@ def _ceilings(limits: pd.DataFrame) -> dict[str, dict[str, float]]:
     known = limits.dropna(subset=["output_tokens_per_s_ceiling"])
     medians = known.groupby(["cell_id", "rates"])["output_tokens_per_s_ceiling"].median()
     found: dict[str, dict[str, float]] = defaultdict(dict)
-    for (cell_id, rates), ceiling in medians.items():
-        found[cell_id][rates] = float(f"{ceiling:.4g}")
+    for row in records(medians.reset_index(name="ceiling")):
+        found[row["cell_id"]][row["rates"]] = float(f"{row['ceiling']:.4g}")
     return found
 
 
