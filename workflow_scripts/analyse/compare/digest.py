@@ -113,12 +113,18 @@ def read_digest(place: Path) -> Digest:
             names = fnmatch.filter(archive.namelist(), f"results/*/tables/{DIGEST}")
             if not names:
                 raise DigestError(f"{place}: an archive without results/STUDY/tables/{DIGEST}")
-            return _parsed(archive.read(names[0]).decode(), place)
+            text = archive.read(names[0]).decode()
+    else:
+        try:
+            text = place.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            raise DigestError(f"{place}: neither a report, an archive nor a digest") from None
+        text = text if place.suffix == ".json" else _unpacked(text, place)
     try:
-        text = place.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise DigestError(f"{place}: neither a report, an archive nor a digest") from None
-    return _parsed(_unpacked(text, place) if place.suffix != ".json" else text, place)
+        return Digest.model_validate_json(text)
+    except ValidationError as e:
+        first = ": ".join(filter(None, next(faults(e, Digest, {}))))
+        raise DigestError(f"{place}: not a digest: {first}") from None
 
 
 def _unpacked(html: str, place: Path) -> str:
@@ -129,11 +135,3 @@ def _unpacked(html: str, place: Path) -> str:
         return gzip.decompress(base64.b64decode(found[1])).decode()
     except (OSError, EOFError, ValueError) as e:
         raise DigestError(f"{place}: its digest is damaged: {e}") from None
-
-
-def _parsed(text: str, place: Path) -> Digest:
-    try:
-        return Digest.model_validate_json(text)
-    except ValidationError as e:
-        first = ": ".join(filter(None, next(faults(e, Digest, {}))))
-        raise DigestError(f"{place}: not a digest: {first}") from None
