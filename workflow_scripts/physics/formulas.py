@@ -86,22 +86,6 @@ def memory_and_overhead(observed: Sequence[tuple[float, float]], bytes_per_block
     return line.slope * bytes_per_block, -line.intercept * bytes_per_block
 
 
-def prefix_hit_rate(prompts: int, prompt_tokens: int, shared_tokens: int, block_size: int) -> float:
-    """Share of prompt tokens found in the prefix cache, if all prompts begin with the same `shared_tokens` tokens.
-
-    The first prompt finds nothing. The others find whole blocks, but never their last token, whose logits are needed:
-    vLLM looks up at most `prompt_tokens - 1` (vllm/v1/core/kv_cache_manager.py). Eight equal prompts that are one token
-    longer than two blocks, or exactly two blocks; and 24 prompts of 256 shared and 16 own tokens:
-
-    >>> round(prefix_hit_rate(8, 33, 33, 16), 4), prefix_hit_rate(8, 32, 32, 16)
-    (0.8485, 0.4375)
-    >>> round(prefix_hit_rate(24, 272, 256, 32), 4)
-    0.902
-    """
-    found = min(shared_tokens, prompt_tokens - 1) // block_size * block_size
-    return (prompts - 1) * found / (prompts * prompt_tokens)
-
-
 # --- KV cache: how much is wasted --------------------------------------------------------------------------------
 
 

@@ -129,10 +129,6 @@ class StepWork:
     def last(self) -> FloatArray:
         return self.first + (self.steps - 1)[:, None] * self.growth
 
-    def totals(self) -> FloatArray:
-        total: FloatArray = _progression(self.steps[:, None], self.first, self.growth).sum(axis=0)
-        return total
-
 
 def single_steps(work: StepWork) -> FloatArray:
     """The work of each step, one row per step, by kind.

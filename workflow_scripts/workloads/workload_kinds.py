@@ -125,8 +125,8 @@ class SharedTextWorkload(_Workload):
     def tokens_found(self, requests: int, block_size: int) -> int:
         """Prompt tokens that a prefix cache finds, over the first `requests` requests.
 
-        Each request finds the whole blocks that it shares with an earlier one, but never its last token, as in
-        `formulas.prefix_hit_rate`; nothing is evicted from the cache.
+        Each request finds the whole blocks that it shares with an earlier one, but never its last token, whose logits
+        are needed (vllm/v1/core/kv_cache_manager.py); nothing is evicted from the cache.
 
         >>> spec = IdenticalWorkload(kind="identical", num_prompts=8, prompt_tokens=129, output_tokens=1)
         >>> spec.tokens_found(8, block_size=32), spec.tokens_found(8, block_size=128)

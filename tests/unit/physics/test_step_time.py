@@ -37,7 +37,7 @@ def test_times_and_totals_of_steps_by_hand():
     costs = StepCosts(kv_bytes=1, sequences=0.5, layers=0.25, requests=7)
     assert segment_times_s(found, costs).tolist() == [3 * (5 + 2 + 0.5 + 7)]
     both = work((2, 10, 4, 6, 2), (3, 1, 0, 5, 0))
-    totals = dict(zip(KINDS, both.totals(), strict=True))
+    totals = dict(zip(KINDS, single_steps(both).sum(axis=0), strict=True))
     assert (totals["steps"], totals["kv_bytes"], totals["attention_flops"]) == (5, 24 + 3, 14 + 15)
     part = both.part(np.array([1, 0]), np.array([2.0, 1.0]))
     assert (part.steps.tolist(), part.first[:, KINDS.index("kv_bytes")].tolist()) == ([2, 1], [1, 10])

@@ -3,7 +3,7 @@ import pytest
 
 from workflow_scripts.catalog.gpus_and_models import get_model
 from workflow_scripts.physics.model_facts import read_model_facts
-from workflow_scripts.physics.step_time import KINDS, LaunchCosts, StepCosts, segment_times_s
+from workflow_scripts.physics.step_time import KINDS, LaunchCosts, StepCosts, segment_times_s, single_steps
 from workflow_scripts.predict.schedule import RequestLengths, SchedulerSettings
 from workflow_scripts.predict.scheduler import make_schedule
 from workflow_scripts.predict.static_batches import static_schedule
@@ -15,7 +15,7 @@ A_SECOND_A_STEP = StepCosts(steps=1)
 
 
 def by_kind(work):
-    return dict(zip(KINDS, work.totals(), strict=True))
+    return dict(zip(KINDS, single_steps(work).sum(axis=0), strict=True))
 
 
 def totals(work):

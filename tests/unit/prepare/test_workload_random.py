@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 from scipy import stats
 
-from workflow_scripts.physics import formulas
 from workflow_scripts.workloads.make_requests import make_requests, make_warmup
 from workflow_scripts.workloads.random_prompts import draw_length
 from workflow_scripts.workloads.request import Request, Vocabulary, WorkloadError
@@ -171,12 +170,6 @@ def found_in_a_cache(requests, block_size):
 def test_tokens_found_are_those_that_a_cache_of_blocks_finds(spec, count, block_size):
     requests, _ = make_requests(spec, VOCABULARY, count)
     assert spec.tokens_found(count, block_size) == found_in_a_cache(requests, block_size)
-
-
-@given(identical, counts, st.sampled_from([8, 16, 32]))
-def test_the_formula_of_the_hit_rate_counts_the_same(spec, count, block_size):
-    rate = formulas.prefix_hit_rate(count, spec.prompt_tokens, spec.prompt_tokens, block_size)
-    assert spec.tokens_found(count, block_size) == pytest.approx(rate * count * spec.prompt_tokens)
 
 
 @given(synthetic, counts)
