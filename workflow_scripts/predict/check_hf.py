@@ -4,11 +4,12 @@ Models and caches are built on PyTorch's `meta` device, which has shapes but no 
 memory of the catalogue, without that of the weights.
 """
 
-import contextlib
-from collections.abc import Iterator, Sequence
-from functools import cache
+import functools
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from workflow_scripts.catalog.gpus_and_models import Gpu
 from workflow_scripts.engines.hf_engines import HfContinuousKnobs, HfStaticKnobs, attention_of
@@ -37,7 +38,7 @@ def hf_faults(settings: Sequence[EngineSetting]) -> list[Fault | None]:
     return [fault(setting) for setting in settings]
 
 
-@cache
+@functools.cache
 def _model(model_dir: Path, dtype: str) -> Any:
     import torch
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
@@ -50,35 +51,21 @@ def _model(model_dir: Path, dtype: str) -> Any:
 
 def _paged_cache(model: Any, knobs: HfContinuousKnobs, gpu: Gpu) -> None:
     from transformers import ContinuousBatchingConfig
-    from transformers.generation.continuous_batching.cache import PagedAttentionCache
+    from transformers.generation.continuous_batching import cache
     from transformers.generation.continuous_batching.distributed import DistributedHelper
     from transformers.generation.continuous_batching.initialization import resolve_continuous_batching_config
 
     config = model.config.get_text_config()
     asked = ContinuousBatchingConfig(allow_block_sharing=False, **knobs.set_values())
-    with _memory_of(gpu, model):
-        PagedAttentionCache(
+    # Of a GPU transformers sees the memory with the model's weights in it, instead of this machine's memory.
+    weights = sum(tensor.numel() * tensor.itemsize for tensor in model.parameters())
+    memory = model.device, int(gpu.usable_memory_bytes or gpu.memory_bytes or 0), weights, weights
+    seen = patch.object(cache, "get_device_and_memory_breakdown", lambda: memory)
+    with seen if gpu.kind == "cuda" else nullcontext():
+        cache.PagedAttentionCache(
             config=config,
             continuous_batching_config=resolve_continuous_batching_config(config, asked, None, False),
             device="meta",
             distributed_helper=DistributedHelper(None, None),
             dtype=model.dtype,
         )
-
-
-@contextlib.contextmanager
-def _memory_of(gpu: Gpu, model: Any) -> Iterator[None]:
-    """Let transformers see a GPU's memory with the model's weights in it, instead of this machine's memory."""
-    from transformers.generation.continuous_batching import cache
-
-    if gpu.kind != "cuda":
-        yield
-        return
-    weights = sum(tensor.numel() * tensor.itemsize for tensor in model.parameters())
-    memory = int(gpu.usable_memory_bytes or gpu.memory_bytes or 0)
-    here = cache.get_device_and_memory_breakdown
-    try:
-        vars(cache)["get_device_and_memory_breakdown"] = lambda: (model.device, memory, weights, weights)
-        yield
-    finally:
-        vars(cache)["get_device_and_memory_breakdown"] = here

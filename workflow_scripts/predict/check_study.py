@@ -102,17 +102,14 @@ def _setting(cell: Cell) -> EngineSetting:
 
 def fault_lines(study: Path, faults: Iterable[tuple[list[Cell], Fault]]) -> list[str]:
     """One line per fault; a fault that several devices share is one line."""
-    gpus: dict[tuple[str, str, str, str, str], list[str]] = {}
+    gpus: dict[tuple[str, str], list[str]] = {}
     for cells, fault in faults:
-        values = cells[0].knobs.set_values()
+        values, one = cells[0].knobs.set_values(), cells[0]
         setting = ", ".join(f"{name}={values[name]}" for name in fault.knobs or values)
         sweeps = ", ".join(dict.fromkeys(sweep for cell in cells for sweep in cell.sweeps))
-        key = (sweeps, cells[0].engine_at, cells[0].model, setting, fault.words)
-        gpus.setdefault(key, []).extend(cell.gpu for cell in cells)
-    return [
-        f"{study}: sweep {sweeps}: {engine} with {model} on {', '.join(dict.fromkeys(on))}: {setting}: {words}"
-        for (sweeps, engine, model, setting, words), on in gpus.items()
-    ]
+        place = f"{study}: sweep {sweeps}: {one.engine_at} with {one.model} on"
+        gpus.setdefault((place, f"{setting}: {fault.words}"), []).extend(cell.gpu for cell in cells)
+    return [f"{place} {', '.join(dict.fromkeys(on))}: {told}" for (place, told), on in gpus.items()]
 
 
 def notes(cells: Sequence[Cell]) -> list[str]:
