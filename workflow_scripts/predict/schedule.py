@@ -212,12 +212,12 @@ Observe = Callable[[StepRun], None]
 
 
 class ScheduleMaker:
-    """What both schedulers know at the start, and note while they make a schedule; see `make_schedule`."""
+    """What both schedulers know at the start, and note while they make a schedule; arguments as in `make_schedule`."""
 
     def __init__(
         self, requests: RequestLengths, settings: SchedulerSettings, step_time: StepTime | None, observe: Observe | None
     ) -> None:
-        count = len(requests)
+        self.requests, count = requests, len(requests)
         self.settings, self.step_time, self.observe = settings, step_time, observe
         self.capacity = UNLIMITED if settings.num_blocks is None else settings.num_blocks - 1
         self.shares = settings.enable_prefix_caching and requests.prefix_id is not None
@@ -228,6 +228,10 @@ class ScheduleMaker:
         self.preemptions, self.cached_tokens, self.recomputed_tokens = ([0] * count for _ in range(3))
         self.columns = {name: array("q") for name in Segments.__dataclass_fields__ if name != "idle_s"}
         self.idle_s = array("d")
+        self.begin()
+
+    def begin(self) -> None:
+        """Set up the state before the first step."""
 
     def note_admitted(self, request: int, tokens: int, found: int) -> None:
         """Note that a request of so many tokens is scheduled, of which the prefix cache has the first `found`."""

@@ -76,11 +76,8 @@ class _Chunk(NamedTuple):
 class _Scheduler(ScheduleMaker):
     """The engine's state before step `self.step`."""
 
-    def __init__(
-        self, requests: RequestLengths, settings: SchedulerSettings, step_time: StepTime | None, observe: Observe | None
-    ) -> None:
-        super().__init__(requests, settings, step_time, observe)
-        count = len(requests)
+    def begin(self) -> None:
+        requests, settings, count = self.requests, self.settings, len(self.requests)
         self.block_size = settings.block_size
         self.prompt_tokens: list[int] = requests.prompt_tokens.tolist()
         self.output_tokens: list[int] = requests.output_tokens.tolist()

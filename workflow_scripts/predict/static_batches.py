@@ -15,8 +15,6 @@ from workflow_scripts.physics.step_time import StepWork
 from workflow_scripts.predict.schedule import IntArray, RequestLengths, Schedule, SchedulerSettings, Segments
 from workflow_scripts.predict.timing import activation_bytes_per_token, matrix_flops
 
-CacheKind = Literal["dynamic", "static"]
-
 
 @dataclass(frozen=True)
 class StaticBatches:
@@ -24,7 +22,7 @@ class StaticBatches:
     `room_tokens`, memory in tokens of KV cache, batches are the largest that fit, up to `batch_size`."""
 
     batch_size: int
-    cache: CacheKind
+    cache: Literal["dynamic", "static"]
     room_tokens: int | None = None
 
     # What they are in the terms of a scheduler.

@@ -18,14 +18,10 @@ from workflow_scripts.predict.pool_blocks import LiveRequest
 from workflow_scripts.predict.schedule import (
     IntArray,
     LayeredSegments,
-    Observe,
-    RequestLengths,
     Schedule,
     ScheduleError,
     ScheduleMaker,
-    SchedulerSettings,
     StepRun,
-    StepTime,
     Within,
 )
 
@@ -44,17 +40,14 @@ class _Batch:
 
 
 class StepScheduler(ScheduleMaker):
-    """The engine's state between steps. The arguments are those of `make_schedule`."""
+    """The engine's state between steps."""
 
-    def __init__(
-        self, requests: RequestLengths, settings: SchedulerSettings, step_time: StepTime | None, observe: Observe | None
-    ) -> None:
-        super().__init__(requests, settings, step_time, observe)
+    def begin(self) -> None:
+        requests, settings, count = self.requests, self.settings, len(self.requests)
         assert settings.pool is not None
         self.block_size = settings.pool.block_size
         caching, most = settings.enable_prefix_caching, settings.max_model_len
         self.kv = LayeredPool(settings.pool, self.capacity, most, caching=caching)
-        count = len(requests)
         text = requests.prefix_id if requests.prefix_id is not None else np.full(count, -1)
         shared = requests.prefix_tokens if requests.prefix_tokens is not None else np.zeros(count, np.int64)
         columns = (requests.prompt_tokens, requests.output_tokens, text, shared // self.block_size)
