@@ -313,8 +313,6 @@ def capture_sizes(batch: Batch, gpu: Gpu) -> list[int]:
 
 def other(settings: EngineSettings) -> Term:
     """CUDA modules and libraries. Buffers of collectives, observed to take 0.1 to 2 GiB, are not predicted."""
-    several = settings.tensor_parallel_size * settings.pipeline_parallel_size > 1
-    without = "; without buffers of collectives" if several else ""
     now = settings.version >= _MORE_LIBRARIES
     size, seen = (_NON_TORCH_BYTES, "from vLLM 0.18 on") if now else (_NON_TORCH_BYTES_BEFORE, "before vLLM 0.18")
-    return Term(round(size), "bytes", f"CUDA modules and libraries, seen {seen}{without}")
+    return Term(round(size), "bytes", f"CUDA modules and libraries, seen {seen}; without buffers of collectives")

@@ -135,10 +135,9 @@ def kv_cache_tokens(pool: KvPool, num_blocks: int, batch: Batch, settings: Engin
     if settings.version >= _TOKENS_BY_CONCURRENCY:
         concurrency = num_blocks / pool.blocks_per_request(batch.max_model_len)
         return Term(int(concurrency * batch.max_model_len), "tokens", f"max_concurrency x {batch.max_model_len} tokens")
-    groups = "" if len(pool.groups) == 1 else f" / {len(pool.groups)} groups, rounded down,"
-    ranks = "" if pool.context_ranks == 1 else f" x {pool.context_ranks} ranks"
     # The smallest block counted; without prefix caching that of a state had max_model_len tokens.
     alone = any(group.reach == 0 for group in pool.groups) and pool.state_blocks == 1 + settings.num_speculative_tokens
     block = min(pool.block_size, batch.max_model_len) if alone else pool.block_size
-    tokens = num_blocks // len(pool.groups) * block * pool.context_ranks
-    return Term(tokens, "tokens", f"num_blocks{groups} x {block} tokens{ranks}")
+    groups, ranks = len(pool.groups), pool.context_ranks
+    how = f"num_blocks / {groups} groups, rounded down, x {block} tokens x {ranks} ranks that share them"
+    return Term(num_blocks // groups * block * ranks, "tokens", how)
