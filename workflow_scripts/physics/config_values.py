@@ -93,7 +93,6 @@ class ConfigValues:
         return size // divisor
 
     def layer_kinds(self, key: str, layers: int, default: Sequence[str], allowed: Sequence[str]) -> Sequence[str]:
-        """What each of the layers is."""
         kinds = self.get(key, default)
         if not isinstance(kinds, Sequence) or isinstance(kinds, str) or len(kinds) != layers:
             raise self.fault(f"{key} must be a list with one element for each of {layers} layers")

@@ -55,7 +55,6 @@ class Capacity:
     published: Mapping[str, JsonValue] | None = None
 
     def value(self, term: str) -> float | None:
-        """None if it is not known."""
         return self.terms[term].value if term in self.terms else None
 
     def line(self) -> dict[str, JsonValue]:

@@ -38,7 +38,6 @@ class KvPool:
 
     @property
     def keeps_all(self) -> bool:
-        """Whether all layers keep all tokens in blocks of the same size."""
         return len(self.groups) == 1 and self.groups[0].reach is None
 
     def bytes_per_block(self, rank: PipelineRank) -> int:

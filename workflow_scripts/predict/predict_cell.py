@@ -94,7 +94,6 @@ def one_cell(args: Namespace) -> Study:
 
 
 def answer(record: Prediction) -> dict[str, JsonValue]:
-    """A record for people: what is known, each time and rate with its band."""
     told: dict[str, JsonValue] = {}
     for name, value in vars(record).items():
         if isinstance(value, Band):
