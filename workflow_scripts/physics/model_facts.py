@@ -450,12 +450,6 @@ def model_facts(
 
 # What the doctests rely on: 384 parameters in the matrices of a layer, 8 x (2 x 8 + 2 x 4) + 3 x 8 x 8.
 _EXAMPLE: Mapping[str, Any] = {
-    "model_type": "llama",
-    "num_hidden_layers": 3,
-    "hidden_size": 8,
-    "intermediate_size": 8,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "vocab_size": 100,
-    "max_position_embeddings": 64,
+    **{"model_type": "llama", "num_hidden_layers": 3, "hidden_size": 8, "intermediate_size": 8, "vocab_size": 100},
+    **{"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 64},
 }

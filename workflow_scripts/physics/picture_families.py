@@ -10,11 +10,8 @@ from workflow_scripts.physics.hybrid_families import HYBRIDS
 
 # Defaults of transformers, which published configs of Gemma 3 leave out.
 _GEMMA3_TEXT = {
-    "vocab_size": 262208,
-    "max_position_embeddings": 131072,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
+    **{"vocab_size": 262208, "max_position_embeddings": 131072, "head_dim": 256},
+    **{"num_attention_heads": 8, "num_key_value_heads": 4},
 }
 
 

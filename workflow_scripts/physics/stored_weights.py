@@ -14,13 +14,8 @@ DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "fp
 # Bits per matrix parameter if quantized, including scales and zero points of groups of 128, for mxfp4 of 32.
 # Embeddings, the output matrix and routers stay in the model's dtype.
 QUANTIZED_BITS: Mapping[str, float] = {
-    "awq": 4 + (16 + 4) / 128,
-    "awq_marlin": 4 + (16 + 4) / 128,
-    "gptq": 4 + (16 + 4) / 128,
-    "gptq_marlin": 4 + (16 + 4) / 128,
-    "fp8": 8,
-    "fp8_per_tensor": 8,
-    "int8": 8,
+    **dict.fromkeys(("awq", "awq_marlin", "gptq", "gptq_marlin"), 4 + (16 + 4) / 128),
+    **dict.fromkeys(("fp8", "fp8_per_tensor", "int8"), 8),
     "mxfp4": 4 + 8 / 32,
 }
 COMPRESSED_TENSORS = "compressed-tensors"

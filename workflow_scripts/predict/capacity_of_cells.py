@@ -85,13 +85,10 @@ def _predict_row(row: Mapping[str, str]) -> Capacity:
         capacity = Capacity({}, unknown=f"{row['model']} is no model of config/models")
     else:
         capacity = vllm_capacity(knobs, gpus[0], facts_on(model, gpus[0], cpu_here(gpus[0])), row["vllm_version"])
-    published: dict[str, JsonValue] = {
-        "gpu": row["gpu"],
-        "model": row["model"],
-        "num_blocks": int(row["num_gpu_blocks"]),
-        "kv_cache_tokens": int(row["kv_cache_tokens"]) if row["kv_cache_tokens"] else None,
-        "max_concurrency": float(row["max_concurrency"]) if row["max_concurrency"] else None,
-    }
+    published: dict[str, JsonValue] = {name: row[name] for name in ("gpu", "model")}
+    published["num_blocks"] = int(row["num_gpu_blocks"])
+    published["kv_cache_tokens"] = int(row["kv_cache_tokens"]) if row["kv_cache_tokens"] else None
+    published["max_concurrency"] = float(row["max_concurrency"]) if row["max_concurrency"] else None
     return replace(
         capacity,
         vllm_version=row["vllm_version"],

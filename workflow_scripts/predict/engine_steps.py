@@ -22,20 +22,10 @@ from workflow_scripts.predict.static_batches import StaticBatches
 from workflow_scripts.predict.timing import Graphs
 
 # Field of a line of `capacity.jsonl` -> term of `predict.kv_capacity`.
-TERMS = {
-    "device_memory_bytes": "device_memory",
-    "budget_bytes": "budget",
-    "weights_bytes": "weights",
-    "activation_bytes": "activation",
-    "cuda_graphs_bytes": "cuda_graphs",
-    "other_bytes": "other",
-    "kv_cache_bytes": "available_kv_cache",
-    "bytes_per_token": "bytes_per_token",
-    "bytes_per_block": "bytes_per_block",
-    "num_blocks": "num_blocks",
-    "kv_cache_tokens": "kv_cache_tokens",
-    "max_concurrency": "max_concurrency",
-}
+TERMS = {f"{name}_bytes": name for name in ("device_memory", "budget", "weights", "activation", "cuda_graphs", "other")}
+TERMS["kv_cache_bytes"] = "available_kv_cache"
+_SAME_NAME = ("bytes_per_token", "bytes_per_block", "num_blocks", "kv_cache_tokens", "max_concurrency")
+TERMS |= zip(_SAME_NAME, _SAME_NAME, strict=True)
 
 
 @dataclass(frozen=True)
