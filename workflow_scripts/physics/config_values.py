@@ -7,7 +7,6 @@ from workflow_scripts.common.faults import InputError
 
 # Far more than any model has; counting more layers would take too long.
 MOST_LAYERS = 10_000
-_LAYERS = ("num_hidden_layers", "n_layer")
 
 
 class ModelFactsError(InputError):
@@ -36,6 +35,11 @@ class ConfigValues:
     def given(self) -> dict[str, Any]:
         return {key: value for key, value in self._values.items() if value is not None}
 
+    def with_usual_keys(self, own_of: Mapping[str, str]) -> "ConfigValues":
+        """The values of a family's own keys also under the usual ones, where these are missing."""
+        values = self.given()
+        return ConfigValues({usual: values[own] for usual, own in own_of.items() if own in values} | values)
+
     def fault(self, message: str) -> ModelFactsError:
         return ModelFactsError(f"{self.model_type}: {message}")
 
@@ -46,7 +50,7 @@ class ConfigValues:
             raise self.fault(f"missing {key!r}")
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise self.fault(f"{key} must be a whole number {'above 0' if least else 'of at least 0'}, not {value!r}")
-        if key in _LAYERS and value > MOST_LAYERS:
+        if key == "num_hidden_layers" and value > MOST_LAYERS:
             raise self.fault(f"{key} must be at most {MOST_LAYERS}, not {value}")
         return value
 

@@ -132,10 +132,11 @@ def _smollm3(c: ConfigValues) -> Fields:
     return _llama(c, tied=True)
 
 
-def _own_heads(c: ConfigValues, hidden: str, heads: str, **others: Any) -> Attention:
-    """Attention with one KV head per query head, read from a family's own keys."""
-    count = c.size(heads)
-    return Attention(count, count, c.divided(hidden, heads, (c.size(hidden), count)), **others)
+def _own_heads(c: ConfigValues, **others: Any) -> Attention:
+    """Attention with one KV head per query head, whatever the config says of KV heads."""
+    heads = c.size("num_attention_heads")
+    head_dim = c.divided("hidden_size", "num_attention_heads", (c.size("hidden_size"), heads))
+    return Attention(heads, heads, head_dim, **others)
 
 
 def _layer_norms(c: ConfigValues, mixer: Attention, mlp: Mlp, *, norms: int = 2, **others: Any) -> Fields:
@@ -160,7 +161,7 @@ def _opt(c: ConfigValues) -> Fields:
     hidden, bias = c.size("hidden_size"), c.flag("enable_bias", True)
     if c.get("word_embed_proj_dim", hidden) != hidden:
         raise c.fault("word_embed_proj_dim other than hidden_size is not supported")
-    mixer = _own_heads(c, "hidden_size", "num_attention_heads", qkv_bias=bias, output_bias=bias)
+    mixer = _own_heads(c, qkv_bias=bias, output_bias=bias)
     # Positions are looked up with an offset of two.
     own: Fields = {"tied": True, "learned_positions": c.size("max_position_embeddings") + 2}
     if not c.flag("do_layer_norm_before", True) or c.flag("_remove_final_layer_norm", False):
@@ -169,22 +170,15 @@ def _opt(c: ConfigValues) -> Fields:
 
 
 def _gpt2(c: ConfigValues) -> Fields:
-    hidden, positions = c.size("n_embd"), c.size("n_positions")
-    mixer = _own_heads(c, "n_embd", "n_head", qkv_bias=True, output_bias=True)
-    layer = Layer((mixer,), (Mlp(c.size("n_inner", 4 * hidden), gated=False, bias=True),), 4 * hidden)
-    return {
-        "hidden": hidden,
-        "vocab": c.size("vocab_size"),
-        "max_positions": positions,
-        "tied_embeddings": c.flag("tie_word_embeddings", True),
-        "stack": (layer,) * c.size("n_layer"),
-        "final_norm_parameters": 2 * hidden,
-        "learned_positions": positions,
-    }
+    named = {"hidden_size": "n_embd", "num_attention_heads": "n_head", "num_hidden_layers": "n_layer"}
+    c = c.with_usual_keys(named | {"max_position_embeddings": "n_positions"})
+    mixer = _own_heads(c, qkv_bias=True, output_bias=True)
+    mlp = Mlp(c.size("n_inner", 4 * c.size("hidden_size")), gated=False, bias=True)
+    return _layer_norms(c, mixer, mlp, tied=True, learned_positions=c.size("max_position_embeddings"))
 
 
 def _gpt_neox(c: ConfigValues) -> Fields:
-    mixer = _own_heads(c, "hidden_size", "num_attention_heads", **biases(c, True))
+    mixer = _own_heads(c, **biases(c, True))
     return _layer_norms(c, mixer, mlp_of(c, gated=False, bias=True))
 
 

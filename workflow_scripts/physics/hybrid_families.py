@@ -1,6 +1,6 @@
 """Readers of families with state layers; `dense_families` and `expert_families` have the others."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from workflow_scripts.physics.config_values import ConfigValues
@@ -16,12 +16,6 @@ def _kinds(c: ConfigValues, *keys: str) -> Sequence[str]:
     """Kinds of layers, from the first key that is there, with the present names for older ones."""
     older = {"mamba": LINEAR, "attention": FULL}
     return [older.get(str(kind), str(kind)) for kind in next(filter(None, map(c.elements, keys)), ())]
-
-
-def _with_usual_keys(c: ConfigValues, old_of: Mapping[str, str]) -> ConfigValues:
-    """The config with the values of a family's own keys also under the usual ones, where these are missing."""
-    values = c.given()
-    return ConfigValues({new: values[old] for new, old in old_of.items() if old in values} | values)
 
 
 def _mamba2(
@@ -82,7 +76,7 @@ def _nemotron_h(c: ConfigValues) -> Fields:
         if kind == LINEAR:
             c.size("ssm_state_size")  # this family has no default
             dtype = c.choice("mamba_ssm_cache_dtype", "float32", DTYPES)
-            usual = _with_usual_keys(ConfigValues({"n_groups": 8} | c.given()), _KEYS_OF_NEMOTRON)
+            usual = ConfigValues({"n_groups": 8} | c.given()).with_usual_keys(_KEYS_OF_NEMOTRON)
             inner = c.size("mamba_num_heads") * c.size("mamba_head_dim")
             return (_mamba2(usual, inner, recurrent_dtype=dtype),), ()
         latent = c.size("moe_latent_size") if c.get("moe_latent_size") is not None else None
@@ -209,7 +203,7 @@ def _qwen_hybrid(c: ConfigValues) -> Fields:
 def _kimi_linear(c: ConfigValues) -> Fields:
     """Kimi Linear (2025): mostly delta nets with a decay per channel, and latent attention."""
     named = {"num_experts_per_tok": "num_experts_per_token", "n_shared_experts": "num_shared_experts"}
-    c = _with_usual_keys(c, named | {"n_routed_experts": "num_experts", "max_position_embeddings": "model_max_length"})
+    c = c.with_usual_keys(named | {"n_routed_experts": "num_experts", "max_position_embeddings": "model_max_length"})
     layers, own = c.size("num_hidden_layers"), c.part("linear_attn_config")
     full = own.numbers("full_attn_layers")
     if sorted([*full, *own.numbers("kda_layers")]) != list(range(1, layers + 1)):

@@ -333,9 +333,9 @@ def wrong_configs(config, *, experts):
     """Configs of this family that cannot be, each with what a message must name."""
     text = config.get("text_config", config)
     heads = "n_head" if "n_head" in text else "num_attention_heads"
-    yield inside(config, {heads: 0}), heads
+    yield inside(config, {heads: 0}), "num_attention_heads"
     if "kv_lora_rank" not in text and text.get("num_key_value_heads") != 1:  # these have any number of heads
-        yield inside(config, {heads: 7}), heads
+        yield inside(config, {heads: 7}), "num_attention_heads"
     yield inside(config, {"layer_types": ["strange_attention"] * 8}), "strange_attention|layer_types must"
     if not experts:
         return
