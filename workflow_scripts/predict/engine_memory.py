@@ -196,9 +196,8 @@ def memory_terms(
     engine's log; such a term is used instead of a prediction. Raises CapacityError if the device has no memory of its
     own and no size of the KV cache is given."""
     if settings.kv_cache_memory_bytes is not None:
-        return {
-            "available_kv_cache": Term(settings.kv_cache_memory_bytes, "bytes", "given: the engine does not profile")
-        }
+        given = Term(settings.kv_cache_memory_bytes, "bytes", "given: the engine does not profile")
+        return {"available_kv_cache": given}
     logged = _logged(log_gib, "available_kv_cache_gib")
     if logged and (facts.quantization == NOT_COUNTED or settings.draft_layers):
         return {"available_kv_cache": logged}

@@ -66,31 +66,19 @@ def one_cell(args: Namespace) -> Study:
         workload: Any = study.workloads[args.workload].model_dump(exclude_unset=True)
         defaults = study.engine_defaults.get(args.engine, {})
     else:
-        workload = {
-            "kind": "fixed",
-            "num_prompts": args.num_prompts or 300,
-            "prompt_tokens": args.prompt_tokens,
-            "output_tokens": args.output_tokens,
-        }
+        sizes = {"prompt_tokens": args.prompt_tokens, "output_tokens": args.output_tokens}
+        workload = {"kind": "fixed", "num_prompts": 300, **sizes}
     if args.num_prompts:
         workload["num_prompts"] = args.num_prompts
-    sweep = {
-        "name": "one",
-        "gpu": resolve_one(args.gpu).name,
-        "engine": args.engine,
-        "model": find_model(args.model).name,
-        "workload": args.workload or "fixed",
-        "knobs": {**defaults, **knobs},
-    }
+    name, place = args.workload or "fixed", {"gpu": resolve_one(args.gpu).name, "model": find_model(args.model).name}
+    sweep = {"name": "one", **place, "engine": args.engine, "workload": name, "knobs": {**defaults, **knobs}}
     content = {
         "schema_version": 1,
         "name": "one-cell",
         "question": "What should this cell do?",
         "repeats": args.repeats,
-        "workloads": {args.workload or "fixed": workload},
-        "sweeps": [sweep],
     }
-    return study_of(content, "predict")
+    return study_of({**content, "workloads": {name: workload}, "sweeps": [sweep]}, "predict")
 
 
 def answer(record: Prediction) -> dict[str, JsonValue]:
