@@ -233,8 +233,6 @@ HYBRIDS: dict[str, Reader] = {
     "falcon_h1": _falcon_h1,
     "bamba": _bamba,
     "granitemoehybrid": _granite_hybrid,
-    "qwen3_next": _qwen_hybrid,
-    "qwen3_5_text": _qwen_hybrid,
-    "qwen3_5_moe_text": _qwen_hybrid,
+    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _qwen_hybrid),
     "kimi_linear": _kimi_linear,
 }

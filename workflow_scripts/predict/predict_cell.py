@@ -72,12 +72,7 @@ def one_cell(args: Namespace) -> Study:
         workload["num_prompts"] = args.num_prompts
     name, place = args.workload or "fixed", {"gpu": resolve_one(args.gpu).name, "model": find_model(args.model).name}
     sweep = {"name": "one", **place, "engine": args.engine, "workload": name, "knobs": {**defaults, **knobs}}
-    content = {
-        "schema_version": 1,
-        "name": "one-cell",
-        "question": "What should this cell do?",
-        "repeats": args.repeats,
-    }
+    content = {"schema_version": 1, "name": "one-cell", "question": "How fast is this cell?", "repeats": args.repeats}
     return study_of({**content, "workloads": {name: workload}, "sweeps": [sweep]}, "predict")
 
 
@@ -86,21 +81,19 @@ def answer(record: Prediction) -> dict[str, JsonValue]:
     for name, value in vars(record).items():
         if isinstance(value, Band):
             ends = {"predicted": value.value, "low": value.low, "high": value.high}
-            told[name] = {end: None if at is None else _rounded(at) for end, at in ends.items()}
-        elif name in ALWAYS_TOLD or (isinstance(value, str) and name not in ASKED):
-            told[name] = value
-        elif isinstance(value, int | float):
+            told[name] = {end: _rounded(at) for end, at in ends.items()}
+        elif name in ALWAYS_TOLD or (value is not None and name not in ASKED):
             told[name] = _rounded(value)
     return told
 
 
-def _rounded(value: float) -> float:
-    """Rounded to five digits; no prediction is more precise.
+def _rounded(value: JsonValue) -> JsonValue:
+    """A number rounded to five digits; no prediction is more precise.
 
     >>> _rounded(123456.7), _rounded(0.00123456789), _rounded(256)
     (123457, 0.0012346, 256)
     """
-    if isinstance(value, int) or not math.isfinite(value):
+    if not isinstance(value, float) or not math.isfinite(value):
         return value
     return round(value) if abs(value) >= 1e5 else float(f"{value:.5g}")
 
