@@ -109,30 +109,24 @@ def like(name: str, endpoints: Mapping[str, Endpoint]) -> tuple[str, Knobs] | No
 
 def _check_environments(sweep: Sweep, place: str) -> None:
     environments, gpus = load_environments(), load_gpus()
-    for name in sweep.environment:
-        check_known([name], [DEFAULT, *environments], f"{place}.environment")
-        for gpu in sweep.gpu:
-            if name != DEFAULT and (kind := gpus[gpu].engine_kind) not in (locks := environments[name]):
-                raise StudyError(
-                    f"{place}.environment: {name!r} has no lock for {gpu}, envs/{name}-{kind}.txt; it has"
-                    f" {', '.join(lock.name for lock in locks.values())}"
-                )
-        for engine in map(get_engine, sweep.engine):
-            # A server of an endpoint brings its own environment.
-            own = () if "endpoint" in engine.knobs.model_fields else engine.packages
-            allowed = [
-                *([DEFAULT] if engine.locks else []),
-                *(other for other in environments if package_of(other) in own),
-            ]
-            if name not in allowed:
-                raise StudyError(
-                    f"{place}.environment: {name!r} is not of engine {engine.name!r}; allowed: {', '.join(allowed)}"
-                )
-            if name != DEFAULT and not engine.supports(version_of(name)):
-                raise StudyError(
-                    f"{place}.environment: engine {engine.name!r} is measured with {package_of(name)}"
-                    f" {engine.versions}, not in {name!r}"
-                )
+    others = [name for name in sweep.environment if name != DEFAULT]
+    for engine in map(get_engine, sweep.engine):
+        # A server of an endpoint brings its own environment.
+        packages = () if "endpoint" in engine.knobs.model_fields else engine.packages
+        own = [name for name in environments if package_of(name) in packages]
+        allowed = [*([DEFAULT] if engine.locks else []), *own]
+        check_known(sweep.environment, allowed, f"{place}.environment of engine {engine.name!r}")
+        if refused := [name for name in others if not engine.supports(version_of(name))]:
+            raise StudyError(
+                f"{place}.environment: engine {engine.name!r} is measured with {package_of(refused[0])}"
+                f" {engine.versions}, not in {refused[0]!r}"
+            )
+    for name, gpu in itertools.product(others, sweep.gpu):
+        if (kind := gpus[gpu].engine_kind) not in (locks := environments[name]):
+            raise StudyError(
+                f"{place}.environment: {name!r} has no lock for {gpu}, envs/{name}-{kind}.txt; it has"
+                f" {', '.join(lock.name for lock in locks.values())}"
+            )
 
 
 def _check_models(study: Study, models: Mapping[str, Model]) -> None:

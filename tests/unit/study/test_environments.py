@@ -58,10 +58,10 @@ def test_cells_of_another_environment_have_their_own_ids_definitions_and_calibra
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"environment": ["vllm-0.1"]}, f"'vllm-0.1' is unknown; allowed: default, transformers-4.57.6, {OLD}"),
+        ({"environment": ["vllm-0.1"]}, f"of engine 'vllm': 'vllm-0.1' is unknown; allowed: default, {OLD}"),
         ({"gpu": ["h200"]}, f"no lock for h200, envs/{OLD}-cuda.txt; it has {OLD}-cpu.txt"),
-        ({"engine": ["hf-static"]}, "is not of engine 'hf-static'; allowed: default, transformers-4.57.6"),
-        ({"engine": ["sglang-serve"], "environment": ["default"]}, "'default' is not of engine 'sglang-serve'; "),
+        ({"engine": ["hf-static"]}, f"'hf-static': {OLD!r} is unknown; allowed: default, transformers-4.57.6"),
+        ({"engine": ["sglang-serve"], "environment": ["default"]}, "of engine 'sglang-serve': 'default' is unknown; "),
         (
             {"environment": ["transformers-4.57.6"], "engine": ["hf-continuous"], "gpu": ["h200"]},
             "engine 'hf-continuous' is measured with transformers >=5.18, not in 'transformers-4.57.6'",
