@@ -63,17 +63,6 @@ any_workload = st.one_of(fixed, synthetic, sharing)
 counts = st.integers(1, 24)
 
 
-@given(any_workload, counts)
-def test_requests_and_warmup_are_json_of_ids_that_stand_for_text(spec, count):
-    requests, stream = make_requests(spec, VOCABULARY, count)
-    for i, request in enumerate([*requests, *make_warmup(spec, VOCABULARY, requests)]):
-        line = request.as_line(str(i))
-        assert json.loads(json.dumps(line)) == line
-        assert ("prefix_tokens" in line) == ("prefix_id" in line) == (request.prefix_tokens > 0)
-        assert set(TEXT_IDS.tolist()).issuperset(request.prompt_token_ids)
-    assert (stream.kind, len(requests)) == (spec.kind, count)
-
-
 @given(any_workload, counts, counts)
 def test_the_first_requests_do_not_depend_on_how_many_follow(spec, few, more):
     short, _ = make_requests(spec, VOCABULARY, few)
@@ -83,17 +72,22 @@ def test_the_first_requests_do_not_depend_on_how_many_follow(spec, few, more):
 
 @given(any_workload, counts)
 def test_warmup_has_the_lengths_of_the_workload_and_shares_no_block_with_it(spec, count):
-    requests, _ = make_requests(spec, VOCABULARY, count)
+    requests, stream = make_requests(spec, VOCABULARY, count)
     warmup = make_warmup(spec, VOCABULARY, requests)
+    assert (stream.kind, len(requests), len(warmup)) == (spec.kind, count, count)
     lengths, of_warmup = (
         [(len(request.prompt_token_ids), request.output_tokens, request.prefix_tokens) for request in some]
         for some in (requests, warmup)
     )
     if min(lengths)[0] >= 4:  # shorter prompts may be the workload's own by chance, and are left out
         assert of_warmup == lengths
-    assert len(of_warmup) == len(lengths)
     of_requests, others = ({tuple(request.prompt_token_ids[:16]) for request in some} for some in (requests, warmup))
     assert of_requests.isdisjoint(others)
+    for request in [*requests, *warmup]:
+        line = request.as_line("0")
+        assert json.loads(json.dumps(line)) == line
+        assert ("prefix_tokens" in line) == ("prefix_id" in line) == (request.prefix_tokens > 0)
+        assert {*TEXT_IDS.tolist()}.issuperset(request.prompt_token_ids)
 
 
 def test_a_warmup_that_cannot_differ_and_a_limit_that_no_request_keeps_are_refused():
@@ -122,14 +116,6 @@ def test_prompts_of_one_text_share_what_they_say_and_others_nothing(spec, count)
         said = min(a.prefix_tokens, b.prefix_tokens) if a.prefix_id is not None and a.prefix_id == b.prefix_id else 0
         # By chance two random tokens or more may be equal too.
         assert said <= in_common(a, b) <= said + 3
-
-
-@given(sharing, counts)
-def test_lengths_are_those_that_the_specification_computes(spec, count):
-    requests, _ = make_requests(spec, VOCABULARY, count)
-    assert [len(request.prompt_token_ids) for request in requests] == [spec.tokens_of_prompt(i) for i in range(count)]
-    assert {request.output_tokens for request in requests} == {spec.output_tokens}
-    assert {request.arrival_s for request in requests} == {0.0}
 
 
 def test_one_users_prompts_are_those_of_a_study_without_users():
@@ -167,8 +153,10 @@ def found_in_a_cache(requests, block_size):
 
 
 @given(sharing, counts, st.sampled_from([8, 16, 32]))
-def test_tokens_found_are_those_that_a_cache_of_blocks_finds(spec, count, block_size):
+def test_lengths_and_tokens_that_a_cache_of_blocks_finds_are_those_of_the_specification(spec, count, block_size):
     requests, _ = make_requests(spec, VOCABULARY, count)
+    assert [len(request.prompt_token_ids) for request in requests] == [spec.tokens_of_prompt(i) for i in range(count)]
+    assert {(request.output_tokens, request.arrival_s) for request in requests} == {(spec.output_tokens, 0.0)}
     assert spec.tokens_found(count, block_size) == found_in_a_cache(requests, block_size)
 
 
