@@ -130,12 +130,8 @@ _OTHER_NAMES = ("q_lora_rank", "n_routed_experts", "num_experts_per_tok", "n_sha
 KIMI_LINEAR = {key: value for key, value in DEEPSEEK.items() if key not in _OTHER_NAMES}
 KIMI_LINEAR |= {"model_type": "kimi_linear", "model_max_length": 64, "pad_token_id": 0}
 KIMI_LINEAR |= {"num_experts": 8, "num_experts_per_token": 2, "num_shared_experts": 1}
-KIMI_LINEAR |= {
-    "linear_attn_config": {
-        **{"head_dim": 8, "num_heads": 4, "short_conv_kernel_size": 4},
-        **{"full_attn_layers": [3], "kda_layers": [1, 2]},
-    }
-}
+KDA = {"head_dim": 8, "num_heads": 4, "short_conv_kernel_size": 4, "full_attn_layers": [3], "kda_layers": [1, 2]}
+KIMI_LINEAR["linear_attn_config"] = KDA
 
 
 def with_pictures(kind, text, **vision):

@@ -14,14 +14,8 @@ from workflow_scripts.predict.timing import time_schedule
 from workflow_scripts.study.calibrations import CalibrationRecord, CalibrationStart, Pass, points_for
 from workflow_scripts.study.protocol import PROTOCOL_VERSION
 
-SETTINGS = {
-    "block_size": 32,
-    "num_gpu_blocks": 10_000,
-    "max_num_seqs": 16,
-    "max_num_batched_tokens": 2048,
-    "max_model_len": 512,
-    "enable_prefix_caching": True,
-}
+SETTINGS = {"block_size": 32, "num_gpu_blocks": 10_000, "max_num_seqs": 16, "max_num_batched_tokens": 2048}
+SETTINGS |= {"max_model_len": 512, "enable_prefix_caching": True}
 HERE = {"name": "a CPU", "processor": "a CPU (X 1-2): avx2", "cores": [1]}
 
 

@@ -7,13 +7,8 @@ from workflow_scripts.study.study import Study
 from workflow_scripts.study.study_file import load_study
 
 EVEN = made_studies.fixed(24, 64, 32)
-
-
-ALL = {
-    "gpu": ["h200", "l40s"],
-    "model": "llama-3.1-8b-instruct",
-    "knobs": {"block_size": [8, 16, 32], "max_num_seqs": [1, 16, 256]},
-}
+PLACE = {"gpu": "h200", "model": "llama-3.1-8b-instruct"}
+ALL = PLACE | {"gpu": ["h200", "l40s"], "knobs": {"block_size": [8, 16, 32], "max_num_seqs": [1, 16, 256]}}
 
 
 def write_study(folder: Path, sweeps=(ALL,), **changes) -> Path:
@@ -27,12 +22,5 @@ def study(folder: Path, **changes) -> Study:
 
 
 def sweep(**changes):
-    return {
-        "name": "one",
-        "gpu": "h200",
-        "engine": "vllm",
-        "model": "llama-3.1-8b-instruct",
-        "workload": "even",
-        "knobs": {"block_size": 16, "max_num_seqs": 16},
-        **changes,
-    }
+    known = {"name": "one", "engine": "vllm", "workload": "even", "knobs": {"block_size": 16, "max_num_seqs": 16}}
+    return PLACE | known | changes

@@ -13,17 +13,8 @@ OWN = "cpu-1core/vllm/tiny-llama-57m/eager1.json"
 
 
 def wanted(**changes):
-    values = {
-        "gpu": get_gpu("cpu-1core"),
-        "device": HERE,
-        "rates": None,
-        "engine": "vllm",
-        "model": "tiny-llama-57m",
-        "dtype": "float32",
-        "variant": "eager1",
-        **changes,
-    }
-    return Wanted(**values)
+    known = {"gpu": get_gpu("cpu-1core"), "device": HERE, "rates": None, "engine": "vllm", "model": "tiny-llama-57m"}
+    return Wanted(**known | {"dtype": "float32", "variant": "eager1"} | changes)
 
 
 def named(model):

@@ -9,17 +9,8 @@ from workflow_scripts.predict.calibrated import default_speed
 from workflow_scripts.predict.step_fit import FitError, fit_calibration, fit_sums, scheduled
 from workflow_scripts.predict.timing import time_schedule
 
-CPU = StepCosts(
-    weight_bytes=1 / 12e9,
-    kv_bytes=1 / 6e9,
-    matrix_flops=1 / 60e9,
-    attention_flops=1 / 30e9,
-    steps=2e-3,
-    sequences=6e-5,
-    prompts=4e-4,
-    requests=2e-4,
-    overlap=False,
-)
+OWN = {"kv_bytes": 1 / 6e9, "attention_flops": 1 / 30e9, "sequences": 6e-5, "prompts": 4e-4, "requests": 2e-4}
+CPU = StepCosts.of_rates(12e9, 60e9, 2e-3, overlap=False).model_copy(update=OWN)
 # Requests as no point has them: more of them, and other lengths.
 OTHERS = requests_of(np.random.default_rng(3).integers((4, 2), (300, 40), (40, 2)).tolist())
 
