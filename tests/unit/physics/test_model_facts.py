@@ -391,28 +391,21 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
             read_model_facts(tmp_path / "config.json")
 
 
-@pytest.mark.parametrize(
-    ("name", "kinds"),
-    [
-        ("llama", {"full": 3}),
-        ("mistral-window", {"window of 16": 3}),
-        ("qwen2-windows", {"full": 1, "window of 8": 2}),
-        ("gemma2", {"window of 8": 2, "full": 2}),
-        ("gemma3_text", {"window of 8": 6, "full": 1}),
-        ("gpt_oss", {"window of 8": 2, "full": 1}),
-        ("llama4_text", {"chunks of 16": 6, "full": 2}),
-        ("deepseek_v3", {"latent": 3}),
-        ("qwen3_next", {"gated delta net": 6, "full": 2}),
-        ("nemotron_h", {"Mamba-2 state": 3, "full": 1}),
-        ("jamba", {"Mamba state": 7, "full": 1}),
-        ("falcon_h1", {"full": 3, "Mamba-2 state": 3}),
-    ],
-)
-def test_what_layers_remember(name, kinds):
+REMEMBERED = {
+    **{"llama": {"full": 3}, "mistral-window": {"window of 16": 3}, "qwen2-windows": {"full": 1, "window of 8": 2}},
+    **{"gemma2": {"window of 8": 2, "full": 2}, "gemma3_text": {"window of 8": 6, "full": 1}},
+    **{"gpt_oss": {"window of 8": 2, "full": 1}, "llama4_text": {"chunks of 16": 6, "full": 2}},
+    **{"deepseek_v3": {"latent": 3}, "qwen3_next": {"gated delta net": 6, "full": 2}},
+    **{"nemotron_h": {"Mamba-2 state": 3, "full": 1}, "jamba": {"Mamba state": 7, "full": 1}},
+    **{"falcon_h1": {"full": 3, "Mamba-2 state": 3}},
+}
+
+
+@pytest.mark.parametrize("name", REMEMBERED)
+def test_what_layers_remember(name):
     facts = model_facts(VARIANTS[name])
-    found = Counter(mixer.kind for layer in facts.stack for mixer in layer.mixers)
-    assert found == kinds
-    assert facts.is_uniform == (set(kinds) in ({"full"}, {"latent"}))
+    assert Counter(mixer.kind for layer in facts.stack for mixer in layer.mixers) == REMEMBERED[name]
+    assert facts.is_uniform == (set(REMEMBERED[name]) in ({"full"}, {"latent"}))
 
 
 def test_an_indexer_adds_its_keys_and_limits_what_is_read():
