@@ -88,13 +88,12 @@ def test_a_held_lock_is_found(tmp_path):
     assert [*checker.faults_of_locks([tmp_path])] == []
 
 
-def test_the_status_must_count_the_cells_and_name_a_missing_one_below_a_reason():
-    def faults(said):
-        return len([*checker.faults_of_status(said, {"a"}, {"a"}, {"a", "b"})])
-
-    assert faults("1 of 2 cells have ended.\nmissing: killed\n    b  b/measure.log\n") == 0
-    assert faults("2 of 2 cells have ended.\nmissing: killed\n    b  b/measure.log\n") == 1
-    assert faults("1 of 2 cells have ended.\n    b  b/measure.log\n") == 1
+@pytest.mark.parametrize(
+    ("ended", "why", "count"), [(1, "missing: killed\n", 0), (2, "missing: killed\n", 1), (1, "", 1)]
+)
+def test_the_status_must_count_the_cells_and_name_a_missing_one_below_a_reason(ended, why, count):
+    said = f"{ended} of 2 cells have ended.\n{why}    b  b/measure.log\n"
+    assert len([*checker.faults_of_status(said, {"a"}, {"a"}, {"a", "b"})]) == count
 
 
 def test_measuring_again_and_changed_evidence_are_seen_and_lost_time_is_counted(study):

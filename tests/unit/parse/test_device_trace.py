@@ -66,11 +66,6 @@ def test_forms_of_one_trace(tmp_path_factory, header, units, spaces, mark, newli
     assert trace["gpu"].tolist() == ["0", "0", "0"]
 
 
-def test_other_names_of_the_fields():
-    names = "Timestamp, gpu_uuid, memory.used [MiB], memory.total [MiB], utilization.gpu [%], power.draw.instant [W]"
-    assert summary(without_units(), names.split(",")) == {**EXTREMES, "reason": None}
-
-
 @pytest.mark.parametrize(
     "null", ["[N/A]", "N/A", "[Not Supported]", "[Unknown Error]", "ERR!", "[GPU requires reset]", ""]
 )

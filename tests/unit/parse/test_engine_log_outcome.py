@@ -134,25 +134,6 @@ def test_traceback_without_its_exception_tells_what_it_was_about_to_raise(first,
     assert found == ("kv_too_small", "ValueError: No available memory for the cache blocks. Add some.", 5 - first)
 
 
-def test_what_a_cut_traceback_does_not_say_is_not_guessed():
-    lines = [*FRAMES[:2], '    raise ValueError(f"No common block size for {size}. ")']
-    assert ended("\n".join(lines)) == ("unsupported_block_size", None)
-    cut = "\n".join(FRAMES) + "\n"
-    assert ended(cut) == ("error", None)
-    assert parse_engine_log(START + READY + cut).status == "ok"
-
-
-@pytest.mark.parametrize("first", range(3))
-def test_logged_traceback_that_is_cut_off_at_both_ends_counts_if_nothing_lives(first):
-    cut = "".join(f"ERROR 05-30 16:23:50 [core.py:700] {line}\n" for line in FRAMES[first:])
-    assert ended(cut) == ("error", None)
-    assert parse_engine_log(START + READY + cut).status == "ok"
-    assert parse_engine_log(cut.replace("ERROR", "WARNING")).status is None
-    assert parse_engine_log("ERROR 05-30 16:23:50 [core.py:700] EngineCore failed to start.\n" + cut).error == (
-        "EngineCore failed to start."
-    )
-
-
 @pytest.mark.parametrize("joint", [", ", ": "])
 def test_cause_in_the_line_that_announces_the_traceback(joint):
     words = "The model's max seq len (9216) is larger than the maximum number of tokens that can be stored in KV cache (8064)."
@@ -235,6 +216,9 @@ TOO_LONG = raised("ValueError: This model's maximum context length is 2048 token
 SHUTDOWNS = "INFO:     Shutting down\n", "INFO 05-30 16:26:00 [l.py:1] Shutting down FastAPI HTTP server.\n"
 DIED = "ERROR 05-30 16:26:01 [core_client.py:562] Engine core proc EngineCore_DP0 died unexpectedly, shutting down client.\n"
 IN_A_WORKER = "Exception in worker W while processing method initialize_cache."
+AT_CORE = "ERROR 05-30 16:23:50 [core.py:700] "
+# Tracebacks of a logger that are cut off at their ends count if nothing lives.
+CUTS = ["".join(f"{AT_CORE}{line}\n" for line in FRAMES[first:]) for first in range(3)]
 COMPILER = "error: a.py:21:0: frame exceeds limit in 'f'", "/x/a.cu:3:7: fatal error: no a.h"
 CUT_OFF = "(EngineCore pid=2) ERROR 05-30 16:23:50 [core.py:1108] "  # within the first words of an engine's error
 # A line on its own is what a start printed last.
@@ -258,6 +242,7 @@ ENDED = {
         READY + TOO_LONG,
         READY + OF_A_REQUEST + CANCELLED,
         *(f"{line}\n{READY}" for line in COMPILER),
+        *(READY + cut for cut in [*CUTS, "\n".join(FRAMES)]),
         READY + CUT_OFF + "Engin",
         READY + CUT_OFF + "  Fil",
         READY + "ERROR:    Exception in ASGI application\n" + GROUP,
@@ -271,6 +256,7 @@ ENDED = {
         CUT_OFF.replace("core.py", "serving.py") + "Engin",
         RETRYING,
         NO_KERNELS,
+        *(cut.replace("ERROR", "WARNING") for cut in CUTS),
     ],
     "unsupported_block_size": ["usage: vllm [-h]\nvllm serve: error: argument --block-size: invalid choice: 7 (choose from 8, 16, 32)"],
     "oom": [
@@ -310,6 +296,7 @@ ENDED = {
         *(f"ERROR 05-30 16:23:50 [w.py:233] {end}" for end in (IN_A_WORKER, "Error executing metho", "Error execut")),
         *(CUT_OFF + end for end in ("Engin", "Ru", "  Fil")),
         *COMPILER,
+        *CUTS,
         "vllm: error: unrecognized arguments: --no-such-flag 3",
         "api_server.py: error: argument --dtype: invalid choice: 'int9'",
         "/usr/bin/python3: No module named vllm",
@@ -452,6 +439,9 @@ EXPLAINED = {
         START + raised("subprocess.CalledProcessError: Command 'x' returned 1", "ERROR 05-30 16:23:01 [registry.py:354] ")
         + raised("ValueError: Model architectures ['New'] failed to be inspected.", ""),
         "error", "ValueError: Model architectures ['New'] failed to be inspected."),
+    "cut off": ("\n".join(FRAMES) + "\n", "error", None),
+    "cut off before its words": ("\n".join(FRAMES[:2]) + '\n    raise ValueError(f"No common block size for {size}. ")', "unsupported_block_size", None),
+    "told before": (f"{AT_CORE}EngineCore failed to start.\n{CUTS[0]}", "error", "EngineCore failed to start."),
     "no exception": (f"{CALLED}141, in Fire\n", "error", None),
     "the end of the first chain": (
         START + raised("KeyError: 'qwen9'", "") + "\nDuring handling of the above exception, another exception occurred:\n\n"
