@@ -42,19 +42,6 @@ def digest(*cells: DigestCell, **changes: Any) -> Digest:
 
 def random_digest(chance: random.Random) -> Digest:
     """A study with some of everything that a comparison tells apart."""
-    contents = [CONTENT, {**CONTENT, "num_prompts": 64}, {**CONTENT, "draft_model": {"name": "small", "ratio": 0.25}}]
-    contents.append({})
-    environments = [
-        ENVIRONMENT,
-        {**ENVIRONMENT, "host": ["node-2"], "engine_version": ["vllm 0.12"]},
-        {**ENVIRONMENT, "protocol": ["2"], "dtype": ["float32"]},
-        {**ENVIRONMENT, "lock_sha256": ["a" * 64, "b" * 64]},
-    ]
-    effective = [
-        {"max_num_seqs": 16, "enforce_eager": True, "backend": "CPU_ATTN"},
-        {"max_num_seqs": 32, "enforce_eager": False, "share": 0.9},
-        {},
-    ]
 
     def often(usual: Any, *others: Any) -> Any:
         return usual if chance.random() < 0.8 else chance.choice(others)
@@ -64,6 +51,10 @@ def random_digest(chance: random.Random) -> Digest:
         rate = 100 * math.exp(chance.choice([0.0, chance.gauss(0, 0.5)]))
         return mean(rate, error, measure=measure, starts=chance.choice([1, 2, 3, 6]))
 
+    engine = {"max_num_seqs": 16, "enforce_eager": True, "backend": "CPU_ATTN"}
+    draft = {"draft_model": {"name": "small", "ratio": 0.25}}
+    elsewhere = {"host": ["node-2"], "engine_version": ["vllm 0.12"]}
+    others = (elsewhere, {"protocol": ["2"], "dtype": ["float32"]}, {"lock_sha256": ["a" * 64, "b" * 64]})
     cells = [
         cell(
             f"bs{name}",
@@ -74,9 +65,9 @@ def random_digest(chance: random.Random) -> Digest:
             source=often("measured", "simulated", "measured elsewhere"),
             began=often(None, "2026-01-02T03:04:05Z"),
             start_s=often(8.5, 12.0, None),
-            content=often(*contents),
-            environment=often(*environments),
-            effective=chance.choice(effective),
+            content=often(CONTENT, {**CONTENT, "num_prompts": 64}, {**CONTENT, **draft}, {}),
+            environment=often(ENVIRONMENT, *({**ENVIRONMENT, **of} for of in others)),
+            effective=chance.choice([engine, {"max_num_seqs": 32, "enforce_eager": False, "share": 0.9}, {}]),
             ceilings=often({"datasheet": 500.0}, {"datasheet": 510.5, "measured": 300.0}, {}),
             device_rate=chance.choice([None, 200.0, 201.0, 300.0]),
         )
@@ -86,12 +77,10 @@ def random_digest(chance: random.Random) -> Digest:
 
     def some_pair() -> Pair:
         one, other = chance.sample(cells, 2)
-        ratio, half = math.exp(chance.gauss(0, 0.2)), abs(chance.gauss(0.1, 0.1))
-        known = chance.random() < 0.9
+        ratio, half = math.exp(chance.gauss(0, 0.2)), math.exp(abs(chance.gauss(0.1, 0.1)))
         return pair(
             ratio,
-            ratio * math.exp(-half) if known else None,
-            ratio * math.exp(half) if known else None,
+            *often((ratio / half, ratio * half), (None, None)),
             chance.choice(["flat", "changes", "not decided", "faster", "slower", None]),
             scope=chance.choice(["between starts on this device", None]),
             kind=chance.choice(["setting", "device", "engine"]),
@@ -100,8 +89,5 @@ def random_digest(chance: random.Random) -> Digest:
         )
 
     pairs = {(p.kind, p.cell, p.baseline): p for p in (some_pair() for _ in range(300))}
-    return digest(
-        *cells,
-        settings={"repeats": chance.choice([3, 5]), "equivalence_margin_pct": 2.0, "slo": {"ttft_s": chance.random()}},
-        pairs=list(pairs.values()),
-    )
+    known = {"repeats": chance.choice([3, 5]), "equivalence_margin_pct": 2.0, "slo": {"ttft_s": chance.random()}}
+    return digest(*cells, settings=known, pairs=list(pairs.values()))

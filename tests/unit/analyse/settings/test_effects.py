@@ -143,12 +143,6 @@ def test_verdict_and_what_it_would_take(ratio, sd, verdict, needed):
     assert (None if pd.isna(found["starts_needed"]) else found["starts_needed"]) == needed
 
 
-def test_the_margin_is_the_studys():
-    cells = cell({"block_size": 16}, around(100)), cell({"block_size": 32}, around(130))
-    for margin_pct, verdict in ((35.0, "flat"), (2.0, "changes")):
-        assert only(effects(*cells, margin_pct=margin_pct, comparison="pair"))["verdict"] == verdict
-
-
 def test_a_cell_with_two_modes_has_no_interval():
     def starts(of, *rates):
         noise = np.roll([0.002, 0, -0.002, 0, 0.001, -0.001], of)
