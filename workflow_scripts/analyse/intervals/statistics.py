@@ -328,9 +328,7 @@ def _p(distance: FloatArray, squared_error: FloatArray, df: FloatArray) -> Float
     """P values of two-sided t tests whether a distance is 0; above 1 if it is negative."""
     error = np.sqrt(squared_error)
     with np.errstate(divide="ignore", invalid="ignore"):
-        exact = np.where(distance > 0, 0.0, 2.0)
-        p = np.where(error == 0, exact, 2 * special.stdtr(df, -distance / error))
-    return np.where(np.isnan(error), np.nan, np.minimum(p, 2))
+        return np.where(error == 0, np.where(distance > 0, 0.0, 2.0), 2 * special.stdtr(df, -distance / error))
 
 
 def half_width(squared_error: FloatArray, df: FloatArray, confidence: float | FloatArray) -> FloatArray:
