@@ -21,14 +21,6 @@ def test_pairs_within_reach_are_counted_one_by_one(tokens, chunked):
     assert f.attended_tokens(np.array([float(tokens)]), 4, chunked).tolist() == [sum(far)]
 
 
-@given(kv=st.floats(-1e12, 1e12), block=st.floats(1e3, 1e9))
-def test_blocks_fit_and_one_more_would_not(kv, block):
-    blocks = f.num_blocks(kv, block)
-    assert blocks >= 0
-    assert blocks * block <= max(kv, 0) * (1 + 1e-12)
-    assert (blocks + 1) * block > kv
-
-
 @given(prompt=tokens, output=st.integers(1, 60), weights=size, per_token=st.floats(0, 1e6), bandwidth=rate)
 def test_a_request_alone_takes_the_sum_of_its_steps(prompt, output, weights, per_token, bandwidth):
     steps = [weights] + [f.decode_step_bytes(weights, prompt + i, per_token) for i in range(output - 1)]

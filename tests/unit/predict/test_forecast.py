@@ -80,13 +80,12 @@ def test_larger_steps_are_priced_where_launches_and_full_steps_cost_time(
 
 def test_the_rate_by_calibrations_of_other_devices(tmp_path, monkeypatch):
     known(monkeypatch)
-    others = (StepCosts(steps=2), StepCosts(steps=8))
-    whole = speed.predict_task
-    monkeypatch.setattr(
-        forecast,
-        "predict_task",
-        lambda task: whole(replace(task, cells=tuple(replace(cell, scaled=others) for cell in task.cells))),
-    )
+    others, whole = (StepCosts(steps=2), StepCosts(steps=8)), speed.predict_task
+
+    def with_others(task):
+        return whole(replace(task, cells=tuple(replace(cell, scaled=others) for cell in task.cells)))
+
+    monkeypatch.setattr(forecast, "predict_task", with_others)
     record = one(tmp_path, fixed(2, 3, 2), knobs={"block_size": 16, "max_num_seqs": 1, "max_model_len": 4096})
     # Four steps make four tokens, at 1 s each by the device's own calibration.
     assert record["output_tokens_per_s"] == 1
