@@ -32,7 +32,7 @@ from workflow_scripts.measure.cell import note_wrong_node
 from workflow_scripts.measure.forkserver import ForkServerError
 from workflow_scripts.measure.provenance import provenance_of
 from workflow_scripts.measure.run import Job, NoEnvironmentError
-from workflow_scripts.physics.model_facts import ModelFactsError, facts_on, vocabulary_size
+from workflow_scripts.physics.model_facts import ModelFactsError, facts_on, vocabulary_and_context
 from workflow_scripts.study.calibrations import (
     CALIBRATION_S,
     Calibration,
@@ -160,7 +160,7 @@ class CalibrationRun:
         self, definition: Definition, model_dir: Path, evidence: Path, passes: Sequence[int], limit_s: float
     ) -> Measured:
         try:
-            vocab = vocabulary_size(read_json(model_dir / "config.json"))
+            vocab, _ = vocabulary_and_context(read_json(model_dir / "config.json"))
         except ModelFactsError as e:
             raise CalibrationRunError(str(e)) from None
         evidence.mkdir(parents=True)

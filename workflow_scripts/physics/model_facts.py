@@ -377,31 +377,18 @@ def read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def vocabulary_and_context(path: Path) -> tuple[int, int]:
-    """Tokens in the vocabulary, and positions, of a model of any family, known or not.
+def vocabulary_and_context(config: Mapping[str, Any]) -> tuple[int, int]:
+    """Tokens in the vocabulary, and positions, of a model of any family; what a config leaves out is the family's.
 
-    >>> from workflow_scripts.catalog.gpus_and_models import get_model
-    >>> vocabulary_and_context(get_model("opt-125m").config)
-    (50272, 2048)
+    >>> vocabulary_and_context({"vocab_size": 9, "text_config": {"n_positions": 64}})
+    (9, 64)
 
-    Raises ModelFactsError if there is no such file, it is not JSON, or one of them is missing.
+    Raises ModelFactsError if the config does not say one of them, and its family is unknown or has no default.
     """
-    config = read_config(path)
     c = ConfigValues({**config, **_part_of(config, "text_config")})
     positions = next((c.size(key) for key in ("max_position_embeddings", "n_positions") if c.get(key)), None)
-    return vocabulary_size(config), positions or model_facts(config).max_positions  # a family may have a default
-
-
-def vocabulary_size(config: Mapping[str, Any]) -> int:
-    """Number of tokens in the vocabulary, which a published config may leave to its family's default.
-
-    >>> vocabulary_size({"text_config": {"vocab_size": 9}})
-    9
-
-    Raises ModelFactsError if the config does not say it, and its family has no default.
-    """
-    c = ConfigValues({**config, **_part_of(config, "text_config")})
-    return c.size("vocab_size") if c.get("vocab_size") is not None else model_facts(config).vocab
+    vocab = c.size("vocab_size") if c.get("vocab_size") else model_facts(config).vocab
+    return vocab, positions or model_facts(config).max_positions
 
 
 def _part_of(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:

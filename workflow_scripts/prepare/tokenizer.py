@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import write_json, write_text
-from workflow_scripts.physics.model_facts import vocabulary_size
+from workflow_scripts.physics.model_facts import vocabulary_and_context
 from workflow_scripts.study.study import as_list
 from workflow_scripts.workloads.request import Messages, Vocabulary
 
@@ -61,7 +61,8 @@ def write_tokenizer(folder: Path, config: Mapping[str, Any]) -> None:
     # transformers' class for Qwen models looks for its own tokens under this name, regardless of the settings; without
     # it the class would append them to the vocabulary.
     special_tokens |= dict.fromkeys(ids["eos"][:1], "<|endoftext|>")
-    write_text(folder / "tokenizer.json", build_tokenizer(vocabulary_size(config), special_tokens).to_str())
+    size, _ = vocabulary_and_context(config)
+    write_text(folder / "tokenizer.json", build_tokenizer(size, special_tokens).to_str())
     write_json(
         folder / "tokenizer_config.json",
         {

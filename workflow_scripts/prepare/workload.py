@@ -16,7 +16,7 @@ import numpy as np
 
 from workflow_scripts.common.command import STUDY, command, option, out, positive
 from workflow_scripts.common.files import write_json, write_jsonl
-from workflow_scripts.physics.model_facts import vocabulary_and_context
+from workflow_scripts.physics.model_facts import read_config, vocabulary_and_context
 from workflow_scripts.prepare.tokenizer import load_vocabulary
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.paths import MANIFEST, WARMUP
@@ -74,7 +74,7 @@ def main(args: Namespace) -> None:
         raise StudyError(f"study {study.name!r}: no cell has the workload {workload!r} and the model {model!r}")
     spec = study.workloads[workload]
     count = args.num_prompts or max(spec.prompts_for(cell.knobs.max_concurrency) for cell in cells)
-    vocabulary_size, max_positions = vocabulary_and_context(args.model_dir / "config.json")
+    vocabulary_size, max_positions = vocabulary_and_context(read_config(args.model_dir))
     vocabulary = load_vocabulary(args.model_dir, vocabulary_size)
     try:
         requests, stream = make_requests(spec, vocabulary, count)

@@ -11,7 +11,6 @@ from workflow_scripts.physics.model_facts import (
     read_config,
     read_model_facts,
     vocabulary_and_context,
-    vocabulary_size,
 )
 
 MODELS = load_models()
@@ -477,15 +476,14 @@ def test_a_token_uses_only_its_experts():
     assert facts.weight_bytes - facts.decode_weight_bytes == 4 * (3 * 2 * of_one + 70 * 48)
 
 
-def test_any_config_has_a_vocabulary_and_a_context(tmp_path):
+def test_any_config_has_a_vocabulary_and_a_context():
     in_text = {"model_type": "y", "text_config": LLAMA}
-    for config, positions in ((LLAMA | {"model_type": "x"}, 32), (in_text, 32), (FALCON, 2048)):
-        (tmp_path / "config.json").write_text(json.dumps(config))
-        assert vocabulary_and_context(tmp_path) == (70, positions)
+    for config, positions in ((LLAMA | {"model_type": "x"}, 32), (in_text, 32), (GPT2, 32), (FALCON, 2048)):
+        assert vocabulary_and_context(config) == (70, positions)
     for config in ({"model_type": "y"}, {"text_config": {"num_hidden_layers": 2}}, {"model_type": "llama"}):
         with pytest.raises(ModelFactsError):
-            vocabulary_size(config)
+            vocabulary_and_context(config)
     # What a published config leaves out is the family's.
     config = read_config(get_model("gemma-3-27b-it").config)
     assert "vocab_size" not in config | config["text_config"]
-    assert vocabulary_size(config) == 262208
+    assert vocabulary_and_context(config) == (262208, 131072)
