@@ -33,13 +33,10 @@ def test_blocks_summed_is_the_sum(tokens, block_size):
     assert f.blocks_summed(float(tokens), block_size) == sum(math.ceil(n / block_size) for n in range(1, tokens + 1))
 
 
-@given(
-    prompt=st.integers(1, 300),
-    output=st.integers(1, 100),
-    prefill_s=st.floats(0, 10),
-    step_s=st.floats(1e-3, 1),
-    block_size=st.sampled_from([1, 8, 16, 128]),
-)
+seconds = {"prefill_s": st.floats(0, 10), "step_s": st.floats(1e-3, 1)}
+
+
+@given(prompt=st.integers(1, 300), output=st.integers(1, 100), block_size=st.sampled_from([1, 8, 16, 128]), **seconds)
 def test_token_and_block_seconds_are_sums_over_the_steps_of_a_request(prompt, output, prefill_s, step_s, block_size):
     held = [prompt + i for i in range(1, output)]
     times = (float(prompt), float(output), prefill_s, step_s * (output - 1))

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 import pandas as pd
@@ -36,8 +35,7 @@ def test_a_trace_has_the_blocks_and_the_preemptions_of_the_schedule(requests, bl
     held: Counter[int] = Counter()
     tables: dict[tuple[int, int], int] = {}
     peak, lost = 0, set()
-    for e, following in pairwise([*events, None]):
-        assert e is not None
+    for e, step in zip(events, [*(e.step for e in events[1:]), None], strict=True):
         if e.event in ("allocated", "appended", "shared"):
             assert e.request is not None
             assert (e.request, e.place) not in tables
@@ -53,7 +51,7 @@ def test_a_trace_has_the_blocks_and_the_preemptions_of_the_schedule(requests, bl
             held[e.block] -= 1
             assert held[e.block] == e.users
             lost |= {(e.request, e.step)} if e.event == "preempted" else set()
-        if following is None or following.step > e.step:
+        if step != e.step:
             peak = max(peak, sum(users > 0 for users in held.values()))
     assert not tables
     assert max(held) < blocks

@@ -47,7 +47,6 @@ def test_the_calibration_of_the_device_goes_before_a_project_file_and_serves_onl
         ({"config_sha256": "0"}, "is of another configuration of the model"),
         ({"starts": [], "failure": "the engine broke:\nlog\nno memory"}, "has no steps: the engine broke: no memory"),
     ],
-    ids=["protocol", "processor", "configuration", "failure"],
 )
 def test_why_a_calibration_is_not_used_is_said_beside_the_rates(tmp_path, changes, why):
     calibrations = written(tmp_path, record=calibration_with(COSTS).model_copy(update=changes))

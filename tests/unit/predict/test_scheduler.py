@@ -120,15 +120,10 @@ def cases(draw: st.DrawFn, sharing: bool = True) -> tuple[RequestLengths, Schedu
     requests = lengths(*pairs, **arrays)
     block_size = draw(st.sampled_from([1, 4, 16]))
     least = -(-max(prompt + output - 1 for prompt, output in pairs) // block_size) + 1
-    settings = SchedulerSettings(
-        max_num_seqs=draw(st.integers(1, 12)),
-        max_num_batched_tokens=draw(st.sampled_from([1, 3, 17, 200])),
-        block_size=block_size,
-        max_model_len=80,
-        num_blocks=draw(st.one_of(st.none(), st.integers(least, 2 * least))),
-        enable_prefix_caching=draw(st.booleans()),
-        async_scheduling=draw(st.booleans()),
-    )
+    seqs, tokens = draw(st.integers(1, 12)), draw(st.sampled_from([1, 3, 17, 200]))
+    blocks = draw(st.one_of(st.none(), st.integers(least, 2 * least)))
+    caching, is_async = draw(st.booleans()), draw(st.booleans())
+    settings = SchedulerSettings(seqs, tokens, block_size, 80, blocks, caching, async_scheduling=is_async)
     return requests, settings
 
 
