@@ -55,14 +55,9 @@ def test_what_is_said_of_each_knob(tmp_path):
     assert seqs.spread_pct > 500
     rows = effects(tmp_path, sweeps=[sweep(engine="vllm-serve", knobs={"request_rate_per_s": [1, 2], "users": 4})])
     assert rows["h200", "request_rate_per_s"].verdict == "not predicted"
-    rows = effects(
-        tmp_path,
-        sweeps=[
-            sweep(knobs={"max_num_seqs": [64, 256]}),
-            sweep(name="two", gpu="l40s", knobs={"enable_prefix_caching": [True, False], "max_num_seqs": 8}),
-            sweep(name="three", gpu="h100-sxm", knobs={"gpu_memory_utilization": [0.8, 0.9], "max_num_seqs": 8}),
-        ],
-    )
+    caching, share = {"enable_prefix_caching": [True, False]}, {"gpu_memory_utilization": [0.8, 0.9]}
+    others = [sweep(name=gpu, gpu=gpu, knobs=knobs) for gpu, knobs in (("l40s", caching), ("h100-sxm", share))]
+    rows = effects(tmp_path, sweeps=[sweep(knobs={"max_num_seqs": [64, 256]}), *others])
     assert rows["h200", "max_num_seqs"].verdict == "cannot matter"
     assert rows["h200", "max_num_seqs"].why.startswith("from 64 on")
     assert rows["l40s", "enable_prefix_caching"].why == "prompts share no whole block"

@@ -15,6 +15,10 @@ CPU = StepCosts.of_rates(12e9, 60e9, 2e-3, overlap=False).model_copy(update=OWN)
 OTHERS = requests_of(np.random.default_rng(3).integers((4, 2), (300, 40), (40, 2)).tolist())
 
 
+def fitted(record, *guide):
+    return fit_calibration(record, facts_of("tiny-llama-57m"), True, *guide)
+
+
 def error_pct(costs, true, model="tiny-llama-57m"):
     """Error of the wall time of `OTHERS`, and of their median TTFT."""
     schedule, work = scheduled(OTHERS, calibration_with(true, depths=()), SETTINGS, facts_of(model), not true.overlap)
@@ -24,7 +28,7 @@ def error_pct(costs, true, model="tiny-llama-57m"):
 
 
 def test_the_steps_of_a_calibration_or_what_a_client_sees_predict_other_requests():
-    found = fit_calibration(calibration_with(CPU), facts_of("tiny-llama-57m"), True)
+    found = fitted(calibration_with(CPU))
     assert max(error_pct(found.costs, CPU)) < 2
     assert found.costs.overlap is False
     assert found.band.throughput == pytest.approx(1, abs=0.05)
@@ -33,7 +37,7 @@ def test_the_steps_of_a_calibration_or_what_a_client_sees_predict_other_requests
     record = calibration_with(CPU, engine="vllm-serve", knobs={"block_size": 32})
     for start in record.starts:
         start.passes[:] = [one.model_copy(update={"step_ends_s": []}) for one in start.passes]
-    assert max(error_pct(fit_calibration(record, facts_of("tiny-llama-57m"), True).costs, CPU)) < 5
+    assert max(error_pct(fitted(record).costs, CPU)) < 5
 
 
 def steps_of(rng, costs):
@@ -93,29 +97,24 @@ UNUSABLE = {
 @pytest.mark.parametrize("record", UNUSABLE.values(), ids=UNUSABLE)
 def test_passes_that_do_not_count(record):
     with pytest.raises(FitError, match="no requests were served twice"):
-        fit_calibration(record(), facts_of("tiny-llama-57m"), True)
+        fitted(record())
 
 
 def test_another_model_follows_from_two_depths_and_the_rates():
     # Rates are known within 15 %; what is left open by the steps of one model is decided by them.
     guide = StepCosts.of_rates(12e9 * 1.15, 60e9 * 0.85, 2e-3, overlap=False)
-    found = fit_calibration(calibration_with(CPU), facts_of("tiny-llama-57m"), True, guide)
+    found = fitted(calibration_with(CPU), guide)
     assert max(error_pct(found.costs, CPU, "smollm-135m")) < 15
-    alone = fit_calibration(calibration_with(CPU, depths=(1,)), facts_of("tiny-llama-57m"), True)
+    alone = fitted(calibration_with(CPU, depths=(1,)))
     assert error_pct(alone.costs, CPU)[0] < 2
 
 
 def test_the_band_is_what_held_out_points_and_other_starts_show():
-    quiet, loud = (
-        fit_calibration(calibration_with(CPU, noise=n), facts_of("tiny-llama-57m"), True) for n in (0.02, 0.2)
-    )
+    quiet, loud = (fitted(calibration_with(CPU, noise=noise)) for noise in (0.02, 0.2))
     assert 1 < quiet.band.throughput < 1.1 < loud.band.throughput < 2
     assert quiet.band.ttft < loud.band.ttft
     assert quiet.repeat_sd < 0.05 < loud.repeat_sd
-    facts = facts_of("tiny-llama-57m")
-    steady, drifts = (
-        fit_calibration(calibration_with(CPU, depths=(1, 2, 1), slower=by), facts, True) for by in (1.0, 1.2)
-    )
+    steady, drifts = (fitted(calibration_with(CPU, depths=(1, 2, 1), slower=by)) for by in (1.0, 1.2))
     assert steady.band.throughput < 1.05
     assert drifts.band.throughput == pytest.approx(1.2**2, rel=0.15)
     # The costs are those of all starts together: the third is 44 % slower than the first.
@@ -125,5 +124,5 @@ def test_the_band_is_what_held_out_points_and_other_starts_show():
 @pytest.mark.parametrize("points", [1, 8])
 def test_with_fewer_than_nine_points_there_is_no_band(points):
     few = with_passes(lambda passes: (one for one in passes if one.point < points))
-    found = fit_calibration(few, facts_of("tiny-llama-57m"), True)
+    found = fitted(few)
     assert (found.band.points, found.band.throughput, found.band.ttft) == (points, None, None)
