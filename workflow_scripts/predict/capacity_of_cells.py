@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from pydantic import JsonValue
 
@@ -22,6 +21,7 @@ from workflow_scripts.catalog.gpus_and_models import load_gpus, load_models, mod
 from workflow_scripts.catalog.published import PUBLISHED, Published, PublishedError
 from workflow_scripts.common.command import STUDY, command, option, out
 from workflow_scripts.common.files import write_jsonl
+from workflow_scripts.common.records import validated
 from workflow_scripts.device.device_check import cpu_here
 from workflow_scripts.engines.knobs import Knobs
 from workflow_scripts.engines.registry import get_engine
@@ -76,8 +76,8 @@ def predict_published(published: Published, claims: Iterable[str]) -> Iterator[C
 
 
 def _predict_row(row: Mapping[str, str]) -> Capacity:
-    sizes: dict[str, Any] = {name: int(row[name]) for name in ("block_size", "max_model_len")}
-    knobs = VllmKnobs(gpu_memory_utilization=float(row["gpu_memory_utilization"]), **sizes)
+    kinds = {"block_size": int, "max_model_len": int, "gpu_memory_utilization": float}
+    knobs = validated(VllmKnobs, {name: kind(row[name]) for name, kind in kinds.items()}, row["model"])
     gpus, model = resolve(row["gpu"]), models_by_repo().get(row["model"])
     if len(gpus) > 1:
         capacity = Capacity({}, unknown=f"{row['gpu']} may be any of {', '.join(gpu.name for gpu in gpus)}")
@@ -94,6 +94,7 @@ def _predict_row(row: Mapping[str, str]) -> Capacity:
         vllm_version=row["vllm_version"],
         gpu_memory_utilization=knobs.gpu_memory_utilization,
         block_size=knobs.block_size,
+        infeasible=None,  # others ran it
         published=published,
     )
 
