@@ -91,8 +91,7 @@ class _Known:
             return DeviceRates.read(path) if path and path.exists() else None
 
         def device(gpu: str) -> Device:
-            measured = rates(gpu)
-            return measured.device if measured else cpu_here(gpus[gpu])
+            return measured.device if (measured := rates(gpu)) else cpu_here(gpus[gpu])
 
         @cache
         def facts(gpu: str, model: str, quantization: str | None) -> ModelFacts:
