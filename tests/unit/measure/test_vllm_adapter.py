@@ -56,6 +56,10 @@ SCHEDULER_STATS["0.32.0"] = SCHEDULER_STATS["0.25.1"] | dict.fromkeys(
 VERSIONS = sorted(REQUEST_STATS)
 
 
+def setup_of(device_kind: str = "cpu", knobs: dict[str, Any] | None = None, **changes: Any) -> EngineSetup:
+    return EngineSetup(Path("model"), "dummy", "float32", 0, knobs or {}, device_kind, **changes)
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_request_has_its_times_and_tokens(version):
     answers = [SimpleNamespace(token_ids=[5, 6, 7])]
@@ -97,7 +101,7 @@ def test_every_step_is_noted_at_the_time_of_the_core(monkeypatch, tells_of_steps
     pytest.importorskip("vllm.sampling_params", reason="vLLM is not installed")
     told = [outputs(90.0, 0, running=0), outputs(101.0, 0), outputs(102.0, 2), SimpleNamespace(scheduler_stats=None)]
     core, manager = SimpleNamespace(get_output=lambda: told.pop(0)), SimpleNamespace(record=lambda **_: None)
-    engine = VllmOffline(EngineSetup(Path("model"), "dummy", "float32", 0, {}, "cuda"))
+    engine = VllmOffline(setup_of("cuda"))
 
     def generate(*_: object, **__: object) -> list[Any]:
         while told:  # as vllm.v1.engine.llm_engine.LLMEngine.step does
@@ -130,7 +134,7 @@ def test_every_step_is_noted_at_the_time_of_the_core(monkeypatch, tells_of_steps
 def test_requests_are_sampled_as_the_workload_says_and_keep_their_length(sampling, expected):
     pytest.importorskip("vllm.sampling_params", reason="vLLM is not installed")
     asked: list[Any] = []
-    engine = VllmOffline(EngineSetup(Path("model"), "dummy", "float32", 0, {}, "cuda", sampling=sampling))
+    engine = VllmOffline(setup_of("cuda", sampling=sampling))
     engine._llm = SimpleNamespace(generate=lambda _, params, **__: asked.extend(params) or [], llm_engine=None)
     with pytest.raises(ValueError, match="zip"):  # of the answers, of which this engine gives none
         engine.run([Request([1], 3, request_id="a"), Request([2], 5, request_id="b")])
@@ -159,7 +163,7 @@ def test_the_shapes_are_those_of_the_installed_version():
     ],
 )
 def test_ranks_on_a_cpu_share_its_cores(device_kind, knobs, bound):
-    setup = EngineSetup(Path("model"), "dummy", "float32", 0, knobs, device_kind, cores=[2, 3, 4, 5])
+    setup = setup_of(device_kind, knobs, cores=[2, 3, 4, 5])
     environment = vllm_environment(setup, VllmKnobs.model_validate(knobs))
     assert environment.get("VLLM_CPU_OMP_THREADS_BIND") == bound
     assert ("VLLM_ENABLE_V1_MULTIPROCESSING" in environment) == (device_kind == "cpu")
@@ -171,13 +175,7 @@ def test_ranks_on_a_cpu_share_its_cores(device_kind, knobs, bound):
 def launched(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> tuple[list[str], dict[str, str], Any]:
     """Words and environment of the server, and what the client is told."""
     seen: dict[str, Any] = {}
-    setup = EngineSetup(
-        model_dir=Path("model"),
-        load_format="dummy",
-        dtype="float32",
-        seed=0,
-        **{"device_kind": "cpu", "knobs": {"block_size": 32, "users": 4, "cpu_kv_cache_gib": 1}, **changes},
-    )
+    setup = setup_of(**{"knobs": {"block_size": 32, "users": 4, "cpu_kv_cache_gib": 1}, **changes})
     monkeypatch.setattr(vllm_adapter.ServerProcess, "forked", lambda body: body)
     monkeypatch.setattr(vllm_adapter, "_serve", lambda words, *_: seen.update(words=words))
     monkeypatch.setattr(vllm_adapter.os, "environ", environment := {})
@@ -217,7 +215,7 @@ def test_the_key_is_in_the_servers_environment_alone_and_another_each_time(monke
 
 @pytest.mark.parametrize("answers", [[""], ['{"success": true}'], ['{"success": false}', '{"success": true}']])
 def test_the_cache_is_emptied_until_the_server_says_so_or_it_keeps_it(monkeypatch, answers):
-    engine = VllmServe(EngineSetup(Path("model"), "dummy", "float32", 0, {}, "cpu"))
+    engine = VllmServe(setup_of())
 
     def call(*_: object, **__: object) -> str:
         return answers.pop(0) if answers else '{"success": false}'
@@ -236,6 +234,5 @@ def test_the_arrivals_of_a_start_follow_from_its_own_seed(monkeypatch):
     monkeypatch.setattr(VllmServe, "_send", lambda _, __, arrivals_s: seen.append(arrivals_s) or [])
     requests = [Request([1], 1)] * 9
     for seed in (0, 0, 1):
-        knobs = {"request_rate_per_s": 2.0}
-        VllmServe(EngineSetup(Path(), "dummy", "float32", 0, knobs, "cpu", arrival_seed=seed)).run(requests)
+        VllmServe(setup_of(knobs={"request_rate_per_s": 2.0}, arrival_seed=seed)).run(requests)
     assert seen[0] == seen[1] != seen[2]
