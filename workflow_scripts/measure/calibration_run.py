@@ -82,9 +82,6 @@ class CalibrationRun:
         """Raises a StudyError if the model was not prepared."""
         self._study, self._paths, self._out = study, paths, paths.calibration(calibration.name)
         self._engine_version = provenance_of(calibration.cell)["engine_version"]
-        self._first: Measured | None = None
-        self._starts: list[CalibrationStart] = []
-        self._failure: str | None = None
         self._refused = 0
         rates = paths.device(calibration.cell.gpu)
         self._rates = DeviceRates.read(rates).model_copy(update={"samples": {}}) if rates.exists() else None
@@ -102,6 +99,20 @@ class CalibrationRun:
             raise StudyError(f"{config} is not there; `snakemake calibrate` prepares and measures")
         self.gpu = load_gpus()[cell.gpu]
         self._points = points_for(calibration.sequences, calibration.tokens, self.gpu.kind, self._sustained())
+        self._record = CalibrationRecord(
+            gpu=cell.gpu,
+            engine=cell.engine,
+            environment=cell.environment,
+            engine_version=self._engine_version,
+            model=cell.model,
+            config_sha256=definition.model.config_sha256,
+            variant=calibration.variant,
+            knobs=self._definition.knobs.set_values(),
+            protocol=PROTOCOL_VERSION,
+            host=os.uname().nodename,
+            measured_at="",
+            rates=self._rates,
+        )
 
     def _sustained(self) -> int:
         """Tokens of KV for sustained decoding; 0 if the engine has no cache of the GPU's size, or that is not known."""
@@ -120,18 +131,21 @@ class CalibrationRun:
         broke before is not started again. No pass begins after `limit_s`. Raises as `calibrate` does."""
         scratch = self._out.with_suffix(".partial")
         shutil.rmtree(scratch, ignore_errors=True)
+        found: dict[str, Any] = {}
         try:
-            if self._failure is None:
-                self._starts.append(self._started(whole, limit_s, backwards, scratch))
+            if self._record.failure is None:
+                found = self._started(whole, limit_s, backwards, scratch)
         except CalibrationRunError as e:
-            self._failure = str(e)
+            found = {"failure": str(e)}
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
-        record = self._record()
-        record.write(self._out, indent=None)
-        return record
+        found["measured_at"] = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        self._record = CalibrationRecord.model_validate(dict(self._record) | found)
+        self._record.write(self._out, indent=None)
+        return self._record
 
-    def _started(self, whole: bool, limit_s: float, backwards: bool, scratch: Path) -> CalibrationStart:
+    def _started(self, whole: bool, limit_s: float, backwards: bool, scratch: Path) -> dict[str, Any]:
+        """The fields of the record after one more start; those of the device are from the first one."""
         model_dir, definition = self._model_dir, self._definition
         layers, half, of_half = shallower(read_json(model_dir / "config.json"))
         if not whole:
@@ -145,16 +159,17 @@ class CalibrationRun:
         try:
             measured = self._forked(definition, model_dir, evidence, passes, limit_s)
         except RefusedError as e:
-            if self._first or not self.calibration.others or self._refused == MAY_REFUSE:
+            if self._record.starts or not self.calibration.others or self._refused == MAY_REFUSE:
                 raise
             print(f"{self.calibration.cell.id}: {e}; the settings of another cell are tried", flush=True)
             self._refused += 1
             self._use(calibration_of(self._study, self.calibration.others))
             shutil.rmtree(scratch)
             return self._started(whole, limit_s, backwards, scratch)
-        self._first = self._first or measured
         served = self._passes(measured, evidence, passes)
-        return CalibrationStart(layers=layers if whole else half, effective=measured.effective, passes=served)
+        start = CalibrationStart(layers=layers if whole else half, effective=measured.effective, passes=served)
+        device = {"device": measured.device, "host_load": measured.host_load, "dtype": measured.effective.get("dtype")}
+        return {"starts": [*self._record.starts, start], **({} if self._record.starts else device)}
 
     def _forked(
         self, definition: Definition, model_dir: Path, evidence: Path, passes: Sequence[int], limit_s: float
@@ -224,28 +239,6 @@ class CalibrationRun:
                 )
             )
         return served
-
-    def _record(self) -> CalibrationRecord:
-        cell, first = self.calibration.cell, self._first
-        return CalibrationRecord(
-            gpu=cell.gpu,
-            device=first.device if first else {},
-            engine=cell.engine,
-            environment=cell.environment,
-            engine_version=self._engine_version,
-            model=cell.model,
-            config_sha256=self._definition.model.config_sha256,
-            dtype=first.effective.get("dtype") if first else None,
-            variant=self.calibration.variant,
-            knobs=self._definition.knobs.set_values(),
-            protocol=PROTOCOL_VERSION,
-            host=os.uname().nodename,
-            host_load=first.host_load if first else {},
-            measured_at=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            starts=self._starts,
-            failure=self._failure,
-            rates=self._rates,
-        )
 
 
 def calibrate(runs: Sequence[CalibrationRun], limit_s: float | None = None) -> None:
