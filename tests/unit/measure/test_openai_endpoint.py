@@ -34,14 +34,6 @@ def test_a_text_is_cut_to_as_many_tokens_as_were_meant(tokens):
     assert len(tokenizer(text)["input_ids"]) == (tokens if tokens > 1 else 7)
 
 
-def test_a_text_that_is_read_as_fewer_tokens_is_left_alone():
-    class Words(Characters):
-        def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[str]]:
-            return {"input_ids": text.split(">")[:2]}
-
-    assert text_of_as_many_tokens(Words(), [1, 2, 3]) == "<1><2><3>"
-
-
 def endpoint(sampling: Sampling | None = None, **entry: object) -> OpenAiEndpoint:
     """A server that never answers."""
     entry = {"command": ["sleep", "600"], "served_model": "m", **entry}

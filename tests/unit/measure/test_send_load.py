@@ -26,6 +26,11 @@ def study(tmp_path):
     return load_study(path)
 
 
+def sent(folder: Path, url: str) -> int:
+    words = ["--study", str(folder / "promised.yaml"), "--results", str(folder), "--out", str(folder / "sent.json")]
+    return main([*words, "--cell", CPU, "--requests", "16", "--url", url])
+
+
 def prepare(study: Study, folder: Path) -> StudyPaths:
     paths = StudyPaths(folder, study.name)
     (cell,) = (cell for cell in expand(study) if cell.id == CPU)
@@ -66,8 +71,7 @@ def test_the_key_comes_from_the_environment(monkeypatch):
     ("url", "said"), [("localhost:8000", "no address of a server"), ("http://127.0.0.1:9", "/v1/models: ")]
 )
 def test_no_server_is_bad_input(study, tmp_path, capsys, url, said):
-    words = ["--study", str(tmp_path / "promised.yaml"), "--results", str(tmp_path), "--cell", CPU]
-    assert main([*words, "--requests", "1", "--url", url, "--out", str(tmp_path / "sent.json")]) == 2
+    assert sent(tmp_path, url) == 2
     assert said in capsys.readouterr().err
     assert not (tmp_path / "sent.json").exists()
 
@@ -85,7 +89,6 @@ class Silent(Handler):
 def test_the_time_limit_counts_from_the_last_arrival(study, tmp_path, capsys, monkeypatch):
     prepare(study, tmp_path)
     monkeypatch.setattr(send_load, "LIMIT_S", 0.25 - 15 / 4)
-    words = ["--study", str(tmp_path / "promised.yaml"), "--results", str(tmp_path), "--cell", CPU]
     with serving(Silent) as start:
-        assert main([*words, "--requests", "16", "--url", start(), "--out", str(tmp_path / "sent.json")]) == 2
+        assert sent(tmp_path, start()) == 2
     assert "no end within 0.25 s" in capsys.readouterr().err

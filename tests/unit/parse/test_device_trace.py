@@ -27,14 +27,8 @@ EXTREMES = {
 }
 
 
-def with_units(samples=SAMPLES) -> str:
-    return "".join(
-        f"{t}, {i}, {used} MiB, {total} MiB, {util} %, {power} W\n" for t, i, used, total, util, power in samples
-    )
-
-
-def without_units(samples=SAMPLES) -> str:
-    return "".join(", ".join(map(str, sample)) + "\n" for sample in samples)
+def lines_of(samples=SAMPLES, units=("", "", " MiB", " MiB", " %", " W")) -> str:
+    return "".join(", ".join(map("{}{}".format, sample, units)) + "\n" for sample in samples)
 
 
 def summary(text, columns=None) -> dict:
@@ -53,7 +47,7 @@ NAMES = ["timestamp", "index", "memory.used", "memory.total", "utilization.gpu",
     end=st.sampled_from(["", "\n", "\n\n\n"]),
 )
 def test_forms_of_one_trace(tmp_path_factory, header, units, spaces, mark, newline, end):
-    lines = (with_units() if units else without_units()).splitlines()
+    lines = (lines_of() if units else lines_of(units=[""] * 6)).splitlines()
     text = "\n".join([*([HEADER.strip(), lines[0], HEADER.strip()] if header else lines[:1]), *lines[1:]]) + end
     text = mark + (text if spaces else text.replace(", ", ",")).replace("\n", newline)
     path = tmp_path_factory.mktemp("trace") / "gpu.csv"
@@ -70,7 +64,7 @@ def test_forms_of_one_trace(tmp_path_factory, header, units, spaces, mark, newli
     "null", ["[N/A]", "N/A", "[Not Supported]", "[Unknown Error]", "ERR!", "[GPU requires reset]", ""]
 )
 def test_what_the_gpu_does_not_report_is_null(null):
-    text = HEADER + with_units(SAMPLES[:1]) + f"2024/05/01 12:00:01.000, 0, {null}, {null}, {null}, {null}\n"
+    text = HEADER + lines_of(SAMPLES[:1]) + f"2024/05/01 12:00:01.000, 0, {null}, {null}, {null}, {null}\n"
     found = summary(text)
     assert found["rows"] == 2
     assert (found["memory_used_mib_min"], found["utilization_pct_max"], found["power_w_mean"]) == (1000, 0, 60.5)
@@ -103,7 +97,7 @@ def test_fields_and_units(text, name, value):
 
 
 def test_several_gpus_in_turn():
-    text = HEADER + with_units(
+    text = HEADER + lines_of(
         [("2024/05/01 12:00:00.000", "0", 100, 81920, 5, 50), ("2024/05/01 12:00:00.001", "1", 900, 81920, 95, 150)]
     )
     trace = parse_trace(text).table()
@@ -118,9 +112,9 @@ OTHER = f"Unable to determine the device handle for GPU\n{HEADER}No devices were
 @pytest.mark.parametrize(
     ("text", "bad_lines"),
     [
-        (HEADER + with_units() + "2024/05/01 12:00:03.000, 0, 703", 1),
-        (HEADER + with_units() + "2024/05/01 12:00:03.000, 0, 70320 MiB, 81920 MiB, 9 %, 4", 1),
-        (OTHER + with_units(), 2),
+        (HEADER + lines_of() + "2024/05/01 12:00:03.000, 0, 703", 1),
+        (HEADER + lines_of() + "2024/05/01 12:00:03.000, 0, 70320 MiB, 81920 MiB, 9 %, 4", 1),
+        (OTHER + lines_of(), 2),
     ],
 )
 def test_a_line_that_breaks_off_and_lines_of_something_else_are_counted(text, bad_lines):
@@ -129,11 +123,11 @@ def test_a_line_that_breaks_off_and_lines_of_something_else_are_counted(text, ba
 
 
 def test_what_no_query_names_is_not_taken():
-    text = HEADER + with_units() + "pid, used_gpu_memory [MiB]\n4242, 99999 MiB\n" + HEADER + with_units()
+    text = HEADER + lines_of() + "pid, used_gpu_memory [MiB]\n4242, 99999 MiB\n" + HEADER + lines_of()
     assert summary(text)["memory_used_mib_max"] == 70321
     assert summary(text)["rows"] == 6
     # Without a header or names nothing is guessed.
-    found = summary(with_units())
+    found = summary(lines_of())
     assert (found["rows"], "--columns" in found["reason"]) == (0, True)
 
 
@@ -208,7 +202,7 @@ def test_any_text_is_a_trace(text):
 )
 def test_the_command_prints_the_extremes_or_one_message(tmp_path, capsys, monkeypatch, arguments, words):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "gpu.csv").write_text(without_units())
+    (tmp_path / "gpu.csv").write_text(lines_of(units=[""] * 6))
     assert main(["gpu.csv", "--columns", ",".join(NAMES)]) == 0
     assert json.loads(capsys.readouterr().out) == {**EXTREMES, "reason": None}
     assert main(arguments) == 2
