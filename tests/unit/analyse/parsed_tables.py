@@ -29,6 +29,14 @@ def requests(cell_id, *rows, repeat=0, **columns):
     return pd.DataFrame(records, columns=list(REQUEST_COLUMNS)).assign(**columns).astype(REQUEST_COLUMNS)
 
 
+def served(queued, first, last, sent=None, outputs=11, **columns):
+    """Requests that a server answered at these times, in tokens of 0.05 s."""
+    known = {"cell_id": "c", "start": 1, "repeat": 0, "request_id": [str(i) for i in range(len(queued))]}
+    known |= {"queued_s": queued, "sent_s": queued if sent is None else sent, "first_token_s": first}
+    known |= {"last_token_s": last, "prompt_tokens": 10, "output_tokens": outputs, "itl_s": [[0.05] * 10] * len(queued)}
+    return pd.DataFrame(known | columns, columns=list(REQUEST_COLUMNS)).astype(REQUEST_COLUMNS)
+
+
 def steps(cell_id, number, repeat=0):
     """So many steps of one sequence, a second each."""
     step = {"cell_id": cell_id, "start": 1, "repeat": repeat, "running": 1, "generation_tokens": 1}

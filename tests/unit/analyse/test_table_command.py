@@ -3,29 +3,11 @@ from pathlib import Path
 import pytest
 
 from tests.unit.analyse.synthetic_cells import cell, table
-from tests.unit.examples import example_of
-from workflow_scripts.analyse.limits import limits, predictions, ratios
-from workflow_scripts.analyse.memory import capacity, fragmentation
-from workflow_scripts.analyse.serving import serving
-from workflow_scripts.analyse.settings import effects, engine_gain, recommend
 from workflow_scripts.analyse.table_command import table_command
 from workflow_scripts.analyse.tables import read_table, write_table
 from workflow_scripts.catalog.gpus_and_models import CatalogError
 
 DEMO = Path(__file__).parents[3] / "config" / "studies" / "demo.yaml"
-
-
-MODULES = (capacity, effects, engine_gain, fragmentation, limits, predictions, ratios, recommend, serving)
-
-
-@pytest.mark.parametrize("module", MODULES)
-def test_the_example_of_the_help_can_be_typed_in(module, tmp_path, monkeypatch, capsys):
-    name = module.main.name
-    arguments = example_of(name)
-    monkeypatch.chdir(tmp_path)
-    assert module.main(arguments) == 2
-    study = arguments[arguments.index("--study") + 1]
-    assert capsys.readouterr().err.startswith(f"kvsweep {name}: {study}: ")
 
 
 def made_by(make, tmp_path, **options):

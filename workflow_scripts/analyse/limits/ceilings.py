@@ -25,13 +25,12 @@ class Rates:
     """A device with rates from one source: a `gpu` whose memory bandwidth and arithmetic rates are from that source.
 
     `cache_bytes` is the size of its last-level cache, 0 if unknown. `measured` is the record of the device, if the
-    source is a measurement. If the measurement was `disturbed`, its rates are too low to call anything impossible.
+    source is a measurement.
     """
 
     source: Literal["datasheet", "measured"]
     gpu: Gpu
     cache_bytes: int
-    disturbed: bool = False
     measured: DeviceRates | None = None
 
     def cache_bytes_per_s(self, facts: ModelFacts) -> float:
@@ -66,7 +65,7 @@ def rates_of(gpu: Gpu, devices: Path) -> list[Rates]:
     cache_bytes = (measured.last_level_cache_bytes if measured else None) or 0
     found = [Rates("datasheet", gpu, cache_bytes)] if gpu.memory_bandwidth_bytes_per_s or gpu.dense_flop_per_s else []
     if measured:
-        found.append(Rates("measured", as_measured(gpu, measured), cache_bytes, measured.disturbed, measured))
+        found.append(Rates("measured", as_measured(gpu, measured), cache_bytes, measured))
     return found
 
 

@@ -123,7 +123,8 @@ def _limits(work: pd.DataFrame, facts: ModelFacts, rates: Rates, kv_cache_dtype:
     table = work.join(times).assign(
         read_bytes_per_s=np.where(from_cache, cache_bytes_per_s, memory_bytes_per_s),
         rates=rates.source,
-        tolerance=np.inf if rates.disturbed else TOLERANCE[rates.source],
+        # The rates of a disturbed device are too low to call anything impossible.
+        tolerance=np.inf if rates.measured and rates.measured.disturbed else TOLERANCE[rates.source],
         memory_bandwidth_bytes_per_s=memory_bytes_per_s,
         flop_per_s=rates.flop_per_s(facts, kv_cache_dtype),
         source="predicted",

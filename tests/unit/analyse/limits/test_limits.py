@@ -243,20 +243,14 @@ def test_a_value_at_its_ceiling_is_possible(rates, tolerance, output, total, fac
 
 
 def test_marking_a_cell_invalid_keeps_its_values_and_leaves_the_others():
-    broken = cell({"max_num_seqs": 1}, (10.0, 30.0, 20.0))
-    fine = cell({"max_num_seqs": 2}, (10.0,))
+    broken, fine = cell({"max_num_seqs": 1}, (10.0, 30.0, 20.0)), cell({"max_num_seqs": 2}, (10.0,))
     late = cell({"max_num_seqs": 4}, (99.0,), outcome="timeout", reason="too slow")
     published = cell({"max_num_seqs": 1}, (10.0,), source="measured elsewhere")
     cells = table(broken, fine, late, published)
-    found = pd.DataFrame(
-        {
-            "cell_id": [broken[0]["cell_id"]] * 3 + [fine[0]["cell_id"], late[0]["cell_id"]],
-            "start": 1,
-            "repeat": pd.array([0, 1, 2, 0, 0], dtype="Int64"),
-            "factor": [0.9, 3.14159, 2.0, 1.1, 9.0],
-            "exceeds": pd.array([False, True, True, False, True], dtype="boolean"),
-            "ceiling_broken": pd.array([None, "this one", "that one", None, "another"], dtype="string"),
-        }
+    found = cells.loc[cells["source"] == "measured", ["cell_id", "start", "repeat"]].assign(
+        factor=[0.9, 3.14159, 2.0, 1.1, 9.0],
+        exceeds=pd.array([False, True, True, False, True], dtype="boolean"),
+        ceiling_broken=pd.array([None, "this one", "that one", None, "another"], dtype="string"),
     )
     marked = mark_invalid(cells, found)
     assert marked["outcome"].tolist() == ["invalid"] * 3 + ["ok", "timeout", "ok"]

@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from tests.unit.analyse.parsed_tables import served
 from tests.unit.deploy.promises import promise
 from workflow_scripts.analyse.intervals.further_starts import AnotherStart
 from workflow_scripts.analyse.intervals.statistics import BETWEEN_STARTS, NOT_DECIDED, SLOWER
@@ -68,27 +69,24 @@ def test_more_latencies_make_a_verdict_of_slower_no_more_likely():
 
 def requests(ttft_s: float, start: int = 1, repeat: int = 0) -> pd.DataFrame:
     """Ten requests, one every half second, with 5 tokens each of 10 ms."""
-    queued = 0.5 * np.arange(10)
-    first = queued + ttft_s
-    columns = {"cell_id": CELL, "start": start, "repeat": repeat, "request_id": [f"r{i}" for i in range(10)]}
-    columns |= {"queued_s": queued, "sent_s": queued, "first_token_s": first, "last_token_s": first + 0.04}
-    columns |= {"output_tokens": 5, "prompt_tokens": 8, "itl_s": [[0.01] * 4] * 10}
-    return pd.DataFrame(columns)
+    first = 0.5 * np.arange(10) + ttft_s
+    of = {"cell_id": CELL, "start": start, "repeat": repeat}
+    return served(0.5 * np.arange(10), first, first + 0.04, outputs=5, **of)
 
 
 def test_the_first_seconds_are_those_of_the_first_pass():
     both = pd.concat([requests(0.1, repeat=1), requests(0.1).iloc[::-1]])
-    assert first_requests(both, 2) == ["r0", "r1", "r2", "r3", "r4"]
+    assert first_requests(both, 2) == ["0", "1", "2", "3", "4"]
     assert len(first_requests(both, 60)) == 10
 
 
 def test_the_study_says_what_the_same_requests_took():
     parts = [requests(0.1 * factor, start) for start, factor in enumerate((1.0, 1.02, 0.98), 1)]
     for part in parts:  # what is not sent again does not count
-        part.loc[part["request_id"].isin(["r8", "r9"]), ["first_token_s", "last_token_s"]] += 50
+        part.loc[part["request_id"].isin(["8", "9"]), ["first_token_s", "last_token_s"]] += 50
     cells = pd.DataFrame({"start": [1, 2, 3], "round": [1, 2, 3], "repeat": 0})
     cells = cells.assign(gpu="h200", cell_id=CELL, device_uuid="u")
-    found = of_study(cells, pd.concat(parts), [f"r{i}" for i in range(8)])
+    found = of_study(cells, pd.concat(parts), [str(i) for i in range(8)])
     assert set(found) == {"ttft_s_p50", "tpot_s_p50", "e2e_s_p50"}
     ttft = found["ttft_s_p50"]
     assert np.exp(ttft.mean[0]) == pytest.approx(0.1, rel=0.01)

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tests.unit.analyse.parsed_tables import REQUEST_COLUMNS, facts, write_parsed
+from tests.unit.analyse.parsed_tables import facts, served, write_parsed
 from tests.unit.analyse.synthetic_cells import cell, table
 from workflow_scripts.analyse.facts import REPEAT
 from workflow_scripts.analyse.serving.serving import (
@@ -19,14 +19,6 @@ from workflow_scripts.analyse.serving.serving import (
 OPEN = {"request_rate_per_s": 2.0, "ramp_to_per_s": np.nan, "users": np.nan}
 CLOSED = {"request_rate_per_s": np.nan, "ramp_to_per_s": np.nan, "users": 2}
 ARRIVALS = np.arange(40) / 2
-
-
-def served(queued, first, last, sent=None, outputs=11):
-    columns = {"queued_s": queued, "first_token_s": first, "last_token_s": last, "output_tokens": outputs}
-    columns |= {"sent_s": queued if sent is None else sent, "request_id": [str(i) for i in range(len(queued))]}
-    columns |= {"cell_id": "c", "start": 1, "repeat": 0, "prompt_tokens": 10}
-    frame = pd.DataFrame(columns | {"itl_s": [[0.05] * 10 for _ in queued]}, columns=list(REQUEST_COLUMNS))
-    return frame.astype(REQUEST_COLUMNS)
 
 
 def prompt_server(**options):
