@@ -8,13 +8,11 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
-from scipy import stats
 
 from workflow_scripts.analyse.cells import cells as cells_module
 from workflow_scripts.analyse.cells.request_lives import shared_texts
 from workflow_scripts.analyse.limits import limits
 from workflow_scripts.analyse.memory import fragmentation
-from workflow_scripts.analyse.settings.effects import knob_effects
 from workflow_scripts.parse.cell_tables import _counted_j, parse_cells
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.study_file import load_study
@@ -188,23 +186,3 @@ def test_power_of_a_short_repeat_is_that_of_the_energy_counter(raw, found):
 def test_energy_is_counted_only_between_readings_near_both_ends(readings, counted_j):
     samples = pd.DataFrame(readings.items(), columns=["time_monotonic_s", "energy_j"])
     assert _counted_j(samples, 1.0, 2.0) == counted_j
-
-
-# --- comparisons -------------------------------------------------------------------------------------------------
-
-
-def test_cells_of_unequal_work_are_compared_while_they_are_full(raw, found):
-    effects = knob_effects(found.cells.reset_index(), 2.0).query("comparison == 'pair'")
-    row = effects[effects["cell_id"].eq(CHAT.format("h200", 256)) & effects["knob"].eq("max_num_seqs")].iloc[0]
-    assert (row["value"], row["baseline"], row["work"]) == ("256", "1", "differs")
-    first = {n: [raw(CHAT.format("h200", n), 1, repeat) for repeat in range(3)] for n in (1, 256)}
-    assert [len(first[n][0].requests) for n in (1, 256)] == [12, 512]
-    # Only the first start of one sequence exists, so all numbers of the pair are those of first starts.
-    whole = {n: stats.gmean([r.requests["output_tokens"].sum() / r.wall_s for r in first[n]]) for n in first}
-    assert row["whole_ratio"] == pytest.approx(whole[256] / whole[1])
-    assert row["whole_ratio"] == pytest.approx(47.64, abs=0.01)
-    steady = found.cells["steady_output_tokens_per_s"]
-    rates = [stats.gmean(steady.loc[(CHAT.format("h200", n), 1)]) for n in (256, 1)]
-    assert [row["rate"], row["baseline_rate"]] == pytest.approx(rates)
-    assert rates == pytest.approx([12196, 196.7], rel=1e-3)
-    assert row["ratio"] == pytest.approx(rates[0] / rates[1])

@@ -18,8 +18,7 @@ from workflow_scripts.analyse.claims.claim_checks import (
     SUPPORTED,
     Finding,
 )
-from workflow_scripts.analyse.claims.claim_tables import read_tables
-from workflow_scripts.analyse.claims.claims import MOST_IDS, MOST_SEEN_HERE, MOST_WRITTEN, SCHEMA, claims_table, main
+from workflow_scripts.analyse.claims.claims import MOST_IDS, MOST_SEEN_HERE, MOST_WRITTEN, claims_table, main
 from workflow_scripts.analyse.tables import TABLE_SCHEMAS, read_table, write_table
 from workflow_scripts.catalog.published import Published
 from workflow_scripts.common.checkout import CHECKOUT
@@ -90,11 +89,8 @@ def test_nothing_that_was_measured_on_a_cpu_decides():
 
 def test_every_row_names_who_said_it_and_evidence_has_a_label():
     found = claims_table(evidence())
-    assert list(found.columns) == list(SCHEMA.columns)
-    assert set(found["source"]) == {"published"}
-    assert set(found["study"]) == {"try"}
-    assert found["claim"].tolist() == [claim.text for claim in PUBLISHED.claims]
-    assert found["published_by"].tolist() == [claim.source for claim in PUBLISHED.claims]
+    told = [("published", "try", claim.text, claim.source) for claim in PUBLISHED.claims]
+    assert list(found[["source", "study", "claim", "published_by"]].itertuples(index=False, name=None)) == told
     for row in found.to_dict("records"):
         assert (row["evidence"] or "[").startswith("[")
         assert (row["would_test"] is not None) == (row["verdict"] == NOT_TESTABLE)
@@ -217,11 +213,3 @@ def test_the_command_writes_the_table_from_what_tables_there_are(tmp_path):
     assert found.loc["kv-of-llama-3-70b", "verdict"] == SUPPORTED
     assert set(found["study"]) == {"published_claims"}
     assert (tmp_path / "claims.csv").is_file()
-
-
-def test_a_table_that_was_not_made_has_columns_and_no_rows(tmp_path):
-    tables = read_tables(tmp_path)
-    assert set(tables) == {"cells", "effects", "ratios", "engines", "capacity", "predictions", "waste"}
-    assert all(table.empty for table in tables.values())
-    assert tables["cells"]["prefix_cache_hits"].dtype == float
-    assert list(tables["waste"].columns)[:4] == ["cell_id", "start", "repeat", "layout"]

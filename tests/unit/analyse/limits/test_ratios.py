@@ -13,7 +13,7 @@ from tests.unit.analyse.synthetic_starts import as_ratio
 from tests.unit.made_rates import rates_record
 from workflow_scripts.analyse.limits.ceilings import as_measured
 from workflow_scripts.analyse.limits.predictions import SCHEMA as PREDICTIONS
-from workflow_scripts.analyse.limits.ratios import SCHEMA, capability_ratios, device_ratios, device_records, explain
+from workflow_scripts.analyse.limits.ratios import SCHEMA, device_ratios, device_records, explain
 from workflow_scripts.analyse.tables import write_table
 from workflow_scripts.catalog.gpus_and_models import get_gpu
 from workflow_scripts.common.faults import InputError
@@ -216,15 +216,6 @@ def test_a_processor_whose_cache_holds_the_model_cannot_show_what_memory_does(
 
 NAN = math.nan
 TWO = {"bandwidth": 2.0, "flop": 4.0}
-
-
-def test_what_a_data_sheet_does_not_say_has_no_ratio():
-    h200, cpu = get_gpu("h200"), get_gpu("cpu-all")
-    for pair in ((h200, cpu), (cpu, h200), (None, h200), (h200, None)):
-        assert all(math.isnan(ratio) for ratio in capability_ratios(*pair, "bfloat16"))
-    bandwidth, flop = capability_ratios(h200, h200, None)
-    assert bandwidth == 1
-    assert math.isnan(flop)
 
 
 @pytest.mark.parametrize(
