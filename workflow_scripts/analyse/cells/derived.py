@@ -17,11 +17,6 @@ from workflow_scripts.analyse.intervals.repeats import as_applied, dtypes, knob_
 
 # With a smaller share of a repeat in the trace, its energy is not known: the GPU was lost, or the repeat was too short.
 _LEAST_SAMPLED = 0.8
-# Columns that are used only to compute others.
-_USED_UP = (
-    *("start_unix_s", "preemptions_counted", "drafts", "process_memory_bytes_before", "kv_tokens_held_mean"),
-    *("sampled_s", "counted_j", "steady_end_s"),
-)
 
 
 def derived(t: pd.DataFrame) -> pd.DataFrame:
@@ -52,7 +47,7 @@ def derived(t: pd.DataFrame) -> pd.DataFrame:
         started_at=started,
         preemptions=preemptions,
         recomputed_tokens=t["recomputed_tokens"].where((t["prefix_cache_queries"] > 0) | (preemptions == 0)),
-    ).drop(columns=list(_USED_UP))
+    )
 
 
 def without_drafts(table: pd.DataFrame) -> pd.DataFrame:
@@ -78,7 +73,7 @@ def predicted_hit_rate(table: pd.DataFrame, texts: Texts) -> pd.Series:
 def kv_memory(cells: pd.DataFrame) -> pd.DataFrame:
     """The cells table with `kv_bytes_used_mean`, and with the pool if the engine reports no reservation per step.
 
-    If `kv_pool_bytes` (dropped) is null, the pool is blocks x tokens per block x bytes per token.
+    If `kv_pool_bytes` is null, the pool is blocks x tokens per block x bytes per token.
     """
     drafted = as_applied(cells, "num_speculative_tokens") > 0
     settings = zip(
@@ -96,7 +91,7 @@ def kv_memory(cells: pd.DataFrame) -> pd.DataFrame:
         kv_bytes_used_mean=cells["kv_tokens_live_mean"].astype(float) * bytes_per_token,
         kv_bytes_reserved_mean=cells["kv_bytes_reserved_mean"].astype(float).fillna(pool),
         kv_bytes_reserved_peak=cells["kv_bytes_reserved_peak"].astype(float).fillna(pool),
-    ).drop(columns="kv_pool_bytes")
+    )
 
 
 @cache

@@ -60,7 +60,6 @@ SCHEMA = table_schema(
 )
 
 OF_REQUEST = (*REPEAT, "request_id", "prompt_tokens", "output_tokens", "cached_prompt_tokens", *TIMES)
-OF_STEP = (*REPEAT, "time_s", "generation_tokens")
 
 OF_REPEAT = (
     *("workload", "engine", "model", "dtype", "kv_cache_dtype", "block_size_effective", "max_model_len_effective"),
@@ -75,7 +74,7 @@ def waste_table(cells: pd.DataFrame, parsed: Path, texts: Texts) -> pd.DataFrame
     for gpu, rows in ok.groupby("gpu"):
         if (parsed / str(gpu) / "requests.parquet").exists():
             requests = read_parsed(parsed, str(gpu), "requests", OF_REQUEST)
-            steps = read_parsed(parsed, str(gpu), "steps", OF_STEP)
+            steps = read_parsed(parsed, str(gpu), "steps", [*REPEAT, "time_s", "generation_tokens"])
             parts += layouts(timeline(rows, requests, texts, steps))
     table = pd.concat([part for part in parts if len(part)] or parts)
     return table.reindex(columns=list(SCHEMA.columns)).sort_values([*REPEAT, "layout", "block_size"], kind="stable")

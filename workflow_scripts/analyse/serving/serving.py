@@ -28,9 +28,6 @@ from workflow_scripts.engines.registry import load_engines, without_environment
 from workflow_scripts.study.study import Study
 from workflow_scripts.workloads.arrivals import Load
 
-PERCENTS = (50, 90, 99)
-LATENCIES = ("ttft_s", "tpot_s", "itl_s", "e2e_s")
-
 # A queue counts as growing beyond chance if it grows by this share of the arrivals and by this many requests.
 GROWTH_SHARE, GROWTH_REQUESTS = 0.1, 2.0
 # The client is late if 1 % of the requests are sent with more delay than this, and than a tenth of the median TTFT.
@@ -195,7 +192,7 @@ def of_pass(requests: pd.DataFrame, asked: Mapping[str, Any], slo: Mapping[str, 
     found: dict[str, Any] = {
         f"{name}_p{percent}": pd.Series(values).quantile(percent / 100)
         for name, values in latency.items()
-        for percent in PERCENTS
+        for percent in (50, 90, 99)
     }
     # A request without a time per further token keeps any bound on that time.
     kept = np.all([~(latency[name] > bound) for name, bound in slo.items()], axis=0)
