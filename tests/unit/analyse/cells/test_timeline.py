@@ -3,6 +3,7 @@
 import pandas as pd
 import pytest
 
+from tests.unit.analyse.parsed_tables import requests
 from workflow_scripts.analyse.cells.timeline import (
     REPEAT,
     request_facts,
@@ -11,15 +12,6 @@ from workflow_scripts.analyse.cells.timeline import (
     step_facts,
     trace_facts,
 )
-
-REQUEST = ("request_id", "prompt_tokens", "output_tokens", "queued_s", "scheduled_s", "first_token_s", "last_token_s")
-
-
-def requests(*rows: tuple[object, ...], preemptions: int | None = 0, cached: object = None) -> pd.DataFrame:
-    frame = pd.DataFrame(rows, columns=REQUEST).assign(cell_id="c", start=1, repeat=0, preemptions=preemptions)
-    frame["cached_prompt_tokens"] = cached
-    counts = ("prompt_tokens", "output_tokens", "preemptions", "cached_prompt_tokens")
-    return frame.astype(dict.fromkeys(counts, "Int64"))
 
 
 def began(times_s: dict[tuple[str, int], float | None]) -> pd.Series:
@@ -31,8 +23,8 @@ NO_STEPS = pd.DataFrame(columns=[*REPEAT, "time_s", "generation_tokens"])
 RATE = "steady_output_tokens_per_s"
 
 
-def steady(table: pd.DataFrame, **allowed: int) -> pd.Series:
-    return steady_rate(table, NO_STEPS, pd.Series(allowed))[RATE]
+def steady(*rows: tuple[object, ...], allowed: int = 2) -> pd.Series:
+    return steady_rate(requests("c", *rows), NO_STEPS, pd.Series({"c": allowed}))[RATE]
 
 
 NOT_KNOWN = began({("c", 1, 0): None})
@@ -44,31 +36,31 @@ def only(frame: pd.DataFrame) -> pd.Series:
 
 
 def test_latencies_count_from_being_queued():
-    facts = only(request_facts(requests(("0", 10, 5, 1.0, 2.0, 4.0, 8.0), ("1", 20, 1, 0.0, 1.0, 3.0, 3.0))))
+    two = requests("c", (10, 5, 0, 2.0, 4.0, 8.0), (20, 1, 0, 1.0, 3.0, 3.0), queued_s=[1.0, 0.0], preemptions=0)
+    facts = only(request_facts(two))
     expected = {"num_requests": 2, "prompt_tokens": 30, "output_tokens": 6, "preemptions": 0}
     expected |= {"ttft_s_p50": 3, "e2e_s_p50": 5, "e2e_s_p99": 3 + 0.99 * 4, "decode_s_mean": 2}
     expected |= {"tpot_s_p50": 1}  # 4 s for four tokens after the first; one token has no TPOT
     expected |= {"prefill_s_mean": 2, "prefill_s_p50": 2, "queue_s_mean": 1, "queue_s_p50": 1}
     assert facts[list(expected)].to_dict() == pytest.approx(expected)
     # Nor has an answer that was seen at one moment. An engine that counts no preemptions is not one without.
-    seen = requests(("0", 10, 5, 0.0, 0.0, 4.0, 8.0), ("1", 10, 5, 0.0, 0.0, 9.0, 9.0), preemptions=None)
-    facts = only(request_facts(seen))
+    facts = only(request_facts(requests("c", (10, 5, 0, 0.0, 4.0, 8.0), (10, 5, 0, 0.0, 9.0, 9.0))))
     assert (facts["tpot_s_p50"], pd.isna(facts["preemptions"])) == (pytest.approx(1.0), True)
 
 
 def test_quantiles_lie_between_the_values():
     # Times to the first token of 0 to 10 s, four tokens a request in 4, 8, ..., 44 s after it.
-    rows = [(str(i), 1, 5, 0.0, 0.0, float(i), float(i + 4 * (i + 1))) for i in range(11)]
-    facts = only(request_facts(requests(*rows)))
+    rows = [(1, 5, 0, 0.0, float(i), float(i + 4 * (i + 1))) for i in range(11)]
+    facts = only(request_facts(requests("c", *rows, queued_s=0.0)))
     assert facts[["ttft_s_p50", "ttft_s_p90", "ttft_s_p99"]].tolist() == pytest.approx([5, 9, 9.9])
     assert facts[["tpot_s_p50", "tpot_s_p99"]].tolist() == pytest.approx([6, 10.9])
     assert facts[["e2e_s_p50", "e2e_s_p99"]].tolist() == pytest.approx([29, 53.5])
 
 
 def test_cells_and_repeats_are_kept_apart():
-    one = requests(("0", 10, 2, 0.0, 0.0, 1.0, 2.0), ("1", 10, 2, 0.0, 0.0, 1.0, 2.0), cached=[0, 8])
-    late = requests(("0", 30, 4, 10.0, 11.0, 13.0, 19.0), preemptions=3)
-    table = pd.concat([late.assign(cell_id="d"), one.assign(repeat=1, cached_prompt_tokens=0), one])
+    one = requests("c", (10, 2, 0, 0.0, 1.0, 2.0), (10, 2, 8, 0.0, 1.0, 2.0))
+    late = requests("d", (30, 4, None, 11.0, 13.0, 19.0), queued_s=10.0, preemptions=3)
+    table = pd.concat([late, one.assign(repeat=1, cached_prompt_tokens=0), one])
     facts, running = request_facts(table), running_over_time(table)
     counts = {("c", 1, 0): 2, ("c", 1, 1): 2, ("d", 1, 0): 1}
     for found in (facts["num_requests"], running["running_peak"], running["running_mean"]):
@@ -86,25 +78,24 @@ def test_cells_and_repeats_are_kept_apart():
         ([(0.0, 1.0, 4.0), (2.0, 3.0, 4.0), (4.0, 5.0, 6.0)], 2, (1 * 2 + 2 * 2 + 1 * 2) / 6),
         ([(0.0, 1.0, 4.0), (2.0, 3.0, None)], 1, 1),  # not known when the second ended
         ([(0.0, 0.1, 0.2), (0.6, 0.7, 0.8)], 1, 0.5),  # a gap counts for the mean
-        ([(1.0, 1.0, 1.0)], 1, float("nan")),
+        ([(1.0, 1.0, 1.0)], 0, None),
     ],
 )
 def test_running_is_counted_between_scheduling_and_last_token(times, peak, mean):
-    facts = only(running_over_time(requests(*((str(i), 1, 1, 0.0, *of) for i, of in enumerate(times)))))
-    assert facts["running_mean"] == pytest.approx(mean, nan_ok=True)
-    if mean == mean:
-        assert facts["running_peak"] == peak
+    facts = only(running_over_time(requests("c", *((1, 1, 0, *of) for of in times))))
+    assert facts["running_peak"] == peak
+    assert (None if pd.isna(facts["running_mean"]) else facts["running_mean"]) == pytest.approx(mean)
 
 
 def test_the_steady_rate_leaves_out_ramp_and_tail():
     # Two at once, one token a second each: full from the second's first token (2 s) until one is left (8 s).
     rows = [
-        ("0", 1, 5, 0.0, 0.0, 1.0, 5.0),
-        ("1", 1, 5, 0.0, 1.0, 2.0, 6.0),
-        ("2", 1, 3, 0.0, 5.0, 6.0, 8.0),
-        ("3", 1, 5, 0.0, 6.0, 7.0, 11.0),
+        (1, 5, 0, 0.0, 1.0, 5.0),
+        (1, 5, 0, 1.0, 2.0, 6.0),
+        (1, 3, 0, 5.0, 6.0, 8.0),
+        (1, 5, 0, 6.0, 7.0, 11.0),
     ]
-    rate = steady(requests(*rows), c=2)
+    rate = steady(*rows)
     # In 2..8 s: request 0 makes 3, request 1 its first and 4, request 2 its first and 2, request 3 its first and 1.
     assert rate.loc[("c", 1, 0)] == pytest.approx((3 + 5 + 3 + 2) / 6)
 
@@ -112,34 +103,34 @@ def test_the_steady_rate_leaves_out_ramp_and_tail():
 def test_recorded_steps_say_when_tokens_came():
     # Two at once; their steps take 1 s up to 3 s and 0.5 s from then on. Full from 2 s (both have a token) to 4.5 s.
     rows = [
-        ("0", 1, 6, 0.0, 0.0, 1.0, 4.5),
-        ("1", 1, 3, 0.0, 1.0, 2.0, 3.5),
-        ("2", 1, 2, 0.0, 3.5, 4.0, 4.5),
-        ("3", 1, 3, 0.0, 4.5, 5.0, 6.0),
+        (1, 6, 0, 0.0, 1.0, 4.5),
+        (1, 3, 0, 1.0, 2.0, 3.5),
+        (1, 2, 0, 3.5, 4.0, 4.5),
+        (1, 3, 0, 4.5, 5.0, 6.0),
     ]
     of_steps = {
         "time_s": [1.0, 2.0, 3.0, 3.5, 4.0, 4.5, 5.0, 5.5, 6.0],
         "generation_tokens": [1, 2, 2, 2, 2, 2, 1, 1, 1],
     }
     steps = pd.DataFrame({"cell_id": "c", "start": 1, "repeat": 0} | of_steps)
-    found = steady_rate(requests(*rows), steps, pd.Series({"c": 2}))
+    found = steady_rate(requests("c", *rows), steps, pd.Series({"c": 2}))
     assert only(found).to_dict() == pytest.approx({RATE: 8 / 2.5, "steady_s": 2.5, "steady_end_s": 4.5})
     # Steps that do not have all tokens say nothing.
-    estimated = steady_rate(requests(*rows), steps[1:], pd.Series({"c": 2}))
-    assert only(estimated)[RATE] == pytest.approx((5 * 2.5 / 3.5 + 3 + 2) / 2.5) == only(steady(requests(*rows), c=2))
+    estimated = steady_rate(requests("c", *rows), steps[1:], pd.Series({"c": 2}))
+    assert only(estimated)[RATE] == pytest.approx((5 * 2.5 / 3.5 + 3 + 2) / 2.5) == only(steady(*rows))
 
 
 def test_twice_what_is_allowed_is_just_enough():
-    rows = [(str(i), 1, 3, 0.0, 0.0, 1.0 + i / 10, 3.0 + i / 10) for i in range(4)]
-    assert len(steady(requests(*rows), c=2)) == 1
-    assert steady(requests(*rows[:3]), c=2).empty
-    lost = [*rows[:3], (*rows[3][:5], None, 3.3)]
-    assert steady(requests(*lost), c=2).empty
+    rows = [(1, 3, 0, 0.0, 1.0 + i / 10, 3.0 + i / 10) for i in range(4)]
+    assert len(steady(*rows)) == 1
+    assert steady(*rows[:3]).empty
+    lost = [*rows[:3], (*rows[3][:4], None, 3.3)]
+    assert steady(*lost).empty
     # Requests of one token, from the second (1 s) to the third (2 s), both inside; a window without length has no rate.
-    ones = [(str(i), 1, 1, 0.0, float(i), float(i), float(i)) for i in range(4)]
-    assert steady(requests(*ones), c=2).loc[("c", 1, 0)] == pytest.approx(2.0)
-    at_once = [(str(i), 1, 1, 0.0, 0.0, 1.0, 1.0) for i in range(2)]
-    assert steady(requests(*at_once), c=1).isna().tolist() == [True]
+    ones = [(1, 1, 0, float(i), float(i), float(i)) for i in range(4)]
+    assert steady(*ones).loc[("c", 1, 0)] == pytest.approx(2.0)
+    at_once = [(1, 1, 0, 0.0, 1.0, 1.0)] * 2
+    assert steady(*at_once, allowed=1).isna().tolist() == [True]
 
 
 HELD = ("kv_cache_usage", "kv_tokens_live", "kv_slots_reserved", "kv_bytes_reserved")
