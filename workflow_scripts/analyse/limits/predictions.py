@@ -39,8 +39,6 @@ Rates = Mapping[tuple[str, str, str, float], float]
 
 # Shares of the predicted time, in the order in which the page names them.
 SHARES = ("weights_share", "kv_share", "operations_share", "fixed_share", "launch_share")
-# What else is measured and compared.
-_OTHER = ("running_peak", "max_cudagraph_capture_size")
 # What else the plan says of a cell's rate.
 _BESIDE = (
     *("scaled_output_tokens_per_s", "graph_tokens", "captured_output_tokens_per_s"),
@@ -139,7 +137,8 @@ def _measured(cells: pd.DataFrame) -> pd.DataFrame:
     timed = [name for name in QUANTITIES if name.endswith(("_per_s", "_s_p50"))]
     logs = cells[timed].astype(float).where(cells[timed] > 0).apply(np.log)
     means = logs.groupby([cells[name] for name in START]).mean().groupby("cell_id").mean().apply(np.exp)
-    return means.join(cells.groupby("cell_id")[[n for n in (*QUANTITIES, *_OTHER) if n not in timed]].median())
+    counts = [name for name in QUANTITIES if name not in timed]
+    return means.join(cells.groupby("cell_id")[[*counts, "running_peak", "max_cudagraph_capture_size"]].median())
 
 
 def _of_quantity(table: pd.DataFrame, quantity: str) -> pd.DataFrame:

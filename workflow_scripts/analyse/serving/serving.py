@@ -88,18 +88,14 @@ TAILS = ("ttft_s_p99", "e2e_s_p99")
 TAIL_REQUESTS = 100
 # Arrivals of two starts are others if one of their requests arrives this much apart.
 _ARRIVES_APART_S = 0.001
-_HIGHEST = (
-    *("running_peak", "in_flight_peak", "kv_cache_usage_peak", "memory_utilization"),
-    *("queue_growth_per_s", "client_lag_s_p99", "client_cpu_cores"),
-)
-_OVER_REPEATS = {"slo": "first"} | dict.fromkeys(_HIGHEST, "max")
+_OVER_REPEATS = {"slo": "first"}
 _OVER_REPEATS |= dict.fromkeys(("slo_attainment", "goodput_requests_per_s", "arrivals_per_s"), "mean")
+_OVER_REPEATS |= dict.fromkeys(("running_peak", "in_flight_peak", "kv_cache_usage_peak", "memory_utilization"), "max")
+_OVER_REPEATS |= dict.fromkeys(("queue_growth_per_s", "client_lag_s_p99", "client_cpu_cores"), "max")
 _OF_CELL = (
     *("study", "source", "cell_id", "gpu", "engine", "endpoint", "model", "workload", "knobs"),
     *("load", "request_rate_per_s", "ramp_to_per_s", "burstiness", "users"),
 )
-# Columns that distinguish starts when they are summed up.
-_OF_START = ("round", "device_uuid")
 SUMMARY_SCHEMA = table_schema(
     "serving_summary",
     "Like `serving`, with one row per cell that comparisons may use.",
@@ -134,8 +130,8 @@ def serving_tables(cells: pd.DataFrame, parsed: Path, slo: Mapping[str, float]) 
     rows = rows.reindex(columns=[*cells.columns, *(set(knobs) - set(cells.columns))]).rename(columns=knobs)
     parts = [_of_gpu(of_gpu, parsed, str(gpu), slo) for gpu, of_gpu in rows.groupby("gpu")]
     table = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
-    # A column is missing if no repeat was long enough for a steady state.
-    table = table.reindex(columns=[*SCHEMA.columns, *_OF_START, "midway_s"])
+    # A column is missing if no repeat was long enough for a steady state. The last three distinguish starts.
+    table = table.reindex(columns=[*SCHEMA.columns, "round", "device_uuid", "midway_s"])
     summary = _summary(table, counted(cells)["cell_id"])
     return table[list(SCHEMA.columns)], summary
 
