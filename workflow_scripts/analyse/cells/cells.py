@@ -220,7 +220,7 @@ def cells_table(study: Study, cells: Sequence[Cell], parsed: Path, imported: Pat
         table = kv_memory(without_drafts(table))
         table["prefix_cache_hit_rate_predicted"] = predicted_hit_rate(table, texts)
     # The others serve only to compute these.
-    table = table[[name for name in table if name in SCHEMA.columns or name.startswith("knob_")]]
+    table = table[[name for name in map(str, table) if name in SCHEMA.columns or name.startswith("knob_")]]
     return table if imported is None else with_imported(table, read_jsonl(imported), study.name)
 
 
