@@ -138,7 +138,7 @@ def _of_cells(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def _of_published(predictions: pd.DataFrame) -> pd.DataFrame:
-    of = predictions[predictions["published"].map(lambda told: isinstance(told, dict))]
+    of = predictions[predictions["published"].map(lambda told: isinstance(told, dict)).astype(bool)]
     told = pd.DataFrame(of["published"].tolist(), index=of.index, columns=["gpu", "model", *_PUBLISHED])
     table = told.rename(columns={name: f"observed_{name}" for name in _PUBLISHED}).assign(
         source=PUBLISHED,

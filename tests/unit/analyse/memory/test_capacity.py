@@ -148,6 +148,10 @@ def test_ranks_of_a_pipeline_differ_so_nothing_is_recomputed():
     assert (row["consistent"], row["recomputed_kv_cache_tokens"]) == (None, None)
 
 
+def test_without_a_prediction_the_table_is_empty():
+    assert capacity_table(table(cell(KNOBS)), predictions().head(0)).empty
+
+
 def test_a_set_number_of_blocks_is_not_held_against_the_memory_that_was_available():
     row = row_of(
         {"cell_id": f"{CELL}-pool2049", "num_blocks": 2049, "kv_cache_tokens": 32784, "kv_cache_bytes": 2049 * 2**21},
