@@ -12,12 +12,12 @@ from workflow_scripts.common.wording import listed, number, plural, sentence
 from workflow_scripts.present.blocks import UNKNOWN, Figure, Finding, Fold, Table, outcome_words
 from workflow_scripts.present.by_knob import TOTAL
 from workflow_scripts.present.figures import FIGURES
-from workflow_scripts.present.ratio_by_sequences import of_rates, speedups
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import RATE, MissingError, Tables, records
 from workflow_scripts.present.sentences import DECIDED, counted, duration, explained, span, without_effect
 from workflow_scripts.present.series import PLACES, means
 from workflow_scripts.present.subjects import device_ratios, environments_compared, other_settings, sequence_limit
+from workflow_scripts.present.subjects.device_ratios import of_rates, speedups
 from workflow_scripts.present.subjects.measured_or_predicted import predicted_in_words
 from workflow_scripts.present.subjects.where_measured import NOISY_PCT, host_load
 from workflow_scripts.study.progress import clock

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from workflow_scripts.common.metrics import metrics_module
 from workflow_scripts.physics import formulas
-from workflow_scripts.present.page_catalog import request_flops
+from workflow_scripts.present.page_data import request_flops
 
 # What the calculator and the audit compute with.
 FORMULAS = (

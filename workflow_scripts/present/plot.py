@@ -52,8 +52,8 @@ class Plot:
 
     title: str
     alt: str
-    sources: Sequence[str]
     panels: Sequence[Panel]
+    sources: Sequence[str] = ("measured",)
     panels_are: str = "panels"
     most: int = MAX_PANELS
     x_label: str = ""
@@ -70,8 +70,8 @@ class Plot:
     def describe(self) -> dict[str, Any]:
         """What the page says of the figure.
 
-        >>> Plot("", "", [], [Panel(str(i), print) for i in range(14)], "models and workloads").describe()["notes"]
-        ['12 of 14 models and workloads are drawn, those with the most cells; the tables hold all']
+        >>> Plot("", "", [Panel(str(i), print) for i in range(14)], panels_are="workloads").describe()["notes"]
+        ['12 of 14 workloads are drawn, those with the most cells; the tables hold all']
         """
         notes = list(self.notes)
         if len(self.panels) > self.most:

@@ -33,7 +33,6 @@ def steps(over: dict[str, Any]) -> Plot:
         alt=" ".join(
             f"{name}: {_in_words(step)}." for name, of in zip(names, drawn, strict=True) for step in of["steps"]
         ),
-        sources=["measured"],
         panels=[
             Panel(name, partial(_draw, of=of, runs=len(over["runs"]))) for name, of in zip(names, drawn, strict=True)
         ],

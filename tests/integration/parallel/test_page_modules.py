@@ -13,7 +13,7 @@ from workflow_scripts.catalog.gpus_and_models import CatalogError, get_model, lo
 from workflow_scripts.catalog.rate_columns import PATTERNS
 from workflow_scripts.physics import formulas
 from workflow_scripts.physics.model_facts import read_model_facts
-from workflow_scripts.present.page_catalog import catalog
+from workflow_scripts.present.page_data import catalog
 from workflow_scripts.present.page_script import FORMULAS
 
 pytestmark = pytest.mark.needs_tool("chromium")

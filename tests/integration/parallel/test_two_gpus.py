@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 
 from workflow_scripts.predict.capacity_of_cells import predict_study
-from workflow_scripts.present.ratio_by_sequences import misses_pct, speedups
 from workflow_scripts.present.report_tables import Tables
+from workflow_scripts.present.subjects.device_ratios import misses_pct, speedups
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.study_file import load_study
 

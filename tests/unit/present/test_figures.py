@@ -41,7 +41,7 @@ def words(svg: Path) -> list[str]:
 
 def test_coordinates_are_rounded_but_not_what_a_figure_says(tmp_path):
     use_style()
-    write_plot(Plot("A title", "", [], [Panel("0.0796 GiB", print)]), tmp_path, "figure")
+    write_plot(Plot("A title", "", [Panel("0.0796 GiB", print)]), tmp_path, "figure")
     assert {"A title", "0.0796 GiB"} <= set(words(tmp_path / "figure.svg"))
     coordinates = re.findall(r' [xy]="-?\d+\.(\d+)"', (tmp_path / "figure.svg").read_text())
     assert max(map(len, coordinates)) == 2
@@ -188,7 +188,7 @@ def test_numbers_measured_elsewhere_are_a_line_of_their_own_and_named(cells, plo
 def test_a_long_legend_is_broken_into_lines_and_stays_on_the_page():
     use_style()
     long = [Line2D([], [], label=f"setting {'with a long name ' * 6}{i}") for i in range(3)]
-    figure = _drawn(Plot("t", "a", [], [Panel("p", lambda ax: None)], handles=long), 1, COLUMN_WIDTH_IN)
+    figure = _drawn(Plot("t", "a", [Panel("p", lambda ax: None)], handles=long), 1, COLUMN_WIDTH_IN)
     head = figure.subfigs[0]
     (legend,) = head.legends
     drawn = legend.get_window_extent()
@@ -206,7 +206,7 @@ def test_a_long_name_takes_no_room_from_the_marks_and_stays_within_its_panel(pan
         ax.plot([1, 2], [1, 1])
         write_label(ax, 1, "block_size=32, max_num_seqs=8, max_model_len=512, enforce_eager=true, cpu_kv_cache_gib=1")
 
-    figure = _drawn(Plot("t", "a", [], [Panel("p", draw)] * panels), panels, PAGE_WIDTH_IN)
+    figure = _drawn(Plot("t", "a", [Panel("p", draw)] * panels), panels, PAGE_WIDTH_IN)
     for ax in figure.get_axes():
         (label,) = ax.texts
         width = ax.get_window_extent().width

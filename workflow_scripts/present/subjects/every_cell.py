@@ -39,7 +39,6 @@ def grid_outcomes(tables: Tables) -> Plot:
     return Plot(
         title=f"Outcome of each of the {len(cells)} cells" if tiles else f"Outcomes of {len(cells)} cells",
         alt=f"{len(cells)} cells: {counted(cells['outcome'])}.",
-        sources=["measured"],
         panels=[Panel("", lambda ax: _draw_tiles(ax, strips) if tiles else _draw_bars(ax, strips))],
         handles=[
             Patch(facecolor=color, edgecolor=MUTED, label=f"{sign} {outcome_words(outcome)}".strip())

@@ -63,7 +63,6 @@ def waiting_by_repeat(tables: Tables) -> Plot:
             f"{gpu}, {titles[cell]}: waits for {_pct(share)} of the time."
             for gpu, cell, share in most.itertuples(index=False, name=None)
         ),
-        sources=["measured"],
         panels=panels,
         x_label="Waiting (% of the GPU's work)",
         handles=[

@@ -49,7 +49,6 @@ def _plot(tables: Tables, rows: pd.DataFrame, what: str, y_label: str, columns: 
     return Plot(
         title=f"{what} over the time of a repeat",
         alt=f"{y_label}, highest of each cell, measured: {'; '.join(told)}.",
-        sources=["measured"],
         panels=[
             Panel(titles[cell], partial(_draw, rows=part, columns=columns))
             for cell, part in rows.groupby("cell_id", sort=False)

@@ -6,9 +6,9 @@ from typing import Any
 import pandas as pd
 
 from workflow_scripts.common.wording import number
-from workflow_scripts.present.bar_plot import plot_bars
 from workflow_scripts.present.blocks import GIB, Block, Finding
 from workflow_scripts.present.plot import Plot
+from workflow_scripts.present.ratio_plot import plot_bars
 from workflow_scripts.present.report import CELL, FigurePart, Report, Subject, TablePart
 from workflow_scripts.present.report_tables import MissingError, Tables, records
 from workflow_scripts.present.sentences import claims_on, effects_of, effects_on, pairs_that_differ_in, place, some

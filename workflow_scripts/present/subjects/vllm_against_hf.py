@@ -5,9 +5,9 @@ from typing import Any
 
 import pandas as pd
 
-from workflow_scripts.present.bar_plot import plot_bars
 from workflow_scripts.present.blocks import Block, Finding
 from workflow_scripts.present.plot import Plot
+from workflow_scripts.present.ratio_plot import plot_bars
 from workflow_scripts.present.report import PLACE, FigurePart, Report, Subject, TablePart
 from workflow_scripts.present.report_tables import RATE, Tables, records, require
 from workflow_scripts.present.sentences import MOST_SENTENCES, claims_on, place, some, with_interval

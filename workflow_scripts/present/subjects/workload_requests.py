@@ -42,7 +42,6 @@ def workload_lengths(tables: Tables) -> Plot:
     return Plot(
         title="Lengths of the requests of each workload",
         alt=f"Median tokens, measured: {'; '.join(told)}.",
-        sources=["measured"],
         panels=[Panel(title, partial(_draw_lengths, rows=rows, limits=limits)) for title, rows in groups],
         panels_are="workloads",
         x_label="Tokens in the request",
@@ -76,7 +75,6 @@ def workload_arrivals(tables: Tables) -> Plot:
     return Plot(
         title="Arrivals of requests over the time of a repeat",
         alt=f"Requests per second, measured: {'; '.join(told)}.",
-        sources=["measured"],
         panels=[Panel(titles[cell], partial(_draw_arrivals, times_s=times_s[cell])) for cell in shown.index],
         x_label="Time since the repeat began (s)",
         y_label="Requests arrived",
