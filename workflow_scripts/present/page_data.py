@@ -138,8 +138,9 @@ def packed(data: Any) -> str:
 def columns_of(rows: pd.DataFrame, names: Sequence[str], digits: int = 5) -> Columns:
     """Those of the columns that have any value, with numbers of this many significant digits.
 
-    >>> columns_of(pd.DataFrame({"a": [1.0, None], "b": ["x", "x"], "c": [None, None]}), ["a", "b", "c", "d"])
-    {'a': [1, None], 'b': {'of': ['x'], 'at': [0, 0]}}
+    >>> rows = pd.DataFrame({"a": [1.0, None], "b": ["x", "x"], "c": [None, None], "d": [True, None]})
+    >>> columns_of(rows, ["a", "b", "c", "d", "e"])
+    {'a': [1, None], 'b': {'of': ['x'], 'at': [0, 0]}, 'd': [True, None]}
     """
     return {name: _column(rows[name], digits) for name in names if name in rows and rows[name].notna().any()}
 

@@ -47,16 +47,6 @@ def _plain(table: pd.DataFrame) -> pd.DataFrame:
     return table.astype(dict.fromkeys(numbers, float) | dict.fromkeys(others, object))
 
 
-def _with_source(table: pd.DataFrame) -> pd.DataFrame:
-    """The table, with the source after the name of each device whose numbers this study did not measure."""
-    if "source" not in table:
-        return table
-    elsewhere = table["source"].notna() & ~table["source"].isin(["measured", "predicted"])
-    names = [column for column in ("gpu", "gpu_a", "gpu_b") if column in table]
-    labelled = {name: table[name].where(~elsewhere, table[name] + " (" + table["source"] + ")") for name in names}
-    return table.assign(**labelled)
-
-
 def require(rows: Rows, lacking: str) -> Rows:
     """The rows; a MissingError says what is lacking if there are none."""
     if not len(rows):
@@ -86,7 +76,13 @@ class Tables:
             path = self.folder / f"{name}.parquet"
             if not path.exists():
                 raise MissingError(f"there is no table {name} ({path.name} was not made)")
-            self._read[name] = _with_source(_plain(read_parquet(path)))
+            table = _plain(read_parquet(path))
+            if "source" in table:
+                # The source stands after the name of each device whose numbers this study did not measure.
+                elsewhere = table["source"].notna() & ~table["source"].isin(["measured", "predicted"])
+                names = table.columns.intersection(["gpu", "gpu_a", "gpu_b"])
+                table[names] = table[names].mask(elsewhere, table[names].add(" (" + table["source"] + ")", axis=0))
+            self._read[name] = table
         table = self._read[name]
         if table.empty:
             raise MissingError(EMPTY.get(name, f"the table {name} has no rows"))

@@ -109,12 +109,13 @@ _COMPARED: Mapping[str, str] = {
 }
 # What `pairs_that_differ_in` reports pair by pair.
 _TOLD_APART = ("enable_prefix_caching", "num_speculative_tokens", "model")
-# Address of a section -> the ids of claims that belong there; all others are about KV memory.
+# Address of a section -> what the ids of its claims have; a claim belongs to the first that fits.
 _ABOUT: Mapping[str, str] = {
     "max-num-seqs": "max-num-seqs|prompts-limit|gpu-utilisation|control-throughput|slots-are-never",
     "devices": "h200-over|h100-over|on-a100s|tensor-for",
     "engines": "hf-|-hf|engines-on|hundred-times|single-request",
     "prefix-caching": "prefix|system-prompt|eviction",
+    "block-size": "",
 }
 
 
@@ -269,7 +270,10 @@ def claims_on(section: str) -> Part:
         if not report.study.claims:
             return
         rows = report.tables.need("claims")
-        for row in records(rows[rows["claim_id"].astype(str).map(_section) == section]):
+        about = [
+            next(of for of, ids in _ABOUT.items() if re.search(ids, claim)) for claim in rows["claim_id"].astype(str)
+        ]
+        for row in records(rows[[of == section for of in about]]):
             paragraphs = {
                 f"Published by {row['published_by']}": row["published_value"],
                 "Evidence": row["evidence"],
@@ -286,7 +290,3 @@ def claims_on(section: str) -> Part:
             yield Fold(f"Published claim, {row['verdict']}: {row['claim']}", told)
 
     return part
-
-
-def _section(claim_id: str) -> str:
-    return next((section for section, ids in _ABOUT.items() if re.search(ids, claim_id)), "block-size")

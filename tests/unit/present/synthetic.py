@@ -4,7 +4,7 @@ Numbers of cells are made up here. Tables that follow from them are made by the 
 evidence than cells are made up too, and checked with their schema.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,6 @@ import numpy as np
 import pandas as pd
 import yaml
 
-# These enter the schemas of their tables.
-import workflow_scripts.analyse.claims.claims
-import workflow_scripts.analyse.limits.limits
-import workflow_scripts.analyse.limits.waiting
-import workflow_scripts.analyse.memory.capacity
-import workflow_scripts.analyse.memory.fragmentation
-import workflow_scripts.analyse.serving.serving  # noqa: F401
 from tests.unit.analyse.synthetic_cells import plan_of
 from tests.unit.made_studies import fixed, study_content
 from workflow_scripts.analyse.cells import answers
@@ -116,20 +109,13 @@ def cells_table(study: Study) -> pd.DataFrame:
     rng = np.random.default_rng(7)
     rows: list[dict[str, object]] = []
     for cell in expand(study):
-        asked: dict[str, object] = {
-            "cell_id": cell.id,
-            "study": study.name,
-            "sweeps": ",".join(cell.sweeps),
-            **{name: getattr(cell, name) for name in NAMES},
-            "knobs": cell.knobs.slug(),
-            **{f"knob_{name}": value for name, value in cell.knobs.set_values().items()},
-            "max_concurrency_allowed": cell.knobs.max_concurrency,
-            **MEASURED_BY,
-            "device_name": f"Made-up {cell.gpu}",
-            "not_as_asked": "max_model_len 2048, not 4096" if cell.gpu == "h200" else None,
-            "warmup_steady": cell.gpu != "l40s",
-            "lock_sha256": ("a" if cell.gpu == "h200" else "b") * 64,
-        }
+        asked: dict[str, object] = {"cell_id": cell.id, "study": study.name, "sweeps": ",".join(cell.sweeps)}
+        asked |= {"knobs": cell.knobs.slug(), "max_concurrency_allowed": cell.knobs.max_concurrency, **MEASURED_BY}
+        asked |= {name: getattr(cell, name) for name in NAMES}
+        asked |= {f"knob_{name}": value for name, value in cell.knobs.set_values().items()}
+        asked |= {"device_name": f"Made-up {cell.gpu}", "warmup_steady": cell.gpu != "l40s"}
+        asked |= {"not_as_asked": "max_model_len 2048, not 4096" if cell.gpu == "h200" else None}
+        asked |= {"lock_sha256": ("a" if cell.gpu == "h200" else "b") * 64}
         outcome, reason = outcome_of(asked)
         asked |= {"outcome": outcome, "reason": reason}
         if outcome in ("ok", "invalid"):
@@ -143,103 +129,69 @@ def cells_table(study: Study) -> pd.DataFrame:
 
 def measured_of(cell: dict[str, object], repeat: int, rng: np.random.Generator) -> dict[str, object]:
     """One repeat's numbers: they rise with the sequences that may run at once and with the device's speed."""
-    blocks = cell.get("knob_num_gpu_blocks_override")
+    blocks, is_vllm = cell.get("knob_num_gpu_blocks_override"), cell["engine"] == "vllm"
+    shares_prefix, cached = cell["workload"] == "system-prompt", cell.get("knob_enable_prefix_caching") is True
     seqs = 2 if blocks == 3 else min(int(str(cell["max_concurrency_allowed"])), 64)
-    slower = 0.45 if cell["engine"] != "vllm" else 1.0
     speed = SPEED.get(str(cell["gpu"]), 1.0)
-    output_rate = 55 * speed * seqs**0.8 * slower * rng.normal(1, 0.02)
-    if cell.get("knob_enable_prefix_caching") is True and cell["workload"] == "system-prompt":
-        output_rate *= 1.4
+    output_rate = 55 * speed * seqs**0.8 * (1.0 if is_vllm else 0.45) * rng.normal(1, 0.02)
+    output_rate *= 1.4 if cached and shares_prefix else 1
     output_tokens, prompt_tokens = 8_000, 14_000
-    wall_s = output_tokens / output_rate
-    return {
-        "start": 1,
-        "repeat": repeat,
-        "num_requests": 64,
-        "prompt_tokens": prompt_tokens,
-        "output_tokens": output_tokens,
-        "wall_s": wall_s,
-        "output_tokens_per_s": output_rate,
-        "total_tokens_per_s": (prompt_tokens + output_tokens) / wall_s,
-        "requests_per_s": 64 / wall_s,
-        **LATENCIES,
-        "running_peak": seqs,
-        "kv_cache_usage_peak": 0.02 * seqs / 64,
-        "preemptions": 0,
-        "block_size_effective": cell.get("knob_block_size"),
-        "num_gpu_blocks": blocks or 30_000 * speed,
-        "max_model_len_effective": 4096 if blocks else None,
-        "running_while_others_wait": seqs if blocks else None,
-        "kv_cache_tokens": 30_000 * speed * 16,
-        "max_concurrency": 30_000 * speed * 16 / 4096,
-        "memory_used_bytes_max": 60e9,
-        "power_w_mean": 300 * speed,
-        "energy_j": 300 * speed * wall_s,
-        "energy_j_per_output_token": 300 * speed / output_rate,
-        "power_cap_share": 0.5,
-        "sm_clock_mhz_min": 1200,
-        "throttle_reasons": "HwThermalSlowdown,SwPowerCap" if cell["gpu"] == "l40s" and repeat == 1 else "SwPowerCap",
-        "kv_tokens_live_mean": 100 * seqs,
-        "kv_bytes_used_mean": 100 * seqs * BYTES_PER_TOKEN,
-        **{
-            f"kv_bytes_reserved_{over}": (30_000 * speed * 16 if cell["engine"] == "vllm" else 400 * seqs)
-            * BYTES_PER_TOKEN
-            for over in ("mean", "peak")
-        },
-        "prefix_cache_queries": 14_000 if cell.get("knob_enable_prefix_caching") is True else 0,
-        "prefix_cache_hit_rate": 0.8 if cell["workload"] == "system-prompt" else 0.0,
-        "prefix_cache_hit_rate_predicted": 0.8 if cell["workload"] == "system-prompt" else None,
-        "cpu_steal_pct": 9.5 if cell["gpu"] == "l40s" and repeat == 0 else 0.1,
-        "cpu_others_pct": 0.3,
-        "started_at": f"2026-01-02T03:0{repeat}:00+00:00",
-    }
+    wall_s, watts, kv_cache_tokens = output_tokens / output_rate, 300 * speed, 30_000 * speed * 16
+    row: dict[str, object] = {"start": 1, "repeat": repeat, "num_requests": 64, "wall_s": wall_s, **LATENCIES}
+    row |= {"prompt_tokens": prompt_tokens, "output_tokens": output_tokens, "output_tokens_per_s": output_rate}
+    row |= {"total_tokens_per_s": (prompt_tokens + output_tokens) / wall_s, "requests_per_s": 64 / wall_s}
+    row |= {"running_peak": seqs, "kv_cache_usage_peak": 0.02 * seqs / 64, "preemptions": 0}
+    row |= {"block_size_effective": cell.get("knob_block_size"), "num_gpu_blocks": blocks or 30_000 * speed}
+    row |= {"max_model_len_effective": 4096 if blocks else None, "running_while_others_wait": seqs if blocks else None}
+    row |= {"kv_cache_tokens": kv_cache_tokens, "max_concurrency": kv_cache_tokens / 4096}
+    row |= {"power_w_mean": watts, "energy_j": watts * wall_s, "energy_j_per_output_token": watts / output_rate}
+    row |= {"memory_used_bytes_max": 60e9, "power_cap_share": 0.5, "sm_clock_mhz_min": 1200}
+    slowed = cell["gpu"] == "l40s" and repeat == 1
+    row["throttle_reasons"] = "HwThermalSlowdown,SwPowerCap" if slowed else "SwPowerCap"
+    row |= {"kv_tokens_live_mean": 100 * seqs, "kv_bytes_used_mean": 100 * seqs * BYTES_PER_TOKEN}
+    reserved_bytes = (kv_cache_tokens if is_vllm else 400 * seqs) * BYTES_PER_TOKEN
+    row |= {"kv_bytes_reserved_mean": reserved_bytes, "kv_bytes_reserved_peak": reserved_bytes}
+    row |= {"prefix_cache_queries": 14_000 if cached else 0, "prefix_cache_hit_rate": 0.8 if shares_prefix else 0.0}
+    row["prefix_cache_hit_rate_predicted"] = 0.8 if shares_prefix else None
+    busy_pct = 9.5 if cell["gpu"] == "l40s" and repeat == 0 else 0.1
+    row |= {"cpu_steal_pct": busy_pct, "cpu_others_pct": 0.3}
+    return row | {"started_at": f"2026-01-02T03:0{repeat}:00+00:00"}
 
 
-def of_repeats(cells: pd.DataFrame, gpu: str, columns: Callable[[Any], Mapping[str, object]]) -> pd.DataFrame:
-    """Facts of each measured repeat of a device's cells."""
-    measured = cells[(cells["gpu"] == gpu) & cells["repeat"].notna()]
+def trace_of(row: Any) -> Mapping[str, object]:
+    time_s = np.linspace(0, 10, 40)
+    used = 40e9 + 4e9 * np.minimum(time_s, 4) + 1e8 * row.repeat
+    return {"time_s": time_s, "memory_used_bytes": used, "process_memory_bytes": np.nan}
+
+
+def steps_of(row: Any) -> Mapping[str, object]:
+    time_s, seqs = np.linspace(0, 10, 60), min(row.max_concurrency_allowed, 64)
+    running = np.round(seqs * np.clip((10 - time_s) / 3, 0, 1))
+    waiting = np.round(np.clip((64 - seqs) * (1 - time_s / 7), 0, None))
+    return {"time_s": time_s, "running": running, "waiting": waiting, "kv_cache_usage": 0.001 * running}
+
+
+def requests_of(row: Any) -> Mapping[str, object]:
+    """All at once, but on the L40S one every tenth of a second."""
+    numbers = np.arange(64)
+    queued_s = (0.1 if row.gpu == "l40s" else 0.0) * numbers
+    prompt_tokens = 576 if row.workload == "system-prompt" else 20 + 10 * numbers
+    times_s = {"queued_s": queued_s, "scheduled_s": queued_s, "first_token_s": queued_s + 0.2}
+    lengths = {"prompt_tokens": prompt_tokens, "output_tokens": 32}
+    return {"request_id": numbers.astype(str), **lengths, **times_s, "last_token_s": queued_s + 2}
+
+
+FACTS = {"trace": trace_of, "steps": steps_of, "requests": requests_of}
+
+
+def facts_table(cells: pd.DataFrame, gpu: str, name: str) -> pd.DataFrame:
+    """The table `parsed/{gpu}/{name}.parquet` of measured repeats; only vLLM tells its steps."""
+    told = cells["repeat"].notna() & (cells["engine"].eq("vllm") | (name != "steps"))
     parts = [
-        pd.DataFrame({"cell_id": row.cell_id, "start": 1, "repeat": row.repeat, **columns(row)})
-        for row in measured.itertuples()
+        pd.DataFrame({"cell_id": row.cell_id, "start": 1, "repeat": row.repeat, **FACTS[name](row)})
+        for row in cells[told & (cells["gpu"] == gpu)].itertuples()
     ]
     return pd.concat(parts).astype({"cell_id": "string", "start": "int64", "repeat": "Int64"})
-
-
-def trace_table(cells: pd.DataFrame, gpu: str) -> pd.DataFrame:
-    time_s = np.linspace(0, 10, 40)
-
-    def trace(row: Any) -> Mapping[str, object]:
-        used = 40e9 + 4e9 * np.minimum(time_s, 4) + 1e8 * row.repeat
-        return {"time_s": time_s, "memory_used_bytes": used, "process_memory_bytes": np.nan}
-
-    return of_repeats(cells, gpu, trace)
-
-
-def steps_table(cells: pd.DataFrame, gpu: str) -> pd.DataFrame:
-    """The table `parsed/{gpu}/steps.parquet`; the static HuggingFace engine has no scheduler."""
-    time_s = np.linspace(0, 10, 60)
-
-    def steps(row: Any) -> Mapping[str, object]:
-        seqs = min(row.max_concurrency_allowed, 64)
-        running = np.round(seqs * np.clip((10 - time_s) / 3, 0, 1))
-        waiting = np.round(np.clip((64 - seqs) * (1 - time_s / 7), 0, None))
-        return {"time_s": time_s, "running": running, "waiting": waiting, "kv_cache_usage": 0.001 * running}
-
-    return of_repeats(cells[cells["engine"] == "vllm"], gpu, steps)
-
-
-def requests_table(cells: pd.DataFrame, gpu: str) -> pd.DataFrame:
-    """The table `parsed/{gpu}/requests.parquet`: all at once, but on the L40S one every tenth of a second."""
-    numbers = np.arange(64)
-    queued_s = 0.1 * numbers if gpu == "l40s" else np.zeros(64)
-
-    def requests(row: Any) -> Mapping[str, object]:
-        prompt_tokens = 576 if row.workload == "system-prompt" else 20 + 10 * numbers
-        times_s = {"queued_s": queued_s, "scheduled_s": queued_s, "first_token_s": queued_s + 0.2}
-        lengths = {"prompt_tokens": prompt_tokens, "output_tokens": 32}
-        return {"request_id": numbers.astype(str), **lengths, **times_s, "last_token_s": queued_s + 2}
-
-    return of_repeats(cells, gpu, requests)
 
 
 def columns_of(table: str) -> list[str]:
@@ -251,24 +203,14 @@ def limits_table(cells: pd.DataFrame) -> pd.DataFrame:
     """The table `limits`: a ceiling twice as high as what was measured, and half as high for cells that are invalid."""
     rows = cells[cells["repeat"].notna()].copy()
     factor = rows["outcome"].map({"invalid": 2.0}).fillna(0.5).astype(float)
-    return rows.assign(
-        rates="datasheet",
-        output_tokens_per_s_ceiling=rows["output_tokens_per_s"].astype(float) / factor,
-        total_tokens_per_s_ceiling=rows["total_tokens_per_s"].astype(float) / factor,
-        memory_bandwidth_bytes_per_s=4e12,
-        flop_per_s=8e14,
-        read_bytes=1e12,
-        flops=rows["output_tokens_per_s"].astype(float) * 1e10,
-        steps_bound_by="max_num_seqs",
-        decode_bound_by="memory bandwidth",
-        mbu=factor,
-        mfu=factor / 10,
-        factor=factor,
-        tolerance=0.0,
-        exceeds=factor > 1,
-        ceiling_broken=np.where(factor > 1, "output_tokens_per_s: memory bandwidth of the data sheet", None),
-        source="predicted",
-    ).reindex(columns=columns_of("limits"))
+    output, total = (rows[f"{of}_tokens_per_s"].astype(float) for of in ("output", "total"))
+    of_device = {"rates": "datasheet", "memory_bandwidth_bytes_per_s": 4e12, "flop_per_s": 8e14, "read_bytes": 1e12}
+    bounds = {"steps_bound_by": "max_num_seqs", "decode_bound_by": "memory bandwidth", "tolerance": 0.0}
+    broken = np.where(factor > 1, "output_tokens_per_s: memory bandwidth of the data sheet", None)
+    rows = rows.assign(output_tokens_per_s_ceiling=output / factor, total_tokens_per_s_ceiling=total / factor)
+    rows = rows.assign(mbu=factor, mfu=factor / 10, factor=factor, exceeds=factor > 1, ceiling_broken=broken)
+    rows = rows.assign(flops=output * 1e10, source="predicted", **of_device, **bounds)
+    return rows.reindex(columns=columns_of("limits"))
 
 
 def waste_table(cells: pd.DataFrame) -> pd.DataFrame:
@@ -347,20 +289,12 @@ def serving_tables(cells: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The tables `serving` and `serving_summary`: the server answers at most ten requests a second."""
     rows = cells[(cells["engine"] == "vllm-serve") & cells["repeat"].notna()]
     rate = rows["knob_request_rate_per_s"].astype(float)
-    answered = np.minimum(rate, 10)
-    table = rows.assign(
-        load="open loop",
-        request_rate_per_s=rate,
-        arrivals_per_s=rate,
-        requests_per_s=answered,
-        goodput_requests_per_s=answered * np.where(rate > 10, 0.2, 1.0),
-        ttft_s_p50=0.1 * rate,
-        ttft_s_p99=0.3 * rate,
-        tpot_s_p50=0.02,
-        saturated=rate > 10,
-        limited_by=np.where(rate > 10, "server", "load"),
-        queue_growth_per_s=np.maximum(rate - 10, 0),
-    )
+    answered, saturated = np.minimum(rate, 10), rate > 10
+    table = rows.assign(load="open loop", request_rate_per_s=rate, arrivals_per_s=rate, requests_per_s=answered)
+    table = table.assign(goodput_requests_per_s=answered * np.where(saturated, 0.2, 1.0), saturated=saturated)
+    table = table.assign(ttft_s_p50=0.1 * rate, ttft_s_p99=0.3 * rate, tpot_s_p50=0.02)
+    limited_by = np.where(saturated, "server", "load")
+    table = table.assign(limited_by=limited_by, queue_growth_per_s=np.maximum(rate - 10, 0))
     summary = table.drop_duplicates("cell_id").assign(repeats=3)
     return table.reindex(columns=columns_of("serving")), summary.reindex(columns=columns_of("serving_summary"))
 
@@ -420,8 +354,8 @@ def write_results(folder: Path) -> Path:
     for gpu in SPEED:
         parsed = folder / "parsed" / gpu
         parsed.mkdir(parents=True, exist_ok=True)
-        for name, table in (("trace", trace_table), ("steps", steps_table), ("requests", requests_table)):
-            table(cells, gpu).to_parquet(parsed / f"{name}.parquet")
+        for name in FACTS:
+            facts_table(cells, gpu, name).to_parquet(parsed / f"{name}.parquet")
     for cell_id, outcome in cells[["cell_id", "outcome"]].drop_duplicates().itertuples(index=False):
         if outcome != "missing":
             log = folder / "cells" / cell_id / "raw" / "engine.log"

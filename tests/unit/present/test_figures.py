@@ -177,13 +177,6 @@ def test_a_large_study_draws_some_panels_and_counts_its_outcomes(cells, plot_of)
     assert len({handle.get_color() for handle in lines}) == len(lines) == 4
 
 
-def test_numbers_measured_elsewhere_are_a_line_of_their_own_and_named(cells, plot_of):
-    theirs = cells[cells["gpu"] == "h200"].assign(source="measured elsewhere", cell_id=cells["cell_id"] + "/elsewhere")
-    plot = plot_of("output_by_max_num_seqs", pd.concat([cells, theirs]))
-    assert plot.sources == ["measured", "measured elsewhere"]
-    assert "h200 (measured elsewhere)" in [handle.get_label() for handle in plot.handles]
-
-
 @pytest.mark.filterwarnings("error")
 def test_a_long_legend_is_broken_into_lines_and_stays_on_the_page():
     use_style()

@@ -8,11 +8,11 @@ import pytest
 from tests.unit.present.conftest import changed, in_table, report_of, table_in, told, written
 from workflow_scripts.catalog.any_model import model_of_folder
 from workflow_scripts.catalog.gpus_and_models import ENTERED, get_model
-from workflow_scripts.present.blocks import Link, Text, shown
-from workflow_scripts.present.report import Report, TablePart
+from workflow_scripts.present.blocks import Link, Text
+from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import MissingError
 from workflow_scripts.present.sentences import verdicts_on, what_verdicts_cover
-from workflow_scripts.present.subjects import energy, hardware_limits, how_sure
+from workflow_scripts.present.subjects import how_sure
 from workflow_scripts.present.subjects.device_ratios import cannot_show
 from workflow_scripts.present.subjects.every_cell import unsuccessful
 from workflow_scripts.present.subjects.hardware_limits import above_ceilings
@@ -58,16 +58,6 @@ def test_cells_are_held_against_their_ceilings_once_each(report, rows, verdict, 
     assert (found, phrase in sentence) == (verdict, True)
 
 
-@pytest.mark.parametrize("share", [0.6, None])
-def test_the_table_of_limits_shows_the_experts_used_if_an_engine_told(report, share):
-    experts = {"experts_touched_share": [share, None], "experts_touched_share_uniform": [share, None]}
-    rows = [("a", 0.9, 0.0, False), ("b", 0.5, 0.0, False)]
-    report = with_limits(report, *rows, **experts, start=1, repeat=0, rates="datasheet")
-    (part,) = [part for part in hardware_limits.SUBJECT.parts if isinstance(part, TablePart)]
-    shown = {"Experts that a decode step used", "Expected of equally likely experts"}
-    assert shown & set(table_in(part, report).headings) == (shown if share else set())
-
-
 def with_pairs(report: Report, knob: str, cells: dict[str, list[float]], ratios: list[float]) -> Report:
     """Tables of pairs of cells that differ in a knob, and of the cells with the knob on, two repeats each."""
     ids = [str(i) for i in range(len(ratios))]
@@ -98,21 +88,14 @@ def test_the_memory_that_a_shared_prefix_saves_is_told_beside_what_it_takes_with
 
 HITS = {"prefix_cache_hit_rate": [0.8634, 0.0], "prefix_cache_saved_pct": [84.999, 0.0]}
 DRAFTS = {"draft_acceptance_rate": [0.5], "draft_tokens": [116.0], "tokens_per_draft_mean": [2.515]}
-ROOM = {"kv_cache_tokens": [65536.0]}
+CACHING, ROOM = "enable_prefix_caching", {"kv_cache_tokens": [65536.0]}
 WHERE, ACCEPTED = "h200, m, w, at most 0 sequences", ["50 %", "116 tokens", "2.52 tokens"]
 
 
 @pytest.mark.parametrize(
     ("part", "knob", "cells", "ratios", "verdicts", "numbers"),
     [
-        (
-            gains_and_hits,
-            "enable_prefix_caching",
-            HITS,
-            [6.762, 1.0],
-            ["6.76 times", "flat"],
-            [WHERE, "86.3 %", "85 %"],
-        ),
+        (gains_and_hits, CACHING, HITS, [6.762, 1.0], ["6.76 times", "flat"], [WHERE, "86.3 %", "85 %"]),
         (gains_and_drafts, "num_speculative_tokens", DRAFTS, [0.95], ["0.95 times"], ACCEPTED),
         (models_compared, "model", ROOM, [0.25], ["0.25 times"], ["65,536 tokens"]),
     ],
@@ -283,13 +266,3 @@ def test_cells_with_a_gpu_slowed_down_are_counted_and_named_and_a_power_cap_is_n
     assert "HwThermalSlowdown,SwPowerCap" in str(named)
     capped = changed(results.report, tmp_path, cells=cells.assign(throttle_reasons="GpuIdle,SwPowerCap"))
     assert list(slowed_gpus(capped)) == list(slowed_cells(capped)) == []
-
-
-def test_energy_is_the_median_over_the_repeats_of_a_cell(results, tmp_path, cells):
-    _, part = energy.SUBJECT.parts
-    table = table_in(part, results.report)
-    known = cells.dropna(subset="energy_j")
-    medians = known.groupby("cell_id", sort=False)["energy_j_per_output_token"].median()
-    assert [row[table.headings.index("Energy per output token (J)")] for row in table.rows] == list(map(shown, medians))
-    with pytest.raises(MissingError, match="no rows for: Power"):
-        list(part(changed(results.report, tmp_path, cells=cells.assign(energy_j=None))))

@@ -123,11 +123,7 @@ def test_the_largest_model_with_the_most_work_comes_first(report, tmp_path, cell
     assert rows[-1][0].startswith("opt-125m")
 
 
-def cells(*settings: tuple[int, int]) -> pd.DataFrame:
-    return pd.DataFrame(settings, columns=KNOBS).assign(cell_id=[str(i) for i in range(len(settings))])
-
-
-GRID = cells((16, 1), (16, 8), (32, 1), (32, 8), (64, 8))
+GRID = pd.DataFrame([(16, 1), (16, 8), (32, 1), (32, 8), (64, 8)], columns=KNOBS)
 
 
 @pytest.mark.parametrize(

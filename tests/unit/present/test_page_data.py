@@ -2,17 +2,15 @@ import base64
 import gzip
 import json
 import re
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pandas as pd
 import pytest
 
-from tests.unit.present.conftest import changed, in_table
+from tests.unit.present.conftest import changed, in_table, report_of, written
 from tests.unit.present.synthetic import SCRIPT
 from workflow_scripts.analyse.intervals.statistics import ONE_START
-from workflow_scripts.present.page_data import MOST_BYTES, MOST_ROWS, _intervals, columns_of, packed, timelines
-from workflow_scripts.present.report import Report
+from workflow_scripts.present.page_data import MOST_BYTES, MOST_ROWS, _intervals, timelines
 from workflow_scripts.present.report_tables import Tables
 
 
@@ -93,28 +91,14 @@ def test_a_device_whose_data_sheet_lacks_a_rate_has_the_share_of_its_measured_on
     assert set(data_of((tmp_path / "report.html").read_text(encoding="utf-8"))["repeats"]["mbu"]) == {0.25}
 
 
-def test_the_same_data_give_the_same_text_and_numbers_keep_five_digits():
-    rows = pd.DataFrame({"number": [1.23456789, 20.0, float("inf")], "flag": pd.array([True, None, False])})
-    columns = columns_of(rows, ["number", "flag"])
-    assert columns == {"number": [1.2346, 20, None], "flag": [True, None, False]}
-    assert packed(columns) == packed(columns)
-    assert unpacked(packed(columns)) == columns
-
-
 def test_a_server_keeps_the_intervals_that_its_own_table_does_not_have(tmp_path):
     ends = {"ttft_s_p50": [1.0], "ttft_s_p50_low": [0.9], "ttft_s_p50_high": [1.1]}
-    pd.DataFrame({"cell_id": ["a"], "repeats": [3], "scope": ONE_START, **ends}).to_parquet(
-        tmp_path / "serving_summary.parquet"
-    )
+    served = pd.DataFrame({"cell_id": ["a"], "repeats": [3], "scope": ONE_START, **ends})
     rows = {"cell_id": "a", "measure": ["ttft_s_p50", "energy_j_per_output_token"], "value": 2.0, "low": 1.9}
     others = pd.DataFrame(rows | {"high": 2.1, "repeats": 3, "scope": ONE_START})
-    others.to_parquet(tmp_path / "intervals.parquet")
-    report = cast(Report, SimpleNamespace(tables=Tables(tmp_path)))
-    found = _intervals(report, pd.Series([0], index=["a"]))
-    assert dict(zip(found["measure"], found["value"], strict=True)) == {
-        "ttft_s_p50": 1.0,
-        "energy_j_per_output_token": 2.0,
-    }
+    report = written(report_of(tmp_path), serving_summary=served, intervals=others)
+    found = _intervals(report, pd.Series([0], index=["a"])).set_index("measure")["value"]
+    assert found.to_dict() == {"ttft_s_p50": 1.0, "energy_j_per_output_token": 2.0}
 
 
 def test_the_page_holds_timelines_of_its_cells_up_to_a_size(results):

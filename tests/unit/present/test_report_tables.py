@@ -27,27 +27,19 @@ def test_nulls_of_numbers_are_nan_and_of_flags_none_and_devices_measured_elsewhe
 
 def test_a_column_whose_values_have_no_intervals_stays_one_of_numbers():
     rows = pd.DataFrame({"a": [1.0, 2.0], "a_low": [float("nan")] * 2, "b": [1.0, 2.0], "b_low": [0.5, float("nan")]})
-    shown = table_of(rows.assign(a_high=rows["a_low"], b_high=3.0), {"a": "A", "b": "B"}, "caption")
+    headings = {"a": "A", "b": "B", "a_low": "A column without any value"}
+    shown = table_of(rows.assign(a_high=rows["a_low"], b_high=3.0), headings, "caption")
+    assert shown.headings == ["A", "B"]
     assert shown.rows == [["1", "1 (0.5 to 3)"], ["2", "2"]]
     assert shown.numeric == [True, False]
 
 
-def cells_of_two_starts() -> pd.DataFrame:
-    """Cell a failed in its first start, b in its second, and c has not run."""
-    rows = [
-        ("a", "engine_error", "CUDA error", 1, None),
-        ("a", "ok", None, 2, 0),
-        ("a", "ok", None, 2, 1),
-        ("b", "ok", None, 1, 0),
-        ("b", "timeout", None, 2, None),
-        ("c", "missing", None, None, None),
-    ]
-    table = pd.DataFrame(rows, columns=["cell_id", "outcome", "reason", "start", "repeat"])
-    return table.assign(cell_id="h200/vllm/m/w/" + table["cell_id"], comparable=True).convert_dtypes()
-
-
 def test_a_cell_of_which_one_start_ended_ok_is_measured_and_its_facts_are_of_the_first_that_did(tmp_path):
-    cells_of_two_starts().to_parquet(tmp_path / "cells.parquet")
+    # Cell a failed in its first start, b in its second, and c has not run.
+    cells = pd.DataFrame({"cell_id": [f"h200/vllm/m/w/{cell}" for cell in "aaabbc"], "comparable": True})
+    cells = cells.assign(outcome=["engine_error", "ok", "ok", "ok", "timeout", "missing"])
+    cells = cells.assign(start=[1, 2, 2, 1, 2, None], repeat=[None, 0, 1, 0, None, None])
+    cells.assign(reason=["CUDA error", *[None] * 5]).convert_dtypes().to_parquet(tmp_path / "cells.parquet")
     ids = ["h200/vllm/m/w/a", "h200/vllm/m/w/b"]
     facts = pd.DataFrame({"cell_id": [cell for cell in ids for _ in range(2)], "start": [1, 2] * 2, "repeat": 0})
     (tmp_path / "h200").mkdir()

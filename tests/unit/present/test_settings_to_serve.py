@@ -1,11 +1,9 @@
 """Recommended settings and the workloads that they were measured with."""
 
-from dataclasses import replace
-
 import pandas as pd
 
 from tests.unit.present.conftest import changed, in_table
-from workflow_scripts.present.blocks import Command, Table, Text
+from workflow_scripts.present.blocks import Command, Table
 from workflow_scripts.present.subjects.settings_to_serve import commands
 from workflow_scripts.present.subjects.workload_requests import workloads
 
@@ -24,14 +22,6 @@ def test_each_command_is_shown_once_with_all_that_it_is_recommended_for(report, 
     roles = ("highest throughput", "smallest setting within the margin of the fastest")
     told = tuple(f"{block.title}, {role}: " for role in roles)
     assert [line for line in block.why if line.startswith(told)] == block.why
-
-
-def test_random_weights_of_a_published_model_are_said_to_be_that(report):
-    models = report.study.models | {"opt-125m": {"load_format": "dummy"}}
-    study = type(report.study).model_validate(report.study.model_dump(mode="json") | {"models": models})
-    told = [block.text for block in commands(replace(report, study=study)) if isinstance(block, Text)]
-    assert all("opt-125m" in text for text in told)
-    assert len(told) <= 1
 
 
 def test_a_workload_has_the_requests_that_its_cells_served(report, tmp_path, cells):

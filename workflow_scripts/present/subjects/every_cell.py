@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from textwrap import shorten
+from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -21,6 +22,7 @@ MOST_BARS = 40
 # Of a reason in a sentence; the list of reasons has the whole text.
 MOST_LETTERS = 120
 ROW_IN = 0.19
+EDGE: Mapping[str, Any] = {"edgecolor": MUTED, "linewidth": 0.4}
 
 
 def grid_outcomes(tables: Tables) -> Plot:
@@ -62,7 +64,7 @@ def _draw_tiles(ax: Axes, strips: Mapping[str, list[str]]) -> None:
         for i, outcome in enumerate(outcomes):
             color, sign = OUTCOMES[outcome]
             column, row = i % TILES_PER_ROW, y + 1 + i // TILES_PER_ROW
-            ax.add_patch(Rectangle((column, row + 0.08), 0.88, 0.84, facecolor=color, edgecolor=MUTED, linewidth=0.4))
+            ax.add_patch(Rectangle((column, row + 0.08), 0.88, 0.84, facecolor=color, **EDGE))
             ink = INK if color == PAPER else "white"
             ax.text(column + 0.44, row + 0.5, sign, color=ink, ha="center", va="center_baseline", fontsize=7)
         y += _lines_of(outcomes)
@@ -78,9 +80,7 @@ def _draw_bars(ax: Axes, strips: Mapping[str, list[str]]) -> None:
         left = 0
         for outcome, (color, _) in OUTCOMES.items():
             if outcome in counts:
-                ax.barh(
-                    2 * i + 1.4, counts[outcome], left=left, height=0.8, color=color, edgecolor=MUTED, linewidth=0.4
-                )
+                ax.barh(2 * i + 1.4, counts[outcome], left=left, height=0.8, color=color, **EDGE)
                 left += counts[outcome]
     ax.set_ylim(2 * len(strips), 0)
     hide_y(ax)

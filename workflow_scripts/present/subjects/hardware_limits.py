@@ -87,28 +87,20 @@ reached = at_both_ends(
 def above_ceilings(report: Report) -> Iterator[Block]:
     known = report.tables.need("limits").dropna(subset="factor").sort_values("factor", ascending=False)
     require(known, "no ceiling is known for any cell")
-    above = known[known["exceeds"].eq(True)].drop_duplicates("cell_id")
-    doubtful = known.loc[~known["exceeds"].eq(True) & (known["factor"] > 1), "cell_id"].nunique()
-    findings = [
-        Finding(
-            "impossible",
-            f"{report.names.get(row['cell_id'], row['cell_id'])}: {row['factor']:.3g} times its ceiling on "
-            f"{row['ceiling_broken']}. It is marked invalid and not compared.",
-            "bad",
-        )
-        for row in records(above)
-    ]
-    if doubtful:
+    exceeds, cells = known["exceeds"].eq(True), known["cell_id"].nunique()
+    findings = []
+    for row in records(known[exceeds].drop_duplicates("cell_id")):
+        cell, times = report.names.get(row["cell_id"], row["cell_id"]), f"{row['factor']:.3g} times its ceiling"
+        sentence = f"{cell}: {times} on {row['ceiling_broken']}. It is marked invalid and not compared."
+        findings.append(Finding("impossible", sentence, "bad"))
+    if doubtful := known.loc[~exceeds & (known["factor"] > 1), "cell_id"].nunique():
         sentence = (
-            f"In {doubtful} of {known['cell_id'].nunique()} cells the rate is above a ceiling from measured device "
-            "rates, but within the error of these rates. If others loaded the host while the rates were measured, this "
-            "error is not known."
+            f"In {doubtful} of {cells} cells the rate is above a ceiling from measured device rates, but within the "
+            "error of these rates. If others loaded the host while the rates were measured, this error is not known."
         )
         findings.append(Finding(NOT_DECIDED, sentence))
     if not findings:
-        sentence = (
-            f"None of the {known['cell_id'].nunique()} cells with a known ceiling is faster than its device allows."
-        )
+        sentence = f"None of the {cells} cells with a known ceiling is faster than its device allows."
         findings.append(Finding("possible", sentence, "good"))
     yield from some(findings, "limits")
 

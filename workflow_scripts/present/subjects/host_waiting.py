@@ -15,7 +15,7 @@ from workflow_scripts.present.plot import LINE_IN, Panel, Plot, hide_y, key, wri
 from workflow_scripts.present.report import CELL, FigurePart, Report, Subject, TablePart
 from workflow_scripts.present.report_tables import RATE, REPEAT, Tables, records, require
 from workflow_scripts.present.sentences import some
-from workflow_scripts.present.series import NAMES, repeats_of
+from workflow_scripts.present.series import NAMES, repeats_of, told_apart
 from workflow_scripts.present.style import COLOURS, INK
 from workflow_scripts.study.setting_words import labels
 from workflow_scripts.study.study import Study
@@ -49,9 +49,8 @@ def waiting_by_repeat(tables: Tables) -> Plot:
     mean = rows.groupby(["gpu", "cell_id"])["waiting_share"].mean().sort_values(ascending=False)
     most = mean.groupby(level="gpu").head(MOST_CELLS).reset_index()
     cells = most[["cell_id"]].merge(rows.drop_duplicates("cell_id"), on="cell_id")
-    places = cells[[name for name in NAMES[1:] if cells[name].nunique() > 1]].to_numpy(dtype=object)
-    named = zip(cells["cell_id"], places, labels(cells, tables.knobs), strict=True)
-    titles = {cell: ", ".join([*place, settings]) for cell, place, settings in named}
+    named = cells[told_apart(cells, NAMES[1:], [])].assign(settings=labels(cells, tables.knobs))
+    titles = dict(zip(cells["cell_id"], named.agg(", ".join, axis=1), strict=True))
     panels, lines = [], 0.0
     for gpu in [device for device in tables.devices if device in set(cells["gpu"])]:
         shown = [(titles[cell], rows[rows["cell_id"] == cell]) for cell in cells.loc[cells["gpu"] == gpu, "cell_id"]]

@@ -224,19 +224,16 @@ def _finding(row: Mapping[str, Any], labels: Mapping[str, str]) -> Finding:
     server = row["engine"] if pd.isna(row["endpoint"]) else row["endpoint"]
     settings = labels.get(row["cell_id"], row["knobs"])
     place = ", ".join([row["gpu"], row["model"], row["workload"], f"{server} ({settings})"])
-    if row["saturated"] is True:
-        verdict, tone = "saturated", "bad"
-    else:
-        verdict = LIMITED.get(row["limited_by"], f"limited by {listed(row['limited_by'].split(','))}")
-        tone = "bad" if "client" in row["limited_by"] else "neutral"
+    saturated, slow_client = row["saturated"] is True, "client" in row["limited_by"]
+    limited = LIMITED.get(row["limited_by"], f"limited by {listed(row['limited_by'].split(','))}")
     arrived = f"{number(row['arrivals_per_s'])} requests/s arrived, " if pd.notna(row["arrivals_per_s"]) else ""
     words = f"{place}: {arrived}{number(row['requests_per_s'])} requests/s were answered"
-    if row["saturated"] is True:
+    if saturated:
         words += f", and {number(row['queue_growth_per_s'])} more were unanswered each second"
-    if "client" in row["limited_by"]:
+    if slow_client:
         words += f"; 1 % of the requests left the client {number(row['client_lag_s_p99'])} s late or later"
         words += f", and it used {number(row['client_cpu_cores'])} cores"
-    return Finding(verdict, f"{words}.", tone)
+    return Finding("saturated" if saturated else limited, f"{words}.", "bad" if saturated or slow_client else "neutral")
 
 
 def sequences_by_rate(report: Report) -> Iterator[Block]:
