@@ -93,7 +93,7 @@ class Tables:
         try:
             return self.need(name)
         except MissingError:
-            return pd.DataFrame({name: pd.Series(dtype=object if name == "cell_id" else float) for name in columns})
+            return pd.DataFrame({of: pd.Series(dtype=object if of == "cell_id" else float) for of in columns})
 
     def facts(self, name: str, cell_ids: Iterable[str], columns: list[str] | None = None) -> pd.DataFrame:
         """Rows of `parsed/{gpu}/{name}.parquet` of these cells, each of its first start that gave results.
