@@ -215,9 +215,8 @@ def limits_table(cells: pd.DataFrame) -> pd.DataFrame:
 
 def waste_table(cells: pd.DataFrame) -> pd.DataFrame:
     """The table `waste`: half a block a sequence of 100 tokens is empty, and three quarters of a contiguous layout."""
-    rows = cells[cells["repeat"].notna()][
-        ["cell_id", "start", "repeat", "engine", "block_size_effective", "kv_tokens_live_mean"]
-    ]
+    known = ["cell_id", "start", "repeat", "engine", "block_size_effective", "kv_tokens_live_mean"]
+    rows = cells.loc[cells["repeat"].notna(), known]
     paged = rows[rows["engine"] == "vllm"].assign(layout="paged", source="measured")
     paged["block_size"] = paged["block_size_effective"]
     other = [paged.assign(layout="block_size_whatif", block_size=size, source="predicted") for size in (1, 8, 16, 64)]
@@ -266,12 +265,6 @@ def plan_table(cells: pd.DataFrame) -> pd.DataFrame:
         value = rows[name].astype(float) * factor
         predicted |= {name: value, f"{name}_low": value / 1.2, f"{name}_high": value * 1.2}
     return plan_of(rows, error_pct=20.0, ttft_error_pct=30.0, **predicted)
-
-
-def published_rates(cells: pd.DataFrame) -> dict[tuple[str, str, str, float], float]:
-    """A flat line that someone published for the first device."""
-    model, gpu = cells["model"].iloc[0], next(iter(SPEED))
-    return {("vllm", model, gpu, seqs): 1e5 for seqs in (1.0, 4.0, 16.0, 64.0, 256.0)}
 
 
 def claims_table() -> pd.DataFrame:
@@ -334,7 +327,10 @@ def write_tables(cells: pd.DataFrame, tables: Path) -> None:
     write(recommendations=recommendations(cells, 2.0, {}).assign(command=f"vllm serve {SCRIPT}"))
     write(answers=answers_of(cells), latencies=latency_effects(cells, summary, 2.0), limits=limits_table(cells))
     write(waiting=waiting_table(cells), waste=waste_table(cells), capacity=capacity_table(cells))
-    write(predictions=predictions_table(cells, plan_table(cells), published_rates(cells)), claims=claims_table())
+    # A flat line that someone published for the first device.
+    place = ("vllm", str(cells["model"].iloc[0]), next(iter(SPEED)))
+    published = {(*place, seqs): 1e5 for seqs in (1.0, 4.0, 16.0, 64.0, 256.0)}
+    write(predictions=predictions_table(cells, plan_table(cells), published), claims=claims_table())
     write(ratios=device_ratios(cells, predictions=tables / "predictions.parquet"))
 
 

@@ -57,18 +57,13 @@ def test_series_and_the_text_of_figures_stand_out_from_the_page(of):
     assert contrast(INK, PAPER) > contrast(MUTED, PAPER) > 4.5
 
 
-def colours_of_module(module: str, name: str) -> list[str]:
-    """The colours in an object of a module of the page."""
-    text = (REPORT / "page" / module).read_text(encoding="utf-8")
-    found = re.search(rf"const {name} = \{{([^}}]*)\}}", text)
-    assert found is not None
-    return re.findall(r"#\w{6}", found[1])
-
-
 @pytest.mark.parametrize("deficiency", DEFICIENCIES)
 def test_colours_differ_with_every_deficiency(deficiency):
     """What differs by colour differs by shape, height or sign as well, but colours alone suffice."""
     outcomes = [colour for colour, _ in OUTCOMES.values()]
-    phases, blocks = colours_of_module("timeline.js", "PHASES"), colours_of_module("blocks.js", "COLOURS")
-    for colours in (list(COLOURS), outcomes, phases, blocks):
+    of_views = [
+        re.findall(r"#\w{6}", re.findall(rf"const {name} = \{{([^}}]*)\}}", (REPORT / "page" / module).read_text())[0])
+        for module, name in (("timeline.js", "PHASES"), ("blocks.js", "COLOURS"))
+    ]
+    for colours in (list(COLOURS), outcomes, *of_views):
         assert nearest(colours, deficiency) > 15

@@ -13,12 +13,8 @@ from workflow_scripts.present.subjects.predicted_and_measured import (
 )
 
 
-@pytest.fixture
-def tables(results):
-    return results.tables
-
-
-def test_each_cell_is_a_dot_at_predicted_over_measured_in_ascending_order(tables, axes_of):
+def test_each_cell_is_a_dot_at_predicted_over_measured_in_ascending_order(results, axes_of):
+    tables = results.tables
     plot = prediction_errors(tables)
     assert plot.sources == ["measured", "predicted"]
     table = tables.need("predictions").dropna(subset=["predicted", "measured"])
@@ -31,8 +27,8 @@ def test_each_cell_is_a_dot_at_predicted_over_measured_in_ascending_order(tables
     assert sorted(of_one["predicted"] / of_one["measured"]) in [pytest.approx(dots) for dots in drawn]
 
 
-def test_what_was_only_predicted_is_drawn_apart(tables):
-    plot = predicted_by_max_num_seqs(tables)
+def test_what_was_only_predicted_is_drawn_apart(results):
+    plot = predicted_by_max_num_seqs(results.tables)
     labels = {handle.get_label(): handle for handle in plot.handles}
     assert set(labels) == {"predicted, with its band", "measured", "published"}
     assert labels["predicted, with its band"].get_markerfacecolor() == "none"
