@@ -69,9 +69,9 @@ def first_screen(report: Report) -> FirstScreen:
         other_settings.SUBJECT.id: (_changes, other_settings.effects),
     }
     answers = []
-    for section, (told, draw) in parts.items():
+    for section, (sentences_of, draw) in parts.items():
         try:
-            sentences = list(told(report))
+            sentences = list(sentences_of(report))
         except MissingError:
             continue
         figure = next((block for block in FIGURES[draw.__name__](report) if isinstance(block, Figure)), None)
@@ -129,14 +129,14 @@ def _throughput(report: Report) -> Iterator[str]:
 def _devices(report: Report) -> Iterator[str]:
     """For each pair of devices how the speed-up changes with the number of sequences; else what explains it."""
     with suppress(MissingError):
-        yield from (told + why for _, told, why in list(speedups(report.tables))[:MOST_DEVICES])
+        yield from (comparison + why for _, comparison, why in list(speedups(report.tables))[:MOST_DEVICES])
         return
     ratios = of_rates(report.tables.need("ratios"))
     for (a, b), rows in list(ratios.groupby(["gpu_a", "gpu_b"], sort=False))[:MOST_DEVICES]:
-        known = rows["explanation"].where(rows["explanation"] != "none").dropna()
+        explanations = rows["explanation"].where(rows["explanation"] != "none").dropna()
         why = "no single ratio of the devices is shown to explain it"
-        if len(known):
-            most = known.value_counts()
+        if len(explanations):
+            most = explanations.value_counts()
             why = f"it is shown to be the ratio of {explained(most.index[0])} in {most.iloc[0]} of {len(rows)}"
         if rows["cannot_show"].notna().any():
             why = "this machine cannot show whether memory bandwidth explains it"
@@ -198,13 +198,13 @@ def _starts(report: Report) -> str:
     cells = report.tables.cells
     starts = cells.groupby("cell_id")["start"].nunique()
     several = starts.max() > 1
-    told = f"{plural(report.study.repeats, 'repeat')} per {'start' if several else 'cell'}"
+    text = f"{plural(report.study.repeats, 'repeat')} per {'start' if several else 'cell'}"
     if several:
         medians = cells.groupby(["cell_id", "start"])["output_tokens_per_s"].median().groupby("cell_id")
         apart = 100 * (medians.max() / medians.min() - 1)[starts > 1].dropna()
-        told += f", {span(starts[starts > 0])} starts per cell"
-        told += f", which differ by at most {number(apart.max())} %" if len(apart) else ""
-    return told
+        text += f", {span(starts[starts > 0])} starts per cell"
+        text += f", which differ by at most {number(apart.max())} %" if len(apart) else ""
+    return text
 
 
 def best_settings(report: Report) -> Table | Fold | None:

@@ -62,12 +62,12 @@ def render(report: Report, study_file: Path) -> str:
 
 def _section(subject: Subject, report: Report) -> dict[str, Any]:
     """What the template needs of a section: its first findings in one sentence each, all others, and its blocks."""
-    told = [block for part in subject.findings for block in blocks_of(part, report)]
-    findings = [block for block in told if isinstance(block, Finding)]
-    notes = " ".join(block.text for block in told if isinstance(block, Text))
+    finding_blocks = [block for part in subject.findings for block in blocks_of(part, report)]
+    findings = [block for block in finding_blocks if isinstance(block, Finding)]
+    notes = " ".join(block.text for block in finding_blocks if isinstance(block, Text))
     blocks = [block for part in subject.parts for block in blocks_of(part, report)]
     shown = [block for block in blocks if not isinstance(block, Absent)]
-    absent = [block for block in (*told, *blocks) if isinstance(block, Absent)]
+    absent = [block for block in (*finding_blocks, *blocks) if isinstance(block, Absent)]
     first = [replace(finding, sentence=_first_sentence(finding.sentence)) for finding in findings[:OPEN_FINDINGS]]
     more = [finding for finding in findings if finding not in first]
     return {
@@ -87,8 +87,8 @@ def _first_sentence(text: str) -> str:
     >>> _first_sentence("It is 1.5 times faster. More starts would help. (h200)"), _first_sentence("One. (h200)")
     ('It is 1.5 times faster.', 'One.')
     """
-    found = _FIRST_SENTENCE.match(text)
-    return found[0] if found else text
+    match = _FIRST_SENTENCE.match(text)
+    return match[0] if match else text
 
 
 def _together(absent: Sequence[Absent]) -> str:

@@ -101,8 +101,8 @@ def page_data(report: Report, study_file: Path) -> dict[str, Any]:
             "name": report.study.name,
             "question": report.study.question,
             "repeats": report.study.repeats,
-            "file": _named(study_file),
-            "cells": _named(report.cells),
+            "file": _path_from_here(study_file),
+            "cells": _path_from_here(report.cells),
             "beside": os.path.relpath(report.cells, report.out.parent),
         },
         "colours": COLOURS,
@@ -119,10 +119,10 @@ def page_data(report: Report, study_file: Path) -> dict[str, Any]:
     }
 
 
-def _named(path: Path) -> str:
+def _path_from_here(path: Path) -> str:
     """A path as a command in the working directory names it, without the folders of this machine.
 
-    >>> _named(Path.cwd() / "results"), _named(Path("/elsewhere"))
+    >>> _path_from_here(Path.cwd() / "results"), _path_from_here(Path("/elsewhere"))
     ('results', '/elsewhere')
     """
     whole, here = path.absolute(), Path.cwd()
@@ -162,12 +162,12 @@ def _numbers(values: "np.ndarray[Any, Any]", digits: int) -> list[float | int | 
     >>> _numbers(np.array([131072.0, 0.0123456, -98765.4, 0.0, np.nan]), 5)
     [131072, 0.012346, -98765, 0, None]
     """
-    known = np.where(np.isfinite(values), values, 0.0)
-    rounded = np.char.mod(f"%.{digits}g", known).astype(float)
-    found = np.where(known == np.trunc(known), known, rounded)
-    is_whole = (found == np.trunc(found)) & (np.abs(found) < 1e15)
-    each = zip(found.tolist(), is_whole.tolist(), np.isfinite(values).tolist(), strict=True)
-    return [(int(value) if whole else value) if is_known else None for value, whole, is_known in each]
+    finite = np.where(np.isfinite(values), values, 0.0)
+    rounded = np.char.mod(f"%.{digits}g", finite).astype(float)
+    shortened = np.where(finite == np.trunc(finite), finite, rounded)
+    is_whole = (shortened == np.trunc(shortened)) & (np.abs(shortened) < 1e15)
+    each = zip(shortened.tolist(), is_whole.tolist(), np.isfinite(values).tolist(), strict=True)
+    return [(int(value) if whole else value) if is_finite else None for value, whole, is_finite in each]
 
 
 def _log(report: Report, cell_id: str, start: float) -> tuple[str, str] | tuple[None, None]:
@@ -183,8 +183,8 @@ def _log(report: Report, cell_id: str, start: float) -> tuple[str, str] | tuple[
 
 def _of_cells(rows: pd.DataFrame, place: "pd.Series[int]") -> pd.DataFrame:
     """The rows of cells of the study, each with the place of its cell."""
-    known = rows[rows["cell_id"].isin(place.index)]
-    return known.assign(cell=known["cell_id"].map(place))
+    study_rows = rows[rows["cell_id"].isin(place.index)]
+    return study_rows.assign(cell=study_rows["cell_id"].map(place))
 
 
 def _repeats(report: Report, place: "pd.Series[int]") -> pd.DataFrame:
@@ -194,8 +194,8 @@ def _repeats(report: Report, place: "pd.Series[int]") -> pd.DataFrame:
     limits = report.tables.get("limits", *REPEAT, "rates", "mbu", "mfu").sort_values("rates")
     rows = rows.merge(limits.groupby(REPEAT, sort=False)[["mbu", "mfu"]].first().reset_index(), on=REPEAT, how="left")
     served = report.tables.get("serving", *REPEAT, *SERVED)[[*REPEAT, *SERVED]].drop_duplicates(REPEAT)
-    known = rows[REPEAT].merge(served, how="left").set_index(rows.index)
-    return _of_cells(known.combine_first(rows), place)
+    serving_values = rows[REPEAT].merge(served, how="left").set_index(rows.index)
+    return _of_cells(serving_values.combine_first(rows), place)
 
 
 def _intervals(report: Report, place: "pd.Series[int]") -> pd.DataFrame:
@@ -211,8 +211,8 @@ def _intervals(report: Report, place: "pd.Series[int]") -> pd.DataFrame:
         if f"{of}_low" in served
     ]
     columns = ["cell", "measure", "value", "low", "high", "n", "scope"]
-    found = pd.concat([part.reindex(columns=columns) for part in (*parts, others)])
-    return found.drop_duplicates(["cell", "measure"]).dropna(subset=["low", "high"])
+    intervals = pd.concat([part.reindex(columns=columns) for part in (*parts, others)])
+    return intervals.drop_duplicates(["cell", "measure"]).dropna(subset=["low", "high"])
 
 
 def timelines(tables: Tables, most_bytes: int = MOST_BYTES) -> dict[str, str]:

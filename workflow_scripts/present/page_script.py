@@ -76,10 +76,10 @@ def joined(folder: Path, entry: str = "main.js") -> str:
     texts = _with(folder, entry, {}, ())
     owners: dict[str, str] = {}
     for module, text in texts.items():
-        for found in _DECLARATION.finditer(text):
-            other = owners.setdefault(found["name"], module)
+        for declaration in _DECLARATION.finditer(text):
+            other = owners.setdefault(declaration["name"], module)
             if other != module:
-                raise ScriptError(f"{module}: {found['name']} is also declared in {other}; rename one of them")
+                raise ScriptError(f"{module}: {declaration['name']} is also declared in {other}; rename one of them")
     bodies = [_IMPORT.sub("", text).replace("\nexport ", "\n").removeprefix("export ") for text in texts.values()]
     exported = ", ".join(sorted(exports(texts[entry])))
     return "\n".join(["(() => {", '"use strict";', *bodies, f"return {{ {exported} }};", "})();", ""])
@@ -91,7 +91,7 @@ def exports(text: str) -> set[str]:
     >>> sorted(exports("export const A = 1;\\nfunction b() {}\\nexport async function c() {}\\n"))
     ['A', 'c']
     """
-    return {found["name"] for found in _DECLARATION.finditer(text) if found["export"]}
+    return {declaration["name"] for declaration in _DECLARATION.finditer(text) if declaration["export"]}
 
 
 def _with(folder: Path, module: str, texts: Mapping[str, str], importers: tuple[str, ...]) -> Mapping[str, str]:
@@ -104,10 +104,10 @@ def _with(folder: Path, module: str, texts: Mapping[str, str], importers: tuple[
         text = MADE[module]() if module in MADE else (folder / module).read_text(encoding="utf-8")
     except OSError as e:
         raise ScriptError(f"{folder / module}: {e.strerror}") from None
-    for found in _IMPORT.finditer(text):
-        texts = _with(folder, found["module"], texts, (*importers, module))
-        if unknown := set(found["names"].split(", ")) - exports(texts[found["module"]]):
-            raise ScriptError(f"{module}: {found['module']} does not export {', '.join(sorted(unknown))}")
+    for statement in _IMPORT.finditer(text):
+        texts = _with(folder, statement["module"], texts, (*importers, module))
+        if unknown := set(statement["names"].split(", ")) - exports(texts[statement["module"]]):
+            raise ScriptError(f"{module}: {statement['module']} does not export {', '.join(sorted(unknown))}")
     left = _DECLARATION.sub("", _IMPORT.sub("", text))
     if other := re.search(r"^(?:import|export)\b.*", left, re.MULTILINE):
         raise ScriptError(f"{module}: {other[0]!r} is not a form of import or export that can be joined")

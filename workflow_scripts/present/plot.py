@@ -77,8 +77,8 @@ class Plot:
         if len(self.panels) > self.most:
             few = f"{self.most} of {len(self.panels)} {self.panels_are} are drawn, those with the most cells"
             notes.insert(0, f"{few}; the tables hold all")
-        told = {of: getattr(self, of) for of in ("title", "alt", "repeats")}
-        return told | {"sources": list(self.sources), "notes": notes}
+        texts = {of: getattr(self, of) for of in ("title", "alt", "repeats")}
+        return texts | {"sources": list(self.sources), "notes": notes}
 
 
 def use_style() -> None:
@@ -214,9 +214,9 @@ def _drawn(plot: Plot, columns: int, width_in: float) -> Any:
     # Texts that would extend beyond their axes, into the next panel or off the page, shrink until they fit.
     for ax in figure.get_axes():
         for text in ax.texts:
-            room = ax.get_window_extent().width / max(text.get_window_extent().width, 1)
-            if room < 1:
-                text.set_fontsize(float(text.get_fontsize()) * room)
+            scale = ax.get_window_extent().width / max(text.get_window_extent().width, 1)
+            if scale < 1:
+                text.set_fontsize(float(text.get_fontsize()) * scale)
     return figure
 
 
@@ -233,7 +233,7 @@ def _svg(figure: Any, plot: Plot) -> bytes:
     text = re.sub(r'<!--.*?-->\n| transform="rotate\(-0 [^"]*"', "", text, flags=re.DOTALL)
     # Each style is written once.
     styles = {style: f"s{i}" for i, style in enumerate(dict.fromkeys(re.findall(r' style="([^"]*)"', text)))}
-    text = re.sub(r' style="([^"]*)"', lambda found: f' class="{styles[found[1]]}"', text)
+    text = re.sub(r' style="([^"]*)"', lambda match: f' class="{styles[match[1]]}"', text)
     sheet = "".join(f".{name}{{{style}}}\n" for style, name in styles.items())
     return text.replace("</style>", f"{sheet}</style>").encode()
 

@@ -49,8 +49,8 @@ def plot_ratios(
     all_rows = len(rows)
     rows = evenly(rows, ["panel", "label"], "ratio", MOST_DOTS)
     columns = ["ratio", "ratio_low", "ratio_high", "beside", *(r.column for r in references)]
-    known = rows.reindex(columns=columns).to_numpy(dtype=float)
-    limits = min(np.nanmin(known), 1) / 1.06, max(np.nanmax(known), 1) * 1.06
+    values = rows.reindex(columns=columns).to_numpy(dtype=float)
+    limits = min(np.nanmin(values), 1) / 1.06, max(np.nanmax(values), 1) * 1.06
     groups = sorted(rows.groupby("panel", sort=False), key=lambda item: -len(item[1]))
     draw = partial(_draw, named=named, limits=limits, references=references)
     notes = []
@@ -166,20 +166,20 @@ def plot_bars(
 
     `name` says in which colour a bar is drawn.
     """
-    known = {column: name for column, name in measures.items() if rows[column].notna().any()}
+    drawn = {column: name for column, name in measures.items() if rows[column].notna().any()}
     groups = sorted(rows.groupby("panel", sort=False), key=lambda item: -item[1]["cell_id"].nunique())
     most = max(part["label"].nunique() for _, part in groups)
     few = [f"the {MOST_BARS} highest bars of a panel are drawn; the tables hold all"] if most > MOST_BARS else []
     return Plot(
         title=title,
-        alt=f"{title}, measured: " + "; ".join(_bars_in_words(panel, part, known) for panel, part in groups[:4]) + ".",
+        alt=f"{title}, measured: " + "; ".join(_bars_in_words(panel, part, drawn) for panel, part in groups[:4]) + ".",
         sources=sorted(rows["source"].unique()),
         panels=[
             Panel(
                 "\n".join(filter(None, (name, str(panel)))), partial(_draw_bars, rows=part, column=column, named=named)
             )
             for panel, part in groups
-            for column, name in known.items()
+            for column, name in drawn.items()
             if part[column].notna().any()
         ],
         panels_are=panels_are,
@@ -213,5 +213,5 @@ def _draw_bars(ax: Axes, rows: pd.DataFrame, column: str, named: Mapping[str, Ma
 
 
 def _bars_in_words(panel: object, rows: pd.DataFrame, measures: Mapping[str, str]) -> str:
-    told = [f"{label} {high:.3g} ({name})" for column, name in measures.items() for label, high in _bars(rows, column)]
-    return f"{panel}: {', '.join(told)}"
+    bars = [f"{label} {high:.3g} ({name})" for column, name in measures.items() for label, high in _bars(rows, column)]
+    return f"{panel}: {', '.join(bars)}"

@@ -52,8 +52,8 @@ class Report:
         """
         grid = self.tables.grid
         logs = {cell: self.logs(cell)[-1] for cell in grid.loc[grid["outcome"] == "missing", "cell_id"]}
-        said = {cell: last_line(log) for cell, log in logs.items() if log.exists()}
-        reason = grid["reason"].where(grid["reason"].notna(), grid["cell_id"].map(said))
+        last_lines = {cell: last_line(log) for cell, log in logs.items() if log.exists()}
+        reason = grid["reason"].where(grid["reason"].notna(), grid["cell_id"].map(last_lines))
         return grid.assign(reason=reason.where(grid["failed_starts"].isna(), grid["failed_starts"]))
 
     def logs(self, cell_id: str, start: float = 1) -> tuple[Path, Path]:
@@ -106,8 +106,8 @@ class Report:
         seen = progress(self.study, paths, status_of_starts(self.study, paths), time.time())
         cells = self.tables.cells
         held = cells[cells["comparable"].eq(True) & cells["outcome"].ne("missing")]
-        known = len(held.drop_duplicates(["cell_id", "start"]))
-        return None if seen.is_complete or seen.ended < known else seen
+        starts_held = len(held.drop_duplicates(["cell_id", "start"]))
+        return None if seen.is_complete or seen.ended < starts_held else seen
 
     def link(self, path: Path, text: str) -> Link | None:
         """A link from the page to a file, or None if the file is not there."""
@@ -127,8 +127,8 @@ def blocks_of(part: Part, report: Report) -> Iterator[Block]:
 
 MOST_ROWS = 100
 # Columns that most tables share: where a cell was measured, and how.
-PLACE: Mapping[str, str] = {"gpu": "Device", "engine": "Engine", "model": "Model", "workload": "Workload"}
-CELL: Mapping[str, str] = {**PLACE, "knobs": "Settings"}
+PLACE_HEADINGS: Mapping[str, str] = {"gpu": "Device", "engine": "Engine", "model": "Model", "workload": "Workload"}
+CELL: Mapping[str, str] = {**PLACE_HEADINGS, "knobs": "Settings"}
 REPEAT_COLUMNS: Mapping[str, str] = {"start": "Start", "repeat": "Repeat"}
 
 

@@ -134,12 +134,12 @@ class Tables:
         grid = cells.loc[rank.sort_values(kind="stable").index].drop_duplicates("cell_id").sort_index()
         failed = cells[~ok & cells["cell_id"].isin(grid.loc[grid["outcome"].eq("ok"), "cell_id"])]
         failed = failed.drop_duplicates(["cell_id", "start"])
-        told = [
+        endings = [
             f"start {row['start']:g} ended as {row['outcome'].replace('_', ' ')}"
             + (f": {row['reason']}" if pd.notna(row["reason"]) else "")
             for row in records(failed)
         ]
-        of_cell = pd.Series(told, index=failed["cell_id"], dtype=object).groupby(level=0, sort=False).agg("; ".join)
+        of_cell = pd.Series(endings, index=failed["cell_id"], dtype=object).groupby(level=0, sort=False).agg("; ".join)
         return grid.assign(failed_starts=grid["cell_id"].map(of_cell))
 
     @cached_property

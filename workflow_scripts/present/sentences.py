@@ -9,7 +9,7 @@ import pandas as pd
 
 from workflow_scripts.common.wording import interval_text, listed, number, plural, sentence
 from workflow_scripts.present.blocks import Block, Finding, Fold, Text
-from workflow_scripts.present.report import PLACE, Part, Report, TablePart
+from workflow_scripts.present.report import PLACE_HEADINGS, Part, Report, TablePart
 from workflow_scripts.present.report_tables import Tables, records, require
 from workflow_scripts.present.series import evenly, without_shared
 from workflow_scripts.study.setting_words import instead_of, knob_name, setting_phrase
@@ -35,8 +35,8 @@ def span(values: Iterable[float]) -> str:
     >>> span([3.0, 1.0, 2.0]), span([5.0001, 5.0]), span([float("nan")])
     ('1 to 3', '5', '')
     """
-    known = [value for value in values if not math.isnan(value)]
-    return " to ".join(dict.fromkeys([number(min(known)), number(max(known))])) if known else ""
+    numbers = [value for value in values if not math.isnan(value)]
+    return " to ".join(dict.fromkeys([number(min(numbers)), number(max(numbers))])) if numbers else ""
 
 
 def counted(values: "pd.Series[Any]") -> str:
@@ -83,7 +83,7 @@ def held_in_words(held: str) -> str:
 # Maximum number of sentences of one kind; the table has all of them.
 MOST_SENTENCES = 6
 EFFECT_COLUMNS: Mapping[str, str] = {
-    **PLACE,
+    **PLACE_HEADINGS,
     "held": "Other settings",
     "values": "Values compared",
     "value": "Fastest",
@@ -108,7 +108,7 @@ _COMPARED: Mapping[str, str] = {
     "e2e_s_p50": "median end-to-end latency",
 }
 # What `pairs_that_differ_in` reports pair by pair.
-_TOLD_APART = ("enable_prefix_caching", "num_speculative_tokens", "model")
+_PAIR_KNOBS = ("enable_prefix_caching", "num_speculative_tokens", "model")
 # Address of a section -> what the ids of its claims have; a claim belongs to the first that fits.
 _ABOUT: Mapping[str, str] = {
     "max-num-seqs": "max-num-seqs|prompts-limit|gpu-utilisation|control-throughput|slots-are-never",
@@ -160,7 +160,7 @@ def verdicts_on(knob: str) -> Part:
 
 def verdicts_of_others(report: Report) -> Iterator[Block]:
     effects = report.tables.need("effects")
-    others = effects[(effects["comparison"] == "overall") & ~effects["knob"].isin([*OWN_SECTION, *_TOLD_APART])]
+    others = effects[(effects["comparison"] == "overall") & ~effects["knob"].isin([*OWN_SECTION, *_PAIR_KNOBS])]
     yield from verdicts_by(others, "knob")
 
 
@@ -231,22 +231,22 @@ def what_verdicts_cover(report: Report) -> Iterator[Block]:
     yield Text(f"A verdict compares {what}. The sentence also states the margin. {covers}")
 
 
-def pairs_that_differ_in(knob: str, known_by: str, found: Callable[[Mapping[str, Any]], str]) -> Part:
+def pairs_that_differ_in(knob: str, known_by: str, describe: Callable[[Mapping[str, Any]], str]) -> Part:
     """Pairs of cells that differ only in the knob, the largest gain first.
 
-    `found` makes a further sentence from the medians of the pair's first cell, if its column `known_by` has a value.
+    `describe` makes a further sentence from the medians of the pair's first cell, if its column `known_by` has a value.
     """
 
     def part(report: Report) -> Iterator[Block]:
         pairs = effects_on(report.tables, knob, "pair")
         of_cell = report.tables.cells.groupby("cell_id").median(numeric_only=True)
-        told = evenly(pairs.assign(held=without_shared(pairs["held"])), ["knob"], "ratio", MOST_SENTENCES)
-        for row in records(told.sort_values("ratio", ascending=False, kind="stable")):
+        selected = evenly(pairs.assign(held=without_shared(pairs["held"])), ["knob"], "ratio", MOST_SENTENCES)
+        for row in records(selected.sort_values("ratio", ascending=False, kind="stable")):
             cell = of_cell.loc[row["cell_id"]]
-            further = f" {found(cell)}" if pd.notna(cell.get(known_by)) else ""
+            further = f" {describe(cell)}" if pd.notna(cell.get(known_by)) else ""
             yield ratio_finding(row["ratio"], row["verdict"], f"{place(row)}: {effect_in_words(row)}{further}")
-        if len(told) < len(pairs):
-            few = f"{len(told)} of {len(pairs)} comparisons, evenly from the largest ratio to the smallest"
+        if len(selected) < len(pairs):
+            few = f"{len(selected)} of {len(pairs)} comparisons, evenly from the largest ratio to the smallest"
             yield Text(f"{few}; the table effects holds all.")
 
     return part
@@ -281,12 +281,12 @@ def claims_on(section: str) -> Part:
                 "What would test it": row["would_test"],
             }
             # A paragraph for each piece of evidence, which begins with its source in brackets.
-            told = [
+            texts = [
                 Text(part)
                 for heading, text in paragraphs.items()
                 if text
                 for part in re.split(r"(?<=\.) (?=\[)", f"{heading}: {text}")
             ]
-            yield Fold(f"Published claim, {row['verdict']}: {row['claim']}", told)
+            yield Fold(f"Published claim, {row['verdict']}: {row['claim']}", texts)
 
     return part

@@ -109,8 +109,8 @@ def means(rows: pd.DataFrame, columns: Sequence[str], by: str = "cell_id") -> pd
     """
     logs = rows[list(columns)].astype(float).where(rows[list(columns)] > 0).apply(np.log)
     of_start = logs.groupby([rows[by], rows["cell_id"], rows["start"]], sort=False).mean()
-    found: pd.DataFrame = of_start.groupby(level=0).mean().apply(np.exp)
-    return found.rename_axis(by)
+    geometric_means: pd.DataFrame = of_start.groupby(level=0).mean().apply(np.exp)
+    return geometric_means.rename_axis(by)
 
 
 def without_shared(settings: "pd.Series[str]") -> "pd.Series[str]":

@@ -50,8 +50,8 @@ def _size(step: dict[str, Any]) -> float:
 
 
 def _in_words(step: dict[str, Any]) -> str:
-    found = step["found"]
-    return f"{found['ratio']:.3g} ({found['low']:.3g} to {found['high']:.3g}) from run {step['run'] + 1} on"
+    change = step["found"]
+    return f"{change['ratio']:.3g} ({change['low']:.3g} to {change['high']:.3g}) from run {step['run'] + 1} on"
 
 
 def _draw(ax: Axes, of: dict[str, Any], runs: int) -> None:

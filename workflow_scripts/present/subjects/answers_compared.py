@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 
 from workflow_scripts.present.blocks import Block, Finding, Text
-from workflow_scripts.present.report import PLACE, Report, Subject, TablePart
+from workflow_scripts.present.report import PLACE_HEADINGS, Report, Subject, TablePart
 from workflow_scripts.present.report_tables import records
 from workflow_scripts.present.sentences import some
 from workflow_scripts.study.setting_words import instead_of
@@ -51,7 +51,7 @@ SUBJECT = Subject(
         TablePart(
             "answers",
             {
-                **PLACE,
+                **PLACE_HEADINGS,
                 "differs_in": "Differs in",
                 "value": "Value",
                 "baseline": "Compared with",

@@ -8,7 +8,7 @@ import pandas as pd
 
 from workflow_scripts.common.wording import plural
 from workflow_scripts.present.blocks import UNKNOWN, Block, Fold, Table, outcome_words, shown, with_intervals
-from workflow_scripts.present.report import MOST_ROWS, PLACE, Report, Subject
+from workflow_scripts.present.report import MOST_ROWS, PLACE_HEADINGS, Report, Subject
 from workflow_scripts.present.report_tables import RATE, STEADY, TOTAL, Tables, records, require
 from workflow_scripts.present.series import NAMES
 from workflow_scripts.present.subjects.every_cell import MOST_LETTERS
@@ -55,7 +55,7 @@ def knob_tables(tables: Tables) -> Iterator[tuple[str, list[Table]]]:
         rows = rows.sort_values("setting", kind="stable")
         rows["row"] = rows.groupby(["setting", "gpu"], sort=False).ngroup()
         firsts = rows.drop_duplicates("row")
-        places = records(firsts[list(PLACE)].rename(columns=PLACE))
+        places = records(firsts[list(PLACE_HEADINGS)].rename(columns=PLACE_HEADINGS))
         named = [of | {SETTINGS: words} for of, words in zip(places, settings_in_words(firsts, varied), strict=True)]
         of_rows = [part for _, part in rows.groupby("row")]
         parts = of_rows[:MOST_ROWS]
@@ -64,17 +64,17 @@ def knob_tables(tables: Tables) -> Iterator[tuple[str, list[Table]]]:
         by_cell = {row["cell_id"]: row for row in records(effects)}
         lines = [_rates_of(part, names, by_cell, rates) for part, names in zip(parts, named, strict=False)]
         fixed = [setting_phrase(of, rows[of].iloc[0]) for of in others if of not in varied and rows[of].notna().all()]
-        found = [_table(lines, named, name, "Output tokens per s (95 % interval)", fixed, _marks(lines, effects))]
+        summaries = [_table(lines, named, name, "Output tokens per s (95 % interval)", fixed, _marks(lines, effects))]
         if knob == "max_num_seqs":  # the setting for which rates are published
             pairs = zip(of_rows, named, strict=True)
             if beside := [line for part, names in pairs for line in _published(part, names, rates)]:
-                found.append(_table(beside, [line.names for line in beside], name, PUBLISHED, fixed))
+                summaries.append(_table(beside, [line.names for line in beside], name, PUBLISHED, fixed))
         for of, quantity in MEMORY.items():
             if rows[of].notna().any():
                 texts = [dict(zip(part["x"], (shown(value, of) for value in part[of]), strict=True)) for part in parts]
                 lines = [Line(names, values) for names, values in zip(named, texts, strict=False)]
-                found.append(_table(lines, named, name, quantity, fixed))
-        yield knob, found
+                summaries.append(_table(lines, named, name, quantity, fixed))
+        yield knob, summaries
 
 
 def _with_memory(tables: Tables) -> pd.DataFrame:
@@ -87,17 +87,17 @@ def _with_memory(tables: Tables) -> pd.DataFrame:
 
 def _rates(tables: Tables) -> Mapping[tuple[str, str, str], str]:
     """Texts of rates by source, cell and measure: those measured with their intervals."""
-    found: dict[tuple[str, str, str], str] = {}
+    texts: dict[tuple[str, str, str], str] = {}
     intervals = tables.get("intervals", "cell_id", "measure", "value", "low", "high")
     of_rates = intervals[intervals["measure"].isin([RATE, STEADY, TOTAL])]
     for row in records(with_intervals(of_rates.rename(columns={"low": "value_low", "high": "value_high"}))):
         # A line may break before an interval, and not inside it.
-        found["measured", row["cell_id"], row["measure"]] = shown(row["value"]).replace(" to ", "\u00a0to\u00a0")
+        texts["measured", row["cell_id"], row["measure"]] = shown(row["value"]).replace(" to ", "\u00a0to\u00a0")
     predictions = tables.get("predictions", "predicted", "published")
     for source in ("predicted", "published"):
         for row in records(predictions.dropna(subset=source)):
-            found[source, row["cell_id"], row["quantity"]] = shown(row[source])
-    return found
+            texts[source, row["cell_id"], row["quantity"]] = shown(row[source])
+    return texts
 
 
 def _rates_of(
@@ -148,7 +148,7 @@ def _published(
     at = dict(zip(part["cell_id"], part["x"], strict=True))
     if any(("published", cell, TOTAL) in rates for cell in at):
         # Others published rates of their own requests.
-        own = {"Device": f"{names['Device']} (published)", PLACE["workload"]: "the source's own"}
+        own = {"Device": f"{names['Device']} (published)", PLACE_HEADINGS["workload"]: "the source's own"}
         for source, called in (("measured", names), ("published", {**names, **own})):
             yield Line(called, {x: rates.get((source, cell, TOTAL), UNKNOWN) for cell, x in at.items()})
 
@@ -182,14 +182,14 @@ def _table(
     headings = [f"{first} / {knob}", *names[1:], *(f"{value:g}" for value in values), *why]
     numeric = [*(False for _ in names), *(True for _ in values), *(False for _ in why)]
     few = f"{MOST_ROWS} of {len(named)} rows; the list of cells has all." if len(named) > MOST_ROWS else ""
-    told = f"All rows: {', '.join([*shared, *fixed])}." if shared or fixed else ""
-    return Table(f"{quantity} by {knob}", headings, body, numeric, " ".join(filter(None, (told, note, few))))
+    common = f"All rows: {', '.join([*shared, *fixed])}." if shared or fixed else ""
+    return Table(f"{quantity} by {knob}", headings, body, numeric, " ".join(filter(None, (common, note, few))))
 
 
 def central_tables(report: Report) -> Iterator[Block]:
-    found = list(knob_tables(report.tables))
-    require(found, f"no two cells of an engine differ only in {', '.join(map(knob_name, KNOBS))}")
-    for knob, (rates, *others) in found:
+    tables_of_knobs = list(knob_tables(report.tables))
+    require(tables_of_knobs, f"no two cells of an engine differ only in {', '.join(map(knob_name, KNOBS))}")
+    for knob, (rates, *others) in tables_of_knobs:
         yield rates
         if others:
             what = "Published rates and KV memory" if PUBLISHED in others[0].caption else "KV memory"

@@ -147,8 +147,8 @@ def _draw_ratios(ax: Axes, rows: pd.DataFrame, references: Iterable[Reference]) 
     # An interval that is wider than everything else ends at the edge.
     values = np.concatenate([column.to_numpy(dtype=float) for column in drawn])
     bottom, top = np.nanmin([*values, 1]), np.nanmax([*values, 1])
-    room = (top - bottom) / 2
-    ends = np.clip(rows[["ratio_low", "ratio_high"]].to_numpy(dtype=float).ravel(), bottom - room, top + room)
+    margin = (top - bottom) / 2
+    ends = np.clip(rows[["ratio_low", "ratio_high"]].to_numpy(dtype=float).ravel(), bottom - margin, top + margin)
     ax.set_ylim(np.nanmin([bottom, *ends]) - 0.05, np.nanmax([top, *ends]) + 0.05)
     ax.axhline(1, color=MUTED, linewidth=0.8, zorder=0)
 
@@ -177,8 +177,8 @@ def speedups(tables: Tables) -> Iterator[tuple[str, str, str]]:
         if group.keys["gpu"] not in seen:
             seen.add(group.keys["gpu"])
             beside = _bandwidths(records(group.rows)[0])
-            told = f"{group.keys['gpu']}: {ratios_in_words(group.rows)}{beside}.{_limited(group.rows)}"
-            yield "{:.2f} to {:.2f}".format(*group.rows["ratio"].iloc[[0, -1]]), told, _why(group.rows)
+            comparison = f"{group.keys['gpu']}: {ratios_in_words(group.rows)}{beside}.{_limited(group.rows)}"
+            yield "{:.2f} to {:.2f}".format(*group.rows["ratio"].iloc[[0, -1]]), comparison, _why(group.rows)
 
 
 def misses_pct(rows: pd.DataFrame, column: str) -> float:
@@ -193,12 +193,12 @@ def misses_pct(rows: pd.DataFrame, column: str) -> float:
 def ratios_in_words(rows: pd.DataFrame) -> str:
     """The first and the last ratio: `1.33 times at 1 sequence (expected 1.3), 1.17 at 256 (expected 1.14)`."""
     ends = records(rows.iloc[[0, -1]])
-    told = []
+    ratios = []
     for row, unit in zip(ends, (" times", ""), strict=True):
-        said = f" (expected {row['expected_ratio']:.2f})" if pd.notna(row["expected_ratio"]) else ""
+        expected = f" (expected {row['expected_ratio']:.2f})" if pd.notna(row["expected_ratio"]) else ""
         at = plural(int(row["x"]), "sequence") if unit else number(row["x"])
-        told.append(f"{row['ratio']:.2f}{unit} at {at}{said}")
-    return ", ".join(told)
+        ratios.append(f"{row['ratio']:.2f}{unit} at {at}{expected}")
+    return ", ".join(ratios)
 
 
 def _why(rows: pd.DataFrame) -> str:
@@ -221,8 +221,8 @@ def _limited(rows: pd.DataFrame) -> str:
 
 def _bandwidths(row: Mapping[str, Any]) -> str:
     named = {"bandwidth_ratio": "data sheets", "measured_bandwidth_ratio": "measured"}
-    known = [f"{row[of]:.2f} ({source})" for of, source in named.items() if pd.notna(row[of])]
-    return f"; memory bandwidths differ by {listed(known)}" if known else ""
+    bandwidths = [f"{row[of]:.2f} ({source})" for of, source in named.items() if pd.notna(row[of])]
+    return f"; memory bandwidths differ by {listed(bandwidths)}" if bandwidths else ""
 
 
 def device_ratios(tables: Tables) -> Plot:
@@ -243,7 +243,7 @@ def device_ratios(tables: Tables) -> Plot:
 
 
 def expectations(report: Report) -> Iterator[Block]:
-    findings = [Finding(ratios, told + why) for ratios, told, why in speedups(report.tables)]
+    findings = [Finding(ratios, comparison + why) for ratios, comparison, why in speedups(report.tables)]
     for group in groups_by_sequences(report.tables):
         rows = group.rows.dropna(subset="expected_ratio")
         if len(rows):

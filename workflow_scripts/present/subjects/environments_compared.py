@@ -9,7 +9,7 @@ from workflow_scripts.catalog.environments import DEFAULT
 from workflow_scripts.present.blocks import Block, Finding
 from workflow_scripts.present.plot import Plot
 from workflow_scripts.present.ratio_plot import labelled, plot_ratios
-from workflow_scripts.present.report import PLACE, FigurePart, Report, Subject, TablePart
+from workflow_scripts.present.report import PLACE_HEADINGS, FigurePart, Report, Subject, TablePart
 from workflow_scripts.present.report_tables import Tables, require
 from workflow_scripts.present.sentences import DECIDED, held_in_words, some, verdicts_by
 from workflow_scripts.present.series import without_shared
@@ -31,8 +31,8 @@ def _by_size(effects: pd.DataFrame) -> pd.DataFrame:
 def pairs(tables: Tables) -> pd.DataFrame:
     """Each cell in another environment over the baseline: by its rate and, of servers at a rate, by latencies."""
     of_both = [tables.get(name, "knob", "comparison", "verdict", "ratio") for name in ("effects", "latencies")]
-    found = require([rows for rows in map(_by_size, of_both) if len(rows)], "no cell was measured in two environments")
-    return pd.concat(found)
+    parts = require([rows for rows in map(_by_size, of_both) if len(rows)], "no cell was measured in two environments")
+    return pd.concat(parts)
 
 
 def environments(tables: Tables) -> Plot:
@@ -68,8 +68,8 @@ def changed_by_itself(report: Report) -> Iterator[Block]:
             for (setting, there, here), differ, of in alike.itertuples(name=None)
         ]
         more = f" and {len(changes) - MOST_CHANGES} more" if len(changes) > MOST_CHANGES else ""
-        told = f"{gpu}: what {value} changed by itself, compared with {baseline}"
-        findings.append(Finding("by itself", f"{told}: {', '.join(changes[:MOST_CHANGES])}{more}."))
+        heading = f"{gpu}: what {value} changed by itself, compared with {baseline}"
+        findings.append(Finding("by itself", f"{heading}: {', '.join(changes[:MOST_CHANGES])}{more}."))
     yield from some(findings, "environments")
 
 
@@ -87,7 +87,7 @@ SUBJECT = Subject(
         TablePart(
             "environments",
             {
-                **PLACE,
+                **PLACE_HEADINGS,
                 "environment": "Environment",
                 "setting": "What took effect",
                 "value": "Here",
@@ -104,7 +104,7 @@ SUBJECT = Subject(
             {
                 "value": "Environment",
                 "baseline": "Compared with",
-                **PLACE,
+                **PLACE_HEADINGS,
                 "held": "Settings",
                 "ratio": "Ratio (95 % interval)",
                 "verdict": "Verdict",

@@ -85,15 +85,15 @@ reached = at_both_ends(
 
 
 def above_ceilings(report: Report) -> Iterator[Block]:
-    known = report.tables.need("limits").dropna(subset="factor").sort_values("factor", ascending=False)
-    require(known, "no ceiling is known for any cell")
-    exceeds, cells = known["exceeds"].eq(True), known["cell_id"].nunique()
+    limits = report.tables.need("limits").dropna(subset="factor").sort_values("factor", ascending=False)
+    require(limits, "no ceiling is known for any cell")
+    exceeds, cells = limits["exceeds"].eq(True), limits["cell_id"].nunique()
     findings = []
-    for row in records(known[exceeds].drop_duplicates("cell_id")):
+    for row in records(limits[exceeds].drop_duplicates("cell_id")):
         cell, times = report.names.get(row["cell_id"], row["cell_id"]), f"{row['factor']:.3g} times its ceiling"
         sentence = f"{cell}: {times} on {row['ceiling_broken']}. It is marked invalid and not compared."
         findings.append(Finding("impossible", sentence, "bad"))
-    if doubtful := known.loc[~exceeds & (known["factor"] > 1), "cell_id"].nunique():
+    if doubtful := limits.loc[~exceeds & (limits["factor"] > 1), "cell_id"].nunique():
         sentence = (
             f"In {doubtful} of {cells} cells the rate is above a ceiling from measured device rates, but within the "
             "error of these rates. If others loaded the host while the rates were measured, this error is not known."

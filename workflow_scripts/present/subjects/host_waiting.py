@@ -43,8 +43,8 @@ WAITS: Mapping[str, tuple[str, str]] = {
 
 def waiting_by_repeat(tables: Tables) -> Plot:
     waiting = tables.need("waiting")
-    known = waiting["waiting_share"].notna() & waiting["driver_idle_share"].notna()
-    rows = waiting[known].merge(tables.measured[[*REPEAT, *tables.knobs]], on=REPEAT).sort_values(REPEAT)
+    is_measured = waiting["waiting_share"].notna() & waiting["driver_idle_share"].notna()
+    rows = waiting[is_measured].merge(tables.measured[[*REPEAT, *tables.knobs]], on=REPEAT).sort_values(REPEAT)
     require(rows, "no engine reported its steps on a GPU with measured rates")
     mean = rows.groupby(["gpu", "cell_id"])["waiting_share"].mean().sort_values(ascending=False)
     most = mean.groupby(level="gpu").head(MOST_CELLS).reset_index()
@@ -113,11 +113,11 @@ def much_waiting(report: Report) -> Iterator[Block]:
         sentence = f"In none of {len(cells)} cells does the GPU wait for its host for {_pct(MUCH_WAITING)} of the time."
         yield Finding("busy GPU", sentence, "good")
     remedies = _remedies(report.tables)
-    told = [
+    findings = [
         Finding(_pct(row["waits"]), _waiting_text(report, row) + remedies.get(row["cell_id"], ""))
         for row in records(much)
     ]
-    yield from some(told, "waiting")
+    yield from some(findings, "waiting")
 
 
 def _waiting_text(report: Report, row: Mapping[str, Any]) -> str:

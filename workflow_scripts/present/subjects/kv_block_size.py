@@ -70,12 +70,12 @@ def waste_by_block_size(tables: Tables) -> Plot:
     blocks = "blocks of " + rows["block_size"].map("{:g}".format) + " tokens"
     measured = rows.assign(how=names.where(rows["layout"] != PAGED, blocks))[rows["source"] != "predicted"]
     medians = measured.groupby([*keys, "how"], sort=False)["waste_pct"].median().reset_index()
-    told = [
+    shares = [
         f"{', '.join([*names, how])}: {waste_pct:.3g} %" for *names, how, waste_pct in medians.itertuples(index=False)
     ]
     return Plot(
         title="Empty slots in held KV memory, against the block size",
-        alt=f"Share of the slots in held KV memory that held no token, measured: {'; '.join(told)}.",
+        alt=f"Share of the slots in held KV memory that held no token, measured: {'; '.join(shares)}.",
         sources=sorted(rows["source"].unique()),
         panels=[Panel(" · ".join(map(str, names)), partial(_draw_waste, rows=part)) for names, part in groups],
         panels_are="models and workloads",
@@ -196,8 +196,8 @@ CAPACITY = TablePart(
 
 def reserved_and_used(cells: pd.DataFrame) -> pd.DataFrame:
     """Bytes that engines reserved for keys and values, and those that they used: medians over the repeats of a cell."""
-    known = cells[cells["repeat"].notna() & cells["kv_bytes_reserved_peak"].notna()]
-    require(known, "no cell recorded how many bytes its KV cache reserved")
+    recorded = cells[cells["repeat"].notna() & cells["kv_bytes_reserved_peak"].notna()]
+    require(recorded, "no cell recorded how many bytes its KV cache reserved")
     names = {
         "kv_bytes_reserved_peak": "reserved_bytes",
         "kv_bytes_reserved_mean": "reserved_mean_bytes",
@@ -205,7 +205,7 @@ def reserved_and_used(cells: pd.DataFrame) -> pd.DataFrame:
         "torch_memory_bytes_max": "torch_bytes",
         "process_memory_growth_bytes_max": "process_bytes",
     }
-    rows = known.groupby(list(CELL), sort=False)[list(names)].median().rename(columns=names).reset_index()
+    rows = recorded.groupby(list(CELL), sort=False)[list(names)].median().rename(columns=names).reset_index()
     return rows.assign(used_pct=100 * rows["used_bytes"] / rows["reserved_mean_bytes"])
 
 

@@ -65,8 +65,8 @@ def _first(ax: Axes, rows: pd.DataFrame, named_as: Mapping[str, Mark]) -> None:
         for column, (style, _) in FIRST.items():
             ax.plot(part["x"], part[column], color=mark.color, marker=mark.marker, linestyle=style)
     log2_axis(ax, rows["x"].unique())
-    known = rows[list(FIRST)].to_numpy(dtype=float)
-    ratio_axis(ax, np.nanmin(known[known > 0]), np.nanmax(known))
+    latencies = rows[list(FIRST)].to_numpy(dtype=float)
+    ratio_axis(ax, np.nanmin(latencies[latencies > 0]), np.nanmax(latencies))
 
 
 SUBJECT = Subject(

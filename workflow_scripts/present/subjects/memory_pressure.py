@@ -87,11 +87,11 @@ def _of_transformers(tables: Tables) -> pd.DataFrame:
     cells = tables.measured
     names = [f"knob_{name}" for name in ("num_blocks", "page_size", "room_tokens", "cache_implementation")]
     cells = cells.assign(**{name: None for name in names if name not in cells})
-    pages, size, room = (cells[name].astype(float) for name in names[:3])
+    pages, size, capacity = (cells[name].astype(float) for name in names[:3])
     cache = cells["knob_cache_implementation"].fillna("dynamic").astype(str) + " cache"
     in_pages = "pages of " + size.map("{:g}".format) + " tokens"
     rows = cells.assign(
-        pool_tokens=room.fillna(pages * size), layout="HuggingFace's " + cache.where(room.notna(), in_pages)
+        pool_tokens=capacity.fillna(pages * size), layout="HuggingFace's " + cache.where(capacity.notna(), in_pages)
     )
     return _medians(tables, rows[rows["pool_tokens"].notna()], ["pool_tokens"], ["layout"])
 
@@ -181,14 +181,14 @@ def _block_sizes(rows: pd.DataFrame) -> Iterator[Finding]:
         pools = sorted(small.index.intersection(large.index))
         if ends["min"] == ends["max"] or not pools:
             continue
-        told = [
+        comparisons = [
             f"with {pool:,.0f} tokens of KV cache, {large.at[pool, 'users']:.3g} requests run at once instead of "
             f"{small.at[pool, 'users']:.3g}, with {large.at[pool, 'output_tokens_per_s']:,.3g} output tokens per s "
             f"instead of {small.at[pool, 'output_tokens_per_s']:,.3g}"
             for pool in dict.fromkeys([pools[0], pools[-1]])
         ]
         blocks = f"blocks of {ends['max']:g} instead of {ends['min']:g} tokens"
-        yield Finding("block size", f"{', '.join(part[NAMES].iloc[0])}: {blocks}: {'; '.join(told)}.")
+        yield Finding("block size", f"{', '.join(part[NAMES].iloc[0])}: {blocks}: {'; '.join(comparisons)}.")
 
 
 def _exactness(rows: pd.DataFrame) -> Iterator[Finding]:
@@ -215,10 +215,10 @@ def users_by_cache(tables: Tables) -> Plot:
     measured = tables.measured
     predicted = rows["users_predicted"].notna().any()
     handles = [key("measured", COLOURS[0], linewidth=7)] + ([key("predicted", **PREDICTED)] if predicted else [])
-    told = [f"{row['pool_tokens']:g} tokens, {row['layout']}: {row['users']:.3g}" for row in records(rows.head(12))]
+    users = [f"{row['pool_tokens']:g} tokens, {row['layout']}: {row['users']:.3g}" for row in records(rows.head(12))]
     return Plot(
         title="Requests at once in the same memory, by the way their KV cache is kept",
-        alt=f"Requests at once, measured: {'; '.join(told)}.",
+        alt=f"Requests at once, measured: {'; '.join(users)}.",
         sources=["measured", *(["predicted"] if predicted else [])],
         panels=[
             Panel(" · ".join([*map(str, place), f"{tokens:,.0f} tokens"]), partial(draw, rows=part))

@@ -35,11 +35,11 @@ def largest_changes(tables: Tables) -> pd.DataFrame:
         sentence(instead_of(knob, value, baseline)) + WHILE_FULL * (metric == STEADY)
         for knob, value, baseline, metric in rows[["knob", "value", "baseline", "metric"]].itertuples(index=False)
     ]
-    found = [rows.assign(label=labels, about=rows["knob"])]
+    comparisons = [rows.assign(label=labels, about=rows["knob"])]
     with suppress(MissingError):
         fastest = equal_work(tables).drop_duplicates(PLACES).assign(label=ENGINE, about="engine")
-        found.append(fastest.rename(columns=lambda name: name.replace("improvement_", "")))
-    rows = pd.concat(found)
+        comparisons.append(fastest.rename(columns=lambda name: name.replace("improvement_", "")))
+    rows = pd.concat(comparisons)
     rows = require(rows[rows["ratio"] > 0], "no two measured cells differ in one setting alone")
     ranked = rows.assign(size=size_of(rows["ratio"])).sort_values("size", ascending=False, kind="stable")
     return ranked.drop_duplicates(["about", "gpu"]).reset_index(drop=True)

@@ -45,10 +45,10 @@ def _plot(tables: Tables, rows: pd.DataFrame, what: str, y_label: str, columns: 
         which = "for each device and engine, those that may run the most and the fewest sequences at once"
         notes.append(f"{len(cells)} of {measured} measured cells are drawn: {which}")
     peaks = rows.groupby("cell_id")[next(iter(columns))].max()
-    told = [f"{cell}: {peak:.3g}" for cell, peak in peaks.items()]
+    highest = [f"{cell}: {peak:.3g}" for cell, peak in peaks.items()]
     return Plot(
         title=f"{what} over the time of a repeat",
-        alt=f"{y_label}, highest of each cell, measured: {'; '.join(told)}.",
+        alt=f"{y_label}, highest of each cell, measured: {'; '.join(highest)}.",
         panels=[
             Panel(titles[cell], partial(_draw, rows=part, columns=columns))
             for cell, part in rows.groupby("cell_id", sort=False)

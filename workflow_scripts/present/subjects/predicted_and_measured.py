@@ -64,8 +64,8 @@ def predicted_by_max_num_seqs(tables: Tables) -> Plot:
     keys = [key for key in PLACES if key == "gpu" or (rows[key].nunique() > 1 and (key == "model" or not in_a_panel))]
     styles = {name: LINES[i if in_a_panel else 0] for i, name in enumerate(dict.fromkeys(rows["workload"]))}
     named = styles if in_a_panel else {"": LINES[0]}
-    known = {"measured": MEASURED, "published": PUBLISHED}
-    known = {name: style for name, style in known.items() if rows[name].notna().any()}
+    looks = {"measured": MEASURED, "published": PUBLISHED}
+    looks = {name: style for name, style in looks.items() if rows[name].notna().any()}
     several = len(named) > 1
     lines = [key(f"predicted{f': {name}' * several}, with its band", **style) for name, style in named.items()]
     return Plot(
@@ -76,7 +76,7 @@ def predicted_by_max_num_seqs(tables: Tables) -> Plot:
             )
             for names, part in list(rows.groupby(PLACES, sort=False))[:8]
         ),
-        sources=["predicted", *known],
+        sources=["predicted", *looks],
         panels=[
             Panel(" · ".join(map(str, names)), partial(_draw_sweep, part=part, styles=styles))
             for names, part in rows.groupby(keys, sort=False)
@@ -84,10 +84,10 @@ def predicted_by_max_num_seqs(tables: Tables) -> Plot:
         panels_are="devices, models and workloads",
         x_label="max-num-seqs (sequences)",
         y_label="Total tokens per s",
-        handles=[*lines, *(key(name, **style) for name, style in known.items())],
+        handles=[*lines, *(key(name, **style) for name, style in looks.items())],
         notes=[
             "if several cells of a line have the same max-num-seqs, a mark is their median",
-            *(["the sources do not say whether published rates include prompt tokens"] if "published" in known else []),
+            *(["the sources do not say whether published rates include prompt tokens"] if "published" in looks else []),
         ],
     )
 
@@ -115,8 +115,8 @@ def prediction_findings(report: Report) -> Iterator[Block]:
 
 
 def _accuracy(rows: pd.DataFrame) -> Iterator[Finding]:
-    known = rows.dropna(subset=["measured", "predicted"])
-    for (gpu, engine), part in known.groupby(["gpu", "engine"], sort=False):
+    compared = rows.dropna(subset=["measured", "predicted"])
+    for (gpu, engine), part in compared.groupby(["gpu", "engine"], sort=False):
         size = part["error_pct"].abs()
         kind = "good" if size.median() <= 10 else "neutral"
         without = int(part["low"].isna().sum())
@@ -142,8 +142,8 @@ def _flags(rows: pd.DataFrame, report: Report) -> Iterator[Finding]:
 
 def _above_band(rows: pd.DataFrame) -> Iterator[Finding]:
     """Devices whose published rate is above the band of the prediction where this prediction is lowest."""
-    known = rows.dropna(subset=["published", "predicted"]).sort_values("predicted")
-    for gpu, part in known.groupby("gpu", sort=False):
+    compared = rows.dropna(subset=["published", "predicted"]).sort_values("predicted")
+    for gpu, part in compared.groupby("gpu", sort=False):
         slowest = records(part)[0]
         fastest = records(part[part["workload"] == slowest["workload"]])[-1]
         if slowest["published"] > slowest["high"]:

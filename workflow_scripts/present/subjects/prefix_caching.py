@@ -36,8 +36,8 @@ def prefix_caching(tables: Tables) -> Plot:
     rows = pd.concat(sides).merge(cells, on="cell_id")
     unit, size = _unit(rows["kv_bytes_used_mean"])
     rows["kv_bytes_used_mean"] /= size
-    told = [name for name in ("gpu", "model", "held") if rows[name].nunique() > 1]
-    labels = rows[["name", *told]].agg(" · ".join, axis=1)
+    differing = [name for name in ("gpu", "model", "held") if rows[name].nunique() > 1]
+    labels = rows[["name", *differing]].agg(" · ".join, axis=1)
     return plot_bars(
         rows.assign(panel=rows["workload"], label=labels),
         {column: words.format(unit) for column, words in _MEASURES.items()},
@@ -56,13 +56,13 @@ def _unit(sizes: "pd.Series[float]") -> tuple[str, int]:
     return ("GiB", GIB) if sizes.max() >= GIB else ("MiB", 2**20)
 
 
-def _found_in_cache(cell: Mapping[str, Any]) -> str:
+def _cache_hits_in_words(cell: Mapping[str, Any]) -> str:
     saved = cell["prefix_cache_saved_pct"]
     saves = "." if pd.isna(saved) else f", which saved {saved:.3g} % of all tokens from being computed."
     return f"{100 * cell['prefix_cache_hit_rate']:.3g} % of the prompt tokens were in the cache{saves}"
 
 
-gains_and_hits = pairs_that_differ_in("enable_prefix_caching", "prefix_cache_hit_rate", _found_in_cache)
+gains_and_hits = pairs_that_differ_in("enable_prefix_caching", "prefix_cache_hit_rate", _cache_hits_in_words)
 
 
 def memory_saved(report: Report) -> Iterator[Block]:
@@ -78,7 +78,7 @@ def memory_saved(report: Report) -> Iterator[Block]:
         alone=alone["kv_bytes_used_mean"] / size,
         saving=alone["kv_bytes_used_mean"] / cached["kv_bytes_used_mean"],
     )[cached["prefix_cache_hits"] > 0].dropna(subset="saving")
-    told = [
+    findings = [
         Finding(
             f"{row['saving']:.3g} times less memory",
             f"{place(row)}: the tokens of running requests take {number(row['cached'])} {unit} of keys and values with "
@@ -88,7 +88,7 @@ def memory_saved(report: Report) -> Iterator[Block]:
         )
         for row in records(rows.sort_values("saving", ascending=False, kind="stable"))
     ]
-    yield from some(told, "cells")
+    yield from some(findings, "cells")
 
 
 def first_repeats_with_cache(cells: pd.DataFrame) -> pd.DataFrame:

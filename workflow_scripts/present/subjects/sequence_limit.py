@@ -73,12 +73,12 @@ def drains(report: Report) -> Iterator[Block]:
     for gpu, rows in group.rows.dropna(subset=[STEADY, DRAIN]).groupby("gpu", sort=False):
         drain = rows.groupby("x")[DRAIN].median()
         rates = means(rows, [OUTPUT.column, STEADY], "x").assign(drain_pct=100 * drain)
-        told = [
+        rates_in_words = [
             f"{setting_phrase(knob, x)}: {number(whole)} output tokens/s over whole repeats, {number(steady)} while"
             f" that many run (fewer in the last {drain_pct:.0f} %)"
             for x, whole, steady, drain_pct in rates.loc[sorted({drain.idxmax(), drain.index[-1]})].itertuples()
         ]
-        yield Finding(f"{100 * drain.max():.0f} % drain", f"{gpu}: {'; '.join(told)}.")
+        yield Finding(f"{100 * drain.max():.0f} % drain", f"{gpu}: {'; '.join(rates_in_words)}.")
 
 
 @cache

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from workflow_scripts.common.wording import listed, number, plural
 from workflow_scripts.present.blocks import Block, Finding, Table, shown
 from workflow_scripts.present.plot import Panel, Plot, key, log2_axis, mark_handles, ratio_axis
-from workflow_scripts.present.report import PLACE, FigurePart, Report, Subject, TablePart
+from workflow_scripts.present.report import PLACE_HEADINGS, FigurePart, Report, Subject, TablePart
 from workflow_scripts.present.report_tables import Tables, records, require
 from workflow_scripts.present.sentences import EFFECT_COLUMNS, overall, some, verdicts_by
 from workflow_scripts.present.series import NAMES, PLACES, ends_in_words, repeats_of, series_labels, told_apart
@@ -136,14 +136,14 @@ def _draw(
     for label, part in rows.groupby("series", sort=False):
         mark = colours[str(label)]
         for name, (style, _) in looks.items():
-            known = part[part[name] > 0]
-            at = known.groupby("x")[name].agg(["median", "min", "max"])
+            positive = part[part[name] > 0]
+            at = positive.groupby("x")[name].agg(["median", "min", "max"])
             ax.vlines(at.index, at["min"], at["max"], color=mark.color, linewidth=1.2, alpha=0.6)
             ax.plot(at.index, at["median"], color=mark.color, marker=mark.marker, linestyle=style)
             if len(at) == 1:
                 # A single load makes no line; a short stroke in its style shows which quantity the mark is.
                 ax.hlines(at["median"], at.index / 1.2, at.index * 1.2, color=mark.color, linestyle=style)
-            over = at.loc[at.index.isin(known.loc[known["saturated"].eq(True), "x"]), "median"]
+            over = at.loc[at.index.isin(positive.loc[positive["saturated"].eq(True), "x"]), "median"]
             ax.scatter(over.index, over, s=120, facecolors="none", edgecolors=INK, zorder=3, clip_on=False)
     log2_axis(ax, rows["x"].unique())
     ratio_axis(ax, *limits)
@@ -181,9 +181,9 @@ def _most_sustained(rows: pd.DataFrame) -> Finding:
         ends = f"{first['x']:g} to {first['ramp_to_per_s']:g} requests/s"
         return Finding("ramp", f"{place}: on a ramp from {ends} {_users_see(first)}.")
     if first["axis"] == "users":
-        told = {plural(int(row["x"]), "user"): _users_see(row) for row in (first, last)}
+        by_users = {plural(int(row["x"]), "user"): _users_see(row) for row in (first, last)}
         verdict = f"{first['x']:g} to " * (first["x"] < last["x"]) + plural(int(last["x"]), "user")
-        return Finding(verdict, f"{place}: {'; '.join(f'with {users} {seen}' for users, seen in told.items())}.")
+        return Finding(verdict, f"{place}: {'; '.join(f'with {users} {seen}' for users, seen in by_users.items())}.")
     # A run that is too short to decide counts as neither.
     over = rows[rows["saturated"].eq(True)].head(1)
     kept_up = rows[rows["saturated"].eq(False)]
@@ -280,7 +280,7 @@ SUBJECT = Subject(
         TablePart(
             "serving_summary",
             {
-                **PLACE,
+                **PLACE_HEADINGS,
                 "endpoint": "Server",
                 "knobs": "Settings and load",
                 "load": "Kind of load",

@@ -29,8 +29,8 @@ def commands(report: Report) -> Iterator[Block]:
     rows = rows.assign(place=[place(row) for row in records(rows)])
     rows = rows.assign(key=rows["command"].fillna(rows["place"]))
     for _, alike in list(rows.groupby("key", sort=False))[: 2 * MOST_SENTENCES]:
-        told = [f"{row['place']}, {ROLES[row['role']]}: {_why(report, row)}" for row in records(alike)]
-        yield Command("; ".join(alike["place"].unique()), alike["command"].fillna("").iloc[0], told)
+        reasons = [f"{row['place']}, {ROLES[row['role']]}: {_why(report, row)}" for row in records(alike)]
+        yield Command("; ".join(alike["place"].unique()), alike["command"].fillna("").iloc[0], reasons)
 
 
 def _why(report: Report, row: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ import pandas as pd
 from workflow_scripts.present.blocks import Block, Finding
 from workflow_scripts.present.plot import Plot
 from workflow_scripts.present.ratio_plot import plot_bars
-from workflow_scripts.present.report import PLACE, FigurePart, Report, Subject, TablePart
+from workflow_scripts.present.report import PLACE_HEADINGS, FigurePart, Report, Subject, TablePart
 from workflow_scripts.present.report_tables import RATE, Tables, records, require
 from workflow_scripts.present.sentences import MOST_SENTENCES, claims_on, place, some, with_interval
 from workflow_scripts.present.series import PLACES
@@ -28,11 +28,11 @@ def engines(tables: Tables) -> Plot:
     pairs = equal_work(tables)
     both = [pairs[PLACES].assign(knobs=pairs[knobs]) for knobs in ("vllm_knobs", "hf_knobs")]
     rows = tables.measured.merge(pd.concat(both).drop_duplicates()).dropna(subset=RATE)
-    told = [place_name for place_name in PLACES if rows[place_name].nunique() > 1] or ["workload"]
+    keys = [place_name for place_name in PLACES if rows[place_name].nunique() > 1] or ["workload"]
     settings = settings_in_words(rows, knobs_that_differ(rows, tables.knobs))
     return plot_bars(
         rows.assign(
-            panel=rows[told].agg(" · ".join, axis=1), label=rows["engine"] + " · " + settings, name=rows["engine"]
+            panel=rows[keys].agg(" · ".join, axis=1), label=rows["engine"] + " · " + settings, name=rows["engine"]
         ),
         {RATE: ""},
         marks(rows["engine"].sort_values(ascending=False)),
@@ -87,7 +87,7 @@ SUBJECT = Subject(
         TablePart(
             "engines",
             {
-                **PLACE,
+                **PLACE_HEADINGS,
                 "vllm_knobs": "vLLM settings",
                 "hf_engine": "HuggingFace engine",
                 "hf_knobs": "HuggingFace settings",

@@ -19,7 +19,7 @@ from workflow_scripts.present.blocks import (
     shown,
     table_of,
 )
-from workflow_scripts.present.report import PLACE, Report, Subject
+from workflow_scripts.present.report import PLACE_HEADINGS, Report, Subject
 from workflow_scripts.present.style import OUTCOMES
 from workflow_scripts.study.definition import resolved_models
 
@@ -34,7 +34,7 @@ def counts(report: Report) -> Iterator[Block]:
         f"{len(grid)} cells: {became}. A cell is one combination of device, engine, model, workload and engine "
         f"settings. The study asks for {plural(study.repeats, 'timed repeat')} of each, after a warm-up."
     )
-    rows = [[f"{heading}s", ", ".join(dict.fromkeys(grid[column]))] for column, heading in PLACE.items()]
+    rows = [[f"{heading}s", ", ".join(dict.fromkeys(grid[column]))] for column, heading in PLACE_HEADINGS.items()]
     for knob in report.tables.knobs:
         values = [shown(value).replace(",", "") for value in sorted(grid[knob].dropna().unique())]
         rows.append([knob.removeprefix("knob_"), ", ".join(values)])
@@ -74,13 +74,13 @@ def devices(report: Report) -> Iterator[Block]:
 
 def engines(report: Report) -> Iterator[Block]:
     cells = report.tables.cells
-    found = cells.groupby("engine", sort=False).agg(
+    by_engine = cells.groupby("engine", sort=False).agg(
         versions=("engine_version", _each_once),
         backends=("attention_backend", _each_once),
         cells=("cell_id", "nunique"),
     )
     yield table_of(
-        found.reset_index(),
+        by_engine.reset_index(),
         {"engine": "Engine", "versions": "Version", "backends": "Attention backend", "cells": "Cells"},
         "Engines that ran",
     )
@@ -116,8 +116,8 @@ def simulated(report: Report) -> Iterator[Block]:
 def native_types(report: Report) -> Iterator[Block]:
     cells = report.tables.cells
     native = [name for name, model in readable_models().items() if model.dtype == "native"]
-    known = cells[cells["model"].isin(native)].dropna(subset=["dtype", "device_name"])
-    for (device, dtype), rows in known.groupby(["device_name", "dtype"], sort=False):
+    native_cells = cells[cells["model"].isin(native)].dropna(subset=["dtype", "device_name"])
+    for (device, dtype), rows in native_cells.groupby(["device_name", "dtype"], sort=False):
         models = rows["model"].unique()
         why = (
             "this processor would have to emulate smaller types"
@@ -130,9 +130,9 @@ def native_types(report: Report) -> Iterator[Block]:
 
 def not_understood(report: Report) -> Iterator[Block]:
     """Models for which nothing can be predicted, with the reason; they are measured like any other."""
-    known = readable_models()
-    for name in sorted(set(report.tables.cells["model"]) & known.keys()):
-        model = known[name]
+    models = readable_models()
+    for name in sorted(set(report.tables.cells["model"]) & models.keys()):
+        model = models[name]
         try:
             model_facts(read_config(model.config), model.fixed_dtype or "float32")
         except ModelFactsError as e:

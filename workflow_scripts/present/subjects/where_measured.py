@@ -23,10 +23,10 @@ MOST_NAMED = 3
 
 def slowed_gpus(report: Report) -> Iterator[Block]:
     cells = report.tables.cells
-    known, slowed = cells[cells["throttle_reasons"].notna()], _slowed_repeats(cells)
+    rows, slowed = cells[cells["throttle_reasons"].notna()], _slowed_repeats(cells)
     if len(slowed):
         sentence = (
-            f"In {slowed['cell_id'].nunique()} of {known['cell_id'].nunique()} cells whose GPU reports it, heat or the "
+            f"In {slowed['cell_id'].nunique()} of {rows['cell_id'].nunique()} cells whose GPU reports it, heat or the "
             "power supply slowed a GPU down during timing; their rates are too low. The section Provenance names them."
         )
         yield Finding("slowed GPU", sentence, "bad")
@@ -61,13 +61,13 @@ def load_warning(report: Report) -> Iterator[Block]:
 
 
 def unsteady_cells(report: Report) -> Iterator[Block]:
-    known = report.tables.cells.dropna(subset="warmup_steady")
-    unsteady = known[~known["warmup_steady"].astype(bool)].drop_duplicates("cell_id")
+    measured = report.tables.cells.dropna(subset="warmup_steady")
+    unsteady = measured[~measured["warmup_steady"].astype(bool)].drop_duplicates("cell_id")
     if len(unsteady):
         more = f"; and {len(unsteady) - MOST_NAMED} more" if len(unsteady) > MOST_NAMED else ""
         some = "; ".join(unsteady["cell_id"].head(MOST_NAMED).map(report.names)) + more
         sentence = (
-            f"In {len(unsteady)} of {known['cell_id'].nunique()} measured cells the last two passes of the warm-up "
+            f"In {len(unsteady)} of {measured['cell_id'].nunique()} measured cells the last two passes of the warm-up "
             f"differed by more than {100 * TOLERANCE:g} %. Their first repeats may be slower than the rest, and their "
             f"intervals may be wide: {some}. The column warmup_steady of the table cells shows which."
         )
@@ -146,12 +146,12 @@ def rounds(report: Report) -> Iterator[Block]:
     yield Findings([Finding("rounds", f"{plan.in_words()}.", "bad" if is_open else "good")])
     rows = [
         [
-            one.knob,
-            *(report.cell_link(cell) if cell in report.names else cell for cell in one.cells),
-            "not known" if one.further_starts is None else str(one.further_starts),
-            one.given_up or "",
+            comparison.knob,
+            *(report.cell_link(cell) if cell in report.names else cell for cell in comparison.cells),
+            "not known" if comparison.further_starts is None else str(comparison.further_starts),
+            comparison.given_up or "",
         ]
-        for one in (*plan.undecided, *plan.not_decidable)
+        for comparison in (*plan.undecided, *plan.not_decidable)
     ]
     if rows:
         caption = "Comparisons that are not decided"
@@ -187,8 +187,8 @@ def _measured_where(cells: pd.DataFrame) -> Table:
     }
     measured = cells[cells["outcome"] != "missing"]
     counts = measured.groupby(list(places), dropna=False, sort=False)["cell_id"].nunique()
-    found = counts.reset_index().itertuples(index=False, name=None)
-    rows = [[*map(shown, place), shown(lock)[:12], str(count)] for *place, lock, count in found]
+    counted = counts.reset_index().itertuples(index=False, name=None)
+    rows = [[*map(shown, place), shown(lock)[:12], str(count)] for *place, lock, count in counted]
     note = "Cells with different locks, processors or protocol versions are not compared with each other."
     return Table("Cells by where they were measured", [*places.values(), "Cells"], rows, [False] * 6 + [True], note)
 

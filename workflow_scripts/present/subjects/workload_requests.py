@@ -34,14 +34,14 @@ def workload_lengths(tables: Tables) -> Plot:
     groups = list(_workloads(tables))
     tokens = pd.concat([rows[list(LENGTHS)] for _, rows in groups]).to_numpy(dtype=float)
     limits = max(tokens.min(), 1) / 1.3, tokens.max() * 1.3
-    told = [
+    medians = [
         f"{title}: {rows['prompt_tokens'].median():g} prompt and {rows['output_tokens'].median():g} output tokens in "
         f"{len(rows)} requests"
         for title, rows in groups
     ]
     return Plot(
         title="Lengths of the requests of each workload",
-        alt=f"Median tokens, measured: {'; '.join(told)}.",
+        alt=f"Median tokens, measured: {'; '.join(medians)}.",
         panels=[Panel(title, partial(_draw_lengths, rows=rows, limits=limits)) for title, rows in groups],
         panels_are="workloads",
         x_label="Tokens in the request",
@@ -71,10 +71,10 @@ def workload_arrivals(tables: Tables) -> Plot:
     notes = ["the first repeat of each cell"]
     if len(shown) < len(arriving):
         notes.append(f"{len(shown)} of {len(arriving)} cells are drawn, from the slowest to the fastest arrivals")
-    told = [f"{cell}: {per_s:.3g}" for cell, per_s in shown["per_s"].items()]
+    rates = [f"{cell}: {per_s:.3g}" for cell, per_s in shown["per_s"].items()]
     return Plot(
         title="Arrivals of requests over the time of a repeat",
-        alt=f"Requests per second, measured: {'; '.join(told)}.",
+        alt=f"Requests per second, measured: {'; '.join(rates)}.",
         panels=[Panel(titles[cell], partial(_draw_arrivals, times_s=times_s[cell])) for cell in shown.index],
         x_label="Time since the repeat began (s)",
         y_label="Requests arrived",
@@ -153,8 +153,8 @@ def workloads(report: Report) -> Iterator[Block]:
 
 def _length(manifest: dict[str, Any] | None, field: str, asked: Any) -> str | None:
     if manifest is not None:
-        found = manifest[field]
-        return f"{shown(found['min'])} to {shown(found['max'])}, median {shown(found['median'])}"
+        lengths = manifest[field]
+        return f"{shown(lengths['min'])} to {shown(lengths['max'])}, median {shown(lengths['median'])}"
     if isinstance(asked, LengthDistribution):
         return f"{asked.minimum} to {asked.maximum}, median about {asked.median:g}"
     return None if asked is None else str(asked)
