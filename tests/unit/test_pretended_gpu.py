@@ -192,7 +192,7 @@ def test_a_job_locks_each_gpu_under_its_own_name_and_all_in_one_order(
     order: list[str] = []
     held = device.held_lock
     monkeypatch.setattr(
-        device, "held_lock", lambda lock, *said: order.append(Path(lock.lock_file).stem) or held(lock, *said)
+        device, "held_lock", lambda lock, *rest: order.append(Path(lock.lock_file).stem) or held(lock, *rest)
     )
     with device_lock(PRETENDED, count):
         for name in names:
@@ -241,9 +241,9 @@ def test_the_sampler_follows_two_gpus_until_one_is_lost(gpus, tmp_path):
         gpus.show(2, of={1: {"all": GPU_IS_LOST}}, power_w=200, energy_counter_w=200)
         wait_for(lambda: "energy_j" not in list(read_jsonl(out))[-1], what="a sample without the lost GPU")
     _, *samples = read_jsonl(out)
-    known = [s for s in samples if "energy_j" in s]
-    assert {s["power_w"] for s in known if "power_w" in s} == {400}
-    energies = [s["energy_j"] for s in known]
+    of_both_gpus = [s for s in samples if "energy_j" in s]
+    assert {s["power_w"] for s in of_both_gpus if "power_w" in s} == {400}
+    energies = [s["energy_j"] for s in of_both_gpus]
     assert all(later >= earlier for earlier, later in itertools.pairwise(energies))
     assert energies[-1] > energies[0]
     # What the other GPU shows is still there.

@@ -22,7 +22,7 @@ FAULTS = ("HwSlowdown", "HwThermalSlowdown", "HwPowerBrakeSlowdown", "SwThermalS
 COOLING_S = 60.0  # a GPU that the last cell heated up has cooled down within this time
 LEAVING_S = 10.0  # the driver lists a killed process until its memory is freed
 
-Value = TypeVar("Value")
+ReadValue = TypeVar("ReadValue")
 
 
 class WrongDeviceError(RuntimeError):
@@ -77,21 +77,21 @@ def _found_gpus(gpu: Gpu, count: int) -> Device:
             handles = [nvml_handle(place) for place in range(count)]
         except (pynvml.NVMLError, IndexError, ValueError):
             raise WrongDeviceError(f"{count} GPUs were requested, but this process sees fewer") from None
-        found = list(map(_described, handles))
+        devices = list(map(_described, handles))
     except pynvml.NVMLError as e:
         raise WrongDeviceError(f"{gpu.name} was requested, but NVML cannot read a GPU here: {e}") from None
     finally:
         pynvml.nvmlShutdown()
-    for one in found:
-        _check(gpu, one)
+    for device in devices:
+        _check(gpu, device)
     if gpu.simulated:
-        return {**found[0], "simulated": True}
+        return {**devices[0], "simulated": True}
     import torch
 
     # torch counts through NVML: asking whether CUDA is available would start CUDA here, before the engine forks.
     if (seen := torch.cuda.device_count()) < count:
         raise WrongDeviceError(f"torch {torch.__version__} sees only {seen} of {count} {gpu.name} here as CUDA devices")
-    return found[0]
+    return devices[0]
 
 
 def lost_gpu(count: int = 1) -> str | None:
@@ -132,26 +132,26 @@ def _described(handle: Any) -> Device:
     }
 
 
-def _check(gpu: Gpu, found: Device) -> None:
-    name = found["name"]
+def _check(gpu: Gpu, facts: Device) -> None:
+    name = facts["name"]
     if not gpu.is_called(name):
         raise WrongDeviceError(f"{gpu.name} was requested, but the GPU here is {name!r}")
     expected = gpu.usable_memory_bytes or gpu.memory_bytes
-    if expected is not None and abs(found["memory_total_bytes"] / expected - 1) > MEMORY_TOLERANCE:
-        raise WrongDeviceError(f"{gpu.name} has {expected:.0f} bytes of memory, this one {found['memory_total_bytes']}")
-    if found["mig_mode"]:
+    if expected is not None and abs(facts["memory_total_bytes"] / expected - 1) > MEMORY_TOLERANCE:
+        raise WrongDeviceError(f"{gpu.name} has {expected:.0f} bytes of memory, this one {facts['memory_total_bytes']}")
+    if facts["mig_mode"]:
         raise WrongDeviceError(f"the GPU here is in MIG mode, so it is only a part of a {gpu.name}")
-    if found["other_processes"]:
-        raise WrongDeviceError(f"{found['other_processes']} other processes use the {gpu.name} here")
-    slowed_by = [reason for reason in found["throttle_reasons_before"] or () if reason in FAULTS]
+    if facts["other_processes"]:
+        raise WrongDeviceError(f"{facts['other_processes']} other processes use the {gpu.name} here")
+    slowed_by = [reason for reason in facts["throttle_reasons_before"] or () if reason in FAULTS]
     if slowed_by:
         raise WrongDeviceError(
             f"the {gpu.name} here is slowed down before any work, by {', '.join(slowed_by)},"
-            f" at {found['temperature_before_c']} degrees Celsius"
+            f" at {facts['temperature_before_c']} degrees Celsius"
         )
 
 
-def _settled(read: Callable[[], Value], is_bad: Callable[[Value], bool], limit_s: float) -> Value:
+def _settled(read: Callable[[], ReadValue], is_bad: Callable[[ReadValue], bool], limit_s: float) -> ReadValue:
     """The first value of `read` that is no longer bad, or the last one when `limit_s` have passed."""
     deadline = time.monotonic() + limit_s
     while is_bad(value := read()) and time.monotonic() < deadline:
@@ -189,10 +189,10 @@ def nvml_handle(place: int = 0) -> Any:
             return pynvml.nvmlDeviceGetHandleByUUID(device)
         except pynvml.NVMLError:
             handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-            found = [one for one in handles if pynvml.nvmlDeviceGetUUID(one).startswith(device)]
-            if len(found) != 1:
+            matches = [handle for handle in handles if pynvml.nvmlDeviceGetUUID(handle).startswith(device)]
+            if len(matches) != 1:
                 raise
-            return found[0]
+            return matches[0]
     return pynvml.nvmlDeviceGetHandleByIndex(int(device))
 
 

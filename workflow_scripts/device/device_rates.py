@@ -8,7 +8,7 @@ from workflow_scripts.common.records import AsRecorded, Record
 from workflow_scripts.device.device_record import Device, LoadByOthers
 
 
-class Samples(Record):
+class RateSamples(Record):
     """Timed runs of one operation. `amount` is what one call moves (bytes, both read and written) or computes
     (operations), `shape` the operands' sizes, and `call_s` the mean time of a call in each run."""
 
@@ -54,7 +54,7 @@ class DeviceRates(Record):
     torch_version: str
     host_load: Annotated[LoadByOthers, AsRecorded]
     measured_at: str
-    samples: dict[str, Samples]
+    samples: dict[str, RateSamples]
 
     @property
     def memory_bytes_per_s(self) -> float:

@@ -45,12 +45,12 @@ def suspension() -> Iterator[Callable[[], str | None]]:
 def _continued_children(*, keep: bool = True) -> list[int]:
     """Children that were stopped and continued since they were last asked; `keep`: ask the same again."""
     how = os.WCONTINUED | os.WNOHANG | (os.WNOWAIT if keep else 0)
-    found = []
+    pids = []
     for child in psutil.Process().children():
         with contextlib.suppress(ChildProcessError):
             if os.waitid(os.P_PID, child.pid, how):
-                found.append(child.pid)
-    return found
+                pids.append(child.pid)
+    return pids
 
 
 def _slept_s() -> float:
@@ -67,8 +67,8 @@ def load_by_others() -> Iterator[LoadByOthers]:
         try:
             yield record
         finally:
-            if said := why():
-                raise SuspendedError(f"{said} while it was timed")
+            if reason := why():
+                raise SuspendedError(f"{reason} while it was timed")
     after = psutil.cpu_times()
     available_s = (time.monotonic() - began_s) * (psutil.cpu_count() or 1)
     busy_s = sum(getattr(after, kind) - getattr(before, kind) for kind in ("user", "nice", "system", "irq", "softirq"))

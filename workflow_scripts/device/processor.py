@@ -38,19 +38,19 @@ def processor_facts(
     (`always`, `madvise`, `never`), null if there are none. The paths are Linux's descriptions of all this.
     """
     first = cpuinfo.read_text(encoding="utf-8").strip().split("\n\n")[0]
-    told = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.splitlines())}
+    fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.splitlines())}
     chosen = re.search(r"\[(\w+)\]", _text(huge_pages)) if huge_pages.exists() else None
-    flags = told.get("flags", "").split()
-    found = [name for name in INSTRUCTION_SETS if name in flags]
+    flags = fields.get("flags", "").split()
+    instruction_sets = [name for name in INSTRUCTION_SETS if name in flags]
     siblings = [cpus / f"cpu{core}" / "topology" / "thread_siblings_list" for core in cores]
     threads = {tuple(sorted({*cpu_list(_text(path))} & {*cores})) for path in siblings if path.exists()}
-    name = told.get("model name") or os.uname().machine
-    family = f"{told.get('vendor_id', 'unknown vendor')} {told.get('cpu family', '?')}-{told.get('model', '?')}"
+    name = fields.get("model name") or os.uname().machine
+    family = f"{fields.get('vendor_id', 'unknown vendor')} {fields.get('cpu family', '?')}-{fields.get('model', '?')}"
     return {
         "name": name,
-        "processor": f"{name} ({family}): {' '.join(found) or 'none of the instruction sets asked about'}",
-        "instruction_sets": found,
-        "native_dtypes": ["float32", *(dtype for dtype, sets in _NEEDED.items() if set(sets) & set(found))],
+        "processor": f"{name} ({family}): {' '.join(instruction_sets) or 'none of the instruction sets asked about'}",
+        "instruction_sets": instruction_sets,
+        "native_dtypes": ["float32", *(dtype for dtype, sets in _NEEDED.items() if set(sets) & set(instruction_sets))],
         "caches": _caches(cores, cpus),
         "shared_cores": sorted(list(group) for group in threads if len(group) > 1),
         "huge_pages": chosen[1] if chosen else None,

@@ -30,13 +30,13 @@ def measure_batch(study_file: Path, paths: StudyPaths, batch: Batch, attempt: At
     device, the remaining cells are not tried. A single machine goes on with the other cells, because it may lack only
     one of several devices, or only for a while."""
     failed: list[CellStart] = []
-    for number, one in enumerate(batch.starts):
-        print(f"[{number + 1}/{len(batch.starts)}] {one.cell}", flush=True)
-        where = Start(start=one.start, round=batch.round, position=batch.first_position + number)
-        status = _measure_one(study_file, paths, one.cell, where, attempt)
+    for number, start in enumerate(batch.starts):
+        print(f"[{number + 1}/{len(batch.starts)}] {start.cell}", flush=True)
+        where = Start(start=start.start, round=batch.round, position=batch.first_position + number)
+        status = _measure_one(study_file, paths, start.cell, where, attempt)
         if status != 0:
-            failed.append(one)
-            print(f"    no outcome (exit {status}); its log is {paths.log(one.cell, one.start)}", flush=True)
+            failed.append(start)
+            print(f"    no outcome (exit {status}); its log is {paths.log(start.cell, start.start)}", flush=True)
         if status == WRONG_DEVICE and batch.gpu != HERE:
             print("    this node has the wrong device; the other cells wait for another one", flush=True)
             return [*failed, *batch.starts[number + 1 :]]
@@ -79,7 +79,7 @@ def main(args: Namespace) -> int:
     batch, attempt = read_batch(args.batch), Attempt(args.attempt, args.attempts)
     in_rounds = study.starts.at_most > 1 or study.measure is not None
     failed = measure_batch(args.study, paths, batch, attempt)
-    measured = [one for one in batch.starts if one not in failed]
+    measured = [start for start in batch.starts if start not in failed]
     if failed:
         print(f"{len(failed)} of {len(batch.starts)} cells have no outcome", file=sys.stderr)
         if not (in_rounds and attempt.last):

@@ -131,16 +131,16 @@ class CalibrationRun:
         broke before is not started again. No pass begins after `limit_s`. Raises as `calibrate` does."""
         scratch = self._out.with_suffix(".partial")
         shutil.rmtree(scratch, ignore_errors=True)
-        found: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         try:
             if self._record.failure is None:
-                found = self._started(whole, limit_s, backwards, scratch)
+                fields = self._started(whole, limit_s, backwards, scratch)
         except CalibrationRunError as e:
-            found = {"failure": str(e)}
+            fields = {"failure": str(e)}
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
-        found["measured_at"] = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        self._record = CalibrationRecord.model_validate(dict(self._record) | found)
+        fields["measured_at"] = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        self._record = CalibrationRecord.model_validate(dict(self._record) | fields)
         self._record.write(self._out, indent=None)
         return self._record
 
@@ -312,9 +312,9 @@ def _known(records: Sequence[dict[str, Any]], name: str, start_s: float | None =
 def main(args: Namespace) -> int:
     study = load_study(args.study)
     cells = expand(study)
-    known = {cell.gpu for cell in cells}
-    if unknown := [gpu for gpu in args.gpu if gpu not in known]:
-        raise StudyError(f"study {study.name!r} has no device {unknown[0]!r}; it has {', '.join(sorted(known))}")
+    gpus = {cell.gpu for cell in cells}
+    if unknown := [gpu for gpu in args.gpu if gpu not in gpus]:
+        raise StudyError(f"study {study.name!r} has no device {unknown[0]!r}; it has {', '.join(sorted(gpus))}")
     paths = StudyPaths(args.results, study.name)
     calibrations = calibrations_of(study, [cell for cell in cells if cell.gpu in args.gpu])
     try:

@@ -99,8 +99,8 @@ def measure_cell(study: Study, cell: Cell, paths: StudyPaths, attempt: Attempt, 
     if exit_status is None:
         reason = f"not done after {time_limit_s:g} s; the engine and all its processes were killed"
         if (why := why_suspended()) or not attempt.last:
-            said = f"{reason}, in which {why}" if why else reason
-            return _left_to_the_next(attempt, evidence, said, status=1)
+            message = f"{reason}, in which {why}" if why else reason
+            return _left_to_the_next(attempt, evidence, message, status=1)
         record = Measured(outcome="timeout", reason=reason)
     elif measured is None:
         _report_failure(evidence, exit_status)

@@ -164,8 +164,8 @@ async def stream_completion(
     try:
         async with session.post(url=url, json=body, headers=headers) as response:
             if response.status != 200:
-                said = _words(await response.text())
-                raise ServerError(f"HTTP {response.status} {response.reason}" + (f": {said}" if said else ""))
+                message = _words(await response.text())
+                raise ServerError(f"HTTP {response.status} {response.reason}" + (f": {message}" if message else ""))
             async for line in response.content:
                 event = _event(line)
                 if event is None:

@@ -23,7 +23,7 @@ from pathlib import Path
 from workflow_scripts.catalog.gpus_and_models import FlopDtype, Gpu, get_gpu, load_models
 from workflow_scripts.common.command import command, option, out
 from workflow_scripts.device.device_check import WrongDeviceError, device_lock, found_device, use_cores
-from workflow_scripts.device.device_rates import DeviceRates, Samples
+from workflow_scripts.device.device_rates import DeviceRates, RateSamples
 from workflow_scripts.device.device_record import Device
 from workflow_scripts.device.host_load import load_by_others
 from workflow_scripts.device.processor import last_level_cache_bytes
@@ -108,7 +108,7 @@ def time_runs(
     runs: int = RUNS,
     run_min_s: float = RUN_MIN_S,
     clock: Callable[[], float] = time.perf_counter,
-) -> dict[str, Samples]:
+) -> dict[str, RateSamples]:
     """Time each operation `runs` times, in turns, so that a disturbance does not hit all runs of one operation. The
     first call of each operation is not counted; the second shows how many calls a run of `run_min_s` needs."""
 
@@ -129,7 +129,7 @@ def time_runs(
         for name, operation in timed.items():
             times[name].append(call_s(operation, calls[name]))
     return {
-        name: Samples(amount=o.amount, shape=o.shape, calls_per_run=calls[name], call_s=times[name])
+        name: RateSamples(amount=o.amount, shape=o.shape, calls_per_run=calls[name], call_s=times[name])
         for name, o in timed.items()
     }
 
@@ -157,24 +157,24 @@ def sets_to_read(largest: int, of_models: Sequence[int]) -> list[int]:
 def measure_device(gpu: Gpu, study: Study | None = None) -> DeviceRates:
     """Measure the device that this process has; nothing else may use it meanwhile. A CPU also reads as many bytes as a
     decode step of each of the study's models. Raises WrongDeviceError if the device is not `gpu`."""
-    found = found_device(gpu)
+    facts = found_device(gpu)
     if gpu.kind == "cpu":
-        use_cores(found["cores"])
+        use_cores(facts["cores"])
     import torch
 
     device: str
     synchronize: Callable[[], object]
     if gpu.kind == "cpu":
         device, threads, synchronize = "cpu", torch.get_num_threads(), lambda: None
-        cache_bytes = last_level_cache_bytes(found)
-        arithmetic = tuple(ON_CPU[dtype] for dtype in found["native_dtypes"])
+        cache_bytes = last_level_cache_bytes(facts)
+        arithmetic = tuple(ON_CPU[dtype] for dtype in facts["native_dtypes"])
     else:
         device, threads, synchronize = "cuda", None, torch.cuda.synchronize
         cache_bytes = torch.cuda.get_device_properties(0).L2_cache_size
         # A GPU emulates arithmetic for which it has no units, slowly.
         arithmetic = tuple(name for name in ARITHMETIC if name in (gpu.dense_flop_per_s or {}))
-    set_bytes = working_set_bytes(device, cache_bytes, found["memory_total_bytes"])
-    of_models = step_bytes(study, gpu, found) if study else []
+    set_bytes = working_set_bytes(device, cache_bytes, facts["memory_total_bytes"])
+    of_models = step_bytes(study, gpu, facts) if study else []
     reread = sets_to_read(set_bytes, of_models) if device == "cpu" else []
     with load_by_others() as host_load:
         samples = time_runs(operations(device, set_bytes, MATRIX_SIDE[device], arithmetic, reread), synchronize)
@@ -188,7 +188,7 @@ def measure_device(gpu: Gpu, study: Study | None = None) -> DeviceRates:
         matmul_flop_per_s={name: samples[name].best_per_s for name in arithmetic},
         matmul_flop_per_s_median={name: samples[name].median_per_s for name in arithmetic},
         last_level_cache_bytes=cache_bytes,
-        device=found,
+        device=facts,
         threads=threads,
         host=os.uname().nodename,
         torch_version=str(torch.__version__),
@@ -201,10 +201,10 @@ def measure_device(gpu: Gpu, study: Study | None = None) -> DeviceRates:
 def measure_undisturbed(gpu: Gpu, study: Study | None = None) -> DeviceRates:
     """Measure the device again while others use it, up to `ATTEMPTS` times; the measurement with the least load counts.
     Raises WrongDeviceError if the device is not `gpu`."""
-    found = [measure_device(gpu, study)]
-    while found[-1].disturbed and len(found) < ATTEMPTS:
-        found.append(measure_device(gpu, study))
-    return min(found, key=lambda rates: rates.load_pct)
+    measurements = [measure_device(gpu, study)]
+    while measurements[-1].disturbed and len(measurements) < ATTEMPTS:
+        measurements.append(measure_device(gpu, study))
+    return min(measurements, key=lambda rates: rates.load_pct)
 
 
 @command(

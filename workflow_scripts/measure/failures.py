@@ -81,10 +81,10 @@ def request_failures(errors: Sequence[str | None], log: Path) -> Failure:
     """Classify a pass in which requests failed, and say why, from the log and each request's error (None: no error)."""
     failed = [error for error in errors if error]
     words = f"{len(failed)} of {len(errors)} requests failed; the first: {failed[0]}"
-    found = _judged(log)
-    if not found.error:
+    verdict = _judged(log)
+    if not verdict.error:
         return "engine_error", words
-    return ("infeasible" if _cannot(found.error) else "engine_error"), f"{words}; the log says: {found.error}"
+    return ("infeasible" if _cannot(verdict.error) else "engine_error"), f"{words}; the log says: {verdict.error}"
 
 
 def _cannot(words: str) -> bool:
@@ -100,8 +100,8 @@ def _name(words: str) -> str:
 def _cause(error: Exception, log: Path) -> tuple[str | None, str]:
     """Status and message of the cause. An engine in separate processes raises an error here that only says where to
     look, so the cause is read from its log; if the log has none, `error` itself counts."""
-    found = _judged(log)
-    return (found.status, found.error) if found.error else (None, f"{type(error).__name__}: {error}")
+    verdict = _judged(log)
+    return (verdict.status, verdict.error) if verdict.error else (None, f"{type(error).__name__}: {error}")
 
 
 def _judged(log: Path) -> LogVerdict:

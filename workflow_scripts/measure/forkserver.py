@@ -144,8 +144,8 @@ def _started(path: Path, modules: Sequence[str], python: Path | None) -> "tuple[
 
 def _not_imported(path: Path) -> NotImportedError:
     log = path.with_suffix(".log")
-    said = log.read_text(encoding="utf-8", errors="replace").split("\n")
-    last = next((line.strip() for line in reversed(said) if line.strip()), "without a word")
+    lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "without a word")
     return NotImportedError(f"the fork server ended at once: {last}; its log is {log}")
 
 

@@ -44,12 +44,12 @@ def peak_bytes(work: Callable[[], object]) -> int:
     RuntimeError if `work` does not finish there."""
     reading, writing = os.pipe()
 
-    def told() -> None:
+    def report_peak() -> None:
         before = _own_bytes("VmSize")
         work()
         os.write(writing, str(_own_bytes("VmPeak") - before).encode())
 
-    ends = _ends_in_a_copy(told)
+    ends = _ends_in_a_copy(report_peak)
     os.close(writing)
     with os.fdopen(reading) as answer:
         if not ends:
@@ -98,6 +98,6 @@ def _libc() -> ctypes.CDLL:
 def _own_bytes(what: str) -> int:
     """Memory of this process: `VmData` is private and writable, as RLIMIT_DATA counts it."""
     status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
-    found = re.search(rf"^{what}:\s+(\d+) kB$", status, re.MULTILINE)
-    assert found
-    return int(found[1]) * 1024
+    match = re.search(rf"^{what}:\s+(\d+) kB$", status, re.MULTILINE)
+    assert match
+    return int(match[1]) * 1024

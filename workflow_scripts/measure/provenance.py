@@ -79,12 +79,12 @@ def provenance_of(cell: Cell, endpoint: Endpoint | None = None) -> Provenance:
     lock = load_environments()[name][kind]
     words = [str(python_of(name, kind)), "-c", _ASK, engine, str(lock)]
     try:
-        said = subprocess.run(words, cwd=CHECKOUT, capture_output=True, check=True).stdout
+        output = subprocess.run(words, cwd=CHECKOUT, capture_output=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
         nothing: Provenance = {"versions": {}, "engine_version": None, "lock": None, "lock_sha256": sha256_of(lock)}
         return {**provenance(engine), **nothing}
-    found: Provenance = json.loads(said.splitlines()[-1])
-    return found
+    record: Provenance = json.loads(output.splitlines()[-1])
+    return record
 
 
 def is_installed_from(lock: Path) -> bool:
@@ -104,8 +104,8 @@ def _installed() -> dict[str, str]:
 
 def installed_sha256() -> str:
     """SHA-256 of the names and versions of all installed packages but this one, which has its commit."""
-    found = {(d.metadata["Name"], d.version) for d in metadata.distributions()}
-    pins = {f"{name}=={version}" for name, version in found if name != "kvsweep"}
+    packages = {(d.metadata["Name"], d.version) for d in metadata.distributions()}
+    pins = {f"{name}=={version}" for name, version in packages if name != "kvsweep"}
     return hashlib.sha256("\n".join(sorted(pins)).encode()).hexdigest()
 
 

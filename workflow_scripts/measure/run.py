@@ -121,10 +121,10 @@ class _Measured:
         self.outcome, self.reason = outcome, reason
 
     def write(self, folder: Path) -> None:
-        known = dict(vars(self))
+        fields = dict(vars(self))
         for name in ("requests", "steps", "metrics"):
-            write_jsonl(folder / f"{name}.jsonl", known.pop(name))
-        write_json(folder / MEASURED, Measured(**known).model_dump(mode="json"))
+            write_jsonl(folder / f"{name}.jsonl", fields.pop(name))
+        write_json(folder / MEASURED, Measured(**fields).model_dump(mode="json"))
 
 
 def measure(job: Job) -> None:

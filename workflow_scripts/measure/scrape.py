@@ -50,7 +50,7 @@ def parse_metrics(text: str) -> Metrics:
     """
     from prometheus_client.parser import text_string_to_metric_families
 
-    found: Metrics = {}
+    metrics: Metrics = {}
     try:
         families = list(text_string_to_metric_families(text))
     except ValueError:
@@ -66,16 +66,16 @@ def parse_metrics(text: str) -> Metrics:
             key = labelled(sample.name if family.type == "summary" else family.name, sample.labels)
             if family.type != "histogram":
                 if not sample.name.endswith("_created"):
-                    found[key] = sample.value
+                    metrics[key] = sample.value
                 continue
-            histogram = found.setdefault(key, {"count": 0, "sum": 0.0, "buckets": {}})
+            histogram = metrics.setdefault(key, {"count": 0, "sum": 0.0, "buckets": {}})
             if bucket is not None:
                 histogram["buckets"][bucket] = sample.value
             elif sample.name.endswith("_count"):
                 histogram["count"] = sample.value
             elif sample.name.endswith("_sum"):
                 histogram["sum"] = sample.value
-    return found
+    return metrics
 
 
 def labelled(name: str, labels: Mapping[str, str]) -> str:
@@ -95,11 +95,11 @@ def queues(metrics: Mapping[str, Any]) -> Step:
     >>> queues({"sglang:num_running_reqs{engine_type=unified,tp_rank=0}": 3.0, "vllm:num_requests_waiting": 1.0})
     {'running': 3, 'waiting': 1}
     """
-    found: dict[str, float] = {}
+    step: dict[str, float] = {}
     for name, value in metrics.items():
         if column := _QUEUES.get(name.partition("{")[0]):
-            found[column] = max(int(value) if column in _COUNTS else value, found.get(column, 0))
-    return cast(Step, found)
+            step[column] = max(int(value) if column in _COUNTS else value, step.get(column, 0))
+    return cast(Step, step)
 
 
 def queues_noted(address: Address, steps: list[Step], interval_s: float = INTERVAL_S) -> AbstractContextManager[None]:

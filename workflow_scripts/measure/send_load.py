@@ -63,8 +63,8 @@ def address_of(url: str, key_variable: str, elsewhere: bool) -> Address:
 def served_models(address: Address) -> list[dict[str, Any]]:
     """The models of a server, as it describes them. Raises InputError if no server answers there as vLLM does."""
     try:
-        found: list[dict[str, Any]] = json.loads(address.call("/v1/models"))["data"]
-        return found
+        models: list[dict[str, Any]] = json.loads(address.call("/v1/models"))["data"]
+        return models
     except (OSError, ValueError, KeyError) as e:
         raise InputError(f"{address.base_url}/v1/models: {getattr(e, 'reason', e)}") from None
 
@@ -137,7 +137,7 @@ def send_load(address: Address, model: str, load: CellLoad) -> dict[str, Any]:
 def main(args: Namespace) -> None:
     study = load_study(args.study)
     address = address_of(args.url, args.api_key_env, args.elsewhere)
-    names = [str(one["id"]) for one in served_models(address)]
+    names = [str(entry["id"]) for entry in served_models(address)]
     model = args.model or names[0]
     if model not in names:
         raise InputError(f"--model {model}: not served at {address.base_url}; allowed: {', '.join(names)}")

@@ -67,7 +67,7 @@ def gpu_sampler(gpus: int = 1) -> Callable[[], Sample]:
         "sm_clock_mhz": lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM),
         "memory_clock_mhz": lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM),
         "temperature_c": lambda: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU),
-        "throttle_reasons": lambda: sorted({reason for one in handles for reason in throttle_reasons(one)}),
+        "throttle_reasons": lambda: sorted({reason for gpu in handles for reason in throttle_reasons(gpu)}),
     }
 
     def sample() -> Sample:
@@ -92,8 +92,8 @@ def process_sampler(pid: int) -> Callable[[], Sample]:
     def sample() -> Sample:
         nonlocal family
         if next(samples) % SAMPLES_PER_SCAN == 0:
-            known = {process.pid: process for process in family}  # each object keeps the CPU time of its last sample
-            family = [known.get(p.pid, p) for p in [watched, *watched.children(recursive=True)] if p.pid != os.getpid()]
+            by_id = {process.pid: process for process in family}  # each object keeps the CPU time of its last sample
+            family = [by_id.get(p.pid, p) for p in [watched, *watched.children(recursive=True)] if p.pid != os.getpid()]
         memory, cpu = 0, 0.0
         for process in family:
             with contextlib.suppress(psutil.Error):

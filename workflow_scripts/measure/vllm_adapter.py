@@ -40,10 +40,10 @@ class VllmOffline(Engine):
         arguments = engine_arguments(self._setup, knobs)
         vllm_versions.check_arguments(arguments)
         # The tokens of each step, and whether it was one graph, several, or none.
-        told = {"enable_mfu_metrics": True, "cudagraph_metrics": self._setup.device_kind != "cpu"}
+        step_metrics = {"enable_mfu_metrics": True, "cudagraph_metrics": self._setup.device_kind != "cpu"}
         self._llm = LLM(
             disable_log_stats=False,
-            **vllm_versions.accepted(told),
+            **vllm_versions.accepted(step_metrics),
             **arguments,
             **self._layout(knobs.ranks),
         )
@@ -136,7 +136,7 @@ class VllmServe(Serving):
     def __init__(self, setup: EngineSetup) -> None:
         super().__init__(setup)
         self._knobs = VllmServeKnobs.model_validate(dict(setup.knobs))
-        self._told = setup.evidence / "effective.json"  # by the server
+        self._effective_file = setup.evidence / "effective.json"  # by the server
 
     def _launch(self) -> tuple[ServerProcess, Target, str]:
         address = new_address(port := free_port())
@@ -158,19 +158,19 @@ class VllmServe(Serving):
 
         def serve() -> None:
             os.environ.update(environment)
-            _serve(words, self._told, self._setup.device_kind == "cpu")
+            _serve(words, self._effective_file, self._setup.device_kind == "cpu")
 
         return ServerProcess.forked(serve), self._target_at(address), "/health"
 
     def _effective(self) -> Effective:
-        told: Effective = read_json(self._told)
-        self._told.unlink()
-        return told
+        effective: Effective = read_json(self._effective_file)
+        self._effective_file.unlink()
+        return effective
 
     def reset(self) -> None:
         def attempt() -> bool:
-            told = self._target.address.call("/reset_prefix_cache", method="POST")
-            return not told or json.loads(told)["success"] is True  # an empty body: vLLM until 0.25.1
+            answer = self._target.address.call("/reset_prefix_cache", method="POST")
+            return not answer or json.loads(answer)["success"] is True  # an empty body: vLLM until 0.25.1
 
         forget_prefixes(attempt)
 
@@ -286,13 +286,13 @@ def step_record(scheduler_stats: Any, iteration_stats: Any) -> Step:
     """What a step did, from a `SchedulerStats` and an `IterationStats`; the latter may be None. What this version of
     vLLM does not count is left out."""
     prefix, graph = scheduler_stats.prefix_cache_stats, getattr(scheduler_stats, "cudagraph_stats", None)
-    known: Step = {}
+    counts: Step = {}
     if graph is not None:
-        known = {"computed_tokens": graph.num_unpadded_tokens, "graph": mode_name(graph.runtime_mode)}
+        counts = {"computed_tokens": graph.num_unpadded_tokens, "graph": mode_name(graph.runtime_mode)}
     if vllm_versions.counts_resumed_requests() and (prefix is None or hasattr(prefix, "preempted_queries")):
-        known["recomputed_tokens"] = getattr(prefix, "preempted_queries", 0) - getattr(prefix, "preempted_hits", 0)
+        counts["recomputed_tokens"] = getattr(prefix, "preempted_queries", 0) - getattr(prefix, "preempted_hits", 0)
     return {
-        **known,
+        **counts,
         "running": scheduler_stats.num_running_reqs,
         "waiting": scheduler_stats.num_waiting_reqs,
         "kv_cache_usage": scheduler_stats.kv_cache_usage,

@@ -235,14 +235,14 @@ def frame(rows: list[dict[str, Any]], columns: dict[str, str]) -> pd.DataFrame:
 
 def find_starts(cells: Path, gpu: str) -> dict[Start, Path]:
     """Folders of the starts that have ended, in the order of cells and starts."""
-    found = {}
+    folders = {}
     for path in (cells / gpu).glob(f"*/*/*/*/{OUTCOME}"):
-        found[path.parent.relative_to(cells).as_posix(), 1] = path.parent
+        folders[path.parent.relative_to(cells).as_posix(), 1] = path.parent
     for path in (cells / gpu).glob(f"*/*/*/*/{START_FOLDER}*/{OUTCOME}"):
         number = start_number(path.parent)
         if number > 1 and path.parent.name == start_folder(number):  # not a copy, such as `start-2.old`
-            found[path.parents[1].relative_to(cells).as_posix(), number] = path.parent
-    return dict(sorted(found.items()))
+            folders[path.parents[1].relative_to(cells).as_posix(), number] = path.parent
+    return dict(sorted(folders.items()))
 
 
 def stamp(folder: Path) -> str:
@@ -259,8 +259,8 @@ def parse_cells(cells: Path, gpu: str, out: Path, processes: int) -> tuple[int, 
     version = hashlib.sha256(code).hexdigest()[:16]  # of the modules on which parsing depends
     names = {start: folder.relative_to(cells).as_posix() for start, folder in folders.items()}
     stamps = {names[start]: f"{version}-{stamp(folder)}" for start, folder in folders.items()}
-    known = read_json(out / STAMPS) if (out / STAMPS).exists() else {}
-    changed = [start for start in folders if known.get(names[start]) != stamps[names[start]]]
+    old_stamps = read_json(out / STAMPS) if (out / STAMPS).exists() else {}
+    changed = [start for start in folders if old_stamps.get(names[start]) != stamps[names[start]]]
     kept = sorted(folders.keys() - set(changed))
     with ProcessPoolExecutor(max_workers=max(1, min(processes, len(changed)))) as pool:
         parsed = list(pool.map(parse_cell, [folders[start] for start in changed], [c for c, _ in changed], chunksize=8))

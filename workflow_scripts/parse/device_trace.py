@@ -26,8 +26,8 @@ from workflow_scripts.logs.engine_log_text import decode
 if TYPE_CHECKING:
     import pandas as pd
 
-Value = float | str | list[str]
-Sample = dict[str, Value]
+SampleValue = float | str | list[str]
+TraceSample = dict[str, SampleValue]
 
 # Field of nvidia-smi -> column of the trace. If several fields give one column, the first of them here that has values
 # counts. On GPUs since Ampere `power.draw` is the average over the last second, like `power.draw.average`.
@@ -103,7 +103,7 @@ class Trace:
     `reason` holds the notes for the reader, if there are any.
     """
 
-    samples: Sequence[Sample]
+    samples: Sequence[TraceSample]
     reason: str | None
 
     def known(self, name: str) -> list[float]:
@@ -142,13 +142,13 @@ def parse_trace(text: str, columns: Sequence[str] | None = None) -> Trace:
     return Trace(rows, "; ".join(notes) or None)
 
 
-def _json_lines(text: str) -> tuple[list[Sample], int]:
+def _json_lines(text: str) -> tuple[list[TraceSample], int]:
     """The samples, and the number of lines without one; the header is none."""
 
     def fits(name: str, value: Any) -> bool:
         return isinstance(value, list) if name == "throttle_reasons" else isinstance(value, int | float | str)
 
-    rows: list[Sample] = []
+    rows: list[TraceSample] = []
     bad_lines = 0
     for line in filter(str.strip, text.split("\n")):
         try:
@@ -167,12 +167,12 @@ def _json_lines(text: str) -> tuple[list[Sample], int]:
 def summarise(trace: Trace) -> dict[str, float | str | None]:
     """Extremes over all samples of all devices in a trace, None where it does not give the value; `reason` says what
     could not be read and what was assumed."""
-    found: dict[str, float | str | None] = {"rows": len(trace.samples)}
+    extremes: dict[str, float | str | None] = {"rows": len(trace.samples)}
     for name, (column, of) in _SUMMARY.items():
-        known = trace.known(column)
-        value = round(of(known), 6) if known else None
-        found[name] = int(value) if value is not None and value.is_integer() else value
-    return found | {"reason": trace.reason}
+        numbers = trace.known(column)
+        value = round(of(numbers), 6) if numbers else None
+        extremes[name] = int(value) if value is not None and value.is_integer() else value
+    return extremes | {"reason": trace.reason}
 
 
 # --- CSV of nvidia-smi ------------------------------------------------------------------------------------------------
@@ -182,7 +182,7 @@ def summarise(trace: Trace) -> dict[str, float | str | None]:
 _Column = tuple[str | None, str]
 
 
-def _parse_csv(text: str, columns: Sequence[str] | None = None) -> tuple[list[Sample], int, list[str]]:
+def _parse_csv(text: str, columns: Sequence[str] | None = None) -> tuple[list[TraceSample], int, list[str]]:
     r"""The samples of a text in its order, the number of lines without one, and notes for the reader. `columns` names
     the fields of a text without a header.
 
@@ -194,8 +194,8 @@ def _parse_csv(text: str, columns: Sequence[str] | None = None) -> tuple[list[Sa
     # nvidia-smi does not quote values, and none of them contains a comma.
     table = [[cell.strip(' "') for cell in line.split(",")] for line in text.splitlines() if line.strip()]
     header = next((names for row in table if (names := _header(row))), None)
-    current = header or (_named(table, columns) if columns else [])
-    rows: list[Sample] = []
+    current = header or (_named_columns(table, columns) if columns else [])
+    rows: list[TraceSample] = []
     bad_lines = 0
     for number, row in enumerate(table, start=1):
         has_data = any(_NUMBER.fullmatch(cell) or _DATE.match(cell) or _is_null(cell) for cell in row)
@@ -233,7 +233,7 @@ def _header(row: Sequence[str]) -> list[_Column] | None:
     return [(field, unit[1] if unit else "") for field, unit in zip(named, units, strict=True)]
 
 
-def _named(table: Sequence[Sequence[str]], names: Sequence[str]) -> list[_Column]:
+def _named_columns(table: Sequence[Sequence[str]], names: Sequence[str]) -> list[_Column]:
     data = [row for row in table if any(_NUMBER.fullmatch(cell) for cell in row)]
     if data and not any(len(row) == len(names) for row in data):
         raise ValueError(f"--columns names {len(names)} fields, but the lines have {len(data[0])}")
@@ -249,16 +249,16 @@ def _is_null(cell: str) -> bool:
 
 def _is_cut(row: Sequence[str], columns: Sequence[_Column], before: Sequence[Sequence[str]]) -> bool:
     """Whether the last value of the last line lacks the unit of its column or of the line's other values."""
-    found = _NUMBER.fullmatch(row[-1])
-    if not found or found[2]:
+    last = _NUMBER.fullmatch(row[-1])
+    if not last or last[2]:
         return False
     above = [_NUMBER.fullmatch(other[-1]) for other in before if len(other) == len(row)]
     beside = [_NUMBER.fullmatch(cell) for cell in row[:-1]] if columns and columns[-1][1] else []
     return any(value and value[2] for value in (*above, *beside))
 
 
-def _sample(row: Sequence[str], columns: Sequence[_Column]) -> Sample:
-    sample: Sample = {}
+def _sample(row: Sequence[str], columns: Sequence[_Column]) -> TraceSample:
+    sample: TraceSample = {}
     cells = {field: (cell, unit) for cell, (field, unit) in zip(row, columns, strict=True)}
     for field, column in _FIELDS.items():
         cell, unit = cells.get(field, ("", ""))
@@ -268,19 +268,19 @@ def _sample(row: Sequence[str], columns: Sequence[_Column]) -> Sample:
     return sample
 
 
-def _value(column: str, cell: str, unit: str) -> Value | None:
+def _value(column: str, cell: str, unit: str) -> SampleValue | None:
     if column == "gpu":
         return cell
     if column == "time_unix_s":
         return _unix_seconds(cell)
     if column == "throttle_reasons":
         return reasons_of(int(cell, 16)) if _MASK.fullmatch(cell) else None
-    found = _NUMBER.fullmatch(cell)
-    if not found:
+    match = _NUMBER.fullmatch(cell)
+    if not match:
         return None
-    scales, letter = _SCALE.get(column), (found[2] or unit)[:1]
+    scales, letter = _SCALE.get(column), (match[2] or unit)[:1]
     scale = scales.get(letter, scales.get(letter.upper())) if scales else 1
-    return None if scale is None else float(found[1]) * scale
+    return None if scale is None else float(match[1]) * scale
 
 
 def _unix_seconds(cell: str) -> float | None:

@@ -19,7 +19,7 @@ from workflow_scripts.common.records import Record
 from workflow_scripts.logs.engine_log_outcome import LogVerdict, judge
 from workflow_scripts.logs.engine_log_signs import Status
 from workflow_scripts.logs.engine_log_text import Line, decode, read_lines
-from workflow_scripts.parse.engine_log_facts import Reading, Row, Value, find_readings
+from workflow_scripts.parse.engine_log_facts import FactRow, FactValue, Reading, ReadingsByRow, find_readings
 
 _HEADLINE = re.compile(r"= [\w ]{0,30}\bBenchmark Result =")
 
@@ -87,8 +87,8 @@ def parse_engine_log(text: str) -> EngineLogFacts:
     (3418, 327, None, 1)
     """
     lines = read_lines(text)
-    found = find_readings(lines)
-    values, read_from = _bind(found, lines)
+    by_row = find_readings(lines)
+    values, read_from = _bind(by_row, lines)
     facts = EngineLogFacts.model_validate(values)
     verdict = _with_memory(judge(lines), facts, read_from, lines)
     if verdict.line is not None:
@@ -96,7 +96,7 @@ def parse_engine_log(text: str) -> EngineLogFacts:
     if not values and verdict == LogVerdict():
         empty = "the log is empty" if not text.strip() else "nothing of an inference engine was recognised in this log"
         return EngineLogFacts(error=empty)
-    further: dict[str, object] = {"ranks": _ranks(found), "derived": _derived(facts, text), "read_from": read_from}
+    further: dict[str, object] = {"ranks": _ranks(by_row), "derived": _derived(facts, text), "read_from": read_from}
     ended = {"status": verdict.status, "error": verdict.error}
     # A version that prints blocks on the device and on the CPU has one kind of block.
     if not facts.kv_cache_tokens and facts.num_cpu_blocks is not None and facts.num_gpu_blocks and facts.block_size:
@@ -104,11 +104,11 @@ def parse_engine_log(text: str) -> EngineLogFacts:
     return facts.model_copy(update=further | ended)
 
 
-def _bind(found: Sequence[tuple[Row, list[Reading]]], lines: Sequence[Line]) -> tuple[dict[str, Value], dict[str, int]]:
+def _bind(by_row: ReadingsByRow, lines: Sequence[Line]) -> tuple[dict[str, FactValue], dict[str, int]]:
     """For each fact the value that counts, from the first row that has one, and the line where it was printed."""
-    values: dict[str, Value] = {}
+    values: dict[str, FactValue] = {}
     read_from: dict[str, int] = {}
-    for row, readings in _of_the_last_result(found, lines):
+    for row, readings in _of_the_last_result(by_row, lines):
         if row.key not in values:
             reading = row.pick(readings, row.key)
             values |= reading.values
@@ -116,12 +116,10 @@ def _bind(found: Sequence[tuple[Row, list[Reading]]], lines: Sequence[Line]) -> 
     return values, read_from
 
 
-def _of_the_last_result(
-    found: Sequence[tuple[Row, list[Reading]]], lines: Sequence[Line]
-) -> Iterator[tuple[Row, list[Reading]]]:
+def _of_the_last_result(by_row: ReadingsByRow, lines: Sequence[Line]) -> Iterator[tuple[FactRow, list[Reading]]]:
     """Leave out what benchmarks before the last one printed: the last result may be cut off, but is not mixed. A result
     prints its rate of requests before its other numbers, or sorts them. It may have a headline."""
-    benchmarks = [(row.key, reading.line) for row, readings in found if row.of_a_result for reading in readings]
+    benchmarks = [(row.key, reading.line) for row, readings in by_row if row.of_a_result for reading in readings]
     rates = sorted({line for key, line in benchmarks if key == "requests_per_s"})
     start = 0
     if len(rates) > 1:
@@ -130,7 +128,7 @@ def _of_the_last_result(
         start = max(
             [start, *(line.number for line in lines if line.number < rates[-1] and _HEADLINE.search(line.text))]
         )
-    for row, readings in found:
+    for row, readings in by_row:
         if kept := [reading for reading in readings if not row.of_a_result or reading.line >= start]:
             yield row, kept
 
@@ -172,10 +170,10 @@ def _derived(facts: EngineLogFacts, text: str) -> dict[str, int]:
     return {}
 
 
-def _ranks(found: Sequence[tuple[Row, list[Reading]]]) -> dict[str, list[RankReading]]:
+def _ranks(by_row: ReadingsByRow) -> dict[str, list[RankReading]]:
     """All readings of the facts that each rank prints, if there is more than one rank."""
     ranks: dict[str, list[RankReading]] = {}
-    for row, readings in found:
+    for row, readings in by_row:
         for fact in row.facts if row.per_rank and len(readings) > 1 else ():
             each = ({"rank": r.rank, "value": r.values[fact], "line": r.line} for r in readings)
             ranks.setdefault(fact, [RankReading.model_validate(reading) for reading in each])

@@ -16,14 +16,14 @@ from functools import partial
 
 from workflow_scripts.logs.engine_log_text import Line, what_may_follow
 
-Value = int | float | str
+FactValue = int | float | str
 
 
 @dataclass(frozen=True)
 class Reading:
     """The values from one occurrence of a pattern, with the process that printed them and the line number."""
 
-    values: dict[str, Value]
+    values: dict[str, FactValue]
     rank: str | None
     line: int
 
@@ -56,7 +56,7 @@ def _last(readings: Sequence[Reading], _: str) -> Reading:
 
 
 @dataclass(frozen=True)
-class Row:
+class FactRow:
     """One form of a fact that some versions print. If there are several readings, `pick` chooses the one that counts by
     the values of the fact `key`. `per_rank` marks facts that each rank of a distributed engine prints for itself."""
 
@@ -72,6 +72,9 @@ class Row:
         return self.key.endswith(("_per_s", "_ms_median", "_ms_p99"))
 
 
+ReadingsByRow = list[tuple[FactRow, list[Reading]]]
+
+
 # A number begins only where no digit precedes it, so that a long run of digits is tried only once. A run with more
 # digits than a counter can have is not a number.
 _WHOLE_NUMBER = r"(?<![\d.,])(?P<{0}>-?\d{{1,15}}(?!\d)(?:,\d{{3}}){{0,5}}"
@@ -83,13 +86,13 @@ _GROUPS = {
 }
 
 
-def _row(pick: Pick, pattern: str, *, key: str | None = None, per_rank: bool = False) -> Row:
-    def group(found: re.Match[str]) -> str:
-        return _GROUPS[found[2]].format(found[1])
+def _row(pick: Pick, pattern: str, *, key: str | None = None, per_rank: bool = False) -> FactRow:
+    def group(match: re.Match[str]) -> str:
+        return _GROUPS[match[2]].format(match[1])
 
     compiled = re.compile(re.sub(r"\{(\w+):(\w+)\}", group, pattern.replace(" ", r"\s*")))
     facts = tuple(name for name in compiled.groupindex if "__" not in name)
-    return Row(compiled, facts, key or facts[0], pick, per_rank)
+    return FactRow(compiled, facts, key or facts[0], pick, per_rank)
 
 
 _rank_row = partial(_row, per_rank=True)
@@ -104,7 +107,7 @@ _ATTENTION = rf"(?P<attention_backend>(?:{_WORD}\s+){{0,3}}?{_ATTENTION_WORD}(?:
 _BLOCK_SIZE = r"(?<![\w-])block_size['\"]?\s*[=:]\s*['\"]?(?P<block_size>\d{1,15})"
 
 # The comments name versions in which a form was seen; neighbouring versions print it too.
-ROWS: tuple[Row, ...] = (
+ROWS: tuple[FactRow, ...] = (
     # --- version -----------------------------------------------------------------------------------------------------
     _row(_first, r"LLM engine \(v(?P<engine_version>\d[^\s)]*)\)"),  # 0.3 to 0.32
     _row(_first, r"vLLM API server version v?(?P<engine_version>\d\S*)"),  # 0.10
@@ -260,20 +263,20 @@ def gib(number: float, unit: str) -> float:
     return number * _GIB_PER_UNIT[unit[0].upper()]
 
 
-def find_readings(lines: Sequence[Line]) -> list[tuple[Row, list[Reading]]]:
+def find_readings(lines: Sequence[Line]) -> ReadingsByRow:
     """Collect the readings of each row: rows in the order of `ROWS`, readings in the order of the log."""
-    found: list[tuple[Row, list[Reading]]] = [(row, []) for row in ROWS]
+    by_row: ReadingsByRow = [(row, []) for row in ROWS]
     for index, line in enumerate(lines):
         rest = what_may_follow(lines, index)
         if _WORTH_A_LOOK.search(line.text + "".join(rest)):
-            for row, readings in found:
+            for row, readings in by_row:
                 for match in _matches(row, line.text, rest):
                     values = {fact: _value(fact, match) for fact in row.facts}
                     readings.append(Reading(values, line.rank, line.number_at(match.start(row.facts[0]))))
-    return [(row, readings) for row, readings in found if readings]
+    return [(row, readings) for row, readings in by_row if readings]
 
 
-def _matches(row: Row, text: str, rest: Sequence[str]) -> Iterator[re.Match[str]]:
+def _matches(row: FactRow, text: str, rest: Sequence[str]) -> Iterator[re.Match[str]]:
     within = list(row.pattern.finditer(text))
     goes_on = re.search(r"[\d,.]$", text) and rest and _REST_OF_A_NUMBER.fullmatch(rest[0])
     if within and goes_on and within[-1].end() == len(text):
@@ -288,7 +291,7 @@ _TEXTS = ("attention_backend", "cudagraph_mode", "engine_version")
 _WHOLE = ("_blocks", "_size", "_tokens", "_tokens_per_request", "preemptions")
 
 
-def _value(fact: str, match: re.Match[str]) -> Value:
+def _value(fact: str, match: re.Match[str]) -> FactValue:
     text = match[fact]
     if fact in _TEXTS:
         return " ".join(text.split())

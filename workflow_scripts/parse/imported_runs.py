@@ -55,11 +55,11 @@ def _record(run: Run, folder: Path, where: str) -> dict[str, Any]:
 
 def _log(path: Path) -> dict[str, Any]:
     facts = read_engine_log(path)
-    found = facts.model_dump(mode="json", exclude={"ranks", "derived", "read_from"}) | facts.derived
+    stated = facts.model_dump(mode="json", exclude={"ranks", "derived", "read_from"}) | facts.derived
     # What the engine's periodic lines say, in their order: requests that run and wait, use of the KV cache, hits.
     lines = (_PERIODIC.search(line.text) for line in read_lines(decode(path.read_bytes())))
     over_time = [{name: float(text) for name, text in line.groupdict().items() if text} for line in lines if line]
-    return found | {"over_time": over_time}
+    return stated | {"over_time": over_time}
 
 
 # Every few seconds; V0 calls waiting requests pending.

@@ -6,8 +6,8 @@ from workflow_scripts.device.processor import last_level_cache_bytes, processor_
 
 def cpuinfo(core: int, vendor: str, family: int, model: int, name: str, flags: str) -> str:
     """The lines of a core that matter; flags that decide nothing are left out but for a few."""
-    told = {"processor": core, "vendor_id": vendor, "cpu family": family, "model": model, "model name": name}
-    return "".join(f"{key}\t: {value}\n" for key, value in (told | {"flags": f"fpu sse2 avx {flags}"}).items())
+    fields = {"processor": core, "vendor_id": vendor, "cpu family": family, "model": model, "model name": name}
+    return "".join(f"{key}\t: {value}\n" for key, value in (fields | {"flags": f"fpu sse2 avx {flags}"}).items())
 
 
 ZEN5_FLAGS = "f16c avx2 avx512f avx512dq avx512vl avx_vnni avx512_bf16 avx512_vnni avx512_vp2intersect"
@@ -65,27 +65,27 @@ def test_two_hyperthreads_of_a_sapphire_rapids_are_one_core_with_all_types(tmp_p
     both = {0: "0-1", 1: "0-1"}
     caches = [(1, "Data", "48K", both), (2, "Unified", "2048K", both), (3, "Unified", "480M", both)]
     host = Host(tmp_path, SAPPHIRE_RAPIDS, caches, both)
-    found = host.facts(0, 1)
-    assert found["native_dtypes"] == ["float32", "bfloat16", "float16"]
-    assert found["instruction_sets"][-3:] == ["amx_tile", "amx_int8", "amx_bf16"]
-    assert found["shared_cores"] == [[0, 1]]
+    facts = host.facts(0, 1)
+    assert facts["native_dtypes"] == ["float32", "bfloat16", "float16"]
+    assert facts["instruction_sets"][-3:] == ["amx_tile", "amx_int8", "amx_bf16"]
+    assert facts["shared_cores"] == [[0, 1]]
     assert host.facts(1)["shared_cores"] == []
-    assert last_level_cache_bytes(found) == 480 * 2**20
+    assert last_level_cache_bytes(facts) == 480 * 2**20
 
 
 def test_an_avx2_epyc_has_float32_alone_and_a_cache_in_each_complex(tmp_path):
     host = Host(tmp_path, ROME, [(3, "Unified", "16384K", {0: "0", 1: "1"})], {0: "0", 1: "1"})
-    found = host.facts(0, 1)
-    assert (found["instruction_sets"], found["native_dtypes"]) == (["avx2"], ["float32"])
-    assert last_level_cache_bytes(found) == 2 * 2**24
+    facts = host.facts(0, 1)
+    assert (facts["instruction_sets"], facts["native_dtypes"]) == (["avx2"], ["float32"])
+    assert last_level_cache_bytes(facts) == 2 * 2**24
     assert last_level_cache_bytes(host.facts(1)) == 2**24
-    assert found["processor"] != processor_facts([0])["processor"]
+    assert facts["processor"] != processor_facts([0])["processor"]
 
 
 def test_a_system_that_tells_nothing(tmp_path):
     (tmp_path / "cpuinfo").write_text("processor\t: 0\nBogoMIPS\t: 50.00\n")
-    found = processor_facts([0], tmp_path / "cpuinfo", tmp_path, tmp_path / "enabled")
-    assert found["huge_pages"] is None
-    assert (found["native_dtypes"], found["caches"], found["shared_cores"]) == (["float32"], [], [])
-    assert found["name"]
-    assert last_level_cache_bytes(found) is None
+    facts = processor_facts([0], tmp_path / "cpuinfo", tmp_path, tmp_path / "enabled")
+    assert facts["huge_pages"] is None
+    assert (facts["native_dtypes"], facts["caches"], facts["shared_cores"]) == (["float32"], [], [])
+    assert facts["name"]
+    assert last_level_cache_bytes(facts) is None

@@ -37,9 +37,9 @@ class Round:
         write_batch(self.folder / "batch.json", of)
 
     def measure_cell(self, words: list[str], **_: Any) -> SimpleNamespace:
-        told = dict(pairwise(words))
-        self.called.append({"again": "--again" in words} | {n: told[f"--{n}"] for n in ("cell", "round", "position")})
-        return SimpleNamespace(returncode=self.codes[told["--cell"]])
+        args = dict(pairwise(words))
+        self.called.append({"again": "--again" in words} | {n: args[f"--{n}"] for n in ("cell", "round", "position")})
+        return SimpleNamespace(returncode=self.codes[args["--cell"]])
 
     def measure(self, *attempt: str) -> int:
         self.called.clear()
@@ -54,7 +54,7 @@ def of_several(tmp_path, monkeypatch):
 
 def test_cells_are_measured_in_order_and_the_first_once_more_at_the_end(of_several):
     assert of_several.measure() == 0
-    assert [(one["cell"], one["round"], one["position"], one["again"]) for one in of_several.called] == [
+    assert [(call["cell"], call["round"], call["position"], call["again"]) for call in of_several.called] == [
         *((cell, "4", str(place), False) for place, cell in enumerate(CELLS, start=6)),
         (CELLS[0], "4", "9", True),
     ]
@@ -63,7 +63,7 @@ def test_cells_are_measured_in_order_and_the_first_once_more_at_the_end(of_sever
 def test_with_one_start_of_each_cell_nothing_is_measured_twice_and_a_failure_is_an_error(tmp_path, monkeypatch):
     only = Round(tmp_path, monkeypatch, starts=1)
     assert only.measure() == 0
-    assert [one["cell"] for one in only.called] == [*CELLS]
+    assert [call["cell"] for call in only.called] == [*CELLS]
     only.codes[CELLS[1]] = 1
     assert only.measure() == 1
 
@@ -71,10 +71,10 @@ def test_with_one_start_of_each_cell_nothing_is_measured_twice_and_a_failure_is_
 def test_a_cell_that_fails_stops_no_other_cell_and_no_later_round(of_several, capsys):
     of_several.codes[CELLS[0]] = 1
     assert of_several.measure("--attempts", "2") == 1  # another attempt follows
-    assert [one["cell"] for one in of_several.called] == [*CELLS]
+    assert [call["cell"] for call in of_several.called] == [*CELLS]
     assert of_several.measure("--attempt", "2", "--attempts", "2") == 0
     # The first cell that was measured shows the drift of what was.
-    assert [(one["cell"], one["again"]) for one in of_several.called[3:]] == [(CELLS[1], True)]
+    assert [(call["cell"], call["again"]) for call in of_several.called[3:]] == [(CELLS[1], True)]
     assert of_several.called[3]["position"] == "9"
     assert "1 of 3 cells " in capsys.readouterr().err
 
@@ -83,13 +83,13 @@ def test_on_a_node_with_the_wrong_device_no_further_cell_is_tried(of_several):
     of_several.on("h200")
     of_several.codes[CELLS[1]] = WRONG_DEVICE
     assert of_several.measure("--attempts", "2") == 1
-    assert [one["cell"] for one in of_several.called] == [*CELLS[:2]]
+    assert [call["cell"] for call in of_several.called] == [*CELLS[:2]]
 
 
 def test_a_device_that_this_machine_lacks_stops_no_cell_and_one_measured_cell_shows_no_drift(of_several):
     of_several.codes[CELLS[0]] = WRONG_DEVICE
     assert of_several.measure() == 0
-    assert [one["cell"] for one in of_several.called] == [*CELLS, CELLS[1]]
+    assert [call["cell"] for call in of_several.called] == [*CELLS, CELLS[1]]
     of_several.codes = dict.fromkeys(CELLS, 1) | {CELLS[1]: 0}
     assert of_several.measure() == 0
-    assert [one["cell"] for one in of_several.called] == [*CELLS]
+    assert [call["cell"] for call in of_several.called] == [*CELLS]

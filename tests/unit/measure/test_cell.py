@@ -50,7 +50,7 @@ def let_measure(monkeypatch: pytest.MonkeyPatch, *records: dict[str, Any]) -> No
 
 def test_a_full_disk_leaves_a_last_line_and_no_half_evidence(tmp_path, monkeypatch, capsys):
     study = load_study(DEMO)
-    one, paths = expand(study)[0], StudyPaths(tmp_path, study.name)
+    demo_cell, paths = expand(study)[0], StudyPaths(tmp_path, study.name)
 
     def on_a_full_disk(_: Study, cell: Cell, paths: StudyPaths, *__: Any) -> int:
         (paths.cell(cell) / "raw.partial").mkdir(parents=True)
@@ -58,8 +58,8 @@ def test_a_full_disk_leaves_a_last_line_and_no_half_evidence(tmp_path, monkeypat
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(command, "measure_cell", on_a_full_disk)
-    assert call(tmp_path, one) == 1
-    assert list(paths.cell(one).iterdir()) == []
+    assert call(tmp_path, demo_cell) == 1
+    assert list(paths.cell(demo_cell).iterdir()) == []
     assert capsys.readouterr().err == "INFO half a li\nkvsweep measure-cell: [Errno 28] No space left on device\n"
 
 
@@ -78,24 +78,24 @@ def test_time_that_ran_out_while_the_command_was_suspended_is_no_timeout(tmp_pat
 
 
 def test_what_a_killed_command_left_half_written_is_gone_after_the_next(tmp_path, monkeypatch):
-    one, paths = prepared(tmp_path)
+    cell, paths = prepared(tmp_path)
     let_measure(monkeypatch, {"outcome": "ok"})
-    paths.cell(one).mkdir(parents=True)
-    (paths.cell(one) / ".outcome.json.ab12cd34").touch()
-    assert call(tmp_path, one) == 0
-    assert sorted(path.name for path in paths.cell(one).iterdir()) == ["outcome.json", "raw"]
+    paths.cell(cell).mkdir(parents=True)
+    (paths.cell(cell) / ".outcome.json.ab12cd34").touch()
+    assert call(tmp_path, cell) == 0
+    assert sorted(path.name for path in paths.cell(cell).iterdir()) == ["outcome.json", "raw"]
 
 
 def test_a_further_start_has_a_folder_of_its_own_and_leaves_the_first_as_it_is(tmp_path, monkeypatch):
-    one, paths = prepared(tmp_path)
+    cell, paths = prepared(tmp_path)
     let_measure(monkeypatch, {"outcome": "ok"}, {"outcome": "timeout"})
     first, further = ["--start", "1"], ["--start", "2", "--round", "4", "--position", "7"]
-    assert [call(tmp_path, one, "--unless-done", *of) for of in (first, further, first, further)] == [0] * 4
-    assert {start: path.relative_to(paths.cell(one)).as_posix() for start, path in paths.outcomes(one).items()} == {
+    assert [call(tmp_path, cell, "--unless-done", *of) for of in (first, further, first, further)] == [0] * 4
+    assert {start: path.relative_to(paths.cell(cell)).as_posix() for start, path in paths.outcomes(cell).items()} == {
         1: "outcome.json",
         2: "start-2/outcome.json",
     }
-    one_start, second = (Outcome.read(path) for path in paths.outcomes(one).values())
+    one_start, second = (Outcome.read(path) for path in paths.outcomes(cell).values())
     assert (one_start.outcome, second.outcome) == ("ok", "timeout")
     assert (one_start.start.start, one_start.start.round, one_start.start.position) == (1, 1, None)
     assert (second.start.start, second.start.round, second.start.position) == (2, 4, 7)
@@ -107,35 +107,35 @@ def test_a_further_start_has_a_folder_of_its_own_and_leaves_the_first_as_it_is(t
 
 
 def test_a_cell_by_hand_is_measured_in_its_next_start_and_the_present_round(tmp_path, monkeypatch):
-    one, paths = prepared(tmp_path)
+    cell, paths = prepared(tmp_path)
     let_measure(monkeypatch, *3 * [{"outcome": "ok", "phases_s": {"start": 1.0}}])
-    assert call(tmp_path, one, "--start", "1", "--round", "5") == 0
-    first = paths.outcome(one).read_bytes()
-    assert [call(tmp_path, one) for _ in range(2)] == [0, 0]
-    assert paths.outcome(one).read_bytes() == first
-    found = {start: Outcome.read(path).start for start, path in paths.outcomes(one).items()}
-    assert {start: (of.start, of.round) for start, of in found.items()} == {1: (1, 5), 2: (2, 6), 3: (3, 7)}
+    assert call(tmp_path, cell, "--start", "1", "--round", "5") == 0
+    first = paths.outcome(cell).read_bytes()
+    assert [call(tmp_path, cell) for _ in range(2)] == [0, 0]
+    assert paths.outcome(cell).read_bytes() == first
+    starts = {start: Outcome.read(path).start for start, path in paths.outcomes(cell).items()}
+    assert {start: (of.start, of.round) for start, of in starts.items()} == {1: (1, 5), 2: (2, 6), 3: (3, 7)}
 
 
 def test_a_measurement_that_shows_drift_is_no_start_of_its_cell(tmp_path, monkeypatch):
-    one, paths = prepared(tmp_path)
+    cell, paths = prepared(tmp_path)
     let_measure(monkeypatch, {"outcome": "ok"})
-    assert call(tmp_path, one, "--start", "2", "--round", "4", "--position", "9", "--again") == 0
-    found = Outcome.read(paths.again(one, 4) / "outcome.json")
-    assert (found.start.round, found.start.position, found.start.again) == (4, 9, True)
-    assert paths.outcomes(one) == {}
+    assert call(tmp_path, cell, "--start", "2", "--round", "4", "--position", "9", "--again") == 0
+    outcome = Outcome.read(paths.again(cell, 4) / "outcome.json")
+    assert (outcome.start.round, outcome.start.position, outcome.start.again) == (4, 9, True)
+    assert paths.outcomes(cell) == {}
 
 
 @pytest.mark.parametrize("node", [None, "n-7"])
 def test_on_the_wrong_device_a_cell_has_no_outcome_not_in_the_last_attempt_either(tmp_path, monkeypatch, capsys, node):
-    one, paths = prepared(tmp_path)
+    cell, paths = prepared(tmp_path)
     reason = "h200 was requested, but there is no NVIDIA GPU here"
     let_measure(monkeypatch, *2 * [{"outcome": "invalid", "reason": reason, "wrong_device": True}])
     monkeypatch.setenv("SLURMD_NODENAME", node) if node else monkeypatch.delenv("SLURMD_NODENAME", raising=False)
     for attempt in ("1", "3"):
-        assert call(tmp_path, one, "--attempt", attempt, "--attempts", "3") == command.WRONG_DEVICE
-        said = capsys.readouterr().err
-        assert said.startswith("h200 ")
-        assert list(paths.cell(one).iterdir()) == []
-    noted = [path.name for path in paths.wrong_nodes(one.gpu).glob("*")]
+        assert call(tmp_path, cell, "--attempt", attempt, "--attempts", "3") == command.WRONG_DEVICE
+        message = capsys.readouterr().err
+        assert message.startswith("h200 ")
+        assert list(paths.cell(cell).iterdir()) == []
+    noted = [path.name for path in paths.wrong_nodes(cell.gpu).glob("*")]
     assert noted == ([node] if node else [])

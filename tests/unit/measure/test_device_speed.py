@@ -6,13 +6,13 @@ from pathlib import Path
 import torch
 
 from workflow_scripts.catalog.gpus_and_models import get_gpu
-from workflow_scripts.device.device_rates import DeviceRates, Samples
+from workflow_scripts.device.device_rates import DeviceRates, RateSamples
 from workflow_scripts.measure import device_speed as d
 from workflow_scripts.study.study_file import load_study
 
 
 def test_how_often_and_in_which_order_operations_are_called():
-    samples = Samples(amount=12, shape=[3], calls_per_run=1, call_s=[2.0, 6.0, 3.0])
+    samples = RateSamples(amount=12, shape=[3], calls_per_run=1, call_s=[2.0, 6.0, 3.0])
     assert samples.best_per_s == 6
     assert samples.median_per_s == 4
     # A slow operation is called once a run, and its first two calls do not count.

@@ -76,7 +76,7 @@ MESSAGES = {
 }
 
 
-@pytest.mark.parametrize(("verdict", "message"), [(verdict, one) for verdict in MESSAGES for one in MESSAGES[verdict]])
+@pytest.mark.parametrize(("verdict", "message"), [(kind, text) for kind in MESSAGES for text in MESSAGES[kind]])
 def test_what_the_engine_cannot_do_is_infeasible_whenever_it_is_told_and_a_fault_is_not(tmp_path, verdict, message):
     log = log_of(tmp_path, *traceback(message))
     assert start_failure(RuntimeError("x"), log) == (verdict, message)
@@ -112,5 +112,5 @@ def test_a_rank_that_is_gone_without_a_word_is_no_outcome(tmp_path, exit_code):
     assert run_failure(RuntimeError("Executor failed."), log_of(tmp_path, *lines)) is None
     # One that said why has an outcome.
     cause = "torch.OutOfMemoryError: CUDA out of memory."
-    told = log_of(tmp_path, *traceback(cause, "(Worker_TP1 pid=9) ERROR 11-21 07:50:55 [mp.py:9] "), *lines)
-    assert run_failure(RuntimeError("Executor failed."), told) == ("engine_error", cause)
+    log = log_of(tmp_path, *traceback(cause, "(Worker_TP1 pid=9) ERROR 11-21 07:50:55 [mp.py:9] "), *lines)
+    assert run_failure(RuntimeError("Executor failed."), log) == ("engine_error", cause)

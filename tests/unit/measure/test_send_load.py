@@ -63,16 +63,16 @@ def test_another_machine_must_be_allowed(url):
 
 def test_the_key_comes_from_the_environment(monkeypatch):
     monkeypatch.setenv("A_KEY", "secret")
-    found = address_of("http://localhost:1", "A_KEY", elsewhere=False)
-    assert found.headers == {"Authorization": "Bearer secret"}
+    address = address_of("http://localhost:1", "A_KEY", elsewhere=False)
+    assert address.headers == {"Authorization": "Bearer secret"}
 
 
 @pytest.mark.parametrize(
-    ("url", "said"), [("localhost:8000", "no address of a server"), ("http://127.0.0.1:9", "/v1/models: ")]
+    ("url", "message"), [("localhost:8000", "no address of a server"), ("http://127.0.0.1:9", "/v1/models: ")]
 )
-def test_no_server_is_bad_input(study, tmp_path, capsys, url, said):
+def test_no_server_is_bad_input(study, tmp_path, capsys, url, message):
     assert sent(tmp_path, url) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert not (tmp_path / "sent.json").exists()
 
 

@@ -52,10 +52,10 @@ def test_knobs_have_sglangs_names_and_a_cpu_gets_what_it_needs():
 
 
 def test_a_running_server_says_what_took_effect_and_counts_as_described():
-    told = effective_settings(json.loads((RECORDED / "server_info.json").read_text()))
-    assert (told["block_size"], told["num_gpu_blocks"], told["max_num_seqs"]) == (32, 256, 4)
-    assert (told["enable_prefix_caching"], told["enforce_eager"]) == (True, True)
-    assert told["attention_backend"] == "torch_native"
+    settings = effective_settings(json.loads((RECORDED / "server_info.json").read_text()))
+    assert (settings["block_size"], settings["num_gpu_blocks"], settings["max_num_seqs"]) == (32, 256, 4)
+    assert (settings["enable_prefix_caching"], settings["enforce_eager"]) == (True, True)
+    assert settings["attention_backend"] == "torch_native"
     metrics = parse_metrics((RECORDED / "metrics.txt").read_text())
     assert metrics[SGLANG_SERVE.counters["prefix_cache_queries"]] == 80
     assert metrics[SGLANG_SERVE.counters["prefix_cache_hits"]] == 32
@@ -78,9 +78,9 @@ def served():
     with serving(Recorded) as start:
 
         def engine_of(status: int = 200) -> SglangServe:
-            one = engine()
-            one._target = Target(Address(start(status=status)), "model", keep_answers=True)
-            return one
+            adapter = engine()
+            adapter._target = Target(Address(start(status=status)), "model", keep_answers=True)
+            return adapter
 
         yield engine_of
 

@@ -99,12 +99,12 @@ def outputs(time_s: float, tokens: int, running: int = 1) -> SimpleNamespace:
 @pytest.mark.parametrize("tells_of_steps_without_tokens", [False, True])  # as 0.25.1 and as 0.32.0
 def test_every_step_is_noted_at_the_time_of_the_core(monkeypatch, tells_of_steps_without_tokens):
     pytest.importorskip("vllm.sampling_params", reason="vLLM is not installed")
-    told = [outputs(90.0, 0, running=0), outputs(101.0, 0), outputs(102.0, 2), SimpleNamespace(scheduler_stats=None)]
-    core, manager = SimpleNamespace(get_output=lambda: told.pop(0)), SimpleNamespace(record=lambda **_: None)
+    queued = [outputs(90.0, 0, running=0), outputs(101.0, 0), outputs(102.0, 2), SimpleNamespace(scheduler_stats=None)]
+    core, manager = SimpleNamespace(get_output=lambda: queued.pop(0)), SimpleNamespace(record=lambda **_: None)
     engine = VllmOffline(setup_of("cuda"))
 
     def generate(*_: object, **__: object) -> list[Any]:
-        while told:  # as vllm.v1.engine.llm_engine.LLMEngine.step does
+        while queued:  # as vllm.v1.engine.llm_engine.LLMEngine.step does
             step = core.get_output()
             if step.scheduler_stats and (step.outputs or tells_of_steps_without_tokens):
                 tokens = SimpleNamespace(num_prompt_tokens=8, num_generation_tokens=2, num_preempted_reqs=0)

@@ -77,8 +77,8 @@ def test_without_metrics_before_a_repeat_only_the_clients_own_growth_is_known(ce
     before, after = {"client_cpu_s": 1.0}, {"client_cpu_s": 3.0, "hits": 9}
     metrics = cells / CELL / "raw" / "metrics.jsonl"
     write_jsonl(metrics, [{"repeat": 0, "before": before, "after": after}])
-    found = {name: fact["value"] for (name, _), fact in facts_of(cells).items() if name.startswith("metric.")}
-    assert found == {"metric.client_cpu_s": 2}
+    values = {name: fact["value"] for (name, _), fact in facts_of(cells).items() if name.startswith("metric.")}
+    assert values == {"metric.client_cpu_s": 2}
     # A counter may appear when it counts for the first time.
     write_jsonl(metrics, [{"repeat": 0, "before": {"gauge": 1}, "after": {"gauge": 1, "hits": 9}}])
     assert facts_of(cells)["metric.hits", 0]["value"] == 9

@@ -52,12 +52,12 @@ def test_forms_of_one_trace(tmp_path_factory, header, units, spaces, mark, newli
     text = mark + (text if spaces else text.replace(", ", ",")).replace("\n", newline)
     path = tmp_path_factory.mktemp("trace") / "gpu.csv"
     path.write_bytes(text.encode())
-    found = read_trace(path, ["not", "looked", "at"] if header else NAMES)
-    assert summarise(found) == {**EXTREMES, "reason": None}
-    trace = found.table()
-    assert trace["memory_used_bytes"].tolist() == [1000 * MIB, 70321 * MIB, 70320 * MIB]
-    assert trace["time_unix_s"].diff().tolist()[1:] == [1.0, 1.0]
-    assert trace["gpu"].tolist() == ["0", "0", "0"]
+    trace = read_trace(path, ["not", "looked", "at"] if header else NAMES)
+    assert summarise(trace) == {**EXTREMES, "reason": None}
+    table = trace.table()
+    assert table["memory_used_bytes"].tolist() == [1000 * MIB, 70321 * MIB, 70320 * MIB]
+    assert table["time_unix_s"].diff().tolist()[1:] == [1.0, 1.0]
+    assert table["gpu"].tolist() == ["0", "0", "0"]
 
 
 @pytest.mark.parametrize(
@@ -65,9 +65,9 @@ def test_forms_of_one_trace(tmp_path_factory, header, units, spaces, mark, newli
 )
 def test_what_the_gpu_does_not_report_is_null(null):
     text = HEADER + lines_of(SAMPLES[:1]) + f"2024/05/01 12:00:01.000, 0, {null}, {null}, {null}, {null}\n"
-    found = summary(text)
-    assert found["rows"] == 2
-    assert (found["memory_used_mib_min"], found["utilization_pct_max"], found["power_w_mean"]) == (1000, 0, 60.5)
+    facts = summary(text)
+    assert facts["rows"] == 2
+    assert (facts["memory_used_mib_min"], facts["utilization_pct_max"], facts["power_w_mean"]) == (1000, 0, 60.5)
 
 
 POWERS = "power.draw [W], power.draw.average [W], power.draw.instant [W]\n"
@@ -127,8 +127,8 @@ def test_what_no_query_names_is_not_taken():
     assert summary(text)["memory_used_mib_max"] == 70321
     assert summary(text)["rows"] == 6
     # Without a header or names nothing is guessed.
-    found = summary(lines_of())
-    assert (found["rows"], "--columns" in found["reason"]) == (0, True)
+    facts = summary(lines_of())
+    assert (facts["rows"], "--columns" in facts["reason"]) == (0, True)
 
 
 def test_clocks_and_reasons_for_throttling():
@@ -165,10 +165,10 @@ def test_the_pipelines_own_trace_and_its_bad_lines():
 
 @pytest.mark.parametrize("text", ["", "Dear Sir,\nthank you.\n", "sizes:\n512, 504\n", "\x00\x01\x02", "{", "{}\n"])
 def test_what_is_no_trace_says_so(text):
-    found = summary(text)
-    assert found["rows"] == 0
-    assert {value for name, value in found.items() if name not in ("rows", "reason")} == {None}
-    assert found["reason"]
+    facts = summary(text)
+    assert facts["rows"] == 0
+    assert {value for name, value in facts.items() if name not in ("rows", "reason")} == {None}
+    assert facts["reason"]
 
 
 CELLS = st.sampled_from(

@@ -102,10 +102,10 @@ def test_collectors_and_terminals_do_no_harm(name, prefix, width, places, newlin
     if width is not None:
         changed = wrapped(changed, width)
     changed = coloured(changed, places).replace("\n", newline)
-    found = stated(parse_engine_log(changed))
+    facts = stated(parse_engine_log(changed))
     # A terminal's cut shows in a log of several long lines; the end of a message of one long line may be lost.
-    assert found.pop("error", "")[:60] == plain.pop("error", "")[:60]
-    assert found == plain
+    assert facts.pop("error", "")[:60] == plain.pop("error", "")[:60]
+    assert facts == plain
 
 
 @settings(max_examples=300)

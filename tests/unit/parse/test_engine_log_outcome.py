@@ -130,8 +130,8 @@ STATEMENT = ['    raise ValueError("No available memory for the cache blocks. "'
 def test_traceback_without_its_exception_tells_what_it_was_about_to_raise(first, prefix):
     lines = [*FRAMES, '  File "/x/kv.py", line 9, in verify', *STATEMENT]
     facts = parse_engine_log("".join(f"{prefix}{line}\n" for line in lines[first:]))
-    found = (facts.status, facts.error, facts.read_from["error"])
-    assert found == ("kv_too_small", "ValueError: No available memory for the cache blocks. Add some.", 5 - first)
+    outcome = (facts.status, facts.error, facts.read_from["error"])
+    assert outcome == ("kv_too_small", "ValueError: No available memory for the cache blocks. Add some.", 5 - first)
 
 
 @pytest.mark.parametrize("joint", [", ", ": "])
@@ -388,12 +388,12 @@ def test_levels_of_other_loggers(prefix):
 
 
 def test_ranks_that_print_at_once_are_told_apart():
-    one, other = "(Worker_TP0 pid=1) ", "(Worker_TP1 pid=2) "
+    rank_0, rank_1 = "(Worker_TP0 pid=1) ", "(Worker_TP1 pid=2) "
     facts = parse_engine_log(
         START
-        + f"{one}Traceback (most recent call last):\n{other}Traceback (most recent call last):\n"
-        + f'{one}  File "/x/a.py", line 1, in f\n{other}  File "/x/a.py", line 1, in f\n'
-        + f"{one}{OOM}\n{other}{OOM}\n"
+        + f"{rank_0}Traceback (most recent call last):\n{rank_1}Traceback (most recent call last):\n"
+        + f'{rank_0}  File "/x/a.py", line 1, in f\n{rank_1}  File "/x/a.py", line 1, in f\n'
+        + f"{rank_0}{OOM}\n{rank_1}{OOM}\n"
         + NO_CORE
     )
     assert (facts.status, facts.error, facts.read_from["error"]) == ("oom", OOM, 6)

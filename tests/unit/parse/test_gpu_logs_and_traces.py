@@ -22,8 +22,8 @@ def starts(two_gpus_evidence):
     """Each start that ended well: its folder of raw files, and its outcome."""
     records = sorted((two_gpus_evidence / "cells").rglob("outcome.json"))
     assert len(records) == 30
-    found = [(record.parent / "raw", Outcome.read(record)) for record in records]
-    return [(raw, outcome) for raw, outcome in found if outcome.outcome == "ok"]
+    evidence = [(record.parent / "raw", Outcome.read(record)) for record in records]
+    return [(raw, outcome) for raw, outcome in evidence if outcome.outcome == "ok"]
 
 
 @pytest.fixture
@@ -71,10 +71,10 @@ def test_every_log_gives_the_blocks_that_the_engine_reported(starts):
     of_vllm = [(folder, outcome) for folder, outcome in starts if outcome.cell_id.split("/")[1] == "vllm"]
     assert len(of_vllm) == 26
     for folder, outcome in of_vllm:
-        facts, told = read_engine_log(folder / "engine.log"), outcome.effective
-        assert facts.derived["num_gpu_blocks"] == told["num_gpu_blocks"]
-        assert facts.kv_cache_tokens == told["num_gpu_blocks"] * told["block_size"]
-        assert facts.max_concurrency == pytest.approx(facts.kv_cache_tokens / told["max_model_len"], abs=0.005)
+        facts, effective = read_engine_log(folder / "engine.log"), outcome.effective
+        assert facts.derived["num_gpu_blocks"] == effective["num_gpu_blocks"]
+        assert facts.kv_cache_tokens == effective["num_gpu_blocks"] * effective["block_size"]
+        assert facts.max_concurrency == pytest.approx(facts.kv_cache_tokens / effective["max_model_len"], abs=0.005)
         if "llama" in outcome.cell_id:
             assert facts.kv_cache_tokens * BYTES_PER_TOKEN / GIB == pytest.approx(
                 facts.available_kv_cache_gib, abs=0.02
