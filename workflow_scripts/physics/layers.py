@@ -299,11 +299,11 @@ class Layer:
         return self.mixers + self.feed_forward
 
     def matrices(self, hidden: int, tensor: int = 1, *, whole_experts: bool = False) -> list[Matrix]:
-        found: list[Matrix] = []
+        matrices: list[Matrix] = []
         for part in self.parts:
             whole = {"whole": whole_experts} if isinstance(part, Experts) else {}
-            found.extend(part.matrices(hidden, tensor, **whole))
-        return found
+            matrices.extend(part.matrices(hidden, tensor, **whole))
+        return matrices
 
     def vector_parameters(self, hidden: int) -> int:
         return sum(part.vectors(hidden) for part in self.parts) + self.norm_parameters

@@ -128,7 +128,7 @@ class ModelFacts:
     @property
     def is_uniform(self) -> bool:
         """Whether all layers have the same memory, of all earlier tokens."""
-        return len(self.mixers) == 1 and not any(isinstance(one, State) or one.attended for one in self.mixers)
+        return len(self.mixers) == 1 and not any(isinstance(mixer, State) or mixer.attended for mixer in self.mixers)
 
     @cached_property
     def reaches(self) -> tuple[Reach, ...]:
@@ -143,13 +143,13 @@ class ModelFacts:
         >>> [reach.kv_elements for ranks in (1, 2) for reach in model_facts(_EXAMPLE).reaches_on(ranks)]
         [24, 48]
         """
-        found: dict[tuple[int | None, bool], list[int]] = {}
+        reach_sums: dict[tuple[int | None, bool], list[int]] = {}
         for part, count in self.of_kind(Attention, LatentAttention):
             chunked = part.reach is not None and part.window is None
-            sums = found.setdefault((part.attended, chunked), [0, 0, 0])
+            sums = reach_sums.setdefault((part.attended, chunked), [0, 0, 0])
             per_layer = (tensor * part.cache_elements(tensor), part.prefill_pair_flops, part.decode_pair_flops)
             sums[:] = (total + count * size for total, size in zip(sums, per_layer, strict=True))
-        return tuple(Reach(*key, *sums) for key, sums in found.items())
+        return tuple(Reach(*key, *sums) for key, sums in reach_sums.items())
 
     @property
     def state_flops(self) -> int:
@@ -203,8 +203,8 @@ class ModelFacts:
 
     @cached_property
     def matrices(self) -> tuple[tuple[Matrix, int], ...]:
-        found = ((m, count) for layer, count in self.layer_counts.items() for m in layer.matrices(self.hidden))
-        return tuple(found)
+        pairs = ((m, count) for layer, count in self.layer_counts.items() for m in layer.matrices(self.hidden))
+        return tuple(pairs)
 
     @property
     def layer_matrix_parameters(self) -> int:

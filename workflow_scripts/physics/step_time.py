@@ -53,8 +53,8 @@ class LaunchCosts(Record):
 
     def host_s(self, rows: FloatArray) -> FloatArray:
         """Time to launch each step; `rows` has one column per kind of work."""
-        found: FloatArray = rows @ np.array([getattr(self, kind, 0.0) for kind in KINDS])
-        return found
+        times_s: FloatArray = rows @ np.array([getattr(self, kind, 0.0) for kind in KINDS])
+        return times_s
 
 
 class StepCosts(Record):
@@ -133,8 +133,8 @@ class StepWork:
 def single_steps(work: StepWork) -> FloatArray:
     """The work of each step, one row per step, by kind.
 
-    >>> one = StepWork.of(np.array([3.0]), {"kv_bytes": 10.0}, {"kv_bytes": np.array([2.0])})
-    >>> single_steps(one)[:, KIND["kv_bytes"]].tolist()
+    >>> work = StepWork.of(np.array([3.0]), {"kv_bytes": 10.0}, {"kv_bytes": np.array([2.0])})
+    >>> single_steps(work)[:, KIND["kv_bytes"]].tolist()
     [10.0, 12.0, 14.0]
     """
     counts = work.steps.astype(int)

@@ -53,8 +53,8 @@ def quantization_of(config: Mapping[str, Any], asked: str | None) -> str | None:
     """The method, as named in `QUANTIZED_BITS`: the one asked for, else the checkpoint's own; None without any. Raises
     ModelFactsError if the method is unknown, or it leaves the bytes of some matrices unknown."""
     stored = config.get("quantization_config") or {}
-    found = _stored_quantization(stored)
-    quantization = found if asked is None or (asked == COMPRESSED_TENSORS and stored) else asked
+    method = _stored_quantization(stored)
+    quantization = method if asked is None or (asked == COMPRESSED_TENSORS and stored) else asked
     if quantization is not None and quantization not in QUANTIZED_BITS:
         raise ModelFactsError(f"quantization {quantization!r} is not supported; supported: {', '.join(QUANTIZED_BITS)}")
     return quantization

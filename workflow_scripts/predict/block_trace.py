@@ -55,8 +55,8 @@ def trace_of_study(
     """The events of the first requests of each workload, in the cell whose KV cache holds the fewest tokens. Of cells
     with equal caches it is the one with the most tokens found in its prefix cache. `plan` has the predictions of the
     cells. A workload without a cell whose scheduler and cache are known has no rows."""
-    known = plan[plan["kv_cache_tokens"].notna() & plan["steps"].notna()]
-    order = known.sort_values(["kv_cache_tokens", "cached_tokens"], ascending=[True, False], kind="stable")
+    predicted = plan[plan["kv_cache_tokens"].notna() & plan["steps"].notna()]
+    order = predicted.sort_values(["kv_cache_tokens", "cached_tokens"], ascending=[True, False], kind="stable")
     chosen = set(order.drop_duplicates("workload")["cell_id"])
     tasks, _ = tasks_of(study, [cell for cell in cells if cell.id in chosen], prepared, project_files)
     parts = []

@@ -101,10 +101,10 @@ def speed_for(wanted: Wanted, calibrations: Path | None, project_files: Path = P
                 # Costs by the rates of the device that was calibrated or, without these, of the device at hand; without
                 # any by the data sheet.
                 rates = record.rates or wanted.rates
-                known = default_speed(wanted.gpu, wanted.dtype, ahead=wanted.ahead, rates=rates)
-                guide = known.costs if known else None, GUIDED_WITHIN if rates else GUIDED_BY_DATA_SHEET
-                found = _fitted(path, path.stat().st_mtime_ns, wanted.gpu.kind == "cpu", *guide)
-                speed = _speed(found, record, record.dtype, wanted, source)
+                baseline = default_speed(wanted.gpu, wanted.dtype, ahead=wanted.ahead, rates=rates)
+                guide = baseline.costs if baseline else None, GUIDED_WITHIN if rates else GUIDED_BY_DATA_SHEET
+                fit = _fitted(path, path.stat().st_mtime_ns, wanted.gpu.kind == "cpu", *guide)
+                speed = _speed(fit, record, record.dtype, wanted, source)
                 return speed.model_copy(update={"how": speed.how + unused})
             except (FitError, ModelFactsError, ScheduleError, UnpredictableError) as e:
                 why = f"is of no use: {e}"
@@ -120,14 +120,14 @@ def _candidates(wanted: Wanted, calibrations: Path | None, project_files: Path) 
     if calibrations is not None:
         folders.insert(0, ("calibrated", calibrations / wanted.gpu.name))
     name, knobs = f"{wanted.variant}.json", get_engine(wanted.engine).knobs
-    same_core = [one.name for one in load_engines().values() if issubclass(knobs, one.knobs) and one.steps_by]
+    same_core = [entry.name for entry in load_engines().values() if issubclass(knobs, entry.knobs) and entry.steps_by]
     others = [engine for engine in same_core if engine != wanted.engine and wanted.gpu.kind != "cpu"]
     # Steps of other versions cost about the same, so the default one's calibration is the next best.
     of_environments = [f"@{wanted.environment}", ""] if wanted.environment else [""]
     for engine in (f"{engine}{at}" for at in of_environments for engine in (wanted.engine, *others)):
-        found = [(source, path) for source, at in folders for path in sorted((at / engine).glob(f"*/{name}"))]
+        candidates = [(source, path) for source, at in folders for path in sorted((at / engine).glob(f"*/{name}"))]
         # The sort is stable: sources stay in their order.
-        yield from sorted(found, key=lambda one: one[1].parent.name != wanted.model)
+        yield from sorted(candidates, key=lambda candidate: candidate[1].parent.name != wanted.model)
 
 
 def _why_unusable(record: CalibrationRecord, wanted: Wanted) -> str | None:
@@ -163,7 +163,7 @@ def _fitted(path: Path, changed_ns: int, on_cpu: bool, guide: StepCosts | None, 
     return fit_calibration(record, facts, on_cpu, guide, within)
 
 
-def _speed(found: StepFit, record: CalibrationRecord, dtype: Dtype, wanted: Wanted, source: Source) -> Speed:
+def _speed(fit: StepFit, record: CalibrationRecord, dtype: Dtype, wanted: Wanted, source: Source) -> Speed:
     differs = {
         f"engine {record.engine}": record.engine != wanted.engine,
         "version": record.environment != wanted.environment,
@@ -173,7 +173,7 @@ def _speed(found: StepFit, record: CalibrationRecord, dtype: Dtype, wanted: Want
     }
     other = [what for what, is_other in differs.items() if is_other]
     by_rates = wanted.gpu.kind != "cpu" and (record.rates or wanted.rates)
-    used = f"{found.steps} steps in {found.passes} of {found.measured_passes} passes of {record.model} in {dtype}"
+    used = f"{fit.steps} steps in {fit.passes} of {fit.measured_passes} passes of {record.model} in {dtype}"
     how = f"fitted to {used}, {record.engine_version}, on {record.host}, {record.measured_at}"
     if wanted.gpu.kind != "cpu" and identity(record.device) != identity(wanted.device):
         card = f"{record.device.get('name')} {record.device.get('uuid')}, driver {record.device.get('driver_version')}"
@@ -182,19 +182,19 @@ def _speed(found: StepFit, record: CalibrationRecord, dtype: Dtype, wanted: Want
         how += f", at {len(record.starts)} of 2 depths ({_in_a_line(record.failure)})"
     if other:
         how = f"{UNCALIBRATED} for this: {how}, which is another {' and '.join(other)}"
-    elif found.band.throughput is None:
-        how = f"{UNCALIBRATED}: {how}, with {found.band.points} held-out points, too few for a band"
+    elif fit.band.throughput is None:
+        how = f"{UNCALIBRATED}: {how}, with {fit.band.points} held-out points, too few for a band"
     # Costs for another type: times of operations are scaled by the device's rates; those of bytes stay.
-    known, now = (peak_flop_per_s(wanted.gpu, one, wanted.rates) for one in (dtype, wanted.dtype))
+    peak, wanted_peak = (peak_flop_per_s(wanted.gpu, precision, wanted.rates) for precision in (dtype, wanted.dtype))
     return Speed(
-        costs=_at_rates(found.costs, 1.0, known, now),
+        costs=_at_rates(fit.costs, 1.0, peak, wanted_peak),
         source=source,
-        error_pct=None if other else _pct(found.band.throughput),
-        ttft_error_pct=None if other else _pct(found.band.ttft),
-        error_s=found.band.wall_s,
-        ttft_error_s=found.band.ttft_s,
-        repeat_sd=found.repeat_sd,
-        covered={kind: most for kind, most in found.most.items() if not (by_rates and kind in GUIDED)},
+        error_pct=None if other else _pct(fit.band.throughput),
+        ttft_error_pct=None if other else _pct(fit.band.ttft),
+        error_s=fit.band.wall_s,
+        ttft_error_s=fit.band.ttft_s,
+        repeat_sd=fit.repeat_sd,
+        covered={kind: most for kind, most in fit.most.items() if not (by_rates and kind in GUIDED)},
         how=how,
     )
 
@@ -225,11 +225,11 @@ def default_speed(gpu: Gpu, dtype: Dtype, *, ahead: bool = True, rates: DeviceRa
     return Speed(costs=costs, source=source, how=how)
 
 
-def scaled(costs: StepCosts, known: DeviceRates, other: DeviceRates, dtype: Dtype, gpus: tuple[Gpu, Gpu]) -> StepCosts:
-    """Costs fitted on a device with `known` rates for another: reading and computing follow the measured rates. What a
+def scaled(costs: StepCosts, base: DeviceRates, other: DeviceRates, dtype: Dtype, gpus: tuple[Gpu, Gpu]) -> StepCosts:
+    """Costs fitted on a device with `base` rates for another: reading and computing follow the measured rates. What a
     step, a layer, a sequence and the host take stays as it is."""
-    rates = (peak_flop_per_s(gpu, dtype, rates) for gpu, rates in zip(gpus, (known, other), strict=True))
-    return _at_rates(costs, known.memory_bytes_per_s / other.memory_bytes_per_s, *rates)
+    rates = (peak_flop_per_s(gpu, dtype, rates) for gpu, rates in zip(gpus, (base, other), strict=True))
+    return _at_rates(costs, base.memory_bytes_per_s / other.memory_bytes_per_s, *rates)
 
 
 def _at_rates(costs: StepCosts, memory: float, known_flop_per_s: float | None, flop_per_s: float | None) -> StepCosts:
@@ -241,5 +241,5 @@ def _at_rates(costs: StepCosts, memory: float, known_flop_per_s: float | None, f
 
 def peak_flop_per_s(gpu: Gpu, dtype: Dtype, rates: DeviceRates | None = None) -> float | None:
     """Highest rate of arithmetic in `dtype`: as measured, or else by the data sheet; None if neither is known."""
-    known = gpu.model_copy(update={"dense_flop_per_s": rates.matmul_flop_per_s}) if rates else gpu
-    return known.peak_flop_per_s(dtype)
+    device = gpu.model_copy(update={"dense_flop_per_s": rates.matmul_flop_per_s}) if rates else gpu
+    return device.peak_flop_per_s(dtype)

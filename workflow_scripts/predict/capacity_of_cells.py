@@ -45,15 +45,15 @@ def predict_study(cells: Iterable[Cell]) -> Iterator[Capacity]:
     def predicted(engine: str, gpu: str, model: str, knobs: Knobs, environment: str) -> Capacity:
         try:
             facts = facts_of(model, gpu, knobs.quantized_as)
-            found = capacity_of(get_engine(engine), knobs, gpus[gpu], facts, environment)
-            return replace(found, dtype=facts.dtype)
+            capacity = capacity_of(get_engine(engine), knobs, gpus[gpu], facts, environment)
+            return replace(capacity, dtype=facts.dtype)
         except ModelFactsError as e:
             return Capacity({}, unknown=str(e))
 
     for cell in cells:
         if get_engine(cell.engine).capacity_by:
-            found = predicted(cell.engine, cell.gpu, cell.model, cell.knobs, cell.environment)
-            yield replace(found, cell_id=cell.id)
+            capacity = predicted(cell.engine, cell.gpu, cell.model, cell.knobs, cell.environment)
+            yield replace(capacity, cell_id=cell.id)
 
 
 def predict_published(published: Published, claims: Iterable[str]) -> Iterator[Capacity]:

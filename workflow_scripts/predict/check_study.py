@@ -104,12 +104,12 @@ def fault_lines(study: Path, faults: Iterable[tuple[list[Cell], Fault]]) -> list
     """One line per fault; a fault that several devices share is one line."""
     gpus: dict[tuple[str, str], list[str]] = {}
     for cells, fault in faults:
-        values, one = cells[0].knobs.set_values(), cells[0]
+        values, first = cells[0].knobs.set_values(), cells[0]
         setting = ", ".join(f"{name}={values[name]}" for name in fault.knobs or values)
         sweeps = ", ".join(dict.fromkeys(sweep for cell in cells for sweep in cell.sweeps))
-        place = f"{study}: sweep {sweeps}: {one.engine_at} with {one.model} on"
+        place = f"{study}: sweep {sweeps}: {first.engine_at} with {first.model} on"
         gpus.setdefault((place, f"{setting}: {fault.words}"), []).extend(cell.gpu for cell in cells)
-    return [f"{place} {', '.join(dict.fromkeys(on))}: {told}" for (place, told), on in gpus.items()]
+    return [f"{place} {', '.join(dict.fromkeys(on))}: {refusal}" for (place, refusal), on in gpus.items()]
 
 
 def notes(cells: Sequence[Cell]) -> list[str]:
@@ -133,8 +133,8 @@ def _version(packages: Iterable[str]) -> tuple[str, str] | None:
 def unsupported(cells: Iterable[Cell]) -> Iterator[str]:
     """A line for each engine of the cells whose installed version its adapter cannot measure."""
     for engine in map(get_engine, dict.fromkeys(cell.engine for cell in cells)):
-        if (found := _version(engine.packages)) and not engine.supports(found[1]):
-            yield f"{engine.name} can be measured with {found[0]} {engine.versions}; {found[1]} is installed here"
+        if (package := _version(engine.packages)) and not engine.supports(package[1]):
+            yield f"{engine.name} can be measured with {package[0]} {engine.versions}; {package[1]} is installed here"
 
 
 def check_here(study: Path, cells: Sequence[Cell]) -> None:
@@ -147,13 +147,13 @@ def check_here(study: Path, cells: Sequence[Cell]) -> None:
             raise InputError(f"{library} is not installed here; run this in the environment that measures")
     if wrong := list(unsupported(cells)):
         raise InputError("\n".join(wrong))
-    found = list(check_cells(cells))
-    lacking = fault_lines(study, (pair for pair in found if pair[1].lacks))
-    unchecked = fault_lines(study, (pair for pair in found if pair[1].only_here))
-    told = [f"note: will end as infeasible: {line}" for line in lacking]
-    for note in [*notes(cells), *told, *(f"note: this installation cannot check {line}" for line in unchecked)]:
+    cell_faults = list(check_cells(cells))
+    lacking = fault_lines(study, (pair for pair in cell_faults if pair[1].lacks))
+    unchecked = fault_lines(study, (pair for pair in cell_faults if pair[1].only_here))
+    infeasible = [f"note: will end as infeasible: {line}" for line in lacking]
+    for note in [*notes(cells), *infeasible, *(f"note: this installation cannot check {line}" for line in unchecked)]:
         print(note)
-    if faults := fault_lines(study, (pair for pair in found if not (pair[1].only_here or pair[1].lacks))):
+    if faults := fault_lines(study, (pair for pair in cell_faults if not (pair[1].only_here or pair[1].lacks))):
         raise InputError("\n".join(faults))
     asked = " and ".join(" ".join(_version(e.packages) or [name]) for name, e in libraries.items()) or "no engine"
     print(f"{study}: {len(cells)} cells, no setting refused; checked with {asked}")

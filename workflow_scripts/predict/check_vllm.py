@@ -54,12 +54,12 @@ def vllm_faults(settings: Sequence[EngineSetting]) -> list[Fault | None]:
     """The fault of each setting that vLLM refuses, else None, in the order of `settings`. vLLM keeps one platform for
     the life of a process, so each kind of device is checked in its own process."""
     on_cuda = [setting.gpu.kind == "cuda" for setting in settings]
-    found = {}
+    faults = {}
     for kind in set(on_cuda):
         of_kind = [setting for setting, cuda in zip(settings, on_cuda, strict=True) if cuda == kind]
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-            found[kind] = iter(process.submit(_faults_of_one_platform, of_kind).result())
-    return [next(found[kind]) for kind in on_cuda]
+            faults[kind] = iter(process.submit(_faults_of_one_platform, of_kind).result())
+    return [next(faults[kind]) for kind in on_cuda]
 
 
 def _faults_of_one_platform(settings: Sequence[EngineSetting]) -> list[Fault | None]:

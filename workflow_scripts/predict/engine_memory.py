@@ -99,10 +99,10 @@ class EngineSettings:
 
         Raises CapacityError if the text is not a version.
         """
-        found = re.match(r"v?(\d+(?:\.\d+)*)", self.vllm_version)
-        if found is None:
+        match = re.match(r"v?(\d+(?:\.\d+)*)", self.vllm_version)
+        if match is None:
             raise CapacityError(f"vllm_version {self.vllm_version!r} is not a version such as 0.32.0")
-        return tuple(int(part) for part in found[1].split("."))
+        return tuple(int(part) for part in match[1].split("."))
 
     def caches_prefixes(self, facts: ModelFacts) -> bool:
         """Whether prefixes are cached: as set, else by vLLM's default, which excluded models with states before 0.28.

@@ -61,15 +61,15 @@ def tasks_of(
 ) -> tuple[list[Task], list[Prediction]]:
     """Cells grouped by the schedule that they share, and records of those that have no schedule."""
     cells = list(cells)
-    known = _Known(study, prepared, project_files, tuple(dict.fromkeys(cell.gpu for cell in cells)))
+    inputs = _Inputs(study, prepared, project_files, tuple(dict.fromkeys(cell.gpu for cell in cells)))
     groups: dict[Any, tuple[RequestLengths, list[CellTask]]] = {}
     unpredictable = []
     for cell in cells:
-        found = known.task(cell)
-        if isinstance(found, Prediction):
-            unpredictable.append(found)
+        result = inputs.task(cell)
+        if isinstance(result, Prediction):
+            unpredictable.append(result)
         else:
-            requests, task = found
+            requests, task = result
             # If requests arrive over time, decisions depend on the engine's speed: the cell has its own schedule.
             own = cell.id if requests.arrival_s is not None else None
             key = (cell.workload, len(requests), task.steps.decides, own)
@@ -78,7 +78,7 @@ def tasks_of(
     return tasks, unpredictable
 
 
-class _Known:
+class _Inputs:
     """What is known of a study's devices, models and workloads, each read once."""
 
     def __init__(self, study: Study, prepared: Path | None, project_files: Path, devices: Sequence[str]) -> None:
@@ -108,12 +108,12 @@ class _Known:
         @cache
         def scaled_to(gpu: str, *wanted: Any) -> tuple[StepCosts, ...]:
             """Costs by calibrations of the study's other devices of its kind, if the rates of both were measured."""
-            here, found = rates(gpu), []
+            here, costs = rates(gpu), []
             for other in [name for name in devices if name != gpu and gpus[name].kind == gpus[gpu].kind]:
                 there, fitted = rates(other), speed(other, *wanted)
                 if here and there and fitted and fitted.error_pct is not None:
-                    found.append(scaled(fitted.costs, there, here, wanted[2], (gpus[other], gpus[gpu])))
-            return tuple(found)
+                    costs.append(scaled(fitted.costs, there, here, wanted[2], (gpus[other], gpus[gpu])))
+            return tuple(costs)
 
         @cache
         def lengths(workload: str, count: int) -> tuple[RequestLengths, str]:
@@ -128,8 +128,8 @@ class _Known:
         place = (cell.id, cell.gpu, cell.engine_at, cell.model, cell.workload, cell.knobs.slug())
         record = Prediction(*place, num_requests=count)
         # A server is predicted as the engine that forms steps like it, if it has such an entry.
-        if cell.endpoint and (found := like(cell.endpoint, endpoints_of(self.study))):
-            cell = replace(cell, engine=found[0], knobs=found[1])
+        if cell.endpoint and (stand_in := like(cell.endpoint, endpoints_of(self.study))):
+            cell = replace(cell, engine=stand_in[0], knobs=stand_in[1])
         knobs = cell.knobs
         try:
             facts = self.facts(cell.gpu, cell.model, knobs.quantized_as)
@@ -227,7 +227,7 @@ def lengths_of(spec: Workload, count: int) -> tuple[RequestLengths, str]:
     measured, except for texts of a file, whose tokens are estimated from characters. Raises WorkloadError if the
     workload's file is missing or wrong, or has fewer requests."""
     vocabulary = _LengthsOnly(
-        np.zeros(1, dtype=np.int64), _guess, lambda chat: _guess("".join(one["role"] + one["content"] for one in chat))
+        np.zeros(1, dtype=np.int64), _guess, lambda chat: _guess("".join(msg["role"] + msg["content"] for msg in chat))
     )
     requests, stream = make_requests(spec, vocabulary, count)
     guessed = stream.kind in ("sharegpt", "prompts")

@@ -37,17 +37,17 @@ class Table:
             return tokens // self.reach * self.reach // self.block_size
         return max(0, tokens - self.reach + 1) // self.block_size
 
-    def needed(self, r: LiveRequest, end: int, found: Sequence[Block | None], start: int, *, whole: bool) -> int:
+    def needed(self, r: LiveRequest, end: int, hits: Sequence[Block | None], start: int, *, whole: bool) -> int:
         """Free blocks needed for the tokens from `start` up to `end`, which is excluded. With `whole`, when a request
         is admitted, a window needs only the blocks that it holds at one time."""
         required = -(-end // self.block_size)
         if whole:
             required = min(required, self.most)
         held, skipped = len(self.of.get(r.index, ())), self.skipped(start)
-        new = max(0, required - max(skipped, len(found) + held))
-        return new + _unused(found[max(0, skipped - held) :])
+        new = max(0, required - max(skipped, len(hits) + held))
+        return new + _unused(hits[max(0, skipped - held) :])
 
-    def too_new(self, found: Sequence[Block | None]) -> bool:
+    def too_new(self, hits: Sequence[Block | None]) -> bool:
         """Whether the found blocks are only written in this step, so that it cannot use them yet."""
         return False
 
@@ -69,14 +69,14 @@ class Table:
             self.blocks.release(block)
             self.blocks.note(event, r, self.number, place, block)
 
-    def adopt(self, r: LiveRequest, found: Sequence[Block | None], start: int) -> None:
+    def adopt(self, r: LiveRequest, hits: Sequence[Block | None], start: int) -> None:
         """Give a request the blocks that were found, as far as it needs them."""
         skipped = self.skipped(start)
-        for place, block in enumerate(found[skipped:], skipped):
+        for place, block in enumerate(hits[skipped:], skipped):
             if block is not None:
                 self.blocks.share(block)
                 self.blocks.note("shared", r, self.number, place, block, start)
-        self.of[r.index] = [*[None] * skipped, *found[skipped:]]
+        self.of[r.index] = [*[None] * skipped, *hits[skipped:]]
         self.kept[r.index] = len(self.of[r.index])
 
     def extend(self, r: LiveRequest, end: int) -> None:
@@ -137,7 +137,7 @@ class KeptStateTable(Table):
     def skipped(self, tokens: int) -> int:
         return max(0, tokens - 1) // self.block_size
 
-    def needed(self, r: LiveRequest, end: int, found: Sequence[Block | None], start: int, *, whole: bool) -> int:
+    def needed(self, r: LiveRequest, end: int, hits: Sequence[Block | None], start: int, *, whole: bool) -> int:
         held, required = self.of.get(r.index, []), -(-end // self.block_size)
         place = required - 2
         leaves = (
@@ -150,10 +150,10 @@ class KeptStateTable(Table):
             self.checkpoint[r.index] = place
         elif not whole:
             self.checkpoint.pop(r.index, None)
-        return min(required - len(found) - len(held), 1 + leaves) + _unused(found)
+        return min(required - len(hits) - len(held), 1 + leaves) + _unused(hits)
 
-    def too_new(self, found: Sequence[Block | None]) -> bool:
-        return bool(found) and found[-1] is not None and found[-1].content in self.blocks.new
+    def too_new(self, hits: Sequence[Block | None]) -> bool:
+        return bool(hits) and hits[-1] is not None and hits[-1].content in self.blocks.new
 
     def give_back(self, r: LiveRequest, processed: int) -> None:
         super().give_back(r, processed)
@@ -215,9 +215,9 @@ def leaves_a_state(start: int, end: int, block_size: int) -> bool:
     return start % block_size == 0 and start + block_size <= last
 
 
-def _unused(found: Sequence[Block | None]) -> int:
+def _unused(hits: Sequence[Block | None]) -> int:
     """Blocks that count as free until a request adopts them."""
-    return sum(block is not None and not block.users for block in found)
+    return sum(block is not None and not block.users for block in hits)
 
 
 def _one_block(group: KvGroup, max_model_len: int) -> KvGroup:
@@ -231,8 +231,8 @@ class LayeredPool:
     def __init__(self, pool: KvPool, capacity: int, max_model_len: int, *, caching: bool) -> None:
         self.block_size, self.caching = pool.block_size, caching
         self.blocks = Blocks(capacity)
-        # Without caching a state is overwritten, so its one block serves all tokens.
-        pool = pool if caching else replace(pool, groups=tuple(_one_block(one, max_model_len) for one in pool.groups))
+        if not caching:  # a state is overwritten, so its one block serves all tokens
+            pool = replace(pool, groups=tuple(_one_block(group, max_model_len) for group in pool.groups))
         self.tables = [
             (KeptStateTable if group.reach == 0 else Table)(number, pool, max_model_len, self.blocks)
             for number, group in enumerate(pool.groups)
@@ -249,10 +249,10 @@ class LayeredPool:
 
     def find(self, request: LiveRequest) -> tuple[list[list[Block | None]], int]:
         """What the prefix cache has of a request: blocks of each group, and up to which token."""
-        found: list[list[Block | None]] = [[] for _ in self.tables]
+        hits: list[list[Block | None]] = [[] for _ in self.tables]
         request.junction = 0
         if not self.caching:
-            return found, 0
+            return hits, 0
         most = request.tokens - 1  # the last token is computed in any case
         longest, looked_up = 0, -1
         while True:
@@ -263,7 +263,7 @@ class LayeredPool:
                     continue
                 rows = _find_kind(tables, request, length)
                 for group, table in enumerate(tables):
-                    found[table.number] = [None if row is None else row[group] for row in rows]
+                    hits[table.number] = [None if row is None else row[group] for row in rows]
                 length = len(rows) * self.block_size
                 if tables[0].reach is None:
                     looked_up = length
@@ -275,19 +275,19 @@ class LayeredPool:
                 break
         for table in self.tables:
             if table.reach is None:
-                del found[table.number][most // self.block_size :]
+                del hits[table.number][most // self.block_size :]
         request.junction = longest if longest > most else 0
-        return found, most
+        return hits, most
 
     def allocate(
-        self, request: LiveRequest, tokens: int, found: Sequence[Sequence[Block | None]] | None = None, start: int = 0
+        self, request: LiveRequest, tokens: int, hits: Sequence[Sequence[Block | None]] | None = None, start: int = 0
     ) -> bool:
         """Give a request the blocks for its next tokens; False if there are too few. A request that is admitted comes
-        with what was `found` for it up to `start`, and all its tokens must fit."""
-        of_table = found if found is not None else [()] * len(self.tables)
+        with its `hits` in the prefix cache up to `start`, and all its tokens must fit."""
+        of_table = hits if hits is not None else [()] * len(self.tables)
         start = request.computed + start
-        if found is not None:
-            if any(table.too_new(blocks) for table, blocks in zip(self.tables, found, strict=True)):
+        if hits is not None:
+            if any(table.too_new(blocks) for table, blocks in zip(self.tables, hits, strict=True)):
                 return False
             if not self._fits(request, request.tokens, of_table, start, whole=True):
                 return False
@@ -296,8 +296,8 @@ class LayeredPool:
         end = start + tokens
         if not self._fits(request, end, of_table, start, whole=False):
             return False
-        if found is not None:
-            for table, blocks in zip(self.tables, found, strict=True):
+        if hits is not None:
+            for table, blocks in zip(self.tables, hits, strict=True):
                 table.adopt(request, blocks, start)
         for table in self.tables:
             table.extend(request, end)
@@ -305,9 +305,9 @@ class LayeredPool:
         return True
 
     def _fits(
-        self, request: LiveRequest, end: int, found: Sequence[Sequence[Block | None]], start: int, *, whole: bool
+        self, request: LiveRequest, end: int, hits: Sequence[Sequence[Block | None]], start: int, *, whole: bool
     ) -> bool:
-        tables = zip(self.tables, found, strict=True)
+        tables = zip(self.tables, hits, strict=True)
         needed = sum(table.needed(request, end, blocks, start, whole=whole) for table, blocks in tables)
         if needed > self.blocks.free:
             self.short = True
@@ -330,21 +330,21 @@ def _find_kind(tables: Sequence[Table], request: LiveRequest, tokens: int) -> li
     A place is None if no token after the beginning looks at it."""
 
     def cached(place: int) -> list[Block | None] | None:
-        found = [table.blocks.find(table.content(request, place)) for table in tables]
-        return None if None in found else list(found)
+        blocks = [table.blocks.find(table.content(request, place)) for table in tables]
+        return None if None in blocks else list(blocks)
 
-    one = tables[0]
-    most = tokens // one.block_size
-    if one.reach is None or one.chunked:
-        rows: list[list[Block | None] | None] = [None] * one.skipped(tokens)
+    first_table = tables[0]
+    most = tokens // first_table.block_size
+    if first_table.reach is None or first_table.chunked:
+        rows: list[list[Block | None] | None] = [None] * first_table.skipped(tokens)
         while len(rows) < most and (row := cached(len(rows))) is not None:
             rows.append(row)
         return rows
-    wanted = one.window_blocks if one.reach else 1
+    wanted = first_table.window_blocks if first_table.reach else 1
     rows, run = [None] * most, 0
     for place in range(most - 1, -1, -1):
         rows[place] = cached(place)
         run = 0 if rows[place] is None else run + 1
         if run and run >= wanted:
             return [None] * place + rows[place : place + run]
-    return rows[:run] if one.reach else []  # the beginning may be shorter than a window
+    return rows[:run] if first_table.reach else []  # the beginning may be shorter than a window

@@ -57,26 +57,26 @@ class _Prompt(NamedTuple):
     first: int
 
 
-def segments_of(one: Pass, budget: int) -> Segments | None:
+def segments_of(run: Pass, budget: int) -> Segments | None:
     """The steps of a pass, one segment each; None if its requests do not account for all of them. `budget`: maximum
     number of tokens in a step; a prompt that does not fit began in the step before."""
-    ends_s = np.array(one.step_ends_s)
+    ends_s = np.array(run.step_ends_s)
     if not len(ends_s):
         return None
-    made_s = one.start_s + np.array(one.ttft_s)
+    made_s = run.start_s + np.array(run.ttft_s)
     firsts = np.abs(ends_s[None, :] - made_s[:, None]).argmin(axis=1)
-    prompts = [_Prompt(*lengths, int(first)) for lengths, first in zip(one.requests, firsts, strict=True)]
-    known = np.abs(ends_s[firsts] - made_s).max() < SAME_S
-    if not known or max(prompt.first + prompt.outputs for prompt in prompts) != len(ends_s):
+    prompts = [_Prompt(*lengths, int(first)) for lengths, first in zip(run.requests, firsts, strict=True)]
+    matched = np.abs(ends_s[firsts] - made_s).max() < SAME_S
+    if not matched or max(prompt.first + prompt.outputs for prompt in prompts) != len(ends_s):
         return None
     decode_seqs, decode_kv, seqs, tokens, kv, attended = np.zeros((6, len(ends_s)), dtype=np.int64)
     for prompt in prompts:
         further = slice(prompt.first + 1, prompt.first + prompt.outputs)
         decode_seqs[further] += 1
         decode_kv[further] += prompt.tokens + np.arange(1, prompt.outputs)
-    room = budget - decode_seqs if one.step_tokens is None else np.array(one.step_tokens) - decode_seqs
+    budgets = budget - decode_seqs if run.step_tokens is None else np.array(run.step_tokens) - decode_seqs
     for prompt in sorted(prompts, key=lambda prompt: -prompt.first):
-        for step, begin, end in _parts(prompt, room):
+        for step, begin, end in _parts(prompt, budgets):
             seqs[step] += 1
             tokens[step] += end - begin
             kv[step] += end
@@ -98,13 +98,13 @@ def segments_of(one: Pass, budget: int) -> Segments | None:
     )
 
 
-def _parts(prompt: _Prompt, room: IntArray) -> Iterator[tuple[int, int, int]]:
-    """Steps that compute a prompt, last first, with its first and last token; takes them from `room`."""
+def _parts(prompt: _Prompt, budgets: IntArray) -> Iterator[tuple[int, int, int]]:
+    """Steps that compute a prompt, last first, with its first and last token; takes them from `budgets`."""
     step, end = prompt.first, prompt.tokens
     while end > 0:
-        taken = end if step == 0 else min(end, max(0, int(room[step])))
+        taken = end if step == 0 else min(end, max(0, int(budgets[step])))
         if taken:
-            room[step] -= taken
+            budgets[step] -= taken
             yield step, end - taken, end
         end, step = end - taken, step - 1
 
@@ -121,13 +121,13 @@ class _Passes:
 
     @classmethod
     def of(cls, observed: Sequence[Observed], weights: FloatArray) -> "_Passes":
-        steps = max(len(one.ends_s) for one in observed)
+        steps = max(len(run.ends_s) for run in observed)
         rows = np.zeros((steps, len(observed), len(KINDS)))
         ends_s = np.full((steps, len(observed)), np.nan)
         last = np.zeros_like(ends_s, dtype=bool)
-        for number, one in enumerate(observed):
-            rows[: len(one.ends_s), number], ends_s[: len(one.ends_s), number] = one.rows, one.ends_s
-            last[len(one.ends_s) - 1, number] = True
+        for number, run in enumerate(observed):
+            rows[: len(run.ends_s), number], ends_s[: len(run.ends_s), number] = run.rows, run.ends_s
+            last[len(run.ends_s) - 1, number] = True
         seen = ~np.isnan(ends_s)
         return cls(rows, seen, last, _between(ends_s, seen), np.broadcast_to(weights, seen.shape)[seen])
 
@@ -167,9 +167,9 @@ class _Passes:
 
 def _between(ends_s: FloatArray, seen: npt.NDArray[np.bool_]) -> FloatArray:
     """Times from one reported end to the next, or from the start of the pass."""
-    known = np.where(seen, ends_s, 0.0)
-    before = np.maximum.accumulate(np.vstack([np.zeros(known.shape[1]), known[:-1]]), axis=0)
-    between: FloatArray = (known - before)[seen]
+    reported_s = np.where(seen, ends_s, 0.0)
+    before = np.maximum.accumulate(np.vstack([np.zeros(reported_s.shape[1]), reported_s[:-1]]), axis=0)
+    between: FloatArray = (reported_s - before)[seen]
     return between
 
 
@@ -196,8 +196,8 @@ def fit_pipeline(
     def off(logs: FloatArray) -> FloatArray:
         far = passes.off(costs_of(logs)) / DISTURBED
         # Grows like the square of small errors, and like the size of large ones.
-        found = np.sign(far) * np.sqrt(2 * (np.sqrt(1 + far**2) - 1)) * passes.weights
-        return np.concatenate([found, logs[guided] / within])
+        residuals = np.sign(far) * np.sqrt(2 * (np.sqrt(1 + far**2) - 1)) * passes.weights
+        return np.concatenate([residuals, logs[guided] / within])
 
     from scipy.optimize import least_squares  # takes longer than a prediction that fits no calibration
 

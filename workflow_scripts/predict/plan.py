@@ -34,11 +34,11 @@ from workflow_scripts.study.study_file import load_study
 # With fewer cells than this, one process is done before a second one has started.
 CELLS_WORTH_A_PROCESS = 1000
 MOST_ROWS = 40
-PLACE = ("gpu", "engine", "model", "workload")
-TEXT_HEADINGS = (*PLACE, "knob", "values", "verdict", "why", "GPUs", "for example", "limited by")
+GROUP_COLUMNS = ("gpu", "engine", "model", "workload")
+TEXT_HEADINGS = (*GROUP_COLUMNS, "knob", "values", "verdict", "why", "GPUs", "for example", "limited by")
 # Predicted rates that differ by less count as the same.
 NOTICEABLE_PCT = 0.5
-KNOB_COLUMNS = (*PLACE, "knob", "values", "spread_pct", "verdict", "why")
+KNOB_COLUMNS = (*GROUP_COLUMNS, "knob", "values", "spread_pct", "verdict", "why")
 MOST_VALUES = 8
 # A knob that changes no step may still select other kernels, which a schedule does not know.
 MATTERS, CANNOT, NO_STEP, OPEN = "can matter", "cannot matter", "changes no step", "not predicted"
@@ -68,7 +68,7 @@ def knob_effects(cells: Sequence[Cell], forecast: pd.DataFrame) -> pd.DataFrame:
     table = forecast.set_index("cell_id").join(settings)
     knobs = [name for name in table if str(name).startswith("knob_")]
     rows = []
-    for names, part in table.groupby([*PLACE], sort=False):
+    for names, part in table.groupby([*GROUP_COLUMNS], sort=False):
         for knob in knobs:
             values = list(dict.fromkeys(part[knob].dropna()))
             if len(values) > 1:
@@ -91,31 +91,31 @@ def _in_order(values: list[Any]) -> str:
 
 
 def _effect(part: pd.DataFrame, knob: str, others: Sequence[str]) -> tuple[float | None, str, str]:
-    known = part[part["output_tokens_per_s"].notna()]
+    predicted = part[part["output_tokens_per_s"].notna()]
     # Rates of a calibration and of a data sheet differ by more than most knobs, so they are never compared.
-    alike = known.groupby([*others, "speed_source"], dropna=False, sort=False)
+    alike = predicted.groupby([*others, "speed_source"], dropna=False, sort=False)
     rates, several = alike["output_tokens_per_s"], alike[knob].nunique() > 1
     if not several.any():
         return None, OPEN, "no two predicted cells differ in it alone"
     spread = float(100 * (rates.max() / rates.min() - 1)[several].max())
     limits = every_knob()[knob.removeprefix("knob_")].limits
-    why = _up_to(known) if limits == "sequences" else ""
+    why = _up_to(predicted) if limits == "sequences" else ""
     if spread >= NOTICEABLE_PCT:
         return spread, MATTERS, why
     # What never becomes a limit cannot matter; else the steps only happen to be the same.
-    if limits == "kv_cache" and KV_BLOCKS not in set(known["bound_by"].dropna()):
+    if limits == "kv_cache" and KV_BLOCKS not in set(predicted["bound_by"].dropna()):
         why = "KV blocks never run short"
-    if limits == "prefixes" and not known["cached_tokens"].any():
+    if limits == "prefixes" and not predicted["cached_tokens"].any():
         why = "prompts share no whole block"
     return spread, CANNOT if why else NO_STEP, why or "only kernels, which are not modelled, can differ"
 
 
-def _up_to(known: pd.DataFrame) -> str:
+def _up_to(predicted: pd.DataFrame) -> str:
     """For a limit on sequences: from which value on something else limits, and how many prompts would fill more."""
-    idle = known[known["running_peak"] < known["max_num_seqs"]]
+    idle = predicted[predicted["running_peak"] < predicted["max_num_seqs"]]
     if idle.empty:
-        highest = known["max_num_seqs"].max()
-        share = known.loc[known["max_num_seqs"] == highest, "full_share"].max()
+        highest = predicted["max_num_seqs"].max()
+        share = predicted.loc[predicted["max_num_seqs"] == highest, "full_share"].max()
         return f"every value is reached, {highest:.0f} for {share:.0%} of the time"
     words = {PROMPTS: "prompts run out", KV_BLOCKS: "KV blocks run out", TOKEN_BUDGET: "the token budget is used up"}
     bounds = " or ".join(words[bound] for bound in dict.fromkeys(idle["bound_by"].dropna()) if bound in words)
@@ -151,12 +151,12 @@ def _print_table(console: Console, title: str, headings: Sequence[str], rows: Se
 
 
 def _print_groups(console: Console, table: pd.DataFrame) -> None:
-    known = table[table["running_peak"].notna()]
-    keys = [key for key in PLACE if known[key].nunique() > 1] or ["gpu"]
+    scheduled = table[table["running_peak"].notna()]
+    keys = [key for key in GROUP_COLUMNS if scheduled[key].nunique() > 1] or ["gpu"]
     ranges = {"KV blocks": "num_blocks", "requests of full length": "max_concurrency", "run at once": "running_peak"}
     ranges |= {"output tok/s": "output_tokens_per_s", "TTFT p50 (s)": "ttft_s_p50"}
     rows = []
-    for names, part in known.groupby(keys, sort=False):
+    for names, part in scheduled.groupby(keys, sort=False):
         bound = part["bound_by"].str.replace("_", " ").value_counts()
         bounds = ", ".join(f"{what} {count}" for what, count in bound.items())
         rows.append([*names, len(part), *(_range(part[name]) for name in ranges.values()), _within(part), bounds])
@@ -170,8 +170,8 @@ def _range(values: pd.Series, before: str = "", after: str = "") -> str:
     >>> _range(pd.Series([3.0, 12000.0])), _range(pd.Series([0.5, 0.5])), _range(pd.Series([float("nan")]))
     ('3 to 12,000', '0.5', '')
     """
-    known = values.dropna()
-    ends = list(dict.fromkeys(f"{v:,.0f}" if v >= 100 else f"{v:.3g}" for v in (known.min(), known.max()) if v == v))
+    finite = values.dropna()
+    ends = list(dict.fromkeys(f"{v:,.0f}" if v >= 100 else f"{v:.3g}" for v in (finite.min(), finite.max()) if v == v))
     return f"{before}{' to '.join(ends)}{after}" if ends else ""
 
 

@@ -61,8 +61,8 @@ def one_cell(args: Namespace) -> Study:
     if args.study:
         study = load_study(args.study)
         if args.workload not in study.workloads:
-            known = ", ".join(study.workloads)
-            raise StudyError(f"{args.study}: there is no workload {args.workload!r}; it has {known}")
+            names = ", ".join(study.workloads)
+            raise StudyError(f"{args.study}: there is no workload {args.workload!r}; it has {names}")
         workload: Any = study.workloads[args.workload].model_dump(exclude_unset=True)
         defaults = study.engine_defaults.get(args.engine, {})
     else:
@@ -77,14 +77,14 @@ def one_cell(args: Namespace) -> Study:
 
 
 def answer(record: Prediction) -> dict[str, JsonValue]:
-    told: dict[str, JsonValue] = {}
+    fields: dict[str, JsonValue] = {}
     for name, value in vars(record).items():
         if isinstance(value, Band):
             ends = {"predicted": value.value, "low": value.low, "high": value.high}
-            told[name] = {end: _rounded(at) for end, at in ends.items()}
+            fields[name] = {end: _rounded(at) for end, at in ends.items()}
         elif name in ALWAYS_TOLD or (value is not None and name not in ASKED):
-            told[name] = _rounded(value)
-    return told
+            fields[name] = _rounded(value)
+    return fields
 
 
 def _rounded(value: JsonValue) -> JsonValue:

@@ -233,13 +233,13 @@ class ScheduleMaker:
     def begin(self) -> None:
         """Set up the state before the first step."""
 
-    def note_admitted(self, request: int, tokens: int, found: int) -> None:
-        """Note that a request of so many tokens is scheduled, of which the prefix cache has the first `found`."""
+    def note_admitted(self, request: int, tokens: int, cached: int) -> None:
+        """Note that a request of so many tokens is scheduled, of which the prefix cache has the first `cached`."""
         if self.first_step[request] < 0:
             self.first_step[request] = self.step
-            self.cached_tokens[request] = found
+            self.cached_tokens[request] = cached
         else:
-            self.recomputed_tokens[request] += tokens - found
+            self.recomputed_tokens[request] += tokens - cached
 
     def made(self, segments: Segments, evicted_blocks: int | None, asked: int, filled: int, short: bool) -> Schedule:
         """The schedule of these segments. `asked`, `filled`: most blocks that a request was to have, and that had any

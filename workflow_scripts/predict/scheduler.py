@@ -169,11 +169,11 @@ class _Scheduler(ScheduleMaker):
     def _preempt(self, request: int) -> None:
         if request == self.partial:
             self.partial = None
-            computed = known = self.partial_tokens
+            computed = content_end = self.partial_tokens
         else:
             computed = self.step - self.birth[request]
             # The token of the step that is still running is not known yet.
-            known = max(self.prefilled[request], computed - 1) if self.settings.async_scheduling else computed
+            content_end = max(self.prefilled[request], computed - 1) if self.settings.async_scheduling else computed
             if request not in self.ending:
                 last = self.last_token_step[request]
                 self.ends_at[last].remove(request)
@@ -182,7 +182,7 @@ class _Scheduler(ScheduleMaker):
         del self.running[request]
         self.waiting.appendleft(request)
         self.preemptions[request] += 1
-        self.pool.release(request, self._blocks(computed), known // self.block_size)
+        self.pool.release(request, self._blocks(computed), content_end // self.block_size)
 
     def _admit(self, chunks: list[_Chunk]) -> None:
         """Admit waiting requests, first come, first served; what they compute is added to `chunks`."""

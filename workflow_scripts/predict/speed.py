@@ -96,29 +96,29 @@ def predict_task(task: Task) -> list[Prediction]:
 
 
 def _predict(cell: CellTask, task: Task, made: list[Schedule], with_longer_steps: list[Schedule]) -> Prediction:
-    found = schedule_for(cell, task, made)
-    work = work_of(found, cell, task)
+    schedule = schedule_for(cell, task, made)
+    work = work_of(schedule, cell, task)
     if cell.speed is None:
         unknown = "the rates of this device are not known: `snakemake calibrate` measures them"
-        return replace(_with_counts(cell.record, found, work.steps, task), unknown=unknown)
+        return replace(_with_counts(cell.record, schedule, work.steps, task), unknown=unknown)
     speed = cell.speed
     if why := _beyond(work, speed) + (f"; {cell.unmodelled}" if cell.unmodelled else ""):
         speed = speed.model_copy(update={"error_pct": None, "ttft_error_pct": None, "how": speed.how + why})
-    timed = time_schedule(found, work, speed.costs, task.requests, cell.users)
-    fastest = time_schedule(found, work, cell.ceiling, task.requests, cell.users) if cell.ceiling else None
-    record = _with_counts(cell.record, found, timed.segment_s, task)
+    timed = time_schedule(schedule, work, speed.costs, task.requests, cell.users)
+    fastest = time_schedule(schedule, work, cell.ceiling, task.requests, cell.users) if cell.ceiling else None
+    record = _with_counts(cell.record, schedule, timed.segment_s, task)
     record = _with_times(record, speed, timed, fastest, task.requests)
     record = _with_shares(record, work, speed.costs, timed)
     if cell.scaled and record.output_tokens:
-        walls_s = [time_schedule(found, work, costs, task.requests).wall_s for costs in cell.scaled]
+        walls_s = [time_schedule(schedule, work, costs, task.requests).wall_s for costs in cell.scaled]
         record = replace(record, scaled_output_tokens_per_s=record.output_tokens / geometric_mean(walls_s))
-    record = _with_remedies(record, found, cell, task, with_longer_steps)
+    record = _with_remedies(record, schedule, cell, task, with_longer_steps)
     record = _with_costs(record, cell, speed, task, timed)
     return replace(record, speed_source=speed.source, how=speed.how)
 
 
 def _with_remedies(
-    record: Prediction, found: Schedule, cell: CellTask, task: Task, with_longer_steps: list[Schedule]
+    record: Prediction, schedule: Schedule, cell: CellTask, task: Task, with_longer_steps: list[Schedule]
 ) -> Prediction:
     """The rates if a GPU had to wait less for launches. Either graphs are also captured for the steps that are too
     large for them. Or a step takes twice the tokens; this schedule is only made if the GPU waits for much of the time,
@@ -128,42 +128,42 @@ def _with_remedies(
     if cell.speed is None or graphs is None or steps.eager or arrives or not record.output_tokens:
         return record
     costs = cell.speed.costs
-    largest = int((found.segments.decode_seqs + found.segments.prefill_tokens).max())
+    largest = int((schedule.segments.decode_seqs + schedule.segments.prefill_tokens).max())
     larger = replace(cell, steps=replace(steps, graphs=replace(graphs, tokens=max(graphs.tokens, largest))))
-    timed = time_schedule(found, work_of(found, larger, task), costs, task.requests)
+    timed = time_schedule(schedule, work_of(schedule, larger, task), costs, task.requests)
     rate = record.output_tokens / timed.wall_s
     waits = record.launch_share is not None and record.launch_share > WAITS_FROM
-    known = replace(record, graph_tokens=graphs.tokens, captured_output_tokens_per_s=rate)
+    captured = replace(record, graph_tokens=graphs.tokens, captured_output_tokens_per_s=rate)
     if isinstance(decides, StaticBatches) or not waits or largest < decides.max_num_batched_tokens:
-        return known
+        return captured
     longer = replace(task, decides=replace(decides, max_num_batched_tokens=2 * decides.max_num_batched_tokens))
-    found = schedule_for(cell, longer, with_longer_steps)
-    timed = time_schedule(found, work_of(found, cell, longer), costs, task.requests)
-    return replace(known, twice_batched_output_tokens_per_s=record.output_tokens / timed.wall_s)
+    schedule = schedule_for(cell, longer, with_longer_steps)
+    timed = time_schedule(schedule, work_of(schedule, cell, longer), costs, task.requests)
+    return replace(captured, twice_batched_output_tokens_per_s=record.output_tokens / timed.wall_s)
 
 
 def schedule_for(cell: CellTask, task: Task, made: list[Schedule]) -> Schedule:
     """A schedule that holds for the cell's blocks; an existing one if possible."""
     blocks = cell.record.num_blocks
-    for known in made:
-        if blocks is None or known.holds_for(blocks):
-            return known
+    for schedule in made:
+        if blocks is None or schedule.holds_for(blocks):
+            return schedule
     if isinstance(task.decides, StaticBatches):
-        found = static_schedule(task.requests, task.decides.batch_size)
+        schedule = static_schedule(task.requests, task.decides.batch_size)
     else:
         settings = replace(task.decides, num_blocks=blocks)
-        found = make_schedule(task.requests, settings, step_time_of(cell, task.requests))
-    made.append(found)
-    return found
+        schedule = make_schedule(task.requests, settings, step_time_of(cell, task.requests))
+    made.append(schedule)
+    return schedule
 
 
-def work_of(found: Schedule, cell: CellTask, task: Task) -> StepWork:
+def work_of(schedule: Schedule, cell: CellTask, task: Task) -> StepWork:
     if isinstance(task.decides, StaticBatches):
         return static_work(task.requests, task.decides, cell.facts, copies_matrices=cell.kind == "cpu")
     # A request that comes later is taken in when its prompt is computed.
     later = task.requests.arrival_s is not None or cell.users
-    taken_in = found.segments.prefill_seqs if later else len(task.requests)
-    return _work(found.segments, cell, taken_in)
+    taken_in = schedule.segments.prefill_seqs if later else len(task.requests)
+    return _work(schedule.segments, cell, taken_in)
 
 
 def _work(segments: Segments, cell: CellTask, taken_in: int | IntArray) -> StepWork:
@@ -187,20 +187,20 @@ def step_time_of(cell: CellTask, requests: RequestLengths) -> StepTime | None:
     return seconds
 
 
-def _with_counts(record: Prediction, found: Schedule, segment_s: FloatArray, task: Task) -> Prediction:
+def _with_counts(record: Prediction, schedule: Schedule, segment_s: FloatArray, task: Task) -> Prediction:
     """How many sequences run at once and why not more; shares are of the time that segments take."""
-    segments, settings = found.segments, found.settings
+    segments, settings = schedule.segments, schedule.settings
     # A request that has ended keeps its place for one step, but does nothing in it.
     active = segments.decode_seqs + segments.prefill_seqs
     peak, queued = int(active.max()), segments.waiting_seqs > 0
-    if found.preemptions.any():
+    if schedule.preemptions.any():
         bound_by = KV_BLOCKS
     elif peak >= settings.max_num_seqs:
         bound_by = SEQUENCES
     elif peak >= len(task.requests):
         bound_by = PROMPTS
     else:
-        bound_by = KV_BLOCKS if found.needs_blocks is None else TOKEN_BUDGET
+        bound_by = KV_BLOCKS if schedule.needs_blocks is None else TOKEN_BUDGET
     return replace(
         record,
         bound_by=bound_by,
@@ -212,11 +212,11 @@ def _with_counts(record: Prediction, found: Schedule, segment_s: FloatArray, tas
         else None,
         waiting_peak=int(segments.waiting_seqs.max()),
         full_share=float(segment_s[segments.running_seqs >= settings.max_num_seqs].sum() / segment_s.sum()),
-        blocks_peak=found.peak_blocks_held,
-        preemptions=int(found.preemptions.sum()),
-        cached_tokens=int(found.cached_tokens.sum()),
-        recomputed_tokens=int(found.recomputed_tokens.sum()),
-        evicted_blocks=found.evicted_blocks,
+        blocks_peak=schedule.peak_blocks_held,
+        preemptions=int(schedule.preemptions.sum()),
+        cached_tokens=int(schedule.cached_tokens.sum()),
+        recomputed_tokens=int(schedule.recomputed_tokens.sum()),
+        evicted_blocks=schedule.evicted_blocks,
         prompts_to_fill=_prompts_to_fill(bound_by, task),
     )
 
@@ -286,12 +286,12 @@ def _rate(tokens: float, wall: Band) -> Band:
 def _beyond(work: StepWork, speed: Speed) -> str:
     """The kinds of work of which a step has far more than any step of the calibration, in words; empty without any."""
     most, covered = np.maximum(work.first, work.last).max(axis=0), speed.covered or {}
-    found = [
+    kinds = [
         f"{most[KIND[kind]]:.3g} {name} in a step, fitted up to {covered[kind]:.3g}"
         for kind, name in RANGES.items()
         if kind in covered and most[KIND[kind]] > BEYOND * covered[kind]
     ]
-    return f"; beyond the calibration, so without a band: {', '.join(found)}" if found else ""
+    return f"; beyond the calibration, so without a band: {', '.join(kinds)}" if kinds else ""
 
 
 def _with_shares(record: Prediction, work: StepWork, costs: StepCosts, timed: Timed) -> Prediction:

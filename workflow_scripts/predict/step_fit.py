@@ -111,19 +111,19 @@ def fit_calibration(
 
     def fit_to(some: Sequence[CalibrationPoint]) -> StepCosts:
         if on_cpu or guide is None:
-            rows, times_s = zip(*(one.sums for one in observed_of(some)), strict=True)
+            rows, times_s = zip(*(run.sums for run in observed_of(some)), strict=True)
             return fit_sums(np.concatenate(rows), np.concatenate(times_s), guide)
         # Each point counts alike.
-        sizes = [sum(int((~np.isnan(one.ends_s)).sum()) for one in point.observed) for point in some]
+        sizes = [sum(int((~np.isnan(run.ends_s)).sum()) for run in point.observed) for point in some]
         weights = [1 / np.sqrt(size) for point, size in zip(some, sizes, strict=True) for _ in point.observed]
         return fit_pipeline(observed_of(some), np.array(weights), guide.model_copy(update=ON_GPU), within)
 
-    most = np.max([one.rows.max(axis=0) for one in observed_of(own)], axis=0)
+    most = np.max([run.rows.max(axis=0) for run in observed_of(own)], axis=0)
     return StepFit(
         costs=fit_to(points),
         band=band(own, points, fit_to, on_cpu),
         most=dict(zip(KINDS, most, strict=True)),
-        steps=sum(len(one.ends_s) for one in observed_of(points)),
+        steps=sum(len(run.ends_s) for run in observed_of(points)),
         passes=len(observed_of(points)),
         measured_passes=sum(len(again) - WARM_ROUNDS for start in record.starts for again in _by_point(start)),
         repeat_sd=_repeat_sd(record.starts[0]) if on_cpu else None,
@@ -132,12 +132,12 @@ def fit_calibration(
 
 def _by_point(start: CalibrationStart) -> list[list[Pass]]:
     return [
-        [one for one in start.passes if one.point == point] for point in dict.fromkeys(p.point for p in start.passes)
+        [run for run in start.passes if run.point == point] for point in dict.fromkeys(p.point for p in start.passes)
     ]
 
 
 def observed_of(points: Iterable[CalibrationPoint]) -> list[Observed]:
-    return [one for point in points for one in point.observed]
+    return [run for point in points for run in point.observed]
 
 
 def points_of(start: int, record: CalibrationRecord, facts: ModelFacts, on_cpu: bool) -> list[CalibrationPoint]:
@@ -150,43 +150,43 @@ def points_of(start: int, record: CalibrationRecord, facts: ModelFacts, on_cpu: 
         requests = RequestLengths(*(np.array(column) for column in zip(*again[0].requests, strict=True)))
         schedule, work = scheduled(requests, record, engine.effective, facts, on_cpu)
         ahead = steps.graphs is not None and steps.decides.async_scheduling
-        told = not get_engine(record.engine).serves
+        reports_steps = not get_engine(record.engine).serves
         whole = []
-        for one in again[WARM_ROUNDS:]:
-            ends_s = np.array(one.step_ends_s) - one.start_s
-            if not told:
-                whole.append((one, _seen_by_client(one, schedule, work)))
+        for run in again[WARM_ROUNDS:]:
+            ends_s = np.array(run.step_ends_s) - run.start_s
+            if not reports_steps:
+                whole.append((run, _seen_by_client(run, schedule, work)))
             elif ahead:
-                found = segments_of(one, schedule.settings.max_num_batched_tokens)
-                if found is not None:
-                    rows = work_of(found, steps, engine.effective, facts, 0).first
+                segments = segments_of(run, schedule.settings.max_num_batched_tokens)
+                if segments is not None:
+                    rows = work_of(segments, steps, engine.effective, facts, 0).first
                     rows[0, KIND["requests"]] = len(requests)
-                    if one.step_graphs is not None:  # those that the engine reported
+                    if run.step_graphs is not None:  # those that the engine reported
                         for kind, name in zip(LAUNCHED, ("PIECEWISE", "NONE"), strict=True):
-                            rows[:, KIND[kind]] = rows[:, KIND["layers"]] * (np.array(one.step_graphs) == name)
-                    whole.append((one, Observed(rows, ends_s)))
+                            rows[:, KIND[kind]] = rows[:, KIND["layers"]] * (np.array(run.step_graphs) == name)
+                    whole.append((run, Observed(rows, ends_s)))
             elif len(ends_s) == int(schedule.segments.steps.sum()):
-                whole.append((one, Observed(single_steps(work), ends_s)))
+                whole.append((run, Observed(single_steps(work), ends_s)))
         if whole:
             made.append(
                 CalibrationPoint(
                     *(start, again[0].point, requests, schedule, work),
                     observed=tuple(seen for _, seen in whole),
-                    wall_s=float(np.median([one.end_s - one.start_s for one, _ in whole])),
-                    ttft_s=float(np.median([np.median(one.ttft_s) for one, _ in whole])),
+                    wall_s=float(np.median([run.end_s - run.start_s for run, _ in whole])),
+                    ttft_s=float(np.median([np.median(run.ttft_s) for run, _ in whole])),
                 )
             )
     return made
 
 
-def _seen_by_client(one: Pass, schedule: Schedule, work: StepWork) -> Observed:
+def _seen_by_client(run: Pass, schedule: Schedule, work: StepWork) -> Observed:
     """What a server's client sees: when the steps end that make first tokens, and the last one."""
-    made_by, ttft_s = np.sort(schedule.first_token_step), np.sort(one.ttft_s)
+    made_by, ttft_s = np.sort(schedule.first_token_step), np.sort(run.ttft_s)
     rows = single_steps(work)
     ends_s = np.full(len(rows), np.nan)
     for step in np.unique(made_by):
         ends_s[step] = np.median(ttft_s[made_by == step])
-    ends_s[-1] = one.end_s - one.start_s
+    ends_s[-1] = run.end_s - run.start_s
     if work.arrival is not None and work.arrival[KIND["steps"]]:
         return Observed(np.vstack([work.arrival, rows]), np.concatenate([[np.nan], ends_s]))
     if work.arrival is not None:
@@ -209,8 +209,8 @@ def scheduled(
     if isinstance(steps.decides, StaticBatches):
         schedule = static_schedule(requests, steps.decides.batch_size)
         return schedule, static_work(requests, steps.decides, facts, copies_matrices=on_cpu)
-    told = {name: effective[name] for name in SHOWN if name in effective}
-    schedule = make_schedule(requests, replace(steps.decides, num_blocks=int(effective["num_gpu_blocks"]), **told))
+    shown = {name: effective[name] for name in SHOWN if name in effective}
+    schedule = make_schedule(requests, replace(steps.decides, num_blocks=int(effective["num_gpu_blocks"]), **shown))
     return schedule, work_of(schedule.segments, steps, effective, facts, len(requests))
 
 
@@ -223,9 +223,9 @@ def work_of(
 
 def _repeat_sd(start: CalibrationStart) -> float | None:
     """Standard deviation of the logarithm of a point's times over its passes; the median over all points."""
-    walls = [[one.end_s - one.start_s for one in again[WARM_ROUNDS:]] for again in _by_point(start)]
-    found = [np.std(np.log(wall_s), ddof=1) for wall_s in walls if len(wall_s) > 1]
-    return float(np.median(found)) if found else None
+    walls = [[run.end_s - run.start_s for run in again[WARM_ROUNDS:]] for again in _by_point(start)]
+    deviations = [np.std(np.log(wall_s), ddof=1) for wall_s in walls if len(wall_s) > 1]
+    return float(np.median(deviations)) if deviations else None
 
 
 def fit_sums(rows: FloatArray, times: FloatArray, guide: StepCosts | None = None) -> StepCosts:
@@ -300,8 +300,8 @@ def beyond_s(pairs: Sequence[tuple[float, float]]) -> FloatArray:
     [0.0, 0.24]
     """
     predicted_s, measured_s = np.array(pairs).T
-    found: FloatArray = np.sqrt(np.maximum(0, (predicted_s - measured_s) ** 2 - (LEAST_ERROR * predicted_s) ** 2))
-    return found
+    excess_s: FloatArray = np.sqrt(np.maximum(0, (predicted_s - measured_s) ** 2 - (LEAST_ERROR * predicted_s) ** 2))
+    return excess_s
 
 
 def quantile(errors: FloatArray) -> float:

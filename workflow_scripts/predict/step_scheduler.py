@@ -135,12 +135,12 @@ class StepScheduler(ScheduleMaker):
         admitted: dict[LiveRequest, int] = {}
         while budget and self.waiting and len(self.running) < self.settings.max_num_seqs:
             request = self.waiting[0]
-            found, start = self.kv.find(request)
+            hits, start = self.kv.find(request)
             tokens = request.tokens - start
             if tokens > budget and not self.settings.enable_chunked_prefill:
                 break
             tokens = self._aligned(request, start, min(tokens, budget))
-            if not tokens or not self.kv.allocate(request, tokens, found, start):
+            if not tokens or not self.kv.allocate(request, tokens, hits, start):
                 break
             self.running.append(self.waiting.popleft())
             request.runs = True

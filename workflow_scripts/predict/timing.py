@@ -48,7 +48,7 @@ class Graphs:
         """Layers that are launched one by one in steps with these tokens and prompts, by kind of launch.
 
         >>> steps = np.array([4, 4, 600]), np.array([0, 1, 1])
-        >>> {kind: found.tolist() for kind, found in Graphs(512).launched(*steps, 32).items()}
+        >>> {kind: layers.tolist() for kind, layers in Graphs(512).launched(*steps, 32).items()}
         {'piecewise_layers': [0, 32, 0], 'eager_layers': [0, 0, 32]}
         """
         decode, mixed = MODES[self.mode]
@@ -123,9 +123,9 @@ def step_work(
     if graphs is None or not at_once or not taken_in:
         return work
     of_arrival: dict[str, AnyFloats] = {"requests": float(taken_in), "steps": 0.0}
-    first, one = segments.prefill_seqs[:1], np.ones(1, dtype=np.int64)
+    first, prompts = segments.prefill_seqs[:1], np.ones(1, dtype=np.int64)
     if first[0] > 1:  # a step with the first prompt alone is launched before
-        launched = graphs.launched(segments.prefill_tokens[:1] // first, one, facts.layers)
+        launched = graphs.launched(segments.prefill_tokens[:1] // first, prompts, facts.layers)
         of_arrival |= {"steps": 1.0, "sequences": 1.0, "prompts": 1.0, **launched}
     return replace(work, arrival=StepWork.of(np.ones(1), of_arrival, {}).first[0])
 
