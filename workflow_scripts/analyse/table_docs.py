@@ -62,8 +62,8 @@ def _section(schema: pa.DataFrameSchema, first: Mapping[tuple[str, str], str]) -
     own: dict[str, list[str]] = {}
     elsewhere: dict[str, list[str]] = {}
     for name, meaning in _columns(schema):
-        said = re.fullmatch(r"as in `(\w+)`", meaning)
-        table = said[1] if said else first[name, meaning]
+        reference = re.fullmatch(r"as in `(\w+)`", meaning)
+        table = reference[1] if reference else first[name, meaning]
         columns = own.setdefault(meaning, []) if table == schema.name else elsewhere.setdefault(table, [])
         columns.append(f"`{'knob_*' if name == KNOBS else name}`")
     lines = [f"- {', '.join(names)}: {meaning}" for meaning, names in own.items()]

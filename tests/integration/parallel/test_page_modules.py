@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from workflow_scripts.analyse.claims.audit import AuditError, Workload, ceiling, find_columns, judge
+from workflow_scripts.analyse.claims.audit import AuditError, MeanLengths, ceiling, find_columns, judge
 from workflow_scripts.catalog.gpus_and_models import CatalogError, get_model, load_gpus, resolve
 from workflow_scripts.catalog.rate_columns import PATTERNS
 from workflow_scripts.physics import formulas
@@ -220,7 +220,7 @@ def test_ceilings_and_operations_agree_with_the_audit_for_every_model_and_device
             continue
         model, settings = get_model(call["model"]), call["settings"]
         facts = read_model_facts(model.config, model.fixed_dtype, settings["quantization"] or None)
-        workload = Workload(call["workload"]["prompt"], call["workload"]["output"])
+        workload = MeanLengths(call["workload"]["prompt"], call["workload"]["output"])
         highest = ceiling(facts, gpus[call["device"]], call["most"], workload, settings["utilization"], settings["kv"])
         if highest is None:
             assert found is None, call
@@ -283,7 +283,7 @@ def test_a_pasted_table_gets_the_verdicts_of_the_audit(in_page):
     here = in_page("verdicts.js", script)
     model = get_model("llama-3.1-8b-instruct")
     facts, columns = read_model_facts(model.config, model.fixed_dtype), find_columns(names)
-    there = [judge(dict(zip(names, row, strict=True)), columns, facts, Workload(200, 200)) for row in rows]
+    there = [judge(dict(zip(names, row, strict=True)), columns, facts, MeanLengths(200, 200)) for row in rows]
     assert [row["verdict"] for row in here] == [row.verdict for row in there]
     assert [row.verdict for row in there] == ["possible", *["impossible"] * 2, *["unknown"] * 3]
     ceilings = [math.nan if row["ceiling"] is None else row["ceiling"] for row in here]

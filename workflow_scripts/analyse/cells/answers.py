@@ -72,22 +72,22 @@ def first_difference(a: Sequence[Hashable], b: Sequence[Hashable]) -> int | None
 def compared(pairs: Iterable[tuple[Answer, Answer]]) -> Row:
     """The columns that say how many answers are the same, and where the others differ.
 
-    >>> one, other, text = Answer((1, 2), "ab"), Answer((1, 3), "ac"), Answer(None, "ab")
-    >>> {**compared([(one, other), (one, one)])}["first_difference_min"], compared([(one, text)])["compared_by"]
+    >>> first, other, text = Answer((1, 2), "ab"), Answer((1, 3), "ac"), Answer(None, "ab")
+    >>> {**compared([(first, other), (first, first)])}["first_difference_min"], compared([(first, text)])["compared_by"]
     (2, 'text')
     """
     both = list(pairs)
     by_tokens = all(answer.token_ids is not None for pair in both for answer in pair)
-    found = [
+    differences = [
         first_difference(a.token_ids or (), b.token_ids or ()) if by_tokens else first_difference(a.text, b.text)
         for a, b in both
     ]
-    places = [place for place in found if place is not None]
+    places = [place for place in differences if place is not None]
     return {
         "compared_by": "tokens" if by_tokens else "text",
-        "requests": len(found),
-        "same": len(found) - len(places),
-        "same_share": 1 - len(places) / len(found),
+        "requests": len(differences),
+        "same": len(differences) - len(places),
+        "same_share": 1 - len(places) / len(differences),
         "first_difference_min": min(places, default=None),
         "first_difference_median": median(places) if places else None,
     }
@@ -98,13 +98,13 @@ def answers_table(study: Study, cells: pd.DataFrame, parsed: Path) -> pd.DataFra
     rows = counted(cells).drop_duplicates("cell_id")
     rows = rows[rows["workload"].isin(kept) & rows["study"].eq(study.name)]
     random_weights = {name for name, model in resolved_models(study).items() if model.load_format == "dummy"}
-    found: list[Row] = []
+    comparisons: list[Row] = []
     for gpu, of_gpu in rows.groupby("gpu", sort=False):
         answers = _answers(parsed, str(gpu), of_gpu["cell_id"])
         for (model, _), group in of_gpu.groupby(["model", "workload"], sort=False):
             group = group[group["cell_id"].isin(answers)]
-            found += _of_group(group, answers, model in random_weights)
-    return pd.DataFrame(found, columns=list(SCHEMA.columns))
+            comparisons += _of_group(group, answers, model in random_weights)
+    return pd.DataFrame(comparisons, columns=list(SCHEMA.columns))
 
 
 def _answers(parsed: Path, gpu: str, cell_ids: pd.Series) -> dict[str, list[Answers]]:
@@ -113,10 +113,10 @@ def _answers(parsed: Path, gpu: str, cell_ids: pd.Series) -> dict[str, list[Answ
     rows = read_parsed(parsed, gpu, "requests", names)
     rows = rows[rows["cell_id"].isin(cell_ids) & rows["text"].notna()]
     passes: dict[str, list[Answers]] = {}
-    for (cell, _, _), one in rows.groupby(["cell_id", "start", "repeat"]):
-        found = zip(one["request_id"], one["token_ids"], one["text"], strict=True)
+    for (cell, _, _), requests in rows.groupby(["cell_id", "start", "repeat"]):
+        answers = zip(requests["request_id"], requests["token_ids"], requests["text"], strict=True)
         passes.setdefault(str(cell), []).append(
-            {request: Answer(None if ids is None else tuple(ids), text) for request, ids, text in found}
+            {request: Answer(None if ids is None else tuple(ids), text) for request, ids, text in answers}
         )
     return passes
 
@@ -124,10 +124,10 @@ def _answers(parsed: Path, gpu: str, cell_ids: pd.Series) -> dict[str, list[Answ
 def _of_group(cells: pd.DataFrame, answers: Mapping[str, list[Answers]], random_weights: bool) -> Iterator[Row]:
     again = [(cell, cell, AGAIN, "", "") for cell in records(cells) if len(answers[cell["cell_id"]]) > 1]
     pairs = [*_knob_pairs(cells, _OF_WEIGHTS if random_weights else ()), *_engine_pairs(cells, random_weights)]
-    for one, baseline, differs_in, value, base in (*again, *pairs):
-        first, *others = answers[one["cell_id"]]
+    for cell, baseline, differs_in, value, base in (*again, *pairs):
+        first, *others = answers[cell["cell_id"]]
         compared_with = others if differs_in == AGAIN else answers[baseline["cell_id"]][:1]
-        row = {name: one[name] for name in ("study", "source", "gpu", "model", "workload", "cell_id")}
+        row = {name: cell[name] for name in ("study", "source", "gpu", "model", "workload", "cell_id")}
         row |= {"differs_in": differs_in, "value": value, "baseline": base, "baseline_cell_id": baseline["cell_id"]}
         yield row | compared((first[r], other[r]) for other in compared_with for r in first if r in other)
 
@@ -144,17 +144,17 @@ def _knob_pairs(cells: pd.DataFrame, left_out: Sequence[str]) -> Iterator[_Pair]
         others = [other for other in names if other != name]
         for _, group in applied.groupby(["engine", *others], sort=False) if name not in left_out else ():
             ordered = sorted(records(group), key=lambda cell: (cell[name] not in neutral, cell[name]))
-            for one in ordered[1:]:
-                yield one, ordered[0], name, knob_text(one[name]), knob_text(ordered[0][name])
+            for cell in ordered[1:]:
+                yield cell, ordered[0], name, knob_text(cell[name]), knob_text(ordered[0][name])
 
 
 def _engine_pairs(cells: pd.DataFrame, random_weights: bool) -> Iterator[_Pair]:
     fewest = cells.sort_values("max_concurrency_allowed", kind="stable").drop_duplicates("engine")
     ordered = records(cells[cells["cell_id"].isin(fewest["cell_id"])])
-    for baseline, one in combinations(ordered, 2):
-        a, b = (get_engine(cell["engine"]).random_weights for cell in (one, baseline))
+    for baseline, other in combinations(ordered, 2):
+        a, b = (get_engine(cell["engine"]).random_weights for cell in (other, baseline))
         if not random_weights or (a and a == b):
-            yield one, baseline, ENGINE, one["engine"], baseline["engine"]
+            yield other, baseline, ENGINE, other["engine"], baseline["engine"]
 
 
 @table_command("answers", PARSED)

@@ -37,8 +37,8 @@ def cell_intervals(cells: pd.DataFrame, measures: Sequence[str] | None = None) -
     for measure in measures or [metric.column for metric in METRICS if metric.has_interval]:
         summary, samples = cell_summary(cells, measure)
         (value, low, high), scope = mean_interval(samples)
-        found = pd.DataFrame({"value": value, "low": low, "high": high, "scope": scope})
-        parts.append(summary[["cell_id", "sample", "repeats"]].join(found, on="sample").assign(measure=measure))
+        intervals = pd.DataFrame({"value": value, "low": low, "high": high, "scope": scope})
+        parts.append(summary[["cell_id", "sample", "repeats"]].join(intervals, on="sample").assign(measure=measure))
     return pd.concat([part for part in parts if len(part)] or parts)[list(SCHEMA.columns)]
 
 

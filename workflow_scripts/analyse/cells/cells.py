@@ -231,11 +231,11 @@ def _of_gpu(parsed: Path, gpu: str, grid: pd.DataFrame, texts: Texts) -> pd.Data
     # With a part of its evidence, a repeat would have too few tokens in its whole time.
     is_whole = start["outcome"].ne("ok") | of_start.reindex(columns=["damaged"])["damaged"].isna()
     start["outcome"] = start["outcome"].where(is_whole, "invalid")
-    cores = of_start.reindex(columns=["device.cores"])["device.cores"].dropna().map(lambda told: len(json.loads(told)))
-    told = of_start.assign(**{"effective.attention_backend": start["attention_backend"]})
-    start["effective"] = _as_json(told)
+    cores = of_start.reindex(columns=["device.cores"])["device.cores"].dropna().map(lambda ids: len(json.loads(ids)))
+    effective = of_start.assign(**{"effective.attention_backend": start["attention_backend"]})
+    start["effective"] = _as_json(effective)
     asked = grid.loc[start.index.get_level_values("cell_id")].set_index(start.index)
-    start["not_as_asked"] = not_as_asked(asked, told).where(start["outcome"] == "ok")
+    start["not_as_asked"] = not_as_asked(asked, effective).where(start["outcome"] == "ok")
     # A start that did not end ok has no measured values: those of an earlier repeat are evidence, not a result.
     ok = start.index[start["outcome"] == "ok"]
     counted = {column: [f"metric.{name}" for name in names] for column, names in metrics_of_columns().items()}
@@ -264,14 +264,14 @@ def _of_gpu(parsed: Path, gpu: str, grid: pd.DataFrame, texts: Texts) -> pd.Data
     return derived(start.reset_index().merge(repeat.reset_index(), on=START, how="left"))
 
 
-def _as_json(told: pd.DataFrame) -> pd.Series:
+def _as_json(effective: pd.DataFrame) -> pd.Series:
     """All settings that an engine reports as effective, as one text per cell; null if it reports none."""
-    names = {name: name.removeprefix("effective.") for name in map(str, told) if name.startswith("effective.")}
-    known = [
+    names = {name: name.removeprefix("effective.") for name in map(str, effective) if name.startswith("effective.")}
+    reported = [
         {names[str(column)]: value for column, value in sorted(settings.items()) if pd.notna(value)}
-        for settings in told[list(names)].to_dict("records")
+        for settings in effective[list(names)].to_dict("records")
     ]
-    return pd.Series([json.dumps(s) if s else None for s in known], index=told.index, dtype="string")
+    return pd.Series([json.dumps(s) if s else None for s in reported], index=effective.index, dtype="string")
 
 
 def _of_starts(table: pd.DataFrame, starts: pd.Index) -> pd.DataFrame:

@@ -60,14 +60,14 @@ def without_drafts(table: pd.DataFrame) -> pd.DataFrame:
 
 def predicted_hit_rate(table: pd.DataFrame, texts: Texts) -> pd.Series:
     """Share of the prompt tokens that a prefix cache should find; null unless the study says what prompts share."""
-    known = table[table["workload"].isin(texts) & (pd.to_numeric(table["prefix_cache_queries"]) > 0)]
-    found = [
+    queried = table[table["workload"].isin(texts) & (pd.to_numeric(table["prefix_cache_queries"]) > 0)]
+    hit_tokens = [
         texts[str(workload)].tokens_found(int(requests), int(block_size))
         for workload, requests, block_size in zip(
-            known["workload"], known["num_requests"], known["block_size_effective"], strict=True
+            queried["workload"], queried["num_requests"], queried["block_size_effective"], strict=True
         )
     ]
-    return (pd.Series(found, index=known.index, dtype=float) / known["prompt_tokens"]).reindex(table.index)
+    return (pd.Series(hit_tokens, index=queried.index, dtype=float) / queried["prompt_tokens"]).reindex(table.index)
 
 
 def kv_memory(cells: pd.DataFrame) -> pd.DataFrame:
@@ -84,7 +84,7 @@ def kv_memory(cells: pd.DataFrame) -> pd.DataFrame:
         as_applied(cells, "tensor_parallel_size"),
         strict=True,
     )
-    bytes_per_token = pd.Series([_bytes_of_token(*one) for one in settings], index=cells.index, dtype=float)
+    bytes_per_token = pd.Series([_bytes_of_token(*of_cell) for of_cell in settings], index=cells.index, dtype=float)
     counted = cells["num_gpu_blocks"].astype(float) * cells["block_size_effective"].astype(float) * bytes_per_token
     pool = cells["kv_pool_bytes"].astype(float).fillna(counted).where(cells["repeat"].notna())
     return cells.assign(
@@ -118,11 +118,11 @@ def not_as_asked(knobs: pd.DataFrame, effective: pd.DataFrame) -> pd.Series:
     names = [column.removeprefix("knob_") for column in knob_columns(knobs)]
     names = [name for name in names if f"effective.{name}" in effective]
     texts = []
-    for of_cell, told in zip(knobs.to_dict("records"), effective.to_dict("records"), strict=True):
-        pairs = {name: (of_cell[f"knob_{name}"], told[f"effective.{name}"]) for name in names}
-        known = {name: pair for name, pair in pairs.items() if not any(map(pd.isna, pair)) and pair[0] != "auto"}
-        as_text = {name: (str(asked), _as_asked(found, asked)) for name, (asked, found) in known.items()}
-        differing = [f"{name} {found}, not {asked}" for name, (asked, found) in as_text.items() if found != asked]
+    for of_cell, reported in zip(knobs.to_dict("records"), effective.to_dict("records"), strict=True):
+        pairs = {name: (of_cell[f"knob_{name}"], reported[f"effective.{name}"]) for name in names}
+        compared = {name: pair for name, pair in pairs.items() if not any(map(pd.isna, pair)) and pair[0] != "auto"}
+        as_text = {name: (str(asked), _as_asked(actual, asked)) for name, (asked, actual) in compared.items()}
+        differing = [f"{name} {actual}, not {asked}" for name, (asked, actual) in as_text.items() if actual != asked]
         texts.append("; ".join(differing) or None)
     return pd.Series(texts, index=knobs.index, dtype="string")
 

@@ -57,7 +57,7 @@ def _of_cell(cell: Cell, paths: StudyPaths) -> Iterator[Row]:
 
 def _is_pair(first: Outcome, again: Outcome) -> bool:
     """Whether both are of one round and host, and have values."""
-    where = [(one.start.round, one.provenance.get("host"), one.definition) for one in (first, again)]
+    where = [(outcome.start.round, outcome.provenance.get("host"), outcome.definition) for outcome in (first, again)]
     return where[0] == where[1] and first.outcome == again.outcome == "ok" and bool(first.repeats and again.repeats)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import pandas as pd
 
-from workflow_scripts.analyse.claims.audit import Columns, Workload, judge
+from workflow_scripts.analyse.claims.audit import Columns, MeanLengths, judge
 from workflow_scripts.analyse.facts import known_facts
 from workflow_scripts.analyse.intervals.repeats import RAN, Row
 from workflow_scripts.catalog.gpus_and_models import get_model
@@ -36,8 +36,8 @@ def with_imported(cells: pd.DataFrame, runs: Iterable[Row], study: str) -> pd.Da
     """The cells table, followed by one row per run that was measured elsewhere."""
     rows = imported_cells(runs, study)
     names = [*cells.columns, *(name for name in rows if name not in cells)]
-    known = [part.dropna(axis=1, how="all") for part in (cells, rows.convert_dtypes())]
-    return pd.concat(known, ignore_index=True).reindex(columns=names)
+    parts = [part.dropna(axis=1, how="all") for part in (cells, rows.convert_dtypes())]
+    return pd.concat(parts, ignore_index=True).reindex(columns=names)
 
 
 def imported_cells(runs: Iterable[Row], study: str) -> pd.DataFrame:
@@ -103,10 +103,10 @@ def _above_ceiling(run: Row, row: Row, rates: Iterable[str]) -> str | None:
     facts = known_facts(run["model"], get_model(run["model"]).fixed_dtype, knobs.get("quantization"))
     if several or run["tokens_per_request"] is None or facts is None:
         return None
-    workload, kv_cache_dtype = Workload(*run["tokens_per_request"]), knobs.get("kv_cache_dtype") or "auto"
+    workload, kv_cache_dtype = MeanLengths(*run["tokens_per_request"]), knobs.get("kv_cache_dtype") or "auto"
     for rate in rates:
         columns = Columns("gpu", rate, "max_concurrency_allowed")
-        found = judge(row, columns, facts, workload, kv_cache_dtype=kv_cache_dtype)
-        if found.verdict == "impossible":
-            return f"{rate} {row[rate]:,.0f} is {found.reason}"
+        judged = judge(row, columns, facts, workload, kv_cache_dtype=kv_cache_dtype)
+        if judged.verdict == "impossible":
+            return f"{rate} {row[rate]:,.0f} is {judged.reason}"
     return None

@@ -73,7 +73,7 @@ def _with_shared(t: pd.DataFrame, texts: Texts) -> pd.DataFrame:
     prefix cache. The owner of these entries is not recorded: it is assumed to be the first request of the text that is
     long enough and found no entry itself.
     """
-    found = numbers(t["cached_prompt_tokens"].fillna(0))
+    cached = numbers(t["cached_prompt_tokens"].fillna(0))
     text, of_text = np.zeros(len(t), dtype=int), np.zeros(len(t))
     places_of: Any = t.groupby(["workload", "request_id"]).indices
     for (workload, request_id), places in places_of.items():
@@ -81,7 +81,7 @@ def _with_shared(t: pd.DataFrame, texts: Texts) -> pd.DataFrame:
             text[places], of_text[places] = texts[workload].shared_text(int(request_id)) or SharedText(-1, 0)
     t = t.assign(text=text)
     says = (of_text > 0) & (of_text < numbers(t["prompt_tokens"]))
-    shared = pd.Series(np.where(says, of_text, found), index=t.index).where(found > 0, 0.0)
+    shared = pd.Series(np.where(says, of_text, cached), index=t.index).where(cached > 0, 0.0)
     longest = shared.groupby([t["row"], t["text"]]).transform("max")
     may_own = t[(longest > 0) & (shared == 0) & (text >= 0) & (t["prompt_tokens"] >= longest)]
     owners = may_own.sort_values("scheduled_s", kind="stable").drop_duplicates(["row", "text"]).index

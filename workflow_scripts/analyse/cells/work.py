@@ -47,8 +47,8 @@ def read_work(cells: pd.DataFrame, parsed: Path) -> pd.DataFrame:
 
 def reaches_of(models: Iterable[str]) -> set[Reach]:
     """The reaches of layers of these models that do not attend to all tokens; unknown models are left out."""
-    known = [facts for model in models if (facts := known_facts(model))]
-    limited = (reach for facts in known for reach in facts.reaches if reach.limit is not None)
+    all_facts = [facts for model in models if (facts := known_facts(model))]
+    limited = (reach for facts in all_facts for reach in facts.reaches if reach.limit is not None)
     return {Reach(reach.limit, reach.chunked, 0, 0, 0) for reach in limited}
 
 

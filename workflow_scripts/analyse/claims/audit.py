@@ -39,7 +39,7 @@ from workflow_scripts.physics import formulas
 from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, read_model_facts
 from workflow_scripts.physics.stored_weights import KV_CACHE_DTYPE, QUANTIZATION
 
-Verdict = Literal["possible", "impossible", "unknown"]
+AuditVerdict = Literal["possible", "impossible", "unknown"]
 
 
 class AuditError(InputError):
@@ -47,7 +47,7 @@ class AuditError(InputError):
 
 
 @dataclass(frozen=True)
-class Workload:
+class MeanLengths:
     """Tokens of every request; means, if requests differ."""
 
     prompt_tokens: float
@@ -55,7 +55,7 @@ class Workload:
 
 
 # About ShareGPT's means with vLLM's benchmark (docs/workloads.md), for tables that do not state their lengths.
-USUAL_LENGTHS = Workload(200, 200)
+USUAL_LENGTHS = MeanLengths(200, 200)
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def ceiling(
     facts: ModelFacts,
     gpu: Gpu,
     max_num_seqs: float,
-    workload: Workload,
+    workload: MeanLengths,
     gpu_memory_utilization: float = 1.0,
     kv_cache_dtype: str = "auto",
 ) -> Ceiling | None:
@@ -103,7 +103,7 @@ def ceiling(
 
     >>> from workflow_scripts.catalog.gpus_and_models import get_model, load_gpus
     >>> llama = read_model_facts(get_model("llama-3.1-8b-instruct").config)
-    >>> highest = ceiling(llama, load_gpus()["h200"], 1, Workload(prompt_tokens=4, output_tokens=4))
+    >>> highest = ceiling(llama, load_gpus()["h200"], 1, MeanLengths(prompt_tokens=4, output_tokens=4))
     >>> round(highest.output_tokens_per_s, 1), round(highest.total_tokens_per_s, 1), highest.limit
     (319.8, 639.6, 'memory bandwidth')
     """
@@ -150,15 +150,15 @@ def find_columns(names: Sequence[str], throughput: str | None = None) -> Columns
     Raises:
         AuditError: there is no GPU or throughput column, or there are several throughput columns and none is chosen.
     """
-    found = ", ".join(names) or "none"
+    columns = ", ".join(names) or "none"
     if not (gpus := [name for name in names if _like("gpu", name)]):
-        raise AuditError(f"no column names the GPU (gpu, device): give it with --gpu; columns: {found}")
+        raise AuditError(f"no column names the GPU (gpu, device): give it with --gpu; columns: {columns}")
     rates = [name for name in names if _is_rate(name)]
     if throughput is not None and throughput not in names:
-        raise AuditError(f"no column {throughput!r}; columns: {found}")
+        raise AuditError(f"no column {throughput!r}; columns: {columns}")
     if throughput is None and len(rates) != 1:
         which = f"{len(rates)} columns look like a throughput (tokens_per_s, throughput, tok/s)"
-        raise AuditError(f"{which}: choose one with --throughput-column; columns: {found}")
+        raise AuditError(f"{which}: choose one with --throughput-column; columns: {columns}")
     return Columns(gpus[0], throughput or rates[0], next((name for name in names if _like("sequences", name)), None))
 
 
@@ -170,7 +170,7 @@ class Judged:
     that card, and `times_ceiling` the throughput over the ceiling. A number is NaN if it is not known.
     """
 
-    verdict: Verdict = "unknown"
+    verdict: AuditVerdict = "unknown"
     predicted_ceiling_tokens_per_s: float = math.nan
     times_ceiling: float = math.nan
     ceiling_gpu: str | None = None
@@ -185,7 +185,7 @@ def judge(
     row: Mapping[str, Any],
     columns: Columns,
     facts: ModelFacts,
-    workload: Workload,
+    workload: MeanLengths,
     gpu_memory_utilization: float = 1.0,
     kv_cache_dtype: str = "auto",
     default_max_num_seqs: int = 256,
@@ -193,28 +193,28 @@ def judge(
     """The verdict on the throughput in a row of a table; `columns` says which of its columns count."""
     stated = None if columns.sequences is None else row[columns.sequences]
     is_stated = stated is not None and stated == stated  # pandas reads an empty field as NaN
-    sequences = _number(stated) if is_stated else default_max_num_seqs
+    sequences = _float_or_nan(stated) if is_stated else default_max_num_seqs
     if not sequences >= 1:
         return Judged(reason=f"{columns.sequences} is {stated!r}, not a number of sequences")
     try:
         gpus = resolve(str(row[columns.gpu]))
     except CatalogError as e:
         return Judged(reason=str(e).partition(";")[0])
-    found = [ceiling(facts, gpu, sequences, workload, gpu_memory_utilization, kv_cache_dtype) for gpu in gpus]
-    highest = max(filter(None, found), key=lambda one: one.total_tokens_per_s, default=None)
+    ceilings = [ceiling(facts, gpu, sequences, workload, gpu_memory_utilization, kv_cache_dtype) for gpu in gpus]
+    highest = max(filter(None, ceilings), key=lambda rates: rates.total_tokens_per_s, default=None)
     if highest is None:
         return Judged(reason=f"no data sheet gives the rates of {row[columns.gpu]}")
     counted, limit = "prompt and output tokens", highest.total_tokens_per_s
     if columns.counts_output_only:
         counted, limit = "output tokens", highest.output_tokens_per_s
-    known = Judged(predicted_ceiling_tokens_per_s=limit, ceiling_gpu=highest.gpu, limit=highest.limit)
-    throughput = _number(row[columns.throughput])
+    judged = Judged(predicted_ceiling_tokens_per_s=limit, ceiling_gpu=highest.gpu, limit=highest.limit)
+    throughput = _float_or_nan(row[columns.throughput])
     if not throughput > 0:
-        return replace(known, reason=f"no number in {columns.throughput}")
+        return replace(judged, reason=f"no number in {columns.throughput}")
     times = throughput / limit if limit else math.inf
     assumed = "" if is_stated else f"; max-num-seqs is not stated: {default_max_num_seqs} assumed"
     reason = f"{times:.3g} times the ceiling for {counted}; {highest.because}{assumed}"
-    return replace(known, verdict="impossible" if times > 1 else "possible", times_ceiling=times, reason=reason)
+    return replace(judged, verdict="impossible" if times > 1 else "possible", times_ceiling=times, reason=reason)
 
 
 def as_long(
@@ -245,7 +245,7 @@ def as_long(
     rates = [name for name in names if _is_rate(name)]
     values: list[str] = []
     if throughput is None and len(rates) != 1 and not any(_like("counted", name) for name in rates):
-        numeric = [name for name in names if not all(math.isnan(_number(row[name])) for row in rows)]
+        numeric = [name for name in names if not all(math.isnan(_float_or_nan(row[name])) for row in rows)]
         of_settings = rates or [name for name in numeric if name != place and not _like("not_tokens", name)]
         values = [name for name in names if cards(name)] if place is None else of_settings
     if place is not None:  # in many tables only the first of several rows names its GPU
@@ -260,8 +260,8 @@ def as_long(
     for row in rows:
         held = {name: row[name] for name in names if name not in (place, *values)}
         for name in values:
-            told = {"gpu": name} if place is None else {"gpu": row[place], **_setting(name, stated, of)}
-            long += [held | told | {"throughput": row[name]}] if row[name] is not None else []
+            labels = {"gpu": name} if place is None else {"gpu": row[place], **_setting(name, stated, of)}
+            long += [held | labels | {"throughput": row[name]}] if row[name] is not None else []
     return list(dict.fromkeys(name for row in long for name in row)), long
 
 
@@ -288,8 +288,8 @@ def _halves(heading: str) -> list[str]:
 
 def _setting(text: str, name: str, of: str | None) -> Fields:
     """A setting, such as `block size 16` or only its value, as its name and value."""
-    said = re.fullmatch(r"(.*?)[\s=:]*([\d,]+)", text)
-    return {of or said[1] or name: int(said[2].replace(",", ""))} if said else {of or name: text}
+    match = re.fullmatch(r"(.*?)[\s=:]*([\d,]+)", text)
+    return {of or match[1] or name: int(match[2].replace(",", ""))} if match else {of or name: text}
 
 
 _NUMBER = re.compile(
@@ -299,18 +299,18 @@ _NUMBER = re.compile(
 )
 
 
-def _number(value: Any) -> float:
+def _float_or_nan(value: Any) -> float:
     """A number from a table, NaN if there is none, or if it is a share or a multiple; a range has its lower end.
 
     Thousands separators, an "about" sign, units and marks of footnotes are ignored.
 
-    >>> [_number(text) for text in ("~11,939", 4.5, "11 939 tok/s", "11'939", "11.2k", "4000-4100", "4,036[^1]")]
+    >>> [_float_or_nan(text) for text in ("~11,939", 4.5, "11 939 tok/s", "11'939", "11.2k", "4000-4100", "4,036[^1]")]
     [11939.0, 4.5, 11939.0, 11939.0, 11200.0, 4000.0, 4036.0]
-    >>> [_number(text) for text in ("n/a", "95 %", "17.9x", "2.144,2")]
+    >>> [_float_or_nan(text) for text in ("n/a", "95 %", "17.9x", "2.144,2")]
     [nan, nan, nan, nan]
     """
-    found = _NUMBER.match(str(value))
-    return float(re.sub(r"[,'_\s]", "", found[1])) * (1000 if found[2] else 1) if found else math.nan
+    match = _NUMBER.match(str(value))
+    return float(re.sub(r"[,'_\s]", "", match[1])) * (1000 if match[2] else 1) if match else math.nan
 
 
 def _plain(value: Value) -> Value:
@@ -332,7 +332,7 @@ def _print(
     from rich.console import Console
     from rich.table import Table
 
-    workload: Workload = args.tokens_per_request
+    workload: MeanLengths = args.tokens_per_request
     assumed = "" if columns.sequences else f"; max-num-seqs is not stated: {args.max_num_seqs} assumed"
     caption = f"predicted ceilings; uncertainties are resolved in the table's favour{assumed}"
     if len(unknown := set(verdicts)) == 1 and (shared := unknown.pop()).verdict == "unknown":
@@ -345,14 +345,14 @@ def _print(
     for name in (*stated, "ceiling", "times", "verdict", "limit"):
         is_text = name in (columns.gpu, "verdict", "limit")
         shown.add_column(name, justify="left" if is_text else "right", no_wrap=name != "limit")
-    for row, found in zip(rows, verdicts, strict=True):
-        ceiling_, times = found.predicted_ceiling_tokens_per_s, found.times_ceiling
+    for row, judged in zip(rows, verdicts, strict=True):
+        ceiling_, times = judged.predicted_ceiling_tokens_per_s, judged.times_ceiling
         shown.add_row(
             *("" if row[name] is None else str(row[name]) for name in stated),
             "" if math.isnan(ceiling_) else f"{ceiling_:,.0f}",
             "" if math.isnan(times) else f"{times:.2f}",
-            found.verdict,
-            found.reason if found.verdict == "unknown" else found.limit,
+            judged.verdict,
+            judged.reason if judged.verdict == "unknown" else judged.limit,
         )
     Console().print(shown)
 
@@ -366,14 +366,14 @@ def _verdicts(args: Namespace, columns: Columns, rows: Sequence[Fields]) -> list
         return [Judged(reason=str(e))] * len(rows)
 
 
-def _workload(text: str) -> Workload:
+def _mean_lengths(text: str) -> MeanLengths:
     try:
         prompt_tokens, output_tokens = (float(part) for part in text.split(","))
     except ValueError:
         prompt_tokens = output_tokens = math.nan
     if not (prompt_tokens >= 1 and output_tokens >= 1):
         raise ArgumentTypeError(f"{text!r} is not PROMPT,OUTPUT: two numbers of at least 1")
-    return Workload(prompt_tokens, output_tokens)
+    return MeanLengths(prompt_tokens, output_tokens)
 
 
 @command(
@@ -386,7 +386,7 @@ def _workload(text: str) -> Workload:
     option("--model", required=True, help=ANY_MODEL),
     option(
         "--tokens-per-request",
-        type=_workload,
+        type=_mean_lengths,
         metavar="PROMPT,OUTPUT",
         help="tokens of a request; means, if requests differ (if left out: 200,200, with a warning)",
     ),
@@ -410,17 +410,17 @@ def main(args: Namespace) -> None:
     columns = find_columns(names, args.throughput_column)
     verdicts = _verdicts(args, columns, rows)
     audited = [
-        {name: _plain(value) for name, value in (row | asdict(found)).items() if name in (*names, *ADDED)}
-        for row, found in zip(rows, verdicts, strict=True)
+        {name: _plain(value) for name, value in (row | asdict(judged)).items() if name in (*names, *ADDED)}
+        for row, judged in zip(rows, verdicts, strict=True)
     ]
     if args.out is not None:
         write_text(args.out, _as_csv([*names, *ADDED], audited))
     if args.json:
         counts = Counter(row["verdict"] for row in audited)
-        told = {"table": str(args.table), "model": args.model, "quantization": args.quantization}
-        told |= asdict(args.tokens_per_request) | {"gpu_memory_utilization": args.gpu_memory_utilization}
-        told |= {"verdicts": {name: counts[name] for name in get_args(Verdict)}, "rows": audited}
-        print(json.dumps(told, indent=2))
+        report = {"table": str(args.table), "model": args.model, "quantization": args.quantization}
+        report |= asdict(args.tokens_per_request) | {"gpu_memory_utilization": args.gpu_memory_utilization}
+        report |= {"verdicts": {name: counts[name] for name in get_args(AuditVerdict)}, "rows": audited}
+        print(json.dumps(report, indent=2))
     else:
         # The settings that were columns of the file tell its numbers apart.
         also = [name for name in names if name not in (*of_file, columns.gpu, columns.sequences, columns.throughput)]

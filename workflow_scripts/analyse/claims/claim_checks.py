@@ -53,7 +53,7 @@ def covers(names: Sequence[str], models: Collection[str], gpu: str, model: str) 
     """
     of_gpu = load_gpus().get(gpu)
     is_gpu = of_gpu is not None and not of_gpu.simulated and of_gpu.kind in ("cuda", "rocm")
-    is_named = not names or any(gpu == one.name for name in names for one in resolve(name))
+    is_named = not names or any(gpu == card.name for name in names for card in resolve(name))
     return is_gpu and is_named and (not models or model in models)
 
 
@@ -76,10 +76,10 @@ def against(low: float, high: float, least: float, most: float) -> str | None:
 
 def verdict(findings: Iterable[Finding], parts: Collection[str] = ("",)) -> str:
     """A claim is about all that it covers: one contradicting finding decides, and each part needs support."""
-    said = {(finding.says, finding.part) for finding in findings if finding.bears}
-    if any(says == CONTRADICTED for says, _ in said):
+    verdicts = {(finding.says, finding.part) for finding in findings if finding.bears}
+    if any(says == CONTRADICTED for says, _ in verdicts):
         return CONTRADICTED
-    supported = {part for says, part in said if says == SUPPORTED}
+    supported = {part for says, part in verdicts if says == SUPPORTED}
     return SUPPORTED if supported and supported >= set(parts) else NOT_TESTABLE
 
 

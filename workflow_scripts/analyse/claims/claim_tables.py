@@ -132,7 +132,7 @@ def _block_sizes(claim: Claim, check: Check, evidence: Evidence) -> pd.DataFrame
     """The claim's block sizes, and why GPUs refuse them (null if they do not)."""
     sizes = [int(size) for q in claim.quantities if q.unit == "tokens" for size in q.values or (q.value,) if size]
     why = [why_block_size_is_refused("cuda", size) for size in sizes]
-    return pd.DataFrame({"block_size": sizes, "why": why, "accepted": [float(one is None) for one in why]})
+    return pd.DataFrame({"block_size": sizes, "why": why, "accepted": [float(reason is None) for reason in why]})
 
 
 def _ceilings(claim: Claim, check: Check, evidence: Evidence) -> pd.DataFrame:
@@ -141,8 +141,8 @@ def _ceilings(claim: Claim, check: Check, evidence: Evidence) -> pd.DataFrame:
     rates = rates.drop(columns="card", errors="ignore").drop_duplicates()
     if "gpu" not in rates:
         rates = rates.assign(gpu=check.gpus[0])
-    known = rates.columns.intersection(["gpu", "engine", "throughput", "throughput_tok_s", "tokens_per_s", *_SEQUENCES])
-    rates, columns, facts = rates[known].reset_index(drop=True), find_columns(list(known)), facts_of(check.models[0])
+    names = rates.columns.intersection(["gpu", "engine", "throughput", "throughput_tok_s", "tokens_per_s", *_SEQUENCES])
+    rates, columns, facts = rates[names].reset_index(drop=True), find_columns(list(names)), facts_of(check.models[0])
     verdicts = [asdict(judge(row, columns, facts, LENGTHS)) for row in records(rates)]
     audited = rates.join(pd.DataFrame(verdicts, columns=list(ADDED)))
     lengths = f"{LENGTHS.prompt_tokens:g} + {LENGTHS.output_tokens:g} tokens per request"

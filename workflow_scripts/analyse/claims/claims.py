@@ -59,19 +59,19 @@ def claims_table(evidence: Evidence) -> pd.DataFrame:
 def _row(claim: Claim, evidence: Evidence) -> dict[str, str | None]:
     every = list(findings(claim, evidence))
     bearing, others = ([finding for finding in every if finding.bears == bears] for bears in (True, False))
-    found, decides, seen_here = verdict(bearing, parts(claim)), _kinds(bearing), _kinds(others)
+    claim_verdict, decides, seen_here = verdict(bearing, parts(claim)), _kinds(bearing), _kinds(others)
     return {
         "claim_id": claim.id,
         "claim": claim.text,
         "published_by": claim.source,
         "quantity": "; ".join(quantity.name for quantity in claim.quantities),
         "published_value": "; ".join(quantity.text() for quantity in claim.quantities),
-        "verdict": found,
-        "scope": _listed(finding.scope for finding in bearing if finding.says == found),
+        "verdict": claim_verdict,
+        "scope": _listed(finding.scope for finding in bearing if finding.says == claim_verdict),
         "evidence": _written(decides, MOST_WRITTEN),
         "evidence_sources": _listed(finding.label for finding in bearing),
         "seen_here": _written(seen_here, MOST_SEEN_HERE),
-        "would_test": claim.would_test if found == NOT_TESTABLE else None,
+        "would_test": claim.would_test if claim_verdict == NOT_TESTABLE else None,
         "evidence_ids": _listed([*_ids(decides, MOST_WRITTEN), *_ids(seen_here, MOST_SEEN_HERE)]),
         "source": claim.label,
     }

@@ -63,10 +63,10 @@ def rates_of(gpu: Gpu, devices: Path) -> list[Rates]:
     record = devices / f"{gpu.name}.json"
     measured = DeviceRates.read(record) if record.exists() else None
     cache_bytes = (measured.last_level_cache_bytes if measured else None) or 0
-    found = [Rates("datasheet", gpu, cache_bytes)] if gpu.memory_bandwidth_bytes_per_s or gpu.dense_flop_per_s else []
+    rates = [Rates("datasheet", gpu, cache_bytes)] if gpu.memory_bandwidth_bytes_per_s or gpu.dense_flop_per_s else []
     if measured:
-        found.append(Rates("measured", as_measured(gpu, measured), cache_bytes, measured))
-    return found
+        rates.append(Rates("measured", as_measured(gpu, measured), cache_bytes, measured))
+    return rates
 
 
 def as_measured(gpu: Gpu, rates: DeviceRates) -> Gpu:
@@ -220,5 +220,5 @@ def binding(memory_s: pd.Series, arithmetic_s: pd.Series, memory: Any = MEMORY) 
     ['memory bandwidth', 'arithmetic', 'memory bandwidth', '?']
     """
     slower = np.where(arithmetic_s.fillna(0.0) > memory_s.fillna(0.0), ARITHMETIC, memory)
-    known = memory_s.notna() | arithmetic_s.notna()
-    return pd.Series(slower, index=memory_s.index, dtype="string").where(known)
+    has_time = memory_s.notna() | arithmetic_s.notna()
+    return pd.Series(slower, index=memory_s.index, dtype="string").where(has_time)

@@ -147,8 +147,8 @@ def _utilization(table: pd.DataFrame, facts: ModelFacts, rates: Rates, kv_cache_
     # Estimates are per rank.
     engine_read_bytes, engine_flops = (numbers(table[f"estimated_{name}"]) * ranks for name in ("read_bytes", "flops"))
     tokens = numbers(table["computed_prompt_tokens"] + table["decode_tokens"])
-    told = numbers(table["experts_touched_share"])
-    touched = np.where(np.isnan(told), facts.touched_share(tokens / steps), told)
+    measured = numbers(table["experts_touched_share"])
+    touched = np.where(np.isnan(measured), facts.touched_share(tokens / steps), measured)
     read_bytes = steps * facts.step_weight_bytes(tokens / steps, touched) + _kv_bytes(table, facts, kv_cache_dtype)
     flops = np.add(*phase_flops(table, facts))
     return table.assign(

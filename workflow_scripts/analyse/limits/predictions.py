@@ -116,10 +116,10 @@ BLOCKS_SCHEMA = table_schema(
 
 def predictions_table(cells: pd.DataFrame, plan: pd.DataFrame, published: Rates | None = None) -> pd.DataFrame:
     """The table for all cells of the plan (rows of `predict.plan`), from the cells table."""
-    found = published or {}
+    rates = published or {}
     points = zip(plan["engine"], plan["model"], plan["gpu"], plan["max_num_seqs"], strict=True)
     cached = plan["cached_tokens"] / plan["prompt_tokens"].where(plan["prompt_tokens"] > 0)
-    plan = plan.assign(prefix_cache_hit_rate=cached, published=[found.get(point, np.nan) for point in points])
+    plan = plan.assign(prefix_cache_hit_rate=cached, published=[rates.get(point, np.nan) for point in points])
     measured = _measured(counted(cells))
     # A cell whose first start failed has run if a later one did.
     ran_first = cells.sort_values("outcome", key=lambda outcomes: ~outcomes.isin(RAN), kind="stable")

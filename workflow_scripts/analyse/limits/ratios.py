@@ -142,8 +142,8 @@ def _pairs(cells: pd.DataFrame, metric: str) -> pd.DataFrame:
     alike = ["study", "source", *ENVIRONMENT, "engine", "model", "dtype", "workload", "knobs"]
     alike += ["quantization", "max_concurrency_allowed"]
     sides = ["gpu", "repeats", "log_mean", "sample", "kv_cache_tokens", "decode_share", "bound_by", *CLOCKS]
-    one = summary[[*alike, *sides]]
-    pairs = one.merge(one, on=alike, suffixes=("_a", "_b")).rename(columns={"max_concurrency_allowed": "sequences"})
+    side = summary[[*alike, *sides]]
+    pairs = side.merge(side, on=alike, suffixes=("_a", "_b")).rename(columns={"max_concurrency_allowed": "sequences"})
     pairs = pairs[pairs["gpu_a"] != pairs["gpu_b"]]
     lead = (
         (pairs["log_mean_a"] - pairs["log_mean_b"])
@@ -151,8 +151,8 @@ def _pairs(cells: pd.DataFrame, metric: str) -> pd.DataFrame:
         .transform("mean")
     )
     pairs = pairs[(lead > 0) | ((lead == 0) & (pairs["gpu_a"] < pairs["gpu_b"]))]
-    found = compare(samples, pairs["sample_a"].to_numpy(), pairs["sample_b"].to_numpy())
-    return pairs.assign(metric=metric, **found.columns())
+    comparison = compare(samples, pairs["sample_a"].to_numpy(), pairs["sample_b"].to_numpy())
+    return pairs.assign(metric=metric, **comparison.columns())
 
 
 def capability_ratios(a: Gpu | None, b: Gpu | None, dtype: str | None) -> tuple[float, float]:
@@ -161,9 +161,9 @@ def capability_ratios(a: Gpu | None, b: Gpu | None, dtype: str | None) -> tuple[
     >>> [round(ratio, 2) for ratio in capability_ratios(load_gpus()["h200"], load_gpus()["l40s"], "bfloat16")]
     [5.56, 2.73]
     """
-    known = [gpu for gpu in (a, b) if gpu]
-    bandwidth = [gpu.memory_bandwidth_bytes_per_s for gpu in known]
-    flop = [gpu.peak_flop_per_s(dtype) for gpu in known if dtype]
+    gpus = [gpu for gpu in (a, b) if gpu]
+    bandwidth = [gpu.memory_bandwidth_bytes_per_s for gpu in gpus]
+    flop = [gpu.peak_flop_per_s(dtype) for gpu in gpus if dtype]
     return _quotient(*bandwidth), _quotient(*flop)
 
 
@@ -214,23 +214,23 @@ def explain(ratio: float, low: float, high: float, candidates: Mapping[str, floa
     interval, which explain nothing: a wide interval has any ratio in it. `support` says which of these there are, or
     `near` if only the interval is missing. All are None if no ratio is known.
 
-    >>> found = explain(1.33, 1.17, 1.52, {"bandwidth": 1.43, "flop": 1.0})
-    >>> found["explanation"], found["compatible_with"], found["support"], round(found["nearest_difference_pct"], 1)
+    >>> row = explain(1.33, 1.17, 1.52, {"bandwidth": 1.43, "flop": 1.0})
+    >>> row["explanation"], row["compatible_with"], row["support"], round(row["nearest_difference_pct"], 1)
     ('none', 'bandwidth', 'compatible', -7.0)
     """
-    known = {name: value for name, value in candidates.items() if not math.isnan(value)}
+    ratios = {name: value for name, value in candidates.items() if not math.isnan(value)}
     within = 1 + NEAR_PCT / 100
-    shown = [name for name, value in known.items() if value / within <= low and high <= value * within]
-    compatible = [name for name, value in known.items() if low <= value <= high and name not in shown]
-    difference_pct = {name: 100 * (ratio / value - 1) for name, value in known.items()}
-    nearest = min(shown or compatible or known, key=lambda name: abs(difference_pct[name]), default=None)
+    shown = [name for name, value in ratios.items() if value / within <= low and high <= value * within]
+    compatible = [name for name, value in ratios.items() if low <= value <= high and name not in shown]
+    difference_pct = {name: 100 * (ratio / value - 1) for name, value in ratios.items()}
+    nearest = min(shown or compatible or ratios, key=lambda name: abs(difference_pct[name]), default=None)
     support = SHOWN if shown else COMPATIBLE if compatible else NONE
     if math.isnan(low) and nearest and abs(difference_pct[nearest]) <= NEAR_PCT:
         support = NEAR
     return {
-        "explanation": ", ".join(shown) or (NONE if known else None),
+        "explanation": ", ".join(shown) or (NONE if ratios else None),
         "compatible_with": ", ".join(compatible) or None,
-        "support": support if known else None,
+        "support": support if ratios else None,
         "nearest": nearest,
         "nearest_difference_pct": difference_pct[nearest] if nearest else math.nan,
     }
@@ -250,9 +250,9 @@ def device_records(folder: Path) -> dict[str, DeviceRates]:
 )
 def main(args: Namespace, study: Study, cells: pd.DataFrame) -> pd.DataFrame:
     rates = device_records(args.devices) if args.devices else {}
-    found = device_ratios(cells, rates, args.predictions)
-    a, b = (cell_ids(found, f"gpu_{side}") for side in "ab")
-    return with_device_ratio(found, a, b, args.waiting, study.equivalence_margin_pct)
+    ratios = device_ratios(cells, rates, args.predictions)
+    a, b = (cell_ids(ratios, f"gpu_{side}") for side in "ab")
+    return with_device_ratio(ratios, a, b, args.waiting, study.equivalence_margin_pct)
 
 
 def _with_expectation(pairs: pd.DataFrame, predictions: Path | None) -> pd.DataFrame:

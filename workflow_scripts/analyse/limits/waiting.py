@@ -81,13 +81,13 @@ def waiting(cells: pd.DataFrame, parsed: Path, devices: Path) -> pd.DataFrame:
     rows = rows[rows["gpu"].isin(gpus) & rows["repeat"].notna() & rows["source"].ne(IMPORTED)]
     rows = rows.assign(dtype=dtypes(rows), quantization=as_applied(rows, "quantization"))
     parts = [part.join(_of_gpu(part, parsed, str(gpu), devices), on=REPEAT) for gpu, part in rows.groupby("gpu")]
-    found = pd.concat(parts) if parts else rows.reindex(columns=[*rows.columns, *_OF_STEPS])
-    return found.assign(
-        other_s=found["other_s"] + found["wall_s"] - found["last_s"],
-        waiting_share=1 - found["device_s"] / found["wall_s"],
-        output_tokens_per_device_s=found["output_tokens"] / found["device_s"],
-        driver_idle_share=(1 - found["utilization_pct_mean"] / 100).where(
-            found["wall_s"] >= LEAST_SAMPLES * found["trace_gap_s_max"]
+    table = pd.concat(parts) if parts else rows.reindex(columns=[*rows.columns, *_OF_STEPS])
+    return table.assign(
+        other_s=table["other_s"] + table["wall_s"] - table["last_s"],
+        waiting_share=1 - table["device_s"] / table["wall_s"],
+        output_tokens_per_device_s=table["output_tokens"] / table["device_s"],
+        driver_idle_share=(1 - table["utilization_pct_mean"] / 100).where(
+            table["wall_s"] >= LEAST_SAMPLES * table["trace_gap_s_max"]
         ),
     )[list(SCHEMA.columns)]
 
@@ -148,13 +148,13 @@ def divided(steps: pd.DataFrame) -> pd.DataFrame:
 def _of_decode_step(steps: pd.DataFrame, took_s: pd.Series) -> pd.Series:
     """The median time of the cell's decode steps with as many sequences, interpolated where the cell has none."""
     keys = [steps["cell_id"], steps["generation_tokens"].astype(float).rename("sequences")]
-    known = took_s.astype(float).groupby(keys).median().dropna()
-    found = pd.Series(np.nan, index=steps.index)
-    for cell, medians in known.groupby(level=0):
+    median_s = took_s.astype(float).groupby(keys).median().dropna()
+    decode_s = pd.Series(np.nan, index=steps.index)
+    for cell, medians in median_s.groupby(level=0):
         of_cell = steps["cell_id"] == cell
         at = medians.index.get_level_values("sequences")
-        found[of_cell] = np.interp(numbers(steps.loc[of_cell, "generation_tokens"]), at, medians)
-    return found
+        decode_s[of_cell] = np.interp(numbers(steps.loc[of_cell, "generation_tokens"]), at, medians)
+    return decode_s
 
 
 def with_device_ratio(
@@ -163,10 +163,10 @@ def with_device_ratio(
     """The pairs, which have the `ratio` of cells `a` over cells `b` (ids), with the columns `WITHOUT_WAITING`."""
     if table is None:
         return pairs
-    found = read_table(table, SCHEMA.name)
-    rates = found["output_tokens_per_device_s"]
-    known = pd.DataFrame({"rate": rates, "tokens": rates * found["device_s"]}).groupby(found["cell_id"]).median()
-    of_a, of_b = known.reindex(a), known.reindex(b)
+    rows = read_table(table, SCHEMA.name)
+    rates = rows["output_tokens_per_device_s"]
+    medians = pd.DataFrame({"rate": rates, "tokens": rates * rows["device_s"]}).groupby(rows["cell_id"]).median()
+    of_a, of_b = medians.reindex(a), medians.reindex(b)
     # Cells with other requests do other work.
     same_work = np.isclose(of_a["tokens"], of_b["tokens"])
     of_device = np.log(np.where(same_work, numbers(of_a["rate"]) / numbers(of_b["rate"]), np.nan))

@@ -128,19 +128,19 @@ def capacity_table(cells: pd.DataFrame, predictions: pd.DataFrame) -> pd.DataFra
 
 def _of_cells(cells: pd.DataFrame) -> pd.DataFrame:
     """One row per cell: the memory terms that its engine printed, in bytes."""
-    known = cells.groupby(["study", "source", "cell_id"], dropna=False, sort=False).first().reset_index()
-    observed = {name: GIB * known[column].astype(float) for name, column in _PRINTED_GIB.items()}
-    observed |= {name: known[column].astype(float) for name, column in _OBSERVED.items()}
+    rows = cells.groupby(["study", "source", "cell_id"], dropna=False, sort=False).first().reset_index()
+    observed = {name: GIB * rows[column].astype(float) for name, column in _PRINTED_GIB.items()}
+    observed |= {name: rows[column].astype(float) for name, column in _OBSERVED.items()}
     # If the number of blocks is set, the engine still prints the memory that would have been available.
-    fits = as_applied(known, "num_gpu_blocks_override") == ""
+    fits = as_applied(rows, "num_gpu_blocks_override") == ""
     observed["observed_kv_cache_bytes"] = observed["observed_kv_cache_bytes"].where(fits)
-    return known[list(_CELL)].assign(**observed, pipeline_parallel_size=as_applied(known, "pipeline_parallel_size"))
+    return rows[list(_CELL)].assign(**observed, pipeline_parallel_size=as_applied(rows, "pipeline_parallel_size"))
 
 
 def _of_published(predictions: pd.DataFrame) -> pd.DataFrame:
-    of = predictions[predictions["published"].map(lambda told: isinstance(told, dict)).astype(bool)]
-    told = pd.DataFrame(of["published"].tolist(), index=of.index, columns=["gpu", "model", *_PUBLISHED])
-    table = told.rename(columns={name: f"observed_{name}" for name in _PUBLISHED}).assign(
+    of = predictions[predictions["published"].map(lambda record: isinstance(record, dict)).astype(bool)]
+    stated = pd.DataFrame(of["published"].tolist(), index=of.index, columns=["gpu", "model", *_PUBLISHED])
+    table = stated.rename(columns={name: f"observed_{name}" for name in _PUBLISHED}).assign(
         source=PUBLISHED,
         cell_id=of["cell_id"],
         engine=VLLM.name,
@@ -210,7 +210,7 @@ def _disagreements(row: Row) -> str | None:
     tokens = "num_blocks" if np.isnan(row["kv_cache_tokens_error_pct"]) else "kv_cache_tokens"
     differs = bool(abs(row[f"{tokens}_error_pct"]) > DISAGREES_PCT)
     implied = row["implied_memory_bytes"] / row["predicted_device_memory_bytes"] - 1
-    found = {
+    differences = {
         "ran": row["outcome"] in RAN and infeasible,
         "refused": row["outcome"] == "infeasible" and not infeasible and not unknown,
         "block_size": not unknown and _known_to_differ(row["predicted_block_size"], row["observed_block_size"]),
@@ -221,7 +221,7 @@ def _disagreements(row: Row) -> str | None:
         "overhead": differs and abs(implied) <= DISAGREES_PCT / 100,
         "log": row["consistent"] is False,
     }
-    return ",".join(name for name, does in found.items() if does) or None
+    return ",".join(name for name, does in differences.items() if does) or None
 
 
 def _known_to_differ(a: Any, b: Any) -> bool:
@@ -231,13 +231,13 @@ def _known_to_differ(a: Any, b: Any) -> bool:
 def read_predictions(path: Path) -> pd.DataFrame:
     """The records of `predict.capacity_of_cells`, one per row; raises TableError for any other file."""
     try:
-        found = list(read_jsonl(path))
+        predictions = list(read_jsonl(path))
     except json.JSONDecodeError as e:
         raise TableError(f"{path}: not JSON Lines: {e}") from None
     fields = ["cell_id", *_PREDICTED_TEXT.values(), *_PREDICTED.values()]
-    if missing := [field for record in found[:1] for field in fields if field not in record]:
+    if missing := [field for record in predictions[:1] for field in fields if field not in record]:
         raise TableError(f"{path}: no predictions of capacity: without {', '.join(missing)}")
-    return pd.DataFrame(found, columns=[*fields, "published"])
+    return pd.DataFrame(predictions, columns=[*fields, "published"])
 
 
 @table_command(

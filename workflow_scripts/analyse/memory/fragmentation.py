@@ -144,11 +144,11 @@ def _of_layers(t: pd.DataFrame, facts: ModelFacts, kv_cache_dtype: str) -> Itera
     block_size = rows["block_size_effective"]
     of_block = block_in_tokens(facts, kv_cache_dtype, numbers(block_size))
     rows["engine_slots_held_mean"] = rows["engine_blocks_held_mean"] * of_block
-    found: dict[str, pd.DataFrame] = {}
+    totals: dict[str, pd.DataFrame] = {}
     for layout, kind, held in held_by_layout(t, facts, kv_cache_dtype):
-        found[layout] = found[layout] + held if layout in found else held
+        totals[layout] = totals[layout] + held if layout in totals else held
         yield _means(layout, rows, held).assign(layer_kind=kind, engine_slots_held_mean=np.nan)
-    for layout, held in found.items():
+    for layout, held in totals.items():
         yield _means(layout, rows, held).assign(block_size=block_size if layout == POOL else np.nan)
 
 
@@ -203,10 +203,10 @@ def _means(
 
 def caches_as_measured(cells: pd.DataFrame) -> pd.DataFrame:
     """Rows of caches whose size the engine reported at every step: HuggingFace's, padded like their batch."""
-    told = cells[cells["kv_slots_reserved_mean"].notna()]
-    tokens, slots = told["kv_tokens_live_mean"], told["kv_slots_reserved_mean"]
-    return told[REPEAT].assign(
-        layout="hf_" + as_applied(told, "cache_implementation").astype(str) + "_cache",
+    reported = cells[cells["kv_slots_reserved_mean"].notna()]
+    tokens, slots = reported["kv_tokens_live_mean"], reported["kv_slots_reserved_mean"]
+    return reported[REPEAT].assign(
+        layout="hf_" + as_applied(reported, "cache_implementation").astype(str) + "_cache",
         tokens_held_mean=tokens,
         slots_held_mean=slots,
         waste_pct=100 * formulas.internal_fragmentation(numbers(tokens), numbers(slots), 1),

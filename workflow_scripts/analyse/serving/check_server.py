@@ -66,8 +66,8 @@ class Compared:
 def first_requests(requests: pd.DataFrame, seconds: float) -> list[str]:
     """Ids of the requests that arrived within the first seconds of the first pass, in order of arrival."""
     _, first = next(iter(requests.groupby(REPEAT)))
-    one = first.sort_values("queued_s", kind="stable")
-    return [str(name) for name in one.loc[one["queued_s"] - one["queued_s"].min() <= seconds, "request_id"]]
+    ordered = first.sort_values("queued_s", kind="stable")
+    return [str(name) for name in ordered.loc[ordered["queued_s"] - ordered["queued_s"].min() <= seconds, "request_id"]]
 
 
 def of_study(cells: pd.DataFrame, requests: pd.DataFrame, ids: list[str]) -> dict[str, AnotherStart]:
@@ -83,7 +83,7 @@ def compare_latencies(study: Mapping[str, AnotherStart], server: Row, margin_pct
     A latency is `slower` with an error of at most 2.5 % over all of them, and `as measured` if a one-sided test of 5 %
     shows that it is not longer by more than the margin.
     """
-    found = []
+    latencies = []
     for name, expected in study.items():
         value, mean = float(server[name]), float(expected.mean[0])
         ratio = math.log(value) - mean
@@ -95,15 +95,15 @@ def compare_latencies(study: Mapping[str, AnotherStart], server: Row, margin_pct
         elif ratio + not_slower <= log_margin(margin_pct):
             verdict = AS_MEASURED
         low, high = math.exp(ratio - half), math.exp(ratio + half)
-        found.append(Compared(name, math.exp(mean), value, low, high, verdict))
-    return found
+        latencies.append(Compared(name, math.exp(mean), value, low, high, verdict))
+    return latencies
 
 
 def verdict_of(compared: list[Compared]) -> str:
     """The server's verdict: slower in one latency, or as measured in all.
 
-    >>> one = Compared("ttft_s_p50", 1.0, 1.0, 0.9, 1.1, AS_MEASURED)
-    >>> verdict_of([one]), verdict_of([])
+    >>> latency = Compared("ttft_s_p50", 1.0, 1.0, 0.9, 1.1, AS_MEASURED)
+    >>> verdict_of([latency]), verdict_of([])
     ('as measured', 'not decided')
     """
     verdicts = {each.verdict for each in compared}
@@ -124,17 +124,17 @@ def differing_settings(
     promise: Promise, models: list[Mapping[str, Any]], metrics: Mapping[str, Any], model: str
 ) -> list[str]:
     """Settings that the server reports at /v1/models and /metrics, where they differ from the study's."""
-    told: dict[str, Any] = {"model": model}
-    for one in models:
-        if one["id"] == model and one.get("max_model_len"):
-            told["max_model_len"] = one["max_model_len"]
+    settings: dict[str, Any] = {"model": model}
+    for entry in models:
+        if entry["id"] == model and entry.get("max_model_len"):
+            settings["max_model_len"] = entry["max_model_len"]
     for cache in filter(None, map(_CACHE.fullmatch, metrics)):
         labels = dict(pair.split("=", 1) for pair in cache[1].split(",") if "=" in pair)
-        told |= {name: labels[name] for name in _LABELS if labels.get(name) not in (None, "None")}
+        settings |= {name: labels[name] for name in _LABELS if labels.get(name) not in (None, "None")}
     measured = promise.effective | {"model": promise.served_model}
     return [
         f"{name}: {value} here, {measured[name]} in the study"
-        for name, value in told.items()
+        for name, value in settings.items()
         if name in measured and str(measured[name]) != str(value)
     ]
 
@@ -152,7 +152,7 @@ def _sent(args: Namespace, promise: Promise, count: int, out: Path) -> dict[str,
     return sent
 
 
-def _said(promise: Promise, compared: list[Compared], study: Study) -> Iterator[str]:
+def _sentences(promise: Promise, compared: list[Compared], study: Study) -> Iterator[str]:
     for each in compared:
         yield (
             f"{each.measure}: {number(each.server_s)} s here, {number(each.study_s)} s in the study; "
@@ -214,7 +214,7 @@ def main(args: Namespace) -> int:
     faults = list(client_faults(server, sent["client_cpu_cores"]))
     verdict = NOT_DECIDED if faults else verdict_of(compared)
     differing = differing_settings(promise, sent["models"], sent["after"], sent["model"])
-    lines = [*_said(promise, compared, study), *(f"Client: {fault}, so nothing is decided." for fault in faults)]
+    lines = [*_sentences(promise, compared, study), *(f"Client: {fault}, so nothing is decided." for fault in faults)]
     lines += [f"Setting that differs: {each}" for each in differing] or [
         "Settings: those that the server reports are the measured ones."
     ]

@@ -47,11 +47,11 @@ def latency_effects(
     served = cells[servers.is_served(cells)]
     saturated = set(serving.loc[serving["saturated"].fillna(False).astype(bool), "cell_id"])
     parts = [effects.knob_effects(served, margin_pct, looks, name).assign(metric=name) for name in LATENCIES]
-    found = pd.concat([part for part in parts if len(part)] or parts, ignore_index=True)
-    value, baseline = (found[name].isin(saturated) for name in ("cell_id", "baseline_cell_id"))
+    table = pd.concat([part for part in parts if len(part)] or parts, ignore_index=True)
+    value, baseline = (table[name].isin(saturated) for name in ("cell_id", "baseline_cell_id"))
     which = np.select([value & baseline, value, baseline], ["both", "value", "baseline"], "")
-    found["saturated"] = pd.Series(which, index=found.index, dtype="string").replace("", pd.NA)
-    return found.reindex(columns=list(SCHEMA.columns))
+    table["saturated"] = pd.Series(which, index=table.index, dtype="string").replace("", pd.NA)
+    return table.reindex(columns=list(SCHEMA.columns))
 
 
 @table_command("latencies", option("--serving", type=Path, required=True, help="serving_summary.parquet of the study"))

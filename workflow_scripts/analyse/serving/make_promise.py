@@ -66,7 +66,7 @@ def promise_of(
     if settings is None:
         raise PromiseError(f"{cell_id}: the study no longer has the model {row['model']}")
     of_server = row["engine"] == VLLM_SERVE.name
-    extra, limits = table("serving"), table(LIMITS.name)
+    extra, ceilings = table("serving"), table(LIMITS.name).groupby("cell_id")["output_tokens_per_s_ceiling"].min()
     if of_server:
         rows = rows.merge(extra[[*REPEAT, *extra.columns.difference(rows.columns)]], on=REPEAT, how="left")
     expected = one_more_start(rows, MEASURES)
@@ -83,19 +83,19 @@ def promise_of(
         engine_release=str(row["engine_version"]).split()[-1],
         effective=_effective(row),
         max_num_seqs=seqs,
-        start_s=_number(rows["start_s"].max()) or 0.0,
+        start_s=_float_or_none(rows["start_s"].max()) or 0.0,
         starts=int(rows["start"].nunique()),
         repeats=len(rows),
         load=_load_text(row, of_server),
         server=of_server,
-        request_rate_per_s=_number(row.get("knob_request_rate_per_s")),
+        request_rate_per_s=_float_or_none(row.get("knob_request_rate_per_s")),
         busy=float(rows["in_flight_peak"].max()) if of_server else seqs,
-        measured={name: _promised(one) for name, one in expected.items()},
-        scope=next((one.scope for one in expected.values() if one.scope), None),
-        ceiling_output_tokens_per_s=_number(limits[limits["cell_id"] == cell_id]["output_tokens_per_s_ceiling"].min()),
-        kv_cache_usage_peak=_number(rows["kv_cache_usage_peak"].max()),
+        measured={name: _promised(start) for name, start in expected.items()},
+        scope=next((start.scope for start in expected.values() if start.scope), None),
+        ceiling_output_tokens_per_s=_float_or_none(ceilings.get(cell_id)),
+        kv_cache_usage_peak=_float_or_none(rows["kv_cache_usage_peak"].max()),
         preemptions_per_s=float((rows["preemptions"].fillna(0) / rows["wall_s"]).max()),
-        hit_rate=_number(rows["prefix_cache_hit_rate"].min()) or None,
+        hit_rate=_float_or_none(rows["prefix_cache_hit_rate"].min()) or None,
         slo=study.slo.bounds() if study.slo else {},
         sustained_per_s=sustained,
         too_much_per_s=too_much,
@@ -107,23 +107,23 @@ def promise_of(
 
 def _asked(cells: pd.DataFrame, asked: str) -> tuple[str, str]:
     allowed = cells["cell_id"].unique()
-    found = [cell for cell in allowed if asked in (cell, cell.rpartition("/")[2])]
-    if len(found) != 1:
-        named = ", ".join((found or allowed)[:MOST_NAMED])
-        raise PromiseError(f"pick={asked}: names {len(found)} measured cells of vLLM; name one, such as {named}")
-    return str(found[0]), "It was picked by hand."
+    matches = [cell for cell in allowed if asked in (cell, cell.rpartition("/")[2])]
+    if len(matches) != 1:
+        named = ", ".join((matches or allowed)[:MOST_NAMED])
+        raise PromiseError(f"pick={asked}: names {len(matches)} measured cells of vLLM; name one, such as {named}")
+    return str(matches[0]), "It was picked by hand."
 
 
 def _workload(study: Study, cells: pd.DataFrame, asked: str | None) -> str:
     """The workload to serve. Rates of different workloads do not say which setting is better for one of them."""
     allowed: list[str] = cells["workload"].unique().tolist()
-    found = allowed if asked is None else [name for name in allowed if name == asked]
-    if len(found) != 1:
+    matches = allowed if asked is None else [name for name in allowed if name == asked]
+    if len(matches) != 1:
         raise PromiseError(
-            f"study {study.name}: {len(found)} measured workloads fit; name the one to serve with workload=, or a "
+            f"study {study.name}: {len(matches)} measured workloads fit; name the one to serve with workload=, or a "
             f"cell with pick=; allowed workloads: {', '.join(allowed)}"
         )
-    return found[0]
+    return matches[0]
 
 
 def _recommended(
@@ -156,8 +156,8 @@ def _recommended(
 
 def one_more_start(rows: pd.DataFrame, measures: Iterable[str]) -> dict[str, AnotherStart]:
     """What one further start of a cell is expected to measure; a measure without values is left out."""
-    known = [name for name in measures if name in rows and rows[name].gt(0).any()]
-    return {name: another_start(summarise(rows, ["gpu", "cell_id"], name)[1]) for name in known}
+    measured = [name for name in measures if name in rows and rows[name].gt(0).any()]
+    return {name: another_start(summarise(rows, ["gpu", "cell_id"], name)[1]) for name in measured}
 
 
 def _promised(expected: AnotherStart) -> Promised:
@@ -174,7 +174,7 @@ def _loads(served: pd.DataFrame, cells: pd.DataFrame, rows: pd.DataFrame) -> tup
     of_setting = served[served["cell_id"].isin(same["cell_id"]) & served["ramp_to_per_s"].isna()]
     rates = of_setting["request_rate_per_s"].astype(float)
     kept, over = (rates[of_setting["saturated"].eq(state).fillna(False)] for state in (False, True))
-    return _number(kept.max()), _number(over.min())
+    return _float_or_none(kept.max()), _float_or_none(over.min())
 
 
 def _load_text(row: Row, of_server: bool) -> str:
@@ -186,17 +186,17 @@ def _load_text(row: Row, of_server: bool) -> str:
 
 def _effective(row: Row) -> dict[str, Any]:
     names = ("block_size", "num_gpu_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len")
-    found = {name: row.get(f"{name}_effective", row.get(name)) for name in names}
-    return {name: int(value) for name, value in found.items() if not pd.isna(value)} | {"dtype": _or_none(row["dtype"])}
+    facts = {name: row.get(f"{name}_effective", row.get(name)) for name in names}
+    return {name: int(value) for name, value in facts.items() if not pd.isna(value)} | {"dtype": _or_none(row["dtype"])}
 
 
 def _predicted(capacity: pd.DataFrame, cell_id: str) -> dict[str, float]:
     names = {f"predicted_{name}_bytes": name for name in _PREDICTED}
-    found = capacity.loc[capacity["cell_id"] == cell_id, list(names)].min().dropna()
-    return {names[str(name)]: float(value) for name, value in found.items()}
+    sizes = capacity.loc[capacity["cell_id"] == cell_id, list(names)].min().dropna()
+    return {names[str(name)]: float(value) for name, value in sizes.items()}
 
 
-def _number(value: Any) -> float | None:
+def _float_or_none(value: Any) -> float | None:
     return None if pd.isna(value) else float(value)
 
 

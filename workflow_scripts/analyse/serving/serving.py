@@ -146,9 +146,9 @@ def _of_gpu(rows: pd.DataFrame, parsed: Path, gpu: str, slo: Mapping[str, float]
     rows, facts = rows.set_index(REPEAT), read_parsed(parsed, gpu, "facts")
     of_start, of_repeat = wide(facts[facts["cell_id"].isin(rows.index.get_level_values("cell_id"))])
     passes = read_parsed(parsed, gpu, "requests").groupby(REPEAT)
-    told = [of_pass(passes.get_group(at), row, slo) for at, row in zip(rows.index, records(rows), strict=True)]
-    found = pd.DataFrame(told, index=rows.index)
-    table = rows.drop(columns=found.columns, errors="ignore").join(found)
+    results = [of_pass(passes.get_group(at), row, slo) for at, row in zip(rows.index, records(rows), strict=True)]
+    measured = pd.DataFrame(results, index=rows.index)
+    table = rows.drop(columns=measured.columns, errors="ignore").join(measured)
     starts = table.reset_index("repeat").index
     cpu_s = of_repeat.reindex(index=table.index, columns=["metric.client_cpu_s"]).astype(float)["metric.client_cpu_s"]
     of_device = of_start.reindex(index=starts, columns=["device.memory_total_bytes", "effective.client_shares_cores"])
@@ -185,7 +185,7 @@ def of_pass(requests: pd.DataFrame, asked: Mapping[str, Any], slo: Mapping[str, 
         "itl_s": np.concatenate([np.asarray(gaps, dtype=float) for gaps in r["itl_s"].dropna()] or [np.empty(0)]),
         "e2e_s": last - queued,
     }
-    found: dict[str, Any] = {
+    results: dict[str, Any] = {
         f"{name}_p{percent}": pd.Series(values).quantile(percent / 100)
         for name, values in latency.items()
         for percent in (50, 90, 99)
@@ -198,7 +198,7 @@ def of_pass(requests: pd.DataFrame, asked: Mapping[str, Any], slo: Mapping[str, 
     growth_per_s = np.nan if kind in (CLOSED, AT_ONCE) else queue_growth_per_s(queued, last)
     grown = growth_per_s * (half[-1] - half[0])
     times, change = np.concatenate([sent, last]), np.repeat([1, -1], len(r))
-    found |= {
+    results |= {
         "load": kind,
         "midway_s": queued[len(r) // 2] - queued[0],
         "arrivals_per_s": (len(r) - 1) / span_s if span_s > 0 and kind != CLOSED else np.nan,
@@ -211,7 +211,7 @@ def of_pass(requests: pd.DataFrame, asked: Mapping[str, Any], slo: Mapping[str, 
         "e2e_grows": e2e_grows(queued, last - queued, outputs),
     }
     # A changing load has no steady state.
-    return found | (_steady(r, queued, first, last) if kind != RAMP else {})
+    return results | (_steady(r, queued, first, last) if kind != RAMP else {})
 
 
 OPEN, RAMP, CLOSED, REPLAY, AT_ONCE = "open loop", "ramp", "closed loop", "replay", "all at once"

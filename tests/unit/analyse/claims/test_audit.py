@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 import pandas as pd
 import pytest
 
-from workflow_scripts.analyse.claims.audit import AuditError, Workload, ceiling, find_columns, judge, main
+from workflow_scripts.analyse.claims.audit import AuditError, MeanLengths, ceiling, find_columns, judge, main
 from workflow_scripts.catalog.gpus_and_models import CONFIG, get_model, load_gpus
 from workflow_scripts.physics.model_facts import read_model_facts
 
@@ -14,7 +14,7 @@ PUBLISHED = CONFIG / "published"
 GPUS = load_gpus()
 LLAMA = read_model_facts(get_model("llama-3.1-8b-instruct").config)
 LLAMA_70B = read_model_facts(get_model("llama-3-70b").config)
-EVEN = Workload(200, 200)
+EVEN = MeanLengths(200, 200)
 
 
 def audit(rows, workload=EVEN, facts=LLAMA, **options):
@@ -29,27 +29,27 @@ def row(gpu="H200", max_num_seqs=1, **throughput):
 def test_a_ceiling_of_each_kind_by_hand():
     # Two sequences of 100 + 5 tokens on an H200: each has half of the weights of 5 steps, and reads the KV of
     # 100 + 101 + 102 + 103 tokens.
-    by_memory = ceiling(LLAMA, GPUS["h200"], 2, Workload(100, 5))
+    by_memory = ceiling(LLAMA, GPUS["h200"], 2, MeanLengths(100, 5))
     time_s = (5 * LLAMA.decode_weight_bytes / 2 + 406 * 131072) / 4.8e12
     assert by_memory.total_tokens_per_s == pytest.approx(105 / time_s)
     assert by_memory.output_tokens_per_s == pytest.approx(5 / time_s)
     assert by_memory.because == "2 live sequences: a step reads 15.0 GB of weights at 4.8 TB/s"
     # 48 GB less 16.06 GB of weights, in requests that hold 8000 + 99/2 tokens on average.
-    by_size = ceiling(LLAMA, GPUS["l40s"], 1000, Workload(8000, 100), 0.9)
+    by_size = ceiling(LLAMA, GPUS["l40s"], 1000, MeanLengths(8000, 100), 0.9)
     memory = max(GPUS["l40s"].memory_bytes, GPUS["l40s"].usable_memory_bytes or 0) * 0.9
     sequences = (memory - 2 * 8030261248) / (131072 * 8049.5)
     time_s = (100 * LLAMA.decode_weight_bytes / sequences + 99 * (8000 + 49) * 131072) / 864e9
     assert by_size.total_tokens_per_s == pytest.approx(8100 / max(time_s, LLAMA.request_flops(8000, 100) / 362.05e12))
-    by_arithmetic = ceiling(LLAMA, GPUS["l40s"], 256, Workload(8000, 1))
+    by_arithmetic = ceiling(LLAMA, GPUS["l40s"], 256, MeanLengths(8000, 1))
     assert by_arithmetic.total_tokens_per_s == pytest.approx(8001 / (LLAMA.request_flops(8000, 1) / 362.05e12))
     # A quantized model may run at the highest rate of the card.
-    quantized = ceiling(replace(LLAMA, quantization="awq"), GPUS["h200"], 256, Workload(8000, 1))
+    quantized = ceiling(replace(LLAMA, quantization="awq"), GPUS["h200"], 256, MeanLengths(8000, 1))
     assert quantized.total_tokens_per_s == pytest.approx(8001 / (LLAMA.request_flops(8000, 1) / 1979e12))
     # What is left beside the weights holds 1 request, or a little less than 1.
     tokens = (GPUS["l40s"].memory_bytes - LLAMA.weight_bytes) / 131072
     card = GPUS["l40s"].model_copy(update={"usable_memory_bytes": None})
-    assert ceiling(LLAMA, card, 8, Workload(math.floor(tokens), 1)).limit != "memory size"
-    refused = ceiling(LLAMA, card, 8, Workload(math.ceil(tokens) + 1, 1))
+    assert ceiling(LLAMA, card, 8, MeanLengths(math.floor(tokens), 1)).limit != "memory size"
+    refused = ceiling(LLAMA, card, 8, MeanLengths(math.ceil(tokens) + 1, 1))
     assert (refused.limit, refused.total_tokens_per_s, refused.output_tokens_per_s) == ("memory size", 0, 0)
 
 
@@ -170,7 +170,7 @@ def test_the_command_prints_a_table(capsys, monkeypatch):
 def test_every_option_reaches_the_ceilings(tmp_path, capsys):
     table = tmp_path / "table.csv"
     table.write_text("gpu,tok/s,output tok/s\nL40S,5,5\n")
-    workload = Workload(8000, 100)
+    workload = MeanLengths(8000, 100)
     quantized = replace(LLAMA, quantization="awq")
     for more, facts, arguments in (
         ([], LLAMA, (256, workload)),
@@ -178,7 +178,7 @@ def test_every_option_reaches_the_ceilings(tmp_path, capsys):
         (["--gpu-memory-utilization", "0.5"], LLAMA, (256, workload, 0.5)),
         (["--kv-cache-dtype", "fp8"], LLAMA, (256, workload, 1.0, "fp8")),
         (["--quantization", "awq"], quantized, (256, workload)),
-        (["--tokens-per-request", "1,100"], LLAMA, (256, Workload(1, 100))),
+        (["--tokens-per-request", "1,100"], LLAMA, (256, MeanLengths(1, 100))),
     ):
         for column, rate in (("tok/s", "total_tokens_per_s"), ("output tok/s", "output_tokens_per_s")):
             words = [*OPTIONS[:3], "8000,100", "--throughput-column", column, *more]
