@@ -188,7 +188,7 @@ def choose_round(
         "ended": None if chosen else HOURS_SPENT if budget_s <= 0 else choice.ended,
         "asked": len(questions),
         "questions": tuple(
-            OpenQuestion.model_validate(one, from_attributes=True) for one in questions if not one.is_answered
+            OpenQuestion.model_validate(q, from_attributes=True) for q in questions if not q.is_answered
         ),
     }
     return further.model_copy(update=changes), chosen

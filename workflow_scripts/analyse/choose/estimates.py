@@ -266,8 +266,8 @@ def _sizes(alike: FloatArray, y: FloatArray, noise: FloatArray, first: FloatArra
         return float(y @ weights / 2 + np.log(np.diag(root)).sum()), gradient
 
     bounds = [(np.log(_FLOOR), np.log(100.0))] * len(first)
-    found = optimize.minimize(unlikely, np.log(first), jac=True, method="L-BFGS-B", bounds=bounds)
-    return np.asarray(np.exp(found.x))
+    optimum = optimize.minimize(unlikely, np.log(first), jac=True, method="L-BFGS-B", bounds=bounds)
+    return np.asarray(np.exp(optimum.x))
 
 
 def _widened_by(errors: FloatArray) -> float:

@@ -98,8 +98,8 @@ def ask(
     estimated = [question for kind, ask_of in kinds.items() if kind in decide for question in ask_of(grid)]
     shown = holm(np.array([1 - question.probability for question in estimated])) <= EQUIVALENCE_ALPHA
     answered = [
-        replace(one, is_answered=is_shown, answer=one.answer if is_shown or one.kind != KNOBS else NOT_DECIDED)
-        for one, is_shown in zip(estimated, shown.tolist(), strict=True)
+        replace(q, is_answered=is_shown, answer=q.answer if is_shown or q.kind != KNOBS else NOT_DECIDED)
+        for q, is_shown in zip(estimated, shown.tolist(), strict=True)
     ]
     # Limits of memory are seen, not estimated.
     return (*answered, *(_memory(grid) if MEMORY in decide else ()))
@@ -201,7 +201,7 @@ def _memory(grid: _Grid) -> Iterator[Question]:
                 limit = sum(cost_s[untried]), tuple(ids[untried]), between
                 # Of the limits with other settings the one that costs least to see.
                 of = memory[lower], memory[upper]
-                limits[of] = min(limits.get(of, limit), limit, key=lambda one: one[0])
+                limits[of] = min(limits.get(of, limit), limit, key=lambda candidate: candidate[0])
         for (below, above), (_, needs, between) in limits.items():
             subject = f"{knob}: {below}, then {above}"
             yield Question(MEMORY, name, subject, between, float(not needs), not needs, nothing, needs)

@@ -82,13 +82,13 @@ def _source(a: DigestCell, b: DigestCell) -> str | None:
 
 
 def _unlike(name: str, words: str, *cells: DigestCell) -> str | None:
-    one, other = (", ".join(of.environment.get(name, ["an unknown one"])) for of in cells)
-    return words.format(one, other) if one != other else None
+    values_a, values_b = (", ".join(of.environment.get(name, ["an unknown one"])) for of in cells)
+    return words.format(values_a, values_b) if values_a != values_b else None
 
 
 def _content(a: DigestCell, b: DigestCell) -> str | None:
-    found = [
+    clauses = [
         f"{d.path} is {value_text(d.a)} in A and {value_text(d.b)} in B" for d in differences(a.content, b.content)
     ]
-    more = [f"and {len(found) - MOST_NAMED} more"] if len(found) > MOST_NAMED else []
-    return f"weights or requests differ: {'; '.join(found[:MOST_NAMED] + more)}" if found else None
+    more = [f"and {len(clauses) - MOST_NAMED} more"] if len(clauses) > MOST_NAMED else []
+    return f"weights or requests differ: {'; '.join(clauses[:MOST_NAMED] + more)}" if clauses else None

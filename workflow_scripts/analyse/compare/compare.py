@@ -47,44 +47,44 @@ class Section(NamedTuple):
     rows: Sequence[Sequence[str]]
 
 
-def summary(found: Comparison) -> Iterator[str]:
-    counts = Counter(c.verdict for c in found.cells)
+def summary(result: Comparison) -> Iterator[str]:
+    counts = Counter(c.verdict for c in result.cells)
     yield (
-        f"{plural(len(found.cells), 'measure')} of {plural(len({c.cell for c in found.cells}), 'cell')} compared: "
-        f"{counts[CHANGES]} changed, {counts[FLAT]} flat within {found.margin_pct:g} %, "
+        f"{plural(len(result.cells), 'measure')} of {plural(len({c.cell for c in result.cells}), 'cell')} compared: "
+        f"{counts[CHANGES]} changed, {counts[FLAT]} flat within {result.margin_pct:g} %, "
         f"{counts[NOT_DECIDED]} not decided."
     )
     yield (
         "A rate that was measured on one occasion says nothing about other occasions. So the intervals of cells allow "
-        f"for the variation between occasions (standard deviation {found.occasions_vary_pct:g} %)."
+        f"for the variation between occasions (standard deviation {result.occasions_vary_pct:g} %)."
     )
-    if found.refused:
-        yield f"{plural(len(found.refused), 'cell')} cannot be compared; the reasons are below."
-    if found.outcomes:
-        yield f"{plural(len(found.outcomes), 'cell')} ended with another outcome."
-    if found.only_a or found.only_b:
-        yield f"Only in A: {plural(len(found.only_a), 'cell')}; only in B: {len(found.only_b)}."
-    yield from starts_in_words(found)
-    if found.pairs:
-        known = [pair.inside for pair in found.pairs if pair.inside is not None]
-        contradictions = sum(pair.contradiction is not None for pair in found.pairs)
+    if result.refused:
+        yield f"{plural(len(result.refused), 'cell')} cannot be compared; the reasons are below."
+    if result.outcomes:
+        yield f"{plural(len(result.outcomes), 'cell')} ended with another outcome."
+    if result.only_a or result.only_b:
+        yield f"Only in A: {plural(len(result.only_a), 'cell')}; only in B: {len(result.only_b)}."
+    yield from starts_in_words(result)
+    if result.pairs:
+        inside = [pair.inside for pair in result.pairs if pair.inside is not None]
+        contradictions = sum(pair.contradiction is not None for pair in result.pairs)
         yield (
-            f"Both studies made {plural(len(found.pairs), 'comparison')} of the same two cells. In {sum(known)} of the "
-            f"{len(known)} that have an interval in A, the ratio in B is inside it. "
+            f"Both studies made {plural(len(result.pairs), 'comparison')} of the same two cells. In {sum(inside)} "
+            f"of the {len(inside)} that have an interval in A, the ratio in B is inside it. "
             f"In {contradictions or 'none'}, A and B contradict each other."
         )
 
 
-def starts_in_words(found: Comparison) -> Iterator[str]:
-    if found.start_s_a is not None and found.start_s_b is not None:
-        yield f"A start took {number(found.start_s_a)} s in A and {number(found.start_s_b)} s in B (medians)."
+def starts_in_words(result: Comparison) -> Iterator[str]:
+    if result.start_s_a is not None and result.start_s_b is not None:
+        yield f"A start took {number(result.start_s_a)} s in A and {number(result.start_s_b)} s in B (medians)."
 
 
-def sections(found: Comparison) -> list[Section]:
+def sections(result: Comparison) -> list[Section]:
     """The tables of the comparison; those without rows are left out."""
     cells = [
         (c.cell, c.measure, number(c.a), number(c.b), ratio_text(c), c.scope or "", _verdict(c))
-        for c in sorted(found.cells, key=lambda c: (c.verdict != CHANGES, -c.size))
+        for c in sorted(result.cells, key=lambda c: (c.verdict != CHANGES, -c.size))
     ]
     agrees = {True: "inside A's interval", False: "outside A's interval", None: "A has no interval"}
     pairs = [
@@ -92,30 +92,30 @@ def sections(found: Comparison) -> list[Section]:
             *(p.cell, p.baseline, ratio_text(p.a), p.a.verdict or "", ratio_text(p.b), p.b.verdict or ""),
             p.contradiction or agrees[p.inside],
         )
-        for p in sorted(found.pairs, key=lambda p: (p.contradiction is None, p.inside is not False))
+        for p in sorted(result.pairs, key=lambda p: (p.contradiction is None, p.inside is not False))
     ]
-    outcomes = [(o.cell, o.a, o.b, o.reason or "") for o in found.outcomes]
-    refused = [(r.cell, "; ".join(r.why)) for r in found.refused]
+    outcomes = [(o.cell, o.a, o.b, o.reason or "") for o in result.outcomes]
+    refused = [(r.cell, "; ".join(r.why)) for r in result.refused]
     of_cell = ("cell", "measure", "A", "B", "B/A (95 % interval)", "interval covers", "verdict")
     of_pair = ("cell", "over", "A (95 % interval)", "verdict", "B (95 % interval)", "verdict", "agreement")
     of_place = ("device and engine", "measure", "cells", "median B/A", "range")
     tables = [
-        Section(BY_ITSELF, ("setting that took effect", "A", "B", "cells"), _differing(found.by_itself)),
-        Section("By device and engine", of_place, _places(found)),
+        Section(BY_ITSELF, ("setting that took effect", "A", "B", "cells"), _differing(result.by_itself)),
+        Section("By device and engine", of_place, _places(result)),
         Section(CELLS, of_cell, cells),
         Section("Other outcomes", ("cell", "A", "B", "reason"), outcomes),
         Section("Not compared", ("cell", "why"), refused),
         Section("Comparisons that both studies made, contradictions first", of_pair, pairs),
-        Section(ELSE, ("what", "A", "B", "cells"), _differing(found.differences)),
-        Section("Only in A", ("cell",), [(cell,) for cell in found.only_a]),
-        Section("Only in B", ("cell",), [(cell,) for cell in found.only_b]),
+        Section(ELSE, ("what", "A", "B", "cells"), _differing(result.differences)),
+        Section("Only in A", ("cell",), [(cell,) for cell in result.only_a]),
+        Section("Only in B", ("cell",), [(cell,) for cell in result.only_b]),
     ]
     return [table for table in tables if table.rows]
 
 
-def _differing(found: Sequence[Different]) -> list[tuple[str, ...]]:
-    others = {d.what: f", and {plural(d.others, 'other pair')}" if d.others else "" for d in found}
-    return [(d.what, value_text(d.a), value_text(d.b) + others[d.what], str(d.cells or "")) for d in found]
+def _differing(differences: Sequence[Different]) -> list[tuple[str, ...]]:
+    others = {d.what: f", and {plural(d.others, 'other pair')}" if d.others else "" for d in differences}
+    return [(d.what, value_text(d.a), value_text(d.b) + others[d.what], str(d.cells or "")) for d in differences]
 
 
 def ratio_text(of: CellRatio | Found) -> str:
@@ -129,9 +129,9 @@ def _verdict(cell: CellRatio) -> str:
     return f"{cell.verdict}; only waiting for the host ({number(cell.device_ratio)} without)"
 
 
-def _places(found: Comparison) -> list[tuple[str, ...]]:
+def _places(result: Comparison) -> list[tuple[str, ...]]:
     groups = defaultdict(list)
-    for c in found.cells:
+    for c in result.cells:
         groups["/".join(c.cell.split("/")[:2]), c.measure].append(c.ratio)
     return [
         (place, measure, str(len(r)), number(median(r)), f"{number(min(r))} to {number(max(r))}")
@@ -153,11 +153,11 @@ def wide_console() -> Console:
     return Console(width=1000, soft_wrap=True, highlight=False)
 
 
-def print_comparison(found: Comparison) -> None:
+def print_comparison(result: Comparison) -> None:
     console = wide_console()
-    for sentence in summary(found):
+    for sentence in summary(result):
         console.print(plain(sentence))
-    for section in sections(found):
+    for section in sections(result):
         table = Table(*section.headings, title=section.title, title_justify="left", box=None, pad_edge=False)
         for row in section.rows[:MOST_ROWS]:
             table.add_row(*map(plain, row))
@@ -167,13 +167,13 @@ def print_comparison(found: Comparison) -> None:
             console.print(Text(f"{MOST_ROWS} of {len(section.rows)} rows; --json writes all"))
 
 
-def markdown(found: Comparison) -> str:
-    lines = [f"# {cell(found.study_a)} (A) and {cell(found.study_b)} (B)", "", *summary(found)]
-    return "\n".join([*lines, *in_markdown(sections(found))]) + "\n"
+def markdown(result: Comparison) -> str:
+    lines = [f"# {cell(result.study_a)} (A) and {cell(result.study_b)} (B)", "", *summary(result)]
+    return "\n".join([*lines, *in_markdown(sections(result))]) + "\n"
 
 
-def in_markdown(found: Iterable[Section]) -> Iterator[str]:
-    for section in found:
+def in_markdown(tables: Iterable[Section]) -> Iterator[str]:
+    for section in tables:
         yield from ("", f"## {section.title}", "", *rows_of(section.headings, section.rows[:MOST_ROWS]))
         if len(section.rows) > MOST_ROWS:
             yield from ("", f"{MOST_ROWS} of {len(section.rows)} rows; the JSON of `kvsweep compare` has all.")
@@ -208,14 +208,14 @@ OCCASIONS = option(
     option("--json", type=Path, metavar="FILE", help="write the comparison as JSON, with every row"),
 )
 def main(args: Namespace) -> int:
-    found = comparison(read_digest(args.a), read_digest(args.b), args.occasions_vary)
+    result = comparison(read_digest(args.a), read_digest(args.b), args.occasions_vary)
     if args.markdown:
-        write_text(args.markdown, markdown(found))
+        write_text(args.markdown, markdown(result))
     if args.json:
-        found.write(args.json)
-    print_comparison(found)
-    if found.changed:
+        result.write(args.json)
+    print_comparison(result)
+    if result.changed:
         return CHANGED
-    if not found.cells:
+    if not result.cells:
         raise DigestError(f"{args.a}, {args.b}: no cell can be compared; allowed: studies that have cells in common")
     return 0

@@ -14,8 +14,9 @@ import numpy as np
 from pydantic import JsonValue
 
 from workflow_scripts.analyse.compare.comparability import Difference, differences, value_text, why_not
-from workflow_scripts.analyse.compare.digest import RATE, Digest, DigestCell, Found, Mean
+from workflow_scripts.analyse.compare.digest import Digest, DigestCell, Found, Mean
 from workflow_scripts.analyse.intervals.occasions import OCCASIONS_VARY_PCT, Means, compare_occasions
+from workflow_scripts.analyse.intervals.repeats import RATE
 from workflow_scripts.analyse.intervals.start_spread import FloatArray
 from workflow_scripts.analyse.intervals.statistics import CHANGES, FASTER, FLAT, SLOWER, log_margin, verdicts
 from workflow_scripts.analyse.intervals.variation import satterthwaite
@@ -152,11 +153,11 @@ def comparison(a: Digest, b: Digest, occasions_vary_pct: float = OCCASIONS_VARY_
         only_b=[name for name in of_b if name not in of_a],
         pairs=list(_agreements(a, b, {x.id for x, _ in compared})),
         by_itself=by_itself((x.effective, y.effective) for x, y, _ in ended),
-        start_s_a=median(one for one, _ in starts) if starts else None,
-        start_s_b=median(other for _, other in starts) if starts else None,
+        start_s_a=median(start_s for start_s, _ in starts) if starts else None,
+        start_s_b=median(start_s for _, start_s in starts) if starts else None,
         differences=[
             *(Different(what=f"study: {d.path}", a=d.a, b=d.b, cells=0, others=0) for d in of_study),
-            *_counted(found for x, y, _ in ended for found in _of_cell(x, y)),
+            *_counted(difference for x, y, _ in ended for difference in _of_cell(x, y)),
         ],
     )
 
@@ -170,10 +171,10 @@ def by_itself(settings: Iterable[tuple[dict[str, Any], dict[str, Any]]]) -> list
     [('a', 1, 3, 2, 1)]
     """
     return _counted(
-        found
-        for one, other in settings
-        for found in differences(one, other)
-        if found.a is not None and found.b is not None
+        difference
+        for a, b in settings
+        for difference in differences(a, b)
+        if difference.a is not None and difference.b is not None
     )
 
 
@@ -210,9 +211,9 @@ def cell_ratios(
 
     `of_device` are the ratios without waiting for the host, if any are known.
     """
-    found = compare_occasions(a, b, vary_pct)
-    ratio, low, high = found.interval()
-    verdict, margin = verdicts(found, margin_pct, share), log_margin(margin_pct)
+    comparisons = compare_occasions(a, b, vary_pct)
+    ratio, low, high = comparisons.interval()
+    verdict, margin = verdicts(comparisons, margin_pct, share), log_margin(margin_pct)
     return [
         CellRatio(
             cell=cell,
@@ -220,9 +221,9 @@ def cell_ratios(
             a=math.exp(a.log_mean[i]),
             b=math.exp(b.log_mean[i]),
             ratio=float(ratio[i]),
-            low=_known(low[i]),
-            high=_known(high[i]),
-            scope=found.scope[i],
+            low=_finite(low[i]),
+            high=_finite(high[i]),
+            scope=comparisons.scope[i],
             verdict=str(verdict[i]),
             device_ratio=device,
             only_waiting=device is not None and abs(math.log(device)) <= margin < abs(math.log(ratio[i])),
@@ -240,7 +241,7 @@ def means_of(parts: Iterable[Sequence[Mean]]) -> Means:
     return Means(*(np.array(column) for column in zip(*rows, strict=True)))
 
 
-def _known(value: float) -> float | None:
+def _finite(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
@@ -264,23 +265,23 @@ def _agreements(a: Digest, b: Digest, compared: set[str]) -> Iterator[PairAgreem
             )
 
 
-def _turned(found: Found) -> Found:
-    low, high = (1 / end if end else None for end in (found.high, found.low))
-    return found.model_copy(update={"ratio": 1 / found.ratio, "low": low, "high": high})
+def _turned(result: Found) -> Found:
+    low, high = (1 / end if end else None for end in (result.high, result.low))
+    return result.model_copy(update={"ratio": 1 / result.ratio, "low": low, "high": high})
 
 
-def _stated(found: Found) -> int | None:
+def _stated(result: Found) -> int | None:
     """What a comparison states: 1 for higher, -1 for lower, 0 for flat; None if it is not decided.
 
     Without a verdict, an interval that excludes 1 states a direction.
     """
-    if found.verdict == FLAT:
+    if result.verdict == FLAT:
         return 0
-    if found.verdict is None:
-        decided = found.low is not None and found.high is not None and not found.low <= 1 <= found.high
+    if result.verdict is None:
+        decided = result.low is not None and result.high is not None and not result.low <= 1 <= result.high
     else:
-        decided = found.verdict in (CHANGES, FASTER, SLOWER)
-    return (1 if found.ratio > 1 else -1) if decided else None
+        decided = result.verdict in (CHANGES, FASTER, SLOWER)
+    return (1 if result.ratio > 1 else -1) if decided else None
 
 
 def contradiction(a: Found, b: Found) -> str | None:
@@ -299,9 +300,9 @@ def contradiction(a: Found, b: Found) -> str | None:
     return APART if a.high < b.low or b.high < a.low else None
 
 
-def _counted(found: Iterable[Difference]) -> list[Different]:
+def _counted(all_differences: Iterable[Difference]) -> list[Different]:
     values = defaultdict(list)
-    for what, a, b in found:
+    for what, a, b in all_differences:
         values[what].append((a, b))
     return [
         Different(
@@ -316,8 +317,8 @@ def _counted(found: Iterable[Difference]) -> list[Different]:
 
 
 def _of_cell(x: DigestCell, y: DigestCell) -> Iterator[Difference]:
-    one, other = ({name: ", ".join(values) for name, values in of.environment.items()} for of in (x, y))
-    yield from differences(one, other)
+    fields_a, fields_b = ({name: ", ".join(values) for name, values in of.environment.items()} for of in (x, y))
+    yield from differences(fields_a, fields_b)
     for rates, a, b in differences(x.ceilings, y.ceilings):
         if a is not None and b is not None:
             yield Difference(f"limit: output tokens/s by {rates} rates", a, b)

@@ -17,7 +17,6 @@ from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.records import StrictRecord, faults
 from workflow_scripts.study.paths import DIGEST
 
-RATE = "output_tokens_per_s"
 _IN_PAGE = re.compile(r'<template id="digest">([A-Za-z0-9+/=\s]*)</template>')
 
 
@@ -99,8 +98,8 @@ def read_digest(place: Path) -> Digest:
         DigestError: there is none, or what is there is not one.
     """
     if place.is_dir():
-        found = [place / "tables" / DIGEST, *sorted(place.glob(f"results/*/tables/{DIGEST}"))]
-        there = [path for path in found if path.is_file()]
+        candidates = [place / "tables" / DIGEST, *sorted(place.glob(f"results/*/tables/{DIGEST}"))]
+        there = [path for path in candidates if path.is_file()]
         if len(there) != 1:
             what = f"holds {len(there)} studies; name one of their folders" if there else f"has no tables/{DIGEST}"
             raise DigestError(
@@ -128,10 +127,10 @@ def read_digest(place: Path) -> Digest:
 
 
 def _unpacked(html: str, place: Path) -> str:
-    found = _IN_PAGE.search(html)
-    if found is None:
+    match = _IN_PAGE.search(html)
+    if match is None:
         raise DigestError(f"{place}: a report without a digest, or no report; draw it again with `snakemake`")
     try:
-        return gzip.decompress(base64.b64decode(found[1])).decode()
+        return gzip.decompress(base64.b64decode(match[1])).decode()
     except (OSError, EOFError, ValueError) as e:
         raise DigestError(f"{place}: its digest is damaged: {e}") from None

@@ -58,10 +58,10 @@ class Regression(NamedTuple):
     ratio: str = ""
 
 
-def regressions(runs: Sequence[Digest], found: Sequence[Comparison], cells: Sequence[CellRatio]) -> list[Regression]:
+def regressions(runs: Sequence[Digest], results: Sequence[Comparison], cells: Sequence[CellRatio]) -> list[Regression]:
     """Everything that became worse, the largest change of a measure first.
 
-    `found` compares each of the earlier runs with the last one; `cells` are the ratios that say what became slower. KV
+    `results` compare each of the earlier runs with the last one; `cells` are the ratios that say what became slower. KV
     tokens and outcomes are compared with every earlier run, the latest first.
     """
     worse = [
@@ -70,17 +70,17 @@ def regressions(runs: Sequence[Digest], found: Sequence[Comparison], cells: Sequ
         if c.verdict == CHANGES and (c.ratio < 1) == c.measure.endswith("_per_s")
     ]
     others: dict[tuple[str, str], Regression] = {}
-    for baseline, each in zip(reversed(runs[:-1]), reversed(found), strict=True):
+    for baseline, each in zip(reversed(runs[:-1]), reversed(results), strict=True):
         ended = (Regression(o.cell, OUTCOME, o.a, o.b) for o in each.outcomes if o.a == OK and o.b != "invalid")
-        for one in (*_fewer_tokens(baseline, runs[-1], each), *ended):
-            others.setdefault((one.cell, one.measure), one)
+        for regression in (*_fewer_tokens(baseline, runs[-1], each), *ended):
+            others.setdefault((regression.cell, regression.measure), regression)
     return [*worse, *others.values()]
 
 
-def undecided(baseline: Digest, found: Comparison) -> list[str]:
+def undecided(baseline: Digest, result: Comparison) -> list[str]:
     """Cells that ended `ok` in the baseline and are not compared, or of which a measure is not decided."""
-    open_cells = {c.cell for c in found.cells if c.verdict == NOT_DECIDED}
-    decided = {c.cell for c in found.cells} - open_cells
+    open_cells = {c.cell for c in result.cells if c.verdict == NOT_DECIDED}
+    decided = {c.cell for c in result.cells} - open_cells
     return [cell.id for cell in baseline.cells if cell.outcome == OK and cell.id not in decided]
 
 
@@ -88,11 +88,11 @@ def verdict(worse: list[Regression], undecided: list[str]) -> str:
     return REGRESSED if worse else NOT_DECIDED if undecided else PASSED
 
 
-def _fewer_tokens(baseline: Digest, now: Digest, found: Comparison) -> Iterator[Regression]:
+def _fewer_tokens(baseline: Digest, now: Digest, result: Comparison) -> Iterator[Regression]:
     before, after = ({cell.id: _kv_tokens(cell) for cell in of.cells} for of in (baseline, now))
-    for name in dict.fromkeys(c.cell for c in found.cells):
+    for name in dict.fromkeys(c.cell for c in result.cells):
         a, b = before[name], after[name]
-        if a and b and b < a / (1 + found.margin_pct / 100):
+        if a and b and b < a / (1 + result.margin_pct / 100):
             yield Regression(name, KV_TOKENS, number(a), number(b), number(b / a))
 
 
@@ -101,16 +101,16 @@ def _kv_tokens(cell: DigestCell) -> float | None:
     return blocks * size if isinstance(blocks, int | float) and isinstance(size, int | float) else None
 
 
-def markdown(found: Comparison, worse: list[Regression], undecided: list[str], over: StepsOverTime) -> str:
+def markdown(result: Comparison, worse: list[Regression], undecided: list[str], over: StepsOverTime) -> str:
     lines = [
-        f"**{verdict(worse, undecided)}**: {cell(found.study_b)}, {len({c.cell for c in found.cells})} cells compared "
-        f"within {found.margin_pct:g} %, {len(undecided)} not decided or not compared",
-        *starts_in_words(found),
+        f"**{verdict(worse, undecided)}**: {cell(result.study_b)}, {len({c.cell for c in result.cells})} cells "
+        f"compared within {result.margin_pct:g} %, {len(undecided)} not decided or not compared",
+        *starts_in_words(result),
     ]
     if worse:
         headings = ("cell", "measure", "baseline", "now", "now / baseline (95 % interval)")
         lines += ["", *rows_of(headings, worse[:MOST_ROWS])]
-    shown = [section for section in sections(found) if section.title in (BY_ITSELF, CELLS, ELSE)]
+    shown = [section for section in sections(result) if section.title in (BY_ITSELF, CELLS, ELSE)]
     if len(over.runs) > 2:
         runs = (f"{number}: {name}" for number, name in enumerate(over.runs, 1))
         lines += ["", f"Runs: {'; '.join(runs)}. Below, A is the latest baseline and B the present run."]
@@ -146,12 +146,12 @@ def main(args: Namespace) -> int:
             raise DigestError(f"{place}: of study {baseline.study!r}; allowed: earlier runs of {now.study!r}")
     places = [*sorted(baselines, key=lambda place: _began(baselines[place])), str(args.now)]
     runs = [*(baselines[place] for place in places[:-1]), now]
-    found = [comparison(run, now, args.occasions_vary) for run in runs[:-1]]
-    if not any(each.cells or each.outcomes for each in found):
+    results = [comparison(run, now, args.occasions_vary) for run in runs[:-1]]
+    if not any(each.cells or each.outcomes for each in results):
         raise DigestError(f"{', '.join(places)}: no cell can be compared; allowed: runs with cells in common")
-    over = steps_over_time(places, runs, found)
-    worse = regressions(runs, found, [of.last for of in over.series])
-    latest = found[-1].model_copy(update={"cells": [of.now for of in over.series]})
+    over = steps_over_time(places, runs, results)
+    worse = regressions(runs, results, [of.last for of in over.series])
+    latest = results[-1].model_copy(update={"cells": [of.now for of in over.series]})
     open_cells = [cell for cell in undecided(runs[-2], latest) if cell not in {of.cell for of in worse}]
     text = markdown(latest, worse, open_cells, over)
     if args.markdown:

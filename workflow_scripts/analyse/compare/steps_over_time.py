@@ -54,23 +54,23 @@ class StepsOverTime(Record):
     series: list[Series]
 
 
-def steps_over_time(names: Sequence[str], runs: Sequence[Digest], found: Sequence[Comparison]) -> StepsOverTime:
-    """The steps of each cell over the runs, the oldest first; `found` compares each but the last with the last one.
+def steps_over_time(names: Sequence[str], runs: Sequence[Digest], results: Sequence[Comparison]) -> StepsOverTime:
+    """The steps of each cell over the runs, the oldest first; `results` compare each but the last with the last one.
 
     A run of a cell that may not be compared with the last one is left out.
     """
-    series = dict(_series(runs, found))
-    steps = _steps(series, found[-1])
+    series = dict(_series(runs, results))
+    steps = _steps(series, results[-1])
     before_last = {key: max(at for at in (0, *steps[key]) if at < len(of) - 1) for key, of in series.items()}
     ends = [(key, before_last[key], len(of) - 1, len(of)) for key, of in series.items()]
-    now = dict(zip(series, _compared(series, ends, found[-1], [1.0] * len(ends)), strict=True))
+    now = dict(zip(series, _compared(series, ends, results[-1], [1.0] * len(ends)), strict=True))
     if len(runs) == 2:  # also says whether only the waiting for the host changed
-        now = {(c.cell, c.measure): c for c in found[-1].cells}
+        now = {(c.cell, c.measure): c for c in results[-1].cells}
     for key, of in series.items():
         if now[key].verdict == CHANGES:
             steps[key][len(of) - 1] = now[key]
     return StepsOverTime(
-        study=found[-1].study_b,
+        study=results[-1].study_b,
         runs=list(names),
         series=[
             Series(
@@ -86,9 +86,9 @@ def steps_over_time(names: Sequence[str], runs: Sequence[Digest], found: Sequenc
     )
 
 
-def _series(runs: Sequence[Digest], found: Sequence[Comparison]) -> Iterator[tuple[Key, Runs]]:
+def _series(runs: Sequence[Digest], results: Sequence[Comparison]) -> Iterator[tuple[Key, Runs]]:
     means = [{(cell.id, mean.measure): mean for cell in run.cells for mean in cell.means} for run in runs]
-    comparable = [{(c.cell, c.measure) for c in each.cells} for each in found]
+    comparable = [{(c.cell, c.measure) for c in each.cells} for each in results]
     for key, last in means[-1].items():
         if earlier := [(run, means[run][key]) for run, keys in enumerate(comparable) if key in keys]:
             yield key, [*earlier, (len(runs) - 1, last)]
@@ -105,15 +105,15 @@ def _steps(series: Mapping[Key, Runs], like: Comparison) -> dict[Key, dict[int, 
         ]
         # Any two neighbouring parts of a series could have been compared.
         shares = [1 / math.comb(len(series[key]) + 1, 3) for key, *_ in cuts]
-        found = _compared(series, cuts, like, shares)
+        ratios = _compared(series, cuts, like, shares)
         weakest: dict[Key, tuple[float, int]] = {}
-        for (key, _, at, _), ratio in zip(cuts, found, strict=True):
+        for (key, _, at, _), ratio in zip(cuts, ratios, strict=True):
             if ratio.verdict != CHANGES:
                 width = math.log(ratio.high / ratio.low) if ratio.low and ratio.high else math.inf
                 weakest[key] = min(weakest.get(key, (math.inf, at)), (ratio.size / width, at))
         if not weakest:
             shown: dict[Key, dict[int, CellRatio]] = {key: {} for key in series}
-            for (key, _, at, _), ratio in zip(cuts, found, strict=True):
+            for (key, _, at, _), ratio in zip(cuts, ratios, strict=True):
                 shown[key][at] = ratio
             return shown
         for key, (_, at) in weakest.items():

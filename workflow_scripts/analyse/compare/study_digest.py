@@ -17,8 +17,8 @@ import numpy as np
 import pandas as pd
 
 from workflow_scripts.analyse.cells.cells import SCHEMA as CELLS
-from workflow_scripts.analyse.compare.digest import RATE, Digest, DigestCell, Found, Mean, Pair
-from workflow_scripts.analyse.intervals.repeats import RATE_OF_ARRIVALS, cell_ids, cell_summary, counted, records
+from workflow_scripts.analyse.compare.digest import Digest, DigestCell, Found, Mean, Pair
+from workflow_scripts.analyse.intervals.repeats import RATE, RATE_OF_ARRIVALS, cell_ids, cell_summary, counted, records
 from workflow_scripts.analyse.intervals.statistics import mean_errors
 from workflow_scripts.analyse.limits.limits import SCHEMA as LIMITS
 from workflow_scripts.analyse.limits.ratios import SCHEMA as RATIOS
@@ -54,7 +54,7 @@ def digest_of(study: Study, table: Table) -> Digest:
     by_cell = dict(list(cells.groupby("cell_id", sort=False)))
     means, ceilings = _means(cells), _ceilings(table(LIMITS.name))
     device_rates = table(WAITING.name).groupby("cell_id")["output_tokens_per_device_s"].median()
-    found = []
+    digest_cells = []
     for cell in expand(study):
         if (rows := by_cell.get(cell.id)) is None:
             continue
@@ -64,8 +64,8 @@ def digest_of(study: Study, table: Table) -> Digest:
         rows = next(part for part in (counted(rows), ok, rows) if len(part))
         first = rows.iloc[0]
         effective, began = first["effective"], rows["started_at"].dropna()
-        told = {name: sorted(map(str, rows[name].dropna().unique())) for name in ENVIRONMENT}
-        found.append(
+        environment = {name: sorted(map(str, rows[name].dropna().unique())) for name in ENVIRONMENT}
+        digest_cells.append(
             DigestCell(
                 id=cell.id,
                 outcome=str(first["outcome"]),
@@ -74,43 +74,43 @@ def digest_of(study: Study, table: Table) -> Digest:
                 source=str(first["source"]),
                 began=None if began.empty else str(began.min()),
                 content={name: value for name, value in content.items() if name not in NOT_CONTENT},
-                environment={name: values for name, values in told.items() if values},
+                environment={name: values for name, values in environment.items() if values},
                 effective={} if pd.isna(effective) else json.loads(effective),
                 means=means.get(cell.id, []),
                 ceilings=ceilings.get(cell.id, {}),
-                device_rate=_known(device_rates.get(cell.id)),
-                start_s=_known(rows.groupby("start")["start_s"].first().mean()),
+                device_rate=_finite(device_rates.get(cell.id)),
+                start_s=_finite(rows.groupby("start")["start_s"].first().mean()),
             )
         )
     return Digest(
         study=study.name,
         settings=study.model_dump(mode="json", include=SETTINGS),
-        cells=found,
-        pairs=list(_pairs({cell.id for cell in found}, table)),
+        cells=digest_cells,
+        pairs=list(_pairs({cell.id for cell in digest_cells}, table)),
     )
 
 
 def _means(cells: pd.DataFrame) -> dict[str, list[Mean]]:
     """The means of each cell that may be compared. If a cell has several environments, the first one counts."""
     at_a_rate = cells[cells[RATE_OF_ARRIVALS].notna()] if RATE_OF_ARRIVALS in cells else cells[:0]
-    found = defaultdict(list)
+    means = defaultdict(list)
     for measure, rows in ((RATE, cells), *((name, at_a_rate) for name in LATENCIES)):
         summary, samples = cell_summary(rows, measure)
         errors = mean_errors(samples)
         for row in records(summary.drop_duplicates("cell_id")):
             log_mean, squared, df = (float(of[row["sample"]]) for of in errors)
-            mean = Mean(measure=measure, log_mean=_rounded(log_mean), squared_error=_known(squared), df=_known(df))
-            found[row["cell_id"]].append(mean)
-    return found
+            mean = Mean(measure=measure, log_mean=_rounded(log_mean), squared_error=_finite(squared), df=_finite(df))
+            means[row["cell_id"]].append(mean)
+    return means
 
 
 def _ceilings(limits: pd.DataFrame) -> dict[str, dict[str, float]]:
-    known = limits.dropna(subset=["output_tokens_per_s_ceiling"])
-    medians = known.groupby(["cell_id", "rates"])["output_tokens_per_s_ceiling"].median()
-    found: dict[str, dict[str, float]] = defaultdict(dict)
+    rows = limits.dropna(subset=["output_tokens_per_s_ceiling"])
+    medians = rows.groupby(["cell_id", "rates"])["output_tokens_per_s_ceiling"].median()
+    ceilings: dict[str, dict[str, float]] = defaultdict(dict)
     for row in records(medians.reset_index(name="ceiling")):
-        found[row["cell_id"]][row["rates"]] = float(f"{row['ceiling']:.4g}")
-    return found
+        ceilings[row["cell_id"]][row["rates"]] = float(f"{row['ceiling']:.4g}")
+    return ceilings
 
 
 def _pairs(cells: set[str], table: Table) -> Iterator[Pair]:
@@ -125,22 +125,22 @@ def _pairs(cells: set[str], table: Table) -> Iterator[Pair]:
     ):
         for row in records(part[part["ratio"].notna()]):
             if {row["cell_id"], row["baseline_cell_id"]} <= cells:
-                found = Found(
+                result = Found(
                     ratio=_rounded(row["ratio"]),
-                    low=_known(row["ratio_again_low"]),
-                    high=_known(row["ratio_again_high"]),
+                    low=_finite(row["ratio_again_low"]),
+                    high=_finite(row["ratio_again_high"]),
                     scope=row["scope"] if isinstance(row["scope"], str) else None,
                     verdict=row["verdict"],
                 )
                 of_cells = {"cell": row["cell_id"], "baseline": row["baseline_cell_id"]}
-                yield Pair(kind=row["kind"], name=row["name"], **of_cells, found=found)
+                yield Pair(kind=row["kind"], name=row["name"], **of_cells, found=result)
 
 
 def _rounded(value: float) -> float:
     return float(f"{value:.10g}")
 
 
-def _known(value: Any) -> float | None:
+def _finite(value: Any) -> float | None:
     return None if pd.isna(value) or not np.isfinite(value) else _rounded(value)
 
 

@@ -101,21 +101,21 @@ class Decisions:
             np.broadcast_to(of, undecided.shape)[undecided]
             for of in (undecided.sum(axis=-1, keepdims=True), self.rounds)
         )
-        found = replace(self.found, difference=distance).where(undecided)
-        needed[undecided] = np.maximum(further_starts(found, self.margin_pct, family, self.looks, rounds), 1)
+        comparisons = replace(self.found, difference=distance).where(undecided)
+        needed[undecided] = np.maximum(further_starts(comparisons, self.margin_pct, family, self.looks, rounds), 1)
         return needed
 
 
 def decide(samples: Samples, a: Rows, b: Rows, margin_pct: float, looks: Looks = ONE_LOOK) -> Decisions:
     """Compare cells `a` with cells `b`, which are all comparisons of a study, after the rounds that were measured."""
-    found = compare(samples, a, b)
+    comparisons = compare(samples, a, b)
     rounds = np.maximum(samples.rounds[..., a], samples.rounds[..., b]).astype(float)
     share = looks.share(rounds)
-    return Decisions(found, share, verdicts(found, margin_pct, share), margin_pct, looks, rounds)
+    return Decisions(comparisons, share, verdicts(comparisons, margin_pct, share), margin_pct, looks, rounds)
 
 
 def further_starts(
-    found: Comparisons,
+    comparisons: Comparisons,
     margin_pct: float,
     family: int | npt.NDArray[np.int_] = 1,
     looks: Looks = ONE_LOOK,
@@ -131,13 +131,13 @@ def further_starts(
     next_plan = replace(looks, earlier_plans=looks.earlier_plans + 1)
 
     def decided(further: FloatArray) -> BoolArray:
-        then, n = found.after(further), rounds + further
+        then, n = comparisons.after(further), rounds + further
         share = np.where(np.asarray(rounds) < looks.at_most, looks.share(n), next_plan.share(n))
         beyond = then.p_beyond(margin_pct) * family <= (1 - CONFIDENCE) * share
         return (then.p_within(margin_pct) * family <= EQUIVALENCE_ALPHA * share) | beyond
 
     # Intervals shrink with every start, and no later look of a plan has a smaller share, so bisection works.
-    shape = found.difference.shape
+    shape = comparisons.difference.shape
     too_few, enough = np.full(shape, -1.0), np.full(shape, float(MOST_FURTHER_STARTS))
     hopeless = ~decided(enough)
     while (enough - too_few > 1).any():

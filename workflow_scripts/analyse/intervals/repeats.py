@@ -105,7 +105,7 @@ def summarise(rows: pd.DataFrame, by: Sequence[str], column: str) -> tuple[pd.Da
     log[means.index.get_level_values(0), means.index.get_level_values(1)] = means
     of_cell = starts.assign(squares=starts["variance"] * (starts["n"] - 1), df=starts["n"] - 1).groupby("cell")
     within = (of_cell["squares"].sum(min_count=1) / of_cell["df"].sum()).reindex(summary.index)
-    known = [known_elsewhere(*of) for of in zip(is_cpu.tolist(), place["study"].astype(str), strict=True)]
+    recorded = [known_elsewhere(*of) for of in zip(is_cpu.tolist(), place["study"].astype(str), strict=True)]
     samples = Samples(
         log=log,
         within=numbers(within),
@@ -115,7 +115,7 @@ def summarise(rows: pd.DataFrame, by: Sequence[str], column: str) -> tuple[pd.Da
         shared=is_cpu,
         device=numbered("study", "source", "gpu"),
         kind=numbered("study", "source", "is_cpu"),
-        known=np.array(known, dtype=float).reshape(-1, 4).T,
+        known=np.array(recorded, dtype=float).reshape(-1, 4).T,
     )
     summary.insert(len(by), "starts", samples.starts)
     return summary.assign(log_mean=mean_of(log), sample=np.arange(len(summary))), samples

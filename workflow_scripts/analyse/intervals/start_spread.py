@@ -104,9 +104,9 @@ def _own(log: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray, FloatArra
     """Each cell's variance without the effects of rounds, its degrees of freedom, how many of these all effects
     use, and the effects.
     """
-    known = ~np.isnan(log)
-    df = np.maximum(known.sum(axis=-1) - 1, 0).astype(float)
-    lost = np.maximum(known.any(axis=-2).sum(axis=-1) - 1, 0)[..., None].astype(float)
+    measured = ~np.isnan(log)
+    df = np.maximum(measured.sum(axis=-1) - 1, 0).astype(float)
+    lost = np.maximum(measured.any(axis=-2).sum(axis=-1) - 1, 0)[..., None].astype(float)
     total = df.sum(axis=-1, keepdims=True)
     left, rounds = _without_rounds(log)
     unbiased = total / np.maximum(total - lost, 1)  # the effects use as many from each cell
@@ -144,9 +144,9 @@ def cell_means(log: FloatArray, group: npt.NDArray[np.int_]) -> FloatArray:
 
 def mean_of(values: FloatArray, axis: int = -1) -> FloatArray:
     """The mean over an axis without missing values; NaN without a value."""
-    known = ~np.isnan(values)
-    n = known.sum(axis=axis)
-    return np.where(n > 0, np.where(known, values, 0).sum(axis=axis) / np.maximum(n, 1), np.nan)
+    measured = ~np.isnan(values)
+    n = measured.sum(axis=axis)
+    return np.where(n > 0, np.where(measured, values, 0).sum(axis=axis) / np.maximum(n, 1), np.nan)
 
 
 def around_mean(values: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -192,17 +192,17 @@ def _bimodal(left: FloatArray, variance: FloatArray, df: FloatArray) -> BoolArra
     If other cells have a pooled variance, the cell must vary more than they do, and not more within the two groups. If
     not, the split must be clearer than chance makes it, and not a single step in time, which may be drift.
     """
-    known = ~np.isnan(left)
-    starts = known.sum(axis=-1)
-    in_order = np.take_along_axis(left, np.argsort(~known, axis=-1, kind="stable"), axis=-1)  # missing starts come last
-    found = np.zeros(starts.shape, dtype=bool)
+    absent = np.isnan(left)
+    starts = (~absent).sum(axis=-1)
+    in_order = np.take_along_axis(left, np.argsort(absent, axis=-1, kind="stable"), axis=-1)  # missing starts come last
+    bimodal = np.zeros(starts.shape, dtype=bool)
     for n in range(2 * LEAST_OF_A_MODE, left.shape[-1] + 1):
         total, within, upper = _two_groups(in_order[..., :n])
         varies_more = special.fdtrc(n - 1, df, total / (n - 1) / variance) < BIMODAL_ALPHA
         as_others = special.fdtrc(n - 2, df, within / (n - 2) / variance) > OUTLIER_ALPHA
         clear = (1 - within / total > _share_by_chance(n)) & (np.diff(upper, axis=-1).sum(axis=-1) > 1)
-        found |= (starts == n) & np.where(np.isnan(variance), clear, varies_more & as_others)
-    return found
+        bimodal |= (starts == n) & np.where(np.isnan(variance), clear, varies_more & as_others)
+    return bimodal
 
 
 def _two_groups(values: FloatArray) -> tuple[FloatArray, FloatArray, BoolArray]:

@@ -109,8 +109,8 @@ class Samples:
     def variation(self) -> Variation:
         """How much starts vary, by all that is known."""
         # Cards vary more than starts on one card, which is all that is known from elsewhere.
-        known = np.where(self.between_cards, 0.0, self.known)
-        return variation(self.spread, self.group, self.kind, known, self.within / self.repeats)
+        record = np.where(self.between_cards, 0.0, self.known)
+        return variation(self.spread, self.group, self.kind, record, self.within / self.repeats)
 
     @cached_property
     def starts(self) -> IntArray:
@@ -151,9 +151,9 @@ def mean_errors(samples: Samples) -> tuple[FloatArray, FloatArray, FloatArray]:
 
     The error is NaN if the variation is not known, or if the starts of the cell fall into two groups.
     """
-    found = samples.variation
-    squared = found.total / np.maximum(samples.starts, 1)
-    return mean_of(samples.log), np.where(samples.spread.bimodal, np.nan, squared), found.total_df
+    noise = samples.variation
+    squared = noise.total / np.maximum(samples.starts, 1)
+    return mean_of(samples.log), np.where(samples.spread.bimodal, np.nan, squared), noise.total_df
 
 
 @dataclass(frozen=True)
@@ -283,19 +283,19 @@ def _occasions(samples: Samples, a: IntArray, b: IntArray) -> FloatArray:
 
 def _apart(samples: Samples, a: IntArray, b: IntArray, starts: IntArray) -> tuple[FloatArray, FloatArray]:
     """Variance of the difference of one start of each, for cells that were measured in different rounds."""
-    found = samples.variation
-    of_a, of_b = (starts * found.total[..., c] / np.maximum(samples.starts[..., c], 1) for c in (a, b))
+    noise = samples.variation
+    of_a, of_b = (starts * noise.total[..., c] / np.maximum(samples.starts[..., c], 1) for c in (a, b))
     total = of_a + of_b
     # Both may rest on the same evidence, so their relative errors are added as if they were one.
-    df = (total / (of_a / np.sqrt(found.total_df[..., a]) + of_b / np.sqrt(found.total_df[..., b]))) ** 2
+    df = (total / (of_a / np.sqrt(noise.total_df[..., a]) + of_b / np.sqrt(noise.total_df[..., b]))) ** 2
     return satterthwaite((total, df), (starts * _occasions(samples, a, b), np.full(total.shape, np.inf)))
 
 
 def _in_a_group(samples: Samples, a: IntArray, b: IntArray) -> tuple[FloatArray, FloatArray]:
     """Variance of the difference of one start of each in a round, for cells of one device and engine."""
-    found, overlap = samples.variation, samples.spread.overlap[..., a]
+    noise, overlap = samples.variation, samples.spread.overlap[..., a]
     (of_a, of_b), (error_a, error_b), (common_a, common_b) = (
-        (values[..., a], values[..., b]) for values in (found.variance, 2 / np.maximum(found.df, _LEAST), found.common)
+        (values[..., a], values[..., b]) for values in (noise.variance, 2 / np.maximum(noise.df, _LEAST), noise.common)
     )
     shared = overlap * np.sqrt(error_a * error_b) + (1 - overlap) * np.sqrt(common_a * common_b)
     total = of_a + of_b
@@ -308,19 +308,19 @@ def _in_rounds(samples: Samples, a: IntArray, b: IntArray) -> tuple[FloatArray, 
     Three variances add up: of the difference of the means of both groups from round to round, and of each cell around
     the mean of its own group. A group is all cells of a device and engine.
     """
-    found, spread = samples.variation, samples.spread
+    noise, spread = samples.variation, samples.spread
     apart = spread.rounds[..., a, :] - spread.rounds[..., b, :]
     squares, n = around_mean(apart)
     # A single round in common does not show how rounds move the two apart; then the effects of all rounds count.
-    known = np.where(samples.between_cards, 0.0, samples.known)
+    record = np.where(samples.between_cards, 0.0, samples.known)
     (of_a, df_a), (of_b, df_b) = (
-        (np.where(n > 1, known[2, c], found.rounds[..., c]), np.where(n > 1, known[3, c], found.rounds_df[..., c]))
+        (np.where(n > 1, record[2, c], noise.rounds[..., c]), np.where(n > 1, record[3, c], noise.rounds_df[..., c]))
         for c in (a, b)
     )
     expected, expected_df = _APART_IN_A_ROUND * (of_a + of_b), np.minimum(np.minimum(df_a, df_b), MOST_ELSEWHERE_DF)
     df = np.maximum(n - 1, 0) + expected_df
     rounds, shown = (squares + expected * expected_df) / df, np.maximum(n - 1, 0) / df
-    of_cells = ((beside_rounds(spread.share[..., c], found.variance[..., c], shown), found.df[..., c]) for c in (a, b))
+    of_cells = ((beside_rounds(spread.share[..., c], noise.variance[..., c], shown), noise.df[..., c]) for c in (a, b))
     return satterthwaite((rounds, df), *of_cells)
 
 
@@ -361,27 +361,27 @@ def holm(p: FloatArray) -> FloatArray:
     return adjusted
 
 
-def verdicts(found: Comparisons, margin_pct: float, share: float | FloatArray = 1.0) -> npt.NDArray[np.str_]:
+def verdicts(comparisons: Comparisons, margin_pct: float, share: float | FloatArray = 1.0) -> npt.NDArray[np.str_]:
     """`flat` if a ratio is shown to be within the margin, `changes` if beyond it, else `not decided`.
 
-    `found` are all comparisons of a study: in at most 5 % of studies any change is false, and in at most 5 % any flat
+    `comparisons` are all of a study: in at most 5 % of studies any change is false, and in at most 5 % any flat
     is (Holm's method for each). `share` is the part of these errors that this look at the data may use.
     """
-    changes = holm(np.minimum(found.p_beyond(margin_pct) / share, 1)) <= 1 - CONFIDENCE
-    flat = holm(np.minimum(found.p_within(margin_pct) / share, 1)) <= EQUIVALENCE_ALPHA
+    changes = holm(np.minimum(comparisons.p_beyond(margin_pct) / share, 1)) <= 1 - CONFIDENCE
+    flat = holm(np.minimum(comparisons.p_within(margin_pct) / share, 1)) <= EQUIVALENCE_ALPHA
     return np.select([flat, changes], [FLAT, CHANGES], NOT_DECIDED)
 
 
-def is_higher(found: Comparisons) -> BoolArray:
+def is_higher(comparisons: Comparisons) -> BoolArray:
     """Whether `a` is shown to be higher than `b`, falsely in at most 2.5 % of cases over all of these comparisons."""
-    higher: BoolArray = holm(found.p_not_below(0.0)) <= (1 - CONFIDENCE) / 2
+    higher: BoolArray = holm(comparisons.p_not_below(0.0)) <= (1 - CONFIDENCE) / 2
     return higher
 
 
-def directions(found: Comparisons, share: float = 1.0) -> npt.NDArray[np.str_]:
+def directions(comparisons: Comparisons, share: float = 1.0) -> npt.NDArray[np.str_]:
     """`faster` or `slower` where `a` is shown to be that, with an error of at most 5 % over all of the comparisons.
 
     `share` is the part of this error that the present plan of a study has.
     """
-    shown = holm(np.minimum(found.p_beyond(0.0) / share, 1)) <= 1 - CONFIDENCE
-    return np.where(shown, np.where(found.difference > 0, FASTER, SLOWER), NOT_DECIDED)
+    shown = holm(np.minimum(comparisons.p_beyond(0.0) / share, 1)) <= 1 - CONFIDENCE
+    return np.where(shown, np.where(comparisons.difference > 0, FASTER, SLOWER), NOT_DECIDED)

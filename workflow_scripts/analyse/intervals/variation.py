@@ -76,36 +76,36 @@ class Variation(NamedTuple):
 
 
 def variation(
-    found: Spread, group: npt.NDArray[np.int_], kind: npt.NDArray[np.int_], known: FloatArray, repeats: FloatArray
+    spread: Spread, group: npt.NDArray[np.int_], kind: npt.NDArray[np.int_], record: FloatArray, repeats: FloatArray
 ) -> Variation:
-    """Moderate the variances of `found`.
+    """Moderate the variances of `spread`.
 
     Args:
-        found: the spread of the starts.
+        spread: the spread of the starts.
         group, kind: numbers of each cell's device and engine, and of its kind of device.
-        known: the fields of `Known` for each cell, along the first axis.
+        record: the fields of `Known` for each cell, along the first axis.
         repeats: the squared error of the mean of a start's repeats; a start varies at least as much. NaN if not known.
     """
-    ms, ms_df = of_rounds(found)
-    shape = found.own.shape
+    ms, ms_df = of_rounds(spread)
+    shape = spread.own.shape
     s0, s0_df, rounds, rounds_df = (np.zeros(shape) for _ in range(4))
-    squares = np.where(found.alike, found.own * found.df, 0.0)
-    counted = np.where(found.alike, found.df, 0.0)
+    squares = np.where(spread.alike, spread.own * spread.df, 0.0)
+    counted = np.where(spread.alike, spread.df, 0.0)
     round_squares = ms * ms_df
     for number in np.unique(group):
         of = group == number
         others = (kind == kind[of][0]) & ~of
         firsts = np.flatnonzero(others)[np.unique(group[others], return_index=True)[1]]
-        elsewhere, elsewhere_df = _together(squares[..., others], counted[..., others], *known[:2, of][:, :1])
+        elsewhere, elsewhere_df = _together(squares[..., others], counted[..., others], *record[:2, of][:, :1])
         rounds[..., of], rounds_df[..., of] = _together(
-            round_squares[..., firsts], ms_df[..., firsts], *known[2:, of][:, :1]
+            round_squares[..., firsts], ms_df[..., firsts], *record[2:, of][:, :1]
         )
         rest = counted[..., of].sum(axis=-1, keepdims=True) - counted[..., of]
         rest_squares = squares[..., of].sum(axis=-1, keepdims=True) - squares[..., of]
-        apart = 1 - found.overlap[..., of]
+        apart = 1 - spread.overlap[..., of]
         s0_df[..., of] = elsewhere_df + rest * apart
         s0[..., of] = _over(elsewhere * elsewhere_df + np.maximum(rest_squares, 0) * apart, s0_df[..., of])
-    own, own_df = found.own, found.df * (1 + found.overlap)
+    own, own_df = spread.own, spread.df * (1 + spread.overlap)
     s0 = np.fmax(s0, np.where(s0_df > 0, repeats, 0.0))
     prior_df = _over(1.0, 1 / _ALIKE_DF + _over(1.0, s0_df)) * (s0_df > 0)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -116,7 +116,7 @@ def variation(
     common = _over(prior_df, df) ** 2 * _over(2.0, s0_df)
     effects_df = ms_df + rounds_df
     effects = _over(ms * ms_df + rounds * rounds_df, effects_df)
-    cells = beside_rounds(found.share, variance, _over(ms_df, effects_df))
+    cells = beside_rounds(spread.share, variance, _over(ms_df, effects_df))
     total, total_df = satterthwaite((np.where(effects_df > 0, effects, np.nan), effects_df), (cells, df))
     return Variation(variance, df, common, effects, effects_df, total, total_df)
 
@@ -129,26 +129,24 @@ def beside_rounds(share: FloatArray, variance: FloatArray, shown: FloatArray) ->
     return np.nan_to_num((1 - share * shown) * variance)
 
 
-def of_rounds(found: Spread) -> tuple[FloatArray, FloatArray]:
+def of_rounds(spread: Spread) -> tuple[FloatArray, FloatArray]:
     """Variance of the effects of rounds on each cell's group, and its degrees of freedom."""
-    squares, n = around_mean(found.rounds)
+    squares, n = around_mean(spread.rounds)
     return _over(squares, n - 1), np.maximum(n - 1, 0)
 
 
-def _together(
-    squares: FloatArray, df: FloatArray, known: FloatArray, known_df: FloatArray
-) -> tuple[FloatArray, FloatArray]:
+def _together(squares: FloatArray, df: FloatArray, ms: FloatArray, ms_df: FloatArray) -> tuple[FloatArray, FloatArray]:
     """The mean square of other groups and other studies, and its degrees of freedom, which are limited."""
-    known_df = np.minimum(known_df, MOST_ELSEWHERE_DF)
-    total = df.sum(axis=-1, keepdims=True) + known_df
-    return _over(squares.sum(axis=-1, keepdims=True) + known * known_df, total), np.minimum(total, MOST_ELSEWHERE_DF)
+    ms_df = np.minimum(ms_df, MOST_ELSEWHERE_DF)
+    total = df.sum(axis=-1, keepdims=True) + ms_df
+    return _over(squares.sum(axis=-1, keepdims=True) + ms * ms_df, total), np.minimum(total, MOST_ELSEWHERE_DF)
 
 
 def _over(a: FloatArray | float, b: FloatArray | float) -> FloatArray:
     """The quotient; 0 where the divisor is not above 0."""
     divisor = np.asarray(b, dtype=float)
-    found: FloatArray = np.where(divisor > 0, a, 0.0) / np.where(divisor > 0, divisor, 1.0)
-    return found
+    quotient: FloatArray = np.where(divisor > 0, a, 0.0) / np.where(divisor > 0, divisor, 1.0)
+    return quotient
 
 
 def satterthwaite(*parts: tuple[FloatArray, FloatArray]) -> tuple[FloatArray, FloatArray]:

@@ -85,7 +85,7 @@ def decide_round(
     at_least = 0 if study.measure else study.starts.at_least
     failed = {cell for cell, starts in ended.items() if len(starts) < at_least} | {*tried}
     if before is not None:  # a start that an earlier round should have measured has no outcome
-        failed |= {*before.failed, *(one.cell for one in before.starts if one.start not in ended.get(one.cell, {}))}
+        failed |= {*before.failed, *(cell for cell, start in before.starts if start not in ended.get(cell, {}))}
     opened, decided, left_s = open_comparisons(
         table[table["gpu"].isin(gpus)],
         study.equivalence_margin_pct,
@@ -94,12 +94,12 @@ def decide_round(
         budget_s,
         failed | {cell for cell, starts in ended.items() if len(starts) >= study.starts.at_most},
     )
-    undecided = tuple(one for one in opened if not one.given_up)
+    undecided = tuple(pair for pair in opened if not pair.given_up)
     plan = RoundPlan(
         round=number,
         starts=(),
         undecided=undecided,
-        not_decidable=tuple(one for one in opened if one.given_up),
+        not_decidable=tuple(pair for pair in opened if pair.given_up),
         decided=decided,
         spent_s=spent_s,
         left_s=left_s,
@@ -107,7 +107,7 @@ def decide_round(
         failed=tuple(sorted(failed)),
         known=known_sha256(study, paths, gpus),
     )
-    chosen = {cell for one in undecided for cell in one.cells}
+    chosen = {cell for pair in undecided for cell in pair.cells}
     if study.measure is not None and predicted is not None:
         plan, chosen = choose_round(plan, study, study.measure, predicted, table, ended, budget_s)
     free = {cell: next(start for start in count(1) if start not in ended[cell]) for cell in chosen}
@@ -198,7 +198,7 @@ def main(args: Namespace) -> None:
     paths = StudyPaths(args.results, study.name)
     last = paths.round_plan(args.number - 1)
     before = RoundPlan.read(last) if last.exists() and not args.first else None
-    tried = {one.cell for one in without_outcome(args.batches, study, paths)}
+    tried = {start.cell for start in without_outcome(args.batches, study, paths)}
     # A cell above the ceiling of its device decides nothing.
     cells, _, _ = checked(read_table(args.cells, SCHEMA.name), study, args.parsed, args.devices)
     predicted = None if args.plan is None else read_parquet(args.plan)

@@ -132,7 +132,7 @@ def _effects_of(
         for pair, group, value, baseline in zip(is_pair, *(effects[of] for of in ("group", "a", "b")), strict=True)
     ]
     served = list(zip(*(rows[name] for name in WORK), strict=True))
-    told = [None if knob == AT else text for text in rows["effective"]]
+    effective = [None if knob == AT else text for text in rows["effective"]]
     left_out = {knob, *described.settles} | _FOLLOWS
     return effects.assign(
         **{name: a[name] for name in (*ALIKE, "cell_id", "repeats", "held", "values", "value", "shown")},
@@ -143,7 +143,7 @@ def _effects_of(
         took_effect=a["seen"].ne(b["seen"]).astype("boolean").where(is_pair, effects["took_effect"]),
         bound_by=a["bound_by"].where(is_pair, effects["bound_by"]),
         work=pd.array([_work({served[row] for row in of}) for of in compared], "string"),
-        moved_with_it=pd.array([_moved([told[row] for row in of], left_out) for of in compared], "string"),
+        moved_with_it=pd.array([_moved([effective[row] for row in of], left_out) for of in compared], "string"),
     ).reindex(columns=list(SCHEMA.columns))
 
 
@@ -154,14 +154,14 @@ def _work(served: set[tuple[int, ...]]) -> str | None:
     return EQUAL if len(served) == 1 else DIFFERS
 
 
-def _moved(told: Sequence[str | None], left_out: set[str]) -> str | None:
+def _moved(effective: Sequence[str | None], left_out: set[str]) -> str | None:
     """Settings that differ between cells, except those left out, e.g. `max_num_batched_tokens 512 -> 4,096`; or None.
 
-    `told` are the column `effective` of the cells. A setting that one cell does not report is ignored.
+    `effective` is that column of the cells. A setting that one cell does not report is ignored.
     """
-    if any(pd.isna(text) for text in told):
+    if any(pd.isna(text) for text in effective):
         return None
-    settings = [_settings(str(text)) for text in dict.fromkeys(told)]
+    settings = [_settings(str(text)) for text in dict.fromkeys(effective)]
     moved = {
         name: dict.fromkeys(of[name] for of in settings)
         for name in sorted(set.intersection(*map(set, settings)) - left_out)
@@ -170,8 +170,8 @@ def _moved(told: Sequence[str | None], left_out: set[str]) -> str | None:
 
 
 @lru_cache(maxsize=10_000)
-def _settings(told: str) -> dict[str, str]:
-    return {name: of if isinstance(of, str) else f"{of:,.10g}" for name, of in json.loads(told).items()}
+def _settings(effective: str) -> dict[str, str]:
+    return {name: of if isinstance(of, str) else f"{of:,.10g}" for name, of in json.loads(effective).items()}
 
 
 def _overall(rows: pd.DataFrame, pairs: pd.DataFrame, margin_pct: float) -> pd.DataFrame:
@@ -221,5 +221,5 @@ def _overall(rows: pd.DataFrame, pairs: pd.DataFrame, margin_pct: float) -> pd.D
 @table_command("effects", WAITING)
 def main(args: Namespace, study: Study, cells: pd.DataFrame) -> pd.DataFrame:
     margin_pct = study.equivalence_margin_pct
-    found = knob_effects(cells, margin_pct, looks_at(study.starts, cells))
-    return with_device_ratio(found, found["cell_id"], found["baseline_cell_id"], args.waiting, margin_pct)
+    effects = knob_effects(cells, margin_pct, looks_at(study.starts, cells))
+    return with_device_ratio(effects, effects["cell_id"], effects["baseline_cell_id"], args.waiting, margin_pct)

@@ -150,27 +150,27 @@ def _compared(rows: pd.DataFrame, samples: Samples, a: pd.Series, b: pd.Series, 
     why_not = pd.Series(reasons, dtype=object)
     comparable = why_not.isna()
     sample = rows["sample"].to_numpy(dtype=int)
-    found = compare(samples, *(sample[of[comparable].to_numpy(dtype=int)] for of in (a, b)))
-    shown = pd.DataFrame(found.columns(), index=why_not.index[comparable]).drop(columns="starts")
-    shown = shown.assign(verdict=directions(found, looks.of_plan)).reindex(why_not.index)
+    comparisons = compare(samples, *(sample[of[comparable].to_numpy(dtype=int)] for of in (a, b)))
+    shown = pd.DataFrame(comparisons.columns(), index=why_not.index[comparable]).drop(columns="starts")
+    shown = shown.assign(verdict=directions(comparisons, looks.of_plan)).reindex(why_not.index)
     return shown.assign(comparable=comparable, reason=why_not)
 
 
 def _improvements(rows: pd.DataFrame, samples: Samples, looks: Looks) -> pd.DataFrame:
-    told = rows.assign(
+    cells = rows.assign(
         row=np.arange(len(rows)),
         output_tokens_per_s=np.exp(rows["log_mean"]),
         max_num_seqs=rows["max_concurrency_allowed"],
         batch_size=rows["knob_batch_size"],
     ).set_index(list(PLACE))
-    vllm = told[told["engine"] == VLLM.name].add_prefix("vllm_").reset_index()
-    hf = told[told["engine"].isin([HF_STATIC.name, HF_CONTINUOUS.name])].add_prefix("hf_").reset_index()
+    vllm = cells[cells["engine"] == VLLM.name].add_prefix("vllm_").reset_index()
+    hf = cells[cells["engine"].isin([HF_STATIC.name, HF_CONTINUOUS.name])].add_prefix("hf_").reset_index()
     pairs = vllm.merge(hf, on=list(PLACE))
-    found = _compared(rows, samples, pairs["vllm_row"], pairs["hf_row"], looks)
+    ratios = _compared(rows, samples, pairs["vllm_row"], pairs["hf_row"], looks)
     is_kind = [pairs["hf_engine"].eq(HF_CONTINUOUS.name), pairs["hf_batch_size"].eq(1)]
     kind = np.select([of.to_numpy(dtype=bool, na_value=False) for of in is_kind], [CONTINUOUS, BATCH_1], STATIC_BATCH)
-    found = found.rename(columns=lambda name: f"improvement_{name}" if name.startswith("ratio") else name)
-    return pairs.join(found).assign(hf_kind=kind)[list(SCHEMA.columns)]
+    ratios = ratios.rename(columns=lambda name: f"improvement_{name}" if name.startswith("ratio") else name)
+    return pairs.join(ratios).assign(hf_kind=kind)[list(SCHEMA.columns)]
 
 
 def _decompositions(rows: pd.DataFrame, samples: Samples, looks: Looks) -> pd.DataFrame:
@@ -181,27 +181,27 @@ def _decompositions(rows: pd.DataFrame, samples: Samples, looks: Looks) -> pd.Da
         static = place[place["engine"] == HF_STATIC.name]
         references = {n: _static_references(static, n) for n in vllm["max_concurrency_allowed"].unique()}
         for row, sequences in zip(vllm["row"], vllm["max_concurrency_allowed"], strict=True):
-            one, batch = references[sequences]
-            if {one, batch, continuous} != {NOT_MEASURED}:
+            single, batch = references[sequences]
+            if {single, batch, continuous} != {NOT_MEASURED}:
                 steps += [
-                    (row, STATIC_BATCHING, batch, one, None),
+                    (row, STATIC_BATCHING, batch, single, None),
                     (row, CONTINUOUS_BATCHING, continuous, batch, ties),
                     (row, ENGINE, row, continuous, ties),
-                    (row, TOTAL, row, one, None),
+                    (row, TOTAL, row, single, None),
                 ]
-    found = pd.DataFrame(steps, columns=["last", "factor", "a", "b", "ties"])
-    found = found.join(_compared(rows, samples, found["a"], found["b"], looks))
-    vllm = rows.iloc[found["last"].astype(int)].reset_index(drop=True)
+    factors = pd.DataFrame(steps, columns=["last", "factor", "a", "b", "ties"])
+    factors = factors.join(_compared(rows, samples, factors["a"], factors["b"], looks))
+    vllm = rows.iloc[factors["last"].astype(int)].reset_index(drop=True)
     names = (rows["engine"] + "/" + rows["knobs"]).to_dict()
     # The shares of the steps add up to 100 %.
-    total = found[found["factor"] == TOTAL].set_index("last").loc[found["last"]].reset_index()
-    share_pct = 100 * np.log(found["ratio"].astype(float)) / np.log(total["ratio"].astype(float))
-    return found.assign(
+    total = factors[factors["factor"] == TOTAL].set_index("last").loc[factors["last"]].reset_index()
+    share_pct = 100 * np.log(factors["ratio"].astype(float)) / np.log(total["ratio"].astype(float))
+    return factors.assign(
         **{name: vllm[name] for name in PLACE},
         vllm_knobs=vllm["knobs"],
         vllm_max_num_seqs=vllm["max_concurrency_allowed"],
-        numerator=found["a"].map(names),
-        denominator=found["b"].map(names),
+        numerator=factors["a"].map(names),
+        denominator=factors["b"].map(names),
         share_pct=share_pct.where(total["verdict"] == FASTER),
     )[list(DECOMPOSITION_SCHEMA.columns)]
 

@@ -31,7 +31,7 @@ SCHEMA = table_schema(
     INTEGER("other_pairs", "further pairs of values among these cells"),
 )
 # Columns of the cells table beside its column `effective`.
-_TOLD = ("outcome", "engine_version", "kv_cache_tokens")
+_BESIDE_EFFECTIVE = ("outcome", "engine_version", "kv_cache_tokens")
 _PLACE = ("study", "source", "gpu", "engine")
 
 
@@ -46,25 +46,25 @@ def environment_changes(cells: pd.DataFrame) -> pd.DataFrame:
         baseline, *others = records(group)
         for cell in others:
             pairs[(*(cell[name] for name in _PLACE), cell["value"], baseline["value"])].append((baseline, cell))
-    found = []
+    changes = []
     for key, of in pairs.items():
         place = dict(zip((*_PLACE, "environment", "baseline"), key, strict=True)) | {"compared": len(of)}
-        found += [
+        changes += [
             {**place, "setting": d.what, "value": value_text(d.b), "baseline_value": value_text(d.a)}
             | {"cells": d.cells, "other_pairs": d.others}
-            for d in by_itself((_settings(one), _settings(other)) for one, other in of)
+            for d in by_itself((_settings(baseline), _settings(cell)) for baseline, cell in of)
         ]
         starts = [[cell["start_s"] for cell in side if pd.notna(cell["start_s"])] for side in zip(*of, strict=True)]
         if all(starts):
             there, here = (f"{median(of_side):.3g}" for of_side in starts)
             place |= {"setting": "start_s", "value": here, "baseline_value": there, "other_pairs": 0}
-            found.append(place | {"cells": min(map(len, starts))})
-    return pd.DataFrame(found, columns=list(SCHEMA.columns))
+            changes.append(place | {"cells": min(map(len, starts))})
+    return pd.DataFrame(changes, columns=list(SCHEMA.columns))
 
 
 def _settings(cell: Row) -> dict[str, Any]:
-    told: dict[str, Any] = {} if pd.isna(cell["effective"]) else json.loads(cell["effective"])
-    return told | {name: cell[name] for name in _TOLD if not pd.isna(cell[name])}
+    settings: dict[str, Any] = {} if pd.isna(cell["effective"]) else json.loads(cell["effective"])
+    return settings | {name: cell[name] for name in _BESIDE_EFFECTIVE if not pd.isna(cell[name])}
 
 
 @table_command("environments")

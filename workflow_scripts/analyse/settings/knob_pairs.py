@@ -87,18 +87,18 @@ def _metric(rows: pd.DataFrame) -> pd.Series:
 def _decided(samples: Samples, pairs: pd.DataFrame, margin_pct: float, looks: Looks) -> pd.DataFrame:
     a, b = (pairs[name].to_numpy() for name in ("sample_a", "sample_b"))
     decided = decide(samples, a, b, margin_pct, looks)
-    found = decided.found
+    comparisons = decided.found
     values_of_group = numbers(pairs.groupby([pairs["knob"], pairs["group"]])["a"].transform("size"))
-    _, low_of_all, high_of_all = found.interval(1 - (1 - CONFIDENCE) / values_of_group)
+    _, low_of_all, high_of_all = comparisons.interval(1 - (1 - CONFIDENCE) / values_of_group)
     # Over the rounds that both share, or over all their starts if they share none.
     shared = ~np.isnan(samples.log[a] - samples.log[b])
     shared |= ~shared.any(axis=1, keepdims=True)
     rate, baseline_rate = (np.exp(mean_of(np.where(shared, samples.log[c], np.nan))) for c in (a, b))
     return pairs.assign(
-        distance=np.abs(found.difference),
+        distance=np.abs(comparisons.difference),
         rate=rate,
         baseline_rate=baseline_rate,
-        **found.columns(),
+        **comparisons.columns(),
         low_of_all=low_of_all,
         high_of_all=high_of_all,
         verdict=decided.verdict,
@@ -106,7 +106,7 @@ def _decided(samples: Samples, pairs: pd.DataFrame, margin_pct: float, looks: Lo
         starts_needed=decided.needed,
         # A study with a fixed number of starts gets no further ones.
         starts_needed_at_least=decided.least if looks.at_least < looks.at_most else np.nan,
-        bimodal=found.bimodal,
+        bimodal=comparisons.bimodal,
     )
 
 

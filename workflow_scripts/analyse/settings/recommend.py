@@ -132,9 +132,9 @@ def _ranks(metric: str) -> str:
 
 def _with_interval(summary: pd.DataFrame, samples: Samples, metric: str) -> pd.DataFrame:
     (value, low, high), scope = mean_interval(samples)
-    found = pd.DataFrame({metric: value, f"{metric}_low": low, f"{metric}_high": high, "scope": scope})
-    found[_ranks(metric)] = cell_means(samples.log, samples.group)
-    return summary.join(found, on="sample")
+    means = pd.DataFrame({metric: value, f"{metric}_low": low, f"{metric}_high": high, "scope": scope})
+    means[_ranks(metric)] = cell_means(samples.log, samples.group)
+    return summary.join(means, on="sample")
 
 
 def _of_place(
