@@ -44,10 +44,10 @@ def model_of_hub(name: str, repo: str, revision: str, stored: Path | None = None
         return _model(name, stored, load_format="hub", hub_repo=repo, revision=pinned)
     from workflow_scripts.catalog.hub import fetch  # takes half a second to import
 
-    found = [path for path in fetch(repo, revision, ("config.json",)) if path.name == "config.json"]
-    if not found:
+    configs = [path for path in fetch(repo, revision, ("config.json",)) if path.name == "config.json"]
+    if not configs:
         raise CatalogError(f"model {name!r}: {repo} has no config.json at {revision}")
-    return _model(name, found[0], load_format="hub", hub_repo=repo, revision=pinned)
+    return _model(name, configs[0], load_format="hub", hub_repo=repo, revision=pinned)
 
 
 def _model(name: str, config: Path, **fields: Any) -> Model:
@@ -90,10 +90,10 @@ def find_model(asked: str) -> Model:
             f"unknown model {asked!r}; allowed: a folder with config.json, ORG/REPO[@REVISION] of the hub, or one of "
             + ", ".join(load_models())
         )
-    known = load_models().get(model.name)
-    if known is not None and known.config.resolve() == model.config.resolve():
-        return known
-    if known is not None:
+    namesake = load_models().get(model.name)
+    if namesake is not None and namesake.config.resolve() == model.config.resolve():
+        return namesake
+    if namesake is not None:
         model = model.model_copy(update={"name": f"{model.name}-as-given"})
     ENTERED[model.name] = model
     return model

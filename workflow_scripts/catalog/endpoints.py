@@ -107,4 +107,4 @@ def filled(words: Sequence[str], values: Mapping[str, str]) -> list[str]:
     >>> filled(["--port={port}", '{"a": 1}'], {"port": "8000"})
     ['--port=8000', '{"a": 1}']
     """
-    return [re.sub(r"\{(\w+)\}", lambda found: values[found[1]], word) for word in words]
+    return [re.sub(r"\{(\w+)\}", lambda match: values[match[1]], word) for word in words]

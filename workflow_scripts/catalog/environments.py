@@ -28,11 +28,11 @@ _LOCK = re.compile(r"((?P<package>[a-z][a-z-]*)-\d[\w.]*)-(?P<kind>cpu|cuda)\.tx
 
 def load_environments(folder: Path = LOCKS) -> Mapping[str, Mapping[str, Path]]:
     """The locks of each environment, by the kind of device."""
-    found: dict[str, dict[str, Path]] = {}
+    locks: dict[str, dict[str, Path]] = {}
     for lock in sorted(folder.glob("*.txt")):
         if named := _LOCK.fullmatch(lock.name):
-            found.setdefault(named[1], {})[named["kind"]] = lock
-    return found
+            locks.setdefault(named[1], {})[named["kind"]] = lock
+    return locks
 
 
 def package_of(environment: str) -> str:
@@ -80,8 +80,8 @@ def _install(lock: str, mark: Path) -> str | None:
     if ended.returncode == 0:
         mark.unlink()
         return None
-    said = next((line.strip() for line in reversed(ended.stdout.splitlines()) if line.strip()), "without a word")
-    return f"envs/setup.sh ended with status {ended.returncode}: {said}"
+    last_line = next((line.strip() for line in reversed(ended.stdout.splitlines()) if line.strip()), "without a word")
+    return f"envs/setup.sh ended with status {ended.returncode}: {last_line}"
 
 
 def installing(python: Path) -> Path:

@@ -166,11 +166,11 @@ def resolve(name: str, gpus: Mapping[str, Gpu] | None = None) -> tuple[Gpu, ...]
     """
     gpus = load_gpus() if gpus is None else gpus
     wanted = _words(name)
-    found = tuple(g for g in gpus.values() if _means(wanted, [_words(n) for n in (g.name, g.title, *g.aliases)]))
-    if not found:
-        known = dict.fromkeys(n for g in gpus.values() for n in (g.name, *g.aliases))
-        raise CatalogError(f"unknown GPU {name!r}; allowed: {', '.join(known)}")
-    return found
+    matches = tuple(g for g in gpus.values() if _means(wanted, [_words(n) for n in (g.name, g.title, *g.aliases)]))
+    if not matches:
+        names = dict.fromkeys(n for g in gpus.values() for n in (g.name, *g.aliases))
+        raise CatalogError(f"unknown GPU {name!r}; allowed: {', '.join(names)}")
+    return matches
 
 
 def resolve_one(name: str) -> Gpu:
@@ -201,8 +201,8 @@ class _Models(UserDict[str, Any]):
     def __getitem__(self, name: str) -> Model:
         if isinstance(self.data[name], Path):
             self.data[name] = _read_model(self.data[name])
-        found: Model = self.data[name]
-        return found
+        model: Model = self.data[name]
+        return model
 
 
 def _read_model(path: Path) -> Model:
@@ -224,11 +224,11 @@ def load_models(folder: Path = MODELS) -> Mapping[str, Model]:
 
 def readable_models() -> Mapping[str, Model]:
     """The models of the catalogue by name, without those whose entry is not valid: a study may not need them."""
-    models, found = load_models(), {}
+    models, readable = load_models(), {}
     for name in models:
         with contextlib.suppress(CatalogError):
-            found[name] = models[name]
-    return found
+            readable[name] = models[name]
+    return readable
 
 
 def models_by_repo() -> Mapping[str, Model]:

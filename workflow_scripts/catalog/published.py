@@ -179,15 +179,15 @@ class Published:
     def claims(self) -> tuple[Claim, ...]:
         """All claims, in the file's order. Raises PublishedError if the file is missing or a claim is not valid."""
         path = self.folder / CLAIMS
-        found = validated(tuple[Claim, ...], read_yaml(path, PublishedError), str(path), PublishedError)
-        twice = {claim.id for claim in found if sum(other.id == claim.id for other in found) > 1}
+        claims = validated(tuple[Claim, ...], read_yaml(path, PublishedError), str(path), PublishedError)
+        twice = {claim.id for claim in claims if sum(other.id == claim.id for other in claims) > 1}
         if twice:
             raise PublishedError(f"{path}: two claims have the id {min(twice)!r}")
-        return found
+        return claims
 
     def claim(self, claim_id: str) -> Claim:
         """The claim with this id. Raises PublishedError if there is none."""
-        known = {claim.id: claim for claim in self.claims}
-        if claim_id not in known:
-            raise PublishedError(f"{self.folder / CLAIMS}: no claim {claim_id!r}; allowed: {', '.join(known)}")
-        return known[claim_id]
+        by_id = {claim.id: claim for claim in self.claims}
+        if claim_id not in by_id:
+            raise PublishedError(f"{self.folder / CLAIMS}: no claim {claim_id!r}; allowed: {', '.join(by_id)}")
+        return by_id[claim_id]

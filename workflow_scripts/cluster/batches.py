@@ -61,8 +61,8 @@ def batches_of_cluster(
 ) -> Iterator[Batch]:
     """The batches of a round, each of at most `size` cells that need the same GPUs; places are counted per GPU type."""
     alike: dict[tuple[str, int], list[CellStart]] = {}
-    for one in of.starts:
-        alike.setdefault((cells[one.cell].gpu, cells[one.cell].knobs.ranks), []).append(one)
+    for start in of.starts:
+        alike.setdefault((cells[start.cell].gpu, cells[start.cell].knobs.ranks), []).append(start)
     places = Counter(cells[cell].gpu for cell in of.done)
     for (gpu, _), starts in alike.items():
         for first in range(0, len(starts), size):
@@ -74,8 +74,8 @@ def batches_of_cluster(
 def _batch(
     gpu: str, of: Round, starts: Sequence[CellStart], first_position: int, definitions: Mapping[str, str]
 ) -> Batch:
-    known: dict[str, JsonValue] = {one.cell: [one.start, definitions[one.cell]] for one in starts}
-    content: JsonValue = {"round": of.number, "place": first_position, "starts": known}
+    by_cell: dict[str, JsonValue] = {start.cell: [start.start, definitions[start.cell]] for start in starts}
+    content: JsonValue = {"round": of.number, "place": first_position, "starts": by_cell}
     return Batch(gpu, json_sha256(content)[:8], of.number, tuple(starts), first_position)
 
 
@@ -87,7 +87,7 @@ def write_batch(path: Path, batch: Batch) -> None:
 
 def read_batch(path: Path) -> Batch:
     record = read_json(path)
-    return Batch(**{**record, "starts": tuple(CellStart(*one) for one in record["starts"])})
+    return Batch(**{**record, "starts": tuple(CellStart(*values) for values in record["starts"])})
 
 
 def ended_cells(cells: Iterable[Cell], paths: StudyPaths) -> dict[str, str]:
@@ -129,17 +129,17 @@ def pending(study: Study, paths: StudyPaths, ended: EndedStarts, cells: Sequence
     if not study.is_adaptive or not cells:
         return Pending(rounds, None)
     if not rounds:
-        known = known_sha256(study, paths, {cell.partition("/")[0] for cell in cells})
-        if any(plan.ended and not plan.failed and plan.known == known for plan in plans(paths)):
+        facts_sha256 = known_sha256(study, paths, {cell.partition("/")[0] for cell in cells})
+        if any(plan.ended and not plan.failed and plan.known == facts_sha256 for plan in plans(paths)):
             return Pending(rounds, None)
-    return Pending(rounds, 1 + max([last_round(ended), *(one.number for one in rounds)]))
+    return Pending(rounds, 1 + max([last_round(ended), *(planned_round.number for planned_round in rounds)]))
 
 
 def without_outcome(batches: Iterable[Path], study: Study, paths: StudyPaths) -> list[CellStart]:
     """The starts of batches, given by their files, that have no outcome by their present definition."""
-    known = definitions_sha256(study)
-    starts = (one for path in batches for one in read_batch(path).starts)
-    return [one for one in starts if not is_outcome_of(paths.outcome(one.cell, one.start), known.get(one.cell, ""))]
+    definitions = definitions_sha256(study)
+    starts = (start for path in batches for start in read_batch(path).starts)
+    return [start for start in starts if not is_outcome_of(paths.outcome(*start), definitions.get(start.cell, ""))]
 
 
 @command(
@@ -155,7 +155,7 @@ def main(args: Namespace) -> int:
     paths = StudyPaths(args.results, study.name)
     if missing := without_outcome(args.batches, study, paths):
         print(f"{len(missing)} starts have no outcome, and the next call tries them again:", file=sys.stderr)
-        print("\n".join(f"    {one.cell}  {paths.log(one.cell, one.start)}" for one in missing), file=sys.stderr)
+        print("\n".join(f"    {start.cell}  {paths.log(*start)}" for start in missing), file=sys.stderr)
         return 1
     write_json(args.out, ended_cells([cell for cell in expand(study) if cell.gpu == args.gpu], paths))
     return 0

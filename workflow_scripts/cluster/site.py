@@ -231,11 +231,11 @@ def sbatch_options(resources: Resources) -> str:
             self.threads = 1
 
     # Options that the executor looks up on the cluster or counts itself are left out.
-    told = {"run_uuid": "-", "slurm_logfile": "-", "comment_str": "-", "workdir": None}
+    params = {"run_uuid": "-", "slurm_logfile": "-", "comment_str": "-", "workdir": None}
     account, partition = resources.get("slurm_account"), resources.get("slurm_partition")
-    told["account"] = f"-A {account}" if account else ""
-    told["partition"] = f"-p {partition}" if partition else ""
-    command: str = get_submit_command(Job(), told) + set_gres_string(Job())
+    params["account"] = f"-A {account}" if account else ""
+    params["partition"] = f"-p {partition}" if partition else ""
+    command: str = get_submit_command(Job(), params) + set_gres_string(Job())
     return " ".join(command.partition("--comment -")[2].split())
 
 

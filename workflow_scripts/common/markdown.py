@@ -27,4 +27,4 @@ def cell(text: str) -> str:
 
 def printable(text: str) -> str:
     """The text with its control characters spelled out, which a terminal would execute."""
-    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)

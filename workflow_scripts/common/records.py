@@ -55,11 +55,11 @@ def validated(
     in it if it is not the whole. `words`: see `faults`. Raises `fault` if the content is not valid; one line for each
     fault says where, what, and which values are allowed."""
     try:
-        found: Kind = _adapter(kind).validate_python(content)  # type: ignore[arg-type]  # a type is hashable
+        result: Kind = _adapter(kind).validate_python(content)  # type: ignore[arg-type]  # a type is hashable
     except ValidationError as e:
-        said = (": ".join(filter(None, (where, *one))) for one in faults(e, kind, words or {}))
-        raise fault("\n".join(said)) from None
-    return found
+        lines = (": ".join(filter(None, (where, *parts))) for parts in faults(e, kind, words or {}))
+        raise fault("\n".join(lines)) from None
+    return result
 
 
 class _UniqueKeys(yaml.SafeLoader):
@@ -120,8 +120,8 @@ def _message(fault: Any, holder: Any, here: Any, words: Mapping[str, str]) -> st
         return f"`kind` is missing; allowed: {', '.join(_tags(here))}"
     if kind in ("dict_type", "model_type", "model_attributes_type"):
         return own or f"must be a mapping of keys to values, not {given}"
-    said: str = own or fault["msg"].removeprefix("Value error, ")
-    return said if kind in ("missing", "value_error", "too_short") or len(given) >= 80 else f"{said}, not {given}"
+    text: str = own or fault["msg"].removeprefix("Value error, ")
+    return text if kind in ("missing", "value_error", "too_short") or len(given) >= 80 else f"{text}, not {given}"
 
 
 def _followed(kind: Any, loc: Sequence[int | str]) -> tuple[list[str], Any, Any]:

@@ -24,7 +24,7 @@ def sources(*modules: str) -> list[str]:
 
     Raises ValueError if the package has no such module.
     """
-    found: set[Path] = set()
+    files: set[Path] = set()
     waiting: list[Path] = []
     for module in modules:
         if (file := _file(f"workflow_scripts.{module}")) is None:
@@ -32,10 +32,10 @@ def sources(*modules: str) -> list[str]:
         waiting.append(file)
     while waiting:
         file = waiting.pop()
-        if file not in found:
-            found.add(file)
+        if file not in files:
+            files.add(file)
             waiting += _imported(file)
-    return sorted(str(file.relative_to(PACKAGE.parent)) for file in found)
+    return sorted(str(file.relative_to(PACKAGE.parent)) for file in files)
 
 
 @cache

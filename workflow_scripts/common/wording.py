@@ -14,13 +14,13 @@ def number(value: float) -> str:
     return f"{rounded:,.0f}" if abs(rounded) >= 1000 else f"{rounded:g}"
 
 
-def plural(count: int, one: str) -> str:
+def plural(count: int, noun: str) -> str:
     """A count with its noun.
 
     >>> plural(1, "repeat"), plural(3000, "token")
     ('1 repeat', '3,000 tokens')
     """
-    return f"{count:,} {one}{'' if count == 1 else 's'}"
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def sentence(text: str) -> str:

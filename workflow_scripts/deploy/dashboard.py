@@ -26,10 +26,10 @@ def views(deployment: Deployment, watch: Watch) -> list[View]:
     p = deployment.promise
 
     def measured(measure: str) -> Lines:
-        if (found := p.measured.get(measure)) is None:
+        if (interval := p.measured.get(measure)) is None:
             return {}
-        ends = {"study, after a restart at least": found.low, "study, after a restart at most": found.high}
-        return {"study": found.value, **ends}
+        ends = {"study, after a restart at least": interval.low, "study, after a restart at most": interval.high}
+        return {"study": interval.value, **ends}
 
     def now(histogram: str) -> Lines:
         quantiles = {0.5: "median", 0.99: "99th percentile"}

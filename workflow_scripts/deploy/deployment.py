@@ -78,8 +78,8 @@ class Deployment:
         parts = self.promise.predicted_bytes
         if self.on_cpu or not parts:
             return "no prediction of device memory"
-        said = ", ".join(f"{name.replace('_', ' ')} {value / GIB:.1f}" for name, value in parts.items())
-        return f"predicted per GPU: {sum(parts.values()) / GIB:.1f} GiB ({said})"
+        amounts = ", ".join(f"{name.replace('_', ' ')} {value / GIB:.1f}" for name, value in parts.items())
+        return f"predicted per GPU: {sum(parts.values()) / GIB:.1f} GiB ({amounts})"
 
     @property
     def kv_bound(self) -> float | None:

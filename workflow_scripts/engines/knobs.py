@@ -25,10 +25,10 @@ class Knobs(StrictRecord):
     def described(cls) -> Mapping[str, Knob]:
         """The description of each knob by name, in the order of the slug: the load on a server comes last. Raises
         TypeError if a field has no `Knob`."""
-        found = {name: [k for k in field.metadata if isinstance(k, Knob)] for name, field in cls.model_fields.items()}
-        if bare := [name for name, knobs in found.items() if not knobs]:
+        knobs = {name: [k for k in field.metadata if isinstance(k, Knob)] for name, field in cls.model_fields.items()}
+        if bare := [name for name, of_field in knobs.items() if not of_field]:
             raise TypeError(f"{cls.__name__}: give {', '.join(bare)} a Knob(...) in Annotated[...]")
-        return {name: found[name][0] for name in sorted(found, key=lambda name: name in Load.model_fields)}
+        return {name: knobs[name][0] for name in sorted(knobs, key=lambda name: name in Load.model_fields)}
 
     def slug(self) -> str:
         """Canonical name of the settings; `default` if nothing is set.

@@ -15,8 +15,8 @@ def accepted(arguments: Mapping[str, Any]) -> dict[str, Any]:
     (`enable_mfu_metrics`) and does not report the graph of each step (`cudagraph_metrics`)."""
     from vllm.engine.arg_utils import EngineArgs
 
-    known = {field.name for field in fields(EngineArgs)}
-    return {name: value for name, value in arguments.items() if name in known}
+    names = {field.name for field in fields(EngineArgs)}
+    return {name: value for name, value in arguments.items() if name in names}
 
 
 def check_arguments(arguments: Mapping[str, Any]) -> None:

@@ -74,8 +74,8 @@ def judge(lines: Sequence[Line]) -> LogVerdict:
 
 def _says(sign: re.Pattern[str], lines: Sequence[Line], index: int) -> bool:
     text = lines[index].text
-    found = sign.search("".join([text, *what_may_follow(lines, index)]))
-    return found is not None and found.start() < len(text)
+    match = sign.search("".join([text, *what_may_follow(lines, index)]))
+    return match is not None and match.start() < len(text)
 
 
 def _cause(failures: Sequence[_Failure]) -> _Failure:
@@ -173,9 +173,9 @@ def _statement(index: int, body: str, before: tuple[int, str] | None) -> tuple[i
 def _cut_off(lines: Sequence[Line], index: int, statement: str) -> _Failure:
     """The failure of a traceback whose last line, the exception, was cut off: what it was about to raise. A text with
     placeholders is not what the engine printed, so it gives only the status."""
-    found = signs.RAISE.match(statement)
+    match = signs.RAISE.match(statement)
     text = "".join(double or single for double, single in signs.TEXT.findall(statement))
-    name = found["name"] if found else ""
+    name = match["name"] if match else ""
     message = None if "{" in text or not text else f"{name}: {text}"
     status = signs.status_of(text)
     harmless = status is None and lines[index].level is not None

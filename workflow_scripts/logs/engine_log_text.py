@@ -117,9 +117,9 @@ class Line:
     def _parts(self) -> tuple[str | None, str | None, str]:
         rest = _PROGRESS_BAR.sub("", self.text)
         rank = None
-        while found := _PREFIX.match(rest):
-            label = found["process"] or (f"rank{found['rank']}" if found["rank"] else None)
-            rank, rest = label or rank, rest[found.end() :]
+        while prefix := _PREFIX.match(rest):
+            label = prefix["process"] or (f"rank{prefix['rank']}" if prefix["rank"] else None)
+            rank, rest = label or rank, rest[prefix.end() :]
         record = _ENGINE_RECORD.search(rest) or _OTHER_RECORD.match(rest)
         if record and _CUT_STAMP.fullmatch(record["body"]):
             return rank, None, ""
@@ -223,12 +223,12 @@ def _physical_lines(text: str) -> Iterator[tuple[int, str]]:
 def _starts_within(line: str) -> list[int]:
     """Where an editor has put several lines into this one: before all records but the first, or before frames."""
     if records := list(_RECORDS.finditer(line))[1:]:
-        return [found.start() for found in records]
+        return [record.start() for record in records]
     frames = list(_FRAMES_IN_A_LINE.finditer(line))
     if len(frames) < 2:
         return []
     exceptions = _EXCEPTION_IN_A_LINE.finditer(line, frames[-1].end())
-    return [found.start() for found in [*frames, *exceptions]]
+    return [match.start() for match in [*frames, *exceptions]]
 
 
 # Keys of the message and of its severity, in the JSON of log drivers and loggers.

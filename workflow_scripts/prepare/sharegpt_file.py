@@ -28,11 +28,11 @@ def main(args: Namespace) -> None:
         raise StudyError(f"{args.study}: no workload has kind: sharegpt")
     for spec in specs:
         if not spec.path.exists():
-            found = fetch(DATASET, REVISION, [spec.path.name], "dataset")
-            if not found:
+            files = fetch(DATASET, REVISION, [spec.path.name], "dataset")
+            if not files:
                 raise InputError(f"the dataset {DATASET} has no file {spec.path.name} at {REVISION}")
-            if (sha256 := sha256_of(found[0])) != spec.sha256:
+            if (sha256 := sha256_of(files[0])) != spec.sha256:
                 fault = f"its sha256 is {sha256}, the study expects {spec.sha256}"
                 raise InputError(f"{spec.path.name} of {DATASET}: {fault}")
-            write_bytes(spec.path, found[0].read_bytes())
+            write_bytes(spec.path, files[0].read_bytes())
         print(f"{checked_file(spec)}: there, with the study's sha256", file=sys.stderr)

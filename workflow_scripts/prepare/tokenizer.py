@@ -95,7 +95,7 @@ def load_vocabulary(model_dir: Path, vocab_size: int) -> Vocabulary:
         raise InputError(fault) from None
     special = set(tokenizer.all_special_ids)
     special |= {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
-    known = {i for i in tokenizer.get_vocab().values() if i < vocab_size}
+    token_ids = {i for i in tokenizer.get_vocab().values() if i < vocab_size}
 
     def encode(text: str) -> list[int]:
         ids: list[int] = as_served()(text).input_ids
@@ -108,4 +108,4 @@ def load_vocabulary(model_dir: Path, vocab_size: int) -> Vocabulary:
         ids: list[int] = as_served().apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
         return ids
 
-    return Vocabulary(np.array(sorted(known - special), dtype=np.int64), encode, encode_chat)
+    return Vocabulary(np.array(sorted(token_ids - special), dtype=np.int64), encode, encode_chat)

@@ -74,9 +74,9 @@ def _most(rows: Iterable[dict[str, str]], field: str) -> int | None:
 def fetch(paths: StudyPaths, statuses: Iterable[CellStatus]) -> str | None:
     """Write the records of ended jobs that have none; return why accounting did not answer, if it should have."""
     wanted: dict[str, set[str]] = defaultdict(set)
-    for one in statuses:
-        if one.job and not paths.job(*one.job).exists():
-            wanted[one.job[0]].add(one.job[1])
+    for status in statuses:
+        if status.job and not paths.job(*status.job).exists():
+            wanted[status.job[0]].add(status.job[1])
     for cluster, jobs in wanted.items():
         sacct = ["sacct", f"--clusters={cluster}", f"--jobs={','.join(sorted(jobs))}", f"--format={','.join(_FIELDS)}"]
         try:
@@ -92,8 +92,8 @@ def fetch(paths: StudyPaths, statuses: Iterable[CellStatus]) -> str | None:
         except subprocess.TimeoutExpired:
             return f"accounting is not available: sacct did not answer in {LIMIT_S:g} s"
         if done.returncode and _NO_ACCOUNTING not in done.stderr:
-            said = done.stderr.strip().splitlines() or ["sacct failed"]
-            return f"accounting is not available: {said[-1]}"
+            messages = done.stderr.strip().splitlines() or ["sacct failed"]
+            return f"accounting is not available: {messages[-1]}"
         try:
             for job in jobs_in(done.stdout, cluster):
                 job.write(paths.job(cluster, job.job))
@@ -131,5 +131,5 @@ def by_node(jobs: Sequence[AccountedJob]) -> Iterator[tuple[str, ...]]:
 def main(args: Namespace) -> None:
     study = load_study(args.study)
     paths = StudyPaths(args.results, study.name)
-    if fault := fetch(paths, [one for starts in status_of_starts(study, paths).values() for one in starts]):
+    if fault := fetch(paths, [status for starts in status_of_starts(study, paths).values() for status in starts]):
         print(fault)

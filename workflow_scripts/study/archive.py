@@ -57,10 +57,10 @@ def contents(study: Study, study_file: Path, paths: StudyPaths) -> dict[str, Pat
 
 
 def _files(place: Path) -> Iterator[Path]:
-    found = [place] if place.is_file() else sorted(path for path in place.rglob("*") if path.is_file())
+    files = [place] if place.is_file() else sorted(path for path in place.rglob("*") if path.is_file())
     # Weights belong to the model and are larger than everything else; its manifest holds their hashes. What an engine
     # that was killed left behind is no evidence.
-    kept = (path for path in found if path.suffix != ".safetensors" and "__pycache__" not in path.parts)
+    kept = (path for path in files if path.suffix != ".safetensors" and "__pycache__" not in path.parts)
     return (path for path in kept if not any(part.endswith(".partial") for part in path.parts))
 
 

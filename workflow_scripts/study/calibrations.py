@@ -283,5 +283,5 @@ def identity(device: Device) -> dict[str, object]:
     {'processor': 'CPU (X 6-1): avx2', 'cores': 2}
     """
     names = ("name", "uuid", "driver_version") if "uuid" in device else ("processor",)
-    known: dict[str, object] = {name: value for name, value in device.items() if name in names}
-    return known | ({"cores": len(device["cores"])} if device.get("cores") else {})
+    fields: dict[str, object] = {name: value for name, value in device.items() if name in names}
+    return fields | ({"cores": len(device["cores"])} if device.get("cores") else {})

@@ -47,20 +47,20 @@ def status_of_starts(study: Study, paths: StudyPaths) -> dict[Cell, list[CellSta
     """The starts that the study asks for and those tried beyond, by number, for every cell of the grid in its order. A
     cell that a study with `measure` has not started has one that is `predicted`."""
     definitions = definitions_sha256(study)
-    found = {}
+    by_cell = {}
     for cell in expand(study):
         asked = study.starts.at_least
         numbers = [*range(1, asked + 1), *paths.tried_beyond(cell, asked)]
         starts = [_status_of_start(study, cell, paths, definitions[cell.id], start) for start in numbers]
-        if study.measure and all(one.state == "missing" and one.log is None for one in starts):
+        if study.measure and all(status.state == "missing" and status.log is None for status in starts):
             starts = [replace(starts[0], state=PREDICTED)]
-        found[cell] = starts
-    return found
+        by_cell[cell] = starts
+    return by_cell
 
 
 def status_of_cell(starts: Sequence[CellStatus], at_least: int) -> CellStatus:
     """The status of a cell: that of its first start that is not ok; beyond `at_least`, a missing one does not count."""
-    bad = (one for one in starts if one.state != "ok" and not (one.state == "missing" and one.start > at_least))
+    bad = (start for start in starts if start.state != "ok" and (start.state != "missing" or start.start <= at_least))
     return next(bad, starts[0])
 
 

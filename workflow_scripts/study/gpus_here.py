@@ -36,8 +36,8 @@ def cells_without_gpu(study: Study, cells: Sequence[Cell], here: Sequence[str]) 
         gpu = gpus[cell.gpu]
         is_elsewhere = cell.endpoint is not None and endpoints[cell.endpoint].base_url is not None
         # A cell takes the first GPUs that are visible, as `device.found_device` does.
-        found = sum(map(gpu.is_called, here[: cell.knobs.ranks]))
-        if gpu.kind != "cpu" and not is_elsewhere and found < cell.knobs.ranks:
+        matching = sum(map(gpu.is_called, here[: cell.knobs.ranks]))
+        if gpu.kind != "cpu" and not is_elsewhere and matching < cell.knobs.ranks:
             yield cell
 
 
@@ -62,6 +62,6 @@ def what_is_left(left: Sequence[Cell], here: Sequence[str]) -> str:
     '3 cells left out, because this machine has NVIDIA L40S: 1 for h200, 2 for 2 h200'
     """
     needs = Counter(cell.gpu if cell.knobs.ranks == 1 else f"{cell.knobs.ranks} {cell.gpu}" for cell in left)
-    found = ", ".join(f"{count} {name}" if count > 1 else name for name, count in Counter(here).items())
+    gpus = ", ".join(f"{count} {name}" if count > 1 else name for name, count in Counter(here).items())
     wanted = ", ".join(f"{count} for {gpu}" for gpu, count in needs.items())
-    return f"{plural(len(left), 'cell')} left out, because this machine has {found or 'no GPU'}: {wanted}"
+    return f"{plural(len(left), 'cell')} left out, because this machine has {gpus or 'no GPU'}: {wanted}"

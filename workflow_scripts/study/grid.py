@@ -86,8 +86,8 @@ def expand(study: Study) -> tuple[Cell, ...]:
             if (fault := _fault_of(cell, study)) is not None:
                 raise StudyError(f"{place}: {fault}")
             # The same point may belong to two sweeps: it is then measured once and counts in both.
-            if known := cells.get(cell.id):
-                cell = replace(known, sweeps=tuple(dict.fromkeys(known.sweeps + cell.sweeps)))
+            if earlier_cell := cells.get(cell.id):
+                cell = replace(earlier_cell, sweeps=tuple(dict.fromkeys(earlier_cell.sweeps + cell.sweeps)))
             cells[cell.id] = cell
     return tuple(cells.values())
 

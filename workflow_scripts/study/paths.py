@@ -80,7 +80,7 @@ class StudyPaths:
     def tried_beyond(self, cell: Cell | str, start: int) -> list[int]:
         """The numbers above `start` of the starts of a cell that have a log or have ended, in order."""
         try:
-            names = [one.name for one in os.scandir(self.cell(cell)) if one.name.startswith(START_FOLDER)]
+            names = [entry.name for entry in os.scandir(self.cell(cell)) if entry.name.startswith(START_FOLDER)]
         except FileNotFoundError:
             return []
         beyond = [number for name in names if (number := start_number(Path(name))) > start]
@@ -98,8 +98,8 @@ class StudyPaths:
 
     def outcomes(self, cell: Cell | str) -> dict[int, Path]:
         """The outcome records of all starts of a cell that have ended, by the start's number."""
-        found = [path.parent for path in self.cell(cell).glob(f"{START_FOLDER}*/{OUTCOME}")]
-        numbers = [1, *sorted(start_number(folder) for folder in found)]
+        folders = [path.parent for path in self.cell(cell).glob(f"{START_FOLDER}*/{OUTCOME}")]
+        numbers = [1, *sorted(start_number(folder) for folder in folders)]
         return {start: path for start in numbers if (path := self.outcome(cell, start)).exists()}
 
     def model(self, model: str, key: str) -> Path:

@@ -71,7 +71,7 @@ class Progress:
         of = f"starts of {self.cells} cells" if self.wanted > self.cells else "cells"
         yield f"{self.ended} of {self.wanted} {of} have ended."
         if self.running:
-            yield f"Being measured: {'; '.join(self._named(name))}."
+            yield f"Being measured: {'; '.join(self._running_in_words(name))}."
         elif self.last_end_s is None:
             yield "No cell is being measured."
         else:
@@ -82,10 +82,10 @@ class Progress:
             left_s, about = max(1.0, self.left_s), "At least" if self.is_late else "About"
             yield f"{about} {_length(left_s)} left, until {clock(self.at_s + left_s)}{without}{grow}."
 
-    def _named(self, name: Callable[[Cell], str]) -> Iterator[str]:
-        for one in self.running[:MOST_NAMED]:
-            start = " once more, for drift" if one.again else f", start {one.start}" if one.start > 1 else ""
-            yield f"{name(one.cell)}{start} (for {_length(one.for_s)})"
+    def _running_in_words(self, name: Callable[[Cell], str]) -> Iterator[str]:
+        for run in self.running[:MOST_NAMED]:
+            start = " once more, for drift" if run.again else f", start {run.start}" if run.start > 1 else ""
+            yield f"{name(run.cell)}{start} (for {_length(run.for_s)})"
         if len(self.running) > MOST_NAMED:
             yield f"and {len(self.running) - MOST_NAMED} more"
 
@@ -118,14 +118,14 @@ def may_grow(study: Study, paths: StudyPaths) -> bool:
 
 def progress(study: Study, paths: StudyPaths, starts: Mapping[Cell, Sequence[CellStatus]], now_s: float) -> Progress:
     """How far the study is, given the status of the starts of all cells at the Unix time `now_s`."""
-    runs = {cell: {one.start: one.run for one in of_cell if one.run} for cell, of_cell in starts.items()}
+    runs = {cell: {status.start: status.run for status in of_cell if status.run} for cell, of_cell in starts.items()}
     plan = last_plan(paths) if study.is_adaptive else None
     by_id = {cell.id: ended for cell, ended in runs.items()}
-    due = Counter(one.cell for one in (plan.starts if plan else ()) if one.start not in by_id.get(one.cell, ()))
+    due = Counter(cell for cell, start in (plan.starts if plan else ()) if start not in by_id.get(cell, ()))
     every = 0 if study.measure else study.starts.at_least
     missing = {cell: max(every - len(ended), due[cell.id]) for cell, ended in runs.items()}
     ended = sum(map(len, runs.values()))
-    running = sorted(_running(paths, runs, study.cell_time_limit_s, now_s), key=lambda one: one.for_s)
+    running = sorted(_running(paths, runs, study.cell_time_limit_s, now_s), key=lambda start: start.for_s)
     ends = [run.ended_s for of_cell in runs.values() for run in of_cell.values()]
     # A call on one machine has batches that are not done; their cells wait for each other, also on different devices.
     batches = paths.batch(HERE, "*").parent.glob("*.json")
@@ -191,19 +191,19 @@ def _left(
     for cell, starts in missing.items():
         if starts:
             work[place(cell)] += starts * (expected(cell) or 0.0)
-    at_once = Counter(place(one.cell) for one in running)
+    at_once = Counter(place(start.cell) for start in running)
     for cell, of_cell in runs.items():
         if any(now_s - run.ended_s < BETWEEN_S for run in of_cell.values()):
             at_once.setdefault(place(cell), 1)
     is_late = False
-    for one in running:
-        if place(one.cell) in work and not one.again:
-            in_all = expected(one.cell) or 0.0
-            work[place(one.cell)] -= min(one.for_s, in_all)
-            is_late |= one.for_s >= in_all
+    for start in running:
+        if place(start.cell) in work and not start.again:
+            in_all = expected(start.cell) or 0.0
+            work[place(start.cell)] -= min(start.for_s, in_all)
+            is_late |= start.for_s >= in_all
     waiting = [name for name in work if name not in at_once]
-    known = [seconds / at_once[name] for name, seconds in work.items() if name in at_once]
-    return (max(known) if known and any(runs.values()) else None), waiting, is_late
+    remaining_s = [seconds / at_once[name] for name, seconds in work.items() if name in at_once]
+    return (max(remaining_s) if remaining_s and any(runs.values()) else None), waiting, is_late
 
 
 def _expected_s(runs: Runs) -> Callable[[Cell], float | None]:

@@ -131,8 +131,8 @@ def _hours(seconds: float) -> str:
 
 
 def plans(paths: StudyPaths) -> list[RoundPlan]:
-    found = map(RoundPlan.read, paths.round_plan("*").parent.glob("round-*.json"))
-    return sorted(found, key=lambda plan: plan.round)
+    round_plans = map(RoundPlan.read, paths.round_plan("*").parent.glob("round-*.json"))
+    return sorted(round_plans, key=lambda plan: plan.round)
 
 
 def last_plan(paths: StudyPaths) -> RoundPlan | None:
@@ -147,7 +147,7 @@ def forget_plans(paths: StudyPaths, first: int) -> None:
 
 
 def last_round(ended: EndedStarts) -> int:
-    return max((one.round for starts in ended.values() for one in starts.values()), default=0)
+    return max((end.round for starts in ended.values() for end in starts.values()), default=0)
 
 
 def last_seen_s(ended: EndedStarts, paths: StudyPaths) -> float:
@@ -163,7 +163,7 @@ def last_seen_s(ended: EndedStarts, paths: StudyPaths) -> float:
 def present_round(ended: EndedStarts, now_s: float, seen_s: float = -math.inf) -> int:
     """The round that a start now belongs to (`now_s`, Unix time): the last one, or the next after a longer break."""
     last = last_round(ended)
-    at_s = [one.at_s for starts in ended.values() for one in starts.values() if one.round == last]
+    at_s = [end.at_s for starts in ended.values() for end in starts.values() if end.round == last]
     return last if last and now_s - max(*at_s, seen_s) <= LONGEST_BREAK_S else last + 1
 
 
@@ -181,17 +181,17 @@ def rounds_to_measure(
     ...     print(each)
     Round(number=2, starts=(CellStart(cell='c', start=1),), done=('b',))
     """
-    due: tuple[CellStart, ...] = ()
+    due: Sequence[CellStart] = ()
     if plan and plan.round == last_round(ended) == present:
-        due = tuple(one for one in plan.starts if one.cell in cells and one.start not in ended.get(one.cell, {}))
-    known = {cell: {*ended.get(cell, ()), *(one.start for one in due if one.cell == cell)} for cell in cells}
-    missing = {cell: _free_numbers(numbers, at_least) for cell, numbers in known.items()}
+        due = [start for start in plan.starts if start.cell in cells and start.start not in ended.get(start.cell, {})]
+    taken = {cell: {*ended.get(cell, ()), *(start.start for start in due if start.cell == cell)} for cell in cells}
+    missing = {cell: _free_numbers(numbers, at_least) for cell, numbers in taken.items()}
     rounds: list[Round] = []
     number = present
     while due or any(missing.values()):
-        done = tuple(cell for cell, starts in ended.items() if any(one.round == number for one in starts.values()))
-        has_one = {*done, *(one.cell for one in due)}
-        taking = [cell for cell in cells if missing[cell] and cell not in has_one]
+        done = tuple(cell for cell, starts in ended.items() if any(end.round == number for end in starts.values()))
+        has_start = {*done, *(start.cell for start in due)}
+        taking = [cell for cell in cells if missing[cell] and cell not in has_start]
         starts = (*due, *(CellStart(cell, missing[cell].pop(0)) for cell in in_random_order(taking, number)))
         if starts:
             rounds.append(Round(number, starts, done))
@@ -205,8 +205,8 @@ def next_start(ended: EndedStarts, cell: str, present: int) -> tuple[CellStart, 
     >>> next_start({"a": {1: Ended(1, 0.0)}}, "a", present=1)
     (CellStart(cell='a', start=2), 2)
     """
-    (one,) = rounds_to_measure(ended, None, [cell], len(ended.get(cell, {})) + 1, present)
-    return one.starts[0], one.number
+    (next_round,) = rounds_to_measure(ended, None, [cell], len(ended.get(cell, {})) + 1, present)
+    return next_round.starts[0], next_round.number
 
 
 def in_random_order(cells: Iterable[str], number: int) -> list[str]:

@@ -135,4 +135,4 @@ def labels(rows: pd.DataFrame, knobs: Sequence[str]) -> list[str]:
     differing = knobs_that_differ(rows, knobs)
     tells = rows[differing].notna().any(axis=1)
     short, whole = settings_in_words(rows, differing), settings_in_words(rows, knobs)
-    return [one if is_told else other for one, other, is_told in zip(short, whole, tells, strict=True)]
+    return [words if is_told else all_words for words, all_words, is_told in zip(short, whole, tells, strict=True)]

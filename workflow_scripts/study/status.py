@@ -93,11 +93,11 @@ def rounds(study: Study, paths: StudyPaths) -> Iterator[str]:
     # In a study with `measure`, questions decide, and not all comparisons.
     opened = [*plan.undecided, *plan.not_decidable] if plan.asked is None else []
     opened.sort(key=lambda pair: pair.given_up or "")
-    for given_up, alike in groupby(opened, key=lambda one: one.given_up):
+    for given_up, alike in groupby(opened, key=lambda pair: pair.given_up):
         yield f"Not decided, {given_up}:" if given_up else "Not decided yet:"
-        for one in alike:
-            count = one.further_starts or "an unknown number of"
-            yield f"    {one.knob}: {count} further starts of each  {'  '.join(one.cells)}"
+        for pair in alike:
+            count = pair.further_starts or "an unknown number of"
+            yield f"    {pair.knob}: {count} further starts of each  {'  '.join(pair.cells)}"
     for question in plan.questions:
         yield f"Open: {question.in_words()}"
 
@@ -117,7 +117,7 @@ def _watch(study: Study, paths: StudyPaths, every_s: float) -> None:
             began_s = time.monotonic()
             starts = status_of_starts(study, paths)
             seen = progress(study, paths, starts, time.time())
-            table = counts(status_of_cell(one, study.starts.at_least) for one in starts.values())
+            table = counts(status_of_cell(of_cell, study.starts.at_least) for of_cell in starts.values())
             live.update(Group(*map(Text, seen.in_words()), "", table), refresh=True)
             if seen.is_complete:
                 return
@@ -145,13 +145,13 @@ def main(args: Namespace) -> None:
             _watch(study, paths, args.watch)
         return
     starts = status_of_starts(study, paths)
-    statuses = [one for of_cell in starts.values() for one in of_cell]
+    statuses = [status for of_cell in starts.values() for status in of_cell]
     # Lines are not wrapped: a wrapped path cannot be copied.
     console = Console(soft_wrap=True, highlight=False)
     seen = progress(study, paths, starts, time.time())
     if not seen.is_complete:
         console.print(*seen.in_words(), "", sep="\n", markup=False)
-    console.print(counts(status_of_cell(one, study.starts.at_least) for one in starts.values()))
+    console.print(counts(status_of_cell(of_cell, study.starts.at_least) for of_cell in starts.values()))
     fault = fetch(paths, statuses)
     if jobs := accounted_jobs(paths):
         console.print("", nodes(jobs), sep="\n")

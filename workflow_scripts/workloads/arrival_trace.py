@@ -46,11 +46,11 @@ def read_trace(path: Path, columns: TraceColumns | None = None) -> tuple[pd.Data
         table = pd.read_csv(path)
     except (ValueError, UnicodeDecodeError) as e:
         raise WorkloadError(f"{path}: not readable as CSV: {' '.join(str(e).split())}") from None
-    known = {"columns of the study": columns} if columns else KNOWN_FORMATS
-    for name, names in known.items():
+    formats = {"columns of the study": columns} if columns else KNOWN_FORMATS
+    for name, names in formats.items():
         if set(names.model_dump().values()) <= set(table.columns):
             return _rows(table, names, path), name
-    wanted = "; ".join(f"{name}: {', '.join(names.model_dump().values())}" for name, names in known.items())
+    wanted = "; ".join(f"{name}: {', '.join(names.model_dump().values())}" for name, names in formats.items())
     raise WorkloadError(f"{path}: its columns are {', '.join(map(str, table.columns))}; a trace has {wanted}")
 
 

@@ -42,8 +42,8 @@ class _Line(StrictRecord):
         return self
 
 
-def chat_request(said: Messages | str, vocabulary: Vocabulary, output_tokens: int) -> Request:
-    messages = [{"role": "user", "content": said}] if isinstance(said, str) else said
+def chat_request(prompt: Messages | str, vocabulary: Vocabulary, output_tokens: int) -> Request:
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     return Request(vocabulary.encode_chat(messages), output_tokens, messages=messages)
 
 
@@ -93,8 +93,8 @@ def _record(line: str, where: str) -> _Line:
 def sharegpt(spec: ShareGptWorkload, vocabulary: Vocabulary, seed: int) -> RequestStream:
     """First question and answer of conversations in a seeded order, or the stand-in. Raises WorkloadError."""
     if not spec.path.is_file() and not spec.chat:
-        stand_ins = synthetic(spec.fallback, vocabulary, seed).requests
-        requests = (replace(one, output_tokens=spec.output_tokens or one.output_tokens) for one in stand_ins)
+        fallback = synthetic(spec.fallback, vocabulary, seed).requests
+        requests = (replace(request, output_tokens=spec.output_tokens or request.output_tokens) for request in fallback)
         return RequestStream("synthetic, stands in for ShareGPT: file not there", requests, {"source": str(spec.file)})
     order = list(_first_turns(checked_file(spec)))
     # The same shuffle of the same list as in vLLM's ShareGPTDataset: the same seed gives the same order.

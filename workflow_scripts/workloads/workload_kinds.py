@@ -133,13 +133,13 @@ class SharedTextWorkload(_Workload):
         (896, 896)
         """
         cached: dict[int, int] = {}
-        found = 0
+        hit_tokens = 0
         for index in range(requests):
             if text := self.shared_text(index):
                 shared = min(cached.get(text.id, 0), text.tokens, self.tokens_of_prompt(index) - 1)
-                found += shared // block_size * block_size
+                hit_tokens += shared // block_size * block_size
                 cached[text.id] = max(cached.get(text.id, 0), text.tokens)
-        return found
+        return hit_tokens
 
 
 class IdenticalWorkload(SharedTextWorkload):
@@ -264,8 +264,8 @@ class FileWorkload(_Workload):
         """Why requests cannot be made from the file: it is missing, or its content differs; None if they can."""
         if not self.path.is_file():
             return f"{self.path}: there is no such file; docs/workloads.md says where to get such files"
-        if (found := sha256_of(self.path)) != self.sha256:
-            return f"{self.path}: its sha256 is {found}, the study expects {self.sha256}"
+        if (sha256 := sha256_of(self.path)) != self.sha256:
+            return f"{self.path}: its sha256 is {sha256}, the study expects {self.sha256}"
         return None
 
 
