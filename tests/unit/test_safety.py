@@ -17,6 +17,11 @@ def test_the_page_marks_nothing_as_markup_but_its_own_style_and_script():
     assert "autoescape" not in template
 
 
+def test_only_the_terminal_for_texts_of_others_is_used():
+    modules = (ROOT / "workflow_scripts").rglob("*.py")
+    assert [path.name for path in modules if "rich.console import Console" in path.read_text()] == ["terminal.py"]
+
+
 def test_text_in_a_drawn_figure_is_text(tmp_path):
     use_style()
     from matplotlib import pyplot as plt

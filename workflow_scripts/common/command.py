@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from workflow_scripts.common.faults import InputError
+from workflow_scripts.common.printable import PrintableStream, printable
 
 BAD_INPUT = 2
 
@@ -82,8 +83,8 @@ class Command:
         except (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError) as e:
             if e.filename is None:
                 raise
-            faults = f"{e.filename}: {e.strerror}"
-        for fault in faults.splitlines():
+            faults = printable(f"{e.filename}: {e.strerror}")
+        for fault in faults.split("\n"):
             print(f"kvsweep {self.name}: {fault}", file=sys.stderr)
         return BAD_INPUT
 
@@ -102,8 +103,11 @@ def command(name: str, *options: AddOption) -> Callable[[Body], Command]:
 
 
 def run_command(main: Callable[[], int]) -> NoReturn:
-    """Call `main` and exit with what it returns; if nobody reads the output any more, end as if killed by SIGPIPE. The
-    signal itself stays ignored: on a socket, a broken connection is an error that must be handled."""
+    """Call `main` and exit with what it returns; all that it prints is printable. If nobody reads the output any more,
+    end as if killed by SIGPIPE. The signal itself stays ignored: on a socket, a broken connection is an error that must
+    be handled."""
+    for stream in ("stdout", "stderr"):
+        setattr(sys, stream, PrintableStream(getattr(sys, stream)))
     try:
         try:
             status = main()

@@ -3,6 +3,8 @@
 import re
 from collections.abc import Iterable, Sequence
 
+from workflow_scripts.common.printable import printable
+
 
 def rows_of(headings: Sequence[str], rows: Iterable[Sequence[object]], numeric: Sequence[bool] = ()) -> list[str]:
     """The lines of a table; columns of numbers are aligned to the right.
@@ -23,8 +25,3 @@ def cell(text: str) -> str:
     """
     escaped = re.sub(r"[\\|`*\[\]]", r"\\\g<0>", printable(" ".join(text.splitlines())))
     return escaped.replace("&", "&amp;").replace("<", "&lt;")
-
-
-def printable(text: str) -> str:
-    """The text with its control characters spelled out, which a terminal would execute."""
-    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)

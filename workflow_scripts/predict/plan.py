@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from rich.console import Console
 from rich.table import Table
 
 from workflow_scripts.common.command import PROCESSES, RESULTS, STUDY, command, option
 from workflow_scripts.common.files import write_bytes, write_text
+from workflow_scripts.common.terminal import Terminal
 from workflow_scripts.engines.registry import every_knob
 from workflow_scripts.predict.block_trace import trace_of_study
 from workflow_scripts.predict.calibrated import PROJECT_FILES, UNCALIBRATED
@@ -124,20 +124,20 @@ def _up_to(predicted: pd.DataFrame) -> str:
     return f"from {lowest:.0f} on {bounds}: at most {idle['running_peak'].max():.0f} run at once{more}"
 
 
-def print_plan(console: Console, study: Study, table: pd.DataFrame, knobs: pd.DataFrame) -> None:
+def print_plan(terminal: Terminal, study: Study, table: pd.DataFrame, knobs: pd.DataFrame) -> None:
     """A summary that stays readable for hundreds of cells; the files contain each cell."""
-    console.print(f"[bold]{study.name}[/bold]: {len(table)} cells, all numbers are predicted")
+    terminal.print(f"{study.name}: {len(table)} cells, all numbers are predicted")
     for column, title in (("infeasible", "Infeasible"), ("unknown", "Not predicted")):
         reasons = table.groupby(column, sort=False)["cell_id"].agg(["size", "first"])
         most = reasons.sort_values("size", ascending=False, kind="stable").reset_index()[["size", column, "first"]]
         cells = f"{title}: {reasons['size'].sum()} cells"
-        _print_table(console, cells, ("cells", "why", "for example"), most.to_numpy().tolist())
-    _print_groups(console, table)
-    _print_knobs(console, knobs)
-    _print_costs(console, study, table)
+        _print_table(terminal, cells, ("cells", "why", "for example"), most.to_numpy().tolist())
+    _print_groups(terminal, table)
+    _print_knobs(terminal, knobs)
+    _print_costs(terminal, study, table)
 
 
-def _print_table(console: Console, title: str, headings: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+def _print_table(terminal: Terminal, title: str, headings: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     if not rows:
         return
     shown = Table(title=title, title_justify="left")
@@ -145,12 +145,12 @@ def _print_table(console: Console, title: str, headings: Sequence[str], rows: Se
         shown.add_column(heading, justify="left" if heading in TEXT_HEADINGS else "right", overflow="fold")
     for row in rows[:MOST_ROWS]:
         shown.add_row(*map(str, row))
-    console.print(shown)
+    terminal.print(shown)
     if len(rows) > MOST_ROWS:
-        console.print(f"{MOST_ROWS} of {len(rows)} rows; the files hold all.")
+        terminal.print(f"{MOST_ROWS} of {len(rows)} rows; the files hold all.")
 
 
-def _print_groups(console: Console, table: pd.DataFrame) -> None:
+def _print_groups(terminal: Terminal, table: pd.DataFrame) -> None:
     scheduled = table[table["running_peak"].notna()]
     keys = [key for key in GROUP_COLUMNS if scheduled[key].nunique() > 1] or ["gpu"]
     ranges = {"KV blocks": "num_blocks", "requests of full length": "max_concurrency", "run at once": "running_peak"}
@@ -161,7 +161,7 @@ def _print_groups(console: Console, table: pd.DataFrame) -> None:
         bounds = ", ".join(f"{what} {count}" for what, count in bound.items())
         rows.append([*names, len(part), *(_range(part[name]) for name in ranges.values()), _within(part), bounds])
     headings = (*keys, "cells", *ranges, "within", "limited by")
-    _print_table(console, "Speed and memory, from the slowest to the fastest cell", headings, rows)
+    _print_table(terminal, "Speed and memory, from the slowest to the fastest cell", headings, rows)
 
 
 def _range(values: pd.Series, before: str = "", after: str = "") -> str:
@@ -188,15 +188,15 @@ def _within(part: pd.DataFrame) -> str:
     return _range(errors, "±", " %") + (f", {without} {UNCALIBRATED}" if without else "")
 
 
-def _print_knobs(console: Console, knobs: pd.DataFrame) -> None:
+def _print_knobs(terminal: Terminal, knobs: pd.DataFrame) -> None:
     same = ["engine", "model", "workload", "knob", "values", "verdict", "why"]
     rows = []
     for (*names, why), part in knobs.groupby(same, sort=False, dropna=False):
         rows.append([*names, _range(part["spread_pct"], after=" %"), why, ", ".join(part["gpu"])])
-    _print_table(console, "Knobs: what they can change", (*same[:-1], "difference", "why", "GPUs"), rows)
+    _print_table(terminal, "Knobs: what they can change", (*same[:-1], "difference", "why", "GPUs"), rows)
 
 
-def _print_costs(console: Console, study: Study, table: pd.DataFrame) -> None:
+def _print_costs(terminal: Terminal, study: Study, table: pd.DataFrame) -> None:
     headings = ("gpu", "cells", "timed", "not timed", "seconds per start", "starts", "repeats", "for the margin")
     rows = []
     for gpu, part in table[table["cell_s"].notna()].groupby("gpu", sort=False):
@@ -205,15 +205,15 @@ def _print_costs(console: Console, study: Study, table: pd.DataFrame) -> None:
         hours = f"{timed:.2f} h", f"{whole - timed:.2f} h", _range(part["cell_s"])
         starts = study.starts.in_words, study.repeats, _range(part["repeats_needed"])
         rows.append((gpu, len(part), *hours, *starts, f"{whole:.2f}"))
-    _print_table(console, "Time, including the pipeline's own", (*headings, "GPU hours"), rows)
+    _print_table(terminal, "Time, including the pipeline's own", (*headings, "GPU hours"), rows)
     late = table[table["cell_s"] > study.cell_time_limit_s]
     if len(late):
-        console.print(
+        terminal.print(
             f"{len(late)} cells would take longer than the study's cell_time_limit_s of {study.cell_time_limit_s:g} s, "
             f"such as {late['cell_id'].iloc[0]}."
         )
     margin = study.equivalence_margin_pct
-    console.print(f"`for the margin`: repeats after which the mean of one start is known within {margin:g} % (95 %).")
+    terminal.print(f"`for the margin`: repeats after which the mean of one start is known within {margin:g} % (95 %).")
 
 
 @command(
@@ -241,6 +241,6 @@ def main(args: Namespace) -> None:
         write_bytes(paths.plan / "plan.parquet", table.to_parquet(index=False))
         write_bytes(paths.plan / "blocks.parquet", blocks.to_parquet(index=False))
     if not args.quiet:
-        console = Console(width=None if sys.stdout.isatty() else 160)
-        print_plan(console, study, table, knobs)
-        console.print(f"{paths.plan / 'plan.csv'} has every cell.")
+        terminal = Terminal(width=None if sys.stdout.isatty() else 160)
+        print_plan(terminal, study, table, knobs)
+        terminal.print(f"{paths.plan / 'plan.csv'} has every cell.")

@@ -21,12 +21,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import get_args
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from workflow_scripts.common.command import RESULTS, STUDY, command, option, positive
+from workflow_scripts.common.terminal import Terminal
 from workflow_scripts.study.accounting import NODE_HEADINGS, AccountedJob, accounted_jobs, by_node, fetch
 from workflow_scripts.study.cell_status import PREDICTED, CellStatus, status_of_cell, status_of_starts
 from workflow_scripts.study.outcome import Verdict
@@ -112,13 +113,13 @@ def nodes(jobs: Sequence[AccountedJob]) -> Table:
 
 
 def _watch(study: Study, paths: StudyPaths, every_s: float) -> None:
-    with Live(console=Console(highlight=False), auto_refresh=False) as live:
+    with Live(console=Terminal(), auto_refresh=False) as live:
         while True:
             began_s = time.monotonic()
             starts = status_of_starts(study, paths)
             seen = progress(study, paths, starts, time.time())
             table = counts(status_of_cell(of_cell, study.starts.at_least) for of_cell in starts.values())
-            live.update(Group(*map(Text, seen.in_words()), "", table), refresh=True)
+            live.update(Group(*seen.in_words(), "", table), refresh=True)
             if seen.is_complete:
                 return
             time.sleep(max(every_s, (time.monotonic() - began_s) / WATCH_SHARE))
@@ -147,13 +148,13 @@ def main(args: Namespace) -> None:
     starts = status_of_starts(study, paths)
     statuses = [status for of_cell in starts.values() for status in of_cell]
     # Lines are not wrapped: a wrapped path cannot be copied.
-    console = Console(soft_wrap=True, highlight=False)
+    terminal = Terminal(soft_wrap=True)
     seen = progress(study, paths, starts, time.time())
     if not seen.is_complete:
-        console.print(*seen.in_words(), "", sep="\n", markup=False)
-    console.print(counts(status_of_cell(of_cell, study.starts.at_least) for of_cell in starts.values()))
+        terminal.print(*seen.in_words(), "", sep="\n")
+    terminal.print(counts(status_of_cell(of_cell, study.starts.at_least) for of_cell in starts.values()))
     fault = fetch(paths, statuses)
     if jobs := accounted_jobs(paths):
-        console.print("", nodes(jobs), sep="\n")
+        terminal.print("", nodes(jobs), sep="\n")
     for line in [*([fault] if fault else []), *failures(statuses), *differences(statuses), *rounds(study, paths)]:
-        console.print(line, markup=False)
+        terminal.print(line)

@@ -56,6 +56,7 @@ def test_the_overview_imports_no_command_and_no_command_an_engine():
         "workflow_scripts.common",
         "workflow_scripts.common.command",
         "workflow_scripts.common.faults",
+        "workflow_scripts.common.printable",
     }
     # A command imports no engine, because that runs in a process of its environment.
     code = "import importlib, sys; [importlib.import_module(name) for name in sys.argv[1:]]; print(*sys.modules)"

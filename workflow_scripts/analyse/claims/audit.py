@@ -329,8 +329,9 @@ def _as_csv(names: Sequence[str], rows: Sequence[Fields]) -> str:
 def _print(
     args: Namespace, columns: Columns, also: Sequence[str], rows: Sequence[Fields], verdicts: Sequence[Judged]
 ) -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from workflow_scripts.common.terminal import Terminal
 
     workload: MeanLengths = args.tokens_per_request
     assumed = "" if columns.sequences else f"; max-num-seqs is not stated: {args.max_num_seqs} assumed"
@@ -354,7 +355,7 @@ def _print(
             judged.verdict,
             judged.reason if judged.verdict == "unknown" else judged.limit,
         )
-    Console().print(shown)
+    Terminal().print(shown)
 
 
 def _verdicts(args: Namespace, columns: Columns, rows: Sequence[Fields]) -> list[Judged]:

@@ -18,9 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from workflow_scripts.analyse.compare.comparability import value_text
 from workflow_scripts.analyse.compare.comparison import CellRatio, Comparison, Different, comparison
@@ -29,7 +27,8 @@ from workflow_scripts.analyse.intervals.occasions import OCCASIONS_VARY_PCT
 from workflow_scripts.analyse.intervals.statistics import CHANGES, FLAT, NOT_DECIDED
 from workflow_scripts.common.command import command, option
 from workflow_scripts.common.files import write_text
-from workflow_scripts.common.markdown import cell, printable, rows_of
+from workflow_scripts.common.markdown import cell, rows_of
+from workflow_scripts.common.terminal import Terminal
 from workflow_scripts.common.wording import number, plural
 
 CHANGED = 1
@@ -139,32 +138,23 @@ def _places(result: Comparison) -> list[tuple[str, ...]]:
     ]
 
 
-def plain(text: str) -> Text:
-    """A text without control characters, which a terminal would execute.
-
-    >>> print(plain("a\\x1b[2Jb"))
-    a\\x1b[2Jb
-    """
-    return Text(printable(text))
-
-
-def wide_console() -> Console:
-    """A console that does not wrap the lines of a table: a wrapped name cannot be copied."""
-    return Console(width=1000, soft_wrap=True, highlight=False)
+def wide_terminal() -> Terminal:
+    """A terminal that does not wrap the lines of a table: a wrapped name cannot be copied."""
+    return Terminal(width=1000, soft_wrap=True)
 
 
 def print_comparison(result: Comparison) -> None:
-    console = wide_console()
+    terminal = wide_terminal()
     for sentence in summary(result):
-        console.print(plain(sentence))
+        terminal.print(sentence)
     for section in sections(result):
         table = Table(*section.headings, title=section.title, title_justify="left", box=None, pad_edge=False)
         for row in section.rows[:MOST_ROWS]:
-            table.add_row(*map(plain, row))
-        console.print()
-        console.print(table)
+            table.add_row(*row)
+        terminal.print()
+        terminal.print(table)
         if len(section.rows) > MOST_ROWS:
-            console.print(Text(f"{MOST_ROWS} of {len(section.rows)} rows; --json writes all"))
+            terminal.print(f"{MOST_ROWS} of {len(section.rows)} rows; --json writes all")
 
 
 def markdown(result: Comparison) -> str:

@@ -26,11 +26,10 @@ from workflow_scripts.analyse.compare.compare import (
     OCCASIONS,
     Section,
     in_markdown,
-    plain,
     ratio_text,
     sections,
     starts_in_words,
-    wide_console,
+    wide_terminal,
 )
 from workflow_scripts.analyse.compare.comparison import CellRatio, Comparison, comparison
 from workflow_scripts.analyse.compare.digest import Digest, DigestCell, DigestError, read_digest
@@ -158,7 +157,5 @@ def main(args: Namespace) -> int:
         write_text(args.markdown, text)
     if args.json:
         over.write(args.json)
-    console = wide_console()
-    for line in text.splitlines():
-        console.print(plain(line))
+    wide_terminal().print(text.rstrip("\n"))
     return int(bool(worse))
