@@ -21,12 +21,6 @@ export function rowsOf(columns) {
   return Array.from({ length: lists[0]?.[1].length ?? 0 }, (_, i) => Object.fromEntries(lists.map(([name, list]) => [name, list[i]])));
 }
 
-export function median(values) {
-  const sorted = [...values].sort((a, b) => a - b);
-  const middle = sorted.length >> 1;
-  return sorted.length % 2 ? sorted[middle] : (sorted[middle - 1] + sorted[middle]) / 2;
-}
-
 // Rows of a table by cell: rowsOfCell(place) gives the places of a cell's rows, in their order.
 function grouped(of, cells) {
   const first = new Uint32Array(cells + 1);
@@ -47,19 +41,16 @@ function tableByCell(columns, cells) {
   return { plain, rowsOfCell, of };
 }
 
-// A measure by cell: the value with its 95 % interval if a table holds one, otherwise the median of the repeats with
-// their range; null for cells without a value.
-function statisticsOf(repeats, intervals, measure, cells) {
-  const values = repeats.plain[measure];
-  if (!values) return new Array(cells).fill(null);
-  const { measure: measures = [], value, low, high } = intervals.plain;
-  return Array.from({ length: cells }, (_, place) => {
-    const known = [];
-    for (const row of repeats.rowsOfCell(place)) if (values[row] !== null) known.push(values[row]);
-    if (!known.length) return null;
+// A measure by cell: its value with the 95 % interval, if one is known, and the range of the repeats; null for cells
+// without a value.
+function statisticsOf(values, repeats, intervals, measure) {
+  const { measure: measures = [], low, high } = intervals.plain;
+  return (values[measure] ?? []).map((value, place) => {
+    if (value === null) return null;
+    const known = Array.from(repeats.rowsOfCell(place), (row) => repeats.plain[measure][row]).filter((of) => of !== null);
     const row = intervals.rowsOfCell(place).find((candidate) => measures[candidate] === measure);
-    const interval = row === undefined ? null : { value: value[row], low: low[row], high: high[row] };
-    return { value: interval?.value ?? median(known), low: Math.min(...known), high: Math.max(...known), n: known.length, interval };
+    const interval = row === undefined ? null : { low: low[row], high: high[row] };
+    return { value, low: Math.min(...known), high: Math.max(...known), n: known.length, interval };
   });
 }
 
@@ -69,14 +60,14 @@ export function storeOf(data) {
   const [repeats, limits, predictions, intervals] = ["repeats", "limits", "predictions", "intervals"].map((name) => tableByCell(data[name], count));
   const byMeasure = new Map();
   const statistics = (measure) => {
-    if (!byMeasure.has(measure)) byMeasure.set(measure, statisticsOf(repeats, intervals, measure, count));
+    if (!byMeasure.has(measure)) byMeasure.set(measure, statisticsOf(data.values, repeats, intervals, measure));
     return byMeasure.get(measure);
   };
   const cells = rowsOf(data.cells).map((cell, place) => Object.defineProperties(cell, {
     repeats: { get: () => repeats.of(place) },
     limits: { get: () => limits.of(place) },
     predictions: { get: () => predictions.of(place) },
-    statistic: { value: (measure) => statistics(measure)[place] },
+    statistic: { value: (measure) => statistics(measure)[place] ?? null },
   }));
   const differing = Object.keys(PLACES).filter((name) => new Set(cells.map((cell) => cell[name])).size > 1);
   return { ...data, cells, differing, byId: new Map(cells.map((cell) => [cell.cell_id, cell])) };
@@ -96,7 +87,7 @@ export function store() {
 // Everything that the page holds, for other programs: each table as lists by column, and timelines by cell.
 export async function allData() {
   const { colours, ...data } = await packed();
-  for (const name of ["cells", "repeats", "limits", "predictions", "intervals"]) data[name] = plainColumns(data[name]);
+  for (const name of ["cells", "repeats", "limits", "predictions", "values", "intervals"]) data[name] = plainColumns(data[name]);
   data.timelines = {};
   for (const node of document.querySelectorAll("template.timeline")) {
     const tables = Object.entries(await unpack(node.content.textContent));

@@ -3,7 +3,6 @@ import { el } from "./dom.js";
 import { inkOf } from "./canvas.js";
 import { drawAxis, drawSteps, scaleOf } from "./scale.js";
 import { sheet } from "./sheet.js";
-import { number } from "./words.js";
 
 export const LATENCIES = [
   ["Time to first token (ms)", (r) => (r.first_token_s - r.queued_s) * 1000],
@@ -14,10 +13,7 @@ export const LATENCIES = [
 function shares(title, curves, colours) {
   const box = el("div", { class: "chart" });
   const all = curves.flat();
-  const sorted = [...all].sort((a, b) => a - b);
-  const at = (share) => number(sorted[Math.ceil(share * sorted.length) - 1]);
-  const label = `${title}: half of the requests took at most ${at(0.5)}, 90 % at most ${at(0.9)}, 99 % at most ${at(0.99)}.`;
-  sheet(box, () => 160, { role: "img", "aria-label": label }, (context, width, tall) => {
+  sheet(box, () => 160, { role: "img", "aria-label": `${title}: the share of the requests that took at most this long` }, (context, width, tall) => {
     const ink = inkOf();
     const area = { left: 46, right: width - 14, top: 14, bottom: tall - 44 };
     const across = scaleOf(all, false, area.left, area.right);

@@ -1,6 +1,5 @@
 // The view Your limits: the best setting within a reader's own limits of latency, and the cost of tokens.
 import { changeAddress, current } from "./address.js";
-import { modelBytes } from "./calculator.js";
 import { Chart, legendOf } from "./chart.js";
 import { definitionList, el, longTable } from "./dom.js";
 import { openCell } from "./drawer.js";
@@ -11,6 +10,8 @@ import { METRICS } from "./metrics.js";
 import { number, plural, withUnit } from "./words.js";
 
 const RATE = "output_tokens_per_s";
+const ENERGY = "energy_j_per_output_token";
+const GOALS = new Map([["rate", "output tokens per second"], ["perPrice", "tokens per unit of money"], ["energy", "energy per output token"]]);
 const BOUNDS = { ttft: { column: "ttft_s", name: "TTFT" }, tpot: { column: "tpot_s", name: "TPOT" }, e2e: { column: "e2e_s", name: "end-to-end latency" } };
 
 // Points for which no other has at least the same rate with a lower latency, or a higher rate with the same latency.
@@ -29,15 +30,6 @@ export function paretoFront(points) {
   return front;
 }
 
-// Tokens for one unit of money, if an hour of one device costs `price`.
-export function tokensPerPrice(rate, price, devices) {
-  return price > 0 ? (rate * 3600) / (price * devices) : null;
-}
-
-export function devicesOf(cell) {
-  return (cell.knob_tensor_parallel_size ?? 1) * (cell.knob_pipeline_parallel_size ?? 1);
-}
-
 // Why a cell breaks the bounds (in seconds, null is no bound) in its worst repeat; null if it keeps them.
 export function brokenBound(cell, bounds, percentile) {
   for (const [id, bound] of Object.entries(bounds)) {
@@ -52,22 +44,20 @@ export function brokenBound(cell, bounds, percentile) {
 function scored(cell, prices) {
   const rate = cell.statistic(RATE);
   const range = rate.interval ?? rate;
-  const energy = cell.statistic("energy_j_per_output_token");
-  return { cell, rate: rate.value, low: range.low, high: range.high, perPrice: tokensPerPrice(rate.value, prices.get(cell.gpu) ?? null, devicesOf(cell)), perJoule: energy ? 1 / energy.value : null };
+  const price = prices.get(cell.gpu);
+  const energy = cell.statistic(ENERGY)?.value ?? null;
+  return { cell, rate: rate.value, low: range.low, high: range.high, perPrice: price ? cell.output_tokens_per_device_hour / price : null, energy };
 }
 
-function bestSentence(ranked, goals, goal) {
-  const [best, ...others] = ranked;
+function bestSentence([best], goal) {
   if (!best) return [el("p", { class: "absent" }, "No measured cell keeps these limits.")];
-  const ties = goal === "rate" ? others.filter((other) => other.high >= best.low) : [];
   const facts = [
     ["Best setting", el("button", { type: "button", class: "link", onclick: () => openCell(best.cell.cell_id) }, cellWords(best.cell))],
     ["Output tokens per second", `${withUnit(best.rate, "tokens/s")} (${number(best.low)} to ${number(best.high)})`],
   ];
   if (best.perPrice !== null) facts.push(["Tokens per unit of money", number(best.perPrice)]);
-  if (best.perJoule !== null) facts.push(["Tokens per joule", number(best.perJoule)]);
-  if (ties.length) facts.push(["Not shown to be slower", ties.slice(0, 5).map(({ cell }) => `${cell.gpu}, ${cell.engine}: ${cell.label}`).join("; ") + (ties.length > 5 ? `; and ${ties.length - 5} more` : "")]);
-  return [el("p", {}, `By ${goals.get(goal)}:`), definitionList(facts)];
+  if (best.energy !== null) facts.push([METRICS[ENERGY].name, withUnit(best.energy, METRICS[ENERGY].unit)]);
+  return [el("p", {}, `By ${GOALS.get(goal)}:`), definitionList(facts)];
 }
 
 export function showLimits(panel, store) {
@@ -77,11 +67,9 @@ export function showLimits(panel, store) {
     return;
   }
   const devices = [...new Set(cells.map((cell) => cell.gpu))];
-  // The cells of each model and workload: the largest model comes first, and its workload with the most cells.
-  const size = modelBytes(store.catalog);
-  const works = new Map([...Map.groupBy(cells, ({ model, workload }) => `${model}, ${workload}`)].sort(([, a], [, b]) => size(b[0]) - size(a[0]) || b.length - a.length));
+  // The cells of each model and workload, those with the most cells first.
+  const works = new Map([...Map.groupBy(cells, ({ model, workload }) => `${model}, ${workload}`)].sort(([, a], [, b]) => b.length - a.length));
   const percentiles = ["50", "90", "99"].filter((p) => Object.values(BOUNDS).some(({ column }) => store.repeats[`${column}_p${p}`]));
-  const goals = new Map([["rate", "output tokens per second"], ["perPrice", "tokens per unit of money"], ["perJoule", "tokens per joule"]]);
   const out = el("div", { role: "status" });
   const table = el("div");
   const legend = el("div", { class: "legend", role: "group", "aria-label": "Devices: show or hide" });
@@ -93,7 +81,7 @@ export function showLimits(panel, store) {
     ttft: numberInput("TTFT at most (ms)", "ttft", "", { changed }),
     tpot: numberInput("TPOT at most (ms)", "tpot", "", { changed }),
     e2e: numberInput("End to end at most (s)", "e2e", "", { changed }),
-    goal: choiceInput("Best by", "best", [...goals], "rate", changed),
+    goal: choiceInput("Best by", "best", [...GOALS], "rate", changed),
     axis: choiceInput("Latency in the chart", "lat", [["ttft", "TTFT"], ["tpot", "TPOT"], ["e2e", "end to end"]], "tpot", changed),
   };
   const prices = devices.map((device) => ({ device, ...numberInput(`Price of an hour of ${device}`, `price.${device}`, "", { changed }) }));
@@ -138,18 +126,18 @@ export function showLimits(panel, store) {
     const broken = new Map(candidates.map((cell) => [cell, brokenBound(cell, bounds, percentile)]));
     const keeping = candidates.filter((cell) => broken.get(cell) === null);
     const goal = inputs.goal.value();
-    const ranked = keeping.map((cell) => scored(cell, known)).filter((one) => one[goal] !== null).sort((a, b) => b[goal] - a[goal]);
+    const ranked = keeping.map((cell) => scored(cell, known)).filter((one) => one[goal] !== null).sort((a, b) => (goal === "energy" ? a[goal] - b[goal] : b[goal] - a[goal]));
     const reasons = new Map();
     for (const reason of broken.values()) if (reason) reasons.set(reason, (reasons.get(reason) ?? 0) + 1);
     const others = [...reasons].map(([reason, count]) => `${count} with ${reason}`).join(", ");
-    const lacking = keeping.length && !ranked.length ? [el("p", { class: "absent" }, goal === "perPrice" ? "Give the price of an hour of a device." : "No energy was measured.")] : bestSentence(ranked, goals, goal);
+    const lacking = keeping.length && !ranked.length ? [el("p", { class: "absent" }, goal === "perPrice" ? "Give the price of an hour of a device." : "No energy was measured.")] : bestSentence(ranked, goal);
     out.replaceChildren(el("p", { class: "note" }, `${keeping.length} of ${plural(candidates.length, "measured cell")} keep the limits in every repeat${others ? `; ${others}` : ""}.`), ...lacking);
     const front = draw(candidates, new Set(keeping));
     const columns = Object.entries(BOUNDS).map(([id, { column, name }]) => ({ id, column: `${column}_p${percentile}`, name })).filter(({ column }) => METRICS[column] && store.repeats[column]);
     const cost = ranked.some((one) => one.perPrice !== null);
-    const energy = ranked.some((one) => one.perJoule !== null);
-    const headings = ["Settings", "Device", "Engine", "Output tokens/s", "Range or interval", ...columns.map(({ column, name }) => `${name}, p${percentile} (${METRICS[column].unit})`), ...(cost ? ["Tokens per unit of money"] : []), ...(energy ? ["Tokens per joule"] : []), "Pareto front"];
-    const rows = ranked.map(({ cell, rate, low, high, perPrice, perJoule }) => () => [
+    const energy = ranked.some((one) => one.energy !== null);
+    const headings = ["Settings", "Device", "Engine", "Output tokens/s", "Range or interval", ...columns.map(({ column, name }) => `${name}, p${percentile} (${METRICS[column].unit})`), ...(cost ? ["Tokens per unit of money"] : []), ...(energy ? [`${METRICS[ENERGY].name} (${METRICS[ENERGY].unit})`] : []), "Pareto front"];
+    const rows = ranked.map(({ cell, rate, low, high, perPrice, energy: joules }) => () => [
       el("button", { type: "button", class: "link", onclick: () => openCell(cell.cell_id) }, cell.label),
       cell.gpu,
       cell.engine,
@@ -157,7 +145,7 @@ export function showLimits(panel, store) {
       `${number(low)} to ${number(high)}`,
       ...columns.map(({ column }) => number((cell.statistic(column)?.value ?? NaN) * METRICS[column].factor)),
       ...(cost ? [number(perPrice)] : []),
-      ...(energy ? [number(perJoule)] : []),
+      ...(energy ? [number(joules)] : []),
       front.has(cell) ? "yes" : "no",
     ]);
     const numeric = headings.map((_, i) => i > 2 && i < headings.length - 1);
@@ -170,7 +158,7 @@ export function showLimits(panel, store) {
     out,
     legend,
     box,
-    el("p", { class: "note" }, "The line is the Pareto front: no other setting within the limits is faster at the same or a lower latency. Bars are 95 % intervals of the means if they are known, otherwise the range of the repeats. Hollow points do not keep the limits. \"Not shown to be slower\" means that the bar overlaps that of the best. If a workload submits all requests at once, TTFT includes the wait for a free place."),
+    el("p", { class: "note" }, "The line is the Pareto front: no other setting within the limits is faster at the same or a lower latency. Bars are 95 % intervals of the means if they are known, otherwise the range of the repeats. Hollow points do not keep the limits. If a workload submits all requests at once, TTFT includes the wait for a free place."),
     table,
   );
   update();

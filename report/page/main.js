@@ -1,8 +1,5 @@
 // What the script adds: views beside the report, each drawn when it is opened. The report is complete without it.
 import { current, parseAddress } from "./address.js";
-import { showAudit } from "./audit.js";
-import { showCalculator } from "./calculator.js";
-import { acceptDrops, showCompare } from "./compare.js";
 import { store } from "./data.js";
 import { el } from "./dom.js";
 import { openCell } from "./drawer.js";
@@ -15,9 +12,6 @@ const VIEWS = [
   { id: "report", name: "Report" },
   { id: "explore", name: "Explore", show: showExplore },
   { id: "limits", name: "Your limits", show: showLimits },
-  { id: "compare", name: "Compare", show: showCompare },
-  { id: "calculator", name: "Calculator", show: showCalculator },
-  { id: "audit", name: "Audit", show: showAudit },
 ];
 const tabs = new Map();
 const panels = new Map();
@@ -91,7 +85,6 @@ for (const table of document.querySelectorAll("table")) makeSortable(table);
 makeSavable();
 build();
 openFoldsForPrint();
-acceptDrops(() => choose("compare"));
 addEventListener("hashchange", follow);
 addEventListener("popstate", follow);
 follow();

@@ -27,12 +27,6 @@ export function withUnit(value, unit) {
   return text === UNKNOWN ? text : `${text} ${unit}`;
 }
 
-export function bytes(value) {
-  if (value === null || value === undefined) return UNKNOWN;
-  const power = Math.min(4, Math.max(0, Math.floor(Math.log2(Math.max(value, 1)) / 10)));
-  return `${number(value / 2 ** (10 * power))} ${["bytes", "KiB", "MiB", "GiB", "TiB"][power]}`;
-}
-
 export function setting(value) {
   if (value === true) return "on";
   if (value === false) return "off";

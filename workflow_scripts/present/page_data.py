@@ -12,22 +12,16 @@ is that of the first start.
 import base64
 import gzip
 import json
-import math
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from workflow_scripts.catalog.gpus_and_models import CatalogError, Dtype, Gpu, Model, load_gpus, load_models
-from workflow_scripts.catalog.published import PUBLISHED, Published
-from workflow_scripts.catalog.rate_columns import PATTERNS
 from workflow_scripts.common.metrics import LATENCIES, METRICS
-from workflow_scripts.physics.formulas import decode_step_flops, prefill_flops
-from workflow_scripts.physics.model_facts import DTYPE_BYTES, ModelFactsError, read_model_facts
 from workflow_scripts.present.report import Report, medians_by_cell
 from workflow_scripts.present.report_tables import REPEAT, MissingError, Tables
 from workflow_scripts.present.series import NAMES
@@ -43,6 +37,7 @@ OF_CELLS = (
     *("not_as_asked", "effective", "block_size_effective", "num_gpu_blocks", "kv_cache_tokens", "max_concurrency"),
     *("warmup_steady", "git_commit"),
 )
+OF_PAGE = ("scope", "settings", "label", "log", "log_file", "output_tokens_per_device_hour")
 LIMITS = (
     *("output_tokens_per_s_ceiling", "total_tokens_per_s_ceiling", "wall_s_min", "mbu", "mfu", "factor"),
     *("bound_by", "steps_bound_by", "exceeds", "ceiling_broken"),
@@ -79,20 +74,23 @@ def page_data(report: Report, study_file: Path) -> dict[str, Any]:
     """Everything that the views read of a study.
 
     `knobs` are the settings that some cell sets, each with its words. `cell` in `repeats`, `limits`, `predictions` and
-    `intervals` is a row of `cells`; `intervals` holds the value of a cell's measure with its 95 % interval.
+    `intervals` is a row of `cells`. `values` has the rows of `cells` and a column per measure: the mean if `intervals`
+    holds its 95 % interval, otherwise the median of the repeats.
     """
     grid = report.grid.reset_index(drop=True)
     knobs = [name for name in report.tables.knobs if grid[name].notna().any()]
     logs = pd.DataFrame([_log(report, *of) for of in zip(grid["cell_id"], grid["start"], strict=True)], dtype=object)
     place = pd.Series(grid.index, index=grid["cell_id"])
-    intervals = _intervals(report, place)
+    intervals, repeats = _intervals(report, place), _repeats(report, place)
     scopes = intervals.drop_duplicates("cell").set_index("cell")["scope"]
+    values = _values(repeats, intervals, grid.index)
     cells = grid.assign(
         settings=settings_in_words(grid, knobs),
         label=grid["cell_id"].map(report.labels),
         log_file=logs[0],
         log=logs[1],
         scope=scopes,
+        output_tokens_per_device_hour=values["output_tokens_per_s"] * 3600 / _devices(grid),
     )
     limits = medians_by_cell(report.tables.get("limits", *REPEAT, "rates", *LIMITS), "rates")
     return {
@@ -107,15 +105,15 @@ def page_data(report: Report, study_file: Path) -> dict[str, Any]:
         },
         "colours": COLOURS,
         "knobs": [{"name": name.removeprefix("knob_"), "words": knob_name(name)} for name in knobs],
-        "cells": columns_of(cells, [*OF_CELLS, "scope", "settings", "label", "log", "log_file", *knobs]),
-        "repeats": columns_of(_repeats(report, place), ["cell", "start", "repeat", *MEASURES]),
+        "cells": columns_of(cells, [*OF_CELLS, *OF_PAGE, *knobs]),
+        "values": columns_of(values, MEASURES),
+        "repeats": columns_of(repeats, ["cell", "start", "repeat", *MEASURES]),
         # One row per cell and source of the device's rates.
         "limits": columns_of(_of_cells(limits, place), ["cell", "rates", *LIMITS]),
         "predictions": columns_of(
             _of_cells(report.tables.get("predictions", "cell_id"), place), ["cell", *PREDICTIONS]
         ),
-        "intervals": columns_of(intervals, ["cell", "measure", "value", "low", "high", "n"]),
-        "catalog": catalog(),
+        "intervals": columns_of(intervals, ["cell", "measure", "low", "high"]),
     }
 
 
@@ -215,6 +213,24 @@ def _intervals(report: Report, place: "pd.Series[int]") -> pd.DataFrame:
     return intervals.drop_duplicates(["cell", "measure"]).dropna(subset=["low", "high"])
 
 
+def _values(repeats: pd.DataFrame, intervals: pd.DataFrame, cells: pd.Index) -> pd.DataFrame:
+    """The value of each measure of each cell: the mean if it has an interval, otherwise the median of the repeats."""
+    measures = repeats[repeats.columns.intersection(list(MEASURES))].select_dtypes("number")
+    medians = measures.groupby(repeats["cell"]).median().reindex(cells)
+    means = intervals.pivot(index="cell", columns="measure", values="value").reindex(cells)
+    return means[means.columns.intersection(medians.columns)].combine_first(medians)[medians.columns]
+
+
+def _devices(cells: pd.DataFrame) -> "pd.Series[float]":
+    """The number of devices that the engine of a cell takes.
+
+    >>> _devices(pd.DataFrame({"knob_tensor_parallel_size": [2, None], "knob_pipeline_parallel_size": [3, 4]})).tolist()
+    [6.0, 4.0]
+    """
+    ranks = cells.reindex(columns=["knob_tensor_parallel_size", "knob_pipeline_parallel_size"])
+    return ranks.astype(float).fillna(1).prod(axis="columns")
+
+
 def timelines(tables: Tables, most_bytes: int = MOST_BYTES) -> dict[str, str]:
     """Packed timelines by cell, in the order of interest, up to `most_bytes` together."""
     ran = tables.cells[tables.cells["repeat"].notna()]
@@ -257,88 +273,3 @@ def _chosen(name: str, rows: pd.DataFrame) -> pd.DataFrame:
     # Times keep a tenth of a millisecond, in a repeat of any length.
     times = {column: kept[column].round(4) for column in COLUMNS[name] if column.endswith("_s") and column in kept}
     return kept.assign(**times)
-
-
-# Types of weights that the page offers; None is the model's own.
-QUANTIZATIONS: tuple[str | None, ...] = (None, "fp8", "awq", "gptq")
-
-
-def request_flops(
-    layer_parameters: float,
-    lm_head_parameters: float,
-    attention_width: float,
-    prompt_tokens: float,
-    output_tokens: float,
-) -> float:
-    """Operations of a whole request of a model with full attention alone, as `ModelFacts.request_flops` counts them."""
-    further = output_tokens - 1
-    prompt = prefill_flops(layer_parameters, lm_head_parameters, prompt_tokens, attention_width)
-    kv_tokens = further * (prompt_tokens + (further + 1) / 2)
-    return prompt + decode_step_flops(layer_parameters + lm_head_parameters, further, kv_tokens, attention_width)
-
-
-def catalog() -> dict[str, Any]:
-    """All devices with data-sheet rates, all models whose facts can be read, and the first published table of rates.
-
-    `columns` has the patterns by which the columns of a table of rates are known.
-    """
-    models, shapes = load_models(), []
-    for name in models:
-        try:
-            shapes.append(_shape(models[name]))
-        except (CatalogError, ModelFactsError):
-            continue  # these formulas do not apply to the model; the report of a study with it says why
-    published = next(claim for claim in Published(PUBLISHED).claims if claim.table and claim.model)
-    return {
-        "devices": [_device(gpu) for gpu in load_gpus().values() if not gpu.simulated],
-        "models": shapes,
-        "columns": PATTERNS,
-        "published": {
-            "source": published.source,
-            "model": published.model,
-            "table": (PUBLISHED / str(published.table)).read_text(encoding="utf-8"),
-        },
-    }
-
-
-def _device(gpu: Gpu) -> dict[str, Any]:
-    """One device; null is not known. `flop_per_s` has the dense rate by dtype, `highest_flop_per_s` that of any."""
-    rates = gpu.dense_flop_per_s or {}
-    memory = None if gpu.memory_bytes is None else max(gpu.memory_bytes, gpu.usable_memory_bytes or 0)
-    return {
-        "name": gpu.name,
-        "names": [gpu.name, gpu.title, *gpu.aliases],
-        "memory_bytes": memory,
-        "memory_bandwidth_bytes_per_s": gpu.memory_bandwidth_bytes_per_s,
-        "flop_per_s": {dtype: gpu.peak_flop_per_s(dtype) for dtype in get_args(Dtype)},
-        "highest_flop_per_s": max(rates.values(), default=None),
-    }
-
-
-def _shape(model: Model) -> dict[str, Any]:
-    """The facts of a model that determine its memory and operations.
-
-    `weights` has by type, "" for the model's own, the bytes of all and of those that a decode step reads.
-    """
-    facts = read_model_facts(model.config, model.fixed_dtype).uniform()
-    weights = {}
-    for quantization in QUANTIZATIONS:
-        if quantization and facts.quantization:
-            continue  # the checkpoint has its own
-        of = read_model_facts(model.config, model.fixed_dtype, quantization) if quantization else facts
-        weights[quantization or ""] = {"weight_bytes": of.weight_bytes, "decode_weight_bytes": of.decode_weight_bytes}
-    layer, head, width = facts.layer_matmul_parameters, facts.vocab * facts.hidden, facts.attention_width
-    # The page computes a request's operations from these three; models for which that is wrong are left out.
-    if not math.isclose(request_flops(layer, head, width, 10, 5), facts.request_flops(10, 5)):
-        raise ModelFactsError(f"{model.name}: its operations do not follow from its matrices and attention alone")
-    return {
-        "name": model.name,
-        "dtype": facts.dtype,
-        "quantization": facts.quantization,
-        "max_positions": facts.max_positions,
-        "weights": weights,
-        "kv_bytes_per_token": {kind: facts.bytes_per_token(kind) for kind in ("auto", *DTYPE_BYTES)},
-        "layer_parameters": layer,
-        "lm_head_parameters": head,
-        "attention_width": width,
-    }

@@ -3,61 +3,23 @@
 The page's policy allows one inline script by its digest, and a page that is opened from a file can import nothing. So
 the modules are joined: each once, after those that it imports, without the words `import` and `export`. This needs no
 tool and allows only what the modules use: `import { name } from "./module.js";` on one line, and declarations that
-begin with `export`. As all names share one scope, no two modules may declare the same name. `metrics.js` and
-`formulas.js` are made from Python, so that neither is written twice.
+begin with `export`. As all names share one scope, no two modules may declare the same name. `metrics.js` is made from
+Python, so that it is not written twice.
 """
 
-import ast
-import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from workflow_scripts.common.metrics import metrics_module
-from workflow_scripts.physics import formulas
-from workflow_scripts.present.page_data import request_flops
 
-# What the calculator and the audit compute with.
-FORMULAS = (
-    *(formulas.bytes_per_block, formulas.kv_cache_bytes, formulas.num_blocks, formulas.max_concurrency),
-    *(formulas.expected_slots_wasted_per_sequence, formulas.step_time_min_s, formulas.decode_step_bytes),
-    *(formulas.decode_kv_tokens_read, formulas.prefill_flops, formulas.decode_step_flops, request_flops),
-    *(formulas.request_time_min_s, formulas.total_tokens_per_s_ceiling, formulas.output_tokens_per_s_ceiling),
-)
 _IMPORT = re.compile(r'^import \{ (?P<names>[\w, ]+) \} from "\./(?P<module>[\w-]+\.js)";\n', re.MULTILINE)
 _DECLARATION = re.compile(
     r"^(?P<export>export )?(?:async )?(?:const|let|function\*?|class) (?P<name>\w+)", re.MULTILINE
 )
 
 
-def formulas_module(functions: Iterable[Callable[..., float]] = FORMULAS) -> str:
-    """Formulas as a module of the page, from their source in Python, so that each is written once.
-
-    They consist of assignments and a return of expressions that mean the same in both languages, but for the names of
-    functions. In JavaScript all arguments are given by place.
-
-    >>> print(formulas_module([formulas.num_blocks]), end="")
-    export function num_blocks(kv_cache_bytes, bytes_per_block) {
-      return Math.max(0, Math.floor(kv_cache_bytes / bytes_per_block));
-    }
-    """
-    return "".join(map(_in_javascript, functions))
-
-
-def _in_javascript(function: Callable[..., float]) -> str:
-    (parsed,) = ast.parse(inspect.getsource(function)).body
-    assert isinstance(parsed, ast.FunctionDef)
-    _, *body = (ast.unparse(statement) for statement in parsed.body)  # without the docstring
-    lines = "".join(f"  {'' if line.startswith('return ') else 'const '}{line};\n" for line in body)
-    parameters = inspect.signature(function).parameters.values()
-    given = ", ".join(p.name if p.default is p.empty else f"{p.name} = {p.default}" for p in parameters)
-    text = f"export function {function.__name__}({given}) {{\n{lines}}}\n"
-    for python, javascript in {r"\b(?:math\.)?(max|floor|ceil)\(": r"Math.\1(", r"\binf\b": "Infinity"}.items():
-        text = re.sub(python, javascript, text)
-    return text
-
-
-MADE: Mapping[str, Callable[[], str]] = {"metrics.js": metrics_module, "formulas.js": formulas_module}
+MADE: Mapping[str, Callable[[], str]] = {"metrics.js": metrics_module}
 
 
 class ScriptError(ValueError):

@@ -23,8 +23,7 @@ ADDRESSES = [
         "#view=explore&y=constructor&x=%00&by=__proto__&hide=<b>&gpu=%22&log=z&cell=../../etc/passwd",
         "#view=explore&outcome=",
     ),
-    *("#view=limits&model=%00&p=-1&ttft=NaN&price.h200=1e999&lat=<i>&best=x", "#view=calculator&block=0&model=<b>"),
-    "#view=audit&prompt=-5&seqs=<script>",
+    *("#view=limits&model=%00&p=-1&ttft=NaN&price.h200=1e999&lat=<i>&best=x", "#view=compare"),
 ]
 
 

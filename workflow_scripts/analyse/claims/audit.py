@@ -31,7 +31,6 @@ from typing import Any, Literal, get_args
 from workflow_scripts.analyse.claims.csv_rows import Fields, Value, read_rows
 from workflow_scripts.catalog.any_model import ANY_MODEL, find_model
 from workflow_scripts.catalog.gpus_and_models import CatalogError, Gpu, resolve
-from workflow_scripts.catalog.rate_columns import PATTERNS
 from workflow_scripts.common.command import command, option, positive, share
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import write_text
@@ -40,6 +39,22 @@ from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, re
 from workflow_scripts.physics.stored_weights import KV_CACHE_DTYPE, QUANTIZATION
 
 AuditVerdict = Literal["possible", "impossible", "unknown"]
+# Names of columns, as published tables have them, in upper or lower case.
+_PATTERNS: Mapping[str, str] = {
+    "gpu": r"gpus?|gpu[ _-]?(name|type|model)|device|accelerator|hardware",
+    "sequences": (
+        r"(knob[ _-])?max[ _-]?num[ _-]?seqs|(max[ _-]?)?batch([ _-]?size)?|(max[ _-]?)?concurrency"
+        r"|((max[ _-])?num[ _-]|concurrent[ _-])?(seqs?|sequences|users)"
+    ),
+    "throughput": r".*(throughput|tok\w*(\s*/\s*|[_ -]per[_ -]|_)s(ec(ond)?)?(?![a-z])|\btps\b|_tps\b).*",
+    "not_tokens": (
+        r".*(req|per[ _-]?watt|per[ _-]?joule|(?<![a-z])ratio|speed-?up|time|latency|ms\b|%|percent|\bv?ram\b|\bgi?b\b)"
+        r".*"
+    ),
+    "output": r".*(output|generat|decod).*",
+    # Tables with several such columns count one work in several ways.
+    "counted": r".*(output|generat|decod|total|prompt|prefill|input).*",
+}
 
 
 class AuditError(InputError):
@@ -266,7 +281,7 @@ def as_long(
 
 
 def _like(kind: str, name: str) -> bool:
-    return re.fullmatch(PATTERNS[kind], name.strip(), re.IGNORECASE) is not None
+    return re.fullmatch(_PATTERNS[kind], name.strip(), re.IGNORECASE) is not None
 
 
 def _is_rate(name: str) -> bool:

@@ -2,7 +2,6 @@
 
 Two cells may differ in what a comparison examines: host, device, processor, versions, and the settings that an engine
 chooses because of these. They may not differ in what the study specifies: weights, requests, protocol.
-`report/page/comparability.js` has the same rules for the page; a test compares the two.
 """
 
 from collections.abc import Iterator

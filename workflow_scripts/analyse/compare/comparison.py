@@ -1,6 +1,6 @@
 """Compare two studies by their digests: cell by cell, and by each study's comparisons of its own cells.
 
-`report/page/comparison.js` computes the same in the page; a test compares the two. docs/report.md explains the result.
+docs/report.md explains the result.
 """
 
 import math

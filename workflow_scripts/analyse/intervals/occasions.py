@@ -2,7 +2,6 @@
 
 A rate that was measured on one occasion says nothing about other occasions, because its interval does not cover the
 effect of an occasion on a cell. So the interval of two occasions covers the variation within each and between them.
-`report/page/occasions.js` computes the same; a test compares the two.
 """
 
 from typing import NamedTuple
