@@ -31,7 +31,7 @@ export function csvOf(texts, numeric = []) {
   const plain = (text, i) => {
     if (text === "–") return "";
     if (numeric[i] && /^[+-]?[\d,]+(\.\d+)?(e[+-]?\d+)?$/i.test(text)) return text.replaceAll(",", "");
-    return /^[=+\-@\t]/.test(text) && !SIGNED.test(text) ? `'${text}` : text;
+    return /^[=+\-@\t\r]/.test(text) && !SIGNED.test(text) ? `'${text}` : text;
   };
   const field = (text) => (/[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
   return texts.map((row) => `${row.map((text, i) => field(plain(text, i))).join(",")}\r\n`).join("");

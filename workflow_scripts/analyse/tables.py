@@ -14,6 +14,7 @@ import pyarrow as arrow
 from pandera.errors import SchemaErrors
 from pyarrow import csv, parquet
 
+from workflow_scripts.common.csv_text import with_texts
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import write_bytes
 from workflow_scripts.common.parquet import read_parquet
@@ -70,11 +71,11 @@ def write_table(frame: pd.DataFrame, path: Path, table: str | None = None) -> No
         TableError: the frame does not fit the schema.
     """
     checked = _checked(frame, table or path.stem, path)
-    rows = arrow.Table.from_pandas(checked, preserve_index=False)
     # Arrow writes a CSV ten times as fast as pandas.
-    for file, write in ((path.with_suffix(".csv"), csv.write_csv), (path, parquet.write_table)):
+    files = ((path.with_suffix(".csv"), csv.write_csv, with_texts(checked)), (path, parquet.write_table, checked))
+    for file, write, rows in files:
         buffer = arrow.BufferOutputStream()
-        write(rows, buffer)
+        write(arrow.Table.from_pandas(rows, preserve_index=False), buffer)
         write_bytes(file, buffer.getvalue())
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pandas as pd
 
 from workflow_scripts.common.command import RESULTS, STUDY, command, option, out
+from workflow_scripts.common.csv_text import with_texts
 from workflow_scripts.common.files import write_text
 from workflow_scripts.physics.layer_groups import KvGroup
 from workflow_scripts.predict.calibrated import PROJECT_FILES
@@ -110,4 +111,4 @@ def main(args: Namespace) -> None:
         table = trace_of_cell(tasks[0], tasks[0].cells[0])
     except ScheduleError as e:
         raise StudyError(f"cell {args.cell}: {e}") from None
-    write_text(args.out, table.to_csv(index=False))
+    write_text(args.out, with_texts(table).to_csv(index=False))

@@ -19,6 +19,7 @@ import pandas as pd
 from rich.table import Table
 
 from workflow_scripts.common.command import PROCESSES, RESULTS, STUDY, command, option
+from workflow_scripts.common.csv_text import as_written, with_texts
 from workflow_scripts.common.files import write_bytes, write_text
 from workflow_scripts.common.terminal import Terminal
 from workflow_scripts.engines.registry import every_knob
@@ -231,13 +232,13 @@ def main(args: Namespace) -> None:
     paths = StudyPaths(args.results, study.name)
     if args.written:
         table = pd.read_parquet(paths.plan / "plan.parquet")
-        knobs = pd.read_csv(paths.plan / "knobs.csv").fillna({"why": ""})
+        knobs = pd.read_csv(paths.plan / "knobs.csv").map(as_written).fillna({"why": ""})
     else:
         table = plan(study, cells, paths.prepared, args.project_files, args.processes)
         knobs = knob_effects(cells, table)
         blocks = trace_of_study(study, cells, table, paths.prepared, args.project_files)
-        write_text(paths.plan / "plan.csv", table.to_csv(index=False))
-        write_text(paths.plan / "knobs.csv", knobs.to_csv(index=False))
+        write_text(paths.plan / "plan.csv", with_texts(table).to_csv(index=False))
+        write_text(paths.plan / "knobs.csv", with_texts(knobs).to_csv(index=False))
         write_bytes(paths.plan / "plan.parquet", table.to_parquet(index=False))
         write_bytes(paths.plan / "blocks.parquet", blocks.to_parquet(index=False))
     if not args.quiet:

@@ -1,3 +1,4 @@
+import csv
 from pathlib import Path
 
 import pandas as pd
@@ -5,6 +6,7 @@ import pytest
 
 from tests.unit.analyse.synthetic_cells import cell, table
 from workflow_scripts.analyse import tables
+from workflow_scripts.analyse.claims.csv_rows import read_rows
 from workflow_scripts.analyse.table_docs import documentation, schemas
 from workflow_scripts.analyse.tables import (
     FLAG,
@@ -42,6 +44,16 @@ def test_types_and_nulls_survive_in_both_formats(tmp_path):
     assert back.iloc[0].tolist() == ["a", 1, 0.5, True]
     assert back.iloc[1].isna().all()
     assert path.with_suffix(".csv").read_text() == '"name","count","rate","good"\n"a",1,0.5,true\n,,,\n'
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+a", "-bs32", "@a", "\ta", "\ra", "'=1", "-0.5 to 1"])
+def test_a_spreadsheet_reads_no_text_as_a_formula_and_a_number_as_a_number(tmp_path, text):
+    write_table(frame(name=[text, "-2"], rate=[-0.5, None]), tmp_path / "try.parquet")
+    assert read_table(tmp_path / "try.parquet")["name"].tolist() == [text, "-2"]
+    with (tmp_path / "try.csv").open(newline="") as lines:
+        assert [row["name"] for row in csv.DictReader(lines)] == [f"'{text}", "-2"]
+    _, rows = read_rows(tmp_path / "try.csv")
+    assert (rows[0]["name"].strip(), rows[0]["rate"]) == (text.strip(), -0.5)
 
 
 def test_the_schema_is_chosen_by_file_name_unless_it_is_named(tmp_path):

@@ -32,6 +32,7 @@ from workflow_scripts.analyse.claims.csv_rows import Fields, Value, read_rows
 from workflow_scripts.catalog.any_model import ANY_MODEL, find_model
 from workflow_scripts.catalog.gpus_and_models import CatalogError, Gpu, resolve
 from workflow_scripts.common.command import command, option, positive, share
+from workflow_scripts.common.csv_text import as_text
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import write_text
 from workflow_scripts.physics import formulas
@@ -335,9 +336,8 @@ def _plain(value: Value) -> Value:
 
 def _as_csv(names: Sequence[str], rows: Sequence[Fields]) -> str:
     text = io.StringIO()
-    writer = csv.DictWriter(text, names, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerows(map(as_text, row) for row in (names, *([row.get(name) for name in names] for row in rows)))
     return text.getvalue()
 
 

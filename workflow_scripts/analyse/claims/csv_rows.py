@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
 
+from workflow_scripts.common.csv_text import as_written
 from workflow_scripts.common.faults import InputError
 
 Value = bool | int | float | str | None
@@ -43,7 +44,8 @@ def _rows(path: Path) -> tuple[list[str], list[Fields]]:
         table = _markdown(lines[max(rules[0] - 1, 0) :])
     else:
         separator = max(",;\t", key=text.partition("\n")[0].count)
-        table = [list(map(_plain, row)) for row in csv.reader(text.splitlines(True), delimiter=separator) if row]
+        read = csv.reader(text.splitlines(True), delimiter=separator)
+        table = [[_plain(as_written(field)) for field in row] for row in read if row]
     if not table:
         raise ValueError("it has no columns")
     names, *rows = table

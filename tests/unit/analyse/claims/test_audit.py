@@ -1,3 +1,4 @@
+import csv
 import json
 import math
 import re
@@ -261,6 +262,18 @@ def test_a_model_of_unknown_structure_makes_every_row_unknown(config, reason, tm
     audited = pd.read_csv(tmp_path / "out.csv")
     assert (set(audited["verdict"]), len(audited)) == ({"unknown"}, 20)
     assert audited["reason"].str.contains(reason).all()
+
+
+def test_an_audited_table_holds_no_formula_and_can_be_audited_again(tmp_path):
+    table, out = tmp_path / "rates.csv", tmp_path / "out.csv"
+    table.write_text('GPU,tok/s,=note\nH200,900,"=HYPERLINK(""http://x"")"\n@H100,-5,+a\n')
+    assert main([str(table), *OPTIONS, "--out", str(out)]) == 0
+    first = out.read_bytes()
+    with out.open(newline="") as lines:
+        fields = [field for row in csv.reader(lines) for field in row]
+    assert [field for field in fields if re.match(r"[=+@\t\r-]", field)] == ["-5"]
+    assert main([str(out), *OPTIONS, "--out", str(out)]) == 0
+    assert out.read_bytes() == first
 
 
 @pytest.mark.parametrize(
