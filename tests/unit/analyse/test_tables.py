@@ -6,7 +6,6 @@ import pytest
 
 from tests.unit.analyse.synthetic_cells import cell, table
 from workflow_scripts.analyse import tables
-from workflow_scripts.analyse.claims.csv_rows import read_rows
 from workflow_scripts.analyse.table_docs import documentation, schemas
 from workflow_scripts.analyse.tables import (
     FLAG,
@@ -18,6 +17,7 @@ from workflow_scripts.analyse.tables import (
     table_schema,
     write_table,
 )
+from workflow_scripts.common.csv_rows import read_rows
 
 DOCUMENTATION = Path(__file__).parents[3] / "docs" / "tables.md"
 SCHEMAS = schemas()  # imports every module that makes a table, before the tests change the registry

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 
 import pandas as pd
 
-from workflow_scripts.analyse.claims.audit import Columns, MeanLengths, judge
 from workflow_scripts.analyse.facts import known_facts
-from workflow_scripts.analyse.intervals.repeats import RAN, Row
+from workflow_scripts.analyse.intervals.repeats import RAN, RATE, Row
 from workflow_scripts.catalog.gpus_and_models import get_model
 from workflow_scripts.engines.registry import every_knob, get_engine
+from workflow_scripts.physics.rate_ceiling import MeanLengths, judge_rate
 
 IMPORTED = "imported"
 # Statuses of a log that mean that the engine cannot do what was asked.
@@ -87,7 +87,7 @@ def _allowed(run: Row) -> int | None:
 def _outcome(run: Row, row: Row) -> Row:
     log = run["log"] or {}
     status, error = log.get("status"), log.get("error")
-    rates = [name for name in ("output_tokens_per_s", "total_tokens_per_s") if row[name] is not None]
+    rates = [name for name in (RATE, "total_tokens_per_s") if row[name] is not None]
     if not rates and status in _INFEASIBLE:
         return {"outcome": "infeasible", "reason": error}
     if not rates and status == "error":
@@ -105,8 +105,15 @@ def _above_ceiling(run: Row, row: Row, rates: Iterable[str]) -> str | None:
         return None
     workload, kv_cache_dtype = MeanLengths(*run["tokens_per_request"]), knobs.get("kv_cache_dtype") or "auto"
     for rate in rates:
-        columns = Columns("gpu", rate, "max_concurrency_allowed")
-        judged = judge(row, columns, facts, workload, kv_cache_dtype=kv_cache_dtype)
+        judged = judge_rate(
+            row["gpu"],
+            row[rate],
+            row["max_concurrency_allowed"],
+            facts,
+            workload,
+            output_only=rate == RATE,
+            kv_cache_dtype=kv_cache_dtype,
+        )
         if judged.verdict == "impossible":
             return f"{rate} {row[rate]:,.0f} is {judged.reason}"
     return None

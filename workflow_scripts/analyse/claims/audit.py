@@ -26,20 +26,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
-from workflow_scripts.analyse.claims.csv_rows import Fields, Value, read_rows
 from workflow_scripts.catalog.any_model import ANY_MODEL, find_model
-from workflow_scripts.catalog.gpus_and_models import CatalogError, Gpu, resolve
+from workflow_scripts.catalog.gpus_and_models import CatalogError, resolve
 from workflow_scripts.common.command import command, option, positive, share
+from workflow_scripts.common.csv_rows import Fields, Value, read_rows
 from workflow_scripts.common.csv_text import as_text
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import write_text
-from workflow_scripts.physics import formulas
 from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, read_model_facts
+from workflow_scripts.physics.rate_ceiling import USUAL_LENGTHS, JudgedRate, MeanLengths, RateVerdict, judge_rate
 from workflow_scripts.physics.stored_weights import KV_CACHE_DTYPE, QUANTIZATION
 
-AuditVerdict = Literal["possible", "impossible", "unknown"]
 # Names of columns, as published tables have them, in upper or lower case.
 _PATTERNS: Mapping[str, str] = {
     "gpu": r"gpus?|gpu[ _-]?(name|type|model)|device|accelerator|hardware",
@@ -63,33 +62,6 @@ class AuditError(InputError):
 
 
 @dataclass(frozen=True)
-class MeanLengths:
-    """Tokens of every request; means, if requests differ."""
-
-    prompt_tokens: float
-    output_tokens: float
-
-
-# About ShareGPT's means with vLLM's benchmark (docs/workloads.md), for tables that do not state their lengths.
-USUAL_LENGTHS = MeanLengths(200, 200)
-
-
-@dataclass(frozen=True)
-class Ceiling:
-    """The highest rates that a device allows, and what limits them.
-
-    `total_tokens_per_s` counts prompt and output tokens, `output_tokens_per_s` only output tokens. `limit` is
-    "memory bandwidth", "arithmetic" or "memory size", and `because` gives the numbers.
-    """
-
-    gpu: str
-    total_tokens_per_s: float
-    output_tokens_per_s: float
-    limit: str
-    because: str
-
-
-@dataclass(frozen=True)
 class Columns:
     """Names of the columns that an audit reads; `sequences` is None if the table has no such column."""
 
@@ -100,61 +72,6 @@ class Columns:
     @property
     def counts_output_only(self) -> bool:
         return _like("output", self.throughput)
-
-
-def ceiling(
-    facts: ModelFacts,
-    gpu: Gpu,
-    max_num_seqs: float,
-    workload: MeanLengths,
-    gpu_memory_utilization: float = 1.0,
-    kv_cache_dtype: str = "auto",
-) -> Ceiling | None:
-    """The highest rates of one device with at most `max_num_seqs` live sequences; None without data-sheet rates.
-
-    The KV cache limits live sequences too: at best it has all memory that the weights leave free, and each sequence
-    takes the memory that it holds on average over its steps.
-
-    Llama-3.1-8B on an H200, one sequence: each of 4 steps reads 15.01 GB of weights at 4.8 TB/s, and also its KV cache.
-
-    >>> from workflow_scripts.catalog.gpus_and_models import get_model, load_gpus
-    >>> llama = read_model_facts(get_model("llama-3.1-8b-instruct").config)
-    >>> highest = ceiling(llama, load_gpus()["h200"], 1, MeanLengths(prompt_tokens=4, output_tokens=4))
-    >>> round(highest.output_tokens_per_s, 1), round(highest.total_tokens_per_s, 1), highest.limit
-    (319.8, 639.6, 'memory bandwidth')
-    """
-    if gpu.memory_bandwidth_bytes_per_s is None or gpu.memory_bytes is None or gpu.dense_flop_per_s is None:
-        return None
-    memory = max(gpu.memory_bytes, gpu.usable_memory_bytes or 0) * gpu_memory_utilization
-    bytes_per_token = facts.uniform().bytes_per_token(kv_cache_dtype)
-    held_tokens = workload.prompt_tokens + (workload.output_tokens - 1) / 2
-    fitting = formulas.kv_cache_bytes(memory, 1, facts.weight_bytes) / (bytes_per_token * held_tokens)
-    if fitting < 1:
-        because = f"{facts.weight_bytes / 1e9:.1f} GB of weights and a request do not fit in {memory / 1e9:.0f} GB"
-        return Ceiling(gpu.name, 0.0, 0.0, "memory size", because)
-    sequences = min(max_num_seqs, fitting)
-    bandwidth, rates = gpu.memory_bandwidth_bytes_per_s, gpu.dense_flop_per_s
-    # A quantized model may run in a smaller type, so the device's highest rate counts.
-    flop_per_s = (max(rates.values()) if facts.quantization else gpu.peak_flop_per_s(facts.dtype)) or math.inf
-    flops = facts.request_flops(workload.prompt_tokens, workload.output_tokens)
-    time_s = formulas.request_time_min_s(
-        sequences,
-        workload.prompt_tokens,
-        workload.output_tokens,
-        facts.decode_weight_bytes,
-        bytes_per_token,
-        flops,
-        bandwidth,
-        flop_per_s,
-    )
-    if flops / flop_per_s >= time_s:
-        limit, because = "arithmetic", f"{flops / 1e12:.3g} TFLOP per request at {flop_per_s / 1e12:.4g} TFLOP/s"
-    else:
-        live = f"{sequences:.4g} live sequences" + (", as many as the KV cache holds" if sequences == fitting else "")
-        weights = f"a step reads {facts.decode_weight_bytes / 1e9:.1f} GB of weights at {bandwidth / 1e12:.4g} TB/s"
-        limit, because = "memory bandwidth", f"{live}: {weights}"
-    total = formulas.total_tokens_per_s_ceiling(workload.prompt_tokens, workload.output_tokens, time_s)
-    return Ceiling(gpu.name, total, workload.output_tokens / time_s, limit, because)
 
 
 def find_columns(names: Sequence[str], throughput: str | None = None) -> Columns:
@@ -178,23 +95,7 @@ def find_columns(names: Sequence[str], throughput: str | None = None) -> Columns
     return Columns(gpus[0], throughput or rates[0], next((name for name in names if _like("sequences", name)), None))
 
 
-@dataclass(frozen=True)
-class Judged:
-    """The verdict on a row.
-
-    `predicted_ceiling_tokens_per_s` is that of `ceiling_gpu`, the card with the highest one. `limit` is what limits
-    that card, and `times_ceiling` the throughput over the ceiling. A number is NaN if it is not known.
-    """
-
-    verdict: AuditVerdict = "unknown"
-    predicted_ceiling_tokens_per_s: float = math.nan
-    times_ceiling: float = math.nan
-    ceiling_gpu: str | None = None
-    limit: str | None = None
-    reason: str = ""
-
-
-ADDED = tuple(field.name for field in fields(Judged))
+ADDED = tuple(field.name for field in fields(JudgedRate))
 
 
 def judge(
@@ -205,32 +106,25 @@ def judge(
     gpu_memory_utilization: float = 1.0,
     kv_cache_dtype: str = "auto",
     default_max_num_seqs: int = 256,
-) -> Judged:
+) -> JudgedRate:
     """The verdict on the throughput in a row of a table; `columns` says which of its columns count."""
     stated = None if columns.sequences is None else row[columns.sequences]
     is_stated = stated is not None and stated == stated  # pandas reads an empty field as NaN
-    sequences = _float_or_nan(stated) if is_stated else default_max_num_seqs
-    if not sequences >= 1:
-        return Judged(reason=f"{columns.sequences} is {stated!r}, not a number of sequences")
-    try:
-        gpus = resolve(str(row[columns.gpu]))
-    except CatalogError as e:
-        return Judged(reason=str(e).partition(";")[0])
-    ceilings = [ceiling(facts, gpu, sequences, workload, gpu_memory_utilization, kv_cache_dtype) for gpu in gpus]
-    highest = max(filter(None, ceilings), key=lambda rates: rates.total_tokens_per_s, default=None)
-    if highest is None:
-        return Judged(reason=f"no data sheet gives the rates of {row[columns.gpu]}")
-    counted, limit = "prompt and output tokens", highest.total_tokens_per_s
-    if columns.counts_output_only:
-        counted, limit = "output tokens", highest.output_tokens_per_s
-    judged = Judged(predicted_ceiling_tokens_per_s=limit, ceiling_gpu=highest.gpu, limit=highest.limit)
-    throughput = _float_or_nan(row[columns.throughput])
-    if not throughput > 0:
-        return replace(judged, reason=f"no number in {columns.throughput}")
-    times = throughput / limit if limit else math.inf
-    assumed = "" if is_stated else f"; max-num-seqs is not stated: {default_max_num_seqs} assumed"
-    reason = f"{times:.3g} times the ceiling for {counted}; {highest.because}{assumed}"
-    return replace(judged, verdict="impossible" if times > 1 else "possible", times_ceiling=times, reason=reason)
+    sequences = _float_or_nan(stated) if is_stated else None
+    if sequences is not None and not sequences >= 1:
+        return JudgedRate(reason=f"{columns.sequences} is {stated!r}, not a number of sequences")
+    judged = judge_rate(
+        str(row[columns.gpu]),
+        _float_or_nan(row[columns.throughput]),
+        sequences,
+        facts,
+        workload,
+        output_only=columns.counts_output_only,
+        gpu_memory_utilization=gpu_memory_utilization,
+        kv_cache_dtype=kv_cache_dtype,
+        default_max_num_seqs=default_max_num_seqs,
+    )
+    return judged if judged.reason else replace(judged, reason=f"no number in {columns.throughput}")
 
 
 def as_long(
@@ -342,7 +236,7 @@ def _as_csv(names: Sequence[str], rows: Sequence[Fields]) -> str:
 
 
 def _print(
-    args: Namespace, columns: Columns, also: Sequence[str], rows: Sequence[Fields], verdicts: Sequence[Judged]
+    args: Namespace, columns: Columns, also: Sequence[str], rows: Sequence[Fields], verdicts: Sequence[JudgedRate]
 ) -> None:
     from rich.table import Table
 
@@ -373,13 +267,13 @@ def _print(
     Terminal().print(shown)
 
 
-def _verdicts(args: Namespace, columns: Columns, rows: Sequence[Fields]) -> list[Judged]:
+def _verdicts(args: Namespace, columns: Columns, rows: Sequence[Fields]) -> list[JudgedRate]:
     model, conditions = find_model(args.model), (args.gpu_memory_utilization, args.kv_cache_dtype, args.max_num_seqs)
     try:
         facts = read_model_facts(model.config, model.fixed_dtype, args.quantization)
         return [judge(row, columns, facts, args.tokens_per_request, *conditions) for row in rows]
     except ModelFactsError as e:
-        return [Judged(reason=str(e))] * len(rows)
+        return [JudgedRate(reason=str(e))] * len(rows)
 
 
 def _mean_lengths(text: str) -> MeanLengths:
@@ -435,7 +329,7 @@ def main(args: Namespace) -> None:
         counts = Counter(row["verdict"] for row in audited)
         report = {"table": str(args.table), "model": args.model, "quantization": args.quantization}
         report |= asdict(args.tokens_per_request) | {"gpu_memory_utilization": args.gpu_memory_utilization}
-        report |= {"verdicts": {name: counts[name] for name in get_args(AuditVerdict)}, "rows": audited}
+        report |= {"verdicts": {name: counts[name] for name in get_args(RateVerdict)}, "rows": audited}
         print(json.dumps(report, indent=2))
     else:
         # The settings that were columns of the file tell its numbers apart.

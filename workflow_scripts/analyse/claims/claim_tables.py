@@ -16,7 +16,6 @@ import pandas as pd
 from workflow_scripts.analyse.cells.cell_intervals import cell_intervals
 from workflow_scripts.analyse.cells.cells import SCHEMA as CELLS
 from workflow_scripts.analyse.claims.audit import ADDED, cards, find_columns, judge
-from workflow_scripts.analyse.claims.audit import USUAL_LENGTHS as LENGTHS
 from workflow_scripts.analyse.intervals.repeats import IDENTITY, Row, counted, records
 from workflow_scripts.analyse.limits import predictions, ratios
 from workflow_scripts.analyse.memory import capacity, fragmentation
@@ -27,6 +26,7 @@ from workflow_scripts.catalog.gpus_and_models import get_model, resolve
 from workflow_scripts.catalog.published import Check, Claim, Published, Rows
 from workflow_scripts.engines.vllm_engines import why_block_size_is_refused
 from workflow_scripts.physics.model_facts import ModelFacts, read_model_facts
+from workflow_scripts.physics.rate_ceiling import USUAL_LENGTHS as LENGTHS
 from workflow_scripts.study.study import Study
 
 SCHEMAS = (CELLS, *(of.SCHEMA for of in (capacity, effects, engines, fragmentation, predictions, ratios)))

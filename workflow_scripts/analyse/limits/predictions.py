@@ -16,7 +16,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from workflow_scripts.analyse.claims.csv_rows import read_rows
 from workflow_scripts.analyse.facts import START
 from workflow_scripts.analyse.intervals.repeats import RAN, RATE, counted
 from workflow_scripts.analyse.table_command import table_command
@@ -24,6 +23,7 @@ from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, TableEr
 from workflow_scripts.catalog.gpus_and_models import resolve
 from workflow_scripts.catalog.published import CLAIMS, PUBLISHED, Claim, Published, PublishedError
 from workflow_scripts.common.command import option
+from workflow_scripts.common.csv_rows import read_rows
 from workflow_scripts.engines.vllm_engines import VLLM
 from workflow_scripts.study.study import Study
 

@@ -7,9 +7,10 @@ from dataclasses import asdict, replace
 import pandas as pd
 import pytest
 
-from workflow_scripts.analyse.claims.audit import AuditError, MeanLengths, ceiling, find_columns, judge, main
+from workflow_scripts.analyse.claims.audit import AuditError, find_columns, judge, main
 from workflow_scripts.catalog.gpus_and_models import CONFIG, get_model, load_gpus
 from workflow_scripts.physics.model_facts import read_model_facts
+from workflow_scripts.physics.rate_ceiling import MeanLengths, ceiling
 
 PUBLISHED = CONFIG / "published"
 GPUS = load_gpus()

@@ -3,8 +3,8 @@
 import pandas as pd
 import pytest
 
-from workflow_scripts.analyse.claims.csv_rows import read_rows
 from workflow_scripts.catalog.published import PUBLISHED
+from workflow_scripts.common.csv_rows import read_rows
 from workflow_scripts.common.faults import InputError
 
 
