@@ -3,13 +3,17 @@
     kvsweep capacity --model llama-3.1-8b-instruct --gpu h200 \\
         --block-size 16 --gpu-memory-utilization 0.9 --max-model-len 8192
 
-prints JSON. Each term has a value, a unit and how it was found: predicted from the way in which vLLM profiles memory,
-read from an engine's log (`--from-log`), or given. Sizes are those of the limiting device, the one with the fewest
-blocks. If the capacity of such a model cannot be predicted, the field `unknown` says why.
+prints the memory of each device as a sum, and what fits into the KV cache. If the longest request does not fit, it
+names settings with which it would. Each term is predicted from the way in which vLLM profiles memory, read from an
+engine's log (`--from-log`), or given.
+
+With `--json`, each term has a value, a unit and how it was found. Sizes are those of the limiting device, the one with
+the fewest blocks. If the capacity of such a model cannot be predicted, the field `unknown` says why.
 """
 
 import json
 from argparse import BooleanOptionalAction, Namespace
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -39,6 +43,9 @@ from workflow_scripts.predict.kv_groups import KvPool, kv_cache_tokens, kv_pool
 # What an engine's log may report of its memory, as `workflow_scripts.parse.engine_log` names it.
 LOG_FACTS = ("available_kv_cache_gib", "model_weights_gib", "peak_activation_gib", "cuda_graph_gib")
 
+# Maximum number of devices that are tried for a model that does not fit.
+MOST_RANKS = 64
+
 
 def predict_capacity(
     facts: ModelFacts, gpu: Gpu, settings: EngineSettings, log_facts: Mapping[str, Any] | None = None
@@ -57,23 +64,50 @@ def predict_capacity(
     Values of `log_facts`, from an engine's log by the names of `LOG_FACTS`, replace predictions. Raises CapacityError
     if there is no prediction for these settings, and ModelFactsError if there is none for a model with such layers.
     """
-    _check_ranks(facts, settings)
-    log_gib = {name: value for name in LOG_FACTS if (value := (log_facts or {}).get(name)) is not None}
+    limiting = min(terms_by_rank(facts, gpu, settings, log_facts), key=lambda terms: terms["num_blocks"].value)
     batch = batch_of(settings, facts, gpu)
     pool = kv_pool(facts, settings, batch, gpu.kind)
-    ranks = split_layers(facts.layers, settings.pipeline_parallel_size)
-    of_ranks = (_of_rank(facts, gpu, settings, rank, pool, log_gib) for rank in ranks)
-    binding = min(of_ranks, key=lambda terms: terms["num_blocks"].value)
-    blocks, tokens = int(binding["num_blocks"].value), batch.max_model_len
+    blocks, tokens = int(limiting["num_blocks"].value), batch.max_model_len
     needed = pool.blocks_per_request(tokens)
     how = f"num_blocks / {needed} blocks of a request of {tokens} tokens"
     # The engine reserves one block, which stands for "no block" in its tables.
     fits = f"a request of {tokens} tokens fits beside the engine's own block"
-    return binding | {
+    return limiting | {
         "kv_cache_tokens": kv_cache_tokens(pool, blocks, batch, settings),
         "max_concurrency": Term(round(blocks / needed, 4), "requests", how),
         "feasible": Term(blocks > needed, "bool", fits),
     }
+
+
+def terms_by_rank(
+    facts: ModelFacts, gpu: Gpu, settings: EngineSettings, log_facts: Mapping[str, Any] | None = None
+) -> list[dict[str, Term]]:
+    """Memory terms and blocks of each pipeline rank, whose tensor ranks are alike. Raises as `predict_capacity`."""
+    _check_ranks(facts, settings)
+    log_gib = {name: value for name in LOG_FACTS if (value := (log_facts or {}).get(name)) is not None}
+    pool = kv_pool(facts, settings, batch_of(settings, facts, gpu), gpu.kind)
+    ranks = split_layers(facts.layers, settings.pipeline_parallel_size)
+    return [_of_rank(facts, gpu, settings, rank, pool, log_gib) for rank in ranks]
+
+
+def fitting_settings(facts: ModelFacts, gpu: Gpu, settings: EngineSettings) -> dict[str, int]:
+    """Settings with each of which a request of `max_model_len` tokens fits: more tensor ranks, up to `MOST_RANKS`
+    devices, or a lower `max_model_len`. One that cannot make it fit is left out."""
+
+    def fits(**changes: Any) -> bool:
+        try:
+            return bool(predict_capacity(facts, gpu, replace(settings, **changes))["feasible"].value)
+        except CapacityError:
+            return False
+
+    most = MOST_RANKS // settings.pipeline_parallel_size
+    sizes = (size for size in range(settings.tensor_parallel_size + 1, most + 1) if fits(tensor_parallel_size=size))
+    lengths = range(1, batch_of(settings, facts, gpu).max_model_len)
+    found = {
+        "tensor_parallel_size": next(sizes, 0),
+        "max_model_len": bisect_left(lengths, True, key=lambda length: not fits(max_model_len=length)),
+    }
+    return {name: value for name, value in found.items() if value}
 
 
 def _check_ranks(facts: ModelFacts, settings: EngineSettings) -> None:
@@ -146,8 +180,8 @@ def explain_observed(terms: Mapping[str, Term], observed: Sequence[tuple[float, 
     }
 
 
-def _capacity(args: Namespace, gpu: Gpu) -> dict[str, Any]:
-    log = _read_log(args.from_log) if args.from_log else {}
+def _asked(args: Namespace, gpu: Gpu, log: Mapping[str, Any]) -> tuple[ModelFacts, EngineSettings]:
+    """The model and the settings that the options describe."""
     given = {name: value for name, value in vars(args).items() if name in EngineSettings.__dataclass_fields__}
     given["vllm_version"] = args.vllm_version or log.get("engine_version") or EngineSettings.vllm_version
     settings = EngineSettings(**given)
@@ -159,15 +193,7 @@ def _capacity(args: Namespace, gpu: Gpu) -> dict[str, Any]:
     named = next((key for key in ("kv_cache_scheme", "kv_cache_quant_algo") if stored.get(key)), None)
     if named and settings.kv_cache_dtype == "auto":
         raise CapacityError(f"{entry.config}: {named} names the type of the KV cache: give it as --kv-cache-dtype")
-    settings = replace(settings, enable_prefix_caching=settings.caches_prefixes(facts))
-    terms = predict_capacity(facts, gpu, settings, log)
-    batch = batch_of(settings, facts, gpu)
-    return {
-        "quantization": facts.quantization,
-        "settings": asdict(settings) | asdict(batch),
-        **terms,
-        **({"observed": explain_observed(terms, args.observed)} if args.observed else {}),
-    }
+    return facts, replace(settings, enable_prefix_caching=settings.caches_prefixes(facts))
 
 
 def _read_log(path: Path) -> dict[str, Any]:
@@ -220,12 +246,30 @@ def _observation(text: str) -> tuple[float, int]:
         metavar="UTILIZATION=BLOCKS",
         help="observed number of blocks; two or more utilizations yield the memory and overhead that they imply",
     ),
+    option("--json", action="store_true", help="print JSON"),
 )
 def main(args: Namespace) -> None:
     gpu = resolve_one(args.gpu)
-    report = {"source": "predicted", "model": args.model, "gpu": gpu.name}
+    log = _read_log(args.from_log) if args.from_log else {}
+    report: dict[str, Any] = {"source": "predicted", "model": args.model, "gpu": gpu.name}
     try:
-        report |= _capacity(args, gpu)
+        facts, settings = _asked(args, gpu, log)
+        terms = predict_capacity(facts, gpu, settings, log)
     except ModelFactsError as e:
-        report["unknown"] = str(e)
-    print(json.dumps(report, indent=2, default=asdict))
+        print(json.dumps(report | {"unknown": str(e)}, indent=2) if args.json else f"unknown: {e}")
+        return
+    batch = batch_of(settings, facts, gpu)
+    observed = explain_observed(terms, args.observed) if args.observed else {}
+    if args.json:
+        report |= {"quantization": facts.quantization, "settings": asdict(settings) | asdict(batch), **terms}
+        print(json.dumps(report | ({"observed": observed} if observed else {}), indent=2, default=asdict))
+        return
+    # Here, because rich takes longer to import than JSON takes to print.
+    from workflow_scripts.predict.capacity_in_words import print_capacity, print_terms
+
+    devices = settings.tensor_parallel_size * settings.pipeline_parallel_size
+    title = f"{args.model} on {devices} x {gpu.name}, vLLM {settings.vllm_version}, predicted"
+    fits = {} if terms["feasible"].value or log else fitting_settings(facts, gpu, settings)
+    print_capacity(title, terms_by_rank(facts, gpu, settings, log), terms, settings, batch, fits)
+    if observed:
+        print_terms(observed)

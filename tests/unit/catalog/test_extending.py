@@ -25,4 +25,4 @@ def test_an_entry_is_a_gpu(catalogue, capsys):
     assert resolve(gpu.aliases[0]) == (gpu,)
     options = ["--block-size", "16", "--gpu-memory-utilization", "0.9", "--max-model-len", "8192"]
     assert kv_capacity.main(["--model", "llama-3.1-8b-instruct", "--gpu", name, *options]) == 0
-    assert f'"gpu": "{name}"' in capsys.readouterr().out
+    assert f"on 1 x {name}," in capsys.readouterr().out

@@ -1,6 +1,7 @@
 """Capacity compared with hand-computed numbers and published figures (source: published)."""
 
 import json
+import re
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -243,16 +244,55 @@ def test_published_blocks_of_an_l4_imply_a_device_of_half_the_memory():
 
 # --- the command -----------------------------------------------------------------------------------------------------
 
+OF_70B = ["--block-size", "16", "--gpu-memory-utilization", "0.9", "--max-model-len", "8192"]
 REQUIRED = ["--block-size", "16", "--gpu-memory-utilization", "0.5", "--max-model-len", "2048"]
 
 
 def test_the_command_prints_each_term_with_how_it_was_found(capsys):
-    assert main([*example_of("capacity"), "--observed", "0.5=8788", "--observed", "0.9=17234"]) == 0
+    assert main([*example_of("capacity"), "--json", "--observed", "0.5=8788", "--observed", "0.9=17234"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["source"] == "predicted"
     terms = [v for v in report.values() if isinstance(v, dict) and "how" in v]
     assert len(terms) == 14
     assert all(Term(**term).how for term in terms)
+
+
+def printed(capsys, *argv):
+    """What the command prints for Llama-3-70B on H100s without `--json`, and the numbers of each line by its words."""
+    assert main(["--model", "llama-3-70b", "--gpu", "h100-sxm", *OF_70B, *argv]) == 0
+    out = capsys.readouterr().out
+    rows = re.findall(r"^[+= ]*([A-Za-z][A-Za-z ]*?) {2,}((?:-?[\d,]+\.?\d*(?: MiB)? {2,})+)", out, re.MULTILINE)
+    return out, {
+        words: [float(number) for number in re.findall(r"-?\d+\.?\d*", of.replace(",", ""))] for words, of in rows
+    }
+
+
+def test_people_read_the_memory_of_each_rank_as_a_sum_and_what_fits(capsys):
+    ranks = ["--tensor-parallel-size", "4", "--pipeline-parallel-size", "3"]
+    out, rows = printed(capsys, *ranks)
+    usable, blocks = rows.pop("usable"), rows.pop("KV blocks")
+    rows.pop("a KV block")
+    assert list(rows) == ["weights", "peak of activations", "CUDA graphs", "outside of torch", "KV cache"]
+    assert [sum(of) for of in zip(*rows.values(), strict=True)] == pytest.approx(usable, abs=0.03)
+    assert len(usable) == 3
+    assert main(["--model", "llama-3-70b", "--gpu", "h100-sxm", "--json", *OF_70B, *ranks]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert blocks[report["pipeline_rank"]["value"]] == min(blocks) == report["num_blocks"]["value"]
+    numbers = [report["num_blocks"]["value"], report["kv_cache_tokens"]["value"]]
+    numbers += [int(report["max_concurrency"]["value"]), 8192]
+    assert all(f"{number:,} " in out for number in numbers)
+
+
+def test_people_read_what_would_make_a_model_fit(capsys):
+    out, rows = printed(capsys)
+    lacking = -rows["KV cache"][0]
+    assert lacking > 60
+    assert f"{lacking:.2f} GiB" in out
+    assert re.findall(r"--[a-z-]+ \d+", out) == ["--tensor-parallel-size 2"]
+    assert "--" not in printed(capsys, "--tensor-parallel-size", "2")[0]
+    # 190 blocks of 16 tokens, of which the engine keeps one.
+    out, _ = printed(capsys, "--kv-cache-memory-bytes", "1000000000")
+    assert re.findall(r"--[a-z-]+ \d+", out) == ["--tensor-parallel-size 4", "--max-model-len 3024"]
 
 
 OPTIONS = {
@@ -264,7 +304,7 @@ OPTIONS = {
 
 
 def report_of(capsys, *argv):
-    assert main(["--model", "opt-125m", "--gpu", "l4", *argv]) == 0
+    assert main(["--model", "opt-125m", "--gpu", "l4", "--json", *argv]) == 0
     return json.loads(capsys.readouterr().out)
 
 
@@ -273,7 +313,7 @@ def test_every_option_reaches_the_settings_and_the_others_are_the_engines_defaul
     report = report_of(capsys, *given, "--enforce-eager", "--no-enable-prefix-caching", "--quantization", "fp8")
     others = {"enforce_eager": True, "enable_prefix_caching": False, "enable_expert_parallel": False}
     assert report["settings"] == OPTIONS | others
-    argv = ["--model", "gpt-oss-120b", "--gpu", "h200", *REQUIRED, "--enable-expert-parallel"]
+    argv = ["--model", "gpt-oss-120b", "--gpu", "h200", "--json", *REQUIRED, "--enable-expert-parallel"]
     assert main(argv) == 0
     assert json.loads(capsys.readouterr().out)["settings"]["enable_expert_parallel"] is True
     assert (report["model"], report["gpu"], report["quantization"]) == ("opt-125m", "l4", "fp8")
@@ -306,7 +346,7 @@ def test_a_log_with_the_memory_needs_no_weights_but_a_structure(tmp_path, capsys
         (tmp_path / "config.json").write_text(
             json.dumps(config | {"model_type": family, "quantization_config": stored})
         )
-        status = main(["--model", str(tmp_path), "--gpu", "a100-sxm-80gb", *REQUIRED, *options])
+        status = main(["--model", str(tmp_path), "--gpu", "a100-sxm-80gb", "--json", *REQUIRED, *options])
         told = capsys.readouterr()
         return told.err if status else json.loads(told.out)
 

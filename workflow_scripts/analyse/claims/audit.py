@@ -244,7 +244,8 @@ def _print(
 
     workload: MeanLengths = args.tokens_per_request
     assumed = "" if columns.sequences else f"; max-num-seqs is not stated: {args.max_num_seqs} assumed"
-    caption = f"predicted ceilings; uncertainties are resolved in the table's favour{assumed}"
+    counted = "output tokens" if columns.counts_output_only else "prompt and output tokens"
+    caption = f"predicted ceilings for {counted}; uncertainties are resolved in the table's favour{assumed}"
     if len(unknown := set(verdicts)) == 1 and (shared := unknown.pop()).verdict == "unknown":
         caption = f"unknown: {shared.reason}"
         verdicts = [replace(shared, reason="")] * len(rows)
@@ -252,9 +253,9 @@ def _print(
     title = f"{args.table.name}: {args.model}, {tokens}"
     shown = Table(title=title, caption=caption, box=None, collapse_padding=True, pad_edge=False)
     stated = [*filter(None, (columns.gpu, columns.sequences)), *also, columns.throughput]
-    for name in (*stated, "ceiling", "times", "verdict", "limit"):
-        is_text = name in (columns.gpu, "verdict", "limit")
-        shown.add_column(name, justify="left" if is_text else "right", no_wrap=name != "limit")
+    for name in (*stated, "ceiling", "times", "verdict", "reason"):
+        is_text = name in (columns.gpu, "verdict", "reason")
+        shown.add_column(name, justify="left" if is_text else "right", no_wrap=name != "reason")
     for row, judged in zip(rows, verdicts, strict=True):
         ceiling_, times = judged.predicted_ceiling_tokens_per_s, judged.times_ceiling
         shown.add_row(
@@ -262,7 +263,8 @@ def _print(
             "" if math.isnan(ceiling_) else f"{ceiling_:,.0f}",
             "" if math.isnan(times) else f"{times:.2f}",
             judged.verdict,
-            judged.reason if judged.verdict == "unknown" else judged.limit,
+            # The multiple of the ceiling, with which a reason begins, has a column.
+            judged.reason if judged.verdict == "unknown" else judged.reason.partition("; ")[2],
         )
     Terminal().print(shown)
 

@@ -163,8 +163,13 @@ def test_the_command_prints_a_table(capsys, monkeypatch):
     assert main([MAX_NUM_SEQS, *OPTIONS]) == 0
     printed = capsys.readouterr().out
     headings, first = printed[printed.index("gpu ") :].splitlines()[:2]
-    assert headings.split() == ["gpu", "max_num_seqs", "throughput_tok_s", "ceiling", "times", "verdict", "limit"]
+    assert headings.split() == ["gpu", "max_num_seqs", "throughput_tok_s", "ceiling", "times", "verdict", "reason"]
     assert first.split()[:6] == ["H200", "1", "11939", "638", "18.72", "impossible"]
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main([MAX_NUM_SEQS, *OPTIONS]) == 0
+    # 1 sequence reads 15 GB of weights per step, 256 are limited by arithmetic.
+    reasons = [re.findall(r"[\d.]+ (?:GB|TB/s|TFLOP/s)", line) for line in capsys.readouterr().out.splitlines()[2:7]]
+    assert reasons == [*[["15.0 GB", "4.8 TB/s"]] * 4, ["989.5 TFLOP/s"]]
     assert main([str(PUBLISHED / "paged_attention_lab_block_size.csv"), *OPTIONS, "--max-num-seqs", "64"]) == 0
     assert "64 assumed" in " ".join(capsys.readouterr().out.split())
 
