@@ -9,6 +9,7 @@ docs/cluster.md explains both.
 
 import csv
 import math
+import re
 from argparse import Namespace
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ _HOST_BASE_MB, _HOST_MB_PER_GPU, _HOST_MB_PER_WEIGHT_MB = 16_000, 4_000, 1.25
 _UNKNOWN_WEIGHTS_BYTES = 16e9  # on a device without its own memory
 _CORES_BASE, _CORES_PER_GPU = 4, 4
 _MB = 1e6
+_NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 Resources = dict[str, int | str]
 _EXECUTOR_NAMES = {"account": "slurm_account", "partition": "slurm_partition", "extra": "slurm_extra"}
@@ -185,8 +187,9 @@ def job_resources(
     limits_s: Mapping[str, float] | None = None,
 ) -> Resources:
     """Resources of a job that measures `cells` one after another, with the names of Snakemake's Slurm executor. All
-    cells are of one GPU type; `cap_s` is the study's time limit of a cell; `avoid_nodes` had the wrong hardware;
-    `limits_s` are predicted limits by cell id. The run time is in minutes, memory in MB."""
+    cells are of one GPU type; `cap_s` is the study's time limit of a cell; `avoid_nodes` had the wrong hardware; what
+    cannot name a host is left out. `limits_s` are predicted limits by cell id. The run time is in minutes, memory in
+    MB."""
     queue = site.queue_of(cells[0].gpu)
     needs = [needs_of(cell) for cell in cells]
     gpus = max(max(n.gpus for n in needs), 1)
@@ -207,7 +210,8 @@ def job_resources(
         **asked_for[queue.ask_by],
         **queue_resources(queue),
     }
-    avoided = ",".join(sorted(avoid_nodes))
+    # The executor gives them to a shell, and others may have written the files that name them.
+    avoided = ",".join(sorted(filter(_NODE.fullmatch, avoid_nodes)))
     if avoided:
         resources["slurm_extra"] = f"{resources.get('slurm_extra', '')} --exclude={avoided}".strip()
     return resources

@@ -72,10 +72,15 @@ def test_defaults_hold_for_every_gpu_that_does_not_say_otherwise():
     assert options("l40s", defaults=defaults, gpus=gpus) == of_all.format("short", "--ntasks=1 ")
 
 
+HOSTILE = ["$(touch X)", "n3 --wrap=x", "-n3", "n3;x", "n3\n", "`x`", ""]
+
+
 def test_a_jobs_time_nodes_and_tasks():
     assert job_resources([cell()] * 2, site(), 7200, Attempt(2, 3))["runtime"] == 15 + 2 * 60
-    resources = job_resources([cell()], site(defaults={"extra": "--exclusive"}), 60, ONCE, avoid_nodes=["n2", "n1"])
-    assert resources["slurm_extra"] == "--exclusive --exclude=n1,n2"
+    resources = job_resources(
+        [cell()], site(defaults={"extra": "--exclusive"}), 60, ONCE, avoid_nodes=["n2", "n1.a", *HOSTILE]
+    )
+    assert resources["slurm_extra"] == "--exclusive --exclude=n1.a,n2"
     resources = job_resources([cell(tensor_parallel_size=2)], site(), 60, ONCE)
     assert sbatch_options(resources).endswith("--cpus-per-task=32 --gres=gpu:h200:2")
     assert "ntasks" not in sbatch_options(resources)
