@@ -41,6 +41,7 @@ from workflow_scripts.study.paths import (
     TRACE,
     start_folder,
     start_number,
+    within,
 )
 
 _ROW = {"cell_id": "string", "start": "int64", "repeat": "Int64"}
@@ -245,9 +246,10 @@ def find_starts(cells: Path, gpu: str) -> dict[Start, Path]:
     return dict(sorted(folders.items()))
 
 
-def stamp(folder: Path) -> str:
-    """A text that changes when a file of the start's evidence changes."""
-    files = [folder / OUTCOME, *sorted((folder / RAW).glob("*"))]
+def stamp(folder: Path, cells: Path) -> str:
+    """A text that changes when a file of the start's evidence changes. Raises InputError if that has a link to
+    elsewhere."""
+    files = within(folder, cells, [folder / OUTCOME, *sorted((folder / RAW).glob("*"))])
     state = [(f.name, (s := f.stat()).st_size, s.st_mtime_ns) for f in files if f.is_file()]
     return hashlib.sha256(json.dumps(state).encode()).hexdigest()
 
@@ -258,7 +260,7 @@ def parse_cells(cells: Path, gpu: str, out: Path, processes: int) -> tuple[int, 
     code = b"".join((CHECKOUT / source).read_bytes() for source in sources("parse.cell_tables"))
     version = hashlib.sha256(code).hexdigest()[:16]  # of the modules on which parsing depends
     names = {start: folder.relative_to(cells).as_posix() for start, folder in folders.items()}
-    stamps = {names[start]: f"{version}-{stamp(folder)}" for start, folder in folders.items()}
+    stamps = {names[start]: f"{version}-{stamp(folder, cells)}" for start, folder in folders.items()}
     old_stamps = read_json(out / STAMPS) if (out / STAMPS).exists() else {}
     changed = [start for start in folders if old_stamps.get(names[start]) != stamps[names[start]]]
     kept = sorted(folders.keys() - set(changed))

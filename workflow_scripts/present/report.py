@@ -19,7 +19,7 @@ from workflow_scripts.present.plot import Plot, data_address, size_px
 from workflow_scripts.present.report_tables import MissingError, Tables, require
 from workflow_scripts.present.series import NAMES
 from workflow_scripts.study.cell_status import status_of_starts
-from workflow_scripts.study.paths import ENGINE_LOG, MEASURE_LOG, RAW, StudyPaths, start_folder
+from workflow_scripts.study.paths import ENGINE_LOG, MEASURE_LOG, RAW, StudyPaths, start_folder, within
 from workflow_scripts.study.progress import Progress, may_grow, progress
 from workflow_scripts.study.setting_words import labels
 from workflow_scripts.study.study import Study
@@ -57,9 +57,11 @@ class Report:
         return grid.assign(reason=reason.where(grid["failed_starts"].isna(), grid["failed_starts"]))
 
     def logs(self, cell_id: str, start: float = 1) -> tuple[Path, Path]:
-        """The logs of the engine and of the measuring command, in a start of a cell; NaN is the first."""
+        """The logs of the engine and of the measuring command, in a start of a cell; NaN is the first. Raises
+        InputError if one is a link to elsewhere."""
         folder = self.cells / cell_id / (start_folder(int(start)) if start > 1 else "")
-        return folder / RAW / ENGINE_LOG, folder / MEASURE_LOG
+        engine_log, log = within(folder, self.cells, (folder / RAW / ENGINE_LOG, folder / MEASURE_LOG))
+        return engine_log, log
 
     @cached_property
     def labels(self) -> dict[str, str]:

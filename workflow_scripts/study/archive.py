@@ -25,7 +25,7 @@ from workflow_scripts.common.command import RESULTS, STUDY, command, out
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import read_json, write_bytes
 from workflow_scripts.study.grid import expand
-from workflow_scripts.study.paths import StudyPaths
+from workflow_scripts.study.paths import StudyPaths, within
 from workflow_scripts.study.study import Study
 from workflow_scripts.study.study_file import load_study
 
@@ -48,20 +48,28 @@ def contents(study: Study, study_file: Path, paths: StudyPaths) -> dict[str, Pat
         raise InputError(f"{paths.root / 'cells'}: no cell of study {study.name!r} has ended")
     files = {STUDY_FILE: study_file}
     for name in CODE:
-        files |= {file.relative_to(CHECKOUT).as_posix(): file for file in _files(CHECKOUT / name)}
-    measured = [paths.root / "prepared", paths.tables, paths.figures, paths.report, *map(paths.cell, ended)]
+        files |= {file.relative_to(CHECKOUT).as_posix(): file for file in _kept(CHECKOUT / name) if file.is_file()}
+    measured = [paths.prepared, paths.tables, paths.figures, paths.report]
     measured += [*paths.round_plan("*").parent.glob("round-*.json"), *paths.jobs()]
-    for place in measured:
-        files |= {f"results/{file.relative_to(paths.results).as_posix()}": file for file in _files(place)}
+    places = [(paths.root, measured), *((cell, [cell]) for cell in map(paths.cell, ended))]
+    for place, parts in places:
+        kept = [path for part in parts for path in _kept(part) if not _is_of_hub(path, paths)]
+        for file in filter(Path.is_file, within(place, paths.root, kept)):
+            files[f"results/{file.relative_to(paths.results).as_posix()}"] = file
     return files
 
 
-def _files(place: Path) -> Iterator[Path]:
-    files = [place] if place.is_file() else sorted(path for path in place.rglob("*") if path.is_file())
+def _kept(place: Path) -> Iterator[Path]:
+    paths = sorted(place.rglob("*")) if place.is_dir() else [place]
     # Weights belong to the model and are larger than everything else; its manifest holds their hashes. What an engine
     # that was killed left behind is no evidence.
-    kept = (path for path in files if path.suffix != ".safetensors" and "__pycache__" not in path.parts)
+    kept = (path for path in paths if path.suffix != ".safetensors" and "__pycache__" not in path.parts)
     return (path for path in kept if not any(part.endswith(".partial") for part in path.parts))
+
+
+def _is_of_hub(path: Path, paths: StudyPaths) -> bool:
+    """Whether it is one of a model's files of weights, which are links to the hub's cache."""
+    return path.is_symlink() and path.parent.parent == paths.prepared / "models"
 
 
 def description(study: Study, paths: StudyPaths, files: Mapping[str, Path]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """The status of every start of every cell of a study, from their files."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -10,11 +11,13 @@ from workflow_scripts.common.files import last_line, read_json
 from workflow_scripts.study.definition import definitions_sha256
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.outcome import is_of, never_ran
-from workflow_scripts.study.paths import ENGINE_LOG, RAW, StudyPaths
+from workflow_scripts.study.paths import ENGINE_LOG, RAW, StudyPaths, within
 from workflow_scripts.study.study import Study
 
 # The state of a cell that a study with `measure` has not measured.
 PREDICTED = "predicted"
+_JOB_VARIABLES = ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID")
+_JOB = re.compile(r"([A-Za-z0-9][\w.-]*)/(\d+)", re.ASCII)
 
 
 class Run(NamedTuple):
@@ -66,10 +69,12 @@ def status_of_cell(starts: Sequence[CellStatus], at_least: int) -> CellStatus:
 
 def _status_of_start(study: Study, cell: Cell, paths: StudyPaths, definition: str, start: int) -> CellStatus:
     outcome = paths.outcome(cell, start)
+    logs = (outcome.parent / RAW / ENGINE_LOG, paths.log(cell, start))
+    within(paths.start(cell, start), paths.root, (outcome, *logs))
     try:
         record = read_json(outcome)
     except FileNotFoundError:
-        log = _there(paths.log(cell, start))
+        log = _there(logs[1])
         why = (last_line(log) or "its log is empty") if log else "not tried yet"
         return CellStatus(cell, "missing", why, log, None, None, start=start)
     provenance = record["provenance"]
@@ -82,8 +87,9 @@ def _status_of_start(study: Study, cell: Cell, paths: StudyPaths, definition: st
     elif not is_of(record, definition):
         protocol = record["definition"].get("protocol")
         state, reason, run = "outdated", f"measured by another definition, protocol {protocol}", None
-    job = provenance.get("job", {})
-    log = _there(outcome.parent / RAW / ENGINE_LOG) or _there(paths.log(cell, start))
+    # Names of files follow from it.
+    job = _JOB.fullmatch("/".join(str(provenance.get("job", {}).get(name)) for name in _JOB_VARIABLES))
+    log = _there(logs[0]) or _there(logs[1])
     return CellStatus(
         cell,
         state,
@@ -94,7 +100,7 @@ def _status_of_start(study: Study, cell: Cell, paths: StudyPaths, definition: st
         record.get("device", {}).get("processor"),
         start,
         run,
-        (job["SLURM_CLUSTER_NAME"], job["SLURM_JOB_ID"]) if {"SLURM_CLUSTER_NAME", "SLURM_JOB_ID"} <= {*job} else None,
+        (job[1], job[2]) if job else None,
     )
 
 

@@ -1,8 +1,10 @@
 """Where everything of a study is below `results/{study}/`."""
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
+from workflow_scripts.common.faults import InputError
 from workflow_scripts.study.grid import Cell
 
 CELL_PATTERN = "{gpu}/{engine}/{model}/{workload}/{knobs}"
@@ -39,6 +41,22 @@ def start_number(folder: Path) -> int:
     """
     number = folder.name.removeprefix(START_FOLDER)
     return int(number) if folder.name.startswith(START_FOLDER) and number.isdecimal() else 1
+
+
+def within(place: Path, root: Path, paths: Iterable[Path]) -> list[Path]:
+    """The paths, which are those of evidence in `place`, a folder below `root`. Raises InputError if one is neither a
+    file nor a folder, or is reached through a link that leads out of the place: reports and archives would publish what
+    is there. `root` itself may be a link."""
+    listed = list(paths)
+    real = Path(os.path.realpath(root), place.relative_to(root))
+    folders = dict.fromkeys(path.parent for path in listed)
+    for path in (*folders, *filter(Path.is_symlink, listed)):
+        if not (found := Path(os.path.realpath(path))).is_relative_to(real):
+            raise InputError(f"{path}: a link leads out of {place}, to {found}; allowed: files, and links inside it")
+    for path in listed:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise InputError(f"{path}: neither a file nor a folder")
+    return listed
 
 
 class StudyPaths:

@@ -51,10 +51,12 @@ def test_jobs_that_have_ended_have_the_highest_memory_of_their_steps_and_their_t
 
 @pytest.fixture
 def measured(tmp_path, monkeypatch):
-    """The call of status on a study with a cell measured in job 5622304 and one without a job; `folder` is on PATH."""
-    made = MadeStudy(tmp_path, {"knobs": {"max_num_seqs": [1, 2]}})
+    """The call of status on a study with a cell measured in job 5622304, one without a job, and one whose record would
+    lead out of the folder of jobs; `folder` is on PATH."""
+    made = MadeStudy(tmp_path, {"knobs": {"max_num_seqs": [1, 2, 3]}})
     job = {"SLURM_JOB_ID": "5622304", "SLURM_CLUSTER_NAME": "lab"}
-    for cell, of_cell in zip(made.cells.values(), (job, {}), strict=True):
+    hostile = job | {"SLURM_CLUSTER_NAME": "../../lab"}
+    for cell, of_cell in zip(made.cells.values(), (job, {}, hostile), strict=True):
         made.end(cell, provenance={"job": of_cell})
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     return tmp_path, made.paths, made.options
