@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from rich.table import Table
 
-from workflow_scripts.analyse.compare.compare import markdown, plain, print_comparison, wide_console
+from workflow_scripts.analyse.compare.compare import markdown, print_comparison, wide_terminal
 from workflow_scripts.analyse.compare.comparison import FLAT_AGAINST_CHANGES, OPPOSITE, Comparison, comparison
 from workflow_scripts.analyse.compare.digest import read_digest
 from workflow_scripts.analyse.intervals.statistics import CHANGES, NOT_DECIDED
@@ -80,14 +80,14 @@ def tested(found: Comparison) -> Table:
     table = Table(*headings, title=title, title_justify="left", box=None, pad_edge=False)
     for pair in sorted(pairs, key=lambda pair: (pair.kind, pair.name, pair.baseline, pair.cell)):
         runs = [(number(run.ratio), run.verdict or "none") for run in (pair.a, pair.b)]
-        table.add_row(*map(plain, (pair.name, pair.cell, pair.baseline, *runs[0], *runs[1])))
+        table.add_row(pair.name, pair.cell, pair.baseline, *runs[0], *runs[1])
     return table
 
 
 def print_agreement(found: Comparison) -> bool:
     """Print the comparison and the goals; return whether all goals are reached."""
     print_comparison(found)
-    console = wide_console()
+    console = wide_terminal()
     console.print()
     console.print(tested(found))
     table = Table("goal", "found", "reached", box=None, pad_edge=False)

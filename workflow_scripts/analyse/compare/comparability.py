@@ -5,51 +5,13 @@ chooses because of these. They may not differ in what the study specifies: weigh
 """
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
 
 from workflow_scripts.analyse.cells.cells import SIMULATED
 from workflow_scripts.analyse.compare.digest import DigestCell
+from workflow_scripts.analyse.differences import differences, value_text
 
 # Maximum number of differing weights or requests that a sentence names.
 MOST_NAMED = 3
-
-
-class Difference(NamedTuple):
-    """A value that differs between two records, by the path of its keys."""
-
-    path: str
-    a: Any
-    b: Any
-
-
-def differences(a: Any, b: Any, path: str = "") -> Iterator[Difference]:
-    """Where two JSON values differ, in the order of their keys; a missing value is None.
-
-    >>> [tuple(d) for d in differences({"x": {"y": 1, "z": [1, 2]}}, {"x": {"z": [1, 3]}, "w": "new"})]
-    [('w', None, 'new'), ('x.y', 1, None), ('x.z.1', 2, 3)]
-    """
-    if isinstance(a, list) and isinstance(b, list):
-        a, b = ({str(place): value for place, value in enumerate(values)} for values in (a, b))
-    if isinstance(a, dict) and isinstance(b, dict):
-        for key in sorted({*a, *b}):
-            yield from differences(a.get(key), b.get(key), f"{path}.{key}" if path else key)
-    elif a != b or isinstance(a, bool) != isinstance(b, bool):
-        yield Difference(path, a, b)
-
-
-def value_text(value: Any) -> str:
-    """A value as it appears in a sentence.
-
-    >>> [value_text(value) for value in (None, True, 32.0, 0.6, "bfloat16", -0.0, 1e16, 1e-5)]
-    ['nothing', 'true', '32', '0.6', 'bfloat16', '0', '1e+16', '1e-05']
-    """
-    if value is None:
-        return "nothing"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, int | float):
-        return f"{value + 0.0:.15g}"  # + 0.0 turns -0 into 0
-    return value if isinstance(value, str) else "other values"
 
 
 def why_not(a: DigestCell, b: DigestCell) -> list[str]:

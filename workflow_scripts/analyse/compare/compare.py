@@ -20,9 +20,9 @@ from typing import NamedTuple
 
 from rich.table import Table
 
-from workflow_scripts.analyse.compare.comparability import value_text
-from workflow_scripts.analyse.compare.comparison import CellRatio, Comparison, Different, comparison
+from workflow_scripts.analyse.compare.comparison import CellRatio, Comparison, comparison
 from workflow_scripts.analyse.compare.digest import DigestError, Found, read_digest
+from workflow_scripts.analyse.differences import Different, value_text
 from workflow_scripts.analyse.intervals.occasions import OCCASIONS_VARY_PCT
 from workflow_scripts.analyse.intervals.statistics import CHANGES, FLAT, NOT_DECIDED
 from workflow_scripts.common.command import command, option

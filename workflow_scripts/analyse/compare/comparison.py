@@ -4,17 +4,15 @@ docs/report.md explains the result.
 """
 
 import math
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import zip_longest
 from statistics import median
-from typing import Any
 
 import numpy as np
-from pydantic import JsonValue
 
-from workflow_scripts.analyse.compare.comparability import Difference, differences, value_text, why_not
+from workflow_scripts.analyse.compare.comparability import why_not
 from workflow_scripts.analyse.compare.digest import Digest, DigestCell, Found, Mean
+from workflow_scripts.analyse.differences import Difference, Different, by_itself, counted, differences
 from workflow_scripts.analyse.intervals.occasions import OCCASIONS_VARY_PCT, Means, compare_occasions
 from workflow_scripts.analyse.intervals.repeats import RATE
 from workflow_scripts.analyse.intervals.start_spread import FloatArray
@@ -86,17 +84,6 @@ class PairAgreement(Record):
     contradiction: str | None
 
 
-class Different(Record):
-    """Something that differs between A and B: the first pair of values, in how many cells it differs (0: it is of the
-    study), and how many other pairs of values they have."""
-
-    what: str
-    a: JsonValue
-    b: JsonValue
-    cells: int
-    others: int
-
-
 class Comparison(Record):
     """What two studies have in common, and how they differ.
 
@@ -157,24 +144,8 @@ def comparison(a: Digest, b: Digest, occasions_vary_pct: float = OCCASIONS_VARY_
         start_s_b=median(start_s for _, start_s in starts) if starts else None,
         differences=[
             *(Different(what=f"study: {d.path}", a=d.a, b=d.b, cells=0, others=0) for d in of_study),
-            *_counted(difference for x, y, _ in ended for difference in _of_cell(x, y)),
+            *counted(difference for x, y, _ in ended for difference in _of_cell(x, y)),
         ],
-    )
-
-
-def by_itself(settings: Iterable[tuple[dict[str, Any], dict[str, Any]]]) -> list[Different]:
-    """What differs between the settings that took effect in pairs of cells which ask for the same, by setting.
-
-    A setting that one of two cells does not report is ignored.
-
-    >>> [tuple(d.model_dump().values()) for d in by_itself([({"a": 1, "b": 2}, {"a": 3}), ({"a": 1}, {"a": 4})])]
-    [('a', 1, 3, 2, 1)]
-    """
-    return _counted(
-        difference
-        for a, b in settings
-        for difference in differences(a, b)
-        if difference.a is not None and difference.b is not None
     )
 
 
@@ -298,22 +269,6 @@ def contradiction(a: Found, b: Found) -> str | None:
     if stated == (None, None) or a.low is None or b.low is None or a.high is None or b.high is None:
         return None
     return APART if a.high < b.low or b.high < a.low else None
-
-
-def _counted(all_differences: Iterable[Difference]) -> list[Different]:
-    values = defaultdict(list)
-    for what, a, b in all_differences:
-        values[what].append((a, b))
-    return [
-        Different(
-            what=what,
-            a=pairs[0][0],
-            b=pairs[0][1],
-            cells=len(pairs),
-            others=len({(value_text(a), value_text(b)) for a, b in pairs}) - 1,
-        )
-        for what, pairs in values.items()
-    ]
 
 
 def _of_cell(x: DigestCell, y: DigestCell) -> Iterator[Difference]:

@@ -12,8 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from workflow_scripts.analyse.compare.comparability import value_text
-from workflow_scripts.analyse.compare.comparison import by_itself
+from workflow_scripts.analyse.differences import by_itself, value_text
 from workflow_scripts.analyse.intervals.repeats import Row, counted, knob_columns, records
 from workflow_scripts.analyse.settings.knob_pairs import AT, by_environment, knob_groups
 from workflow_scripts.analyse.table_command import table_command
