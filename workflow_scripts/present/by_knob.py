@@ -14,7 +14,7 @@ from matplotlib.patches import Patch
 from workflow_scripts.common.wording import sentence
 from workflow_scripts.present.plot import Panel, Plot, key, log2_axis, mark_handles, ratio_axis
 from workflow_scripts.present.report_tables import REPEAT, Tables, require
-from workflow_scripts.present.series import Group, ends_in_words, groups_varying, means, repeats_of
+from workflow_scripts.present.series import Group, ends_in_words, groups_varying, repeats_of
 from workflow_scripts.present.style import COLOURS, INK, OUTCOMES, LineStyle, Mark, marks
 from workflow_scripts.study.setting_words import knob_name
 
@@ -24,8 +24,10 @@ CEILINGS: Mapping[str, tuple[LineStyle, str]] = {
     "datasheet": ((0, (1, 1.2)), "ceiling, data sheet (predicted)"),
     "measured": ((0, (4, 1.2, 1, 1.2, 1, 1.2)), "ceiling, measured rates (predicted)"),
 }
-# A column of rows whose measure is the rate while the engine is full: the rate over whole repeats.
+# A column of rows whose measure is the rate while the engine is full: the cell's rate over whole repeats.
 WHOLE = "over_whole_repeats"
+# A column of rows: the value of the row's cell over all its repeats.
+VALUE = "value"
 WHOLE_LINE: Mapping[str, Any] = {"marker": "o", "markerfacecolor": "none", "linestyle": (0, (2, 1.5)), "linewidth": 0.9}
 # The same sign that invalid cells have in the figure of outcomes.
 INVALID: Mapping[str, Any] = {"marker": f"${OUTCOMES['invalid'][1]}$", "linestyle": "none"}
@@ -119,8 +121,8 @@ class _Lines:
         for colour, of_one in rows.groupby("colour", sort=False):
             at = of_one.groupby("x")["published"].median()
             ax.plot(at.index, at, color=self.colours[str(colour)].color, **PUBLISHED)
-        both = means(rows[rows["colour"] == rows["colour"].iloc[0]], ["published", self.measure], "x")
-        most = int((both["published"] / both[self.measure]).to_numpy().argmax())
+        both = rows[rows["colour"] == rows["colour"].iloc[0]].groupby("x")[["published", VALUE]].median()
+        most = int((both["published"] / both[VALUE]).to_numpy().argmax())
         x, (highest, own) = both.index[most], both.to_numpy()[most]
         if highest / own > WORTH_SAYING:
             arrow = {"arrowstyle": "<->", "color": INK, "shrinkA": 5, "shrinkB": 5}
@@ -139,7 +141,10 @@ def plot_by_knob(
     published: "pd.Series[float]" = NOTHING_PUBLISHED,
 ) -> Plot:
     """The figure of a measure, one panel per group; `published` has rates by others for some cells, by their ids."""
-    names = (*REPEAT, "gpu", "source", "x", "colour", "style", measure.column, WHOLE)
+    names = (*REPEAT, "gpu", "source", "x", "colour", "style", measure.column, VALUE, WHOLE)
+    for group in groups:
+        if VALUE not in group.rows:
+            group.rows[VALUE] = group.rows["cell_id"].map(tables.value(measure.column))
     groups = [replace(group, rows=group.rows[[name for name in names if name in group.rows]]) for group in groups]
     rows = pd.concat([group.rows for group in groups])
     require(rows[measure.column].dropna(), f"{measure.column} is known for no cell")
@@ -197,9 +202,9 @@ def _draw_line(ax: Axes, rows: pd.DataFrame, rate: str, mark: Mark, style: LineS
     at = rows.groupby("x")[rate].agg(["min", "max"])
     ax.plot(rows["x"], rows[rate], linestyle="none", marker=".", color=mark.color, alpha=0.35, markersize=4)
     ax.vlines(at.index, at["min"], at["max"], color=mark.color, linewidth=1.5)
-    ax.plot(at.index, means(rows, [rate], "x")[rate], color=mark.color, marker=mark.marker, linestyle=style)
+    ax.plot(at.index, rows.groupby("x")[VALUE].median(), color=mark.color, marker=mark.marker, linestyle=style)
     if WHOLE in rows:
-        whole = means(rows, [WHOLE], "x")[WHOLE]
+        whole = rows.groupby("x")[WHOLE].median()
         ax.plot(whole.index, whole, color=mark.color, **WHOLE_LINE)
 
 
@@ -213,4 +218,4 @@ def _in_words(groups: Sequence[Group], measure: Measure) -> Iterable[str]:
     for group in groups[:6]:
         for colour, rows in group.rows.groupby("colour", sort=False):
             what = ", ".join(filter(None, (group.title, str(colour))))
-            yield ends_in_words(f"{what}: mean", means(rows, [measure.column], "x")[measure.column])
+            yield ends_in_words(f"{what}: mean", rows.groupby("x")[VALUE].median())

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from workflow_scripts.common.wording import listed, number, plural, sentence
@@ -15,7 +16,7 @@ from workflow_scripts.present.figures import FIGURES
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import RATE, MissingError, Tables, records
 from workflow_scripts.present.sentences import DECIDED, counted, duration, explained, span, without_effect
-from workflow_scripts.present.series import PLACES, means
+from workflow_scripts.present.series import PLACES
 from workflow_scripts.present.subjects import device_ratios, environments_compared, other_settings, sequence_limit
 from workflow_scripts.present.subjects.device_ratios import of_rates, speedups
 from workflow_scripts.present.subjects.measured_or_predicted import predicted_in_words
@@ -105,9 +106,11 @@ def _throughput(report: Report) -> Iterator[str]:
     knob, group = sequence_limit.most_important_group(report.tables)
     grown, ends = [], (group.rows["x"].min(), group.rows["x"].max())
     for gpu, of_one in group.rows.groupby("gpu", sort=False):
-        at = means(of_one, [TOTAL.column], "x")[TOTAL.column].reindex(ends)
+        rates = of_one["cell_id"].map(report.tables.value(TOTAL.column))
+        at = rates.groupby(of_one["x"]).median().reindex(ends)
         if at.notna().all():
-            share = of_one.groupby("x")[sequence_limit.DRAIN].median().loc[ends[1]]
+            last = of_one.loc[of_one["x"] == ends[1], "cell_id"]
+            share = report.tables.value(sequence_limit.DRAIN).reindex(last).median()
             fewer = f", with fewer running in the last {100 * share:.0f} %" if share > MUCH_DRAIN else ""
             by = number(at[ends[1]] / at[ends[0]])
             grown.append(f"{by} times the total tokens/s on {gpu} ({span(at)}) over whole repeats{fewer}")
@@ -117,8 +120,9 @@ def _throughput(report: Report) -> Iterator[str]:
     if len(published):
         rows = group.rows.assign(published=group.rows["cell_id"].map(published)).dropna(subset="published")
         gpu = rows["gpu"].iloc[0]
-        both = means(rows[rows["gpu"] == gpu], ["published", TOTAL.column], "x").dropna()
-        times = (both["published"] / both[TOTAL.column]).to_numpy()
+        rows = rows[rows["gpu"] == gpu].assign(value=lambda of: of["cell_id"].map(report.tables.value(TOTAL.column)))
+        both = rows.groupby("x")[["published", "value"]].median().dropna()
+        times = (both["published"] / both["value"]).to_numpy()
         most = int(times.argmax())
         yield (
             f"Published for {gpu} with {setting_phrase(knob, both.index[most])}: {both['published'].iloc[most]:,.0f} "
@@ -200,8 +204,9 @@ def _starts(report: Report) -> str:
     several = starts.max() > 1
     text = f"{plural(report.study.repeats, 'repeat')} per {'start' if several else 'cell'}"
     if several:
-        medians = cells.groupby(["cell_id", "start"])["output_tokens_per_s"].median().groupby("cell_id")
-        apart = 100 * (medians.max() / medians.min() - 1)[starts > 1].dropna()
+        logs = cells[RATE].astype(float).where(cells[RATE] > 0).map(np.log)
+        of_start = logs.groupby([cells["cell_id"], cells["start"]]).mean().groupby("cell_id")
+        apart = 100 * ((of_start.max() - of_start.min()).map(np.exp) - 1)[starts > 1].dropna()
         text += f", {span(starts[starts > 0])} starts per cell"
         text += f", which differ by at most {number(apart.max())} %" if len(apart) else ""
     return text
@@ -212,7 +217,7 @@ def best_settings(report: Report) -> Table | Fold | None:
     tables = report.tables
     recommended = tables.get("recommendations", "role", *PLACES)
     cells = report.grid[(report.grid["outcome"] == "ok") & report.grid["comparable"].eq(True)]
-    means_of = means(tables.cells, [RATE, *TIMES, WAIT])
+    means_of = tables.values.reindex(columns=[RATE, *TIMES, WAIT])
     cells = cells[cells["cell_id"].isin(means_of.index[means_of[RATE].notna()])]
     if cells.empty:
         return None
@@ -277,8 +282,5 @@ def best_in_words(members: pd.DataFrame, cells: pd.DataFrame, knobs: Sequence[st
 
 
 def _of_limit(tables: Tables, members: pd.DataFrame) -> str:
-    limits = tables.get("limits", "cell_id", "rates", "factor")
-    rows = limits[limits["cell_id"].isin(members["cell_id"]) & limits["factor"].notna()]
-    # If a device's rates have two sources, the data sheet is preferred.
-    rows = rows[rows["rates"] == rows["rates"].min()]
-    return f"{span(100 * rows.groupby('cell_id')['factor'].median())} %" if len(rows) else UNKNOWN
+    shares = tables.share_of_ceiling.reindex(members["cell_id"]).dropna()
+    return f"{span(100 * shares)} %" if len(shares) else UNKNOWN

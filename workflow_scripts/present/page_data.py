@@ -22,8 +22,8 @@ import numpy as np
 import pandas as pd
 
 from workflow_scripts.common.metrics import LATENCIES, METRICS
-from workflow_scripts.present.report import Report, medians_by_cell
-from workflow_scripts.present.report_tables import REPEAT, MissingError, Tables
+from workflow_scripts.present.report import Report
+from workflow_scripts.present.report_tables import REPEAT, MissingError, Tables, medians_by_cell
 from workflow_scripts.present.series import NAMES
 from workflow_scripts.present.style import COLOURS
 from workflow_scripts.study.setting_words import knob_name, settings_in_words

@@ -12,7 +12,7 @@ from matplotlib.patches import Patch
 
 from workflow_scripts.present.plot import LINE_IN, Panel, Plot, hide_y, key, mark_handles, set_ticks, write_label
 from workflow_scripts.present.report_tables import records
-from workflow_scripts.present.series import evenly, means, repeats_in_words, repeats_of
+from workflow_scripts.present.series import evenly, repeats_in_words, repeats_of
 from workflow_scripts.present.style import INK, MUTED, LineStyle, Mark
 
 MOST_LABELS = 14
@@ -160,12 +160,20 @@ def _in_words(start: str, rows: pd.DataFrame) -> str:
 
 
 def plot_bars(
-    rows: pd.DataFrame, measures: Mapping[str, str], named: Mapping[str, Mark], *, title: str, panels_are: str
+    rows: pd.DataFrame,
+    values: pd.DataFrame,
+    measures: Mapping[str, str],
+    named: Mapping[str, Mark],
+    *,
+    title: str,
+    panels_are: str,
 ) -> Plot:
-    """One panel per value of `panel` and per measure (column -> name); a bar is the mean of the rows of a `label`.
+    """One panel per value of `panel` and per measure (column -> name); a bar is the value of the cell of a `label`.
 
-    `name` says in which colour a bar is drawn.
+    `name` says in which colour a bar is drawn; `values` are by cell and measure.
     """
+    of_cells = values.reindex(rows["cell_id"])
+    rows = rows.assign(**{f"{column}_of_cell": of_cells[column].to_numpy() for column in measures})
     drawn = {column: name for column, name in measures.items() if rows[column].notna().any()}
     groups = sorted(rows.groupby("panel", sort=False), key=lambda item: -item[1]["cell_id"].nunique())
     most = max(part["label"].nunique() for _, part in groups)
@@ -188,14 +196,15 @@ def plot_bars(
             key("a repeat", **DOT),
         ],
         repeats=repeats_of(rows),
-        notes=[*few, "bars are geometric means over repeats and starts, as in the tables"],
+        notes=[*few, "bars are the values of cells over all repeats and starts, as in the tables"],
         panel_height_in=LINE_IN * LINES_PER_BAR * min(MOST_BARS, most) + 0.75,
     )
 
 
 def _bars(rows: pd.DataFrame, column: str) -> list[tuple[str, float]]:
     """The labels with their means, the highest first."""
-    of_label = means(rows, [column], "label")[column].dropna().sort_values(ascending=False, kind="stable")
+    of_label = rows.groupby("label", sort=False)[f"{column}_of_cell"].median().dropna()
+    of_label = of_label.sort_values(ascending=False, kind="stable")
     return list(of_label.head(MOST_BARS).items())  # type: ignore[arg-type]
 
 

@@ -194,19 +194,21 @@ def figure_facts(facts: Mapping[str, Any]) -> str:
 class TablePart:
     """The part that shows a table: `columns` (column -> heading) of its first `MOST_ROWS` rows, and a link to the file.
 
-    `keep` selects the rows, or computes them from the source table. Nothing is said of an `optional` table without any.
+    `keep` selects the rows of the source table; `rows` gives them if they are not in one table. Nothing is said of an
+    `optional` table without any.
     """
 
     source: str
     columns: Mapping[str, str]
     caption: str
     keep: Callable[[pd.DataFrame], pd.DataFrame] = field(default=lambda rows: rows)
+    rows: Callable[[Tables], pd.DataFrame] | None = None
     note: str = ""
     optional: bool = False
 
     def __call__(self, report: Report) -> Iterator[Block]:
         try:
-            rows = self.keep(report.tables.need(self.source))
+            rows = self.rows(report.tables) if self.rows else self.keep(report.tables.need(self.source))
             require(rows, f"the table {self.source} has no rows for: {self.caption}")
         except MissingError:
             if self.optional:
@@ -226,19 +228,6 @@ def several_starts(rows: pd.DataFrame) -> pd.DataFrame:
     ['repeat']
     """
     return rows if rows["start"].nunique() > 1 else rows.drop(columns="start")
-
-
-def medians_by_cell(rows: pd.DataFrame, *keys: str) -> pd.DataFrame:
-    """One row per cell and value of the other `keys`: the medians of numbers, and the first value of other columns.
-
-    >>> rows = pd.DataFrame({"cell_id": "a", "start": [1, 2], "repeat": 0, "mbu": [0.2, 0.4], "bound_by": "memory"})
-    >>> medians_by_cell(rows).to_dict("records")
-    [{'cell_id': 'a', 'mbu': 0.30000000000000004, 'bound_by': 'memory'}]
-    """
-    by = ["cell_id", *keys]
-    others = [name for name in rows.columns if name not in {*by, *REPEAT_COLUMNS}]
-    how = {name: "median" if pd.api.types.is_float_dtype(rows[name]) else "first" for name in others}
-    return rows.groupby(by, sort=False, dropna=False).agg(how).reset_index()
 
 
 @dataclass(frozen=True)

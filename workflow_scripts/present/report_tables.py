@@ -1,6 +1,7 @@
 """The tables from which the figures and the page are made."""
 
 from collections.abc import Iterable, Sized
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -56,6 +57,19 @@ def require(rows: Rows, lacking: str) -> Rows:
 
 def records(table: pd.DataFrame) -> list[dict[str, Any]]:
     return table.to_dict("records")  # type: ignore[return-value]
+
+
+def medians_by_cell(rows: pd.DataFrame, *keys: str) -> pd.DataFrame:
+    """One row per cell and value of the other `keys`: the medians of numbers, and the first value of other columns.
+
+    >>> rows = pd.DataFrame({"cell_id": "a", "start": [1, 2], "repeat": 0, "mbu": [0.2, 0.4], "bound_by": "memory"})
+    >>> medians_by_cell(rows).to_dict("records")
+    [{'cell_id': 'a', 'mbu': 0.30000000000000004, 'bound_by': 'memory'}]
+    """
+    by = ["cell_id", *keys]
+    others = [name for name in rows.columns if name not in {*by, *REPEAT}]
+    how = {name: "median" if pd.api.types.is_float_dtype(rows[name]) else "first" for name in others}
+    return rows.groupby(by, sort=False, dropna=False).agg(how).reset_index()
 
 
 class Tables:
@@ -157,6 +171,32 @@ class Tables:
     def invalid(self) -> pd.DataFrame:
         """Rows of `cells` for cells that ran and failed a check: their values are shown but never compared."""
         return self.cells[(self.cells["outcome"] == "invalid") & self.cells["repeat"].notna()]
+
+    @cached_property
+    def values(self) -> pd.DataFrame:
+        """The value of each measure (column) of each measured cell (index), as the table `intervals` has it."""
+        rows = self.get("intervals", "cell_id", "measure", "value").drop_duplicates(["cell_id", "measure"])
+        return rows.pivot(index="cell_id", columns="measure", values="value")
+
+    def value(self, measure: str) -> "pd.Series[float]":
+        """The value of a measure by `cell_id`; empty if no cell has one."""
+        return self.values[measure] if measure in self.values else pd.Series(dtype=float)
+
+    @cached_property
+    def limits(self) -> pd.DataFrame:
+        """One row per cell and source of the device's rates, that of the data sheet first: medians over the repeats.
+
+        Raises:
+            MissingError: no ceiling is known.
+        """
+        return medians_by_cell(self.need("limits").sort_values("rates", kind="stable"), "rates")
+
+    @cached_property
+    def share_of_ceiling(self) -> "pd.Series[float]":
+        """By `cell_id` the rate over its ceiling, that of the data sheet where two are known; empty if none is."""
+        with suppress(MissingError):
+            return self.limits.drop_duplicates("cell_id").set_index("cell_id")["factor"].dropna()
+        return pd.Series(dtype=float)
 
     @cached_property
     def waste_pct(self) -> "pd.Series[float]":

@@ -100,19 +100,6 @@ def cell_titles(cells: pd.DataFrame, knobs: Sequence[str]) -> pd.Series:
     return titles
 
 
-def means(rows: pd.DataFrame, columns: Sequence[str], by: str = "cell_id") -> pd.DataFrame:
-    """Rates and times of cells as in all tables: geometric means over the repeats of each start, then over starts.
-
-    >>> rows = pd.DataFrame({"cell_id": "a", "start": [1, 1, 2], "rate": [10.0, 40.0, 45.0]})
-    >>> means(rows, ["rate"]).round(6).to_dict("records")
-    [{'rate': 30.0}]
-    """
-    logs = rows[list(columns)].astype(float).where(rows[list(columns)] > 0).apply(np.log)
-    of_start = logs.groupby([rows[by], rows["cell_id"], rows["start"]], sort=False).mean()
-    geometric_means: pd.DataFrame = of_start.groupby(level=0).mean().apply(np.exp)
-    return geometric_means.rename_axis(by)
-
-
 def without_shared(settings: "pd.Series[str]") -> "pd.Series[str]":
     """Each text of settings ("a=1, b=2") without the settings that all of them share.
 

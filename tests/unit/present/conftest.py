@@ -72,11 +72,22 @@ def report(results: Results) -> Report:
     return results.report
 
 
+def write_cells(cells: pd.DataFrame, folder: Path) -> None:
+    """Write the cells table to a folder, and beside it the values of its measured cells."""
+    cells.to_parquet(folder / "cells.parquet")
+    measured = cells[cells["outcome"].eq("ok") & cells["comparable"].eq(True)]
+    medians = measured.groupby("cell_id", sort=False).median(numeric_only=True)
+    rows = medians.melt(var_name="measure", ignore_index=False).dropna(subset="value").reset_index()
+    whole("intervals", rows).to_parquet(folder / "intervals.parquet")
+
+
 def changed(report: Report, folder: Path, **tables: pd.DataFrame) -> Report:
     """The report of the same study, with other tables, which are written to `folder`."""
     folder.mkdir(exist_ok=True)
+    if "cells" in tables and "intervals" not in tables:
+        write_cells(tables["cells"], folder)
     for path in report.tables.folder.glob("*.parquet"):
-        if path.stem not in tables:
+        if path.stem not in tables and not (folder / path.name).exists():
             (folder / path.name).symlink_to(path)
     for name, table in tables.items():
         table.to_parquet(folder / f"{name}.parquet")
@@ -92,6 +103,8 @@ def whole(name: str, table: pd.DataFrame) -> pd.DataFrame:
 
 def written(report: Report, **tables: pd.DataFrame) -> Report:
     """The report with these tables, which are written to its folder with all columns of their schemas."""
+    if "cells" in tables:
+        write_cells(whole("cells", tables.pop("cells")), report.tables.folder)
     for name, table in tables.items():
         whole(name, table).to_parquet(report.tables.folder / f"{name}.parquet")
     return replace(report, tables=Tables(report.tables.folder))
@@ -130,10 +143,10 @@ def axes_of() -> Iterator[Callable[..., Axes]]:
 
 @pytest.fixture
 def plot_of(tmp_path: Path) -> Callable[[str, pd.DataFrame], Plot]:
-    """A figure of a study with these cells and no other table."""
+    """A figure of a study with these cells and their values, and no other table."""
 
     def plot(name: str, cells: pd.DataFrame) -> Plot:
-        cells.to_parquet(tmp_path / "cells.parquet")
+        write_cells(cells, tmp_path)
         return figures.FIGURES[name].plot(Tables(tmp_path))
 
     return plot

@@ -10,6 +10,7 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
+from tests.unit.present.conftest import write_cells
 from tests.unit.present.synthetic import DRAWN, arguments
 from workflow_scripts.present.figures import FIGURES, main
 from workflow_scripts.present.plot import (
@@ -128,7 +129,7 @@ def test_what_cannot_be_drawn_is_not_drawn_and_the_reason_is_told(results, tmp_p
     def draw(cells: pd.DataFrame) -> dict[str, dict[str, object]]:
         """Draw what can be drawn of these cells alone."""
         (tmp_path / "tables").mkdir(exist_ok=True)
-        cells.to_parquet(tmp_path / "tables" / "cells.parquet")
+        write_cells(cells, tmp_path / "tables")
         assert main(arguments(study=results.study, tables=tmp_path / "tables", out=tmp_path / "out")) == 0
         return manifest(tmp_path / "out")
 

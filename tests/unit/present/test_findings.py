@@ -67,7 +67,7 @@ def with_pairs(report: Report, knob: str, cells: dict[str, list[float]], ratios:
     numbers |= {"verdict": ["flat" if ratio == 1 else "changes" for ratio in ratios]}
     numbers |= {"held": [f"block_size=16, max_num_seqs={i}" for i in ids]}
     effects = pd.DataFrame({"cell_id": ids}).assign(**place, **numbers)
-    of_cells = pd.DataFrame({"cell_id": ids, "outcome": "ok", "start": 1, "repeat": 0, **cells})
+    of_cells = pd.DataFrame({"cell_id": ids, "outcome": "ok", "comparable": True, "start": 1, "repeat": 0, **cells})
     return written(report, effects=effects, cells=pd.concat([of_cells, of_cells.assign(repeat=1)]))
 
 

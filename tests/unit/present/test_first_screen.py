@@ -16,7 +16,6 @@ from workflow_scripts.present.first_screen import best_in_words, best_settings, 
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import Tables
 from workflow_scripts.present.sentences import span
-from workflow_scripts.present.series import means
 from workflow_scripts.present.subjects.hardware_limits import reached
 from workflow_scripts.present.subjects.other_settings import ENGINE, largest_changes
 from workflow_scripts.present.subjects.sequence_limit import drains
@@ -71,7 +70,7 @@ def test_published_rates_stand_beside_what_was_measured(report, tmp_path):
     cells = report.tables.measured
     group = cells[(cells["gpu"] == "h200") & (cells["workload"] == "chat") & (cells["engine"] == "vllm")]
     one = group[group["knob_max_num_seqs"] == group["knob_max_num_seqs"].min()]
-    rates = one.groupby("cell_id")["total_tokens_per_s"].median()
+    rates = report.tables.value("total_tokens_per_s").loc[one["cell_id"].unique()]
     published = predictions["cell_id"].map(10 * rates)
     told = answer(changed(report, tmp_path, predictions=predictions.assign(published=published)), "max-num-seqs")
     assert "10 times what" in told
@@ -147,7 +146,7 @@ def test_a_tie_shows_the_range_of_its_settings(report, tmp_path):
     others = [knobs for knobs in measured.loc[place, "knobs"].unique() if knobs != table.loc[first, "knobs"].iloc[0]]
     tied = changed(report, tmp_path, recommendations=table.assign(ties=table["ties"].mask(first, others[0])))
     of_both = measured[place & measured["knobs"].isin([others[0], table.loc[first, "knobs"].iloc[0]])]
-    rates = means(of_both, ["output_tokens_per_s"])["output_tokens_per_s"]
+    rates = report.tables.value("output_tokens_per_s").loc[of_both["cell_id"]]
     assert best(tied)["llama-3.1-8b-instruct, chat", "h200"][3] == span(rates)
 
 

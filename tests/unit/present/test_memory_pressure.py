@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tests.unit.present.conftest import report_of, table_in, told
+from tests.unit.present.conftest import report_of, table_in, told, write_cells
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import MissingError, Tables
 from workflow_scripts.present.subjects.memory_pressure import (
@@ -61,7 +61,7 @@ TRANSFORMERS = [
 
 def pools(folder: Path, predicted_preemptions: float = 7, further: Sequence[dict[str, object]] = ()) -> Report:
     cells = pd.DataFrame([*CELLS, *further])
-    cells.to_parquet(folder / "cells.parquet")
+    write_cells(cells, folder)
     measured = cells.set_index("cell_id").assign(**{USERS: cells["running_peak"].to_numpy() + 1})
     predictions = measured[[*QUANTITIES, USERS]].melt(var_name="quantity", value_name="predicted", ignore_index=False)
     predictions = predictions.reset_index().assign(running_peak_predicted=1.0, evicted_blocks_predicted=3.0)
@@ -87,7 +87,7 @@ def test_users_in_the_same_memory_are_counted_in_blocks_and_contiguously(tmp_pat
     assert {row[table.headings.index(evicted)] for row in table.rows} == {"3"}
     assert len(table.rows) == len(CELLS)
     # Without a pool in which reservations wait there are no users to compare.
-    pd.DataFrame(CELLS).assign(running_while_others_wait=float("nan")).to_parquet(tmp_path / "cells.parquet")
+    write_cells(pd.DataFrame(CELLS).assign(running_while_others_wait=float("nan")), tmp_path)
     tables = Tables(tmp_path)
     with pytest.raises(MissingError, match="in no pool"):
         users_by_cache(tables)
@@ -128,7 +128,7 @@ def test_pools_of_equal_memory_lie_above_each_other(tmp_path, axes_of):
     ax = axes_of(plot, 3)
     lines = {line.get_marker(): np.asarray(line.get_ydata()).tolist() for line in ax.lines[:2]}
     assert list(lines.values()) == [[7, 0], [7, 0]]
-    pd.DataFrame([CELLS[0], CELLS[3]]).to_parquet(tmp_path / "cells.parquet")
+    write_cells(pd.DataFrame([CELLS[0], CELLS[3]]), tmp_path)
     with pytest.raises(MissingError, match="two sizes"):
         pressure_by_pool(Tables(tmp_path))
 
@@ -137,7 +137,7 @@ def test_a_study_without_the_knob_has_no_such_section(tmp_path):
     report = pools(tmp_path)
     assert SUBJECT.is_in(report.study)
     assert not SUBJECT.is_in(load_study(Path("config/studies/paged_attention.yaml")))
-    pd.DataFrame(CELLS).drop(columns=f"knob_{POOL}").to_parquet(tmp_path / "cells.parquet")
+    write_cells(pd.DataFrame(CELLS).drop(columns=f"knob_{POOL}"), tmp_path)
     without = Tables(tmp_path)
     with pytest.raises(MissingError, match="of no measured cell"):
         under_pressure(without)

@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 import pandas as pd
 import pytest
 
-from tests.unit.present.conftest import changed, whole
+from tests.unit.present.conftest import changed, whole, write_cells
 from tests.unit.present.synthetic import DRAWN, SCRIPT, SPEED
 from workflow_scripts.common.files import write_json
 from workflow_scripts.present.blocks import Table
@@ -161,9 +161,9 @@ def test_claims_are_told_with_their_verdicts_and_evidence_if_the_study_names_any
 
 
 def page_of(results, tmp_path, cells):
-    """The page of these cells without figures and other tables."""
+    """The page of these cells and their values without figures and other tables."""
     (tmp_path / "tables").mkdir()
-    cells.to_parquet(tmp_path / "tables" / "cells.parquet")
+    write_cells(cells, tmp_path / "tables")
     folders = {"tables": tmp_path / "tables", "figures": tmp_path / "no figures"}
     assert results.write_page(tmp_path / "report.html", **folders) == 0
     return Page((tmp_path / "report.html").read_text(encoding="utf-8"))

@@ -1,9 +1,10 @@
 """Ratios of cells with their intervals, what they decide, and what they cover: the statistics of all tables.
 
 Rates and times are compared as logarithms, where a ratio of two cells and a margin in per cent are differences. The
-unit is the start of an engine. A ratio is taken within each round and averaged over rounds, so the effect of a round on
-both cells cancels. The interval of a ratio is about the ratio itself, and verdicts follow from it; a second interval
-holds the ratio that another run with the same number of starts measures, in 95 % of such runs. Several independent
+unit is the start of an engine. A ratio is the quotient of the means of two cells. The effects of rounds that both were
+measured in cancel in it, and its interval allows for the others. The interval of a ratio is about the ratio itself, and
+verdicts follow from it; a second interval holds the ratio that another run with the same number of starts measures, in
+95 % of such runs. Several independent
 studies can be computed at once, along leading axes.
 
 Sources: [Schuirmann] A comparison of the two one-sided tests procedure and the power approach, J. Pharmacokinet.
@@ -161,9 +162,9 @@ class Comparisons:
     """Pairs of cells `a` and `b`, compared.
 
     Attributes:
-        difference: mean of the differences of logarithms within rounds.
+        difference: difference of the means of logarithms over all starts of each.
         variance, df: variance of the difference of one start of each, with its degrees of freedom; NaN if not known.
-        starts: starts in common, over which the mean is taken.
+        starts: starts in common; for cells without a common round the smaller number.
         scope: what the interval covers; None if there is none.
         bimodal: whether the starts of one of the two fall into two groups; then there is no interval and no verdict.
         occasions: variance that another occasion adds to the error of another run; None if no other run is asked for.
@@ -239,10 +240,10 @@ class Comparisons:
 
 @np.errstate(divide="ignore", invalid="ignore")
 def compare(samples: Samples, a: Rows, b: Rows) -> Comparisons:
-    """Compare cells `a` with cells `b`, both as positions: paired t tests over the rounds that both were measured in.
+    """Compare cells `a` with cells `b`, both as positions; one side may be a single cell.
 
-    One side may be a single cell. The variance is that of `variation`. Cells that were measured in the same rounds are
-    paired; those of two GPUs are not, because the rounds or cards of each are different ones.
+    The variance is that of `variation`. The effects of the rounds that both were measured in cancel, those of further
+    rounds of one cell do not; nothing cancels between two GPUs, because the rounds or cards of each are different ones.
 
     Two cells in three rounds, of which the second is 10 % slower:
 
@@ -265,10 +266,13 @@ def compare(samples: Samples, a: Rows, b: Rows) -> Comparisons:
     variance, df = (
         np.where(paired & same, of_group, np.where(paired, of_rounds, apart))
         for of_group, of_rounds, apart in zip(
-            _in_a_group(samples, a, b), _in_rounds(samples, a, b), _apart(samples, a, b, starts), strict=True
+            _in_a_group(samples, a, b, starts),
+            _in_rounds(samples, a, b, starts),
+            _apart(samples, a, b, starts),
+            strict=True,
         )
     )
-    difference = np.where(paired, mean_of(within), mean_of(samples.log[..., a, :]) - mean_of(samples.log[..., b, :]))
+    difference = mean_of(samples.log[..., a, :]) - mean_of(samples.log[..., b, :])
     bimodal = samples.spread.bimodal[..., a] | samples.spread.bimodal[..., b]
     variance = np.where(bimodal | (starts == 0), np.nan, variance)
     # One of two devices may have been measured on one card only.
@@ -291,19 +295,22 @@ def _apart(samples: Samples, a: IntArray, b: IntArray, starts: IntArray) -> tupl
     return satterthwaite((total, df), (starts * _occasions(samples, a, b), np.full(total.shape, np.inf)))
 
 
-def _in_a_group(samples: Samples, a: IntArray, b: IntArray) -> tuple[FloatArray, FloatArray]:
-    """Variance of the difference of one start of each in a round, for cells of one device and engine."""
+def _in_a_group(samples: Samples, a: IntArray, b: IntArray, starts: IntArray) -> tuple[FloatArray, FloatArray]:
+    """Variance of the difference of one start of each, for cells of one device and engine with rounds in common."""
     noise, overlap = samples.variation, samples.spread.overlap[..., a]
-    (of_a, of_b), (error_a, error_b), (common_a, common_b) = (
-        (values[..., a], values[..., b]) for values in (noise.variance, 2 / np.maximum(noise.df, _LEAST), noise.common)
+    weight_a, weight_b = _weights(samples, a, b, starts)
+    of_a, of_b = noise.variance[..., a] * weight_a, noise.variance[..., b] * weight_b
+    (error_a, error_b), (common_a, common_b) = (
+        (values[..., a], values[..., b]) for values in (2 / np.maximum(noise.df, _LEAST), noise.common)
     )
     shared = overlap * np.sqrt(error_a * error_b) + (1 - overlap) * np.sqrt(common_a * common_b)
     total = of_a + of_b
-    return total, 2 * total**2 / (of_a**2 * error_a + of_b**2 * error_b + 2 * of_a * of_b * shared)
+    df = 2 * total**2 / (of_a**2 * error_a + of_b**2 * error_b + 2 * of_a * of_b * shared)
+    return satterthwaite((total, df), *_further_rounds(samples, a, b, starts))
 
 
-def _in_rounds(samples: Samples, a: IntArray, b: IntArray) -> tuple[FloatArray, FloatArray]:
-    """Variance of the difference of one start of each in a round, for cells of two devices or engines.
+def _in_rounds(samples: Samples, a: IntArray, b: IntArray, starts: IntArray) -> tuple[FloatArray, FloatArray]:
+    """Variance of the difference of one start of each, for cells of two devices or engines with rounds in common.
 
     Three variances add up: of the difference of the means of both groups from round to round, and of each cell around
     the mean of its own group. A group is all cells of a device and engine.
@@ -320,8 +327,28 @@ def _in_rounds(samples: Samples, a: IntArray, b: IntArray) -> tuple[FloatArray, 
     expected, expected_df = _APART_IN_A_ROUND * (of_a + of_b), np.minimum(np.minimum(df_a, df_b), MOST_ELSEWHERE_DF)
     df = np.maximum(n - 1, 0) + expected_df
     rounds, shown = (squares + expected * expected_df) / df, np.maximum(n - 1, 0) / df
-    of_cells = ((beside_rounds(spread.share[..., c], noise.variance[..., c], shown), noise.df[..., c]) for c in (a, b))
-    return satterthwaite((rounds, df), *of_cells)
+    weights = _weights(samples, a, b, starts)
+    of_cells = (
+        (weight * beside_rounds(spread.share[..., c], noise.variance[..., c], shown), noise.df[..., c])
+        for c, weight in zip((a, b), weights, strict=True)
+    )
+    return satterthwaite((rounds * weights[0] * weights[1], df), *of_cells, *_further_rounds(samples, a, b, starts))
+
+
+def _weights(samples: Samples, a: IntArray, b: IntArray, starts: IntArray) -> tuple[FloatArray, FloatArray]:
+    """The starts in common over all starts of each: what one start adds to the variance of a mean of all."""
+    of_a, of_b = (starts / np.maximum(samples.starts[..., c], 1) for c in (a, b))
+    return of_a, of_b
+
+
+def _further_rounds(
+    samples: Samples, a: IntArray, b: IntArray, starts: IntArray
+) -> tuple[tuple[FloatArray, FloatArray], ...]:
+    """The variances that the rounds of only one of two cells add, with their degrees of freedom; NaN if not known."""
+    noise, (weight_a, weight_b) = samples.variation, _weights(samples, a, b, starts)
+    further = ((a, weight_a * (1 - weight_b)), (b, weight_b * (1 - weight_a)))
+    parts = ((noise.rounds[..., c], noise.rounds_df[..., c], weight) for c, weight in further)
+    return tuple((np.where((df == 0) & (weight > 0), np.nan, rounds * weight), df) for rounds, df, weight in parts)
 
 
 def _p(distance: FloatArray, squared_error: FloatArray, df: FloatArray) -> FloatArray:

@@ -73,7 +73,7 @@ SCHEMA = table_schema(
     TEXT("metric", "`output_tokens_per_s` or `total_tokens_per_s`"),
     INTEGER("repeats_a repeats_b", "valid repeats of all starts"),
     INTEGER("starts", "starts in common; on two GPUs the smaller number"),
-    NUMBER("ratio", "mean within rounds; on two GPUs ratio of the geometric means"),
+    NUMBER("ratio", "of the geometric means over the starts"),
     NUMBER("ratio_low ratio_high", "its 95 % interval"),
     NUMBER("ratio_again_low ratio_again_high", ANOTHER_RUN),
     TEXT("scope", SCOPE_MEANING),

@@ -61,11 +61,11 @@ SCHEMA = table_schema(
         "the compared rate: `output_tokens_per_s`, or `steady_output_tokens_per_s` if the work differs "
         "and all cells have it",
     ),
-    NUMBER("rate baseline_rate", "of `value` and `baseline`, geometric mean over the starts in the same rounds"),
+    NUMBER("rate baseline_rate", "of `value` and `baseline`, geometric mean over the starts"),
     NUMBER("whole_ratio", "ratio of `output_tokens_per_s`, with ramp-up and drain"),
-    NUMBER("ratio ratio_low ratio_high", "rate of `value` over that of `baseline`, mean within rounds"),
+    NUMBER("ratio ratio_low ratio_high", "rate of `value` over that of `baseline`, with its 95 % interval"),
     FLAG("bimodal", "starts of a cell fall into two groups, so there is no interval and no verdict"),
-    NUMBER("ratio_again_low ratio_again_high", f"for `pair`: {ANOTHER_RUN}"),
+    NUMBER("ratio_again_low ratio_again_high", ANOTHER_RUN),
     TEXT("scope", SCOPE_MEANING),
     WITHOUT_WAITING,
     TEXT("verdict", "`flat`: shown to be within the margin; `changes`: shown to be beyond it; `not decided`"),
@@ -178,20 +178,16 @@ def _overall(rows: pd.DataFrame, pairs: pd.DataFrame, margin_pct: float) -> pd.D
     """One row per group: its two values that are furthest apart, with a verdict over all pairs of the group.
 
     It is `flat` if every pair is, and `changes` if any pair changes; the row then shows the one of these that is
-    furthest apart. Its interval holds over all pairs of the group.
+    furthest apart, with the interval of this pair.
     """
     pairs = pairs.assign(beyond=pairs["verdict"] == CHANGES, flat=pairs["verdict"] == FLAT)
     ends = pairs.sort_values(["group", "beyond", "distance"], kind="stable").groupby("group").tail(1)
     flat = pairs.groupby("group")["flat"].all()
-    # What is flat for every pair needs no correction, so its interval has none.
-    of_all = {end: ends[f"{end}_of_all"].mask(flat.to_numpy(), ends[f"ratio_{end}"]) for end in ("low", "high")}
-    ends = ends.assign(
-        ratio_low=of_all["low"], ratio_high=of_all["high"], ratio_again_low=np.nan, ratio_again_high=np.nan
-    )
     falls = (ends["ratio"] < 1).to_numpy()
     inverse = {"a": ends["b"], "b": ends["a"], "ratio": 1 / ends["ratio"], "whole_ratio": 1 / ends["whole_ratio"]}
     inverse |= {"rate": ends["baseline_rate"], "baseline_rate": ends["rate"]}
-    inverse |= {"ratio_low": 1 / ends["ratio_high"], "ratio_high": 1 / ends["ratio_low"]}
+    for low, high in (("ratio_low", "ratio_high"), ("ratio_again_low", "ratio_again_high")):
+        inverse |= {low: 1 / ends[high], high: 1 / ends[low]}
     ends = ends.assign(**{name: np.where(falls, turned, ends[name]) for name, turned in inverse.items()})
 
     slower = np.where(pairs["ratio"] > 1, pairs["b"], pairs["a"])[pairs["beyond"]]

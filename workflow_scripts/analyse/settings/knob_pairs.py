@@ -13,7 +13,6 @@ from workflow_scripts.analyse.intervals.repeats import (
     counted,
     knob_columns,
     knob_text,
-    numbers,
 )
 from workflow_scripts.analyse.intervals.start_spread import mean_of
 from workflow_scripts.analyse.intervals.statistics import CONFIDENCE, Samples, compare
@@ -88,19 +87,12 @@ def _decided(samples: Samples, pairs: pd.DataFrame, margin_pct: float, looks: Lo
     a, b = (pairs[name].to_numpy() for name in ("sample_a", "sample_b"))
     decided = decide(samples, a, b, margin_pct, looks)
     comparisons = decided.found
-    values_of_group = numbers(pairs.groupby([pairs["knob"], pairs["group"]])["a"].transform("size"))
-    _, low_of_all, high_of_all = comparisons.interval(1 - (1 - CONFIDENCE) / values_of_group)
-    # Over the rounds that both share, or over all their starts if they share none.
-    shared = ~np.isnan(samples.log[a] - samples.log[b])
-    shared |= ~shared.any(axis=1, keepdims=True)
-    rate, baseline_rate = (np.exp(mean_of(np.where(shared, samples.log[c], np.nan))) for c in (a, b))
+    rate, baseline_rate = (np.exp(mean_of(samples.log[c])) for c in (a, b))
     return pairs.assign(
         distance=np.abs(comparisons.difference),
         rate=rate,
         baseline_rate=baseline_rate,
         **comparisons.columns(),
-        low_of_all=low_of_all,
-        high_of_all=high_of_all,
         verdict=decided.verdict,
         level_pct=100 * (1 - CONFIDENCE) * decided.share,
         starts_needed=decided.needed,

@@ -79,8 +79,8 @@ def knob_tables(tables: Tables) -> Iterator[tuple[str, list[Table]]]:
 
 def _with_memory(tables: Tables) -> pd.DataFrame:
     """One row per cell, with medians over its repeats of what describes its KV memory."""
-    memory = tables.cells.groupby("cell_id")[["num_gpu_blocks", "memory_used_bytes_max"]].median()
-    memory.columns = ["num_gpu_blocks", "memory_used_bytes"]
+    memory = tables.values.reindex(columns=["num_gpu_blocks", "memory_used_bytes_max"])
+    memory.columns = pd.Index(["num_gpu_blocks", "memory_used_bytes"])
     memory["waste_pct"] = tables.waste_pct
     return tables.grid.drop(columns=list(memory), errors="ignore").join(memory, on="cell_id")
 

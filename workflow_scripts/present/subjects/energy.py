@@ -3,7 +3,7 @@
 from workflow_scripts.common.wording import number
 from workflow_scripts.present.by_knob import Measure, plot_by_knob
 from workflow_scripts.present.plot import Plot
-from workflow_scripts.present.report import CELL, FigurePart, Subject, TablePart, medians_by_cell
+from workflow_scripts.present.report import CELL, FigurePart, Subject, TablePart
 from workflow_scripts.present.report_tables import Tables
 from workflow_scripts.present.subjects.sequence_limit import at_both_ends, most_important_group
 
@@ -24,8 +24,10 @@ SUBJECT = Subject(
         TablePart(
             "cells",
             {**CELL, **POWER},
-            "Power and energy, medians over the repeats of each cell",
-            lambda cells: medians_by_cell(cells.dropna(subset="energy_j")[["cell_id", *CELL, *POWER]])[[*CELL, *POWER]],
+            "Power and energy of each cell, over all its repeats",
+            rows=lambda tables: tables.grid[["cell_id", *CELL]].merge(
+                tables.values.reindex(columns=list(POWER)).dropna(subset="energy_j"), on="cell_id"
+            ),
         ),
     ],
     findings=[at_both_ends(ENERGY.column, lambda joules: f"{number(joules)} J per output token")],

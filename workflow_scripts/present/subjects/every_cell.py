@@ -11,9 +11,9 @@ from matplotlib.patches import Patch, Rectangle
 from workflow_scripts.present.blocks import Block, Finding, Fold, Link, Table, Text, outcome_words, shown, table_of
 from workflow_scripts.present.plot import Panel, Plot, hide_y
 from workflow_scripts.present.report import MOST_ROWS, FigurePart, Report, Subject
-from workflow_scripts.present.report_tables import Tables, records
+from workflow_scripts.present.report_tables import RATE, Tables, records
 from workflow_scripts.present.sentences import counted
-from workflow_scripts.present.series import NAMES, means
+from workflow_scripts.present.series import NAMES
 from workflow_scripts.present.style import INK, MUTED, OUTCOMES, PAPER
 
 TILES_PER_ROW = 30
@@ -138,7 +138,7 @@ def not_as_asked(report: Report) -> Iterator[Block]:
 
 
 def every_cell(report: Report) -> Iterator[Block]:
-    rates = means(report.tables.cells, ["output_tokens_per_s"])["output_tokens_per_s"]
+    rates = report.tables.value(RATE)
     for names, part in report.grid.groupby(NAMES, sort=False):
         summary = f"{' · '.join(map(str, names))}: {counted(part['outcome'])}"
         yield Fold(summary, [_cell_lines(report, part, rates)])

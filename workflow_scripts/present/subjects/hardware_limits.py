@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from workflow_scripts.present.blocks import Block, Finding
 from workflow_scripts.present.by_knob import CEILINGS
 from workflow_scripts.present.plot import Panel, Plot, key, mark_handles, plain_log_axis
-from workflow_scripts.present.report import FigurePart, Report, Subject, TablePart, medians_by_cell
+from workflow_scripts.present.report import FigurePart, Report, Subject, TablePart
 from workflow_scripts.present.report_tables import REPEAT, MissingError, Tables, records, require
 from workflow_scripts.present.sentences import NOT_DECIDED, some
 from workflow_scripts.present.series import NAMES, device_marks, repeats_of
@@ -80,7 +80,7 @@ reached = at_both_ends(
     "factor",
     lambda share: f"{100 * share:.0f} % of the ceiling",
     lambda first, last: f"{100 * first:.0f} to {100 * last:.0f} %",
-    lambda tables: preferred(tables.need("limits")),
+    lambda tables: tables.share_of_ceiling,
 )
 
 
@@ -125,7 +125,7 @@ SUBJECT = Subject(
                 "steps_bound_by": "Steps limited by",
             },
             "Cells closest to their ceilings, medians over repeats",
-            lambda limits: medians_by_cell(limits, "rates").sort_values("factor", ascending=False, kind="stable"),
+            rows=lambda tables: tables.limits.sort_values("factor", ascending=False, kind="stable"),
         ),
     ],
     findings=[reached, above_ceilings],

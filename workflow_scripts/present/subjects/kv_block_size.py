@@ -11,8 +11,8 @@ from workflow_scripts.engines.registry import every_knob
 from workflow_scripts.present.blocks import Block, Finding, shown
 from workflow_scripts.present.by_knob import OUTPUT, compared, plot_by_knob
 from workflow_scripts.present.plot import Panel, Plot, key, log2_axis
-from workflow_scripts.present.report import CELL, FigurePart, Report, Subject, TablePart, medians_by_cell
-from workflow_scripts.present.report_tables import Tables, records, require
+from workflow_scripts.present.report import CELL, FigurePart, Report, Subject, TablePart
+from workflow_scripts.present.report_tables import Tables, medians_by_cell, records, require
 from workflow_scripts.present.sentences import claims_on, effects_of, some, verdicts_on
 from workflow_scripts.present.series import NAMES, repeats_of, told_apart
 from workflow_scripts.present.style import COLOURS, LineStyle

@@ -27,25 +27,27 @@ def latency(tables: Tables) -> Plot:
     knob, group = most_important_group(tables)
     rows = require(group.rows.dropna(subset=[RATE, PER_TOKEN, *FIRST]), "no request reports when it was scheduled")
     named_as = device_marks(tables, rows)
-    medians = rows.groupby(["gpu", "x"], sort=False)[[RATE, PER_TOKEN, *FIRST]].median().reset_index().sort_values("x")
+    names = [RATE, PER_TOKEN, *FIRST]
+    cells = rows[["cell_id", "gpu", "x"]].drop_duplicates().join(tables.values.reindex(columns=names), on="cell_id")
+    values = cells.groupby(["gpu", "x"], sort=False)[names].median().reset_index().sort_values("x")
+    require(values.dropna(subset=[RATE, PER_TOKEN]), "no cell has both a rate and a time per token")
     name = knob_name(knob)
     return Plot(
         title="Latency against throughput, and what the first token waits for",
         alt=" ".join(
             ends_in_words(f"{gpu}: ms per token by {name}", 1000 * of_one.set_index("x")[PER_TOKEN])
-            for gpu, of_one in medians.groupby("gpu", sort=False)
+            for gpu, of_one in values.groupby("gpu", sort=False)
         ),
         sources=sorted(rows["source"].unique()),
         panels=[
             Panel(
                 f"Time per token (ms) against output tokens per s; numbers are {name}",
-                partial(_curve, rows=medians, named_as=named_as),
+                partial(_curve, rows=values, named_as=named_as),
             ),
-            Panel(f"Time to the first token (s) against {name}", partial(_first, rows=medians, named_as=named_as)),
+            Panel(f"Time to the first token (s) against {name}", partial(_first, rows=values, named_as=named_as)),
         ],
         handles=mark_handles(named_as) + [key(label, linestyle=style) for style, label in FIRST.values()],
         repeats=repeats_of(rows),
-        notes=["marks are medians over the repeats of a cell"],
     )
 
 

@@ -34,7 +34,7 @@ PREDICTED: Mapping[str, Any] = {"marker": "D", "markerfacecolor": "none", "lines
 
 
 def under_pressure(tables: Tables) -> pd.DataFrame:
-    """One row per measured cell for which the study sets the number of blocks: medians over its repeats, and the
+    """One row per measured cell for which the study sets the number of blocks: values over its repeats, and the
     predicted values as `*_predicted`.
 
     `pool_tokens` is the number of tokens in all blocks that requests can get; `layout` is the block size in words.
@@ -42,7 +42,7 @@ def under_pressure(tables: Tables) -> pd.DataFrame:
     cells = tables.measured
     rows = cells[cells[f"knob_{POOL}"].notna()] if f"knob_{POOL}" in cells else cells.head(0)
     require(rows, "the study sets the number of KV blocks of no measured cell")
-    rows = _medians(tables, rows, ["num_gpu_blocks", "block_size_effective", "max_model_len_effective"])
+    rows = _of_cells(tables, rows, ["num_gpu_blocks", "block_size_effective", "max_model_len_effective"])
     size, longest = rows["block_size_effective"], rows["max_model_len_effective"]
     blocks = "blocks of " + size.map("{:g}".format) + " tokens"
     contiguous = "contiguous: " + longest.map("{:g}".format) + " tokens per request"
@@ -53,10 +53,10 @@ def under_pressure(tables: Tables) -> pd.DataFrame:
     ).sort_values([*NAMES, "block_size_effective", "pool_tokens"], kind="stable")
 
 
-def _medians(tables: Tables, rows: pd.DataFrame, further: Sequence[str], by: Sequence[str] = ()) -> pd.DataFrame:
-    """One row per cell: medians over its repeats, and the predicted values as `*_predicted`; NaN without any."""
-    wanted = [*further, "num_requests", USERS, *QUANTITIES]
-    rows = rows.groupby(["cell_id", *CELL, *by], sort=False)[wanted].median().reset_index()
+def _of_cells(tables: Tables, rows: pd.DataFrame, further: Sequence[str], by: Sequence[str] = ()) -> pd.DataFrame:
+    """One row per cell: its values over all repeats, and the predicted values as `*_predicted`; NaN without any."""
+    rows = rows.drop_duplicates("cell_id")[["cell_id", *CELL, *by, *further]]
+    rows = rows.join(tables.values.reindex(columns=["num_requests", USERS, *QUANTITIES]), on="cell_id")
     of_schedule = ["running_peak_predicted", f"{EVICTED}_predicted"]
     predictions = tables.get("predictions", "cell_id", "quantity", "predicted", *of_schedule)
     predicted = predictions.pivot(index="cell_id", columns="quantity", values="predicted")
@@ -66,7 +66,7 @@ def _medians(tables: Tables, rows: pd.DataFrame, further: Sequence[str], by: Seq
 
 
 def same_memory(tables: Tables) -> pd.DataFrame:
-    """One row per way to keep the KV cache of the same requests in the same memory, medians over repeats.
+    """One row per way to keep the KV cache of the same requests in the same memory.
 
     `users` is the number of requests that run at once while others wait, or the peak if none waits (also for static
     batches); `times` is its ratio to that of contiguous reservations. `used_pct` is the share of the held slots that
@@ -93,7 +93,7 @@ def _of_transformers(tables: Tables) -> pd.DataFrame:
     rows = cells.assign(
         pool_tokens=capacity.fillna(pages * size), layout="HuggingFace's " + cache.where(capacity.notna(), in_pages)
     )
-    return _medians(tables, rows[rows["pool_tokens"].notna()], ["pool_tokens"], ["layout"])
+    return _of_cells(tables, rows[rows["pool_tokens"].notna()], ["pool_tokens"], ["layout"])
 
 
 def pressure_by_pool(tables: Tables) -> Plot:

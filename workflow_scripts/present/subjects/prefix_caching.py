@@ -12,7 +12,7 @@ from workflow_scripts.present.ratio_plot import plot_bars
 from workflow_scripts.present.report import CELL, FigurePart, Report, Subject, TablePart
 from workflow_scripts.present.report_tables import MissingError, Tables, records
 from workflow_scripts.present.sentences import claims_on, effects_of, effects_on, pairs_that_differ_in, place, some
-from workflow_scripts.present.series import means, without_shared
+from workflow_scripts.present.series import without_shared
 from workflow_scripts.present.style import marks
 
 _MEASURES = {
@@ -36,10 +36,14 @@ def prefix_caching(tables: Tables) -> Plot:
     rows = pd.concat(sides).merge(cells, on="cell_id")
     unit, size = _unit(rows["kv_bytes_used_mean"])
     rows["kv_bytes_used_mean"] /= size
+    values = tables.values.reindex(columns=list(_MEASURES)).assign(
+        kv_bytes_used_mean=tables.value("kv_bytes_used_mean") / size
+    )
     differing = [name for name in ("gpu", "model", "held") if rows[name].nunique() > 1]
     labels = rows[["name", *differing]].agg(" · ".join, axis=1)
     return plot_bars(
         rows.assign(panel=rows["workload"], label=labels),
+        values,
         {column: words.format(unit) for column, words in _MEASURES.items()},
         marks(["without prefix caching", "with prefix caching"]),
         title="Prefix caching: speed, KV memory and energy of the same requests",
@@ -68,8 +72,8 @@ gains_and_hits = pairs_that_differ_in("enable_prefix_caching", "prefix_cache_hit
 def memory_saved(report: Report) -> Iterator[Block]:
     """How much less KV memory the same requests take where they share the blocks of a prefix, the largest saving
     first; pairs in which nothing was found are left out."""
-    pairs, cells = effects_on(report.tables, "enable_prefix_caching", "pair"), report.tables.cells
-    of_cell = means(cells, ["kv_bytes_used_mean"]).join(cells.groupby("cell_id")["prefix_cache_hits"].median())
+    pairs = effects_on(report.tables, "enable_prefix_caching", "pair")
+    of_cell = report.tables.values.reindex(columns=["kv_bytes_used_mean", "prefix_cache_hits"])
     cached, alone = (of_cell.reindex(pairs[name]).set_index(pairs.index) for name in ("cell_id", "baseline_cell_id"))
     unit, size = _unit(alone["kv_bytes_used_mean"])
     rows = pairs.assign(

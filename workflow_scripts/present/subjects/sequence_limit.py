@@ -7,12 +7,12 @@ import pandas as pd
 
 from workflow_scripts.common.wording import number
 from workflow_scripts.present.blocks import Block, Finding
-from workflow_scripts.present.by_knob import OUTPUT, TOTAL, WHOLE, ceilings_of, compared, plot_by_knob
+from workflow_scripts.present.by_knob import OUTPUT, TOTAL, VALUE, WHOLE, ceilings_of, compared, plot_by_knob
 from workflow_scripts.present.plot import Plot
 from workflow_scripts.present.report import FigurePart, Part, Report, Subject
-from workflow_scripts.present.report_tables import REPEAT, STEADY, MissingError, Tables
+from workflow_scripts.present.report_tables import STEADY, MissingError, Tables
 from workflow_scripts.present.sentences import claims_on, effects_of, size_of, verdicts_on
-from workflow_scripts.present.series import NAMES, Group, means
+from workflow_scripts.present.series import NAMES, Group
 from workflow_scripts.study.setting_words import setting_phrase, shortly
 
 DRAIN, WORK = "drain_share", ("num_requests", "prompt_tokens", "output_tokens")
@@ -24,7 +24,8 @@ def output_by_max_num_seqs(tables: Tables) -> Plot:
     for group in groups:
         rows = group.rows
         if rows[STEADY].notna().all() and (rows.groupby("colour")[list(WORK)].nunique() > 1).any(axis=None):
-            rows[WHOLE], rows[OUTPUT.column] = rows[OUTPUT.column], rows[STEADY]
+            rows[WHOLE], rows[VALUE] = (rows["cell_id"].map(tables.value(name)) for name in (OUTPUT.column, STEADY))
+            rows[OUTPUT.column] = rows[STEADY]
     return plot_by_knob(tables, groups, "max_num_seqs", OUTPUT, ceilings_of(tables, groups))
 
 
@@ -42,21 +43,20 @@ def times(first: float, last: float) -> str:
 
 
 def at_both_ends(
-    column: str,
+    measure: str,
     say: Callable[[float], str],
     badge: Callable[[float, float], str] = times,
-    of: Callable[[Tables], pd.DataFrame] = lambda tables: tables.measured,
+    of: Callable[[Tables], "pd.Series[float]"] | None = None,
 ) -> Part:
-    """A quantity at the lowest and the highest value of the knob that matters most, for each device.
-
-    The quantity is a column of the table `of`, which has one row per repeat.
+    """A quantity at the lowest and the highest value of the knob that matters most, for each device: that of the
+    measure, or what `of` gives by cell.
     """
 
     def part(report: Report) -> Iterator[Block]:
-        values = of(report.tables)[[*REPEAT, column]]
+        values = report.tables.value(measure) if of is None else of(report.tables)
         knob, group = most_important_group(report.tables)
-        rows = group.rows[[*REPEAT, "gpu", "x"]].merge(values, on=REPEAT)
-        medians = rows.groupby(["gpu", "x"], sort=False)[column].median().dropna()
+        rows = group.rows[["cell_id", "gpu", "x"]].drop_duplicates().assign(value=lambda r: r["cell_id"].map(values))
+        medians = rows.groupby(["gpu", "x"], sort=False)["value"].median().dropna()
         for gpu, of_one in medians.groupby(level="gpu", sort=False):
             at = of_one.droplevel("gpu").sort_index()
             (low, first), (high, last) = ((at.index[end], float(at.iloc[end])) for end in (0, -1))
@@ -70,9 +70,15 @@ def at_both_ends(
 def drains(report: Report) -> Iterator[Block]:
     """How much slower whole repeats are than the engine while it is full, where the drain is longest and at the end."""
     knob, group = most_important_group(report.tables)
-    for gpu, rows in group.rows.dropna(subset=[STEADY, DRAIN]).groupby("gpu", sort=False):
-        drain = rows.groupby("x")[DRAIN].median()
-        rates = means(rows, [OUTPUT.column, STEADY], "x").assign(drain_pct=100 * drain)
+    names = [OUTPUT.column, STEADY, DRAIN]
+    cells = (
+        group.rows[["cell_id", "gpu", "x"]]
+        .drop_duplicates()
+        .join(report.tables.values.reindex(columns=names), on="cell_id")
+    )
+    for gpu, rows in cells.dropna(subset=[STEADY, DRAIN]).groupby("gpu", sort=False):
+        rates = rows.groupby("x")[names].median()
+        drain, rates[DRAIN] = rates[DRAIN], 100 * rates[DRAIN]
         rates_in_words = [
             f"{setting_phrase(knob, x)}: {number(whole)} output tokens/s over whole repeats, {number(steady)} while"
             f" that many run (fewer in the last {drain_pct:.0f} %)"

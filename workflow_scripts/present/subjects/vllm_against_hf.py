@@ -34,6 +34,7 @@ def engines(tables: Tables) -> Plot:
         rows.assign(
             panel=rows[keys].agg(" · ".join, axis=1), label=rows["engine"] + " · " + settings, name=rows["engine"]
         ),
+        tables.values,
         {RATE: ""},
         marks(rows["engine"].sort_values(ascending=False)),
         title="Output tokens per second of vLLM and HuggingFace for equal work",

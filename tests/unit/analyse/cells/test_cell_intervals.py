@@ -30,7 +30,8 @@ def test_every_engine_and_measure_has_rows_but_not_what_failed_or_arrives_at_a_r
         cell(served, (7, 7), engine="vllm-serve", e2e_s_p50=1.0),
     )
     found = SCHEMA.validate(cell_intervals(cells))
-    told = {(row.cell_id.split("/")[1], row.measure) for row in found.itertuples()}
+    assert not found["cell_id"].str.contains("bs32").any()
+    told = {(row.cell_id.split("/")[1], row.measure) for row in found.itertuples() if "_s" in row.measure}
     assert told == {
         ("vllm", "output_tokens_per_s"),
         ("vllm", "steady_output_tokens_per_s"),
@@ -39,8 +40,14 @@ def test_every_engine_and_measure_has_rows_but_not_what_failed_or_arrives_at_a_r
         ("hf-static", "output_tokens_per_s"),
         ("hf-static", "total_tokens_per_s"),
         ("vllm-serve", "e2e_s_p50"),
+        ("vllm-serve", "output_tokens_per_s"),
+        ("vllm-serve", "total_tokens_per_s"),
     }
-    assert len(of_rate(cells)) == 2
+    rates = of_rate(cells).set_index("cell_id")
+    assert rates.loc[rates["low"].isna(), "value"].tolist() == pytest.approx([7])
+    requests = found[found["measure"] == "num_requests"]
+    assert (len(rates), len(requests)) == (3, 3)
+    assert requests["low"].isna().all()
 
 
 def test_one_repeat_has_a_value_and_no_interval_and_nothing_gives_an_empty_table():

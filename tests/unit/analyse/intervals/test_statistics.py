@@ -58,15 +58,25 @@ def test_the_interval_of_a_ratio_is_that_of_a_paired_t_test_whatever_rounds_do(x
         assert ends(found.interval(confidence))[1:] == pytest.approx(as_ratio(expected))
 
 
-def test_only_rounds_that_both_were_measured_in_count():
+def test_a_ratio_is_that_of_the_means_over_all_starts_of_each():
     found = pair([1.0, 2.0, np.nan, 4.0], [0.5, np.nan, 9.0, 3.6])
     assert found.starts.tolist() == [2]
-    assert found.difference[0] == pytest.approx(0.45)
+    assert found.difference[0] == pytest.approx(7 / 3 - 13.1 / 3)
     nothing = samples([[np.nan, np.nan], [1.0, 2.0]])
     assert np.isnan([end[0] for end in mean_interval(nothing)[0]]).all()
     found = compare(nothing, [0], [1])
     assert np.isnan(ends(found.interval())).all()
     assert verdicts(found, 2.0).tolist() == [NOT_DECIDED]
+
+
+def test_the_effect_of_a_round_that_only_one_cell_was_measured_in_widens_the_interval():
+    slow = np.array([0.0, 0.0, -0.5])  # the third round
+    cells = np.random.default_rng(1).normal(0, 0.01, (6, 3)) + slow
+    cells[0, 2] = np.nan
+    missed = compare(samples(cells), [0, 2], [1, 1])
+    widths = missed.interval().high / missed.interval().low
+    assert np.exp(missed.difference[0]) == pytest.approx(np.exp(1 / 6), rel=0.05)
+    assert widths[0] > 1.3 > 1.1 > widths[1]
 
 
 def test_starts_that_agree_to_the_last_digit_have_an_interval_without_width():

@@ -106,22 +106,32 @@ def test_values_and_baselines(knobs, compared):
 
 
 def test_ratio_and_interval_of_a_pair_are_those_of_a_paired_t_test():
-    cells = cell({"max_num_seqs": 1}, [100.0, 102.0, 101.0]), cell({"max_num_seqs": 4}, [205.0, 200.0, 207.0, 500.0])
+    cells = cell({"max_num_seqs": 1}, [100.0, 102.0, 101.0]), cell({"max_num_seqs": 4}, [205.0, 200.0, 207.0])
     found = only(effects(*cells, comparison="pair"))
     logs = np.log([205.0, 200.0, 207.0]) - np.log([100.0, 102.0, 101.0])
     interval = stats.ttest_1samp(logs, 0).confidence_interval(0.95)
     assert found["ratio"] == pytest.approx(np.exp(logs.mean()))
     assert (found["ratio_low"], found["ratio_high"]) == pytest.approx(np.exp([interval.low, interval.high]))
-    # The rates beside it are those of the rounds that both share.
     rates = [stats.gmean(of) for of in ([205.0, 200.0, 207.0], [100.0, 102.0, 101.0])]
     assert found[["rate", "baseline_rate"]].tolist() == pytest.approx(rates)
     half = np.sqrt(2) * (interval.high - interval.low) / 2
     assert found["ratio_again_high"] == pytest.approx(np.exp(logs.mean() + half))
-    assert (found["repeats"], found["baseline_repeats"], found["starts"]) == (4, 3, 3)
+    assert (found["repeats"], found["baseline_repeats"], found["starts"]) == (3, 3, 3)
     assert found["scope"] == "between starts on this device"
     assert found["cell_id"].endswith("/seqs4")
     assert found["baseline_cell_id"].endswith("/seqs1")
     assert found["margin_pct"] == 2.0
+
+
+def test_a_ratio_is_the_quotient_of_the_rates_beside_it_and_one_pair_has_one_interval():
+    cells = [cell({"max_num_seqs": 1}, [100.0, 102.0]), cell({"max_num_seqs": 4}, [205.0, 200.0, 230.0])]
+    cells.append(cell({"max_num_seqs": 8}, [300.0, 310.0, 320.0]))
+    found = effects(*cells)
+    assert found["ratio"].to_numpy() == pytest.approx((found["rate"] / found["baseline_rate"]).to_numpy())
+    pair, overall = (found[found["comparison"].eq(name) & found["value"].eq("8")] for name in ("pair", "overall"))
+    ends = ["ratio", "ratio_low", "ratio_high", "ratio_again_low", "ratio_again_high"]
+    assert overall[ends].values.tolist() == pair[ends].values.tolist()
+    assert pair["rate"].item() == pytest.approx(stats.gmean([300.0, 310.0, 320.0]))
 
 
 @pytest.mark.parametrize(
@@ -175,12 +185,12 @@ def seqs(rates, sd=0.001, **columns):
     return [cell({"max_num_seqs": n}, around(rate, sd, i % 3), **columns) for i, (n, rate) in enumerate(rates.items())]
 
 
-def test_overall_is_the_fastest_against_the_slowest_with_an_interval_over_all_pairs():
+def test_overall_is_the_fastest_against_the_slowest_with_the_interval_of_this_pair():
     found = only(effects(*seqs({1: 100, 4: 300, 16: 50}, sd=0.01), comparison="overall"))
     assert found[["value", "baseline", "values", "verdict"]].tolist() == ["4", "16", "1, 4, 16", "changes"]
     assert found["ratio"] == pytest.approx(6)
     # Three cells of three starts without the effects of rounds: four degrees of freedom.
-    half = stats.t.ppf(1 - 0.025 / 3, 4) * 0.01 * math.sqrt(3 / 2) * math.sqrt(2 / 3)
+    half = stats.t.ppf(0.975, 4) * 0.01 * math.sqrt(3 / 2) * math.sqrt(2 / 3)
     ends = 6 * math.exp(-half), 6 * math.exp(half)
     assert (found["ratio_low"], found["ratio_high"]) == pytest.approx(ends, rel=0.005)
     assert found["starts_needed"] == 0
