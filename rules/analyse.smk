@@ -80,7 +80,8 @@ TABLE_RULES = {
     "predictions": TableRule(
         "The prediction of every cell beside its measurement.",
         READS_CELLS
-        | {"plan": PATHS.plan / "plan.parquet", "blocks": PATHS.plan / "blocks.parquet", "published": PUBLISHED},
+        | {"intervals": table("intervals"), "published": PUBLISHED}
+        | {name: PATHS.plan / f"{name}.parquet" for name in ("plan", "blocks")},
         also={"blocks": "blocks"},
     ),
 }

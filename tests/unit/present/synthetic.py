@@ -330,7 +330,9 @@ def write_tables(cells: pd.DataFrame, tables: Path) -> None:
     # A flat line that someone published for the first device.
     place = ("vllm", str(cells["model"].iloc[0]), next(iter(SPEED)))
     published = {(*place, seqs): 1e5 for seqs in (1.0, 4.0, 16.0, 64.0, 256.0)}
-    write(predictions=predictions_table(cells, plan_table(cells), published), claims=claims_table())
+    write(
+        predictions=predictions_table(cells, cell_intervals(cells), plan_table(cells), published), claims=claims_table()
+    )
     write(ratios=device_ratios(cells, predictions=tables / "predictions.parquet"))
 
 

@@ -1,7 +1,8 @@
 """Compare the predicted and measured values of every cell, with the error.
 
     kvsweep table-predictions --study config/studies/demo.yaml \\
-        --cells results/demo/tables/cells.parquet --plan results/demo/plan/plan.parquet \\
+        --cells results/demo/tables/cells.parquet --intervals results/demo/tables/intervals.parquet \\
+        --plan results/demo/plan/plan.parquet \\
         --blocks results/demo/plan/blocks.parquet --out results/demo/tables/predictions.parquet \\
         --blocks-out results/demo/tables/blocks.parquet
 
@@ -16,10 +17,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from workflow_scripts.analyse.facts import START
-from workflow_scripts.analyse.intervals.repeats import RAN, RATE, counted
+from workflow_scripts.analyse.intervals.repeats import RAN, RATE
 from workflow_scripts.analyse.table_command import table_command
-from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, TableError, table_schema
+from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, TableError, read_table, table_schema
 from workflow_scripts.catalog.gpus_and_models import resolve
 from workflow_scripts.catalog.published import CLAIMS, PUBLISHED, Claim, Published, PublishedError
 from workflow_scripts.common.command import option
@@ -54,7 +54,7 @@ SCHEMA = table_schema(
     NUMBER(
         "predicted low high", "the prediction and its band; without a band, only the end that the data sheet allows"
     ),
-    NUMBER("measured", "geometric mean over the starts (rates, latencies) or median over the repeats"),
+    NUMBER("measured", "value in `intervals`"),
     NUMBER("error_pct", "predicted over measured, minus 1"),
     NUMBER("band_pct", "half width of the band; null if uncalibrated"),
     FLAG(
@@ -114,13 +114,18 @@ BLOCKS_SCHEMA = table_schema(
 )
 
 
-def predictions_table(cells: pd.DataFrame, plan: pd.DataFrame, published: Rates | None = None) -> pd.DataFrame:
-    """The table for all cells of the plan (rows of `predict.plan`), from the cells table."""
+def predictions_table(
+    cells: pd.DataFrame, intervals: pd.DataFrame, plan: pd.DataFrame, published: Rates | None = None
+) -> pd.DataFrame:
+    """The table for all cells of the plan (rows of `predict.plan`), from the cells table and the values of cells."""
     rates = published or {}
     points = zip(plan["engine"], plan["model"], plan["gpu"], plan["max_num_seqs"], strict=True)
     cached = plan["cached_tokens"] / plan["prompt_tokens"].where(plan["prompt_tokens"] > 0)
     plan = plan.assign(prefix_cache_hit_rate=cached, published=[rates.get(point, np.nan) for point in points])
-    measured = _measured(counted(cells))
+    measured = intervals.drop_duplicates(["cell_id", "measure"]).pivot(
+        index="cell_id", columns="measure", values="value"
+    )
+    measured = measured.reindex(columns=[*QUANTITIES, "running_peak", "max_cudagraph_capture_size"]).astype(float)
     # A cell whose first start failed has run if a later one did.
     ran_first = cells.sort_values("outcome", key=lambda outcomes: ~outcomes.isin(RAN), kind="stable")
     became = ran_first.drop_duplicates("cell_id").set_index("cell_id")[["outcome", "reason"]]
@@ -130,15 +135,6 @@ def predictions_table(cells: pd.DataFrame, plan: pd.DataFrame, published: Rates 
     whole = pd.concat(parts).assign(source="predicted")
     order = {cell: number for number, cell in enumerate(plan["cell_id"])}
     return whole.sort_values("cell_id", key=lambda ids: ids.map(order), kind="stable")[list(SCHEMA.columns)]
-
-
-def _measured(cells: pd.DataFrame) -> pd.DataFrame:
-    """By cell: geometric means over the starts of rates and latencies, as in all tables, and medians of the rest."""
-    timed = [name for name in QUANTITIES if name.endswith(("_per_s", "_s_p50"))]
-    logs = cells[timed].astype(float).where(cells[timed] > 0).apply(np.log)
-    means = logs.groupby([cells[name] for name in START]).mean().groupby("cell_id").mean().apply(np.exp)
-    counts = [name for name in QUANTITIES if name not in timed]
-    return means.join(cells.groupby("cell_id")[[*counts, "running_peak", "max_cudagraph_capture_size"]].median())
 
 
 def _of_quantity(table: pd.DataFrame, quantity: str) -> pd.DataFrame:
@@ -208,6 +204,7 @@ def published_rates(study: Study, published: Published) -> Rates:
 
 @table_command(
     "predictions",
+    option("--intervals", type=Path, required=True, help="the study's intervals.parquet"),
     option("--plan", type=Path, required=True, help="plan.parquet of `kvsweep plan`"),
     option("--blocks", type=Path, required=True, help="blocks.parquet of `kvsweep plan`"),
     option("--published", type=Path, default=PUBLISHED, help="folder with claims.yaml and its tables (%(default)s)"),
@@ -216,7 +213,8 @@ def published_rates(study: Study, published: Published) -> Rates:
 def main(args: Namespace, study: Study, cells: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     plan, blocks = _of_plan(args.plan), _of_plan(args.blocks)
     published = published_rates(study, Published(args.published))
-    return predictions_table(cells[cells["study"].eq(study.name)], plan, published), blocks
+    own, intervals = cells[cells["study"].eq(study.name)], read_table(args.intervals, "intervals")
+    return predictions_table(own, intervals, plan, published), blocks
 
 
 def _of_plan(path: Path) -> pd.DataFrame:

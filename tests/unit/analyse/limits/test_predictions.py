@@ -5,6 +5,7 @@ import yaml
 
 from tests.unit.analyse.synthetic_cells import cell, plan_of, table
 from tests.unit.predict.planned import write_study
+from workflow_scripts.analyse.cells.cell_intervals import cell_intervals
 from workflow_scripts.analyse.limits.predictions import main, predictions_table, published_rates
 from workflow_scripts.analyse.tables import TableError, write_table
 from workflow_scripts.catalog.gpus_and_models import CONFIG
@@ -20,7 +21,8 @@ BANDS |= {f"{name}_high": 1.25 * value for name, value in PREDICTED.items()}
 def table_of(*cells, published=None, **columns):
     """The table of a plan that predicts 100 output tokens/s for every cell, 80 to 125."""
     measured = table(*cells)
-    return predictions_table(measured, plan_of(measured, **(PREDICTED | BANDS | columns)), published)
+    plan = plan_of(measured, **(PREDICTED | BANDS | columns))
+    return predictions_table(measured, cell_intervals(measured), plan, published)
 
 
 def predictions(*cells, **options):
@@ -111,12 +113,15 @@ def test_what_was_published_stands_beside_its_cells(tmp_path):
 def called(study, plan, blocks, out):
     """The exit code of the command, with the cells table and `blocks.parquet` in the folder of the study."""
     files = {"study": study, "plan": plan, "blocks": blocks, "out": out}
-    files |= {"cells": study.with_name("cells.parquet"), "blocks-out": study.with_name("blocks.parquet")}
+    files |= {name: study.with_name(f"{name}.parquet") for name in ("cells", "intervals")}
+    files |= {"blocks-out": study.with_name("blocks.parquet")}
     return main([word for name, file in files.items() for word in (f"--{name}", str(file))])
 
 
 def test_what_is_no_plan_and_no_published_sweep_is_told(tmp_path, capsys):
-    write_table(table(cell({"max_num_seqs": 4})), tmp_path / "cells.parquet", "cells")
+    cells = table(cell({"max_num_seqs": 4}))
+    write_table(cells, tmp_path / "cells.parquet", "cells")
+    write_table(cell_intervals(cells), tmp_path / "intervals.parquet", "intervals")
     assert called(write_study(tmp_path), tmp_path / "absent", tmp_path / "absent", tmp_path / "x") == 2
     assert "absent: not a plan" in capsys.readouterr().err
     published = published_sweep(tmp_path, "gpu\nnothing\n")
