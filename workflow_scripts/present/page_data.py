@@ -74,8 +74,7 @@ def page_data(report: Report, study_file: Path) -> dict[str, Any]:
     """Everything that the views read of a study.
 
     `knobs` are the settings that some cell sets, each with its words. `cell` in `repeats`, `limits`, `predictions` and
-    `intervals` is a row of `cells`. `values` has the rows of `cells` and a column per measure: the mean if `intervals`
-    holds its 95 % interval, otherwise the median of the repeats.
+    `intervals` is a row of `cells`. `values` has the rows of `cells` and a column per measure.
     """
     grid = report.grid.reset_index(drop=True)
     knobs = [name for name in report.tables.knobs if grid[name].notna().any()]
@@ -83,7 +82,7 @@ def page_data(report: Report, study_file: Path) -> dict[str, Any]:
     place = pd.Series(grid.index, index=grid["cell_id"])
     intervals, repeats = _intervals(report, place), _repeats(report, place)
     scopes = intervals.drop_duplicates("cell").set_index("cell")["scope"]
-    values = _values(repeats, intervals, grid.index)
+    values = _values(report, repeats, intervals, grid["cell_id"])
     cells = grid.assign(
         settings=settings_in_words(grid, knobs),
         label=grid["cell_id"].map(report.labels),
@@ -213,12 +212,13 @@ def _intervals(report: Report, place: "pd.Series[int]") -> pd.DataFrame:
     return intervals.drop_duplicates(["cell", "measure"]).dropna(subset=["low", "high"])
 
 
-def _values(repeats: pd.DataFrame, intervals: pd.DataFrame, cells: pd.Index) -> pd.DataFrame:
-    """The value of each measure of each cell: the mean if it has an interval, otherwise the median of the repeats."""
+def _values(report: Report, repeats: pd.DataFrame, intervals: pd.DataFrame, cells: "pd.Series[str]") -> pd.DataFrame:
+    """The value of each measure of each cell, from the tables; of cells and measures that these lack, the median."""
     measures = repeats[repeats.columns.intersection(list(MEASURES))].select_dtypes("number")
-    medians = measures.groupby(repeats["cell"]).median().reindex(cells)
-    means = intervals.pivot(index="cell", columns="measure", values="value").reindex(cells)
-    return means[means.columns.intersection(medians.columns)].combine_first(medians)[medians.columns]
+    medians = measures.groupby(repeats["cell"]).median().reindex(cells.index)
+    served = intervals.pivot(index="cell", columns="measure", values="value").reindex(cells.index)
+    stored = report.tables.values.reindex(cells).set_index(cells.index)
+    return served.combine_first(stored).combine_first(medians)[medians.columns]
 
 
 def _devices(cells: pd.DataFrame) -> "pd.Series[float]":
