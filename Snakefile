@@ -88,7 +88,7 @@ rule compare:
         out=PATHS.root / "comparison",
     shell:
         "python -m workflow_scripts compare {params.against:q} {params.now:q}"
-        " --markdown {params.out:q}.md --json {params.out:q}.json 2> {log} || {{ s=$?; cat {log} >&2; exit $s; }}"
+        " --html {params.out:q}.html --markdown {params.out:q}.md --json {params.out:q}.json 2> {log} || {{ s=$?; cat {log} >&2; exit $s; }}"
 
 
 rule regress:

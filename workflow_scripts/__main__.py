@@ -69,6 +69,7 @@ GROUPS = {
         "digest": "analyse.compare.study_digest",
         "figures": "present.figures",
         "figure-steps": "present.steps_figure",
+        "draw-comparison": "present.comparison_page",
         "next-round": "analyse.settings.decide_round",
         "report": "present.page",
     },

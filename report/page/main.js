@@ -83,8 +83,11 @@ function build() {
 
 for (const table of document.querySelectorAll("table")) makeSortable(table);
 makeSavable();
-build();
 openFoldsForPrint();
-addEventListener("hashchange", follow);
-addEventListener("popstate", follow);
-follow();
+// A page without data of cells, such as that of a comparison, has no views.
+if (document.getElementById("page-data")) {
+  build();
+  addEventListener("hashchange", follow);
+  addEventListener("popstate", follow);
+  follow();
+}

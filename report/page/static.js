@@ -36,7 +36,7 @@ export function reveal(id) {
 export function openFoldsForPrint() {
   let opened = [];
   addEventListener("beforeprint", () => {
-    opened = [...document.querySelectorAll("#view-report details:not([open])")];
+    opened = [...document.querySelectorAll("main details:not([open])")];
     for (const fold of opened) fold.open = true;
   });
   addEventListener("afterprint", () => {

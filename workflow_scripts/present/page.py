@@ -37,19 +37,11 @@ _FIRST_SENTENCE = re.compile(r".*?[^.]\.(?= [A-Z(])")
 
 
 def render(report: Report, study_file: Path) -> str:
-    """The whole page. Every text from the tables, logs and study is escaped or packed."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(REPORT), autoescape=True, undefined=jinja2.StrictUndefined
-    )
+    """The whole page of a study."""
     digest = report.tables.folder / DIGEST
-    # The page's policy allows only inline styles and scripts with such a digest.
-    environment.filters["sha256"] = lambda text: base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-    environment.filters["type_name"] = lambda block: type(block).__name__.lower()
-    return environment.get_template("page.html.j2").render(
+    return page_of(
         title=f"kvsweep: study {report.study.name}",
         question=report.study.question,
-        style="".join((REPORT / name).read_text(encoding="utf-8") for name in STYLES),
-        script=joined(REPORT / "page"),
         first=first_screen(report),
         data=packed(page_data(report, study_file)),
         timelines=timelines(report.tables),
@@ -57,6 +49,21 @@ def render(report: Report, study_file: Path) -> str:
         digest=packed(read_json(digest)) if digest.exists() else None,
         sections=[_section(subject, report) for subject in SECTIONS if subject.is_in(report.study)],
         appendix=[_section(subject, report) for subject in APPENDIX if subject.is_in(report.study)],
+    )
+
+
+def page_of(**content: Any) -> str:
+    """A page with its styles and script; every text from tables, logs and studies is escaped or packed."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(REPORT), autoescape=True, undefined=jinja2.StrictUndefined
+    )
+    # The page's policy allows only inline styles and scripts with such a digest.
+    environment.filters["sha256"] = lambda text: base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    environment.filters["type_name"] = lambda block: type(block).__name__.lower()
+    return environment.get_template("page.html.j2").render(
+        style="".join((REPORT / name).read_text(encoding="utf-8") for name in STYLES),
+        script=joined(REPORT / "page"),
+        **content,
     )
 
 

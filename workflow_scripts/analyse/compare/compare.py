@@ -1,16 +1,18 @@
 """Compare two studies, cell by cell: two versions of an engine, two clusters or two days.
 
-    kvsweep compare results/demo other/results/demo --markdown comparison.md --json comparison.json
+    kvsweep compare results/demo other/results/demo --html comparison.html --markdown comparison.md
 
-A is the earlier run and B the present one: the folder of a study, an archive, or a report. Ratios are of B
-over A. If two cells cannot be compared, the output says why. A rate that was measured on one occasion says nothing
-about other occasions, so a cell counts as changed only if the change exceeds the variation between occasions.
+Each run is the folder of a study, an archive, a report or a digest.json. A is the run that began earlier, or the first
+one if that is not known; ratios are of B over A. If two cells cannot be compared, the output says why. A rate that was
+measured on one occasion says nothing about other occasions, so a cell counts as changed only if the change exceeds the
+variation between occasions.
 
 Exit codes: 0: nothing changed; 1: a cell changed or has another outcome, or a comparison in B contradicts the one in A;
 2: bad input, or no cell can be compared.
 """
 
 import math
+import tempfile
 from argparse import ArgumentTypeError, Namespace
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,33 +22,42 @@ from typing import NamedTuple
 
 from rich.table import Table
 
-from workflow_scripts.analyse.compare.comparison import CellRatio, Comparison, comparison
+from workflow_scripts.__main__ import main as kvsweep
+from workflow_scripts.analyse.compare.comparison import CellRatio, Comparison, comparison, in_order
 from workflow_scripts.analyse.compare.digest import DigestError, Found, read_digest
 from workflow_scripts.analyse.differences import Different, value_text
 from workflow_scripts.analyse.intervals.occasions import OCCASIONS_VARY_PCT
 from workflow_scripts.analyse.intervals.statistics import CHANGES, FLAT, NOT_DECIDED
 from workflow_scripts.common.command import command, option
-from workflow_scripts.common.files import write_text
+from workflow_scripts.common.files import write_json, write_text
 from workflow_scripts.common.markdown import cell, rows_of
+from workflow_scripts.common.metrics import METRICS
 from workflow_scripts.common.terminal import Terminal
 from workflow_scripts.common.wording import number, plural
 
 CHANGED = 1
-CELLS, BY_ITSELF = "Cells, the largest change first", "What changed by itself"
-ELSE = "What else differs between A and B"
+# Parts of the comparison, which are sections of its page.
+CELLS, PAIRS, DIFFERENT, NOT_COMPARED = "Cells", "Comparisons within each run", "What differs", "Not compared"
 # Maximum number of rows of a table in the terminal and in Markdown; JSON has all.
 MOST_ROWS = 40
 
 
-class Section(NamedTuple):
-    """A table of the comparison, with what it shows."""
+_METRICS = {metric.column: metric for metric in METRICS if metric.name}
 
+
+class Section(NamedTuple):
+    """A table of the comparison, with what it shows, and the part of the comparison in which it is."""
+
+    part: str
     title: str
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
 
 
 def summary(result: Comparison) -> Iterator[str]:
+    runs = (("A", result.study_a, result.began_a), ("B", result.study_b, result.began_b))
+    known = (f"{name}: {study}, {f'begun {began}' if began else 'of an unknown time'}" for name, study, began in runs)
+    yield f"{'. '.join(known)}. Ratios are of B over A."
     counts = Counter(c.verdict for c in result.cells)
     yield (
         f"{plural(len(result.cells), 'measure')} of {plural(len({c.cell for c in result.cells}), 'cell')} compared: "
@@ -81,10 +92,11 @@ def starts_in_words(result: Comparison) -> Iterator[str]:
 
 def sections(result: Comparison) -> list[Section]:
     """The tables of the comparison; those without rows are left out."""
-    cells = [
-        (c.cell, c.measure, number(c.a), number(c.b), ratio_text(c), c.scope or "", _verdict(c))
-        for c in sorted(result.cells, key=lambda c: (c.verdict != CHANGES, -c.size))
-    ]
+    of_measures: dict[str, list[tuple[str, ...]]] = {c.measure: [] for c in result.cells}
+    for c in sorted(result.cells, key=lambda c: (c.verdict != CHANGES, -c.size)):
+        factor = _METRICS[c.measure].factor if c.measure in _METRICS else 1
+        values = (number(value * factor) for value in (c.a, c.b))
+        of_measures[c.measure].append((c.cell, *values, ratio_text(c), c.scope or "", _verdict(c)))
     agrees = {True: "inside A's interval", False: "outside A's interval", None: "A has no interval"}
     pairs = [
         (
@@ -95,21 +107,41 @@ def sections(result: Comparison) -> list[Section]:
     ]
     outcomes = [(o.cell, o.a, o.b, o.reason or "") for o in result.outcomes]
     refused = [(r.cell, "; ".join(r.why)) for r in result.refused]
-    of_cell = ("cell", "measure", "A", "B", "B/A (95 % interval)", "interval covers", "verdict")
+    of_cell = ("cell", "A", "B", "B/A (95 % interval)", "interval covers", "verdict")
     of_pair = ("cell", "over", "A (95 % interval)", "verdict", "B (95 % interval)", "verdict", "agreement")
     of_place = ("device and engine", "measure", "cells", "median B/A", "range")
     tables = [
-        Section(BY_ITSELF, ("setting that took effect", "A", "B", "cells"), _differing(result.by_itself)),
-        Section("By device and engine", of_place, _places(result)),
-        Section(CELLS, of_cell, cells),
-        Section("Other outcomes", ("cell", "A", "B", "reason"), outcomes),
-        Section("Not compared", ("cell", "why"), refused),
-        Section("Comparisons that both studies made, contradictions first", of_pair, pairs),
-        Section(ELSE, ("what", "A", "B", "cells"), _differing(result.differences)),
-        Section("Only in A", ("cell",), [(cell,) for cell in result.only_a]),
-        Section("Only in B", ("cell",), [(cell,) for cell in result.only_b]),
+        Section(
+            DIFFERENT,
+            "What changed by itself",
+            ("setting that took effect", "A", "B", "cells"),
+            _differing(result.by_itself),
+        ),
+        Section(CELLS, "By device and engine", of_place, _places(result)),
+        *(
+            Section(CELLS, f"{measure_words(measure)}, the largest change first", of_cell, rows)
+            for measure, rows in of_measures.items()
+        ),
+        Section(NOT_COMPARED, "Other outcomes", ("cell", "A", "B", "reason"), outcomes),
+        Section(NOT_COMPARED, "Not compared", ("cell", "why"), refused),
+        Section(PAIRS, "Comparisons that both studies made, contradictions first", of_pair, pairs),
+        Section(
+            DIFFERENT, "What else differs between A and B", ("what", "A", "B", "cells"), _differing(result.differences)
+        ),
+        Section(NOT_COMPARED, "Only in A", ("cell",), [(cell,) for cell in result.only_a]),
+        Section(NOT_COMPARED, "Only in B", ("cell",), [(cell,) for cell in result.only_b]),
     ]
     return [table for table in tables if table.rows]
+
+
+def measure_words(measure: str) -> str:
+    """A measure with its unit.
+
+    >>> measure_words("ttft_s_p50")
+    'Time to first token (TTFT), median (ms)'
+    """
+    metric = _METRICS.get(measure)
+    return f"{metric.name} ({metric.unit})" if metric else measure
 
 
 def _differing(differences: Sequence[Different]) -> list[tuple[str, ...]]:
@@ -133,7 +165,7 @@ def _places(result: Comparison) -> list[tuple[str, ...]]:
     for c in result.cells:
         groups["/".join(c.cell.split("/")[:2]), c.measure].append(c.ratio)
     return [
-        (place, measure, str(len(r)), number(median(r)), f"{number(min(r))} to {number(max(r))}")
+        (place, measure_words(measure), str(len(r)), number(median(r)), f"{number(min(r))} to {number(max(r))}")
         for (place, measure), r in groups.items()
     ]
 
@@ -158,7 +190,7 @@ def print_comparison(result: Comparison) -> None:
 
 
 def markdown(result: Comparison) -> str:
-    lines = [f"# {cell(result.study_a)} (A) and {cell(result.study_b)} (B)", "", *summary(result)]
+    lines = [f"# {cell(result.study_a)} (A) and {cell(result.study_b)} (B)", "", *map(cell, summary(result))]
     return "\n".join([*lines, *in_markdown(sections(result))]) + "\n"
 
 
@@ -167,6 +199,20 @@ def in_markdown(tables: Iterable[Section]) -> Iterator[str]:
         yield from ("", f"## {section.title}", "", *rows_of(section.headings, section.rows[:MOST_ROWS]))
         if len(section.rows) > MOST_ROWS:
             yield from ("", f"{MOST_ROWS} of {len(section.rows)} rows; the JSON of `kvsweep compare` has all.")
+
+
+def draw(result: Comparison, out: Path) -> None:
+    """Draw the page of a comparison, by the command that makes pages."""
+    content = {
+        "summary": list(summary(result)),
+        "sections": [section._asdict() for section in sections(result)],
+        "comparison": result.model_dump(mode="json", exclude={"differences"}),
+        "measures": {measure: measure_words(measure) for measure in dict.fromkeys(c.measure for c in result.cells)},
+    }
+    with tempfile.TemporaryDirectory() as scratch:
+        write_json(path := Path(scratch) / "comparison.json", content)
+        if kvsweep(["draw-comparison", "--comparison", str(path), "--out", str(out)]):
+            raise DigestError(f"{out}: the page was not drawn")
 
 
 def per_cent(text: str) -> float:
@@ -191,18 +237,21 @@ OCCASIONS = option(
 
 @command(
     "compare",
-    option("a", type=Path, help="the earlier run: a study's folder, an archive, or a report"),
-    option("b", type=Path, help="measured now"),
+    option("a", type=Path, help="the earlier run: a study's folder, an archive, a report, or a digest.json"),
+    option("b", type=Path, help="the later one"),
     OCCASIONS,
+    option("--html", type=Path, metavar="FILE", help="draw the comparison as a page"),
     option("--markdown", type=Path, metavar="FILE", help="write the comparison as Markdown"),
     option("--json", type=Path, metavar="FILE", help="write the comparison as JSON, with every row"),
 )
 def main(args: Namespace) -> int:
-    result = comparison(read_digest(args.a), read_digest(args.b), args.occasions_vary)
+    result = comparison(*in_order(read_digest(args.a), read_digest(args.b)), args.occasions_vary)
     if args.markdown:
         write_text(args.markdown, markdown(result))
     if args.json:
         result.write(args.json)
+    if args.html:
+        draw(result, args.html)
     print_comparison(result)
     if result.changed:
         return CHANGED

@@ -87,12 +87,15 @@ class PairAgreement(Record):
 class Comparison(Record):
     """What two studies have in common, and how they differ.
 
-    `by_itself`: settings that took effect and differ, although a cell asks for the same in both; `start_s_a` and
-    `start_s_b`: median time of a start of the engine in seconds, over cells of which both know it.
+    `began_a` and `began_b`: when the first repeat of each began, None if not known; `by_itself`: settings that took
+    effect and differ, although a cell asks for the same in both; `start_s_a` and `start_s_b`: median time of a start of
+    the engine in seconds, over cells of which both know it.
     """
 
     study_a: str
     study_b: str
+    began_a: str | None
+    began_b: str | None
     margin_pct: float
     occasions_vary_pct: float
     cells: list[CellRatio]
@@ -112,6 +115,12 @@ class Comparison(Record):
         return CHANGES in verdicts or bool(self.outcomes) or any(p.contradiction for p in self.pairs)
 
 
+def in_order(one: Digest, other: Digest) -> tuple[Digest, Digest]:
+    """The two runs, the earlier one first; as given if it is not known when one began."""
+    later = one.began is not None and other.began is not None and other.began < one.began
+    return (other, one) if later else (one, other)
+
+
 def comparison(a: Digest, b: Digest, occasions_vary_pct: float = OCCASIONS_VARY_PCT) -> Comparison:
     """Compare study B with study A, by A's margin; `occasions_vary_pct` is the standard deviation between occasions."""
     of_a, of_b = ({cell.id: cell for cell in digest.cells} for digest in (a, b))
@@ -127,6 +136,8 @@ def comparison(a: Digest, b: Digest, occasions_vary_pct: float = OCCASIONS_VARY_
     return Comparison(
         study_a=a.study,
         study_b=b.study,
+        began_a=a.began,
+        began_b=b.began,
         margin_pct=margin,
         occasions_vary_pct=occasions_vary_pct,
         cells=_ratios(compared, margin, occasions_vary_pct),

@@ -90,9 +90,14 @@ class Digest(StrictRecord):
     cells: list[DigestCell]
     pairs: list[Pair]
 
+    @property
+    def began(self) -> str | None:
+        """When the first repeat began, UTC; None if not known."""
+        return min((cell.began for cell in self.cells if cell.began), default=None)
+
 
 def read_digest(place: Path) -> Digest:
-    """The digest of a study's results folder, of an archive, unpacked or not, or in a report.
+    """The digest of a study's results folder, of an archive, unpacked or not, in a report, or the file itself.
 
     Raises:
         DigestError: there is none, or what is there is not one.
@@ -103,7 +108,7 @@ def read_digest(place: Path) -> Digest:
         if len(there) != 1:
             what = f"holds {len(there)} studies; name one of their folders" if there else f"has no tables/{DIGEST}"
             raise DigestError(
-                f"{place}: {what}. Allowed: a study's folder below results/, an archive, a report. "
+                f"{place}: {what}. Allowed: a study's folder below results/, an archive, a report, a digest.json. "
                 "`snakemake partial_report` writes the digest of what has been measured"
             )
         place = there[0]

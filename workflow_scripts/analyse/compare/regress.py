@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from workflow_scripts.analyse.compare.compare import (
-    BY_ITSELF,
     CELLS,
-    ELSE,
+    DIFFERENT,
     MOST_ROWS,
     OCCASIONS,
     Section,
@@ -34,12 +33,14 @@ from workflow_scripts.analyse.compare.compare import (
 from workflow_scripts.analyse.compare.comparison import CellRatio, Comparison, comparison
 from workflow_scripts.analyse.compare.digest import Digest, DigestCell, DigestError, read_digest
 from workflow_scripts.analyse.compare.steps_over_time import Series, StepsOverTime, steps_over_time
+from workflow_scripts.analyse.intervals.repeats import RATE
 from workflow_scripts.analyse.intervals.statistics import CHANGES, NOT_DECIDED
 from workflow_scripts.common.command import command, option
 from workflow_scripts.common.files import write_text
 from workflow_scripts.common.markdown import cell, rows_of
 from workflow_scripts.common.wording import number
 
+LATENCIES = ("ttft_s_p50", "tpot_s_p50")
 OK, PASSED, REGRESSED = "ok", "passed", "regressed"
 KV_TOKENS, OUTCOME = "kv_cache_tokens", "outcome"
 # Of a cell over time, at most so many values are written; JSON has all.
@@ -109,7 +110,7 @@ def markdown(result: Comparison, worse: list[Regression], undecided: list[str], 
     if worse:
         headings = ("cell", "measure", "baseline", "now", "now / baseline (95 % interval)")
         lines += ["", *rows_of(headings, worse[:MOST_ROWS])]
-    shown = [section for section in sections(result) if section.title in (BY_ITSELF, CELLS, ELSE)]
+    shown = [section for section in sections(result) if section.part in (CELLS, DIFFERENT)]
     if len(over.runs) > 2:
         runs = (f"{number}: {name}" for number, name in enumerate(over.runs, 1))
         lines += ["", f"Runs: {'; '.join(runs)}. Below, A is the latest baseline and B the present run."]
@@ -117,7 +118,10 @@ def markdown(result: Comparison, worse: list[Regression], undecided: list[str], 
             (of.cell, of.measure, " → ".join(map(number, of.values[-MOST_VALUES:])), _steps(of))
             for of in sorted(over.series, key=lambda of: -max((step.found.size for step in of.steps), default=0))
         ]
-        shown = [Section("Over time, the largest step first", ("cell", "measure", "last runs", "steps"), rows), *shown]
+        shown = [
+            Section(CELLS, "Over time, the largest step first", ("cell", "measure", "last runs", "steps"), rows),
+            *shown,
+        ]
     return "\n".join([*lines, *in_markdown(shown)]) + "\n"
 
 
@@ -125,8 +129,15 @@ def _steps(of: Series) -> str:
     return "; ".join(f"{ratio_text(step.found)} from run {step.run + 1} on" for step in of.steps) or "none shown"
 
 
-def _began(digest: Digest) -> str:
-    return min((cell.began for cell in digest.cells if cell.began), default="")
+def judged(run: Digest) -> Digest:
+    """The run with the measures by which it is judged: a cell's rate, or its latencies if requests arrive at a rate."""
+
+    def by(cell: DigestCell) -> DigestCell:
+        rate = [mean for mean in cell.means if mean.measure == RATE]
+        latencies = [mean for mean in cell.means if mean.measure in LATENCIES]
+        return cell.model_copy(update={"means": rate or latencies})
+
+    return run.model_copy(update={"cells": [by(cell) for cell in run.cells]})
 
 
 @command(
@@ -138,12 +149,12 @@ def _began(digest: Digest) -> str:
     option("--json", type=Path, metavar="FILE", help="write each cell over time as JSON, for `kvsweep figure-steps`"),
 )
 def main(args: Namespace) -> int:
-    now = read_digest(args.now)
-    baselines = {str(place): read_digest(place) for place in args.baseline}
+    now = judged(read_digest(args.now))
+    baselines = {str(place): judged(read_digest(place)) for place in args.baseline}
     for place, baseline in baselines.items():
         if baseline.study != now.study:
             raise DigestError(f"{place}: of study {baseline.study!r}; allowed: earlier runs of {now.study!r}")
-    places = [*sorted(baselines, key=lambda place: _began(baselines[place])), str(args.now)]
+    places = [*sorted(baselines, key=lambda place: baselines[place].began or ""), str(args.now)]
     runs = [*(baselines[place] for place in places[:-1]), now]
     results = [comparison(run, now, args.occasions_vary) for run in runs[:-1]]
     if not any(each.cells or each.outcomes for each in results):

@@ -18,7 +18,7 @@ import pandas as pd
 
 from workflow_scripts.analyse.cells.cells import SCHEMA as CELLS
 from workflow_scripts.analyse.compare.digest import Digest, DigestCell, Found, Mean, Pair
-from workflow_scripts.analyse.intervals.repeats import RATE, RATE_OF_ARRIVALS, cell_ids, cell_summary, counted, records
+from workflow_scripts.analyse.intervals.repeats import RATE, cell_ids, cell_summary, counted, records
 from workflow_scripts.analyse.intervals.statistics import mean_errors
 from workflow_scripts.analyse.limits.limits import SCHEMA as LIMITS
 from workflow_scripts.analyse.limits.ratios import SCHEMA as RATIOS
@@ -42,8 +42,8 @@ ENVIRONMENT = (
 # Fields of a cell's definition that a comparison may examine, or that are among its environment.
 NOT_CONTENT = ("gpu", "engine", "knobs", "repeats", "protocol")
 Table = Callable[[str], pd.DataFrame]
-# By these the same cell of two studies is compared if its requests arrive at a rate; else by its output rate.
-LATENCIES = ("ttft_s_p50", "tpot_s_p50")
+# By these the same cell of two studies is compared; of a cell whose requests arrive at a rate the rate has no mean.
+MEASURES = (RATE, "ttft_s_p50", "tpot_s_p50", "energy_j_per_output_token")
 # Settings of a study apart from its grid.
 SETTINGS = {"repeats", "starts", "cell_time_limit_s", "equivalence_margin_pct", "slo"}
 
@@ -92,10 +92,9 @@ def digest_of(study: Study, table: Table) -> Digest:
 
 def _means(cells: pd.DataFrame) -> dict[str, list[Mean]]:
     """The means of each cell that may be compared. If a cell has several environments, the first one counts."""
-    at_a_rate = cells[cells[RATE_OF_ARRIVALS].notna()] if RATE_OF_ARRIVALS in cells else cells[:0]
     means = defaultdict(list)
-    for measure, rows in ((RATE, cells), *((name, at_a_rate) for name in LATENCIES)):
-        summary, samples = cell_summary(rows, measure)
+    for measure in MEASURES:
+        summary, samples = cell_summary(cells, measure)
         errors = mean_errors(samples)
         for row in records(summary.drop_duplicates("cell_id")):
             log_mean, squared, df = (float(of[row["sample"]]) for of in errors)

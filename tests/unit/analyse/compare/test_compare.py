@@ -9,12 +9,15 @@ import pytest
 
 from tests.unit.analyse.digests import CONTENT, ENVIRONMENT, cell, digest, mean, pair, random_digest
 from workflow_scripts.analyse.compare import compare
-from workflow_scripts.analyse.compare.comparison import Comparison, comparison
+from workflow_scripts.analyse.compare.comparison import Comparison, comparison, in_order
 from workflow_scripts.analyse.compare.digest import Digest, DigestCell
 from workflow_scripts.analyse.intervals.occasions import Means, compare_occasions
 from workflow_scripts.analyse.intervals.statistics import verdicts
 
 A, B = (cell("bs32", mean(100), began=f"2026-01-0{day}T00:00:00Z") for day in (1, 2))
+
+
+DATED = [(100, "2026-01-01T00:00:00Z"), (120, "2026-01-02T00:00:00Z"), (110, None)]
 
 
 def changed(of: DigestCell, **fields: Any) -> DigestCell:
@@ -125,7 +128,10 @@ def test_what_took_effect_otherwise_is_one_line_for_each_setting_and_comes_first
     ]
     assert (found.start_s_a, found.start_s_b, found.differences) == (8.0, 12.0, [])
     first, *_ = compare.sections(found)
-    assert (first.title, first.rows[1]) == (compare.BY_ITSELF, ("num_gpu_blocks", "100", "50, and 1 other pair", "2"))
+    assert (first.title, first.rows[1]) == (
+        "What changed by itself",
+        ("num_gpu_blocks", "100", "50, and 1 other pair", "2"),
+    )
 
 
 def test_cells_that_ended_otherwise_or_are_in_one_study_only_are_told():
@@ -221,7 +227,7 @@ def test_markdown_and_json_are_written_whatever_the_exit_code(tmp_path):
     assert "<script>" not in text
     assert "\n# y" not in text
     tables = [line for line in text.splitlines() if line.startswith("|")]
-    assert {"| cell | measure | A | B | B/A (95 % interval) | interval covers | verdict |"} <= set(tables)
+    assert {"| cell | A | B | B/A (95 % interval) | interval covers | verdict |"} <= set(tables)
     assert "## Not compared" in text
 
 
@@ -244,6 +250,28 @@ def test_what_is_no_study_is_bad_input(tmp_path, capsys, name, text, why):
         written(tmp_path / "results" / name, digest(A))
     assert compare.main([str(tmp_path), str(tmp_path)]) == 2
     assert "holds 2 studies" in capsys.readouterr().err
+
+
+def test_dates_decide_which_run_is_a(tmp_path, capsys):
+    first, second, undated = (changed(A, means=[mean(rate)], began=began) for rate, began in DATED)
+    later, earlier = (written(tmp_path / name, digest(of)) for name, of in (("later", second), ("earlier", first)))
+    compare.main([later, earlier, "--json", str(tmp_path / "of.json")])
+    found = Comparison.model_validate_json((tmp_path / "of.json").read_text())
+    assert (found.began_a, found.began_b, found.cells[0].ratio) == (DATED[0][1], DATED[1][1], pytest.approx(1.2))
+    assert DATED[0][1] in capsys.readouterr().out.splitlines()[0]
+    # Without a date the order is that of the call.
+    assert in_order(digest(undated), digest(first)) == (digest(undated), digest(first))
+
+
+def test_every_measure_of_a_cell_is_compared_in_a_table_of_its_own_in_the_units_of_the_page():
+    means = [mean(100), mean(0.25, measure="ttft_s_p50"), mean(3, measure="energy_j_per_output_token")]
+    a, b = (digest(changed(of, means=means)) for of in (A, B))
+    tables = [section for section in compare.sections(comparison(a, b)) if section.headings[0] == "cell"]
+    assert [(table.title.split(",")[0], table.rows[0][1]) for table in tables] == [
+        ("Output tokens per second (tokens/s)", "100"),
+        ("Time to first token (TTFT)", "250"),
+        ("Energy per output token (J/token)", "3"),
+    ]
 
 
 @pytest.mark.parametrize("text", ["-1", "100", "much", "nan"])

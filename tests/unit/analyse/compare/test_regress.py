@@ -8,6 +8,7 @@ from workflow_scripts.analyse.compare.regress import (
     OUTCOME,
     PASSED,
     REGRESSED,
+    judged,
     regressions,
     undecided,
     verdict,
@@ -35,6 +36,12 @@ def test_only_what_is_shown_to_be_worse_is_a_regression(measure, ratio, error_pc
     worse = regressions([before, now], [found], found.cells)
     assert verdict(worse, undecided(before, found)) == said
     assert [w.measure for w in worse] == ([measure] if said == REGRESSED else [])
+
+
+def test_a_run_is_judged_by_the_rate_of_a_cell_or_by_its_latencies_if_requests_arrive_at_a_rate():
+    rate, ttft, energy = mean(100), mean(1, measure="ttft_s_p50"), mean(1, measure="energy_j_per_output_token")
+    run = judged(digest(cell("bs16", rate, ttft, energy), cell("served", ttft, energy)))
+    assert [of.means for of in run.cells] == [[rate], [ttft]]
 
 
 @pytest.mark.parametrize(("effective", "ratio"), [(KV[0], None), (KV[1], None), (KV[2], "0.96")])

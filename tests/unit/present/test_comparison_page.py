@@ -1,0 +1,72 @@
+"""The page that `kvsweep compare --html` draws: what the command prints, and nothing else."""
+
+import json
+import random
+
+import pytest
+
+from tests.unit.analyse.digests import cell, digest, mean, random_digest
+from tests.unit.present.synthetic import SCRIPT
+from tests.unit.present.test_page import Page
+from workflow_scripts.analyse.compare import compare
+from workflow_scripts.analyse.compare.comparison import comparison
+from workflow_scripts.present.comparison_page import MOST_CELLS, ratios
+
+
+@pytest.fixture
+def page_of(tmp_path):
+    def page(a, b, *options):
+        for name, of in (("a", a), ("b", b)):
+            (tmp_path / f"{name}.json").write_text(of.model_dump_json())
+        out = tmp_path / "comparison.html"
+        compare.main([str(tmp_path / "a.json"), str(tmp_path / "b.json"), "--html", str(out), *options])
+        return Page(out.read_text(encoding="utf-8"))
+
+    return page
+
+
+def test_the_page_has_every_row_that_the_command_prints(page_of):
+    chance = random.Random(1)
+    a, b = random_digest(chance), random_digest(chance)
+    page = page_of(a, b, "--occasions-vary", "1")
+    found = comparison(a, b, 1)
+    tables = compare.sections(found)
+    assert {table.part for table in tables} == {"Cells", "Comparisons within each run", "What differs", "Not compared"}
+    assert sorted(table["aria-label"] for table in page.all("table")) == sorted(table.title for table in tables)
+    names, values = ([[*row][of] for table in tables for row in table.rows] for of in (slice(1), slice(1, None)))
+    assert sorted(page.text["td"]) == sorted(value for row in values for value in row)
+    assert {name for (name,) in names} <= {*page.text["th"]}
+    assert all(sentence in page.text["p"] for sentence in compare.summary(found))
+
+
+def test_the_page_loads_nothing_and_has_no_views_and_texts_of_digests_stay_texts(page_of):
+    hostile = [cell(SCRIPT, mean(rate), began=None, effective={SCRIPT: rate}) for rate in (100, 300)]
+    page = page_of(*(digest(of, study=SCRIPT) for of in hostile))
+    assert len(page.all("script")) == 1
+    assert not page.all("link")
+    assert page.ids().count("page-data") == 0
+    assert any(SCRIPT in text for text in page.text["th"])
+    (policy,) = (a["content"] for a in page.all("meta") if a.get("http-equiv") == "Content-Security-Policy")
+    assert policy.startswith("default-src 'none'; img-src data:;")
+
+
+def test_a_comparison_of_nothing_has_a_page_that_says_why(page_of):
+    page = page_of(digest(cell("bs16", mean(100))), digest(cell("bs16", mean(100), comparable=False)))
+    assert not page.all("img")
+    assert any("another definition" in text for text in page.text["td"])
+
+
+def test_the_picture_shows_the_cells_of_each_measure_by_their_ratio_on_the_band_of_the_margin(axes_of):
+    cells = [(cell(f"bs{i}", mean(100)), cell(f"bs{i}", mean(60 + 2 * i))) for i in range(MOST_CELLS + 1)]
+    found = comparison(digest(*(a for a, _ in cells)), digest(*(b for _, b in cells)), 1)
+    content = {"comparison": json.loads(found.model_dump_json()), "measures": {"output_tokens_per_s": "rate"}}
+    plot = ratios(content)
+    ax = axes_of(plot)
+    dots = [line for line in ax.lines if line.get_marker() == "o"]
+    drawn = [float(x) for line in dots for x in line.get_xdata()]
+    assert drawn == sorted(drawn, reverse=True)
+    # The cell without any difference is left out.
+    assert (len(drawn), 1.0 in drawn, len(plot.notes)) == (MOST_CELLS, False, 1)
+    band = ax.patches[0].get_extents().transformed(ax.transData.inverted())
+    assert (band.x0, band.x1) == pytest.approx((1 / 1.02, 1.02))
+    assert "bs40, cpu-all: 1.4 (" in plot.alt

@@ -1,0 +1,153 @@
+"""Draw the comparison of two runs as one page that opens offline.
+
+    kvsweep draw-comparison --comparison comparison.json --out comparison.html
+
+`kvsweep compare --html` calls it. All numbers, verdicts and sentences are those that `compare` prints.
+"""
+
+import re
+import tempfile
+from argparse import Namespace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch
+
+from workflow_scripts.common.command import command, option, out
+from workflow_scripts.common.files import read_json, write_text
+from workflow_scripts.common.wording import sentence
+from workflow_scripts.present.blocks import Block, Figure, Table, Text
+from workflow_scripts.present.page import page_of
+from workflow_scripts.present.plot import Plot, data_address, size_px, use_style, write_plot
+from workflow_scripts.present.ratio_plot import plot_ratios
+from workflow_scripts.present.report import figure_facts
+from workflow_scripts.present.style import GRID, marks
+
+# Maximum number of cells in a panel.
+MOST_CELLS = 40
+_NUMBER = re.compile(r"-?[\d.,]+(e[+-]?\d+)?( \(.*\))?|")
+_CAPTION = [
+    (
+        "",
+        "A mark is the ratio of a cell, B over A, with its 95 % interval; the cells of a measure are sorted by it.",
+    ),
+    (
+        "How to read it:",
+        "A ratio in the grey band is within the margin of the study. A cell counts as changed or flat by its "
+        "verdict in the table, for which all cells and measures are tested together.",
+    ),
+]
+
+
+def ratios(content: Mapping[str, Any]) -> Plot:
+    """One panel per measure: the ratio of each cell with its interval, sorted, on the band in which it is flat."""
+    found = content["comparison"]
+    rows = pd.DataFrame(found["cells"]).rename(columns={"low": "ratio_low", "high": "ratio_high"})
+    rows = rows.astype({"ratio_low": float, "ratio_high": float}).assign(
+        source="measured",
+        panel=rows["measure"].map(content["measures"]),
+        label=rows["cell"].map(_labels(rows["cell"])),
+        name=rows["cell"].str.split("/").str[0],
+    )
+    rows = rows.sort_values("ratio", ascending=False)
+    largest = (
+        rows["ratio"].map(lambda ratio: max(ratio, 1 / ratio)).groupby(rows["panel"]).rank("first", ascending=False)
+    )
+    plot = plot_ratios(
+        rows[largest <= MOST_CELLS],
+        marks(sorted(set(rows["name"]))),
+        title=f"{found['study_b']} (B) over {found['study_a']} (A)",
+        panels_are="measures",
+    )
+    margin = 1 + found["margin_pct"] / 100
+    few = [f"of each measure the {MOST_CELLS} cells that differ most are drawn; the table has all"]
+    return replace(
+        plot,
+        panels=[replace(panel, draw=partial(_on_band, draw=panel.draw, margin=margin)) for panel in plot.panels],
+        x_label="Ratio (1: no difference)",
+        handles=[*plot.handles, Patch(color=GRID, label=f"within {found['margin_pct']:g} %")],
+        notes=few if largest.max() > MOST_CELLS else [],
+    )
+
+
+def _on_band(ax: Axes, draw: Callable[..., None], margin: float) -> None:
+    ax.axvspan(1 / margin, margin, color=GRID, linewidth=0, zorder=0)
+    draw(ax)
+
+
+def _labels(cells: "pd.Series[str]") -> dict[str, str]:
+    """For each id of a cell, the parts that differ between the cells.
+
+    >>> list(_labels(pd.Series(["h200/vllm/llama/chat/bs16", "l4/vllm/llama/chat/bs32"])).values())
+    ['h200, bs16', 'l4, bs32']
+    """
+    ids = cells.drop_duplicates()
+    parts = ids.str.split("/", expand=True).set_axis(ids)
+    differing = [name for name in parts if parts[name].nunique() > 1] or list(parts)[-1:]
+    return {str(cell): ", ".join(row.dropna()) for cell, row in parts[differing].iterrows()}
+
+
+def _figure(content: Mapping[str, Any]) -> Figure:
+    use_style()
+    plot = ratios(content)
+    with tempfile.TemporaryDirectory() as scratch:
+        write_plot(plot, Path(scratch), "ratios")
+        wide, narrow = Path(scratch) / "ratios.svg", Path(scratch) / "ratios.column.svg"
+        return Figure(
+            "ratios",
+            wide=data_address(wide),
+            narrow=data_address(narrow),
+            wide_px=size_px(wide),
+            narrow_px=size_px(narrow),
+            alt=plot.alt,
+            caption=_CAPTION,
+            facts=figure_facts(plot.describe()),
+        )
+
+
+def _table(section: Mapping[str, Any]) -> Table:
+    numeric = [all(map(_NUMBER.fullmatch, column)) for column in zip(*section["rows"], strict=True)]
+    return Table(section["title"], list(map(sentence, section["headings"])), section["rows"], numeric)
+
+
+def _section(title: str, *blocks: Block) -> dict[str, Any]:
+    """A section of the page as the template needs it."""
+    of = {"id": re.sub(r"\W+", "-", title.lower()), "title": title, "blocks": blocks}
+    return {**of, "findings": None, "more": None, "absent": "", "is_empty": False}
+
+
+def render(content: Mapping[str, Any]) -> str:
+    found = content["comparison"]
+    which, *sentences = content["summary"]
+    parts: dict[str, list[Block]] = {}
+    if found["cells"]:
+        parts["Cells"] = [_figure(content)]
+    for section in content["sections"]:
+        parts.setdefault(section["part"], []).append(_table(section))
+    return page_of(
+        title=f"kvsweep: {found['study_a']} and {found['study_b']} compared",
+        question=which,
+        first={"unfinished": None, "trust": [], "answers": [], "best": None},
+        sections=[
+            _section("Result", *map(Text, sentences)),
+            *(_section(title, *blocks) for title, blocks in parts.items()),
+        ],
+        appendix=[],
+        data=None,
+        digest=None,
+        timelines={},
+    )
+
+
+@command(
+    "draw-comparison",
+    option("--comparison", type=Path, required=True, help="the JSON that `kvsweep compare --html` makes"),
+    out("the HTML file to write"),
+)
+def main(args: Namespace) -> None:
+    write_text(args.out, render(read_json(args.comparison)))
