@@ -9,8 +9,8 @@ CORES ?= all
 ARGS ?=
 
 BIN := $(VENV)/bin
-# Rules call `python` and other commands by name; they must be those of the environment.
-export PATH := $(abspath $(BIN)):$(PATH)
+# Rules call `python` and other commands by name; they must be those of the environment. Tests call linters.
+export PATH := $(abspath $(BIN)):$(PATH):$(abspath .venv-linters/bin)
 # Modules stay compiled between commands, which halves their start time, even if the machine's default differs.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -35,7 +35,7 @@ demo: $(VENV)/cpu.installed ## calibrate this machine's CPU and run the demo stu
 
 # Measurements and clusters need the whole machine, the other tests do not; the longest of these begin first. Exit code 5:
 # pytest found no test to run.
-test: $(VENV)/dev.installed ## run all tests (ARGS="-k page": some of them; ARGS="-m 'not (slurm or studies)'": all but the long ones)
+test: $(VENV)/dev.installed .venv-linters/linters.installed ## run all tests (ARGS="-k page": some of them; ARGS="-m 'not (slurm or studies)'": all but the long ones)
 	$(BIN)/pytest --numprocesses=auto --dist=loadfile --no-loadscope-reorder tests/integration/parallel tests/unit workflow_scripts $(ARGS) || test $$? = 5
 	$(BIN)/pytest tests/integration --ignore=tests/integration/parallel $(ARGS) || test $$? = 5
 
@@ -83,6 +83,7 @@ lock:
 	envs/setup.sh compile dev $(VENV) $(ARGS)
 	envs/setup.sh compile cuda $(VENV) $(ARGS)
 	envs/setup.sh compile tools $(VENV) $(ARGS)
+	envs/setup.sh compile linters $(VENV) $(ARGS)
 endif
 
 bench-start: $(TOOLS_VENV)/tools.installed ## measure how long the commands that need no engine take to start
@@ -150,6 +151,8 @@ $(CUDA_VENV)/cuda.installed: envs/cuda.txt $(SETUP)
 $(TOOLS_VENV)/tools.installed: envs/tools.txt $(SETUP)
 	$(INSTALL)
 
-# An engine's other version.
-.venv-$(ENV)/$(ENV).installed: envs/$(ENV).txt $(SETUP)
+# The linters, and an engine's other version.
+.venv-linters/linters.installed: envs/linters.txt
+.venv-$(ENV)/$(ENV).installed: envs/$(ENV).txt
+$(sort .venv-linters/linters.installed .venv-$(ENV)/$(ENV).installed): $(SETUP)
 	$(INSTALL)
