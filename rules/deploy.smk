@@ -38,7 +38,15 @@ rule export:
     output:
         expand(
             PATHS.deploy / "{name}",
-            name=["vllm.yaml", "compose.yaml", "kubernetes.yaml", "serve.sbatch", "prometheus.yml", "alerts.yml"]
+            name=[
+                "vllm.yaml",
+                "require_key.py",
+                "compose.yaml",
+                "kubernetes.yaml",
+                "serve.sbatch",
+                "prometheus.yml",
+                "alerts.yml",
+            ]
             + [f"grafana/{name}" for name in ("datasources/prometheus.yml", "dashboards/kvsweep.yml")]
             + ["grafana/dashboards/kvsweep.json"],
         ),
@@ -48,9 +56,11 @@ rule export:
         "../envs/cpu.conda.yaml"
     params:
         folder=PATHS.deploy,
+        flags=[f"--{name}={config[name]}" for name in ("host", "image") if name in config],
     shell:
         "python -m workflow_scripts export"
         " --study $STUDY"
         " --promise {input.promise}"
+        " {params.flags:q}"
         " --out {params.folder}"
         " > {log} 2>&1"

@@ -25,7 +25,8 @@ LIMIT_S = 300.0
 
 
 def serve(config: str, port: str) -> None:
-    """Serve as a file for `vllm serve --config` says."""
+    """Serve as a file for `vllm serve --config` says, with its folder on the path for modules."""
+    sys.path.append(str(Path(config).parent))
     with tempfile.TemporaryDirectory() as folder:
         _serve(["--config", config, "--host", "127.0.0.1", "--port", port], Path(folder, "effective.json"), on_cpu=True)
 
@@ -47,7 +48,9 @@ async def _send(
 ) -> None:
     ends_s = time.monotonic() + seconds
     async with aiohttp.ClientSession(
-        timeout=aiohttp.ClientTimeout(LIMIT_S), connector=aiohttp.TCPConnector(limit=0)
+        timeout=aiohttp.ClientTimeout(LIMIT_S),
+        connector=aiohttp.TCPConnector(limit=0),
+        headers={"Authorization": f"Bearer {os.environ['VLLM_API_KEY']}"},
     ) as http:
 
         async def ask(tasks: asyncio.TaskGroup) -> None:

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable
@@ -24,6 +25,8 @@ from workflow_scripts.study.promise import Promise
 
 PICK = "cpu-all/vllm-serve/tiny-llama-57m/short/bs32-seqs4-len512-eager1-cpukv1-rate4"
 WINDOW_S = 8
+KEY = {"VLLM_API_KEY": "the key of this test"}
+WITH_KEY = {"Authorization": f"Bearer {KEY['VLLM_API_KEY']}"}
 
 pytestmark = pytest.mark.needs_tool("prometheus")
 
@@ -65,7 +68,7 @@ def server(deploy, promise, environment, ports):
     """The address of vLLM's server, started from the exported file."""
     url = f"http://127.0.0.1:{ports[0]}"
     words = ["serve", str(deploy / "vllm.yaml"), str(ports[0])]
-    with forked(*words, environment=environment | promise.serve.environment) as process:
+    with forked(*words, environment=environment | promise.serve.environment | KEY) as process:
         wait_for(lambda: answers(f"{url}/health"), process, limit_s=200)
         yield url
 
@@ -149,10 +152,33 @@ def test_the_study_promises_what_it_measured(promise, served):
 
 
 def test_the_server_runs_as_the_file_says(server, deploy):
-    with urllib.request.urlopen(f"{server}/v1/models", timeout=10) as answer:
-        (model,) = json.load(answer)["data"]
+    (model,) = asked(f"{server}/v1/models")["data"]
     assert (model["id"], model["max_model_len"]) == ("tiny-llama-57m", 512)
     assert yaml.safe_load((deploy / "vllm.yaml").read_text())["max-num-seqs"] == 4
+
+
+def asked(url: str) -> dict[str, Any]:
+    with urllib.request.urlopen(urllib.request.Request(url, headers=WITH_KEY), timeout=10) as answer:
+        content: dict[str, Any] = json.load(answer)
+        return content
+
+
+def test_without_the_key_only_health_and_metrics_answer(server):
+    """The paths are those of the running server, so that one of a later vLLM is asked too."""
+    paths = asked(f"{server}/openapi.json")["paths"]
+    assert {"/v1/completions", "/invocations"} <= paths.keys()
+    methods = {(method, path) for path, of_path in paths.items() for method in of_path}
+    methods |= {("get", path) for path in ("/docs", "/openapi.json", "/metrics/", "/health/", "//invocations")}
+    answered = {path for method, path in methods if status(method, server + path) != 401}
+    assert answered == {"/health", "/metrics"}
+
+
+def status(method: str, url: str) -> int:
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, method=method.upper()), timeout=10) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as e:
+        return e.code
 
 
 def load(
@@ -161,7 +187,7 @@ def load(
     """A process that sends some requests at once, and for each answer some more."""
     (workload,) = (served / "prepared/workloads").glob("*/short/16-*/workload.jsonl")
     words = [str(workload), server, promise.served_model, str(users), str(per_answer), str(seconds)]
-    return forked("load", *words, environment=environment)
+    return forked("load", *words, environment=environment | KEY)
 
 
 def test_at_a_load_that_the_server_sustains_no_alert_fires(server, prometheus, promise, served, environment):
@@ -175,7 +201,9 @@ def test_at_a_load_that_the_server_sustains_no_alert_fires(server, prometheus, p
 def test_the_check_sends_what_it_announces_and_answers(server, served, environment, tmp_path):
     before = answered(server)
     words = ["--study", str(served.parents[1] / "served.yaml"), "--results", str(served.parent), "--url", server]
-    said = kvsweep("check-server", *words, "--json", str(tmp_path / "a.json"), environment=environment, codes=(0, 1, 3))
+    said = kvsweep(
+        "check-server", *words, "--json", str(tmp_path / "a.json"), environment=environment | KEY, codes=(0, 1, 3)
+    )
     assert said.startswith("Sending 16 requests (")
     assert answered(server) - before == 16
     answer = json.loads((tmp_path / "a.json").read_text())

@@ -1,16 +1,18 @@
 """A deployment: what a study promises for a setting, and what a machine needs to keep that promise."""
 
 import math
+import re
 from dataclasses import dataclass
 
 from workflow_scripts.cluster.site import Needs
+from workflow_scripts.common.printable import printable
 from workflow_scripts.common.wording import plural
 from workflow_scripts.engines.vllm_engines import SERVE_COMMAND
 from workflow_scripts.study.promise import Promise
 
 PORT = 8000
-# Images of the release that was measured.
-GPU_IMAGE, CPU_IMAGE = "vllm/vllm-openai:v{}", "public.ecr.aws/q9t5s3a7/vllm-cpu-release-repo:v{}"
+EVERY_ADDRESS = "0.0.0.0"  # noqa: S104  # in a container, whose ports are published on purpose
+GPU_IMAGE, CPU_IMAGE = "vllm/vllm-openai", "public.ecr.aws/q9t5s3a7/vllm-cpu-release-repo"
 # vLLM's imports take up to this on two cores; in a study they are done before the measured time begins.
 IMPORT_S = 85
 # A start may take this many times as long as measured: a slower disk, or other work on the machine.
@@ -28,11 +30,14 @@ class Deployment:
     gpu_title: str
     weights_bytes: float
     scheduler_options: str
+    host: str = "127.0.0.1"
+    named_image: str | None = None
 
     @property
     def name(self) -> str:
-        """A name that Kubernetes and Slurm allow. It begins with a letter and has letters, digits and hyphens only."""
-        return "vllm-" + "".join(c if c.isalnum() else "-" for c in self.promise.served_model.lower()).strip("-")
+        """A name that Kubernetes and Slurm allow. It begins with a letter, has letters, digits and hyphens only, and
+        has at most 63 of them."""
+        return ("vllm-" + re.sub("[^a-z0-9]", "-", self.promise.served_model.lower()))[:63].strip("-")
 
     @property
     def of_hub(self) -> bool:
@@ -41,7 +46,16 @@ class Deployment:
 
     @property
     def image(self) -> str:
-        return (CPU_IMAGE if self.on_cpu else GPU_IMAGE).format(self.promise.engine_release)
+        """vLLM's image by its digest. Only a registry has the digest; until it is given, no container can start."""
+        return self.named_image or f"{CPU_IMAGE if self.on_cpu else GPU_IMAGE}@sha256:DIGEST"
+
+    @property
+    def image_source(self) -> str:
+        release = f"vLLM {self.promise.engine_release} was measured"
+        if self.named_image:
+            return release
+        tagged = f"{CPU_IMAGE if self.on_cpu else GPU_IMAGE}:v{self.promise.engine_release}"
+        return f"{release}; the digest of {tagged} is missing: snakemake export --config image=NAME@sha256:..."
 
     @property
     def where(self) -> str:
@@ -84,18 +98,19 @@ class Deployment:
     @property
     def kv_bound(self) -> float | None:
         """The share of KV blocks in use above which a step may need more blocks than are free: one per sequence."""
-        blocks = self.promise.effective.get("num_gpu_blocks")
+        blocks = int(self.promise.effective.get("num_gpu_blocks") or 0)
         return None if not blocks else max(1 - self.promise.max_num_seqs / blocks, 0.0)
 
     @property
     def environment(self) -> dict[str, str]:
-        return {**self.promise.serve.environment, **({"HF_HOME": "/models"} if self.of_hub else {})}
+        """Variables in a container, where the user has no name and only /tmp and mounted folders can be written."""
+        return {**self.promise.serve.environment, "PYTHONPATH": "/deploy", "HOME": "/tmp", "USER": "vllm"}
 
     @property
     def server_command(self) -> list[str]:
-        # A model folder is mounted elsewhere; the model on the command line goes before that of the file.
+        # The command line goes before the file: a container has addresses of its own, and a model folder elsewhere.
         model = [] if self.of_hub else [f"/models/{self.promise.served_model}"]
-        return [*SERVE_COMMAND, *model, "--config", "/deploy/vllm.yaml", "--port", str(PORT)]
+        return [*SERVE_COMMAND, *model, "--config", "/deploy/vllm.yaml", "--host", EVERY_ADDRESS, "--port", str(PORT)]
 
     def head(self, what: str) -> str:
         """The first lines of each file: what it is, and from which measurement."""
@@ -106,4 +121,4 @@ class Deployment:
             *([] if self.of_hub else [random]),
             "`snakemake export` writes this file; docs/production.md explains how to use all of them.",
         ]
-        return "\n".join(f"# {line}" for line in lines)
+        return "\n".join(f"# {printable(line)}" for line in lines)

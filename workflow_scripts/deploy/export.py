@@ -3,14 +3,17 @@
     kvsweep export --study config/studies/demo.yaml --promise results/demo/deploy/promise.json \\
         --out results/demo/deploy
 
-vllm.yaml is for `vllm serve --config`. compose.yaml, kubernetes.yaml and serve.sbatch start the server in containers,
-on Kubernetes and on Slurm. prometheus.yml, alerts.yml and the folder grafana/ watch it. docs/production.md explains how
-to use them.
+vllm.yaml is for `vllm serve --config`; require_key.py has the server ask for a key. compose.yaml, kubernetes.yaml and
+serve.sbatch start the server in containers, on Kubernetes and on Slurm. prometheus.yml, alerts.yml and the folder
+grafana/ watch it. docs/production.md explains how to use them.
 """
 
+import ipaddress
 import json
+import re
 import shlex
-from argparse import Namespace
+from argparse import ArgumentTypeError, Namespace
+from dataclasses import replace
 from pathlib import Path
 
 import jinja2
@@ -19,12 +22,14 @@ from workflow_scripts.catalog.gpus_and_models import load_gpus, load_models
 from workflow_scripts.cluster.site import SITE, Attempt, Site, job_resources, load_site, needs_of, sbatch_options
 from workflow_scripts.common.command import STUDY, command, option, out, positive
 from workflow_scripts.common.files import write_json, write_text
+from workflow_scripts.common.printable import printable
 from workflow_scripts.deploy import queries
 from workflow_scripts.deploy.dashboard import DASHBOARD_FILE, dashboard
 from workflow_scripts.deploy.deployment import GIB, PORT, Deployment
 from workflow_scripts.deploy.queries import Watch
 from workflow_scripts.engines.vllm_engines import SERVE_COMMAND
 from workflow_scripts.physics.model_facts import ModelFactsError, read_model_facts
+from workflow_scripts.study.definition import resolved_models
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.promise import Promise, PromiseError
 from workflow_scripts.study.study import Study
@@ -33,6 +38,11 @@ from workflow_scripts.study.study_file import load_study
 # One template per file of a deployment, under the file's name.
 TEMPLATES = Path(__file__).with_name("templates")
 FILES = sorted(path.relative_to(TEMPLATES).as_posix().removesuffix(".j2") for path in TEMPLATES.rglob("*.j2"))
+# The user of the server in containers: one that neither the image nor the host has.
+UID = 10001
+# The current releases in November 2026, 3.13.4 (with long-term support) and 13.2.3, by the digests of all platforms.
+PROMETHEUS_IMAGE = "prom/prometheus@sha256:87861b8cf91579109319ebc300f3f1060e6da9c05d6ae8ad15a20c879e84e32e"
+GRAFANA_IMAGE = "grafana/grafana@sha256:b28bae15e219c998fb0e0424ed724930cc61b1f61fb404d47c862f9a23f9e572"
 # How long a Slurm job serves; the measured cells say nothing about it.
 JOB_MINUTES = 24 * 60
 # Seconds between two looks at the health of a server.
@@ -40,15 +50,25 @@ PROBE_S = 5
 
 
 def deployment_of(promise: Promise, study: Study, site: Site) -> Deployment:
-    """The promise with what its cell needs. Raises PromiseError if the study has no such cell."""
+    """The promise with what its cell needs. Raises PromiseError if the study has no such cell, or loads its model from
+    elsewhere."""
     cell = next((cell for cell in expand(study) if cell.id == promise.cell_id), None)
     if cell is None:
         raise PromiseError(
             f"study {study.name} has no cell {promise.cell_id}; `snakemake export` writes the promise anew"
         )
+    model, said = resolved_models(study)[cell.model], promise.serve.arguments
+    loaded = (promise.serve.model, *(said.get(name) for name in ("revision", "load-format", "trust-remote-code")))
+    expected: tuple[str | bool | None, ...] = (promise.serve.model, None, "dummy", None)
+    if model.load_format == "hub":
+        expected = (model.hub_repo, model.revision, None, model.trust_remote_code or None)
+    if loaded != expected:
+        raise PromiseError(
+            f"{promise.cell_id}: study {study.name} loads another model; `snakemake export` writes it anew"
+        )
     gpu = load_gpus()[cell.gpu]
     try:
-        weights = float(read_model_facts(load_models()[cell.model].config, promise.effective["dtype"]).weight_bytes)
+        weights = float(read_model_facts(load_models()[cell.model].config, promise.effective.get("dtype")).weight_bytes)
     except ModelFactsError:
         weights = 0.0  # not known
     options = _scheduler_options(cell, study, site)
@@ -65,20 +85,24 @@ def _scheduler_options(cell: Cell, study: Study, site: Site) -> str:
 
 
 def written(file: str, deployment: Deployment, watch: Watch | None = None) -> str:
-    """The content of one of `FILES`. In templates `json` writes a value so that YAML reads the same value."""
+    """The content of one of `FILES`. In templates `json` writes a value so that YAML reads the same value, `compose` so
+    that Compose does not replace anything in it. No value that a template inserts begins a new line."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         autoescape=jinja2.select_autoescape(),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         keep_trailing_newline=True,
+        finalize=lambda value: printable(value) if type(value) is str else value,
     )
     environment.filters |= {
         "json": json.dumps,
+        "compose": lambda text: text.replace("$", "$$"),
         "quote": shlex.quote,
         "rate": lambda per_s: "not measured" if per_s is None else f"{per_s:g} requests/s",
     }
-    constants = {"PORT": PORT, "PROBE_S": PROBE_S, "GIB": GIB, "SERVE_COMMAND": SERVE_COMMAND}
+    constants = {"PORT": PORT, "PROBE_S": PROBE_S, "GIB": GIB, "SERVE_COMMAND": SERVE_COMMAND, "UID": UID}
+    constants |= {"PROMETHEUS_IMAGE": PROMETHEUS_IMAGE, "GRAFANA_IMAGE": GRAFANA_IMAGE}
     values = {"deployment": deployment, "promise": deployment.promise, "watch": watch or Watch(), "metrics": queries}
     return environment.get_template(f"{file}.j2").render(constants | values)
 
@@ -89,6 +113,19 @@ def write_deployment(deployment: Deployment, watch: Watch, folder: Path) -> None
     write_json(folder / DASHBOARD_FILE, dashboard(deployment, watch))
 
 
+def _address(text: str) -> str:
+    try:
+        return str(ipaddress.ip_address(text))
+    except ValueError:
+        raise ArgumentTypeError(f"{text!r} is no IP address, such as 127.0.0.1 or 0.0.0.0") from None
+
+
+def _image(text: str) -> str:
+    if not re.fullmatch(r"[a-z0-9][a-zA-Z0-9._:/-]*@sha256:[0-9a-f]{64}", text):
+        raise ArgumentTypeError(f"{text!r} is no image by its digest, such as vllm/vllm-openai@sha256:...")
+    return text
+
+
 @command(
     "export",
     STUDY,
@@ -97,8 +134,11 @@ def write_deployment(deployment: Deployment, watch: Watch, folder: Path) -> None
     option("--window-s", type=positive, default=60, help="window of alerts and panels in seconds (%(default)s)"),
     option("--scrape-s", type=positive, default=5, help="scrape interval of Prometheus in seconds (%(default)s)"),
     option("--target", default=Watch.target, help="where Prometheus finds the server (%(default)s)"),
+    option("--host", type=_address, default=Deployment.host, help="address that the server listens on (%(default)s)"),
+    option("--image", type=_image, help="vLLM's image by its digest, NAME@sha256:...; needed to start containers"),
     out("folder of the deployment"),
 )
 def main(args: Namespace) -> None:
     deployment = deployment_of(Promise.read(args.promise), load_study(args.study), load_site(args.site))
+    deployment = replace(deployment, host=args.host, named_image=args.image)
     write_deployment(deployment, Watch(args.window_s, args.scrape_s, args.target), args.out)

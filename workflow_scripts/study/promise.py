@@ -1,12 +1,14 @@
 """What a study promises for one vLLM setting: the record `deploy/promise.json`, from which a deployment is written."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field
+from pydantic import AfterValidator, ConfigDict, Field, field_validator
 
+from workflow_scripts.catalog.gpus_and_models import Dtype
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.records import Record
-from workflow_scripts.study.serve_command import ServeSettings
+from workflow_scripts.study.serve_command import ARGUMENTS, VARIABLES, ServeSettings
+from workflow_scripts.study.study import Name
 
 # Files of a deployment that other commands read.
 PROMISE = "promise.json"
@@ -16,8 +18,31 @@ class PromiseError(InputError):
     """A study that promises nothing for the requested setting, or a record that cannot be used."""
 
 
+def _line(text: str) -> str:
+    if not text.isprintable() or set("{}$") & set(text):
+        raise ValueError("must be one line of printable text without {, } and $")
+    return text
+
+
+def _release(text: str) -> str:
+    from packaging.version import InvalidVersion, Version  # not every environment that reads studies has it
+
+    try:
+        return str(Version(text))
+    except InvalidVersion:
+        raise ValueError(f"must be a version, such as 0.32.0, not {text!r}") from None
+
+
+# What a study measured may come from somebody else, and goes into comments, shell, YAML and queries. Text is one line,
+# and holds no placeholder of Compose, Prometheus or Grafana.
+Line = Annotated[str, AfterValidator(_line)]
+Release = Annotated[str, AfterValidator(_release)]
+
+
 class Promised(Record):
     """A measured value, and the 95 % interval in which one further start of the engine is expected to lie."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
 
     value: float
     low: float | None = None
@@ -27,25 +52,27 @@ class Promised(Record):
 class Promise(Record):
     """A vLLM setting, the load that it was measured under, and what it did; times in s, rates per s."""
 
+    model_config = ConfigDict(allow_inf_nan=False)
+
     schema_version: Literal[1] = 1
-    study: str
-    cell_id: str
-    why: str = Field(description="why this cell, in one sentence")
+    study: Name
+    cell_id: Line
+    why: Line = Field(description="why this cell, in one sentence")
     serve: ServeSettings
-    served_model: str = Field(description="the model's name in requests")
-    engine_version: str | None = Field(description="package and version that was measured")
-    engine_release: str = Field(description="version of vLLM that was measured, such as 0.32.0")
+    served_model: Name = Field(description="the model's name in requests")
+    engine_version: Line = Field(description="package and version that was measured")
+    engine_release: Release = Field(description="version of vLLM that was measured, such as 0.32.0")
     effective: dict[str, Any] = Field(description="engine settings that took effect")
     max_num_seqs: int
     start_s: float = Field(description="longest measured start, without the import of libraries")
     starts: int
     repeats: int
-    load: str = Field(description="the load in words")
+    load: Line = Field(description="the load in words")
     server: bool = Field(description="a server was measured, not the offline engine")
     request_rate_per_s: float | None
     busy: float = Field(description="requests in the server from which on it is as busy as in the study")
     measured: dict[str, Promised] = Field(description="measure -> what it was, and will be after a restart")
-    scope: str | None = Field(description="what the intervals rest on; null if there are none")
+    scope: Line | None = Field(description="what the intervals rest on; null if there are none")
     ceiling_output_tokens_per_s: float | None = Field(description="what the hardware allows")
     kv_cache_usage_peak: float | None
     preemptions_per_s: float
@@ -56,3 +83,20 @@ class Promise(Record):
     growth_share: float = Field(description="the study's rule: a queue grows by this share of the arrivals")
     growth_requests: float = Field(description="and by this many requests")
     predicted_bytes: dict[str, float] = Field(description="predicted device memory per rank, by its use")
+
+    @field_validator("effective")
+    @classmethod
+    def _numbers_and_a_dtype(cls, effective: dict[str, Any]) -> dict[str, Any]:
+        for name, value in effective.items():
+            if not isinstance(value, int) and not (name == "dtype" and value in (None, *get_args(Dtype))):
+                raise ValueError(f"{name} must be a whole number or a dtype of a model, not {value!r}")
+        return effective
+
+    @field_validator("serve")
+    @classmethod
+    def _only_what_a_study_sets(cls, serve: ServeSettings) -> ServeSettings:
+        _line(serve.model)
+        for given, allowed in ((serve.arguments, ARGUMENTS), (serve.environment, VARIABLES)):
+            if unknown := given.keys() - allowed:
+                raise ValueError(f"{min(unknown)!r} is no setting of a study; allowed: {', '.join(sorted(allowed))}")
+        return serve

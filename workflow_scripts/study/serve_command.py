@@ -11,6 +11,13 @@ import yaml
 from workflow_scripts.engines.vllm_engines import SERVE_COMMAND, VllmKnobs, command_line
 from workflow_scripts.study.definition import ResolvedModel
 
+_KNOBS = VllmKnobs.described().items()
+# What `serve_settings` may set: arguments under their command-line names, and environment variables.
+ARGUMENTS = {"revision", "load-format", "trust-remote-code", "dtype"} | {
+    (knob.argument or name).partition(".")[0].replace("_", "-") for name, knob in _KNOBS if not knob.variable
+}
+VARIABLES = {knob.variable for _, knob in _KNOBS if knob.variable}
+
 
 @dataclass(frozen=True)
 class ServeSettings:

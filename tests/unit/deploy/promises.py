@@ -1,13 +1,19 @@
-"""A promise with made-up numbers, and deployments of it."""
+"""A promise with made-up numbers, deployments of it, and what their files hold."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import yaml
+from compose_spec import PyCompose
 
 from tests.unit.made_studies import fixed, study_content
+from workflow_scripts.catalog.gpus_and_models import load_models
 from workflow_scripts.cluster.site import load_site
+from workflow_scripts.deploy.dashboard import dashboard
 from workflow_scripts.deploy.deployment import Deployment
-from workflow_scripts.deploy.export import deployment_of
+from workflow_scripts.deploy.export import FILES, deployment_of, written
+from workflow_scripts.deploy.queries import Watch
 from workflow_scripts.study.promise import Promise, Promised
 from workflow_scripts.study.serve_command import ServeSettings
 from workflow_scripts.study.study_file import load_study
@@ -33,6 +39,8 @@ STUDY = study_content(
     workloads={"chat": fixed(16, 32)},
 )
 HUB = "{}/vllm-serve/llama-3.1-8b-instruct/chat/seqs64-tp2-rate4"
+REVISION = load_models()["llama-3.1-8b-instruct"].revision
+IMAGE = "vllm/vllm-openai@sha256:" + "0" * 64
 CPU = "cpu-all/vllm-serve/tiny-llama-57m/chat/bs32-seqs4-cpukv1-rate4"
 
 
@@ -40,7 +48,7 @@ def promise(**changes: object) -> Promise:
     """What was measured on an H200."""
     serve = ServeSettings(
         "meta-llama/Llama-3.1-8B-Instruct",
-        {"revision": "0" * 40, "dtype": "bfloat16", "max-num-seqs": 64, "tensor-parallel-size": 2},
+        {"revision": REVISION, "dtype": "bfloat16", "max-num-seqs": 64, "tensor-parallel-size": 2},
         {},
     )
     return Promise(
@@ -105,3 +113,32 @@ def deployment(folder: Path, of: Promise) -> Deployment:
     path = folder / "promised.yaml"
     path.write_text(yaml.safe_dump(STUDY, sort_keys=False))
     return deployment_of(of, load_study(path), load_site(CHECKOUT / "config/site.yaml"))
+
+
+def compose(of: Deployment) -> PyCompose:
+    """compose.yaml as the Compose specification reads it; the library does not know YAML's merge keys."""
+    return PyCompose.from_yaml(yaml.safe_dump(yaml.safe_load(written("compose.yaml", of))))
+
+
+# Values that would begin a line, a key, a command or a placeholder; the second holds no character that is refused.
+HOSTILE = (
+    "x\"'\n    evil: 1\n$(touch made) `touch made` ${MADE:?} {{ 1 }}; touch made # \x1b[2J\u2028",
+    ": \"'# - [a] & *b !c `touch made`; touch made; #",
+)
+
+
+def shapes(of: Deployment) -> dict[str, Any]:
+    """What the files of a deployment hold, without their values: keys, lengths, and the number of lines."""
+    texts = {file: written(file, of) for file in FILES}
+    assert all(line.isprintable() for text in texts.values() for line in text.split("\n"))
+    held = {file: list(yaml.safe_load_all(text)) for file, text in texts.items() if file.endswith((".yml", ".yaml"))}
+    lines = {file: text.count("\n") for file, text in texts.items()}
+    return shape(held) | lines | {"dashboard": shape(json.loads(json.dumps(dashboard(of, Watch()))))}
+
+
+def shape(held: object) -> Any:
+    if isinstance(held, dict):
+        return {key: shape(value) for key, value in held.items()}
+    if isinstance(held, list):
+        return [shape(value) for value in held]
+    return held.count("\n") if isinstance(held, str) else type(held)

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from pydantic import ValidationError
 
 from workflow_scripts.analyse.facts import REPEAT
 from workflow_scripts.analyse.intervals.further_starts import AnotherStart, another_start
@@ -24,7 +25,8 @@ from workflow_scripts.analyse.serving.serving import GROWTH_REQUESTS, GROWTH_SHA
 from workflow_scripts.analyse.settings.recommend import WITHIN_LATENCY, prepared_models, settings_of
 from workflow_scripts.analyse.tables import read_table
 from workflow_scripts.common.command import RESULTS, STUDY, TABLES, command, option, out
-from workflow_scripts.engines.vllm_engines import VLLM, VLLM_SERVE
+from workflow_scripts.common.records import faults
+from workflow_scripts.engines.vllm_engines import VLLM, VLLM_SERVE, VllmKnobs
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.promise import PROMISE, Promise, Promised, PromiseError
 from workflow_scripts.study.study import Study
@@ -46,8 +48,16 @@ def promise_of(
     """What the study promises of the requested cell, or of the one that is recommended for a workload.
 
     Raises:
-        PromiseError: there is no such cell, or nothing may be promised of it.
+        PromiseError: there is no such cell, nothing may be promised of it, or a table has what no study measures.
     """
+    try:
+        return _promise_of(study, paths, table, asked, workload)
+    except ValidationError as e:
+        kind = VllmKnobs if e.title == VllmKnobs.__name__ else Promise
+        raise PromiseError("\n".join(": ".join(("of the cell", *fault)) for fault in faults(e, kind, {}))) from None
+
+
+def _promise_of(study: Study, paths: StudyPaths, table: Table, asked: str | None, workload: str | None) -> Promise:
     cells = counted(table("cells"))
     cells = cells[cells["engine"].isin([VLLM.name, VLLM_SERVE.name]) & cells["repeat"].notna()]
     if cells.empty:
@@ -79,8 +89,8 @@ def promise_of(
         why=why,
         serve=settings,
         served_model=str(row["model"]),
-        engine_version=_or_none(row["engine_version"]),
-        engine_release=str(row["engine_version"]).split()[-1],
+        engine_version=str(row["engine_version"]),
+        engine_release=str(row["engine_version"]).rpartition(" ")[2],
         effective=_effective(row),
         max_num_seqs=seqs,
         start_s=_float_or_none(rows["start_s"].max()) or 0.0,

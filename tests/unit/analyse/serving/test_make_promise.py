@@ -7,12 +7,16 @@ import pandas as pd
 import pytest
 
 from tests.unit.analyse.synthetic_starts import samples
+from tests.unit.deploy.promises import HOSTILE, shapes
 from tests.unit.present.synthetic import write_results
 from workflow_scripts.analyse.intervals import repeats, variation
 from workflow_scripts.analyse.intervals.further_starts import another_start
 from workflow_scripts.analyse.intervals.statistics import BETWEEN_STARTS, OCCASION_SD, ONE_START
 from workflow_scripts.analyse.serving.make_promise import promise_of
 from workflow_scripts.analyse.tables import read_table
+from workflow_scripts.cluster.site import SITE, load_site
+from workflow_scripts.common.faults import InputError
+from workflow_scripts.deploy.export import deployment_of
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.promise import Promise, PromiseError
 from workflow_scripts.study.study import Slo, Study
@@ -144,3 +148,27 @@ def test_a_shared_machine_differs_on_each_occasion():
     own, shared = (another_start(samples(log, shared=shared)) for shared in (False, True))
     assert shared.squared - own.squared == pytest.approx(2 * OCCASION_SD**2)
     assert shared.half() > own.half()
+
+
+# Texts of the cells table that decide what is promised, or that a promise holds.
+READ = ("cell_id", "gpu", "engine", "engine_version", "model", "workload", "outcome", "source", "dtype")
+
+
+@pytest.mark.parametrize("hostile", HOSTILE, ids=["any", "printable"])
+def test_texts_of_cells_stay_values(tmp_path, study, tables, hostile):
+    """Each that is read is refused, or the exported files hold what they hold with a harmless one."""
+    site, cells, harmless = load_site(SITE), tables["cells"], promised(study, tables)
+    texts = cells.select_dtypes("string").columns
+    others = dict.fromkeys(texts.difference(READ), hostile)
+    assert len(others) > 15
+    assert promised(study, tables | {"cells": cells.assign(**others).astype(cells.dtypes)}) == harmless
+    expected, accepted = shapes(deployment_of(harmless, study, site)), []
+    for name in READ:
+        try:
+            found = promised(study, tables | {"cells": cells.assign(**{name: hostile})})
+            made = deployment_of(found, study, site)
+        except InputError:
+            continue
+        accepted.append(name)
+        assert shapes(made) == expected
+    assert "engine_version" not in accepted

@@ -1,0 +1,172 @@
+"""The files are safe as they are written: what linters and servers see of them, and values that come from others."""
+
+import asyncio
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import AsyncMock
+
+import pytest
+import yaml
+
+from tests.unit.deploy.promises import HOSTILE, IMAGE, deployment, on_cpu, promise, shapes
+from workflow_scripts.common.command import BAD_INPUT
+from workflow_scripts.common.faults import InputError
+from workflow_scripts.common.files import write_json, write_text
+from workflow_scripts.common.records import validated
+from workflow_scripts.deploy.export import main, written
+from workflow_scripts.study.promise import Promise
+
+# What linters find, and why it stays.
+KEPT = {
+    "CKV_K8S_11": "a limit of cores would slow the server, and the study had none",
+    "CKV_K8S_21": "`kubectl --namespace` names the namespace",
+    "CKV_K8S_35": "vLLM reads its key from the environment only",
+    "CL-0026 server": "as CKV_K8S_11; memory is limited",
+}
+
+
+@pytest.mark.needs_tool("checkov", "compose-lint")
+def test_linters_of_manifests_find_nothing_else(tmp_path):
+    for name, of in (("hub", promise()), ("cpu", on_cpu())):
+        made = replace(deployment(tmp_path, of), named_image=IMAGE)
+        for file in ("kubernetes.yaml", "compose.yaml"):
+            write_text(tmp_path / name / file, written(file, made))
+    words = [
+        "checkov",
+        "--directory",
+        str(tmp_path),
+        "--framework",
+        "kubernetes",
+        "--skip-download",
+        "--output",
+        "json",
+    ]
+    results = json.loads(said(*words))["results"]
+    found = {one["check_id"] for one in results["failed_checks"]}
+    words = ["compose-lint", "check", "--no-env", "--format", "json", *map(str, tmp_path.glob("*/compose.yaml"))]
+    findings = json.loads(said(*words))["findings"]
+    assert found | {f"{one['rule_id']} {one['service']}" for one in findings} == KEPT.keys()
+
+
+def said(*words: str) -> str:
+    return subprocess.run(words, capture_output=True, text=True).stdout
+
+
+def test_an_image_has_a_digest_or_cannot_start(tmp_path):
+    made = deployment(tmp_path, promise())
+    for of, starts in ((made, False), (replace(made, named_image=IMAGE), True)):
+        images = re.findall(r'image: "?([^\s"]+)', written("compose.yaml", of) + written("kubernetes.yaml", of))
+        digests = [bool(re.fullmatch(r"[^@]+@sha256:[0-9a-f]{64}", image)) for image in images]
+        assert digests == [
+            starts,
+            True,
+            True,
+            starts,
+            starts,
+        ]
+
+
+def exported(folder: Path, content: dict[str, Any], *words: str) -> int:
+    deployment(folder, promise())
+    write_json(folder / "promise.json", content)
+    promised = ["--study", str(folder / "promised.yaml"), "--promise", str(folder / "promise.json")]
+    try:
+        return main([*promised, "--out", str(folder / "deploy"), *words])
+    except SystemExit as e:
+        return int(str(e.code))
+
+
+def test_other_addresses_and_images_are_asked_for(tmp_path):
+    content = promise().model_dump(mode="json")
+    assert exported(tmp_path, content) == 0
+    assert yaml.safe_load((tmp_path / "deploy/vllm.yaml").read_text())["host"] == "127.0.0.1"
+    assert exported(tmp_path, content, "--host", "0.0.0.0", "--image", IMAGE) == 0
+    assert yaml.safe_load((tmp_path / "deploy/vllm.yaml").read_text())["host"] == "0.0.0.0"
+    assert IMAGE in (tmp_path / "deploy/kubernetes.yaml").read_text()
+    for wrong in (["--image", "vllm/vllm-openai:v0.32.0"], ["--image", f"a\n{IMAGE}"], ["--host", "all\nkey: 1"]):
+        assert exported(tmp_path, content, *wrong) == BAD_INPUT
+
+
+def texts_in(content: Any) -> Iterator[tuple[Any, Any]]:
+    """Where the texts of a record are: each holder with its key."""
+    for key, value in content.items() if isinstance(content, dict) else ():
+        yield from [(content, key)] if isinstance(value, str) else texts_in(value)
+
+
+@pytest.mark.parametrize("hostile", HOSTILE, ids=["any", "printable"])
+@pytest.mark.parametrize("of", [promise, on_cpu])
+def test_texts_of_a_promise_stay_values(tmp_path, of, hostile):
+    """Each in turn is refused, or the files hold what they hold with a harmless one."""
+    write_text(tmp_path / "bin/vllm", "#!/bin/sh\n")
+    (tmp_path / "bin/vllm").chmod(0o755)
+    harmless, accepted = shapes(deployment(tmp_path, of())), []
+    places = len(list(texts_in(of().model_dump(mode="json"))))
+    for place in range(places):
+        content = of().model_dump(mode="json")
+        holder, key = list(texts_in(content))[place]
+        holder[key] = hostile
+        try:
+            made = deployment(tmp_path, validated(Promise, content, "promise.json"))
+        except InputError:
+            continue
+        accepted.append(key)
+        assert shapes(made) == harmless
+        environment = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "VLLM_API_KEY": "key"}
+        words = ["/bin/bash", "-c", written("serve.sbatch", made)]
+        subprocess.run(words, cwd=tmp_path, env=environment, check=True)
+        assert not (tmp_path / "made").exists()
+    assert ("why" in accepted) == hostile.isprintable()
+    assert not {"engine_release", "cell_id", "study", "served_model"} & set(accepted)
+
+
+@pytest.mark.parametrize("change", [{"middleware": "os.system"}, {"host": "0.0.0.0"}, {"a: 1\nb": 2}])
+def test_only_settings_of_a_study_are_exported(tmp_path, change):
+    content = promise().model_dump(mode="json")
+    content["serve"]["arguments"] |= change
+    assert exported(tmp_path, content) == BAD_INPUT
+
+
+def test_numbers_of_a_promise_are_numbers(tmp_path):
+    for change in ({"busy": "nan"}, {"effective": {"num_gpu_blocks": "many"}}, {"preemptions_per_s": "1 or up"}):
+        assert exported(tmp_path, promise().model_dump(mode="json") | change) == BAD_INPUT
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "answers"),
+    [
+        ("/health", [], True),
+        ("/metrics", [], True),
+        ("/v1/completions", [(b"authorization", b"Bearer key")], True),
+        ("/v1/completions", [], False),
+        ("/invocations", [], False),
+        ("/health/", [], False),
+        ("/metrics/../invocations", [], False),
+        ("/v1/models", [(b"authorization", b"Bearer other")], False),
+        ("/v1/models", [(b"authorization", b"Bearer other"), (b"authorization", b"Bearer key")], False),
+        ("/v1/models", [(b"x-api-key", b"key")], False),
+    ],
+)
+def test_a_server_answers_only_with_its_key(tmp_path, monkeypatch, path, headers, answers):
+    monkeypatch.setenv("VLLM_API_KEY", "key")
+    guard: dict[str, Any] = {}
+    exec(written("require_key.py", deployment(tmp_path, promise())), guard)
+    for kind, refusal in (("http", [401, None]), ("websocket", [None])):
+        app, send = AsyncMock(), AsyncMock()
+        asyncio.run(guard["RequireKey"](app)({"type": kind, "path": path, "headers": headers}, None, send))
+        assert app.await_count == answers
+        assert [call.args[0].get("status") for call in send.await_args_list] == ([] if answers else refusal)
+
+
+def test_a_server_without_a_key_does_not_start(tmp_path):
+    write_text(tmp_path / "require_key.py", written("require_key.py", deployment(tmp_path, promise())))
+    environment = {name: value for name, value in os.environ.items() if name != "VLLM_API_KEY"}
+    for key in ({}, {"VLLM_API_KEY": ""}):
+        done = subprocess.run([sys.executable, "-c", "import require_key"], cwd=tmp_path, env=environment | key)
+        assert done.returncode == 1
