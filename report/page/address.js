@@ -4,16 +4,9 @@
 export function parseAddress(fragment) {
   const text = fragment.replace(/^#/, "");
   const parameters = new URLSearchParams(text.includes("=") ? text : "");
-  return { view: parameters.get("view") ?? "report", parameters, section: text.includes("=") ? "" : decoded(text) };
-}
-
-// A fragment may hold a percent sign that is not the start of an encoded character.
-function decoded(text) {
-  try {
-    return decodeURIComponent(text);
-  } catch {
-    return text;
-  }
+  // Unlike decodeURIComponent, this accepts a percent sign that is not the start of an encoded character.
+  const section = text.includes("=") ? "" : new URLSearchParams(`section=${text}`).get("section");
+  return { view: parameters.get("view") ?? "report", parameters, section };
 }
 
 export function current() {

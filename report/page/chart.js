@@ -52,7 +52,7 @@ export class Chart {
   draw(context, width, height) {
     const ink = inkOf();
     const points = this.points;
-    const area = { left: 70, right: width - 16, top: 12, bottom: height - 44 };
+    const area = { left: 62, right: width - 16, top: 28, bottom: height - 44 };
     const across = scaleOf(points.flatMap((p) => [p.x, p.xLow ?? p.x, p.xHigh ?? p.x]), this.x?.isLog, area.left, area.right);
     const up = scaleOf(points.flatMap((p) => [p.y, p.yLow ?? p.y, p.yHigh ?? p.y]), this.y?.isLog, area.bottom, area.top);
     if (!points.length) {

@@ -1,7 +1,5 @@
-// Draw points of one setting side by side, because whiskers at the same place would hide each other.
-
-// Move points with the same horizontal position apart, those of a series next to each other, between `left` and `right`.
-// Points whose horizontal position is measured (`xLow` is known) are not moved.
+// Move points with the same horizontal position apart, those of a series next to each other, between `left` and `right`:
+// whiskers at the same place would hide each other. Points whose position is measured (`xLow` is known) are not moved.
 export function dodge(points, left, right, radius) {
   const columns = new Map();
   for (const point of points) {

@@ -25,16 +25,14 @@ function parsed(text) {
 
 function settingsTable(cell, data) {
   const effective = parsed(cell.effective);
-  const asked = Object.fromEntries(data.knobs.map(({ name }) => [name, cell[`knob_${name}`] ?? null]));
-  const words = Object.fromEntries(data.knobs.map(({ name, words: text }) => [name, text]));
-  const names = [...new Set([...Object.keys(asked).filter((name) => asked[name] !== null), ...Object.keys(effective)])];
-  const same = (a, b) => String(Number(a)) === String(Number(b)) || String(a) === String(b);
-  const rows = names.map((name) => {
-    const found = name in effective ? effective[name] : undefined;
-    const given = asked[name] ?? null;
-    const told = found === undefined || found === null ? "not reported" : typeof given === "boolean" ? setting(Boolean(found)) : setting(found);
-    const replaced = given !== null && found !== undefined && found !== null && !same(given, found);
-    return [words[name] ?? name.replaceAll("_", " "), given === null ? "left to the engine" : setting(given), replaced ? el("strong", {}, `${told} (replaced)`) : told];
+  const knobs = new Map(data.knobs.map(({ name, words }) => [name, words]));
+  const asked = [...knobs.keys()].filter((name) => (cell[`knob_${name}`] ?? null) !== null);
+  const replaced = (cell.not_as_asked ?? "").split("; ");
+  const rows = [...new Set([...asked, ...Object.keys(effective)])].map((name) => {
+    const [given, found] = [cell[`knob_${name}`] ?? null, effective[name] ?? null];
+    const told = found === null ? "not reported" : setting(typeof given === "boolean" ? Boolean(found) : found);
+    const isReplaced = replaced.some((text) => text.startsWith(`${name} `));
+    return [knobs.get(name) ?? name.replaceAll("_", " "), given === null ? "left to the engine" : setting(given), isReplaced ? el("strong", {}, `${told} (replaced)`) : told];
   });
   return tableOf("Requested and effective settings", ["Setting", "Requested", "Effective"], rows);
 }
@@ -49,18 +47,16 @@ function repeatsTable(cell) {
   const of = (repeat) => `${startsOf(repeats) > 1 ? `start ${repeat.start}, ` : ""}repeat ${repeat.repeat}`;
   const rows = shown.map((name) => {
     const { name: words, unit, factor } = METRICS[name];
-    const found = cell.statistic(name);
-    const { interval } = found;
+    const { value, interval } = cell.statistic(name);
     return [
       `${words} (${unit})`,
-      number(found.value * factor),
-      interval ? "mean" : "median",
+      number(value * factor),
       interval ? `${number(interval.low * factor)} to ${number(interval.high * factor)}` : "–",
       ...repeats.map((repeat) => number(typeof repeat[name] === "number" ? repeat[name] * factor : null)),
     ];
   });
-  const headings = ["Measure", "Value", "Mean or median", "95 % interval", ...repeats.map(of)];
-  return tableOf("Every repeat", headings, rows, headings.map((_, i) => i > 0 && i !== 2));
+  const headings = ["Measure", "Value", "95 % interval", ...repeats.map(of)];
+  return tableOf("Every repeat", headings, rows, headings.map((_, i) => i > 0));
 }
 
 function limitsTable(cell) {
@@ -77,10 +73,9 @@ function limitsTable(cell) {
 
 // Without calibration there is no band, only the bound from the device's data sheet.
 function band(row, of) {
-  const known = (value) => value !== null && value !== undefined;
-  if (known(row.low) && known(row.high)) return `${of(row.low)} to ${of(row.high)}`;
-  if (known(row.high)) return `uncalibrated, at most ${of(row.high)}`;
-  return known(row.low) ? `uncalibrated, at least ${of(row.low)}` : "uncalibrated";
+  const [low, high] = [row.low ?? null, row.high ?? null];
+  if (low !== null && high !== null) return `${of(low)} to ${of(high)}`;
+  return `uncalibrated${high !== null ? `, at most ${of(high)}` : low !== null ? `, at least ${of(low)}` : ""}`;
 }
 
 function predictionsTable(cell) {
@@ -90,15 +85,6 @@ function predictionsTable(cell) {
     return [`${name} (${unit})`, of(row.predicted), band(row, of), of(row.measured), row.error_pct === null || row.error_pct === undefined ? "–" : `${row.error_pct > 0 ? "+" : ""}${number(row.error_pct)} %`, row.why ?? (row.flagged ? "outside its band" : "–")];
   });
   return rows.length ? [el("h3", {}, "Prediction (without measurements of this cell)"), tableOf("Prediction", ["Measure", "Predicted", "Band", "Measured", "Error", "Note"], rows, [false, true, true, true, true])] : [];
-}
-
-function quoted(word) {
-  return /^[\w./-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`;
-}
-
-function command(cell, data) {
-  const target = `${data.study.cells}/${cell.cell_id}/outcome.json`;
-  return `snakemake --cores all --configfile ${quoted(data.study.file)} --force ${quoted(target)}`;
 }
 
 // The whole log lies in the study's folder, beside the page.
@@ -156,7 +142,7 @@ async function contentOf(cell, data) {
   if (cell.kv_cache_tokens) facts.push(["KV cache", `${setting(cell.num_gpu_blocks)} blocks of ${setting(cell.block_size_effective)} tokens: ${setting(cell.kv_cache_tokens)} tokens`]);
   return [
     definitionList(facts),
-    ...part("Measure again", el("pre", { tabindex: "0" }, el("code", {}, command(cell, data)))),
+    ...part("Measure again", el("pre", { tabindex: "0" }, el("code", {}, `${data.study.measure}/${cell.cell_id}/outcome.json`))),
     ...(cell.repeats.length ? part("Repeats", repeatsTable(cell)) : []),
     ...(cell.limits.length ? part("Limits", limitsTable(cell)) : []),
     ...predictionsTable(cell),

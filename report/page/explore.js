@@ -43,12 +43,9 @@ export function toldOf(cell, metric) {
   if (!found) return [`${name}: not known`];
   const lines = [`${name}: ${withUnit(found.value * factor, unit)}`];
   const { interval } = found;
-  if (interval) lines.push(`95 % interval ${number(interval.low * factor)} to ${withUnit(interval.high * factor, unit)}`);
-  lines.push(
-    found.n === 1
-      ? "one repeat"
-      : `${interval ? "mean" : "median"} of ${found.n} repeats, from ${number(found.low * factor)} to ${withUnit(found.high * factor, unit)}`,
-  );
+  const range = ({ low, high }) => `${number(low * factor)} to ${withUnit(high * factor, unit)}`;
+  if (interval) lines.push(`95 % interval ${range(interval)}`);
+  lines.push(found.n === 1 ? "one repeat" : `${found.n} repeats, from ${range(found)}`);
   if (interval && cell.scope) lines.push(`interval covers: ${cell.scope}`);
   return lines;
 }
@@ -127,10 +124,6 @@ function ordered(cells, metric) {
     .map(({ cell }) => cell);
 }
 
-function chosenOf(options, id) {
-  return options.find((option) => option.id === id) ?? options[0];
-}
-
 // Fill the panel; `store` holds the data.
 export function showExplore(panel, store) {
   const facets = facetsOf(store);
@@ -162,7 +155,7 @@ export function showExplore(panel, store) {
   const axesNow = (parameters) => {
     const metric = metrics.includes(parameters.get("y")) ? parameters.get("y") : metrics[0];
     const y = { id: metric, label: `${METRICS[metric].name} (${METRICS[metric].unit})`, metric };
-    const x = chosenOf(axes, parameters.get("x"));
+    const x = axes.find(({ id }) => id === parameters.get("x")) ?? axes[0];
     return { metric, x, y, isLog: logOf(parameters, x, y) };
   };
 
@@ -170,7 +163,7 @@ export function showExplore(panel, store) {
     const parameters = changeAddress({ view: "explore", ...changes });
     const { metric, x, y, isLog } = axesNow(parameters);
     const colours = facets.filter((facet) => facet.id !== "outcome" && facet.values.length <= MOST_SERIES);
-    const colourBy = chosenOf(colours, parameters.get("by"));
+    const colourBy = colours.find(({ id }) => id === parameters.get("by")) ?? colours[0];
     const hidden = new Set(parameters.getAll("hide"));
     const cells = filtered(store.cells, facets, parameters);
     const drawn = pointsOf(cells, x, y, colourBy, facets, hidden);
@@ -229,7 +222,7 @@ export function showExplore(panel, store) {
     el(
       "p",
       { class: "note" },
-      "A point is the mean over a cell's starts, and its bar the 95 % interval. If no interval is known, the point is the median of the repeats, and the bar their range. Lines join cells that differ only in the setting below the chart. Points of the same setting stand side by side, so that they do not hide each other. Hollow points failed a check. Click a point or the settings in a row to open the cell.",
+      "A point is the value of a cell. Its bar is the 95 % interval, or the range of the repeats if no interval is known. Lines join cells that differ only in the setting below the chart. Points of the same setting stand side by side, so that they do not hide each other. Hollow points failed a check. Click a point or the settings in a row to open the cell.",
     ),
     table,
   );

@@ -7,24 +7,15 @@ function sortedValues(values) {
   return values.sort((a, b) => rank(a) - rank(b) || (typeof a === "number" && typeof b === "number" ? a - b : 0));
 }
 
-// Whether a setting differs among cells of one engine; other engines may not have it at all.
-function differsWithinAnEngine(cells, of) {
-  const first = new Map();
-  return cells.some((cell) => {
-    if (!first.has(cell.engine)) first.set(cell.engine, of(cell));
-    return first.get(cell.engine) !== of(cell);
-  });
-}
-
 // Properties by which cells differ: {id, words, of(cell), values, text(value)}; each has at least two values.
 export function facetsOf(store) {
   const facets = [
     ...Object.entries(PLACES).map(([id, words]) => ({ id, words, of: (cell) => cell[id], text: String })),
-    ...store.knobs.map(({ name, words }) => ({ id: `set.${name}`, words: words[0].toUpperCase() + words.slice(1), of: (cell) => cell[`knob_${name}`] ?? null, text: setting, isKnob: true })),
+    ...store.knobs.filter(({ differs }) => differs).map(({ name, words }) => ({ id: `set.${name}`, words: words[0].toUpperCase() + words.slice(1), of: (cell) => cell[`knob_${name}`] ?? null, text: setting, isKnob: true })),
     { id: "outcome", words: "Outcome", of: (cell) => cell.outcome, text: (value) => OUTCOMES[value] ?? String(value) },
   ];
   for (const facet of facets) facet.values = sortedValues([...new Set(store.cells.map(facet.of))]);
-  return facets.filter((facet) => facet.values.length > 1 && (!facet.isKnob || differsWithinAnEngine(store.cells, facet.of)));
+  return facets.filter((facet) => facet.values.length > 1);
 }
 
 // The cells that the parameters of the address allow; a value is given by its text.

@@ -1,18 +1,45 @@
-// The view Your limits: the best setting within a reader's own limits of latency, and the cost of tokens.
+// The view Your limits: the settings within a reader's own limits of latency, and the cost of tokens.
 import { changeAddress, current } from "./address.js";
 import { Chart, legendOf } from "./chart.js";
-import { definitionList, el, longTable } from "./dom.js";
+import { choice, el, longTable } from "./dom.js";
 import { openCell } from "./drawer.js";
 import { MANY_TIMES, cellWords, toldOf } from "./explore.js";
-import { choiceInput, numberInput } from "./inputs.js";
 import { isWide } from "./scale.js";
 import { METRICS } from "./metrics.js";
-import { number, plural, withUnit } from "./words.js";
+import { number, plural } from "./words.js";
 
 const RATE = "output_tokens_per_s";
 const ENERGY = "energy_j_per_output_token";
 const GOALS = new Map([["rate", "output tokens per second"], ["perPrice", "tokens per unit of money"], ["energy", "energy per output token"]]);
 const BOUNDS = { ttft: { column: "ttft_s", name: "TTFT" }, tpot: { column: "tpot_s", name: "TPOT" }, e2e: { column: "e2e_s", name: "end-to-end latency" } };
+
+// Inputs whose values are in the address.
+function numberInput(label, name, changed) {
+  const input = el("input", {
+    type: "number", min: 0, step: "any", value: current().get(name) ?? "", inputmode: "decimal",
+    oninput: () => {
+      changeAddress({ [name]: input.value });
+      changed();
+    },
+  });
+  return {
+    node: el("label", { class: "choice" }, el("span", {}, label), input),
+    // The number, or null if the field is empty or holds none in its range.
+    value: () => (input.value !== "" && input.validity.valid ? Number(input.value) : null),
+  };
+}
+
+function choiceInput(label, name, options, fallback, changed) {
+  const known = new Set(options.map(([value]) => value));
+  let value = current().get(name);
+  if (!known.has(value)) value = known.has(fallback) ? fallback : options[0]?.[0];
+  const node = choice(label, options, value, (next) => {
+    value = next;
+    changeAddress({ [name]: next });
+    changed();
+  });
+  return { node, value: () => value };
+}
 
 // Points for which no other has at least the same rate with a lower latency, or a higher rate with the same latency.
 // Equal points are all on the front.
@@ -49,17 +76,6 @@ function scored(cell, prices) {
   return { cell, rate: rate.value, low: range.low, high: range.high, perPrice: price ? cell.output_tokens_per_device_hour / price : null, energy };
 }
 
-function bestSentence([best], goal) {
-  if (!best) return [el("p", { class: "absent" }, "No measured cell keeps these limits.")];
-  const facts = [
-    ["Best setting", el("button", { type: "button", class: "link", onclick: () => openCell(best.cell.cell_id) }, cellWords(best.cell))],
-    ["Output tokens per second", `${withUnit(best.rate, "tokens/s")} (${number(best.low)} to ${number(best.high)})`],
-  ];
-  if (best.perPrice !== null) facts.push(["Tokens per unit of money", number(best.perPrice)]);
-  if (best.energy !== null) facts.push([METRICS[ENERGY].name, withUnit(best.energy, METRICS[ENERGY].unit)]);
-  return [el("p", {}, `By ${GOALS.get(goal)}:`), definitionList(facts)];
-}
-
 export function showLimits(panel, store) {
   const cells = store.cells.filter((cell) => cell.outcome === "ok" && cell.comparable !== false && cell.statistic(RATE));
   if (!cells.length) {
@@ -70,7 +86,7 @@ export function showLimits(panel, store) {
   // The cells of each model and workload, those with the most cells first.
   const works = new Map([...Map.groupBy(cells, ({ model, workload }) => `${model}, ${workload}`)].sort(([, a], [, b]) => b.length - a.length));
   const percentiles = ["50", "90", "99"].filter((p) => Object.values(BOUNDS).some(({ column }) => store.repeats[`${column}_p${p}`]));
-  const out = el("div", { role: "status" });
+  const out = el("p", { role: "status" });
   const table = el("div");
   const legend = el("div", { class: "legend", role: "group", "aria-label": "Devices: show or hide" });
   const box = el("div", { class: "chart" });
@@ -78,13 +94,13 @@ export function showLimits(panel, store) {
   const inputs = {
     work: choiceInput("Model and workload", "work", [...works.keys()].map((work) => [work, work]), "", changed),
     percentile: choiceInput("Percentile of the requests", "p", percentiles.map((p) => [p, p === "50" ? "median" : `${p} % of the requests`]), "99", changed),
-    ttft: numberInput("TTFT at most (ms)", "ttft", "", { changed }),
-    tpot: numberInput("TPOT at most (ms)", "tpot", "", { changed }),
-    e2e: numberInput("End to end at most (s)", "e2e", "", { changed }),
-    goal: choiceInput("Best by", "best", [...GOALS], "rate", changed),
+    ttft: numberInput("TTFT at most (ms)", "ttft", changed),
+    tpot: numberInput("TPOT at most (ms)", "tpot", changed),
+    e2e: numberInput("End to end at most (s)", "e2e", changed),
+    goal: choiceInput("Order by", "best", [...GOALS], "rate", changed),
     axis: choiceInput("Latency in the chart", "lat", [["ttft", "TTFT"], ["tpot", "TPOT"], ["e2e", "end to end"]], "tpot", changed),
   };
-  const prices = devices.map((device) => ({ device, ...numberInput(`Price of an hour of ${device}`, `price.${device}`, "", { changed }) }));
+  const prices = devices.map((device) => ({ device, ...numberInput(`Price of an hour of ${device}`, `price.${device}`, changed) }));
   const chart = new Chart(box, {
     pick: (point) => openCell(point.cell.cell_id),
     describe: (point) => [cellWords(point.cell), ...toldOf(point.cell, RATE), ...toldOf(point.cell, axisColumn())],
@@ -123,24 +139,23 @@ export function showLimits(panel, store) {
     const bounds = { ttft: seconds(inputs.ttft, 1e-3), tpot: seconds(inputs.tpot, 1e-3), e2e: seconds(inputs.e2e, 1) };
     const known = new Map(prices.map(({ device, value }) => [device, value()]));
     const candidates = works.get(inputs.work.value());
-    const broken = new Map(candidates.map((cell) => [cell, brokenBound(cell, bounds, percentile)]));
-    const keeping = candidates.filter((cell) => broken.get(cell) === null);
     const goal = inputs.goal.value();
-    const ranked = keeping.map((cell) => scored(cell, known)).filter((one) => one[goal] !== null).sort((a, b) => (goal === "energy" ? a[goal] - b[goal] : b[goal] - a[goal]));
-    const reasons = new Map();
-    for (const reason of broken.values()) if (reason) reasons.set(reason, (reasons.get(reason) ?? 0) + 1);
-    const others = [...reasons].map(([reason, count]) => `${count} with ${reason}`).join(", ");
-    const lacking = keeping.length && !ranked.length ? [el("p", { class: "absent" }, goal === "perPrice" ? "Give the price of an hour of a device." : "No energy was measured.")] : bestSentence(ranked, goal);
-    out.replaceChildren(el("p", { class: "note" }, `${keeping.length} of ${plural(candidates.length, "measured cell")} keep the limits in every repeat${others ? `; ${others}` : ""}.`), ...lacking);
+    const sign = goal === "energy" ? 1 : -1;
+    const ranked = candidates
+      .map((cell) => ({ ...scored(cell, known), broken: brokenBound(cell, bounds, percentile) }))
+      .sort((a, b) => Boolean(a.broken) - Boolean(b.broken) || (a[goal] === null) - (b[goal] === null) || sign * (a[goal] - b[goal]));
+    const keeping = ranked.filter(({ broken }) => broken === null).map(({ cell }) => cell);
+    out.textContent = `${keeping.length} of ${plural(candidates.length, "measured cell")} keep the limits in every repeat.`;
     const front = draw(candidates, new Set(keeping));
     const columns = Object.entries(BOUNDS).map(([id, { column, name }]) => ({ id, column: `${column}_p${percentile}`, name })).filter(({ column }) => METRICS[column] && store.repeats[column]);
     const cost = ranked.some((one) => one.perPrice !== null);
     const energy = ranked.some((one) => one.energy !== null);
-    const headings = ["Settings", "Device", "Engine", "Output tokens/s", "Range or interval", ...columns.map(({ column, name }) => `${name}, p${percentile} (${METRICS[column].unit})`), ...(cost ? ["Tokens per unit of money"] : []), ...(energy ? [`${METRICS[ENERGY].name} (${METRICS[ENERGY].unit})`] : []), "Pareto front"];
-    const rows = ranked.map(({ cell, rate, low, high, perPrice, energy: joules }) => () => [
+    const headings = ["Settings", "Device", "Engine", "Within the limits", "Output tokens/s", "Range or interval", ...columns.map(({ column, name }) => `${name}, p${percentile} (${METRICS[column].unit})`), ...(cost ? ["Tokens per unit of money"] : []), ...(energy ? [`${METRICS[ENERGY].name} (${METRICS[ENERGY].unit})`] : []), "Pareto front"];
+    const rows = ranked.map(({ cell, broken, rate, low, high, perPrice, energy: joules }) => () => [
       el("button", { type: "button", class: "link", onclick: () => openCell(cell.cell_id) }, cell.label),
       cell.gpu,
       cell.engine,
+      broken ?? "yes",
       number(rate),
       `${number(low)} to ${number(high)}`,
       ...columns.map(({ column }) => number((cell.statistic(column)?.value ?? NaN) * METRICS[column].factor)),
@@ -148,8 +163,8 @@ export function showLimits(panel, store) {
       ...(energy ? [number(joules)] : []),
       front.has(cell) ? "yes" : "no",
     ]);
-    const numeric = headings.map((_, i) => i > 2 && i < headings.length - 1);
-    table.replaceChildren(longTable("Settings within the limits, best first", headings, rows, numeric));
+    const numeric = headings.map((_, i) => i > 3 && i < headings.length - 1);
+    table.replaceChildren(longTable(`Settings by ${GOALS.get(goal)}, those within the limits first`, headings, rows, numeric));
   };
   panel.replaceChildren(
     el("h2", {}, "Your limits"),
@@ -158,7 +173,7 @@ export function showLimits(panel, store) {
     out,
     legend,
     box,
-    el("p", { class: "note" }, "The line is the Pareto front: no other setting within the limits is faster at the same or a lower latency. Bars are 95 % intervals of the means if they are known, otherwise the range of the repeats. Hollow points do not keep the limits. If a workload submits all requests at once, TTFT includes the wait for a free place."),
+    el("p", { class: "note" }, "The line is the Pareto front: no other setting within the limits is faster at the same or a lower latency. Bars are 95 % intervals if they are known, otherwise the range of the repeats. Hollow points do not keep the limits. If a workload submits all requests at once, TTFT includes the wait for a free place."),
     table,
   );
   update();

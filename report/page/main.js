@@ -15,7 +15,6 @@ const VIEWS = [
 ];
 const tabs = new Map();
 const panels = new Map();
-const drawn = new Set();
 
 async function open(id) {
   const view = VIEWS.find((candidate) => candidate.id === id) ?? VIEWS[0];
@@ -24,8 +23,7 @@ async function open(id) {
     tabs.get(other).tabIndex = other === view.id ? 0 : -1;
     panels.get(other).hidden = other !== view.id;
   }
-  if (!view.show || drawn.has(view.id)) return;
-  drawn.add(view.id);
+  if (!view.show) return;
   const panel = panels.get(view.id);
   panel.replaceChildren(el("p", { class: "note" }, "Unpacking the data of the page ..."));
   try {
@@ -43,7 +41,6 @@ function choose(id) {
   const here = current();
   here.delete("cell");
   if (here.get("view")) left.set(here.get("view"), here);
-  drawn.delete(id);
   const address = id === "report" ? location.pathname + location.search : `#${left.get(id) ?? new URLSearchParams({ view: id })}`;
   history.pushState(null, "", address);
   open(id);
@@ -51,7 +48,6 @@ function choose(id) {
 
 function follow() {
   const { view, section, parameters } = parseAddress(location.hash);
-  drawn.delete(view);
   open(section ? "report" : view);
   if (section) reveal(section);
   if (parameters.get("cell")) openCell(parameters.get("cell"));

@@ -1,22 +1,19 @@
 // Axes: positions of values, ticks, and how both are drawn.
 import { number } from "./words.js";
 
+function endsOf(values) {
+  return values.reduce(([low, high], value) => [Math.min(low, value), Math.max(high, value)], [Infinity, -Infinity]);
+}
+
 // Whether values, all above 0, span at least this ratio, so that a logarithmic axis shows more.
 export function isWide(values, ratio) {
-  let [low, high] = [Infinity, 0];
-  for (const value of values) [low, high] = [Math.min(low, value), Math.max(high, value)];
+  const [low, high] = endsOf(values);
   return low > 0 && high >= ratio * low;
 }
 
 export function scaleOf(values, isLog, from, to) {
   const usable = values.filter((value) => Number.isFinite(value) && (!isLog || value > 0));
-  let low = Infinity;
-  let high = -Infinity;
-  for (const value of usable) {
-    low = Math.min(low, value);
-    high = Math.max(high, value);
-  }
-  if (!usable.length) [low, high] = isLog ? [1, 10] : [0, 1];
+  let [low, high] = usable.length ? endsOf(usable) : isLog ? [1, 10] : [0, 1];
   if (isLog) {
     [low, high] = low === high ? [low / 2, high * 2] : [low / (high / low) ** 0.05, high * (high / low) ** 0.05];
   } else {
@@ -71,17 +68,10 @@ export function drawAxis(context, ink, scale, isX, area, { label = "", ticks = n
       free = at + half + 4;
     }
   }
-  const [width, height] = [area.right - area.left, area.bottom - area.top];
   context.fillStyle = ink.ink;
-  context.save();
-  if (isX) context.translate(area.left + width / 2, area.bottom + 26);
-  else {
-    context.translate(12, area.top + height / 2);
-    context.rotate(-Math.PI / 2);
-  }
-  context.textAlign = "center";
-  if (label) context.fillText(label, 0, 0, isX ? width : height);
-  context.restore();
+  context.textAlign = isX ? "center" : "left";
+  const [x, y] = isX ? [(area.left + area.right) / 2, area.bottom + 26] : [8, area.top - 14];
+  if (label) context.fillText(label, x, y, area.right - (isX ? area.left : 8));
 }
 
 // Draw values that hold until their times, as a line of steps that begins at `from`; gaps in the values are bridged.

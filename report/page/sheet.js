@@ -9,46 +9,30 @@ const LINE = 18;
 // Pixels of a saved picture for each pixel of the page: 12 px letters are 3 mm high at 300 dots per inch.
 const SCALE = 3;
 
-// Entries of a legend, {name, colour, shape}, in rows that are as wide as the picture.
-function placed(context, entries, width) {
-  let [x, y] = [8, 0];
-  return entries.map((entry) => {
-    const wide = 16 + context.measureText(entry.name).width;
-    if (x > 8 && x + wide > width) [x, y] = [8, y + LINE];
-    const at = { ...entry, x, y };
-    x += wide + 16;
-    return at;
-  });
-}
-
-// The picture of a chart with its legend below, on white: {height, paint(context)}.
-function pictureOf(width, tall, draw, legend) {
-  const measuring = new SvgContext();
-  measuring.font = FONT;
-  const entries = placed(measuring, legend, width);
-  const height = tall + (entries.length ? entries.at(-1).y + LINE + 6 : 0);
-  const paint = (context) =>
-    onPaper(() => {
-      const { ink, paper } = inkOf();
-      context.fillStyle = paper;
-      context.fillRect(0, 0, width, height);
-      context.font = FONT;
-      draw(context, width, tall);
-      Object.assign(context, { font: FONT, textAlign: "left", textBaseline: "middle", globalAlpha: 1, lineWidth: 1 });
-      for (const { name, colour, shape, x, y } of entries) {
-        mark(context, shape, x + 5, tall + y + LINE / 2, 4.5);
-        context.fillStyle = colour;
-        context.fill();
-        context.fillStyle = ink;
-        context.fillText(name, x + 16, tall + y + LINE / 2);
-      }
+// Draw a chart with its legend below, a line for each of the {name, colour, shape}, on white.
+function paintPicture(context, width, tall, draw, legend) {
+  return onPaper(() => {
+    const { ink, paper } = inkOf();
+    context.fillStyle = paper;
+    context.fillRect(0, 0, width, tall + LINE * (legend.length + 1));
+    context.font = FONT;
+    draw(context, width, tall);
+    Object.assign(context, { font: FONT, textAlign: "left", textBaseline: "middle", globalAlpha: 1, lineWidth: 1 });
+    legend.forEach(({ name, colour, shape }, i) => {
+      const y = tall + LINE * (i + 0.5);
+      mark(context, shape, 13, y, 4.5);
+      context.fillStyle = colour;
+      context.fill();
+      context.fillStyle = ink;
+      context.fillText(name, 24, y);
     });
-  return { height, paint };
+  });
 }
 
 function savePicture(kind, width, tall, draw, { title, legend = [] }) {
   const name = `${slug(document.title, title)}.${kind}`;
-  const { height, paint } = pictureOf(width, tall, draw, legend);
+  const height = tall + LINE * (legend.length ? legend.length + 0.5 : 0);
+  const paint = (context) => paintPicture(context, width, tall, draw, legend);
   if (kind === "svg") {
     const context = new SvgContext();
     paint(context);

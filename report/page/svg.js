@@ -17,27 +17,8 @@ export class SvgContext {
   constructor() {
     this.parts = [];
     this.path = "";
-    this.moves = [];
-    this.kept = [];
     this.measuring = document.createElement("canvas").getContext("2d");
     Object.assign(this, { fillStyle: "#000000", strokeStyle: "#000000", lineWidth: 1, globalAlpha: 1, textAlign: "left", textBaseline: "alphabetic", font: "10px sans-serif" });
-  }
-
-  save() {
-    const { fillStyle, strokeStyle, lineWidth, globalAlpha, textAlign, textBaseline, font, moves } = this;
-    this.kept.push({ fillStyle, strokeStyle, lineWidth, globalAlpha, textAlign, textBaseline, font, moves: [...moves] });
-  }
-
-  restore() {
-    Object.assign(this, this.kept.pop());
-  }
-
-  translate(x, y) {
-    this.moves.push(`translate(${short(x)} ${short(y)})`);
-  }
-
-  rotate(angle) {
-    this.moves.push(`rotate(${short((angle * 180) / Math.PI)})`);
   }
 
   beginPath() {
@@ -67,8 +48,7 @@ export class SvgContext {
 
   add(tag, properties, text = null) {
     const alpha = this.globalAlpha < 1 ? { opacity: this.globalAlpha } : {};
-    const moved = this.moves.length ? { transform: this.moves.join(" ") } : {};
-    const written = Object.entries({ ...properties, ...alpha, ...moved }).map(([name, value]) => ` ${name}="${xml(value)}"`).join("");
+    const written = Object.entries({ ...properties, ...alpha }).map(([name, value]) => ` ${name}="${xml(value)}"`).join("");
     this.parts.push(text === null ? `<${tag}${written}/>` : `<${tag}${written}>${xml(text)}</${tag}>`);
   }
 

@@ -19,9 +19,8 @@ function saveFigure(figure) {
   const [width, height] = [Number(picture.getAttribute("width")), Number(picture.getAttribute("height"))];
   const png = async () => {
     const image = new Image();
-    const loaded = new Promise((done, failed) => Object.assign(image, { onload: done, onerror: failed }));
     image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(plainSvg(picture.src))}`;
-    await loaded;
+    await image.decode();
     savePng(`${name}.png`, width, height, (context) => {
       context.fillStyle = "#ffffff";
       context.fillRect(0, 0, width, height);

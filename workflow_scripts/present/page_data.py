@@ -16,6 +16,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import REPEAT, MissingError, Tables, medians_by_cell
 from workflow_scripts.present.series import NAMES
 from workflow_scripts.present.style import COLOURS
-from workflow_scripts.study.setting_words import knob_name, settings_in_words
+from workflow_scripts.study.setting_words import knob_name, knobs_that_differ, settings_in_words
 
 MEASURES = tuple(metric.column for metric in METRICS)
 # The serving table has these too, with further percentiles.
@@ -73,11 +74,13 @@ Columns = dict[str, Column]
 def page_data(report: Report, study_file: Path) -> dict[str, Any]:
     """Everything that the views read of a study.
 
-    `knobs` are the settings that some cell sets, each with its words. `cell` in `repeats`, `limits`, `predictions` and
-    `intervals` is a row of `cells`. `values` has the rows of `cells` and a column per measure.
+    `knobs` are the settings that some cell sets, each with its words, and whether cells of one engine differ in it.
+    `cell` in `repeats`, `limits`, `predictions` and `intervals` is a row of `cells`. `values` has the rows of `cells`
+    and a column per measure.
     """
     grid = report.grid.reset_index(drop=True)
     knobs = [name for name in report.tables.knobs if grid[name].notna().any()]
+    differing = knobs_that_differ(grid, knobs)
     logs = pd.DataFrame([_log(report, *of) for of in zip(grid["cell_id"], grid["start"], strict=True)], dtype=object)
     place = pd.Series(grid.index, index=grid["cell_id"])
     intervals, repeats = _intervals(report, place), _repeats(report, place)
@@ -98,12 +101,15 @@ def page_data(report: Report, study_file: Path) -> dict[str, Any]:
             "name": report.study.name,
             "question": report.study.question,
             "repeats": report.study.repeats,
-            "file": _path_from_here(study_file),
-            "cells": _path_from_here(report.cells),
+            # A cell is measured again by this with its id and `outcome.json`.
+            "measure": f"snakemake --cores all --configfile {_quoted(study_file)} --force {_quoted(report.cells)}",
             "beside": os.path.relpath(report.cells, report.out.parent),
         },
         "colours": COLOURS,
-        "knobs": [{"name": name.removeprefix("knob_"), "words": knob_name(name)} for name in knobs],
+        "knobs": [
+            {"name": name.removeprefix("knob_"), "words": knob_name(name), "differs": name in differing}
+            for name in knobs
+        ],
         "cells": columns_of(cells, [*OF_CELLS, *OF_PAGE, *knobs]),
         "values": columns_of(values, MEASURES),
         "repeats": columns_of(repeats, ["cell", "start", "repeat", *MEASURES]),
@@ -116,14 +122,14 @@ def page_data(report: Report, study_file: Path) -> dict[str, Any]:
     }
 
 
-def _path_from_here(path: Path) -> str:
+def _quoted(path: Path) -> str:
     """A path as a command in the working directory names it, without the folders of this machine.
 
-    >>> _path_from_here(Path.cwd() / "results"), _path_from_here(Path("/elsewhere"))
-    ('results', '/elsewhere')
+    >>> _quoted(Path.cwd() / "results"), _quoted(Path("/else where"))
+    ('results', "'/else where'")
     """
     whole, here = path.absolute(), Path.cwd()
-    return str(whole.relative_to(here) if whole.is_relative_to(here) else path)
+    return quote(str(whole.relative_to(here) if whole.is_relative_to(here) else path))
 
 
 def packed(data: Any) -> str:
