@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from workflow_scripts.analyse.cells.cell_intervals import SCHEMA as INTERVALS
 from workflow_scripts.analyse.intervals.repeats import RAN, RATE
 from workflow_scripts.analyse.table_command import table_command
 from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, TableError, read_table, table_schema
@@ -213,7 +214,7 @@ def published_rates(study: Study, published: Published) -> Rates:
 def main(args: Namespace, study: Study, cells: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     plan, blocks = _of_plan(args.plan), _of_plan(args.blocks)
     published = published_rates(study, Published(args.published))
-    own, intervals = cells[cells["study"].eq(study.name)], read_table(args.intervals, "intervals")
+    own, intervals = cells[cells["study"].eq(study.name)], read_table(args.intervals, INTERVALS.name)
     return predictions_table(own, intervals, plan, published), blocks
 
 
