@@ -16,6 +16,7 @@ import pytest
 from hypothesis import settings
 
 from workflow_scripts.catalog.gpus_and_models import ENTERED
+from workflow_scripts.device.device_lock import SCOPE
 
 # How long an example takes says something of the machine, not of the code. Where tools are required, as .ci/run does,
 # the same code meets the same examples each time; elsewhere each run looks further.
@@ -43,6 +44,7 @@ def known_models() -> Generator[None, None, None]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    os.environ[SCOPE] = f"tests of {os.getpid()}"  # devices that other sessions use are free for this one
     config.addinivalue_line("markers", "needs_tool(*commands): skip the test where a command is missing")
 
 

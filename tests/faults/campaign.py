@@ -97,6 +97,8 @@ class Campaign:
         self.gpus: list[str] = []
         self.lab = self.make_lab()
         self.lab.environment |= {"TMPDIR": str(self.root / "tmp"), "XDG_CACHE_HOME": str(self.root / "cache")}
+        self.lab.environment["KVSWEEP_LOCK_SCOPE"] = str(self.root)
+        self.lock_scopes = [str(self.root)]
         for name in ("tmp", "checkout", "calls"):
             (self.root / name).mkdir()
         (self.root / "tmp").chmod(0o1777)
@@ -329,6 +331,7 @@ class Campaign:
         self.wait(lambda: not self._left_over(), PROCESSES_S, "the end of processes")
         self._find(f"process {words} was left" for words in self._left_over())
         self._find(checker.faults_of_locks([self.study / "locks", self.root / "tmp"]))
+        self._find(checker.faults_of_device_locks(self.lock_scopes))
         self._find(f"{path} was left" for path in (self.checkout.root / ".snakemake/locks").glob("*"))
         self._find(checker.faults_of_scratch([self.study]))
         if planned := self._planned():

@@ -163,6 +163,14 @@ def faults_of_locks(folders: Iterable[Path]) -> Iterator[str]:
                 yield f"{path} is held"
 
 
+def faults_of_device_locks(scopes: Iterable[str]) -> Iterator[str]:
+    """Locks of devices that somebody still holds."""
+    prefixes = tuple(f"@kvsweep-{hashlib.sha256(scope.encode()).hexdigest()[:12]}-" for scope in scopes)
+    for line in Path("/proc/net/unix").read_text().splitlines():
+        if (name := line.split()[-1]).startswith(prefixes):
+            yield f"{name} is held"
+
+
 def faults_of_scratch(folders: Iterable[Path]) -> Iterator[str]:
     """Files that were being written when their writer was killed, and folders that only a running cell needs."""
     for folder in folders:

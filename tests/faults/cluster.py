@@ -17,7 +17,7 @@ import psutil
 from tests.faults.campaign import Campaign
 from tests.faults.cluster_kinds import CLUSTER_KINDS
 from tests.faults.kinds import one_of
-from tests.integration.slurm_lab import SlurmLab
+from tests.integration.slurm_lab import GPU_TYPES, SlurmLab
 from tests.integration.slurm_study import LabCheckout
 
 QUEUE_S = 300
@@ -58,9 +58,12 @@ class Cluster(Campaign):
         return SlurmLab(self.root / "lab", accounting=True, memory_limits=True)
 
     def prepare(self) -> None:
-        """The site: each node has its own folder for temporary files; all have one clock, which faults step."""
+        """The site: each node has its own folder for temporary files and its own locks of devices; all have one clock,
+        which faults step."""
         temporary = f"{self.root}/tmp/$SLURMD_NODENAME"
         setup = [f"export TMPDIR={temporary}", f"mkdir -p {temporary}"]
+        setup.append(f"export KVSWEEP_LOCK_SCOPE={self.root}/$SLURMD_NODENAME")
+        self.lock_scopes = [f"{self.root}/n-{gpu}" for gpu in GPU_TYPES]
         setup.append(f"export STEPPED_CLOCK={self.clock} LD_PRELOAD={stepped_clock(self.root)}")
         self.checkout.write_site(prepare="login", attempts=4, setup=setup)
 

@@ -72,7 +72,7 @@ STUDY = study_content(
 
 @pytest.fixture(scope="session")
 def own_tmpdir(tmp_path_factory):
-    """A TMPDIR of the tests' own: their fork server and device locks meet no other session's."""
+    """A TMPDIR of the tests' own: their fork server meets no other session's."""
     place = tmp_path_factory.mktemp("t")
     yield place
     for process in psutil.process_iter(["cmdline"]):

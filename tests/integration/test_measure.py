@@ -17,13 +17,14 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from filelock import FileLock
 
 from tests.integration.conftest import CHECKOUT, SHORT, outcome_of, snakemake_command
 from tests.processes import is_session_gone, measuring, wait_for
 from tests.unit.made_studies import round_plan
-from workflow_scripts.catalog.gpus_and_models import get_model
+from workflow_scripts.catalog.gpus_and_models import get_model, load_gpus
 from workflow_scripts.common.files import read_jsonl
+from workflow_scripts.common.ownership import temporary_folder
+from workflow_scripts.device.device_lock import device_lock
 from workflow_scripts.engines.registry import get_engine
 from workflow_scripts.measure.cell import WRONG_DEVICE
 from workflow_scripts.measure.forkserver import run
@@ -533,9 +534,7 @@ def test_cells_are_measured_in_rounds_and_those_that_are_not_decided_once_more(t
     assert re.search(r"^next_round +1$", measure("--dry-run", **as_needed | {"equivalence_margin_pct": 30.0}), re.M)
 
 
-def test_a_second_call_and_a_dry_run_beside_a_running_one_change_no_file(
-    tmp_path, own_tmpdir, write_study, environment
-):
+def test_a_second_call_and_a_dry_run_beside_a_running_one_change_no_file(tmp_path, write_study, environment):
     """Snakemake locks the folder it is called in, so this is another one than that of the other tests."""
     for name in ("Snakefile", "rules", "config", "workflow_scripts", "envs", "report", "profiles"):
         (tmp_path / name).symlink_to(CHECKOUT / name)
@@ -544,9 +543,8 @@ def test_a_second_call_and_a_dry_run_beside_a_running_one_change_no_file(
     starts = {"at_least": 2, "at_most": 3}
     study = write_study(tmp_path, sweeps=[sweep | {"knobs": {"batch_size": [2, 4]}}], starts=starts)
     command = [word for word in snakemake_command(study, results, "--until=measure_round") if word != "--nolock"]
-    (own_tmpdir / "kvsweep-locks").mkdir(exist_ok=True)
     # The test holds the device meanwhile, so that no cell is measured.
-    with FileLock(own_tmpdir / "kvsweep-locks/cpu.lock", mode=0o666):
+    with device_lock(load_gpus()["cpu-all"]):
         with (tmp_path / "first.log").open("w") as log:
             first = subprocess.Popen(
                 command, cwd=tmp_path, env=environment, stdout=log, stderr=log, start_new_session=True

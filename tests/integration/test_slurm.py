@@ -21,6 +21,8 @@ from filelock import FileLock
 from tests.integration.slurm_lab import GPU_TYPES, SlurmLab, wait_for
 from tests.integration.slurm_study import KNOBS, LabCheckout, cell
 from tests.unit.made_studies import end_cell, fixed, write_study
+from workflow_scripts.catalog.gpus_and_models import load_gpus
+from workflow_scripts.device.device_lock import device_lock
 from workflow_scripts.study.accounting import accounted_jobs
 from workflow_scripts.study.definition import cell_definition, json_sha256, resolved_models
 from workflow_scripts.study.grid import expand
@@ -443,12 +445,10 @@ def test_what_runs_when_snakemake_is_killed_is_measured_once_and_taken_over(chec
     checkout.write_study([{"gpu": "lab-l40s", "knobs": {"block_size": 192}}])
     target = cell("lab-l40s", knobs=other(192))
     known = known_jobs(lab)
-    locks = lab.root / "run/kvsweep-locks"
-    locks.mkdir(exist_ok=True)
     started = []
     try:
         # The test holds the device meanwhile, so that no cell is done too early.
-        with FileLock(locks / "cpu.lock", mode=0o666):
+        with device_lock(load_gpus()["cpu-all"]):
             started.append(first := checkout.start("--until", "measure_batch"))
             wait_for(lambda: measuring(checkout, target), 180, "the cell")
             beside = checkout.snakemake("--until", "measure_batch")

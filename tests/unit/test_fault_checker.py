@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import time
 
 import pytest
@@ -11,7 +12,9 @@ from tests.faults import checker
 from tests.faults.checker import Wanted, Watch
 from tests.faults.kinds import KINDS, drawn
 from tests.processes import wait_for
+from workflow_scripts.catalog.gpus_and_models import load_gpus
 from workflow_scripts.common.files import sha256_of, write_json, write_text
+from workflow_scripts.device.device_lock import SCOPE, device_lock
 
 CELL = "gpu/hf-static/model/short/static-batch2"
 WANTED = Wanted("hf-static", {"batch_size": 2}, repeats=1, requests=2, output_tokens=8)
@@ -86,6 +89,9 @@ def test_a_held_lock_is_found(tmp_path):
     with FileLock(tmp_path / "cell.lock"):
         assert len([*checker.faults_of_locks([tmp_path])]) == 1
     assert [*checker.faults_of_locks([tmp_path])] == []
+    with device_lock(load_gpus()["cpu-all"]):
+        assert len([*checker.faults_of_device_locks([os.environ[SCOPE]])]) == 1
+    assert [*checker.faults_of_device_locks([os.environ[SCOPE]])] == []
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,13 @@
 import ctypes
 import itertools
 import re
+import socket
 import tempfile
 from pathlib import Path
 
 import pynvml
 import pytest
 import torch
-from filelock import FileLock, Timeout
 
 from tests.pretended_gpu import (
     CATALOGUE,
@@ -28,7 +28,8 @@ from tests.unit.measure.test_run import job_of
 from workflow_scripts.catalog.gpus_and_models import Gpu, load_gpus
 from workflow_scripts.common.files import read_json, read_jsonl
 from workflow_scripts.device import device_check as device
-from workflow_scripts.device.device_check import WrongDeviceError, device_lock, found_device
+from workflow_scripts.device import device_lock as locks
+from workflow_scripts.device.device_check import WrongDeviceError, found_device
 from workflow_scripts.measure import run
 from workflow_scripts.measure.trace import gpu_sampler, sampled
 from workflow_scripts.study.gpus_here import gpus_here
@@ -190,16 +191,19 @@ def test_a_job_locks_each_gpu_under_its_own_name_and_all_in_one_order(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     gpus.show(2)
     order: list[str] = []
-    held = device.held_lock
-    monkeypatch.setattr(
-        device, "held_lock", lambda lock, *rest: order.append(Path(lock.lock_file).stem) or held(lock, *rest)
-    )
-    with device_lock(PRETENDED, count):
+    address = locks._address
+    monkeypatch.setattr(locks, "_address", lambda name: order.append(name) or address(name))
+
+    def bind(name: str) -> None:
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.bind(address(name))
+
+    with locks.device_lock(PRETENDED, count):
         for name in names:
-            with pytest.raises(Timeout):
-                FileLock(tmp_path / "kvsweep-locks" / f"{name}.lock").acquire(timeout=0)
+            with pytest.raises(OSError, match="in use"):
+                bind(name)
     assert order == names
-    FileLock(tmp_path / "kvsweep-locks" / f"{names[0]}.lock").acquire(timeout=0)
+    bind(names[0])
 
 
 # --- the trace ---------------------------------------------------------------------------------------------------

@@ -1,16 +1,12 @@
 """Checks of the device that work runs on: is it the right one, is it in use, and which cores of a CPU belong to it?"""
 
-import contextlib
 import os
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
-from filelock import FileLock, Timeout
 
 from workflow_scripts.catalog.gpus_and_models import Gpu
 from workflow_scripts.device.device_record import Device
@@ -203,62 +199,3 @@ def _or_none(read: Callable[[], Any]) -> Any:
         return read()
     except pynvml.NVMLError:
         return None
-
-
-@contextlib.contextmanager
-def device_lock(gpu: Gpu, count: int = 1) -> Iterator[float | None]:
-    """Hold `count` devices for one job, so that no other job on this host uses them, whichever snakemake started it.
-    The value is the time in seconds since a job last released one of them; None if that is not known. All CPU devices
-    of a host share one lock, because they share its cores and its memory bandwidth."""
-    place = Path(tempfile.gettempdir()) / "kvsweep-locks"
-    place.mkdir(exist_ok=True)
-    with contextlib.suppress(PermissionError):
-        place.chmod(0o1777)  # for every user of the host
-    with contextlib.ExitStack() as held:
-        names = _lock_names(gpu, count)
-        for name in names:
-            lock = FileLock(place / f"{name}.lock", mode=0o666)
-            held.enter_context(held_lock(lock, f"waiting for the device: another job holds {lock.lock_file}", 0.2))
-        left = [place / f"{name}.left" for name in names]
-        idle_s = [time.time() - file.stat().st_mtime for file in left if file.exists()]
-        try:
-            yield max(0.0, min(idle_s)) if idle_s else None
-        finally:
-            for file in left:
-                with contextlib.suppress(OSError):
-                    file.touch()
-                with contextlib.suppress(OSError):  # another user's file, who has done this already
-                    # Despite the umask, because the folder does not let anybody replace another user's file.
-                    file.chmod(0o666)
-
-
-def _lock_names(gpu: Gpu, count: int) -> list[str]:
-    """Lock names in the same order for all jobs, so that no two jobs each wait for what the other holds. A GPU is named
-    by its UUID, because a cluster may give each job on a host another GPU as number 0. Those that NVML cannot read have
-    one name; the check of the device refuses them."""
-    if gpu.kind == "cpu":
-        return ["cpu"]
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-        try:
-            return sorted(f"gpu-{pynvml.nvmlDeviceGetUUID(nvml_handle(place))}" for place in range(count))
-        finally:
-            pynvml.nvmlShutdown()
-    except (pynvml.NVMLError, IndexError, ValueError):
-        return ["gpu"]
-
-
-@contextlib.contextmanager
-def held_lock(lock: FileLock, words: str, poll_s: float) -> Iterator[None]:
-    """Hold a lock; if another process has it, print `words` and look again every `poll_s` seconds."""
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        print(words, flush=True)
-        lock.acquire(poll_interval=poll_s)
-    try:
-        yield
-    finally:
-        lock.release()

@@ -25,7 +25,8 @@ from typing import Any
 from workflow_scripts.catalog.gpus_and_models import load_gpus, load_models
 from workflow_scripts.common.command import RESULTS, STUDY, command, option
 from workflow_scripts.common.files import read_json, read_jsonl, write_json, write_jsonl
-from workflow_scripts.device.device_check import WrongDeviceError, device_lock
+from workflow_scripts.device.device_check import WrongDeviceError
+from workflow_scripts.device.device_lock import device_lock
 from workflow_scripts.device.device_rates import DeviceRates
 from workflow_scripts.engines.registry import get_engine
 from workflow_scripts.measure.cell import note_wrong_node

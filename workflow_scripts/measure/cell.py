@@ -20,14 +20,14 @@ import time
 from argparse import Namespace
 from pathlib import Path
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from workflow_scripts.catalog.environments import is_installed
 from workflow_scripts.catalog.gpus_and_models import load_gpus
 from workflow_scripts.cluster.site import Attempt
 from workflow_scripts.common.command import ATTEMPT, ATTEMPTS, RESULTS, STUDY, command, option, positive
 from workflow_scripts.common.files import last_line, read_json
-from workflow_scripts.device.device_check import device_lock, held_lock
+from workflow_scripts.device.device_lock import boot_id, device_lock
 from workflow_scripts.device.host_load import suspension
 from workflow_scripts.measure.engine import SCRATCH
 from workflow_scripts.measure.forkserver import ForkServerError
@@ -113,8 +113,7 @@ def measure_cell(study: Study, cell: Cell, paths: StudyPaths, attempt: Attempt, 
         reason = record.reason or "the wrong device"
         note_wrong_node(paths.wrong_nodes(cell.gpu), reason)
         return _left_to_the_next(attempt, evidence, reason, status=WRONG_DEVICE)
-    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
-    now = {"idle_before_s": idle_before_s, "boot_id": boot_id, "planned": study.starts.in_words}
+    now = {"idle_before_s": idle_before_s, "boot_id": boot_id(), "planned": study.starts.in_words}
     outcome = Outcome(
         cell_id=cell.id,
         definition=definition.as_json(),
@@ -195,10 +194,15 @@ def main(args: Namespace) -> int:
     cell = find_cell(study, args.cell)
     paths = StudyPaths(args.results, study.name)
     # Only one process at a time measures a cell, of all jobs on all hosts that share the results.
-    lock = paths.lock(cell)
+    lock = FileLock(paths.lock(cell), mode=0o666)
     try:
-        lock.parent.mkdir(parents=True, exist_ok=True)
-        with held_lock(FileLock(lock, mode=0o666), "waiting: another process measures this cell", 1):
+        paths.lock(cell).parent.mkdir(parents=True, exist_ok=True)
+        try:
+            held = lock.acquire(timeout=0)
+        except Timeout:
+            print("waiting: another process measures this cell", flush=True)
+            held = lock.acquire(poll_interval=1)
+        with held:
             number, round_number = args.start, args.round
             if number is None or round_number is None:
                 # The next start, and the round that it belongs to if it begins now.

@@ -22,7 +22,8 @@ from pathlib import Path
 
 from workflow_scripts.catalog.gpus_and_models import FlopDtype, Gpu, get_gpu, load_models
 from workflow_scripts.common.command import command, option, out
-from workflow_scripts.device.device_check import WrongDeviceError, device_lock, found_device, use_cores
+from workflow_scripts.device.device_check import WrongDeviceError, found_device, use_cores
+from workflow_scripts.device.device_lock import device_lock
 from workflow_scripts.device.device_rates import DeviceRates, RateSamples
 from workflow_scripts.device.device_record import Device
 from workflow_scripts.device.host_load import load_by_others

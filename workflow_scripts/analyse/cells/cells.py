@@ -141,7 +141,7 @@ SCHEMA = table_schema(
     ),
     INTEGER("experts_touched_tokens", "tokens of each of these steps"),
     TEXT("started_at", "start of the repeat, UTC"),
-    NUMBER("idle_before_s", "time since the previous start on this device ended"),
+    NUMBER("idle_before_s", "time since the same user's previous start on this device ended"),
     TEXT("boot_id", "Linux's id of the boot"),
     TEXT("planned_starts", "the study's `starts` at that time"),
     TEXT("host device_name device_uuid engine_version git_commit protocol lock_sha256", "provenance"),
