@@ -99,7 +99,7 @@ def made(folder: Path, content: dict[str, object], environment: dict[str, str], 
 
 
 class Listeners:
-    """Addresses on which any process with this TMPDIR listens, looked at twice a second."""
+    """Addresses on which any process with a TMPDIR in this one listens, looked at twice a second."""
 
     def __init__(self, tmpdir: str) -> None:
         self.seen: set[tuple[str, str]] = set()
@@ -118,7 +118,7 @@ class Listeners:
         while not self._stop.wait(0.5):
             for process in psutil.process_iter():
                 try:
-                    if process.environ().get("TMPDIR") == self._tmpdir:
+                    if process.environ().get("TMPDIR", "").startswith(self._tmpdir):
                         for c in process.net_connections("inet"):
                             if c.status == psutil.CONN_LISTEN:
                                 self.seen.add((c.laddr.ip, process.name()))

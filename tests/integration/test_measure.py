@@ -235,7 +235,8 @@ def test_the_kernels_for_avx2_run_on_every_processor(measured, own_tmpdir, write
         outcome = Outcome.read(outcome_of(results, cell))
         assert outcome.outcome == "ok", outcome.reason
     # Loaded once, before the server forks a child for each cell.
-    assert set((folder / "loaded").read_text(encoding="utf-8").split()) == {"vllm._C_AVX2"}
+    (loaded,) = folder.glob("kvsweep-*/loaded")
+    assert set(loaded.read_text(encoding="utf-8").split()) == {"vllm._C_AVX2"}
 
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
@@ -294,10 +295,9 @@ def state_of(own_tmpdir, environment, tmp_path, monkeypatch):
 
 
 def test_transformers_is_measured_in_a_process_as_its_users_have_it(state_of, environment):
-    plain = subprocess.run(
-        [sys.executable, "-m", STATE], cwd=CHECKOUT, env=environment, stdout=subprocess.PIPE, check=True
-    )
     state = state_of("hf-static")
+    own = environment | {"TMPDIR": str(temporary_folder())}
+    plain = subprocess.run([sys.executable, "-m", STATE], cwd=CHECKOUT, env=own, stdout=subprocess.PIPE, check=True)
     assert state == json.loads(plain.stdout)
     assert state["imported"] == ["torch", "transformers"]
     assert get_engine("hf-continuous").preload == get_engine("hf-static").preload
@@ -310,7 +310,8 @@ def test_vllm_is_measured_with_what_it_sets_on_import_and_a_server_of_another_ma
     assert get_engine("vllm-serve").preload == get_engine("vllm").preload
     of_openai = state_of("openai")["environment"]
     # The module that prints them imports torch, which sets this one unless the tests' own process has it.
-    assert of_openai == environment | {k: of_openai[k] for k in ("TORCHINDUCTOR_CACHE_DIR",) if k in of_openai}
+    of_torch = {k: of_openai[k] for k in ("TORCHINDUCTOR_CACHE_DIR",) if k in of_openai}
+    assert of_openai == environment | of_torch | {"TMPDIR": str(temporary_folder())}
 
 
 # --- vLLM's layout on a GPU: its core in a process of its own ------------------------------------------------------

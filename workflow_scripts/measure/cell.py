@@ -26,6 +26,7 @@ from workflow_scripts.catalog.environments import is_installed
 from workflow_scripts.catalog.gpus_and_models import load_gpus
 from workflow_scripts.cluster.site import Attempt
 from workflow_scripts.common.command import ATTEMPT, ATTEMPTS, RESULTS, STUDY, command, option, positive
+from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import last_line, read_json
 from workflow_scripts.device.device_lock import boot_id, device_lock
 from workflow_scripts.device.host_load import suspension
@@ -218,6 +219,9 @@ def main(args: Namespace) -> int:
                 return 0
             try:
                 return measure_cell(study, cell, paths, Attempt(args.attempt, args.attempts), start)
+            except InputError:
+                shutil.rmtree(folder / PARTIAL, ignore_errors=True)
+                raise
             except OSError:  # such as a full disk
                 shutil.rmtree(folder / PARTIAL, ignore_errors=True)
                 print(file=sys.stderr)  # the log may have had no room for the end of its last line

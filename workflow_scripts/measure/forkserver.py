@@ -4,7 +4,8 @@ Importing vLLM takes 20 to 30 s; forking a process that has imported it takes mi
 command on a host that needs certain libraries starts a server with exactly these. The server ends by itself after some
 time without work. Each job has its own session and its own log, and ends with the command that requested it: the
 server holds one connection per job and kills the whole session, with all its process groups, when the connection ends.
-The server does not import the pipeline's measuring code, so that every child runs the code that is on disk.
+A child imports the pipeline's code anew, so that it runs what is on disk. Both ends of a connection check that the
+other one is a process of the same user.
 
     python -m workflow_scripts.measure.forkserver SOCKET torch,transformers [IDLE_S]
 """
@@ -21,24 +22,25 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 import traceback
-from collections.abc import Iterator, Sequence
-from multiprocessing.connection import Client, Connection, wait
-from multiprocessing.reduction import recv_handle, send_handle
+from collections.abc import Sequence
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+from workflow_scripts.common.ownership import own_folder, peer_of, temporary_folder
+
 IDLE_S = 120.0
-STARTED_S = 5.0  # after this a server that was just started and does not take a job is not one that ended
+START_LIMIT_S = 600.0  # imports from a slow network file system take minutes
 LONGEST_S = 2e6  # poll(2) counts milliseconds in 31 bits
+MESSAGE_BYTES = 16  # of the longest message
 SEARCH_PATHS = ("PATH", "LD_LIBRARY_PATH")
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 class ForkServerError(RuntimeError):
-    """The fork server could not be started, or ended before the job began."""
+    """The fork server could not be started, did not begin the job, or ended during it."""
 
 
 class NotImportedError(ForkServerError):
@@ -59,91 +61,120 @@ def run(
 ) -> int | None:
     """Run `module.main(argv)` in a forked child whose output goes to `log`; wait for its end and return its exit
     status: negative if a signal killed it, None if it reached the time limit. The child's environment is `env`, plus
-    variables that the preloaded modules set and `env` lacks. The child and everything that it started are killed after
-    `time_limit_s`, or when this process ends. The limit counts from the fork, not from the start of the server.
-    `python` is that of another environment, where the child keeps its own search paths. Raises ForkServerError if no
-    server could be started, or it ended during the job."""
+    variables that the preloaded modules set and `env` lacks; its folder for temporary files is one that only this user
+    can enter. The child and everything that it started are killed after `time_limit_s`, or when this process ends. The
+    limit counts from the fork, not from the start of the server, which has `START_LIMIT_S`. `python` is that of another
+    environment, where the child keeps its own search paths. Raises ForkServerError if no server could be started, it
+    did not begin the job within `time_limit_s`, or it ended during the job; InputError if the folder is not this
+    user's own."""
     own = () if python is None else SEARCH_PATHS
+    place = temporary_folder()
+    env = {**env, "TMPDIR": str(place)}
     job = {"module": module, "argv": list(argv), "env": env, "own": own, "cwd": str(Path.cwd())}
     # One server per environment, checkout, cluster job and set of libraries: a job's processes end with the job, and
     # the libraries of one engine must not change the process of another engine.
     key = "\0".join((str(python or sys.prefix), str(CHECKOUT), os.environ.get("SLURM_JOB_ID", ""), *preload))
-    path = _runtime_dir() / f"fork-{hashlib.sha256(key.encode()).hexdigest()[:12]}.sock"
-    for _ in range(3):
-        # Only one command at a time looks for a server, so that two commands never start two servers.
-        with path.with_suffix(".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            started, server = None, _connected(path)
-            if server is None:
-                started, server = _started(path, preload, python)
-        with server:
-            try:
-                server.send_bytes(json.dumps(job).encode())
-                send_handle(server, log.fileno(), None)
-                server.recv_bytes()
-            except (EOFError, ConnectionError):
-                if started is not None:
-                    with contextlib.suppress(subprocess.TimeoutExpired):
-                        started.wait(STARTED_S)
-                        raise _not_imported(path) from None
-                continue  # the server was idle and ended at the moment of the request
-            try:
-                return int(server.recv_bytes()) if server.poll(min(time_limit_s, LONGEST_S)) else None
-            except (EOFError, ConnectionError):
-                raise ForkServerError("the fork server went away while the cell ran") from None
-    raise ForkServerError(f"no fork server answers; its log is {path.with_suffix('.log')}")
+    path = place / f"server-{hashlib.sha256(key.encode()).hexdigest()[:12]}.sock"
+    log_of_server = path.with_suffix(".log")
+    with own_folder(place) as folder:
+        for _ in range(3):
+            with _server(folder, path, preload, python) as server:
+                try:
+                    server.settimeout(min(time_limit_s, LONGEST_S))
+                    _send_job(server, job, log)
+                    if not server.recv(MESSAGE_BYTES):
+                        continue  # the server was idle and ended at the moment of the request
+                except ConnectionError:
+                    continue
+                except TimeoutError:
+                    how = f"did not begin the job within {time_limit_s:g} s"
+                    raise ForkServerError(f"the fork server {how}; its log is {log_of_server}") from None
+                try:
+                    status = server.recv(MESSAGE_BYTES)
+                except TimeoutError:
+                    return None
+                except ConnectionError:
+                    status = b""
+                if not status:
+                    raise ForkServerError("the fork server went away while the cell ran")
+                return int(status)
+    raise ForkServerError(f"no fork server answers; its log is {log_of_server}")
 
 
-def _runtime_dir() -> Path:
-    path = Path(tempfile.gettempdir()) / f"kvsweep-{os.getuid()}"
-    path.mkdir(mode=0o700, exist_ok=True)
-    if path.stat().st_uid != os.getuid():
-        raise ForkServerError(f"{path} belongs to somebody else; set TMPDIR to a folder of your own")
-    return path
+def _send_job(server: socket.socket, job: dict[str, Any], log: IO[bytes]) -> None:
+    """Send the job as an open file beside its log, so that the server never waits for the rest of a message."""
+    with os.fdopen(os.memfd_create("job"), "wb") as description:
+        description.write(json.dumps(job).encode())
+        description.flush()
+        socket.send_fds(server, [b"job"], [description.fileno(), log.fileno()])
 
 
-@contextlib.contextmanager
-def _address(path: Path) -> Iterator[str]:
-    """The address of a socket, through its open folder: an address has at most 107 bytes, and `path` may have more."""
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+def _server(folder: Path, path: Path, preload: Sequence[str], python: Path | None) -> socket.socket:
+    """A connection to the server at `path`, which is started if it does not run; `folder` is the open folder."""
+    deadline_s = time.monotonic() + START_LIMIT_S
+    # Only one command at a time looks for a server, so that two commands never start two servers.
+    with (folder / path.with_suffix(".lock").name).open("w") as lock:
+        while not _is_locked(lock):
+            if time.monotonic() > deadline_s:
+                raise ForkServerError(f"another command has not started a fork server within {START_LIMIT_S:g} s")
+            time.sleep(0.05)
+        connection = _connected(folder / path.name) or _started(folder, path, preload, python, lock, deadline_s)
+    if (uid := peer_of(connection).uid) != os.geteuid():
+        connection.close()
+        raise ForkServerError(f"a process of user {uid} listens at {path}")
+    return connection
+
+
+def _is_locked(lock: IO[str]) -> bool:
+    with contextlib.suppress(BlockingIOError):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False
+
+
+def _connected(path: Path) -> socket.socket | None:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        yield f"/proc/self/fd/{folder}/{path.name}"
-    finally:
-        os.close(folder)
+        connection.connect(str(path))
+    except (FileNotFoundError, ConnectionRefusedError):
+        connection.close()
+        return None
+    return connection
 
 
-def _connected(path: Path) -> Connection | None:
-    with contextlib.suppress(FileNotFoundError, ConnectionRefusedError), _address(path) as address:
-        return Client(address)
-    return None
-
-
-def _started(path: Path, modules: Sequence[str], python: Path | None) -> "tuple[subprocess.Popen[bytes], Connection]":
+def _started(
+    folder: Path, path: Path, modules: Sequence[str], python: Path | None, lock: IO[str], deadline_s: float
+) -> socket.socket:
     search = os.environ.get("PATH", os.defpath)
-    env = os.environ if python is None else {**os.environ, "PATH": f"{python.parent}{os.pathsep}{search}"}
+    env = {**os.environ, "TMPDIR": str(path.parent)}
+    if python is not None:
+        env["PATH"] = f"{python.parent}{os.pathsep}{search}"
     command = [str(python or sys.executable), "-m", __name__, str(path), ",".join(modules)]
-    with path.with_suffix(".log").open("wb") as log:
+    log = path.with_suffix(".log")
+    with (folder / log.name).open("wb") as output:
         try:
             server = subprocess.Popen(
                 command,
                 cwd=CHECKOUT,
                 env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
+                stdin=lock,  # which the server holds until it listens, even if this command is killed
+                stdout=output,
+                stderr=output,
                 start_new_session=True,
             )
         except OSError as e:
             raise NotImportedError(f"{command[0]}: {e.strerror}") from None
-    while (connection := _connected(path)) is None:
+    while (connection := _connected(folder / path.name)) is None:
         if server.poll() is not None:
-            raise _not_imported(path)
+            raise _not_imported(log)
+        if time.monotonic() > deadline_s:
+            server.kill()
+            raise ForkServerError(f"the fork server did not start within {START_LIMIT_S:g} s; its log is {log}")
         time.sleep(0.02)
-    return server, connection
+    return connection
 
 
-def _not_imported(path: Path) -> NotImportedError:
-    log = path.with_suffix(".log")
+def _not_imported(log: Path) -> NotImportedError:
     lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
     last = next((line.strip() for line in reversed(lines) if line.strip()), "without a word")
     return NotImportedError(f"the fork server ended at once: {last}; its log is {log}")
@@ -157,30 +188,41 @@ class _Job(NamedTuple):
 
     pid: int
     pidfd: int
-    connection: Connection
+    connection: socket.socket
 
 
 def serve(path: Path, modules: Sequence[str], idle_s: float = IDLE_S) -> None:
-    """Listen at `path`, import `modules`, then fork a child for each job until `idle_s` pass without one."""
-    path.unlink(missing_ok=True)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    with _address(path) as address:
-        listener.bind(address)
-    # Commands may connect while the imports run; they wait in the backlog.
-    listener.listen(64)
+    """Import `modules`, listen at `path`, then fork a child for each job until `idle_s` pass without one. Standard
+    input is the lock of those who look for a server, which is held until this one listens. Raises InputError if the
+    folder of `path` is not this user's own."""
+    lock = os.dup(0)
+    with Path(os.devnull).open("rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
     before = set(os.environ)
     for module in modules:
         _import(module)
     set_on_import = {name: value for name, value in os.environ.items() if name not in before}
     gc.freeze()  # so that a child's garbage collector does not touch the shared pages
-    jobs: list[_Job] = []
-    while ready := wait([listener, *(end for job in jobs for end in job[1:])], None if jobs else idle_s):
-        for job in [job for job in jobs if job.pidfd in ready or job.connection in ready]:
-            jobs.remove(job)
-            _end(job)
-        if listener in ready and (taken := _accept(listener, set_on_import)):
-            jobs.append(taken)
-    path.unlink(missing_ok=True)
+    with own_folder(path.parent) as folder, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        address = folder / path.name
+        address.unlink(missing_ok=True)
+        listener.bind(str(address))
+        listener.listen()
+        os.close(lock)
+        jobs: list[_Job] = []
+        silent: list[socket.socket] = []  # connections whose job has not come yet
+        while ready := wait([listener, *silent, *(end for job in jobs for end in job[1:])], None if jobs else idle_s):
+            for job in [job for job in jobs if job.pidfd in ready or job.connection in ready]:
+                jobs.remove(job)
+                _end(job)
+            for connection in [connection for connection in silent if connection in ready]:
+                silent.remove(connection)
+                others = [listener, *silent, *(job.connection for job in jobs)]
+                if begun := _begun(connection, others, set_on_import):
+                    jobs.append(begun)
+            if listener in ready:
+                silent += _accepted(listener)
+        address.unlink(missing_ok=True)
 
 
 def _import(module: str) -> None:
@@ -192,23 +234,39 @@ def _import(module: str) -> None:
             raise
 
 
-def _accept(listener: socket.socket, set_on_import: dict[str, str]) -> _Job | None:
-    connection = Connection(listener.accept()[0].detach())
+def _accepted(listener: socket.socket) -> list[socket.socket]:
+    connection = listener.accept()[0]
+    if (uid := peer_of(connection).uid) == os.geteuid():
+        return [connection]
+    print(f"a connection of user {uid} was refused", file=sys.stderr, flush=True)
+    connection.close()
+    return []
+
+
+def _begun(connection: socket.socket, others: Sequence[socket.socket], set_on_import: dict[str, str]) -> _Job | None:
+    """Fork a child for the job that a connection has sent; None if it sent none. The child closes the `others` too."""
+    files: list[int] = []
     try:
-        message, log_fd = json.loads(connection.recv_bytes()), recv_handle(connection)
+        _, files, _, _ = socket.recv_fds(connection, MESSAGE_BYTES, 2, socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC)
+        described, log = files
+        message = json.loads(os.pread(described, os.fstat(described).st_size, 0))
         server = os.getpid()
         pid = os.fork()
         if pid == 0:
-            listener.close()
-            connection.close()
-            _child(message, log_fd, set_on_import, server)
-        os.close(log_fd)
-        connection.send_bytes(b"begun")
-        return _Job(pid, os.pidfd_open(pid), connection)
-    except (OSError, EOFError, RuntimeError, ValueError) as e:
+            for end in (*others, connection):
+                end.close()
+            _child(message, log, set_on_import, server)
+        job = _Job(pid, os.pidfd_open(pid), connection)
+        with contextlib.suppress(OSError):  # the command has ended; its connection says so too
+            connection.send(b"begun")
+        return job
+    except (OSError, ValueError) as e:
         print(f"a job could not be taken: {e}", file=sys.stderr, flush=True)
         connection.close()
         return None
+    finally:
+        for file in files:
+            os.close(file)
 
 
 def _end(job: _Job) -> None:
@@ -218,7 +276,7 @@ def _end(job: _Job) -> None:
     _, status = os.waitpid(job.pid, 0)
     os.close(job.pidfd)
     with contextlib.suppress(OSError):
-        job.connection.send_bytes(str(os.waitstatus_to_exitcode(status)).encode())
+        job.connection.send(str(os.waitstatus_to_exitcode(status)).encode())
     job.connection.close()
 
 
@@ -246,8 +304,6 @@ def _child(job: dict[str, Any], log_fd: int, set_on_import: dict[str, str], serv
     try:
         os.setsid()
         die_with_parent(server)
-        with Path(os.devnull).open("rb") as nothing:
-            os.dup2(nothing.fileno(), 0)
         os.dup2(log_fd, 1)
         os.dup2(log_fd, 2)
         own = {name: os.environ[name] for name in job["own"] if name in os.environ}
@@ -255,6 +311,8 @@ def _child(job: dict[str, Any], log_fd: int, set_on_import: dict[str, str], serv
         os.environ.update(set_on_import)
         os.environ.update(job["env"] | own)
         os.chdir(job["cwd"])
+        for name in [name for name in sys.modules if name.startswith("workflow_scripts.")]:
+            del sys.modules[name]
         status = int(importlib.import_module(job["module"]).main(job["argv"]))
     except BaseException:
         traceback.print_exc()

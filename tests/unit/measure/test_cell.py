@@ -4,11 +4,13 @@ import json
 import os
 import signal
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from workflow_scripts.common.ownership import temporary_folder
 from workflow_scripts.measure import cell as command
 from workflow_scripts.measure import run
 from workflow_scripts.study.definition import cell_definition, model_key, resolved_models, workload_key
@@ -61,6 +63,15 @@ def test_a_full_disk_leaves_a_last_line_and_no_half_evidence(tmp_path, monkeypat
     assert call(tmp_path, demo_cell) == 1
     assert list(paths.cell(demo_cell).iterdir()) == []
     assert capsys.readouterr().err == "INFO half a li\nkvsweep measure-cell: [Errno 28] No space left on device\n"
+
+
+def test_a_folder_for_temporary_files_that_is_not_its_own_ends_the_command_with_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    temporary_folder().symlink_to("elsewhere")
+    cell, paths = prepared(tmp_path)
+    assert call(tmp_path, cell) == 2
+    assert list(paths.cell(cell).iterdir()) == []
+    assert str(temporary_folder()) in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_time_that_ran_out_while_the_command_was_suspended_is_no_timeout(tmp_path, monkeypatch, capsys):

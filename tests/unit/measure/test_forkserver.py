@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -11,7 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.other_user import another_user, answer_of_another_user, shared_folder
 from tests.processes import is_gone, wait_for
+from workflow_scripts.common.faults import InputError
+from workflow_scripts.common.ownership import Peer, own_folder, temporary_folder
 from workflow_scripts.measure import forkserver
 from workflow_scripts.measure.forkserver import ForkServerError, NotImportedError, run
 
@@ -63,7 +67,7 @@ def test_a_folder_for_temporary_files_may_have_a_long_path(tmp_path, server, mon
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     assert call(tmp_path, "say", "0", WORD="one")[0] == 0
-    assert any(folder.glob("*/fork-*.sock"))
+    assert any(folder.glob("*/server-*.sock"))
 
 
 @pytest.fixture
@@ -119,6 +123,107 @@ def test_commands_that_come_at_once_share_one_server(tmp_path, server):
         statuses = pool.map(lambda number: call(tmp_path, "say", str(number))[0], range(4))
         assert list(statuses) == [0, 1, 2, 3]
     assert len(server) == 1
+
+
+def test_a_job_has_a_folder_for_temporary_files_that_only_this_user_can_enter(tmp_path, server):
+    _, said = call(tmp_path, "variable", "TMPDIR")
+    assert Path(said.strip()).parent == tmp_path
+    assert Path(said.strip()).stat().st_mode & 0o777 == 0o700
+
+
+def test_a_link_in_place_of_its_folder_is_refused(tmp_path, server):
+    (tmp_path / "victim").mkdir(mode=0o700)
+    temporary_folder().symlink_to("victim")
+    with pytest.raises(InputError, match="kvsweep-"):
+        call(tmp_path, "say", "0")
+    assert (server, list((tmp_path / "victim").iterdir())) == ([], [])
+
+
+def test_a_connection_that_says_nothing_keeps_no_other_waiting(tmp_path, server):
+    call(tmp_path, "say", "0")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:
+        silent.connect(str(next(tmp_path.glob("*/server-*.sock"))))
+        assert call(tmp_path, "say", "3")[0] == 3
+        silent.send(b"no job")
+        assert call(tmp_path, "say", "4")[0] == 4
+    assert len(server) == 1
+
+
+def test_a_server_that_hangs_ends_the_job_within_its_limit_and_later_leaves_none_behind(tmp_path, server):
+    call(tmp_path, "say", "0")
+    server[0].suspend()
+    with pytest.raises(ForkServerError, match=r"within 0\.5 s"):
+        call(tmp_path, "hang", time_limit_s=0.5)
+    server[0].resume()
+    call(tmp_path, "say", "0")  # the server looks at jobs in the order in which they came
+    assert server[0].children() == []
+
+
+def test_a_library_that_hangs_on_import_ends_with_its_server(tmp_path, server, library, monkeypatch):
+    (tmp_path / f"{library}.py").write_text("import time\ntime.sleep(600)\n")
+    monkeypatch.setattr(forkserver, "START_LIMIT_S", 1.0)
+    with pytest.raises(ForkServerError, match="did not start"):
+        call(tmp_path, "say", "0", preload=(library,))
+    wait_for(lambda: is_gone(server[0].pid), what="the end of the server")
+
+
+def test_a_server_whose_command_was_killed_while_it_started_serves_the_next(tmp_path, server, library):
+    (tmp_path / f"{library}.py").write_text(f"import time\nopen({str(tmp_path / 'began')!r}, 'w')\ntime.sleep(1)\n")
+    first = os.fork()
+    if first == 0:
+        call(tmp_path, "say", "0", preload=(library,))
+        os._exit(0)
+    wait_for((tmp_path / "began").exists, what="the import")
+    os.kill(first, signal.SIGKILL)
+    os.waitpid(first, 0)
+    assert call(tmp_path, "say", "3", preload=(library,))[0] == 3
+    assert server == []
+
+
+def with_another_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the tests cannot become another user, processes of this one are taken for those of root."""
+    if os.geteuid() != 0:
+        monkeypatch.setattr(forkserver, "peer_of", lambda _: Peer(1, 0))
+
+
+def test_a_job_is_not_sent_to_a_server_of_another_user(tmp_path, server, monkeypatch):
+    call(tmp_path, "say", "0")
+    server[0].kill()
+    wait_for(lambda: is_gone(server[0].pid), what="the end of the server")
+    (address := next(tmp_path.glob("*/server-*.sock"))).unlink()
+    with_another_user(monkeypatch)
+    reading, writing = os.pipe()
+
+    def listen() -> None:
+        theirs.listen()
+        os.write(writing, b"listens")
+        os.write(writing, theirs.accept()[0].recv(100) or b"nothing")
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as theirs, own_folder(address.parent) as folder:
+        theirs.bind(str(folder / address.name))
+        with another_user(listen):
+            assert os.read(reading, 100) == b"listens"
+            with pytest.raises(ForkServerError, match=r"user \d+ listens"):
+                call(tmp_path, "say", "0")
+            assert os.read(reading, 100) == b"nothing"
+
+
+def test_a_server_takes_no_job_from_another_user(monkeypatch):
+    with_another_user(monkeypatch)
+
+    def connect() -> bytes:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as theirs:
+            theirs.connect(str(shared / "socket"))
+            return theirs.recv(100)
+
+    with shared_folder() as shared, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(shared / "socket"))
+        (shared / "socket").chmod(0o777)
+        listener.listen()
+        with ThreadPoolExecutor() as pool:
+            theirs = pool.submit(answer_of_another_user, connect)
+            assert forkserver._accepted(listener) == []
+            assert theirs.result(timeout=60) == "b''"
 
 
 def test_a_server_that_cannot_start_is_named_with_its_log(tmp_path, monkeypatch):
