@@ -12,8 +12,6 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from filelock import FileLock
-
 from workflow_scripts.common.checkout import CHECKOUT
 
 LOCKS = CHECKOUT / "envs"
@@ -22,7 +20,7 @@ DEFAULT = "default"
 # Variable that names the folder of all environments, instead of the checkout.
 FOLDER = "KVSWEEP_ENVIRONMENTS"
 # What the measuring code imports besides the engine; envs/measuring.in holds the packages.
-NEEDED = ("aiohttp", "filelock", "numpy", "prometheus_client", "psutil", "pydantic", "pynvml", "yaml")
+NEEDED = ("aiohttp", "numpy", "prometheus_client", "psutil", "pydantic", "pynvml", "yaml")
 _LOCK = re.compile(r"((?P<package>[a-z][a-z-]*)-\d[\w.]*)-(?P<kind>cpu|cuda)\.txt")
 
 
@@ -63,6 +61,8 @@ def install(environment: str, kind: str) -> str | None:
     wait."""
     if is_installed(environment, kind):
         return None
+    from filelock import FileLock  # which the environments' own Pythons may lack
+
     mark = installing(python_of(environment, kind))
     try:
         mark.parent.mkdir(parents=True, exist_ok=True)
