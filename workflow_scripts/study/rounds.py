@@ -161,10 +161,11 @@ def last_seen_s(ended: EndedStarts, paths: StudyPaths) -> float:
 
 
 def present_round(ended: EndedStarts, now_s: float, seen_s: float = -math.inf) -> int:
-    """The round that a start now belongs to (`now_s`, Unix time): the last one, or the next after a longer break."""
+    """The round that a start now belongs to (`now_s`, Unix time): the last one, or the next after a longer break. A
+    break is also taken for long if the clock was set back by as much."""
     last = last_round(ended)
     at_s = [end.at_s for starts in ended.values() for end in starts.values() if end.round == last]
-    return last if last and now_s - max(*at_s, seen_s) <= LONGEST_BREAK_S else last + 1
+    return last if last and abs(now_s - max(*at_s, seen_s)) <= LONGEST_BREAK_S else last + 1
 
 
 def rounds_to_measure(

@@ -2,6 +2,7 @@
 
 import os
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -88,6 +89,11 @@ def test_a_start_that_still_runs_is_no_break(tmp_path):
     os.utime(evidence, (later_s - 1, later_s - 1))
     assert present_round(ended, later_s, last_seen_s(ended, paths)) == 1
     assert present_round({}, later_s, last_seen_s(ended, paths)) == 1
+
+
+@pytest.mark.parametrize(("set_back_s", "number"), [(60.0, 1), (LONGEST_BREAK_S + 60, 2)])
+def test_a_clock_that_was_set_back_by_much_does_not_prolong_a_round(set_back_s, number):
+    assert present_round({CELLS[0]: {1: Ended(1, HOUR)}}, HOUR - set_back_s) == number
 
 
 def test_a_further_start_by_hand_has_the_next_free_number_and_a_round_without_its_cell():

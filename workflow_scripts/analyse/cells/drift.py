@@ -50,9 +50,17 @@ def _of_cell(cell: Cell, paths: StudyPaths) -> Iterator[Row]:
                 "round": again.start.round,
                 "cells": again.start.position - (first.start.position or 1) + 1 if again.start.position else None,
                 "host": again.provenance.get("host"),
-                "minutes": (again.repeats[0].start_unix_s - first.repeats[0].start_unix_s) / 60,
+                "minutes": _seconds_between(first, again) / 60,
                 "drift_pct": 100 * (_mean_s(first) / _mean_s(again) - 1),
             }
+
+
+def _seconds_between(first: Outcome, again: Outcome) -> float:
+    """By the monotonic clock, which nobody sets, if the host was not booted in between."""
+    one, other = first.repeats[0], again.repeats[0]
+    if first.start.boot_id and first.start.boot_id == again.start.boot_id:
+        return other.start_monotonic_s - one.start_monotonic_s
+    return other.start_unix_s - one.start_unix_s
 
 
 def _is_pair(first: Outcome, again: Outcome) -> bool:

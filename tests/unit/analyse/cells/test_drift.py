@@ -17,8 +17,9 @@ CELLS = expand(STUDY)
 
 def record(folder: Path, took_s: float, began_s: float, start: dict[str, object], **changes: object) -> None:
     definition = cell_definition(STUDY, CELLS[0], resolved_models(STUDY))
+    at_s = began_s / 2  # somebody set the other clock
     repeats = [
-        {"repeat": n, "start_unix_s": began_s, "start_monotonic_s": 0.0, "end_monotonic_s": took_s + off}
+        {"repeat": n, "start_unix_s": began_s, "start_monotonic_s": at_s, "end_monotonic_s": at_s + took_s + off}
         for n, off in enumerate((-0.5, 0.5))
     ]
     known = {
@@ -34,15 +35,16 @@ def record(folder: Path, took_s: float, began_s: float, start: dict[str, object]
     Outcome.model_validate(known | changes).write(folder / "outcome.json")
 
 
-def test_the_first_cell_is_compared_with_itself_at_the_end_of_its_round(tmp_path):
+@pytest.mark.parametrize(("boots", "minutes"), [(("a", "b"), 10.0), (("a", "a"), 5.0)])
+def test_the_first_cell_is_compared_with_itself_at_the_end_of_its_round(tmp_path, boots, minutes):
     paths = StudyPaths(tmp_path, STUDY.name)
-    record(paths.start(CELLS[0], 2), 12.0, 600.0, {"start": 2, "round": 3, "position": 1})
+    record(paths.start(CELLS[0], 2), 12.0, 600.0, {"start": 2, "round": 3, "position": 1, "boot_id": boots[0]})
     assert drift_table(CELLS, paths).empty
-    again = {"start": 2, "round": 3, "position": 17, "again": True}
+    again = {"start": 2, "round": 3, "position": 17, "again": True, "boot_id": boots[1]}
     record(paths.again(CELLS[0], 3), 10.0, 1200.0, again)
     (row,) = drift_table(CELLS, paths).to_dict("records")
     assert (row["cell_id"], row["round"], row["cells"], row["host"]) == (CELLS[0].id, 3, 17, "here")
-    assert (row["minutes"], row["drift_pct"]) == (10.0, pytest.approx(20.0))
+    assert (row["minutes"], row["drift_pct"]) == (minutes, pytest.approx(20.0))
     assert list(paths.outcomes(CELLS[0])) == [2]  # it is no start of the cell
 
 
