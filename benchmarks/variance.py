@@ -15,7 +15,6 @@ import json
 import os
 import random
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,6 +31,7 @@ from workflow_scripts.analyse.intervals.variation import of_rounds
 from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.common.command import run_command
 from workflow_scripts.common.files import read_jsonl
+from workflow_scripts.common.ownership import own_folder, temporary_folder
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.outcome import Outcome
 from workflow_scripts.study.paths import StudyPaths
@@ -101,8 +101,9 @@ class Occasion:
 
     def _call(self, variant: str, module: str, *arguments: str) -> None:
         # Every variant has its own fork server, whose variables were set before its libraries were imported.
-        scratch = Path(tempfile.gettempdir()) / f"variance-{variant}"
-        scratch.mkdir(exist_ok=True)
+        scratch = temporary_folder() / f"variance-{variant}"
+        with own_folder(temporary_folder()):
+            scratch.mkdir(exist_ok=True)
         environment = {**os.environ, "TMPDIR": str(scratch), **self.variants[variant]}
         checked([sys.executable, "-m", module, *arguments], environment)
 
