@@ -54,7 +54,9 @@ def ratios(content: Mapping[str, Any]) -> Plot:
         label=rows["cell"].map(_labels(rows["cell"])),
         name=rows["cell"].str.split("/").str[0],
     )
+    order = list(content["measures"])
     rows = rows.sort_values("ratio", ascending=False)
+    rows = rows.sort_values("measure", key=lambda measures: measures.map(order.index), kind="stable")
     largest = (
         rows["ratio"].map(lambda ratio: max(ratio, 1 / ratio)).groupby(rows["panel"]).rank("first", ascending=False)
     )
