@@ -42,7 +42,7 @@ if MEASURING.left:
         params:
             why=MEASURING.why_left,
         shell:
-            "echo {params.why:q} > {log}; exit 1"
+            "echo {params.why:q} > {log:q}; exit 1"
 
 else:
 
@@ -73,7 +73,7 @@ rule status:
     conda:
         "envs/cpu.conda.yaml"
     shell:
-        "python -m workflow_scripts status --study $STUDY --results $RESULTS 2> {log}"
+        'python -m workflow_scripts status --study "$STUDY" --results "$RESULTS" 2> {log:q}'
 
 
 rule compare:
@@ -88,7 +88,8 @@ rule compare:
         out=PATHS.root / "comparison",
     shell:
         "python -m workflow_scripts compare {params.against:q} {params.now:q}"
-        " --html {params.out:q}.html --markdown {params.out:q}.md --json {params.out:q}.json 2> {log} || {{ s=$?; cat {log} >&2; exit $s; }}"
+        " --html {params.out:q}.html --markdown {params.out:q}.md --json {params.out:q}.json 2> {log:q}"
+        " || {{ s=$?; cat {log:q} >&2; exit $s; }}"
 
 
 rule regress:
@@ -99,14 +100,14 @@ rule regress:
         "envs/cpu.conda.yaml"
     params:
         baseline=lambda wildcards: other_runs("baseline"),
-        vary=f"--occasions-vary {config['occasions_vary']}" if "occasions_vary" in config else "",
+        vary=["--occasions-vary", config["occasions_vary"]] if "occasions_vary" in config else [],
         now=PATHS.root,
         out=PATHS.root / "regression",
     shell:
-        "python -m workflow_scripts regress {params.baseline:q} {params.now:q} {params.vary}"
-        " --markdown {params.out:q}.md --json {params.out:q}/steps.json 2> {log} || {{ s=$?; cat {log} >&2; }};"
+        "python -m workflow_scripts regress {params.baseline:q} {params.now:q} {params.vary:q}"
+        " --markdown {params.out:q}.md --json {params.out:q}/steps.json 2> {log:q} || {{ s=$?; cat {log:q} >&2; }};"
         " [ ${{s:-0}} = 2 ] || python -m workflow_scripts figure-steps --steps {params.out:q}/steps.json"
-        " --out {params.out:q} 2>> {log}; exit ${{s:-0}}"
+        " --out {params.out:q} 2>> {log:q}; exit ${{s:-0}}"
 
 
 rule archive_study:
@@ -121,7 +122,7 @@ rule archive_study:
     conda:
         "envs/cpu.conda.yaml"
     shell:
-        "python -m workflow_scripts archive --study $STUDY --results $RESULTS --out {output} > {log} 2>&1"
+        'python -m workflow_scripts archive --study "$STUDY" --results "$RESULTS" --out {output:q} > {log:q} 2>&1'
 
 
 # On a cluster, nodes prepare and measure; planning, parsing and the report stay where snakemake runs.

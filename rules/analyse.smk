@@ -5,7 +5,7 @@ rule measured_cells:
     """One row per cell and repeat, with everything measured; nothing is compared with its ceilings yet."""
     input:
         parsed=expand(PATHS.parsed("{gpu}") / "{table}", gpu=GPUS, table=PARSED),
-        imported=[PATHS.imported] if "runs" in config or PATHS.imported.exists() else [],
+        imported=[PATHS.imported] if RUNS or PATHS.imported.exists() else [],
         code=sources("analyse.cells.cells"),
     output:
         table=PATHS.tables / "measured/cells.parquet",
@@ -19,10 +19,10 @@ rule measured_cells:
         imported=lambda wildcards, input: f"--imported {quote(str(input.imported[0]))}" if input.imported else "",
     shell:
         "python -m workflow_scripts table-cells"
-        " --study $STUDY"
-        " --parsed {params.parsed} {params.imported}"
-        " --out {output.table}"
-        " > {log} 2>&1"
+        ' --study "$STUDY"'
+        " --parsed {params.parsed:q} {params.imported}"
+        " --out {output.table:q}"
+        " > {log:q} 2>&1"
 
 
 # The tables of the report apart from the cells table, with one rule for each: a description, the inputs of the
@@ -75,7 +75,7 @@ TABLE_RULES = {
         READS_CELLS | READS_PARSED,
         also={"summary": "serving_summary"},
     ),
-    "recommendations": TableRule("Which vLLM configuration to serve with.", options="--results $RESULTS"),
+    "recommendations": TableRule("Which vLLM configuration to serve with.", options='--results "$RESULTS"'),
     "capacity": TableRule("KV capacity, predicted beside measured.", READS_CELLS | {"predictions": PATHS.capacity}),
     "predictions": TableRule(
         "The prediction of every cell beside its measurement.",
@@ -115,7 +115,7 @@ if STUDY.starts.at_most > 1 and not STUDY.measure:
     TABLE_RULES["drift"] = TableRule(
         "How much the first cell of each round changed until its end.",
         {"ended": expand(PATHS.ended("{gpu}"), gpu=GPUS)},
-        options="--results $RESULTS",
+        options='--results "$RESULTS"',
     )
 
 for made, of in TABLE_RULES.items():
@@ -141,9 +141,9 @@ for made, of in TABLE_RULES.items():
             also=[f"--{option}-out {quote(str(table(name)))}" for option, name in of.also.items()],
         shell:
             "python -m workflow_scripts {params.command}"
-            " --study $STUDY {params.reads} {params.options}"
-            " --out {output.table} {params.also}"
-            " > {log} 2>&1"
+            ' --study "$STUDY" {params.reads} {params.options}'
+            " --out {output.table:q} {params.also}"
+            " > {log:q} 2>&1"
 
     workflow.get_rule(made).docstring = of.about
 
@@ -163,4 +163,4 @@ rule digest:
         settings=SETTINGS,
         tables=PATHS.tables,
     shell:
-        "python -m workflow_scripts digest --study $STUDY --tables {params.tables} --out {output} > {log} 2>&1"
+        'python -m workflow_scripts digest --study "$STUDY" --tables {params.tables:q} --out {output:q} > {log:q} 2>&1'

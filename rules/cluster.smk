@@ -115,11 +115,11 @@ rule measure_batch:
         launcher=MEASURING.launcher,
         attempts=SITE.attempts,
     shell:
-        "exec > {log} 2>&1\n"
+        "exec > {log:q} 2>&1\n"
         "{params.setup}\n"
         "{params.launcher} python -m workflow_scripts measure-batch"
-        " --study $STUDY"
-        " --results $RESULTS"
-        " --batch {params.batch}"
+        ' --study "$STUDY"'
+        ' --results "$RESULTS"'
+        " --batch {params.batch:q}"
         " --attempt {resources.attempt}"
         " --attempts {params.attempts}"

@@ -29,7 +29,7 @@ from workflow_scripts.study.gpus_here import unmeasurable
 from workflow_scripts.study.grid import expand as expand_study
 from workflow_scripts.study.calibrations import calibrations_of, check_calibrations
 from workflow_scripts.study.outcome import is_outcome_of
-from workflow_scripts.study.paths import CELL_PATTERN, StudyPaths
+from workflow_scripts.study.paths import CELL_PATTERN, StudyPaths, usable
 from workflow_scripts.study.progress import may_grow
 from workflow_scripts.common.sources import sources
 from workflow_scripts.study.study_file import load_study, store_configs, study_file
@@ -41,20 +41,24 @@ TABLES = []
 PARSED = ("facts.parquet", "requests.parquet", "steps.parquet", "trace.parquet")
 
 try:
-    STUDY_FILE = study_file(config, workflow.configfiles)
-    STUDY = load_study(STUDY_FILE, Path(config["results"]))
+    usable(Path.cwd(), "the working directory")
+    usable(workflow.basedir, "the folder of the Snakefile")
+    RESULTS = usable(config["results"], "results")
+    STUDY_FILE = usable(study_file(config, workflow.configfiles), "the study's file")
+    STUDY = load_study(STUDY_FILE, RESULTS)
     os.environ |= entered_models()  # for the commands of the jobs
     CELLS = {cell.id: cell for cell in expand_study(STUDY)}
     MODELS = resolved_models(STUDY)
     CALIBRATIONS = calibrations_of(STUDY, CELLS.values())
     check_calibrations(STUDY, CALIBRATIONS)
     # Of runs that were measured elsewhere: the files that their mapping file names.
-    RUN_FILES = list(files_of(Path(config["runs"]))) if "runs" in config else []
+    RUNS = usable(config["runs"], "runs") if "runs" in config else None
+    RUN_FILES = [usable(file, f"{RUNS}, a file") for file in files_of(RUNS)] if RUNS else []
 except InputError as e:
     raise WorkflowError(str(e)) from None
 
 PUBLISHED = sorted(map(str, Path("config/published").glob("*.*"))) if STUDY.claims else []
-PATHS = StudyPaths(Path(config["results"]), STUDY.name)
+PATHS = StudyPaths(RESULTS, STUDY.name)
 # The modules of this package that predict cells because an engine's description names them.
 NAMED = [place or "" for engine in load_engines().values() for place in (engine.steps_by, engine.capacity_by)]
 PREDICTING = {found[1] for place in NAMED if (found := re.match(r"workflow_scripts\.(.+):", place))}
@@ -209,9 +213,9 @@ def other_runs(key):
 
 def runs_to_import():
     """The mapping file of the runs that `import_runs` reads."""
-    if "runs" not in config:
+    if RUNS is None:
         raise WorkflowError("name the mapping file of the runs: --config runs=FILE (docs/importing.md)")
-    return config["runs"]
+    return RUNS
 
 
 def calibration_records():

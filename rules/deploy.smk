@@ -20,13 +20,13 @@ rule promise:
         workload=config.get("workload", ""),
     shell:
         "python -m workflow_scripts promise"
-        " --study $STUDY"
-        " --results $RESULTS"
-        " --tables {params.tables}"
+        ' --study "$STUDY"'
+        ' --results "$RESULTS"'
+        " --tables {params.tables:q}"
         " --pick={params.pick:q}"
         " --workload={params.workload:q}"
-        " --out {output}"
-        " > {log} 2>&1"
+        " --out {output:q}"
+        " > {log:q} 2>&1"
 
 
 rule export:
@@ -59,8 +59,8 @@ rule export:
         flags=[f"--{name}={config[name]}" for name in ("host", "image") if name in config],
     shell:
         "python -m workflow_scripts export"
-        " --study $STUDY"
-        " --promise {input.promise}"
+        ' --study "$STUDY"'
+        " --promise {input.promise:q}"
         " {params.flags:q}"
-        " --out {params.folder}"
-        " > {log} 2>&1"
+        " --out {params.folder:q}"
+        " > {log:q} 2>&1"

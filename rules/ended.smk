@@ -24,7 +24,7 @@ rule begin:
     conda:
         "../envs/cpu.conda.yaml"
     shell:
-        "touch {output} 2> {log}"
+        "touch {output:q} 2> {log:q}"
 
 
 if PENDING | CHANGED:
@@ -45,9 +45,9 @@ if PENDING | CHANGED:
             batches=lambda wildcards, input: [Path(one).with_suffix(".json") for one in input if one.endswith(".done")],
         shell:
             "python -m workflow_scripts list-ended"
-            " --study $STUDY"
-            " --results $RESULTS"
-            " --gpu {wildcards.gpu}"
-            " --batches {params.batches}"
-            " --out {output}"
-            " > {log} 2>&1"
+            ' --study "$STUDY"'
+            ' --results "$RESULTS"'
+            " --gpu {wildcards.gpu:q}"
+            " --batches {params.batches:q}"
+            " --out {output:q}"
+            " > {log:q} 2>&1"

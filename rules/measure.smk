@@ -51,10 +51,10 @@ rule measure_round:
         batch=str(PATHS.batch(HERE, "{key}")),
     shell:
         "python -m workflow_scripts measure-batch"
-        " --study $STUDY"
-        " --results $RESULTS"
-        " --batch {params.batch}"
-        " 2>&1 | tee {log}"
+        ' --study "$STUDY"'
+        ' --results "$RESULTS"'
+        " --batch {params.batch:q}"
+        " 2>&1 | tee {log:q}"
 
 
 rule measure:
@@ -78,7 +78,7 @@ rule measure:
         cell=lambda wildcards: cell_id(wildcards),
     shell:
         "python -m workflow_scripts measure-cell"
-        " --study $STUDY"
-        " --results $RESULTS"
-        " --cell {params.cell}"
-        " > {log} 2>&1"
+        ' --study "$STUDY"'
+        ' --results "$RESULTS"'
+        " --cell {params.cell:q}"
+        " > {log:q} 2>&1"

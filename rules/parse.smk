@@ -1,11 +1,11 @@
 """Parse: raw evidence of all cells of a GPU becomes rows of typed facts, in one job per GPU."""
 
-if "runs" in config:
+if RUNS:
 
     rule read_imported:
         """Read runs that were measured elsewhere, as the mapping file of `--config runs=FILE` names them."""
         input:
-            runs=config["runs"],
+            runs=RUNS,
             files=RUN_FILES,
             code=sources("parse.imported_runs"),
         output:
@@ -15,7 +15,7 @@ if "runs" in config:
         conda:
             "../envs/cpu.conda.yaml"
         shell:
-            "python -m workflow_scripts read-imported --runs {input.runs:q} --out {output} > {log} 2>&1"
+            "python -m workflow_scripts read-imported --runs {input.runs:q} --out {output:q} > {log:q} 2>&1"
 
 
 rule parse:
@@ -35,9 +35,9 @@ rule parse:
         out=str(PATHS.parsed("{gpu}")),
     shell:
         # There may be no cell yet: a report can be drawn of predictions alone.
-        "mkdir -p {params.cells} && python -m workflow_scripts parse-cells"
-        " --cells {params.cells}"
-        " --gpu {wildcards.gpu}"
+        "mkdir -p {params.cells:q} && python -m workflow_scripts parse-cells"
+        " --cells {params.cells:q}"
+        " --gpu {wildcards.gpu:q}"
         " --processes {threads}"
-        " --out {params.out}"
-        " > {log} 2>&1"
+        " --out {params.out:q}"
+        " > {log:q} 2>&1"

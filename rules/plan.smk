@@ -23,11 +23,11 @@ rule predict_cells:
         definitions=rules.predict_capacity.params.definitions,
     shell:
         "python -m workflow_scripts plan"
-        " --study $STUDY"
-        " --results $RESULTS"
+        ' --study "$STUDY"'
+        ' --results "$RESULTS"'
         " --processes {threads}"
         " --quiet"
-        " > {log} 2>&1"
+        " > {log:q} 2>&1"
 
 
 rule plan:
@@ -39,4 +39,4 @@ rule plan:
     conda:
         "../envs/cpu.conda.yaml"
     shell:
-        "python -m workflow_scripts plan --study $STUDY --results $RESULTS --written 2> {log}"
+        'python -m workflow_scripts plan --study "$STUDY" --results "$RESULTS" --written 2> {log:q}'

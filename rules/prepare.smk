@@ -20,11 +20,11 @@ rule prepare_model:
         weights=lambda wildcards: "--weights" if MODELS[wildcards.model].load_format == "hub" else "",
     shell:
         "python -m workflow_scripts prepare-model"
-        " --study $STUDY"
-        " --model {wildcards.model}"
-        " --out {params.folder}"
+        ' --study "$STUDY"'
+        " --model {wildcards.model:q}"
+        " --out {params.folder:q}"
         " {params.weights}"
-        " > {log} 2>&1"
+        " > {log:q} 2>&1"
 
 
 rule prepare_workload:
@@ -45,13 +45,13 @@ rule prepare_workload:
         model_dir=lambda wildcards, input: Path(input.model).parent,
     shell:
         "python -m workflow_scripts prepare-workload"
-        " --study $STUDY"
-        " --workload {wildcards.workload}"
-        " --model {wildcards.model}"
-        " --model-dir {params.model_dir}"
-        " --num-prompts {wildcards.prompts}"
-        " --out {output.workload}"
-        " > {log} 2>&1"
+        ' --study "$STUDY"'
+        " --workload {wildcards.workload:q}"
+        " --model {wildcards.model:q}"
+        " --model-dir {params.model_dir:q}"
+        " --num-prompts {wildcards.prompts:q}"
+        " --out {output.workload:q}"
+        " > {log:q} 2>&1"
 
 
 rule install_environment:
@@ -73,10 +73,10 @@ rule install_environment:
         **MEASURING.prepare_resources,
     shell:
         "python -m workflow_scripts install-environment"
-        " --environment {wildcards.environment}"
-        " --kind {wildcards.kind}"
-        " --out {output}"
-        " > {log} 2>&1"
+        " --environment {wildcards.environment:q}"
+        " --kind {wildcards.kind:q}"
+        " --out {output:q}"
+        " > {log:q} 2>&1"
 
 
 rule prepare:
@@ -92,7 +92,7 @@ rule fetch_sharegpt:
     conda:
         "../envs/cpu.conda.yaml"
     shell:
-        "python -m workflow_scripts fetch-sharegpt --study $STUDY 2> >(tee {log} >&2)"
+        'python -m workflow_scripts fetch-sharegpt --study "$STUDY" 2> >(tee {log:q} >&2)'
 
 
 rule check_study:
@@ -102,7 +102,7 @@ rule check_study:
     conda:
         ENGINE_ENVIRONMENT
     shell:
-        "python -m workflow_scripts check-engines --study $STUDY 2> >(tee {log} >&2)"
+        'python -m workflow_scripts check-engines --study "$STUDY" 2> >(tee {log:q} >&2)'
 
 
 rule prepare_device:
@@ -118,10 +118,10 @@ rule prepare_device:
         host_device=1,
     shell:
         "python -m workflow_scripts measure-device"
-        " --study $STUDY"
-        " --gpu {wildcards.gpu}"
-        " --out {output}"
-        " > {log} 2>&1"
+        ' --study "$STUDY"'
+        " --gpu {wildcards.gpu:q}"
+        " --out {output:q}"
+        " > {log:q} 2>&1"
 
 
 rule calibrate_devices:
@@ -152,12 +152,12 @@ rule calibrate_devices:
         calibrations=lambda wildcards: calibrations_sha256(wildcards.gpus.split("+")),
         gpus=lambda wildcards: wildcards.gpus.split("+"),
     shell:
-        "exec > {log} 2>&1\n"
+        "exec > {log:q} 2>&1\n"
         "{params.setup}\n"
         "{params.launcher} python -m workflow_scripts calibrate"
-        " --study $STUDY"
-        " --results $RESULTS"
-        " --gpu {params.gpus}"
+        ' --study "$STUDY"'
+        ' --results "$RESULTS"'
+        " --gpu {params.gpus:q}"
 
 
 rule calibrate:
@@ -180,4 +180,4 @@ rule predict_capacity:
     params:
         definitions=json_sha256({cell: definition(cell).as_json() for cell in CELLS}),
     shell:
-        "python -m workflow_scripts predict-capacity" " --study $STUDY" " --out {output}" " > {log} 2>&1"
+        'python -m workflow_scripts predict-capacity --study "$STUDY" --out {output:q} > {log:q} 2>&1'

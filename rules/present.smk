@@ -26,11 +26,11 @@ rule figures:
         parsed=PATHS.root / "parsed",
     shell:
         "python -m workflow_scripts figures"
-        " --study $STUDY"
-        " --tables {params.tables}"
-        " --parsed {params.parsed}"
-        " --out {output}"
-        " > {log} 2>&1"
+        ' --study "$STUDY"'
+        " --tables {params.tables:q}"
+        " --parsed {params.parsed:q}"
+        " --out {output:q}"
+        " > {log:q} 2>&1"
 
 
 rule report:
@@ -57,13 +57,13 @@ rule report:
         at=lambda wildcards: int(time.time()) if PARTIAL and not is_complete() else 0,
     shell:
         # Facts of a cluster's jobs come after their cells.
-        "if command -v sacct > {log}; then"
-        " python -m workflow_scripts fetch-accounting --study $STUDY --results $RESULTS > {log} 2>&1; fi;"
+        "if command -v sacct > {log:q}; then"
+        ' python -m workflow_scripts fetch-accounting --study "$STUDY" --results "$RESULTS" > {log:q} 2>&1; fi;'
         " python -m workflow_scripts report"
-        " --study $STUDY"
-        " --tables {params.tables}"
-        " --parsed {params.parsed}"
-        " --figures {input.figures}"
-        " --cells {params.cells}"
-        " --out {output}"
-        " >> {log} 2>&1"
+        ' --study "$STUDY"'
+        " --tables {params.tables:q}"
+        " --parsed {params.parsed:q}"
+        " --figures {input.figures:q}"
+        " --cells {params.cells:q}"
+        " --out {output:q}"
+        " >> {log:q} 2>&1"

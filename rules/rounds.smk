@@ -192,14 +192,14 @@ if STUDY.is_adaptive and not PARTIAL:
             # A separate folder, because other jobs write the tables of the report.
             folder=PATHS.round_plan("").parent,
         shell:
-            "(mkdir -p {params.cells};"
-            " for gpu in {params.gpus}; do"
-            " python -m workflow_scripts parse-cells --cells {params.cells} --gpu $gpu --processes {threads}"
-            " --out {params.folder}/parsed/$gpu;"
+            "(mkdir -p {params.cells:q};"
+            " for gpu in {params.gpus:q}; do"
+            " python -m workflow_scripts parse-cells --cells {params.cells:q} --gpu $gpu --processes {threads}"
+            " --out {params.folder:q}/parsed/$gpu;"
             " done;"
-            " python -m workflow_scripts table-cells --study $STUDY --parsed {params.folder}/parsed"
-            " --out {params.folder}/cells.parquet;"
-            " python -m workflow_scripts next-round --study $STUDY --results $RESULTS --number {wildcards.round}"
-            " --gpus {params.gpus} --cells {params.folder}/cells.parquet --parsed {params.folder}/parsed"
-            " --devices {params.devices} --batches {params.batches} {params.first} {params.plan} --out {output})"
-            " > {log} 2>&1"
+            ' python -m workflow_scripts table-cells --study "$STUDY" --parsed {params.folder:q}/parsed'
+            " --out {params.folder:q}/cells.parquet;"
+            ' python -m workflow_scripts next-round --study "$STUDY" --results "$RESULTS" --number {wildcards.round:q}'
+            " --gpus {params.gpus:q} --cells {params.folder:q}/cells.parquet --parsed {params.folder:q}/parsed"
+            " --devices {params.devices:q} --batches {params.batches:q} {params.first} {params.plan} --out {output:q})"
+            " > {log:q} 2>&1"

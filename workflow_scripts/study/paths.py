@@ -43,6 +43,16 @@ def start_number(folder: Path) -> int:
     return int(number) if folder.name.startswith(START_FOLDER) and number.isdecimal() else 1
 
 
+def usable(text: object, what: str) -> Path:
+    """The path that a text names. Raises InputError if it has signs that Snakemake does not pass on as they are: braces
+    are wildcards to it, and the others keep a meaning in the commands of cluster jobs."""
+    path = "" if text is None else str(text)
+    if path[:1] in ("", "-") or not path.isprintable() or set(path) & {*"{}'\\$`"}:
+        allowed = "a path of printable characters without { } ' \\ $ and `, which does not begin with '-'"
+        raise InputError(f"{what}: {path!r} cannot be used; allowed: {allowed}")
+    return Path(path)
+
+
 def within(place: Path, root: Path, paths: Iterable[Path]) -> list[Path]:
     """The paths, which are those of evidence in `place`, a folder below `root`. Raises InputError if one is neither a
     file nor a folder, or is reached through a link that leads out of the place: reports and archives would publish what

@@ -19,6 +19,12 @@ def test_a_change_fails_the_target_and_is_in_the_markdown(tmp_path, write_study)
     assert "| 9 (5.93 to 13.7) | between occasions |" in (tmp_path / "results" / "small" / "comparison.md").read_text()
 
 
+def test_results_in_a_path_that_cannot_be_used_are_refused_before_anything(tmp_path, write_study):
+    command = snakemake_command(write_study(tmp_path), tmp_path / "{x}", "regress")
+    done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True)
+    assert (done.returncode, "cannot be used" in done.stderr, (tmp_path / "{x}").exists()) == (1, True, False)
+
+
 def test_several_baselines_give_the_steps_with_a_picture_and_a_missing_one_stops_before_anything(tmp_path, write_study):
     study, results = write_study(tmp_path), tmp_path / "results" / "small"
     nights = [tmp_path / "night 1.json", tmp_path / "night-2.json", results / "tables" / "digest.json"]

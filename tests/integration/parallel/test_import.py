@@ -15,6 +15,8 @@ RUNS = [
     RUN | {"knobs": {"max_num_seqs": 256}, "results": "refused.txt"},
     RUN | {"engine": "hf-static", "knobs": {"batch_size": 1}, "results": "hf.txt"},
 ]
+# A shell would split it, run a command in the background, and look for files.
+HOSTILE = 'my "own" results;touch executed&*?[a]#~'
 
 
 def test_the_documented_command_draws_the_report_of_imported_runs(tmp_path, environment):
@@ -22,11 +24,13 @@ def test_the_documented_command_draws_the_report_of_imported_runs(tmp_path, envi
     study = write_study(
         tmp_path, {"gpu": "h100-sxm", "model": RUN["model"], "knobs": {"max_num_seqs": 4}}, name="elsewhere"
     )
-    command = snakemake_command(study, tmp_path / "results", "import_runs")
+    results = tmp_path / HOSTILE
+    command = snakemake_command(study, results, "import_runs")
     command.insert(command.index("--"), f"runs={runs}")
     done = subprocess.run(command, cwd=CHECKOUT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    root = tmp_path / "results" / "elsewhere"
+    assert not (CHECKOUT / "executed").exists()
+    root = results / "elsewhere"
     cells = pd.read_parquet(root / "tables" / "cells.parquet")
     found = cells[cells["source"] == "imported"].set_index("knobs")
     assert found["output_tokens_per_s"].dropna().to_dict() == {"seqs64": 2888, "seqs16": 650, "static-batch1": 293.1}
