@@ -4,11 +4,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import inf
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from workflow_scripts.catalog.gpus_and_models import CONFIG
+from workflow_scripts.common.csv_rows import read_rows
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.records import Record, read_yaml, validated
 
@@ -91,68 +92,18 @@ def plain(number: float | None) -> str:
     return f"{number:,.0f}" if number == int(number) else f"{number:,}"
 
 
-def _by_name(columns: Any) -> Any:
-    return {name: name for name in columns} if isinstance(columns, list) else columns
-
-
-class Rows(Record):
-    """Rows of one table of the study, or of one that `analyse.claims.claim_tables` makes.
-
-    `where` is a condition on columns, as in `DataFrame.query`. `intervals` are measures of cells, which get the columns
-    MEASURE_low and MEASURE_high. `same` is for rows beside others: columns that must be equal, or column there ->
-    column here; without any, each row there is beside each row here.
-    """
-
-    table: str
-    where: str | None = None
-    intervals: tuple[str, ...] = ()
-    same: Annotated[dict[str, str], BeforeValidator(_by_name)] = {}
-
-
-class Check(Record):
-    """How one number of a claim is held against rows of a table; docs/claims.md describes each field."""
-
-    compare: Literal["range", "flat", "bandwidth"] = "range"
-    quantity: str | None = None
-    at: dict[str, float] = {}
-    stated: Stated | None = None
-    rows: Rows
-    beside: tuple[Rows, ...] = ()
-    where: str | None = None
-    by: tuple[str, ...] = ()
-    highest: tuple[str, ...] = ()
-    per: tuple[str, ...] = ()
-    value: str | None = None
-    low: str | None = None
-    high: str | None = None
-    tolerance: float = 0.0
-    tolerance_pct: float = 0.0
-    decides: tuple[Literal["supported", "contradicted"], ...] = ("supported", "contradicted")
-    gpus: tuple[str, ...] = ()
-    models: tuple[str, ...] = ()
-    under: str | None = None
-    condition: str | None = None
-    unstated: bool = False
-    text: str = (
-        "{knob} {value} makes {ratio:.3g} times the output tokens/s of {baseline} (95 % interval {ratio_low:.3g} to "
-        "{ratio_high:.3g}): {verdict}."
-    )
-
-
 class Claim(Record):
-    """One claim: who makes it (`source`), in our words, with its quantities, the table behind it, and how it is tested.
-    `model`, a name in config/models/, is the model that a table of rates over max-num-seqs was measured with.
-    `would_test` says what would give a verdict where the checks give none."""
+    """What a source says, in our words: its quantities, the table behind them, the devices and models that it names.
+    `model`, a name in config/models/, is that of a table of rates over max-num-seqs."""
 
     id: str
     source: str
-    label: Literal["published"]
     text: str
     table: str | None = None
     model: str | None = None
+    gpus: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
     quantities: Annotated[tuple[Quantity, ...], Field(min_length=1)]
-    checks: tuple[Check, ...] = ()
-    would_test: str = "a check in claims.yaml"
 
     def quantity(self, name: str, **at: float) -> Quantity:
         """The quantity with this name and these settings. Raises PublishedError if there is none."""
@@ -191,3 +142,9 @@ class Published:
         if claim_id not in by_id:
             raise PublishedError(f"{self.folder / CLAIMS}: no claim {claim_id!r}; allowed: {', '.join(by_id)}")
         return by_id[claim_id]
+
+    def table(self, claim: Claim) -> list[dict[str, Any]]:
+        """The rows of the table of a claim. Raises InputError if the claim has none, or one that cannot be read."""
+        if claim.table is None:
+            raise PublishedError(f"{self.folder / CLAIMS}: {claim.id}: needs a table")
+        return list(read_rows(self.folder / claim.table)[1])

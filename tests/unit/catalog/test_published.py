@@ -3,7 +3,6 @@
 import pytest
 import yaml
 
-from workflow_scripts.analyse.limits.predictions import published_table
 from workflow_scripts.catalog.gpus_and_models import CONFIG
 from workflow_scripts.catalog.published import Claim, Published, PublishedError
 from workflow_scripts.common.faults import InputError
@@ -12,7 +11,6 @@ REAL = Published(CONFIG / "published")
 CLAIM = {
     "id": "one",
     "source": "lab",
-    "label": "published",
     "text": "It is so.",
     "quantities": [{"name": "rate", "unit": "tokens/s", "value": 5}],
 }
@@ -34,20 +32,19 @@ def test_numbers_of_a_claim_by_name_and_setting():
 
 
 def test_the_tables_of_claims_are_read_from_the_same_folder(tmp_path):
-    table = published_table(REAL, REAL.claim("throughput-flat-over-max-num-seqs"))
-    assert table.loc[0, ["gpu", "max_num_seqs", "throughput_tok_s"]].tolist() == ["H200", 1, 11939]
+    first = REAL.table(REAL.claim("throughput-flat-over-max-num-seqs"))[0]
+    assert first == {"gpu": "H200", "max_num_seqs": 1, "throughput_tok_s": 11939, "approximate": False}
+    with pytest.raises(PublishedError, match=r"claims.yaml: kv-of-llama-3-70b: needs a table"):
+        REAL.table(REAL.claim("kv-of-llama-3-70b"))
     found = read(tmp_path, CLAIM | {"table": "rates.csv"})
     with pytest.raises(InputError, match=r"rates.csv: No such file"):
-        published_table(found, found.claim("one"))
-    (tmp_path / "rates.csv").write_text("")
-    with pytest.raises(InputError, match=r"rates.csv: not a CSV table"):
-        published_table(found, found.claim("one"))
+        found.table(found.claim("one"))
 
 
 @pytest.mark.parametrize(
     ("claims", "message"),
     [
-        ([CLAIM | {"label": "measured"}], r"claims.yaml: 0.label: Input should be 'published'"),
+        ([CLAIM | {"checks": []}], r"claims.yaml: 0.checks: unknown key; allowed: id, source, text"),
         ([CLAIM | {"quantities": []}], r"0.quantities: Tuple should have at least 1 item"),
         ([CLAIM | {"quantities": [{"name": "a", "unit": "s"}]}], "a: needs one of value, values, min, max"),
         ([CLAIM, CLAIM], "two claims have the id 'one'"),

@@ -13,18 +13,20 @@ from pathlib import Path
 
 import pandas as pd
 
-from workflow_scripts.analyse.claims.claim_checks import NOT_TESTABLE, Finding, findings, parts, verdict
-from workflow_scripts.analyse.claims.claim_tables import Evidence, read_tables
+from workflow_scripts.analyse.claims import on_engines, on_memory, on_rates  # noqa: F401  # they register their checks
+from workflow_scripts.analyse.claims.evidence import CHECKS, NOT_TESTABLE, Evidence, verdict
+from workflow_scripts.analyse.claims.study_tables import StudyTables, read_tables
 from workflow_scripts.analyse.tables import TEXT, table_schema, write_table
-from workflow_scripts.catalog.published import PUBLISHED, Claim, Published
+from workflow_scripts.catalog.published import CLAIMS, PUBLISHED, Claim, Published, PublishedError
 from workflow_scripts.common.command import STUDY, TABLES, command, option, out
+from workflow_scripts.study.study import Study
 from workflow_scripts.study.study_file import load_study
 
-# Maximum number of findings of one kind that are written out: of those that bear on a claim, and of the others. The
-# others are only counted.
+# Most pieces of evidence of one kind that are written out: of those that bear on a claim, and of the others. All
+# further ones are counted.
 MOST_WRITTEN = 4
 MOST_SEEN_HERE = 2
-# Maximum number of cells that are named for one finding.
+# Most cells that are named for one of them.
 MOST_IDS = 20
 
 SCHEMA = table_schema(
@@ -34,32 +36,38 @@ SCHEMA = table_schema(
     TEXT("claim_id claim", "the claim, in this project's words"),
     TEXT("published_by", "label in `config/published/README.md`"),
     TEXT("quantity published_value", "names and values of its numbers, as published"),
-    TEXT("verdict", "`supported`, `contradicted` or `not testable here`"),
+    TEXT("verdict", "`supported`, `contradicted`, `not decided` or `not testable here`"),
     TEXT("scope", "devices, models, workloads or formula of the deciding evidence"),
     TEXT("evidence", "sentences with numbers and their source, such as `[measured here]`; deciding ones first"),
     TEXT("evidence_sources", "the labels in `evidence`"),
     TEXT("seen_here", "like `evidence`, measured under other conditions than the source states; decides nothing"),
     TEXT("would_test", "command, study or argument that would give a verdict"),
-    TEXT("evidence_ids", "cells (first 20), tables, files and formulas of the evidence"),
+    TEXT("evidence_ids", "cells (first 20), files and formulas of the evidence"),
     TEXT("source", "`published`"),
 )
 
 
-def claims_table(evidence: Evidence) -> pd.DataFrame:
+def claims_table(study: Study, tables: StudyTables) -> pd.DataFrame:
     """One row per claim that the study names, in the study's order.
 
     Raises:
-        PublishedError: published data cannot be read, or a check names what does not exist.
+        PublishedError: published data cannot be read, or lacks what a check reads, or no function checks a claim.
     """
-    claims = [evidence.published.claim(claim_id) for claim_id in dict.fromkeys(evidence.study.claims)]
-    rows = pd.DataFrame([_row(claim, evidence) for claim in claims], columns=list(SCHEMA.columns))
-    return rows.assign(study=evidence.study.name)
+    claims = [tables.published.claim(claim_id) for claim_id in dict.fromkeys(study.claims)]
+    rows = pd.DataFrame([_row(claim, tables) for claim in claims], columns=list(SCHEMA.columns))
+    return rows.assign(study=study.name)
 
 
-def _row(claim: Claim, evidence: Evidence) -> dict[str, str | None]:
-    every = list(findings(claim, evidence))
-    bearing, others = ([finding for finding in every if finding.bears == bears] for bears in (True, False))
-    claim_verdict, decides, seen_here = verdict(bearing, parts(claim)), _kinds(bearing), _kinds(others)
+def _row(claim: Claim, tables: StudyTables) -> dict[str, str | None]:
+    if (check := CHECKS.get(claim.id)) is None:
+        raise PublishedError(f"{CLAIMS}: {claim.id}: no function in analyse/claims checks it (docs/claims.md)")
+    try:
+        every = list(check.find(claim, tables))
+    except (LookupError, TypeError, ValueError) as e:
+        raise PublishedError(f"{CLAIMS}: {claim.id}: {e}") from None
+    bearing = [each for each in every if each.bears]
+    others = sorted((each for each in every if not each.bears), key=lambda each: not each.as_stated)
+    claim_verdict, decides, seen_here = verdict(bearing), _kinds(bearing), _kinds(others)
     return {
         "claim_id": claim.id,
         "claim": claim.text,
@@ -67,13 +75,13 @@ def _row(claim: Claim, evidence: Evidence) -> dict[str, str | None]:
         "quantity": "; ".join(quantity.name for quantity in claim.quantities),
         "published_value": "; ".join(quantity.text() for quantity in claim.quantities),
         "verdict": claim_verdict,
-        "scope": _listed(finding.scope for finding in bearing if finding.says == claim_verdict),
+        "scope": _listed(each.scope for each in bearing if each.says == claim_verdict),
         "evidence": _written(decides, MOST_WRITTEN),
-        "evidence_sources": _listed(finding.label for finding in bearing),
+        "evidence_sources": _listed(each.label for each in bearing),
         "seen_here": _written(seen_here, MOST_SEEN_HERE),
-        "would_test": claim.would_test if claim_verdict == NOT_TESTABLE else None,
+        "would_test": check.would_test if claim_verdict == NOT_TESTABLE else None,
         "evidence_ids": _listed([*_ids(decides, MOST_WRITTEN), *_ids(seen_here, MOST_SEEN_HERE)]),
-        "source": claim.label,
+        "source": "published",
     }
 
 
@@ -81,26 +89,26 @@ def _listed(texts: Iterable[str]) -> str | None:
     return "; ".join(dict.fromkeys(texts)) or None
 
 
-def _kinds(findings: Sequence[Finding]) -> list[list[Finding]]:
-    """Findings grouped by what they say and by source; deciding findings come first."""
-    kinds: dict[tuple[str, str | None], list[Finding]] = {}
-    for finding in sorted(findings, key=lambda finding: finding.says is None):
-        kinds.setdefault((finding.label, finding.says), []).append(finding)
+def _kinds(evidence: Sequence[Evidence]) -> list[list[Evidence]]:
+    """Evidence grouped by what it says and by source; what decides comes first."""
+    kinds: dict[tuple[str, str | None], list[Evidence]] = {}
+    for each in sorted(evidence, key=lambda each: each.says is None):
+        kinds.setdefault((each.label, each.says), []).append(each)
     return list(kinds.values())
 
 
-def _written(kinds: Iterable[Sequence[Finding]], most: int) -> str | None:
-    """Findings in words, each after the label of its source, and the number of further findings of each kind."""
+def _written(kinds: Iterable[Sequence[Evidence]], most: int) -> str | None:
+    """Evidence in words, each after the label of its source, and how much more there is of each kind."""
     texts = []
     for kind in kinds:
-        texts += [f"[{finding.label}] {finding.text}" for finding in kind[:most]]
+        texts += [f"[{each.label}] {each.text}" for each in kind[:most]]
         if len(kind) > most:
             texts.append(f"[{kind[0].label}] {len(kind) - most} more.")
     return " ".join(texts) or None
 
 
-def _ids(kinds: Iterable[Sequence[Finding]], most: int) -> list[str]:
-    return [name for kind in kinds for finding in kind[:most] for name in finding.ids[:MOST_IDS]]
+def _ids(kinds: Iterable[Sequence[Evidence]], most: int) -> list[str]:
+    return [name for kind in kinds for each in kind[:most] for name in each.ids[:MOST_IDS]]
 
 
 @command(
@@ -111,5 +119,5 @@ def _ids(kinds: Iterable[Sequence[Finding]], most: int) -> list[str]:
     out("claims.parquet; claims.csv is written beside it"),
 )
 def main(args: Namespace) -> None:
-    evidence = Evidence(load_study(args.study), read_tables(args.tables), Published(args.published))
-    write_table(claims_table(evidence), args.out, "claims")
+    tables = StudyTables(read_tables(args.tables), Published(args.published))
+    write_table(claims_table(load_study(args.study), tables), args.out, "claims")

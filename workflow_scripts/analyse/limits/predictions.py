@@ -22,9 +22,8 @@ from workflow_scripts.analyse.intervals.repeats import RAN, RATE
 from workflow_scripts.analyse.table_command import table_command
 from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, TableError, read_table, table_schema
 from workflow_scripts.catalog.gpus_and_models import resolve
-from workflow_scripts.catalog.published import CLAIMS, PUBLISHED, Claim, Published, PublishedError
+from workflow_scripts.catalog.published import PUBLISHED, Published
 from workflow_scripts.common.command import option
-from workflow_scripts.common.csv_rows import read_rows
 from workflow_scripts.engines.vllm_engines import VLLM
 from workflow_scripts.study.study import Study
 
@@ -174,14 +173,6 @@ def _of_quantity(table: pd.DataFrame, quantity: str) -> pd.DataFrame:
     )
 
 
-def published_table(published: Published, claim: Claim) -> pd.DataFrame:
-    """The table on which a claim is based; raises InputError if the claim names none, or one that cannot be read."""
-    if claim.table is None:
-        raise PublishedError(f"{published.folder / CLAIMS}: {claim.id}: needs a table")
-    names, rows = read_rows(published.folder / claim.table)
-    return pd.DataFrame(rows, columns=names)
-
-
 def published_rates(study: Study, published: Published) -> Rates:
     """Tokens per s of vLLM by model, device and max-num-seqs, from the claims that the study names.
 
@@ -193,10 +184,10 @@ def published_rates(study: Study, published: Published) -> Rates:
     rates: dict[tuple[str, str, str, float], float] = {}
     for claim in map(published.claim, study.claims):
         if claim.model is not None:
-            rows = published_table(published, claim)
             try:
-                for name, seqs, rate in zip(rows["gpu"], rows["max_num_seqs"], rows["throughput_tok_s"], strict=True):
-                    rates |= {(VLLM.name, claim.model, gpu.name, float(seqs)): float(rate) for gpu in resolve(name)}
+                for row in published.table(claim):
+                    seqs, rate = float(row["max_num_seqs"]), float(row["throughput_tok_s"])
+                    rates |= {(VLLM.name, claim.model, gpu.name, seqs): rate for gpu in resolve(row["gpu"])}
             except (ValueError, KeyError) as e:
                 words = " ".join(str(e).split())
                 raise TableError(f"{claim.table}: no published sweep over max-num-seqs: {words}") from None
