@@ -37,7 +37,8 @@ def schemas() -> list[pa.DataFrameSchema]:
     """The schemas of all tables, in the order of the commands `table-NAME` that make them."""
     places = [place for name, place in COMMANDS.items() if name.startswith("table-")]
     modules = [importlib.import_module(f"workflow_scripts.{place}") for place in places]
-    return [value for module in modules for value in vars(module).values() if isinstance(value, pa.DataFrameSchema)]
+    found = [value for module in modules for value in vars(module).values() if isinstance(value, pa.DataFrameSchema)]
+    return list({schema.name: schema for schema in found}.values())  # a module may read another's table
 
 
 def documentation() -> str:
