@@ -1,9 +1,11 @@
-"""HTTP servers of tests on free ports of this machine."""
+"""HTTP servers of tests on free ports of this machine, or on UNIX sockets."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from socketserver import BaseServer, ThreadingUnixStreamServer
 from typing import Any
 
 
@@ -44,13 +46,14 @@ class Handler(BaseHTTPRequestHandler):
 @contextmanager
 def serving(handler: type[Handler]) -> Iterator[Callable[..., str]]:
     """A function that starts servers, each with attributes of its handler's own, and returns their addresses."""
-    servers = []
+    servers: list[BaseServer] = []
 
-    def start(**attributes: Any) -> str:
-        server = ThreadingHTTPServer(("127.0.0.1", 0), type("Own", (handler,), attributes))
+    def start(socket: Path | None = None, **attributes: Any) -> str:
+        own = type("Own", (handler,), attributes)
+        server = ThreadingUnixStreamServer(str(socket), own) if socket else ThreadingHTTPServer(("127.0.0.1", 0), own)
         threading.Thread(target=server.serve_forever, daemon=True).start()
         servers.append(server)
-        return f"http://127.0.0.1:{server.server_port}"
+        return "http://localhost" if socket else f"http://127.0.0.1:{server.server_address[1]}"
 
     yield start
     for server in servers:

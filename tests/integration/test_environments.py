@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from tests.integration.conftest import BLOCKS, CHECKOUT, SHORT, STUDY, TINY, outcome_of
+from tests.integration.served_study import Listeners
 from workflow_scripts.common.files import read_jsonl
 from workflow_scripts.study.outcome import Outcome
 
@@ -56,8 +57,9 @@ def test_a_cell_ends_with_the_reason_and_is_measured_once_its_environment_works(
 
 
 @pytest.fixture(scope="module")
-def old(tmp_path_factory, snakemake, write_study):
-    """The folders of three cells of the old version: offline, with a knob that it lacks, and a server."""
+def old(tmp_path_factory, environment, snakemake, write_study):
+    """The folders of three cells of the old version: offline, with a knob that it lacks, and a server. They listen for
+    no other host."""
     folder = tmp_path_factory.mktemp("old")
     alike = {**TINY, "environment": OLD, "workload": "short"}
     sweeps = [
@@ -73,8 +75,10 @@ def old(tmp_path_factory, snakemake, write_study):
     engines = (("vllm", "", ""), ("vllm", "attnCPU_ATTN-", ""), ("vllm-serve", "", "-users2"))
     cells = [f"cpu-all/{name}@{OLD}/tiny-llama-57m/short/{settings.format(*words)}" for name, *words in engines]
     outcomes = [outcome_of(folder / "results", cell) for cell in cells]
-    done = snakemake(study, folder / "results", *map(str, outcomes))
+    with Listeners(environment["TMPDIR"]) as listeners:
+        done = snakemake(study, folder / "results", *map(str, outcomes))
     assert done.returncode == 0, done.stderr
+    assert {ip for ip, _ in listeners.seen} == {"127.0.0.1"}, listeners.seen
     return [outcome.parent for outcome in outcomes]
 
 

@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 from tests.integration.conftest import CHECKOUT, SHORT, outcome_of, snakemake_command
+from tests.integration.served_study import Listeners
 from tests.processes import is_session_gone, measuring, wait_for
 from tests.unit.made_studies import round_plan
 from workflow_scripts.catalog.gpus_and_models import get_model, load_gpus
@@ -54,13 +55,16 @@ PREFIX = "cpu-all/vllm/tiny-llama-57m/prefix/bs32-seqs1-len512-pc{}-eager1-cpukv
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory, snakemake, write_study):
-    """One run of snakemake over a few cells; gives the outcome of each."""
+def measured(tmp_path_factory, environment, snakemake, write_study):
+    """One run of snakemake over a few cells, none of which listens for other hosts; gives the outcome of each."""
     folder = tmp_path_factory.mktemp("measured")
     cells = [SHORT, SHORT.replace("cpu-all", "cpu-1core"), REFUSED]
     cells += [HF + "dynamic", HF + "static", CONTINUOUS, PREFIX.format(1), PREFIX.format(0), RANKS, INT8]
-    done = snakemake(write_study(folder), folder / "results", *(str(outcome_of(folder / "results", c)) for c in cells))
+    outcomes = (str(outcome_of(folder / "results", cell)) for cell in cells)
+    with Listeners(environment["TMPDIR"]) as listeners:
+        done = snakemake(write_study(folder), folder / "results", *outcomes)
     assert done.returncode == 0, done.stderr
+    assert {ip for ip, _ in listeners.seen} == {"127.0.0.1"}, listeners.seen
 
     def read(cell: str) -> Outcome:
         read.folder = outcome_of(folder / "results", cell).parent  # type: ignore[attr-defined]

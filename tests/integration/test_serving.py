@@ -19,6 +19,7 @@ import pytest
 from tests.integration.served_study import CHECKOUT, MARKUP, SECRETS, made, study, write
 from tests.processes import is_session_gone, measuring, wait_for
 from workflow_scripts.common.files import read_jsonl
+from workflow_scripts.measure.client import Address
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.outcome import Outcome
 from workflow_scripts.study.study_file import load_study
@@ -248,10 +249,7 @@ def test_snakemakes_own_report_shows_each_figure_with_its_caption(results, snake
 
 
 def test_servers_listen_on_loopback_alone(served_run):
-    addresses = {ip for ip, _ in served_run.listened}
-    assert "127.0.0.1" in addresses
-    # Gloo, which the ranks of an engine speak, takes the address of the host's name, which may be another.
-    assert addresses.isdisjoint({"0.0.0.0", "::"}), served_run.listened
+    assert {ip for ip, _ in served_run.listened} == {"127.0.0.1"}, served_run.listened
 
 
 def test_accepted_drafts_are_in_the_cells_table_and_call_nothing_impossible(results):
@@ -374,11 +372,14 @@ def test_a_server_that_answers_is_measured_with_its_own_counts(tmp_path, measure
 
 
 @pytest.mark.parametrize("cell", [at("slow") + "-rate4", LONG], ids=["another", "vllm"])
-def test_a_server_killed_in_mid_load_is_an_error_with_its_end_as_the_reason(tmp_path, measure, cell):
+def test_a_server_killed_in_mid_load_is_an_error_with_its_end_as_the_reason(tmp_path, measure, cell, monkeypatch):
     file = write(tmp_path, faulty({"slow": command_of(SMALL_SERVER, 1000, 0.2, "worker")}))
     command = measure(file, cell)
-    leader = server_under_load(tmp_path / "results" / "served" / "cells" / cell / "raw.partial")
+    evidence = tmp_path / "results" / "served" / "cells" / cell / "raw.partial"
+    leader = server_under_load(evidence)
     session = os.getsid(leader)
+    if cell == LONG:
+        refuses_another_user(psutil.Process(leader), (evidence / "engine.log").read_text(), monkeypatch)
     os.kill(leader, signal.SIGKILL)
     found = ended(command, tmp_path, cell)  # type: ignore[arg-type]
     assert found.outcome == "engine_error"
@@ -387,6 +388,26 @@ def test_a_server_killed_in_mid_load_is_an_error_with_its_end_as_the_reason(tmp_
     assert any("killed by signal 9" in str(r["error"]) for r in requests)
     wait_for(lambda: is_session_gone(session), what="the end of the session")
     json.dumps(requests, allow_nan=False)
+
+
+def refuses_another_user(server: psutil.Process, log: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check that a server of vLLM listens on a socket alone, and that its folder refuses whoever is not its user."""
+    assert not [c for c in server.net_connections("inet") if c.status == psutil.CONN_LISTEN]
+    (socket,) = {c.laddr for c in server.net_connections("unix") if c.laddr.endswith("/http")}
+    folder = Path(socket).parent.resolve()
+    assert (folder.stat().st_mode & 0o777, folder.stat().st_uid) == (0o700, os.geteuid())
+    routes = dict(re.findall(r"Route: (\S+), Methods: (\w+)", log))
+    assert {"/v1/completions", "/invocations", "/collective_rpc", "/pause"} <= routes.keys()
+    if os.geteuid() != 0:
+        return  # only root can be another user
+    monkeypatch.chdir(folder)  # so that nothing but this folder is in the way
+    os.seteuid(65534)
+    try:
+        for path, method in routes.items():
+            with pytest.raises(PermissionError):
+                Address("http://localhost", socket_path="http").call(path, method=method)
+    finally:
+        os.seteuid(0)
 
 
 def server_under_load(evidence: Path, limit_s: float = 200) -> int:

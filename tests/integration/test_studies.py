@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from tests.integration.conftest import CHECKOUT
+from tests.integration.served_study import Listeners
 from workflow_scripts.catalog.environments import install
 from workflow_scripts.common.command import BAD_INPUT
 from workflow_scripts.study.grid import expand
@@ -184,7 +185,9 @@ CHECKS = {
 def test_every_cut_runs_from_the_study_to_the_report(name, tmp_path, monkeypatch, environment, snakemake):
     if name == "engines":
         monkeypatch.setitem(environment, "PYTHONPATH", str(CHECKOUT / "tests/fixtures/sglang"))
-    table = run_cut(name, tmp_path, snakemake)
+    with Listeners(environment["TMPDIR"]) as listeners:
+        table = run_cut(name, tmp_path, snakemake)
+    assert {ip for ip, _ in listeners.seen} <= {"127.0.0.1"}, listeners.seen
     if name in CHECKS:
         CHECKS[name](table)
 

@@ -3,11 +3,13 @@
 vLLM is imported only when a function is called. "Until" names the last version with the other form.
 """
 
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import cache
 from inspect import signature
 from typing import Any
+from uuid import uuid4
 
 
 def accepted(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -61,6 +63,19 @@ def server_socket(args: Any) -> tuple[str, Any]:
     may_share = "reuse_port" in signature(setup_server).parameters
     address, socket = setup_server(args, **({"reuse_port": False} if may_share else {}))
     return address, socket
+
+
+def let_ranks_meet_in_a_file() -> None:
+    """Let the ranks of an engine, even a single one, find each other as they do in 0.32.0. Until 0.25.1 they meet at a
+    port that PyTorch opens on every address of the host."""
+    from vllm.v1.executor.abstract import UniProcExecutor
+    from vllm.v1.executor.multiproc_executor import MultiprocExecutor
+
+    # On a CPU, what follows the last colon becomes the name of shared memory.
+    file = f"file://{tempfile.gettempdir()}/vllm-ranks:{uuid4().hex}"
+    for method in (UniProcExecutor._distributed_args, MultiprocExecutor._init_executor):
+        if "get_file_store_init_method" not in method.__globals__:
+            method.__globals__["get_distributed_init_method"] = lambda ip, port: file
 
 
 @cache

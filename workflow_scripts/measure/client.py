@@ -1,12 +1,14 @@
 """The client of a server: sends exactly the requests of the workload, each when it is due, and streams the answers.
 
 Latency counts from the scheduled arrival, so time that a request spends waiting in the client counts too. Health,
-metrics and small commands are asked for by plain requests. Nothing uses a proxy from the environment.
+metrics and small commands are asked for by plain requests. Nothing uses a proxy from the environment. A server of this
+machine may listen on a UNIX socket.
 """
 
 import asyncio
 import http.client
 import json
+import socket
 import time
 import urllib.error
 import urllib.request
@@ -26,8 +28,6 @@ MAX_ERROR_CHARACTERS = 300
 TIMEOUT_S = 10.0
 HEALTH_POLL_S = 0.1
 
-_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-
 
 class ServerError(RuntimeError):
     """The server ended, or did not answer as expected."""
@@ -37,12 +37,44 @@ class ServerTimeoutError(RuntimeError):
     """The server did not become healthy in time."""
 
 
+class _ThroughSocket(urllib.request.HTTPHandler):
+    """Sends requests for any host through a UNIX socket."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self._path = path
+
+    def http_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+        def connected(host: str, **options: Any) -> http.client.HTTPConnection:
+            connection = http.client.HTTPConnection(host, **options)
+            connection.sock = socket.socket(socket.AF_UNIX)
+            connection.sock.settimeout(connection.timeout)
+            connection.sock.connect(self._path)
+            return connection
+
+        return self.do_open(connected, request)
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """An event loop that waits while the queue of a UNIX socket is full, as the kernel does at a port."""
+
+    async def sock_connect(self, sock: socket.socket, address: Any) -> None:
+        while sock.family == socket.AF_UNIX:
+            try:
+                return sock.connect(address)
+            except BlockingIOError:
+                await asyncio.sleep(0.001)
+        await super().sock_connect(sock, address)
+
+
 @dataclass(frozen=True)
 class Address:
-    """Where a server listens and the key that it requires. No text form of this object shows the key."""
+    """Where a server listens and the key that it requires. No text form of this object shows the key. With
+    `socket_path` the server listens on a UNIX socket, and the host in `base_url` means nothing."""
 
     base_url: str
     api_key: str | None = field(default=None, repr=False)
+    socket_path: str | None = None
 
     @property
     def headers(self) -> dict[str, str]:
@@ -55,8 +87,10 @@ class Address:
         request = urllib.request.Request(self.base_url + path, data=data, method=method, headers=self.headers)
         if data is not None:
             request.add_header("Content-Type", "application/json")
+        way = [_ThroughSocket(self.socket_path)] if self.socket_path else []
         try:
-            with _OPENER.open(request, timeout=TIMEOUT_S) as answer:
+            opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), *way)
+            with opener.open(request, timeout=TIMEOUT_S) as answer:
                 text: str = answer.read().decode("utf-8", errors="replace")
                 return text
         except http.client.HTTPException as e:  # an answer that is not HTTP, or that was cut off
@@ -114,8 +148,9 @@ def send(
         """A record of each request, without its arrival, and the moment from which arrivals count."""
         import aiohttp  # not every environment that reads records has it
 
-        free = asyncio.Semaphore(users or len(requests))
-        connector, limit = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=ANSWER_LIMIT_S)
+        free, path = asyncio.Semaphore(users or len(requests)), target.address.socket_path
+        connector = aiohttp.UnixConnector(path, limit=0) if path else aiohttp.TCPConnector(limit=0)
+        limit = aiohttp.ClientTimeout(total=ANSWER_LIMIT_S)
         async with aiohttp.ClientSession(connector=connector, timeout=limit) as session:
 
             async def answered(request: Request, prompt: Prompt, place: int) -> RequestRecord:
@@ -128,7 +163,8 @@ def send(
                 answers.append(asyncio.create_task(answered(request, prompt, place)))
             return await asyncio.gather(*answers), began_s
 
-    records, began_s = asyncio.run(asyncio.wait_for(sent(), limit_s))
+    with asyncio.Runner(loop_factory=_Loop) as runner:
+        records, began_s = runner.run(asyncio.wait_for(sent(), limit_s))
     # With a number of users only, a request arrives when a user is free; its position in the file is no arrival time.
     closed_loop = users is not None and not any(arrivals_s)
     return [

@@ -3,6 +3,7 @@
 import os
 import secrets
 import shutil
+import socket
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -13,10 +14,11 @@ from workflow_scripts.measure.client import Address, ServerError, Target
 from workflow_scripts.measure.engine import SCRATCH, EngineSetup
 from workflow_scripts.measure.hf_model import with_random_weights
 from workflow_scripts.measure.processes import LastCommand, ServerProcess
-from workflow_scripts.measure.server_engine import Serving, check_port_is_free, free_port, new_address
+from workflow_scripts.measure.server_engine import Serving
 from workflow_scripts.study.outcome import Effective
 from workflow_scripts.workloads.request import Prompt, Request
 
+LOOPBACK = "127.0.0.1"
 STOP_LIMIT_S = 60
 MOST_CUTS = 4
 
@@ -43,7 +45,7 @@ class OpenAiEndpoint(Serving):
             address, server = Address(endpoint.base_url.rstrip("/"), key), None
         else:
             port = endpoint.port or free_port()
-            address = new_address(port)
+            address = Address(f"http://{LOOPBACK}:{port}", secrets.token_urlsafe(24))
             name = f"kvsweep-{secrets.token_hex(4)}"
             values = {"port": str(port), "model_dir": model_dir, "api_key": str(address.api_key), "name": name}
             check_port_is_free(port)
@@ -102,3 +104,18 @@ def text_of_as_many_tokens(tokenizer: Any, token_ids: Sequence[int]) -> str:
             break
         text = str(tokenizer.decode(own[:-surplus]))
     return text
+
+
+def free_port() -> int:
+    with socket.create_server((LOOPBACK, 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def check_port_is_free(port: int) -> None:
+    """Make sure that no other server is measured instead of the one to be started. Raises ServerError if something
+    listens there."""
+    try:
+        # As for servers, a connection that an earlier server left in TIME_WAIT does not block the port.
+        socket.create_server((LOOPBACK, port)).close()
+    except OSError as e:
+        raise ServerError(f"port {port} of {LOOPBACK} is not available: {os.strerror(e.errno or 0)}") from None

@@ -2,11 +2,12 @@
 
 import contextlib
 import os
-import secrets
-import socket
+import shutil
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from workflow_scripts.measure.client import Address, ServerError, Target, send, wait_until_healthy
 from workflow_scripts.measure.engine import Engine, EngineSetup, Metrics, RequestRecord
@@ -17,7 +18,6 @@ from workflow_scripts.study.paths import CLIENT_CPU_S
 from workflow_scripts.workloads.arrivals import Load
 from workflow_scripts.workloads.request import Prompt, Request
 
-LOOPBACK = "127.0.0.1"
 SERVED_MODEL_NAME = "model"
 # After a broken connection, it may take so long until the end of the server's process is seen.
 END_IS_SEEN_S = 0.5
@@ -32,21 +32,29 @@ class Serving(Engine):
         super().__init__(setup)
         self._load = Load.model_validate({k: setup.knobs[k] for k in Load.model_fields if k in setup.knobs})
         self._server: ServerProcess | None = None
+        self._folder: str | None = None
         self._target: Target
 
     def _launch(self) -> tuple[ServerProcess | None, Target, str]:
         """Start the server, if this process has to start it; return it, the target of requests and its health path."""
         raise NotImplementedError
 
+    def _own_folder(self) -> Path:
+        """A new folder of mode 0700 for the sockets of a server: no other user reaches it there or takes its place. The
+        path leads through this process's open folder, because the address of a socket has at most 107 bytes."""
+        self._folder = tempfile.mkdtemp(prefix="kvsweep-server-")
+        return Path(f"/proc/{os.getpid()}/fd/{os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)}")
+
     def _effective(self) -> Effective:
         """Settings of the healthy server that took effect."""
         raise NotImplementedError
 
-    def _target_at(self, address: Address) -> Target:
-        """The target of requests to a server of vLLM's kind, which can ignore end tokens and report tokens."""
+    def _target_at(self, socket: Path) -> Target:
+        """The target of requests to a server of vLLM's kind, which can ignore end tokens and report tokens, at this
+        UNIX socket."""
         with_tokens = {"return_token_ids": True} if self._setup.keep_answers else {}
         return Target(
-            address,
+            Address("http://localhost", socket_path=str(socket)),
             SERVED_MODEL_NAME,
             extra_body={"ignore_eos": True, **with_tokens},
             sampling=self._setup.sampling,
@@ -106,23 +114,5 @@ class Serving(Engine):
     def stop(self) -> None:
         if self._server is not None:
             self._server.stop()
-
-
-def free_port() -> int:
-    with socket.create_server((LOOPBACK, 0)) as probe:
-        return int(probe.getsockname()[1])
-
-
-def check_port_is_free(port: int) -> None:
-    """Make sure that no other server is measured instead of the one to be started. Raises ServerError if something
-    listens there."""
-    try:
-        # As for servers, a connection that an earlier server left in TIME_WAIT does not block the port.
-        socket.create_server((LOOPBACK, port)).close()
-    except OSError as e:
-        raise ServerError(f"port {port} of {LOOPBACK} is not available: {os.strerror(e.errno or 0)}") from None
-
-
-def new_address(port: int) -> Address:
-    """The address of a server on this machine, reachable from this machine only, with a new random key."""
-    return Address(f"http://{LOOPBACK}:{port}", secrets.token_urlsafe(24))
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)

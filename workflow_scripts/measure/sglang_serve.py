@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from workflow_scripts.engines.sglang_engine import SglangServeKnobs
-from workflow_scripts.measure.client import Address, Target
+from workflow_scripts.measure.client import Target
 from workflow_scripts.measure.engine import EngineSetup, forget_prefixes
 from workflow_scripts.measure.processes import ServerProcess
-from workflow_scripts.measure.server_engine import LOOPBACK, SERVED_MODEL_NAME, Serving, free_port
-from workflow_scripts.measure.vllm_adapter import cores_of_ranks
+from workflow_scripts.measure.server_engine import SERVED_MODEL_NAME, Serving
+from workflow_scripts.measure.vllm_adapter import ON_THIS_HOST, cores_of_ranks
 from workflow_scripts.study.outcome import Effective
 
 
@@ -24,14 +24,19 @@ class SglangServe(Serving):
         self._knobs = SglangServeKnobs.model_validate(dict(setup.knobs))
 
     def _launch(self) -> tuple[ServerProcess, Target, str]:
-        words, environment = self._words(port := free_port()), self._environment()
-        # Without a key, because SGLang writes its arguments to its log.
-        target = self._target_at(Address(f"http://{LOOPBACK}:{port}"))
+        socket = self._own_folder() / "http"
+        environment = {
+            **os.environ,
+            **self._environment(),
+            # Otherwise the ranks, even a single one, meet at a port that is open on every address of the host.
+            "SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE": f"file://{socket.with_name('ranks')}",
+        }
         # Not a fork: SGLang's processes share their metrics only if each imports prometheus_client after SGLang.
-        command = [sys.executable, "-m", "sglang.launch_server", *words]
-        return ServerProcess.command(command, {**os.environ, **environment}, Path.cwd()), target, "/health"
+        launcher = Path(__file__).with_name("on_socket.py")
+        command = [sys.executable, "-P", str(launcher), str(socket), "sglang.launch_server", *self._words()]
+        return ServerProcess.command(command, environment, Path.cwd()), self._target_at(socket), "/health"
 
-    def _words(self, port: int) -> list[str]:
+    def _words(self) -> list[str]:
         setup, knobs = self._setup, self._knobs
         arguments = {
             "model-path": setup.model_dir,
@@ -41,8 +46,6 @@ class SglangServe(Serving):
             "random-seed": setup.seed,
             # A checkpoint may set penalties, which would be extra work that the other engines do not have.
             "sampling-defaults": "openai",
-            "host": LOOPBACK,
-            "port": port,
             # A log line per request would be extra load on the server.
             "log-level-http": "warning",
         }
@@ -55,9 +58,9 @@ class SglangServe(Serving):
 
     def _environment(self) -> dict[str, str]:
         if self._setup.device_kind != "cpu":
-            return {}
+            return ON_THIS_HOST
         bound = "|".join(cores_of_ranks(self._setup.cores, self._knobs.ranks))
-        return {"SGLANG_USE_CPU_ENGINE": "1", "SGLANG_CPU_OMP_THREADS_BIND": bound}
+        return {**ON_THIS_HOST, "SGLANG_USE_CPU_ENGINE": "1", "SGLANG_CPU_OMP_THREADS_BIND": bound}
 
     def _effective(self) -> Effective:
         models, info = (json.loads(self._target.address.call(path)) for path in ("/v1/models", "/server_info"))

@@ -18,13 +18,15 @@ from workflow_scripts.measure.client import Target
 from workflow_scripts.measure.engine import Engine, EngineSetup, Metrics, RequestRecord, Step, forget_prefixes
 from workflow_scripts.measure.processes import ServerProcess
 from workflow_scripts.measure.scrape import labelled
-from workflow_scripts.measure.server_engine import LOOPBACK, SERVED_MODEL_NAME, Serving, free_port, new_address
+from workflow_scripts.measure.server_engine import SERVED_MODEL_NAME, Serving
 from workflow_scripts.study.outcome import Effective
 from workflow_scripts.workloads.request import Request
 from workflow_scripts.workloads.sampling import settings_of_request
 
 # vLLM's variable for its process layout: "0" means one process; if unset, the engine core has its own process.
 LAYOUT = "VLLM_ENABLE_V1_MULTIPROCESSING"
+# All ranks are on one host: what they say to each other does not leave it.
+ON_THIS_HOST = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 
 
 class VllmOffline(Engine):
@@ -39,6 +41,7 @@ class VllmOffline(Engine):
 
         arguments = engine_arguments(self._setup, knobs)
         vllm_versions.check_arguments(arguments)
+        vllm_versions.let_ranks_meet_in_a_file()
         # The tokens of each step, and whether it was one graph, several, or none.
         step_metrics = {"enable_mfu_metrics": True, "cudagraph_metrics": self._setup.device_kind != "cpu"}
         self._llm = LLM(
@@ -139,28 +142,29 @@ class VllmServe(Serving):
         self._effective_file = setup.evidence / "effective.json"  # by the server
 
     def _launch(self) -> tuple[ServerProcess, Target, str]:
-        address = new_address(port := free_port())
+        socket = self._own_folder() / "http"
         arguments = {
             **engine_arguments(self._setup, self._knobs),
             "served_model_name": SERVED_MODEL_NAME,
             # A checkpoint may set penalties, which would be extra work that the other engines do not have.
             "generation_config": "vllm",
-            "host": LOOPBACK,
-            "port": port,
+            "uds": str(socket),
+            # At its end vLLM logs the command line of the process that listens at its port.
+            "port": 0,
         }
         # A log line per request would be extra load on the server.
         words = [*command_line(arguments), "--disable-uvicorn-access-log"]
-        # The key is set in the running child, so that no process list and no command line shows it. The development
-        # endpoints are needed to empty the prefix cache between repeats. An API server always has its engine core in
-        # another process; turning multiprocessing off on a CPU keeps the worker in that process.
+        # The development endpoints, which can run any code, are needed to empty the prefix cache between repeats; only
+        # this user reaches them. VLLM_API_KEY, if it is set, is the key of another server. An API server always has its
+        # engine core in another process; turning multiprocessing off on a CPU keeps the worker in that process.
         environment = vllm_environment(self._setup, self._knobs)
-        environment |= {"VLLM_API_KEY": str(address.api_key), "VLLM_SERVER_DEV_MODE": "1"}
+        environment |= {"VLLM_SERVER_DEV_MODE": "1", "VLLM_API_KEY": ""}
 
         def serve() -> None:
             os.environ.update(environment)
             _serve(words, self._effective_file, self._setup.device_kind == "cpu")
 
-        return ServerProcess.forked(serve), self._target_at(address), "/health"
+        return ServerProcess.forked(serve), self._target_at(socket), "/health"
 
     def _effective(self) -> Effective:
         effective: Effective = read_json(self._effective_file)
@@ -182,6 +186,7 @@ def _serve(words: list[str], effective: Path, on_cpu: bool) -> None:
 
     if on_cpu:
         fork_the_engine_core()
+    vllm_versions.let_ranks_meet_in_a_file()
     more = vllm_versions.accepted({"enable_mfu_metrics": True})
     args = vllm_versions.serve_arguments([*words, *command_line(more)])
     # The module in which vLLM runs its server and looks for the function that starts the engine.
@@ -211,7 +216,7 @@ def engine_arguments(setup: EngineSetup, knobs: VllmKnobs) -> dict[str, Any]:
 
 
 def vllm_environment(setup: EngineSetup, knobs: VllmKnobs) -> dict[str, str]:
-    environment = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_COLOR": "0", **knobs.environment()}
+    environment = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_COLOR": "0", **ON_THIS_HOST, **knobs.environment()}
     if setup.device_kind != "cpu":
         return environment
     environment[LAYOUT] = "0"

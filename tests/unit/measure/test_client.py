@@ -139,6 +139,15 @@ def test_pieces_are_timed_and_counts_are_the_servers(answer, prompt, events):
     assert seen.headers["Authorization"] == "Bearer key"
 
 
+def test_requests_go_through_a_socket_also_if_more_come_than_its_queue_holds(tmp_path, monkeypatch):
+    monkeypatch.setattr("socketserver.ThreadingUnixStreamServer.request_queue_size", 1)
+    with serving(Streaming) as start:
+        url = start(tmp_path / "s", events=STREAMS["vllm"], seen={})
+        target, count = Target(Address(url, socket_path=str(tmp_path / "s")), "m"), 50
+        records = send(target, [Request([1, 2, 3], 3)] * count, [[1, 2, 3]] * count, [0.0] * count, None)
+    assert {(record.error, record.output_tokens) for record in records} == {(None, 3)}
+
+
 def test_text_and_tokens_are_told_and_tokens_without_text_at_the_end(answer):
     pieces = [{"choices": [{"text": text, "token_ids": ids}]} for text, ids in (("a", [5]), ("bc", [6, 7]))]
     record, _ = answer(*pieces, USAGE)

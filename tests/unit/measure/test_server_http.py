@@ -9,8 +9,8 @@ from tests.processes import wait_for
 from workflow_scripts.measure.client import Address, ServerTimeoutError, wait_until_healthy
 from workflow_scripts.measure.engine import Step
 from workflow_scripts.measure.failures import start_failure
+from workflow_scripts.measure.openai_endpoint import free_port
 from workflow_scripts.measure.scrape import parse_metrics, queues, queues_noted, read_metrics
-from workflow_scripts.measure.server_engine import free_port
 
 METRICS = """# TYPE vllm:num_requests_running gauge
 vllm:num_requests_running{engine="0",model_name="m"} 3.0
@@ -59,6 +59,16 @@ def test_the_key_is_sent_and_in_no_text(serve):
     address = serve(key="secret-key")
     assert address.call("/key") == "Bearer secret-key"
     assert "secret-key" not in repr(address)
+
+
+def test_a_server_on_a_socket_is_waited_for_and_asked(tmp_path):
+    address = Address("http://localhost", socket_path=str(tmp_path / "s"))
+    with pytest.raises(ServerTimeoutError, match="No such file"):
+        wait_until_healthy(address, "/health", lambda: None, limit_s=0.1)
+    with serving(Server) as start:
+        start(tmp_path / "s", statuses=[503, 503])
+        wait_until_healthy(address, "/health", lambda: None, limit_s=10)
+        assert read_metrics(address)["vllm:num_requests_running"] == 3
 
 
 def test_metrics_have_the_names_that_the_offline_engine_gives_them(serve):

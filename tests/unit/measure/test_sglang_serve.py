@@ -30,7 +30,7 @@ def engine(**changes: Any) -> SglangServe:
 )
 def test_its_own_parser_takes_every_word(changes):
     options: dict[str, Any] = json.loads((RECORDED / "options.json").read_text())
-    words = iter(engine(**changes)._words(8000))
+    words = iter(engine(**changes)._words())
     for word in words:
         taken = options[word]
         if taken != "switch":
@@ -39,15 +39,17 @@ def test_its_own_parser_takes_every_word(changes):
 
 
 def test_knobs_have_sglangs_names_and_a_cpu_gets_what_it_needs():
-    text = " ".join(engine()._words(8000))
+    text = " ".join(engine()._words())
     for word in ("--page-size 16", "--max-running-requests 8", "--context-length 256", "--tp-size 2"):
         assert word in text
     assert "--disable-radix-cache" in text
     assert "--device" not in text
-    assert engine()._environment() == {}
     on_cpu = engine(device_kind="cpu", knobs={"tensor_parallel_size": 2}, cores=[0, 1, 2, 3])
-    assert "--attention-backend torch_native" in " ".join(on_cpu._words(8000))
-    assert on_cpu._environment() == {"SGLANG_USE_CPU_ENGINE": "1", "SGLANG_CPU_OMP_THREADS_BIND": "0,1|2,3"}
+    assert "--attention-backend torch_native" in " ".join(on_cpu._words())
+    assert on_cpu._environment() == engine()._environment() | {
+        "SGLANG_USE_CPU_ENGINE": "1",
+        "SGLANG_CPU_OMP_THREADS_BIND": "0,1|2,3",
+    }
     assert SglangServeKnobs.model_validate(ALL).max_concurrency == 4
 
 

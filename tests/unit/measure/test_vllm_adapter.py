@@ -1,8 +1,10 @@
 """What the adapter reads from vLLM's objects, in the form that they have in the supported versions; and how vLLM's
-server is started: its command line, its environment, and where the key is and is not."""
+server is started: its command line, its environment, and where its sockets are."""
 
 import dataclasses
 import itertools
+import os
+import socket
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -162,23 +164,24 @@ def test_the_shapes_are_those_of_the_installed_version():
         ("cuda", {"tensor_parallel_size": 2}, None),
     ],
 )
-def test_ranks_on_a_cpu_share_its_cores(device_kind, knobs, bound):
+def test_ranks_on_a_cpu_share_its_cores_and_all_talk_within_the_host(device_kind, knobs, bound):
     setup = setup_of(device_kind, knobs, cores=[2, 3, 4, 5])
     environment = vllm_environment(setup, VllmKnobs.model_validate(knobs))
     assert environment.get("VLLM_CPU_OMP_THREADS_BIND") == bound
     assert ("VLLM_ENABLE_V1_MULTIPROCESSING" in environment) == (device_kind == "cpu")
+    assert (environment["GLOO_SOCKET_IFNAME"], environment["NCCL_SOCKET_IFNAME"]) == ("lo", "lo")
 
 
 # --- the server ---
 
 
 def launched(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> tuple[list[str], dict[str, str], Any]:
-    """Words and environment of the server, and what the client is told."""
+    """Words and environment of the server, and what the client is told. The user has the key of another server."""
     seen: dict[str, Any] = {}
     setup = setup_of(**{"knobs": {"block_size": 32, "users": 4, "cpu_kv_cache_gib": 1}, **changes})
     monkeypatch.setattr(vllm_adapter.ServerProcess, "forked", lambda body: body)
     monkeypatch.setattr(vllm_adapter, "_serve", lambda words, *_: seen.update(words=words))
-    monkeypatch.setattr(vllm_adapter.os, "environ", environment := {})
+    monkeypatch.setattr(vllm_adapter.os, "environ", environment := {"VLLM_API_KEY": "planted"})
     body, target, health_path = VllmServe(setup)._launch()
     body()  # type: ignore[misc, operator]
     assert health_path == "/health"
@@ -188,14 +191,14 @@ def launched(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> tuple[list[str]
 def test_what_the_server_is_started_with(monkeypatch):
     words, environment, target = launched(monkeypatch)
     text = " ".join(words)
-    assert "--host 127.0.0.1" in text
     assert "--block-size 32" in text
     assert "--generation-config vllm" in text
     assert "users" not in text
     assert "trust-remote-code" not in text
     assert environment["VLLM_CPU_KVCACHE_SPACE"] == "1"
     assert environment["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
-    assert f":{words[words.index('--port') + 1]}" in target.address.base_url
+    assert f"--uds {target.address.socket_path}" in text
+    assert environment["VLLM_API_KEY"] == ""
     assert target.extra_body == {"ignore_eos": True}
     # A GPU keeps vLLM's own layout, and remote code is run only if the study says so.
     words, environment, _ = launched(monkeypatch, device_kind="cuda", knobs={}, trust_remote_code=True)
@@ -203,14 +206,19 @@ def test_what_the_server_is_started_with(monkeypatch):
     assert "--trust-remote-code" in words
 
 
-def test_the_key_is_in_the_servers_environment_alone_and_another_each_time(monkeypatch):
-    words, environment, target = launched(monkeypatch)
-    key = environment["VLLM_API_KEY"]
-    assert len(key) >= 32
-    assert key == target.address.api_key
-    assert key not in " ".join(words)
-    assert key not in repr(target)
-    assert launched(monkeypatch)[1]["VLLM_API_KEY"] != key
+def test_a_servers_sockets_are_in_a_folder_of_this_user_until_it_is_stopped(monkeypatch, tmp_path):
+    long = tmp_path / ("long" * 30)  # an address of a socket has at most 107 bytes
+    long.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(long))
+    engine = VllmServe(setup_of())
+    folder = engine._own_folder()
+    (place,) = long.iterdir()
+    assert place.samefile(folder)
+    assert (place.stat().st_mode & 0o777, place.stat().st_uid) == (0o700, os.geteuid())
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(folder / "http"))
+    engine.stop()
+    assert not place.exists()
 
 
 @pytest.mark.parametrize("answers", [[""], ['{"success": true}'], ['{"success": false}', '{"success": true}']])
