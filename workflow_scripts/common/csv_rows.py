@@ -12,6 +12,7 @@ from workflow_scripts.common.faults import InputError
 Value = bool | int | float | str | None
 Fields = dict[str, Value]
 
+MOST_ROWS, MOST_COLUMNS = 10_000, 1_000
 # What tables write for no value, as pandas reads them.
 _NULLS = ("", "-", "--", "–", "—", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "None", "#N/A", "<NA>")
 
@@ -23,7 +24,8 @@ def read_rows(path: Path) -> tuple[list[str], list[Fields]]:
     of one name gets the name with `.1`.
 
     Raises:
-        InputError: the file cannot be opened, or is not a CSV table in UTF-8.
+        InputError: the file cannot be opened, is not a CSV table in UTF-8, or is larger than `MOST_ROWS` and
+            `MOST_COLUMNS` allow.
     """
     try:
         return _rows(path)
@@ -49,6 +51,8 @@ def _rows(path: Path) -> tuple[list[str], list[Fields]]:
     if not table:
         raise ValueError("it has no columns")
     names, *rows = table
+    if len(rows) > MOST_ROWS or len(names) > MOST_COLUMNS:
+        raise ValueError(f"{len(rows)} rows, {len(names)} columns; allowed: {MOST_ROWS} rows, {MOST_COLUMNS} columns")
     for number, row in enumerate(rows, start=1):
         if len(row) > len(names):
             raise ValueError(f"row {number} has {len(row)} fields, and {len(names)} columns have a name")
@@ -71,7 +75,7 @@ def _plain(text: str) -> str:
     >>> _plain("**`4,036`**"), _plain("<b>H200</b> ")
     ('4,036', 'H200')
     """
-    return re.sub(r"<[^>]*>", "", text).strip("*` \t")
+    return re.sub(r"<[^<>]*>", "", text).strip("*` \t")
 
 
 def _typed(texts: Sequence[str]) -> Sequence[Value]:

@@ -38,6 +38,8 @@ def test_forms_of_a_table(tmp_path, content, rows):
     [
         (b"", "it has no columns"),
         (b"|a|\n|-|\n\n|b|\n|-|\n", "it has 2 tables .at lines 1, 4.: keep one"),
+        (b"a\n" + b"1\n" * 10_001, "10001 rows, 1 columns; allowed: 10000 rows"),
+        (b"a," * 1_000 + b"a\n", "0 rows, 1001 columns; allowed"),
         (b"a\n1,2\n", "row 1 has 2 fields, and 1 columns have a name"),
         (b"a\n\xff\n", "utf-8"),
         (b"a\n" + b"x" * 200_000 + b"\n", "field larger than"),
