@@ -1,5 +1,6 @@
 """What ruff's rules on safety do not see: text that becomes markup."""
 
+import re
 from pathlib import Path
 
 import jinja2
@@ -20,6 +21,20 @@ def test_the_page_marks_nothing_as_markup_but_its_own_style_and_script():
 def test_only_the_terminal_for_texts_of_others_is_used():
     modules = (ROOT / "workflow_scripts").rglob("*.py")
     assert [path.name for path in modules if "rich.console import Console" in path.read_text()] == ["terminal.py"]
+
+
+# Words that the workflow itself chooses, options that are quoted where they are made, and commands of the site file.
+UNQUOTED = {"command", "options", "weights", "first", "attempts"} | {"imported", "reads", "also", "plan"}
+UNQUOTED |= {"setup", "launcher"}
+
+
+def test_every_path_in_a_rules_command_is_quoted():
+    rules = [ROOT / "Snakefile", *(ROOT / "rules").glob("*.smk")]
+    commands = [block for file in rules for block in re.findall(r"\n +shell:\n((?: .*\n|\n)+)", file.read_text())]
+    assert len(commands) > 25
+    named = re.findall(r"\{(?:input|output|log|params|wildcards)(?:\.(\w+))?\}", "".join(commands))
+    assert {*named} <= UNQUOTED
+    assert not re.search(r'(?<!")\$(STUDY|RESULTS)', "".join(commands))
 
 
 def test_text_in_a_drawn_figure_is_text(tmp_path):
