@@ -29,6 +29,7 @@ def study(tmp_path):
     write_text(paths.prepared / "models/opt-125m-0/config.json", "{}")
     write_text(paths.prepared / "models/opt-125m-0/model.safetensors", "weights")
     write_text(paths.prepared / "calibrations/h200/vllm/opt-125m/default.partial/engine.log", "killed\n")
+    write_text(paths.tables / ".cells.csv.0a1b2c3d", "cell_")
     return made
 
 
@@ -47,7 +48,7 @@ def test_it_holds_what_was_asked_measured_and_found_with_hashes_and_is_the_same_
     assert {"study.yaml", "Snakefile", "rules/measure.smk", "workflow_scripts/measure/run.py", "envs/cuda.txt"} <= names
     found = ("tables/cells.csv", "report.html", "prepared/models/opt-125m-0/config.json")
     assert {"config/gpus.yaml", *(f"results/kept/{name}" for name in found)} <= names
-    assert not [name for name in names if name.endswith((".pyc", ".safetensors")) or ".partial" in name]
+    assert not [name for name in names if name.endswith((".pyc", ".safetensors", "3d")) or ".partial" in name]
     lines = archive.read("manifest-sha256.txt").decode().splitlines()
     listed = {name: digest for digest, name in (line.split("  ", 1) for line in lines)}
     assert set(listed) == set(archive.namelist()) - {"manifest-sha256.txt"}
