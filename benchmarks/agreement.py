@@ -19,15 +19,15 @@ from typing import NamedTuple
 
 from rich.table import Table
 
-from workflow_scripts.analyse.compare.compare import markdown, print_comparison, wide_terminal
-from workflow_scripts.analyse.compare.comparison import FLAT_AGAINST_CHANGES, OPPOSITE, Comparison, comparison
-from workflow_scripts.analyse.compare.digest import read_digest
-from workflow_scripts.analyse.intervals.statistics import CHANGES, NOT_DECIDED
 from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.common.command import BAD_INPUT, run_command
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import write_text
 from workflow_scripts.common.wording import number
+from workflow_scripts.questions.compare.compare import markdown, print_comparison, wide_terminal
+from workflow_scripts.questions.compare.comparison import FLAT_AGAINST_CHANGES, OPPOSITE, Comparison, comparison
+from workflow_scripts.questions.compare.digest import read_digest
+from workflow_scripts.statistics.comparisons import CHANGES, NOT_DECIDED
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study_file import load_study
 

@@ -1,6 +1,6 @@
 """Which small faults in a module its tests detect: runs the tests on a random sample of mutmut's mutants.
 
-    python -m benchmarks.mutants analyse.limits.limits [--sample 60]        (all modules that compute: make mutants)
+    python -m benchmarks.mutants questions.limits.table [--sample 60]        (all modules that compute: make mutants)
 
 For each mutant, a new process runs the tests and doctests of the module that call the changed function, the fastest
 first, until one fails. The output has the surviving mutants, and a row of a Markdown table: module, mutants, tried,
@@ -97,13 +97,13 @@ class Survey:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Run a module's tests on a random sample of its mutants.")
-    parser.add_argument("module", help="such as analyse.limits.limits")
+    parser.add_argument("module", help="such as questions.limits.table")
     parser.add_argument("--sample", type=int, default=60, help="how many mutants (default: 60)")
     args = parser.parse_args()
     survey = Survey(f"workflow_scripts.{args.module}", args.sample)
     path = Path(*args.module.split("."))
     own = Path("tests/unit", path.parent, f"test_{TESTED_IN.get(path.name, path.name)}.py")
-    files = [own, Path("workflow_scripts", path).with_suffix(".py"), Path("tests/unit/analyse/test_table_command.py")]
+    files = [own, Path("workflow_scripts", path).with_suffix(".py"), Path("tests/unit/tables/test_table_command.py")]
     settings.register_profile("mutants", deadline=None, derandomize=True, database=None, phases=[Phase.generate])
     options = ["-q", "-p", "no:cacheprovider", "--hypothesis-profile=mutants"]
     with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):

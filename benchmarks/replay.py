@@ -27,23 +27,23 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from workflow_scripts.analyse.cells.cells import SCHEMA
-from workflow_scripts.analyse.choose.choose_cells import choose
-from workflow_scripts.analyse.choose.estimates import CHECK, Estimates, check_cells, estimate
-from workflow_scripts.analyse.choose.questions import DEVICES, KNOBS, MEMORY, RECOMMENDATION, Question, ask
-from workflow_scripts.analyse.intervals.further_starts import Looks
-from workflow_scripts.analyse.intervals.repeats import RATE, cell_summary, counted
-from workflow_scripts.analyse.intervals.statistics import CHANGES, FLAT, NOT_DECIDED, log_margin
-from workflow_scripts.analyse.limits.ratios import device_ratios
-from workflow_scripts.analyse.settings.knob_pairs import compared_pairs
-from workflow_scripts.analyse.settings.recommend import BEST, recommendations
 from workflow_scripts.catalog.gpus_and_models import get_model, load_gpus
 from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.common.command import run_command
 from workflow_scripts.physics.model_facts import read_model_facts
 from workflow_scripts.physics.step_time import StepCosts, StepWork, segment_times_s
 from workflow_scripts.predict.prediction_record import FIELDS
+from workflow_scripts.questions.choose.choose_cells import choose
+from workflow_scripts.questions.choose.estimates import CHECK, Estimates, check_cells, estimate
+from workflow_scripts.questions.choose.open_questions import DEVICES, KNOBS, MEMORY, RECOMMENDATION, Question, ask
+from workflow_scripts.questions.devices.table import device_ratios
+from workflow_scripts.questions.knobs.pairs import compared_pairs
+from workflow_scripts.questions.recommendations.table import BEST, recommendations
+from workflow_scripts.statistics.comparisons import CHANGES, FLAT, NOT_DECIDED, log_margin
+from workflow_scripts.statistics.further_starts import Looks
+from workflow_scripts.statistics.summary import RATE, cell_summary, counted
 from workflow_scripts.study.study_file import load_study
+from workflow_scripts.tables.cells import SCHEMA
 
 GPUS, MODEL = ("h200", "h100-sxm", "a100-pcie-80gb", "l40s"), "llama-3.1-8b-instruct"
 BLOCKS, SEQS = (8, 16, 32, 64, 128), (1, 4, 16, 32, 64, 128, 256)

@@ -24,9 +24,9 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from workflow_scripts.analyse.intervals.further_starts import ONE_LOOK, Looks, decide
-from workflow_scripts.analyse.intervals.start_spread import FloatArray, spread
-from workflow_scripts.analyse.intervals.statistics import (
+from workflow_scripts.common.command import run_command
+from workflow_scripts.questions.devices.table import NEAR_PCT, explain
+from workflow_scripts.statistics.comparisons import (
     CHANGES,
     EQUIVALENCE_ALPHA,
     FASTER,
@@ -44,9 +44,9 @@ from workflow_scripts.analyse.intervals.statistics import (
     mean_interval,
     verdicts,
 )
-from workflow_scripts.analyse.intervals.variation import UNKNOWN, Known, known_elsewhere
-from workflow_scripts.analyse.limits.ratios import NEAR_PCT, explain
-from workflow_scripts.common.command import run_command
+from workflow_scripts.statistics.further_starts import ONE_LOOK, Looks, decide
+from workflow_scripts.statistics.start_spread import FloatArray, spread
+from workflow_scripts.statistics.variation import UNKNOWN, Known, known_elsewhere
 
 # With few starts intervals are wide, so that those of a cell that varies more than the others are wide enough. A single
 # start shows nothing of how a cell varies.

@@ -26,12 +26,12 @@ from rich.progress import track
 from rich.table import Column, Table
 
 from benchmarks import checked
-from workflow_scripts.analyse.intervals.repeats import cell_summary
-from workflow_scripts.analyse.intervals.variation import of_rounds
 from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.common.command import run_command
 from workflow_scripts.common.files import read_jsonl
 from workflow_scripts.common.ownership import own_folder, temporary_folder
+from workflow_scripts.statistics.summary import cell_summary
+from workflow_scripts.statistics.variation import of_rounds
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.outcome import Outcome
 from workflow_scripts.study.paths import StudyPaths

@@ -6,7 +6,7 @@ rule measured_cells:
     input:
         parsed=expand(PATHS.parsed("{gpu}") / "{table}", gpu=GPUS, table=PARSED),
         imported=[PATHS.imported] if RUNS or PATHS.imported.exists() else [],
-        code=sources("analyse.cells.cells"),
+        code=sources("tables.cells"),
     output:
         table=PATHS.tables / "measured/cells.parquet",
         csv=PATHS.tables / "measured/cells.csv",
@@ -152,7 +152,7 @@ rule digest:
     """All that a comparison with another study needs; the report embeds it."""
     input:
         tables=[table(name) for name in ("cells", "limits", "waiting", "effects", "ratios", "engines")],
-        code=sources("analyse.compare.study_digest"),
+        code=sources("questions.compare.study_digest"),
     output:
         PATHS.digest,
     log:

@@ -7,7 +7,7 @@ rule promise:
         tables=[
             table(name) for name in ("cells", "serving", "serving_summary", "recommendations", "limits", "capacity")
         ],
-        code=sources("analyse.serving.make_promise"),
+        code=sources("questions.serving.make_promise"),
     output:
         PATHS.deploy / "promise.json",
     log:

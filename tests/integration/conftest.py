@@ -16,9 +16,9 @@ from tests.integration import served_study
 from tests.pretended_gpu import build
 from tests.unit.made_studies import fixed, study_content
 from tests.unit.present.synthetic import write_results
+from workflow_scripts.page.report import REPORT
 from workflow_scripts.present import figures, page
 from workflow_scripts.present.page_script import joined
-from workflow_scripts.present.report import REPORT
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 

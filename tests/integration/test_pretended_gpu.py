@@ -10,11 +10,11 @@ import yaml
 from tests.integration.conftest import CHECKOUT, snakemake_command
 from tests.pretended_gpu import CATALOGUE, IDLE, POWER_CAP, Pretended
 from tests.unit.made_studies import fixed, study_content
-from workflow_scripts.analyse.cells import cells as analyse_cells
 from workflow_scripts.common.files import read_jsonl
 from workflow_scripts.parse import cell_tables as parse_cells
 from workflow_scripts.present import page
 from workflow_scripts.study.outcome import Outcome
+from workflow_scripts.tables import cells as analyse_cells
 
 CELL = "pretended-gpu/hf-static/tiny-llama-57m/steady/static-batch4-cachedynamic"
 STUDY = study_content(

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from benchmarks import statistics
-from workflow_scripts.analyse.intervals.statistics import CHANGES, FASTER, FLAT, NOT_DECIDED, SLOWER
+from workflow_scripts.statistics.comparisons import CHANGES, FASTER, FLAT, NOT_DECIDED, SLOWER
 
 
 def test_a_verdict_is_false_beside_the_truth():

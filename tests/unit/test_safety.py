@@ -5,7 +5,7 @@ from pathlib import Path
 
 import jinja2
 
-from workflow_scripts.present.plot import use_style
+from workflow_scripts.page.plot import use_style
 
 ROOT = Path(__file__).parents[2]
 

@@ -2,7 +2,7 @@
 
 Sizes are in bytes, times in seconds, rates in bytes/s or operations/s; a multiply-add is two operations.
 The speed limits are lower bounds of time, so a measurement that beats one is wrong or measures something else. They
-hold for one new token per sequence and step, and for prompts that share no cached prefix; `analyse.limits.ceilings`
+hold for one new token per sequence and step, and for prompts that share no cached prefix; `questions.limits.ceilings`
 handles speculative decoding and shared prefixes.
 
 Sources: [Pope] Pope et al., Efficiently Scaling Transformer Inference, 2022; [Kwon] Kwon et al., Efficient Memory

@@ -21,12 +21,12 @@ from matplotlib.patches import Patch
 from workflow_scripts.common.command import command, option, out
 from workflow_scripts.common.files import read_json, write_text
 from workflow_scripts.common.wording import sentence
-from workflow_scripts.present.blocks import Block, Figure, Table, Text
+from workflow_scripts.page.blocks import Block, Figure, Table, Text
+from workflow_scripts.page.plot import Plot, data_address, size_px, use_style, write_plot
+from workflow_scripts.page.ratio_plot import plot_ratios
+from workflow_scripts.page.report import figure_facts
+from workflow_scripts.page.style import GRID, marks
 from workflow_scripts.present.page import page_of
-from workflow_scripts.present.plot import Plot, data_address, size_px, use_style, write_plot
-from workflow_scripts.present.ratio_plot import plot_ratios
-from workflow_scripts.present.report import figure_facts
-from workflow_scripts.present.style import GRID, marks
 
 # Maximum number of cells in a panel.
 MOST_CELLS = 40

@@ -15,12 +15,12 @@ from typing import Any
 from workflow_scripts.common.command import STUDY, TABLES, command, option, out
 from workflow_scripts.common.files import write_json, write_text
 from workflow_scripts.common.markdown import rows_of
-from workflow_scripts.present.plot import use_style, write_plot
-from workflow_scripts.present.report import FigurePart
-from workflow_scripts.present.report_tables import MissingError, Tables
-from workflow_scripts.present.subjects import SUBJECTS
-from workflow_scripts.present.subjects.central_tables import knob_tables
+from workflow_scripts.page.plot import use_style, write_plot
+from workflow_scripts.page.report import FigurePart
+from workflow_scripts.questions.knobs.central_tables import knob_tables
+from workflow_scripts.questions.sections import SUBJECTS
 from workflow_scripts.study.study_file import load_study
+from workflow_scripts.tables.results import MissingError, Tables
 
 MANIFEST = "figures.json"
 FIGURES: Mapping[str, FigurePart] = {figure.name: figure for subject in SUBJECTS for figure in subject.figures}

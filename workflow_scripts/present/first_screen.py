@@ -10,19 +10,22 @@ import numpy as np
 import pandas as pd
 
 from workflow_scripts.common.wording import listed, number, plural, sentence
-from workflow_scripts.present.blocks import UNKNOWN, Figure, Finding, Fold, Table, outcome_words
-from workflow_scripts.present.by_knob import TOTAL
+from workflow_scripts.page.blocks import UNKNOWN, Figure, Finding, Fold, Table, outcome_words
+from workflow_scripts.page.by_knob import TOTAL
+from workflow_scripts.page.report import Report
+from workflow_scripts.page.sentences import DECIDED, counted, duration, explained, span, without_effect
+from workflow_scripts.page.series import PLACES
 from workflow_scripts.present.figures import FIGURES
-from workflow_scripts.present.report import Report
-from workflow_scripts.present.report_tables import RATE, MissingError, Tables, records
-from workflow_scripts.present.sentences import DECIDED, counted, duration, explained, span, without_effect
-from workflow_scripts.present.series import PLACES
-from workflow_scripts.present.subjects import device_ratios, environments_compared, other_settings, sequence_limit
-from workflow_scripts.present.subjects.device_ratios import of_rates, speedups
-from workflow_scripts.present.subjects.measured_or_predicted import predicted_in_words
-from workflow_scripts.present.subjects.where_measured import NOISY_PCT, host_load
+from workflow_scripts.questions.devices import section as device_ratios
+from workflow_scripts.questions.devices.section import of_rates, speedups
+from workflow_scripts.questions.environments import section as environments_compared
+from workflow_scripts.questions.knobs import section as other_settings
+from workflow_scripts.questions.knobs import sequence_limit
+from workflow_scripts.questions.predictions.measured_or_predicted import predicted_in_words
+from workflow_scripts.questions.trust.where_measured import NOISY_PCT, host_load
 from workflow_scripts.study.progress import clock
 from workflow_scripts.study.setting_words import setting_phrase, settings_in_words, shortly
+from workflow_scripts.tables.results import RATE, MissingError, Tables, records
 
 MOST_DEVICES = 2
 # A larger share of a repeat in which the engine drains is told.

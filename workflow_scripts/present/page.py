@@ -19,15 +19,15 @@ import jinja2
 
 from workflow_scripts.common.command import STUDY, TABLES, command, option, out
 from workflow_scripts.common.files import read_json, write_text
-from workflow_scripts.present.blocks import Absent, Figure, Finding, Findings, Fold, Text
+from workflow_scripts.page.blocks import Absent, Figure, Finding, Findings, Fold, Text
+from workflow_scripts.page.report import REPORT, Report, Subject, blocks_of
 from workflow_scripts.present.first_screen import first_screen
 from workflow_scripts.present.page_data import packed, page_data, timelines
 from workflow_scripts.present.page_script import joined
-from workflow_scripts.present.report import REPORT, Report, Subject, blocks_of
-from workflow_scripts.present.report_tables import Tables
-from workflow_scripts.present.subjects import APPENDIX, SECTIONS
+from workflow_scripts.questions.sections import APPENDIX, SECTIONS
 from workflow_scripts.study.paths import DIGEST
 from workflow_scripts.study.study_file import load_study
+from workflow_scripts.tables.results import Tables
 
 # The styles of the text, and those of the views that the script adds.
 STYLES = ("page.css", "views.css")

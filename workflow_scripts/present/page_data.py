@@ -23,11 +23,11 @@ import numpy as np
 import pandas as pd
 
 from workflow_scripts.common.metrics import LATENCIES, METRICS
-from workflow_scripts.present.report import Report
-from workflow_scripts.present.report_tables import REPEAT, MissingError, Tables, medians_by_cell
-from workflow_scripts.present.series import NAMES
-from workflow_scripts.present.style import COLOURS
+from workflow_scripts.page.report import Report
+from workflow_scripts.page.series import NAMES
+from workflow_scripts.page.style import COLOURS
 from workflow_scripts.study.setting_words import knob_name, knobs_that_differ, settings_in_words
+from workflow_scripts.tables.results import REPEAT, MissingError, Tables, medians_by_cell
 
 MEASURES = tuple(metric.column for metric in METRICS)
 # The serving table has these too, with further percentiles.

@@ -3,7 +3,7 @@
 import subprocess
 
 from tests.integration.conftest import CHECKOUT, snakemake_command
-from tests.unit.analyse.digests import cell, digest, mean
+from tests.unit.questions.digests import cell, digest, mean
 
 
 def test_a_change_fails_the_target_and_is_in_the_markdown(tmp_path, write_study):

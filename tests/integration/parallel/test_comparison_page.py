@@ -5,8 +5,8 @@ import random
 import pytest
 
 from tests.integration.parallel.test_report_accessibility import AXE, CHECK
-from tests.unit.analyse.digests import random_digest
-from workflow_scripts.analyse.compare import compare
+from tests.unit.questions.digests import random_digest
+from workflow_scripts.questions.compare import compare
 
 pytestmark = pytest.mark.needs_tool("chromium")
 

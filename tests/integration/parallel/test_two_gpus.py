@@ -8,10 +8,10 @@ import pandas as pd
 import pytest
 
 from workflow_scripts.predict.capacity_of_cells import predict_study
-from workflow_scripts.present.report_tables import Tables
-from workflow_scripts.present.subjects.device_ratios import misses_pct, speedups
+from workflow_scripts.questions.devices.section import misses_pct, speedups
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.study_file import load_study
+from workflow_scripts.tables.results import Tables
 
 
 def test_every_cell_has_its_outcome_and_nothing_is_measured(two_gpus, two_gpus_evidence):

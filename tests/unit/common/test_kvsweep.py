@@ -140,7 +140,7 @@ run_command(lambda: print("done") or print("said", file=sys.stderr) or {status})
         (" log missing.log", "kvsweep log: missing.log: No such file or directory"),
         # A module that is run instead of its command names the command.
         (f".parse.engine_log {LOG}", " `kvsweep log`"),
-        (f".analyse.limits.limits {LOG}", " `kvsweep table-limits`"),
+        (f".questions.limits.table {LOG}", " `kvsweep table-limits`"),
     ],
 )
 def test_a_command_that_cannot_run_ends_with_2_and_the_reason(words, said):

@@ -43,11 +43,11 @@ def test_imports_are_followed_however_they_are_written(tmp_path, monkeypatch):
 def test_sources_hold_the_figures_of_other_studies_and_a_module_that_is_not_there_is_named():
     with_figures = {name for name in COMMANDS if "config/variation.yaml" in sources(COMMANDS[name])}
     assert with_figures == {
-        name for name in COMMANDS if "workflow_scripts/analyse/intervals/variation.py" in sources(COMMANDS[name])
+        name for name in COMMANDS if "workflow_scripts/statistics/variation.py" in sources(COMMANDS[name])
     }
     assert {f"table-{name}" for name in ("effects", "engines", "intervals", "ratios", "recommendations")} < with_figures
-    with pytest.raises(ValueError, match=r"no module workflow_scripts\.analyse\.none"):
-        sources("analyse.none")
+    with pytest.raises(ValueError, match=r"no module workflow_scripts\.questions\.none"):
+        sources("questions.none")
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +107,7 @@ def planned_again(finished: Path, *edited: str) -> dict[str, set[str]]:
             "predict/hf_cells.py": {"predict_cells", "predict_capacity"},
         },
         {"physics/formulas.py": {"predict_cells", "predict_capacity", "measured_cells"}},
-        {"analyse/settings/effects.py": {"effects"}, "analyse/settings/recommend.py": {"recommendations"}},
+        {"questions/knobs/table.py": {"effects"}, "questions/recommendations/table.py": {"recommendations"}},
         {"present/page.py": {"report"}},
     ],
     ids=["nothing", "rows and predictions", "a formula", "tables", "the page"],

@@ -11,8 +11,6 @@ import yaml
 from tests import echo_engine
 from tests.echo_engine import ECHO
 from tests.unit.made_studies import fixed, study_content
-from workflow_scripts.analyse.cells import cells as cells_command
-from workflow_scripts.analyse.settings import effects as effects_command
 from workflow_scripts.catalog.gpus_and_models import CatalogError
 from workflow_scripts.engines.registry import BUILT_IN, VARIABLE, get_engine
 from workflow_scripts.measure import cell as cell_command
@@ -21,6 +19,7 @@ from workflow_scripts.predict.check_study import check_cells
 from workflow_scripts.predict.forecast import predict_cells
 from workflow_scripts.prepare import model as model_command
 from workflow_scripts.prepare import workload as workload_command
+from workflow_scripts.questions.knobs import table as effects_command
 from workflow_scripts.study.calibrations import calibrations_of
 from workflow_scripts.study.definition import cell_definition, model_key, resolved_models, workload_key
 from workflow_scripts.study.grid import expand
@@ -28,6 +27,7 @@ from workflow_scripts.study.outcome import Outcome
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study import StudyError
 from workflow_scripts.study.study_file import load_study
+from workflow_scripts.tables import cells as cells_command
 
 STUDY = study_content(
     {"name": "groups", "gpu": "cpu-1core", "engine": "echo", "model": "tiny-llama-57m", "knobs": {"at_once": [1, 4]}},

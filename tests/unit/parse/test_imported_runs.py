@@ -8,13 +8,13 @@ import pandas as pd
 import pytest
 import yaml
 
-from tests.unit.analyse.synthetic_cells import cell, table
-from workflow_scripts.analyse.cells.cells import SCHEMA
-from workflow_scripts.analyse.cells.imported_cells import imported_cells, with_imported
-from workflow_scripts.analyse.tables import write_table
+from tests.unit.questions.synthetic_cells import cell, table
 from workflow_scripts.common.files import read_jsonl
 from workflow_scripts.parse.imported_runs import main, read_runs
 from workflow_scripts.study.runs_file import files_of
+from workflow_scripts.tables.cells import SCHEMA
+from workflow_scripts.tables.imported_cells import imported_cells, with_imported
+from workflow_scripts.tables.typed_tables import write_table
 
 RUN = {"gpu": "h100-sxm", "engine": "vllm", "model": "llama-3.1-8b-instruct", "workload": "chat"}
 PERIODIC = "Avg generation throughput: 679.1 tokens/s, Running: {} reqs, Waiting: {} reqs, GPU KV cache usage: {}%"

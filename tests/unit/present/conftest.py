@@ -10,13 +10,13 @@ import pytest
 from matplotlib.axes import Axes
 
 from tests.unit.present.synthetic import arguments, columns_of, write_results
-from workflow_scripts.analyse.tables import TABLE_SCHEMAS
+from workflow_scripts.page.blocks import Finding, Fold, Table
+from workflow_scripts.page.plot import Plot
+from workflow_scripts.page.report import Part, Report
 from workflow_scripts.present import figures, page
-from workflow_scripts.present.blocks import Finding, Fold, Table
-from workflow_scripts.present.plot import Plot
-from workflow_scripts.present.report import Part, Report
-from workflow_scripts.present.report_tables import Tables
 from workflow_scripts.study.study_file import load_study
+from workflow_scripts.tables.results import Tables
+from workflow_scripts.tables.typed_tables import TABLE_SCHEMAS
 
 DEMO = Path("config/studies/demo.yaml")
 

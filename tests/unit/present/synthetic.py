@@ -12,26 +12,26 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from tests.unit.analyse.synthetic_cells import plan_of
 from tests.unit.made_studies import fixed, study_content
-from workflow_scripts.analyse.cells import answers
-from workflow_scripts.analyse.cells.cell_intervals import cell_intervals
-from workflow_scripts.analyse.compare import study_digest
-from workflow_scripts.analyse.limits.predictions import QUANTITIES, predictions_table
-from workflow_scripts.analyse.limits.ratios import device_ratios
-from workflow_scripts.analyse.serving.latencies import latency_effects
-from workflow_scripts.analyse.settings.effects import knob_effects
-from workflow_scripts.analyse.settings.engine_gain import engine_tables
-from workflow_scripts.analyse.settings.recommend import recommendations
-from workflow_scripts.analyse.table_docs import schemas
-from workflow_scripts.analyse.tables import TABLE_SCHEMAS, read_table, write_table
+from tests.unit.questions.synthetic_cells import plan_of
 from workflow_scripts.predict.block_trace import trace_blocks
 from workflow_scripts.predict.forecast import lengths_of
 from workflow_scripts.predict.schedule import SchedulerSettings
-from workflow_scripts.present.subjects import SUBJECTS
+from workflow_scripts.questions.answers import table as answers
+from workflow_scripts.questions.compare import study_digest
+from workflow_scripts.questions.devices.table import device_ratios
+from workflow_scripts.questions.engines.table import engine_tables
+from workflow_scripts.questions.knobs.table import knob_effects
+from workflow_scripts.questions.predictions.table import QUANTITIES, predictions_table
+from workflow_scripts.questions.recommendations.table import recommendations
+from workflow_scripts.questions.sections import SUBJECTS
+from workflow_scripts.questions.serving.latencies import latency_effects
+from workflow_scripts.questions.table_docs import schemas
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.study import Study
 from workflow_scripts.study.study_file import load_study
+from workflow_scripts.tables.cell_intervals import cell_intervals
+from workflow_scripts.tables.typed_tables import TABLE_SCHEMAS, read_table, write_table
 
 schemas()  # imports every module that makes a table, so that each table has its schema here
 

@@ -5,14 +5,14 @@ import pandas as pd
 
 from workflow_scripts.predict.block_trace import trace_blocks
 from workflow_scripts.predict.schedule import RequestLengths, SchedulerSettings
-from workflow_scripts.present.report_tables import Tables
-from workflow_scripts.present.subjects.block_tables_by_step import (
+from workflow_scripts.questions.memory.block_tables_by_step import (
     block_tables,
     first_requests,
     moment_at,
     moments_of,
     of_one_cell,
 )
+from workflow_scripts.tables.results import Tables
 
 SETTINGS = SchedulerSettings(16, 4096, 4, 1024, async_scheduling=False)
 

@@ -3,11 +3,11 @@
 import pytest
 
 from tests.unit.present.conftest import changed, in_table, report_of
+from workflow_scripts.page.blocks import Fold, Table
 from workflow_scripts.present import figures
-from workflow_scripts.present.blocks import Fold, Table
-from workflow_scripts.present.report_tables import MissingError
-from workflow_scripts.present.subjects import central_tables as module
-from workflow_scripts.present.subjects.central_tables import central_tables, knob_tables
+from workflow_scripts.questions.knobs import central_tables as module
+from workflow_scripts.questions.knobs.central_tables import central_tables, knob_tables
+from workflow_scripts.tables.results import MissingError
 
 RATES, TOTAL, BLOCKS = range(3)
 

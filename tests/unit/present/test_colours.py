@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from workflow_scripts.present.report import REPORT
-from workflow_scripts.present.style import COLOURS, INK, MUTED, OUTCOMES, PAPER
+from workflow_scripts.page.report import REPORT
+from workflow_scripts.page.style import COLOURS, INK, MUTED, OUTCOMES, PAPER
 
 # Machado, Oliveira and Fernandes (2009), whole deficiency; for linear RGB.
 DEFICIENCIES = {

@@ -5,12 +5,12 @@ import random
 
 import pytest
 
-from tests.unit.analyse.digests import cell, digest, mean, random_digest
 from tests.unit.present.synthetic import SCRIPT
 from tests.unit.present.test_page import Page
-from workflow_scripts.analyse.compare import compare
-from workflow_scripts.analyse.compare.comparison import comparison
+from tests.unit.questions.digests import cell, digest, mean, random_digest
 from workflow_scripts.present.comparison_page import MOST_CELLS, ratios
+from workflow_scripts.questions.compare import compare
+from workflow_scripts.questions.compare.comparison import comparison
 
 
 @pytest.fixture

@@ -2,16 +2,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.analyse.settings.test_environment_changes import CELLS
 from tests.unit.made_studies import study_content
 from tests.unit.present.conftest import report_of, told
-from workflow_scripts.analyse.settings.effects import knob_effects
-from workflow_scripts.analyse.settings.environment_changes import environment_changes
-from workflow_scripts.analyse.tables import write_table
+from tests.unit.questions.environments.test_environment_changes import CELLS
 from workflow_scripts.present.first_screen import first_screen
-from workflow_scripts.present.report_tables import MissingError, Tables
-from workflow_scripts.present.subjects.environments_compared import SUBJECT, changed_by_itself, environments, verdicts
+from workflow_scripts.questions.environments.section import SUBJECT, changed_by_itself, environments, verdicts
+from workflow_scripts.questions.environments.table import environment_changes
+from workflow_scripts.questions.knobs.table import knob_effects
 from workflow_scripts.study.study import Study
+from workflow_scripts.tables.results import MissingError, Tables
+from workflow_scripts.tables.typed_tables import write_table
 
 
 @pytest.fixture

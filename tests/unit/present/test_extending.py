@@ -8,15 +8,15 @@ import pytest
 
 from tests.recipes import blocks, recipe
 from workflow_scripts.__main__ import COMMANDS, main
-from workflow_scripts.analyse import tables
-from workflow_scripts.analyse.table_docs import documentation
 from workflow_scripts.common.checkout import CHECKOUT
+from workflow_scripts.page.report import Subject
 from workflow_scripts.present import page
 from workflow_scripts.present.figures import draw_figures
-from workflow_scripts.present.report import Subject
-from workflow_scripts.present.subjects import SECTIONS
+from workflow_scripts.questions.sections import SECTIONS
+from workflow_scripts.questions.table_docs import documentation
+from workflow_scripts.tables import typed_tables as tables
 
-NAME = "workflow_scripts.present.subjects.longest_waits"
+NAME = "workflow_scripts.questions.longest_waits.section"
 
 
 def module_of(name: str, code: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
@@ -35,7 +35,7 @@ def subject(monkeypatch, tmp_path):
     (caption,) = blocks(text, "rst")
     (tmp_path / "captions").mkdir()
     (tmp_path / "captions" / "longest_waits.rst").write_text(caption)
-    monkeypatch.setattr("workflow_scripts.present.report.REPORT", tmp_path)
+    monkeypatch.setattr("workflow_scripts.page.report.REPORT", tmp_path)
     subject: Subject = module_of(NAME, blocks(text, "python")[0], monkeypatch).SUBJECT
     monkeypatch.setattr(page, "SECTIONS", [*SECTIONS, subject])
     monkeypatch.setattr("workflow_scripts.present.figures.FIGURES", {figure.name: figure for figure in subject.figures})
@@ -60,8 +60,8 @@ def test_the_recipe_for_a_figure_with_its_table_works(results, subject, tmp_path
 def test_the_recipe_for_a_table_works(results, monkeypatch, tmp_path):
     _, code, rule = blocks(recipe("A figure with its table"), "python")
     monkeypatch.setattr(tables, "TABLE_SCHEMAS", dict(tables.TABLE_SCHEMAS))
-    monkeypatch.setitem(COMMANDS, "table-waits", "analyse.waits")
-    module_of("workflow_scripts.analyse.waits", code, monkeypatch)
+    monkeypatch.setitem(COMMANDS, "table-waits", "questions.longest_waits.table")
+    module_of("workflow_scripts.questions.longest_waits.table", code, monkeypatch)
     cells, waits = results.root / "tables" / "cells.parquet", tmp_path / "waits.parquet"
     assert main(["table-waits", "--study", str(results.study), "--cells", str(cells), "--out", str(waits)]) == 0
     found = tables.read_table(waits)

@@ -12,8 +12,7 @@ from matplotlib.lines import Line2D
 
 from tests.unit.present.conftest import write_cells
 from tests.unit.present.synthetic import DRAWN, arguments
-from workflow_scripts.present.figures import FIGURES, main
-from workflow_scripts.present.plot import (
+from workflow_scripts.page.plot import (
     COLUMN_WIDTH_IN,
     MAX_PANELS,
     PAGE_WIDTH_IN,
@@ -26,8 +25,9 @@ from workflow_scripts.present.plot import (
     write_label,
     write_plot,
 )
-from workflow_scripts.present.report_tables import MissingError, Tables
-from workflow_scripts.present.style import DARK, INK
+from workflow_scripts.page.style import DARK, INK
+from workflow_scripts.present.figures import FIGURES, main
+from workflow_scripts.tables.results import MissingError, Tables
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -8,22 +8,22 @@ import pytest
 from tests.unit.present.conftest import changed, in_table, report_of, table_in, told, written
 from workflow_scripts.catalog.any_model import model_of_folder
 from workflow_scripts.catalog.gpus_and_models import ENTERED, get_model
-from workflow_scripts.present.blocks import Link, Text
-from workflow_scripts.present.report import Report
-from workflow_scripts.present.report_tables import MissingError
-from workflow_scripts.present.sentences import verdicts_on, what_verdicts_cover
-from workflow_scripts.present.subjects import how_sure
-from workflow_scripts.present.subjects.device_ratios import cannot_show
-from workflow_scripts.present.subjects.every_cell import unsuccessful
-from workflow_scripts.present.subjects.hardware_limits import above_ceilings
-from workflow_scripts.present.subjects.host_waiting import much_waiting, shares_by_cell
-from workflow_scripts.present.subjects.kv_block_size import RESERVED, prediction_errors
-from workflow_scripts.present.subjects.other_settings import models_compared
-from workflow_scripts.present.subjects.prefix_caching import first_repeats_with_cache, gains_and_hits, memory_saved
-from workflow_scripts.present.subjects.speculation import gains_and_drafts
-from workflow_scripts.present.subjects.what_ran import native_types, not_understood, remote_code, simulated
-from workflow_scripts.present.subjects.where_measured import slowed_cells, slowed_gpus, unsteady_cells
+from workflow_scripts.page.blocks import Link, Text
+from workflow_scripts.page.report import Report
+from workflow_scripts.page.sentences import verdicts_on, what_verdicts_cover
+from workflow_scripts.questions.cells.section import unsuccessful
+from workflow_scripts.questions.devices.section import cannot_show
+from workflow_scripts.questions.knobs.prefix_caching import first_repeats_with_cache, gains_and_hits, memory_saved
+from workflow_scripts.questions.knobs.section import models_compared
+from workflow_scripts.questions.knobs.speculation import gains_and_drafts
+from workflow_scripts.questions.limits.section import above_ceilings
+from workflow_scripts.questions.memory.kv_block_size import RESERVED, prediction_errors
+from workflow_scripts.questions.trust import section as how_sure
+from workflow_scripts.questions.trust.what_ran import native_types, not_understood, remote_code, simulated
+from workflow_scripts.questions.trust.where_measured import slowed_cells, slowed_gpus, unsteady_cells
+from workflow_scripts.questions.waiting.section import much_waiting, shares_by_cell
 from workflow_scripts.study.study import ModelOverride
+from workflow_scripts.tables.results import MissingError
 
 
 @pytest.fixture

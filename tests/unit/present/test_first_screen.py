@@ -11,14 +11,14 @@ import pytest
 from tests.generated_study import write_outcomes
 from tests.unit.present.conftest import changed, in_table, told, written
 from workflow_scripts.common.wording import number
-from workflow_scripts.present.blocks import Fold, Table
+from workflow_scripts.page.blocks import Fold, Table
+from workflow_scripts.page.report import Report
+from workflow_scripts.page.sentences import span
 from workflow_scripts.present.first_screen import best_in_words, best_settings, first_screen
-from workflow_scripts.present.report import Report
-from workflow_scripts.present.report_tables import Tables
-from workflow_scripts.present.sentences import span
-from workflow_scripts.present.subjects.hardware_limits import reached
-from workflow_scripts.present.subjects.other_settings import ENGINE, largest_changes
-from workflow_scripts.present.subjects.sequence_limit import drains
+from workflow_scripts.questions.knobs.section import ENGINE, largest_changes
+from workflow_scripts.questions.knobs.sequence_limit import drains
+from workflow_scripts.questions.limits.section import reached
+from workflow_scripts.tables.results import Tables
 
 KNOBS = ["knob_block_size", "knob_max_num_seqs"]
 

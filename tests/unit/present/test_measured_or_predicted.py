@@ -6,9 +6,9 @@ import pytest
 
 from tests.unit.present.conftest import changed, told
 from workflow_scripts.present.first_screen import first_screen
-from workflow_scripts.present.report_tables import RATE
-from workflow_scripts.present.subjects.measured_or_predicted import SUBJECT, measured_or_predicted, states
+from workflow_scripts.questions.predictions.measured_or_predicted import SUBJECT, measured_or_predicted, states
 from workflow_scripts.study.study import Measure
+from workflow_scripts.tables.results import RATE
 
 
 @pytest.fixture

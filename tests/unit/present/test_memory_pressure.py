@@ -9,9 +9,8 @@ import pandas as pd
 import pytest
 
 from tests.unit.present.conftest import report_of, table_in, told, write_cells
-from workflow_scripts.present.report import Report
-from workflow_scripts.present.report_tables import MissingError, Tables
-from workflow_scripts.present.subjects.memory_pressure import (
+from workflow_scripts.page.report import Report
+from workflow_scripts.questions.memory.section import (
     POOL,
     QUANTITIES,
     SUBJECT,
@@ -25,6 +24,7 @@ from workflow_scripts.present.subjects.memory_pressure import (
     users_in_the_same_memory,
 )
 from workflow_scripts.study.study_file import load_study
+from workflow_scripts.tables.results import MissingError, Tables
 
 PLACE = {"gpu": "h200", "engine": "vllm", "model": "m", "workload": "chat"}
 

@@ -9,11 +9,11 @@ import pytest
 from tests.unit.present.conftest import changed, whole, write_cells
 from tests.unit.present.synthetic import DRAWN, SCRIPT, SPEED
 from workflow_scripts.common.files import write_json
-from workflow_scripts.present.blocks import Table
-from workflow_scripts.present.sentences import claims_on
-from workflow_scripts.present.subjects import APPENDIX, SECTIONS, SUBJECTS
-from workflow_scripts.present.subjects.kv_block_size import BY_KIND_OF_LAYER
-from workflow_scripts.present.subjects.where_measured import provenance
+from workflow_scripts.page.blocks import Table
+from workflow_scripts.page.sentences import claims_on
+from workflow_scripts.questions.memory.kv_block_size import BY_KIND_OF_LAYER
+from workflow_scripts.questions.sections import APPENDIX, SECTIONS, SUBJECTS
+from workflow_scripts.questions.trust.where_measured import provenance
 from workflow_scripts.study.accounting import NODE_HEADINGS
 from workflow_scripts.study.definition import study_sha256
 from workflow_scripts.study.grid import expand

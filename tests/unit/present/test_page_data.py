@@ -9,9 +9,9 @@ import pytest
 
 from tests.unit.present.conftest import changed, in_table, report_of, written
 from tests.unit.present.synthetic import SCRIPT
-from workflow_scripts.analyse.intervals.statistics import ONE_START
 from workflow_scripts.present.page_data import MOST_BYTES, MOST_ROWS, _intervals, timelines
-from workflow_scripts.present.report_tables import Tables
+from workflow_scripts.statistics.comparisons import ONE_START
+from workflow_scripts.tables.results import Tables
 
 
 def unpacked(text: str) -> Any:

@@ -7,11 +7,11 @@ import pandas as pd
 import pytest
 
 from tests.unit.present.synthetic import SCRIPT, STUDY, cells_table, write_study
-from workflow_scripts.analyse.compare.digest import DigestError, read_digest
-from workflow_scripts.analyse.compare.study_digest import digest_of
-from workflow_scripts.analyse.intervals.variation import known_elsewhere
-from workflow_scripts.analyse.tables import TABLE_SCHEMAS
+from workflow_scripts.questions.compare.digest import DigestError, read_digest
+from workflow_scripts.questions.compare.study_digest import digest_of
+from workflow_scripts.statistics.variation import known_elsewhere
 from workflow_scripts.study.study_file import load_study
+from workflow_scripts.tables.typed_tables import TABLE_SCHEMAS
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,7 @@
 import pytest
 
+from workflow_scripts.page.report import REPORT
 from workflow_scripts.present.page_script import ScriptError, joined
-from workflow_scripts.present.report import REPORT
 
 
 def test_a_module_comes_once_and_after_those_that_it_imports(tmp_path):

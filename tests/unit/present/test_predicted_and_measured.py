@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from tests.unit.present.conftest import told
-from workflow_scripts.present.subjects.predicted_and_measured import (
+from workflow_scripts.questions.predictions.section import (
     LINES,
     _accuracy,
     predicted_by_max_num_seqs,

@@ -1,8 +1,8 @@
 import pandas as pd
 import pytest
 
-from workflow_scripts.present.blocks import table_of
-from workflow_scripts.present.report_tables import MissingError, Tables
+from workflow_scripts.page.blocks import table_of
+from workflow_scripts.tables.results import MissingError, Tables
 
 
 def test_an_absent_and_an_empty_table_are_missing(tmp_path):

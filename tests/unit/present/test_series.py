@@ -1,8 +1,8 @@
 import pandas as pd
 import pytest
 
-from workflow_scripts.present.report_tables import MissingError
-from workflow_scripts.present.series import NAMES, cell_titles, groups_varying
+from workflow_scripts.page.series import NAMES, cell_titles, groups_varying
+from workflow_scripts.tables.results import MissingError
 
 KNOBS = ["knob_block_size", "knob_max_num_seqs"]
 

@@ -7,10 +7,10 @@ import pytest
 from matplotlib.collections import LineCollection
 
 from tests.unit.present.conftest import report_of, told, written
-from workflow_scripts.present.blocks import Table
-from workflow_scripts.present.plot import use_style, write_plot
-from workflow_scripts.present.report_tables import MissingError, Tables
-from workflow_scripts.present.subjects import servers_under_load as serving
+from workflow_scripts.page.blocks import Table
+from workflow_scripts.page.plot import use_style, write_plot
+from workflow_scripts.questions.serving import section as serving
+from workflow_scripts.tables.results import MissingError, Tables
 
 
 def write(folder: Path, *servers: tuple[str, str | None, dict[str, object], list[float]]) -> Tables:

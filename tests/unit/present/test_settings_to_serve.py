@@ -3,9 +3,9 @@
 import pandas as pd
 
 from tests.unit.present.conftest import changed, in_table
-from workflow_scripts.present.blocks import Command, Table
-from workflow_scripts.present.subjects.settings_to_serve import commands
-from workflow_scripts.present.subjects.workload_requests import workloads
+from workflow_scripts.page.blocks import Command, Table
+from workflow_scripts.questions.cells.workload_requests import workloads
+from workflow_scripts.questions.recommendations.section import commands
 
 
 def test_each_command_is_shown_once_with_all_that_it_is_recommended_for(report, tmp_path):

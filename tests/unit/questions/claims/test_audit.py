@@ -1,0 +1,316 @@
+import csv
+import json
+import math
+import re
+from dataclasses import asdict, replace
+
+import pandas as pd
+import pytest
+
+from workflow_scripts.catalog.gpus_and_models import CONFIG, get_model, load_gpus
+from workflow_scripts.physics.model_facts import read_model_facts
+from workflow_scripts.physics.rate_ceiling import MeanLengths, ceiling
+from workflow_scripts.questions.claims.audit import AuditError, find_columns, judge, main
+
+PUBLISHED = CONFIG / "published"
+GPUS = load_gpus()
+LLAMA = read_model_facts(get_model("llama-3.1-8b-instruct").config)
+LLAMA_70B = read_model_facts(get_model("llama-3-70b").config)
+EVEN = MeanLengths(200, 200)
+
+
+def audit(rows, workload=EVEN, facts=LLAMA, **options):
+    columns = find_columns(list(rows[0]))
+    return pd.DataFrame([asdict(judge(row, columns, facts, workload, **options)) for row in rows])
+
+
+def row(gpu="H200", max_num_seqs=1, **throughput):
+    return {"gpu": gpu, "max_num_seqs": max_num_seqs, **(throughput or {"throughput_tok_s": 100})}
+
+
+def test_a_ceiling_of_each_kind_by_hand():
+    # Two sequences of 100 + 5 tokens on an H200: each has half of the weights of 5 steps, and reads the KV of
+    # 100 + 101 + 102 + 103 tokens.
+    by_memory = ceiling(LLAMA, GPUS["h200"], 2, MeanLengths(100, 5))
+    time_s = (5 * LLAMA.decode_weight_bytes / 2 + 406 * 131072) / 4.8e12
+    assert by_memory.total_tokens_per_s == pytest.approx(105 / time_s)
+    assert by_memory.output_tokens_per_s == pytest.approx(5 / time_s)
+    assert by_memory.because == "2 live sequences: a step reads 15.0 GB of weights at 4.8 TB/s"
+    # 48 GB less 16.06 GB of weights, in requests that hold 8000 + 99/2 tokens on average.
+    by_size = ceiling(LLAMA, GPUS["l40s"], 1000, MeanLengths(8000, 100), 0.9)
+    memory = max(GPUS["l40s"].memory_bytes, GPUS["l40s"].usable_memory_bytes or 0) * 0.9
+    sequences = (memory - 2 * 8030261248) / (131072 * 8049.5)
+    time_s = (100 * LLAMA.decode_weight_bytes / sequences + 99 * (8000 + 49) * 131072) / 864e9
+    assert by_size.total_tokens_per_s == pytest.approx(8100 / max(time_s, LLAMA.request_flops(8000, 100) / 362.05e12))
+    by_arithmetic = ceiling(LLAMA, GPUS["l40s"], 256, MeanLengths(8000, 1))
+    assert by_arithmetic.total_tokens_per_s == pytest.approx(8001 / (LLAMA.request_flops(8000, 1) / 362.05e12))
+    # A quantized model may run at the highest rate of the card.
+    quantized = ceiling(replace(LLAMA, quantization="awq"), GPUS["h200"], 256, MeanLengths(8000, 1))
+    assert quantized.total_tokens_per_s == pytest.approx(8001 / (LLAMA.request_flops(8000, 1) / 1979e12))
+    # What is left beside the weights holds 1 request, or a little less than 1.
+    tokens = (GPUS["l40s"].memory_bytes - LLAMA.weight_bytes) / 131072
+    card = GPUS["l40s"].model_copy(update={"usable_memory_bytes": None})
+    assert ceiling(LLAMA, card, 8, MeanLengths(math.floor(tokens), 1)).limit != "memory size"
+    refused = ceiling(LLAMA, card, 8, MeanLengths(math.ceil(tokens) + 1, 1))
+    assert (refused.limit, refused.total_tokens_per_s, refused.output_tokens_per_s) == ("memory size", 0, 0)
+
+
+def test_a_rate_at_its_ceiling_is_possible_and_prompt_tokens_count_unless_the_column_says_output():
+    highest = ceiling(LLAMA, GPUS["h200"], 1, EVEN).total_tokens_per_s
+    assert highest == pytest.approx(2 * 319.8, rel=0.01)
+    assert audit([row(throughput_tok_s=highest)]).loc[0, "verdict"] == "possible"
+    above = audit([row(throughput_tok_s=highest * 1.0001)]).loc[0]
+    assert (above["verdict"], above["ceiling_gpu"], above["limit"]) == ("impossible", "h200", "memory bandwidth")
+    assert (above["predicted_ceiling_tokens_per_s"], above["times_ceiling"]) == (highest, pytest.approx(1.0001))
+    of_output = audit([row(output_tokens_per_s=highest)]).loc[0]
+    assert (of_output["verdict"], of_output["times_ceiling"]) == ("impossible", pytest.approx(2))
+    assert of_output["predicted_ceiling_tokens_per_s"] == pytest.approx(highest / 2)
+    # A model that does not fit has no throughput.
+    audited = audit([row("H100", 16), row("B200", 16)], facts=LLAMA_70B)
+    assert list(audited["verdict"]) == ["impossible", "possible"]
+    assert audited.loc[0, "limit"] == "memory size"
+    # An ambiguous card is the one with the highest ceiling.
+    audited = audit([row("A100 PCIe"), row("H100"), row("h100-pcie")])
+    assert list(audited["ceiling_gpu"]) == ["a100-pcie-80gb", "h100-nvl", "h100-pcie"]
+
+
+@pytest.mark.parametrize(
+    ("options", "verdict", "assumed"), [({}, "possible", 256), ({"default_max_num_seqs": 1}, "impossible", 1)]
+)
+def test_where_rows_do_not_say_how_many_sequences_a_number_is_assumed(options, verdict, assumed):
+    rows = pd.read_csv(PUBLISHED / "paged_attention_lab_block_size.csv").to_dict("records")
+    for rows_of in (rows, [row(max_num_seqs=None, throughput_tok_s=5000)]):
+        audited = audit(rows_of, **options)
+        assert set(audited["verdict"]) == {verdict}
+        assert audited["reason"].str.contains(f"{assumed} assumed").all()
+
+
+@pytest.mark.parametrize(
+    ("rows", "reason"),
+    [
+        (row("H300"), "unknown GPU 'H300'"),
+        (row(float("nan")), "unknown GPU 'nan'"),
+        (row("cpu-1core"), "no data sheet gives the rates of cpu-1core"),
+        (row(throughput_tok_s=None), "no number in throughput_tok_s"),
+        (row(throughput_tok_s="n/a"), "no number in throughput_tok_s"),
+        (row(throughput_tok_s=0), "no number in throughput_tok_s"),
+        (row(max_num_seqs="many"), "max_num_seqs is 'many'"),
+    ],
+)
+def test_what_cannot_be_judged_is_unknown_with_the_reason(rows, reason):
+    audited = audit([rows])
+    assert audited.loc[0, "verdict"] == "unknown"
+    assert reason in audited.loc[0, "reason"]
+    assert math.isnan(audited.loc[0, "times_ceiling"])
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["GPU", "Max-Num-Seqs", "Throughput (tok/s)"], ("GPU", "Throughput (tok/s)", "Max-Num-Seqs")),
+        (["device", "max_batch_size", "tokens_per_s"], ("device", "tokens_per_s", "max_batch_size")),
+        (["gpu", "concurrency", "Output_Tokens_Per_S"], ("gpu", "Output_Tokens_Per_S", "concurrency")),
+        (["gpu", "knob_max_num_seqs", "total_tokens_per_s"], ("gpu", "total_tokens_per_s", "knob_max_num_seqs")),
+        (["gpu", "tok/s", "requests_per_s", "tok_per_watt", "output_tokens"], ("gpu", "tok/s", None)),
+        (["gpu", "request_throughput", "Tokens/sec"], ("gpu", "Tokens/sec", None)),
+        (["gpu", "batch size", "output_tps"], ("gpu", "output_tps", "batch size")),
+        (["gpu", "generation tok/s", "tok/s ratio"], ("gpu", "generation tok/s", None)),
+    ],
+)
+def test_columns_are_found_by_the_names_that_tables_use(names, expected):
+    columns = find_columns(names)
+    assert (columns.gpu, columns.throughput, columns.sequences) == expected
+
+
+@pytest.mark.parametrize(
+    ("names", "chosen", "message"),
+    [
+        (["metric", "unit", "vllm"], None, "no column names the GPU"),
+        (["gpu", "max_num_seqs"], None, "0 columns look like a throughput"),
+        (["gpu", "output_tokens_per_s", "total_tokens_per_s"], None, "2 columns look like a throughput"),
+        (["gpu", "output_tokens_per_s", "total_tokens_per_s"], "tps", "no column 'tps'"),
+    ],
+)
+def test_a_table_without_what_is_needed_is_refused(names, chosen, message):
+    with pytest.raises(AuditError, match=message):
+        find_columns(names, chosen)
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+MAX_NUM_SEQS = str(PUBLISHED / "paged_attention_lab_max_num_seqs.csv")
+OPTIONS = ["--model", "llama-3.1-8b-instruct", "--tokens-per-request", "200,200"]
+
+
+def test_the_command_prints_json_and_writes_the_table(tmp_path, capsys):
+    out = tmp_path / "verdicts.csv"
+    assert main([MAX_NUM_SEQS, *OPTIONS, "--gpu-memory-utilization", "0.9", "--json", "--out", str(out)]) == 0
+    record = json.loads(capsys.readouterr().out)
+    rows = record.pop("rows")
+    assert record == {
+        **{"table": MAX_NUM_SEQS, "model": "llama-3.1-8b-instruct", "quantization": None},
+        **{"prompt_tokens": 200, "output_tokens": 200, "gpu_memory_utilization": 0.9},
+        "verdicts": {"possible": 8, "impossible": 12, "unknown": 0},
+    }
+    audited = out.read_text()
+    assert list(pd.read_csv(out)["verdict"]) == [r["verdict"] for r in rows]
+    assert main([str(out), *OPTIONS, "--gpu-memory-utilization", "0.9", "--out", str(out)]) == 0
+    assert out.read_text() == audited  # it can be audited again
+
+
+def test_the_command_prints_a_table(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")  # only the last column is broken
+    assert main([MAX_NUM_SEQS, *OPTIONS]) == 0
+    printed = capsys.readouterr().out
+    headings, first = printed[printed.index("gpu ") :].splitlines()[:2]
+    assert headings.split() == ["gpu", "max_num_seqs", "throughput_tok_s", "ceiling", "times", "verdict", "reason"]
+    assert first.split()[:6] == ["H200", "1", "11939", "638", "18.72", "impossible"]
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main([MAX_NUM_SEQS, *OPTIONS]) == 0
+    # 1 sequence reads 15 GB of weights per step, 256 are limited by arithmetic.
+    reasons = [re.findall(r"[\d.]+ (?:GB|TB/s|TFLOP/s)", line) for line in capsys.readouterr().out.splitlines()[2:7]]
+    assert reasons == [*[["15.0 GB", "4.8 TB/s"]] * 4, ["989.5 TFLOP/s"]]
+    assert main([str(PUBLISHED / "paged_attention_lab_block_size.csv"), *OPTIONS, "--max-num-seqs", "64"]) == 0
+    assert "64 assumed" in " ".join(capsys.readouterr().out.split())
+
+
+def test_every_option_reaches_the_ceilings(tmp_path, capsys):
+    table = tmp_path / "table.csv"
+    table.write_text("gpu,tok/s,output tok/s\nL40S,5,5\n")
+    workload = MeanLengths(8000, 100)
+    quantized = replace(LLAMA, quantization="awq")
+    for more, facts, arguments in (
+        ([], LLAMA, (256, workload)),
+        (["--max-num-seqs", "2"], LLAMA, (2, workload)),
+        (["--gpu-memory-utilization", "0.5"], LLAMA, (256, workload, 0.5)),
+        (["--kv-cache-dtype", "fp8"], LLAMA, (256, workload, 1.0, "fp8")),
+        (["--quantization", "awq"], quantized, (256, workload)),
+        (["--tokens-per-request", "1,100"], LLAMA, (256, MeanLengths(1, 100))),
+    ):
+        for column, rate in (("tok/s", "total_tokens_per_s"), ("output tok/s", "output_tokens_per_s")):
+            words = [*OPTIONS[:3], "8000,100", "--throughput-column", column, *more]
+            assert main([str(table), *words, "--json"]) == 0
+            (found,) = json.loads(capsys.readouterr().out)["rows"]
+            expected = getattr(ceiling(facts, GPUS["l40s"], *arguments), rate)
+            assert found["predicted_ceiling_tokens_per_s"] == pytest.approx(expected)
+
+
+WIDE = """
+| **GPU / max-num-seqs** | 1 | `4` | % of H200 |
+|:---|---:|---:|---|
+| H200 | ~11,939 tok/s | 11 977 | 100 % |
+| L40S | n/a | 4'036 | 34 % |
+"""
+IN_A_README = r"""
+# Speed of a | b
+
+GPU | Seqs | tok/s
+--- | :-: | ---
+1x NVIDIA H100 80GB SXM | 1 | **11.2k**[^1]
+ | 256 | 4000-4100
+
+[^1]: warm
+"""
+TRANSPOSED = """
+| max_num_seqs | H200   | L40S |
+|--------------|--------|------|
+| 1            | 11,939 | OOM  |
+"""
+EITHER, PROMPTS_TOO = ("impossible", "unknown"), ("H200", 1, "impossible")
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "rows"),
+    [
+        (WIDE, [], [("H200", 1, "impossible"), ("H200", 4, "impossible"), ("L40S", 4, "impossible")]),
+        ("GPU,1,4\nH200,11939,600\n", ["--columns=max_num_seqs"], [("H200", 1, "impossible"), ("H200", 4, "possible")]),
+        ("GPU,seqs\nH200,600\n", [], [("H200", None, "possible")]),  # as many sequences as the default
+        ("GPU,max_num_seqs=1\nH200,639\n", [], [("H200", 1, "impossible")]),
+        ("GPU,vLLM,HF\nA100 PCIe,5241,293\n", [], [("A100 PCIe", None, "possible")] * 2),
+        ("max_num_seqs,tok/s\n1,11939\n", ["--gpu=H200"], [("H200", 1, "impossible")]),
+        (IN_A_README, [], [("1x NVIDIA H100 80GB SXM", n, v) for n, v in ((1, "impossible"), (256, "possible"))]),
+        (TRANSPOSED, [], [("H200", 1, "impossible"), ("L40S", 1, "unknown")]),
+        ("GPU\tvLLM (tok/s)\tHF (tok/s)\tSpeed-up\nH100\t9,000\t500\t18x\n", [], [("H100", None, "possible")] * 2),
+        ("GPU;Batch;Tokens/s;Use %\nH200;1;11939;95\nH200;1;2.144,2;95\n", [], [("H200", 1, v) for v in EITHER]),
+        ("gpu,seqs,output tok/s,total tok/s\nH200,1,400,800\n", ["--throughput-column=total tok/s"], [PROMPTS_TOO]),
+    ],
+)
+def test_tables_as_people_paste_them(text, options, rows, tmp_path, capsys):
+    table = tmp_path / "pasted.md"
+    table.write_text(text.lstrip())
+    assert main([str(table), *OPTIONS[:2], *options, "--json"]) == 0
+    printed = capsys.readouterr()
+    found = json.loads(printed.out)
+    assert (found["prompt_tokens"], found["output_tokens"]) == (200, 200)
+    assert "assumed" in printed.err
+    names = ("max-num-seqs", "max_num_seqs", "Seqs", "Batch", "seqs")
+    sequences = [next(filter(None, map(row.get, names)), None) for row in found["rows"]]
+    gpus = [row.get("gpu") or row["GPU"] for row in found["rows"]]
+    verdicts = [row["verdict"] for row in found["rows"]]
+    assert list(zip(gpus, sequences, verdicts, strict=True)) == rows
+    assert [row["times_ceiling"] is None for row in found["rows"]] == [verdict == "unknown" for verdict in verdicts]
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({"model_type": "made_up"}, "model_type 'made_up' is not supported"),
+        ({"model_type": "mistral", "sliding_window": 64}, "layers with memory of kind window of 64"),
+    ],
+)
+def test_a_model_of_unknown_structure_makes_every_row_unknown(config, reason, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "5000")
+    llama = json.loads(get_model("llama-3.1-8b-instruct").config.read_text())
+    (tmp_path / "config.json").write_text(json.dumps(llama | config))
+    assert main([MAX_NUM_SEQS, "--model", str(tmp_path), *OPTIONS[2:], "--out", str(tmp_path / "out.csv")]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert (printed.count(reason), "unknown: " in printed) == (1, True)
+    audited = pd.read_csv(tmp_path / "out.csv")
+    assert (set(audited["verdict"]), len(audited)) == ({"unknown"}, 20)
+    assert audited["reason"].str.contains(reason).all()
+
+
+def test_an_audited_table_holds_no_formula_and_can_be_audited_again(tmp_path):
+    table, out = tmp_path / "rates.csv", tmp_path / "out.csv"
+    table.write_text('GPU,tok/s,=note\nH200,900,"=HYPERLINK(""http://x"")"\n@H100,-5,+a\n')
+    assert main([str(table), *OPTIONS, "--out", str(out)]) == 0
+    first = out.read_bytes()
+    with out.open(newline="") as lines:
+        fields = [field for row in csv.reader(lines) for field in row]
+    assert [field for field in fields if re.match(r"[=+@\t\r-]", field)] == ["-5"]
+    assert main([str(out), *OPTIONS, "--out", str(out)]) == 0
+    assert out.read_bytes() == first
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["none.csv", *OPTIONS], "none.csv: No such file"),
+        ([MAX_NUM_SEQS, *OPTIONS, "--model", "gpt-5"], "unknown model 'gpt-5'"),
+        ([MAX_NUM_SEQS, *OPTIONS, "--gpu", "H200"], "--gpu is for a table that does not name it; this one has"),
+    ],
+)
+def test_bad_input_ends_with_2_and_one_message(argv, message, capsys, tmp_path):
+    out = tmp_path / "out.csv"
+    assert main([*argv, "--out", str(out)]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "values"),
+    [
+        ("tokens-per-request", ["200", "0,5", "5,0.5"]),
+        ("max-num-seqs", ["0", "1.5"]),
+        ("gpu-memory-utilization", ["0", "1.01", "half"]),
+        ("quantization", ["int3"]),
+        ("kv-cache-dtype", ["int3"]),
+    ],
+)
+def test_options_with_a_value_that_is_not_allowed_are_refused(option, values, capsys):
+    for value in values:
+        with pytest.raises(SystemExit, match="2"):
+            main([MAX_NUM_SEQS, *OPTIONS, f"--{option}={value}"])
+        assert re.search("is not|invalid choice", capsys.readouterr().err)

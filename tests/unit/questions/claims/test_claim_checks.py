@@ -1,0 +1,304 @@
+"""The checks of claims: what arithmetic, ceilings and measurements decide, and under which conditions."""
+
+import math
+
+import pytest
+
+from tests.unit.questions.claims.claim_evidence import LLAMA, claim, evidence, judged, republished, tables
+from tests.unit.questions.synthetic_cells import around, cell
+from workflow_scripts.questions.claims.evidence import COMPUTED, CONTRADICTED, NOT_TESTABLE, SUPPORTED, verdict
+from workflow_scripts.questions.claims.on_rates import flat
+from workflow_scripts.questions.claims.study_tables import StudyTables
+from workflow_scripts.statistics.comparisons import CHANGES, FLAT, NOT_DECIDED
+
+SEQS_TABLE = "paged_attention_lab_max_num_seqs.csv"
+SLOW = [{"gpu": "H200", "max_num_seqs": n, "throughput_tok_s": 100, "approximate": False} for n in (1, 256)]
+# Lengths of ShareGPT, of 200 requests
+SHAREGPT = {"num_requests": 200, "prompt_tokens": 200 * 216, "output_tokens": 200 * 188}
+SHORT = {"prompt_tokens": 200 * 64}
+WAITING = {"running_peak": 16.0, "waiting_peak": 184.0}
+EMPTY_SLOTS = {"block_size": 16, "wasted_slots_per_sequence": 15.1}
+
+
+def effect(low=math.nan, high=math.nan, **columns):
+    known = {"engine": "vllm", "comparison": "overall", "verdict": NOT_DECIDED, "ratio": (low + high) / 2}
+    return known | {"ratio_low": low, "ratio_high": high} | columns
+
+
+ONE = cell({"block_size": 16})
+SEQS = {"knob": "max_num_seqs", "value": "256", "baseline": "1"}
+BLOCKS = {"knob": "block_size", "value": "32", "baseline": "16"}
+PAIR = BLOCKS | {"comparison": "pair", "values": "16, 32, 64"}
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (effect(values="1, 4, 256", verdict=FLAT, **SEQS), SUPPORTED),
+        (effect(values="1, 64", verdict=FLAT, **SEQS), NOT_TESTABLE),  # not the whole range
+        (effect(values="4, 256", verdict=FLAT, **SEQS), NOT_TESTABLE),
+        (effect(values="1, 64", verdict=CHANGES, **SEQS), CONTRADICTED),
+        (effect(values="1, 256", **SEQS), NOT_DECIDED),
+        (effect(values="1, 512", verdict=CHANGES, **SEQS), NOT_TESTABLE),  # what changed may be beyond the range
+        (effect(values="1, 256, 512", verdict=FLAT, **SEQS), NOT_TESTABLE),
+        (effect(values="1, 256", verdict=CHANGES, **SEQS, engine="hf-static"), NOT_TESTABLE),
+        # Pairs of the claimed values decide where others were measured too. Of 8, 16 and 32 no GPU takes 8.
+        (effect(0.95, 1.07, **PAIR), SUPPORTED),
+        (effect(0.95, 1.12, **PAIR), NOT_DECIDED),
+        (effect(0.99, 1.01, **PAIR | {"baseline": "64"}), NOT_TESTABLE),  # beyond the claim
+        (effect(**PAIR), NOT_DECIDED),
+        (effect(1.03, 1.05, **PAIR, verdict=CHANGES), CONTRADICTED),
+        (effect(0.8, 1.3, values="16, 32, 64", **BLOCKS), NOT_TESTABLE),
+    ],
+)
+def test_flatness_is_decided_within_the_claimed_range_or_by_pairs_of_the_claimed_values(found, said):
+    of = tables(cells=[ONE], effects=[{"cell_id": ONE[0]["cell_id"]} | found])
+    of_knob = {"max_num_seqs": "throughput-flat-over-max-num-seqs", "block_size": "throughput-flat-over-block-size"}
+    assert verdict(flat(claim(of_knob[found["knob"]]), of)) == said
+
+
+def test_the_ceiling_of_one_sequence_contradicts_flatness_on_every_gpu(tmp_path):
+    seqs = "throughput-flat-over-max-num-seqs"
+    found = evidence(seqs, tables())
+    assert [(each.label, each.says) for each in found] == [(COMPUTED, CONTRADICTED)] * 4
+    assert {each.scope for each in found} >= {f"H200, {LLAMA}, 200 + 200 tokens per request"}
+    h200 = next(each.text for each in found if "of H200" in each.text)
+    assert all(number in h200 for number in ("11,939", "18.7 times", "19 sequences", "36.4 times"))
+    slow = tables(republished(tmp_path, {SEQS_TABLE: [SLOW[0] | {"gpu": "H300"}, *SLOW]}))
+    (possible,) = evidence(seqs, slow)  # the H300 has no ceiling
+    assert (possible.says, "0.157 times" in possible.text) == (None, True)
+
+
+def test_the_published_rate_furthest_above_the_measured_one_stands_beside_it():
+    rates = {1: 759.0, 256: 12_000.0}
+    cells = [cell({"max_num_seqs": n}, [1.0], total_tokens_per_s=rate) for n, rate in rates.items()]
+    *_, beside = evidence("throughput-flat-over-max-num-seqs", tables(cells=cells))
+    assert all(number in beside.text for number in ("759", "11,939", "15.7"))
+    assert beside.says is None
+
+
+@pytest.mark.parametrize("field", ["itl_p50", "max_batch_size"])
+def test_a_step_or_a_rate_beyond_the_hardware_contradicts(tmp_path, field):
+    rows = {"throughput": (2400, 1800, 400), "itl_p50": (8, 10, 25), "max_batch_size": (256, 128, 16)}
+    rows[field] = (1, *rows[field][1:])
+    table = [{"metric": m, "vllm": a, "tgi": b, "hf": c} for m, (a, b, c) in rows.items()]
+    of = tables(republished(tmp_path, {"engines_a100_80gb_llama31_8b.csv": table}))
+    assert judged("engines-on-one-a100", tables()) == NOT_TESTABLE
+    assert [each.text.partition(":")[0] for each in evidence("engines-on-one-a100", of) if each.says] == ["vllm"]
+
+
+@pytest.mark.parametrize(
+    ("claim_id", "numbers", "verdict"),
+    [
+        # 2 x 80 layers x 8 KV heads x 128 x 2 bytes x 4,096 tokens are 1,342,177,280 bytes
+        ("kv-of-llama-3-70b", {}, CONTRADICTED),
+        ("kv-of-llama-3-70b", {"kv_cache": 1.34}, SUPPORTED),
+        ("kv-of-llama-3-70b", {"kv_cache": 1.21}, CONTRADICTED),
+        ("kv-of-a-batch-of-llama-3-70b", {"kv_cache": 43}, SUPPORTED),
+        ("llama-70b-on-a100s", {"gpus": 4}, CONTRADICTED),
+        ("contiguous-allocation-example", {"waste": 62.54}, SUPPORTED),
+        ("contiguous-allocation-example", {"waste": 62.6}, CONTRADICTED),
+        ("contiguous-allocation-example", {"tokens_used": {"values": (1024, 512)}}, CONTRADICTED),
+        ("empty-slots-per-sequence", {"empty_slots_per_sequence": {"max": 14}}, CONTRADICTED),
+        ("empty-slots-per-sequence", {"block_size": 32}, CONTRADICTED),
+        ("hf-generate-on-a100", {"tokens_per_s": 200}, NOT_TESTABLE),
+        ("hf-generate-on-a100", {"batch_size": 2}, NOT_TESTABLE),
+        ("block-size-by-length", {"block_size_short": 16}, NOT_TESTABLE),
+        # 50 of 512 slots leave 90.2 %
+        ("waste-of-512-slots", {"waste": 84}, CONTRADICTED),
+        # Blocks of 16: prompts of 6 tokens have no full one, those of 1,601 have 100.
+        ("prefix-hit-rate-of-identical-prompts", {"prefix_hit_rate": 0}, SUPPORTED),
+        ("prefix-hit-rate-of-identical-prompts", {"prompt_tokens": 1601, "prefix_hit_rate": 87.4}, SUPPORTED),
+        ("capacity-of-32k-for-4k-chats", {"p99_tokens": 8192}, CONTRADICTED),
+    ],
+)
+def test_arithmetic_decides(claim_id, numbers, verdict):
+    assert judged(claim_id, tables(), **numbers) == verdict
+
+
+MANY, FEW = ({"max_num_seqs": 256}, SHAREGPT), ({"max_num_seqs": 16}, SHAREGPT)
+
+
+def of_cells(*cells, others=None, **common):
+    """Tables of cells of (knobs, columns), each of three starts, and other tables."""
+    made = [cell(knobs, [1.0] * 3, **(columns | common)) for knobs, columns in cells]
+    return tables(cells=made, **(others or {}))
+
+
+def pools(users, length=512, output=50, peak=36.0, prompt=77):
+    """Cells with blocks of 16 and with whole reservations, in 4,096 tokens; `users` of each while others wait."""
+    cells = []
+    for turn, (size, mean) in enumerate(((16, users), (length, 8.0))):
+        blocks = {"block_size_effective": size, "num_gpu_blocks": 4096 // size + 1}
+        knobs = {"block_size": size, "num_gpu_blocks_override": blocks["num_gpu_blocks"], "max_num_seqs": 256}
+        cells.append((knobs, blocks | {"running_while_others_wait": around(mean, 0.01, turn)}))
+    tokens = {"prompt_tokens": 64 * prompt, "output_tokens": 64 * output}
+    return of_cells(*cells, max_model_len_effective=length, running_peak=peak, **tokens)
+
+
+def improvement(ratio, **columns):
+    row = {"comparable": True, "hf_kind": "batch 1", "hf_engine": "hf-static", "hf_knobs": "static-batch1"}
+    row |= {"vllm_knobs": "bs16-seqs1", "vllm_max_num_seqs": 1, "vllm_output_tokens_per_s": 100.0}
+    row |= {"hf_output_tokens_per_s": 10.0, "improvement_ratio": ratio}
+    return row | {"improvement_ratio_low": ratio * 0.99, "improvement_ratio_high": ratio * 1.01} | columns
+
+
+def fastest(ratio, **columns):
+    """Two comparisons of engines, of which that of the faster cells counts."""
+    row = improvement(ratio, **columns)
+    slower = {"vllm_output_tokens_per_s": 50.0, "improvement_ratio_low": 1.0, "improvement_ratio_high": 1.1}
+    return tables(engines=[row | slower, row])
+
+
+def single(model, output, ratio):
+    """A single request with so many output tokens, and how much faster vLLM answered it."""
+    alone = {"block_size": 16, "max_num_seqs": 1}, {"model": model, "output_tokens": 64 * output}
+    return of_cells(alone, others={"engines": [improvement(ratio, model=model)]})
+
+
+def served(rate, slower):
+    """A server with 20 users that is so many times as fast and as slow to answer as with one."""
+    cells = [
+        ({"users": n}, {"output_tokens_per_s": around(100 * r, 0.01, turn), "e2e_s_p50": around(t, 0.01, turn)})
+        for turn, (n, r, t) in enumerate(((1, 1, 1), (20, rate, slower)))
+    ]
+    return of_cells(*cells, engine="vllm-serve", model="smollm-135m", max_model_len_effective=512)
+
+
+def evicted(pool, found):
+    """64 requests of 8,000 prompt tokens, of which 80 % are repeated: 102,400 tokens to keep."""
+    rates = {"prefix_cache_hit_rate": found, "prefix_cache_hit_rate_predicted": 0.8, "prompt_tokens": 64 * 8000}
+    row = {"cell_id": f"h200/vllm/{LLAMA}/chat/bs16", "quantity": "prefix_cache_hit_rate", "predicted": 0.7}
+    others = {"predictions": [row | {"evicted_blocks_predicted": 5.0, "source": "predicted"}]}
+    return of_cells(({"block_size": 16}, rates), others=others, num_gpu_blocks=pool // 16, block_size_effective=16)
+
+
+def waste(layouts, length=512, output=50, prompt=77, engine="vllm", **knobs):
+    tokens = {"prompt_tokens": 64 * prompt, "output_tokens": 64 * output, "max_model_len_effective": length}
+    of = of_cells((knobs or {"block_size": 16}, tokens), engine=engine)
+    base = {"cell_id": of.cells[0].cell_id, "start": 1, "repeat": 0, "source": "predicted"}
+    rows = tables(waste=[base | {"layout": layout} | columns for layout, columns in layouts.items()])
+    return StudyTables({**of.frames, "waste": rows.frames["waste"]}, of.published)
+
+
+def both(contiguous, paged):
+    sizes = {"block_size": 16, "waste_pct": float(paged)}
+    return {"contiguous_max_model_len": {"waste_pct": float(contiguous)}, "block_size_whatif": sizes}
+
+
+def reserved(held, batch=1):
+    """The slots that `generate` held; its reservations have 351.2."""
+    slots = {"hf_dynamic_cache": {"slots_held_mean": held}, "contiguous_request_length": {"slots_held_mean": 351.2}}
+    return waste(slots, engine="hf-static", batch_size=batch)
+
+
+def capacity(memory=20, overhead=1, **columns):
+    """The capacity of an L4; memory and overhead in GiB."""
+    row = {"cell_id": "a", "gpu": "l4", "model": "opt-125m", "gpu_memory_utilization": 0.5, "source": "measured"}
+    row |= {"implied_memory_bytes": memory * 2.0**30, "implied_overhead_bytes": overhead * 2.0**30}
+    return tables(capacity=[row | {"predicted_overhead_bytes": 0.88 * 2.0**30, "bytes_per_block": 2**20} | columns])
+
+
+def lengths(concurrency, blocks):
+    cells = [
+        ({"max_model_len": n}, {"max_model_len_effective": n, "max_concurrency": c, "num_gpu_blocks": b})
+        for n, c, b in ((2048, 68.65, 8788), (1024, concurrency, blocks), (512, None, 1))
+    ]
+    return of_cells(*cells, gpu="l4", model="opt-125m", block_size_effective=16, max_num_seqs_effective=256)
+
+
+def held_by_length(held):
+    """Slots that each of four running requests holds with a length of 64, and 44 with 512."""
+    cells = [
+        ({"users": 5, "max_model_len": n}, {"max_model_len_effective": n, "kv_cache_usage_mean": 4 * slots / 8192})
+        for n, slots in ((64, held), (512, 44.0))
+    ]
+    return of_cells(*cells, engine="vllm-serve", model="smollm-135m", running_mean=4.0, kv_cache_tokens=8192.0)
+
+
+def stages(ratio, slower):
+    """Pipeline stages that are so many times as fast as tensor ranks, and so many times as slow for a token."""
+    cells, rows = [], []
+    for turn, (knob, of_knob, tpot) in enumerate((("tensor", 1.5, 0.01), ("pipeline", 1.5 * ratio, 0.01 * slower))):
+        name = f"{knob}_parallel_size"
+        cells.append(({name: 2}, {"tpot_s_p50": around(tpot, 0.001, turn)}))
+        of_pair = {"knob": name, "comparison": "pair", "value": "2", "baseline": "1", "held": "", "ratio": of_knob}
+        cell_id = of_cells(cells[-1]).cells[0].cell_id
+        rows.append({"cell_id": cell_id} | effect(of_knob * 0.99, of_knob * 1.01, **of_pair))
+    return of_cells(*cells, others={"effects": rows})
+
+
+@pytest.mark.parametrize(
+    ("claim_id", "of", "verdict"),
+    [
+        ("prompts-limit-concurrency", of_cells(MANY, running_peak=101.0), CONTRADICTED),
+        ("prompts-limit-concurrency", of_cells(MANY, running_peak=100.0), SUPPORTED),
+        # Other lengths than ShareGPT's.
+        ("prompts-limit-concurrency", of_cells(MANY, running_peak=200.0, **SHORT), NOT_TESTABLE),
+        ("slots-are-never-the-bottleneck", of_cells(FEW, **WAITING), CONTRADICTED),
+        ("concurrency-gained-by-paging", pools(36.0), SUPPORTED),
+        ("concurrency-gained-by-paging", pools(48.0), CONTRADICTED),
+        ("concurrency-gained-by-paging", pools(36.0, peak=256.0), NOT_TESTABLE),  # as many as max-num-seqs allows
+        ("concurrency-gained-by-paging", pools(36.0, length=1024), NOT_TESTABLE),
+        ("concurrency-gained-by-paging", pools(36.0, output=51), NOT_TESTABLE),
+        ("concurrency-gained-by-paging", pools(36.0, prompt=24), NOT_TESTABLE),  # a tenth of 512 slots, not a fifth
+        ("thirty-to-a-hundred-times-faster", fastest(40), SUPPORTED),
+        ("thirty-to-a-hundred-times-faster", fastest(29), CONTRADICTED),
+        ("thirty-to-a-hundred-times-faster", fastest(51, improvement_ratio_low=25.7), NOT_DECIDED),
+        # The source compares with a loop of single requests.
+        ("thirty-to-a-hundred-times-faster", fastest(6, hf_kind="static batch"), NOT_TESTABLE),
+        ("vllm-over-hf-on-a100", fastest(17.9), CONTRADICTED),  # over a rate that is impossible
+        ("engines-on-one-a100", fastest(6.5, gpu="a100-sxm-80gb", hf_kind="static batch"), SUPPORTED),
+        ("engines-on-one-a100", fastest(0.9, gpu="a100-sxm-80gb", hf_kind="static batch"), CONTRADICTED),
+        ("engines-on-one-a100", fastest(6.5, gpu="a100-pcie-40gb", hf_kind="static batch"), NOT_TESTABLE),
+        # A single request of the small model, with 50 tokens.
+        ("faster-for-a-single-request", single("smollm-135m", 50, 1.5), SUPPORTED),
+        ("faster-for-a-single-request", single("smollm-135m", 50, 0.5), CONTRADICTED),
+        ("faster-for-a-single-request", single("smollm-135m", 64, 1.5), NOT_TESTABLE),
+        ("faster-for-a-single-request", single(LLAMA, 50, 1.5), NOT_TESTABLE),
+        ("concurrent-users-of-a-small-model", served(8.0, 2.0), SUPPORTED),
+        ("concurrent-users-of-a-small-model", served(3.0, 6.0), CONTRADICTED),
+        ("concurrent-users-of-a-small-model", served(8.0, 8.0), NOT_DECIDED),
+        ("eviction-by-lowest-utility", evicted(200_000, 0.8), SUPPORTED),
+        # Blocks that would be used again were evicted, although there was room for all.
+        ("eviction-by-lowest-utility", evicted(200_000, 0.7), CONTRADICTED),
+        ("eviction-by-lowest-utility", evicted(50_000, 0.7), NOT_TESTABLE),
+        # Waste is judged with requests that hold a fifth of 512 slots.
+        ("contiguous-allocation-waste", waste(both(70, 5)), NOT_TESTABLE),  # as the prompts are chosen
+        ("memory-used-by-paging", waste(both(80, 9.9)), SUPPORTED),
+        ("memory-used-by-paging", waste(both(80, 10.1)), CONTRADICTED),
+        ("memory-used-by-paging", waste(both(80, 10.1), length=4096), NOT_TESTABLE),
+        ("memory-used-by-paging", waste(both(80, 10.1), output=60), NOT_TESTABLE),
+        ("memory-used-by-paging", waste(both(80, 10.1), prompt=24), NOT_TESTABLE),
+        ("memory-used-by-paging", waste({"contiguous_max_model_len": {"waste_pct": 80.0}}), NOT_TESTABLE),
+        ("empty-slots-per-sequence", waste({"block_size_whatif": EMPTY_SLOTS}), CONTRADICTED),
+        ("hf-reserves-max-new-tokens", reserved(318.7), CONTRADICTED),
+        ("hf-reserves-max-new-tokens", reserved(351.2), SUPPORTED),
+        ("hf-reserves-max-new-tokens", reserved(318.7, batch=2), NOT_TESTABLE),  # shorter rows are padded
+        ("blocks-linear-in-utilization", capacity(11.6, 0.97, source="published"), SUPPORTED),
+        ("blocks-linear-in-utilization", capacity(11.6, 1.2, source="published"), CONTRADICTED),
+        ("blocks-linear-in-utilization", capacity(observed_num_blocks=9.05 * 1024), SUPPORTED),
+        ("blocks-linear-in-utilization", capacity(observed_num_blocks=9.1 * 1024), CONTRADICTED),
+        ("capacity-of-an-l4", capacity(source="published", kv_cache_tokens_error_pct=110.0), CONTRADICTED),
+        ("capacity-of-an-l4", capacity(source="published", kv_cache_tokens_error_pct=4.9), SUPPORTED),
+        ("capacity-of-an-l4", capacity(observed_kv_cache_tokens=147600.0), SUPPORTED),
+        ("capacity-of-an-l4", capacity(observed_kv_cache_tokens=295104.0), CONTRADICTED),
+        ("capacity-of-an-l4", capacity(observed_kv_cache_tokens=3e5, gpu_memory_utilization=0.9), NOT_TESTABLE),
+        # Half the length doubles the printed concurrency, in as many blocks.
+        ("max-model-len-is-a-capacity-knob", lengths(137.3, 8788), SUPPORTED),
+        ("max-model-len-is-a-capacity-knob", lengths(100.0, 8788), CONTRADICTED),
+        ("max-model-len-is-a-capacity-knob", lengths(137.3, 9000), CONTRADICTED),
+        # A short length must cut what a running request holds.
+        ("short-max-model-len", held_by_length(44.0), CONTRADICTED),
+        ("short-max-model-len", held_by_length(30.0), SUPPORTED),
+        # Stages must be faster in all, and slower for a token.
+        ("tensor-for-latency-pipeline-for-throughput", stages(1.2, 2.0), SUPPORTED),
+        ("tensor-for-latency-pipeline-for-throughput", stages(0.8, 2.0), CONTRADICTED),
+        ("tensor-for-latency-pipeline-for-throughput", stages(1.2, 0.5), CONTRADICTED),
+        ("tensor-for-latency-pipeline-for-throughput", stages(1.0, 2.0), NOT_DECIDED),
+    ],
+)
+def test_measurements_decide_under_the_conditions_of_a_claim(claim_id, of, verdict):
+    assert judged(claim_id, of) == verdict
+    if claim_id in ("concurrency-gained-by-paging", "faster-for-a-single-request"):
+        assert len(evidence(claim_id, of)) == 1

@@ -1,0 +1,282 @@
+"""The claims table: every published claim with a verdict from its check, on real and on made-up evidence."""
+
+import re
+
+import pandas as pd
+import pytest
+import yaml
+
+from tests.recipes import blocks, recipe
+from tests.unit.questions.claims.claim_evidence import LLAMA, PUBLISHED, STUDY, republished, tables
+from tests.unit.questions.synthetic_cells import cell
+from tests.unit.questions.synthetic_cells import table as cells_table
+from workflow_scripts.catalog.published import Claim, Published, PublishedError, Stated
+from workflow_scripts.common.checkout import CHECKOUT
+from workflow_scripts.questions.claims import on_memory
+from workflow_scripts.questions.claims.claims import CHECKS, MOST_IDS, MOST_SEEN_HERE, MOST_WRITTEN, claims_table, main
+from workflow_scripts.questions.claims.evidence import (
+    COMPUTED,
+    CONTRADICTED,
+    MEASURED,
+    NOT_TESTABLE,
+    SUPPORTED,
+    Check,
+    Evidence,
+    Under,
+    measured,
+    verdict,
+    within,
+)
+from workflow_scripts.questions.claims.study_tables import Interval
+from workflow_scripts.statistics.comparisons import NOT_DECIDED
+from workflow_scripts.study.study_file import load_study
+from workflow_scripts.tables.typed_tables import TABLE_SCHEMAS, read_table, write_table
+
+STUDY_FILE = CHECKOUT / "config" / "studies" / "published_claims.yaml"
+ONE = {"id": "one", "source": "lab", "text": "It is so."}
+ONE["quantities"] = [
+    {"name": "rate", "unit": "tokens/s", "value": 5},
+    {"name": "waste", "unit": "percent", "min": 60, "max": 80},
+]
+
+
+def verdicts(of):
+    found = claims_table(STUDY, of)
+    return dict(zip(found["claim_id"], found["verdict"], strict=True))
+
+
+# --- the published claims --------------------------------------------------------------------------------------------
+
+
+def test_verdicts_that_formulas_and_published_numbers_alone_come_to():
+    """With no study at all: what cannot be true, and what is arithmetic; only a GPU can tell the rest."""
+    found = verdicts(tables())
+    assert set(CHECKS) == set(found)
+    assert list(found) == [claim.id for claim in PUBLISHED.claims]
+    assert {claim_id: said for claim_id, said in found.items() if said != NOT_TESTABLE} == {
+        "throughput-flat-over-max-num-seqs": CONTRADICTED,
+        "h200-over-l40s": CONTRADICTED,
+        "hf-generate-on-a100": CONTRADICTED,
+        "vllm-over-hf-on-a100": CONTRADICTED,
+        "empty-slots-per-sequence": SUPPORTED,
+        "contiguous-allocation-example": SUPPORTED,
+        "kv-of-llama-3-70b": CONTRADICTED,
+        "prefix-hit-rate-of-identical-prompts": CONTRADICTED,
+        "block-size-by-length": CONTRADICTED,
+        "kv-of-a-batch-of-llama-3-70b": CONTRADICTED,
+        "llama-70b-on-a100s": SUPPORTED,
+        "waste-of-512-slots": SUPPORTED,
+        "utilization-is-for-the-kv-cache": CONTRADICTED,
+        "pages-of-4-kib": CONTRADICTED,
+        "capacity-of-32k-for-4k-chats": SUPPORTED,
+    }
+
+
+def test_nothing_that_was_measured_on_a_cpu_decides():
+    place = {"gpu": "cpu-all", "model": LLAMA}
+    cells = [
+        cell({"batch_size": 1}, (293.0, 293.0), engine="hf-static", **place),
+        cell({"block_size": 32}, (99.0,), prefix_cache_hits=800.0, max_model_len_effective=512, **place),
+    ]
+    of_cpu = place | {"cell_id": cells[1][0]["cell_id"], "engine": "vllm"}
+    effect = of_cpu | {"knob": "max_num_seqs", "comparison": "overall", "values": "1, 256", "value": "256"}
+    ratio = of_cpu | {"gpu_a": "cpu-all", "gpu_b": "cpu-1core", "metric": "output_tokens_per_s", "ratio": 2.95}
+    of = tables(
+        cells=cells,
+        effects=[effect | {"baseline": "1", "verdict": "flat"}],
+        ratios=[ratio | {"knobs": "bs32"}],
+        waste=[{"cell_id": of_cpu["cell_id"], "layout": "contiguous_max_model_len", "waste_pct": 80.0}],
+    )
+    found = claims_table(STUDY, of).set_index("claim_id")
+    assert found["verdict"].to_dict() == verdicts(tables())
+    seen = found.index[found["seen_here"].fillna("").str.contains("cpu-all")]
+    assert set(seen) >= {
+        *("throughput-flat-over-max-num-seqs", "h200-over-l40s", "hf-generate-on-a100"),
+        *("contiguous-allocation-waste", "computation-saved-by-prefix-caching"),
+    }
+
+
+def test_every_row_names_who_said_it_and_evidence_has_a_label():
+    found = claims_table(STUDY, tables())
+    told = [("published", "try", claim.text, claim.source) for claim in PUBLISHED.claims]
+    assert list(found[["source", "study", "claim", "published_by"]].itertuples(index=False, name=None)) == told
+    for row in found.to_dict("records"):
+        assert (row["evidence"] or "[").startswith("[")
+        assert (row["would_test"] is not None) == (row["verdict"] == NOT_TESTABLE)
+        assert (row["scope"] is None) == (row["verdict"] == NOT_TESTABLE)
+        assert set((row["evidence_sources"] or COMPUTED).split("; ")) <= {COMPUTED, MEASURED, "published"}
+        assert (row["evidence_ids"] is None) == (row["evidence"] is None)
+    # Only the claims that the study names have a row, in its order.
+    named = ["kv-of-llama-3-70b", "empty-slots-per-sequence"]
+    some = claims_table(STUDY.model_copy(update={"claims": [*named, named[0]]}), tables())
+    assert some["claim_id"].tolist() == named
+    seventy = some.iloc[0]
+    assert (seventy["quantity"], seventy["published_value"]) == ("tokens; kv_cache", "4,096 tokens; about 5.2 GB")
+    assert (seventy["verdict"], seventy["evidence_ids"]) == (CONTRADICTED, "claims.yaml")
+
+
+def test_what_would_test_a_claim_names_a_study_and_a_sweep_that_exist():
+    named = set()
+    for check in CHECKS.values():
+        for path in re.findall(r"config/studies/\S+\.yaml", check.would_test):
+            sweeps = {sweep.name for sweep in load_study(CHECKOUT / path).sweeps}
+            for listed in re.findall(r"\(sweeps? ([\w -]+?)[;)]", check.would_test):
+                names = listed.split(" and ")
+                assert set(names) <= sweeps
+                named |= set(names)
+    assert {"prefix-length", "users", "utilization", "hf-baseline", "reserved-slots", "single-request"} <= named
+
+
+# --- evidence --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("stated", "tolerance", "low", "high", "says"),
+    [
+        # The whole interval must lie inside or outside the range.
+        ({"min": 2, "max": 3}, {}, 2.0, 3.0, SUPPORTED),
+        ({"min": 2, "max": 3}, {}, 1.9, 2.5, NOT_DECIDED),
+        ({"min": 2, "max": 3}, {}, 2.5, 3.1, NOT_DECIDED),
+        ({"min": 2, "max": 3}, {}, 1.0, 4.0, NOT_DECIDED),
+        ({"min": 2, "max": 3}, {}, 3.1, 3.2, CONTRADICTED),
+        ({"min": 2, "max": 3}, {}, 1.0, 1.9, CONTRADICTED),
+        ({"min": 2, "max": 3}, {}, float("nan"), float("nan"), NOT_DECIDED),
+        ({"value": 10}, {}, 10.1, 10.1, CONTRADICTED),
+        ({"value": 10}, {"tolerance_pct": 10}, 10.9, 10.9, SUPPORTED),
+        ({"value": 10}, {"tolerance_pct": 10}, 8.9, 8.9, CONTRADICTED),
+        ({"value": 10}, {"tolerance": 2}, 12, 12, SUPPORTED),
+        ({"max": 10}, {}, -99, -99, SUPPORTED),
+        ({"min": 10}, {}, 9.9, 9.9, CONTRADICTED),
+    ],
+)
+def test_what_an_interval_says_of_a_stated_range(stated, tolerance, low, high, says):
+    assert within(Interval(2.5, low, high), Stated(**stated), **tolerance) == says
+    assert within(float("nan"), Stated(**stated)) is None
+
+
+@pytest.mark.parametrize(
+    ("about", "place", "conditions", "bears"),
+    [
+        ({}, {}, {}, True),
+        ({}, {"gpu": "cpu-all"}, {}, False),
+        ({"gpus": ["L4"]}, {}, {}, False),
+        ({"gpus": ["A100 PCIe"]}, {"gpu": "a100-pcie-40gb", "source": "measured elsewhere"}, {}, True),
+        ({"models": [LLAMA]}, {"model": "opt-125m"}, {}, False),
+        ({}, {}, {"under": Under(True, "short prompts")}, True),
+        ({}, {}, {"under": Under(False, "short prompts")}, False),
+        ({}, {}, {"is_stated": False}, False),
+    ],
+)
+def test_a_measurement_decides_only_under_the_stated_conditions(about, place, conditions, bears):
+    row = tables(effects=[{"cell_id": "fast", "baseline_cell_id": "slow"} | place]).rows("effects")[0]
+    found = measured(Claim.model_validate(ONE | about), row, "It is.", CONTRADICTED, **conditions)
+    assert (found.bears, found.says) == (bears, CONTRADICTED if bears else None)
+    assert found.label == place.get("source", MEASURED)
+    assert (found.ids, found.scope) == (("fast", "slow"), f"{row.gpu}, {row.model}, chat")
+    assert ("ith short prompts: " in found.text) == ("under" in conditions)
+
+
+def test_one_contradiction_is_enough_and_without_support_it_is_not_decided():
+    said = [finding("", says) for says in (None, NOT_DECIDED, SUPPORTED, CONTRADICTED)]
+    assert [verdict(said[:n]) for n in range(1, 5)] == [NOT_TESTABLE, NOT_DECIDED, SUPPORTED, CONTRADICTED]
+
+
+# --- any claims ------------------------------------------------------------------------------------------------------
+
+
+def made(tmp_path, monkeypatch, *found):
+    (tmp_path / "claims.yaml").write_text(yaml.safe_dump([ONE]))
+    monkeypatch.setitem(CHECKS, "one", Check(lambda claim, tables: iter(found), "a study"))
+    [row] = claims_table(STUDY.model_copy(update={"claims": ["one"]}), tables(Published(tmp_path))).to_dict("records")
+    return row
+
+
+def finding(text, says=None, bears=True, label=MEASURED, scope="h200", ids=("a",), as_stated=False):
+    return Evidence(text, label, scope, tuple(ids), says, bears, as_stated)
+
+
+def test_what_decides_comes_first_and_what_does_not_bear_is_apart(tmp_path, monkeypatch):
+    found = (
+        finding("A note.", label=COMPUTED),
+        finding("It fits.", SUPPORTED, scope="l4", ids=("b",)),
+        finding("Elsewhere.", bears=False, scope="cpu-all", ids=("c",)),
+        finding("As stated.", bears=False, ids=("d",), as_stated=True),
+        finding("It fits too.", SUPPORTED, label=COMPUTED, scope="l4", ids=("a", "b")),
+    )
+    row = made(tmp_path, monkeypatch, *found)
+    assert (row["verdict"], row["scope"], row["would_test"]) == (SUPPORTED, "l4", None)
+    assert row["evidence"] == f"[{MEASURED}] It fits. [{COMPUTED}] It fits too. [{COMPUTED}] A note."
+    assert (row["evidence_sources"], row["evidence_ids"]) == (f"{COMPUTED}; {MEASURED}", "b; a; d; c")
+    assert row["seen_here"] == f"[{MEASURED}] As stated. [{MEASURED}] Elsewhere."
+    assert (row["quantity"], row["published_value"]) == ("rate; waste", "5 tokens/s; 60 to 80 %")
+
+
+def test_of_many_findings_or_cells_some_are_written_and_the_scope_is_that_of_what_decides(tmp_path, monkeypatch):
+    many = [finding(f"{i}.", CONTRADICTED, ids=map(str, range(MOST_IDS + 1))) for i in range(MOST_WRITTEN + 3)]
+    seen = [finding(f"Seen {i}.", bears=False) for i in range(MOST_SEEN_HERE + 1)]
+    row = made(tmp_path, monkeypatch, *many, finding("It fits.", SUPPORTED, scope="l4"), *seen)
+    written = [*(f"{i}." for i in range(MOST_WRITTEN)), "3 more.", "It fits."]
+    assert row["evidence"] == " ".join(f"[{MEASURED}] {text}" for text in written)
+    assert row["seen_here"].endswith(f"Seen 1. [{MEASURED}] 1 more.")
+    assert row["evidence_ids"] == "; ".join([*map(str, range(MOST_IDS)), "a"])
+    assert (row["verdict"], row["scope"]) == (CONTRADICTED, "h200")
+
+
+def test_a_claim_without_evidence_is_not_testable_and_one_without_a_check_is_refused(tmp_path, monkeypatch):
+    row = made(tmp_path, monkeypatch)
+    assert (row["verdict"], row["would_test"], row["evidence"]) == (NOT_TESTABLE, "a study", None)
+    monkeypatch.delitem(CHECKS, "one")
+    with pytest.raises(PublishedError, match=r"claims\.yaml: one: no function .* checks it"):
+        claims_table(STUDY.model_copy(update={"claims": ["one"]}), tables(Published(tmp_path)))
+
+
+def test_a_published_table_without_what_a_check_reads_is_refused(tmp_path):
+    published = republished(tmp_path, {"paged_attention_lab_max_num_seqs.csv": [{"gpu": "H200", "max_num_seqs": 1}]})
+    with pytest.raises(PublishedError, match=r"claims\.yaml: throughput-flat-over-max-num-seqs: 'throughput_tok_s'"):
+        claims_table(STUDY, tables(published))
+
+
+# --- the recipe "a claim" of docs/extending.md, which is in docs/claims.md --------------------------------------------
+
+(SECTION,) = re.findall(r"\(claims\.md#([\w-]+)\)", recipe("A claim"))
+RECIPE = (CHECKOUT / "docs" / "claims.md").read_text(encoding="utf-8")
+RECIPE = RECIPE.partition(f"\n## {SECTION.replace('-', ' ').capitalize()}\n")[2]
+(ENTRY,), (CODE,) = blocks(RECIPE, "yaml"), blocks(RECIPE, "python")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "few", "said"),
+    [("h100-sxm", 13_900, SUPPORTED), ("h100-sxm", 20_000, CONTRADICTED), ("l40s", 13_900, NOT_TESTABLE)],
+)
+def test_an_entry_and_a_function_are_a_claim(tmp_path, monkeypatch, gpu, few, said):
+    [entry] = yaml.safe_load(ENTRY)
+    (tmp_path / "claims.yaml").write_text(ENTRY)
+    monkeypatch.setitem(CHECKS, entry["id"], None)  # forgotten afterwards
+    exec(CODE, {**vars(on_memory)})  # code of this repository
+    blocks_of = ((0.5, few), (0.9, 27_800))
+    cells = [cell({"gpu_memory_utilization": at}, gpu=gpu, model=LLAMA, num_gpu_blocks=n) for at, n in blocks_of]
+    of = tables(Published(tmp_path), cells=cells)
+    [row] = claims_table(STUDY.model_copy(update={"claims": (entry["id"],)}), of).to_dict("records")
+    assert row["verdict"] == said
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+
+def test_the_command_writes_the_table_from_what_tables_there_are(tmp_path):
+    row = {"source": "published", "cell_id": "published/kv_blocks_l4_opt125m/1", "gpu": "L4"}
+    row |= {"model": "facebook/opt-125m", "gpu_memory_utilization": 0.5, "kv_cache_tokens_error_pct": 110.0}
+    row |= {"implied_overhead_bytes": 1.0e9, "predicted_overhead_bytes": 1.1e9}
+    capacity = pd.DataFrame([row]).reindex(columns=list(TABLE_SCHEMAS["capacity"].columns))
+    write_table(capacity, tmp_path / "capacity.parquet")
+    write_table(cells_table(cell({"max_num_seqs": 1})), tmp_path / "cells.parquet")
+    claims = republished(tmp_path).folder / "claims.yaml"
+    claims.write_text(claims.read_text().replace("value: 5.2,", "value: 1.34,"))
+    files = {"study": STUDY_FILE, "tables": tmp_path, "published": claims.parent, "out": tmp_path / "claims.parquet"}
+    assert main([word for name, path in files.items() for word in (f"--{name}", str(path))]) == 0
+    found = read_table(tmp_path / "claims.parquet").set_index("claim_id")
+    assert found.loc["blocks-linear-in-utilization", "verdict"] == SUPPORTED
+    assert found.loc["capacity-of-an-l4", "verdict"] == CONTRADICTED
+    assert found.loc["kv-of-llama-3-70b", "verdict"] == SUPPORTED
+    assert set(found["study"]) == {"published_claims"}
+    assert (tmp_path / "claims.csv").is_file()

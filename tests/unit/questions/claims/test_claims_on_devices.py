@@ -1,0 +1,95 @@
+"""Speed-ups of devices against the ratios of their bandwidths, and the devices that a published name covers."""
+
+import math
+
+import pytest
+
+from tests.pretended_gpu import CATALOGUE
+from tests.unit.questions.claims.claim_evidence import LLAMA, claim, evidence, judged, tables
+from workflow_scripts.catalog.gpus_and_models import load_gpus
+from workflow_scripts.questions.claims.evidence import (
+    COMPUTED,
+    CONTRADICTED,
+    NOT_TESTABLE,
+    PUBLISHED,
+    SUPPORTED,
+    covers,
+)
+from workflow_scripts.statistics.comparisons import NOT_DECIDED
+
+
+def test_a_ratio_far_from_that_of_bandwidths_is_contradicted():
+    own, found = evidence("h200-over-l40s", tables())
+    assert (own.label, own.says) == (PUBLISHED, None)
+    assert "2.954x" in own.text
+    assert (found.label, found.says, found.scope) == (COMPUTED, CONTRADICTED, "H200 over L40S, by data sheets")
+    assert "h200 over l40s (5.56x)" in found.text
+
+
+@pytest.mark.parametrize(("ratio", "verdict"), [(5.56, SUPPORTED), (6.1, SUPPORTED), (6.2, CONTRADICTED)])
+def test_a_ratio_within_10_percent_of_that_of_bandwidths_is_supported(ratio, verdict):
+    assert judged("h200-over-l40s", tables(), throughput_ratio=ratio) == verdict
+
+
+def test_names_of_several_cards_leave_a_ratio_open_where_the_cards_disagree():
+    own, found = evidence("h100-over-a100", tables())
+    assert "2.111x" in own.text
+    assert found.says is None
+    near, _, far = found.text.partition("outside")
+    assert [text.count("over a100-pcie") for text in (near, far)] == [2, 4]
+    assert "h100-sxm over a100-pcie-40gb (2.15x)" in near
+    assert judged("h100-over-a100", tables()) == NOT_TESTABLE
+    *_, near_none = evidence("h100-over-a100", tables(), throughput_ratio=5.0)
+    assert (near_none.says, "of none;" in near_none.text) == (CONTRADICTED, True)
+
+
+def ratio(value, explanation, **columns):
+    names = {"gpu_a": "h200", "gpu_b": "l40s", "metric": "output_tokens_per_s", "engine": "vllm", "knobs": "bs16"}
+    numbers = {"ratio": value, "ratio_low": value * 0.99, "ratio_high": value * 1.01}
+    return names | numbers | {"explanation": explanation} | columns
+
+
+@pytest.mark.parametrize(
+    ("value", "explanation", "columns", "verdict"),
+    [
+        (5.5, "bandwidth", {}, SUPPORTED),
+        (5.5, "bandwidth, measured_bandwidth", {}, SUPPORTED),
+        (5.5, "flop, measured_bandwidth", {}, NOT_DECIDED),  # not told apart
+        (5.5, "flop", {}, CONTRADICTED),
+        (5.5, "none", {}, CONTRADICTED),
+        (4.0, "bandwidth", {}, CONTRADICTED),  # another ratio than the published one
+        (4.0, "bandwidth", {"ratio_high": 5.6}, NOT_DECIDED),
+        (5.5, "none", {"compatible_with": "measured_bandwidth, flop"}, NOT_DECIDED),
+        (5.5, "none", {"compatible_with": "flop"}, CONTRADICTED),
+        (5.5, "bandwidth, expected", {}, SUPPORTED),
+        (5.5, "expected", {"compatible_with": "bandwidth"}, NOT_DECIDED),
+        (5.5, "expected", {}, CONTRADICTED),
+        (5.5, "flop", {"cannot_show": "cached weights"}, NOT_TESTABLE),
+        (5.5, None, {}, NOT_TESTABLE),
+        (5.5, "none", {"ratio_low": math.nan, "ratio_high": math.nan}, NOT_TESTABLE),
+    ],
+)
+def test_a_measured_ratio_must_be_the_published_one_and_follow_bandwidth(value, explanation, columns, verdict):
+    rows = [ratio(value, explanation, **columns)]
+    measured = evidence("h200-over-l40s", tables(ratios=rows), throughput_ratio=5.5)[-1]
+    assert measured.says == (None if verdict == NOT_TESTABLE else verdict)
+    assert measured.ids == ("h200/vllm/llama-3.1-8b-instruct/chat/bs16", "l40s/vllm/llama-3.1-8b-instruct/chat/bs16")
+
+
+@pytest.mark.parametrize("columns", [{"gpu_a": "h100-sxm"}, {"gpu_b": "cpu-all"}, {"model": "opt-125m"}])
+def test_other_pairs_of_devices_are_only_seen_here(columns):
+    found = evidence("h200-over-l40s", tables(ratios=[ratio(5.5, "bandwidth", **columns)]))[-1]
+    assert (found.bears, found.says) == (False, None)
+    of_totals = tables(ratios=[ratio(5.5, "bandwidth", metric="total_tokens_per_s")])
+    assert len(evidence("h200-over-l40s", of_totals)) == 2
+
+
+def test_a_published_name_covers_every_card_that_it_may_mean_and_no_name_every_gpu(monkeypatch):
+    of_two = claim("h200-over-l40s").model_copy(update={"gpus": ("H200", "A100 PCIe")})
+    of_lab = [gpu for gpu in load_gpus() if covers(of_two, gpu, LLAMA)]
+    assert sorted(of_lab) == ["a100-pcie-40gb", "a100-pcie-80gb", "h200"]
+    assert not covers(of_two, "h200", "opt-125m")
+    of_any = claim("empty-slots-per-sequence")
+    assert [covers(of_any, gpu, LLAMA) for gpu in ("mi300x", "l4", "cpu-all")] == [True, True, False]
+    monkeypatch.setenv("KVSWEEP_GPUS", str(CATALOGUE))
+    assert not covers(of_any, "pretended-gpu", LLAMA)

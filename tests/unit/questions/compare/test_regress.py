@@ -1,0 +1,91 @@
+import pytest
+
+from tests.unit.questions.digests import cell, digest, mean
+from workflow_scripts.questions.compare import regress
+from workflow_scripts.questions.compare.comparison import comparison
+from workflow_scripts.questions.compare.regress import (
+    KV_TOKENS,
+    OUTCOME,
+    PASSED,
+    REGRESSED,
+    judged,
+    regressions,
+    undecided,
+    verdict,
+)
+from workflow_scripts.statistics.comparisons import NOT_DECIDED
+
+KV = [{"num_gpu_blocks": 1000, "block_size": 16}, {"num_gpu_blocks": 990, "block_size": 16}]
+KV += [{"num_gpu_blocks": 480, "block_size": 32}]
+
+
+@pytest.mark.parametrize(
+    ("measure", "ratio", "error_pct", "said"),
+    [
+        ("output_tokens_per_s", 0.8, 0.2, REGRESSED),
+        ("output_tokens_per_s", 1.25, 0.2, PASSED),
+        ("output_tokens_per_s", 1.0, 0.2, PASSED),
+        ("output_tokens_per_s", 0.9, 20, NOT_DECIDED),
+        ("ttft_s_p50", 1.25, 0.2, REGRESSED),
+        ("ttft_s_p50", 0.8, 0.2, PASSED),
+    ],
+)
+def test_only_what_is_shown_to_be_worse_is_a_regression(measure, ratio, error_pct, said):
+    before, now = (digest(cell("bs32", mean(r, error_pct, measure=measure, starts=6))) for r in (100, 100 * ratio))
+    found = comparison(before, now, 0.1)
+    worse = regressions([before, now], [found], found.cells)
+    assert verdict(worse, undecided(before, found)) == said
+    assert [w.measure for w in worse] == ([measure] if said == REGRESSED else [])
+
+
+def test_a_run_is_judged_by_the_rate_of_a_cell_or_by_its_latencies_if_requests_arrive_at_a_rate():
+    rate, ttft, energy = mean(100), mean(1, measure="ttft_s_p50"), mean(1, measure="energy_j_per_output_token")
+    run = judged(digest(cell("bs16", rate, ttft, energy), cell("served", ttft, energy)))
+    assert [of.means for of in run.cells] == [[rate], [ttft]]
+
+
+@pytest.mark.parametrize(("effective", "ratio"), [(KV[0], None), (KV[1], None), (KV[2], "0.96")])
+def test_fewer_kv_tokens_beyond_the_margin_are_a_regression(effective, ratio):
+    before, now = (digest(cell("bs16", mean(100), effective=of)) for of in (KV[0], effective))
+    found = comparison(before, now)
+    worse = regressions([before, now], [found], found.cells)
+    assert [(w.measure, w.ratio) for w in worse] == ([(KV_TOKENS, ratio)] if ratio else [])
+
+
+def test_a_cell_that_does_not_run_any_more_is_a_regression():
+    before, now = digest(cell("bs32", mean(100))), digest(cell("bs32", outcome="infeasible", reason="too small"))
+    worse = regressions([before, now], [comparison(before, now)], [])
+    assert [w[1:4] for w in worse] == [(OUTCOME, "ok", "infeasible")]
+    assert not regressions([now, before], [comparison(now, before)], [])
+
+
+@pytest.mark.parametrize("changes", [{"outcome": "missing"}, {"outcome": "invalid"}, {"comparable": False}])
+def test_a_cell_that_is_not_compared_is_not_decided(changes):
+    before = digest(cell("bs32", mean(100, 0.2)), cell("bs64", mean(100, 0.2)))
+    now = digest(cell("bs32", mean(100, 0.2)), cell("bs64", mean(100, 0.2), **changes))
+    found = comparison(before, now, 0.1)
+    worse = regressions([before, now], [found], found.cells)
+    assert (worse, undecided(before, found)) == ([], [before.cells[1].id])
+    assert verdict(worse, undecided(before, found)) == NOT_DECIDED
+
+
+@pytest.mark.parametrize(
+    ("now", "code"),
+    [
+        (digest(cell("bs32", mean(900))), 0),
+        (digest(cell("bs32", mean(10))), 1),
+        (digest(cell("bs1", mean(100))), 2),
+        (digest(cell("bs32", mean(100)), study="other"), 2),
+    ],
+)
+def test_the_exit_code_and_the_markdown_say_what_became_worse(tmp_path, capsys, now, code):
+    for name, of in (("before", digest(cell("bs32", mean(100)))), ("now", now)):
+        (tmp_path / f"{name}.json").write_text(of.model_dump_json())
+    out = tmp_path / "regression.md"
+    digests = [str(tmp_path / f"{name}.json") for name in ("before", "now")]
+    assert regress.main([*digests, "--markdown", str(out)]) == code
+    assert out.exists() == (code < 2)
+    if code == 1:
+        assert "| cpu-all/vllm/tiny/chat/bs32 | output_tokens_per_s | 100 | 10 | 0.1 (" in out.read_text()
+    if code == 2:
+        assert "before.json" in capsys.readouterr().err

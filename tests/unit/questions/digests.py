@@ -1,0 +1,93 @@
+"""Digests made up for tests of comparisons; nothing in them was measured."""
+
+import math
+import random
+from typing import Any
+
+from workflow_scripts.questions.compare.digest import Digest, DigestCell, Found, Mean, Pair
+
+CONTENT = {
+    "model": {"name": "tiny", "dtype": "bfloat16", "load_format": "dummy"},
+    "workload": {"name": "chat", "kind": "fixed", "output_tokens": 8},
+    "num_prompts": 32,
+}
+ENVIRONMENT = {"host": ["node-1"], "engine_version": ["vllm 0.11"], "lock_sha256": ["a" * 64], "protocol": ["3"]}
+
+
+def mean(rate: float, error_pct: float | None = 1.0, *, measure: str = "output_tokens_per_s", starts: int = 3) -> Mean:
+    """A rate with a standard error in per cent."""
+    squared, df = (None, None) if error_pct is None else ((error_pct / 100) ** 2, max(starts - 1.0, 2.0))
+    return Mean(measure=measure, log_mean=math.log(rate), squared_error=squared, df=df)
+
+
+def cell(name: str, *means: Mean, **changes: Any) -> DigestCell:
+    """A cell that ended ok; `changes` are fields of it."""
+    fields: dict[str, Any] = {"id": f"cpu-all/vllm/tiny/chat/{name}", "outcome": "ok", "reason": None, "began": None}
+    fields |= {"comparable": True, "source": "measured", "content": CONTENT, "environment": ENVIRONMENT}
+    return DigestCell(**(fields | {"effective": {}, "means": list(means), "ceilings": {}} | changes))
+
+
+def pair(ratio: float, low: float | None, high: float | None, verdict: str | None, **changes: Any) -> Pair:
+    """A comparison of the cells `bs32` and `bs16`."""
+    found = Found(ratio=ratio, low=low, high=high, verdict=verdict, scope=changes.pop("scope", None))
+    fields: dict[str, Any] = {"kind": "setting", "name": "block_size", "cell": cell("bs32").id}
+    return Pair(**(fields | {"baseline": cell("bs16").id, "found": found} | changes))
+
+
+def digest(*cells: DigestCell, **changes: Any) -> Digest:
+    """A study of these cells."""
+    fields: dict[str, Any] = {"study": "try", "cells": list(cells), "pairs": []}
+    return Digest(**(fields | {"settings": {"repeats": 3, "equivalence_margin_pct": 2.0}} | changes))
+
+
+def random_digest(chance: random.Random) -> Digest:
+    """A study with some of everything that a comparison tells apart."""
+
+    def often(usual: Any, *others: Any) -> Any:
+        return usual if chance.random() < 0.8 else chance.choice(others)
+
+    def some_mean(measure: str) -> Mean:
+        error = often(chance.choice([0.0, 0.2, 3.0, 10.0]), None)
+        rate = 100 * math.exp(chance.choice([0.0, chance.gauss(0, 0.5)]))
+        return mean(rate, error, measure=measure, starts=chance.choice([1, 2, 3, 6]))
+
+    engine = {"max_num_seqs": 16, "enforce_eager": True, "backend": "CPU_ATTN"}
+    draft = {"draft_model": {"name": "small", "ratio": 0.25}}
+    elsewhere = {"host": ["node-2"], "engine_version": ["vllm 0.12"]}
+    others = (elsewhere, {"protocol": ["2"], "dtype": ["float32"]}, {"lock_sha256": ["a" * 64, "b" * 64]})
+    cells = [
+        cell(
+            f"bs{name}",
+            *(some_mean(measure) for measure in often(["output_tokens_per_s"], ["ttft_s_p50", "tpot_s_p50"], [])),
+            outcome=often("ok", "infeasible", "missing"),
+            reason=often(None, "too small"),
+            comparable=often(True, False),
+            source=often("measured", "simulated", "measured elsewhere"),
+            began=often(None, "2026-01-02T03:04:05Z"),
+            start_s=often(8.5, 12.0, None),
+            content=often(CONTENT, {**CONTENT, "num_prompts": 64}, {**CONTENT, **draft}, {}),
+            environment=often(ENVIRONMENT, *({**ENVIRONMENT, **of} for of in others)),
+            effective=chance.choice([engine, {"max_num_seqs": 32, "enforce_eager": False, "share": 0.9}, {}]),
+            ceilings=often({"datasheet": 500.0}, {"datasheet": 510.5, "measured": 300.0}, {}),
+            device_rate=chance.choice([None, 200.0, 201.0, 300.0]),
+        )
+        for name in range(30)
+        if chance.random() < 0.9
+    ]
+
+    def some_pair() -> Pair:
+        one, other = chance.sample(cells, 2)
+        ratio, half = math.exp(chance.gauss(0, 0.2)), math.exp(abs(chance.gauss(0.1, 0.1)))
+        return pair(
+            ratio,
+            *often((ratio / half, ratio * half), (None, None)),
+            chance.choice(["flat", "changes", "not decided", "faster", "slower", None]),
+            scope=chance.choice(["between starts on this device", None]),
+            kind=chance.choice(["setting", "device", "engine"]),
+            cell=one.id,
+            baseline=other.id,
+        )
+
+    pairs = {(p.kind, p.cell, p.baseline): p for p in (some_pair() for _ in range(300))}
+    known = {"repeats": chance.choice([3, 5]), "equivalence_margin_pct": 2.0, "slo": {"ttft_s": chance.random()}}
+    return digest(*cells, settings=known, pairs=list(pairs.values()))

@@ -1,0 +1,305 @@
+import math
+
+import pandas as pd
+import pytest
+
+from tests.unit.made_rates import made_rates
+from tests.unit.made_studies import fixed, write_study
+from tests.unit.questions.parsed_tables import requests, steps, write_parsed
+from tests.unit.questions.synthetic_cells import cell, only, table
+from workflow_scripts.catalog.gpus_and_models import get_model
+from workflow_scripts.physics.layers import Experts
+from workflow_scripts.physics.model_facts import read_model_facts
+from workflow_scripts.questions.limits import table as limits
+from workflow_scripts.questions.limits.table import SCHEMA, limits_table, main, mark_invalid
+from workflow_scripts.tables.typed_tables import read_table, write_table
+from workflow_scripts.tables.work import read_work
+
+TINY = read_model_facts(get_model("tiny-llama-57m").config, "float32")
+
+# 24 requests of (prompt, output) that vLLM 0.32 served in 51 steps with at most 16 sequences at once, and what its
+# counters of estimated work grew by. No prefix was shared.
+CHAT = [
+    (28, 10), (30, 19), (21, 19), (24, 16), (39, 8), (30, 23), (45, 26), (23, 19), (36, 27), (24, 23), (29, 40),
+    (41, 43), (19, 33), (40, 11), (15, 20), (18, 18), (34, 20), (71, 16), (11, 33), (35, 15), (37, 12), (57, 17),
+    (34, 17), (27, 32),
+]  # fmt: skip
+
+
+def measured_device(folder, *rates, gpu="cpu-all", **changes):
+    made_rates(*rates, gpu=gpu, **changes).write(folder / f"{gpu}.json")
+
+
+class Parsed:
+    """A folder of parsed tables and device records, filled cell by cell."""
+
+    def __init__(self, folder):
+        self.folder, self.devices = folder / "parsed", folder / "devices"
+        self.devices.mkdir()
+        self.cells, self.served = [], {}
+
+    def cell(self, rows, knobs=None, wall_s=10.0, steps_taken=0, *, gpu="cpu-all", model="tiny-llama-57m", **columns):
+        """A cell of one repeat that served `rows` in `wall_s`; returns its id."""
+        output = sum(o for _, o, _ in rows)
+        times = {"wall_s": wall_s, "total_tokens_per_s": (output + sum(p for p, _, _ in rows)) / wall_s}
+        made = cell(knobs or {"max_num_seqs": 16}, (output / wall_s,), gpu=gpu, model=model, **(times | columns))
+        self.cells.append(made)
+        name = made[0]["cell_id"]
+        self.served.setdefault(gpu, []).append((requests(name, *rows), steps(name, steps_taken)))
+        return name
+
+    def table(self):
+        for gpu, served in self.served.items():
+            for name, frames in zip(("requests", "steps"), zip(*served, strict=True), strict=True):
+                write_parsed(self.folder / gpu, name, *frames)
+        return table(*self.cells)
+
+    def limits(self):
+        return limits_table(read_work(self.table(), self.folder), self.devices)
+
+
+@pytest.fixture
+def parsed(tmp_path):
+    return Parsed(tmp_path)
+
+
+def row(parsed, *cell_id, rates="measured"):
+    """The row of a cell, by default the only one with measured rates."""
+    found, reasons = parsed.limits()
+    assert reasons == []
+    found = found[found["rates"].eq(rates) & found["cell_id"].isin(cell_id or found["cell_id"])]
+    return only(found)
+
+
+# --- the engine's own estimate -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rows", "steps_taken", "read_bytes", "flops", "flops_apart"),
+    [
+        ([(p, o, 0) for p, o in CHAT], 51, 11_646_794_752, 131_419_643_904, 0.003),
+        ([(272, 8, 0)] + [(272, 8, 256)] * 23, 16, 4_528_078_848, 87_961_632_768, 0.012),
+        # The estimate lets every prompt token look at all of its prompt's tokens.
+        ([(272, 8, 0)] * 24, 16, 6_264_785_920, 719_932_096_512, 0.032),
+    ],
+)
+def test_work_agrees_with_what_the_engine_counted(parsed, rows, steps_taken, read_bytes, flops, flops_apart):
+    measured_device(parsed.devices)
+    parsed.cell(rows, steps_taken=steps_taken, estimated_read_bytes=read_bytes, estimated_flops=flops)
+    found = row(parsed)
+    assert found["steps"] == steps_taken
+    assert abs(found["engine_read_bytes_difference"]) < 0.0003
+    assert 0 < found["engine_flops_difference"] < flops_apart
+    # In 10 s, by the 10 GB/s and 100 GFLOP/s of the device.
+    shares = {"engine_mbu": read_bytes / 1e11, "engine_mfu": flops / 1e12}
+    shares |= {"mbu": found["read_bytes"] / 1e11, "mfu": found["flops"] / 1e12}
+    assert found[list(shares)].to_dict() == pytest.approx(shares)
+
+
+def test_the_experts_that_an_engine_told_take_the_place_of_those_expected(parsed):
+    measured_device(parsed.devices)
+    facts = read_model_facts(get_model("tiny-experts-57m").config, "float32")
+    hf = {"engine": "hf-static", "model": "tiny-experts-57m", "steps_taken": 3}
+    (experts, layers), *others = facts.of_kind(Experts)
+    assert not others
+    told = {"experts_touched_share": 0.625, "experts_touched_tokens": 4}
+    knobs = {"batch_size": 4, "cache_implementation": "dynamic"}
+    four = parsed.cell([(10, 3, 0)] * 4, knobs, **hf, **told)
+    alone = parsed.cell([(10, 3, 0)] * 4, knobs | {"cache_implementation": "static"}, **hf)
+    dense = parsed.cell([(10, 3, 0)] * 4, steps_taken=3)
+    of_four, of_other, of_dense = (row(parsed, name) for name in (four, alone, dense))
+    assert of_four["experts_touched_share"] == 0.625
+    assert of_four["experts_touched_share_uniform"] == 1 - (1 - experts.per_token / experts.count) ** 4
+    expected = 1 - (1 - experts.per_token / experts.count) ** 16  # 48 tokens in 3 steps
+    one_share = 4 * 3 * layers * 3 * facts.hidden * experts.intermediate * experts.count
+    assert of_other["read_bytes"] - of_four["read_bytes"] == pytest.approx(one_share * (expected - 0.625))
+    for told_nothing in (of_other, of_dense):
+        assert told_nothing[["experts_touched_share", "experts_touched_share_uniform"]].isna().all()
+    assert of_dense["mbu"] > 0
+
+
+def test_several_devices_add_up_and_the_engine_estimates_for_each(parsed):
+    # 20 steps in 2 s: 0.3 TB and 2 PFLOP in all, of which each of four devices (4.8 TB/s, 989.5 TFLOP/s) has a part.
+    llama = {"gpu": "h200", "model": "llama-3.1-8b-instruct", "wall_s": 2.0, "steps_taken": 20}
+    ranks = {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}
+    alone = parsed.cell([(1000, 20, 0)], {}, **llama, estimated_read_bytes=3e11, estimated_flops=2e15)
+    four = parsed.cell([(1000, 20, 0)], ranks, **llama, estimated_read_bytes=0.75e11, estimated_flops=0.5e15)
+    of_one, of_four = (row(parsed, name, rates="datasheet") for name in (alone, four))
+    assert of_one["engine_mbu"] == pytest.approx(0.3 / 2 / 4.8)
+    assert of_four["engine_mbu"] == pytest.approx(0.3 / 2 / 4.8 / 4)
+    assert of_one["engine_mfu"] == pytest.approx(2000 / 2 / 989.5)
+    assert of_four["engine_mfu"] == pytest.approx(2000 / 2 / 989.5 / 4)
+    for name in ("mbu", "mfu"):
+        assert of_four[name] == pytest.approx(of_one[name] / 4)
+    for name in ("read_bytes", "flops", "engine_read_bytes_difference", "engine_flops_difference"):
+        assert of_four[name] == pytest.approx(of_one[name])
+
+
+def test_without_steps_or_estimates_there_is_no_bandwidth_utilization(parsed):
+    measured_device(parsed.devices)
+    parsed.cell([(10, 3, 0)], {"page_size": 32, "num_blocks": 8, "max_batch_tokens": 64}, engine="hf-continuous")
+    found = row(parsed)
+    assert found[["mbu", "engine_mbu", "engine_flops_difference"]].isna().all()
+    assert found["mfu"] > 0
+
+
+# --- ceilings ----------------------------------------------------------------------------------------------------
+
+
+def test_ceilings_count_output_tokens_or_all_tokens_over_the_same_time(parsed):
+    measured_device(parsed.devices)
+    parsed.cell([(10, 3, 0)] * 4, steps_taken=5)
+    found = row(parsed)
+    kv = 4 * 21 * TINY.bytes_per_token()
+    assert found["read_bytes"] == 5 * TINY.decode_weight_bytes + kv  # by the steps that were taken
+    assert found["flops"] == 4 * TINY.request_flops(10, 3)
+    memory_s = (3 * TINY.decode_weight_bytes + kv) / 10e9
+    arithmetic_s = 4 * TINY.request_flops(10, 3) / 100e9
+    assert found["wall_s_min"] == pytest.approx(max(memory_s, arithmetic_s))
+    for by, time_s in (("_memory", memory_s), ("_arithmetic", arithmetic_s), ("", max(memory_s, arithmetic_s))):
+        assert found[f"output_tokens_per_s_ceiling{by}"] == pytest.approx(12 / time_s)
+        assert found[f"total_tokens_per_s_ceiling{by}"] == pytest.approx(52 / time_s)
+    assert (found["memory_bandwidth_bytes_per_s"], found["flop_per_s"]) == (10e9, 100e9)
+    assert (found["sequences_max"], found["steps_min"], found["output_tokens_per_step_max"]) == (4, 3, 4)
+    assert found["steps_bound_by"] == "requests"
+    assert found["source"] == "predicted"
+
+
+def test_a_gpu_has_a_row_for_each_source_of_rates(parsed):
+    measured_device(parsed.devices, 4e12, 700e12, "bf16", gpu="h200", last_level_cache_bytes=0)
+    parsed.cell([(100, 20, 0)], {"max_num_seqs": 1}, gpu="h200", model="llama-3.1-8b-instruct")
+    datasheet, measured = row(parsed, rates="datasheet"), row(parsed)
+    assert datasheet["memory_bandwidth_bytes_per_s"] == 4.8e12
+    assert measured["memory_bandwidth_bytes_per_s"] == 4e12
+    assert measured["wall_s_min"] == pytest.approx(datasheet["wall_s_min"] * 1.2, rel=0.01)
+    assert (datasheet["tolerance"], measured["tolerance"]) == (0, 0.25)
+    assert measured["factor"] == pytest.approx(20 / 10 / measured["output_tokens_per_s_ceiling"])
+    disturbed = {"last_level_cache_bytes": 0, "host_load": {"cpu_others_pct": 50.0}}
+    measured_device(parsed.devices, 4e12, 700e12, "fp32", gpu="cpu-all", **disturbed)
+    cpu = parsed.cell([(100, 20, 0)], {"max_num_seqs": 1})
+    assert row(parsed, cpu)["tolerance"] == math.inf
+
+
+def test_the_measured_rate_of_the_cache_is_a_ceiling_of_its_own_and_without_it_arithmetic_alone(parsed):
+    parsed.cell([(10, 3, 0)] * 4, steps_taken=3, wall_s=1.0)
+    by_size = {2**22: 40e9, 2**26: 20e9, 2**30: 10e9}
+    measured_device(parsed.devices, last_level_cache_bytes=10**9, read_bytes_per_s_by_size=by_size, flop_per_s=1e15)
+    found = row(parsed)
+    assert found["weights_fit_cache"]
+    assert (found["read_bytes_per_s"], found["memory_bandwidth_bytes_per_s"]) == (20e9, 10e9)
+    assert (found["bound_by"], found["decode_bound_by"]) == ("cache bandwidth", "cache bandwidth")
+    kv = (10 + 11) * 4 * TINY.bytes_per_token()
+    assert found["output_tokens_per_s_ceiling_memory"] == pytest.approx(12 * 20e9 / (3 * TINY.decode_weight_bytes + kv))
+    assert found["mbu"] == pytest.approx((3 * TINY.decode_weight_bytes + kv) / 20e9)
+    assert not found["exceeds"]
+    measured_device(parsed.devices, last_level_cache_bytes=10**9)
+    found = row(parsed)
+    assert found["weights_fit_cache"]
+    assert found["read_bytes_per_s"] == found["memory_bandwidth_bytes_per_s"]
+    assert math.isnan(found["output_tokens_per_s_ceiling_memory"])
+    assert found["output_tokens_per_s_ceiling"] == found["output_tokens_per_s_ceiling_arithmetic"]
+    assert found["bound_by"] == "arithmetic"
+
+
+def test_knobs_reach_the_ceilings(parsed):
+    llama = {"gpu": "h200", "model": "llama-3.1-8b-instruct"}
+    drafting = {"speculative_method": "ngram", "num_speculative_tokens": 4}
+    changes = ({}, {"quantization": "awq"}, {"kv_cache_dtype": "fp8"}, {"tensor_parallel_size": 2}, drafting)
+    ids = [parsed.cell([(1000, 20, 0)], {"max_num_seqs": 8} | of, **llama) for of in changes]
+    plain, awq, fp8, two, drafted = (row(parsed, name, rates="datasheet") for name in ids)
+    assert (plain["steps_min"], drafted["steps_min"]) == (20, 5)  # the first token, and 19 in steps of up to five
+    assert two["decode_memory_s"] == pytest.approx(plain["decode_memory_s"] / 2)
+    facts = read_model_facts(get_model("llama-3.1-8b-instruct").config, "bfloat16")
+    kv_tokens = 19 * 1000 + 19 * 18 / 2
+    saved_s = plain["decode_memory_s"] - fp8["decode_memory_s"]
+    assert saved_s == pytest.approx(kv_tokens * facts.bytes_per_token() / 2 / 4.8e12)
+    small = read_model_facts(get_model("llama-3.1-8b-instruct").config, "bfloat16", "awq")
+    fewer = 19 * (facts.decode_weight_bytes - small.decode_weight_bytes)
+    assert plain["decode_memory_s"] - awq["decode_memory_s"] == pytest.approx(fewer / 4.8e12)
+    assert [of["flop_per_s"] for of in (plain, awq, fp8)] == [989.5e12, 1979e12, 1979e12]
+
+
+# --- verdicts ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rates", "tolerance", "output", "total", "factor", "broken"),
+    [
+        ("datasheet", 0.0, 10.0, 1.0, 1.0, None),
+        ("datasheet", 0.0, 10.01, 1.0, 1.001, "output_tokens_per_s: arithmetic of the data sheet"),
+        ("datasheet", 0.0, 1.0, 15.0, 1.5, "total_tokens_per_s: arithmetic of the data sheet"),
+        ("measured", 0.25, 12.5, 1.0, 1.25, None),
+        ("measured", 0.25, 12.51, 1.0, 1.251, "output_tokens_per_s: arithmetic of the device as measured"),
+        ("measured", math.inf, 9e9, 1.0, 9e8, None),  # rates that were disturbed call nothing impossible
+    ],
+)
+def test_a_value_at_its_ceiling_is_possible(rates, tolerance, output, total, factor, broken):
+    of_rates = {"rates": [rates], "tolerance": tolerance, "bound_by": "arithmetic"}
+    ceilings = dict.fromkeys(("output_tokens_per_s_ceiling", "total_tokens_per_s_ceiling"), 10.0)
+    measured = {"output_tokens_per_s": output, "total_tokens_per_s": total}
+    (found,) = limits._verdict(pd.DataFrame(of_rates | ceilings | measured)).to_dict("records")
+    assert (found["exceeds"], found["factor"]) == (broken is not None, pytest.approx(factor))
+    assert (None if pd.isna(found["ceiling_broken"]) else found["ceiling_broken"]) == broken
+
+
+def test_marking_a_cell_invalid_keeps_its_values_and_leaves_the_others():
+    broken, fine = cell({"max_num_seqs": 1}, (10.0, 30.0, 20.0)), cell({"max_num_seqs": 2}, (10.0,))
+    late = cell({"max_num_seqs": 4}, (99.0,), outcome="timeout", reason="too slow")
+    published = cell({"max_num_seqs": 1}, (10.0,), source="measured elsewhere")
+    cells = table(broken, fine, late, published)
+    found = cells.loc[cells["source"] == "measured", ["cell_id", "start", "repeat"]].assign(
+        factor=[0.9, 3.14159, 2.0, 1.1, 9.0],
+        exceeds=pd.array([False, True, True, False, True], dtype="boolean"),
+        ceiling_broken=pd.array([None, "this one", "that one", None, "another"], dtype="string"),
+    )
+    marked = mark_invalid(cells, found)
+    assert marked["outcome"].tolist() == ["invalid"] * 3 + ["ok", "timeout", "ok"]
+    reason = "repeat 1 of start 1 is 3.14 times its ceiling on this one"
+    assert marked["reason"].fillna("").tolist() == [reason] * 3 + ["", "too slow", ""]
+    unchanged = [name for name in cells.columns if name not in ("outcome", "reason")]
+    pd.testing.assert_frame_equal(marked[unchanged], cells[unchanged])
+    assert "repeat 1 of start 2" in mark_invalid(cells, found.assign(start=2))["reason"][0]
+
+
+# --- what has no limits ------------------------------------------------------------------------------------------
+
+
+def test_a_device_without_rates_is_said_once_and_a_model_without_facts_too(parsed):
+    parsed.cell([(10, 3, 0)])
+    parsed.cell([(10, 3, 0)], {"max_num_seqs": 4})
+    found, (reason,) = parsed.limits()
+    assert found.empty
+    assert "limits on cpu-all" in reason
+    measured_device(parsed.devices)
+    parsed.cell([(10, 3, 0)], {"max_num_seqs": 1, "quantization": "compressed-tensors"})
+    found, (reason,) = parsed.limits()
+    assert len(found) == 2
+    assert reason.startswith("no limits of tiny-llama-57m: ")
+    assert "quantization 'compressed-tensors' is not supported" in reason
+    nothing, reasons = limits_table(pd.DataFrame(), parsed.devices)
+    assert (list(nothing.columns), len(nothing), reasons) == (list(SCHEMA.columns), 0, [])
+
+
+# --- the command -------------------------------------------------------------------------------------------------
+
+
+def test_the_command_writes_the_limits_of_the_studys_own_cells_and_says_what_has_none(parsed, tmp_path, capsys):
+    second = parsed.cell([(10, 3, 0)], {"max_num_seqs": 2}, steps_taken=3)
+    first = parsed.cell([(10, 3, 0)], {"max_num_seqs": 1}, steps_taken=3)
+    parsed.cell([(10, 3, 0)], {"max_num_seqs": 3}, study="another")
+    parsed.cell([(10, 3, 0)], {"max_num_seqs": 4}, source="measured elsewhere")
+    cells = parsed.table()
+    write_table(cells, tmp_path / "cells.parquet")
+    study = write_study(tmp_path, {"gpu": "cpu-all", "model": "tiny-llama-57m"}, workloads={"chat": fixed()})
+    files = {"study": study, "cells": tmp_path / "cells.parquet", "parsed": parsed.folder, "devices": parsed.devices}
+    files |= {"out": tmp_path / "limits.parquet", "checked-out": tmp_path / "checked" / "cells.parquet"}
+    words = [word for name, path in files.items() for word in (f"--{name}", str(path))]
+    assert main(words) == 0
+    assert "no limits on cpu-all" in capsys.readouterr().err
+    assert read_table(files["out"]).empty
+    assert read_table(files["checked-out"])["outcome"].tolist() == cells["outcome"].tolist()
+    measured_device(parsed.devices)
+    assert main(words) == 0
+    assert capsys.readouterr().err == ""
+    found = read_table(files["out"])
+    assert (found["cell_id"].tolist(), found["steps"].tolist()) == ([first, second], [3, 3])

@@ -1,0 +1,299 @@
+"""Predicted and measured capacity: made-up logs with hand-computed numbers, and published numbers for an L4."""
+
+import math
+
+import pandas as pd
+import pytest
+
+from tests.unit.made_studies import fixed, write_study
+from tests.unit.questions.synthetic_cells import cell, table
+from workflow_scripts.questions.memory.capacity import COMPARED, SCHEMA, capacity_table, main
+from workflow_scripts.tables.typed_tables import write_table
+
+GIB = 2**30
+KNOBS = {"block_size": 16, "gpu_memory_utilization": 0.9}
+CELL = "h200/vllm/llama-3.1-8b-instruct/chat/bs16-util0.9"
+
+# 100 GiB at 0.9 with 15 of weights, 2 of activation, 1 of graphs and 1 of the rest: 71 GiB, 36,352 blocks of 2 MiB.
+GIBS = {
+    "device_memory": 100,
+    "budget": 90,
+    "weights": 15,
+    "activation": 2,
+    "cuda_graphs": 1,
+    "other": 1,
+    "kv_cache": 71,
+}
+PREDICTED = {f"{term}_bytes": gib * GIB for term, gib in GIBS.items()}
+PREDICTED |= {"cell_id": CELL, "source": "predicted", "vllm_version": "0.32.0", "gpu_memory_utilization": 0.9}
+PREDICTED |= {"block_size": 16, "bytes_per_token": 131072, "bytes_per_block": 2**21, "num_blocks": 36352}
+PREDICTED |= {"kv_cache_tokens": 581632, "max_concurrency": 142.0, "infeasible": None, "unknown": None}
+PREDICTED |= {"dtype": "bfloat16", "how": {}}
+# What the engine of the same cell printed, as predicted.
+PRINTED = {"engine_version": "vllm 0.32.0", "block_size_effective": 16, "num_gpu_blocks": 36352}
+PRINTED |= {"kv_cache_tokens": 581632, "max_concurrency": 142.0, "available_kv_cache_gib": 71.0}
+PRINTED |= {"model_weights_gib": 15.0, "peak_activation_gib": 3.0, "cuda_graph_gib": 1.0}
+L4 = dict.fromkeys(("weights_bytes", "activation_bytes", "cuda_graphs_bytes", "other_bytes"), 0.25 * GIB)
+L4 |= {"vllm_version": "0.22.1", "device_memory_bytes": 22 * GIB, "bytes_per_token": 36864, "bytes_per_block": 589824}
+
+
+def predictions(*changes):
+    rows = [PREDICTED | change for change in changes or ({},)]
+    return pd.DataFrame(rows).reindex(columns=[*PREDICTED, "published"]).astype({"published": object})
+
+
+def published(utilization, blocks, predicted_blocks, name="published/kv_blocks_try/1", tokens=None, concurrency=None):
+    numbers = {"num_blocks": blocks, "kv_cache_tokens": tokens, "max_concurrency": concurrency}
+    return L4 | {
+        "cell_id": name,
+        "gpu_memory_utilization": utilization,
+        "num_blocks": predicted_blocks,
+        "kv_cache_tokens": 16 * predicted_blocks,
+        "published": {"gpu": "L4", "model": "facebook/opt-125m"} | numbers,
+    }
+
+
+def row_of(*predicted, knobs=KNOBS, **printed):
+    """The row of one cell that printed what was predicted, but for these changes; None for null."""
+    (row,) = capacity_table(table(cell(knobs, **(PRINTED | printed))), predictions(*predicted)).to_dict("records")
+    return {name: None if pd.isna(value) else value for name, value in row.items()}
+
+
+def test_what_came_as_predicted_has_no_error_and_is_consistent():
+    row = row_of()
+    assert {term: row[f"{term}_error_pct"] for term in COMPARED} == dict.fromkeys(COMPARED, 0.0)
+    assert {term: row[f"observed_{term}"] for term in COMPARED} == {term: row[f"predicted_{term}"] for term in COMPARED}
+    assert row["predicted_num_blocks"] == 36352
+    assert row["predicted_activation_bytes"] == 3 * GIB  # the graphs are in what the engine prints
+    assert row["predicted_overhead_bytes"] == 19 * GIB
+    assert (row["recomputed_kv_cache_tokens"], row["recomputed_error_pct"], row["consistent"]) == (581632, 0.0, True)
+    assert (row["source"], row["study"], row["cell_id"]) == ("measured", "try", CELL)
+    assert (row["disagrees"], row["implied_memory_bytes"]) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("printed", "term", "error_pct"),
+    [
+        ({"model_weights_gib": 12.0}, "weights_bytes", 25.0),
+        ({"model_weights_gib": 20.0}, "weights_bytes", -25.0),
+        ({"peak_activation_gib": 2.0}, "activation_bytes", 50.0),
+        ({"cuda_graph_gib": 0.5}, "cuda_graphs_bytes", 100.0),
+        ({"available_kv_cache_gib": 35.5}, "kv_cache_bytes", 100.0),
+        ({"num_gpu_blocks": 18176}, "num_blocks", 100.0),
+        ({"kv_cache_tokens": 290816}, "kv_cache_tokens", 100.0),
+        ({"max_concurrency": 284.0}, "max_concurrency", -50.0),
+    ],
+)
+def test_an_error_is_the_prediction_over_what_was_seen(printed, term, error_pct):
+    row = row_of(**printed)
+    assert row[f"{term}_error_pct"] == pytest.approx(error_pct)
+    assert sum(row[f"{other}_error_pct"] != 0 for other in COMPARED) == 1
+
+
+def test_what_was_not_printed_or_is_zero_has_no_error():
+    row = row_of(model_weights_gib=None, available_kv_cache_gib=0.0, num_gpu_blocks=0)
+    assert [row[f"{term}_error_pct"] for term in ("weights_bytes", "kv_cache_bytes", "num_blocks")] == [None] * 3
+    # Graphs that come off no budget are not held against the log.
+    row = row_of({"cuda_graphs_bytes": 0})
+    assert row["cuda_graphs_bytes_error_pct"] is None
+    assert row["activation_bytes_error_pct"] == pytest.approx(100 * (2 / 3 - 1))
+    not_run = row_of(outcome="missing", **dict.fromkeys(PRINTED))
+    assert not_run["predicted_kv_cache_tokens"] == 581632
+    assert [not_run[name] for name in ("observed_kv_cache_tokens", "disagrees", "consistent")] == [None] * 3
+
+
+# --- the log against itself ------------------------------------------------------------------------------------------
+
+
+# As vLLM 0.32 logged for tiny-windows-57m: blocks of 128 tokens in two of eight layers hold no token whole.
+WINDOWS = {"block_size": 128, "bytes_per_token": 8192, "bytes_per_block": 2**18, "kv_cache_bytes": GIB}
+WINDOWS |= {"num_blocks": 4096, "kv_cache_tokens": 161_319, "max_concurrency": 315.08}
+OF_WINDOWS = {"block_size_effective": 128, "num_gpu_blocks": 4096, "kv_cache_tokens": 161_319}
+UNKNOWN = dict.fromkeys(("kv_cache_bytes", "bytes_per_token", "bytes_per_block", "num_blocks", "kv_cache_tokens"))
+UNKNOWN |= {"max_concurrency": None, "unknown": "why"}
+SMALL = 0.05  # GiB are 25 blocks of 2 MiB; the 0.005 GiB that rounding hides are 40.96 tokens
+UNPRINTED = {"kv_cache_tokens": None, "num_gpu_blocks": None}
+OF_WHOLE_BLOCKS = {"recomputed_kv_cache_tokens": 64, "disagrees": "block_size,kv_cache_tokens"}
+NOTHING = {"recomputed_kv_cache_tokens": None, "consistent": None, "disagrees": None}
+
+
+def tokens(factor, consistent):
+    """So many times the tokens of the log's memory, and what follows to half a percent."""
+    error = pytest.approx(100 * (1 / factor - 1))
+    expected = {"consistent": consistent, "recomputed_error_pct": error, "disagrees": None if consistent else "log"}
+    return {}, 71.0, {"kv_cache_tokens": 581632 * factor, "num_gpu_blocks": None}, expected
+
+
+@pytest.mark.parametrize(
+    ("predicted", "available_gib", "printed", "expected"),
+    [
+        *(tokens(factor, consistent=True) for factor in (1.0, 1.0049, 0.9953)),
+        *(tokens(factor, consistent=False) for factor in (1.006, 0.994)),
+        ({}, SMALL, {"kv_cache_tokens": 27 * 16}, {"consistent": True}),
+        ({}, SMALL, {"kv_cache_tokens": 28 * 16}, {"consistent": False}),
+        ({}, 0.0, {"kv_cache_tokens": 40}, {"consistent": True}),
+        ({}, -0.53, UNPRINTED, {"recomputed_kv_cache_tokens": 0, "consistent": None}),
+        ({}, 6 * 2**21 / GIB, {"block_size_effective": 64, "kv_cache_tokens": 64}, OF_WHOLE_BLOCKS),
+        (WINDOWS, 1.0, OF_WINDOWS, NOTHING),
+        (UNKNOWN, 71.0, {"block_size_effective": 32}, {"disagrees": None}),  # was not predicted
+    ],
+)
+def test_what_the_log_is_held_against(predicted, available_gib, printed, expected):
+    row = row_of(predicted, **{"available_kv_cache_gib": available_gib, **printed})
+    assert {name: row[name] for name in expected} == expected
+
+
+def test_ranks_of_a_pipeline_differ_so_nothing_is_recomputed():
+    row = row_of({"cell_id": f"{CELL}-pp2"}, knobs=KNOBS | {"pipeline_parallel_size": 2})
+    assert (row["consistent"], row["recomputed_kv_cache_tokens"]) == (None, None)
+
+
+def test_without_a_prediction_the_table_is_empty():
+    assert capacity_table(table(cell(KNOBS)), predictions().head(0)).empty
+
+
+def test_a_set_number_of_blocks_is_not_held_against_the_memory_that_was_available():
+    row = row_of(
+        {"cell_id": f"{CELL}-pool2049", "num_blocks": 2049, "kv_cache_tokens": 32784, "kv_cache_bytes": 2049 * 2**21},
+        knobs=KNOBS | {"num_gpu_blocks_override": 2049},
+        **{"num_gpu_blocks": 2049, "kv_cache_tokens": 32784, "max_concurrency": 8.0},
+    )
+    assert (row["observed_kv_cache_bytes"], row["kv_cache_bytes_error_pct"]) == (None, None)
+    assert (row["num_blocks_error_pct"], row["disagrees"]) == (0, None)
+
+
+# --- disagreements ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("blocks", "disagrees"), [(34621, False), (34619, True), (38265, False), (38266, True)])
+def test_more_than_5_percent_either_way_disagree(blocks, disagrees):
+    row = row_of(num_gpu_blocks=blocks, kv_cache_tokens=blocks * 16, available_kv_cache_gib=blocks / 512)
+    assert abs(abs(row["kv_cache_tokens_error_pct"]) - 5) < 0.01
+    assert (row["disagrees"] is not None) == disagrees
+
+
+NO_TERMS = dict.fromkeys(["model_weights_gib", "peak_activation_gib", "available_kv_cache_gib", "cuda_graph_gib"])
+GIVEN = dict.fromkeys(L4) | {"bytes_per_token": 131072, "bytes_per_block": 2**21}
+
+
+@pytest.mark.parametrize(
+    ("predicted", "printed", "disagrees"),
+    [
+        ({}, {"kv_cache_tokens": 600000}, "log"),
+        ({}, {"kv_cache_tokens": 700000} | NO_TERMS, "kv_cache_tokens"),
+        ({}, {"kv_cache_tokens": 700000, "dtype": "float16"} | NO_TERMS, "kv_cache_tokens,dtype"),
+        ({}, {"kv_cache_tokens": None, "num_gpu_blocks": 20000}, "num_blocks"),
+        ({}, {"kv_cache_tokens": 300000, "engine_version": "vllm 0.22.1"} | NO_TERMS, "kv_cache_tokens,version"),
+        (GIVEN, {"kv_cache_tokens": 480000, "available_kv_cache_gib": None}, "kv_cache_tokens"),
+        ({"infeasible": "no backend"}, {}, "ran"),
+        ({"infeasible": "no backend"}, {"outcome": "invalid"}, "ran"),
+        ({"infeasible": "no backend"}, {"outcome": "infeasible", "reason": "no"}, None),
+        ({}, {"outcome": "infeasible", "reason": "no memory"}, "refused"),
+        ({"unknown": "why"}, {"outcome": "infeasible", "reason": "no memory"}, None),
+        ({}, {"outcome": "engine_error", "reason": "a signal"}, None),
+    ],
+)
+def test_each_disagreement_has_its_code(predicted, printed, disagrees):
+    assert row_of(predicted, **printed)["disagrees"] == disagrees
+
+
+# --- blocks at several utilizations ----------------------------------------------------------------------------------
+
+
+def at(utilization, memory_gib, overhead_gib, **change):
+    """A cell's prediction (100 GiB, 19 of them overhead) and its blocks on another device."""
+    knobs = KNOBS | {"gpu_memory_utilization": utilization} | change
+    (first, *_) = cell(knobs)
+    kv_gib = memory_gib * utilization - overhead_gib
+    predicted = {"cell_id": first["cell_id"], "gpu_memory_utilization": utilization}
+    printed = {"num_gpu_blocks": kv_gib * 512, "kv_cache_tokens": kv_gib * 512 * 16, "available_kv_cache_gib": kv_gib}
+    return cell(knobs, **(PRINTED | printed)), predicted
+
+
+@pytest.mark.parametrize(
+    ("memory_gib", "overhead_gib", "code"),
+    [
+        *((50, 19, "device_memory"), (94, 35, "device_memory"), (106, 35, "device_memory")),
+        *((100, 39, "overhead"), (96, 35, "overhead"), (104, 35, "overhead")),
+    ],
+)
+def test_blocks_at_several_utilizations_tell_the_device_from_the_overhead(memory_gib, overhead_gib, code):
+    made = [at(utilization, memory_gib, overhead_gib) for utilization in (0.5, 0.7, 0.9)]
+    rows = capacity_table(table(*(c for c, _ in made)), predictions(*(p for _, p in made)))
+    assert rows["implied_memory_bytes"].tolist() == pytest.approx([memory_gib * GIB] * 3)
+    assert rows["implied_overhead_bytes"].tolist() == pytest.approx([overhead_gib * GIB] * 3)
+    assert set(rows["disagrees"]) == {f"kv_cache_tokens,{code}"}
+
+
+def test_only_cells_that_differ_in_utilization_alone_make_a_line():
+    (one, predicted_one), (other, predicted_other) = at(0.5, 50, 19), at(0.9, 50, 19, max_num_seqs=8)
+    rows = capacity_table(table(one, other), predictions(predicted_one, predicted_other | {"activation_bytes": GIB}))
+    assert rows["implied_memory_bytes"].isna().all()
+    assert set(rows["disagrees"]) == {"kv_cache_tokens"}
+    same = capacity_table(table(one, one), predictions(predicted_one))
+    assert same["implied_memory_bytes"].isna().all()
+
+
+# --- published blocks ------------------------------------------------------------------------------------------------
+
+
+def test_published_blocks_have_the_prediction_beside_them_and_are_named_so():
+    at_half = published(0.5, 8788, 18444, tokens=140608, concurrency=68.65) | {"max_concurrency": 144.1}
+    of_both = predictions({}, at_half, published(0.9, 17234, 34487, "published/kv_blocks_try/2"))
+    rows = capacity_table(table(cell(KNOBS, **PRINTED)), of_both)
+    assert rows["source"].tolist() == ["measured", "published", "published"]
+    first, second = rows.to_dict("records")[1:]
+    assert (first["gpu"], first["model"], first["engine_version"]) == ("L4", "facebook/opt-125m", "vllm 0.22.1")
+    assert (first["observed_num_blocks"], first["predicted_num_blocks"]) == (8788, 18444)
+    assert first["kv_cache_tokens_error_pct"] == pytest.approx(100 * (18444 / 8788 - 1))
+    assert first["max_concurrency_error_pct"] == pytest.approx(100 * (144.1 / 68.65 - 1))
+    assert math.isnan(second["kv_cache_tokens_error_pct"])
+    # Two points make a line: (17234 - 8788) blocks of 589,824 bytes over 0.4 of the memory.
+    assert first["implied_memory_bytes"] == pytest.approx(8446 * 589824 / 0.4)
+    assert first["implied_overhead_bytes"] == pytest.approx((8446 / 0.4 * 0.5 - 8788) * 589824)
+    assert first["disagrees"].startswith("kv_cache_tokens,")
+    assert pd.isna(first["study"])
+    assert (first["observed_block_size"], pd.isna(first["consistent"])) == (16, True)
+    of_two_tables = predictions(at_half, published(0.9, 17234, 34487, "published/kv_blocks_other/1"))
+    assert capacity_table(table(cell(KNOBS)), of_two_tables)["implied_memory_bytes"].isna().tolist() == [True, True]
+
+
+def test_a_cell_without_a_prediction_has_no_row_repeats_are_one_and_sources_are_several():
+    blocks = {"num_gpu_blocks": [None, 36352, None], "kv_cache_tokens": 581632}  # only one repeat tells
+    rows = capacity_table(
+        table(
+            cell(KNOBS, (1.0, 2.0, 3.0), **(PRINTED | blocks)),
+            cell(KNOBS, source="measured elsewhere", study="other", **PRINTED),
+            cell({"batch_size": 4}, engine="hf-static"),
+        ),
+        predictions(),
+    )
+    assert rows["cell_id"].tolist() == [CELL, CELL]
+    assert sorted(rows["source"]) == ["measured", "measured elsewhere"]
+    assert rows["observed_num_blocks"].tolist() == [36352, 36352]
+    assert list(rows.columns) == list(SCHEMA.columns)
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+
+def call(folder, predictions_text):
+    write_table(table(cell(KNOBS, **PRINTED)), folder / "cells.parquet")
+    (folder / "capacity.jsonl").write_text(predictions_text)
+    names = {"study": write_study(folder, workloads={"chat": fixed()}), "cells": folder / "cells.parquet"}
+    names |= {"predictions": folder / "capacity.jsonl", "out": folder / "capacity.parquet"}
+    return main([text for name, path in names.items() for text in (f"--{name}", str(path))])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "capacity.jsonl: not JSON Lines"),
+        ('{"cell_id": "a", "vllm_version": "1"}\n', "no predictions of capacity: without infeasible, unknown, dtype"),
+    ],
+)
+def test_bad_predictions_end_with_2_and_one_message(tmp_path, text, message, capsys):
+    assert call(tmp_path, text) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1

@@ -1,0 +1,275 @@
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from scipy import stats
+
+from tests.unit.questions.synthetic_cells import OTHER_PLACES, around, cell, only, starts_table
+from tests.unit.questions.synthetic_starts import as_ratio
+from tests.unit.study.test_serve_command import DUMMY, HUB
+from workflow_scripts.questions.recommendations.table import SCHEMA, main, pareto_front, recommendations
+from workflow_scripts.statistics.further_starts import ONE_LOOK, Looks
+from workflow_scripts.study.study_file import load_study
+from workflow_scripts.tables.typed_tables import read_table, write_table
+
+DEMO = Path(__file__).parents[4] / "config" / "studies" / "demo.yaml"
+MODELS = {
+    "llama-3.1-8b-instruct": (HUB.model_copy(update={"hub_repo": "org/llama", "revision": None}), Path("models/llama")),
+    "tiny": (DUMMY, Path("models/tiny")),
+}
+
+
+def config(seqs, rate, tpot=0.01, *, ttft=0.1, p99=1.5, **options):
+    """A cell whose latencies are the same in all repeats, with 99th percentiles p99 times the median."""
+    knobs = {"max_num_seqs": seqs} | options.pop("knobs", {})
+    columns = {"tpot_s_p50": tpot, "ttft_s_p50": ttft, "tpot_s_p99": p99 * tpot, "ttft_s_p99": p99 * ttft}
+    return cell(knobs, rate if isinstance(rate, list) else around(rate), **(columns | options))
+
+
+def recommended(*cells, role=None, margin_pct=2.0, models=MODELS, looks=ONE_LOOK, tpot=None):
+    found = SCHEMA.validate(recommendations(starts_table(*cells), margin_pct, models, tpot, looks))
+    return found[found["role"] == role].reset_index(drop=True) if role else found
+
+
+# --- the fastest
+
+
+def test_the_fastest_with_its_intervals():
+    rates, tpots, ttfts = [100.0, 104.0, 102.0], [0.01, 0.012, 0.011], [0.5, 0.7, 0.6]
+    fast = config(
+        16, rates, tpot_s_p50=tpots, ttft_s_p50=ttfts, tpot_s_p99=[0.02, 0.03, 0.025], ttft_s_p99=[1.0, 0.8, 0.9]
+    )
+    found = only(recommended(fast, role="best_throughput"))
+    assert (found["knobs"], found["cell_id"]) == ("seqs16", "h200/vllm/llama-3.1-8b-instruct/chat/seqs16")
+    assert found["repeats"] == 3
+    for metric, values in (("output_tokens_per_s", rates), ("tpot_s_p50", tpots), ("ttft_s_p50", ttfts)):
+        interval = stats.ttest_1samp(np.log(values), 0).confidence_interval(0.95)
+        assert found[metric] == pytest.approx(stats.gmean(values))
+        assert (found[f"{metric}_low"], found[f"{metric}_high"]) == pytest.approx(as_ratio(interval))
+    assert found["tpot_s_p99"] == pytest.approx(stats.gmean([0.02, 0.03, 0.025]))
+    assert found["ttft_s_p99"] == pytest.approx(stats.gmean([1.0, 0.8, 0.9]))
+    assert pd.isna(found["latency_bound"])
+    assert pd.isna(found["margin_pct"])
+
+
+def test_only_vllm_cells_that_count_are_recommended():
+    found = recommended(
+        config(4, 50),
+        config(8, 90, outcome="invalid"),
+        config(16, 90, comparable=False),
+        cell({"batch_size": 8}, around(90), engine="hf-static"),
+    )
+    assert set(found["knobs"]) == {"seqs4"}
+    assert recommended(config(8, 90, outcome="timeout")).empty
+    assert recommended(config(8, 90, outcome="timeout")).columns.tolist() == list(SCHEMA.columns)
+
+
+@pytest.mark.parametrize("other", [*OTHER_PLACES, {"lock_sha256": "b"}])
+def test_every_place_has_its_own(other):
+    places = config(4, 50, lock_sha256="a"), config(16, 90, **({"lock_sha256": "a"} | other))
+    found = recommended(*places, role="best_throughput")
+    assert found["knobs"].tolist() == ["seqs4", "seqs16"]
+    (name, value), *_ = other.items()
+    assert name == "lock_sha256" or found[name][1] == value
+
+
+def test_the_roles_of_a_place_in_order():
+    cells = (
+        (1, 10, 0.01, 0.9), (2, 10, 0.011, 0.8), (4, 30, 0.02, 0.5),
+        (8, 29, 0.02, 0.5), (16, 60, 0.1, 0.4), (32, 60, 0.1, 0.41),
+    )  # fmt: skip
+    found = recommended(*(config(n, rate, tpot, ttft=ttft) for n, rate, tpot, ttft in cells))
+    assert found[["role", "knobs"]].values.tolist() == [
+        ["best_throughput", "seqs16"],
+        ["best_within_latency", "seqs1"],
+        ["smallest_within_margin", "seqs16"],
+        *(["pareto", knobs] for knobs in ("seqs1", "seqs2", "seqs4", "seqs16")),
+    ]
+
+
+# --- ties
+
+
+def test_configurations_that_are_not_shown_to_be_slower_are_ties():
+    def best(*cells):
+        return only(recommended(*cells, role="best_throughput"))[["knobs", "ties"]].tolist()
+
+    assert best(config(1, 99), config(4, 100), config(8, [99.8, 99.9, 100.2])) == ["seqs4", "seqs8"]
+    # One start each does not show what another would give, unless they are far apart.
+    assert best(config(1, [20.0]), config(4, [100.0]), config(8, [80.0])) == ["seqs4", "seqs1, seqs8"]
+
+
+def test_a_tie_is_a_test_that_is_not_passed():
+    # Turned round, the rates differ by 2 sd, 0 and -2 sd, so half of the 95 % interval is t(0.975, 2) * 2 sd / sqrt(3).
+    half = stats.t.ppf(0.975, 2) * 0.02 / math.sqrt(3)
+    best = config(4, around(100, 0.01))
+    for distance, ties in ((0.999, "seqs1"), (1.001, None)):
+        other = config(1, around(100 * math.exp(-half * distance), 0.01)[::-1])
+        found = only(recommended(best, other, role="best_throughput"))
+        assert (None if pd.isna(found["ties"]) else found["ties"]) == ties
+
+
+# --- within a latency
+
+
+@pytest.mark.parametrize(
+    ("tpot", "knobs", "ties", "eligible", "bound"),
+    [
+        (0.02, "seqs4", "seqs8", 3, "p99 TPOT <= 20 ms"),
+        (None, "seqs4", "seqs8", 3, "p99 TPOT <= 20 ms, 2 times the lowest median"),
+        (0.001, None, None, 0, "p99 TPOT <= 1 ms"),
+    ],
+)
+def test_the_fastest_within_a_bound_of_latency(tpot, knobs, ties, eligible, bound):
+    """Only those that keep the bound are ties of the fastest that does."""
+    latencies = ((1, 10, 0.01), (4, 30, 0.02), (8, 30, 0.02), (16, 60, 0.1), (32, 60, 0.0201))
+    cells = (config(n, rate, of_token, p99=1.0) for n, rate, of_token in latencies)
+    found = only(recommended(*cells, role="best_within_latency", tpot=tpot))
+    assert [None if pd.isna(found[name]) else found[name] for name in ("knobs", "ties")] == [knobs, ties]
+    assert found[["eligible", "compared", "latency_bound"]].tolist() == [eligible, 5, bound]
+    place = ["gpu", "model", "workload", "study", "source"]
+    assert found[place].tolist() == ["h200", "llama-3.1-8b-instruct", "chat", "try", "measured"]
+    nothing = found[["cell_id", "output_tokens_per_s", "command", "config_yaml"]].isna()
+    assert nothing.tolist() == [knobs is None] * 4
+
+
+def test_without_latencies_no_bound_is_kept():
+    without = cell({"max_num_seqs": 1}, around(10))
+    found = recommended(without)
+    assert found["role"].tolist() == ["best_throughput", "best_within_latency", "smallest_within_margin"]
+    assert found.loc[1, ["knobs", "latency_bound"]].isna().all()
+    assert found["tpot_s_p50"].isna().all()
+    assert pd.isna(only(recommended(without, role="best_within_latency", tpot=1.0))["knobs"])
+
+
+def test_more_starts_do_not_make_a_bound_harder_to_keep():
+    """The highest of many would: the mean over starts is 0.0144."""
+    shaky = config(4, [30.0] * 9, tpot_s_p99=[0.01, 0.03, 0.01] * 3)
+    for bound, knobs in ((0.014, "seqs1"), (0.015, "seqs4")):
+        found = only(recommended(config(1, 10, 0.005), shaky, role="best_within_latency", tpot=bound))
+        assert found["knobs"] == knobs
+
+
+# --- the smallest that is as fast
+
+
+@pytest.mark.parametrize(("margin_pct", "smallest"), [(2.0, "seqs4"), (0.8, "seqs16")])
+def test_the_smallest_within_the_margin(margin_pct, smallest):
+    cells = config(1, 50), config(4, 99), config(16, 100), config(64, 100.5)
+    found = only(recommended(*cells, role="smallest_within_margin", margin_pct=margin_pct))
+    assert found[["knobs", "margin_pct"]].tolist() == [smallest, margin_pct]
+    assert pd.isna(found["ties"])
+    # One repeat shows nothing, so the fastest itself is left.
+    of_one_repeat = config(1, [100.0]), config(16, [100.001])
+    found = only(recommended(*of_one_repeat, role="smallest_within_margin", margin_pct=margin_pct))
+    assert found["knobs"] == "seqs16"
+
+
+def test_within_the_margin_is_shown_not_assumed():
+    # Turned round, the rates differ by 2 sd, 0 and -2 sd: the bound lies t * 2 sd / sqrt(3) below the ratio, with the t
+    # of two degrees of freedom for the error of a first plan.
+    half = stats.t.ppf(1 - 0.05 * 0.75, 2) * 0.005 / math.sqrt(3)
+    fastest = config(16, around(100, 0.0025))
+    room = math.log(1.02) - half
+    for distance, smallest in ((0.99, "seqs1"), (1.01, "seqs16")):
+        other = config(1, around(100 * math.exp(-room * distance), 0.0025)[::-1])
+        found = only(recommended(other, fastest, role="smallest_within_margin"))
+        assert found["knobs"] == smallest
+        raised = only(recommended(other, fastest, role="smallest_within_margin", looks=Looks(3, 3, earlier_plans=1)))
+        assert raised["knobs"] == "seqs16"
+
+
+def test_that_one_of_many_settings_is_as_fast_is_tested_over_all_of_them():
+    """Nine are slower by just more than the margin; one test per setting would choose one of them in 20 %."""
+    rng, count = np.random.default_rng(1), 60
+    rates = 100 * np.exp(rng.normal(0, 0.005, (count, 10, 4)) - 0.0199 * (np.arange(10) < 9)[:, None])
+    cells = (config(2 + n, rates[i, n].tolist(), workload=f"w{i}") for i in range(count) for n in range(10))
+    found = recommended(*cells, role="smallest_within_margin")
+    assert len(found) == count
+    assert (found["knobs"] != "seqs11").mean() <= 0.1
+
+
+def test_a_setting_that_missed_a_fast_round_is_ranked_without_the_rounds():
+    slow_rounds = starts_table(config(4, [100.0, 100.0]))
+    others = starts_table(config(8, [90.0, 90.0, 135.0]), config(16, [80.0, 80.0, 120.0]))
+    found = recommendations(pd.concat([slow_rounds, others], ignore_index=True), 2.0, MODELS)
+    assert found["knobs"][0] == "seqs4"
+
+
+# Fewest sequences first, then memory, then the block. A share that the study leaves to the engine may be a large one.
+@pytest.mark.parametrize(
+    ("larger", "smaller"),
+    [
+        ({"gpu_memory_utilization": 0.5, "block_size": 16}, {"max_num_seqs": 2, "gpu_memory_utilization": 0.9}),
+        ({"gpu_memory_utilization": 0.9, "block_size": 16}, {"gpu_memory_utilization": 0.5, "block_size": 64}),
+        ({"cpu_kv_cache_gib": 4}, {"cpu_kv_cache_gib": 2, "block_size": 64}),
+        ({"block_size": 32}, {"block_size": 16}),
+        ({"enable_prefix_caching": True}, {"enable_prefix_caching": False}),
+        ({}, {"gpu_memory_utilization": 0.95}),
+    ],
+)
+def test_what_is_smallest(larger, smaller):
+    knobs = [{"max_num_seqs": 4} | of for of in (larger, smaller)]
+    cells = [cell(k, around(100), block_size_effective=k.get("block_size")) for k in knobs]
+    for these in (cells, cells[::-1]):
+        assert only(recommended(*these, role="smallest_within_margin"))["knobs"] == cells[1][0]["knobs"]
+
+
+@given(
+    arrays(float, st.tuples(st.integers(1, 12), st.integers(1, 3)), elements=st.sampled_from([0.0, 1.0, 2.0, np.nan]))
+)
+def test_a_row_is_on_the_front_unless_another_beats_it(values):
+    def beats(a, b):
+        return not np.isnan(a).any() and all(a >= b) and any(a > b)
+
+    expected = [not np.isnan(b).any() and not any(beats(a, b) for a in values) for b in values]
+    assert pareto_front(values).tolist() == expected
+
+
+def test_commands_and_files():
+    effective = {"max_num_seqs": 16, "max_num_batched_tokens": 8192, "max_model_len": 4096, "block_size": 16}
+    knobs = {"enable_prefix_caching": False, "gpu_memory_utilization": 0.85}
+    served = config(16, 100, knobs=knobs, **{f"{name}_effective": value for name, value in effective.items()})
+    found = only(recommended(served, role="best_throughput"))
+    assert found["command"] == (
+        "vllm serve org/llama --dtype bfloat16 --max-num-seqs 16 --max-num-batched-tokens 8192 --max-model-len 4096"
+        " --gpu-memory-utilization 0.85 --no-enable-prefix-caching"
+    )
+    assert "max-num-batched-tokens: 8192" in found["config_yaml"]
+    # Random weights, and nothing known of what took effect.
+    cells = config(16, 100, model="tiny"), cell({"batch_size": 1}, engine="hf-static", model="tiny")
+    found = only(recommended(*cells, role="best_throughput"))
+    assert found["command"] == "vllm serve models/tiny --load-format dummy --dtype float32 --max-num-seqs 16"
+    # A model that is not the study's has no command.
+    found = only(recommended(config(16, 100, model="opt-125m"), role="best_throughput"))
+    assert found[["command", "config_yaml"]].isna().all()
+
+
+@pytest.mark.parametrize(
+    ("study", "weights", "bound"),
+    [
+        # Commands name the published model although its weights were random.
+        ("h200_later", "meta-llama/Llama-3.1-8B-Instruct --revision", "p99 TPOT <= 50 ms"),
+        ("demo", "{results}/demo/prepared/models/tiny-llama-57m-", "p99 TPOT <= 20 ms, 2 times the lowest median"),
+    ],
+)
+def test_the_command_writes_the_table(tmp_path, study, weights, bound):
+    file = DEMO.parent / f"{study}.yaml"
+    options = {"model": "tiny-llama-57m", "gpu": "cpu-all"} if study == "demo" else {}
+    cells = starts_table(config(1, 10, 0.01, **options), config(4, 10.01, 0.1, **options))
+    write_table(cells, tmp_path / "cells.parquet")
+    words = {"study": file, "cells": tmp_path / "cells.parquet", "results": tmp_path / "results"}
+    words |= {"out": tmp_path / "recommendations.parquet"}
+    assert main([str(word) for name, path in words.items() for word in (f"--{name}", path)]) == 0
+    table = read_table(tmp_path / "recommendations.parquet").set_index("role")
+    smallest = table.loc["smallest_within_margin"]
+    assert (smallest["knobs"], smallest["margin_pct"]) == ("seqs1", load_study(file).equivalence_margin_pct)
+    command = table.loc["best_throughput", "command"]
+    assert command.startswith(f"vllm serve {weights.format(results=tmp_path / 'results')}")
+    assert ("dummy" in command) == (study == "demo")
+    assert table.loc["best_within_latency", "latency_bound"] == bound

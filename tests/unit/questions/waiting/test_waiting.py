@@ -1,0 +1,79 @@
+"""What a GPU waits for, by hand-worked steps."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from tests.unit.questions.synthetic_cells import cell, table
+from workflow_scripts.questions.waiting.table import divided, waiting, with_device_ratio
+from workflow_scripts.tables.typed_tables import write_table
+
+
+def steps(*rows, repeat=0, hits=0):
+    """Steps of (end in ms, prompt tokens, generated tokens); a token of a prompt takes 0.1 ms, all weights 1 ms."""
+    frame = pd.DataFrame(rows, columns=["time_s", "prompt_tokens", "generation_tokens"])
+    frame["time_s"] /= 1000
+    return frame.assign(cell_id="c", start=1, repeat=repeat, prefix_hits=hits, token_s=1e-4, weights_s=1e-3)
+
+
+# Decode steps of two sequences take 2 ms, those of one sequence 1 ms.
+REPEAT = steps(
+    (4.0, 5, 1),  # 1 ms of work, 3 ms until the first request has arrived
+    (9.0, 29, 2),  # 29 and 2 tokens are 3.1 ms of operations; reading the weights hides 1 ms of them
+    (11.0, 0, 2),
+    (13.0, 0, 2),
+    (18.0, 0, 2),  # the host launches the next step, which has a prompt, and the GPU waits for 3 ms
+    (20.5, 9, 2),  # 1.1 ms of operations, 1 ms of them hidden
+    (22.5, 0, 2),
+    (23.5, 0, 1),
+    (24.5, 0, 1),
+)
+
+
+def milliseconds(repeats):
+    found = divided(repeats)
+    seconds = [name for name in found if name.endswith("_s")]
+    return found.assign(**{name: 1000 * found[name] for name in seconds})
+
+
+def test_work_and_waits_add_up_to_the_time_of_the_steps():
+    one = milliseconds(REPEAT).loc[("c", 1, 0)]
+    assert one["prompt_steps"] == 3
+    assert one["decode_step_s"] == pytest.approx(2)
+    assert one["arrival_s"] == pytest.approx((4 - 1) + (5 - 4.1))
+    assert one["launch_s"] == pytest.approx((5 - 2) + (2.5 - 2.1))
+    assert one["other_s"] == pytest.approx(0)
+    assert one["device_s"] == pytest.approx(1 + 4.1 + 2 + 2 + 2 + 2.1 + 2 + 1 + 1)
+    assert one[["device_s", "launch_s", "arrival_s", "other_s"]].sum() == pytest.approx(24.5)
+
+
+def test_work_is_that_of_the_cell_and_a_slow_step_is_waiting():
+    slow = REPEAT.assign(repeat=1, time_s=REPEAT["time_s"] + np.where(REPEAT.index >= 6, 7e-4, 0))
+    found = milliseconds(pd.concat([REPEAT, REPEAT.assign(repeat=2), slow]))
+    assert found["device_s"].tolist() == pytest.approx([17.2] * 3)
+    assert found["other_s"].tolist() == pytest.approx([0, 0.7, 0])
+
+
+def test_a_step_with_many_prompts_hides_every_launch_and_cached_tokens_are_not_computed():
+    late = steps((4, 5, 1), (9, 29, 2), (11, 0, 2), (13, 0, 2), (113, 600, 2), (115, 0, 2))
+    one = milliseconds(late).loc[("c", 1, 0)]
+    assert one["launch_s"] == pytest.approx(0)
+    assert one["device_s"] == pytest.approx(2 + 4.1 + 2 + 2 + 100 + 2)  # no step has one sequence alone
+    cached = milliseconds(REPEAT.assign(prefix_hits=REPEAT["prompt_tokens"])).loc[("c", 1, 0)]
+    assert cached["device_s"] == pytest.approx(1 + 2 + 2 + 2 + 2 + 2 + 2 + 1 + 1)
+
+
+@pytest.mark.parametrize(("ratio", "rate", "only_waiting"), [(1.1, 101, True), (1.1, 109, False), (1.01, 101, False)])
+def test_rates_that_differ_only_by_waiting(ratio, rate, only_waiting, tmp_path):
+    rates = pd.DataFrame({"cell_id": ["a", "b", "c"], "output_tokens_per_device_s": [rate, 100, 100]})
+    rates["device_s"] = [100 / rate, 1, 2]
+    path = tmp_path / "waiting.parquet"
+    without_gpus = waiting(table(cell({"max_num_seqs": 4}, gpu="cpu-all")), tmp_path, tmp_path)
+    assert without_gpus.empty
+    write_table(without_gpus.merge(rates, how="right"), path)
+    pairs = pd.DataFrame({"ratio": [ratio] * 3})
+    others = pd.Series(["b", "not known", "c"])  # the last did twice the work
+    found = with_device_ratio(pairs, pd.Series(["a"] * 3), others, path, 2.0)
+    assert found["device_ratio"][0] == pytest.approx(rate / 100)
+    assert found["only_waiting"][0] == only_waiting
+    assert found.loc[1:, ["device_ratio", "only_waiting"]].isna().all(axis=None)

@@ -1,0 +1,57 @@
+import math
+
+import pandas as pd
+import pytest
+
+from tests.unit.questions.synthetic_cells import cell, starts_table, table
+from workflow_scripts.tables.cell_intervals import SCHEMA, cell_intervals
+
+
+def of_rate(cells: pd.DataFrame) -> pd.DataFrame:
+    found = SCHEMA.validate(cell_intervals(cells))
+    return found[found["measure"] == "output_tokens_per_s"].reset_index(drop=True)
+
+
+def test_a_cell_of_three_starts_has_their_geometric_mean_and_an_interval_around_it():
+    rates = (98.0, 100.0, 102.0)
+    row = of_rate(starts_table(cell({"block_size": 16}, rates))).iloc[0]
+    assert row["value"] == pytest.approx(math.prod(rates) ** (1 / 3))
+    assert row["low"] < 98 < 102 < row["high"]
+    assert row["low"] * row["high"] == pytest.approx(row["value"] ** 2)
+    assert (row["repeats"], row["scope"]) == (3, "between starts on this device")
+
+
+def test_every_engine_and_measure_has_rows_but_not_what_failed_or_arrives_at_a_rate():
+    served = {"max_num_seqs": 4, "request_rate_per_s": 2.0}
+    cells = table(
+        cell({"block_size": 16}, (98, 102), ttft_s_p50=[0.1, 0.2], steady_output_tokens_per_s=[110, 112]),
+        cell({"batch_size": 4}, (50, 51), engine="hf-static"),
+        cell({"block_size": 32}, (9, 9), outcome="invalid"),
+        cell(served, (7, 7), engine="vllm-serve", e2e_s_p50=1.0),
+    )
+    found = SCHEMA.validate(cell_intervals(cells))
+    assert not found["cell_id"].str.contains("bs32").any()
+    told = {(row.cell_id.split("/")[1], row.measure) for row in found.itertuples() if "_s" in row.measure}
+    assert told == {
+        ("vllm", "output_tokens_per_s"),
+        ("vllm", "steady_output_tokens_per_s"),
+        ("vllm", "total_tokens_per_s"),
+        ("vllm", "ttft_s_p50"),
+        ("hf-static", "output_tokens_per_s"),
+        ("hf-static", "total_tokens_per_s"),
+        ("vllm-serve", "e2e_s_p50"),
+        ("vllm-serve", "output_tokens_per_s"),
+        ("vllm-serve", "total_tokens_per_s"),
+    }
+    rates = of_rate(cells).set_index("cell_id")
+    assert rates.filter(like="vllm-serve", axis=0)["value"].tolist() == pytest.approx([7])
+    requests = found[found["measure"] == "num_requests"]
+    assert (len(rates), len(requests)) == (3, 3)
+    assert requests["low"].isna().all()
+
+
+def test_one_repeat_has_a_value_and_no_interval_and_nothing_gives_an_empty_table():
+    row = of_rate(table(cell({"block_size": 16}, (100,)))).iloc[0]
+    assert row["value"] == pytest.approx(100)
+    assert pd.isna(row["low"])
+    assert of_rate(table(cell({"block_size": 16}, (100,), outcome="timeout"))).empty

@@ -1,0 +1,260 @@
+"""The cells table, checked by hand: which fact becomes which column, what is derived, and which rows exist."""
+
+import json
+
+import pandas as pd
+import pytest
+
+from tests.unit.made_studies import fixed, study_content
+from tests.unit.questions.parsed_tables import facts, requests, write_parsed
+from workflow_scripts.parse.cell_tables import TABLES
+from workflow_scripts.study.definition import cell_definition, definition_sha256, resolved_models
+from workflow_scripts.study.grid import expand
+from workflow_scripts.study.study import Study
+from workflow_scripts.tables.cells import cells_table
+from workflow_scripts.tables.typed_tables import TABLE_SCHEMAS
+
+MODEL = "tiny-llama-57m"
+DEFINITION = study_content(
+    *(
+        {"name": name, "gpu": gpu, "engine": engine, "model": MODEL, "knobs": knobs}
+        for name, gpu, engine, knobs in (
+            ("seqs", "cpu-all", "vllm", {"block_size": 32, "max_num_seqs": [4, 8]}),
+            ("blocks", "cpu-all", "vllm", {"block_size": 32, "max_num_seqs": 4}),
+            ("static", "cpu-all", "hf-static", {"batch_size": 2}),
+            ("elsewhere", "h200", "vllm", {"block_size": 16, "max_num_seqs": 4}),
+        )
+    ),
+    repeats=2,
+    workloads={"chat": fixed(2, 10, 5)},
+    engine_defaults={"vllm": {"max_model_len": 512}},
+)
+STUDY = Study.model_validate(DEFINITION)
+CELLS = expand(STUDY)
+FOUR, EIGHT, STATIC, H200 = (cell.id for cell in CELLS)
+
+# A cell's facts, and the columns that they become: here the same names, or names with a suffix.
+LOGGED = {"kv_cache_tokens": 3104.0, "max_concurrency": 6.25, "available_kv_cache_gib": 1.5, "model_weights_gib": 0.11}
+LOGGED |= {"peak_activation_gib": 0.2, "cuda_graph_gib": 0.3, "graphs_from_cache": True, "compile_s": 6.4}
+EFFECTIVE = {"block_size": 32.0, "max_num_seqs": 4, "max_num_batched_tokens": 2048, "max_model_len": 512}
+NUMBERS = {
+    **{f"log.{name}": (name, value) for name, value in LOGGED.items()},
+    **{f"effective.{name}": (f"{name}_effective", value) for name, value in EFFECTIVE.items()},
+    **{f"phase_s.{name}": (f"{name}_s", s) for name, s in {"start": 40.0, "warmup": 2.0, "measure": 10.0}.items()},
+    **{f"warmup.{name}": (f"warmup_{name}", n) for name, n in {"requests": 8, "passes": 3, "steady": True}.items()},
+    "warmup.experts_touched_share": ("experts_touched_share", 0.6),
+    "warmup.experts_touched_tokens": ("experts_touched_tokens", 4),
+    "host_load.cpu_steal_pct": ("cpu_steal_pct", 0.4),
+    "host_load.cpu_others_pct": ("cpu_others_pct", 0.5),
+    "effective.num_gpu_blocks": ("num_gpu_blocks", 100.0),
+    "protocol": ("protocol", 3.0),
+}
+TEXTS = {
+    "outcome": ("outcome", "ok"),
+    "log.attention_backend": ("attention_backend", "CPU_ATTN"),
+    "provenance.host": ("host", "here"),
+    "device.name": ("device_name", "a CPU"),
+    "device.uuid": ("device_uuid", "u-1"),
+    "provenance.engine_version": ("engine_version", "0.32.0"),
+    "provenance.git_commit": ("git_commit", "abc"),
+    "provenance.lock_sha256": ("lock_sha256", "f00"),
+}
+REPEAT_NUMBERS = {
+    "metric.vllm:prefix_cache_queries": ("prefix_cache_queries", 40.0),
+    "metric.vllm:prefix_cache_hits": ("prefix_cache_hits", 10.0),
+    "metric.vllm:estimated_read_bytes_per_gpu": ("estimated_read_bytes", 7e9),
+    "metric.vllm:estimated_write_bytes_per_gpu": ("estimated_write_bytes", 8e9),
+    "metric.vllm:estimated_flops_per_gpu": ("estimated_flops", 9e12),
+}
+OF_CELL = {name: value for name, (_, value) in (NUMBERS | TEXTS).items()}
+OF_REPEAT = {"wall_s": 4.0, "start_unix_s": 1_700_000_000.0} | {n: v for n, (_, v) in REPEAT_NUMBERS.items()}
+
+
+def definition_of(cell_id, study=STUDY):
+    [cell] = [cell for cell in CELLS if cell.id == cell_id]
+    return definition_sha256(cell_definition(study, cell, resolved_models(study)))
+
+
+def two_requests(cell_id, repeat=0):
+    """10 + 5 and 20 + 3 tokens, scheduled at 0 s, first tokens after 1 s, last ones after 3 s and 4 s."""
+    return requests(cell_id, (10, 5, 0, 0.0, 1.0, 3.0), (20, 3, 0, 0.0, 1.0, 4.0), repeat=repeat)
+
+
+def of_study(folder, *parsed_facts, served=(), **others):
+    """The table of STUDY, of which only cpu-all was measured, by cell and repeat."""
+    tables = {"facts": parsed_facts, "requests": served, **others}
+    for name, columns in TABLES.items():
+        frames = tables.get(name) or [pd.DataFrame(columns=list(columns))]
+        full = [frame.reindex(columns=list(columns)).astype(columns) for frame in frames]
+        write_parsed(folder / "cpu-all", name, *full)
+    return cells_table(STUDY, CELLS, folder)
+
+
+def row_of(table, cell_id):
+    [row] = table[table["cell_id"] == cell_id].to_dict("records")
+    return row
+
+
+def test_every_cell_of_the_study_has_a_row_with_what_it_asks_for_also_if_nothing_was_run(tmp_path):
+    of_one = of_study(tmp_path, facts(FOUR, OF_CELL, OF_REPEAT), served=[two_requests(FOUR)])
+    of_none = cells_table(STUDY, CELLS, tmp_path / "none")
+    expected = {
+        "cell_id": [FOUR, EIGHT, STATIC, H200],
+        "study": ["try"] * 4,
+        "sweeps": ["seqs,blocks", "seqs", "static", "elsewhere"],
+        "comparable": [False] * 4,  # nothing says what was measured
+        "source": ["measured"] * 4,
+        "knobs": [cell.knobs.slug() for cell in CELLS],
+        "max_concurrency_allowed": [4, 8, 2, 4],
+    }
+    knobs = {"knob_max_num_seqs": [4, 8, 0, 4], "knob_block_size": [32, 32, 0, 16], "knob_batch_size": [0, 0, 2, 0]}
+    knobs |= {"knob_max_model_len": [512, 512, 0, 512]}
+    for table, first in ((of_one, "ok"), (of_none, "missing")):
+        assert table["outcome"].tolist() == [first, "missing", "missing", "missing"]
+        assert table[list(expected)].to_dict("list") == expected
+        assert table[list(knobs)].fillna(0).to_dict("list") == knobs
+        names = table["cell_id"].str.rsplit("/", n=1).str[0]
+        assert (names == table[["gpu", "engine", "model", "workload"]].agg("/".join, axis="columns")).all()
+    columns = {name for name in TABLE_SCHEMAS["cells"].columns if not name.startswith("^")}
+    assert set(of_one) == columns | set(knobs) | {"knob_cache_implementation"}
+
+
+def test_each_start_has_its_own_outcome_and_its_own_repeats(tmp_path):
+    second = OF_CELL | {"round": 2.0, "position": 3.0, "effective.block_size": 64.0}
+    failed = OF_CELL | {"outcome": "timeout", "reason": "too long", "round": 3.0}
+    table = of_study(
+        tmp_path,
+        facts(FOUR, OF_CELL | {"round": 1.0}, OF_REPEAT, OF_REPEAT | {"wall_s": 2.0}),
+        facts(FOUR, second, OF_REPEAT | {"wall_s": 8.0}).assign(start=2),
+        facts(FOUR, failed, OF_REPEAT).assign(start=3),
+        served=[
+            *(two_requests(FOUR), two_requests(FOUR, repeat=1)),
+            *(two_requests(FOUR).assign(start=start) for start in (2, 3)),
+        ],
+    )
+    rows = table[table["cell_id"] == FOUR]
+    told = ["start", "round", "position", "repeat", "outcome", "output_tokens_per_s", "block_size_effective"]
+    assert rows[told].astype(object).where(rows[told].notna(), None).to_numpy().tolist() == [
+        [1, 1, None, 0, "ok", 2.0, 32],
+        [1, 1, None, 1, "ok", 4.0, 32],
+        [2, 2, 3, 0, "ok", 1.0, 64],
+        [3, 3, None, None, "timeout", None, 32],
+    ]
+    assert table.loc[table["cell_id"] == EIGHT, "start"].isna().all()
+
+
+def test_each_fact_is_in_its_column_and_all_that_took_effect_is_one_text(tmp_path):
+    table = of_study(tmp_path, facts(FOUR, OF_CELL, OF_REPEAT), served=[two_requests(FOUR)])
+    row = row_of(table, FOUR)
+    expected = dict((NUMBERS | TEXTS | REPEAT_NUMBERS).values())
+    assert {column: row[column] for column in expected} == expected
+    assert (row["repeat"], row["wall_s"]) == (0, 4.0)
+    assert row["started_at"] == "2023-11-14T22:13:20Z"
+    settings = {"attention_backend": "CPU_ATTN", "block_size": 32, "max_num_seqs": 4, "max_num_batched_tokens": 2048}
+    assert json.loads(row["effective"]) == settings | {"max_model_len": 512, "num_gpu_blocks": 100}
+    assert pd.isna(row_of(table, EIGHT)["effective"])
+    # Where the engine prints no tokens of the cache, they are blocks times their size.
+    row = row_of(of_study(tmp_path, facts(FOUR, OF_CELL | {"log.kv_cache_tokens": None}, OF_REPEAT)), FOUR)
+    assert row["kv_cache_tokens"] == 3200
+
+
+def test_rates_are_over_the_time_from_the_first_request_to_the_end_of_the_last(tmp_path):
+    trace = pd.DataFrame({"cell_id": FOUR, "start": 1, "repeat": 0, "time_s": [0.0, 4.0], "power_w": [100.0, 100.0]})
+    steps = pd.DataFrame({"cell_id": FOUR, "start": 1, "repeat": 0, "time_s": [0.0, 4.0], "waiting": [3, 0]})
+    served = [two_requests(FOUR)]
+    table = of_study(tmp_path, facts(FOUR, OF_CELL, OF_REPEAT), served=served, steps=[steps], trace=[trace])
+    row = row_of(table, FOUR)
+    assert (row["num_requests"], row["prompt_tokens"], row["output_tokens"]) == (2, 30, 8)
+    assert (row["output_tokens_per_s"], row["total_tokens_per_s"], row["requests_per_s"]) == (2.0, 9.5, 0.5)
+    assert row["prefix_cache_hit_rate"] == 0.25
+    assert (row["energy_j"], row["energy_j_per_output_token"]) == (400.0, 50.0)
+    assert (row["running_peak"], row["running_mean"]) == (2, 1.75)
+    assert row["waiting_peak"] == 3
+    assert pd.isna(row["steady_output_tokens_per_s"])  # two requests never fill an engine that takes four
+    # One at a time, though the engine takes two: four requests of a token in each of 4 s. The steady rate is that from
+    # the second's first token (5 s) to the third's last (12 s).
+    rows = [(10, 4, 0, 4.0 * i, 4.0 * i + 1, 4.0 * i + 4) for i in range(4)]
+    table = of_study(tmp_path, facts(STATIC, {"outcome": "ok"}, {"wall_s": 16.0}), served=[requests(STATIC, *rows)])
+    assert row_of(table, STATIC)["steady_output_tokens_per_s"] == pytest.approx(8 / 7)
+
+
+def test_a_hit_rate_stands_beside_the_one_that_the_workload_implies(tmp_path):
+    identical = {"kind": "identical", "num_prompts": 2, "prompt_tokens": 65, "output_tokens": 8}
+    study = Study.model_validate(DEFINITION | {"workloads": {"chat": identical}})
+    of_study(tmp_path, facts(FOUR, OF_CELL, OF_REPEAT), served=[two_requests(FOUR)])
+    table = cells_table(study, expand(study), tmp_path)
+    row = row_of(table, FOUR)
+    # The second finds two blocks of 32; the requests are said to have had 30 prompt tokens and 8 output tokens.
+    assert row["prefix_cache_hit_rate_predicted"] == pytest.approx(64 / 30)
+    assert row["prefix_cache_saved_pct"] == pytest.approx(100 * 10 / 38)
+    assert table.loc[table["cell_id"].ne(FOUR), "prefix_cache_hit_rate_predicted"].isna().all()
+
+
+@pytest.mark.parametrize(
+    ("effective", "logged", "found"), [(32.0, 16.0, 32.0), (None, 16.0, 16.0), (32.0, None, 32.0), (None, None, None)]
+)
+def test_what_took_effect_comes_before_what_the_log_says(effective, logged, found, tmp_path):
+    told = {"outcome": "ok", "effective.block_size": effective, "log.block_size": logged}
+    other = {"outcome": "ok", "effective.block_size": 64.0, "log.block_size": 128.0}
+    row = row_of(of_study(tmp_path, facts(FOUR, told), facts(EIGHT, other)), FOUR)
+    assert row["block_size_effective"] == found or (found is None and pd.isna(row["block_size_effective"]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "outcome", "reason"),
+    [
+        ({"outcome": "timeout", "reason": "too long"}, "timeout", "too long"),
+        ({"outcome": "engine_error", "damaged": "a file is cut"}, "engine_error", "a file is cut"),
+        ({"outcome": "engine_error", "damaged": "a file is cut", "reason": "too long"}, "engine_error", "too long"),
+        ({"damaged": "a file is cut"}, "invalid", "a file is cut"),
+    ],
+)
+def test_a_cell_that_failed_or_lacks_evidence_has_one_row_and_no_measured_values(changes, outcome, reason, tmp_path):
+    table = of_study(tmp_path, facts(FOUR, OF_CELL | changes, OF_REPEAT, OF_REPEAT), served=[two_requests(FOUR)])
+    row = row_of(table, FOUR)
+    assert (row["outcome"], row["reason"], row["block_size_effective"]) == (outcome, reason, 32)
+    measured = ["repeat", "wall_s", "num_requests", "output_tokens", "output_tokens_per_s", "prefix_cache_hits"]
+    assert pd.isna(pd.Series(row)[measured]).all()
+
+
+def test_nothing_is_divided_by_zero(tmp_path):
+    zeros = OF_REPEAT | {"wall_s": 0.0, "metric.vllm:prefix_cache_queries": 0.0}
+    row = row_of(of_study(tmp_path, facts(FOUR, OF_CELL, zeros), served=[two_requests(FOUR)]), FOUR)
+    rates = ("output_tokens_per_s", "total_tokens_per_s", "requests_per_s", "prefix_cache_hit_rate")
+    assert pd.isna([row[name] for name in rates]).all()
+
+
+@pytest.mark.parametrize(
+    ("samples", "counted_j", "energy_j"),
+    [
+        # 100 W by the counter over 4 s, whatever the samples say, and without a counter by power.
+        ({"time_s": [2.0], "power_w": [7.0]}, 400.0, 400),
+        ({"time_s": [0.1, 3.9], "power_w": [100.0, 100.0]}, None, 400),
+        # The GPU was lost on the way, and a trace that has one sample.
+        ({"time_s": [0.1, 2.9, 3.9], "power_w": [100.0, 100.0, None]}, None, None),
+        ({"time_s": [2.0], "power_w": [100.0]}, None, None),
+    ],
+)
+def test_energy_is_of_the_whole_repeat_or_not_known(samples, counted_j, energy_j, tmp_path):
+    trace = pd.DataFrame({"cell_id": FOUR, "start": 1, "repeat": 0, **samples})
+    known = facts(FOUR, OF_CELL, OF_REPEAT | {"trace.energy_j": counted_j})
+    for served, tokens in ((two_requests(FOUR), 8), (requests(FOUR, (10, 0, 0, 0.0, 1.0, 1.0)), None)):
+        row = row_of(of_study(tmp_path, known, served=[served], trace=[trace]), FOUR)
+        found = [row[name] for name in ("energy_j", "energy_j_per_output_token", "power_w_mean")]
+        per_token = energy_j / tokens if energy_j and tokens else None
+        expected = [energy_j, per_token, 100]
+        assert [None if pd.isna(value) else value for value in found] == pytest.approx(expected)
+
+
+def test_what_was_measured_under_another_definition_on_a_pretended_gpu_or_with_other_settings_is_told(tmp_path):
+    table = of_study(
+        tmp_path,
+        facts(FOUR, OF_CELL | {"definition_sha256": definition_of(FOUR)}, OF_REPEAT),
+        facts(EIGHT, OF_CELL | {"definition_sha256": "f" * 64, "device.simulated": 1.0}, OF_REPEAT),
+        facts(STATIC, OF_CELL | {"outcome": "engine_error", "effective.batch_size": 9.0}, OF_REPEAT),
+        facts("cpu-all/vllm/of-no-sweep", OF_CELL, OF_REPEAT),
+        served=[two_requests(FOUR), two_requests(EIGHT)],
+    ).set_index("cell_id")
+    assert table["comparable"].to_dict() == {FOUR: True, EIGHT: False, STATIC: False, H200: False}
+    assert table["source"].to_dict() == dict.fromkeys((FOUR, STATIC, H200), "measured") | {EIGHT: "simulated"}
+    assert table["not_as_asked"].dropna().to_dict() == {EIGHT: "max_num_seqs 4, not 8"}

@@ -1,0 +1,124 @@
+import csv
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from tests.unit.questions.synthetic_cells import cell, table
+from workflow_scripts.common.csv_rows import read_rows
+from workflow_scripts.questions.table_docs import documentation, schemas
+from workflow_scripts.tables import typed_tables as tables
+from workflow_scripts.tables.typed_tables import (
+    FLAG,
+    INTEGER,
+    NUMBER,
+    TEXT,
+    TableError,
+    read_table,
+    table_schema,
+    write_table,
+)
+
+DOCUMENTATION = Path(__file__).parents[3] / "docs" / "tables.md"
+SCHEMAS = schemas()  # imports every module that makes a table, before the tests change the registry
+
+
+@pytest.fixture(autouse=True)
+def own_registry(monkeypatch):
+    monkeypatch.setattr(tables, "TABLE_SCHEMAS", dict(tables.TABLE_SCHEMAS))
+    table_schema("try", "", TEXT("name", ""), INTEGER("count", ""), NUMBER("rate", ""), FLAG("good", ""))
+
+
+def frame(**columns):
+    return pd.DataFrame(
+        {"name": ["a", None], "count": [1, None], "rate": [0.5, None], "good": [True, None]} | columns, index=[7, 9]
+    )
+
+
+def test_types_and_nulls_survive_in_both_formats(tmp_path):
+    path = tmp_path / "tables" / "try.parquet"
+    write_table(frame(), path)
+    back = read_table(path)
+    assert back.dtypes.astype(str).tolist() == ["string", "Int64", "float64", "boolean"]
+    assert back.index.tolist() == [0, 1]
+    assert back.iloc[0].tolist() == ["a", 1, 0.5, True]
+    assert back.iloc[1].isna().all()
+    assert path.with_suffix(".csv").read_text() == '"name","count","rate","good"\n"a",1,0.5,true\n,,,\n'
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+a", "-bs32", "@a", "\ta", "\ra", "'=1", "-0.5 to 1"])
+def test_a_spreadsheet_reads_no_text_as_a_formula_and_a_number_as_a_number(tmp_path, text):
+    write_table(frame(name=[text, "-2"], rate=[-0.5, None]), tmp_path / "try.parquet")
+    assert read_table(tmp_path / "try.parquet")["name"].tolist() == [text, "-2"]
+    with (tmp_path / "try.csv").open(newline="") as lines:
+        assert [row["name"] for row in csv.DictReader(lines)] == [f"'{text}", "-2"]
+    _, rows = read_rows(tmp_path / "try.csv")
+    assert (rows[0]["name"].strip(), rows[0]["rate"]) == (text.strip(), -0.5)
+
+
+def test_the_schema_is_chosen_by_file_name_unless_it_is_named(tmp_path):
+    write_table(frame(), tmp_path / "other.parquet", "try")
+    assert len(read_table(tmp_path / "other.parquet", "try")) == 2
+    with pytest.raises(TableError, match=r"no schema of a table 'other'; allowed: .*cells, .*try"):
+        read_table(tmp_path / "other.parquet")
+    with pytest.raises(TableError, match="no schema of a table 'new'"):
+        write_table(frame(), tmp_path / "new.parquet")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        (frame(extra=1), "column 'extra' is not allowed"),
+        (frame().drop(columns="rate"), "column 'rate' is missing"),
+        (frame(count=[1, 2.5]), "column 'count' is not of dtype('Int64')"),
+        (
+            frame(rate=["fast"] * 2).drop(columns="good"),
+            "column 'good' is missing; column 'rate' is not of dtype('float64')",
+        ),
+    ],
+)
+def test_what_the_schema_does_not_say_is_not_written(tmp_path, wrong, why):
+    path = tmp_path / "try.parquet"
+    with pytest.raises(TableError) as e:
+        write_table(wrong, path)
+    assert str(e.value) == f"{path}: not a table 'try': {why}"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_knob_columns_of_any_type_follow_where_the_schema_lets_them(tmp_path):
+    table_schema("swept", "", TEXT("name", ""), knobs=True)
+    rows = pd.DataFrame({"name": ["a"], "knob_block_size": [16], "knob_kv_cache_dtype": ["fp8"]})
+    write_table(rows, tmp_path / "swept.parquet")
+    assert read_table(tmp_path / "swept.parquet").iloc[0].tolist() == ["a", 16, "fp8"]
+    write_table(rows.assign(knob_kv_cache_dtype=None), tmp_path / "swept.parquet")
+    assert read_table(tmp_path / "swept.parquet")["knob_kv_cache_dtype"].isna().tolist() == [True]
+    write_table(rows[["name"]], tmp_path / "swept.parquet")
+    with pytest.raises(TableError, match="not a table 'swept'"):
+        write_table(rows.rename(columns={"knob_block_size": "knob_"}), tmp_path / "swept.parquet")
+
+
+def test_a_file_that_is_no_table_is_named(tmp_path):
+    with pytest.raises(TableError, match=r"^.*/try\.parquet: there is no such table$"):
+        read_table(tmp_path / "try.parquet")
+    (tmp_path / "try.parquet").write_text("name,count\n")
+    with pytest.raises(TableError, match=r"try\.parquet: not readable as Parquet: "):
+        read_table(tmp_path / "try.parquet")
+    frame(extra=1).to_parquet(tmp_path / "try.parquet")
+    with pytest.raises(TableError, match=r"not a table 'try': column 'extra' is"):
+        read_table(tmp_path / "try.parquet")
+
+
+def test_the_cells_that_other_tests_make_up_are_as_the_schema_has_them():
+    made_up = table(
+        cell({"max_num_seqs": 4, "enable_prefix_caching": True}, [1.0, 2.0], preemptions=3, attention_backend="A"),
+        cell({"batch_size": 1}, engine="hf-static", outcome="missing", repeat=None, comparable=None),
+    )
+    pd.testing.assert_frame_equal(made_up, tables.TABLE_SCHEMAS["cells"].validate(made_up))
+
+
+def test_every_table_and_column_is_documented_with_what_its_schema_says():
+    assert DOCUMENTATION.read_text(encoding="utf-8") == documentation(), "run: kvsweep write-table-docs"
+    columns_of = {schema.name: schema.columns for schema in SCHEMAS}
+    assert len(columns_of) == len(SCHEMAS)
+    assert set(columns_of) == set(tables.TABLE_SCHEMAS) - {"try"}
+    assert [name for found in columns_of.values() for name, of in found.items() if not of.description] == []

@@ -1,1 +1,0 @@
-"""Turn facts into tidy tables and verdicts."""

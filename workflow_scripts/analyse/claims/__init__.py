@@ -1,1 +1,0 @@
-"""Published claims and pasted tables, held against measurements and the hardware."""

@@ -1,1 +1,0 @@
-"""Two results of one study compared."""

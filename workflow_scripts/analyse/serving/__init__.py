@@ -1,1 +1,0 @@
-"""Servers under load: latencies, saturation, promises and their check."""

@@ -1,0 +1,1 @@
+"""What draws figures and blocks of the page; it computes nothing."""

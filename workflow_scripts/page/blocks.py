@@ -1,0 +1,176 @@
+"""The blocks of which sections consist, and which the page's template can write."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from workflow_scripts.tables.results import records
+
+UNKNOWN = "–"
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Text:
+    """One paragraph."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Absent:
+    """Something that the report would show but that is missing, with the reason; `what` may be empty."""
+
+    what: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A sentence with its verdict; `tone` is good, bad or neutral and only colours the verdict."""
+
+    verdict: str
+    sentence: str
+    tone: str = "neutral"
+
+
+@dataclass(frozen=True)
+class Findings:
+    """Findings in one list, with a note that ends it."""
+
+    findings: Sequence[Finding]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A drawn figure: its images in page width and column width as data addresses, and its caption."""
+
+    name: str
+    wide: str
+    narrow: str
+    wide_px: tuple[int, int]
+    narrow_px: tuple[int, int]
+    alt: str
+    caption: Sequence[tuple[str, str]]
+    facts: str
+
+
+@dataclass(frozen=True)
+class Link:
+    """A table cell with a link, such as to a file beside the page."""
+
+    href: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows with headings; the first value of a row is its name. `numeric` says which columns hold numbers."""
+
+    caption: str
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str | Link]]
+    numeric: Sequence[bool]
+    note: str = ""
+    link: Link | None = None
+
+
+@dataclass(frozen=True)
+class Fold:
+    """Blocks below a line that shows and hides them."""
+
+    summary: str
+    blocks: Sequence[Any]
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command line to copy, with its purposes; empty if there is no command."""
+
+    title: str
+    command: str
+    why: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Definitions:
+    """Words and their meanings."""
+
+    entries: Sequence[tuple[str, str]]
+
+
+Block = Text | Absent | Finding | Findings | Figure | Table | Fold | Command | Definitions
+
+
+def shown(value: Any, column: str = "") -> str:
+    """A value as the page writes it: four digits, bytes in GiB, and a dash if it is not known.
+
+    >>> shown(12345.678), shown(0.0123456), shown(2**31, "kv_bytes"), shown(None), shown(True)
+    ('12,350', '0.01235', '2', '–', 'yes')
+    """
+    if value is None or value is pd.NA or (isinstance(value, float) and np.isnan(value)):
+        return UNKNOWN
+    if isinstance(value, bool | np.bool_):
+        return "yes" if value else "no"
+    if not isinstance(value, int | float | np.number):
+        return str(value)
+    number = float(value) / (GIB if column.endswith("bytes") else 1)
+    if number == int(number) and abs(number) < 1e15:
+        return f"{int(number):,}"
+    rounded = float(f"{number:.4g}")
+    return f"{rounded:,.0f}" if abs(rounded) >= 1000 else f"{rounded:g}"
+
+
+def outcome_words(outcome: object) -> str:
+    """An outcome in a reader's words.
+
+    >>> outcome_words("engine_error")
+    'engine error'
+    """
+    return str(outcome).replace("_", " ")
+
+
+def table_of(
+    rows: pd.DataFrame, columns: Mapping[str, str] | None, caption: str, note: str = "", link: Link | None = None
+) -> Table:
+    """A table of those `columns` of `rows` (column -> heading; None for all by their names) that have any value.
+
+    An interval, from the columns `*_low` and `*_high`, is written into the column of its value. Names that are the same
+    in all rows appear only once, in the note.
+    """
+    rows = with_intervals(rows)
+    columns = {str(name): str(name) for name in rows} if columns is None else columns
+    used = {c: heading for c, heading in columns.items() if c in rows and rows[c].notna().any()}
+    same = [
+        c for c in used if len(rows) > 1 and isinstance(rows[c].iloc[0], str) and rows[c].nunique(dropna=False) == 1
+    ]
+    if same:
+        note = f"All rows: {', '.join(f'{used.pop(c)} {rows[c].iloc[0]}' for c in same)}. {note}".strip()
+    numeric = [pd.api.types.is_numeric_dtype(rows[c]) and not pd.api.types.is_bool_dtype(rows[c]) for c in used]
+    body = [
+        [value if isinstance(value, Link) else shown(value, c) for c, value in row.items()]
+        for row in records(rows[list(used)])
+    ]
+    return Table(caption, list(used.values()), body, numeric, note, link)
+
+
+def with_intervals(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows, with each value that has an interval written as text together with the interval.
+
+    >>> with_intervals(pd.DataFrame({"ratio": [2.0], "ratio_low": [1.5], "ratio_high": [2.5]}))["ratio"][0]
+    '2 (1.5 to 2.5)'
+    """
+    lows = [c for c in map(str, rows) if c.endswith("_low") and rows[c].notna().any()]
+    of = [c for c in (low.removesuffix("_low") for low in lows) if c in rows]
+    texts = {
+        c: [
+            f"{shown(value)} ({shown(low)} to {shown(high)})" if low == low else shown(value)
+            for value, low, high in zip(rows[c], rows[f"{c}_low"], rows[f"{c}_high"], strict=True)
+        ]
+        for c in of
+    }
+    return rows.assign(**texts)

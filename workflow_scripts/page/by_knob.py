@@ -1,0 +1,221 @@
+"""Figures of a rate or share by the value of one knob: which lines they have, and how these are drawn."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import cycle
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch
+
+from workflow_scripts.common.wording import sentence
+from workflow_scripts.page.plot import Panel, Plot, key, log2_axis, mark_handles, ratio_axis
+from workflow_scripts.page.series import Group, ends_in_words, groups_varying, repeats_of
+from workflow_scripts.page.style import COLOURS, INK, OUTCOMES, LineStyle, Mark, marks
+from workflow_scripts.study.setting_words import knob_name
+from workflow_scripts.tables.results import REPEAT, Tables, require
+
+LINE_STYLES: Sequence[LineStyle] = ("-", (0, (5, 1.5)), (0, (4, 1.5, 1, 1.5)))
+# Rates from which a ceiling is computed -> style and name of its line.
+CEILINGS: Mapping[str, tuple[LineStyle, str]] = {
+    "datasheet": ((0, (1, 1.2)), "ceiling, data sheet (predicted)"),
+    "measured": ((0, (4, 1.2, 1, 1.2, 1, 1.2)), "ceiling, measured rates (predicted)"),
+}
+# A column of rows whose measure is the rate while the engine is full: the cell's rate over whole repeats.
+WHOLE = "over_whole_repeats"
+# A column of rows: the value of the row's cell over all its repeats.
+VALUE = "value"
+WHOLE_LINE: Mapping[str, Any] = {"marker": "o", "markerfacecolor": "none", "linestyle": (0, (2, 1.5)), "linewidth": 0.9}
+# The same sign that invalid cells have in the figure of outcomes.
+INVALID: Mapping[str, Any] = {"marker": f"${OUTCOMES['invalid'][1]}$", "linestyle": "none"}
+PUBLISHED: Mapping[str, Any] = {"marker": "x", "markersize": 6, "markeredgewidth": 1.6, "linewidth": 0.7}
+IMPOSSIBLE: Mapping[str, Any] = {"color": COLOURS[7], "alpha": 0.12, "linewidth": 0}
+BESIDE: Mapping[str, Any] = {"textcoords": "offset points", "va": "top", "fontsize": 8.5, "fontweight": "bold"}
+# A published rate above the measured one by less than this factor may be of other lengths.
+WORTH_SAYING = 1.5
+UNITS = {"max_num_seqs": " (sequences)", "block_size": " (tokens)"}
+NO_CEILINGS, NOTHING_PUBLISHED = pd.DataFrame(), pd.Series(dtype=float)
+ALL_SETTINGS, ONE_SETTING = "all settings of other knobs", "one setting of other knobs"
+_BAND = (
+    "if many settings of other knobs were measured, a line is the median of all of them and its band spans the lowest "
+    "to the highest"
+)
+
+
+class Measure(NamedTuple):
+    """The quantity of the y axis: a column, its name and its axis label."""
+
+    column: str
+    name: str
+    label: str
+
+
+OUTPUT = Measure("output_tokens_per_s", "Output tokens per second", "Output tokens per s")
+TOTAL = Measure("total_tokens_per_s", "Total tokens (prompt and output) per second", "Total tokens per s")
+
+
+def compared(tables: Tables, rows: pd.DataFrame, knob: str, panel_keys: Sequence[str]) -> list[Group]:
+    """The panels; the columns `colour` and `style` of their rows say how each row is drawn.
+
+    Colours distinguish devices; in a panel with only one device they distinguish settings, which may be more numerous.
+    """
+    groups = groups_varying(rows, knob, tables.knobs, panel_keys)
+    one_device = len({gpu for group in groups for gpu in group.rows["gpu"]}) == 1
+    several = any(len(group.labels) > 1 for group in groups)
+    by_setting = "gpu" in panel_keys or (one_device and several)
+    most_series = len(COLOURS) if by_setting else len(LINE_STYLES)
+    for group in groups:
+        series = group.rows["series"] if len(group.labels) <= most_series else ALL_SETTINGS
+        if several and group.labels == [""]:
+            series = ONE_SETTING
+        group.rows["colour"] = series if by_setting else group.rows["gpu"]
+        group.rows["style"] = "" if by_setting else series
+    return groups
+
+
+def ceilings_of(tables: Tables, groups: Iterable[Group], rate: str = OUTPUT.column) -> pd.DataFrame:
+    """Ceilings of each cell, one column per source of the device's rates."""
+    limits = tables.get("limits", "cell_id", "rates", f"{rate}_ceiling")
+    of_cells = limits[limits["cell_id"].isin({cell for group in groups for cell in group.rows["cell_id"]})]
+    return of_cells.pivot_table(index="cell_id", columns="rates", values=f"{rate}_ceiling")
+
+
+@dataclass(frozen=True)
+class _Lines:
+    """What is drawn in every panel, and how: `ceilings` and `published` are by cell, and may have none."""
+
+    measure: str
+    colours: Mapping[str, Mark]
+    styles: Mapping[str, LineStyle]
+    ceilings: pd.DataFrame
+    published: "pd.Series[float]"
+    limits: tuple[float, float]
+
+    def draw(self, ax: Axes, rows: pd.DataFrame, invalid: pd.DataFrame) -> None:
+        for (colour, style), line in rows.groupby(["colour", "style"], sort=False):
+            draw = _draw_band if ALL_SETTINGS in (colour, style) else _draw_line
+            draw(ax, line, self.measure, self.colours[str(colour)], self.styles[str(style)])
+        if WHOLE not in rows:
+            for colour, line in rows.groupby("colour", sort=False):
+                for rates, ceiling in self.ceilings.items():
+                    at = _highest(line, ceiling)
+                    color, style = self.colours[str(colour)].color, CEILINGS[str(rates)][0]
+                    ax.plot(at.index, at, color=color, linestyle=style, linewidth=1.2)
+        for gpu, cells in invalid.groupby("gpu"):
+            color = self.colours[str(gpu)].color if gpu in self.colours else INK
+            ax.plot(cells["x"], cells[self.measure], color=color, markersize=8, **INVALID)
+        log2_axis(ax, rows["x"].unique())
+        ratio_axis(ax, *self.limits)
+        if len(self.published):
+            self._draw_published(ax, rows)
+            if len(self.ceilings):
+                at = _highest(rows, self.ceilings.max(axis=1))
+                ax.fill_between(at.index, at, ax.get_ylim()[1], **IMPOSSIBLE)
+
+    def _draw_published(self, ax: Axes, rows: pd.DataFrame) -> None:
+        """Draw published rates, and by how much they exceed what the first device measured, where it is most."""
+        rows = rows.assign(published=rows["cell_id"].map(self.published)).dropna(subset="published")
+        for colour, of_one in rows.groupby("colour", sort=False):
+            at = of_one.groupby("x")["published"].median()
+            ax.plot(at.index, at, color=self.colours[str(colour)].color, **PUBLISHED)
+        both = rows[rows["colour"] == rows["colour"].iloc[0]].groupby("x")[["published", VALUE]].median()
+        most = int((both["published"] / both[VALUE]).to_numpy().argmax())
+        x, (highest, own) = both.index[most], both.to_numpy()[most]
+        if highest / own > WORTH_SAYING:
+            arrow = {"arrowstyle": "<->", "color": INK, "shrinkA": 5, "shrinkB": 5}
+            ax.annotate("", (x, own), (x, highest), arrowprops=arrow)
+            place, side = ((6, -8), "left") if x < both.index.max() else ((-6, -8), "right")
+            text = f"{highest / own:.3g} times what\nwas measured"
+            ax.annotate(text, (x, highest), place, ha=side, **BESIDE)
+
+
+def plot_by_knob(
+    tables: Tables,
+    groups: list[Group],
+    knob: str,
+    measure: Measure,
+    ceilings: pd.DataFrame = NO_CEILINGS,
+    published: "pd.Series[float]" = NOTHING_PUBLISHED,
+) -> Plot:
+    """The figure of a measure, one panel per group; `published` has rates by others for some cells, by their ids."""
+    names = (*REPEAT, "gpu", "source", "x", "colour", "style", measure.column, VALUE, WHOLE)
+    for group in groups:
+        if VALUE not in group.rows:
+            group.rows[VALUE] = group.rows["cell_id"].map(tables.value(measure.column))
+    groups = [replace(group, rows=group.rows[[name for name in names if name in group.rows]]) for group in groups]
+    rows = pd.concat([group.rows for group in groups])
+    require(rows[measure.column].dropna(), f"{measure.column} is known for no cell")
+    colours = marks(tables.devices if set(rows["colour"]) <= set(tables.devices) else rows["colour"])
+    styles = dict(zip(dict.fromkeys(rows["style"]), cycle(LINE_STYLES), strict=False))
+    invalid = [_invalid(tables, group, f"knob_{knob}", measure) for group in groups]
+    drawn = (rows.filter([measure.column, WHOLE]), ceilings, *(cells[[measure.column]] for cells in invalid))
+    values = np.concatenate([published, *(part.to_numpy(dtype=float).ravel() for part in drawn)])
+    limits = float(np.nanmin(values)), float(np.nanmax(values))
+    lines = _Lines(measure.column, colours, styles, ceilings, published, limits)
+    handles = mark_handles({name: colours[name] for name in dict.fromkeys(rows["colour"])})
+    handles += [key(name, linestyle=style) for name, style in styles.items() if name]
+    handles += [key(name, linestyle=style) for style, name in (CEILINGS[str(rates)] for rates in ceilings)]
+    if WHOLE in rows:
+        handles.append(key("over whole repeats, with filling and drain", **WHOLE_LINE))
+    if len(published):
+        handles.append(key("published by others", **PUBLISHED))
+        if len(ceilings):
+            handles.append(Patch(label="impossible: above every ceiling", **IMPOSSIBLE))
+    if any(map(len, invalid)):
+        handles.append(key("invalid, not compared", **INVALID))
+    name = knob_name(knob)
+    beside = ["predicted"] * (not ceilings.empty) + ["published"] * (not published.empty)
+    return Plot(
+        title=f"{measure.name} against {name}",
+        alt=" ".join([f"{measure.name} against {name}, measured.", *_in_words(groups, measure)]),
+        sources=[*sorted(rows["source"].unique()), *beside],
+        panels=[
+            Panel(group.title, partial(lines.draw, rows=group.rows, invalid=cells))
+            for group, cells in zip(groups, invalid, strict=True)
+        ],
+        x_label=(sentence(name) if " " in name else name) + UNITS.get(knob, ""),
+        y_label=measure.label,
+        handles=handles,
+        repeats=repeats_of(rows),
+        notes=[_BAND] if ALL_SETTINGS in {*rows["colour"], *rows["style"]} else [],
+    )
+
+
+def _invalid(tables: Tables, group: Group, knob: str, measure: Measure) -> pd.DataFrame:
+    """The median of each invalid cell that belongs in the panel, with its value of the knob as `x`."""
+    rows = tables.invalid[tables.invalid[knob].isin(group.rows["x"].unique())]
+    rows = rows[(rows[list(group.keys)] == list(group.keys.values())).all(axis=1)]
+    values = rows.rename(columns={knob: "x"}).groupby(["cell_id", "gpu"])
+    return values[["x", measure.column]].median().reset_index()
+
+
+def _highest(rows: pd.DataFrame, ceiling: "pd.Series[float]") -> "pd.Series[float]":
+    """At each `x` the highest ceiling of its cells."""
+    return rows["cell_id"].map(ceiling).groupby(rows["x"]).max().dropna()
+
+
+def _draw_line(ax: Axes, rows: pd.DataFrame, rate: str, mark: Mark, style: LineStyle) -> None:
+    """Draw each repeat as a faint dot, and the mean as a mark with a bar from the lowest to the highest repeat."""
+    at = rows.groupby("x")[rate].agg(["min", "max"])
+    ax.plot(rows["x"], rows[rate], linestyle="none", marker=".", color=mark.color, alpha=0.35, markersize=4)
+    ax.vlines(at.index, at["min"], at["max"], color=mark.color, linewidth=1.5)
+    ax.plot(at.index, rows.groupby("x")[VALUE].median(), color=mark.color, marker=mark.marker, linestyle=style)
+    if WHOLE in rows:
+        whole = rows.groupby("x")[WHOLE].median()
+        ax.plot(whole.index, whole, color=mark.color, **WHOLE_LINE)
+
+
+def _draw_band(ax: Axes, rows: pd.DataFrame, rate: str, mark: Mark, style: LineStyle) -> None:
+    at = rows.groupby("x")[rate].agg(["median", "min", "max"])
+    ax.fill_between(at.index, at["min"], at["max"], color=mark.color, alpha=0.15, linewidth=0)
+    ax.plot(at.index, at["median"], color=mark.color, marker=mark.marker, linestyle=style)
+
+
+def _in_words(groups: Sequence[Group], measure: Measure) -> Iterable[str]:
+    for group in groups[:6]:
+        for colour, rows in group.rows.groupby("colour", sort=False):
+            what = ", ".join(filter(None, (group.title, str(colour))))
+            yield ends_in_words(f"{what}: mean", rows.groupby("x")[VALUE].median())

@@ -1,0 +1,226 @@
+"""Figures with a label above each line: ratios with their intervals, one dot per pair of cells, and bars of values."""
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch
+
+from workflow_scripts.page.plot import LINE_IN, Panel, Plot, hide_y, key, mark_handles, set_ticks, write_label
+from workflow_scripts.page.series import evenly, repeats_in_words, repeats_of
+from workflow_scripts.page.style import INK, MUTED, LineStyle, Mark
+from workflow_scripts.tables.results import records
+
+MOST_LABELS = 14
+MOST_DOTS = 40
+# Ticks of an axis of ratios, in order of preference.
+TICKS = (1, 2, 5, 10, 0.5, 20, 50, 100, 200, 500, 0.2, 0.1, 3, 1.5, 7, 4, 1.2, 0.05, 0.8, 1.1, 0.9, 0.6, 1.4, 1.05)
+LINES_PER_BAR = 2.0
+MOST_BARS = 12
+DOT: Mapping[str, Any] = {"color": INK, "marker": "o", "markersize": 3, "linestyle": "none"}
+
+
+class Reference(NamedTuple):
+    """A ratio that is the same for all dots of a panel, drawn as a vertical line."""
+
+    column: str
+    label: str
+    color: str
+    style: LineStyle
+
+
+def plot_ratios(
+    rows: pd.DataFrame,
+    named: Mapping[str, Mark],
+    *,
+    title: str,
+    panels_are: str = "",
+    repeats: Sequence[str] = (),
+    references: Sequence[Reference] = (),
+    interval: str = "95 % interval",
+) -> Plot:
+    """One panel per value of `panel`, if there is such a column; the panel with the most rows comes first."""
+    rows = rows if "panel" in rows else rows.assign(panel="")
+    references = [r for r in references if rows[r.column].notna().any()]
+    all_rows = len(rows)
+    rows = evenly(rows, ["panel", "label"], "ratio", MOST_DOTS)
+    columns = ["ratio", "ratio_low", "ratio_high", "beside", *(r.column for r in references)]
+    values = rows.reindex(columns=columns).to_numpy(dtype=float)
+    limits = min(np.nanmin(values), 1) / 1.06, max(np.nanmax(values), 1) * 1.06
+    groups = sorted(rows.groupby("panel", sort=False), key=lambda item: -len(item[1]))
+    draw = partial(_draw, named=named, limits=limits, references=references)
+    notes = []
+    if len(rows) < all_rows:
+        notes.append(
+            f"at most {MOST_DOTS} dots are drawn below a label, evenly from the lowest ratio to the highest; the table "
+            "holds all"
+        )
+    if rows.duplicated(["panel", "label", "name"]).any():
+        notes.append("dots with the same mark below the same label differ in other settings; the table names them")
+    handles = mark_handles({name: named[name] for name in named if name in set(rows["name"])})
+    if rows["ratio_low"].notna().any():
+        handles.append(key(interval, MUTED, linewidth=1.5))
+    handles += [key(r.label, r.color, r.style) for r in references]
+    if "beside" in rows and rows["beside"].notna().any():
+        handles.append(key("KV-cache tokens (measured)", marker="x", linestyle="none"))
+    return Plot(
+        title=title,
+        alt=_in_words(f"{title}, measured.", rows),
+        sources=sorted({*rows["source"], *(["published"] if any("published" in r.label for r in references) else [])}),
+        panels=[
+            Panel(str(panel), partial(draw, rows=part), height_in=_lines_of(part) * LINE_IN + 0.75)
+            for panel, part in groups
+        ],
+        panels_are=panels_are,
+        x_label="Ratio (1: no difference)",
+        handles=handles,
+        repeats=repeats_of_pairs(rows, *repeats) if repeats else "",
+        notes=notes,
+    )
+
+
+def labelled(rows: pd.DataFrame, names: Sequence[str], settings: str) -> pd.DataFrame:
+    """The rows, each with a `label`: the names and settings that differ between rows; settings only if they are few."""
+    varied = [name for name in names if rows[name].nunique() > 1]
+    several = rows[settings].nunique() > 1
+    few = rows.groupby([*varied, settings]).ngroups <= MOST_LABELS
+    columns = [*varied, settings] if several and few else varied
+    labels = [" · ".join(filter(None, map(str, values))) for _, *values in rows[columns].itertuples(name=None)]
+    return rows.assign(label=labels)
+
+
+def _lines_of(rows: pd.DataFrame) -> float:
+    """Height of a panel in lines of text."""
+    return sum(bool(label) + _thickness(len(part)) for label, part in rows.groupby("label", sort=False))
+
+
+def _thickness(dots: int) -> float:
+    """Height in lines of text for the dots of one label: less per dot if there are many."""
+    return max(1.0, min(0.6 * dots, 6.0))
+
+
+def _draw(
+    ax: Axes,
+    rows: pd.DataFrame,
+    named: Mapping[str, Mark],
+    limits: tuple[float, float],
+    references: Sequence[Reference],
+) -> None:
+    for reference in references:
+        for value in rows[reference.column].dropna().unique():
+            ax.axvline(value, color=reference.color, linestyle=reference.style, linewidth=1.2)
+    y = 0.0
+    for label, part in rows.groupby("label", sort=False):
+        if label:
+            write_label(ax, y + 0.5, str(label))
+            y += 1
+        thickness = _thickness(len(part))
+        part = part.assign(y=y + thickness * (np.arange(len(part)) + 0.5) / len(part))
+        for name, dots in part.groupby("name", sort=False):
+            mark = named[str(name)]
+            ax.hlines(dots["y"], dots["ratio_low"], dots["ratio_high"], color=mark.color, linewidth=1.5)
+            ax.plot(dots["ratio"], dots["y"], marker=mark.marker, color=mark.color, linestyle="none")
+        if "beside" in part:
+            ax.plot(part["beside"], part["y"], marker="x", color=INK, linestyle="none", markersize=4)
+        y += thickness
+    ax.set_ylim(y + 0.2, 0)
+    hide_y(ax)
+    _ratio_axis(ax, *limits)
+
+
+def _ratio_axis(ax: Axes, low: float, high: float) -> None:
+    ax.set_xscale("log")
+    ax.set_xlim(low, high)
+    apart = math.log(high / low) / 8
+    ticks: list[float] = []
+    for tick in TICKS:
+        if low <= tick <= high and all(abs(math.log(tick / other)) > apart for other in ticks):
+            ticks.append(tick)
+    set_ticks(ax.xaxis, ticks)
+    ax.axvline(1, color=MUTED, linewidth=0.8, zorder=0)
+
+
+def repeats_of_pairs(rows: pd.DataFrame, *columns: str) -> str:
+    return repeats_in_words(pd.concat([rows[column] for column in columns]).dropna())
+
+
+def _in_words(start: str, rows: pd.DataFrame) -> str:
+    sentences = [start]
+    for row in records(rows.head(8)):
+        about = ", ".join(filter(None, (row["panel"], row["label"], row["name"])))
+        low, high = row["ratio_low"], row["ratio_high"]
+        sentences.append(f"{about}: {row['ratio']:.3g}" + ("." if math.isnan(low) else f" ({low:.3g} to {high:.3g})."))
+    if len(rows) > 8:
+        sentences.append(f"The table holds {len(rows) - 8} more.")
+    return " ".join(sentences)
+
+
+def plot_bars(
+    rows: pd.DataFrame,
+    values: pd.DataFrame,
+    measures: Mapping[str, str],
+    named: Mapping[str, Mark],
+    *,
+    title: str,
+    panels_are: str,
+) -> Plot:
+    """One panel per value of `panel` and per measure (column -> name); a bar is the value of the cell of a `label`.
+
+    `name` says in which colour a bar is drawn; `values` are by cell and measure.
+    """
+    of_cells = values.reindex(rows["cell_id"])
+    rows = rows.assign(**{f"{column}_of_cell": of_cells[column].to_numpy() for column in measures})
+    drawn = {column: name for column, name in measures.items() if rows[column].notna().any()}
+    groups = sorted(rows.groupby("panel", sort=False), key=lambda item: -item[1]["cell_id"].nunique())
+    most = max(part["label"].nunique() for _, part in groups)
+    few = [f"the {MOST_BARS} highest bars of a panel are drawn; the tables hold all"] if most > MOST_BARS else []
+    return Plot(
+        title=title,
+        alt=f"{title}, measured: " + "; ".join(_bars_in_words(panel, part, drawn) for panel, part in groups[:4]) + ".",
+        sources=sorted(rows["source"].unique()),
+        panels=[
+            Panel(
+                "\n".join(filter(None, (name, str(panel)))), partial(_draw_bars, rows=part, column=column, named=named)
+            )
+            for panel, part in groups
+            for column, name in drawn.items()
+            if part[column].notna().any()
+        ],
+        panels_are=panels_are,
+        handles=[
+            *(Patch(color=named[name].color, label=name) for name in dict.fromkeys(rows["name"])),
+            key("a repeat", **DOT),
+        ],
+        repeats=repeats_of(rows),
+        notes=[*few, "bars are the values of cells over all repeats and starts, as in the tables"],
+        panel_height_in=LINE_IN * LINES_PER_BAR * min(MOST_BARS, most) + 0.75,
+    )
+
+
+def _bars(rows: pd.DataFrame, column: str) -> list[tuple[str, float]]:
+    """The labels with their means, the highest first."""
+    of_label = rows.groupby("label", sort=False)[f"{column}_of_cell"].median().dropna()
+    of_label = of_label.sort_values(ascending=False, kind="stable")
+    return list(of_label.head(MOST_BARS).items())  # type: ignore[arg-type]
+
+
+def _draw_bars(ax: Axes, rows: pd.DataFrame, column: str, named: Mapping[str, Mark]) -> None:
+    bars = _bars(rows, column)
+    for i, (label, mean) in enumerate(bars):
+        y, part = LINES_PER_BAR * i, rows[rows["label"] == label]
+        write_label(ax, y + 0.5, f"{label}: {mean:,.3g}" if mean < 1000 else f"{label}: {mean:,.0f}")
+        ax.barh(y + 1.3, mean, height=0.6, color=named[part["name"].iloc[0]].color)
+        ax.plot(part[column], [y + 1.3] * len(part), **DOT)
+    ax.set_ylim(LINES_PER_BAR * len(bars), 0)
+    ax.set_xlim(0, 1.08 * float(rows[column].max()))
+    ax.locator_params(axis="x", nbins=5)
+    hide_y(ax)
+
+
+def _bars_in_words(panel: object, rows: pd.DataFrame, measures: Mapping[str, str]) -> str:
+    bars = [f"{label} {high:.3g} ({name})" for column, name in measures.items() for label, high in _bars(rows, column)]
+    return f"{panel}: {', '.join(bars)}"

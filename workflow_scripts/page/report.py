@@ -1,0 +1,249 @@
+"""The report: its inputs, and the subjects of which it consists, with their figures, tables and sentences."""
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pandas as pd
+
+from workflow_scripts.common.checkout import CHECKOUT
+from workflow_scripts.common.files import last_line, read_json
+from workflow_scripts.common.wording import plural
+from workflow_scripts.page.blocks import Absent, Block, Figure, Fold, Link, table_of
+from workflow_scripts.page.plot import Plot, data_address, size_px
+from workflow_scripts.page.series import NAMES
+from workflow_scripts.study.cell_status import status_of_starts
+from workflow_scripts.study.paths import ENGINE_LOG, MEASURE_LOG, RAW, StudyPaths, start_folder, within
+from workflow_scripts.study.progress import Progress, may_grow, progress
+from workflow_scripts.study.setting_words import labels
+from workflow_scripts.study.study import Study
+from workflow_scripts.tables.results import MissingError, Tables, require
+
+REPORT = CHECKOUT / "report"
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything that a section may show; `out` is the page itself, whose links lead to other files."""
+
+    study: Study
+    tables: Tables
+    figures: Path
+    cells: Path
+    prepared: Path
+    out: Path
+
+    @cached_property
+    def manifest(self) -> dict[str, dict[str, Any]]:
+        """What `present.figures` says about each figure; empty if it has not run."""
+        path = self.figures / "figures.json"
+        return read_json(path) if path.exists() else {}
+
+    @cached_property
+    def grid(self) -> pd.DataFrame:
+        """The cells of the study as in `Tables.grid`.
+
+        The reason of a missing cell is the last line of its log; that of a measured cell names starts that failed.
+        """
+        grid = self.tables.grid
+        logs = {cell: self.logs(cell)[-1] for cell in grid.loc[grid["outcome"] == "missing", "cell_id"]}
+        last_lines = {cell: last_line(log) for cell, log in logs.items() if log.exists()}
+        reason = grid["reason"].where(grid["reason"].notna(), grid["cell_id"].map(last_lines))
+        return grid.assign(reason=reason.where(grid["failed_starts"].isna(), grid["failed_starts"]))
+
+    def logs(self, cell_id: str, start: float = 1) -> tuple[Path, Path]:
+        """The logs of the engine and of the measuring command, in a start of a cell; NaN is the first. Raises
+        InputError if one is a link to elsewhere."""
+        folder = self.cells / cell_id / (start_folder(int(start)) if start > 1 else "")
+        engine_log, log = within(folder, self.cells, (folder / RAW / ENGINE_LOG, folder / MEASURE_LOG))
+        return engine_log, log
+
+    @cached_property
+    def labels(self) -> dict[str, str]:
+        """For each cell, by its id, the settings in words that tell it from others."""
+        return dict(zip(self.grid["cell_id"], labels(self.grid, self.tables.knobs), strict=True))
+
+    @cached_property
+    def settings(self) -> dict[str, str]:
+        """For each slug of settings the settings in words."""
+        return dict(zip(self.grid["knobs"], self.labels.values(), strict=True))
+
+    @cached_property
+    def names(self) -> dict[str, str]:
+        """For each cell, by its id, what distinguishes it from others: device, engine, model, workload and settings."""
+        differing = [name for name in NAMES if self.grid[name].nunique() > 1]
+        places = map(", ".join, self.grid[differing].to_numpy(dtype=object))
+        pairs = zip(self.labels.items(), places, strict=True)
+        return {cell: f"{place}: {label}" if place else label for (cell, label), place in pairs}
+
+    def named(self, rows: pd.DataFrame) -> pd.DataFrame:
+        """The rows, with cells and settings in words; the words for a cell of the study are a link to it."""
+        rows = rows.copy()
+        for name in {"knobs", "vllm_knobs", "hf_knobs"} & set(rows):
+            rows[name] = rows[name].map(lambda slug: self.settings.get(slug, slug))
+        for name, words in (("knobs", self.labels), ("cell_id", self.names)):
+            if name in rows and "cell_id" in rows:
+                each = zip(rows["cell_id"], rows[name], strict=True)
+                links = [self.cell_link(cell, words[cell]) if cell in words else old for cell, old in each]
+                rows[name] = pd.Series(links, index=rows.index, dtype=object)
+        return rows
+
+    def cell_link(self, cell_id: str, text: str = "") -> Link:
+        """A link that opens a cell of the study in the page; its text is the cell's name, unless another is given."""
+        return Link(f"#view=report&cell={quote(cell_id)}", text or self.names[cell_id])
+
+    @cached_property
+    def progress(self) -> Progress | None:
+        """The study's progress now, from its cells' files; None if it is complete or the tables are of other files."""
+        paths = StudyPaths(self.cells.parents[1], self.cells.parent.name)
+        starts = self.tables.cells.groupby("cell_id")["start"].nunique()
+        lacks = self.grid["outcome"].eq("missing").any() or (starts < self.study.starts.at_least).any()
+        if not self.cells.is_dir() or not (lacks or may_grow(self.study, paths)):
+            return None
+        seen = progress(self.study, paths, status_of_starts(self.study, paths), time.time())
+        cells = self.tables.cells
+        held = cells[cells["comparable"].eq(True) & cells["outcome"].ne("missing")]
+        starts_held = len(held.drop_duplicates(["cell_id", "start"]))
+        return None if seen.is_complete or seen.ended < starts_held else seen
+
+    def link(self, path: Path, text: str) -> Link | None:
+        """A link from the page to a file, or None if the file is not there."""
+        return Link(os.path.relpath(path, self.out.parent), text) if path.exists() else None
+
+
+Part = Callable[[Report], Iterable[Block]]
+
+
+def blocks_of(part: Part, report: Report) -> Iterator[Block]:
+    """The blocks of a part; if something that it needs is missing, one block that says so."""
+    try:
+        yield from list(part(report))
+    except MissingError as e:
+        yield Absent("", str(e))
+
+
+MOST_ROWS = 100
+# Columns that most tables share: where a cell was measured, and how.
+PLACE_HEADINGS: Mapping[str, str] = {"gpu": "Device", "engine": "Engine", "model": "Model", "workload": "Workload"}
+CELL: Mapping[str, str] = {**PLACE_HEADINGS, "knobs": "Settings"}
+REPEAT_COLUMNS: Mapping[str, str] = {"start": "Start", "repeat": "Repeat"}
+
+
+@dataclass(frozen=True)
+class FigurePart:
+    """The part of a section that shows one figure; `plot` raises a MissingError if it lacks something.
+
+    Its caption is in `report/captions`, by its name: what it shows, how to read it, and what it does not show.
+    """
+
+    plot: Callable[[Tables], Plot]
+
+    @property
+    def name(self) -> str:
+        """The figure's name, which is that of the function that draws it."""
+        return self.plot.__name__
+
+    @property
+    def caption(self) -> str:
+        """The caption, as Snakemake's own report reads it."""
+        return (REPORT / "captions" / f"{self.name}.rst").read_text(encoding="utf-8")
+
+    @property
+    def paragraphs(self) -> Sequence[tuple[str, str]]:
+        """The paragraphs of the caption, each with its bold words at the beginning, if any."""
+        parts = [" ".join(paragraph.split()).rpartition(":** ") for paragraph in self.caption.split("\n\n")]
+        return [(f"{lead.removeprefix('**')}:" if lead else "", text) for lead, _, text in parts]
+
+    def __call__(self, report: Report) -> Iterator[Block]:
+        facts = report.manifest.get(self.name, {"missing": "the figures were not drawn"})
+        wide, narrow = report.figures / f"{self.name}.svg", report.figures / f"{self.name}.column.svg"
+        if "missing" in facts or not (wide.exists() and narrow.exists()):
+            reason = facts.get("missing", "its file does not exist")
+            yield Absent(f"figure {self.name.replace('_', ' ')}", reason)
+            return
+        yield Figure(
+            self.name,
+            wide=data_address(wide),
+            narrow=data_address(narrow),
+            wide_px=size_px(wide),
+            narrow_px=size_px(narrow),
+            alt=facts["alt"],
+            caption=self.paragraphs,
+            facts=figure_facts(facts),
+        )
+
+
+def figure_facts(facts: Mapping[str, Any]) -> str:
+    """A sentence that says where a figure's numbers come from.
+
+    >>> figure_facts({"sources": ["measured", "predicted"], "repeats": "3 repeats per cell", "notes": ["x is y"]})
+    'Source: measured and predicted; 3 repeats per cell. X is y.'
+    """
+    *others, last = facts["sources"]
+    source = "Source: " + (f"{', '.join(others)} and {last}" if others else last)
+    source += f"; {facts['repeats']}" if facts["repeats"] else ""
+    return " ".join(f"{sentence[0].upper()}{sentence[1:]}." for sentence in (source, *facts["notes"]))
+
+
+@dataclass(frozen=True)
+class TablePart:
+    """The part that shows a table: `columns` (column -> heading) of its first `MOST_ROWS` rows, and a link to the file.
+
+    `keep` selects the rows of the source table; `rows` gives them if they are not in one table. Nothing is said of an
+    `optional` table without any.
+    """
+
+    source: str
+    columns: Mapping[str, str]
+    caption: str
+    keep: Callable[[pd.DataFrame], pd.DataFrame] = field(default=lambda rows: rows)
+    rows: Callable[[Tables], pd.DataFrame] | None = None
+    note: str = ""
+    optional: bool = False
+
+    def __call__(self, report: Report) -> Iterator[Block]:
+        try:
+            rows = self.rows(report.tables) if self.rows else self.keep(report.tables.need(self.source))
+            require(rows, f"the table {self.source} has no rows for: {self.caption}")
+        except MissingError:
+            if self.optional:
+                return
+            raise
+        few = f"{MOST_ROWS} of {len(rows)} rows; the file holds all." if len(rows) > MOST_ROWS else ""
+        whole = report.link(report.tables.folder / f"{self.source}.csv", f"{self.source}.csv")
+        note = " ".join(filter(None, (few, self.note)))
+        shown = table_of(report.named(rows.head(MOST_ROWS)), self.columns, self.caption, note, whole)
+        yield Fold(f"{self.caption}: {plural(len(rows), 'row')}", [shown])
+
+
+def several_starts(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows, without the column `start` if all are of the same one.
+
+    >>> list(several_starts(pd.DataFrame({"start": [1, 1], "repeat": [0, 1]})))
+    ['repeat']
+    """
+    return rows if rows["start"].nunique() > 1 else rows.drop(columns="start")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One subject of the report; `id` is the address of its section in the page.
+
+    Its section begins with its `findings`, which are sentences from tables and texts that end them, and then shows its
+    `parts`. Only studies for which `is_in` holds have the section.
+    """
+
+    id: str
+    title: str
+    parts: Sequence[Part] = ()
+    findings: Sequence[Part] = ()
+    is_in: Callable[[Study], bool] = lambda study: True
+
+    @property
+    def figures(self) -> Sequence[FigurePart]:
+        return [part for part in self.parts if isinstance(part, FigurePart)]

@@ -1,0 +1,292 @@
+"""Words, sentences and tables that several subjects share: verdicts, effects of a knob, pairs of cells, and claims."""
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from workflow_scripts.common.wording import interval_text, listed, number, plural, sentence
+from workflow_scripts.page.blocks import Block, Finding, Fold, Text
+from workflow_scripts.page.report import PLACE_HEADINGS, Part, Report, TablePart
+from workflow_scripts.page.series import evenly, without_shared
+from workflow_scripts.study.setting_words import instead_of, knob_name, setting_phrase
+from workflow_scripts.tables.results import Tables, records, require
+
+# Verdicts by which a difference is shown, the one by which there is none, and the one by which it is not known.
+DECIDED, FLAT, NOT_DECIDED = ("changes", "faster", "slower"), "flat", "not decided"
+
+
+def duration(seconds: float, high: float | None = None) -> str:
+    """A time, or a range of times, with its unit.
+
+    >>> duration(0.018293), duration(2.5), duration(0.01, 0.02), duration(0.5, 2.0)
+    ('18.3 ms', '2.5 s', '10 to 20 ms', '0.5 to 2 s')
+    """
+    high = seconds if high is None else high
+    factor, unit = (1000, "ms") if high < 1 else (1, "s")
+    return f"{span([factor * seconds, factor * high])} {unit}"
+
+
+def span(values: Iterable[float]) -> str:
+    """The range of some numbers; one number if they look equal, empty if none is known.
+
+    >>> span([3.0, 1.0, 2.0]), span([5.0001, 5.0]), span([float("nan")])
+    ('1 to 3', '5', '')
+    """
+    numbers = [value for value in values if not math.isnan(value)]
+    return " to ".join(dict.fromkeys([number(min(numbers)), number(max(numbers))])) if numbers else ""
+
+
+def counted(values: "pd.Series[Any]") -> str:
+    """Each value with its count, the most frequent first.
+
+    >>> counted(pd.Series(["engine_error", "ok", "ok"]))
+    '2 ok, 1 engine error'
+    """
+    return ", ".join(f"{count} {str(value).replace('_', ' ')}" for value, count in values.value_counts().items())
+
+
+# What may explain the ratio of two devices.
+_EXPLAINS = {
+    "bandwidth": "memory bandwidth",
+    "flop": "arithmetic",
+    "measured_bandwidth": "measured memory bandwidth",
+    "measured_flop": "measured arithmetic",
+    "measured_cache": "measured rate of reading from cache",
+    "kv_capacity": "size of the KV cache",
+    "expected": "rates that the step model expects",
+    "none": "no known ratio",
+}
+
+
+def explained(names: str) -> str:
+    """What explains the ratio of two devices, given the names in the table `ratios`.
+
+    >>> explained("measured_bandwidth, measured_flop"), explained("none")
+    ('measured memory bandwidth or measured arithmetic', 'no known ratio')
+    """
+    return listed((_EXPLAINS.get(name, name) for name in names.split(", ")), "or")
+
+
+def held_in_words(held: str) -> str:
+    """The settings that a table names in a cell, such as the column `held` of the effects.
+
+    >>> held_in_words("block_size=32, max_num_seqs=1, enforce_eager=true"), held_in_words("")
+    ('block size 32, at most 1 sequence, no compiled graphs', '')
+    """
+    parts = [part.partition("=") for part in held.split(", ") if part]
+    return ", ".join(setting_phrase(knob, value) if value else knob for knob, _, value in parts)
+
+
+# Maximum number of sentences of one kind; the table has all of them.
+MOST_SENTENCES = 6
+EFFECT_COLUMNS: Mapping[str, str] = {
+    **PLACE_HEADINGS,
+    "held": "Other settings",
+    "values": "Values compared",
+    "value": "Fastest",
+    "baseline": "Slowest",
+    "ratio": "Fastest over slowest (95 % interval)",
+    "scope": "Interval covers",
+    "whole_ratio": "Over whole repeats",
+    "work": "Requests",
+    "verdict": "Verdict",
+    "moved_with_it": "Settings that changed with it",
+    "starts_needed": "Further starts needed to decide",
+    "bound_by": "Running sequences limited by",
+}
+# Knobs whose effects have their own section.
+OWN_SECTION = ("max_num_seqs", "block_size", "enable_prefix_caching", "num_speculative_tokens", "environment")
+# Column that is compared -> its name in sentences.
+_COMPARED: Mapping[str, str] = {
+    "output_tokens_per_s": "output tokens/s",
+    "steady_output_tokens_per_s": "output tokens/s while that many run",
+    "ttft_s_p50": "median TTFT",
+    "tpot_s_p50": "median TPOT",
+    "e2e_s_p50": "median end-to-end latency",
+}
+# What `pairs_that_differ_in` reports pair by pair.
+_PAIR_KNOBS = ("enable_prefix_caching", "num_speculative_tokens", "model")
+# Address of a section -> what the ids of its claims have; a claim belongs to the first that fits.
+_ABOUT: Mapping[str, str] = {
+    "max-num-seqs": "max-num-seqs|prompts-limit|gpu-utilisation|control-throughput|slots-are-never",
+    "devices": "h200-over|h100-over|on-a100s|tensor-for",
+    "engines": "hf-|-hf|engines-on|hundred-times|single-request",
+    "prefix-caching": "prefix|system-prompt|eviction",
+    "block-size": "",
+}
+
+
+def ratio_finding(ratio: float, verdict: str, sentence: str) -> Finding:
+    """A finding on a ratio, with the ratio as its badge if a difference is shown, otherwise with the verdict."""
+    badge = f"{ratio:.3g} times" if verdict in DECIDED else verdict
+    return Finding(badge, sentence, "good" if verdict == FLAT else "neutral")
+
+
+def without_effect(rows: pd.DataFrame) -> Iterator[str]:
+    """Which of the settings (`about`) are flat in all their comparisons, and on which there is no verdict."""
+    flat = rows.groupby("about", sort=False)["verdict"].agg(set).map({FLAT}.issuperset)
+    if flat.any():
+        margin = number(rows["margin_pct"].max())
+        yield f"No difference of more than {margin} %: {listed(map(knob_name, flat[flat].index))}."
+    if not flat.all():
+        yield f"{sentence(NOT_DECIDED)}: {listed(map(knob_name, flat[~flat].index))}."
+
+
+def overall(effects: pd.DataFrame) -> pd.DataFrame:
+    """The comparisons of all values of a knob, with the other settings in words."""
+    rows = effects[effects["comparison"] == "overall"]
+    return rows.assign(held=rows["held"].map(held_in_words))
+
+
+def effects_of(knob: str) -> TablePart:
+    caption = f"Effect of {knob_name(knob)} on output tokens per second"
+    return TablePart("effects", EFFECT_COLUMNS, caption, lambda effects: overall(effects[effects["knob"] == knob]))
+
+
+def effects_on(tables: Tables, knob: str, comparison: str) -> pd.DataFrame:
+    """The comparisons (`pair`, or `overall` for all values) of cells that differ only in the knob."""
+    effects = tables.need("effects")
+    rows = effects[(effects["comparison"] == comparison) & (effects["knob"] == knob)]
+    return require(rows, f"no two measured cells differ only in {knob_name(knob)}")
+
+
+def verdicts_on(knob: str) -> Part:
+    """For each device the verdicts over all values of a knob, and the largest change."""
+    return lambda report: verdicts_by(effects_on(report.tables, knob, "overall"), "gpu")
+
+
+def verdicts_of_others(report: Report) -> Iterator[Block]:
+    effects = report.tables.need("effects")
+    others = effects[(effects["comparison"] == "overall") & ~effects["knob"].isin([*OWN_SECTION, *_PAIR_KNOBS])]
+    yield from verdicts_by(others, "knob")
+
+
+def verdicts_by(rows: pd.DataFrame, *keys: str) -> Iterator[Finding]:
+    """For each group of comparisons with the same keys the verdicts, and the largest change."""
+    # A larger ratio that is not decided may be noise.
+    rows = rows.assign(decided=rows["verdict"].isin(DECIDED), size=size_of(rows["ratio"]))
+    for _, of_one in rows.groupby(list(keys), sort=False):
+        largest = records(of_one.sort_values(["decided", "size"], ascending=False))[0]
+        text = f"{largest['gpu']}: {effect_in_words(largest)} ({place(largest)})"
+        if largest.get("only_waiting") is True:
+            text += f" Without waiting for the host, the ratio is {largest['device_ratio']:.3g}, within the margin."
+        if len(of_one) > 1:
+            what = f"largest {'change' if largest['decided'] else 'ratio'} of {len(of_one)} comparisons"
+            text += f" This is the {what} of {knob_name(largest['knob'])}: {counted(of_one['verdict'])}."
+        yield ratio_finding(largest["ratio"], largest["verdict"], text)
+
+
+def size_of(ratios: "pd.Series[float]") -> "pd.Series[float]":
+    """The ratios, or those below 1 inverted, so that the largest change is the largest number."""
+    return ratios.where(ratios > 1, 1 / ratios)
+
+
+def with_interval(row: Mapping[str, Any], column: str, unit: str) -> str:
+    """A value in words with its unit and its interval."""
+    return interval_text(row[column], row[f"{column}_low"], row[f"{column}_high"], unit, row["scope"])
+
+
+def effect_in_words(row: Mapping[str, Any]) -> str:
+    """The ratio of two values of a setting with its verdict, and what else the engine changed."""
+    ratio = with_interval(row, "ratio", f" times the {_COMPARED[row['metric']]}")
+    words = [f"{sentence(instead_of(row['knob'], row['value'], row['baseline']))}: {ratio}, {_verdict(row)}."]
+    if pd.notna(row["took_effect"]):
+        both = f", against {row['baseline_shown']}" if row["took_effect"] else " with both"
+        words.append(f"The engine reports {row['shown']}{both}.")
+    if pd.notna(row["moved_with_it"]):
+        words.append(f"The engine changed other settings with it: {row['moved_with_it']}.")
+    if pd.notna(over := row.get("saturated")):
+        words.append(f"More load than the server sustains ({over}), so latencies grow with the run.")
+    return " ".join(words)
+
+
+def _verdict(row: Mapping[str, Any]) -> str:
+    margin = f"{row['margin_pct']:g} %"
+    if row["verdict"] == FLAT:
+        return f"flat: in these starts any difference is within {margin}"
+    if row["verdict"] == "changes":
+        return f"a change of more than {margin}"
+    if row["bimodal"]:
+        return "not decided, because the starts of a cell fall into two groups"
+    if pd.isna(row["ratio_low"]):
+        return "not decided: this needs at least two starts of each, in the same rounds"
+    if pd.isna(row["starts_needed"]):
+        return f"not decided at a margin of {margin}, nor likely to be with 100 further starts of each"
+    starts = plural(int(row["starts_needed"]), "further start")
+    return f"not decided at a margin of {margin}: about {starts} of each would decide"
+
+
+def what_verdicts_cover(report: Report) -> Iterator[Block]:
+    scopes = list(report.tables.need("effects")["scope"].dropna().unique())
+    covers = (
+        f"Of 100 intervals, about 95 contain the true ratio. They cover: {', or '.join(scopes)}. What a further run "
+        "measures may lie outside, because it has an error too."
+        if scopes
+        else "No ratio has an interval, because the variation is not known."
+    )
+    what = "output tokens per second or, if its sentence says so, a latency"
+    yield Text(f"A verdict compares {what}. The sentence also states the margin. {covers}")
+
+
+def pairs_that_differ_in(knob: str, known_by: str, describe: Callable[[Mapping[str, Any]], str]) -> Part:
+    """Pairs of cells that differ only in the knob, the largest gain first.
+
+    `describe` makes a further sentence from the medians of the pair's first cell, if its column `known_by` has a value.
+    """
+
+    def part(report: Report) -> Iterator[Block]:
+        pairs = effects_on(report.tables, knob, "pair")
+        of_cell = report.tables.cells.groupby("cell_id").median(numeric_only=True)
+        selected = evenly(pairs.assign(held=without_shared(pairs["held"])), ["knob"], "ratio", MOST_SENTENCES)
+        for row in records(selected.sort_values("ratio", ascending=False, kind="stable")):
+            cell = of_cell.loc[row["cell_id"]]
+            further = f" {describe(cell)}" if pd.notna(cell.get(known_by)) else ""
+            yield ratio_finding(row["ratio"], row["verdict"], f"{place(row)}: {effect_in_words(row)}{further}")
+        if len(selected) < len(pairs):
+            few = f"{len(selected)} of {len(pairs)} comparisons, evenly from the largest ratio to the smallest"
+            yield Text(f"{few}; the table effects holds all.")
+
+    return part
+
+
+def some(findings: Sequence[Finding], table: str, most: int = MOST_SENTENCES) -> Iterator[Finding | Text]:
+    """At most this many sentences, and a text that names the table of all."""
+    yield from findings[:most]
+    if len(findings) > most:
+        yield Text(f"{most} of {len(findings)}; the table {table} holds all.")
+
+
+def place(row: Mapping[str, Any]) -> str:
+    return ", ".join(filter(None, (row["gpu"], row["model"], row["workload"], held_in_words(row.get("held") or ""))))
+
+
+def claims_on(section: str) -> Part:
+    """The claims about the subject of a section; below each its evidence, labelled by source."""
+
+    def part(report: Report) -> Iterator[Block]:
+        if not report.study.claims:
+            return
+        rows = report.tables.need("claims")
+        about = [
+            next(of for of, ids in _ABOUT.items() if re.search(ids, claim)) for claim in rows["claim_id"].astype(str)
+        ]
+        for row in records(rows[[of == section for of in about]]):
+            paragraphs = {
+                f"Published by {row['published_by']}": row["published_value"],
+                "Evidence": row["evidence"],
+                "Seen here, without influence on the verdict": row["seen_here"],
+                "What would test it": row["would_test"],
+            }
+            # A paragraph for each piece of evidence, which begins with its source in brackets.
+            texts = [
+                Text(part)
+                for heading, text in paragraphs.items()
+                if text
+                for part in re.split(r"(?<=\.) (?=\[)", f"{heading}: {text}")
+            ]
+            yield Fold(f"Published claim, {row['verdict']}: {row['claim']}", texts)
+
+    return part

@@ -1,0 +1,145 @@
+"""Cells side by side: lines along which only one knob changes, and the panels that hold them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from workflow_scripts.common.wording import plural
+from workflow_scripts.page.blocks import shown
+from workflow_scripts.page.style import Mark, marks
+from workflow_scripts.study.setting_words import knobs_that_differ, setting
+from workflow_scripts.tables.results import REPEAT, MissingError, Tables, require
+
+NAMES = ["gpu", "engine", "model", "workload"]
+# Where cells of several engines are compared.
+PLACES = ["gpu", "model", "workload"]
+
+
+@dataclass(frozen=True)
+class Group:
+    """The cells of one panel; `keys` are the names that all of them share.
+
+    `rows` holds one row per cell and repeat, with the knob's value as `x` and, as `series`, a label of the other
+    settings that differ within the panel.
+    """
+
+    title: str
+    keys: Mapping[str, str]
+    rows: pd.DataFrame
+
+    @property
+    def labels(self) -> list[str]:
+        """The labels that distinguish the panel's series; one empty label if there is only one series."""
+        return list(dict.fromkeys(self.rows["series"]))
+
+
+def groups_varying(rows: pd.DataFrame, knob: str, knobs: Sequence[str], panel_keys: Sequence[str]) -> list[Group]:
+    """Groups of rows in which `knob` takes at least two values while nothing else changes, the largest first."""
+    name = knob.removeprefix("knob_")
+    if knob not in rows.columns:
+        raise MissingError(f"no cell of the study sets {name}")
+    rows = rows[rows[knob].notna()]
+    others = [column for column in knobs if column != knob]
+    rows = rows.assign(x=rows[knob])
+    rows = rows[rows.groupby([*NAMES, *others], dropna=False, sort=False)["x"].transform("nunique") >= 2]
+    require(rows, f"no two measured cells differ in {name} alone")
+    names = told_apart(rows, panel_keys)
+    groups = [
+        Group(" · ".join(first[names]), dict(first[list(panel_keys)]), part.assign(series=series_labels(part, others)))
+        for _, part in rows.groupby(list(panel_keys), sort=False)
+        for _, first in part.head(1).iterrows()
+    ]
+    return sorted(groups, key=lambda group: -group.rows["cell_id"].nunique())
+
+
+def told_apart(rows: pd.DataFrame, names: Sequence[str], otherwise: Sequence[str] = ("model", "workload")) -> list[str]:
+    """Those of the names that differ between rows."""
+    return [name for name in names if rows[name].nunique() > 1] or list(otherwise)
+
+
+def ends_in_words(what: str, at: "pd.Series[float]") -> str:
+    """The first and the last value of a line.
+
+    >>> ends_in_words("h200: mean", pd.Series([1200.0, 2500.0], index=[1, 64]))
+    'h200: mean 1,200 at 1, 2,500 at 64.'
+    """
+    return f"{what} {shown(at.iloc[0])} at {at.index[0]:g}, {shown(at.iloc[-1])} at {at.index[-1]:g}."
+
+
+def series_labels(rows: pd.DataFrame, knobs: Sequence[str]) -> pd.Series:
+    """For each row the settings of the knobs that differ between rows; defaults only if there is no other setting.
+
+    >>> rows = pd.DataFrame({"knob_a": [1, 2, None], "knob_b": [5, 5, 5], "knob_c": [None, 3, None]})
+    >>> list(series_labels(rows, ["knob_a", "knob_b", "knob_c"]))
+    ['a 1', 'a 2, c 3', 'a default, c default']
+    """
+    varied = [knob for knob in knobs if rows[knob].nunique(dropna=False) > 1]
+
+    @cache
+    def label(*values: Any) -> str:
+        named = list(zip(varied, values, strict=True))
+        return ", ".join(setting(*of_one) for of_one in [n for n in named if pd.notna(n[1])] or named)
+
+    labels = [label(*values) for _, *values in rows[varied].itertuples(name=None)]
+    return pd.Series(labels, index=rows.index, dtype=object)
+
+
+def cell_titles(cells: pd.DataFrame, knobs: Sequence[str]) -> pd.Series:
+    """For each cell what distinguishes it from the others shown: names, and on a second line the settings."""
+    names = told_apart(cells, NAMES, ["engine"])
+    varied = knobs_that_differ(cells, knobs)
+    settings = [
+        ", ".join(setting(knob, value) for knob, value in zip(varied, values, strict=True) if pd.notna(value))
+        for _, *values in cells[varied].itertuples(name=None)
+    ]
+    titles: pd.Series = cells[names].agg(" · ".join, axis=1).str.cat(settings, sep="\n").str.strip()
+    return titles
+
+
+def without_shared(settings: "pd.Series[str]") -> "pd.Series[str]":
+    """Each text of settings ("a=1, b=2") without the settings that all of them share.
+
+    >>> list(without_shared(pd.Series(["a=1, b=2", "a=1, b=3"])))
+    ['b=2', 'b=3']
+    """
+    parts = settings.str.split(", ")
+    shared = set.intersection(*map(set, parts)) if len(parts) else set()
+    return parts.map(lambda of_one: ", ".join(part for part in of_one if part not in shared))
+
+
+def device_marks(tables: Tables, rows: pd.DataFrame) -> dict[str, Mark]:
+    """The marks of the devices in the rows, each as in every other figure."""
+    return {gpu: mark for gpu, mark in marks(tables.devices).items() if gpu in set(rows["gpu"])}
+
+
+def repeats_of(rows: pd.DataFrame) -> str:
+    """The number of timed passes behind the mark of a cell, in words.
+
+    >>> repeats_of(pd.DataFrame({"cell_id": ["a", "a", "b"], "start": [1, 2, 1], "repeat": [0, 0, 0]}))
+    '1 to 2 repeats per cell'
+    """
+    return repeats_in_words(rows[REPEAT].drop_duplicates().groupby("cell_id").size())
+
+
+def repeats_in_words(counts: "pd.Series[Any]") -> str:
+    low, high = int(counts.min()), int(counts.max())
+    return f"{'' if low == high else f'{low} to '}{plural(high, 'repeat')} per cell"
+
+
+def evenly(rows: pd.DataFrame, by: Sequence[str], order: str, most: int) -> pd.DataFrame:
+    """At most `most` (two or more) rows of each group, evenly spaced by `order`, including the lowest and the highest.
+
+    >>> rows = pd.DataFrame({"group": "a", "value": range(9)})
+    >>> list(evenly(rows, ["group"], "value", 3)["value"])
+    [0, 4, 8]
+    """
+    grouped = rows.groupby(list(by), sort=False)[order]
+    rank = grouped.rank(method="first", na_option="bottom") - 1
+    last = (grouped.transform("size") - 1).clip(lower=1)
+    # Rank r is taken if it is the first at or after one of `most` evenly spaced places among the ranks.
+    place, step = rank * (most - 1) / last, (most - 1) / last
+    return rows[(last < most) | (np.ceil(place) < place + step)]

@@ -1,0 +1,1 @@
+"""The question of answers: its table and its section of the page."""

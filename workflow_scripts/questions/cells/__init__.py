@@ -1,0 +1,1 @@
+"""The question of cells: its table and its section of the page."""

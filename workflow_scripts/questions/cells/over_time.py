@@ -1,0 +1,88 @@
+"""Curves over time inside a few cells: running sequences and KV cache in use."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+
+from workflow_scripts.page.plot import Panel, Plot, key
+from workflow_scripts.page.report import FigurePart, Subject
+from workflow_scripts.page.series import cell_titles, repeats_of
+from workflow_scripts.page.style import COLOURS
+from workflow_scripts.tables.results import Tables, require
+
+MOST_CELLS = 6
+REPEAT_LINES = ("-", "--", ":")
+# A record says what ran in the step that ended at that time.
+STEPS: Mapping[str, Any] = {"drawstyle": "steps-pre", "linewidth": 1.2}
+
+
+def sequences_over_time(tables: Tables) -> Plot:
+    columns = {"running": COLOURS[0], "waiting": COLOURS[1]}
+    return _plot(tables, _steps_of_few_cells(tables), "Sequences running and waiting", "Sequences", columns)
+
+
+def kv_cache_over_time(tables: Tables) -> Plot:
+    rows = _steps_of_few_cells(tables).dropna(subset="kv_cache_usage")
+    require(rows, "no engine reported how much of its KV cache is in use")
+    rows = rows.assign(kv_cache_pct=100 * rows["kv_cache_usage"])
+    return _plot(tables, rows, "KV cache in use", "KV blocks in use (%)", {"kv_cache_pct": COLOURS[2]})
+
+
+def _plot(tables: Tables, rows: pd.DataFrame, what: str, y_label: str, columns: Mapping[str, str]) -> Plot:
+    handles = [key(name, color) for name, color in columns.items()] if len(columns) > 1 else []
+    repeats = sorted(rows["repeat"].unique())
+    for i, line in enumerate(REPEAT_LINES[: len(repeats)]):
+        alike = ", ".join(f"{repeat:g}" for repeat in repeats[i :: len(REPEAT_LINES)])
+        handles.append(key(f"repeat {alike}", "#7d7d7d", line))
+    cells = tables.cells.drop_duplicates("cell_id").set_index("cell_id").loc[list(dict.fromkeys(rows["cell_id"]))]
+    titles = cell_titles(cells, tables.knobs)
+    starts = tables.cells[tables.cells["cell_id"].isin(cells.index)].groupby("cell_id")["start"].nunique()
+    notes = ["of each cell one start of its engine is drawn"] if starts.max() > 1 else []
+    if len(cells) < (measured := tables.measured["cell_id"].nunique()):
+        which = "for each device and engine, those that may run the most and the fewest sequences at once"
+        notes.append(f"{len(cells)} of {measured} measured cells are drawn: {which}")
+    peaks = rows.groupby("cell_id")[next(iter(columns))].max()
+    highest = [f"{cell}: {peak:.3g}" for cell, peak in peaks.items()]
+    return Plot(
+        title=f"{what} over the time of a repeat",
+        alt=f"{y_label}, highest of each cell, measured: {'; '.join(highest)}.",
+        panels=[
+            Panel(titles[cell], partial(_draw, rows=part, columns=columns))
+            for cell, part in rows.groupby("cell_id", sort=False)
+        ],
+        x_label="Time since the repeat began (s)",
+        y_label=y_label,
+        handles=handles,
+        repeats=repeats_of(rows),
+        notes=notes,
+        panel_height_in=2.3,
+    )
+
+
+def _steps_of_few_cells(tables: Tables) -> pd.DataFrame:
+    """Steps of at most `MOST_CELLS` cells: for each device and engine the cell that may run the most sequences at once
+    (of several the one with the most requests), then the one that may run the fewest; of each its first start that gave
+    results."""
+    cells = tables.measured.drop_duplicates("cell_id").sort_values(["max_concurrency_allowed", "num_requests"])
+    ends = [cells.drop_duplicates(["gpu", "engine"], keep=end) for end in ("last", "first")]
+    chosen = pd.concat(ends).drop_duplicates("cell_id").head(MOST_CELLS)
+    return tables.facts("steps", chosen["cell_id"]).sort_values(["cell_id", "repeat", "time_s"])
+
+
+def _draw(ax: Axes, rows: pd.DataFrame, columns: Mapping[str, str]) -> None:
+    for column, color in columns.items():
+        for i, (_, part) in enumerate(rows.groupby("repeat")):
+            style = REPEAT_LINES[i % len(REPEAT_LINES)]
+            ax.plot(part["time_s"], part[column], color=color, linestyle=style, alpha=0.55 if i else 1, **STEPS)
+    ax.set_xlim(left=0)
+    ax.set_ylim(0, max(rows[column].max() for column in columns) * 1.12 or 1)
+
+
+SUBJECT = Subject(
+    id="over-time",
+    title="Sequences and KV cache over time",
+    parts=[FigurePart(sequences_over_time), FigurePart(kv_cache_over_time)],
+)

@@ -1,0 +1,1 @@
+"""The question of claims: its table and its section of the page."""

@@ -1,0 +1,127 @@
+"""Judge the published claims that a study names, with the evidence for each verdict.
+
+    kvsweep table-claims --study config/studies/paged_attention.yaml \\
+        --tables results/paged_attention/tables --out results/paged_attention/tables/claims.parquet
+
+Evidence comes from formulas, from the published numbers themselves and from the study's tables; a missing table gives
+no evidence. docs/claims.md explains the verdicts, docs/tables.md documents every column.
+"""
+
+from argparse import Namespace
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from workflow_scripts.catalog.published import CLAIMS, PUBLISHED, Claim, Published, PublishedError
+from workflow_scripts.common.command import STUDY, TABLES, command, option, out
+from workflow_scripts.questions.claims import (
+    on_engines,  # noqa: F401  # they register their checks
+    on_memory,  # noqa: F401  # they register their checks
+    on_rates,  # noqa: F401  # they register their checks
+)
+from workflow_scripts.questions.claims.evidence import CHECKS, NOT_TESTABLE, Evidence, verdict
+from workflow_scripts.questions.claims.study_tables import StudyTables, read_tables
+from workflow_scripts.study.study import Study
+from workflow_scripts.study.study_file import load_study
+from workflow_scripts.tables.typed_tables import TEXT, table_schema, write_table
+
+# Most pieces of evidence of one kind that are written out: of those that bear on a claim, and of the others. All
+# further ones are counted.
+MOST_WRITTEN = 4
+MOST_SEEN_HERE = 2
+# Most cells that are named for one of them.
+MOST_IDS = 20
+
+SCHEMA = table_schema(
+    "claims",
+    "One row per published claim that the study names ([verdicts](claims.md)). Lists are separated by semicolons.",
+    TEXT("study", "study of the tables"),
+    TEXT("claim_id claim", "the claim, in this project's words"),
+    TEXT("published_by", "label in `config/published/README.md`"),
+    TEXT("quantity published_value", "names and values of its numbers, as published"),
+    TEXT("verdict", "`supported`, `contradicted`, `not decided` or `not testable here`"),
+    TEXT("scope", "devices, models, workloads or formula of the deciding evidence"),
+    TEXT("evidence", "sentences with numbers and their source, such as `[measured here]`; deciding ones first"),
+    TEXT("evidence_sources", "the labels in `evidence`"),
+    TEXT("seen_here", "like `evidence`, measured under other conditions than the source states; decides nothing"),
+    TEXT("would_test", "command, study or argument that would give a verdict"),
+    TEXT("evidence_ids", "cells (first 20), files and formulas of the evidence"),
+    TEXT("source", "`published`"),
+)
+
+
+def claims_table(study: Study, tables: StudyTables) -> pd.DataFrame:
+    """One row per claim that the study names, in the study's order.
+
+    Raises:
+        PublishedError: published data cannot be read, or lacks what a check reads, or no function checks a claim.
+    """
+    claims = [tables.published.claim(claim_id) for claim_id in dict.fromkeys(study.claims)]
+    rows = pd.DataFrame([_row(claim, tables) for claim in claims], columns=list(SCHEMA.columns))
+    return rows.assign(study=study.name)
+
+
+def _row(claim: Claim, tables: StudyTables) -> dict[str, str | None]:
+    if (check := CHECKS.get(claim.id)) is None:
+        raise PublishedError(f"{CLAIMS}: {claim.id}: no function in questions/claims checks it (docs/claims.md)")
+    try:
+        every = list(check.find(claim, tables))
+    except (LookupError, TypeError, ValueError) as e:
+        raise PublishedError(f"{CLAIMS}: {claim.id}: {e}") from None
+    bearing = [each for each in every if each.bears]
+    others = sorted((each for each in every if not each.bears), key=lambda each: not each.as_stated)
+    claim_verdict, decides, seen_here = verdict(bearing), _kinds(bearing), _kinds(others)
+    return {
+        "claim_id": claim.id,
+        "claim": claim.text,
+        "published_by": claim.source,
+        "quantity": "; ".join(quantity.name for quantity in claim.quantities),
+        "published_value": "; ".join(quantity.text() for quantity in claim.quantities),
+        "verdict": claim_verdict,
+        "scope": _listed(each.scope for each in bearing if each.says == claim_verdict),
+        "evidence": _written(decides, MOST_WRITTEN),
+        "evidence_sources": _listed(each.label for each in bearing),
+        "seen_here": _written(seen_here, MOST_SEEN_HERE),
+        "would_test": check.would_test if claim_verdict == NOT_TESTABLE else None,
+        "evidence_ids": _listed([*_ids(decides, MOST_WRITTEN), *_ids(seen_here, MOST_SEEN_HERE)]),
+        "source": "published",
+    }
+
+
+def _listed(texts: Iterable[str]) -> str | None:
+    return "; ".join(dict.fromkeys(texts)) or None
+
+
+def _kinds(evidence: Sequence[Evidence]) -> list[list[Evidence]]:
+    """Evidence grouped by what it says and by source; what decides comes first."""
+    kinds: dict[tuple[str, str | None], list[Evidence]] = {}
+    for each in sorted(evidence, key=lambda each: each.says is None):
+        kinds.setdefault((each.label, each.says), []).append(each)
+    return list(kinds.values())
+
+
+def _written(kinds: Iterable[Sequence[Evidence]], most: int) -> str | None:
+    """Evidence in words, each after the label of its source, and how much more there is of each kind."""
+    texts = []
+    for kind in kinds:
+        texts += [f"[{each.label}] {each.text}" for each in kind[:most]]
+        if len(kind) > most:
+            texts.append(f"[{kind[0].label}] {len(kind) - most} more.")
+    return " ".join(texts) or None
+
+
+def _ids(kinds: Iterable[Sequence[Evidence]], most: int) -> list[str]:
+    return [name for kind in kinds for each in kind[:most] for name in each.ids[:MOST_IDS]]
+
+
+@command(
+    "table-claims",
+    STUDY,
+    TABLES,
+    option("--published", type=Path, default=PUBLISHED, help="folder with claims.yaml and its tables (%(default)s)"),
+    out("claims.parquet; claims.csv is written beside it"),
+)
+def main(args: Namespace) -> None:
+    tables = StudyTables(read_tables(args.tables), Published(args.published))
+    write_table(claims_table(load_study(args.study), tables), args.out, "claims")

@@ -1,0 +1,166 @@
+"""Evidence on a claim, and the verdict that follows from it.
+
+A check is a function that gets a claim and the tables and finds evidence; `check` registers it.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
+
+from workflow_scripts.catalog.gpus_and_models import CatalogError, get_model, load_gpus, resolve
+from workflow_scripts.catalog.published import CLAIMS, Claim, Stated
+from workflow_scripts.physics.model_facts import ModelFacts, read_model_facts
+from workflow_scripts.questions.claims.study_tables import Interval, Row, StudyTables
+from workflow_scripts.statistics.comparisons import NOT_DECIDED
+
+MEASURED, COMPUTED, PUBLISHED = "measured here", "computed from a formula", "published"
+SUPPORTED, CONTRADICTED, NOT_TESTABLE = "supported", "contradicted", "not testable here"
+# What `source` says of rows in which a published or a predicted number stands beside another prediction.
+_LABELS = {"measured": MEASURED, "predicted": COMPUTED, "published": COMPUTED}
+ARITHMETIC = "arithmetic decides it"
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One piece of evidence on a claim; `says` is None if it decides nothing.
+
+    `label` is the source of its numbers, `ids` are cells, files and formulas. If it is not about the claim's subject
+    (`bears`), it decides nothing and is shown separately; `as_stated`: the conditions of the source hold.
+    """
+
+    text: str
+    label: str
+    scope: str
+    ids: tuple[str, ...]
+    says: str | None = None
+    bears: bool = True
+    as_stated: bool = False
+
+
+Find = Callable[[Claim, StudyTables], Iterator[Evidence]]
+
+
+class Check(NamedTuple):
+    """How a claim is tested, and what would give a verdict if this does not."""
+
+    find: Find
+    would_test: str
+
+
+CHECKS: dict[str, Check] = {}
+
+
+def check(claim: str, would_test: str) -> Callable[[Find], Find]:
+    """Make a function the check of the claim with this id."""
+
+    def register(find: Find) -> Find:
+        CHECKS[claim] = Check(find, would_test)
+        return find
+
+    return register
+
+
+def run(study: str, sweeps: str) -> str:
+    """How to measure sweeps of a study."""
+    return f"snakemake --cores all --configfile config/studies/{study}.yaml ({sweeps})"
+
+
+def verdict(evidence: Iterable[Evidence]) -> str:
+    """A claim is about all that it covers, so one contradiction decides."""
+    said = {each.says for each in evidence}
+    return next((says for says in (CONTRADICTED, SUPPORTED, NOT_DECIDED) if says in said), NOT_TESTABLE)
+
+
+def together(*said: str | None) -> str | None:
+    """What several numbers say of a claim that needs support from each.
+
+    >>> together(SUPPORTED, SUPPORTED), together(SUPPORTED, NOT_DECIDED), together(SUPPORTED, None)
+    ('supported', 'not decided', None)
+    """
+    if CONTRADICTED in said:
+        return CONTRADICTED
+    return None if None in said else NOT_DECIDED if NOT_DECIDED in said else SUPPORTED
+
+
+def within(found: float | Interval, stated: Stated, tolerance: float = 0.0, tolerance_pct: float = 0.0) -> str | None:
+    """What a number, or the whole of its interval, says about a published range; nothing if it is not known.
+
+    >>> [within(Interval(2.9, *ends), Stated(min=2.7, max=3.2)) for ends in ((2.8, 3.0), (3.3, 3.4), (2.5, 3.0))]
+    ['supported', 'contradicted', 'not decided']
+    """
+    value, low, high = found[:3] if isinstance(found, Interval) else (found, found, found)
+    least, most = stated.ends(tolerance, tolerance_pct)
+    if least <= low and high <= most:
+        return SUPPORTED
+    if high < least or low > most:
+        return CONTRADICTED
+    return None if value != value else NOT_DECIDED
+
+
+def may_mean(name: str, gpu: str) -> bool:
+    """Whether a published name may mean this device."""
+    try:
+        return any(card.name == gpu for card in resolve(name))
+    except CatalogError:
+        return False
+
+
+def covers(claim: Claim, gpu: str, model: str) -> bool:
+    """Whether a claim is about this device (any GPU if it names none) and this model (any if it names none)."""
+    card = load_gpus().get(gpu)
+    is_gpu = card is not None and not card.simulated and card.kind in ("cuda", "rocm")
+    is_named = not claim.gpus or any(may_mean(name, gpu) for name in claim.gpus)
+    return is_gpu and is_named and (not claim.models or model in claim.models)
+
+
+@cache
+def facts_of(model: str) -> ModelFacts:
+    entry = get_model(model)
+    return read_model_facts(entry.config, entry.fixed_dtype)
+
+
+def computed(claim: Claim, text: str, says: str | None = None, scope: str = "arithmetic") -> Evidence:
+    """Evidence of a formula with the claim's numbers."""
+    return Evidence(text, COMPUTED, scope, (claim.table or CLAIMS,), says)
+
+
+class Under(NamedTuple):
+    """Whether the conditions that the source states hold, and in words what they require."""
+
+    holds: bool
+    words: str = ""
+
+
+def measured(
+    claim: Claim,
+    row: Row,
+    text: str,
+    says: str | None = None,
+    *,
+    beside: Row = None,
+    under: Under | None = None,
+    is_stated: bool = True,
+) -> Evidence:
+    """Evidence of a row, and of the row of another cell `beside` it.
+
+    It bears on the claim if the claim is about its device and model, under the conditions that the source states, and
+    if the source states them all (`is_stated`).
+    """
+    place = [name for name in (row.gpu, row.model, row.workload) if name is not None]
+    bears = is_stated and (under is None or under.holds)
+    if under and under.words:
+        text = f"{'With' if under.holds else 'Not with'} {under.words}: {text}"
+    if row.source != "published":
+        bears = bears and covers(claim, row.gpu, row.model)
+        text = f"{', '.join(place)}: {text}"
+    cells = (row.cell_id, getattr(row, "baseline_cell_id", None), beside and beside.cell_id)
+    return Evidence(
+        text=text,
+        label=_LABELS.get(row.source, row.source),
+        scope=", ".join(place),
+        ids=tuple(filter(None, cells)),
+        says=says if bears else None,
+        bears=bears,
+        as_stated=under is not None and under.holds,
+    )

@@ -1,0 +1,144 @@
+"""Checks of claims about engines, and about how many requests they run at once."""
+
+from collections.abc import Iterator
+
+from workflow_scripts.catalog.gpus_and_models import resolve
+from workflow_scripts.catalog.published import Claim, Stated
+from workflow_scripts.questions.claims.evidence import (
+    CONTRADICTED,
+    Evidence,
+    Under,
+    check,
+    computed,
+    facts_of,
+    measured,
+    run,
+    within,
+)
+from workflow_scripts.questions.claims.on_rates import like_sharegpt, over_ceilings
+from workflow_scripts.questions.claims.study_tables import Interval, Row, StudyTables, pairs
+
+_SAME_WORK = "sweeps hf-baseline and same-work-as-hf"
+
+
+def gain(row: Row) -> Interval:
+    return Interval(row.improvement_ratio, row.improvement_ratio_low, row.improvement_ratio_high)
+
+
+def gain_text(row: Row) -> str:
+    hf = f"{row.hf_engine} {row.hf_knobs}"
+    return f"vLLM {row.vllm_knobs} makes {gain(row).value:.3g} times the output tokens/s of {hf} ({gain(row).ends()})."
+
+
+@check("hf-generate-on-a100", run("paged_attention", "sweep hf-baseline"))
+def hf_generate(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
+    yield from over_ceilings(claim, [(claim.gpus[0], claim.value("tokens_per_s"), claim.value("batch_size"))], "batch")
+    rates = tables.intervals("output_tokens_per_s")
+    for cell in tables.cells:
+        if cell.engine == "hf-static" and cell.knob_batch_size == 1 and (rate := rates.get(cell.cell_id)):
+            text = f"HuggingFace makes {rate.value:.3g} output tokens/s at batch 1 ({rate.ends()}, {rate.scope})."
+            yield measured(claim, cell, text, within(rate, claim.quantity("tokens_per_s"), tolerance_pct=10))
+
+
+@check("vllm-over-hf-on-a100", run("paged_attention", _SAME_WORK))
+def vllm_over_hf(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
+    rate = claim.gpus[0], claim.value("tokens_per_s"), claim.value("batch_size")
+    yield from over_ceilings(claim, [rate], "batch", "HuggingFace: the")
+    for row in tables.fastest_gains("batch 1"):
+        says = within(gain(row), claim.quantity("throughput_ratio"), tolerance_pct=10)
+        yield measured(claim, row, gain_text(row), says)
+
+
+@check("engines-on-one-a100", run("paged_attention", f"{_SAME_WORK}; without TGI"))
+def engines_on_one_a100(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
+    """Rates that the device allows, steps no faster than reading the weights, and the order of the engines."""
+    published, gpu, model = (
+        {row["metric"]: row for row in tables.published.table(claim)},
+        claim.gpus[0],
+        claim.models[0],
+    )
+    for engine in ("vllm", "tgi", "hf"):
+        rate = gpu, published["throughput"][engine], published["max_batch_size"][engine]
+        yield from over_ceilings(claim, [rate], "batch", f"{engine}: the")
+    bandwidth = max(card.memory_bandwidth_bytes_per_s or 0 for card in resolve(gpu))
+    reading_ms = 1000 * facts_of(model).decode_weight_bytes / bandwidth
+    for engine in ("vllm", "tgi", "hf"):
+        step_ms = published["itl_p50"][engine]
+        times = f"{step_ms / reading_ms:.3g} times what reading the weights takes"
+        text = f"{engine}: {step_ms:g} ms between the tokens of a sequence are {times}."
+        says = CONTRADICTED if step_ms < reading_ms else None
+        yield computed(claim, text, says, f"{gpu}, {model}")
+    for row in tables.fastest_gains("static batch"):
+        says = within(gain(row), claim.quantity("vllm_over_hf"), tolerance_pct=10)
+        is_in_order = says == CONTRADICTED and gain(row).high >= 1
+        yield measured(claim, row, gain_text(row), None if is_in_order else says)
+
+
+@check("thirty-to-a-hundred-times-faster", run("paged_attention", _SAME_WORK))
+def thirty_to_a_hundred_times_faster(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
+    """Over a loop of single requests; batches are another comparison."""
+    for row in tables.fastest_gains("batch 1"):
+        yield measured(claim, row, gain_text(row), within(gain(row), claim.quantity("throughput_ratio")))
+    for row in tables.engine_gains("static batch"):
+        yield measured(claim, row, gain_text(row), is_stated=False)
+
+
+@check("faster-for-a-single-request", run("published_claims", "sweeps single-request and single-request-hf"))
+def faster_for_a_single_request(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
+    for row, cell in tables.with_cells(tables.engine_gains("batch 1")):
+        if row.vllm_max_num_seqs == 1:
+            under = Under(cell.output_tokens == 50 * cell.num_requests)
+            yield measured(claim, row, gain_text(row), within(gain(row), Stated(min=1)), under=under)
+
+
+_BUSY = run("paged_attention", f"{_SAME_WORK}; utilization_pct_mean in cells")
+
+
+@check("gpu-utilisation-of-continuous-batching", f"the source states no load; {_BUSY} shows what it depends on")
+def gpu_utilisation(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
+    kinds = {
+        "continuous batching": ("vllm", "max_concurrency_allowed"),
+        "static batches": ("hf-static", "knob_batch_size"),
+    }
+    for kind, (engine, at_once) in kinds.items():
+        for cell in tables.cells:
+            if cell.engine == engine and getattr(cell, at_once) > 1 and cell.utilization_pct_mean >= 0:
+                text = f"The GPU was {cell.utilization_pct_mean:.0f} % busy with {kind} ({cell.knobs})."
+                yield measured(claim, cell, text, is_stated=False)
+
+
+@check("concurrent-users-of-a-small-model", run("concurrency", "sweep users"))
+def concurrent_users(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
+    """The rate rises by more than the time of a request."""
+    rates, times = tables.intervals("output_tokens_per_s"), tables.intervals("e2e_s_p50")
+    served = [c for c in tables.cells if c.engine == "vllm-serve" and c.cell_id in rates and c.cell_id in times]
+    many, single = [c for c in served if c.knob_users > 1], [c for c in served if c.knob_users == 1]
+    for cell, one in pairs(many, single, "study source gpu model workload max_model_len_effective"):
+        rise = rates[cell.cell_id] / rates[one.cell_id] / (times[cell.cell_id] / times[one.cell_id])
+        text = (
+            f"With {cell.knob_users:g} users instead of 1 the output tokens/s rise by {rise.value:.3g} times more than "
+        )
+        text += f"the median time of a request ({rise.ends()})."
+        under = Under(cell.knob_users <= 20)
+        yield measured(claim, cell, text, within(rise, Stated(min=1)), beside=one, under=under)
+
+
+@check("prompts-limit-concurrency", run("published_claims", "sweep prompts"))
+def prompts_limit_concurrency(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
+    for cell in tables.cells:
+        if cell.num_requests == 200 and cell.max_concurrency_allowed > 100 and cell.running_peak >= 0:
+            ran = f"{cell.running_peak:.0f} ran at once, and {cell.running_mean:.0f} on average"
+            text, says = (
+                f"Of {cell.num_requests:g} requests {ran}.",
+                within(cell.running_peak, claim.quantity("concurrency")),
+            )
+            yield measured(claim, cell, text, says, under=like_sharegpt(cell))
+
+
+@check("slots-are-never-the-bottleneck", run("published_claims", "sweep prompts"))
+def slots_are_never_the_bottleneck(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
+    for cell in tables.cells:
+        if cell.num_requests == 200 and cell.knob_max_num_seqs == 16 and cell.waiting_peak >= 0:
+            text = f"{cell.running_peak:.0f} requests ran at once while up to {cell.waiting_peak:.0f} waited."
+            says = within(cell.waiting_peak if cell.running_peak >= 16 else 0, claim.quantity("waiting"))
+            yield measured(claim, cell, text, says, under=like_sharegpt(cell))

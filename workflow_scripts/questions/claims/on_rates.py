@@ -1,0 +1,243 @@
+"""Checks of claims about rates by max-num-seqs, block size, device and ranks."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from itertools import product
+from operator import attrgetter
+
+from scipy.stats import gmean
+
+from workflow_scripts.catalog.gpus_and_models import resolve
+from workflow_scripts.catalog.published import Claim, Stated
+from workflow_scripts.common.wording import interval_text, plural
+from workflow_scripts.engines.vllm_engines import why_block_size_is_refused
+from workflow_scripts.physics.rate_ceiling import USUAL_LENGTHS as LENGTHS
+from workflow_scripts.physics.rate_ceiling import judge_rate
+from workflow_scripts.questions.claims.evidence import (
+    COMPUTED,
+    CONTRADICTED,
+    MEASURED,
+    PUBLISHED,
+    SUPPORTED,
+    Evidence,
+    Under,
+    check,
+    computed,
+    covers,
+    facts_of,
+    may_mean,
+    measured,
+    run,
+    together,
+    within,
+)
+from workflow_scripts.questions.claims.study_tables import Interval, Row, StudyTables, highest, pairs
+from workflow_scripts.questions.devices.table import EXPECTED, NEAR_PCT, capability_ratios
+from workflow_scripts.questions.knobs.table import OVERALL, PAIR
+from workflow_scripts.statistics.comparisons import CHANGES, FLAT, NOT_DECIDED
+
+# A published number differs from what was found if the difference is larger than this.
+SAME_PCT = 10.0
+
+
+def like_sharegpt(cell: Row) -> Under:
+    prompt, output = cell.prompt_tokens / cell.num_requests, cell.output_tokens / cell.num_requests
+    return Under(150 <= prompt <= 300 and 120 <= output <= 300, "lengths like ShareGPT's")
+
+
+def effect_text(effect: Row) -> str:
+    return (
+        f"{effect.knob} {effect.value} makes {effect.ratio:.3g} times the output tokens/s of {effect.baseline} (95 % "
+        f"interval {effect.ratio_low:.3g} to {effect.ratio_high:.3g}): {effect.verdict}."
+    )
+
+
+# --- ceilings --------------------------------------------------------------------------------------------------------
+
+
+def over_ceilings(
+    claim: Claim, rates: Iterable[tuple[str, float, float | None]], at: str = "", what: str = "The"
+) -> Iterator[Evidence]:
+    """Whether published rates, as (GPU, tokens per second, sequences at once), are above the ceilings of their devices.
+
+    Of each device the rate that is furthest above its ceiling counts. `at` is what the source calls the sequences.
+    """
+    model = claim.models[0]
+    judged = [(*rate, judge_rate(*rate, facts_of(model), LENGTHS)) for rate in rates]
+    known = [each for each in judged if each[3].times_ceiling >= 0]
+    lengths = f"{LENGTHS.prompt_tokens:g} + {LENGTHS.output_tokens:g} tokens per request"
+    for gpu, rate, sequences, verdict in highest(known, lambda each: each[3].times_ceiling, lambda each: each[0]):
+        setting = f" at {at} {sequences:g}" if at else ""
+        text = f"{what} {rate:,.0f} tokens/s of {gpu}{setting} are {verdict.reason}."
+        if verdict.times_ceiling > 1 and sequences is not None:
+            # A ceiling rises at most in proportion to sequences; that of output tokens falls as prompts get longer, and
+            # a ceiling counts all tokens, of which outputs are a share.
+            longer = verdict.times_ceiling * (1 + LENGTHS.prompt_tokens / LENGTHS.output_tokens) - 1
+            text += (
+                f" It would be possible with at least {math.ceil(verdict.times_ceiling * sequences)} sequences at once,"
+                f" or with prompts that are at least {longer:.3g} times as long as outputs."
+            )
+        says = CONTRADICTED if verdict.times_ceiling > 1 else None
+        yield computed(claim, text, says, f"{gpu}, {model}, {lengths}")
+
+
+# --- flatness --------------------------------------------------------------------------------------------------------
+
+
+def flat(claim: Claim, tables: StudyTables, under: Callable[[Row], Under] | None = None) -> Iterator[Evidence]:
+    """What all values of a group show, or its pairs within the claimed range if the group has values beyond that.
+
+    Rates that differ by at most SAME_PCT are flat too. Support needs all values, or both ends, that the engine accepts.
+    """
+    stated = claim.quantities[0]
+    values = stated.values or stated.ends()
+    accepted = {v for v in values if stated.name != "block_size" or not why_block_size_is_refused("cuda", int(v))}
+
+    def is_within(group: Iterable[float]) -> bool:
+        return all(min(values) <= value <= max(values) for value in group)
+
+    for effect, cell in tables.with_cells(tables.rows("effects")):
+        if effect.knob != stated.name or effect.engine != "vllm":
+            continue
+        group = {float(value) for value in effect.values.split(", ")}
+        compared = {float(effect.value), float(effect.baseline)} if effect.comparison == PAIR else group
+        if effect.comparison == PAIR and (is_within(group) or not is_within(compared)):
+            continue
+        says, text = None, effect_text(effect)
+        most_pct = 100 * (max(effect.ratio_high, 1 / effect.ratio_low) - 1)
+        if is_within(compared) and effect.verdict == CHANGES:
+            says = CONTRADICTED
+        elif is_within(compared) and accepted <= compared:
+            says = SUPPORTED if effect.verdict == FLAT or most_pct <= SAME_PCT else NOT_DECIDED
+            if says == SUPPORTED and effect.verdict != FLAT:
+                text += f" Any difference is within {most_pct:.2g} %, and published numbers count as equal within"
+                text += f" {SAME_PCT:g} %."
+        yield measured(claim, effect, text, says, under=under and under(cell))
+
+
+def refused_sizes(claim: Claim, says: str | None = None) -> Iterator[Evidence]:
+    """Which of the claim's block sizes no GPU accepts."""
+    for size in (size for quantity in claim.quantities for size in quantity.values or (quantity.value,) if size):
+        if why := why_block_size_is_refused("cuda", int(size)):
+            yield computed(claim, f"By the attention backends of vLLM 0.32, {why}.", says)
+
+
+@check("throughput-flat-over-max-num-seqs", run("paged_attention", "sweep max-num-seqs"))
+def throughput_flat_over_max_num_seqs(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
+    published = [(row["gpu"], row["throughput_tok_s"], row["max_num_seqs"]) for row in tables.published.table(claim)]
+    yield from over_ceilings(claim, published, "max_num_seqs")
+    yield from flat(claim, tables, like_sharegpt)
+    beside = [
+        (cell, rate, f"{name} as published: {rate:,}, which is {rate / cell.total_tokens_per_s:.3g} times that")
+        for cell in tables.cells
+        for name, rate, sequences in published
+        if cell.engine == "vllm" and cell.knob_max_num_seqs == sequences and may_mean(name, cell.gpu)
+    ]
+    # The published rate that is furthest above the measured one, per card and workload
+    place = attrgetter("gpu", "model", "workload")
+    for cell, _, rate in highest(beside, lambda of: of[1] / of[0].total_tokens_per_s, lambda of: place(of[0])):
+        at = f"{cell.total_tokens_per_s:,.0f} tokens/s, prompt and output, at max_num_seqs {cell.knob_max_num_seqs:g}"
+        yield measured(claim, cell, f"{at}; {rate}.")
+
+
+@check("throughput-flat-over-block-size", run("paged_attention", "sweep block-size"))
+def throughput_flat_over_block_size(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
+    rates = [(row["gpu"], row["throughput_tok_s"], None) for row in tables.published.table(claim)]
+    yield from over_ceilings(claim, rates)
+    yield from flat(claim, tables, like_sharegpt)
+    yield from refused_sizes(claim)
+
+
+@check("kv-blocks-control-throughput", run("paged_attention", "sweep max-num-seqs"))
+def kv_blocks_control_throughput(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
+    yield from flat(claim, tables)
+
+
+@check("block-size-by-length", run("published_claims", "sweep block-size-by-length"))
+def block_size_by_length(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
+    """Throughput that is flat over the sizes leaves no best size."""
+    yield from refused_sizes(claim, CONTRADICTED)
+    for effect in tables.rows("effects"):
+        if effect.knob == "block_size" and effect.comparison == OVERALL:
+            yield measured(claim, effect, effect_text(effect), CONTRADICTED if effect.verdict == FLAT else None)
+
+
+# --- a speed-up that follows bandwidth -------------------------------------------------------------------------------
+
+_ALL_SWEEPS = run("paged_attention", "all sweeps; table ratios")
+
+
+@check("h200-over-l40s", _ALL_SWEEPS)
+@check("h100-over-a100", _ALL_SWEEPS)
+def follows_bandwidth(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
+    """Whether a published speed-up equals the ratio of bandwidths, for every card that the two names may mean."""
+    (a, b), published = claim.gpus, claim.value("throughput_ratio")
+    rates = {(row["gpu"], row["max_num_seqs"]): row["throughput_tok_s"] for row in tables.published.table(claim)}
+    own = [rate / rates[b, at] for (gpu, at), rate in rates.items() if gpu == a and (b, at) in rates]
+    text = f"The claim's own table gives {gmean(own):.4g}x, the geometric mean over {len(own)} settings."
+    yield Evidence(text, PUBLISHED, f"{a} over {b}", (str(claim.table),))
+    yield _published_speedup(a, b, published)
+
+    for row in tables.rows("ratios"):
+        if row.metric == "output_tokens_per_s":
+            both = {a: row.gpu_a, b: row.gpu_b}
+            bears = all(may_mean(name, gpu) and covers(claim, gpu, row.model) for name, gpu in both.items())
+            scope = f"{row.gpu_a} over {row.gpu_b}, {row.model}, {row.workload}"
+            ends = interval_text(row.ratio, row.ratio_low, row.ratio_high, "x", row.scope)
+            nearest = f"nearest: {row.nearest}, {row.nearest_difference_pct:+.1f} %"
+            yield Evidence(
+                text=f"{scope}: {ends}; explained by: {row.explanation}; {nearest}.",
+                label=MEASURED if row.source == "measured" else row.source,
+                scope=scope,
+                ids=tuple(f"{gpu}/{row.engine}/{row.model}/{row.workload}/{row.knobs}" for gpu in both.values()),
+                says=_says(row, published) if bears else None,
+                bears=bears,
+            )
+
+
+def _says(row: Row, published: float) -> str | None:
+    """What a measured ratio says: nothing without an interval, or if bandwidth cannot be told from other causes."""
+    if row.explanation is None or row.cannot_show is not None or math.isnan(row.ratio_low):
+        return None
+    # What the step model expects rests on bandwidths among others, so it neither confirms nor rivals them.
+    shown = ["bandwidth" in name for name in row.explanation.split(", ") if name != EXPECTED]
+    if not any(shown) and "bandwidth" not in str(row.compatible_with):
+        return CONTRADICTED
+    says = within(Interval(row.ratio, row.ratio_low, row.ratio_high), Stated(value=published), tolerance_pct=SAME_PCT)
+    return NOT_DECIDED if says == SUPPORTED and not (shown and all(shown)) else says
+
+
+def _published_speedup(a: str, b: str, ratio: float) -> Evidence:
+    """Supported or contradicted if all cards that the names may mean agree; otherwise it depends on the cards."""
+    cards = {f"{x.name} over {y.name}": capability_ratios(x, y, None)[0] for x, y in product(resolve(a), resolve(b))}
+    near = {name for name, bandwidth in cards.items() if abs(ratio / bandwidth - 1) * 100 <= NEAR_PCT}
+    named = {name: f"{name} ({bandwidth:.3g}x)" for name, bandwidth in cards.items()}
+    inside, outside = ([named[name] for name in cards if (name in near) == is_near] for is_near in (True, False))
+    text = (
+        f"{a} over {b} may mean {plural(len(cards), 'pair')} of cards. Within {NEAR_PCT:g} % of {ratio:.4g}x are the"
+        f" ratios of bandwidths of {', '.join(inside) or 'none'}; outside are those of {', '.join(outside) or 'none'}."
+    )
+    says = None if inside and outside else SUPPORTED if inside else CONTRADICTED
+    return Evidence(
+        text, COMPUTED, f"{a} over {b}, by data sheets", ("config/gpus.yaml", "questions.devices.table"), says
+    )
+
+
+# --- ranks -----------------------------------------------------------------------------------------------------------
+
+
+@check("tensor-for-latency-pipeline-for-throughput", run("parallelism", "sweeps tensor and pipeline"))
+def pipeline_over_tensor(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
+    """Pipeline stages must be faster in all than as many tensor ranks, and slower for a token."""
+    times_s = tables.intervals("tpot_s_p50")
+    effects = [row for row in tables.rows("effects") if row.comparison == PAIR and row.cell_id in times_s]
+    stages, ranks = ([e for e in effects if e.knob == f"{kind}_parallel_size"] for kind in ("pipeline", "tensor"))
+    for stage, rank in pairs(stages, ranks, "study source gpu engine model workload held value baseline"):
+        of_stages, of_ranks = (Interval(of.ratio, of.ratio_low, of.ratio_high) for of in (stage, rank))
+        rate, time = of_stages / of_ranks, times_s[stage.cell_id] / times_s[rank.cell_id]
+        text = (
+            f"Pipeline stages make {rate.value:.3g} times the output tokens/s of as many tensor ranks ({rate.ends()}), "
+            f"and a token takes {time.value:.3g} times as long ({time.ends()})."
+        )
+        says = together(*(within(*of) for of in zip((rate, time), claim.quantities, strict=True)))
+        yield measured(claim, stage, text, says, beside=rank)

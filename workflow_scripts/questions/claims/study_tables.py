@@ -1,0 +1,160 @@
+"""What checks of claims read: the tables of a study as rows whose attributes are the columns, and published tables."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import nan
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from workflow_scripts.catalog.published import Published
+from workflow_scripts.engines.registry import every_knob
+from workflow_scripts.questions.devices import table as ratios
+from workflow_scripts.questions.engines import table as engine_gain
+from workflow_scripts.questions.knobs import table as effects
+from workflow_scripts.questions.memory import capacity, fragmentation
+from workflow_scripts.questions.predictions import table as predictions
+from workflow_scripts.statistics.comparisons import mean_interval
+from workflow_scripts.statistics.summary import IDENTITY, PLACE, cell_summary, counted, numbers
+from workflow_scripts.tables.cells import SCHEMA as CELLS
+from workflow_scripts.tables.typed_tables import KNOBS, read_table
+
+SCHEMAS = (CELLS, *(of.SCHEMA for of in (capacity, effects, engine_gain, fragmentation, predictions, ratios)))
+
+# A row of a table: a number that is not known is NaN, a text or flag None.
+Row = Any
+
+
+class Interval(NamedTuple):
+    """A value with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+    scope: str = ""
+
+    def __truediv__(self, other: "Interval") -> "Interval":
+        """The quotient with the widest interval that the two allow.
+
+        >>> Interval(4, 2, 8) / Interval(2, 1, 4)
+        Interval(value=2.0, low=0.5, high=8.0, scope='')
+        """
+        return Interval(self.value / other.value, self.low / other.high, self.high / other.low)
+
+    def ends(self) -> str:
+        return f"95 % interval {self.low:.3g} to {self.high:.3g}"
+
+
+@dataclass(frozen=True)
+class StudyTables:
+    """The tables of a study by name, and the published data."""
+
+    frames: Mapping[str, pd.DataFrame]
+    published: Published
+
+    def rows(self, table: str) -> list[Row]:
+        return _rows(self.frames[table])
+
+    @cached_property
+    def cells(self) -> list[Row]:
+        """One row per cell that counts, with every knob: means over its starts and repeats, and its first text."""
+        return _rows(self._cells)
+
+    @cached_property
+    def _cells(self) -> pd.DataFrame:
+        cells = _means(counted(self.frames["cells"]), IDENTITY)
+        return cells.assign(**{name: nan for knob in every_knob() if (name := f"knob_{knob}") not in cells})
+
+    def intervals(self, measure: str) -> dict[str, Interval]:
+        """The mean of a measure of each cell that has one, by the cell's id."""
+        summary, samples = cell_summary(self.frames["cells"], measure)
+        (means, lows, highs), scopes = mean_interval(samples)
+        found = zip(means.tolist(), lows.tolist(), highs.tolist(), scopes.tolist(), strict=True)
+        intervals = [Interval(*of) for of in found]
+        return {cell: intervals[at] for cell, at in zip(summary["cell_id"], summary["sample"], strict=True)}
+
+    def with_cells(self, rows: Iterable[Row]) -> Iterator[tuple[Row, Row]]:
+        """Each row with its cell, if it counts."""
+        return pairs(rows, self.cells, "cell_id")
+
+    def engine_gains(self, hf_kind: str) -> list[Row]:
+        """vLLM over HuggingFace with one kind of batches, where the two are comparable."""
+        gains = _rows(engine_gain.with_cell_ids(self.frames["engines"]))
+        return [gain for gain in gains if gain.comparable and gain.hf_kind == hf_kind]
+
+    def fastest_gains(self, hf_kind: str) -> list[Row]:
+        """Of these the one of the fastest cells of each place."""
+        return highest(
+            self.engine_gains(hf_kind),
+            lambda gain: (gain.vllm_output_tokens_per_s, gain.hf_output_tokens_per_s),
+            lambda gain: _key(gain, PLACE),
+        )
+
+    def waste(self, layout: str, by: Sequence[str] = PLACE, block_size: int | None = None) -> list[Row]:
+        """What a layout of the whole cache wastes, and columns of the cells: means over rows that agree in `by`."""
+        waste = self.frames["waste"]
+        waste = waste[waste["layout"].eq(layout) & waste["layer_kind"].isna()]
+        if block_size is not None:
+            waste = waste[waste["block_size"].eq(block_size)]
+        return _rows(_means(waste.merge(self._cells, on="cell_id", suffixes=("", "_of_cell")), by))
+
+
+def read_tables(folder: Path) -> dict[str, pd.DataFrame]:
+    """The tables that checks use; a table that was not made has no rows.
+
+    Raises:
+        TableError: a table does not fit its schema.
+    """
+    tables = {}
+    for schema in SCHEMAS:
+        path = folder / f"{schema.name}.parquet"
+        empty = pd.DataFrame(columns=[column for column in schema.columns if column != KNOBS])
+        tables[schema.name] = read_table(path) if path.exists() else schema.validate(empty)
+    return tables
+
+
+def pairs(rows: Iterable[Row], others: Iterable[Row], same: str) -> Iterator[tuple[Row, Row]]:
+    """Each row beside each of the others that has equal values in these columns."""
+    beside = defaultdict(list)
+    for other in others:
+        beside[_key(other, same.split())].append(other)
+    return ((row, other) for row in rows for other in beside[_key(row, same.split())])
+
+
+def highest(found: Sequence[Any], by: Callable[[Any], Any], per: Callable[[Any], object]) -> list[Any]:
+    """For each value of `per` the one with the highest `by`, in the order of `found`.
+
+    >>> highest(["b1", "a1", "a3", "a2"], by=lambda text: text[1], per=lambda text: text[0])
+    ['b1', 'a3']
+    """
+    best: dict[object, Any] = {}
+    for each in sorted(found, key=by, reverse=True):
+        best.setdefault(per(each), each)
+    return [each for each in found if each is best[per(each)]]
+
+
+def _key(row: Row, columns: Iterable[str]) -> tuple[object, ...]:
+    values = (getattr(row, name) for name in columns)
+    return tuple(None if value != value else value for value in values)  # NaN is not equal to itself
+
+
+def _means(rows: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
+    """One row per combination of `by`: means of numbers, and the first value of everything else."""
+    numeric = set(rows.select_dtypes("number").columns)
+    groups = rows.groupby(list(by), dropna=False, sort=False)
+    how = {name: "mean" if name in numeric else "first" for name in rows.columns if name not in by}
+    return groups.agg(how).reset_index()
+
+
+def _rows(frame: pd.DataFrame) -> list[Row]:
+    numeric = set(frame.select_dtypes("number").columns)
+    columns = [
+        numbers(column).tolist() if name in numeric else column.astype(object).where(column.notna(), None)
+        for name, column in frame.items()
+    ]
+    names = [str(name) for name in frame]
+    return [SimpleNamespace(**dict(zip(names, values, strict=True))) for values in zip(*columns, strict=True)]

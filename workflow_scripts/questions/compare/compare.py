@@ -1,0 +1,260 @@
+"""Compare two studies, cell by cell: two versions of an engine, two clusters or two days.
+
+    kvsweep compare results/demo other/results/demo --html comparison.html --markdown comparison.md
+
+Each run is the folder of a study, an archive, a report or a digest.json. A is the run that began earlier, or the first
+one if that is not known; ratios are of B over A. If two cells cannot be compared, the output says why. A rate that was
+measured on one occasion says nothing about other occasions, so a cell counts as changed only if the change exceeds the
+variation between occasions.
+
+Exit codes: 0: nothing changed; 1: a cell changed or has another outcome, or a comparison in B contradicts the one in A;
+2: bad input, or no cell can be compared.
+"""
+
+import math
+import tempfile
+from argparse import ArgumentTypeError, Namespace
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+from rich.table import Table
+
+from workflow_scripts.__main__ import main as kvsweep
+from workflow_scripts.common.command import command, option
+from workflow_scripts.common.files import write_json, write_text
+from workflow_scripts.common.markdown import cell, rows_of
+from workflow_scripts.common.metrics import METRICS
+from workflow_scripts.common.terminal import Terminal
+from workflow_scripts.common.wording import number, plural
+from workflow_scripts.questions.compare.comparison import CellRatio, Comparison, comparison, in_order
+from workflow_scripts.questions.compare.digest import DigestError, Found, read_digest
+from workflow_scripts.statistics.comparisons import CHANGES, FLAT, NOT_DECIDED
+from workflow_scripts.statistics.occasions import OCCASIONS_VARY_PCT
+from workflow_scripts.tables.differences import Different, value_text
+
+CHANGED = 1
+# Parts of the comparison, which are sections of its page.
+CELLS, PAIRS, DIFFERENT, NOT_COMPARED = "Cells", "Comparisons within each run", "What differs", "Not compared"
+# Maximum number of rows of a table in the terminal and in Markdown; JSON has all.
+MOST_ROWS = 40
+
+
+_METRICS = {metric.column: metric for metric in METRICS if metric.name}
+
+
+class Section(NamedTuple):
+    """A table of the comparison, with what it shows, and the part of the comparison in which it is."""
+
+    part: str
+    title: str
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+def summary(result: Comparison) -> Iterator[str]:
+    runs = (("A", result.study_a, result.began_a), ("B", result.study_b, result.began_b))
+    known = (f"{name}: {study}, {f'begun {began}' if began else 'of an unknown time'}" for name, study, began in runs)
+    yield f"{'. '.join(known)}. Ratios are of B over A."
+    counts = Counter(c.verdict for c in result.cells)
+    yield (
+        f"{plural(len(result.cells), 'measure')} of {plural(len({c.cell for c in result.cells}), 'cell')} compared: "
+        f"{counts[CHANGES]} changed, {counts[FLAT]} flat within {result.margin_pct:g} %, "
+        f"{counts[NOT_DECIDED]} not decided."
+    )
+    yield (
+        "A rate that was measured on one occasion says nothing about other occasions. So the intervals of cells allow "
+        f"for the variation between occasions (standard deviation {result.occasions_vary_pct:g} %)."
+    )
+    if result.refused:
+        yield f"{plural(len(result.refused), 'cell')} cannot be compared; the reasons are below."
+    if result.outcomes:
+        yield f"{plural(len(result.outcomes), 'cell')} ended with another outcome."
+    if result.only_a or result.only_b:
+        yield f"Only in A: {plural(len(result.only_a), 'cell')}; only in B: {len(result.only_b)}."
+    yield from starts_in_words(result)
+    if result.pairs:
+        inside = [pair.inside for pair in result.pairs if pair.inside is not None]
+        contradictions = sum(pair.contradiction is not None for pair in result.pairs)
+        yield (
+            f"Both studies made {plural(len(result.pairs), 'comparison')} of the same two cells. In {sum(inside)} "
+            f"of the {len(inside)} that have an interval in A, the ratio in B is inside it. "
+            f"In {contradictions or 'none'}, A and B contradict each other."
+        )
+
+
+def starts_in_words(result: Comparison) -> Iterator[str]:
+    if result.start_s_a is not None and result.start_s_b is not None:
+        yield f"A start took {number(result.start_s_a)} s in A and {number(result.start_s_b)} s in B (medians)."
+
+
+def sections(result: Comparison) -> list[Section]:
+    """The tables of the comparison; those without rows are left out."""
+    of_measures: dict[str, list[tuple[str, ...]]] = {c.measure: [] for c in result.cells}
+    for c in sorted(result.cells, key=lambda c: (c.verdict != CHANGES, -c.size)):
+        factor = _METRICS[c.measure].factor if c.measure in _METRICS else 1
+        values = (number(value * factor) for value in (c.a, c.b))
+        of_measures[c.measure].append((c.cell, *values, ratio_text(c), c.scope or "", _verdict(c)))
+    agrees = {True: "inside A's interval", False: "outside A's interval", None: "A has no interval"}
+    pairs = [
+        (
+            *(p.cell, p.baseline, ratio_text(p.a), p.a.verdict or "", ratio_text(p.b), p.b.verdict or ""),
+            p.contradiction or agrees[p.inside],
+        )
+        for p in sorted(result.pairs, key=lambda p: (p.contradiction is None, p.inside is not False))
+    ]
+    outcomes = [(o.cell, o.a, o.b, o.reason or "") for o in result.outcomes]
+    refused = [(r.cell, "; ".join(r.why)) for r in result.refused]
+    of_cell = ("cell", "A", "B", "B/A (95 % interval)", "interval covers", "verdict")
+    of_pair = ("cell", "over", "A (95 % interval)", "verdict", "B (95 % interval)", "verdict", "agreement")
+    of_place = ("device and engine", "measure", "cells", "median B/A", "range")
+    tables = [
+        Section(
+            DIFFERENT,
+            "What changed by itself",
+            ("setting that took effect", "A", "B", "cells"),
+            _differing(result.by_itself),
+        ),
+        Section(CELLS, "By device and engine", of_place, _places(result)),
+        *(
+            Section(CELLS, f"{measure_words(measure)}, the largest change first", of_cell, rows)
+            for measure, rows in of_measures.items()
+        ),
+        Section(NOT_COMPARED, "Other outcomes", ("cell", "A", "B", "reason"), outcomes),
+        Section(NOT_COMPARED, "Not compared", ("cell", "why"), refused),
+        Section(PAIRS, "Comparisons that both studies made, contradictions first", of_pair, pairs),
+        Section(
+            DIFFERENT, "What else differs between A and B", ("what", "A", "B", "cells"), _differing(result.differences)
+        ),
+        Section(NOT_COMPARED, "Only in A", ("cell",), [(cell,) for cell in result.only_a]),
+        Section(NOT_COMPARED, "Only in B", ("cell",), [(cell,) for cell in result.only_b]),
+    ]
+    return [table for table in tables if table.rows]
+
+
+def measure_words(measure: str) -> str:
+    """A measure with its unit.
+
+    >>> measure_words("ttft_s_p50")
+    'Time to first token (TTFT), median (ms)'
+    """
+    metric = _METRICS.get(measure)
+    return f"{metric.name} ({metric.unit})" if metric else measure
+
+
+def _differing(differences: Sequence[Different]) -> list[tuple[str, ...]]:
+    others = {d.what: f", and {plural(d.others, 'other pair')}" if d.others else "" for d in differences}
+    return [(d.what, value_text(d.a), value_text(d.b) + others[d.what], str(d.cells or "")) for d in differences]
+
+
+def ratio_text(of: CellRatio | Found) -> str:
+    ends = "no interval" if of.low is None or of.high is None else f"{number(of.low)} to {number(of.high)}"
+    return f"{number(of.ratio)} ({ends})"
+
+
+def _verdict(cell: CellRatio) -> str:
+    if cell.device_ratio is None or not cell.only_waiting:
+        return cell.verdict
+    return f"{cell.verdict}; only waiting for the host ({number(cell.device_ratio)} without)"
+
+
+def _places(result: Comparison) -> list[tuple[str, ...]]:
+    groups = defaultdict(list)
+    for c in result.cells:
+        groups["/".join(c.cell.split("/")[:2]), c.measure].append(c.ratio)
+    return [
+        (place, measure_words(measure), str(len(r)), number(median(r)), f"{number(min(r))} to {number(max(r))}")
+        for (place, measure), r in groups.items()
+    ]
+
+
+def wide_terminal() -> Terminal:
+    """A terminal that does not wrap the lines of a table: a wrapped name cannot be copied."""
+    return Terminal(width=1000, soft_wrap=True)
+
+
+def print_comparison(result: Comparison) -> None:
+    terminal = wide_terminal()
+    for sentence in summary(result):
+        terminal.print(sentence)
+    for section in sections(result):
+        table = Table(*section.headings, title=section.title, title_justify="left", box=None, pad_edge=False)
+        for row in section.rows[:MOST_ROWS]:
+            table.add_row(*row)
+        terminal.print()
+        terminal.print(table)
+        if len(section.rows) > MOST_ROWS:
+            terminal.print(f"{MOST_ROWS} of {len(section.rows)} rows; --json writes all")
+
+
+def markdown(result: Comparison) -> str:
+    lines = [f"# {cell(result.study_a)} (A) and {cell(result.study_b)} (B)", "", *map(cell, summary(result))]
+    return "\n".join([*lines, *in_markdown(sections(result))]) + "\n"
+
+
+def in_markdown(tables: Iterable[Section]) -> Iterator[str]:
+    for section in tables:
+        yield from ("", f"## {section.title}", "", *rows_of(section.headings, section.rows[:MOST_ROWS]))
+        if len(section.rows) > MOST_ROWS:
+            yield from ("", f"{MOST_ROWS} of {len(section.rows)} rows; the JSON of `kvsweep compare` has all.")
+
+
+def draw(result: Comparison, out: Path) -> None:
+    """Draw the page of a comparison, by the command that makes pages."""
+    content = {
+        "summary": list(summary(result)),
+        "sections": [section._asdict() for section in sections(result)],
+        "comparison": result.model_dump(mode="json", exclude={"differences"}),
+        "measures": {measure: measure_words(measure) for measure in dict.fromkeys(c.measure for c in result.cells)},
+    }
+    with tempfile.TemporaryDirectory() as scratch:
+        write_json(path := Path(scratch) / "comparison.json", content)
+        if kvsweep(["draw-comparison", "--comparison", str(path), "--out", str(out)]):
+            raise DigestError(f"{out}: the page was not drawn")
+
+
+def per_cent(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < 100:
+        raise ArgumentTypeError(f"{text!r} is not a percentage from 0 to below 100")
+    return value
+
+
+OCCASIONS = option(
+    "--occasions-vary",
+    type=per_cent,
+    default=OCCASIONS_VARY_PCT,
+    metavar="PCT",
+    help="standard deviation of a cell's rate between occasions, in per cent (%(default)g: the maximum seen on a "
+    "shared machine)",
+)
+
+
+@command(
+    "compare",
+    option("a", type=Path, help="the earlier run: a study's folder, an archive, a report, or a digest.json"),
+    option("b", type=Path, help="the later one"),
+    OCCASIONS,
+    option("--html", type=Path, metavar="FILE", help="draw the comparison as a page"),
+    option("--markdown", type=Path, metavar="FILE", help="write the comparison as Markdown"),
+    option("--json", type=Path, metavar="FILE", help="write the comparison as JSON, with every row"),
+)
+def main(args: Namespace) -> int:
+    result = comparison(*in_order(read_digest(args.a), read_digest(args.b)), args.occasions_vary)
+    if args.markdown:
+        write_text(args.markdown, markdown(result))
+    if args.json:
+        result.write(args.json)
+    if args.html:
+        draw(result, args.html)
+    print_comparison(result)
+    if result.changed:
+        return CHANGED
+    if not result.cells:
+        raise DigestError(f"{args.a}, {args.b}: no cell can be compared; allowed: studies that have cells in common")
+    return 0

@@ -1,0 +1,290 @@
+"""Compare two studies by their digests: cell by cell, and by each study's comparisons of its own cells.
+
+docs/report.md explains the result.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import zip_longest
+from statistics import median
+
+import numpy as np
+
+from workflow_scripts.common.records import Record
+from workflow_scripts.questions.compare.comparability import why_not
+from workflow_scripts.questions.compare.digest import Digest, DigestCell, Found, Mean
+from workflow_scripts.statistics.comparisons import CHANGES, FASTER, FLAT, SLOWER, log_margin, verdicts
+from workflow_scripts.statistics.occasions import OCCASIONS_VARY_PCT, Means, compare_occasions
+from workflow_scripts.statistics.start_spread import FloatArray
+from workflow_scripts.statistics.summary import RATE
+from workflow_scripts.statistics.variation import satterthwaite
+from workflow_scripts.tables.differences import Difference, Different, by_itself, counted, differences
+
+MISSING = "missing"
+FLAT_AGAINST_CHANGES = "flat against changes"
+OPPOSITE = "opposite directions"
+APART = "intervals share no value"
+
+
+class CellRatio(Record):
+    """A cell that both measured: the ratio of B over A, and what it shows.
+
+    `device_ratio`: the ratio of the output rates without waiting for the host, None if not known. `only_waiting`: the
+    rates differ by more than the margin and `device_ratio` does not.
+    """
+
+    cell: str
+    measure: str
+    a: float
+    b: float
+    ratio: float
+    low: float | None
+    high: float | None
+    scope: str | None
+    verdict: str
+    device_ratio: float | None
+    only_waiting: bool
+
+    @property
+    def size(self) -> float:
+        """The absolute logarithm of the ratio."""
+        return abs(math.log(self.ratio))
+
+
+class Refused(Record):
+    """A cell that cannot be compared, with all reasons."""
+
+    cell: str
+    why: list[str]
+
+
+class OutcomeChange(Record):
+    """A cell that has another outcome in B than in A."""
+
+    cell: str
+    a: str
+    b: str
+    reason: str | None
+
+
+class PairAgreement(Record):
+    """A comparison of two cells that both studies made.
+
+    `inside`: whether B's ratio lies in A's interval; None without an interval. `contradiction`: how the two contradict
+    each other, or None.
+    """
+
+    kind: str
+    name: str
+    cell: str
+    baseline: str
+    a: Found
+    b: Found
+    inside: bool | None
+    contradiction: str | None
+
+
+class Comparison(Record):
+    """What two studies have in common, and how they differ.
+
+    `began_a` and `began_b`: when the first repeat of each began, None if not known; `by_itself`: settings that took
+    effect and differ, although a cell asks for the same in both; `start_s_a` and `start_s_b`: median time of a start of
+    the engine in seconds, over cells of which both know it.
+    """
+
+    study_a: str
+    study_b: str
+    began_a: str | None
+    began_b: str | None
+    margin_pct: float
+    occasions_vary_pct: float
+    cells: list[CellRatio]
+    refused: list[Refused]
+    outcomes: list[OutcomeChange]
+    only_a: list[str]
+    only_b: list[str]
+    pairs: list[PairAgreement]
+    by_itself: list[Different]
+    start_s_a: float | None
+    start_s_b: float | None
+    differences: list[Different]
+
+    @property
+    def changed(self) -> bool:
+        verdicts = {c.verdict for c in self.cells}
+        return CHANGES in verdicts or bool(self.outcomes) or any(p.contradiction for p in self.pairs)
+
+
+def in_order(one: Digest, other: Digest) -> tuple[Digest, Digest]:
+    """The two runs, the earlier one first; as given if it is not known when one began."""
+    later = one.began is not None and other.began is not None and other.began < one.began
+    return (other, one) if later else (one, other)
+
+
+def comparison(a: Digest, b: Digest, occasions_vary_pct: float = OCCASIONS_VARY_PCT) -> Comparison:
+    """Compare study B with study A, by A's margin; `occasions_vary_pct` is the standard deviation between occasions."""
+    of_a, of_b = ({cell.id: cell for cell in digest.cells} for digest in (a, b))
+    common = [(cell, of_b[name], why_not(cell, of_b[name])) for name, cell in of_a.items() if name in of_b]
+    ended = [(x, y, why) for x, y, why in common if MISSING not in (x.outcome, y.outcome)]
+    alike = [(x, y, why) for x, y, why in ended if x.outcome == y.outcome == "ok"]
+    otherwise = [(x, y, why) for x, y, why in ended if x.outcome != y.outcome]
+    compared = [(x, y) for x, y, why in alike if not why]
+    stated = a.settings.get("equivalence_margin_pct")
+    margin = float(stated) if isinstance(stated, int | float) else 2.0
+    starts = [(x.start_s, y.start_s) for x, y, _ in alike if x.start_s and y.start_s]
+    of_study = differences(a.settings, b.settings)
+    return Comparison(
+        study_a=a.study,
+        study_b=b.study,
+        began_a=a.began,
+        began_b=b.began,
+        margin_pct=margin,
+        occasions_vary_pct=occasions_vary_pct,
+        cells=_ratios(compared, margin, occasions_vary_pct),
+        refused=[Refused(cell=x.id, why=why) for x, _, why in [*alike, *otherwise] if why],
+        outcomes=[
+            OutcomeChange(cell=x.id, a=x.outcome, b=y.outcome, reason=y.reason or x.reason)
+            for x, y, why in otherwise
+            if not why
+        ],
+        only_a=[name for name in of_a if name not in of_b],
+        only_b=[name for name in of_b if name not in of_a],
+        pairs=list(_agreements(a, b, {x.id for x, _ in compared})),
+        by_itself=by_itself((x.effective, y.effective) for x, y, _ in ended),
+        start_s_a=median(start_s for start_s, _ in starts) if starts else None,
+        start_s_b=median(start_s for _, start_s in starts) if starts else None,
+        differences=[
+            *(Different(what=f"study: {d.path}", a=d.a, b=d.b, cells=0, others=0) for d in of_study),
+            *counted(difference for x, y, _ in ended for difference in _of_cell(x, y)),
+        ],
+    )
+
+
+def _ratios(compared: Sequence[tuple[DigestCell, DigestCell]], margin_pct: float, vary_pct: float) -> list[CellRatio]:
+    """The ratios of all measures that both have; the error of the verdicts is that of all of them together."""
+    rows = [
+        (x, y, mean, other)
+        for x, y in compared
+        for mean in x.means
+        for other in y.means
+        if mean.measure == other.measure
+    ]
+    if not rows:
+        return []
+    a, b = means_of([mean] for _, _, mean, _ in rows), means_of([mean] for *_, mean in rows)
+    names = [(cell.id, mean.measure) for cell, _, mean, _ in rows]
+    of_device = [
+        y.device_rate / x.device_rate if mean.measure == RATE and x.device_rate and y.device_rate else None
+        for x, y, mean, _ in rows
+    ]
+    return cell_ratios(names, a, b, margin_pct, vary_pct, of_device=of_device)
+
+
+def cell_ratios(
+    names: Sequence[tuple[str, str]],
+    a: Means,
+    b: Means,
+    margin_pct: float,
+    vary_pct: float,
+    share: float | FloatArray = 1.0,
+    of_device: Sequence[float | None] = (),
+) -> list[CellRatio]:
+    """The ratios of `b` over `a`, given the cell and the measure of each; verdicts use a `share` of the error.
+
+    `of_device` are the ratios without waiting for the host, if any are known.
+    """
+    comparisons = compare_occasions(a, b, vary_pct)
+    ratio, low, high = comparisons.interval()
+    verdict, margin = verdicts(comparisons, margin_pct, share), log_margin(margin_pct)
+    return [
+        CellRatio(
+            cell=cell,
+            measure=measure,
+            a=math.exp(a.log_mean[i]),
+            b=math.exp(b.log_mean[i]),
+            ratio=float(ratio[i]),
+            low=_finite(low[i]),
+            high=_finite(high[i]),
+            scope=comparisons.scope[i],
+            verdict=str(verdict[i]),
+            device_ratio=device,
+            only_waiting=device is not None and abs(math.log(device)) <= margin < abs(math.log(ratio[i])),
+        )
+        for i, ((cell, measure), device) in enumerate(zip_longest(names, of_device))
+    ]
+
+
+def means_of(parts: Iterable[Sequence[Mean]]) -> Means:
+    """The mean of each part over its occasions, each of which counts as much."""
+    rows = []
+    for part in parts:
+        log, squared, df = np.array([(mean.log_mean, mean.squared_error, mean.df) for mean in part], dtype=float).T
+        rows.append((log.mean(), *satterthwaite(*zip(squared / len(part) ** 2, df, strict=True)), len(part)))
+    return Means(*(np.array(column) for column in zip(*rows, strict=True)))
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
+
+
+def _agreements(a: Digest, b: Digest, compared: set[str]) -> Iterator[PairAgreement]:
+    # Which of two devices comes first depends on their speed, so another run may name them in the other order.
+    in_b = {(pair.kind, pair.baseline, pair.cell): _turned(pair.found) for pair in b.pairs}
+    in_b |= {(pair.kind, pair.cell, pair.baseline): pair.found for pair in b.pairs}
+    for pair in a.pairs:
+        other = in_b.get((pair.kind, pair.cell, pair.baseline))
+        if other and {pair.cell, pair.baseline} <= compared:
+            low, high = pair.found.low, pair.found.high
+            yield PairAgreement(
+                kind=pair.kind,
+                name=pair.name,
+                cell=pair.cell,
+                baseline=pair.baseline,
+                a=pair.found,
+                b=other,
+                inside=None if low is None or high is None else low <= other.ratio <= high,
+                contradiction=contradiction(pair.found, other),
+            )
+
+
+def _turned(result: Found) -> Found:
+    low, high = (1 / end if end else None for end in (result.high, result.low))
+    return result.model_copy(update={"ratio": 1 / result.ratio, "low": low, "high": high})
+
+
+def _stated(result: Found) -> int | None:
+    """What a comparison states: 1 for higher, -1 for lower, 0 for flat; None if it is not decided.
+
+    Without a verdict, an interval that excludes 1 states a direction.
+    """
+    if result.verdict == FLAT:
+        return 0
+    if result.verdict is None:
+        decided = result.low is not None and result.high is not None and not result.low <= 1 <= result.high
+    else:
+        decided = result.verdict in (CHANGES, FASTER, SLOWER)
+    return (1 if result.ratio > 1 else -1) if decided else None
+
+
+def contradiction(a: Found, b: Found) -> str | None:
+    """How two comparisons contradict each other; None if they do not.
+
+    >>> a = Found(ratio=1.46, low=1.38, high=1.55, scope=None, verdict=CHANGES)
+    >>> contradiction(a, Found(ratio=1.04, low=0.98, high=1.1, scope=None, verdict="not decided"))
+    'intervals share no value'
+    >>> contradiction(a, Found(ratio=1.4, low=0.9, high=2.1, scope=None, verdict="not decided"))
+    """
+    stated = _stated(a), _stated(b)
+    if None not in stated and stated[0] != stated[1]:
+        return FLAT_AGAINST_CHANGES if 0 in stated else OPPOSITE
+    if stated == (None, None) or a.low is None or b.low is None or a.high is None or b.high is None:
+        return None
+    return APART if a.high < b.low or b.high < a.low else None
+
+
+def _of_cell(x: DigestCell, y: DigestCell) -> Iterator[Difference]:
+    fields_a, fields_b = ({name: ", ".join(values) for name, values in of.environment.items()} for of in (x, y))
+    yield from differences(fields_a, fields_b)
+    for rates, a, b in differences(x.ceilings, y.ceilings):
+        if a is not None and b is not None:
+            yield Difference(f"limit: output tokens/s by {rates} rates", a, b)

@@ -1,0 +1,149 @@
+"""Write the digest of a study: all that a comparison with another study needs, in one JSON file.
+
+    kvsweep digest --study config/studies/demo.yaml \\
+        --tables results/demo/tables --out results/demo/tables/digest.json
+
+It holds what was measured in each cell, with what, where and when, and the study's own comparisons of cells. The report
+embeds it, so a report can be compared without the folder that it was made from.
+"""
+
+import json
+from argparse import Namespace
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from workflow_scripts.common.command import STUDY, TABLES, command, out
+from workflow_scripts.questions.compare.digest import Digest, DigestCell, Found, Mean, Pair
+from workflow_scripts.questions.devices.table import SCHEMA as RATIOS
+from workflow_scripts.questions.engines.table import SCHEMA as ENGINES
+from workflow_scripts.questions.engines.table import with_cell_ids
+from workflow_scripts.questions.knobs.table import PAIR
+from workflow_scripts.questions.knobs.table import SCHEMA as EFFECTS
+from workflow_scripts.questions.limits.table import SCHEMA as LIMITS
+from workflow_scripts.questions.waiting.table import SCHEMA as WAITING
+from workflow_scripts.statistics.comparisons import mean_errors
+from workflow_scripts.statistics.summary import RATE, cell_ids, cell_summary, counted, records
+from workflow_scripts.study.definition import cell_definition, resolved_models
+from workflow_scripts.study.grid import expand
+from workflow_scripts.study.study import Study
+from workflow_scripts.study.study_file import load_study
+from workflow_scripts.tables.cells import SCHEMA as CELLS
+from workflow_scripts.tables.typed_tables import read_table
+
+# Columns of the cells table that say where and with what a cell was measured.
+ENVIRONMENT = (
+    *("host", "device_name", "device_uuid", "processor", "engine_version", "lock_sha256", "git_commit", "protocol"),
+    "dtype",
+)
+# Fields of a cell's definition that a comparison may examine, or that are among its environment.
+NOT_CONTENT = ("gpu", "engine", "knobs", "repeats", "protocol")
+Table = Callable[[str], pd.DataFrame]
+# By these the same cell of two studies is compared; of a cell whose requests arrive at a rate the rate has no mean.
+MEASURES = (RATE, "ttft_s_p50", "tpot_s_p50", "energy_j_per_output_token")
+# Settings of a study apart from its grid.
+SETTINGS = {"repeats", "starts", "cell_time_limit_s", "equivalence_margin_pct", "slo"}
+
+
+def digest_of(study: Study, table: Table) -> Digest:
+    """The digest of a study; `table` gives a table by its name."""
+    cells, models = table(CELLS.name), resolved_models(study)
+    by_cell = dict(list(cells.groupby("cell_id", sort=False)))
+    means, ceilings = _means(cells), _ceilings(table(LIMITS.name))
+    device_rates = table(WAITING.name).groupby("cell_id")["output_tokens_per_device_s"].median()
+    digest_cells = []
+    for cell in expand(study):
+        if (rows := by_cell.get(cell.id)) is None:
+            continue
+        content = cell_definition(study, cell, models).as_json()
+        # Starts with an earlier definition do not count, and neither does their environment.
+        ok = rows[rows["outcome"].eq("ok").fillna(False)]
+        rows = next(part for part in (counted(rows), ok, rows) if len(part))
+        first = rows.iloc[0]
+        effective, began = first["effective"], rows["started_at"].dropna()
+        environment = {name: sorted(map(str, rows[name].dropna().unique())) for name in ENVIRONMENT}
+        digest_cells.append(
+            DigestCell(
+                id=cell.id,
+                outcome=str(first["outcome"]),
+                reason=None if pd.isna(first["reason"]) else str(first["reason"]),
+                comparable=bool(ok["comparable"].any()),
+                source=str(first["source"]),
+                began=None if began.empty else str(began.min()),
+                content={name: value for name, value in content.items() if name not in NOT_CONTENT},
+                environment={name: values for name, values in environment.items() if values},
+                effective={} if pd.isna(effective) else json.loads(effective),
+                means=means.get(cell.id, []),
+                ceilings=ceilings.get(cell.id, {}),
+                device_rate=_finite(device_rates.get(cell.id)),
+                start_s=_finite(rows.groupby("start")["start_s"].first().mean()),
+            )
+        )
+    return Digest(
+        study=study.name,
+        settings=study.model_dump(mode="json", include=SETTINGS),
+        cells=digest_cells,
+        pairs=list(_pairs({cell.id for cell in digest_cells}, table)),
+    )
+
+
+def _means(cells: pd.DataFrame) -> dict[str, list[Mean]]:
+    """The means of each cell that may be compared. If a cell has several environments, the first one counts."""
+    means = defaultdict(list)
+    for measure in MEASURES:
+        summary, samples = cell_summary(cells, measure)
+        errors = mean_errors(samples)
+        for row in records(summary.drop_duplicates("cell_id")):
+            log_mean, squared, df = (float(of[row["sample"]]) for of in errors)
+            mean = Mean(measure=measure, log_mean=_rounded(log_mean), squared_error=_finite(squared), df=_finite(df))
+            means[row["cell_id"]].append(mean)
+    return means
+
+
+def _ceilings(limits: pd.DataFrame) -> dict[str, dict[str, float]]:
+    rows = limits.dropna(subset=["output_tokens_per_s_ceiling"])
+    medians = rows.groupby(["cell_id", "rates"])["output_tokens_per_s_ceiling"].median()
+    ceilings: dict[str, dict[str, float]] = defaultdict(dict)
+    for row in records(medians.reset_index(name="ceiling")):
+        ceilings[row["cell_id"]][row["rates"]] = float(f"{row['ceiling']:.4g}")
+    return ceilings
+
+
+def _pairs(cells: set[str], table: Table) -> Iterator[Pair]:
+    effects, ratios, engines = table(EFFECTS.name), table(RATIOS.name), table(ENGINES.name)
+    effects, ratios = effects[effects["comparison"] == PAIR], ratios[ratios["metric"] == RATE]
+    engines = with_cell_ids(engines[engines["comparable"].fillna(False)])
+    of_devices = {"cell_id": cell_ids(ratios, "gpu_a"), "baseline_cell_id": cell_ids(ratios, "gpu_b")}
+    for part in (
+        effects.assign(kind="setting", name=effects["knob"]),
+        ratios.assign(kind="device", name="device", verdict=None, **of_devices),
+        engines.assign(kind="engine", name="engine").rename(columns=lambda name: name.removeprefix("improvement_")),
+    ):
+        for row in records(part[part["ratio"].notna()]):
+            if {row["cell_id"], row["baseline_cell_id"]} <= cells:
+                result = Found(
+                    ratio=_rounded(row["ratio"]),
+                    low=_finite(row["ratio_again_low"]),
+                    high=_finite(row["ratio_again_high"]),
+                    scope=row["scope"] if isinstance(row["scope"], str) else None,
+                    verdict=row["verdict"],
+                )
+                of_cells = {"cell": row["cell_id"], "baseline": row["baseline_cell_id"]}
+                yield Pair(kind=row["kind"], name=row["name"], **of_cells, found=result)
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.10g}")
+
+
+def _finite(value: Any) -> float | None:
+    return None if pd.isna(value) or not np.isfinite(value) else _rounded(value)
+
+
+@command("digest", STUDY, TABLES, out("the JSON file to write"))
+def main(args: Namespace) -> None:
+    digest = digest_of(load_study(args.study), lambda name: read_table(args.tables / f"{name}.parquet"))
+    digest.write(args.out, indent=None)

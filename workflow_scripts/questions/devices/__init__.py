@@ -1,0 +1,1 @@
+"""The question of devices: its table and its section of the page."""

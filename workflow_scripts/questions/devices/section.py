@@ -1,0 +1,333 @@
+"""Ratios of devices: by the number of sequences, beside what is expected and the ratios of their rates."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from math import isnan
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch
+
+from workflow_scripts.common.wording import listed, number, plural
+from workflow_scripts.page.blocks import Block, Finding
+from workflow_scripts.page.plot import Panel, Plot, key, log2_axis, mark_handles
+from workflow_scripts.page.ratio_plot import Reference, labelled, plot_ratios, repeats_of_pairs
+from workflow_scripts.page.report import CELL, FigurePart, Report, Subject, TablePart
+from workflow_scripts.page.sentences import claims_on, explained, some, with_interval
+from workflow_scripts.page.series import NAMES, Group, groups_varying
+from workflow_scripts.page.style import COLOURS, INK, MUTED, LineStyle, Mark, marks
+from workflow_scripts.tables.results import MissingError, Tables, records, require
+
+# From this share of samples at the power limit on, a sentence names it.
+MUCH_AT_POWER_LIMIT = 0.5
+_EXPECTED_COLOUR = COLOURS[3]
+# Title of a panel -> columns of each device, and the end of the axis if it is always the same.
+DRAWN: Mapping[str, tuple[Sequence[str], float | None]] = {
+    "Samples at the power limit (%)": (["power_cap_pct"], 105),
+    "SM clock (MHz), median and lowest": (["sm_clock_mhz_median", "sm_clock_mhz_min"], None),
+}
+_LOOKS: Sequence[Mapping[str, Any]] = ({}, {"fillstyle": "none", "linestyle": (0, (2, 1.5))})
+_X_LABEL = "max-num-seqs (sequences)"
+_WITHOUT_WAITING: Mapping[str, Any] = {"marker": "D", "markersize": 4, "fillstyle": "none", "linestyle": "none"}
+
+OBSERVED = "output tokens per s (measured)"
+# Solid lines were published, dashed lines measured.
+DASHED: LineStyle = (0, (3, 1.5))
+_REFERENCES = (
+    Reference("bandwidth_ratio", "memory bandwidth (published)", COLOURS[1], "-"),
+    Reference("flop_ratio", "matrix rate (published)", COLOURS[2], "-"),
+    Reference("measured_bandwidth_ratio", "memory bandwidth (measured)", COLOURS[1], DASHED),
+    Reference("measured_flop_ratio", "matrix rate (measured)", COLOURS[2], DASHED),
+)
+_SHARES = {
+    "weights_share": "Reading weights",
+    "kv_share": "Reading KV",
+    "operations_share": "Operations",
+    "fixed_share": "Fixed costs",
+    "launch_share": "Launches and arrival",
+}
+# Why a pair of devices cannot show that decoding follows memory bandwidth.
+_CANNOT_SHOW: Mapping[str, str] = {
+    "disturbed": "others used a CPU while its rates were measured, so it is unknown how fast it reads memory",
+    "cached weights": "the weights that a step reads fit the last-level caches of both",
+    "equal bandwidths": "their bandwidths hardly differ",
+}
+
+
+def of_rates(ratios: pd.DataFrame) -> pd.DataFrame:
+    return ratios[ratios["metric"] == "output_tokens_per_s"]
+
+
+def groups_by_sequences(tables: Tables) -> list[Group]:
+    """The ratios of each pair of devices, model and workload by number of sequences, `x`; all else is equal."""
+    rows = of_rates(tables.need("ratios"))
+    settings = tables.measured.drop_duplicates("cell_id")[[*NAMES, "knobs", "cell_id", *tables.knobs]]
+    rows = rows.merge(settings.rename(columns={"gpu": "gpu_a"}), on=["gpu_a", *NAMES[1:], "knobs"])
+    rows = rows.assign(gpu=rows["gpu_a"] + " over " + rows["gpu_b"])
+    groups = groups_varying(rows, "knob_max_num_seqs", tables.knobs, NAMES)
+    return [_longest_series(group) for group in groups]
+
+
+def _longest_series(group: Group) -> Group:
+    """The setting of other knobs with the most numbers of sequences, the first of several."""
+    label = group.rows.groupby("series", sort=False)["x"].nunique().idxmax()
+    rows = group.rows[group.rows["series"] == label].sort_values("x")
+    pair = group.keys["gpu"]
+    title = group.title if pair in group.title else f"{pair} · {group.title}"
+    return Group(f"{title}: {label}" if label else title, group.keys, rows)
+
+
+def _plot_by_sequences(groups: list[Group]) -> Plot:
+    rows = pd.concat([group.rows for group in groups])
+    references = [r for r in _REFERENCES if rows[r.column].notna().any()]
+    handles = [key("observed (95 %)", marker="o")]
+    if rows["device_ratio"].notna().any():
+        handles.append(key("without host waits", **_WITHOUT_WAITING))
+    if is_expected := bool(rows["expected_ratio"].notna().any()):
+        handles.append(Patch(color=_EXPECTED_COLOUR, alpha=0.35, label="expected (predicted)"))
+    # A colour for each kind of rate, a dash for those that were measured.
+    kinds = {r.label.partition(" (")[0]: r.color for r in references}
+    handles += [key(name, color) for name, color in kinds.items()]
+    handles += [key("rates as measured", MUTED, r.style) for r in references[-1:] if r.style != "-"]
+    return Plot(
+        title="Ratio of devices by the number of sequences that may run at once",
+        alt=" ".join(f"{group.title}: {ratios_in_words(group.rows)}." for group in groups[:4]),
+        sources=[*sorted(rows["source"].unique()), *(["predicted"] if is_expected else []), "published"],
+        panels=[Panel(group.title, partial(_draw_ratios, rows=group.rows, references=references)) for group in groups],
+        x_label=_X_LABEL,
+        y_label="Ratio of output tokens/s",
+        handles=handles,
+        repeats=repeats_of_pairs(rows, "repeats_a", "repeats_b"),
+    )
+
+
+def power_limit(tables: Tables) -> Plot:
+    groups = [group for group in groups_by_sequences(tables) if group.rows["power_cap_share_a"].notna().any()]
+    require(groups, "no compared device reports its power limit")
+    devices = marks(tables.devices)
+    named = dict.fromkeys(gpu for group in groups for side in "ab" for gpu in group.rows[f"gpu_{side}"])
+    clocks, panels = [], []
+    for group in groups:
+        shares = {f"power_cap_pct_{side}": 100 * group.rows[f"power_cap_share_{side}"] for side in "ab"}
+        draw = partial(_draw_sides, rows=group.rows.assign(**shares), named=devices)
+        for what, (columns, top) in DRAWN.items():
+            title = f"{group.title * (len(groups) > 1)}\n{what}".strip()
+            panels.append(Panel(title, partial(draw, columns=columns, top=top)))
+        last = group.rows.iloc[-1]
+        clocks += [f"{last[f'gpu_{side}']}: {last[f'sm_clock_mhz_min_{side}']:,.0f} MHz at least." for side in "ab"]
+    return Plot(
+        title="How often the power limit lowers the clocks, and how far",
+        alt=" ".join(clocks),
+        panels=panels,
+        x_label=_X_LABEL,
+        handles=mark_handles({name: devices[name] for name in named}),
+        panel_height_in=2.0,
+    )
+
+
+def _draw_ratios(ax: Axes, rows: pd.DataFrame, references: Iterable[Reference]) -> None:
+    drawn = [rows["ratio"]]
+    for reference in references:
+        for value in rows[reference.column].dropna().unique():
+            ax.axhline(value, color=reference.color, linestyle=reference.style, linewidth=1.2)
+        drawn.append(rows[reference.column])
+    if rows["expected_ratio"].notna().any():
+        low, high = (rows[f"expected_ratio_{end}"].fillna(rows["expected_ratio"]) for end in ("low", "high"))
+        ax.fill_between(rows["x"], low, high, color=_EXPECTED_COLOUR, alpha=0.25, linewidth=0)
+        ax.plot(rows["x"], rows["expected_ratio"], color=_EXPECTED_COLOUR, linewidth=1)
+        drawn += [low, high]
+    ax.vlines(rows["x"], rows["ratio_low"], rows["ratio_high"], color=INK, linewidth=1.5)
+    ax.plot(rows["x"], rows["ratio"], color=INK, marker="o")
+    if rows["device_ratio"].notna().any():
+        ax.plot(rows["x"], rows["device_ratio"], color=INK, **_WITHOUT_WAITING)
+    log2_axis(ax, rows["x"].unique())
+    # An interval that is wider than everything else ends at the edge.
+    values = np.concatenate([column.to_numpy(dtype=float) for column in drawn])
+    bottom, top = np.nanmin([*values, 1]), np.nanmax([*values, 1])
+    margin = (top - bottom) / 2
+    ends = np.clip(rows[["ratio_low", "ratio_high"]].to_numpy(dtype=float).ravel(), bottom - margin, top + margin)
+    ax.set_ylim(np.nanmin([bottom, *ends]) - 0.05, np.nanmax([top, *ends]) + 0.05)
+    ax.axhline(1, color=MUTED, linewidth=0.8, zorder=0)
+
+
+def _draw_sides(
+    ax: Axes, rows: pd.DataFrame, named: Mapping[str, Mark], columns: Sequence[str], top: float | None
+) -> None:
+    """Draw columns of both devices, the first with filled marks on a solid line."""
+    for side in "ab":
+        mark = named[rows[f"gpu_{side}"].iloc[0]]
+        for column, look in zip(columns, _LOOKS, strict=False):
+            ax.plot(rows["x"], rows[f"{column}_{side}"], color=mark.color, marker=mark.marker, **look)
+    log2_axis(ax, rows["x"].unique())
+    ax.set_ylim(0, top or 1.05 * ax.get_ylim()[1])
+
+
+def speedups(tables: Tables) -> Iterator[tuple[str, str, str]]:
+    """For each pair of devices the ratios at the lowest and the highest number of sequences, in a sentence, and why.
+
+    For the first screen. All numbers are from the table `ratios`: observed ratios with the expected ones, the ratios of
+    the bandwidths, and the predicted share of the time in which the slower device reads weights. A power limit is named
+    if it was reached in half of the samples.
+    """
+    seen = set()
+    for group in groups_by_sequences(tables):
+        if group.keys["gpu"] not in seen:
+            seen.add(group.keys["gpu"])
+            beside = _bandwidths(records(group.rows)[0])
+            comparison = f"{group.keys['gpu']}: {ratios_in_words(group.rows)}{beside}.{_limited(group.rows)}"
+            yield "{:.2f} to {:.2f}".format(*group.rows["ratio"].iloc[[0, -1]]), comparison, _why(group.rows)
+
+
+def misses_pct(rows: pd.DataFrame, column: str) -> float:
+    """Root mean square of the differences between a column and the observed ratio, in per cent.
+
+    >>> round(misses_pct(pd.DataFrame({"ratio": [1.0, 2.0], "expected_ratio": [1.01, 1.98]}), "expected_ratio"), 1)
+    1.0
+    """
+    return float(100 * np.sqrt(np.mean(np.log((rows[column] / rows["ratio"]).astype(float)) ** 2)))
+
+
+def ratios_in_words(rows: pd.DataFrame) -> str:
+    """The first and the last ratio: `1.33 times at 1 sequence (expected 1.3), 1.17 at 256 (expected 1.14)`."""
+    ends = records(rows.iloc[[0, -1]])
+    ratios = []
+    for row, unit in zip(ends, (" times", ""), strict=True):
+        expected = f" (expected {row['expected_ratio']:.2f})" if pd.notna(row["expected_ratio"]) else ""
+        at = plural(int(row["x"]), "sequence") if unit else number(row["x"])
+        ratios.append(f"{row['ratio']:.2f}{unit} at {at}{expected}")
+    return ", ".join(ratios)
+
+
+def _why(rows: pd.DataFrame) -> str:
+    if rows["weights_share_b"].isna().all():
+        return ""
+    shares = " and ".join(f"{100 * share:.0f} %" for share in rows["weights_share_b"].iloc[[0, -1]])
+    return f" Reading weights takes {shares} of the time on {rows['gpu_b'].iloc[0]}."
+
+
+def _limited(rows: pd.DataFrame) -> str:
+    last = records(rows.tail(1))[0]
+    if limited := [side for side in "ab" if last[f"power_cap_share_{side}"] >= MUCH_AT_POWER_LIMIT]:
+        shares = listed(f"{100 * last[f'power_cap_share_{x}']:.0f} % ({last[f'gpu_{x}']})" for x in limited)
+        lowest = min(last[f"sm_clock_mhz_min_{side}"] for side in limited)
+        return (
+            f" At {number(last['x'])} the power limit lowers clocks in {shares} of the samples, to {lowest:,.0f} MHz."
+        )
+    return ""
+
+
+def _bandwidths(row: Mapping[str, Any]) -> str:
+    named = {"bandwidth_ratio": "data sheets", "measured_bandwidth_ratio": "measured"}
+    bandwidths = [f"{row[of]:.2f} ({source})" for of, source in named.items() if pd.notna(row[of])]
+    return f"; memory bandwidths differ by {listed(bandwidths)}" if bandwidths else ""
+
+
+def device_ratios(tables: Tables) -> Plot:
+    with suppress(MissingError):
+        return _plot_by_sequences(groups_by_sequences(tables))
+    ratios = require(of_rates(tables.need("ratios")), "no two devices were measured with the same settings")
+    rows = labelled(ratios, ["engine", "model", "workload"], "knobs")
+    return plot_ratios(
+        rows.assign(
+            name=OBSERVED, panel=ratios["gpu_a"] + " over " + ratios["gpu_b"], beside=ratios["kv_tokens_ratio"]
+        ),
+        {OBSERVED: Mark(COLOURS[0], "o")},
+        title="Speed-up of one device over another, beside the ratios of their rates",
+        panels_are="pairs of devices",
+        repeats=("repeats_a", "repeats_b"),
+        references=_REFERENCES,
+    )
+
+
+def expectations(report: Report) -> Iterator[Block]:
+    findings = [Finding(ratios, comparison + why) for ratios, comparison, why in speedups(report.tables)]
+    for group in groups_by_sequences(report.tables):
+        rows = group.rows.dropna(subset="expected_ratio")
+        if len(rows):
+            columns = ("expected_ratio", "measured_bandwidth_ratio", "own_expected_ratio")
+            off, by_bandwidths, own = (f"{misses_pct(rows, column):.1f} %" for column in columns)
+            sentence = (
+                f"The step model misses the ratio by {off} (root mean square of {plural(len(rows), 'cell')}), that of "
+                f"measured bandwidths by {by_bandwidths}. The model was fitted to one calibration and scaled to the "
+                f"other device by measured rates; fitted to both calibrations, it misses by {own}. ({group.title})"
+            )
+            findings.append(Finding(f"{off} off", sentence))
+    yield from some(findings, "ratios")
+
+
+def explanations(report: Report) -> Iterator[Block]:
+    findings = []
+    for (a, b), rows in of_rates(report.tables.need("ratios")).groupby(["gpu_a", "gpu_b"], sort=False):
+        explains = rows["explanation"].fillna("none").map(explained).value_counts()
+        verdict = str(explains.index[0]) if len(explains) == 1 else "mixed"
+        counted = listed(f"{name} in {count}" for name, count in explains.items())
+        # Memory bandwidth should explain decoding, so the case with the largest share of decoding is shown.
+        example = records(rows.sort_values("decode_share_a", ascending=False).head(1))[0]
+        settings = report.settings.get(example["knobs"], example["knobs"])
+        where = f"{example['engine']}, {example['model']}, {example['workload']}, {settings}"
+        sentence = (
+            f"{a} against {b}: what is shown to explain the ratio is {counted} of {len(rows)} cells. "
+            f"For example, {where}: {_in_words(example)}"
+        )
+        findings.append(Finding(verdict, sentence))
+    yield from some(findings, "ratios")
+
+
+def _in_words(row: Mapping[str, Any]) -> str:
+    words = with_interval(row, "ratio", f" times the output tokens/s of {row['gpu_b']}")
+    if isinstance(row["nearest"], str):
+        words += f"; nearest is the ratio of {explained(row['nearest'])}, {row['nearest_difference_pct']:+.1f} %"
+    if not isnan(row["decode_share_a"]):
+        words += f"; decoding took {row['decode_share_a']:.0%} of the time on {row['gpu_a']}"
+    return f"{words}."
+
+
+def cannot_show(report: Report) -> Iterator[Block]:
+    pairs = report.tables.need("ratios")[["gpu_a", "gpu_b", "cannot_show"]].dropna().drop_duplicates()
+    for a, b, why in pairs.itertuples(index=False):
+        words = f"{a} and {b} cannot show that decoding follows memory bandwidth: {_CANNOT_SHOW[why]}."
+        yield Finding("cannot show", words)
+
+
+SUBJECT = Subject(
+    id="devices",
+    title="Ratios of devices",
+    parts=[
+        FigurePart(device_ratios),
+        FigurePart(power_limit),
+        TablePart(
+            "ratios",
+            {
+                "gpu_a": "Faster device",
+                "gpu_b": "Slower device",
+                **CELL,
+                "ratio": "Speed-up (95 % interval)",
+                "scope": "Interval covers",
+                "device_ratio": "Without waiting for the host",
+                "expected_ratio": "Expected from one calibration (predicted)",
+                "own_expected_ratio": "Expected from both (predicted)",
+                "bandwidth_ratio": "Ratio of bandwidths, published",
+                "flop_ratio": "Ratio of matrix rates, published",
+                "measured_bandwidth_ratio": "Ratio of bandwidths, measured",
+                "measured_flop_ratio": "Ratio of matrix rates, measured",
+                "kv_tokens_ratio": "Ratio of KV-cache tokens",
+                **{f"{share}_b": f"{words}, slower device (predicted)" for share, words in _SHARES.items()},
+                "power_cap_share_a": "Samples at the power limit, faster device",
+                "power_cap_share_b": "Samples at the power limit, slower device",
+                "explanation": "Shown to be within 10 % of",
+                "compatible_with": "Also compatible with",
+                "nearest_difference_pct": "Difference from the nearest ratio (%)",
+            },
+            "Ratios of output tokens per second",
+            lambda ratios: of_rates(ratios).assign(
+                explanation=lambda rows: rows["explanation"].map(explained, na_action="ignore"),
+                compatible_with=lambda rows: rows["compatible_with"].map(explained, na_action="ignore"),
+            ),
+        ),
+        claims_on("devices"),
+    ],
+    findings=[expectations, explanations, cannot_show],
+)

@@ -1,0 +1,275 @@
+"""Compare devices: the observed speed-ups, beside the ratios of what the devices can do.
+
+    kvsweep table-ratios --study config/studies/demo.yaml \\
+        --cells results/demo/tables/cells.parquet --devices results/demo/prepared/devices \\
+        --out results/demo/tables/ratios.parquet
+
+Two devices are compared on the same engine, model, workload and settings. docs/tables.md documents every column.
+"""
+
+import math
+from argparse import Namespace
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from workflow_scripts.catalog.gpus_and_models import Gpu, load_gpus
+from workflow_scripts.common.command import option
+from workflow_scripts.device.device_rates import DeviceRates
+from workflow_scripts.physics.model_facts import ModelFacts
+from workflow_scripts.questions.limits.ceilings import as_measured
+from workflow_scripts.questions.predictions.table import SHARES
+from workflow_scripts.questions.waiting.table import WAITING, WITHOUT_WAITING, with_device_ratio
+from workflow_scripts.statistics.comparisons import ANOTHER_RUN, SCOPE_MEANING, compare
+from workflow_scripts.statistics.summary import (
+    BOUND_BY_NEEDS,
+    ENVIRONMENT,
+    RATE,
+    Row,
+    as_applied,
+    bound_by,
+    cell_ids,
+    cell_summary,
+    dtypes,
+    numbers,
+    records,
+)
+from workflow_scripts.study.study import Study
+from workflow_scripts.tables.parsed_facts import known_facts
+from workflow_scripts.tables.table_command import table_command
+from workflow_scripts.tables.typed_tables import INTEGER, NUMBER, TEXT, read_table, table_schema
+
+METRICS = ("output_tokens_per_s", "total_tokens_per_s")
+# Ratios that follow from rates that were measured on the devices.
+_MEASURED_RATIOS = ("measured_bandwidth_ratio", "measured_flop_ratio", "measured_cache_ratio", "expected_ratio")
+_ALIKE = 0.1  # with bandwidths that differ by less, a speed-up cannot be attributed to them
+# A ratio of the devices explains an observed one if the two are shown to differ by at most this.
+NEAR_PCT = 10.0
+SHOWN, COMPATIBLE, NEAR, NONE = "shown", "compatible", "near", "none"
+# The explanation that is not one resource of the devices, but all that the step model knows of them.
+EXPECTED = "expected"
+# What may explain a speed-up: the column with its ratio -> the name of the explanation.
+CANDIDATES = {
+    "bandwidth_ratio": "bandwidth",
+    "flop_ratio": "flop",
+    "measured_bandwidth_ratio": "measured_bandwidth",
+    "measured_flop_ratio": "measured_flop",
+    "measured_cache_ratio": "measured_cache",
+    "kv_tokens_ratio": "kv_capacity",
+    "expected_ratio": EXPECTED,
+}
+# Columns of the cells table, and how their values over the repeats are reduced.
+CLOCKS = {"sm_clock_mhz_median": "mean", "sm_clock_mhz_min": "min", "power_cap_share": "mean", "power_w_mean": "mean"}
+SCHEMA = table_schema(
+    "ratios",
+    "Speed-up of one device over another with the same setting, beside the ratios that may explain it. "
+    "`gpu_a` is the faster one by the geometric mean over all settings.",
+    TEXT("study source", "as in `cells`"),
+    TEXT("gpu_a gpu_b", "every ratio is of `a` over `b`"),
+    TEXT("engine model workload knobs", "as in `cells`"),
+    TEXT("metric", "`output_tokens_per_s` or `total_tokens_per_s`"),
+    INTEGER("repeats_a repeats_b", "valid repeats of all starts"),
+    INTEGER("starts", "starts in common; on two GPUs the smaller number"),
+    NUMBER("ratio", "of the geometric means over the starts"),
+    NUMBER("ratio_low ratio_high", "its 95 % interval"),
+    NUMBER("ratio_again_low ratio_again_high", ANOTHER_RUN),
+    TEXT("scope", SCOPE_MEANING),
+    WITHOUT_WAITING,
+    INTEGER("sequences", "`max_concurrency_allowed` of both"),
+    NUMBER(
+        "expected_ratio",
+        "predicted from the calibration of one device, scaled to the other by the measured rates; geometric mean of"
+        " both ways",
+    ),
+    NUMBER("own_expected_ratio", "ratio of the rates predicted from each device's own calibration"),
+    NUMBER(
+        "expected_ratio_low expected_ratio_high",
+        "range of the ratios predicted from `gpu_a`, from `gpu_b` and from both; not an interval",
+    ),
+    NUMBER([f"{share}_{side}" for share in SHARES for side in "ab"], "as in `predictions`"),
+    NUMBER([f"{name}_{side}" for name in CLOCKS for side in "ab"], "as in `cells`, mean or minimum of repeats"),
+    NUMBER("bandwidth_ratio", "of the data sheets' memory bandwidths"),
+    NUMBER("flop_ratio", "of the data sheets' dense rates for the dtype; null for quantised weights"),
+    NUMBER(
+        "measured_bandwidth_ratio measured_flop_ratio", "of the rates measured on the devices (`prepared/devices/`)"
+    ),
+    NUMBER("measured_cache_ratio", "of the measured rates of reading the weights, if they fit both caches"),
+    NUMBER("kv_tokens_ratio", "of the tokens in the KV caches"),
+    NUMBER("decode_share_a decode_share_b", "`decode_s_mean / (prefill_s_mean + decode_s_mean)`, mean over repeats"),
+    TEXT("bound_by_a bound_by_b", "as in `effects`"),
+    TEXT(
+        "explanation",
+        "the ratios within 10 % of the whole interval: `bandwidth`, `flop`, `measured_bandwidth`, "
+        "`measured_flop`, `measured_cache`, `kv_capacity`, `expected` (comma-separated), or `none`",
+    ),
+    TEXT("compatible_with", "further ratios inside the interval, which is too wide to show more"),
+    TEXT("support", "`shown`: explained; `compatible`: only ratios inside the interval; `near`: no interval; `none`"),
+    TEXT("nearest", "nearest of these ratios"),
+    NUMBER("nearest_difference_pct", "observed ratio over the nearest, minus 1"),
+    TEXT(
+        "cannot_show",
+        "why decoding cannot be shown to follow memory bandwidth: `disturbed` (others used a CPU while its rates were "
+        "measured), `cached weights` or `equal bandwidths` (within 10 %)",
+    ),
+    notes="`kv_capacity` explains a ratio only if full KV blocks limited one of the two devices.",
+)
+
+
+def device_ratios(
+    cells: pd.DataFrame, rates: Mapping[str, DeviceRates] | None = None, predictions: Path | None = None
+) -> pd.DataFrame:
+    """The ratios table; `rates` are the records of measured devices, `predictions` is a file."""
+    pairs = pd.concat([_pairs(cells, metric) for metric in METRICS], ignore_index=True)
+    if pairs.empty:
+        return pd.DataFrame(columns=list(SCHEMA.columns))
+    pairs["kv_tokens_ratio"] = numbers(pairs["kv_cache_tokens_a"]) / numbers(pairs["kv_cache_tokens_b"])
+    facts_of = cache(known_facts)  # many rows are of few models
+    rows = [_explained(row, rates or {}, facts_of) for row in records(_with_expectation(pairs, predictions))]
+    return pd.DataFrame(rows, columns=list(SCHEMA.columns))
+
+
+def _pairs(cells: pd.DataFrame, metric: str) -> pd.DataFrame:
+    """Cells of two devices with all else equal, side by side in columns `_a` and `_b`, the faster device first."""
+    observed = BOUND_BY_NEEDS | CLOCKS | {"prefill_s_mean": "mean", "decode_s_mean": "mean"}
+    observed |= dict.fromkeys(("kv_cache_tokens", "dtype", "quantization"), "first")
+    named = cells.assign(dtype=dtypes, quantization=lambda of: as_applied(of, "quantization"))
+    summary, samples = cell_summary(named, metric, observed)
+    summary["bound_by"] = bound_by(summary)
+    summary["decode_share"] = summary["decode_s_mean"] / (summary["prefill_s_mean"] + summary["decode_s_mean"])
+    alike = ["study", "source", *ENVIRONMENT, "engine", "model", "dtype", "workload", "knobs"]
+    alike += ["quantization", "max_concurrency_allowed"]
+    sides = ["gpu", "repeats", "log_mean", "sample", "kv_cache_tokens", "decode_share", "bound_by", *CLOCKS]
+    side = summary[[*alike, *sides]]
+    pairs = side.merge(side, on=alike, suffixes=("_a", "_b")).rename(columns={"max_concurrency_allowed": "sequences"})
+    pairs = pairs[pairs["gpu_a"] != pairs["gpu_b"]]
+    lead = (
+        (pairs["log_mean_a"] - pairs["log_mean_b"])
+        .groupby([pairs[name] for name in ("study", "source", "gpu_a", "gpu_b")])
+        .transform("mean")
+    )
+    pairs = pairs[(lead > 0) | ((lead == 0) & (pairs["gpu_a"] < pairs["gpu_b"]))]
+    comparison = compare(samples, pairs["sample_a"].to_numpy(), pairs["sample_b"].to_numpy())
+    return pairs.assign(metric=metric, **comparison.columns())
+
+
+def capability_ratios(a: Gpu | None, b: Gpu | None, dtype: str | None) -> tuple[float, float]:
+    """Ratio of the memory bandwidths of two devices, and of their rates of matrix products; NaN where one is unknown.
+
+    >>> [round(ratio, 2) for ratio in capability_ratios(load_gpus()["h200"], load_gpus()["l40s"], "bfloat16")]
+    [5.56, 2.73]
+    """
+    gpus = [gpu for gpu in (a, b) if gpu]
+    bandwidth = [gpu.memory_bandwidth_bytes_per_s for gpu in gpus]
+    flop = [gpu.peak_flop_per_s(dtype) for gpu in gpus if dtype]
+    return _quotient(*bandwidth), _quotient(*flop)
+
+
+def _quotient(a: float | None = None, b: float | None = None) -> float:
+    return a / b if a and b else math.nan
+
+
+def _explained(row: Row, rates: Mapping[str, DeviceRates], facts_of: Callable[..., ModelFacts | None]) -> Row:
+    """A pair with the ratios of what its devices can do, and which of them explain the observed one."""
+    a, b, method = row["gpu_a"], row["gpu_b"], row["quantization"] or None
+    # Quantised weights may be multiplied in another type than the model's; then it is unknown which rate applies.
+    dtype = None if method else row["dtype"]
+    gpus = load_gpus()
+    measured = {name: as_measured(gpus[name], rates[name]) for name in (a, b) if name in rates}
+    for prefix, of in (("", gpus), ("measured_", measured)):
+        row[f"{prefix}bandwidth_ratio"], row[f"{prefix}flop_ratio"] = capability_ratios(of.get(a), of.get(b), dtype)
+    facts = facts_of(row["model"], row["dtype"], method)
+    step_bytes = facts.decode_weight_bytes if facts else math.inf
+    row["measured_cache_ratio"], row["cannot_show"], hidden = _what_cannot_be_shown(a, b, step_bytes, rates)
+    # Room for more tokens makes a device faster only if a full KV cache limited one of the two. Memory bandwidth does
+    # not limit weights that stay in a cache.
+    if "kv_blocks" not in (row["bound_by_a"], row["bound_by_b"]):
+        hidden = (*hidden, "kv_tokens_ratio")
+    candidates = {name: row[column] for column, name in CANDIDATES.items() if column not in hidden}
+    return row | explain(row["ratio"], row["ratio_low"], row["ratio_high"], candidates)
+
+
+def _what_cannot_be_shown(
+    a: str, b: str, step_bytes: float, rates: Mapping[str, DeviceRates]
+) -> tuple[float, str | None, tuple[str, ...]]:
+    """The ratio of the cache rates if the weights fit into both caches, why a pair cannot show that decoding follows
+    memory bandwidth, and which ratios then explain nothing."""
+    if not {a, b} <= rates.keys():
+        return math.nan, None, ()
+    if rates[a].disturbed or rates[b].disturbed:
+        return math.nan, "disturbed", _MEASURED_RATIOS
+    if step_bytes <= min(rates[name].last_level_cache_bytes or 0 for name in (a, b)):
+        of_a, of_b = (rates[name].rereading_bytes_per_s(step_bytes) for name in (a, b))
+        return _quotient(of_a, of_b), "cached weights", ("bandwidth_ratio", "measured_bandwidth_ratio")
+    bandwidth = rates[a].memory_bytes_per_s / rates[b].memory_bytes_per_s
+    return math.nan, "equal bandwidths" if abs(math.log(bandwidth)) < math.log1p(_ALIKE) else None, ()
+
+
+def explain(ratio: float, low: float, high: float, candidates: Mapping[str, float]) -> Row:
+    """The columns that say which known ratios explain an observed one; its interval is NaN if there is none.
+
+    `explanation` are those that the whole interval is within NEAR_PCT of. `compatible_with` are the others in the
+    interval, which explain nothing: a wide interval has any ratio in it. `support` says which of these there are, or
+    `near` if only the interval is missing. All are None if no ratio is known.
+
+    >>> row = explain(1.33, 1.17, 1.52, {"bandwidth": 1.43, "flop": 1.0})
+    >>> row["explanation"], row["compatible_with"], row["support"], round(row["nearest_difference_pct"], 1)
+    ('none', 'bandwidth', 'compatible', -7.0)
+    """
+    ratios = {name: value for name, value in candidates.items() if not math.isnan(value)}
+    within = 1 + NEAR_PCT / 100
+    shown = [name for name, value in ratios.items() if value / within <= low and high <= value * within]
+    compatible = [name for name, value in ratios.items() if low <= value <= high and name not in shown]
+    difference_pct = {name: 100 * (ratio / value - 1) for name, value in ratios.items()}
+    nearest = min(shown or compatible or ratios, key=lambda name: abs(difference_pct[name]), default=None)
+    support = SHOWN if shown else COMPATIBLE if compatible else NONE
+    if math.isnan(low) and nearest and abs(difference_pct[nearest]) <= NEAR_PCT:
+        support = NEAR
+    return {
+        "explanation": ", ".join(shown) or (NONE if ratios else None),
+        "compatible_with": ", ".join(compatible) or None,
+        "support": support if ratios else None,
+        "nearest": nearest,
+        "nearest_difference_pct": difference_pct[nearest] if nearest else math.nan,
+    }
+
+
+def device_records(folder: Path) -> dict[str, DeviceRates]:
+    """The records NAME.json of devices in `folder`; raises InputError if one is not readable."""
+    files = {name: folder / f"{name}.json" for name in load_gpus()}
+    return {name: DeviceRates.read(file) for name, file in files.items() if file.is_file()}
+
+
+@table_command(
+    "ratios",
+    option("--devices", type=Path, help="folder with NAME.json of each measured device"),
+    WAITING,
+    option("--predictions", type=Path, help="the study's predictions.parquet"),
+)
+def main(args: Namespace, study: Study, cells: pd.DataFrame) -> pd.DataFrame:
+    rates = device_records(args.devices) if args.devices else {}
+    ratios = device_ratios(cells, rates, args.predictions)
+    a, b = (cell_ids(ratios, f"gpu_{side}") for side in "ab")
+    return with_device_ratio(ratios, a, b, args.waiting, study.equivalence_margin_pct)
+
+
+def _with_expectation(pairs: pd.DataFrame, predictions: Path | None) -> pd.DataFrame:
+    """The pairs with what their ratio was expected to be, and where their time goes."""
+    rates = ["predicted", "scaled_output_tokens_per_s"]
+    predicted = pd.DataFrame(columns=[*rates, *SHARES], dtype=float)
+    if predictions is not None:
+        table = read_table(predictions, "predictions")
+        predicted = table[table["quantity"] == RATE].set_index("cell_id")[[*rates, *SHARES]]
+    sides = {side: predicted.reindex(cell_ids(pairs, f"gpu_{side}")) for side in "ab"}
+    (own_a, scaled_a), (own_b, scaled_b) = (of[rates].to_numpy(dtype=float).T for of in sides.values())
+    from_each = np.array([own_a / scaled_b, scaled_a / own_b])
+    ratios = np.vstack([from_each, own_a / own_b])
+    return pairs.assign(
+        expected_ratio=np.sqrt(from_each.prod(axis=0)),
+        own_expected_ratio=own_a / own_b,
+        expected_ratio_low=ratios.min(axis=0),
+        expected_ratio_high=ratios.max(axis=0),
+        **{f"{name}_{side}": numbers(of[name]) for side, of in sides.items() for name in SHARES},
+    )

@@ -1,0 +1,34 @@
+"""Power and energy of the GPUs of each cell."""
+
+from workflow_scripts.common.wording import number
+from workflow_scripts.page.by_knob import Measure, plot_by_knob
+from workflow_scripts.page.plot import Plot
+from workflow_scripts.page.report import CELL, FigurePart, Subject, TablePart
+from workflow_scripts.questions.knobs.sequence_limit import at_both_ends, most_important_group
+from workflow_scripts.tables.results import Tables
+
+ENERGY = Measure("energy_j_per_output_token", "Energy per output token", "J per output token")
+POWER = {"power_w_mean": "Power (W)", "energy_j": "Energy (J)", ENERGY.column: "Energy per output token (J)"}
+
+
+def energy(tables: Tables) -> Plot:
+    knob, group = most_important_group(tables)
+    return plot_by_knob(tables, [group], knob, ENERGY)
+
+
+SUBJECT = Subject(
+    id="energy",
+    title="Energy",
+    parts=[
+        FigurePart(energy),
+        TablePart(
+            "cells",
+            {**CELL, **POWER},
+            "Power and energy of each cell, over all its repeats",
+            rows=lambda tables: tables.grid[["cell_id", *CELL]].merge(
+                tables.values.reindex(columns=list(POWER)).dropna(subset="energy_j"), on="cell_id"
+            ),
+        ),
+    ],
+    findings=[at_both_ends(ENERGY.column, lambda joules: f"{number(joules)} J per output token")],
+)

@@ -1,0 +1,106 @@
+"""HuggingFace against vLLM at equal work, and the steps that make up the difference."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pandas as pd
+
+from workflow_scripts.page.blocks import Block, Finding
+from workflow_scripts.page.plot import Plot
+from workflow_scripts.page.ratio_plot import plot_bars
+from workflow_scripts.page.report import PLACE_HEADINGS, FigurePart, Report, Subject, TablePart
+from workflow_scripts.page.sentences import MOST_SENTENCES, claims_on, place, some, with_interval
+from workflow_scripts.page.series import PLACES
+from workflow_scripts.page.style import marks
+from workflow_scripts.study.setting_words import knobs_that_differ, settings_in_words
+from workflow_scripts.tables.results import RATE, Tables, records, require
+
+# Step from single HuggingFace requests to vLLM -> what it replaces.
+STEPS: Mapping[str, str] = {
+    "static_batching": "HuggingFace in static batches instead of on single requests",
+    "continuous_batching": "HuggingFace with continuous batching over a paged cache instead of static batches",
+    "engine": "vLLM instead of HuggingFace with continuous batching",
+    "total": "vLLM instead of HuggingFace on single requests",
+}
+
+
+def engines(tables: Tables) -> Plot:
+    pairs = equal_work(tables)
+    both = [pairs[PLACES].assign(knobs=pairs[knobs]) for knobs in ("vllm_knobs", "hf_knobs")]
+    rows = tables.measured.merge(pd.concat(both).drop_duplicates()).dropna(subset=RATE)
+    keys = [place_name for place_name in PLACES if rows[place_name].nunique() > 1] or ["workload"]
+    settings = settings_in_words(rows, knobs_that_differ(rows, tables.knobs))
+    return plot_bars(
+        rows.assign(
+            panel=rows[keys].agg(" · ".join, axis=1), label=rows["engine"] + " · " + settings, name=rows["engine"]
+        ),
+        tables.values,
+        {RATE: ""},
+        marks(rows["engine"].sort_values(ascending=False)),
+        title="Output tokens per second of vLLM and HuggingFace for equal work",
+        panels_are="combinations of device, model and workload",
+    )
+
+
+def equal_work(tables: Tables) -> pd.DataFrame:
+    """The pairs of cells of the two engines that did equal work, the fastest vLLM cell and HuggingFace cell first."""
+    pairs = tables.need("engines")
+    rows = pairs[pairs["comparable"].eq(True)]
+    require(rows, "no cells of the two engines did equal work; the table gives the reasons")
+    return rows.sort_values(["vllm_output_tokens_per_s", "hf_output_tokens_per_s"], ascending=False)
+
+
+def fastest_of_both(report: Report) -> Iterator[Block]:
+    fastest = equal_work(report.tables).drop_duplicates(PLACES)
+    yield from some([_pair(report, row) for row in records(fastest)], "engines")
+
+
+def steps_between(report: Report) -> Iterator[Block]:
+    """Steps from single HuggingFace requests to vLLM at the highest max-num-seqs of a device, model and workload."""
+    factors = report.tables.need("engine_decomposition")
+    most = factors.groupby(PLACES)["vllm_max_num_seqs"].transform("max")
+    rows = factors[(factors["vllm_max_num_seqs"] == most) & factors["ratio"].notna()]
+    rows = rows.drop_duplicates([*PLACES, "factor"])
+    yield from some([_step(row) for row in records(rows)], "engine_decomposition", 4 * MOST_SENTENCES)
+
+
+def _pair(report: Report, row: Mapping[str, Any]) -> Finding:
+    ratio = with_interval(row, "improvement_ratio", " times the output tokens/s")
+    vllm, hf = (report.settings.get(row[name], row[name]) for name in ("vllm_knobs", "hf_knobs"))
+    words = f"vLLM ({vllm}) against HuggingFace {row['hf_kind']} ({hf}): {ratio} ({place(row)})"
+    return Finding(f"{row['improvement_ratio']:.3g} times", words)
+
+
+def _step(row: Mapping[str, Any]) -> Finding:
+    ratio = with_interval(row, "ratio", " times the output tokens/s")
+    is_part = row["factor"] != "total" and pd.notna(row["share_pct"])
+    share = f", {row['share_pct']:.0f} % of the gain on a logarithmic scale" if is_part else ""
+    ties = " Other continuous batching is not shown to be slower." if isinstance(row["ties"], str) else ""
+    words = f"{STEPS[row['factor']]}: {ratio}{share}.{ties} ({place(row)})"
+    return Finding(f"{row['ratio']:.3g} times", words)
+
+
+SUBJECT = Subject(
+    id="engines",
+    title="HuggingFace against vLLM",
+    parts=[
+        FigurePart(engines),
+        TablePart(
+            "engines",
+            {
+                **PLACE_HEADINGS,
+                "vllm_knobs": "vLLM settings",
+                "hf_engine": "HuggingFace engine",
+                "hf_knobs": "HuggingFace settings",
+                "vllm_output_tokens_per_s": "vLLM output tokens per s",
+                "hf_output_tokens_per_s": "HuggingFace output tokens per s",
+                "improvement_ratio": "vLLM over HuggingFace (95 % interval)",
+                "scope": "Interval covers",
+                "reason": "Why not comparable",
+            },
+            "Every vLLM cell against every HuggingFace cell",
+        ),
+        claims_on("engines"),
+    ],
+    findings=[fastest_of_both, steps_between],
+)

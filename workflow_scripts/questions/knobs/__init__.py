@@ -1,0 +1,1 @@
+"""The question of knobs: its table and its section of the page."""

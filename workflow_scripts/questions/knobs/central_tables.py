@@ -1,0 +1,199 @@
+"""Summary tables: every device by each value of one knob, as papers print them."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from textwrap import shorten
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from workflow_scripts.common.wording import plural
+from workflow_scripts.page.blocks import UNKNOWN, Block, Fold, Table, outcome_words, shown, with_intervals
+from workflow_scripts.page.report import MOST_ROWS, PLACE_HEADINGS, Report, Subject
+from workflow_scripts.page.series import NAMES
+from workflow_scripts.questions.cells.section import MOST_LETTERS
+from workflow_scripts.study.setting_words import knob_name, knobs_that_differ, setting_phrase, settings_in_words
+from workflow_scripts.tables.results import RATE, STEADY, TOTAL, Tables, records, require
+
+KNOBS = ("max_num_seqs", "block_size", "batch_size")
+OVER: Mapping[str, str] = {RATE: "whole repeats", STEADY: "while that many run"}
+MEMORY: Mapping[str, str] = {
+    "num_gpu_blocks": "KV blocks",
+    "waste_pct": "Empty slots in held KV memory (%)",
+    "memory_used_bytes": "Peak memory (GiB)",
+}
+BEST, PERHAPS_BEST = "★", "☆"
+PUBLISHED = "Total tokens per s, beside published ones,"
+SETTINGS, WHY = "Other settings", "Why there is no rate"
+
+
+class Line(NamedTuple):
+    """A row of a table: its names by heading, and its text at each value of the knob; `why` explains missing rates."""
+
+    names: Mapping[str, str]
+    values: Mapping[float, str]
+    why: str = ""
+
+
+def knob_tables(tables: Tables) -> Iterator[tuple[str, list[Table]]]:
+    """For each knob tables of rates, of published rates and of KV memory; the tables of rates come first.
+
+    A row has all cells of a device that differ only in the knob.
+    """
+    grid, rates = _with_memory(tables), _rates(tables)
+    for knob in KNOBS:
+        column, name = f"knob_{knob}", knob_name(knob)
+        if column not in grid:
+            continue
+        others = [other for other in tables.knobs if other != column]
+        rows = grid.assign(x=grid[column])
+        rows = rows[rows.groupby([*NAMES, *others], dropna=False, sort=False)["x"].transform("nunique") > 1]
+        if rows.empty:
+            continue
+        varied = knobs_that_differ(rows, others)
+        # The devices of one setting stand below each other.
+        rows["setting"] = rows.groupby([*NAMES[1:], *others], dropna=False, sort=False).ngroup()
+        rows = rows.sort_values("setting", kind="stable")
+        rows["row"] = rows.groupby(["setting", "gpu"], sort=False).ngroup()
+        firsts = rows.drop_duplicates("row")
+        places = records(firsts[list(PLACE_HEADINGS)].rename(columns=PLACE_HEADINGS))
+        named = [of | {SETTINGS: words} for of, words in zip(places, settings_in_words(firsts, varied), strict=True)]
+        of_rows = [part for _, part in rows.groupby("row")]
+        parts = of_rows[:MOST_ROWS]
+        effects = tables.get("effects", "comparison", "knob")
+        effects = effects[(effects["comparison"] == "overall") & (effects["knob"] == knob)]
+        by_cell = {row["cell_id"]: row for row in records(effects)}
+        lines = [_rates_of(part, names, by_cell, rates) for part, names in zip(parts, named, strict=False)]
+        fixed = [setting_phrase(of, rows[of].iloc[0]) for of in others if of not in varied and rows[of].notna().all()]
+        summaries = [_table(lines, named, name, "Output tokens per s (95 % interval)", fixed, _marks(lines, effects))]
+        if knob == "max_num_seqs":  # the setting for which rates are published
+            pairs = zip(of_rows, named, strict=True)
+            if beside := [line for part, names in pairs for line in _published(part, names, rates)]:
+                summaries.append(_table(beside, [line.names for line in beside], name, PUBLISHED, fixed))
+        for of, quantity in MEMORY.items():
+            if rows[of].notna().any():
+                texts = [dict(zip(part["x"], (shown(value, of) for value in part[of]), strict=True)) for part in parts]
+                lines = [Line(names, values) for names, values in zip(named, texts, strict=False)]
+                summaries.append(_table(lines, named, name, quantity, fixed))
+        yield knob, summaries
+
+
+def _with_memory(tables: Tables) -> pd.DataFrame:
+    """One row per cell, with medians over its repeats of what describes its KV memory."""
+    memory = tables.values.reindex(columns=["num_gpu_blocks", "memory_used_bytes_max"])
+    memory.columns = pd.Index(["num_gpu_blocks", "memory_used_bytes"])
+    memory["waste_pct"] = tables.waste_pct
+    return tables.grid.drop(columns=list(memory), errors="ignore").join(memory, on="cell_id")
+
+
+def _rates(tables: Tables) -> Mapping[tuple[str, str, str], str]:
+    """Texts of rates by source, cell and measure: those measured with their intervals."""
+    texts: dict[tuple[str, str, str], str] = {}
+    intervals = tables.get("intervals", "cell_id", "measure", "value", "low", "high")
+    of_rates = intervals[intervals["measure"].isin([RATE, STEADY, TOTAL])]
+    for row in records(with_intervals(of_rates.rename(columns={"low": "value_low", "high": "value_high"}))):
+        # A line may break before an interval, and not inside it.
+        texts["measured", row["cell_id"], row["measure"]] = shown(row["value"]).replace(" to ", "\u00a0to\u00a0")
+    predictions = tables.get("predictions", "predicted", "published")
+    for source in ("predicted", "published"):
+        for row in records(predictions.dropna(subset=source)):
+            texts[source, row["cell_id"], row["quantity"]] = shown(row[source])
+    return texts
+
+
+def _rates_of(
+    part: pd.DataFrame,
+    names: Mapping[str, str],
+    effects: Mapping[str, Mapping[str, Any]],
+    rates: Mapping[tuple[str, str, str], str],
+) -> Line:
+    """The rates of a row, by which the analysis compared them, with the fastest marked."""
+    of_row = [effects[cell] for cell in part["cell_id"] if cell in effects]
+    # Cells of several machines are not compared with each other.
+    effect: Mapping[str, Any] = of_row[0] if len(of_row) == 1 else {"metric": RATE, "fastest": ""}
+    fastest = {float(value) for value in effect["fastest"].split(", ") if value}
+    mark = BEST if effect.get("fastest_decided") else PERHAPS_BEST
+    values: dict[float, str] = {}
+    reasons: dict[str, list[float]] = {}
+    for cell_id, outcome, reason, x in zip(*(part[of] for of in ("cell_id", "outcome", "reason", "x")), strict=True):
+        predicted = rates.get(("predicted", cell_id, RATE))
+        if outcome == "ok":
+            rate = rates.get(("measured", cell_id, effect["metric"]), UNKNOWN)
+            value, bracket, interval = rate.partition(" (")
+            values[x] = f"{value}\u00a0{mark}{bracket}{interval}" if x in fastest else rate
+        elif outcome == "missing" and predicted is not None:
+            values[x] = f"{predicted} predicted"
+        else:
+            values[x] = outcome_words(outcome)
+            if isinstance(reason, str):
+                reasons.setdefault(shorten(reason, MOST_LETTERS, placeholder=" ..."), []).append(x)
+    why = "; ".join(f"{', '.join(f'{x:g}' for x in at)}: {reason}" for reason, at in reasons.items())
+    return Line({**names, "Rate": OVER[effect["metric"]]}, values, why)
+
+
+def _marks(lines: Sequence[Line], effects: pd.DataFrame) -> str:
+    """What the marks in a table mean, of those that it has."""
+    texts = " ".join(text for line in lines for text in line.values.values())
+    margin = "" if effects.empty else f"{effects['margin_pct'].iloc[0]:g} %"
+    meanings = {
+        BEST: f"the fastest measured of the row, or one of several that are equally fast (within {margin}).",
+        PERHAPS_BEST: "perhaps the fastest measured of the row; which one is not decided.",
+    }
+    return " ".join(f"{mark} {meaning}" for mark, meaning in meanings.items() if mark in texts)
+
+
+def _published(
+    part: pd.DataFrame, names: Mapping[str, str], rates: Mapping[tuple[str, str, str], str]
+) -> Iterator[Line]:
+    """A row of measured total rates and one of those that others published, if there are any."""
+    at = dict(zip(part["cell_id"], part["x"], strict=True))
+    if any(("published", cell, TOTAL) in rates for cell in at):
+        # Others published rates of their own requests.
+        own = {"Device": f"{names['Device']} (published)", PLACE_HEADINGS["workload"]: "the source's own"}
+        for source, called in (("measured", names), ("published", {**names, **own})):
+            yield Line(called, {x: rates.get((source, cell, TOTAL), UNKNOWN) for cell, x in at.items()})
+
+
+def _table(
+    lines: Sequence[Line],
+    named: Sequence[Mapping[str, str]],
+    knob: str,
+    quantity: str,
+    fixed: Sequence[str],
+    note: str = "",
+) -> Table:
+    """A table with the values of the knob as columns; names that all rows share are in its note, as `fixed` are.
+
+    `named` has the names of all rows, of which `lines` may be the first ones.
+    """
+    first, *others = list(lines[0].names)
+    of_all = [*named, *(line.names for line in lines)]
+    names = [first, *(name for name in others if len({of[name] for of in of_all if name in of}) > 1)]
+    shared = [lines[0].names[name] for name in others if name not in (*names, SETTINGS)]
+    values = sorted({value for line in lines for value in line.values})
+    why = [WHY] if any(line.why for line in lines) else []
+    body = [
+        [
+            *(line.names[name] for name in names),
+            *(line.values.get(value, UNKNOWN) for value in values),
+            *(line.why or UNKNOWN for _ in why),
+        ]
+        for line in lines[:MOST_ROWS]
+    ]
+    headings = [f"{first} / {knob}", *names[1:], *(f"{value:g}" for value in values), *why]
+    numeric = [*(False for _ in names), *(True for _ in values), *(False for _ in why)]
+    few = f"{MOST_ROWS} of {len(named)} rows; the list of cells has all." if len(named) > MOST_ROWS else ""
+    common = f"All rows: {', '.join([*shared, *fixed])}." if shared or fixed else ""
+    return Table(f"{quantity} by {knob}", headings, body, numeric, " ".join(filter(None, (common, note, few))))
+
+
+def central_tables(report: Report) -> Iterator[Block]:
+    tables_of_knobs = list(knob_tables(report.tables))
+    require(tables_of_knobs, f"no two cells of an engine differ only in {', '.join(map(knob_name, KNOBS))}")
+    for knob, (rates, *others) in tables_of_knobs:
+        yield rates
+        if others:
+            what = "Published rates and KV memory" if PUBLISHED in others[0].caption else "KV memory"
+            yield Fold(f"{what} by {knob_name(knob)}: {plural(len(others), 'table')}", others)
+
+
+SUBJECT = Subject(id="central-tables", title="Summary tables", parts=[central_tables])

@@ -1,0 +1,136 @@
+"""Which cells of a study differ only in one knob, the model or the environment, and what each comparison shows."""
+
+import numpy as np
+import pandas as pd
+
+from workflow_scripts.catalog.environments import DEFAULT
+from workflow_scripts.engines.registry import every_knob, metrics_of_columns, without_environment
+from workflow_scripts.statistics.comparisons import CONFIDENCE, Samples, compare
+from workflow_scripts.statistics.further_starts import ONE_LOOK, Looks, decide
+from workflow_scripts.statistics.start_spread import mean_of
+from workflow_scripts.statistics.summary import (
+    BOUND_BY_NEEDS,
+    ENVIRONMENT,
+    RATE,
+    bound_by,
+    cell_summary,
+    counted,
+    knob_columns,
+    knob_text,
+)
+from workflow_scripts.study.study import Starts
+
+STEADY = "steady_output_tokens_per_s"
+# What a repeat served; two cells of which one had other requests did unequal work.
+WORK = ("num_requests", "prompt_tokens", "output_tokens")
+ALIKE = ("study", "source", "gpu", "engine", "model", "workload")
+# Columns that count as knobs.
+MODEL, AT = "model", "environment"
+
+
+def looks_at(starts: Starts, cells: pd.DataFrame) -> Looks:
+    """The looks at a study: at the starts that it asks for, and at those that it asked for when it had fewer.
+
+    A plan that measured none of the counted starts was no look at them.
+    """
+    planned = counted(cells)["planned_starts"].dropna()
+    return Looks(starts.at_least, starts.at_most, len(set(planned) - {starts.in_words}))
+
+
+def compared_pairs(
+    cells: pd.DataFrame, margin_pct: float, looks: Looks = ONE_LOOK, metric: str = RATE
+) -> list[tuple[str, pd.DataFrame, pd.DataFrame]]:
+    """For each column that was varied, of a knob, the model or the environment: the cells in groups that differ in
+    nothing else, and all pairs of these.
+
+    Pairs are positions `a` and `b` of cells of one `group`, with what their comparison shows; `first` marks those with
+    the baseline. Verdicts allow for all pairs of all knobs. `metric` is the compared column of the cells table. Cells
+    whose requests differ are compared by the steady rate instead of the output rate, if all of the group have one.
+    """
+    # Counts differ between repeats; everything else that an engine shows of a knob is a setting.
+    counted = metrics_of_columns()
+    shown_in = {knob.shown_in for knob in every_knob().values() if knob.shown_in}
+    observed = {column: "mean" if column in counted else "first" for column in ("effective", *sorted(shown_in))}
+    observed |= BOUND_BY_NEEDS | dict.fromkeys(WORK, "first") | {STEADY: "first"}
+    summary, samples = cell_summary(cells, metric, observed)
+    summary["bound_by"] = bound_by(summary)
+    knobs = knob_columns(cells)
+    groups = {column: knob_groups(summary, column, [k for k in knobs if k != column]) for column in (*knobs, MODEL)}
+    groups[AT] = knob_groups(by_environment(summary), AT, knobs)
+    groups = {column: rows for column, rows in groups.items() if len(rows)}
+    if not groups:
+        return []
+    groups = {c: rows.assign(metric=_metric(rows) if metric == RATE else metric) for c, rows in groups.items()}
+    paired = pd.concat(map(_pairs, groups.values()), ignore_index=True)
+    # Of the pairs, of which there may be half a million, no further copies are kept.
+    decided = pd.concat(
+        _decided(samples if name == metric else cell_summary(cells, str(name))[1], of_metric, margin_pct, looks)
+        for name, of_metric in paired.groupby("metric")
+    ).sort_index()
+    others = decided["metric"] != metric
+    a, b = (decided.loc[others, name].to_numpy() for name in ("sample_a", "sample_b"))
+    decided["whole_ratio"] = decided["ratio"]
+    decided.loc[others, "whole_ratio"] = compare(samples, a, b).interval().value
+    of_columns = decided.groupby("knob")
+    return [(column, rows, of_columns.get_group(column).reset_index(drop=True)) for column, rows in groups.items()]
+
+
+def _metric(rows: pd.DataFrame) -> pd.Series:
+    """The rate by which each group is compared: the steady one if its cells had other requests and all have it."""
+    groups = rows.groupby("group")
+    differs = (groups[list(WORK)].nunique() > 1).any(axis=1)
+    steady = groups[STEADY].count() == groups.size()
+    return rows["group"].map((differs & steady).map({True: STEADY, False: RATE}))
+
+
+def _decided(samples: Samples, pairs: pd.DataFrame, margin_pct: float, looks: Looks) -> pd.DataFrame:
+    a, b = (pairs[name].to_numpy() for name in ("sample_a", "sample_b"))
+    decided = decide(samples, a, b, margin_pct, looks)
+    comparisons = decided.found
+    rate, baseline_rate = (np.exp(mean_of(samples.log[c])) for c in (a, b))
+    return pairs.assign(
+        distance=np.abs(comparisons.difference),
+        rate=rate,
+        baseline_rate=baseline_rate,
+        **comparisons.columns(),
+        verdict=decided.verdict,
+        level_pct=100 * (1 - CONFIDENCE) * decided.share,
+        starts_needed=decided.needed,
+        # A study with a fixed number of starts gets no further ones.
+        starts_needed_at_least=decided.least if looks.at_least < looks.at_most else np.nan,
+        bimodal=comparisons.bimodal,
+    )
+
+
+def knob_groups(summary: pd.DataFrame, column: str, others: list[str]) -> pd.DataFrame:
+    """Cells that differ from other cells only in the knob, ordered by `group` and the knob's value."""
+    alike = [name for name in (*ALIKE, *ENVIRONMENT, *others) if name != column]
+    rows = summary[summary[column].notna()]
+    group = rows.groupby(alike, dropna=False, sort=False).ngroup()
+    rows = rows.assign(group=group, knob=column, value=[*map(knob_text, rows[column])]).sort_values(["group", column])
+    return rows[rows["group"].duplicated(keep=False)].reset_index(drop=True)
+
+
+def by_environment(cells: pd.DataFrame) -> pd.DataFrame:
+    """One row per cell, with the environment as a knob: the plain name of the engine, and no lock.
+
+    Environments are ordered as the study names them, after the default one.
+
+    >>> cells = pd.DataFrame({"cell_id": list("abc"), "engine": ["vllm@b-1", "vllm@a-2", "vllm"]})
+    >>> by_environment(cells).sort_values("environment")["environment"].tolist()
+    ['default', 'b-1', 'a-2']
+    """
+    cells = cells.drop_duplicates("cell_id")
+    names = [name.partition("@")[2] or DEFAULT for name in cells["engine"]]
+    order = [name for name in dict.fromkeys([DEFAULT, *names]) if name in set(names)]
+    engine = cells["engine"].map(without_environment)
+    return cells.assign(environment=pd.Categorical(names, order, ordered=True), engine=engine, lock_sha256="")
+
+
+def _pairs(rows: pd.DataFrame) -> pd.DataFrame:
+    """All pairs of rows of one group, `b` above `a`: the row numbers `a` and `b`, and the numbers of their samples."""
+    numbered = rows[["group", "sample", "knob", "metric"]]
+    numbered = numbered.assign(row=np.arange(len(rows)), first=~rows["group"].duplicated())
+    pairs = numbered.merge(numbered.drop(columns=["knob", "first", "metric"]), on="group", suffixes=("_b", "_a"))
+    pairs = pairs[pairs["row_a"] > pairs["row_b"]].rename(columns={"row_a": "a", "row_b": "b"})
+    return pairs.reset_index(drop=True)

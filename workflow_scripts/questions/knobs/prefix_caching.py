@@ -1,0 +1,128 @@
+"""Prefix caching: its gain, and the hits of the cache."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pandas as pd
+
+from workflow_scripts.common.wording import number
+from workflow_scripts.page.blocks import GIB, Block, Finding
+from workflow_scripts.page.plot import Plot
+from workflow_scripts.page.ratio_plot import plot_bars
+from workflow_scripts.page.report import CELL, FigurePart, Report, Subject, TablePart
+from workflow_scripts.page.sentences import claims_on, effects_of, effects_on, pairs_that_differ_in, place, some
+from workflow_scripts.page.series import without_shared
+from workflow_scripts.page.style import marks
+from workflow_scripts.tables.results import MissingError, Tables, records
+
+_MEASURES = {
+    "output_tokens_per_s": "Output tokens per s",
+    "kv_bytes_used_mean": "KV memory of running requests ({})",
+    "energy_j_per_output_token": "Energy per output token (J)",
+}
+_WORDS = {"true": "with", "false": "without"}
+
+
+def prefix_caching(tables: Tables) -> Plot:
+    pairs = effects_on(tables, "enable_prefix_caching", "pair")
+    pairs = pairs.assign(held=without_shared(pairs["held"]))
+    cells = tables.measured[["cell_id", "start", "repeat", "source", *_MEASURES]]
+    sides = [
+        pairs[["gpu", "model", "workload", "held"]].assign(
+            cell_id=pairs[of], name=pairs[value].map(_WORDS) + " prefix caching"
+        )
+        for of, value in (("cell_id", "value"), ("baseline_cell_id", "baseline"))
+    ]
+    rows = pd.concat(sides).merge(cells, on="cell_id")
+    unit, size = _unit(rows["kv_bytes_used_mean"])
+    rows["kv_bytes_used_mean"] /= size
+    values = tables.values.reindex(columns=list(_MEASURES)).assign(
+        kv_bytes_used_mean=tables.value("kv_bytes_used_mean") / size
+    )
+    differing = [name for name in ("gpu", "model", "held") if rows[name].nunique() > 1]
+    labels = rows[["name", *differing]].agg(" · ".join, axis=1)
+    return plot_bars(
+        rows.assign(panel=rows["workload"], label=labels),
+        values,
+        {column: words.format(unit) for column, words in _MEASURES.items()},
+        marks(["without prefix caching", "with prefix caching"]),
+        title="Prefix caching: speed, KV memory and energy of the same requests",
+        panels_are="workloads",
+    )
+
+
+def _unit(sizes: "pd.Series[float]") -> tuple[str, int]:
+    """The unit in which the largest of some sizes is at least 1, and its bytes.
+
+    >>> _unit(pd.Series([8490 * 2**20])), _unit(pd.Series([3.0e8]))
+    (('GiB', 1073741824), ('MiB', 1048576))
+    """
+    return ("GiB", GIB) if sizes.max() >= GIB else ("MiB", 2**20)
+
+
+def _cache_hits_in_words(cell: Mapping[str, Any]) -> str:
+    saved = cell["prefix_cache_saved_pct"]
+    saves = "." if pd.isna(saved) else f", which saved {saved:.3g} % of all tokens from being computed."
+    return f"{100 * cell['prefix_cache_hit_rate']:.3g} % of the prompt tokens were in the cache{saves}"
+
+
+gains_and_hits = pairs_that_differ_in("enable_prefix_caching", "prefix_cache_hit_rate", _cache_hits_in_words)
+
+
+def memory_saved(report: Report) -> Iterator[Block]:
+    """How much less KV memory the same requests take where they share the blocks of a prefix, the largest saving
+    first; pairs in which nothing was found are left out."""
+    pairs = effects_on(report.tables, "enable_prefix_caching", "pair")
+    of_cell = report.tables.values.reindex(columns=["kv_bytes_used_mean", "prefix_cache_hits"])
+    cached, alone = (of_cell.reindex(pairs[name]).set_index(pairs.index) for name in ("cell_id", "baseline_cell_id"))
+    unit, size = _unit(alone["kv_bytes_used_mean"])
+    rows = pairs.assign(
+        held=without_shared(pairs["held"]),
+        cached=cached["kv_bytes_used_mean"] / size,
+        alone=alone["kv_bytes_used_mean"] / size,
+        saving=alone["kv_bytes_used_mean"] / cached["kv_bytes_used_mean"],
+    )[cached["prefix_cache_hits"] > 0].dropna(subset="saving")
+    findings = [
+        Finding(
+            f"{row['saving']:.3g} times less memory",
+            f"{place(row)}: the tokens of running requests take {number(row['cached'])} {unit} of keys and values with "
+            f"prefix caching, and {number(row['alone'])} {unit} without, because requests share the blocks of a "
+            "prefix.",
+            "good",
+        )
+        for row in records(rows.sort_values("saving", ascending=False, kind="stable"))
+    ]
+    yield from some(findings, "cells")
+
+
+def first_repeats_with_cache(cells: pd.DataFrame) -> pd.DataFrame:
+    """First repeats with a prefix cache; engines have one by default, so it must have had hits or have been varied."""
+    knob = cells.get("knob_enable_prefix_caching", pd.Series(dtype=object))
+    if not (cells["prefix_cache_hits"] > 0).any() and knob.nunique() < 2:
+        raise MissingError("no prefix cache found anything, and the study does not turn it on and off")
+    return cells[(cells["repeat"] == 0) & (cells["prefix_cache_queries"] > 0)].drop_duplicates("cell_id")
+
+
+SUBJECT = Subject(
+    id="prefix-caching",
+    title="Prefix caching",
+    parts=[
+        FigurePart(prefix_caching),
+        effects_of("enable_prefix_caching"),
+        TablePart(
+            "cells",
+            {
+                **CELL,
+                "num_requests": "Requests",
+                "requests_with_prefix_hits": "Requests with hits",
+                "prefix_cache_hit_rate": "Share of tokens found",
+                "prefix_cache_hit_rate_predicted": "Share of tokens found, predicted",
+                "prefix_cache_saved_pct": "Tokens not computed (%)",
+            },
+            "Prefix-cache hits in the first repeat of each cell",
+            first_repeats_with_cache,
+        ),
+        claims_on("prefix-caching"),
+    ],
+    findings=[gains_and_hits, memory_saved],
+)

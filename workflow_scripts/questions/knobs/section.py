@@ -1,0 +1,77 @@
+"""What changed throughput, ranked: every setting, the model and the engine, each with its largest effect."""
+
+from contextlib import suppress
+
+import pandas as pd
+
+from workflow_scripts.common.wording import sentence
+from workflow_scripts.page.plot import Plot
+from workflow_scripts.page.ratio_plot import plot_ratios
+from workflow_scripts.page.report import FigurePart, Subject, TablePart
+from workflow_scripts.page.sentences import (
+    EFFECT_COLUMNS,
+    OWN_SECTION,
+    overall,
+    pairs_that_differ_in,
+    size_of,
+    verdicts_of_others,
+)
+from workflow_scripts.page.series import PLACES
+from workflow_scripts.page.style import marks
+from workflow_scripts.questions.engines.section import equal_work
+from workflow_scripts.study.setting_words import instead_of, knob_name
+from workflow_scripts.tables.results import STEADY, MissingError, Tables, require
+
+MOST_CHANGES = 10
+ENGINE = "vLLM instead of HuggingFace, each at its fastest"
+WHILE_FULL = ", while that many run"
+
+
+def largest_changes(tables: Tables) -> pd.DataFrame:
+    """For each setting and device the comparison with the largest effect, and that of the engines; largest first."""
+    effects = tables.get("effects", "comparison", "knob", "value", "baseline", "metric", "ratio")
+    rows = effects[effects["comparison"] == "overall"]
+    labels = [
+        sentence(instead_of(knob, value, baseline)) + WHILE_FULL * (metric == STEADY)
+        for knob, value, baseline, metric in rows[["knob", "value", "baseline", "metric"]].itertuples(index=False)
+    ]
+    comparisons = [rows.assign(label=labels, about=rows["knob"])]
+    with suppress(MissingError):
+        fastest = equal_work(tables).drop_duplicates(PLACES).assign(label=ENGINE, about="engine")
+        comparisons.append(fastest.rename(columns=lambda name: name.replace("improvement_", "")))
+    rows = pd.concat(comparisons)
+    rows = require(rows[rows["ratio"] > 0], "no two measured cells differ in one setting alone")
+    ranked = rows.assign(size=size_of(rows["ratio"])).sort_values("size", ascending=False, kind="stable")
+    return ranked.drop_duplicates(["about", "gpu"]).reset_index(drop=True)
+
+
+def effects(tables: Tables) -> Plot:
+    rows = largest_changes(tables)
+    labels = list(dict.fromkeys(rows["label"]))
+    drawn = rows[rows["label"].isin(labels[:MOST_CHANGES])]
+    title = "What changed output tokens per second, largest effect first"
+    return plot_ratios(drawn.assign(name=drawn["gpu"]), marks(tables.devices), title=title)
+
+
+# Another model, or the same one with weights of another type.
+models_compared = pairs_that_differ_in(
+    "model", "kv_cache_tokens", lambda cell: f"Its KV cache holds {cell['kv_cache_tokens']:,.0f} tokens."
+)
+
+
+SUBJECT = Subject(
+    id="settings",
+    title="All settings",
+    parts=[
+        FigurePart(effects),
+        TablePart(
+            "effects",
+            {"knob": "Setting", **EFFECT_COLUMNS},
+            "Effects of other settings on output tokens per second",
+            lambda effects: overall(effects[~effects["knob"].isin(OWN_SECTION)]).assign(
+                knob=lambda rows: rows["knob"].map(knob_name)
+            ),
+        ),
+    ],
+    findings=[verdicts_of_others, models_compared],
+)

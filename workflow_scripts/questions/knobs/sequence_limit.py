@@ -1,0 +1,127 @@
+"""Throughput by max-num-seqs, the number of sequences that may run at once."""
+
+from collections.abc import Callable, Collection, Iterator
+from functools import cache
+
+import pandas as pd
+
+from workflow_scripts.common.wording import number
+from workflow_scripts.page.blocks import Block, Finding
+from workflow_scripts.page.by_knob import OUTPUT, TOTAL, VALUE, WHOLE, ceilings_of, compared, plot_by_knob
+from workflow_scripts.page.plot import Plot
+from workflow_scripts.page.report import FigurePart, Part, Report, Subject
+from workflow_scripts.page.sentences import claims_on, effects_of, size_of, verdicts_on
+from workflow_scripts.page.series import NAMES, Group
+from workflow_scripts.study.setting_words import setting_phrase, shortly
+from workflow_scripts.tables.results import STEADY, MissingError, Tables
+
+DRAIN, WORK = "drain_share", ("num_requests", "prompt_tokens", "output_tokens")
+
+
+def output_by_max_num_seqs(tables: Tables) -> Plot:
+    """If the requests differ along a line, its rate is that while the engine is full, beside that of whole repeats."""
+    groups = compared(tables, tables.measured, "knob_max_num_seqs", NAMES[1:])
+    for group in groups:
+        rows = group.rows
+        if rows[STEADY].notna().all() and (rows.groupby("colour")[list(WORK)].nunique() > 1).any(axis=None):
+            rows[WHOLE], rows[VALUE] = (rows["cell_id"].map(tables.value(name)) for name in (OUTPUT.column, STEADY))
+            rows[OUTPUT.column] = rows[STEADY]
+    return plot_by_knob(tables, groups, "max_num_seqs", OUTPUT, ceilings_of(tables, groups))
+
+
+def throughput(tables: Tables) -> Plot:
+    knob, group = most_important_group(tables)
+    ceilings = ceilings_of(tables, [group], TOTAL.column)
+    if "datasheet" in ceilings:
+        ceilings = ceilings[["datasheet"]]
+    published = published_rates(tables, set(group.rows["cell_id"]))
+    return plot_by_knob(tables, [group], knob, TOTAL, ceilings, published)
+
+
+def times(first: float, last: float) -> str:
+    return f"{number(last / first)} times" if last > first else f"{number(first / last)} times less"
+
+
+def at_both_ends(
+    measure: str,
+    say: Callable[[float], str],
+    badge: Callable[[float, float], str] = times,
+    of: Callable[[Tables], "pd.Series[float]"] | None = None,
+) -> Part:
+    """A quantity at the lowest and the highest value of the knob that matters most, for each device: that of the
+    measure, or what `of` gives by cell.
+    """
+
+    def part(report: Report) -> Iterator[Block]:
+        values = report.tables.value(measure) if of is None else of(report.tables)
+        knob, group = most_important_group(report.tables)
+        rows = group.rows[["cell_id", "gpu", "x"]].drop_duplicates().assign(value=lambda r: r["cell_id"].map(values))
+        medians = rows.groupby(["gpu", "x"], sort=False)["value"].median().dropna()
+        for gpu, of_one in medians.groupby(level="gpu", sort=False):
+            at = of_one.droplevel("gpu").sort_index()
+            (low, first), (high, last) = ((at.index[end], float(at.iloc[end])) for end in (0, -1))
+            if low < high:
+                begin = f"{say(first)} with {setting_phrase(knob, low)}"
+                yield Finding(badge(first, last), f"{gpu}: {begin}, {say(last)} with {shortly(knob, high, low)}.")
+
+    return part
+
+
+def drains(report: Report) -> Iterator[Block]:
+    """How much slower whole repeats are than the engine while it is full, where the drain is longest and at the end."""
+    knob, group = most_important_group(report.tables)
+    names = [OUTPUT.column, STEADY, DRAIN]
+    cells = (
+        group.rows[["cell_id", "gpu", "x"]]
+        .drop_duplicates()
+        .join(report.tables.values.reindex(columns=names), on="cell_id")
+    )
+    for gpu, rows in cells.dropna(subset=[STEADY, DRAIN]).groupby("gpu", sort=False):
+        rates = rows.groupby("x")[names].median()
+        drain, rates[DRAIN] = rates[DRAIN], 100 * rates[DRAIN]
+        rates_in_words = [
+            f"{setting_phrase(knob, x)}: {number(whole)} output tokens/s over whole repeats, {number(steady)} while"
+            f" that many run (fewer in the last {drain_pct:.0f} %)"
+            for x, whole, steady, drain_pct in rates.loc[sorted({drain.idxmax(), drain.index[-1]})].itertuples()
+        ]
+        yield Finding(f"{100 * drain.max():.0f} % drain", f"{gpu}: {'; '.join(rates_in_words)}.")
+
+
+@cache
+def most_important_group(tables: Tables) -> tuple[str, Group]:
+    """The knob that matters most, and the cells of the model and workload in which it was varied in the most cells."""
+    knob = most_important_knob(tables)
+    return knob, compared(tables, tables.measured, f"knob_{knob}", NAMES[1:])[0]
+
+
+def most_important_knob(tables: Tables) -> str:
+    """The knob with numbers as values whose change had the largest effect; max-num-seqs if no effect is known."""
+    numeric = [name for name in tables.knobs if pd.api.types.is_numeric_dtype(tables.measured[name])]
+    names = [name.removeprefix("knob_") for name in numeric if tables.measured[name].nunique() > 1]
+    effects = tables.get("effects", "comparison", "knob", "ratio")
+    rows = effects[(effects["comparison"] == "overall") & effects["knob"].isin(names) & (effects["ratio"] > 0)]
+    if len(rows):
+        return str(rows["knob"].iloc[int(size_of(rows["ratio"]).to_numpy().argmax())])
+    if not names:
+        raise MissingError("no two measured cells differ in one number")
+    return "max_num_seqs" if "max_num_seqs" in names else names[0]
+
+
+def published_rates(tables: Tables, cells: Collection[str]) -> "pd.Series[float]":
+    """What others published for the settings of these cells, in total tokens per second, by cell."""
+    rows = tables.get("predictions", "quantity", "cell_id", "published")
+    rows = rows[(rows["quantity"] == TOTAL.column) & rows["cell_id"].isin(cells)]
+    return rows.set_index("cell_id")["published"].dropna()
+
+
+SUBJECT = Subject(
+    id="max-num-seqs",
+    title="Throughput against max-num-seqs",
+    parts=[
+        FigurePart(throughput),
+        FigurePart(output_by_max_num_seqs),
+        effects_of("max_num_seqs"),
+        claims_on("max-num-seqs"),
+    ],
+    findings=[verdicts_on("max_num_seqs"), drains],
+)

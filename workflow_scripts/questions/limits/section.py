@@ -1,0 +1,132 @@
+"""How close the measurements come to what the hardware allows."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from functools import partial
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from workflow_scripts.page.blocks import Block, Finding
+from workflow_scripts.page.by_knob import CEILINGS
+from workflow_scripts.page.plot import Panel, Plot, key, mark_handles, plain_log_axis
+from workflow_scripts.page.report import FigurePart, Report, Subject, TablePart
+from workflow_scripts.page.sentences import NOT_DECIDED, some
+from workflow_scripts.page.series import NAMES, device_marks, repeats_of
+from workflow_scripts.page.style import Mark
+from workflow_scripts.questions.knobs.sequence_limit import at_both_ends, most_important_group
+from workflow_scripts.study.setting_words import knob_name
+from workflow_scripts.tables.results import REPEAT, MissingError, Tables, records, require
+
+TERA = 1e12
+
+
+def roofline(tables: Tables) -> Plot:
+    limits = tables.need("limits").dropna(subset=["read_bytes", "flops", "mfu", "memory_bandwidth_bytes_per_s"])
+    cells = tables.measured[[*REPEAT, *NAMES]]
+    rows = require(cells.merge(preferred(limits), on=REPEAT), "the work of no measured cell is known")
+    notes = ["a mark is the median of a cell; operations and bytes are computed from its schedule"]
+    rows = rows.assign(x=rows["flops"] / rows["read_bytes"], y=rows["mfu"] * rows["flop_per_s"] / TERA)
+    points = rows.groupby("cell_id", sort=False).agg({"gpu": "first", "x": "median", "y": "median"})
+    with suppress(MissingError):
+        knob, group = most_important_group(tables)
+        points["value"] = group.rows.drop_duplicates("cell_id").set_index("cell_id")["x"]
+        notes.append(f"numbers are {knob_name(knob)}, for the cells of the figure of throughput")
+    roofs = limits.merge(cells[[*REPEAT, "gpu"]], on=REPEAT).drop_duplicates(["gpu", "rates"])
+    named = device_marks(tables, points)
+    handles = mark_handles(named, linestyle="none")
+    roof_lines = [CEILINGS[rates] for rates in CEILINGS if rates in set(roofs["rates"])]
+    handles += [key(name.replace("ceiling", "roof"), linestyle=style) for style, name in roof_lines]
+    at = [f"{cell}: {row['x']:.3g} operations per byte, {row['y']:.3g} TFLOP/s" for cell, row in points.iterrows()]
+    return Plot(
+        title="Rate of operations against operations per byte, below the roofs of each device",
+        alt="; ".join(at[:8]) + ".",
+        sources=["measured", "predicted"],
+        panels=[Panel("", partial(_draw_roofline, points=points, roofs=roofs, named=named))],
+        x_label="Operations per byte read (FLOP/byte)",
+        y_label="TFLOP/s",
+        handles=handles,
+        repeats=repeats_of(rows),
+        notes=notes,
+        panel_height_in=3.6,
+    )
+
+
+def _draw_roofline(ax: Axes, points: pd.DataFrame, roofs: pd.DataFrame, named: Mapping[str, Mark]) -> None:
+    ridge = roofs["flop_per_s"] / roofs["memory_bandwidth_bytes_per_s"]
+    low, high = points["x"].min() / 2, max(4 * points["x"].max(), 2 * ridge.max())
+    for roof in records(roofs):
+        x = np.array([low, roof["flop_per_s"] / roof["memory_bandwidth_bytes_per_s"], high])
+        y = np.minimum(x * roof["memory_bandwidth_bytes_per_s"], roof["flop_per_s"]) / TERA
+        ax.plot(x, y, color=named[roof["gpu"]].color, linestyle=CEILINGS[roof["rates"]][0], linewidth=1.2)
+    for gpu, part in points.groupby("gpu", sort=False):
+        mark = named[str(gpu)]
+        ax.plot(part["x"], part["y"], color=mark.color, marker=mark.marker, linestyle="none", alpha=0.8)
+    if "value" in points:
+        last = points[points["gpu"] == points["gpu"].iloc[-1]].dropna(subset="value")
+        for row in records(last.drop_duplicates("value")):
+            ax.annotate(f"{row['value']:g}", (row["x"], row["y"]), (5, -9), textcoords="offset points", fontsize=8)
+    plain_log_axis(ax, "x", low, high, most=7)
+    plain_log_axis(ax, "y", points["y"].min() / 2, 1.6 * roofs["flop_per_s"].max() / TERA, most=8)
+
+
+def preferred(limits: pd.DataFrame) -> pd.DataFrame:
+    """One row per repeat: if a device's rates have two sources, that of the data sheet."""
+    return limits.sort_values("rates").drop_duplicates(REPEAT)
+
+
+reached = at_both_ends(
+    "factor",
+    lambda share: f"{100 * share:.0f} % of the ceiling",
+    lambda first, last: f"{100 * first:.0f} to {100 * last:.0f} %",
+    lambda tables: tables.share_of_ceiling,
+)
+
+
+def above_ceilings(report: Report) -> Iterator[Block]:
+    limits = report.tables.need("limits").dropna(subset="factor").sort_values("factor", ascending=False)
+    require(limits, "no ceiling is known for any cell")
+    exceeds, cells = limits["exceeds"].eq(True), limits["cell_id"].nunique()
+    findings = []
+    for row in records(limits[exceeds].drop_duplicates("cell_id")):
+        cell, times = report.names.get(row["cell_id"], row["cell_id"]), f"{row['factor']:.3g} times its ceiling"
+        sentence = f"{cell}: {times} on {row['ceiling_broken']}. It is marked invalid and not compared."
+        findings.append(Finding("impossible", sentence, "bad"))
+    if doubtful := limits.loc[~exceeds & (limits["factor"] > 1), "cell_id"].nunique():
+        sentence = (
+            f"In {doubtful} of {cells} cells the rate is above a ceiling from measured device rates, but within the "
+            "error of these rates. If others loaded the host while the rates were measured, this error is not known."
+        )
+        findings.append(Finding(NOT_DECIDED, sentence))
+    if not findings:
+        sentence = f"None of the {cells} cells with a known ceiling is faster than its device allows."
+        findings.append(Finding("possible", sentence, "good"))
+    yield from some(findings, "limits")
+
+
+SUBJECT = Subject(
+    id="limits",
+    title="How close to the hardware's limits",
+    parts=[
+        FigurePart(roofline),
+        TablePart(
+            "limits",
+            {
+                "cell_id": "Cell",
+                "rates": "Source of the device's rates",
+                "output_tokens_per_s_ceiling": "Ceiling (output tokens per s)",
+                "factor": "Share of the ceiling that was reached",
+                "mbu": "MBU",
+                "mfu": "MFU",
+                "experts_touched_share": "Experts that a decode step used",
+                "experts_touched_share_uniform": "Expected of equally likely experts",
+                "decode_bound_by": "Decoding limited by",
+                "steps_bound_by": "Steps limited by",
+            },
+            "Cells closest to their ceilings, medians over repeats",
+            rows=lambda tables: tables.limits.sort_values("factor", ascending=False, kind="stable"),
+        ),
+    ],
+    findings=[reached, above_ceilings],
+)

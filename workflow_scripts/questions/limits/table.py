@@ -1,0 +1,239 @@
+"""Compare each repeat with the maximum that the hardware allows, and mark impossible ones.
+
+    kvsweep table-limits --study config/studies/demo.yaml \\
+        --cells results/demo/tables/cells.parquet --parsed results/demo/parsed \\
+        --devices results/demo/prepared/devices --out results/demo/tables/limits.parquet \\
+        --checked-out results/demo/tables/cells.parquet
+
+One row per repeat and source of rates: the device's data sheet, and its measured rates. docs/limits.md says how the
+numbers are made.
+"""
+
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from workflow_scripts.catalog.gpus_and_models import get_gpu, get_model
+from workflow_scripts.common.command import PARSED, option
+from workflow_scripts.engines.registry import every_knob
+from workflow_scripts.physics import formulas
+from workflow_scripts.physics.model_facts import DTYPE_BYTES, ModelFacts, ModelFactsError, read_model_facts
+from workflow_scripts.questions.limits.ceilings import (
+    CACHE,
+    MEMORY,
+    Rates,
+    binding,
+    devices_of,
+    least_steps,
+    phase_flops,
+    phase_times,
+    rates_of,
+)
+from workflow_scripts.statistics.start_spread import FloatArray
+from workflow_scripts.statistics.summary import as_applied, dtypes, numbers
+from workflow_scripts.study.study import Study
+from workflow_scripts.tables.cells import MEASURED
+from workflow_scripts.tables.parsed_facts import REPEAT
+from workflow_scripts.tables.table_command import table_command
+from workflow_scripts.tables.typed_tables import FLAG, INTEGER, NUMBER, TEXT, table_schema
+from workflow_scripts.tables.work import read_work
+
+# A measured rate holds for one moment: on a shared host, one core was observed to read at 10 and at 24 GB/s.
+TOLERANCE = {"datasheet": 0.0, "measured": 0.25}
+
+TOKEN_RATES = ("output_tokens_per_s", "total_tokens_per_s")
+_LABELS = {"datasheet": "data sheet", "measured": "device as measured"}
+
+SCHEMA = table_schema(
+    "limits",
+    "The highest rate that the hardware allows: one row per repeat and source of rates ([how](limits.md)).",
+    TEXT("cell_id", "as in `cells`"),
+    INTEGER("start repeat", "as in `cells`"),
+    TEXT("rates", "source of the device's rates: `datasheet` or `measured`"),
+    NUMBER("memory_bandwidth_bytes_per_s flop_per_s", "rates of one device"),
+    FLAG("weights_fit_cache", "all weights fit in the last-level cache, whose rate replaces that of memory"),
+    NUMBER("read_bytes_per_s", "highest rate of reading a step's bytes, from memory or cache"),
+    NUMBER("sequences_max", "the smaller of `max_concurrency_allowed` and the number of requests"),
+    NUMBER("steps_min", "minimum number of steps for all output tokens"),
+    NUMBER("output_tokens_per_step_max", "output tokens over `steps_min`"),
+    TEXT("steps_bound_by", "what prevents fewer steps: `max_num_seqs`, `requests`, `longest_request` or `kv_blocks`"),
+    NUMBER(
+        "prefill_memory_s prefill_arithmetic_s decode_memory_s decode_arithmetic_s",
+        "minimum time of each phase by each resource",
+    ),
+    TEXT("prefill_bound_by decode_bound_by bound_by", "the resource that takes longer"),
+    NUMBER("wall_s_min", "minimum time of the repeat"),
+    *(
+        NUMBER(f"{rate}_ceiling", "tokens over `wall_s_min`")
+        | NUMBER(f"{rate}_ceiling_memory {rate}_ceiling_arithmetic", "tokens over the time by one resource")
+        for rate in TOKEN_RATES
+    ),
+    NUMBER("steps", "scheduler steps"),
+    NUMBER("read_bytes flops", "bytes to read and operations of these steps, on all devices"),
+    NUMBER("experts_touched_share", "as in `cells`"),
+    NUMBER("experts_touched_share_uniform", "expected share if all experts are equally likely"),
+    NUMBER("mbu mfu", "`read_bytes` and `flops` over `wall_s`, as a share of the device's rate"),
+    NUMBER("engine_mbu engine_mfu", "the same from the engine's own estimates"),
+    NUMBER("engine_read_bytes_difference engine_flops_difference", "engine's estimate over the count here, minus 1"),
+    NUMBER("factor", "measured rate over its ceiling, the higher of output and total tokens"),
+    NUMBER("tolerance", "how far `factor` may exceed 1; infinite if other programs disturbed the measured rates"),
+    FLAG("exceeds", "`factor` is above 1 + `tolerance`"),
+    TEXT("ceiling_broken", "the rate and the exceeded ceiling"),
+    TEXT("source", "`predicted`"),
+)
+
+
+def limits_table(work: pd.DataFrame, devices: Path) -> tuple[pd.DataFrame, list[str]]:
+    """The table of `read_work`, with the records in `devices`, and the reasons why some repeats have no rows."""
+    if work.empty:
+        return pd.DataFrame(columns=list(SCHEMA.columns)), []
+    settings = {name: as_applied(work, name) for name, knob in every_knob().items() if knob.neutral is not None}
+    work = work.assign(**settings, dtype=dtypes)
+    work = work.join(least_steps(work))
+    parts: list[pd.DataFrame] = []
+    reasons: list[str] = []
+    keys = ["gpu", "model", "dtype", "quantization", "kv_cache_dtype", "tensor_parallel_size"]
+    for key, rows in work.groupby(keys):
+        gpu, model, dtype, quantization, kv_cache_dtype, _ = map(str, key)
+        try:
+            facts = read_model_facts(get_model(model).config, dtype, quantization or None)
+        except ModelFactsError as e:
+            reasons.append(f"no limits of {model}: {e}")
+            continue
+        rates_found = rates_of(get_gpu(gpu), devices)
+        if not rates_found:
+            reasons.append(f"no limits on {gpu}: it has no data sheet, and {devices} has no record of it")
+        parts += [_limits(rows, facts, rates, kv_cache_dtype) for rates in rates_found]
+    table = pd.concat(parts) if parts else pd.DataFrame(columns=list(SCHEMA.columns))
+    return table.sort_values([*REPEAT, "rates"])[list(SCHEMA.columns)], list(dict.fromkeys(reasons))
+
+
+def _limits(work: pd.DataFrame, facts: ModelFacts, rates: Rates, kv_cache_dtype: str) -> pd.DataFrame:
+    times = phase_times(work, facts, rates, kv_cache_dtype)
+    cache_bytes_per_s, memory_bytes_per_s = rates.cache_bytes_per_s(facts), rates.memory_bandwidth_bytes_per_s
+    from_cache = times["weights_fit_cache"] & np.isfinite(cache_bytes_per_s)
+    memory = np.where(from_cache, CACHE, MEMORY)
+    bound_by = {
+        f"{phase}bound_by": binding(times[f"{phase}memory_s"], times[f"{phase}arithmetic_s"], memory)
+        for phase in ("prefill_", "decode_", "")
+    }
+    table = work.join(times).assign(
+        read_bytes_per_s=np.where(from_cache, cache_bytes_per_s, memory_bytes_per_s),
+        rates=rates.source,
+        # The rates of a disturbed device are too low to call anything impossible.
+        tolerance=np.inf if rates.measured and rates.measured.disturbed else TOLERANCE[rates.source],
+        memory_bandwidth_bytes_per_s=memory_bytes_per_s,
+        flop_per_s=rates.flop_per_s(facts, kv_cache_dtype),
+        source="predicted",
+        **bound_by,
+    )
+    counts = table["output_tokens"], table["output_tokens"] + table["prompt_tokens"]
+    for rate, count in zip(TOKEN_RATES, counts, strict=True):
+        for by, time in (("", "wall_s_min"), ("_memory", "memory_s"), ("_arithmetic", "arithmetic_s")):
+            table[f"{rate}_ceiling{by}"] = count / times[time].where(times[time] > 0)
+    return _verdict(_utilization(table, facts, rates, kv_cache_dtype))
+
+
+def _utilization(table: pd.DataFrame, facts: ModelFacts, rates: Rates, kv_cache_dtype: str) -> pd.DataFrame:
+    """Add what the repeat had to read and compute, as a share of what the device could do in the same time."""
+    ranks = numbers(table["tensor_parallel_size"] * table["pipeline_parallel_size"])
+    wall_s, steps = numbers(table["wall_s"]), numbers(table["steps"])
+    devices = numbers(devices_of(table, rates.gpu))
+    bytes_per_s = numbers(table["read_bytes_per_s"]) * devices
+    flop_per_s = rates.flop_per_s(facts, kv_cache_dtype) * devices
+    # Estimates are per rank.
+    engine_read_bytes, engine_flops = (numbers(table[f"estimated_{name}"]) * ranks for name in ("read_bytes", "flops"))
+    tokens = numbers(table["computed_prompt_tokens"] + table["decode_tokens"])
+    measured = numbers(table["experts_touched_share"])
+    touched = np.where(np.isnan(measured), facts.touched_share(tokens / steps), measured)
+    read_bytes = steps * facts.step_weight_bytes(tokens / steps, touched) + _kv_bytes(table, facts, kv_cache_dtype)
+    flops = np.add(*phase_flops(table, facts))
+    return table.assign(
+        read_bytes=read_bytes,
+        flops=flops,
+        experts_touched_share_uniform=facts.touched_share(numbers(table["experts_touched_tokens"])),
+        mbu=formulas.utilization(read_bytes, wall_s, bytes_per_s),
+        mfu=formulas.utilization(flops, wall_s, flop_per_s),
+        engine_mbu=formulas.utilization(engine_read_bytes, wall_s, bytes_per_s),
+        engine_mfu=formulas.utilization(engine_flops, wall_s, flop_per_s),
+        engine_read_bytes_difference=engine_read_bytes / (read_bytes + _activation_bytes(table, facts)) - 1,
+        engine_flops_difference=engine_flops / flops - 1,
+    )
+
+
+def _kv_bytes(table: pd.DataFrame, facts: ModelFacts, kv_cache_dtype: str) -> FloatArray:
+    """Bytes of keys, values and states that decode steps moved on all ranks; a state is read and written."""
+    ranks = int(table["tensor_parallel_size"].iloc[0])  # that of all rows
+    read = 2 * ranks * facts.state_bytes(ranks) * numbers(table["decode_tokens"])
+    for reach in facts.reaches_on(ranks):
+        bytes_of_token = reach.kv_elements * facts.kv_dtype_bytes(kv_cache_dtype)
+        read = read + bytes_of_token * numbers(table[f"kv_tokens_read{reach.suffix}"])
+    # The cache is read once per output token, or less often if a step also accepts drafted tokens.
+    unread = numbers(table["accepted_draft_tokens"].where(table["num_speculative_tokens"] > 0, 0.0))
+    return read * (1 - unread / numbers(table["output_tokens"]))
+
+
+def _activation_bytes(table: pd.DataFrame, facts: ModelFacts) -> FloatArray:
+    """Bytes that vLLM's estimate (vllm/v1/metrics/perf.py) counts in addition to weights and earlier tokens' KV.
+
+    Inputs of matrix products, and the step's own KV, may stay on the chip, so no ceiling counts them.
+    """
+    tokens = numbers(table["computed_prompt_tokens"] + table["decode_tokens"])
+    inputs = facts.layers * 2 * facts.hidden + facts.query_elements + facts.feed_forward_elements
+    elements = tokens * inputs + numbers(table["output_tokens"]) * facts.hidden
+    own_kv = numbers(table["prompt_tokens"] + table["decode_tokens"]) * facts.bytes_per_token()
+    return elements * DTYPE_BYTES[facts.dtype] + own_kv
+
+
+def _verdict(table: pd.DataFrame) -> pd.DataFrame:
+    output, total = (table[rate].astype(float) / table[f"{rate}_ceiling"] for rate in TOKEN_RATES)
+    highest = 1 + table["tolerance"]
+    exceeds = (output > highest) | (total > highest)
+    which = pd.Series(np.where(output > highest, *TOKEN_RATES), index=table.index, dtype="string")
+    broken = which + ": " + table["bound_by"] + " of the " + table["rates"].map(_LABELS)
+    return table.assign(
+        factor=np.fmax(output, total), exceeds=exceeds, ceiling_broken=broken.where(exceeds).astype("string")
+    )
+
+
+def mark_invalid(cells: pd.DataFrame, limits: pd.DataFrame) -> pd.DataFrame:
+    """Mark every cell with a repeat above a ceiling as `invalid`; `reason` names the ceiling.
+
+    One impossible repeat makes the clock or the counts of all repeats of its cell unreliable. The values are kept.
+    """
+    worst = {
+        row.cell_id: f"repeat {row.repeat} of start {row.start} is {row.factor:.3g} times its ceiling on "
+        f"{row.ceiling_broken}"
+        for row in limits[limits["exceeds"].eq(True)].sort_values("factor").itertuples()
+    }
+    reason = cells["cell_id"].map(worst).where(cells["outcome"].eq("ok") & cells["source"].eq(MEASURED))
+    return cells.assign(
+        outcome=cells["outcome"].mask(reason.notna(), "invalid"), reason=cells["reason"].mask(reason.notna(), reason)
+    )
+
+
+def checked(
+    cells: pd.DataFrame, study: Study, parsed: Path, devices: Path
+) -> tuple[pd.DataFrame, pd.DataFrame, list[str]]:
+    """The cells with those above a ceiling marked `invalid`, their limits, and why some repeats have none."""
+    # A table may also hold cells of other studies and published data; only the study's own have evidence here.
+    own = cells[cells["study"].eq(study.name) & cells["source"].eq(MEASURED)]
+    table, reasons = limits_table(read_work(own, parsed), devices)
+    return mark_invalid(cells, table), table, reasons
+
+
+@table_command(
+    "limits",
+    PARSED,
+    option("--devices", type=Path, required=True, help="folder with NAME.json of each measured device"),
+    simulated=True,
+    checked="cells",
+)
+def main(args: Namespace, study: Study, cells: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    checked_cells, table, reasons = checked(cells, study, args.parsed, args.devices)
+    for reason in reasons:
+        print(reason, file=sys.stderr)
+    return table, checked_cells

@@ -1,0 +1,247 @@
+"""Compare predicted KV capacity with the engine's: blocks, tokens, concurrency, memory.
+
+    kvsweep table-capacity --study config/studies/demo.yaml \\
+        --cells results/demo/tables/cells.parquet --predictions results/demo/prepared/capacity.jsonl \\
+        --out results/demo/tables/capacity.parquet
+
+One row per cell with a prediction, and one per published number of blocks. docs/capacity.md says how predictions are
+made, docs/tables.md documents every column.
+"""
+
+import json
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from workflow_scripts.common.command import option
+from workflow_scripts.common.files import read_jsonl
+from workflow_scripts.engines.vllm_engines import VLLM
+from workflow_scripts.physics import formulas
+from workflow_scripts.statistics.summary import RAN, Row, as_applied, numbers, records
+from workflow_scripts.study.study import Study
+from workflow_scripts.tables.table_command import table_command
+from workflow_scripts.tables.typed_tables import FLAG, NUMBER, TEXT, TableError, table_schema
+
+PUBLISHED = "published"
+GIB = 2**30
+
+# A prediction whose error is larger than this disagrees.
+DISAGREES_PCT = 5.0
+# Tokens computed from the memory in a log agree with the log's tokens within this, plus the rounding to 0.01 GiB.
+CONSISTENT_PCT = 0.5
+PRINTED_TO_GIB = 0.005
+
+# Terms that are compared with what was observed. An engine prints the activation peak together with the graphs that it
+# subtracts from the budget, so both are predicted together.
+COMPARED = (
+    "weights_bytes",
+    "activation_bytes",
+    "cuda_graphs_bytes",
+    "kv_cache_bytes",
+    "num_blocks",
+    "kv_cache_tokens",
+    "max_concurrency",
+)
+# Column <- column of the cells table.
+_PRINTED_GIB = {
+    "observed_weights_bytes": "model_weights_gib",
+    "observed_activation_bytes": "peak_activation_gib",
+    "observed_cuda_graphs_bytes": "cuda_graph_gib",
+    "observed_kv_cache_bytes": "available_kv_cache_gib",
+}
+_OBSERVED = {"observed_block_size": "block_size_effective", "observed_num_blocks": "num_gpu_blocks"}
+_OBSERVED |= {f"observed_{name}": name for name in ("kv_cache_tokens", "max_concurrency")}
+_PUBLISHED = ("num_blocks", "kv_cache_tokens", "max_concurrency")
+# Column <- field of a prediction.
+_PREDICTED_TEXT = {"predicted_for_version": "vllm_version"}
+_PREDICTED_TEXT |= {f"predicted_{name}": name for name in ("infeasible", "unknown", "dtype")}
+_PREDICTED = {name: name for name in ("gpu_memory_utilization", "bytes_per_token", "bytes_per_block")}
+_PREDICTED |= {
+    f"predicted_{name}": name
+    for name in ("block_size", "device_memory_bytes", "budget_bytes", "other_bytes", *COMPARED)
+}
+_CELL = (
+    *("study", "source", "cell_id", "gpu", "engine", "model", "workload", "knobs"),
+    *("outcome", "engine_version", "dtype"),
+)
+
+SCHEMA = table_schema(
+    "capacity",
+    "KV capacity as predicted before the measurement and as reported by the engine ([how](capacity.md)). "
+    "One row per cell of vLLM and of HuggingFace's continuous batching, and per published number of "
+    "blocks. `source` is that of the `observed_*` columns.",
+    TEXT(
+        "study source cell_id gpu engine model workload knobs outcome",
+        "as in `cells`; a published row has the published names, and `cell_id` `published/TABLE/ROW`",
+    ),
+    TEXT("engine_version predicted_for_version", "measured and predicted version"),
+    TEXT("dtype predicted_dtype", "measured and predicted type"),
+    TEXT("predicted_infeasible", "why the engine would refuse the cell"),
+    TEXT("predicted_unknown", "why there is no prediction"),
+    NUMBER("gpu_memory_utilization", "share of the memory; null if the cell sets the size of the cache"),
+    NUMBER("predicted_block_size", "tokens per block"),
+    NUMBER("bytes_per_token bytes_per_block", "KV cache of one device, by formula"),
+    NUMBER(
+        "predicted_device_memory_bytes predicted_budget_bytes predicted_other_bytes",
+        "device memory, the engine's share of it, and memory of libraries",
+    ),
+    NUMBER(
+        [f"predicted_{term}" for term in COMPARED],
+        "terms of the prediction; activation includes graphs, as engines print it",
+    ),
+    NUMBER("predicted_overhead_bytes", "weights, activation, graphs and libraries"),
+    NUMBER([*_PRINTED_GIB, *_OBSERVED], "the same terms, printed by the engine"),
+    NUMBER([f"{term}_error_pct" for term in COMPARED], "predicted minus observed, over observed"),
+    NUMBER(
+        "recomputed_kv_cache_tokens",
+        "tokens computed from the KV memory in the log; null for pipelines and layers of several kinds",
+    ),
+    NUMBER("recomputed_error_pct", "difference from the engine's own number"),
+    FLAG("consistent", "the two agree within 0.5 % and the log's rounding"),
+    NUMBER(
+        "implied_memory_bytes implied_overhead_bytes",
+        "device memory and overhead computed from the blocks at several utilizations",
+    ),
+    TEXT(
+        "disagrees",
+        "what prediction and engine disagree on, comma-separated; null if nothing: `ran` (predicted as infeasible), "
+        "`refused` (predicted to run), `block_size`, `kv_cache_tokens` or `num_blocks` (by more than 5 %), and why: "
+        "`dtype`, `version`, or, by the blocks at several utilizations, `device_memory` or `overhead`. "
+        "`log`: the log contradicts itself (`consistent`)",
+    ),
+)
+
+
+def capacity_table(cells: pd.DataFrame, predictions: pd.DataFrame) -> pd.DataFrame:
+    """The capacity table; `predictions` are records of `predict.capacity_of_cells`, one per row."""
+    parts = [part for part in (_of_cells(cells), _of_published(predictions)) if len(part)]
+    observed = pd.concat(parts, ignore_index=True) if parts else _of_cells(cells)
+    table = observed.merge(_predicted(predictions), on="cell_id")
+    table = _with_recomputed(_with_errors(table))
+    table = table.join(_implied(table))
+    table["disagrees"] = pd.Series([_disagreements(row) for row in records(table)], index=table.index, dtype="string")
+    return table[list(SCHEMA.columns)]
+
+
+def _of_cells(cells: pd.DataFrame) -> pd.DataFrame:
+    """One row per cell: the memory terms that its engine printed, in bytes."""
+    rows = cells.groupby(["study", "source", "cell_id"], dropna=False, sort=False).first().reset_index()
+    observed = {name: GIB * rows[column].astype(float) for name, column in _PRINTED_GIB.items()}
+    observed |= {name: rows[column].astype(float) for name, column in _OBSERVED.items()}
+    # If the number of blocks is set, the engine still prints the memory that would have been available.
+    fits = as_applied(rows, "num_gpu_blocks_override") == ""
+    observed["observed_kv_cache_bytes"] = observed["observed_kv_cache_bytes"].where(fits)
+    return rows[list(_CELL)].assign(**observed, pipeline_parallel_size=as_applied(rows, "pipeline_parallel_size"))
+
+
+def _of_published(predictions: pd.DataFrame) -> pd.DataFrame:
+    of = predictions[predictions["published"].map(lambda record: isinstance(record, dict)).astype(bool)]
+    stated = pd.DataFrame(of["published"].tolist(), index=of.index, columns=["gpu", "model", *_PUBLISHED])
+    table = stated.rename(columns={name: f"observed_{name}" for name in _PUBLISHED}).assign(
+        source=PUBLISHED,
+        cell_id=of["cell_id"],
+        engine=VLLM.name,
+        engine_version="vllm " + of["vllm_version"].astype("string"),
+        observed_block_size=of["block_size"],
+    )
+    kinds = dict.fromkeys(_CELL, "string")
+    kinds |= dict.fromkeys([*_PRINTED_GIB, *_OBSERVED, "pipeline_parallel_size"], "float64")
+    return table.reindex(columns=list(kinds)).astype(kinds)
+
+
+def _predicted(predictions: pd.DataFrame) -> pd.DataFrame:
+    table = pd.DataFrame(
+        {"cell_id": predictions["cell_id"]}
+        | {name: predictions[field].astype("string") for name, field in _PREDICTED_TEXT.items()}
+        | {name: predictions[field].astype(float) for name, field in _PREDICTED.items()}
+    )
+    table["predicted_activation_bytes"] += table["predicted_cuda_graphs_bytes"]
+    taken = table["predicted_weights_bytes"] + table["predicted_activation_bytes"] + table["predicted_other_bytes"]
+    return table.assign(predicted_overhead_bytes=taken)
+
+
+def _with_errors(table: pd.DataFrame) -> pd.DataFrame:
+    errors = {
+        f"{term}_error_pct": 100 * (table[f"predicted_{term}"] / table[f"observed_{term}"].where(lambda of: of > 0) - 1)
+        for term in COMPARED
+    }
+    # Before vLLM 0.21 graphs are not subtracted from the budget. Then 0 is predicted, which says nothing of their size.
+    graphs = errors["cuda_graphs_bytes_error_pct"].where(table["predicted_cuda_graphs_bytes"] > 0)
+    return table.assign(**errors | {"cuda_graphs_bytes_error_pct": graphs})
+
+
+def _with_recomputed(table: pd.DataFrame) -> pd.DataFrame:
+    """Add the tokens computed from the KV memory in the log; null for pipelines and for layers of several kinds."""
+    block_size, per_token = numbers(table["observed_block_size"]), numbers(table["bytes_per_token"])
+    kv_bytes = np.maximum(numbers(table["observed_kv_cache_bytes"]), 0)
+    in_all_layers = numbers(table["bytes_per_block"]) == per_token * numbers(table["predicted_block_size"])
+    kv_bytes = np.where((numbers(table["pipeline_parallel_size"]) > 1) | ~in_all_layers, np.nan, kv_bytes)
+    tokens = np.floor(kv_bytes / (per_token * block_size)) * block_size
+    observed = numbers(table["observed_kv_cache_tokens"])
+    allowed = CONSISTENT_PCT / 100 * observed + PRINTED_TO_GIB * GIB / per_token
+    consistent = pd.Series(np.abs(tokens - observed) <= allowed, index=table.index, dtype="boolean")
+    return table.assign(
+        recomputed_kv_cache_tokens=tokens,
+        recomputed_error_pct=100 * (tokens / observed - 1),
+        consistent=consistent.mask(np.isnan(tokens - observed)),
+    )
+
+
+def _implied(table: pd.DataFrame) -> pd.DataFrame:
+    """Memory and overhead implied by the blocks at several utilizations, with all else equal."""
+    where = table["cell_id"].str.rsplit("/", n=1).str[0].where(table["source"] == PUBLISHED, "")
+    seen = table.assign(where=where).dropna(subset=["gpu_memory_utilization", "observed_num_blocks"])
+    alike = ["study", "source", "where", "gpu", "engine", "model", "engine_version", "bytes_per_block"]
+    implied = pd.DataFrame(index=table.index, columns=["implied_memory_bytes", "implied_overhead_bytes"], dtype=float)
+    for _, rows in seen.groupby([*alike, "predicted_overhead_bytes"], dropna=False):
+        if rows["gpu_memory_utilization"].nunique() > 1:
+            observed = list(zip(rows["gpu_memory_utilization"], rows["observed_num_blocks"], strict=True))
+            implied.loc[rows.index] = formulas.memory_and_overhead(observed, rows["bytes_per_block"].iloc[0])
+    return implied
+
+
+def _disagreements(row: Row) -> str | None:
+    """What the predicted and the observed values disagree on; None if they agree, or if one of them is not known."""
+    infeasible, unknown = pd.notna(row["predicted_infeasible"]), pd.notna(row["predicted_unknown"])
+    version = row["predicted_for_version"]
+    tokens = "num_blocks" if np.isnan(row["kv_cache_tokens_error_pct"]) else "kv_cache_tokens"
+    differs = bool(abs(row[f"{tokens}_error_pct"]) > DISAGREES_PCT)
+    implied = row["implied_memory_bytes"] / row["predicted_device_memory_bytes"] - 1
+    differences = {
+        "ran": row["outcome"] in RAN and infeasible,
+        "refused": row["outcome"] == "infeasible" and not infeasible and not unknown,
+        "block_size": not unknown and _known_to_differ(row["predicted_block_size"], row["observed_block_size"]),
+        tokens: differs,
+        "dtype": differs and _known_to_differ(row["predicted_dtype"], row["dtype"]),
+        "version": differs and pd.notna(version) and version not in str(row["engine_version"]),
+        "device_memory": differs and abs(implied) > DISAGREES_PCT / 100,
+        "overhead": differs and abs(implied) <= DISAGREES_PCT / 100,
+        "log": row["consistent"] is False,
+    }
+    return ",".join(name for name, does in differences.items() if does) or None
+
+
+def _known_to_differ(a: Any, b: Any) -> bool:
+    return bool(pd.notna(a) and pd.notna(b) and a != b)
+
+
+def read_predictions(path: Path) -> pd.DataFrame:
+    """The records of `predict.capacity_of_cells`, one per row; raises TableError for any other file."""
+    try:
+        predictions = list(read_jsonl(path))
+    except json.JSONDecodeError as e:
+        raise TableError(f"{path}: not JSON Lines: {e}") from None
+    fields = ["cell_id", *_PREDICTED_TEXT.values(), *_PREDICTED.values()]
+    if missing := [field for record in predictions[:1] for field in fields if field not in record]:
+        raise TableError(f"{path}: no predictions of capacity: without {', '.join(missing)}")
+    return pd.DataFrame(predictions, columns=[*fields, "published"])
+
+
+@table_command(
+    "capacity", option("--predictions", type=Path, required=True, help="capacity.jsonl of `kvsweep predict-capacity`")
+)
+def main(args: Namespace, _: Study, cells: pd.DataFrame) -> pd.DataFrame:
+    return capacity_table(cells, read_predictions(args.predictions))

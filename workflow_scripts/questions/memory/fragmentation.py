@@ -1,0 +1,221 @@
+"""Compute how much reserved KV memory holds no token, in the engine's layout and in others.
+
+    kvsweep table-waste --study config/studies/demo.yaml \\
+        --cells results/demo/tables/cells.parquet --parsed results/demo/parsed --out results/demo/tables/waste.parquet
+
+One row per repeat and layout. docs/fragmentation.md says how the numbers are made.
+"""
+
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from workflow_scripts.common.command import PARSED
+from workflow_scripts.engines.registry import get_engine
+from workflow_scripts.engines.vllm_engines import VllmKnobs
+from workflow_scripts.physics import formulas
+from workflow_scripts.physics.model_facts import ModelFacts
+from workflow_scripts.questions.memory.layer_memory import (
+    POOL,
+    block_in_tokens,
+    held_by_layout,
+    keeps_every_token,
+    kinds_of_layers,
+)
+from workflow_scripts.statistics.start_spread import FloatArray
+from workflow_scripts.statistics.summary import as_applied, dtypes, numbers
+from workflow_scripts.study.study import Study
+from workflow_scripts.tables.cells import MEASURED
+from workflow_scripts.tables.parsed_facts import REPEAT, known_facts, read_parsed
+from workflow_scripts.tables.request_lives import TIMES, Texts, by_repeat, paged, request_lives, shared_texts
+from workflow_scripts.tables.table_command import table_command
+from workflow_scripts.tables.typed_tables import INTEGER, NUMBER, TEXT, table_schema
+
+PREDICTED = "predicted"
+WHATIF_BLOCK_SIZES = (1, 8, 16, 32, 64, 128, 256)
+
+SCHEMA = table_schema(
+    "waste",
+    "Share of the reserved KV memory that held no token. One row per repeat and layout, and per "
+    "what-if block size ([how](fragmentation.md)).",
+    TEXT("cell_id", "as in `cells`"),
+    INTEGER("start repeat", "as in `cells`"),
+    TEXT("layout", "`paged`, `block_size_whatif`, `contiguous_max_model_len`, ..."),
+    TEXT("layer_kind", "kind of layers, e.g. `window of 128`; null: all layers"),
+    INTEGER("block_size", "null for layouts without blocks"),
+    NUMBER("sequences_live_mean", "mean over time"),
+    NUMBER(
+        "tokens_held_mean slots_held_mean",
+        "tokens held and slots reserved, mean over time (`padded_batch`: over steps)",
+    ),
+    NUMBER("waste_pct", "share of the slots without a token"),
+    NUMBER("wasted_slots_per_sequence", "slots without a token, per live sequence"),
+    NUMBER("expected_wasted_slots_per_sequence", "`(block_size - 1) / 2`"),
+    NUMBER("engine_slots_held_mean", "slots in use by the engine's own gauge; for `paged`"),
+    TEXT("computed_from", "`timeline` (measured times of the requests), `lengths` or `steps` (reported by the engine)"),
+    TEXT("source", "`measured` for the engine's own layout, else `predicted`"),
+)
+
+OF_REQUEST = (*REPEAT, "request_id", "prompt_tokens", "output_tokens", "cached_prompt_tokens", *TIMES)
+
+OF_REPEAT = (
+    *("workload", "engine", "model", "dtype", "kv_cache_dtype", "block_size_effective", "max_model_len_effective"),
+    *("max_num_batched_tokens_effective", "batch_size", "engine_slots_held_mean", "engine_blocks_held_mean"),
+)
+
+
+def waste_table(cells: pd.DataFrame, parsed: Path, texts: Texts) -> pd.DataFrame:
+    """The table for the cells that ended ok; `parsed` holds a folder for each GPU."""
+    ok = cells[(cells["outcome"] == "ok") & cells["repeat"].notna()]
+    parts = [caches_as_measured(ok)]
+    for gpu, rows in ok.groupby("gpu"):
+        if (parsed / str(gpu) / "requests.parquet").exists():
+            requests = read_parsed(parsed, str(gpu), "requests", OF_REQUEST)
+            steps = read_parsed(parsed, str(gpu), "steps", [*REPEAT, "time_s", "generation_tokens"])
+            parts += layouts(timeline(rows, requests, texts, steps))
+    table = pd.concat([part for part in parts if len(part)] or parts)
+    return table.reindex(columns=list(SCHEMA.columns)).sort_values([*REPEAT, "layout", "block_size"], kind="stable")
+
+
+def timeline(
+    cells: pd.DataFrame, requests: pd.DataFrame, texts: Texts, steps: pd.DataFrame | None = None
+) -> pd.DataFrame:
+    """The lives of the requests (`request_lives`), with the columns of `cells` that layouts need."""
+    of_repeat = cells.assign(
+        batch_size=cells["max_num_seqs_effective"].fillna(cells["max_concurrency_allowed"]),
+        engine_slots_held_mean=cells["kv_cache_usage_mean"] * cells["kv_cache_tokens"],
+        engine_blocks_held_mean=cells["kv_cache_usage_mean"] * cells["num_gpu_blocks"],
+        dtype=dtypes(cells),
+        kv_cache_dtype=as_applied(cells, "kv_cache_dtype"),
+    )[[*REPEAT, *OF_REPEAT]]
+    return request_lives(requests.merge(of_repeat, on=REPEAT), texts, steps)
+
+
+# --- layouts: tokens held and slots reserved, integrated over time, by repeat -----------------------------------------
+
+
+def contiguous(t: pd.DataFrame, slots: FloatArray) -> pd.DataFrame:
+    """A fixed number of slots for each request, reserved for its whole life; nothing is shared."""
+    return by_repeat(t, numbers(t["token_s"]), slots * numbers(t["live_s"]))
+
+
+def padded_batches(t: pd.DataFrame) -> pd.DataFrame:
+    """Batches in the order of the workload, padded to their longest prompt and run to their longest output.
+
+    The duration of such a step is not known, so time is counted in steps; the prefill is one step.
+    """
+    batches = t.assign(batch=t.groupby("row").cumcount() // t["batch_size"], rows=1).groupby(["row", "batch"])
+    longest = batches[["prompt_tokens", "output_tokens"]].max()
+    slots = numbers(batches["rows"].sum()) * _held_over_steps(longest)
+    held = by_repeat(t, _held_over_steps(t), np.zeros(len(t)))
+    return held.assign(
+        slot_s=pd.Series(slots, index=longest.index).groupby("row").sum(),
+        live_s=t["output_tokens"].groupby(t["row"]).sum(),
+        span_s=longest["output_tokens"].groupby("row").sum(),
+    )
+
+
+def _held_over_steps(t: pd.DataFrame) -> FloatArray:
+    prompt, output = numbers(t["prompt_tokens"]), numbers(t["output_tokens"])
+    return formulas.token_seconds(prompt, output, np.ones_like(prompt), output - 1)
+
+
+# --- rows of the table -----------------------------------------------------------------------------------------------
+
+
+def layouts(t: pd.DataFrame) -> Iterator[pd.DataFrame]:
+    """Rows of the table for the requests of `timeline`, in each layout."""
+    for names, part in t.groupby(["engine", "model", "dtype", "kv_cache_dtype"], sort=False):
+        engine, model, dtype, kv_cache_dtype = map(str, names)
+        facts = known_facts(model, dtype)
+        if facts is None or keeps_every_token(facts):
+            yield from _of_tokens(part)
+        # How other engines share memory among kinds of layers is not known.
+        elif issubclass(get_engine(engine).knobs, VllmKnobs) and kinds_of_layers(facts):
+            yield from _of_layers(part, facts, kv_cache_dtype)
+
+
+def _of_layers(t: pd.DataFrame, facts: ModelFacts, kv_cache_dtype: str) -> Iterator[pd.DataFrame]:
+    """Rows of a model with layers of several kinds."""
+    rows = _repeats(t)
+    block_size = rows["block_size_effective"]
+    of_block = block_in_tokens(facts, kv_cache_dtype, numbers(block_size))
+    rows["engine_slots_held_mean"] = rows["engine_blocks_held_mean"] * of_block
+    totals: dict[str, pd.DataFrame] = {}
+    for layout, kind, held in held_by_layout(t, facts, kv_cache_dtype):
+        totals[layout] = totals[layout] + held if layout in totals else held
+        yield _means(layout, rows, held).assign(layer_kind=kind, engine_slots_held_mean=np.nan)
+    for layout, held in totals.items():
+        yield _means(layout, rows, held).assign(block_size=block_size if layout == POOL else np.nan)
+
+
+def _repeats(t: pd.DataFrame) -> pd.DataFrame:
+    """One row per repeat, with the lives of its requests (`live_s`) and the time from first to last (`span_s`)."""
+    by_row = t.groupby("row")
+    rows = by_row[[*REPEAT, "block_size_effective", "engine_slots_held_mean", "engine_blocks_held_mean"]].first()
+    rows["live_s"] = by_row["live_s"].sum()
+    rows["span_s"] = by_row["last_token_s"].max() - by_row["scheduled_s"].min()
+    return rows
+
+
+def _of_tokens(t: pd.DataFrame) -> Iterator[pd.DataFrame]:
+    """Rows of a model that keeps all tokens in all layers."""
+    rows = _repeats(t)
+    block_size = t["block_size_effective"]
+    yield _means(POOL, rows, paged(t, numbers(block_size)), rows["block_size_effective"])
+    for size in WHATIF_BLOCK_SIZES:
+        whatif = paged(t, np.full(len(t), float(size)))
+        yield _means("block_size_whatif", rows, whatif, pd.Series(size, index=rows.index))
+    yield _means("contiguous_max_model_len", rows, contiguous(t, numbers(t["max_model_len_effective"])))
+    own_length = numbers(t["prompt_tokens"] + t["output_tokens"])
+    yield _means("contiguous_request_length", rows, contiguous(t, own_length))
+    yield _means("padded_batch", rows.drop(columns=["live_s", "span_s"]), padded_batches(t), computed_from="lengths")
+
+
+def _means(
+    layout: str,
+    rows: pd.DataFrame,
+    held: pd.DataFrame,
+    block_size: pd.Series | None = None,
+    computed_from: str = "timeline",
+) -> pd.DataFrame:
+    t = rows.join(held)
+    # The engine's own gauge, and its layout, are those of the pool.
+    table = t.assign(
+        layout=layout,
+        engine_slots_held_mean=t["engine_slots_held_mean"] if layout == POOL else np.nan,
+        sequences_live_mean=t["live_s"] / t["span_s"],
+        tokens_held_mean=t["token_s"] / t["span_s"],
+        slots_held_mean=t["slot_s"] / t["span_s"],
+        waste_pct=100 * formulas.internal_fragmentation(numbers(t["token_s"]), numbers(t["slot_s"]), 1),
+        wasted_slots_per_sequence=(t["slot_s"] - t["token_s"]) / t["live_s"],
+        computed_from=computed_from,
+        source=MEASURED if layout == POOL else PREDICTED,
+    )
+    if block_size is not None:
+        table["block_size"] = block_size.astype(float)
+        table["expected_wasted_slots_per_sequence"] = block_size.map(formulas.expected_slots_wasted_per_sequence)
+    return table.dropna(subset="waste_pct")
+
+
+def caches_as_measured(cells: pd.DataFrame) -> pd.DataFrame:
+    """Rows of caches whose size the engine reported at every step: HuggingFace's, padded like their batch."""
+    reported = cells[cells["kv_slots_reserved_mean"].notna()]
+    tokens, slots = reported["kv_tokens_live_mean"], reported["kv_slots_reserved_mean"]
+    return reported[REPEAT].assign(
+        layout="hf_" + as_applied(reported, "cache_implementation").astype(str) + "_cache",
+        tokens_held_mean=tokens,
+        slots_held_mean=slots,
+        waste_pct=100 * formulas.internal_fragmentation(numbers(tokens), numbers(slots), 1),
+        computed_from="steps",
+        source=MEASURED,
+    )
+
+
+@table_command("waste", PARSED)
+def main(args: Namespace, study: Study, cells: pd.DataFrame) -> pd.DataFrame:
+    own = cells[cells["study"].eq(study.name) & cells["source"].eq(MEASURED)]
+    return waste_table(own, args.parsed, shared_texts(study))

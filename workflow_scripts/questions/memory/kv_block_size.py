@@ -1,0 +1,254 @@
+"""Throughput and KV memory by the size of a KV block: capacity as predicted and as the engines had it, and waste."""
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+
+from workflow_scripts.engines.registry import every_knob
+from workflow_scripts.page.blocks import Block, Finding, shown
+from workflow_scripts.page.by_knob import OUTPUT, compared, plot_by_knob
+from workflow_scripts.page.plot import Panel, Plot, key, log2_axis
+from workflow_scripts.page.report import CELL, FigurePart, Report, Subject, TablePart
+from workflow_scripts.page.sentences import claims_on, effects_of, some, verdicts_on
+from workflow_scripts.page.series import NAMES, repeats_of, told_apart
+from workflow_scripts.page.style import COLOURS, LineStyle
+from workflow_scripts.tables.results import Tables, medians_by_cell, records, require
+
+# A smaller error of a KV cache prediction may come from other data in the device's memory.
+WITHIN_PCT = 1.0
+# What prediction and engine disagree on, with columns of the table; bytes are also in GiB.
+_DISAGREES: Mapping[str, str] = {
+    "ran": "It ran, although it was predicted to be infeasible: {predicted_infeasible}.",
+    "refused": "The engine refused what was predicted to run.",
+    "block_size": "The engine used blocks of {observed_block_size:g} tokens, not of {predicted_block_size:g}.",
+    "kv_cache_tokens": "Predicted: {predicted_kv_cache_tokens:,.0f} tokens, observed: {observed_kv_cache_tokens:,.0f}.",
+    "num_blocks": "Predicted: {predicted_num_blocks:,.0f} blocks, observed: {observed_num_blocks:,.0f}.",
+    "dtype": "The prediction is for {predicted_dtype}, the model ran in {dtype}.",
+    "version": "The prediction is for vLLM {predicted_for_version}, this is {engine_version}.",
+    "device_memory": "The blocks at several utilizations imply a device of {implied_memory_gib:.2f} GiB, not of "
+    "{predicted_device_memory_gib:.2f} GiB.",
+    "overhead": "The blocks at several utilizations imply {implied_overhead_gib:.2f} GiB of weights and overhead, not "
+    "{predicted_overhead_gib:.2f} GiB.",
+    "log": "The log contradicts itself: {observed_kv_cache_gib:.2f} GiB hold {recomputed_kv_cache_tokens:,.0f} tokens, "
+    "but it says {observed_kv_cache_tokens:,.0f}.",
+}
+MOST_WORKLOADS = 3
+
+
+PAGED, WHATIF = "paged", "block_size_whatif"
+# Layouts without blocks -> name, colour and style of their horizontal line: solid if measured, broken if predicted.
+LEVEL: Mapping[str, tuple[str, str, LineStyle]] = {
+    "contiguous_max_model_len": ("contiguous, max-model-len (predicted)", COLOURS[1], (0, (5, 1.5))),
+    "contiguous_request_length": ("contiguous, own length (predicted)", COLOURS[3], (0, (5, 1.5))),
+    "padded_batch": ("padded static batch (predicted)", COLOURS[4], (0, (5, 1.5))),
+    "paged_own_pages": ("paged, pages of each layer's own (predicted)", COLOURS[5], (0, (1, 1))),
+    "paged_every_token": ("paged, every layer keeps all (predicted)", COLOURS[6], (0, (5, 1.5))),
+    "hf_dynamic_cache": ("HF dynamic cache (measured)", COLOURS[2], "-"),
+    "hf_static_cache": ("HF static cache (measured)", COLOURS[7], "-"),
+}
+
+
+def output_by_block_size(tables: Tables) -> Plot:
+    groups = compared(tables, tables.measured, "knob_block_size", NAMES)
+    return plot_by_knob(tables, groups, "block_size", OUTPUT)
+
+
+def waste_by_block_size(tables: Tables) -> Plot:
+    cells = tables.cells.drop_duplicates("cell_id")[["cell_id", "model", "workload"]]
+    rows = _of_all_layers(tables.need("waste")).merge(cells, on="cell_id")
+    keys = told_apart(rows, ["model", "workload"], ["workload"])
+    groups = sorted(rows.groupby(keys, sort=False), key=lambda item: -item[1]["cell_id"].nunique())
+    handles = {
+        PAGED: key("paged (measured)", COLOURS[0], "none", marker="o"),
+        WHATIF: key("paged, other sizes (predicted)", COLOURS[0], ":"),
+        **{name: key(*layout) for name, layout in LEVEL.items()},
+    }
+    names = rows["layout"].map({name: label.removesuffix(" (measured)") for name, (label, *_) in LEVEL.items()})
+    blocks = "blocks of " + rows["block_size"].map("{:g}".format) + " tokens"
+    measured = rows.assign(how=names.where(rows["layout"] != PAGED, blocks))[rows["source"] != "predicted"]
+    medians = measured.groupby([*keys, "how"], sort=False)["waste_pct"].median().reset_index()
+    shares = [
+        f"{', '.join([*names, how])}: {waste_pct:.3g} %" for *names, how, waste_pct in medians.itertuples(index=False)
+    ]
+    return Plot(
+        title="Empty slots in held KV memory, against the block size",
+        alt=f"Share of the slots in held KV memory that held no token, measured: {'; '.join(shares)}.",
+        sources=sorted(rows["source"].unique()),
+        panels=[Panel(" · ".join(map(str, names)), partial(_draw_waste, rows=part)) for names, part in groups],
+        panels_are="models and workloads",
+        most=MOST_WORKLOADS,
+        x_label="Block size (tokens)",
+        y_label="Empty slots in held KV memory (%)",
+        handles=[handle for name, handle in handles.items() if name in set(rows["layout"])],
+        repeats=repeats_of(rows),
+        notes=["marks and lines are medians over all cells and repeats of a panel, bars and bands the range"],
+        panel_height_in=3.0,
+    )
+
+
+def _draw_waste(ax: Axes, rows: pd.DataFrame) -> None:
+    for layout, part in rows.groupby("layout", sort=False):
+        if layout in LEVEL:
+            _, color, style = LEVEL[str(layout)]
+            ax.axhline(part["waste_pct"].median(), color=color, linestyle=style, linewidth=1.3)
+            continue
+        at = part.groupby("block_size")["waste_pct"].agg(["median", "min", "max"])
+        if layout == WHATIF:
+            ax.fill_between(at.index, at["min"], at["max"], color=COLOURS[0], alpha=0.12, linewidth=0)
+            ax.plot(at.index, at["median"], color=COLOURS[0], linestyle=":")
+        else:
+            ax.vlines(at.index, at["min"], at["max"], color=COLOURS[0], linewidth=1.5)
+            ax.plot(at.index, at["median"], color=COLOURS[0], marker="o", linestyle="none")
+    sizes = rows.loc[rows["layout"].isin([PAGED, WHATIF]), "block_size"].dropna().unique()
+    if len(sizes):
+        log2_axis(ax, sizes)
+    else:
+        ax.set_xticks([])
+    ax.set_ylim(0, 100)
+
+
+def _of_all_layers(waste: pd.DataFrame) -> pd.DataFrame:
+    """The rows that count all layers together, not those of one kind of layer."""
+    return waste[waste["layer_kind"].isna()]
+
+
+BY_KIND_OF_LAYER = TablePart(
+    "waste",
+    {
+        "cell_id": "Cell",
+        "layer_kind": "Layers",
+        "layout": "Layout",
+        "tokens_held_mean": "Tokens needed",
+        "slots_held_mean": "Slots held",
+        "waste_pct": "Empty slots in held memory (%)",
+        "source": "Source",
+    },
+    "Waste by kind of layer, in tokens of all layers, medians over repeats",
+    lambda waste: medians_by_cell(waste[waste["layer_kind"].notna()], "layout", "layer_kind"),
+    optional=True,  # for models that have several
+)
+
+
+def prediction_errors(report: Report) -> Iterator[Block]:
+    names = ["observed_kv_cache_tokens", "observed_max_concurrency"]
+    rows = report.tables.need("capacity")
+    measured = rows[(rows["source"] == "measured") & rows["observed_kv_cache_tokens"].notna()]
+    error_pct = measured["kv_cache_tokens_error_pct"].dropna().abs()
+    require(error_pct, "no cell has KV-cache tokens that were both predicted and measured")
+    within = int((error_pct <= WITHIN_PCT).sum())
+    # The number of full-length requests is not known for every cell, so the tokens shown with it are of the same cells.
+    whole = measured.dropna(subset=names)
+    held = [" to ".join(dict.fromkeys([shown(whole[name].min()), shown(whole[name].max())])) for name in names]
+    sentence = (
+        f"The predicted KV cache is within {WITHIN_PCT:g} % of the measured tokens in {within} of {len(error_pct)} "
+        f"cells; the largest error is {error_pct.max():.3g} %."
+    )
+    if len(whole):
+        sentence += f" Measured KV caches hold {held[0]} tokens, or {held[1]} requests of full length."
+    cells = report.tables.cells
+    amounts = [f"knob_{name}" for name, knob in every_knob().items() if knob.reserves == "amount"]
+    sized = cells.loc[cells.filter(amounts).notna().any(axis=1), "cell_id"]
+    if given := int(measured.loc[error_pct.index, "cell_id"].isin(sized).sum()):
+        sentence += (
+            f" In {given} of these cells the study sets the size of the cache, so the prediction is only arithmetic."
+        )
+    if unpredicted := len(measured) - len(error_pct):
+        sentence += f" {unpredicted} more measured cells have no prediction."
+    yield Finding(f"at most {error_pct.max():.2g} % off", sentence, "good" if within == len(error_pct) else "neutral")
+
+
+def why_predictions_missed(report: Report) -> Iterator[Block]:
+    rows = report.tables.need("capacity")
+    # Cells that differ only in knobs without effect on the cache have the same sentences.
+    first: dict[str, dict[str, Any]] = {}
+    for row in records(rows[rows["disagrees"].notna()]):
+        gib = {name.replace("_bytes", "_gib"): row[name] / 2**30 for name in row if name.endswith("_bytes")}
+        words = " ".join(_DISAGREES[code] for code in row["disagrees"].split(",")).format(**row, **gib)
+        first.setdefault(words, row)
+    verdicts = {"published": "published"}
+    named = [(row["source"], report.names.get(row["cell_id"], row["cell_id"]), words) for words, row in first.items()]
+    yield from some([Finding(verdicts.get(of, "missed"), f"{cell}: {words}") for of, cell, words in named], "capacity")
+
+
+CAPACITY = TablePart(
+    "capacity",
+    {
+        "gpu": "Device",
+        "model": "Model",
+        "engine": "Engine",
+        "knobs": "Settings",
+        "source": "Source",
+        "observed_num_blocks": "Blocks",
+        "predicted_num_blocks": "Blocks, predicted",
+        "observed_kv_cache_tokens": "Tokens",
+        "predicted_kv_cache_tokens": "Tokens, predicted",
+        "kv_cache_tokens_error_pct": "Error of predicted tokens (%)",
+        "observed_max_concurrency": "Requests of full length",
+        "predicted_max_concurrency": "Requests of full length, predicted",
+        "observed_kv_cache_bytes": "KV cache (GiB)",
+    },
+    "Capacity of the KV cache, as the engine had it and as predicted",
+)
+
+
+def reserved_and_used(cells: pd.DataFrame) -> pd.DataFrame:
+    """Bytes that engines reserved for keys and values, and those that they used: medians over the repeats of a cell."""
+    recorded = cells[cells["repeat"].notna() & cells["kv_bytes_reserved_peak"].notna()]
+    require(recorded, "no cell recorded how many bytes its KV cache reserved")
+    names = {
+        "kv_bytes_reserved_peak": "reserved_bytes",
+        "kv_bytes_reserved_mean": "reserved_mean_bytes",
+        "kv_bytes_used_mean": "used_bytes",
+        "torch_memory_bytes_max": "torch_bytes",
+        "process_memory_growth_bytes_max": "process_bytes",
+    }
+    rows = recorded.groupby(list(CELL), sort=False)[list(names)].median().rename(columns=names).reset_index()
+    return rows.assign(used_pct=100 * rows["used_bytes"] / rows["reserved_mean_bytes"])
+
+
+RESERVED = TablePart(
+    "cells",
+    {
+        **CELL,
+        "reserved_bytes": "KV reserved, peak (GiB)",
+        "reserved_mean_bytes": "KV reserved, mean (GiB)",
+        "used_bytes": "KV used, mean (GiB)",
+        "used_pct": "Used share of reserved, of means (%)",
+        "torch_bytes": "Peak of torch, with weights (GiB)",
+        "process_bytes": "Growth of the process (GiB)",
+    },
+    "KV memory reserved and used, medians over repeats",
+    reserved_and_used,
+)
+
+SUBJECT = Subject(
+    id="block-size",
+    title="Block size and KV memory",
+    parts=[
+        FigurePart(output_by_block_size),
+        effects_of("block_size"),
+        FigurePart(waste_by_block_size),
+        TablePart(
+            "waste",
+            {
+                "cell_id": "Cell",
+                "layout": "Layout",
+                "block_size": "Block size",
+                "waste_pct": "Empty slots in held memory (%)",
+                "wasted_slots_per_sequence": "Empty slots per sequence",
+                "expected_wasted_slots_per_sequence": "Empty slots per sequence, expected",
+                "source": "Source",
+            },
+            "Waste in the engines' actual layouts, medians over repeats",
+            lambda waste: medians_by_cell(_of_all_layers(waste[waste["source"] == "measured"]), "layout"),
+        ),
+        BY_KIND_OF_LAYER,
+        CAPACITY,
+        RESERVED,
+        claims_on("block-size"),
+    ],
+    findings=[verdicts_on("block_size"), prediction_errors, why_predictions_missed],
+)

@@ -1,0 +1,1 @@
+"""The question of predictions: its table and its section of the page."""

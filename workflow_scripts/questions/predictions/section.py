@@ -1,0 +1,198 @@
+"""Predictions made before anything ran, beside measured and published values."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+
+from workflow_scripts.common.wording import plural
+from workflow_scripts.engines.vllm_engines import VLLM
+from workflow_scripts.page.blocks import Block, Finding
+from workflow_scripts.page.plot import Panel, Plot, key, log2_axis, plain_log_axis
+from workflow_scripts.page.ratio_plot import plot_ratios
+from workflow_scripts.page.report import CELL, FigurePart, Report, Subject, TablePart
+from workflow_scripts.page.series import PLACES, ends_in_words
+from workflow_scripts.page.style import COLOURS, INK, marks
+from workflow_scripts.tables.results import RATE, TOTAL, MissingError, Tables, records, require
+
+# Values that are only predicted have hollow marks on a broken line; each workload of a panel has its own line.
+LINES: Sequence[Mapping[str, Any]] = [
+    {"color": COLOURS[i], "marker": marker, "markerfacecolor": "none", "linestyle": (0, dashes), "linewidth": 1.3}
+    for i, marker, dashes in ((1, "D", (5, 1.5)), (2, "^", (3, 1.2)), (3, "s", (1.5, 1)), (4, "v", (6, 1, 1, 1)))
+]
+MEASURED: Mapping[str, Any] = {"color": COLOURS[0], "marker": "o", "linestyle": "none"}
+PUBLISHED: Mapping[str, Any] = {"color": INK, "marker": "x", "linestyle": ":", "linewidth": 1.0}
+
+
+def prediction_errors(tables: Tables) -> Plot:
+    table = tables.need("predictions")
+    rows = table[table["quantity"] == RATE].dropna(subset=["predicted", "measured"])
+    require(rows, "no cell was both predicted and measured")
+    ratio, low, high = (rows[name] / rows["measured"] for name in ("predicted", "low", "high"))
+    both = low.notna() & high.notna()
+    rows = rows.assign(
+        ratio=ratio,
+        ratio_low=low.where(both),
+        ratio_high=high.where(both),
+        label=rows["gpu"] + " · " + rows["engine"],
+        name=rows["gpu"],
+    )
+    size = rows["error_pct"].abs()
+    plot = plot_ratios(
+        rows.sort_values("ratio"),
+        marks(tables.devices),
+        title="Predicted output tokens per second over measured, cells sorted by their error",
+        interval="band of the prediction",
+    )
+    alt = f"{len(rows)} cells. Predictions have a median error of {size.median():.3g} %, at most {size.max():.3g} %."
+    return replace(plot, alt=alt, sources=["measured", "predicted"])
+
+
+def predicted_by_max_num_seqs(tables: Tables) -> Plot:
+    table = tables.need("predictions")
+    cells = tables.cells.drop_duplicates("cell_id")
+    if "knob_max_num_seqs" not in cells:
+        raise MissingError("no cell sets max-num-seqs")
+    rows = table[(table["quantity"] == TOTAL) & table["predicted"].notna() & (table["engine"] == VLLM.name)]
+    rows = rows.merge(cells[["cell_id", "knob_max_num_seqs"]], on="cell_id").dropna(subset=["knob_max_num_seqs"])
+    rows = rows[rows.groupby(PLACES)["knob_max_num_seqs"].transform("nunique") > 1]
+    require(rows, "no prediction over several values of max-num-seqs")
+    in_a_panel = rows["workload"].nunique() <= len(LINES)
+    keys = [key for key in PLACES if key == "gpu" or (rows[key].nunique() > 1 and (key == "model" or not in_a_panel))]
+    styles = {name: LINES[i if in_a_panel else 0] for i, name in enumerate(dict.fromkeys(rows["workload"]))}
+    named = styles if in_a_panel else {"": LINES[0]}
+    looks = {"measured": MEASURED, "published": PUBLISHED}
+    looks = {name: style for name, style in looks.items() if rows[name].notna().any()}
+    several = len(named) > 1
+    lines = [key(f"predicted{f': {name}' * several}, with its band", **style) for name, style in named.items()]
+    return Plot(
+        title="Total tokens (prompt and output) per second against max-num-seqs, as predicted",
+        alt=" ".join(
+            ends_in_words(
+                f"{', '.join(map(str, names))}, predicted:", part.groupby("knob_max_num_seqs")["predicted"].median()
+            )
+            for names, part in list(rows.groupby(PLACES, sort=False))[:8]
+        ),
+        sources=["predicted", *looks],
+        panels=[
+            Panel(" · ".join(map(str, names)), partial(_draw_sweep, part=part, styles=styles))
+            for names, part in rows.groupby(keys, sort=False)
+        ],
+        panels_are="devices, models and workloads",
+        x_label="max-num-seqs (sequences)",
+        y_label="Total tokens per s",
+        handles=[*lines, *(key(name, **style) for name, style in looks.items())],
+        notes=[
+            "if several cells of a line have the same max-num-seqs, a mark is their median",
+            *(["the sources do not say whether published rates include prompt tokens"] if "published" in looks else []),
+        ],
+    )
+
+
+def _draw_sweep(ax: Axes, part: pd.DataFrame, styles: Mapping[str, Mapping[str, Any]]) -> None:
+    columns = ["predicted", "low", "high", "measured", "published"]
+    for workload, line in part.groupby("workload", sort=False):
+        style = styles[str(workload)]
+        by = line.groupby("knob_max_num_seqs")[columns].median()
+        ax.fill_between(by.index, by["low"], by["high"], color=style["color"], alpha=0.1, linewidth=0)
+        ax.plot(by.index, by["predicted"], **style)
+        ax.plot(by.index, by["measured"], **MEASURED)
+    published = part.groupby("knob_max_num_seqs")["published"].median().dropna()
+    if len(published):
+        ax.plot(published.index, published, **PUBLISHED)
+    log2_axis(ax, part["knob_max_num_seqs"].unique())
+    ends = part[columns]
+    plain_log_axis(ax, "y", ends.min().min() / 1.3, ends.max().max() * 1.3, most=6)
+
+
+def prediction_findings(report: Report) -> Iterator[Block]:
+    table = report.tables.need("predictions")
+    rows = table[table["quantity"] == RATE]
+    yield from (*_accuracy(rows), *_flags(rows, report), *_above_band(table[table["quantity"] == TOTAL]))
+
+
+def _accuracy(rows: pd.DataFrame) -> Iterator[Finding]:
+    compared = rows.dropna(subset=["measured", "predicted"])
+    for (gpu, engine), part in compared.groupby(["gpu", "engine"], sort=False):
+        size = part["error_pct"].abs()
+        kind = "good" if size.median() <= 10 else "neutral"
+        without = int(part["low"].isna().sum())
+        cells = plural(len(part), f"{engine} cell")
+        cells += f" ({without} uncalibrated)" if without else ""
+        worst = f" in the median and {size.quantile(0.9):.3g} % at the 90th percentile" if len(part) > 1 else ""
+        sentence = (
+            f"On {gpu}, the prediction of output tokens per second is off by {size.median():.3g} %{worst}, in {cells}."
+        )
+        yield Finding(f"{size.median():.3g} % off", sentence, kind)
+
+
+def _flags(rows: pd.DataFrame, report: Report) -> Iterator[Finding]:
+    flagged = rows[rows["flagged"].eq(True)]
+    if len(flagged):
+        first = records(flagged)[0]
+        sentence = (
+            f"{len(flagged)} of {len(rows)} cells differ from their prediction and should be checked, for example "
+            f"{report.names.get(first['cell_id'], first['cell_id'])}: {first['why']}."
+        )
+        yield Finding("flagged", sentence, "bad")
+
+
+def _above_band(rows: pd.DataFrame) -> Iterator[Finding]:
+    """Devices whose published rate is above the band of the prediction where this prediction is lowest."""
+    compared = rows.dropna(subset=["published", "predicted"]).sort_values("predicted")
+    for gpu, part in compared.groupby("gpu", sort=False):
+        slowest = records(part)[0]
+        fastest = records(part[part["workload"] == slowest["workload"]])[-1]
+        if slowest["published"] > slowest["high"]:
+            sentence = (
+                f"{gpu}: where the prediction is lowest, the published rate is {slowest['published']:,.0f} tokens per "
+                f"s, above the prediction of {_with_band(slowest)} total tokens per s. Where it is highest, the "
+                f"published rate is {fastest['published']:,.0f} and the prediction {_with_band(fastest)}."
+            )
+            times = slowest["published"] / slowest["predicted"]
+            yield Finding(f"published {times:.3g} times too high", sentence, "bad")
+
+
+def _with_band(row: Mapping[str, Any]) -> str:
+    if pd.isna(row["low"]):
+        return f"{row['predicted']:,.0f} (uncalibrated)"
+    return f"{row['predicted']:,.0f} ({row['low']:,.0f} to {row['high']:,.0f})"
+
+
+def _with_ceilings(predictions: pd.DataFrame) -> pd.DataFrame:
+    """The predicted rates; where there is no band, the upper end is what the data sheet allows."""
+    rows = predictions[(predictions["quantity"] == RATE) & predictions["predicted"].notna()]
+    has_band = rows["low"].notna()
+    return rows.assign(ceiling=rows["high"].mask(has_band), high=rows["high"].where(has_band))
+
+
+SUBJECT = Subject(
+    id="predictions",
+    title="Predicted and measured",
+    parts=[
+        FigurePart(prediction_errors),
+        FigurePart(predicted_by_max_num_seqs),
+        TablePart(
+            "predictions",
+            {
+                **CELL,
+                "predicted": "Predicted output tokens per s",
+                "low": "Band from",
+                "high": "Band to",
+                "ceiling": "Without a band: at most, by the data sheet",
+                "measured": "Measured output tokens per s",
+                "error_pct": "Error (%)",
+                "flagged": "Differs from its prediction",
+                "running_peak_predicted": "Sequences at once, predicted",
+                "running_peak_measured": "Sequences at once, measured",
+                "speed_source": "Source of the device's speed",
+            },
+            "Output tokens per second of every cell, predicted and measured",
+            _with_ceilings,
+        ),
+    ],
+    findings=[prediction_findings],
+)

@@ -1,0 +1,216 @@
+"""Compare the predicted and measured values of every cell, with the error.
+
+    kvsweep table-predictions --study config/studies/demo.yaml \\
+        --cells results/demo/tables/cells.parquet --intervals results/demo/tables/intervals.parquet \\
+        --plan results/demo/plan/plan.parquet \\
+        --blocks results/demo/plan/blocks.parquet --out results/demo/tables/predictions.parquet \\
+        --blocks-out results/demo/tables/blocks.parquet
+
+One row per cell and quantity, and in `blocks` one row per event of a KV block. docs/plan.md says how predictions are
+made, docs/tables.md documents every column.
+"""
+
+from argparse import Namespace
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from workflow_scripts.catalog.gpus_and_models import resolve
+from workflow_scripts.catalog.published import PUBLISHED, Published
+from workflow_scripts.common.command import option
+from workflow_scripts.engines.vllm_engines import VLLM
+from workflow_scripts.statistics.summary import RAN, RATE
+from workflow_scripts.study.study import Study
+from workflow_scripts.tables.cell_intervals import SCHEMA as INTERVALS
+from workflow_scripts.tables.table_command import table_command
+from workflow_scripts.tables.typed_tables import FLAG, INTEGER, NUMBER, TEXT, TableError, read_table, table_schema
+
+# A cell is flagged only if its rate is outside its band: latencies of single requests depend on the order within a
+# step, which no band covers.
+QUANTITIES = (
+    *(RATE, "total_tokens_per_s", "ttft_s_p50", "tpot_s_p50", "preemptions", "recomputed_tokens"),
+    *("prefix_cache_hit_rate", "running_while_others_wait"),
+)
+
+# (engine, model, device, max-num-seqs) -> tokens per s.
+Rates = Mapping[tuple[str, str, str, float], float]
+
+# Shares of the predicted time, in the order in which the page names them.
+SHARES = ("weights_share", "kv_share", "operations_share", "fixed_share", "launch_share")
+# What else the plan says of a cell's rate.
+_BESIDE = (
+    *("scaled_output_tokens_per_s", "graph_tokens", "captured_output_tokens_per_s"),
+    *("twice_batched_output_tokens_per_s", "full_share", "prompts_to_fill", "published"),
+)
+
+SCHEMA = table_schema(
+    "predictions",
+    f"Predicted and measured {', '.join(f'`{name}`' for name in QUANTITIES)}: one row per cell and quantity "
+    "([how](plan.md)). The last four follow from the schedule and have no band.",
+    TEXT("cell_id gpu engine model workload knobs", "as in `cells`"),
+    TEXT("quantity", "a column of `cells`"),
+    NUMBER(
+        "predicted low high", "the prediction and its band; without a band, only the end that the data sheet allows"
+    ),
+    NUMBER("measured", "value in `intervals`"),
+    NUMBER("error_pct", "predicted over measured, minus 1"),
+    NUMBER("band_pct", "half width of the band; null if uncalibrated"),
+    FLAG(
+        "flagged",
+        "measured output tokens/s are outside the band, or prediction and engine disagree on "
+        "`infeasible`; without a band, only above what the data sheet allows",
+    ),
+    TEXT("why", "`outside the band`, `ran, predicted infeasible` or `infeasible, not predicted`"),
+    TEXT(
+        "speed_source",
+        "source of the costs of steps: `calibrated` (on this device), `project file`, `measured rates` or `data sheet`",
+    ),
+    TEXT("bound_by", "predicted limit of the running sequences, as in `effects`"),
+    NUMBER("running_peak_predicted running_peak_measured", "sequences that run at once"),
+    NUMBER("evicted_blocks_predicted", "predicted number of times that a block of a shared text loses its content"),
+    NUMBER("full_share", "predicted share of time with all allowed sequences running"),
+    NUMBER("prompts_to_fill", "prompts needed to run that many sequences, if prompts are the limit"),
+    NUMBER(
+        "scaled_output_tokens_per_s",
+        "predicted from the study's other devices, scaled by the measured rates; geometric mean of several",
+    ),
+    NUMBER("graph_tokens", "tokens of the largest step with CUDA graphs: `max_cudagraph_capture_size`, or the default"),
+    NUMBER("captured_output_tokens_per_s", "predicted with graphs for all steps"),
+    NUMBER(
+        "twice_batched_output_tokens_per_s",
+        "predicted with twice the `max_num_batched_tokens`, if steps are full and the GPU waits for its host for more "
+        "than 5 % of the time",
+    ),
+    NUMBER(
+        SHARES,
+        "predicted shares of time: reading weights, reading KV, further operations, fixed costs, and waiting for "
+        "launches and arrival",
+    ),
+    NUMBER("published", "published tokens/s for this model, device and max-num-seqs"),
+    TEXT("source", "`predicted`"),
+)
+BLOCKS_SCHEMA = table_schema(
+    "blocks",
+    "Events of KV blocks by the rules of vLLM's scheduler, in order ([how](schedule.md)), of the first 64 requests of "
+    "each workload in the cell with the smallest KV cache.",
+    TEXT("cell_id gpu engine model workload knobs", "as in `cells`"),
+    INTEGER("block_size", "tokens per block"),
+    INTEGER("num_blocks", "predicted; the engine reserves one"),
+    INTEGER("step", "step of the engine, from 0"),
+    TEXT(
+        "event",
+        "`allocated` (prompt), `appended` (answer), `shared` (found in the prefix cache), `freed`, "
+        "`preempted` (taken from a running request) or `evicted` (cached content lost)",
+    ),
+    INTEGER("request", "position in the workload, from 0; null for `evicted`"),
+    INTEGER("group", "group of layers; 0 if all layers keep all tokens"),
+    INTEGER("place", "position in the request's block table, from 0"),
+    INTEGER("block", "block in the order of first use, from 1"),
+    INTEGER("users", "requests that hold the block afterwards"),
+    INTEGER("tokens", "tokens of the request in its blocks after the step (`shared`: tokens found)"),
+    TEXT("source", "`predicted`"),
+)
+
+
+def predictions_table(
+    cells: pd.DataFrame, intervals: pd.DataFrame, plan: pd.DataFrame, published: Rates | None = None
+) -> pd.DataFrame:
+    """The table for all cells of the plan (rows of `predict.plan`), from the cells table and the values of cells."""
+    rates = published or {}
+    points = zip(plan["engine"], plan["model"], plan["gpu"], plan["max_num_seqs"], strict=True)
+    cached = plan["cached_tokens"] / plan["prompt_tokens"].where(plan["prompt_tokens"] > 0)
+    plan = plan.assign(prefix_cache_hit_rate=cached, published=[rates.get(point, np.nan) for point in points])
+    measured = intervals.drop_duplicates(["cell_id", "measure"]).pivot(
+        index="cell_id", columns="measure", values="value"
+    )
+    measured = measured.reindex(columns=[*QUANTITIES, "running_peak", "max_cudagraph_capture_size"]).astype(float)
+    # A cell whose first start failed has run if a later one did.
+    ran_first = cells.sort_values("outcome", key=lambda outcomes: ~outcomes.isin(RAN), kind="stable")
+    became = ran_first.drop_duplicates("cell_id").set_index("cell_id")[["outcome", "reason"]]
+    table = plan.join(measured.add_prefix("measured_"), on="cell_id").join(became, on="cell_id")
+    table["graph_tokens"] = table["measured_max_cudagraph_capture_size"].fillna(table["graph_tokens"])
+    parts = [_of_quantity(table, quantity) for quantity in QUANTITIES]
+    whole = pd.concat(parts).assign(source="predicted")
+    order = {cell: number for number, cell in enumerate(plan["cell_id"])}
+    return whole.sort_values("cell_id", key=lambda ids: ids.map(order), kind="stable")[list(SCHEMA.columns)]
+
+
+def _of_quantity(table: pd.DataFrame, quantity: str) -> pd.DataFrame:
+    names = [quantity, f"{quantity}_low", f"{quantity}_high"]
+    predicted, low, high = (column.astype(float) for _, column in table.reindex(columns=names).items())
+    measured = table[f"measured_{quantity}"].astype(float)
+    why = pd.Series(pd.NA, index=table.index, dtype="string")
+    flagged = pd.Series(False, index=table.index, dtype="boolean")
+    if quantity == RATE:
+        ran, refused, foreseen = (
+            table["outcome"].isin(RAN),
+            table["outcome"].isin(["infeasible"]),
+            table["infeasible"].notna(),
+        )
+        why = why.mask((measured < low) | (measured > high), "outside the band")
+        why = why.mask(refused & ~foreseen, "infeasible, not predicted").mask(
+            ran & foreseen, "ran, predicted infeasible"
+        )
+        flagged = flagged.mask(low.isna() & measured.notna()).mask(why.notna(), True)
+    return table[["cell_id", "gpu", "engine", "model", "workload", "knobs", "speed_source", "bound_by"]].assign(
+        quantity=quantity,
+        predicted=predicted,
+        low=low,
+        high=high,
+        measured=measured,
+        error_pct=100 * (predicted / measured.where(measured > 0) - 1),
+        band_pct=table["ttft_error_pct" if quantity.startswith("ttft") else "error_pct"]
+        .astype(float)
+        .where(high.notna()),
+        flagged=flagged,
+        why=why,
+        running_peak_predicted=table["running_peak"],
+        running_peak_measured=table["measured_running_peak"],
+        evicted_blocks_predicted=table["evicted_blocks"],
+        **table.reindex(columns=[*_BESIDE, *SHARES]).astype(float),
+    )
+
+
+def published_rates(study: Study, published: Published) -> Rates:
+    """Tokens per s of vLLM by model, device and max-num-seqs, from the claims that the study names.
+
+    The sources do not say whether they count prompt tokens. A name that may mean several devices counts for each.
+
+    Raises:
+        TableError: a table is no sweep over max-num-seqs, or names a device that is not in the catalogue.
+    """
+    rates: dict[tuple[str, str, str, float], float] = {}
+    for claim in map(published.claim, study.claims):
+        if claim.model is not None:
+            try:
+                for row in published.table(claim):
+                    seqs, rate = float(row["max_num_seqs"]), float(row["throughput_tok_s"])
+                    rates |= {(VLLM.name, claim.model, gpu.name, seqs): rate for gpu in resolve(row["gpu"])}
+            except (ValueError, KeyError) as e:
+                words = " ".join(str(e).split())
+                raise TableError(f"{claim.table}: no published sweep over max-num-seqs: {words}") from None
+    return rates
+
+
+@table_command(
+    "predictions",
+    option("--intervals", type=Path, required=True, help="the study's intervals.parquet"),
+    option("--plan", type=Path, required=True, help="plan.parquet of `kvsweep plan`"),
+    option("--blocks", type=Path, required=True, help="blocks.parquet of `kvsweep plan`"),
+    option("--published", type=Path, default=PUBLISHED, help="folder with claims.yaml and its tables (%(default)s)"),
+    blocks="blocks",
+)
+def main(args: Namespace, study: Study, cells: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    plan, blocks = _of_plan(args.plan), _of_plan(args.blocks)
+    published = published_rates(study, Published(args.published))
+    own, intervals = cells[cells["study"].eq(study.name)], read_table(args.intervals, INTERVALS.name)
+    return predictions_table(own, intervals, plan, published), blocks
+
+
+def _of_plan(path: Path) -> pd.DataFrame:
+    try:
+        return pd.read_parquet(path)
+    except (OSError, ValueError) as e:
+        raise TableError(f"{path}: not a plan: {' '.join(str(e).split())}") from None

@@ -1,0 +1,53 @@
+"""Recommended settings, as commands."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from workflow_scripts.common.wording import listed
+from workflow_scripts.page.blocks import Block, Command, Text
+from workflow_scripts.page.report import Report, Subject
+from workflow_scripts.page.sentences import MOST_SENTENCES, place, with_interval
+from workflow_scripts.study.definition import resolved_models
+from workflow_scripts.tables.results import records, require
+
+# Maximum number of ties that are named.
+MOST_TIES = 5
+ROLES: Mapping[str, str] = {
+    "best_throughput": "highest throughput",
+    "best_within_latency": "highest throughput within a latency",
+    "smallest_within_margin": "smallest setting within the margin of the fastest",
+}
+
+
+def commands(report: Report) -> Iterator[Block]:
+    """Commands to serve with; each is shown once, with all that it is recommended for."""
+    table = report.tables.need("recommendations")
+    rows = require(table[table["role"].isin(ROLES)], "no vLLM cell was measured that could be recommended")
+    models = resolved_models(report.study).items()
+    if random := [name for name, model in models if model.hub_repo and model.load_format != "hub"]:
+        yield Text(f"Measured with random weights of {listed(random)}; the commands load the published ones.")
+    rows = rows.assign(place=[place(row) for row in records(rows)])
+    rows = rows.assign(key=rows["command"].fillna(rows["place"]))
+    for _, alike in list(rows.groupby("key", sort=False))[: 2 * MOST_SENTENCES]:
+        reasons = [f"{row['place']}, {ROLES[row['role']]}: {_why(report, row)}" for row in records(alike)]
+        yield Command("; ".join(alike["place"].unique()), alike["command"].fillna("").iloc[0], reasons)
+
+
+def _why(report: Report, row: Mapping[str, Any]) -> str:
+    """Among which settings it was chosen, its rate, and which are not shown to be slower."""
+    if not row["eligible"]:
+        bound = row["latency_bound"] if isinstance(row["latency_bound"], str) else "a latency, because none is known"
+        return f"none of {row['compared']:g} settings keeps {bound}."
+    of = f"of {row['eligible']:g} (of {row['compared']:g}) settings"
+    if row["role"] == "smallest_within_margin":
+        return f"the smallest {of} that are shown to be within {row['margin_pct']:g} % of the fastest."
+    bound = f" that keep {row['latency_bound']}" if row["role"] == "best_within_latency" else ""
+    words = f"{with_interval(row, 'output_tokens_per_s', ' output tokens/s')}, the highest {of}{bound}."
+    if isinstance(row["ties"], str):
+        ties = [report.settings.get(name, name) for name in row["ties"].split(", ")]
+        more = f"; and {len(ties) - MOST_TIES} more" if len(ties) > MOST_TIES else ""
+        words += f" Not shown to be slower: {'; '.join(ties[:MOST_TIES])}{more}."
+    return words
+
+
+SUBJECT = Subject(id="recommendations", title="Recommendations", parts=[commands])

@@ -1,0 +1,233 @@
+"""Recommend vLLM configurations to serve with: the fastest, and the smallest equally fast one.
+
+    kvsweep table-recommendations --study config/studies/demo.yaml --results results \\
+        --cells results/demo/tables/cells.parquet --out results/demo/tables/recommendations.parquet
+
+Each comes with its interval, with the configurations that cannot be distinguished from it, and as a `vllm serve`
+command. docs/tables.md documents every column.
+"""
+
+from argparse import Namespace
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import pandas as pd
+
+from workflow_scripts.common.command import RESULTS
+from workflow_scripts.common.wording import number
+from workflow_scripts.engines.vllm_engines import VLLM, VllmKnobs
+from workflow_scripts.questions.knobs.pairs import looks_at
+from workflow_scripts.statistics.comparisons import (
+    EQUIVALENCE_ALPHA,
+    SCOPE_MEANING,
+    Samples,
+    compare,
+    holm,
+    is_higher,
+    mean_interval,
+)
+from workflow_scripts.statistics.further_starts import ONE_LOOK, Looks
+from workflow_scripts.statistics.start_spread import BoolArray, FloatArray, cell_means
+from workflow_scripts.statistics.summary import (
+    ENVIRONMENT,
+    IDENTITY,
+    PLACE,
+    RATE,
+    Row,
+    cell_summary,
+    dtypes,
+    numbers,
+    records,
+)
+from workflow_scripts.study.definition import model_key, resolved_models
+from workflow_scripts.study.paths import StudyPaths
+from workflow_scripts.study.serve_command import Prepared, ServeSettings, serve_settings
+from workflow_scripts.study.study import Study
+from workflow_scripts.tables.table_command import table_command
+from workflow_scripts.tables.typed_tables import INTEGER, NUMBER, TEXT, table_schema
+
+LATENCIES = ("tpot_s_p50", "ttft_s_p50")
+TAILS = ("ttft_s_p99", "tpot_s_p99")
+BEST, WITHIN_LATENCY, SMALLEST, PARETO = ("best_throughput", "best_within_latency", "smallest_within_margin", "pareto")
+# The bound if the study sets none is this many times the lowest time per output token of any configuration.
+DEFAULT_TPOT_FACTOR = 2.0
+# The mean of equal values may differ from them by this share.
+_ROUNDING = 1e-9
+
+SCHEMA = table_schema(
+    "recommendations",
+    "vLLM configurations to serve with, per device, model and workload. Requests are submitted all "
+    "at once, so TTFT includes the wait for a free place.",
+    TEXT("study source gpu model workload", "as in `cells`"),
+    TEXT(
+        "role",
+        "`best_throughput`; `best_within_latency`: highest rate within the bound; "
+        "`smallest_within_margin`: fewest sequences, then least memory, then smallest block, among those "
+        "shown to be slower than the best by at most the margin; `pareto`: none is better in rate, "
+        "`tpot_s_p50` and `ttft_s_p50`",
+    ),
+    TEXT("cell_id knobs", "the configuration"),
+    INTEGER("repeats", "valid repeats of all starts"),
+    NUMBER(
+        [f"{name}{end}" for name in (RATE, *LATENCIES) for end in ("", "_low", "_high")],
+        "geometric mean over the cell's starts",
+    ),
+    TEXT("scope", SCOPE_MEANING),
+    NUMBER("ttft_s_p99 tpot_s_p99", "99th percentile of a repeat, geometric mean over the starts"),
+    TEXT(
+        "latency_bound", "bound of `best_within_latency`; default: `tpot_s_p99` at most twice the lowest `tpot_s_p50`"
+    ),
+    NUMBER("margin_pct", "margin of `smallest_within_margin`"),
+    TEXT("ties", "knobs of configurations not shown to be slower, comma-separated"),
+    INTEGER("compared", "configurations of this device, model and workload"),
+    INTEGER("eligible", "those of them among which the role chooses; 0: none keeps the bound; null for `pareto`"),
+    TEXT("command", "`vllm serve` with this configuration and the model's published weights"),
+    TEXT("config_yaml", "the same for `vllm serve --config`"),
+)
+
+_PINNED = [name for name, knob in VllmKnobs.described().items() if knob.pinned]
+_RESERVES = [f"knob_{name}" for name, knob in VllmKnobs.described().items() if knob.reserves]
+_OBSERVED = {"dtype": "first", "block_size_effective": "first", **{f"{name}_effective": "first" for name in _PINNED}}
+
+# Model -> its resolved definition and its prepared folder.
+Settings = Mapping[str, Prepared]
+
+
+def recommendations(
+    cells: pd.DataFrame,
+    margin_pct: float,
+    models: Settings,
+    tpot_p99_s: float | None = None,
+    looks: Looks = ONE_LOOK,
+) -> pd.DataFrame:
+    """The recommendations table: the rows of each device, model and workload, for each lock and processor.
+
+    `looks` share the error of `smallest_within_margin`. Models that are not in `models` get no command. `tpot_p99_s`
+    bounds the 99th percentile of the time per output token, as mean over the starts.
+    """
+    summary, samples = _summary(cells)
+    rows = [
+        row
+        for _, place in summary.groupby([*PLACE, *ENVIRONMENT], dropna=False, sort=False)
+        for row in _of_place(place.reset_index(drop=True), samples, margin_pct, models, tpot_p99_s, looks)
+    ]
+    return pd.DataFrame(rows, columns=list(SCHEMA.columns))
+
+
+def _summary(cells: pd.DataFrame) -> tuple[pd.DataFrame, Samples]:
+    """vLLM's cells with means and intervals of rate and latencies; samples are of the rate."""
+    vllm = cells[cells["engine"] == VLLM.name].assign(dtype=dtypes)
+    summary, samples = cell_summary(vllm, RATE, _OBSERVED)
+    summary = _with_interval(summary, samples, RATE)
+    for latency in (*LATENCIES, *TAILS):
+        other = _with_interval(*cell_summary(vllm, latency), latency)
+        columns = [*IDENTITY, latency, f"{latency}_low", f"{latency}_high", _ranks(latency)]
+        summary = summary.merge(other[columns], on=list(IDENTITY), how="left")
+    return summary, samples
+
+
+def _ranks(metric: str) -> str:
+    return f"{metric}_without_rounds"
+
+
+def _with_interval(summary: pd.DataFrame, samples: Samples, metric: str) -> pd.DataFrame:
+    (value, low, high), scope = mean_interval(samples)
+    means = pd.DataFrame({metric: value, f"{metric}_low": low, f"{metric}_high": high, "scope": scope})
+    means[_ranks(metric)] = cell_means(samples.log, samples.group)
+    return summary.join(means, on="sample")
+
+
+def _of_place(
+    place: pd.DataFrame,
+    samples: Samples,
+    margin_pct: float,
+    models: Settings,
+    tpot_p99_s: float | None,
+    looks: Looks,
+) -> Iterator[Row]:
+    cells, sample = records(place.assign(compared=len(place))), place["sample"].to_numpy(dtype=int)
+    rate, *latencies = (numbers(place[_ranks(metric)]) for metric in (RATE, *LATENCIES))
+    best = int(rate.argmax())
+
+    def row(cell: int, role: str, **more: object) -> Row:
+        settings = settings_of(cells[cell], models)
+        served = {"command": settings and settings.command(), "config_yaml": settings and settings.config()}
+        return cells[cell] | served | {"role": role} | more
+
+    def fastest(among: BoolArray, role: str, **more: object) -> Row:
+        cell = int(np.where(among, rate, -np.inf).argmax())
+        others = place[among & (place.index != cell)]
+        not_slower = others["knobs"][~is_higher(compare(samples, sample[[cell]], sample[others.index]))]
+        return row(cell, role, ties=", ".join(not_slower) or None, eligible=among.sum(), **more)
+
+    yield fastest(np.ones(len(place), dtype=bool), BEST)
+
+    bound_s = tpot_p99_s or DEFAULT_TPOT_FACTOR * float(place["tpot_s_p50"].min())
+    source = "" if tpot_p99_s else f", {DEFAULT_TPOT_FACTOR:g} times the lowest median"
+    bound = None if np.isnan(bound_s) else f"p99 TPOT <= {number(1000 * bound_s)} ms{source}"
+    within = numbers(place["tpot_s_p99"]) <= bound_s * (1 + _ROUNDING)
+    if within.any():
+        yield fastest(within, WITHIN_LATENCY, latency_bound=bound)
+    else:
+        where: Row = {name: cells[best][name] for name in (*PLACE, "compared")}
+        yield where | {"role": WITHIN_LATENCY, "latency_bound": bound, "eligible": 0}
+
+    # The smallest of all that pass is chosen, so the error must hold for all tests together.
+    as_fast = np.arange(len(place)) == best
+    against_best = compare(samples, sample[~as_fast], sample[as_fast])
+    as_fast[~as_fast] = holm(against_best.p_not_below(margin_pct)) <= EQUIVALENCE_ALPHA * looks.of_plan
+    memory = [name for name in _RESERVES if name in place]
+    order = ["max_concurrency_allowed", *memory, "block_size_effective", "knobs"]
+    smallest = int(place[as_fast].sort_values(order, kind="stable").index[0])
+    yield row(smallest, SMALLEST, margin_pct=margin_pct, eligible=as_fast.sum())
+
+    for member in np.flatnonzero(pareto_front(np.column_stack([rate, *(-latency for latency in latencies)]))):
+        yield row(member, PARETO)
+
+
+def pareto_front(values: FloatArray) -> BoolArray:
+    """The rows that no other row beats; in every column higher is better. A row with a NaN is not on the front.
+
+    >>> pareto_front(np.array([[1.0, 5.0], [2.0, 4.0], [1.0, 4.0], [3.0, np.nan]])).tolist()
+    [True, True, False, False]
+    """
+    beaten = [((values >= row).all(axis=1) & (values > row).any(axis=1)).any() for row in values]
+    return ~np.isnan(values).any(axis=1) & ~np.array(beaten, dtype=bool)
+
+
+def settings_of(cell: Row, models: Settings) -> ServeSettings | None:
+    """How to serve with the settings of a row of the cells table; None for a model that the study does not have."""
+    if cell["model"] not in models:
+        return None
+    model, folder = models[cell["model"]]
+    knobs = {
+        name.removeprefix("knob_"): value
+        for name, value in cell.items()
+        if name.startswith("knob_") and name.removeprefix("knob_") in VllmKnobs.model_fields and not pd.isna(value)
+    }
+    effective = {name: cell[f"{name}_effective"] for name in _PINNED if not pd.isna(cell[f"{name}_effective"])}
+    # In a column with nulls, whole numbers may be floats.
+    settings = VllmKnobs.model_validate(knobs, strict=False)
+    if model.dtype == "native":
+        model = model.model_copy(update={"dtype": cell["dtype"]})
+    return serve_settings(model, folder, settings, effective, models.get(settings.draft_model or ""))
+
+
+def prepared_models(study: Study, paths: StudyPaths) -> Settings:
+    return {name: (model, paths.model(name, model_key(model))) for name, model in resolved_models(study).items()}
+
+
+@table_command(
+    "recommendations",
+    RESULTS,
+)
+def main(args: Namespace, study: Study, cells: pd.DataFrame) -> pd.DataFrame:
+    paths = StudyPaths(args.results, study.name)
+    # Weights of a published model may have been random, which does not change the speed; a server needs the real ones.
+    models = {
+        name: (model.model_copy(update={"load_format": "hub"}) if model.hub_repo else model, folder)
+        for name, (model, folder) in prepared_models(study, paths).items()
+    }
+    # Requests that are submitted at once wait for a free place, so only the study's limit on this time is a bound.
+    bound_s = study.slo.tpot_s if study.slo else None
+    return recommendations(cells, study.equivalence_margin_pct, models, bound_s, looks_at(study.starts, cells))

@@ -1,0 +1,47 @@
+"""The subjects of the report, in the page's order. Each module holds one: its section, figures, tables, sentences."""
+
+from collections.abc import Sequence
+
+from workflow_scripts.page.report import Subject
+from workflow_scripts.questions.answers import section as answers_compared
+from workflow_scripts.questions.cells import over_time, workload_requests
+from workflow_scripts.questions.cells import section as every_cell
+from workflow_scripts.questions.devices import section as device_ratios
+from workflow_scripts.questions.energy import section as energy
+from workflow_scripts.questions.engines import section as vllm_against_hf
+from workflow_scripts.questions.environments import section as environments_compared
+from workflow_scripts.questions.knobs import central_tables, latency, prefix_caching, sequence_limit, speculation
+from workflow_scripts.questions.knobs import section as other_settings
+from workflow_scripts.questions.limits import section as hardware_limits
+from workflow_scripts.questions.memory import block_tables_by_step, kv_block_size
+from workflow_scripts.questions.memory import section as memory_pressure
+from workflow_scripts.questions.predictions import measured_or_predicted
+from workflow_scripts.questions.predictions import section as predicted_and_measured
+from workflow_scripts.questions.recommendations import section as settings_to_serve
+from workflow_scripts.questions.serving import section as servers_under_load
+from workflow_scripts.questions.trust import glossary, take_away, what_ran, where_measured
+from workflow_scripts.questions.trust import section as how_sure
+from workflow_scripts.questions.waiting import section as host_waiting
+
+# The sections of the page, then what it folds at its end.
+_SECTIONS = (
+    *(
+        measured_or_predicted,
+        environments_compared,
+        sequence_limit,
+        device_ratios,
+        hardware_limits,
+        latency,
+        host_waiting,
+        energy,
+    ),
+    *(vllm_against_hf, prefix_caching, kv_block_size, memory_pressure, other_settings, speculation, answers_compared),
+    *(predicted_and_measured, servers_under_load, how_sure),
+)
+_APPENDIX = (
+    *(every_cell, settings_to_serve, central_tables, workload_requests, over_time, block_tables_by_step, what_ran),
+    *(where_measured, take_away, glossary),
+)
+SECTIONS: Sequence[Subject] = [module.SUBJECT for module in _SECTIONS]
+APPENDIX: Sequence[Subject] = [module.SUBJECT for module in _APPENDIX]
+SUBJECTS: Sequence[Subject] = (*SECTIONS, *APPENDIX)

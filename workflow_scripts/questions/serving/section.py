@@ -1,0 +1,324 @@
+"""Servers under load: latency and throughput by request rate or users, and which load was too high."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from math import nan
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+
+from workflow_scripts.common.wording import listed, number, plural
+from workflow_scripts.page.blocks import Block, Finding, Table, shown
+from workflow_scripts.page.plot import Panel, Plot, key, log2_axis, mark_handles, ratio_axis
+from workflow_scripts.page.report import PLACE_HEADINGS, FigurePart, Report, Subject, TablePart
+from workflow_scripts.page.sentences import EFFECT_COLUMNS, overall, some, verdicts_by
+from workflow_scripts.page.series import NAMES, PLACES, ends_in_words, repeats_of, series_labels, told_apart
+from workflow_scripts.page.style import INK, MUTED, LineStyle, Mark, marks
+from workflow_scripts.study.setting_words import setting, setting_phrase
+from workflow_scripts.tables.results import Tables, records, require
+from workflow_scripts.workloads.arrivals import Load
+
+# The column that sets the load, in the order of the search -> its name.
+LOADS: Mapping[str, str] = {"request_rate_per_s": "requests/s", "users": "users"}
+LATENCIES: Mapping[str, tuple[LineStyle, str]] = {
+    "ttft_s_p50": ("-", "TTFT, median"),
+    "ttft_s_p99": ((0, (5, 1.5)), "TTFT, 99th percentile"),
+    "tpot_s_p50": ((0, (1, 1.2)), "TPOT, median"),
+}
+RATES: Mapping[str, tuple[LineStyle, str]] = {
+    "requests_per_s": ("-", "answered"),
+    "goodput_requests_per_s": ((0, (5, 1.5)), "answered within the SLO (goodput)"),
+}
+OFFERED: LineStyle = (0, (1, 1.2))
+# Words for what the table says limited a load.
+LIMITED: Mapping[str, str] = {"load": "kept up", "client,load": "kept up, slow client", "unknown": "too short to say"}
+SATURATED_LABEL = "more load than the server sustains"
+# A table of max-num-seqs by rate for each of these, with a sign at loads that were too high.
+SEQUENCES, ARRIVALS, TOO_HIGH = "knob_max_num_seqs", "knob_request_rate_per_s", "*"
+BY_RATE: Mapping[str, str] = {
+    "ttft_s_p50": "Median TTFT (s)",
+    "tpot_s_p50": "Median TPOT (s)",
+    "goodput_requests_per_s": "Goodput (requests per s within the SLO)",
+}
+MOST_SERIES, MOST_FINDINGS = 6, 8
+_PANEL = [*PLACES, "axis"]
+# Knobs that say what the load is and which server gets it.
+_NO_SETTINGS = {f"knob_{name}" for name in (*LOADS, "ramp_to_per_s", "endpoint")}
+
+
+def serving_latency(tables: Tables) -> Plot:
+    return _plot(_rows(tables).assign(arrived=nan), LATENCIES, "Latency of served requests against load", "Seconds")
+
+
+def serving_throughput(tables: Tables) -> Plot:
+    rows = _rows(tables)
+    rows = rows.assign(arrived=rows["x"].where(rows["axis"] == "request_rate_per_s"))
+    return _plot(rows, RATES, "Throughput and goodput against load", "Requests per s")
+
+
+def _plot(rows: pd.DataFrame, looks: Mapping[str, tuple[LineStyle, str]], title: str, y_label: str) -> Plot:
+    """The figure of the columns `looks`, and of the rate `arrived` where it is known."""
+    looks = {name: look for name, look in looks.items() if rows[name].gt(0).any()}
+    groups = _groups(rows)
+    colours = marks(dict.fromkeys(label for _, part in groups for label in part["series"]))
+    values = rows[list(looks)].astype(float)
+    limits = float(values[values > 0].min().min()), float(max(values.max().max(), rows["arrived"].fillna(0).max()))
+    draw = partial(_draw, looks=looks, colours=colours, limits=limits)
+    few = rows.groupby(_PANEL)["series"].nunique().max() > MOST_SERIES
+    handles = mark_handles(colours) + [key(name, linestyle=style) for style, name in looks.values()]
+    if rows["arrived"].notna().any():
+        handles.append(key("arrived", MUTED, OFFERED))
+    if rows["saturated"].eq(True).any():
+        handles.append(key(SATURATED_LABEL, linestyle="none", marker="o", markerfacecolor="none"))
+    return Plot(
+        title=title,
+        alt=" ".join([f"{title}, measured.", *_in_words(groups, looks)]),
+        sources=sorted(rows["source"].unique()),
+        panels=[Panel(head, partial(draw, rows=part)) for head, part in groups],
+        panels_are="combinations of device, workload and kind of load",
+        x_label="Load (logarithmic)",
+        y_label=y_label,
+        handles=handles,
+        repeats=repeats_of(rows),
+        notes=[f"at most {MOST_SERIES} settings per panel have a line; the table holds all"] if few else [],
+    )
+
+
+def _rows(tables: Tables) -> pd.DataFrame:
+    """Repeats that count, with their load as `x`, its kind as `axis`, and what distinguishes series."""
+    settings = tables.measured.drop_duplicates("cell_id")[["cell_id", *tables.knobs]]
+    rows = tables.need("serving").merge(settings, on="cell_id")
+    rows = _with_load(rows[rows["ramp_to_per_s"].isna()])
+    rows = rows[rows.groupby(_PANEL)["x"].transform("nunique") >= 2]
+    require(rows, "no server was measured at two request rates or numbers of users")
+    return rows.assign(series=_series(rows, tables.knobs))
+
+
+def _with_load(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows whose load is steady, with its kind as `axis` and the load as `x`."""
+    axis = rows["request_rate_per_s"].notna().map({True: "request_rate_per_s", False: "users"})
+    x = rows["request_rate_per_s"].fillna(rows["users"]).astype(float)
+    return rows.assign(axis=axis, x=x)[x.notna()]
+
+
+def _series(rows: pd.DataFrame, knobs: Sequence[str]) -> list[str]:
+    server = rows["engine"].where(rows["endpoint"].isna(), rows["endpoint"])
+    others = [name for name in knobs if name not in _NO_SETTINGS]
+    # Each server has its own knobs, so settings are compared only within one server.
+    settings = pd.concat([series_labels(of_server, others) for _, of_server in rows.groupby(server)])[rows.index]
+    # If the load is a rate, the number of users is a cap, and therefore a setting.
+    capped = (rows["axis"] != "users") & rows["users"].notna()
+    cap = rows["users"].map(lambda users: setting("knob_users", users)).where(capped, "")
+    return [", ".join(filter(None, texts)) for texts in zip(server, settings, cap, strict=True)]
+
+
+def _groups(rows: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+    """The panels with their titles, each with its first series."""
+    names = told_apart(rows, PLACES)
+    parts = sorted((part for _, part in rows.groupby(_PANEL, sort=False)), key=lambda part: -part["cell_id"].nunique())
+    return [
+        (
+            " · ".join([*part[names].iloc[0], f"against {LOADS[part['axis'].iloc[0]]}"]),
+            part[part["series"].isin(part["series"].unique()[:MOST_SERIES])],
+        )
+        for part in parts
+    ]
+
+
+def _draw(
+    ax: Axes,
+    rows: pd.DataFrame,
+    looks: Mapping[str, tuple[LineStyle, str]],
+    colours: Mapping[str, Mark],
+    limits: tuple[float, float],
+) -> None:
+    for label, part in rows.groupby("series", sort=False):
+        mark = colours[str(label)]
+        for name, (style, _) in looks.items():
+            positive = part[part[name] > 0]
+            at = positive.groupby("x")[name].agg(["median", "min", "max"])
+            ax.vlines(at.index, at["min"], at["max"], color=mark.color, linewidth=1.2, alpha=0.6)
+            ax.plot(at.index, at["median"], color=mark.color, marker=mark.marker, linestyle=style)
+            if len(at) == 1:
+                # A single load makes no line; a short stroke in its style shows which quantity the mark is.
+                ax.hlines(at["median"], at.index / 1.2, at.index * 1.2, color=mark.color, linestyle=style)
+            over = at.loc[at.index.isin(positive.loc[positive["saturated"].eq(True), "x"]), "median"]
+            ax.scatter(over.index, over, s=120, facecolors="none", edgecolors=INK, zorder=3, clip_on=False)
+    log2_axis(ax, rows["x"].unique())
+    ratio_axis(ax, *limits)
+    if len(arrived := sorted(rows["arrived"].dropna().unique())):
+        ax.plot(arrived, arrived, color=MUTED, linestyle=OFFERED, linewidth=1.2)
+
+
+def _in_words(groups: Sequence[tuple[str, pd.DataFrame]], looks: Mapping[str, tuple[LineStyle, str]]) -> Iterator[str]:
+    for head, rows in groups[:6]:
+        for label, part in rows.groupby("series", sort=False):
+            medians = part.groupby("x")[list(looks)].median()
+            for name, (_, called) in looks.items():
+                if medians[name].notna().any():
+                    yield ends_in_words(f"{head}, {label}: {called}", medians[name].dropna())
+
+
+def sustained(report: Report) -> Iterator[Block]:
+    """For each server and setting the two loads that enclose its maximum sustained load, and what users see there."""
+    cells = report.tables.cells.drop_duplicates("cell_id")[["cell_id", *report.tables.knobs]]
+    rows = report.tables.need("serving_summary").merge(cells, on="cell_id")
+    # If the client was the limit, nothing is known about the server.
+    rows = _with_load(rows[~rows["limited_by"].str.contains("client|users")])
+    require(rows, "no server was measured at a load that the client could send")
+    rows["series"] = _series(rows, report.tables.knobs)
+    groups = rows.groupby([*_PANEL, "series", rows["ramp_to_per_s"].notna()], sort=False)
+    findings = [_most_sustained(part.sort_values("x", kind="stable")) for _, part in groups]
+    yield from some(findings, "serving_summary", MOST_FINDINGS)
+
+
+def _most_sustained(rows: pd.DataFrame) -> Finding:
+    """The finding for one server and setting; rows are ordered from the lowest load to the highest."""
+    first, last = records(rows)[0], records(rows)[-1]
+    place = ", ".join([first["gpu"], first["model"], first["workload"], first["series"]])
+    if pd.notna(first["ramp_to_per_s"]):
+        ends = f"{first['x']:g} to {first['ramp_to_per_s']:g} requests/s"
+        return Finding("ramp", f"{place}: on a ramp from {ends} {_users_see(first)}.")
+    if first["axis"] == "users":
+        by_users = {plural(int(row["x"]), "user"): _users_see(row) for row in (first, last)}
+        verdict = f"{first['x']:g} to " * (first["x"] < last["x"]) + plural(int(last["x"]), "user")
+        return Finding(verdict, f"{place}: {'; '.join(f'with {users} {seen}' for users, seen in by_users.items())}.")
+    # A run that is too short to decide counts as neither.
+    over = rows[rows["saturated"].eq(True)].head(1)
+    kept_up = rows[rows["saturated"].eq(False)]
+    below = (kept_up[kept_up["x"] < over["x"].iloc[0]] if len(over) else kept_up).tail(1)
+    if over.empty and below.empty:
+        return Finding("not known", f"{place}: the runs are too short to say whether the server keeps up.")
+    at = [f"at {row['x']:g} requests/s it kept up: {_users_see(row)}" for row in records(below)]
+    at += [f"at {row['x']:g} requests/s it did not keep up: {_users_see(row)}" for row in records(over)]
+    low, high = (f"{part['x'].iloc[0]:g}" if len(part) else "" for part in (below, over))
+    bounds = f"sustains {low}, not {high}" if low and high else f"sustains {low}" if low else f"does not sustain {high}"
+    return Finding(f"{bounds} requests/s", f"{place}: {'; '.join(at)}.")
+
+
+def _users_see(row: Mapping[str, Any]) -> str:
+    """The rate of answers and the time to the first token, in words.
+
+    >>> _users_see({"requests_per_s": 11.49, "ttft_s_p50": 0.27, "ttft_s_p99": 0.4567})
+    'it answered 11.5 requests/s, with a TTFT of 0.27 s in the median and 0.457 s at the 99th percentile'
+    >>> _users_see({"requests_per_s": 11.49, "ttft_s_p50": 0.27, "ttft_s_p99": float("nan")})  # of few requests
+    'it answered 11.5 requests/s, with a TTFT of 0.27 s in the median'
+    """
+    tail = f" and {row['ttft_s_p99']:.3g} s at the 99th percentile" if pd.notna(row["ttft_s_p99"]) else ""
+    return (
+        f"it answered {row['requests_per_s']:.3g} requests/s, with a TTFT of {row['ttft_s_p50']:.3g} s in the "
+        f"median{tail}"
+    )
+
+
+def load_findings(report: Report) -> Iterator[Block]:
+    """What limited each load, with its rates; warnings come first."""
+    rows = report.tables.need("serving_summary")
+    warned = rows["saturated"].eq(True) | rows["limited_by"].str.contains("client|users")
+    findings = [_finding(row, report.labels) for row in records(pd.concat([rows[warned], rows[~warned]]))]
+    yield from some(findings, "serving_summary", MOST_FINDINGS)
+
+
+def _finding(row: Mapping[str, Any], labels: Mapping[str, str]) -> Finding:
+    server = row["engine"] if pd.isna(row["endpoint"]) else row["endpoint"]
+    settings = labels.get(row["cell_id"], row["knobs"])
+    place = ", ".join([row["gpu"], row["model"], row["workload"], f"{server} ({settings})"])
+    saturated, slow_client = row["saturated"] is True, "client" in row["limited_by"]
+    limited = LIMITED.get(row["limited_by"], f"limited by {listed(row['limited_by'].split(','))}")
+    arrived = f"{number(row['arrivals_per_s'])} requests/s arrived, " if pd.notna(row["arrivals_per_s"]) else ""
+    words = f"{place}: {arrived}{number(row['requests_per_s'])} requests/s were answered"
+    if saturated:
+        words += f", and {number(row['queue_growth_per_s'])} more were unanswered each second"
+    if slow_client:
+        words += f"; 1 % of the requests left the client {number(row['client_lag_s_p99'])} s late or later"
+        words += f", and it used {number(row['client_cpu_cores'])} cores"
+    return Finding("saturated" if saturated else limited, f"{words}.", "bad" if saturated or slow_client else "neutral")
+
+
+def sequences_by_rate(report: Report) -> Iterator[Block]:
+    """A table of max-num-seqs by rate for each measure of the cells of a server among which only these two change."""
+    tables, summary = report.tables, report.tables.need("serving_summary")
+    if not {SEQUENCES, ARRIVALS} <= set(tables.knobs):
+        return
+    others = [name for name in tables.knobs if name not in (SEQUENCES, ARRIVALS)]
+    cells = tables.measured.drop_duplicates("cell_id")[["cell_id", *tables.knobs]]
+    rows = summary.merge(cells.dropna(subset=[SEQUENCES, ARRIVALS]), on="cell_id")
+    for _, part in rows.groupby([*NAMES, *others], sort=False, dropna=False):
+        if part[[SEQUENCES, ARRIVALS]].nunique().min() > 1:
+            first = part.iloc[0]
+            held = [setting_phrase(name, first[name]) for name in others if pd.notna(first[name])]
+            title = ", ".join([*first[NAMES], *held])
+            for measure, name in BY_RATE.items():
+                if part[measure].notna().any():
+                    yield _by_rate(part, measure, f"{name} by max-num-seqs and rate: {title}")
+
+
+def _by_rate(rows: pd.DataFrame, measure: str, caption: str) -> Table:
+    too_high = rows["saturated"].eq(True).map({True: f" {TOO_HIGH}", False: ""})
+    texts = rows.assign(text=rows[measure].map(shown) + too_high)
+    wide = texts.pivot(index=SEQUENCES, columns=ARRIVALS, values="text").fillna(shown(None))
+    headings = ["max-num-seqs", *(f"{rate:g} requests/s" for rate in wide.columns)]
+    body = [[f"{sequences:g}", *values] for sequences, values in zip(wide.index, wide.to_numpy(), strict=True)]
+    note = f"{TOO_HIGH}: more load than the server sustains, so its latencies grow with the length of the run."
+    return Table(caption, headings, body, [True] * len(headings), note if too_high.any() else "")
+
+
+def latency_verdicts(report: Report) -> Iterator[Block]:
+    rows = report.tables.need("latencies")
+    # What the client sends is not a setting of the server.
+    rows = rows[(rows["comparison"] == "overall") & ~rows["knob"].isin(Load.model_fields)]
+    yield from verdicts_by(rows, "knob", "metric")
+
+
+SUBJECT = Subject(
+    id="serving",
+    title="Serving",
+    parts=[
+        FigurePart(serving_latency),
+        FigurePart(serving_throughput),
+        TablePart(
+            "serving_summary",
+            {
+                **PLACE_HEADINGS,
+                "endpoint": "Server",
+                "knobs": "Settings and load",
+                "load": "Kind of load",
+                "request_rate_per_s": "Requests sent per s",
+                "users": "Users",
+                "requests_per_s": "Requests answered per s",
+                "output_tokens_per_s": "Output tokens per s",
+                "ttft_s_p50": "TTFT, median (s)",
+                "ttft_s_p99": "TTFT, 99th percentile (s)",
+                "itl_s_p50": "Inter-token latency, median (s)",
+                "tpot_s_p50": "TPOT, median (s)",
+                "e2e_s_p99": "End-to-end latency, 99th percentile (s)",
+                "goodput_requests_per_s": "Goodput (requests per s)",
+                "running_peak": "Maximum sequences at once (server)",
+                "in_flight_peak": "Maximum requests at once (client)",
+                "memory_utilization": "Device memory in use (share)",
+                "kv_cache_usage_peak": "KV cache in use, peak (share)",
+                "preemptions": "Preemptions",
+                "saturated": "Load too high",
+                "limited_by": "Limited by",
+            },
+            "Servers side by side, one row per load",
+        ),
+        sequences_by_rate,
+        TablePart(
+            "latencies",
+            {
+                "metric": "Latency",
+                "knob": "Setting",
+                **EFFECT_COLUMNS,
+                "value": "Slowest",
+                "baseline": "Fastest",
+                "ratio": "Slowest over fastest (95 % interval)",
+                "saturated": "Load too high",
+            },
+            "Effects of settings and of the load on latencies",
+            overall,
+        ),
+    ],
+    findings=[sustained, load_findings, latency_verdicts],
+)

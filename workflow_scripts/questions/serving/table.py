@@ -1,0 +1,345 @@
+"""Summarise servers under load: latency, goodput, what limited the load, and the steady state.
+
+    kvsweep table-serving --study config/studies/serving.yaml \\
+        --cells results/serving/tables/cells.parquet --parsed results/serving/parsed \\
+        --out results/serving/tables/serving.parquet --summary-out results/serving/tables/serving_summary.parquet
+
+docs/serving.md says how the numbers are made, docs/tables.md documents every column of both tables.
+"""
+
+from argparse import Namespace
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import statsmodels.api as sm
+
+from workflow_scripts.common.command import PARSED
+from workflow_scripts.engines.registry import load_engines, without_environment
+from workflow_scripts.statistics.comparisons import ONE_START, SCOPE_MEANING, mean_interval
+from workflow_scripts.statistics.summary import counted, records, summarise
+from workflow_scripts.study.study import Study
+from workflow_scripts.tables.parsed_facts import REPEAT, read_parsed, wide
+from workflow_scripts.tables.table_command import table_command
+from workflow_scripts.tables.timeline import tokens_inside
+from workflow_scripts.tables.typed_tables import FLAG, INTEGER, NUMBER, TEXT, table_schema
+from workflow_scripts.workloads.arrivals import Load
+
+# A queue counts as growing beyond chance if it grows by this share of the arrivals and by this many requests.
+GROWTH_SHARE, GROWTH_REQUESTS = 0.1, 2.0
+# The client is late if 1 % of the requests are sent with more delay than this, and than a tenth of the median TTFT.
+LATE_S, LATE_SHARE = 0.01, 0.1
+# A client in Python that uses this much of a core may be too busy to send requests in time.
+BUSY_CORES = 0.9
+# With fewer requests, nothing is said about a steady state.
+STEADY_REQUESTS = 10
+
+SCHEMA = table_schema(
+    "serving",
+    "Servers under load: one row per repeat of a cell of `vllm-serve` or `openai` that ended `ok` "
+    "([how](serving.md)). Latencies count from the scheduled arrival.",
+    TEXT("study source cell_id gpu engine", "as in `cells`"),
+    TEXT("endpoint", "server in `config/endpoints.yaml`; null for `vllm-serve`"),
+    TEXT("model workload knobs", "as in `cells`"),
+    INTEGER("start", "start of the engine, from 1"),
+    INTEGER("repeat", "timed pass, from 0"),
+    TEXT("load", "`open loop`, `ramp`, `closed loop`, `replay` (the workload's arrivals) or `all at once`"),
+    NUMBER("request_rate_per_s ramp_to_per_s burstiness", "the requested load"),
+    INTEGER("users", "the requested load"),
+    INTEGER("num_requests", "requests of the repeat"),
+    NUMBER("arrivals_per_s", "null in a closed loop"),
+    NUMBER("requests_per_s output_tokens_per_s total_tokens_per_s", "answered, over the whole repeat"),
+    NUMBER("ttft_s_p50 ttft_s_p90 ttft_s_p99", "time to the first token"),
+    NUMBER("tpot_s_p50 tpot_s_p90 tpot_s_p99", "time per output token after the first, per request"),
+    NUMBER("itl_s_p50 itl_s_p90 itl_s_p99", "time between two pieces of a streamed answer, over all requests"),
+    NUMBER("e2e_s_p50 e2e_s_p90 e2e_s_p99", "time to the last token"),
+    TEXT("slo", "the study's bounds"),
+    NUMBER("slo_attainment", "share of requests within all bounds"),
+    NUMBER("goodput_requests_per_s", "rate of requests within all bounds"),
+    NUMBER("running_peak", "running sequences, reported about once per second"),
+    INTEGER("in_flight_peak", "requests that the client had in flight"),
+    INTEGER("waiting_peak preemptions", "reported by the server"),
+    NUMBER("kv_cache_usage_peak", "reported by the server"),
+    NUMBER(
+        "memory_used_bytes_max memory_utilization",
+        "highest memory in use, and its share of the device's (CPU: of client and server)",
+    ),
+    NUMBER("client_lag_s_p99", "from scheduled to sent"),
+    NUMBER("client_cpu_cores", "CPU time of the client over wall time"),
+    FLAG("client_shares_cores", "client and server shared CPU cores"),
+    NUMBER("steady_s", "from the first end of a request to the last arrival"),
+    INTEGER("steady_requests", "arrivals in that time"),
+    NUMBER(
+        "steady_requests_per_s steady_output_tokens_per_s steady_ttft_s_p50 steady_ttft_s_p99", "the same in that time"
+    ),
+    NUMBER("queue_growth_per_s", "growth of the requests in the system, in the second half of the arrivals"),
+    FLAG("saturated", "more load than the server sustains; null if not decided"),
+    TEXT("limited_by", "`client`, `users`, `server`, `load` or `unknown`"),
+)
+
+# Columns with a geometric mean over the starts and its interval.
+MEANS = ("requests_per_s", "output_tokens_per_s", "ttft_s_p50", "tpot_s_p50", "itl_s_p50", "e2e_s_p50")
+# The same for columns that depend on the arrivals so much that each start must have its own.
+TAILS = ("ttft_s_p99", "e2e_s_p99")
+# With fewer requests in a repeat, its 99th percentile is hardly more than its longest latency.
+TAIL_REQUESTS = 100
+# Arrivals of two starts are others if one of their requests arrives this much apart.
+_ARRIVES_APART_S = 0.001
+_OVER_REPEATS = {"slo": "first"}
+_OVER_REPEATS |= dict.fromkeys(("slo_attainment", "goodput_requests_per_s", "arrivals_per_s"), "mean")
+_OVER_REPEATS |= dict.fromkeys(("running_peak", "in_flight_peak", "kv_cache_usage_peak", "memory_utilization"), "max")
+_OVER_REPEATS |= dict.fromkeys(("queue_growth_per_s", "client_lag_s_p99", "client_cpu_cores"), "max")
+_OF_CELL = (
+    *("study", "source", "cell_id", "gpu", "engine", "endpoint", "model", "workload", "knobs"),
+    *("load", "request_rate_per_s", "ramp_to_per_s", "burstiness", "users"),
+)
+SUMMARY_SCHEMA = table_schema(
+    "serving_summary",
+    "Like `serving`, with one row per cell that comparisons may use.",
+    {name: SCHEMA.columns[name] for name in _OF_CELL},
+    INTEGER("repeats", "valid repeats of all starts"),
+    NUMBER(
+        [f"{name}{end}" for name in MEANS for end in ("", "_low", "_high")],
+        "geometric mean over the starts",
+    ),
+    TEXT("scope", SCOPE_MEANING),
+    NUMBER(
+        [f"{name}{end}" for name in TAILS for end in ("", "_low", "_high")],
+        f"99th percentile of a repeat, geometric mean over the starts; null with fewer than {TAIL_REQUESTS} requests",
+    ),
+    TEXT("slo", "as in `serving`"),
+    NUMBER("slo_attainment goodput_requests_per_s", "means over the repeats"),
+    NUMBER("running_peak", "highest of all repeats"),
+    INTEGER("in_flight_peak", "highest of all repeats"),
+    INTEGER("preemptions", "sum over the repeats"),
+    NUMBER("kv_cache_usage_peak memory_utilization", "highest of all repeats"),
+    FLAG("saturated", "whether any repeat is; null if none is, but one is too short to decide"),
+    TEXT("limited_by", "of all repeats, comma-separated"),
+    NUMBER("arrivals_per_s", "mean over the repeats"),
+    NUMBER("queue_growth_per_s client_lag_s_p99 client_cpu_cores", "highest of all repeats"),
+)
+
+
+def serving_tables(cells: pd.DataFrame, parsed: Path, slo: Mapping[str, float]) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The tables `serving` and `serving_summary` for a study's own cells; `slo` bounds latencies for the goodput."""
+    rows = cells[is_served(cells) & cells["outcome"].eq("ok") & cells["repeat"].notna()]
+    knobs = {f"knob_{name}": name for name in ("endpoint", *Load.model_fields)}
+    rows = rows.reindex(columns=[*cells.columns, *(set(knobs) - set(cells.columns))]).rename(columns=knobs)
+    parts = [_of_gpu(of_gpu, parsed, str(gpu), slo) for gpu, of_gpu in rows.groupby("gpu")]
+    table = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
+    # A column is missing if no repeat was long enough for a steady state. The last three distinguish starts.
+    table = table.reindex(columns=[*SCHEMA.columns, "round", "device_uuid", "midway_s"])
+    summary = _summary(table, counted(cells)["cell_id"])
+    return table[list(SCHEMA.columns)], summary
+
+
+def is_served(cells: pd.DataFrame) -> pd.Series:
+    """Which rows are of engines that are servers."""
+    servers = [engine.name for engine in load_engines().values() if engine.serves]
+    return cells["engine"].map(without_environment).isin(servers)
+
+
+def _of_gpu(rows: pd.DataFrame, parsed: Path, gpu: str, slo: Mapping[str, float]) -> pd.DataFrame:
+    rows, facts = rows.set_index(REPEAT), read_parsed(parsed, gpu, "facts")
+    of_start, of_repeat = wide(facts[facts["cell_id"].isin(rows.index.get_level_values("cell_id"))])
+    passes = read_parsed(parsed, gpu, "requests").groupby(REPEAT)
+    results = [of_pass(passes.get_group(at), row, slo) for at, row in zip(rows.index, records(rows), strict=True)]
+    measured = pd.DataFrame(results, index=rows.index)
+    table = rows.drop(columns=measured.columns, errors="ignore").join(measured)
+    starts = table.reset_index("repeat").index
+    cpu_s = of_repeat.reindex(index=table.index, columns=["metric.client_cpu_s"]).astype(float)["metric.client_cpu_s"]
+    of_device = of_start.reindex(index=starts, columns=["device.memory_total_bytes", "effective.client_shares_cores"])
+    memory_bytes, shares = of_device.astype(float).to_numpy().T
+    table = table.assign(
+        client_cpu_cores=cpu_s / table["wall_s"].astype(float),
+        client_shares_cores=pd.array(shares, dtype="Float64").astype("boolean"),
+        memory_utilization=table["memory_used_bytes_max"].astype(float) / memory_bytes,
+        slo=bounds_text(slo) or None,
+        goodput_requests_per_s=table["slo_attainment"] * table["requests_per_s"],
+    )
+    return _limits(table.reset_index())
+
+
+def bounds_text(slo: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} <= {bound:g}" for name, bound in slo.items())
+
+
+def of_pass(requests: pd.DataFrame, asked: Mapping[str, Any], slo: Mapping[str, float]) -> dict[str, Any]:
+    """Results from the requests of one repeat: latencies, goodput, load, steady state.
+
+    `asked` has `request_rate_per_s`, `ramp_to_per_s` and `users`, null if the study does not set them.
+    """
+    r = requests.sort_values("queued_s", kind="stable")
+    queued, sent, first, last = (
+        r[name].to_numpy(dtype=float) for name in ("queued_s", "sent_s", "first_token_s", "last_token_s")
+    )
+    outputs = r["output_tokens"].to_numpy(dtype=float)
+    # An answer that came in one piece shows no time between tokens.
+    in_pieces = (outputs > 1) & (last > first)
+    latency = {
+        "ttft_s": first - queued,
+        "tpot_s": np.divide(last - first, outputs - 1, out=np.full(len(r), np.nan), where=in_pieces),
+        "itl_s": np.concatenate([np.asarray(gaps, dtype=float) for gaps in r["itl_s"].dropna()] or [np.empty(0)]),
+        "e2e_s": last - queued,
+    }
+    results: dict[str, Any] = {
+        f"{name}_p{percent}": pd.Series(values).quantile(percent / 100)
+        for name, values in latency.items()
+        for percent in (50, 90, 99)
+    }
+    # A request without a time per further token keeps any bound on that time.
+    kept = np.all([~(latency[name] > bound) for name, bound in slo.items()], axis=0)
+    kind = load_kind(asked, queued, sent)
+    span_s = queued[-1] - queued[0]
+    half = queued[len(r) // 2 :]
+    growth_per_s = np.nan if kind in (CLOSED, AT_ONCE) else queue_growth_per_s(queued, last)
+    grown = growth_per_s * (half[-1] - half[0])
+    times, change = np.concatenate([sent, last]), np.repeat([1, -1], len(r))
+    results |= {
+        "load": kind,
+        "midway_s": queued[len(r) // 2] - queued[0],
+        "arrivals_per_s": (len(r) - 1) / span_s if span_s > 0 and kind != CLOSED else np.nan,
+        "slo_attainment": np.mean(kept) if slo else np.nan,
+        # An end comes before a start at the same moment.
+        "in_flight_peak": int(np.cumsum(change[np.lexsort((change, times))]).max()),
+        "client_lag_s_p99": pd.Series(sent - queued).quantile(0.99),
+        "queue_growth_per_s": growth_per_s,
+        "queue_grows": bool(grown > GROWTH_SHARE * (len(half) - 1)) and bool(grown >= GROWTH_REQUESTS),
+        "e2e_grows": e2e_grows(queued, last - queued, outputs),
+    }
+    # A changing load has no steady state.
+    return results | (_steady(r, queued, first, last) if kind != RAMP else {})
+
+
+OPEN, RAMP, CLOSED, REPLAY, AT_ONCE = "open loop", "ramp", "closed loop", "replay", "all at once"
+
+
+def load_kind(asked: Mapping[str, Any], queued: np.ndarray[Any, Any], sent: np.ndarray[Any, Any]) -> str:
+    """How requests arrived: at a rate, at a changing rate, when users were free, as in the workload, or all at once.
+
+    In a closed loop the client records the moment of sending as the arrival, so the two are the same number.
+    """
+    if not pd.isna(asked["ramp_to_per_s"]):
+        return RAMP
+    if not pd.isna(asked["request_rate_per_s"]):
+        return OPEN
+    if not pd.isna(asked["users"]) and np.array_equal(sent, queued):
+        return CLOSED
+    return REPLAY if queued[-1] > queued[0] else AT_ONCE
+
+
+def queue_growth_per_s(queued: np.ndarray[Any, Any], last: np.ndarray[Any, Any]) -> float:
+    """Growth of the number of requests in the system, in requests/s, from a line through the second half of them.
+
+    In the first half it always grows, from none to what the load needs. `queued` is in order.
+
+    A server that answers each request within 0.1 s, and one that needs 1 s per request while one arrives every 0.5 s:
+
+    >>> arrivals = np.arange(0, 20, 0.5)
+    >>> abs(round(queue_growth_per_s(arrivals, arrivals + 0.1), 3))
+    0.0
+    >>> round(queue_growth_per_s(arrivals, np.arange(1, 41, dtype=float)), 1)
+    1.0
+    """
+    half = queued[len(queued) // 2 :]
+    if len(half) < 3 or half[-1] <= half[0]:
+        return float("nan")
+    in_system = np.searchsorted(queued, half, side="right") - np.searchsorted(np.sort(last), half, side="right")
+    return float(np.polyfit(half - half[0], in_system, 1)[0])
+
+
+def e2e_grows(queued: np.ndarray[Any, Any], e2e_s: np.ndarray[Any, Any], outputs: np.ndarray[Any, Any]) -> bool:
+    """Whether later requests take longer than earlier ones with the same number of output tokens.
+
+    They do if a queue grows. They do not if the number in flight rises only because the first requests have not ended
+    yet. A line through the latency over arrival and output tokens must rise by more than `GROWTH_SHARE`, in s/s, and
+    the whole 95 % interval of its slope must lie above zero.
+
+    >>> arrivals, lengths = np.arange(0, 10, 0.5), np.tile([10.0, 30.0], 10)
+    >>> e2e_grows(arrivals, lengths + np.sin(arrivals), lengths), e2e_grows(arrivals, lengths + arrivals, lengths)
+    (False, True)
+    """
+    if len(queued) < STEADY_REQUESTS or queued[-1] <= queued[0]:
+        return False
+    # If all requests have the same number of output tokens, that column is the constant.
+    line = sm.add_constant(np.column_stack([queued - queued[0], outputs]), prepend=False)
+    fit = sm.OLS(e2e_s, line).fit()
+    return bool(fit.params[0] > GROWTH_SHARE and fit.conf_int()[0][0] > 0)
+
+
+def _steady(r: pd.DataFrame, queued: Any, first: Any, last: Any) -> dict[str, Any]:
+    """Results from the first end of a request to the last arrival; none if too few requests arrive in that time."""
+    start_s, end_s = float(np.min(last)), float(queued[-1])
+    ttft_s = pd.Series(first - queued)[(queued >= start_s) & (queued <= end_s)]
+    if len(ttft_s) < STEADY_REQUESTS:
+        return {"steady_requests": len(ttft_s)}
+    window_s = end_s - start_s
+    ended = (last > start_s) & (last <= end_s)
+    return {
+        "steady_s": window_s,
+        "steady_requests": len(ttft_s),
+        "steady_requests_per_s": ended.sum() / window_s,
+        "steady_output_tokens_per_s": float(tokens_inside(r, start_s, end_s).sum()) / window_s,
+        "steady_ttft_s_p50": ttft_s.quantile(0.5),
+        "steady_ttft_s_p99": ttft_s.quantile(0.99),
+    }
+
+
+def _limits(table: pd.DataFrame) -> pd.DataFrame:
+    """Add whether the load was more than the server sustains, and what limited it."""
+    # A burst at the end leaves a queue too, but the server clears it quickly.
+    behind = table["requests_per_s"].astype(float) < (1 - GROWTH_SHARE) * table["arrivals_per_s"].astype(float)
+    suspect, slower = behind & table["queue_grows"], table["e2e_grows"]
+    decided = table["queue_growth_per_s"].notna() & (slower | ~suspect)
+    saturated = suspect.where(decided).astype("boolean")
+    late = table["client_lag_s_p99"].astype(float) > np.fmax(LATE_S, LATE_SHARE * table["ttft_s_p50"].astype(float))
+    capped = late & (table["in_flight_peak"] >= table["users"].astype("Float64")).fillna(False).astype(bool)
+    busy = table["client_cpu_cores"].astype(float) > BUSY_CORES
+    waits_for_server = saturated.fillna(False).astype(bool) | table["load"].isin([CLOSED, AT_ONCE])
+    limited_by = np.select(
+        [capped, late | busy, waits_for_server, ~decided], ["users", "client", "server", "unknown"], "load"
+    )
+    return table.assign(saturated=saturated, limited_by=limited_by)
+
+
+def _summary(table: pd.DataFrame, cell_ids: pd.Series) -> pd.DataFrame:
+    table = table[table["cell_id"].isin(cell_ids)]
+    by = list(_OF_CELL)
+    groups = table.groupby(by, dropna=False, sort=False)
+    summary = groups.size().rename("repeats").reset_index()
+    for metric in reversed(MEANS):  # the scope is that of the first
+        (value, low, high), scope = mean_interval(summarise(table, by, metric)[1])
+        summary = summary.assign(**{metric: value, f"{metric}_low": low, f"{metric}_high": high}, scope=scope)
+    varied = np.array([_varies(repeats) for _, repeats in groups], dtype=bool)
+    long = groups["num_requests"].min().ge(TAIL_REQUESTS).to_numpy(dtype=bool)
+    for metric in TAILS:
+        # How much a 99th percentile varies depends on the load, so other cells and studies say nothing about it.
+        samples, alone = summarise(table, by, metric)[1], np.arange(len(summary))
+        unknown = np.zeros_like(samples.known)
+        (value, low, high), scope = mean_interval(replace(samples, group=alone, kind=alone, known=unknown))
+        shown = long & varied & (scope != ONE_START)
+        summary[metric] = np.where(long, value, np.nan)
+        summary[f"{metric}_low"], summary[f"{metric}_high"] = np.where(shown, [low, high], np.nan)
+    for name, how in _OVER_REPEATS.items():
+        summary[name] = groups[name].agg(how).array
+    summary["preemptions"] = groups["preemptions"].sum(min_count=1).array
+    # If one repeat is undecided, "not saturated" in the others is not enough for the cell.
+    saturated, some_are_open = groups["saturated"].max(), groups["saturated"].count() < groups.size()
+    summary["saturated"] = saturated.mask(saturated.eq(False) & some_are_open).array
+    summary["limited_by"] = groups["limited_by"].agg(lambda texts: ",".join(sorted(set(texts)))).array
+    return summary
+
+
+def _varies(repeats: pd.DataFrame) -> bool:
+    """Whether the arrivals of a cell are the load that is asked for, or drawn for each start."""
+    midway_s = repeats.groupby("start")["midway_s"].first().sort_values()
+    return repeats["load"].iloc[0] not in (OPEN, RAMP) or bool(midway_s.diff().min() > _ARRIVES_APART_S)
+
+
+@table_command("serving", PARSED, summary="serving_summary")
+def main(args: Namespace, study: Study, cells: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    own = cells[cells["study"].eq(study.name) & cells["source"].eq("measured")]
+    return serving_tables(own, args.parsed, study.slo.bounds() if study.slo else {})

@@ -1,0 +1,80 @@
+"""Write docs/tables.md from the schemas of the tables.
+
+    kvsweep write-table-docs
+
+Each schema holds the meaning and unit of its columns.
+"""
+
+import importlib
+import re
+from argparse import Namespace
+from collections.abc import Mapping
+from pathlib import Path
+
+import pandera.pandas as pa
+
+from workflow_scripts.__main__ import COMMANDS
+from workflow_scripts.common.command import command, option
+from workflow_scripts.common.files import write_text
+from workflow_scripts.statistics.comparisons import ANOTHER_RUN
+from workflow_scripts.tables.typed_tables import KNOBS
+
+INTERVAL = "its 95 % interval"
+HEAD = """<!-- Written by `kvsweep write-table-docs` from the schemas of the tables. -->
+
+# Tables
+
+Every table lies in `results/{study}/tables/` as Parquet, which keeps the types, and as CSV. Names end in their unit;
+`_pct` is per cent, a share lies between 0 and 1. `_p50`, `_p90` and `_p99` are percentiles. An unknown value is null,
+never zero. `source` is `measured`, `imported` (measured elsewhere), `predicted`, `published` or `simulated`.
+
+Not listed, unless described otherwise: `{x}_low` and `{x}_high`, the 95 % interval of `{x}`; and `{x}_again_low` and
+`{x}_again_high`, between which 95 % of further runs with as many starts measure `{x}` (verdicts do not use them).
+"""
+
+
+def schemas() -> list[pa.DataFrameSchema]:
+    """The schemas of all tables, in the order of the commands `table-NAME` that make them."""
+    places = [place for name, place in COMMANDS.items() if name.startswith("table-")]
+    modules = [importlib.import_module(f"workflow_scripts.{place}") for place in places]
+    found = [value for module in modules for value in vars(module).values() if isinstance(value, pa.DataFrameSchema)]
+    return list({schema.name: schema for schema in found}.values())  # a module may read another's table
+
+
+def documentation() -> str:
+    tables = schemas()
+    # A column with its meaning, and the first table that has it.
+    first = {column: schema.name for schema in reversed(tables) for column in _columns(schema)}
+    return "\n".join([HEAD, *(_section(schema, first) for schema in tables)])
+
+
+def _columns(schema: pa.DataFrameSchema) -> list[tuple[str, str]]:
+    """The columns with their meanings, without the ends of intervals that `HEAD` explains."""
+    meanings = {name: column.description for name, column in schema.columns.items()}
+
+    def is_end(name: str, meaning: str) -> bool:
+        of = re.sub("(_again)?_(low|high)$", "", name)
+        return of != name and (meaning in (meanings.get(of), INTERVAL) or meaning.endswith(ANOTHER_RUN))
+
+    return [(name, meaning) for name, meaning in meanings.items() if not is_end(name, meaning)]
+
+
+def _section(schema: pa.DataFrameSchema, first: Mapping[tuple[str, str], str]) -> str:
+    own: dict[str, list[str]] = {}
+    elsewhere: dict[str, list[str]] = {}
+    for name, meaning in _columns(schema):
+        reference = re.fullmatch(r"as in `(\w+)`", meaning)
+        table = reference[1] if reference else first[name, meaning]
+        columns = own.setdefault(meaning, []) if table == schema.name else elsewhere.setdefault(table, [])
+        columns.append(f"`{'knob_*' if name == KNOBS else name}`")
+    lines = [f"- {', '.join(names)}: {meaning}" for meaning, names in own.items()]
+    lines += [f"- as in [{table}](#{table}): {', '.join(names)}" for table, names in elsewhere.items()]
+    notes = schema.metadata["notes"]
+    return "\n".join([f"## {schema.name}\n", f"{schema.description}\n", *lines, *([f"\n{notes}"] if notes else []), ""])
+
+
+@command(
+    "write-table-docs", option("--out", type=Path, default=Path("docs/tables.md"), help="file to write (%(default)s)")
+)
+def main(args: Namespace) -> None:
+    write_text(args.out, documentation())

@@ -1,0 +1,143 @@
+"""What was run on what: counts of cells, devices and engines."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pandas as pd
+
+from workflow_scripts.catalog.gpus_and_models import load_gpus, readable_models
+from workflow_scripts.common.wording import listed, plural
+from workflow_scripts.page.blocks import (
+    Block,
+    Definitions,
+    Finding,
+    Fold,
+    Table,
+    Text,
+    outcome_words,
+    shown,
+    table_of,
+)
+from workflow_scripts.page.report import PLACE_HEADINGS, Report, Subject
+from workflow_scripts.page.style import OUTCOMES
+from workflow_scripts.physics.model_facts import ModelFactsError, model_facts, read_config
+from workflow_scripts.study.definition import resolved_models
+
+RATES = ["memory_bandwidth_bytes_per_s", "flop_per_s"]
+
+
+def counts(report: Report) -> Iterator[Block]:
+    grid, study = report.grid, report.study
+    outcomes = grid["outcome"].value_counts()
+    became = ", ".join(f"{outcomes[o]} {outcome_words(o)}" for o in OUTCOMES if o in outcomes)
+    yield Text(
+        f"{len(grid)} cells: {became}. A cell is one combination of device, engine, model, workload and engine "
+        f"settings. The study asks for {plural(study.repeats, 'timed repeat')} of each, after a warm-up."
+    )
+    rows = [[f"{heading}s", ", ".join(dict.fromkeys(grid[column]))] for column, heading in PLACE_HEADINGS.items()]
+    for knob in report.tables.knobs:
+        values = [shown(value).replace(",", "") for value in sorted(grid[knob].dropna().unique())]
+        rows.append([knob.removeprefix("knob_"), ", ".join(values)])
+    yield Table("What the study combines", ["Axis", "Values"], rows, [False, False])
+
+
+def devices(report: Report) -> Iterator[Block]:
+    catalogue = load_gpus()
+    named = [(str(gpu), cells) for gpu, cells in report.grid.groupby("gpu", sort=False) if gpu in catalogue]
+    limits = report.tables.get("limits", "cell_id", "rates", *RATES)
+    of_cells = limits[limits["rates"] == "measured"].merge(report.grid[["cell_id", "gpu"]], on="cell_id")
+    measured = of_cells.groupby("gpu")[RATES].first()
+    rows = []
+    for gpu, cells in named:
+        entry = catalogue[gpu]
+        flop = max((entry.dense_flop_per_s or {}).items(), key=lambda item: item[0] == "bf16", default=(None, None))
+        rows.append(
+            {
+                "Device": gpu,
+                "Description": entry.title,
+                "Cells": len(cells),
+                "Reported name": _each_once(report.tables.cells.loc[report.tables.cells["gpu"] == gpu, "device_name"]),
+                "Memory (GB)": entry.memory_bytes and entry.memory_bytes / 1e9,
+                "Memory bandwidth (GB/s)": entry.memory_bandwidth_bytes_per_s
+                and entry.memory_bandwidth_bytes_per_s / 1e9,
+                "Dense matrix rate (TFLOP/s)": flop[1] and flop[1] / 1e12,
+                "Type of the matrix rate": flop[0],
+                "Power limit (W)": entry.tdp_w,
+                "Memory bandwidth, measured (GB/s)": measured["memory_bandwidth_bytes_per_s"].get(gpu, np.nan) / 1e9,
+                "Matrix rate, measured (TFLOP/s)": measured["flop_per_s"].get(gpu, np.nan) / 1e12,
+            }
+        )
+    yield table_of(pd.DataFrame(rows), None, "Devices, with data-sheet numbers unless a column says measured")
+    sources = [(gpu, "; ".join(dict.fromkeys(catalogue[gpu].sources.values())) or "no data sheet") for gpu, _ in named]
+    yield Fold("Sources of the data-sheet numbers", [Definitions(sources)])
+
+
+def engines(report: Report) -> Iterator[Block]:
+    cells = report.tables.cells
+    by_engine = cells.groupby("engine", sort=False).agg(
+        versions=("engine_version", _each_once),
+        backends=("attention_backend", _each_once),
+        cells=("cell_id", "nunique"),
+    )
+    yield table_of(
+        by_engine.reset_index(),
+        {"engine": "Engine", "versions": "Version", "backends": "Attention backend", "cells": "Cells"},
+        "Engines that ran",
+    )
+
+
+def _each_once(values: pd.Series) -> str | None:
+    return ", ".join(sorted(map(str, values.dropna().unique()))) or None
+
+
+def remote_code(report: Report) -> Iterator[Block]:
+    models = resolved_models(report.study)
+    trusted = {name: model for name, model in models.items() if model.trust_remote_code}
+    if trusted:
+        named = ", ".join(f"{name} ({m.hub_repo} at {m.revision})" for name, m in trusted.items())
+        sentence = (
+            f"The study sets trust_remote_code, so engines ran Python code from the repositories of {named}. This "
+            "pipeline does not check that code, and it could do anything that the measuring account may do."
+        )
+        yield Finding("remote code", sentence, "bad")
+
+
+def simulated(report: Report) -> Iterator[Block]:
+    cells = report.tables.cells
+    pretended = cells.loc[cells["source"] == "simulated", "gpu"].unique()
+    if len(pretended):
+        sentence = (
+            f"No number of {', '.join(pretended)} is a measurement of a GPU. The engine ran on a CPU, and power, "
+            "energy, clocks, temperature and memory are made up to test this pipeline."
+        )
+        yield Finding("simulated", sentence, "bad")
+
+
+def native_types(report: Report) -> Iterator[Block]:
+    cells = report.tables.cells
+    native = [name for name, model in readable_models().items() if model.dtype == "native"]
+    native_cells = cells[cells["model"].isin(native)].dropna(subset=["dtype", "device_name"])
+    for (device, dtype), rows in native_cells.groupby(["device_name", "dtype"], sort=False):
+        models = rows["model"].unique()
+        why = (
+            "this processor would have to emulate smaller types"
+            if dtype == "float32"
+            else "this processor supports that type natively"
+        )
+        were = f"{listed(models)} {'was' if len(models) == 1 else 'were'}"
+        yield Finding(str(dtype), f"On {device}, {were} computed in {dtype}: {why}.")
+
+
+def not_understood(report: Report) -> Iterator[Block]:
+    """Models for which nothing can be predicted, with the reason; they are measured like any other."""
+    models = readable_models()
+    for name in sorted(set(report.tables.cells["model"]) & models.keys()):
+        model = models[name]
+        try:
+            model_facts(read_config(model.config), model.fixed_dtype or "float32")
+        except ModelFactsError as e:
+            reason = str(e).split("; supported:")[0]
+            yield Finding("unknown", f"Limits, KV capacity and predictions of {name} are unknown: {reason}.")
+
+
+SUBJECT = Subject(id="runs", title="What was run", parts=[counts, devices, engines])

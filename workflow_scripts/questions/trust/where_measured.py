@@ -1,0 +1,202 @@
+"""Where and with what the cells were measured, and what disturbed them."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pandas as pd
+
+from workflow_scripts.common.files import read_json
+from workflow_scripts.common.wording import plural
+from workflow_scripts.device.device_check import FAULTS
+from workflow_scripts.page.blocks import Absent, Block, Finding, Findings, Fold, Table, shown
+from workflow_scripts.page.report import MOST_ROWS, REPEAT_COLUMNS, Report, Subject, TablePart, several_starts
+from workflow_scripts.study.accounting import NODE_HEADINGS, accounted_jobs, by_node
+from workflow_scripts.study.paths import OUTCOME, StudyPaths
+from workflow_scripts.study.rounds import last_plan
+from workflow_scripts.tables.results import require
+from workflow_scripts.workloads.warmup import TOLERANCE
+
+NOISY_PCT = 5.0
+# Maximum number of cells in a sentence; a table has all of them.
+MOST_NAMED = 3
+
+
+def slowed_gpus(report: Report) -> Iterator[Block]:
+    cells = report.tables.cells
+    rows, slowed = cells[cells["throttle_reasons"].notna()], _slowed_repeats(cells)
+    if len(slowed):
+        sentence = (
+            f"In {slowed['cell_id'].nunique()} of {rows['cell_id'].nunique()} cells whose GPU reports it, heat or the "
+            "power supply slowed a GPU down during timing; their rates are too low. The section Provenance names them."
+        )
+        yield Finding("slowed GPU", sentence, "bad")
+
+
+slowed_cells = TablePart(
+    "cells",
+    {"cell_id": "Cell", **REPEAT_COLUMNS, "throttle_reasons": "Reasons (NVML)"},
+    "Repeats in which the clocks of a GPU were reduced by heat or the power supply",
+    lambda cells: several_starts(_slowed_repeats(cells)),
+    optional=True,
+)
+
+
+def _slowed_repeats(cells: pd.DataFrame) -> pd.DataFrame:
+    """Rows of `cells` in which heat or the power supply slowed a GPU down."""
+    reasons = cells["throttle_reasons"].fillna("").str.split(",")
+    return cells[[not set(FAULTS).isdisjoint(named) for named in reasons]]
+
+
+def load_warning(report: Report) -> Iterator[Block]:
+    load, noisy = host_load(report.tables.cells)
+    if noisy.empty:
+        yield Finding("quiet host", f"In no cell did others use more than {NOISY_PCT:g} % of the CPU.", "good")
+    else:
+        sentence = (
+            f"In {len(noisy)} of {len(load)} measured cells the hypervisor or other processes used more than "
+            f"{NOISY_PCT:g} % of the CPU; their rates may be too low and their intervals wide. The section "
+            "Provenance names them."
+        )
+        yield Finding("loaded host", sentence, "bad")
+
+
+def unsteady_cells(report: Report) -> Iterator[Block]:
+    measured = report.tables.cells.dropna(subset="warmup_steady")
+    unsteady = measured[~measured["warmup_steady"].astype(bool)].drop_duplicates("cell_id")
+    if len(unsteady):
+        more = f"; and {len(unsteady) - MOST_NAMED} more" if len(unsteady) > MOST_NAMED else ""
+        some = "; ".join(unsteady["cell_id"].head(MOST_NAMED).map(report.names)) + more
+        sentence = (
+            f"In {len(unsteady)} of {measured['cell_id'].nunique()} measured cells the last two passes of the warm-up "
+            f"differed by more than {100 * TOLERANCE:g} %. Their first repeats may be slower than the rest, and their "
+            f"intervals may be wide: {some}. The column warmup_steady of the table cells shows which."
+        )
+        yield Finding("not steady", sentence, "bad")
+
+
+loaded_cells = TablePart(
+    "cells",
+    {"cell_id": "Cell", "cpu_steal_pct": "Used by the hypervisor (%)", "cpu_others_pct": "Used by others (%)"},
+    "CPU used by others while the cell was timed, of cells on a loaded host",
+    lambda cells: host_load(cells)[1],
+    optional=True,
+)
+
+
+def host_load(cells: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The highest load by other processes in each measured cell, and the cells where it was above `NOISY_PCT`."""
+    load = cells.groupby("cell_id", sort=False)[["cpu_steal_pct", "cpu_others_pct"]].max()
+    load = require(load.dropna(how="all").reset_index(), "no cell recorded how busy its host was")
+    noisy = (load[["cpu_steal_pct", "cpu_others_pct"]] > NOISY_PCT).any(axis=1)
+    return load, load[noisy]
+
+
+def provenance(report: Report) -> Iterator[Block]:
+    cells = report.tables.cells
+    started = cells["started_at"].dropna()
+    named = {
+        "host": "Hosts",
+        "device_uuid": "Devices (UUID)",
+        "git_commit": "Commits of the pipeline",
+        "protocol": "Protocol versions",
+        "source": "Source of the numbers",
+    }
+    values = {heading: ", ".join(map(str, cells[column].dropna().unique())) for column, heading in named.items()}
+    rows = [[heading, texts] for heading, texts in values.items() if texts]
+    if len(started):
+        rows.append(["First and last repeat started", f"{started.min()} and {started.max()}"])
+    names = {"start_s": "starting", "warmup_s": "warming up", "measure_s": "measuring"}
+    starts = cells.drop_duplicates(["cell_id", "start"])
+    spent_s = starts[list(names)].astype(float).sum()
+    if total_s := spent_s.sum():
+        shares = ", ".join(f"{100 * spent_s[column] / total_s:.0f} % {name}" for column, name in names.items())
+        rows.append(["Time of the engines", f"{total_s / 60:.3g} min: {shares}"])
+    graphs = [
+        f"{'loaded' if cached else 'compiled'} in {plural(len(some), 'start')} (median {some.median():.3g} s)"
+        for cached, some in starts.groupby("graphs_from_cache")["start_s"]
+    ]
+    if graphs:
+        rows.append(["Compiled graphs of the engines", ", ".join(graphs)])
+    yield Table("Where the numbers come from", ["What", "Values"], rows, [False, False])
+    yield _measured_where(cells)
+    if jobs := accounted_jobs(StudyPaths(report.cells.parent.parent, report.study.name)):
+        note = (
+            "What the cluster's accounting (sacct) says of the jobs that measured cells: the median time in the queue, "
+            "the total time on the node, starts of engines included, and the most memory that one task used."
+        )
+        numeric = [place > 0 for place in range(len(NODE_HEADINGS))]
+        yield Table("Jobs of the cluster by node", NODE_HEADINGS, [*by_node(jobs)], numeric, note)
+    # Of each device and engine one cell has the whole provenance.
+    ended = report.grid[report.grid["outcome"] != "missing"].drop_duplicates(["gpu", "engine"])
+    paths = [path for cell in ended["cell_id"] if (path := report.cells / cell / OUTCOME).exists()]
+    if not paths:
+        yield Absent("versions", "no outcome.json of a cell was found")
+    for record in map(read_json, paths):
+        yield Fold(
+            f"Versions and settings recorded in {report.names.get(record['cell_id'], record['cell_id'])}",
+            [Table("Provenance", ["What", "Value"], _flat(record["provenance"]), [False, False])],
+        )
+
+
+def rounds(report: Report) -> Iterator[Block]:
+    plan = last_plan(StudyPaths(report.cells.parent.parent, report.study.name))
+    if plan is None or not report.study.is_adaptive:
+        return
+    is_open = plan.questions if plan.asked is not None else plan.undecided or plan.not_decidable
+    yield Findings([Finding("rounds", f"{plan.in_words()}.", "bad" if is_open else "good")])
+    rows = [
+        [
+            comparison.knob,
+            *(report.cell_link(cell) if cell in report.names else cell for cell in comparison.cells),
+            "not known" if comparison.further_starts is None else str(comparison.further_starts),
+            comparison.given_up or "",
+        ]
+        for comparison in (*plan.undecided, *plan.not_decidable)
+    ]
+    if rows:
+        caption = "Comparisons that are not decided"
+        headings = ["Setting", "Cell", "Other cell", "Further starts of each", "Why not measured again"]
+        table = Table(caption, headings, rows[:MOST_ROWS], [False, False, False, True, False])
+        yield Fold(f"{caption}: {len(rows)}", [table])
+
+
+drift = TablePart(
+    "drift",
+    {
+        "round": "Round",
+        "host": "Host",
+        "cell_id": "First cell",
+        "minutes": "Minutes until measured again",
+        "drift_pct": "Faster at the end (%)",
+    },
+    "The first cell of each round, measured again at its end",
+    note="These measurements only show drift; no estimate uses them. A ratio within a round cancels part of the drift.",
+    optional=True,
+)
+
+
+def _measured_where(cells: pd.DataFrame) -> Table:
+    """Cells by device, host, engine, protocol and lock, which shows what was merged or measured again."""
+    places = {
+        "gpu": "Device",
+        "host": "Host",
+        "processor": "Processor",
+        "engine_version": "Engine",
+        "protocol": "Protocol version",
+        "lock_sha256": "Lock (SHA-256)",
+    }
+    measured = cells[cells["outcome"] != "missing"]
+    counts = measured.groupby(list(places), dropna=False, sort=False)["cell_id"].nunique()
+    counted = counts.reset_index().itertuples(index=False, name=None)
+    rows = [[*map(shown, place), shown(lock)[:12], str(count)] for *place, lock, count in counted]
+    note = "Cells with different locks, processors or protocol versions are not compared with each other."
+    return Table("Cells by where they were measured", [*places.values(), "Cells"], rows, [False] * 6 + [True], note)
+
+
+def _flat(record: dict[str, Any]) -> list[list[str]]:
+    """Names with their values; a value that is a record itself is told by its parts."""
+    parts = [(name, value if isinstance(value, dict) else {"": value}) for name, value in record.items()]
+    return [[f"{name}: {of}" if of else name, shown(item)] for name, items in parts for of, item in items.items()]
+
+
+SUBJECT = Subject(id="provenance", title="Provenance", parts=[provenance])

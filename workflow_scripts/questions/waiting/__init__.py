@@ -1,0 +1,1 @@
+"""The question of waiting: its table and its section of the page."""

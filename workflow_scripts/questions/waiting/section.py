@@ -1,0 +1,183 @@
+"""Where GPUs wait for their hosts."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch
+
+from workflow_scripts.catalog.gpus_and_models import load_gpus
+from workflow_scripts.page.blocks import Block, Finding
+from workflow_scripts.page.plot import LINE_IN, Panel, Plot, hide_y, key, write_label
+from workflow_scripts.page.report import CELL, FigurePart, Report, Subject, TablePart
+from workflow_scripts.page.sentences import some
+from workflow_scripts.page.series import NAMES, repeats_of, told_apart
+from workflow_scripts.page.style import COLOURS, INK
+from workflow_scripts.study.setting_words import labels
+from workflow_scripts.study.study import Study
+from workflow_scripts.tables.results import RATE, REPEAT, Tables, records, require
+
+# A cell whose GPU waits for a larger share of the time is named.
+MUCH_WAITING = 0.1
+# A smaller predicted gain is not worth a sentence.
+MUCH_GAIN = 0.02
+# Column of the predictions, a rate -> what would give it.
+REMEDIES: Mapping[str, str] = {
+    "captured_output_tokens_per_s": " Steps of more than {graph_tokens:.0f} tokens are launched kernel by kernel; the "
+    "step model predicts {gain} more output tokens/s with graphs for all steps (a larger max_cudagraph_capture_size, "
+    "whose graphs take memory).",
+    "twice_batched_output_tokens_per_s": " Prompts wait for the next step; with twice the max_num_batched_tokens the "
+    "step model predicts {gain} more output tokens/s (its memory is not counted).",
+}
+# Cells of a panel, those that wait most.
+MOST_CELLS = 6
+WAITS: Mapping[str, tuple[str, str]] = {
+    "launch": ("launches of steps with prompts", COLOURS[1]),
+    "arrival": ("first steps, arrival of requests", COLOURS[2]),
+    "other": ("other", COLOURS[4]),
+}
+
+
+def waiting_by_repeat(tables: Tables) -> Plot:
+    waiting = tables.need("waiting")
+    is_measured = waiting["waiting_share"].notna() & waiting["driver_idle_share"].notna()
+    rows = waiting[is_measured].merge(tables.measured[[*REPEAT, *tables.knobs]], on=REPEAT).sort_values(REPEAT)
+    require(rows, "no engine reported its steps on a GPU with measured rates")
+    mean = rows.groupby(["gpu", "cell_id"])["waiting_share"].mean().sort_values(ascending=False)
+    most = mean.groupby(level="gpu").head(MOST_CELLS).reset_index()
+    cells = most[["cell_id"]].merge(rows.drop_duplicates("cell_id"), on="cell_id")
+    named = cells[told_apart(cells, NAMES[1:], [])].assign(settings=labels(cells, tables.knobs))
+    titles = dict(zip(cells["cell_id"], named.agg(", ".join, axis=1), strict=True))
+    panels, lines = [], 0.0
+    for gpu in [device for device in tables.devices if device in set(cells["gpu"])]:
+        shown = [(titles[cell], rows[rows["cell_id"] == cell]) for cell in cells.loc[cells["gpu"] == gpu, "cell_id"]]
+        panels.append(Panel(gpu, partial(_draw, cells=shown)))
+        lines = max(lines, sum(1.5 + len(repeats) / 2 for _, repeats in shown))
+    return Plot(
+        title="What GPUs wait for in each repeat",
+        alt=" ".join(
+            f"{gpu}, {titles[cell]}: waits for {_pct(share)} of the time."
+            for gpu, cell, share in most.itertuples(index=False, name=None)
+        ),
+        panels=panels,
+        x_label="Waiting (% of the GPU's work)",
+        handles=[
+            *(Patch(color=color, label=words) for words, color in WAITS.values()),
+            key("no kernel, by the driver", marker="|", linestyle="none"),
+        ],
+        repeats=repeats_of(rows),
+        notes=["the cells that wait most on each device; the table has all"],
+        panel_height_in=lines * LINE_IN + 0.7,
+    )
+
+
+def _draw(ax: Axes, cells: Sequence[tuple[str, pd.DataFrame]]) -> None:
+    """Draw a bar of half a line for each repeat, below the name of its cell."""
+    top = 0.0
+    for name, rows in cells:
+        write_label(ax, top + 0.5, name)
+        y = top + 1.25 + 0.5 * np.arange(len(rows))
+        left = np.zeros(len(rows))
+        for part, (_, color) in WAITS.items():
+            width = 100 * (rows[f"{part}_s"] / rows["device_s"]).clip(lower=0).to_numpy(dtype=float)
+            ax.barh(y, width, left=left, height=0.4, color=color)
+            left += width
+        by_driver = rows["driver_idle_share"].to_numpy(dtype=float)
+        ax.plot(100 * by_driver / (1 - by_driver), y, marker="|", color=INK, linestyle="none")
+        top = y[-1] + 0.5
+    ax.set_ylim(top, 0)
+    hide_y(ax)
+
+
+def shares_by_cell(waiting: pd.DataFrame) -> pd.DataFrame:
+    """One row per cell, the one that waits most first: means over repeats, and the range of waiting.
+
+    `waits` is the share of waiting, or where the engine does not report its steps, what the driver reports.
+    """
+    shares = {f"{part}_share": waiting[f"{part}_s"] / waiting["wall_s"] for part in ("device", *WAITS)}
+    rows = waiting.assign(waits=waiting["waiting_share"].fillna(waiting["driver_idle_share"]), **shares)
+    of_cell = rows[rows["waits"].notna()].groupby([*CELL, "cell_id"], sort=False)
+    means = of_cell[[*shares, "waits", "waiting_share", "driver_idle_share", "launch_s", "prompt_steps"]].mean()
+    ends = of_cell["waits"].agg(waits_low="min", waits_high="max")
+    return means.join(ends).reset_index().sort_values("waits", ascending=False, kind="stable")
+
+
+def much_waiting(report: Report) -> Iterator[Block]:
+    """The cells whose GPU waits for much of the time, and for what; not those that are too short to be sampled."""
+    cells = shares_by_cell(report.tables.need("waiting")).dropna(subset="driver_idle_share")
+    much = cells[cells["waits"] > MUCH_WAITING]
+    if much.empty:
+        sentence = f"In none of {len(cells)} cells does the GPU wait for its host for {_pct(MUCH_WAITING)} of the time."
+        yield Finding("busy GPU", sentence, "good")
+    remedies = _remedies(report.tables)
+    findings = [
+        Finding(_pct(row["waits"]), _waiting_text(report, row) + remedies.get(row["cell_id"], ""))
+        for row in records(much)
+    ]
+    yield from some(findings, "waiting")
+
+
+def _waiting_text(report: Report, row: Mapping[str, Any]) -> str:
+    name = report.names.get(row["cell_id"], row["cell_id"])
+    waits = f"{_pct(row['waits'])} of the time ({_pct(row['waits_low'])} to {_pct(row['waits_high'])} by repeat)"
+    if pd.isna(row["waiting_share"]):
+        why = "by the utilization that the driver reports"
+    else:
+        each_ms = 1000 * row["launch_s"] / row["prompt_steps"]
+        steps = f"{row['prompt_steps']:.0f} steps, {each_ms:.0f} ms each"
+        why = f"{_pct(row['launch_share'])} for launches of steps with prompts ({steps})"
+        why += f" and {_pct(row['arrival_share'])} for the first steps and the arrival of requests"
+    return f"{name}: the GPU waits for its host for {waits}, {why}."
+
+
+def _remedies(tables: Tables) -> Mapping[str, str]:
+    """By cell what the step model says of larger graphs and of larger steps, if these would help."""
+    predictions = tables.get("predictions", "quantity")
+    return {
+        row["cell_id"]: "".join(
+            words.format(gain=_pct(gain), **row)
+            for column, words in REMEDIES.items()
+            if (gain := row[column] / row["predicted"] - 1) > MUCH_GAIN
+        )
+        for row in records(predictions[predictions["quantity"] == RATE])
+    }
+
+
+def _pct(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def has_gpus(study: Study) -> bool:
+    """Whether a study runs on any GPU; on a CPU, device and host are one."""
+    gpus = load_gpus()
+    names = {name for sweep in study.sweeps for name in ([sweep.gpu] if isinstance(sweep.gpu, str) else sweep.gpu)}
+    return any(gpus[name].kind != "cpu" for name in names if name in gpus)
+
+
+SUBJECT = Subject(
+    id="waiting",
+    title="Where GPUs wait for their hosts",
+    is_in=has_gpus,
+    findings=[much_waiting],
+    parts=[
+        FigurePart(waiting_by_repeat),
+        TablePart(
+            "waiting",
+            {
+                **CELL,
+                "device_share": "GPU works",
+                "launch_share": "Launches of steps with prompts",
+                "arrival_share": "First steps, arrival",
+                "other_share": "Other waiting",
+                "waits_low": "Least waiting of a repeat",
+                "waits_high": "Most waiting of a repeat",
+                "driver_idle_share": "No kernel, by the driver",
+            },
+            "Shares of the time, means over repeats",
+            shares_by_cell,
+        ),
+    ],
+)

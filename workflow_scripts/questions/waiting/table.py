@@ -1,0 +1,183 @@
+"""Divide the time of each repeat on a GPU into the work of the GPU and waiting for its host.
+
+    kvsweep table-waiting --study config/studies/two_gpus.yaml \\
+        --cells results/two_gpus/tables/cells.parquet --parsed results/two_gpus/parsed \\
+        --devices results/two_gpus/prepared/devices --out results/two_gpus/tables/waiting.parquet
+
+An engine launches its next step while the GPU computes the present one, so the time from the end of one decode step to
+the end of the next is the work of the GPU. A step with prompts takes longer to launch than a decode step takes to
+compute, and the GPU waits. docs/gpus.md says how well this agrees with what the driver reports.
+"""
+
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from workflow_scripts.catalog.gpus_and_models import get_gpu, load_gpus
+from workflow_scripts.common.command import PARSED, option
+from workflow_scripts.questions.limits.ceilings import Rates, rates_of
+from workflow_scripts.statistics.comparisons import log_margin
+from workflow_scripts.statistics.summary import as_applied, counted, dtypes, numbers
+from workflow_scripts.study.study import Study
+from workflow_scripts.tables.imported_cells import IMPORTED
+from workflow_scripts.tables.parsed_facts import REPEAT, known_facts, read_parsed
+from workflow_scripts.tables.table_command import table_command
+from workflow_scripts.tables.typed_tables import FLAG, INTEGER, NUMBER, TEXT, read_table, table_schema
+
+# Prompts are computed at this share of the measured rate of large matrix products: steps of more than 3,000 tokens ran
+# at 0.84 to 0.98 of it on an H200 and an H100, the lower end where the power limit lowered the clocks.
+PROMPT_SHARE_OF_RATE = 0.85
+# A step whose work takes longer hides every launch; launches of steps without graphs took up to 40 ms.
+LONGEST_LAUNCH_S = 0.05
+# The driver reports its utilization for the last fraction of a second; with fewer samples a repeat has no mean of it.
+LEAST_SAMPLES = 10
+# The first request starts a step alone; the others arrive during it.
+_FIRST_STEPS = 2
+# What the steps of a repeat tell.
+_OF_STEPS = ("decode_step_s", "prompt_steps", "device_s", "launch_s", "arrival_s", "other_s", "last_s")
+
+SCHEMA = table_schema(
+    "waiting",
+    "Time of each repeat on a GPU: work of the GPU and waiting for its host. One row per repeat of "
+    "an `ok` cell. `device_s`, `launch_s`, `arrival_s` and `other_s` add up to `wall_s`.",
+    TEXT("cell_id study source gpu engine model workload knobs", "as in `cells`"),
+    INTEGER("start repeat", "as in `cells`"),
+    NUMBER("wall_s", "as in `cells`"),
+    NUMBER("decode_step_s", "median time between the ends of two decode steps without a step with prompts next"),
+    INTEGER("prompt_steps", "steps with prompts"),
+    NUMBER(
+        "device_s",
+        "expected work of the GPU. A decode step counts as the median of those with as many sequences; a step with "
+        f"prompts as that or, if longer, as its operations at {PROMPT_SHARE_OF_RATE:g} of the measured rate. A step of "
+        f"more than {1000 * LONGEST_LAUNCH_S:g} ms counts whole",
+    ),
+    NUMBER("launch_s", "waiting before and in steps with prompts; slightly negative if none"),
+    NUMBER("arrival_s", "waiting in the first two steps, while requests arrive"),
+    NUMBER("other_s", "other waiting: slow decode steps, and after the last step"),
+    NUMBER("waiting_share", "`1 - device_s / wall_s`"),
+    NUMBER("output_tokens_per_device_s", "output tokens over `device_s`"),
+    NUMBER(
+        "driver_idle_share",
+        f"share of time without a running kernel, by the driver's utilization; null with fewer than {LEAST_SAMPLES} "
+        "samples. If much larger than `waiting_share`, the host also limits decode steps",
+    ),
+)
+
+WAITING = option("--waiting", type=Path, help="the study's waiting.parquet")
+# Columns of `with_device_ratio`.
+WITHOUT_WAITING = {
+    **NUMBER("device_ratio", "ratio of the rates without waiting (`waiting`)"),
+    **FLAG("only_waiting", "rates differ by more than the margin and `device_ratio` does not: the host differs"),
+}
+
+
+def waiting(cells: pd.DataFrame, parsed: Path, devices: Path) -> pd.DataFrame:
+    """The table for all GPUs of a study; `parsed` holds a folder for each GPU, `devices` their measured rates."""
+    gpus = {name for name, gpu in load_gpus().items() if gpu.kind != "cpu"}
+    rows = counted(cells)
+    rows = rows[rows["gpu"].isin(gpus) & rows["repeat"].notna() & rows["source"].ne(IMPORTED)]
+    rows = rows.assign(dtype=dtypes(rows), quantization=as_applied(rows, "quantization"))
+    parts = [part.join(_of_gpu(part, parsed, str(gpu), devices), on=REPEAT) for gpu, part in rows.groupby("gpu")]
+    table = pd.concat(parts) if parts else rows.reindex(columns=[*rows.columns, *_OF_STEPS])
+    return table.assign(
+        other_s=table["other_s"] + table["wall_s"] - table["last_s"],
+        waiting_share=1 - table["device_s"] / table["wall_s"],
+        output_tokens_per_device_s=table["output_tokens"] / table["device_s"],
+        driver_idle_share=(1 - table["utilization_pct_mean"] / 100).where(
+            table["wall_s"] >= LEAST_SAMPLES * table["trace_gap_s_max"]
+        ),
+    )[list(SCHEMA.columns)]
+
+
+def _of_gpu(rows: pd.DataFrame, parsed: Path, gpu: str, devices: Path) -> pd.DataFrame:
+    """The columns `_OF_STEPS` of all repeats on a GPU whose rates were measured and whose engine reports its steps."""
+    costs = _prompt_costs(rows.drop_duplicates("cell_id").set_index("cell_id"), rates_of(get_gpu(gpu), devices))
+    steps = read_parsed(parsed, gpu, "steps", [*REPEAT, "time_s", "prompt_tokens", "generation_tokens", "prefix_hits"])
+    # Records without tokens are of the scheduler only; readings of a server's queues have no tokens either.
+    of_work = steps["prompt_tokens"].notna() & ((steps["prompt_tokens"] > 0) | (steps["generation_tokens"] > 0))
+    return divided(steps[of_work & steps["cell_id"].isin(costs.index)].join(costs, on="cell_id"))
+
+
+def _prompt_costs(cells: pd.DataFrame, rates: Sequence[Rates]) -> pd.DataFrame:
+    """By cell, the time of a prompt's token (`token_s`) and of reading all weights (`weights_s`), at measured rates."""
+    measured = next((of_source for of_source in rates if of_source.source == "measured"), None)
+    costs = pd.DataFrame(index=cells.index, columns=["token_s", "weights_s"], dtype=float)
+    for names, part in cells.groupby(["model", "dtype", "quantization"]):
+        model, dtype, method = map(str, names)
+        if measured and (facts := known_facts(model, dtype, method or None)):
+            ranks = as_applied(part, "tensor_parallel_size") * as_applied(part, "pipeline_parallel_size")
+            flop_per_s = PROMPT_SHARE_OF_RATE * measured.flop_per_s(facts, "auto") * ranks
+            costs.loc[part.index, "token_s"] = 2 * facts.layer_matmul_parameters / flop_per_s
+            bytes_per_s = measured.memory_bandwidth_bytes_per_s * ranks
+            costs.loc[part.index, "weights_s"] = facts.decode_weight_bytes / bytes_per_s
+    return costs.dropna(how="all")
+
+
+def divided(steps: pd.DataFrame) -> pd.DataFrame:
+    """The columns `_OF_STEPS` for each repeat; `steps` has the costs `token_s` and `weights_s` of prompts."""
+    s = steps.sort_values([*REPEAT, "time_s"], kind="stable").reset_index(drop=True)
+    of_repeat = s.groupby(REPEAT, sort=False)
+    took_s = of_repeat["time_s"].diff().fillna(s["time_s"])
+    hits, prompts = of_repeat["prefix_hits"].transform("sum").fillna(0), of_repeat["prompt_tokens"].transform("sum")
+    computed = s["prompt_tokens"] * (1 - hits / prompts.where(prompts > 0)).fillna(0)
+    has_prompt = s["prompt_tokens"] > 0
+    is_first = of_repeat.cumcount() < _FIRST_STEPS
+    launches_prompt = has_prompt.groupby([s[name] for name in REPEAT], sort=False).shift(-1, fill_value=False)
+    is_plain = ~is_first & ~has_prompt & ~launches_prompt
+    decode_s = _of_decode_step(s, took_s.where(is_plain))
+    tokens = computed + s["generation_tokens"]
+    device_s = decode_s + (tokens * s["token_s"] - s["weights_s"]).clip(lower=0).where(has_prompt, 0)
+    device_s = device_s.mask(has_prompt & ~is_first & (device_s > LONGEST_LAUNCH_S), took_s)
+    waited_s = (took_s - device_s).astype(float)
+    table = s[REPEAT].assign(
+        decode_step_s=took_s.where(is_plain),
+        prompt_steps=has_prompt,
+        device_s=device_s,
+        launch_s=waited_s.where(~is_first & ~is_plain, 0.0),
+        arrival_s=waited_s.where(is_first, 0.0),
+        other_s=waited_s.where(is_plain, 0.0),
+        last_s=s["time_s"],
+    )
+    how = dict.fromkeys(_OF_STEPS, "sum") | {"decode_step_s": "median", "last_s": "max"}
+    return table.groupby(REPEAT).agg(how)
+
+
+def _of_decode_step(steps: pd.DataFrame, took_s: pd.Series) -> pd.Series:
+    """The median time of the cell's decode steps with as many sequences, interpolated where the cell has none."""
+    keys = [steps["cell_id"], steps["generation_tokens"].astype(float).rename("sequences")]
+    median_s = took_s.astype(float).groupby(keys).median().dropna()
+    decode_s = pd.Series(np.nan, index=steps.index)
+    for cell, medians in median_s.groupby(level=0):
+        of_cell = steps["cell_id"] == cell
+        at = medians.index.get_level_values("sequences")
+        decode_s[of_cell] = np.interp(numbers(steps.loc[of_cell, "generation_tokens"]), at, medians)
+    return decode_s
+
+
+def with_device_ratio(
+    pairs: pd.DataFrame, a: pd.Series, b: pd.Series, table: Path | None, margin_pct: float
+) -> pd.DataFrame:
+    """The pairs, which have the `ratio` of cells `a` over cells `b` (ids), with the columns `WITHOUT_WAITING`."""
+    if table is None:
+        return pairs
+    rows = read_table(table, SCHEMA.name)
+    rates = rows["output_tokens_per_device_s"]
+    medians = pd.DataFrame({"rate": rates, "tokens": rates * rows["device_s"]}).groupby(rows["cell_id"]).median()
+    of_a, of_b = medians.reindex(a), medians.reindex(b)
+    # Cells with other requests do other work.
+    same_work = np.isclose(of_a["tokens"], of_b["tokens"])
+    of_device = np.log(np.where(same_work, numbers(of_a["rate"]) / numbers(of_b["rate"]), np.nan))
+    log_ratio, margin = np.log(numbers(pairs["ratio"])), log_margin(margin_pct)
+    only_waiting = pd.Series((abs(log_ratio) > margin) & (abs(of_device) <= margin), pairs.index, dtype="boolean")
+    return pairs.assign(device_ratio=np.exp(of_device), only_waiting=only_waiting.mask(np.isnan(of_device)))
+
+
+@table_command(
+    "waiting", PARSED, option("--devices", type=Path, required=True, help="folder with NAME.json of each device")
+)
+def main(args: Namespace, study: Study, cells: pd.DataFrame) -> pd.DataFrame:
+    own = cells[cells["study"].eq(study.name)]
+    return waiting(own, args.parsed, args.devices)

@@ -1,0 +1,187 @@
+"""What further starts do: how many would decide a comparison, and what one is expected to measure.
+
+The data of a study are looked at after each round. Its error is split over its looks, so it holds whenever measuring
+ends (union bound, valid for any dependence between the looks). A study may be measured further with more starts than it
+first asked for; each such plan has a part of what the plans before it left.
+"""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from workflow_scripts.statistics.comparisons import (
+    BETWEEN_CARDS,
+    BETWEEN_STARTS,
+    CONFIDENCE,
+    EQUIVALENCE_ALPHA,
+    NOT_DECIDED,
+    OCCASION_SD,
+    ONE_START,
+    Comparisons,
+    Rows,
+    Samples,
+    compare,
+    half_width,
+    mean_errors,
+    verdicts,
+)
+from workflow_scripts.statistics.start_spread import BoolArray, FloatArray
+from workflow_scripts.statistics.variation import satterthwaite
+
+# If more further starts than this are needed, they are not worth asking for.
+MOST_FURTHER_STARTS = 100
+# The share of the error for the last look. The earlier looks share the rest: they decide only clear cases.
+_OF_LAST_LOOK = 0.8
+# The share of the error for a plan, of what earlier plans left.
+_OF_PLAN = 0.75
+
+
+@dataclass(frozen=True)
+class Looks:
+    """The looks at a study: after each round from `at_least` to `at_most`, so only one if the two are the same.
+
+    `earlier_plans`: how many plans with other numbers of starts were looked at before.
+    """
+
+    at_least: int = 1
+    at_most: int = 1
+    earlier_plans: int = 0
+
+    @property
+    def of_plan(self) -> float:
+        """The share of the error for all looks of this plan."""
+        return _OF_PLAN * (1 - _OF_PLAN) ** self.earlier_plans
+
+    def share(self, rounds: FloatArray | int) -> FloatArray:
+        """The share of the error that belongs to the look after this number of rounds.
+
+        >>> Looks(2, 5).share(np.array([2, 4, 5, 6])).round(3).tolist(), Looks(3, 3, earlier_plans=1).share(3).tolist()
+        ([0.05, 0.05, 0.6, 0.6], 0.1875)
+        """
+        earlier = self.at_most - self.at_least
+        if earlier <= 0:
+            return np.full_like(rounds, self.of_plan, dtype=float)
+        return self.of_plan * np.where(np.asarray(rounds) < self.at_most, (1 - _OF_LAST_LOOK) / earlier, _OF_LAST_LOOK)
+
+
+ONE_LOOK = Looks()
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """What the comparisons of a study show after a look, which has a `share` of the error; `rounds` is of each."""
+
+    found: Comparisons
+    share: FloatArray
+    verdict: npt.NDArray[np.str_]
+    margin_pct: float
+    looks: Looks
+    rounds: FloatArray
+
+    @cached_property
+    def needed(self) -> FloatArray:
+        """Further starts of both cells that would decide, as `further_starts` counts them; 0 if decided."""
+        return self._needed(np.abs(self.found.difference))
+
+    @cached_property
+    def least(self) -> FloatArray:
+        """Like `needed`, if the ratio lies a standard error away from the observed one, on the side where fewer starts
+        decide. A comparison that needs more starts than are left even then is not worth measuring.
+        """
+        distance = np.abs(self.found.difference)
+        error = np.sqrt(self.found.variance / np.maximum(self.found.starts, 1))
+        return np.fmin(self._needed(np.maximum(distance - error, 0)), self._needed(distance + error))
+
+    def _needed(self, distance: FloatArray) -> FloatArray:
+        undecided, needed = self.verdict == NOT_DECIDED, np.zeros(self.verdict.shape)
+        # By Holm's method, what is shown no longer counts.
+        family, rounds = (
+            np.broadcast_to(of, undecided.shape)[undecided]
+            for of in (undecided.sum(axis=-1, keepdims=True), self.rounds)
+        )
+        comparisons = replace(self.found, difference=distance).where(undecided)
+        needed[undecided] = np.maximum(further_starts(comparisons, self.margin_pct, family, self.looks, rounds), 1)
+        return needed
+
+
+def decide(samples: Samples, a: Rows, b: Rows, margin_pct: float, looks: Looks = ONE_LOOK) -> Decisions:
+    """Compare cells `a` with cells `b`, which are all comparisons of a study, after the rounds that were measured."""
+    comparisons = compare(samples, a, b)
+    rounds = np.maximum(samples.rounds[..., a], samples.rounds[..., b]).astype(float)
+    share = looks.share(rounds)
+    return Decisions(comparisons, share, verdicts(comparisons, margin_pct, share), margin_pct, looks, rounds)
+
+
+def further_starts(
+    comparisons: Comparisons,
+    margin_pct: float,
+    family: int | npt.NDArray[np.int_] = 1,
+    looks: Looks = ONE_LOOK,
+    rounds: FloatArray | int = 1,
+) -> FloatArray:
+    """Minimum number of further starts of both cells that would decide, if means and variances stay as observed.
+
+    NaN if no two starts show how much starts vary, or if MOST_FURTHER_STARTS are not enough. Means move as starts are
+    added, so the number may not be enough. `family` is the number of comparisons among which one must be shown.
+    """
+
+    # What this plan does not decide takes another one.
+    next_plan = replace(looks, earlier_plans=looks.earlier_plans + 1)
+
+    def decided(further: FloatArray) -> BoolArray:
+        then, n = comparisons.after(further), rounds + further
+        share = np.where(np.asarray(rounds) < looks.at_most, looks.share(n), next_plan.share(n))
+        beyond = then.p_beyond(margin_pct) * family <= (1 - CONFIDENCE) * share
+        return (then.p_within(margin_pct) * family <= EQUIVALENCE_ALPHA * share) | beyond
+
+    # Intervals shrink with every start, and no later look of a plan has a smaller share, so bisection works.
+    shape = comparisons.difference.shape
+    too_few, enough = np.full(shape, -1.0), np.full(shape, float(MOST_FURTHER_STARTS))
+    hopeless = ~decided(enough)
+    while (enough - too_few > 1).any():
+        middle = np.ceil((too_few + enough) / 2)
+        does = decided(middle)
+        too_few, enough = np.where(does, too_few, middle), np.where(does, middle, enough)
+    return np.where(hopeless, np.nan, enough)
+
+
+@dataclass(frozen=True)
+class AnotherStart:
+    """Logarithms of what a further start is expected to measure: means, squared standard errors, degrees of freedom.
+
+    The errors cover the mean of the study and the further start itself. They are NaN if the variation is not known.
+    """
+
+    mean: FloatArray
+    squared: FloatArray
+    df: FloatArray
+    scope: str | None
+
+    def half(self, confidence: float = CONFIDENCE) -> FloatArray:
+        """Half the width of the two-sided interval."""
+        return half_width(self.squared, self.df, confidence)
+
+
+def another_start(samples: Samples) -> AnotherStart:
+    """What one further start of each cell, on another occasion, is expected to measure; `samples` are of one cell each.
+
+    A cell of a shared machine differs by OCCASION_SD on each occasion.
+
+    Three starts with a standard deviation of 2 %, on a machine that is not shared:
+
+    >>> none = np.zeros(1, dtype=int)
+    >>> log, no, nothing = np.log([[98.0, 100.0, 102.04]]), none > 0, np.zeros((4, 1))
+    >>> cell = Samples(log, np.array([np.nan]), np.array([1.0]), none, no, no, none, none, nothing)
+    >>> found = another_start(cell)
+    >>> [round(float(np.exp(found.mean + end)[0]), 1) for end in (-found.half(), found.half())]
+    [90.5, 110.6]
+    """
+    mean, squared, df = mean_errors(samples)
+    n = samples.starts
+    start = squared * (n + 1)  # the squared error of a mean of n starts is the variance of one over n
+    occasions = 2 * OCCASION_SD**2 * samples.shared.astype(float)
+    total, df = satterthwaite((start, df), (occasions, np.full_like(occasions, np.inf)))
+    scope = (BETWEEN_CARDS if samples.between_cards.all() else BETWEEN_STARTS) if (n > 1).all() else ONE_START
+    return AnotherStart(mean, total, df, None if np.isnan(total).any() else scope)

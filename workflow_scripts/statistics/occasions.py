@@ -1,0 +1,59 @@
+"""Statistics of two occasions: the same cells measured at different times, on other hosts or by other versions.
+
+A rate that was measured on one occasion says nothing about other occasions, because its interval does not cover the
+effect of an occasion on a cell. So the interval of two occasions covers the variation within each and between them.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from workflow_scripts.statistics.comparisons import STARTS_TO_SEE_MODES, Comparisons, IntArray
+from workflow_scripts.statistics.start_spread import FloatArray
+from workflow_scripts.statistics.variation import satterthwaite
+
+BETWEEN_OCCASIONS = "between occasions"
+# Standard deviation between occasions, in per cent, if the user does not give that of their machines: the
+# maximum seen on one shared machine.
+OCCASIONS_VARY_PCT = 15.0
+
+
+class Means(NamedTuple):
+    """Cells measured on one or more `occasions`: means of logarithms as `statistics.mean_errors` gives them."""
+
+    log_mean: FloatArray
+    squared_error: FloatArray
+    df: FloatArray
+    occasions: IntArray | int = 1
+
+
+def compare_occasions(a: Means, b: Means, vary_pct: float = OCCASIONS_VARY_PCT) -> Comparisons:
+    """Compare each cell of `b` with the same cell of `a`; ratios are of `b` over `a`.
+
+    The interval is Welch's, with a standard deviation of `vary_pct` per cent between occasions. This includes the risk
+    that the few starts of a cell with two modes are all in one of them.
+
+    Two starts of each, with standard errors of 1 %, and a cell that became 3 times as fast:
+
+    >>> of_a, of_b = (Means(np.log([x]), np.array([1e-4]), np.array([1.0])) for x in (100.0, 300.0))
+    >>> found = compare_occasions(of_a, of_b)
+    >>> [round(float(end[0]), 2) for end in found.interval()], str(found.scope[0])
+    ([3.0, 1.98, 4.55], 'between occasions')
+    >>> bool(found.p_beyond(2.0)[0] < 0.05), bool(compare_occasions(of_a, of_a).p_within(2.0)[0] < 0.05)
+    (True, False)
+    """
+    vary = (vary_pct / 100) ** 2 * (1 / np.asarray(a.occasions) + 1 / np.asarray(b.occasions))
+    occasions = np.broadcast_to(vary, a.df.shape), np.full(a.df.shape, np.inf)
+    tested, df = satterthwaite((a.squared_error, a.df), (b.squared_error, b.df), occasions)
+    scope = np.full(df.shape, BETWEEN_OCCASIONS, dtype=object)
+    scope[np.isnan(tested)] = None
+    # `Comparisons` divides the variance by the starts. With fewer of them it would allow for two modes of a cell, which
+    # the variation between occasions includes here.
+    return Comparisons(
+        difference=b.log_mean - a.log_mean,
+        variance=tested * STARTS_TO_SEE_MODES,
+        df=df,
+        starts=np.full(df.shape, STARTS_TO_SEE_MODES),
+        scope=scope,
+        bimodal=np.zeros(df.shape, dtype=bool),
+    )

@@ -1,0 +1,202 @@
+"""Summaries of the cells table, with one row per cell over its starts and repeats, for comparisons of cells."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+import pandas as pd
+
+from workflow_scripts.catalog.gpus_and_models import load_gpus, readable_models
+from workflow_scripts.engines.registry import every_knob, load_engines, without_environment
+from workflow_scripts.statistics.comparisons import IntArray, Samples
+from workflow_scripts.statistics.start_spread import FloatArray, mean_of
+from workflow_scripts.statistics.variation import known_elsewhere
+
+# A row of a table: column -> value.
+Row = dict[str, Any]
+
+# The environment of a cell, which is not part of its definition. Cells with different locks ran different versions of
+# an engine, and a CPU device has the same name on different processors; such cells are never compared. Records of GPUs,
+# and old records, have no processor.
+ENVIRONMENT = ("lock_sha256", "processor")
+
+# The identity of a cell. Cells of different studies or sources are never pooled either, even if their names are equal.
+IDENTITY = ("study", "source", "gpu", "engine", "model", "workload", "knobs", "cell_id", *ENVIRONMENT)
+
+# What cells of several engines must share to be compared, and their rate.
+PLACE = ("study", "source", "gpu", "model", "workload")
+RATE = "output_tokens_per_s"
+# Outcomes of cells that the engine could run.
+RAN = ("ok", "invalid")
+
+# What cells must share to be pooled: a device, an engine and its environment.
+POOLED = ("study", "source", "gpu", "engine", *ENVIRONMENT)
+
+# From this share of used KV blocks on, the cache counts as full: a waiting request needs several blocks.
+KV_CACHE_FULL = 0.95
+
+# If the study sets the rate of arrivals, the throughput is that rate and not the engine's.
+RATE_OF_ARRIVALS = "knob_request_rate_per_s"
+THROUGHPUT = ("output_tokens_per_s", "total_tokens_per_s", "steady_output_tokens_per_s")
+
+
+def counted(cells: pd.DataFrame) -> pd.DataFrame:
+    """Rows that comparisons may use: the cell ended `ok` and was measured as the study defines it."""
+    return cells[cells["outcome"].eq("ok").fillna(False) & cells["comparable"].fillna(False)]
+
+
+def cell_summary(
+    cells: pd.DataFrame, metric: str, observed: Mapping[str, str] | None = None
+) -> tuple[pd.DataFrame, Samples]:
+    """One row per counted cell: identity, knobs, and `starts`, `repeats`, `log_mean` of `metric`; and its samples.
+
+    The column `sample` is the cell's position among the samples. A cell without any value of the metric has no row. For
+    a throughput, a cell whose requests arrived at a rate has no row either. `observed` names further columns of the
+    cells table and how to reduce their values over the repeats: `first`, `min`, `max`, `mean` or `sum`. Nulls are
+    ignored; if all values are null, the result is null.
+    """
+    rows = counted(cells)
+    if RATE_OF_ARRIVALS in rows and metric in THROUGHPUT:
+        rows = rows[rows[RATE_OF_ARRIVALS].isna()]
+    summary, samples = summarise(rows, IDENTITY, metric)
+    further = dict.fromkeys(["max_concurrency_allowed", *knob_columns(cells)], "first") | dict(observed or {})
+    groups = rows.groupby(list(IDENTITY), dropna=False, sort=False)
+    for name, how in further.items():
+        taken = groups[name].sum(min_count=1) if how == "sum" else groups[name].agg(how)
+        summary[name] = taken.array
+    return summary[summary["repeats"] > 0].reset_index(drop=True), samples
+
+
+def summarise(rows: pd.DataFrame, by: Sequence[str], column: str) -> tuple[pd.DataFrame, Samples]:
+    """Sum up starts and repeats: one row per cell with the columns `by`, then `starts`, `repeats`, `log_mean` and
+    `sample`, its position among the samples.
+
+    A value that is null or not above zero has no logarithm and does not count as a repeat.
+
+    >>> rows = pd.DataFrame({"gpu": "h200", "cell": list("aaab"), "start": [1, 1, 2, 1], "round": [1, 1, 2, 1]})
+    >>> summary, samples = summarise(rows.assign(rate=np.exp([1.0, 3.0, 4.0, 1.0])), ["gpu", "cell"], "rate")
+    >>> summary.drop(columns="gpu").values.tolist(), samples.log.tolist()
+    ([['a', 2, 3, 3.0, 0], ['b', 1, 1, 1.0, 1]], [[2.0, 4.0], [1.0, nan]])
+    """
+    by, values = list(by), rows[column].astype(float)
+    started = {name: rows[name].fillna(1).astype(int) for name in ("start", "round")}
+    logs = rows[by].assign(log=np.log(values.where(values > 0)), card=rows.get("device_uuid", ""), **started)
+    groups = logs.groupby(by, dropna=False, sort=False)
+    summary = groups.agg(repeats=("log", "count")).reset_index()
+    is_cpu = np.isin(summary["gpu"], [name for name, gpu in load_gpus().items() if gpu.kind == "cpu"])
+    place = summary.reindex(columns=list(POOLED)).assign(is_cpu=is_cpu)
+
+    def numbered(*names: str) -> IntArray:
+        return place.groupby(list(names), dropna=False, sort=False).ngroup().to_numpy().astype(int)
+
+    group, cell = numbered(*POOLED), groups.ngroup()
+    logs = logs[["log", "card", "start", "round"]].assign(cell=cell, group=group[cell])
+    of_start = {name: (name, "first") for name in ("group", "card", "round")}
+    of_start |= {"log": ("log", "mean"), "n": ("log", "count"), "variance": ("log", "var")}
+    starts = logs.dropna(subset="log").groupby(["cell", "start"]).agg(**of_start).reset_index()
+    # In a group on several cards the column of a start is its card, so that only starts on the same card are paired;
+    # else it is its round. A second start of a cell in a round has its own column.
+    of_cards = starts.groupby("group")["card"].transform("nunique") > 1
+    order = starts.groupby(["cell", "round"]).cumcount().where(~of_cards, 0)
+    column_of = starts["card"].astype("category").cat.codes.where(of_cards, starts["round"])
+    columns = starts.groupby([order, of_cards, column_of]).ngroup()
+    means = starts.groupby(["cell", columns])["log"].mean()
+    log = np.full((len(summary), columns.nunique()), np.nan)
+    log[means.index.get_level_values(0), means.index.get_level_values(1)] = means
+    of_cell = starts.assign(squares=starts["variance"] * (starts["n"] - 1), df=starts["n"] - 1).groupby("cell")
+    within = (of_cell["squares"].sum(min_count=1) / of_cell["df"].sum()).reindex(summary.index)
+    recorded = [known_elsewhere(*of) for of in zip(is_cpu.tolist(), place["study"].astype(str), strict=True)]
+    samples = Samples(
+        log=log,
+        within=numbers(within),
+        repeats=numbers(of_cell["n"].mean().reindex(summary.index)),
+        group=group,
+        between_cards=np.isin(group, starts.loc[of_cards, "group"]),
+        shared=is_cpu,
+        device=numbered("study", "source", "gpu"),
+        kind=numbered("study", "source", "is_cpu"),
+        known=np.array(recorded, dtype=float).reshape(-1, 4).T,
+    )
+    summary.insert(len(by), "starts", samples.starts)
+    return summary.assign(log_mean=mean_of(log), sample=np.arange(len(summary))), samples
+
+
+def dtypes(cells: pd.DataFrame) -> pd.Series:
+    """The type in which each row was computed: the recorded one, else the model's own, else `not recorded`."""
+    own = {name: model.dtype for name, model in readable_models().items() if model.dtype != "native"}
+    asked = cells["model"].map(own)
+    return cells["dtype"].fillna(asked).fillna("not recorded").astype("string")
+
+
+def knob_columns(cells: pd.DataFrame) -> list[str]:
+    return [str(name) for name in cells.columns if str(name).startswith("knob_")]
+
+
+def as_applied(cells: pd.DataFrame, knob: str) -> pd.Series:
+    """Each cell's value of a knob; where the study leaves it out, the neutral value, or an empty text if it has none.
+
+    >>> cells = pd.DataFrame({"knob_tensor_parallel_size": [4, 2]})
+    >>> list(as_applied(cells, "tensor_parallel_size")), list(as_applied(cells, "kv_cache_dtype"))
+    ([4, 2], ['auto', 'auto'])
+    """
+    column, unset = f"knob_{knob}", (every_knob()[knob].neutral or ("",))[0]
+    values = cells[column] if column in cells else pd.Series(None, index=cells.index, dtype=object)
+    return values.astype(object).where(values.notna(), unset).infer_objects()
+
+
+def knob_text(value: Any) -> str:
+    """A knob's value as a study writes it.
+
+    >>> [knob_text(v) for v in (16, 32.0, 0.9, True, "fp8")]
+    ['16', '32', '0.9', 'true', 'fp8']
+    """
+    if isinstance(value, (bool, np.bool_)):
+        return str(bool(value)).lower()
+    return f"{value:g}" if isinstance(value, (float, np.floating)) else str(value)
+
+
+# The columns that `bound_by` needs, and how they are reduced over repeats.
+BOUND_BY_NEEDS = {"num_requests": "first", "running_peak": "max", "preemptions": "sum", "kv_cache_usage_peak": "max"}
+
+
+def bound_by(summary: pd.DataFrame) -> pd.Series:
+    """The limit that kept a cell from running more sequences at once.
+
+    `kv_blocks`: requests were preempted, or waited while the cache was full; `sequences`: as many ran as the settings
+    allow; `prompts`: all requests ran; `token_budget`: none of these, so only a step's budget of tokens remains.
+    Null if the engine does not report how many sequences ran.
+    """
+    running, requests = numbers(summary["running_peak"]), numbers(summary["num_requests"])
+    unbounded = [engine.name for engine in load_engines().values() if not engine.bounds_sequences]
+    allowed = np.where(
+        summary["engine"].map(without_environment).isin(unbounded), np.inf, numbers(summary["max_concurrency_allowed"])
+    )
+    at_a_rate = summary[RATE_OF_ARRIVALS].notna() if RATE_OF_ARRIVALS in summary else np.zeros(len(summary), dtype=bool)
+    limit = np.select(
+        [
+            numbers(summary["preemptions"]) > 0,
+            running >= allowed,
+            running >= requests,
+            (running < requests) & (numbers(summary["kv_cache_usage_peak"]) >= KV_CACHE_FULL),
+            # If requests arrive at a rate, no more run because no more have arrived.
+            (running < requests) & ~at_a_rate,
+        ],
+        ["kv_blocks", "sequences", "prompts", "kv_blocks", "token_budget"],
+        "",
+    )
+    return pd.Series(limit, index=summary.index, dtype="string").replace("", pd.NA)
+
+
+def cell_ids(pairs: pd.DataFrame, gpu: str = "gpu", engine: str = "engine", knobs: str = "knobs") -> pd.Series:
+    """The id of one of the two cells of each pair, from the columns that describe it."""
+    names = pairs[[gpu, engine, "model", "workload", knobs]].astype("string")
+    return names[gpu].str.cat(names.drop(columns=gpu), sep="/")
+
+
+def records(frame: pd.DataFrame) -> list[Row]:
+    return cast(list[Row], frame.to_dict("records"))
+
+
+def numbers(column: pd.Series) -> FloatArray:
+    """A column as floats, null as NaN."""
+    return column.to_numpy(dtype=float, na_value=np.nan)

@@ -1,0 +1,156 @@
+"""How much starts of each cell vary, also if the cell has few: moderated variances.
+
+The variance of a cell's own starts is averaged with what else is known, each weighted by its degrees of freedom: the
+other cells of the device and engine, the other devices and engines of the study that are of the same kind (CPUs or
+GPUs), and other studies (config/variation.yaml). So every further start adds to what is known. A cell that varies much
+more than the others is believed more than they are. [Smyth] [Phipson]
+
+Sources: [Smyth] Linear models and empirical Bayes methods for assessing differential expression, Statistical
+Applications in Genetics and Molecular Biology 3, 2004; [Phipson] Robust hyperparameter estimation protects against
+hypervariable genes, Annals of Applied Statistics 10, 2016; [Satterthwaite] An approximate distribution of estimates of
+variance components, Biometrics Bulletin 2, 1946.
+"""
+
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from scipy import special
+
+from workflow_scripts.common.checkout import CHECKOUT
+from workflow_scripts.common.faults import InputError
+from workflow_scripts.common.records import read_yaml
+from workflow_scripts.statistics.start_spread import FloatArray, Spread, around_mean
+
+RECORD = CHECKOUT / "config" / "variation.yaml"
+# How far variances of cells of one device and engine differ, as degrees of freedom: standard deviations by a fifth.
+_ALIKE_DF = 12.0
+# What other engines, devices and studies tell counts at most as this many: from one occasion to another, the standard
+# deviation of the same cells varies by half.
+MOST_ELSEWHERE_DF = 3.0
+# A variance that fewer than one in this many cells exceed by chance stands out.
+_STANDS_OUT = 5.0
+
+
+class Known(NamedTuple):
+    """What other studies show: variances between starts and of the effects of rounds, with degrees of freedom."""
+
+    starts: float = 0.0
+    starts_df: float = 0.0
+    rounds: float = 0.0
+    rounds_df: float = 0.0
+
+
+UNKNOWN = Known()
+
+
+@cache
+def known_elsewhere(is_cpu: bool, study: str) -> Known:
+    """What studies other than this one show about starts on CPUs or on GPUs.
+
+    >>> round(known_elsewhere(False, "my-study").starts ** 0.5, 4), known_elsewhere(False, "two_gpus")
+    (0.0087, Known(starts=0.0, starts_df=0.0, rounds=0.0, rounds_df=0.0))
+    """
+    of = read_yaml(RECORD, InputError)["cpu" if is_cpu else "gpu"]
+    if of["study"] == study:
+        return UNKNOWN
+    return Known((of["starts_pct"] / 100) ** 2, of["starts_df"], (of["rounds_pct"] / 100) ** 2, of["rounds_df"])
+
+
+class Variation(NamedTuple):
+    """Variance of one start of each cell, without the effect of its round, with degrees of freedom.
+
+    `common` is the part of the squared relative error 2 / df that all cells of the group have in common. `rounds` is
+    the variance of the effect of a round, with `rounds_df`. `total` and `total_df` are the variance of one start with
+    the effect of its round.
+    """
+
+    variance: FloatArray
+    df: FloatArray
+    common: FloatArray
+    rounds: FloatArray
+    rounds_df: FloatArray
+    total: FloatArray
+    total_df: FloatArray
+
+
+def variation(
+    spread: Spread, group: npt.NDArray[np.int_], kind: npt.NDArray[np.int_], record: FloatArray, repeats: FloatArray
+) -> Variation:
+    """Moderate the variances of `spread`.
+
+    Args:
+        spread: the spread of the starts.
+        group, kind: numbers of each cell's device and engine, and of its kind of device.
+        record: the fields of `Known` for each cell, along the first axis.
+        repeats: the squared error of the mean of a start's repeats; a start varies at least as much. NaN if not known.
+    """
+    ms, ms_df = of_rounds(spread)
+    shape = spread.own.shape
+    s0, s0_df, rounds, rounds_df = (np.zeros(shape) for _ in range(4))
+    squares = np.where(spread.alike, spread.own * spread.df, 0.0)
+    counted = np.where(spread.alike, spread.df, 0.0)
+    round_squares = ms * ms_df
+    for number in np.unique(group):
+        of = group == number
+        others = (kind == kind[of][0]) & ~of
+        firsts = np.flatnonzero(others)[np.unique(group[others], return_index=True)[1]]
+        elsewhere, elsewhere_df = _together(squares[..., others], counted[..., others], *record[:2, of][:, :1])
+        rounds[..., of], rounds_df[..., of] = _together(
+            round_squares[..., firsts], ms_df[..., firsts], *record[2:, of][:, :1]
+        )
+        rest = counted[..., of].sum(axis=-1, keepdims=True) - counted[..., of]
+        rest_squares = squares[..., of].sum(axis=-1, keepdims=True) - squares[..., of]
+        apart = 1 - spread.overlap[..., of]
+        s0_df[..., of] = elsewhere_df + rest * apart
+        s0[..., of] = _over(elsewhere * elsewhere_df + np.maximum(rest_squares, 0) * apart, s0_df[..., of])
+    own, own_df = spread.own, spread.df * (1 + spread.overlap)
+    s0 = np.fmax(s0, np.where(s0_df > 0, repeats, 0.0))
+    prior_df = _over(1.0, 1 / _ALIKE_DF + _over(1.0, s0_df)) * (s0_df > 0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        p = np.where((own_df > 0) & (prior_df > 0) & (own > s0), special.fdtrc(own_df, prior_df, own / s0), 1.0)
+    prior_df = prior_df * np.minimum(1.0, _STANDS_OUT * p)
+    df = own_df + prior_df
+    variance = np.where(df > 0, _over(own * own_df + s0 * prior_df, df), np.nan)
+    common = _over(prior_df, df) ** 2 * _over(2.0, s0_df)
+    effects_df = ms_df + rounds_df
+    effects = _over(ms * ms_df + rounds * rounds_df, effects_df)
+    cells = beside_rounds(spread.share, variance, _over(ms_df, effects_df))
+    total, total_df = satterthwaite((np.where(effects_df > 0, effects, np.nan), effects_df), (cells, df))
+    return Variation(variance, df, common, effects, effects_df, total, total_df)
+
+
+def beside_rounds(share: FloatArray, variance: FloatArray, shown: FloatArray) -> FloatArray:
+    """The part of cells' variance that the variance of their rounds does not have; 0 if it is not known.
+
+    The latter has a `share` of it, as far as these cells have shown it: `shown` is this part of what is known of it.
+    """
+    return np.nan_to_num((1 - share * shown) * variance)
+
+
+def of_rounds(spread: Spread) -> tuple[FloatArray, FloatArray]:
+    """Variance of the effects of rounds on each cell's group, and its degrees of freedom."""
+    squares, n = around_mean(spread.rounds)
+    return _over(squares, n - 1), np.maximum(n - 1, 0)
+
+
+def _together(squares: FloatArray, df: FloatArray, ms: FloatArray, ms_df: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """The mean square of other groups and other studies, and its degrees of freedom, which are limited."""
+    ms_df = np.minimum(ms_df, MOST_ELSEWHERE_DF)
+    total = df.sum(axis=-1, keepdims=True) + ms_df
+    return _over(squares.sum(axis=-1, keepdims=True) + ms * ms_df, total), np.minimum(total, MOST_ELSEWHERE_DF)
+
+
+def _over(a: FloatArray | float, b: FloatArray | float) -> FloatArray:
+    """The quotient; 0 where the divisor is not above 0."""
+    divisor = np.asarray(b, dtype=float)
+    quotient: FloatArray = np.where(divisor > 0, a, 0.0) / np.where(divisor > 0, divisor, 1.0)
+    return quotient
+
+
+def satterthwaite(*parts: tuple[FloatArray, FloatArray]) -> tuple[FloatArray, FloatArray]:
+    """The sum of independent variances and its degrees of freedom; each part is a variance with its own."""
+    total = sum((part for part, _ in parts), start=np.zeros(()))
+    squares = sum((np.where(part > 0, _over(part**2, df), 0.0) for part, df in parts), start=np.zeros(()))
+    return total, np.where(squares > 0, _over(total**2, squares), np.inf)

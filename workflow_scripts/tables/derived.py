@@ -1,0 +1,134 @@
+"""Columns of the cells table that follow from others: ratios, energy, KV memory, and settings that were replaced.
+
+Engines reserve memory for keys and values in different ways. vLLM and HuggingFace's continuous batching allocate a pool
+of blocks when they start, regardless of what the requests need later. HuggingFace's static batches allocate a cache for
+each batch: DynamicCache for the padded batch's tokens so far, StaticCache at once for the batch's full length.
+"""
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from workflow_scripts.statistics.summary import as_applied, dtypes, knob_columns
+from workflow_scripts.tables.parsed_facts import known_facts
+from workflow_scripts.tables.request_lives import Texts
+
+# With a smaller share of a repeat in the trace, its energy is not known: the GPU was lost, or the repeat was too short.
+_LEAST_SAMPLED = 0.8
+
+
+def derived(t: pd.DataFrame) -> pd.DataFrame:
+    """The rows with the columns that follow from what a repeat and its start measured."""
+    wall_s = t["wall_s"].where(t["wall_s"] > 0)
+    preemptions = t["preemptions"].fillna(t["preemptions_counted"])
+    started = pd.to_datetime(t["start_unix_s"], unit="s", utc=True).dt.strftime("%Y-%m-%dT%H:%M:%SZ")
+    # The first and last sample are up to a tenth of a second inside the repeat.
+    sampled_j = (t["energy_j"] * wall_s / t["sampled_s"]).where(t["sampled_s"] >= _LEAST_SAMPLED * wall_s)
+    energy_j = t["counted_j"].fillna(sampled_j)
+    return t.assign(
+        energy_j=energy_j,
+        power_w_mean=(t["counted_j"] / wall_s).fillna(t["power_w_mean"]),
+        output_tokens_per_s=t["output_tokens"] / wall_s,
+        total_tokens_per_s=(t["output_tokens"] + t["prompt_tokens"]) / wall_s,
+        requests_per_s=t["num_requests"] / wall_s,
+        drain_share=1 - t["steady_end_s"] / wall_s,
+        prefix_cache_hit_rate=t["prefix_cache_hits"] / t["prefix_cache_queries"].where(t["prefix_cache_queries"] > 0),
+        prefix_cache_saved_pct=100 * t["prefix_cache_hits"] / (t["prompt_tokens"] + t["output_tokens"]),
+        draft_acceptance_rate=t["accepted_draft_tokens"] / t["draft_tokens"].where(t["draft_tokens"] > 0),
+        # The token that a sequence always gets, and the accepted tokens of its draft.
+        tokens_per_draft_mean=1 + t["accepted_draft_tokens"] / t["drafts"].where(t["drafts"] > 0),
+        process_memory_growth_bytes_max=t["memory_used_bytes_max"] - t["process_memory_bytes_before"],
+        kv_tokens_live_mean=t["kv_tokens_live_mean"].fillna(t["kv_tokens_held_mean"]),
+        energy_j_per_output_token=energy_j / t["output_tokens"].where(t["output_tokens"] > 0),
+        # The engine's own token count if it prints one; on hybrid models it is not blocks times block size.
+        kv_cache_tokens=t["kv_cache_tokens"].fillna(t["num_gpu_blocks"] * t["block_size_effective"]),
+        started_at=started,
+        preemptions=preemptions,
+        recomputed_tokens=t["recomputed_tokens"].where((t["prefix_cache_queries"] > 0) | (preemptions == 0)),
+    )
+
+
+def without_drafts(table: pd.DataFrame) -> pd.DataFrame:
+    """The table with 0 drafted tokens where the study asks for none, because the engine then has no counter of them."""
+    if "knob_num_speculative_tokens" not in table:
+        return table
+    none = table["knob_num_speculative_tokens"].eq(0).fillna(False) & table["wall_s"].notna()
+    return table.assign(draft_tokens=table["draft_tokens"].mask(none, 0.0))
+
+
+def predicted_hit_rate(table: pd.DataFrame, texts: Texts) -> pd.Series:
+    """Share of the prompt tokens that a prefix cache should find; null unless the study says what prompts share."""
+    queried = table[table["workload"].isin(texts) & (pd.to_numeric(table["prefix_cache_queries"]) > 0)]
+    hit_tokens = [
+        texts[str(workload)].tokens_found(int(requests), int(block_size))
+        for workload, requests, block_size in zip(
+            queried["workload"], queried["num_requests"], queried["block_size_effective"], strict=True
+        )
+    ]
+    return (pd.Series(hit_tokens, index=queried.index, dtype=float) / queried["prompt_tokens"]).reindex(table.index)
+
+
+def kv_memory(cells: pd.DataFrame) -> pd.DataFrame:
+    """The cells table with `kv_bytes_used_mean`, and with the pool if the engine reports no reservation per step.
+
+    If `kv_pool_bytes` is null, the pool is blocks x tokens per block x bytes per token.
+    """
+    drafted = as_applied(cells, "num_speculative_tokens") > 0
+    settings = zip(
+        cells["model"],
+        dtypes(cells),
+        as_applied(cells, "speculative_model").where(drafted, ""),
+        as_applied(cells, "kv_cache_dtype"),
+        as_applied(cells, "tensor_parallel_size"),
+        strict=True,
+    )
+    bytes_per_token = pd.Series([_bytes_of_token(*of_cell) for of_cell in settings], index=cells.index, dtype=float)
+    counted = cells["num_gpu_blocks"].astype(float) * cells["block_size_effective"].astype(float) * bytes_per_token
+    pool = cells["kv_pool_bytes"].astype(float).fillna(counted).where(cells["repeat"].notna())
+    return cells.assign(
+        kv_bytes_used_mean=cells["kv_tokens_live_mean"].astype(float) * bytes_per_token,
+        kv_bytes_reserved_mean=cells["kv_bytes_reserved_mean"].astype(float).fillna(pool),
+        kv_bytes_reserved_peak=cells["kv_bytes_reserved_peak"].astype(float).fillna(pool),
+    )
+
+
+@cache
+def _bytes_of_token(model: str, dtype: str, draft_model: str, kv_cache_dtype: str, tensor_ranks: int) -> float:
+    """Bytes of keys and values per token, on all devices together; NaN for a model whose shape is not known."""
+    # A draft model has the dtype of the model that it drafts for, and its own layers in the same blocks.
+    parts = [known_facts(name, dtype) for name in (model, draft_model) if name]
+    return sum(part.uniform().bytes_per_token(kv_cache_dtype, tensor_ranks) if part else np.nan for part in parts)
+
+
+def not_as_asked(knobs: pd.DataFrame, effective: pd.DataFrame) -> pd.Series:
+    """For each cell the effective settings that differ from the requested ones; null if none does.
+
+    Args:
+        knobs: columns `knob_NAME` with what the study sets, null or `auto` where it leaves the choice to the engine.
+        effective: columns `effective.NAME` with what the engine reports, for the same cells in the same order. Settings
+            that the engine does not report are not compared.
+
+    >>> knobs = pd.DataFrame({"knob_attention_backend": ["FLASH_ATTN"], "knob_max_num_seqs": [8]})
+    >>> effective = pd.DataFrame({"effective.attention_backend": ["CPU_ATTN"], "effective.max_num_seqs": [8.0]})
+    >>> not_as_asked(knobs, effective).item()
+    'attention_backend CPU_ATTN, not FLASH_ATTN'
+    """
+    names = [column.removeprefix("knob_") for column in knob_columns(knobs)]
+    names = [name for name in names if f"effective.{name}" in effective]
+    texts = []
+    for of_cell, reported in zip(knobs.to_dict("records"), effective.to_dict("records"), strict=True):
+        pairs = {name: (of_cell[f"knob_{name}"], reported[f"effective.{name}"]) for name in names}
+        compared = {name: pair for name, pair in pairs.items() if not any(map(pd.isna, pair)) and pair[0] != "auto"}
+        as_text = {name: (str(asked), _as_asked(actual, asked)) for name, (asked, actual) in compared.items()}
+        differing = [f"{name} {actual}, not {asked}" for name, (asked, actual) in as_text.items() if actual != asked]
+        texts.append("; ".join(differing) or None)
+    return pd.Series(texts, index=knobs.index, dtype="string")
+
+
+def _as_asked(effective: Any, asked: Any) -> str:
+    """The effective value, written as `asked` would be: parsed facts hold only numbers and texts."""
+    if isinstance(effective, str):
+        return effective
+    return str(bool(effective)) if isinstance(asked, bool) else str(type(asked)(effective))

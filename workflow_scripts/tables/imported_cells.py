@@ -1,0 +1,119 @@
+"""Runs that were measured elsewhere, as rows of the cells table with the source `imported`.
+
+A rate above what the data sheet allows makes a row `invalid`, as for measured cells.
+"""
+
+from collections.abc import Iterable
+
+import pandas as pd
+
+from workflow_scripts.catalog.gpus_and_models import get_model
+from workflow_scripts.engines.registry import every_knob, get_engine
+from workflow_scripts.physics.rate_ceiling import MeanLengths, judge_rate
+from workflow_scripts.statistics.summary import RAN, RATE, Row
+from workflow_scripts.tables.parsed_facts import known_facts
+
+IMPORTED = "imported"
+# Statuses of a log that mean that the engine cannot do what was asked.
+_INFEASIBLE = ("kv_too_small", "oom", "unsupported_block_size")
+# Facts of a log that are columns of the cells table too.
+_OF_LOG = (
+    *("output_tokens_per_s", "total_tokens_per_s", "requests_per_s", "num_gpu_blocks", "kv_cache_tokens"),
+    *("max_concurrency", "available_kv_cache_gib", "model_weights_gib", "peak_activation_gib", "cuda_graph_gib"),
+    *("attention_backend", "engine_version", "preemptions"),
+)
+# Column <- fact of a log in another unit, and how many of these are one.
+_CONVERTED = {
+    **{"ttft_s_p50": ("ttft_ms_median", 1000), "ttft_s_p99": ("ttft_ms_p99", 1000)},
+    **{"tpot_s_p50": ("tpot_ms_median", 1000), "prefix_cache_hit_rate": ("prefix_cache_hit_rate_pct", 100)},
+}
+# With other values than the neutral ones, the ceiling does not hold: it is that of one device, which gives one token to
+# each sequence in a step.
+_ONE_DEVICE = ("tensor_parallel_size", "pipeline_parallel_size", "num_speculative_tokens")
+
+
+def with_imported(cells: pd.DataFrame, runs: Iterable[Row], study: str) -> pd.DataFrame:
+    """The cells table, followed by one row per run that was measured elsewhere."""
+    rows = imported_cells(runs, study)
+    names = [*cells.columns, *(name for name in rows if name not in cells)]
+    parts = [part.dropna(axis=1, how="all") for part in (cells, rows.convert_dtypes())]
+    return pd.concat(parts, ignore_index=True).reindex(columns=names)
+
+
+def imported_cells(runs: Iterable[Row], study: str) -> pd.DataFrame:
+    """One row per run; runs of the same GPU, engine, model, workload and settings are repeats of one cell."""
+    rows = pd.DataFrame([_row(run, study) for run in runs])
+    return rows.assign(repeat=rows[rows["outcome"].isin(RAN)].groupby("cell_id").cumcount())
+
+
+def _row(run: Row, study: str) -> Row:
+    log, trace = run["log"] or {}, run["trace"] or {}
+    names = ["running", "waiting", "kv_cache_usage_pct"]
+    lines = pd.DataFrame(log.get("over_time") or [], columns=names, dtype=float)
+    place = {name: run[name] for name in ("gpu", "engine", "model", "workload")}
+    row: Row = {
+        "cell_id": "/".join((IMPORTED, *place.values(), run["slug"])),
+        "study": study,
+        "sweeps": IMPORTED,
+        **place,
+        "environment": "",
+        "knobs": run["slug"],
+        **{f"knob_{name}": value for name, value in run["knobs"].items()},
+        "max_concurrency_allowed": _allowed(run),
+        "start": 1,
+        "round": 1,
+        "comparable": True,
+        "source": IMPORTED,
+        **{fact: log.get(fact) for fact in _OF_LOG},
+        "block_size_effective": log.get("block_size"),
+        **{column: log[fact] / unit for column, (fact, unit) in _CONVERTED.items() if log.get(fact) is not None},
+        **trace,
+        "running_peak": lines["running"].max(),
+        "running_mean": lines["running"].mean(),
+        "waiting_peak": lines["waiting"].max(),
+        "kv_cache_usage_peak": lines["kv_cache_usage_pct"].max() / 100,
+        "kv_cache_usage_mean": lines["kv_cache_usage_pct"].mean() / 100,
+    }
+    return row | _outcome(run, row)
+
+
+def _allowed(run: Row) -> int | None:
+    try:
+        return get_engine(run["engine"]).knobs.model_validate(run["knobs"]).max_concurrency
+    except ValueError:  # a setting that the engine needs is not known
+        return None
+
+
+def _outcome(run: Row, row: Row) -> Row:
+    log = run["log"] or {}
+    status, error = log.get("status"), log.get("error")
+    rates = [name for name in (RATE, "total_tokens_per_s") if row[name] is not None]
+    if not rates and status in _INFEASIBLE:
+        return {"outcome": "infeasible", "reason": error}
+    if not rates and status == "error":
+        return {"outcome": "engine_error", "reason": error}
+    above = _above_ceiling(run, row, rates)
+    return {"outcome": "invalid" if above else "ok", "reason": above}
+
+
+def _above_ceiling(run: Row, row: Row, rates: Iterable[str]) -> str | None:
+    """Which rate is above what the data sheet allows; None if none is, or if too little is known to say."""
+    knobs = run["knobs"]
+    several = any(knobs.get(name) not in (None, *(every_knob()[name].neutral or ())) for name in _ONE_DEVICE)
+    facts = known_facts(run["model"], get_model(run["model"]).fixed_dtype, knobs.get("quantization"))
+    if several or run["tokens_per_request"] is None or facts is None:
+        return None
+    workload, kv_cache_dtype = MeanLengths(*run["tokens_per_request"]), knobs.get("kv_cache_dtype") or "auto"
+    for rate in rates:
+        judged = judge_rate(
+            row["gpu"],
+            row[rate],
+            row["max_concurrency_allowed"],
+            facts,
+            workload,
+            output_only=rate == RATE,
+            kv_cache_dtype=kv_cache_dtype,
+        )
+        if judged.verdict == "impossible":
+            return f"{rate} {row[rate]:,.0f} is {judged.reason}"
+    return None

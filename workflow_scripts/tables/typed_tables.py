@@ -1,0 +1,116 @@
+"""Tables of a study: how they are written and read, and the schemas with which they are checked.
+
+A module that makes a table registers its schema here with `table_schema`: its columns with types and meanings.
+`workflow_scripts.questions.table_docs` writes docs/tables.md from them.
+"""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import pandas as pd
+import pandera.pandas as pa
+import pyarrow as arrow
+from pandera.errors import SchemaErrors
+from pyarrow import csv, parquet
+
+from workflow_scripts.common.csv_text import with_texts
+from workflow_scripts.common.faults import InputError
+from workflow_scripts.common.files import write_bytes
+from workflow_scripts.common.parquet import read_parquet
+
+
+class Kind(NamedTuple):
+    """A type of columns, each of which can hold a null."""
+
+    dtype: str
+
+    def __call__(self, names: str | Iterable[str], meaning: str) -> dict[str, pa.Column]:
+        """Columns that share one meaning; `names` are separated by spaces.
+
+        >>> {name: column.description for name, column in NUMBER("ratio_low ratio_high", "its interval").items()}
+        {'ratio_low': 'its interval', 'ratio_high': 'its interval'}
+        """
+        listed = names.split() if isinstance(names, str) else names
+        return {name: pa.Column(self.dtype, nullable=True, description=meaning) for name in listed}
+
+
+TEXT, INTEGER, NUMBER, FLAG = Kind("string"), Kind("Int64"), Kind("float64"), Kind("boolean")
+KNOBS = "^knob_.+$"
+
+TABLE_SCHEMAS: dict[str, pa.DataFrameSchema] = {}
+
+
+class TableError(InputError):
+    """A table is missing, is not Parquet, or does not fit its schema."""
+
+
+def table_schema(
+    table: str, about: str, *parts: Mapping[str, pa.Column], notes: str = "", knobs: bool = False
+) -> pa.DataFrameSchema:
+    """Register the schema of a table: its columns, and no others; with `knobs`, also `knob_*` of any type.
+
+    `about` says what a row is, and `notes` follow the columns in the documentation, both in Markdown.
+    """
+    schema = {name: column for part in parts for name, column in part.items()}
+    if knobs:
+        about_knobs = "one column per knob that any cell sets, e.g. `knob_block_size`; null where not set"
+        schema[KNOBS] = pa.Column(nullable=True, regex=True, required=False, description=about_knobs)
+    TABLE_SCHEMAS[table] = pa.DataFrameSchema(
+        schema, coerce=True, strict=True, name=table, description=about, metadata={"notes": notes}
+    )
+    return TABLE_SCHEMAS[table]
+
+
+def write_table(frame: pd.DataFrame, path: Path, table: str | None = None) -> None:
+    """Write a table as Parquet to `path` and as CSV beside it; each file is written completely or not at all.
+
+    The schema is that of `table`, or of the file's name. Types are converted if no value is lost.
+
+    Raises:
+        TableError: the frame does not fit the schema.
+    """
+    checked = _checked(frame, table or path.stem, path)
+    # Arrow writes a CSV ten times as fast as pandas.
+    files = ((path.with_suffix(".csv"), csv.write_csv, with_texts(checked)), (path, parquet.write_table, checked))
+    for file, write, rows in files:
+        buffer = arrow.BufferOutputStream()
+        write(arrow.Table.from_pandas(rows, preserve_index=False), buffer)
+        write_bytes(file, buffer.getvalue())
+
+
+def read_table(path: Path, table: str | None = None) -> pd.DataFrame:
+    """Read a table that `write_table` wrote, and check it with its schema.
+
+    Raises:
+        TableError: there is no such file, it is not Parquet, or it does not fit the schema.
+    """
+    try:
+        frame = read_parquet(path)
+    except FileNotFoundError:
+        raise TableError(f"{path}: there is no such table") from None
+    except arrow.ArrowInvalid as e:
+        raise TableError(f"{path}: not readable as Parquet: {e}") from None
+    return _checked(frame, table or path.stem, path)
+
+
+def _checked(frame: pd.DataFrame, table: str, path: Path) -> pd.DataFrame:
+    if table not in TABLE_SCHEMAS:
+        raise TableError(f"{path}: no schema of a table {table!r}; allowed: {', '.join(sorted(TABLE_SCHEMAS))}")
+    try:
+        checked: pd.DataFrame = TABLE_SCHEMAS[table].validate(frame.reset_index(drop=True), lazy=True)
+    except SchemaErrors as e:
+        raise TableError(f"{path}: not a table {table!r}: {_faults(e.failure_cases)}") from None
+    order = {name: place for place, name in enumerate(TABLE_SCHEMAS[table].columns)}
+    return checked[sorted(checked, key=lambda name: order.get(name, len(order)))]
+
+
+def _faults(cases: pd.DataFrame) -> str:
+    what = {"column_in_schema": "is not allowed", "column_in_dataframe": "is missing"}
+    faults = (
+        f"column {case.failure_case!r} {what[str(case.check)]}"
+        if case.check in what
+        else f"column {case.column!r} is not of {str(case.check).removeprefix('coerce_')}"
+        for case in cases.itertuples()
+    )
+    return "; ".join(dict.fromkeys(faults))
