@@ -150,7 +150,7 @@ ONLY_CELLS = {"measured_cells", "drift"}
 def test_a_rule_that_makes_a_table_or_a_page_of_a_study_runs_again_if_its_settings_change(name):
     text = (CHECKOUT / f"rules/{name}.smk").read_text(encoding="utf-8")
     rules = re.split(r"^ *rule ?(?=\w*:\n)", text, flags=re.MULTILINE)[1:]
-    of_study = {rule.partition(":")[0]: rule for rule in rules if "--study $STUDY" in rule}
+    of_study = {rule.partition(":")[0]: rule for rule in rules if '--study "$STUDY"' in rule}
     assert of_study
     without = {
         found for found, rule in of_study.items() if not re.search(r"^ *settings=SETTINGS,$", rule, re.MULTILINE)
