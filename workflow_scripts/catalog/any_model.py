@@ -19,6 +19,7 @@ from workflow_scripts.catalog.gpus_and_models import (
     get_model,
     load_models,
 )
+from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import read_json
 
 ANY_MODEL = "name in config/models, a folder with config.json, or ORG/REPO[@REVISION] of the hub"
@@ -58,8 +59,8 @@ def _own_dtype(config: Path) -> ModelDtype:
     """The type that a config names; `native` if it names none that a device computes in."""
     try:
         content = read_json(config)
-    except ValueError as e:
-        raise CatalogError(f"{config}: not JSON: {e}") from None
+    except InputError as e:
+        raise CatalogError(str(e)) from None
     if not isinstance(content, dict):
         raise CatalogError(f"{config}: must hold one JSON object")
     parts = [part for part in (content, content.get("text_config")) if isinstance(part, dict)]

@@ -1,11 +1,41 @@
-"""Files that are written whole or not at all, and the two record formats of the pipeline."""
+"""Files that are written whole or not at all, and the readers of files, which may come from others.
 
+A reader raises OSError if a file cannot be opened, and InputError if it is larger than any real one, or is not what it
+should be. The limits bound memory and time, whatever a file holds.
+"""
+
+import base64
+import gzip
 import hashlib
 import json
+import math
 import os
+import re
+import struct
+import zipfile
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
+from fnmatch import fnmatchcase
+from io import BytesIO
 from pathlib import Path
 from typing import Any
+
+from pydantic_core import from_json
+
+from workflow_scripts.common.faults import InputError
+
+MIB = 2**20
+# A file that is read whole. The digest of 10,000 cells has 24 MiB, their report 16 MiB.
+MOST_BYTES = 64 * MIB
+# Values in one JSON text, each of which takes up to 250 bytes in memory. The digest of 10,000 cells has 1.3 million.
+MOST_VALUES = 4_000_000
+# JSON Lines are read one by one. Half an hour of steps of 2 ms has 900,000 lines of 210 bytes; a request of 100,000
+# tokens that keeps its answer has a line of 3 MiB.
+MOST_LINES, MOST_LINES_BYTES, MOST_LINE_BYTES = 2**20, 256 * MIB, 8 * MIB
+# Of a log whose end is shown.
+MOST_END_BYTES = 64 * 1024
+# A number that a double does not hold has more digits, or a larger exponent.
+_PERHAPS_HUGE = re.compile(rb"[eE]\+?\d{3}|\d{300}")
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -35,22 +65,112 @@ def write_jsonl(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
     write_text(path, "".join(json.dumps(r, separators=(",", ":"), allow_nan=False) + "\n" for r in records))
 
 
+def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
+    with path.open("rb") as file:
+        content = file.read(most + 1)
+    return _at_most(content, most, str(path))
+
+
+def read_text(path: Path, most: int = MOST_BYTES) -> str:
+    """Text in UTF-8."""
+    return _decoded(read_bytes(path, most), str(path))
+
+
 def read_json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
+    return parse_json(read_bytes(path), str(path))
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """Read JSON Lines; empty lines are skipped."""
-    with path.open(encoding="utf-8") as lines:
-        for line in lines:
+    """Read JSON Lines, each an object; empty lines are skipped."""
+    read = 0
+    with path.open("rb") as lines:
+        for number, line in enumerate(iter(lambda: lines.readline(MOST_LINE_BYTES + 1), b""), 1):
+            read += len(_at_most(line, MOST_LINE_BYTES, f"{path}: line {number}"))
+            if number > MOST_LINES or read > MOST_LINES_BYTES:
+                raise InputError(f"{path}: larger than {MOST_LINES:,} lines or {MOST_LINES_BYTES // MIB} MiB")
             if line.strip():
-                yield json.loads(line)
+                record = parse_json(line, f"{path}: line {number}")
+                if not isinstance(record, dict):
+                    raise InputError(f"{path}: line {number}: not a JSON object")
+                yield record
+
+
+def parse_json(content: bytes, where: str) -> Any:
+    """The values of a JSON text in UTF-8, with at most 200 levels and finite numbers. Raises InputError, which begins
+    with `where`.
+
+    >>> parse_json(b'{"a": [1, 2.5]}', "a.json")
+    {'a': [1, 2.5]}
+    """
+    if sum(map(content.count, (b",", b"[", b"{"))) > MOST_VALUES:
+        raise InputError(f"{where}: more than {MOST_VALUES:,} values")
+    try:
+        values = from_json(content, allow_inf_nan=False)
+        if _PERHAPS_HUGE.search(content):
+            json.loads(content, parse_float=_finite, parse_int=_finite)
+    except ValueError as e:
+        raise InputError(f"{where}: not JSON: {e}") from None
+    return values
+
+
+def _finite(text: str) -> float:
+    if math.isinf(number := float(text)):
+        raise ValueError(f"{text[:20]}... is too large a number")
+    return number
+
+
+def unpacked(text: str, where: str, most: int = MOST_BYTES) -> bytes:
+    """The content of a gzip stream in base64. Raises InputError, which begins with `where`."""
+    try:
+        with gzip.GzipFile(fileobj=BytesIO(base64.b64decode(text))) as stream:
+            content = stream.read(most + 1)
+    except (OSError, EOFError, ValueError, zlib.error) as e:
+        raise InputError(f"{where}: damaged: {e}") from None
+    return _at_most(content, most, where)
+
+
+def read_zipped(archive: Path, pattern: str, most: int = MOST_BYTES) -> bytes | None:
+    """The first file of a zip archive whose name matches a shell pattern; None if none does."""
+    with archive.open("rb") as file:
+        try:
+            packed = zipfile.ZipFile(file)
+            member = next((info for info in packed.infolist() if fnmatchcase(info.filename, pattern)), None)
+            if member is None:
+                return None
+            # Of other compressions, zipfile expands whole blocks, however large.
+            if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                raise zipfile.BadZipFile("compressed by another method than deflate")
+            with packed.open(member) as stream:
+                content = stream.read(most + 1)
+        except (zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, RuntimeError, ValueError) as e:
+            raise InputError(f"{archive}: a damaged or encrypted archive: {e}") from None
+    return _at_most(content, most, f"{archive}: {member.filename}")
+
+
+def _at_most(content: bytes, most: int, where: str) -> bytes:
+    if len(content) > most:
+        raise InputError(f"{where}: larger than {most / MIB:g} MiB, the largest that is read")
+    return content
+
+
+def _decoded(content: bytes, where: str) -> str:
+    try:
+        return content.decode()
+    except UnicodeDecodeError as e:
+        raise InputError(f"{where}: not UTF-8 text: {e.reason} at byte {e.start}") from None
 
 
 def last_line(path: Path) -> str:
     """The last line of a log that is not blank, with single spaces; empty if there is none."""
-    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    lines = read_end(path).split("\n")
     return next((" ".join(line.split()) for line in reversed(lines) if line.strip()), "")
+
+
+def read_end(path: Path, most: int = MOST_END_BYTES) -> str:
+    """The last bytes of a log as text; what is not UTF-8 is replaced."""
+    with path.open("rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - most))
+        return file.read(most).decode(errors="replace")
 
 
 def sha256_of(path: Path) -> str:

@@ -1,11 +1,18 @@
 """Parquet files as tables in memory."""
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from errno import ENOENT
+from os import strerror
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow as arrow
 from pyarrow import parquet
+
+from workflow_scripts.common.faults import InputError
 
 # As in pandas 3: columns are copied when they change, not whenever a table is derived; a fifth of the memory.
 pd.options.mode.copy_on_write = True
@@ -13,10 +20,51 @@ pd.options.mode.copy_on_write = True
 warnings.filterwarnings("ignore", category=pd.errors.PerformanceWarning)
 
 
+# Values of a table that is read, whatever the size of its file, or in each byte of it. They take about 9 bytes each in
+# memory. Tables of studies have up to 5 in a byte; a damaged or hostile file may claim billions.
+MOST_VALUES, MOST_VALUES_PER_BYTE = 2**25, 8
+
+
+def to_parquet(table: pd.DataFrame) -> bytes:
+    """A table as a Parquet file, whose pages have checksums, so that damage is found."""
+    content: bytes = table.to_parquet(index=False, write_page_checksum=True)
+    return content
+
+
 def read_parquet(path: Path, **options: Any) -> pd.DataFrame:
     """A table as pandas reads it, but with one object for each different text of a column: it is read and grouped in
-    half the time, and takes half the memory."""
-    written = parquet.read_schema(path).pandas_metadata or {"columns": []}
-    texts = [column["name"] for column in written["columns"] if column["numpy_type"] == "string"]
-    table = pd.read_parquet(path, read_dictionary=texts, **options)
-    return table.astype({name: "string" for name in texts if name in table})
+    half the time, and takes half the memory. Raises FileNotFoundError, or InputError if the file cannot be read."""
+    texts, stored = text_columns(path)
+    with readable(path):
+        table = pd.read_parquet(path, read_dictionary=texts, page_checksum_verification=True, **options)
+        as_objects = {
+            name: table[name].astype(object).where(table[name].notna(), None)
+            for name in texts
+            if name in table and name not in stored
+        }
+        return table.assign(**as_objects).astype({name: of for name, of in stored.items() if name in table})
+
+
+def text_columns(path: Path) -> tuple[list[str], dict[str, str]]:
+    """The columns of texts, and the type of those that pandas wrote as one. Raises as `read_parquet` does, also if the
+    table is too large."""
+    if not path.exists():
+        raise FileNotFoundError(ENOENT, strerror(ENOENT), str(path))
+    with readable(path), parquet.ParquetFile(path) as file:
+        groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))
+        values = sum(group.column(i).num_values for group in groups for i in range(group.num_columns))
+        if values > max(MOST_VALUES, MOST_VALUES_PER_BYTE * path.stat().st_size):
+            raise ValueError(f"{values:,} values in {path.stat().st_size:,} bytes")
+        texts = [field.name for field in file.schema_arrow if arrow.types.is_string(field.type)]
+        written = file.schema_arrow.pandas_metadata or {"columns": []}
+        types = {column["name"]: column["numpy_type"] for column in written["columns"]}
+        return texts, {name: "string" for name in texts if types.get(name) == "string"}
+
+
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Turn whatever Arrow and pandas raise for a damaged file, which is of many kinds, into an InputError."""
+    try:
+        yield
+    except Exception as e:
+        raise InputError(f"{path}: not readable as Parquet: {' '.join(str(e).split())[:200]}") from None

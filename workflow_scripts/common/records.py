@@ -1,20 +1,35 @@
 """Records: the base class of all models of files and settings, how files are read, and messages about invalid ones."""
 
+import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Self, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, NotRequired, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import yaml
-from pydantic import BaseModel, ConfigDict, GetPydanticSchema, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, GetPydanticSchema, TypeAdapter, ValidationError, with_config
+from typing_extensions import TypedDict  # that of `typing` does not do for pydantic before Python 3.12
 
 from workflow_scripts.common.faults import InputError
-from workflow_scripts.common.files import read_json, write_text
+from workflow_scripts.common.files import parse_json, read_bytes, read_text, write_text
 
 Kind = TypeVar("Kind")
-# For a typed dict in a record: it is read and written unchanged, because other versions may have recorded other fields.
-AsRecorded = GetPydanticSchema(lambda _, handler: handler(dict[str, Any]))
+# A mapping file of 1,500 imported runs has 200 kB and 20,000 values; no file that people write is larger, or as deep.
+MOST_YAML_BYTES, MOST_YAML_NODES, MOST_YAML_LEVELS, MOST_YAML_DIGITS = 2**18, 100_000, 50, 300
+
+
+def mapping_of(fields: Mapping[str, Any], required: Mapping[str, Any] | None = None, **config: Any) -> Any:
+    """The type of a mapping with these fields, each of which may be missing or null, and with `required` ones."""
+    known = {name: NotRequired[kind | None] for name, kind in fields.items()} | dict(required or {})
+    return with_config(ConfigDict(**config))(TypedDict("Mapping", known))  # type: ignore[operator, typeddict-item]
+
+
+# For a typed dict in a record: it is written as it was read, with more or fewer fields, as other versions record them.
+AsRecorded = GetPydanticSchema(
+    lambda kind, handler: handler.generate_schema(mapping_of(get_type_hints(kind, include_extras=True), extra="allow"))
+)
 
 
 class Record(BaseModel):
@@ -26,13 +41,17 @@ class Record(BaseModel):
     def read(cls, path: Path) -> Self:
         """The record that `write` wrote. Raises InputError, for the first of several faults, if it cannot be read."""
         try:
-            return validated(cls, read_json(path), str(path))
+            return cls.of_json(read_bytes(path), str(path))
         except OSError as e:
             raise InputError(f"{path}: {e.strerror}") from None
+
+    @classmethod
+    def of_json(cls, content: bytes, where: str) -> Self:
+        """The record in a JSON text. Raises InputError, beginning with `where`, for the first of several faults."""
+        try:
+            return validated(cls, parse_json(content, where), where)
         except InputError as e:
             raise InputError(str(e).partition("\n")[0]) from None
-        except ValueError as e:
-            raise InputError(f"{path}: not JSON: {e}") from None
 
     def write(self, path: Path, indent: int | None = 2) -> None:
         write_text(path, self.model_dump_json(indent=indent) + "\n")
@@ -62,8 +81,9 @@ def validated(
     return result
 
 
-class _UniqueKeys(yaml.SafeLoader):
-    """YAML that refuses duplicate keys in a mapping; YAML itself would silently take the last one."""
+class _Loader(yaml.SafeLoader):
+    """YAML that refuses duplicate keys in a mapping, of which YAML itself would silently take the last one, and short
+    texts that stand for large contents."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
@@ -75,14 +95,45 @@ class _UniqueKeys(yaml.SafeLoader):
                 seen.add(key.value)
         return node
 
+    def get_single_node(self) -> yaml.Node | None:
+        node = super().get_single_node()
+        if node is not None:
+            nodes, levels = _expanded(node, {})
+            if nodes > MOST_YAML_NODES or levels > MOST_YAML_LEVELS:
+                most = f"{MOST_YAML_NODES:,} values and {MOST_YAML_LEVELS} levels"
+                raise yaml.YAMLError(f"too large with its aliases written out; allowed: {most}")
+        return node
+
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        if len(node.value) > MOST_YAML_DIGITS:
+            raise yaml.MarkedYAMLError(problem="too large a number", problem_mark=node.start_mark)
+        return super().construct_yaml_int(node)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
+
+
+def _expanded(node: yaml.Node, known: dict[int, tuple[float, float]]) -> tuple[float, float]:
+    """How many nodes and levels a node has if every alias is written out; `known` holds them by the node's identity."""
+    if id(node) not in known:
+        known[id(node)] = (math.inf, math.inf)  # for a node inside itself
+        of_mapping = isinstance(node, yaml.MappingNode)
+        inner = itertools.chain(*node.value) if of_mapping else () if isinstance(node, yaml.ScalarNode) else node.value
+        nodes, levels = zip((1, 0), *(_expanded(each, known) for each in inner), strict=True)
+        known[id(node)] = (sum(nodes), 1 + max(levels))
+    return known[id(node)]
+
 
 def read_yaml(path: Path, fault: type[InputError] = InputError) -> Any:
-    """The content of a YAML file. Raises `fault` if the file cannot be opened, is not YAML, or has a key twice."""
+    """The content of a YAML file. Raises `fault` if the file cannot be opened, is not YAML, has a key twice, or is too
+    large."""
     try:
-        return _UniqueKeys(path.read_text(encoding="utf-8")).get_single_data()
+        return _Loader(read_text(path, MOST_YAML_BYTES)).get_single_data()
     except OSError as e:
         raise fault(f"{path}: {e.strerror}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as e:  # PyYAML raises ValueError for an invalid date
+    except InputError as e:
+        raise fault(str(e)) from None
+    except Exception as e:  # PyYAML raises errors of many kinds for a value that does not fit its tag
         words = " ".join(str(e).split()).replace('in "<unicode string>", line', "in line")
         raise fault(f"{path}: not readable as YAML: {words}") from None
 

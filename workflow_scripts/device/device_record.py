@@ -1,6 +1,6 @@
 """What is recorded about the device that work ran on, and about the load that others put on its host."""
 
-from typing import TypedDict
+from typing_extensions import TypedDict
 
 from workflow_scripts.catalog.gpus_and_models import Dtype
 

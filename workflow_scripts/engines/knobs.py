@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, create_model
 
 from workflow_scripts.common.knob import Knob
 from workflow_scripts.common.records import StrictRecord
@@ -46,6 +46,16 @@ class Knobs(StrictRecord):
         """The same for some of the settings."""
         words = [f"{knob.code}{_text(values[name])}" for name, knob in cls.described().items() if name in values]
         return "-".join(words) or "default"
+
+    @classmethod
+    @cache
+    def in_part(cls) -> type[StrictRecord]:
+        """The same settings, none of which has to be given, nor to fit to others."""
+        fields: dict[str, Any] = {
+            name: (Annotated[field.annotation, *field.metadata] | None, None)
+            for name, field in cls.model_fields.items()
+        }
+        return create_model(cls.__name__, __base__=StrictRecord, **fields)
 
     def set_values(self) -> dict[str, Any]:
         """What the study sets, by argument name; knobs left at the engine's default are left out."""

@@ -15,6 +15,9 @@ from workflow_scripts.logs import engine_log_signs as signs
 from workflow_scripts.logs.engine_log_signs import Status
 from workflow_scripts.logs.engine_log_text import Line, what_may_follow
 
+# Of a statement that a traceback shows; the texts in it are searched for again after each quotation mark.
+_MOST_STATEMENT = 4000
+
 
 @dataclass(frozen=True)
 class LogVerdict:
@@ -164,10 +167,10 @@ def _goes_on(line: Line, indent: int, stream: _Stream) -> bool:
 
 def _statement(index: int, body: str, before: tuple[int, str] | None) -> tuple[int, str] | None:
     if signs.RAISE.match(body):
-        return index, body.strip()
+        return index, body.strip()[:_MOST_STATEMENT]
     if signs.FRAME.match(body) or before is None:
         return None
-    return before[0], before[1] + body.strip()
+    return before[0], (before[1] + body.strip())[:_MOST_STATEMENT]
 
 
 def _cut_off(lines: Sequence[Line], index: int, statement: str) -> _Failure:

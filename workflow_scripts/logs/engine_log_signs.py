@@ -13,16 +13,16 @@ LIVES = re.compile(
     r"|Avg (?:prompt|generation) throughput(?:: *\d|:?$)|Spec(?:Decoding|ulative) metrics: |RUNNING: \d+ \| WAITING: \d"
     r"|Application startup complete|Uvicorn running on|ready to roll"
     r"|Started server process|Starting vLLM (?:API )?server|Processed prompts: +100%|Core engine process \d+ ready"
-    r"|\"POST /(?:v\d/|generate|invocations)\S* HTTP/[\d.]+\" 200"
+    r"|\"POST /(?:v\d/|generate|invocations)\S{0,200} HTTP/[\d.]{1,9}\" 200"
 )
 # These also show that an engine came up, but may be printed after it has failed.
 LIVED = re.compile(
     r"Processed prompts: +\d\d?%|Waiting for application startup|Available routes are:"
     r"|Route: /\w+, Methods|Supported[_ ]tasks: \["
     r"|(?:Added|Received|Finished|Aborted|Preempted|Resumed) request \S+|LMCache INFO: Reqid: \S+"
-    r"|\"(?:GET|POST) /\S* HTTP/[\d.]+\" [2-4]\d\d|It took [\d.]+ seconds to (?:fall asleep|wake up)"
+    r"|\"(?:GET|POST) /\S{0,200} HTTP/[\d.]{1,9}\" [2-4]\d\d|It took [\d.]+ seconds to (?:fall asleep|wake up)"
     r"|Starting (?:initial single prompt test|main benchmark) run|Traffic request rate: |Adding requests: +\d+%"
-    r"|Prompt: ['\"].*Generated text: "
+    r"|^(?>.*?Prompt: ['\"]).*Generated text: "
 )
 RESULT = re.compile(
     r"Successful requests: +[1-9]|Request throughput(?: \(req/s\))? *[:|] +(?!0\.0+\b)\d"
@@ -54,7 +54,7 @@ CAUSES: tuple[tuple[Status, re.Pattern[str]], ...] = (
             r"|(?i:\b(?:lack of|insufficient|not enough) (?:\w+ )?memory\b)"
             r"|(?:OUT_OF_(?:DEVICE_|HOST_)?|RT_)MEMORY(?:_ALLOCATION)?\b|PT_DEVMEM Allocation failed"
             r"|Failed to allocate (?:memory\b|[\d.]+ ?[KMG]i?B)|Allocation on device"
-            r"|RESOURCE_EXHAUSTED|DefaultCPUAllocator: .*memory|std::bad_alloc"
+            r"|RESOURCE_EXHAUSTED|DefaultCPUAllocator: .{0,200}memory|std::bad_alloc"
             r"|Cannot allocate memory|running low on memory"
             r"|(?:^|[._])(?:_Array)?MemoryError\b"
             r"|less than (?:desired (?:GPU|CPU) memory utilization|the engine's budget)"
@@ -83,7 +83,7 @@ NO_CAUSE = re.compile(
 # The operating system killed a process. Usually memory ran out, but a scheduler's time limit looks the same.
 KILLED = re.compile(
     r"^(?:\S+: line \d+: +)?(?:\d+ )?Killed\b|^\w*sh: killed\b|^\[\d+\] .{0,20}\bkilled\b"
-    r"|task \d+: (?:Killed|Out Of Memory)|oom[-_]kill(?!\w* 0\b)|OOMKilled"
+    r"|task \d+: (?:Killed|Out Of Memory)|oom[-_]kill(?!\w{0,50} 0\b)|OOMKilled"
     r"|Out of memory: Kill|[Ee]xit(?: ?[Cc]ode| status|ed with code)?[:= (]+(?:-9|137)\b|(?:signal|by signal) 9\b"
     r"|killed due to memory pressure|exceeds the memory usage threshold"
 )
@@ -114,7 +114,7 @@ GENERIC = re.compile(
     r"|Error execut(?:ing method|\w*(?: \w*)?$)"  # perhaps cut off within a word
     r"|Exception in worker \w+ while processing|Call to \w+ method failed"
     r"|(?:stack ?trace|root cause).{0,20}above|[Ss]ee (?:root cause|stack ?trace)"
-    r"|Application startup failed|RayTaskError|Actor\w*Error\b|ChildFailedError"
+    r"|Application startup failed|RayTaskError|Actor\w{0,50}Error\b|ChildFailedError"
     r"|Failed to (?:start|launch|load) (?:the )?(?:model|engine|server)\b|\b[Ss]erver failed to start\b"
     r"|CancelledError|BrokenPipeError|ConnectionResetError|ZMQError"
 )
@@ -136,8 +136,8 @@ ENGINES_LOOP = re.compile(r", in (?:run_engine_loop|run_busy_loop|engine_step)$"
 # An error of a compiler that an engine runs; the engine may have another way.
 COMPILER = re.compile(r"(?:\S+:\d+:\d+: (?:fatal )?error|error: \S+:\d+:\d+): ")
 _EXCEPTION = (
-    r"(?:\w+\.)*[A-Z]\w*(?:Error(?:_\w+)?|Exception|Exit|Interrupt|OutOfResources|Timeout|TimeoutExpired|BrokenProcessPool"
-    r"|BackendCompilerFailed|Unsupported|ExceptionGroup)\b(?:\(\w+\))?(?::|$)"
+    r"(?:\w{1,100}\.){0,20}[A-Z]\w{0,100}(?:Error(?:_\w{1,60})?|Exception|Exit|Interrupt|OutOfResources|Timeout|TimeoutExpired|BrokenProcessPool"
+    r"|BackendCompilerFailed|Unsupported|ExceptionGroup)\b(?:\(\w{1,60}\))?(?::|$)"
 )
 EXCEPTION = re.compile(_EXCEPTION)
 # How the last line of a traceback begins, whatever the exception's name.
@@ -162,12 +162,14 @@ _NAMELESS = (
 NAMELESS = re.compile(_NAMELESS)
 # A program's own words before an exception that it caught. It may go on, unless the exception names a cause.
 ANNOUNCED = re.compile(
-    rf"[^:]{{0,60}}(?i:error|exception|fail|crash)(?:[^:]|:(?=\d)){{0,40}}: +`?(?:{_EXCEPTION}|{_NAMELESS})"
+    rf"[^:]{{0,60}}(?i:error|exception|fail|crash)(?:[^:]|:(?=\d)){{0,40}}: {{1,20}}`?(?:{_EXCEPTION}|{_NAMELESS})"
 )
 # The engine's own process logs an error only when it is about to end.
 ENGINES_ERROR = re.compile(r"\bERROR \S+ \S+ \[?(?:v1/engine/)?core\.py:\d+\]")
 # An exception that is part of another message: `future: <Task ... exception=ValueError('...')>`.
-REPR = re.compile(r"\b(?P<name>(?:\w+\.)*[A-Z]\w*(?:Error|Exception))\((?P<quote>['\"])(?P<words>.*?)(?P=quote)[,)]")
+REPR = re.compile(
+    r"\b(?P<name>(?:\w{1,100}\.){0,20}[A-Z]\w{0,100}(?:Error|Exception))\((?P<quote>['\"])(?P<words>.{0,2000}?)(?P=quote)[,)]"
+)
 FRAME = re.compile(r"\s+File \".+\", line \d+|File \".+\", line \d+, in ")
 # What a traceback shows of the statement that raised: the name and the texts, over several lines.
 RAISE = re.compile(r"\s*raise (?P<name>(?:\w+\.)*[A-Z]\w*)\(")

@@ -12,6 +12,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
+
+from workflow_scripts.common.faults import InputError
+from workflow_scripts.common.files import MOST_LINES, read_bytes
 
 # Colour and cursor codes; also with the escape character printed as `^[` or `#033`, or lost on the way.
 _ANSI = re.compile(
@@ -20,7 +24,7 @@ _ANSI = re.compile(
 )
 # Markdown escapes brackets and underscores outside code.
 _ESCAPED = re.compile(r"\\([\[\]_])")
-_PROGRESS_BAR = re.compile(r"\b\d{1,3}%\|.{0,400}?\d+/\d+ \[[^\]]*\]")
+_PROGRESS_BAR = re.compile(r"\b\d{1,3}%\|[^|]{0,400}\|\s{0,9}\d{1,9}/\d{1,9} \[[^\]]{0,200}\]")
 
 # A log that was cut off may end within an engine's own prefix.
 _CUT_STAMP = re.compile(r"[\d\-]{1,10}(?: [\d:.,]*)?(?: \[?[\w./]*(?::\d*)?)?")
@@ -28,8 +32,8 @@ _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 _LEVEL = rf"(?P<level>{'|'.join(_LEVELS)})"
 # vLLM's own lines: `INFO 09-10 23:26:51 [core.py:74] text`, before 0.8 `INFO 10-23 03:37:24 config.py:887] text`.
 _ENGINE_RECORD = re.compile(
-    rf"\b{_LEVEL}\s+(?:\d{{4}}-)?\d\d-\d\d \d\d:\d\d(?::\d\d)?(?:[.,]\d+)?\s*(?:\[[^\]]*\]|[\w./]+:\d+\])(?: |$)"
-    r"(?P<body>.*)",
+    rf"\b{_LEVEL}\s{{1,20}}(?:\d{{4}}-)?\d\d-\d\d \d\d:\d\d(?::\d\d)?(?:[.,]\d{{1,9}})?\s{{0,20}}"
+    r"(?:\[[^\]]{0,300}\]|[\w./]{1,200}:\d{1,9}\])(?: |$)(?P<body>.*)",
     re.DOTALL,
 )
 # Uvicorn's `INFO:  text`; `name - INFO - text` and `[INFO] text` of logging; `| INFO  | a:b:7 - text` of loguru;
@@ -41,7 +45,8 @@ _OTHER_RECORD = re.compile(
 )
 
 _PROCESS = (
-    r"(?:\*\*)?\((?P<process>[^()]{0,150}\bpid=\d{1,15}[^()]{0,150}|(?:APIServer|EngineCore|Worker)\w*)\)(?:\*\*)?\s?"
+    r"(?:\*\*)?\((?P<process>(?=[^()]{0,150}\bpid=\d)[^()]{1,300}|(?:APIServer|EngineCore|Worker)\w{0,100})\)"
+    r"(?:\*\*)?\s?"
 )
 _RANK = r"\[rank(?P<rank>\d+)\]:\s?"
 _DATE = r"\[?\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\]?\s?"
@@ -79,6 +84,11 @@ _RECORD_START = (
 # A line of these forms is complete even if the line before it fills the terminal.
 _NOT_A_WRAP = re.compile(r"\s{2}|(?:\w+\.)*[A-Z]\w*(?:Error|Exception)\b|usage: |Namespace\(|\{")
 
+# A line that is longer than this, sixteen times the longest that an engine prints, loses its middle: a benchmark's
+# result in one line of JSON has its numbers at both ends. What is longer is no line that a terminal cut either.
+MOST_LINE = 2**16
+# Collectors, launchers and editors add a few.
+_MOST_PREFIXES = 20
 _NARROWEST_TERMINAL = 72
 # The terminal counted escape codes that have been removed, so a wrapped line may look shorter than the terminal.
 _WRAP_SLACK = 24
@@ -117,7 +127,9 @@ class Line:
     def _parts(self) -> tuple[str | None, str | None, str]:
         rest = _PROGRESS_BAR.sub("", self.text)
         rank = None
-        while prefix := _PREFIX.match(rest):
+        for _ in range(_MOST_PREFIXES):
+            if (prefix := _PREFIX.match(rest)) is None:
+                break
             label = prefix["process"] or (f"rank{prefix['rank']}" if prefix["rank"] else None)
             rank, rest = label or rank, rest[prefix.end() :]
         record = _ENGINE_RECORD.search(rest) or _OTHER_RECORD.match(rest)
@@ -153,6 +165,14 @@ def decode(raw: bytes) -> str:
     return raw.decode("utf-8-sig", errors="replace")
 
 
+def read_log_text(path: Path) -> str:
+    """The text of a log, or of another file that programs print. Raises OSError, or InputError if it is too large."""
+    text = decode(read_bytes(path))
+    if text.count("\n") + text.count("\r") > MOST_LINES:
+        raise InputError(f"{path}: more than {MOST_LINES:,} lines")
+    return text
+
+
 def read_lines(text: str) -> list[Line]:
     r"""Split a log into its lines as the engine printed them.
 
@@ -169,7 +189,8 @@ def read_lines(text: str) -> list[Line]:
     cut = False
     for number, line in physical:
         starts = bool(record_start.match(line))
-        if cut and not starts and not _NOT_A_WRAP.match(line):
+        fits = cut and len(lines[-1].text) + len(line) <= MOST_LINE
+        if fits and not starts and not _NOT_A_WRAP.match(line):
             before = lines.pop()
             lines.append(Line(before.text + line, (*before.pieces, (len(before.text), number)), before.starts))
         else:
@@ -217,7 +238,11 @@ def _physical_lines(text: str) -> Iterator[tuple[int, str]]:
         for piece in re.split(r"\r?\n|\r", whole.rstrip("\r\n")):
             records = _ESCAPED.sub(r"\1", _ANSI.sub("", piece))
             starts = [0, *_starts_within(records), len(records)]
-            yield from ((number, records[start:end]) for start, end in itertools.pairwise(starts))
+            yield from ((number, _shortened(records[start:end])) for start, end in itertools.pairwise(starts))
+
+
+def _shortened(line: str) -> str:
+    return line if len(line) <= MOST_LINE else line[: MOST_LINE // 2] + line[-MOST_LINE // 2 :]
 
 
 def _starts_within(line: str) -> list[int]:

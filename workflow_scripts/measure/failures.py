@@ -38,7 +38,8 @@ _OF_KERNELS = (
 )
 _NOT_TAKEN = re.compile(r"(?i)\bunsupported\b|\bnot supported\b|(?:\bnot|n't) support\b|\bnot implemented for '")
 _TAKEN = re.compile(
-    rf"(?i)\b(?:expects?\b.* to be|must be|only supports?|supports? only|only supported)\b.*{_OF_KERNELS}"
+    rf"(?i)\b(?:expects?\b.{{0,200}} to be|must be|only supports?|supports? only|only supported)\b.{{0,300}}"
+    rf"{_OF_KERNELS}"
     r"|\bExpected \w+ % \d+ == 0 to be true"
 )
 # vLLM's messages that its core or a rank has ended, without a reason.

@@ -11,19 +11,24 @@ read again only if its evidence or the parser has changed since the last time.
 import hashlib
 import json
 from argparse import Namespace
-from collections.abc import Hashable, Iterator
+from collections import Counter
+from collections.abc import Container, Hashable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
+from pydantic import Field, StrictFloat, StrictInt
 
 from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.common.command import PROCESSES, command, option, out
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import read_json, read_jsonl, write_bytes, write_json
+from workflow_scripts.common.parquet import read_parquet, to_parquet
+from workflow_scripts.common.records import mapping_of, validated
 from workflow_scripts.common.sources import sources
 from workflow_scripts.common.wording import listed
 from workflow_scripts.engines.registry import load_engines
@@ -90,8 +95,35 @@ _LOG_FACTS = (
     *("cudagraph_mode", "graphs_from_cache", "compile_s", "attention_backend"),
 )
 
+# Of one start; one of vLLM with everything that it counts has 400.
+MOST_FACTS = 10_000
+# What a line of evidence may hold, by the type of its column.
+_INTEGER = Annotated[int, Field(strict=True, ge=-(2**63), lt=2**63)]
+_TYPES: dict[str, Any] = {
+    "Int64": _INTEGER,
+    "Float64": Annotated[float, Field(strict=True)],
+    "string": Annotated[str, Field(strict=True)],
+    "object": list[StrictInt | StrictFloat],
+}
+
+
+def _line_of(columns: Mapping[str, str], **others: Any) -> Any:
+    """The type of a line of evidence with these columns; what other versions recorded beside them is left out."""
+    fields = {name: _TYPES[dtype] for name, dtype in columns.items() if name not in _ROW}
+    return mapping_of(fields | others, {"repeat": _INTEGER})
+
+
+_REQUEST = _line_of(REQUEST_COLUMNS, request_id=Annotated[str, Field(pattern=r"^[0-9]{1,9}$")])
+_STEP = _line_of(STEP_COLUMNS)
+_COUNTERS = _line_of({}, before=dict[str, Any], after=dict[str, Any])
+
 STAMPS = "stamps.json"
 START = ["cell_id", "start"]
+
+# A study has at most 100 of a cell, and some may have failed.
+MOST_STARTS = 10_000
+# Faults of a start that are named.
+MOST_NAMED = 10
 
 Start = tuple[str, int]  # a cell's id, and the number of its start
 
@@ -107,39 +139,60 @@ class CellFacts:
     steps: list[dict[str, Any]] = field(default_factory=list)
     trace: list[dict[Hashable, Any]] = field(default_factory=list)
     damage: list[str] = field(default_factory=list)
+    _known: set[tuple[int | None, str]] = field(default_factory=set)
 
     def add(self, name: str, value: Any, read_from: str, repeat: int | None = None) -> None:
-        """Add one fact, as a number or as text; an unknown value adds no row."""
+        """Add one fact, as a number or as text; an unknown value adds no row, and neither does a second value."""
         if value is None:
             return
-        number = float(value) if isinstance(value, bool | int | float) else None
-        text = None if number is not None else value if isinstance(value, str) else json.dumps(value)
-        self.facts.append({"repeat": repeat, "name": name, "value": number, "text": text, "read_from": read_from})
+        if len(self._known) == MOST_FACTS or (repeat, name) in self._known:
+            self.damage.append(f"{read_from}: {name}: too many values")
+            return
+        self._known.add((repeat, name))
+        self.facts.append(_fact(name, value, read_from, repeat))
+
+    @contextmanager
+    def noting(self, folder: Path) -> Iterator[None]:
+        """Note what cannot be read in the folder of a start, and go on."""
+        try:
+            yield
+        except InputError as e:
+            self.damage.append(str(e).partition("\n")[0].removeprefix(f"{folder}/"))
+
+
+def _fact(name: str, value: Any, read_from: str, repeat: int | None = None) -> dict[str, Any]:
+    number = float(value) if isinstance(value, bool | int | float) else None
+    text = None if number is not None else value if isinstance(value, str) else json.dumps(value)
+    return {"repeat": repeat, "name": name, "value": number, "text": text, "read_from": read_from}
 
 
 def parse_cell(folder: Path, cell_id: str) -> CellFacts:
     """Read everything in the folder of a cell's start; damaged parts are left out, and a fact `damaged` names them."""
     rows = CellFacts(cell_id, start_number(folder))
     try:
-        outcome = Outcome.model_validate(read_json(folder / OUTCOME))
-    except (ValueError, OSError) as e:
-        rows.add("damaged", f"{OUTCOME}: {type(e).__name__}", OUTCOME)
+        outcome = Outcome.read(folder / OUTCOME)
+    except InputError as e:
+        rows.add("damaged", str(e).removeprefix(f"{folder}/"), OUTCOME)
         return rows
     _outcome_facts(outcome, rows)
-    _log_facts(folder / RAW / ENGINE_LOG, rows)
+    with rows.noting(folder):
+        _log_facts(folder / RAW / ENGINE_LOG, rows)
     starts_s = {r.repeat: r.start_monotonic_s for r in outcome.repeats}
-    for record in _lines(folder / RAW / METRICS, rows):
-        _metric_facts(record, rows)
-    for name, table in (("requests", rows.requests), ("steps", rows.steps)):
-        for record in _lines(folder / RAW / f"{name}.jsonl", rows):
-            if record.get("repeat") in starts_s:
+    with rows.noting(folder):
+        for record in _lines(folder / RAW / METRICS, _COUNTERS, starts_s):
+            _metric_facts(record, rows)
+    for name, kind, table in (("requests", _REQUEST, rows.requests), ("steps", _STEP, rows.steps)):
+        with rows.noting(folder):
+            for record in _lines(folder / RAW / f"{name}.jsonl", kind, starts_s):
                 start_s = starts_s[record["repeat"]]
                 table.append({k: v - start_s if k in _TIMES and v is not None else v for k, v in record.items()})
-    _trace_rows(folder / RAW / TRACE, outcome, rows)
-    served = {repeat: sum(request["repeat"] == repeat for request in rows.requests) for repeat in starts_s}
-    if len(set(served.values())) > 1:
-        rows.damage.append(f"requests.jsonl has {listed(map(str, served.values()))} requests of the repeats")
-    rows.add("damaged", "; ".join(rows.damage) or None, RAW)
+    with rows.noting(folder):
+        _trace_rows(folder / RAW / TRACE, outcome, rows)
+    served = Counter(request["repeat"] for request in rows.requests)
+    if len(counts := [served[repeat] for repeat in starts_s]) and min(counts) != max(counts):
+        rows.damage.append(f"requests.jsonl has {listed(map(str, counts))} requests of the repeats")
+    damage = "; ".join(rows.damage[:MOST_NAMED]) + ("; ..." if len(rows.damage) > MOST_NAMED else "")
+    rows.facts += [_fact("damaged", damage, RAW)] if damage else []
     return rows
 
 
@@ -182,12 +235,14 @@ def _metric_facts(record: dict[str, Any], rows: CellFacts) -> None:
         if isinstance(value, bool | int | float):
             # Some counters appear when they count for the first time.
             earlier = 0 if name in peaks else before.get(name, None if is_unread else 0)
-            if isinstance(earlier, int | float):
-                rows.add(f"metric.{name}", value - earlier, f"{RAW}/{METRICS}", record["repeat"])
+            pairs: dict[str, tuple[Any, Any]] = {f"metric.{name}": (value, earlier)}
         elif isinstance(value, dict) and isinstance(before.get(name), dict):
-            for part in ("sum", "count"):
-                growth = value[part] - before[name][part]
-                rows.add(f"metric.{name}.{part}", growth, f"{RAW}/{METRICS}", record["repeat"])
+            pairs = {f"metric.{name}.{part}": (value.get(part), before[name].get(part)) for part in ("sum", "count")}
+        else:
+            continue
+        for fact, (now, earlier) in pairs.items():
+            if isinstance(now, int | float) and isinstance(earlier, int | float):
+                rows.add(fact, float(now) - float(earlier), f"{RAW}/{METRICS}", record["repeat"])
 
 
 def _trace_rows(trace: Path, outcome: Outcome, rows: CellFacts) -> None:
@@ -220,13 +275,14 @@ def _counted_j(samples: pd.DataFrame, start_s: float, end_s: float) -> float | N
     return float(np.diff(np.interp([start_s, end_s], times_s, energy_j)).item())
 
 
-def _lines(path: Path, rows: CellFacts) -> Iterator[dict[str, Any]]:
-    if not path.exists():
-        return
-    try:
-        yield from read_jsonl(path)
-    except ValueError:
-        rows.damage.append(f"{path.name} ends in the middle of a record")
+def _lines(path: Path, kind: Any, repeats: Container[int]) -> Iterator[dict[str, Any]]:
+    """The lines of evidence of these repeats; none if there is no such file. Raises InputError at the first one that
+    cannot be read."""
+    if path.exists():
+        for number, record in enumerate(read_jsonl(path), 1):
+            line = validated(kind, record, f"{path}: record {number}")
+            if line["repeat"] in repeats:
+                yield line
 
 
 def frame(rows: list[dict[str, Any]], columns: dict[str, str]) -> pd.DataFrame:
@@ -241,9 +297,10 @@ def find_starts(cells: Path, gpu: str) -> dict[Start, Path]:
         folders[path.parent.relative_to(cells).as_posix(), 1] = path.parent
     for path in (cells / gpu).glob(f"*/*/*/*/{START_FOLDER}*/{OUTCOME}"):
         number = start_number(path.parent)
-        if number > 1 and path.parent.name == start_folder(number):  # not a copy, such as `start-2.old`
+        if 1 < number <= MOST_STARTS and path.parent.name == start_folder(number):  # not a copy, such as `start-2.old`
             folders[path.parents[1].relative_to(cells).as_posix(), number] = path.parent
-    return dict(sorted(folders.items()))
+    # No study has a cell with another name.
+    return {start: folders[start] for start in sorted(folders) if start[0].isprintable()}
 
 
 def stamp(folder: Path, cells: Path) -> str:
@@ -254,6 +311,16 @@ def stamp(folder: Path, cells: Path) -> str:
     return hashlib.sha256(json.dumps(state).encode()).hexdigest()
 
 
+def _last_time(out: Path) -> tuple[dict[str, Any], dict[str, pd.DataFrame]]:
+    """The stamps and tables of the last call; none if one of them is missing or damaged."""
+    try:
+        stamps = validated(dict[str, Any], read_json(out / STAMPS), STAMPS)
+        tables = {name: read_parquet(out / f"{name}.parquet") for name in TABLES}
+        return stamps, {name: table[list(TABLES[name])].astype(TABLES[name]) for name, table in tables.items()}
+    except (OSError, ValueError, TypeError, KeyError):
+        return {}, {}
+
+
 def parse_cells(cells: Path, gpu: str, out: Path, processes: int) -> tuple[int, int]:
     """Write the tables of a GPU; return how many starts were read and how many were kept from the last call."""
     folders = find_starts(cells, gpu)
@@ -261,7 +328,7 @@ def parse_cells(cells: Path, gpu: str, out: Path, processes: int) -> tuple[int, 
     version = hashlib.sha256(code).hexdigest()[:16]  # of the modules on which parsing depends
     names = {start: folder.relative_to(cells).as_posix() for start, folder in folders.items()}
     stamps = {names[start]: f"{version}-{stamp(folder, cells)}" for start, folder in folders.items()}
-    old_stamps = read_json(out / STAMPS) if (out / STAMPS).exists() else {}
+    old_stamps, old = _last_time(out)
     changed = [start for start in folders if old_stamps.get(names[start]) != stamps[names[start]]]
     kept = sorted(folders.keys() - set(changed))
     with ProcessPoolExecutor(max_workers=max(1, min(processes, len(changed)))) as pool:
@@ -271,10 +338,9 @@ def parse_cells(cells: Path, gpu: str, out: Path, processes: int) -> tuple[int, 
         rows = [{"cell_id": cell.cell_id, "start": cell.start, **row} for cell in parsed for row in getattr(cell, name)]
         table = frame(rows, columns)
         if kept:
-            old = pd.read_parquet(out / f"{name}.parquet")
-            before = old[pd.MultiIndex.from_frame(old[START]).isin(kept)]
+            before = old[name][pd.MultiIndex.from_frame(old[name][START]).isin(kept)]
             table = pd.concat([before, table], ignore_index=True).astype(columns)
-        write_bytes(out / f"{name}.parquet", table.sort_values(START, kind="stable").to_parquet(index=False))
+        write_bytes(out / f"{name}.parquet", to_parquet(table.sort_values(START, kind="stable")))
     write_json(out / STAMPS, stamps)
     return len(changed), len(kept)
 

@@ -12,7 +12,7 @@ import json
 import math
 import re
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 from workflow_scripts.common.command import command, option
 from workflow_scripts.common.faults import InputError
+from workflow_scripts.common.files import parse_json
 from workflow_scripts.device.device_check import reasons_of
-from workflow_scripts.logs.engine_log_text import decode
+from workflow_scripts.logs.engine_log_text import read_log_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -69,7 +70,10 @@ _SCALE: dict[str, dict[str, float]] = {
 _SCALE["memory_free_bytes"] = _SCALE["memory_total_bytes"] = _SCALE["memory_used_bytes"]
 _SCALE["memory_clock_mhz"] = _SCALE["sm_clock_mhz"]
 
-_NUMBER = re.compile(r"([-+]?\d+(?:\.\d*)?)\s*([A-Za-z%]*)")
+# All fields that nvidia-smi knows give a line of 4,000 characters.
+MOST_CSV_LINE = 20_000
+
+_NUMBER = re.compile(r"([-+]?\d{1,20}(?:\.\d{0,20})?)\s*([A-Za-z%]*)")
 _DATE = re.compile(r"\d{4}[/-]\d\d[/-]\d\d[ T]\d\d:\d\d")
 _MASK = re.compile(r"0x[0-9a-fA-F]{1,16}")
 _HEADER_UNIT = re.compile(r"\[([A-Za-z%]*)\]$")
@@ -125,8 +129,8 @@ class Trace:
 
 def read_trace(path: Path, columns: Sequence[str] | None = None) -> Trace:
     """Read a trace: JSON Lines of the pipeline, or CSV of nvidia-smi, whose fields `columns` names if it has no header.
-    Raises OSError if the file cannot be read, and ValueError if `columns` does not fit the file."""
-    return parse_trace(decode(path.read_bytes()), columns)
+    Raises OSError if the file cannot be read, and ValueError if it is too large or `columns` does not fit it."""
+    return parse_trace(read_log_text(path), columns)
 
 
 def parse_trace(text: str, columns: Sequence[str] | None = None) -> Trace:
@@ -146,14 +150,16 @@ def _json_lines(text: str) -> tuple[list[TraceSample], int]:
     """The samples, and the number of lines without one; the header is none."""
 
     def fits(name: str, value: Any) -> bool:
-        return isinstance(value, list) if name == "throttle_reasons" else isinstance(value, int | float | str)
+        if name == "throttle_reasons":
+            return isinstance(value, list) and all(isinstance(reason, str) for reason in value)
+        return isinstance(value, int | float | str)
 
     rows: list[TraceSample] = []
     bad_lines = 0
     for line in filter(str.strip, text.split("\n")):
         try:
-            record = json.loads(line)
-        except ValueError:
+            record = parse_json(line.encode(), "")
+        except ValueError:  # half a surrogate pair too
             record = None
         if isinstance(record, dict) and "schema" in record:
             continue
@@ -192,14 +198,15 @@ def _parse_csv(text: str, columns: Sequence[str] | None = None) -> tuple[list[Tr
     Raises ValueError if `columns` does not fit the lines.
     """
     # nvidia-smi does not quote values, and none of them contains a comma.
-    table = [[cell.strip(' "') for cell in line.split(",")] for line in text.splitlines() if line.strip()]
-    header = next((names for row in table if (names := _header(row))), None)
-    current = header or (_named_columns(table, columns) if columns else [])
+    lines = [line for line in text.splitlines() if line.strip()]
+    header = next((names for line in lines if (names := _header(_cells(line)))), None)
+    current = header or (_named_columns(map(_cells, lines), columns) if columns else [])
     rows: list[TraceSample] = []
     bad_lines = 0
-    for number, row in enumerate(table, start=1):
+    for number, line in enumerate(lines, start=1):
+        row = _cells(line)
         has_data = any(_NUMBER.fullmatch(cell) or _DATE.match(cell) or _is_null(cell) for cell in row)
-        cut = number == len(table) and not text.endswith("\n") and _is_cut(row, current, table[:-1])
+        cut = number == len(lines) and not text.endswith("\n") and _is_cut(row, current, map(_cells, lines[:-1]))
         # Below the header of another query, for example of processes, there are no samples of a device.
         if names := _header(row):
             current = names
@@ -209,6 +216,11 @@ def _parse_csv(text: str, columns: Sequence[str] | None = None) -> tuple[list[Tr
             bad_lines += 1
     lacking = bool(rows or bad_lines) and header is None and columns is None
     return rows, bad_lines, ["there is no header: name the fields with --columns"] if lacking else []
+
+
+def _cells(line: str) -> list[str]:
+    """The values of a line; a longer one than any of nvidia-smi is cut."""
+    return [cell.strip(' "') for cell in line[:MOST_CSV_LINE].split(",")]
 
 
 def _field(name: str) -> str | None:
@@ -233,10 +245,10 @@ def _header(row: Sequence[str]) -> list[_Column] | None:
     return [(field, unit[1] if unit else "") for field, unit in zip(named, units, strict=True)]
 
 
-def _named_columns(table: Sequence[Sequence[str]], names: Sequence[str]) -> list[_Column]:
-    data = [row for row in table if any(_NUMBER.fullmatch(cell) for cell in row)]
-    if data and not any(len(row) == len(names) for row in data):
-        raise ValueError(f"--columns names {len(names)} fields, but the lines have {len(data[0])}")
+def _named_columns(table: Iterable[Sequence[str]], names: Sequence[str]) -> list[_Column]:
+    sizes = [len(row) for row in table if any(_NUMBER.fullmatch(cell) for cell in row)]
+    if sizes and len(names) not in sizes:
+        raise ValueError(f"--columns names {len(names)} fields, but the lines have {sizes[0]}")
     if not any(map(_field, names)):
         raise ValueError(f"--columns {','.join(names)}: none is known; allowed are {', '.join(_FIELDS)}")
     return [(_field(name), "") for name in names]
@@ -247,7 +259,7 @@ def _is_null(cell: str) -> bool:
     return cell in ("", "-", "N/A", "ERR!", "Not Supported", "Unknown Error") or cell.startswith("[")
 
 
-def _is_cut(row: Sequence[str], columns: Sequence[_Column], before: Sequence[Sequence[str]]) -> bool:
+def _is_cut(row: Sequence[str], columns: Sequence[_Column], before: Iterable[Sequence[str]]) -> bool:
     """Whether the last value of the last line lacks the unit of its column or of the line's other values."""
     last = _NUMBER.fullmatch(row[-1])
     if not last or last[2]:

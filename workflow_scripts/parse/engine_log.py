@@ -18,7 +18,7 @@ from workflow_scripts.common.command import command, option
 from workflow_scripts.common.records import Record
 from workflow_scripts.logs.engine_log_outcome import LogVerdict, judge
 from workflow_scripts.logs.engine_log_signs import Status
-from workflow_scripts.logs.engine_log_text import Line, decode, read_lines
+from workflow_scripts.logs.engine_log_text import Line, read_lines, read_log_text
 from workflow_scripts.parse.engine_log_facts import FactRow, FactValue, Reading, ReadingsByRow, find_readings
 
 _HEADLINE = re.compile(r"= [\w ]{0,30}\bBenchmark Result =")
@@ -181,7 +181,8 @@ def _ranks(by_row: ReadingsByRow) -> dict[str, list[RankReading]]:
 
 
 def read_engine_log(path: Path) -> EngineLogFacts:
-    return parse_engine_log(decode(path.read_bytes()))
+    """Read the facts from a file. Raises OSError or InputError if it cannot be read."""
+    return parse_engine_log(read_log_text(path))
 
 
 @command(

@@ -81,16 +81,21 @@ _WHOLE_NUMBER = r"(?<![\d.,])(?P<{0}>-?\d{{1,15}}(?!\d)(?:,\d{{3}}){{0,5}}"
 _GROUPS = {
     "count": _WHOLE_NUMBER + ")",
     "number": _WHOLE_NUMBER + r"(?:\.\d*)?)",
-    "size": _WHOLE_NUMBER + r"(?:\.\d*)?)\s*(?P<{0}__unit>[KMGT]i?B|[Bb]ytes)",
+    "size": _WHOLE_NUMBER + r"(?:\.\d*)?)\s{{0,20}}(?P<{0}__unit>[KMGT]i?B|[Bb]ytes)",
     "bytes": _WHOLE_NUMBER + r")(?P<{0}__unit>)",
 }
+
+
+# Like every other run in a pattern it has an end, so that no text makes the search slow.
+_SPACE = r"\s{0,80}"
 
 
 def _row(pick: Pick, pattern: str, *, key: str | None = None, per_rank: bool = False) -> FactRow:
     def group(match: re.Match[str]) -> str:
         return _GROUPS[match[2]].format(match[1])
 
-    compiled = re.compile(re.sub(r"\{(\w+):(\w+)\}", group, pattern.replace(" ", r"\s*")))
+    spaced = pattern.replace(" $", r"\s*$").replace(" ", _SPACE)
+    compiled = re.compile(re.sub(r"\{(\w+):(\w+)\}", group, spaced))
     facts = tuple(name for name in compiled.groupindex if "__" not in name)
     return FactRow(compiled, facts, key or facts[0], pick, per_rank)
 
@@ -99,23 +104,26 @@ _rank_row = partial(_row, per_rank=True)
 
 
 # A log names many backends. The name of an attention backend contains an _ATTENTION_WORD and no word excluded by _WORD.
-_WORD = r"(?!(?i:moe|mla prefill|prefill|decode|linear|sampling|encoder|vit|lora|ssu|gdn|kda|allreduce)\b)[\w-]+"
+_WORD = r"(?!(?i:moe|mla prefill|prefill|decode|linear|sampling|encoder|vit|lora|ssu|gdn|kda|allreduce)\b)[\w-]{1,60}"
 _ATTENTION_WORD = (
-    r"[\w-]*(?i:attn|attention|flash|xformers|sdpa|triton|mla|pallas|ipex|aiter|turboquant|openvino)[\w-]*"
+    r"(?=[\w-]{0,60}(?i:attn|attention|flash|xformers|sdpa|triton|mla|pallas|ipex|aiter|turboquant|openvino))"
+    r"[\w-]{1,60}"
 )
-_ATTENTION = rf"(?P<attention_backend>(?:{_WORD}\s+){{0,3}}?{_ATTENTION_WORD}(?:\s+{_WORD}){{0,3}}?)"
+_ATTENTION = rf"(?P<attention_backend>(?:{_WORD}\s{{1,20}}){{0,3}}?{_ATTENTION_WORD}(?:\s{{1,20}}{_WORD}){{0,3}}?)"
 _BLOCK_SIZE = r"(?<![\w-])block_size['\"]?\s*[=:]\s*['\"]?(?P<block_size>\d{1,15})"
 
 # The comments name versions in which a form was seen; neighbouring versions print it too.
 ROWS: tuple[FactRow, ...] = (
     # --- version -----------------------------------------------------------------------------------------------------
-    _row(_first, r"LLM engine \(v(?P<engine_version>\d[^\s)]*)\)"),  # 0.3 to 0.32
-    _row(_first, r"vLLM API server version v?(?P<engine_version>\d\S*)"),  # 0.10
-    _row(_first, r"vLLM server version v?(?P<engine_version>\d[^\s,]*)"),  # 0.32, where the terminal has no colours
-    _row(_first, r"[█▀▄]\s+version\s+v?(?P<engine_version>\d\S*)"),  # 0.25 and 0.32, beside the logo
-    _row(_first, r"vLLM [Vv]ersion ?: v?(?P<engine_version>\d\S*)"),  # collect_env
-    _row(_first, r"\"vllm_version\": \"(?P<engine_version>\d[^\s\"]*)\""),  # its usage statistics
-    _row(_first, r"^(?:\[pip3\] )?vllm(?:==|\s{2,})v?(?P<engine_version>\d\S*)\s*$"),  # a list of packages
+    _row(_first, r"LLM engine \(v(?P<engine_version>\d[^\s)]{0,80})\)"),  # 0.3 to 0.32
+    _row(_first, r"vLLM API server version v?(?P<engine_version>\d\S{0,80})"),  # 0.10
+    _row(
+        _first, r"vLLM server version v?(?P<engine_version>\d[^\s,]{0,80})"
+    ),  # 0.32, where the terminal has no colours
+    _row(_first, r"[█▀▄]\s+version\s+v?(?P<engine_version>\d\S{0,80})"),  # 0.25 and 0.32, beside the logo
+    _row(_first, r"vLLM [Vv]ersion ?: v?(?P<engine_version>\d\S{0,80})"),  # collect_env
+    _row(_first, r"\"vllm_version\": \"(?P<engine_version>\d[^\s\"]{0,80})\""),  # its usage statistics
+    _row(_first, r"^(?:\[pip3\] )?vllm(?:==|\s{2,})v?(?P<engine_version>\d\S{0,80})\s*$"),  # a list of packages
     # --- blocks ------------------------------------------------------------------------------------------------------
     # V0, and early V1 that printed no tokens. The first number is the device's: GPU, CUDA, cuda, rocm, hpu, TPU ...
     # If a letter follows the number, something was printed over its end.
@@ -158,7 +166,9 @@ ROWS: tuple[FactRow, ...] = (
     _rank_row(_smallest, r"kv_cache_size={available_kv_cache_gib:size}"),  # V0: 0.6.3
     _rank_row(_smallest, r"available_kv_cache_memory {available_kv_cache_gib:size}"),  # V0: 0.6.5, a line per term
     _rank_row(_smallest, r"reserved {available_kv_cache_gib:size} memory for KV Cache as specified"),  # V1: 0.32
-    _rank_row(_smallest, r"(?:Explicitly|Auto) set \({available_kv_cache_gib:number}/[\d.]+\) GiB for KV cache"),  # CPU
+    _rank_row(
+        _smallest, r"(?:Explicitly|Auto) set \({available_kv_cache_gib:number}/[\d.]{1,20}\) GiB for KV cache"
+    ),  # CPU
     _rank_row(_smallest, r"{available_kv_cache_gib:size} reserved for (?:usable )?KV cache(?! dummy)"),  # Gaudi
     _rank_row(_smallest, r"Initializing cache engine took {available_kv_cache_gib:size}"),  # Gaudi
     _rank_row(_smallest, r"Available memory: {available_kv_cache_gib:bytes}, total memory: \d"),  # Ascend
@@ -171,24 +181,26 @@ ROWS: tuple[FactRow, ...] = (
     _rank_row(_largest, r"Model loading took {model_weights_gib:size}"),  # 0.8 to 0.32
     # until 0.7; Ascend, Gaudi
     _rank_row(_largest, r"Loading model weights took (?:in total )?{model_weights_gib:size}"),
-    _rank_row(_largest, r"Load weight end\..*? mem usage={model_weights_gib:size}"),  # SGLang
-    _rank_row(_largest, r"Pre-loading model weights on \S+ took {model_weights_gib:size}"),  # Gaudi
+    _rank_row(_largest, r"Load weight end\..{0,300}? mem usage={model_weights_gib:size}"),  # SGLang
+    _rank_row(_largest, r"Pre-loading model weights on \S{1,100} took {model_weights_gib:size}"),  # Gaudi
     _rank_row(_largest, r"[Mm]odel weights take {model_weights_gib:size}"),  # V0: 0.6.6 to 0.8
     _rank_row(_largest, r"weights memory: {model_weights_gib:size}"),  # V1, the whole of the profile
     _rank_row(_largest, r"Actual usage(?: is|:) {model_weights_gib:size} for weights?\b"),  # V1: 0.22, Ascend
     _rank_row(_largest, r"PyTorch activation peak memory (?:takes )?{peak_activation_gib:size}"),  # V0: 0.6.5 to 0.8
     _rank_row(_largest, r"{peak_activation_gib:size} for peak activation"),  # V1: at level DEBUG 0.22, then INFO
     _rank_row(_largest, r"torch peak memory increase: {peak_activation_gib:size}"),  # V1, the whole of the profile
-    _rank_row(_largest, r"Graph capturing finished in [\d.]+ secs?, took {cuda_graph_gib:size}"),  # 0.7 to 0.32
+    _rank_row(_largest, r"Graph capturing finished in [\d.]{1,20} secs?, took {cuda_graph_gib:size}"),  # 0.7 to 0.32
     _rank_row(_largest, r"CUDA graph pool memory: {cuda_graph_gib:size} \(actual\)"),  # V1: 0.22 and 0.32
     _rank_row(_largest, r"{cuda_graph_gib:size} for (?:CUDAGraph|NPU graph) memory"),  # V1, Ascend
     # --- CUDA graphs, from the dump of the configuration: 0.25 and 0.32 -----------------------------------------------
     _row(_first, r"'max_cudagraph_capture_size': {max_cudagraph_capture_size:count}"),
-    _row(_first, r"'cudagraph_mode': <CUDAGraphMode\.(?P<cudagraph_mode>\w+)"),
+    _row(_first, r"'cudagraph_mode': <CUDAGraphMode\.(?P<cudagraph_mode>\w{1,60})"),
     # --- torch.compile: who loaded some graphs and compiled others compiled ------------------------------------------
     _row(_first, r"(?P<graphs_from_cache>Compiling a graph|saved AOT compiled function)"),  # 0.8 to 0.25, 0.25 and 0.32
     _row(_first, r"(?P<graphs_from_cache>Directly load) (?:AOT compilation|the compiled graph)"),
-    _rank_row(_largest, r"torch\.compile (?:and [\w /]+ together )?t(?:akes|ook) {compile_s:number} s"),  # 0.8 to 0.32
+    _rank_row(
+        _largest, r"torch\.compile (?:and\s[\w\s/]{1,100}together )?t(?:akes|ook) {compile_s:number} s"
+    ),  # 0.8 to 0.32
     # --- attention ---------------------------------------------------------------------------------------------------
     _row(
         _first,
@@ -196,10 +208,12 @@ ROWS: tuple[FactRow, ...] = (
         + _ATTENTION
         + r"\s(?:attention )?backend(?= on V1| on XPU| with (?:HND|NHD) KV| out of| \(selected|\.?\s*$|\. )",
     ),
-    _row(_first, r"Forcing (?P<attention_backend>[A-Z][A-Z\d_]+) backend\b"),
-    _row(_first, r"precluded higher-priority backend\(s\) [\w, ]*\. Using (?P<attention_backend>\w+) instead"),
-    _row(_first, r"Overriding with (?P<attention_backend>\w+) out of potential backends"),  # ROCm
-    _row(_first, r"KV cache layout for (?P<attention_backend>\w+) backend"),  # 0.25
+    _row(_first, r"Forcing (?P<attention_backend>[A-Z][A-Z\d_]{1,60}) backend\b"),
+    _row(
+        _first, r"precluded higher-priority backend\(s\)[\w,\s]{0,300}\. Using (?P<attention_backend>\w{1,60}) instead"
+    ),
+    _row(_first, r"Overriding with (?P<attention_backend>\w{1,60}) out of potential backends"),  # ROCm
+    _row(_first, r"KV cache layout for (?P<attention_backend>\w{1,60}) backend"),  # 0.25
     # --- while serving -----------------------------------------------------------------------------------------------
     # The other rates in these lines are `External prefix cache hit rate` and `MM cache hit rate`.
     _row(_last, r"Prefix cache hit rate: (?:GPU: )?{prefix_cache_hit_rate_pct:number}%"),
@@ -220,8 +234,8 @@ ROWS: tuple[FactRow, ...] = (
     # `vllm bench throughput`; if it prints a single rate of tokens, that counts prompt and output tokens together.
     # The log may end within the line.
     _row(_last, r"Throughput: {requests_per_s:number} requests/s"),
-    _row(_last, r"Throughput: [\d.]+ requests/s, {total_tokens_per_s:number} (?:total\b|tokens/s)"),
-    _row(_last, r"Throughput: [\d.]+ requests/s, [^,]*tokens/s, {output_tokens_per_s:number} output\b"),
+    _row(_last, r"Throughput: [\d.]{1,20} requests/s, {total_tokens_per_s:number} (?:total\b|tokens/s)"),
+    _row(_last, r"Throughput: [\d.]{1,20} requests/s,[^,]{0,100}tokens/s, {output_tokens_per_s:number} output\b"),
     _row(_last, r"HF throughput: {output_tokens_per_s:number} tok"),  # scripts with generate()
     # The result files of both, also printed into logs.
     _row(_last, r"\"(?:request_throughput|requests_per_second)\": {requests_per_s:number}"),
@@ -233,6 +247,9 @@ ROWS: tuple[FactRow, ...] = (
     _row(_last, r"\"median_itl_ms\": {itl_ms_median:number}"),
     _row(_last, r"\"p99_itl_ms\": {itl_ms_p99:number}"),
 )
+
+# More is no count of anything, and no table holds it.
+_MOST_COUNT = 2**53
 
 # A line without any of these words holds no fact. This check avoids trying every row on every line of a long log.
 _WORTH_A_LOOK = re.compile(
@@ -272,7 +289,8 @@ def find_readings(lines: Sequence[Line]) -> ReadingsByRow:
             for row, readings in by_row:
                 for match in _matches(row, line.text, rest):
                     values = {fact: _value(fact, match) for fact in row.facts}
-                    readings.append(Reading(values, line.rank, line.number_at(match.start(row.facts[0]))))
+                    if all(isinstance(value, str) or abs(value) < _MOST_COUNT for value in values.values()):
+                        readings.append(Reading(values, line.rank, line.number_at(match.start(row.facts[0]))))
     return [(row, readings) for row, readings in by_row if readings]
 
 

@@ -16,8 +16,9 @@ from workflow_scripts.catalog.gpus_and_models import get_gpu, get_model
 from workflow_scripts.common.command import command, option, out
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import write_jsonl
+from workflow_scripts.common.records import validated
 from workflow_scripts.engines.registry import get_engine
-from workflow_scripts.logs.engine_log_text import decode, read_lines
+from workflow_scripts.logs.engine_log_text import read_lines, read_log_text
 from workflow_scripts.parse.device_trace import read_trace
 from workflow_scripts.parse.engine_log import read_engine_log
 from workflow_scripts.study.runs_file import Run, load_runs
@@ -35,17 +36,15 @@ def _record(run: Run, folder: Path, where: str) -> dict[str, Any]:
     except InputError as e:
         raise InputError(f"{where}: {e}") from None
     knobs = get_engine(run.engine).knobs
-    # Settings that an engine needs may be unknown here, so only their names are checked.
-    if unknown := [name for name in run.knobs if name not in knobs.model_fields]:
-        allowed = ", ".join(sorted(knobs.model_fields))
-        raise InputError(f"{where}.knobs: unknown key {unknown[0]!r}; allowed: {allowed}")
+    # Settings that an engine needs may be unknown here.
+    known = validated(knobs.in_part(), run.knobs, f"{where}.knobs").model_dump(exclude_none=True)
     return {
         "gpu": run.gpu,
         "engine": run.engine,
         "model": run.model,
         "workload": run.workload,
-        "knobs": run.knobs,
-        "slug": knobs.slug_of(run.knobs),
+        "knobs": known,
+        "slug": knobs.slug_of(known),
         "tokens_per_request": run.tokens_per_request,
         "files": [name for name in (run.results, run.trace) if name],
         "log": (_log(folder / run.results) if run.results else {}) | run.rates or None,
@@ -57,16 +56,17 @@ def _log(path: Path) -> dict[str, Any]:
     facts = read_engine_log(path)
     stated = facts.model_dump(mode="json", exclude={"ranks", "derived", "read_from"}) | facts.derived
     # What the engine's periodic lines say, in their order: requests that run and wait, use of the KV cache, hits.
-    lines = (_PERIODIC.search(line.text) for line in read_lines(decode(path.read_bytes())))
-    over_time = [{name: float(text) for name, text in line.groupdict().items() if text} for line in lines if line]
+    said = (_PERIODIC.search(line.text) for line in read_lines(read_log_text(path)))
+    over_time = [{name: float(text) for name, text in line.groupdict().items() if text} for line in said if line]
     return stated | {"over_time": over_time}
 
 
 # Every few seconds; V0 calls waiting requests pending.
+_PER_CENT = r"\d{1,15}(?:\.\d{0,15})?)%"
 _PERIODIC = re.compile(
-    r"Running: (?P<running>\d+) reqs.*?(?:Waiting|Pending): (?P<waiting>\d+) reqs"
-    r".*?KV cache usage: (?P<kv_cache_usage_pct>[\d.]+)%"
-    r"(?:.*?[^l] [Pp]refix cache hit rate: (?:GPU: )?(?P<prefix_cache_hit_rate_pct>[\d.]+)%)?"
+    r"Running: (?P<running>\d{1,15}) reqs.{0,200}?(?:Waiting|Pending): (?P<waiting>\d{1,15}) reqs"
+    rf".{{0,200}}?KV cache usage: (?P<kv_cache_usage_pct>{_PER_CENT}"
+    rf"(?:.{{0,200}}?[^l] [Pp]refix cache hit rate: (?:GPU: )?(?P<prefix_cache_hit_rate_pct>{_PER_CENT})?"
 )
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from workflow_scripts.catalog.gpus_and_models import Gpu, Model
+from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import read_json
 from workflow_scripts.device.device_record import Device
 from workflow_scripts.device.processor import dtype_on
@@ -370,8 +371,8 @@ def read_config(path: Path) -> dict[str, Any]:
         config = read_json(path)
     except OSError as e:
         raise ModelFactsError(f"{path}: {e.strerror}") from None
-    except ValueError as e:
-        raise ModelFactsError(f"{path}: not JSON: {e}") from None
+    except InputError as e:
+        raise ModelFactsError(str(e)) from None
     if not isinstance(config, dict):
         raise ModelFactsError(f"{path}: must hold one JSON object")
     return config

@@ -22,6 +22,7 @@ from typing import Any
 from workflow_scripts.catalog.any_model import ANY_MODEL, find_model
 from workflow_scripts.catalog.gpus_and_models import Gpu, resolve_one
 from workflow_scripts.common.command import command, option, positive, share
+from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import read_json
 from workflow_scripts.device.device_check import cpu_here
 from workflow_scripts.physics import formulas
@@ -201,7 +202,7 @@ def _read_log(path: Path) -> dict[str, Any]:
         log = read_json(path)
     except OSError as e:
         raise CapacityError(f"{path}: {e.strerror}") from None
-    except ValueError:
+    except InputError:
         log = None
     values = [log.get(name) for name in LOG_FACTS] if isinstance(log, dict) else []
     if not any(values) or not all(isinstance(value, int | float | None) for value in values):

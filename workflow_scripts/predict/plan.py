@@ -21,6 +21,7 @@ from rich.table import Table
 from workflow_scripts.common.command import PROCESSES, RESULTS, STUDY, command, option
 from workflow_scripts.common.csv_text import as_written, with_texts
 from workflow_scripts.common.files import write_bytes, write_text
+from workflow_scripts.common.parquet import read_parquet, to_parquet
 from workflow_scripts.common.terminal import Terminal
 from workflow_scripts.engines.registry import every_knob
 from workflow_scripts.predict.block_trace import trace_of_study
@@ -231,7 +232,7 @@ def main(args: Namespace) -> None:
     cells = expand(study)
     paths = StudyPaths(args.results, study.name)
     if args.written:
-        table = pd.read_parquet(paths.plan / "plan.parquet")
+        table = read_parquet(paths.plan / "plan.parquet")
         knobs = pd.read_csv(paths.plan / "knobs.csv").map(as_written).fillna({"why": ""})
     else:
         table = plan(study, cells, paths.prepared, args.project_files, args.processes)
@@ -239,8 +240,8 @@ def main(args: Namespace) -> None:
         blocks = trace_of_study(study, cells, table, paths.prepared, args.project_files)
         write_text(paths.plan / "plan.csv", with_texts(table).to_csv(index=False))
         write_text(paths.plan / "knobs.csv", with_texts(knobs).to_csv(index=False))
-        write_bytes(paths.plan / "plan.parquet", table.to_parquet(index=False))
-        write_bytes(paths.plan / "blocks.parquet", blocks.to_parquet(index=False))
+        write_bytes(paths.plan / "plan.parquet", to_parquet(table))
+        write_bytes(paths.plan / "blocks.parquet", to_parquet(blocks))
     if not args.quiet:
         terminal = Terminal(width=None if sys.stdout.isatty() else 160)
         print_plan(terminal, study, table, knobs)

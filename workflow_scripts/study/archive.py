@@ -11,7 +11,7 @@ import hashlib
 import json
 import zipfile
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,9 @@ from workflow_scripts import __version__
 from workflow_scripts.common.checkout import CHECKOUT, commit_of
 from workflow_scripts.common.command import RESULTS, STUDY, command, out
 from workflow_scripts.common.faults import InputError
-from workflow_scripts.common.files import read_json, write_bytes
+from workflow_scripts.common.files import write_bytes
 from workflow_scripts.study.grid import expand
+from workflow_scripts.study.outcome import Provenance, outcome_in
 from workflow_scripts.study.paths import StudyPaths, within
 from workflow_scripts.study.study import Study
 from workflow_scripts.study.study_file import load_study
@@ -75,14 +76,15 @@ def _is_of_hub(path: Path, paths: StudyPaths) -> bool:
 
 def description(study: Study, paths: StudyPaths, files: Mapping[str, Path]) -> dict[str, Any]:
     """The RO-Crate metadata: the parts of the archive, and for each device what measured it, where and when."""
-    outcomes = [read_json(path) for cell in expand(study) for path in paths.outcomes(cell).values()]
+    read = ((cell, outcome_in(path)) for cell in expand(study) for path in paths.outcomes(cell).values())
+    outcomes = [(cell, outcome) for cell, outcome in read if outcome is not None]
     results = f"results/{study.name}"
     crate = ROCrate()
     crate.name = f"kvsweep study {study.name}"
     crate.description = study.question
     crate.license = "https://spdx.org/licenses/Apache-2.0"
     # The time of the last measurement, not of packing: equal contents give equal archives.
-    crate.root_dataset["datePublished"] = max(outcome["provenance"]["ended_at"] for outcome in outcomes)
+    crate.root_dataset["datePublished"] = _last_end(outcome.provenance for _, outcome in outcomes)
 
     def add_file(name: str, title: str, **properties: str) -> Any:
         return crate.add_file(files.get(name), name, properties={"name": title, **properties})
@@ -99,14 +101,14 @@ def description(study: Study, paths: StudyPaths, files: Mapping[str, Path]) -> d
     commit, dirty = commit_of(CHECKOUT)
     if commit:
         pipeline["identifier"] = f"{commit}-dirty" if dirty else commit
-    for gpu in dict.fromkeys(outcome["definition"]["gpu"] for outcome in outcomes):
-        of_gpu = [outcome for outcome in outcomes if outcome["definition"]["gpu"] == gpu]
-        where = [outcome["provenance"] for outcome in of_gpu]
+    for gpu in dict.fromkeys(cell.gpu for cell, _ in outcomes):
+        where = [outcome.provenance for cell, outcome in outcomes if cell.gpu == gpu]
+        cells = {cell.id for cell, _ in outcomes if cell.gpu == gpu}
         properties = {
             "@type": "CreateAction",
-            "name": f"measuring {len({outcome['cell_id'] for outcome in of_gpu})} cells on {gpu}",
+            "name": f"measuring {len(cells)} cells on {gpu}",
             "description": "hosts: " + ", ".join(sorted({str(p.get("host")) for p in where})),
-            "endTime": max(p["ended_at"] for p in where),
+            "endTime": _last_end(where),
         }
         action = crate.add(ContextEntity(crate, f"#measuring-{gpu}", properties=properties))
         action["object"] = study_entity
@@ -114,11 +116,15 @@ def description(study: Study, paths: StudyPaths, files: Mapping[str, Path]) -> d
         action["result"] = crate.add_directory(dest_path=f"{results}/cells/{gpu}/", properties=evidence)
         engines = sorted({engine for p in where if (engine := p.get("engine_version"))})
         locks = (crate.dereference(f"envs/{lock}") for lock in sorted({str(p.get("lock")) for p in where}))
-        software = (_software(crate, *engine.split(" ", 1)) for engine in engines)
+        software = (_software(crate, *engine.partition(" ")[::2]) for engine in engines)
         action["instrument"] = [pipeline, *software, *filter(None, locks)]
         crate.root_dataset.append_to("mentions", action)
     metadata: dict[str, Any] = crate.metadata.generate()
     return metadata
+
+
+def _last_end(provenances: Iterable[Provenance]) -> str:
+    return max((p.get("ended_at") or "" for p in provenances), default="")
 
 
 def _software(crate: ROCrate, name: str, version: str) -> Any:

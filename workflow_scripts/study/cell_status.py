@@ -3,14 +3,14 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from workflow_scripts.common.files import last_line, read_json
+from workflow_scripts.common.faults import InputError
+from workflow_scripts.common.files import last_line
 from workflow_scripts.study.definition import definitions_sha256
 from workflow_scripts.study.grid import Cell, expand
-from workflow_scripts.study.outcome import is_of, never_ran
+from workflow_scripts.study.outcome import Outcome, is_of, never_ran
 from workflow_scripts.study.paths import ENGINE_LOG, RAW, StudyPaths, within
 from workflow_scripts.study.study import Study
 
@@ -71,33 +71,34 @@ def _status_of_start(study: Study, cell: Cell, paths: StudyPaths, definition: st
     outcome = paths.outcome(cell, start)
     logs = (outcome.parent / RAW / ENGINE_LOG, paths.log(cell, start))
     within(paths.start(cell, start), paths.root, (outcome, *logs))
-    try:
-        record = read_json(outcome)
-    except FileNotFoundError:
+    if not outcome.exists():
         log = _there(logs[1])
         why = (last_line(log) or "its log is empty") if log else "not tried yet"
         return CellStatus(cell, "missing", why, log, None, None, start=start)
-    provenance = record["provenance"]
-    state, reason = record["outcome"], _one_line(record["reason"] or "")
-    ended_s = datetime.fromisoformat(provenance["ended_at"]).timestamp()
-    took_s = sum(record["phases_s"].values()) or (study.cell_time_limit_s if state == "timeout" else 0.0)
-    run: Run | None = Run(provenance.get("host"), ended_s, took_s)
+    try:
+        record = Outcome.read(outcome)
+    except InputError as e:
+        return CellStatus(cell, "missing", str(e), _there(logs[0]) or outcome, None, None, start=start)
+    provenance = record.provenance
+    state, reason = str(record.outcome), _one_line(record.reason or "")
+    took_s = sum(record.phases_s.values()) or (study.cell_time_limit_s if state == "timeout" else 0.0)
+    run: Run | None = Run(provenance.get("host"), record.ended_s, took_s)
     if never_ran(record):
         state, reason, run = "missing", f"did not run: {reason}", None
     elif not is_of(record, definition):
-        protocol = record["definition"].get("protocol")
+        protocol = record.definition.get("protocol")
         state, reason, run = "outdated", f"measured by another definition, protocol {protocol}", None
     # Names of files follow from it.
-    job = _JOB.fullmatch("/".join(str(provenance.get("job", {}).get(name)) for name in _JOB_VARIABLES))
+    job = _JOB.fullmatch("/".join(str((provenance.get("job") or {}).get(name)) for name in _JOB_VARIABLES))
     log = _there(logs[0]) or _there(logs[1])
     return CellStatus(
         cell,
         state,
         reason,
         log,
-        provenance.get("lock_sha256", "")[:12] or None,
+        (provenance.get("lock_sha256") or "")[:12] or None,
         provenance.get("host"),
-        record.get("device", {}).get("processor"),
+        record.device.get("processor"),
         start,
         run,
         (job[1], job[2]) if job else None,

@@ -1,12 +1,12 @@
 """The outcome of a cell: the record `outcome.json`."""
 
-from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, Self, TypedDict
 
-from pydantic import JsonValue
+from pydantic import AfterValidator, Field, JsonValue, model_validator
 
-from workflow_scripts.common.files import read_json
+from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.records import AsRecorded, Record
 from workflow_scripts.device.device_record import Device, LoadByOthers
 from workflow_scripts.study.definition import recorded_sha256
@@ -14,6 +14,18 @@ from workflow_scripts.study.definition import recorded_sha256
 Verdict = Literal["ok", "infeasible", "timeout", "engine_error", "invalid"]
 # The settings that took effect, under the engine's own names; what they are differs with engine and version.
 Effective = dict[str, Any]
+
+
+# Passes over the workload in one start of an engine.
+MOST_REPEATS = 1000
+
+
+def _is_time(text: str) -> str:
+    try:
+        datetime.fromisoformat(text).timestamp()
+    except OverflowError as e:
+        raise ValueError(str(e)) from None
+    return text
 
 
 class Provenance(TypedDict, total=False):
@@ -31,14 +43,14 @@ class Provenance(TypedDict, total=False):
     host: str
     processor: str
     job: dict[str, str]
-    ended_at: str
+    ended_at: Annotated[str, AfterValidator(_is_time)]
 
 
 class Repeat(Record):
     """One timed pass over the workload; times in seconds, from the host's clocks."""
 
-    repeat: int
-    start_unix_s: float
+    repeat: int = Field(ge=0, lt=2**31)
+    start_unix_s: float = Field(ge=0, le=9e9)
     start_monotonic_s: float
     end_monotonic_s: float
 
@@ -117,21 +129,45 @@ class Outcome(Record):
     phases_s: dict[str, float] = {}
     warmup: WarmUp | None = None
     start: Start = Start()
-    repeats: list[Repeat] = []
+    repeats: list[Repeat] = Field([], max_length=MOST_REPEATS)
     device: Annotated[Device, AsRecorded] = {}
     host_load: Annotated[LoadByOthers, AsRecorded] = {}
     provenance: Annotated[Provenance, AsRecorded]
 
+    @model_validator(mode="after")
+    def _one_after_another(self) -> Self:
+        times_s = [s for of in self.repeats for s in (of.start_monotonic_s, of.end_monotonic_s)]
+        if times_s != sorted(times_s) or any(of.end_monotonic_s == of.start_monotonic_s for of in self.repeats):
+            raise ValueError("repeats: one takes no time, or begins before another has ended")
+        if len({of.repeat for of in self.repeats}) < len(self.repeats):
+            raise ValueError("repeats: two have the same number")
+        return self
 
-def never_ran(record: Mapping[str, Any]) -> bool:
+    @property
+    def ended_s(self) -> float:
+        """When the start ended (Unix time); 0 if that was not recorded."""
+        ended_at = self.provenance.get("ended_at")
+        return datetime.fromisoformat(ended_at).timestamp() if ended_at else 0.0
+
+
+def never_ran(record: Outcome) -> bool:
     """Whether nothing was run, because the cell's environment did not work; the next call tries the cell again."""
-    return record["outcome"] == "invalid" and not record.get("phases_s")
+    return record.outcome == "invalid" and not record.phases_s
 
 
-def is_of(record: Mapping[str, Any], definition_sha256: str) -> bool:
+def is_of(record: Outcome, definition_sha256: str) -> bool:
     """Whether a cell's record belongs to this definition, and says how a run ended."""
-    return recorded_sha256(record["definition"]) == definition_sha256 and not never_ran(record)
+    return recorded_sha256(record.definition) == definition_sha256 and not never_ran(record)
 
 
 def is_outcome_of(path: Path, definition_sha256: str) -> bool:
-    return path.exists() and is_of(read_json(path), definition_sha256)
+    """Whether a file is such a record; a damaged one is not, so its start is measured again."""
+    return path.exists() and (record := outcome_in(path)) is not None and is_of(record, definition_sha256)
+
+
+def outcome_in(path: Path) -> Outcome | None:
+    """The record in a file; None if it is damaged."""
+    try:
+        return Outcome.read(path)
+    except InputError:
+        return None

@@ -173,7 +173,7 @@ def _measured_for(evidence: Path, limit_s: float, now_s: float) -> float | None:
 
 
 def _first_sample_s(trace: Path) -> float | None:
-    with suppress(StopIteration, ValueError, KeyError):  # not written yet
+    with suppress(StopIteration, ValueError, TypeError, KeyError):  # not written yet, or damaged
         return float(next(islice(read_jsonl(trace), 1, None))["time_unix_s"])
     return None
 

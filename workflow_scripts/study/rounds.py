@@ -6,7 +6,6 @@ added, is measured in a new round, because what varies with time differs from th
 """
 
 import contextlib
-import datetime
 import math
 import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -14,9 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from workflow_scripts.common.files import read_json
 from workflow_scripts.common.records import Record
-from workflow_scripts.study.outcome import is_of
+from workflow_scripts.study.outcome import is_of, outcome_in
 from workflow_scripts.study.paths import PARTIAL, StudyPaths
 
 # An interrupted round goes on as the same round if the break was at most this long.
@@ -57,10 +55,9 @@ def ended_starts(definitions: Mapping[str, str], paths: StudyPaths) -> dict[str,
 
 def _ended(outcomes: Mapping[int, Path], definition: str) -> Iterable[tuple[int, Ended]]:
     for number, path in outcomes.items():
-        record = read_json(path)
-        if is_of(record, definition):
-            at = datetime.datetime.fromisoformat(record["provenance"]["ended_at"])
-            yield number, Ended(record.get("start", {}).get("round", 1), at.timestamp())
+        record = outcome_in(path)
+        if record is not None and is_of(record, definition):
+            yield number, Ended(record.start.round, record.ended_s)
 
 
 class OpenComparison(Record):

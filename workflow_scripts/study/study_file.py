@@ -11,8 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from workflow_scripts.catalog.any_model import model_of_folder, model_of_hub
 from workflow_scripts.catalog.gpus_and_models import ENTERED, MODELS, Model
 from workflow_scripts.common.checkout import CHECKOUT
@@ -76,7 +74,7 @@ def study_file(config: Mapping[str, Any], configfiles: Sequence[str | Path]) -> 
 
 
 def _keys(path: Path) -> set[str]:
-    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    content = read_yaml(path, StudyError)
     return set(content) if isinstance(content, dict) else set()
 
 

@@ -11,6 +11,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from workflow_scripts.common.command import PARSED, STUDY, command, option, out
@@ -19,6 +20,7 @@ from workflow_scripts.engines.registry import metrics_of_columns
 from workflow_scripts.statistics.summary import numbers
 from workflow_scripts.study.definition import cell_definition, definition_sha256, resolved_models
 from workflow_scripts.study.grid import Cell, expand
+from workflow_scripts.study.paths import OUTCOME
 from workflow_scripts.study.study import Study
 from workflow_scripts.study.study_file import load_study
 from workflow_scripts.tables.derived import derived, kv_memory, not_as_asked, predicted_hit_rate, without_drafts
@@ -176,6 +178,7 @@ _FACTS = (
 _START_FACTS = {
     column.format(name): facts.format(name, name).split() for column, facts, names in _FACTS for name in names.split()
 }
+MOST_COUNT = 2**53  # the largest whole number up to which a double holds every one
 _TEXT = {name for name, column in SCHEMA.columns.items() if str(column.dtype).startswith("string")}
 _TEXT = _TEXT - {"protocol"} | {"definition_sha256"}  # a protocol is recorded as a number
 
@@ -229,8 +232,9 @@ def _of_gpu(parsed: Path, gpu: str, grid: pd.DataFrame, texts: Texts) -> pd.Data
     of_start, of_repeat = wide(facts[facts["cell_id"].isin(grid.index)])
     start = _chosen(of_start, _START_FACTS)
     # With a part of its evidence, a repeat would have too few tokens in its whole time.
-    is_whole = start["outcome"].ne("ok") | of_start.reindex(columns=["damaged"])["damaged"].isna()
-    start["outcome"] = start["outcome"].where(is_whole, "invalid")
+    damage = of_start.reindex(columns=["damaged"])["damaged"].fillna(_no_numbers(of_start, _START_FACTS))
+    start["reason"] = start["reason"].fillna(damage)
+    start["outcome"] = start["outcome"].where(start["outcome"].ne("ok") | damage.isna(), "invalid")
     cores = of_start.reindex(columns=["device.cores"])["device.cores"].dropna().map(lambda ids: len(json.loads(ids)))
     effective = of_start.assign(**{"effective.attention_backend": start["attention_backend"]})
     start["effective"] = _as_json(effective)
@@ -285,8 +289,27 @@ def _chosen(facts: pd.DataFrame, wanted: dict[str, list[str]]) -> pd.DataFrame:
         for name in names:
             if name in facts:
                 values = values.where(values.notna(), facts[name])
-        chosen[column] = values.astype("string") if column in _TEXT else pd.to_numeric(values)
+        chosen[column] = values.astype("string") if column in _TEXT else _numeric(values, column)
     return chosen
+
+
+def _numeric(values: pd.Series, column: str) -> pd.Series:
+    """The values as numbers, whole ones where the column has these; null what is no such number."""
+    found = pd.to_numeric(values, errors="coerce").astype(float)
+    fits = np.isfinite(found)
+    if column in SCHEMA.columns and str(SCHEMA.columns[column].dtype).startswith("Int"):
+        fits &= (found % 1 == 0) & (found.abs() <= MOST_COUNT)
+    return found.where(fits)
+
+
+def _no_numbers(facts: pd.DataFrame, wanted: dict[str, list[str]]) -> pd.Series:
+    """For each row a fact that should be a number and is none; null if all are."""
+    reasons = pd.Series(None, index=facts.index, dtype="string")
+    for column, names in wanted.items():
+        for name in facts.columns.intersection(names) if column not in _TEXT else ():
+            wrong = facts[name].notna() & _numeric(facts[name], column).isna()
+            reasons = reasons.mask(wrong, f"{name} in {OUTCOME} is not a number as the column {column} has it")
+    return reasons
 
 
 @command(

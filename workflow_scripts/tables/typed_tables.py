@@ -12,12 +12,12 @@ import pandas as pd
 import pandera.pandas as pa
 import pyarrow as arrow
 from pandera.errors import SchemaErrors
-from pyarrow import csv, parquet
+from pyarrow import csv
 
 from workflow_scripts.common.csv_text import with_texts
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import write_bytes
-from workflow_scripts.common.parquet import read_parquet
+from workflow_scripts.common.parquet import read_parquet, to_parquet
 
 
 class Kind(NamedTuple):
@@ -72,11 +72,10 @@ def write_table(frame: pd.DataFrame, path: Path, table: str | None = None) -> No
     """
     checked = _checked(frame, table or path.stem, path)
     # Arrow writes a CSV ten times as fast as pandas.
-    files = ((path.with_suffix(".csv"), csv.write_csv, with_texts(checked)), (path, parquet.write_table, checked))
-    for file, write, rows in files:
-        buffer = arrow.BufferOutputStream()
-        write(arrow.Table.from_pandas(rows, preserve_index=False), buffer)
-        write_bytes(file, buffer.getvalue())
+    buffer = arrow.BufferOutputStream()
+    csv.write_csv(arrow.Table.from_pandas(with_texts(checked), preserve_index=False), buffer)
+    write_bytes(path.with_suffix(".csv"), buffer.getvalue())
+    write_bytes(path, to_parquet(checked))
 
 
 def read_table(path: Path, table: str | None = None) -> pd.DataFrame:
@@ -89,8 +88,8 @@ def read_table(path: Path, table: str | None = None) -> pd.DataFrame:
         frame = read_parquet(path)
     except FileNotFoundError:
         raise TableError(f"{path}: there is no such table") from None
-    except arrow.ArrowInvalid as e:
-        raise TableError(f"{path}: not readable as Parquet: {e}") from None
+    except InputError as e:
+        raise TableError(str(e)) from None
     return _checked(frame, table or path.stem, path)
 
 

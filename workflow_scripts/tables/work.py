@@ -8,6 +8,7 @@ import pandas as pd
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from workflow_scripts.common.parquet import readable, text_columns
 from workflow_scripts.physics import formulas
 from workflow_scripts.physics.model_facts import Reach
 from workflow_scripts.statistics.start_spread import FloatArray
@@ -127,7 +128,9 @@ def step_counts(steps: Path) -> pd.DataFrame:
     table may have millions of rows.
     """
     counted = ["generation_tokens", "prompt_tokens"]
-    table = pq.read_table(steps, columns=[*REPEAT, *counted], read_dictionary=["cell_id"]).unify_dictionaries()
+    text_columns(steps)  # refuses a damaged file
+    with readable(steps):
+        table = pq.read_table(steps, columns=[*REPEAT, *counted], read_dictionary=["cell_id"]).unify_dictionaries()
     tokens = pc.add(table[counted[0]], pc.fill_null(table[counted[1]], 0))
     table = table.select(REPEAT).append_column("gives", pc.greater(tokens, 0))
     counts = table.group_by(REPEAT).aggregate([("gives", "sum"), ("gives", "count")]).to_pandas()

@@ -1,12 +1,32 @@
-"""Files are written completely or not at all."""
+"""Files are written completely or not at all, and what others wrote is read within limits."""
 
+import base64
+import gzip
 import hashlib
+import json
 import os
+import zipfile
 from unittest.mock import Mock
 
 import pytest
 
-from workflow_scripts.common.files import read_json, read_jsonl, sha256_of, write_bytes, write_json, write_jsonl
+from workflow_scripts.common.faults import InputError
+from workflow_scripts.common.files import (
+    MIB,
+    MOST_LINE_BYTES,
+    MOST_VALUES,
+    last_line,
+    parse_json,
+    read_json,
+    read_jsonl,
+    read_text,
+    read_zipped,
+    sha256_of,
+    unpacked,
+    write_bytes,
+    write_json,
+    write_jsonl,
+)
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
@@ -30,3 +50,108 @@ def test_records_come_back_readable_and_not_a_number_is_refused(tmp_path):
     (tmp_path / "b").touch()
     assert (tmp_path / "a").stat().st_mode == (tmp_path / "b").stat().st_mode
     assert sha256_of(tmp_path / "a") == hashlib.sha256(b"x").hexdigest()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"{} {}",
+        b"[" * 100_000,
+        b"NaN",
+        b"[-Infinity]",
+        b"1e999",
+        b'{"a": ' + b"9" * 400 + b"}",
+        b"9" * 5000,
+        b'"\xff"',
+        b'"\\ud800"',
+        "{}".encode("utf-16"),
+        b"[" + b"1," * MOST_VALUES + b"1]",
+    ],
+)
+def test_what_is_not_json_or_too_large_is_one_fault_of_its_file(tmp_path, content):
+    (tmp_path / "a.json").write_bytes(content)
+    for read in (read_json, lambda path: list(read_jsonl(path)) or read_json(path)):
+        with pytest.raises(InputError, match=r"a\.json: ") as raised:
+            read(tmp_path / "a.json")
+        assert len(str(raised.value).splitlines()) == 1
+
+
+def test_numbers_that_a_double_holds_are_read():
+    text = b'[1e308, -1.5E+2, 12345678901234567890123, 1e-999, "1e999", 0.' + b"0" * 400 + b"]"
+    assert parse_json(text, "") == json.loads(text)
+
+
+@pytest.mark.parametrize("line", [b"[]", b"1", b"{", b" " * (MOST_LINE_BYTES + 1)])
+def test_the_lines_before_a_bad_one_are_read(tmp_path, line):
+    (tmp_path / "a.jsonl").write_bytes(b'{"a": 1}\n\n' + line + b'\n{"a": 2}\n')
+    lines = read_jsonl(tmp_path / "a.jsonl")
+    assert next(lines) == {"a": 1}
+    with pytest.raises(InputError, match=r"a\.jsonl: line 3: "):
+        next(lines)
+
+
+def test_more_lines_than_any_file_has_are_refused(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(b"\n" * (2**20 + 1))
+    with pytest.raises(InputError, match=r"a\.jsonl: larger than 1,048,576 lines"):
+        list(read_jsonl(tmp_path / "a.jsonl"))
+
+
+def test_a_file_is_read_up_to_its_limit(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"x" * 9)
+    assert read_text(tmp_path / "a.txt", 9) == "x" * 9
+    with pytest.raises(InputError, match=r"a\.txt: larger than "):
+        read_text(tmp_path / "a.txt", 8)
+    (tmp_path / "a.txt").write_bytes("x".encode("utf-16"))
+    with pytest.raises(InputError, match=r"a\.txt: not UTF-8 text"):
+        read_text(tmp_path / "a.txt")
+
+
+def test_the_end_of_a_large_log_is_read_alone(tmp_path):
+    (tmp_path / "a.log").write_bytes(b"\xff" * 10**7 + b"\n a  b\xff\n\n")
+    assert last_line(tmp_path / "a.log") == "a b\ufffd"
+
+
+PACKED = gzip.compress(bytes(range(256)) * 4096)
+
+
+@pytest.mark.parametrize(
+    "content", [b"x", PACKED[:-9], PACKED[:40] + bytes([PACKED[40] ^ 1]) + PACKED[41:], gzip.compress(b"\0" * 10**8)]
+)
+def test_a_stream_that_is_damaged_or_expands_too_far_is_refused(content):
+    with pytest.raises(InputError, match="page: "):
+        unpacked(base64.b64encode(content).decode(), "page")
+
+
+def zipped(path, method=zipfile.ZIP_DEFLATED, content=b"x" * MIB):
+    with zipfile.ZipFile(path, "w", method) as archive:
+        archive.writestr("results/a/b.json", content)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("change", "method"),
+    [
+        (lambda raw: raw[:60] + b"\x55" + raw[61:], zipfile.ZIP_DEFLATED),  # a byte of the content
+        (lambda raw: raw[: len(raw) // 2], zipfile.ZIP_DEFLATED),
+        (
+            lambda raw: raw[:6] + b"\1" + raw[7:].replace(b"PK\1\2\x14\3\x14\0\0", b"PK\1\2\x14\3\x14\0\1"),
+            zipfile.ZIP_DEFLATED,
+        ),
+        (lambda raw: raw, zipfile.ZIP_BZIP2),  # of which zipfile cannot expand a part
+    ],
+)
+def test_an_archive_that_is_damaged_encrypted_or_packed_otherwise_is_refused(tmp_path, change, method):
+    path = zipped(tmp_path / "a.zip", method)
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(InputError, match=r"a\.zip: "):
+        read_zipped(path, "results/*")
+
+
+def test_a_file_of_an_archive_is_read_up_to_its_limit(tmp_path):
+    path = zipped(tmp_path / "a.zip")
+    assert read_zipped(path, "results/*/b.json") == b"x" * MIB
+    assert read_zipped(path, "results/*/c.json") is None
+    with pytest.raises(InputError, match=r"a\.zip: results/a/b\.json: larger than"):
+        read_zipped(zipped(path, content=bytes(10**8)), "results/*/b.json")

@@ -1,13 +1,14 @@
 """What is said about content that is no valid record: where the fault is in the file, and what is allowed there."""
 
 import re
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 import pytest
 from pydantic import Field
 
 from workflow_scripts.common.faults import InputError
-from workflow_scripts.common.records import Record, StrictRecord, validated
+from workflow_scripts.common.records import Record, StrictRecord, read_yaml, validated
 
 
 class Square(StrictRecord):
@@ -85,3 +86,46 @@ def test_a_file_without_a_record_is_named(tmp_path, text, said):
         path.write_text(text)
     with pytest.raises(InputError, match=f"^{re.escape(str(path))}: {said}"):
         Style.read(path)
+
+
+LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n" for before, name in pairwise("abcdefghij")
+)
+CHAIN = "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}]\n" for i in range(1, 60))
+MERGES = "a: &a {x: 1, y: 2}\n" + "".join(
+    f"{name}: &{name} {{<<: [{', '.join([f'*{before}'] * 9)}]}}\n" for before, name in pairwise("abcdefghij")
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (LAUGHS, "too large with its aliases written out"),
+        (MERGES, "too large with its aliases written out"),
+        (CHAIN, "too large with its aliases written out"),
+        ("a: &a [*a]", "too large with its aliases written out"),
+        ("a: " + "[" * 60 + "]" * 60, "too large"),
+        ("a: " + "[" * 2000, "recursion"),
+        ("# " + "x" * 2**18, "larger than 0.25 MiB"),
+        ("a: 0x" + "f" * 5000, "too large a number"),
+        ("a: " + "1:" * 50_000 + "1", "too large a number"),
+        ("a: 2001-99-99", "month must be in 1..12"),
+        ("a: !!int ''", ""),
+        ("a: !!bool x", ""),
+        ("a: !!timestamp x", ""),
+        ("a: !!float x", ""),
+        ("a: !!python/object:os.system x", "could not determine a constructor"),
+        ("? [a]\n: b", "unhashable"),
+        ("\0", "special characters"),
+    ],
+)
+def test_yaml_that_is_not_plain_or_too_large_is_one_fault(tmp_path, text, said):
+    (tmp_path / "a.yaml").write_text(text)
+    with pytest.raises(InputError, match=rf"a\.yaml: .*{re.escape(said)}") as raised:
+        read_yaml(tmp_path / "a.yaml")
+    assert len(str(raised.value).splitlines()) == 1
+
+
+def test_a_few_aliases_are_read(tmp_path):
+    (tmp_path / "a.yaml").write_text("a: &a {x: 1}\nb: [*a, {<<: *a, y: 2}]\n")
+    assert read_yaml(tmp_path / "a.yaml") == {"a": {"x": 1}, "b": [{"x": 1}, {"x": 1, "y": 2}]}

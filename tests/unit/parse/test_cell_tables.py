@@ -1,7 +1,9 @@
 """A cell's evidence becomes rows of facts, each with its place of reading; damage is reported as a fact, not raised."""
 
 import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -14,7 +16,7 @@ LOG = (
     "INFO 11-21 07:50:55 [kv_cache_utils.py:2327] CPU KV cache size: 65,536 tokens, "
     "Maximum concurrency for 512 tokens per request: 128.00x\n"
 )
-OUTCOME = {
+OUTCOME: dict[str, Any] = {
     "schema_version": 1,
     "cell_id": CELL,
     "outcome": "ok",
@@ -99,14 +101,14 @@ def test_a_truncated_file_costs_only_its_last_record(cells, name):
     facts = facts_of(cells)
     assert facts["wall_s", 0]["value"] == 4
     if name != "device_trace.jsonl":
-        assert facts["damaged", None]["text"].startswith(f"{name} ends")
+        assert facts["damaged", None]["text"].startswith(f"raw/{name}: line ")
 
 
 def test_missing_requests_and_a_foreign_outcome_are_damage_and_absent_evidence_is_none(cells):
     write_jsonl(cells / CELL / "raw/requests.jsonl", [{"repeat": r, "request_id": "0", **REQUEST} for r in (0, 1, 1)])
     (cells / CELL / "raw/steps.jsonl").write_bytes(b"{")
     damage = facts_of(cells)["damaged", None]["text"]
-    assert all(part in damage for part in ("steps.jsonl ends", "1 and 2"))
+    assert all(part in damage for part in ("steps.jsonl: line 1: not JSON", "1 and 2"))
     for path in (cells / CELL / "raw").iterdir():
         path.unlink()
     rows = parse_cell(cells / CELL, CELL)
@@ -115,6 +117,79 @@ def test_missing_requests_and_a_foreign_outcome_are_damage_and_absent_evidence_i
     for content in ("", "{", "[]", '{"schema_version": 9}'):
         (cells / CELL / "outcome.json").write_text(content, encoding="utf-8")
         assert list(facts_of(cells)) == [("damaged", None)]
+
+
+LINE = {"repeat": 0, "request_id": "9", **REQUEST}
+DEEP = "[" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("requests.jsonl", "[]"),
+        ("requests.jsonl", '"text"'),
+        ("requests.jsonl", DEEP),
+        ("requests.jsonl", json.dumps(LINE).replace("10.5", "1e999")),
+        ("requests.jsonl", json.dumps(LINE).replace("10.5", "NaN")),
+        ("requests.jsonl", json.dumps(LINE | {"prompt_tokens": 2**64})),
+        ("requests.jsonl", json.dumps(LINE | {"output_tokens": "4"})),
+        ("requests.jsonl", json.dumps(LINE | {"request_id": "../9"})),
+        ("requests.jsonl", json.dumps(LINE | {"itl_s": [0.1, "x"]})),
+        ("requests.jsonl", json.dumps(LINE | {"repeat": True})),
+        ("requests.jsonl", "\ud800"),
+        ("steps.jsonl", json.dumps({"repeat": 0, "running": 1.5})),
+        ("steps.jsonl", "9" * 5000),
+        ("metrics.jsonl", json.dumps({"before": {}, "after": {}})),
+        ("metrics.jsonl", json.dumps({"repeat": 1, "before": 3, "after": {}})),
+        (
+            "metrics.jsonl",
+            json.dumps({"repeat": 0, "before": {"hits": 1}, "after": {"hits": 10}}),
+        ),  # of a repeat once more
+        ("metrics.jsonl", json.dumps({"repeat": 1, "before": {"m1": 1}, "after": {f"m{i}": i for i in range(10_001)}})),
+    ],
+)
+def test_a_bad_line_is_damage_of_its_cell_and_of_no_other(cells, tmp_path, name, text):
+    other = CELL.replace("seqs4", "seqs8")
+    shutil.copytree(cells / CELL, cells / other)
+    with (cells / CELL / "raw" / name).open("a", encoding="utf-8", errors="surrogatepass") as file:
+        file.write(f"{text}\n")
+    for processes, read in ((2, (2, 0)), (1, (0, 2))):
+        assert parse_cells(cells, "cpu-all", tmp_path / "parsed", processes) == read
+        facts = pd.read_parquet(tmp_path / "parsed/facts.parquet")
+        damaged = facts[facts["name"] == "damaged"]
+        assert damaged["cell_id"].tolist() == [CELL]
+        assert name in damaged["text"].item()
+        assert len(facts[facts["cell_id"] == other]) > 10
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"device": {"cores": "all"}},
+        {"device": {"cores": ["a"]}},
+        {"provenance": {"ended_at": "yesterday"}},
+        {"provenance": {"ended_at": "0001-01-01"}},
+        {"phases_s": {"start": "long"}},
+        {"repeats": [OUTCOME["repeats"][0]] * 2},
+        {"repeats": [OUTCOME["repeats"][0], OUTCOME["repeats"][1] | {"start_monotonic_s": 11.0}]},
+        {"repeats": [OUTCOME["repeats"][0] | {"start_unix_s": 1e300}]},
+        {"repeats": [OUTCOME["repeats"][0] | {"end_monotonic_s": 10.0}]},
+    ],
+)
+def test_a_record_of_other_types_is_damaged(cells, change):
+    write_json(cells / CELL / "outcome.json", OUTCOME | change)
+    assert list(facts_of(cells)) == [("damaged", None)]
+
+
+@pytest.mark.parametrize("name", ["facts.parquet", "stamps.json"])
+@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"PAR1" * 9])
+def test_damaged_tables_of_the_last_time_are_made_again(cells, tmp_path, name, content):
+    out = tmp_path / "parsed"
+    assert parse_cells(cells, "cpu-all", out, 1) == (1, 0)
+    before = (out / "facts.parquet").read_bytes()
+    (out / name).write_bytes(content)
+    assert parse_cells(cells, "cpu-all", out, 1) == (1, 0)
+    assert (out / "facts.parquet").read_bytes() == before
 
 
 def test_every_start_of_a_cell_is_read_with_its_number_and_no_copy_of_one(cells, tmp_path):

@@ -117,7 +117,11 @@ def test_a_rate_is_checked_against_the_ceiling_of_one_device(tmp_path):
     ("change", "message"),
     [
         ({"engine": "tgi"}, "runs.0: engine 'tgi' is unknown; allowed: "),
-        ({"knobs": {"seqs": 4}}, "runs.0.knobs: unknown key 'seqs'; allowed: attention_backend, "),
+        ({"knobs": {"seqs": 4}}, "runs.0.knobs: seqs: unknown key; allowed: block_size, "),
+        ({"knobs": {"block_size": "16"}}, "runs.0.knobs: block_size: Input should be a valid integer, not '16'"),
+        ({"knobs": {"kv_cache_dtype": "int3"}}, "runs.0.knobs: kv_cache_dtype: Input should be 'auto', "),
+        ({"knobs": {"max_num_seqs": [1, 2]}}, "runs.0.knobs: max_num_seqs: "),
+        ({"knobs": {"gpu_memory_utilization": 1.5}}, "runs.0.knobs: gpu_memory_utilization: "),
         ({"results": None, "trace": None}, "runs.0: name at least one file: results or trace"),
         ({"blocks": 4}, "runs.0.blocks: unknown key; allowed: gpu, engine, "),
         ({"tokens_per_request": [220]}, "runs.0.tokens_per_request: "),
@@ -128,6 +132,13 @@ def test_a_fault_names_its_place(tmp_path, capsys, change, message):
     assert main(["--runs", str(path), "--out", str(tmp_path / "out.jsonl")]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_settings_of_a_run_need_not_be_all_that_the_engine_needs(tmp_path):
+    knobs = {"speculative_method": "ngram", "block_size": None, "max_num_seqs": 4}
+    (run,) = read_runs(write_runs(tmp_path, RUN | {"results": "hf.txt", "knobs": knobs}))
+    assert run["knobs"] == {"speculative_method": "ngram", "max_num_seqs": 4}
+    assert run["slug"] == "seqs4-specngram"
 
 
 def test_a_log_or_a_trace_that_says_nothing_is_named(tmp_path, capsys):

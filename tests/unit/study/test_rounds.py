@@ -136,7 +136,8 @@ def test_afterwards_each_cell_has_its_starts_and_none_two_in_a_round(known, at_l
 def test_what_has_ended_is_read_from_the_records_of_the_present_definition(tmp_path):
     paths = StudyPaths(tmp_path, "seen")
     definition = {"gpu": "cpu", "protocol": 3}
-    ended = {"outcome": "ok", "definition": definition, "provenance": {"ended_at": "1970-01-01T00:01:40+00:00"}}
+    ended = {"cell_id": CELLS[0], "outcome": "ok", "definition": definition, "definition_sha256": ""}
+    ended["provenance"] = {"ended_at": "1970-01-01T00:01:40+00:00"}
     for number, changes in enumerate(
         [
             {},  # of a version that did not count rounds

@@ -22,7 +22,6 @@ import pandas as pd
 from workflow_scripts.cluster.batches import known_sha256, without_outcome
 from workflow_scripts.common.command import PARSED, RESULTS, STUDY, command, option, out, positive
 from workflow_scripts.common.faults import InputError
-from workflow_scripts.common.files import read_json
 from workflow_scripts.common.parquet import read_parquet
 from workflow_scripts.questions.choose.choose_cells import choose_round
 from workflow_scripts.questions.knobs.pairs import compared_pairs, looks_at
@@ -32,6 +31,7 @@ from workflow_scripts.statistics.further_starts import Looks
 from workflow_scripts.statistics.summary import Row, counted, records
 from workflow_scripts.study.definition import definitions_sha256
 from workflow_scripts.study.grid import Cell, expand
+from workflow_scripts.study.outcome import outcome_in
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.rounds import (
     CellStart,
@@ -117,8 +117,9 @@ def decide_round(
 
 def _device_seconds(cell: Cell, outcome: Path, study: Study) -> float:
     """What a start of a cell took, times its devices; a start that was killed took all its time."""
-    phases_s = read_json(outcome)["phases_s"]
-    return cell.knobs.ranks * float(sum(phases_s.values()) if phases_s else study.cell_time_limit_s)
+    record = outcome_in(outcome)
+    phases_s = record.phases_s if record else {}
+    return cell.knobs.ranks * (sum(phases_s.values()) if phases_s else study.cell_time_limit_s)
 
 
 def open_comparisons(

@@ -129,8 +129,7 @@ def comparison(a: Digest, b: Digest, occasions_vary_pct: float = OCCASIONS_VARY_
     alike = [(x, y, why) for x, y, why in ended if x.outcome == y.outcome == "ok"]
     otherwise = [(x, y, why) for x, y, why in ended if x.outcome != y.outcome]
     compared = [(x, y) for x, y, why in alike if not why]
-    stated = a.settings.get("equivalence_margin_pct")
-    margin = float(stated) if isinstance(stated, int | float) else 2.0
+    margin = a.margin_pct
     starts = [(x.start_s, y.start_s) for x, y, _ in alike if x.start_s and y.start_s]
     of_study = differences(a.settings, b.settings)
     return Comparison(

@@ -3,18 +3,16 @@
 It is a file among the tables of a study, and the report embeds it.
 """
 
-import base64
-import fnmatch
-import gzip
 import re
 import zipfile
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import JsonValue, PositiveFloat, ValidationError
+from pydantic import FailFast, Field, JsonValue, model_validator
 
 from workflow_scripts.common.faults import InputError
-from workflow_scripts.common.records import StrictRecord, faults
+from workflow_scripts.common.files import read_bytes, read_text, read_zipped, unpacked
+from workflow_scripts.common.records import StrictRecord
 from workflow_scripts.study.paths import DIGEST
 
 _IN_PAGE = re.compile(r'<template id="digest">([A-Za-z0-9+/=\s]*)</template>')
@@ -24,13 +22,21 @@ class DigestError(InputError):
     """Something that cannot be compared; the message says what it is and what is allowed."""
 
 
+# Far beyond any rate, time or ratio, and near enough to 1 that no computation with them overflows.
+_Positive = Annotated[float, Field(ge=1e-100, le=1e100)]
+_Log = Annotated[float, Field(ge=-300, le=300)]
+# Far more measures, devices and versions than a cell has; the first fault is enough.
+_MOST = 1000
+_Texts = Annotated[list[str], FailFast()]
+
+
 class Mean(StrictRecord):
     """One measure of a cell: the mean of its logarithms over starts, as `statistics.mean_errors` gives it."""
 
     measure: str
-    log_mean: float
-    squared_error: float | None
-    df: float | None
+    log_mean: _Log
+    squared_error: Annotated[float, Field(ge=0)] | None
+    df: Annotated[float, Field(ge=0)] | None
 
 
 class DigestCell(StrictRecord):
@@ -50,18 +56,24 @@ class DigestCell(StrictRecord):
     source: str
     began: str | None
     content: dict[str, JsonValue]
-    environment: dict[str, list[str]]
+    environment: Annotated[dict[str, _Texts], Field(max_length=_MOST)]
     effective: dict[str, JsonValue]
-    means: list[Mean]
-    ceilings: dict[str, float]
-    device_rate: PositiveFloat | None = None
-    start_s: PositiveFloat | None = None
+    means: Annotated[list[Mean], Field(max_length=_MOST), FailFast()]
+    ceilings: Annotated[dict[str, _Positive], Field(max_length=_MOST)]
+    device_rate: _Positive | None = None
+    start_s: _Positive | None = None
+
+    @model_validator(mode="after")
+    def _one_mean_of_a_measure(self) -> "DigestCell":
+        if len({mean.measure for mean in self.means}) < len(self.means):
+            raise ValueError("several means of one measure")
+        return self
 
 
 class Found(StrictRecord):
     """What a study's own comparison of two of its cells shows. A comparison without a test has no verdict."""
 
-    ratio: PositiveFloat
+    ratio: _Positive
     low: float | None
     high: float | None
     scope: str | None
@@ -87,8 +99,20 @@ class Digest(StrictRecord):
     version: Literal[1] = 1
     study: str
     settings: dict[str, JsonValue]
-    cells: list[DigestCell]
-    pairs: list[Pair]
+    cells: Annotated[list[DigestCell], FailFast()]
+    pairs: Annotated[list[Pair], FailFast()]
+
+    @model_validator(mode="after")
+    def _has_a_margin(self) -> "Digest":
+        margin = self.settings.get("equivalence_margin_pct", 2.0)
+        if isinstance(margin, bool) or not isinstance(margin, int | float) or not 0 < margin <= 50:
+            raise ValueError(f"settings.equivalence_margin_pct: a number above 0 and up to 50, not {margin!r}")
+        return self
+
+    @property
+    def margin_pct(self) -> float:
+        """The study's margin; earlier versions wrote none."""
+        return float(self.settings.get("equivalence_margin_pct", 2.0))  # type: ignore[arg-type]  # see _has_a_margin
 
     @property
     def began(self) -> str | None:
@@ -100,7 +124,7 @@ def read_digest(place: Path) -> Digest:
     """The digest of a study's results folder, of an archive, unpacked or not, in a report, or the file itself.
 
     Raises:
-        DigestError: there is none, or what is there is not one.
+        InputError: there is none, or what is there is not one.
     """
     if place.is_dir():
         candidates = [place / "tables" / DIGEST, *sorted(place.glob(f"results/*/tables/{DIGEST}"))]
@@ -113,29 +137,18 @@ def read_digest(place: Path) -> Digest:
             )
         place = there[0]
     if zipfile.is_zipfile(place):
-        with zipfile.ZipFile(place) as archive:
-            names = fnmatch.filter(archive.namelist(), f"results/*/tables/{DIGEST}")
-            if not names:
-                raise DigestError(f"{place}: an archive without results/STUDY/tables/{DIGEST}")
-            text = archive.read(names[0]).decode()
+        content = read_zipped(place, f"results/*/tables/{DIGEST}")
+        if content is None:
+            raise DigestError(f"{place}: an archive without results/STUDY/tables/{DIGEST}")
+    elif place.suffix == ".json":
+        content = read_bytes(place)
     else:
-        try:
-            text = place.read_text(encoding="utf-8")
-        except UnicodeDecodeError:
-            raise DigestError(f"{place}: neither a report, an archive nor a digest") from None
-        text = text if place.suffix == ".json" else _unpacked(text, place)
-    try:
-        return Digest.model_validate_json(text)
-    except ValidationError as e:
-        first = ": ".join(filter(None, next(faults(e, Digest, {}))))
-        raise DigestError(f"{place}: not a digest: {first}") from None
+        content = _in_page(read_text(place), place)
+    return Digest.of_json(content, f"{place}: not a digest")
 
 
-def _unpacked(html: str, place: Path) -> str:
+def _in_page(html: str, place: Path) -> bytes:
     match = _IN_PAGE.search(html)
     if match is None:
         raise DigestError(f"{place}: a report without a digest, or no report; draw it again with `snakemake`")
-    try:
-        return gzip.decompress(base64.b64decode(match[1])).decode()
-    except (OSError, EOFError, ValueError) as e:
-        raise DigestError(f"{place}: its digest is damaged: {e}") from None
+    return unpacked(match[1], f"{place}: its digest")

@@ -98,7 +98,7 @@ def _fewer_tokens(baseline: Digest, now: Digest, result: Comparison) -> Iterator
 
 def _kv_tokens(cell: DigestCell) -> float | None:
     blocks, size = cell.effective.get("num_gpu_blocks"), cell.effective.get("block_size")
-    return blocks * size if isinstance(blocks, int | float) and isinstance(size, int | float) else None
+    return float(blocks) * size if isinstance(blocks, int | float) and isinstance(size, int | float) else None
 
 
 def markdown(result: Comparison, worse: list[Regression], undecided: list[str], over: StepsOverTime) -> str:

@@ -8,7 +8,6 @@ One row per cell with a prediction, and one per published number of blocks. docs
 made, docs/tables.md documents every column.
 """
 
-import json
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -229,11 +228,8 @@ def _known_to_differ(a: Any, b: Any) -> bool:
 
 
 def read_predictions(path: Path) -> pd.DataFrame:
-    """The records of `predict.capacity_of_cells`, one per row; raises TableError for any other file."""
-    try:
-        predictions = list(read_jsonl(path))
-    except json.JSONDecodeError as e:
-        raise TableError(f"{path}: not JSON Lines: {e}") from None
+    """The records of `predict.capacity_of_cells`, one per row; raises InputError for any other file."""
+    predictions = list(read_jsonl(path))
     fields = ["cell_id", *_PREDICTED_TEXT.values(), *_PREDICTED.values()]
     if missing := [field for record in predictions[:1] for field in fields if field not in record]:
         raise TableError(f"{path}: no predictions of capacity: without {', '.join(missing)}")

@@ -20,6 +20,8 @@ import pandas as pd
 from workflow_scripts.catalog.gpus_and_models import resolve
 from workflow_scripts.catalog.published import PUBLISHED, Published
 from workflow_scripts.common.command import option
+from workflow_scripts.common.faults import InputError
+from workflow_scripts.common.parquet import read_parquet
 from workflow_scripts.engines.vllm_engines import VLLM
 from workflow_scripts.statistics.summary import RAN, RATE
 from workflow_scripts.study.study import Study
@@ -211,6 +213,6 @@ def main(args: Namespace, study: Study, cells: pd.DataFrame) -> tuple[pd.DataFra
 
 def _of_plan(path: Path) -> pd.DataFrame:
     try:
-        return pd.read_parquet(path)
-    except (OSError, ValueError) as e:
-        raise TableError(f"{path}: not a plan: {' '.join(str(e).split())}") from None
+        return read_parquet(path)
+    except (OSError, InputError) as e:
+        raise TableError(f"{path}: not a plan: {e}") from None

@@ -15,7 +15,7 @@ import pandas as pd
 from workflow_scripts.common.command import RESULTS, STUDY, command, out
 from workflow_scripts.statistics.summary import Row
 from workflow_scripts.study.grid import Cell, expand
-from workflow_scripts.study.outcome import Outcome
+from workflow_scripts.study.outcome import Outcome, outcome_in
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study_file import load_study
 from workflow_scripts.tables.typed_tables import INTEGER, NUMBER, TEXT, table_schema, write_table
@@ -40,10 +40,10 @@ def drift_table(cells: Iterable[Cell], paths: StudyPaths) -> pd.DataFrame:
 
 def _of_cell(cell: Cell, paths: StudyPaths) -> Iterator[Row]:
     for path in paths.drift_outcomes(cell):
-        again = Outcome.read(path)
-        first_path = paths.outcome(cell, again.start.start)
-        first = Outcome.read(first_path) if first_path.exists() else None
-        if first is not None and _is_pair(first, again):
+        again = outcome_in(path)
+        first_path = paths.outcome(cell, again.start.start) if again else path
+        first = outcome_in(first_path) if first_path.exists() else None
+        if first and again and _is_pair(first, again):
             yield {
                 "cell_id": cell.id,
                 "gpu": cell.gpu,

@@ -5,12 +5,12 @@ from typing import Any
 
 import pandas as pd
 
-from workflow_scripts.common.files import read_json
 from workflow_scripts.common.wording import plural
 from workflow_scripts.device.device_check import FAULTS
 from workflow_scripts.page.blocks import Absent, Block, Finding, Findings, Fold, Table, shown
 from workflow_scripts.page.report import MOST_ROWS, REPEAT_COLUMNS, Report, Subject, TablePart, several_starts
 from workflow_scripts.study.accounting import NODE_HEADINGS, accounted_jobs, by_node
+from workflow_scripts.study.outcome import outcome_in
 from workflow_scripts.study.paths import OUTCOME, StudyPaths
 from workflow_scripts.study.rounds import last_plan
 from workflow_scripts.tables.results import require
@@ -131,10 +131,10 @@ def provenance(report: Report) -> Iterator[Block]:
     paths = [path for cell in ended["cell_id"] if (path := report.cells / cell / OUTCOME).exists()]
     if not paths:
         yield Absent("versions", "no outcome.json of a cell was found")
-    for record in map(read_json, paths):
+    for record in filter(None, map(outcome_in, paths)):
         yield Fold(
-            f"Versions and settings recorded in {report.names.get(record['cell_id'], record['cell_id'])}",
-            [Table("Provenance", ["What", "Value"], _flat(record["provenance"]), [False, False])],
+            f"Versions and settings recorded in {report.names.get(record.cell_id, record.cell_id)}",
+            [Table("Provenance", ["What", "Value"], _flat({**record.provenance}), [False, False])],
         )
 
 

@@ -235,9 +235,9 @@ def test_markdown_and_json_are_written_whatever_the_exit_code(tmp_path):
     ("name", "text", "why"),
     [
         ("a.json", "{}", "not a digest: study: Field required"),
-        ("a.json", "nothing", "not a digest: Invalid JSON"),
+        ("a.json", "nothing", "not a digest: not JSON"),
         ("a.html", "<p>some page</p>", "a report without a digest, or no report"),
-        ("a.html", '<template id="digest">AAAA</template>', "its digest is damaged"),
+        ("a.html", '<template id="digest">AAAA</template>', "its digest: damaged"),
     ],
 )
 def test_what_is_no_study_is_bad_input(tmp_path, capsys, name, text, why):

@@ -1,3 +1,8 @@
+import base64
+import gzip
+import json
+import zipfile
+
 import pytest
 
 from tests.unit.questions.digests import cell, digest, mean
@@ -89,3 +94,81 @@ def test_the_exit_code_and_the_markdown_say_what_became_worse(tmp_path, capsys, 
         assert "| cpu-all/vllm/tiny/chat/bs32 | output_tokens_per_s | 100 | 10 | 0.1 (" in out.read_text()
     if code == 2:
         assert "before.json" in capsys.readouterr().err
+
+
+def packed(folder, raw):
+    path = folder / "now.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("results/try/tables/digest.json", raw)
+    return path
+
+
+def paged(folder, raw):
+    (folder / "now.html").write_text(
+        f'<template id="digest">{base64.b64encode(gzip.compress(raw)).decode()}</template>'
+    )
+    return folder / "now.html"
+
+
+def plain(folder, raw):
+    (folder / "now.json").write_bytes(raw)
+    return folder / "now.json"
+
+
+NOW = digest(cell("bs32", mean(100)))
+
+
+def changed(**cell_fields):
+    content = json.loads(NOW.model_dump_json())
+    content["cells"][0] |= cell_fields
+    return json.dumps(content).encode()
+
+
+MEAN = {"measure": "output_tokens_per_s", "log_mean": 4.6, "squared_error": 0.1, "df": 3.0}
+
+
+@pytest.mark.parametrize("put", [packed, paged, plain])
+@pytest.mark.parametrize(
+    "raw",
+    [
+        NOW.model_dump_json().encode("utf-16"),
+        b"[" * 10**6,
+        b"\0" * 10**8,
+        b"{}",
+        b'{"cells": [' + b"{}," * 10**6 + b"{}]}",
+        changed(means=[MEAN | {"log_mean": 1e300}]),
+        changed(means=[MEAN | {"squared_error": -1.0}]),
+        changed(means=[MEAN, MEAN]),
+        changed(means=[MEAN] * 10_000),
+        changed(ceilings={"data sheet": 0.0}),
+        changed(device_rate=1e-320),
+        changed(environment={f"{i}": [] for i in range(10_000)}),
+        NOW.model_copy(update={"settings": {"equivalence_margin_pct": -200}}).model_dump_json().encode(),
+        NOW.model_copy(update={"settings": {"equivalence_margin_pct": "2"}}).model_dump_json().encode(),
+    ],
+)
+def test_hostile_runs_are_bad_input_and_no_regression(tmp_path, capsys, put, raw):
+    before = tmp_path / "before.json"
+    before.write_text(NOW.model_dump_json())
+    assert regress.main([str(before), str(put(tmp_path, raw))]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"kvsweep regress: {tmp_path}/now.")
+    assert len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", ["now.zip", "now.html"])
+def test_a_damaged_run_is_bad_input_and_no_regression(tmp_path, name):
+    path = {"now.zip": packed, "now.html": paged}[name](tmp_path, NOW.model_dump_json().encode())
+    content = path.read_bytes()
+    before = tmp_path / "before.json"
+    before.write_text(NOW.model_dump_json())
+    for place in range(20, len(content), 7):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 0x41]) + content[place + 1 :])
+        assert regress.main([str(before), str(path)]) in (0, 2)
+
+
+def test_kv_tokens_that_no_double_holds_are_compared(tmp_path):
+    files = [plain(tmp_path, changed(effective={"num_gpu_blocks": 10**300, "block_size": size})) for size in (1,)]
+    files.append(tmp_path / "before.json")
+    files[1].write_bytes(changed(effective={"num_gpu_blocks": 10**300, "block_size": 10**300}))
+    assert regress.main([str(files[1]), str(files[0])]) in (0, 1)

@@ -288,7 +288,7 @@ def call(folder, predictions_text):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "capacity.jsonl: not JSON Lines"),
+        ("{", "capacity.jsonl: line 1: not JSON"),
         ('{"cell_id": "a", "vllm_version": "1"}\n', "no predictions of capacity: without infeasible, unknown, dtype"),
     ],
 )

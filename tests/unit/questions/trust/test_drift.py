@@ -19,8 +19,8 @@ def record(folder: Path, took_s: float, began_s: float, start: dict[str, object]
     definition = cell_definition(STUDY, CELLS[0], resolved_models(STUDY))
     at_s = began_s / 2  # somebody set the other clock
     repeats = [
-        {"repeat": n, "start_unix_s": began_s, "start_monotonic_s": at_s, "end_monotonic_s": at_s + took_s + off}
-        for n, off in enumerate((-0.5, 0.5))
+        {"repeat": n, "start_unix_s": began_s, "start_monotonic_s": s, "end_monotonic_s": s + took_s + off}
+        for n, (s, off) in enumerate(((at_s, -0.5), (at_s + 20, 0.5)))
     ]
     known = {
         "cell_id": CELLS[0].id,

@@ -1,0 +1,56 @@
+"""Tables come back as they were written, and damaged or hostile ones are one fault of their file."""
+
+import random
+from contextlib import suppress
+
+import numpy as np
+import pandas as pd
+import pyarrow as arrow
+import pytest
+from pyarrow import parquet
+
+from workflow_scripts.common.faults import InputError
+from workflow_scripts.common.parquet import read_parquet, to_parquet
+
+TABLE = pd.DataFrame(
+    {
+        "text": pd.array(["a", None, "b"], dtype="string"),
+        "other": ["x", None, "y"],
+        "number": [1.5, np.nan, 2],
+        "list": [[1.0], None, []],
+    }
+)
+
+
+def test_a_table_comes_back_with_its_types_and_nulls(tmp_path):
+    (tmp_path / "a.parquet").write_bytes(to_parquet(TABLE))
+    found = read_parquet(tmp_path / "a.parquet")
+    assert found.dtypes.to_dict() == TABLE.dtypes.to_dict()
+    assert found["other"].tolist() == ["x", None, "y"]
+    pd.testing.assert_frame_equal(found.drop(columns="list"), TABLE.drop(columns="list"))
+    with pytest.raises(FileNotFoundError):
+        read_parquet(tmp_path / "b.parquet")
+
+
+def test_a_changed_byte_is_found(tmp_path):
+    rows = pd.concat([TABLE] * 100, ignore_index=True)
+    content, path = to_parquet(rows), tmp_path / "a.parquet"
+    for seed in range(60):
+        place = random.Random(seed).randrange(len(content))
+        path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+        with suppress(InputError):  # unless it was in what says who wrote the file
+            pd.testing.assert_series_equal(read_parquet(path)["number"], rows["number"])
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1", b"PAR1" + b"\xff" * 99 + b"PAR1", b"text,number\n"])
+def test_what_is_no_table_is_refused(tmp_path, content):
+    (tmp_path / "a.parquet").write_bytes(content)
+    with pytest.raises(InputError, match=r"a\.parquet: not readable as Parquet"):
+        read_parquet(tmp_path / "a.parquet")
+
+
+def test_a_small_file_with_billions_of_values_is_refused(tmp_path):
+    same = arrow.array(np.zeros(10**6))
+    parquet.write_table(arrow.table({f"{i}": same for i in range(50)}), tmp_path / "a.parquet")
+    with pytest.raises(InputError, match="50,000,000 values in "):
+        read_parquet(tmp_path / "a.parquet")
