@@ -35,7 +35,7 @@ SCHEMA = table_schema(
         **{name: column for name, column in effects.SCHEMA.columns.items() if name not in effects.OF_RATES},
         **TEXT("metric", "a latency, the median of a repeat: " + ", ".join(f"`{name}`" for name in LATENCIES)),
         **NUMBER("rate baseline_rate", "latency of `value` and `baseline`, geometric mean over the starts"),
-        **NUMBER("ratio ratio_low ratio_high", "latency of `value` over that of `baseline`, mean within rounds"),
+        **NUMBER("ratio ratio_low ratio_high", "latency of `value` over that of `baseline`"),
     },
     TEXT("saturated", "which cells had more load than the server sustains: `value`, `baseline` or `both`"),
 )
