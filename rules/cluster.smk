@@ -38,7 +38,7 @@ def calibration_resource(name):
 
     def resource(wildcards, attempt):
         cells = [calibration.cell for calibration in CALIBRATIONS.values() if calibration.cell.gpu == wildcards.gpus]
-        avoid = [path.name for path in PATHS.wrong_nodes(wildcards.gpus).glob("*")]
+        avoid = [path.name for path in PATHS.wrong_nodes(wildcards.gpus).glob("[!.]*")]
         limits = (STUDY.cell_time_limit_s, Attempt(attempt, SITE.attempts), avoid, {})
         return job_resources(cells, SITE, *limits).get(name)
 
@@ -86,7 +86,7 @@ def batch_resources(gpu, key, attempt):
     """Resources of a batch's attempt, for the cells that are still to be measured, if there are any."""
     batch = batch_of(gpu, key)
     left = [one.cell for one in batch.starts if not is_current(*one)]
-    avoid = [path.name for path in PATHS.wrong_nodes(gpu).glob("*")]
+    avoid = [path.name for path in PATHS.wrong_nodes(gpu).glob("[!.]*")]
     tries = Attempt(attempt, SITE.attempts)
     wanted = [CELLS[cell] for cell in left or [one.cell for one in batch.starts]]
     if STUDY.starts.at_most > 1 and not STUDY.measure:

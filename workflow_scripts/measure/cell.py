@@ -27,7 +27,7 @@ from workflow_scripts.catalog.gpus_and_models import load_gpus
 from workflow_scripts.cluster.site import Attempt
 from workflow_scripts.common.command import ATTEMPT, ATTEMPTS, RESULTS, STUDY, command, option, positive
 from workflow_scripts.common.faults import InputError
-from workflow_scripts.common.files import last_line, read_json
+from workflow_scripts.common.files import last_line, read_json, write_text
 from workflow_scripts.device.device_lock import boot_id, device_lock
 from workflow_scripts.device.host_load import suspension
 from workflow_scripts.measure.engine import SCRATCH
@@ -139,8 +139,7 @@ def _left_to_the_next(attempt: Attempt, evidence: Path, reason: str, status: int
 def note_wrong_node(folder: Path, reason: str) -> None:
     """Tell the next attempts which node of a cluster to avoid."""
     if node := os.environ.get("SLURMD_NODENAME"):
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / node).write_text(f"{reason}\n", encoding="utf-8")
+        write_text(folder / node, f"{reason}\n")
 
 
 def _put_in_place(evidence: Path, folder: Path, outcome: Outcome) -> None:

@@ -143,10 +143,13 @@ def test_on_the_wrong_device_a_cell_has_no_outcome_not_in_the_last_attempt_eithe
     reason = "h200 was requested, but there is no NVIDIA GPU here"
     let_measure(monkeypatch, *2 * [{"outcome": "invalid", "reason": reason, "wrong_device": True}])
     monkeypatch.setenv("SLURMD_NODENAME", node) if node else monkeypatch.delenv("SLURMD_NODENAME", raising=False)
+    planted = paths.wrong_nodes(cell.gpu) / "n-7"  # by whoever may write in the results
+    planted.parent.mkdir(parents=True)
+    planted.symlink_to(tmp_path / "victim")
     for attempt in ("1", "3"):
         assert call(tmp_path, cell, "--attempt", attempt, "--attempts", "3") == command.WRONG_DEVICE
         message = capsys.readouterr().err
         assert message.startswith("h200 ")
         assert list(paths.cell(cell).iterdir()) == []
-    noted = [path.name for path in paths.wrong_nodes(cell.gpu).glob("*")]
-    assert noted == ([node] if node else [])
+    assert planted.is_symlink() == (node is None)
+    assert not (tmp_path / "victim").exists()
