@@ -1,11 +1,13 @@
 """What every command shares: its options, its help, its messages and its exit codes."""
 
 import argparse
+import errno
 import functools
 import math
 import os
 import signal
 import sys
+import traceback
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,6 +17,11 @@ from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.printable import PrintableStream, printable
 
 BAD_INPUT = 2
+# Why a file or folder that a user names cannot be opened.
+_UNUSABLE = (
+    *(errno.ENOENT, errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG),
+    *(errno.ELOOP, errno.ENXIO),
+)
 
 AddOption = Callable[[argparse._ActionsContainer], object]
 Body = Callable[[Namespace], int | None]
@@ -58,10 +65,10 @@ def share(text: str) -> float:
 class Command:
     """One command of `kvsweep`: called with the words after its name, it returns its exit code. Its help is the
     docstring of its module. Bad input (an InputError, or a named file that cannot be opened) becomes one message on
-    stderr and exit code 2."""
+    stderr and exit code 2. Another exception is raised, or ends it with the exit code `fault`."""
 
-    def __init__(self, name: str, body: Body, options: Sequence[AddOption]) -> None:
-        self.name, self.body, self.options = name, body, options
+    def __init__(self, name: str, body: Body, options: Sequence[AddOption], fault: int | None) -> None:
+        self.name, self.body, self.options, self.fault = name, body, options, fault
         functools.update_wrapper(self, body)
 
     def parser(self) -> argparse.ArgumentParser:
@@ -80,24 +87,29 @@ class Command:
             return self.body(args) or 0
         except InputError as e:
             faults = str(e)
-        except (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError) as e:
-            if e.filename is None:
+        except Exception as e:
+            if isinstance(e, OSError) and e.errno in _UNUSABLE and e.filename is not None:
+                faults = printable(f"{e.filename}: {e.strerror}")
+            elif self.fault is None or isinstance(e, BrokenPipeError):
                 raise
-            faults = printable(f"{e.filename}: {e.strerror}")
+            else:
+                traceback.print_exc()
+                return self.fault
         for fault in faults.split("\n"):
             print(f"kvsweep {self.name}: {fault}", file=sys.stderr)
         return BAD_INPUT
 
 
-def command(name: str, *options: AddOption) -> Callable[[Body], Command]:
-    """Make a function the command `kvsweep NAME`; it gets the parsed options and may return an exit code. If its module
+def command(name: str, *options: AddOption, fault: int | None = None) -> Callable[[Body], Command]:
+    """Make a function the command `kvsweep NAME`; it gets the parsed options and may return an exit code. If 1, with
+    which Python ends after an exception, is an answer of the command, `fault` is the exit code instead. If its module
     is itself run as a program, which would do nothing, that ends with a message and exit code 2."""
 
     def decorate(body: Body) -> Command:
         if body.__module__ == "__main__":
             print(f"{sys.argv[0]}: call this command as `kvsweep {name}`", file=sys.stderr)
             raise SystemExit(BAD_INPUT)
-        return Command(name, body, options)
+        return Command(name, body, options, fault)
 
     return decorate
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -138,6 +139,7 @@ run_command(lambda: print("done") or print("said", file=sys.stderr) or {status})
     ("words", "said"),
     [
         (" log missing.log", "kvsweep log: missing.log: No such file or directory"),
+        (f" log {300 * 'x'}", "File name too long"),
         # A module that is run instead of its command names the command.
         (f".parse.engine_log {LOG}", " `kvsweep log`"),
         (f".questions.limits.table {LOG}", " `kvsweep table-limits`"),
@@ -147,3 +149,11 @@ def test_a_command_that_cannot_run_ends_with_2_and_the_reason(words, said):
     failed = piped(f"workflow_scripts{words}")
     assert (failed.returncode, failed.stdout) == (2, "")
     assert failed.stderr.endswith(f"{said}\n")
+
+
+@pytest.mark.parametrize(("name", "status"), {"compare": 3, "regress": 3, "check-server": 4}.items())
+def test_a_fault_of_the_code_is_no_answer_of_a_command(name, status, monkeypatch, capsys):
+    command = module_of(name).main
+    monkeypatch.setattr(command, "body", Mock(side_effect=MemoryError("of a test")))
+    assert command(example_of(name)) == status
+    assert "MemoryError: of a test" in capsys.readouterr().err

@@ -8,7 +8,7 @@ measured on one occasion says nothing about other occasions, so a cell counts as
 variation between occasions.
 
 Exit codes: 0: nothing changed; 1: a cell changed or has another outcome, or a comparison in B contradicts the one in A;
-2: bad input, or no cell can be compared.
+2: bad input, or no cell can be compared; 3: a fault of the infrastructure.
 """
 
 import math
@@ -243,6 +243,7 @@ OCCASIONS = option(
     option("--html", type=Path, metavar="FILE", help="draw the comparison as a page"),
     option("--markdown", type=Path, metavar="FILE", help="write the comparison as Markdown"),
     option("--json", type=Path, metavar="FILE", help="write the comparison as JSON, with every row"),
+    fault=3,
 )
 def main(args: Namespace) -> int:
     result = comparison(*in_order(read_digest(args.a), read_digest(args.b)), args.occasions_vary)

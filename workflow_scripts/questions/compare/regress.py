@@ -10,7 +10,8 @@ As in `kvsweep compare`, a change must exceed the variation between occasions.
 Several baselines are ordered by when they were measured. Then a regression is a cell whose last step over time is for
 the worse.
 
-Exit codes: 0: `passed` or `not decided`; 1: `regressed`; 2: bad input, another study, or no cell can be compared.
+Exit codes: 0: `passed` or `not decided`; 1: `regressed`; 2: bad input, another study, or no cell can be compared;
+3: a fault of the infrastructure.
 """
 
 from argparse import Namespace
@@ -147,6 +148,7 @@ def judged(run: Digest) -> Digest:
     OCCASIONS,
     option("--markdown", type=Path, metavar="FILE", help="write the result as Markdown"),
     option("--json", type=Path, metavar="FILE", help="write each cell over time as JSON, for `kvsweep figure-steps`"),
+    fault=3,
 )
 def main(args: Namespace) -> int:
     now = judged(read_digest(args.now))

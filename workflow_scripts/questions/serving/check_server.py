@@ -8,7 +8,8 @@ the study give the interval that one more start would have. The server is `slowe
 `as measured` if all are shown to be longer by at most the study's margin, otherwise `not decided`. Settings that differ
 from the measured ones are listed.
 
-Exit codes: 0: as measured; 1: slower; 2: bad input, or no load could be sent; 3: not decided.
+Exit codes: 0: as measured; 1: slower; 2: bad input, or no load could be sent; 3: not decided; 4: a fault of the
+infrastructure.
 """
 
 import math
@@ -180,6 +181,7 @@ def _seconds(text: str) -> int:
     option("--elsewhere", action="store_true", help="the server may be on another machine than this one"),
     option("--api-key-env", default="VLLM_API_KEY", help="variable that holds the server's key (%(default)s)"),
     option("--json", type=Path, help="write the answer as JSON too"),
+    fault=4,
 )
 def main(args: Namespace) -> int:
     study = load_study(args.study)
