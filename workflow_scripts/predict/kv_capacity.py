@@ -44,6 +44,9 @@ from workflow_scripts.predict.kv_groups import KvPool, kv_cache_tokens, kv_pool
 # What an engine's log may report of its memory, as `workflow_scripts.parse.engine_log` names it.
 LOG_FACTS = ("available_kv_cache_gib", "model_weights_gib", "peak_activation_gib", "cuda_graph_gib")
 
+# More than any device has.
+MOST_GIB = 10**6
+
 # Maximum number of devices that are tried for a model that does not fit.
 MOST_RANKS = 64
 
@@ -204,8 +207,8 @@ def _read_log(path: Path) -> dict[str, Any]:
         raise CapacityError(f"{path}: {e.strerror}") from None
     except InputError:
         log = None
-    values = [log.get(name) for name in LOG_FACTS] if isinstance(log, dict) else []
-    if not any(values) or not all(isinstance(value, int | float | None) for value in values):
+    known = [log[name] for name in LOG_FACTS if log.get(name) is not None] if isinstance(log, dict) else []
+    if not any(known) or not all(isinstance(gib, int | float) and abs(gib) < MOST_GIB for gib in known):
         raise CapacityError(f"{path}: not what `kvsweep log` prints, with a number of {', '.join(LOG_FACTS)}")
     return dict(log)
 

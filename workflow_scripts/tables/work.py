@@ -131,9 +131,9 @@ def step_counts(steps: Path) -> pd.DataFrame:
     text_columns(steps)  # refuses a damaged file
     with readable(steps):
         table = pq.read_table(steps, columns=[*REPEAT, *counted], read_dictionary=["cell_id"]).unify_dictionaries()
-    tokens = pc.add(table[counted[0]], pc.fill_null(table[counted[1]], 0))
-    table = table.select(REPEAT).append_column("gives", pc.greater(tokens, 0))
-    counts = table.group_by(REPEAT).aggregate([("gives", "sum"), ("gives", "count")]).to_pandas()
+        tokens = pc.add(table[counted[0]], pc.fill_null(table[counted[1]], 0))
+        table = table.select(REPEAT).append_column("gives", pc.greater(tokens, 0))
+        counts = table.group_by(REPEAT).aggregate([("gives", "sum"), ("gives", "count")]).to_pandas()
     counts["cell_id"] = counts["cell_id"].astype("string")
     of_repeat = counts[counts["gives_count"] > 0].set_index(REPEAT).astype(float)
     without = of_repeat["gives_count"] - of_repeat["gives_sum"]

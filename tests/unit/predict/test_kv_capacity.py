@@ -372,7 +372,7 @@ def test_bad_input_ends_with_2_and_one_message(option, capsys):
 
 
 def test_a_log_that_says_nothing_of_memory_is_refused(tmp_path, capsys):
-    for text in ("{", "[]", '{"num_gpu_blocks": 3}', '{"available_kv_cache_gib": "5"}'):
+    for text in ("{", "[]", '{"num_gpu_blocks": 3}', '{"available_kv_cache_gib": "5"}', '{"cuda_graph_gib": 1e300}'):
         (tmp_path / "log.json").write_text(text)
         options = ["--model", "opt-125m", "--gpu", "l4", "--from-log", str(tmp_path / "log.json")]
         assert main([*options, *REQUIRED]) == 2

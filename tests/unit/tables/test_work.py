@@ -12,6 +12,7 @@ from tests.unit.questions.parsed_tables import requests, steps, write_parsed
 from tests.unit.questions.synthetic_cells import cell, table
 from workflow_scripts.catalog import gpus_and_models
 from workflow_scripts.catalog.gpus_and_models import get_model
+from workflow_scripts.common.faults import InputError
 from workflow_scripts.tables.work import forgets, reaches_of, read_work, request_sums, step_counts
 
 lengths = st.lists(
@@ -70,6 +71,9 @@ def test_steps_are_counted_in_parts_of_a_table_without_looks_at_the_queues_of_a_
     recorded = pd.concat([steps("a", 3), looks, steps("b", 2), steps("a", 1)])
     pq.write_table(pa.Table.from_pandas(recorded, preserve_index=False), tmp_path / "steps.parquet", row_group_size=2)
     assert step_counts(tmp_path / "steps.parquet")["steps"].to_dict() == {("a", 1, 0): 4.0, ("b", 1, 0): 2.0}
+    recorded.astype({"prompt_tokens": str}).to_parquet(tmp_path / "steps.parquet")
+    with pytest.raises(InputError, match="not readable as Parquet"):
+        step_counts(tmp_path / "steps.parquet")
 
 
 def test_work_joins_ok_repeats_with_their_requests_and_steps(tmp_path):

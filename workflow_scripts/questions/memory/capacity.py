@@ -14,9 +14,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from pydantic import StrictFloat, StrictInt, StrictStr
 
 from workflow_scripts.common.command import option
 from workflow_scripts.common.files import read_jsonl
+from workflow_scripts.common.records import mapping_of, validated
 from workflow_scripts.engines.vllm_engines import VLLM
 from workflow_scripts.physics import formulas
 from workflow_scripts.statistics.summary import RAN, Row, as_applied, numbers, records
@@ -62,6 +64,15 @@ _PREDICTED |= {
     f"predicted_{name}": name
     for name in ("block_size", "device_memory_bytes", "budget_bytes", "other_bytes", *COMPARED)
 }
+# A record of a prediction, as far as it is read.
+_NUMBER = StrictInt | StrictFloat
+_Published = mapping_of({"gpu": StrictStr, "model": StrictStr, **dict.fromkeys(_PUBLISHED, _NUMBER)}, extra="allow")
+_Prediction = mapping_of(
+    {"cell_id": StrictStr, "published": _Published}
+    | dict.fromkeys(_PREDICTED_TEXT.values(), StrictStr)
+    | dict.fromkeys(_PREDICTED.values(), _NUMBER),
+    extra="allow",
+)
 _CELL = (
     *("study", "source", "cell_id", "gpu", "engine", "model", "workload", "knobs"),
     *("outcome", "engine_version", "dtype"),
@@ -229,7 +240,7 @@ def _known_to_differ(a: Any, b: Any) -> bool:
 
 def read_predictions(path: Path) -> pd.DataFrame:
     """The records of `predict.capacity_of_cells`, one per row; raises InputError for any other file."""
-    predictions = list(read_jsonl(path))
+    predictions = [validated(_Prediction, record, str(path)) for record in read_jsonl(path)]
     fields = ["cell_id", *_PREDICTED_TEXT.values(), *_PREDICTED.values()]
     if missing := [field for record in predictions[:1] for field in fields if field not in record]:
         raise TableError(f"{path}: no predictions of capacity: without {', '.join(missing)}")

@@ -290,6 +290,8 @@ def call(folder, predictions_text):
     [
         ("{", "capacity.jsonl: line 1: not JSON"),
         ('{"cell_id": "a", "vllm_version": "1"}\n', "no predictions of capacity: without infeasible, unknown, dtype"),
+        ('{"cell_id": 5}\n', "capacity.jsonl: cell_id: Input should be a valid string, not 5"),
+        ('{"published": {"gpu": []}}\n', "capacity.jsonl: published.gpu: Input should be a valid string, not []"),
     ],
 )
 def test_bad_predictions_end_with_2_and_one_message(tmp_path, text, message, capsys):
