@@ -28,7 +28,7 @@ from workflow_scripts.cluster.batches import Batch, write_batch
 from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.common.command import run_command
 from workflow_scripts.common.files import read_jsonl
-from workflow_scripts.predict.forecast import predict_cells
+from workflow_scripts.predict.predictions import predict_cells
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.outcome import Outcome
 from workflow_scripts.study.paths import HERE, StudyPaths, calibrations_in

@@ -41,7 +41,7 @@ from workflow_scripts.questions.knobs.pairs import compared_pairs
 from workflow_scripts.questions.recommendations.table import BEST, recommendations
 from workflow_scripts.statistics.comparisons import CHANGES, FLAT, NOT_DECIDED, log_margin
 from workflow_scripts.statistics.further_starts import Looks
-from workflow_scripts.statistics.summary import RATE, cell_summary, counted
+from workflow_scripts.statistics.summary import RATE, cell_summary, comparable_rows
 from workflow_scripts.study.study_file import load_study
 from workflow_scripts.tables.cells import SCHEMA
 
@@ -214,7 +214,7 @@ def of_results(name: str, results: Path) -> Grid | None:
     study = load_study(CHECKOUT / "config" / "studies" / f"{name}.yaml")
     plan, cells = map(pd.read_parquet, files)
     cells = cells[cells["cell_id"].isin(plan["cell_id"]) & (cells["study"] == name)]
-    starts = round(counted(cells).groupby("cell_id")["start"].nunique().mean())
+    starts = round(comparable_rows(cells).groupby("cell_id")["start"].nunique().mean())
     at_least = min(starts, study.starts.at_least)
     return Grid(plan, cells, study.equivalence_margin_pct, starts, at_least, study.slo.tpot_s if study.slo else None)
 

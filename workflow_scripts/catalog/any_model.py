@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, get_args
 
 from workflow_scripts.catalog.gpus_and_models import (
-    ENTERED,
     OWN_MODELS,
     CatalogError,
     Dtype,
@@ -18,6 +17,7 @@ from workflow_scripts.catalog.gpus_and_models import (
     ModelDtype,
     get_model,
     load_models,
+    study_models,
 )
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import read_json
@@ -70,7 +70,7 @@ def _own_dtype(config: Path) -> ModelDtype:
 
 def entered_models() -> dict[str, str]:
     """The environment variable from which another process knows the models that this one has entered."""
-    return {OWN_MODELS: json.dumps({name: model.model_dump(mode="json") for name, model in ENTERED.items()})}
+    return {OWN_MODELS: json.dumps({name: model.model_dump(mode="json") for name, model in study_models.items()})}
 
 
 def find_model(asked: str) -> Model:
@@ -96,7 +96,7 @@ def find_model(asked: str) -> Model:
         return namesake
     if namesake is not None:
         model = model.model_copy(update={"name": f"{model.name}-as-given"})
-    ENTERED[model.name] = model
+    study_models[model.name] = model
     return model
 
 

@@ -192,7 +192,7 @@ def _means(wanted: frozenset[str], names: Sequence[frozenset[str]]) -> bool:
 
 
 # Models that this process has entered besides those of the catalogue, by name (`catalog.any_model`).
-ENTERED: dict[str, Model] = {}
+study_models: dict[str, Model] = {}
 
 
 class _Models(UserDict[str, Any]):
@@ -219,7 +219,7 @@ def load_models(folder: Path = MODELS) -> Mapping[str, Model]:
     when it is needed."""
     entries = {path.parent.name: path for path in sorted(folder.glob("*/model.yaml"))}
     given = validated(dict[str, Model], json.loads(os.environ.get(OWN_MODELS) or "{}"), OWN_MODELS, CatalogError)
-    return _Models({**entries, **given, **ENTERED})
+    return _Models({**entries, **given, **study_models})
 
 
 def readable_models() -> Mapping[str, Model]:

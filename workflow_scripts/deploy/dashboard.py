@@ -109,7 +109,7 @@ def _panel(number: int, view: View, seen: str) -> dict[str, Any]:
             ],
         },
         "targets": [
-            {"refId": chr(ord("A") + place), "expr": query, "legendFormat": name, "datasource": DATASOURCE}
-            for place, (name, query) in enumerate(queries.items())
+            {"refId": chr(ord("A") + index), "expr": query, "legendFormat": name, "datasource": DATASOURCE}
+            for index, (name, query) in enumerate(queries.items())
         ],
     }

@@ -70,7 +70,7 @@ def _found_gpus(gpu: Gpu, count: int) -> Device:
         raise WrongDeviceError(f"{gpu.name} was requested, but there is no NVIDIA GPU here: {e}") from None
     try:
         try:
-            handles = [nvml_handle(place) for place in range(count)]
+            handles = [nvml_handle(index) for index in range(count)]
         except (pynvml.NVMLError, IndexError, ValueError):
             raise WrongDeviceError(f"{count} GPUs were requested, but this process sees fewer") from None
         devices = list(map(_described, handles))
@@ -96,8 +96,8 @@ def lost_gpu(count: int = 1) -> str | None:
 
     try:
         pynvml.nvmlInit()
-        for place in range(count):
-            pynvml.nvmlDeviceGetMemoryInfo(nvml_handle(place))
+        for index in range(count):
+            pynvml.nvmlDeviceGetMemoryInfo(nvml_handle(index))
     except pynvml.NVMLError as e:
         return str(e)
     return None
@@ -171,7 +171,7 @@ def reasons_of(mask: int) -> list[str]:
     return sorted(name for name, bit in named.items() if name != "All" and mask & bit)
 
 
-def nvml_handle(place: int = 0) -> Any:
+def nvml_handle(index: int = 0) -> Any:
     """NVML's handle of one of the GPUs that are visible to this process; NVML must be initialised. NVML counts all GPUs
     of the host, CUDA only those in CUDA_VISIBLE_DEVICES, which holds indices or UUIDs; of a UUID it may hold only the
     beginning. Raises IndexError or ValueError if the variable does not name so many GPUs, and pynvml.NVMLError if NVML
@@ -179,7 +179,7 @@ def nvml_handle(place: int = 0) -> Any:
     import pynvml
 
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    device = visible.split(",")[place] if visible else str(place)
+    device = visible.split(",")[index] if visible else str(index)
     if device.startswith(("GPU-", "MIG-")):
         try:
             return pynvml.nvmlDeviceGetHandleByUUID(device)

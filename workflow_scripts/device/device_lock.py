@@ -75,7 +75,7 @@ def _lock_names(gpu: Gpu, count: int) -> list[str]:
     try:
         pynvml.nvmlInit()
         try:
-            return sorted(f"gpu-{pynvml.nvmlDeviceGetUUID(nvml_handle(place))}" for place in range(count))
+            return sorted(f"gpu-{pynvml.nvmlDeviceGetUUID(nvml_handle(index))}" for index in range(count))
         finally:
             pynvml.nvmlShutdown()
     except (pynvml.NVMLError, IndexError, ValueError):

@@ -182,9 +182,9 @@ class CalibrationRun:
         evidence.mkdir(parents=True)
         draw = random.Random(0)
         requests: list[Request] = []
-        places = []
+        indices = []
         for point in self._points:
-            places.append(list(range(len(requests), len(requests) + len(point))))
+            indices.append(list(range(len(requests), len(requests) + len(point))))
             requests += [Request([draw.randrange(vocab) for _ in range(prompt)], output) for prompt, output in point]
         workload = evidence / "requests_to_serve.jsonl"
         write_jsonl(workload, (r.as_line(str(i)) for i, r in enumerate(requests)))
@@ -193,7 +193,7 @@ class CalibrationRun:
             model_dir=model_dir,
             workload=workload,
             evidence=evidence,
-            passes=[places[point] for point in passes],
+            passes=[indices[point] for point in passes],
             passes_s=limit_s,
             start_limit_s=START_LIMIT_S,
         )

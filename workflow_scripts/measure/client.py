@@ -153,14 +153,14 @@ def send(
         limit = aiohttp.ClientTimeout(total=ANSWER_LIMIT_S)
         async with aiohttp.ClientSession(connector=connector, timeout=limit) as session:
 
-            async def answered(request: Request, prompt: Prompt, place: int) -> RequestRecord:
+            async def answered(request: Request, prompt: Prompt, index: int) -> RequestRecord:
                 async with free:
-                    return await stream_completion(session, target, request, prompt, place)
+                    return await stream_completion(session, target, request, prompt, index)
 
             began_s, answers = time.monotonic(), []
-            for place, (request, prompt, due_s) in enumerate(zip(requests, prompts, arrivals_s, strict=True)):
+            for index, (request, prompt, due_s) in enumerate(zip(requests, prompts, arrivals_s, strict=True)):
                 await asyncio.sleep(began_s + due_s - time.monotonic())
-                answers.append(asyncio.create_task(answered(request, prompt, place)))
+                answers.append(asyncio.create_task(answered(request, prompt, index)))
             return await asyncio.gather(*answers), began_s
 
     with asyncio.Runner(loop_factory=_Loop) as runner:
@@ -174,7 +174,7 @@ def send(
 
 
 async def stream_completion(
-    session: Any, target: Target, request: Request, prompt: Prompt, place: int
+    session: Any, target: Target, request: Request, prompt: Prompt, index: int
 ) -> RequestRecord:
     """Send the request at this position in the workload through an `aiohttp.ClientSession`, and read the answer. The
     times are those at which its pieces reached the client, the counts those of the server's usage report."""
@@ -186,7 +186,7 @@ async def stream_completion(
         "max_tokens": request.output_tokens,
         "stream": True,
         "stream_options": {"include_usage": True},
-        **settings_of_request(target.sampling, place),
+        **settings_of_request(target.sampling, index),
         **target.extra_body,
     }
     headers = {**target.address.headers, "x-request-id": request.request_id}

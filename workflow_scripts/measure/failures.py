@@ -10,9 +10,9 @@ from workflow_scripts.logs.engine_log_text import decode, read_lines
 from workflow_scripts.measure.client import ServerTimeoutError
 from workflow_scripts.measure.engine import CacheHeldError
 from workflow_scripts.measure.memory_room import NoRoomError
-from workflow_scripts.study.outcome import Verdict
+from workflow_scripts.study.outcome import OutcomeKind
 
-Failure = tuple[Verdict, str]  # with its reason
+Failure = tuple[OutcomeKind, str]  # with its reason
 
 # Causes that a second attempt does not remove: the configuration does not fit the engine or the device.
 _INFEASIBLE_STATUS = ("kv_too_small", "oom", "unsupported_block_size")

@@ -68,15 +68,15 @@ def run(
     did not begin the job within `time_limit_s`, or it ended during the job; InputError if the folder is not this
     user's own."""
     own = () if python is None else SEARCH_PATHS
-    place = temporary_folder()
-    env = {**env, "TMPDIR": str(place)}
+    temporary = temporary_folder()
+    env = {**env, "TMPDIR": str(temporary)}
     job = {"module": module, "argv": list(argv), "env": env, "own": own, "cwd": str(Path.cwd())}
     # One server per environment, checkout, cluster job and set of libraries: a job's processes end with the job, and
     # the libraries of one engine must not change the process of another engine.
     key = "\0".join((str(python or sys.prefix), str(CHECKOUT), os.environ.get("SLURM_JOB_ID", ""), *preload))
-    path = place / f"server-{hashlib.sha256(key.encode()).hexdigest()[:12]}.sock"
+    path = temporary / f"server-{hashlib.sha256(key.encode()).hexdigest()[:12]}.sock"
     log_of_server = path.with_suffix(".log")
-    with own_folder(place) as folder:
+    with own_folder(temporary) as folder:
         for _ in range(3):
             with _server(folder, path, preload, python) as server:
                 try:

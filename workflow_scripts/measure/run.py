@@ -31,7 +31,7 @@ from workflow_scripts.measure.forkserver import NotImportedError
 from workflow_scripts.measure.forkserver import run as run_forked
 from workflow_scripts.measure.trace import sampled
 from workflow_scripts.study.definition import Definition
-from workflow_scripts.study.outcome import Effective, ExpertsTouched, Measured, Repeat, Verdict, WarmUp
+from workflow_scripts.study.outcome import Effective, ExpertsTouched, Measured, OutcomeKind, Repeat, WarmUp
 from workflow_scripts.study.paths import ENGINE_LOG, JOB, TRACE, WARMUP
 from workflow_scripts.study.protocol import SEED
 from workflow_scripts.workloads.request import Request
@@ -87,7 +87,7 @@ class _Measured:
     """What is known so far, by the names of `Measured`, and the lines of the files of evidence; always written at the
     end, even after a failure."""
 
-    outcome: Verdict = "ok"
+    outcome: OutcomeKind = "ok"
     reason: str | None = None
     wrong_device: bool = False
     device: Device = field(default_factory=Device)
@@ -117,7 +117,7 @@ class _Measured:
             raise error
         self.ended(*failure)
 
-    def ended(self, outcome: Verdict, reason: str) -> None:
+    def ended(self, outcome: OutcomeKind, reason: str) -> None:
         self.outcome, self.reason = outcome, reason
 
     def write(self, folder: Path) -> None:
@@ -191,8 +191,8 @@ def _run(engine: Engine, job: Job, measured: _Measured) -> None:
         engine.take_steps()
         with measured.phase("measure"), load_by_others() as host_load:
             end_s = math.inf if job.passes_s is None else time.monotonic() + job.passes_s
-            for repeat, places in enumerate(served):
-                _one_pass(engine, [requests[i] for i in places], repeat, measured, job)
+            for repeat, indices in enumerate(served):
+                _one_pass(engine, [requests[i] for i in indices], repeat, measured, job)
                 if measured.outcome != "ok" or time.monotonic() > end_s:
                     break
         measured.host_load = host_load

@@ -56,7 +56,7 @@ def gpu_sampler(gpus: int = 1) -> Callable[[], Sample]:
     from workflow_scripts.device.device_check import nvml_handle, throttle_reasons
 
     pynvml.nvmlInit()
-    handles = [nvml_handle(place) for place in range(gpus)]
+    handles = [nvml_handle(index) for index in range(gpus)]
     handle = handles[0]
     reads: dict[str, Callable[[], Any]] = {
         "memory_used_bytes": lambda: int(pynvml.nvmlDeviceGetMemoryInfo(handle).used),

@@ -16,8 +16,8 @@ from workflow_scripts.common.files import last_line, read_json
 from workflow_scripts.common.wording import plural
 from workflow_scripts.page.blocks import Absent, Block, Figure, Fold, Link, table_of
 from workflow_scripts.page.plot import Plot, data_address, size_px
-from workflow_scripts.page.series import NAMES
 from workflow_scripts.study.cell_status import status_of_starts
+from workflow_scripts.study.grid import COORDINATES
 from workflow_scripts.study.paths import ENGINE_LOG, MEASURE_LOG, RAW, StudyPaths, start_folder, within
 from workflow_scripts.study.progress import Progress, may_grow, progress
 from workflow_scripts.study.setting_words import labels
@@ -76,7 +76,7 @@ class Report:
     @cached_property
     def names(self) -> dict[str, str]:
         """For each cell, by its id, what distinguishes it from others: device, engine, model, workload and settings."""
-        differing = [name for name in NAMES if self.grid[name].nunique() > 1]
+        differing = [name for name in COORDINATES if self.grid[name].nunique() > 1]
         places = map(", ".join, self.grid[differing].to_numpy(dtype=object))
         pairs = zip(self.labels.items(), places, strict=True)
         return {cell: f"{place}: {label}" if place else label for (cell, label), place in pairs}

@@ -39,10 +39,10 @@ def span(values: Iterable[float]) -> str:
     return " to ".join(dict.fromkeys([number(min(numbers)), number(max(numbers))])) if numbers else ""
 
 
-def counted(values: "pd.Series[Any]") -> str:
+def with_counts(values: "pd.Series[Any]") -> str:
     """Each value with its count, the most frequent first.
 
-    >>> counted(pd.Series(["engine_error", "ok", "ok"]))
+    >>> with_counts(pd.Series(["engine_error", "ok", "ok"]))
     '2 ok, 1 engine error'
     """
     return ", ".join(f"{count} {str(value).replace('_', ' ')}" for value, count in values.value_counts().items())
@@ -175,7 +175,7 @@ def verdicts_by(rows: pd.DataFrame, *keys: str) -> Iterator[Finding]:
             text += f" Without waiting for the host, the ratio is {largest['device_ratio']:.3g}, within the margin."
         if len(of_one) > 1:
             what = f"largest {'change' if largest['decided'] else 'ratio'} of {len(of_one)} comparisons"
-            text += f" This is the {what} of {knob_name(largest['knob'])}: {counted(of_one['verdict'])}."
+            text += f" This is the {what} of {knob_name(largest['knob'])}: {with_counts(of_one['verdict'])}."
         yield ratio_finding(largest["ratio"], largest["verdict"], text)
 
 

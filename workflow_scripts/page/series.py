@@ -11,10 +11,10 @@ import pandas as pd
 from workflow_scripts.common.wording import plural
 from workflow_scripts.page.blocks import shown
 from workflow_scripts.page.style import Mark, marks
+from workflow_scripts.study.grid import COORDINATES
 from workflow_scripts.study.setting_words import knobs_that_differ, setting
 from workflow_scripts.tables.results import REPEAT, MissingError, Tables, require
 
-NAMES = ["gpu", "engine", "model", "workload"]
 # Where cells of several engines are compared.
 PLACES = ["gpu", "model", "workload"]
 
@@ -45,7 +45,7 @@ def groups_varying(rows: pd.DataFrame, knob: str, knobs: Sequence[str], panel_ke
     rows = rows[rows[knob].notna()]
     others = [column for column in knobs if column != knob]
     rows = rows.assign(x=rows[knob])
-    rows = rows[rows.groupby([*NAMES, *others], dropna=False, sort=False)["x"].transform("nunique") >= 2]
+    rows = rows[rows.groupby([*COORDINATES, *others], dropna=False, sort=False)["x"].transform("nunique") >= 2]
     require(rows, f"no two measured cells differ in {name} alone")
     names = told_apart(rows, panel_keys)
     groups = [
@@ -90,7 +90,7 @@ def series_labels(rows: pd.DataFrame, knobs: Sequence[str]) -> pd.Series:
 
 def cell_titles(cells: pd.DataFrame, knobs: Sequence[str]) -> pd.Series:
     """For each cell what distinguishes it from the others shown: names, and on a second line the settings."""
-    names = told_apart(cells, NAMES, ["engine"])
+    names = told_apart(cells, COORDINATES, ["engine"])
     varied = knobs_that_differ(cells, knobs)
     settings = [
         ", ".join(setting(knob, value) for knob, value in zip(varied, values, strict=True) if pd.notna(value))

@@ -29,7 +29,7 @@ OVERHEAD = ("steps", "layers", "activation_bytes", "sequences", "prompts", "requ
 # Layers that the host launches one by one: as captured pieces around attention, or kernel by kernel.
 LAUNCHED = ("piecewise_layers", "eager_layers")
 KINDS = (*READING, *COMPUTING, *OVERHEAD, *LAUNCHED)
-KIND = {kind: place for place, kind in enumerate(KINDS)}
+KIND = {kind: index for index, kind in enumerate(KINDS)}
 _Cost = Field(default=0.0, ge=0)
 
 

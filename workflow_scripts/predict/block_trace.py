@@ -19,21 +19,21 @@ from workflow_scripts.common.csv_text import with_texts
 from workflow_scripts.common.files import write_text
 from workflow_scripts.physics.layer_groups import KvGroup
 from workflow_scripts.predict.calibrated import PROJECT_FILES
-from workflow_scripts.predict.forecast import tasks_of
 from workflow_scripts.predict.kv_groups import KvPool
 from workflow_scripts.predict.pool_blocks import BlockEvent
+from workflow_scripts.predict.predictions import tasks_of
 from workflow_scripts.predict.schedule import RequestLengths, ScheduleError, SchedulerSettings, StepTime
 from workflow_scripts.predict.scheduler import check_requests
 from workflow_scripts.predict.speed import CellTask, Task, step_time_of
 from workflow_scripts.predict.step_scheduler import StepScheduler
-from workflow_scripts.study.grid import Cell, expand
+from workflow_scripts.study.grid import COORDINATES, Cell, expand
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study import Study, StudyError
 from workflow_scripts.study.study_file import load_study
 
 # Requests of each workload that the report shows: enough to fill small pools, traced in well under a second.
 MOST_REQUESTS = 64
-OF_CELL = ("cell_id", "gpu", "engine", "model", "workload", "knobs")
+OF_CELL = ("cell_id", *COORDINATES, "knobs")
 COLUMNS = (*OF_CELL, "block_size", "num_blocks", *BlockEvent._fields, "source")
 
 
@@ -80,9 +80,9 @@ def trace_of_cell(task: Task, cell: CellTask, most: int | None = None) -> pd.Dat
         requests = replace(requests, **first)
     settings = replace(task.decides, num_blocks=cell.record.num_blocks)
     events = trace_blocks(requests, settings, step_time_of(cell, requests))
-    place = {name: getattr(cell.record, name) for name in OF_CELL}
+    of_cell = {name: getattr(cell.record, name) for name in OF_CELL}
     sizes = {"block_size": settings.block_size, "num_blocks": settings.num_blocks}
-    return _table([place | sizes | event._asdict() | {"source": "predicted"} for event in events])
+    return _table([of_cell | sizes | event._asdict() | {"source": "predicted"} for event in events])
 
 
 def _table(rows: list[dict[str, object]]) -> pd.DataFrame:

@@ -55,27 +55,27 @@ class Table:
         """Give back the blocks that no token after the first `processed` tokens attends to."""
         table, first = self.of.get(r.index, []), self.given_back.get(r.index, 0)
         last = max(first, min(self.skipped(processed), len(table)))
-        for place in range(last - 1, first - 1, -1):
-            self._drop(r, place)
+        for index in range(last - 1, first - 1, -1):
+            self._drop(r, index)
         self.given_back[r.index] = last
 
-    def _drop(self, r: LiveRequest, place: int) -> None:
-        block = self.of[r.index][place]
-        self.of[r.index][place] = None
-        self._release(r, place, block, "freed")
+    def _drop(self, r: LiveRequest, index: int) -> None:
+        block = self.of[r.index][index]
+        self.of[r.index][index] = None
+        self._release(r, index, block, "freed")
 
-    def _release(self, r: LiveRequest, place: int, block: Block | None, event: str) -> None:
+    def _release(self, r: LiveRequest, index: int, block: Block | None, event: str) -> None:
         if block is not None:
             self.blocks.release(block)
-            self.blocks.note(event, r, self.number, place, block)
+            self.blocks.note(event, r, self.number, index, block)
 
     def adopt(self, r: LiveRequest, hits: Sequence[Block | None], start: int) -> None:
         """Give a request the blocks that were found, as far as it needs them."""
         skipped = self.skipped(start)
-        for place, block in enumerate(hits[skipped:], skipped):
+        for index, block in enumerate(hits[skipped:], skipped):
             if block is not None:
                 self.blocks.share(block)
-                self.blocks.note("shared", r, self.number, place, block, start)
+                self.blocks.note("shared", r, self.number, index, block, start)
         self.of[r.index] = [*[None] * skipped, *hits[skipped:]]
         self.kept[r.index] = len(self.of[r.index])
 
@@ -84,31 +84,31 @@ class Table:
         for _ in range(-(-end // self.block_size) - len(table)):
             table.append(self._taken(r, len(table), end))
 
-    def _taken(self, r: LiveRequest, place: int, end: int) -> Block:
-        """A new block for a place in the table of a request, which is to have `end` tokens."""
+    def _taken(self, r: LiveRequest, index: int, end: int) -> Block:
+        """A new block for an index in the table of a request, which is to have `end` tokens."""
         block = self.blocks.take()
-        event = "allocated" if place * self.block_size < r.prompt else "appended"
-        self.blocks.note(event, r, self.number, place, block, end)
+        event = "allocated" if index * self.block_size < r.prompt else "appended"
+        self.blocks.note(event, r, self.number, index, block, end)
         return block
 
     def keep(self, r: LiveRequest, tokens: int) -> None:
         """Note the contents of full blocks of the first `tokens` tokens from which a later prompt may go on."""
         table, full = self.of[r.index], tokens // self.block_size
-        for place in range(self.kept.get(r.index, 0), full):
-            block = table[place]
-            if block is not None and self.may_be_found(r, place):
-                self.blocks.keep(block, self.content(r, place))
+        for index in range(self.kept.get(r.index, 0), full):
+            block = table[index]
+            if block is not None and self.may_be_found(r, index):
+                self.blocks.keep(block, self.content(r, index))
         self.kept[r.index] = max(full, self.kept.get(r.index, 0))
 
-    def content(self, r: LiveRequest, place: int) -> Content:
-        return self.number, r.owner(place), place
+    def content(self, r: LiveRequest, index: int) -> Content:
+        return self.number, r.owner(index), index
 
-    def may_be_found(self, r: LiveRequest, place: int) -> bool:
+    def may_be_found(self, r: LiveRequest, index: int) -> bool:
         """Whether a later prompt may go on from here; with a window only at the prompt's end or where texts diverge."""
         if self.reach is None or self.chunked:
             return True
         ends = [(r.prompt - 1) // self.block_size, r.junction // self.block_size]
-        return any(end - self.window_blocks <= place < end for end in ends)
+        return any(end - self.window_blocks <= index < end for end in ends)
 
     @property
     def window_blocks(self) -> int:
@@ -117,10 +117,10 @@ class Table:
 
     def free(self, r: LiveRequest, event: str) -> None:
         """Give back all blocks of a request, the last first; `event` says why."""
-        for places in (self.kept, self.given_back):
-            places.pop(r.index, None)
-        for place, block in reversed([*enumerate(self.of.pop(r.index, []))]):
-            self._release(r, place, block, event)
+        for indices in (self.kept, self.given_back):
+            indices.pop(r.index, None)
+        for index, block in reversed([*enumerate(self.of.pop(r.index, []))]):
+            self._release(r, index, block, event)
 
 
 class KeptStateTable(Table):
@@ -131,23 +131,23 @@ class KeptStateTable(Table):
     def __init__(self, number: int, pool: KvPool, max_model_len: int, blocks: Blocks) -> None:
         super().__init__(number, pool, max_model_len, blocks)
         self.checkpoints = pool.state_blocks > 2
-        self.former: dict[int, int] = {}  # place of the state before the latest
-        self.checkpoint: dict[int, int] = {}  # place of the state that the planned chunk leaves behind
+        self.former: dict[int, int] = {}  # index of the state before the latest
+        self.checkpoint: dict[int, int] = {}  # index of the state that the planned chunk leaves behind
 
     def skipped(self, tokens: int) -> int:
         return max(0, tokens - 1) // self.block_size
 
     def needed(self, r: LiveRequest, end: int, hits: Sequence[Block | None], start: int, *, whole: bool) -> int:
         held, required = self.of.get(r.index, []), -(-end // self.block_size)
-        place = required - 2
+        index = required - 2
         leaves = (
             self.checkpoints
             and end >= max(r.prompt, r.tokens - 1)
             and leaves_a_state(start, end, self.block_size)
-            and (place >= len(held) or held[place] is None)
+            and (index >= len(held) or held[index] is None)
         )
         if leaves and not whole:
-            self.checkpoint[r.index] = place
+            self.checkpoint[r.index] = index
         elif not whole:
             self.checkpoint.pop(r.index, None)
         return min(required - len(hits) - len(held), 1 + leaves) + _unused(hits)
@@ -174,7 +174,7 @@ class KeptStateTable(Table):
     def keep(self, r: LiveRequest, tokens: int) -> None:
         before = self.kept.get(r.index, 0)
         super().keep(r, tokens)
-        at_end = (r.prompt - 1) // self.block_size - 1  # the last place from which the same prompt can go on
+        at_end = (r.prompt - 1) // self.block_size - 1  # the last block from which the same prompt can go on
         table = self.of[r.index]
         if (left := self.checkpoint.get(r.index)) is not None:
             block = table[left]
@@ -195,14 +195,14 @@ class KeptStateTable(Table):
         self.blocks.keep(block, content)
         self.blocks.new.add(content)
 
-    def may_be_found(self, r: LiveRequest, place: int) -> bool:
+    def may_be_found(self, r: LiveRequest, index: int) -> bool:
         """Whether this is the state at the end of the prompt's last block, or where texts diverge."""
-        return place + 1 in ((r.prompt - 1) // self.block_size, r.junction // self.block_size)
+        return index + 1 in ((r.prompt - 1) // self.block_size, r.junction // self.block_size)
 
     def free(self, r: LiveRequest, event: str) -> None:
         super().free(r, event)
-        for places in (self.former, self.checkpoint):
-            places.pop(r.index, None)
+        for indices in (self.former, self.checkpoint):
+            indices.pop(r.index, None)
 
 
 def leaves_a_state(start: int, end: int, block_size: int) -> bool:
@@ -326,11 +326,11 @@ class LayeredPool:
 
 
 def _find_kind(tables: Sequence[Table], request: LiveRequest, tokens: int) -> list[list[Block | None] | None]:
-    """The longest beginning of at most `tokens` tokens that groups of one kind all have: their blocks, place by place.
-    A place is None if no token after the beginning looks at it."""
+    """The longest beginning of at most `tokens` tokens that groups of one kind all have: their blocks, block by block.
+    A block is None if no token after the beginning looks at it."""
 
-    def cached(place: int) -> list[Block | None] | None:
-        blocks = [table.blocks.find(table.content(request, place)) for table in tables]
+    def cached(index: int) -> list[Block | None] | None:
+        blocks = [table.blocks.find(table.content(request, index)) for table in tables]
         return None if None in blocks else list(blocks)
 
     first_table = tables[0]
@@ -342,9 +342,9 @@ def _find_kind(tables: Sequence[Table], request: LiveRequest, tokens: int) -> li
         return rows
     wanted = first_table.window_blocks if first_table.reach else 1
     rows, run = [None] * most, 0
-    for place in range(most - 1, -1, -1):
-        rows[place] = cached(place)
-        run = 0 if rows[place] is None else run + 1
+    for index in range(most - 1, -1, -1):
+        rows[index] = cached(index)
+        run = 0 if rows[index] is None else run + 1
         if run and run >= wanted:
-            return [None] * place + rows[place : place + run]
+            return [None] * index + rows[index : index + run]
     return rows[:run] if first_table.reach else []  # the beginning may be shorter than a window

@@ -26,9 +26,9 @@ from workflow_scripts.common.terminal import Terminal
 from workflow_scripts.engines.registry import every_knob
 from workflow_scripts.predict.block_trace import trace_of_study
 from workflow_scripts.predict.calibrated import PROJECT_FILES, UNCALIBRATED
-from workflow_scripts.predict.forecast import predict_cells
 from workflow_scripts.predict.prediction_record import FIELDS, KV_BLOCKS, PROMPTS, TEXTS, TOKEN_BUDGET
-from workflow_scripts.study.grid import Cell, expand
+from workflow_scripts.predict.predictions import predict_cells
+from workflow_scripts.study.grid import COORDINATES, Cell, expand
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study import Study
 from workflow_scripts.study.study_file import load_study
@@ -36,11 +36,10 @@ from workflow_scripts.study.study_file import load_study
 # With fewer cells than this, one process is done before a second one has started.
 CELLS_WORTH_A_PROCESS = 1000
 MOST_ROWS = 40
-GROUP_COLUMNS = ("gpu", "engine", "model", "workload")
-TEXT_HEADINGS = (*GROUP_COLUMNS, "knob", "values", "verdict", "why", "GPUs", "for example", "limited by")
+TEXT_HEADINGS = (*COORDINATES, "knob", "values", "verdict", "why", "GPUs", "for example", "limited by")
 # Predicted rates that differ by less count as the same.
 NOTICEABLE_PCT = 0.5
-KNOB_COLUMNS = (*GROUP_COLUMNS, "knob", "values", "spread_pct", "verdict", "why")
+KNOB_COLUMNS = (*COORDINATES, "knob", "values", "spread_pct", "verdict", "why")
 MOST_VALUES = 8
 # A knob that changes no step may still select other kernels, which a schedule does not know.
 MATTERS, CANNOT, NO_STEP, OPEN = "can matter", "cannot matter", "changes no step", "not predicted"
@@ -61,16 +60,16 @@ def plan(
     return table.astype({name: "string" if name in TEXTS else "float64" for name in FIELDS})
 
 
-def knob_effects(cells: Sequence[Cell], forecast: pd.DataFrame) -> pd.DataFrame:
+def predicted_spread(cells: Sequence[Cell], predictions: pd.DataFrame) -> pd.DataFrame:
     """One row for each knob that a study varies for a GPU, engine, model and workload, with the columns `KNOB_COLUMNS`.
     `spread_pct`: how much faster the fastest value is than the slowest, in predicted output tokens/s; the largest such
     difference between cells that agree in all other knobs and are predicted from the same source."""
     knob_rows = [{f"knob_{name}": value for name, value in cell.knobs.set_values().items()} for cell in cells]
     settings = pd.DataFrame(knob_rows, index=[cell.id for cell in cells], dtype=object)
-    table = forecast.set_index("cell_id").join(settings)
+    table = predictions.set_index("cell_id").join(settings)
     knobs = [name for name in table if str(name).startswith("knob_")]
     rows = []
-    for names, part in table.groupby([*GROUP_COLUMNS], sort=False):
+    for names, part in table.groupby(COORDINATES, sort=False):
         for knob in knobs:
             values = list(dict.fromkeys(part[knob].dropna()))
             if len(values) > 1:
@@ -154,7 +153,7 @@ def _print_table(terminal: Terminal, title: str, headings: Sequence[str], rows: 
 
 def _print_groups(terminal: Terminal, table: pd.DataFrame) -> None:
     scheduled = table[table["running_peak"].notna()]
-    keys = [key for key in GROUP_COLUMNS if scheduled[key].nunique() > 1] or ["gpu"]
+    keys = [key for key in COORDINATES if scheduled[key].nunique() > 1] or ["gpu"]
     ranges = {"KV blocks": "num_blocks", "requests of full length": "max_concurrency", "run at once": "running_peak"}
     ranges |= {"output tok/s": "output_tokens_per_s", "TTFT p50 (s)": "ttft_s_p50"}
     rows = []
@@ -236,7 +235,7 @@ def main(args: Namespace) -> None:
         knobs = pd.read_csv(paths.plan / "knobs.csv").map(as_written).fillna({"why": ""})
     else:
         table = plan(study, cells, paths.prepared, args.project_files, args.processes)
-        knobs = knob_effects(cells, table)
+        knobs = predicted_spread(cells, table)
         blocks = trace_of_study(study, cells, table, paths.prepared, args.project_files)
         write_text(paths.plan / "plan.csv", with_texts(table).to_csv(index=False))
         write_text(paths.plan / "knobs.csv", with_texts(knobs).to_csv(index=False))

@@ -124,11 +124,11 @@ class Blocks:
         assert block.content == content
 
     def note(
-        self, event: str, request: LiveRequest | None, group: int, place: int, block: Block, tokens: int | None = None
+        self, event: str, request: LiveRequest | None, group: int, index: int, block: Block, tokens: int | None = None
     ) -> None:
         if self.events is not None:
-            index = None if request is None else request.index
-            self.events.append(BlockEvent(self.step, event, index, group, place, block.number, block.users, tokens))
+            of = None if request is None else request.index
+            self.events.append(BlockEvent(self.step, event, of, group, index, block.number, block.users, tokens))
 
     def forget(self, block: Block) -> None:
         if block.content is not None:

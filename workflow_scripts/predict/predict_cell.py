@@ -23,9 +23,9 @@ from workflow_scripts.engines.description import EngineDescription
 from workflow_scripts.engines.registry import load_engines
 from workflow_scripts.engines.vllm_engines import VLLM
 from workflow_scripts.predict.calibrated import PROJECT_FILES
-from workflow_scripts.predict.forecast import predict_cells
 from workflow_scripts.predict.prediction_record import Band, Prediction
-from workflow_scripts.study.grid import expand
+from workflow_scripts.predict.predictions import predict_cells
+from workflow_scripts.study.grid import COORDINATES, expand
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study import Study, StudyError, study_of
 from workflow_scripts.study.study_file import load_study
@@ -33,7 +33,7 @@ from workflow_scripts.study.study_file import load_study
 # Types of the JSON schema -> types of the command line.
 TYPES = {"integer": int, "number": float}
 
-ASKED = ("gpu", "engine", "model", "workload", "knobs")
+ASKED = (*COORDINATES, "knobs")
 ALWAYS_TOLD = ("speed_source", "error_pct", "ttft_error_pct", "how")
 
 
@@ -70,8 +70,9 @@ def one_cell(args: Namespace) -> Study:
         workload = {"kind": "fixed", "num_prompts": 300, **sizes}
     if args.num_prompts:
         workload["num_prompts"] = args.num_prompts
-    name, place = args.workload or "fixed", {"gpu": resolve_one(args.gpu).name, "model": find_model(args.model).name}
-    sweep = {"name": "one", **place, "engine": args.engine, "workload": name, "knobs": {**defaults, **knobs}}
+    name, coordinates = args.workload or "fixed", {"gpu": resolve_one(args.gpu).name, "engine": args.engine}
+    coordinates |= {"model": find_model(args.model).name, "workload": name}
+    sweep = {"name": "one", **coordinates, "knobs": {**defaults, **knobs}}
     content = {"schema_version": 1, "name": "one-cell", "question": "How fast is this cell?", "repeats": args.repeats}
     return study_of({**content, "workloads": {name: workload}, "sweeps": [sweep]}, "predict")
 

@@ -240,8 +240,8 @@ def fit_sums(rows: FloatArray, times: FloatArray, guide: StepCosts | None = None
 
     work = rows[:, : -len(LAUNCHED)]
     guides = np.zeros((len(GUIDED) if guide else 0, work.shape[1]))
-    for place in range(len(guides)):
-        guides[place, KIND[GUIDED[place]]] = GUIDE_WEIGHT / getattr(guide, GUIDED[place])
+    for row in range(len(guides)):
+        guides[row, KIND[GUIDED[row]]] = GUIDE_WEIGHT / getattr(guide, GUIDED[row])
     expected = times
     for _ in range(FIT_ROUNDS):
         size = np.sqrt(times * np.maximum(expected, times / DISTURBED))

@@ -13,7 +13,7 @@ from workflow_scripts.common.wording import listed, number, plural, sentence
 from workflow_scripts.page.blocks import UNKNOWN, Figure, Finding, Fold, Table, outcome_words
 from workflow_scripts.page.by_knob import TOTAL
 from workflow_scripts.page.report import Report
-from workflow_scripts.page.sentences import DECIDED, counted, duration, explained, span, without_effect
+from workflow_scripts.page.sentences import DECIDED, duration, explained, span, with_counts, without_effect
 from workflow_scripts.page.series import PLACES
 from workflow_scripts.present.figures import FIGURES
 from workflow_scripts.questions.devices import section as device_ratios
@@ -97,7 +97,7 @@ def _environments(report: Report) -> Iterator[str]:
         largest = rows.iloc[0]
         ends = span(largest[["ratio_low", "ratio_high"]])
         yield (
-            f"{value} instead of {largest['baseline']} on {gpu}: {counted(rows['verdict'])}. The largest ratio is "
+            f"{value} instead of {largest['baseline']} on {gpu}: {with_counts(rows['verdict'])}. The largest ratio is "
             f"{number(largest['ratio'])} ({ends or 'no interval'})."
         )
     changed = environments_compared.changed_by_itself(report)

@@ -24,8 +24,8 @@ import pandas as pd
 
 from workflow_scripts.common.metrics import LATENCIES, METRICS
 from workflow_scripts.page.report import Report
-from workflow_scripts.page.series import NAMES
 from workflow_scripts.page.style import COLOURS
+from workflow_scripts.study.grid import COORDINATES
 from workflow_scripts.study.setting_words import knob_name, knobs_that_differ, settings_in_words
 from workflow_scripts.tables.results import REPEAT, MissingError, Tables, medians_by_cell
 
@@ -242,7 +242,7 @@ def timelines(tables: Tables, most_bytes: int = MOST_BYTES) -> dict[str, str]:
     ran = tables.cells[tables.cells["repeat"].notna()]
     rates = ran.groupby("cell_id", sort=False)["output_tokens_per_s"].median()
     first = ran.drop_duplicates("cell_id").set_index("cell_id")
-    rank = rates.groupby([first[name] for name in NAMES], sort=False).rank(ascending=False, method="first")
+    rank = rates.groupby([first[name] for name in COORDINATES], sort=False).rank(ascending=False, method="first")
     ids = rank.sort_values(kind="stable").index[:MOST_CELLS]
     facts = {}
     for name in COLUMNS:

@@ -40,7 +40,7 @@ RATE_OF_ARRIVALS = "knob_request_rate_per_s"
 THROUGHPUT = ("output_tokens_per_s", "total_tokens_per_s", "steady_output_tokens_per_s")
 
 
-def counted(cells: pd.DataFrame) -> pd.DataFrame:
+def comparable_rows(cells: pd.DataFrame) -> pd.DataFrame:
     """Rows that comparisons may use: the cell ended `ok` and was measured as the study defines it."""
     return cells[cells["outcome"].eq("ok").fillna(False) & cells["comparable"].fillna(False)]
 
@@ -55,7 +55,7 @@ def cell_summary(
     cells table and how to reduce their values over the repeats: `first`, `min`, `max`, `mean` or `sum`. Nulls are
     ignored; if all values are null, the result is null.
     """
-    rows = counted(cells)
+    rows = comparable_rows(cells)
     if RATE_OF_ARRIVALS in rows and metric in THROUGHPUT:
         rows = rows[rows[RATE_OF_ARRIVALS].isna()]
     summary, samples = summarise(rows, IDENTITY, metric)
@@ -84,10 +84,10 @@ def summarise(rows: pd.DataFrame, by: Sequence[str], column: str) -> tuple[pd.Da
     groups = logs.groupby(by, dropna=False, sort=False)
     summary = groups.agg(repeats=("log", "count")).reset_index()
     is_cpu = np.isin(summary["gpu"], [name for name, gpu in load_gpus().items() if gpu.kind == "cpu"])
-    place = summary.reindex(columns=list(POOLED)).assign(is_cpu=is_cpu)
+    columns_of_group = summary.reindex(columns=list(POOLED)).assign(is_cpu=is_cpu)
 
     def numbered(*names: str) -> IntArray:
-        return place.groupby(list(names), dropna=False, sort=False).ngroup().to_numpy().astype(int)
+        return columns_of_group.groupby(list(names), dropna=False, sort=False).ngroup().to_numpy().astype(int)
 
     group, cell = numbered(*POOLED), groups.ngroup()
     logs = logs[["log", "card", "start", "round"]].assign(cell=cell, group=group[cell])
@@ -105,7 +105,7 @@ def summarise(rows: pd.DataFrame, by: Sequence[str], column: str) -> tuple[pd.Da
     log[means.index.get_level_values(0), means.index.get_level_values(1)] = means
     of_cell = starts.assign(squares=starts["variance"] * (starts["n"] - 1), df=starts["n"] - 1).groupby("cell")
     within = (of_cell["squares"].sum(min_count=1) / of_cell["df"].sum()).reindex(summary.index)
-    recorded = [known_elsewhere(*of) for of in zip(is_cpu.tolist(), place["study"].astype(str), strict=True)]
+    recorded = [known_elsewhere(*of) for of in zip(is_cpu.tolist(), columns_of_group["study"].astype(str), strict=True)]
     samples = Samples(
         log=log,
         within=numbers(within),

@@ -52,16 +52,16 @@ def contents(study: Study, study_file: Path, paths: StudyPaths) -> dict[str, Pat
         files |= {file.relative_to(CHECKOUT).as_posix(): file for file in _kept(CHECKOUT / name) if file.is_file()}
     measured = [paths.prepared, paths.tables, paths.figures, paths.report]
     measured += [*paths.round_plan("*").parent.glob("round-*.json"), *paths.jobs()]
-    places = [(paths.root, measured), *((cell, [cell]) for cell in map(paths.cell, ended))]
-    for place, parts in places:
+    folders = [(paths.root, measured), *((cell, [cell]) for cell in map(paths.cell, ended))]
+    for folder, parts in folders:
         kept = [path for part in parts for path in _kept(part) if not _is_of_hub(path, paths)]
-        for file in filter(Path.is_file, within(place, paths.root, kept)):
+        for file in filter(Path.is_file, within(folder, paths.root, kept)):
             files[f"results/{file.relative_to(paths.results).as_posix()}"] = file
     return files
 
 
-def _kept(place: Path) -> Iterator[Path]:
-    paths = sorted(place.rglob("*")) if place.is_dir() else [place]
+def _kept(folder: Path) -> Iterator[Path]:
+    paths = sorted(folder.rglob("*")) if folder.is_dir() else [folder]
     # Weights belong to the model and are larger than everything else; its manifest holds their hashes. What an engine
     # or a command that was killed left behind is no evidence.
     kept = (path for path in paths if path.suffix != ".safetensors" and "__pycache__" not in path.parts)

@@ -23,8 +23,8 @@ def gpus_here() -> list[str]:
     names = []
     with contextlib.suppress(pynvml.NVMLError, IndexError, ValueError):
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        for place in range(len(visible.split(",")) if visible else pynvml.nvmlDeviceGetCount()):
-            names.append(pynvml.nvmlDeviceGetName(nvml_handle(place)))
+        for index in range(len(visible.split(",")) if visible else pynvml.nvmlDeviceGetCount()):
+            names.append(pynvml.nvmlDeviceGetName(nvml_handle(index)))
     pynvml.nvmlShutdown()
     return names
 

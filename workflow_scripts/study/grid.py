@@ -18,6 +18,8 @@ from workflow_scripts.engines.knobs import Knobs
 from workflow_scripts.engines.registry import every_knob, get_engine, load_engines
 from workflow_scripts.study.study import Study, StudyError, Sweep, check_known
 
+# The names that tell cells apart, besides the settings of the knobs.
+COORDINATES = ["gpu", "engine", "model", "workload"]
 MOST_CELLS = 100_000
 # Locks are files named after their cell; file systems allow names of 255 bytes.
 MOST_ID = 240
@@ -60,31 +62,31 @@ def expand(study: Study) -> tuple[Cell, ...]:
     if study.claims:  # a misspelt one is reported before anything is measured
         check_known(study.claims, [claim.id for claim in Published(PUBLISHED).claims], f"study {study.name!r}, claims")
     for i, sweep in enumerate(study.sweeps):
-        place = f"study {study.name!r}, sweeps[{i}] ({sweep.name})"
-        check_known(sweep.gpu, gpus, f"{place}.gpu")
-        check_known(sweep.model, models, f"{place}.model")
-        _check_environments(sweep, place)
+        where = f"study {study.name!r}, sweeps[{i}] ({sweep.name})"
+        check_known(sweep.gpu, gpus, f"{where}.gpu")
+        check_known(sweep.model, models, f"{where}.model")
+        _check_environments(sweep, where)
         for name, values in sweep.knob_values().items():
             if not values:
-                raise StudyError(f"{place}.knobs.{name}: an empty list leaves no cell; give at least one value")
+                raise StudyError(f"{where}.knobs.{name}: an empty list leaves no cell; give at least one value")
             # As a default of all sweeps such a knob may be meant for only some of the study's devices.
             kind = every_knob()[name].only_on if name in every_knob() else None
             if kind and (others := [gpu for gpu in sweep.gpu if gpus[gpu].kind != kind]):
                 raise StudyError(
-                    f"{place}.knobs.{name}: only for {kind.upper()} devices; it changes nothing on {', '.join(others)}"
+                    f"{where}.knobs.{name}: only for {kind.upper()} devices; it changes nothing on {', '.join(others)}"
                 )
         points = math.prod(map(len, (sweep.gpu, sweep.engine, sweep.environment, sweep.model, sweep.workload)))
         points *= math.prod(map(len, sweep.knob_values().values()))
         if points > MOST_CELLS:
-            raise StudyError(f"{place}: {points:,} cells; a sweep has at most {MOST_CELLS:,}")
-        for cell in _cells_of(sweep, study, place):
+            raise StudyError(f"{where}: {points:,} cells; a sweep has at most {MOST_CELLS:,}")
+        for cell in _cells_of(sweep, study, where):
             if cell.knobs.draft_model is not None:
-                check_known([cell.knobs.draft_model], models, f"{place}.knobs.speculative_model")
+                check_known([cell.knobs.draft_model], models, f"{where}.knobs.speculative_model")
             if cell.endpoint is not None:
-                check_known([cell.endpoint], endpoints, f"{place}.knobs.endpoint")
+                check_known([cell.endpoint], endpoints, f"{where}.knobs.endpoint")
                 like(cell.endpoint, endpoints)
             if (fault := _fault_of(cell, study)) is not None:
-                raise StudyError(f"{place}: {fault}")
+                raise StudyError(f"{where}: {fault}")
             # The same point may belong to two sweeps: it is then measured once and counts in both.
             if earlier_cell := cells.get(cell.id):
                 cell = replace(earlier_cell, sweeps=tuple(dict.fromkeys(earlier_cell.sweeps + cell.sweeps)))
@@ -102,12 +104,12 @@ def like(name: str, endpoints: Mapping[str, Endpoint]) -> tuple[str, Knobs] | No
     knobs = dict(endpoints[name].like)
     if not knobs:
         return None
-    place, engine = f"endpoints.{name}.like", str(knobs.pop("engine", ""))
-    check_known([engine], load_engines(), f"{place}.engine")
-    return engine, _knobs(engine, {}, knobs, place)
+    where, engine = f"endpoints.{name}.like", str(knobs.pop("engine", ""))
+    check_known([engine], load_engines(), f"{where}.engine")
+    return engine, _knobs(engine, {}, knobs, where)
 
 
-def _check_environments(sweep: Sweep, place: str) -> None:
+def _check_environments(sweep: Sweep, where: str) -> None:
     environments, gpus = load_environments(), load_gpus()
     others = [name for name in sweep.environment if name != DEFAULT]
     for engine in map(get_engine, sweep.engine):
@@ -115,16 +117,16 @@ def _check_environments(sweep: Sweep, place: str) -> None:
         packages = () if "endpoint" in engine.knobs.model_fields else engine.packages
         own = [name for name in environments if package_of(name) in packages]
         allowed = [*([DEFAULT] if engine.locks else []), *own]
-        check_known(sweep.environment, allowed, f"{place}.environment of engine {engine.name!r}")
+        check_known(sweep.environment, allowed, f"{where}.environment of engine {engine.name!r}")
         if refused := [name for name in others if not engine.supports(version_of(name))]:
             raise StudyError(
-                f"{place}.environment: engine {engine.name!r} is measured with {package_of(refused[0])}"
+                f"{where}.environment: engine {engine.name!r} is measured with {package_of(refused[0])}"
                 f" {engine.versions}, not in {refused[0]!r}"
             )
     for name, gpu in itertools.product(others, sweep.gpu):
         if (kind := gpus[gpu].engine_kind) not in (locks := environments[name]):
             raise StudyError(
-                f"{place}.environment: {name!r} has no lock for {gpu}, envs/{name}-{kind}.txt; it has"
+                f"{where}.environment: {name!r} has no lock for {gpu}, envs/{name}-{kind}.txt; it has"
                 f" {', '.join(lock.name for lock in locks.values())}"
             )
 
@@ -132,16 +134,16 @@ def _check_environments(sweep: Sweep, place: str) -> None:
 def _check_models(study: Study, models: Mapping[str, Model]) -> None:
     """Check what a study changes of models: an entry for an unknown model would silently change nothing."""
     for name, override in study.models.items():
-        place = f"study {study.name!r}, models"
-        check_known([name], models, place)
+        where = f"study {study.name!r}, models"
+        check_known([name], models, where)
         load_format = override.load_format or models[name].load_format
         if override.trust_remote_code and load_format != "hub":
-            raise StudyError(f"{place}.{name}: trust_remote_code needs load_format: hub, where the code comes from")
+            raise StudyError(f"{where}.{name}: trust_remote_code needs load_format: hub, where the code comes from")
         if load_format == "hub":
             try:
                 models[name].pinned()
             except CatalogError as e:
-                raise StudyError(f"{place}.{name}.load_format: {e}") from None
+                raise StudyError(f"{where}.{name}.load_format: {e}") from None
 
 
 def _fault_of(cell: Cell, study: Study) -> str | None:
@@ -159,22 +161,22 @@ def _fault_of(cell: Cell, study: Study) -> str | None:
     return None
 
 
-def _cells_of(sweep: Sweep, study: Study, place: str) -> Iterator[Cell]:
+def _cells_of(sweep: Sweep, study: Study, where: str) -> Iterator[Cell]:
     values = sweep.knob_values()
     for engine in sweep.engine:
         defaults = study.engine_defaults.get(engine, {})
         settings = [
-            _knobs(engine, defaults, dict(zip(values, combination, strict=True)), place)
+            _knobs(engine, defaults, dict(zip(values, combination, strict=True)), where)
             for combination in itertools.product(*values.values())
         ]
-        places = itertools.product(sweep.gpu, sweep.environment, sweep.model, sweep.workload, settings)
-        for gpu, environment, model, workload, knobs in places:
+        combinations = itertools.product(sweep.gpu, sweep.environment, sweep.model, sweep.workload, settings)
+        for gpu, environment, model, workload, knobs in combinations:
             yield Cell(
                 gpu, engine, model, workload, knobs, (sweep.name,), "" if environment == DEFAULT else environment
             )
 
 
-def _knobs(engine: str, defaults: dict[str, Any], chosen: dict[str, Any], place: str) -> Knobs:
+def _knobs(engine: str, defaults: dict[str, Any], chosen: dict[str, Any], where: str) -> Knobs:
     kind = get_engine(engine).knobs
     try:
         return kind.model_validate({**defaults, **chosen})
@@ -184,6 +186,6 @@ def _knobs(engine: str, defaults: dict[str, Any], chosen: dict[str, Any], place:
             "missing": f"engine {engine!r} needs this knob",
         }
         knob, message = next(faults(e, kind, own))
-        name = ".".join(filter(None, (place, "knobs", knob)))
+        name = ".".join(filter(None, (where, "knobs", knob)))
         origin = f" (from engine_defaults.{engine})" if knob in defaults.keys() - chosen.keys() else ""
         raise StudyError(f"{name}{origin}: {message}") from None

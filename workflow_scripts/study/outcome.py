@@ -11,7 +11,7 @@ from workflow_scripts.common.records import AsRecorded, Record
 from workflow_scripts.device.device_record import Device, LoadByOthers
 from workflow_scripts.study.definition import recorded_sha256
 
-Verdict = Literal["ok", "infeasible", "timeout", "engine_error", "invalid"]
+OutcomeKind = Literal["ok", "infeasible", "timeout", "engine_error", "invalid"]
 # The settings that took effect, under the engine's own names; what they are differs with engine and version.
 Effective = dict[str, Any]
 
@@ -99,7 +99,7 @@ class Measured(Record):
     """What the measuring process observed; the fields are those of `Outcome`. `wrong_device`: the cell did not run,
     because the device was not its own."""
 
-    outcome: Verdict
+    outcome: OutcomeKind
     reason: str | None = None
     effective: Effective = {}
     phases_s: dict[str, float] = {}
@@ -121,7 +121,7 @@ class Outcome(Record):
 
     schema_version: Literal[1] = 1
     cell_id: str
-    outcome: Verdict
+    outcome: OutcomeKind
     reason: str | None = None
     definition: dict[str, JsonValue]
     definition_sha256: str

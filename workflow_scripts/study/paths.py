@@ -53,16 +53,16 @@ def usable(text: object, what: str) -> Path:
     return Path(path)
 
 
-def within(place: Path, root: Path, paths: Iterable[Path]) -> list[Path]:
-    """The paths, which are those of evidence in `place`, a folder below `root`. Raises InputError if one is neither a
-    file nor a folder, or is reached through a link that leads out of the place: reports and archives would publish what
-    is there. `root` itself may be a link."""
+def within(folder: Path, root: Path, paths: Iterable[Path]) -> list[Path]:
+    """The paths, which are those of evidence in `folder` below `root`. Raises InputError if one is neither a file nor a
+    folder, or is reached through a link that leads out of it: reports and archives would publish what is there. `root`
+    itself may be a link."""
     listed = list(paths)
-    real = Path(os.path.realpath(root), place.relative_to(root))
+    real = Path(os.path.realpath(root), folder.relative_to(root))
     folders = dict.fromkeys(path.parent for path in listed)
     for path in (*folders, *filter(Path.is_symlink, listed)):
         if not (found := Path(os.path.realpath(path))).is_relative_to(real):
-            raise InputError(f"{path}: a link leads out of {place}, to {found}; allowed: files, and links inside it")
+            raise InputError(f"{path}: a link leads out of {folder}, to {found}; allowed: files, and links inside it")
     for path in listed:
         if path.exists() and not path.is_file() and not path.is_dir():
             raise InputError(f"{path}: neither a file nor a folder")

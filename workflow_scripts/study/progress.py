@@ -184,22 +184,22 @@ def _left(
     """Seconds until the last missing start has ended, the devices whose cells wait, and whether a start is late."""
     expected = _expected_s(runs)
 
-    def place(cell: Cell) -> str:
+    def device(cell: Cell) -> str:
         return HERE if is_one_machine else cell.gpu
 
     work: dict[str, float] = defaultdict(float)
     for cell, starts in missing.items():
         if starts:
-            work[place(cell)] += starts * (expected(cell) or 0.0)
-    at_once = Counter(place(start.cell) for start in running)
+            work[device(cell)] += starts * (expected(cell) or 0.0)
+    at_once = Counter(device(start.cell) for start in running)
     for cell, of_cell in runs.items():
         if any(now_s - run.ended_s < BETWEEN_S for run in of_cell.values()):
-            at_once.setdefault(place(cell), 1)
+            at_once.setdefault(device(cell), 1)
     is_late = False
     for start in running:
-        if place(start.cell) in work and not start.again:
+        if device(start.cell) in work and not start.again:
             in_all = expected(start.cell) or 0.0
-            work[place(start.cell)] -= min(start.for_s, in_all)
+            work[device(start.cell)] -= min(start.for_s, in_all)
             is_late |= start.for_s >= in_all
     waiting = [name for name in work if name not in at_once]
     remaining_s = [seconds / at_once[name] for name, seconds in work.items() if name in at_once]

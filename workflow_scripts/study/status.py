@@ -30,14 +30,14 @@ from workflow_scripts.common.command import RESULTS, STUDY, command, option, pos
 from workflow_scripts.common.terminal import Terminal
 from workflow_scripts.study.accounting import NODE_HEADINGS, AccountedJob, accounted_jobs, by_node, fetch
 from workflow_scripts.study.cell_status import PREDICTED, CellStatus, status_of_cell, status_of_starts
-from workflow_scripts.study.outcome import Verdict
+from workflow_scripts.study.outcome import OutcomeKind
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.progress import progress
 from workflow_scripts.study.rounds import last_plan
 from workflow_scripts.study.study import Study
 from workflow_scripts.study.study_file import load_study
 
-STATES = (*get_args(Verdict), "outdated", "missing", PREDICTED)
+STATES = (*get_args(OutcomeKind), "outdated", "missing", PREDICTED)
 # Seconds between two updates of `--watch`, which spends at most this share of its time on them.
 WATCH_S, WATCH_SHARE = 5, 0.1
 _STYLES = {"ok": "green", "infeasible": "yellow", "missing": "dim", PREDICTED: "dim", "outdated": "cyan"}
@@ -105,8 +105,8 @@ def rounds(study: Study, paths: StudyPaths) -> Iterator[str]:
 
 def nodes(jobs: Sequence[AccountedJob]) -> Table:
     table = Table(box=None, pad_edge=False)
-    for place, heading in enumerate(NODE_HEADINGS):
-        table.add_column(heading, justify="right" if place else "left")
+    for column, heading in enumerate(NODE_HEADINGS):
+        table.add_column(heading, justify="right" if column else "left")
     for row in by_node(jobs):
         table.add_row(*row)
     return table

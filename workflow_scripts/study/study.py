@@ -206,29 +206,29 @@ class Study(StrictRecord):
             raise ValueError("device_hours: give measure.device_hours or starts.device_hours, not both")
         seen: dict[str, str] = {}
         for i, sweep in enumerate(self.sweeps):
-            place = f"sweeps[{i}] ({sweep.name})"
-            check_known(sweep.engine, load_engines(), f"{place}.engine")
-            check_known(sweep.workload, self.workloads, f"{place}.workload")
+            where = f"sweeps[{i}] ({sweep.name})"
+            check_known(sweep.engine, load_engines(), f"{where}.engine")
+            check_known(sweep.workload, self.workloads, f"{where}.workload")
             if sweep.name in seen.values():
-                raise ValueError(f"{place}: another sweep is named {sweep.name!r}; every sweep needs its own name")
+                raise ValueError(f"{where}: another sweep is named {sweep.name!r}; every sweep needs its own name")
             content = sweep.model_dump_json(exclude={"name"})
             if content in seen:
-                raise ValueError(f"{place}: a duplicate of sweep {seen[content]!r}; remove one of them")
+                raise ValueError(f"{where}: a duplicate of sweep {seen[content]!r}; remove one of them")
             seen[content] = sweep.name
         for engine, knobs in self.engine_defaults.items():
             check_known([engine], load_engines(), "engine_defaults")
-            place = f"engine_defaults.{engine}"
+            where = f"engine_defaults.{engine}"
             for name, value in knobs.items():
-                check_known([name], get_engine(engine).knobs.model_fields, place)
+                check_known([name], get_engine(engine).knobs.model_fields, where)
                 if isinstance(value, list):
-                    raise ValueError(f"{place}.{name}: one value for all sweeps; a list to cross belongs to a sweep")
+                    raise ValueError(f"{where}.{name}: one value for all sweeps; a list to cross belongs to a sweep")
         return self
 
 
-def check_known(names: Iterable[str], allowed: Collection[str], place: str) -> None:
+def check_known(names: Iterable[str], allowed: Collection[str], where: str) -> None:
     for name in names:
         if name not in allowed:
-            raise StudyError(f"{place}: {name!r} is unknown; allowed: {', '.join(sorted(allowed))}")
+            raise StudyError(f"{where}: {name!r} is unknown; allowed: {', '.join(sorted(allowed))}")
 
 
 def study_of(content: Any, where: str) -> Study:

@@ -20,7 +20,7 @@ from workflow_scripts.statistics.summary import (
     RATE_OF_ARRIVALS,
     THROUGHPUT,
     cell_summary,
-    counted,
+    comparable_rows,
     summarise,
 )
 from workflow_scripts.study.study import Study
@@ -57,7 +57,7 @@ def cell_intervals(cells: pd.DataFrame, measures: Sequence[str] | None = None) -
     parts = [_of_mean(cells, metric) for metric in means.values()]
     others = [name for name in (*(metric.column for metric in METRICS), *_FURTHER) if name in cells]
     others = [name for name in others if name not in means and pd.api.types.is_numeric_dtype(cells[name])]
-    groups = counted(cells).groupby("cell_id", sort=False)[others]
+    groups = comparable_rows(cells).groupby("cell_id", sort=False)[others]
     medians, repeats = groups.median(), groups.count()
     parts += [
         pd.DataFrame({"value": medians[name], "repeats": repeats[name], "measure": name}).dropna().reset_index()
@@ -75,7 +75,7 @@ def _of_mean(cells: pd.DataFrame, metric: Metric) -> pd.DataFrame:
         intervals = intervals[["value"]]
     rows = summary[["cell_id", "sample", "repeats"]].join(intervals, on="sample")
     if measure in THROUGHPUT and RATE_OF_ARRIVALS in cells:
-        at_a_rate, _ = summarise(counted(cells[cells[RATE_OF_ARRIVALS].notna()]), IDENTITY, measure)
+        at_a_rate, _ = summarise(comparable_rows(cells[cells[RATE_OF_ARRIVALS].notna()]), IDENTITY, measure)
         at_a_rate = at_a_rate[at_a_rate["repeats"] > 0]
         rows = pd.concat([rows, at_a_rate.assign(value=np.exp(at_a_rate["log_mean"]))])
     return rows.assign(measure=measure)

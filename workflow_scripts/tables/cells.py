@@ -30,7 +30,7 @@ from workflow_scripts.tables.request_lives import Texts, request_lives, shared_t
 from workflow_scripts.tables.timeline import (
     request_facts,
     running_over_time,
-    running_told,
+    running_reported,
     steady_rate,
     step_facts,
     trace_facts,
@@ -262,7 +262,7 @@ def _of_gpu(parsed: Path, gpu: str, grid: pd.DataFrame, texts: Texts) -> pd.Data
     ]
     repeat = repeat.join(parts)
     # An engine behind a server reports its queues from time to time, but not when a request leaves the queue.
-    reported = running_told(steps).reindex(repeat.index)
+    reported = running_reported(steps).reindex(repeat.index)
     for name in ("running_peak", "running_mean"):
         repeat[name] = repeat[name].fillna(reported[name])
     return derived(start.reset_index().merge(repeat.reset_index(), on=START, how="left"))

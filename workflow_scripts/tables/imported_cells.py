@@ -11,6 +11,7 @@ from workflow_scripts.catalog.gpus_and_models import get_model
 from workflow_scripts.engines.registry import every_knob, get_engine
 from workflow_scripts.physics.rate_ceiling import MeanLengths, judge_rate
 from workflow_scripts.statistics.summary import RAN, RATE, Row
+from workflow_scripts.study.grid import COORDINATES
 from workflow_scripts.tables.parsed_facts import known_facts
 
 IMPORTED = "imported"
@@ -50,12 +51,12 @@ def _row(run: Row, study: str) -> Row:
     log, trace = run["log"] or {}, run["trace"] or {}
     names = ["running", "waiting", "kv_cache_usage_pct"]
     lines = pd.DataFrame(log.get("over_time") or [], columns=names, dtype=float)
-    place = {name: run[name] for name in ("gpu", "engine", "model", "workload")}
+    coordinates = {name: run[name] for name in COORDINATES}
     row: Row = {
-        "cell_id": "/".join((IMPORTED, *place.values(), run["slug"])),
+        "cell_id": "/".join((IMPORTED, *coordinates.values(), run["slug"])),
         "study": study,
         "sweeps": IMPORTED,
-        **place,
+        **coordinates,
         "environment": "",
         "knobs": run["slug"],
         **{f"knob_{name}": value for name, value in run["knobs"].items()},

@@ -146,7 +146,7 @@ def step_facts(steps: pd.DataFrame, began_s: pd.Series) -> pd.DataFrame:
     ).set_axis(repeats)
 
 
-def running_told(steps: pd.DataFrame) -> pd.DataFrame:
+def running_reported(steps: pd.DataFrame) -> pd.DataFrame:
     """Peak and mean of the sequences that run at once, from the readings that servers report from time to time."""
     groups = steps[steps["running"].notna()].groupby(REPEAT)["running"]
     return pd.DataFrame({"running_peak": groups.max().astype(float), "running_mean": groups.mean()})

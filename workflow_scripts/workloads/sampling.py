@@ -63,11 +63,11 @@ def in_words(sampling: Sampling | None) -> str:
 SETTINGS = frozenset(Sampling.model_fields)
 
 
-def settings_of_request(sampling: Sampling | None, place: int) -> dict[str, float | int]:
-    """The settings of the request at a place of the workload, as fields of the OpenAI API.
+def settings_of_request(sampling: Sampling | None, index: int) -> dict[str, float | int]:
+    """The settings of the request at an index of the workload, as fields of the OpenAI API.
 
     >>> settings_of_request(None, 3), settings_of_request(Sampling(temperature=0.7, seed=5), 2)
     ({'temperature': 0.0}, {'temperature': 0.7, 'seed': 7})
     """
     values = {"temperature": 0.0} if sampling is None else sampling.model_dump()
-    return values | ({"seed": values["seed"] + place} if "seed" in values else {})
+    return values | ({"seed": values["seed"] + index} if "seed" in values else {})

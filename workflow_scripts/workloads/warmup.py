@@ -44,7 +44,7 @@ def chosen(prompt_tokens: Sequence[int], count: int) -> list[int]:
     [1, 3, 5]
     """
     longest_first = sorted(range(len(prompt_tokens)), key=lambda i: -prompt_tokens[i])
-    return sorted(longest_first[place * len(prompt_tokens) // count] for place in range(count))
+    return sorted(longest_first[index * len(prompt_tokens) // count] for index in range(count))
 
 
 def is_steady(passes_s: Sequence[float]) -> bool:

@@ -103,7 +103,7 @@ def planned_again(finished: Path, *edited: str) -> dict[str, set[str]]:
         # A table that is made again is new to the rules that read it, whatever else they use.
         {
             "parse/cell_tables.py": {"parse"},
-            "predict/forecast.py": {"predict_cells"},
+            "predict/predictions.py": {"predict_cells"},
             "predict/hf_cells.py": {"predict_cells", "predict_capacity"},
         },
         {"physics/formulas.py": {"predict_cells", "predict_capacity", "measured_cells"}},

@@ -16,7 +16,7 @@ from workflow_scripts.engines.registry import BUILT_IN, VARIABLE, get_engine
 from workflow_scripts.measure import cell as cell_command
 from workflow_scripts.parse import cell_tables
 from workflow_scripts.predict.check_study import check_cells
-from workflow_scripts.predict.forecast import predict_cells
+from workflow_scripts.predict.predictions import predict_cells
 from workflow_scripts.prepare import model as model_command
 from workflow_scripts.prepare import workload as workload_command
 from workflow_scripts.questions.knobs import table as effects_command

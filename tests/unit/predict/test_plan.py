@@ -6,14 +6,14 @@ import pytest
 from tests.unit.predict.planned import study, sweep, write_study
 from workflow_scripts.predict import plan as planning
 from workflow_scripts.predict import predict_cell as predict
-from workflow_scripts.predict.plan import knob_effects, main, plan
+from workflow_scripts.predict.plan import main, plan, predicted_spread
 from workflow_scripts.study.grid import expand
 
 
 def effects(tmp_path, **changes):
     planned = study(tmp_path, **changes)
     cells = expand(planned)
-    rows = knob_effects(cells, plan(planned, cells, None))
+    rows = predicted_spread(cells, plan(planned, cells, None))
     return {(row.gpu, row.knob): row for row in rows.itertuples()}
 
 

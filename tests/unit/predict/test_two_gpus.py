@@ -11,9 +11,9 @@ from tests.unit.predict.planned import study, sweep
 from workflow_scripts.catalog.gpus_and_models import CONFIG, get_gpu, get_model
 from workflow_scripts.physics.model_facts import read_model_facts
 from workflow_scripts.physics.step_time import KIND, device_s
-from workflow_scripts.predict import forecast
+from workflow_scripts.predict import predictions
 from workflow_scripts.predict.calibrated import PROJECT_FILES, default_speed, scaled, speed_for
-from workflow_scripts.predict.forecast import predict_cells
+from workflow_scripts.predict.predictions import predict_cells
 from workflow_scripts.predict.schedule import RequestLengths
 from workflow_scripts.predict.step_fit import fit_calibration, scheduled
 from workflow_scripts.predict.timing import time_schedule
@@ -111,7 +111,7 @@ def test_one_gpus_calibration_and_the_rates_of_another_predict_the_others_cells(
         costs = scaled(fitted(other).costs, known, here, "bfloat16", (get_gpu(other), get_gpu(gpu)))
         return speed.model_copy(update={"costs": costs})
 
-    monkeypatch.setattr(forecast, "speed_for", from_the_other)
+    monkeypatch.setattr(predictions, "speed_for", from_the_other)
     errors = np.abs(errors_pct(predicted(), walls_s, gpu))
     assert (np.median(errors) <= 3, errors.max() <= 11) == (True, True)
 

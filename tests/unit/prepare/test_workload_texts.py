@@ -10,7 +10,7 @@ import pytest
 
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import sha256_of
-from workflow_scripts.predict.forecast import lengths_of
+from workflow_scripts.predict.predictions import lengths_of
 from workflow_scripts.prepare.tokenizer import load_vocabulary
 from workflow_scripts.workloads.make_requests import GENERATORS, make_requests, make_warmup
 from workflow_scripts.workloads.request import Vocabulary, WorkloadError

@@ -7,7 +7,7 @@ import pytest
 
 from tests.unit.present.conftest import changed, in_table, report_of, table_in, told, written
 from workflow_scripts.catalog.any_model import model_of_folder
-from workflow_scripts.catalog.gpus_and_models import ENTERED, get_model
+from workflow_scripts.catalog.gpus_and_models import get_model, study_models
 from workflow_scripts.page.blocks import Link, Text
 from workflow_scripts.page.report import Report
 from workflow_scripts.page.sentences import verdicts_on, what_verdicts_cover
@@ -195,7 +195,7 @@ def test_the_type_that_a_device_decided_and_a_model_of_unknown_structure_are_nam
     config = json.loads(get_model("tiny-llama-57m").config.read_text())
     (tmp_path / "given").mkdir()
     (tmp_path / "given/config.json").write_text(json.dumps(config | {"model_type": "made_up"}))
-    monkeypatch.setitem(ENTERED, "mine", model_of_folder("mine", tmp_path / "given"))
+    monkeypatch.setitem(study_models, "mine", model_of_folder("mine", tmp_path / "given"))
     cells = named(pd.DataFrame({"cell_id": ["a", "b"]})).assign(model=["mine", "tiny-llama-57m"])
     ((verdict, sentence),) = told(not_understood, written(report, cells=cells))
     assert verdict == "unknown"

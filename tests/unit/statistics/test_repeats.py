@@ -9,7 +9,7 @@ from workflow_scripts.statistics.summary import (
     IDENTITY,
     bound_by,
     cell_summary,
-    counted,
+    comparable_rows,
     summarise,
 )
 
@@ -28,7 +28,7 @@ def test_only_cells_that_ended_ok_are_as_the_study_says_and_have_the_metric_coun
         cell({"max_num_seqs": 4}, comparable=None),
         cell({"max_num_seqs": 5}, outcome=None),
     )
-    assert counted(cells)["knobs"].tolist() == ["seqs1"]
+    assert comparable_rows(cells)["knobs"].tolist() == ["seqs1"]
     assert summed(cells, RATE)["knobs"].tolist() == ["seqs1"]
     cells = starts_table(cell({"max_num_seqs": 1}, [np.nan, np.nan]), cell({"max_num_seqs": 2}, [np.nan, 5.0]))
     assert summed(cells, RATE)[["knobs", "repeats"]].to_dict("index") == {0: {"knobs": "seqs2", "repeats": 1}}

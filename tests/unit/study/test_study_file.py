@@ -12,10 +12,10 @@ import yaml
 from tests.unit import made_studies
 from tests.unit.made_studies import study_content
 from workflow_scripts.catalog import hub
-from workflow_scripts.catalog.gpus_and_models import ENTERED, CatalogError, get_model
+from workflow_scripts.catalog.gpus_and_models import CatalogError, get_model, study_models
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.parse.imported_runs import read_runs
-from workflow_scripts.predict.forecast import predict_cells
+from workflow_scripts.predict.predictions import predict_cells
 from workflow_scripts.prepare.model import main as prepare_model
 from workflow_scripts.study.definition import definitions_sha256, resolved_models
 from workflow_scripts.study.grid import expand
@@ -266,7 +266,7 @@ def test_a_repository_needs_the_hub_once(write_own, tmp_path, monkeypatch):
     assert (model.hub_repo, model.revision, model.load_format) == ("org/model", COMMIT, "hub")
     store_configs(study, paths)
     monkeypatch.undo()
-    ENTERED.clear()
+    study_models.clear()
     monkeypatch.setattr(hub, "snapshot_download", Mock(side_effect=hub.LocalEntryNotFoundError("no network")))
     assert resolved_models(load_study(path, tmp_path / "results"))["mine"] == model
     with pytest.raises(InputError, match=f"org/model at {COMMIT}: the hub cannot be reached"):

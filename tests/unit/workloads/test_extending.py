@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from tests.recipes import blocks, recipe
-from workflow_scripts.predict.forecast import lengths_of
+from workflow_scripts.predict.predictions import lengths_of
 from workflow_scripts.workloads import workload_kinds
 from workflow_scripts.workloads.make_requests import make_requests, make_warmup
 from workflow_scripts.workloads.request import Vocabulary

@@ -19,7 +19,7 @@ import pandas as pd
 
 from workflow_scripts.common.command import PARSED
 from workflow_scripts.engines.registry import every_knob, get_engine
-from workflow_scripts.statistics.summary import Row, as_applied, counted, knob_columns, knob_text, records
+from workflow_scripts.statistics.summary import Row, as_applied, comparable_rows, knob_columns, knob_text, records
 from workflow_scripts.study.definition import resolved_models
 from workflow_scripts.study.study import Study
 from workflow_scripts.tables.parsed_facts import read_parsed
@@ -95,7 +95,7 @@ def compared(pairs: Iterable[tuple[Answer, Answer]]) -> Row:
 
 def answers_table(study: Study, cells: pd.DataFrame, parsed: Path) -> pd.DataFrame:
     kept = [name for name, w in study.workloads.items() if w.keep_answers and (not w.sampling or w.sampling.is_greedy)]
-    rows = counted(cells).drop_duplicates("cell_id")
+    rows = comparable_rows(cells).drop_duplicates("cell_id")
     rows = rows[rows["workload"].isin(kept) & rows["study"].eq(study.name)]
     random_weights = {name for name, model in resolved_models(study).items() if model.load_format == "dummy"}
     comparisons: list[Row] = []

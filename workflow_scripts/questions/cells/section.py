@@ -11,9 +11,9 @@ from matplotlib.patches import Patch, Rectangle
 from workflow_scripts.page.blocks import Block, Finding, Fold, Link, Table, Text, outcome_words, shown, table_of
 from workflow_scripts.page.plot import Panel, Plot, hide_y
 from workflow_scripts.page.report import MOST_ROWS, FigurePart, Report, Subject
-from workflow_scripts.page.sentences import counted
-from workflow_scripts.page.series import NAMES
+from workflow_scripts.page.sentences import with_counts
 from workflow_scripts.page.style import INK, MUTED, OUTCOMES, PAPER
+from workflow_scripts.study.grid import COORDINATES
 from workflow_scripts.tables.results import RATE, Tables, records
 
 TILES_PER_ROW = 30
@@ -29,7 +29,7 @@ def grid_outcomes(tables: Tables) -> Plot:
     """One tile per cell, with colour and sign of its outcome; bars of counts if there are too many cells for tiles."""
     cells = tables.grid
     tiles = len(cells) <= MOST_TILES
-    by = cells.groupby(NAMES if tiles else NAMES[:3], sort=False)
+    by = cells.groupby(COORDINATES if tiles else COORDINATES[:3], sort=False)
     strips = {" · ".join(map(str, names)): list(part["outcome"]) for names, part in by}
     notes = []
     if not tiles:
@@ -40,7 +40,7 @@ def grid_outcomes(tables: Tables) -> Plot:
     rows = sum(map(_lines_of, strips.values())) if tiles else 2 * len(strips)
     return Plot(
         title=f"Outcome of each of the {len(cells)} cells" if tiles else f"Outcomes of {len(cells)} cells",
-        alt=f"{len(cells)} cells: {counted(cells['outcome'])}.",
+        alt=f"{len(cells)} cells: {with_counts(cells['outcome'])}.",
         panels=[Panel("", lambda ax: _draw_tiles(ax, strips) if tiles else _draw_bars(ax, strips))],
         handles=[
             Patch(facecolor=color, edgecolor=MUTED, label=f"{sign} {outcome_words(outcome)}".strip())
@@ -139,8 +139,8 @@ def not_as_asked(report: Report) -> Iterator[Block]:
 
 def every_cell(report: Report) -> Iterator[Block]:
     rates = report.tables.value(RATE)
-    for names, part in report.grid.groupby(NAMES, sort=False):
-        summary = f"{' · '.join(map(str, names))}: {counted(part['outcome'])}"
+    for names, part in report.grid.groupby(COORDINATES, sort=False):
+        summary = f"{' · '.join(map(str, names))}: {with_counts(part['outcome'])}"
         yield Fold(summary, [_cell_lines(report, part, rates)])
 
 

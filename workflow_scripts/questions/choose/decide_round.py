@@ -28,7 +28,7 @@ from workflow_scripts.questions.knobs.pairs import compared_pairs, looks_at
 from workflow_scripts.questions.limits.table import checked
 from workflow_scripts.statistics.comparisons import NOT_DECIDED
 from workflow_scripts.statistics.further_starts import Looks
-from workflow_scripts.statistics.summary import Row, counted, records
+from workflow_scripts.statistics.summary import Row, comparable_rows, records
 from workflow_scripts.study.definition import definitions_sha256
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.outcome import outcome_in
@@ -137,7 +137,7 @@ def open_comparisons(
     always in the same round. `seconds_per_start` are device seconds by `cell_id`, with every compared cell (else a
     KeyError); `budget_s` are those that are left; the cells `no_start` are not started again.
     """
-    started = counted(cells).groupby("cell_id")["start"].nunique()
+    started = comparable_rows(cells).groupby("cell_id")["start"].nunique()
     pairs = []
     for column, rows, of_column in compared_pairs(cells, margin_pct, looks):
         ids = rows["cell_id"].to_numpy()

@@ -17,8 +17,9 @@ from workflow_scripts.common.command import option
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.parquet import read_parquet
 from workflow_scripts.questions.choose.choose_cells import estimates_and_questions
-from workflow_scripts.questions.choose.estimates import CHECK, SETTING, Estimates
+from workflow_scripts.questions.choose.estimates import CHECK, Estimates
 from workflow_scripts.questions.choose.open_questions import Question
+from workflow_scripts.study.grid import COORDINATES
 from workflow_scripts.study.study import Study
 from workflow_scripts.tables.table_command import table_command
 from workflow_scripts.tables.typed_tables import FLAG, NUMBER, TEXT, table_schema
@@ -52,7 +53,7 @@ QUESTIONS_SCHEMA = table_schema(
 def estimates_table(plan: pd.DataFrame, estimates: Estimates) -> pd.DataFrame:
     """The estimates table; cells are in the order of the plan."""
     of_cells = estimates.table.reindex(plan["cell_id"]).reset_index(drop=True)
-    table = plan.reset_index(drop=True)[["cell_id", *SETTING, "knobs"]].join(of_cells[["state", "low", "high"]])
+    table = plan.reset_index(drop=True)[["cell_id", *COORDINATES, "knobs"]].join(of_cells[["state", "low", "high"]])
     # Where there is no band, the rate is a mere guess.
     table["estimated"] = np.exp(of_cells["log_rate"]).where(of_cells["low"].notna())
     table["measured"] = np.exp(of_cells["log_measured"])

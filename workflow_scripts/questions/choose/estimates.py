@@ -34,10 +34,10 @@ from scipy.spatial import distance
 from workflow_scripts.statistics.comparisons import CONFIDENCE, IntArray, mean_errors
 from workflow_scripts.statistics.start_spread import BoolArray, FloatArray
 from workflow_scripts.statistics.summary import RATE, cell_summary, knob_columns, numbers
+from workflow_scripts.study.grid import COORDINATES
 
 MEASURED, PREDICTED, CHECK, INFEASIBLE, UNKNOWN = "measured", "predicted", "check", "infeasible", "unknown"
 # Columns that place a cell, beside its knobs.
-SETTING = ("gpu", "engine", "model", "workload")
 LEAST_CHECKED = 3
 DRAWS = 2000
 # Standard deviation of log(measured / predicted) by a data sheet alone, and of a rate that nothing predicts.
@@ -166,7 +166,7 @@ def _prior(plan: pd.DataFrame, measured: FloatArray, used: BoolArray) -> tuple[F
     sd = np.where(np.isnan(band), _UNCALIBRATED_SD, np.maximum(band, _USUAL_SD))
     unpredicted = ~np.isfinite(mean)
     of_used = pd.Series(np.where(used, measured, np.nan), index=plan.index)
-    of_place = numbers(of_used.groupby([plan[name] for name in SETTING], dropna=False).transform("mean"))
+    of_place = numbers(of_used.groupby([plan[name] for name in COORDINATES], dropna=False).transform("mean"))
     overall = float(of_used.mean()) if used.any() else 0.0
     mean = np.where(unpredicted, np.where(np.isnan(of_place), overall, of_place), mean)
     return mean, np.where(unpredicted, _UNPREDICTED_SD, sd), unpredicted & np.isnan(of_place)
@@ -175,9 +175,9 @@ def _prior(plan: pd.DataFrame, measured: FloatArray, used: BoolArray) -> tuple[F
 def _parts(first: pd.DataFrame) -> tuple[list[FloatArray], list[bool]]:
     """The components: for each the points of all cells, shape (cells, columns), whose distance says how alike they are,
     and whether it tells all places apart."""
-    factors = {name: _factor(first[name]) for name in (*SETTING, *knob_columns(first))}
+    factors = {name: _factor(first[name]) for name in (*COORDINATES, *knob_columns(first))}
     factors = {name: factor for name, factor in factors.items() if np.ptp(factor, axis=0).any()}
-    place, knobs = ([name for name in factors if (name in SETTING) == is_place] for is_place in (True, False))
+    place, knobs = ([name for name in factors if (name in COORDINATES) == is_place] for is_place in (True, False))
     pairs = combinations(factors, 2) if len(factors) <= _MOST_IN_PAIRS else ()
     parts = dict.fromkeys([(), *combinations(factors, 1), *pairs, *((*place, knob) for knob in knobs), tuple(factors)])
     points = [np.hstack([np.zeros((len(first), 1)), *(factors[name] for name in part)]) for part in parts]
@@ -218,7 +218,7 @@ def _process(first: pd.DataFrame, y: FloatArray, noise: FloatArray, used: BoolAr
     def given(wide: FloatArray) -> _Process:
         return _given(prior[0] + prior[1] * np.outer(wide, wide), y, noise, used)
 
-    place = first.groupby(list(SETTING), dropna=False, sort=False).ngroup().to_numpy().astype(int)
+    place = first.groupby(COORDINATES, dropna=False, sort=False).ngroup().to_numpy().astype(int)
     by_used, by_all = _surprises(given(np.ones(len(first))), y, noise, used, place)
     # What check cells show widens bands, and moves no estimate.
     return given(by_used)._replace(cov=given(by_all).cov)

@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 
 from workflow_scripts.engines.vllm_engines import VLLM
-from workflow_scripts.questions.choose.estimates import CHECK, INFEASIBLE, MEASURED, PREDICTED, SETTING, Estimates
+from workflow_scripts.questions.choose.estimates import CHECK, INFEASIBLE, MEASURED, PREDICTED, Estimates
 from workflow_scripts.questions.knobs.pairs import knob_groups
 from workflow_scripts.statistics.comparisons import (
     CHANGES,
@@ -32,7 +32,8 @@ from workflow_scripts.statistics.comparisons import (
     log_margin,
 )
 from workflow_scripts.statistics.start_spread import FloatArray
-from workflow_scripts.statistics.summary import ENVIRONMENT, counted, knob_columns, knob_text, numbers
+from workflow_scripts.statistics.summary import ENVIRONMENT, comparable_rows, knob_columns, knob_text, numbers
+from workflow_scripts.study.grid import COORDINATES
 
 RECOMMENDATION, KNOBS, DEVICES, MEMORY = KINDS = ("recommendation", "knobs", "devices", "memory")
 # How a cell uses its memory.
@@ -109,9 +110,9 @@ def _grid(
     estimates: Estimates, plan: pd.DataFrame, cells: pd.DataFrame, margin: float, tpot_p99_s: float | None
 ) -> _Grid:
     table, plan = estimates.table, plan.set_index("cell_id")
-    settings = ["cell_id", *SETTING, "knobs", *knob_columns(cells)]
+    settings = ["cell_id", *COORDINATES, "knobs", *knob_columns(cells)]
     rows = cells[settings].drop_duplicates("cell_id").set_index("cell_id").reindex(plan.index)
-    by_cell = counted(cells).groupby("cell_id")
+    by_cell = comparable_rows(cells).groupby("cell_id")
     outcomes = cells.groupby("cell_id")["outcome"].agg(set).reindex(plan.index)
     ran, was_refused = (np.array([name in outcome for outcome in outcomes]) for name in ("ok", "infeasible"))
     preempted = np.where(ran, numbers(by_cell["preemptions"].sum().reindex(plan.index)), numbers(plan["preemptions"]))
@@ -135,7 +136,7 @@ def _grid(
 
 def _recommendations(grid: _Grid) -> Iterator[Question]:
     rows = grid.rows[grid.rows["state"].ne(INFEASIBLE) & grid.rows["keeps"] & grid.rows["engine"].eq(VLLM.name)]
-    for names, place in rows.groupby(list(SETTING), sort=False):
+    for names, place in rows.groupby(COORDINATES, sort=False):
         ids, draws = place["cell_id"].to_numpy(), grid.draws[:, place["at"]]
         mean, is_measured = draws.mean(axis=0), place["state"].isin([MEASURED, CHECK]).to_numpy()
         fastest = int(mean.argmax())
@@ -153,7 +154,7 @@ def _groups(rows: pd.DataFrame) -> Iterator[tuple[str, str, list[IntArray]]]:
     knobs = knob_columns(rows)
     for column in knobs:
         rows_of = knob_groups(rows, column, [knob for knob in knobs if knob != column])
-        for names, place in rows_of.groupby(list(SETTING), sort=False):
+        for names, place in rows_of.groupby(COORDINATES, sort=False):
             groups = np.split(place["at"].to_numpy(), np.flatnonzero(np.diff(place["group"])) + 1)
             yield ", ".join(map(str, names)), column.removeprefix("knob_"), groups
 

@@ -19,7 +19,7 @@ from workflow_scripts.questions.knobs import table as effects
 from workflow_scripts.questions.memory import capacity, fragmentation
 from workflow_scripts.questions.predictions import table as predictions
 from workflow_scripts.statistics.comparisons import mean_interval
-from workflow_scripts.statistics.summary import IDENTITY, PLACE, cell_summary, counted, numbers
+from workflow_scripts.statistics.summary import IDENTITY, PLACE, cell_summary, comparable_rows, numbers
 from workflow_scripts.tables.cells import SCHEMA as CELLS
 from workflow_scripts.tables.typed_tables import KNOBS, read_table
 
@@ -66,7 +66,7 @@ class StudyTables:
 
     @cached_property
     def _cells(self) -> pd.DataFrame:
-        cells = _means(counted(self.frames["cells"]), IDENTITY)
+        cells = _means(comparable_rows(self.frames["cells"]), IDENTITY)
         return cells.assign(**{name: nan for knob in every_knob() if (name := f"knob_{knob}") not in cells})
 
     def intervals(self, measure: str) -> dict[str, Interval]:

@@ -26,7 +26,7 @@ from workflow_scripts.questions.knobs.table import SCHEMA as EFFECTS
 from workflow_scripts.questions.limits.table import SCHEMA as LIMITS
 from workflow_scripts.questions.waiting.table import SCHEMA as WAITING
 from workflow_scripts.statistics.comparisons import mean_errors
-from workflow_scripts.statistics.summary import RATE, cell_ids, cell_summary, counted, records
+from workflow_scripts.statistics.summary import RATE, cell_ids, cell_summary, comparable_rows, records
 from workflow_scripts.study.definition import cell_definition, resolved_models
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.study import Study
@@ -61,7 +61,7 @@ def digest_of(study: Study, table: Table) -> Digest:
         content = cell_definition(study, cell, models).as_json()
         # Starts with an earlier definition do not count, and neither does their environment.
         ok = rows[rows["outcome"].eq("ok").fillna(False)]
-        rows = next(part for part in (counted(rows), ok, rows) if len(part))
+        rows = next(part for part in (comparable_rows(rows), ok, rows) if len(part))
         first = rows.iloc[0]
         effective, began = first["effective"], rows["started_at"].dropna()
         environment = {name: sorted(map(str, rows[name].dropna().unique())) for name in ENVIRONMENT}

@@ -17,8 +17,9 @@ from workflow_scripts.page.plot import Panel, Plot, key, log2_axis, mark_handles
 from workflow_scripts.page.ratio_plot import Reference, labelled, plot_ratios, repeats_of_pairs
 from workflow_scripts.page.report import CELL, FigurePart, Report, Subject, TablePart
 from workflow_scripts.page.sentences import claims_on, explained, some, with_interval
-from workflow_scripts.page.series import NAMES, Group, groups_varying
+from workflow_scripts.page.series import Group, groups_varying
 from workflow_scripts.page.style import COLOURS, INK, MUTED, LineStyle, Mark, marks
+from workflow_scripts.study.grid import COORDINATES
 from workflow_scripts.tables.results import MissingError, Tables, records, require
 
 # From this share of samples at the power limit on, a sentence names it.
@@ -64,10 +65,10 @@ def of_rates(ratios: pd.DataFrame) -> pd.DataFrame:
 def groups_by_sequences(tables: Tables) -> list[Group]:
     """The ratios of each pair of devices, model and workload by number of sequences, `x`; all else is equal."""
     rows = of_rates(tables.need("ratios"))
-    settings = tables.measured.drop_duplicates("cell_id")[[*NAMES, "knobs", "cell_id", *tables.knobs]]
-    rows = rows.merge(settings.rename(columns={"gpu": "gpu_a"}), on=["gpu_a", *NAMES[1:], "knobs"])
+    settings = tables.measured.drop_duplicates("cell_id")[[*COORDINATES, "knobs", "cell_id", *tables.knobs]]
+    rows = rows.merge(settings.rename(columns={"gpu": "gpu_a"}), on=["gpu_a", *COORDINATES[1:], "knobs"])
     rows = rows.assign(gpu=rows["gpu_a"] + " over " + rows["gpu_b"])
-    groups = groups_varying(rows, "knob_max_num_seqs", tables.knobs, NAMES)
+    groups = groups_varying(rows, "knob_max_num_seqs", tables.knobs, COORDINATES)
     return [_longest_series(group) for group in groups]
 
 

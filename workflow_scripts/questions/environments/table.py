@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from workflow_scripts.questions.knobs.pairs import AT, by_environment, knob_groups
-from workflow_scripts.statistics.summary import Row, counted, knob_columns, records
+from workflow_scripts.statistics.summary import Row, comparable_rows, knob_columns, records
 from workflow_scripts.study.study import Study
 from workflow_scripts.tables.differences import by_itself, value_text
 from workflow_scripts.tables.table_command import table_command
@@ -36,7 +36,7 @@ _PLACE = ("study", "source", "gpu", "engine")
 
 def environment_changes(cells: pd.DataFrame) -> pd.DataFrame:
     """The table of what differs between the first environment of each group of cells and the others."""
-    start_s = counted(cells).drop_duplicates(["cell_id", "start"]).groupby("cell_id")["start_s"].mean()
+    start_s = comparable_rows(cells).drop_duplicates(["cell_id", "start"]).groupby("cell_id")["start_s"].mean()
     rows = cells[cells["comparable"].fillna(False) & cells["outcome"].ne("missing")]
     rows = rows.assign(failed=rows["outcome"].ne("ok"), start_s=rows["cell_id"].map(start_s))
     rows = rows.sort_values("failed", kind="stable")  # one row of each cell counts, of a start that ended ok if any did

@@ -9,8 +9,8 @@ import pandas as pd
 from workflow_scripts.common.wording import plural
 from workflow_scripts.page.blocks import UNKNOWN, Block, Fold, Table, outcome_words, shown, with_intervals
 from workflow_scripts.page.report import MOST_ROWS, PLACE_HEADINGS, Report, Subject
-from workflow_scripts.page.series import NAMES
 from workflow_scripts.questions.cells.section import MOST_LETTERS
+from workflow_scripts.study.grid import COORDINATES
 from workflow_scripts.study.setting_words import knob_name, knobs_that_differ, setting_phrase, settings_in_words
 from workflow_scripts.tables.results import RATE, STEADY, TOTAL, Tables, records, require
 
@@ -46,12 +46,12 @@ def knob_tables(tables: Tables) -> Iterator[tuple[str, list[Table]]]:
             continue
         others = [other for other in tables.knobs if other != column]
         rows = grid.assign(x=grid[column])
-        rows = rows[rows.groupby([*NAMES, *others], dropna=False, sort=False)["x"].transform("nunique") > 1]
+        rows = rows[rows.groupby([*COORDINATES, *others], dropna=False, sort=False)["x"].transform("nunique") > 1]
         if rows.empty:
             continue
         varied = knobs_that_differ(rows, others)
         # The devices of one setting stand below each other.
-        rows["setting"] = rows.groupby([*NAMES[1:], *others], dropna=False, sort=False).ngroup()
+        rows["setting"] = rows.groupby([*COORDINATES[1:], *others], dropna=False, sort=False).ngroup()
         rows = rows.sort_values("setting", kind="stable")
         rows["row"] = rows.groupby(["setting", "gpu"], sort=False).ngroup()
         firsts = rows.drop_duplicates("row")

@@ -14,7 +14,7 @@ from workflow_scripts.statistics.summary import (
     RATE,
     bound_by,
     cell_summary,
-    counted,
+    comparable_rows,
     knob_columns,
     knob_text,
 )
@@ -33,7 +33,7 @@ def looks_at(starts: Starts, cells: pd.DataFrame) -> Looks:
 
     A plan that measured none of the counted starts was no look at them.
     """
-    planned = counted(cells)["planned_starts"].dropna()
+    planned = comparable_rows(cells)["planned_starts"].dropna()
     return Looks(starts.at_least, starts.at_most, len(set(planned) - {starts.in_words}))
 
 

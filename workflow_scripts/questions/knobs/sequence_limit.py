@@ -11,7 +11,8 @@ from workflow_scripts.page.by_knob import OUTPUT, TOTAL, VALUE, WHOLE, ceilings_
 from workflow_scripts.page.plot import Plot
 from workflow_scripts.page.report import FigurePart, Part, Report, Subject
 from workflow_scripts.page.sentences import claims_on, effects_of, size_of, verdicts_on
-from workflow_scripts.page.series import NAMES, Group
+from workflow_scripts.page.series import Group
+from workflow_scripts.study.grid import COORDINATES
 from workflow_scripts.study.setting_words import setting_phrase, shortly
 from workflow_scripts.tables.results import STEADY, MissingError, Tables
 
@@ -20,7 +21,7 @@ DRAIN, WORK = "drain_share", ("num_requests", "prompt_tokens", "output_tokens")
 
 def output_by_max_num_seqs(tables: Tables) -> Plot:
     """If the requests differ along a line, its rate is that while the engine is full, beside that of whole repeats."""
-    groups = compared(tables, tables.measured, "knob_max_num_seqs", NAMES[1:])
+    groups = compared(tables, tables.measured, "knob_max_num_seqs", COORDINATES[1:])
     for group in groups:
         rows = group.rows
         if rows[STEADY].notna().all() and (rows.groupby("colour")[list(WORK)].nunique() > 1).any(axis=None):
@@ -91,7 +92,7 @@ def drains(report: Report) -> Iterator[Block]:
 def most_important_group(tables: Tables) -> tuple[str, Group]:
     """The knob that matters most, and the cells of the model and workload in which it was varied in the most cells."""
     knob = most_important_knob(tables)
-    return knob, compared(tables, tables.measured, f"knob_{knob}", NAMES[1:])[0]
+    return knob, compared(tables, tables.measured, f"knob_{knob}", COORDINATES[1:])[0]
 
 
 def most_important_knob(tables: Tables) -> str:

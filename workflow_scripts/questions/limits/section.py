@@ -13,9 +13,10 @@ from workflow_scripts.page.by_knob import CEILINGS
 from workflow_scripts.page.plot import Panel, Plot, key, mark_handles, plain_log_axis
 from workflow_scripts.page.report import FigurePart, Report, Subject, TablePart
 from workflow_scripts.page.sentences import NOT_DECIDED, some
-from workflow_scripts.page.series import NAMES, device_marks, repeats_of
+from workflow_scripts.page.series import device_marks, repeats_of
 from workflow_scripts.page.style import Mark
 from workflow_scripts.questions.knobs.sequence_limit import at_both_ends, most_important_group
+from workflow_scripts.study.grid import COORDINATES
 from workflow_scripts.study.setting_words import knob_name
 from workflow_scripts.tables.results import REPEAT, MissingError, Tables, records, require
 
@@ -24,7 +25,7 @@ TERA = 1e12
 
 def roofline(tables: Tables) -> Plot:
     limits = tables.need("limits").dropna(subset=["read_bytes", "flops", "mfu", "memory_bandwidth_bytes_per_s"])
-    cells = tables.measured[[*REPEAT, *NAMES]]
+    cells = tables.measured[[*REPEAT, *COORDINATES]]
     rows = require(cells.merge(preferred(limits), on=REPEAT), "the work of no measured cell is known")
     notes = ["a mark is the median of a cell; operations and bytes are computed from its schedule"]
     rows = rows.assign(x=rows["flops"] / rows["read_bytes"], y=rows["mfu"] * rows["flop_per_s"] / TERA)

@@ -13,8 +13,9 @@ from workflow_scripts.page.by_knob import OUTPUT, compared, plot_by_knob
 from workflow_scripts.page.plot import Panel, Plot, key, log2_axis
 from workflow_scripts.page.report import CELL, FigurePart, Report, Subject, TablePart
 from workflow_scripts.page.sentences import claims_on, effects_of, some, verdicts_on
-from workflow_scripts.page.series import NAMES, repeats_of, told_apart
+from workflow_scripts.page.series import repeats_of, told_apart
 from workflow_scripts.page.style import COLOURS, LineStyle
+from workflow_scripts.study.grid import COORDINATES
 from workflow_scripts.tables.results import Tables, medians_by_cell, records, require
 
 # A smaller error of a KV cache prediction may come from other data in the device's memory.
@@ -52,7 +53,7 @@ LEVEL: Mapping[str, tuple[str, str, LineStyle]] = {
 
 
 def output_by_block_size(tables: Tables) -> Plot:
-    groups = compared(tables, tables.measured, "knob_block_size", NAMES)
+    groups = compared(tables, tables.measured, "knob_block_size", COORDINATES)
     return plot_by_knob(tables, groups, "block_size", OUTPUT)
 
 

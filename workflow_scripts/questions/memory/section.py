@@ -10,8 +10,9 @@ from matplotlib.axes import Axes
 from workflow_scripts.page.blocks import Block, Finding, Fold, table_of
 from workflow_scripts.page.plot import LINE_IN, Panel, Plot, hide_y, key, log2_axis, mark_handles, write_label
 from workflow_scripts.page.report import CELL, FigurePart, Report, Subject
-from workflow_scripts.page.series import NAMES, PLACES, ends_in_words, repeats_of, told_apart
+from workflow_scripts.page.series import PLACES, ends_in_words, repeats_of, told_apart
 from workflow_scripts.page.style import COLOURS, INK, Mark, marks
+from workflow_scripts.study.grid import COORDINATES
 from workflow_scripts.tables.results import MissingError, Tables, records, require
 
 POOL = "num_gpu_blocks_override"
@@ -50,7 +51,7 @@ def under_pressure(tables: Tables) -> pd.DataFrame:
         pool_tokens=(rows["num_gpu_blocks"] - 1) * size,
         contiguous=size >= longest,
         layout=contiguous.where(size >= longest, blocks),
-    ).sort_values([*NAMES, "block_size_effective", "pool_tokens"], kind="stable")
+    ).sort_values([*COORDINATES, "block_size_effective", "pool_tokens"], kind="stable")
 
 
 def _of_cells(tables: Tables, rows: pd.DataFrame, further: Sequence[str], by: Sequence[str] = ()) -> pd.DataFrame:
@@ -98,12 +99,12 @@ def _of_transformers(tables: Tables) -> pd.DataFrame:
 
 def pressure_by_pool(tables: Tables) -> Plot:
     rows = under_pressure(tables)
-    if rows.groupby([*NAMES, "layout"])["pool_tokens"].nunique().max() < 2:
+    if rows.groupby([*COORDINATES, "layout"])["pool_tokens"].nunique().max() < 2:
         raise MissingError("no block size was measured with KV caches of two sizes")
     layouts = marks(rows["layout"])
-    differing = told_apart(rows, NAMES, [])
+    differing = told_apart(rows, COORDINATES, [])
     panels = []
-    for _, part in rows.groupby(NAMES, sort=False):
+    for _, part in rows.groupby(COORDINATES, sort=False):
         place = " · ".join(part[differing].iloc[0])
         for column, name in QUANTITIES.items():
             if part[column].max() > 0:
@@ -119,7 +120,7 @@ def pressure_by_pool(tables: Tables) -> Plot:
             ends_in_words(
                 f"{', '.join(map(str, names))}, output tokens per s by tokens of the pool:", part["output_tokens_per_s"]
             )
-            for names, part in list(rows.sort_values("pool_tokens").set_index("pool_tokens").groupby(NAMES))[:4]
+            for names, part in list(rows.sort_values("pool_tokens").set_index("pool_tokens").groupby(COORDINATES))[:4]
         ),
         sources=["measured", *(["predicted"] if predicted else [])],
         panels=panels,
@@ -175,7 +176,7 @@ def _filled(row: Mapping[str, Any]) -> str:
 def _block_sizes(rows: pd.DataFrame) -> Iterator[Finding]:
     """The largest blocks against the smallest, in the smallest and in the largest pool that was measured with both."""
     rows = rows[~rows["contiguous"]].assign(users=rows[USERS].fillna(rows["running_peak"]))
-    for _, part in rows.groupby(NAMES, sort=False):
+    for _, part in rows.groupby(COORDINATES, sort=False):
         ends = part["block_size_effective"].agg(["min", "max"])
         small, large = (part[part["block_size_effective"] == size].set_index("pool_tokens") for size in ends)
         pools = sorted(small.index.intersection(large.index))
@@ -188,7 +189,7 @@ def _block_sizes(rows: pd.DataFrame) -> Iterator[Finding]:
             for pool in dict.fromkeys([pools[0], pools[-1]])
         ]
         blocks = f"blocks of {ends['max']:g} instead of {ends['min']:g} tokens"
-        yield Finding("block size", f"{', '.join(part[NAMES].iloc[0])}: {blocks}: {'; '.join(comparisons)}.")
+        yield Finding("block size", f"{', '.join(part[COORDINATES].iloc[0])}: {blocks}: {'; '.join(comparisons)}.")
 
 
 def _exactness(rows: pd.DataFrame) -> Iterator[Finding]:

@@ -30,10 +30,10 @@ from workflow_scripts.common.files import read_json, write_json
 from workflow_scripts.common.wording import number
 from workflow_scripts.questions.serving.latencies import LATENCIES
 from workflow_scripts.questions.serving.make_promise import one_more_start
-from workflow_scripts.questions.serving.table import BUSY_CORES, LATE_S, LATE_SHARE, of_pass
+from workflow_scripts.questions.serving.table import BUSY_CORES, LATE_S, LATE_SHARE, summarise_pass
 from workflow_scripts.statistics.comparisons import CONFIDENCE, EQUIVALENCE_ALPHA, NOT_DECIDED, SLOWER, log_margin
 from workflow_scripts.statistics.further_starts import AnotherStart
-from workflow_scripts.statistics.summary import Row, counted, numbers, records
+from workflow_scripts.statistics.summary import Row, comparable_rows, numbers, records
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.promise import PROMISE, Promise, PromiseError
 from workflow_scripts.study.study import Study
@@ -74,7 +74,8 @@ def first_requests(requests: pd.DataFrame, seconds: float) -> list[str]:
 def of_study(cells: pd.DataFrame, requests: pd.DataFrame, ids: list[str]) -> dict[str, AnotherStart]:
     """What one further start of a cell is expected to measure for the requests with these ids, by latency."""
     passes = dict(iter(requests[requests["request_id"].astype(str).isin(ids)].groupby(list(REPEAT))))
-    rows = [{**row, **of_pass(passes[tuple(row[name] for name in REPEAT)], _ANY_LOAD, {})} for row in records(cells)]
+    starts = [(row, passes[tuple(row[name] for name in REPEAT)]) for row in records(cells)]
+    rows = [row | summarise_pass(requests_of, _ANY_LOAD, {}) for row, requests_of in starts]
     return one_more_start(pd.DataFrame(rows), LATENCIES)
 
 
@@ -189,7 +190,7 @@ def main(args: Namespace) -> int:
     promise = Promise.read(paths.deploy / PROMISE)
     if not promise.server:
         raise PromiseError(f"{promise.cell_id} was measured without a server; export a cell of a server: pick=...")
-    cells = counted(read_table(paths.tables / "cells.parquet", "cells"))
+    cells = comparable_rows(read_table(paths.tables / "cells.parquet", "cells"))
     cells = cells[cells["cell_id"].eq(promise.cell_id) & cells["repeat"].notna()]
     if cells.empty:
         raise PromiseError(
@@ -211,7 +212,7 @@ def main(args: Namespace) -> int:
     errors = answered["error"].dropna()
     if len(errors):
         raise PromiseError(f"{len(errors)} of {len(answered)} requests failed; the first: {errors.iloc[0]}")
-    server = of_pass(answered, _ANY_LOAD, {})
+    server = summarise_pass(answered, _ANY_LOAD, {})
     compared = compare_latencies(of_study(cells, requests, ids), server, study.equivalence_margin_pct)
     faults = list(client_faults(server, sent["client_cpu_cores"]))
     verdict = NOT_DECIDED if faults else verdict_of(compared)

@@ -24,7 +24,7 @@ from workflow_scripts.questions.memory.capacity import SCHEMA as CAPACITY
 from workflow_scripts.questions.recommendations.table import WITHIN_LATENCY, prepared_models, settings_of
 from workflow_scripts.questions.serving.table import GROWTH_REQUESTS, GROWTH_SHARE, bounds_text
 from workflow_scripts.statistics.further_starts import AnotherStart, another_start
-from workflow_scripts.statistics.summary import Row, counted, knob_columns, records, summarise
+from workflow_scripts.statistics.summary import Row, comparable_rows, knob_columns, records, summarise
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.promise import PROMISE, Promise, Promised, PromiseError
 from workflow_scripts.study.study import Study
@@ -58,7 +58,7 @@ def promise_of(
 
 
 def _promise_of(study: Study, paths: StudyPaths, table: Table, asked: str | None, workload: str | None) -> Promise:
-    cells = counted(table("cells"))
+    cells = comparable_rows(table("cells"))
     cells = cells[cells["engine"].isin([VLLM.name, VLLM_SERVE.name]) & cells["repeat"].notna()]
     if cells.empty:
         raise PromiseError(

@@ -13,8 +13,9 @@ from workflow_scripts.page.blocks import Block, Finding, Table, shown
 from workflow_scripts.page.plot import Panel, Plot, key, log2_axis, mark_handles, ratio_axis
 from workflow_scripts.page.report import PLACE_HEADINGS, FigurePart, Report, Subject, TablePart
 from workflow_scripts.page.sentences import EFFECT_COLUMNS, overall, some, verdicts_by
-from workflow_scripts.page.series import NAMES, PLACES, ends_in_words, repeats_of, series_labels, told_apart
+from workflow_scripts.page.series import PLACES, ends_in_words, repeats_of, series_labels, told_apart
 from workflow_scripts.page.style import INK, MUTED, LineStyle, Mark, marks
+from workflow_scripts.study.grid import COORDINATES
 from workflow_scripts.study.setting_words import setting, setting_phrase
 from workflow_scripts.tables.results import Tables, records, require
 from workflow_scripts.workloads.arrivals import Load
@@ -244,11 +245,11 @@ def sequences_by_rate(report: Report) -> Iterator[Block]:
     others = [name for name in tables.knobs if name not in (SEQUENCES, ARRIVALS)]
     cells = tables.measured.drop_duplicates("cell_id")[["cell_id", *tables.knobs]]
     rows = summary.merge(cells.dropna(subset=[SEQUENCES, ARRIVALS]), on="cell_id")
-    for _, part in rows.groupby([*NAMES, *others], sort=False, dropna=False):
+    for _, part in rows.groupby([*COORDINATES, *others], sort=False, dropna=False):
         if part[[SEQUENCES, ARRIVALS]].nunique().min() > 1:
             first = part.iloc[0]
             held = [setting_phrase(name, first[name]) for name in others if pd.notna(first[name])]
-            title = ", ".join([*first[NAMES], *held])
+            title = ", ".join([*first[COORDINATES], *held])
             for measure, name in BY_RATE.items():
                 if part[measure].notna().any():
                     yield _by_rate(part, measure, f"{name} by max-num-seqs and rate: {title}")

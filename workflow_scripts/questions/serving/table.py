@@ -20,7 +20,7 @@ import statsmodels.api as sm
 from workflow_scripts.common.command import PARSED
 from workflow_scripts.engines.registry import load_engines, without_environment
 from workflow_scripts.statistics.comparisons import ONE_START, SCOPE_MEANING, mean_interval
-from workflow_scripts.statistics.summary import counted, records, summarise
+from workflow_scripts.statistics.summary import comparable_rows, records, summarise
 from workflow_scripts.study.study import Study
 from workflow_scripts.tables.parsed_facts import REPEAT, read_parsed, wide
 from workflow_scripts.tables.table_command import table_command
@@ -132,7 +132,7 @@ def serving_tables(cells: pd.DataFrame, parsed: Path, slo: Mapping[str, float]) 
     table = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
     # A column is missing if no repeat was long enough for a steady state. The last three distinguish starts.
     table = table.reindex(columns=[*SCHEMA.columns, "round", "device_uuid", "midway_s"])
-    summary = _summary(table, counted(cells)["cell_id"])
+    summary = _summary(table, comparable_rows(cells)["cell_id"])
     return table[list(SCHEMA.columns)], summary
 
 
@@ -146,7 +146,9 @@ def _of_gpu(rows: pd.DataFrame, parsed: Path, gpu: str, slo: Mapping[str, float]
     rows, facts = rows.set_index(REPEAT), read_parsed(parsed, gpu, "facts")
     of_start, of_repeat = wide(facts[facts["cell_id"].isin(rows.index.get_level_values("cell_id"))])
     passes = read_parsed(parsed, gpu, "requests").groupby(REPEAT)
-    results = [of_pass(passes.get_group(at), row, slo) for at, row in zip(rows.index, records(rows), strict=True)]
+    results = [
+        summarise_pass(passes.get_group(at), row, slo) for at, row in zip(rows.index, records(rows), strict=True)
+    ]
     measured = pd.DataFrame(results, index=rows.index)
     table = rows.drop(columns=measured.columns, errors="ignore").join(measured)
     starts = table.reset_index("repeat").index
@@ -167,7 +169,7 @@ def bounds_text(slo: Mapping[str, float]) -> str:
     return ", ".join(f"{name} <= {bound:g}" for name, bound in slo.items())
 
 
-def of_pass(requests: pd.DataFrame, asked: Mapping[str, Any], slo: Mapping[str, float]) -> dict[str, Any]:
+def summarise_pass(requests: pd.DataFrame, asked: Mapping[str, Any], slo: Mapping[str, float]) -> dict[str, Any]:
     """Results from the requests of one repeat: latencies, goodput, load, steady state.
 
     `asked` has `request_rate_per_s`, `ramp_to_per_s` and `users`, null if the study does not set them.

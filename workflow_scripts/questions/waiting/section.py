@@ -14,8 +14,9 @@ from workflow_scripts.page.blocks import Block, Finding
 from workflow_scripts.page.plot import LINE_IN, Panel, Plot, hide_y, key, write_label
 from workflow_scripts.page.report import CELL, FigurePart, Report, Subject, TablePart
 from workflow_scripts.page.sentences import some
-from workflow_scripts.page.series import NAMES, repeats_of, told_apart
+from workflow_scripts.page.series import repeats_of, told_apart
 from workflow_scripts.page.style import COLOURS, INK
+from workflow_scripts.study.grid import COORDINATES
 from workflow_scripts.study.setting_words import labels
 from workflow_scripts.study.study import Study
 from workflow_scripts.tables.results import RATE, REPEAT, Tables, records, require
@@ -49,7 +50,7 @@ def waiting_by_repeat(tables: Tables) -> Plot:
     mean = rows.groupby(["gpu", "cell_id"])["waiting_share"].mean().sort_values(ascending=False)
     most = mean.groupby(level="gpu").head(MOST_CELLS).reset_index()
     cells = most[["cell_id"]].merge(rows.drop_duplicates("cell_id"), on="cell_id")
-    named = cells[told_apart(cells, NAMES[1:], [])].assign(settings=labels(cells, tables.knobs))
+    named = cells[told_apart(cells, COORDINATES[1:], [])].assign(settings=labels(cells, tables.knobs))
     titles = dict(zip(cells["cell_id"], named.agg(", ".join, axis=1), strict=True))
     panels, lines = [], 0.0
     for gpu in [device for device in tables.devices if device in set(cells["gpu"])]:

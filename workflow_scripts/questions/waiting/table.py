@@ -20,7 +20,7 @@ from workflow_scripts.catalog.gpus_and_models import get_gpu, load_gpus
 from workflow_scripts.common.command import PARSED, option
 from workflow_scripts.questions.limits.ceilings import Rates, rates_of
 from workflow_scripts.statistics.comparisons import log_margin
-from workflow_scripts.statistics.summary import as_applied, counted, dtypes, numbers
+from workflow_scripts.statistics.summary import as_applied, comparable_rows, dtypes, numbers
 from workflow_scripts.study.study import Study
 from workflow_scripts.tables.imported_cells import IMPORTED
 from workflow_scripts.tables.parsed_facts import REPEAT, known_facts, read_parsed
@@ -77,7 +77,7 @@ WITHOUT_WAITING = {
 def waiting(cells: pd.DataFrame, parsed: Path, devices: Path) -> pd.DataFrame:
     """The table for all GPUs of a study; `parsed` holds a folder for each GPU, `devices` their measured rates."""
     gpus = {name for name, gpu in load_gpus().items() if gpu.kind != "cpu"}
-    rows = counted(cells)
+    rows = comparable_rows(cells)
     rows = rows[rows["gpu"].isin(gpus) & rows["repeat"].notna() & rows["source"].ne(IMPORTED)]
     rows = rows.assign(dtype=dtypes(rows), quantization=as_applied(rows, "quantization"))
     parts = [part.join(_of_gpu(part, parsed, str(gpu), devices), on=REPEAT) for gpu, part in rows.groupby("gpu")]

@@ -11,8 +11,8 @@ from workflow_scripts.questions.serving.table import (
     SUMMARY_SCHEMA,
     e2e_grows,
     load_kind,
-    of_pass,
     serving_tables,
+    summarise_pass,
 )
 from workflow_scripts.tables.parsed_facts import REPEAT
 
@@ -27,7 +27,7 @@ def prompt_server(**options):
 
 
 def test_latencies_count_from_the_scheduled_arrival_also_where_a_request_was_sent_late():
-    found = of_pass(prompt_server(sent=ARRIVALS + 0.04), OPEN, {})
+    found = summarise_pass(prompt_server(sent=ARRIVALS + 0.04), OPEN, {})
     expected = {"ttft_s_p50": 0.1, "tpot_s_p99": 0.05, "itl_s_p90": 0.05, "e2e_s_p99": 0.6}
     expected |= {"client_lag_s_p99": 0.04, "arrivals_per_s": 2.0}
     assert {name: found[name] for name in expected} == pytest.approx(expected)
@@ -35,7 +35,7 @@ def test_latencies_count_from_the_scheduled_arrival_also_where_a_request_was_sen
     # Gaps between tokens are pooled over requests: 390 gaps of 0.05 s and as many of 1 s.
     slow = prompt_server()
     slow.at[0, "itl_s"] = [1.0] * 390
-    assert of_pass(slow, OPEN, {})["itl_s_p50"] == pytest.approx(0.525)
+    assert summarise_pass(slow, OPEN, {})["itl_s_p50"] == pytest.approx(0.525)
 
 
 HALF = ARRIVALS + np.where(np.arange(40) % 2, 0.1, 0.3)
@@ -55,29 +55,29 @@ HALF = ARRIVALS + np.where(np.arange(40) % 2, 0.1, 0.3)
     ],
 )
 def test_a_request_counts_for_goodput_if_it_keeps_every_bound(requests, slo, kept):
-    assert of_pass(requests, OPEN, slo)["slo_attainment"] == pytest.approx(kept, nan_ok=True)
+    assert summarise_pass(requests, OPEN, slo)["slo_attainment"] == pytest.approx(kept, nan_ok=True)
 
 
 def test_an_answer_that_came_in_one_piece_has_no_time_between_tokens():
     """Half of the answers are seen at their end alone: theirs is no time of 0 s."""
     first = ARRIVALS + np.where(np.arange(40) % 2, 0.6, 0.1)
-    found = of_pass(served(ARRIVALS, first, ARRIVALS + 0.6), OPEN, {})
+    found = summarise_pass(served(ARRIVALS, first, ARRIVALS + 0.6), OPEN, {})
     assert found["tpot_s_p50"] == pytest.approx(0.05)
     assert found["ttft_s_p90"] == pytest.approx(0.6)
-    assert np.isnan(of_pass(served(ARRIVALS, ARRIVALS + 1, ARRIVALS + 1), OPEN, {})["tpot_s_p50"])
+    assert np.isnan(summarise_pass(served(ARRIVALS, ARRIVALS + 1, ARRIVALS + 1), OPEN, {})["tpot_s_p50"])
 
 
 def test_the_steady_state_is_apart_from_ramp_and_tail():
-    found = of_pass(prompt_server(), OPEN, {})
+    found = summarise_pass(prompt_server(), OPEN, {})
     # From the first end, at 0.6 s, to the last arrival, at 19.5 s; those that arrive at 0 and 0.5 s are the ramp.
     assert found["steady_s"] == pytest.approx(18.9)
     assert found["steady_requests"] == 38
     assert found["steady_requests_per_s"] == pytest.approx(38 / 18.9, abs=1 / 18)
     assert found["steady_output_tokens_per_s"] == pytest.approx(22, rel=0.03)
-    few = of_pass(prompt_server().head(5), OPEN, {})
+    few = summarise_pass(prompt_server().head(5), OPEN, {})
     assert "steady_s" not in few
     assert few["steady_requests"] == 3
-    assert "steady_s" not in of_pass(prompt_server(), {**OPEN, "ramp_to_per_s": 3.0}, {})
+    assert "steady_s" not in summarise_pass(prompt_server(), {**OPEN, "ramp_to_per_s": 3.0}, {})
 
 
 LENGTHS = np.tile([10.0, 40.0], 20)
@@ -241,7 +241,7 @@ def test_growth_is_measured_by_the_rate_and_length_of_the_second_half_of_a_ramp(
     """20 requests come in 20 s and as many in one; a queue that grows by 1 a second is little to these."""
     arrivals = np.concatenate([np.arange(20.0), 20 + np.arange(20) / 20])
     last = arrivals + 0.01 + np.concatenate([np.zeros(20), growing_s * np.arange(20) / 20])
-    found = of_pass(served(arrivals, last, last, outputs=1), {**OPEN, "ramp_to_per_s": 20.0}, {})
+    found = summarise_pass(served(arrivals, last, last, outputs=1), {**OPEN, "ramp_to_per_s": 20.0}, {})
     assert found["queue_growth_per_s"] > 0.1 * 39 / 20.95
     assert found["queue_grows"] == grows
 

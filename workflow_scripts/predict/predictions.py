@@ -1,4 +1,4 @@
-"""Forecast of a study: one record per cell of what it should do, before it is measured.
+"""Predictions of a study: one record per cell, before it is measured.
 
 Cells whose engines make the same decisions share one schedule, on any device. docs/plan.md says how a prediction
 is made and what a record holds.
@@ -125,8 +125,8 @@ class _Inputs:
         """The cell's requests and its task; or its record if it cannot be predicted."""
         gpu, load = self.gpus[cell.gpu], cell.knobs if isinstance(cell.knobs, Load) else Load()
         count = self.study.workloads[cell.workload].prompts_for(cell.knobs.max_concurrency)
-        place = (cell.id, cell.gpu, cell.engine_at, cell.model, cell.workload, cell.knobs.slug())
-        record = Prediction(*place, num_requests=count)
+        names = (cell.id, cell.gpu, cell.engine_at, cell.model, cell.workload, cell.knobs.slug())
+        record = Prediction(*names, num_requests=count)
         # A server is predicted as the engine that forms steps like it, if it has such an entry.
         if cell.endpoint and (stand_in := like(cell.endpoint, endpoints_of(self.study))):
             cell = replace(cell, engine=stand_in[0], knobs=stand_in[1])

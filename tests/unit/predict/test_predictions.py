@@ -10,10 +10,10 @@ from tests.unit.made_studies import fixed
 from tests.unit.predict.planned import study, sweep
 from workflow_scripts.common.files import sha256_of
 from workflow_scripts.physics.step_time import LaunchCosts, StepCosts
-from workflow_scripts.predict import forecast, speed
+from workflow_scripts.predict import predictions, speed
 from workflow_scripts.predict.calibrated import Speed
-from workflow_scripts.predict.forecast import lengths_of, predict_cells
 from workflow_scripts.predict.prediction_record import FIELDS
+from workflow_scripts.predict.predictions import lengths_of, predict_cells
 from workflow_scripts.predict.schedule import SchedulerSettings
 from workflow_scripts.predict.scheduler import make_schedule
 from workflow_scripts.study.grid import expand
@@ -38,7 +38,7 @@ def one(tmp_path, workload=None, **changes):
 def known(monkeypatch, **changes):
     """Every device costs 1 s for each step and nothing else."""
     values = {"costs": StepCosts(steps=1), "source": "calibrated", "how": "by hand", **changes}
-    monkeypatch.setattr(forecast, "speed_for", lambda *_: Speed(**values))
+    monkeypatch.setattr(predictions, "speed_for", lambda *_: Speed(**values))
 
 
 def test_requests_reach_a_server_when_the_client_sends_them(tmp_path, monkeypatch):
@@ -85,7 +85,7 @@ def test_the_rate_by_calibrations_of_other_devices(tmp_path, monkeypatch):
     def with_others(task):
         return whole(replace(task, cells=tuple(replace(cell, scaled=others) for cell in task.cells)))
 
-    monkeypatch.setattr(forecast, "predict_task", with_others)
+    monkeypatch.setattr(predictions, "predict_task", with_others)
     record = one(tmp_path, fixed(2, 3, 2), knobs={"block_size": 16, "max_num_seqs": 1, "max_model_len": 4096})
     # Four steps make four tokens, at 1 s each by the device's own calibration.
     assert record["output_tokens_per_s"] == 1
