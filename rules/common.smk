@@ -38,7 +38,7 @@ from workflow_scripts.common.faults import InputError
 ENGINE_ENVIRONMENT = f"../envs/{config['engine_environment']}.conda.yaml"
 # Tables of the report, each as Parquet and as CSV; `written` adds those that the rules make.
 TABLES = []
-PARSED = ("facts.parquet", "requests.parquet", "steps.parquet", "trace.parquet")
+PARSED = ("starts.parquet", "repeats.parquet", "requests.parquet", "steps.parquet", "trace.parquet")
 
 try:
     usable(Path.cwd(), "the working directory")

@@ -3,6 +3,7 @@
 Nothing in it was measured: the rates follow a simple law with seeded noise, and the study's name and question say so.
 """
 
+import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from tests.unit.made_studies import write_study
-from workflow_scripts.parse.cell_tables import TABLES
+from workflow_scripts.parse.cell_tables import table_columns
 from workflow_scripts.study.definition import cell_definition, definition_sha256, resolved_models
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.outcome import Outcome
@@ -61,7 +62,7 @@ def write_generated_study(folder: Path, cells: int, starts: int = 1) -> Path:
         rng, out = np.random.default_rng(i), folder / "results" / study.name / "parsed" / gpu
         of_starts = [_frames(study, of_gpu, rng, start) for start in range(1, starts + 1)]
         out.mkdir(parents=True)
-        for name, columns in TABLES.items():
+        for name, columns in table_columns().items():
             frame = pd.concat([frames[name].assign(start=start) for start, frames in enumerate(of_starts, 1)])
             frame = frame.reindex(columns=list(columns)).astype(columns)
             frame.sort_values("cell_id", kind="stable").to_parquet(out / f"{name}.parquet", index=False)
@@ -99,7 +100,8 @@ def _frames(study: Study, cells: list[Cell], rng: np.random.Generator, start: in
     requests = _requests(ids, running, step_s)
     return {
         "requests": requests,
-        "facts": _facts(study, cells, requests, rng, start),
+        "starts": _starts(study, cells, rng, start),
+        "repeats": _repeats(requests),
         "steps": _steps(ids, running, step_s),
         "trace": _trace(ids, rng),
     }
@@ -126,44 +128,44 @@ def _requests(ids: np.ndarray, running: np.ndarray, step_s: np.ndarray) -> pd.Da
     )
 
 
-def _facts(
-    study: Study, cells: list[Cell], requests: pd.DataFrame, rng: np.random.Generator, start: int
-) -> pd.DataFrame:
+def _starts(study: Study, cells: list[Cell], rng: np.random.Generator, start: int) -> pd.DataFrame:
     models = resolved_models(study)
-    wall_s = requests.groupby(["cell_id", "repeat"], sort=False)["last_token_s"].max() * 1.001
     rows = []
     for cell in cells:
         knobs = cell.knobs.set_values()
-        texts = {
-            "outcome": "ok",
-            "definition_sha256": definition_sha256(cell_definition(study, cell, models)),
-            "log.attention_backend": "FLASH_ATTN",
-            "provenance.host": "nowhere",
-            "provenance.engine_version": "made up",
-            "device.name": cell.gpu,
-        }
         blocks = round(40e9 * knobs["gpu_memory_utilization"] / (131072 * knobs["block_size"]))
-        numbers = {
-            "protocol": 1,
-            "round": start,
-            "effective.block_size": knobs["block_size"],
-            "effective.num_gpu_blocks": blocks,
-            "effective.max_num_seqs": knobs["max_num_seqs"],
-            "effective.max_model_len": knobs["max_model_len"],
-            "log.kv_cache_tokens": blocks * knobs["block_size"],
-            "log.max_concurrency": blocks * knobs["block_size"] / knobs["max_model_len"],
-            "phase_s.start": 40.0,
-            "phase_s.warmup": 2.0,
-            "phase_s.measure": 10.0,
-            "host_load.cpu_steal_pct": 0.0,
-            "host_load.cpu_others_pct": rng.uniform(0, 2),
-        }
-        rows += [{"cell_id": cell.id, "name": name, "text": text} for name, text in texts.items()]
-        rows += [{"cell_id": cell.id, "name": name, "value": float(value)} for name, value in numbers.items()]
-    of_cells = pd.DataFrame(rows)
-    of_repeats = wall_s.rename("value").reset_index().assign(name="wall_s")
-    starts = of_repeats.assign(name="start_unix_s", value=1.7e9)
-    return pd.concat([of_cells, of_repeats, starts], ignore_index=True).assign(read_from="made up")
+        tokens = blocks * knobs["block_size"]
+        rows.append(
+            {
+                "cell_id": cell.id,
+                "outcome": "ok",
+                "definition_sha256": definition_sha256(cell_definition(study, cell, models)),
+                "attention_backend": "FLASH_ATTN",
+                "host": "nowhere",
+                "engine_version": "made up",
+                "device_name": cell.gpu,
+                "protocol": 1,
+                "round": start,
+                "block_size_effective": knobs["block_size"],
+                "num_gpu_blocks": blocks,
+                "max_num_seqs_effective": knobs["max_num_seqs"],
+                "max_model_len_effective": knobs["max_model_len"],
+                "effective": json.dumps({**knobs, "num_gpu_blocks": blocks}),
+                "kv_cache_tokens": tokens,
+                "max_concurrency": tokens / knobs["max_model_len"],
+                "start_s": 40.0,
+                "warmup_s": 2.0,
+                "measure_s": 10.0,
+                "cpu_steal_pct": 0.0,
+                "cpu_others_pct": rng.uniform(0, 2),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def _repeats(requests: pd.DataFrame) -> pd.DataFrame:
+    wall_s = requests.groupby(["cell_id", "repeat"], sort=False)["last_token_s"].max() * 1.001
+    return wall_s.rename("wall_s").reset_index().assign(start_unix_s=1.7e9)
 
 
 def _steps(ids: np.ndarray, running: np.ndarray, step_s: np.ndarray) -> pd.DataFrame:

@@ -220,7 +220,7 @@ def test_paced_loads_take_part_in_no_comparison_of_throughput(results):
 def test_no_secret_is_in_anything_that_was_written_or_printed(results, own_tmpdir, served_run):
     files = [path for folder in (results, own_tmpdir) for path in folder.rglob("*") if path.is_file()]
     names = {path.name for path in files}
-    assert {"outcome.json", "engine.log", "measure.log", "facts.parquet", "cells.csv", "report.html"} <= names
+    assert {"outcome.json", "engine.log", "measure.log", "starts.parquet", "cells.csv", "report.html"} <= names
     assert not [name for name, secret in SECRETS.items() if secret in served_run.printed]
     for path in files:
         content = path.read_bytes()

@@ -1,27 +1,27 @@
-"""Parse all cells of one GPU into four tables.
+"""Parse all cells of one GPU into five tables.
 
     kvsweep parse-cells --cells results/demo/cells \\
         --gpu cpu-all --out results/demo/parsed/cpu-all
 
 reads every `{engine}/{model}/{workload}/{knobs}/outcome.json` below `cells/{gpu}`, and those of further starts in
-`start-{n}/` beside it. It writes `facts.parquet`, `requests.parquet`, `steps.parquet` and `trace.parquet`. A start is
-read again only if its evidence or the parser has changed since the last time.
+`start-{n}/` beside it. It writes `starts.parquet`, `repeats.parquet`, `requests.parquet`, `steps.parquet` and
+`trace.parquet`. A start is read again only if its evidence or the parser has changed since the last time.
 """
 
 import hashlib
 import json
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Container, Hashable, Iterator, Mapping
+from collections.abc import Container, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import numpy as np
 import pandas as pd
-from pydantic import Field, StrictFloat, StrictInt
+from pydantic import Field
 
 from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.common.command import PROCESSES, command, option, out
@@ -31,13 +31,12 @@ from workflow_scripts.common.parquet import read_parquet, to_parquet
 from workflow_scripts.common.records import mapping_of, validated
 from workflow_scripts.common.sources import sources
 from workflow_scripts.common.wording import listed
-from workflow_scripts.engines.registry import load_engines
+from workflow_scripts.engines.registry import metrics_of_columns
 from workflow_scripts.parse.device_trace import read_trace
 from workflow_scripts.parse.engine_log import read_engine_log
-from workflow_scripts.study.definition import recorded_sha256
+from workflow_scripts.parse.start_rows import INTEGER, START_COLUMNS, TYPES, counts, repeat_columns, start_row
 from workflow_scripts.study.outcome import Outcome
 from workflow_scripts.study.paths import (
-    CLIENT_CPU_S,
     ENGINE_LOG,
     METRICS,
     OUTCOME,
@@ -49,8 +48,8 @@ from workflow_scripts.study.paths import (
     within,
 )
 
-_ROW = {"cell_id": "string", "start": "int64", "repeat": "Int64"}
-FACT_COLUMNS = _ROW | {"name": "string", "value": "Float64", "text": "string", "read_from": "string"}
+_START = {"cell_id": "string", "start": "int64"}
+_ROW = _START | {"repeat": "Int64"}
 REQUEST_COLUMNS = {
     **_ROW,
     "request_id": "string",
@@ -67,19 +66,26 @@ REQUEST_COLUMNS = {
 }
 _COUNTS = (
     *("prompt_tokens", "generation_tokens", "preempted", "prefix_queries", "prefix_hits", "recomputed_tokens"),
-    *("kv_tokens_live", "kv_slots_reserved", "kv_bytes_reserved"),
+    *("kv_tokens_live", "kv_slots_reserved", "kv_bytes_reserved", "computed_tokens"),
 )
 STEP_COLUMNS = {
     **_ROW,
     **{"time_s": "Float64", "running": "Int64", "waiting": "Int64", "kv_cache_usage": "Float64"},
     **dict.fromkeys(_COUNTS, "Int64"),
+    "graph": "string",
 }
 _SAMPLED = (
     *("time_s", "memory_used_bytes", "process_memory_bytes", "utilization_pct", "process_cpu_pct", "power_w"),
     *("energy_j", "sm_clock_mhz", "memory_clock_mhz", "temperature_c"),
 )
 TRACE_COLUMNS = _ROW | dict.fromkeys(_SAMPLED, "Float64") | {"throttle_reasons": "string"}
-TABLES = {"facts": FACT_COLUMNS, "requests": REQUEST_COLUMNS, "steps": STEP_COLUMNS, "trace": TRACE_COLUMNS}
+
+
+def table_columns() -> dict[str, dict[str, str]]:
+    """The columns and types of each table; an engine may add some to `repeats`."""
+    sampled = {"requests": REQUEST_COLUMNS, "steps": STEP_COLUMNS, "trace": TRACE_COLUMNS}
+    return {"starts": _START | START_COLUMNS, "repeats": _ROW | repeat_columns(), **sampled}
+
 
 # Columns of times, which the evidence has on the monotonic clock.
 _TIMES = ("time_s", "queued_s", "scheduled_s", "first_token_s", "last_token_s", "sent_s")
@@ -87,30 +93,11 @@ _TIMES = ("time_s", "queued_s", "scheduled_s", "first_token_s", "last_token_s", 
 # Readings of a counter between which its growth counts as even.
 _MOST_APART_S = 1.0
 
-# Facts from the log that outcome.json and the metrics do not have.
-_LOG_FACTS = (
-    *("engine_version", "num_gpu_blocks", "num_cpu_blocks", "block_size"),
-    *("kv_cache_tokens", "max_concurrency", "max_concurrency_tokens_per_request", "available_kv_cache_gib"),
-    *("model_weights_gib", "peak_activation_gib", "cuda_graph_gib", "max_cudagraph_capture_size"),
-    *("cudagraph_mode", "graphs_from_cache", "compile_s", "attention_backend"),
-)
-
-# Of one start; one of vLLM with everything that it counts has 400.
-MOST_FACTS = 10_000
-# What a line of evidence may hold, by the type of its column.
-_INTEGER = Annotated[int, Field(strict=True, ge=-(2**63), lt=2**63)]
-_TYPES: dict[str, Any] = {
-    "Int64": _INTEGER,
-    "Float64": Annotated[float, Field(strict=True)],
-    "string": Annotated[str, Field(strict=True)],
-    "object": list[StrictInt | StrictFloat],
-}
-
 
 def _line_of(columns: Mapping[str, str], **others: Any) -> Any:
     """The type of a line of evidence with these columns; what other versions recorded beside them is left out."""
-    fields = {name: _TYPES[dtype] for name, dtype in columns.items() if name not in _ROW}
-    return mapping_of(fields | others, {"repeat": _INTEGER})
+    fields = {name: TYPES[dtype] for name, dtype in columns.items() if name not in _ROW}
+    return mapping_of(fields | others, {"repeat": INTEGER})
 
 
 _REQUEST = _line_of(REQUEST_COLUMNS, request_id=Annotated[str, Field(pattern=r"^[0-9]{1,9}$")])
@@ -134,22 +121,19 @@ class CellFacts:
 
     cell_id: str
     start: int = 1
-    facts: list[dict[str, Any]] = field(default_factory=list)
+    of_start: dict[str, Any] = field(default_factory=dict)
+    repeats: dict[int, dict[str, Any]] = field(default_factory=dict)
     requests: list[dict[str, Any]] = field(default_factory=list)
     steps: list[dict[str, Any]] = field(default_factory=list)
     trace: list[dict[Hashable, Any]] = field(default_factory=list)
     damage: list[str] = field(default_factory=list)
-    _known: set[tuple[int | None, str]] = field(default_factory=set)
 
-    def add(self, name: str, value: Any, read_from: str, repeat: int | None = None) -> None:
-        """Add one fact, as a number or as text; an unknown value adds no row, and neither does a second value."""
-        if value is None:
-            return
-        if len(self._known) == MOST_FACTS or (repeat, name) in self._known:
-            self.damage.append(f"{read_from}: {name}: too many values")
-            return
-        self._known.add((repeat, name))
-        self.facts.append(_fact(name, value, read_from, repeat))
+    def rows(self, table: str) -> Sequence[Mapping[Any, Any]]:
+        if table == "starts":
+            return [self.of_start]
+        if table == "repeats":
+            return [{"repeat": repeat, **row} for repeat, row in self.repeats.items()]
+        return cast(Sequence[Mapping[Any, Any]], getattr(self, table))
 
     @contextmanager
     def noting(self, folder: Path) -> Iterator[None]:
@@ -160,27 +144,34 @@ class CellFacts:
             self.damage.append(str(e).partition("\n")[0].removeprefix(f"{folder}/"))
 
 
-def _fact(name: str, value: Any, read_from: str, repeat: int | None = None) -> dict[str, Any]:
-    number = float(value) if isinstance(value, bool | int | float) else None
-    text = None if number is not None else value if isinstance(value, str) else json.dumps(value)
-    return {"repeat": repeat, "name": name, "value": number, "text": text, "read_from": read_from}
-
-
 def parse_cell(folder: Path, cell_id: str) -> CellFacts:
-    """Read everything in the folder of a cell's start; damaged parts are left out, and a fact `damaged` names them."""
+    """Read everything in the folder of a cell's start; damaged parts are left out, and `damaged` names them."""
     rows = CellFacts(cell_id, start_number(folder))
-    try:
-        outcome = Outcome.read(folder / OUTCOME)
-    except InputError as e:
-        rows.add("damaged", str(e).removeprefix(f"{folder}/"), OUTCOME)
-        return rows
-    _outcome_facts(outcome, rows)
     with rows.noting(folder):
-        _log_facts(folder / RAW / ENGINE_LOG, rows)
+        _read_start(folder, Outcome.read(folder / OUTCOME), rows)
+    damage = "; ".join(rows.damage[:MOST_NAMED]) + ("; ..." if len(rows.damage) > MOST_NAMED else "")
+    rows.of_start["damaged"] = damage or None
+    return rows
+
+
+def _read_start(folder: Path, outcome: Outcome, rows: CellFacts) -> None:
+    log = None
+    with rows.noting(folder):
+        log = read_engine_log(folder / RAW / ENGINE_LOG) if (folder / RAW / ENGINE_LOG).exists() else None
+    rows.of_start, faults = start_row(outcome, log)
+    rows.damage += faults
     starts_s = {r.repeat: r.start_monotonic_s for r in outcome.repeats}
+    rows.repeats = {
+        r.repeat: {"wall_s": r.end_monotonic_s - r.start_monotonic_s, "start_unix_s": r.start_unix_s}
+        for r in outcome.repeats
+    }
+    counted: set[int] = set()
     with rows.noting(folder):
         for record in _lines(folder / RAW / METRICS, _COUNTERS, starts_s):
-            _metric_facts(record, rows)
+            if (repeat := record["repeat"]) in counted:
+                raise InputError(f"{folder / RAW / METRICS}: two records of repeat {repeat}")
+            counted.add(repeat)
+            rows.repeats[repeat] |= counts(record)
     for name, kind, table in (("requests", _REQUEST, rows.requests), ("steps", _STEP, rows.steps)):
         with rows.noting(folder):
             for record in _lines(folder / RAW / f"{name}.jsonl", kind, starts_s):
@@ -189,60 +180,8 @@ def parse_cell(folder: Path, cell_id: str) -> CellFacts:
     with rows.noting(folder):
         _trace_rows(folder / RAW / TRACE, outcome, rows)
     served = Counter(request["repeat"] for request in rows.requests)
-    if len(counts := [served[repeat] for repeat in starts_s]) and min(counts) != max(counts):
-        rows.damage.append(f"requests.jsonl has {listed(map(str, counts))} requests of the repeats")
-    damage = "; ".join(rows.damage[:MOST_NAMED]) + ("; ..." if len(rows.damage) > MOST_NAMED else "")
-    rows.facts += [_fact("damaged", damage, RAW)] if damage else []
-    return rows
-
-
-def _outcome_facts(outcome: Outcome, rows: CellFacts) -> None:
-    facts: dict[str, Any] = {"outcome": outcome.outcome, "reason": outcome.reason}
-    facts["definition_sha256"] = recorded_sha256(outcome.definition)
-    facts |= outcome.start.model_dump(exclude={"start", "again"})
-    facts["protocol"] = outcome.definition.get("protocol")
-    groups = {"effective": outcome.effective, "phase_s": outcome.phases_s, "device": outcome.device}
-    groups |= {"host_load": outcome.host_load, "provenance": outcome.provenance}
-    facts |= {f"{group}.{name}": value for group, values in groups.items() for name, value in values.items()}
-    if warmup := outcome.warmup:
-        passes = {"requests": warmup.requests, "passes": len(warmup.passes_s), "steady": warmup.steady}
-        facts |= {f"warmup.{name}": value for name, value in passes.items()}
-        if experts := warmup.experts:
-            facts |= {"warmup.experts_touched_share": experts.share, "warmup.experts_touched_tokens": experts.tokens}
-    for name, value in facts.items():
-        rows.add(name, value, OUTCOME)
-    for repeat in outcome.repeats:
-        rows.add("wall_s", repeat.end_monotonic_s - repeat.start_monotonic_s, OUTCOME, repeat.repeat)
-        rows.add("start_unix_s", repeat.start_unix_s, OUTCOME, repeat.repeat)
-
-
-def _log_facts(log: Path, rows: CellFacts) -> None:
-    if not log.exists():
-        return
-    facts = read_engine_log(log)
-    for name in _LOG_FACTS:
-        line = f":{facts.read_from[name]}" if name in facts.read_from else ""
-        rows.add(f"log.{name}", getattr(facts, name), f"{RAW}/{ENGINE_LOG}{line}")
-
-
-def _metric_facts(record: dict[str, Any], rows: CellFacts) -> None:
-    """Add counters as their growth during the repeat, and peaks as their value at its end."""
-    before, after = record.get("before", {}), record.get("after", {})
-    # If a server's page of metrics could not be read before the repeat, its growth in the repeat is unknown.
-    is_unread = not (before.keys() & after.keys()) - {CLIENT_CPU_S}
-    peaks = {metric for engine in load_engines().values() for metric in engine.peaks.values()}
-    for name, value in after.items():
-        if isinstance(value, bool | int | float):
-            # Some counters appear when they count for the first time.
-            earlier = 0 if name in peaks else before.get(name, None if is_unread else 0)
-            pairs: dict[str, tuple[Any, Any]] = {f"metric.{name}": (value, earlier)}
-        elif isinstance(value, dict) and isinstance(before.get(name), dict):
-            pairs = {f"metric.{name}.{part}": (value.get(part), before[name].get(part)) for part in ("sum", "count")}
-        else:
-            continue
-        for fact, (now, earlier) in pairs.items():
-            if isinstance(now, int | float) and isinstance(earlier, int | float):
-                rows.add(fact, float(now) - float(earlier), f"{RAW}/{METRICS}", record["repeat"])
+    if len(served_by := [served[repeat] for repeat in starts_s]) and min(served_by) != max(served_by):
+        rows.damage.append(f"requests.jsonl has {listed(map(str, served_by))} requests of the repeats")
 
 
 def _trace_rows(trace: Path, outcome: Outcome, rows: CellFacts) -> None:
@@ -253,12 +192,12 @@ def _trace_rows(trace: Path, outcome: Outcome, rows: CellFacts) -> None:
         return
     for memory in samples.reindex(columns=["process_memory_bytes"]).dropna().head(1).to_numpy(float):
         # The first sample is taken before the engine is started.
-        rows.add("trace.process_memory_bytes_before", memory.item(), trace.name)
+        rows.of_start["process_memory_bytes_before"] = memory.item()
     if "throttle_reasons" in samples:
         samples["throttle_reasons"] = samples["throttle_reasons"].map(",".join, na_action="ignore")
     for repeat in outcome.repeats:
         start_s, end_s = repeat.start_monotonic_s, repeat.end_monotonic_s
-        rows.add("trace.energy_j", _counted_j(samples, start_s, end_s), trace.name, repeat.repeat)
+        rows.repeats[repeat.repeat]["counted_j"] = _counted_j(samples, start_s, end_s)
         inside = samples[samples["time_monotonic_s"].between(start_s, end_s)]
         timed = inside.assign(repeat=repeat.repeat, time_s=inside["time_monotonic_s"] - start_s)
         rows.trace += timed.to_dict("records")
@@ -315,8 +254,9 @@ def _last_time(out: Path) -> tuple[dict[str, Any], dict[str, pd.DataFrame]]:
     """The stamps and tables of the last call; none if one of them is missing or damaged."""
     try:
         stamps = validated(dict[str, Any], read_json(out / STAMPS), STAMPS)
-        tables = {name: read_parquet(out / f"{name}.parquet") for name in TABLES}
-        return stamps, {name: table[list(TABLES[name])].astype(TABLES[name]) for name, table in tables.items()}
+        columns = table_columns()
+        tables = {name: read_parquet(out / f"{name}.parquet") for name in columns}
+        return stamps, {name: table[list(columns[name])].astype(columns[name]) for name, table in tables.items()}
     except (OSError, ValueError, TypeError, KeyError):
         return {}, {}
 
@@ -325,7 +265,8 @@ def parse_cells(cells: Path, gpu: str, out: Path, processes: int) -> tuple[int, 
     """Write the tables of a GPU; return how many starts were read and how many were kept from the last call."""
     folders = find_starts(cells, gpu)
     code = b"".join((CHECKOUT / source).read_bytes() for source in sources("parse.cell_tables"))
-    version = hashlib.sha256(code).hexdigest()[:16]  # of the modules on which parsing depends
+    # Of the modules on which parsing depends, and of what engines count.
+    version = hashlib.sha256(code + json.dumps(metrics_of_columns()).encode()).hexdigest()[:16]
     names = {start: folder.relative_to(cells).as_posix() for start, folder in folders.items()}
     stamps = {names[start]: f"{version}-{stamp(folder, cells)}" for start, folder in folders.items()}
     old_stamps, old = _last_time(out)
@@ -334,8 +275,8 @@ def parse_cells(cells: Path, gpu: str, out: Path, processes: int) -> tuple[int, 
     with ProcessPoolExecutor(max_workers=max(1, min(processes, len(changed)))) as pool:
         parsed = list(pool.map(parse_cell, [folders[start] for start in changed], [c for c, _ in changed], chunksize=8))
     (out / STAMPS).unlink(missing_ok=True)  # so that after an interruption the next call reads everything again
-    for name, columns in TABLES.items():
-        rows = [{"cell_id": cell.cell_id, "start": cell.start, **row} for cell in parsed for row in getattr(cell, name)]
+    for name, columns in table_columns().items():
+        rows = [{"cell_id": cell.cell_id, "start": cell.start, **row} for cell in parsed for row in cell.rows(name)]
         table = frame(rows, columns)
         if kept:
             before = old[name][pd.MultiIndex.from_frame(old[name][START]).isin(kept)]

@@ -6,26 +6,22 @@
 Cells of the study that were not run are rows with the outcome `missing`. docs/tables.md documents every column.
 """
 
-import json
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 from workflow_scripts.common.command import PARSED, STUDY, command, option, out
 from workflow_scripts.common.files import read_jsonl
-from workflow_scripts.engines.registry import metrics_of_columns
-from workflow_scripts.statistics.summary import numbers
+from workflow_scripts.statistics.summary import knob_columns, numbers
 from workflow_scripts.study.definition import cell_definition, definition_sha256, resolved_models
 from workflow_scripts.study.grid import Cell, expand
-from workflow_scripts.study.paths import OUTCOME
 from workflow_scripts.study.study import Study
 from workflow_scripts.study.study_file import load_study
 from workflow_scripts.tables.derived import derived, kv_memory, not_as_asked, predicted_hit_rate, without_drafts
 from workflow_scripts.tables.imported_cells import with_imported
-from workflow_scripts.tables.parsed_facts import REPEAT, START, read_parsed, wide
+from workflow_scripts.tables.parsed_facts import REPEAT, START, read_parsed
 from workflow_scripts.tables.request_lives import Texts, request_lives, shared_texts, tokens_held
 from workflow_scripts.tables.timeline import (
     request_facts,
@@ -35,7 +31,7 @@ from workflow_scripts.tables.timeline import (
     step_facts,
     trace_facts,
 )
-from workflow_scripts.tables.typed_tables import FLAG, INTEGER, NUMBER, TEXT, table_schema, write_table
+from workflow_scripts.tables.typed_tables import FLAG, INTEGER, KNOBS, NUMBER, TEXT, table_schema, write_table
 
 MEASURED, SIMULATED = "measured", "simulated"
 
@@ -153,35 +149,6 @@ SCHEMA = table_schema(
     knobs=True,
 )
 
-# Columns <- facts that may give their values, of which the first known one is used, for each of the names.
-_FACTS = (
-    ("{}", "{}", "round position idle_before_s boot_id outcome protocol definition_sha256"),
-    ("{}", "{} damaged", "reason"),
-    ("{}_starts", "{}", "planned"),
-    ("{}", "device.{}", "simulated processor"),
-    ("device_{}", "device.{}", "name uuid"),
-    ("{}", "effective.{}", "dtype"),
-    ("{}", "effective.{} log.{}", "num_gpu_blocks max_cudagraph_capture_size cudagraph_mode"),
-    ("{}_effective", "effective.{} log.{}", "block_size"),
-    ("{}_effective", "effective.{}", "max_num_seqs max_num_batched_tokens max_model_len"),
-    ("kv_pool_bytes", "effective.{}", "kv_cache_bytes"),
-    ("{}", "log.{} effective.{}", "attention_backend"),
-    ("{}", "log.{}", "kv_cache_tokens max_concurrency available_kv_cache_gib model_weights_gib peak_activation_gib"),
-    ("{}", "log.{}", "cuda_graph_gib graphs_from_cache compile_s"),
-    ("{}", "host_load.{}", "cpu_steal_pct cpu_others_pct"),
-    ("{}", "provenance.{}", "host engine_version git_commit lock_sha256"),
-    ("{}", "trace.{}", "process_memory_bytes_before"),
-    ("{}_s", "phase_s.{}", "start warmup measure"),
-    ("{}", "warmup.{}", "experts_touched_share experts_touched_tokens"),
-    ("warmup_{}", "warmup.{}", "requests passes steady"),
-)
-_START_FACTS = {
-    column.format(name): facts.format(name, name).split() for column, facts, names in _FACTS for name in names.split()
-}
-MOST_COUNT = 2**53  # the largest whole number up to which a double holds every one
-_TEXT = {name for name, column in SCHEMA.columns.items() if str(column.dtype).startswith("string")}
-_TEXT = _TEXT - {"protocol"} | {"definition_sha256"}  # a protocol is recorded as a number
-
 
 def grid_rows(study: Study, cells: Sequence[Cell]) -> pd.DataFrame:
     """What the study asks for: one row per cell, indexed by `cell_id`."""
@@ -212,40 +179,33 @@ def cells_table(study: Study, cells: Sequence[Cell], parsed: Path, imported: Pat
     measured = [
         _of_gpu(parsed, gpu, grid, texts)
         for gpu in dict.fromkeys(cell.gpu for cell in cells)
-        if (parsed / gpu / "facts.parquet").exists()
+        if (parsed / gpu / "starts.parquet").exists()
     ]
-    rows = pd.concat(measured) if measured else pd.DataFrame(columns=[*REPEAT, *_START_FACTS])
+    names = [*REPEAT, "outcome", "definition_sha256", "simulated"]
+    rows = pd.concat(measured) if measured else pd.DataFrame(columns=names)
     table = grid.reset_index().merge(rows, on="cell_id", how="left")
     table["outcome"] = table["outcome"].fillna("missing")
     table["comparable"] = table["definition_sha256"].eq(table["definition_asked"]).fillna(False).astype(bool)
-    table["source"] = table["simulated"].eq(1).fillna(False).map({True: SIMULATED, False: MEASURED})
+    table["source"] = table["simulated"].eq(True).fillna(False).map({True: SIMULATED, False: MEASURED})
     if measured:
         table = kv_memory(without_drafts(table))
         table["prefix_cache_hit_rate_predicted"] = predicted_hit_rate(table, texts)
     # The others serve only to compute these.
-    table = table[[name for name in map(str, table) if name in SCHEMA.columns or name.startswith("knob_")]]
+    table = table.reindex(columns=[*(SCHEMA.columns.keys() - {KNOBS}), *knob_columns(table)])
     return table if imported is None else with_imported(table, read_jsonl(imported), study.name)
 
 
 def _of_gpu(parsed: Path, gpu: str, grid: pd.DataFrame, texts: Texts) -> pd.DataFrame:
-    facts = read_parsed(parsed, gpu, "facts")
-    of_start, of_repeat = wide(facts[facts["cell_id"].isin(grid.index)])
-    start = _chosen(of_start, _START_FACTS)
+    start = read_parsed(parsed, gpu, "starts").set_index(START)
+    start = start[start.index.isin(grid.index, level="cell_id")]
     # With a part of its evidence, a repeat would have too few tokens in its whole time.
-    damage = of_start.reindex(columns=["damaged"])["damaged"].fillna(_no_numbers(of_start, _START_FACTS))
-    start["reason"] = start["reason"].fillna(damage)
-    start["outcome"] = start["outcome"].where(start["outcome"].ne("ok") | damage.isna(), "invalid")
-    cores = of_start.reindex(columns=["device.cores"])["device.cores"].dropna().map(lambda ids: len(json.loads(ids)))
-    effective = of_start.assign(**{"effective.attention_backend": start["attention_backend"]})
-    start["effective"] = _as_json(effective)
+    start["reason"] = start["reason"].fillna(start["damaged"])
+    start["outcome"] = start["outcome"].mask(start["outcome"].eq("ok") & start["damaged"].notna(), "invalid")
     asked = grid.loc[start.index.get_level_values("cell_id")].set_index(start.index)
-    start["not_as_asked"] = not_as_asked(asked, effective).where(start["outcome"] == "ok")
+    start["not_as_asked"] = not_as_asked(asked, start["effective"]).where(start["outcome"] == "ok")
     # A start that did not end ok has no measured values: those of an earlier repeat are evidence, not a result.
-    ok = start.index[start["outcome"] == "ok"]
-    counted = {column: [f"metric.{name}" for name in names] for column, names in metrics_of_columns().items()}
-    own = {"wall_s": ["wall_s"], "start_unix_s": ["start_unix_s"], "counted_j": ["trace.energy_j"]}
-    repeat = _chosen(of_repeat, own | counted)
-    repeat = repeat[repeat.reset_index("repeat").index.isin(ok)]
+    ok = start.index[start["outcome"].eq("ok").fillna(False)]
+    repeat = _of_starts(read_parsed(parsed, gpu, "repeats"), ok).set_index(REPEAT)
     requests = _of_starts(read_parsed(parsed, gpu, "requests"), ok)
     steps = _of_starts(read_parsed(parsed, gpu, "steps"), ok)
     # Without blocks, tokens of a prefix are shared one by one.
@@ -258,7 +218,7 @@ def _of_gpu(parsed: Path, gpu: str, grid: pd.DataFrame, texts: Texts) -> pd.Data
         # Requests that arrive at a rate may never fill the engine.
         steady_rate(requests[requests["sent_s"].isna()], steps, grid["max_concurrency_allowed"]),
         step_facts(steps, requests.groupby(REPEAT)["scheduled_s"].min()),
-        trace_facts(_of_starts(read_parsed(parsed, gpu, "trace"), ok), cores),
+        trace_facts(_of_starts(read_parsed(parsed, gpu, "trace"), ok), start["device_cores"]),
     ]
     repeat = repeat.join(parts)
     # An engine behind a server reports its queues from time to time, but not when a request leaves the queue.
@@ -268,48 +228,8 @@ def _of_gpu(parsed: Path, gpu: str, grid: pd.DataFrame, texts: Texts) -> pd.Data
     return derived(start.reset_index().merge(repeat.reset_index(), on=START, how="left"))
 
 
-def _as_json(effective: pd.DataFrame) -> pd.Series:
-    """All settings that an engine reports as effective, as one text per cell; null if it reports none."""
-    names = {name: name.removeprefix("effective.") for name in map(str, effective) if name.startswith("effective.")}
-    reported = [
-        {names[str(column)]: value for column, value in sorted(settings.items()) if pd.notna(value)}
-        for settings in effective[list(names)].to_dict("records")
-    ]
-    return pd.Series([json.dumps(s) if s else None for s in reported], index=effective.index, dtype="string")
-
-
 def _of_starts(table: pd.DataFrame, starts: pd.Index) -> pd.DataFrame:
     return table[pd.MultiIndex.from_frame(table[START]).isin(starts)]
-
-
-def _chosen(facts: pd.DataFrame, wanted: dict[str, list[str]]) -> pd.DataFrame:
-    chosen = pd.DataFrame(index=facts.index)
-    for column, names in wanted.items():
-        values = pd.Series(None, index=facts.index, dtype=object)
-        for name in names:
-            if name in facts:
-                values = values.where(values.notna(), facts[name])
-        chosen[column] = values.astype("string") if column in _TEXT else _numeric(values, column)
-    return chosen
-
-
-def _numeric(values: pd.Series, column: str) -> pd.Series:
-    """The values as numbers, whole ones where the column has these; null what is no such number."""
-    found = pd.to_numeric(values, errors="coerce").astype(float)
-    fits = np.isfinite(found)
-    if column in SCHEMA.columns and str(SCHEMA.columns[column].dtype).startswith("Int"):
-        fits &= (found % 1 == 0) & (found.abs() <= MOST_COUNT)
-    return found.where(fits)
-
-
-def _no_numbers(facts: pd.DataFrame, wanted: dict[str, list[str]]) -> pd.Series:
-    """For each row a fact that should be a number and is none; null if all are."""
-    reasons = pd.Series(None, index=facts.index, dtype="string")
-    for column, names in wanted.items():
-        for name in facts.columns.intersection(names) if column not in _TEXT else ():
-            wrong = facts[name].notna() & _numeric(facts[name], column).isna()
-            reasons = reasons.mask(wrong, f"{name} in {OUTCOME} is not a number as the column {column} has it")
-    return reasons
 
 
 @command(

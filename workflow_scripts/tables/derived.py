@@ -5,8 +5,8 @@ of blocks when they start, regardless of what the requests need later. HuggingFa
 each batch: DynamicCache for the padded batch's tokens so far, StaticCache at once for the batch's full length.
 """
 
+import json
 from functools import cache
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -102,33 +102,24 @@ def _bytes_of_token(model: str, dtype: str, draft_model: str, kv_cache_dtype: st
     return sum(part.uniform().bytes_per_token(kv_cache_dtype, tensor_ranks) if part else np.nan for part in parts)
 
 
-def not_as_asked(knobs: pd.DataFrame, effective: pd.DataFrame) -> pd.Series:
-    """For each cell the effective settings that differ from the requested ones; null if none does.
+def not_as_asked(knobs: pd.DataFrame, effective: pd.Series) -> pd.Series:
+    """For each start the effective settings that differ from the requested ones; null if none does.
 
     Args:
         knobs: columns `knob_NAME` with what the study sets, null or `auto` where it leaves the choice to the engine.
-        effective: columns `effective.NAME` with what the engine reports, for the same cells in the same order. Settings
-            that the engine does not report are not compared.
+        effective: what the engine reports, a JSON object for the same starts in the same order, or null. Settings that
+            the engine does not report are not compared.
 
     >>> knobs = pd.DataFrame({"knob_attention_backend": ["FLASH_ATTN"], "knob_max_num_seqs": [8]})
-    >>> effective = pd.DataFrame({"effective.attention_backend": ["CPU_ATTN"], "effective.max_num_seqs": [8.0]})
-    >>> not_as_asked(knobs, effective).item()
+    >>> not_as_asked(knobs, pd.Series(['{"attention_backend": "CPU_ATTN", "max_num_seqs": 8}'])).item()
     'attention_backend CPU_ATTN, not FLASH_ATTN'
     """
-    names = [column.removeprefix("knob_") for column in knob_columns(knobs)]
-    names = [name for name in names if f"effective.{name}" in effective]
+    names = {column: column.removeprefix("knob_") for column in knob_columns(knobs)}
     texts = []
-    for of_cell, reported in zip(knobs.to_dict("records"), effective.to_dict("records"), strict=True):
-        pairs = {name: (of_cell[f"knob_{name}"], reported[f"effective.{name}"]) for name in names}
-        compared = {name: pair for name, pair in pairs.items() if not any(map(pd.isna, pair)) and pair[0] != "auto"}
-        as_text = {name: (str(asked), _as_asked(actual, asked)) for name, (asked, actual) in compared.items()}
-        differing = [f"{name} {actual}, not {asked}" for name, (asked, actual) in as_text.items() if actual != asked]
+    for of_cell, told in zip(knobs[list(names)].to_dict("records"), effective, strict=True):
+        found = {} if pd.isna(told) else json.loads(told)
+        pairs = [(name, of_cell[column], found.get(name)) for column, name in names.items()]
+        compared = [pair for pair in pairs if not pd.isna(pair[1]) and pair[1] != "auto" and pair[2] is not None]
+        differing = [f"{name} {actual}, not {asked}" for name, asked, actual in compared if actual != asked]
         texts.append("; ".join(differing) or None)
     return pd.Series(texts, index=knobs.index, dtype="string")
-
-
-def _as_asked(effective: Any, asked: Any) -> str:
-    """The effective value, written as `asked` would be: parsed facts hold only numbers and texts."""
-    if isinstance(effective, str):
-        return effective
-    return str(bool(effective)) if isinstance(asked, bool) else str(type(asked)(effective))

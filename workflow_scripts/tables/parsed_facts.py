@@ -11,11 +11,11 @@ from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, re
 
 
 def read_parsed(parsed: Path, gpu: str, table: str, columns: Sequence[str] | None = None) -> pd.DataFrame:
-    """One parsed table of one GPU: `facts`, `requests`, `steps` or `trace`."""
+    """One parsed table of one GPU: `starts`, `repeats`, `requests`, `steps` or `trace`."""
     return read_parquet(parsed / gpu / f"{table}.parquet", columns=list(columns) if columns else None)
 
 
-# A row of facts belongs to one start of a cell's engine, or to one repeat in it.
+# A row belongs to one start of a cell's engine, or to one repeat in it.
 START = ["cell_id", "start"]
 REPEAT = [*START, "repeat"]
 
@@ -27,21 +27,6 @@ def numbered(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.Index]:
     """
     groups = table.groupby(REPEAT)
     return table.assign(number=groups.ngroup()), groups.size().index
-
-
-def wide(facts: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Facts with one column per name: those of a start (by `START`), and those of a repeat (by `REPEAT`).
-
-    Numbers stay numbers, and texts stay texts.
-    """
-    value = facts["value"].astype(object).where(facts["value"].notna(), facts["text"])
-    long = facts.assign(value=value)
-    of_start = long[long["repeat"].isna()]
-    of_repeat = long[long["repeat"].notna()]
-    return (
-        of_start.pivot(index=START, columns="name", values="value"),
-        of_repeat.pivot(index=REPEAT, columns="name", values="value"),
-    )
 
 
 def known_facts(model: str, dtype: str | None = None, quantization: str | None = None) -> ModelFacts | None:

@@ -1,4 +1,4 @@
-"""A cell's evidence becomes rows of facts, each with its place of reading; damage is reported as a fact, not raised."""
+"""A cell's evidence becomes typed rows; damage is a column, not an exception."""
 
 import json
 import shutil
@@ -9,8 +9,12 @@ import pandas as pd
 import pytest
 
 from workflow_scripts.common.files import read_json, write_json, write_jsonl
-from workflow_scripts.parse.cell_tables import main, parse_cell, parse_cells
+from workflow_scripts.parse.cell_tables import CellFacts, main, parse_cell, parse_cells, table_columns
+from workflow_scripts.parse.engine_log import EngineLogFacts
+from workflow_scripts.parse.start_rows import start_row
+from workflow_scripts.study.outcome import Outcome
 
+HITS = "vllm:prefix_cache_hits"
 CELL = "cpu-all/vllm/tiny-llama-57m/chat/bs32-seqs4"
 LOG = (
     "INFO 11-21 07:50:55 [kv_cache_utils.py:2327] CPU KV cache size: 65,536 tokens, "
@@ -43,10 +47,12 @@ def cells(tmp_path):
     raw = folder / "raw"
     request = {"request_id": "0", **REQUEST, "last_token_s": None}
     write_jsonl(raw / "requests.jsonl", [{"repeat": repeat, **request} for repeat in (0, 1)])
-    write_jsonl(raw / "steps.jsonl", [{"repeat": 1, "time_s": 16.0, "running": 3, "kv_cache_usage": 0.25}])
+    write_jsonl(
+        raw / "steps.jsonl", [{"repeat": 1, "time_s": 16.0, "running": 3, "kv_cache_usage": 0.25, "graph": "FULL"}]
+    )
     peak = "torch_max_memory_allocated_bytes"
-    counters = {"hits": 7, "gauge": 0.5, "hist": {"sum": 3.0, "count": 2, "buckets": {}}, peak: 3}
-    later = {"hits": 9, "gauge": 0.75, "hist": {"sum": 5.0, "count": 6, "buckets": {}}, peak: 5}
+    counters = {HITS: 7, "gauge": 0.5, "hist": {"sum": 3.0, "count": 2, "buckets": {}}, peak: 3}
+    later = {HITS: 9, "gauge": 0.75, "hist": {"sum": 5.0, "count": 6, "buckets": {}}, peak: 5}
     write_jsonl(raw / "metrics.jsonl", [{"repeat": 0, "before": counters, "after": later}])
     samples = [{"time_unix_s": 0, "time_monotonic_s": t, "process_memory_bytes": t * 1e6} for t in (9, 11, 13, 16)]
     write_jsonl(raw / "device_trace.jsonl", [{"schema": "device_trace/1"}, *samples])
@@ -54,43 +60,56 @@ def cells(tmp_path):
     return tmp_path / "cells"
 
 
-def facts_of(cells: Path) -> dict[tuple[str, int | None], dict[str, object]]:
-    return {(f["name"], f["repeat"]): f for f in parse_cell(cells / CELL, CELL).facts}
+def parsed(cells: Path) -> CellFacts:
+    return parse_cell(cells / CELL, CELL)
 
 
-def test_numbers_texts_and_lists_are_facts_with_their_place(cells):
-    facts = facts_of(cells)
-    assert facts["outcome", None]["text"] == "ok"
-    assert facts["effective.block_size", None]["value"] == 32
-    assert facts["effective.enable_prefix_caching", None]["value"] == 1
-    assert ("effective.quantization", None) not in facts
-    assert json.loads(str(facts["device.cores", None]["text"])) == [0, 1]
-    of_log = {"repeat": None, "value": 65536.0, "text": None, "read_from": "raw/engine.log:1"}
-    assert facts["log.kv_cache_tokens", None] == of_log | {"name": "log.kv_cache_tokens"}
-    numbers = {("log.max_concurrency", None): 128, ("wall_s", 0): 4, ("wall_s", 1): 2}
-    numbers |= {("trace.process_memory_bytes_before", None): 9e6}
+def test_a_start_and_its_repeats_have_what_was_recorded_in_typed_columns(cells):
+    rows = parsed(cells)
+    expected = {"outcome": "ok", "protocol": 1, "round": 1, "block_size_effective": 32, "kv_cache_tokens": 65536}
+    expected |= {"max_concurrency": 128.0, "device_cores": 2, "start_s": 5.5, "host": "here", "cpu_steal_pct": 0.5}
+    expected |= {"process_memory_bytes_before": 9e6, "damaged": None, "device_name": "a CPU"}
+    assert {name: rows.of_start[name] for name in expected} == expected
+    assert json.loads(rows.of_start["effective"]) == {"block_size": 32, "enable_prefix_caching": True}
     # Counters are their growth in the repeat, and a peak is its value at the end.
-    numbers |= {("metric.hits", 0): 2, ("metric.hist.sum", 0): 2, ("metric.hist.count", 0): 4}
-    numbers |= {("metric.torch_max_memory_allocated_bytes", 0): 5}
-    assert {key: facts[key]["value"] for key in numbers} == numbers
+    counted = {"prefix_cache_hits": 2, "torch_memory_bytes_max": 5}
+    assert rows.repeats[0].items() >= {"wall_s": 4, "start_unix_s": 1000, **counted}.items()
+    assert rows.repeats[1].items() >= {"wall_s": 2}.items()
+    assert counted.keys().isdisjoint(rows.repeats[1])
+
+
+@pytest.mark.parametrize(
+    ("effective", "logged", "found"), [(32, 16, 32), (None, 16, 16), (32, None, 32), (None, None, None)]
+)
+def test_what_took_effect_comes_before_what_the_log_says(effective, logged, found):
+    outcome = Outcome.model_validate(OUTCOME | {"effective": {"block_size": effective}})
+    row, faults = start_row(outcome, EngineLogFacts(block_size=logged))
+    assert (row.get("block_size_effective"), faults) == (found, [])
+
+
+def test_a_setting_of_a_wrong_type_is_a_fault_and_leaves_its_column_empty(cells):
+    write_json(cells / CELL / "outcome.json", OUTCOME | {"effective": {"block_size": "many", "dtype": "bfloat16"}})
+    rows = parsed(cells)
+    assert "effective.block_size in outcome.json" in rows.of_start["damaged"]
+    assert ("block_size_effective" in rows.of_start, rows.of_start["dtype"]) == (False, "bfloat16")
 
 
 def test_without_metrics_before_a_repeat_only_the_clients_own_growth_is_known(cells):
-    before, after = {"client_cpu_s": 1.0}, {"client_cpu_s": 3.0, "hits": 9}
+    before, after = {"client_cpu_s": 1.0}, {"client_cpu_s": 3.0, HITS: 9}
     metrics = cells / CELL / "raw" / "metrics.jsonl"
     write_jsonl(metrics, [{"repeat": 0, "before": before, "after": after}])
-    values = {name: fact["value"] for (name, _), fact in facts_of(cells).items() if name.startswith("metric.")}
-    assert values == {"metric.client_cpu_s": 2}
+    repeat = parsed(cells).repeats[0]
+    assert (repeat["client_cpu_s"], "prefix_cache_hits" in repeat) == (2, False)
     # A counter may appear when it counts for the first time.
-    write_jsonl(metrics, [{"repeat": 0, "before": {"gauge": 1}, "after": {"gauge": 1, "hits": 9}}])
-    assert facts_of(cells)["metric.hits", 0]["value"] == 9
+    write_jsonl(metrics, [{"repeat": 0, "before": {"gauge": 1}, "after": {"gauge": 1, HITS: 9}}])
+    assert parsed(cells).repeats[0]["prefix_cache_hits"] == 9
 
 
 def test_times_count_from_the_start_of_the_repeat(cells):
     rows = parse_cell(cells / CELL, CELL)
     assert rows.requests[0]["queued_s"] == pytest.approx(0.5)
     assert rows.requests[0]["last_token_s"] is None
-    assert rows.steps[0]["time_s"] == pytest.approx(1.0)
+    assert (rows.steps[0]["time_s"], rows.steps[0]["graph"]) == (pytest.approx(1.0), "FULL")
     assert [(s["repeat"], s["time_s"]) for s in rows.trace] == [(0, 1.0), (0, 3.0), (1, 1.0)]
 
 
@@ -98,25 +117,25 @@ def test_times_count_from_the_start_of_the_repeat(cells):
 def test_a_truncated_file_costs_only_its_last_record(cells, name):
     path = cells / CELL / "raw" / name
     path.write_bytes(path.read_bytes() + b'{"repeat": 0, "reques')
-    facts = facts_of(cells)
-    assert facts["wall_s", 0]["value"] == 4
+    rows = parsed(cells)
+    assert rows.repeats[0]["wall_s"] == 4
     if name != "device_trace.jsonl":
-        assert facts["damaged", None]["text"].startswith(f"raw/{name}: line ")
+        assert rows.of_start["damaged"].startswith(f"raw/{name}: line ")
 
 
 def test_missing_requests_and_a_foreign_outcome_are_damage_and_absent_evidence_is_none(cells):
     write_jsonl(cells / CELL / "raw/requests.jsonl", [{"repeat": r, "request_id": "0", **REQUEST} for r in (0, 1, 1)])
     (cells / CELL / "raw/steps.jsonl").write_bytes(b"{")
-    damage = facts_of(cells)["damaged", None]["text"]
+    damage = parsed(cells).of_start["damaged"]
     assert all(part in damage for part in ("steps.jsonl: line 1: not JSON", "1 and 2"))
     for path in (cells / CELL / "raw").iterdir():
         path.unlink()
     rows = parse_cell(cells / CELL, CELL)
     assert (rows.requests, rows.steps, rows.trace) == ([], [], [])
-    assert not any(f["name"] == "damaged" for f in rows.facts)
+    assert rows.of_start["damaged"] is None
     for content in ("", "{", "[]", '{"schema_version": 9}'):
         (cells / CELL / "outcome.json").write_text(content, encoding="utf-8")
-        assert list(facts_of(cells)) == [("damaged", None)]
+        assert list(parsed(cells).of_start) == ["damaged"]
 
 
 LINE = {"repeat": 0, "request_id": "9", **REQUEST}
@@ -145,7 +164,6 @@ DEEP = "[" * 100_000
             "metrics.jsonl",
             json.dumps({"repeat": 0, "before": {"hits": 1}, "after": {"hits": 10}}),
         ),  # of a repeat once more
-        ("metrics.jsonl", json.dumps({"repeat": 1, "before": {"m1": 1}, "after": {f"m{i}": i for i in range(10_001)}})),
     ],
 )
 def test_a_bad_line_is_damage_of_its_cell_and_of_no_other(cells, tmp_path, name, text):
@@ -155,11 +173,9 @@ def test_a_bad_line_is_damage_of_its_cell_and_of_no_other(cells, tmp_path, name,
         file.write(f"{text}\n")
     for processes, read in ((2, (2, 0)), (1, (0, 2))):
         assert parse_cells(cells, "cpu-all", tmp_path / "parsed", processes) == read
-        facts = pd.read_parquet(tmp_path / "parsed/facts.parquet")
-        damaged = facts[facts["name"] == "damaged"]
-        assert damaged["cell_id"].tolist() == [CELL]
-        assert name in damaged["text"].item()
-        assert len(facts[facts["cell_id"] == other]) > 10
+        starts = pd.read_parquet(tmp_path / "parsed/starts.parquet").set_index("cell_id")
+        assert name in starts.at[CELL, "damaged"]
+        assert (starts.at[other, "outcome"], starts.isna().at[other, "damaged"]) == ("ok", True)
 
 
 @pytest.mark.parametrize(
@@ -178,18 +194,18 @@ def test_a_bad_line_is_damage_of_its_cell_and_of_no_other(cells, tmp_path, name,
 )
 def test_a_record_of_other_types_is_damaged(cells, change):
     write_json(cells / CELL / "outcome.json", OUTCOME | change)
-    assert list(facts_of(cells)) == [("damaged", None)]
+    assert list(parsed(cells).of_start) == ["damaged"]
 
 
-@pytest.mark.parametrize("name", ["facts.parquet", "stamps.json"])
+@pytest.mark.parametrize("name", ["repeats.parquet", "stamps.json"])
 @pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"PAR1" * 9])
 def test_damaged_tables_of_the_last_time_are_made_again(cells, tmp_path, name, content):
     out = tmp_path / "parsed"
     assert parse_cells(cells, "cpu-all", out, 1) == (1, 0)
-    before = (out / "facts.parquet").read_bytes()
+    before = (out / "repeats.parquet").read_bytes()
     (out / name).write_bytes(content)
     assert parse_cells(cells, "cpu-all", out, 1) == (1, 0)
-    assert (out / "facts.parquet").read_bytes() == before
+    assert (out / "repeats.parquet").read_bytes() == before
 
 
 def test_every_start_of_a_cell_is_read_with_its_number_and_no_copy_of_one(cells, tmp_path):
@@ -203,13 +219,13 @@ def test_every_start_of_a_cell_is_read_with_its_number_and_no_copy_of_one(cells,
     assert parse_cells(cells, "cpu-all", tmp_path / "parsed", 2) == (2, 0)
     requests = pd.read_parquet(tmp_path / "parsed/requests.parquet")
     assert requests[["cell_id", "start", "repeat"]].to_numpy().tolist() == [[CELL, 1, 0], [CELL, 1, 1], [CELL, 3, 1]]
-    facts = pd.read_parquet(tmp_path / "parsed/facts.parquet")
-    of_start = {(row.start, row.name): row.value for row in facts.itertuples(index=False)}
+    starts = pd.read_parquet(tmp_path / "parsed/starts.parquet")
     # A record from before starts were counted is the first one, in the first round.
-    assert [of_start.get(key) for key in ((1, "round"), (1, "position"))] == [1, None]
-    assert [of_start[3, name] for name in ("round", "position", "idle_before_s")] == [2, 5, 1.5]
-    assert facts.loc[facts["name"] == "planned", "text"].tolist() == ["3"]
-    assert facts.loc[facts["name"] == "outcome", "text"].tolist() == ["ok", "ok"]
+    told = ["start", "round", "position", "idle_before_s", "planned_starts", "outcome"]
+    assert starts[told].astype(object).where(starts[told].notna(), None).to_numpy().tolist() == [
+        [1, 1, None, None, None, "ok"],
+        [3, 2, 5, 1.5, "3", "ok"],
+    ]
     # A further start leaves the tables of those before as they are.
     write_json(cells / CELL / "start-4/outcome.json", again)
     assert parse_cells(cells, "cpu-all", tmp_path / "parsed", 2) == (1, 2)
@@ -222,7 +238,7 @@ def test_only_changed_cells_are_read_again_and_a_parse_that_was_cut_off_is_not_t
     other = cells / CELL.replace("seqs4", "seqs8")
     write_json(other / "outcome.json", {**OUTCOME, "cell_id": "other", "repeats": []})
     assert parse_cells(cells, "cpu-all", out, 2) == (2, 0)
-    first = {name: pd.read_parquet(out / f"{name}.parquet") for name in ("facts", "requests", "steps", "trace")}
+    first = {name: pd.read_parquet(out / f"{name}.parquet") for name in table_columns()}
     assert parse_cells(cells, "cpu-all", out, 2) == (0, 2)
     for name, table in first.items():
         pd.testing.assert_frame_equal(pd.read_parquet(out / f"{name}.parquet"), table)
@@ -240,7 +256,7 @@ def test_only_changed_cells_are_read_again_and_a_parse_that_was_cut_off_is_not_t
 def test_a_gpu_without_cells_gives_empty_tables_of_the_same_types(cells, tmp_path):
     parse_cells(cells, "cpu-all", tmp_path / "full", 1)
     parse_cells(cells, "h200", tmp_path / "empty", 1)
-    for name in ("facts", "requests", "steps", "trace"):
+    for name in table_columns():
         full, empty = (pd.read_parquet(tmp_path / side / f"{name}.parquet") for side in ("full", "empty"))
         assert empty.empty
         assert empty.dtypes.to_dict() == full.dtypes.to_dict()

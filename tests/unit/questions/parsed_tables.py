@@ -4,19 +4,24 @@ from io import BytesIO
 
 import pandas as pd
 
-from workflow_scripts.parse.cell_tables import REQUEST_COLUMNS, STEP_COLUMNS, TABLES
+from workflow_scripts.parse.cell_tables import REQUEST_COLUMNS, STEP_COLUMNS, table_columns
+
+COLUMNS = table_columns()
 
 
-def facts(cell_id, of_cell, *of_repeats):
-    """Facts of a cell and of its repeats from names and values; a value of None is left out."""
-    rows = [
-        {"cell_id": cell_id, "start": 1, "repeat": repeat, "name": name}
-        | {"text" if isinstance(value, str) else "value": value}
-        for repeat, named in [(None, of_cell), *enumerate(of_repeats)]
-        for name, value in named.items()
-        if value is not None
+def started(cell_id, /, outcome="ok", **columns):
+    """The row of `starts` for a cell's first start."""
+    row = {"cell_id": cell_id, "start": 1, "round": 1, "outcome": outcome} | columns
+    return pd.DataFrame([row], columns=list(COLUMNS["starts"])).astype(COLUMNS["starts"])
+
+
+def repeated(cell_id, *rows, **columns):
+    """Rows of `repeats` for a cell's first start, by default one of 4 s."""
+    known = [
+        {"cell_id": cell_id, "start": 1, "repeat": i, "wall_s": 4.0} | columns | row
+        for i, row in enumerate(rows or [{}])
     ]
-    return pd.DataFrame(rows, columns=list(TABLES["facts"])).astype(TABLES["facts"])
+    return pd.DataFrame(known, columns=list(COLUMNS["repeats"])).astype(COLUMNS["repeats"])
 
 
 def requests(cell_id, *rows, repeat=0, **columns):

@@ -1,13 +1,10 @@
-"""The cells table, checked by hand: which fact becomes which column, what is derived, and which rows exist."""
-
-import json
+"""The cells table, checked by hand: what is derived from the parsed tables, and which rows exist."""
 
 import pandas as pd
 import pytest
 
 from tests.unit.made_studies import fixed, study_content
-from tests.unit.questions.parsed_tables import facts, requests, write_parsed
-from workflow_scripts.parse.cell_tables import TABLES
+from tests.unit.questions.parsed_tables import COLUMNS, repeated, requests, started, write_parsed
 from workflow_scripts.study.definition import cell_definition, definition_sha256, resolved_models
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.study import Study
@@ -33,41 +30,11 @@ STUDY = Study.model_validate(DEFINITION)
 CELLS = expand(STUDY)
 FOUR, EIGHT, STATIC, H200 = (cell.id for cell in CELLS)
 
-# A cell's facts, and the columns that they become: here the same names, or names with a suffix.
-LOGGED = {"kv_cache_tokens": 3104.0, "max_concurrency": 6.25, "available_kv_cache_gib": 1.5, "model_weights_gib": 0.11}
-LOGGED |= {"peak_activation_gib": 0.2, "cuda_graph_gib": 0.3, "graphs_from_cache": True, "compile_s": 6.4}
-EFFECTIVE = {"block_size": 32.0, "max_num_seqs": 4, "max_num_batched_tokens": 2048, "max_model_len": 512}
-NUMBERS = {
-    **{f"log.{name}": (name, value) for name, value in LOGGED.items()},
-    **{f"effective.{name}": (f"{name}_effective", value) for name, value in EFFECTIVE.items()},
-    **{f"phase_s.{name}": (f"{name}_s", s) for name, s in {"start": 40.0, "warmup": 2.0, "measure": 10.0}.items()},
-    **{f"warmup.{name}": (f"warmup_{name}", n) for name, n in {"requests": 8, "passes": 3, "steady": True}.items()},
-    "warmup.experts_touched_share": ("experts_touched_share", 0.6),
-    "warmup.experts_touched_tokens": ("experts_touched_tokens", 4),
-    "host_load.cpu_steal_pct": ("cpu_steal_pct", 0.4),
-    "host_load.cpu_others_pct": ("cpu_others_pct", 0.5),
-    "effective.num_gpu_blocks": ("num_gpu_blocks", 100.0),
-    "protocol": ("protocol", 3.0),
-}
-TEXTS = {
-    "outcome": ("outcome", "ok"),
-    "log.attention_backend": ("attention_backend", "CPU_ATTN"),
-    "provenance.host": ("host", "here"),
-    "device.name": ("device_name", "a CPU"),
-    "device.uuid": ("device_uuid", "u-1"),
-    "provenance.engine_version": ("engine_version", "0.32.0"),
-    "provenance.git_commit": ("git_commit", "abc"),
-    "provenance.lock_sha256": ("lock_sha256", "f00"),
-}
-REPEAT_NUMBERS = {
-    "metric.vllm:prefix_cache_queries": ("prefix_cache_queries", 40.0),
-    "metric.vllm:prefix_cache_hits": ("prefix_cache_hits", 10.0),
-    "metric.vllm:estimated_read_bytes_per_gpu": ("estimated_read_bytes", 7e9),
-    "metric.vllm:estimated_write_bytes_per_gpu": ("estimated_write_bytes", 8e9),
-    "metric.vllm:estimated_flops_per_gpu": ("estimated_flops", 9e12),
-}
-OF_CELL = {name: value for name, (_, value) in (NUMBERS | TEXTS).items()}
-OF_REPEAT = {"wall_s": 4.0, "start_unix_s": 1_700_000_000.0} | {n: v for n, (_, v) in REPEAT_NUMBERS.items()}
+OF_START = {"kv_cache_tokens": 3104, "max_concurrency": 6.25, "block_size_effective": 32, "num_gpu_blocks": 100}
+OF_START |= {"effective": '{"block_size": 32}', "attention_backend": "CPU_ATTN", "start_s": 40.0, "host": "here"}
+OF_START |= {"graphs_from_cache": True, "protocol": 3}
+OF_REPEAT = {"start_unix_s": 1_700_000_000.0, "prefix_cache_queries": 40.0, "prefix_cache_hits": 10.0}
+OF_REPEAT |= {"estimated_flops": 9e12}
 
 
 def definition_of(cell_id, study=STUDY):
@@ -80,14 +47,20 @@ def two_requests(cell_id, repeat=0):
     return requests(cell_id, (10, 5, 0, 0.0, 1.0, 3.0), (20, 3, 0, 0.0, 1.0, 4.0), repeat=repeat)
 
 
-def of_study(folder, *parsed_facts, served=(), **others):
-    """The table of STUDY, of which only cpu-all was measured, by cell and repeat."""
-    tables = {"facts": parsed_facts, "requests": served, **others}
-    for name, columns in TABLES.items():
+def of_study(folder, *starts, repeats=None, served=(), **others):
+    """The table of STUDY, of which only cpu-all was measured, by cell and repeat; by default, of one repeat."""
+    if repeats is None:
+        repeats = [repeated(of["cell_id"].item(), OF_REPEAT).assign(start=of["start"].item()) for of in starts]
+    tables = {"starts": starts, "repeats": repeats, "requests": served, **others}
+    for name, columns in COLUMNS.items():
         frames = tables.get(name) or [pd.DataFrame(columns=list(columns))]
         full = [frame.reindex(columns=list(columns)).astype(columns) for frame in frames]
         write_parsed(folder / "cpu-all", name, *full)
     return cells_table(STUDY, CELLS, folder)
+
+
+def of_start(cell_id=FOUR, **changes):
+    return started(cell_id, **OF_START | changes)
 
 
 def row_of(table, cell_id):
@@ -96,7 +69,7 @@ def row_of(table, cell_id):
 
 
 def test_every_cell_of_the_study_has_a_row_with_what_it_asks_for_also_if_nothing_was_run(tmp_path):
-    of_one = of_study(tmp_path, facts(FOUR, OF_CELL, OF_REPEAT), served=[two_requests(FOUR)])
+    of_one = of_study(tmp_path, of_start(), served=[two_requests(FOUR)])
     of_none = cells_table(STUDY, CELLS, tmp_path / "none")
     expected = {
         "cell_id": [FOUR, EIGHT, STATIC, H200],
@@ -120,13 +93,15 @@ def test_every_cell_of_the_study_has_a_row_with_what_it_asks_for_also_if_nothing
 
 
 def test_each_start_has_its_own_outcome_and_its_own_repeats(tmp_path):
-    second = OF_CELL | {"round": 2.0, "position": 3.0, "effective.block_size": 64.0}
-    failed = OF_CELL | {"outcome": "timeout", "reason": "too long", "round": 3.0}
     table = of_study(
         tmp_path,
-        facts(FOUR, OF_CELL | {"round": 1.0}, OF_REPEAT, OF_REPEAT | {"wall_s": 2.0}),
-        facts(FOUR, second, OF_REPEAT | {"wall_s": 8.0}).assign(start=2),
-        facts(FOUR, failed, OF_REPEAT).assign(start=3),
+        of_start(),
+        of_start(round=2, position=3, block_size_effective=64).assign(start=2),
+        of_start(outcome="timeout", reason="too long", round=3).assign(start=3),
+        repeats=[
+            repeated(FOUR, {}, {"wall_s": 2.0}),
+            *(repeated(FOUR, wall_s=8.0).assign(start=start) for start in (2, 3)),
+        ],
         served=[
             *(two_requests(FOUR), two_requests(FOUR, repeat=1)),
             *(two_requests(FOUR).assign(start=start) for start in (2, 3)),
@@ -143,26 +118,22 @@ def test_each_start_has_its_own_outcome_and_its_own_repeats(tmp_path):
     assert table.loc[table["cell_id"] == EIGHT, "start"].isna().all()
 
 
-def test_each_fact_is_in_its_column_and_all_that_took_effect_is_one_text(tmp_path):
-    table = of_study(tmp_path, facts(FOUR, OF_CELL, OF_REPEAT), served=[two_requests(FOUR)])
+def test_what_was_parsed_is_in_its_column(tmp_path):
+    table = of_study(tmp_path, of_start(), served=[two_requests(FOUR)])
     row = row_of(table, FOUR)
-    expected = dict((NUMBERS | TEXTS | REPEAT_NUMBERS).values())
+    expected = OF_START | {name: value for name, value in OF_REPEAT.items() if name != "start_unix_s"}
     assert {column: row[column] for column in expected} == expected
-    assert (row["repeat"], row["wall_s"]) == (0, 4.0)
-    assert row["started_at"] == "2023-11-14T22:13:20Z"
-    settings = {"attention_backend": "CPU_ATTN", "block_size": 32, "max_num_seqs": 4, "max_num_batched_tokens": 2048}
-    assert json.loads(row["effective"]) == settings | {"max_model_len": 512, "num_gpu_blocks": 100}
+    assert (row["repeat"], row["wall_s"], row["started_at"]) == (0, 4.0, "2023-11-14T22:13:20Z")
     assert pd.isna(row_of(table, EIGHT)["effective"])
     # Where the engine prints no tokens of the cache, they are blocks times their size.
-    row = row_of(of_study(tmp_path, facts(FOUR, OF_CELL | {"log.kv_cache_tokens": None}, OF_REPEAT)), FOUR)
-    assert row["kv_cache_tokens"] == 3200
+    assert row_of(of_study(tmp_path, of_start(kv_cache_tokens=None)), FOUR)["kv_cache_tokens"] == 3200
 
 
 def test_rates_are_over_the_time_from_the_first_request_to_the_end_of_the_last(tmp_path):
     trace = pd.DataFrame({"cell_id": FOUR, "start": 1, "repeat": 0, "time_s": [0.0, 4.0], "power_w": [100.0, 100.0]})
     steps = pd.DataFrame({"cell_id": FOUR, "start": 1, "repeat": 0, "time_s": [0.0, 4.0], "waiting": [3, 0]})
     served = [two_requests(FOUR)]
-    table = of_study(tmp_path, facts(FOUR, OF_CELL, OF_REPEAT), served=served, steps=[steps], trace=[trace])
+    table = of_study(tmp_path, of_start(), served=served, steps=[steps], trace=[trace])
     row = row_of(table, FOUR)
     assert (row["num_requests"], row["prompt_tokens"], row["output_tokens"]) == (2, 30, 8)
     assert (row["output_tokens_per_s"], row["total_tokens_per_s"], row["requests_per_s"]) == (2.0, 9.5, 0.5)
@@ -174,30 +145,22 @@ def test_rates_are_over_the_time_from_the_first_request_to_the_end_of_the_last(t
     # One at a time, though the engine takes two: four requests of a token in each of 4 s. The steady rate is that from
     # the second's first token (5 s) to the third's last (12 s).
     rows = [(10, 4, 0, 4.0 * i, 4.0 * i + 1, 4.0 * i + 4) for i in range(4)]
-    table = of_study(tmp_path, facts(STATIC, {"outcome": "ok"}, {"wall_s": 16.0}), served=[requests(STATIC, *rows)])
+    table = of_study(
+        tmp_path, started(STATIC), repeats=[repeated(STATIC, wall_s=16.0)], served=[requests(STATIC, *rows)]
+    )
     assert row_of(table, STATIC)["steady_output_tokens_per_s"] == pytest.approx(8 / 7)
 
 
 def test_a_hit_rate_stands_beside_the_one_that_the_workload_implies(tmp_path):
     identical = {"kind": "identical", "num_prompts": 2, "prompt_tokens": 65, "output_tokens": 8}
     study = Study.model_validate(DEFINITION | {"workloads": {"chat": identical}})
-    of_study(tmp_path, facts(FOUR, OF_CELL, OF_REPEAT), served=[two_requests(FOUR)])
+    of_study(tmp_path, of_start(), served=[two_requests(FOUR)])
     table = cells_table(study, expand(study), tmp_path)
     row = row_of(table, FOUR)
     # The second finds two blocks of 32; the requests are said to have had 30 prompt tokens and 8 output tokens.
     assert row["prefix_cache_hit_rate_predicted"] == pytest.approx(64 / 30)
     assert row["prefix_cache_saved_pct"] == pytest.approx(100 * 10 / 38)
     assert table.loc[table["cell_id"].ne(FOUR), "prefix_cache_hit_rate_predicted"].isna().all()
-
-
-@pytest.mark.parametrize(
-    ("effective", "logged", "found"), [(32.0, 16.0, 32.0), (None, 16.0, 16.0), (32.0, None, 32.0), (None, None, None)]
-)
-def test_what_took_effect_comes_before_what_the_log_says(effective, logged, found, tmp_path):
-    told = {"outcome": "ok", "effective.block_size": effective, "log.block_size": logged}
-    other = {"outcome": "ok", "effective.block_size": 64.0, "log.block_size": 128.0}
-    row = row_of(of_study(tmp_path, facts(FOUR, told), facts(EIGHT, other)), FOUR)
-    assert row["block_size_effective"] == found or (found is None and pd.isna(row["block_size_effective"]))
 
 
 @pytest.mark.parametrize(
@@ -210,7 +173,7 @@ def test_what_took_effect_comes_before_what_the_log_says(effective, logged, foun
     ],
 )
 def test_a_cell_that_failed_or_lacks_evidence_has_one_row_and_no_measured_values(changes, outcome, reason, tmp_path):
-    table = of_study(tmp_path, facts(FOUR, OF_CELL | changes, OF_REPEAT, OF_REPEAT), served=[two_requests(FOUR)])
+    table = of_study(tmp_path, of_start(**changes), repeats=[repeated(FOUR, {}, {})], served=[two_requests(FOUR)])
     row = row_of(table, FOUR)
     assert (row["outcome"], row["reason"], row["block_size_effective"]) == (outcome, reason, 32)
     measured = ["repeat", "wall_s", "num_requests", "output_tokens", "output_tokens_per_s", "prefix_cache_hits"]
@@ -218,8 +181,8 @@ def test_a_cell_that_failed_or_lacks_evidence_has_one_row_and_no_measured_values
 
 
 def test_nothing_is_divided_by_zero(tmp_path):
-    zeros = OF_REPEAT | {"wall_s": 0.0, "metric.vllm:prefix_cache_queries": 0.0}
-    row = row_of(of_study(tmp_path, facts(FOUR, OF_CELL, zeros), served=[two_requests(FOUR)]), FOUR)
+    zeros = repeated(FOUR, wall_s=0.0, prefix_cache_queries=0.0)
+    row = row_of(of_study(tmp_path, of_start(), repeats=[zeros], served=[two_requests(FOUR)]), FOUR)
     rates = ("output_tokens_per_s", "total_tokens_per_s", "requests_per_s", "prefix_cache_hit_rate")
     assert pd.isna([row[name] for name in rates]).all()
 
@@ -237,9 +200,9 @@ def test_nothing_is_divided_by_zero(tmp_path):
 )
 def test_energy_is_of_the_whole_repeat_or_not_known(samples, counted_j, energy_j, tmp_path):
     trace = pd.DataFrame({"cell_id": FOUR, "start": 1, "repeat": 0, **samples})
-    known = facts(FOUR, OF_CELL, OF_REPEAT | {"trace.energy_j": counted_j})
+    repeats = [repeated(FOUR, counted_j=counted_j)]
     for served, tokens in ((two_requests(FOUR), 8), (requests(FOUR, (10, 0, 0, 0.0, 1.0, 1.0)), None)):
-        row = row_of(of_study(tmp_path, known, served=[served], trace=[trace]), FOUR)
+        row = row_of(of_study(tmp_path, of_start(), repeats=repeats, served=[served], trace=[trace]), FOUR)
         found = [row[name] for name in ("energy_j", "energy_j_per_output_token", "power_w_mean")]
         per_token = energy_j / tokens if energy_j and tokens else None
         expected = [energy_j, per_token, 100]
@@ -249,10 +212,10 @@ def test_energy_is_of_the_whole_repeat_or_not_known(samples, counted_j, energy_j
 def test_what_was_measured_under_another_definition_on_a_pretended_gpu_or_with_other_settings_is_told(tmp_path):
     table = of_study(
         tmp_path,
-        facts(FOUR, OF_CELL | {"definition_sha256": definition_of(FOUR)}, OF_REPEAT),
-        facts(EIGHT, OF_CELL | {"definition_sha256": "f" * 64, "device.simulated": 1.0}, OF_REPEAT),
-        facts(STATIC, OF_CELL | {"outcome": "engine_error", "effective.batch_size": 9.0}, OF_REPEAT),
-        facts("cpu-all/vllm/of-no-sweep", OF_CELL, OF_REPEAT),
+        of_start(definition_sha256=definition_of(FOUR)),
+        of_start(EIGHT, definition_sha256="f" * 64, simulated=True, effective='{"max_num_seqs": 4}'),
+        of_start(STATIC, outcome="engine_error", effective='{"batch_size": 9}'),
+        started("cpu-all/vllm/of-no-sweep"),
         served=[two_requests(FOUR), two_requests(EIGHT)],
     ).set_index("cell_id")
     assert table["comparable"].to_dict() == {FOUR: True, EIGHT: False, STATIC: False, H200: False}

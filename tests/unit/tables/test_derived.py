@@ -1,12 +1,14 @@
 """Bytes of keys and values, speculative decoding, and settings that an engine silently replaced."""
 
+import json
+
 import numpy as np
 import pandas as pd
 import pytest
 
 from tests.unit.made_studies import fixed, made_study
-from tests.unit.questions.parsed_tables import facts, requests, write_parsed
-from workflow_scripts.parse.cell_tables import TABLES, frame
+from tests.unit.questions.parsed_tables import COLUMNS, repeated, requests, started, write_parsed
+from workflow_scripts.parse.cell_tables import frame
 from workflow_scripts.study.grid import expand
 from workflow_scripts.tables.cells import cells_table
 from workflow_scripts.tables.derived import kv_memory, not_as_asked, without_drafts
@@ -94,25 +96,27 @@ def test_tokens_held_over_the_lives_of_requests():
 @pytest.fixture(scope="module")
 def parsed(tmp_path_factory):
     """Parsed tables of one cell of each engine."""
-    of_blocks = {"effective.num_gpu_blocks": 8, "effective.block_size": 32}
-    drafts = {"num_drafts": 2, "num_draft_tokens": 8, "num_accepted_tokens": 6}
-    of_cell = {"vllm": of_blocks, "hf-continuous": of_blocks | {"effective.kv_cache_bytes": 1e7}}
-    of_repeat = {"vllm": {f"metric.vllm:spec_decode_{name}": value for name, value in drafts.items()}}
-    of_repeat |= {"hf-continuous": {"metric.torch_max_memory_allocated_bytes": 7e8}}
-    told, trace, served, steps = [], [], [], []
+    of_blocks = {"num_gpu_blocks": 8, "block_size_effective": 32}
+    of_start = {"vllm": of_blocks, "hf-continuous": of_blocks | {"kv_pool_bytes": 10_000_000}}
+    of_repeat = {"vllm": {"drafts": 2, "draft_tokens": 8, "accepted_draft_tokens": 6}}
+    of_repeat |= {"hf-continuous": {"torch_memory_bytes_max": 7e8}}
+    tables = {name: [] for name in ("starts", "repeats", "requests", "steps", "trace")}
     for cell in expand(STUDY):
         at = {"cell_id": cell.id, "start": 1, "repeat": 0}
-        known = {"outcome": "ok", "effective.dtype": "float32", "trace.process_memory_bytes_before": 5e8}
-        repeat = {"wall_s": 4.0} | of_repeat.get(cell.engine, {})
-        told.append(facts(cell.id, known | of_cell.get(cell.engine, {}), repeat))
-        trace.append(at | {"time_s": 0.5, "process_memory_bytes": 8e8})
-        served.append(requests(cell.id, (10, 3, 0, 0.0, 2.0, 3.0)))
-        for time_s, slots in ((0.0, 10), (1.0, 10), (2.0, 12)) if cell.engine == "hf-static" else ():
-            held = {"kv_tokens_live": slots, "kv_slots_reserved": slots, "kv_bytes_reserved": slots * BYTES_PER_TOKEN}
-            steps.append(at | {"time_s": time_s} | held)
+        known = {"dtype": "float32", "process_memory_bytes_before": 5e8}
+        tables["starts"].append(started(cell.id, **known | of_start.get(cell.engine, {})))
+        tables["repeats"].append(repeated(cell.id, **of_repeat.get(cell.engine, {})))
+        tables["requests"].append(requests(cell.id, (10, 3, 0, 0.0, 2.0, 3.0)))
+        steps = [
+            at
+            | {"time_s": time_s, "kv_tokens_live": n, "kv_slots_reserved": n, "kv_bytes_reserved": n * BYTES_PER_TOKEN}
+            for time_s, n in ((0.0, 10), (1.0, 10), (2.0, 12))
+            if cell.engine == "hf-static"
+        ]
+        tables["steps"].append(frame(steps, COLUMNS["steps"]))
+        tables["trace"].append(frame([at | {"time_s": 0.5, "process_memory_bytes": 8e8}], COLUMNS["trace"]))
     folder = tmp_path_factory.mktemp("parsed")
-    sampled = [frame(rows, TABLES[name]) for name, rows in (("steps", steps), ("trace", trace))]
-    for name, frames in {"facts": told, "steps": sampled[:1], "trace": sampled[1:], "requests": served}.items():
+    for name, frames in tables.items():
         write_parsed(folder / "cpu-all", name, *frames)
     return folder
 
@@ -146,33 +150,32 @@ def test_what_was_drafted_and_accepted_is_told_and_a_cell_that_asks_for_no_draft
 
 def differences(asked: dict[str, object], effective: dict[str, object]) -> object:
     knobs = pd.DataFrame([{f"knob_{name}": value for name, value in asked.items()}]).convert_dtypes()
-    told = pd.DataFrame([{f"effective.{name}": value for name, value in effective.items()}], dtype=object)
-    return not_as_asked(knobs, told).iloc[0]
+    return not_as_asked(knobs, pd.Series([json.dumps(effective)])).iloc[0]
 
 
 @pytest.mark.parametrize(
     ("asked", "effective", "replaced"),
     [
         ({"attention_backend": "FLASH_ATTN"}, {"attention_backend": "CPU_ATTN"}, "CPU_ATTN, not FLASH_ATTN"),
-        ({"max_num_batched_tokens": 64}, {"max_num_batched_tokens": 2048.0}, "2048, not 64"),
-        ({"enable_chunked_prefill": False}, {"enable_chunked_prefill": 1.0}, "True, not False"),
+        ({"max_num_batched_tokens": 64}, {"max_num_batched_tokens": 2048}, "2048, not 64"),
+        ({"enable_chunked_prefill": False}, {"enable_chunked_prefill": True}, "True, not False"),
         ({"gpu_memory_utilization": 0.9}, {"gpu_memory_utilization": 0.92}, "0.92, not 0.9"),
-        ({"block_size": 32}, {"block_size": 32.0}, None),
-        ({"enable_prefix_caching": True}, {"enable_prefix_caching": 1.0}, None),
-        ({"enable_prefix_caching": False}, {"enable_prefix_caching": 0.0}, None),
+        ({"block_size": 32}, {"block_size": 32}, None),
+        ({"enable_prefix_caching": True}, {"enable_prefix_caching": True}, None),
+        ({"enable_prefix_caching": False}, {"enable_prefix_caching": False}, None),
         ({"gpu_memory_utilization": 0.9}, {"gpu_memory_utilization": 0.9}, None),
         ({"quantization": "awq"}, {"quantization": "awq"}, None),
         # Left to the engine, not set, or not told.
         ({"kv_cache_dtype": "auto"}, {"kv_cache_dtype": "fp8"}, None),
-        ({"max_model_len": None}, {"max_model_len": 512.0}, None),
+        ({"max_model_len": None}, {"max_model_len": 512}, None),
         ({"quantization": "fp8"}, {"quantization": None}, None),
-        ({"cpu_kv_cache_gib": 1}, {"num_gpu_blocks": 2048.0}, None),
+        ({"cpu_kv_cache_gib": 1}, {"num_gpu_blocks": 2048}, None),
     ],
 )
 def test_only_what_was_replaced_is_told_with_what_was_asked_for(asked, effective, replaced):
     found = differences(asked, effective)
     (name,) = asked
     assert (None if pd.isna(found) else found) == (replaced and f"{name} {replaced}")
-    several = differences({"block_size": 16, **asked}, {"block_size": 32.0, **effective})  # all are named
+    several = differences({"block_size": 16, **asked}, {"block_size": 32, **effective})  # all are named
     expected = ["block_size 32, not 16", f"{name} {replaced}"] if replaced else ["block_size 32, not 16"]
     assert name == "block_size" or several == "; ".join(expected)

@@ -11,6 +11,7 @@ import json
 from argparse import Namespace
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -171,7 +172,13 @@ def _moved(effective: Sequence[str | None], left_out: set[str]) -> str | None:
 
 @lru_cache(maxsize=10_000)
 def _settings(effective: str) -> dict[str, str]:
-    return {name: of if isinstance(of, str) else f"{of:,.10g}" for name, of in json.loads(effective).items()}
+    return {name: _text(of) for name, of in json.loads(effective).items()}
+
+
+def _text(setting: Any) -> str:
+    if type(setting) in (int, float):
+        return f"{setting:,.10g}"
+    return setting if isinstance(setting, str) else json.dumps(setting)
 
 
 def _overall(rows: pd.DataFrame, pairs: pd.DataFrame, margin_pct: float) -> pd.DataFrame:

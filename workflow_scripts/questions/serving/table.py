@@ -21,8 +21,9 @@ from workflow_scripts.common.command import PARSED
 from workflow_scripts.engines.registry import load_engines, without_environment
 from workflow_scripts.statistics.comparisons import ONE_START, SCOPE_MEANING, mean_interval
 from workflow_scripts.statistics.summary import comparable_rows, records, summarise
+from workflow_scripts.study.paths import CLIENT_CPU_S
 from workflow_scripts.study.study import Study
-from workflow_scripts.tables.parsed_facts import REPEAT, read_parsed, wide
+from workflow_scripts.tables.parsed_facts import REPEAT, START, read_parsed
 from workflow_scripts.tables.table_command import table_command
 from workflow_scripts.tables.timeline import tokens_inside
 from workflow_scripts.tables.typed_tables import FLAG, INTEGER, NUMBER, TEXT, table_schema
@@ -143,22 +144,19 @@ def is_served(cells: pd.DataFrame) -> pd.Series:
 
 
 def _of_gpu(rows: pd.DataFrame, parsed: Path, gpu: str, slo: Mapping[str, float]) -> pd.DataFrame:
-    rows, facts = rows.set_index(REPEAT), read_parsed(parsed, gpu, "facts")
-    of_start, of_repeat = wide(facts[facts["cell_id"].isin(rows.index.get_level_values("cell_id"))])
+    rows = rows.set_index(REPEAT)
     passes = read_parsed(parsed, gpu, "requests").groupby(REPEAT)
     results = [
         summarise_pass(passes.get_group(at), row, slo) for at, row in zip(rows.index, records(rows), strict=True)
     ]
     measured = pd.DataFrame(results, index=rows.index)
     table = rows.drop(columns=measured.columns, errors="ignore").join(measured)
-    starts = table.reset_index("repeat").index
-    cpu_s = of_repeat.reindex(index=table.index, columns=["metric.client_cpu_s"]).astype(float)["metric.client_cpu_s"]
-    of_device = of_start.reindex(index=starts, columns=["device.memory_total_bytes", "effective.client_shares_cores"])
-    memory_bytes, shares = of_device.astype(float).to_numpy().T
+    of_repeat = read_parsed(parsed, gpu, "repeats", [*REPEAT, CLIENT_CPU_S]).set_index(REPEAT)
+    of_start = read_parsed(parsed, gpu, "starts", [*START, "device_memory_total_bytes", "client_shares_cores"])
+    table = table.join(of_repeat).join(of_start.set_index(START))
     table = table.assign(
-        client_cpu_cores=cpu_s / table["wall_s"].astype(float),
-        client_shares_cores=pd.array(shares, dtype="Float64").astype("boolean"),
-        memory_utilization=table["memory_used_bytes_max"].astype(float) / memory_bytes,
+        client_cpu_cores=table[CLIENT_CPU_S] / table["wall_s"].astype(float),
+        memory_utilization=table["memory_used_bytes_max"] / table["device_memory_total_bytes"].astype(float),
         slo=bounds_text(slo) or None,
         goodput_requests_per_s=table["slo_attainment"] * table["requests_per_s"],
     )

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tests.unit.questions.parsed_tables import facts, served, write_parsed
+from tests.unit.questions.parsed_tables import repeated, served, started, write_parsed
 from tests.unit.questions.synthetic_cells import cell, table
 from workflow_scripts.questions.serving.table import (
     SCHEMA,
@@ -123,8 +123,9 @@ def tables(tmp_path, knobs, requests, of_repeat=(), slo=None, **columns):
     cells = cell(knobs, [22.0] * len(requests), engine="vllm-serve", gpu="cpu-all", **columns)
     passes = (r.assign(**{at: row[at] for at in REPEAT}) for r, row in zip(requests, cells, strict=True))
     write_parsed(tmp_path / "cpu-all", "requests", *passes)
-    of_start = facts(cells[0]["cell_id"], {"device.memory_total_bytes": 20e9}, *of_repeat)
-    write_parsed(tmp_path / "cpu-all", "facts", of_start)
+    starts = started(cells[0]["cell_id"], device_memory_total_bytes=20_000_000_000)
+    write_parsed(tmp_path / "cpu-all", "starts", starts)
+    write_parsed(tmp_path / "cpu-all", "repeats", repeated(cells[0]["cell_id"], *of_repeat or [{}] * len(requests)))
     found, summary = serving_tables(table(cells), tmp_path, slo or {})
     return SCHEMA.validate(found), SUMMARY_SCHEMA.validate(summary)
 
@@ -262,7 +263,7 @@ def test_a_cell_is_summed_up_by_its_worst_repeat(tmp_path):
     assert rows["client_lag_s_p99"].tolist() == pytest.approx([0, 0.05, 0])
     assert summary[["limited_by", "saturated"]].to_numpy().tolist() == [["client,load,server", True]]
     assert (summary["client_lag_s_p99"][0], summary["arrivals_per_s"][0]) == pytest.approx((0.05, 2.0))
-    cpu = [{"metric.client_cpu_s": 19.0}]
+    cpu = [{"client_cpu_s": 19.0}]
     rows, _ = tables(tmp_path / "busy", OPEN_LOAD, [prompt_server()], of_repeat=cpu)
     assert (rows["limited_by"][0], rows["client_cpu_cores"][0]) == ("client", pytest.approx(0.95))
 

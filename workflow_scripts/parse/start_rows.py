@@ -1,0 +1,141 @@
+"""A start of a cell as a row of the table `starts`, and each of its timed passes as a row of `repeats`."""
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import Field, StrictFloat, StrictInt
+
+from workflow_scripts.common.faults import InputError
+from workflow_scripts.common.records import validated
+from workflow_scripts.engines.registry import load_engines, metrics_of_columns
+from workflow_scripts.parse.engine_log import EngineLogFacts
+from workflow_scripts.study.definition import recorded_sha256
+from workflow_scripts.study.outcome import Outcome
+from workflow_scripts.study.paths import CLIENT_CPU_S, OUTCOME
+
+INTEGER = Annotated[int, Field(strict=True, ge=-(2**63), lt=2**63)]
+# What evidence may hold, by the type of its column.
+TYPES: dict[str, Any] = {
+    "Int64": INTEGER,
+    "Float64": Annotated[float, Field(strict=True)],
+    "string": Annotated[str, Field(strict=True)],
+    "boolean": Annotated[bool, Field(strict=True)],
+    "object": list[StrictInt | StrictFloat],
+}
+# Type, columns, and where their values are recorded, of which the first known one is used; for each of the names.
+_SOURCES = (
+    ("string", "{}", "{}", "outcome reason definition_sha256 boot_id"),
+    ("Int64", "{}", "{}", "protocol round position"),
+    ("Float64", "{}", "{}", "idle_before_s"),
+    ("string", "{}_starts", "{}", "planned"),
+    ("boolean", "{}", "device.{}", "simulated"),
+    ("string", "{}", "device.{}", "processor"),
+    ("string", "device_{}", "device.{}", "name uuid"),
+    ("Int64", "device_{}", "device.{}", "memory_total_bytes"),
+    ("string", "{}", "effective.{}", "dtype"),
+    ("boolean", "{}", "effective.{}", "client_shares_cores"),
+    ("Int64", "{}", "effective.{} log.{}", "num_gpu_blocks max_cudagraph_capture_size"),
+    ("string", "{}", "effective.{} log.{}", "cudagraph_mode"),
+    ("Int64", "{}_effective", "effective.{} log.{}", "block_size"),
+    ("Int64", "{}_effective", "effective.{}", "max_num_seqs max_num_batched_tokens max_model_len"),
+    ("Int64", "kv_pool_bytes", "effective.{}", "kv_cache_bytes"),
+    ("string", "{}", "log.{} effective.{}", "attention_backend"),
+    ("Int64", "{}", "log.{}", "kv_cache_tokens"),
+    ("Float64", "{}", "log.{}", "max_concurrency available_kv_cache_gib model_weights_gib peak_activation_gib"),
+    ("Float64", "{}", "log.{}", "cuda_graph_gib compile_s"),
+    ("boolean", "{}", "log.{}", "graphs_from_cache"),
+    ("Float64", "{}", "host_load.{}", "cpu_steal_pct cpu_others_pct"),
+    ("string", "{}", "provenance.{}", "host engine_version git_commit lock_sha256"),
+    ("Float64", "{}_s", "phase_s.{}", "start warmup measure"),
+    ("Float64", "{}", "experts.{}", "experts_touched_share"),
+    ("Int64", "{}", "experts.{}", "experts_touched_tokens"),
+    ("Int64", "warmup_{}", "warmup.{}", "requests passes"),
+    ("boolean", "warmup_{}", "warmup.{}", "steady"),
+)
+_COLUMNS = {
+    column.format(name): (dtype, [place.format(name) for place in places.split()])
+    for dtype, column, places, names in _SOURCES
+    for name in names.split()
+}
+# `effective`: all settings that took effect, a JSON object. `damaged`: what could not be read.
+START_COLUMNS = {
+    **{column: dtype for column, (dtype, _) in _COLUMNS.items()},
+    **{"device_cores": "Int64", "process_memory_bytes_before": "Float64", "effective": "string", "damaged": "string"},
+}
+
+
+def repeat_columns() -> dict[str, str]:
+    """Columns of a repeat: its times, the growth of the energy counter, and what the engines count."""
+    times = ("wall_s", "start_unix_s", "counted_j", CLIENT_CPU_S)
+    return dict.fromkeys((*times, *metrics_of_columns()), "Float64")
+
+
+def start_row(outcome: Outcome, log: EngineLogFacts | None) -> tuple[dict[str, Any], list[str]]:
+    """The columns of a start that its record and its engine's log give, and faults of values of a wrong type."""
+    warmup = outcome.warmup
+    known: dict[str, Any] = {
+        "outcome": outcome.outcome,
+        "reason": outcome.reason,
+        "definition_sha256": recorded_sha256(outcome.definition),
+        "protocol": outcome.definition.get("protocol"),
+        **outcome.start.model_dump(),
+    }
+    groups: dict[str, Mapping[str, Any]] = {
+        "effective": outcome.effective,
+        "log": log.model_dump() if log else {},
+        "phase_s": outcome.phases_s,
+        "device": outcome.device,
+        "host_load": outcome.host_load,
+        "provenance": outcome.provenance,
+    }
+    if warmup:
+        groups["warmup"] = warmup.model_dump() | {"passes": len(warmup.passes_s)}
+        groups["experts"] = {f"experts_touched_{name}": value for name, value in warmup.experts or ()}
+    known |= {f"{group}.{name}": value for group, values in groups.items() for name, value in values.items()}
+    row: dict[str, Any] = {}
+    faults = []
+    for column, (dtype, places) in _COLUMNS.items():
+        for place in places:
+            if known.get(place) is not None:
+                try:
+                    row[column] = validated(TYPES[dtype], known[place], f"{place} in {OUTCOME}")
+                except InputError as e:
+                    faults.append(str(e))
+                break
+    effective = {name: value for name, value in outcome.effective.items() if value is not None}
+    if "attention_backend" in row:
+        effective["attention_backend"] = row["attention_backend"]
+    cores = outcome.device.get("cores")
+    row["device_cores"] = len(cores) if cores else None
+    row["effective"] = json.dumps(effective, sort_keys=True) if effective else None
+    return row, faults
+
+
+def counts(record: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    """What the engine counted in a repeat, by column: counters as their growth, and peaks as their value at its end."""
+    before, after = record["before"], record["after"]
+    # If a server's page of metrics could not be read before the repeat, its growth in the repeat is unknown.
+    is_unread = not (before.keys() & after.keys()) - {CLIENT_CPU_S}
+    found = {}
+    for column, metrics in {CLIENT_CPU_S: [CLIENT_CPU_S], **metrics_of_columns()}.items():
+        values = (_growth(before, after, metric, is_unread) for metric in metrics)
+        found[column] = next((value for value in values if value is not None), None)
+    return {column: value for column, value in found.items() if value is not None}
+
+
+def _growth(before: Mapping[str, Any], after: Mapping[str, Any], metric: str, is_unread: bool) -> float | None:
+    now = _number(after.get(metric))
+    if now is None or metric in _peaks():
+        return now
+    # Some counters appear when they count for the first time.
+    earlier = _number(before[metric]) if metric in before else None if is_unread else 0.0
+    return None if earlier is None else now - earlier
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _peaks() -> set[str]:
+    return {metric for engine in load_engines().values() for metric in engine.peaks.values()}
