@@ -32,24 +32,6 @@ def bytes_per_block(block_size: int, bytes_per_token: int) -> int:
     return block_size * bytes_per_token
 
 
-def kv_cache_bytes(
-    memory_bytes: float,
-    utilization: float,
-    weight_bytes: float,
-    activation_bytes: float = 0.0,
-    graph_bytes: float = 0.0,
-    other_bytes: float = 0.0,
-) -> float:
-    """Bytes left for the KV cache in the part of a device's memory that an engine may use. [Kwon]
-
-    Negative if the rest does not fit. 80 GB at 0.9 with 16 GB of weights and 2 GB of activations:
-
-    >>> kv_cache_bytes(80e9, 0.9, 16e9, 2e9)
-    54000000000.0
-    """
-    return memory_bytes * utilization - weight_bytes - activation_bytes - graph_bytes - other_bytes
-
-
 def num_blocks(kv_cache_bytes: float, bytes_per_block: float) -> int:
     """Whole KV blocks that fit, at least 0.
 
@@ -63,21 +45,12 @@ def num_blocks(kv_cache_bytes: float, bytes_per_block: float) -> int:
     return max(0, math.floor(kv_cache_bytes / bytes_per_block))
 
 
-def max_concurrency(num_blocks: int, block_size: int, max_model_len: int) -> float:
-    """Requests of `max_model_len` tokens that the blocks hold at once; a request takes whole blocks.
-
-    >>> round(max_concurrency(5867, 16, 16384), 2), max_concurrency(10, 16, 17)
-    (5.73, 5.0)
-    """
-    return num_blocks / math.ceil(max_model_len / block_size)
-
-
 def memory_and_overhead(observed: Sequence[tuple[float, float]], bytes_per_block: float) -> tuple[float, float]:
     """Bytes of a device's memory, and of all in its budget except the KV cache, from pairs of utilization and blocks.
 
-    By `kv_cache_bytes` the number of blocks is linear in the utilization: its slope is the memory and its intercept
-    the overhead, both counted in blocks. At least two different utilizations are needed. Blocks of 2 bytes on 100 bytes
-    of memory, of which 10 are taken:
+    The KV cache has the memory times the utilization, without the overhead. So blocks are linear in the utilization:
+    the slope is the memory and the intercept the overhead, both counted in blocks. At least two different utilizations
+    are needed. Blocks of 2 bytes on 100 bytes of memory, of which 10 are taken:
 
     >>> memory_and_overhead([(0.5, 20), (0.75, 32.5)], 2)
     (100.0, 10.0)
@@ -153,43 +126,6 @@ def block_seconds(
 # --- speed: what a step must read and compute --------------------------------------------------------------------
 
 
-def decode_step_bytes(weight_bytes: float, kv_tokens: float = 0.0, bytes_per_token: float = 0.0) -> float:
-    """Minimum bytes that a decode step reads: the weights once, and the KV of all live tokens. [Pope]
-
-    >>> decode_step_bytes(16e9, kv_tokens=1000, bytes_per_token=131072)
-    16131072000.0
-    """
-    return weight_bytes + kv_tokens * bytes_per_token
-
-
-def decode_step_flops(
-    matmul_parameters: float, sequences: float, kv_tokens: float = 0.0, attention_width: float = 0.0
-) -> float:
-    """Operations of a decode step: a multiply-add per parameter and sequence, and attention over live tokens. [Pope]
-
-    `attention_width` is heads * head_dim over all layers. Scores and weighted values take one multiply-add each, so
-    4 operations per element of width and live token:
-
-    >>> decode_step_flops(8e9, sequences=4), decode_step_flops(8e9, 1, kv_tokens=1000, attention_width=32 * 4096)
-    (64000000000.0, 16524288000.0)
-    """
-    return 2 * matmul_parameters * sequences + 4 * attention_width * kv_tokens
-
-
-def prefill_flops(
-    layer_parameters: float, lm_head_parameters: float, prompt_tokens: float, attention_width: float = 0.0
-) -> float:
-    """Operations to read a prompt: every layer for every token, the output matrix only for the last one. [Pope]
-
-    Causal attention: token i attends to i tokens, so n(n+1)/2 pairs, with 4 operations per element of width:
-
-    >>> prefill_flops(7e9, 0.5e9, prompt_tokens=1000), prefill_flops(0, 0, prompt_tokens=3, attention_width=10)
-    (14001000000000.0, 240)
-    """
-    attention = 2 * attention_width * prompt_tokens * (prompt_tokens + 1)
-    return 2 * layer_parameters * prompt_tokens + 2 * lm_head_parameters + attention
-
-
 def decode_kv_tokens_read(prompt_tokens: Number, output_tokens: Number) -> Number:
     """Tokens whose KV a request reads from the cache, summed over its decode steps. [Pope]
 
@@ -232,62 +168,18 @@ def forward_flops(
 ) -> Number:
     """Operations of any mix of prompts and decode steps, from sums over them. [Pope]
 
-    All `tokens` pass the layers. The `logit_tokens`, those that are sampled from, also pass the output matrix. Each
-    token attends to itself and to those before it: `attended_tokens` pairs in total. A prompt of 3 has 1 + 2 + 3:
+    All `tokens` pass the layers, with a multiply-add per parameter. The `logit_tokens`, those that are sampled from,
+    also pass the output matrix. Each token attends to itself and to those before it: `attended_tokens` pairs in total.
+    `attention_width` is heads * head_dim over all layers. Scores and weighted values take one multiply-add each, so 4
+    operations per element of width and pair. A decode step of 4 sequences, and a prompt of 3 with 1 + 2 + 3 pairs:
 
-    >>> forward_flops(7e9, 0.5e9, 10, tokens=3, logit_tokens=1, attended_tokens=6) == prefill_flops(7e9, 0.5e9, 3, 10)
-    True
+    >>> forward_flops(7e9, 0.5e9, 0, 4, 4, 0), forward_flops(0, 0, 10, tokens=3, logit_tokens=1, attended_tokens=6)
+    (60000000000.0, 240)
     """
     return 2 * layer_parameters * tokens + 2 * lm_head_parameters * logit_tokens + 4 * attention_width * attended_tokens
 
 
-def step_time_min_s(
-    read_bytes: float, flops: float, memory_bandwidth_bytes_per_s: float, flop_per_s: float = math.inf
-) -> float:
-    """Shortest time of a step: the slower of reading and computing, fully overlapped. [Williams]
-
-    >>> step_time_min_s(16e9, 16e9, 4.8e12, 989.5e12) == 16e9 / 4.8e12
-    True
-    """
-    return max(read_bytes / memory_bandwidth_bytes_per_s, flops / flop_per_s)
-
-
 # --- speed: ceilings ---------------------------------------------------------------------------------------------
-
-
-def output_tokens_per_s_ceiling(
-    sequences: float,
-    weight_bytes: float,
-    memory_bandwidth_bytes_per_s: float,
-    *,
-    kv_tokens_per_sequence: float = 0.0,
-    bytes_per_token: float = 0.0,
-    flops_per_token: float = 0.0,
-    flop_per_s: float = math.inf,
-) -> float:
-    """Highest decode rate with at most `sequences` live sequences: `S / step_time_min(S)`.
-
-    Llama-3.1-8B in BF16 at 4.8 TB/s, one sequence: first as if each step read all 8,030,261,248 parameters, then with
-    only one row of the embedding table, as a step really reads it:
-
-    >>> round(output_tokens_per_s_ceiling(1, 2 * 8030261248, 4.8e12), 1)
-    298.9
-    >>> round(output_tokens_per_s_ceiling(1, 2 * (8030261248 - 128256 * 4096), 4.8e12), 1)
-    319.8
-
-    With 1000 tokens of context in each of 64 sequences:
-
-    >>> round(output_tokens_per_s_ceiling(64, 15e9, 4.8e12, kv_tokens_per_sequence=1000, bytes_per_token=131072))
-    13135
-    """
-    kv_tokens = sequences * kv_tokens_per_sequence
-    step_s = step_time_min_s(
-        decode_step_bytes(weight_bytes, kv_tokens, bytes_per_token),
-        sequences * flops_per_token,
-        memory_bandwidth_bytes_per_s,
-        flop_per_s,
-    )
-    return sequences / step_s
 
 
 def request_time_min_s(
@@ -315,7 +207,7 @@ def request_time_min_s(
     """
     weights_read = weight_bytes * output_tokens / sequences
     kv_read = bytes_per_token * decode_kv_tokens_read(prompt_tokens, output_tokens)
-    return step_time_min_s(weights_read + kv_read, flops_per_request, memory_bandwidth_bytes_per_s, flop_per_s)
+    return max((weights_read + kv_read) / memory_bandwidth_bytes_per_s, flops_per_request / flop_per_s)
 
 
 def total_tokens_per_s_ceiling(prompt_tokens: float, output_tokens: float, request_time_min_s: float) -> float:

@@ -331,9 +331,10 @@ class ModelFacts:
         kv_tokens = further * (prompt_tokens + (further + 1) / 2)
         # Four operations for each element of width and pair of tokens.
         prompt, decode = reach.prefill_pair_flops / 4, reach.decode_pair_flops / 4
-        return formulas.prefill_flops(
-            self.layer_matmul_parameters, head, prompt_tokens, prompt
-        ) + formulas.decode_step_flops(self.matmul_parameters, further, kv_tokens, decode)
+        pairs = formulas.attended_tokens(prompt_tokens)
+        return formulas.forward_flops(
+            self.layer_matmul_parameters, head, prompt, prompt_tokens, 1, pairs
+        ) + formulas.forward_flops(self.layer_matmul_parameters, head, decode, further, further, kv_tokens)
 
 
 def read_model_facts(

@@ -69,7 +69,7 @@ def ceiling(
     memory = max(gpu.memory_bytes, gpu.usable_memory_bytes or 0) * gpu_memory_utilization
     bytes_per_token = facts.uniform().bytes_per_token(kv_cache_dtype)
     held_tokens = workload.prompt_tokens + (workload.output_tokens - 1) / 2
-    fitting = formulas.kv_cache_bytes(memory, 1, facts.weight_bytes) / (bytes_per_token * held_tokens)
+    fitting = (memory - facts.weight_bytes) / (bytes_per_token * held_tokens)
     if fitting < 1:
         because = f"{facts.weight_bytes / 1e9:.1f} GB of weights and a request do not fit in {memory / 1e9:.0f} GB"
         return Ceiling(gpu.name, 0.0, 0.0, "memory size", because)

@@ -90,9 +90,9 @@ def segments_of(run: Pass, budget: int) -> Segments | None:
         prefill_tokens=tokens,
         prefill_kv_tokens=kv,
         prefill_attended_tokens=attended,
-        sampled_tokens=decode_seqs + seqs,
-        running_seqs=decode_seqs + seqs,
-        waiting_seqs=none,
+        generation_tokens=decode_seqs + seqs,
+        running=decode_seqs + seqs,
+        waiting=none,
         blocks_held=none,
         idle_s=none.astype(float),
     )

@@ -95,9 +95,9 @@ class Segments:
     `prefill_tokens`: tokens of prompts that are computed, without those found in the prefix cache.
     `prefill_kv_tokens`: tokens held by the sequences of `prefill_seqs` after the step, including cached ones.
     `prefill_attended_tokens`: summed over `prefill_tokens`, how many tokens each attends to, itself included.
-    `sampled_tokens`: tokens generated: one for each decoding sequence and for each prompt that is completed.
-    `running_seqs`: sequences in the engine's running queue; with `async_scheduling` some of them compute nothing.
-    `waiting_seqs`: requests in the engine's waiting queue.
+    `generation_tokens`: tokens generated: one for each decoding sequence and for each prompt that is completed.
+    `running`: sequences in the engine's running queue; with `async_scheduling` some of them compute nothing.
+    `waiting`: requests in the engine's waiting queue.
     `blocks_held`: KV blocks that sequences hold in the run's first step.
     `idle_s`: how long the engine waited for a request before the run's first step.
     """
@@ -109,9 +109,9 @@ class Segments:
     prefill_tokens: IntArray
     prefill_kv_tokens: IntArray
     prefill_attended_tokens: IntArray
-    sampled_tokens: IntArray
-    running_seqs: IntArray
-    waiting_seqs: IntArray
+    generation_tokens: IntArray
+    running: IntArray
+    waiting: IntArray
     blocks_held: IntArray
     idle_s: FloatArray
 

@@ -224,9 +224,9 @@ class _Scheduler(ScheduleMaker):
             "prefill_tokens": tokens,
             "prefill_kv_tokens": ends,
             "prefill_attended_tokens": pairs,
-            "sampled_tokens": self.decoding.size + complete,
-            "running_seqs": len(self.running),
-            "waiting_seqs": len(self.waiting),
+            "generation_tokens": self.decoding.size + complete,
+            "running": len(self.running),
+            "waiting": len(self.waiting),
             "blocks_held": self.pool.held,
         }
         # Steps, including this one, in which all decoding requests go on and find blocks; this one has its blocks.

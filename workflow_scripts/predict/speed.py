@@ -192,7 +192,7 @@ def _with_counts(record: Prediction, schedule: Schedule, segment_s: FloatArray, 
     segments, settings = schedule.segments, schedule.settings
     # A request that has ended keeps its place for one step, but does nothing in it.
     active = segments.decode_seqs + segments.prefill_seqs
-    peak, queued = int(active.max()), segments.waiting_seqs > 0
+    peak, queued = int(active.max()), segments.waiting > 0
     if schedule.preemptions.any():
         bound_by = KV_BLOCKS
     elif peak >= settings.max_num_seqs:
@@ -210,8 +210,8 @@ def _with_counts(record: Prediction, schedule: Schedule, segment_s: FloatArray, 
         running_while_others_wait=float(active[queued] @ segment_s[queued] / segment_s[queued].sum())
         if queued.any()
         else None,
-        waiting_peak=int(segments.waiting_seqs.max()),
-        full_share=float(segment_s[segments.running_seqs >= settings.max_num_seqs].sum() / segment_s.sum()),
+        waiting_peak=int(segments.waiting.max()),
+        full_share=float(segment_s[segments.running >= settings.max_num_seqs].sum() / segment_s.sum()),
         blocks_peak=schedule.peak_blocks_held,
         preemptions=int(schedule.preemptions.sum()),
         cached_tokens=int(schedule.cached_tokens.sum()),

@@ -121,9 +121,9 @@ def static_schedule(requests: RequestLengths, batch_size: int) -> Schedule:
         prefill_tokens=reading * prompt,
         prefill_kv_tokens=reading * prompt,
         prefill_attended_tokens=reading * prompt * (prompt + 1) // 2,
-        sampled_tokens=rows,
-        running_seqs=rows,
-        waiting_seqs=len(requests) - np.cumsum(reading),
+        generation_tokens=rows,
+        running=rows,
+        waiting=len(requests) - np.cumsum(reading),
         blocks_held=none,
         idle_s=none.astype(float),
     )

@@ -204,7 +204,7 @@ class StepScheduler(ScheduleMaker):
     ) -> float:
         """Note what a step does; return when it ends."""
         row = dict.fromkeys(self.columns, 0)
-        row |= {"steps": 1, "running_seqs": len(self.running), "waiting_seqs": len(self.waiting)}
+        row |= {"steps": 1, "running": len(self.running), "waiting": len(self.waiting)}
         row["blocks_held"] = self.kv.blocks.held
         for request, tokens, makes_token in work:
             end = request.computed
@@ -216,7 +216,7 @@ class StepScheduler(ScheduleMaker):
                 row["prefill_tokens"] += tokens
                 row["prefill_kv_tokens"] += end
                 row["prefill_attended_tokens"] += (2 * end - tokens + 1) * tokens // 2
-            row["sampled_tokens"] += makes_token
+            row["generation_tokens"] += makes_token
         self._note_near(work, decoding)
         for name, value in row.items():
             self.columns[name].append(value)

@@ -213,12 +213,12 @@ class Engine:
                 work["prefill_attended_tokens"] += sum(range(end - tokens + 1, end + 1))
             if name in output.scheduled_cached_reqs.resumed_req_ids:
                 self.recomputed_tokens[int(name)] += request.num_tokens - (end - tokens)
-            work["sampled_tokens"] += not request.is_prefill_chunk
+            work["generation_tokens"] += not request.is_prefill_chunk
             self.cached_tokens.setdefault(int(name), end - tokens)
         running = [int(request.request_id) for request in self.scheduler.running]
         waiting = [int(request.request_id) for request in self.scheduler.waiting]
         held = pool.num_gpu_blocks - 1 - pool.get_num_free_blocks()
-        work |= {"running_seqs": len(running), "waiting_seqs": len(waiting), "blocks_held": held}
+        work |= {"running": len(running), "waiting": len(waiting), "blocks_held": held}
         scheduled = {int(name): tokens for name, tokens in output.num_scheduled_tokens.items()}
         preempted = [int(name) for name, before in preemptions.items() if self.live[name].num_preemptions > before]
         return Step(running, waiting, scheduled, preempted, held, work)

@@ -35,7 +35,7 @@ def test_one_request_is_a_prefill_and_a_run_of_decode_steps():
     schedule = make_schedule(lengths((5, 4)), SETTINGS)
     work = {"steps": [1, 3], "decode_seqs": [0, 1], "decode_kv_tokens": [0, 6], "prefill_seqs": [1, 0]}
     work |= {"prefill_tokens": [5, 0], "prefill_kv_tokens": [5, 0], "prefill_attended_tokens": [1 + 2 + 3 + 4 + 5, 0]}
-    work |= {"sampled_tokens": [1, 1], "running_seqs": [1, 1], "waiting_seqs": [0, 0], "blocks_held": [2, 2]}
+    work |= {"generation_tokens": [1, 1], "running": [1, 1], "waiting": [0, 0], "blocks_held": [2, 2]}
     np.testing.assert_equal(asdict(schedule.segments), work | {"idle_s": [0.0, 0.0]})
     assert schedule.segments.first_step.tolist() == [0, 1]
     assert (schedule.first_step[0], schedule.first_token_step[0], schedule.last_token_step[0]) == (0, 0, 3)
@@ -148,7 +148,7 @@ def test_every_token_is_computed_within_the_limits(case):
     again = computed - once
     assert np.all(schedule.recomputed_tokens >= again)
     assert np.all((schedule.recomputed_tokens == 0) | (schedule.preemptions > 0))
-    assert np.sum(segments.steps * segments.sampled_tokens) == requests.output_tokens.sum()
+    assert np.sum(segments.steps * segments.generation_tokens) == requests.output_tokens.sum()
     assert np.sum(segments.steps * (segments.decode_seqs + segments.prefill_tokens)) == computed.sum()
     assert np.all(segments.steps[segments.prefill_seqs > 0] == 1)
     # First come, first served; and nobody waits forever.

@@ -78,4 +78,4 @@ def test_with_the_blocks_that_a_schedule_needs_it_stays_the_same(requests, reach
     assert free.needs_blocks is not None
     again = make_schedule(requests, replace(free.settings, num_blocks=free.needs_blocks))
     np.testing.assert_equal(asdict(replace(again, settings=free.settings)), asdict(free))
-    assert free.segments.sampled_tokens.sum() == requests.output_tokens.sum()
+    assert free.segments.generation_tokens.sum() == requests.output_tokens.sum()

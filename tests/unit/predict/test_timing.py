@@ -123,7 +123,7 @@ def test_static_batches_are_padded_and_wait_for_their_longest():
     assert found.segments.steps.tolist() == [1, 3, 1]
     assert found.segments.prefill_tokens.tolist() == [10, 0, 4]
     assert found.segments.decode_kv_tokens.tolist() == [0, 12, 0]
-    assert found.segments.waiting_seqs.tolist() == [1, 1, 0]
+    assert found.segments.waiting.tolist() == [1, 1, 0]
     assert found.first_token_step.tolist() == [0, 0, 4]
     assert found.last_token_step.tolist() == [1, 3, 4]
     times = time_schedule(found, step_work(found.segments, FACTS), A_SECOND_A_STEP, requests)
