@@ -28,7 +28,7 @@ from mutmut.state import state
 from workflow_scripts.common.command import run_command
 
 # Modules without a test file named after them.
-TESTED_IN = {"facts": "cells", "engine_memory": "kv_capacity", "table_docs": "tables"}
+TESTED_IN = {"facts": "cells", "memory": "capacity", "table_docs": "tables"}
 CPU_LIMIT_S = 90  # for the tests on one mutant
 
 

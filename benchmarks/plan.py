@@ -21,7 +21,8 @@ from rich.table import Table
 from benchmarks.analysis import Cost, run
 from tests.generated_study import write_study_file
 from workflow_scripts.common.command import run_command
-from workflow_scripts.predict.schedule import RequestLengths, SchedulerSettings
+from workflow_scripts.engines.steps import SchedulerSettings
+from workflow_scripts.predict.schedule import RequestLengths
 from workflow_scripts.predict.scheduler import make_schedule
 
 SETTINGS = SchedulerSettings(

@@ -59,9 +59,6 @@ except InputError as e:
 
 PUBLISHED = sorted(map(str, Path("config/published").glob("*.*"))) if STUDY.claims else []
 PATHS = StudyPaths(RESULTS, STUDY.name)
-# The modules of this package that predict cells because an engine's description names them.
-NAMED = [place or "" for engine in load_engines().values() for place in (engine.steps_by, engine.capacity_by)]
-PREDICTING = {found[1] for place in NAMED if (found := re.match(r"workflow_scripts\.(.+):", place))}
 
 # Variables of every command. In the text of the rules they would make a study under another path look like other code.
 COMMAND_ENVIRONMENT = [f"STUDY={quote(str(STUDY_FILE))}", f"RESULTS={quote(str(PATHS.results))}"]

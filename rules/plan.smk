@@ -7,7 +7,7 @@ rule predict_cells:
         devices=lambda wildcards: device_records(),
         calibrations=lambda wildcards: calibration_records(),
         project_files=["config/endpoints.yaml", *sorted(map(str, Path("config/calibration").glob("*/*/*/*.json")))],
-        code=sources("predict.plan", *PREDICTING),
+        code=sources("predict.plan"),
     output:
         PATHS.plan / "plan.parquet",
         PATHS.plan / "plan.csv",

@@ -170,7 +170,7 @@ rule predict_capacity:
     """Predicted KV blocks, tokens and concurrency of every cell."""
     input:
         PUBLISHED,
-        code=sources("predict.capacity_of_cells", *PREDICTING),
+        code=sources("predict.capacity_of_cells"),
     output:
         PATHS.capacity,
     log:

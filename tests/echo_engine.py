@@ -7,11 +7,10 @@ from typing import Annotated, Any
 from workflow_scripts.catalog.gpus_and_models import Gpu
 from workflow_scripts.common.knob import Knob
 from workflow_scripts.engines.description import EngineDescription
+from workflow_scripts.engines.engine import EngineSetup, RequestRecord
 from workflow_scripts.engines.knobs import Knobs, Positive
-from workflow_scripts.measure.engine import EngineSetup, RequestRecord
+from workflow_scripts.engines.steps import EngineSteps, StaticBatches
 from workflow_scripts.physics.model_facts import ModelFacts
-from workflow_scripts.predict.engine_steps import EngineSteps
-from workflow_scripts.predict.static_batches import StaticBatches
 from workflow_scripts.workloads.request import Request
 
 
@@ -93,9 +92,10 @@ def echo_steps(knobs: EchoKnobs, gpu: Gpu, facts: ModelFacts, version: str) -> E
 ECHO = EngineDescription(
     name="echo",
     knobs=EchoKnobs,
-    adapter="tests.echo_engine:Echo",
     library="json",
     packages=("pydantic",),
     counters={"prefix_cache_hits": "echo:tokens"},
-    steps_by="tests.echo_engine:echo_steps",
+    predicted=True,
+    adapter=Echo,
+    steps=echo_steps,
 )

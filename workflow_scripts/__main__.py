@@ -15,7 +15,7 @@ from workflow_scripts.common.command import BAD_INPUT, run_command
 GROUPS = {
     "Questions that need no engine and no study": {
         "audit": "questions.claims.audit",
-        "capacity": "predict.kv_capacity",
+        "capacity": "engines.vllm.capacity",
         "log": "parse.engine_log",
         "trace": "parse.device_trace",
         "predict": "predict.predict_cell",

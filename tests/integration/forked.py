@@ -17,9 +17,9 @@ from typing import Any
 import aiohttp
 
 from workflow_scripts.common.files import read_jsonl
-from workflow_scripts.engines.vllm_engines import VLLM_SERVE
+from workflow_scripts.engines.vllm.adapter import _serve
+from workflow_scripts.engines.vllm.knobs import VLLM_SERVE
 from workflow_scripts.measure.forkserver import run
-from workflow_scripts.measure.vllm_adapter import _serve
 
 LIMIT_S = 300.0
 

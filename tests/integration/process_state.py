@@ -10,7 +10,7 @@ def main(argv: Sequence[str] = ()) -> int:
     import torch
     import transformers
 
-    from workflow_scripts.measure.hf_model import torch_state
+    from workflow_scripts.engines.hf.model import torch_state
 
     assert transformers.PreTrainedModel  # imported on first use, as by who loads a model
     names = (torch.__name__, transformers.__name__, "vllm")

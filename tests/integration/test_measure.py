@@ -27,9 +27,9 @@ from workflow_scripts.common.files import read_jsonl
 from workflow_scripts.common.ownership import temporary_folder
 from workflow_scripts.device.device_lock import device_lock
 from workflow_scripts.engines.registry import get_engine
+from workflow_scripts.engines.vllm.adapter import LAYOUT
 from workflow_scripts.measure.cell import WRONG_DEVICE
 from workflow_scripts.measure.forkserver import run
-from workflow_scripts.measure.vllm_adapter import LAYOUT
 from workflow_scripts.physics.model_facts import DTYPE_BYTES, read_model_facts
 from workflow_scripts.predict.schedule import RequestLengths
 from workflow_scripts.predict.step_fit import scheduled

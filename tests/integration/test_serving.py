@@ -19,7 +19,7 @@ import pytest
 from tests.integration.served_study import CHECKOUT, MARKUP, SECRETS, made, study, write
 from tests.processes import is_session_gone, measuring, wait_for
 from workflow_scripts.common.files import read_jsonl
-from workflow_scripts.measure.client import Address
+from workflow_scripts.engines.serving.client import Address
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.outcome import Outcome
 from workflow_scripts.study.study_file import load_study

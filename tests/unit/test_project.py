@@ -10,7 +10,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from workflow_scripts.predict.engine_memory import EngineSettings
+from workflow_scripts.engines.vllm.memory import EngineSettings
 
 ROOT = Path(__file__).parents[2]
 ENVS = ROOT / "envs"

@@ -16,8 +16,7 @@ _FIGURES = re.compile(r'^\w+ = CHECKOUT / "config" / "([\w.]+)"$', re.MULTILINE)
 def sources(*modules: str) -> list[str]:
     """Files of the package that modules use, including themselves, as paths relative to the checkout's root.
 
-    Among them are files of figures in config/ that a module names. Modules imported by name at run time are not found;
-    a rule whose command does that names them too.
+    Among them are files of figures in config/ that a module names. Modules imported by name at run time are not found.
 
     >>> [Path(file).name for file in sources("common.sources")]
     ['__init__.py', '__init__.py', 'checkout.py', 'sources.py']

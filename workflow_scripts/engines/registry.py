@@ -13,10 +13,10 @@ from types import MappingProxyType
 from workflow_scripts.catalog.gpus_and_models import CatalogError
 from workflow_scripts.common.knob import Knob
 from workflow_scripts.engines.description import EngineDescription
-from workflow_scripts.engines.hf_engines import HF_CONTINUOUS, HF_STATIC
-from workflow_scripts.engines.openai_engine import OPENAI
-from workflow_scripts.engines.sglang_engine import SGLANG_SERVE
-from workflow_scripts.engines.vllm_engines import VLLM, VLLM_SERVE
+from workflow_scripts.engines.hf.knobs import HF_CONTINUOUS, HF_STATIC
+from workflow_scripts.engines.openai.knobs import OPENAI
+from workflow_scripts.engines.sglang.knobs import SGLANG_SERVE
+from workflow_scripts.engines.vllm.knobs import VLLM, VLLM_SERVE
 
 VARIABLE = "KVSWEEP_ENGINES"
 BUILT_IN = (VLLM, VLLM_SERVE, SGLANG_SERVE, OPENAI, HF_STATIC, HF_CONTINUOUS)

@@ -30,7 +30,7 @@ from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import last_line, read_json, write_text
 from workflow_scripts.device.device_lock import boot_id, device_lock
 from workflow_scripts.device.host_load import suspension
-from workflow_scripts.measure.engine import SCRATCH
+from workflow_scripts.engines.engine import SCRATCH
 from workflow_scripts.measure.forkserver import ForkServerError
 from workflow_scripts.measure.provenance import provenance_of
 from workflow_scripts.measure.run import MEASURED, Job, NoEnvironmentError

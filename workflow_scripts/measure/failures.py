@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from workflow_scripts.device.host_load import SuspendedError
+from workflow_scripts.engines.engine import CacheHeldError
+from workflow_scripts.engines.hf.memory_room import NoRoomError
+from workflow_scripts.engines.serving.client import ServerTimeoutError
 from workflow_scripts.logs.engine_log_outcome import LogVerdict, judge
 from workflow_scripts.logs.engine_log_text import decode, read_lines
-from workflow_scripts.measure.client import ServerTimeoutError
-from workflow_scripts.measure.engine import CacheHeldError
-from workflow_scripts.measure.memory_room import NoRoomError
 from workflow_scripts.study.outcome import OutcomeKind
 
 Failure = tuple[OutcomeKind, str]  # with its reason

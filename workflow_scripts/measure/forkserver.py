@@ -11,7 +11,6 @@ other one is a process of the same user.
 """
 
 import contextlib
-import ctypes
 import fcntl
 import gc
 import hashlib
@@ -30,6 +29,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from workflow_scripts.common.ownership import own_folder, peer_of, temporary_folder
+from workflow_scripts.common.parent import die_with_parent
 
 IDLE_S = 120.0
 START_LIMIT_S = 600.0  # imports from a slow network file system take minutes
@@ -322,14 +322,6 @@ def _child(job: dict[str, Any], log_fd: int, set_on_import: dict[str, str], serv
             sys.stderr.flush()
         # Without the interpreter's clean-up, which would run the server's own.
         os._exit(status)
-
-
-def die_with_parent(parent: int) -> None:
-    """Ask the kernel to kill this process when its parent dies, and end it now if that has happened already."""
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 if __name__ == "__main__":

@@ -24,14 +24,15 @@ from workflow_scripts.device.device_check import WrongDeviceError, found_device,
 from workflow_scripts.device.device_record import Device, LoadByOthers
 from workflow_scripts.device.host_load import load_by_others
 from workflow_scripts.device.processor import dtype_on
+from workflow_scripts.engines.adapters import make_engine
+from workflow_scripts.engines.engine import SCRATCH, Effective, Engine, EngineSetup, ExpertsTouched, RequestRecord
 from workflow_scripts.engines.registry import get_engine
-from workflow_scripts.measure.engine import SCRATCH, Engine, EngineSetup, RequestRecord, make_engine
 from workflow_scripts.measure.failures import Failure, request_failures, run_failure, start_failure
 from workflow_scripts.measure.forkserver import NotImportedError
 from workflow_scripts.measure.forkserver import run as run_forked
 from workflow_scripts.measure.trace import sampled
 from workflow_scripts.study.definition import Definition
-from workflow_scripts.study.outcome import Effective, ExpertsTouched, Measured, OutcomeKind, Repeat, WarmUp
+from workflow_scripts.study.outcome import Measured, OutcomeKind, Repeat, WarmUp
 from workflow_scripts.study.paths import ENGINE_LOG, JOB, TRACE, WARMUP
 from workflow_scripts.study.protocol import SEED
 from workflow_scripts.workloads.request import Request

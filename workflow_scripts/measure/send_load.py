@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 from workflow_scripts.common.command import RESULTS, STUDY, command, option, out, positive
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import read_jsonl, write_json
-from workflow_scripts.engines.vllm_engines import VLLM_SERVE, VllmServeKnobs
-from workflow_scripts.measure.client import Address, Target, send
-from workflow_scripts.measure.scrape import parse_metrics
+from workflow_scripts.engines.serving.client import Address, Target, send
+from workflow_scripts.engines.serving.scrape import parse_metrics
+from workflow_scripts.engines.vllm.knobs import VLLM_SERVE, VllmServeKnobs
 from workflow_scripts.study.definition import cell_definition, resolved_models, workload_key
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.paths import StudyPaths

@@ -16,10 +16,10 @@ from pathlib import Path
 
 from workflow_scripts.common.command import command, option
 from workflow_scripts.common.records import Record
+from workflow_scripts.engines.vllm.log_facts import FactRow, FactValue, Reading, ReadingsByRow, find_readings
 from workflow_scripts.logs.engine_log_outcome import LogVerdict, judge
 from workflow_scripts.logs.engine_log_signs import Status
 from workflow_scripts.logs.engine_log_text import Line, read_lines, read_log_text
-from workflow_scripts.parse.engine_log_facts import FactRow, FactValue, Reading, ReadingsByRow, find_readings
 
 _HEADLINE = re.compile(r"= [\w ]{0,30}\bBenchmark Result =")
 

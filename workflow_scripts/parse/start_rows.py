@@ -8,11 +8,12 @@ from pydantic import Field, StrictFloat, StrictInt
 
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.records import validated
+from workflow_scripts.engines.engine import CLIENT_CPU_S
 from workflow_scripts.engines.registry import load_engines, metrics_of_columns
 from workflow_scripts.parse.engine_log import EngineLogFacts
 from workflow_scripts.study.definition import recorded_sha256
 from workflow_scripts.study.outcome import Outcome
-from workflow_scripts.study.paths import CLIENT_CPU_S, OUTCOME
+from workflow_scripts.study.paths import OUTCOME
 
 INTEGER = Annotated[int, Field(strict=True, ge=-(2**63), lt=2**63)]
 # What evidence may hold, by the type of its column.

@@ -20,6 +20,7 @@ from pydantic import Field
 from workflow_scripts.common.records import Record
 
 FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
 AnyFloats = npt.NDArray[np.floating[Any]] | float
 
 # Kinds of work, in the order of all arrays and of the fields of `StepCosts`.

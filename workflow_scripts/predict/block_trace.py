@@ -17,12 +17,13 @@ import pandas as pd
 from workflow_scripts.common.command import RESULTS, STUDY, command, option, out
 from workflow_scripts.common.csv_text import with_texts
 from workflow_scripts.common.files import write_text
+from workflow_scripts.engines.capacity import KvPool
+from workflow_scripts.engines.steps import SchedulerSettings
 from workflow_scripts.physics.layer_groups import KvGroup
 from workflow_scripts.predict.calibrated import PROJECT_FILES
-from workflow_scripts.predict.kv_groups import KvPool
 from workflow_scripts.predict.pool_blocks import BlockEvent
 from workflow_scripts.predict.predictions import tasks_of
-from workflow_scripts.predict.schedule import RequestLengths, ScheduleError, SchedulerSettings, StepTime
+from workflow_scripts.predict.schedule import RequestLengths, ScheduleError, StepTime
 from workflow_scripts.predict.scheduler import check_requests
 from workflow_scripts.predict.speed import CellTask, Task, step_time_of
 from workflow_scripts.predict.step_scheduler import StepScheduler

@@ -17,9 +17,9 @@ from workflow_scripts.common.records import Record
 from workflow_scripts.device.device_rates import DeviceRates
 from workflow_scripts.device.device_record import Device
 from workflow_scripts.engines.registry import get_engine, load_engines
+from workflow_scripts.engines.steps import UnpredictableError
 from workflow_scripts.physics.model_facts import ModelFactsError, read_model_facts
 from workflow_scripts.physics.step_time import COMPUTING, READING, LaunchCosts, StepCosts
-from workflow_scripts.predict.engine_steps import UnpredictableError
 from workflow_scripts.predict.pipeline_fit import GUIDED, GUIDED_BY_DATA_SHEET, GUIDED_WITHIN
 from workflow_scripts.predict.schedule import ScheduleError
 from workflow_scripts.predict.step_fit import LEAST_ERROR, FitError, StepFit, fit_calibration
@@ -120,7 +120,7 @@ def _candidates(wanted: Wanted, calibrations: Path | None, project_files: Path) 
     if calibrations is not None:
         folders.insert(0, ("calibrated", calibrations / wanted.gpu.name))
     name, knobs = f"{wanted.variant}.json", get_engine(wanted.engine).knobs
-    same_core = [entry.name for entry in load_engines().values() if issubclass(knobs, entry.knobs) and entry.steps_by]
+    same_core = [entry.name for entry in load_engines().values() if issubclass(knobs, entry.knobs) and entry.predicted]
     others = [engine for engine in same_core if engine != wanted.engine and wanted.gpu.kind != "cpu"]
     # Steps of other versions cost about the same, so the default one's calibration is the next best.
     of_environments = [f"@{wanted.environment}", ""] if wanted.environment else [""]

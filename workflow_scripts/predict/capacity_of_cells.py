@@ -23,12 +23,13 @@ from workflow_scripts.common.command import STUDY, command, option, out
 from workflow_scripts.common.files import write_jsonl
 from workflow_scripts.common.records import validated
 from workflow_scripts.device.device_check import cpu_here
+from workflow_scripts.engines.capacity import Capacity
 from workflow_scripts.engines.knobs import Knobs
+from workflow_scripts.engines.predictions import capacity_of, keeps_blocks
 from workflow_scripts.engines.registry import get_engine
-from workflow_scripts.engines.vllm_engines import VllmKnobs
+from workflow_scripts.engines.vllm.knobs import VllmKnobs
+from workflow_scripts.engines.vllm.predictions import vllm_capacity
 from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, facts_on
-from workflow_scripts.predict.engine_steps import Capacity, capacity_of
-from workflow_scripts.predict.vllm_cells import vllm_capacity
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.study_file import load_study
 
@@ -51,7 +52,7 @@ def predict_study(cells: Iterable[Cell]) -> Iterator[Capacity]:
             return Capacity({}, unknown=str(e))
 
     for cell in cells:
-        if get_engine(cell.engine).capacity_by:
+        if keeps_blocks(get_engine(cell.engine)):
             capacity = predicted(cell.engine, cell.gpu, cell.model, cell.knobs, cell.environment)
             yield replace(capacity, cell_id=cell.id)
 

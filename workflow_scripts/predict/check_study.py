@@ -17,21 +17,24 @@ import subprocess
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Any, TypeVar
 
 from workflow_scripts.catalog.environments import is_installed, python_of
-from workflow_scripts.catalog.gpus_and_models import Gpu, load_gpus, load_models
+from workflow_scripts.catalog.gpus_and_models import load_gpus, load_models
 from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.common.command import STUDY, command, option
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.device.device_check import cpu_here
 from workflow_scripts.device.processor import dtype_on
+from workflow_scripts.engines.check import EngineSetting, Fault
+from workflow_scripts.engines.description import EngineDescription
+from workflow_scripts.engines.hf.check import hf_faults
 from workflow_scripts.engines.knobs import Knobs
 from workflow_scripts.engines.registry import get_engine, load_engines
+from workflow_scripts.engines.sglang.check import sglang_faults
+from workflow_scripts.engines.vllm.check import vllm_faults
 from workflow_scripts.predict.capacity_of_cells import predict_study
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.study_file import load_study
@@ -39,53 +42,33 @@ from workflow_scripts.study.study_file import load_study
 KnobsOf = TypeVar("KnobsOf", bound=Knobs)
 
 
-@dataclass(frozen=True)
-class EngineSetting:
-    """What an engine would be started with; of a model's folder only `config.json` is needed."""
-
-    gpu: Gpu
-    model_dir: Path
-    dtype: str
-    knobs: Knobs
-    draft_dir: Path | None = None
-    serves: bool = False
-
-
-@dataclass(frozen=True)
-class Fault:
-    """What an engine refuses, in its own words. `knobs`: without any one of them it accepts the setting. `only_here`
-    says that this installation of the engine could not look at the model, which is no fault of the study; neither is it
-    if the version `lacks` the knobs, with which the cell ends as infeasible."""
-
-    knobs: tuple[str, ...]
-    words: str
-    only_here: bool = False
-    lacks: bool = False
+# The fault of each setting that an engine refuses, else None, in the order of the settings.
+Check = Callable[[Sequence[EngineSetting]], list[Fault | None]]
+CHECKS: dict[str, Check] = {
+    "vllm": vllm_faults,
+    "vllm-serve": vllm_faults,
+    "sglang-serve": sglang_faults,
+    "hf-static": hf_faults,
+    "hf-continuous": hf_faults,
+}
 
 
-def at_fault(knobs: KnobsOf, refusal: Callable[[KnobsOf], str | None]) -> tuple[str, ...]:
-    """The knobs without any one of which there is no refusal; the parts of one argument stay together."""
-    values, structures = knobs.set_values(), {name: knob.structure for name, knob in knobs.described().items()}
-
-    def without(name: str) -> KnobsOf:
-        dropped = {name} | {other for other in values if structures[name] and structures[other] == structures[name]}
-        return knobs.model_validate({other: value for other, value in values.items() if other not in dropped})
-
-    return tuple(name for name in values if refusal(without(name)) is None)
+def _check_of(engine: EngineDescription) -> Check | None:
+    return engine.check or CHECKS.get(engine.name)
 
 
 def check_cells(cells: Sequence[Cell]) -> Iterator[tuple[list[Cell], Fault]]:
-    """Every fault with the cells that have it; settings that differ only in the workload are checked once. The function
-    that an engine's description names takes a list of `EngineSetting` and returns for each a `Fault`, or None if the
-    engine accepts it."""
+    """Every fault with the cells that have it; settings that differ only in the workload are checked once."""
     alike: dict[tuple[Any, ...], list[Cell]] = {}
     for cell in cells:
         alike.setdefault((cell.engine, cell.gpu, cell.model, cell.knobs), []).append(cell)
-    for place in dict.fromkeys(engine.checked_by for engine in load_engines().values() if engine.checked_by):
-        groups = [group for group in alike.values() if get_engine(group[0].engine).checked_by == place]
-        if groups:
-            faults = resolve_name(place)([_setting(group[0]) for group in groups])
-            yield from ((group, fault) for group, fault in zip(groups, faults, strict=True) if fault is not None)
+    by_check: dict[Check, list[list[Cell]]] = {}
+    for group in alike.values():
+        if check := _check_of(get_engine(group[0].engine)):
+            by_check.setdefault(check, []).append(group)
+    for check, groups in by_check.items():
+        faults = check([_setting(group[0]) for group in groups])
+        yield from ((group, fault) for group, fault in zip(groups, faults, strict=True) if fault is not None)
 
 
 def _setting(cell: Cell) -> EngineSetting:
@@ -140,7 +123,7 @@ def unsupported(cells: Iterable[Cell]) -> Iterator[str]:
 def check_here(study: Path, cells: Sequence[Cell]) -> None:
     """Check cells with the engines of this Python, and print notes. Raises InputError with one line per fault."""
     used = {cell.engine for cell in cells}
-    engines = [engine for engine in load_engines().values() if engine.name in used and engine.checked_by]
+    engines = [engine for engine in load_engines().values() if engine.name in used and _check_of(engine)]
     libraries = {engine.library: engine for engine in engines}
     for library in libraries:
         if importlib.util.find_spec(library) is None:

@@ -1,6 +1,6 @@
 """The pool of blocks that layers of several kinds share, block by block: who holds which, and what each holds.
 
-Each group of layers (`predict.kv_groups`) has a table of blocks for each request. Layers that keep all tokens have a
+Each group of layers (`vllm.kv_groups`) has a table of blocks for each request. Layers that keep all tokens have a
 block for each `block_size` tokens. Those with a window give back the blocks behind it. Those with a state have the
 block of the latest state, and with prefix caching those of former states from which a later prompt may go on.
 (vllm/v1/core/single_type_kv_cache_manager.py, kv_cache_coordinator.py and kv_cache_manager.py of vLLM 0.32.)
@@ -11,8 +11,8 @@ Where all layers keep all tokens, `predict.kv_blocks` gets the same result by co
 from collections.abc import Sequence
 from dataclasses import replace
 
+from workflow_scripts.engines.capacity import KvPool
 from workflow_scripts.physics.layer_groups import KvGroup
-from workflow_scripts.predict.kv_groups import KvPool
 from workflow_scripts.predict.pool_blocks import Block, Blocks, Content, LiveRequest
 
 

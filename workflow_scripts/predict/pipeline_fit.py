@@ -16,8 +16,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from workflow_scripts.physics.step_time import KIND, KINDS, LAUNCHED, FloatArray, StepCosts, device_s
-from workflow_scripts.predict.schedule import IntArray, Segments
+from workflow_scripts.physics.step_time import KIND, KINDS, LAUNCHED, FloatArray, IntArray, StepCosts, device_s
+from workflow_scripts.predict.schedule import Segments
 from workflow_scripts.study.calibrations import Pass
 
 # A first token belongs to a step whose end is this close.

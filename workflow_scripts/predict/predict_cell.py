@@ -21,7 +21,7 @@ from workflow_scripts.catalog.gpus_and_models import resolve_one
 from workflow_scripts.common.command import RESULTS, AddOption, command, option, positive
 from workflow_scripts.engines.description import EngineDescription
 from workflow_scripts.engines.registry import load_engines
-from workflow_scripts.engines.vllm_engines import VLLM
+from workflow_scripts.engines.vllm.knobs import VLLM
 from workflow_scripts.predict.calibrated import PROJECT_FILES
 from workflow_scripts.predict.prediction_record import Band, Prediction
 from workflow_scripts.predict.predictions import predict_cells
@@ -38,7 +38,7 @@ ALWAYS_TOLD = ("speed_source", "error_pct", "ttft_error_pct", "how")
 
 
 def predictable() -> Mapping[str, EngineDescription]:
-    return {name: engine for name, engine in load_engines().items() if engine.steps_by is not None}
+    return {name: engine for name, engine in load_engines().items() if engine.predicted}
 
 
 def _knob_options() -> Iterator[AddOption]:

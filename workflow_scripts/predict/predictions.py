@@ -17,15 +17,16 @@ from workflow_scripts.catalog.gpus_and_models import load_gpus, load_models
 from workflow_scripts.device.device_check import cpu_here
 from workflow_scripts.device.device_rates import DeviceRates
 from workflow_scripts.device.device_record import Device
+from workflow_scripts.engines.predictions import capacity_of, steps_of
 from workflow_scripts.engines.registry import get_engine
+from workflow_scripts.engines.steps import EngineSteps, StaticBatches, UnpredictableError
 from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, facts_on
 from workflow_scripts.physics.step_time import StepCosts
 from workflow_scripts.predict.calibrated import PROJECT_FILES, Speed, Wanted, scaled, speed_for
-from workflow_scripts.predict.engine_steps import EngineSteps, UnpredictableError, capacity_of, steps_of
 from workflow_scripts.predict.prediction_record import Prediction
 from workflow_scripts.predict.schedule import RequestLengths
 from workflow_scripts.predict.speed import CellTask, Task, predict_task
-from workflow_scripts.predict.static_batches import StaticBatches, batch_that_fits
+from workflow_scripts.predict.static_batches import batch_that_fits
 from workflow_scripts.study.calibrations import variant
 from workflow_scripts.study.grid import Cell, endpoints_of, like
 from workflow_scripts.study.paths import calibrations_in

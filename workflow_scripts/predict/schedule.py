@@ -9,16 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from workflow_scripts.physics.step_time import FloatArray
-from workflow_scripts.predict.kv_groups import KvPool
+from workflow_scripts.engines.steps import SchedulerSettings
+from workflow_scripts.physics.step_time import FloatArray, IntArray
 from workflow_scripts.workloads.request import Request
 
 # More blocks than anything takes, if no number is given.
 UNLIMITED = 1 << 48
-
-IntArray = npt.NDArray[np.int64]
 
 
 class ScheduleError(ValueError):
@@ -57,28 +54,6 @@ class RequestLengths:
             np.array(ids, dtype=np.int64) if tokens.any() else None,
             tokens if tokens.any() else None,
         )
-
-
-@dataclass(frozen=True)
-class SchedulerSettings:
-    """Settings of the engine's scheduler, by vLLM's argument names.
-
-    `num_blocks`: KV blocks of the device, of which the engine reserves one; None for as many as needed.
-    `async_scheduling`: vLLM's default; a step is planned while the previous one still runs, so a request that ends
-    keeps its place and its blocks for one more step.
-    `pool`: how layers of several kinds share the blocks, which then have its `block_size`; None if all layers keep all
-    tokens.
-    """
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    block_size: int
-    max_model_len: int
-    num_blocks: int | None = None
-    enable_prefix_caching: bool = True
-    enable_chunked_prefill: bool = True
-    async_scheduling: bool = True
-    pool: KvPool | None = None
 
 
 @dataclass(frozen=True)

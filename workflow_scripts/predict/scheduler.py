@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from workflow_scripts.engines.steps import SchedulerSettings
 from workflow_scripts.predict.kv_blocks import BlockPool, DecodeGroup
 from workflow_scripts.predict.schedule import (
     Observe,
@@ -20,7 +21,6 @@ from workflow_scripts.predict.schedule import (
     Schedule,
     ScheduleError,
     ScheduleMaker,
-    SchedulerSettings,
     Segments,
     StepRun,
     StepTime,

@@ -7,11 +7,13 @@ from statistics import geometric_mean
 
 import numpy as np
 
+from workflow_scripts.engines.steps import Decides, EngineSteps, StaticBatches
 from workflow_scripts.physics.model_facts import ModelFacts
 from workflow_scripts.physics.step_time import (
     KIND,
     KINDS,
     FloatArray,
+    IntArray,
     StepCosts,
     StepWork,
     segment_parts_s,
@@ -19,11 +21,10 @@ from workflow_scripts.physics.step_time import (
     usual_waits_s,
 )
 from workflow_scripts.predict.calibrated import Speed
-from workflow_scripts.predict.engine_steps import Decides, EngineSteps
 from workflow_scripts.predict.prediction_record import KV_BLOCKS, PROMPTS, SEQUENCES, TOKEN_BUDGET, Band, Prediction
-from workflow_scripts.predict.schedule import IntArray, RequestLengths, Schedule, ScheduleError, Segments, StepTime
+from workflow_scripts.predict.schedule import RequestLengths, Schedule, ScheduleError, Segments, StepTime
 from workflow_scripts.predict.scheduler import make_schedule
-from workflow_scripts.predict.static_batches import StaticBatches, static_schedule, static_work
+from workflow_scripts.predict.static_batches import static_schedule, static_work
 from workflow_scripts.predict.timing import Timed, step_work, time_schedule
 from workflow_scripts.workloads.warmup import USUAL_PASSES, pass_size
 

@@ -5,33 +5,15 @@ torch 2.13. docs/plan.md lists it.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from workflow_scripts.engines.steps import SchedulerSettings, StaticBatches
 from workflow_scripts.physics.model_facts import ModelFacts
-from workflow_scripts.physics.step_time import StepWork
-from workflow_scripts.predict.schedule import IntArray, RequestLengths, Schedule, SchedulerSettings, Segments
+from workflow_scripts.physics.step_time import IntArray, StepWork
+from workflow_scripts.predict.schedule import RequestLengths, Schedule, Segments
 from workflow_scripts.predict.timing import activation_bytes_per_token, matrix_flops
-
-
-@dataclass(frozen=True)
-class StaticBatches:
-    """Batches of `batch_size` requests that stay together until the longest is done, and the kind of their cache. With
-    `room_tokens`, memory in tokens of KV cache, batches are the largest that fit, up to `batch_size`."""
-
-    batch_size: int
-    cache: Literal["dynamic", "static"]
-    room_tokens: int | None = None
-
-    # What they are in the terms of a scheduler.
-    max_num_batched_tokens: ClassVar[None] = None
-    async_scheduling: ClassVar[bool] = False
-
-    @property
-    def max_num_seqs(self) -> int:
-        return self.batch_size
 
 
 def batch_that_fits(requests: RequestLengths, asked: StaticBatches, facts: ModelFacts) -> int:

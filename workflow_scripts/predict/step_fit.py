@@ -13,14 +13,15 @@ from typing import Any
 import numpy as np
 
 from workflow_scripts.catalog.gpus_and_models import get_gpu
+from workflow_scripts.engines.predictions import steps_of
 from workflow_scripts.engines.registry import get_engine
+from workflow_scripts.engines.steps import EngineSteps, StaticBatches
 from workflow_scripts.physics.model_facts import ModelFacts
 from workflow_scripts.physics.step_time import KIND, KINDS, LAUNCHED, FloatArray, StepCosts, StepWork, single_steps
-from workflow_scripts.predict.engine_steps import EngineSteps, steps_of
 from workflow_scripts.predict.pipeline_fit import GUIDED, GUIDED_WITHIN, Observed, fit_pipeline, segments_of
 from workflow_scripts.predict.schedule import RequestLengths, Schedule, Segments
 from workflow_scripts.predict.scheduler import make_schedule
-from workflow_scripts.predict.static_batches import StaticBatches, static_schedule, static_work
+from workflow_scripts.predict.static_batches import static_schedule, static_work
 from workflow_scripts.predict.timing import step_work, time_schedule
 from workflow_scripts.study.calibrations import CalibrationRecord, CalibrationStart, Pass
 

@@ -13,17 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from workflow_scripts.physics.formulas import attended_tokens
+from workflow_scripts.physics.step_time import IntArray
 from workflow_scripts.predict.layered_pool import LayeredPool, leaves_a_state
 from workflow_scripts.predict.pool_blocks import LiveRequest
-from workflow_scripts.predict.schedule import (
-    IntArray,
-    LayeredSegments,
-    Schedule,
-    ScheduleError,
-    ScheduleMaker,
-    StepRun,
-    Within,
-)
+from workflow_scripts.predict.schedule import LayeredSegments, Schedule, ScheduleError, ScheduleMaker, StepRun, Within
 
 # A request that lost its blocks this often while no other was running, and without a new token, never ends. What
 # remains in the prefix cache may help it after a few times.

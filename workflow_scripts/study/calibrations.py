@@ -16,12 +16,12 @@ from workflow_scripts.catalog.gpus_and_models import Dtype, load_gpus
 from workflow_scripts.common.records import AsRecorded, Record
 from workflow_scripts.device.device_rates import DeviceRates
 from workflow_scripts.device.device_record import Device, LoadByOthers
+from workflow_scripts.engines.engine import Effective
 from workflow_scripts.engines.knobs import Knobs
 from workflow_scripts.engines.registry import get_engine, load_engines
-from workflow_scripts.engines.vllm_engines import why_block_size_is_refused
+from workflow_scripts.engines.vllm.knobs import why_block_size_is_refused
 from workflow_scripts.physics.model_facts import ModelFacts
 from workflow_scripts.study.grid import Cell
-from workflow_scripts.study.outcome import Effective
 from workflow_scripts.study.study import Study, StudyError
 from workflow_scripts.workloads.arrivals import Load
 from workflow_scripts.workloads.workload_kinds import SyntheticWorkload
@@ -104,8 +104,8 @@ class CalibrationRecord(Record):
 def variant(knobs: Knobs) -> str:
     """Name of the settings that choose kernels.
 
-    >>> from workflow_scripts.engines.hf_engines import HfContinuousKnobs
-    >>> from workflow_scripts.engines.vllm_engines import VllmKnobs
+    >>> from workflow_scripts.engines.hf.knobs import HfContinuousKnobs
+    >>> from workflow_scripts.engines.vllm.knobs import VllmKnobs
     >>> variant(VllmKnobs(block_size=16, enforce_eager=True, quantization="awq"))
     'quantawq-eager1'
     >>> variant(HfContinuousKnobs(page_size=16, num_blocks=8, max_batch_tokens=64))
@@ -119,7 +119,7 @@ def variant(knobs: Knobs) -> str:
 def without_load(knobs: Knobs) -> Knobs:
     """The knobs of a server without the load on it: a point's requests are sent at once.
 
-    >>> from workflow_scripts.engines.vllm_engines import VllmServeKnobs
+    >>> from workflow_scripts.engines.vllm.knobs import VllmServeKnobs
     >>> without_load(VllmServeKnobs(block_size=32, request_rate_per_s=2.0)).set_values()
     {'block_size': 32}
     """
@@ -154,7 +154,7 @@ def calibrations_of(study: Study, cells: Iterable[Cell]) -> dict[str, Calibratio
     groups: dict[str, list[Cell]] = {}
     for cell in cells:
         answers_decide = isinstance(cell.knobs, Load) and cell.knobs.users is not None
-        if get_engine(cell.engine).steps_by and cell.knobs.ranks == 1 and not cell.knobs.drafts and not answers_decide:
+        if get_engine(cell.engine).predicted and cell.knobs.ranks == 1 and not cell.knobs.drafts and not answers_decide:
             groups.setdefault(calibration_name(cell), []).append(cell)
     return {name: calibration_of(study, group) for name, group in groups.items()}
 
@@ -162,7 +162,7 @@ def calibrations_of(study: Study, cells: Iterable[Cell]) -> dict[str, Calibratio
 def check_calibrations(study: Study, calibrations: Collection[str]) -> None:
     """Raise StudyError if a study that measures only what matters has no calibration, and so no predictions."""
     if study.measure and not calibrations:
-        able = ", ".join(sorted(name for name, engine in load_engines().items() if engine.steps_by))
+        able = ", ".join(sorted(name for name, engine in load_engines().items() if engine.predicted))
         raise StudyError(
             f"study {study.name!r}: measure: none of its cells is calibrated, so none is predicted; allowed: at least"
             f" one cell of {able} on one device, without drafts and users. Without `measure`, every cell is measured"

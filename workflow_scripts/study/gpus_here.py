@@ -56,7 +56,7 @@ def unmeasurable(study: Study, cells: Sequence[Cell]) -> str | None:
 def what_is_left(left: Sequence[Cell], here: Sequence[str]) -> str:
     """Which cells are left out because their GPUs are missing, in words.
 
-    >>> from workflow_scripts.engines.vllm_engines import VllmKnobs
+    >>> from workflow_scripts.engines.vllm.knobs import VllmKnobs
     >>> cells = [Cell("h200", "e", "m", "w", VllmKnobs(tensor_parallel_size=ranks), ("s",)) for ranks in (1, 2, 2)]
     >>> what_is_left(cells, ["NVIDIA L40S"])
     '3 cells left out, because this machine has NVIDIA L40S: 1 for h200, 2 for 2 h200'

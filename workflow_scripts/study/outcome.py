@@ -2,18 +2,17 @@
 
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypedDict
+from typing import Annotated, Literal, Self, TypedDict
 
 from pydantic import AfterValidator, Field, JsonValue, model_validator
 
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.records import AsRecorded, Record
 from workflow_scripts.device.device_record import Device, LoadByOthers
+from workflow_scripts.engines.engine import Effective, ExpertsTouched
 from workflow_scripts.study.definition import recorded_sha256
 
 OutcomeKind = Literal["ok", "infeasible", "timeout", "engine_error", "invalid"]
-# The settings that took effect, under the engine's own names; what they are differs with engine and version.
-Effective = dict[str, Any]
 
 
 # Passes over the workload in one start of an engine.
@@ -53,13 +52,6 @@ class Repeat(Record):
     start_unix_s: float = Field(ge=0, le=9e9)
     start_monotonic_s: float
     end_monotonic_s: float
-
-
-class ExpertsTouched(Record):
-    """`share` of the routed experts that a step of `tokens` tokens used, mean over such steps and over layers."""
-
-    share: float
-    tokens: int
 
 
 class WarmUp(Record):

@@ -14,8 +14,6 @@ START_FOLDER = "start-"
 OUTCOME, MEASURE_LOG, RAW, PARTIAL = "outcome.json", "measure.log", "raw", "raw.partial"
 # In the evidence; `requests` and `steps` are the names of tables too.
 ENGINE_LOG, TRACE, METRICS, JOB = "engine.log", "device_trace.jsonl", "metrics.jsonl", "job.json"
-# Among the metrics of a server: the CPU time of its client.
-CLIENT_CPU_S = "client_cpu_s"
 # Beside the requests of a workload: those that warm up, and what the requests are.
 WARMUP, MANIFEST = "warmup.jsonl", "workload.json"
 DIGEST = "digest.json"

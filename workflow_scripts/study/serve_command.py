@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from workflow_scripts.engines.vllm_engines import SERVE_COMMAND, VllmKnobs, command_line
+from workflow_scripts.engines.vllm.knobs import SERVE_COMMAND, VllmKnobs, command_line
 from workflow_scripts.study.definition import ResolvedModel
 
 _KNOBS = VllmKnobs.described().items()

@@ -11,13 +11,16 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from workflow_scripts.measure import hf_continuous, hf_static
-from workflow_scripts.measure.engine import EngineSetup, make_engine
+from workflow_scripts.engines.adapters import make_engine
+from workflow_scripts.engines.engine import EngineSetup
+from workflow_scripts.engines.hf import continuous as hf_continuous
+from workflow_scripts.engines.hf import static as hf_static
+from workflow_scripts.engines.hf.memory_room import NoRoomError, peak_bytes
+from workflow_scripts.engines.steps import StaticBatches
 from workflow_scripts.measure.failures import run_failure, start_failure
-from workflow_scripts.measure.memory_room import NoRoomError, peak_bytes
 from workflow_scripts.physics.model_facts import read_model_facts
 from workflow_scripts.predict.schedule import RequestLengths
-from workflow_scripts.predict.static_batches import StaticBatches, batch_that_fits
+from workflow_scripts.predict.static_batches import batch_that_fits
 from workflow_scripts.workloads.request import Request
 from workflow_scripts.workloads.sampling import Sampling
 

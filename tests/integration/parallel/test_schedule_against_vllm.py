@@ -16,20 +16,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from workflow_scripts.measure.engine import CacheHeldError, forget_prefixes
+from workflow_scripts.engines.capacity import KvPool
+from workflow_scripts.engines.engine import CacheHeldError, forget_prefixes
+from workflow_scripts.engines.steps import SchedulerSettings
 from workflow_scripts.physics.layer_groups import KvGroup
 from workflow_scripts.predict.block_trace import trace_blocks
-from workflow_scripts.predict.kv_groups import KvPool
 from workflow_scripts.predict.pool_blocks import Block, Blocks, Content
-from workflow_scripts.predict.schedule import (
-    FloatArray,
-    RequestLengths,
-    Schedule,
-    SchedulerSettings,
-    Segments,
-    StepRun,
-    StepTime,
-)
+from workflow_scripts.predict.schedule import FloatArray, RequestLengths, Schedule, Segments, StepRun, StepTime
 from workflow_scripts.predict.scheduler import make_schedule
 
 pytest.importorskip("vllm", reason="vLLM is not installed")

@@ -4,7 +4,7 @@ import pytest
 
 from tests.recipes import blocks, recipe
 from workflow_scripts.catalog.gpus_and_models import GPUS, load_gpus, resolve
-from workflow_scripts.predict import kv_capacity
+from workflow_scripts.engines.vllm import capacity as kv_capacity
 
 (ENTRY,) = blocks(recipe("A GPU"), "yaml")
 

@@ -19,7 +19,7 @@ from workflow_scripts.cluster.site import (
     sbatch_options,
 )
 from workflow_scripts.common.faults import InputError
-from workflow_scripts.engines.vllm_engines import VllmKnobs
+from workflow_scripts.engines.vllm.knobs import VllmKnobs
 from workflow_scripts.physics.model_facts import ModelFactsError
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.study_file import load_study

@@ -104,7 +104,7 @@ def planned_again(finished: Path, *edited: str) -> dict[str, set[str]]:
         {
             "parse/cell_tables.py": {"parse"},
             "predict/predictions.py": {"predict_cells"},
-            "predict/hf_cells.py": {"predict_cells", "predict_capacity"},
+            "engines/hf/predictions.py": {"predict_cells", "predict_capacity"},
         },
         {"physics/formulas.py": {"predict_cells", "predict_capacity", "measured_cells"}},
         {"questions/knobs/table.py": {"effects"}, "questions/recommendations/table.py": {"recommendations"}},

@@ -16,7 +16,7 @@ from tests.unit.engines.test_registry import STUDY
 from workflow_scripts.common.knob import Knob
 from workflow_scripts.engines import registry
 from workflow_scripts.engines.registry import VARIABLE, every_knob
-from workflow_scripts.engines.vllm_engines import VLLM, VllmKnobs
+from workflow_scripts.engines.vllm.knobs import VLLM, VllmKnobs
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.study import Study
 

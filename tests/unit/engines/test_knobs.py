@@ -7,7 +7,7 @@ import pytest
 from workflow_scripts.common.knob import Knob
 from workflow_scripts.engines.knobs import Knobs
 from workflow_scripts.engines.registry import load_engines
-from workflow_scripts.engines.vllm_engines import VllmKnobs
+from workflow_scripts.engines.vllm.knobs import VllmKnobs
 
 VLLM: dict[str, Any] = {
     "block_size": 16,

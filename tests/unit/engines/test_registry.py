@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from pathlib import Path
-from pkgutil import resolve_name
 
 import pandas as pd
 import pytest
@@ -12,10 +11,12 @@ from tests import echo_engine
 from tests.echo_engine import ECHO
 from tests.unit.made_studies import fixed, study_content
 from workflow_scripts.catalog.gpus_and_models import CatalogError
+from workflow_scripts.engines.adapters import ADAPTERS
+from workflow_scripts.engines.predictions import CAPACITIES, STEPS
 from workflow_scripts.engines.registry import BUILT_IN, VARIABLE, get_engine
 from workflow_scripts.measure import cell as cell_command
 from workflow_scripts.parse import cell_tables
-from workflow_scripts.predict.check_study import check_cells
+from workflow_scripts.predict.check_study import CHECKS, check_cells
 from workflow_scripts.predict.predictions import predict_cells
 from workflow_scripts.prepare import model as model_command
 from workflow_scripts.prepare import workload as workload_command
@@ -45,14 +46,12 @@ def study_file(tmp_path, monkeypatch):
     return path
 
 
-@pytest.mark.parametrize("engine", BUILT_IN, ids=lambda engine: engine.name)
-def test_every_place_that_a_description_names_exists(engine):
-    assert engine.adapter.startswith("workflow_scripts.measure.")
-    adapter = resolve_name(engine.adapter)
-    assert {"start", "run", "warm_up", "reset", "metrics", "take_steps", "stop"} <= set(dir(adapter))
-    lazy = [engine.checked_by, engine.capacity_by, engine.steps_by]
-    assert all(callable(resolve_name(place)) for place in lazy if place is not None)
-    assert all(Path("envs", lock).is_file() for lock in engine.locks.values())
+def test_each_map_of_engines_has_those_that_are_described():
+    names = {engine.name for engine in BUILT_IN}
+    assert ADAPTERS.keys() == names
+    assert STEPS.keys() == {engine.name for engine in BUILT_IN if engine.predicted}
+    assert CAPACITIES.keys() | CHECKS.keys() <= names
+    assert all(Path("envs", lock).is_file() for engine in BUILT_IN for lock in engine.locks.values())
 
 
 def test_an_engine_of_ones_own_is_measured_from_study_file_to_tables(study_file, tmp_path):
@@ -98,7 +97,7 @@ def test_an_engine_of_ones_own_is_measured_from_study_file_to_tables(study_file,
 
 
 def test_without_a_word_on_its_steps_an_engine_is_measured_but_not_predicted(study_file, monkeypatch):
-    monkeypatch.setattr(echo_engine, "SILENT", replace(ECHO, name="silent", steps_by=None), raising=False)
+    monkeypatch.setattr(echo_engine, "SILENT", replace(ECHO, name="silent", predicted=False), raising=False)
     monkeypatch.setenv(VARIABLE, "tests.echo_engine:SILENT")
     study_file.write_text(study_file.read_text(encoding="utf-8").replace("echo\n", "silent\n"), encoding="utf-8")
     study = load_study(study_file)

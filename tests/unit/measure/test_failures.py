@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from workflow_scripts.measure.engine import CacheHeldError
+from workflow_scripts.engines.engine import CacheHeldError
 from workflow_scripts.measure.failures import request_failures, run_failure, start_failure
 
 GENERIC = "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}"

@@ -12,12 +12,12 @@ import pytest
 from tests.unit.made_studies import made_study
 from workflow_scripts.common.files import read_json, write_jsonl
 from workflow_scripts.device.host_load import SuspendedError
+from workflow_scripts.engines.engine import Engine, EngineSetup, ExpertsTouched, RequestRecord
 from workflow_scripts.measure import run
-from workflow_scripts.measure.engine import Engine, EngineSetup, RequestRecord
 from workflow_scripts.measure.run import Job
 from workflow_scripts.study.definition import Definition, cell_definition, resolved_models
 from workflow_scripts.study.grid import expand
-from workflow_scripts.study.outcome import ExpertsTouched, WarmUp
+from workflow_scripts.study.outcome import WarmUp
 from workflow_scripts.workloads.request import Request
 
 

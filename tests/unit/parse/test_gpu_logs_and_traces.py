@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from workflow_scripts.catalog.gpus_and_models import get_gpu, get_model
-from workflow_scripts.engines.vllm_engines import VllmKnobs
+from workflow_scripts.engines.steps import Graphs
+from workflow_scripts.engines.vllm.knobs import VllmKnobs
+from workflow_scripts.engines.vllm.predictions import vllm_steps
 from workflow_scripts.parse.device_trace import read_trace
 from workflow_scripts.parse.engine_log import read_engine_log
 from workflow_scripts.physics.model_facts import read_model_facts
-from workflow_scripts.predict.timing import Graphs
-from workflow_scripts.predict.vllm_cells import vllm_steps
 from workflow_scripts.study.outcome import Outcome
 
 CELL = "{}/vllm/llama-3.1-8b-instruct/chat/bs{}-seqs{}-len4096-util0.9"

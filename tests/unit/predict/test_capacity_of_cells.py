@@ -1,4 +1,4 @@
-"""Predictions for every cell of a study, compared with hand-computed numbers and with `predict.kv_capacity`."""
+"""Predictions for every cell of a study, compared with hand-computed numbers and with `engines.vllm.capacity`."""
 
 import json
 import re
@@ -11,14 +11,14 @@ from tests.unit.made_studies import fixed, made_study, write_study
 from workflow_scripts.catalog.gpus_and_models import CONFIG, get_gpu, get_model
 from workflow_scripts.catalog.published import Published, PublishedError
 from workflow_scripts.common.files import read_jsonl
-from workflow_scripts.engines.vllm_engines import VllmKnobs
+from workflow_scripts.engines.capacity import TERMS
+from workflow_scripts.engines.vllm.capacity import predict_capacity
+from workflow_scripts.engines.vllm.knobs import VllmKnobs
+from workflow_scripts.engines.vllm.memory import GIB, EngineSettings
+from workflow_scripts.engines.vllm.predictions import engine_settings, vllm_capacity
 from workflow_scripts.physics.model_facts import read_model_facts
 from workflow_scripts.predict import capacity_of_cells as predictions
 from workflow_scripts.predict.capacity_of_cells import main, predict_published, predict_study
-from workflow_scripts.predict.engine_memory import GIB, EngineSettings
-from workflow_scripts.predict.engine_steps import TERMS
-from workflow_scripts.predict.kv_capacity import predict_capacity
-from workflow_scripts.predict.vllm_cells import engine_settings, vllm_capacity
 from workflow_scripts.study.grid import Cell, expand
 
 LLAMA_8B = read_model_facts(get_model("llama-3.1-8b-instruct").config)

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from workflow_scripts.engines.vllm_engines import VllmKnobs
+from workflow_scripts.engines.check import Fault
+from workflow_scripts.engines.vllm.knobs import VllmKnobs
 from workflow_scripts.predict import check_study
-from workflow_scripts.predict.check_study import Fault, fault_lines, notes, unsupported
+from workflow_scripts.predict.check_study import fault_lines, notes, unsupported
 from workflow_scripts.study.grid import Cell
 
 

@@ -9,12 +9,12 @@ from scipy import stats
 from tests.unit.made_studies import fixed
 from tests.unit.predict.planned import study, sweep
 from workflow_scripts.common.files import sha256_of
+from workflow_scripts.engines.steps import SchedulerSettings
 from workflow_scripts.physics.step_time import LaunchCosts, StepCosts
 from workflow_scripts.predict import predictions, speed
 from workflow_scripts.predict.calibrated import Speed
 from workflow_scripts.predict.prediction_record import FIELDS
 from workflow_scripts.predict.predictions import lengths_of, predict_cells
-from workflow_scripts.predict.schedule import SchedulerSettings
 from workflow_scripts.predict.scheduler import make_schedule
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.study_file import load_study

@@ -8,11 +8,12 @@ import pytest
 
 from tests.unit.made_models import shape
 from workflow_scripts.catalog.gpus_and_models import CONFIG, get_gpu, models_by_repo, resolve
+from workflow_scripts.engines.steps import SchedulerSettings
 from workflow_scripts.physics.model_facts import model_facts, read_model_facts
 from workflow_scripts.physics.step_time import LaunchCosts, StepCosts, StepWork, segment_times_s
 from workflow_scripts.predict.calibrated import default_speed
 from workflow_scripts.predict.pipeline_fit import Observed, fit_pipeline
-from workflow_scripts.predict.schedule import RequestLengths, SchedulerSettings
+from workflow_scripts.predict.schedule import RequestLengths
 from workflow_scripts.predict.scheduler import make_schedule
 from workflow_scripts.predict.step_fit import fit_sums
 from workflow_scripts.predict.timing import activation_bytes_per_token, matrix_flops, step_work, time_schedule

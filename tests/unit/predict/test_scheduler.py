@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workflow_scripts.predict.schedule import RequestLengths, ScheduleError, SchedulerSettings, StepRun
+from workflow_scripts.engines.steps import SchedulerSettings
+from workflow_scripts.predict.schedule import RequestLengths, ScheduleError, StepRun
 from workflow_scripts.predict.scheduler import make_schedule
 from workflow_scripts.workloads.request import Request
 

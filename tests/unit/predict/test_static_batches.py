@@ -4,9 +4,10 @@ import pytest
 
 from tests.unit.predict.test_timing import FACTS, lengths
 from workflow_scripts.catalog.gpus_and_models import get_model
+from workflow_scripts.engines.steps import StaticBatches
 from workflow_scripts.physics.model_facts import read_model_facts
 from workflow_scripts.physics.step_time import COMPUTING, KINDS, READING
-from workflow_scripts.predict.static_batches import StaticBatches, batch_that_fits, static_work
+from workflow_scripts.predict.static_batches import batch_that_fits, static_work
 
 # 8 layers of 4 KV heads with 64 elements, three query heads each: a token has 16,384 bytes in 32 bits.
 TOKEN, WEIGHTS = 16_384, 213_961_728

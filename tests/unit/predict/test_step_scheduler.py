@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from workflow_scripts.engines.capacity import KvPool
+from workflow_scripts.engines.steps import SchedulerSettings
 from workflow_scripts.physics.layer_groups import KvGroup
-from workflow_scripts.predict.kv_groups import KvPool
-from workflow_scripts.predict.schedule import RequestLengths, ScheduleError, SchedulerSettings
+from workflow_scripts.predict.schedule import RequestLengths, ScheduleError
 from workflow_scripts.predict.scheduler import make_schedule
 from workflow_scripts.predict.step_scheduler import StepScheduler
 

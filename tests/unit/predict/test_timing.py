@@ -2,12 +2,13 @@ import numpy as np
 import pytest
 
 from workflow_scripts.catalog.gpus_and_models import get_model
+from workflow_scripts.engines.steps import Graphs, SchedulerSettings
 from workflow_scripts.physics.model_facts import read_model_facts
 from workflow_scripts.physics.step_time import KINDS, LaunchCosts, StepCosts, segment_times_s, single_steps
-from workflow_scripts.predict.schedule import RequestLengths, SchedulerSettings
+from workflow_scripts.predict.schedule import RequestLengths
 from workflow_scripts.predict.scheduler import make_schedule
 from workflow_scripts.predict.static_batches import static_schedule
-from workflow_scripts.predict.timing import Graphs, step_work, time_schedule
+from workflow_scripts.predict.timing import step_work, time_schedule
 
 TINY = get_model("tiny-llama-57m")
 FACTS = read_model_facts(TINY.config, TINY.fixed_dtype)

@@ -14,9 +14,9 @@ import yaml
 
 from tests.unit.made_studies import fixed, study_content
 from tests.unit.questions.synthetic_cells import plan_of
+from workflow_scripts.engines.steps import SchedulerSettings
 from workflow_scripts.predict.block_trace import trace_blocks
 from workflow_scripts.predict.predictions import lengths_of
-from workflow_scripts.predict.schedule import SchedulerSettings
 from workflow_scripts.questions.answers import table as answers
 from workflow_scripts.questions.compare import study_digest
 from workflow_scripts.questions.devices.table import device_ratios

@@ -3,8 +3,9 @@
 import numpy as np
 import pandas as pd
 
+from workflow_scripts.engines.steps import SchedulerSettings
 from workflow_scripts.predict.block_trace import trace_blocks
-from workflow_scripts.predict.schedule import RequestLengths, SchedulerSettings
+from workflow_scripts.predict.schedule import RequestLengths
 from workflow_scripts.questions.memory.block_tables_by_step import (
     block_tables,
     first_requests,

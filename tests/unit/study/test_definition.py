@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workflow_scripts.engines.registry import load_engines
-from workflow_scripts.engines.vllm_engines import VllmKnobs
+from workflow_scripts.engines.vllm.knobs import VllmKnobs
 from workflow_scripts.study.definition import (
     Definition,
     cell_definition,

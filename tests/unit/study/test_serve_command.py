@@ -1,7 +1,7 @@
 from pathlib import Path
 
 from tests.unit.engines.test_knobs import LOOKUP, VLLM
-from workflow_scripts.engines.vllm_engines import VllmKnobs
+from workflow_scripts.engines.vllm.knobs import VllmKnobs
 from workflow_scripts.study.definition import ResolvedModel
 from workflow_scripts.study.serve_command import ServeSettings, serve_settings
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from workflow_scripts.engines.openai_engine import OpenAiKnobs
-from workflow_scripts.engines.vllm_engines import VllmServeKnobs
+from workflow_scripts.engines.openai.knobs import OpenAiKnobs
+from workflow_scripts.engines.vllm.knobs import VllmServeKnobs
 from workflow_scripts.workloads.arrivals import Load
 
 

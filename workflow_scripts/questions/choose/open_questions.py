@@ -19,7 +19,7 @@ from itertools import combinations, pairwise
 import numpy as np
 import pandas as pd
 
-from workflow_scripts.engines.vllm_engines import VLLM
+from workflow_scripts.engines.vllm.knobs import VLLM
 from workflow_scripts.questions.choose.estimates import CHECK, INFEASIBLE, MEASURED, PREDICTED, Estimates
 from workflow_scripts.questions.knobs.pairs import knob_groups
 from workflow_scripts.statistics.comparisons import (

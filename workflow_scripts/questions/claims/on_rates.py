@@ -10,7 +10,7 @@ from scipy.stats import gmean
 from workflow_scripts.catalog.gpus_and_models import resolve
 from workflow_scripts.catalog.published import Claim, Stated
 from workflow_scripts.common.wording import interval_text, plural
-from workflow_scripts.engines.vllm_engines import why_block_size_is_refused
+from workflow_scripts.engines.vllm.knobs import why_block_size_is_refused
 from workflow_scripts.physics.rate_ceiling import USUAL_LENGTHS as LENGTHS
 from workflow_scripts.physics.rate_ceiling import judge_rate
 from workflow_scripts.questions.claims.evidence import (

@@ -12,9 +12,9 @@ from argparse import Namespace
 import numpy as np
 import pandas as pd
 
-from workflow_scripts.engines.hf_engines import HF_CONTINUOUS, HF_STATIC
+from workflow_scripts.engines.hf.knobs import HF_CONTINUOUS, HF_STATIC
 from workflow_scripts.engines.registry import every_knob
-from workflow_scripts.engines.vllm_engines import VLLM
+from workflow_scripts.engines.vllm.knobs import VLLM
 from workflow_scripts.questions.knobs.pairs import WORK, looks_at
 from workflow_scripts.statistics.comparisons import (
     ANOTHER_RUN,

@@ -19,7 +19,7 @@ from pydantic import StrictFloat, StrictInt, StrictStr
 from workflow_scripts.common.command import option
 from workflow_scripts.common.files import read_jsonl
 from workflow_scripts.common.records import mapping_of, validated
-from workflow_scripts.engines.vllm_engines import VLLM
+from workflow_scripts.engines.vllm.knobs import VLLM
 from workflow_scripts.physics import formulas
 from workflow_scripts.statistics.summary import RAN, Row, as_applied, numbers, records
 from workflow_scripts.study.study import Study

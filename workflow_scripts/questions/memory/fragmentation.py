@@ -15,7 +15,7 @@ import pandas as pd
 
 from workflow_scripts.common.command import PARSED
 from workflow_scripts.engines.registry import get_engine
-from workflow_scripts.engines.vllm_engines import VllmKnobs
+from workflow_scripts.engines.vllm.knobs import VllmKnobs
 from workflow_scripts.physics import formulas
 from workflow_scripts.physics.model_facts import ModelFacts
 from workflow_scripts.questions.memory.layer_memory import (

@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from workflow_scripts.common.wording import plural
-from workflow_scripts.engines.vllm_engines import VLLM
+from workflow_scripts.engines.vllm.knobs import VLLM
 from workflow_scripts.page.blocks import Block, Finding
 from workflow_scripts.page.plot import Panel, Plot, key, log2_axis, plain_log_axis
 from workflow_scripts.page.ratio_plot import plot_ratios

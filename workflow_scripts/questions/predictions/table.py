@@ -22,7 +22,7 @@ from workflow_scripts.catalog.published import PUBLISHED, Published
 from workflow_scripts.common.command import option
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.parquet import read_parquet
-from workflow_scripts.engines.vllm_engines import VLLM
+from workflow_scripts.engines.vllm.knobs import VLLM
 from workflow_scripts.statistics.summary import RAN, RATE
 from workflow_scripts.study.study import Study
 from workflow_scripts.tables.cell_intervals import SCHEMA as INTERVALS

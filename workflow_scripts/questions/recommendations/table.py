@@ -15,7 +15,7 @@ import pandas as pd
 
 from workflow_scripts.common.command import RESULTS
 from workflow_scripts.common.wording import number
-from workflow_scripts.engines.vllm_engines import VLLM, VllmKnobs
+from workflow_scripts.engines.vllm.knobs import VLLM, VllmKnobs
 from workflow_scripts.questions.knobs.pairs import looks_at
 from workflow_scripts.statistics.comparisons import (
     EQUIVALENCE_ALPHA,

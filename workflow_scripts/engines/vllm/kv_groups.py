@@ -1,0 +1,103 @@
+"""Groups of layers and pages of equal bytes: how vLLM's KV-cache manager shares one pool among layers of all kinds.
+
+A block of the pool is one page for each layer of a group, so any group can take any block. docs/capacity.md describes
+the groups and pages. (vllm/v1/core/kv_cache_utils.py, `get_kv_cache_groups`, `unify_kv_cache_spec_page_size`;
+vllm/v1/kv_cache_interface.py, `max_memory_usage_bytes`.)
+"""
+
+import math
+from dataclasses import replace
+
+from workflow_scripts.engines.capacity import KvPool, Term
+from workflow_scripts.engines.vllm.memory import Batch, EngineSettings
+from workflow_scripts.physics.layer_groups import kept_tokens, layer_groups, layers_with_memory
+from workflow_scripts.physics.layers import MAMBA_2, LatentAttention, Layer, State
+from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError
+
+# vLLM versions at which the planning of the pool changed.
+_IN_FLIGHT = (0, 26)  # a window also keeps the tokens of the batch that is planned while another one runs
+_PREFILL_CHECKPOINT = (0, 32)  # a Mamba-2 layer keeps a further state, made within a prefill for later prompts
+_FREES_CHUNKS = (0, 13)  # chunks are given back by default (vllm-project/vllm#29627)
+_TOKENS_BY_CONCURRENCY = (0, 21)  # "KV cache size: N tokens" is the concurrency times max_model_len
+
+_KERNEL_BLOCK = {"cuda": 16, "rocm": 16, "cpu": 32}  # tokens of the smallest block of an attention kernel
+_KERNEL_BLOCK_LATENT = 128  # of latent attention beside states
+_BLOCK_WITH_INDEXER = 64  # the only one that kernels of sparse attention take
+
+
+def kv_pool(facts: ModelFacts, settings: EngineSettings, batch: Batch, kind: str) -> KvPool:
+    """How vLLM plans the pool of a model on devices of a kind (`cuda`, `rocm` or `cpu`). Raises ModelFactsError if the
+    planning of such layers is not known here."""
+    tensor, element = settings.tensor_parallel_size, facts.kv_dtype_bytes(settings.kv_cache_dtype)
+    contexts, on_cpu = settings.decode_context_parallel_size, kind == "cpu"
+    stack = _with_drafting_layers(facts, settings)
+    mixers = {mixer for mixer, _ in layers_with_memory(stack)}
+    per_token = {mixer.cache_bytes(element, tensor) for mixer in mixers if not isinstance(mixer, State)}
+    drafted = settings.num_speculative_tokens
+    states = {facts.bytes_of_state(mixer, tensor, drafted) for mixer in mixers if isinstance(mixer, State)}
+    kinds = {(kept_tokens(mixer), isinstance(mixer, LatentAttention)) for mixer in mixers}
+    unequal = len(per_token) > 1 and (states or len(kinds) < len(mixers) or any(latent for _, latent in kinds))
+    latent = [mixer for mixer in mixers if isinstance(mixer, LatentAttention)]
+    indexed = any(mixer.indexer_dim for mixer in latent)
+    not_all = any(isinstance(mixer, State) or mixer.reach for mixer in mixers)
+    plans = "how vLLM plans its KV cache is not known here"
+    unknown = {
+        f"no layer with attention: {plans}": not per_token,
+        f"layers whose tokens or states differ in bytes: {plans}": unequal or len(states) > 1,
+        "the processor decides whether vLLM keeps states in float32": states and on_cpu and facts.dtype != "float32",
+        "the processor decides the block size of latent attention": latent and on_cpu,
+        "the GPU decides how sparse attention stores a KV cache in 8 bits": indexed and element == 1,
+        "decode_context_parallel_size with windows or states is not supported": not_all and contexts > 1,
+    }
+    for why, applies in unknown.items():
+        if applies:
+            raise ModelFactsError(f"{facts.model_type}: {why}")
+    token_bytes, block_size = max(per_token), _BLOCK_WITH_INDEXER if indexed else settings.block_size
+    if states:
+        step = max(_KERNEL_BLOCK[kind], settings.block_size, _KERNEL_BLOCK_LATENT if latent else 0)
+        block_size = max(block_size, step * math.ceil(max(states) / (step * token_bytes)))
+
+    groups = layer_groups(stack, settings.version >= _FREES_CHUNKS)
+    if len(per_token) > 1:
+        own = {n: m.cache_bytes(element, tensor) for m, n in layers_with_memory(stack) if not isinstance(m, State)}
+        # More tokens in a page if these fill it, else padding.
+        fill = {layer: token_bytes // size if token_bytes % size == 0 else 1 for layer, size in own.items()}
+        groups = (replace(group, stretch=fill[group.layers[0]]) for group in groups)
+    # Batches whose tokens a window must keep; on GPUs the next one is planned while one runs.
+    in_flight = 1 if settings.version < _IN_FLIGHT else settings.pipeline_parallel_size + (not on_cpu)
+    # States of a sequence in a layer: one, and one per drafted token. With prefix caching there is also the one before
+    # the last block boundary.
+    checkpoint = settings.version >= _PREFILL_CHECKPOINT and any(s.kind == MAMBA_2 for s, _ in facts.of_kind(State))
+    kept = 1 + checkpoint if settings.caches_prefixes(facts) else 0
+    return KvPool(
+        groups=tuple(groups),
+        page_bytes=block_size * token_bytes,
+        block_size=block_size,
+        state_blocks=1 + drafted + kept,
+        in_flight_tokens=batch.max_num_batched_tokens * in_flight,
+        context_ranks=contexts,
+    )
+
+
+def _with_drafting_layers(facts: ModelFacts, settings: EngineSettings) -> tuple[Layer, ...]:
+    """The layers, and those that draft: each with the attention to all tokens that the model has elsewhere."""
+    if not settings.draft_layers:
+        return facts.stack
+    mixers = (mixer for mixer, _ in layers_with_memory(facts.stack))
+    full = next((mixer for mixer in mixers if not isinstance(mixer, State) and mixer.reach is None), None)
+    if full is None:
+        raise ModelFactsError(f"{facts.model_type}: no layer attends to all tokens; what drafts is unknown")
+    return facts.stack + (Layer((full,), (), 0),) * settings.draft_layers
+
+
+def kv_cache_tokens(pool: KvPool, num_blocks: int, batch: Batch, settings: EngineSettings) -> Term:
+    """Tokens that vLLM says fit, and how it counts them: as blocks, and since 0.21 as requests of full length."""
+    if settings.version >= _TOKENS_BY_CONCURRENCY:
+        concurrency = num_blocks / pool.blocks_per_request(batch.max_model_len)
+        return Term(int(concurrency * batch.max_model_len), "tokens", f"max_concurrency x {batch.max_model_len} tokens")
+    # The smallest block counted; without prefix caching that of a state had max_model_len tokens.
+    alone = any(group.reach == 0 for group in pool.groups) and pool.state_blocks == 1 + settings.num_speculative_tokens
+    block = min(pool.block_size, batch.max_model_len) if alone else pool.block_size
+    groups, ranks = len(pool.groups), pool.context_ranks
+    how = f"num_blocks / {groups} groups, rounded down, x {block} tokens x {ranks} ranks that share them"
+    return Term(num_blocks // groups * block * ranks, "tokens", how)

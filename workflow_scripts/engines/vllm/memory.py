@@ -1,0 +1,298 @@
+"""Memory terms of one device as vLLM profiles them at start-up: budget, weights, activation, graphs, the rest.
+
+vLLM loads the weights, runs a dummy batch of `max_num_batched_tokens` tokens and samples for `max_num_seqs` sequences.
+The rest of `gpu_memory_utilization` times the device's memory goes to the KV cache (vllm/v1/worker/gpu_worker.py,
+`determine_available_memory`). Weights, layer outputs and copies of the logits are counted. What the driver and
+libraries take does not follow from a config; it is given by the constants below, with their origin.
+"""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Literal
+
+from workflow_scripts.catalog.gpus_and_models import Gpu
+from workflow_scripts.common.faults import InputError
+from workflow_scripts.engines.capacity import PipelineRank, Term
+from workflow_scripts.physics.layers import Attention, LatentAttention, State
+from workflow_scripts.physics.model_facts import DTYPE_BYTES, NOT_COUNTED, ModelFacts, ModelFactsError
+
+GIB = 2**30
+MIB = 2**20
+
+# vLLM versions at which the profiled memory changed, according to release notes, source and published logs.
+_FUSED_SAMPLER = (0, 17)  # top-k and top-p without sorting the vocabulary
+_MORE_LIBRARIES = (0, 18)
+_COUNTS_GRAPHS = (0, 21)  # the estimate of CUDA graphs is subtracted from the budget
+_CACHES_STATES = (0, 28)
+_IN_PLACE_SAMPLER = (0, 25, 1)  # model runner V2 for dense models: no float32 copies of the logits
+
+# Copies of [max_num_seqs, vocab] in float32 beside the logits themselves. Fused: the logits, the masked logits and the
+# probabilities. Sort: the logits, sorted values (1), their int64 indices (2) and the sort's own buffers (5).
+_FLOAT32_COPIES = {"in-place": 0, "fused": 3, "sort": 9}
+
+# Device memory that PyTorch does not allocate: CUDA modules and libraries. vLLM reports it as non-torch memory: on an
+# H100 0.13 GiB until 0.17, and 0.25 GiB from 0.18 on.
+_NON_TORCH_BYTES, _NON_TORCH_BYTES_BEFORE = 0.25 * GIB, 0.13 * GIB
+
+# Driver memory of captured graphs, observed with 28 layers: 0.50 GiB for 67 sizes in 29 pieces each (vLLM 0.10.1.1),
+# and 0.31 GiB for 35 sizes in pieces and 19 of them as a whole (0.22.0).
+_GRAPH_BYTES_PER_PIECE, _WHOLE_GRAPH_BYTES_PER_LAYER = 0.26 * MIB, 0.1 * MIB
+
+# PyTorch allocates large blocks in steps of 2 MiB, and vLLM loads weights with blocks above 20 MiB never split.
+_ALLOCATOR_STEP, _NEVER_SPLIT = 2 * MIB, 20 * MIB
+
+_VOCABULARY_STEP = 64  # vLLM pads the vocabulary to a multiple of this
+
+
+class CapacityError(InputError):
+    """Settings without a prediction; the message says which and what is allowed."""
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """How the engine is started, by vLLM's argument names; None is the engine's default on this GPU.
+
+    `usage` distinguishes the API server from the offline `LLM` class, whose default batch sizes differ. `sampler`
+    matters before vLLM 0.17: `fused` with FlashInfer, `sort` without; `auto` depends only on the version.
+    `num_speculative_tokens` are drafted per step: by looking up n-grams, or by `draft_layers` layers that the model has
+    for this (multi-token prediction), each with attention to all tokens.
+    """
+
+    block_size: int = 16
+    gpu_memory_utilization: float = 0.9
+    max_model_len: int | None = None
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    decode_context_parallel_size: int = 1
+    enable_expert_parallel: bool = False
+    kv_cache_dtype: str = "auto"
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    enforce_eager: bool = False
+    kv_cache_memory_bytes: int | None = None
+    num_gpu_blocks_override: int | None = None
+    vllm_version: str = "0.32.0"
+    enable_prefix_caching: bool | None = None
+    num_speculative_tokens: int = 0
+    draft_layers: int = 0
+    usage: Literal["server", "offline"] = "server"
+    sampler: Literal["auto", "fused", "sort"] = "auto"
+
+    @property
+    def version(self) -> tuple[int, ...]:
+        """The version's numbers, for comparisons.
+
+        >>> EngineSettings(vllm_version="0.6.4.dev9+g5d264f4a").version
+        (0, 6, 4)
+
+        Raises CapacityError if the text is not a version.
+        """
+        match = re.match(r"v?(\d+(?:\.\d+)*)", self.vllm_version)
+        if match is None:
+            raise CapacityError(f"vllm_version {self.vllm_version!r} is not a version such as 0.32.0")
+        return tuple(int(part) for part in match[1].split("."))
+
+    def caches_prefixes(self, facts: ModelFacts) -> bool:
+        """Whether prefixes are cached: as set, else by vLLM's default, which excluded models with states before 0.28.
+        (vllm-project/vllm#50991)"""
+        if self.enable_prefix_caching is not None:
+            return self.enable_prefix_caching
+        return self.version >= _CACHES_STATES or not any(facts.of_kind(State))
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Sizes of the largest batch that the engine prepares for."""
+
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+
+def batch_of(settings: EngineSettings, facts: ModelFacts, gpu: Gpu) -> Batch:
+    """The sizes as set, else vLLM's defaults (`EngineArgs.get_batch_defaults`), which depend on the GPU."""
+    memory_gib = (gpu.usable_memory_bytes or gpu.memory_bytes or 0) / GIB
+    offline = settings.usage == "offline"
+    if gpu.kind == "cpu":
+        ranks = settings.tensor_parallel_size * settings.pipeline_parallel_size
+        seqs, tokens = (256 * ranks, 4096 * ranks) if offline else (128 * ranks, 2048 * ranks)
+    elif memory_gib >= 160:
+        seqs, tokens = 1024, 16384
+    elif memory_gib >= 70 and "a100" not in gpu.name:
+        seqs, tokens = 1024, 16384 if offline else 8192
+    else:
+        seqs, tokens = 256, 8192 if offline else 2048
+    max_model_len = settings.max_model_len or facts.max_positions
+    max_num_seqs = settings.max_num_seqs or seqs
+    budget = settings.max_num_batched_tokens or min(tokens, max_num_seqs * max_model_len)
+    return Batch(max_model_len, settings.max_num_seqs or min(seqs, budget), budget)
+
+
+def split_layers(layers: int, pipeline_parallel_size: int) -> list[PipelineRank]:
+    """Layers of each pipeline rank; a remainder goes to the ranks before the last, beginning from the end.
+
+    >>> [rank.layers for rank in split_layers(14, 4)]
+    [3, 4, 4, 3]
+    """
+    size = pipeline_parallel_size
+    per_rank = [layers // size] * size
+    for i in range(2, layers % size + 2):
+        per_rank[-i] += 1
+    first_layers = accumulate(per_rank, initial=0)
+    return [
+        PipelineRank(i, start, n, first=i == 0, last=i == size - 1)
+        for i, (start, n) in enumerate(zip(first_layers, per_rank, strict=False))
+    ]
+
+
+def bytes_per_token(facts: ModelFacts, settings: EngineSettings, rank: PipelineRank) -> Term:
+    """Bytes of a token in all layers of one device that keep it, at least for a while. If there are more ranks than KV
+    heads, each rank keeps a whole head; it keeps all of a latent vector."""
+    element = facts.kv_dtype_bytes(settings.kv_cache_dtype)
+    stack = facts.stack[rank.first_layer : rank.first_layer + rank.layers]
+    mixers = Counter(mixer for layer in stack for mixer in layer.mixers if not isinstance(mixer, State))
+    tensor = settings.tensor_parallel_size
+    value = sum(count * mixer.cache_bytes(element, tensor) for mixer, count in mixers.items())
+    terms = [_of_one_kind(mixer, count, tensor, element) for mixer, count in mixers.items()]
+    return Term(value, "bytes", f"{' + '.join(terms)}, on one device")
+
+
+def _of_one_kind(mixer: Attention | LatentAttention, layers: int, tensor: int, element: int) -> str:
+    if isinstance(mixer, LatentAttention):
+        indexer = f" + {mixer.cache_bytes(0)} bytes of the indexer" if mixer.indexer_dim else ""
+        return f"{layers} layers x (({mixer.kv_rank} + {mixer.rope_dim}) elements x {element} bytes{indexer})"
+    kind = "" if mixer.reach is None else f" with {mixer.kind} tokens"
+    kv_heads = max(1, mixer.kv_heads // tensor)
+    return f"2 x {layers} layers{kind} x {kv_heads} KV heads x {mixer.head_dim} elements x {element} bytes"
+
+
+def memory_terms(
+    facts: ModelFacts, gpu: Gpu, settings: EngineSettings, rank: PipelineRank, log_gib: Mapping[str, float]
+) -> dict[str, Term]:
+    """Bytes of one device, from its memory down to what is left for the KV cache. `log_gib` holds values in GiB from an
+    engine's log; such a term is used instead of a prediction. Raises CapacityError if the device has no memory of its
+    own and no size of the KV cache is given."""
+    if settings.kv_cache_memory_bytes is not None:
+        given = Term(settings.kv_cache_memory_bytes, "bytes", "given: the engine does not profile")
+        return {"available_kv_cache": given}
+    logged = _logged(log_gib, "available_kv_cache_gib")
+    if logged and (facts.quantization == NOT_COUNTED or settings.draft_layers):
+        return {"available_kv_cache": logged}
+    if settings.draft_layers:
+        raise ModelFactsError("layers that draft have weights of their own, which are not predicted")
+    batch = batch_of(settings, facts, gpu)
+    memory = device_memory(gpu)
+    budget = math.ceil(memory.value * settings.gpu_memory_utilization)
+    taken = {
+        "weights": _logged(log_gib, "model_weights_gib") or weights(facts, settings, rank),
+        "activation": _logged(log_gib, "peak_activation_gib") or activation(facts, settings, rank, batch),
+        "cuda_graphs": cuda_graphs(gpu, settings, rank, batch, log_gib),
+        "other": other(settings),
+    }
+    left = budget - sum(term.value for term in taken.values())
+    kv_cache = Term(round(left), "bytes", "budget - weights - activation - cuda_graphs - other")
+    return {
+        "device_memory": memory,
+        "budget": Term(budget, "bytes", f"device_memory x {settings.gpu_memory_utilization:g}"),
+        **taken,
+        "available_kv_cache": logged or kv_cache,
+    }
+
+
+def _logged(log_gib: Mapping[str, float], name: str) -> Term | None:
+    return Term(round(log_gib[name] * GIB), "bytes", f"log: {name} {log_gib[name]:g}") if name in log_gib else None
+
+
+def device_memory(gpu: Gpu) -> Term:
+    """Memory that the driver gives to programs on this GPU; the engine takes its share of it."""
+    for name in ("usable_memory_bytes", "memory_bytes"):
+        if (value := getattr(gpu, name)) is not None:
+            return Term(round(value), "bytes", f"{gpu.name}: {name}, {gpu.sources[name]}")
+    raise CapacityError(f"{gpu.name} has no memory of its own: give the size of its KV cache (--kv-cache-memory-bytes)")
+
+
+def weights(facts: ModelFacts, settings: EngineSettings, rank: PipelineRank) -> Term:
+    """Weights of one rank: matrices and vocabulary tables are split over tensor ranks; norms and biases are copied."""
+    tensor, hidden, element = settings.tensor_parallel_size, facts.hidden, DTYPE_BYTES[facts.dtype]
+    layers = Counter(facts.stack[rank.first_layer : rank.first_layer + rank.layers])
+    vocabulary = math.ceil(facts.vocab / _VOCABULARY_STEP) * _VOCABULARY_STEP
+    tables = rank.first + (rank.last and not (rank.first and facts.tied_embeddings))
+    # Rotary positions are a table of cosines and sines, as long as the model's longest context.
+    positions = facts.position_embedding_parameters or facts.max_positions * facts.rotary_dim
+    value = (
+        sum(
+            count * _allocated(matrix.parameters * facts.bytes_of(matrix))
+            for layer, count in layers.items()
+            for matrix in layer.matrices(hidden, tensor, whole_experts=settings.enable_expert_parallel)
+        )
+        + tables * _allocated(vocabulary * hidden / tensor * element)
+        + (sum(count * layer.vector_parameters(hidden) for layer, count in layers.items()) + positions) * element
+    )
+    stored = f"{facts.quantization} matrices, else {facts.dtype}" if facts.quantization else facts.dtype
+    experts = f", but 1/{tensor} of the experts" if settings.enable_expert_parallel else ""
+    how = f"{stored}: {rank.layers} layers, vocabulary tables: {tables}, each matrix 1/{tensor}{experts}"
+    return Term(round(value), "bytes", f"{how}; in the allocator's steps")
+
+
+def _allocated(size: float) -> float:
+    return size if size < _NEVER_SPLIT else math.ceil(size / _ALLOCATOR_STEP) * _ALLOCATOR_STEP
+
+
+def activation(facts: ModelFacts, settings: EngineSettings, rank: PipelineRank, batch: Batch) -> Term:
+    """Peak of the dummy batch: in a layer's MLP, or in the sampler, which only the last pipeline rank runs."""
+    element, tokens, seqs = DTYPE_BYTES[facts.dtype], batch.max_num_batched_tokens, batch.max_num_seqs
+    mlp = max(sum(block.width for block in layer.feed_forward) for layer in facts.layer_counts)
+    forward = tokens * (mlp / settings.tensor_parallel_size + 4 * facts.hidden) * element
+    in_mlp = Term(round(forward), "bytes", f"{tokens} tokens in a layer's MLP, with four hidden states each")
+    if not rank.last:
+        return in_mlp
+    sampler: str = "sort" if settings.sampler == "auto" else settings.sampler
+    if settings.version >= _FUSED_SAMPLER:
+        sampler = "in-place" if settings.version >= _IN_PLACE_SAMPLER else "fused"
+    copies = _FLOAT32_COPIES[sampler]
+    sampling = seqs * facts.vocab * (element + 4 * copies) + 2 * tokens * facts.hidden * element
+    how = f"logits of {seqs} sequences over {facts.vocab} tokens, {copies} float32 copies of them ({sampler} sampler)"
+    return max(in_mlp, Term(round(sampling), "bytes", how), key=lambda term: term.value)
+
+
+def cuda_graphs(
+    gpu: Gpu, settings: EngineSettings, rank: PipelineRank, batch: Batch, log_gib: Mapping[str, float]
+) -> Term:
+    """What the engine subtracts from the budget for the graphs that it is going to capture."""
+    if settings.enforce_eager:
+        return Term(0, "bytes", "none are captured (enforce_eager)")
+    if settings.version < _COUNTS_GRAPHS:
+        return Term(0, "bytes", f"vLLM {settings.vllm_version} takes none off the budget; 0.21 and later do")
+    if "peak_activation_gib" in log_gib:
+        return Term(0, "bytes", "counted in the log's peak activation")
+    if logged := _logged(log_gib, "cuda_graph_gib"):
+        return logged
+    sizes = capture_sizes(batch, gpu)
+    whole = sum(size <= batch.max_num_seqs for size in sizes)
+    pieces = rank.layers + 1
+    value = len(sizes) * pieces * _GRAPH_BYTES_PER_PIECE + whole * rank.layers * _WHOLE_GRAPH_BYTES_PER_LAYER
+    return Term(round(value), "bytes", f"{len(sizes)} batch sizes in {pieces} pieces each, {whole} of them also whole")
+
+
+def capture_sizes(batch: Batch, gpu: Gpu) -> list[int]:
+    """Batch sizes for which vLLM captures graphs by default (`VllmConfig._set_cudagraph_sizes`).
+
+    >>> from workflow_scripts.catalog.gpus_and_models import get_gpu
+    >>> sizes = capture_sizes(Batch(max_model_len=4096, max_num_seqs=128, max_num_batched_tokens=2048), get_gpu("h200"))
+    >>> len(sizes), sizes[:5], sizes[-2:]
+    (35, [1, 2, 4, 8, 16], [248, 256])
+    """
+    largest = min(2 * batch.max_num_seqs, 1024 if gpu.name == "b200" else 512, batch.max_num_batched_tokens)
+    sizes = {1, 2, 4, *range(8, 256, 8), *range(256, largest + 1, 16), batch.max_num_seqs}
+    return sorted(size for size in sizes if size <= largest)
+
+
+def other(settings: EngineSettings) -> Term:
+    """CUDA modules and libraries. Buffers of collectives, observed to take 0.1 to 2 GiB, are not predicted."""
+    now = settings.version >= _MORE_LIBRARIES
+    size, seen = (_NON_TORCH_BYTES, "from vLLM 0.18 on") if now else (_NON_TORCH_BYTES_BEFORE, "before vLLM 0.18")
+    return Term(round(size), "bytes", f"CUDA modules and libraries, seen {seen}; without buffers of collectives")

@@ -1,0 +1,157 @@
+"""What vLLM does with the settings of a cell: its KV capacity, and how it forms steps."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from workflow_scripts.catalog.gpus_and_models import Gpu
+from workflow_scripts.engines.capacity import Capacity, Term
+from workflow_scripts.engines.steps import EngineSteps, Graphs, SchedulerSettings, UnpredictableError
+from workflow_scripts.engines.vllm.capacity import predict_capacity
+from workflow_scripts.engines.vllm.knobs import (
+    DEFAULT_BLOCK_SIZE,
+    VllmKnobs,
+    VllmServeKnobs,
+    why_block_size_is_refused,
+)
+from workflow_scripts.engines.vllm.kv_groups import kv_pool
+from workflow_scripts.engines.vllm.memory import GIB, CapacityError, EngineSettings, batch_of, capture_sizes
+from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError
+
+_MORE_MEMORY = (0, 20)  # `gpu_memory_utilization` is 0.92 by default, and 0.9 before (vllm/config/cache.py)
+_WEIGHTS_FROM_7_5 = ("awq", "awq_marlin", "fp8", "fp8_per_tensor", "int8")  # others run on any GPU of the catalogue
+_BACKENDS_FROM_8 = ("FLASH_ATTN", "FLASHINFER")
+
+
+def engine_settings(knobs: VllmKnobs, gpu: Gpu, version: str = "") -> EngineSettings:
+    """How the engine is started: the knobs, and those defaults of vLLM that a study can change."""
+    given_gib = knobs.cpu_kv_cache_gib if gpu.kind == "cpu" else None
+    values: dict[str, Any] = {
+        **({"vllm_version": version} if version else {}),
+        "block_size": DEFAULT_BLOCK_SIZE[gpu.kind],
+        **{name: value for name, value in knobs.set_values().items() if name in EngineSettings.__dataclass_fields__},
+    }
+    settings = EngineSettings(
+        **values,
+        kv_cache_memory_bytes=given_gib * GIB if given_gib else None,
+        usage="server" if isinstance(knobs, VllmServeKnobs) else "offline",
+    )
+    share = knobs.gpu_memory_utilization or (0.92 if settings.version >= _MORE_MEMORY else 0.9)
+    return replace(settings, gpu_memory_utilization=share)
+
+
+def vllm_capacity(knobs: VllmKnobs, gpu: Gpu, facts: ModelFacts, version: str = "") -> Capacity:
+    settings = engine_settings(knobs, gpu, version)
+    length, most = settings.max_model_len or 0, facts.max_positions
+    refused = (
+        why_gpu_is_refused(gpu, knobs, facts)
+        or why_block_size_is_refused(gpu.kind, settings.block_size)
+        or (f"max_model_len {length} is beyond the model's {most} positions" if length > most else None)
+    )
+    terms: Mapping[str, Term] = {}
+    unknown = None
+    if gpu.kind == "cpu" and knobs.cpu_kv_cache_gib is None and knobs.num_gpu_blocks_override is None:
+        unknown = "without cpu_kv_cache_gib the cache takes a share of the host's memory, which is not known beforehand"
+    elif knobs.draft_model:
+        unknown = "a draft model has weights and a KV cache of its own, which are not predicted"
+    else:
+        try:
+            terms = predict_capacity(facts, gpu, settings)
+            refused = refused or _beyond_the_gpu(facts, gpu, settings) or _too_small(terms)
+        except CapacityError as e:
+            refused, terms = refused or str(e), {}
+        except ModelFactsError as e:
+            unknown, terms = str(e), {}
+    given = settings.kv_cache_memory_bytes is not None or settings.num_gpu_blocks_override is not None
+    return Capacity(
+        terms,
+        block_size=settings.block_size,
+        gpu_memory_utilization=None if given else settings.gpu_memory_utilization,
+        vllm_version=settings.vllm_version,
+        infeasible=refused,
+        unknown=unknown,
+    )
+
+
+def why_gpu_is_refused(gpu: Gpu, knobs: VllmKnobs, facts: ModelFacts) -> str | None:
+    """Why vLLM does not start on this GPU, with a remedy; None if its compute capability is sufficient.
+
+    These are the rules of vLLM 0.32: `check_if_supports_dtype` of `platforms/cuda.py`, `get_min_capability` of its
+    quantization methods, and its attention backends. fp8 needs no GPU with fp8 arithmetic: Marlin's kernels accept fp8
+    weights from 7.5 on, and FlashInfer accepts an fp8 cache from 8.0 on.
+
+    >>> from workflow_scripts.catalog.gpus_and_models import get_gpu, get_model
+    >>> from workflow_scripts.physics.model_facts import read_model_facts
+    >>> llama = read_model_facts(get_model("llama-3.1-8b-instruct").config, "bfloat16")
+    >>> why_gpu_is_refused(get_gpu("t4"), VllmKnobs(), llama)
+    'bfloat16 needs compute capability 8.0, and t4 has 7.5: set dtype: float16 in the model.yaml of the model'
+    >>> why_gpu_is_refused(get_gpu("a10"), VllmKnobs(), llama) is None
+    True
+    """
+    weights, backend, cache = facts.quantization, knobs.attention_backend, knobs.kv_cache_dtype or "auto"
+    of_cache, in_fp8 = f"kv_cache_dtype {cache}", cache.startswith("fp8")
+    by_others = in_fp8 and backend not in (None, "FLASHINFER")
+    rules = (
+        (facts.dtype == "bfloat16", "bfloat16", 8.0, "set dtype: float16 in the model.yaml of the model"),
+        (weights in _WEIGHTS_FROM_7_5, f"quantization {weights}", 7.5, "gptq runs on any GPU from 6.0 on"),
+        (backend in _BACKENDS_FROM_8, f"attention_backend {backend}", 8.0, "leave attention_backend out"),
+        (cache == "bfloat16", of_cache, 8.0, "set kv_cache_dtype: float16"),
+        (in_fp8, of_cache, 8.0, "set kv_cache_dtype: auto"),
+        (by_others, f"{of_cache} with {backend}", 8.9, "set attention_backend: FLASHINFER"),
+    )
+    has = float(gpu.compute_capability or "inf")
+    for applies, what, needed, remedy in rules:
+        if applies and has < needed:
+            return f"{what} needs compute capability {needed}, and {gpu.name} has {has}: {remedy}"
+    return None
+
+
+def _beyond_the_gpu(facts: ModelFacts, gpu: Gpu, settings: EngineSettings) -> str | None:
+    """Why the requested blocks do not fit; None if they do, or on a CPU, where nothing limits them but its memory."""
+    asked = settings.num_gpu_blocks_override
+    if asked is None or gpu.kind == "cpu":
+        return None
+    terms = predict_capacity(facts, gpu, replace(settings, num_gpu_blocks_override=None, gpu_memory_utilization=1.0))
+    fit = max(0, int(terms["num_blocks"].value))
+    return None if asked <= fit else f"num_gpu_blocks_override {asked} is beyond the {fit} blocks that fit on the GPU"
+
+
+def _too_small(terms: Mapping[str, Term]) -> str | None:
+    if terms["feasible"].value:
+        return None
+    left = terms["available_kv_cache"].value
+    if left < 0:
+        budget = terms["budget"].value
+        return f"weights and overhead take {(budget - left) / GIB:.2f} GiB of a budget of {budget / GIB:.2f} GiB"
+    blocks = int(terms["num_blocks"].value)
+    return f"{left / GIB:.2f} GiB are {blocks} blocks, too few: {terms['feasible'].how}"
+
+
+def vllm_steps(knobs: VllmKnobs, gpu: Gpu, facts: ModelFacts, version: str = "") -> EngineSteps:
+    """The scheduler of vLLM with these settings. Raises UnpredictableError if what the settings do is not modelled, and
+    ModelFactsError if it is not known how vLLM plans the KV cache of such layers."""
+    if knobs.drafts:
+        raise UnpredictableError("speculative decoding: which drafted tokens are accepted is not known beforehand")
+    if (knobs.pipeline_parallel_size or 1) > 1:
+        raise UnpredictableError("pipeline_parallel_size above 1: batches that take turns are not modelled")
+    if (knobs.tensor_parallel_size or 1) > 1 and gpu.kind == "cpu":
+        raise UnpredictableError("tensor_parallel_size above 1: ranks that share a CPU are not modelled")
+    engine = engine_settings(knobs, gpu, version)
+    batch = batch_of(engine, facts, gpu)
+    pool = None if facts.is_uniform else kv_pool(facts, engine, batch, gpu.kind)
+    if pool and any(group.stretch > 1 for group in pool.groups):
+        raise UnpredictableError(f"{facts.model_type}: groups with blocks of unequal length are not modelled")
+    scheduler = SchedulerSettings(
+        max_num_seqs=batch.max_num_seqs,
+        max_num_batched_tokens=batch.max_num_batched_tokens,
+        block_size=engine.block_size if pool is None else pool.block_size,
+        max_model_len=batch.max_model_len,
+        enable_prefix_caching=engine.caches_prefixes(facts),
+        enable_chunked_prefill=knobs.enable_chunked_prefill is not False,
+        async_scheduling=gpu.kind != "cpu",  # vLLM turns it off there
+        pool=pool,
+    )
+    graphs = None
+    if gpu.kind != "cpu":
+        graphs = Graphs(0 if engine.enforce_eager else capture_sizes(batch, gpu)[-1])
+    return EngineSteps(scheduler, batch.max_model_len, engine.kv_cache_dtype, engine.enforce_eager, graphs=graphs)
