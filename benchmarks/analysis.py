@@ -47,10 +47,10 @@ def commands(study: Path) -> dict[str, list[str]]:
 
     of_parsed = ["--parsed", str(parsed)]
     decomposition = ["--decomposition-out", str(tables / "engine_decomposition.parquet")]
-    predictions = str(prepared / "capacity.jsonl")
+    predictions = str(root / "plan/capacity.jsonl")
     figures = str(root / "figures")
     return {
-        "capacity predictions": kvsweep("predict-capacity", "--out", predictions),
+        "plan": kvsweep("plan", "--results", str(root.parent), "--quiet"),
         "cells": kvsweep("table-cells", *of_parsed, "--out", measured),
         "limits": analyse("limits", *of_parsed, *devices, "--checked-out", cells, read=measured),
         "waste": analyse("waste", *of_parsed),

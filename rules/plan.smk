@@ -7,12 +7,14 @@ rule predict_cells:
         devices=lambda wildcards: device_records(),
         calibrations=lambda wildcards: calibration_records(),
         project_files=["config/endpoints.yaml", *sorted(map(str, Path("config/calibration").glob("*/*/*/*.json")))],
+        published=PUBLISHED,
         code=sources("predict.plan"),
     output:
         PATHS.plan / "plan.parquet",
         PATHS.plan / "plan.csv",
         PATHS.plan / "knobs.csv",
         PATHS.plan / "blocks.parquet",
+        PATHS.capacity,
     log:
         PATHS.root / "logs/predict_cells.log",
     conda:
@@ -20,7 +22,7 @@ rule predict_cells:
     threads: workflow.resource_settings.cores or 1
     params:
         settings=SETTINGS,
-        definitions=rules.predict_capacity.params.definitions,
+        definitions=json_sha256({cell: definition(cell).as_json() for cell in CELLS}),
     shell:
         "python -m workflow_scripts plan"
         ' --study "$STUDY"'

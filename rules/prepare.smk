@@ -164,20 +164,3 @@ rule calibrate:
     """Calibrate every device of this machine; plans and the report then predict with it."""
     input:
         [PATHS.calibrated("+".join(gpus)) for gpus in MEASURING.calibrated],
-
-
-rule predict_capacity:
-    """Predicted KV blocks, tokens and concurrency of every cell."""
-    input:
-        PUBLISHED,
-        code=sources("predict.capacity_of_cells"),
-    output:
-        PATHS.capacity,
-    log:
-        PATHS.root / "logs/predict_capacity.log",
-    conda:
-        "../envs/cpu.conda.yaml"
-    params:
-        definitions=json_sha256({cell: definition(cell).as_json() for cell in CELLS}),
-    shell:
-        'python -m workflow_scripts predict-capacity --study "$STUDY" --out {output:q} > {log:q} 2>&1'

@@ -39,7 +39,6 @@ GROUPS = {
         "install-environment": "prepare.environment",
         "prepare-model": "prepare.model",
         "prepare-workload": "prepare.workload",
-        "predict-capacity": "predict.capacity_of_cells",
         "measure-device": "measure.device_speed",
         "calibrate": "measure.calibration_run",
         "measure-cell": "measure.cell",

@@ -1,26 +1,18 @@
-"""Predict the KV capacity of every cell of a study, before any of them is measured.
-
-    kvsweep predict-capacity --study config/studies/demo.yaml \\
-        --out results/demo/prepared/capacity.jsonl
+"""The KV capacity of every cell of a study, predicted before any of them is measured; docs/capacity.md says how.
 
 There is one record for each cell of an engine that keeps its KV cache in blocks, and one for each number of blocks in
-the tables of published claims that the study names. docs/capacity.md says how a prediction is made and what a record
-holds.
+the tables of published claims that the study names.
 """
 
 import csv
-from argparse import Namespace
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 from pydantic import JsonValue
 
 from workflow_scripts.catalog.gpus_and_models import load_gpus, load_models, models_by_repo, resolve
-from workflow_scripts.catalog.published import PUBLISHED, Published, PublishedError
-from workflow_scripts.common.command import STUDY, command, option, out
-from workflow_scripts.common.files import write_jsonl
+from workflow_scripts.catalog.published import Published, PublishedError
 from workflow_scripts.common.records import validated
 from workflow_scripts.device.device_check import cpu_here
 from workflow_scripts.engines.capacity import Capacity
@@ -30,8 +22,7 @@ from workflow_scripts.engines.registry import get_engine
 from workflow_scripts.engines.vllm.knobs import VllmKnobs
 from workflow_scripts.engines.vllm.predictions import vllm_capacity
 from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, facts_on
-from workflow_scripts.study.grid import Cell, expand
-from workflow_scripts.study.study_file import load_study
+from workflow_scripts.study.grid import Cell
 
 
 def predict_study(cells: Iterable[Cell]) -> Iterator[Capacity]:
@@ -98,15 +89,3 @@ def _predict_row(row: Mapping[str, str]) -> Capacity:
         infeasible=None,  # others ran it
         published=published,
     )
-
-
-@command(
-    "predict-capacity",
-    STUDY,
-    option("--published", type=Path, default=PUBLISHED, help="folder with claims.yaml and its tables (%(default)s)"),
-    out("capacity.jsonl to write"),
-)
-def main(args: Namespace) -> None:
-    study = load_study(args.study)
-    published = predict_published(Published(args.published), study.claims)
-    write_jsonl(args.out, (capacity.line() for capacity in (*predict_study(expand(study)), *published)))

@@ -2,8 +2,9 @@
 
     kvsweep plan --study config/studies/paged_attention.yaml
 
-prints a summary and writes `results/{study}/plan/plan.parquet` (and `.csv`), one row per cell, `knobs.csv`, and
-`blocks.parquet`, which KV blocks requests get step by step. It needs no GPU, no engine and no prepared file.
+prints a summary and writes `results/{study}/plan/plan.parquet` (and `.csv`), one row per cell, `knobs.csv`,
+`capacity.jsonl`, how the memory of each cell divides, and `blocks.parquet`, which KV blocks requests get step by step.
+It needs no GPU, no engine and no prepared file.
 docs/plan.md says how the numbers are made.
 """
 
@@ -18,14 +19,16 @@ from typing import Any
 import pandas as pd
 from rich.table import Table
 
+from workflow_scripts.catalog.published import PUBLISHED, Published
 from workflow_scripts.common.command import PROCESSES, RESULTS, STUDY, command, option
 from workflow_scripts.common.csv_text import as_written, with_texts
-from workflow_scripts.common.files import write_bytes, write_text
+from workflow_scripts.common.files import write_bytes, write_jsonl, write_text
 from workflow_scripts.common.parquet import read_parquet, to_parquet
 from workflow_scripts.common.terminal import Terminal
 from workflow_scripts.engines.registry import every_knob
 from workflow_scripts.predict.block_trace import trace_of_study
 from workflow_scripts.predict.calibrated import PROJECT_FILES, UNCALIBRATED
+from workflow_scripts.predict.capacity_of_cells import predict_published, predict_study
 from workflow_scripts.predict.prediction_record import FIELDS, KV_BLOCKS, PROMPTS, TEXTS, TOKEN_BUDGET
 from workflow_scripts.predict.predictions import predict_cells
 from workflow_scripts.study.grid import COORDINATES, Cell, expand
@@ -237,6 +240,8 @@ def main(args: Namespace) -> None:
         table = plan(study, cells, paths.prepared, args.project_files, args.processes)
         knobs = predicted_spread(cells, table)
         blocks = trace_of_study(study, cells, table, paths.prepared, args.project_files)
+        capacity = (*predict_study(cells), *predict_published(Published(PUBLISHED), study.claims))
+        write_jsonl(paths.capacity, (of_cell.line() for of_cell in capacity))
         write_text(paths.plan / "plan.csv", with_texts(table).to_csv(index=False))
         write_text(paths.plan / "knobs.csv", with_texts(knobs).to_csv(index=False))
         write_bytes(paths.plan / "plan.parquet", to_parquet(table))

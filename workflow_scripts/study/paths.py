@@ -74,9 +74,8 @@ class StudyPaths:
         self.results, self.study = results, study
         self.root = root = results / study
         self._cells = root / "cells"
-        # Everything that is there before cells are measured, with the predicted KV capacity, one record per cell.
+        # Everything that is there before cells are measured.
         self.prepared = root / "prepared"
-        self.capacity = self.prepared / "capacity.jsonl"
         self.calibrations = calibrations_in(self.prepared)
         # Runs that were measured elsewhere, one record per run; it exists once some were imported.
         self.imported = root / "imported.jsonl"
@@ -84,6 +83,7 @@ class StudyPaths:
         self.begun = root / "batches" / "begun"
         # The predictions for every cell, what knobs can change, and what the study costs.
         self.plan = root / "plan"
+        self.capacity = self.plan / "capacity.jsonl"
         # Tidy tables and verdicts, with all that a comparison with another study needs.
         self.tables = root / "tables"
         self.digest = self.tables / DIGEST

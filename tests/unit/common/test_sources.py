@@ -104,9 +104,9 @@ def planned_again(finished: Path, *edited: str) -> dict[str, set[str]]:
         {
             "parse/cell_tables.py": {"parse"},
             "predict/predictions.py": {"predict_cells"},
-            "engines/hf/predictions.py": {"predict_cells", "predict_capacity"},
+            "engines/hf/predictions.py": {"predict_cells"},
         },
-        {"physics/formulas.py": {"predict_cells", "predict_capacity", "measured_cells"}},
+        {"physics/formulas.py": {"predict_cells", "measured_cells"}},
         {"questions/knobs/table.py": {"effects"}, "questions/recommendations/table.py": {"recommendations"}},
         {"present/page.py": {"report"}},
     ],

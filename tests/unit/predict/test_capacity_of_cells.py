@@ -1,16 +1,14 @@
 """Predictions for every cell of a study, compared with hand-computed numbers and with `engines.vllm.capacity`."""
 
-import json
 import re
 from dataclasses import asdict, replace
 
 import pytest
 import yaml
 
-from tests.unit.made_studies import fixed, made_study, write_study
+from tests.unit.made_studies import fixed, made_study
 from workflow_scripts.catalog.gpus_and_models import CONFIG, get_gpu, get_model
 from workflow_scripts.catalog.published import Published, PublishedError
-from workflow_scripts.common.files import read_jsonl
 from workflow_scripts.engines.capacity import TERMS
 from workflow_scripts.engines.vllm.capacity import predict_capacity
 from workflow_scripts.engines.vllm.knobs import VllmKnobs
@@ -18,7 +16,7 @@ from workflow_scripts.engines.vllm.memory import GIB, EngineSettings
 from workflow_scripts.engines.vllm.predictions import engine_settings, vllm_capacity
 from workflow_scripts.physics.model_facts import read_model_facts
 from workflow_scripts.predict import capacity_of_cells as predictions
-from workflow_scripts.predict.capacity_of_cells import main, predict_published, predict_study
+from workflow_scripts.predict.capacity_of_cells import predict_published, predict_study
 from workflow_scripts.study.grid import Cell, expand
 
 LLAMA_8B = read_model_facts(get_model("llama-3.1-8b-instruct").config)
@@ -231,33 +229,3 @@ def test_several_cards_or_an_unknown_model_have_no_prediction_and_a_row_without_
 def test_a_published_table_that_cannot_be_read_is_refused(tmp_path, text, message):
     with pytest.raises(PublishedError, match=re.escape(message)):
         published(tmp_path, text)
-
-
-# --- the command -----------------------------------------------------------------------------------------------------
-
-
-def test_the_command_writes_a_record_a_line(tmp_path):
-    out = tmp_path / "prepared" / "capacity.jsonl"
-    assert main(["--study", str(write_study(tmp_path, claims=BLOCKS)), "--out", str(out)]) == 0
-    of_cell, *of_tables = read_jsonl(out)
-    assert of_cell["cell_id"] == "h200/vllm/opt-125m/load/default"
-    assert [r["published"]["num_blocks"] for r in of_tables] == [8788, 17234]
-    assert {"cell_id", *TERMS, "how", "infeasible", "unknown"} < set(of_cell)
-    json.dumps(of_cell, allow_nan=False)
-    assert main(["--study", str(write_study(tmp_path)), "--out", str(out)]) == 0
-    assert len(list(read_jsonl(out))) == 1  # no published numbers where the study names no claim
-
-
-@pytest.mark.parametrize(
-    ("change", "options", "message"),
-    [
-        ({"claims": BLOCKS}, ["--published", "nowhere"], "nowhere/claims.yaml: No such file"),
-        ({"claims": ["none"]}, [], "claims: 'none' is unknown; allowed: "),
-        ({}, ["--out", "/proc/none/capacity.jsonl"], "/proc/none: No such file or directory"),
-    ],
-)
-def test_bad_input_ends_with_2_and_one_message(tmp_path, change, options, message, capsys):
-    files = ["--study", str(write_study(tmp_path, **change)), "--out", str(tmp_path / "capacity.jsonl")]
-    assert main([*files, *options]) == 2
-    error = capsys.readouterr().err
-    assert (message in error, error.count("\n")) == (True, 1)

@@ -4,6 +4,7 @@ import pandas as pd
 import pytest
 
 from tests.unit.predict.planned import study, sweep, write_study
+from workflow_scripts.common.files import read_jsonl
 from workflow_scripts.predict import plan as planning
 from workflow_scripts.predict import predict_cell as predict
 from workflow_scripts.predict.plan import main, plan, predicted_spread
@@ -29,6 +30,8 @@ def test_the_command_prints_a_summary_and_writes_the_tables(tmp_path, capsys):
     assert table["output_tokens_per_s"].notna().sum() == 12
     assert len(pd.read_csv(folder / "plan.csv")) == 18
     assert set(pd.read_csv(folder / "knobs.csv")["knob"]) == {"block_size", "max_num_seqs"}
+    capacity = {record["cell_id"]: record["num_blocks"] for record in read_jsonl(folder / "capacity.jsonl")}
+    assert [capacity[row.cell_id] for row in table.itertuples()] == table["num_blocks"].tolist()
     # It can be printed again without being made.
     kept = {file: file.stat().st_mtime_ns for file in folder.iterdir()}
     assert main(["--study", str(path), "--results", str(tmp_path / "results"), "--written"]) == 0

@@ -1,7 +1,7 @@
 """Compare predicted KV capacity with the engine's: blocks, tokens, concurrency, memory.
 
     kvsweep table-capacity --study config/studies/demo.yaml \\
-        --cells results/demo/tables/cells.parquet --predictions results/demo/prepared/capacity.jsonl \\
+        --cells results/demo/tables/cells.parquet --predictions results/demo/plan/capacity.jsonl \\
         --out results/demo/tables/capacity.parquet
 
 One row per cell with a prediction, and one per published number of blocks. docs/capacity.md says how predictions are
@@ -247,8 +247,6 @@ def read_predictions(path: Path) -> pd.DataFrame:
     return pd.DataFrame(predictions, columns=[*fields, "published"])
 
 
-@table_command(
-    "capacity", option("--predictions", type=Path, required=True, help="capacity.jsonl of `kvsweep predict-capacity`")
-)
+@table_command("capacity", option("--predictions", type=Path, required=True, help="capacity.jsonl of `kvsweep plan`"))
 def main(args: Namespace, _: Study, cells: pd.DataFrame) -> pd.DataFrame:
     return capacity_table(cells, read_predictions(args.predictions))
