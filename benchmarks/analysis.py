@@ -53,7 +53,7 @@ def commands(study: Path) -> dict[str, list[str]]:
         "plan": kvsweep("plan", "--results", str(root.parent), "--quiet"),
         "cells": kvsweep("table-cells", *of_parsed, "--out", measured),
         "limits": analyse("limits", *of_parsed, *devices, "--checked-out", cells, read=measured),
-        "waste": analyse("waste", *of_parsed),
+        "fragmentation": analyse("fragmentation", *of_parsed),
         "ratios": analyse("ratios", *devices),
         "effects": analyse("effects"),
         "intervals": analyse("intervals"),

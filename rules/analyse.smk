@@ -54,7 +54,7 @@ TABLE_RULES = {
         "How the time of each repeat on a GPU divides into the GPU's work and waiting for its host.",
         READS_CELLS | READS_PARSED | READS_DEVICES,
     ),
-    "waste": TableRule(
+    "fragmentation": TableRule(
         "Reserved KV memory that holds no token: paged, contiguous, padded, and in HuggingFace's caches.",
         READS_CELLS | READS_PARSED,
     ),
@@ -107,7 +107,7 @@ if STUDY.claims:
     TABLE_RULES["claims"] = TableRule(
         "Verdicts on published claims, from limits, formulas and this study.",
         {
-            "tables": list(map(table, ("cells", "capacity", "effects", "engines", "predictions", "ratios", "waste"))),
+            "tables": list(map(table, ("cells", "capacity", "effects", "engines", "predictions", "ratios", "fragmentation"))),
             "published": PUBLISHED,
         },
     )

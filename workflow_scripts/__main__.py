@@ -50,7 +50,7 @@ GROUPS = {
         "table-cells": "tables.cells",
         "table-limits": "questions.limits.table",
         "table-waiting": "questions.waiting.table",
-        "table-waste": "questions.memory.fragmentation",
+        "table-fragmentation": "questions.memory.fragmentation",
         "table-ratios": "questions.devices.table",
         "table-effects": "questions.knobs.table",
         "table-environments": "questions.environments.table",

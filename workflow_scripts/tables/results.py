@@ -37,7 +37,7 @@ EMPTY = {
     "recommendations": "no vLLM cell was measured that could be recommended",
     "serving": "no server was measured",
     "serving_summary": "no server was measured",
-    "waste": "it is not known for any cell how much KV memory its requests held",
+    "fragmentation": "it is not known for any cell how much KV memory its requests held",
 }
 
 
@@ -201,7 +201,7 @@ class Tables:
     @cached_property
     def waste_pct(self) -> "pd.Series[float]":
         """Of each cell whose layout was measured: the share of its held slots without a token, in all layers."""
-        waste = self.get("waste", "cell_id", "source", "layer_kind", "waste_pct")
+        waste = self.get("fragmentation", "cell_id", "source", "layer_kind", "waste_pct")
         of_all_layers = waste[(waste["source"] == "measured") & waste["layer_kind"].isna()]
         return of_all_layers.groupby("cell_id")["waste_pct"].median()
 

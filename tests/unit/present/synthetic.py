@@ -214,7 +214,7 @@ def limits_table(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def waste_table(cells: pd.DataFrame) -> pd.DataFrame:
-    """The table `waste`: half a block a sequence of 100 tokens is empty, and three quarters of a contiguous layout."""
+    """Half a block a sequence of 100 tokens is empty, and three quarters of a contiguous layout."""
     known = ["cell_id", "start", "repeat", "engine", "block_size_effective", "kv_tokens_live_mean"]
     rows = cells.loc[cells["repeat"].notna(), known]
     paged = rows[rows["engine"] == "vllm"].assign(layout="paged", source="measured")
@@ -227,7 +227,7 @@ def waste_table(cells: pd.DataFrame) -> pd.DataFrame:
     table["waste_pct"] = table["waste_pct"].fillna(100 * empty / (100 + empty))
     table["tokens_held_mean"] = table["kv_tokens_live_mean"].astype(float)
     table["slots_held_mean"] = table["tokens_held_mean"] / (1 - table["waste_pct"] / 100)
-    return table.reindex(columns=columns_of("waste"))
+    return table.reindex(columns=columns_of("fragmentation"))
 
 
 def capacity_table(cells: pd.DataFrame) -> pd.DataFrame:
@@ -326,7 +326,7 @@ def write_tables(cells: pd.DataFrame, tables: Path) -> None:
     write(engines=engines, engine_decomposition=decomposition, serving=serving, serving_summary=summary)
     write(recommendations=recommendations(cells, 2.0, {}).assign(command=f"vllm serve {SCRIPT}"))
     write(answers=answers_of(cells), latencies=latency_effects(cells, summary, 2.0), limits=limits_table(cells))
-    write(waiting=waiting_table(cells), waste=waste_table(cells), capacity=capacity_table(cells))
+    write(waiting=waiting_table(cells), fragmentation=waste_table(cells), capacity=capacity_table(cells))
     # A flat line that someone published for the first device.
     place = ("vllm", str(cells["model"].iloc[0]), next(iter(SPEED)))
     published = {(*place, seqs): 1e5 for seqs in (1.0, 4.0, 16.0, 64.0, 256.0)}

@@ -98,7 +98,7 @@ def test_caches_of_transformers_are_compared_in_the_same_memory(tmp_path, axes_o
     report = pools(tmp_path, further=TRANSFORMERS)
     waste = [{"cell_id": row["cell_id"], "layer_kind": None, "source": "measured", "waste_pct": 20.0} for row in CELLS]
     what_if = [row | {"source": "predicted", "waste_pct": 90.0} for row in waste]
-    pd.DataFrame([*waste, *what_if]).to_parquet(tmp_path / "waste.parquet")
+    pd.DataFrame([*waste, *what_if]).to_parquet(tmp_path / "fragmentation.parquet")
     verdict, sentence = told(users_in_the_same_memory, report)[0]
     assert (verdict, sentence.count("80 %")) == ("5 times the users", 3)
     rows = same_memory(report.tables)

@@ -183,7 +183,7 @@ def test_what_is_missing_is_shown_as_missing(results, tmp_path, cells):
     firsts = [section.figures[0].name for section in there if section.id in undrawn]
     others = [figure.name for section in there if section.id not in empty for figure in section.figures]
     assert sorted(named) == sorted(name.replace("_", " ") for name in (*others, *firsts))
-    once = "ratios limits waiting engines predictions serving_summary recommendations capacity waste answers"
+    once = "ratios limits waiting engines predictions serving_summary recommendations capacity fragmentation answers"
     tables = Counter(re.findall(r"there is no table (\w+) ", text))
     assert tables == Counter(once.split()) + Counter({"effects": 6, "claims": 2})
 
@@ -200,9 +200,9 @@ def test_a_study_of_which_nothing_ran_has_a_page_and_one_without_cells_has_none(
 
 
 def test_waste_by_kind_of_layer_is_told_of_models_that_have_several(results, tmp_path):
-    waste = pd.read_parquet(results.root / "tables" / "waste.parquet")
+    waste = pd.read_parquet(results.root / "tables" / "fragmentation.parquet")
     by_kind = waste[waste["layout"] == "paged"].assign(layer_kind="sliding window 1024")
-    several = changed(results.report, tmp_path, waste=pd.concat([waste, by_kind]))
+    several = changed(results.report, tmp_path, fragmentation=pd.concat([waste, by_kind]))
     assert "sliding window 1024" in str(list(BY_KIND_OF_LAYER(several)))
     assert list(BY_KIND_OF_LAYER(results.report)) == []
 

@@ -25,7 +25,7 @@ from workflow_scripts.questions.claims.study_tables import Row, StudyTables, hig
 from workflow_scripts.questions.knobs.table import PAIR
 from workflow_scripts.statistics.summary import PLACE
 
-_RESERVED = run("published_claims", "sweep reserved-slots; table waste")
+_RESERVED = run("published_claims", "sweep reserved-slots; table fragmentation")
 _NO_LENGTHS = "the source does not state the lengths of prompts; {} shows how they matter"
 _BY_LENGTH = (*PLACE, "max_model_len_effective")
 
@@ -106,7 +106,7 @@ def a_fifth_of_512(cell: Row, also: bool = True) -> Under:
     return Under(fifty_tokens(cell).holds and 77 <= held <= 128 and also, "requests that hold a fifth of 512 slots")
 
 
-@check("empty-slots-per-sequence", run("paged_attention", "sweep max-num-seqs; table waste"))
+@check("empty-slots-per-sequence", run("paged_attention", "sweep max-num-seqs; table fragmentation"))
 def empty_slots_per_sequence(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
     size, stated = claim.value("block_size"), claim.quantity("empty_slots_per_sequence")
     text = f"Only a sequence's last block has empty slots: at most {size - 1:g} of {size:g}, if it holds one token."
@@ -174,7 +174,7 @@ def concurrency_gained_by_paging(claim: Claim, tables: StudyTables) -> Iterator[
             yield measured(claim, cell, text, says, beside=other, under=under)
 
 
-@check("hf-reserves-max-new-tokens", run("paged_attention", "sweep hf-baseline; table waste"))
+@check("hf-reserves-max-new-tokens", run("paged_attention", "sweep hf-baseline; table fragmentation"))
 def hf_reserves_max_new_tokens(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
     """The size of transformers' default cache, over that of a buffer for prompt and max_new_tokens from the start."""
     held, reserved = (tables.waste(layout, ["cell_id"]) for layout in ("hf_dynamic_cache", "contiguous_request_length"))

@@ -96,7 +96,7 @@ class StudyTables:
 
     def waste(self, layout: str, by: Sequence[str] = PLACE, block_size: int | None = None) -> list[Row]:
         """What a layout of the whole cache wastes, and columns of the cells: means over rows that agree in `by`."""
-        waste = self.frames["waste"]
+        waste = self.frames["fragmentation"]
         waste = waste[waste["layout"].eq(layout) & waste["layer_kind"].isna()]
         if block_size is not None:
             waste = waste[waste["block_size"].eq(block_size)]

@@ -1,7 +1,8 @@
 """Compute how much reserved KV memory holds no token, in the engine's layout and in others.
 
-    kvsweep table-waste --study config/studies/demo.yaml \\
-        --cells results/demo/tables/cells.parquet --parsed results/demo/parsed --out results/demo/tables/waste.parquet
+    kvsweep table-fragmentation --study config/studies/demo.yaml \\
+        --cells results/demo/tables/cells.parquet --parsed results/demo/parsed \\
+        --out results/demo/tables/fragmentation.parquet
 
 One row per repeat and layout. docs/fragmentation.md says how the numbers are made.
 """
@@ -38,7 +39,7 @@ PREDICTED = "predicted"
 WHATIF_BLOCK_SIZES = (1, 8, 16, 32, 64, 128, 256)
 
 SCHEMA = table_schema(
-    "waste",
+    "fragmentation",
     "Share of the reserved KV memory that held no token. One row per repeat and layout, and per "
     "what-if block size ([how](fragmentation.md)).",
     TEXT("cell_id", "as in `cells`"),
@@ -215,7 +216,7 @@ def caches_as_measured(cells: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-@table_command("waste", PARSED)
+@table_command("fragmentation", PARSED)
 def main(args: Namespace, study: Study, cells: pd.DataFrame) -> pd.DataFrame:
     own = cells[cells["study"].eq(study.name) & cells["source"].eq(MEASURED)]
     return waste_table(own, args.parsed, shared_texts(study))

@@ -59,7 +59,7 @@ def output_by_block_size(tables: Tables) -> Plot:
 
 def waste_by_block_size(tables: Tables) -> Plot:
     cells = tables.cells.drop_duplicates("cell_id")[["cell_id", "model", "workload"]]
-    rows = _of_all_layers(tables.need("waste")).merge(cells, on="cell_id")
+    rows = _of_all_layers(tables.need("fragmentation")).merge(cells, on="cell_id")
     keys = told_apart(rows, ["model", "workload"], ["workload"])
     groups = sorted(rows.groupby(keys, sort=False), key=lambda item: -item[1]["cell_id"].nunique())
     handles = {
@@ -117,7 +117,7 @@ def _of_all_layers(waste: pd.DataFrame) -> pd.DataFrame:
 
 
 BY_KIND_OF_LAYER = TablePart(
-    "waste",
+    "fragmentation",
     {
         "cell_id": "Cell",
         "layer_kind": "Layers",
@@ -233,7 +233,7 @@ SUBJECT = Subject(
         effects_of("block_size"),
         FigurePart(waste_by_block_size),
         TablePart(
-            "waste",
+            "fragmentation",
             {
                 "cell_id": "Cell",
                 "layout": "Layout",

@@ -177,8 +177,8 @@ def waste(layouts, length=512, output=50, prompt=77, engine="vllm", **knobs):
     tokens = {"prompt_tokens": 64 * prompt, "output_tokens": 64 * output, "max_model_len_effective": length}
     of = of_cells((knobs or {"block_size": 16}, tokens), engine=engine)
     base = {"cell_id": of.cells[0].cell_id, "start": 1, "repeat": 0, "source": "predicted"}
-    rows = tables(waste=[base | {"layout": layout} | columns for layout, columns in layouts.items()])
-    return StudyTables({**of.frames, "waste": rows.frames["waste"]}, of.published)
+    rows = tables(fragmentation=[base | {"layout": layout} | columns for layout, columns in layouts.items()])
+    return StudyTables({**of.frames, "fragmentation": rows.frames["fragmentation"]}, of.published)
 
 
 def both(contiguous, paged):

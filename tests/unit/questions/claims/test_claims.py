@@ -85,7 +85,7 @@ def test_nothing_that_was_measured_on_a_cpu_decides():
         cells=cells,
         effects=[effect | {"baseline": "1", "verdict": "flat"}],
         ratios=[ratio | {"knobs": "bs32"}],
-        waste=[{"cell_id": of_cpu["cell_id"], "layout": "contiguous_max_model_len", "waste_pct": 80.0}],
+        fragmentation=[{"cell_id": of_cpu["cell_id"], "layout": "contiguous_max_model_len", "waste_pct": 80.0}],
     )
     found = claims_table(STUDY, of).set_index("claim_id")
     assert found["verdict"].to_dict() == verdicts(tables())
