@@ -19,9 +19,12 @@ from workflow_scripts.questions.predictions import measured_or_predicted
 from workflow_scripts.questions.predictions import section as predicted_and_measured
 from workflow_scripts.questions.recommendations import section as settings_to_serve
 from workflow_scripts.questions.serving import section as servers_under_load
+from workflow_scripts.questions.table_docs import schemas
 from workflow_scripts.questions.trust import glossary, take_away, what_ran, where_measured
 from workflow_scripts.questions.trust import section as how_sure
 from workflow_scripts.questions.waiting import section as host_waiting
+
+schemas()  # imports every module that makes a table, so that each table is checked when a section reads it
 
 # The sections of the page, then what it folds at its end.
 _SECTIONS = (

@@ -10,6 +10,7 @@ import pandas as pd
 
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.parquet import read_parquet
+from workflow_scripts.tables.typed_tables import read_table
 
 
 class MissingError(InputError):
@@ -85,12 +86,13 @@ class Tables:
 
         Raises:
             MissingError: the table is absent or empty.
+            TableError: it does not fit its schema.
         """
         if name not in self._read:
             path = self.folder / f"{name}.parquet"
             if not path.exists():
                 raise MissingError(f"there is no table {name} ({path.name} was not made)")
-            table = _plain(read_parquet(path))
+            table = _plain(read_table(path))
             if "source" in table:
                 # The source stands after the name of each device whose numbers this study did not measure.
                 elsewhere = table["source"].notna() & ~table["source"].isin(["measured", "predicted"])

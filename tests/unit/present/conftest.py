@@ -74,6 +74,7 @@ def report(results: Results) -> Report:
 
 def write_cells(cells: pd.DataFrame, folder: Path) -> None:
     """Write the cells table to a folder, and beside it the values of its measured cells."""
+    cells = whole("cells", cells)
     cells.to_parquet(folder / "cells.parquet")
     measured = cells[cells["outcome"].eq("ok") & cells["comparable"].eq(True)]
     medians = measured.groupby("cell_id", sort=False).median(numeric_only=True)
@@ -104,7 +105,7 @@ def whole(name: str, table: pd.DataFrame) -> pd.DataFrame:
 def written(report: Report, **tables: pd.DataFrame) -> Report:
     """The report with these tables, which are written to its folder with all columns of their schemas."""
     if "cells" in tables:
-        write_cells(whole("cells", tables.pop("cells")), report.tables.folder)
+        write_cells(tables.pop("cells"), report.tables.folder)
     for name, table in tables.items():
         whole(name, table).to_parquet(report.tables.folder / f"{name}.parquet")
     return replace(report, tables=Tables(report.tables.folder))

@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 
+from tests.unit.present.conftest import whole
 from workflow_scripts.engines.steps import SchedulerSettings
 from workflow_scripts.predict.block_trace import trace_blocks
 from workflow_scripts.predict.schedule import RequestLengths
@@ -51,11 +52,11 @@ def test_the_workload_whose_requests_share_most_is_drawn(tmp_path):
     assert set(of_one_cell(both)["cell_id"]) == {"shares"}
     assert set(of_one_cell(both[both["cell_id"] == "alone"])["cell_id"]) == {"alone"}
     assert first_requests(both)["request"].max() == 7
-    both.to_parquet(tmp_path / "blocks.parquet")
+    whole("blocks", both).to_parquet(tmp_path / "blocks.parquet")
     plot = block_tables(Tables(tmp_path))
     assert plot.sources == ["predicted"]
     assert all(number in plot.alt for number in ("80 tokens", "24 block", "10 blocks", "requests: 2."))
     # Of long tables the beginning and the end are drawn.
-    events(prompt=200, output=5, shared=150).to_parquet(tmp_path / "blocks.parquet")
+    whole("blocks", events(prompt=200, output=5, shared=150)).to_parquet(tmp_path / "blocks.parquet")
     plot = block_tables(Tables(tmp_path))
     assert all(number in plot.notes[1] for number in ("51 places", "first 6", "last 8"))

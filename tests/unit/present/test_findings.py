@@ -210,7 +210,9 @@ def test_cells_whose_gpu_waits_are_named_and_the_driver_tells_of_engines_without
     rates = {"predicted": [100.0, 100.0, 100.0], "captured_output_tokens_per_s": [112.0, None, 101.0]}
     rates["twice_batched_output_tokens_per_s"] = [101.0, None, 130.0]
     predicted = cells.assign(quantity="output_tokens_per_s", graph_tokens=128.0, **rates)
-    report = written(report, cells=cells, waiting=table, predictions=predicted)
+    waiting = table.drop(columns=["outcome", "knob_block_size"])
+    predicted = predicted.drop(columns=["outcome", "knob_block_size"])
+    report = written(report, cells=cells, waiting=waiting, predictions=predicted)
     by_driver, by_steps = (sentence for _, sentence in told(much_waiting, report))
     for sentence, numbers in (
         (by_driver, ("block size 3", "60 %", "30 % more")),

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tests.unit.present.conftest import report_of, table_in, told, write_cells
+from tests.unit.present.conftest import report_of, table_in, told, whole, write_cells
 from workflow_scripts.page.report import Report
 from workflow_scripts.questions.memory.section import (
     POOL,
@@ -67,7 +67,7 @@ def pools(folder: Path, predicted_preemptions: float = 7, further: Sequence[dict
     predictions = predictions.reset_index().assign(running_peak_predicted=1.0, evicted_blocks_predicted=3.0)
     short = predictions["cell_id"].str.endswith("bs32-pool33") & predictions["quantity"].eq("preemptions")
     predictions.loc[short, "predicted"] = predicted_preemptions
-    predictions.to_parquet(folder / "predictions.parquet")
+    whole("predictions", predictions).to_parquet(folder / "predictions.parquet")
     return report_of(folder, Path("config/studies/kv_pressure.yaml"))
 
 
@@ -98,7 +98,7 @@ def test_caches_of_transformers_are_compared_in_the_same_memory(tmp_path, axes_o
     report = pools(tmp_path, further=TRANSFORMERS)
     waste = [{"cell_id": row["cell_id"], "layer_kind": None, "source": "measured", "waste_pct": 20.0} for row in CELLS]
     what_if = [row | {"source": "predicted", "waste_pct": 90.0} for row in waste]
-    pd.DataFrame([*waste, *what_if]).to_parquet(tmp_path / "fragmentation.parquet")
+    whole("fragmentation", pd.DataFrame([*waste, *what_if])).to_parquet(tmp_path / "fragmentation.parquet")
     verdict, sentence = told(users_in_the_same_memory, report)[0]
     assert (verdict, sentence.count("80 %")) == ("5 times the users", 3)
     rows = same_memory(report.tables)

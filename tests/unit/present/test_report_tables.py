@@ -1,27 +1,39 @@
 import pandas as pd
 import pytest
 
+from tests.unit.present.conftest import whole
 from workflow_scripts.page.blocks import table_of
 from workflow_scripts.tables.results import MissingError, Tables
+from workflow_scripts.tables.typed_tables import TableError
 
 
 def test_an_absent_and_an_empty_table_are_missing(tmp_path):
-    pd.DataFrame({"a": pd.Series(dtype="Int64")}).to_parquet(tmp_path / "empty.parquet")
+    whole("limits", pd.DataFrame()).to_parquet(tmp_path / "limits.parquet")
     tables = Tables(tmp_path)
-    for name, why in {"absent": "there is no table absent", "empty": "the table empty has no rows"}.items():
+    for name, why in {"absent": "there is no table absent", "limits": "the table limits has no rows"}.items():
         with pytest.raises(MissingError, match=why):
             tables.need(name)
         assert list(tables.get(name, "a")) == ["a"]
 
 
+def test_a_table_that_does_not_fit_its_schema_is_refused(tmp_path):
+    table = whole("effects", pd.DataFrame({"ratio": [1.5], "scope": "the starts"}))
+    for wrong, why in ((table.assign(ratio="x"), "column 'ratio' is not"), (table[["ratio"]], "'scope' is missing")):
+        wrong.to_parquet(tmp_path / "effects.parquet")
+        with pytest.raises(TableError, match=why):
+            Tables(tmp_path).get("effects")
+    table.assign(scope=2.5).to_parquet(tmp_path / "effects.parquet")
+    assert list(Tables(tmp_path).get("effects")["scope"]) == ["2.5"]
+
+
 def test_nulls_of_numbers_are_nan_and_of_flags_none_and_devices_measured_elsewhere_are_named_so(tmp_path):
-    table = pd.DataFrame({"n": pd.array([1, None], "Int64"), "flag": pd.array([True, None], "boolean")})
+    table = pd.DataFrame({"start": pd.array([1, None], "Int64"), "comparable": pd.array([True, None], "boolean")})
     table = table.assign(gpu="h200", repeat=0, source=["measured", "measured elsewhere"])
-    table.to_parquet(tmp_path / "t.parquet")
-    read = Tables(tmp_path).need("t")
-    assert read["n"].dtype == float
-    assert read["n"].isna().tolist() == [False, True]
-    assert read["flag"].isna().tolist() == [False, True]
+    whole("cells", table).to_parquet(tmp_path / "cells.parquet")
+    read = Tables(tmp_path).need("cells")
+    assert read["start"].dtype == float
+    assert read["start"].isna().tolist() == [False, True]
+    assert read["comparable"].isna().tolist() == [False, True]
     assert list(read["gpu"]) == ["h200", "h200 (measured elsewhere)"]
 
 
@@ -39,7 +51,8 @@ def test_a_cell_of_which_one_start_ended_ok_is_measured_and_its_facts_are_of_the
     cells = pd.DataFrame({"cell_id": [f"h200/vllm/m/w/{cell}" for cell in "aaabbc"], "comparable": True})
     cells = cells.assign(outcome=["engine_error", "ok", "ok", "ok", "timeout", "missing"])
     cells = cells.assign(start=[1, 2, 2, 1, 2, None], repeat=[None, 0, 1, 0, None, None])
-    cells.assign(reason=["CUDA error", *[None] * 5]).convert_dtypes().to_parquet(tmp_path / "cells.parquet")
+    cells = cells.assign(reason=["CUDA error", *[None] * 5]).convert_dtypes()
+    whole("cells", cells).to_parquet(tmp_path / "cells.parquet")
     ids = ["h200/vllm/m/w/a", "h200/vllm/m/w/b"]
     facts = pd.DataFrame({"cell_id": [cell for cell in ids for _ in range(2)], "start": [1, 2] * 2, "repeat": 0})
     (tmp_path / "h200").mkdir()

@@ -69,7 +69,7 @@ def sustained(folder: Path, *loads: dict[str, object]) -> list[tuple[str, str]]:
     rows = rows.assign(requests_per_s=rows["answered"], ttft_s_p50=0.1234, ttft_s_p99=0.5678)
     cells = pd.DataFrame({"cell_id": rows["cell_id"], "outcome": "ok", "knob_request_rate_per_s": 1.0})
     cells = cells.assign(knob_block_size=rows.get("block_size", 16))
-    summary = rows.astype({"saturated": "boolean"})
+    summary = rows.drop(columns=["answered", "block_size"], errors="ignore").astype({"saturated": "boolean"})
     return told(serving.sustained, written(report_of(folder), serving_summary=summary, cells=cells))
 
 

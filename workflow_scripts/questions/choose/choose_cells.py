@@ -13,7 +13,7 @@ from math import inf
 
 import numpy as np
 import pandas as pd
-from scipy import stats
+from scipy import special
 
 from workflow_scripts.questions.choose.estimates import Estimates, check_cells, estimate
 from workflow_scripts.questions.choose.open_questions import Question, ask
@@ -119,10 +119,10 @@ def _chance(question: Question, mean: FloatArray, cov: FloatArray, after: FloatA
     moves = np.sqrt(np.maximum(now - left, 1e-12))
 
     def below(limit: FloatArray) -> FloatArray:
-        return np.asarray(stats.norm.cdf((limit - difference) / moves))
+        return np.asarray(special.ndtr((limit - difference) / moves))
 
     within, beyond = (
-        question.margin + sign * stats.norm.isf(alpha) * np.sqrt(left)
+        question.margin - sign * special.ndtri(alpha) * np.sqrt(left)
         for sign, alpha in ((-1, EQUIVALENCE_ALPHA), (1, EQUIVALENCE_ALPHA / count))
     )
     is_flat = np.where(within > 0, below(within) - below(-within), 0.0).min()

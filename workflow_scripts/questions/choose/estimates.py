@@ -28,8 +28,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from scipy import linalg, optimize, stats
-from scipy.spatial import distance
+from scipy import linalg, special
 
 from workflow_scripts.statistics.comparisons import CONFIDENCE, IntArray, mean_errors
 from workflow_scripts.statistics.start_spread import BoolArray, FloatArray
@@ -55,7 +54,7 @@ _LEAST_PER_COMPONENT, _MOST_FITTED = 1.5, 150
 # Degrees of freedom of the sizes of surprises.
 _TAIL_DF = 4
 # Standard deviations from the middle to the end of a band.
-_ENDS = float(stats.norm.ppf((1 + CONFIDENCE) / 2))
+_ENDS = float(special.ndtri((1 + CONFIDENCE) / 2))
 
 
 @dataclass(frozen=True)
@@ -113,6 +112,8 @@ def estimate(plan: pd.DataFrame, cells: pd.DataFrame, check: Collection[str], se
     widened = _widened_by(process.weights / np.sqrt(np.diag(process.inverse))) if used.any() else 1.0
     of_check = has_value & is_check
     beside = (measured - log_rate)[of_check] / np.sqrt((widened * sd[of_check]) ** 2 + squared_error[of_check])
+    from scipy import stats  # takes longer to import than the page
+
     outside = int((np.abs(beside) > _ENDS).sum())
     # Chance alone puts some check cells outside of the band.
     if outside and stats.binomtest(outside, len(beside), 1 - CONFIDENCE, "greater").pvalue <= 1 - CONFIDENCE:
@@ -250,12 +251,15 @@ def _surprises(of: _Process, y: FloatArray, noise: FloatArray, used: BoolArray, 
 
 def _alike(points: FloatArray) -> FloatArray:
     """How alike the errors of cells are, shape (cells, cells); rough, so that a step between values is possible."""
+    from scipy.spatial import distance
+
     return np.asarray(np.exp(-distance.cdist(points, points)))
 
 
 def _sizes(alike: FloatArray, y: FloatArray, noise: FloatArray, first: FloatArray) -> FloatArray:
     """The sizes of components under which the values `y` are likeliest [Rasmussen]; `alike` has the shape (components,
     cells, cells)."""
+    from scipy import optimize
 
     def unlikely(log_sizes: FloatArray) -> tuple[float, FloatArray]:
         sizes = np.exp(log_sizes)

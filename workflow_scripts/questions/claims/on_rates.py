@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import product
 from operator import attrgetter
 
-from scipy.stats import gmean
+import numpy as np
 
 from workflow_scripts.catalog.gpus_and_models import resolve
 from workflow_scripts.catalog.published import Claim, Stated
@@ -174,7 +174,9 @@ def follows_bandwidth(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
     (a, b), published = claim.gpus, claim.value("throughput_ratio")
     rates = {(row["gpu"], row["max_num_seqs"]): row["throughput_tok_s"] for row in tables.published.table(claim)}
     own = [rate / rates[b, at] for (gpu, at), rate in rates.items() if gpu == a and (b, at) in rates]
-    text = f"The claim's own table gives {gmean(own):.4g}x, the geometric mean over {len(own)} settings."
+    text = (
+        f"The claim's own table gives {np.exp(np.mean(np.log(own))):.4g}x, the geometric mean over {len(own)} settings."
+    )
     yield Evidence(text, PUBLISHED, f"{a} over {b}", (str(claim.table),))
     yield _published_speedup(a, b, published)
 

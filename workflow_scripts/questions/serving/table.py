@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import statsmodels.api as sm
 
 from workflow_scripts.common.command import PARSED
 from workflow_scripts.engines.engine import CLIENT_CPU_S
@@ -264,6 +263,8 @@ def e2e_grows(queued: np.ndarray[Any, Any], e2e_s: np.ndarray[Any, Any], outputs
     """
     if len(queued) < STEADY_REQUESTS or queued[-1] <= queued[0]:
         return False
+    import statsmodels.api as sm  # takes longer than a page
+
     # If all requests have the same number of output tokens, that column is the constant.
     line = sm.add_constant(np.column_stack([queued - queued[0], outputs]), prepend=False)
     fit = sm.OLS(e2e_s, line).fit()
