@@ -2,13 +2,16 @@
 import { el } from "./dom.js";
 import { inkOf } from "./canvas.js";
 import { drawAxis, drawSteps, scaleOf } from "./scale.js";
+import { COLUMNS } from "./columns.js";
 import { sheet } from "./sheet.js";
+import { heading } from "./words.js";
 
-export const LATENCIES = [
-  ["Time to first token (ms)", (r) => (r.first_token_s - r.queued_s) * 1000],
-  ["Time per output token (ms)", (r) => (r.output_tokens > 1 ? ((r.last_token_s - r.first_token_s) / (r.output_tokens - 1)) * 1000 : NaN)],
-  ["End-to-end latency (ms)", (r) => (r.last_token_s - r.queued_s) * 1000],
-];
+// Column -> a request's latency in seconds.
+export const LATENCIES = {
+  ttft_s: (r) => r.first_token_s - r.queued_s,
+  tpot_s: (r) => (r.output_tokens > 1 ? (r.last_token_s - r.first_token_s) / (r.output_tokens - 1) : NaN),
+  e2e_s: (r) => r.last_token_s - r.queued_s,
+};
 
 function shares(title, curves, colours) {
   const box = el("div", { class: "chart" });
@@ -30,11 +33,11 @@ function shares(title, curves, colours) {
 }
 
 export function distributions(timeline, colours) {
-  const views = LATENCIES.map(([title, of]) => {
+  const views = Object.entries(LATENCIES).map(([column, of]) => {
     const curves = timeline.repeats.map((repeat) =>
-      timeline.requests.filter((r) => r.repeat === repeat).map(of).filter(Number.isFinite).sort((a, b) => a - b),
+      timeline.requests.filter((r) => r.repeat === repeat).map((r) => of(r) * COLUMNS[column].factor).filter(Number.isFinite).sort((a, b) => a - b),
     );
-    return curves.some((values) => values.length) ? shares(title, curves, colours) : null;
+    return curves.some((values) => values.length) ? shares(heading(column), curves, colours) : null;
   });
   return views.some(Boolean) ? el("div", { class: "three" }, views) : null;
 }

@@ -7,8 +7,8 @@ import { choice, definitionList, el, tableOf } from "./dom.js";
 import { download } from "./save.js";
 import { stripsView } from "./strips.js";
 import { chosenNote, ofRepeat, stripsOf, timelineOf, traceEvents } from "./timeline.js";
-import { METRICS } from "./metrics.js";
-import { OUTCOMES, number, setting, withUnit } from "./words.js";
+import { COLUMNS } from "./columns.js";
+import { OUTCOMES, heading, number, setting, shown } from "./words.js";
 
 // What a cell's reason is, by its outcome.
 const REASONS = { ok: "Starts that failed", missing: "Last line of its log", invalid: "Check that failed", timeout: "Reason" };
@@ -43,17 +43,12 @@ function startsOf(repeats) {
 
 function repeatsTable(cell) {
   const { repeats } = cell;
-  const shown = Object.keys(METRICS).filter((name) => repeats.some((repeat) => typeof repeat[name] === "number"));
+  const measures = Object.keys(COLUMNS).filter((name) => repeats.some((repeat) => typeof repeat[name] === "number"));
   const of = (repeat) => `${startsOf(repeats) > 1 ? `start ${repeat.start}, ` : ""}repeat ${repeat.repeat}`;
-  const rows = shown.map((name) => {
-    const { name: words, unit, factor } = METRICS[name];
+  const rows = measures.map((name) => {
     const { value, interval } = cell.statistic(name);
-    return [
-      `${words} (${unit})`,
-      number(value * factor),
-      interval ? `${number(interval.low * factor)} to ${number(interval.high * factor)}` : "–",
-      ...repeats.map((repeat) => number(typeof repeat[name] === "number" ? repeat[name] * factor : null)),
-    ];
+    const range = interval ? `${shown(name, interval.low)} to ${shown(name, interval.high)}` : "–";
+    return [heading(name), shown(name, value), range, ...repeats.map((repeat) => shown(name, repeat[name]))];
   });
   const headings = ["Measure", "Value", "95 % interval", ...repeats.map(of)];
   return tableOf("Every repeat", headings, rows, headings.map((_, i) => i > 0));
@@ -63,12 +58,12 @@ function limitsTable(cell) {
   const rates = { datasheet: "data sheet", measured: "measured rates" };
   const rows = cell.limits.map((limit) => [
     rates[limit.rates] ?? limit.rates,
-    withUnit(limit.output_tokens_per_s_ceiling, "tokens/s"),
+    shown("output_tokens_per_s", limit.output_tokens_per_s_ceiling),
     limit.bound_by ?? limit.steps_bound_by ?? "–",
-    limit.factor === null || limit.factor === undefined ? "–" : `${number(100 * limit.factor)} %`,
+    shown("ceiling_share", limit.factor),
     limit.exceeds ? `above the limit: ${limit.ceiling_broken ?? ""}` : "within the limit",
   ]);
-  return tableOf("Limits it was checked against", ["Device's rates from", "Highest possible rate", "Limited by", "Share reached", "Check"], rows);
+  return tableOf("Limits it was checked against", ["Device's rates from", heading("output_tokens_per_s"), "Limited by", heading("ceiling_share"), "Check"], rows);
 }
 
 // Without calibration there is no band, only the bound from the device's data sheet.
@@ -79,10 +74,9 @@ function band(row, of) {
 }
 
 function predictionsTable(cell) {
-  const rows = cell.predictions.filter((row) => row.predicted !== null && row.predicted !== undefined && METRICS[row.quantity]).map((row) => {
-    const { name, unit, factor } = METRICS[row.quantity];
-    const of = (value) => number(value === null || value === undefined ? null : value * factor);
-    return [`${name} (${unit})`, of(row.predicted), band(row, of), of(row.measured), row.error_pct === null || row.error_pct === undefined ? "–" : `${row.error_pct > 0 ? "+" : ""}${number(row.error_pct)} %`, row.why ?? (row.flagged ? "outside its band" : "–")];
+  const rows = cell.predictions.filter((row) => row.predicted !== null && row.predicted !== undefined && COLUMNS[row.quantity]).map((row) => {
+    const of = (value) => shown(row.quantity, value);
+    return [heading(row.quantity), of(row.predicted), band(row, of), of(row.measured), row.error_pct === null || row.error_pct === undefined ? "–" : `${row.error_pct > 0 ? "+" : ""}${number(row.error_pct)} %`, row.why ?? (row.flagged ? "outside its band" : "–")];
   });
   return rows.length ? [el("h3", {}, "Prediction (without measurements of this cell)"), tableOf("Prediction", ["Measure", "Predicted", "Band", "Measured", "Error", "Note"], rows, [false, true, true, true, true])] : [];
 }

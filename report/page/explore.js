@@ -5,8 +5,8 @@ import { choice, el, longTable } from "./dom.js";
 import { openCell } from "./drawer.js";
 import { facetsOf, filterForm, filtered } from "./filter.js";
 import { isWide } from "./scale.js";
-import { METRICS } from "./metrics.js";
-import { OUTCOMES, PLACES, number, plural, setting, withUnit } from "./words.js";
+import { COLUMNS } from "./columns.js";
+import { OUTCOMES, PLACES, heading, plural, setting, shown } from "./words.js";
 
 const MOST_SERIES = 24;
 // A measure over a wider range than this has a logarithmic axis.
@@ -14,7 +14,7 @@ export const MANY_TIMES = 20;
 const DRAWN = new Set(["ok", "invalid"]);
 
 function metricsWithValues(store) {
-  return Object.keys(METRICS).filter((name) => store.repeats[name] !== undefined);
+  return Object.keys(COLUMNS).filter((name) => store.repeats[name] !== undefined);
 }
 
 // What the x axis may be: the number of sequences, settings that are numbers, or another measure.
@@ -23,7 +23,7 @@ function axesOf(store, facets) {
   return [
     { id: "sequences", label: "Sequences allowed at once", of: (cell) => cell.max_concurrency_allowed, isSetting: true },
     ...knobs.map((facet) => ({ id: facet.id, label: facet.words, of: facet.of, isSetting: true })),
-    ...metricsWithValues(store).map((id) => ({ id, label: `${METRICS[id].name} (${METRICS[id].unit})`, metric: id })),
+    ...metricsWithValues(store).map((id) => ({ id, label: heading(id), metric: id })),
   ];
 }
 
@@ -31,7 +31,7 @@ function valueOf(cell, axis) {
   if (!axis.metric) return { value: axis.of(cell) };
   const found = cell.statistic(axis.metric);
   if (!found) return { value: null };
-  const { factor } = METRICS[axis.metric];
+  const { factor } = COLUMNS[axis.metric];
   const range = found.interval ?? found;
   return { value: found.value * factor, low: range.low * factor, high: range.high * factor };
 }
@@ -39,11 +39,11 @@ function valueOf(cell, axis) {
 // A cell's measure in lines of text: value, interval or range, number of repeats and scope.
 export function toldOf(cell, metric) {
   const found = cell.statistic(metric);
-  const { name, unit, factor } = METRICS[metric];
-  if (!found) return [`${name}: not known`];
-  const lines = [`${name}: ${withUnit(found.value * factor, unit)}`];
+  const { label, unit } = COLUMNS[metric];
+  if (!found) return [`${label}: not known`];
+  const lines = [`${label}: ${shown(metric, found.value)} ${unit}`];
   const { interval } = found;
-  const range = ({ low, high }) => `${number(low * factor)} to ${withUnit(high * factor, unit)}`;
+  const range = ({ low, high }) => `${shown(metric, low)} to ${shown(metric, high)} ${unit}`;
   if (interval) lines.push(`95 % interval ${range(interval)}`);
   lines.push(found.n === 1 ? "one repeat" : `${found.n} repeats, from ${range(found)}`);
   if (interval && cell.scope) lines.push(`interval covers: ${cell.scope}`);
@@ -96,27 +96,27 @@ function countsOf(cells) {
 }
 
 function resultsTable(cells, metric, store) {
-  const { unit, factor, name } = METRICS[metric];
+  const { label } = COLUMNS[metric];
   const hasScope = cells.some((cell) => cell.scope && cell.statistic(metric)?.interval);
   const rows = cells.map((cell) => () => {
     const found = cell.statistic(metric);
     const range = found && (found.interval ?? (found.n > 1 ? found : null));
     return [
       el("button", { type: "button", class: "link", onclick: () => openCell(cell.cell_id) }, cell.label),
-      found ? number(found.value * factor) : "–",
-      range ? `${number(range.low * factor)} to ${number(range.high * factor)}${found.interval ? " (95 %)" : ""}` : "–",
+      found ? shown(metric, found.value) : "–",
+      range ? `${shown(metric, range.low)} to ${shown(metric, range.high)}${found.interval ? " (95 %)" : ""}` : "–",
       found ? String(found.n) : "–",
       ...store.differing.map((id) => cell[id]),
       ...(hasScope ? [(found?.interval && cell.scope) || "–"] : []),
       cell.outcome === "ok" ? OUTCOMES.ok : `${OUTCOMES[cell.outcome] ?? cell.outcome}${cell.reason ? `: ${cell.reason.slice(0, 80)}` : ""}`,
     ];
   });
-  const headings = ["Settings", `Value (${unit})`, `Range or interval (${unit})`, "Repeats", ...store.differing.map((id) => PLACES[id]), ...(hasScope ? ["Interval covers"] : []), "Outcome"];
-  return longTable(`Cells by ${name}`, headings, rows, headings.map((_, i) => i > 0 && i < 4));
+  const headings = ["Settings", heading(metric), "Range or interval", "Repeats", ...store.differing.map((id) => PLACES[id]), ...(hasScope ? ["Interval covers"] : []), "Outcome"];
+  return longTable(`Cells by ${label}`, headings, rows, headings.map((_, i) => i > 0 && i < 4));
 }
 
 function ordered(cells, metric) {
-  const sign = METRICS[metric].more ? -1 : 1;
+  const sign = COLUMNS[metric].more ? -1 : 1;
   const value = (cell) => cell.statistic(metric)?.value ?? null;
   return cells
     .map((cell) => ({ cell, of: value(cell) }))
@@ -154,7 +154,7 @@ export function showExplore(panel, store) {
   };
   const axesNow = (parameters) => {
     const metric = metrics.includes(parameters.get("y")) ? parameters.get("y") : metrics[0];
-    const y = { id: metric, label: `${METRICS[metric].name} (${METRICS[metric].unit})`, metric };
+    const y = { id: metric, label: heading(metric), metric };
     const x = axes.find(({ id }) => id === parameters.get("x")) ?? axes[0];
     return { metric, x, y, isLog: logOf(parameters, x, y) };
   };
@@ -201,7 +201,7 @@ export function showExplore(panel, store) {
   controls.append(logBoxes);
   const now = update();
   controls.prepend(
-    choice("Show", metrics.map((name) => [name, METRICS[name].name]), now.metric, (value) => update({ y: value, log: null })),
+    choice("Show", metrics.map((name) => [name, COLUMNS[name].label]), now.metric, (value) => update({ y: value, log: null })),
     choice("Against", axes.map((axis) => [axis.id, axis.label]), now.x.id, (value) => update({ x: value, log: null })),
     ...(now.colours.length ? [choice("Colour by", now.colours.map((facet) => [facet.id, facet.words]), now.colourBy?.id, (value) => update({ by: value, hide: [] }))] : []),
   );

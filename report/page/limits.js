@@ -5,13 +5,13 @@ import { choice, el, longTable } from "./dom.js";
 import { openCell } from "./drawer.js";
 import { MANY_TIMES, cellWords, toldOf } from "./explore.js";
 import { isWide } from "./scale.js";
-import { METRICS } from "./metrics.js";
-import { number, plural } from "./words.js";
+import { COLUMNS } from "./columns.js";
+import { heading, number, plural, shown } from "./words.js";
 
 const RATE = "output_tokens_per_s";
 const ENERGY = "energy_j_per_output_token";
-const GOALS = new Map([["rate", "output tokens per second"], ["perPrice", "tokens per unit of money"], ["energy", "energy per output token"]]);
-const BOUNDS = { ttft: { column: "ttft_s", name: "TTFT" }, tpot: { column: "tpot_s", name: "TPOT" }, e2e: { column: "e2e_s", name: "end-to-end latency" } };
+const GOALS = new Map([["rate", COLUMNS[RATE].label], ["perPrice", "Tokens per unit of money"], ["energy", COLUMNS[ENERGY].label]]);
+const BOUNDS = { ttft: "ttft_s", tpot: "tpot_s", e2e: "e2e_s" };
 
 // Inputs whose values are in the address.
 function numberInput(label, name, changed) {
@@ -61,9 +61,9 @@ export function paretoFront(points) {
 export function brokenBound(cell, bounds, percentile) {
   for (const [id, bound] of Object.entries(bounds)) {
     if (bound === null) continue;
-    const found = cell.statistic(`${BOUNDS[id].column}_p${percentile}`);
-    if (!found) return `${BOUNDS[id].name} not known`;
-    if (found.high > bound) return `${BOUNDS[id].name} too long`;
+    const found = cell.statistic(`${BOUNDS[id]}_p${percentile}`);
+    if (!found) return `${COLUMNS[BOUNDS[id]].label} not known`;
+    if (found.high > bound) return `${COLUMNS[BOUNDS[id]].label} too long`;
   }
   return null;
 }
@@ -85,7 +85,7 @@ export function showLimits(panel, store) {
   const devices = [...new Set(cells.map((cell) => cell.gpu))];
   // The cells of each model and workload, those with the most cells first.
   const works = new Map([...Map.groupBy(cells, ({ model, workload }) => `${model}, ${workload}`)].sort(([, a], [, b]) => b.length - a.length));
-  const percentiles = ["50", "90", "99"].filter((p) => Object.values(BOUNDS).some(({ column }) => store.repeats[`${column}_p${p}`]));
+  const percentiles = ["50", "90", "99"].filter((p) => Object.values(BOUNDS).some((column) => store.repeats[`${column}_p${p}`]));
   const out = el("p", { role: "status" });
   const table = el("div");
   const legend = el("div", { class: "legend", role: "group", "aria-label": "Devices: show or hide" });
@@ -94,11 +94,9 @@ export function showLimits(panel, store) {
   const inputs = {
     work: choiceInput("Model and workload", "work", [...works.keys()].map((work) => [work, work]), "", changed),
     percentile: choiceInput("Percentile of the requests", "p", percentiles.map((p) => [p, p === "50" ? "median" : `${p} % of the requests`]), "99", changed),
-    ttft: numberInput("TTFT at most (ms)", "ttft", changed),
-    tpot: numberInput("TPOT at most (ms)", "tpot", changed),
-    e2e: numberInput("End to end at most (s)", "e2e", changed),
+    ...Object.fromEntries(Object.entries(BOUNDS).map(([id, column]) => [id, numberInput(`At most: ${heading(column)}`, id, changed)])),
     goal: choiceInput("Order by", "best", [...GOALS], "rate", changed),
-    axis: choiceInput("Latency in the chart", "lat", [["ttft", "TTFT"], ["tpot", "TPOT"], ["e2e", "end to end"]], "tpot", changed),
+    axis: choiceInput("Latency in the chart", "lat", Object.entries(BOUNDS).map(([id, column]) => [id, COLUMNS[column].label]), "tpot", changed),
   };
   const prices = devices.map((device) => ({ device, ...numberInput(`Price of an hour of ${device}`, `price.${device}`, changed) }));
   const chart = new Chart(box, {
@@ -106,13 +104,13 @@ export function showLimits(panel, store) {
     describe: (point) => [cellWords(point.cell), ...toldOf(point.cell, RATE), ...toldOf(point.cell, axisColumn())],
   });
   const axisColumn = () => {
-    const wanted = `${BOUNDS[inputs.axis.value()].column}_p${inputs.percentile.value()}`;
-    return METRICS[wanted] && store.repeats[wanted] ? wanted : `${BOUNDS[inputs.axis.value()].column}_p50`;
+    const wanted = `${BOUNDS[inputs.axis.value()]}_p${inputs.percentile.value()}`;
+    return COLUMNS[wanted] && store.repeats[wanted] ? wanted : `${BOUNDS[inputs.axis.value()]}_p50`;
   };
 
   const draw = (candidates, keeps) => {
     const column = axisColumn();
-    const { name, unit, factor } = METRICS[column];
+    const { factor } = COLUMNS[column];
     const hidden = new Set(current().getAll("hide"));
     const points = candidates.flatMap((cell) => {
       const latency = cell.statistic(column);
@@ -123,7 +121,7 @@ export function showLimits(panel, store) {
     });
     const series = devices.map((device, i) => ({ name: device, colour: store.colours[i % store.colours.length], shape: i }));
     const front = paretoFront(points.filter((point) => !point.hollow));
-    chart.show({ points, lines: front.length > 1 ? [front] : [], series, x: { label: `${name} (${unit})`, isLog: true }, y: { label: `${METRICS[RATE].name} (${METRICS[RATE].unit})`, isLog: isWide(points.map((point) => point.y), MANY_TIMES) }, label: `Throughput against latency, ${plural(points.length, "cell")}, ${front.length} on the Pareto front.` });
+    chart.show({ points, lines: front.length > 1 ? [front] : [], series, x: { label: heading(column), isLog: true }, y: { label: heading(RATE), isLog: isWide(points.map((point) => point.y), MANY_TIMES) }, label: `Throughput against latency, ${plural(points.length, "cell")}, ${front.length} on the Pareto front.` });
     legend.replaceChildren(...legendOf(series, hidden, (device) => {
       if (!hidden.delete(device)) hidden.add(device);
       changeAddress({ hide: [...hidden] });
@@ -135,8 +133,8 @@ export function showLimits(panel, store) {
   const update = () => {
     changeAddress({ view: "limits" });
     const percentile = inputs.percentile.value();
-    const seconds = (input, factor) => (input.value() === null ? null : input.value() * factor);
-    const bounds = { ttft: seconds(inputs.ttft, 1e-3), tpot: seconds(inputs.tpot, 1e-3), e2e: seconds(inputs.e2e, 1) };
+    const seconds = (bound, column) => (bound === null ? null : bound / COLUMNS[column].factor);
+    const bounds = Object.fromEntries(Object.entries(BOUNDS).map(([id, column]) => [id, seconds(inputs[id].value(), column)]));
     const known = new Map(prices.map(({ device, value }) => [device, value()]));
     const candidates = works.get(inputs.work.value());
     const goal = inputs.goal.value();
@@ -147,10 +145,10 @@ export function showLimits(panel, store) {
     const keeping = ranked.filter(({ broken }) => broken === null).map(({ cell }) => cell);
     out.textContent = `${keeping.length} of ${plural(candidates.length, "measured cell")} keep the limits in every repeat.`;
     const front = draw(candidates, new Set(keeping));
-    const columns = Object.entries(BOUNDS).map(([id, { column, name }]) => ({ id, column: `${column}_p${percentile}`, name })).filter(({ column }) => METRICS[column] && store.repeats[column]);
+    const columns = Object.values(BOUNDS).map((column) => `${column}_p${percentile}`).filter((column) => COLUMNS[column] && store.repeats[column]);
     const cost = ranked.some((one) => one.perPrice !== null);
     const energy = ranked.some((one) => one.energy !== null);
-    const headings = ["Settings", "Device", "Engine", "Within the limits", "Output tokens/s", "Range or interval", ...columns.map(({ column, name }) => `${name}, p${percentile} (${METRICS[column].unit})`), ...(cost ? ["Tokens per unit of money"] : []), ...(energy ? [`${METRICS[ENERGY].name} (${METRICS[ENERGY].unit})`] : []), "Pareto front"];
+    const headings = ["Settings", "Device", "Engine", "Within the limits", heading(RATE), "Range or interval", ...columns.map(heading), ...(cost ? ["Tokens per unit of money"] : []), ...(energy ? [heading(ENERGY)] : []), "Pareto front"];
     const rows = ranked.map(({ cell, broken, rate, low, high, perPrice, energy: joules }) => () => [
       el("button", { type: "button", class: "link", onclick: () => openCell(cell.cell_id) }, cell.label),
       cell.gpu,
@@ -158,7 +156,7 @@ export function showLimits(panel, store) {
       broken ?? "yes",
       number(rate),
       `${number(low)} to ${number(high)}`,
-      ...columns.map(({ column }) => number((cell.statistic(column)?.value ?? NaN) * METRICS[column].factor)),
+      ...columns.map((column) => shown(column, cell.statistic(column)?.value)),
       ...(cost ? [number(perPrice)] : []),
       ...(energy ? [number(joules)] : []),
       front.has(cell) ? "yes" : "no",

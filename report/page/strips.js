@@ -3,7 +3,7 @@ import { el } from "./dom.js";
 import { inkOf } from "./canvas.js";
 import { drawAxis, drawSteps, scaleOf } from "./scale.js";
 import { sheet } from "./sheet.js";
-import { number } from "./words.js";
+import { heading, number } from "./words.js";
 
 const LEFT = 64;
 const RIGHT = 12;
@@ -72,7 +72,7 @@ export function stripsView(strips, end, label, title) {
       top += strip.height + GAP;
     }
     const bottom = tall - 54;
-    drawAxis(context, ink, across, true, { left: LEFT, right, top: bottom, bottom }, { label: "Time since the repeat began (s)" });
+    drawAxis(context, ink, across, true, { left: LEFT, right, top: bottom, bottom }, { label: heading("time_s") });
     if (cursor !== null) {
       context.strokeStyle = ink.ink;
       context.lineWidth = 1;

@@ -1,8 +1,9 @@
 // A cell's timeline: bars for its requests, curves of the scheduler and the device, and the export for Perfetto.
+import { COLUMNS } from "./columns.js";
 import { rowsOf } from "./data.js";
 import { isWide } from "./scale.js";
 import { curveStrip } from "./strips.js";
-import { plural } from "./words.js";
+import { heading, plural } from "./words.js";
 
 export const PHASES = { waiting: "#9944ee", prefill: "#0173b2", decode: "#029e73", preempted: "#d55e00" };
 
@@ -75,16 +76,15 @@ export function stripsOf(cell, part, colours) {
   const blocks = cell.num_gpu_blocks;
   const curve = (name, column, colour, factor) => ({ name, colour, times, values: of(steps, column, factor) });
   const memory = trace.some((row) => Number.isFinite(row.memory_used_bytes)) ? "memory_used_bytes" : "process_memory_bytes";
-  const used = of(trace, memory, 2 ** -30);
+  const used = of(trace, memory, COLUMNS[memory].factor);
   return [
     requestStrip(requests),
     curveStrip("Sequences", [curve("running", "running", colours[0]), curve("waiting", "waiting", colours[1])]),
-    curveStrip(blocks ? "KV blocks in use" : "KV cache in use (%)", [curve("in use", "kv_cache_usage", colours[2], blocks ?? 100)]),
+    curveStrip(blocks ? "KV blocks in use" : heading("kv_cache_usage"), [curve("in use", "kv_cache_usage", colours[2], blocks ?? COLUMNS.kv_cache_usage.factor)]),
     curveStrip("Tokens per step", [curve("prompt", "prompt_tokens", colours[0]), curve("output", "generation_tokens", colours[1]), ...(steps.some((row) => row.preempted > 0) ? [curve("preempted requests", "preempted", colours[3])] : [])]),
     // An engine that takes its memory at the start has nothing to show here.
-    ...(isWide(used.filter(Number.isFinite), 1.01) ? [curveStrip("Memory (GiB)", [{ name: memory === "memory_used_bytes" ? "of the device" : "of the engine's processes", colour: colours[3], times: sampled, values: used }], "GiB")] : []),
-    curveStrip("Power (W)", [{ name: "power", colour: colours[1], times: sampled, values: of(trace, "power_w") }], "W"),
-    curveStrip("Clock (MHz)", [{ name: "clock", colour: colours[0], times: sampled, values: of(trace, "sm_clock_mhz") }], "MHz"),
+    ...(isWide(used.filter(Number.isFinite), 1.01) ? [curveStrip(heading(memory), [{ name: COLUMNS[memory].label, colour: colours[3], times: sampled, values: used }], COLUMNS[memory].unit)] : []),
+    ...["power_w", "sm_clock_mhz"].map((name, i) => curveStrip(heading(name), [{ name: COLUMNS[name].label, colour: colours[1 - i], times: sampled, values: of(trace, name) }], COLUMNS[name].unit)),
   ];
 }
 

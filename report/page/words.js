@@ -1,4 +1,5 @@
 // Numbers and names in words.
+import { COLUMNS } from "./columns.js";
 
 export const UNKNOWN = "–";
 
@@ -22,9 +23,16 @@ export function number(value, digits = 3) {
   return Number(value.toPrecision(digits)).toLocaleString("en", { maximumFractionDigits: 10 });
 }
 
-export function withUnit(value, unit) {
-  const text = number(value);
-  return text === UNKNOWN ? text : `${text} ${unit}`;
+// A value of a column in the unit in which the column is shown.
+export function shown(column, value) {
+  const { factor, digits } = COLUMNS[column];
+  return number(typeof value === "number" ? value * factor : null, digits);
+}
+
+// A column's label with its unit.
+export function heading(column) {
+  const { label, unit } = COLUMNS[column];
+  return unit ? `${label} (${unit})` : label;
 }
 
 export function setting(value) {

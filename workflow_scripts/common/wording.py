@@ -4,13 +4,13 @@ import math
 from collections.abc import Iterable
 
 
-def number(value: float) -> str:
-    """A number with at most three significant digits.
+def number(value: float, digits: int = 3) -> str:
+    """A number with at most this many significant digits.
 
     >>> number(12345.6), number(0.018293), number(2.0), number(-999.9)
     ('12,300', '0.0183', '2', '-1,000')
     """
-    rounded = float(f"{value:.3g}")
+    rounded = float(f"{value:.{digits}g}")
     return f"{rounded:,.0f}" if abs(rounded) >= 1000 else f"{rounded:g}"
 
 

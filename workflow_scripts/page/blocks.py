@@ -7,10 +7,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from workflow_scripts.common.columns import heading, unit_of
+from workflow_scripts.common.wording import number
 from workflow_scripts.tables.results import records
 
 UNKNOWN = "–"
-GIB = 2**30
+# Significant digits in tables.
+DIGITS = 4
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,7 @@ Block = Text | Absent | Finding | Findings | Figure | Table | Fold | Command | D
 
 
 def shown(value: Any, column: str = "") -> str:
-    """A value as the page writes it: four digits, bytes in GiB, and a dash if it is not known.
+    """A value as the page writes it: in the unit of its column, with four digits, or a dash if it is not known.
 
     >>> shown(12345.678), shown(0.0123456), shown(2**31, "kv_bytes"), shown(None), shown(True)
     ('12,350', '0.01235', '2', '–', 'yes')
@@ -118,11 +121,8 @@ def shown(value: Any, column: str = "") -> str:
         return "yes" if value else "no"
     if not isinstance(value, int | float | np.number):
         return str(value)
-    number = float(value) / (GIB if column.endswith("bytes") else 1)
-    if number == int(number) and abs(number) < 1e15:
-        return f"{int(number):,}"
-    rounded = float(f"{number:.4g}")
-    return f"{rounded:,.0f}" if abs(rounded) >= 1000 else f"{rounded:g}"
+    scaled = float(value) * unit_of(column)[1]
+    return f"{int(scaled):,}" if scaled == int(scaled) and abs(scaled) < 1e15 else number(scaled, DIGITS)
 
 
 def outcome_words(outcome: object) -> str:
@@ -137,13 +137,13 @@ def outcome_words(outcome: object) -> str:
 def table_of(
     rows: pd.DataFrame, columns: Mapping[str, str] | None, caption: str, note: str = "", link: Link | None = None
 ) -> Table:
-    """A table of those `columns` of `rows` (column -> heading; None for all by their names) that have any value.
+    """A table of those `columns` of `rows` (column -> heading; None for all, as they are declared) with any value.
 
-    An interval, from the columns `*_low` and `*_high`, is written into the column of its value. Names that are the same
-    in all rows appear only once, in the note.
+    Values and headings have the units of their columns. An interval, from the columns `*_low` and `*_high`, is written
+    into the column of its value. Names that are the same in all rows appear only once, in the note.
     """
     rows = with_intervals(rows)
-    columns = {str(name): str(name) for name in rows} if columns is None else columns
+    columns = {name: heading(name, words) for name, words in (columns or dict.fromkeys(map(str, rows), "")).items()}
     used = {c: heading for c, heading in columns.items() if c in rows and rows[c].notna().any()}
     same = [
         c for c in used if len(rows) > 1 and isinstance(rows[c].iloc[0], str) and rows[c].nunique(dropna=False) == 1
@@ -168,7 +168,7 @@ def with_intervals(rows: pd.DataFrame) -> pd.DataFrame:
     of = [c for c in (low.removesuffix("_low") for low in lows) if c in rows]
     texts = {
         c: [
-            f"{shown(value)} ({shown(low)} to {shown(high)})" if low == low else shown(value)
+            f"{shown(value, c)} ({shown(low, c)} to {shown(high, c)})" if low == low else shown(value, c)
             for value, low, high in zip(rows[c], rows[f"{c}_low"], rows[f"{c}_high"], strict=True)
         ]
         for c in of

@@ -4,19 +4,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import cycle
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from workflow_scripts.common.wording import sentence
+from workflow_scripts.common.columns import Column, column
 from workflow_scripts.page.plot import Panel, Plot, key, log2_axis, mark_handles, ratio_axis
 from workflow_scripts.page.series import Group, ends_in_words, groups_varying, repeats_of
 from workflow_scripts.page.style import COLOURS, INK, OUTCOMES, LineStyle, Mark, marks
-from workflow_scripts.study.setting_words import knob_name
-from workflow_scripts.tables.results import REPEAT, Tables, require
+from workflow_scripts.study.setting_words import knob_axis, knob_name
+from workflow_scripts.tables.results import RATE, REPEAT, Tables, require
 
 LINE_STYLES: Sequence[LineStyle] = ("-", (0, (5, 1.5)), (0, (4, 1.5, 1, 1.5)))
 # Rates from which a ceiling is computed -> style and name of its line.
@@ -36,25 +36,12 @@ IMPOSSIBLE: Mapping[str, Any] = {"color": COLOURS[7], "alpha": 0.12, "linewidth"
 BESIDE: Mapping[str, Any] = {"textcoords": "offset points", "va": "top", "fontsize": 8.5, "fontweight": "bold"}
 # A published rate above the measured one by less than this factor may be of other lengths.
 WORTH_SAYING = 1.5
-UNITS = {"max_num_seqs": " (sequences)", "block_size": " (tokens)"}
 NO_CEILINGS, NOTHING_PUBLISHED = pd.DataFrame(), pd.Series(dtype=float)
 ALL_SETTINGS, ONE_SETTING = "all settings of other knobs", "one setting of other knobs"
 _BAND = (
     "if many settings of other knobs were measured, a line is the median of all of them and its band spans the lowest "
     "to the highest"
 )
-
-
-class Measure(NamedTuple):
-    """The quantity of the y axis: a column, its name and its axis label."""
-
-    column: str
-    name: str
-    label: str
-
-
-OUTPUT = Measure("output_tokens_per_s", "Output tokens per second", "Output tokens per s")
-TOTAL = Measure("total_tokens_per_s", "Total tokens (prompt and output) per second", "Total tokens per s")
 
 
 def compared(tables: Tables, rows: pd.DataFrame, knob: str, panel_keys: Sequence[str]) -> list[Group]:
@@ -76,7 +63,7 @@ def compared(tables: Tables, rows: pd.DataFrame, knob: str, panel_keys: Sequence
     return groups
 
 
-def ceilings_of(tables: Tables, groups: Iterable[Group], rate: str = OUTPUT.column) -> pd.DataFrame:
+def ceilings_of(tables: Tables, groups: Iterable[Group], rate: str = RATE) -> pd.DataFrame:
     """Ceilings of each cell, one column per source of the device's rates."""
     limits = tables.get("limits", "cell_id", "rates", f"{rate}_ceiling")
     of_cells = limits[limits["cell_id"].isin({cell for group in groups for cell in group.rows["cell_id"]})]
@@ -136,25 +123,29 @@ def plot_by_knob(
     tables: Tables,
     groups: list[Group],
     knob: str,
-    measure: Measure,
+    measure: str,
     ceilings: pd.DataFrame = NO_CEILINGS,
     published: "pd.Series[float]" = NOTHING_PUBLISHED,
 ) -> Plot:
     """The figure of a measure, one panel per group; `published` has rates by others for some cells, by their ids."""
-    names = (*REPEAT, "gpu", "source", "x", "colour", "style", measure.column, VALUE, WHOLE)
+    name, shown = knob_name(knob), column(measure)
+    names = (*REPEAT, "gpu", "source", "x", "colour", "style", measure, VALUE, WHOLE)
     for group in groups:
         if VALUE not in group.rows:
-            group.rows[VALUE] = group.rows["cell_id"].map(tables.value(measure.column))
-    groups = [replace(group, rows=group.rows[[name for name in names if name in group.rows]]) for group in groups]
+            group.rows[VALUE] = group.rows["cell_id"].map(tables.value(measure))
+    groups = [
+        replace(group, rows=_in_unit(group.rows[[of for of in names if of in group.rows]], shown)) for group in groups
+    ]
     rows = pd.concat([group.rows for group in groups])
-    require(rows[measure.column].dropna(), f"{measure.column} is known for no cell")
+    require(rows[measure].dropna(), f"{measure} is known for no cell")
     colours = marks(tables.devices if set(rows["colour"]) <= set(tables.devices) else rows["colour"])
     styles = dict(zip(dict.fromkeys(rows["style"]), cycle(LINE_STYLES), strict=False))
-    invalid = [_invalid(tables, group, f"knob_{knob}", measure) for group in groups]
-    drawn = (rows.filter([measure.column, WHOLE]), ceilings, *(cells[[measure.column]] for cells in invalid))
+    invalid = [_in_unit(_invalid(tables, group, f"knob_{knob}", measure), shown) for group in groups]
+    ceilings, published = shown.scaled(ceilings), shown.scaled(published)
+    drawn = (rows.filter([measure, WHOLE]), ceilings, *(cells[[measure]] for cells in invalid))
     values = np.concatenate([published, *(part.to_numpy(dtype=float).ravel() for part in drawn)])
     limits = float(np.nanmin(values)), float(np.nanmax(values))
-    lines = _Lines(measure.column, colours, styles, ceilings, published, limits)
+    lines = _Lines(measure, colours, styles, ceilings, published, limits)
     handles = mark_handles({name: colours[name] for name in dict.fromkeys(rows["colour"])})
     handles += [key(name, linestyle=style) for name, style in styles.items() if name]
     handles += [key(name, linestyle=style) for style, name in (CEILINGS[str(rates)] for rates in ceilings)]
@@ -166,30 +157,33 @@ def plot_by_knob(
             handles.append(Patch(label="impossible: above every ceiling", **IMPOSSIBLE))
     if any(map(len, invalid)):
         handles.append(key("invalid, not compared", **INVALID))
-    name = knob_name(knob)
     beside = ["predicted"] * (not ceilings.empty) + ["published"] * (not published.empty)
     return Plot(
-        title=f"{measure.name} against {name}",
-        alt=" ".join([f"{measure.name} against {name}, measured.", *_in_words(groups, measure)]),
+        title=f"{shown.label} against {name}",
+        alt=" ".join([f"{shown.label} against {name}, measured.", *_in_words(groups)]),
         sources=[*sorted(rows["source"].unique()), *beside],
         panels=[
             Panel(group.title, partial(lines.draw, rows=group.rows, invalid=cells))
             for group, cells in zip(groups, invalid, strict=True)
         ],
-        x_label=(sentence(name) if " " in name else name) + UNITS.get(knob, ""),
-        y_label=measure.label,
+        x_label=knob_axis(knob),
+        y_label=shown.axis,
         handles=handles,
         repeats=repeats_of(rows),
         notes=[_BAND] if ALL_SETTINGS in {*rows["colour"], *rows["style"]} else [],
     )
 
 
-def _invalid(tables: Tables, group: Group, knob: str, measure: Measure) -> pd.DataFrame:
+def _in_unit(rows: pd.DataFrame, shown: Column) -> pd.DataFrame:
+    return rows.assign(**{of: shown.scaled(rows[of]) for of in (shown.name, VALUE, WHOLE) if of in rows})
+
+
+def _invalid(tables: Tables, group: Group, knob: str, measure: str) -> pd.DataFrame:
     """The median of each invalid cell that belongs in the panel, with its value of the knob as `x`."""
     rows = tables.invalid[tables.invalid[knob].isin(group.rows["x"].unique())]
     rows = rows[(rows[list(group.keys)] == list(group.keys.values())).all(axis=1)]
     values = rows.rename(columns={knob: "x"}).groupby(["cell_id", "gpu"])
-    return values[["x", measure.column]].median().reset_index()
+    return values[["x", measure]].median().reset_index()
 
 
 def _highest(rows: pd.DataFrame, ceiling: "pd.Series[float]") -> "pd.Series[float]":
@@ -214,7 +208,7 @@ def _draw_band(ax: Axes, rows: pd.DataFrame, rate: str, mark: Mark, style: LineS
     ax.plot(at.index, at["median"], color=mark.color, marker=mark.marker, linestyle=style)
 
 
-def _in_words(groups: Sequence[Group], measure: Measure) -> Iterable[str]:
+def _in_words(groups: Sequence[Group]) -> Iterable[str]:
     for group in groups[:6]:
         for colour, rows in group.rows.groupby("colour", sort=False):
             what = ", ".join(filter(None, (group.title, str(colour))))

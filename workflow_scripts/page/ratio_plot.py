@@ -10,6 +10,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
+from workflow_scripts.common.columns import Column, column
 from workflow_scripts.page.plot import LINE_IN, Panel, Plot, hide_y, key, mark_handles, set_ticks, write_label
 from workflow_scripts.page.series import evenly, repeats_in_words, repeats_of
 from workflow_scripts.page.style import INK, MUTED, LineStyle, Mark
@@ -162,19 +163,22 @@ def _in_words(start: str, rows: pd.DataFrame) -> str:
 def plot_bars(
     rows: pd.DataFrame,
     values: pd.DataFrame,
-    measures: Mapping[str, str],
+    measures: Sequence[str],
     named: Mapping[str, Mark],
     *,
     title: str,
     panels_are: str,
 ) -> Plot:
-    """One panel per value of `panel` and per measure (column -> name); a bar is the value of the cell of a `label`.
+    """One panel per value of `panel` and per measure; a bar is the value of the cell of a `label`.
 
     `name` says in which colour a bar is drawn; `values` are by cell and measure.
     """
     of_cells = values.reindex(rows["cell_id"])
-    rows = rows.assign(**{f"{column}_of_cell": of_cells[column].to_numpy() for column in measures})
-    drawn = {column: name for column, name in measures.items() if rows[column].notna().any()}
+    drawn = [column(name) for name in measures if rows[name].notna().any()]
+    rows = rows.assign(
+        **{of.name: of.scaled(rows[of.name]) for of in drawn},
+        **{f"{of.name}_of_cell": of.scaled(of_cells[of.name].to_numpy()) for of in drawn},
+    )
     groups = sorted(rows.groupby("panel", sort=False), key=lambda item: -item[1]["cell_id"].nunique())
     most = max(part["label"].nunique() for _, part in groups)
     few = [f"the {MOST_BARS} highest bars of a panel are drawn; the tables hold all"] if most > MOST_BARS else []
@@ -184,11 +188,12 @@ def plot_bars(
         sources=sorted(rows["source"].unique()),
         panels=[
             Panel(
-                "\n".join(filter(None, (name, str(panel)))), partial(_draw_bars, rows=part, column=column, named=named)
+                "\n".join(filter(None, (of.axis, str(panel)))),
+                partial(_draw_bars, rows=part, name=of.name, named=named),
             )
             for panel, part in groups
-            for column, name in drawn.items()
-            if part[column].notna().any()
+            for of in drawn
+            if part[of.name].notna().any()
         ],
         panels_are=panels_are,
         handles=[
@@ -201,26 +206,26 @@ def plot_bars(
     )
 
 
-def _bars(rows: pd.DataFrame, column: str) -> list[tuple[str, float]]:
+def _bars(rows: pd.DataFrame, name: str) -> list[tuple[str, float]]:
     """The labels with their means, the highest first."""
-    of_label = rows.groupby("label", sort=False)[f"{column}_of_cell"].median().dropna()
+    of_label = rows.groupby("label", sort=False)[f"{name}_of_cell"].median().dropna()
     of_label = of_label.sort_values(ascending=False, kind="stable")
     return list(of_label.head(MOST_BARS).items())  # type: ignore[arg-type]
 
 
-def _draw_bars(ax: Axes, rows: pd.DataFrame, column: str, named: Mapping[str, Mark]) -> None:
-    bars = _bars(rows, column)
+def _draw_bars(ax: Axes, rows: pd.DataFrame, name: str, named: Mapping[str, Mark]) -> None:
+    bars = _bars(rows, name)
     for i, (label, mean) in enumerate(bars):
         y, part = LINES_PER_BAR * i, rows[rows["label"] == label]
         write_label(ax, y + 0.5, f"{label}: {mean:,.3g}" if mean < 1000 else f"{label}: {mean:,.0f}")
         ax.barh(y + 1.3, mean, height=0.6, color=named[part["name"].iloc[0]].color)
-        ax.plot(part[column], [y + 1.3] * len(part), **DOT)
+        ax.plot(part[name], [y + 1.3] * len(part), **DOT)
     ax.set_ylim(LINES_PER_BAR * len(bars), 0)
-    ax.set_xlim(0, 1.08 * float(rows[column].max()))
+    ax.set_xlim(0, 1.08 * float(rows[name].max()))
     ax.locator_params(axis="x", nbins=5)
     hide_y(ax)
 
 
-def _bars_in_words(panel: object, rows: pd.DataFrame, measures: Mapping[str, str]) -> str:
-    bars = [f"{label} {high:.3g} ({name})" for column, name in measures.items() for label, high in _bars(rows, column)]
+def _bars_in_words(panel: object, rows: pd.DataFrame, measures: Sequence[Column]) -> str:
+    bars = [f"{label} {high:.3g} ({of.axis})" for of in measures for label, high in _bars(rows, of.name)]
     return f"{panel}: {', '.join(bars)}"

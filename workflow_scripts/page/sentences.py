@@ -7,26 +7,16 @@ from typing import Any
 
 import pandas as pd
 
+from workflow_scripts.common.columns import column
 from workflow_scripts.common.wording import interval_text, listed, number, plural, sentence
 from workflow_scripts.page.blocks import Block, Finding, Fold, Text
 from workflow_scripts.page.report import PLACE_HEADINGS, Part, Report, TablePart
 from workflow_scripts.page.series import evenly, without_shared
 from workflow_scripts.study.setting_words import instead_of, knob_name, setting_phrase
-from workflow_scripts.tables.results import Tables, records, require
+from workflow_scripts.tables.results import RATE, Tables, records, require
 
 # Verdicts by which a difference is shown, the one by which there is none, and the one by which it is not known.
 DECIDED, FLAT, NOT_DECIDED = ("changes", "faster", "slower"), "flat", "not decided"
-
-
-def duration(seconds: float, high: float | None = None) -> str:
-    """A time, or a range of times, with its unit.
-
-    >>> duration(0.018293), duration(2.5), duration(0.01, 0.02), duration(0.5, 2.0)
-    ('18.3 ms', '2.5 s', '10 to 20 ms', '0.5 to 2 s')
-    """
-    high = seconds if high is None else high
-    factor, unit = (1000, "ms") if high < 1 else (1, "s")
-    return f"{span([factor * seconds, factor * high])} {unit}"
 
 
 def span(values: Iterable[float]) -> str:
@@ -99,14 +89,6 @@ EFFECT_COLUMNS: Mapping[str, str] = {
 }
 # Knobs whose effects have their own section.
 OWN_SECTION = ("max_num_seqs", "block_size", "enable_prefix_caching", "num_speculative_tokens", "environment")
-# Column that is compared -> its name in sentences.
-_COMPARED: Mapping[str, str] = {
-    "output_tokens_per_s": "output tokens/s",
-    "steady_output_tokens_per_s": "output tokens/s while that many run",
-    "ttft_s_p50": "median TTFT",
-    "tpot_s_p50": "median TPOT",
-    "e2e_s_p50": "median end-to-end latency",
-}
 # What `pairs_that_differ_in` reports pair by pair.
 _PAIR_KNOBS = ("enable_prefix_caching", "num_speculative_tokens", "model")
 # Address of a section -> what the ids of its claims have; a claim belongs to the first that fits.
@@ -142,7 +124,7 @@ def overall(effects: pd.DataFrame) -> pd.DataFrame:
 
 
 def effects_of(knob: str) -> TablePart:
-    caption = f"Effect of {knob_name(knob)} on output tokens per second"
+    caption = f"Effect of {knob_name(knob)} on {column(RATE).in_words}"
     return TablePart("effects", EFFECT_COLUMNS, caption, lambda effects: overall(effects[effects["knob"] == knob]))
 
 
@@ -191,7 +173,7 @@ def with_interval(row: Mapping[str, Any], column: str, unit: str) -> str:
 
 def effect_in_words(row: Mapping[str, Any]) -> str:
     """The ratio of two values of a setting with its verdict, and what else the engine changed."""
-    ratio = with_interval(row, "ratio", f" times the {_COMPARED[row['metric']]}")
+    ratio = with_interval(row, "ratio", f" times the {column(row['metric']).in_words}")
     words = [f"{sentence(instead_of(row['knob'], row['value'], row['baseline']))}: {ratio}, {_verdict(row)}."]
     if pd.notna(row["took_effect"]):
         both = f", against {row['baseline_shown']}" if row["took_effect"] else " with both"
@@ -227,7 +209,7 @@ def what_verdicts_cover(report: Report) -> Iterator[Block]:
         if scopes
         else "No ratio has an interval, because the variation is not known."
     )
-    what = "output tokens per second or, if its sentence says so, a latency"
+    what = f"{column(RATE).in_words} or, if its sentence says so, a latency"
     yield Text(f"A verdict compares {what}. The sentence also states the margin. {covers}")
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
+from workflow_scripts.common.columns import column
 from workflow_scripts.common.command import command, option, out
 from workflow_scripts.common.files import read_json
 from workflow_scripts.page.plot import MAX_PANELS, Panel, Plot, key, ratio_axis, use_style, write_plot
@@ -24,7 +25,7 @@ def steps(over: dict[str, Any]) -> Plot:
     """One panel for each cell that stepped, the largest step first: its runs, and the means before and after steps."""
     stepped = sorted((of for of in over["series"] if of["steps"]), key=lambda of: -max(map(_size, of["steps"])))
     drawn = stepped[:MAX_PANELS]
-    parts = list(zip(*([*of["cell"].split("/"), of["measure"]] for of in drawn), strict=True))
+    parts = list(zip(*([*of["cell"].split("/"), column(of["measure"]).axis] for of in drawn), strict=True))
     shared = [values[0] for values in parts if len(set(values)) == 1 and len(drawn) > 1]
     names = [", ".join(value for value in cell if value not in shared) for cell in zip(*parts, strict=True)]
     few = f", the {len(drawn)} with the largest steps of {len(stepped)}" if len(stepped) > len(drawn) else ""
@@ -55,11 +56,13 @@ def _in_words(step: dict[str, Any]) -> str:
 
 
 def _draw(ax: Axes, of: dict[str, Any], runs: int) -> None:
-    ax.plot([run + 1 for run in of["runs"]], of["values"], color=COLOURS[0], linestyle="none", marker="o")
+    scaled = column(of["measure"]).scaled
+    values = [scaled(value) for value in of["values"]]
+    ax.plot([run + 1 for run in of["runs"]], values, color=COLOURS[0], linestyle="none", marker="o")
     begins = [0.5, *(step["run"] + 0.5 for step in of["steps"]), runs + 0.5]
     means = [of["steps"][0]["found"]["a"], *(step["found"]["b"] for step in of["steps"])]
-    ax.stairs(means, begins, baseline=None, color=COLOURS[1], linewidth=1.5)
-    ratio_axis(ax, min(of["values"]), max(of["values"]))
+    ax.stairs(list(map(scaled, means)), begins, baseline=None, color=COLOURS[1], linewidth=1.5)
+    ratio_axis(ax, min(values), max(values))
     for step in of["steps"]:
         place = (step["run"] + 0.5, 0.03)
         ax.text(*place, f"{step['found']['ratio']:.3g}", transform=ax.get_xaxis_transform(), ha="right", fontsize=8)

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from workflow_scripts.common.columns import column
 from workflow_scripts.common.wording import listed, number, plural, sentence
 from workflow_scripts.page.blocks import UNKNOWN, Figure, Finding, Fold, Table, outcome_words
-from workflow_scripts.page.by_knob import TOTAL
 from workflow_scripts.page.report import Report
-from workflow_scripts.page.sentences import DECIDED, duration, explained, span, with_counts, without_effect
+from workflow_scripts.page.sentences import DECIDED, explained, span, with_counts, without_effect
 from workflow_scripts.page.series import PLACES
 from workflow_scripts.present.figures import FIGURES
 from workflow_scripts.questions.devices import section as device_ratios
@@ -25,7 +25,7 @@ from workflow_scripts.questions.predictions.measured_or_predicted import predict
 from workflow_scripts.questions.trust.where_measured import NOISY_PCT, host_load
 from workflow_scripts.study.progress import clock
 from workflow_scripts.study.setting_words import setting_phrase, settings_in_words, shortly
-from workflow_scripts.tables.results import RATE, MissingError, Tables, records
+from workflow_scripts.tables.results import RATE, TOTAL, MissingError, Tables, records
 
 MOST_DEVICES = 2
 # A larger share of a repeat in which the engine drains is told.
@@ -109,7 +109,7 @@ def _throughput(report: Report) -> Iterator[str]:
     knob, group = sequence_limit.most_important_group(report.tables)
     grown, ends = [], (group.rows["x"].min(), group.rows["x"].max())
     for gpu, of_one in group.rows.groupby("gpu", sort=False):
-        rates = of_one["cell_id"].map(report.tables.value(TOTAL.column))
+        rates = of_one["cell_id"].map(report.tables.value(TOTAL))
         at = rates.groupby(of_one["x"]).median().reindex(ends)
         if at.notna().all():
             last = of_one.loc[of_one["x"] == ends[1], "cell_id"]
@@ -123,7 +123,7 @@ def _throughput(report: Report) -> Iterator[str]:
     if len(published):
         rows = group.rows.assign(published=group.rows["cell_id"].map(published)).dropna(subset="published")
         gpu = rows["gpu"].iloc[0]
-        rows = rows[rows["gpu"] == gpu].assign(value=lambda of: of["cell_id"].map(report.tables.value(TOTAL.column)))
+        rows = rows[rows["gpu"] == gpu].assign(value=lambda of: of["cell_id"].map(report.tables.value(TOTAL)))
         both = rows.groupby("x")[["published", "value"]].median().dropna()
         times = (both["published"] / both["value"]).to_numpy()
         most = int(times.argmax())
@@ -232,7 +232,7 @@ def best_settings(report: Report) -> Table | Fold | None:
     places = sorted(cells.groupby(PLACES, sort=False), key=lambda of: (size[of[0][1]], tokens[of[0]]), reverse=True)
     rows = [_row(tables, of_place, means_of, best.get(names)) for names, of_place in places]
     headings = ["Model and workload", "Device", "Fastest setting"]
-    headings += ["Output tokens/s", "Per token", "First token", "Of ceiling"]
+    headings += [column(RATE).axis, *(column(name).label for name in TIMES), "Of ceiling"]
     note = "Means over starts (95 % interval). Settings of a row are not shown to differ. First tokens include waiting."
     table = Table("Fastest settings", headings, rows, [False] * 3 + [True] * 4, note)
     return table if len(rows) <= MOST_OPEN else Fold(f"Fastest settings of {len(rows)} combinations", [table])
@@ -257,10 +257,10 @@ def _row(tables: Tables, cells: pd.DataFrame, means_of: pd.DataFrame, best: dict
     if best is not None and len(members) == 1 and (ends := span([best[f"{RATE}_low"], best[f"{RATE}_high"]])):
         rate = f"{number(best[RATE])} ({ends})"
     times = [of_them[name].dropna() for name in TIMES]
-    latencies = [duration(values.min(), values.max()) if len(values) else UNKNOWN for values in times]
+    latencies = [column(of.name).text(of.min(), of.max()) if len(of) else UNKNOWN for of in times]
     waits = of_them[WAIT].dropna()
     if len(waits) and waits.max() > WORTH_SAYING * times[1].max():
-        latencies[1] += f", waits {duration(waits.min(), waits.max())}"
+        latencies[1] += f", waits {column(WAIT).text(waits.min(), waits.max())}"
     return [f"{first['model']}, {first['workload']}", first["gpu"], words, rate, *latencies, _of_limit(tables, members)]
 
 

@@ -22,16 +22,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from workflow_scripts.common.metrics import LATENCIES, METRICS
+from workflow_scripts.common.columns import COLUMNS, LATENCIES
 from workflow_scripts.page.report import Report
 from workflow_scripts.page.style import COLOURS
 from workflow_scripts.study.grid import COORDINATES
 from workflow_scripts.study.setting_words import knob_name, knobs_that_differ, settings_in_words
 from workflow_scripts.tables.results import REPEAT, MissingError, Tables, medians_by_cell
 
-MEASURES = tuple(metric.column for metric in METRICS)
+MEASURES = tuple(COLUMNS)
 # The serving table has these too, with further percentiles.
-SERVED = (*(metric.column for metric in LATENCIES), "goodput_requests_per_s", "slo_attainment")
+SERVED = (*(latency.name for latency in LATENCIES), "goodput_requests_per_s", "slo_attainment")
 OF_CELLS = (
     *("cell_id", "gpu", "engine", "model", "workload", "knobs", "sweeps", "outcome", "reason", "comparable", "source"),
     *("max_concurrency_allowed", "host", "device_name", "processor", "engine_version", "dtype", "attention_backend"),
@@ -51,7 +51,7 @@ MOST_BYTES = 700_000
 MOST_CELLS = 128
 # Rows per repeat.
 MOST_ROWS: Mapping[str, int] = {"requests": 500, "steps": 1500, "trace": 400}
-COLUMNS: Mapping[str, tuple[str, ...]] = {
+FACTS: Mapping[str, tuple[str, ...]] = {
     "requests": (
         *("repeat", "prompt_tokens", "output_tokens", "queued_s", "scheduled_s", "first_token_s", "last_token_s"),
         *("preemptions", "cached_prompt_tokens", "error"),
@@ -112,7 +112,7 @@ def page_data(report: Report, study_file: Path) -> dict[str, Any]:
         ],
         "cells": columns_of(cells, [*OF_CELLS, *OF_PAGE, *knobs]),
         "values": columns_of(values, MEASURES),
-        "repeats": columns_of(repeats, ["cell", "start", "repeat", *MEASURES]),
+        "repeats": columns_of(repeats, ["cell", "start", "repeat", "started_at", *MEASURES]),
         # One row per cell and source of the device's rates.
         "limits": columns_of(_of_cells(limits, place), ["cell", "rates", *LIMITS]),
         "predictions": columns_of(
@@ -245,7 +245,7 @@ def timelines(tables: Tables, most_bytes: int = MOST_BYTES) -> dict[str, str]:
     rank = rates.groupby([first[name] for name in COORDINATES], sort=False).rank(ascending=False, method="first")
     ids = rank.sort_values(kind="stable").index[:MOST_CELLS]
     facts = {}
-    for name in COLUMNS:
+    for name in FACTS:
         with suppress(MissingError):
             facts[name] = tables.facts(name, ids)
     counts = {name: rows["cell_id"].value_counts() for name, rows in facts.items()}
@@ -255,7 +255,7 @@ def timelines(tables: Tables, most_bytes: int = MOST_BYTES) -> dict[str, str]:
         if any(cell_id in of_cells for of_cells in parts.values()):
             timeline = {
                 name: {
-                    "columns": columns_of(of_cells.get(cell_id, facts[name].head(0)), COLUMNS[name], digits=9),
+                    "columns": columns_of(of_cells.get(cell_id, facts[name].head(0)), FACTS[name], digits=9),
                     "rows": int(counts[name].get(cell_id, 0)),
                 }
                 for name, of_cells in parts.items()
@@ -277,5 +277,5 @@ def _chosen(name: str, rows: pd.DataFrame) -> pd.DataFrame:
     part = (place * most // count).where(count > most, place)
     kept = rows[~rows[["cell_id", "repeat"]].assign(part=part).duplicated()]
     # Times keep a tenth of a millisecond, in a repeat of any length.
-    times = {column: kept[column].round(4) for column in COLUMNS[name] if column.endswith("_s") and column in kept}
+    times = {column: kept[column].round(4) for column in FACTS[name] if column.endswith("_s") and column in kept}
     return kept.assign(**times)

@@ -3,7 +3,7 @@
 The page's policy allows one inline script by its digest, and a page that is opened from a file can import nothing. So
 the modules are joined: each once, after those that it imports, without the words `import` and `export`. This needs no
 tool and allows only what the modules use: `import { name } from "./module.js";` on one line, and declarations that
-begin with `export`. As all names share one scope, no two modules may declare the same name. `metrics.js` is made from
+begin with `export`. As all names share one scope, no two modules may declare the same name. `columns.js` is made from
 Python, so that it is not written twice.
 """
 
@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from workflow_scripts.common.metrics import metrics_module
+from workflow_scripts.common.columns import columns_module
 
 _IMPORT = re.compile(r'^import \{ (?P<names>[\w, ]+) \} from "\./(?P<module>[\w-]+\.js)";\n', re.MULTILINE)
 _DECLARATION = re.compile(
@@ -19,7 +19,7 @@ _DECLARATION = re.compile(
 )
 
 
-MADE: Mapping[str, Callable[[], str]] = {"metrics.js": metrics_module}
+MADE: Mapping[str, Callable[[], str]] = {"columns.js": columns_module}
 
 
 class ScriptError(ValueError):

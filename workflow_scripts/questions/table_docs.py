@@ -8,12 +8,13 @@ Each schema holds the meaning and unit of its columns.
 import importlib
 import re
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pandera.pandas as pa
 
 from workflow_scripts.__main__ import COMMANDS
+from workflow_scripts.common.columns import COLUMNS
 from workflow_scripts.common.command import command, option
 from workflow_scripts.common.files import write_text
 from workflow_scripts.statistics.comparisons import ANOTHER_RUN
@@ -33,6 +34,12 @@ Not listed, unless described otherwise: `{x}_low` and `{x}_high`, the 95 % inter
 """
 
 
+SHOWN = """## How columns are shown
+
+The page, its figures and the comparisons show these columns under one name, in one unit:
+"""
+
+
 def schemas() -> list[pa.DataFrameSchema]:
     """The schemas of all tables, in the order of the commands `table-NAME` that make them."""
     places = [place for name, place in COMMANDS.items() if name.startswith("table-")]
@@ -45,7 +52,17 @@ def documentation() -> str:
     tables = schemas()
     # A column with its meaning, and the first table that has it.
     first = {column: schema.name for schema in reversed(tables) for column in _columns(schema)}
-    return "\n".join([HEAD, *(_section(schema, first) for schema in tables)])
+    return "\n".join([HEAD, *(_section(schema, first) for schema in tables), SHOWN, *_shown()])
+
+
+def _shown() -> Iterator[str]:
+    better = {True: ", more is better", False: ", less is better", None: ""}
+    kinds: dict[str, list[str]] = {}
+    for column in COLUMNS.values():
+        kind = f"{column.unit or 'without a unit'}{better[column.more]}"
+        kinds.setdefault(kind, []).append(f"`{column.name}` ({column.label})")
+    yield from (f"- {kind}: {', '.join(names)}" for kind, names in kinds.items())
+    yield ""
 
 
 def _columns(schema: pa.DataFrameSchema) -> list[tuple[str, str]]:

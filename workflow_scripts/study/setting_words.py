@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from workflow_scripts.common.wording import sentence
 from workflow_scripts.engines.registry import every_knob
 
 _SWITCHED = {"true": True, "false": False}
@@ -16,6 +17,7 @@ _NAMES = {
     "gpu_memory_utilization": "share of the memory",
     "num_speculative_tokens": "number of drafted tokens",
 }
+_UNITS = {"max_num_seqs": " (sequences)", "block_size": " (tokens)"}
 
 
 def knob_name(knob: str) -> str:
@@ -26,6 +28,16 @@ def knob_name(knob: str) -> str:
     """
     name = knob.removeprefix("knob_")
     return _NAMES.get(name, name.removeprefix("enable_").replace("_", " "))
+
+
+def knob_axis(knob: str) -> str:
+    """A knob's name with the unit of its values, for an axis.
+
+    >>> knob_axis("max_num_seqs"), knob_axis("batch_size")
+    ('max-num-seqs (sequences)', 'Batch size')
+    """
+    name = knob_name(knob)
+    return (sentence(name) if " " in name else name) + _UNITS.get(knob.removeprefix("knob_"), "")
 
 
 def setting(knob: str, value: Any) -> str:

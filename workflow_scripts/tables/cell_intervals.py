@@ -8,12 +8,11 @@ intervals of two cells may overlap although the cells differ.
 """
 
 from argparse import Namespace
-from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
 
-from workflow_scripts.common.metrics import LATENCIES, METRICS, Metric
+from workflow_scripts.common.columns import COLUMNS, Column
 from workflow_scripts.statistics.comparisons import SCOPE_MEANING, mean_interval
 from workflow_scripts.statistics.summary import (
     IDENTITY,
@@ -38,25 +37,13 @@ SCHEMA = table_schema(
     INTEGER("repeats", "valid repeats of all starts"),
     TEXT("scope", SCOPE_MEANING),
 )
-# Measures of a cell that are not among the metrics of the page.
-_FURTHER = (
-    *("running_while_others_wait", "recomputed_tokens", "prefix_cache_hits", "num_gpu_blocks"),
-    *("kv_bytes_used_mean", "max_cudagraph_capture_size"),
-)
 
 
-def cell_intervals(cells: pd.DataFrame, measures: Sequence[str] | None = None) -> pd.DataFrame:
-    """The intervals table, from the cells table; by default of all measures."""
-    means = {
-        metric.column: metric
-        for metric in METRICS
-        if (metric.has_interval or metric in LATENCIES) and metric.column in cells
-    }
-    if measures:
-        return pd.concat(_of_mean(cells, means[name]) for name in measures).reindex(columns=list(SCHEMA.columns))
-    parts = [_of_mean(cells, metric) for metric in means.values()]
-    others = [name for name in (*(metric.column for metric in METRICS), *_FURTHER) if name in cells]
-    others = [name for name in others if name not in means and pd.api.types.is_numeric_dtype(cells[name])]
+def cell_intervals(cells: pd.DataFrame) -> pd.DataFrame:
+    """The intervals table, from the cells table."""
+    known = [measure for measure in COLUMNS.values() if measure.name in cells]
+    parts = [_of_mean(cells, measure) for measure in known if measure.summary != "median"]
+    others = [measure.name for measure in known if measure.summary == "median"]
     groups = comparable_rows(cells).groupby("cell_id", sort=False)[others]
     medians, repeats = groups.median(), groups.count()
     parts += [
@@ -66,12 +53,12 @@ def cell_intervals(cells: pd.DataFrame, measures: Sequence[str] | None = None) -
     return pd.concat(parts).reindex(columns=list(SCHEMA.columns))
 
 
-def _of_mean(cells: pd.DataFrame, metric: Metric) -> pd.DataFrame:
-    measure = metric.column
+def _of_mean(cells: pd.DataFrame, column: Column) -> pd.DataFrame:
+    measure = column.name
     summary, samples = cell_summary(cells, measure)
     (value, low, high), scope = mean_interval(samples)
     intervals = pd.DataFrame({"value": value, "low": low, "high": high, "scope": scope})
-    if not metric.has_interval:
+    if column.summary == "mean":
         intervals = intervals[["value"]]
     rows = summary[["cell_id", "sample", "repeats"]].join(intervals, on="sample")
     if measure in THROUGHPUT and RATE_OF_ARRIVALS in cells:

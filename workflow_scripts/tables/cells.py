@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from workflow_scripts.common.columns import COLUMNS
 from workflow_scripts.common.command import PARSED, STUDY, command, option, out
 from workflow_scripts.common.files import read_jsonl
 from workflow_scripts.statistics.summary import knob_columns, numbers
@@ -31,7 +32,7 @@ from workflow_scripts.tables.timeline import (
     step_facts,
     trace_facts,
 )
-from workflow_scripts.tables.typed_tables import FLAG, INTEGER, KNOBS, NUMBER, TEXT, table_schema, write_table
+from workflow_scripts.tables.typed_tables import FLAG, INTEGER, KNOBS, NUMBER, TEXT, declared, table_schema, write_table
 
 MEASURED, SIMULATED = "measured", "simulated"
 
@@ -52,39 +53,25 @@ SCHEMA = table_schema(
     INTEGER("start", "start of the engine, from 1"),
     INTEGER("round position", "round of the start, and its place in it, from 1"),
     INTEGER("repeat", "timed pass, from 0"),
-    INTEGER("num_requests", "requests of the repeat"),
-    INTEGER("prompt_tokens output_tokens", "tokens of the repeat"),
-    NUMBER("wall_s", "from the submission of the first request to the end of the last"),
-    NUMBER("output_tokens_per_s total_tokens_per_s requests_per_s", "over `wall_s`; total includes prompts"),
-    NUMBER(
-        "steady_output_tokens_per_s",
-        "output rate while the engine is full: from the first tokens of the allowed number of sequences "
-        "until fewer requests remain",
-    ),
+    declared("num_requests prompt_tokens output_tokens wall_s"),
+    declared("output_tokens_per_s total_tokens_per_s requests_per_s steady_output_tokens_per_s"),
     NUMBER("steady_s", "duration of that time"),
-    NUMBER("drain_share", "share of `wall_s` after it"),
-    NUMBER(
-        "ttft_s_p50 ttft_s_p90 ttft_s_p99",
-        "time to the first token, from being queued (servers: from the scheduled arrival)",
-    ),
-    NUMBER("queue_s_p50 prefill_s_p50", "its parts, before and after the request was first scheduled"),
-    NUMBER("tpot_s_p50 tpot_s_p99", "mean time per output token after the first, per request"),
-    NUMBER("e2e_s_p50 e2e_s_p99", "time to the last token"),
+    declared("drain_share ttft_s_p50 ttft_s_p90 ttft_s_p99 queue_s_p50 prefill_s_p50"),
+    declared("tpot_s_p50 tpot_s_p99 e2e_s_p50 e2e_s_p99"),
     NUMBER(
         "queue_s_mean prefill_s_mean decode_s_mean",
         "mean times until scheduled, then to the first token, then to the last",
     ),
-    NUMBER("running_peak running_mean", "running sequences"),
-    NUMBER("running_while_others_wait", "mean running sequences while requests wait"),
-    INTEGER("waiting_peak", "waiting requests"),
-    NUMBER("kv_cache_usage_peak kv_cache_usage_mean", "share of KV blocks in use"),
-    INTEGER("preemptions", "requests that lost their blocks and were recomputed"),
-    INTEGER("recomputed_tokens", "tokens computed again after preemption; null where the engine does not count them"),
+    declared("running_peak"),
+    NUMBER("running_mean", "running sequences"),
+    declared("running_while_others_wait waiting_peak kv_cache_usage_peak"),
+    NUMBER("kv_cache_usage_mean", "share of KV blocks in use"),
+    declared("preemptions recomputed_tokens"),
     NUMBER("draft_tokens accepted_draft_tokens", "tokens drafted and accepted"),
-    NUMBER("draft_acceptance_rate", "accepted over drafted tokens"),
+    declared("draft_acceptance_rate"),
     NUMBER("tokens_per_draft_mean", "accepted tokens plus one, per sequence and step with a draft"),
-    NUMBER("prefix_cache_queries prefix_cache_hits", "tokens looked up and found"),
-    NUMBER("prefix_cache_hit_rate", "hits over queries"),
+    NUMBER("prefix_cache_queries", "tokens looked up and found"),
+    declared("prefix_cache_hits prefix_cache_hit_rate"),
     NUMBER(
         "prefix_cache_hit_rate_predicted",
         "predicted share of prompt tokens in whole blocks that begin an earlier prompt too",
@@ -92,31 +79,26 @@ SCHEMA = table_schema(
     NUMBER("prefix_cache_saved_pct", "hits over all prompt and output tokens"),
     INTEGER("requests_with_prefix_hits", "requests with a hit"),
     NUMBER("estimated_read_bytes estimated_write_bytes estimated_flops", "the engine's own estimate, per device"),
-    NUMBER(
-        "block_size_effective num_gpu_blocks kv_cache_tokens max_concurrency",
-        "tokens per block, blocks, tokens in the cache, full-length requests that fit",
-    ),
+    NUMBER("block_size_effective max_concurrency", "tokens per block, full-length requests that fit"),
+    declared("num_gpu_blocks kv_cache_tokens"),
     INTEGER("max_num_seqs_effective max_num_batched_tokens_effective max_model_len_effective", "effective values"),
-    INTEGER("max_cudagraph_capture_size", "effective: tokens of the largest step with CUDA graphs"),
+    declared("max_cudagraph_capture_size"),
     TEXT("cudagraph_mode", "effective"),
     TEXT("attention_backend", "named by the engine"),
     TEXT("not_as_asked", "settings that the engine silently replaced"),
     TEXT("effective", "all effective settings, a JSON object"),
     NUMBER("available_kv_cache_gib model_weights_gib peak_activation_gib cuda_graph_gib", "printed by the engine"),
-    NUMBER(
-        "memory_used_bytes_max memory_used_bytes_mean",
-        "of the first GPU (CPU: resident memory of the engine's processes)",
-    ),
+    declared("memory_used_bytes_max"),
+    NUMBER("memory_used_bytes_mean", COLUMNS["memory_used_bytes_max"].meaning),
     NUMBER("utilization_pct_mean", "of the device (CPU: of all its cores)"),
-    NUMBER("power_w_mean energy_j", "all GPUs of the cell, by the energy counter, else by sampled power"),
-    NUMBER("energy_j_per_output_token", "`energy_j / output_tokens`"),
+    declared("power_w_mean energy_j energy_j_per_output_token"),
     NUMBER("trace_gap_s_max", "longest time between two samples"),
-    NUMBER("sm_clock_mhz_median sm_clock_mhz_min", "multiprocessor clock, all GPUs"),
+    declared("sm_clock_mhz_median sm_clock_mhz_min"),
     TEXT("throttle_reasons", "of all GPUs of the cell, comma-separated"),
-    NUMBER("power_cap_share", "share of samples in which the power limit lowered the clocks"),
+    declared("power_cap_share"),
     NUMBER("kv_tokens_live_mean", "tokens of live requests in the cache, mean over time ([how](fragmentation.md))"),
     NUMBER("kv_slots_reserved_mean", "token slots reserved for them, mean over time"),
-    NUMBER("kv_bytes_used_mean", "`kv_tokens_live_mean` in bytes on all devices"),
+    declared("kv_bytes_used_mean"),
     NUMBER(
         "kv_bytes_reserved_mean kv_bytes_reserved_peak",
         "bytes reserved for keys and values; a pool of blocks counts whole",
@@ -126,7 +108,8 @@ SCHEMA = table_schema(
         "process_memory_growth_bytes_max",
         "CPU: highest resident memory of the engine's processes, minus that before the start",
     ),
-    NUMBER("cpu_steal_pct cpu_others_pct", "CPU time of the hypervisor and of other processes, of all cores"),
+    NUMBER("cpu_steal_pct", "CPU time of the hypervisor, of all cores"),
+    declared("cpu_others_pct"),
     NUMBER("start_s warmup_s measure_s", "time of the cell's phases"),
     FLAG("graphs_from_cache", "start: compiled graphs all loaded from vLLM's cache"),
     NUMBER("compile_s", "start: compiling or loading graphs, by the log"),

@@ -14,6 +14,7 @@ import pyarrow as arrow
 from pandera.errors import SchemaErrors
 from pyarrow import csv
 
+from workflow_scripts.common.columns import COLUMNS
 from workflow_scripts.common.csv_text import with_texts
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import write_bytes
@@ -37,6 +38,17 @@ class Kind(NamedTuple):
 
 TEXT, INTEGER, NUMBER, FLAG = Kind("string"), Kind("Int64"), Kind("float64"), Kind("boolean")
 KNOBS = "^knob_.+$"
+
+
+def declared(names: str, meaning: str = "") -> dict[str, pa.Column]:
+    """Columns as `common.columns` declares them; `meaning` says how this table sums them up.
+
+    >>> declared("preemptions", "sum over the repeats")["preemptions"].dtype
+    DataType(Int64)
+    """
+    columns = [COLUMNS[name] for name in names.split()]
+    return {of.name: Kind(of.dtype)(of.name, meaning or of.meaning)[of.name] for of in columns}
+
 
 TABLE_SCHEMAS: dict[str, pa.DataFrameSchema] = {}
 

@@ -15,7 +15,7 @@ def test_numbers_have_three_digits_and_thousands_separated(in_page):
     assert in_page("words.js", f"{json.dumps(numbers)}.map((n) => m.number(n))") == [
         *("12,300", "0.0123", "0", "–", "1,000", "1.00e-7", "1,000,000")
     ]
-    assert in_page("words.js", "m.withUnit(null, 's')") == "–"
+    assert in_page("words.js", "m.shown('wall_s', null)") == "–"
 
 
 def test_points_of_one_setting_stand_side_by_side(in_page):

@@ -82,7 +82,7 @@ def test_a_chart_of_the_views_is_saved_with_its_legend_and_its_table_with_all_ro
     tab.wait("document.querySelector('#view-explore table')")
     saved = tab.download(button("#view-explore", "SVG"), tmp_path)
     title, *texts = texts_of(saved)
-    assert title == "Output tokens per second (tokens/s) against Sequences allowed at once"
+    assert title == "Output throughput (tokens/s) against Sequences allowed at once"
     assert saved.name.startswith("kvsweep-study-synthetic-output-tokens-per-second")
     assert {"h200", "a100-sxm-80gb"} <= set(texts)
     assert "l40s" not in texts

@@ -12,6 +12,7 @@ from matplotlib.lines import Line2D
 
 from tests.unit.present.conftest import write_cells
 from tests.unit.present.synthetic import DRAWN, arguments
+from workflow_scripts.common.columns import column
 from workflow_scripts.page.plot import (
     COLUMN_WIDTH_IN,
     MAX_PANELS,
@@ -64,7 +65,7 @@ def test_every_figure_is_drawn_in_both_widths_and_described(results, name):
 
 
 def test_axes_and_legends_say_what_is_drawn_its_unit_and_its_source(results):
-    labels = {"max-num-seqs (sequences)", "Output tokens per s", "ceiling, data sheet (predicted)"}
+    labels = {"max-num-seqs (sequences)", column("output_tokens_per_s").axis, "ceiling, data sheet (predicted)"}
     assert labels <= set(words(results.root / "figures" / "output_by_max_num_seqs.svg"))
 
 

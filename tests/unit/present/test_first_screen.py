@@ -95,11 +95,10 @@ def test_the_share_of_the_ceiling_is_that_of_the_table_at_both_ends(report):
     sheet = limits[limits["rates"] == "datasheet"].groupby("cell_id")["factor"].median()
     cells = report.tables.measured.drop_duplicates("cell_id")
     for badge, text in told(reached, report):
-        shares = [f"{100 * share:.0f}" for share in sheet[sheet.index.isin(cells["cell_id"])]]
-        ends = re.fullmatch(r"(\d+) to (\d+) %", badge)
-        assert ends
-        assert set(ends.groups()) <= set(shares)
-        assert all(f"{end} % of the ceiling" in text for end in ends.groups())
+        shares = [number(100 * share) for share in sheet[sheet.index.isin(cells["cell_id"])]]
+        ends = badge.removesuffix(" %").split(" to ")
+        assert set(ends) <= set(shares)
+        assert all(f"{end} % with" in text for end in ends)
 
 
 def test_the_row_of_a_recommendation_has_its_numbers(report, tmp_path):

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from tests.unit.present.conftest import report_of, table_in, told, whole, write_cells
+from workflow_scripts.common.columns import column
 from workflow_scripts.page.report import Report
 from workflow_scripts.questions.memory.section import (
     POOL,
@@ -124,7 +125,7 @@ def test_pools_of_equal_memory_lie_above_each_other(tmp_path, axes_of):
     assert rows["running_peak_predicted"].eq(1).all()
     plot = pressure_by_pool(report.tables)
     # Nothing was found in a prefix cache, so there is nothing to draw of it.
-    assert [panel.title for panel in plot.panels] == list(QUANTITIES.values())[:-1]
+    assert [panel.title for panel in plot.panels] == [column(name).axis for name in QUANTITIES[:-1]]
     ax = axes_of(plot, 3)
     lines = {line.get_marker(): np.asarray(line.get_ydata()).tolist() for line in ax.lines[:2]}
     assert list(lines.values()) == [[7, 0], [7, 0]]

@@ -7,6 +7,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 
+from workflow_scripts.common.columns import column
 from workflow_scripts.page.plot import Panel, Plot, key
 from workflow_scripts.page.report import FigurePart, Subject
 from workflow_scripts.page.series import cell_titles, repeats_of
@@ -27,8 +28,9 @@ def sequences_over_time(tables: Tables) -> Plot:
 def kv_cache_over_time(tables: Tables) -> Plot:
     rows = _steps_of_few_cells(tables).dropna(subset="kv_cache_usage")
     require(rows, "no engine reported how much of its KV cache is in use")
-    rows = rows.assign(kv_cache_pct=100 * rows["kv_cache_usage"])
-    return _plot(tables, rows, "KV cache in use", "KV blocks in use (%)", {"kv_cache_pct": COLOURS[2]})
+    usage = column("kv_cache_usage")
+    rows = rows.assign(kv_cache_usage=usage.scaled(rows["kv_cache_usage"]))
+    return _plot(tables, rows, usage.label, usage.axis, {usage.name: COLOURS[2]})
 
 
 def _plot(tables: Tables, rows: pd.DataFrame, what: str, y_label: str, columns: Mapping[str, str]) -> Plot:
@@ -53,7 +55,7 @@ def _plot(tables: Tables, rows: pd.DataFrame, what: str, y_label: str, columns: 
             Panel(titles[cell], partial(_draw, rows=part, columns=columns))
             for cell, part in rows.groupby("cell_id", sort=False)
         ],
-        x_label="Time since the repeat began (s)",
+        x_label=column("time_s").axis,
         y_label=y_label,
         handles=handles,
         repeats=repeats_of(rows),
@@ -73,12 +75,12 @@ def _steps_of_few_cells(tables: Tables) -> pd.DataFrame:
 
 
 def _draw(ax: Axes, rows: pd.DataFrame, columns: Mapping[str, str]) -> None:
-    for column, color in columns.items():
+    for name, color in columns.items():
         for i, (_, part) in enumerate(rows.groupby("repeat")):
             style = REPEAT_LINES[i % len(REPEAT_LINES)]
-            ax.plot(part["time_s"], part[column], color=color, linestyle=style, alpha=0.55 if i else 1, **STEPS)
+            ax.plot(part["time_s"], part[name], color=color, linestyle=style, alpha=0.55 if i else 1, **STEPS)
     ax.set_xlim(left=0)
-    ax.set_ylim(0, max(rows[column].max() for column in columns) * 1.12 or 1)
+    ax.set_ylim(0, max(rows[name].max() for name in columns) * 1.12 or 1)
 
 
 SUBJECT = Subject(

@@ -8,6 +8,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch, Rectangle
 
+from workflow_scripts.common.columns import column
 from workflow_scripts.page.blocks import Block, Finding, Fold, Link, Table, Text, outcome_words, shown, table_of
 from workflow_scripts.page.plot import Panel, Plot, hide_y
 from workflow_scripts.page.report import MOST_ROWS, FigurePart, Report, Subject
@@ -151,10 +152,10 @@ def _cell_lines(report: Report, part: pd.DataFrame, rates: "pd.Series[float]") -
         log = next(filter(None, logs), "no log")
         ended = cell["outcome"] != "missing"
         outcome = outcome_words(cell["outcome"]) + (", not comparable" if ended and cell["comparable"] is False else "")
-        rate = shown(rates.get(cell["cell_id"]))
+        rate = shown(rates.get(cell["cell_id"]), RATE)
         name = report.cell_link(cell["cell_id"], report.labels[cell["cell_id"]])
         rows.append([name, outcome, rate, shown(cell["reason"]), log])
-    headings = ["Settings", "Outcome", "Output tokens per s", "Reason", "Engine log"]
+    headings = ["Settings", "Outcome", column(RATE).axis, "Reason", "Engine log"]
     return Table("Cells", headings, rows, [False, False, True, False, False])
 
 

@@ -9,6 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import PercentFormatter
 
+from workflow_scripts.common.columns import column
 from workflow_scripts.common.files import read_json
 from workflow_scripts.page.blocks import Absent, Block, shown, table_of
 from workflow_scripts.page.plot import Panel, Plot, key, plain_log_axis
@@ -76,7 +77,7 @@ def workload_arrivals(tables: Tables) -> Plot:
         title="Arrivals of requests over the time of a repeat",
         alt=f"Requests per second, measured: {'; '.join(rates)}.",
         panels=[Panel(titles[cell], partial(_draw_arrivals, times_s=times_s[cell])) for cell in shown.index],
-        x_label="Time since the repeat began (s)",
+        x_label=column("time_s").axis,
         y_label="Requests arrived",
         notes=notes,
         panel_height_in=2.3,
@@ -105,8 +106,8 @@ def _requests(tables: Tables, cell_ids: Iterable[str]) -> pd.DataFrame:
 
 
 def _draw_lengths(ax: Axes, rows: pd.DataFrame, limits: tuple[float, float]) -> None:
-    for column, (_, color, style) in LENGTHS.items():
-        ax.ecdf(rows[column], color=color, linestyle=style)
+    for name, (_, color, style) in LENGTHS.items():
+        ax.ecdf(rows[name], color=color, linestyle=style)
     plain_log_axis(ax, "x", *limits, most=6)
     ax.set_ylim(0, 1.03)
     ax.yaxis.set_major_formatter(PercentFormatter(1, symbol=" %"))
@@ -140,8 +141,8 @@ def workloads(report: Report) -> Iterator[Block]:
                 "Made from": manifest and manifest.get("source"),
                 "Requests per cell": " to ".join(dict.fromkeys([shown(min(counts)), shown(max(counts))])),
                 "Requests that share text": manifest and manifest["requests_with_prefix"],
-                "Prompt tokens": _length(manifest, "prompt_tokens", prompt),
-                "Output tokens": _length(manifest, "output_tokens", getattr(workload, "output_tokens", None)),
+                "prompt_tokens": _length(manifest, "prompt_tokens", prompt),
+                "output_tokens": _length(manifest, "output_tokens", getattr(workload, "output_tokens", None)),
                 "Sampling": in_words(workload.sampling),
             }
         )

@@ -23,10 +23,10 @@ from typing import NamedTuple
 from rich.table import Table
 
 from workflow_scripts.__main__ import main as kvsweep
+from workflow_scripts.common.columns import column
 from workflow_scripts.common.command import command, option
 from workflow_scripts.common.files import write_json, write_text
 from workflow_scripts.common.markdown import cell, rows_of
-from workflow_scripts.common.metrics import METRICS
 from workflow_scripts.common.terminal import Terminal
 from workflow_scripts.common.wording import number, plural
 from workflow_scripts.questions.compare.comparison import CellRatio, Comparison, comparison, in_order
@@ -40,9 +40,6 @@ CHANGED = 1
 CELLS, PAIRS, DIFFERENT, NOT_COMPARED = "Cells", "Comparisons within each run", "What differs", "Not compared"
 # Maximum number of rows of a table in the terminal and in Markdown; JSON has all.
 MOST_ROWS = 40
-
-
-_METRICS = {metric.column: metric for metric in METRICS if metric.name}
 
 
 class Section(NamedTuple):
@@ -94,8 +91,7 @@ def sections(result: Comparison) -> list[Section]:
     """The tables of the comparison; those without rows are left out."""
     of_measures: dict[str, list[tuple[str, ...]]] = {c.measure: [] for c in result.cells}
     for c in sorted(result.cells, key=lambda c: (c.verdict != CHANGES, -c.size)):
-        factor = _METRICS[c.measure].factor if c.measure in _METRICS else 1
-        values = (number(value * factor) for value in (c.a, c.b))
+        values = (number(column(c.measure).scaled(value)) for value in (c.a, c.b))
         of_measures[c.measure].append((c.cell, *values, ratio_text(c), c.scope or "", _verdict(c)))
     agrees = {True: "inside A's interval", False: "outside A's interval", None: "A has no interval"}
     pairs = [
@@ -119,7 +115,7 @@ def sections(result: Comparison) -> list[Section]:
         ),
         Section(CELLS, "By device and engine", of_place, _places(result)),
         *(
-            Section(CELLS, f"{measure_words(measure)}, the largest change first", of_cell, rows)
+            Section(CELLS, f"{column(measure).axis}, the largest change first", of_cell, rows)
             for measure, rows in of_measures.items()
         ),
         Section(NOT_COMPARED, "Other outcomes", ("cell", "A", "B", "reason"), outcomes),
@@ -132,16 +128,6 @@ def sections(result: Comparison) -> list[Section]:
         Section(NOT_COMPARED, "Only in B", ("cell",), [(cell,) for cell in result.only_b]),
     ]
     return [table for table in tables if table.rows]
-
-
-def measure_words(measure: str) -> str:
-    """A measure with its unit.
-
-    >>> measure_words("ttft_s_p50")
-    'Time to first token (TTFT), median (ms)'
-    """
-    metric = _METRICS.get(measure)
-    return f"{metric.name} ({metric.unit})" if metric else measure
 
 
 def _differing(differences: Sequence[Different]) -> list[tuple[str, ...]]:
@@ -165,7 +151,7 @@ def _places(result: Comparison) -> list[tuple[str, ...]]:
     for c in result.cells:
         groups["/".join(c.cell.split("/")[:2]), c.measure].append(c.ratio)
     return [
-        (place, measure_words(measure), str(len(r)), number(median(r)), f"{number(min(r))} to {number(max(r))}")
+        (place, column(measure).axis, str(len(r)), number(median(r)), f"{number(min(r))} to {number(max(r))}")
         for (place, measure), r in groups.items()
     ]
 
@@ -207,7 +193,7 @@ def draw(result: Comparison, out: Path) -> None:
         "summary": list(summary(result)),
         "sections": [section._asdict() for section in sections(result)],
         "comparison": result.model_dump(mode="json", exclude={"differences"}),
-        "measures": {measure: measure_words(measure) for measure in dict.fromkeys(c.measure for c in result.cells)},
+        "measures": {measure: column(measure).axis for measure in dict.fromkeys(c.measure for c in result.cells)},
     }
     with tempfile.TemporaryDirectory() as scratch:
         write_json(path := Path(scratch) / "comparison.json", content)

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from workflow_scripts.common.columns import column
 from workflow_scripts.common.command import command, option
 from workflow_scripts.common.files import write_text
 from workflow_scripts.common.markdown import cell, rows_of
@@ -66,9 +67,9 @@ def regressions(runs: Sequence[Digest], results: Sequence[Comparison], cells: Se
     tokens and outcomes are compared with every earlier run, the latest first.
     """
     worse = [
-        Regression(c.cell, c.measure, number(c.a), number(c.b), ratio_text(c))
+        Regression(c.cell, c.measure, column(c.measure).text(c.a), column(c.measure).text(c.b), ratio_text(c))
         for c in sorted(cells, key=lambda c: -c.size)
-        if c.verdict == CHANGES and (c.ratio < 1) == c.measure.endswith("_per_s")
+        if c.verdict == CHANGES and (c.ratio < 1) == bool(column(c.measure).more)
     ]
     others: dict[tuple[str, str], Regression] = {}
     for baseline, each in zip(reversed(runs[:-1]), reversed(results), strict=True):
@@ -116,7 +117,7 @@ def markdown(result: Comparison, worse: list[Regression], undecided: list[str], 
         runs = (f"{number}: {name}" for number, name in enumerate(over.runs, 1))
         lines += ["", f"Runs: {'; '.join(runs)}. Below, A is the latest baseline and B the present run."]
         rows = [
-            (of.cell, of.measure, " → ".join(map(number, of.values[-MOST_VALUES:])), _steps(of))
+            (of.cell, of.measure, _values(of), _steps(of))
             for of in sorted(over.series, key=lambda of: -max((step.found.size for step in of.steps), default=0))
         ]
         shown = [
@@ -124,6 +125,12 @@ def markdown(result: Comparison, worse: list[Regression], undecided: list[str], 
             *shown,
         ]
     return "\n".join([*lines, *in_markdown(shown)]) + "\n"
+
+
+def _values(of: Series) -> str:
+    measure = column(of.measure)
+    values = [number(measure.scaled(value)) for value in of.values[-MOST_VALUES:]]
+    return f"{' → '.join(values)} {measure.unit}"
 
 
 def _steps(of: Series) -> str:

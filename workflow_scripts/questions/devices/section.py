@@ -11,6 +11,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
+from workflow_scripts.common.columns import column
 from workflow_scripts.common.wording import listed, number, plural
 from workflow_scripts.page.blocks import Block, Finding
 from workflow_scripts.page.plot import Panel, Plot, key, log2_axis, mark_handles
@@ -20,21 +21,21 @@ from workflow_scripts.page.sentences import claims_on, explained, some, with_int
 from workflow_scripts.page.series import Group, groups_varying
 from workflow_scripts.page.style import COLOURS, INK, MUTED, LineStyle, Mark, marks
 from workflow_scripts.study.grid import COORDINATES
-from workflow_scripts.tables.results import MissingError, Tables, records, require
+from workflow_scripts.study.setting_words import knob_axis
+from workflow_scripts.tables.results import RATE, MissingError, Tables, records, require
 
 # From this share of samples at the power limit on, a sentence names it.
 MUCH_AT_POWER_LIMIT = 0.5
 _EXPECTED_COLOUR = COLOURS[3]
 # Title of a panel -> columns of each device, and the end of the axis if it is always the same.
 DRAWN: Mapping[str, tuple[Sequence[str], float | None]] = {
-    "Samples at the power limit (%)": (["power_cap_pct"], 105),
-    "SM clock (MHz), median and lowest": (["sm_clock_mhz_median", "sm_clock_mhz_min"], None),
+    column("power_cap_share").axis: (["power_cap_share"], 105),
+    f"{column('sm_clock_mhz').axis}, median and lowest": (["sm_clock_mhz_median", "sm_clock_mhz_min"], None),
 }
 _LOOKS: Sequence[Mapping[str, Any]] = ({}, {"fillstyle": "none", "linestyle": (0, (2, 1.5))})
-_X_LABEL = "max-num-seqs (sequences)"
 _WITHOUT_WAITING: Mapping[str, Any] = {"marker": "D", "markersize": 4, "fillstyle": "none", "linestyle": "none"}
 
-OBSERVED = "output tokens per s (measured)"
+OBSERVED = f"{column(RATE).in_words} (measured)"
 # Solid lines were published, dashed lines measured.
 DASHED: LineStyle = (0, (3, 1.5))
 _REFERENCES = (
@@ -59,7 +60,7 @@ _CANNOT_SHOW: Mapping[str, str] = {
 
 
 def of_rates(ratios: pd.DataFrame) -> pd.DataFrame:
-    return ratios[ratios["metric"] == "output_tokens_per_s"]
+    return ratios[ratios["metric"] == RATE]
 
 
 def groups_by_sequences(tables: Tables) -> list[Group]:
@@ -98,8 +99,8 @@ def _plot_by_sequences(groups: list[Group]) -> Plot:
         alt=" ".join(f"{group.title}: {ratios_in_words(group.rows)}." for group in groups[:4]),
         sources=[*sorted(rows["source"].unique()), *(["predicted"] if is_expected else []), "published"],
         panels=[Panel(group.title, partial(_draw_ratios, rows=group.rows, references=references)) for group in groups],
-        x_label=_X_LABEL,
-        y_label="Ratio of output tokens/s",
+        x_label=knob_axis("max_num_seqs"),
+        y_label=f"Ratio of {column(RATE).in_words}",
         handles=handles,
         repeats=repeats_of_pairs(rows, "repeats_a", "repeats_b"),
     )
@@ -112,8 +113,7 @@ def power_limit(tables: Tables) -> Plot:
     named = dict.fromkeys(gpu for group in groups for side in "ab" for gpu in group.rows[f"gpu_{side}"])
     clocks, panels = [], []
     for group in groups:
-        shares = {f"power_cap_pct_{side}": 100 * group.rows[f"power_cap_share_{side}"] for side in "ab"}
-        draw = partial(_draw_sides, rows=group.rows.assign(**shares), named=devices)
+        draw = partial(_draw_sides, rows=group.rows, named=devices)
         for what, (columns, top) in DRAWN.items():
             title = f"{group.title * (len(groups) > 1)}\n{what}".strip()
             panels.append(Panel(title, partial(draw, columns=columns, top=top)))
@@ -123,7 +123,7 @@ def power_limit(tables: Tables) -> Plot:
         title="How often the power limit lowers the clocks, and how far",
         alt=" ".join(clocks),
         panels=panels,
-        x_label=_X_LABEL,
+        x_label=knob_axis("max_num_seqs"),
         handles=mark_handles({name: devices[name] for name in named}),
         panel_height_in=2.0,
     )
@@ -160,8 +160,10 @@ def _draw_sides(
     """Draw columns of both devices, the first with filled marks on a solid line."""
     for side in "ab":
         mark = named[rows[f"gpu_{side}"].iloc[0]]
-        for column, look in zip(columns, _LOOKS, strict=False):
-            ax.plot(rows["x"], rows[f"{column}_{side}"], color=mark.color, marker=mark.marker, **look)
+        for name, look in zip(columns, _LOOKS, strict=False):
+            ax.plot(
+                rows["x"], column(name).scaled(rows[f"{name}_{side}"]), color=mark.color, marker=mark.marker, **look
+            )
     log2_axis(ax, rows["x"].unique())
     ax.set_ylim(0, top or 1.05 * ax.get_ylim()[1])
 
@@ -316,13 +318,13 @@ SUBJECT = Subject(
                 "measured_flop_ratio": "Ratio of matrix rates, measured",
                 "kv_tokens_ratio": "Ratio of KV-cache tokens",
                 **{f"{share}_b": f"{words}, slower device (predicted)" for share, words in _SHARES.items()},
-                "power_cap_share_a": "Samples at the power limit, faster device",
-                "power_cap_share_b": "Samples at the power limit, slower device",
+                "power_cap_share_a": f"{column('power_cap_share').label}, faster device",
+                "power_cap_share_b": f"{column('power_cap_share').label}, slower device",
                 "explanation": "Shown to be within 10 % of",
                 "compatible_with": "Also compatible with",
-                "nearest_difference_pct": "Difference from the nearest ratio (%)",
+                "nearest_difference_pct": "Difference from the nearest ratio",
             },
-            "Ratios of output tokens per second",
+            f"Ratios of {column(RATE).in_words}",
             lambda ratios: of_rates(ratios).assign(
                 explanation=lambda rows: rows["explanation"].map(explained, na_action="ignore"),
                 compatible_with=lambda rows: rows["compatible_with"].map(explained, na_action="ignore"),

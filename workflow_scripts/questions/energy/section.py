@@ -1,14 +1,13 @@
 """Power and energy of the GPUs of each cell."""
 
-from workflow_scripts.common.wording import number
-from workflow_scripts.page.by_knob import Measure, plot_by_knob
+from workflow_scripts.page.by_knob import plot_by_knob
 from workflow_scripts.page.plot import Plot
 from workflow_scripts.page.report import CELL, FigurePart, Subject, TablePart
 from workflow_scripts.questions.knobs.sequence_limit import at_both_ends, most_important_group
 from workflow_scripts.tables.results import Tables
 
-ENERGY = Measure("energy_j_per_output_token", "Energy per output token", "J per output token")
-POWER = {"power_w_mean": "Power (W)", "energy_j": "Energy (J)", ENERGY.column: "Energy per output token (J)"}
+ENERGY = "energy_j_per_output_token"
+POWER = ("power_w_mean", "energy_j", ENERGY)
 
 
 def energy(tables: Tables) -> Plot:
@@ -23,12 +22,12 @@ SUBJECT = Subject(
         FigurePart(energy),
         TablePart(
             "cells",
-            {**CELL, **POWER},
+            {**CELL, **dict.fromkeys(POWER, "")},
             "Power and energy of each cell, over all its repeats",
             rows=lambda tables: tables.grid[["cell_id", *CELL]].merge(
                 tables.values.reindex(columns=list(POWER)).dropna(subset="energy_j"), on="cell_id"
             ),
         ),
     ],
-    findings=[at_both_ends(ENERGY.column, lambda joules: f"{number(joules)} J per output token")],
+    findings=[at_both_ends(ENERGY)],
 )

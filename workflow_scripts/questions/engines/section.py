@@ -5,6 +5,7 @@ from typing import Any
 
 import pandas as pd
 
+from workflow_scripts.common.columns import column
 from workflow_scripts.page.blocks import Block, Finding
 from workflow_scripts.page.plot import Plot
 from workflow_scripts.page.ratio_plot import plot_bars
@@ -35,9 +36,9 @@ def engines(tables: Tables) -> Plot:
             panel=rows[keys].agg(" · ".join, axis=1), label=rows["engine"] + " · " + settings, name=rows["engine"]
         ),
         tables.values,
-        {RATE: ""},
+        [RATE],
         marks(rows["engine"].sort_values(ascending=False)),
-        title="Output tokens per second of vLLM and HuggingFace for equal work",
+        title=f"{column(RATE).label} of vLLM and HuggingFace for equal work",
         panels_are="combinations of device, model and workload",
     )
 
@@ -92,8 +93,8 @@ SUBJECT = Subject(
                 "vllm_knobs": "vLLM settings",
                 "hf_engine": "HuggingFace engine",
                 "hf_knobs": "HuggingFace settings",
-                "vllm_output_tokens_per_s": "vLLM output tokens per s",
-                "hf_output_tokens_per_s": "HuggingFace output tokens per s",
+                "vllm_output_tokens_per_s": "vLLM",
+                "hf_output_tokens_per_s": "HuggingFace",
                 "improvement_ratio": "vLLM over HuggingFace (95 % interval)",
                 "scope": "Interval covers",
                 "reason": "Why not comparable",

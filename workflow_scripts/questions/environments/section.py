@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 
 from workflow_scripts.catalog.environments import DEFAULT
+from workflow_scripts.common.columns import column, heading
 from workflow_scripts.page.blocks import Block, Finding
 from workflow_scripts.page.plot import Plot
 from workflow_scripts.page.ratio_plot import labelled, plot_ratios
@@ -14,11 +15,11 @@ from workflow_scripts.page.sentences import DECIDED, held_in_words, some, verdic
 from workflow_scripts.page.series import without_shared
 from workflow_scripts.page.style import marks
 from workflow_scripts.study.setting_words import knob_name
-from workflow_scripts.tables.results import Tables, require
+from workflow_scripts.tables.results import RATE, Tables, require
 
 # Of what an environment changed by itself, so much is told; the table holds all.
 MOST_CHANGES = 6
-_NAMES = {"start_s": "start (s)", "kv_cache_tokens": "KV-cache tokens"}
+_NAMES = {"start_s": heading("start_s", "start"), "kv_cache_tokens": column("kv_cache_tokens").in_words}
 
 
 def _by_size(effects: pd.DataFrame) -> pd.DataFrame:
@@ -43,7 +44,7 @@ def environments(tables: Tables) -> Plot:
         largest=largest,
         place=rows["value"].map(names.index),
         settings=rows.groupby("engine")["held"].transform(without_shared).map(held_in_words),
-        panel=rows["gpu"] + ": " + rows["metric"].str.removesuffix("_p50").str.replace("_", " "),
+        panel=rows["gpu"] + ": " + rows["metric"].map(lambda name: column(name).in_words),
         name=rows["value"],
     ).sort_values(["largest", "baseline_cell_id", "place"], ascending=[False, True, True])
     return plot_ratios(
@@ -108,12 +109,12 @@ SUBJECT = Subject(
                 "held": "Settings",
                 "ratio": "Ratio (95 % interval)",
                 "verdict": "Verdict",
-                "rate": "Output tokens/s",
-                "baseline_rate": "Compared with (tokens/s)",
+                "rate": heading(RATE),
+                "baseline_rate": heading(RATE, "Compared with"),
                 "scope": "Interval covers",
                 "starts_needed": "Further starts needed to decide",
             },
-            "Output tokens per second by environment",
+            f"{column(RATE).label} by environment",
             lambda effects: _by_size(effects).assign(held=lambda rows: rows["held"].map(held_in_words)),
         ),
     ],

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from workflow_scripts.common.columns import column
 from workflow_scripts.common.wording import plural
 from workflow_scripts.page.blocks import UNKNOWN, Block, Fold, Table, outcome_words, shown, with_intervals
 from workflow_scripts.page.report import MOST_ROWS, PLACE_HEADINGS, Report, Subject
@@ -15,14 +16,10 @@ from workflow_scripts.study.setting_words import knob_name, knobs_that_differ, s
 from workflow_scripts.tables.results import RATE, STEADY, TOTAL, Tables, records, require
 
 KNOBS = ("max_num_seqs", "block_size", "batch_size")
-OVER: Mapping[str, str] = {RATE: "whole repeats", STEADY: "while that many run"}
-MEMORY: Mapping[str, str] = {
-    "num_gpu_blocks": "KV blocks",
-    "waste_pct": "Empty slots in held KV memory (%)",
-    "memory_used_bytes": "Peak memory (GiB)",
-}
+OVER: Mapping[str, str] = {RATE: "whole repeats", STEADY: "steady part"}
+MEMORY = ("num_gpu_blocks", "waste_pct", "memory_used_bytes_max")
 BEST, PERHAPS_BEST = "★", "☆"
-PUBLISHED = "Total tokens per s, beside published ones,"
+PUBLISHED = f"{column(TOTAL).axis}, beside published ones,"
 SETTINGS, WHY = "Other settings", "Why there is no rate"
 
 
@@ -41,11 +38,11 @@ def knob_tables(tables: Tables) -> Iterator[tuple[str, list[Table]]]:
     """
     grid, rates = _with_memory(tables), _rates(tables)
     for knob in KNOBS:
-        column, name = f"knob_{knob}", knob_name(knob)
-        if column not in grid:
+        of_knob, name = f"knob_{knob}", knob_name(knob)
+        if of_knob not in grid:
             continue
-        others = [other for other in tables.knobs if other != column]
-        rows = grid.assign(x=grid[column])
+        others = [other for other in tables.knobs if other != of_knob]
+        rows = grid.assign(x=grid[of_knob])
         rows = rows[rows.groupby([*COORDINATES, *others], dropna=False, sort=False)["x"].transform("nunique") > 1]
         if rows.empty:
             continue
@@ -64,24 +61,24 @@ def knob_tables(tables: Tables) -> Iterator[tuple[str, list[Table]]]:
         by_cell = {row["cell_id"]: row for row in records(effects)}
         lines = [_rates_of(part, names, by_cell, rates) for part, names in zip(parts, named, strict=False)]
         fixed = [setting_phrase(of, rows[of].iloc[0]) for of in others if of not in varied and rows[of].notna().all()]
-        summaries = [_table(lines, named, name, "Output tokens per s (95 % interval)", fixed, _marks(lines, effects))]
+        summaries = [
+            _table(lines, named, name, f"{column(RATE).axis} and its 95 % interval", fixed, _marks(lines, effects))
+        ]
         if knob == "max_num_seqs":  # the setting for which rates are published
             pairs = zip(of_rows, named, strict=True)
             if beside := [line for part, names in pairs for line in _published(part, names, rates)]:
                 summaries.append(_table(beside, [line.names for line in beside], name, PUBLISHED, fixed))
-        for of, quantity in MEMORY.items():
+        for of in MEMORY:
             if rows[of].notna().any():
                 texts = [dict(zip(part["x"], (shown(value, of) for value in part[of]), strict=True)) for part in parts]
                 lines = [Line(names, values) for names, values in zip(named, texts, strict=False)]
-                summaries.append(_table(lines, named, name, quantity, fixed))
+                summaries.append(_table(lines, named, name, column(of).axis, fixed))
         yield knob, summaries
 
 
 def _with_memory(tables: Tables) -> pd.DataFrame:
     """One row per cell, with medians over its repeats of what describes its KV memory."""
-    memory = tables.values.reindex(columns=["num_gpu_blocks", "memory_used_bytes_max"])
-    memory.columns = pd.Index(["num_gpu_blocks", "memory_used_bytes"])
-    memory["waste_pct"] = tables.waste_pct
+    memory = tables.values.reindex(columns=list(MEMORY)).assign(waste_pct=tables.waste_pct)
     return tables.grid.drop(columns=list(memory), errors="ignore").join(memory, on="cell_id")
 
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pandas as pd
 
-from workflow_scripts.common.wording import number
-from workflow_scripts.page.blocks import GIB, Block, Finding
+from workflow_scripts.common.columns import column
+from workflow_scripts.page.blocks import Block, Finding
 from workflow_scripts.page.plot import Plot
 from workflow_scripts.page.ratio_plot import plot_bars
 from workflow_scripts.page.report import CELL, FigurePart, Report, Subject, TablePart
@@ -15,11 +15,8 @@ from workflow_scripts.page.series import without_shared
 from workflow_scripts.page.style import marks
 from workflow_scripts.tables.results import MissingError, Tables, records
 
-_MEASURES = {
-    "output_tokens_per_s": "Output tokens per s",
-    "kv_bytes_used_mean": "KV memory of running requests ({})",
-    "energy_j_per_output_token": "Energy per output token (J)",
-}
+_MEMORY = "kv_bytes_used_mean"
+_MEASURES = ("output_tokens_per_s", _MEMORY, "energy_j_per_output_token")
 _WORDS = {"true": "with", "false": "without"}
 
 
@@ -34,30 +31,16 @@ def prefix_caching(tables: Tables) -> Plot:
         for of, value in (("cell_id", "value"), ("baseline_cell_id", "baseline"))
     ]
     rows = pd.concat(sides).merge(cells, on="cell_id")
-    unit, size = _unit(rows["kv_bytes_used_mean"])
-    rows["kv_bytes_used_mean"] /= size
-    values = tables.values.reindex(columns=list(_MEASURES)).assign(
-        kv_bytes_used_mean=tables.value("kv_bytes_used_mean") / size
-    )
     differing = [name for name in ("gpu", "model", "held") if rows[name].nunique() > 1]
     labels = rows[["name", *differing]].agg(" · ".join, axis=1)
     return plot_bars(
         rows.assign(panel=rows["workload"], label=labels),
-        values,
-        {column: words.format(unit) for column, words in _MEASURES.items()},
+        tables.values.reindex(columns=list(_MEASURES)),
+        _MEASURES,
         marks(["without prefix caching", "with prefix caching"]),
         title="Prefix caching: speed, KV memory and energy of the same requests",
         panels_are="workloads",
     )
-
-
-def _unit(sizes: "pd.Series[float]") -> tuple[str, int]:
-    """The unit in which the largest of some sizes is at least 1, and its bytes.
-
-    >>> _unit(pd.Series([8490 * 2**20])), _unit(pd.Series([3.0e8]))
-    (('GiB', 1073741824), ('MiB', 1048576))
-    """
-    return ("GiB", GIB) if sizes.max() >= GIB else ("MiB", 2**20)
 
 
 def _cache_hits_in_words(cell: Mapping[str, Any]) -> str:
@@ -73,21 +56,20 @@ def memory_saved(report: Report) -> Iterator[Block]:
     """How much less KV memory the same requests take where they share the blocks of a prefix, the largest saving
     first; pairs in which nothing was found are left out."""
     pairs = effects_on(report.tables, "enable_prefix_caching", "pair")
-    of_cell = report.tables.values.reindex(columns=["kv_bytes_used_mean", "prefix_cache_hits"])
+    of_cell = report.tables.values.reindex(columns=[_MEMORY, "prefix_cache_hits"])
     cached, alone = (of_cell.reindex(pairs[name]).set_index(pairs.index) for name in ("cell_id", "baseline_cell_id"))
-    unit, size = _unit(alone["kv_bytes_used_mean"])
     rows = pairs.assign(
         held=without_shared(pairs["held"]),
-        cached=cached["kv_bytes_used_mean"] / size,
-        alone=alone["kv_bytes_used_mean"] / size,
-        saving=alone["kv_bytes_used_mean"] / cached["kv_bytes_used_mean"],
+        cached=cached[_MEMORY],
+        alone=alone[_MEMORY],
+        saving=alone[_MEMORY] / cached[_MEMORY],
     )[cached["prefix_cache_hits"] > 0].dropna(subset="saving")
+    text = column(_MEMORY).text
     findings = [
         Finding(
             f"{row['saving']:.3g} times less memory",
-            f"{place(row)}: the tokens of running requests take {number(row['cached'])} {unit} of keys and values with "
-            f"prefix caching, and {number(row['alone'])} {unit} without, because requests share the blocks of a "
-            "prefix.",
+            f"{place(row)}: the tokens of running requests take {text(row['cached'])} of keys and values with prefix "
+            f"caching, and {text(row['alone'])} without, because requests share the blocks of a prefix.",
             "good",
         )
         for row in records(rows.sort_values("saving", ascending=False, kind="stable"))
@@ -113,11 +95,11 @@ SUBJECT = Subject(
             "cells",
             {
                 **CELL,
-                "num_requests": "Requests",
+                "num_requests": "",
                 "requests_with_prefix_hits": "Requests with hits",
-                "prefix_cache_hit_rate": "Share of tokens found",
-                "prefix_cache_hit_rate_predicted": "Share of tokens found, predicted",
-                "prefix_cache_saved_pct": "Tokens not computed (%)",
+                "prefix_cache_hit_rate": "",
+                "prefix_cache_hit_rate_predicted": "Predicted",
+                "prefix_cache_saved_pct": "Tokens not computed",
             },
             "Prefix-cache hits in the first repeat of each cell",
             first_repeats_with_cache,

@@ -4,6 +4,7 @@ from contextlib import suppress
 
 import pandas as pd
 
+from workflow_scripts.common.columns import column
 from workflow_scripts.common.wording import sentence
 from workflow_scripts.page.plot import Plot
 from workflow_scripts.page.ratio_plot import plot_ratios
@@ -20,11 +21,11 @@ from workflow_scripts.page.series import PLACES
 from workflow_scripts.page.style import marks
 from workflow_scripts.questions.engines.section import equal_work
 from workflow_scripts.study.setting_words import instead_of, knob_name
-from workflow_scripts.tables.results import STEADY, MissingError, Tables, require
+from workflow_scripts.tables.results import RATE, STEADY, MissingError, Tables, require
 
 MOST_CHANGES = 10
 ENGINE = "vLLM instead of HuggingFace, each at its fastest"
-WHILE_FULL = ", while that many run"
+WHILE_FULL = ", in the steady part"
 
 
 def largest_changes(tables: Tables) -> pd.DataFrame:
@@ -49,7 +50,7 @@ def effects(tables: Tables) -> Plot:
     rows = largest_changes(tables)
     labels = list(dict.fromkeys(rows["label"]))
     drawn = rows[rows["label"].isin(labels[:MOST_CHANGES])]
-    title = "What changed output tokens per second, largest effect first"
+    title = f"What changed {column(RATE).in_words}, largest effect first"
     return plot_ratios(drawn.assign(name=drawn["gpu"]), marks(tables.devices), title=title)
 
 
@@ -67,7 +68,7 @@ SUBJECT = Subject(
         TablePart(
             "effects",
             {"knob": "Setting", **EFFECT_COLUMNS},
-            "Effects of other settings on output tokens per second",
+            f"Effects of other settings on {column(RATE).in_words}",
             lambda effects: overall(effects[~effects["knob"].isin(OWN_SECTION)]).assign(
                 knob=lambda rows: rows["knob"].map(knob_name)
             ),

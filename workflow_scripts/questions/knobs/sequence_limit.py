@@ -5,16 +5,17 @@ from functools import cache
 
 import pandas as pd
 
+from workflow_scripts.common.columns import column
 from workflow_scripts.common.wording import number
 from workflow_scripts.page.blocks import Block, Finding
-from workflow_scripts.page.by_knob import OUTPUT, TOTAL, VALUE, WHOLE, ceilings_of, compared, plot_by_knob
+from workflow_scripts.page.by_knob import VALUE, WHOLE, ceilings_of, compared, plot_by_knob
 from workflow_scripts.page.plot import Plot
 from workflow_scripts.page.report import FigurePart, Part, Report, Subject
 from workflow_scripts.page.sentences import claims_on, effects_of, size_of, verdicts_on
 from workflow_scripts.page.series import Group
 from workflow_scripts.study.grid import COORDINATES
 from workflow_scripts.study.setting_words import setting_phrase, shortly
-from workflow_scripts.tables.results import STEADY, MissingError, Tables
+from workflow_scripts.tables.results import RATE, STEADY, TOTAL, MissingError, Tables
 
 DRAIN, WORK = "drain_share", ("num_requests", "prompt_tokens", "output_tokens")
 
@@ -25,14 +26,14 @@ def output_by_max_num_seqs(tables: Tables) -> Plot:
     for group in groups:
         rows = group.rows
         if rows[STEADY].notna().all() and (rows.groupby("colour")[list(WORK)].nunique() > 1).any(axis=None):
-            rows[WHOLE], rows[VALUE] = (rows["cell_id"].map(tables.value(name)) for name in (OUTPUT.column, STEADY))
-            rows[OUTPUT.column] = rows[STEADY]
-    return plot_by_knob(tables, groups, "max_num_seqs", OUTPUT, ceilings_of(tables, groups))
+            rows[WHOLE], rows[VALUE] = (rows["cell_id"].map(tables.value(name)) for name in (RATE, STEADY))
+            rows[RATE] = rows[STEADY]
+    return plot_by_knob(tables, groups, "max_num_seqs", RATE, ceilings_of(tables, groups))
 
 
 def throughput(tables: Tables) -> Plot:
     knob, group = most_important_group(tables)
-    ceilings = ceilings_of(tables, [group], TOTAL.column)
+    ceilings = ceilings_of(tables, [group], TOTAL)
     if "datasheet" in ceilings:
         ceilings = ceilings[["datasheet"]]
     published = published_rates(tables, set(group.rows["cell_id"]))
@@ -45,13 +46,13 @@ def times(first: float, last: float) -> str:
 
 def at_both_ends(
     measure: str,
-    say: Callable[[float], str],
     badge: Callable[[float, float], str] = times,
     of: Callable[[Tables], "pd.Series[float]"] | None = None,
 ) -> Part:
-    """A quantity at the lowest and the highest value of the knob that matters most, for each device: that of the
-    measure, or what `of` gives by cell.
+    """A measure at the lowest and the highest value of the knob that matters most, for each device; `of` gives its
+    values by cell, if not the table `intervals` has them.
     """
+    shown = column(measure)
 
     def part(report: Report) -> Iterator[Block]:
         values = report.tables.value(measure) if of is None else of(report.tables)
@@ -62,8 +63,9 @@ def at_both_ends(
             at = of_one.droplevel("gpu").sort_index()
             (low, first), (high, last) = ((at.index[end], float(at.iloc[end])) for end in (0, -1))
             if low < high:
-                begin = f"{say(first)} with {setting_phrase(knob, low)}"
-                yield Finding(badge(first, last), f"{gpu}: {begin}, {say(last)} with {shortly(knob, high, low)}.")
+                begin = f"{shown.in_words} {shown.text(first)} with {setting_phrase(knob, low)}"
+                end = f"{shown.text(last)} with {shortly(knob, high, low)}"
+                yield Finding(badge(first, last), f"{gpu}: {begin}, {end}.")
 
     return part
 
@@ -71,7 +73,7 @@ def at_both_ends(
 def drains(report: Report) -> Iterator[Block]:
     """How much slower whole repeats are than the engine while it is full, where the drain is longest and at the end."""
     knob, group = most_important_group(report.tables)
-    names = [OUTPUT.column, STEADY, DRAIN]
+    names = [RATE, STEADY, DRAIN]
     cells = (
         group.rows[["cell_id", "gpu", "x"]]
         .drop_duplicates()
@@ -111,7 +113,7 @@ def most_important_knob(tables: Tables) -> str:
 def published_rates(tables: Tables, cells: Collection[str]) -> "pd.Series[float]":
     """What others published for the settings of these cells, in total tokens per second, by cell."""
     rows = tables.get("predictions", "quantity", "cell_id", "published")
-    rows = rows[(rows["quantity"] == TOTAL.column) & rows["cell_id"].isin(cells)]
+    rows = rows[(rows["quantity"] == TOTAL) & rows["cell_id"].isin(cells)]
     return rows.set_index("cell_id")["published"].dropna()
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
+from workflow_scripts.common.columns import column, heading, unit_of
 from workflow_scripts.page.blocks import Block, Finding
 from workflow_scripts.page.by_knob import CEILINGS
 from workflow_scripts.page.plot import Panel, Plot, key, mark_handles, plain_log_axis
@@ -20,7 +21,7 @@ from workflow_scripts.study.grid import COORDINATES
 from workflow_scripts.study.setting_words import knob_name
 from workflow_scripts.tables.results import REPEAT, MissingError, Tables, records, require
 
-TERA = 1e12
+_UNIT, _SHOWN = unit_of("flop_per_s")
 
 
 def roofline(tables: Tables) -> Plot:
@@ -28,7 +29,7 @@ def roofline(tables: Tables) -> Plot:
     cells = tables.measured[[*REPEAT, *COORDINATES]]
     rows = require(cells.merge(preferred(limits), on=REPEAT), "the work of no measured cell is known")
     notes = ["a mark is the median of a cell; operations and bytes are computed from its schedule"]
-    rows = rows.assign(x=rows["flops"] / rows["read_bytes"], y=rows["mfu"] * rows["flop_per_s"] / TERA)
+    rows = rows.assign(x=rows["flops"] / rows["read_bytes"], y=rows["mfu"] * rows["flop_per_s"] * _SHOWN)
     points = rows.groupby("cell_id", sort=False).agg({"gpu": "first", "x": "median", "y": "median"})
     with suppress(MissingError):
         knob, group = most_important_group(tables)
@@ -39,14 +40,14 @@ def roofline(tables: Tables) -> Plot:
     handles = mark_handles(named, linestyle="none")
     roof_lines = [CEILINGS[rates] for rates in CEILINGS if rates in set(roofs["rates"])]
     handles += [key(name.replace("ceiling", "roof"), linestyle=style) for style, name in roof_lines]
-    at = [f"{cell}: {row['x']:.3g} operations per byte, {row['y']:.3g} TFLOP/s" for cell, row in points.iterrows()]
+    at = [f"{cell}: {row['x']:.3g} operations per byte, {row['y']:.3g} {_UNIT}" for cell, row in points.iterrows()]
     return Plot(
         title="Rate of operations against operations per byte, below the roofs of each device",
         alt="; ".join(at[:8]) + ".",
         sources=["measured", "predicted"],
         panels=[Panel("", partial(_draw_roofline, points=points, roofs=roofs, named=named))],
-        x_label="Operations per byte read (FLOP/byte)",
-        y_label="TFLOP/s",
+        x_label="Operations per byte read",
+        y_label=heading("flop_per_s", "Operations"),
         handles=handles,
         repeats=repeats_of(rows),
         notes=notes,
@@ -59,7 +60,7 @@ def _draw_roofline(ax: Axes, points: pd.DataFrame, roofs: pd.DataFrame, named: M
     low, high = points["x"].min() / 2, max(4 * points["x"].max(), 2 * ridge.max())
     for roof in records(roofs):
         x = np.array([low, roof["flop_per_s"] / roof["memory_bandwidth_bytes_per_s"], high])
-        y = np.minimum(x * roof["memory_bandwidth_bytes_per_s"], roof["flop_per_s"]) / TERA
+        y = np.minimum(x * roof["memory_bandwidth_bytes_per_s"], roof["flop_per_s"]) * _SHOWN
         ax.plot(x, y, color=named[roof["gpu"]].color, linestyle=CEILINGS[roof["rates"]][0], linewidth=1.2)
     for gpu, part in points.groupby("gpu", sort=False):
         mark = named[str(gpu)]
@@ -69,7 +70,7 @@ def _draw_roofline(ax: Axes, points: pd.DataFrame, roofs: pd.DataFrame, named: M
         for row in records(last.drop_duplicates("value")):
             ax.annotate(f"{row['value']:g}", (row["x"], row["y"]), (5, -9), textcoords="offset points", fontsize=8)
     plain_log_axis(ax, "x", low, high, most=7)
-    plain_log_axis(ax, "y", points["y"].min() / 2, 1.6 * roofs["flop_per_s"].max() / TERA, most=8)
+    plain_log_axis(ax, "y", points["y"].min() / 2, 1.6 * roofs["flop_per_s"].max() * _SHOWN, most=8)
 
 
 def preferred(limits: pd.DataFrame) -> pd.DataFrame:
@@ -77,12 +78,7 @@ def preferred(limits: pd.DataFrame) -> pd.DataFrame:
     return limits.sort_values("rates").drop_duplicates(REPEAT)
 
 
-reached = at_both_ends(
-    "factor",
-    lambda share: f"{100 * share:.0f} % of the ceiling",
-    lambda first, last: f"{100 * first:.0f} to {100 * last:.0f} %",
-    lambda tables: tables.share_of_ceiling,
-)
+reached = at_both_ends("ceiling_share", column("ceiling_share").text, lambda tables: tables.share_of_ceiling)
 
 
 def above_ceilings(report: Report) -> Iterator[Block]:
@@ -116,17 +112,17 @@ SUBJECT = Subject(
             {
                 "cell_id": "Cell",
                 "rates": "Source of the device's rates",
-                "output_tokens_per_s_ceiling": "Ceiling (output tokens per s)",
-                "factor": "Share of the ceiling that was reached",
-                "mbu": "MBU",
-                "mfu": "MFU",
+                "output_tokens_per_s_ceiling": "Ceiling of the output",
+                **dict.fromkeys(("ceiling_share", "mbu", "mfu"), ""),
                 "experts_touched_share": "Experts that a decode step used",
                 "experts_touched_share_uniform": "Expected of equally likely experts",
                 "decode_bound_by": "Decoding limited by",
                 "steps_bound_by": "Steps limited by",
             },
             "Cells closest to their ceilings, medians over repeats",
-            rows=lambda tables: tables.limits.sort_values("factor", ascending=False, kind="stable"),
+            rows=lambda tables: tables.limits.assign(ceiling_share=lambda of: of["factor"]).sort_values(
+                "factor", ascending=False, kind="stable"
+            ),
         ),
     ],
     findings=[reached, above_ceilings],

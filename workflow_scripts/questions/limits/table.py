@@ -38,7 +38,7 @@ from workflow_scripts.study.study import Study
 from workflow_scripts.tables.cells import MEASURED
 from workflow_scripts.tables.parsed_facts import REPEAT
 from workflow_scripts.tables.table_command import table_command
-from workflow_scripts.tables.typed_tables import FLAG, INTEGER, NUMBER, TEXT, table_schema
+from workflow_scripts.tables.typed_tables import FLAG, INTEGER, NUMBER, TEXT, declared, table_schema
 from workflow_scripts.tables.work import read_work
 
 # A measured rate holds for one moment: on a shared host, one core was observed to read at 10 and at 24 GB/s.
@@ -75,7 +75,7 @@ SCHEMA = table_schema(
     NUMBER("read_bytes flops", "bytes to read and operations of these steps, on all devices"),
     NUMBER("experts_touched_share", "as in `cells`"),
     NUMBER("experts_touched_share_uniform", "expected share if all experts are equally likely"),
-    NUMBER("mbu mfu", "`read_bytes` and `flops` over `wall_s`, as a share of the device's rate"),
+    declared("mbu mfu", "`read_bytes` and `flops` over `wall_s`, as a share of the device's rate"),
     NUMBER("engine_mbu engine_mfu", "the same from the engine's own estimates"),
     NUMBER("engine_read_bytes_difference engine_flops_difference", "engine's estimate over the count here, minus 1"),
     NUMBER("factor", "measured rate over its ceiling, the higher of output and total tokens"),

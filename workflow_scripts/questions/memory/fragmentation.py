@@ -33,7 +33,7 @@ from workflow_scripts.tables.cells import MEASURED
 from workflow_scripts.tables.parsed_facts import REPEAT, known_facts, read_parsed
 from workflow_scripts.tables.request_lives import TIMES, Texts, by_repeat, paged, request_lives, shared_texts
 from workflow_scripts.tables.table_command import table_command
-from workflow_scripts.tables.typed_tables import INTEGER, NUMBER, TEXT, table_schema
+from workflow_scripts.tables.typed_tables import INTEGER, NUMBER, TEXT, declared, table_schema
 
 PREDICTED = "predicted"
 WHATIF_BLOCK_SIZES = (1, 8, 16, 32, 64, 128, 256)
@@ -52,7 +52,7 @@ SCHEMA = table_schema(
         "tokens_held_mean slots_held_mean",
         "tokens held and slots reserved, mean over time (`padded_batch`: over steps)",
     ),
-    NUMBER("waste_pct", "share of the slots without a token"),
+    declared("waste_pct"),
     NUMBER("wasted_slots_per_sequence", "slots without a token, per live sequence"),
     NUMBER("expected_wasted_slots_per_sequence", "`(block_size - 1) / 2`"),
     NUMBER("engine_slots_held_mean", "slots in use by the engine's own gauge; for `paged`"),

@@ -7,16 +7,18 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 
+from workflow_scripts.common.columns import column, unit_of
 from workflow_scripts.engines.registry import every_knob
 from workflow_scripts.page.blocks import Block, Finding, shown
-from workflow_scripts.page.by_knob import OUTPUT, compared, plot_by_knob
+from workflow_scripts.page.by_knob import compared, plot_by_knob
 from workflow_scripts.page.plot import Panel, Plot, key, log2_axis
 from workflow_scripts.page.report import CELL, FigurePart, Report, Subject, TablePart
 from workflow_scripts.page.sentences import claims_on, effects_of, some, verdicts_on
 from workflow_scripts.page.series import repeats_of, told_apart
 from workflow_scripts.page.style import COLOURS, LineStyle
 from workflow_scripts.study.grid import COORDINATES
-from workflow_scripts.tables.results import Tables, medians_by_cell, records, require
+from workflow_scripts.study.setting_words import knob_axis
+from workflow_scripts.tables.results import RATE, Tables, medians_by_cell, records, require
 
 # A smaller error of a KV cache prediction may come from other data in the device's memory.
 WITHIN_PCT = 1.0
@@ -54,7 +56,7 @@ LEVEL: Mapping[str, tuple[str, str, LineStyle]] = {
 
 def output_by_block_size(tables: Tables) -> Plot:
     groups = compared(tables, tables.measured, "knob_block_size", COORDINATES)
-    return plot_by_knob(tables, groups, "block_size", OUTPUT)
+    return plot_by_knob(tables, groups, "block_size", RATE)
 
 
 def waste_by_block_size(tables: Tables) -> Plot:
@@ -81,8 +83,8 @@ def waste_by_block_size(tables: Tables) -> Plot:
         panels=[Panel(" · ".join(map(str, names)), partial(_draw_waste, rows=part)) for names, part in groups],
         panels_are="models and workloads",
         most=MOST_WORKLOADS,
-        x_label="Block size (tokens)",
-        y_label="Empty slots in held KV memory (%)",
+        x_label=knob_axis("block_size"),
+        y_label=column("waste_pct").axis,
         handles=[handle for name, handle in handles.items() if name in set(rows["layout"])],
         repeats=repeats_of(rows),
         notes=["marks and lines are medians over all cells and repeats of a panel, bars and bands the range"],
@@ -124,7 +126,7 @@ BY_KIND_OF_LAYER = TablePart(
         "layout": "Layout",
         "tokens_held_mean": "Tokens needed",
         "slots_held_mean": "Slots held",
-        "waste_pct": "Empty slots in held memory (%)",
+        "waste_pct": "",
         "source": "Source",
     },
     "Waste by kind of layer, in tokens of all layers, medians over repeats",
@@ -166,7 +168,7 @@ def why_predictions_missed(report: Report) -> Iterator[Block]:
     # Cells that differ only in knobs without effect on the cache have the same sentences.
     first: dict[str, dict[str, Any]] = {}
     for row in records(rows[rows["disagrees"].notna()]):
-        gib = {name.replace("_bytes", "_gib"): row[name] / 2**30 for name in row if name.endswith("_bytes")}
+        gib = {of.replace("_bytes", "_gib"): row[of] * unit_of(of)[1] for of in row if of.endswith("_bytes")}
         words = " ".join(_DISAGREES[code] for code in row["disagrees"].split(",")).format(**row, **gib)
         first.setdefault(words, row)
     verdicts = {"published": "published"}
@@ -186,10 +188,10 @@ CAPACITY = TablePart(
         "predicted_num_blocks": "Blocks, predicted",
         "observed_kv_cache_tokens": "Tokens",
         "predicted_kv_cache_tokens": "Tokens, predicted",
-        "kv_cache_tokens_error_pct": "Error of predicted tokens (%)",
+        "kv_cache_tokens_error_pct": "Error of predicted tokens",
         "observed_max_concurrency": "Requests of full length",
         "predicted_max_concurrency": "Requests of full length, predicted",
-        "observed_kv_cache_bytes": "KV cache (GiB)",
+        "observed_kv_cache_bytes": "KV cache",
     },
     "Capacity of the KV cache, as the engine had it and as predicted",
 )
@@ -214,12 +216,12 @@ RESERVED = TablePart(
     "cells",
     {
         **CELL,
-        "reserved_bytes": "KV reserved, peak (GiB)",
-        "reserved_mean_bytes": "KV reserved, mean (GiB)",
-        "used_bytes": "KV used, mean (GiB)",
-        "used_pct": "Used share of reserved, of means (%)",
-        "torch_bytes": "Peak of torch, with weights (GiB)",
-        "process_bytes": "Growth of the process (GiB)",
+        "reserved_bytes": "KV reserved, peak",
+        "reserved_mean_bytes": "KV reserved, mean",
+        "used_bytes": "KV used, mean",
+        "used_pct": "Used share of reserved, of means",
+        "torch_bytes": "Peak of torch, with weights",
+        "process_bytes": "Growth of the process",
     },
     "KV memory reserved and used, medians over repeats",
     reserved_and_used,
@@ -238,7 +240,7 @@ SUBJECT = Subject(
                 "cell_id": "Cell",
                 "layout": "Layout",
                 "block_size": "Block size",
-                "waste_pct": "Empty slots in held memory (%)",
+                "waste_pct": "",
                 "wasted_slots_per_sequence": "Empty slots per sequence",
                 "expected_wasted_slots_per_sequence": "Empty slots per sequence, expected",
                 "source": "Source",

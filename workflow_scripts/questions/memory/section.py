@@ -7,25 +7,22 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 
+from workflow_scripts.common.columns import Column, column
+from workflow_scripts.common.wording import number
 from workflow_scripts.page.blocks import Block, Finding, Fold, table_of
 from workflow_scripts.page.plot import LINE_IN, Panel, Plot, hide_y, key, log2_axis, mark_handles, write_label
 from workflow_scripts.page.report import CELL, FigurePart, Report, Subject
 from workflow_scripts.page.series import PLACES, ends_in_words, repeats_of, told_apart
 from workflow_scripts.page.style import COLOURS, INK, Mark, marks
 from workflow_scripts.study.grid import COORDINATES
-from workflow_scripts.tables.results import MissingError, Tables, records, require
+from workflow_scripts.tables.results import RATE, MissingError, Tables, records, require
 
 POOL = "num_gpu_blocks_override"
 USERS = "running_while_others_wait"
-# Column of the cells table -> its name in figure and table.
-QUANTITIES: Mapping[str, str] = {
-    "running_peak": "Requests at once, peak",
-    "output_tokens_per_s": "Output tokens per s",
-    "ttft_s_p50": "TTFT, median (s)",
-    "preemptions": "Preemptions",
-    "recomputed_tokens": "Tokens computed again",
-    "prefix_cache_hit_rate": "Share of prompt tokens found in the prefix cache",
-}
+QUANTITIES = (
+    *("running_peak", "output_tokens_per_s", "ttft_s_p50", "preemptions", "recomputed_tokens"),
+    "prefix_cache_hit_rate",
+)
 EVICTED = "evicted_blocks"
 # Rows are compared if these are equal: they have the same requests and the same memory for them.
 MEMORY = [*PLACES, "pool_tokens"]
@@ -106,10 +103,10 @@ def pressure_by_pool(tables: Tables) -> Plot:
     panels = []
     for _, part in rows.groupby(COORDINATES, sort=False):
         place = " · ".join(part[differing].iloc[0])
-        for column, name in QUANTITIES.items():
-            if part[column].max() > 0:
-                draw = partial(_draw, rows=part, column=column, layouts=layouts)
-                panels.append(Panel(f"{name}\n{place}".strip(), draw))
+        for shown in map(column, QUANTITIES):
+            if part[shown.name].max() > 0:
+                draw = partial(_draw, rows=part, shown=shown, layouts=layouts)
+                panels.append(Panel(f"{shown.axis}\n{place}".strip(), draw))
     predicted = rows.filter(like="_predicted").notna().any(axis=None)
     handles = mark_handles({f"{layout} (measured)": mark for layout, mark in layouts.items()})
     handles += [key("predicted", **PREDICTED)] if predicted else []
@@ -117,9 +114,7 @@ def pressure_by_pool(tables: Tables) -> Plot:
     return Plot(
         title="When KV blocks run short",
         alt=" ".join(
-            ends_in_words(
-                f"{', '.join(map(str, names))}, output tokens per s by tokens of the pool:", part["output_tokens_per_s"]
-            )
+            ends_in_words(f"{', '.join(map(str, names))}, {column(RATE).axis} by tokens of the pool:", part[RATE])
             for names, part in list(rows.sort_values("pool_tokens").set_index("pool_tokens").groupby(COORDINATES))[:4]
         ),
         sources=["measured", *(["predicted"] if predicted else [])],
@@ -132,13 +127,14 @@ def pressure_by_pool(tables: Tables) -> Plot:
     )
 
 
-def _draw(ax: Axes, rows: pd.DataFrame, column: str, layouts: Mapping[str, Mark]) -> None:
+def _draw(ax: Axes, rows: pd.DataFrame, shown: Column, layouts: Mapping[str, Mark]) -> None:
+    measured, predicted = (shown.scaled(rows[name]) for name in (shown.name, f"{shown.name}_predicted"))
     for layout, line in rows.groupby("layout", sort=False):
         mark = layouts[str(layout)]
-        ax.plot(line["pool_tokens"], line[column], color=mark.color, marker=mark.marker)
-        ax.plot(line["pool_tokens"], line[f"{column}_predicted"], color=mark.color, **PREDICTED)
+        ax.plot(line["pool_tokens"], measured[line.index], color=mark.color, marker=mark.marker)
+        ax.plot(line["pool_tokens"], predicted[line.index], color=mark.color, **PREDICTED)
     log2_axis(ax, rows["pool_tokens"].unique())
-    ax.set_ylim(0, 1.12 * rows[[column, f"{column}_predicted"]].max().max())
+    ax.set_ylim(0, 1.12 * max(measured.max(), predicted.fillna(0).max()))
 
 
 def users_in_the_same_memory(report: Report) -> Iterator[Block]:
@@ -184,8 +180,8 @@ def _block_sizes(rows: pd.DataFrame) -> Iterator[Finding]:
             continue
         comparisons = [
             f"with {pool:,.0f} tokens of KV cache, {large.at[pool, 'users']:.3g} requests run at once instead of "
-            f"{small.at[pool, 'users']:.3g}, with {large.at[pool, 'output_tokens_per_s']:,.3g} output tokens per s "
-            f"instead of {small.at[pool, 'output_tokens_per_s']:,.3g}"
+            f"{small.at[pool, 'users']:.3g}, with {number(large.at[pool, RATE])} output tokens/s "
+            f"instead of {number(small.at[pool, RATE])}"
             for pool in dict.fromkeys([pools[0], pools[-1]])
         ]
         blocks = f"blocks of {ends['max']:g} instead of {ends['min']:g} tokens"
@@ -226,7 +222,7 @@ def users_by_cache(tables: Tables) -> Plot:
             for (*place, tokens), part in groups
         ],
         panels_are="sizes of the memory",
-        x_label="Requests at once",
+        x_label=column(USERS).axis,
         handles=handles,
         repeats=repeats_of(measured[measured["cell_id"].isin(rows["cell_id"])]),
         notes=["bars are medians over repeats"],
@@ -250,11 +246,11 @@ def every_way(report: Report) -> Iterator[Block]:
     columns = {name: CELL[name] for name in PLACES} | {
         "pool_tokens": "Memory, in tokens",
         "layout": "KV cache in",
-        "users": "Requests at once",
-        "users_predicted": "Requests at once, predicted",
+        "users": column(USERS).label,
+        "users_predicted": f"{column(USERS).label}, predicted",
         "times": "Ratio to contiguous reservations",
-        "used_pct": "Held slots that tokens fill (%)",
-        "output_tokens_per_s": QUANTITIES["output_tokens_per_s"],
+        "used_pct": "Held slots that tokens fill",
+        RATE: "",
     }
     if not rows.empty:
         yield table_of(rows, columns, "Users in the same memory, medians over repeats")
@@ -263,8 +259,8 @@ def every_way(report: Report) -> Iterator[Block]:
 def every_pool(report: Report) -> Iterator[Block]:
     rows = under_pressure(report.tables)
     columns = {**CELL, "pool_tokens": "Tokens of the pool", "layout": "Layout"}
-    for column, name in QUANTITIES.items():
-        columns |= {column: name, f"{column}_predicted": f"{name}, predicted"}
+    for name in QUANTITIES:
+        columns |= {name: "", f"{name}_predicted": f"{column(name).label}, predicted"}
     columns[f"{EVICTED}_predicted"] = "Blocks of shared prompts that lost their content, predicted"
     caption = "Every size of the pool, medians over repeats"
     whole = report.link(report.tables.folder / "cells.csv", "cells.csv")

@@ -7,14 +7,15 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 
+from workflow_scripts.common.columns import column, heading
 from workflow_scripts.common.wording import number, plural
 from workflow_scripts.page.blocks import Block, Finding
 from workflow_scripts.page.plot import Panel, Plot, key, log2_axis, plain_log_axis
 from workflow_scripts.page.report import CELL, FigurePart, Report, Subject, TablePart
 from workflow_scripts.page.series import PLACES, groups_varying
 from workflow_scripts.page.style import Mark, marks
-from workflow_scripts.study.setting_words import knob_name
-from workflow_scripts.tables.results import MissingError, Tables, records
+from workflow_scripts.study.setting_words import knob_axis, knob_name
+from workflow_scripts.tables.results import RATE, MissingError, Tables, records
 
 # Only marks of measured cells are filled. A check cell has both: a square for the measurement, and its prediction.
 HOLLOW: Mapping[str, Any] = {"linestyle": "none", "marker": "o", "markerfacecolor": "none"}
@@ -40,13 +41,13 @@ def measured_or_predicted(tables: Tables) -> Plot:
     groups = groups_varying(rows, knob, tables.knobs, PLACES)
     looks = marks(label for group in groups for label in group.labels)
     return Plot(
-        title=f"Output tokens per second against {knob_name(knob)}: measured or predicted",
+        title=f"{column(RATE).label} against {knob_name(knob)}: measured or predicted",
         alt=f"{sum(rows['measured'].notna())} measured and {sum(rows['state'] == 'predicted')} predicted cells.",
         sources=["measured", "predicted"],
         panels=[Panel(group.title, partial(_draw, rows=group.rows, looks=looks)) for group in groups],
         panels_are="devices, models and workloads",
-        x_label=knob_name(knob),
-        y_label="Output tokens per s",
+        x_label=knob_axis(knob),
+        y_label=column(RATE).axis,
         handles=[
             key("measured", **FILLED["measured"]),
             key("measured only as a check", **FILLED["check"]),
@@ -130,14 +131,14 @@ SUBJECT = Subject(
             {
                 **CELL,
                 "state": "State",
-                "measured": "Measured output tokens per s",
+                "measured": heading(RATE, "Measured"),
                 "estimated": "Predicted now",
                 "low": "Band from",
                 "high": "Band to",
                 "predicted": "Predicted before anything was measured",
-                "error_pct": "Error of a check (%)",
+                "error_pct": "Error of a check",
             },
-            "Output tokens per second of every cell, measured or predicted",
+            f"{column(RATE).label} of every cell, measured or predicted",
         ),
     ],
     findings=[states],

@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 
+from workflow_scripts.common.columns import column, heading
 from workflow_scripts.common.wording import plural
 from workflow_scripts.engines.vllm.knobs import VLLM
 from workflow_scripts.page.blocks import Block, Finding
@@ -16,6 +17,7 @@ from workflow_scripts.page.ratio_plot import plot_ratios
 from workflow_scripts.page.report import CELL, FigurePart, Report, Subject, TablePart
 from workflow_scripts.page.series import PLACES, ends_in_words
 from workflow_scripts.page.style import COLOURS, INK, marks
+from workflow_scripts.study.setting_words import knob_axis
 from workflow_scripts.tables.results import RATE, TOTAL, MissingError, Tables, records, require
 
 # Values that are only predicted have hollow marks on a broken line; each workload of a panel has its own line.
@@ -44,7 +46,7 @@ def prediction_errors(tables: Tables) -> Plot:
     plot = plot_ratios(
         rows.sort_values("ratio"),
         marks(tables.devices),
-        title="Predicted output tokens per second over measured, cells sorted by their error",
+        title=f"Predicted {column(RATE).in_words} over measured, cells sorted by their error",
         interval="band of the prediction",
     )
     alt = f"{len(rows)} cells. Predictions have a median error of {size.median():.3g} %, at most {size.max():.3g} %."
@@ -69,7 +71,7 @@ def predicted_by_max_num_seqs(tables: Tables) -> Plot:
     several = len(named) > 1
     lines = [key(f"predicted{f': {name}' * several}, with its band", **style) for name, style in named.items()]
     return Plot(
-        title="Total tokens (prompt and output) per second against max-num-seqs, as predicted",
+        title=f"{column(TOTAL).label}, against max-num-seqs, as predicted",
         alt=" ".join(
             ends_in_words(
                 f"{', '.join(map(str, names))}, predicted:", part.groupby("knob_max_num_seqs")["predicted"].median()
@@ -82,8 +84,8 @@ def predicted_by_max_num_seqs(tables: Tables) -> Plot:
             for names, part in rows.groupby(keys, sort=False)
         ],
         panels_are="devices, models and workloads",
-        x_label="max-num-seqs (sequences)",
-        y_label="Total tokens per s",
+        x_label=knob_axis("max_num_seqs"),
+        y_label=column(TOTAL).axis,
         handles=[*lines, *(key(name, **style) for name, style in looks.items())],
         notes=[
             "if several cells of a line have the same max-num-seqs, a mark is their median",
@@ -124,7 +126,7 @@ def _accuracy(rows: pd.DataFrame) -> Iterator[Finding]:
         cells += f" ({without} uncalibrated)" if without else ""
         worst = f" in the median and {size.quantile(0.9):.3g} % at the 90th percentile" if len(part) > 1 else ""
         sentence = (
-            f"On {gpu}, the prediction of output tokens per second is off by {size.median():.3g} %{worst}, in {cells}."
+            f"On {gpu}, the prediction of {column(RATE).in_words} is off by {size.median():.3g} %{worst}, in {cells}."
         )
         yield Finding(f"{size.median():.3g} % off", sentence, kind)
 
@@ -148,8 +150,8 @@ def _above_band(rows: pd.DataFrame) -> Iterator[Finding]:
         fastest = records(part[part["workload"] == slowest["workload"]])[-1]
         if slowest["published"] > slowest["high"]:
             sentence = (
-                f"{gpu}: where the prediction is lowest, the published rate is {slowest['published']:,.0f} tokens per "
-                f"s, above the prediction of {_with_band(slowest)} total tokens per s. Where it is highest, the "
+                f"{gpu}: where the prediction is lowest, the published rate is {slowest['published']:,.0f} "
+                f"tokens/s, above the prediction of {_with_band(slowest)} total tokens/s. Where it is highest, the "
                 f"published rate is {fastest['published']:,.0f} and the prediction {_with_band(fastest)}."
             )
             times = slowest["published"] / slowest["predicted"]
@@ -179,18 +181,18 @@ SUBJECT = Subject(
             "predictions",
             {
                 **CELL,
-                "predicted": "Predicted output tokens per s",
+                "predicted": heading(RATE, "Predicted"),
                 "low": "Band from",
                 "high": "Band to",
                 "ceiling": "Without a band: at most, by the data sheet",
-                "measured": "Measured output tokens per s",
-                "error_pct": "Error (%)",
+                "measured": heading(RATE, "Measured"),
+                "error_pct": "Error",
                 "flagged": "Differs from its prediction",
                 "running_peak_predicted": "Sequences at once, predicted",
                 "running_peak_measured": "Sequences at once, measured",
                 "speed_source": "Source of the device's speed",
             },
-            "Output tokens per second of every cell, predicted and measured",
+            f"{column(RATE).label} of every cell, predicted and measured",
             _with_ceilings,
         ),
     ],

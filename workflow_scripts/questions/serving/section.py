@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 
+from workflow_scripts.common.columns import column, heading
 from workflow_scripts.common.wording import listed, number, plural
 from workflow_scripts.page.blocks import Block, Finding, Table, shown
 from workflow_scripts.page.plot import Panel, Plot, key, log2_axis, mark_handles, ratio_axis
@@ -22,26 +23,15 @@ from workflow_scripts.workloads.arrivals import Load
 
 # The column that sets the load, in the order of the search -> its name.
 LOADS: Mapping[str, str] = {"request_rate_per_s": "requests/s", "users": "users"}
-LATENCIES: Mapping[str, tuple[LineStyle, str]] = {
-    "ttft_s_p50": ("-", "TTFT, median"),
-    "ttft_s_p99": ((0, (5, 1.5)), "TTFT, 99th percentile"),
-    "tpot_s_p50": ((0, (1, 1.2)), "TPOT, median"),
-}
-RATES: Mapping[str, tuple[LineStyle, str]] = {
-    "requests_per_s": ("-", "answered"),
-    "goodput_requests_per_s": ((0, (5, 1.5)), "answered within the SLO (goodput)"),
-}
+LATENCIES: Mapping[str, LineStyle] = {"ttft_s_p50": "-", "ttft_s_p99": (0, (5, 1.5)), "tpot_s_p50": (0, (1, 1.2))}
+RATES: Mapping[str, LineStyle] = {"requests_per_s": "-", "goodput_requests_per_s": (0, (5, 1.5))}
 OFFERED: LineStyle = (0, (1, 1.2))
 # Words for what the table says limited a load.
 LIMITED: Mapping[str, str] = {"load": "kept up", "client,load": "kept up, slow client", "unknown": "too short to say"}
 SATURATED_LABEL = "more load than the server sustains"
 # A table of max-num-seqs by rate for each of these, with a sign at loads that were too high.
 SEQUENCES, ARRIVALS, TOO_HIGH = "knob_max_num_seqs", "knob_request_rate_per_s", "*"
-BY_RATE: Mapping[str, str] = {
-    "ttft_s_p50": "Median TTFT (s)",
-    "tpot_s_p50": "Median TPOT (s)",
-    "goodput_requests_per_s": "Goodput (requests per s within the SLO)",
-}
+BY_RATE = ("ttft_s_p50", "tpot_s_p50", "goodput_requests_per_s")
 MOST_SERIES, MOST_FINDINGS = 6, 8
 _PANEL = [*PLACES, "axis"]
 # Knobs that say what the load is and which server gets it.
@@ -49,25 +39,26 @@ _NO_SETTINGS = {f"knob_{name}" for name in (*LOADS, "ramp_to_per_s", "endpoint")
 
 
 def serving_latency(tables: Tables) -> Plot:
-    return _plot(_rows(tables).assign(arrived=nan), LATENCIES, "Latency of served requests against load", "Seconds")
+    return _plot(_rows(tables).assign(arrived=nan), LATENCIES, "Latency of served requests against load", "Latency")
 
 
 def serving_throughput(tables: Tables) -> Plot:
     rows = _rows(tables)
     rows = rows.assign(arrived=rows["x"].where(rows["axis"] == "request_rate_per_s"))
-    return _plot(rows, RATES, "Throughput and goodput against load", "Requests per s")
+    return _plot(rows, RATES, "Throughput and goodput against load", "Requests")
 
 
-def _plot(rows: pd.DataFrame, looks: Mapping[str, tuple[LineStyle, str]], title: str, y_label: str) -> Plot:
+def _plot(rows: pd.DataFrame, looks: Mapping[str, LineStyle], title: str, what: str) -> Plot:
     """The figure of the columns `looks`, and of the rate `arrived` where it is known."""
     looks = {name: look for name, look in looks.items() if rows[name].gt(0).any()}
+    rows = rows.assign(**{name: column(name).scaled(rows[name]) for name in looks})
     groups = _groups(rows)
     colours = marks(dict.fromkeys(label for _, part in groups for label in part["series"]))
     values = rows[list(looks)].astype(float)
     limits = float(values[values > 0].min().min()), float(max(values.max().max(), rows["arrived"].fillna(0).max()))
     draw = partial(_draw, looks=looks, colours=colours, limits=limits)
     few = rows.groupby(_PANEL)["series"].nunique().max() > MOST_SERIES
-    handles = mark_handles(colours) + [key(name, linestyle=style) for style, name in looks.values()]
+    handles = mark_handles(colours) + [key(column(name).label, linestyle=style) for name, style in looks.items()]
     if rows["arrived"].notna().any():
         handles.append(key("arrived", MUTED, OFFERED))
     if rows["saturated"].eq(True).any():
@@ -79,7 +70,7 @@ def _plot(rows: pd.DataFrame, looks: Mapping[str, tuple[LineStyle, str]], title:
         panels=[Panel(head, partial(draw, rows=part)) for head, part in groups],
         panels_are="combinations of device, workload and kind of load",
         x_label="Load (logarithmic)",
-        y_label=y_label,
+        y_label=heading(next(iter(looks)), what),
         handles=handles,
         repeats=repeats_of(rows),
         notes=[f"at most {MOST_SERIES} settings per panel have a line; the table holds all"] if few else [],
@@ -130,13 +121,13 @@ def _groups(rows: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
 def _draw(
     ax: Axes,
     rows: pd.DataFrame,
-    looks: Mapping[str, tuple[LineStyle, str]],
+    looks: Mapping[str, LineStyle],
     colours: Mapping[str, Mark],
     limits: tuple[float, float],
 ) -> None:
     for label, part in rows.groupby("series", sort=False):
         mark = colours[str(label)]
-        for name, (style, _) in looks.items():
+        for name, style in looks.items():
             positive = part[part[name] > 0]
             at = positive.groupby("x")[name].agg(["median", "min", "max"])
             ax.vlines(at.index, at["min"], at["max"], color=mark.color, linewidth=1.2, alpha=0.6)
@@ -152,13 +143,13 @@ def _draw(
         ax.plot(arrived, arrived, color=MUTED, linestyle=OFFERED, linewidth=1.2)
 
 
-def _in_words(groups: Sequence[tuple[str, pd.DataFrame]], looks: Mapping[str, tuple[LineStyle, str]]) -> Iterator[str]:
+def _in_words(groups: Sequence[tuple[str, pd.DataFrame]], looks: Mapping[str, LineStyle]) -> Iterator[str]:
     for head, rows in groups[:6]:
         for label, part in rows.groupby("series", sort=False):
             medians = part.groupby("x")[list(looks)].median()
-            for name, (_, called) in looks.items():
+            for name in looks:
                 if medians[name].notna().any():
-                    yield ends_in_words(f"{head}, {label}: {called}", medians[name].dropna())
+                    yield ends_in_words(f"{head}, {label}: {column(name).axis}", medians[name].dropna())
 
 
 def sustained(report: Report) -> Iterator[Block]:
@@ -202,15 +193,13 @@ def _users_see(row: Mapping[str, Any]) -> str:
     """The rate of answers and the time to the first token, in words.
 
     >>> _users_see({"requests_per_s": 11.49, "ttft_s_p50": 0.27, "ttft_s_p99": 0.4567})
-    'it answered 11.5 requests/s, with a TTFT of 0.27 s in the median and 0.457 s at the 99th percentile'
+    'it answered 11.5 requests/s, with a TTFT of 270 ms in the median and 457 ms at the 99th percentile'
     >>> _users_see({"requests_per_s": 11.49, "ttft_s_p50": 0.27, "ttft_s_p99": float("nan")})  # of few requests
-    'it answered 11.5 requests/s, with a TTFT of 0.27 s in the median'
+    'it answered 11.5 requests/s, with a TTFT of 270 ms in the median'
     """
-    tail = f" and {row['ttft_s_p99']:.3g} s at the 99th percentile" if pd.notna(row["ttft_s_p99"]) else ""
-    return (
-        f"it answered {row['requests_per_s']:.3g} requests/s, with a TTFT of {row['ttft_s_p50']:.3g} s in the "
-        f"median{tail}"
-    )
+    rate, median, tail = (column(name).text(row[name]) for name in ("requests_per_s", "ttft_s_p50", "ttft_s_p99"))
+    at_tail = f" and {tail} at the 99th percentile" if pd.notna(row["ttft_s_p99"]) else ""
+    return f"it answered {rate}, with a TTFT of {median} in the median{at_tail}"
 
 
 def load_findings(report: Report) -> Iterator[Block]:
@@ -232,7 +221,8 @@ def _finding(row: Mapping[str, Any], labels: Mapping[str, str]) -> Finding:
     if saturated:
         words += f", and {number(row['queue_growth_per_s'])} more were unanswered each second"
     if slow_client:
-        words += f"; 1 % of the requests left the client {number(row['client_lag_s_p99'])} s late or later"
+        late = column("client_lag_s_p99").text(row["client_lag_s_p99"])
+        words += f"; 1 % of the requests left the client {late} late or later"
         words += f", and it used {number(row['client_cpu_cores'])} cores"
     return Finding("saturated" if saturated else limited, f"{words}.", "bad" if saturated or slow_client else "neutral")
 
@@ -250,14 +240,14 @@ def sequences_by_rate(report: Report) -> Iterator[Block]:
             first = part.iloc[0]
             held = [setting_phrase(name, first[name]) for name in others if pd.notna(first[name])]
             title = ", ".join([*first[COORDINATES], *held])
-            for measure, name in BY_RATE.items():
+            for measure in BY_RATE:
                 if part[measure].notna().any():
-                    yield _by_rate(part, measure, f"{name} by max-num-seqs and rate: {title}")
+                    yield _by_rate(part, measure, f"{column(measure).axis} by max-num-seqs and rate: {title}")
 
 
 def _by_rate(rows: pd.DataFrame, measure: str, caption: str) -> Table:
     too_high = rows["saturated"].eq(True).map({True: f" {TOO_HIGH}", False: ""})
-    texts = rows.assign(text=rows[measure].map(shown) + too_high)
+    texts = rows.assign(text=[shown(value, measure) for value in rows[measure]] + too_high)
     wide = texts.pivot(index=SEQUENCES, columns=ARRIVALS, values="text").fillna(shown(None))
     headings = ["max-num-seqs", *(f"{rate:g} requests/s" for rate in wide.columns)]
     body = [[f"{sequences:g}", *values] for sequences, values in zip(wide.index, wide.to_numpy(), strict=True)]
@@ -285,21 +275,13 @@ SUBJECT = Subject(
                 "endpoint": "Server",
                 "knobs": "Settings and load",
                 "load": "Kind of load",
-                "request_rate_per_s": "Requests sent per s",
+                "request_rate_per_s": "Sent",
                 "users": "Users",
-                "requests_per_s": "Requests answered per s",
-                "output_tokens_per_s": "Output tokens per s",
-                "ttft_s_p50": "TTFT, median (s)",
-                "ttft_s_p99": "TTFT, 99th percentile (s)",
-                "itl_s_p50": "Inter-token latency, median (s)",
-                "tpot_s_p50": "TPOT, median (s)",
-                "e2e_s_p99": "End-to-end latency, 99th percentile (s)",
-                "goodput_requests_per_s": "Goodput (requests per s)",
-                "running_peak": "Maximum sequences at once (server)",
+                **dict.fromkeys(("requests_per_s", "output_tokens_per_s", "ttft_s_p50", "ttft_s_p99", "itl_s_p50"), ""),
+                **dict.fromkeys(("tpot_s_p50", "e2e_s_p99", "goodput_requests_per_s", "running_peak"), ""),
                 "in_flight_peak": "Maximum requests at once (client)",
-                "memory_utilization": "Device memory in use (share)",
-                "kv_cache_usage_peak": "KV cache in use, peak (share)",
-                "preemptions": "Preemptions",
+                "memory_utilization": "Device memory in use",
+                **dict.fromkeys(("kv_cache_usage_peak", "preemptions"), ""),
                 "saturated": "Load too high",
                 "limited_by": "Limited by",
             },
@@ -318,7 +300,9 @@ SUBJECT = Subject(
                 "saturated": "Load too high",
             },
             "Effects of settings and of the load on latencies",
-            overall,
+            lambda latencies: overall(latencies).assign(
+                metric=lambda rows: [column(of).label for of in rows["metric"]]
+            ),
         ),
     ],
     findings=[sustained, load_findings, latency_verdicts],

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from workflow_scripts.common.columns import LATENCIES
 from workflow_scripts.common.command import PARSED
 from workflow_scripts.engines.engine import CLIENT_CPU_S
 from workflow_scripts.engines.registry import load_engines, without_environment
@@ -25,7 +26,7 @@ from workflow_scripts.study.study import Study
 from workflow_scripts.tables.parsed_facts import REPEAT, START, read_parsed
 from workflow_scripts.tables.table_command import table_command
 from workflow_scripts.tables.timeline import tokens_inside
-from workflow_scripts.tables.typed_tables import FLAG, INTEGER, NUMBER, TEXT, table_schema
+from workflow_scripts.tables.typed_tables import FLAG, INTEGER, NUMBER, TEXT, declared, table_schema
 from workflow_scripts.workloads.arrivals import Load
 
 # A queue counts as growing beyond chance if it grows by this share of the arrivals and by this many requests.
@@ -49,24 +50,17 @@ SCHEMA = table_schema(
     TEXT("load", "`open loop`, `ramp`, `closed loop`, `replay` (the workload's arrivals) or `all at once`"),
     NUMBER("request_rate_per_s ramp_to_per_s burstiness", "the requested load"),
     INTEGER("users", "the requested load"),
-    INTEGER("num_requests", "requests of the repeat"),
+    declared("num_requests"),
     NUMBER("arrivals_per_s", "null in a closed loop"),
-    NUMBER("requests_per_s output_tokens_per_s total_tokens_per_s", "answered, over the whole repeat"),
-    NUMBER("ttft_s_p50 ttft_s_p90 ttft_s_p99", "time to the first token"),
-    NUMBER("tpot_s_p50 tpot_s_p90 tpot_s_p99", "time per output token after the first, per request"),
-    NUMBER("itl_s_p50 itl_s_p90 itl_s_p99", "time between two pieces of a streamed answer, over all requests"),
-    NUMBER("e2e_s_p50 e2e_s_p90 e2e_s_p99", "time to the last token"),
+    declared("requests_per_s output_tokens_per_s total_tokens_per_s", "answered, over the whole repeat"),
+    declared(" ".join(latency.name for latency in LATENCIES)),
     TEXT("slo", "the study's bounds"),
-    NUMBER("slo_attainment", "share of requests within all bounds"),
-    NUMBER("goodput_requests_per_s", "rate of requests within all bounds"),
-    NUMBER("running_peak", "running sequences, reported about once per second"),
+    declared("slo_attainment goodput_requests_per_s"),
+    declared("running_peak", "running sequences, reported about once per second"),
     INTEGER("in_flight_peak", "requests that the client had in flight"),
-    INTEGER("waiting_peak preemptions", "reported by the server"),
-    NUMBER("kv_cache_usage_peak", "reported by the server"),
-    NUMBER(
-        "memory_used_bytes_max memory_utilization",
-        "highest memory in use, and its share of the device's (CPU: of client and server)",
-    ),
+    declared("waiting_peak preemptions kv_cache_usage_peak", "reported by the server"),
+    declared("memory_used_bytes_max", "highest memory in use (CPU: of client and server)"),
+    NUMBER("memory_utilization", "its share of the device's"),
     NUMBER("client_lag_s_p99", "from scheduled to sent"),
     NUMBER("client_cpu_cores", "CPU time of the client over wall time"),
     FLAG("client_shares_cores", "client and server shared CPU cores"),
@@ -111,11 +105,12 @@ SUMMARY_SCHEMA = table_schema(
         f"99th percentile of a repeat, geometric mean over the starts; null with fewer than {TAIL_REQUESTS} requests",
     ),
     TEXT("slo", "as in `serving`"),
-    NUMBER("slo_attainment goodput_requests_per_s", "means over the repeats"),
-    NUMBER("running_peak", "highest of all repeats"),
+    declared("slo_attainment goodput_requests_per_s", "means over the repeats"),
+    declared("running_peak", "highest of all repeats"),
     INTEGER("in_flight_peak", "highest of all repeats"),
-    INTEGER("preemptions", "sum over the repeats"),
-    NUMBER("kv_cache_usage_peak memory_utilization", "highest of all repeats"),
+    declared("preemptions", "sum over the repeats"),
+    declared("kv_cache_usage_peak", "highest of all repeats"),
+    NUMBER("memory_utilization", "highest of all repeats"),
     FLAG("saturated", "whether any repeat is; null if none is, but one is too short to decide"),
     TEXT("limited_by", "of all repeats, comma-separated"),
     NUMBER("arrivals_per_s", "mean over the repeats"),

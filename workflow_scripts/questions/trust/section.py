@@ -1,5 +1,6 @@
 """What limits the numbers of a study: failures, load, unsteady cells, drift, and what intervals cover."""
 
+from workflow_scripts.common.columns import column
 from workflow_scripts.page.plot import Plot
 from workflow_scripts.page.ratio_plot import plot_ratios
 from workflow_scripts.page.report import FigurePart, Subject
@@ -16,19 +17,19 @@ from workflow_scripts.questions.trust.where_measured import (
     slowed_gpus,
     unsteady_cells,
 )
-from workflow_scripts.tables.results import Tables, require
+from workflow_scripts.tables.results import RATE, Tables, require
 
 
 def spread(tables: Tables) -> Plot:
-    rows = require(tables.measured.dropna(subset="output_tokens_per_s"), "no measured cell has a rate")
+    rows = require(tables.measured.dropna(subset=RATE), "no measured cell has a rate")
     starts = "start " + rows["start"].map("{:g}".format)
-    ratio = rows["output_tokens_per_s"] / rows.groupby("cell_id")["output_tokens_per_s"].transform("median")
+    ratio = rows[RATE] / rows.groupby("cell_id")[RATE].transform("median")
     rows = rows.assign(ratio=ratio, name=starts, label=rows["gpu"] + " · " + rows["engine"])
     rows[["ratio_low", "ratio_high"]] = float("nan")
     return plot_ratios(
         rows.sort_values("ratio"),
         marks(starts.sort_values()),
-        title="Output tokens per second of each repeat over the median of its cell",
+        title=f"{column(RATE).label} of each repeat over the median of its cell",
     )
 
 

@@ -57,17 +57,25 @@ def devices(report: Report) -> Iterator[Block]:
                 "Description": entry.title,
                 "Cells": len(cells),
                 "Reported name": _each_once(report.tables.cells.loc[report.tables.cells["gpu"] == gpu, "device_name"]),
-                "Memory (GB)": entry.memory_bytes and entry.memory_bytes / 1e9,
-                "Memory bandwidth (GB/s)": entry.memory_bandwidth_bytes_per_s
-                and entry.memory_bandwidth_bytes_per_s / 1e9,
-                "Dense matrix rate (TFLOP/s)": flop[1] and flop[1] / 1e12,
+                "memory_bytes": entry.memory_bytes,
+                "memory_bandwidth_bytes_per_s": entry.memory_bandwidth_bytes_per_s,
+                "dense_flop_per_s": flop[1],
                 "Type of the matrix rate": flop[0],
-                "Power limit (W)": entry.tdp_w,
-                "Memory bandwidth, measured (GB/s)": measured["memory_bandwidth_bytes_per_s"].get(gpu, np.nan) / 1e9,
-                "Matrix rate, measured (TFLOP/s)": measured["flop_per_s"].get(gpu, np.nan) / 1e12,
+                "tdp_w": entry.tdp_w,
+                **{f"measured_{rate}": measured[rate].get(gpu, np.nan) for rate in RATES},
             }
         )
-    yield table_of(pd.DataFrame(rows), None, "Devices, with data-sheet numbers unless a column says measured")
+    columns = {
+        **dict.fromkeys(("Device", "Description", "Cells", "Reported name"), ""),
+        "memory_bytes": "Memory",
+        "memory_bandwidth_bytes_per_s": "Memory bandwidth",
+        "dense_flop_per_s": "Dense matrix rate",
+        "Type of the matrix rate": "",
+        "tdp_w": "Power limit",
+        "measured_memory_bandwidth_bytes_per_s": "Memory bandwidth, measured",
+        "measured_flop_per_s": "Matrix rate, measured",
+    }
+    yield table_of(pd.DataFrame(rows), columns, "Devices, with data-sheet numbers unless a column says measured")
     sources = [(gpu, "; ".join(dict.fromkeys(catalogue[gpu].sources.values())) or "no data sheet") for gpu, _ in named]
     yield Fold("Sources of the data-sheet numbers", [Definitions(sources)])
 

@@ -76,7 +76,7 @@ def unsteady_cells(report: Report) -> Iterator[Block]:
 
 loaded_cells = TablePart(
     "cells",
-    {"cell_id": "Cell", "cpu_steal_pct": "Used by the hypervisor (%)", "cpu_others_pct": "Used by others (%)"},
+    {"cell_id": "Cell", "cpu_steal_pct": "Used by the hypervisor", "cpu_others_pct": "Used by others"},
     "CPU used by others while the cell was timed, of cells on a loaded host",
     lambda cells: host_load(cells)[1],
     optional=True,
@@ -167,7 +167,7 @@ drift = TablePart(
         "host": "Host",
         "cell_id": "First cell",
         "minutes": "Minutes until measured again",
-        "drift_pct": "Faster at the end (%)",
+        "drift_pct": "Faster at the end",
     },
     "The first cell of each round, measured again at its end",
     note="These measurements only show drift; no estimate uses them. A ratio within a round cancels part of the drift.",

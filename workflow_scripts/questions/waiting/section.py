@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from workflow_scripts.catalog.gpus_and_models import load_gpus
+from workflow_scripts.common.columns import heading
 from workflow_scripts.page.blocks import Block, Finding
 from workflow_scripts.page.plot import LINE_IN, Panel, Plot, hide_y, key, write_label
 from workflow_scripts.page.report import CELL, FigurePart, Report, Subject, TablePart
@@ -64,7 +65,7 @@ def waiting_by_repeat(tables: Tables) -> Plot:
             for gpu, cell, share in most.itertuples(index=False, name=None)
         ),
         panels=panels,
-        x_label="Waiting (% of the GPU's work)",
+        x_label=heading("waiting_pct", "Waiting over the GPU's work"),
         handles=[
             *(Patch(color=color, label=words) for words, color in WAITS.values()),
             key("no kernel, by the driver", marker="|", linestyle="none"),

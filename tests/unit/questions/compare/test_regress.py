@@ -91,7 +91,10 @@ def test_the_exit_code_and_the_markdown_say_what_became_worse(tmp_path, capsys, 
     assert regress.main([*digests, "--markdown", str(out)]) == code
     assert out.exists() == (code < 2)
     if code == 1:
-        assert "| cpu-all/vllm/tiny/chat/bs32 | output_tokens_per_s | 100 | 10 | 0.1 (" in out.read_text()
+        assert (
+            "| cpu-all/vllm/tiny/chat/bs32 | output_tokens_per_s | 100 tokens/s | 10 tokens/s | 0.1 ("
+            in out.read_text()
+        )
     if code == 2:
         assert "before.json" in capsys.readouterr().err
 
