@@ -90,9 +90,9 @@ def fault_lines(study: Path, faults: Iterable[tuple[list[Cell], Fault]]) -> list
         values, first = cells[0].knobs.set_values(), cells[0]
         setting = ", ".join(f"{name}={values[name]}" for name in fault.knobs or values)
         sweeps = ", ".join(dict.fromkeys(sweep for cell in cells for sweep in cell.sweeps))
-        place = f"{study}: sweep {sweeps}: {first.engine_at} with {first.model} on"
-        gpus.setdefault((place, f"{setting}: {fault.words}"), []).extend(cell.gpu for cell in cells)
-    return [f"{place} {', '.join(dict.fromkeys(on))}: {refusal}" for (place, refusal), on in gpus.items()]
+        where = f"{study}: sweep {sweeps}: {first.engine_at} with {first.model} on"
+        gpus.setdefault((where, f"{setting}: {fault.words}"), []).extend(cell.gpu for cell in cells)
+    return [f"{where} {', '.join(dict.fromkeys(on))}: {refusal}" for (where, refusal), on in gpus.items()]
 
 
 def notes(cells: Sequence[Cell]) -> list[str]:
@@ -168,15 +168,15 @@ def check_elsewhere(study: Path, environment: str, kind: str, count: int) -> boo
     ),
 )
 def main(args: Namespace) -> None:
-    places: dict[tuple[str, str], list[Cell]] = {}
+    by_environment: dict[tuple[str, str], list[Cell]] = {}
     for cell in expand(load_study(args.study)):
         kind = load_gpus()[cell.gpu].engine_kind if cell.environment else ""
-        places.setdefault((cell.environment, kind), []).append(cell)
+        by_environment.setdefault((cell.environment, kind), []).append(cell)
     if args.within:
-        return check_here(args.study, places.get(tuple(args.within), []))
-    here = places.pop(("", ""), [])
-    refused = ["-".join(at) for at, cells in places.items() if not check_elsewhere(args.study, *at, len(cells))]
-    if here or not places:
+        return check_here(args.study, by_environment.get(tuple(args.within), []))
+    here = by_environment.pop(("", ""), [])
+    refused = ["-".join(at) for at, cells in by_environment.items() if not check_elsewhere(args.study, *at, len(cells))]
+    if here or not by_environment:
         check_here(args.study, here)
     if refused:
         raise InputError(f"refused in {', '.join(refused)}, for the reasons above")

@@ -34,7 +34,7 @@ FEWEST_POINTS = 9
 FOLDS = 8
 WARM_ROUNDS = 1
 FIT_ROUNDS, SETTLED = 20, 1e-4
-# A step that took more than this many times what is expected of it was disturbed, and weighs less.
+# A step that took more than this many times what is predicted of it was disturbed, and weighs less.
 DISTURBED = 2.0
 # A factor of two away from the value that a device's rates give a cost (`GUIDED`) weighs as much as an error of this
 # share of the time of one step, so it decides only where the steps do not.
@@ -232,9 +232,9 @@ def _repeat_sd(start: CalibrationStart) -> float | None:
 def fit_sums(rows: FloatArray, times: FloatArray, guide: StepCosts | None = None) -> StepCosts:
     """The costs that meet the times of steps best where all times add up, by non-negative least squares.
 
-    Errors are counted in shares of the geometric mean of measured and expected time, so that twice too slow weighs as
+    Errors are counted in shares of the geometric mean of measured and predicted time, so that twice too slow weighs as
     much as twice too fast. Shares of the measured time would weigh slow steps less, and find costs that are too low.
-    What is expected follows from the costs, so the fit is repeated until it settles. `rows`: work of each step, one
+    What is predicted follows from the costs, so the fit is repeated until it settles. `rows`: work of each step, one
     column per kind. `guide` decides where the steps of one model leave open which of two kinds of work takes the time.
     """
     from scipy.optimize import nnls  # takes longer than a prediction that fits no calibration
@@ -243,17 +243,17 @@ def fit_sums(rows: FloatArray, times: FloatArray, guide: StepCosts | None = None
     guides = np.zeros((len(GUIDED) if guide else 0, work.shape[1]))
     for row in range(len(guides)):
         guides[row, KIND[GUIDED[row]]] = GUIDE_WEIGHT / getattr(guide, GUIDED[row])
-    expected = times
+    predicted = times
     for _ in range(FIT_ROUNDS):
-        size = np.sqrt(times * np.maximum(expected, times / DISTURBED))
+        size = np.sqrt(times * np.maximum(predicted, times / DISTURBED))
         shares = np.vstack([work / size[:, None], guides])
         target = np.append(times / size, np.full(len(guides), GUIDE_WEIGHT))
         # Columns of equal size, because work in bytes and work in steps differ by many orders of magnitude.
         columns = np.where(shares.any(axis=0), np.linalg.norm(shares, axis=0), 1.0)
         solution = nnls(shares / columns, target)[0] / columns
         costs = StepCosts(**dict(zip(KINDS, solution.tolist(), strict=False)), overlap=False)
-        before, expected = expected, rows @ costs.seconds
-        if np.allclose(before, expected, rtol=SETTLED):
+        before, predicted = predicted, rows @ costs.seconds
+        if np.allclose(before, predicted, rtol=SETTLED):
             break
     return costs
 

@@ -67,7 +67,7 @@ def _faults_of_one_platform(settings: Sequence[EngineSetting]) -> list[Fault | N
     quiet = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):  # anything that libraries print while they are imported
         os.dup2(quiet, stream)
-    choose_gpu = _stand_on(settings[0].gpu)
+    choose_gpu = _use_fake_platform(settings[0].gpu)
     from vllm.engine.arg_utils import EngineArgs
     from vllm.usage.usage_lib import UsageContext
 
@@ -132,7 +132,7 @@ def _words(error: BaseException) -> str:
     return f"{name}{' '.join(str(error).split())}"
 
 
-def _stand_on(gpu: Gpu) -> Callable[[Gpu], None]:
+def _use_fake_platform(gpu: Gpu) -> Callable[[Gpu], None]:
     """Put vLLM, not yet imported, on a platform of the device's kind; the returned function changes the device."""
     if gpu.kind != "cuda":
         os.environ["VLLM_TARGET_DEVICE"] = "cpu"  # a build for GPUs would look for one
