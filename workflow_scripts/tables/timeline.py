@@ -88,12 +88,12 @@ def steady_rate(requests: pd.DataFrame, steps: pd.DataFrame, allowed: pd.Series)
     window = start_s.to_frame().join(end_s).astype(float)
     r = r.join(window, on=REPEAT)
     r["inside"] = tokens_inside(r, r["start_s"], r["end_s"])
-    estimated = r.groupby(REPEAT)[["inside", "output_tokens"]].sum()
+    estimated = r.groupby(REPEAT)[["inside", "output_tokens"]].sum().astype(float)
     s = steps.merge(window.reset_index(), on=REPEAT)
     s["inside"] = s["generation_tokens"].where((s["time_s"] > s["start_s"]) & (s["time_s"] <= s["end_s"]))
-    counted = s.groupby(REPEAT)[["inside", "generation_tokens"]].sum().reindex(window.index)
-    complete = counted["generation_tokens"].eq(estimated["output_tokens"]).fillna(False)
-    tokens = counted["inside"].where(complete, estimated["inside"]).astype(float)
+    counted = s.groupby(REPEAT)[["inside", "generation_tokens"]].sum().reindex(window.index).astype(float)
+    complete = counted["generation_tokens"].eq(estimated["output_tokens"])
+    tokens = counted["inside"].where(complete, estimated["inside"])
     steady_s = window["end_s"] - window["start_s"]
     return pd.DataFrame(
         {

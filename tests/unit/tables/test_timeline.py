@@ -112,7 +112,7 @@ def test_recorded_steps_say_when_tokens_came():
         "time_s": [1.0, 2.0, 3.0, 3.5, 4.0, 4.5, 5.0, 5.5, 6.0],
         "generation_tokens": [1, 2, 2, 2, 2, 2, 1, 1, 1],
     }
-    steps = pd.DataFrame({"cell_id": "c", "start": 1, "repeat": 0} | of_steps)
+    steps = pd.DataFrame({"cell_id": "c", "start": 1, "repeat": 0} | of_steps).astype({"generation_tokens": "Int64"})
     found = steady_rate(requests("c", *rows), steps, pd.Series({"c": 2}))
     assert only(found).to_dict() == pytest.approx({RATE: 8 / 2.5, "steady_s": 2.5, "steady_end_s": 4.5})
     # Steps that do not have all tokens say nothing.
