@@ -13,10 +13,10 @@ import numpy as np
 import pandas as pd
 
 from tests.unit.made_studies import write_study
-from workflow_scripts.parse.cell_tables import table_columns
 from workflow_scripts.study.definition import cell_definition, definition_sha256, resolved_models
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.outcome import Outcome
+from workflow_scripts.study.parsed_columns import table_columns
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study import Study
 from workflow_scripts.study.study_file import load_study

@@ -34,8 +34,9 @@ from workflow_scripts.common.wording import listed
 from workflow_scripts.engines.registry import metrics_of_columns
 from workflow_scripts.parse.device_trace import read_trace
 from workflow_scripts.parse.engine_log import read_engine_log
-from workflow_scripts.parse.start_rows import INTEGER, START_COLUMNS, TYPES, counts, repeat_columns, start_row
+from workflow_scripts.parse.start_rows import INTEGER, TYPES, counts, start_row
 from workflow_scripts.study.outcome import Outcome
+from workflow_scripts.study.parsed_columns import REQUEST_COLUMNS, ROW, STEP_COLUMNS, table_columns
 from workflow_scripts.study.paths import (
     ENGINE_LOG,
     METRICS,
@@ -48,45 +49,6 @@ from workflow_scripts.study.paths import (
     within,
 )
 
-_START = {"cell_id": "string", "start": "int64"}
-_ROW = _START | {"repeat": "Int64"}
-REQUEST_COLUMNS = {
-    **_ROW,
-    "request_id": "string",
-    **dict.fromkeys(("prompt_tokens", "output_tokens"), "Int64"),
-    **dict.fromkeys(("queued_s", "scheduled_s", "first_token_s", "last_token_s"), "Float64"),
-    **dict.fromkeys(("preemptions", "cached_prompt_tokens"), "Int64"),
-    "sent_s": "Float64",
-    # A list of numbers per request, null if the engine does not report them.
-    "itl_s": "object",
-    "error": "string",
-    # The answer, if the workload keeps answers: a list of numbers per request, and its text.
-    "token_ids": "object",
-    "text": "string",
-}
-_COUNTS = (
-    *("prompt_tokens", "generation_tokens", "preempted", "prefix_queries", "prefix_hits", "recomputed_tokens"),
-    *("kv_tokens_live", "kv_slots_reserved", "kv_bytes_reserved", "computed_tokens"),
-)
-STEP_COLUMNS = {
-    **_ROW,
-    **{"time_s": "Float64", "running": "Int64", "waiting": "Int64", "kv_cache_usage": "Float64"},
-    **dict.fromkeys(_COUNTS, "Int64"),
-    "graph": "string",
-}
-_SAMPLED = (
-    *("time_s", "memory_used_bytes", "process_memory_bytes", "utilization_pct", "process_cpu_pct", "power_w"),
-    *("energy_j", "sm_clock_mhz", "memory_clock_mhz", "temperature_c"),
-)
-TRACE_COLUMNS = _ROW | dict.fromkeys(_SAMPLED, "Float64") | {"throttle_reasons": "string"}
-
-
-def table_columns() -> dict[str, dict[str, str]]:
-    """The columns and types of each table; an engine may add some to `repeats`."""
-    sampled = {"requests": REQUEST_COLUMNS, "steps": STEP_COLUMNS, "trace": TRACE_COLUMNS}
-    return {"starts": _START | START_COLUMNS, "repeats": _ROW | repeat_columns(), **sampled}
-
-
 # Columns of times, which the evidence has on the monotonic clock.
 _TIMES = ("time_s", "queued_s", "scheduled_s", "first_token_s", "last_token_s", "sent_s")
 
@@ -96,7 +58,7 @@ _MOST_APART_S = 1.0
 
 def _line_of(columns: Mapping[str, str], **others: Any) -> Any:
     """The type of a line of evidence with these columns; what other versions recorded beside them is left out."""
-    fields = {name: TYPES[dtype] for name, dtype in columns.items() if name not in _ROW}
+    fields = {name: TYPES[dtype] for name, dtype in columns.items() if name not in ROW}
     return mapping_of(fields | others, {"repeat": INTEGER})
 
 

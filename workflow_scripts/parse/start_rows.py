@@ -13,6 +13,7 @@ from workflow_scripts.engines.registry import load_engines, metrics_of_columns
 from workflow_scripts.parse.engine_log import EngineLogFacts
 from workflow_scripts.study.definition import recorded_sha256
 from workflow_scripts.study.outcome import Outcome
+from workflow_scripts.study.parsed_columns import RECORDED
 from workflow_scripts.study.paths import OUTCOME
 
 INTEGER = Annotated[int, Field(strict=True, ge=-(2**63), lt=2**63)]
@@ -24,52 +25,6 @@ TYPES: dict[str, Any] = {
     "boolean": Annotated[bool, Field(strict=True)],
     "object": list[StrictInt | StrictFloat],
 }
-# Type, columns, and where their values are recorded, of which the first known one is used; for each of the names.
-_SOURCES = (
-    ("string", "{}", "{}", "outcome reason definition_sha256 boot_id"),
-    ("Int64", "{}", "{}", "protocol round position"),
-    ("Float64", "{}", "{}", "idle_before_s"),
-    ("string", "{}_starts", "{}", "planned"),
-    ("boolean", "{}", "device.{}", "simulated"),
-    ("string", "{}", "device.{}", "processor"),
-    ("string", "device_{}", "device.{}", "name uuid"),
-    ("Int64", "device_{}", "device.{}", "memory_total_bytes"),
-    ("string", "{}", "effective.{}", "dtype"),
-    ("boolean", "{}", "effective.{}", "client_shares_cores"),
-    ("Int64", "{}", "effective.{} log.{}", "num_gpu_blocks max_cudagraph_capture_size"),
-    ("string", "{}", "effective.{} log.{}", "cudagraph_mode"),
-    ("Int64", "{}_effective", "effective.{} log.{}", "block_size"),
-    ("Int64", "{}_effective", "effective.{}", "max_num_seqs max_num_batched_tokens max_model_len"),
-    ("Int64", "kv_pool_bytes", "effective.{}", "kv_cache_bytes"),
-    ("string", "{}", "log.{} effective.{}", "attention_backend"),
-    ("Int64", "{}", "log.{}", "kv_cache_tokens"),
-    ("Float64", "{}", "log.{}", "max_concurrency available_kv_cache_gib model_weights_gib peak_activation_gib"),
-    ("Float64", "{}", "log.{}", "cuda_graph_gib compile_s"),
-    ("boolean", "{}", "log.{}", "graphs_from_cache"),
-    ("Float64", "{}", "host_load.{}", "cpu_steal_pct cpu_others_pct"),
-    ("string", "{}", "provenance.{}", "host engine_version git_commit lock_sha256"),
-    ("Float64", "{}_s", "phase_s.{}", "start warmup measure"),
-    ("Float64", "{}", "experts.{}", "experts_touched_share"),
-    ("Int64", "{}", "experts.{}", "experts_touched_tokens"),
-    ("Int64", "warmup_{}", "warmup.{}", "requests passes"),
-    ("boolean", "warmup_{}", "warmup.{}", "steady"),
-)
-_COLUMNS = {
-    column.format(name): (dtype, [place.format(name) for place in places.split()])
-    for dtype, column, places, names in _SOURCES
-    for name in names.split()
-}
-# `effective`: all settings that took effect, a JSON object. `damaged`: what could not be read.
-START_COLUMNS = {
-    **{column: dtype for column, (dtype, _) in _COLUMNS.items()},
-    **{"device_cores": "Int64", "process_memory_bytes_before": "Float64", "effective": "string", "damaged": "string"},
-}
-
-
-def repeat_columns() -> dict[str, str]:
-    """Columns of a repeat: its times, the growth of the energy counter, and what the engines count."""
-    times = ("wall_s", "start_unix_s", "counted_j", CLIENT_CPU_S)
-    return dict.fromkeys((*times, *metrics_of_columns()), "Float64")
 
 
 def start_row(outcome: Outcome, log: EngineLogFacts | None) -> tuple[dict[str, Any], list[str]]:
@@ -96,7 +51,7 @@ def start_row(outcome: Outcome, log: EngineLogFacts | None) -> tuple[dict[str, A
     known |= {f"{group}.{name}": value for group, values in groups.items() for name, value in values.items()}
     row: dict[str, Any] = {}
     faults = []
-    for column, (dtype, places) in _COLUMNS.items():
+    for column, (dtype, places) in RECORDED.items():
         for place in places:
             if known.get(place) is not None:
                 try:

@@ -2,17 +2,26 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 from workflow_scripts.catalog.gpus_and_models import CatalogError, get_model
-from workflow_scripts.common.parquet import read_parquet
+from workflow_scripts.common.parquet import read_parquet, readable
 from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, read_model_facts
+from workflow_scripts.study.parsed_columns import table_columns
 
 
-def read_parsed(parsed: Path, gpu: str, table: str, columns: Sequence[str] | None = None) -> pd.DataFrame:
-    """One parsed table of one GPU: `starts`, `repeats`, `requests`, `steps` or `trace`."""
-    return read_parquet(parsed / gpu / f"{table}.parquet", columns=list(columns) if columns else None)
+def read_parsed(
+    parsed: Path, gpu: str, table: str, columns: Sequence[str] | None = None, **options: Any
+) -> pd.DataFrame:
+    """One parsed table of one GPU: `starts`, `repeats`, `requests`, `steps` or `trace`. Raises FileNotFoundError, or
+    InputError if the file is no such table. `options` are those of `read_parquet`."""
+    path, of_table = parsed / gpu / f"{table}.parquet", table_columns()[table]
+    types = {name: of_table[name] for name in columns or of_table}
+    rows = read_parquet(path, columns=list(types), **options)
+    with readable(path):
+        return rows.astype(types)
 
 
 # A row belongs to one start of a cell's engine, or to one repeat in it.

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import pandas as pd
 
 from workflow_scripts.common.faults import InputError
-from workflow_scripts.common.parquet import read_parquet
+from workflow_scripts.tables.parsed_facts import read_parsed
 from workflow_scripts.tables.typed_tables import read_table
 
 
@@ -124,9 +124,8 @@ class Tables:
             raise MissingError("no cell was measured" if wanted.empty else "no folder of parsed facts was given")
         parts = []
         for gpu, ids in wanted.groupby(wanted.str.split("/").str[0]):
-            path = self.parsed / str(gpu) / f"{name}.parquet"
-            if path.exists():
-                parts.append(read_parquet(path, columns=columns, filters=[("cell_id", "in", list(ids))]))
+            with suppress(FileNotFoundError):
+                parts.append(read_parsed(self.parsed, str(gpu), name, columns, filters=[("cell_id", "in", list(ids))]))
         if not parts:
             raise MissingError(f"no {name}.parquet was parsed")
         rows = _plain(pd.concat(parts, ignore_index=True))

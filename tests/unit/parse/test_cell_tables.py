@@ -9,10 +9,11 @@ import pandas as pd
 import pytest
 
 from workflow_scripts.common.files import read_json, write_json, write_jsonl
-from workflow_scripts.parse.cell_tables import CellFacts, main, parse_cell, parse_cells, table_columns
+from workflow_scripts.parse.cell_tables import CellFacts, main, parse_cell, parse_cells
 from workflow_scripts.parse.engine_log import EngineLogFacts
 from workflow_scripts.parse.start_rows import start_row
 from workflow_scripts.study.outcome import Outcome
+from workflow_scripts.study.parsed_columns import table_columns
 
 HITS = "vllm:prefix_cache_hits"
 CELL = "cpu-all/vllm/tiny-llama-57m/chat/bs32-seqs4"

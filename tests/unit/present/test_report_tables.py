@@ -2,7 +2,9 @@ import pandas as pd
 import pytest
 
 from tests.unit.present.conftest import whole
+from tests.unit.questions.parsed_tables import write_parsed
 from workflow_scripts.page.blocks import table_of
+from workflow_scripts.study.parsed_columns import table_columns
 from workflow_scripts.tables.results import MissingError, Tables
 from workflow_scripts.tables.typed_tables import TableError
 
@@ -55,8 +57,8 @@ def test_a_cell_of_which_one_start_ended_ok_is_measured_and_its_facts_are_of_the
     whole("cells", cells).to_parquet(tmp_path / "cells.parquet")
     ids = ["h200/vllm/m/w/a", "h200/vllm/m/w/b"]
     facts = pd.DataFrame({"cell_id": [cell for cell in ids for _ in range(2)], "start": [1, 2] * 2, "repeat": 0})
-    (tmp_path / "h200").mkdir()
-    facts.assign(time_s=[1.0, 2.0, 3.0, 4.0]).to_parquet(tmp_path / "h200" / "trace.parquet")
+    facts = facts.assign(time_s=[1.0, 2.0, 3.0, 4.0]).reindex(columns=[*table_columns()["trace"]])
+    write_parsed(tmp_path / "h200", "trace", facts)
     tables = Tables(tmp_path, tmp_path)
     assert [cell[-1] for cell in tables.grid["cell_id"]] == ["a", "b", "c"]
     assert list(tables.grid["outcome"]) == ["ok", "ok", "missing"]

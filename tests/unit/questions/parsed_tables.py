@@ -4,7 +4,7 @@ from io import BytesIO
 
 import pandas as pd
 
-from workflow_scripts.parse.cell_tables import REQUEST_COLUMNS, STEP_COLUMNS, table_columns
+from workflow_scripts.study.parsed_columns import REQUEST_COLUMNS, STEP_COLUMNS, table_columns
 
 COLUMNS = table_columns()
 

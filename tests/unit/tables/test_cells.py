@@ -5,10 +5,12 @@ import pytest
 
 from tests.unit.made_studies import fixed, study_content
 from tests.unit.questions.parsed_tables import COLUMNS, repeated, requests, started, write_parsed
+from workflow_scripts.common.faults import InputError
 from workflow_scripts.study.definition import cell_definition, definition_sha256, resolved_models
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.study import Study
 from workflow_scripts.tables.cells import cells_table
+from workflow_scripts.tables.parsed_facts import read_parsed
 from workflow_scripts.tables.typed_tables import TABLE_SCHEMAS
 
 MODEL = "tiny-llama-57m"
@@ -221,3 +223,15 @@ def test_what_was_measured_under_another_definition_on_a_pretended_gpu_or_with_o
     assert table["comparable"].to_dict() == {FOUR: True, EIGHT: False, STATIC: False, H200: False}
     assert table["source"].to_dict() == dict.fromkeys((FOUR, STATIC, H200), "measured") | {EIGHT: "simulated"}
     assert table["not_as_asked"].dropna().to_dict() == {EIGHT: "max_num_seqs 4, not 8"}
+
+
+@pytest.mark.parametrize("name", ["starts", "repeats", "requests", "steps", "trace"])
+def test_a_parsed_table_with_a_column_missing_or_of_another_type_is_refused(tmp_path, name):
+    columns = COLUMNS[name]
+    table = pd.DataFrame([{"cell_id": "a", "start": 1}], columns=list(columns)).astype(columns)
+    write_parsed(tmp_path / "h200", name, table)
+    assert read_parsed(tmp_path, "h200", name).dtypes.to_dict() == table.dtypes.to_dict()
+    for wrong in (table.drop(columns="start"), table.assign(start="x")):
+        write_parsed(tmp_path / "h200", name, wrong)
+        with pytest.raises(InputError, match=f"{name}.parquet"):
+            read_parsed(tmp_path, "h200", name)
