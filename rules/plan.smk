@@ -33,7 +33,7 @@ rule predict_cells:
 
 
 rule plan:
-    """Print feasible cells, expected speed, knobs that can matter and GPU hours; `predict_cells` writes them."""
+    """Print feasible cells, predicted speed, knobs that can matter and GPU hours; `predict_cells` writes them."""
     input:
         rules.predict_cells.output,
     log:

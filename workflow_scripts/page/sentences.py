@@ -46,7 +46,7 @@ _EXPLAINS = {
     "measured_flop": "measured arithmetic",
     "measured_cache": "measured rate of reading from cache",
     "kv_capacity": "size of the KV cache",
-    "expected": "rates that the step model expects",
+    "predicted": "rates that the step model predicts",
     "none": "no known ratio",
 }
 

@@ -130,11 +130,11 @@ def test_ratios_fall_from_the_bandwidths_to_the_operations(two_gpus):
     assert sentence.startswith("h200 over h100-sxm: 1.33 times at 1 sequence")
     assert "1.14 at 256" in sentence
     # A model fitted to one GPU expects the ratio; that of the bandwidths does not explain it.
-    assert misses_pct(chat, "expected_ratio") < 3
-    assert misses_pct(chat.assign(ratio=chat["device_ratio"]), "expected_ratio") < 2.5
-    assert misses_pct(chat, "own_expected_ratio") < 5
+    assert misses_pct(chat, "predicted_ratio") < 3
+    assert misses_pct(chat.assign(ratio=chat["device_ratio"]), "predicted_ratio") < 2.5
+    assert misses_pct(chat, "own_predicted_ratio") < 5
     assert misses_pct(chat, "measured_bandwidth_ratio") > 10
-    assert chat["expected_ratio"].tolist() == pytest.approx([1.32, 1.29, 1.29, 1.21, 1.14], abs=0.03)
+    assert chat["predicted_ratio"].tolist() == pytest.approx([1.32, 1.29, 1.29, 1.21, 1.14], abs=0.03)
     shares = ["weights_share_b", "kv_share_b", "operations_share_b", "fixed_share_b", "launch_share_b"]
     assert chat[shares].sum(axis=1).tolist() == pytest.approx([1] * 5)
     assert chat["weights_share_b"].is_monotonic_decreasing

@@ -32,7 +32,7 @@ from workflow_scripts.questions.claims.evidence import (
     within,
 )
 from workflow_scripts.questions.claims.study_tables import Interval, Row, StudyTables, highest, pairs
-from workflow_scripts.questions.devices.table import EXPECTED, NEAR_PCT, capability_ratios
+from workflow_scripts.questions.devices.table import NEAR_PCT, PREDICTED, capability_ratios
 from workflow_scripts.questions.knobs.table import OVERALL, PAIR
 from workflow_scripts.statistics.comparisons import CHANGES, FLAT, NOT_DECIDED
 
@@ -202,7 +202,7 @@ def _says(row: Row, published: float) -> str | None:
     if row.explanation is None or row.cannot_show is not None or math.isnan(row.ratio_low):
         return None
     # What the step model expects rests on bandwidths among others, so it neither confirms nor rivals them.
-    shown = ["bandwidth" in name for name in row.explanation.split(", ") if name != EXPECTED]
+    shown = ["bandwidth" in name for name in row.explanation.split(", ") if name != PREDICTED]
     if not any(shown) and "bandwidth" not in str(row.compatible_with):
         return CONTRADICTED
     says = within(Interval(row.ratio, row.ratio_low, row.ratio_high), Stated(value=published), tolerance_pct=SAME_PCT)

@@ -1,4 +1,4 @@
-"""Ratios of devices: by the number of sequences, beside what is expected and the ratios of their rates."""
+"""Ratios of devices: by the number of sequences, beside what is predicted and the ratios of their rates."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -26,7 +26,7 @@ from workflow_scripts.tables.results import RATE, MissingError, Tables, records,
 
 # From this share of samples at the power limit on, a sentence names it.
 MUCH_AT_POWER_LIMIT = 0.5
-_EXPECTED_COLOUR = COLOURS[3]
+_PREDICTED_COLOUR = COLOURS[3]
 # Title of a panel -> columns of each device, and the end of the axis if it is always the same.
 DRAWN: Mapping[str, tuple[Sequence[str], float | None]] = {
     column("power_cap_share").axis: (["power_cap_share"], 105),
@@ -88,8 +88,8 @@ def _plot_by_sequences(groups: list[Group]) -> Plot:
     handles = [key("observed (95 %)", marker="o")]
     if rows["device_ratio"].notna().any():
         handles.append(key("without host waits", **_WITHOUT_WAITING))
-    if is_expected := bool(rows["expected_ratio"].notna().any()):
-        handles.append(Patch(color=_EXPECTED_COLOUR, alpha=0.35, label="expected (predicted)"))
+    if is_predicted := bool(rows["predicted_ratio"].notna().any()):
+        handles.append(Patch(color=_PREDICTED_COLOUR, alpha=0.35, label="predicted"))
     # A colour for each kind of rate, a dash for those that were measured.
     kinds = {r.label.partition(" (")[0]: r.color for r in references}
     handles += [key(name, color) for name, color in kinds.items()]
@@ -97,7 +97,7 @@ def _plot_by_sequences(groups: list[Group]) -> Plot:
     return Plot(
         title="Ratio of devices by the number of sequences that may run at once",
         alt=" ".join(f"{group.title}: {ratios_in_words(group.rows)}." for group in groups[:4]),
-        sources=[*sorted(rows["source"].unique()), *(["predicted"] if is_expected else []), "published"],
+        sources=[*sorted(rows["source"].unique()), *(["predicted"] if is_predicted else []), "published"],
         panels=[Panel(group.title, partial(_draw_ratios, rows=group.rows, references=references)) for group in groups],
         x_label=knob_axis("max_num_seqs"),
         y_label=f"Ratio of {column(RATE).in_words}",
@@ -135,10 +135,10 @@ def _draw_ratios(ax: Axes, rows: pd.DataFrame, references: Iterable[Reference]) 
         for value in rows[reference.column].dropna().unique():
             ax.axhline(value, color=reference.color, linestyle=reference.style, linewidth=1.2)
         drawn.append(rows[reference.column])
-    if rows["expected_ratio"].notna().any():
-        low, high = (rows[f"expected_ratio_{end}"].fillna(rows["expected_ratio"]) for end in ("low", "high"))
-        ax.fill_between(rows["x"], low, high, color=_EXPECTED_COLOUR, alpha=0.25, linewidth=0)
-        ax.plot(rows["x"], rows["expected_ratio"], color=_EXPECTED_COLOUR, linewidth=1)
+    if rows["predicted_ratio"].notna().any():
+        low, high = (rows[f"predicted_ratio_{end}"].fillna(rows["predicted_ratio"]) for end in ("low", "high"))
+        ax.fill_between(rows["x"], low, high, color=_PREDICTED_COLOUR, alpha=0.25, linewidth=0)
+        ax.plot(rows["x"], rows["predicted_ratio"], color=_PREDICTED_COLOUR, linewidth=1)
         drawn += [low, high]
     ax.vlines(rows["x"], rows["ratio_low"], rows["ratio_high"], color=INK, linewidth=1.5)
     ax.plot(rows["x"], rows["ratio"], color=INK, marker="o")
@@ -171,9 +171,9 @@ def _draw_sides(
 def speedups(tables: Tables) -> Iterator[tuple[str, str, str]]:
     """For each pair of devices the ratios at the lowest and the highest number of sequences, in a sentence, and why.
 
-    For the first screen. All numbers are from the table `ratios`: observed ratios with the expected ones, the ratios of
-    the bandwidths, and the predicted share of the time in which the slower device reads weights. A power limit is named
-    if it was reached in half of the samples.
+    For the first screen. All numbers are from the table `ratios`: observed and predicted ratios, the ratios of the
+    bandwidths, and the predicted share of the time in which the slower device reads weights. A power limit is named if
+    it was reached in half of the samples.
     """
     seen = set()
     for group in groups_by_sequences(tables):
@@ -187,20 +187,20 @@ def speedups(tables: Tables) -> Iterator[tuple[str, str, str]]:
 def misses_pct(rows: pd.DataFrame, column: str) -> float:
     """Root mean square of the differences between a column and the observed ratio, in per cent.
 
-    >>> round(misses_pct(pd.DataFrame({"ratio": [1.0, 2.0], "expected_ratio": [1.01, 1.98]}), "expected_ratio"), 1)
+    >>> round(misses_pct(pd.DataFrame({"ratio": [1.0, 2.0], "predicted_ratio": [1.01, 1.98]}), "predicted_ratio"), 1)
     1.0
     """
     return float(100 * np.sqrt(np.mean(np.log((rows[column] / rows["ratio"]).astype(float)) ** 2)))
 
 
 def ratios_in_words(rows: pd.DataFrame) -> str:
-    """The first and the last ratio: `1.33 times at 1 sequence (expected 1.3), 1.17 at 256 (expected 1.14)`."""
+    """The first and the last ratio: `1.33 times at 1 sequence (predicted 1.3), 1.17 at 256 (predicted 1.14)`."""
     ends = records(rows.iloc[[0, -1]])
     ratios = []
     for row, unit in zip(ends, (" times", ""), strict=True):
-        expected = f" (expected {row['expected_ratio']:.2f})" if pd.notna(row["expected_ratio"]) else ""
+        predicted = f" (predicted {row['predicted_ratio']:.2f})" if pd.notna(row["predicted_ratio"]) else ""
         at = plural(int(row["x"]), "sequence") if unit else number(row["x"])
-        ratios.append(f"{row['ratio']:.2f}{unit} at {at}{expected}")
+        ratios.append(f"{row['ratio']:.2f}{unit} at {at}{predicted}")
     return ", ".join(ratios)
 
 
@@ -248,9 +248,9 @@ def device_ratios(tables: Tables) -> Plot:
 def expectations(report: Report) -> Iterator[Block]:
     findings = [Finding(ratios, comparison + why) for ratios, comparison, why in speedups(report.tables)]
     for group in groups_by_sequences(report.tables):
-        rows = group.rows.dropna(subset="expected_ratio")
+        rows = group.rows.dropna(subset="predicted_ratio")
         if len(rows):
-            columns = ("expected_ratio", "measured_bandwidth_ratio", "own_expected_ratio")
+            columns = ("predicted_ratio", "measured_bandwidth_ratio", "own_predicted_ratio")
             off, by_bandwidths, own = (f"{misses_pct(rows, column):.1f} %" for column in columns)
             sentence = (
                 f"The step model misses the ratio by {off} (root mean square of {plural(len(rows), 'cell')}), that of "
@@ -310,8 +310,8 @@ SUBJECT = Subject(
                 "ratio": "Speed-up (95 % interval)",
                 "scope": "Interval covers",
                 "device_ratio": "Without waiting for the host",
-                "expected_ratio": "Expected from one calibration (predicted)",
-                "own_expected_ratio": "Expected from both (predicted)",
+                "predicted_ratio": "Predicted from one calibration",
+                "own_predicted_ratio": "Predicted from both",
                 "bandwidth_ratio": "Ratio of bandwidths, published",
                 "flop_ratio": "Ratio of matrix rates, published",
                 "measured_bandwidth_ratio": "Ratio of bandwidths, measured",

@@ -44,13 +44,13 @@ from workflow_scripts.tables.typed_tables import INTEGER, NUMBER, TEXT, read_tab
 
 METRICS = ("output_tokens_per_s", "total_tokens_per_s")
 # Ratios that follow from rates that were measured on the devices.
-_MEASURED_RATIOS = ("measured_bandwidth_ratio", "measured_flop_ratio", "measured_cache_ratio", "expected_ratio")
+_MEASURED_RATIOS = ("measured_bandwidth_ratio", "measured_flop_ratio", "measured_cache_ratio", "predicted_ratio")
 _ALIKE = 0.1  # with bandwidths that differ by less, a speed-up cannot be attributed to them
 # A ratio of the devices explains an observed one if the two are shown to differ by at most this.
 NEAR_PCT = 10.0
 SHOWN, COMPATIBLE, NEAR, NONE = "shown", "compatible", "near", "none"
 # The explanation that is not one resource of the devices, but all that the step model knows of them.
-EXPECTED = "expected"
+PREDICTED = "predicted"
 # What may explain a speed-up: the column with its ratio -> the name of the explanation.
 CANDIDATES = {
     "bandwidth_ratio": "bandwidth",
@@ -59,7 +59,7 @@ CANDIDATES = {
     "measured_flop_ratio": "measured_flop",
     "measured_cache_ratio": "measured_cache",
     "kv_tokens_ratio": "kv_capacity",
-    "expected_ratio": EXPECTED,
+    "predicted_ratio": PREDICTED,
 }
 # Columns of the cells table, and how their values over the repeats are reduced.
 CLOCKS = {"sm_clock_mhz_median": "mean", "sm_clock_mhz_min": "min", "power_cap_share": "mean", "power_w_mean": "mean"}
@@ -80,13 +80,13 @@ SCHEMA = table_schema(
     WITHOUT_WAITING,
     INTEGER("sequences", "`max_concurrency_allowed` of both"),
     NUMBER(
-        "expected_ratio",
+        "predicted_ratio",
         "predicted from the calibration of one device, scaled to the other by the measured rates; geometric mean of"
         " both ways",
     ),
-    NUMBER("own_expected_ratio", "ratio of the rates predicted from each device's own calibration"),
+    NUMBER("own_predicted_ratio", "ratio of the rates predicted from each device's own calibration"),
     NUMBER(
-        "expected_ratio_low expected_ratio_high",
+        "predicted_ratio_low predicted_ratio_high",
         "range of the ratios predicted from `gpu_a`, from `gpu_b` and from both; not an interval",
     ),
     NUMBER([f"{share}_{side}" for share in SHARES for side in "ab"], "as in `predictions`"),
@@ -103,7 +103,7 @@ SCHEMA = table_schema(
     TEXT(
         "explanation",
         "the ratios within 10 % of the whole interval: `bandwidth`, `flop`, `measured_bandwidth`, "
-        "`measured_flop`, `measured_cache`, `kv_capacity`, `expected` (comma-separated), or `none`",
+        "`measured_flop`, `measured_cache`, `kv_capacity`, `predicted` (comma-separated), or `none`",
     ),
     TEXT("compatible_with", "further ratios inside the interval, which is too wide to show more"),
     TEXT("support", "`shown`: explained; `compatible`: only ratios inside the interval; `near`: no interval; `none`"),
@@ -256,7 +256,7 @@ def main(args: Namespace, study: Study, cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def _with_expectation(pairs: pd.DataFrame, predictions: Path | None) -> pd.DataFrame:
-    """The pairs with what their ratio was expected to be, and where their time goes."""
+    """The pairs with what their ratio was predicted to be, and where their time goes."""
     rates = ["predicted", "scaled_output_tokens_per_s"]
     predicted = pd.DataFrame(columns=[*rates, *SHARES], dtype=float)
     if predictions is not None:
@@ -267,9 +267,9 @@ def _with_expectation(pairs: pd.DataFrame, predictions: Path | None) -> pd.DataF
     from_each = np.array([own_a / scaled_b, scaled_a / own_b])
     ratios = np.vstack([from_each, own_a / own_b])
     return pairs.assign(
-        expected_ratio=np.sqrt(from_each.prod(axis=0)),
-        own_expected_ratio=own_a / own_b,
-        expected_ratio_low=ratios.min(axis=0),
-        expected_ratio_high=ratios.max(axis=0),
+        predicted_ratio=np.sqrt(from_each.prod(axis=0)),
+        own_predicted_ratio=own_a / own_b,
+        predicted_ratio_low=ratios.min(axis=0),
+        predicted_ratio_high=ratios.max(axis=0),
         **{f"{name}_{side}": numbers(of[name]) for side, of in sides.items() for name in SHARES},
     )
