@@ -144,7 +144,7 @@ COLUMNS = {
             more=True,
             summary="interval",
         ),
-        Column("total_tokens_per_s", "Total throughput, with prompts", _RATE, more=True, summary="interval"),
+        Column("total_tokens_per_s", "Total throughput", _RATE, more=True, summary="interval"),
         Column("drain_share", "Time after the steady part (drain)", "share of `wall_s` after it", more=False),
         Column("requests_per_s", "Request throughput", _RATE, more=True, summary="interval"),
         Column("goodput_requests_per_s", "Goodput within the SLO", "rate of requests within all bounds", more=True),

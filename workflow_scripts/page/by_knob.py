@@ -130,12 +130,8 @@ def plot_by_knob(
     """The figure of a measure, one panel per group; `published` has rates by others for some cells, by their ids."""
     name, shown = knob_name(knob), column(measure)
     names = (*REPEAT, "gpu", "source", "x", "colour", "style", measure, VALUE, WHOLE)
-    for group in groups:
-        if VALUE not in group.rows:
-            group.rows[VALUE] = group.rows["cell_id"].map(tables.value(measure))
-    groups = [
-        replace(group, rows=_in_unit(group.rows[[of for of in names if of in group.rows]], shown)) for group in groups
-    ]
+    of_cells = tables.value(measure)
+    groups = [replace(group, rows=_in_unit(_with_value(group.rows, of_cells).filter(names), shown)) for group in groups]
     rows = pd.concat([group.rows for group in groups])
     require(rows[measure].dropna(), f"{measure} is known for no cell")
     colours = marks(tables.devices if set(rows["colour"]) <= set(tables.devices) else rows["colour"])
@@ -172,6 +168,10 @@ def plot_by_knob(
         repeats=repeats_of(rows),
         notes=[_BAND] if ALL_SETTINGS in {*rows["colour"], *rows["style"]} else [],
     )
+
+
+def _with_value(rows: pd.DataFrame, of_cells: "pd.Series[float]") -> pd.DataFrame:
+    return rows if VALUE in rows else rows.assign(**{VALUE: rows["cell_id"].map(of_cells)})
 
 
 def _in_unit(rows: pd.DataFrame, shown: Column) -> pd.DataFrame:

@@ -116,6 +116,13 @@ def test_cells_with_other_requests_are_drawn_while_full_beside_whole_repeats(res
         assert any(line.get_markerfacecolor() == "none" for line in ax.lines) == unequal
 
 
+def test_two_figures_of_the_same_cells_have_their_own_values(results, axes_of):
+    tables = Tables(results.root / "tables")
+    for name, measure in (("throughput", "total_tokens_per_s"), ("energy", "energy_j_per_output_token")):
+        line = next(line for line in axes_of(FIGURES[name].plot(tables)).lines if line.get_linestyle() == "-")
+        assert set(line.get_ydata()) <= set(tables.value(measure))
+
+
 def test_an_invalid_cell_is_shown_as_such_and_is_in_no_line(results, axes_of):
     """The cell of the A100 with blocks of 32 tokens and one sequence is invalid."""
     plot = FIGURES["output_by_block_size"].plot(results.tables)
