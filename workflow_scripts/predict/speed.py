@@ -13,7 +13,6 @@ from workflow_scripts.physics.step_time import (
     KIND,
     KINDS,
     FloatArray,
-    IntArray,
     StepCosts,
     StepWork,
     segment_parts_s,
@@ -164,14 +163,7 @@ def work_of(schedule: Schedule, cell: CellTask, task: Task) -> StepWork:
     # A request that comes later is taken in when its prompt is computed.
     later = task.requests.arrival_s is not None or cell.users
     taken_in = schedule.segments.prefill_seqs if later else len(task.requests)
-    return _work(schedule.segments, cell, taken_in)
-
-
-def _work(segments: Segments, cell: CellTask, taken_in: int | IntArray) -> StepWork:
-    steps = cell.steps
-    return step_work(
-        segments, cell.facts, steps.kv_cache_dtype, cell.ranks, taken_in, one_mask=steps.one_mask, graphs=steps.graphs
-    )
+    return step_work(schedule.segments, cell.facts, cell.steps, cell.ranks, taken_in)
 
 
 def step_time_of(cell: CellTask, requests: RequestLengths) -> StepTime | None:
@@ -182,7 +174,7 @@ def step_time_of(cell: CellTask, requests: RequestLengths) -> StepTime | None:
         return None
 
     def seconds(segments: Segments) -> FloatArray:
-        work = _work(segments, cell, segments.prefill_seqs)
+        work = step_work(segments, cell.facts, cell.steps, cell.ranks, segments.prefill_seqs)
         return segment_times_s(work, speed.costs) + usual_waits_s(work, speed.costs)
 
     return seconds

@@ -19,7 +19,7 @@ from workflow_scripts.engines.steps import EngineSteps, StaticBatches
 from workflow_scripts.physics.model_facts import ModelFacts
 from workflow_scripts.physics.step_time import KIND, KINDS, LAUNCHED, FloatArray, StepCosts, StepWork, single_steps
 from workflow_scripts.predict.pipeline_fit import GUIDED, GUIDED_WITHIN, Observed, fit_pipeline, segments_of
-from workflow_scripts.predict.schedule import RequestLengths, Schedule, Segments
+from workflow_scripts.predict.schedule import RequestLengths, Schedule
 from workflow_scripts.predict.scheduler import make_schedule
 from workflow_scripts.predict.static_batches import static_schedule, static_work
 from workflow_scripts.predict.timing import step_work, time_schedule
@@ -145,7 +145,7 @@ def points_of(start: int, record: CalibrationRecord, facts: ModelFacts, on_cpu: 
     """The points that were passed again in a start of the engine; the first pass of each warms up."""
     engine = record.starts[start]
     facts = replace(facts, stack=facts.stack[: engine.layers])
-    steps = engine_steps(record, facts)
+    steps = engine_steps(record, engine.effective, facts)
     made = []
     for again in _by_point(engine):
         requests = RequestLengths(*(np.array(column) for column in zip(*again[0].requests, strict=True)))
@@ -160,7 +160,7 @@ def points_of(start: int, record: CalibrationRecord, facts: ModelFacts, on_cpu: 
             elif ahead:
                 segments = segments_of(run, schedule.settings.max_num_batched_tokens)
                 if segments is not None:
-                    rows = work_of(segments, steps, engine.effective, facts, 0).first
+                    rows = step_work(segments, facts, steps).first
                     rows[0, KIND["requests"]] = len(requests)
                     if run.step_graphs is not None:  # those that the engine reported
                         for kind, name in zip(LAUNCHED, ("PIECEWISE", "NONE"), strict=True):
@@ -195,31 +195,25 @@ def _seen_by_client(run: Pass, schedule: Schedule, work: StepWork) -> Observed:
     return Observed(rows, ends_s)
 
 
-def engine_steps(record: CalibrationRecord, facts: ModelFacts) -> EngineSteps:
-    """How the engine of a calibration forms steps; raises as `steps_of` does."""
+def engine_steps(record: CalibrationRecord, effective: Mapping[str, Any], facts: ModelFacts) -> EngineSteps:
+    """How the engine of a calibration forms steps, with graphs as it shows them; raises as `steps_of` does."""
     engine = get_engine(record.engine)
     knobs = engine.knobs.model_validate(record.knobs)
-    return steps_of(engine, knobs, get_gpu(record.gpu), facts, record.environment)
+    steps = steps_of(engine, knobs, get_gpu(record.gpu), facts, record.environment)
+    return replace(steps, graphs=steps.graphs and steps.graphs.as_shown(effective))
 
 
 def scheduled(
     requests: RequestLengths, record: CalibrationRecord, effective: Mapping[str, Any], facts: ModelFacts, on_cpu: bool
 ) -> tuple[Schedule, StepWork]:
     """What an engine with these settings runs when, and its work; raises as `engine_steps` does."""
-    steps = engine_steps(record, facts)
+    steps = engine_steps(record, effective, facts)
     if isinstance(steps.decides, StaticBatches):
         schedule = static_schedule(requests, steps.decides.batch_size)
         return schedule, static_work(requests, steps.decides, facts, copies_matrices=on_cpu)
     shown = {name: effective[name] for name in SHOWN if name in effective}
     schedule = make_schedule(requests, replace(steps.decides, num_blocks=int(effective["num_gpu_blocks"]), **shown))
-    return schedule, work_of(schedule.segments, steps, effective, facts, len(requests))
-
-
-def work_of(
-    segments: Segments, steps: EngineSteps, effective: Mapping[str, Any], facts: ModelFacts, requests: int
-) -> StepWork:
-    graphs = steps.graphs and steps.graphs.as_shown(effective)
-    return step_work(segments, facts, steps.kv_cache_dtype, taken_in=requests, one_mask=steps.one_mask, graphs=graphs)
+    return schedule, step_work(schedule.segments, facts, steps, taken_in=len(requests))
 
 
 def _repeat_sd(start: CalibrationStart) -> float | None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from workflow_scripts.engines.steps import Graphs
+from workflow_scripts.engines.steps import EngineSteps
 from workflow_scripts.physics.model_facts import ModelFacts
 from workflow_scripts.physics.step_time import (
     AnyFloats,
@@ -22,14 +22,7 @@ from workflow_scripts.predict.schedule import RequestLengths, Schedule, Segments
 
 
 def step_work(
-    segments: Segments,
-    facts: ModelFacts,
-    kv_cache_dtype: str = "auto",
-    ranks: int = 1,
-    taken_in: int | IntArray = 0,
-    *,
-    one_mask: bool = False,
-    graphs: Graphs | None = None,
+    segments: Segments, facts: ModelFacts, steps: EngineSteps, ranks: int = 1, taken_in: int | IntArray = 0
 ) -> StepWork:
     """Work of each segment's steps on one of `ranks` devices that share every matrix evenly, and KV heads if possible.
 
@@ -37,13 +30,14 @@ def step_work(
     tokens that its own tokens attend to, and the states of its sequences, which it also writes. Logits are computed
     once per sequence, even if its prompt is not complete. Communication between devices takes no time here.
 
-    With `one_mask`, as in HuggingFace's continuous batching, all tokens of a step attend to the KV of all its
-    sequences, and a mask hides most of it. That KV is read and written to be put together, and again for each query
-    head if several share a KV head. `taken_in`: requests that the engine takes in before the first step, or in each
-    segment. `graphs`: how a GPU's host launches steps; None if launching takes no time of its own.
+    `steps`: how the engine forms them. With `one_mask`, as in HuggingFace's continuous batching, all tokens of a step
+    attend to the KV of all its sequences, and a mask hides most of it. That KV is read and written to be put together,
+    and again for each query head if several share a KV head. Without `graphs`, launching takes no time of its own.
+    `taken_in`: requests that the engine takes in before the first step, or in each segment.
     """
+    graphs = steps.graphs
     tokens, sequences = segments.decode_seqs + segments.prefill_tokens, segments.decode_seqs + segments.prefill_seqs
-    element = facts.kv_dtype_bytes(kv_cache_dtype)
+    element = facts.kv_dtype_bytes(steps.kv_cache_dtype)
     # A state is read and written once per step.
     read = sequences * (2.0 * ranks * facts.state_bytes(ranks))
     computed = tokens * float(facts.state_flops)
@@ -52,7 +46,7 @@ def step_work(
     for reach in facts.reaches_on(ranks):
         near = segments.within(reach.limit, reach.chunked)
         kv_bytes, pair_flops = float(reach.kv_elements * element), float(reach.decode_pair_flops)
-        if one_mask:
+        if steps.one_mask:
             # HuggingFace puts the KV together, expands it if query heads share it, and reads it.
             shared_by = facts.attention.heads // facts.attention.kv_heads
             kv_bytes *= 3 + 2 * shared_by * (shared_by > 1)
@@ -63,7 +57,7 @@ def step_work(
             computed = computed + near.decode_kv_tokens * pair_flops
             computed = computed + near.prefill_attended_tokens * float(reach.prefill_pair_flops)
         if reach.limit is None:
-            read_more, computed_more = kv_bytes, pair_flops * (segments.decode_seqs if one_mask else 1)
+            read_more, computed_more = kv_bytes, pair_flops * (segments.decode_seqs if steps.one_mask else 1)
     decoding = segments.decode_seqs.astype(float)
     at_once, later = np.ndim(taken_in) == 0, np.arange(len(segments)) > 0
     work = StepWork.of(

@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.made_models import shape
 from workflow_scripts.catalog.gpus_and_models import CONFIG, get_gpu, models_by_repo, resolve
-from workflow_scripts.engines.steps import SchedulerSettings
+from workflow_scripts.engines.steps import EngineSteps, SchedulerSettings
 from workflow_scripts.physics.model_facts import model_facts, read_model_facts
 from workflow_scripts.physics.step_time import LaunchCosts, StepCosts, StepWork, segment_times_s
 from workflow_scripts.predict.calibrated import default_speed
@@ -95,6 +95,7 @@ def test_the_default_shares_meet_published_sweeps(gpu, worst):
         settings = SchedulerSettings(clients, 2048, 16, facts.max_positions, async_scheduling=False)
         schedule = make_schedule(requests, settings)
         speed = default_speed(get_gpu(gpu), facts.dtype)
-        timed = time_schedule(schedule, step_work(schedule.segments, facts), speed.costs, requests)
+        work = step_work(schedule.segments, facts, EngineSteps(settings, facts.max_positions))
+        timed = time_schedule(schedule, work, speed.costs, requests)
         predicted = requests.output_tokens.sum() / timed.wall_s
         assert abs(100 * (predicted / float(row["output_tokens_per_s"]) - 1)) < worst

@@ -2,13 +2,14 @@ import numpy as np
 import pytest
 
 from workflow_scripts.catalog.gpus_and_models import get_model
-from workflow_scripts.engines.steps import Graphs, SchedulerSettings
+from workflow_scripts.engines.steps import EngineSteps, Graphs, SchedulerSettings
 from workflow_scripts.physics.model_facts import read_model_facts
 from workflow_scripts.physics.step_time import KINDS, LaunchCosts, StepCosts, segment_times_s, single_steps
+from workflow_scripts.predict import timing
 from workflow_scripts.predict.schedule import RequestLengths
 from workflow_scripts.predict.scheduler import make_schedule
 from workflow_scripts.predict.static_batches import static_schedule
-from workflow_scripts.predict.timing import step_work, time_schedule
+from workflow_scripts.predict.timing import time_schedule
 
 TINY = get_model("tiny-llama-57m")
 FACTS = read_model_facts(TINY.config, TINY.fixed_dtype)
@@ -34,6 +35,11 @@ def settings(max_num_seqs, most=512):
     return SchedulerSettings(max_num_seqs, most, 16, 2 * most, async_scheduling=False)
 
 
+def step_work(segments, facts, ranks=1, taken_in=0, **forms):
+    """Work of steps that an engine forms with the settings `forms`."""
+    return timing.step_work(segments, facts, EngineSteps(settings(1), 1024, **forms), ranks, taken_in)
+
+
 def timed(requests, max_num_seqs, costs=None, step_time=None, **work):
     found = make_schedule(requests, settings(max_num_seqs), step_time)
     return time_schedule(found, step_work(found.segments, FACTS, **work), costs or A_SECOND_A_STEP, requests)
@@ -49,7 +55,7 @@ def test_the_work_of_steps_by_hand():
     assert flops == FACTS.request_flops(3, 3)
     # A smaller type of the cache is read faster.
     segments = make_schedule(lengths([300], [8]), settings(1)).segments
-    full, eight_bits = totals(step_work(segments, FACTS)), totals(step_work(segments, FACTS, "fp8"))
+    full, eight_bits = totals(step_work(segments, FACTS)), totals(step_work(segments, FACTS, kv_cache_dtype="fp8"))
     weights = full[0] * FACTS.decode_weight_bytes
     assert (full[1] - weights) / (eight_bits[1] - weights) == 4
     found = by_kind(step_work(make_schedule(lengths([3, 5], [3, 2]), settings(2)).segments, FACTS))
