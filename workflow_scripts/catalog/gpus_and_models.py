@@ -154,7 +154,7 @@ def get_gpu(name: str) -> Gpu:
     return gpus[name]
 
 
-def resolve(name: str, gpus: Mapping[str, Gpu] | None = None) -> tuple[Gpu, ...]:
+def resolve(name: str) -> tuple[Gpu, ...]:
     """Every device that `name` may mean as tables write it: `A100 PCIe` is a 40 GB or an 80 GB card.
 
     >>> [gpu.name for gpu in resolve("A100 PCIe")]
@@ -164,8 +164,7 @@ def resolve(name: str, gpus: Mapping[str, Gpu] | None = None) -> tuple[Gpu, ...]
 
     Raises CatalogError if no device has this name or alias.
     """
-    gpus = load_gpus() if gpus is None else gpus
-    wanted = _words(name)
+    gpus, wanted = load_gpus(), _words(name)
     matches = tuple(g for g in gpus.values() if _means(wanted, [_words(n) for n in (g.name, g.title, *g.aliases)]))
     if not matches:
         names = dict.fromkeys(n for g in gpus.values() for n in (g.name, *g.aliases))

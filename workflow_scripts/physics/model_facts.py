@@ -75,8 +75,8 @@ class ModelFacts:
 
     >>> llama.token_embedding_parameters, llama.lm_head_parameters, llama.position_embedding_parameters
     (525336576, 525336576, 0)
-    >>> llama.parameters, llama.matmul_parameters, llama.weight_bytes, llama.decode_weight_bytes
-    (8030261248, 7504658432, 16060522496, 15009849344)
+    >>> llama.parameters, llama.weight_bytes, llama.decode_weight_bytes
+    (8030261248, 16060522496, 15009849344)
 
     `encoder_parameters`: of the encoder that turns pictures into tokens; decoding never reads them.
     """
@@ -235,11 +235,6 @@ class ModelFacts:
         tables = self.token_embedding_parameters + self.position_embedding_parameters + self.lm_head_parameters
         layers = self.layer_matrix_parameters + vectors + self.final_norm_parameters
         return layers + tables + self.encoder_parameters
-
-    @property
-    def matmul_parameters(self) -> int:
-        """Parameters that every decoded token is multiplied with: its layers' matrices and the output matrix."""
-        return self.layer_matmul_parameters + self.vocab * self.hidden
 
     def bytes_of(self, matrix: Matrix) -> float:
         """Bytes per parameter of a matrix: fewer than the dtype's if it is quantized.

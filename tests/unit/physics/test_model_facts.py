@@ -195,7 +195,8 @@ def test_matrices_are_the_linear_layers(name):
     model = transformers_model(VARIANTS[name])
     linear = (torch.nn.Linear, pytorch_utils.Conv1D)
     weights = [m.weight.numel() for m in model.modules() if isinstance(m, linear)]
-    assert model_facts(VARIANTS[name]).matmul_parameters == sum(weights)
+    facts = model_facts(VARIANTS[name])
+    assert facts.layer_matmul_parameters + facts.vocab * facts.hidden == sum(weights)
 
 
 # Bytes per token of the KV cache.
@@ -473,7 +474,7 @@ def test_a_token_uses_only_its_experts():
     facts, dense = model_facts(MIXTRAL), model_facts(LLAMA)
     of_one = 3 * 48 * 100
     assert facts.parameters == dense.parameters + 3 * (3 * of_one + 4 * 48)
-    assert facts.matmul_parameters == dense.matmul_parameters + 3 * (of_one + 4 * 48)
+    assert facts.layer_matmul_parameters == dense.layer_matmul_parameters + 3 * (of_one + 4 * 48)
     assert facts.weight_bytes - facts.decode_weight_bytes == 4 * (3 * 2 * of_one + 70 * 48)
 
 
