@@ -21,23 +21,13 @@ export function rowsOf(columns) {
   return Array.from({ length: lists[0]?.[1].length ?? 0 }, (_, i) => Object.fromEntries(lists.map(([name, list]) => [name, list[i]])));
 }
 
-// Rows of a table by cell: rowsOfCell(place) gives the places of a cell's rows, in their order.
-function grouped(of, cells) {
-  const first = new Uint32Array(cells + 1);
-  for (const cell of of) first[cell + 1] += 1;
-  for (let i = 0; i < cells; i += 1) first[i + 1] += first[i];
-  const free = first.slice();
-  const rows = new Uint32Array(of.length);
-  for (let row = 0; row < of.length; row += 1) rows[free[of[row]]++] = row;
-  return (place) => rows.subarray(first[place], first[place + 1]);
-}
-
 // A table whose rows belong to cells. Rows become objects only when they are needed: a large study has 100,000.
-function tableByCell(columns, cells) {
+function tableByCell(columns) {
   const plain = plainColumns(columns);
-  const rowsOfCell = grouped(plain.cell ?? [], cells);
-  const names = Object.keys(plain);
-  const of = (place) => Array.from(rowsOfCell(place), (row) => Object.fromEntries(names.map((name) => [name, plain[name][row]])));
+  const { cell: cells = [] } = plain;
+  const places = Map.groupBy(cells.keys(), (row) => cells[row]);
+  const rowsOfCell = (place) => places.get(place) ?? [];
+  const of = (place) => rowsOfCell(place).map((row) => Object.fromEntries(Object.entries(plain).map(([name, values]) => [name, values[row]])));
   return { plain, rowsOfCell, of };
 }
 
@@ -47,7 +37,7 @@ function statisticsOf(values, repeats, intervals, measure) {
   const { measure: measures = [], low, high } = intervals.plain;
   return (values[measure] ?? []).map((value, place) => {
     if (value === null) return null;
-    const known = Array.from(repeats.rowsOfCell(place), (row) => repeats.plain[measure][row]).filter((of) => of !== null);
+    const known = repeats.rowsOfCell(place).map((row) => repeats.plain[measure][row]).filter((of) => of !== null);
     const row = intervals.rowsOfCell(place).find((candidate) => measures[candidate] === measure);
     const interval = row === undefined ? null : { low: low[row], high: high[row] };
     return { value, low: Math.min(...known), high: Math.max(...known), n: known.length, interval };
@@ -56,8 +46,7 @@ function statisticsOf(values, repeats, intervals, measure) {
 
 // Every cell as an object, with its repeats, limits and predictions; and of which places there are several.
 export function storeOf(data) {
-  const count = Object.values(plainColumns(data.cells))[0]?.length ?? 0;
-  const [repeats, limits, predictions, intervals] = ["repeats", "limits", "predictions", "intervals"].map((name) => tableByCell(data[name], count));
+  const [repeats, limits, predictions, intervals] = ["repeats", "limits", "predictions", "intervals"].map((name) => tableByCell(data[name]));
   const byMeasure = new Map();
   const statistics = (measure) => {
     if (!byMeasure.has(measure)) byMeasure.set(measure, statisticsOf(data.values, repeats, intervals, measure));

@@ -36,6 +36,12 @@ function valueOf(cell, axis) {
   return { value: found.value * factor, low: range.low * factor, high: range.high * factor };
 }
 
+// A cell as a point of a chart, with whiskers where an axis is a measure.
+export function pointOf(cell, x, y, series, hollow) {
+  const [across, up] = [valueOf(cell, x), valueOf(cell, y)];
+  return { cell, x: across.value, xLow: across.low, xHigh: across.high, y: up.value, yLow: up.low, yHigh: up.high, series, hollow };
+}
+
 // A cell's measure in lines of text: value, interval or range, number of repeats and scope.
 export function toldOf(cell, metric) {
   const found = cell.statistic(metric);
@@ -62,9 +68,8 @@ function pointsOf(cells, x, y, colourBy, facets, hidden) {
   const lines = new Map();
   for (const cell of cells) {
     if (!DRAWN.has(cell.outcome)) continue;
-    const at = valueOf(cell, x);
-    const value = valueOf(cell, y);
-    if (typeof at.value !== "number" || typeof value.value !== "number") continue;
+    const point = pointOf(cell, x, y, 0, cell.outcome === "invalid");
+    if (typeof point.x !== "number" || typeof point.y !== "number") continue;
     let name = colourBy ? colourBy.text(colourBy.of(cell)) : "all cells";
     if (!places.has(name) && places.size === MOST_SERIES) name = "others";
     if (!places.has(name)) {
@@ -72,10 +77,7 @@ function pointsOf(cells, x, y, colourBy, facets, hidden) {
       series.push(name);
     }
     if (hidden.has(name)) continue;
-    const point = {
-      cell, x: at.value, xLow: at.low, xHigh: at.high, y: value.value, yLow: value.low, yHigh: value.high,
-      series: places.get(name), hollow: cell.outcome === "invalid",
-    };
+    point.series = places.get(name);
     points.push(point);
     if (!x.isSetting) continue;
     const others = facets.filter((facet) => facet.id !== x.id && facet.id !== "outcome" && !(x.id === "sequences" && ["set.max_num_seqs", "set.batch_size"].includes(facet.id)));

@@ -3,7 +3,7 @@ import { changeAddress, current } from "./address.js";
 import { Chart, legendOf } from "./chart.js";
 import { choice, el, longTable } from "./dom.js";
 import { openCell } from "./drawer.js";
-import { MANY_TIMES, cellWords, toldOf } from "./explore.js";
+import { MANY_TIMES, cellWords, pointOf, toldOf } from "./explore.js";
 import { isWide } from "./scale.js";
 import { COLUMNS } from "./columns.js";
 import { heading, number, plural, shown } from "./words.js";
@@ -110,14 +110,10 @@ export function showLimits(panel, store) {
 
   const draw = (candidates, keeps) => {
     const column = axisColumn();
-    const { factor } = COLUMNS[column];
     const hidden = new Set(current().getAll("hide"));
     const points = candidates.flatMap((cell) => {
-      const latency = cell.statistic(column);
-      const rate = cell.statistic(RATE);
-      if (!latency || hidden.has(cell.gpu)) return [];
-      const [across, up] = [latency.interval ?? latency, rate.interval ?? rate];
-      return [{ cell, x: latency.value * factor, xLow: across.low * factor, xHigh: across.high * factor, y: rate.value, yLow: up.low, yHigh: up.high, series: devices.indexOf(cell.gpu), hollow: !keeps.has(cell) }];
+      if (!cell.statistic(column) || hidden.has(cell.gpu)) return [];
+      return [pointOf(cell, { metric: column }, { metric: RATE }, devices.indexOf(cell.gpu), !keeps.has(cell))];
     });
     const series = devices.map((device, i) => ({ name: device, colour: store.colours[i % store.colours.length], shape: i }));
     const front = paretoFront(points.filter((point) => !point.hollow));
