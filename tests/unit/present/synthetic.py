@@ -28,6 +28,7 @@ from workflow_scripts.questions.sections import SUBJECTS
 from workflow_scripts.questions.serving.latencies import latency_effects
 from workflow_scripts.questions.table_docs import schemas
 from workflow_scripts.study.grid import expand
+from workflow_scripts.study.parsed_columns import table_columns
 from workflow_scripts.study.study import Study
 from workflow_scripts.study.study_file import load_study
 from workflow_scripts.tables.cell_intervals import cell_intervals
@@ -191,7 +192,8 @@ def facts_table(cells: pd.DataFrame, gpu: str, name: str) -> pd.DataFrame:
         pd.DataFrame({"cell_id": row.cell_id, "start": 1, "repeat": row.repeat, **FACTS[name](row)})
         for row in cells[told & (cells["gpu"] == gpu)].itertuples()
     ]
-    return pd.concat(parts).astype({"cell_id": "string", "start": "int64", "repeat": "Int64"})
+    types = table_columns()[name]
+    return pd.concat(parts).reindex(columns=list(types)).astype(types)
 
 
 def columns_of(table: str) -> list[str]:
