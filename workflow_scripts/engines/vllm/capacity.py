@@ -17,13 +17,15 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, StrictStr
 
 from workflow_scripts.catalog.any_model import ANY_MODEL, find_model
 from workflow_scripts.catalog.gpus_and_models import Gpu, resolve_one
 from workflow_scripts.common.command import command, option, positive, share
-from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import read_json
+from workflow_scripts.common.records import mapping_of, validated
 from workflow_scripts.device.device_check import cpu_here
 from workflow_scripts.engines.capacity import KvPool, PipelineRank, Term
 from workflow_scripts.engines.vllm.kv_groups import kv_cache_tokens, kv_pool
@@ -42,9 +44,10 @@ from workflow_scripts.physics.stored_weights import KV_CACHE_DTYPE, QUANTIZATION
 
 # What an engine's log may report of its memory, as `workflow_scripts.parse.engine_log` names it.
 LOG_FACTS = ("available_kv_cache_gib", "model_weights_gib", "peak_activation_gib", "cuda_graph_gib")
-
 # More than any device has.
 MOST_GIB = 10**6
+_GIB = Annotated[float, Field(strict=True, gt=-MOST_GIB, lt=MOST_GIB)]
+_LOG = mapping_of({"engine_version": StrictStr, **dict.fromkeys(LOG_FACTS, _GIB)}, extra="allow")
 
 # Maximum number of devices that are tried for a model that does not fit.
 MOST_RANKS = 64
@@ -200,16 +203,10 @@ def _asked(args: Namespace, gpu: Gpu, log: Mapping[str, Any]) -> tuple[ModelFact
 
 
 def _read_log(path: Path) -> dict[str, Any]:
-    try:
-        log = read_json(path)
-    except OSError as e:
-        raise CapacityError(f"{path}: {e.strerror}") from None
-    except InputError:
-        log = None
-    known = [log[name] for name in LOG_FACTS if log.get(name) is not None] if isinstance(log, dict) else []
-    if not any(known) or not all(isinstance(gib, int | float) and abs(gib) < MOST_GIB for gib in known):
+    log: dict[str, Any] = validated(_LOG, read_json(path), str(path))
+    if not any(log.get(name) for name in LOG_FACTS):
         raise CapacityError(f"{path}: not what `kvsweep log` prints, with a number of {', '.join(LOG_FACTS)}")
-    return dict(log)
+    return log
 
 
 def _observation(text: str) -> tuple[float, int]:

@@ -371,12 +371,14 @@ def test_bad_input_ends_with_2_and_one_message(option, capsys):
     assert (BAD[option] in error, error.count("\n")) == (True, 1)
 
 
-def test_a_log_that_says_nothing_of_memory_is_refused(tmp_path, capsys):
-    for text in ("{", "[]", '{"num_gpu_blocks": 3}', '{"available_kv_cache_gib": "5"}', '{"cuda_graph_gib": 1e300}'):
-        (tmp_path / "log.json").write_text(text)
-        options = ["--model", "opt-125m", "--gpu", "l4", "--from-log", str(tmp_path / "log.json")]
-        assert main([*options, *REQUIRED]) == 2
-        assert "log.json: " in capsys.readouterr().err
+NO_MEMORY = ("{", "[]", '{"num_gpu_blocks": 3}', '{"available_kv_cache_gib": "5"}', '{"cuda_graph_gib": 1e300}')
+
+
+@pytest.mark.parametrize("text", [*NO_MEMORY, '{"cuda_graph_gib": 1, "engine_version": [1]}'])
+def test_a_log_that_says_nothing_of_memory_is_refused(text, tmp_path, capsys):
+    (tmp_path / "log.json").write_text(text)
+    assert main(["--model", "opt-125m", "--gpu", "l4", "--from-log", str(tmp_path / "log.json"), *REQUIRED]) == 2
+    assert "log.json: " in capsys.readouterr().err
 
 
 WRONG = "block-size=0 block-size=1.5 gpu-memory-utilization=1.2 gpu-memory-utilization=0 tensor-parallel-size=0 "
