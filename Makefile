@@ -14,7 +14,7 @@ export PATH := $(abspath $(BIN)):$(PATH):$(abspath .venv-linters/bin)
 # Modules stay compiled between commands, which halves their start time, even if the machine's default differs.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help gpu-report demo test test-studies test-slurm test-cuda lint env debian lock bench-start bench-harness bench-analysis bench-plan bench-agreement bench-report bench-predict bench-faults bench-replay bench-statistics bench-variance pictures mutants clean-env
+.PHONY: help gpu-report demo test test-studies test-slurm test-cuda lint env debian lock bench-start bench-harness bench-analysis bench-plan bench-agreement bench-report bench-predict bench-faults bench-hostile bench-replay bench-statistics bench-variance pictures mutants clean-env
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -121,6 +121,11 @@ FAULTS ?= 200
 
 bench-faults: $(VENV)/dev.installed ## let random faults hit a study on a real Slurm or a workstation, and check that nothing is lost (SEED=1 FAULTS=200)
 	$(BIN)/python -m benchmarks.faults --seed $(SEED) --faults $(FAULTS) $(ARGS)
+
+CASES ?= 2000
+
+bench-hostile: $(VENV)/dev.installed ## read damaged and hostile files with the real commands, none of which may fail, hang or grow (SEED=1 CASES=2000)
+	$(BIN)/python -m benchmarks.hostile --seed $(SEED) --cases $(CASES) $(ARGS)
 
 bench-statistics: $(VENV)/cpu.installed ## test the statistics on thousands of simulated studies with known true values
 	$(BIN)/python -m benchmarks.statistics $(ARGS)

@@ -1,0 +1,226 @@
+"""Kinds of hostile files: each function makes a case from the real files of a small study, and returns the commands
+that read it. Everything follows from the random generator that it gets."""
+
+import json
+import os
+import shutil
+import tarfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from random import Random
+
+import pandas as pd
+import yaml
+
+from benchmarks.analysis import commands
+from tests.hostile import mutations
+from workflow_scripts.common.checkout import CHECKOUT
+
+STUDIES = sorted((CHECKOUT / "config/studies").glob("*.yaml"))
+LOGS = sorted((CHECKOUT / "tests/fixtures/logs").glob("*.log"))
+MODEL = CHECKOUT / "config/models/llama-3.1-8b-instruct/config.json"
+CSV = b"timestamp, memory.used [MiB], power.draw [W]\n" + b"2026/05/30 16:23:28.000, 71 MiB, 640 W\n" * 3
+NAME = "two_gpus"
+# One cell of each kind, by a part of its path.
+KEPT = ("opt-125m", "bs8-", "bs32-", "chat/bs16-seqs256", "chat/bs16-seqs64", "h100-sxm/hf-static")
+# A command by its name, with its words.
+Call = tuple[str, list[str]]
+
+
+class Base:
+    """A small study with its evidence and everything that is made of it, below `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.study, self.root = folder / f"{NAME}.yaml", folder / "results" / NAME
+        self.tables = self.root / "tables"
+
+    def lay_out(self) -> None:
+        """Write the study and its evidence."""
+        content = yaml.safe_load((CHECKOUT / f"config/studies/{NAME}.yaml").read_text())
+        sweeps = {sweep["name"]: sweep for sweep in content["sweeps"]}
+        sweeps["max-num-seqs"]["knobs"] = {"max_num_seqs": [256, 64]}
+        sweeps["block-size"]["knobs"] = {"block_size": [8, 32]}
+        content["sweeps"] = [sweeps[name] for name in ("smoke", "max-num-seqs", "hf-baseline-h100", "block-size")]
+        self.study.write_text(yaml.safe_dump(content | {"claims": [], "repeats": 2}, sort_keys=False))
+        with tarfile.open(CHECKOUT / f"config/reference/{NAME}/evidence.tar.xz") as packed:
+            packed.extractall(self.root.parent, filter="data")
+        for cell in self.root.glob("cells/*/*/*/*/*"):
+            if not any(part in cell.as_posix() for part in KEPT):
+                shutil.rmtree(cell)
+
+    def calls(self) -> dict[str, Call]:
+        """The commands that make everything else, by name, in their order."""
+        made = {name: (words[1], words[2:]) for name, words in commands(self.study).items() if name != "figures"}
+        of_study, parsed = ["--study", str(self.study)], ["--parsed", str(self.root / "parsed")]
+        parses = {gpu: ("parse-cells", self.parsed(gpu)) for gpu in ("h200", "h100-sxm")}
+        waiting = ["--cells", str(self.tables / "cells.parquet"), "--out", str(self.tables / "waiting.parquet")]
+        waiting += ["--devices", str(self.root / "prepared/devices")]
+        made["waiting"] = ("table-waiting", [*of_study, *parsed, *waiting])
+        digest = ["--tables", str(self.tables), "--out", str(self.tables / "digest.json")]
+        after = {"digest": ("digest", [*of_study, *digest]), "page": made.pop("page")}
+        return parses | made | after | {"status": ("status", [*of_study, "--results", str(self.root.parent)])}
+
+    def parsed(self, gpu: str) -> list[str]:
+        folders = ["--cells", str(self.root / "cells"), "--out", str(self.root / "parsed" / gpu)]
+        return [*folders, "--gpu", gpu, "--processes=1"]
+
+    def digests(self) -> tuple[bytes, bytes]:
+        """The digest, and that of the same study as if it had been measured on other days."""
+        digest = (self.tables / "digest.json").read_bytes()
+        return digest, digest.replace(b'"began":"20', b'"began":"19')
+
+    def copy(self, folder: Path) -> "Base":
+        """The same in another folder; files are links to the same content until they are replaced."""
+        shutil.copytree(self.study.parent, folder, copy_function=os.link, dirs_exist_ok=True)
+        return Base(folder)
+
+
+def put(path: Path, content: bytes) -> str:
+    """Replace a file, but not the one to which it is a link."""
+    path.unlink(missing_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return str(path)
+
+
+def changed(path: Path, mutated: Callable[[bytes, Random], bytes], rnd: Random) -> None:
+    put(path, mutated(path.read_bytes() if path.exists() else b"", rnd))
+
+
+def evidence(base: Base, rnd: Random, folder: Path) -> Sequence[Call]:
+    """What a cell's folder holds, and names in it; all that is made of the cells."""
+    of = base.copy(folder)
+    cell = rnd.choice(sorted(path.parent for path in of.root.glob("cells/**/outcome.json")))
+    how = rnd.randrange(12)
+    if how < 4:
+        changed(cell / "outcome.json", mutations.json_file, rnd)
+    elif how < 8:
+        name = rnd.choice(("requests", "steps", "metrics", "device_trace"))
+        changed(cell / f"raw/{name}.jsonl", mutations.jsonl_file, rnd)
+    elif how < 10:
+        changed(cell / "raw/engine.log", mutations.text_file, rnd)
+    elif how == 10:
+        path = rnd.choice(sorted(path for path in cell.rglob("*") if path.is_file()))
+        path.unlink()
+        rnd.choice((os.mkdir, os.mkfifo, Path.touch, Path.exists))(path)
+    else:
+        starts = [
+            f"{cell.name}/{name}" for name in ("start-2", "start-99999999999999999999", "start-0", "start-\u0663")
+        ]
+        copy = cell.parent / rnd.choice((*starts, "a\nb", "$(touch hacked)", os.fsdecode(b"\xff")))
+        shutil.copytree(cell, copy, copy_function=os.link, dirs_exist_ok=True)
+    calls = of.calls()
+    gpu = cell.relative_to(of.root / "cells").parts[0]
+    last = rnd.choice(("effects", "fragmentation", "waiting", "ratios", "intervals", "page", "status"))
+    return [calls[name] for name in (gpu, "cells", "limits", last)]
+
+
+def archives(base: Base, rnd: Random, folder: Path) -> Sequence[Call]:
+    """Archives of a study, one side of a comparison."""
+    one, other = base.digests()
+    files = put(folder / "a.zip", mutations.archive(one)), put(folder / "b.zip", mutations.archive_file(other, rnd))
+    return _compared(rnd, *files)
+
+
+def digests(base: Base, rnd: Random, folder: Path) -> Sequence[Call]:
+    """Digests and reports of a study, one side of a comparison."""
+    one, other = base.digests()
+    name, mutated = rnd.choice((("b.json", mutations.json_file), ("b.html", mutations.page_file)))
+    return _compared(rnd, put(folder / "a.html", mutations.page(one)), put(folder / name, mutated(other, rnd)))
+
+
+def _compared(rnd: Random, *files: str) -> list[Call]:
+    words = [*rnd.sample(files, 2), "--markdown", "c.md", "--json", "c.json"]
+    return [("compare", [*words, "--html", "c.html"]) if rnd.random() < 0.3 else ("regress", words)]
+
+
+def imports(base: Base, rnd: Random, folder: Path) -> Sequence[Call]:
+    """The mapping file of imported runs, their logs and their traces."""
+    run = {"gpu": "h200", "engine": "vllm", "model": "llama-3.1-8b-instruct", "workload": "chat", "results": "a.log"}
+    knobs = {"max_num_seqs": 64, "block_size": 16, "gpu_memory_utilization": 0.9, "kv_cache_dtype": "auto"}
+    runs = [
+        {**run, "knobs": knobs, "tokens_per_request": [220, 190], "trace": "a.csv"},
+        {**run, "knobs": {"max_num_seqs": 1}, "rates": {"output_tokens_per_s": 650.0}},
+        {**run, "engine": "hf-static", "knobs": {"batch_size": 4}, "rates": {"requests_per_s": 2}},
+    ]
+    put(folder / "a.log", rnd.choice(LOGS).read_bytes())
+    put(folder / "a.csv", CSV)
+    put(folder / "runs.yaml", yaml.safe_dump({"schema_version": 1, "runs": runs}).encode())
+    mutated = {"a.log": mutations.text_file, "a.csv": mutations.csv_file, "runs.yaml": mutations.yaml_file}
+    name = rnd.choice(["runs.yaml", *mutated])
+    changed(folder / name, mutated[name], rnd)
+    made = ["--parsed", str(base.root / "parsed"), "--imported", "imported.jsonl", "--out", "cells.parquet"]
+    read = ("read-imported", ["--runs", "runs.yaml", "--out", "imported.jsonl"])
+    return [read, ("table-cells", ["--study", str(base.study), *made])]
+
+
+def logs(base: Base, rnd: Random, folder: Path) -> Sequence[Call]:
+    """Logs of engines and traces of devices."""
+    how = rnd.randrange(3)
+    if how == 0:
+        trace = rnd.choice(sorted(base.root.glob("cells/**/device_trace.jsonl")))
+        return [("trace", [put(folder / "a", mutations.jsonl_file(trace.read_bytes(), rnd))])]
+    if how == 1:
+        columns = rnd.choice(([], ["--columns", "timestamp,memory.used,power.draw"]))
+        return [("trace", [put(folder / "a", mutations.csv_file(CSV, rnd)), *columns])]
+    return [("log", [put(folder / "a.log", mutations.text_file(rnd.choice(LOGS).read_bytes(), rnd))])]
+
+
+def tables(base: Base, rnd: Random, folder: Path) -> Sequence[Call]:
+    """Parquet tables: damaged ones, and those whose columns hold something else."""
+    of = base.copy(folder)
+    path = rnd.choice(sorted(of.tables.rglob("*.parquet")) + sorted(of.root.glob("parsed/*/*.parquet")))
+    put(path, mutations.damaged(path.read_bytes(), rnd) if rnd.random() < 0.4 else _other_table(path, rnd))
+    is_parsed = of.tables not in path.parents
+    of_tables = ("limits", "effects", "ratios", "engines", "intervals", "recommendations", "digest", "page")
+    names = ("cells", "limits", "fragmentation", "waiting", "page") if is_parsed else of_tables
+    calls = of.calls()
+    return [*([calls["cells"]] if is_parsed else []), calls[rnd.choice(names)]]
+
+
+def _other_table(path: Path, rnd: Random) -> bytes:
+    table = pd.read_parquet(path)
+    name = rnd.choice([*table])
+    texts, numbers = mutations.PAYLOADS, (-1.0, 0.0, 1e308, -1e308, 5e-324, float("nan"), float("inf"))
+    made: tuple[Callable[[], pd.DataFrame], ...] = (
+        lambda: table.drop(columns=name),
+        lambda: table.rename(columns={name: rnd.choice(texts)}),
+        lambda: pd.concat([table] * rnd.choice((2, 20))),
+        lambda: table.head(0),
+        lambda: table.assign(**{name: rnd.choice((None, True, "x", 1.5))}),
+        lambda: table.assign(**{name: [rnd.choice(texts) for _ in range(len(table))]}),
+        lambda: table.assign(**{name: [rnd.choice(numbers) for _ in range(len(table))]}),
+        lambda: table.assign(**{name: table[name].sample(frac=1, random_state=rnd.randrange(99)).to_numpy()}),
+    )
+    return rnd.choice(made)().to_parquet(index=False)
+
+
+def records(base: Base, rnd: Random, folder: Path) -> Sequence[Call]:
+    """Records in a study's results apart from its cells, a model's config, and what `kvsweep log` prints."""
+    of, how = base.copy(folder), rnd.randrange(5)
+    calls = of.calls()
+    if how == 0:
+        changed(of.root / "plan/capacity.jsonl", mutations.jsonl_file, rnd)
+        return [calls["capacity"]]
+    if how == 1:
+        changed(rnd.choice(sorted(of.root.glob("prepared/devices/*.json"))), mutations.json_file, rnd)
+        return [calls[rnd.choice(("limits", "ratios", "waiting"))]]
+    if how == 2:
+        job = {"job": "7", "cluster": "c", "state": "COMPLETED", "nodes": "n1", "queued_s": 1.5, "elapsed_s": 60}
+        job |= {"memory_bytes": 5, "energy_j": None}
+        put(of.root / "jobs/c/7.json", mutations.json_file(json.dumps(job).encode(), rnd))
+        return [calls["status"]]
+    log = {"available_kv_cache_gib": 20.5, "num_gpu_blocks": 1000, "engine_version": "0.32.0"}
+    of_log = ["--from-log", put(folder / "log.json", mutations.json_file(json.dumps(log).encode(), rnd))]
+    put(folder / "model/config.json", mutations.json_file(MODEL.read_bytes(), rnd))
+    sizes = ["--gpu", "h200", "--block-size", "16", "--gpu-memory-utilization", "0.9", "--max-model-len", "2048"]
+    return [("capacity", [*sizes, *(["--model", "model"] if how == 3 else ["--model", "opt-125m", *of_log])])]
+
+
+def studies(base: Base, rnd: Random, folder: Path) -> Sequence[Call]:
+    """Study files."""
+    path = rnd.choice((base.study, *STUDIES))
+    return [("check", [put(folder / path.name, mutations.yaml_file(path.read_bytes(), rnd))])]
+
+
+KINDS = {make.__name__: make for make in (evidence, archives, digests, imports, logs, tables, records, studies)}

@@ -1,0 +1,13 @@
+"""Some of the damaged and hostile files that `make bench-hostile` reads, in a process of its own, because it forks."""
+
+import subprocess
+import sys
+
+from tests.integration.conftest import CHECKOUT
+
+
+def test_hostile_files_are_refused_or_accepted():
+    words = [sys.executable, "-m", "benchmarks.hostile", "--seed", "7", "--cases", "32"]
+    done = subprocess.run(words, cwd=CHECKOUT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "32 cases, seed 7: 0 findings" in done.stdout
