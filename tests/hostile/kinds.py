@@ -105,7 +105,7 @@ def evidence(base: Base, rnd: Random, folder: Path) -> Sequence[Call]:
         rnd.choice((os.mkdir, os.mkfifo, Path.touch, Path.exists))(path)
     else:
         starts = [
-            f"{cell.name}/{name}" for name in ("start-2", "start-99999999999999999999", "start-0", "start-\u0663")
+            f"{cell.name}/{name}" for name in ("start-9", "start-99999999999999999999", "start-0", "start-\u0663")
         ]
         copy = cell.parent / rnd.choice((*starts, "a\nb", "$(touch hacked)", os.fsdecode(b"\xff")))
         shutil.copytree(cell, copy, copy_function=os.link, dirs_exist_ok=True)
