@@ -42,6 +42,7 @@ class TableRule(NamedTuple):
     reads: dict = READS_CELLS
     also: dict = {}
     options: str = ""
+    at: object = 0
 
 
 TABLE_RULES = {
@@ -76,6 +77,11 @@ TABLE_RULES = {
         also={"summary": "serving_summary"},
     ),
     "recommendations": TableRule("Which vLLM configuration to serve with.", options='--results "$RESULTS"'),
+    "provenance": TableRule(
+        "What records and logs of cells say besides numbers.",
+        options='--results "$RESULTS"',
+        at=now_if_partial,
+    ),
     "capacity": TableRule("KV capacity, predicted beside measured.", READS_CELLS | {"predictions": PATHS.capacity}),
     "predictions": TableRule(
         "The prediction of every cell beside its measurement.",
@@ -137,6 +143,7 @@ for made, of in TABLE_RULES.items():
             settings=SETTINGS,
             command=f"table-{made}",
             options=of.options,
+            at=of.at,
             reads=[f"--{key} {quote(str(FOLDERS.get(key, at)))}" for key, at in of.reads.items() if key not in FOUND],
             also=[f"--{option}-out {quote(str(table(name)))}" for option, name in of.also.items()],
         shell:

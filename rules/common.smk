@@ -190,6 +190,11 @@ def is_complete():
     return all(len(PATHS.outcomes(id)) >= at_least for id in CELLS) and not may_grow(STUDY, PATHS)
 
 
+def now_if_partial(wildcards):
+    """A parameter of what each call writes again for a partial report, which says what is being measured."""
+    return int(time.time()) if PARTIAL and not is_complete() else 0
+
+
 def device_records():
     """Records of the devices' rates; none for a device whose cells were all measured on another host."""
     only_known = PARTIAL or CELLS_PER_JOB

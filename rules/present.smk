@@ -53,8 +53,7 @@ rule report:
         tables=PATHS.tables,
         parsed=PATHS.root / "parsed",
         cells=PATHS.root / "cells",
-        # A partial report says what is being measured, so each call writes it again.
-        at=lambda wildcards: int(time.time()) if PARTIAL and not is_complete() else 0,
+        at=now_if_partial,
     shell:
         # Facts of a cluster's jobs come after their cells.
         "if command -v sacct > {log:q}; then"

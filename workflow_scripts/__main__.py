@@ -65,6 +65,7 @@ GROUPS = {
         "table-answers": "questions.answers.table",
         "table-claims": "questions.claims.claims",
         "table-drift": "questions.trust.drift",
+        "table-provenance": "questions.trust.provenance",
         "digest": "questions.compare.study_digest",
         "figures": "present.figures",
         "figure-steps": "page.steps_figure",

@@ -12,13 +12,13 @@ from urllib.parse import quote
 import pandas as pd
 
 from workflow_scripts.common.checkout import CHECKOUT
-from workflow_scripts.common.files import last_line, read_json
+from workflow_scripts.common.files import read_json
 from workflow_scripts.common.wording import plural
 from workflow_scripts.page.blocks import Absent, Block, Figure, Fold, Link, table_of
 from workflow_scripts.page.plot import Plot, data_address, size_px
 from workflow_scripts.study.cell_status import status_of_starts
 from workflow_scripts.study.grid import COORDINATES
-from workflow_scripts.study.paths import ENGINE_LOG, MEASURE_LOG, RAW, StudyPaths, start_folder, within
+from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.progress import Progress, may_grow, progress
 from workflow_scripts.study.setting_words import labels
 from workflow_scripts.study.study import Study
@@ -51,17 +51,19 @@ class Report:
         The reason of a missing cell is the last line of its log; that of a measured cell names starts that failed.
         """
         grid = self.tables.grid
-        logs = {cell: self.logs(cell)[-1] for cell in grid.loc[grid["outcome"] == "missing", "cell_id"]}
-        last_lines = {cell: last_line(log) for cell, log in logs.items() if log.exists()}
+        of_missing = self.logs["cell_id"].isin(grid.loc[grid["outcome"] == "missing", "cell_id"])
+        said = self.logs[of_missing].drop_duplicates("cell_id", keep="last").set_index("cell_id")["value"]
+        last_lines = said.astype("string").str.rsplit("\n", n=1).str[-1].str.split().str.join(" ")
         reason = grid["reason"].where(grid["reason"].notna(), grid["cell_id"].map(last_lines))
         return grid.assign(reason=reason.where(grid["failed_starts"].isna(), grid["failed_starts"]))
 
-    def logs(self, cell_id: str, start: float = 1) -> tuple[Path, Path]:
-        """The logs of the engine and of the measuring command, in a start of a cell; NaN is the first. Raises
-        InputError if one is a link to elsewhere."""
-        folder = self.cells / cell_id / (start_folder(int(start)) if start > 1 else "")
-        engine_log, log = within(folder, self.cells, (folder / RAW / ENGINE_LOG, folder / MEASURE_LOG))
-        return engine_log, log
+    @cached_property
+    def logs(self) -> pd.DataFrame:
+        """The logs of the start of each cell that is shown, that of the engine first: `what` is a log's place in the
+        cell's folder, and `value` its end."""
+        rows = self.tables.get("provenance", "cell_id", "start", "kind", "what", "value")
+        shown = self.tables.grid[["cell_id", "start"]].fillna({"start": 1})
+        return shown.merge(rows[rows["kind"] == "log"], on=["cell_id", "start"])
 
     @cached_property
     def labels(self) -> dict[str, str]:

@@ -44,9 +44,6 @@ LIMITS = (
     *("bound_by", "steps_bound_by", "exceeds", "ceiling_broken"),
 )
 PREDICTIONS = ("quantity", "predicted", "low", "high", "measured", "error_pct", "flagged", "why", "speed_source")
-# Lines of a log that the page shows, and bytes of its end in which they are looked for.
-LOG_LINES, LOG_BYTES = 12, 4096
-
 MOST_BYTES = 700_000
 MOST_CELLS = 128
 # Rows per repeat.
@@ -81,7 +78,7 @@ def page_data(report: Report, study_file: Path) -> dict[str, Any]:
     grid = report.grid.reset_index(drop=True)
     knobs = [name for name in report.tables.knobs if grid[name].notna().any()]
     differing = knobs_that_differ(grid, knobs)
-    logs = pd.DataFrame([_log(report, *of) for of in zip(grid["cell_id"], grid["start"], strict=True)], dtype=object)
+    logs = report.logs.drop_duplicates("cell_id").set_index("cell_id")
     place = pd.Series(grid.index, index=grid["cell_id"])
     intervals, repeats = _intervals(report, place), _repeats(report, place)
     scopes = intervals.drop_duplicates("cell").set_index("cell")["scope"]
@@ -89,8 +86,8 @@ def page_data(report: Report, study_file: Path) -> dict[str, Any]:
     cells = grid.assign(
         settings=settings_in_words(grid, knobs),
         label=grid["cell_id"].map(report.labels),
-        log_file=logs[0],
-        log=logs[1],
+        log_file=grid["cell_id"].map(logs["what"]),
+        log=grid["cell_id"].map(logs["value"]),
         scope=scopes,
         output_tokens_per_device_hour=values["output_tokens_per_s"] * 3600 / _devices(grid),
     )
@@ -171,17 +168,6 @@ def _numbers(values: "np.ndarray[Any, Any]", digits: int) -> list[float | int | 
     is_whole = (shortened == np.trunc(shortened)) & (np.abs(shortened) < 1e15)
     each = zip(shortened.tolist(), is_whole.tolist(), np.isfinite(values).tolist(), strict=True)
     return [(int(value) if whole else value) if is_finite else None for value, whole, is_finite in each]
-
-
-def _log(report: Report, cell_id: str, start: float) -> tuple[str, str] | tuple[None, None]:
-    """The first log of a start that is not empty: its place in the cell's folder, and its last lines."""
-    for path in report.logs(cell_id, start):
-        if path.exists() and path.stat().st_size:
-            with path.open("rb") as file:
-                file.seek(max(0, path.stat().st_size - LOG_BYTES))
-                lines = file.read().decode("utf-8", "replace").strip().splitlines()
-            return path.relative_to(report.cells / cell_id).as_posix(), "\n".join(lines[-LOG_LINES:])
-    return None, None
 
 
 def _of_cells(rows: pd.DataFrame, place: "pd.Series[int]") -> pd.DataFrame:

@@ -83,7 +83,7 @@ def test_a_chart_of_the_views_is_saved_with_its_legend_and_its_table_with_all_ro
     saved = tab.download(button("#view-explore", "SVG"), tmp_path)
     title, *texts = texts_of(saved)
     assert title == "Output throughput (tokens/s) against Sequences allowed at once"
-    assert saved.name.startswith("kvsweep-study-synthetic-output-tokens-per-second")
+    assert saved.name.startswith("kvsweep-study-synthetic-output-throughput")
     assert {"h200", "a100-sxm-80gb"} <= set(texts)
     assert "l40s" not in texts
     points = tab.evaluate("Number(document.querySelector('.chart canvas').ariaLabel.match(/([0-9]+) points/)[1])")

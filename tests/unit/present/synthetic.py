@@ -27,8 +27,10 @@ from workflow_scripts.questions.recommendations.table import recommendations
 from workflow_scripts.questions.sections import SUBJECTS
 from workflow_scripts.questions.serving.latencies import latency_effects
 from workflow_scripts.questions.table_docs import schemas
+from workflow_scripts.questions.trust.provenance import provenance_table
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.parsed_columns import table_columns
+from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study import Study
 from workflow_scripts.study.study_file import load_study
 from workflow_scripts.tables.cell_intervals import cell_intervals
@@ -361,4 +363,6 @@ def write_results(folder: Path) -> Path:
             log = folder / "cells" / cell_id / "raw" / "engine.log"
             log.parent.mkdir(parents=True, exist_ok=True)
             log.write_text(f"a made-up log\n{SCRIPT}\n")
+    known = provenance_table(cells, StudyPaths(folder.parent, folder.name))
+    write_table(known, folder / "tables/provenance.parquet")
     return path

@@ -13,10 +13,12 @@ from workflow_scripts.page.blocks import Table
 from workflow_scripts.page.sentences import claims_on
 from workflow_scripts.questions.memory.kv_block_size import BY_KIND_OF_LAYER
 from workflow_scripts.questions.sections import APPENDIX, SECTIONS, SUBJECTS
+from workflow_scripts.questions.trust.provenance import provenance_table
 from workflow_scripts.questions.trust.where_measured import provenance
 from workflow_scripts.study.accounting import NODE_HEADINGS
 from workflow_scripts.study.definition import study_sha256
 from workflow_scripts.study.grid import expand
+from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study_file import load_study
 
 VOID = {"meta", "img", "source", "link", "br", "hr"}
@@ -239,11 +241,12 @@ def test_provenance_has_the_share_of_starts_in_the_time_of_all_engines(results, 
 def test_logs_are_those_of_cells_that_were_tried_in_vain_and_of_the_start_that_is_shown(results, tmp_path, cells):
     missing, shown = (cells.loc[cells["outcome"] == outcome, "cell_id"].iloc[0] for outcome in ("missing", "ok"))
     cells = cells.assign(start=cells["start"].mask(cells["cell_id"] == shown, 2))
-    tables = changed(results.report, tmp_path / "tables", cells=cells).tables.folder
     logs = [f"cells/{missing}/measure.log", f"cells/{shown}/start-2/raw/engine.log"]
     for log in logs:
         (tmp_path / log).parent.mkdir(parents=True)
         (tmp_path / log).write_text("measuring\n[Errno 28]  No space left on device\n\n")
+    known = provenance_table(cells, StudyPaths(tmp_path.parent, tmp_path.name))
+    tables = changed(results.report, tmp_path / "tables", cells=cells, provenance=known).tables.folder
     places = {"tables": tables, "figures": tmp_path, "cells": tmp_path / "cells"}
     assert results.write_page(tmp_path / "report.html", **places) == 0
     page = Page((tmp_path / "report.html").read_text(encoding="utf-8"))

@@ -147,14 +147,15 @@ def every_cell(report: Report) -> Iterator[Block]:
 
 def _cell_lines(report: Report, part: pd.DataFrame, rates: "pd.Series[float]") -> Table:
     rows: list[list[str | Link]] = []
-    for cell in records(part[["cell_id", "start", "outcome", "comparable", "reason"]]):
-        logs = (report.link(path, "log") for path in report.logs(cell["cell_id"], cell["start"]))
-        log = next(filter(None, logs), "no log")
+    places = report.logs.drop_duplicates("cell_id").set_index("cell_id")["what"]
+    for cell in records(part[["cell_id", "outcome", "comparable", "reason"]]):
+        log = places.get(cell["cell_id"])
+        link = (report.link(report.cells / cell["cell_id"] / log, "log") if log else None) or "no log"
         ended = cell["outcome"] != "missing"
         outcome = outcome_words(cell["outcome"]) + (", not comparable" if ended and cell["comparable"] is False else "")
         rate = shown(rates.get(cell["cell_id"]), RATE)
         name = report.cell_link(cell["cell_id"], report.labels[cell["cell_id"]])
-        rows.append([name, outcome, rate, shown(cell["reason"]), log])
+        rows.append([name, outcome, rate, shown(cell["reason"]), link])
     headings = ["Settings", "Outcome", column(RATE).axis, "Reason", "Engine log"]
     return Table("Cells", headings, rows, [False, False, True, False, False])
 

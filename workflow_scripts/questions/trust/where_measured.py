@@ -1,7 +1,6 @@
 """Where and with what the cells were measured, and what disturbed them."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import pandas as pd
 
@@ -10,8 +9,7 @@ from workflow_scripts.device.device_check import FAULTS
 from workflow_scripts.page.blocks import Absent, Block, Finding, Findings, Fold, Table, shown
 from workflow_scripts.page.report import MOST_ROWS, REPEAT_COLUMNS, Report, Subject, TablePart, several_starts
 from workflow_scripts.study.accounting import NODE_HEADINGS, accounted_jobs, by_node
-from workflow_scripts.study.outcome import outcome_in
-from workflow_scripts.study.paths import OUTCOME, StudyPaths
+from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.rounds import last_plan
 from workflow_scripts.tables.results import require
 from workflow_scripts.workloads.warmup import TOLERANCE
@@ -126,16 +124,14 @@ def provenance(report: Report) -> Iterator[Block]:
         )
         numeric = [place > 0 for place in range(len(NODE_HEADINGS))]
         yield Table("Jobs of the cluster by node", NODE_HEADINGS, [*by_node(jobs)], numeric, note)
-    # Of each device and engine one cell has the whole provenance.
-    ended = report.grid[report.grid["outcome"] != "missing"].drop_duplicates(["gpu", "engine"])
-    paths = [path for cell in ended["cell_id"] if (path := report.cells / cell / OUTCOME).exists()]
-    if not paths:
-        yield Absent("versions", "no outcome.json of a cell was found")
-    for record in filter(None, map(outcome_in, paths)):
-        yield Fold(
-            f"Versions and settings recorded in {report.names.get(record.cell_id, record.cell_id)}",
-            [Table("Provenance", ["What", "Value"], _flat({**record.provenance}), [False, False])],
-        )
+    known = report.tables.get("provenance", "cell_id", "kind", "what", "value")
+    recorded = known[known["kind"] == "record"]
+    if recorded.empty:
+        yield Absent("versions", "no cell has a record of them")
+    for cell, of_cell in recorded.groupby("cell_id", sort=False):
+        facts = of_cell[["what", "value"]].to_numpy(dtype=object).tolist()
+        title = f"Versions and settings recorded in {report.names.get(str(cell), str(cell))}"
+        yield Fold(title, [Table("Provenance", ["What", "Value"], facts, [False, False])])
 
 
 def rounds(report: Report) -> Iterator[Block]:
@@ -191,12 +187,6 @@ def _measured_where(cells: pd.DataFrame) -> Table:
     rows = [[*map(shown, place), shown(lock)[:12], str(count)] for *place, lock, count in counted]
     note = "Cells with different locks, processors or protocol versions are not compared with each other."
     return Table("Cells by where they were measured", [*places.values(), "Cells"], rows, [False] * 6 + [True], note)
-
-
-def _flat(record: dict[str, Any]) -> list[list[str]]:
-    """Names with their values; a value that is a record itself is told by its parts."""
-    parts = [(name, value if isinstance(value, dict) else {"": value}) for name, value in record.items()]
-    return [[f"{name}: {of}" if of else name, shown(item)] for name, items in parts for of, item in items.items()]
 
 
 SUBJECT = Subject(id="provenance", title="Provenance", parts=[provenance])

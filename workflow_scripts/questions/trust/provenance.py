@@ -1,0 +1,65 @@
+"""Keep what records and logs say besides numbers, so that the page reads tables alone.
+
+    kvsweep table-provenance --study config/studies/demo.yaml --results results \\
+        --cells results/demo/tables/cells.parquet --out results/demo/tables/provenance.parquet
+"""
+
+from argparse import Namespace
+from collections.abc import Iterator
+from typing import Any
+
+import pandas as pd
+
+from workflow_scripts.common.command import RESULTS
+from workflow_scripts.common.files import read_end
+from workflow_scripts.page.blocks import shown
+from workflow_scripts.study.outcome import outcome_in
+from workflow_scripts.study.paths import ENGINE_LOG, MEASURE_LOG, RAW, StudyPaths, within
+from workflow_scripts.study.study import Study
+from workflow_scripts.tables.table_command import table_command
+from workflow_scripts.tables.typed_tables import INTEGER, TEXT, table_schema
+
+RECORD, LOG = "record", "log"
+# Lines of a log that are kept, and bytes of its end in which they are looked for.
+LOG_LINES, LOG_BYTES = 12, 4096
+
+SCHEMA = table_schema(
+    "provenance",
+    "What is known of starts besides numbers: one row per fact.",
+    TEXT("cell_id", "as in `cells`"),
+    INTEGER("start", "as in `cells`"),
+    TEXT("kind", "`record`: of the first cell of each device and engine, as `outcome.json` has it; `log`: a log's end"),
+    TEXT("what", "the name of the fact, or the place of the log in the cell's folder"),
+    TEXT("value", "the fact, or the last lines of the log"),
+)
+
+
+def provenance_table(cells: pd.DataFrame, paths: StudyPaths) -> pd.DataFrame:
+    starts = cells[["cell_id", "gpu", "engine", "outcome", "start"]].fillna({"start": 1}).drop_duplicates()
+    ended = starts[starts["outcome"].ne("missing")].drop_duplicates(["gpu", "engine"])
+    rows = [row for cell_id in ended["cell_id"] for row in _recorded(cell_id, paths)]
+    rows += [row for cell_id, start in starts[["cell_id", "start"]].to_numpy() for row in _logs(cell_id, start, paths)]
+    return pd.DataFrame(rows, columns=list(SCHEMA.columns))
+
+
+def _recorded(cell_id: str, paths: StudyPaths) -> Iterator[tuple[Any, ...]]:
+    path = paths.outcome(cell_id)
+    if path.exists() and (outcome := outcome_in(path)):
+        for name, value in outcome.provenance.items():
+            for of, item in value.items() if isinstance(value, dict) else [("", value)]:
+                yield cell_id, 1, RECORD, f"{name}: {of}" if of else name, shown(item)
+
+
+def _logs(cell_id: str, start: int, paths: StudyPaths) -> Iterator[tuple[Any, ...]]:
+    """The logs of the engine and of the measuring command that hold anything. Raises InputError if one is a link to
+    elsewhere."""
+    cell, folder = paths.cell(cell_id), paths.start(cell_id, start)
+    for path in within(folder, paths.root, (folder / RAW / ENGINE_LOG, folder / MEASURE_LOG)):
+        if path.exists() and (text := read_end(path, LOG_BYTES).strip()):
+            lines = "\n".join(text.splitlines()[-LOG_LINES:])
+            yield cell_id, start, LOG, path.relative_to(cell).as_posix(), lines
+
+
+@table_command("provenance", RESULTS, simulated=True)
+def main(args: Namespace, study: Study, cells: pd.DataFrame) -> pd.DataFrame:
+    return provenance_table(cells, StudyPaths(args.results, study.name))
