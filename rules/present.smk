@@ -7,7 +7,7 @@ rule figures:
         tables=list(map(table, TABLES)),
         parsed=expand(PATHS.parsed("{gpu}") / "{table}", gpu=GPUS, table=PARSED),
         code=sources("present.figures"),
-        captions=sorted(map(str, Path("report/captions").glob("*.rst"))),
+        captions=sorted(map(str, Path("workflow_scripts/questions").glob("*/*.rst"))),
     output:
         report(
             directory(PATHS.figures),

@@ -1,6 +1,7 @@
 """The report: its inputs, and the subjects of which it consists, with their figures, tables and sentences."""
 
 import os
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -140,7 +141,7 @@ REPEAT_COLUMNS: Mapping[str, str] = {"start": "Start", "repeat": "Repeat"}
 class FigurePart:
     """The part of a section that shows one figure; `plot` raises a MissingError if it lacks something.
 
-    Its caption is in `report/captions`, by its name: what it shows, how to read it, and what it does not show.
+    Its caption is a file beside the module that draws it: what it shows, how to read it, and what it does not show.
     """
 
     plot: Callable[[Tables], Plot]
@@ -153,7 +154,8 @@ class FigurePart:
     @property
     def caption(self) -> str:
         """The caption, as Snakemake's own report reads it."""
-        return (REPORT / "captions" / f"{self.name}.rst").read_text(encoding="utf-8")
+        module = Path(str(sys.modules[self.plot.__module__].__file__))
+        return module.with_name(f"{self.name}.rst").read_text(encoding="utf-8")
 
     @property
     def paragraphs(self) -> Sequence[tuple[str, str]]:

@@ -33,10 +33,10 @@ def subject(monkeypatch, tmp_path):
     text = recipe("A figure with its table")
     assert f"`{NAME.replace('.', '/')}.py`" in text.partition("```")[0]
     (caption,) = blocks(text, "rst")
-    (tmp_path / "captions").mkdir()
-    (tmp_path / "captions" / "longest_waits.rst").write_text(caption)
-    monkeypatch.setattr("workflow_scripts.page.report.REPORT", tmp_path)
-    subject: Subject = module_of(NAME, blocks(text, "python")[0], monkeypatch).SUBJECT
+    (tmp_path / "longest_waits.rst").write_text(caption)
+    module = module_of(NAME, blocks(text, "python")[0], monkeypatch)
+    module.__file__ = str(tmp_path / "section.py")
+    subject: Subject = module.SUBJECT
     monkeypatch.setattr(page, "SECTIONS", [*SECTIONS, subject])
     monkeypatch.setattr("workflow_scripts.present.figures.FIGURES", {figure.name: figure for figure in subject.figures})
     return subject
