@@ -64,7 +64,7 @@ def _line_of(columns: Mapping[str, str], **others: Any) -> Any:
 
 _REQUEST = _line_of(REQUEST_COLUMNS, request_id=Annotated[str, Field(pattern=r"^[0-9]{1,9}$")])
 _STEP = _line_of(STEP_COLUMNS)
-_COUNTERS = _line_of({}, before=dict[str, Any], after=dict[str, Any])
+_COUNTERS = mapping_of({}, {"repeat": INTEGER, "before": dict[str, Any], "after": dict[str, Any]})
 
 STAMPS = "stamps.json"
 START = ["cell_id", "start"]

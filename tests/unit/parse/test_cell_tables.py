@@ -161,6 +161,7 @@ DEEP = "[" * 100_000
         ("steps.jsonl", "9" * 5000),
         ("metrics.jsonl", json.dumps({"before": {}, "after": {}})),
         ("metrics.jsonl", json.dumps({"repeat": 1, "before": 3, "after": {}})),
+        ("metrics.jsonl", json.dumps({"repeat": 1, "after": {}})),
         (
             "metrics.jsonl",
             json.dumps({"repeat": 0, "before": {"hits": 1}, "after": {"hits": 10}}),
