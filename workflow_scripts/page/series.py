@@ -56,6 +56,13 @@ def groups_varying(rows: pd.DataFrame, knob: str, knobs: Sequence[str], panel_ke
     return sorted(groups, key=lambda group: -group.rows["cell_id"].nunique())
 
 
+def values_at(tables: Tables, group: Group, *measures: str) -> pd.DataFrame:
+    """The values of measures by device and `x`, from the lowest; the median where several cells have the same `x`."""
+    cells = group.rows[["cell_id", "gpu", "x"]].drop_duplicates()
+    values = cells.join(tables.values.reindex(columns=list(measures)), on="cell_id")
+    return values.sort_values("x", kind="stable").groupby(["gpu", "x"], sort=False)[list(measures)].median()
+
+
 def told_apart(rows: pd.DataFrame, names: Sequence[str], otherwise: Sequence[str] = ("model", "workload")) -> list[str]:
     """Those of the names that differ between rows."""
     return [name for name in names if rows[name].nunique() > 1] or list(otherwise)

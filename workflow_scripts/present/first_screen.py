@@ -14,7 +14,7 @@ from workflow_scripts.common.wording import listed, number, plural, sentence
 from workflow_scripts.page.blocks import UNKNOWN, Figure, Finding, Fold, Table, outcome_words
 from workflow_scripts.page.report import Report
 from workflow_scripts.page.sentences import DECIDED, explained, span, with_counts, without_effect
-from workflow_scripts.page.series import PLACES
+from workflow_scripts.page.series import PLACES, values_at
 from workflow_scripts.present.figures import FIGURES
 from workflow_scripts.questions.devices import section as device_ratios
 from workflow_scripts.questions.devices.section import of_rates, speedups
@@ -108,12 +108,10 @@ def _throughput(report: Report) -> Iterator[str]:
     """The first device's total rate at the lowest and the highest value of the knob; then what others published."""
     knob, group = sequence_limit.most_important_group(report.tables)
     grown, ends = [], (group.rows["x"].min(), group.rows["x"].max())
-    for gpu, of_one in group.rows.groupby("gpu", sort=False):
-        rates = of_one["cell_id"].map(report.tables.value(TOTAL))
-        at = rates.groupby(of_one["x"]).median().reindex(ends)
+    values = values_at(report.tables, group, TOTAL, sequence_limit.DRAIN)
+    for gpu in dict.fromkeys(group.rows["gpu"]):
+        at, share = values.loc[gpu].reindex(ends)[TOTAL], values.loc[gpu][sequence_limit.DRAIN].get(ends[1])
         if at.notna().all():
-            last = of_one.loc[of_one["x"] == ends[1], "cell_id"]
-            share = report.tables.value(sequence_limit.DRAIN).reindex(last).median()
             fewer = f", with fewer running in the last {100 * share:.0f} %" if share > MUCH_DRAIN else ""
             by = number(at[ends[1]] / at[ends[0]])
             grown.append(f"{by} times the total tokens/s on {gpu} ({span(at)}) over whole repeats{fewer}")
@@ -123,9 +121,9 @@ def _throughput(report: Report) -> Iterator[str]:
     if len(published):
         rows = group.rows.assign(published=group.rows["cell_id"].map(published)).dropna(subset="published")
         gpu = rows["gpu"].iloc[0]
-        rows = rows[rows["gpu"] == gpu].assign(value=lambda of: of["cell_id"].map(report.tables.value(TOTAL)))
-        both = rows.groupby("x")[["published", "value"]].median().dropna()
-        times = (both["published"] / both["value"]).to_numpy()
+        both = values.loc[gpu].assign(published=rows[rows["gpu"] == gpu].groupby("x")["published"].median())
+        both = both.dropna(subset=[TOTAL, "published"])
+        times = (both["published"] / both[TOTAL]).to_numpy()
         most = int(times.argmax())
         yield (
             f"Published for {gpu} with {setting_phrase(knob, both.index[most])}: {both['published'].iloc[most]:,.0f} "

@@ -1,6 +1,7 @@
 """Latency against throughput, and how much of the wait for the first token is queueing."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -10,7 +11,7 @@ from matplotlib.axes import Axes
 from workflow_scripts.common.columns import column
 from workflow_scripts.page.plot import Panel, Plot, key, log2_axis, mark_handles, plain_log_axis, ratio_axis
 from workflow_scripts.page.report import FigurePart, Subject
-from workflow_scripts.page.series import device_marks, ends_in_words, repeats_of
+from workflow_scripts.page.series import device_marks, ends_in_words, repeats_of, values_at
 from workflow_scripts.page.style import LineStyle, Mark
 from workflow_scripts.questions.knobs.sequence_limit import at_both_ends, most_important_group
 from workflow_scripts.study.setting_words import knob_name
@@ -28,8 +29,7 @@ def latency(tables: Tables) -> Plot:
     rows = require(group.rows.dropna(subset=[RATE, PER_TOKEN, *FIRST]), "no request reports when it was scheduled")
     named_as = device_marks(tables, rows)
     names = [RATE, PER_TOKEN, *FIRST]
-    cells = rows[["cell_id", "gpu", "x"]].drop_duplicates().join(tables.values.reindex(columns=names), on="cell_id")
-    values = cells.groupby(["gpu", "x"], sort=False)[names].median().reset_index().sort_values("x")
+    values = values_at(tables, replace(group, rows=rows), *names).reset_index()
     values = values.assign(**{of: column(of).scaled(values[of]) for of in names})
     require(values.dropna(subset=[RATE, PER_TOKEN]), "no cell has both a rate and a time per token")
     name = knob_name(knob)

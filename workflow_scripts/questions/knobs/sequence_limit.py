@@ -12,7 +12,7 @@ from workflow_scripts.page.by_knob import VALUE, WHOLE, ceilings_of, compared, p
 from workflow_scripts.page.plot import Plot
 from workflow_scripts.page.report import FigurePart, Part, Report, Subject
 from workflow_scripts.page.sentences import claims_on, effects_of, size_of, verdicts_on
-from workflow_scripts.page.series import Group
+from workflow_scripts.page.series import Group, values_at
 from workflow_scripts.study.grid import COORDINATES
 from workflow_scripts.study.setting_words import setting_phrase, shortly
 from workflow_scripts.tables.results import RATE, STEADY, TOTAL, MissingError, Tables
@@ -73,14 +73,9 @@ def at_both_ends(
 def drains(report: Report) -> Iterator[Block]:
     """How much slower whole repeats are than the engine while it is full, where the drain is longest and at the end."""
     knob, group = most_important_group(report.tables)
-    names = [RATE, STEADY, DRAIN]
-    cells = (
-        group.rows[["cell_id", "gpu", "x"]]
-        .drop_duplicates()
-        .join(report.tables.values.reindex(columns=names), on="cell_id")
-    )
-    for gpu, rows in cells.dropna(subset=[STEADY, DRAIN]).groupby("gpu", sort=False):
-        rates = rows.groupby("x")[names].median()
+    values = values_at(report.tables, group, RATE, STEADY, DRAIN).dropna(subset=[STEADY, DRAIN])
+    for gpu, of_one in values.groupby(level="gpu", sort=False):
+        rates = of_one.droplevel("gpu")
         drain, rates[DRAIN] = rates[DRAIN], 100 * rates[DRAIN]
         rates_in_words = [
             f"{setting_phrase(knob, x)}: {number(whole)} output tokens/s over whole repeats, {number(steady)} while"
