@@ -35,15 +35,15 @@ def commands(study: Path) -> dict[str, list[str]]:
     """The commands of the rooms analyse and present, by name, in the order of the rules."""
     root = study.parent / "results" / study.stem
     tables, parsed, prepared = root / "tables", root / "parsed", root / "prepared"
-    cells, measured = str(tables / "cells.parquet"), str(tables / "measured" / "cells.parquet")
     devices = ["--devices", str(prepared / "devices")]
     common = ["--study", str(study)]
 
     def kvsweep(name: str, *options: str) -> list[str]:
         return ["workflow_scripts", name, *common, *options]
 
-    def analyse(table: str, *options: str, read: str = cells) -> list[str]:
-        return kvsweep(f"table-{table}", "--cells", read, *options, "--out", str(tables / f"{table}.parquet"))
+    def analyse(table: str, *options: str) -> list[str]:
+        out = str(tables / f"{table}.parquet")
+        return kvsweep(f"table-{table}", "--tables", str(tables), *options, "--out", out)
 
     of_parsed = ["--parsed", str(parsed)]
     decomposition = ["--decomposition-out", str(tables / "engine_decomposition.parquet")]
@@ -51,8 +51,7 @@ def commands(study: Path) -> dict[str, list[str]]:
     figures = str(root / "figures")
     return {
         "plan": kvsweep("plan", "--results", str(root.parent), "--quiet"),
-        "cells": kvsweep("table-cells", *of_parsed, "--out", measured),
-        "limits": analyse("limits", *of_parsed, *devices, "--checked-out", cells, read=measured),
+        "cells": kvsweep("table-cells", *of_parsed, *devices, "--out", str(tables)),
         "fragmentation": analyse("fragmentation", *of_parsed),
         "ratios": analyse("ratios", *devices),
         "effects": analyse("effects"),

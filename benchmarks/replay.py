@@ -43,7 +43,7 @@ from workflow_scripts.statistics.comparisons import CHANGES, FLAT, NOT_DECIDED, 
 from workflow_scripts.statistics.further_starts import Looks
 from workflow_scripts.statistics.summary import RATE, cell_summary, comparable_rows
 from workflow_scripts.study.study_file import load_study
-from workflow_scripts.tables.cells import SCHEMA
+from workflow_scripts.tables.measurements import FRAME_COLUMNS, joined
 
 GPUS, MODEL = ("h200", "h100-sxm", "a100-pcie-80gb", "l40s"), "llama-3.1-8b-instruct"
 BLOCKS, SEQS = (8, 16, 32, 64, 128), (1, 4, 16, 32, 64, 128, 256)
@@ -55,7 +55,6 @@ REQUESTS, REPEATS, STARTS, AT_LEAST, START_S = 512, 3, 5, 2, 60.0
 START_SD, ROUND_SD, COST_SD, BAND_PCT = 0.0087, 0.01, 0.05, 10.0
 MARGIN_PCT, CHECK_PCT = 5.0, 10.0
 LEAST_SAME, LEAST_COVERED = 0.95, 0.9
-COLUMNS = [name for name in SCHEMA.columns if not name.startswith("^")]
 
 
 @dataclass(frozen=True)
@@ -202,17 +201,19 @@ def _cells(
         prompt_tokens=np.tile(keys["workload"].map(lambda name: REQUESTS * WORKLOADS[name][0]), STARTS),
         preemptions=np.tile(preempts.astype(int) * 10, STARTS),
     )
-    table = table.reindex(columns=[*COLUMNS, "knob_block_size", "knob_max_num_seqs"])
-    return table.astype({name: str(SCHEMA.columns[name].dtype) for name in COLUMNS})
+    table = table.reindex(columns=[*FRAME_COLUMNS, "knob_block_size", "knob_max_num_seqs"])
+    return table.astype({name: str(FRAME_COLUMNS[name].dtype) for name in FRAME_COLUMNS})
 
 
 def of_results(name: str, results: Path) -> Grid | None:
     """The grid of a complete study in a folder of results; None if it was not measured there."""
-    files = [results / name / file for file in ("plan/plan.parquet", "tables/cells.parquet")]
+    tables = ("plan/plan", "tables/cells", "tables/starts", "tables/repeats")
+    files = [results / name / f"{table}.parquet" for table in tables]
     if not all(file.exists() for file in files):
         return None
     study = load_study(CHECKOUT / "config" / "studies" / f"{name}.yaml")
-    plan, cells = map(pd.read_parquet, files)
+    plan, *measured = map(pd.read_parquet, files)
+    cells = joined(*measured)
     cells = cells[cells["cell_id"].isin(plan["cell_id"]) & (cells["study"] == name)]
     starts = round(comparable_rows(cells).groupby("cell_id")["start"].nunique().mean())
     at_least = min(starts, study.starts.at_least)

@@ -36,6 +36,7 @@ from workflow_scripts.study.grid import expand
 from workflow_scripts.study.outcome import Outcome
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study_file import load_study
+from workflow_scripts.tables.measurements import read_measurements
 
 STUDY = CHECKOUT / "benchmarks" / "variance.yaml"
 PROBE_BYTES = 2**28
@@ -202,10 +203,10 @@ def main() -> int:
     parser.add_argument(
         "--variant", nargs="+", action="append", default=[], metavar=("NAME", "VARIABLE=VALUE"), help="add a variant"
     )
-    parser.add_argument("--of", type=Path, metavar="TABLE", help="only print what a study's cells.parquet shows")
+    parser.add_argument("--of", type=Path, metavar="FOLDER", help="only print what a study's tables show")
     args = parser.parse_args()
     if args.of:
-        console.print({name: round(value, 2) for name, value in of_study(pd.read_parquet(args.of)).items()})
+        console.print({name: round(value, 2) for name, value in of_study(read_measurements(args.of)).items()})
         return 0
     variants = {PLAIN: {}} | {name: dict(one.split("=", 1) for one in given) for name, *given in args.variant}
     args.results.mkdir(parents=True, exist_ok=True)

@@ -1,33 +1,37 @@
 """Analyse: facts become tidy tables and verdicts."""
 
+MEASUREMENTS = ("cells", "starts", "repeats", "limits")
 
-rule measured_cells:
-    """One row per cell and repeat, with everything measured; nothing is compared with its ceilings yet."""
+
+rule cells:
+    """What was asked for and measured; a cell above a ceiling of its device is `invalid`."""
     input:
         parsed=expand(PATHS.parsed("{gpu}") / "{table}", gpu=GPUS, table=PARSED),
         imported=[PATHS.imported] if RUNS or PATHS.imported.exists() else [],
-        code=sources("tables.cells"),
+        devices=lambda wildcards: device_records(),
+        code=sources("questions.cells.table"),
     output:
-        table=PATHS.tables / "measured/cells.parquet",
-        csv=PATHS.tables / "measured/cells.csv",
+        **{key: path for name in MEASUREMENTS for key, path in written(name, of=f"{name}_").items()},
     log:
-        PATHS.root / "logs/measured_cells.log",
+        PATHS.root / "logs/cells.log",
     conda:
         "../envs/cpu.conda.yaml"
     params:
         parsed=PATHS.root / "parsed",
         imported=lambda wildcards, input: f"--imported {quote(str(input.imported[0]))}" if input.imported else "",
+        devices=PATHS.device("any").parent,
+        tables=PATHS.tables,
     shell:
         "python -m workflow_scripts table-cells"
         ' --study "$STUDY"'
-        " --parsed {params.parsed:q} {params.imported}"
-        " --out {output.table:q}"
+        " --parsed {params.parsed:q} {params.imported} --devices {params.devices:q}"
+        " --out {params.tables:q}"
         " > {log:q} 2>&1"
 
 
-# The tables of the report apart from the cells table, with one rule for each: a description, the inputs of the
+# The other tables of the report, with one rule for each: a description, the inputs of the
 # command `table-NAME` by option, and its other options.
-READS_CELLS = {"cells": table("cells")}
+READS_CELLS = {"tables": list(map(table, ("cells", "starts", "repeats")))}
 READS_PARSED = {"parsed": expand(PATHS.parsed("{gpu}") / "{table}", gpu=GPUS, table=PARSED)}
 READS_DEVICES = {"devices": lambda wildcards: device_records()}
 # Inputs of which the command gets the folder, and inputs that it finds by itself.
@@ -46,11 +50,6 @@ class TableRule(NamedTuple):
 
 
 TABLE_RULES = {
-    "limits": TableRule(
-        "Ceilings, MBU and MFU of every repeat; a cell above a ceiling becomes `invalid` in the cells table.",
-        {"cells": PATHS.tables / "measured/cells.parquet", **READS_PARSED, **READS_DEVICES},
-        also={"checked": "cells"},
-    ),
     "waiting": TableRule(
         "How the time of each repeat on a GPU divides into the GPU's work and waiting for its host.",
         READS_CELLS | READS_PARSED | READS_DEVICES,
@@ -113,7 +112,10 @@ if STUDY.claims:
     TABLE_RULES["claims"] = TableRule(
         "Verdicts on published claims, from limits, formulas and this study.",
         {
-            "tables": list(map(table, ("cells", "capacity", "effects", "engines", "predictions", "ratios", "fragmentation"))),
+            "tables": [
+                *READS_CELLS["tables"],
+                *map(table, ("capacity", "effects", "engines", "predictions", "ratios", "fragmentation")),
+            ],
             "published": PUBLISHED,
         },
     )
@@ -158,7 +160,7 @@ for made, of in TABLE_RULES.items():
 rule digest:
     """All that a comparison with another study needs; the report embeds it."""
     input:
-        tables=[table(name) for name in ("cells", "limits", "waiting", "effects", "ratios", "engines")],
+        tables=[table(name) for name in (*MEASUREMENTS, "waiting", "effects", "ratios", "engines")],
         code=sources("questions.compare.study_digest"),
     output:
         PATHS.digest,

@@ -5,7 +5,17 @@ rule promise:
     """What the study promises of the recommended setting for `--config workload=`, or of the cell `--config pick=`."""
     input:
         tables=[
-            table(name) for name in ("cells", "serving", "serving_summary", "recommendations", "limits", "capacity")
+            table(name)
+            for name in (
+                "cells",
+                "starts",
+                "repeats",
+                "serving",
+                "serving_summary",
+                "recommendations",
+                "limits",
+                "capacity",
+            )
         ],
         code=sources("questions.serving.make_promise"),
     output:

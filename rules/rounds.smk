@@ -198,8 +198,8 @@ if STUDY.is_adaptive and not PARTIAL:
             " --out {params.folder:q}/parsed/$gpu;"
             " done;"
             ' python -m workflow_scripts table-cells --study "$STUDY" --parsed {params.folder:q}/parsed'
-            " --out {params.folder:q}/cells.parquet;"
+            " --devices {params.devices:q} --out {params.folder:q}/tables;"
             ' python -m workflow_scripts next-round --study "$STUDY" --results "$RESULTS" --number {wildcards.round:q}'
-            " --gpus {params.gpus:q} --cells {params.folder:q}/cells.parquet --parsed {params.folder:q}/parsed"
-            " --devices {params.devices:q} --batches {params.batches:q} {params.first} {params.plan} --out {output:q})"
+            " --gpus {params.gpus:q} --tables {params.folder:q}/tables"
+            " --batches {params.batches:q} {params.first} {params.plan} --out {output:q})"
             " > {log:q} 2>&1"

@@ -53,7 +53,7 @@ class Base:
         made = {name: (words[1], words[2:]) for name, words in commands(self.study).items() if name != "figures"}
         of_study, parsed = ["--study", str(self.study)], ["--parsed", str(self.root / "parsed")]
         parses = {gpu: ("parse-cells", self.parsed(gpu)) for gpu in ("h200", "h100-sxm")}
-        waiting = ["--cells", str(self.tables / "cells.parquet"), "--out", str(self.tables / "waiting.parquet")]
+        waiting = ["--tables", str(self.tables), "--out", str(self.tables / "waiting.parquet")]
         waiting += ["--devices", str(self.root / "prepared/devices")]
         made["waiting"] = ("table-waiting", [*of_study, *parsed, *waiting])
         digest = ["--tables", str(self.tables), "--out", str(self.tables / "digest.json")]
@@ -112,7 +112,7 @@ def evidence(base: Base, rnd: Random, folder: Path) -> Sequence[Call]:
     calls = of.calls()
     gpu = cell.relative_to(of.root / "cells").parts[0]
     last = rnd.choice(("effects", "fragmentation", "waiting", "ratios", "intervals", "page", "status"))
-    return [calls[name] for name in (gpu, "cells", "limits", last)]
+    return [calls[name] for name in (gpu, "cells", last)]
 
 
 def archives(base: Base, rnd: Random, folder: Path) -> Sequence[Call]:
@@ -149,7 +149,8 @@ def imports(base: Base, rnd: Random, folder: Path) -> Sequence[Call]:
     mutated = {"a.log": mutations.text_file, "a.csv": mutations.csv_file, "runs.yaml": mutations.yaml_file}
     name = rnd.choice(["runs.yaml", *mutated])
     changed(folder / name, mutated[name], rnd)
-    made = ["--parsed", str(base.root / "parsed"), "--imported", "imported.jsonl", "--out", "cells.parquet"]
+    made = ["--parsed", str(base.root / "parsed"), "--devices", str(base.root / "prepared/devices")]
+    made += ["--imported", "imported.jsonl", "--out", "tables"]
     read = ("read-imported", ["--runs", "runs.yaml", "--out", "imported.jsonl"])
     return [read, ("table-cells", ["--study", str(base.study), *made])]
 
@@ -172,8 +173,8 @@ def tables(base: Base, rnd: Random, folder: Path) -> Sequence[Call]:
     path = rnd.choice(sorted(of.tables.rglob("*.parquet")) + sorted(of.root.glob("parsed/*/*.parquet")))
     put(path, mutations.damaged(path.read_bytes(), rnd) if rnd.random() < 0.4 else _other_table(path, rnd))
     is_parsed = of.tables not in path.parents
-    of_tables = ("limits", "effects", "ratios", "engines", "intervals", "recommendations", "digest")
-    names = ("limits", "fragmentation", "waiting") if is_parsed else of_tables
+    of_tables = ("effects", "ratios", "engines", "intervals", "recommendations", "digest")
+    names = ("fragmentation", "waiting") if is_parsed else of_tables
     calls = of.calls()
     # The page reads every table, and the others few.
     return [*([calls["cells"]] if is_parsed else []), calls[rnd.choice(("page", rnd.choice(names)))]]

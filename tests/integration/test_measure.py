@@ -504,7 +504,7 @@ def test_cells_are_measured_in_rounds_and_those_that_are_not_decided_once_more(t
 
     def measure(*options: str, **changes: object) -> str:
         study = write_study(tmp_path, **two_cells, **changes)
-        done = snakemake(study, results, "--until=measured_cells", *options)
+        done = snakemake(study, results, "--until=parse", *options)
         assert done.returncode == 0, done.stderr
         return done.stdout + done.stderr
 

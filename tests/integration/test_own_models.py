@@ -11,6 +11,7 @@ import pytest
 from tests.integration.conftest import CHECKOUT, snakemake_command
 from tests.unit.made_studies import fixed, write_study
 from tests.unit.prepare.fake_hub import serving
+from workflow_scripts.tables.measurements import read_measurements
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 pytestmark = pytest.mark.timeout(600)
@@ -30,6 +31,7 @@ OWN = SIZES | {
 }
 CODE = """
 from transformers import LlamaConfig, LlamaForCausalLM
+from workflow_scripts.tables.measurements import read_measurements
 class OwnConfig(LlamaConfig):
     model_type = "own"
 class OwnModel(LlamaForCausalLM):
@@ -77,7 +79,7 @@ def test_own_models_are_measured_to_the_report(tmp_path, repository, environment
     assert done.returncode == 0, done.stderr
     assert {"config.json", "own.py", "model.safetensors"} <= hub.downloaded
     root = results / "own"
-    cells = pd.read_parquet(root / "tables/cells.parquet").set_index("model")
+    cells = read_measurements(root / "tables").set_index("model")
     assert cells["outcome"].to_dict() == {"given": "ok", "theirs": "ok"}, cells["reason"].to_dict()
     assert cells.loc["given", "output_tokens_per_s"] > 0
     plan = pd.read_parquet(root / "plan/plan.parquet").set_index("model")

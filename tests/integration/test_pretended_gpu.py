@@ -13,8 +13,9 @@ from tests.unit.made_studies import fixed, study_content
 from workflow_scripts.common.files import read_jsonl
 from workflow_scripts.parse import cell_tables as parse_cells
 from workflow_scripts.present import page
+from workflow_scripts.questions.cells import table as analyse_cells
 from workflow_scripts.study.outcome import Outcome
-from workflow_scripts.tables import cells as analyse_cells
+from workflow_scripts.tables.measurements import read_measurements
 
 CELL = "pretended-gpu/hf-static/tiny-llama-57m/steady/static-batch4-cachedynamic"
 STUDY = study_content(
@@ -77,11 +78,14 @@ def test_what_nvml_tells_of_a_cell_reaches_the_page(tmp_path, environment, monke
 
 
 def table_of(study: Path, root: Path) -> pd.DataFrame:
-    parsed, out = root / "parsed", root / "tables" / "cells.parquet"
+    parsed, out, devices = root / "parsed", root / "tables", str(root / "prepared/devices")
     of_gpu = ["--gpu", "pretended-gpu", "--out", str(parsed / "pretended-gpu"), "--processes", "1"]
     assert parse_cells.main(["--cells", str(root / "cells"), *of_gpu]) == 0
-    assert analyse_cells.main(["--study", str(study), "--parsed", str(parsed), "--out", str(out)]) == 0
-    return pd.read_parquet(out)
+    assert (
+        analyse_cells.main(["--study", str(study), "--parsed", str(parsed), "--devices", devices, "--out", str(out)])
+        == 0
+    )
+    return read_measurements(out)
 
 
 def page_of(study: Path, root: Path) -> str:

@@ -23,6 +23,7 @@ from workflow_scripts.engines.serving.client import Address
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.outcome import Outcome
 from workflow_scripts.study.study_file import load_study
+from workflow_scripts.tables.measurements import read_measurements
 
 SERVE = "cpu-all/vllm-serve/tiny-llama-57m/short/bs32-seqs4-len512-eager1-cpukv1"
 CHAT = SERVE.replace("/short/", "/chat/") + "-users2"
@@ -253,7 +254,7 @@ def test_servers_listen_on_loopback_alone(served_run):
 
 
 def test_accepted_drafts_are_in_the_cells_table_and_call_nothing_impossible(results):
-    cells = pd.read_parquet(results / "tables/cells.parquet")
+    cells = read_measurements(results / "tables")
     cells = cells[cells["workload"] == "drafts"].drop_duplicates("cell_id").set_index("engine")
     assert cells["outcome"].to_dict() == {"vllm": "ok", "hf-static": "ok"}
     drafted = cells.loc["vllm"]
@@ -272,8 +273,8 @@ def test_an_edited_question_makes_tables_and_pages_again_and_measures_nothing(re
     planned = snakemake(write(tmp_path, study(question="Another question?")), results.parent, "--dry-run")
     assert planned.returncode == 0, planned.stderr
     rules = set(re.findall(r"^(?:local)?(?:rule|checkpoint) (\w+):$", planned.stdout, re.MULTILINE))
-    assert {"predict_cells", "limits", "effects", "digest", "figures", "report"} <= rules
-    assert not rules & {"prepare_model", "prepare_workload", "measure", "measured_cells", "parse", "cells"}
+    assert {"predict_cells", "cells", "effects", "digest", "figures", "report"} <= rules
+    assert not rules & {"prepare_model", "prepare_workload", "measure", "parse"}
 
 
 # --- faults ------------------------------------------------------------------------------------------------------

@@ -39,8 +39,8 @@ pytestmark = [
 ]
 
 
-# Up to the first table: what lies behind it is the same on every machine, and drawn once, by the partial report.
-TABLE = ("--until", "measured_cells")
+# Up to the first tables: what lies behind it is the same on every machine, and drawn once, by the partial report.
+TABLE = ("--until", "cells")
 
 
 @pytest.fixture(scope="module")
@@ -201,7 +201,7 @@ def test_a_further_start_is_a_round_of_its_own_and_the_first_is_not_repeated(che
     assert further.outcome == "ok", further.reason
     assert (further.start.start, further.start.round, further.start.position) == (2, 2, 1)
     assert first.read_bytes() == before
-    with (checkout.root / "results/lab/tables/measured/cells.csv").open() as lines:
+    with (checkout.root / "results/lab/tables/repeats.csv").open() as lines:
         assert [(row["start"], row["repeat"]) for row in csv.DictReader(lines)] == [
             (str(start), str(repeat)) for start in (1, 2) for repeat in (0, 1)
         ]
@@ -252,7 +252,7 @@ def test_cells_of_another_cluster_are_merged_by_copying_and_another_protocol_is_
         (checkout.folder(target.id) / "outcome.json").write_text(json.dumps(record))
     done = checkout.snakemake("partial_report", *TABLE)
     assert done.returncode == 0, done.stderr
-    with (checkout.root / "results/lab/tables/measured/cells.csv").open() as lines:
+    with (checkout.root / "results/lab/tables/starts.csv").open() as lines:
         rows = {row["cell_id"]: row for row in csv.DictReader(lines)}
     homes = (("lab-h200", "seqs4"), ("l40s", "seqs4"), ("l40s", "seqs5"))
     here, there, older = (cell(gpu, knobs=KNOBS.replace("seqs4", seqs)) for gpu, seqs in homes)

@@ -15,6 +15,7 @@ from workflow_scripts.catalog.environments import install
 from workflow_scripts.common.command import BAD_INPUT
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.study_file import load_study
+from workflow_scripts.tables.measurements import read_measurements
 
 pytestmark = [pytest.mark.studies, pytest.mark.timeout(2000)]
 Snakemake = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -43,9 +44,11 @@ def run_cut(name: str, folder: Path, snakemake: Snakemake) -> Results:
     assert (root / "report.html").stat().st_size > 100_000
 
     def table(table_name: str) -> pd.DataFrame:
+        if table_name == "measured":
+            return read_measurements(root / "tables")
         return pd.read_parquet(root / "tables" / f"{table_name}.parquet")
 
-    cells = table("cells").drop_duplicates("cell_id")
+    cells = table("cells")
     assert set(cells["cell_id"]) == {cell.id for cell in expand(load_study(study))}
     predicted = cells["outcome"].eq("missing") & (load_study(study).measure is not None)
     refused = cells["outcome"].eq("infeasible") & cells["cell_id"].str.contains(REFUSED.get(name, "^$"))
@@ -59,7 +62,7 @@ def run_cut(name: str, folder: Path, snakemake: Snakemake) -> Results:
 
 def check_prefix_caching(table: Results) -> None:
     """Tokens found are those that the workloads imply, and what they save has its interval and its place in claims."""
-    cells = table("cells")
+    cells = table("measured")
     on, off = (cells[cells["knob_enable_prefix_caching"].eq(is_on)] for is_on in (True, False))
     assert len(on) == 3 * 6
     measured, predicted = (on[f"prefix_cache_hit_rate{of}"].astype(float) for of in ("", "_predicted"))
@@ -116,7 +119,7 @@ def check_latencies(summary: pd.DataFrame) -> None:
 def check_serving(table: Results) -> None:
     """Servers are compared over rates, bursts and a ramp."""
     summary = table("serving_summary")
-    assert len(summary) == table("cells")["cell_id"].nunique() == 9
+    assert len(summary) == len(table("cells")) == 9
     check_latencies(summary)
     assert set(summary["endpoint"].dropna()) == {"transformers-serve", "transformers-serve-continuous"}
     rates = table("serving").set_index("cell_id")
@@ -133,7 +136,7 @@ def check_concurrency(table: Results) -> None:
     assert len(summary) == 8
     check_latencies(summary)
     assert summary["in_flight_peak"].tolist() == summary["users"].tolist()
-    vllm = table("cells")
+    vllm = table("measured")
     vllm = vllm[vllm["engine"] == "vllm-serve"]
     assert set(vllm["max_model_len_effective"]) == {64, 512}
     # Of ten users no more than eight are served at once; the server's gauge is looked at now and then.
@@ -143,7 +146,7 @@ def check_concurrency(table: Results) -> None:
 
 def check_engines(table: Results) -> None:
     """Both servers did the same work with equally large KV caches, and SGLang's finds the shared prefix."""
-    cells = table("cells")
+    cells = table("measured")
     assert set(cells["kv_cache_tokens"]) == {8192}
     assert set(cells["block_size_effective"]) == {32}
     assert (cells["running_peak"] <= 4).all()
@@ -159,7 +162,7 @@ def check_engines(table: Results) -> None:
 
 def check_vllm_versions(table: Results) -> None:
     """All versions did the same work, and what changed by itself is seen."""
-    cells = table("cells")
+    cells = table("measured")
     ran = cells[cells["outcome"] == "ok"].groupby("workload")
     assert (ran[["prompt_tokens", "output_tokens"]].nunique() == 1).all(axis=None)
     assert set(cells["kv_cache_tokens"].dropna()) == {131072}

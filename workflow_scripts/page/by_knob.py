@@ -16,7 +16,8 @@ from workflow_scripts.page.plot import Panel, Plot, key, log2_axis, mark_handles
 from workflow_scripts.page.series import Group, ends_in_words, groups_varying, repeats_of
 from workflow_scripts.page.style import COLOURS, INK, OUTCOMES, LineStyle, Mark, marks
 from workflow_scripts.study.setting_words import knob_axis, knob_name
-from workflow_scripts.tables.results import RATE, REPEAT, Tables, require
+from workflow_scripts.tables.parsed_facts import REPEAT
+from workflow_scripts.tables.results import RATE, Tables, require
 
 LINE_STYLES: Sequence[LineStyle] = ("-", (0, (5, 1.5)), (0, (4, 1.5, 1, 1.5)))
 # Rates from which a ceiling is computed -> style and name of its line.

@@ -51,7 +51,7 @@ class Report:
 
         The reason of a missing cell is the last line of its log; that of a measured cell names starts that failed.
         """
-        grid = self.tables.grid
+        grid = self.tables.cells
         of_missing = self.logs["cell_id"].isin(grid.loc[grid["outcome"] == "missing", "cell_id"])
         said = self.logs[of_missing].drop_duplicates("cell_id", keep="last").set_index("cell_id")["value"]
         last_lines = said.astype("string").str.rsplit("\n", n=1).str[-1].str.split().str.join(" ")
@@ -63,7 +63,7 @@ class Report:
         """The logs of the start of each cell that is shown, that of the engine first: `what` is a log's place in the
         cell's folder, and `value` its end."""
         rows = self.tables.get("provenance", "cell_id", "start", "kind", "what", "value")
-        shown = self.tables.grid[["cell_id", "start"]].fillna({"start": 1})
+        shown = self.tables.cells[["cell_id", "start"]].fillna({"start": 1})
         return shown.merge(rows[rows["kind"] == "log"], on=["cell_id", "start"])
 
     @cached_property
@@ -104,12 +104,12 @@ class Report:
     def progress(self) -> Progress | None:
         """The study's progress now, from its cells' files; None if it is complete or the tables are of other files."""
         paths = StudyPaths(self.cells.parents[1], self.cells.parent.name)
-        starts = self.tables.cells.groupby("cell_id")["start"].nunique()
+        starts = self.tables.rows.groupby("cell_id")["start"].nunique()
         lacks = self.grid["outcome"].eq("missing").any() or (starts < self.study.starts.at_least).any()
         if not self.cells.is_dir() or not (lacks or may_grow(self.study, paths)):
             return None
         seen = progress(self.study, paths, status_of_starts(self.study, paths), time.time())
-        cells = self.tables.cells
+        cells = self.tables.rows
         held = cells[cells["comparable"].eq(True) & cells["outcome"].ne("missing")]
         starts_held = len(held.drop_duplicates(["cell_id", "start"]))
         return None if seen.is_complete or seen.ended < starts_held else seen

@@ -221,7 +221,7 @@ def pairs_that_differ_in(knob: str, known_by: str, describe: Callable[[Mapping[s
 
     def part(report: Report) -> Iterator[Block]:
         pairs = effects_on(report.tables, knob, "pair")
-        of_cell = report.tables.cells.groupby("cell_id").median(numeric_only=True)
+        of_cell = report.tables.rows.groupby("cell_id").median(numeric_only=True)
         selected = evenly(pairs.assign(held=without_shared(pairs["held"])), ["knob"], "ratio", MOST_SENTENCES)
         for row in records(selected.sort_values("ratio", ascending=False, kind="stable")):
             cell = of_cell.loc[row["cell_id"]]

@@ -13,7 +13,8 @@ from workflow_scripts.page.blocks import shown
 from workflow_scripts.page.style import Mark, marks
 from workflow_scripts.study.grid import COORDINATES
 from workflow_scripts.study.setting_words import knobs_that_differ, setting
-from workflow_scripts.tables.results import REPEAT, MissingError, Tables, require
+from workflow_scripts.tables.parsed_facts import REPEAT
+from workflow_scripts.tables.results import MissingError, Tables, require
 
 # Where cells of several engines are compared.
 PLACES = ["gpu", "model", "workload"]

@@ -164,13 +164,13 @@ def _changes(report: Report) -> Iterator[str]:
 
 
 def _trust(report: Report) -> Iterator[tuple[str, str]]:
-    cells = report.tables.cells
+    cells = report.tables.rows
     if len(gpus := cells.loc[cells["source"] == "simulated", "gpu"].unique()):
         yield "Simulated", f"{listed(map(str, gpus))}: these numbers are made up and say nothing about a GPU"
     yield "Cells", ", ".join(_cells(report))
     yield "Measured", _starts(report)
     with suppress(MissingError):
-        load, noisy = host_load(report.tables.cells)
+        load, noisy = host_load(report.tables.rows)
         above = f"above {NOISY_PCT:g} % of the CPU in {len(noisy)} of {len(load)} measured cells"
         yield "Load by others", above if len(noisy) else f"never above {NOISY_PCT:g} % of the CPU"
     versions = cells.dropna(subset="engine_version").groupby("engine", sort=False)["engine_version"].unique()
@@ -200,7 +200,7 @@ def _cells(report: Report) -> Iterator[str]:
 
 
 def _starts(report: Report) -> str:
-    cells = report.tables.cells
+    cells = report.tables.rows
     starts = cells.groupby("cell_id")["start"].nunique()
     several = starts.max() > 1
     text = f"{plural(report.study.repeats, 'repeat')} per {'start' if several else 'cell'}"
@@ -224,7 +224,7 @@ def best_settings(report: Report) -> Table | Fold | None:
         return None
     fastest = recommended[recommended["role"] == "best_throughput"]
     best = dict(zip(fastest[PLACES].itertuples(index=False, name=None), records(fastest), strict=True))
-    measured = tables.cells[tables.cells["cell_id"].isin(cells["cell_id"])]
+    measured = tables.rows[tables.rows["cell_id"].isin(cells["cell_id"])]
     size = measured.groupby("model")["model_weights_gib"].max().fillna(0).to_dict()
     tokens = measured.assign(tokens=measured[RATE] * measured["wall_s"]).groupby(PLACES)["tokens"].sum().to_dict()
     places = sorted(cells.groupby(PLACES, sort=False), key=lambda of: (size[of[0][1]], tokens[of[0]]), reverse=True)

@@ -27,7 +27,8 @@ from workflow_scripts.page.report import Report
 from workflow_scripts.page.style import COLOURS
 from workflow_scripts.study.grid import COORDINATES
 from workflow_scripts.study.setting_words import knob_name, knobs_that_differ, settings_in_words
-from workflow_scripts.tables.results import REPEAT, MissingError, Tables, medians_by_cell
+from workflow_scripts.tables.parsed_facts import REPEAT
+from workflow_scripts.tables.results import MissingError, Tables, medians_by_cell
 
 MEASURES = tuple(COLUMNS)
 # The serving table has these too, with further percentiles.
@@ -177,7 +178,7 @@ def _of_cells(rows: pd.DataFrame, place: "pd.Series[int]") -> pd.DataFrame:
 
 
 def _repeats(report: Report, place: "pd.Series[int]") -> pd.DataFrame:
-    cells = report.tables.cells
+    cells = report.tables.rows
     rows = cells[cells["repeat"].notna()]
     # If a device's rates have two sources, the data sheet is preferred; it may not have every rate.
     limits = report.tables.get("limits", *REPEAT, "rates", "mbu", "mfu").sort_values("rates")
@@ -225,7 +226,7 @@ def _devices(cells: pd.DataFrame) -> "pd.Series[float]":
 
 def timelines(tables: Tables, most_bytes: int = MOST_BYTES) -> dict[str, str]:
     """Packed timelines by cell, in the order of interest, up to `most_bytes` together."""
-    ran = tables.cells[tables.cells["repeat"].notna()]
+    ran = tables.rows[tables.rows["repeat"].notna()]
     rates = ran.groupby("cell_id", sort=False)["output_tokens_per_s"].median()
     first = ran.drop_duplicates("cell_id").set_index("cell_id")
     rank = rates.groupby([first[name] for name in COORDINATES], sort=False).rank(ascending=False, method="first")

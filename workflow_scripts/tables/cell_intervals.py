@@ -1,7 +1,7 @@
 """The value of each measure of each cell over its repeats and starts, with its 95 % interval.
 
     kvsweep table-intervals --study config/studies/demo.yaml \\
-        --cells results/demo/tables/cells.parquet --out results/demo/tables/intervals.parquet
+        --tables results/demo/tables --out results/demo/tables/intervals.parquet
 
 All that states a measure of a whole cell reads it from this table. Whether two cells differ is in other tables:
 intervals of two cells may overlap although the cells differ.

@@ -42,9 +42,10 @@ def with_imported(cells: pd.DataFrame, runs: Iterable[Row], study: str) -> pd.Da
 
 
 def imported_cells(runs: Iterable[Row], study: str) -> pd.DataFrame:
-    """One row per run; runs of the same GPU, engine, model, workload and settings are repeats of one cell."""
+    """One row per run; runs of the same GPU, engine, model, workload and settings are starts of one cell."""
     rows = pd.DataFrame([_row(run, study) for run in runs])
-    return rows.assign(repeat=rows[rows["outcome"].isin(RAN)].groupby("cell_id").cumcount())
+    ran = rows["outcome"].isin(RAN)
+    return rows.assign(start=rows.groupby("cell_id").cumcount() + 1, repeat=pd.Series(0, index=rows.index).where(ran))
 
 
 def _row(run: Row, study: str) -> Row:
@@ -61,7 +62,6 @@ def _row(run: Row, study: str) -> Row:
         "knobs": run["slug"],
         **{f"knob_{name}": value for name, value in run["knobs"].items()},
         "max_concurrency_allowed": _allowed(run),
-        "start": 1,
         "round": 1,
         "comparable": True,
         "source": IMPORTED,

@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 import pandas as pd
 
 from workflow_scripts.common.faults import InputError
-from workflow_scripts.tables.parsed_facts import read_parsed
+from workflow_scripts.tables.measurements import joined
+from workflow_scripts.tables.parsed_facts import REPEAT, START, read_parsed
 from workflow_scripts.tables.typed_tables import read_table
 
 
@@ -21,8 +22,6 @@ class MissingError(InputError):
 
 
 Rows = TypeVar("Rows", bound=Sized)
-# What tables of repeats have in common.
-REPEAT = ["cell_id", "start", "repeat"]
 # Rates of cells: over whole repeats, while the engine is full, and with prompt tokens.
 RATE, STEADY, TOTAL = "output_tokens_per_s", "steady_output_tokens_per_s", "total_tokens_per_s"
 
@@ -82,12 +81,19 @@ class Tables:
         self._read: dict[str, pd.DataFrame] = {}
 
     def need(self, name: str) -> pd.DataFrame:
-        """The table with this name, with at least one row and the columns of its schema.
+        """The table with this name, with at least one row and the columns of its schema. `repeats` also have those of
+        their starts and cells.
 
         Raises:
             MissingError: the table is absent or empty.
             TableError: it does not fit its schema.
         """
+        table = self.repeats if name == "repeats" else self._table(name)
+        if table.empty:
+            raise MissingError(EMPTY.get(name, f"the table {name} has no rows"))
+        return table
+
+    def _table(self, name: str) -> pd.DataFrame:
         if name not in self._read:
             path = self.folder / f"{name}.parquet"
             if not path.exists():
@@ -99,10 +105,7 @@ class Tables:
                 names = table.columns.intersection(["gpu", "gpu_a", "gpu_b"])
                 table[names] = table[names].mask(elsewhere, table[names].add(" (" + table["source"] + ")", axis=0))
             self._read[name] = table
-        table = self._read[name]
-        if table.empty:
-            raise MissingError(EMPTY.get(name, f"the table {name} has no rows"))
-        return table
+        return self._read[name]
 
     def get(self, name: str, *columns: str) -> pd.DataFrame:
         """The table with this name; if `need` would say that it is missing, one with these columns and no rows."""
@@ -129,49 +132,39 @@ class Tables:
         if not parts:
             raise MissingError(f"no {name}.parquet was parsed")
         rows = _plain(pd.concat(parts, ignore_index=True))
-        ran = self.cells[self.cells["repeat"].notna()]
-        rows = rows[rows["start"] == rows["cell_id"].map(ran.groupby("cell_id")["start"].min())]
+        first = self._table("repeats").groupby("cell_id")["start"].min()
+        rows = rows[rows["start"] == rows["cell_id"].map(first)]
         return require(rows, f"{name}.parquet has no rows of the cells to be shown")
 
     @cached_property
-    def cells(self) -> pd.DataFrame:
-        return self.need("cells")
+    def rows(self) -> pd.DataFrame:
+        """What was asked for and measured, as the one frame of `tables.measurements`."""
+        return joined(self.need("cells"), self._table("starts"), self._table("repeats"))
 
     @cached_property
-    def grid(self) -> pd.DataFrame:
-        """One row per cell: its first start that may be compared, else the first that ended ok, else the first.
+    def repeats(self) -> pd.DataFrame:
+        return self.rows[self.rows["repeat"].notna()]
 
-        The column `failed_starts` names the other starts of a cell that ended ok; null if none failed.
-        """
-        cells = self.cells.reset_index(drop=True)
-        ok = cells["outcome"].eq("ok")
-        rank = 2 - ok.astype(int) - (ok & cells["comparable"].eq(True)).astype(int)
-        grid = cells.loc[rank.sort_values(kind="stable").index].drop_duplicates("cell_id").sort_index()
-        failed = cells[~ok & cells["cell_id"].isin(grid.loc[grid["outcome"].eq("ok"), "cell_id"])]
-        failed = failed.drop_duplicates(["cell_id", "start"])
-        endings = [
-            f"start {row['start']:g} ended as {row['outcome'].replace('_', ' ')}"
-            + (f": {row['reason']}" if pd.notna(row["reason"]) else "")
-            for row in records(failed)
-        ]
-        of_cell = pd.Series(endings, index=failed["cell_id"], dtype=object).groupby(level=0, sort=False).agg("; ".join)
-        return grid.assign(failed_starts=grid["cell_id"].map(of_cell))
+    @cached_property
+    def cells(self) -> pd.DataFrame:
+        """One row per cell, with the columns of the start that its outcome is of."""
+        of_start = self._table("starts").drop(columns=["outcome", "reason", "comparable", "source"])
+        return self.need("cells").merge(of_start, on=START, how="left")
 
     @cached_property
     def measured(self) -> pd.DataFrame:
-        """Rows of `cells` that may be compared: outcome `ok`, and measured as the study asks.
+        """The repeats that may be compared: outcome `ok`, and measured as the study asks.
 
         Raises:
             MissingError: there are none.
         """
-        cells = self.cells
-        rows = cells[(cells["outcome"] == "ok") & cells["comparable"].eq(True)]
+        rows = self.repeats[(self.repeats["outcome"] == "ok") & self.repeats["comparable"].eq(True)]
         return require(rows, "no cell has been measured yet")
 
     @cached_property
     def invalid(self) -> pd.DataFrame:
-        """Rows of `cells` for cells that ran and failed a check: their values are shown but never compared."""
-        return self.cells[(self.cells["outcome"] == "invalid") & self.cells["repeat"].notna()]
+        """The repeats of cells that ran and failed a check: their values are shown but never compared."""
+        return self.repeats[self.repeats["outcome"] == "invalid"]
 
     @cached_property
     def values(self) -> pd.DataFrame:

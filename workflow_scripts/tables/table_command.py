@@ -1,4 +1,4 @@
-"""The common part of all commands that make tables from the cells table."""
+"""The common part of all commands that make tables from what was measured."""
 
 import functools
 from argparse import Namespace
@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pandas as pd
 
-from workflow_scripts.common.command import STUDY, AddOption, Command, command, option
+from workflow_scripts.common.command import STUDY, TABLES, AddOption, Command, command, option
 from workflow_scripts.study.study import Study
 from workflow_scripts.study.study_file import load_study
-from workflow_scripts.tables.cells import SCHEMA as CELLS
-from workflow_scripts.tables.cells import SIMULATED
-from workflow_scripts.tables.typed_tables import read_table, write_table
+from workflow_scripts.tables.measurements import SIMULATED, read_measurements
+from workflow_scripts.tables.typed_tables import write_table
 
 Make = Callable[[Namespace, Study, pd.DataFrame], pd.DataFrame | Sequence[pd.DataFrame]]
 
 
 def table_command(table: str, *options: AddOption, simulated: bool = False, **also: str) -> Callable[[Make], Command]:
-    """Make a function the command `kvsweep table-NAME`: it gets the study and its cells, and returns the table.
+    """Make a function the command `kvsweep table-NAME`: it gets the study and what was measured, as the one frame of
+    `tables.measurements`, and returns the table.
 
     `also` names further tables that the function returns after it, by their option without `-out`. Cells on simulated
     GPUs are read only if `simulated` is set, because nothing may be concluded from them.
@@ -29,7 +29,7 @@ def table_command(table: str, *options: AddOption, simulated: bool = False, **al
         @command(
             f"table-{table}",
             STUDY,
-            option("--cells", type=Path, required=True, help="the study's cells.parquet"),
+            TABLES,
             *options,
             *(
                 option(
@@ -43,7 +43,7 @@ def table_command(table: str, *options: AddOption, simulated: bool = False, **al
         )
         @functools.wraps(make)
         def body(args: Namespace) -> None:
-            study, cells = load_study(args.study), read_table(args.cells, CELLS.name)
+            study, cells = load_study(args.study), read_measurements(args.tables)
             made = make(args, study, cells if simulated else cells[cells["source"].ne(SIMULATED)])
             frames = [made] if isinstance(made, pd.DataFrame) else made
             for (at, name), frame in zip(names.items(), frames, strict=True):

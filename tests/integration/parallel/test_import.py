@@ -3,11 +3,10 @@
 import re
 import subprocess
 
-import pandas as pd
-
 from tests.integration.conftest import CHECKOUT, snakemake_command
 from tests.unit.made_studies import write_study
 from tests.unit.parse.test_imported_runs import RUN, write_runs
+from workflow_scripts.tables.measurements import read_measurements
 
 RUNS = [
     RUN | {"knobs": {"max_num_seqs": 64}, "tokens_per_request": [220, 190], "results": "fast.txt"},
@@ -31,7 +30,7 @@ def test_the_documented_command_draws_the_report_of_imported_runs(tmp_path, envi
     assert done.returncode == 0, done.stderr
     assert not (CHECKOUT / "executed").exists()
     root = results / "elsewhere"
-    cells = pd.read_parquet(root / "tables" / "cells.parquet")
+    cells = read_measurements(root / "tables")
     found = cells[cells["source"] == "imported"].set_index("knobs")
     assert found["output_tokens_per_s"].dropna().to_dict() == {"seqs64": 2888, "seqs16": 650, "static-batch1": 293.1}
     assert found.loc["seqs256", "outcome"] == "infeasible"

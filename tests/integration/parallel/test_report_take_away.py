@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 from tests.unit.present.synthetic import DRAWN, SCRIPT
+from workflow_scripts.tables.measurements import read_measurements
 
 pytestmark = pytest.mark.needs_tool("chromium")
 
@@ -106,7 +107,7 @@ def test_all_data_are_saved_as_the_tables_have_them(tab, report, tmp_path):
     saved = tab.download("document.querySelector('#take-away button.plain')", tmp_path)
     assert saved.name == "kvsweep-study-synthetic.json"
     data = json.loads(saved.read_text(encoding="utf-8"))
-    cells = pd.read_parquet(report.parent / "tables" / "cells.parquet")
+    cells = read_measurements(report.parent / "tables")
     assert data["cells"]["cell_id"] == list(cells["cell_id"].drop_duplicates())
     repeats = pd.DataFrame(data["repeats"])
     known = cells[cells["repeat"].notna()]

@@ -106,7 +106,7 @@ def planned_again(finished: Path, *edited: str) -> dict[str, set[str]]:
             "predict/predictions.py": {"predict_cells"},
             "engines/hf/predictions.py": {"predict_cells"},
         },
-        {"physics/formulas.py": {"predict_cells", "measured_cells"}},
+        {"physics/formulas.py": {"predict_cells", "cells"}},
         {"questions/knobs/table.py": {"effects"}, "questions/recommendations/table.py": {"recommendations"}},
         {"present/page.py": {"report"}},
     ],
@@ -143,7 +143,7 @@ def test_every_rule_depends_on_the_module_that_it_calls():
 
 
 # They read the study's cells, but not its question, margin, limits of latency or claims.
-ONLY_CELLS = {"measured_cells", "drift"}
+ONLY_CELLS = {"cells", "drift"}
 
 
 @pytest.mark.parametrize("name", ["analyse", "present"])

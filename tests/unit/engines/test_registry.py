@@ -20,6 +20,7 @@ from workflow_scripts.predict.check_study import CHECKS, check_cells
 from workflow_scripts.predict.predictions import predict_cells
 from workflow_scripts.prepare import model as model_command
 from workflow_scripts.prepare import workload as workload_command
+from workflow_scripts.questions.cells import table as cells_command
 from workflow_scripts.questions.knobs import table as effects_command
 from workflow_scripts.study.calibrations import calibrations_of
 from workflow_scripts.study.definition import cell_definition, model_key, resolved_models, workload_key
@@ -28,7 +29,7 @@ from workflow_scripts.study.outcome import Outcome
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study import StudyError
 from workflow_scripts.study.study_file import load_study
-from workflow_scripts.tables import cells as cells_command
+from workflow_scripts.tables.measurements import read_measurements
 
 STUDY = study_content(
     {"name": "groups", "gpu": "cpu-1core", "engine": "echo", "model": "tiny-llama-57m", "knobs": {"at_once": [1, 4]}},
@@ -80,11 +81,11 @@ def test_an_engine_of_ones_own_is_measured_from_study_file_to_tables(study_file,
     parsed, tables = tmp_path / "parsed", tmp_path / "tables"
     of_gpu = ["--cells", str(paths.root / "cells"), "--gpu", "cpu-1core", "--out", str(parsed / "cpu-1core")]
     assert cell_tables.main(of_gpu) == 0
-    cells_file, effects_file = tables / "cells.parquet", tables / "effects.parquet"
-    assert cells_command.main([*of_study, "--parsed", str(parsed), "--out", str(cells_file)]) == 0
-    assert effects_command.main([*of_study, "--cells", str(cells_file), "--out", str(effects_file)]) == 0
+    effects_file, devices = tables / "effects.parquet", str(tmp_path / "devices")
+    assert cells_command.main([*of_study, "--parsed", str(parsed), "--devices", devices, "--out", str(tables)]) == 0
+    assert effects_command.main([*of_study, "--tables", str(tables), "--out", str(effects_file)]) == 0
 
-    table = pd.read_parquet(cells_file)
+    table = read_measurements(tables)
     assert table["engine"].unique().tolist() == ["echo"]
     assert table.groupby("knob_at_once")["running_peak"].max().to_dict() == {1: 1, 4: 4}
     assert table["output_tokens"].tolist() == [20] * 4

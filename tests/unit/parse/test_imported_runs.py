@@ -12,9 +12,8 @@ from tests.unit.questions.synthetic_cells import cell, table
 from workflow_scripts.common.files import read_jsonl
 from workflow_scripts.parse.imported_runs import main, read_runs
 from workflow_scripts.study.runs_file import files_of
-from workflow_scripts.tables.cells import SCHEMA
 from workflow_scripts.tables.imported_cells import imported_cells, with_imported
-from workflow_scripts.tables.typed_tables import write_table
+from workflow_scripts.tables.measurements import write_measurements
 
 RUN = {"gpu": "h100-sxm", "engine": "vllm", "model": "llama-3.1-8b-instruct", "workload": "chat"}
 PERIODIC = "Avg generation throughput: 679.1 tokens/s, Running: {} reqs, Waiting: {} reqs, GPU KV cache usage: {}%"
@@ -87,14 +86,14 @@ def test_runs_are_rows_of_the_cells_table_beside_measured_ones(tmp_path):
     assert rows["outcome"].tolist() == ["ok", "invalid", "ok", "infeasible", "ok"]
     assert "times the ceiling" in rows["reason"][1]
     assert rows["reason"][3].startswith("ValueError: No available memory for the cache blocks")
-    # The same settings twice are two repeats; a cell that did not run has none.
-    assert rows["repeat"].tolist()[:3] == [0, 0, 1]
+    # The same settings twice are two starts; one that did not run has no repeat.
+    assert (rows["start"].tolist()[:3], rows["repeat"].tolist()[:3]) == ([1, 1, 2], [0, 0, 0])
     assert pd.isna(rows["repeat"][3])
     assert rows["output_tokens_per_s"].tolist()[:2] == [2888, 10488]
     measured = table(cell({"max_num_seqs": 4}, (99.0, 101.0)))
     whole = with_imported(measured, read_runs(write_runs(tmp_path, *RUNS)), "try")
     assert len(whole) == len(measured) + len(RUNS)
-    write_table(whole.reindex(columns=[*measured.columns, "knob_block_size"]), tmp_path / "cells.parquet", SCHEMA.name)
+    write_measurements(whole.reindex(columns=[*measured.columns, "knob_block_size"]), tmp_path)
     assert whole["source"].value_counts().to_dict() == {"imported": 5, "measured": 2}
 
 

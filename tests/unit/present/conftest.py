@@ -15,6 +15,7 @@ from workflow_scripts.page.plot import Plot
 from workflow_scripts.page.report import Part, Report
 from workflow_scripts.present import figures, page
 from workflow_scripts.study.study_file import load_study
+from workflow_scripts.tables.measurements import FRAME_COLUMNS, read_measurements, split
 from workflow_scripts.tables.results import Tables
 from workflow_scripts.tables.typed_tables import TABLE_SCHEMAS
 
@@ -59,7 +60,7 @@ def results(tmp_path_factory):
 
 @pytest.fixture
 def cells(results: Results) -> pd.DataFrame:
-    return pd.read_parquet(results.root / "tables" / "cells.parquet")
+    return read_measurements(results.root / "tables")
 
 
 def report_of(tables: Path, study: Path = DEMO) -> Report:
@@ -73,9 +74,12 @@ def report(results: Results) -> Report:
 
 
 def write_cells(cells: pd.DataFrame, folder: Path) -> None:
-    """Write the cells table to a folder, and beside it the values of its measured cells."""
-    cells = whole("cells", cells)
-    cells.to_parquet(folder / "cells.parquet")
+    """Write what was measured of cells to a folder, and beside it the values of its measured cells."""
+    absent = {name: column.dtype.type for name, column in FRAME_COLUMNS.items() if name not in cells}
+    one = {name: 1 for name in ("start", "repeat") if name in absent}
+    cells = cells.assign(**one).reindex(columns=[*cells, *absent]).astype(absent)
+    for name, table in split(cells).items():
+        table.to_parquet(folder / f"{name}.parquet")
     measured = cells[cells["outcome"].eq("ok") & cells["comparable"].eq(True)]
     medians = measured.groupby("cell_id", sort=False).median(numeric_only=True)
     rows = medians.melt(var_name="measure", ignore_index=False).dropna(subset="value").reset_index()
@@ -85,8 +89,8 @@ def write_cells(cells: pd.DataFrame, folder: Path) -> None:
 def changed(report: Report, folder: Path, **tables: pd.DataFrame) -> Report:
     """The report of the same study, with other tables, which are written to `folder`."""
     folder.mkdir(exist_ok=True)
-    if "cells" in tables and "intervals" not in tables:
-        write_cells(tables["cells"], folder)
+    if "cells" in tables:
+        write_cells(tables.pop("cells"), folder)
     for path in report.tables.folder.glob("*.parquet"):
         if path.stem not in tables and not (folder / path.name).exists():
             (folder / path.name).symlink_to(path)
@@ -112,7 +116,9 @@ def written(report: Report, **tables: pd.DataFrame) -> Report:
 
 
 def in_table(report: Report, name: str) -> pd.DataFrame:
-    """A table of a report as it is in its file."""
+    """A table of a report as it is in its file; `cells` are all that was measured of them, in one frame."""
+    if name == "cells":
+        return read_measurements(report.tables.folder)
     return pd.read_parquet(report.tables.folder / f"{name}.parquet")
 
 

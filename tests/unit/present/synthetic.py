@@ -34,7 +34,8 @@ from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study import Study
 from workflow_scripts.study.study_file import load_study
 from workflow_scripts.tables.cell_intervals import cell_intervals
-from workflow_scripts.tables.typed_tables import TABLE_SCHEMAS, read_table, write_table
+from workflow_scripts.tables.measurements import FRAME_COLUMNS, read_measurements, write_measurements
+from workflow_scripts.tables.typed_tables import TABLE_SCHEMAS, write_table
 
 schemas()  # imports every module that makes a table, so that each table has its schema here
 
@@ -120,14 +121,14 @@ def cells_table(study: Study) -> pd.DataFrame:
         asked |= {"not_as_asked": "max_model_len 2048, not 4096" if cell.gpu == "h200" else None}
         asked |= {"lock_sha256": ("a" if cell.gpu == "h200" else "b") * 64}
         outcome, reason = outcome_of(asked)
-        asked |= {"outcome": outcome, "reason": reason}
+        asked |= {"outcome": outcome, "reason": reason, "start": None if outcome == "missing" else 1}
         if outcome in ("ok", "invalid"):
             rows += [asked | measured_of(asked, repeat, rng) for repeat in range(study.repeats)]
         else:
             rows.append(asked)
     table = pd.DataFrame(rows)
     knobs = [column for column in table if column.startswith("knob_")]
-    return table.reindex(columns=[*columns_of("cells"), *knobs]).convert_dtypes()
+    return table.reindex(columns=[*FRAME_COLUMNS, *knobs]).convert_dtypes()
 
 
 def measured_of(cell: dict[str, object], repeat: int, rng: np.random.Generator) -> dict[str, object]:
@@ -322,8 +323,8 @@ def write_tables(cells: pd.DataFrame, tables: Path) -> None:
         for name, table in of.items():
             write_table(table, tables / f"{name}.parquet")
 
-    write(cells=cells)
-    cells = read_table(tables / "cells.parquet")
+    write_measurements(cells, tables)
+    cells = read_measurements(tables)
     engines, decomposition = engine_tables(cells)
     serving, summary = serving_tables(cells)
     write(effects=knob_effects(cells, 2.0), intervals=cell_intervals(cells))

@@ -7,6 +7,7 @@ from workflow_scripts.page.blocks import Fold, Table
 from workflow_scripts.present import figures
 from workflow_scripts.questions.knobs import central_tables as module
 from workflow_scripts.questions.knobs.central_tables import central_tables, knob_tables
+from workflow_scripts.tables.measurements import write_measurements
 from workflow_scripts.tables.results import MissingError
 
 RATES, TOTAL, BLOCKS = range(3)
@@ -93,6 +94,6 @@ def test_they_are_shown_and_written_as_markdown_and_some_rows_of_a_large_study(r
 
 
 def test_a_study_that_varies_no_such_knob_has_no_such_table(cells, tmp_path):
-    cells[cells["cell_id"] == cells["cell_id"].iloc[0]].to_parquet(tmp_path / "cells.parquet")
+    write_measurements(cells[cells["cell_id"] == cells["cell_id"].iloc[0]], tmp_path)
     with pytest.raises(MissingError, match=r"no two cells .* max-num-seqs, block size, batch"):
         list(central_tables(report_of(tmp_path)))

@@ -10,13 +10,14 @@ from workflow_scripts.questions.environments.section import SUBJECT, changed_by_
 from workflow_scripts.questions.environments.table import environment_changes
 from workflow_scripts.questions.knobs.table import knob_effects
 from workflow_scripts.study.study import Study
+from workflow_scripts.tables.measurements import write_measurements
 from workflow_scripts.tables.results import MissingError, Tables
 from workflow_scripts.tables.typed_tables import write_table
 
 
 @pytest.fixture
 def tables(tmp_path: Path) -> Path:
-    write_table(CELLS, tmp_path / "cells.parquet")
+    write_measurements(CELLS, tmp_path)
     write_table(knob_effects(CELLS, 2.0), tmp_path / "effects.parquet")
     write_table(environment_changes(CELLS), tmp_path / "environments.parquet")
     return tmp_path

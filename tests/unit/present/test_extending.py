@@ -62,10 +62,10 @@ def test_the_recipe_for_a_table_works(results, monkeypatch, tmp_path):
     monkeypatch.setattr(tables, "TABLE_SCHEMAS", dict(tables.TABLE_SCHEMAS))
     monkeypatch.setitem(COMMANDS, "table-waits", "questions.longest_waits.table")
     module_of("workflow_scripts.questions.longest_waits.table", code, monkeypatch)
-    cells, waits = results.root / "tables" / "cells.parquet", tmp_path / "waits.parquet"
-    assert main(["table-waits", "--study", str(results.study), "--cells", str(cells), "--out", str(waits)]) == 0
+    folder, waits = results.root / "tables", tmp_path / "waits.parquet"
+    assert main(["table-waits", "--study", str(results.study), "--tables", str(folder), "--out", str(waits)]) == 0
     found = tables.read_table(waits)
-    assert found["longest_wait_s"].max() == tables.read_table(cells)["ttft_s_p99"].max()
+    assert found["longest_wait_s"].max() == tables.read_table(folder / "repeats.parquet")["ttft_s_p99"].max()
     assert "## waits\n\nOne row per cell that was measured.\n" in documentation()
     # The entry has the form of the other rules of tables.
     known = (CHECKOUT / "rules" / "analyse.smk").read_text(encoding="utf-8").splitlines()

@@ -28,6 +28,7 @@ from workflow_scripts.page.plot import (
 )
 from workflow_scripts.page.style import DARK, INK
 from workflow_scripts.present.figures import FIGURES, main
+from workflow_scripts.tables.measurements import read_measurements, write_measurements
 from workflow_scripts.tables.results import MissingError, Tables
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -97,7 +98,7 @@ def test_arrivals_are_drawn_of_cells_alone_where_requests_arrive_over_time(resul
 
 def test_a_text_has_a_panel_for_each_tokenizer_that_counts_it_differently(results, tmp_path, cells):
     cells["model"] = cells["model"].mask(cells["gpu"] == "l40s", "other-model")
-    cells.to_parquet(tmp_path / "cells.parquet")
+    write_measurements(cells, tmp_path)
     parsed = shutil.copytree(results.root / "parsed", tmp_path / "parsed")
     requests = pd.read_parquet(parsed / "l40s/requests.parquet")
     requests["prompt_tokens"] += requests["cell_id"].str.contains("/chat/").astype(int)
@@ -107,7 +108,7 @@ def test_a_text_has_a_panel_for_each_tokenizer_that_counts_it_differently(result
 
 
 def test_cells_with_other_requests_are_drawn_while_full_beside_whole_repeats(results, axes_of, plot_of):
-    whole, cells = "over whole repeats, with filling and drain", pd.read_parquet(results.root / "tables/cells.parquet")
+    whole, cells = "over whole repeats, with filling and drain", read_measurements(results.root / "tables")
     steady = cells.assign(steady_output_tokens_per_s=2 * cells["output_tokens_per_s"])
     for requests, unequal in ((cells["num_requests"], False), (2 * cells["knob_max_num_seqs"], True)):
         plot = plot_of("output_by_max_num_seqs", steady.assign(num_requests=requests))

@@ -17,7 +17,7 @@ def report(results, tmp_path):
     been predicted."""
     tables = results.tables
     rate = tables.measured.groupby("cell_id")[RATE].mean()
-    rows = tables.grid[["cell_id", "gpu", "engine", "model", "workload", "knobs"]]
+    rows = tables.cells[["cell_id", "gpu", "engine", "model", "workload", "knobs"]]
     rows = rows[rows["cell_id"].isin(rate.index)].assign(estimated=lambda rows: rows["cell_id"].map(rate))
     place = np.arange(len(rows))
     rows["state"] = np.select([place % 3 == 0, place % 3 == 1], ["check", "predicted"], "measured")

@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 import pandas as pd
 import pytest
 
-from tests.unit.present.conftest import changed, whole, write_cells
+from tests.unit.present.conftest import changed, write_cells
 from tests.unit.present.synthetic import DRAWN, SCRIPT, SPEED
 from workflow_scripts.common.files import write_json
 from workflow_scripts.page.blocks import Table
@@ -20,6 +20,7 @@ from workflow_scripts.study.definition import study_sha256
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study_file import load_study
+from workflow_scripts.tables.measurements import FRAME_COLUMNS
 
 VOID = {"meta", "img", "source", "link", "br", "hr"}
 
@@ -231,7 +232,7 @@ def test_provenance_has_the_share_of_starts_in_the_time_of_all_engines(results, 
     # Two starts, of which one has two repeats: the phases of a start count once.
     starts = pd.DataFrame({"cell_id": ["a", "a", "b"], "start": 1, "start_s": [30.0, 30.0, 60.0], "warmup_s": 15.0})
     starts = starts.assign(measure_s=[60.0, 60.0, 0.0], host="here", graphs_from_cache=[True, True, False])
-    report.tables.cells = whole("cells", starts)
+    report.tables.rows = starts.reindex(columns=list(FRAME_COLUMNS))
     rows = next(block for block in provenance(report) if isinstance(block, Table)).rows
     told = dict(map(tuple, rows))
     assert told["Time of the engines"] == "3 min: 50 % starting, 17 % warming up, 33 % measuring"

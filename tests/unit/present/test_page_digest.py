@@ -11,6 +11,7 @@ from workflow_scripts.questions.compare.digest import DigestError, read_digest
 from workflow_scripts.questions.compare.study_digest import digest_of
 from workflow_scripts.statistics.variation import known_elsewhere
 from workflow_scripts.study.study_file import load_study
+from workflow_scripts.tables.measurements import joined, split
 from workflow_scripts.tables.typed_tables import TABLE_SCHEMAS
 
 
@@ -86,15 +87,13 @@ def test_a_start_by_an_earlier_definition_says_nothing_of_how_a_cell_was_measure
     cells = cells_table(study)
     ok = cells[cells["outcome"] == "ok"]
     place = ok.index[ok["cell_id"] == ok["cell_id"].iloc[0]][0]
-    before = ok.loc[[place]].assign(comparable=False, protocol="0", started_at="2020-01-01T00:00:00+00:00")
+    before = ok.loc[[place]].assign(start=2, comparable=False, protocol="0", started_at="2020-01-01T00:00:00+00:00")
 
     def cell_of(rows: pd.DataFrame) -> tuple[object, ...]:
         def table(name: str) -> pd.DataFrame:
-            return TABLE_SCHEMAS[name].validate(
-                rows if name == "cells" else pd.DataFrame(columns=TABLE_SCHEMAS[name].columns)
-            )
+            return TABLE_SCHEMAS[name].validate(pd.DataFrame(columns=TABLE_SCHEMAS[name].columns))
 
-        digest = digest_of(study, table)
+        digest = digest_of(study, joined(**split(rows)), table)
         cell = next(cell for cell in digest.cells if cell.id == ok.loc[place, "cell_id"])
         return cell.comparable, cell.began, cell.environment
 

@@ -1,13 +1,12 @@
-"""Cells tables made up for tests, with all columns that docs/tables.md names."""
+"""Cells made up for tests, as the frame of `tables.measurements`."""
 
 import math
 
 import pandas as pd
 
 from workflow_scripts.engines.registry import load_engines
-from workflow_scripts.tables.cells import SCHEMA
+from workflow_scripts.tables.measurements import FRAME_COLUMNS
 
-COLUMNS = [name for name in SCHEMA.columns if not name.startswith("^")]
 # What makes the cells of another place, which is compared with no cell of `cell`, and cells that do not count.
 OTHER_PLACES = [{"gpu": "l40s"}, {"model": "opt-125m"}, {"workload": "long"}, {"study": "other"}]
 OTHER_PLACES += [{"source": "measured elsewhere"}]
@@ -46,10 +45,10 @@ def table(*cells):
     """The cells table of cells made by `cell`."""
     rows = pd.DataFrame([row for rows in cells for row in rows])
     knobs = [name for name in rows.columns if name.startswith("knob_")]
-    rows = rows.reindex(columns=[*COLUMNS, *knobs])
+    rows = rows.reindex(columns=[*FRAME_COLUMNS, *knobs])
     rows[knobs] = rows[knobs].convert_dtypes()
     # What the schema would make of it, ten times as fast.
-    return rows.astype({name: str(SCHEMA.columns[name].dtype) for name in COLUMNS})
+    return rows.astype({name: str(FRAME_COLUMNS[name].dtype) for name in FRAME_COLUMNS})
 
 
 def starts_table(*cells):

@@ -58,7 +58,7 @@ def found(two_gpus_evidence, tmp_path_factory):
     parsed, study = tmp_path_factory.mktemp("parsed"), load_study(STUDY)
     for gpu in GPUS:
         parse_cells(two_gpus_evidence / "cells", gpu, parsed / gpu, processes=1)
-    cells = cells_module.cells_table(study, expand(study), parsed)
+    cells = cells_module.measured_rows(study, expand(study), parsed)
     _, limited, _ = limits.checked(cells, study, parsed, two_gpus_evidence / "prepared/devices")
     waste = fragmentation.waste_table(cells, parsed, shared_texts(study))
     at = ["cell_id", "start", "repeat"]

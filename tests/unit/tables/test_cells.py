@@ -9,9 +9,9 @@ from workflow_scripts.common.faults import InputError
 from workflow_scripts.study.definition import cell_definition, definition_sha256, resolved_models
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.study import Study
-from workflow_scripts.tables.cells import cells_table
+from workflow_scripts.tables.cells import measured_rows
+from workflow_scripts.tables.measurements import FRAME_COLUMNS
 from workflow_scripts.tables.parsed_facts import read_parsed
-from workflow_scripts.tables.typed_tables import TABLE_SCHEMAS
 
 MODEL = "tiny-llama-57m"
 DEFINITION = study_content(
@@ -58,7 +58,7 @@ def of_study(folder, *starts, repeats=None, served=(), **others):
         frames = tables.get(name) or [pd.DataFrame(columns=list(columns))]
         full = [frame.reindex(columns=list(columns)).astype(columns) for frame in frames]
         write_parsed(folder / "cpu-all", name, *full)
-    return cells_table(STUDY, CELLS, folder)
+    return measured_rows(STUDY, CELLS, folder)
 
 
 def of_start(cell_id=FOUR, **changes):
@@ -72,7 +72,7 @@ def row_of(table, cell_id):
 
 def test_every_cell_of_the_study_has_a_row_with_what_it_asks_for_also_if_nothing_was_run(tmp_path):
     of_one = of_study(tmp_path, of_start(), served=[two_requests(FOUR)])
-    of_none = cells_table(STUDY, CELLS, tmp_path / "none")
+    of_none = measured_rows(STUDY, CELLS, tmp_path / "none")
     expected = {
         "cell_id": [FOUR, EIGHT, STATIC, H200],
         "study": ["try"] * 4,
@@ -90,8 +90,7 @@ def test_every_cell_of_the_study_has_a_row_with_what_it_asks_for_also_if_nothing
         assert table[list(knobs)].fillna(0).to_dict("list") == knobs
         names = table["cell_id"].str.rsplit("/", n=1).str[0]
         assert (names == table[["gpu", "engine", "model", "workload"]].agg("/".join, axis="columns")).all()
-    columns = {name for name in TABLE_SCHEMAS["cells"].columns if not name.startswith("^")}
-    assert set(of_one) == columns | set(knobs) | {"knob_cache_implementation"}
+    assert set(of_one) == set(FRAME_COLUMNS) | set(knobs) | {"knob_cache_implementation"}
 
 
 def test_each_start_has_its_own_outcome_and_its_own_repeats(tmp_path):
@@ -157,7 +156,7 @@ def test_a_hit_rate_stands_beside_the_one_that_the_workload_implies(tmp_path):
     identical = {"kind": "identical", "num_prompts": 2, "prompt_tokens": 65, "output_tokens": 8}
     study = Study.model_validate(DEFINITION | {"workloads": {"chat": identical}})
     of_study(tmp_path, of_start(), served=[two_requests(FOUR)])
-    table = cells_table(study, expand(study), tmp_path)
+    table = measured_rows(study, expand(study), tmp_path)
     row = row_of(table, FOUR)
     # The second finds two blocks of 32; the requests are said to have had 30 prompt tokens and 8 output tokens.
     assert row["prefix_cache_hit_rate_predicted"] == pytest.approx(64 / 30)

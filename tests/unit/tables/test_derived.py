@@ -10,7 +10,7 @@ from tests.unit.made_studies import fixed, made_study
 from tests.unit.questions.parsed_tables import COLUMNS, repeated, requests, started, write_parsed
 from workflow_scripts.parse.cell_tables import frame
 from workflow_scripts.study.grid import expand
-from workflow_scripts.tables.cells import cells_table
+from workflow_scripts.tables.cells import measured_rows
 from workflow_scripts.tables.derived import kv_memory, not_as_asked, without_drafts
 from workflow_scripts.tables.request_lives import request_lives, tokens_held
 
@@ -122,7 +122,7 @@ def parsed(tmp_path_factory):
 
 
 def test_reserved_and_used_stand_beside_each_other_for_every_engine(parsed):
-    table = cells_table(STUDY, expand(STUDY), parsed).set_index("engine")
+    table = measured_rows(STUDY, expand(STUDY), parsed).set_index("engine")
     reserved, used = table["kv_bytes_reserved_peak"], table["kv_bytes_used_mean"]
     assert reserved.to_dict() == {
         "vllm": 8 * 32 * BYTES_PER_TOKEN,
@@ -137,7 +137,7 @@ def test_reserved_and_used_stand_beside_each_other_for_every_engine(parsed):
 
 
 def test_what_was_drafted_and_accepted_is_told_and_a_cell_that_asks_for_no_drafts_has_none(parsed):
-    table = cells_table(STUDY, expand(STUDY), parsed).set_index("engine")
+    table = measured_rows(STUDY, expand(STUDY), parsed).set_index("engine")
     row = table.loc["vllm"]
     assert (row["draft_tokens"], row["accepted_draft_tokens"]) == (8, 6)
     assert (row["draft_acceptance_rate"], row["tokens_per_draft_mean"]) == (0.75, 4)

@@ -1,7 +1,7 @@
 """Count the requests that get the same greedy tokens from two cells.
 
     kvsweep table-answers --study config/studies/answers.yaml \\
-        --cells results/answers/tables/cells.parquet --parsed results/answers/parsed \\
+        --tables results/answers/tables --parsed results/answers/parsed \\
         --out results/answers/tables/answers.parquet
 
 If two answers differ, the table says where the first difference lies. Only workloads that keep answers and do not

@@ -39,9 +39,9 @@ def _plot(tables: Tables, rows: pd.DataFrame, what: str, y_label: str, columns: 
     for i, line in enumerate(REPEAT_LINES[: len(repeats)]):
         alike = ", ".join(f"{repeat:g}" for repeat in repeats[i :: len(REPEAT_LINES)])
         handles.append(key(f"repeat {alike}", "#7d7d7d", line))
-    cells = tables.cells.drop_duplicates("cell_id").set_index("cell_id").loc[list(dict.fromkeys(rows["cell_id"]))]
+    cells = tables.rows.drop_duplicates("cell_id").set_index("cell_id").loc[list(dict.fromkeys(rows["cell_id"]))]
     titles = cell_titles(cells, tables.knobs)
-    starts = tables.cells[tables.cells["cell_id"].isin(cells.index)].groupby("cell_id")["start"].nunique()
+    starts = tables.rows[tables.rows["cell_id"].isin(cells.index)].groupby("cell_id")["start"].nunique()
     notes = ["of each cell one start of its engine is drawn"] if starts.max() > 1 else []
     if len(cells) < (measured := tables.measured["cell_id"].nunique()):
         which = "for each device and engine, those that may run the most and the fewest sequences at once"

@@ -28,7 +28,7 @@ EDGE: Mapping[str, Any] = {"edgecolor": MUTED, "linewidth": 0.4}
 
 def grid_outcomes(tables: Tables) -> Plot:
     """One tile per cell, with colour and sign of its outcome; bars of counts if there are too many cells for tiles."""
-    cells = tables.grid
+    cells = tables.cells
     tiles = len(cells) <= MOST_TILES
     by = cells.groupby(COORDINATES if tiles else COORDINATES[:3], sort=False)
     strips = {" · ".join(map(str, names)): list(part["outcome"]) for names, part in by}

@@ -124,7 +124,7 @@ def workloads(report: Report) -> Iterator[Block]:
     rows = []
     paths = sorted(report.prepared.glob(f"workloads/**/{MANIFEST}"))
     made = sorted(map(read_json, paths), key=lambda manifest: -int(manifest["num_requests"]))
-    served = dict(list(report.tables.cells.dropna(subset="num_requests").groupby("workload")["num_requests"]))
+    served = dict(list(report.tables.rows.dropna(subset="num_requests").groupby("workload")["num_requests"]))
     for name, workload in report.study.workloads.items():
         manifest = next((m for m in made if m["workload"] == name), None)
         asked = workload.num_prompts if manifest is None else manifest["num_requests"]

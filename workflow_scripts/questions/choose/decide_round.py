@@ -1,8 +1,7 @@
 """Decide which cells the next round of a study measures again, or that measuring has ended.
 
     kvsweep next-round --study config/studies/my-study.yaml --number 3 --gpus h200 \\
-        --cells results/my-study/rounds/cells.parquet --parsed results/my-study/rounds/parsed \\
-        --devices results/my-study/prepared/devices --out results/my-study/rounds/round-3.json
+        --tables results/my-study/rounds/tables --out results/my-study/rounds/round-3.json
 
 The cells table holds what was measured so far. The plan says which starts the round measures, and which comparisons
 they may decide. It also lists the comparisons that cannot be decided within the study's counts and device hours, with
@@ -20,12 +19,11 @@ import numpy as np
 import pandas as pd
 
 from workflow_scripts.cluster.batches import known_sha256, without_outcome
-from workflow_scripts.common.command import PARSED, RESULTS, STUDY, command, option, out, positive
+from workflow_scripts.common.command import RESULTS, STUDY, TABLES, command, option, out, positive
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.parquet import read_parquet
 from workflow_scripts.questions.choose.choose_cells import choose_round
 from workflow_scripts.questions.knobs.pairs import compared_pairs, looks_at
-from workflow_scripts.questions.limits.table import checked
 from workflow_scripts.statistics.comparisons import NOT_DECIDED
 from workflow_scripts.statistics.further_starts import Looks
 from workflow_scripts.statistics.summary import Row, comparable_rows, records
@@ -42,8 +40,7 @@ from workflow_scripts.study.rounds import (
 )
 from workflow_scripts.study.study import Study
 from workflow_scripts.study.study_file import load_study
-from workflow_scripts.tables.cells import SCHEMA, SIMULATED
-from workflow_scripts.tables.typed_tables import read_table
+from workflow_scripts.tables.measurements import SIMULATED, read_measurements
 
 # Why comparisons are given up, and why measuring ends.
 TOO_MANY_STARTS = "it needs more starts than the study allows"
@@ -182,9 +179,7 @@ def _further(pair: Row, at_least: int) -> float:
     RESULTS,
     option("--number", type=positive, required=True, help="the number of the round"),
     option("--gpus", nargs="+", required=True, help="devices whose cells can be measured"),
-    option("--cells", type=Path, required=True, help="cells.parquet with what was measured so far"),
-    PARSED,
-    option("--devices", type=Path, required=True, help="folder with NAME.json of each measured device"),
+    TABLES,
     option("--batches", type=Path, nargs="*", default=[], help="files of batches that this call of snakemake measured"),
     option("--plan", type=Path, help="plan.parquet of the study, if it has `measure`"),
     option("--first", action="store_true", help="try cells again that failed in former calls"),
@@ -200,8 +195,7 @@ def main(args: Namespace) -> None:
     last = paths.round_plan(args.number - 1)
     before = RoundPlan.read(last) if last.exists() and not args.first else None
     tried = {start.cell for start in without_outcome(args.batches, study, paths)}
-    # A cell above the ceiling of its device decides nothing.
-    cells, _, _ = checked(read_table(args.cells, SCHEMA.name), study, args.parsed, args.devices)
+    cells = read_measurements(args.tables)
     predicted = None if args.plan is None else read_parquet(args.plan)
     plan = decide_round(study, paths, cells, args.number, args.gpus, before, tried, predicted)
     plan.write(args.out)

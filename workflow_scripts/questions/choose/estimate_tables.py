@@ -1,7 +1,7 @@
 """Say which cells of a study are measured or predicted, and which questions are answered.
 
     kvsweep table-estimates --study config/studies/my-study.yaml --plan results/my-study/plan/plan.parquet \\
-        --cells results/my-study/tables/cells.parquet --out results/my-study/tables/estimates.parquet \\
+        --tables results/my-study/tables --out results/my-study/tables/estimates.parquet \\
         --questions-out results/my-study/tables/questions.parquet
 
 `choose_round` decides by the same estimates and questions which cells a round measures.

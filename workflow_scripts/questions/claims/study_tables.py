@@ -20,10 +20,15 @@ from workflow_scripts.questions.memory import capacity, fragmentation
 from workflow_scripts.questions.predictions import table as predictions
 from workflow_scripts.statistics.comparisons import mean_interval
 from workflow_scripts.statistics.summary import IDENTITY, PLACE, cell_summary, comparable_rows, numbers
-from workflow_scripts.tables.cells import SCHEMA as CELLS
+from workflow_scripts.tables.measurements import CELLS, REPEATS, STARTS, joined
 from workflow_scripts.tables.typed_tables import KNOBS, read_table
 
-SCHEMAS = (CELLS, *(of.SCHEMA for of in (capacity, effects, engine_gain, fragmentation, predictions, ratios)))
+SCHEMAS = (
+    CELLS,
+    STARTS,
+    REPEATS,
+    *(of.SCHEMA for of in (capacity, effects, engine_gain, fragmentation, predictions, ratios)),
+)
 
 # A row of a table: a number that is not known is NaN, a text or flag None.
 Row = Any
@@ -104,7 +109,7 @@ class StudyTables:
 
 
 def read_tables(folder: Path) -> dict[str, pd.DataFrame]:
-    """The tables that checks use; a table that was not made has no rows.
+    """The tables that checks use; a table that was not made has no rows. `cells` has all starts and repeats.
 
     Raises:
         TableError: a table does not fit its schema.
@@ -114,7 +119,7 @@ def read_tables(folder: Path) -> dict[str, pd.DataFrame]:
         path = folder / f"{schema.name}.parquet"
         empty = pd.DataFrame(columns=[column for column in schema.columns if column != KNOBS])
         tables[schema.name] = read_table(path) if path.exists() else schema.validate(empty)
-    return tables
+    return tables | {"cells": joined(*(tables.pop(of.name) for of in (CELLS, STARTS, REPEATS)))}
 
 
 def pairs(rows: Iterable[Row], others: Iterable[Row], same: str) -> Iterator[tuple[Row, Row]]:

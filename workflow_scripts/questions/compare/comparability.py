@@ -7,8 +7,8 @@ chooses because of these. They may not differ in what the study specifies: weigh
 from collections.abc import Iterator
 
 from workflow_scripts.questions.compare.digest import DigestCell
-from workflow_scripts.tables.cells import SIMULATED
 from workflow_scripts.tables.differences import differences, value_text
+from workflow_scripts.tables.measurements import SIMULATED
 
 # Maximum number of differing weights or requests that a sentence names.
 MOST_NAMED = 3

@@ -31,7 +31,7 @@ from workflow_scripts.study.definition import cell_definition, resolved_models
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.study import Study
 from workflow_scripts.study.study_file import load_study
-from workflow_scripts.tables.cells import SCHEMA as CELLS
+from workflow_scripts.tables.measurements import read_measurements
 from workflow_scripts.tables.typed_tables import read_table
 
 # Columns of the cells table that say where and with what a cell was measured.
@@ -48,9 +48,9 @@ MEASURES = (RATE, "ttft_s_p50", "tpot_s_p50", "energy_j_per_output_token")
 SETTINGS = {"repeats", "starts", "cell_time_limit_s", "equivalence_margin_pct", "slo"}
 
 
-def digest_of(study: Study, table: Table) -> Digest:
-    """The digest of a study; `table` gives a table by its name."""
-    cells, models = table(CELLS.name), resolved_models(study)
+def digest_of(study: Study, cells: pd.DataFrame, table: Table) -> Digest:
+    """The digest of a study: `cells` is the frame of `tables.measurements`, `table` gives other tables by name."""
+    models = resolved_models(study)
     by_cell = dict(list(cells.groupby("cell_id", sort=False)))
     means, ceilings = _means(cells), _ceilings(table(LIMITS.name))
     device_rates = table(WAITING.name).groupby("cell_id")["output_tokens_per_device_s"].median()
@@ -145,5 +145,6 @@ def _finite(value: Any) -> float | None:
 
 @command("digest", STUDY, TABLES, out("the JSON file to write"))
 def main(args: Namespace) -> None:
-    digest = digest_of(load_study(args.study), lambda name: read_table(args.tables / f"{name}.parquet"))
+    rows = read_measurements(args.tables)
+    digest = digest_of(load_study(args.study), rows, lambda name: read_table(args.tables / f"{name}.parquet"))
     digest.write(args.out, indent=None)

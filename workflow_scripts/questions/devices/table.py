@@ -1,7 +1,7 @@
 """Compare devices: the observed speed-ups, beside the ratios of what the devices can do.
 
     kvsweep table-ratios --study config/studies/demo.yaml \\
-        --cells results/demo/tables/cells.parquet --devices results/demo/prepared/devices \\
+        --tables results/demo/tables --devices results/demo/prepared/devices \\
         --out results/demo/tables/ratios.parquet
 
 Two devices are compared on the same engine, model, workload and settings. docs/tables.md documents every column.

@@ -24,7 +24,7 @@ SUBJECT = Subject(
             "cells",
             {**CELL, **dict.fromkeys(POWER, "")},
             "Power and energy of each cell, over all its repeats",
-            rows=lambda tables: tables.grid[["cell_id", *CELL]].merge(
+            rows=lambda tables: tables.cells[["cell_id", *CELL]].merge(
                 tables.values.reindex(columns=list(POWER)).dropna(subset="energy_j"), on="cell_id"
             ),
         ),

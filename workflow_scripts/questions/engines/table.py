@@ -1,7 +1,7 @@
 """Compare vLLM with HuggingFace at equal work, and split the gain into batching and engine.
 
     kvsweep table-engines --study config/studies/demo.yaml \\
-        --cells results/demo/tables/cells.parquet --out results/demo/tables/engines.parquet \\
+        --tables results/demo/tables --out results/demo/tables/engines.parquet \\
         --decomposition-out results/demo/tables/engine_decomposition.parquet
 
 docs/tables.md documents every column of both tables.

@@ -1,7 +1,7 @@
 """Write what differs between environments, although the study asks for the same.
 
     kvsweep table-environments --study config/studies/demo.yaml \\
-        --cells results/demo/tables/cells.parquet --out results/demo/tables/environments.parquet
+        --tables results/demo/tables --out results/demo/tables/environments.parquet
 """
 
 import json

@@ -79,7 +79,7 @@ def knob_tables(tables: Tables) -> Iterator[tuple[str, list[Table]]]:
 def _with_memory(tables: Tables) -> pd.DataFrame:
     """One row per cell, with medians over its repeats of what describes its KV memory."""
     memory = tables.values.reindex(columns=list(MEMORY)).assign(waste_pct=tables.waste_pct)
-    return tables.grid.drop(columns=list(memory), errors="ignore").join(memory, on="cell_id")
+    return tables.cells.drop(columns=list(memory), errors="ignore").join(memory, on="cell_id")
 
 
 def _rates(tables: Tables) -> Mapping[tuple[str, str, str], str]:

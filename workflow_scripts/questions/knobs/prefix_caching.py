@@ -92,7 +92,7 @@ SUBJECT = Subject(
         FigurePart(prefix_caching),
         effects_of("enable_prefix_caching"),
         TablePart(
-            "cells",
+            "repeats",
             {
                 **CELL,
                 "num_requests": "",

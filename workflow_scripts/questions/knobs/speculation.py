@@ -18,7 +18,7 @@ SUBJECT = Subject(
     parts=[
         effects_of("num_speculative_tokens"),
         TablePart(
-            "cells",
+            "repeats",
             {
                 **CELL,
                 **REPEAT_COLUMNS,

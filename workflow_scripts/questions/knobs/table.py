@@ -1,7 +1,7 @@
 """Compare knobs, models and environments by throughput, and say whether they took effect.
 
     kvsweep table-effects --study config/studies/demo.yaml \\
-        --cells results/demo/tables/cells.parquet --out results/demo/tables/effects.parquet
+        --tables results/demo/tables --out results/demo/tables/effects.parquet
 
 Compared cells differ in exactly one knob, in the model or in the environment. docs/tables.md documents every column,
 docs/statistics.md the tests.

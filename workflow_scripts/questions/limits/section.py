@@ -19,7 +19,8 @@ from workflow_scripts.page.style import Mark
 from workflow_scripts.questions.knobs.sequence_limit import at_both_ends, most_important_group
 from workflow_scripts.study.grid import COORDINATES
 from workflow_scripts.study.setting_words import knob_name
-from workflow_scripts.tables.results import REPEAT, MissingError, Tables, records, require
+from workflow_scripts.tables.parsed_facts import REPEAT
+from workflow_scripts.tables.results import MissingError, Tables, records, require
 
 _UNIT, _SHOWN = unit_of("flop_per_s")
 

@@ -1,23 +1,15 @@
 """Compare each repeat with the maximum that the hardware allows, and mark impossible ones.
 
-    kvsweep table-limits --study config/studies/demo.yaml \\
-        --cells results/demo/tables/cells.parquet --parsed results/demo/parsed \\
-        --devices results/demo/prepared/devices --out results/demo/tables/limits.parquet \\
-        --checked-out results/demo/tables/cells.parquet
-
 One row per repeat and source of rates: the device's data sheet, and its measured rates. docs/limits.md says how the
 numbers are made.
 """
 
-import sys
-from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from workflow_scripts.catalog.gpus_and_models import get_gpu, get_model
-from workflow_scripts.common.command import PARSED, option
 from workflow_scripts.engines.registry import every_knob
 from workflow_scripts.physics import formulas
 from workflow_scripts.physics.model_facts import DTYPE_BYTES, ModelFacts, ModelFactsError, read_model_facts
@@ -35,9 +27,8 @@ from workflow_scripts.questions.limits.ceilings import (
 from workflow_scripts.statistics.start_spread import FloatArray
 from workflow_scripts.statistics.summary import as_applied, dtypes, numbers
 from workflow_scripts.study.study import Study
-from workflow_scripts.tables.cells import MEASURED
+from workflow_scripts.tables.measurements import MEASURED
 from workflow_scripts.tables.parsed_facts import REPEAT
-from workflow_scripts.tables.table_command import table_command
 from workflow_scripts.tables.typed_tables import FLAG, INTEGER, NUMBER, TEXT, declared, table_schema
 from workflow_scripts.tables.work import read_work
 
@@ -223,17 +214,3 @@ def checked(
     own = cells[cells["study"].eq(study.name) & cells["source"].eq(MEASURED)]
     table, reasons = limits_table(read_work(own, parsed), devices)
     return mark_invalid(cells, table), table, reasons
-
-
-@table_command(
-    "limits",
-    PARSED,
-    option("--devices", type=Path, required=True, help="folder with NAME.json of each measured device"),
-    simulated=True,
-    checked="cells",
-)
-def main(args: Namespace, study: Study, cells: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    checked_cells, table, reasons = checked(cells, study, args.parsed, args.devices)
-    for reason in reasons:
-        print(reason, file=sys.stderr)
-    return table, checked_cells

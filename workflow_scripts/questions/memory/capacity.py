@@ -1,7 +1,7 @@
 """Compare predicted KV capacity with the engine's: blocks, tokens, concurrency, memory.
 
     kvsweep table-capacity --study config/studies/demo.yaml \\
-        --cells results/demo/tables/cells.parquet --predictions results/demo/plan/capacity.jsonl \\
+        --tables results/demo/tables --predictions results/demo/plan/capacity.jsonl \\
         --out results/demo/tables/capacity.parquet
 
 One row per cell with a prediction, and one per published number of blocks. docs/capacity.md says how predictions are

@@ -1,7 +1,7 @@
 """Compute how much reserved KV memory holds no token, in the engine's layout and in others.
 
     kvsweep table-fragmentation --study config/studies/demo.yaml \\
-        --cells results/demo/tables/cells.parquet --parsed results/demo/parsed \\
+        --tables results/demo/tables --parsed results/demo/parsed \\
         --out results/demo/tables/fragmentation.parquet
 
 One row per repeat and layout. docs/fragmentation.md says how the numbers are made.
@@ -29,7 +29,7 @@ from workflow_scripts.questions.memory.layer_memory import (
 from workflow_scripts.statistics.start_spread import FloatArray
 from workflow_scripts.statistics.summary import as_applied, dtypes, numbers
 from workflow_scripts.study.study import Study
-from workflow_scripts.tables.cells import MEASURED
+from workflow_scripts.tables.measurements import MEASURED
 from workflow_scripts.tables.parsed_facts import REPEAT, known_facts, read_parsed
 from workflow_scripts.tables.request_lives import TIMES, Texts, by_repeat, paged, request_lives, shared_texts
 from workflow_scripts.tables.table_command import table_command

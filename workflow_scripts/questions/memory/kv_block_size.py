@@ -60,7 +60,7 @@ def output_by_block_size(tables: Tables) -> Plot:
 
 
 def waste_by_block_size(tables: Tables) -> Plot:
-    cells = tables.cells.drop_duplicates("cell_id")[["cell_id", "model", "workload"]]
+    cells = tables.rows.drop_duplicates("cell_id")[["cell_id", "model", "workload"]]
     rows = _of_all_layers(tables.need("fragmentation")).merge(cells, on="cell_id")
     keys = told_apart(rows, ["model", "workload"], ["workload"])
     groups = sorted(rows.groupby(keys, sort=False), key=lambda item: -item[1]["cell_id"].nunique())
@@ -151,7 +151,7 @@ def prediction_errors(report: Report) -> Iterator[Block]:
     )
     if len(whole):
         sentence += f" Measured KV caches hold {held[0]} tokens, or {held[1]} requests of full length."
-    cells = report.tables.cells
+    cells = report.tables.rows
     amounts = [f"knob_{name}" for name, knob in every_knob().items() if knob.reserves == "amount"]
     sized = cells.loc[cells.filter(amounts).notna().any(axis=1), "cell_id"]
     if given := int(measured.loc[error_pct.index, "cell_id"].isin(sized).sum()):
@@ -213,7 +213,7 @@ def reserved_and_used(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 RESERVED = TablePart(
-    "cells",
+    "repeats",
     {
         **CELL,
         "reserved_bytes": "KV reserved, peak",

@@ -138,7 +138,7 @@ def _draw(ax: Axes, rows: pd.DataFrame, shown: Column, layouts: Mapping[str, Mar
 
 
 def users_in_the_same_memory(report: Report) -> Iterator[Block]:
-    if f"knob_{POOL}" in report.tables.cells:
+    if f"knob_{POOL}" in report.tables.rows:
         rows = under_pressure(report.tables)
         yield from (*_users(same_memory(report.tables)), *_block_sizes(rows), *_exactness(rows))
 
@@ -263,7 +263,7 @@ def every_pool(report: Report) -> Iterator[Block]:
         columns |= {name: "", f"{name}_predicted": f"{column(name).label}, predicted"}
     columns[f"{EVICTED}_predicted"] = "Blocks of shared prompts that lost their content, predicted"
     caption = "Every size of the pool, medians over repeats"
-    whole = report.link(report.tables.folder / "cells.csv", "cells.csv")
+    whole = report.link(report.tables.folder / "repeats.csv", "repeats.csv")
     yield Fold(f"{caption}: {len(rows)} rows", [table_of(rows, columns, caption, "", whole)])
 
 

@@ -31,7 +31,7 @@ APART = 1.05
 
 def measured_or_predicted(tables: Tables) -> Plot:
     table = tables.need("estimates")
-    rows = table.merge(tables.grid[["cell_id", *tables.knobs]], on="cell_id")
+    rows = table.merge(tables.cells[["cell_id", *tables.knobs]], on="cell_id")
     rows = rows[rows["state"].isin([*FILLED, "predicted"])]
     numeric = rows[tables.knobs].select_dtypes("number")
     values = numeric.loc[:, numeric.min() > 0].nunique()

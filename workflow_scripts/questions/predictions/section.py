@@ -55,7 +55,7 @@ def prediction_errors(tables: Tables) -> Plot:
 
 def predicted_by_max_num_seqs(tables: Tables) -> Plot:
     table = tables.need("predictions")
-    cells = tables.cells.drop_duplicates("cell_id")
+    cells = tables.rows.drop_duplicates("cell_id")
     if "knob_max_num_seqs" not in cells:
         raise MissingError("no cell sets max-num-seqs")
     rows = table[(table["quantity"] == TOTAL) & table["predicted"].notna() & (table["engine"] == VLLM.name)]

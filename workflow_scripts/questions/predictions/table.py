@@ -1,7 +1,7 @@
 """Compare the predicted and measured values of every cell, with the error.
 
     kvsweep table-predictions --study config/studies/demo.yaml \\
-        --cells results/demo/tables/cells.parquet --intervals results/demo/tables/intervals.parquet \\
+        --tables results/demo/tables --intervals results/demo/tables/intervals.parquet \\
         --plan results/demo/plan/plan.parquet \\
         --blocks results/demo/plan/blocks.parquet --out results/demo/tables/predictions.parquet \\
         --blocks-out results/demo/tables/blocks.parquet

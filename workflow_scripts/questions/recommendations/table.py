@@ -1,7 +1,7 @@
 """Recommend vLLM configurations to serve with: the fastest, and the smallest equally fast one.
 
     kvsweep table-recommendations --study config/studies/demo.yaml --results results \\
-        --cells results/demo/tables/cells.parquet --out results/demo/tables/recommendations.parquet
+        --tables results/demo/tables --out results/demo/tables/recommendations.parquet
 
 Each comes with its interval, with the configurations that cannot be distinguished from it, and as a `vllm serve`
 command. docs/tables.md documents every column.

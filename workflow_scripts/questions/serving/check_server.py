@@ -38,8 +38,8 @@ from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.promise import PROMISE, Promise, PromiseError
 from workflow_scripts.study.study import Study
 from workflow_scripts.study.study_file import load_study
+from workflow_scripts.tables.measurements import read_measurements
 from workflow_scripts.tables.parsed_facts import REPEAT, read_parsed
-from workflow_scripts.tables.typed_tables import read_table
 from workflow_scripts.workloads.arrivals import Load
 
 AS_MEASURED = "as measured"
@@ -190,7 +190,7 @@ def main(args: Namespace) -> int:
     promise = Promise.read(paths.deploy / PROMISE)
     if not promise.server:
         raise PromiseError(f"{promise.cell_id} was measured without a server; export a cell of a server: pick=...")
-    cells = comparable_rows(read_table(paths.tables / "cells.parquet", "cells"))
+    cells = comparable_rows(read_measurements(paths.tables))
     cells = cells[cells["cell_id"].eq(promise.cell_id) & cells["repeat"].notna()]
     if cells.empty:
         raise PromiseError(

@@ -1,7 +1,7 @@
 """Compare knobs by the latencies of servers under load.
 
     kvsweep table-latencies --study config/studies/arrivals.yaml \\
-        --cells results/arrivals/tables/cells.parquet \\
+        --tables results/arrivals/tables \\
         --serving results/arrivals/tables/serving_summary.parquet \\
         --out results/arrivals/tables/latencies.parquet
 

@@ -29,6 +29,7 @@ from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.promise import PROMISE, Promise, Promised, PromiseError
 from workflow_scripts.study.study import Study
 from workflow_scripts.study.study_file import load_study
+from workflow_scripts.tables.measurements import read_measurements
 from workflow_scripts.tables.parsed_facts import REPEAT
 from workflow_scripts.tables.typed_tables import read_table
 from workflow_scripts.workloads.arrivals import Load
@@ -43,7 +44,12 @@ _PREDICTED = ("weights", "activation", "cuda_graphs", "other", "kv_cache")
 
 
 def promise_of(
-    study: Study, paths: StudyPaths, table: Table, asked: str | None = None, workload: str | None = None
+    study: Study,
+    paths: StudyPaths,
+    cells: pd.DataFrame,
+    table: Table,
+    asked: str | None = None,
+    workload: str | None = None,
 ) -> Promise:
     """What the study promises of the requested cell, or of the one that is recommended for a workload.
 
@@ -51,14 +57,15 @@ def promise_of(
         PromiseError: there is no such cell, nothing may be promised of it, or a table has what no study measures.
     """
     try:
-        return _promise_of(study, paths, table, asked, workload)
+        return _promise_of(study, paths, comparable_rows(cells), table, asked, workload)
     except ValidationError as e:
         kind = VllmKnobs if e.title == VllmKnobs.__name__ else Promise
         raise PromiseError("\n".join(": ".join(("of the cell", *fault)) for fault in faults(e, kind, {}))) from None
 
 
-def _promise_of(study: Study, paths: StudyPaths, table: Table, asked: str | None, workload: str | None) -> Promise:
-    cells = comparable_rows(table("cells"))
+def _promise_of(
+    study: Study, paths: StudyPaths, cells: pd.DataFrame, table: Table, asked: str | None, workload: str | None
+) -> Promise:
     cells = cells[cells["engine"].isin([VLLM.name, VLLM_SERVE.name]) & cells["repeat"].notna()]
     if cells.empty:
         raise PromiseError(
@@ -232,4 +239,5 @@ def main(args: Namespace) -> None:
     def table(name: str) -> pd.DataFrame:
         return read_table(args.tables / f"{name}.parquet", name)
 
-    promise_of(study, paths, table, args.pick or None, args.workload or None).write(args.out)
+    cells = read_measurements(args.tables)
+    promise_of(study, paths, cells, table, args.pick or None, args.workload or None).write(args.out)

@@ -154,7 +154,7 @@ def _in_words(groups: Sequence[tuple[str, pd.DataFrame]], looks: Mapping[str, Li
 
 def sustained(report: Report) -> Iterator[Block]:
     """For each server and setting the two loads that enclose its maximum sustained load, and what users see there."""
-    cells = report.tables.cells.drop_duplicates("cell_id")[["cell_id", *report.tables.knobs]]
+    cells = report.tables.rows.drop_duplicates("cell_id")[["cell_id", *report.tables.knobs]]
     rows = report.tables.need("serving_summary").merge(cells, on="cell_id")
     # If the client was the limit, nothing is known about the server.
     rows = _with_load(rows[~rows["limited_by"].str.contains("client|users")])

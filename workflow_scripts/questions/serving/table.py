@@ -1,7 +1,7 @@
 """Summarise servers under load: latency, goodput, what limited the load, and the steady state.
 
     kvsweep table-serving --study config/studies/serving.yaml \\
-        --cells results/serving/tables/cells.parquet --parsed results/serving/parsed \\
+        --tables results/serving/tables --parsed results/serving/parsed \\
         --out results/serving/tables/serving.parquet --summary-out results/serving/tables/serving_summary.parquet
 
 docs/serving.md says how the numbers are made, docs/tables.md documents every column of both tables.

@@ -23,7 +23,7 @@ def citation(report: Report) -> Iterator[Block]:
         for of in software["authors"]
     ]
     digest = study_sha256(study)
-    cells = report.tables.cells
+    cells = report.tables.rows
     started, commits = cells["started_at"].dropna().astype(str), cells["git_commit"].dropna().unique()
     by = f" by commit {', '.join(commit[:SHORT_HASH] for commit in commits)}" if len(commits) else ""
     measured = f"measured until {started.max()[:10]}{by}" if len(started) else "not measured yet"

@@ -56,7 +56,7 @@ def devices(report: Report) -> Iterator[Block]:
                 "Device": gpu,
                 "Description": entry.title,
                 "Cells": len(cells),
-                "Reported name": _each_once(report.tables.cells.loc[report.tables.cells["gpu"] == gpu, "device_name"]),
+                "Reported name": _each_once(report.tables.rows.loc[report.tables.rows["gpu"] == gpu, "device_name"]),
                 "memory_bytes": entry.memory_bytes,
                 "memory_bandwidth_bytes_per_s": entry.memory_bandwidth_bytes_per_s,
                 "dense_flop_per_s": flop[1],
@@ -81,7 +81,7 @@ def devices(report: Report) -> Iterator[Block]:
 
 
 def engines(report: Report) -> Iterator[Block]:
-    cells = report.tables.cells
+    cells = report.tables.rows
     by_engine = cells.groupby("engine", sort=False).agg(
         versions=("engine_version", _each_once),
         backends=("attention_backend", _each_once),
@@ -111,7 +111,7 @@ def remote_code(report: Report) -> Iterator[Block]:
 
 
 def simulated(report: Report) -> Iterator[Block]:
-    cells = report.tables.cells
+    cells = report.tables.rows
     pretended = cells.loc[cells["source"] == "simulated", "gpu"].unique()
     if len(pretended):
         sentence = (
@@ -122,7 +122,7 @@ def simulated(report: Report) -> Iterator[Block]:
 
 
 def native_types(report: Report) -> Iterator[Block]:
-    cells = report.tables.cells
+    cells = report.tables.rows
     native = [name for name, model in readable_models().items() if model.dtype == "native"]
     native_cells = cells[cells["model"].isin(native)].dropna(subset=["dtype", "device_name"])
     for (device, dtype), rows in native_cells.groupby(["device_name", "dtype"], sort=False):
@@ -139,7 +139,7 @@ def native_types(report: Report) -> Iterator[Block]:
 def not_understood(report: Report) -> Iterator[Block]:
     """Models for which nothing can be predicted, with the reason; they are measured like any other."""
     models = readable_models()
-    for name in sorted(set(report.tables.cells["model"]) & models.keys()):
+    for name in sorted(set(report.tables.rows["model"]) & models.keys()):
         model = models[name]
         try:
             model_facts(read_config(model.config), model.fixed_dtype or "float32")

@@ -20,7 +20,7 @@ MOST_NAMED = 3
 
 
 def slowed_gpus(report: Report) -> Iterator[Block]:
-    cells = report.tables.cells
+    cells = report.tables.rows
     rows, slowed = cells[cells["throttle_reasons"].notna()], _slowed_repeats(cells)
     if len(slowed):
         sentence = (
@@ -31,7 +31,7 @@ def slowed_gpus(report: Report) -> Iterator[Block]:
 
 
 slowed_cells = TablePart(
-    "cells",
+    "repeats",
     {"cell_id": "Cell", **REPEAT_COLUMNS, "throttle_reasons": "Reasons (NVML)"},
     "Repeats in which the clocks of a GPU were reduced by heat or the power supply",
     lambda cells: several_starts(_slowed_repeats(cells)),
@@ -46,7 +46,7 @@ def _slowed_repeats(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def load_warning(report: Report) -> Iterator[Block]:
-    load, noisy = host_load(report.tables.cells)
+    load, noisy = host_load(report.tables.rows)
     if noisy.empty:
         yield Finding("quiet host", f"In no cell did others use more than {NOISY_PCT:g} % of the CPU.", "good")
     else:
@@ -59,7 +59,7 @@ def load_warning(report: Report) -> Iterator[Block]:
 
 
 def unsteady_cells(report: Report) -> Iterator[Block]:
-    measured = report.tables.cells.dropna(subset="warmup_steady")
+    measured = report.tables.rows.dropna(subset="warmup_steady")
     unsteady = measured[~measured["warmup_steady"].astype(bool)].drop_duplicates("cell_id")
     if len(unsteady):
         more = f"; and {len(unsteady) - MOST_NAMED} more" if len(unsteady) > MOST_NAMED else ""
@@ -73,7 +73,7 @@ def unsteady_cells(report: Report) -> Iterator[Block]:
 
 
 loaded_cells = TablePart(
-    "cells",
+    "repeats",
     {"cell_id": "Cell", "cpu_steal_pct": "Used by the hypervisor", "cpu_others_pct": "Used by others"},
     "CPU used by others while the cell was timed, of cells on a loaded host",
     lambda cells: host_load(cells)[1],
@@ -90,7 +90,7 @@ def host_load(cells: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 
 def provenance(report: Report) -> Iterator[Block]:
-    cells = report.tables.cells
+    cells = report.tables.rows
     started = cells["started_at"].dropna()
     named = {
         "host": "Hosts",

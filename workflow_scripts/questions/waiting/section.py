@@ -20,7 +20,8 @@ from workflow_scripts.page.style import COLOURS, INK
 from workflow_scripts.study.grid import COORDINATES
 from workflow_scripts.study.setting_words import labels
 from workflow_scripts.study.study import Study
-from workflow_scripts.tables.results import RATE, REPEAT, Tables, records, require
+from workflow_scripts.tables.parsed_facts import REPEAT
+from workflow_scripts.tables.results import RATE, Tables, records, require
 
 # A cell whose GPU waits for a larger share of the time is named.
 MUCH_WAITING = 0.1

@@ -1,7 +1,7 @@
 """Divide the time of each repeat on a GPU into the work of the GPU and waiting for its host.
 
     kvsweep table-waiting --study config/studies/two_gpus.yaml \\
-        --cells results/two_gpus/tables/cells.parquet --parsed results/two_gpus/parsed \\
+        --tables results/two_gpus/tables --parsed results/two_gpus/parsed \\
         --devices results/two_gpus/prepared/devices --out results/two_gpus/tables/waiting.parquet
 
 An engine launches its next step while the GPU computes the present one, so the time from the end of one decode step to

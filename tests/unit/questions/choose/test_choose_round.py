@@ -14,7 +14,7 @@ from workflow_scripts.questions.choose.estimate_tables import main as table_esti
 from workflow_scripts.questions.choose.estimates import check_cells
 from workflow_scripts.study.grid import Cell
 from workflow_scripts.study.rounds import RoundPlan
-from workflow_scripts.tables.typed_tables import write_table
+from workflow_scripts.tables.measurements import write_measurements
 
 MOST_ROUNDS = 30
 
@@ -79,8 +79,8 @@ def test_fewer_cells_are_measured_until_every_question_is_answered(finished):
 def test_the_tables_say_what_was_measured_and_what_each_question_is_answered_by(tmp_path, finished):
     grid, _ = finished
     grid.predicted.to_parquet(tmp_path / "plan.parquet")
-    write_table(grid.table(), tmp_path / "cells.parquet", "cells")
-    named = {"study": grid.file, "plan": tmp_path / "plan.parquet", "cells": tmp_path / "cells.parquet"}
+    write_measurements(grid.table(), tmp_path)
+    named = {"study": grid.file, "plan": tmp_path / "plan.parquet", "tables": tmp_path}
     named |= {"out": tmp_path / "estimates.parquet", "questions-out": tmp_path / "questions.parquet"}
     assert table_estimates([str(word) for name, path in named.items() for word in (f"--{name}", path)]) == 0
     estimates = pd.read_parquet(tmp_path / "estimates.parquet").set_index("cell_id")

@@ -7,7 +7,6 @@ import pandas as pd
 import pytest
 
 from tests.unit.questions.measured_study import SECONDS, MeasuredStudy
-from tests.unit.questions.parsed_tables import requests, steps, write_parsed
 from tests.unit.questions.synthetic_cells import cell, starts_table
 from workflow_scripts.cluster.batches import Batch, known_sha256, write_batch
 from workflow_scripts.questions.choose.decide_round import (
@@ -23,7 +22,7 @@ from workflow_scripts.questions.choose.decide_round import (
 from workflow_scripts.questions.knobs.table import main as table_effects
 from workflow_scripts.statistics.further_starts import Looks
 from workflow_scripts.study.rounds import CellStart, RoundPlan
-from workflow_scripts.tables.typed_tables import write_table
+from workflow_scripts.tables.measurements import write_measurements
 
 # Starts of two alike cells that vary by 2 %, and of a third that is four times as fast.
 RATES = {1: 100.0, 4: 100.0, 16: 400.0}
@@ -52,8 +51,8 @@ def called(study: MeasuredStudy, number: int, *more: str, code: int = 0) -> Roun
     """The plan that the command writes for a round; the tables are beside the study."""
     folder = study.file.parent
     words = ["--study", study.file, "--results", study.paths.results, "--gpus", "h200", "--number", number]
-    words += ["--parsed", folder / "parsed", "--devices", folder / "devices", "--cells", folder / "cells.parquet"]
-    assert main([*map(str, [*words, "--out", folder / "plan.json"]), *more]) == code
+    words += ["--tables", folder, "--out", folder / "plan.json"]
+    assert main([*map(str, words), *more]) == code
     return None if code else RoundPlan.read(folder / "plan.json")
 
 
@@ -103,7 +102,7 @@ def test_what_a_former_call_did_not_measure_is_tried_again(three, tmp_path):
     study.decide(4).write(study.paths.round_plan(4))
     first, second, _ = study.cells
     study.end([(second, 4)])
-    write_table(study.table(), tmp_path / "cells.parquet", "cells")
+    write_measurements(study.table(), tmp_path)
     batch = tmp_path / "batch.json"
     write_batch(batch, Batch("h200", "0a", 4, (CellStart(first, 4),), 1))
     assert set(called(study, 5, "--first").starts) == {CellStart(first, 4), CellStart(second, 5)}
@@ -114,11 +113,10 @@ def test_what_a_former_call_did_not_measure_is_tried_again(three, tmp_path):
 def test_a_cell_that_is_faster_than_its_device_can_be_decides_nothing(three, tmp_path):
     study = three()
     impossible, other, _ = study.cells
-    write_table(study.table(), tmp_path / "cells.parquet", "cells")
+    write_measurements(study.table(), tmp_path)
     assert {one.cell for one in called(study, 4).starts} == {impossible, other}
-    # 100 output tokens per second, with a prompt of 100,000 tokens for every two of them.
-    write_parsed(tmp_path / "parsed/h200", "requests", requests(impossible, (100_000, 2, 0)))
-    write_parsed(tmp_path / "parsed/h200", "steps", steps(impossible, 0))
+    rows = study.table()
+    write_measurements(rows.assign(outcome=rows["outcome"].mask(rows["cell_id"] == impossible, "invalid")), tmp_path)
     plan = called(study, 4)
     assert (plan.starts, plan.undecided, plan.ended) == ((), (), ALL_DECIDED)
 
@@ -128,8 +126,8 @@ def test_the_effects_of_a_study_share_its_error_over_its_rounds(three, tmp_path,
     study = three(at_least=3, at_most=at_most)
     noise = np.array([[0.01, -0.01, 0.0], [-0.01, 0.0, 0.01]])
     table = starts_table(*(cell({"max_num_seqs": n}, 100 * np.exp(of)) for n, of in zip((1, 4), noise, strict=True)))
-    write_table(table, tmp_path / "cells.parquet", "cells")
-    words = ["--study", study.file, "--cells", tmp_path / "cells.parquet", "--out", tmp_path / "effects.parquet"]
+    write_measurements(table, tmp_path)
+    words = ["--study", study.file, "--tables", tmp_path, "--out", tmp_path / "effects.parquet"]
     assert table_effects(list(map(str, words))) == 0
     effects = pd.read_parquet(tmp_path / "effects.parquet")
     assert (set(effects["verdict"]), set(effects["margin_pct"])) == ({verdict}, {5.0})

@@ -30,6 +30,7 @@ from workflow_scripts.questions.claims.evidence import (
 from workflow_scripts.questions.claims.study_tables import Interval
 from workflow_scripts.statistics.comparisons import NOT_DECIDED
 from workflow_scripts.study.study_file import load_study
+from workflow_scripts.tables.measurements import write_measurements
 from workflow_scripts.tables.typed_tables import TABLE_SCHEMAS, read_table, write_table
 
 STUDY_FILE = CHECKOUT / "config" / "studies" / "published_claims.yaml"
@@ -269,7 +270,7 @@ def test_the_command_writes_the_table_from_what_tables_there_are(tmp_path):
     row |= {"implied_overhead_bytes": 1.0e9, "predicted_overhead_bytes": 1.1e9}
     capacity = pd.DataFrame([row]).reindex(columns=list(TABLE_SCHEMAS["capacity"].columns))
     write_table(capacity, tmp_path / "capacity.parquet")
-    write_table(cells_table(cell({"max_num_seqs": 1})), tmp_path / "cells.parquet")
+    write_measurements(cells_table(cell({"max_num_seqs": 1})), tmp_path)
     claims = republished(tmp_path).folder / "claims.yaml"
     claims.write_text(claims.read_text().replace("value: 5.2,", "value: 1.34,"))
     files = {"study": STUDY_FILE, "tables": tmp_path, "published": claims.parent, "out": tmp_path / "claims.parquet"}

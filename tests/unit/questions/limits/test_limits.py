@@ -4,15 +4,14 @@ import pandas as pd
 import pytest
 
 from tests.unit.made_rates import made_rates
-from tests.unit.made_studies import fixed, write_study
+from tests.unit.made_studies import made_study
 from tests.unit.questions.parsed_tables import requests, steps, write_parsed
 from tests.unit.questions.synthetic_cells import cell, only, table
 from workflow_scripts.catalog.gpus_and_models import get_model
 from workflow_scripts.physics.layers import Experts
 from workflow_scripts.physics.model_facts import read_model_facts
 from workflow_scripts.questions.limits import table as limits
-from workflow_scripts.questions.limits.table import SCHEMA, limits_table, main, mark_invalid
-from workflow_scripts.tables.typed_tables import read_table, write_table
+from workflow_scripts.questions.limits.table import SCHEMA, limits_table, mark_invalid
 from workflow_scripts.tables.work import read_work
 
 TINY = read_model_facts(get_model("tiny-llama-57m").config, "float32")
@@ -280,26 +279,15 @@ def test_a_device_without_rates_is_said_once_and_a_model_without_facts_too(parse
     assert (list(nothing.columns), len(nothing), reasons) == (list(SCHEMA.columns), 0, [])
 
 
-# --- the command -------------------------------------------------------------------------------------------------
-
-
-def test_the_command_writes_the_limits_of_the_studys_own_cells_and_says_what_has_none(parsed, tmp_path, capsys):
+def test_only_the_studys_own_cells_have_limits_and_what_has_none_is_said(parsed, tmp_path):
     second = parsed.cell([(10, 3, 0)], {"max_num_seqs": 2}, steps_taken=3)
     first = parsed.cell([(10, 3, 0)], {"max_num_seqs": 1}, steps_taken=3)
     parsed.cell([(10, 3, 0)], {"max_num_seqs": 3}, study="another")
     parsed.cell([(10, 3, 0)], {"max_num_seqs": 4}, source="measured elsewhere")
-    cells = parsed.table()
-    write_table(cells, tmp_path / "cells.parquet")
-    study = write_study(tmp_path, {"gpu": "cpu-all", "model": "tiny-llama-57m"}, workloads={"chat": fixed()})
-    files = {"study": study, "cells": tmp_path / "cells.parquet", "parsed": parsed.folder, "devices": parsed.devices}
-    files |= {"out": tmp_path / "limits.parquet", "checked-out": tmp_path / "checked" / "cells.parquet"}
-    words = [word for name, path in files.items() for word in (f"--{name}", str(path))]
-    assert main(words) == 0
-    assert "no limits on cpu-all" in capsys.readouterr().err
-    assert read_table(files["out"]).empty
-    assert read_table(files["checked-out"])["outcome"].tolist() == cells["outcome"].tolist()
+    cells, study = parsed.table(), made_study({"gpu": "cpu-all", "model": "tiny-llama-57m"})
+    same, found, (reason,) = limits.checked(cells, study, parsed.folder, parsed.devices)
+    assert (found.empty, "no limits on cpu-all" in reason) == (True, True)
+    assert same["outcome"].tolist() == cells["outcome"].tolist()
     measured_device(parsed.devices)
-    assert main(words) == 0
-    assert capsys.readouterr().err == ""
-    found = read_table(files["out"])
-    assert (found["cell_id"].tolist(), found["steps"].tolist()) == ([first, second], [3, 3])
+    _, found, reasons = limits.checked(cells, study, parsed.folder, parsed.devices)
+    assert (found["cell_id"].tolist(), found["steps"].tolist(), reasons) == ([first, second], [3, 3], [])

@@ -8,7 +8,7 @@ import pytest
 from tests.unit.made_studies import fixed, write_study
 from tests.unit.questions.synthetic_cells import cell, table
 from workflow_scripts.questions.memory.capacity import COMPARED, SCHEMA, capacity_table, main
-from workflow_scripts.tables.typed_tables import write_table
+from workflow_scripts.tables.measurements import write_measurements
 
 GIB = 2**30
 KNOBS = {"block_size": 16, "gpu_memory_utilization": 0.9}
@@ -278,9 +278,9 @@ def test_a_cell_without_a_prediction_has_no_row_repeats_are_one_and_sources_are_
 
 
 def call(folder, predictions_text):
-    write_table(table(cell(KNOBS, **PRINTED)), folder / "cells.parquet")
+    write_measurements(table(cell(KNOBS, **PRINTED)), folder)
     (folder / "capacity.jsonl").write_text(predictions_text)
-    names = {"study": write_study(folder, workloads={"chat": fixed()}), "cells": folder / "cells.parquet"}
+    names = {"study": write_study(folder, workloads={"chat": fixed()}), "tables": folder}
     names |= {"predictions": folder / "capacity.jsonl", "out": folder / "capacity.parquet"}
     return main([text for name, path in names.items() for text in (f"--{name}", str(path))])
 

@@ -15,7 +15,8 @@ from tests.unit.study.test_serve_command import DUMMY, HUB
 from workflow_scripts.questions.recommendations.table import SCHEMA, main, pareto_front, recommendations
 from workflow_scripts.statistics.further_starts import ONE_LOOK, Looks
 from workflow_scripts.study.study_file import load_study
-from workflow_scripts.tables.typed_tables import read_table, write_table
+from workflow_scripts.tables.measurements import write_measurements
+from workflow_scripts.tables.typed_tables import read_table
 
 DEMO = Path(__file__).parents[4] / "config" / "studies" / "demo.yaml"
 MODELS = {
@@ -262,8 +263,8 @@ def test_the_command_writes_the_table(tmp_path, study, weights, bound):
     file = DEMO.parent / f"{study}.yaml"
     options = {"model": "tiny-llama-57m", "gpu": "cpu-all"} if study == "demo" else {}
     cells = starts_table(config(1, 10, 0.01, **options), config(4, 10.01, 0.1, **options))
-    write_table(cells, tmp_path / "cells.parquet")
-    words = {"study": file, "cells": tmp_path / "cells.parquet", "results": tmp_path / "results"}
+    write_measurements(cells, tmp_path)
+    words = {"study": file, "tables": tmp_path, "results": tmp_path / "results"}
     words |= {"out": tmp_path / "recommendations.parquet"}
     assert main([str(word) for name, path in words.items() for word in (f"--{name}", path)]) == 0
     table = read_table(tmp_path / "recommendations.parquet").set_index("role")

@@ -21,10 +21,11 @@ from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.promise import Promise, PromiseError
 from workflow_scripts.study.study import Slo, Study
 from workflow_scripts.study.study_file import load_study
+from workflow_scripts.tables.measurements import read_measurements
 from workflow_scripts.tables.typed_tables import read_table
 
 SERVED = "h200/vllm-serve/llama-3.1-8b-instruct/chat/bs16-seqs64-rate{}"
-TABLES = ("cells", "serving", "serving_summary", "recommendations", "limits", "capacity")
+TABLES = ("serving", "serving_summary", "recommendations", "limits", "capacity")
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +43,9 @@ def study(results):
 @pytest.fixture
 def tables(results):
     found = {name: read_table(results / f"tables/{name}.parquet", name) for name in TABLES}
-    found["cells"] = found["cells"].assign(start_s=12.5, max_num_seqs_effective=64, engine_version="vllm 0.32.0")
+    found["cells"] = read_measurements(results / "tables").assign(
+        start_s=12.5, max_num_seqs_effective=64, engine_version="vllm 0.32.0"
+    )
     for name in ("serving", "serving_summary"):
         found[name] = found[name].assign(in_flight_peak=20, slo_attainment=1.0)
     return found
@@ -51,7 +54,9 @@ def tables(results):
 def promised(
     study: Study, tables: dict[str, pd.DataFrame], pick: str | None = None, workload: str | None = "chat"
 ) -> Promise:
-    return promise_of(study, StudyPaths(Path("results"), study.name), tables.__getitem__, pick, workload)
+    return promise_of(
+        study, StudyPaths(Path("results"), study.name), tables["cells"], tables.__getitem__, pick, workload
+    )
 
 
 def test_it_is_the_highest_rate_that_a_server_kept_up_with(study, tables):
