@@ -1,12 +1,8 @@
 // Move points with the same horizontal position apart, those of a series next to each other, between `left` and `right`:
 // whiskers at the same place would hide each other. Points whose position is measured (`xLow` is known) are not moved.
 export function dodge(points, left, right, radius) {
-  const columns = new Map();
-  for (const point of points) {
-    if (point.xLow !== undefined || !Number.isFinite(point.px)) continue;
-    if (!columns.has(point.px)) columns.set(point.px, []);
-    columns.get(point.px).push(point);
-  }
+  const movable = points.filter((point) => point.xLow === undefined && Number.isFinite(point.px));
+  const columns = Map.groupBy(movable, ({ px }) => px);
   const places = [...columns.keys()].sort((a, b) => a - b);
   const gap = places.slice(1).reduce((least, place, i) => Math.min(least, place - places[i]), right - left);
   for (const [place, column] of columns) {

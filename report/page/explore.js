@@ -62,38 +62,27 @@ export function cellWords(cell) {
 
 // The points of the chart, and the lines that join cells which differ only in the x axis' setting.
 function pointsOf(cells, x, y, colourBy, facets, hidden) {
-  const series = [];
   const points = [];
-  const places = new Map();
-  const lines = new Map();
+  const series = [];
+  const others = facets.filter(({ id }) => id !== x.id && id !== "outcome" && !(x.id === "sequences" && ["set.max_num_seqs", "set.batch_size"].includes(id)));
   for (const cell of cells) {
     if (!DRAWN.has(cell.outcome)) continue;
     const point = pointOf(cell, x, y, 0, cell.outcome === "invalid");
     if (typeof point.x !== "number" || typeof point.y !== "number") continue;
     let name = colourBy ? colourBy.text(colourBy.of(cell)) : "all cells";
-    if (!places.has(name) && places.size === MOST_SERIES) name = "others";
-    if (!places.has(name)) {
-      places.set(name, series.length);
-      series.push(name);
-    }
-    if (hidden.has(name)) continue;
-    point.series = places.get(name);
-    points.push(point);
-    if (!x.isSetting) continue;
-    const others = facets.filter((facet) => facet.id !== x.id && facet.id !== "outcome" && !(x.id === "sequences" && ["set.max_num_seqs", "set.batch_size"].includes(facet.id)));
-    const key = JSON.stringify(others.map((facet) => facet.of(cell)));
-    if (!lines.has(key)) lines.set(key, []);
-    lines.get(key).push(point);
+    if (!series.includes(name) && series.length >= MOST_SERIES) name = "others";
+    if (!series.includes(name)) series.push(name);
+    if (!hidden.has(name)) points.push({ ...point, series: series.indexOf(name) });
   }
-  const joined = [...lines.values()].filter((line) => line.length > 1);
-  for (const line of joined) line.sort((a, b) => a.x - b.x);
-  return { points, series, lines: joined };
+  const alike = Map.groupBy(x.isSetting ? points : [], ({ cell }) => JSON.stringify(others.map((facet) => facet.of(cell))));
+  const lines = [...alike.values()].filter((line) => line.length > 1);
+  for (const line of lines) line.sort((a, b) => a.x - b.x);
+  return { points, series, lines };
 }
 
 function countsOf(cells) {
-  const counts = new Map();
-  for (const cell of cells) counts.set(cell.outcome, (counts.get(cell.outcome) ?? 0) + 1);
-  const parts = Object.keys(OUTCOMES).filter((name) => counts.has(name)).map((name) => `${counts.get(name)} ${OUTCOMES[name]}`);
+  const of = Map.groupBy(cells, ({ outcome }) => outcome);
+  const parts = Object.keys(OUTCOMES).filter((name) => of.has(name)).map((name) => `${of.get(name).length} ${OUTCOMES[name]}`);
   return `${plural(cells.length, "cell")}: ${parts.join(", ") || "none"}.`;
 }
 
@@ -119,11 +108,8 @@ function resultsTable(cells, metric, store) {
 
 function ordered(cells, metric) {
   const sign = COLUMNS[metric].more ? -1 : 1;
-  const value = (cell) => cell.statistic(metric)?.value ?? null;
-  return cells
-    .map((cell) => ({ cell, of: value(cell) }))
-    .sort((a, b) => (a.of === null) - (b.of === null) || sign * (a.of - b.of))
-    .map(({ cell }) => cell);
+  const rank = new Map(cells.map((cell) => [cell, sign * (cell.statistic(metric)?.value ?? sign * Infinity)]));
+  return [...cells].sort((a, b) => rank.get(a) - rank.get(b));
 }
 
 // Fill the panel; `store` holds the data.
