@@ -206,7 +206,7 @@ def records(base: Base, rnd: Random, folder: Path) -> Sequence[Call]:
         return [calls["capacity"]]
     if how == 1:
         changed(rnd.choice(sorted(of.root.glob("prepared/devices/*.json"))), mutations.json_file, rnd)
-        return [calls[rnd.choice(("limits", "ratios", "waiting"))]]
+        return [calls[rnd.choice(("cells", "ratios", "waiting"))]]
     if how == 2:
         job = {"job": "7", "cluster": "c", "state": "COMPLETED", "nodes": "n1", "queued_s": 1.5, "elapsed_s": 60}
         job |= {"memory_bytes": 5, "energy_j": None}
