@@ -145,7 +145,7 @@ COLUMNS = {
             summary="interval",
         ),
         Column("total_tokens_per_s", "Total throughput", _RATE, more=True, summary="interval"),
-        Column("drain_share", "Time after the steady part (drain)", "share of `wall_s` after it", more=False),
+        Column("drain_share", "Drain after the steady part", "share of `wall_s` after it", more=False),
         Column("requests_per_s", "Request throughput", _RATE, more=True, summary="interval"),
         Column("goodput_requests_per_s", "Goodput within the SLO", "rate of requests within all bounds", more=True),
         Column("slo_attainment", "Requests within the SLO", "share of requests within all bounds", more=True),

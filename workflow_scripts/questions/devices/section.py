@@ -317,7 +317,7 @@ SUBJECT = Subject(
                 "measured_bandwidth_ratio": "Ratio of bandwidths, measured",
                 "measured_flop_ratio": "Ratio of matrix rates, measured",
                 "kv_tokens_ratio": "Ratio of KV-cache tokens",
-                **{f"{share}_b": f"{words}, slower device (predicted)" for share, words in _SHARES.items()},
+                **{f"{share}_b": f"{words}, slower device, predicted" for share, words in _SHARES.items()},
                 "power_cap_share_a": f"{column('power_cap_share').label}, faster device",
                 "power_cap_share_b": f"{column('power_cap_share').label}, slower device",
                 "explanation": "Shown to be within 10 % of",
