@@ -1,7 +1,7 @@
 """Keep what records and logs say besides numbers, so that the page reads tables alone.
 
     kvsweep table-provenance --study config/studies/demo.yaml --results results \\
-        --cells results/demo/tables/cells.parquet --out results/demo/tables/provenance.parquet
+        --tables results/demo/tables --out results/demo/tables/provenance.parquet
 """
 
 from argparse import Namespace
