@@ -151,8 +151,10 @@ COLUMNS = {
         Column("slo_attainment", "Requests within the SLO", "share of requests within all bounds", more=True),
         *_PER_REQUEST,
         *LATENCIES,
-        Column("queue_s_p50", "Median wait until scheduled", "median time before it was first scheduled", more=False),
-        Column("prefill_s_p50", "Median time from there to the first token", "median time after that", more=False),
+        Column("queue_s_p50", "Median wait until scheduled", "from being queued to being scheduled first", more=False),
+        Column(
+            "prefill_s_p50", "Median time from there to the first token", "from then to the first token", more=False
+        ),
         Column(
             "energy_j_per_output_token",
             "Energy per output token",
@@ -163,9 +165,7 @@ COLUMNS = {
         Column("energy_j", "Energy", "all GPUs of the cell, by the energy counter, else by sampled power", more=False),
         Column("power_w_mean", "Mean power", "all GPUs of the cell, by the energy counter, else by sampled power"),
         Column(
-            "power_cap_share",
-            "Samples at the power limit",
-            "share of samples in which the power limit lowered the clocks",
+            "power_cap_share", "Samples at the power limit", "share of samples in which the limit lowered the clocks"
         ),
         Column("sm_clock_mhz_median", "Median clock of the multiprocessors", "multiprocessor clock, all GPUs"),
         Column("sm_clock_mhz_min", "Lowest clock of the multiprocessors", "multiprocessor clock, all GPUs"),
@@ -173,11 +173,7 @@ COLUMNS = {
         Column("mfu", "MFU", "operations over those that the device could do", more=True),
         Column("ceiling_share", "Share of the ceiling", "measured rate over its ceiling", more=True),
         Column("kv_cache_usage_peak", "KV blocks in use, peak", "share of KV blocks in use"),
-        Column(
-            "memory_used_bytes_max",
-            "Peak memory",
-            "of the first GPU (CPU: resident memory of the engine's processes)",
-        ),
+        Column("memory_used_bytes_max", "Peak memory", "of the first GPU (CPU: resident, of the engine's processes)"),
         Column("waste_pct", "Empty slots in held KV memory", "share of the slots without a token", more=False),
         Column("num_gpu_blocks", "KV blocks", "blocks of the KV cache", digits=ALL_DIGITS),
         Column("kv_cache_tokens", "KV-cache tokens", "tokens in the cache", digits=ALL_DIGITS),
@@ -186,19 +182,11 @@ COLUMNS = {
         Column("running_while_others_wait", "Requests at once", "mean running sequences while requests wait"),
         _count("waiting_peak", "Waiting requests, peak", "waiting requests"),
         _count("preemptions", "Preemptions", "requests that lost their blocks and were recomputed"),
-        _count(
-            "recomputed_tokens",
-            "Tokens computed again",
-            "tokens computed again after preemption; null where the engine does not count them",
-        ),
+        _count("recomputed_tokens", "Tokens computed again", "after preemption; null where the engine does not count"),
         Column("prefix_cache_hits", "Prompt tokens found in the prefix cache", "tokens looked up and found"),
         Column("prefix_cache_hit_rate", "Share of prompt tokens found in the prefix cache", "hits over queries"),
         Column("draft_acceptance_rate", "Accepted drafts", "accepted over drafted tokens"),
-        _count(
-            "max_cudagraph_capture_size",
-            "Tokens of the largest CUDA graph",
-            "effective: tokens of the largest step with CUDA graphs",
-        ),
+        _count("max_cudagraph_capture_size", "Tokens of the largest CUDA graph", "effective value"),
         _count("num_requests", "Requests", "requests of the repeat"),
         _count("prompt_tokens", "Prompt tokens", "tokens of the repeat"),
         _count("output_tokens", "Output tokens", "tokens of the repeat"),
