@@ -91,6 +91,13 @@ class Gpu(Record):
     def is_called(self, nvml_name: str) -> bool:
         return any(re.fullmatch(pattern, nvml_name) for pattern in self.nvml_names or ())
 
+    def times(self, devices: float) -> "Gpu":
+        """As if several of these devices were one, with all their memory and rates."""
+        sums = ("memory_bytes", "usable_memory_bytes", "memory_bandwidth_bytes_per_s")
+        of_all = {name: value * devices for name in sums if (value := getattr(self, name)) is not None}
+        rates = self.dense_flop_per_s and {dtype: rate * devices for dtype, rate in self.dense_flop_per_s.items()}
+        return self.model_copy(update={**of_all, "dense_flop_per_s": rates})
+
     def peak_flop_per_s(self, dtype: str) -> float | None:
         """Highest dense rate of matrix products on inputs of `dtype`; None if no data sheet gives one."""
         rates = self.dense_flop_per_s or {}

@@ -126,8 +126,10 @@ def judge_rate(
     gpu_memory_utilization: float = 1.0,
     kv_cache_dtype: str = "auto",
     default_max_num_seqs: int = 256,
+    devices: float = 1,
 ) -> JudgedRate:
-    """The verdict on a rate of a device with at most so many live sequences, or the default if they are not stated.
+    """The verdict on a rate of a device, or of several that share all work and memory evenly, with at most so many live
+    sequences, or the default if they are not stated.
 
     `gpu` is a name as tables write it; of several cards that it may mean, the one with the highest ceiling counts. The
     reason is empty if the rate is no positive number.
@@ -137,7 +139,8 @@ def judge_rate(
     except CatalogError as e:
         return JudgedRate(reason=str(e).partition(";")[0])
     at_once = default_max_num_seqs if sequences is None else sequences
-    ceilings = [ceiling(facts, card, at_once, workload, gpu_memory_utilization, kv_cache_dtype) for card in gpus]
+    conditions = (at_once, workload, gpu_memory_utilization, kv_cache_dtype)
+    ceilings = [ceiling(facts, card.times(devices), *conditions) for card in gpus]
     highest = max(filter(None, ceilings), key=lambda rates: rates.total_tokens_per_s, default=None)
     if highest is None:
         return JudgedRate(reason=f"no data sheet gives the rates of {gpu}")
@@ -149,5 +152,6 @@ def judge_rate(
         return judged
     times = tokens_per_s / limit if limit else math.inf
     assumed = f"; max-num-seqs is not stated: {default_max_num_seqs} assumed" if sequences is None else ""
-    reason = f"{times:.3g} times the ceiling for {counted}; {highest.because}{assumed}"
+    several = f"{devices:g} devices, " if devices > 1 else ""
+    reason = f"{times:.3g} times the ceiling for {counted}; {several}{highest.because}{assumed}"
     return replace(judged, verdict="impossible" if times > 1 else "possible", times_ceiling=times, reason=reason)

@@ -10,7 +10,8 @@ import pytest
 from workflow_scripts.catalog.gpus_and_models import CONFIG, get_model, load_gpus
 from workflow_scripts.physics.model_facts import read_model_facts
 from workflow_scripts.physics.rate_ceiling import MeanLengths, ceiling
-from workflow_scripts.questions.claims.audit import AuditError, find_columns, judge, main
+from workflow_scripts.questions.claims.audit import judge, main
+from workflow_scripts.questions.claims.rate_table import AuditError, find_columns
 
 PUBLISHED = CONFIG / "published"
 GPUS = load_gpus()
@@ -251,6 +252,118 @@ def test_tables_as_people_paste_them(text, options, rows, tmp_path, capsys):
     assert [row["times_ceiling"] is None for row in found["rows"]] == [verdict == "unknown" for verdict in verdicts]
 
 
+LAB_SEQUENCES = """
+| `--max-num-seqs` | 1 | 256 |
+|---|---|---|
+| H200 tok/s | 11,939 | 11,883 |
+| A100 PCIe tok/s | 5,241 | 5,240 |
+"""
+LAB_BLOCKS = """
+| | block size 8 | block size 16 |
+|---|---|---|
+| H200 tok/s | 11,977 | 11,977 |
+| H200 TTFT (ms) | 45 | 44 |
+| L40S tok/s | ~4,040 | ~4,040 |
+"""
+ONE, EIGHT = 518, 8 * 518  # tokens/s of one H100 NVL with one sequence, and of eight
+
+
+def audited(text, tmp_path, capsys, *options):
+    table = tmp_path / "pasted.md"
+    table.write_text(text.lstrip())
+    assert main([str(table), *OPTIONS, *options, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)["rows"]
+
+
+@pytest.mark.parametrize(
+    "name", ["conc", "c", "C", "bs", "Streams", "Concurrent requests", "Batch", "Concurrency level"]
+)
+def test_requests_at_once_are_read_from_columns_and_headings(name, tmp_path, capsys):
+    long = audited(f"GPU,{name},tok/s\nH100,1,900\n", tmp_path, capsys)
+    wide = audited(f"GPU,{name}=1,{name}=300\nH100,900,900\n", tmp_path, capsys)
+    of_rate = audited(f"GPU,tok/s ({name} 1)\nH100,900\n", tmp_path, capsys)
+    for row in (*long, wide[0], *of_rate):
+        assert (row["verdict"], round(row["predicted_ceiling_tokens_per_s"])) == ("impossible", ONE)
+    assert (wide[1]["verdict"], wide[1][name]) == ("possible", 300)
+
+
+@pytest.mark.parametrize(
+    ("text", "ceilings"),
+    [
+        ("GPU,TP,c,tok/s\nH100,8,1,1\nH100,1,1,1\nH100,,1,1\n", [EIGHT, ONE, ONE]),
+        ("Hardware,GPUs,c,tok/s\nH100,8,1,1\n", [EIGHT]),
+        ("GPU,# GPUs,TP,DP,c,tok/s\nH100,8,4,2,1,1\n", [EIGHT]),
+        ("GPU,c,tok/s\n8xH100,1,1\nH100 x8,1,1\n1x H100,1,1\nH100 (TP8),1,1\n", [EIGHT, EIGHT, ONE, EIGHT]),
+        ("c,8xH100,H100\n1,1,1\n", [EIGHT, ONE]),
+        ("Case,8xH100,H100\nConcurrency 1,1,1\n", [EIGHT, ONE]),
+        ("GPU,TP,c,tok/s/GPU\nH100,8,1,1\n", [ONE]),
+        # Each of eight engines has its own sequences; requests at once are those of all.
+        ("GPU,DP,max_num_seqs,tok/s\nH100,8,1,1\n", [EIGHT * 7.9]),
+        ("GPU,DP,concurrency,tok/s\nH100,8,1,1\n", [EIGHT]),
+    ],
+)
+def test_several_devices_are_judged_by_their_sum(text, ceilings, tmp_path, capsys):
+    found = [row["predicted_ceiling_tokens_per_s"] for row in audited(text, tmp_path, capsys)]
+    assert found == pytest.approx(ceilings, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("text", "reasons"),
+    [
+        ("GPU,Llama 2,Qwen 3\nH100,1500,200\n", ["model 'Llama 2'", "model 'Qwen 3'"]),
+        ("GPU,Model,tok/s\nH100,Llama-3-70B,1\nH100,Llama 3.1 8B,1\n", ["model 'Llama-3-70B'", None]),
+        ("GPU,Precision,tok/s\nH100,FP8,1\nH100,BF16,1\n", ["precision is 'FP8'", None]),
+        ("GPU,FP8 tok/s,BF16 tok/s\nH100,1,1\n", ["precision is 'FP8'", None]),
+        ("GPU,TP,tok/s\nH100,auto,1\n", ["TP is 'auto'"]),
+        ("GPU,ISL/OSL,tok/s\nH100,long,1\n", ["'long' is not two lengths"]),
+        ("GPU,EAGLE-3,vLLM\nH100,1,1\n", ["several tokens per step", None]),
+        ("GPU,Speculative,tok/s\nH100,ngram,1\nH100,no,1\n", ["several tokens per step", None]),
+    ],
+)
+def test_a_row_that_contradicts_what_is_assumed_is_unknown(text, reasons, tmp_path, capsys):
+    for row, reason in zip(audited(text, tmp_path, capsys), reasons, strict=True):
+        assert (row["verdict"], (reason or "") in row["reason"]) == ("unknown" if reason else "possible", True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "GPU,ISL,OSL,c,tok/s\nH100,8000,100,1,1\n",
+        "GPU,Input len,Output len,c,tok/s\nH100,8000,100,1,1\n",
+        "GPU,ISL/OSL,c,tok/s\nH100,8k/100,1,1\n",
+        "GPU,c,tok/s (ISL=8000 OSL=100)\nH100,1,1\n",
+    ],
+)
+def test_lengths_of_the_table_count(text, tmp_path, capsys):
+    (row,) = audited(text, tmp_path, capsys)
+    expected = ceiling(LLAMA, GPUS["h100-nvl"], 1, MeanLengths(8000, 100)).total_tokens_per_s
+    assert row["predicted_ceiling_tokens_per_s"] == pytest.approx(expected)
+
+
+def test_tables_with_units_in_their_labels_go_in_as_printed(tmp_path, capsys):
+    rows = audited(LAB_SEQUENCES, tmp_path, capsys)
+    assert [(row["gpu"], row["--max-num-seqs"]) for row in rows[1:3]] == [("H200 tok/s", 256), ("A100 PCIe tok/s", 1)]
+    assert [row["verdict"] for row in rows] == ["impossible", "possible"] * 2
+    rows = audited(LAB_BLOCKS, tmp_path, capsys)
+    assert [(row["block size"], row["verdict"]) for row in rows] == [(8, "possible"), (16, "possible")] * 2
+    assert audited(LAB_BLOCKS.replace("tok/s", "output tok/s"), tmp_path, capsys)[0]["times_ceiling"] == pytest.approx(
+        2 * rows[0]["times_ceiling"], rel=0.3
+    )
+
+
+def test_a_column_that_is_not_recognised_is_named(tmp_path, capsys):
+    text = "Box,Parallel,Speed\nH100,1,900\n"
+    named = [f"--column={word}" for word in ("gpu=Box", "sequences=Parallel", "throughput=Speed")]
+    (row,) = audited(text, tmp_path, capsys, *named)
+    assert (row["verdict"], round(row["predicted_ceiling_tokens_per_s"])) == ("impossible", ONE)
+    table = tmp_path / "pasted.md"
+    table.write_text("GPU,Ways,tok/s\nH100,1,900\n")
+    assert main([str(table), *OPTIONS]) == 0
+    assert "not read: Ways" in " ".join(capsys.readouterr().out.split())
+    assert main([str(table), *OPTIONS, "--column=tp=Way"]) == 2
+    assert "no column 'Way'" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
@@ -307,6 +420,7 @@ def test_bad_input_ends_with_2_and_one_message(argv, message, capsys, tmp_path):
         ("gpu-memory-utilization", ["0", "1.01", "half"]),
         ("quantization", ["int3"]),
         ("kv-cache-dtype", ["int3"]),
+        ("column", ["speed=tok/s", "tp", "tp="]),
     ],
 )
 def test_options_with_a_value_that_is_not_allowed_are_refused(option, values, capsys):
