@@ -114,7 +114,7 @@ if STUDY.claims:
         {
             "tables": [
                 *READS_CELLS["tables"],
-                *map(table, ("capacity", "effects", "engines", "predictions", "ratios", "fragmentation")),
+                *map(table, ("intervals", "capacity", "effects", "engines", "predictions", "ratios", "fragmentation")),
             ],
             "published": PUBLISHED,
         },

@@ -58,10 +58,12 @@ def groups_varying(rows: pd.DataFrame, knob: str, knobs: Sequence[str], panel_ke
 
 
 def values_at(tables: Tables, group: Group, *measures: str) -> pd.DataFrame:
-    """The values of measures by device and `x`, from the lowest; the median where several cells have the same `x`."""
+    """The values of measures by device and `x`, from the lowest; where several cells have the same `x`, the middle one,
+    which is that of a cell."""
     cells = group.rows[["cell_id", "gpu", "x"]].drop_duplicates()
     values = cells.join(tables.values.reindex(columns=list(measures)), on="cell_id")
-    return values.sort_values("x", kind="stable").groupby(["gpu", "x"], sort=False)[list(measures)].median()
+    groups = values.sort_values("x", kind="stable").groupby(["gpu", "x"], sort=False)[list(measures)]
+    return groups.quantile(0.5, interpolation="lower")
 
 
 def told_apart(rows: pd.DataFrame, names: Sequence[str], otherwise: Sequence[str] = ("model", "workload")) -> list[str]:

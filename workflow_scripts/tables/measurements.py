@@ -127,16 +127,8 @@ REPEATS = table_schema(
     declared("power_cap_share"),
     NUMBER("kv_tokens_live_mean", "tokens of live requests in the cache, mean over time ([how](fragmentation.md))"),
     NUMBER("kv_slots_reserved_mean", "token slots reserved for them, mean over time"),
-    declared("kv_bytes_used_mean"),
-    NUMBER(
-        "kv_bytes_reserved_mean kv_bytes_reserved_peak",
-        "bytes reserved for keys and values; a pool of blocks counts whole",
-    ),
-    NUMBER("torch_memory_bytes_max", "HuggingFace on a GPU: `torch.cuda.max_memory_allocated`"),
-    NUMBER(
-        "process_memory_growth_bytes_max",
-        "CPU: highest resident memory of the engine's processes, minus that before the start",
-    ),
+    declared("kv_bytes_used_mean kv_bytes_reserved_mean kv_bytes_reserved_peak"),
+    declared("torch_memory_bytes_max process_memory_growth_bytes_max"),
 )
 # Columns of the one frame.
 FRAME_COLUMNS = {

@@ -9,14 +9,10 @@ import pytest
 
 from workflow_scripts.predict.capacity_of_cells import predict_study
 from workflow_scripts.questions.devices.section import misses_pct, speedups
-from workflow_scripts.questions.engines.table import with_cell_ids
-from workflow_scripts.statistics.summary import RATE, cell_ids
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.study_file import load_study
 from workflow_scripts.tables.measurements import read_measurements
 from workflow_scripts.tables.results import Tables
-
-CELLS, RATES = ("cell_id", "baseline_cell_id"), ("rate", "baseline_rate")
 
 
 def test_every_cell_has_its_outcome_and_nothing_is_measured(two_gpus, two_gpus_evidence):
@@ -28,39 +24,6 @@ def test_every_cell_has_its_outcome_and_nothing_is_measured(two_gpus, two_gpus_e
     )
     assert drawn == recorded
     assert (two_gpus / "report.html").stat().st_size > 100_000
-
-
-def test_a_quantity_that_tables_state_more_than_once_has_one_value(two_gpus):
-    """The tables state a cell's rate and latencies as `intervals` has them, a ratio is the quotient of the rates beside
-    it, and one pair of cells has one interval."""
-    read = {path.stem: pd.read_parquet(path) for path in (two_gpus / "tables").glob("*.parquet")}
-    values = read["intervals"].set_index(["cell_id", "measure"])
-    effects, engines = read["effects"], with_cell_ids(read["engines"])
-    recommended = read["recommendations"].dropna(subset="cell_id")
-    measured = read["predictions"].dropna(subset="measured")
-    devices = [cell_ids(read["ratios"], f"gpu_{side}") for side in "ab"]
-    stated = [
-        *((effects[of], effects["metric"], effects[rate]) for of, rate in zip(CELLS, RATES, strict=True)),
-        *((engines[of], RATE, engines[f"{side}_{RATE}"]) for of, side in zip(CELLS, ("vllm", "hf"), strict=True)),
-        *((recommended["cell_id"], name, recommended[name]) for name in (RATE, "tpot_s_p50", "ttft_s_p50")),
-        (measured["cell_id"], measured["quantity"], measured["measured"]),
-    ]
-    for cells, measures, numbers in stated:
-        keys = pd.MultiIndex.from_frame(pd.DataFrame({"cell_id": cells, "measure": measures}))
-        assert len(keys)
-        assert values["value"].reindex(keys).to_numpy(float) == pytest.approx(numbers.to_numpy(float), rel=1e-9)
-    pairs = [
-        effects[[*CELLS, "metric", "ratio", "ratio_low", "ratio_high"]],
-        engines[engines["comparable"]]
-        .rename(columns=lambda name: name.removeprefix("improvement_"))
-        .assign(metric=RATE),
-        read["ratios"].assign(**dict(zip(CELLS, devices, strict=True))),
-    ]
-    for of in pairs:
-        a, b = (values["value"].reindex(pd.MultiIndex.from_frame(of[[cell, "metric"]])).to_numpy() for cell in CELLS)
-        assert of["ratio"].to_numpy(float) == pytest.approx(a / b, rel=1e-9)
-    together = pd.concat(pairs)[[*CELLS, "metric", "ratio_low", "ratio_high"]].round(9).drop_duplicates()
-    assert not together.duplicated([*CELLS, "metric"]).any()
 
 
 def test_only_waiting_varies_and_the_driver_agrees(two_gpus):

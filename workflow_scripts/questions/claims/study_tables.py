@@ -18,17 +18,13 @@ from workflow_scripts.questions.engines import table as engine_gain
 from workflow_scripts.questions.knobs import table as effects
 from workflow_scripts.questions.memory import capacity, fragmentation
 from workflow_scripts.questions.predictions import table as predictions
-from workflow_scripts.statistics.comparisons import mean_interval
-from workflow_scripts.statistics.summary import IDENTITY, PLACE, cell_summary, comparable_rows, numbers
+from workflow_scripts.statistics.summary import IDENTITY, PLACE, comparable_rows, numbers
+from workflow_scripts.tables import cell_intervals
 from workflow_scripts.tables.measurements import CELLS, REPEATS, STARTS, joined
 from workflow_scripts.tables.typed_tables import KNOBS, read_table
 
-SCHEMAS = (
-    CELLS,
-    STARTS,
-    REPEATS,
-    *(of.SCHEMA for of in (capacity, effects, engine_gain, fragmentation, predictions, ratios)),
-)
+_OTHERS = (cell_intervals, capacity, effects, engine_gain, fragmentation, predictions, ratios)
+SCHEMAS = (CELLS, STARTS, REPEATS, *(of.SCHEMA for of in _OTHERS))
 
 # A row of a table: a number that is not known is NaN, a text or flag None.
 Row = Any
@@ -66,21 +62,21 @@ class StudyTables:
 
     @cached_property
     def cells(self) -> list[Row]:
-        """One row per cell that counts, with every knob: means over its starts and repeats, and its first text."""
+        """One row per cell that counts, with every knob: the values of its measures, means of what else was measured,
+        and its first text."""
         return _rows(self._cells)
 
     @cached_property
     def _cells(self) -> pd.DataFrame:
         cells = _means(comparable_rows(self.frames["cells"]), IDENTITY)
-        return cells.assign(**{name: nan for knob in every_knob() if (name := f"knob_{knob}") not in cells})
+        values = self.frames["intervals"].pivot(index="cell_id", columns="measure", values="value")
+        stated = {str(name): values[name].reindex(cells["cell_id"]).array for name in values}
+        return cells.assign(**stated, **{name: nan for knob in every_knob() if (name := f"knob_{knob}") not in cells})
 
     def intervals(self, measure: str) -> dict[str, Interval]:
-        """The mean of a measure of each cell that has one, by the cell's id."""
-        summary, samples = cell_summary(self.frames["cells"], measure)
-        (means, lows, highs), scopes = mean_interval(samples)
-        found = zip(means.tolist(), lows.tolist(), highs.tolist(), scopes.tolist(), strict=True)
-        intervals = [Interval(*of) for of in found]
-        return {cell: intervals[at] for cell, at in zip(summary["cell_id"], summary["sample"], strict=True)}
+        """The mean of a measure of each cell that has one with its interval, by the cell's id."""
+        rows = self.frames["intervals"].dropna(subset="low").query("measure == @measure")
+        return {row.cell_id: Interval(row.value, row.low, row.high, row.scope) for row in _rows(rows)}
 
     def with_cells(self, rows: Iterable[Row]) -> Iterator[tuple[Row, Row]]:
         """Each row with its cell, if it counts."""

@@ -58,8 +58,9 @@ def at_both_ends(
         values = report.tables.value(measure) if of is None else of(report.tables)
         knob, group = most_important_group(report.tables)
         rows = group.rows[["cell_id", "gpu", "x"]].drop_duplicates().assign(value=lambda r: r["cell_id"].map(values))
-        medians = rows.groupby(["gpu", "x"], sort=False)["value"].median().dropna()
-        for gpu, of_one in medians.groupby(level="gpu", sort=False):
+        # Of several cells the middle one, so that the number is that of a cell.
+        middle = rows.groupby(["gpu", "x"], sort=False)["value"].quantile(0.5, interpolation="lower").dropna()
+        for gpu, of_one in middle.groupby(level="gpu", sort=False):
             at = of_one.droplevel("gpu").sort_index()
             (low, first), (high, last) = ((at.index[end], float(at.iloc[end])) for end in (0, -1))
             if low < high:

@@ -197,34 +197,23 @@ CAPACITY = TablePart(
 )
 
 
-def reserved_and_used(cells: pd.DataFrame) -> pd.DataFrame:
-    """Bytes that engines reserved for keys and values, and those that they used: medians over the repeats of a cell."""
-    recorded = cells[cells["repeat"].notna() & cells["kv_bytes_reserved_peak"].notna()]
-    require(recorded, "no cell recorded how many bytes its KV cache reserved")
-    names = {
-        "kv_bytes_reserved_peak": "reserved_bytes",
-        "kv_bytes_reserved_mean": "reserved_mean_bytes",
-        "kv_bytes_used_mean": "used_bytes",
-        "torch_memory_bytes_max": "torch_bytes",
-        "process_memory_growth_bytes_max": "process_bytes",
-    }
-    rows = recorded.groupby(list(CELL), sort=False)[list(names)].median().rename(columns=names).reset_index()
-    return rows.assign(used_pct=100 * rows["used_bytes"] / rows["reserved_mean_bytes"])
+MEMORY = [f"kv_bytes_{of}" for of in ("reserved_peak", "reserved_mean", "used_mean")]
+MEMORY += ["torch_memory_bytes_max", "process_memory_growth_bytes_max"]
+
+
+def reserved_and_used(tables: Tables) -> pd.DataFrame:
+    """Bytes that engines reserved for keys and values in each cell, and those that they used."""
+    values = tables.values.reindex(columns=MEMORY).dropna(subset="kv_bytes_reserved_peak")
+    require(values, "no cell recorded how many bytes its KV cache reserved")
+    values["used_pct"] = 100 * values["kv_bytes_used_mean"] / values["kv_bytes_reserved_mean"]
+    return tables.cells[["cell_id", *CELL]].merge(values, on="cell_id")
 
 
 RESERVED = TablePart(
-    "repeats",
-    {
-        **CELL,
-        "reserved_bytes": "KV reserved, peak",
-        "reserved_mean_bytes": "KV reserved, mean",
-        "used_bytes": "KV used, mean",
-        "used_pct": "Used share of reserved, of means",
-        "torch_bytes": "Peak of torch, with weights",
-        "process_bytes": "Growth of the process",
-    },
-    "KV memory reserved and used, medians over repeats",
-    reserved_and_used,
+    "intervals",
+    {**CELL, **dict.fromkeys(MEMORY, ""), "used_pct": "Used share of reserved, of means"},
+    "KV memory reserved and used",
+    rows=reserved_and_used,
 )
 
 SUBJECT = Subject(
