@@ -12,6 +12,7 @@ export const OUTCOMES = {
   timeout: "ran out of time",
   engine_error: "engine failed",
   invalid: "failed a check",
+  unknown: "not known",
   missing: "not run",
 };
 

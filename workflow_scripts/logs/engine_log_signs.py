@@ -25,7 +25,7 @@ LIVED = re.compile(
     r"|^(?>.*?Prompt: ['\"]).*Generated text: "
 )
 RESULT = re.compile(
-    r"Successful requests: +[1-9]|Request throughput(?: \(req/s\))? *[:|] +(?!0\.0+\b)\d"
+    r"Successful requests: +[1-9]|Request throughput(?: \(req/s\))? *[:|] +(?!0\.0+(?!\d))\d"
     r"|Throughput: [\d.]+ requests/s|Avg latency: [\d.]+ seconds|\"(?:completed|num_requests)\": [1-9]"
 )
 

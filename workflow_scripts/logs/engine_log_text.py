@@ -257,7 +257,7 @@ def _starts_within(line: str) -> list[int]:
 
 
 # Keys of the message and of its severity, in the JSON of log drivers and loggers.
-_MESSAGE, _SEVERITY = ("log", "message", "msg", "MESSAGE", "textPayload"), ("level", "levelname", "severity")
+MESSAGE_KEYS, _SEVERITY = ("log", "message", "msg", "MESSAGE", "textPayload"), ("level", "levelname", "severity")
 
 
 def _undocked(line: str) -> str:
@@ -268,7 +268,7 @@ def _undocked(line: str) -> str:
         record = json.loads(line)
     except (ValueError, RecursionError):
         return line
-    message = next((record[key] for key in _MESSAGE if isinstance(record.get(key), str)), None)
+    message = next((record[key] for key in MESSAGE_KEYS if isinstance(record.get(key), str)), None)
     if message is None:
         return line
     level = next((record[key].upper() for key in _SEVERITY if isinstance(record.get(key), str)), "")

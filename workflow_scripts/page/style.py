@@ -20,6 +20,7 @@ OUTCOMES: Mapping[str, tuple[str, str]] = {
     "timeout": ("#aa88aa", "T"),
     "engine_error": ("#d55e00", "!"),
     "invalid": ("#0173b2", "?"),
+    "unknown": ("#e0c000", "~"),
     "missing": (PAPER, "–"),
 }
 

@@ -2,10 +2,11 @@
 
     kvsweep log vllm.log
 
-prints one JSON object. The log may come from any platform, and may contain the results of vLLM's own benchmarks. A
-value is null if the log does not give it. `read_from` has line numbers, `ranks` has what each rank printed, and
-`derived` has what only follows from printed numbers. Colours, prefixes of log collectors and a terminal's hard line
-breaks do no harm.
+prints one JSON object. The log may come from any platform, and may contain the results of vLLM's own benchmarks. FILE
+may also be the result file of a benchmark in JSON: of `vllm bench`, `sglang.bench_serving`, GuideLLM, AIPerf or
+InferenceX. A value is null if the log does not give it. `read_from` has line numbers, `ranks` has what each rank
+printed, and `derived` has what only follows from printed numbers. Colours, prefixes of log collectors and a terminal's
+hard line breaks do no harm.
 """
 
 import json
@@ -20,6 +21,7 @@ from workflow_scripts.engines.vllm.log_facts import FactRow, FactValue, Reading,
 from workflow_scripts.logs.engine_log_outcome import LogVerdict, judge
 from workflow_scripts.logs.engine_log_signs import Status
 from workflow_scripts.logs.engine_log_text import Line, read_lines, read_log_text
+from workflow_scripts.parse.benchmark_results import BenchmarkResult, read_results
 
 _HEADLINE = re.compile(r"= [\w ]{0,30}\bBenchmark Result =")
 
@@ -44,6 +46,9 @@ class EngineLogFacts(Record):
     the facts but in `derived`: `block_size` = kv_cache_tokens / num_gpu_blocks and `num_gpu_blocks` = kv_cache_tokens /
     block_size. These hold for a model with one kind of attention and without context parallelism, and are left out if
     the printed concurrency contradicts this.
+
+    A benchmark's result file in JSON has no lines; `results` has all of its results. The numbers of several are not
+    among the facts.
     """
 
     status: Status | None = None
@@ -72,22 +77,29 @@ class EngineLogFacts(Record):
     ttft_ms_median: float | None = None
     ttft_ms_p99: float | None = None
     tpot_ms_median: float | None = None
+    tpot_ms_p99: float | None = None
     itl_ms_median: float | None = None
     itl_ms_p99: float | None = None
+    e2e_ms_median: float | None = None
+    e2e_ms_p99: float | None = None
+    results: list[BenchmarkResult] | None = None
     ranks: dict[str, list[RankReading]] = {}
     derived: dict[str, int] = {}
     read_from: dict[str, int] = {}
 
 
 def parse_engine_log(text: str) -> EngineLogFacts:
-    """Read the facts from a log. Any text is accepted; without facts, `error` says that this is not an engine's log.
+    """Read the facts from a log or a result file. Any text is accepted; without facts, `error` says that this is none.
 
     >>> facts = parse_engine_log("INFO 12-19 15:34:12 llm_engine.py:219] # GPU blocks: 3418, # CPU blocks: 327")
     >>> facts.num_gpu_blocks, facts.num_cpu_blocks, facts.status, facts.read_from["num_gpu_blocks"]
     (3418, 327, None, 1)
     """
+    if results := read_results(text):
+        return of_results(results)
     lines = read_lines(text)
-    by_row = find_readings(lines)
+    # JSON of another kind, such as a list of requests, may have keys of a result.
+    by_row = [found for found in find_readings(lines) if results is None or not found[0].of_a_result]
     values, read_from = _bind(by_row, lines)
     facts = EngineLogFacts.model_validate(values)
     verdict = _with_memory(judge(lines), facts, read_from, lines)
@@ -104,6 +116,14 @@ def parse_engine_log(text: str) -> EngineLogFacts:
     return facts.model_copy(update=further | ended)
 
 
+def of_results(results: Sequence[BenchmarkResult]) -> EngineLogFacts:
+    """The facts of a result file: those of its only result, or none but `results`."""
+    worst = next((result for result in results if result.status != "ok"), results[0])
+    known = worst.model_dump(exclude={"tool", "setting"}) if len(results) == 1 else {}
+    how = {"status": worst.status, "error": worst.error, "results": list(results)}
+    return EngineLogFacts.model_validate({**known, **how})
+
+
 def _bind(by_row: ReadingsByRow, lines: Sequence[Line]) -> tuple[dict[str, FactValue], dict[str, int]]:
     """For each fact the value that counts, from the first row that has one, and the line where it was printed."""
     values: dict[str, FactValue] = {}
@@ -111,7 +131,8 @@ def _bind(by_row: ReadingsByRow, lines: Sequence[Line]) -> tuple[dict[str, FactV
     for row, readings in _of_the_last_result(by_row, lines):
         if row.key not in values:
             reading = row.pick(readings, row.key)
-            values |= reading.values
+            # A benchmark prints 0.0 for what it has not measured.
+            values |= {fact: value for fact, value in reading.values.items() if value or not row.of_a_result}
             read_from |= dict.fromkeys(row.facts, reading.line)
     return values, read_from
 

@@ -19,8 +19,9 @@ from workflow_scripts.common.files import write_jsonl
 from workflow_scripts.common.records import validated
 from workflow_scripts.engines.registry import get_engine
 from workflow_scripts.logs.engine_log_text import read_lines, read_log_text
+from workflow_scripts.parse.benchmark_results import have_one_setting
 from workflow_scripts.parse.device_trace import read_trace
-from workflow_scripts.parse.engine_log import read_engine_log
+from workflow_scripts.parse.engine_log import EngineLogFacts, of_results, read_engine_log
 from workflow_scripts.study.runs_file import Run, load_runs
 
 
@@ -47,13 +48,21 @@ def _record(run: Run, folder: Path, where: str) -> dict[str, Any]:
         "slug": knobs.slug_of(known),
         "tokens_per_request": run.tokens_per_request,
         "files": [name for name in (run.results, run.trace) if name],
-        "log": (_log(folder / run.results) if run.results else {}) | run.rates or None,
+        "log": (_log(folder / run.results, run.result, where) if run.results else {}) | run.rates or None,
         "trace": _trace(folder / run.trace, run.trace_columns, where) if run.trace else None,
     }
 
 
-def _log(path: Path) -> dict[str, Any]:
+def _log(path: Path, number: int | None, where: str) -> dict[str, Any]:
     facts = read_engine_log(path)
+    results = facts.results or []
+    if number is not None and number > max(len(results), 1):
+        raise InputError(f"{where}.result: {path} has {max(len(results), 1)} results, not {number}")
+    if number is not None and results:
+        facts = of_results(results[number - 1 :][:1])
+    elif results and not have_one_setting(results):
+        several = f"the file has {len(results)} results with different settings: name one with `result`"
+        facts = EngineLogFacts(error=several)
     stated = facts.model_dump(mode="json", exclude={"ranks", "derived", "read_from"}) | facts.derived
     # What the engine's periodic lines say, in their order: requests that run and wait, use of the KV cache, hits.
     said = (_PERIODIC.search(line.text) for line in read_lines(read_log_text(path)))

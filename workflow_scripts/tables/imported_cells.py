@@ -3,7 +3,7 @@
 A rate above what the data sheet allows makes a row `invalid`, as for measured cells.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import pandas as pd
 
@@ -24,9 +24,10 @@ _OF_LOG = (
     *("attention_backend", "engine_version", "preemptions"),
 )
 # Column <- fact of a log in another unit, and how many of these are one.
-_CONVERTED = {
-    **{"ttft_s_p50": ("ttft_ms_median", 1000), "ttft_s_p99": ("ttft_ms_p99", 1000)},
-    **{"tpot_s_p50": ("tpot_ms_median", 1000), "prefix_cache_hit_rate": ("prefix_cache_hit_rate_pct", 100)},
+_CONVERTED = {"prefix_cache_hit_rate": ("prefix_cache_hit_rate_pct", 100)} | {
+    f"{name}_s_{quantile}": (f"{name}_ms_{of}", 1000)
+    for name in ("ttft", "tpot", "e2e")
+    for quantile, of in {"p50": "median", "p99": "p99"}.items()
 }
 # With other values than the neutral ones, the ceiling does not hold: it is that of one device, which gives one token to
 # each sequence in a step.
@@ -42,10 +43,17 @@ def with_imported(cells: pd.DataFrame, runs: Iterable[Row], study: str) -> pd.Da
 
 
 def imported_cells(runs: Iterable[Row], study: str) -> pd.DataFrame:
-    """One row per run; runs of the same GPU, engine, model, workload and settings are starts of one cell."""
-    rows = pd.DataFrame([_row(run, study) for run in runs])
-    ran = rows["outcome"].isin(RAN)
-    return rows.assign(start=rows.groupby("cell_id").cumcount() + 1, repeat=pd.Series(0, index=rows.index).where(ran))
+    """One row per result of a run; runs of the same GPU, engine, model, workload and settings are starts of one cell,
+    and several results of a run are repeats of one start."""
+    rows = pd.DataFrame([row for run in runs for row in _rows(run, study)])
+    start = rows["repeat"].eq(0).groupby(rows["cell_id"]).cumsum().astype("int64")
+    return rows.assign(start=start, repeat=rows["repeat"].where(rows["outcome"].isin(RAN)))
+
+
+def _rows(run: Row, study: str) -> Iterator[Row]:
+    log = run["log"] or {}
+    for repeat, result in enumerate(log.get("results") or [{}]):
+        yield _row(run | {"log": log | result}, study) | {"repeat": repeat}
 
 
 def _row(run: Row, study: str) -> Row:
@@ -91,8 +99,14 @@ def _outcome(run: Row, row: Row) -> Row:
     rates = [name for name in (RATE, "total_tokens_per_s") if row[name] is not None]
     if not rates and status in _INFEASIBLE:
         return {"outcome": "infeasible", "reason": error}
-    if not rates and status == "error":
-        return {"outcome": "engine_error", "reason": error}
+    # A benchmark's result says itself whether its numbers count.
+    if not rates or log.get("results"):
+        if status == "error":
+            return {"outcome": "engine_error", "reason": error}
+        if status is None and error is not None:
+            return {"outcome": "unknown", "reason": error}
+    if not log and not any(value is not None for value in (run["trace"] or {}).values()):
+        return {"outcome": "unknown", "reason": "no value of the trace was recognised"}
     above = _above_ceiling(run, row, rates)
     return {"outcome": "invalid" if above else "ok", "reason": above}
 

@@ -26,7 +26,10 @@ MEASURED, SIMULATED = "measured", "simulated"
 
 _CELL_ID = TEXT("cell_id", "`gpu/engine[@environment]/model/workload/knobs`, the cell's folder below `cells/`")
 _HOW_ENDED = {
-    **TEXT("outcome", "`ok`, `infeasible`, `timeout`, `engine_error`, `invalid`; of a cell also `missing`"),
+    **TEXT(
+        "outcome",
+        "`ok`, `infeasible`, `timeout`, `engine_error`, `invalid`, imported also `unknown`; of a cell also `missing`",
+    ),
     **TEXT("reason", "why not `ok`, if possible the engine's message"),
     **FLAG("comparable", "false if measured with another definition: shown, not compared"),
     **TEXT("source", "`measured`, `imported` ([importing.md](importing.md)) or `simulated`"),

@@ -1,0 +1,161 @@
+"""Result files of benchmarks, from their JSON to rows of the cells table."""
+
+import json
+
+import pytest
+import yaml
+
+from workflow_scripts.common.faults import InputError
+from workflow_scripts.parse.benchmark_results import MOST_RESULTS, read_results
+from workflow_scripts.parse.engine_log import parse_engine_log
+from workflow_scripts.parse.imported_runs import read_runs
+from workflow_scripts.tables.imported_cells import imported_cells
+
+SERVE = {"completed": 4, "failed": 0, "num_prompts": 4, "request_throughput": 2.0, "max_concurrency": 2}
+SERVE |= {"output_throughput": 64.0, "total_token_throughput": 96.0, "median_ttft_ms": 12.0, "p99_ttft_ms": 15.0}
+SERVE |= {"median_tpot_ms": 0.0, "median_e2el_ms": 80.0}
+SGLANG = {"completed": 4, "request_rate": float("inf"), "request_throughput": 2.0, "input_throughput": 32.0}
+SGLANG |= {"output_throughput": 64.0, "mean_e2e_latency_ms": 81.0, "median_e2e_latency_ms": 80.0}
+SGLANG |= {"median_ttft_ms": 12.0, "p99_ttft_ms": 15.0}
+THROUGHPUT = {"elapsed_time": 2.0, "num_requests": 4, "requests_per_second": 2.0, "tokens_per_second": 96.0}
+LATENCY = {"avg_latency": 0.09, "latencies": [0.08, 0.1], "percentiles": {"50": 0.08, "99": 0.1}}
+INFERENCEX = {"hw": "h100", "tp": 2, "conc": 2, "tput_per_gpu": 48.0, "output_tput_per_gpu": 32.0, "median_ttft": 0.012}
+INFERENCEX |= {"p99_ttft": 0.015, "median_e2el": 0.08}
+AIPERF = {
+    "request_throughput": {"unit": "requests/sec", "avg": 2.0},
+    "output_token_throughput": {"unit": "tokens/sec", "avg": 64.0},
+    "request_latency": {"unit": "ms", "avg": 81.0, "p50": 80.0},
+    "time_to_first_token": {"unit": "s", "avg": 0.013, "p50": 0.012, "p99": 0.015},
+    "request_count": {"unit": "requests", "avg": 4.0},
+}
+
+
+def distribution(mean, median=None, p99=None):
+    return {"successful": {"mean": mean, "median": median, "percentiles": {"p99": p99}}, "errored": {"mean": 0.0}}
+
+
+def guidellm(rate=2.0, errored=0):
+    metrics = {
+        "request_totals": {"successful": 4, "errored": errored, "incomplete": 1, "total": 5 + errored},
+        "requests_per_second": distribution(2.0, 7.0),
+        "output_tokens_per_second": distribution(64.0, 70.0),
+        "tokens_per_second": distribution(96.0, 70.0),
+        "time_to_first_token_ms": distribution(13.0, 12.0, 15.0),
+        "request_latency": distribution(0.081, 0.08),
+    }
+    # A request has a key of the same name as a result of vLLM.
+    requests = {"successful": [{"tokens_per_second": 5.0, "requests_per_second": 6.0}]}
+    return {"config": {"strategy": {"type_": "constant", "rate": rate}}, "metrics": metrics, "requests": requests}
+
+
+GUIDELLM = {"metadata": {"guidellm_version": "0.5.0"}, "benchmarks": [guidellm()]}
+ALL = {"requests_per_s": 2, "output_tokens_per_s": 64, "total_tokens_per_s": 96, "e2e_ms_median": 80}
+ALL |= {"ttft_ms_median": 12, "ttft_ms_p99": 15, "tpot_ms_median": None}
+
+
+@pytest.mark.parametrize(
+    ("content", "tool", "absent"),
+    [
+        (SERVE, "vllm bench serve", ()),
+        (SGLANG, "sglang.bench_serving", ()),
+        (GUIDELLM, "GuideLLM", ()),
+        (AIPERF, "AIPerf", ("total_tokens_per_s",)),
+        (INFERENCEX, "InferenceX", ("requests_per_s",)),
+        (THROUGHPUT, "vllm bench throughput", ("output_tokens_per_s", *(name for name in ALL if "_ms_" in name))),
+        (LATENCY, "vllm bench latency", tuple(name for name in ALL if name != "e2e_ms_median")),
+    ],
+)
+def test_each_format_is_read_by_its_structure(content, tool, absent):
+    facts = parse_engine_log(json.dumps(content))
+    assert ([result.tool for result in facts.results], facts.status, facts.error) == ([tool], "ok", None)
+    expected = ALL | dict.fromkeys(absent)
+    assert {name: getattr(facts, name) for name in ALL} == pytest.approx(expected)
+    # Neither in a list of something else nor below another key is it a result.
+    for other in ({"of": content}, [[content]], {"requests": [content, content]}):
+        assert parse_engine_log(json.dumps(other, indent=2)).requests_per_s is None
+
+
+@pytest.mark.parametrize(
+    ("content", "error"),
+    [
+        (SERVE | {"completed": 0, "failed": 4, "request_throughput": 0.0}, "no request was completed, 4 failed"),
+        (SERVE | {"failed": 1}, "1 of 5 requests failed"),
+        ({"benchmarks": [guidellm(errored=2)]}, "2 of 6 requests failed"),
+        (AIPERF | {"error_request_count": {"avg": 3.0}}, "3 of 7 requests failed"),
+        (INFERENCEX | {"num_prompts": 8}, None),
+    ],
+)
+def test_failed_requests_make_an_outcome(content, error, tmp_path):
+    (row,) = cells_of(tmp_path, json.dumps(content))
+    assert (row["outcome"], row["reason"]) == (("engine_error", error) if error else ("ok", None))
+
+
+def cells_of(folder, text, **keys):
+    (folder / "results.json").write_text(text)
+    run = {"gpu": "h100-sxm", "engine": "vllm", "model": "llama-3.1-8b-instruct", "results": "results.json", **keys}
+    path = folder / "runs.yaml"
+    path.write_text(yaml.safe_dump({"schema_version": 1, "runs": [run, run]}))
+    rows = imported_cells(read_runs(path), "try").to_dict("records")
+    assert [row["start"] for row in rows] == [1] * (len(rows) // 2) + [2] * (len(rows) // 2)
+    return rows[: len(rows) // 2]
+
+
+@pytest.mark.parametrize("layout", [json.dumps, lambda rows: "\n".join(map(json.dumps, rows)) + "\n"])
+@pytest.mark.parametrize("of", [SERVE, SGLANG])
+def test_several_results_of_a_file_are_repeats_of_a_start(of, layout, tmp_path):
+    rows = cells_of(tmp_path, layout([of, of | {"request_throughput": 3.0, "output_throughput": 70.0}]))
+    assert [(row["repeat"], row["requests_per_s"], row["output_tokens_per_s"]) for row in rows] == [
+        (0, 2, 64),
+        (1, 3, 70),
+    ]
+    facts = parse_engine_log(layout([of, of]))
+    assert (facts.status, facts.requests_per_s, len(facts.results)) == ("ok", None, 2)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [[SERVE, SERVE | {"max_concurrency": 8}], {"benchmarks": [guidellm(1.0), guidellm(2.0)]}],
+)
+def test_of_a_sweep_one_result_is_named(content, tmp_path):
+    text = json.dumps(content)
+    (row,) = cells_of(tmp_path, text)
+    assert (row["outcome"], "2 results with different settings" in row["reason"]) == ("unknown", True)
+    assert row["requests_per_s"] is None
+    (row,) = cells_of(tmp_path, text, result=2)
+    assert (row["outcome"], row["requests_per_s"]) == ("ok", 2)
+    with pytest.raises(InputError, match=r"runs.0.result: .*results.json has 2 results, not 3"):
+        cells_of(tmp_path, text, result=3)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (json.dumps(AIPERF | {"was_cancelled": True}), "cancelled"),
+        (json.dumps({"model_type": "llama"}), "nothing of an inference engine"),
+        (json.dumps([{"tokens_per_second": 5.0}]), "nothing of an inference engine"),
+        ("", "the log is empty"),
+    ],
+)
+def test_what_is_not_recognised_is_unknown_with_the_reason(text, reason, tmp_path):
+    (row,) = cells_of(tmp_path, text)
+    assert (row["outcome"], reason in row["reason"]) == ("unknown", True)
+
+
+def test_a_printed_zero_was_not_measured():
+    log = "Successful requests: 0\nRequest throughput (req/s): 0.00\nMedian TTFT (ms): 0.00\n"
+    facts = parse_engine_log(log)
+    assert (facts.status, facts.requests_per_s, facts.ttft_ms_median) == ("error", None, None)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 10_000, "[1,2", '{"benchmarks": [1, {"metrics": 2}]}', '{"completed": true, "request_throughput": "5"}'],
+)
+def test_other_content_does_no_harm(text):
+    assert not read_results(text)
+
+
+def test_results_have_a_limit_and_loggers_lines_are_a_log():
+    assert len(read_results(json.dumps([SERVE] * (MOST_RESULTS + 1)))) == MOST_RESULTS
+    line = json.dumps({"log": "Throughput: 15.20 requests/s, 6232.10 total tokens/s, 2888.00 output tokens/s\n"})
+    assert parse_engine_log(f"{line}\n{line}\n").output_tokens_per_s == 2888
