@@ -10,15 +10,7 @@ configfile: "config/config.yaml"
 
 include: "rules/common.smk"
 include: "rules/rounds.smk"
-
-
-if PARTIAL:
-    MEASURING = Measuring()
-else:
-
-    include: "rules/cluster.smk" if CELLS_PER_JOB else "rules/measure.smk"
-
-
+include: "rules/cluster.smk" if CELLS_PER_JOB else "rules/measure.smk"
 include: "rules/ended.smk"
 include: "rules/prepare.smk"
 include: "rules/plan.smk"

@@ -1,4 +1,4 @@
-"""Analyse: facts become tidy tables and verdicts."""
+"""Analyse: facts become tidy tables and verdicts. What parses and draws is `nice`, as another call may be measuring."""
 
 MEASUREMENTS = ("cells", "starts", "repeats", "limits")
 
@@ -22,7 +22,7 @@ rule cells:
         devices=PATHS.device("any").parent,
         tables=PATHS.tables,
     shell:
-        "python -m workflow_scripts table-cells"
+        "nice -n 19 python -m workflow_scripts table-cells"
         ' --study "$STUDY"'
         " --parsed {params.parsed:q} {params.imported} --devices {params.devices:q}"
         " --out {params.tables:q}"
@@ -79,7 +79,7 @@ TABLE_RULES = {
     "provenance": TableRule(
         "What records and logs of cells say besides numbers.",
         options='--results "$RESULTS"',
-        at=now_if_partial,
+        at=now_if_unfinished,
     ),
     "capacity": TableRule("KV capacity, predicted beside measured.", READS_CELLS | {"predictions": PATHS.capacity}),
     "predictions": TableRule(
@@ -149,7 +149,7 @@ for made, of in TABLE_RULES.items():
             reads=[f"--{key} {quote(str(FOLDERS.get(key, at)))}" for key, at in of.reads.items() if key not in FOUND],
             also=[f"--{option}-out {quote(str(table(name)))}" for option, name in of.also.items()],
         shell:
-            "python -m workflow_scripts {params.command}"
+            "nice -n 19 python -m workflow_scripts {params.command}"
             ' --study "$STUDY" {params.reads} {params.options}'
             " --out {output.table:q} {params.also}"
             " > {log:q} 2>&1"
@@ -172,4 +172,4 @@ rule digest:
         settings=SETTINGS,
         tables=PATHS.tables,
     shell:
-        'python -m workflow_scripts digest --study "$STUDY" --tables {params.tables:q} --out {output:q} > {log:q} 2>&1'
+        'nice -n 19 python -m workflow_scripts digest --study "$STUDY" --tables {params.tables:q} --out {output:q} > {log:q} 2>&1'

@@ -27,8 +27,6 @@ BATCH_RESOURCES = (
 QUEUE_RESOURCES = ("slurm_account", "slurm_partition", "qos", "slurm_extra")
 if workflow.is_main_process:
     elsewhere = sorted(set(GPUS) - set(SITE.gpus))
-    if MEASURES and not set(GPUS) & set(SITE.gpus):
-        raise WorkflowError(f"study {STUDY.name!r} is for {', '.join(GPUS)}; {what_fits(SITE, config['site'])}")
     if elsewhere:
         logger.warning(f"{config['site']} has no {', '.join(elsewhere)}: their cells are left to another cluster.")
 
@@ -46,11 +44,14 @@ def calibration_resource(name):
 
 
 prepares_on_nodes = SITE.prepare != "login"
+fits = bool(set(GPUS) & set(SITE.gpus))
 MEASURING = Measuring(
     **planned_rounds(
         [id for id, cell in CELLS.items() if cell.gpu in SITE.gpus],
         partial(batches_of_cluster, cells=CELLS, size=CELLS_PER_JOB),
     ),
+    left={} if fits else CELLS,
+    why_left="" if fits else f"study {STUDY.name!r} is for {', '.join(GPUS)}; {what_fits(SITE, config['site'])}",
     calibrated=[
         [gpu] for gpu in dict.fromkeys(wanted.cell.gpu for wanted in CALIBRATIONS.values()) if gpu in SITE.gpus
     ],

@@ -1,6 +1,5 @@
 """The study, its grid and its paths, for all rules."""
 
-import os
 import re
 import sys
 from collections.abc import Callable
@@ -9,10 +8,7 @@ from pathlib import Path
 from shlex import quote
 from typing import NamedTuple
 
-from snakemake.cli import get_argument_parser
-
 from workflow_scripts.__main__ import COMMANDS
-from workflow_scripts.catalog.any_model import entered_models
 from workflow_scripts.catalog.environments import is_installed
 from workflow_scripts.catalog.gpus_and_models import load_gpus
 from workflow_scripts.engines.registry import load_engines
@@ -25,7 +21,6 @@ from workflow_scripts.study.definition import (
     resolved_models,
     workload_key,
 )
-from workflow_scripts.study.gpus_here import unmeasurable
 from workflow_scripts.study.grid import expand as expand_study
 from workflow_scripts.study.calibrations import calibrations_of, check_calibrations
 from workflow_scripts.study.outcome import is_outcome_of
@@ -46,7 +41,6 @@ try:
     RESULTS = usable(config["results"], "results")
     STUDY_FILE = usable(study_file(config, workflow.configfiles), "the study's file")
     STUDY = load_study(STUDY_FILE, RESULTS)
-    os.environ |= entered_models()  # for the commands of the jobs
     CELLS = {cell.id: cell for cell in expand_study(STUDY)}
     MODELS = resolved_models(STUDY)
     CALIBRATIONS = calibrations_of(STUDY, CELLS.values())
@@ -70,20 +64,16 @@ shell.prefix(f"set -euo pipefail; export {' '.join(COMMAND_ENVIRONMENT)}; ")
 # Set by the slurm profile; then cells are measured in batches (rules/cluster.smk).
 CELLS_PER_JOB = workflow.resource_settings.overwrite_scatter.get("cells_per_job")
 
-# Targets for which it does not matter which devices this machine has.
-NO_DEVICE = {"plan", "partial_report", "import_runs"}
-MEASURES_NOTHING = NO_DEVICE | {"status", "check_study", "fetch_sharegpt", "prepare", "compare", "regress"}
-# Snakemake tells a workflow its options only after reading it. Jobs are other processes, whose targets are not these.
-CALL = get_argument_parser().parse_args() if workflow.is_main_process else None
-TARGETS = set(CALL.targets) if CALL else set()
-MEASURES = not TARGETS or bool(TARGETS - MEASURES_NOTHING)
-if CALL and MEASURES and (fault := unmeasurable(STUDY, list(CELLS.values()))):
-    raise WorkflowError(f"study {STUDY.name!r}: {fault}. Targets without a device: {', '.join(sorted(NO_DEVICE))}.")
-if TARGETS & NO_DEVICE and not MEASURES:
-    os.environ |= {"KVSWEEP_PARTIAL": "1"}  # for the jobs too
-PARTIAL = "KVSWEEP_PARTIAL" in os.environ
-if PARTIAL:
-    os.nice(19)  # other processes may be measured at the same time
+# Targets that read what is there, and wait for no measurement.
+READS = {"plan", "partial_report", "import_runs", "status", "check_study", "fetch_sharegpt", "prepare", "compare"}
+READS |= {"regress"}
+
+
+def measures():
+    """Whether what is drawn waits for measurements. Only for functions of inputs, params and resources: Snakemake knows
+    its targets after reading the rules."""
+    targets = set(workflow.dag_settings.targets)
+    return workflow.is_main_process and (not targets or not targets <= READS)
 
 
 class Measuring(NamedTuple):
@@ -190,14 +180,14 @@ def is_complete():
     return all(len(PATHS.outcomes(id)) >= at_least for id in CELLS) and not may_grow(STUDY, PATHS)
 
 
-def now_if_partial(wildcards):
-    """A parameter of what each call writes again for a partial report, which says what is being measured."""
-    return int(time.time()) if PARTIAL and not is_complete() else 0
+def now_if_unfinished(wildcards):
+    """A parameter of what each `partial_report` writes again until all is measured: it says what is being measured."""
+    return 0 if measures() or is_complete() else int(time.time())
 
 
 def device_records():
     """Records of the devices' rates; none for a device whose cells were all measured on another host."""
-    only_known = PARTIAL or CELLS_PER_JOB
+    only_known = CELLS_PER_JOB or not measures()
     wanted = [gpu for gpu in GPUS if PATHS.device(gpu).exists() or not (only_known or all_measured(gpu))]
     return [PATHS.device(gpu) for gpu in wanted]
 
@@ -224,7 +214,7 @@ def calibration_records():
     """Records of the calibrations that `snakemake calibrate` made; with `measure` the marks that they were made, because
     they are made before the first round."""
     if STUDY.measure:
-        marks = [PATHS.calibrated("+".join(gpus)) for gpus in MEASURING.calibrated]
+        marks = [PATHS.calibrated("+".join(gpus)) for gpus in MEASURING.calibrated] if measures() else []
         return marks or sorted(PATHS.calibrated("any").parent.glob("*.done"))
     records = (PATHS.calibration(name) for name in CALIBRATIONS)
     return [record for record in records if record.exists()]

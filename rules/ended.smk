@@ -5,9 +5,9 @@ The path of a list of ended cells never changes, because with other inputs every
 
 PENDING = {one.cell.split("/")[0] for batch in MEASURING.batches.values() for one in batch.starts}
 PENDING |= set(MEASURING.gpus if MEASURING.decided else ())
-# GPUs with a list that is missing or does not hold what has ended. A call that neither measures nor draws needs none.
+# GPUs with a list that is missing or does not hold what has ended.
 CHANGED = set()
-if workflow.is_main_process and (MEASURES or TARGETS & {"partial_report", "compare", "regress", "import_runs"}):
+if workflow.is_main_process:
     for gpu in set(GPUS) - PENDING:
         if not is_list_of(PATHS.ended(gpu), ended_cells([cell for cell in CELLS.values() if cell.gpu == gpu], PATHS)):
             CHANGED.add(gpu)

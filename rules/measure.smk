@@ -5,7 +5,7 @@ cells' definitions, which contain the version of the measuring protocol. Inputs 
 results copied from another machine are not measured again because of their times.
 """
 
-from workflow_scripts.study.gpus_here import cells_without_gpu, gpus_here, what_is_left
+from workflow_scripts.study.gpus_here import cells_without_gpu, gpus_here, unmeasurable, what_is_left
 
 # With `--jobs`, which is for other machines, each job finds its device where it runs.
 is_local = workflow.is_main_process and workflow.resource_settings.nodes is None
@@ -17,9 +17,9 @@ if is_local and any(load_gpus()[gpu].kind != "cpu" for gpu in GPUS):
 left = {id: cell for id, cell in elsewhere.items() if not is_measured(id)}
 why_left = ""
 if left:
-    why_left = f"{what_is_left([*left.values()], gpus)}. The same call on a machine that has them measures these cells."
-    if MEASURES:
-        logger.warning(why_left)
+    elsewhere_too = unmeasurable(STUDY, [*left.values()])
+    remedy = elsewhere_too or "The same call on a machine that has them measures these cells"
+    why_left = f"{what_is_left([*left.values()], gpus)}. {remedy}."
 
 calibrated = [gpu for gpu in dict.fromkeys(wanted.cell.gpu for wanted in CALIBRATIONS.values()) if gpu not in absent]
 cpus = [gpu for gpu in calibrated if load_gpus()[gpu].kind == "cpu"]

@@ -35,7 +35,7 @@ rule parse:
         out=str(PATHS.parsed("{gpu}")),
     shell:
         # There may be no cell yet: a report can be drawn of predictions alone.
-        "mkdir -p {params.cells:q} && python -m workflow_scripts parse-cells"
+        "mkdir -p {params.cells:q} && nice -n 19 python -m workflow_scripts parse-cells"
         " --cells {params.cells:q}"
         " --gpu {wildcards.gpu:q}"
         " --processes {threads}"

@@ -24,7 +24,7 @@ rule predict_cells:
         settings=SETTINGS,
         definitions=json_sha256({cell: definition(cell).as_json() for cell in CELLS}),
     shell:
-        "python -m workflow_scripts plan"
+        "nice -n 19 python -m workflow_scripts plan"
         ' --study "$STUDY"'
         ' --results "$RESULTS"'
         " --processes {threads}"

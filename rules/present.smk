@@ -25,7 +25,7 @@ rule figures:
         tables=PATHS.tables,
         parsed=PATHS.root / "parsed",
     shell:
-        "python -m workflow_scripts figures"
+        "nice -n 19 python -m workflow_scripts figures"
         ' --study "$STUDY"'
         " --tables {params.tables:q}"
         " --parsed {params.parsed:q}"
@@ -53,12 +53,12 @@ rule report:
         tables=PATHS.tables,
         parsed=PATHS.root / "parsed",
         cells=PATHS.root / "cells",
-        at=now_if_partial,
+        at=now_if_unfinished,
     shell:
         # Facts of a cluster's jobs come after their cells.
         "if command -v sacct > {log:q}; then"
         ' python -m workflow_scripts fetch-accounting --study "$STUDY" --results "$RESULTS" > {log:q} 2>&1; fi;'
-        " python -m workflow_scripts report"
+        " nice -n 19 python -m workflow_scripts report"
         ' --study "$STUDY"'
         " --tables {params.tables:q}"
         " --parsed {params.parsed:q}"

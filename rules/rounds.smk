@@ -53,15 +53,9 @@ def is_measured(cell):
 
 
 def planned_rounds(cells, batches_of):
-    """The rounds of this call, which measures these cells, as fields of Measuring; log how many are repeated, and why."""
-    if not (MEASURES and workflow.is_main_process):
+    """The rounds of a call that measures these cells, as fields of Measuring."""
+    if not workflow.is_main_process:
         return {}
-    repeated = [cell for cell in cells if PATHS.outcome(cell).exists() and 1 not in ended()[cell]]
-    if repeated:
-        logger.warning(
-            f"{len(repeated)} cells were measured by another definition or protocol, or did not run, and are measured"
-            f" again. The first is {PATHS.outcome(repeated[0])}."
-        )
     of_round = partial(batches_of, definitions=definitions())
     found = pending(STUDY, PATHS, ended(), cells, time.time())
     return {
@@ -77,6 +71,19 @@ def begun():
     if workflow.execution_settings and workflow.execution_settings.no_hooks:
         raise WorkflowError("--no-hooks: nothing can be measured, because a hook writes the lists of what is measured")
     return PATHS.begun
+
+
+@cache
+def tell_what_is_measured():
+    """Log which cells are left out or repeated, and why."""
+    if MEASURING.why_left:
+        logger.warning(MEASURING.why_left)
+    cells = {one.cell for batch in MEASURING.batches.values() for one in batch.starts}
+    if repeated := sorted(cell for cell in cells if PATHS.outcome(cell).exists() and 1 not in ended()[cell]):
+        logger.warning(
+            f"{len(repeated)} cells were measured by another definition or protocol, or did not run, and are measured"
+            f" again. The first is {PATHS.outcome(repeated[0])}."
+        )
 
 
 @cache
@@ -126,7 +133,7 @@ def needed_by_batch(gpu, key):
         earlier = (one for one in MEASURING.batches.values() if one.gpu == gpu and one.round < batch.round)
         before = [marker(one.gpu, one.key) for one in earlier]
         before.append(begun())
-        if CALL and CALL.dryrun:
+        if workflow.dryrun:
             tell(batch)
     elif workflow.is_main_process:
         before.append(PATHS.round_plan(batch.round))
@@ -148,8 +155,12 @@ def markers_with(gpu):
 
 def needed_by_list(wildcards):
     """The batches with cells of a GPU. They are new in each call, so an existing list is made again."""
+    if measures():
+        tell_what_is_measured()
     if wildcards.gpu in CHANGED:
         return [PATHS.begun]
+    if not measures():
+        return [ancient(PATHS.begun)]
     markers = markers_with(wildcards.gpu)
     return [*markers, PATHS.round_plan(MEASURING.decided)] if MEASURING.decided else markers
 
@@ -157,14 +168,14 @@ def needed_by_list(wildcards):
 onstart:
     # Every call that runs a job runs this hook; the processes inside jobs have none.
     store_configs(STUDY, PATHS)
-    if any(job.rule.name == "begin" for job in workflow.dag.needrun_jobs()):
+    if measures() and any(job.rule.name == "begin" for job in workflow.dag.needrun_jobs()):
         if MEASURING.decided:
             forget_plans(PATHS, MEASURING.decided)
         for batch in MEASURING.batches.values():
             write_batch(PATHS.batch(batch.gpu, batch.key), batch)
 
 
-if STUDY.is_adaptive and not PARTIAL:
+if STUDY.is_adaptive:
 
     checkpoint next_round:
         """Decide which cells the next round measures, or that measuring has ended."""

@@ -352,7 +352,7 @@ class Campaign:
     def report(self) -> None:
         """Draw the report of what has ended."""
         began_s = time.monotonic()
-        # It lowers its own priority, by as much as it is raised here.
+        # Its jobs lower their priority, by as much as it is raised here.
         command = ["nice", "-n", "-19", *self.checkout.command("--nolock", "partial_report")]
         done = subprocess.run(command, cwd=self.checkout.root, env=self.lab.environment, capture_output=True, text=True)
         if done.returncode or not (self.study / "report.html").exists():

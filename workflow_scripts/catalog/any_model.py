@@ -1,16 +1,13 @@
 """Models that are not in config/models/: a folder with `config.json`, or a repository of the hub at a commit.
 
-A study names its own under `models`; tools take them as `--model PATH` and `--model ORG/REPO@REVISION`. A workflow
-passes them to the commands of its jobs in the environment variable KVSWEEP_MODELS.
+A study names its own under `models`; tools take them as `--model PATH` and `--model ORG/REPO@REVISION`.
 """
 
-import json
 import re
 from pathlib import Path
 from typing import Any, get_args
 
 from workflow_scripts.catalog.gpus_and_models import (
-    OWN_MODELS,
     CatalogError,
     Dtype,
     Model,
@@ -66,11 +63,6 @@ def _own_dtype(config: Path) -> ModelDtype:
     parts = [part for part in (content, content.get("text_config")) if isinstance(part, dict)]
     named = next((part[key] for part in parts for key in ("dtype", "torch_dtype") if part.get(key)), None)
     return next((dtype for dtype in get_args(Dtype) if dtype == named), "native")
-
-
-def entered_models() -> dict[str, str]:
-    """The environment variable from which another process knows the models that this one has entered."""
-    return {OWN_MODELS: json.dumps({name: model.model_dump(mode="json") for name, model in study_models.items()})}
 
 
 def find_model(asked: str) -> Model:

@@ -5,7 +5,6 @@ do depends on the machine, so its bandwidth and arithmetic rates are null until 
 """
 
 import contextlib
-import json
 import os
 import re
 from collections import UserDict
@@ -25,8 +24,6 @@ CONFIG = CHECKOUT / "config"
 GPUS = CONFIG / "gpus.yaml"
 MODELS = CONFIG / "models"
 PRETENDED = "Pretended GPU"
-# Environment variable that passes models that are not in the catalogue to other processes, as JSON.
-OWN_MODELS = "KVSWEEP_MODELS"
 
 FlopDtype = Literal["fp32", "tf32", "bf16", "fp16", "fp8", "int8"]
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -224,8 +221,7 @@ def load_models(folder: Path = MODELS) -> Mapping[str, Model]:
     """All models by name, with those that a study or a tool has added. An entry that is not valid raises CatalogError
     when it is needed."""
     entries = {path.parent.name: path for path in sorted(folder.glob("*/model.yaml"))}
-    given = validated(dict[str, Model], json.loads(os.environ.get(OWN_MODELS) or "{}"), OWN_MODELS, CatalogError)
-    return _Models({**entries, **given, **study_models})
+    return _Models({**entries, **study_models})
 
 
 def readable_models() -> Mapping[str, Model]:
