@@ -6,7 +6,7 @@ of that module. Only the module of the command that is called is imported.
 
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from workflow_scripts import __version__
@@ -34,6 +34,8 @@ GROUPS = {
         "export": "deploy.export",
         "check-server": "questions.serving.check_server",
     },
+}
+STEPS = {
     "Steps of the workflow; Snakemake calls them": {
         "fetch-sharegpt": "prepare.sharegpt_file",
         "install-environment": "prepare.environment",
@@ -75,10 +77,10 @@ GROUPS = {
     "Upkeep of the project": {"write-schemas": "study.schemas", "write-table-docs": "questions.table_docs"},
     "Processes that other commands start": {"sample-device": "measure.trace", "send-load": "measure.send_load"},
 }
-COMMANDS = {name: module for group in GROUPS.values() for name, module in group.items()}
+COMMANDS = {name: module for group in (GROUPS | STEPS).values() for name, module in group.items()}
 _HEAD = """usage: kvsweep COMMAND [OPTIONS]
 
-`kvsweep COMMAND --help` explains a command and its options.
+`kvsweep COMMAND --help` explains a command and its options. `kvsweep --help-steps` lists those for rules and upkeep.
 """
 _END = """
 Exit codes: 0: done; 1: a fault of the infrastructure; 2: bad input, with a message that says what is wrong, where, and
@@ -93,10 +95,10 @@ def sentence(module: str) -> str:
         return next(lines).strip().removeprefix("r").strip('"')
 
 
-def overview() -> str:
-    width = max(map(len, COMMANDS)) + 2
+def overview(groups: Mapping[str, Mapping[str, str]]) -> str:
+    width = max(len(name) for group in groups.values() for name in group) + 2
     parts = [_HEAD]
-    for group, commands in GROUPS.items():
+    for group, commands in groups.items():
         parts += [f"\n{group}:\n", *(f"  {name:{width}}{sentence(module)}\n" for name, module in commands.items())]
     return "".join(parts) + _END
 
@@ -104,13 +106,16 @@ def overview() -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     name, *words = (sys.argv[1:] if argv is None else argv) or ["--help"]
     if name in ("--help", "-h"):
-        print(overview(), end="")
+        print(overview(GROUPS), end="")
+        return 0
+    if name == "--help-steps":
+        print(overview(STEPS), end="")
         return 0
     if name == "--version":
         print(f"kvsweep {__version__}")
         return 0
     if name not in COMMANDS:
-        print(f"kvsweep: no command {name!r}; allowed: {', '.join(COMMANDS)}", file=sys.stderr)
+        print(f"kvsweep: no command {name!r}; see `kvsweep --help`", file=sys.stderr)
         return BAD_INPUT
     try:
         module = importlib.import_module(f"workflow_scripts.{COMMANDS[name]}")

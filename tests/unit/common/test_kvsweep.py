@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.start import CALLS
 from tests.unit.examples import example_of, module_of
-from workflow_scripts.__main__ import COMMANDS, GROUPS, main, sentence
+from workflow_scripts.__main__ import COMMANDS, GROUPS, STEPS, main, sentence
 from workflow_scripts.common.command import Command
 
 ROOT = Path(__file__).parents[3]
@@ -29,7 +29,7 @@ def test_every_module_with_a_main_is_registered_once():
         if re.search(r"^def main\(", path.read_text(), re.MULTILINE)
     }
     assert found - STARTED_OTHERWISE == set(COMMANDS.values())
-    assert len(COMMANDS) == sum(map(len, GROUPS.values()))
+    assert len(COMMANDS) == sum(map(len, (GROUPS | STEPS).values()))
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -83,10 +83,16 @@ def test_a_small_call_that_needs_no_engine_imports_little(name, tmp_path):
     assert (NOT_IN_THE_LOCK | SLOW_TO_IMPORT) & set(done.stderr.split()) == set()
 
 
-def test_a_command_that_does_not_exist_ends_with_2_and_the_allowed_ones(capsys):
+@pytest.mark.parametrize(("option", "groups"), [("--help", GROUPS), ("--help-steps", STEPS)])
+def test_steps_of_the_workflow_are_listed_apart_from_what_people_call(option, groups, capsys):
+    assert main([option]) == 0
+    listed = re.findall(r"^  ([a-z-]+) ", capsys.readouterr().out, re.MULTILINE)
+    assert listed == [name for group in groups.values() for name in group]
+
+
+def test_a_command_that_does_not_exist_ends_with_2(capsys):
     assert main(["serve"]) == 2
-    said = capsys.readouterr().err
-    assert said == f"kvsweep: no command 'serve'; allowed: {', '.join(COMMANDS)}\n"
+    assert "no command 'serve'" in capsys.readouterr().err
 
 
 @pytest.mark.needs_tool("kvsweep")
