@@ -5,7 +5,7 @@ from typing import Any
 
 import yaml
 
-from workflow_scripts.study.definition import cell_definition, recorded_sha256, resolved_models
+from workflow_scripts.study.definition import cell_definition, json_sha256, resolved_models
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.outcome import Outcome
 from workflow_scripts.study.paths import StudyPaths
@@ -58,7 +58,7 @@ def end_cell(study: Study, paths: StudyPaths, cell: Cell, number: int = 1, /, **
     """Write the outcome of a start of a cell, which ended ok unless `changes` say otherwise."""
     definition = changes.pop("definition", cell_definition(study, cell, resolved_models(study)).as_json())
     known = {"cell_id": cell.id, "outcome": "ok", "definition": definition}
-    known["definition_sha256"] = recorded_sha256(definition)
+    known["definition_sha256"] = json_sha256({name: value for name, value in definition.items() if name != "repeats"})
     known["provenance"] = {"ended_at": "1970-01-01T00:00:00+00:00", **changes.pop("provenance", {})}
     Outcome.model_validate(known | changes).write(paths.outcome(cell, number))
 

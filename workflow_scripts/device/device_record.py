@@ -16,8 +16,7 @@ class Cache(TypedDict):
 
 class Device(TypedDict, total=False):
     """A device as it was found; a value is null if the driver does not report it. A CPU has its `cores` and what
-    `processor.processor_facts` says, a GPU the fields of NVML, and a server elsewhere only its address, `server`.
-    Former versions recorded less."""
+    `processor.processor_facts` says, a GPU the fields of NVML, and a server elsewhere only its address, `server`."""
 
     server: str
     cores: list[int]

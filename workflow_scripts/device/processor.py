@@ -107,7 +107,7 @@ def dtype_on(dtype: ModelDtype, gpu: Gpu, device: Device) -> Dtype:
     """The type in which a model is computed on a device: its own, or for `native` the smallest without emulation.
 
     Among types of equal size bfloat16 is preferred, because models are trained in it. A GPU's types come from its data
-    sheet, a CPU's from its record; records from before these facts were recorded computed everything in float32.
+    sheet, a CPU's from its record; it is float32 if that names none.
 
     >>> from workflow_scripts.catalog.gpus_and_models import get_gpu
     >>> dtype_on("native", get_gpu("h200"), {}), dtype_on("float16", get_gpu("cpu-all"), {"native_dtypes": ["float32"]})

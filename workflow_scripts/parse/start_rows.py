@@ -11,7 +11,6 @@ from workflow_scripts.common.records import validated
 from workflow_scripts.engines.engine import CLIENT_CPU_S
 from workflow_scripts.engines.registry import load_engines, metrics_of_columns
 from workflow_scripts.parse.engine_log import EngineLogFacts
-from workflow_scripts.study.definition import recorded_sha256
 from workflow_scripts.study.outcome import Outcome
 from workflow_scripts.study.parsed_columns import RECORDED
 from workflow_scripts.study.paths import OUTCOME
@@ -33,7 +32,7 @@ def start_row(outcome: Outcome, log: EngineLogFacts | None) -> tuple[dict[str, A
     known: dict[str, Any] = {
         "outcome": outcome.outcome,
         "reason": outcome.reason,
-        "definition_sha256": recorded_sha256(outcome.definition),
+        "definition_sha256": outcome.definition_sha256,
         "protocol": outcome.definition.get("protocol"),
         **outcome.start.model_dump(),
     }

@@ -131,12 +131,7 @@ def json_sha256(value: JsonValue) -> str:
 
 def definition_sha256(definition: Definition) -> str:
     """SHA-256 of what a cell measures, for any number of repeats."""
-    return recorded_sha256(definition.as_json())
-
-
-def recorded_sha256(definition: Mapping[str, JsonValue]) -> str:
-    """The same for a definition as a record holds it; the hash in records of former versions includes the repeats."""
-    return json_sha256({name: value for name, value in definition.items() if name != "repeats"})
+    return json_sha256({name: value for name, value in definition.as_json().items() if name != "repeats"})
 
 
 def study_sha256(study: Study) -> str:

@@ -10,7 +10,6 @@ from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.records import AsRecorded, Record
 from workflow_scripts.device.device_record import Device, LoadByOthers
 from workflow_scripts.engines.engine import Effective, ExpertsTouched
-from workflow_scripts.study.definition import recorded_sha256
 
 OutcomeKind = Literal["ok", "infeasible", "timeout", "engine_error", "invalid"]
 
@@ -72,10 +71,9 @@ class Start(Record):
     `start` counts the cell's starts, `round` the rounds of the study in the order of time, both from 1; a round
     measures every cell that needs it once. `position`: place in the order of the round, from 1. `idle_before_s`: since
     another start of this user on this device of this host ended. `boot_id`: Linux's random id of the present boot of
-    the host. Older records without a count of starts are of the first start, in the first round. `again`: a
-    measurement at the end of a round or batch that repeats its first cell and shows drift; it is not a start of the
-    cell. `planned`: how many starts the study then asked for, e.g. `2, or up to 8`; each such number was a look at the
-    study's data.
+    the host. `again`: a measurement at the end of a round or batch that repeats its first cell and shows drift; it is
+    not a start of the cell. `planned`: how many starts the study then asked for, e.g. `2, or up to 8`; each such number
+    was a look at the study's data.
     """
 
     start: int = 1
@@ -149,7 +147,7 @@ def never_ran(record: Outcome) -> bool:
 
 def is_of(record: Outcome, definition_sha256: str) -> bool:
     """Whether a cell's record belongs to this definition, and says how a run ended."""
-    return recorded_sha256(record.definition) == definition_sha256 and not never_ran(record)
+    return record.definition_sha256 == definition_sha256 and not never_ran(record)
 
 
 def is_outcome_of(path: Path, definition_sha256: str) -> bool:

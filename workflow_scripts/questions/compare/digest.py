@@ -104,15 +104,15 @@ class Digest(StrictRecord):
 
     @model_validator(mode="after")
     def _has_a_margin(self) -> "Digest":
-        margin = self.settings.get("equivalence_margin_pct", 2.0)
+        margin = self.settings.get("equivalence_margin_pct")
         if isinstance(margin, bool) or not isinstance(margin, int | float) or not 0 < margin <= 50:
             raise ValueError(f"settings.equivalence_margin_pct: a number above 0 and up to 50, not {margin!r}")
         return self
 
     @property
     def margin_pct(self) -> float:
-        """The study's margin; earlier versions wrote none."""
-        return float(self.settings.get("equivalence_margin_pct", 2.0))  # type: ignore[arg-type]  # see _has_a_margin
+        """The study's margin."""
+        return float(self.settings["equivalence_margin_pct"])  # type: ignore[arg-type]  # see _has_a_margin
 
     @property
     def began(self) -> str | None:
