@@ -49,7 +49,7 @@ def test_evidence_is_packed_in_small_archives_with_no_cell_cut(tmp_path, monkeyp
 
 def test_the_host_needs_few_packages():
     modules = ["benchmarks.gpu_host.run", "benchmarks.gpu_host.compare"]
-    names = ("device_speed", "calibration_run", "run", "trace", "vllm_adapter", "hf_static")
+    names = ("device_speed", "calibration_run", "run", "trace")
     modules += [f"workflow_scripts.measure.{name}" for name in names]
     loaded = f"import sys, {', '.join(modules)}; print(*{{name.partition('.')[0] for name in sys.modules}})"
     names = subprocess.run([sys.executable, "-c", loaded], check=True, capture_output=True, text=True).stdout.split()
