@@ -1,7 +1,7 @@
 """The results that benchmarks write as JSON or JSON Lines, each read by the structure of its format.
 
-Read are `vllm bench serve`, `throughput` and `latency` and lists of such results of `vllm bench sweep` (vLLM 0.6 to
-0.32), `sglang.bench_serving` (0.4 to 0.5), GuideLLM (0.3 to 0.8), AIPerf (schemas 1.0 to 1.5) and aggregated results of
+Read are `vllm bench serve`, `throughput` and `latency` and lists of such results of `vllm bench sweep` (vLLM 0.10 to
+0.32), `sglang.bench_serving` (0.5), GuideLLM (0.5 to 0.7), AIPerf (schemas 1.0 to 1.5) and aggregated results of
 InferenceX. The median and P99 of a request's mean time between tokens are `tpot`: GuideLLM and AIPerf call it
 inter-token latency.
 """

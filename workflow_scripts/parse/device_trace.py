@@ -1,10 +1,12 @@
-"""Print the extremes of a device trace, of nvidia-smi or a cell, as JSON.
+"""Print the extremes of a device trace, of a tool that watches GPUs or of a cell, as JSON.
 
     kvsweep trace gpu.csv
 
 prints one JSON object with the extremes and the mean power; a value is null if the trace does not give it. FILE is what
-`nvidia-smi --query-gpu=... --format=csv` prints, with or without units, or JSON Lines of a cell. If a CSV has no
-header, `--columns` names its fields. Other modules take the samples from `read_trace`.
+`nvidia-smi --query-gpu=... --format=csv` prints, with or without units, the CSV of `amd-smi` or `rocm-smi`, the table
+of `nvidia-smi dmon` or `dcgmi dmon`, or JSON Lines of a cell. If a table has no header, or one with other names,
+`--columns` names its fields, perhaps with units: `--columns "memory.used [GiB],power.draw"`. Other modules take the
+samples from `read_trace`.
 """
 
 import contextlib
@@ -51,13 +53,29 @@ _FIELDS = {
     "clocks_event_reasons.active": "throttle_reasons",
     "clocks_throttle_reasons.active": "throttle_reasons",
 }
-# Other names that nvidia-smi has for a field.
+# Other names of a field.
 _ALIASES = {
-    "gpu_uuid": "uuid",
-    "pci.bus_id": "gpu_bus_id",
-    "gpu_name": "name",
-    "clocks.current.sm": "clocks.sm",
-    "clocks.current.memory": "clocks.mem",
+    **{"gpu_uuid": "uuid", "pci.bus_id": "gpu_bus_id", "gpu_name": "name"},
+    **{"clocks.current.sm": "clocks.sm", "clocks.current.memory": "clocks.mem"},
+    # `nvidia-smi dmon`.
+    **{"gpu": "index", "pwr": "power.draw", "sm": "utilization.gpu", "fb": "memory.used", "gtemp": "temperature.gpu"},
+    **{"pclk": "clocks.sm", "mclk": "clocks.mem", "date time": "timestamp"},
+    # `dcgmi dmon`, DCGM 4.5.
+    **{"entity": "index", "power": "power.draw", "gputl": "utilization.gpu", "fbusd": "memory.used"},
+    **{"fbfre": "memory.free", "fbttl": "memory.total", "smclk": "clocks.sm", "mmclk": "clocks.mem"},
+    **{"tmptr": "temperature.gpu"},
+    # `amd-smi monitor --csv` and `amd-smi metric --csv`, ROCm 7.
+    **{"power_usage": "power.draw", "socket_power": "power.draw", "average_socket_power": "power.draw"},
+    **{"current_socket_power": "power.draw", "gfx": "utilization.gpu", "gfx_activity": "utilization.gpu"},
+    **{"vram_used": "memory.used", "vram_free": "memory.free", "vram_total": "memory.total"},
+    **{"used_vram": "memory.used", "free_vram": "memory.free", "total_vram": "memory.total"},
+    **{"gfx_clk": "clocks.sm", "gfx_clock": "clocks.sm", "gfx_0_clk": "clocks.sm", "mem_clock": "clocks.mem"},
+    **{"mem_0_clk": "clocks.mem", "hotspot": "temperature.gpu", "hotspot_temperature": "temperature.gpu"},
+    # `rocm-smi --csv`, ROCm 7.
+    **{"device": "index", "gpu use": "utilization.gpu", "temperature (sensor junction)": "temperature.gpu"},
+    **{"average graphics package power": "power.draw", "current socket graphics package power": "power.draw"},
+    **{"vram total used memory": "memory.used", "vram total memory": "memory.total"},
+    **{"sclk clock speed:": "clocks.sm", "mclk clock speed:": "clocks.mem"},
 }
 
 # By the first letter of the unit; a value with another unit is null. Sizes are powers of 1024, even if an old driver
@@ -72,11 +90,16 @@ _SCALE["memory_clock_mhz"] = _SCALE["sm_clock_mhz"]
 
 # All fields that nvidia-smi knows give a line of 4,000 characters.
 MOST_CSV_LINE = 20_000
+# Of a header's names, in a message.
+MOST_NAMES = 20
 
 _NUMBER = re.compile(r"([-+]?\d{1,20}(?:\.\d{0,20})?)\s*([A-Za-z%]*)")
 _DATE = re.compile(r"\d{4}[/-]\d\d[/-]\d\d[ T]\d\d:\d\d")
 _MASK = re.compile(r"0x[0-9a-fA-F]{1,16}")
-_HEADER_UNIT = re.compile(r"\[([A-Za-z%]*)\]$")
+_HEADER_UNIT = re.compile(r"(?:\[([A-Za-z%]*)\]|(?<=\s)\(([A-Za-z%]*)\))$")
+# The header of `nvidia-smi dmon`, perhaps with date and time, or of `dcgmi dmon`; a line of units may follow.
+_TABLE = re.compile(r"\s*#\s*(?:date\s+time\s+|time\s+)?(?:gpu|entity)\b", re.IGNORECASE)
+_UNITS_OF_A_TABLE = re.compile(r"\s*(?:#\s*(?:YYYYMMDD\s+)?(?:HH:MM:SS\s+)?Idx|ID)(?![\w.])")
 
 NUMBERS = (
     *("time_unix_s", "time_monotonic_s", "memory_used_bytes", "memory_free_bytes", "memory_total_bytes"),
@@ -197,16 +220,18 @@ def _parse_csv(text: str, columns: Sequence[str] | None = None) -> tuple[list[Tr
 
     Raises ValueError if `columns` does not fit the lines.
     """
-    # nvidia-smi does not quote values, and none of them contains a comma.
-    lines = [line for line in text.splitlines() if line.strip()]
-    header = next((names for line in lines if (names := _header(_cells(line)))), None)
-    current = header or (_named_columns(map(_cells, lines), columns) if columns else [])
+    lines = [line for line in text.splitlines() if line.strip() and not _UNITS_OF_A_TABLE.match(line)]
+    spaced = any(map(_TABLE.match, lines)) or (len(columns or ()) > 1 and not any("," in line for line in lines))
+    table = [(_words if spaced else _cells)(line) for line in lines]
+    header = next((names for row in table if (names := _header(row))), None)
+    if columns and not _gives_values(header or []):
+        header, table = None, [row for row in table if not _header(row)]
+    current = header or (_named_columns(table, columns) if columns else [])
     rows: list[TraceSample] = []
     bad_lines = 0
-    for number, line in enumerate(lines, start=1):
-        row = _cells(line)
+    for number, row in enumerate(table, start=1):
         has_data = any(_NUMBER.fullmatch(cell) or _DATE.match(cell) or _is_null(cell) for cell in row)
-        cut = number == len(lines) and not text.endswith("\n") and _is_cut(row, current, map(_cells, lines[:-1]))
+        cut = number == len(lines) and not text.endswith("\n") and _is_cut(row, current, table[:-1])
         # Below the header of another query, for example of processes, there are no samples of a device.
         if names := _header(row):
             current = names
@@ -214,13 +239,40 @@ def _parse_csv(text: str, columns: Sequence[str] | None = None) -> tuple[list[Tr
             rows.append(_sample(row, current))
         else:
             bad_lines += 1
-    lacking = bool(rows or bad_lines) and header is None and columns is None
-    return rows, bad_lines, ["there is no header: name the fields with --columns"] if lacking else []
+    return rows, bad_lines, _what_would_help(text, rows, table, has_header=header is not None or columns is not None)
+
+
+def _what_would_help(
+    text: str, rows: Sequence[TraceSample], table: Sequence[Sequence[str]], *, has_header: bool
+) -> list[str]:
+    """Why a table gives no value, and what to do about it."""
+    if "NVIDIA-SMI" in text:
+        return ["the box of nvidia-smi is not read: print with --query-gpu=... --format=csv"]
+    if table and not has_header:
+        return ["there is no header: name the fields with --columns"]
+    if not rows or any(sample.keys() & set(NUMBERS[1:]) for sample in rows):
+        return []
+    unknown = [cell for cell in next(filter(_header, table), []) if _field(cell) is None][:MOST_NAMES]
+    return [f"no field with a value is known ({', '.join(unknown)}): name the fields with --columns"]
 
 
 def _cells(line: str) -> list[str]:
-    """The values of a line; a longer one than any of nvidia-smi is cut."""
+    """The values of a line of CSV; a longer one than any of nvidia-smi is cut. None of them contains a comma."""
     return [cell.strip(' "') for cell in line[:MOST_CSV_LINE].split(",")]
+
+
+def _words(line: str) -> list[str]:
+    """The values of a line that white space separates; date and time are one.
+
+    >>> _words("#Date       Time        gpu    pwr"), _words("20260301   10:00:00      0     64"), _words("GPU 0  64.5")
+    (['date time', 'gpu', 'pwr'], ['2026-03-01 10:00:00', '0', '64'], ['0', '64.5'])
+    """
+    line = re.sub(r"^\s*#\s*", "", re.sub(r"^\s*GPU\s+(?=\d)", "", line[:MOST_CSV_LINE]))
+    dated = re.match(r"\s*(?:(Date\s+Time)|(\d{4})(\d\d)(\d\d)\s+(\d\d:\d\d:\d\d))\s+", line)
+    if dated is None:
+        return line.split()
+    when = "date time" if dated[1] else f"{dated[2]}-{dated[3]}-{dated[4]} {dated[5]}"
+    return [when, *line[dated.end() :].split()]
 
 
 def _field(name: str) -> str | None:
@@ -234,6 +286,10 @@ def _field(name: str) -> str | None:
     return field if field in _FIELDS else None
 
 
+def _gives_values(columns: Sequence[_Column]) -> bool:
+    return any(_FIELDS[field] in NUMBERS[1:] for field, _ in columns if field)
+
+
 def _header(row: Sequence[str]) -> list[_Column] | None:
     """The columns that a line names; None for a line of values."""
     units = [_HEADER_UNIT.search(cell) for cell in row]
@@ -242,7 +298,13 @@ def _header(row: Sequence[str]) -> list[_Column] | None:
         return None
     if any(_NUMBER.fullmatch(cell) or _DATE.match(cell) for cell in row):
         return None
-    return [(field, unit[1] if unit else "") for field, unit in zip(named, units, strict=True)]
+    return [(field, _unit_of(cell)) for field, cell in zip(named, row, strict=True)]
+
+
+def _unit_of(name: str) -> str:
+    """The unit in a heading or in `--columns`, such as `power.draw [W]` or `VRAM Total Memory (B)`; empty for none."""
+    unit = _HEADER_UNIT.search(name.strip())
+    return (unit[1] or unit[2] or "") if unit else ""
 
 
 def _named_columns(table: Iterable[Sequence[str]], names: Sequence[str]) -> list[_Column]:
@@ -251,7 +313,7 @@ def _named_columns(table: Iterable[Sequence[str]], names: Sequence[str]) -> list
         raise ValueError(f"--columns names {len(names)} fields, but the lines have {sizes[0]}")
     if not any(map(_field, names)):
         raise ValueError(f"--columns {','.join(names)}: none is known; allowed are {', '.join(_FIELDS)}")
-    return [(_field(name), "") for name in names]
+    return [(_field(name), _unit_of(name)) for name in names]
 
 
 def _is_null(cell: str) -> bool:
@@ -287,7 +349,7 @@ def _value(column: str, cell: str, unit: str) -> SampleValue | None:
         return _unix_seconds(cell)
     if column == "throttle_reasons":
         return reasons_of(int(cell, 16)) if _MASK.fullmatch(cell) else None
-    match = _NUMBER.fullmatch(cell)
+    match = _NUMBER.fullmatch(cell.strip("()"))
     if not match:
         return None
     scales, letter = _SCALE.get(column), (match[2] or unit)[:1]
@@ -296,11 +358,13 @@ def _value(column: str, cell: str, unit: str) -> SampleValue | None:
 
 
 def _unix_seconds(cell: str) -> float | None:
-    """Seconds since the epoch. nvidia-smi prints local time without its zone, which is read as UTC.
+    """Seconds since the epoch, as amd-smi prints them; nvidia-smi prints local time without its zone, read as UTC.
 
-    >>> _unix_seconds("1970/01/01 00:00:01.500")
-    1.5
+    >>> _unix_seconds("1970/01/01 00:00:01.500"), _unix_seconds("1740000000")
+    (1.5, 1740000000.0)
     """
+    if re.fullmatch(r"\d{9,10}(?:\.\d{1,9})?", cell):
+        return float(cell)
     try:
         when = datetime.fromisoformat(cell.replace("/", "-"))
     except ValueError:
@@ -314,7 +378,8 @@ def _unix_seconds(cell: str) -> float | None:
     option(
         "--columns",
         metavar="A,B,C",
-        help="the fields of a CSV without a header, in its order; these are read: " + ", ".join(_FIELDS),
+        help="the fields of a table without a header that is known, in its order, perhaps with units; these are read: "
+        + ", ".join(_FIELDS),
     ),
 )
 def main(args: Namespace) -> None:

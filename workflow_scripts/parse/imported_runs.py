@@ -104,5 +104,5 @@ def main(args: Namespace) -> None:
         if log.get("error") and not log["status"]:
             print(f"{record['files'][0]}: {log['error']}")
         if trace and not any(value is not None for value in trace.values()):
-            print(f"{record['files'][-1]}: nothing of nvidia-smi was recognised in this trace")
+            print(f"{record['files'][-1]}: no value was recognised in this trace")
     print(f"{args.runs}: {len(records)} runs read")

@@ -1,6 +1,7 @@
 """Traces from nvidia-smi in every form that it prints, and the pipeline's own trace."""
 
 import json
+import re
 
 import pandas as pd
 import pytest
@@ -209,3 +210,67 @@ def test_the_command_prints_the_extremes_or_one_message(tmp_path, capsys, monkey
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert words in err
+
+
+DMON = """# gpu    pwr  gtemp     sm     fb   mclk   pclk
+# Idx      W      C      %     MB    MHz    MHz
+    0     64     30      0      4   1593    210
+    1     61      -     96     52   1593   1275
+"""
+DATED = """#Date       Time        gpu    pwr     sm     fb   pclk
+#YYYYMMDD   HH:MM:SS    Idx      W      %     MB    MHz
+ 20260301   10:00:00      0     64      0      4    210
+ 20260301   10:00:01      0     61     96     52   1275
+"""
+DCGMI = """#Entity   GPUTL   POWER     FBUSD   SMCLK
+ID                W
+GPU 0     0       64.000    4       210
+GPU 1     96      61.000    52      1275
+"""
+AMD_SMI = """timestamp,gpu,power_usage,hotspot_temperature,gfx_clk,gfx,vram_used,vram_total
+1772359200,0,64,40,210,0,4,196592
+1772359201,0,61,41,1275,96,52,196592
+"""
+AMD_METRIC = """gpu,socket_power,gfx_activity,gfx_0_clk,used_vram
+0,64 W,0 %,210 MHz,4 MB
+1,61 W,96 %,1275 MHz,52 MB
+"""
+ROCM_SMI = """device,sclk clock speed:,Current Socket Graphics Package Power (W),GPU use (%),VRAM Total Used Memory (B)
+card0,(210Mhz),64.0,0,4194304
+card1,(1275Mhz),61.0,96,54525952
+"""
+
+
+@pytest.mark.parametrize("text", [DMON, DATED, DCGMI, AMD_SMI, AMD_METRIC, ROCM_SMI])
+def test_tables_of_other_tools(text):
+    trace = parse_trace(text)
+    assert trace.reason is None
+    assert trace.known("memory_used_bytes") == [4 * MIB, 52 * MIB]
+    columns = ("power_w", "utilization_pct", "sm_clock_mhz")
+    assert [trace.known(name) for name in columns] == [[64, 61], [0, 96], [210, 1275]]
+    if text in (DATED, AMD_SMI):
+        first, second = trace.known("time_unix_s")
+        assert second - first == 1
+    # A header may be printed again, and the first one may be missing.
+    assert parse_trace(text + text).samples == [*trace.samples, *trace.samples]
+
+
+def test_columns_of_a_trace_may_have_units_and_white_space():
+    columns = ["index", "memory.used [GiB]", "power.draw (mW)"]
+    for text in ("0 2 64000\n", "0,2,64000\n", "gpu,mine,yours\n0,2,64000\n"):
+        trace = parse_trace(text, columns)
+        assert (trace.known("memory_used_bytes"), trace.known("power_w")) == ([2 * 1024 * MIB], [64])
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("timestamp,gpu,mine\n2026-03-01T00:00:00Z,0,535\n", r"known \(mine\): name the fields with --columns"),
+        ("| NVIDIA-SMI 580.65 |\n| 45C P0 70W / 700W | 4MiB / 81559MiB |\n", "print with --query-gpu"),
+        ("0, 535\n", "no header"),
+    ],
+)
+def test_a_trace_without_a_value_says_what_would_help(text, reason):
+    trace = parse_trace(text)
+    assert not trace.known("power_w")
+    assert re.search(reason, trace.reason)
