@@ -7,16 +7,20 @@ cancels the failure; of the remaining failures, the first one that names a cause
 
 import itertools
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from workflow_scripts.logs import engine_log_signs as signs
 from workflow_scripts.logs.engine_log_signs import Status
-from workflow_scripts.logs.engine_log_text import Line, what_may_follow
+from workflow_scripts.logs.engine_log_text import NARROWEST_TERMINAL, Line, what_may_follow
 
 # Of a statement that a traceback shows; the texts in it are searched for again after each quotation mark.
 _MOST_STATEMENT = 4000
+# Lines that may go on with a message, and around it those whose words are known.
+_MOST_PIECES, _NEAR = 8, 50
+_ENDS = re.compile(r"[.!?)\]}'\"`]\s*$")
+_GOES_ON = re.compile(r"(?!\w+: )[a-z\d(),.;:'\"`]|\s(?=\S)")
 
 
 @dataclass(frozen=True)
@@ -223,11 +227,30 @@ def _message(lines: Sequence[Line], index: int) -> str:
     """The text of an exception, with the lines below that give its cause (Pydantic's reasons, a sentence's end)."""
     message = lines[index].body.strip()
     if not re.search(r"\d validation errors? for", message):
-        return message if signs.status_of(message) else _whole(message, what_may_follow(lines, index))
+        if signs.status_of(message):
+            return _to_its_end(message, lines, index)
+        return _whole(message, what_may_follow(lines, index))
     for line in lines[index + 1 : index + 9]:
         if "For further information visit" in line.body or line.rank != lines[index].rank:
             break
         message += " " + re.sub(r" \[type=.*", "", line.body.strip())
+    return message
+
+
+def _to_its_end(message: str, lines: Sequence[Line], index: int) -> str:
+    """A message with the lines below that go on with its sentence, where a terminal or an editor has broken it: within
+    a word, unless that word is a whole one elsewhere."""
+    near = lines[max(index - _NEAR, 0) : index + _NEAR]
+    words = Counter(word for line in near for word in re.findall(r"\w+", line.text[:_MOST_STATEMENT]))
+    pieces = itertools.takewhile(lambda line: not line.starts, lines[index + 1 : index + 1 + _MOST_PIECES])
+    before = lines[index].text
+    for piece in (line.text for line in pieces):
+        if len(before) < NARROWEST_TERMINAL or _ENDS.search(message) or not _GOES_ON.match(piece):
+            break
+        last, first = re.findall(r"\w*$", message)[0], re.findall(r"^\w*", piece)[0]
+        between_words = before.endswith(" ") or (words[last] > 1 and not words[last + first])
+        message += " " * between_words + piece.rstrip()
+        before = piece
     return message
 
 

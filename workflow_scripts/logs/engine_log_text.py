@@ -89,7 +89,7 @@ _NOT_A_WRAP = re.compile(r"\s{2}|(?:\w+\.)*[A-Z]\w*(?:Error|Exception)\b|usage: 
 MOST_LINE = 2**16
 # Collectors, launchers and editors add a few.
 _MOST_PREFIXES = 20
-_NARROWEST_TERMINAL = 72
+NARROWEST_TERMINAL = 72
 # The terminal counted escape codes that have been removed, so a wrapped line may look shorter than the terminal.
 _WRAP_SLACK = 24
 # A collector's prefix is on at least this share of the lines: on every record, but not on the rest of wrapped lines.
@@ -225,7 +225,7 @@ def _cut_lengths(lines: Sequence[str]) -> set[int]:
         if not _PROGRESS_BAR.search(line):
             ends[len(line)].add(line[-20:])
     width = max(ends, default=0)
-    if width < _NARROWEST_TERMINAL or len(ends[width]) < 2:
+    if width < NARROWEST_TERMINAL or len(ends[width]) < 2:
         return set()
     return {length for length in range(width - _WRAP_SLACK, width + 1) if len(ends.get(length, ())) > 1}
 

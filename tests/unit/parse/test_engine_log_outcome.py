@@ -40,6 +40,8 @@ OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 50.00 MiB. 
 CAUSES = {
     "V1, sequence too long for the cache": ("kv_too_small", "ValueError: To serve at least one request with the models's max seq len (32768), (4.0 GiB KV cache is needed, which is larger than the available KV cache memory (2.11 GiB). Based on the available memory, the estimated maximum model length is 17280."),
     "auto-fit": ("kv_too_small", "ValueError: Cannot auto-fit max_model_len: not enough GPU memory available"),
+    "Metal": ("kv_too_small", "ValueError: Paged attention: not enough Metal memory for KV cache. metal_limit=14.30GB, fraction=0.5, kv_budget=-0.38GB. Mitigations: use a smaller model."),
+    "TPU memory": ("kv_too_small", "ValueError: total_hbm_used_gb=30.1GiB exceeds total_hbm_limit_cap_gb=28.74GiB by 1.36GiB. Please consider increasing --gpu-memory-utilization."),
     "CPU memory": ("kv_too_small", "ValueError: Available memory on node 0 (3.1/7.7 GiB) on kv cache allocation is less than requested memory for kv (4.0 GiB). Decrease --kv-cache-memory-bytes."),
     "sampler": ("oom", "RuntimeError: CUDA out of memory occurred when warming up sampler with 1024 dummy requests. Please try lowering `max_num_seqs` or `gpu_memory_utilization` when initializing the engine."),
     "torch, plainly": ("oom", "torch.OutOfMemoryError: Allocation on device 0 would exceed allowed memory."),
@@ -449,6 +451,17 @@ EXPLAINED = {
         "error", NEW_MODEL),
     "records in one line": (" ".join(IN_ONE_LINE.split()) + " (Worker pid=25) INFO 05-30 16:23:51 [a.py:1] # GPU blocks: 7\n", "oom", OOM),
 }  # fmt: skip
+
+
+FITS_NOT = "ValueError: To serve at least one request with the models's max seq len (8192), (4.0 GiB KV cache is needed, which is larger than the available KV cache memory (2.11 GiB). Based on the available memory, the estimated maximum model length is 4320."
+
+
+@pytest.mark.parametrize("cut", [100, 101, 106, 107, 160])
+def test_a_message_over_hard_line_breaks_is_read_to_its_end(cut):
+    assert ended(f"{FITS_NOT[:cut]}\n{FITS_NOT[cut:]}\nsrun: error: a: task 0: Exited\n") == ("kv_too_small", FITS_NOT)
+    # What follows a sentence, or a short line, is another message.
+    for message in (FITS_NOT, "RuntimeError: Unsupported block size: 128"):
+        assert ended(f"{message}\nmore of it\n")[1] == message
 
 
 @pytest.mark.parametrize(("log", "status", "error"), EXPLAINED.values(), ids=EXPLAINED.keys())

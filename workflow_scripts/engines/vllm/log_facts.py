@@ -143,9 +143,12 @@ ROWS: tuple[FactRow, ...] = (
     _rank_row(_smallest, r"cache_config_info\{[^{}]*?num_gpu_blocks=\"{num_gpu_blocks:count}\""),  # /metrics
     _rank_row(_smallest, r"cache_config_info\{[^{}]*?num_cpu_blocks=\"{num_cpu_blocks:count}\""),
     _rank_row(_smallest, r"Usable num_blocks: {num_gpu_blocks:count}"),  # vllm-gaudi
+    _rank_row(_smallest, r"kv_cache_config\.num_blocks={num_gpu_blocks:count}"),  # TPU
+    _rank_row(_smallest, r"Init kv-cache \|.{0,200}?\bnum_blocks=\[{num_gpu_blocks:count}"),
     # --- block size --------------------------------------------------------------------------------------------------
     # The value that the engine set is preferred to the requested one.
     _row(_last, r"(?:Setting|Forcing) (?:kv cache|attention) block size to {block_size:count}"),  # V1
+    _row(_last, r"Using cache_config\.block_size: {block_size:count} instead of"),  # TPU
     _row(_first, r"cache_config_info\{[^{}]*?(?<!\w)block_size=\"{block_size:count}\""),  # /metrics
     _row(_first, r"^(?>.*?(?:args|Namespace|EngineArgs|CacheConfig|LLM|model config)\b).*?" + _BLOCK_SIZE),
     _row(_first, r"^(?>.*?\"vllm_version\": ).*?" + _BLOCK_SIZE),
@@ -154,6 +157,7 @@ ROWS: tuple[FactRow, ...] = (
     # --- KV cache ----------------------------------------------------------------------------------------------------
     _rank_row(_smallest, r"KV cache size: {kv_cache_tokens:count} tokens"),  # V1: 0.8 to 0.32
     _rank_row(_smallest, r"max_total_num_tokens={kv_cache_tokens:count}"),  # SGLang
+    _rank_row(_smallest, r"cache_config_info\{[^{}]*?kv_cache_size_tokens=\"{kv_cache_tokens:count}\""),  # 0.25
     _row(_smallest, r"tokens that can be stored in KV cache \({kv_cache_tokens:count}\)"),  # V0, when it refuses
     _rank_row(
         _smallest,
@@ -161,6 +165,7 @@ ROWS: tuple[FactRow, ...] = (
         r"{max_concurrency:number}x",  # V0: 0.6.4 to 0.8, V1: 0.7 to 0.32
         key="max_concurrency",
     ),
+    _rank_row(_smallest, r"cache_config_info\{[^{}]*?kv_cache_max_concurrency=\"{max_concurrency:number}\""),  # 0.25
     _rank_row(_smallest, r"Available KV cache memory: {available_kv_cache_gib:size}"),  # V1: 0.10 to 0.32
     _rank_row(_smallest, r"reserved for KV Cache is {available_kv_cache_gib:size}"),  # V0: 0.6.6 to 0.8
     _rank_row(_smallest, r"kv_cache_size={available_kv_cache_gib:size}"),  # V0: 0.6.3
@@ -173,6 +178,7 @@ ROWS: tuple[FactRow, ...] = (
     _rank_row(_smallest, r"Initializing cache engine took {available_kv_cache_gib:size}"),  # Gaudi
     _rank_row(_smallest, r"Available memory: {available_kv_cache_gib:bytes}, total memory: \d"),  # Ascend
     _rank_row(_smallest, r"Current (?i:kv) cache memory(?: in use is|:) {available_kv_cache_gib:size}"),  # V1, Ascend
+    _rank_row(_smallest, r"Memory statistics \|.{0,300}?\btotal_hbm_avail_gb={available_kv_cache_gib:size}"),  # TPU
     # V1, when it refuses
     _rank_row(_smallest, r"than the available KV cache memory \({available_kv_cache_gib:size}\)"),
     _rank_row(_smallest, r"in available KV cache memory \({available_kv_cache_gib:size}\)"),  # V1, auto-fit
@@ -182,6 +188,7 @@ ROWS: tuple[FactRow, ...] = (
     # until 0.7; Ascend, Gaudi
     _rank_row(_largest, r"Loading model weights took (?:in total )?{model_weights_gib:size}"),
     _rank_row(_largest, r"Load weight end\..{0,300}? mem usage={model_weights_gib:size}"),  # SGLang
+    _rank_row(_largest, r"Memory statistics \|.{0,300}?\btotal_hbm_used_gb={model_weights_gib:size}"),  # TPU
     _rank_row(_largest, r"Pre-loading model weights on \S{1,100} took {model_weights_gib:size}"),  # Gaudi
     _rank_row(_largest, r"[Mm]odel weights take {model_weights_gib:size}"),  # V0: 0.6.6 to 0.8
     _rank_row(_largest, r"weights memory: {model_weights_gib:size}"),  # V1, the whole of the profile
@@ -258,7 +265,7 @@ _WORTH_A_LOOK = re.compile(
         r"|block[-_ ]size|kv_cache_(?:size|memory)|KV [Cc]ache (?:size|memory|is|as|on|layout|\()"
         r"|(?i:kv) cache m|for (?:usable )?KV cache|oncurrency for|loading took|weights? (?:took|take|memory|on)"
         r"|cache engine"
-        r"|Available memory"
+        r"|Available memory|Memory statistics|cache_config"
         r"|for weights?|activation|peak memory|raph (?:capturing|pool|memory)|CUDAGraph|backend"
         r"|hit rate|reempt|hroughput|TTFT|TPOT|ITL|per_second|_ms\"|LLM engine|ersion|^vllm|\] vllm=="
         r"|ompil|Directly load|max_total_num_tokens=|weight end\."

@@ -124,6 +124,18 @@ LOGS = {
     "rates in a table": (
         "| Output token throughput (tok/s) | 1078.18 |\n| Total token throughput (tok/s)  | 1787.42 |\n| Request throughput (req/s)      |    2.86 |\n",
         {"output_tokens_per_s": 1078.18, "total_tokens_per_s": 1787.42, "requests_per_s": 2.86, "status": "ok"}),
+    "tokens of the cache in the metrics": (
+        'vllm:cache_config_info{_block_size_resolved="True",block_size="8",kv_cache_max_concurrency="2.5",kv_cache_size_tokens="81920",num_gpu_blocks="1100"} 1.0\n',
+        {"num_gpu_blocks": 1100, "block_size": 8, "kv_cache_tokens": 81920, "max_concurrency": 2.5}),
+    "a TPU": (
+        "INFO 08-16 20:23:52 [tpu_platform.py:417] Using cache_config.block_size: 64 instead of overriding with _align_hybrid_block_size()\n"
+        "INFO 08-16 20:23:52 [tpu_worker.py:557] Memory statistics | total_hbm_limit_gb=31.24GiB | total_hbm_limit_cap_gb=28.74GiB | total_hbm_used_gb=4.5GiB | total_hbm_avail_gb=20.25GiB\n"
+        "INFO 08-16 20:24:55 [kv_cache_manager.py:958] Hybrid KV cache layout: num_kv_cache_groups=1, num_kv_cache_tensors=26, kv_cache_config.num_blocks=640, duplicate_shared_layers=False\n"
+        "INFO 08-16 20:24:55 [kv_cache_manager.py:986] Init kv-cache | num_total_layers=2 | num_blocks=[640, 640] | regular_attn_layers=2\n",
+        {"num_gpu_blocks": 640, "block_size": 64, "available_kv_cache_gib": 20.25, "model_weights_gib": 4.5}),
+    "blocks of a TPU's layers": (
+        "INFO 08-16 20:24:55 [kv_cache_manager.py:986] Init kv-cache | num_total_layers=2 | num_blocks=[640, 640] | regular_attn_layers=2\n",
+        {"num_gpu_blocks": 640}),
     "a rate of zero": ("| Request throughput (req/s) |    0.0 |\n", {"status": None}),
     "usage statistics": (
         '{"gpu_type": "v6e", "vllm_version": "0.6.6.dev2+gb", "dtype": "half", "block_size": 16}\n',
