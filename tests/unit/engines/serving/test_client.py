@@ -79,7 +79,7 @@ def answer():
 
             async def send() -> RequestRecord:
                 async with aiohttp.ClientSession() as session:
-                    return await stream_completion(session, target, Request([1, 2, 3], 3), list(prompt), place=2)
+                    return await stream_completion(session, target, Request([1, 2, 3], 3), list(prompt), index=2)
 
             return asyncio.run(send()), SimpleNamespace(**seen)
 
