@@ -15,7 +15,7 @@ from unittest.mock import patch
 import pytest
 from hypothesis import settings
 
-from workflow_scripts.catalog.gpus_and_models import study_models
+from workflow_scripts.catalog.gpus_and_models import study_gpus, study_models
 from workflow_scripts.device.device_lock import SCOPE
 
 # How long an example takes says something of the machine, not of the code. Where tools are required, as .ci/run does,
@@ -39,7 +39,7 @@ def two_gpus_evidence(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def known_models() -> Generator[None, None, None]:
     """A model that a test has named is unknown to the next one."""
-    with patch.dict(study_models):
+    with patch.dict(study_models), patch.dict(study_gpus):
         yield
 
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from pydantic import JsonValue
 
+from workflow_scripts.catalog.any_gpu import GPU_NUMBERS, asked_gpu
 from workflow_scripts.catalog.any_model import ANY_MODEL, find_model
-from workflow_scripts.catalog.gpus_and_models import resolve_one
 from workflow_scripts.common.command import RESULTS, AddOption, command, option, positive
 from workflow_scripts.engines.description import EngineDescription
 from workflow_scripts.engines.registry import load_engines
@@ -70,7 +70,7 @@ def one_cell(args: Namespace) -> Study:
         workload = {"kind": "fixed", "num_prompts": 300, **sizes}
     if args.num_prompts:
         workload["num_prompts"] = args.num_prompts
-    name, coordinates = args.workload or "fixed", {"gpu": resolve_one(args.gpu).name, "engine": args.engine}
+    name, coordinates = args.workload or "fixed", {"gpu": asked_gpu(args).name, "engine": args.engine}
     coordinates |= {"model": find_model(args.model).name, "workload": name}
     sweep = {"name": "one", **coordinates, "knobs": {**defaults, **knobs}}
     content = {"schema_version": 1, "name": "one-cell", "question": "How fast is this cell?", "repeats": args.repeats}
@@ -102,7 +102,8 @@ def _rounded(value: JsonValue) -> JsonValue:
 @command(
     "predict",
     option("--model", required=True, help=ANY_MODEL),
-    option("--gpu", required=True, help="name in config/gpus.yaml"),
+    option("--gpu", help="name in config/gpus.yaml"),
+    *GPU_NUMBERS,
     option("--engine", choices=list(predictable()), default=VLLM.name, help="default: %(default)s"),
     *_knob_options(),
     option("--study", type=Path, help="a study with the workload; its engine defaults apply too"),

@@ -1,5 +1,6 @@
 """What a study says: what to combine, how often to repeat it, and within which limits."""
 
+import operator
 from collections.abc import Collection, Iterable
 from typing import Annotated, Any, Literal, get_args
 
@@ -7,6 +8,7 @@ from pydantic import BeforeValidator, Field, GetJsonSchemaHandler, WithJsonSchem
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
+from workflow_scripts.catalog.any_gpu import GpuNumbers
 from workflow_scripts.catalog.endpoints import Endpoint
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.records import StrictRecord, validated
@@ -182,6 +184,9 @@ class Study(StrictRecord):
     claims: list[Name] = Field([], description="published claims to re-test: ids in config/published/claims.yaml")
     workloads: dict[Name, Workload] = Field(min_length=1)
     models: dict[Name, ModelOverride] = {}
+    gpus: dict[Name, GpuNumbers] = Field(
+        {}, description="GPUs to plan for that are not in config/gpus.yaml", exclude_if=operator.not_
+    )
     endpoints: dict[Name, Endpoint] = Field(
         {}, description="servers of this study, beside those of config/endpoints.yaml"
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from workflow_scripts.catalog.any_model import model_of_folder, model_of_hub
-from workflow_scripts.catalog.gpus_and_models import MODELS, Model, study_models
+from workflow_scripts.catalog.gpus_and_models import MODELS, Model, load_gpus, study_gpus, study_models
 from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.common.command import command, option
 from workflow_scripts.common.files import write_bytes
@@ -36,6 +36,9 @@ def load_study(path: Path, results: Path | None = None) -> Study:
         raise StudyError(f"{path}: a study is a mapping with the keys {', '.join(Study.model_fields)}")
     study = study_of(content, str(path))
     paths = StudyPaths(results or Path(os.environ.get("RESULTS", "results")), study.name)
+    for name in study.gpus.keys() & load_gpus().keys() - study_gpus.keys():
+        raise StudyError(f"study {study.name!r}, gpus.{name}: config/gpus.yaml has a GPU of this name; choose another")
+    study_gpus.update({name: numbers.gpu(name) for name, numbers in study.gpus.items()})
     study_models.update({model.name: model for model, _ in _own_models(study, paths)})
     return study
 

@@ -32,6 +32,10 @@ def test_arithmetic_of_the_data_sheets():
         ("A100 80GB", {"a100-pcie-80gb", "a100-sxm-80gb"}),
         ("NVIDIA L40S", {"l40s"}),
         ("V100 32GB", {"v100-pcie-32gb", "v100-sxm2-32gb"}),
+        ("GH200", {"gh200-96gb", "gh200-144gb"}),
+        ("RTX PRO 6000", {"rtx-pro-6000-blackwell"}),
+        ("AMD Instinct MI355X", {"mi355x"}),
+        ("DGX Spark", {"gb10"}),
     ],
 )
 def test_an_ambiguous_name_resolves_to_all_candidates(published, names):
@@ -52,6 +56,11 @@ PRODUCTS = {
     **{"Tesla V100-PCIE-16GB": "v100-pcie-16gb", "Tesla V100-PCIE-32GB": "v100-pcie-32gb", "NVIDIA A10": "a10"},
     **{"Tesla V100-SXM2-16GB": "v100-sxm2-16gb", "Tesla V100-SXM2-32GB": "v100-sxm2-32gb", "NVIDIA A10G": "a10g"},
     **{"NVIDIA GeForce RTX 4090": "rtx4090", "NVIDIA GeForce RTX 4090 D": None, "NVIDIA H200 NVL": None},
+    **{"NVIDIA GeForce RTX 3090": "rtx3090", "NVIDIA GeForce RTX 3090 Ti": None, "NVIDIA GeForce RTX 5090": "rtx5090"},
+    **{"NVIDIA GeForce RTX 5090 D": None, "NVIDIA GB10": "gb10", "NVIDIA H20": "h20", "NVIDIA H20-3e": None},
+    **{"NVIDIA RTX PRO 6000 Blackwell Workstation Edition": "rtx-pro-6000-blackwell"},
+    **{"NVIDIA RTX PRO 6000 Blackwell Server Edition": None, "NVIDIA B300 SXM6 AC": "b300"},
+    **{"NVIDIA GH200 480GB": "gh200-96gb", "NVIDIA GH200 144G HBM3e": "gh200-144gb"},
     **{"NVIDIA L40": None, "NVIDIA A10M": None, "Tesla V100S-PCIE-32GB": None},
 }
 

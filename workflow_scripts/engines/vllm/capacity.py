@@ -21,8 +21,9 @@ from typing import Annotated, Any
 
 from pydantic import Field, StrictStr
 
+from workflow_scripts.catalog.any_gpu import GPU_NUMBERS, asked_gpu
 from workflow_scripts.catalog.any_model import ANY_MODEL, find_model
-from workflow_scripts.catalog.gpus_and_models import Gpu, resolve_one
+from workflow_scripts.catalog.gpus_and_models import Gpu
 from workflow_scripts.common.command import command, option, positive, share
 from workflow_scripts.common.files import read_json
 from workflow_scripts.common.records import mapping_of, validated
@@ -60,9 +61,9 @@ def predict_capacity(
 
     Qwen2-7B if a log leaves 5.01 GiB to the KV cache, in blocks of 16 tokens of 57,344 bytes:
 
-    >>> from workflow_scripts.catalog.gpus_and_models import get_model
+    >>> from workflow_scripts.catalog.gpus_and_models import get_gpu, get_model
     >>> from workflow_scripts.physics.model_facts import read_model_facts
-    >>> qwen, a100 = read_model_facts(get_model("qwen2-7b").config), resolve_one("a100-pcie-80gb")
+    >>> qwen, a100 = read_model_facts(get_model("qwen2-7b").config), get_gpu("a100-pcie-80gb")
     >>> terms = predict_capacity(qwen, a100, EngineSettings(), {"available_kv_cache_gib": 5.01})
     >>> [terms[name].value for name in ("bytes_per_block", "num_blocks", "kv_cache_tokens")]
     [917504, 5863, 93808]
@@ -217,7 +218,8 @@ def _observation(text: str) -> tuple[float, int]:
 @command(
     "capacity",
     option("--model", required=True, help=ANY_MODEL),
-    option("--gpu", required=True, help="name in config/gpus.yaml"),
+    option("--gpu", help="name in config/gpus.yaml"),
+    *GPU_NUMBERS,
     option("--block-size", type=positive, required=True, help="tokens per block"),
     option("--gpu-memory-utilization", type=share, required=True, help="share of the device's memory for the engine"),
     option("--max-model-len", type=positive, required=True, help="tokens of the longest request"),
@@ -249,7 +251,7 @@ def _observation(text: str) -> tuple[float, int]:
     option("--json", action="store_true", help="print JSON"),
 )
 def main(args: Namespace) -> None:
-    gpu = resolve_one(args.gpu)
+    gpu = asked_gpu(args)
     log = _read_log(args.from_log) if args.from_log else {}
     report: dict[str, Any] = {"source": "predicted", "model": args.model, "gpu": gpu.name}
     try:

@@ -30,6 +30,7 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, get_args
 
+from workflow_scripts.catalog.any_gpu import GPU_NUMBERS, own_gpu
 from workflow_scripts.catalog.any_model import ANY_MODEL, find_model
 from workflow_scripts.common.command import command, option, positive, share
 from workflow_scripts.common.csv_rows import Fields, Value, read_rows
@@ -47,6 +48,7 @@ from workflow_scripts.questions.claims.rate_table import (
     find_columns,
     float_or_nan,
     like,
+    place_of,
     stated_in,
     two_lengths,
 )
@@ -248,6 +250,7 @@ _KINDS = ("gpu", "throughput", *STATED)
     KV_CACHE_DTYPE,
     option("--max-num-seqs", type=positive, default=256, help="for rows that do not state it (default: 256)"),
     option("--gpu", help="the GPU of a table that does not name it"),
+    *GPU_NUMBERS,
     option("--columns", metavar="KNOB", help="setting in the headings of a table with GPUs as rows"),
     option("--throughput-column", help="the column to check if several look like a throughput"),
     option(
@@ -267,9 +270,12 @@ def main(args: Namespace) -> None:
         print("kvsweep audit: lengths are not given: 200 prompt and 200 output tokens assumed", file=sys.stderr)
     read, cells = read_rows(args.table)
     of_file = [name for name in read if name not in ADDED]
-    given = dict(args.column)
+    own, given = own_gpu(args), dict(args.column)
     chosen = given.get("throughput", args.throughput_column)
-    names, rows = as_long(of_file, cells, args.gpu, args.columns, chosen, given)
+    # The numbers are those of the GPU that the table names like --gpu, or does not name.
+    named = "gpu" in given or place_of(of_file, cells) is not None
+    gpu = (None if named else own.name) if own else args.gpu
+    names, rows = as_long(of_file, cells, gpu, args.columns, chosen, given)
     columns = find_columns(names, chosen, rows, given)
     verdicts = _verdicts(args, columns, rows)
     audited = [
