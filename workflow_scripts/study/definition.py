@@ -61,6 +61,8 @@ class Definition(Record):
             return record
         workload = dict(record["workload"])
         name = workload.pop("name")
+        if workload["kind"] == "synthetic":
+            workload.setdefault("lengths", "drawn")
         knobs = get_engine(record["engine"]).knobs.model_validate(record["knobs"])
         return {**record, "workload_name": name, "workload": workload, "knobs": knobs}
 

@@ -20,7 +20,7 @@ KNOWN_FORMATS = {
 }
 
 
-def trace(spec: TraceWorkload, vocabulary: Vocabulary, seed: int) -> RequestStream:
+def trace(spec: TraceWorkload, vocabulary: Vocabulary) -> RequestStream:
     """Requests of a trace in order of arrival, the first at 0 s; their prompts are random tokens. Rows without prompt
     or output tokens are left out, because such requests failed. Raises WorkloadError if the file cannot be used."""
     path = checked_file(spec)
@@ -30,7 +30,7 @@ def trace(spec: TraceWorkload, vocabulary: Vocabulary, seed: int) -> RequestStre
     requests = (
         Request(vocabulary.random_ids(rng, int(prompt_tokens)), int(output_tokens), arrival_s=round(float(at_s), 6))
         for at_s, prompt_tokens, output_tokens, rng in zip(
-            arrival_s, usable["prompt_tokens"], usable["output_tokens"], generators(seed), strict=False
+            arrival_s, usable["prompt_tokens"], usable["output_tokens"], generators(spec.seed), strict=False
         )
     )
     counts = Counter(rows=len(rows), without_tokens=len(rows) - len(usable))

@@ -12,14 +12,15 @@ from workflow_scripts.workloads.workload_kinds import SharedTextWorkload, TraceW
 Generator = Callable[[Any, Vocabulary, int], RequestStream]
 
 
-def _trace(spec: TraceWorkload, vocabulary: Vocabulary, seed: int) -> RequestStream:
+def _trace(spec: TraceWorkload, vocabulary: Vocabulary, count: int) -> RequestStream:
     from workflow_scripts.workloads.arrival_trace import trace  # imports pandas, which takes half a second
 
-    return trace(spec, vocabulary, seed)
+    return trace(spec, vocabulary)
 
 
-# Each makes a stream of requests from (specification, vocabulary, seed); workloads with shared text have `sharing`.
-# The first requests of a stream must not depend on how many are drawn.
+# Each makes a stream of requests from (specification, vocabulary, how many are needed); workloads with shared text have
+# `sharing`.
+# The first requests of a stream must not depend on how many are drawn; only `stratified` lengths do.
 GENERATORS: dict[str, Generator] = {
     "fixed": fixed,
     "synthetic": synthetic,
@@ -40,8 +41,11 @@ MOST_LEFT_OUT = 10_000
 
 def make_requests(spec: Workload, vocabulary: Vocabulary, count: int) -> tuple[list[Request], RequestStream]:
     """The first `count` requests of a workload, and their stream. Raises WorkloadError if it has fewer."""
-    generator: Generator = sharing if isinstance(spec, SharedTextWorkload) else GENERATORS[spec.kind]
-    stream = _short_enough(generator(spec, vocabulary, spec.seed), spec.max_total_tokens)
+    if isinstance(spec, SharedTextWorkload):
+        whole = sharing(spec, vocabulary, spec.seed)
+    else:
+        whole = GENERATORS[spec.kind](spec, vocabulary, count)
+    stream = _short_enough(whole, spec.max_total_tokens)
     requests = list(itertools.islice(stream.requests, count))
     if len(requests) < count:
         raise WorkloadError(f"{count} requests are needed, {stream.details['source']} gives {len(requests)}")

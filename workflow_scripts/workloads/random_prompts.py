@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from workflow_scripts.workloads.request import Request, RequestStream, Vocabulary
 from workflow_scripts.workloads.workload_kinds import (
@@ -13,21 +14,28 @@ from workflow_scripts.workloads.workload_kinds import (
     SyntheticWorkload,
 )
 
-_REQUEST, _TEXT = range(2)
+_REQUEST, _TEXT, _LENGTHS = range(3)
 
 
-def fixed(spec: FixedWorkload, vocabulary: Vocabulary, seed: int) -> RequestStream:
-    prompts = (vocabulary.random_ids(rng, spec.prompt_tokens) for rng in generators(seed))
+def fixed(spec: FixedWorkload, vocabulary: Vocabulary, count: int) -> RequestStream:
+    prompts = (vocabulary.random_ids(rng, spec.prompt_tokens) for rng in generators(spec.seed))
     return RequestStream("fixed", (Request(prompt, spec.output_tokens) for prompt in prompts))
 
 
-def synthetic(spec: SyntheticWorkload, vocabulary: Vocabulary, seed: int) -> RequestStream:
-    def request(rng: np.random.Generator) -> Request:
+def synthetic(spec: SyntheticWorkload, vocabulary: Vocabulary, count: int) -> RequestStream:
+    def drawn(rng: np.random.Generator) -> Request:
         prompt_tokens = draw_length(spec.prompt_tokens, rng)
         output_tokens = draw_length(spec.output_tokens, rng)
         return Request(vocabulary.random_ids(rng, prompt_tokens), output_tokens)
 
-    return RequestStream("synthetic", map(request, generators(seed)))
+    def stratified() -> Iterator[Request]:
+        order = np.random.default_rng([spec.seed, _LENGTHS])
+        lengths = [order.permutation(strata(of, count)).tolist() for of in (spec.prompt_tokens, spec.output_tokens)]
+        for rng, prompt_tokens, output_tokens in zip(generators(spec.seed), *lengths, strict=False):
+            yield Request(vocabulary.random_ids(rng, prompt_tokens), output_tokens)
+
+    is_stratified = spec.lengths == "stratified" and spec.max_total_tokens is None
+    return RequestStream("synthetic", stratified() if is_stratified else map(drawn, generators(spec.seed)))
 
 
 def sharing(spec: SharedTextWorkload, vocabulary: Vocabulary, seed: int) -> RequestStream:
@@ -70,10 +78,38 @@ def draw_length(distribution: LengthDistribution, rng: np.random.Generator) -> i
     """
     from scipy.special import ndtr, ndtri  # takes as long as a small prediction, and fixed lengths do not need it
 
-    low, high, median = distribution.minimum, distribution.maximum, distribution.median
-    # Half a token on either side, so that rounding treats the bounds like all other counts.
-    bounds = np.log(np.array([low - 0.5, high + 0.5]) / median) / max(distribution.sigma, 1e-9)
-    below, above = ndtr(bounds)
+    below, above = ndtr(_bounds(distribution))
     # If the distribution leaves nothing between the bounds, the median decides which bound is used.
     deviations = ndtri(rng.uniform(below, above)) if below < above else 0.0
-    return int(np.clip(np.rint(median * np.exp(distribution.sigma * deviations)), low, high))
+    tokens = np.rint(distribution.median * np.exp(distribution.sigma * deviations))
+    return int(np.clip(tokens, distribution.minimum, distribution.maximum))
+
+
+def strata(distribution: LengthDistribution, count: int) -> NDArray[np.int64]:
+    """Token counts, ascending, whose mean is that of the truncated lognormal distribution to one token in all.
+
+    The distribution is divided into `count` parts of equal probability, and each count is the mean of its part.
+
+    >>> strata(LengthDistribution(median=100, sigma=0, maximum=64), 3).tolist()
+    [64, 64, 64]
+    """
+    from scipy.special import ndtr, ndtri
+
+    bounds, sigma = _bounds(distribution), distribution.sigma
+    below, above = ndtr(bounds)
+    edges = np.clip(ndtri(np.linspace(below, above, count + 1)), *bounds)
+    probability = np.diff(ndtr(edges))
+    if not (probability > 0).all():
+        means = np.full(count, distribution.median)
+    else:
+        means = distribution.median * np.exp(sigma**2 / 2) * np.diff(ndtr(edges - sigma)) / probability
+    low, high = distribution.minimum, distribution.maximum
+    # What one count loses to rounding, the next one gets.
+    return np.clip(np.diff(np.rint(np.cumsum(np.clip(means, low, high))), prepend=0), low, high).astype(np.int64)
+
+
+def _bounds(distribution: LengthDistribution) -> NDArray[np.float64]:
+    """The bounds as deviations of a standard normal distribution: half a token on either side, so that rounding treats
+    them like all other counts."""
+    ends = np.array([distribution.minimum - 0.5, distribution.maximum + 0.5])
+    return np.log(ends / distribution.median) / max(distribution.sigma, 1e-9)

