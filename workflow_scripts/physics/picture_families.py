@@ -70,8 +70,40 @@ def _qwen(text: Reader) -> Reader:
     return read
 
 
+# The tower of Gemma 4 26B-A4B and 31B, for configs that leave it out.
+_GEMMA4_VISION = {
+    **{"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "num_attention_heads": 16},
+    **{"head_dim": 72, "patch_size": 16, "position_embedding_size": 10240},
+}
+
+
+def _gemma4(c: ConfigValues) -> Fields:
+    fields = EXPERTS["gemma4_text"](c.part("text_config"))
+    v = c.part("vision_config") if c.get("vision_config") else ConfigValues(_GEMMA4_VISION)
+    hidden, width = v.size("hidden_size"), v.size("num_attention_heads") * v.size("head_dim")
+    # Attention and a gated MLP without biases; norms around both, and of queries and keys.
+    layer = 4 * hidden * width + 3 * hidden * v.size("intermediate_size") + 4 * hidden + 2 * v.size("head_dim")
+    embeddings = 3 * v.size("patch_size") ** 2 * hidden + 2 * v.size("position_embedding_size") * hidden
+    encoder = v.size("num_hidden_layers") * layer + embeddings + hidden * fields["hidden"]
+    return fields | {"tied_embeddings": c.flag("tie_word_embeddings", True), "encoder_parameters": encoder}
+
+
+def _mistral3(c: ConfigValues) -> Fields:
+    fields, v = DENSE["mistral"](c.part("text_config")), c.part("vision_config")
+    hidden, out = v.size("hidden_size"), fields["hidden"]
+    layer = 4 * hidden**2 + 3 * hidden * v.size("intermediate_size") + 2 * hidden
+    merger = c.size("spatial_merge_size", 2) ** 2 * hidden**2 + hidden
+    encoder = v.size("num_hidden_layers") * layer + 3 * v.size("patch_size") ** 2 * hidden + hidden
+    projector = merger + hidden * out + out**2
+    # Published checkpoints have an output matrix, and no config that says so.
+    tied = c.flag("tie_word_embeddings", fields.get("tied_embeddings", False))
+    return fields | {"tied_embeddings": tied, "encoder_parameters": encoder + projector}
+
+
 PICTURES: dict[str, Reader] = {
     "gemma3": _gemma3,
+    "gemma4": _gemma4,
+    "mistral3": _mistral3,
     "llama4": _llama4,
     "qwen3_vl": _qwen(DENSE["qwen3"]),
     "qwen3_vl_moe": _qwen(EXPERTS["qwen3_moe"]),

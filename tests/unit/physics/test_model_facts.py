@@ -135,6 +135,11 @@ KDA = {"head_dim": 8, "num_heads": 4, "short_conv_kernel_size": 4, "full_attn_la
 KIMI_LINEAR["linear_attn_config"] = KDA
 
 
+GEMMA4_VISION = shape("gemma4_vision", layers=2, hidden=24, inner=50, heads=3, num_key_value_heads=3, head_dim=8)
+GEMMA4_VISION |= {"patch_size": 4, "position_embedding_size": 16}
+PIXTRAL = shape("pixtral", layers=2, hidden=24, inner=50, heads=3, head_dim=8, image_size=28, patch_size=7)
+
+
 def with_pictures(kind, text, **vision):
     text = text | {"model_type": f"{kind}_text"}
     return {"model_type": kind, "text_config": text, "vision_config": QWEN_VISION | vision}
@@ -147,6 +152,13 @@ VARIANTS |= {
     "minimax_m2": MIXTRAL | {"model_type": "minimax_m2", "head_dim": 16},
     "kimi_linear": KIMI_LINEAR,
     "gemma4_text": GEMMA4,
+    "gemma4": {"model_type": "gemma4", "text_config": GEMMA4, "vision_config": GEMMA4_VISION},
+    "mistral3": {
+        "model_type": "mistral3",
+        "tie_word_embeddings": False,
+        "text_config": LLAMA | {"model_type": "mistral"},
+        "vision_config": PIXTRAL,
+    },
     "gemma4_text-keys-are-values": GEMMA4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 1},
     "gemma4_text-experts": GEMMA4
     | {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 20},

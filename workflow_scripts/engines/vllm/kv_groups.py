@@ -9,9 +9,9 @@ import math
 from dataclasses import replace
 
 from workflow_scripts.engines.capacity import KvPool, Term
-from workflow_scripts.engines.vllm.memory import Batch, EngineSettings
+from workflow_scripts.engines.vllm.memory import Batch, EngineSettings, with_drafting_layers
 from workflow_scripts.physics.layer_groups import kept_tokens, layer_groups, layers_with_memory
-from workflow_scripts.physics.layers import MAMBA_2, LatentAttention, Layer, State
+from workflow_scripts.physics.layers import MAMBA_2, LatentAttention, State
 from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError
 
 # vLLM versions at which the planning of the pool changed.
@@ -30,7 +30,7 @@ def kv_pool(facts: ModelFacts, settings: EngineSettings, batch: Batch, kind: str
     planning of such layers is not known here."""
     tensor, element = settings.tensor_parallel_size, facts.kv_dtype_bytes(settings.kv_cache_dtype)
     contexts, on_cpu = settings.decode_context_parallel_size, kind == "cpu"
-    stack = _with_drafting_layers(facts, settings)
+    stack = with_drafting_layers(facts, settings)
     mixers = {mixer for mixer, _ in layers_with_memory(stack)}
     per_token = {mixer.cache_bytes(element, tensor) for mixer in mixers if not isinstance(mixer, State)}
     drafted = settings.num_speculative_tokens
@@ -77,17 +77,6 @@ def kv_pool(facts: ModelFacts, settings: EngineSettings, batch: Batch, kind: str
         in_flight_tokens=batch.max_num_batched_tokens * in_flight,
         context_ranks=contexts,
     )
-
-
-def _with_drafting_layers(facts: ModelFacts, settings: EngineSettings) -> tuple[Layer, ...]:
-    """The layers, and those that draft: each with the attention to all tokens that the model has elsewhere."""
-    if not settings.draft_layers:
-        return facts.stack
-    mixers = (mixer for mixer, _ in layers_with_memory(facts.stack))
-    full = next((mixer for mixer in mixers if not isinstance(mixer, State) and mixer.reach is None), None)
-    if full is None:
-        raise ModelFactsError(f"{facts.model_type}: no layer attends to all tokens; what drafts is unknown")
-    return facts.stack + (Layer((full,), (), 0),) * settings.draft_layers
 
 
 def kv_cache_tokens(pool: KvPool, num_blocks: int, batch: Batch, settings: EngineSettings) -> Term:

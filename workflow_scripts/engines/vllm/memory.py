@@ -17,7 +17,7 @@ from typing import Literal
 from workflow_scripts.catalog.gpus_and_models import Gpu
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.engines.capacity import PipelineRank, Term
-from workflow_scripts.physics.layers import Attention, LatentAttention, State
+from workflow_scripts.physics.layers import Attention, LatentAttention, Layer, State
 from workflow_scripts.physics.model_facts import DTYPE_BYTES, NOT_COUNTED, ModelFacts, ModelFactsError
 
 GIB = 2**30
@@ -149,11 +149,23 @@ def split_layers(layers: int, pipeline_parallel_size: int) -> list[PipelineRank]
     ]
 
 
+def with_drafting_layers(facts: ModelFacts, settings: EngineSettings) -> tuple[Layer, ...]:
+    """The layers, and those that draft: each with the attention to all tokens that the model has elsewhere."""
+    if not settings.draft_layers:
+        return facts.stack
+    mixers = (mixer for layer in facts.stack for mixer in layer.mixers)
+    full = next((mixer for mixer in mixers if not isinstance(mixer, State) and mixer.reach is None), None)
+    if full is None:
+        raise ModelFactsError(f"{facts.model_type}: no layer attends to all tokens; what drafts is unknown")
+    return facts.stack + (Layer((full,), (), 0),) * settings.draft_layers
+
+
 def bytes_per_token(facts: ModelFacts, settings: EngineSettings, rank: PipelineRank) -> Term:
     """Bytes of a token in all layers of one device that keep it, at least for a while. If there are more ranks than KV
     heads, each rank keeps a whole head; it keeps all of a latent vector."""
     element = facts.kv_dtype_bytes(settings.kv_cache_dtype)
     stack = facts.stack[rank.first_layer : rank.first_layer + rank.layers]
+    stack += with_drafting_layers(facts, settings)[facts.layers :] if rank.last else ()
     mixers = Counter(mixer for layer in stack for mixer in layer.mixers if not isinstance(mixer, State))
     tensor = settings.tensor_parallel_size
     value = sum(count * mixer.cache_bytes(element, tensor) for mixer, count in mixers.items())
@@ -216,7 +228,8 @@ def device_memory(gpu: Gpu) -> Term:
 
 
 def weights(facts: ModelFacts, settings: EngineSettings, rank: PipelineRank) -> Term:
-    """Weights of one rank: matrices and vocabulary tables are split over tensor ranks; norms and biases are copied."""
+    """Weights of one rank: matrices, vocabulary tables and the encoder of pictures (in the first stage) are split over
+    tensor ranks; norms and biases are copied."""
     tensor, hidden, element = settings.tensor_parallel_size, facts.hidden, DTYPE_BYTES[facts.dtype]
     layers = Counter(facts.stack[rank.first_layer : rank.first_layer + rank.layers])
     vocabulary = math.ceil(facts.vocab / _VOCABULARY_STEP) * _VOCABULARY_STEP
@@ -229,12 +242,16 @@ def weights(facts: ModelFacts, settings: EngineSettings, rank: PipelineRank) -> 
             for layer, count in layers.items()
             for matrix in layer.matrices(hidden, tensor, whole_experts=settings.enable_expert_parallel)
         )
+        + rank.first * facts.encoder_parameters / tensor * element
         + tables * _allocated(vocabulary * hidden / tensor * element)
         + (sum(count * layer.vector_parameters(hidden) for layer, count in layers.items()) + positions) * element
     )
     stored = f"{facts.quantization} matrices, else {facts.dtype}" if facts.quantization else facts.dtype
     experts = f", but 1/{tensor} of the experts" if settings.enable_expert_parallel else ""
-    how = f"{stored}: {rank.layers} layers, vocabulary tables: {tables}, each matrix 1/{tensor}{experts}"
+    encoder = (
+        f", {facts.encoder_parameters:,} parameters of an encoder" if rank.first * facts.encoder_parameters else ""
+    )
+    how = f"{stored}: {rank.layers} layers, vocabulary tables: {tables}{encoder}, each matrix 1/{tensor}{experts}"
     return Term(round(value), "bytes", f"{how}; in the allocator's steps")
 
 

@@ -189,6 +189,19 @@ def test_more_ranks_than_kv_heads_keep_a_whole_head_each():
     assert value("bytes_per_token", few, tensor_parallel_size=4) == 131072 / 8
 
 
+def test_a_layer_that_drafts_keeps_tokens_on_the_last_rank():
+    log = {"available_kv_cache_gib": 4.0}
+    terms = terms_of(LLAMA_8B, log=log, num_speculative_tokens=2, draft_layers=1)
+    assert terms["bytes_per_token"].value == 33 * 4096 == terms["bytes_per_block"].value / 16
+
+
+def test_an_encoder_of_pictures_is_part_of_the_weights():
+    seeing = replace(LLAMA_8B, encoder_parameters=10**9)
+    for ranks in (1, 2):
+        alone, both = (value("weights", facts, tensor_parallel_size=ranks) for facts in (LLAMA_8B, seeing))
+        assert both - alone == 2 * 10**9 / ranks
+
+
 def test_pipeline_ranks_split_layers_and_the_last_one_samples():
     assert [rank.layers for rank in split_layers(32, 3)] == [11, 11, 10]
     terms = terms_of(pipeline_parallel_size=3, vllm_version="0.19.0")
