@@ -1,4 +1,4 @@
-"""Present: figures and the page, drawn from tables alone."""
+"""Present: figures and the page, drawn from tables; before, the accounting of a cluster is asked about its jobs."""
 
 
 rule figures:
