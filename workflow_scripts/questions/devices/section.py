@@ -208,16 +208,17 @@ def _why(rows: pd.DataFrame) -> str:
     if rows["weights_share_b"].isna().all():
         return ""
     shares = " and ".join(f"{100 * share:.0f} %" for share in rows["weights_share_b"].iloc[[0, -1]])
-    return f" Reading weights takes {shares} of the time on {rows['gpu_b'].iloc[0]}."
+    return f" It is predicted that reading weights takes {shares} of the time on {rows['gpu_b'].iloc[0]}."
 
 
 def _limited(rows: pd.DataFrame) -> str:
     last = records(rows.tail(1))[0]
     if limited := [side for side in "ab" if last[f"power_cap_share_{side}"] >= MUCH_AT_POWER_LIMIT]:
         shares = listed(f"{100 * last[f'power_cap_share_{x}']:.0f} % ({last[f'gpu_{x}']})" for x in limited)
-        lowest = min(last[f"sm_clock_mhz_min_{side}"] for side in limited)
+        clocks = listed(f"{last[f'sm_clock_mhz_median_{side}']:,.0f}" for side in limited)
         return (
-            f" At {number(last['x'])} the power limit lowers clocks in {shares} of the samples, to {lowest:,.0f} MHz."
+            f" At {number(last['x'])} the power limit lowers clocks in {shares} of the samples; the median clock is"
+            f" {clocks} MHz."
         )
     return ""
 
