@@ -38,7 +38,8 @@ class EngineLogFacts(Record):
     """What a log says; a value that it does not give is None.
 
     Sizes are in GiB, even if vLLM wrote GB for the same number. If ranks differ, a fact is that of the rank that sets
-    the limit: the smallest KV cache, the largest use of memory; `ranks` holds them all. Latencies are in ms, rates
+    the limit: the smallest KV cache, the largest use of memory; `ranks` holds them all. Tokens in the caches of several
+    data-parallel engines are added. Latencies are in ms, rates
     per second; `total_tokens_per_s` counts prompt and output tokens.
 
     `read_from` gives the line, from 1, where each fact was printed. A number that was not printed has no line: if an
@@ -181,7 +182,7 @@ def _derived(facts: EngineLogFacts, text: str) -> dict[str, int]:
     if not tokens or (concurrency and length and abs(tokens / length - concurrency) >= 0.02):
         return {}
     # V0 printed the tokens of only one stage of its pipeline, but the blocks of all.
-    if re.search(r"(?:decode_context|pipeline)_parallel_size['\"]?\s*[=:]\s*(?:[2-9]|1\d)", text):
+    if re.search(r"(?:decode_context|pipeline|data)_parallel_size['\"]?\s*[=:]\s*(?:[2-9]|1\d)", text):
         return {}
     # In the versions that print tokens, block sizes are multiples of 16.
     if blocks and blocks > 0 and block_size is None and tokens % (16 * blocks) == 0:

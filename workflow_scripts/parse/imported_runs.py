@@ -8,7 +8,7 @@ describes it. The output has one record per run, with everything that its files 
 
 import re
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -66,13 +66,33 @@ def _log(path: Path, number: int | None, where: str) -> dict[str, Any]:
     stated = facts.model_dump(mode="json", exclude={"ranks", "derived", "read_from"}) | facts.derived
     # What the engine's periodic lines say, in their order: requests that run and wait, use of the KV cache, hits.
     said = (_PERIODIC.search(line.text) for line in read_lines(read_log_text(path)))
-    over_time = [{name: float(text) for name, text in line.groupdict().items() if text} for line in said if line]
-    return stated | {"over_time": over_time}
+    return stated | {"over_time": _over_time([line.groupdict() for line in said if line])}
+
+
+def _over_time(lines: Iterable[Mapping[str, str | None]]) -> list[dict[str, float]]:
+    """What periodic lines say, one entry for each time that all engines of a deployment have printed theirs: the sums
+    of requests, and the means of shares."""
+    rounds: list[dict[str | None, dict[str, float]]] = []
+    for line in lines:
+        engine = line["engine"]
+        if not rounds or engine in rounds[-1]:
+            rounds.append({})
+        rounds[-1][engine] = {name: float(text) for name, text in line.items() if text and name != "engine"}
+    entries = []
+    for by_engine in rounds:
+        told: dict[str, list[float]] = {}
+        for of_one in by_engine.values():
+            for name, value in of_one.items():
+                told.setdefault(name, []).append(value)
+        counts = ("running", "waiting")
+        entries.append({name: sum(of) / (1 if name in counts else len(of)) for name, of in told.items()})
+    return entries
 
 
 # Every few seconds; V0 calls waiting requests pending.
 _PER_CENT = r"\d{1,15}(?:\.\d{0,15})?)%"
 _PERIODIC = re.compile(
+    r"(?:Engine (?P<engine>\d{3,5}): .{0,200}?)?"
     r"Running: (?P<running>\d{1,15}) reqs.{0,200}?(?:Waiting|Pending): (?P<waiting>\d{1,15}) reqs"
     rf".{{0,200}}?KV cache usage: (?P<kv_cache_usage_pct>{_PER_CENT}"
     rf"(?:.{{0,200}}?[^l] [Pp]refix cache hit rate: (?:GPU: )?(?P<prefix_cache_hit_rate_pct>{_PER_CENT})?"

@@ -27,6 +27,7 @@ FILES = {
     "smi.csv": "timestamp, memory.used [MiB], power.draw [W], utilization.gpu [%]\n"
     "2026/05/30 16:23:28.000, 71000 MiB, 640.00 W, 97 %\n2026/05/30 16:23:29.000, 72000 MiB, 660.00 W, 99 %\n",
 }
+SAID = [(0, (4, 1, 50)), (1, (3, 2, 40)), (0, (5, 0, 10)), (1, (4, 0, 30))]
 RUNS: list[dict[str, Any]] = [
     RUN | {"knobs": {"max_num_seqs": 64}, "tokens_per_request": [220, 190], "results": "fast.txt", "trace": "smi.csv"},
     RUN | {"knobs": {"max_num_seqs": 1}, "tokens_per_request": [220, 190], "results": "flat.txt"},
@@ -73,6 +74,16 @@ def test_periodic_lines_rates_of_the_mapping_and_of_a_script_are_kept(tmp_path):
     assert cells.loc[0, counts].tolist() == pytest.approx([56, 38, 42, 0.994, 0.65])
     assert cells["output_tokens_per_s"].tolist()[:2] == [650, 293.1]
     assert cells.loc[2, "total_tokens_per_s"] == 900
+
+
+def test_requests_of_data_parallel_engines_are_added(tmp_path):
+    lines = (
+        f"INFO 08-01 10:00:00 [loggers.py:123] Engine {engine:03}: {PERIODIC.format(*told)}" for engine, told in SAID
+    )
+    (tmp_path / "engines.log").write_text("\n".join(lines))
+    (run,) = read_runs(write_runs(tmp_path, RUN | {"results": "engines.log"}))
+    names = ("running", "waiting", "kv_cache_usage_pct")
+    assert [tuple(map(told.get, names)) for told in run["log"]["over_time"]] == [(7, 3, 45), (9, 0, 20)]
 
 
 def test_runs_are_rows_of_the_cells_table_beside_measured_ones(tmp_path):

@@ -39,6 +39,15 @@ def _smallest(readings: Sequence[Reading], fact: str) -> Reading:
     return min(readings, key=lambda reading: _number(reading, fact))
 
 
+def _over_engines(readings: Sequence[Reading], fact: str) -> Reading:
+    """The sum over the engines of a data-parallel deployment, each with a cache of its own: of each, the smallest."""
+    engines: dict[str, list[Reading]] = {}
+    for reading in readings:
+        engine = re.search(r"\bEngineCore_(DP\d{1,5})\b", reading.rank or "")
+        engines.setdefault(engine[1] if engine else "", []).append(reading)
+    return _total([_smallest(of_one, fact) for of_one in engines.values()], fact)
+
+
 def _largest(readings: Sequence[Reading], fact: str) -> Reading:
     return max(readings, key=lambda reading: _number(reading, fact))
 
@@ -155,7 +164,7 @@ ROWS: tuple[FactRow, ...] = (
     _row(_first, r"(?<![\w-])block_size={block_size:count}, enable_prefix_caching=(?:True|False),"),  # cut off before
     _row(_first, r"--block[-_]size[=\s'\",]+{block_size:count}(?! requires)"),  # a command line, echoed
     # --- KV cache ----------------------------------------------------------------------------------------------------
-    _rank_row(_smallest, r"KV cache size: {kv_cache_tokens:count} tokens"),  # V1: 0.8 to 0.32
+    _rank_row(_over_engines, r"KV cache size: {kv_cache_tokens:count} tokens"),  # V1: 0.8 to 0.32
     _rank_row(_smallest, r"max_total_num_tokens={kv_cache_tokens:count}"),  # SGLang
     _rank_row(_smallest, r"cache_config_info\{[^{}]*?kv_cache_size_tokens=\"{kv_cache_tokens:count}\""),  # 0.25
     _row(_smallest, r"tokens that can be stored in KV cache \({kv_cache_tokens:count}\)"),  # V0, when it refuses

@@ -170,6 +170,13 @@ def test_several_lines(log, expected):
     assert {name: getattr(facts, name) for name in expected} == expected
 
 
+def test_tokens_of_data_parallel_engines_are_added():
+    line = "(EngineCore_DP{} pid=1{}) INFO 09-03 00:40:55 [kv_cache_utils.py:849] GPU KV cache size: {:,} tokens\n"
+    sizes = ((0, 160_000), (0, 150_000), (1, 140_000))
+    facts = parse_engine_log("".join(line.format(engine, engine, tokens) for engine, tokens in sizes))
+    assert (facts.kv_cache_tokens, len(facts.ranks["kv_cache_tokens"])) == (290_000, 3)
+
+
 def test_rank_with_the_smallest_kv_cache_binds_and_all_are_kept():
     facts = parse_engine_log(
         "(VllmWorker TP0 pid=11) INFO 09-03 00:40:53 [gpu_worker.py:276] Available KV cache memory: 12.50 GiB\n"
