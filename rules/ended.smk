@@ -8,7 +8,7 @@ PENDING |= set(MEASURING.gpus if MEASURING.decided else ())
 # GPUs with a list that is missing or does not hold what has ended.
 CHANGED = set()
 if workflow.is_main_process:
-    for gpu in set(GPUS) - PENDING:
+    for gpu in GPUS:
         if not is_list_of(PATHS.ended(gpu), ended_cells([cell for cell in CELLS.values() if cell.gpu == gpu], PATHS)):
             CHANGED.add(gpu)
 

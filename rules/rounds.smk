@@ -157,10 +157,8 @@ def needed_by_list(wildcards):
     """The batches with cells of a GPU. They are new in each call, so an existing list is made again."""
     if measures():
         tell_what_is_measured()
-    if wildcards.gpu in CHANGED:
-        return [PATHS.begun]
-    if not measures():
-        return [ancient(PATHS.begun)]
+    if not (measures() and wildcards.gpu in PENDING):
+        return [PATHS.begun] if wildcards.gpu in CHANGED else [ancient(PATHS.begun)]
     markers = markers_with(wildcards.gpu)
     return [*markers, PATHS.round_plan(MEASURING.decided)] if MEASURING.decided else markers
 
