@@ -43,7 +43,7 @@ def test_several_baselines_give_the_steps_with_a_picture_and_a_missing_one_stops
     done = regress(*nights[:2])
     assert done.returncode == 1, done.stderr
     text = (results / "regression.md").read_text()
-    assert "| cpu-all/vllm/tiny/chat/bs32 | output_tokens_per_s | 1,000 → 1,010 → 100 | 0.0995 (" in text
+    assert "| cpu-all/vllm/tiny/chat/bs32 | output_tokens_per_s | 1,000 → 1,010 → 100 tokens/s | 0.0995 (" in text
     assert {path.name for path in (results / "regression").iterdir()} == {
         *("steps.json", "steps.png", "steps.svg", "steps.column.svg")
     }
