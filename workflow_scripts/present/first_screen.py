@@ -25,7 +25,7 @@ from workflow_scripts.questions.predictions.measured_or_predicted import predict
 from workflow_scripts.questions.trust.where_measured import NOISY_PCT, host_load
 from workflow_scripts.study.progress import clock
 from workflow_scripts.study.setting_words import setting_phrase, settings_in_words, shortly
-from workflow_scripts.tables.results import RATE, TOTAL, MissingError, Tables, records
+from workflow_scripts.tables.results import RATE, STEADY, TOTAL, MissingError, Tables, records
 
 MOST_DEVICES = 2
 # A larger share of a repeat in which the engine drains is told.
@@ -105,16 +105,20 @@ def _environments(report: Report) -> Iterator[str]:
 
 
 def _throughput(report: Report) -> Iterator[str]:
-    """The first device's total rate at the lowest and the highest value of the knob; then what others published."""
+    """The first device's rate at the lowest and the highest value of the knob; then what others published.
+
+    If the repeats have a long drain, it is the output rate while the engine is full, else the total rate.
+    """
     knob, group = sequence_limit.most_important_group(report.tables)
     grown, ends = [], (group.rows["x"].min(), group.rows["x"].max())
-    values = values_at(report.tables, group, TOTAL, sequence_limit.DRAIN)
+    values = values_at(report.tables, group, TOTAL, STEADY, sequence_limit.DRAIN)
     for gpu in dict.fromkeys(group.rows["gpu"]):
-        at, share = values.loc[gpu].reindex(ends)[TOTAL], values.loc[gpu][sequence_limit.DRAIN].get(ends[1])
+        at_ends = values.loc[gpu].reindex(ends)
+        is_steady = at_ends[sequence_limit.DRAIN].iloc[1] > MUCH_DRAIN and at_ends[STEADY].notna().all()
+        measure, what = (STEADY, "output tokens/s while full") if is_steady else (TOTAL, "total tokens/s")
+        at = at_ends[measure]
         if at.notna().all():
-            fewer = f", with fewer running in the last {100 * share:.0f} %" if share > MUCH_DRAIN else ""
-            by = number(at[ends[1]] / at[ends[0]])
-            grown.append(f"{by} times the total tokens/s on {gpu} ({span(at)}) over whole repeats{fewer}")
+            grown.append(f"{number(at.iloc[1] / at.iloc[0])} times the {what} on {gpu} ({span(at)})")
     if grown:
         yield f"{sentence(setting_phrase(knob, ends[1]))} instead of {shortly(knob, *ends)}: {grown[0]}."
     published = sequence_limit.published_rates(report.tables, set(group.rows["cell_id"]))
