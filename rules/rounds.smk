@@ -75,7 +75,9 @@ def begun():
 
 @cache
 def tell_what_is_measured():
-    """Log which cells are left out or repeated, and why."""
+    """Log which cells are left out or repeated, and why; stop if a cluster has none of the devices."""
+    if CELLS_PER_JOB and MEASURING.left:
+        raise WorkflowError(MEASURING.why_left)
     if MEASURING.why_left:
         logger.warning(MEASURING.why_left)
     cells = {one.cell for batch in MEASURING.batches.values() for one in batch.starts}

@@ -181,6 +181,8 @@ def engines(lab: SlurmLab) -> dict[str, psutil.Process]:
 
 def test_a_second_call_has_nothing_to_do_and_a_new_block_size_is_all_that_a_third_would_measure(checkout):
     checkout.write_study([{"gpu": [f"lab-{gpu}" for gpu in GPU_TYPES]}])
+    # Rates of devices that the first call measured are new to the tables.
+    assert "measure_batch" not in checkout.snakemake(*TABLE).stderr
     assert re.search(r"^total +0$", checkout.snakemake(*TABLE).stderr, re.MULTILINE)
     run = checkout.root / "workflow_scripts/measure/run.py"
     run.write_text(run.read_text() + "\n# A comment.\n")
