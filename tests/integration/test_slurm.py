@@ -249,7 +249,8 @@ def test_cells_of_another_cluster_are_merged_by_copying_and_another_protocol_is_
         if target.knobs.max_concurrency == 5:
             definition["protocol"] -= 1
         record = json.loads((evidence / "outcome.json").read_text())
-        record |= {"cell_id": target.id, "definition": definition, "definition_sha256": json_sha256(definition)}
+        sha256 = json_sha256({name: value for name, value in definition.items() if name != "repeats"})
+        record |= {"cell_id": target.id, "definition": definition, "definition_sha256": sha256}
         record["provenance"] |= {"host": "elsewhere", "lock_sha256": "f" * 64}
         (checkout.folder(target.id) / "outcome.json").write_text(json.dumps(record))
     done = checkout.snakemake("partial_report", *TABLE)
