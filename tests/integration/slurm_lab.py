@@ -19,6 +19,7 @@ from pathlib import Path
 import psutil
 
 GPU_TYPES = ("h200", "h100", "a100", "l40s")
+GRES_TYPES = {gpu: gpu for gpu in GPU_TYPES} | {"l40s": "nvidia_l40s-48gb"}  # many sites have such a hyphen
 
 _CONF = """\
 ClusterName=lab
@@ -101,7 +102,7 @@ innodb-flush-method=nosync
 """
 _NODE = (
     "NodeName=n-{gpu} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=16 Sockets=1 CoresPerSocket=16"
-    " ThreadsPerCore=1 RealMemory=500000 Gres=gpu:{gpu}:1 Feature={gpu}\n"
+    " ThreadsPerCore=1 RealMemory=500000 Gres=gpu:{gres}:1 Feature={gpu}\n"
     "PartitionName=gpu-{gpu} Nodes=n-{gpu} MaxTime=1-0 DefaultTime=10 State=UP\n"
 )
 
@@ -155,11 +156,11 @@ class SlurmLab:
         conf = (conf + (_ACCOUNTING if self._accounting else _NO_ACCOUNTING)).format(**facts)
         gres = ""
         for number, (gpu, port) in enumerate(zip(GPU_TYPES, ports, strict=True)):
-            conf += _NODE.format(gpu=gpu, host=host, port=port)
+            conf += _NODE.format(gpu=gpu, gres=GRES_TYPES[gpu], host=host, port=port)
             # With a regular file in place of the device, CUDA_VISIBLE_DEVICES is not set.
             device = self.root / "dev" / f"nvidia{number}"
             os.mknod(device, 0o20666, os.makedev(195, number))
-            gres += f"NodeName=n-{gpu} Name=gpu Type={gpu} File={device}\n"
+            gres += f"NodeName=n-{gpu} Name=gpu Type={GRES_TYPES[gpu]} File={device}\n"
         self.conf.write_text(conf)
         self.conf.with_name("gres.conf").write_text(gres)
         self.conf.with_name("cgroup.conf").write_text(_CGROUPS if self._memory_limits else "")

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from tests.integration.conftest import CHECKOUT
-from tests.integration.slurm_lab import GPU_TYPES, SlurmLab
+from tests.integration.slurm_lab import GPU_TYPES, GRES_TYPES, SlurmLab
 from tests.unit.made_studies import fixed, write_study
 from workflow_scripts.study.outcome import Outcome
 
@@ -46,6 +46,7 @@ class LabCheckout:
         """Write the site file; the arguments replace its keys."""
         gpus = {f"lab-{gpu}": {"partition": f"gpu-{gpu}", "slurm_type": gpu, "constraint": gpu} for gpu in GPU_TYPES}
         gpus["lab-h100"] = {"partition": "gpu-h100", "slurm_type": "h100", "ask_by": "gpus"}
+        gpus["lab-l40s"] |= {"slurm_type": GRES_TYPES["l40s"], "ask_by": "gpus_per_node"}
         site = {"name": "lab", "prepare": {"partition": "gpu-l40s"}, "attempts": 2, "startup_minutes": 5, "gpus": gpus}
         (self.root / "config/lab_site.yaml").write_text(yaml.safe_dump({**site, **changes}))
 

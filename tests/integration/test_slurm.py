@@ -18,7 +18,7 @@ import psutil
 import pytest
 from filelock import FileLock
 
-from tests.integration.slurm_lab import GPU_TYPES, SlurmLab, wait_for
+from tests.integration.slurm_lab import GPU_TYPES, GRES_TYPES, SlurmLab, wait_for
 from tests.integration.slurm_study import KNOBS, LabCheckout, cell
 from tests.unit.made_studies import end_cell, fixed, write_study
 from workflow_scripts.catalog.gpus_and_models import load_gpus
@@ -89,7 +89,7 @@ def test_each_cell_runs_on_a_node_of_its_gpu_and_the_report_is_drawn(checkout, l
         assert job["JobState"] == "COMPLETED"
         assert (job["Partition"], job["NodeList"]) == (f"gpu-{gpu}", f"n-{gpu}")
         assert outcome.provenance["job"]["SLURMD_NODENAME"] == f"n-{gpu}"
-        assert job["JOB_GRES"] == f"gpu:{gpu}:1"
+        assert job["JOB_GRES"] == f"gpu:{GRES_TYPES[gpu]}:1"
         assert outcome.provenance["job"]["CUDA_VISIBLE_DEVICES"] == "0"  # the first and only one of its node
 
 
@@ -547,7 +547,7 @@ def test_cells_that_matter_are_measured_on_two_gpu_types_after_one_calibration_j
     assert done.returncode == 0, done.stderr
     jobs = {job["JobId"]: job for job in lab.jobs() if job["JobId"] not in known}
     calibrated = [(job["Partition"], job["JOB_GRES"]) for job in jobs.values() if "calibrate_devices" in job["Comment"]]
-    assert sorted(calibrated) == [(f"gpu-{gpu}", f"gpu:{gpu}:1") for gpu in types]
+    assert sorted(calibrated) == [(f"gpu-{gpu}", f"gpu:{GRES_TYPES[gpu]}:1") for gpu in types]
     # The login node predicts with them.
     with (checkout.root / "results/lab/plan/plan.csv").open() as lines:
         assert [row["speed_source"] for row in csv.DictReader(lines)] == ["calibrated"] * 10

@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from workflow_scripts.catalog.gpus_and_models import CONFIG, load_gpus, load_models
 from workflow_scripts.common.command import ATTEMPT, STUDY, command, option, positive
@@ -48,7 +48,19 @@ class Queue(Record):
     partition: str | None = Field(None, description="sbatch --partition")
     qos: str | None = Field(None, description="sbatch --qos")
     constraint: str | None = Field(None, description="sbatch --constraint, e.g. a100_80gb")
-    extra: str | None = Field(None, description="any other sbatch options, e.g. --exclusive")
+    extra: str | None = Field(None, description="sbatch options that no other key sets, e.g. --exclusive")
+
+    @field_validator("extra")
+    @classmethod
+    def _allowed_by_the_executor(cls, extra: str | None) -> str | None:
+        from snakemake_executor_plugin_slurm.validation import get_forbidden_slurm_options
+
+        # It matches options that a space or `=` follows, in its own spelling.
+        for pattern, what in get_forbidden_slurm_options().items():
+            if found := re.search(pattern, f"{extra or ''} "):
+                option = found.group().strip(" =")
+                raise ValueError(f"{option} is not allowed here, because Snakemake's Slurm executor sets the {what}")
+        return extra
 
 
 AnyQueue = TypeVar("AnyQueue", bound=Queue)
@@ -57,14 +69,20 @@ AnyQueue = TypeVar("AnyQueue", bound=Queue)
 class GpuQueue(Queue):
     """How one device of the catalogue is requested at this site."""
 
-    ask_by: Literal["gres", "gpus", "nothing"] = Field(
-        "gres", description="--gres=gpu:TYPE:N, --gpus=TYPE:N, or neither"
+    ask_by: Literal["gres", "gpus", "gpus_per_node", "nothing"] = Field(
+        "gres", description="--gres=gpu:TYPE:N, --gpus=TYPE:N, --gpus-per-node=TYPE:N, or nothing"
     )
     slurm_type: str | None = Field(
-        None, pattern=r"^[A-Za-z0-9_.]+$", description="TYPE, as `sinfo -o %G` prints it; none: untyped"
+        None, pattern=r"^[A-Za-z0-9_.-]+$", description="TYPE, as `sinfo -o %G` prints it; none: untyped"
     )
     cores_per_gpu: int | None = Field(None, gt=0, description="cores that the site bills with one GPU")
     memory_mb: int | None = Field(None, gt=0, description="host memory of a job, instead of the estimate")
+
+    @model_validator(mode="after")
+    def _type_that_the_executor_accepts(self) -> "GpuQueue":
+        if "-" in (self.slurm_type or "") and self.ask_by in ("gres", "gpus"):
+            raise ValueError(f"slurm_type: {self.slurm_type} has a hyphen, which needs `ask_by: gpus_per_node`")
+        return self
 
 
 class Site(Record):
@@ -148,7 +166,7 @@ class Needs:
     """What a cell needs on any cluster; memory is host memory, in MB."""
 
     gpus: int
-    cores: int
+    cores: int | None  # None: all cores of a node
     memory_mb: int
 
 
@@ -166,7 +184,7 @@ def _needs(gpu_name: str, model_name: str, count: int) -> Needs:
         weights_mb = count * (gpu.memory_bytes or _UNKNOWN_WEIGHTS_BYTES) / _MB
     memory_mb = math.ceil(_HOST_BASE_MB + _HOST_MB_PER_GPU * count + _HOST_MB_PER_WEIGHT_MB * weights_mb)
     if gpu.kind == "cpu":
-        return Needs(0, gpu.cpu_cores or 1, memory_mb)
+        return Needs(0, gpu.cpu_cores, memory_mb)
     return Needs(count, _CORES_BASE + _CORES_PER_GPU * count, memory_mb)
 
 
@@ -193,28 +211,35 @@ def job_resources(
     queue = site.queue_of(cells[0].gpu)
     needs = [needs_of(cell) for cell in cells]
     gpus = max(max(n.gpus for n in needs), 1)
-    cores = queue.cores_per_gpu * gpus if queue.cores_per_gpu else max(n.cores for n in needs)
+    cores = (
+        queue.cores_per_gpu * gpus if queue.cores_per_gpu else max((n.cores for n in needs if n.cores), default=None)
+    )
     limits_s = limits_s or {}
     limit_s = sum(attempt.time_limit_s(cap_s, limits_s.get(cell.id, math.inf)) for cell in cells)
     asked_for: dict[str, Resources] = {
         "gres": {"gres": ":".join(filter(None, ["gpu", queue.slurm_type, str(gpus)]))},
         "gpus": {"gpu": gpus, **({"gpu_model": queue.slurm_type} if queue.slurm_type else {})},
+        "gpus_per_node": {},
         "nothing": {},
     }
     resources: Resources = {
         "runtime": site.startup_minutes + math.ceil(limit_s / 60),
         "mem_mb": queue.memory_mb or max(n.memory_mb for n in needs),
-        "cpus_per_task": cores,
+        "cpus_per_task": cores or -1,  # -1: the executor requests none, neither for the job nor for its step
         # One task per job, however many GPUs it has: engines start their own processes.
         "tasks_per_gpu": 0,
         **asked_for[queue.ask_by],
         **queue_resources(queue),
     }
+    extra = [queue.extra or ""]
+    if queue.ask_by == "gpus_per_node":
+        extra.append("--gpus-per-node=" + ":".join(filter(None, [queue.slurm_type, str(gpus)])))
+    if cores is None:
+        extra.append("--exclusive")
     # The executor gives them to a shell, and others may have written the files that name them.
-    avoided = ",".join(sorted(filter(_NODE.fullmatch, avoid_nodes)))
-    if avoided:
-        resources["slurm_extra"] = f"{resources.get('slurm_extra', '')} --exclude={avoided}".strip()
-    return resources
+    if avoided := ",".join(sorted(filter(_NODE.fullmatch, avoid_nodes))):
+        extra.append(f"--exclude={avoided}")
+    return resources | ({"slurm_extra": " ".join(filter(None, extra))} if any(extra) else {})
 
 
 def queue_resources(queue: Queue) -> Resources:

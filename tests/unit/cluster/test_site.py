@@ -72,6 +72,19 @@ def test_defaults_hold_for_every_gpu_that_does_not_say_otherwise():
     assert options("l40s", defaults=defaults, gpus=gpus) == of_all.format("short", "--ntasks=1 ")
 
 
+def test_types_with_a_hyphen_and_whole_cpu_nodes_are_requested_as_the_executor_accepts():
+    hyphen = {"slurm_type": "nvidia_a100-sxm4-80gb", "ask_by": "gpus_per_node", "extra": "--exclusive"}
+    asked = options("h200", defaults={}, gpus={"h200": hyphen})
+    assert asked == (
+        "-t 75 --mem 40076 --ntasks=1 --cpus-per-task=8 --exclusive --gpus-per-node=nvidia_a100-sxm4-80gb:1"
+    )
+    cpu_nodes = yaml.safe_load((ROOT / "config/site_cpu.yaml").read_text())["gpus"]
+    of_cpu = Cell("cpu-all", "vllm", "tiny-llama-57m", "short", VllmKnobs(), ("all",))
+    for cores, asked in ((None, "--ntasks=1 --exclusive"), (48, "--ntasks=1 --cpus-per-task=48")):
+        nodes = site(defaults={}, gpus={"cpu-all": {**cpu_nodes["cpu-all"], "cores_per_gpu": cores}})
+        assert asked in sbatch_options(job_resources([of_cpu], nodes, 3600, ONCE))
+
+
 HOSTILE = ["$(touch X)", "n3 --wrap=x", "-n3", "n3;x", "n3\n", "`x`", ""]
 
 
@@ -107,6 +120,12 @@ def test_a_plan_shortens_time_limits_but_that_of_the_last_attempt(tmp_path):
         ({"gpus": {"h300": {}}}, "gpus: h300: unknown; allowed: h200,"),
         ({"gpus": {"h200": {"gres": "gpu:1"}}}, "gpus.h200.gres: unknown key; allowed: account,"),
         ({"gpus": {"h200": {"slurm_type": "'h200'"}}}, "gpus.h200.slurm_type: String should match"),
+        ({"gpus": {"h200": {"slurm_type": "nvidia_a100-80gb"}}}, "gpus.h200: slurm_type: nvidia_a100-80gb"),
+        *(
+            ({"gpus": {"h200": {"extra": f"--exclusive {option}"}}}, f"gpus.h200.extra: {name} is not allowed")
+            for option in ("--gres=gpu:1", "--gpus 1", "--nodes=1", "--comment=x", "-N 1", "--parsable")
+            for name in [option.partition("=")[0].partition(" ")[0]]
+        ),
     ],
 )
 def test_a_bad_site_file_is_one_message_that_names_the_place(tmp_path, changes, message):
