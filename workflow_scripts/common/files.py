@@ -113,6 +113,17 @@ def parse_json(content: bytes, where: str) -> Any:
     return values
 
 
+def is_json_object(text: str) -> bool:
+    """
+    >>> is_json_object('{"a": 1}'), is_json_object("[1]"), is_json_object("")
+    (True, False, False)
+    """
+    try:
+        return isinstance(parse_json(text.encode(), ""), dict)
+    except InputError:
+        return False
+
+
 def _finite(text: str) -> float:
     if math.isinf(number := float(text)):
         raise ValueError(f"{text[:20]}... is too large a number")

@@ -9,12 +9,13 @@ from pathlib import Path
 import pandas as pd
 
 from workflow_scripts.common.columns import COLUMNS
-from workflow_scripts.tables.parsed_facts import START
+from workflow_scripts.tables.parsed_facts import REPEAT, START
 from workflow_scripts.tables.typed_tables import (
     FLAG,
     INTEGER,
     KNOBS,
     NUMBER,
+    OBJECT,
     TEXT,
     declared,
     read_table,
@@ -49,6 +50,7 @@ CELLS = table_schema(
     _HOW_ENDED,
     INTEGER("start", "the start that the outcome is of; null if there is none"),
     TEXT("failed_starts", "how other starts ended if this one is `ok`; null if none failed"),
+    key=["cell_id"],
     knobs=True,
 )
 STARTS = table_schema(
@@ -65,7 +67,7 @@ STARTS = table_schema(
     TEXT("cudagraph_mode", "effective"),
     TEXT("attention_backend", "named by the engine"),
     TEXT("not_as_asked", "settings that the engine silently replaced"),
-    TEXT("effective", "all effective settings, a JSON object"),
+    OBJECT("effective", "all effective settings, a JSON object"),
     NUMBER("available_kv_cache_gib model_weights_gib peak_activation_gib cuda_graph_gib", "printed by the engine"),
     NUMBER("cpu_steal_pct", "CPU time of the hypervisor, of all cores"),
     declared("cpu_others_pct"),
@@ -86,6 +88,7 @@ STARTS = table_schema(
     TEXT("host device_name device_uuid engine_version git_commit protocol lock_sha256", "provenance"),
     TEXT("processor", "CPU name, vendor, family, model, instruction sets"),
     TEXT("dtype", "type in which the model was computed"),
+    key=START,
 )
 REPEATS = table_schema(
     "repeats",
@@ -132,6 +135,7 @@ REPEATS = table_schema(
     NUMBER("kv_slots_reserved_mean", "token slots reserved for them, mean over time"),
     declared("kv_bytes_used_mean kv_bytes_reserved_mean kv_bytes_reserved_peak"),
     declared("torch_memory_bytes_max process_memory_growth_bytes_max"),
+    key=REPEAT,
 )
 # Columns of the one frame.
 FRAME_COLUMNS = {

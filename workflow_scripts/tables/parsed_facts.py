@@ -7,9 +7,16 @@ from typing import Any
 import pandas as pd
 
 from workflow_scripts.catalog.gpus_and_models import CatalogError, get_model
+from workflow_scripts.common.faults import InputError
+from workflow_scripts.common.files import is_json_object
 from workflow_scripts.common.parquet import read_parquet, readable
 from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, read_model_facts
 from workflow_scripts.study.parsed_columns import table_columns
+
+# A row belongs to one start of a cell's engine, or to one repeat in it.
+START = ["cell_id", "start"]
+REPEAT = [*START, "repeat"]
+_KEYS = {"starts": START, "repeats": REPEAT, "requests": [*REPEAT, "request_id"]}
 
 
 def read_parsed(
@@ -21,12 +28,13 @@ def read_parsed(
     types = {name: of_table[name] for name in columns or of_table}
     rows = read_parquet(path, columns=list(types), **options)
     with readable(path):
-        return rows.astype(types)
-
-
-# A row belongs to one start of a cell's engine, or to one repeat in it.
-START = ["cell_id", "start"]
-REPEAT = [*START, "repeat"]
+        rows = rows.astype(types)
+    key = [name for name in _KEYS.get(table, []) if name in rows]
+    if key == _KEYS.get(table) and rows.duplicated(key).any():
+        raise InputError(f"{path}: two rows have the same {', '.join(key)}")
+    if "effective" in rows and not all(map(is_json_object, rows["effective"].dropna())):
+        raise InputError(f"{path}: effective: not a JSON object")
+    return rows
 
 
 def numbered(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.Index]:

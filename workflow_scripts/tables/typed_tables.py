@@ -4,7 +4,7 @@ A module that makes a table registers its schema here with `table_schema`: its c
 `workflow_scripts.questions.table_docs` writes docs/tables.md from them.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,14 +17,15 @@ from pyarrow import csv
 from workflow_scripts.common.columns import COLUMNS
 from workflow_scripts.common.csv_text import with_texts
 from workflow_scripts.common.faults import InputError
-from workflow_scripts.common.files import write_bytes
+from workflow_scripts.common.files import is_json_object, write_bytes
 from workflow_scripts.common.parquet import read_parquet, to_parquet
 
 
 class Kind(NamedTuple):
-    """A type of columns, each of which can hold a null."""
+    """A type of columns, each of which can hold a null; other values pass `check`."""
 
     dtype: str
+    check: Callable[[str], bool] | None = None
 
     def __call__(self, names: str | Iterable[str], meaning: str) -> dict[str, pa.Column]:
         """Columns that share one meaning; `names` are separated by spaces.
@@ -33,10 +34,12 @@ class Kind(NamedTuple):
         {'ratio_low': 'its interval', 'ratio_high': 'its interval'}
         """
         listed = names.split() if isinstance(names, str) else names
-        return {name: pa.Column(self.dtype, nullable=True, description=meaning) for name in listed}
+        checks = [pa.Check(self.check, element_wise=True)] if self.check else None
+        return {name: pa.Column(self.dtype, checks, nullable=True, description=meaning) for name in listed}
 
 
 TEXT, INTEGER, NUMBER, FLAG = Kind("string"), Kind("Int64"), Kind("float64"), Kind("boolean")
+OBJECT = Kind("string", is_json_object)
 KNOBS = "^knob_.+$"
 
 
@@ -58,18 +61,24 @@ class TableError(InputError):
 
 
 def table_schema(
-    table: str, about: str, *parts: Mapping[str, pa.Column], notes: str = "", knobs: bool = False
+    table: str,
+    about: str,
+    *parts: Mapping[str, pa.Column],
+    key: Sequence[str] | None = None,
+    notes: str = "",
+    knobs: bool = False,
 ) -> pa.DataFrameSchema:
     """Register the schema of a table: its columns, and no others; with `knobs`, also `knob_*` of any type.
 
-    `about` says what a row is, and `notes` follow the columns in the documentation, both in Markdown.
+    No two rows have the same values in the columns `key`. `about` says what a row is, and `notes` follow the columns in
+    the documentation, both in Markdown.
     """
     schema = {name: column for part in parts for name, column in part.items()}
     if knobs:
         about_knobs = "one column per knob that any cell sets, e.g. `knob_block_size`; null where not set"
         schema[KNOBS] = pa.Column(nullable=True, regex=True, required=False, description=about_knobs)
     TABLE_SCHEMAS[table] = pa.DataFrameSchema(
-        schema, coerce=True, strict=True, name=table, description=about, metadata={"notes": notes}
+        schema, coerce=True, strict=True, unique=key, name=table, description=about, metadata={"notes": notes}
     )
     return TABLE_SCHEMAS[table]
 

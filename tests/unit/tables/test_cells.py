@@ -230,7 +230,9 @@ def test_a_parsed_table_with_a_column_missing_or_of_another_type_is_refused(tmp_
     table = pd.DataFrame([{"cell_id": "a", "start": 1}], columns=list(columns)).astype(columns)
     write_parsed(tmp_path / "h200", name, table)
     assert read_parsed(tmp_path, "h200", name).dtypes.to_dict() == table.dtypes.to_dict()
-    for wrong in (table.drop(columns="start"), table.assign(start="x")):
+    two = [pd.concat([table, table])] if name in ("starts", "repeats", "requests") else []
+    no_object = [table.assign(effective="[]")] if name == "starts" else []
+    for wrong in (table.drop(columns="start"), table.assign(start="x"), *two, *no_object):
         write_parsed(tmp_path / "h200", name, wrong)
         with pytest.raises(InputError, match=f"{name}.parquet"):
             read_parsed(tmp_path, "h200", name)

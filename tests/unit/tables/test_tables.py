@@ -13,6 +13,7 @@ from workflow_scripts.tables.typed_tables import (
     FLAG,
     INTEGER,
     NUMBER,
+    OBJECT,
     TEXT,
     TableError,
     read_table,
@@ -84,6 +85,15 @@ def test_what_the_schema_does_not_say_is_not_written(tmp_path, wrong, why):
         write_table(wrong, path)
     assert str(e.value) == f"{path}: not a table 'try': {why}"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_two_rows_with_one_key_and_text_that_is_no_json_object_are_refused(tmp_path):
+    table_schema("keyed", "", TEXT("name", ""), OBJECT("settings", ""), key=["name"])
+    rows = pd.DataFrame({"name": ["a", "b"], "settings": ["{}", None]})
+    write_table(rows, tmp_path / "keyed.parquet")
+    for wrong in (rows.assign(name="a"), rows.assign(settings="[]"), rows.assign(settings="x")):
+        with pytest.raises(TableError, match="not a table 'keyed': "):
+            write_table(wrong, tmp_path / "keyed.parquet")
 
 
 def test_knob_columns_of_any_type_follow_where_the_schema_lets_them(tmp_path):
